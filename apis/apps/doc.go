@@ -1,0 +1,2 @@
+// Package apps describes the kinds of the apps API group.
+package apps

@@ -1,0 +1,139 @@
+package apis
+
+import (
+	"fmt"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+)
+
+var (
+	// Scheme knows every Go type the API speaks. The versioned types of
+	// k8s.io/api are also its internal version: nothing is converted between
+	// the wire, the store and our functions.
+	Scheme = runtime.NewScheme()
+	// Codecs reads and writes JSON, YAML and protobuf of Scheme's types.
+	Codecs serializer.CodecFactory
+	// ParameterCodec reads query parameters into option types (PodLogOptions …).
+	ParameterCodec runtime.ParameterCodec
+)
+
+// groups are the API groups with a served kind or with a type that some
+// subresource takes or gives.
+var groups = []struct {
+	version schema.GroupVersion
+	add     func(*runtime.Scheme) error
+}{
+	{corev1.SchemeGroupVersion, corev1.AddToScheme},
+	{appsv1.SchemeGroupVersion, appsv1.AddToScheme},
+	{authenticationv1.SchemeGroupVersion, authenticationv1.AddToScheme},
+	{authorizationv1.SchemeGroupVersion, authorizationv1.AddToScheme},
+	{autoscalingv1.SchemeGroupVersion, autoscalingv1.AddToScheme},
+	{coordinationv1.SchemeGroupVersion, coordinationv1.AddToScheme},
+	{discoveryv1.SchemeGroupVersion, discoveryv1.AddToScheme},
+	{eventsv1.SchemeGroupVersion, eventsv1.AddToScheme},
+	{policyv1.SchemeGroupVersion, policyv1.AddToScheme},
+	{rbacv1.SchemeGroupVersion, rbacv1.AddToScheme},
+	{schedulingv1.SchemeGroupVersion, schedulingv1.AddToScheme},
+}
+
+func init() {
+	utilruntime.Must(build(Scheme, Kinds()))
+	Codecs = serializer.NewCodecFactory(Scheme)
+	ParameterCodec = runtime.NewParameterCodec(Scheme)
+}
+
+// build fills s with the types of all groups and with what kinds say of theirs.
+func build(s *runtime.Scheme, kinds []Kind) error {
+	for _, g := range groups {
+		if err := g.add(s); err != nil {
+			return fmt.Errorf("add %s to the scheme: %w", g.version, err)
+		}
+		addInternal(s, g.version)
+		if err := s.SetVersionPriority(g.version); err != nil {
+			return fmt.Errorf("prioritize %s: %w", g.version, err)
+		}
+	}
+	// Answers and options that belong to no group of their own.
+	v1 := schema.GroupVersion{Version: "v1"}
+	metav1.AddToGroupVersion(s, v1)
+	s.AddUnversionedTypes(v1, &metav1.Status{}, &metav1.APIVersions{}, &metav1.APIGroupList{}, &metav1.APIGroup{}, &metav1.APIResourceList{})
+
+	for _, k := range kinds {
+		if !s.Recognizes(k.GVK) {
+			return fmt.Errorf("%s is in no group of the scheme", k.GVK)
+		}
+		addDefaults(s, k)
+		if err := addFieldLabels(s, k); err != nil {
+			return fmt.Errorf("field selectors of %s: %w", k.GVK, err)
+		}
+	}
+	return addQueryConversions(s)
+}
+
+// addInternal registers the Go types of version under the internal version
+// too, so that converting to it only stamps the kind. Types of apimachinery
+// (ListOptions, WatchEvent …) have internal versions of their own.
+func addInternal(s *runtime.Scheme, version schema.GroupVersion) {
+	internal := schema.GroupVersion{Group: version.Group, Version: runtime.APIVersionInternal}
+	for name, t := range s.KnownTypes(version) {
+		if strings.HasPrefix(t.PkgPath(), "k8s.io/apimachinery/") {
+			continue
+		}
+		obj, err := s.New(version.WithKind(name))
+		utilruntime.Must(err) // name was just read from s
+		s.AddKnownTypeWithName(internal.WithKind(name), obj)
+	}
+}
+
+// addDefaults makes every decode of k, alone or in a list, run k.Default.
+func addDefaults(s *runtime.Scheme, k Kind) {
+	if k.Default == nil {
+		return
+	}
+	s.AddTypeDefaultingFunc(k.New(), func(obj any) { k.Default(obj.(runtime.Object)) })
+	s.AddTypeDefaultingFunc(k.NewList(), func(list any) {
+		// EachListItem fails only for a type that is no list, or if the
+		// callback does.
+		utilruntime.Must(meta.EachListItem(list.(runtime.Object), func(obj runtime.Object) error {
+			k.Default(obj)
+			return nil
+		}))
+	})
+}
+
+// addFieldLabels says which field selectors k understands: metadata.name,
+// metadata.namespace and the keys of k.Fields.
+func addFieldLabels(s *runtime.Scheme, k Kind) error {
+	known := map[string]bool{"metadata.name": true, "metadata.namespace": k.Namespaced}
+	if k.Fields != nil {
+		for label := range k.Fields(k.New()) {
+			known[label] = true
+		}
+	}
+	return s.AddFieldLabelConversionFunc(k.GVK, func(label, value string) (string, string, error) {
+		if k.GVK == corev1.SchemeGroupVersion.WithKind("Pod") && label == "spec.host" {
+			label = "spec.nodeName" // the name of the field before v1
+		}
+		if !known[label] {
+			return "", "", fmt.Errorf("field label not supported: %s", label)
+		}
+		return label, value, nil
+	})
+}

@@ -1,0 +1,92 @@
+// Package serviceaccount says as whom a pod runs: the service account it
+// names, which has to exist, or "default". It mounts no token: tokens are not
+// issued yet.
+package serviceaccount
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/admission"
+)
+
+// Default is the service account of pods that name none. A controller creates
+// it in every namespace, so that it may be a moment late: its absence does not
+// keep a pod out.
+const Default = "default"
+
+// ServiceAccounts finds a service account, or fails with a NotFound
+// StatusError.
+type ServiceAccounts interface {
+	ServiceAccount(ctx context.Context, namespace, name string) (*corev1.ServiceAccount, error)
+}
+
+type plugin struct {
+	*admission.Handler
+	accounts ServiceAccounts
+}
+
+var (
+	_ admission.MutationInterface   = &plugin{}
+	_ admission.ValidationInterface = &plugin{}
+)
+
+// New makes the plugin.
+func New(accounts ServiceAccounts) admission.Interface {
+	return &plugin{Handler: admission.NewHandler(admission.Create), accounts: accounts}
+}
+
+// Admit names the default account where the pod names none, and hands the
+// account's image pull secrets to a pod that has none.
+func (p *plugin) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
+	pod, err := podOf(a)
+	if pod == nil || err != nil {
+		return err
+	}
+	if pod.Spec.ServiceAccountName == "" {
+		pod.Spec.ServiceAccountName = Default
+	}
+	pod.Spec.DeprecatedServiceAccount = pod.Spec.ServiceAccountName
+	account, err := p.accounts.ServiceAccount(ctx, a.GetNamespace(), pod.Spec.ServiceAccountName)
+	if err != nil {
+		return p.missing(a, pod, err)
+	}
+	if len(pod.Spec.ImagePullSecrets) == 0 {
+		pod.Spec.ImagePullSecrets = append(pod.Spec.ImagePullSecrets, account.ImagePullSecrets...)
+	}
+	return nil
+}
+
+// Validate refuses a pod whose account does not exist.
+func (p *plugin) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	pod, err := podOf(a)
+	if pod == nil || err != nil {
+		return err
+	}
+	if _, err := p.accounts.ServiceAccount(ctx, a.GetNamespace(), pod.Spec.ServiceAccountName); err != nil {
+		return p.missing(a, pod, err)
+	}
+	return nil
+}
+
+func (p *plugin) missing(a admission.Attributes, pod *corev1.Pod, err error) error {
+	name := pod.Spec.ServiceAccountName
+	if errors.IsNotFound(err) && name == Default {
+		return nil
+	}
+	return admission.NewForbidden(a, fmt.Errorf("error looking up service account %s/%s: %w", a.GetNamespace(), name, err))
+}
+
+// podOf is the pod that a writes, or nil if it writes something else.
+func podOf(a admission.Attributes) (*corev1.Pod, error) {
+	if a.GetResource().GroupResource() != corev1.Resource("pods") || a.GetSubresource() != "" {
+		return nil, nil
+	}
+	pod, ok := a.GetObject().(*corev1.Pod)
+	if !ok {
+		return nil, errors.NewBadRequest(fmt.Sprintf("expected a Pod, got %T", a.GetObject()))
+	}
+	return pod, nil
+}

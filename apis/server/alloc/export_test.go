@@ -1,0 +1,6 @@
+package alloc
+
+import "time"
+
+// SetNow gives a test the clock.
+func (a *Addresses) SetNow(now func() time.Time) { a.now = now }

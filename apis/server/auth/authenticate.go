@@ -1,0 +1,113 @@
+package auth
+
+import (
+	"crypto/sha256"
+	"crypto/x509"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apiserver/pkg/apis/apiserver"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/group"
+	"k8s.io/apiserver/pkg/authentication/request/anonymous"
+	"k8s.io/apiserver/pkg/authentication/request/union"
+	"k8s.io/apiserver/pkg/authentication/user"
+)
+
+// PublicPaths answer without credentials: probes and version, nothing that
+// says what the cluster holds.
+var PublicPaths = []string{"/healthz", "/livez", "/readyz", "/version"}
+
+// verifiedFor is how long a verified certificate is believed before its chain
+// is checked again. It bounds how long a CA that was taken out of the pool
+// lives on; expiry of the certificate itself is checked on every request.
+const verifiedFor = time.Minute
+
+// maxVerified bounds the memory of the verified certificates.
+const maxVerified = 4096
+
+// Chain asks the authenticators in order and takes the first identity. Every
+// identity gets the group system:authenticated; a request without any is
+// refused, but for PublicPaths.
+func Chain(authenticators ...authenticator.Request) authenticator.Request {
+	known := group.NewAuthenticatedGroupAdder(union.New(authenticators...))
+	conditions := make([]apiserver.AnonymousAuthCondition, len(PublicPaths))
+	for i, path := range PublicPaths {
+		conditions[i].Path = path
+	}
+	return union.New(known, anonymous.NewAuthenticator(conditions))
+}
+
+// ClientCert recognises the holder of a client certificate that chains to
+// pool: common name is the user, organizations are the groups.
+func ClientCert(pool *x509.CertPool) authenticator.Request {
+	return &clientCert{pool: pool, verified: map[[sha256.Size]byte]time.Time{}, now: time.Now}
+}
+
+type clientCert struct {
+	pool *x509.CertPool
+	now  func() time.Time
+
+	mu sync.Mutex
+	// verified holds until when a leaf's chain need not be checked again.
+	// Verifying costs more than a small read, and clients keep their
+	// certificate for thousands of requests.
+	verified map[[sha256.Size]byte]time.Time
+}
+
+func (c *clientCert) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
+	if req.TLS == nil || len(req.TLS.PeerCertificates) == 0 {
+		return nil, false, nil
+	}
+	leaf := req.TLS.PeerCertificates[0]
+	if err := c.verify(leaf, req.TLS.PeerCertificates[1:]); err != nil {
+		return nil, false, fmt.Errorf("client certificate of %q: %w", leaf.Subject.CommonName, err)
+	}
+	if leaf.Subject.CommonName == "" {
+		return nil, false, nil
+	}
+	return &authenticator.Response{User: &user.DefaultInfo{
+		Name:   leaf.Subject.CommonName,
+		Groups: slices.Clone(leaf.Subject.Organization),
+		Extra: map[string][]string{
+			user.CredentialIDKey: {fmt.Sprintf("X509SHA256=%x", sha256.Sum256(leaf.Raw))},
+		},
+	}}, true, nil
+}
+
+func (c *clientCert) verify(leaf *x509.Certificate, rest []*x509.Certificate) error {
+	now := c.now()
+	key := sha256.Sum256(leaf.Raw)
+	c.mu.Lock()
+	until, ok := c.verified[key]
+	c.mu.Unlock()
+	if ok && now.Before(until) {
+		return nil
+	}
+	intermediates := x509.NewCertPool()
+	for _, cert := range rest {
+		intermediates.AddCert(cert)
+	}
+	if _, err := leaf.Verify(x509.VerifyOptions{
+		Roots:         c.pool,
+		Intermediates: intermediates,
+		CurrentTime:   now,
+		KeyUsages:     []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}); err != nil {
+		return fmt.Errorf("verify: %w", err)
+	}
+	until = now.Add(verifiedFor)
+	if leaf.NotAfter.Before(until) {
+		until = leaf.NotAfter
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.verified) >= maxVerified {
+		clear(c.verified)
+	}
+	c.verified[key] = until
+	return nil
+}

@@ -1,0 +1,207 @@
+package auth
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+)
+
+// Pods tells which pods are bound to a node. It is called on requests of
+// nodes, from many goroutines, and may block on the store.
+type Pods interface {
+	// OnNode lists the pods bound to node, in one namespace or, if namespace
+	// is empty, in all.
+	OnNode(ctx context.Context, node, namespace string) ([]*corev1.Pod, error)
+}
+
+// NodeName is the node that u is, if u is one: user system:node:NAME in group
+// system:nodes.
+func NodeName(u user.Info) (string, bool) {
+	if u == nil || !slices.Contains(u.GetGroups(), user.NodesGroup) {
+		return "", false
+	}
+	name, ok := strings.CutPrefix(u.GetName(), NodeUserPrefix)
+	return name, ok && name != ""
+}
+
+// nodeRules is what every node may do whatever runs on it: what its agent
+// needs to publish itself, and what its network needs to know of all others.
+// Which objects a node may write is narrowed further by the noderestriction
+// admission plugin.
+func nodeRules(node string) []Rule {
+	return []Rule{
+		{Verbs: read, Groups: core, Resources: []string{"nodes", "services", "namespaces", "endpoints"}},
+		{Verbs: read, Groups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}},
+		{Verbs: read, Groups: []string{"networking.k8s.io"}, Resources: []string{"networkpolicies"}},
+		{Verbs: []string{"create"}, Groups: core, Resources: []string{"nodes"}},
+		{Verbs: []string{"update", "patch"}, Groups: core, Resources: []string{"nodes", "nodes/status"}, Names: []string{node}},
+		{Verbs: []string{"create", "update", "patch"}, Groups: []string{"", "events.k8s.io"}, Resources: []string{"events"}},
+		{Verbs: []string{"create"}, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Namespace: corev1.NamespaceNodeLease},
+		{Verbs: []string{"get", "list", "watch", "update", "patch", "delete"}, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Namespace: corev1.NamespaceNodeLease, Names: []string{node}},
+		{Verbs: []string{"create"}, Groups: core, Resources: []string{"pods/eviction"}},
+		{Verbs: []string{"update", "patch"}, Groups: core, Resources: []string{"pods/status"}},
+		{Verbs: []string{"delete"}, Groups: core, Resources: []string{"pods"}},
+	}
+}
+
+func (z *Authorizer) authorizeNode(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	for _, rule := range nodeRules(node) {
+		if rule.allows(a) {
+			return authorizer.DecisionAllow, "", nil
+		}
+	}
+	if !a.IsResourceRequest() || a.GetAPIGroup() != "" || a.GetSubresource() != "" || !slices.Contains(read, a.GetVerb()) {
+		return authorizer.DecisionNoOpinion, "", nil
+	}
+	switch a.GetResource() {
+	case "pods":
+		return z.readPods(ctx, node, a)
+	case "secrets", "configmaps", "serviceaccounts":
+		return z.readReferenced(ctx, node, a)
+	}
+	return authorizer.DecisionNoOpinion, "", nil
+}
+
+// readPods lets a node see the pods bound to it: by field selector, or one by
+// name.
+func (z *Authorizer) readPods(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if selected(a, "spec.nodeName") == node {
+		return authorizer.DecisionAllow, "", nil
+	}
+	if a.GetName() == "" {
+		return authorizer.DecisionNoOpinion, "a node may only list and watch pods with field selector spec.nodeName=" + node, nil
+	}
+	pods, err := z.pods.OnNode(ctx, node, a.GetNamespace())
+	if err != nil {
+		return authorizer.DecisionNoOpinion, "", fmt.Errorf("find the pods of node %s: %w", node, err)
+	}
+	if slices.ContainsFunc(pods, func(pod *corev1.Pod) bool { return pod.Name == a.GetName() }) {
+		return authorizer.DecisionAllow, "", nil
+	}
+	return authorizer.DecisionNoOpinion, fmt.Sprintf("pod %s is not bound to node %s", a.GetName(), node), nil
+}
+
+// readReferenced lets a node read, one by name, the objects that a pod bound
+// to it refers to.
+func (z *Authorizer) readReferenced(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	name := a.GetName()
+	if name == "" {
+		name = selected(a, "metadata.name")
+	}
+	if name == "" || a.GetNamespace() == "" {
+		return authorizer.DecisionNoOpinion, fmt.Sprintf("a node may only read an individual %s that one of its pods refers to", strings.TrimSuffix(a.GetResource(), "s")), nil
+	}
+	pods, err := z.pods.OnNode(ctx, node, a.GetNamespace())
+	if err != nil {
+		return authorizer.DecisionNoOpinion, "", fmt.Errorf("find the pods of node %s: %w", node, err)
+	}
+	for _, pod := range pods {
+		if Refers(pod, a.GetResource(), name) {
+			return authorizer.DecisionAllow, "", nil
+		}
+	}
+	return authorizer.DecisionNoOpinion, fmt.Sprintf("no pod bound to node %s refers to it", node), nil
+}
+
+// selected is the value that a's field selector pins field to, or "".
+func selected(a authorizer.Attributes, field string) string {
+	requirements, err := a.GetFieldSelector()
+	if err != nil {
+		return ""
+	}
+	for _, r := range requirements {
+		if r.Field == field && (r.Operator == "=" || r.Operator == "==") {
+			return r.Value
+		}
+	}
+	return ""
+}
+
+// Refers reports whether pod refers to the named secret, config map or service
+// account of its namespace.
+func Refers(pod *corev1.Pod, resource, name string) bool {
+	switch resource {
+	case "serviceaccounts":
+		return pod.Spec.ServiceAccountName == name
+	case "secrets":
+		return refersToSecret(pod, name)
+	case "configmaps":
+		return refersToConfigMap(pod, name)
+	}
+	return false
+}
+
+func refersToSecret(pod *corev1.Pod, name string) bool {
+	for _, ref := range pod.Spec.ImagePullSecrets {
+		if ref.Name == name {
+			return true
+		}
+	}
+	for _, volume := range pod.Spec.Volumes {
+		if volume.Secret != nil && volume.Secret.SecretName == name {
+			return true
+		}
+		if volume.CSI != nil && volume.CSI.NodePublishSecretRef != nil && volume.CSI.NodePublishSecretRef.Name == name {
+			return true
+		}
+		if volume.Projected == nil {
+			continue
+		}
+		for _, source := range volume.Projected.Sources {
+			if source.Secret != nil && source.Secret.Name == name {
+				return true
+			}
+		}
+	}
+	return anyEnv(pod,
+		func(env corev1.EnvVarSource) bool { return env.SecretKeyRef != nil && env.SecretKeyRef.Name == name },
+		func(from corev1.EnvFromSource) bool { return from.SecretRef != nil && from.SecretRef.Name == name })
+}
+
+func refersToConfigMap(pod *corev1.Pod, name string) bool {
+	for _, volume := range pod.Spec.Volumes {
+		if volume.ConfigMap != nil && volume.ConfigMap.Name == name {
+			return true
+		}
+		if volume.Projected == nil {
+			continue
+		}
+		for _, source := range volume.Projected.Sources {
+			if source.ConfigMap != nil && source.ConfigMap.Name == name {
+				return true
+			}
+		}
+	}
+	return anyEnv(pod,
+		func(env corev1.EnvVarSource) bool {
+			return env.ConfigMapKeyRef != nil && env.ConfigMapKeyRef.Name == name
+		},
+		func(from corev1.EnvFromSource) bool {
+			return from.ConfigMapRef != nil && from.ConfigMapRef.Name == name
+		})
+}
+
+// anyEnv reports whether env or from holds for a variable of any container of
+// pod, init and ephemeral ones included.
+func anyEnv(pod *corev1.Pod, env func(corev1.EnvVarSource) bool, from func(corev1.EnvFromSource) bool) bool {
+	has := func(vars []corev1.EnvVar, sources []corev1.EnvFromSource) bool {
+		return slices.ContainsFunc(vars, func(v corev1.EnvVar) bool { return v.ValueFrom != nil && env(*v.ValueFrom) }) ||
+			slices.ContainsFunc(sources, from)
+	}
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		if has(c.Env, c.EnvFrom) {
+			return true
+		}
+	}
+	for _, c := range pod.Spec.EphemeralContainers {
+		if has(c.Env, c.EnvFrom) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,92 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"time"
+
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/server/healthz"
+
+	"github.com/clusterd/clusterd/apis/server/admission/tolerations"
+)
+
+// Config is what a Server is made from.
+type Config struct {
+	// Storage makes the storage of each resource. Required.
+	Storage generic.StorageDecorator
+
+	// Authenticator says who sends a request that comes from outside the
+	// process, usually auth.ClientCert. Nil: nobody outside is recognised.
+	Authenticator authenticator.Request
+
+	// Authorizer says who may do what. Nil: auth.NewAuthorizer.
+	Authorizer authorizer.Authorizer
+
+	// NodeTransport reaches the agent of a node for logs, exec, attach,
+	// port-forward and nodes/proxy: a transport and the agent's base URL.
+	// Address, TLS and credentials are its business. For streams the transport
+	// has to be an *http.Transport or wrap one (its DialContext and
+	// TLSClientConfig are used). Nil: those requests answer 503.
+	NodeTransport func(ctx context.Context, nodeName string) (http.RoundTripper, *url.URL, error)
+
+	// ExternalAddress is the host:port that discovery names. Default
+	// 127.0.0.1:6443.
+	ExternalAddress string
+
+	// ServiceCIDR is where cluster IPs of Services are taken from, like
+	// "10.96.0.0/12". Empty: Services get none.
+	ServiceCIDR string
+
+	// TolerationSeconds is how long pods stay bound to a node that is not
+	// ready or unreachable, unless they say otherwise, in seconds. Default 300.
+	TolerationSeconds *int64
+
+	// RawHandlers serve paths that are no API resources, by path prefix
+	// ending in "/", to members of system:masters only. Their requests have no
+	// time limit.
+	RawHandlers map[string]http.Handler
+
+	// ReadyChecks have to pass for /readyz, beside the server's own.
+	ReadyChecks []healthz.HealthChecker
+
+	// RequestTimeout ends requests that are no watch, log or stream. Default
+	// one minute.
+	RequestTimeout time.Duration
+
+	// DrainTimeout is how long Run waits for watches to end when it is
+	// stopped. Default five seconds.
+	DrainTimeout time.Duration
+}
+
+func (c Config) withDefaults() (Config, error) {
+	if c.Storage == nil {
+		return c, fmt.Errorf("API server config: Storage is required")
+	}
+	if c.ExternalAddress == "" {
+		c.ExternalAddress = "127.0.0.1:6443"
+	}
+	if c.TolerationSeconds == nil {
+		seconds := tolerations.DefaultSeconds
+		c.TolerationSeconds = &seconds
+	}
+	if *c.TolerationSeconds < 0 {
+		return c, fmt.Errorf("API server config: TolerationSeconds %d is negative", *c.TolerationSeconds)
+	}
+	if c.RequestTimeout == 0 {
+		c.RequestTimeout = time.Minute
+	}
+	if c.DrainTimeout == 0 {
+		c.DrainTimeout = 5 * time.Second
+	}
+	for path := range c.RawHandlers {
+		if len(path) < 3 || path[0] != '/' || path[len(path)-1] != '/' {
+			return c, fmt.Errorf("API server config: RawHandlers path %q must begin and end with a slash", path)
+		}
+	}
+	return c, nil
+}

@@ -1,0 +1,109 @@
+package server
+
+import (
+	"fmt"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/registry/rest"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+
+	"github.com/clusterd/clusterd/apis"
+	"github.com/clusterd/clusterd/apis/server/resource"
+	"github.com/clusterd/clusterd/apis/server/review"
+	"github.com/clusterd/clusterd/apis/server/subresource"
+)
+
+// groupSet is what each group version serves, in the order of the kinds: the
+// order of discovery.
+type groupSet struct {
+	order []schema.GroupVersion
+	// resources is by group version and by path below it: "pods", "pods/log".
+	resources map[schema.GroupVersion]map[string]rest.Storage
+}
+
+func (g *groupSet) add(version schema.GroupVersion, path string, storage rest.Storage) {
+	if g.resources[version] == nil {
+		g.resources[version] = map[string]rest.Storage{}
+		g.order = append(g.order, version)
+	}
+	g.resources[version][path] = storage
+}
+
+// installGroups makes every resource and subresource answer under its path.
+func installGroups(server *genericapiserver.GenericAPIServer, config Config, stores *stores, z authorizer.UnconditionalAuthorizer) error {
+	groups := &groupSet{resources: map[schema.GroupVersion]map[string]rest.Storage{}}
+	for _, store := range stores.list {
+		addKind(groups, store)
+	}
+	addPods(groups, stores, subresource.NodeTransport(config.NodeTransport))
+	addReviews(groups, z)
+
+	var named []*genericapiserver.APIGroupInfo
+	for _, version := range groups.order {
+		info := genericapiserver.NewDefaultAPIGroupInfo(version.Group, apis.Scheme, apis.ParameterCodec, apis.Codecs)
+		info.PrioritizedVersions = []schema.GroupVersion{version}
+		info.VersionedResourcesStorageMap[version.Version] = groups.resources[version]
+		if version.Group != "" {
+			named = append(named, &info)
+			continue
+		}
+		if err := server.InstallLegacyAPIGroup(genericapiserver.DefaultLegacyAPIPrefix, &info); err != nil {
+			return fmt.Errorf("install the core group: %w", err)
+		}
+	}
+	if err := server.InstallAPIGroups(named...); err != nil {
+		return fmt.Errorf("install the API groups: %w", err)
+	}
+	return nil
+}
+
+// addKind adds a kind with the subresources that its Kind declares.
+func addKind(groups *groupSet, store *resource.Store) {
+	kind := store.Kind()
+	version, path := kind.GVK.GroupVersion(), kind.Resource
+	if kind.GVK == corev1.SchemeGroupVersion.WithKind("Namespace") {
+		namespaces := resource.NewNamespaces(store)
+		groups.add(version, path, namespaces)
+		groups.add(version, path+"/finalize", resource.NewFinalize(namespaces))
+	} else {
+		groups.add(version, path, store)
+	}
+	if kind.Status != nil {
+		groups.add(version, path+"/status", resource.NewStatus(store))
+	}
+	if kind.Scale != nil {
+		groups.add(version, path+"/scale", resource.NewScale(store))
+	}
+}
+
+// addPods adds what can be asked of pods and of the agents of nodes.
+func addPods(groups *groupSet, stores *stores, transport subresource.NodeTransport) {
+	v1 := corev1.SchemeGroupVersion
+	pods := stores.core("pods")
+	binding := subresource.NewBinding(pods.Store)
+	groups.add(v1, "bindings", subresource.NewLegacyBinding(binding))
+	groups.add(v1, "pods/binding", binding)
+	groups.add(v1, "pods/eviction", subresource.NewEviction(pods.Store, stores.byName[policyv1.Resource("poddisruptionbudgets")].Store))
+	groups.add(v1, "pods/log", subresource.NewLog(pods, transport))
+	groups.add(v1, "pods/exec", subresource.NewExec(pods, transport))
+	groups.add(v1, "pods/attach", subresource.NewAttach(pods, transport))
+	groups.add(v1, "pods/portforward", subresource.NewPortForward(pods, transport))
+	groups.add(v1, "nodes/proxy", subresource.NewNodeProxy(stores.core("nodes"), transport))
+}
+
+// addReviews adds the kinds that are questions.
+func addReviews(groups *groupSet, z authorizer.UnconditionalAuthorizer) {
+	groups.add(authenticationv1.SchemeGroupVersion, "selfsubjectreviews", review.NewSelfSubject())
+	v1 := authorizationv1.SchemeGroupVersion
+	groups.add(v1, "selfsubjectaccessreviews", review.NewSelfAccess(z))
+	groups.add(v1, "subjectaccessreviews", review.NewAccess(z))
+	groups.add(v1, "localsubjectaccessreviews", review.NewLocalAccess(z))
+	if resolver, ok := z.(authorizer.RuleResolver); ok {
+		groups.add(v1, "selfsubjectrulesreviews", review.NewSelfRules(resolver))
+	}
+}

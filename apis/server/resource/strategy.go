@@ -1,0 +1,135 @@
+package resource
+
+import (
+	"context"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/storage/names"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"github.com/clusterd/clusterd/apis"
+)
+
+// strategy answers the generic store's questions from a kind's functions. It
+// serves create, update and delete of the main resource.
+type strategy struct {
+	runtime.ObjectTyper
+	names.NameGenerator
+	kind apis.Kind
+}
+
+var (
+	_ rest.RESTCreateStrategy              = strategy{}
+	_ rest.RESTUpdateStrategy              = strategy{}
+	_ rest.ResetFieldsStrategy             = strategy{}
+	_ rest.GarbageCollectionDeleteStrategy = strategy{}
+	_ rest.RESTDeleteStrategy              = strategy{}
+	_ rest.RESTGracefulDeleteStrategy      = gracefulStrategy{}
+)
+
+func (s strategy) NamespaceScoped() bool                         { return s.kind.Namespaced }
+func (s strategy) AllowCreateOnUpdate(context.Context) bool      { return s.kind.CreateOnUpdate }
+func (s strategy) AllowUnconditionalUpdate(context.Context) bool { return s.kind.UnconditionalUpdate }
+func (s strategy) Canonicalize(runtime.Object)                   {}
+
+func (s strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
+	if s.kind.PrepareCreate != nil {
+		s.kind.PrepareCreate(obj)
+	}
+}
+
+func (s strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
+	if s.kind.PrepareUpdate != nil {
+		s.kind.PrepareUpdate(obj, old)
+	}
+}
+
+func (s strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
+	if s.kind.Validate == nil {
+		return nil
+	}
+	return s.kind.Validate(obj)
+}
+
+func (s strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
+	if s.kind.ValidateUpdate == nil {
+		return nil
+	}
+	return s.kind.ValidateUpdate(obj, old)
+}
+
+func (s strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
+	return s.warnings(obj)
+}
+
+func (s strategy) WarningsOnUpdate(_ context.Context, obj, _ runtime.Object) []string {
+	return s.warnings(obj)
+}
+
+func (s strategy) warnings(obj runtime.Object) []string {
+	if s.kind.Warnings == nil {
+		return nil
+	}
+	return s.kind.Warnings(obj)
+}
+
+// DefaultGarbageCollectionPolicy leaves dependents to the garbage collector,
+// which is what a delete without a propagation policy means in every v1 group.
+func (s strategy) DefaultGarbageCollectionPolicy(context.Context) rest.GarbageCollectionPolicy {
+	return rest.DeleteDependents
+}
+
+// GetResetFields names what a writer of the main resource cannot own, so that
+// server-side apply does not record ownership of it.
+func (s strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
+	if s.kind.Status == nil {
+		return nil
+	}
+	return s.reset("status")
+}
+
+func (s strategy) reset(field string) map[fieldpath.APIVersion]*fieldpath.Set {
+	return map[fieldpath.APIVersion]*fieldpath.Set{
+		fieldpath.APIVersion(s.kind.GVK.GroupVersion().String()): fieldpath.NewSet(fieldpath.MakePathOrDie(field)),
+	}
+}
+
+// gracefulStrategy is the strategy of kinds that have a grace period. A type
+// of its own, because the library takes the mere presence of the method as
+// "deletions of this kind may be graceful".
+type gracefulStrategy struct{ strategy }
+
+func (s gracefulStrategy) CheckGracefulDelete(_ context.Context, obj runtime.Object, options *metav1.DeleteOptions) bool {
+	return s.kind.Grace(obj, options)
+}
+
+// statusStrategy serves updates of the status subresource.
+type statusStrategy struct{ strategy }
+
+func (s statusStrategy) AllowCreateOnUpdate(context.Context) bool      { return false }
+func (s statusStrategy) AllowUnconditionalUpdate(context.Context) bool { return true }
+
+func (s statusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
+	if s.kind.Status.PrepareUpdate != nil {
+		s.kind.Status.PrepareUpdate(obj, old)
+	}
+}
+
+func (s statusStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
+	if s.kind.Status.ValidateUpdate == nil {
+		return nil
+	}
+	return s.kind.Status.ValidateUpdate(obj, old)
+}
+
+// WarningsOnUpdate is silent: the writer of a status cannot mend the spec.
+func (s statusStrategy) WarningsOnUpdate(context.Context, runtime.Object, runtime.Object) []string {
+	return nil
+}
+
+func (s statusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
+	return s.reset("spec")
+}

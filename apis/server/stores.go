@@ -1,0 +1,253 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/generic"
+	serverstorage "k8s.io/apiserver/pkg/server/storage"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+
+	"github.com/clusterd/clusterd/apis"
+	"github.com/clusterd/clusterd/apis/server/alloc"
+	"github.com/clusterd/clusterd/apis/server/resource"
+)
+
+// storageMediaType is how objects are kept.
+const storageMediaType = "application/vnd.kubernetes.protobuf"
+
+// stores are the stores of all kinds. They also answer what authorizer and
+// admission look up: reads of the storage in this process, past the handler,
+// because they happen inside requests.
+type stores struct {
+	storage generic.StorageDecorator
+	codecs  map[schema.GroupVersion]storageCodec
+	list    []*resource.Store // in the order of the kinds
+	byName  map[schema.GroupResource]*resource.Store
+	// destroy ends the storage of cluster addresses; nil: there is none.
+	destroy func()
+}
+
+type storageCodec struct {
+	codec     runtime.Codec
+	versioner runtime.GroupVersioner
+}
+
+func newStores(kinds []apis.Kind, scheme *runtime.Scheme, storage generic.StorageDecorator) (*stores, error) {
+	s := &stores{
+		storage: storage,
+		codecs:  map[schema.GroupVersion]storageCodec{},
+		byName:  map[schema.GroupResource]*resource.Store{},
+	}
+	for _, kind := range kinds {
+		version := kind.GVK.GroupVersion()
+		if _, ok := s.codecs[version]; !ok {
+			codec, versioner, err := serverstorage.NewStorageCodec(serverstorage.StorageCodecConfig{
+				StorageMediaType:  storageMediaType,
+				StorageSerializer: apis.Codecs,
+				StorageVersion:    version,
+				// Objects in memory carry no kind and version of their own.
+				MemoryVersion: schema.GroupVersion{Group: version.Group, Version: runtime.APIVersionInternal},
+			})
+			if err != nil {
+				return nil, fmt.Errorf("codec of %s: %w", version, err)
+			}
+			s.codecs[version] = storageCodec{codec, versioner}
+		}
+		store, err := resource.New(kind, scheme, s.options(kind))
+		if err != nil {
+			return nil, err
+		}
+		s.list = append(s.list, store)
+		s.byName[store.DefaultQualifiedResource] = store
+	}
+	return s, nil
+}
+
+// options are where and how objects of kind are stored: under
+// /GROUP/RESOURCE/[NAMESPACE/]NAME, in protobuf.
+func (s *stores) options(kind apis.Kind) generic.RESTOptions {
+	name := schema.GroupResource{Group: kind.GVK.Group, Resource: kind.Resource}
+	codec := s.codecs[kind.GVK.GroupVersion()]
+	return generic.RESTOptions{
+		StorageConfig: &storagebackend.ConfigForResource{
+			Config:        storagebackend.Config{Codec: codec.codec, EncodeVersioner: codec.versioner},
+			GroupResource: name,
+		},
+		Decorator:               s.storage,
+		EnableGarbageCollection: true,
+		DeleteCollectionWorkers: 4,
+		ResourcePrefix:          prefix(name),
+	}
+}
+
+func prefix(name schema.GroupResource) string {
+	group := name.Group
+	if group == "" {
+		group = "core"
+	}
+	return "/" + group + "/" + name.Resource
+}
+
+// GetRESTOptions answers the library, which wants to know whether two
+// resources share their storage: they do if they share the prefix.
+func (s *stores) GetRESTOptions(name schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
+	store, ok := s.byName[name]
+	if !ok {
+		return generic.RESTOptions{}, fmt.Errorf("%s is not stored", name)
+	}
+	return s.options(store.Kind()), nil
+}
+
+// ready is nil when every storage can be read and written.
+func (s *stores) ready() error {
+	for _, store := range s.list {
+		if err := store.ReadinessCheck(); err != nil {
+			return fmt.Errorf("%s: %w", store.DefaultQualifiedResource, err)
+		}
+	}
+	return nil
+}
+
+// allocate makes Services get cluster addresses from cidr.
+func (s *stores) allocate(cidr string) error {
+	network, err := netip.ParsePrefix(cidr)
+	if err != nil {
+		return fmt.Errorf("API server config: ServiceCIDR: %w", err)
+	}
+	leases := s.byName[coordinationv1.Resource("leases")].Kind()
+	options := s.options(leases)
+	// Of the storage of Leases this has only the form: it is a place of its
+	// own, named as the resource it would be.
+	options.StorageConfig.GroupResource = schema.GroupResource{Group: "alloc", Resource: "clusterips"}
+	store, destroy, err := s.storage(options.StorageConfig, alloc.Prefix,
+		alloc.Key,
+		leases.New, leases.NewList, resource.Attrs(leases), nil, nil)
+	if err != nil {
+		return fmt.Errorf("storage of cluster addresses: %w", err)
+	}
+	addresses, err := alloc.New(store, network, s.holds)
+	if err != nil {
+		destroy()
+		return fmt.Errorf("API server config: ServiceCIDR: %w", err)
+	}
+	addresses.Attach(s.core("services").Store)
+	s.destroy = destroy
+	return nil
+}
+
+// holds reports whether a Service is stored with an address.
+func (s *stores) holds(ctx context.Context, owner alloc.Owner, address netip.Addr) (bool, error) {
+	service, err := getAt[*corev1.Service](lookup(ctx, corev1.Resource("services"), owner.Namespace), s, corev1.Resource("services"), owner.Name, "")
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return service.UID == owner.UID && slices.Contains(service.Spec.ClusterIPs, address.String()), nil
+}
+
+func (s *stores) core(plural string) *resource.Store { return s.byName[corev1.Resource(plural)] }
+
+// get reads one object as a T. It takes what this process
+// knows if that satisfies good, and asks the store's leader only otherwise: an
+// object that is missing or unusable here may be there by now.
+func get[T runtime.Object](ctx context.Context, s *stores, plural schema.GroupResource, namespace, name string, good func(T) bool) (T, error) {
+	ctx = lookup(ctx, plural, namespace)
+	known, err := getAt[T](ctx, s, plural, name, "0")
+	if err == nil && good(known) {
+		return known, nil
+	}
+	return getAt[T](ctx, s, plural, name, "")
+}
+
+func getAt[T runtime.Object](ctx context.Context, s *stores, plural schema.GroupResource, name, version string) (T, error) {
+	var none T
+	obj, err := s.byName[plural].Get(ctx, name, &metav1.GetOptions{ResourceVersion: version})
+	if err != nil {
+		return none, err
+	}
+	typed, ok := obj.(T)
+	if !ok {
+		return none, fmt.Errorf("read %s %s: stored as a %T", plural, name, obj)
+	}
+	return typed, nil
+}
+
+// lookup is the context of a read on behalf of another request: errors speak
+// of what is looked up, not of what the request is about.
+func lookup(ctx context.Context, plural schema.GroupResource, namespace string) context.Context {
+	ctx = request.WithRequestInfo(ctx, &request.RequestInfo{
+		IsResourceRequest: true, APIGroup: plural.Group, APIVersion: "v1", Resource: plural.Resource, Namespace: namespace,
+	})
+	return request.WithNamespace(ctx, namespace)
+}
+
+// Namespace reads a namespace.
+func (s *stores) Namespace(ctx context.Context, name string) (*corev1.Namespace, error) {
+	return get(ctx, s, corev1.Resource("namespaces"), "", name, func(ns *corev1.Namespace) bool { return ns.DeletionTimestamp == nil })
+}
+
+// Pod reads a pod.
+func (s *stores) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	return get(ctx, s, corev1.Resource("pods"), namespace, name, func(pod *corev1.Pod) bool { return pod.Spec.NodeName != "" })
+}
+
+// ServiceAccount reads a service account.
+func (s *stores) ServiceAccount(ctx context.Context, namespace, name string) (*corev1.ServiceAccount, error) {
+	return get(ctx, s, corev1.Resource("serviceaccounts"), namespace, name, func(*corev1.ServiceAccount) bool { return true })
+}
+
+var priorityClasses = schedulingv1.Resource("priorityclasses")
+
+// PriorityClass reads a priority class.
+func (s *stores) PriorityClass(ctx context.Context, name string) (*schedulingv1.PriorityClass, error) {
+	return get(ctx, s, priorityClasses, "", name, func(*schedulingv1.PriorityClass) bool { return true })
+}
+
+// PriorityClasses lists the priority classes, as this process knows them.
+func (s *stores) PriorityClasses(ctx context.Context) ([]schedulingv1.PriorityClass, error) {
+	list, err := s.byName[priorityClasses].List(lookup(ctx, priorityClasses, ""), &internalversion.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		return nil, fmt.Errorf("list priority classes: %w", err)
+	}
+	classes, ok := list.(*schedulingv1.PriorityClassList)
+	if !ok {
+		return nil, fmt.Errorf("list priority classes: got a %T", list)
+	}
+	return classes.Items, nil
+}
+
+// OnNode lists the pods bound to node. It may be as old as this server's copy
+// of the store, from which the node's own watch was fed too.
+func (s *stores) OnNode(ctx context.Context, node, namespace string) ([]*corev1.Pod, error) {
+	list, err := s.core("pods").List(lookup(ctx, corev1.Resource("pods"), namespace), &internalversion.ListOptions{
+		FieldSelector:   fields.OneTermEqualSelector("spec.nodeName", node),
+		ResourceVersion: "0",
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list pods of node %s: %w", node, err)
+	}
+	pods, ok := list.(*corev1.PodList)
+	if !ok {
+		return nil, fmt.Errorf("list pods of node %s: got a %T", node, list)
+	}
+	all := make([]*corev1.Pod, len(pods.Items))
+	for i := range pods.Items {
+		all[i] = &pods.Items[i]
+	}
+	return all, nil
+}

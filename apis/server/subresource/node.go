@@ -1,0 +1,92 @@
+package subresource
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"path"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/proxy"
+	"k8s.io/apiserver/pkg/registry/rest"
+)
+
+// NodeTransport reaches the agent of a node: a transport, and the base URL to
+// use with it. How the node is found, which credentials are shown and which
+// are demanded is its own business. For streams (exec, attach, port-forward)
+// the transport has to be an *http.Transport or wrap one: the connection is
+// dialled with its DialContext, and with scheme https wrapped in its
+// TLSClientConfig. It may block and is called concurrently.
+type NodeTransport func(ctx context.Context, node string) (http.RoundTripper, *url.URL, error)
+
+// location asks for the agent of node and joins path and query to its URL.
+func (t NodeTransport) location(ctx context.Context, node, urlPath string, query url.Values) (http.RoundTripper, *url.URL, error) {
+	if t == nil {
+		return nil, nil, errors.NewServiceUnavailable("this server has no way to reach node " + node)
+	}
+	transport, base, err := t(ctx, node)
+	if err != nil {
+		return nil, nil, errors.NewInternalError(fmt.Errorf("reach node %s: %w", node, err))
+	}
+	target := *base
+	target.Path = strings.TrimSuffix(base.Path, "/") + urlPath
+	target.RawQuery = query.Encode()
+	return transport, &target, nil
+}
+
+// NodeProxy serves nodes/proxy: the agent's HTTP API, as the agent serves it.
+type NodeProxy struct {
+	nodes     rest.Getter
+	transport NodeTransport
+}
+
+var _ rest.Connecter = &NodeProxy{}
+
+// NewNodeProxy proxies to the nodes that nodes knows.
+func NewNodeProxy(nodes rest.Getter, transport NodeTransport) *NodeProxy {
+	return &NodeProxy{nodes: nodes, transport: transport}
+}
+
+// New returns the options of the connection.
+func (p *NodeProxy) New() runtime.Object { return &corev1.NodeProxyOptions{} }
+
+// Destroy does nothing.
+func (p *NodeProxy) Destroy() {}
+
+// ConnectMethods is every method.
+func (p *NodeProxy) ConnectMethods() []string {
+	return []string{"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"}
+}
+
+// NewConnectOptions takes the rest of the path as option "path".
+func (p *NodeProxy) NewConnectOptions() (runtime.Object, bool, string) {
+	return &corev1.NodeProxyOptions{}, true, "path"
+}
+
+// Connect proxies the request to the agent of the node called id.
+func (p *NodeProxy) Connect(ctx context.Context, id string, options runtime.Object, responder rest.Responder) (http.Handler, error) {
+	opts, ok := options.(*corev1.NodeProxyOptions)
+	if !ok {
+		return nil, errors.NewInternalError(fmt.Errorf("proxy to node %s: options are a %T", id, options))
+	}
+	if _, err := p.nodes.Get(ctx, id, &metav1.GetOptions{}); err != nil {
+		return nil, err
+	}
+	// Clean, so that no ".." reaches past what the agent publishes.
+	target := path.Clean("/" + opts.Path)
+	if strings.HasSuffix(opts.Path, "/") && target != "/" {
+		target += "/"
+	}
+	transport, location, err := p.transport.location(ctx, id, target, nil)
+	if err != nil {
+		return nil, err
+	}
+	handler := proxy.NewUpgradeAwareHandler(location, transport, false, false, proxy.NewErrorResponder(responder))
+	handler.UseLocationHost = true
+	return handler, nil
+}
