@@ -1,0 +1,75 @@
+package raftstore
+
+import (
+	"sync"
+	"time"
+)
+
+// clock is store time as one node sees it: the latest time it has found in the
+// log, plus what its own clock has counted since. It never goes back.
+//
+// A leader stamps its log entries with it. While a member follows, its own
+// clock's readings do not matter, only how much time passes: a clock that is
+// set forward or back by an hour does no harm, as Go counts monotonically. Only
+// a node that has heard no living leader since it started (the first one after
+// all were down) believes its wall clock, so that time stood still for nobody.
+type clock struct {
+	now func() time.Time
+
+	mu     sync.Mutex
+	store  int64     // store time, unix ms …
+	seen   time.Time // … when the own clock said this
+	last   int64     // highest value returned
+	live   bool      // store was stamped by a leader while we listened
+	leader bool      // we stamp
+}
+
+// observe notes the time of an applied entry. live: a leader stamped it just
+// now, it is not replayed.
+func (c *clock) observe(stamp int64, live bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.leader {
+		return
+	}
+	if stamp > c.store || (live && !c.live) {
+		c.store, c.seen = max(c.store, stamp), c.now()
+	}
+	c.live = c.live || live
+}
+
+// lead makes this node the one who stamps, never before floor.
+func (c *clock) lead(floor int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := c.read()
+	if !c.live {
+		at = max(at, c.now().UnixMilli())
+	}
+	c.store, c.seen = max(at, floor), c.now()
+	c.live, c.leader = true, true
+}
+
+func (c *clock) follow() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.store, c.seen = c.read(), c.now()
+	c.leader = false
+}
+
+// millis is the store time now.
+func (c *clock) millis() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.read()
+}
+
+// read also remembers what it returns: a clock without a monotonic reading may
+// be set back between two calls.
+func (c *clock) read() int64 {
+	if !c.seen.IsZero() {
+		c.last = max(c.last, c.store+c.now().Sub(c.seen).Milliseconds())
+	}
+	c.last = max(c.last, c.store)
+	return c.last
+}

@@ -1,0 +1,139 @@
+package raftstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+)
+
+// Config is what a Store needs to know. Zero values of the fields that are not
+// required mean their default.
+type Config struct {
+	// ID is this member's name in the raft configuration: the fingerprint of
+	// its key, never an address. Required.
+	ID string
+	// Dir is the data folder, made if need be. One process may use it at a
+	// time. Required.
+	Dir string
+	// Listener accepts streams of other members, already authenticated. The
+	// store owns it and closes it. Required.
+	Listener net.Listener
+	// Dial opens an authenticated stream to the member with the given ID,
+	// wherever it lives now. Called concurrently. Required.
+	Dial func(ctx context.Context, id string) (net.Conn, error)
+	// Logger takes the store's and raft's logs. Default: slog.Default().
+	Logger *slog.Logger
+	// Events are called when something happens. See EventListener.
+	Events EventListener
+	// Now is the clock from which a leader makes store time. Default: time.Now.
+	Now func() time.Time
+
+	// HeartbeatTimeout is how long a follower waits for its leader before it
+	// asks for an election. Default: 500 ms.
+	HeartbeatTimeout time.Duration
+	// ElectionTimeout is how long a candidate waits for votes. Default and
+	// minimum: HeartbeatTimeout.
+	ElectionTimeout time.Duration
+	// LeaderLease is how long a leader that reaches no majority goes on before
+	// it steps down. Default: 4/5 of HeartbeatTimeout; at most all of it.
+	LeaderLease time.Duration
+	// LeaderWait is how long a call waits for a leader to appear before it
+	// returns ErrNoLeader, if its context lasts that long. Default: 10 s.
+	LeaderWait time.Duration
+
+	// HistoryBytes and HistoryAge bound the history of old versions. They take
+	// effect when this member leads. Default: 64 MiB, 10 min.
+	HistoryBytes int64
+	HistoryAge   time.Duration
+	// ResultWindow is the number of transactions whose outcome is remembered,
+	// so that a repeated one takes effect once. Default: 32768.
+	ResultWindow int64
+
+	// SnapshotEntries and SnapshotBytes: a snapshot is taken when this much
+	// log has come since the last one. Default: 20000 entries, 64 MiB.
+	SnapshotEntries uint64
+	SnapshotBytes   int64
+	// TrailingEntries is how much log is kept behind a snapshot for followers
+	// that are a little late. Default: 4096.
+	TrailingEntries uint64
+
+	// MaxKeyBytes, MaxValueBytes and MaxTxnBytes bound what a transaction may
+	// hold. Default: 4 KiB, 3 MiB, 8 MiB.
+	MaxKeyBytes, MaxValueBytes, MaxTxnBytes int
+	// QuotaBytes bounds the live keys and values; beyond it only deletes are
+	// accepted. Default: 8 GiB.
+	QuotaBytes int64
+
+	// MaxBatchBytes and MaxBatchCommands bound what is coalesced into one log
+	// entry. Default: 512 KiB, 1024.
+	MaxBatchBytes    int
+	MaxBatchCommands int
+	// MaxPendingBytes bounds the writes of this member that are under way;
+	// more wait. Default: 64 MiB.
+	MaxPendingBytes int64
+}
+
+// EventListener is told of what happens in a Store. Any function may be nil.
+// They are called from the store's own goroutines: they must return at once and
+// must not call the store.
+type EventListener struct {
+	// LeaderChanged: id is "" while there is none.
+	LeaderChanged func(id string, term uint64)
+	// Applied: a log entry's commands were applied.
+	Applied func(index uint64, commands int, took time.Duration)
+	// Committed: one of this leader's log entries was committed and applied.
+	Committed func(commands, bytes int, took time.Duration)
+	// Restored: the keyspace was replaced by a snapshot's.
+	Restored func(d mvcc.Digest)
+	// Snapshotted: a snapshot was written.
+	Snapshotted func(index uint64, took time.Duration)
+}
+
+func (c *Config) setDefaults() error {
+	if c.ID == "" || c.Dir == "" || c.Listener == nil || c.Dial == nil {
+		return errors.New("raftstore: Config needs ID, Dir, Listener and Dial")
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	setDefault(&c.HeartbeatTimeout, 500*time.Millisecond)
+	setDefault(&c.ElectionTimeout, c.HeartbeatTimeout)
+	setDefault(&c.LeaderLease, c.HeartbeatTimeout*4/5)
+	setDefault(&c.LeaderWait, 10*time.Second)
+	setDefault(&c.HistoryBytes, mvcc.DefaultLimits.HistoryBytes)
+	setDefault(&c.HistoryAge, time.Duration(mvcc.DefaultLimits.HistoryAgeMillis)*time.Millisecond)
+	setDefault(&c.ResultWindow, mvcc.DefaultLimits.Window)
+	setDefault(&c.SnapshotEntries, 20000)
+	setDefault(&c.SnapshotBytes, 64<<20)
+	setDefault(&c.TrailingEntries, 4096)
+	setDefault(&c.MaxKeyBytes, 4<<10)
+	setDefault(&c.MaxValueBytes, 3<<20)
+	setDefault(&c.MaxTxnBytes, 8<<20)
+	setDefault(&c.QuotaBytes, 8<<30)
+	setDefault(&c.MaxBatchBytes, 512<<10)
+	setDefault(&c.MaxBatchCommands, 1024)
+	setDefault(&c.MaxPendingBytes, 64<<20)
+	if c.MaxPendingBytes < int64(c.MaxTxnBytes) {
+		return fmt.Errorf("raftstore: MaxPendingBytes %d is less than MaxTxnBytes %d", c.MaxPendingBytes, c.MaxTxnBytes)
+	}
+	return nil
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+func (c *Config) limits() mvcc.Limits {
+	return mvcc.Limits{HistoryBytes: c.HistoryBytes, HistoryAgeMillis: c.HistoryAge.Milliseconds(), Window: c.ResultWindow}
+}

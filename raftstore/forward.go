@@ -1,0 +1,252 @@
+package raftstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/wire"
+)
+
+// Txn applies t atomically and returns once this member has applied it, so a
+// read here sees it. Any member takes it; the leader puts it into the log.
+//
+// A command keeps its identity however often it is handed over, and takes
+// effect once: when a leader dies in the middle, it is handed to the next one.
+// Only when the context ends (or no leader appears for LeaderWait) before
+// anyone could say what became of it is the outcome unknown.
+//
+// Errors: ErrNoLeader, ErrUnknownOutcome, ErrTooLarge, ErrNoSpace, ErrClosed,
+// mvcc.ErrInvalid, and the context's error when nothing was handed over yet. A
+// comparison that failed is no error: see TxnResult.Succeeded.
+func (s *Store) Txn(ctx context.Context, t mvcc.Txn) (mvcc.TxnResult, error) {
+	if err := s.admit(&t); err != nil {
+		return mvcc.TxnResult{}, err
+	}
+	for {
+		out, err := s.send(ctx, t)
+		switch {
+		case err != nil:
+			return mvcc.TxnResult{}, err
+		case !errors.Is(out.Err, mvcc.ErrExpired):
+			return out.Result, outcomeError(out.Err)
+		case out.attempts > 1:
+			return mvcc.TxnResult{}, fmt.Errorf("%w: %w", ErrUnknownOutcome, out.Err)
+		}
+		// Handed over once, came too late, and will never be applied: ask anew
+		// under a new identity.
+	}
+}
+
+func outcomeError(err error) error {
+	if errors.Is(err, mvcc.ErrForgotten) {
+		return fmt.Errorf("%w: %w", ErrUnknownOutcome, err)
+	}
+	return err
+}
+
+// admit refuses what must not reach the log.
+func (s *Store) admit(t *mvcc.Txn) error {
+	if s.ctx.Err() != nil {
+		return ErrClosed
+	}
+	if err := t.Validate(); err != nil {
+		return err
+	}
+	total, growth := 0, int64(0)
+	for i := range t.Compares {
+		if n := len(t.Compares[i].Key); n > s.cfg.MaxKeyBytes {
+			return tooLarge("key", n, s.cfg.MaxKeyBytes)
+		}
+		total += len(t.Compares[i].Key) + 16
+	}
+	for i := range t.Ops {
+		key, value := len(t.Ops[i].Key), len(t.Ops[i].Value)
+		if key > s.cfg.MaxKeyBytes {
+			return tooLarge("key", key, s.cfg.MaxKeyBytes)
+		}
+		if value > s.cfg.MaxValueBytes {
+			return tooLarge("value of "+t.Ops[i].Key, value, s.cfg.MaxValueBytes)
+		}
+		total += key + value + 16
+		if t.Ops[i].Type == mvcc.OpPut {
+			growth += int64(key + value)
+		}
+	}
+	if total > s.cfg.MaxTxnBytes {
+		return tooLarge("transaction", total, s.cfg.MaxTxnBytes)
+	}
+	if used := s.keyspace().Digest().Bytes; growth > 0 && used+growth > s.cfg.QuotaBytes {
+		return fmt.Errorf("%w: %d bytes are stored, the quota is %d", ErrNoSpace, used, s.cfg.QuotaBytes)
+	}
+	return nil
+}
+
+type sent struct {
+	mvcc.Outcome
+	attempts int
+}
+
+// send carries one command through: hand it to the leader, wait until it comes
+// back in the log, hand it over again when its leader is lost.
+func (s *Store) send(ctx context.Context, t mvcc.Txn) (sent, error) {
+	cmd := mvcc.Command{
+		Type: mvcc.CmdTxn, Txn: t,
+		ID:    mvcc.CommandID{Session: s.session, Seq: s.seq.Add(1)},
+		Basis: s.keyspace().Index(),
+	}
+	raw := wire.AppendCommand(nil, &cmd)
+	if err := s.pending.Acquire(ctx, int64(len(raw))); err != nil {
+		return sent{}, err
+	}
+	defer s.pending.Release(int64(len(raw)))
+	outcome := s.waiting.add(cmd.ID.Seq)
+	defer s.waiting.remove(cmd.ID.Seq)
+
+	deadline := time.NewTimer(s.cfg.LeaderWait)
+	defer deadline.Stop()
+	var (
+		attempts int  // handed over so often, without being refused for certain
+		noSpace  bool // the last one failed for that
+		wait     time.Duration
+	)
+	giveUp := func(cause error) (sent, error) {
+		if noSpace {
+			cause = fmt.Errorf("%w: %w", ErrNoSpace, cause)
+		}
+		if attempts > 0 {
+			return sent{}, fmt.Errorf("%w: %w", ErrUnknownOutcome, cause)
+		}
+		return sent{}, cause
+	}
+	for {
+		leader, changed := s.leader.current()
+		failed := make(chan verdict, 1)
+		var cancel func()
+		if leader != "" && wait == 0 {
+			attempts++
+			cancel = s.handOver(leader, raw, func(v verdict) { failed <- v })
+		}
+		var backoff <-chan time.Time
+		if wait > 0 {
+			backoff = time.After(wait)
+		}
+		var deadlineC <-chan time.Time
+		if leader == "" || wait > 0 {
+			deadlineC = deadline.C
+		}
+		select {
+		case out, ok := <-outcome:
+			if ok {
+				if cancel != nil {
+					cancel()
+				}
+				return sent{out, max(attempts, 1)}, nil
+			}
+			// A snapshot was installed over the entries that may have held it.
+			outcome = s.waiting.add(cmd.ID.Seq)
+			wait = 0
+		case v := <-failed:
+			switch v {
+			case notDecoded:
+				return sent{}, fmt.Errorf("%w: the leader cannot decode it", mvcc.ErrInvalid)
+			case refused, unavailable:
+				attempts--
+			default:
+				deadline.Reset(s.cfg.LeaderWait)
+			}
+			noSpace = v == outOfSpace
+			wait = retryAfter
+		case <-changed:
+			wait = 0
+			if cancel != nil {
+				deadline.Reset(s.cfg.LeaderWait)
+			}
+		case <-backoff:
+			wait = 0
+			select {
+			case <-deadline.C:
+				return giveUp(ErrNoLeader)
+			default:
+			}
+		case <-deadlineC:
+			return giveUp(ErrNoLeader)
+		case <-ctx.Done():
+			return giveUp(ctx.Err())
+		case <-s.ctx.Done():
+			return giveUp(ErrClosed)
+		}
+		if cancel != nil {
+			cancel()
+		}
+	}
+}
+
+// retryAfter is the pause before a command that was refused is handed over
+// again; a change of the leader cuts it short.
+const retryAfter = 20 * time.Millisecond
+
+// handOver gives the command to the leader. failed is called if it did not get
+// through; cancel says that nobody listens any more.
+func (s *Store) handOver(leader string, raw []byte, failed func(verdict)) (cancel func()) {
+	if leader == s.cfg.ID {
+		s.proposals.add(proposal{raw: raw, failed: failed})
+		return func() {}
+	}
+	call := s.peers.call(leader, frameSubmit, raw, func(f frame, sent bool, err error) {
+		switch {
+		case err != nil && sent:
+			failed(uncertain)
+		case err != nil:
+			failed(unavailable)
+		case f.kind == frameVerdict && len(f.body) == 1:
+			failed(verdict(f.body[0]))
+		default:
+			failed(uncertain)
+		}
+	})
+	return func() { s.peers.forget(leader, call) }
+}
+
+// waiting holds this member's commands whose outcome has not come by in the
+// log yet.
+type waiting struct {
+	mu    sync.Mutex
+	bySeq map[uint64]chan mvcc.Outcome
+}
+
+func (w *waiting) add(seq uint64) <-chan mvcc.Outcome {
+	ch := make(chan mvcc.Outcome, 1)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.bySeq[seq] = ch
+	return ch
+}
+
+func (w *waiting) remove(seq uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.bySeq, seq)
+}
+
+func (w *waiting) resolve(seq uint64, out mvcc.Outcome) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if ch, ok := w.bySeq[seq]; ok {
+		delete(w.bySeq, seq)
+		ch <- out
+	}
+}
+
+// askAgain closes every channel: the commands have to be handed over again.
+func (w *waiting) askAgain() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for seq, ch := range w.bySeq {
+		close(ch)
+		delete(w.bySeq, seq)
+	}
+}

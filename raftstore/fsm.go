@@ -1,0 +1,114 @@
+package raftstore
+
+import (
+	"fmt"
+	"io"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/wire"
+)
+
+// fsm is what raft drives: it decodes, lets the keyspace apply, and tells
+// those who wait. raft calls it from one goroutine.
+type fsm struct {
+	s        *Store
+	keyspace atomic.Pointer[mvcc.Keyspace]
+	logBytes atomic.Int64 // applied since the last snapshot was begun
+}
+
+var _ raft.BatchingFSM = (*fsm)(nil)
+
+// Apply implements raft.FSM.
+func (f *fsm) Apply(l *raft.Log) any { return f.ApplyBatch([]*raft.Log{l})[0] }
+
+// ApplyBatch implements raft.BatchingFSM. The results are nil: whoever waits
+// for a command's outcome is told by its identity.
+func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
+	for _, l := range logs {
+		f.applyOne(l)
+	}
+	last := logs[len(logs)-1]
+	f.s.applied.broadcast()
+	f.s.hub.Notify()
+	f.s.nudge.committed(last.Index, last.Term)
+	return make([]any, len(logs))
+}
+
+func (f *fsm) applyOne(l *raft.Log) {
+	ks := f.keyspace.Load()
+	if l.Type != raft.LogCommand {
+		ks.Advance(l.Index)
+		return
+	}
+	start := time.Now()
+	batch, err := wire.DecodeBatch(l.Data)
+	if err != nil {
+		// Going on without this entry would make this node differ from the
+		// others for ever. Stopping is the lesser evil.
+		panic(fmt.Sprintf("raftstore: log entry %d of term %d in %s: %v", l.Index, l.Term, f.s.cfg.Dir, err))
+	}
+	outcomes := ks.Apply(l.Index, batch)
+	f.logBytes.Add(int64(len(l.Data)))
+	f.s.clock.observe(batch.Time, f.s.isCurrentTerm(l.Term))
+	for i := range outcomes {
+		if id := batch.Commands[i].ID; id.Session == f.s.session {
+			f.s.waiting.resolve(id.Seq, outcomes[i])
+		}
+	}
+	if fn := f.s.cfg.Events.Applied; fn != nil {
+		fn(l.Index, len(outcomes), time.Since(start))
+	}
+}
+
+// Snapshot implements raft.FSM.
+func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
+	f.logBytes.Store(0)
+	return &fsmSnapshot{s: f.s, snap: f.keyspace.Load().Snapshot()}, nil
+}
+
+// Restore implements raft.FSM. The present keyspace stays in place until the
+// new one has proved whole.
+func (f *fsm) Restore(rc io.ReadCloser) error {
+	ks, err := wire.ReadSnapshot(rc)
+	if err != nil {
+		return err
+	}
+	f.keyspace.Store(ks)
+	f.logBytes.Store(0)
+	d := ks.Digest()
+	f.s.clock.observe(d.Time, false)
+	f.s.applied.broadcast()
+	f.s.hub.Notify()
+	// Commands that were in the entries we skipped will not be seen here.
+	f.s.waiting.askAgain()
+	if fn := f.s.cfg.Events.Restored; fn != nil {
+		fn(d)
+	}
+	return nil
+}
+
+type fsmSnapshot struct {
+	s    *Store
+	snap *mvcc.Snapshot
+}
+
+func (f *fsmSnapshot) Persist(sink raft.SnapshotSink) error {
+	start := time.Now()
+	if err := wire.WriteSnapshot(sink, f.snap); err != nil {
+		_ = sink.Cancel()
+		return fmt.Errorf("write snapshot: %w", err)
+	}
+	if err := sink.Close(); err != nil {
+		return fmt.Errorf("finish snapshot: %w", err)
+	}
+	if fn := f.s.cfg.Events.Snapshotted; fn != nil {
+		fn(f.snap.Header().Digest.Index, time.Since(start))
+	}
+	return nil
+}
+
+func (f *fsmSnapshot) Release() { f.snap = nil }

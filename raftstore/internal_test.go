@@ -1,0 +1,83 @@
+package raftstore
+
+import (
+	"bufio"
+	"bytes"
+	"net"
+	"testing"
+	"time"
+)
+
+func FuzzReadFrame(f *testing.F) {
+	f.Add([]byte{9, 0, 0, 0, frameTerm, 1, 0, 0, 0, 0, 0, 0, 0})
+	f.Add([]byte{17, 0, 0, 0, frameNumber, 1, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8})
+	f.Add([]byte{255, 255, 255, 255, 1})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		fr, err := readFrame(bufio.NewReader(bytes.NewReader(data)))
+		if err != nil {
+			return
+		}
+		// Written again it is what was read.
+		a, b := net.Pipe()
+		w := newFrameWriter(a)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			w.run()
+		}()
+		if !w.send(fr) {
+			t.Fatal("not sent")
+		}
+		again, err := readFrame(bufio.NewReader(b))
+		w.close()
+		<-done
+		_ = b.Close()
+		if err != nil || again.kind != fr.kind || again.call != fr.call || !bytes.Equal(again.body, fr.body) {
+			t.Fatalf("%+v, %v; want %+v", again, err, fr)
+		}
+	})
+}
+
+func TestClock(t *testing.T) {
+	wall := time.UnixMilli(1_000_000)
+	c := &clock{now: func() time.Time { return wall }}
+	steps := []struct {
+		name string
+		do   func()
+		want int64
+	}{
+		{"nothing heard", func() {}, 0},
+		{"replayed log", func() { c.observe(500_000, false) }, 500_000},
+		{"first leader after an outage believes its wall clock", func() { c.lead(500_000) }, 1_000_000},
+		{"time passes", func() { wall = wall.Add(time.Second) }, 1_001_000},
+		{"set back an hour: it stands", func() { wall = wall.Add(-time.Hour) }, 1_001_000},
+		{"a new term goes on from the log", func() { c.follow(); c.lead(1_001_000) }, 1_001_000},
+		{"another leads, ahead of us", func() { c.follow(); c.observe(2_000_000, true) }, 2_000_000},
+		{"set forward while following, before we lead: only what passed counts", func() { wall = wall.Add(time.Second) }, 2_001_000},
+		{"leads again, whatever the wall says", func() { c.lead(2_000_500) }, 2_001_000},
+	}
+	for _, s := range steps {
+		s.do()
+		if got := c.millis(); got != s.want {
+			t.Errorf("%s: %d, want %d", s.name, got, s.want)
+		}
+	}
+}
+
+func TestProposalsAreBounded(t *testing.T) {
+	p := newProposals()
+	raw := make([]byte, 100)
+	for range 10 {
+		p.add(proposal{raw: raw})
+	}
+	p.add(proposal{raw: make([]byte, 5000)})
+	for i, want := range []int{3, 5, 2, 1, 0} {
+		max := 1000
+		if i == 0 {
+			max = 3
+		}
+		if got := len(p.take(max, 599)); got != want {
+			t.Errorf("take %d: %d commands, want %d", i, got, want)
+		}
+	}
+}

@@ -1,0 +1,177 @@
+package kubestore
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/cacher"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+
+	"github.com/clusterd/clusterd/raftstore"
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+)
+
+func TestDecoratorChoosesTheCache(t *testing.T) {
+	store := openStore(t, nil)
+	codec := testCodecs.LegacyCodec(schema.GroupVersion{Group: "example.apiserver.k8s.io", Version: "v1"})
+	for _, tt := range []struct {
+		resource schema.GroupResource
+		cache    bool
+		want     string
+	}{
+		{podsGR, true, "cached"},
+		{podsGR, false, "raw"},
+		{schema.GroupResource{Resource: "events"}, true, "raw"},
+		{schema.GroupResource{Group: "events.k8s.io", Resource: "events"}, true, "raw"},
+	} {
+		t.Run(fmt.Sprintf("%s, cache %v", tt.resource, tt.cache), func(t *testing.T) {
+			config := storagebackend.NewDefaultConfig("", codec).ForResource(tt.resource)
+			config.EventsHistoryWindow = 0 // ours must do
+			keyFunc := func(obj runtime.Object) (string, error) { return storage.NamespaceKeyFunc("/things", obj) }
+			s, destroy, err := NewDecorator(Config{Store: store, Cache: tt.cache})(
+				config, "/things", keyFunc, newPod, newPodList, podAttrs, nil, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer destroy()
+			destroy() // subresources share a storage and destroy it again
+			got := "raw"
+			if _, ok := s.(*cacher.CacheDelegator); ok {
+				got = "cached"
+			}
+			if got != tt.want {
+				t.Errorf("storage is %s, want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestNewRefusesWhatCannotWork(t *testing.T) {
+	good := Options{Store: openStore(t, nil), Codec: &breakableCodec{}, ResourcePrefix: "/pods"}
+	for name, spoil := range map[string]func(*Options){
+		"no store":        func(o *Options) { o.Store = nil },
+		"no codec":        func(o *Options) { o.Codec = nil },
+		"no folder":       func(o *Options) { o.ResourcePrefix = "" },
+		"root folder":     func(o *Options) { o.ResourcePrefix = "/" },
+		"relative folder": func(o *Options) { o.ResourcePrefix = "pods" },
+	} {
+		o := good
+		spoil(&o)
+		if _, err := New(o); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+	if _, err := New(good); err != nil {
+		t.Error(err)
+	}
+}
+
+// The real store forgets its history by size; what is asked of the forgotten
+// part must end in 410, and a chunked list must be able to go on.
+func TestForgottenHistory(t *testing.T) {
+	s := openStore(t, func(c *raftstore.Config) { c.HistoryBytes = 1 << 10 })
+	raw, err := New(Options{Store: s, ResourcePrefix: "/pods", GroupResource: podsGR, Codec: testCodecs.LegacyCodec(schema.GroupVersion{Group: "example.apiserver.k8s.io", Version: "v1"}), NewFunc: newPod})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	for _, name := range []string{"a", "b", "c"} {
+		pod := &example.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "ns"}}
+		if err := raw.Create(ctx, "/pods/ns/"+name, pod, nil, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	page := func(rv, token string, match metav1.ResourceVersionMatch) (*example.PodList, error) {
+		list := &example.PodList{}
+		pred := storage.Everything
+		pred.Limit, pred.Continue = 1, token
+		return list, raw.GetList(ctx, "/pods", storage.ListOptions{ResourceVersion: rv, ResourceVersionMatch: match, Predicate: pred, Recursive: true}, list)
+	}
+	first, err := page("", "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first.RemainingItemCount == nil || *first.RemainingItemCount != 2 {
+		t.Errorf("remaining item count %v, want 2", first.RemainingItemCount)
+	}
+	old, err := raw.Versioner().ParseResourceVersion(first.ResourceVersion)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the history has moved on", func() bool {
+		op := mvcc.Op{Type: mvcc.OpPut, Key: "elsewhere", Value: make([]byte, 1<<10)}
+		if _, err := s.Txn(ctx, mvcc.Txn{Ops: []mvcc.Op{op}}); err != nil {
+			t.Fatal(err)
+		}
+		return s.OldestRevision() > int64(old)
+	})
+	if _, err := page(first.ResourceVersion, "", metav1.ResourceVersionMatchExact); !apierrors.IsResourceExpired(err) {
+		t.Errorf("list of a forgotten revision: %v", err)
+	}
+	_, err = page("", first.Continue, "")
+	var status apierrors.APIStatus
+	if !apierrors.IsResourceExpired(err) || !errors.As(err, &status) || status.Status().ListMeta.Continue == "" {
+		t.Fatalf("chunk of a forgotten revision: %v", err)
+	}
+	var names []string
+	for token := status.Status().ListMeta.Continue; token != ""; {
+		list, err := page("", token, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, list.Items[0].Name)
+		token = list.Continue
+	}
+	if !slices.Equal(names, []string{"b", "c"}) {
+		t.Errorf("the rest of the list is %v", names)
+	}
+	w, err := raw.Watch(ctx, "/pods", storage.ListOptions{ResourceVersion: first.ResourceVersion, Predicate: storage.Everything, Recursive: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	if e := next(t, w); e.Type != watch.Error || e.Object.(*metav1.Status).Reason != metav1.StatusReasonExpired {
+		t.Errorf("watch of a forgotten revision: %v %v", e.Type, e.Object)
+	}
+	if _, open := <-w.ResultChan(); open {
+		t.Error("the watch goes on after its error")
+	}
+}
+
+// A consistent list of a quiet resource through the cache must not wait for
+// the cache's own periodic question how far the store is.
+func TestCachedListFollowsOtherResources(t *testing.T) {
+	f := newFixture(t, setup{cached: true})
+	rev := f.increaseRV(f.ctx, t)
+	list := &example.PodList{}
+	if err := f.storage.GetList(f.ctx, "/pods/", storage.ListOptions{Predicate: storage.Everything, Recursive: true}, list); err != nil {
+		t.Fatal(err)
+	}
+	if got := list.ResourceVersion; got != fmt.Sprint(rev) {
+		t.Errorf("list at resource version %s, want %d", got, rev)
+	}
+	if n := f.store.lists.Load(); n > 1 {
+		t.Errorf("the store was listed %d times, so the cache did not answer", n)
+	}
+}
+
+func next(t *testing.T, w watch.Interface) watch.Event {
+	t.Helper()
+	select {
+	case e := <-w.ResultChan():
+		return e
+	case <-time.After(time.Minute):
+		t.Fatal("no event")
+	}
+	return watch.Event{}
+}

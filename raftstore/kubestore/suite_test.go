@@ -1,0 +1,181 @@
+package kubestore
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+	st "k8s.io/apiserver/pkg/storage/testing"
+)
+
+// suite is upstream's exported suite for implementations of storage.Interface,
+// one line a function. Each runs on the raw storage and, unless rawOnly gives
+// a reason, behind the watch cache.
+var suite = []struct {
+	name    string
+	setup   setup
+	run     func(f *fixture)
+	rawOnly string
+	alone   bool // it sets feature gates
+}{
+	{name: "RunTestCreate", run: func(f *fixture) { st.RunTestCreate(f.ctx, f.t, f.storage, f.checkStored) }},
+	{name: "RunTestCreateWithTTL", run: func(f *fixture) { st.RunTestCreateWithTTL(f.ctx, f.t, f.storage) }},
+	{name: "RunTestCreateWithKeyExist", run: func(f *fixture) { st.RunTestCreateWithKeyExist(f.ctx, f.t, f.storage) }},
+	{name: "RunTestGet", setup: setup{frozen: true}, run: func(f *fixture) { st.RunTestGet(f.ctx, f.t, f.storage) }},
+	{name: "RunTestUnconditionalDelete", run: func(f *fixture) { st.RunTestUnconditionalDelete(f.ctx, f.t, f.storage) }},
+	{name: "RunTestConditionalDelete", run: func(f *fixture) { st.RunTestConditionalDelete(f.ctx, f.t, f.storage) }},
+	{name: "RunTestDeleteWithSuggestion", run: func(f *fixture) { st.RunTestDeleteWithSuggestion(f.ctx, f.t, f.storage) }},
+	{name: "RunTestDeleteWithSuggestionAndConflict", run: func(f *fixture) { st.RunTestDeleteWithSuggestionAndConflict(f.ctx, f.t, f.storage) }},
+	{name: "RunTestDeleteWithConflict", run: func(f *fixture) { st.RunTestDeleteWithConflict(f.ctx, f.t, f.storage) }},
+	{name: "RunTestDeleteWithSuggestionOfDeletedObject", run: func(f *fixture) { st.RunTestDeleteWithSuggestionOfDeletedObject(f.ctx, f.t, f.storage) }},
+	{name: "RunTestValidateDeletionWithSuggestion", run: func(f *fixture) { st.RunTestValidateDeletionWithSuggestion(f.ctx, f.t, f.storage) }},
+	{name: "RunTestValidateDeletionWithOnlySuggestionValid", run: func(f *fixture) { st.RunTestValidateDeletionWithOnlySuggestionValid(f.ctx, f.t, f.storage) }},
+	{name: "RunTestPreconditionalDeleteWithSuggestion", run: func(f *fixture) { st.RunTestPreconditionalDeleteWithSuggestion(f.ctx, f.t, f.storage) }},
+	{name: "RunTestPreconditionalDeleteWithOnlySuggestionPass", run: func(f *fixture) { st.RunTestPreconditionalDeleteWithOnlySuggestionPass(f.ctx, f.t, f.storage) }},
+	{name: "RunTestDeleteWithConflictAndMissingExpectedTransformOrDecodeError", run: func(f *fixture) {
+		st.RunTestDeleteWithConflictAndMissingExpectedTransformOrDecodeError(f.ctx, f.t, f.storage, f.secret.broken.Store)
+	}},
+	{name: "RunTestDeleteExpectedTransformOrDecodeError", run: func(f *fixture) {
+		st.RunTestDeleteExpectedTransformOrDecodeError(f.ctx, f.t, f.storage, f.secret.broken.Store)
+	}},
+	{name: "RunTestDeleteExpectedTransformOrDecodeError/codec", run: func(f *fixture) {
+		st.RunTestDeleteExpectedTransformOrDecodeError(f.ctx, f.t, f.storage, f.codec.broken.Store)
+	}},
+	{name: "RunTestDeleteWithSuggestionAndMissingExpectedTransformOrDecodeError", run: func(f *fixture) {
+		st.RunTestDeleteWithSuggestionAndMissingExpectedTransformOrDecodeError(f.ctx, f.t, f.storage)
+	}},
+	{name: "RunTestGuaranteedUpdate", rawOnly: replacesTransformer, run: func(f *fixture) { st.RunTestGuaranteedUpdate(f.ctx, f.t, f.withTransformer(), f.checkStored) }},
+	{name: "RunTestGuaranteedUpdateWithTTL", run: func(f *fixture) { st.RunTestGuaranteedUpdateWithTTL(f.ctx, f.t, f.storage) }},
+	{name: "RunTestGuaranteedUpdateChecksStoredData", rawOnly: replacesTransformer, run: func(f *fixture) { st.RunTestGuaranteedUpdateChecksStoredData(f.ctx, f.t, f.withTransformer()) }},
+	{name: "RunTestGuaranteedUpdateWithConflict", run: func(f *fixture) { st.RunTestGuaranteedUpdateWithConflict(f.ctx, f.t, f.storage) }},
+	{name: "RunTestGuaranteedUpdateWithSuggestionAndConflict", run: func(f *fixture) { st.RunTestGuaranteedUpdateWithSuggestionAndConflict(f.ctx, f.t, f.storage) }},
+	{name: "RunTestTransformationFailure", alone: true, setup: setup{strict: true}, rawOnly: replacesTransformer, run: func(f *fixture) { st.RunTestTransformationFailure(f.ctx, f.t, f.withTransformer()) }},
+
+	{name: "RunTestList", run: func(f *fixture) {
+		st.RunTestList(f.ctx, f.t, f.storage, f.compact, f.cached != nil, f.store.recorder)
+	}},
+	{name: "RunTestConsistentList", run: func(f *fixture) {
+		st.RunTestConsistentList(f.ctx, f.t, f.storage, f.increaseRV, f.cached != nil, true, f.cached != nil)
+	}},
+	{name: "RunTestGetListNonRecursive", run: func(f *fixture) { st.RunTestGetListNonRecursive(f.ctx, f.t, f.increaseRV, f.storage) }},
+	{name: "RunTestGetListRecursivePrefix", run: func(f *fixture) { st.RunTestGetListRecursivePrefix(f.ctx, f.t, f.storage) }},
+	{name: "RunTestGetListWithErrorAggregation", rawOnly: replacesTransformer, run: func(f *fixture) {
+		st.RunTestGetListWithErrorAggregation(f.ctx, f.t, f.withTransformer(), &corruptError{what: "test", err: errBroken})
+	}},
+	{name: "RunTestGetListWithoutErrorAggregation", alone: true, setup: setup{strict: true}, rawOnly: replacesTransformer, run: func(f *fixture) {
+		st.RunTestGetListWithoutErrorAggregation(f.ctx, f.t, f.withTransformer(), &corruptError{what: "test", err: errBroken})
+	}},
+	{name: "RunTestListContinuation", run: func(f *fixture) { st.RunTestListContinuation(f.ctx, f.t, f.storage, f.calls()) }},
+	{name: "RunTestListPaginationRareObject", run: func(f *fixture) { st.RunTestListPaginationRareObject(f.ctx, f.t, f.storage, f.calls()) }},
+	{name: "RunTestListContinuationWithFilter", run: func(f *fixture) { st.RunTestListContinuationWithFilter(f.ctx, f.t, f.storage, f.calls()) }},
+	{name: "RunTestListInconsistentContinuation", rawOnly: "the cache answers lists at resource version 0 in one piece", run: func(f *fixture) { st.RunTestListInconsistentContinuation(f.ctx, f.t, f.storage, f.compact) }},
+	{name: "RunTestListResourceVersionMatch", rawOnly: replacesTransformer, run: func(f *fixture) { st.RunTestListResourceVersionMatch(f.ctx, f.t, f.withTransformer()) }},
+	{name: "RunTestListPaging", run: func(f *fixture) { st.RunTestListPaging(f.ctx, f.t, f.storage) }},
+	{name: "RunTestNamespaceScopedList", run: func(f *fixture) { st.RunTestNamespaceScopedList(f.ctx, f.t, f.storage) }},
+	{name: "RunTestCompactRevision", run: func(f *fixture) { st.RunTestCompactRevision(f.ctx, f.t, f.storage, f.increaseRV, f.compact) }},
+	{name: "RunTestKeySchema", run: func(f *fixture) { st.RunTestKeySchema(f.ctx, f.t, f.storage) }},
+	{name: "RunTestStats", run: func(f *fixture) {
+		enabled := f.cached != nil // by the cache itself
+		st.RunTestStats(f.ctx, f.t, f.storage, f.codec, f.transformer, enabled)
+	}},
+	{name: "RunTestStats/sized", rawOnly: "the cache has sizes on already", run: func(f *fixture) {
+		if err := f.raw.EnableResourceSizeEstimation(func(context.Context) ([]string, error) { return nil, nil }); err != nil {
+			f.t.Fatal(err)
+		}
+		st.RunTestStats(f.ctx, f.t, f.storage, f.codec, f.transformer, true)
+	}},
+
+	{name: "RunTestWatch", run: func(f *fixture) { st.RunTestWatch(f.ctx, f.t, f.storage) }},
+	{name: "RunTestClusterScopedWatch", setup: setup{clusterScoped: true}, run: func(f *fixture) { st.RunTestClusterScopedWatch(f.ctx, f.t, f.storage) }},
+	{name: "RunTestNamespaceScopedWatch", run: func(f *fixture) { st.RunTestNamespaceScopedWatch(f.ctx, f.t, f.storage) }},
+	{name: "RunTestDeleteTriggerWatch", run: func(f *fixture) { st.RunTestDeleteTriggerWatch(f.ctx, f.t, f.storage) }},
+	{name: "RunTestWatchFromZero", rawOnly: "its end drops the cache's own history, which only upstream's package can", run: func(f *fixture) {
+		st.RunTestWatchFromZero(f.ctx, f.t, f.storage, f.compact)
+	}},
+	{name: "RunTestWatchFromNonZero", run: func(f *fixture) { st.RunTestWatchFromNonZero(f.ctx, f.t, f.storage) }},
+	{name: "RunTestDelayedWatchDelivery", run: func(f *fixture) { st.RunTestDelayedWatchDelivery(f.ctx, f.t, f.storage) }},
+	{name: "RunTestWatchError", rawOnly: replacesTransformer, run: func(f *fixture) { st.RunTestWatchError(f.ctx, f.t, f.withTransformer()) }},
+	{name: "RunTestWatchWithUnsafeDelete", rawOnly: replacesTransformer, run: func(f *fixture) {
+		st.RunTestWatchWithUnsafeDelete(f.ctx, f.t, f.withTransformer(), &corruptError{what: "test", err: errBroken})
+	}},
+	{name: "RunTestWatchContextCancel", rawOnly: "upstream leaves it out for the cache too", run: func(f *fixture) { st.RunTestWatchContextCancel(f.ctx, f.t, f.storage) }},
+	{name: "RunTestWatcherTimeout", run: func(f *fixture) { st.RunTestWatcherTimeout(f.ctx, f.t, f.storage) }},
+	{name: "RunTestWatchDeleteEventObjectHaveLatestRV", run: func(f *fixture) { st.RunTestWatchDeleteEventObjectHaveLatestRV(f.ctx, f.t, f.storage) }},
+	{name: "RunTestWatchInitializationSignal", run: func(f *fixture) { st.RunTestWatchInitializationSignal(f.ctx, f.t, f.storage) }},
+	{name: "RunOptionalTestProgressNotify", rawOnly: "the cache consumes progress, its readers get bookmarks", run: func(f *fixture) {
+		st.RunOptionalTestProgressNotify(f.ctx, f.t, f.storage, f.increaseRV)
+	}},
+	{name: "RunTestWatchDispatchBookmarkEvents", run: func(f *fixture) {
+		st.RunTestWatchDispatchBookmarkEvents(f.ctx, f.t, f.storage, f.cached != nil)
+	}},
+	{name: "RunTestOptionalWatchBookmarksWithCorrectResourceVersion", run: func(f *fixture) {
+		if f.cached == nil {
+			f.t.Skip("bookmarks to clients are the cache's work")
+		}
+		st.RunTestOptionalWatchBookmarksWithCorrectResourceVersion(f.ctx, f.t, f.storage)
+	}},
+	{name: "RunSendInitialEventsBackwardCompatibility", run: func(f *fixture) { st.RunSendInitialEventsBackwardCompatibility(f.ctx, f.t, f.storage) }},
+	{name: "RunWatchSemantics", alone: true, run: func(f *fixture) { st.RunWatchSemantics(f.ctx, f.t, f.seen()) }},
+	{name: "RunWatchSemanticInitialEventsExtended", alone: true, run: func(f *fixture) { st.RunWatchSemanticInitialEventsExtended(f.ctx, f.t, f.seen()) }},
+	{name: "RunWatchListMatchSingle", alone: true, run: func(f *fixture) { st.RunWatchListMatchSingle(f.ctx, f.t, f.seen()) }},
+	{name: "RunWatchErrorIsBlockingFurtherEvents", rawOnly: replacesTransformer, run: func(f *fixture) {
+		st.RunWatchErrorIsBlockingFurtherEvents(f.ctx, f.t, f.withTransformer())
+	}},
+}
+
+const replacesTransformer = "it replaces the transformer below a cache that has decoded the objects already"
+
+func TestUpstreamSuite(t *testing.T) {
+	for _, c := range suite {
+		t.Run("raw/"+c.name, func(t *testing.T) {
+			if !c.alone {
+				t.Parallel()
+			}
+			c.run(newFixture(t, c.setup))
+		})
+		t.Run("cached/"+c.name, func(t *testing.T) {
+			if c.rawOnly != "" {
+				t.Skip(c.rawOnly)
+			}
+			if !c.alone {
+				t.Parallel()
+			}
+			behind := c.setup
+			behind.cached = true
+			c.run(newFixture(t, behind))
+		})
+	}
+}
+
+// calls is the check of how often the store is read; the cache reads as it likes.
+func (f *fixture) calls() st.CallsValidation {
+	if f.cached != nil {
+		return nil
+	}
+	f.transformer.GetReadsAndReset()
+	return f.checkCalls
+}
+
+// seen is the storage with a Create that returns when a cache has seen it, as
+// the watch tests expect.
+func (f *fixture) seen() storage.Interface { return &seenStorage{Interface: f.storage} }
+
+// seenStorage creates one object at a time: a cache that has just started
+// closes a watch at once whose reader lets a burst of ten events queue up, and
+// the watch tests run eighteen of them side by side.
+type seenStorage struct {
+	storage.Interface
+	mu sync.Mutex
+}
+
+func (s *seenStorage) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.Interface.Create(ctx, key, obj, out, ttl); err != nil {
+		return err
+	}
+	return s.Get(ctx, key, storage.GetOptions{ResourceVersion: out.(*example.Pod).ResourceVersion}, &example.Pod{})
+}

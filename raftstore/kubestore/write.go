@@ -1,0 +1,328 @@
+package kubestore
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"reflect"
+	"time"
+
+	"k8s.io/apimachinery/pkg/conversion"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/clusterd/clusterd/raftstore"
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+)
+
+// Create implements storage.Interface.
+func (s *Storage) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
+	key, err := s.key(key, false)
+	if err != nil {
+		return err
+	}
+	if rev, err := s.versioner.ObjectResourceVersion(obj); err == nil && rev != 0 {
+		return storage.ErrResourceVersionSetOnCreate
+	}
+	data, err := s.values.encode(obj)
+	if err != nil {
+		return err
+	}
+	sealed, err := s.values.seal(ctx, key, data)
+	if err != nil {
+		return err
+	}
+	res, err := s.store.Txn(ctx, mvcc.Txn{
+		Compares: []mvcc.Compare{{Key: key}},
+		Ops:      []mvcc.Op{{Type: mvcc.OpPut, Key: key, Value: sealed, TTL: int64(ttl)}},
+	})
+	switch {
+	case err != nil:
+		return explain(err)
+	case !res.Succeeded:
+		return storage.NewKeyExistsError(key, 0)
+	case out == nil:
+		return nil
+	}
+	return s.values.decode(data, out, res.Revision)
+}
+
+// Delete implements storage.Interface.
+func (s *Storage) Delete(ctx context.Context, key string, out runtime.Object, preconditions *storage.Preconditions,
+	validate storage.ValidateObjectFunc, cached runtime.Object, opts storage.DeleteOptions) error {
+	key, err := s.key(key, false)
+	if err != nil {
+		return err
+	}
+	c, err := s.candidate(key, out)
+	if err != nil {
+		return err
+	}
+	if s.values.markCorrupt && opts.ExpectTransformOrDecodeError {
+		c.wantCorrupt, cached = true, nil
+	}
+	if err := c.begin(ctx, cached); err != nil {
+		return err
+	}
+	for {
+		if err := c.permits(ctx, preconditions, validate); err != nil {
+			if err := c.blame(ctx, err); err != nil {
+				return err
+			}
+			continue
+		}
+		res, err := s.store.Txn(ctx, mvcc.Txn{
+			Compares: []mvcc.Compare{{Key: key, ModRevision: c.rev}},
+			Ops:      []mvcc.Op{{Type: mvcc.OpDelete, Key: key}},
+		})
+		if err != nil {
+			return explain(err)
+		}
+		if !res.Succeeded {
+			if err := c.lost(ctx, res); err != nil {
+				return err
+			}
+			continue
+		}
+		if c.wantCorrupt {
+			return nil // there is no object to return
+		}
+		return s.values.decode(c.data, out, res.Revision)
+	}
+}
+
+// GuaranteedUpdate implements storage.Interface. When update returns no TTL,
+// the key keeps what is left of its own.
+func (s *Storage) GuaranteedUpdate(ctx context.Context, key string, out runtime.Object, ignoreNotFound bool,
+	preconditions *storage.Preconditions, update storage.UpdateFunc, cached runtime.Object) error {
+	key, err := s.key(key, false)
+	if err != nil {
+		return err
+	}
+	c, err := s.candidate(key, out)
+	if err != nil {
+		return err
+	}
+	c.absentOK = ignoreNotFound
+	if err := c.begin(ctx, cached); err != nil {
+		return err
+	}
+	for {
+		data, ttl, err := c.updated(preconditions, update)
+		if err != nil {
+			if err := c.blame(ctx, err); err != nil {
+				return err
+			}
+			continue
+		}
+		if !c.stale && bytes.Equal(data, c.data) {
+			same, err := c.confirm(ctx, data)
+			if err != nil {
+				return err
+			}
+			if same {
+				return s.values.decode(c.data, out, c.rev)
+			}
+			continue
+		}
+		sealed, err := s.values.seal(ctx, key, data)
+		if err != nil {
+			return err
+		}
+		res, err := s.store.Txn(ctx, mvcc.Txn{
+			Compares: []mvcc.Compare{{Key: key, ModRevision: c.rev}},
+			Ops:      []mvcc.Op{{Type: mvcc.OpPut, Key: key, Value: sealed, TTL: ttl}},
+		})
+		if err != nil {
+			return explain(err)
+		}
+		if !res.Succeeded {
+			if err := c.lost(ctx, res); err != nil {
+				return err
+			}
+			continue
+		}
+		return s.values.decode(data, out, res.Revision)
+	}
+}
+
+// candidate is what a write believes to be the present state of its key. It
+// starts as a guess: the object that the caller has cached, or this node's own
+// copy, neither of which costs a round trip to the leader. The comparison in
+// the transaction proves a right guess; a refusal that rests on a guess is
+// never told to the caller before the leader has confirmed it.
+type candidate struct {
+	s           *Storage
+	key         string
+	newObject   func() runtime.Object
+	absentOK    bool // a missing key reads as an empty object
+	wantCorrupt bool // only a value that cannot be read is wanted
+
+	fresh bool // confirmed by the leader
+	rev   int64
+	obj   runtime.Object // nil when wantCorrupt
+	data  []byte         // obj encoded, as stored
+	stale bool           // stored in a form that should be written again
+	meta  storage.ResponseMeta
+}
+
+// candidate prepares for the state of key, in objects of the type of out.
+func (s *Storage) candidate(key string, out runtime.Object) (*candidate, error) {
+	v, err := conversion.EnforcePtr(out)
+	if err != nil {
+		return nil, fmt.Errorf("kubestore: output object %T: %w", out, err)
+	}
+	newObject := func() runtime.Object { return reflect.New(v.Type()).Interface().(runtime.Object) }
+	if u, ok := out.(runtime.Unstructured); ok {
+		newObject = func() runtime.Object { return u.NewEmptyInstance() }
+	}
+	return &candidate{s: s, key: key, newObject: newObject}, nil
+}
+
+// begin makes the first guess. Where it shows nothing usable, the leader is
+// asked at once.
+func (c *candidate) begin(ctx context.Context, cached runtime.Object) error {
+	if cached != nil {
+		return c.setObject(cached)
+	}
+	if c.wantCorrupt {
+		return c.refresh(ctx)
+	}
+	kv, _, err := c.s.get(ctx, c.key, raftstore.ReadOptions{Stale: true})
+	if err != nil || kv == nil || c.set(ctx, kv) != nil {
+		return c.refresh(ctx)
+	}
+	return nil
+}
+
+// refresh reads the key's state through the leader.
+func (c *candidate) refresh(ctx context.Context) error {
+	kv, _, err := c.s.get(ctx, c.key, raftstore.ReadOptions{})
+	if err != nil {
+		return explain(err)
+	}
+	c.fresh = true
+	return c.set(ctx, kv)
+}
+
+// lost takes over the state that made a transaction fail.
+func (c *candidate) lost(ctx context.Context, res mvcc.TxnResult) error {
+	if len(res.Current) != 1 {
+		return storage.NewInternalError(fmt.Errorf("store refused a write of %q without telling the present state", c.key))
+	}
+	c.fresh = true
+	return c.set(ctx, res.Current[0])
+}
+
+// blame is called with an error that the present state has caused. It returns
+// the error if that state is certain, and nil if there is a newer one to try.
+func (c *candidate) blame(ctx context.Context, cause error) error {
+	if c.fresh {
+		return cause
+	}
+	guessed := c.rev
+	if err := c.refresh(ctx); err != nil {
+		return err
+	}
+	if c.rev == guessed {
+		return cause
+	}
+	return nil
+}
+
+// confirm reports whether data is certainly what is stored, in its newest form.
+func (c *candidate) confirm(ctx context.Context, data []byte) (bool, error) {
+	if !c.fresh {
+		if err := c.refresh(ctx); err != nil {
+			return false, err
+		}
+	}
+	return !c.stale && bytes.Equal(data, c.data), nil
+}
+
+// permits reports why the object may not be deleted; nil when it may.
+func (c *candidate) permits(ctx context.Context, preconditions *storage.Preconditions, validate storage.ValidateObjectFunc) error {
+	if preconditions != nil {
+		if err := preconditions.Check(c.key, c.obj); err != nil {
+			return err
+		}
+	}
+	return validate(ctx, c.obj)
+}
+
+// updated lets the caller change the object and returns its encoded form and
+// the seconds it has to live.
+func (c *candidate) updated(preconditions *storage.Preconditions, update storage.UpdateFunc) (data []byte, ttl int64, err error) {
+	if err := preconditions.Check(c.key, c.obj); err != nil {
+		return nil, 0, err
+	}
+	obj, newTTL, err := update(c.obj, c.meta)
+	if err != nil {
+		return nil, 0, err
+	}
+	ttl = c.meta.TTL
+	if newTTL != nil {
+		ttl = int64(*newTTL)
+	}
+	data, err = c.s.values.encode(obj)
+	return data, ttl, err
+}
+
+// set takes over a stored state; nil is a missing key.
+func (c *candidate) set(ctx context.Context, kv *mvcc.KeyValue) error {
+	c.rev, c.data, c.stale, c.meta = 0, nil, false, storage.ResponseMeta{}
+	if kv == nil {
+		if !c.absentOK {
+			return storage.NewKeyNotFoundError(c.key, 0)
+		}
+		c.obj = c.newObject()
+		return runtime.SetZeroValue(c.obj)
+	}
+	c.rev = kv.ModRevision
+	c.meta = storage.ResponseMeta{ResourceVersion: uint64(kv.ModRevision), TTL: secondsLeft(kv.ExpiresAt)}
+	err := c.read(ctx, kv)
+	if !c.wantCorrupt {
+		return err
+	}
+	if err == nil {
+		return storage.NewInvalidObjError(c.key, "unsafe deletion is not allowed because the object is decodable from storage")
+	}
+	c.obj, c.data = nil, nil
+	return nil
+}
+
+func (c *candidate) read(ctx context.Context, kv *mvcc.KeyValue) error {
+	data, stale, err := c.s.values.open(ctx, kv)
+	if err != nil {
+		return storage.NewInternalError(err)
+	}
+	c.data, c.stale, c.obj = data, stale, c.newObject()
+	return c.s.values.decode(data, c.obj, kv.ModRevision)
+}
+
+// setObject takes over an object that the caller has cached.
+func (c *candidate) setObject(obj runtime.Object) error {
+	rev, err := c.s.versioner.ObjectResourceVersion(obj)
+	if err != nil {
+		return fmt.Errorf("resource version of the cached object: %w", err)
+	}
+	if c.data, err = c.s.values.encode(obj); err != nil {
+		return err
+	}
+	// encode has cleared the version, which the caller's functions want to see.
+	if err := c.s.versioner.UpdateObject(obj, rev); err != nil {
+		return err
+	}
+	c.obj, c.rev, c.meta = obj, int64(rev), storage.ResponseMeta{ResourceVersion: rev}
+	return nil
+}
+
+// secondsLeft is how long a key with this expiry still lives, at least 1; 0 is
+// for ever.
+func secondsLeft(expiresAt int64) int64 {
+	if expiresAt == 0 {
+		return 0
+	}
+	left := time.Until(time.UnixMilli(expiresAt))
+	return max(1, int64((left+time.Second-1)/time.Second))
+}

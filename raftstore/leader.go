@@ -1,0 +1,192 @@
+package raftstore
+
+import (
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/wire"
+)
+
+// leaderWatch knows who leads, as far as this member has heard.
+type leaderWatch struct {
+	mu      sync.Mutex
+	id      string
+	term    uint64
+	changed chan struct{}
+}
+
+func newLeaderWatch() *leaderWatch { return &leaderWatch{changed: make(chan struct{})} }
+
+// current returns the leader's id, "" if there is none, and a channel that is
+// closed when that is no longer so.
+func (l *leaderWatch) current() (string, <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.id, l.changed
+}
+
+func (l *leaderWatch) set(id string, term uint64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.id == id && l.term == term {
+		return false
+	}
+	l.id, l.term = id, term
+	close(l.changed)
+	l.changed = make(chan struct{})
+	return true
+}
+
+// leads says whether raft takes commands from this member right now. Being
+// wrong about it costs a detour, not safety.
+func (s *Store) leads() bool { return s.raft().State() == raft.Leader }
+
+func (s *Store) isCurrentTerm(term uint64) bool {
+	r := s.raftPtr.Load()
+	return r != nil && r.CurrentTerm() == term
+}
+
+// IsLeader reports whether this member leads and has applied everything that
+// was committed before its term.
+func (s *Store) IsLeader() bool {
+	term := s.readyTerm.Load()
+	return term != 0 && s.leads() && s.raft().CurrentTerm() == term
+}
+
+// Leader is the ID of the leader as far as this member has heard; "" if there
+// is none.
+func (s *Store) Leader() string {
+	id, _ := s.leader.current()
+	return id
+}
+
+// LeaderCh delivers true when this member has become leader and has applied
+// everything committed before, and false when it no longer is. The values
+// alternate, beginning with true; a loss is never skipped, however slow the
+// reader, though several in a row show as one. It is meant for one reader and
+// is closed by Close.
+func (s *Store) LeaderCh() <-chan bool { return s.leadership.ch }
+
+// leadership turns changes into LeaderCh's values.
+type leadership struct {
+	ch   chan bool
+	wake chan struct{}
+
+	mu   sync.Mutex
+	term uint64 // in which this member leads and is ready; 0: it does not
+}
+
+func newLeadership() *leadership {
+	return &leadership{ch: make(chan bool), wake: make(chan struct{}, 1)}
+}
+
+func (l *leadership) set(term uint64) {
+	l.mu.Lock()
+	l.term = term
+	l.mu.Unlock()
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run sends until done.
+func (l *leadership) run(done <-chan struct{}) {
+	defer close(l.ch)
+	var told uint64 // the term the reader knows that we lead in; 0: that we do not
+	for {
+		l.mu.Lock()
+		term := l.term
+		l.mu.Unlock()
+		var ch chan bool
+		if told != 0 && term != told {
+			term = 0 // lost, whatever came after: say so first
+		}
+		if told != term {
+			ch = l.ch
+		}
+		select {
+		case ch <- term != 0:
+			told = term
+		case <-l.wake:
+		case <-done:
+			return
+		}
+	}
+}
+
+// leaderLoop follows raft's state until the store closes. It looks at the
+// present state whenever something was observed, so that no order of
+// observations can mislead it.
+func (s *Store) leaderLoop(observed <-chan raft.Observation) {
+	for {
+		s.lookAtLeader()
+		var again <-chan time.Time
+		if s.leads() && s.readyTerm.Load() == 0 {
+			// The term's first command did not get through, and nothing that
+			// will be observed need follow from that.
+			again = time.After(retryAfter)
+		}
+		select {
+		case <-observed:
+		case <-again:
+		case <-s.ctx.Done():
+			s.readyTerm.Store(0)
+			s.leadership.set(0)
+			return
+		}
+	}
+}
+
+func (s *Store) lookAtLeader() {
+	r := s.raft()
+	_, id := r.LeaderWithID()
+	term := r.CurrentTerm()
+	if s.leader.set(string(id), term) {
+		s.cfg.Logger.Info("leader changed", "leader", string(id), "term", term)
+		if fn := s.cfg.Events.LeaderChanged; fn != nil {
+			fn(string(id), term)
+		}
+	}
+	ready := s.readyTerm.Load()
+	if ready != 0 && (ready != term || r.State() != raft.Leader) {
+		s.readyTerm.Store(0)
+		s.leadership.set(0)
+		s.clock.follow()
+		s.cfg.Logger.Info("no longer leading", "term", ready)
+		ready = 0
+	}
+	if ready == 0 && r.State() == raft.Leader {
+		s.beginTerm(term)
+	}
+}
+
+// beginTerm puts the term's first command into the log and waits until it is
+// applied here: then so is all that was committed before, the commit index is
+// this term's, and what follows in the log are entries that the keyspace sees
+// (raft's no-op at the beginning of the term is not one).
+func (s *Store) beginTerm(term uint64) {
+	s.clock.lead(s.keyspace().Time())
+	cmd := mvcc.Command{
+		Type:   mvcc.CmdLimits,
+		ID:     mvcc.CommandID{Session: s.session, Seq: s.seq.Add(1)},
+		Limits: s.cfg.limits(),
+	}
+	entry := wire.AppendBatch(nil, s.clock.millis(), [][]byte{wire.AppendCommand(nil, &cmd)})
+	r := s.raft()
+	err := r.Apply(entry, 0).Error()
+	if err != nil || r.State() != raft.Leader || r.CurrentTerm() != term {
+		// A change of state will be, or was, observed: we are called again.
+		s.clock.follow()
+		s.cfg.Logger.Info("lost the term before it began", "term", term, "err", err)
+		return
+	}
+	// The state may have come from a log that was applied only now.
+	s.clock.lead(s.keyspace().Time())
+	s.readyTerm.Store(term)
+	s.leadership.set(term)
+	s.cfg.Logger.Info("leading", "term", term)
+}

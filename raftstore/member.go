@@ -1,0 +1,189 @@
+package raftstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// Member is one member of the store's raft configuration.
+type Member struct {
+	ID    string `json:"id"`
+	Voter bool   `json:"voter"`
+}
+
+// Members returns the configuration as this member knows it.
+func (s *Store) Members() ([]Member, error) {
+	f := s.raft().GetConfiguration()
+	if err := f.Error(); err != nil {
+		return nil, fmt.Errorf("read the members: %w", err)
+	}
+	var ms []Member
+	for _, m := range f.Configuration().Servers {
+		ms = append(ms, Member{ID: string(m.ID), Voter: m.Suffrage == raft.Voter})
+	}
+	return ms, nil
+}
+
+// memberOp is a change of the configuration. Numbers are part of the call
+// protocol.
+type memberOp byte
+
+const (
+	addVoter    memberOp = 1
+	addNonvoter memberOp = 2
+	remove      memberOp = 3
+	transfer    memberOp = 4
+)
+
+// AddVoter makes id a voting member; a non-voter is promoted. Like the other
+// changes of membership it can be asked of any member and returns once the
+// change is committed.
+func (s *Store) AddVoter(ctx context.Context, id string) error { return s.change(ctx, addVoter, id) }
+
+// AddNonvoter makes id a member that receives everything and does not vote. A
+// voter stays one.
+func (s *Store) AddNonvoter(ctx context.Context, id string) error {
+	return s.change(ctx, addNonvoter, id)
+}
+
+// RemoveMember takes id out of the configuration. Removing one that is not in
+// it is no error; removing the last voter is.
+func (s *Store) RemoveMember(ctx context.Context, id string) error {
+	return s.change(ctx, remove, id)
+}
+
+// TransferLeadership makes the leader hand over to another voter.
+func (s *Store) TransferLeadership(ctx context.Context) error { return s.change(ctx, transfer, "") }
+
+func (s *Store) change(ctx context.Context, op memberOp, id string) error {
+	if id == "" && op != transfer {
+		return fmt.Errorf("%w: empty member id", ErrInvalid)
+	}
+	deadline := time.Now().Add(s.cfg.LeaderWait)
+	for {
+		leader, changed := s.leader.current()
+		var err error
+		switch leader {
+		case "":
+			err = ErrNoLeader
+		case s.cfg.ID:
+			err = s.changeHere(ctx, op, id)
+		default:
+			err = s.changeThere(ctx, leader, op, id, changed)
+		}
+		// These are certain not to have happened, and all changes can be
+		// repeated.
+		if !errors.Is(err, raft.ErrNotLeader) && !errors.Is(err, ErrNoLeader) {
+			return err
+		}
+		left := time.Until(deadline)
+		if left <= 0 {
+			return ErrNoLeader
+		}
+		if leader != "" {
+			left = min(left, retryAfter)
+		}
+		select {
+		case <-changed:
+		case <-time.After(left):
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-s.ctx.Done():
+			return ErrClosed
+		}
+	}
+}
+
+// changeHere does it as the leader.
+func (s *Store) changeHere(ctx context.Context, op memberOp, id string) error {
+	timeout := s.cfg.LeaderWait
+	if d, ok := ctx.Deadline(); ok {
+		timeout = max(time.Until(d), time.Millisecond)
+	}
+	r := s.raft()
+	done := make(chan error, 1)
+	s.start(func() {
+		var f raft.Future
+		switch op {
+		case addVoter:
+			s.patient.setRemoved(raft.ServerID(id), false)
+			f = r.AddVoter(raft.ServerID(id), raft.ServerAddress(id), 0, timeout)
+		case addNonvoter:
+			s.patient.setRemoved(raft.ServerID(id), false)
+			f = r.AddNonvoter(raft.ServerID(id), raft.ServerAddress(id), 0, timeout)
+		case remove:
+			f = r.RemoveServer(raft.ServerID(id), 0, timeout)
+		case transfer:
+			f = r.LeadershipTransfer()
+		default:
+			done <- fmt.Errorf("%w: membership change %d", ErrInvalid, op)
+			return
+		}
+		err := f.Error()
+		if op == remove && err == nil {
+			s.patient.setRemoved(raft.ServerID(id), true)
+		}
+		done <- err
+	})
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-s.ctx.Done():
+		return ErrClosed
+	}
+}
+
+// changeThere asks the leader to do it.
+func (s *Store) changeThere(ctx context.Context, leader string, op memberOp, id string, changed <-chan struct{}) error {
+	done := make(chan error, 1)
+	call := s.peers.call(leader, frameMember, append([]byte{byte(op)}, id...), func(f frame, _ bool, err error) {
+		switch {
+		case err != nil:
+			// It may have happened; repeating it is harmless.
+			err = ErrNoLeader
+		case len(f.body) > 0 && verdict(f.body[0]) == refused:
+			err = raft.ErrNotLeader
+		case len(f.body) > 0:
+			err = errors.New(string(f.body[1:]))
+		}
+		done <- err
+	})
+	defer s.peers.forget(leader, call)
+	select {
+	case err := <-done:
+		return err
+	case <-changed:
+		if op == transfer {
+			return nil
+		}
+		return ErrNoLeader
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-s.ctx.Done():
+		return ErrClosed
+	}
+}
+
+// serveMember answers frameMember.
+func (s *Store) serveMember(ctx context.Context, body []byte) []byte {
+	if len(body) < 1 {
+		return append([]byte{byte(notDecoded)}, "empty request"...)
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.LeaderWait)
+	defer cancel()
+	err := s.changeHere(ctx, memberOp(body[0]), string(body[1:]))
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, raft.ErrNotLeader):
+		return []byte{byte(refused)}
+	default:
+		return append([]byte{byte(uncertain)}, err.Error()...)
+	}
+}

@@ -1,0 +1,174 @@
+package mvcc
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/google/btree"
+)
+
+// ErrCorrupt is returned when what a Builder was given does not add up to the
+// header it was given.
+var ErrCorrupt = errors.New("snapshot does not match its digest")
+
+// Header is what a snapshot says of itself.
+type Header struct {
+	Digest Digest
+	Limits Limits
+	Floor  uint64 // of the result window
+}
+
+// Change is one entry of the history, complete enough to put it back.
+type Change struct {
+	Type EventType
+	KV   KeyValue // for Delete: Key and ModRevision only
+	Time int64    // store time, unix milliseconds
+}
+
+// WindowEntry is one remembered outcome.
+type WindowEntry struct {
+	ID       CommandID
+	Verdict  Verdict
+	Revision int64
+	Index    uint64
+}
+
+// Snapshot is a keyspace as of one log index. It does not change and costs
+// Apply nothing while it is written out.
+//
+// It consists of the state as of the oldest readable revision (Base), the
+// changes since then, and the result window: nothing is in it twice.
+type Snapshot struct {
+	header  Header
+	tree    *btree.BTreeG[item]
+	changes []change
+	window  []outcome
+}
+
+// Snapshot captures the present. Call it from the applying goroutine.
+func (k *Keyspace) Snapshot() *Snapshot {
+	v := k.view.Load()
+	s := &Snapshot{
+		header: Header{Digest: v.digest, Limits: k.limits, Floor: k.window.floor},
+		tree:   v.tree,
+		window: append([]outcome(nil), k.window.ring[k.window.head:]...),
+	}
+	s.changes, _ = k.history.copyAll()
+	return s
+}
+
+// Header describes the snapshot.
+func (s *Snapshot) Header() Header { return s.header }
+
+// Base yields every key as of the oldest readable revision, in a fixed order.
+func (s *Snapshot) Base(yield func(*KeyValue) error) error {
+	oldest := s.header.Digest.Oldest
+	var err error
+	s.tree.Ascend(func(it item) bool {
+		if it.head.live() && it.head.kv.ModRevision <= oldest {
+			err = yield(&it.head.kv)
+		}
+		return err == nil
+	})
+	// Keys that changed since: the first change's predecessor. The chains of
+	// versions are not walked, Apply may be cutting them.
+	for i := 0; i < len(s.changes) && err == nil; i++ {
+		if p := s.changes[i].prev; p.live() && p.kv.ModRevision <= oldest {
+			err = yield(&p.kv)
+		}
+	}
+	return err
+}
+
+// Changes yields the history, oldest first.
+func (s *Snapshot) Changes(yield func(Change) error) error {
+	for i := range s.changes {
+		c := &s.changes[i]
+		e := c.event()
+		if err := yield(Change{Type: e.Type, KV: e.KV, Time: c.time}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Window yields the remembered outcomes, oldest first.
+func (s *Snapshot) Window(yield func(WindowEntry) error) error {
+	for _, o := range s.window {
+		if err := yield(WindowEntry{ID: o.id, Verdict: o.verdict, Revision: o.rev, Index: o.index}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Builder makes a Keyspace from the parts of a Snapshot, given in its order.
+type Builder struct {
+	k      *Keyspace
+	header Header
+}
+
+// NewBuilder starts with an empty keyspace.
+func NewBuilder(h Header) *Builder {
+	k := New()
+	k.limits = h.Limits
+	k.history.compacted = h.Digest.Oldest
+	return &Builder{k: k, header: h}
+}
+
+// Base adds a key as of the oldest readable revision.
+func (b *Builder) Base(kv KeyValue) error {
+	if kv.ModRevision > b.header.Digest.Oldest {
+		return fmt.Errorf("%w: key %q of revision %d lies after the base's revision %d", ErrCorrupt, kv.Key, kv.ModRevision, b.header.Digest.Oldest)
+	}
+	if b.k.head(kv.Key) != nil {
+		return fmt.Errorf("%w: key %q occurs twice", ErrCorrupt, kv.Key)
+	}
+	v := &version{kv: kv, sum: hashKV(&kv)}
+	b.k.account(v, +1)
+	b.k.tree.ReplaceOrInsert(item{key: kv.Key, head: v})
+	return nil
+}
+
+// Change adds an entry of the history.
+func (b *Builder) Change(c Change) error {
+	if c.KV.ModRevision < b.k.rev || c.KV.ModRevision <= b.header.Digest.Oldest {
+		return fmt.Errorf("%w: the change of %q at revision %d is out of order", ErrCorrupt, c.KV.Key, c.KV.ModRevision)
+	}
+	prev := b.k.head(c.KV.Key)
+	if prev != nil {
+		c.KV.Key = prev.kv.Key
+	}
+	b.k.now = c.Time
+	b.k.rev = c.KV.ModRevision
+	switch {
+	case c.Type == Put:
+		b.k.replace(prev, &version{kv: c.KV})
+	case c.Type == Delete && prev.live():
+		b.k.remove(prev, c.KV.ModRevision)
+	default:
+		return fmt.Errorf("%w: change of type %d of %q", ErrCorrupt, c.Type, c.KV.Key)
+	}
+	return nil
+}
+
+// Window adds a remembered outcome.
+func (b *Builder) Window(e WindowEntry) error {
+	if _, ok := b.k.window.find(e.ID); ok {
+		return fmt.Errorf("%w: command %v occurs twice in the result window", ErrCorrupt, e.ID)
+	}
+	b.k.window.add(outcome{e.ID, e.Index, decided{e.Verdict, e.Revision}}, b.header.Limits.Window)
+	return nil
+}
+
+// Finish returns the keyspace when its digest is the header's.
+func (b *Builder) Finish() (*Keyspace, error) {
+	k, want := b.k, b.header.Digest
+	k.index, k.rev, k.now = want.Index, want.Revision, want.Time
+	k.window.floor = b.header.Floor
+	k.publish(true)
+	if got := k.Digest(); got != want {
+		return nil, fmt.Errorf("%w: got %+v, want %+v", ErrCorrupt, got, want)
+	}
+	return k, nil
+}

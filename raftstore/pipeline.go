@@ -1,0 +1,63 @@
+package raftstore
+
+import (
+	"sync"
+
+	"github.com/hashicorp/raft"
+)
+
+// AppendEntriesPipeline implements raft.Transport.
+func (p *patient) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAddress) (raft.AppendPipeline, error) {
+	inner, err := p.NetworkTransport.AppendEntriesPipeline(id, target)
+	if err != nil {
+		return nil, err
+	}
+	return newDrained(inner), nil
+}
+
+// drained is a pipeline whose answers are taken off although nobody reads
+// them. raft stops reading at the first refusal, and only then, after its next
+// send, closes the pipeline. With two requests under way that send waited for
+// room that only the reader could make: the replication to that member stood
+// still for as long as the process lived, and the process could not end.
+type drained struct {
+	raft.AppendPipeline
+	answers chan raft.AppendFuture
+	closed  chan struct{}
+	close   func()
+}
+
+// drainedAnswers is how many answers wait for raft. Without a reader there are
+// as many as raft still sends before it notices: one or two.
+const drainedAnswers = 128
+
+func newDrained(inner raft.AppendPipeline) *drained {
+	d := &drained{AppendPipeline: inner, answers: make(chan raft.AppendFuture, drainedAnswers), closed: make(chan struct{})}
+	d.close = sync.OnceFunc(func() { close(d.closed) })
+	go d.drain()
+	return d
+}
+
+func (d *drained) drain() {
+	for {
+		select {
+		case answer := <-d.AppendPipeline.Consumer():
+			select {
+			case d.answers <- answer:
+			case <-d.closed:
+				return
+			}
+		case <-d.closed:
+			return
+		}
+	}
+}
+
+// Consumer implements raft.AppendPipeline.
+func (d *drained) Consumer() <-chan raft.AppendFuture { return d.answers }
+
+// Close implements raft.AppendPipeline.
+func (d *drained) Close() error {
+	d.close()
+	return d.AppendPipeline.Close()
+}

@@ -1,0 +1,347 @@
+package raftstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/watch"
+)
+
+// ReadOptions say what a read may return.
+type ReadOptions struct {
+	// Revision: the state as of it, which must still be in history. 0: the
+	// latest.
+	Revision int64
+	// Stale: what this member knows, without asking the leader. It may be old,
+	// and works without a leader.
+	Stale bool
+}
+
+// ListOptions say what a List returns.
+type ListOptions struct {
+	ReadOptions
+	From      string // first key included; "" or anything before the prefix: from its beginning
+	Limit     int    // 0: all
+	CountOnly bool
+}
+
+// ListResult is a List's result. KVs is shared and must not be changed.
+type ListResult struct {
+	KVs      []mvcc.KeyValue
+	More     bool  // keys follow after the last of KVs
+	Count    int64 // all keys of the prefix from From on
+	Revision int64 // as of which it holds
+}
+
+// Get returns the key, nil if it does not exist, and the revision as of which
+// that holds. Linearizable unless o.Stale: it sees every write that was
+// acknowledged, by any member, before the call.
+func (s *Store) Get(ctx context.Context, key string, o ReadOptions) (*mvcc.KeyValue, int64, error) {
+	if err := s.catchUp(ctx, o); err != nil {
+		return nil, 0, err
+	}
+	return s.keyspace().Get(key, o.Revision)
+}
+
+// List returns the keys beginning with prefix, in order, all as of one
+// revision. Linearizable unless o.Stale.
+func (s *Store) List(ctx context.Context, prefix string, o ListOptions) (ListResult, error) {
+	if err := s.catchUp(ctx, o.ReadOptions); err != nil {
+		return ListResult{}, err
+	}
+	l, err := s.keyspace().List(mvcc.Range{
+		Prefix: prefix, From: o.From, Limit: o.Limit, CountOnly: o.CountOnly, Revision: o.Revision,
+	})
+	return ListResult(l), err
+}
+
+// catchUp returns when this member's state is recent enough for the read. What
+// was at a past revision does not change any more, so nobody has to be asked.
+func (s *Store) catchUp(ctx context.Context, o ReadOptions) error {
+	switch {
+	case s.ctx.Err() != nil:
+		return ErrClosed
+	case o.Stale, o.Revision != 0 && o.Revision <= s.Revision():
+		return ctx.Err()
+	default:
+		return s.linearize(ctx)
+	}
+}
+
+// linearize returns when this member has applied everything that was committed
+// when it was called.
+func (s *Store) linearize(ctx context.Context) error {
+	deadline := time.Now().Add(s.cfg.LeaderWait)
+	for {
+		leader, changed := s.leader.current()
+		if leader != "" {
+			index, err := s.readRounds.join(ctx)
+			if err == nil {
+				return s.waitIndex(ctx, index)
+			}
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+		}
+		if s.ctx.Err() != nil {
+			return ErrClosed
+		}
+		left := time.Until(deadline)
+		if left <= 0 {
+			return ErrNoLeader
+		}
+		if leader != "" {
+			left = min(left, retryAfter)
+		}
+		pause := time.NewTimer(left)
+		select {
+		case <-changed:
+		case <-pause.C:
+		case <-ctx.Done():
+		case <-s.ctx.Done():
+		}
+		pause.Stop()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+}
+
+// askReadIndex is one round: an index such that everything committed before
+// the round began is at or below it.
+func (s *Store) askReadIndex(ctx context.Context) (uint64, error) {
+	leader, changed := s.leader.current()
+	switch leader {
+	case "":
+		return 0, ErrNoLeader
+	case s.cfg.ID:
+		return s.leaderReadIndex(ctx)
+	}
+	type answer struct {
+		index uint64
+		err   error
+	}
+	got := make(chan answer, 1)
+	call := s.peers.call(leader, frameReadIndex, nil, func(f frame, _ bool, err error) {
+		if err == nil && f.kind != frameNumber {
+			err = ErrNoLeader
+		}
+		var a answer
+		if a.err = err; err == nil {
+			a.index, a.err = bodyNumber(f.body)
+		}
+		got <- a
+	})
+	defer s.peers.forget(leader, call)
+	select {
+	case a := <-got:
+		return a.index, a.err
+	case <-changed:
+		return 0, ErrNoLeader
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+}
+
+// leaderReadIndex shares one confirmation among all who ask meanwhile.
+func (s *Store) leaderReadIndex(ctx context.Context) (uint64, error) {
+	return s.confirmRounds.join(ctx)
+}
+
+var errNotConfirmed = errors.New("leadership was not confirmed by a majority")
+
+// confirmReadIndex returns the commit index after a majority of voters has
+// said, after it was read, that it knows of no later term: so nobody else had
+// been elected, and nothing else committed, by then.
+//
+// raft.VerifyLeader is not used: it counts non-voters, and heartbeats that
+// were under way before it was asked.
+func (s *Store) confirmReadIndex(ctx context.Context) (uint64, error) {
+	r := s.raft()
+	term := s.readyTerm.Load()
+	if term == 0 {
+		return 0, raft.ErrNotLeader
+	}
+	index := r.CommitIndex()
+	cf := r.GetConfiguration()
+	if err := cf.Error(); err != nil {
+		return 0, fmt.Errorf("read the members: %w", err)
+	}
+	var others []string
+	voters, agreed := 0, 0
+	for _, m := range cf.Configuration().Servers {
+		if m.Suffrage != raft.Voter {
+			continue
+		}
+		voters++
+		if string(m.ID) == s.cfg.ID {
+			agreed++
+		} else {
+			others = append(others, string(m.ID))
+		}
+	}
+	need := voters/2 + 1
+	if agreed < need {
+		var err error
+		if agreed, err = s.askTerms(ctx, others, term, agreed, need); err != nil {
+			return 0, err
+		}
+	}
+	// Our own vote, and proof that index was not raised by a later leader.
+	if agreed < need || r.CurrentTerm() != term {
+		return 0, errNotConfirmed
+	}
+	return index, nil
+}
+
+func (s *Store) askTerms(ctx context.Context, others []string, term uint64, agreed, need int) (int, error) {
+	answers := make(chan bool, len(others))
+	for _, id := range others {
+		call := s.peers.call(id, frameTerm, nil, func(f frame, _ bool, err error) {
+			if err != nil || f.kind != frameNumber {
+				answers <- false
+				return
+			}
+			theirs, err := bodyNumber(f.body)
+			answers <- err == nil && theirs <= term
+		})
+		defer s.peers.forget(id, call)
+	}
+	for range others {
+		select {
+		case yes := <-answers:
+			if yes {
+				agreed++
+			}
+		case <-ctx.Done():
+			return agreed, ctx.Err()
+		}
+		if agreed >= need {
+			return agreed, nil
+		}
+	}
+	return agreed, errNotConfirmed
+}
+
+// rounds runs do once for all who joined before it began. Whoever joins while
+// it runs waits for the next one.
+type rounds struct {
+	do    func(ctx context.Context) (uint64, error)
+	start func(func()) // runs a function in a goroutine of the store's group
+	stop  <-chan struct{}
+
+	mu      sync.Mutex
+	running bool
+	next    *round // joined, not begun
+}
+
+type round struct {
+	done  chan struct{}
+	value uint64
+	err   error
+}
+
+func (r *rounds) join(ctx context.Context) (uint64, error) {
+	r.mu.Lock()
+	if r.next == nil {
+		r.next = &round{done: make(chan struct{})}
+	}
+	mine := r.next
+	if !r.running {
+		r.running = true
+		r.start(r.run)
+	}
+	r.mu.Unlock()
+	select {
+	case <-mine.done:
+		return mine.value, mine.err
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	case <-r.stop:
+		return 0, ErrClosed
+	}
+}
+
+// run works off rounds until nobody has joined the next one.
+func (r *rounds) run() {
+	for {
+		r.mu.Lock()
+		cur := r.next
+		r.next = nil
+		if cur == nil {
+			r.running = false
+			r.mu.Unlock()
+			return
+		}
+		r.mu.Unlock()
+		cur.value, cur.err = r.do(context.Background())
+		close(cur.done)
+	}
+}
+
+// waitIndex returns when the keyspace has applied the log up to index.
+func (s *Store) waitIndex(ctx context.Context, index uint64) error {
+	return s.waitFor(ctx, func() bool { return s.keyspace().Index() >= index })
+}
+
+// WaitRevision returns when this member has applied revision rev.
+func (s *Store) WaitRevision(ctx context.Context, rev int64) error {
+	return s.waitFor(ctx, func() bool { return s.Revision() >= rev })
+}
+
+func (s *Store) waitFor(ctx context.Context, ok func() bool) error {
+	for {
+		if ok() {
+			return nil
+		}
+		changed := s.applied.changed()
+		if ok() {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-s.ctx.Done():
+			return ErrClosed
+		}
+	}
+}
+
+// Revision is the latest revision that this member has applied.
+func (s *Store) Revision() int64 { return s.keyspace().Revision() }
+
+// OldestRevision is the oldest revision that can be read here; a watch can
+// begin with the one after it.
+func (s *Store) OldestRevision() int64 { return s.keyspace().Oldest() }
+
+type (
+	// Watcher receives the changes of one prefix.
+	Watcher = watch.Watcher
+	// Batch is what a Watcher delivers.
+	Batch = watch.Batch
+)
+
+// WatchOptions say where a watch begins.
+type WatchOptions struct {
+	// Revision is the first one wanted, which may lie in the future. 0: the
+	// next one this member applies.
+	Revision int64
+}
+
+// Watch delivers every change of the keys beginning with prefix, once and in
+// order, until ctx ends or the watcher is stopped. A revision that has left the
+// history gives a *mvcc.CompactedError.
+func (s *Store) Watch(ctx context.Context, prefix string, o WatchOptions) (*Watcher, error) {
+	w, err := s.hub.Watch(ctx, prefix, o.Revision)
+	if errors.Is(err, watch.ErrClosed) {
+		err = ErrClosed
+	}
+	return w, err
+}

@@ -1,0 +1,58 @@
+package raftstore
+
+import (
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+)
+
+// Status describes a member. It needs no leader.
+type Status struct {
+	ID        string `json:"id"`
+	State     string `json:"state"` // Follower, Candidate, Leader, Shutdown
+	Ready     bool   `json:"ready"` // leads, and has applied all that was committed before
+	Term      uint64 `json:"term"`
+	Leader    string `json:"leader,omitempty"`
+	LastIndex uint64 `json:"lastIndex"` // in this member's log
+	Commit    uint64 `json:"commitIndex"`
+	// LastContact is how long ago the leader was heard; 0 on the leader.
+	LastContact time.Duration `json:"lastContactNanoseconds"`
+	Keyspace    mvcc.Digest   `json:"keyspace"`
+	Watchers    int           `json:"watchers"`
+	LogBytes    int64         `json:"logFileBytes"`
+	SnapBytes   int64         `json:"snapshotBytes"`
+	Members     []Member      `json:"members"`
+}
+
+// Status returns this member's view.
+func (s *Store) Status() Status {
+	r := s.raft()
+	st := Status{
+		ID: s.cfg.ID, State: r.State().String(), Ready: s.IsLeader(), Term: r.CurrentTerm(), Leader: s.Leader(),
+		LastIndex: r.LastIndex(), Commit: r.CommitIndex(),
+		Keyspace: s.keyspace().Digest(), Watchers: s.hub.Len(),
+		LogBytes: sizeOf(filepath.Join(s.cfg.Dir, logFile)), SnapBytes: sizeOf(filepath.Join(s.cfg.Dir, "snapshots")),
+	}
+	if at := r.LastContact(); !st.Ready && !at.IsZero() {
+		st.LastContact = time.Since(at)
+	}
+	st.Members, _ = s.Members()
+	return st
+}
+
+// sizeOf adds up the files at and below path. What vanishes meanwhile counts
+// as nothing.
+func sizeOf(path string) (n int64) {
+	_ = filepath.WalkDir(path, func(_ string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return nil
+		}
+		if info, err := d.Info(); err == nil {
+			n += info.Size()
+		}
+		return nil
+	})
+	return n
+}

@@ -1,0 +1,372 @@
+// Package raftstore is a replicated, revisioned keyspace: every member holds
+// all of it in memory, hashicorp/raft puts the changes in one order and on
+// disk, and package mvcc gives them their meaning. Clients write, read and
+// watch through any member.
+//
+// It knows nothing of what is stored, of addresses, or of who may be a member:
+// streams come in authenticated, and are dialed by member ID.
+package raftstore
+
+import (
+	"context"
+	crand "crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/raft"
+	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
+	"go.etcd.io/bbolt"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/watch"
+	"github.com/clusterd/clusterd/raftstore/wire"
+)
+
+// Names in the data folder.
+const (
+	logFile         = "raft.db" // raft log and stable store (bbolt)
+	keptSnapshots   = 2
+	raftTimeout     = 10 * time.Second // of one raft RPC
+	raftCommitPause = 200 * time.Millisecond
+)
+
+// Store is one member. All methods may be called concurrently.
+type Store struct {
+	cfg     Config
+	session uint64 // random: this process's commands
+	seq     atomic.Uint64
+
+	fsm       *fsm
+	hub       *watch.Hub
+	clock     *clock
+	streams   *streams
+	peers     *peers
+	nudge     *nudger
+	transport *raft.NetworkTransport
+	patient   *patient // raft's own view of transport
+	bolt      *raftboltdb.BoltStore
+	raftPtr   atomic.Pointer[raft.Raft]
+	hadState  bool
+
+	leader     *leaderWatch
+	leadership *leadership
+	readyTerm  atomic.Uint64 // the term in which this member leads and is ready; 0: it does not
+
+	proposals     *proposals
+	waiting       *waiting
+	pending       *semaphore.Weighted
+	applied       notifier
+	readRounds    rounds
+	confirmRounds rounds
+
+	ctx    context.Context // ends when Close begins
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	mu     sync.Mutex
+	closed bool
+	done   chan struct{} // closed when Close is through
+}
+
+// Open opens the data folder and starts the member: it takes part in raft, and
+// serves once a leader is known. The first member of all is then told to
+// Bootstrap; others wait until a member adds them. Close it.
+func Open(cfg Config) (*Store, error) {
+	if err := cfg.setDefaults(); err != nil {
+		return nil, err
+	}
+	var random [8]byte
+	if _, err := crand.Read(random[:]); err != nil {
+		return nil, fmt.Errorf("draw a session number: %w", err)
+	}
+	s := &Store{
+		cfg:        cfg,
+		session:    binary.LittleEndian.Uint64(random[:]),
+		clock:      &clock{now: cfg.Now},
+		leader:     newLeaderWatch(),
+		leadership: newLeadership(),
+		proposals:  newProposals(),
+		waiting:    &waiting{bySeq: make(map[uint64]chan mvcc.Outcome)},
+		pending:    semaphore.NewWeighted(cfg.MaxPendingBytes),
+		done:       make(chan struct{}),
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.fsm = &fsm{s: s}
+	s.fsm.keyspace.Store(mvcc.New())
+	s.nudge = &nudger{s: s, peers: make(map[raft.ServerID]*nudged)}
+	s.streams = newStreams(&s.cfg)
+	s.peers = &peers{
+		ctx: s.ctx, dialTimeout: cfg.ElectionTimeout * 4, byID: make(map[string]*peer),
+		dial: func(ctx context.Context, id string) (net.Conn, error) { return s.streams.dial(ctx, id, streamCall) },
+	}
+	s.readRounds = rounds{do: s.boundRound(s.askReadIndex), start: s.start, stop: s.ctx.Done()}
+	s.confirmRounds = rounds{do: s.boundRound(s.confirmReadIndex), start: s.start, stop: s.ctx.Done()}
+	s.hub = watch.NewHub(present{s})
+	if err := s.openRaft(); err != nil {
+		s.cancel()
+		s.hub.Close()
+		return nil, errors.Join(fmt.Errorf("open store in %s: %w", cfg.Dir, err), s.streams.Close(), s.closeBolt())
+	}
+	return s, nil
+}
+
+func (s *Store) openRaft() error {
+	if err := os.MkdirAll(s.cfg.Dir, 0o700); err != nil {
+		return err
+	}
+	var err error
+	s.bolt, err = raftboltdb.New(raftboltdb.Options{
+		Path: filepath.Join(s.cfg.Dir, logFile),
+		BoltOptions: &bbolt.Options{
+			Timeout:        time.Second, // someone else has the folder open
+			NoFreelistSync: true,        // rebuilt at open; saves a page per commit
+			FreelistType:   bbolt.FreelistMapType,
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", logFile, err)
+	}
+	logger := raftLogger(s.cfg.Logger)
+	snapshots, err := raft.NewFileSnapshotStoreWithLogger(s.cfg.Dir, keptSnapshots, logger)
+	if err != nil {
+		return err
+	}
+	logs, err := raft.NewLogCache(32, s.bolt)
+	if err != nil {
+		return err
+	}
+	if s.hadState, err = raft.HasExistingState(s.bolt, s.bolt, snapshots); err != nil {
+		return err
+	}
+	s.transport = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+		Stream: s.streams, MaxPool: 4, Timeout: raftTimeout, Logger: logger,
+	})
+	s.patient = newPatient(s.transport, s)
+	conf := raft.DefaultConfig()
+	conf.LocalID = raft.ServerID(s.cfg.ID)
+	conf.Logger = logger
+	conf.HeartbeatTimeout = s.cfg.HeartbeatTimeout
+	conf.ElectionTimeout = s.cfg.ElectionTimeout
+	conf.LeaderLeaseTimeout = s.cfg.LeaderLease
+	conf.CommitTimeout = raftCommitPause // the nudger is quicker
+	conf.MaxAppendEntries = 32
+	conf.ShutdownOnRemove = false
+	conf.SnapshotThreshold = s.cfg.SnapshotEntries
+	conf.SnapshotInterval = 30 * time.Second
+	conf.TrailingLogs = s.cfg.TrailingEntries
+	conf.NoLegacyTelemetry = true
+	r, err := raft.NewRaft(conf, s.fsm, logs, s.bolt, snapshots, s.patient)
+	if err != nil {
+		return errors.Join(err, s.transport.Close())
+	}
+	s.raftPtr.Store(r)
+
+	observed := make(chan raft.Observation, 16)
+	r.RegisterObserver(raft.NewObserver(observed, false, func(o *raft.Observation) bool {
+		switch o.Data.(type) {
+		case raft.LeaderObservation, raft.RaftState:
+			return true
+		}
+		return false
+	}))
+	s.streams.start(s.serveCalls)
+	s.start(func() { s.leaderLoop(observed) })
+	s.start(func() { s.leadership.run(s.ctx.Done()) })
+	s.start(s.housekeep)
+	for range entriesInFlight {
+		s.start(s.proposeLoop)
+	}
+	if ms, err := s.Members(); err == nil && len(ms) == 1 && ms[0] == (Member{ID: s.cfg.ID, Voter: true}) {
+		s.electAlone()
+	}
+	return nil
+}
+
+// start runs f in a goroutine that Close waits for. After Close has begun it
+// does nothing: who waits for f must wait for s.ctx as well.
+func (s *Store) start(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	s.wg.Add(1)
+	go func() {
+		defer s.wg.Done()
+		f()
+	}()
+}
+
+// boundRound ends a round with the store, or when it takes longer than any
+// leader would keep its lease.
+func (s *Store) boundRound(do func(context.Context) (uint64, error)) func(context.Context) (uint64, error) {
+	return func(context.Context) (uint64, error) {
+		ctx, cancel := context.WithTimeout(s.ctx, 2*s.cfg.ElectionTimeout)
+		defer cancel()
+		return do(ctx)
+	}
+}
+
+func (s *Store) raft() *raft.Raft         { return s.raftPtr.Load() }
+func (s *Store) keyspace() *mvcc.Keyspace { return s.fsm.keyspace.Load() }
+
+// present is the keyspace that is in place now, for the watch hub.
+type present struct{ s *Store }
+
+func (p present) Revision() int64 { return p.s.keyspace().Revision() }
+func (p present) Events(from int64, limit int) ([]mvcc.Event, int64, error) {
+	return p.s.keyspace().Events(from, limit)
+}
+
+// HasState reports whether the data folder held a member's state when it was
+// opened: then Bootstrap is not for this member.
+func (s *Store) HasState() bool { return s.hadState }
+
+// Bootstrap makes this member the only voter of a new store.
+func (s *Store) Bootstrap() error {
+	err := s.raft().BootstrapCluster(raft.Configuration{Servers: []raft.Server{{
+		Suffrage: raft.Voter, ID: raft.ServerID(s.cfg.ID), Address: raft.ServerAddress(s.cfg.ID),
+	}}}).Error()
+	if errors.Is(err, raft.ErrCantBootstrap) {
+		return ErrStateExists
+	}
+	if err == nil {
+		s.electAlone()
+	}
+	return err
+}
+
+// electAlone makes the only voter there is a candidate at once: it need not
+// wait for the heartbeats of a leader that cannot exist. To raft it is the
+// message with which a leader hands over.
+func (s *Store) electAlone() {
+	self := []byte(s.cfg.ID)
+	req := raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: self, Addr: self}}
+	s.start(func() {
+		if err := s.transport.TimeoutNow(raft.ServerID(s.cfg.ID), raft.ServerAddress(s.cfg.ID), &req, &raft.TimeoutNowResponse{}); err != nil {
+			s.cfg.Logger.Debug("elect the only voter", "err", err)
+		}
+	})
+}
+
+// Snapshot writes a snapshot now and trims the log.
+func (s *Store) Snapshot(ctx context.Context) error {
+	done := make(chan error, 1)
+	s.start(func() { done <- s.raft().Snapshot().Error() })
+	select {
+	case err := <-done:
+		if errors.Is(err, raft.ErrNothingNewToSnapshot) {
+			err = nil
+		}
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-s.ctx.Done():
+		return ErrClosed
+	}
+}
+
+// housekeep ticks once a second: as leader it lets keys expire and history age
+// when something is due, and on every member it takes a snapshot when much log
+// has come. An idle store is not written to.
+func (s *Store) housekeep() {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-s.ctx.Done():
+			return
+		}
+		if s.IsLeader() && s.keyspace().Due(s.clock.millis()) {
+			s.tick()
+		}
+		if s.fsm.logBytes.Load() >= s.cfg.SnapshotBytes {
+			if err := s.Snapshot(s.ctx); err != nil && s.ctx.Err() == nil {
+				s.cfg.Logger.Warn("snapshot", "err", err)
+			}
+		}
+	}
+}
+
+// tick puts a CmdTick into the log. One that is lost is made up for by the
+// next one.
+func (s *Store) tick() {
+	cmd := mvcc.Command{Type: mvcc.CmdTick, ID: mvcc.CommandID{Session: s.session, Seq: s.seq.Add(1)}}
+	done := make(chan struct{})
+	entry := wire.AppendBatch(nil, s.clock.millis(), [][]byte{wire.AppendCommand(nil, &cmd)})
+	s.start(func() {
+		defer close(done)
+		if err := s.raft().Apply(entry, 0).Error(); err != nil {
+			s.cfg.Logger.Debug("tick", "err", err)
+		}
+	})
+	select {
+	case <-done:
+	case <-s.ctx.Done():
+	}
+}
+
+// Close hands leadership over if this member leads and others can take it,
+// stops, and returns when everything that was started has ended. Calls under
+// way return ErrClosed or ErrUnknownOutcome.
+func (s *Store) Close() error { return s.close(true) }
+
+// Kill stops as a crash would: nothing is handed over or finished. For tests.
+func (s *Store) Kill() { _ = s.close(false) }
+
+func (s *Store) close(graceful bool) error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		<-s.done
+		return nil
+	}
+	s.closed = true
+	s.mu.Unlock()
+	defer close(s.done)
+
+	if graceful && s.leads() && s.otherVoters() {
+		if err := s.raft().LeadershipTransfer().Error(); err != nil {
+			s.cfg.Logger.Info("leadership was not handed over", "err", err)
+		}
+	}
+	s.cancel()
+	s.nudge.close()
+	stopped := s.raft().Shutdown()
+	err := s.streams.Close() // unblocks whoever reads from a peer, raft included
+	err = errors.Join(err, stopped.Error())
+	s.peers.wait()
+	s.nudge.wait()
+	s.streams.wait()
+	s.wg.Wait()
+	s.hub.Close()
+	return errors.Join(err, s.closeBolt())
+}
+
+func (s *Store) otherVoters() bool {
+	ms, err := s.Members()
+	if err != nil {
+		return false
+	}
+	for _, m := range ms {
+		if m.Voter && m.ID != s.cfg.ID {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *Store) closeBolt() error {
+	if s.bolt == nil {
+		return nil
+	}
+	return s.bolt.Close()
+}

@@ -1,0 +1,228 @@
+package raftstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// Every stream between members begins with two bytes: what it carries and the
+// version of that.
+const (
+	streamRaft = 'R' // hashicorp/raft's RPCs
+	streamCall = 'C' // our own calls, see frame.go
+
+	streamVersion = 1
+
+	preambleTimeout = 10 * time.Second
+)
+
+// streams owns the listener and every connection made or accepted, so that
+// closing it unblocks whoever reads from one. It is raft's StreamLayer: to raft
+// an address is a member's ID.
+type streams struct {
+	cfg      *Config
+	raftIn   chan net.Conn
+	callIn   func(net.Conn) // serves one accepted stream of calls until it ends
+	ctx      context.Context
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup
+	mu       sync.Mutex
+	conns    map[*trackedConn]struct{}
+	isClosed bool
+}
+
+var _ raft.StreamLayer = (*streams)(nil)
+
+func newStreams(cfg *Config) *streams {
+	s := &streams{cfg: cfg, raftIn: make(chan net.Conn), conns: make(map[*trackedConn]struct{})}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s
+}
+
+// start begins to accept; callIn gets the streams of calls.
+func (s *streams) start(callIn func(net.Conn)) {
+	s.callIn = callIn
+	s.wg.Add(1)
+	go s.acceptLoop()
+}
+
+func (s *streams) acceptLoop() {
+	defer s.wg.Done()
+	for {
+		conn, err := s.cfg.Listener.Accept()
+		if err != nil {
+			if s.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return
+			}
+			s.cfg.Logger.Warn("accept a member's stream", "err", err)
+			select {
+			case <-time.After(100 * time.Millisecond):
+			case <-s.ctx.Done():
+				return
+			}
+			continue
+		}
+		tc, err := s.track(conn)
+		if err != nil {
+			return
+		}
+		s.wg.Add(1)
+		go func() {
+			defer s.wg.Done()
+			s.accepted(tc)
+		}()
+	}
+}
+
+func (s *streams) accepted(conn *trackedConn) {
+	var pre [2]byte
+	_ = conn.SetReadDeadline(time.Now().Add(preambleTimeout))
+	if _, err := io.ReadFull(conn, pre[:]); err != nil {
+		_ = conn.Close()
+		return
+	}
+	_ = conn.SetReadDeadline(time.Time{})
+	switch {
+	case pre[1] != streamVersion:
+		s.cfg.Logger.Warn("member speaks another version of the store's protocol", "version", pre[1])
+		_ = conn.Close()
+	case pre[0] == streamRaft:
+		select {
+		case s.raftIn <- conn:
+		case <-s.ctx.Done():
+		}
+	case pre[0] == streamCall:
+		s.callIn(conn)
+		_ = conn.Close()
+	default:
+		_ = conn.Close()
+	}
+}
+
+// dial opens a stream of the given kind to a member.
+func (s *streams) dial(ctx context.Context, id string, kind byte) (net.Conn, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.ctx, cancel)()
+	conn, err := s.cfg.Dial(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("dial member %s: %w", id, err)
+	}
+	tc, err := s.track(conn)
+	if err != nil {
+		return nil, err
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		_ = tc.SetWriteDeadline(deadline)
+	}
+	if _, err := tc.Write([]byte{kind, streamVersion}); err != nil {
+		_ = tc.Close()
+		return nil, fmt.Errorf("greet member %s: %w", id, err)
+	}
+	_ = tc.SetWriteDeadline(time.Time{})
+	return tc, nil
+}
+
+// Dial implements raft.StreamLayer.
+func (s *streams) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
+	if string(address) == s.cfg.ID {
+		return s.dialSelf(timeout)
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, timeout)
+	defer cancel()
+	return s.dial(ctx, string(address), streamRaft)
+}
+
+// dialSelf connects raft with itself, see Store.electAlone.
+func (s *streams) dialSelf(timeout time.Duration) (net.Conn, error) {
+	a, b := net.Pipe()
+	near, err := s.track(a)
+	if err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	far, err := s.track(b)
+	if err != nil {
+		return nil, errors.Join(err, near.Close())
+	}
+	select {
+	case s.raftIn <- far:
+		return near, nil
+	case <-time.After(timeout):
+		err = errors.New("raft does not accept")
+	case <-s.ctx.Done():
+		err = net.ErrClosed
+	}
+	return nil, errors.Join(err, near.Close(), far.Close())
+}
+
+// Accept implements net.Listener, for raft.
+func (s *streams) Accept() (net.Conn, error) {
+	select {
+	case c := <-s.raftIn:
+		return c, nil
+	case <-s.ctx.Done():
+		return nil, net.ErrClosed
+	}
+}
+
+// Addr implements net.Listener: this member's raft address is its ID.
+func (s *streams) Addr() net.Addr { return memberAddr(s.cfg.ID) }
+
+// Close closes the listener and every connection. It may be called twice.
+func (s *streams) Close() error {
+	s.mu.Lock()
+	closed := s.isClosed
+	s.isClosed = true
+	conns := s.conns
+	s.conns = nil
+	s.mu.Unlock()
+	if closed {
+		return nil
+	}
+	s.cancel()
+	err := s.cfg.Listener.Close()
+	for c := range conns {
+		_ = c.Conn.Close()
+	}
+	return err
+}
+
+// wait returns when everything that was started has ended. Call after Close.
+func (s *streams) wait() { s.wg.Wait() }
+
+type memberAddr string
+
+func (memberAddr) Network() string  { return "member" }
+func (a memberAddr) String() string { return string(a) }
+
+// trackedConn forgets itself when it is closed.
+type trackedConn struct {
+	net.Conn
+	s *streams
+}
+
+func (s *streams) track(conn net.Conn) (*trackedConn, error) {
+	tc := &trackedConn{Conn: conn, s: s}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.isClosed {
+		_ = conn.Close()
+		return nil, net.ErrClosed
+	}
+	s.conns[tc] = struct{}{}
+	return tc, nil
+}
+
+func (c *trackedConn) Close() error {
+	c.s.mu.Lock()
+	delete(c.s.conns, c)
+	c.s.mu.Unlock()
+	return c.Conn.Close()
+}
