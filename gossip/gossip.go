@@ -1,0 +1,414 @@
+// Package gossip answers "who seems to be here?": membership and failure
+// hints, by hashicorp/memberlist. It refuses to decide anything: a hint must
+// be confirmed over a node's own connection, and nothing durable follows from
+// it without passing through raft.
+package gossip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+)
+
+// State is what gossip believes of a member.
+type State string
+
+const (
+	Alive State = "alive"
+	// Dead did not answer and did not refute in time. It is a hint only: the
+	// member may be overloaded, or just this node's line may be cut.
+	Dead State = "dead"
+	Left State = "left" // said goodbye: it is not coming back by itself
+)
+
+// Member is one node as gossip sees it.
+type Member struct {
+	Meta
+	Addr  netip.AddrPort // its one port, for gossip, API, raft and node calls
+	State State
+	// Since is when this node first saw the member in this state.
+	Since time.Time
+}
+
+// Config is what a Members needs. All fields are required unless they say
+// otherwise.
+type Config struct {
+	Meta   Meta
+	Addr   netip.AddrPort // advertised; also where packets are received
+	Key    []byte         // 32 bytes, shared by the cluster: AES-256-GCM
+	Stream Stream
+	// Seeds are tried until one answers, and again whenever this node is
+	// alone. May return none: this is the first node.
+	Seeds func() []netip.AddrPort
+	// Admits says whether a member with that id may be here; nil: any that
+	// holds the key. It is asked at every word of a member and must not wait.
+	Admits func(id string) bool
+	Logger *slog.Logger
+	// Probe is the time between two probes of a random member; default 1 s.
+	// With a few members a dead one is told of after about four of them.
+	Probe time.Duration
+}
+
+// Stream carries gossip's connection-oriented part (anti-entropy, fallback
+// probes) over the node's TLS port.
+type Stream struct {
+	Listener net.Listener
+	Dial     func(ctx context.Context, addr netip.AddrPort) (net.Conn, error)
+}
+
+// Members is the running view. Its methods may be called concurrently, before
+// and after Run as well.
+type Members struct {
+	cfg Config
+
+	mu      sync.Mutex
+	table   map[string]Member // by id; never forgets a dead member (Forget does)
+	list    *memberlist.Memberlist
+	leaving bool
+	changed chan struct{} // closed and replaced at each change of table
+
+	// contested holds a word when others know this node at another address.
+	contested chan struct{}
+}
+
+const rejoinPeriod = 5 * time.Second
+
+// insistence is for how many probes a node that moved keeps telling the others
+// so: they believe it once they have found nobody at its old address.
+const insistence = 30
+
+// New checks cfg. It starts nothing.
+func New(cfg Config) (*Members, error) {
+	if cfg.Meta.ID == "" || cfg.Meta.Name == "" {
+		return nil, errors.New("gossip: Meta.ID and Meta.Name are required")
+	}
+	if !cfg.Addr.IsValid() || cfg.Addr.Port() == 0 {
+		return nil, fmt.Errorf("gossip: Addr %q: an address and port are required", cfg.Addr)
+	}
+	if n := len(cfg.Key); n != 32 {
+		return nil, fmt.Errorf("gossip: Key has %d bytes, not 32", n)
+	}
+	if _, err := cfg.Meta.encode(memberlist.MetaMaxSize - len(`"l":true,`)); err != nil {
+		return nil, err
+	}
+	if cfg.Probe == 0 {
+		cfg.Probe = time.Second
+	}
+	m := &Members{cfg: cfg, table: map[string]Member{}, changed: make(chan struct{}), contested: make(chan struct{}, 1)}
+	m.table[cfg.Meta.ID] = Member{Meta: cfg.Meta, Addr: cfg.Addr, State: Alive, Since: time.Now()}
+	return m, nil
+}
+
+// Run gossips until ctx ends. It returns when everything it started has
+// ended. It does not say goodbye: to its peers a stopped node looks like a
+// dead one, so that a quick restart passes unnoticed. Leave says goodbye.
+func (m *Members) Run(ctx context.Context) error {
+	transport, err := newTransport(ctx, m.cfg.Addr, m.cfg.Stream)
+	if err != nil {
+		return err
+	}
+	list, err := memberlist.Create(m.memberlistConfig(transport))
+	if err != nil {
+		transport.Shutdown()
+		return fmt.Errorf("start gossip on %s: %w", m.cfg.Addr, err)
+	}
+	m.mu.Lock()
+	m.list = list
+	m.mu.Unlock()
+	defer func() {
+		m.mu.Lock()
+		m.list = nil
+		m.mu.Unlock()
+		list.Shutdown()
+	}()
+
+	rejoin := time.NewTicker(rejoinPeriod)
+	defer rejoin.Stop()
+	m.reach(list)
+	var announce <-chan time.Time
+	times := 0
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-rejoin.C:
+			m.reach(list)
+		case <-m.contested:
+			if times == 0 {
+				announce = time.After(m.cfg.Probe)
+			}
+			times = insistence
+		case <-announce:
+			m.meet(list, func(mem Member) bool { return mem.State == Alive })
+			announce = nil
+			if times--; times > 0 {
+				announce = time.After(m.cfg.Probe)
+			}
+		}
+	}
+}
+
+func (m *Members) memberlistConfig(t memberlist.Transport) *memberlist.Config {
+	c := memberlist.DefaultLANConfig()
+	c.Name = m.cfg.Meta.ID
+	c.AdvertiseAddr = m.cfg.Addr.Addr().String()
+	c.AdvertisePort = int(m.cfg.Addr.Port())
+	c.BindAddr, c.BindPort = c.AdvertiseAddr, c.AdvertisePort
+	c.Transport = t
+	c.SecretKey = m.cfg.Key
+	c.ProbeInterval = m.cfg.Probe
+	c.ProbeTimeout = m.cfg.Probe / 2
+	// A false alarm costs one confirmation over a connection, so be quick.
+	c.SuspicionMult = 2
+	// A member may come back on another address: its key is its identity.
+	c.DeadNodeReclaimTime = time.Nanosecond // 0 would mean never
+	c.Events = (*events)(m)
+	c.Delegate = (*delegate)(m)
+	c.Alive = (*doorman)(m)
+	c.Conflict = (*doorman)(m)
+	c.LogOutput = logWriter{m.cfg.Logger}
+	return c
+}
+
+// reach tries to meet every member that is known but not alive, and the seeds
+// while nobody else is. memberlist alone forgets a dead member, and a healed
+// partition would stay two clusters.
+func (m *Members) reach(list *memberlist.Memberlist) {
+	alone := !slices.ContainsFunc(m.All(), func(mem Member) bool {
+		return mem.ID != m.cfg.Meta.ID && mem.State == Alive
+	})
+	var seeds []netip.AddrPort
+	if alone && m.cfg.Seeds != nil {
+		seeds = m.cfg.Seeds()
+	}
+	m.meet(list, func(mem Member) bool { return mem.State == Dead }, seeds...)
+}
+
+// meet exchanges all that is known with the members wanted and the seeds.
+func (m *Members) meet(list *memberlist.Memberlist, wanted func(Member) bool, seeds ...netip.AddrPort) {
+	var addrs []string
+	for _, mem := range m.All() {
+		if mem.ID != m.cfg.Meta.ID && wanted(mem) {
+			addrs = append(addrs, mem.ID+"/"+mem.Addr.String())
+		}
+	}
+	for _, s := range seeds {
+		if s != m.cfg.Addr {
+			addrs = append(addrs, s.String())
+		}
+	}
+	if len(addrs) == 0 {
+		return
+	}
+	if _, err := list.Join(addrs); err != nil {
+		m.cfg.Logger.Debug("no other member could be reached", "tried", len(addrs), "err", err)
+	}
+}
+
+// Leave tells the others that this node is going for good, and waits until
+// the word has spread or timeout has passed.
+func (m *Members) Leave(timeout time.Duration) error {
+	m.mu.Lock()
+	list := m.list
+	m.leaving = true
+	m.mu.Unlock()
+	if list == nil {
+		return nil
+	}
+	if err := list.UpdateNode(timeout); err != nil {
+		return fmt.Errorf("say that this node leaves: %w", err)
+	}
+	return list.Leave(timeout)
+}
+
+// All returns every member ever seen and not forgotten, this node included,
+// in the order of their names.
+func (m *Members) All() []Member {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := make([]Member, 0, len(m.table))
+	for _, mem := range m.table {
+		all = append(all, mem)
+	}
+	slices.SortFunc(all, func(a, b Member) int {
+		return strings.Compare(a.Name+"\x00"+a.ID, b.Name+"\x00"+b.ID)
+	})
+	return all
+}
+
+// Get returns the member with that id.
+func (m *Members) Get(id string) (Member, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	mem, ok := m.table[id]
+	return mem, ok
+}
+
+// ByName returns the member with that node name; of several (a machine that
+// was made anew under its old name) the one that is alive, else the latest.
+func (m *Members) ByName(name string) (Member, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var best Member
+	found := false
+	for _, mem := range m.table {
+		if mem.Name != name {
+			continue
+		}
+		if !found || (mem.State == Alive) != (best.State == Alive) && mem.State == Alive ||
+			(mem.State == Alive) == (best.State == Alive) && mem.Since.After(best.Since) {
+			best, found = mem, true
+		}
+	}
+	return best, found
+}
+
+// Forget drops a member that will not come back from the table.
+func (m *Members) Forget(id string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := m.table[id]; ok && id != m.cfg.Meta.ID {
+		delete(m.table, id)
+		m.signal()
+	}
+}
+
+// Changed returns a channel that is closed at the next change. Take it before
+// reading All, so that no change is missed.
+func (m *Members) Changed() <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.changed
+}
+
+// set records what gossip says of a node. mu is taken here.
+func (m *Members) set(n *memberlist.Node, state State) {
+	meta, err := decodeMeta(n.Meta)
+	if err != nil {
+		m.cfg.Logger.Warn("a member says something of itself that cannot be read", "peer", n.Name, "err", err)
+		return
+	}
+	meta.ID = n.Name
+	ip, ok := netip.AddrFromSlice(n.Addr)
+	if !ok || !m.admits(meta.ID) {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	old, known := m.table[n.Name]
+	next := Member{Meta: meta, Addr: netip.AddrPortFrom(ip.Unmap(), n.Port), State: state, Since: old.Since}
+	if !known || old.State != state {
+		next.Since = time.Now()
+	}
+	if known && old == next {
+		return
+	}
+	m.table[n.Name] = next
+	m.signal()
+	if !known || old.State != state {
+		m.cfg.Logger.Info("member", "node", meta.Name, "state", state, "addr", next.Addr)
+	}
+}
+
+// admits reports whether a member may be here; this one always may.
+func (m *Members) admits(id string) bool {
+	return m.cfg.Admits == nil || id == m.cfg.Meta.ID || m.cfg.Admits(id)
+}
+
+// doorman judges who comes. It keeps those out who may not be here: a removed
+// member still has the cluster's gossip key.
+type doorman Members
+
+var errNotAdmitted = errors.New("it may not take part")
+
+func (d *doorman) NotifyAlive(n *memberlist.Node) error {
+	if !(*Members)(d).admits(n.Name) {
+		return errNotAdmitted
+	}
+	return nil
+}
+
+// NotifyConflict is told when a member is said to be at two addresses. Those
+// who know it at its old one believe nothing else until it is dead there, and
+// by then the news of the new one has passed by. So this node repeats it.
+func (d *doorman) NotifyConflict(existing, _ *memberlist.Node) {
+	if existing.Name != d.cfg.Meta.ID {
+		return
+	}
+	select {
+	case d.contested <- struct{}{}:
+	default:
+	}
+}
+
+// signal wakes those who wait on Changed. mu is held.
+func (m *Members) signal() {
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
+
+// events receives memberlist's callbacks; it never blocks.
+type events Members
+
+func (e *events) NotifyJoin(n *memberlist.Node)   { (*Members)(e).set(n, Alive) }
+func (e *events) NotifyUpdate(n *memberlist.Node) { (*Members)(e).set(n, Alive) }
+func (e *events) NotifyLeave(n *memberlist.Node) {
+	state := Dead
+	if meta, err := decodeMeta(n.Meta); err == nil && meta.Leaving {
+		state = Left
+	}
+	(*Members)(e).set(n, state)
+}
+
+// delegate only hands out this node's meta; no user data is gossiped.
+type delegate Members
+
+func (d *delegate) NodeMeta(limit int) []byte {
+	d.mu.Lock()
+	meta := d.cfg.Meta
+	meta.Leaving = d.leaving
+	d.mu.Unlock()
+	b, err := meta.encode(limit)
+	if err != nil { // New has checked it
+		panic(err)
+	}
+	return b
+}
+func (*delegate) NotifyMsg([]byte)                {}
+func (*delegate) GetBroadcasts(int, int) [][]byte { return nil }
+func (*delegate) LocalState(bool) []byte          { return nil }
+func (*delegate) MergeRemoteState([]byte, bool)   {}
+
+// logWriter turns memberlist's "[WARN] memberlist: …" lines into records.
+type logWriter struct{ log *slog.Logger }
+
+var _ io.Writer = logWriter{}
+
+func (w logWriter) Write(p []byte) (int, error) {
+	line := strings.TrimSpace(string(p))
+	level := slog.LevelDebug
+	if i := strings.IndexByte(line, '['); i >= 0 {
+		if j := strings.IndexByte(line[i:], ']'); j > 0 {
+			switch line[i+1 : i+j] {
+			case "WARN":
+				level = slog.LevelWarn
+			case "ERR", "ERROR":
+				// memberlist calls every unanswered dial an error; it heals itself.
+				level = slog.LevelWarn
+			}
+			line = strings.TrimPrefix(strings.TrimSpace(line[i+j+1:]), "memberlist: ")
+		}
+	}
+	w.log.Log(context.Background(), level, line)
+	return len(p), nil
+}

@@ -1,0 +1,287 @@
+package gossip
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// memberlist's Shutdown does not wait for a probe that is under way; it ends by
+// itself within a few seconds.
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
+}
+
+// node is a running Members on loopback, its streams over plain TCP.
+type node struct {
+	*Members
+	addr   netip.AddrPort
+	stop   func()
+	barred *sync.Map // ids that are not admitted
+}
+
+func start(t *testing.T, id, name string, addr netip.AddrPort, seeds ...netip.AddrPort) *node {
+	t.Helper()
+	return startProbing(t, 200*time.Millisecond, id, name, addr, seeds...)
+}
+
+func startProbing(t *testing.T, probe time.Duration, id, name string, addr netip.AddrPort, seeds ...netip.AddrPort) *node {
+	t.Helper()
+	if !addr.IsValid() {
+		addr = netip.MustParseAddrPort("127.0.0.1:0")
+	}
+	var ln net.Listener
+	for range 50 { // the UDP port of the same number must be free too
+		l, err := net.Listen("tcp", addr.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := l.Addr().(*net.TCPAddr).AddrPort()
+		u, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(a))
+		if err == nil {
+			u.Close()
+			ln, addr = l, a
+			break
+		}
+		l.Close()
+	}
+	if ln == nil {
+		t.Fatal("no port free for both TCP and UDP")
+	}
+	barred := &sync.Map{}
+	m, err := New(Config{
+		Meta:   Meta{ID: id, Name: name, Version: "test"},
+		Addr:   addr,
+		Key:    bytes.Repeat([]byte{7}, 32),
+		Seeds:  func() []netip.AddrPort { return seeds },
+		Admits: func(id string) bool { _, no := barred.Load(id); return !no },
+		Logger: slog.New(slog.DiscardHandler),
+		Probe:  probe,
+		Stream: Stream{Listener: ln, Dial: func(ctx context.Context, a netip.AddrPort) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "tcp", a.String())
+		}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- m.Run(ctx) }()
+	stopped := false
+	n := &node{Members: m, addr: addr, barred: barred}
+	n.stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	}
+	t.Cleanup(n.stop)
+	return n
+}
+
+// wait blocks until want holds of the member id as n sees it.
+func (n *node) wait(t *testing.T, id string, want ...State) Member {
+	t.Helper()
+	deadline := time.After(60 * time.Second)
+	for {
+		changed := n.Changed()
+		mem, ok := n.Get(id)
+		if ok {
+			for _, w := range want {
+				if mem.State == w {
+					return mem
+				}
+			}
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			t.Fatalf("%s sees %s as %q, want one of %v", n.cfg.Meta.Name, id, mem.State, want)
+		}
+	}
+}
+
+func TestMultiMembersMeetDieAndReturn(t *testing.T) {
+	none := netip.AddrPort{}
+	a := start(t, "id-a", "n1", none)
+	b := start(t, "id-b", "n2", none, a.addr)
+	c := start(t, "id-c", "n3", none, a.addr)
+	for _, n := range []*node{a, b, c} {
+		for _, id := range []string{"id-a", "id-b", "id-c"} {
+			n.wait(t, id, Alive)
+		}
+	}
+	got, ok := a.ByName("n3")
+	if !ok || got.ID != "id-c" || got.Addr != c.addr || got.Version != "test" {
+		t.Fatalf("ByName(n3) = %+v, %v", got, ok)
+	}
+
+	c.stop()
+	a.wait(t, "id-c", Dead)
+	b.wait(t, "id-c", Dead)
+
+	// It comes back on another port, knowing only itself: the others find it
+	// by nothing but its own seeds, and know it by its key.
+	c2 := start(t, "id-c", "n3", none, b.addr)
+	if mem := a.wait(t, "id-c", Alive); mem.Addr != c2.addr {
+		t.Fatalf("n3 is back at %v, a believes %v", c2.addr, mem.Addr)
+	}
+}
+
+func TestMultiDeadMemberIsSoughtAgain(t *testing.T) {
+	a := start(t, "id-a", "n1", netip.AddrPort{})
+	b := start(t, "id-b", "n2", netip.AddrPort{}, a.addr)
+	a.wait(t, "id-b", Alive)
+	addr := b.addr
+	b.stop()
+	a.wait(t, "id-b", Dead)
+	// b returns on its old address with no seeds at all: a must find it.
+	start(t, "id-b", "n2", addr)
+	a.wait(t, "id-b", Alive)
+}
+
+// A member that is back at another address before it was missed is believed as
+// soon as it was missed at the old one, not at the next full exchange (30 s).
+func TestMultiQuickMoveIsBelievedSoon(t *testing.T) {
+	none := netip.AddrPort{}
+	a := startProbing(t, time.Second, "id-a", "n1", none)
+	b := startProbing(t, time.Second, "id-b", "n2", none, a.addr)
+	c := startProbing(t, time.Second, "id-c", "n3", none, a.addr)
+	for _, n := range []*node{a, c} {
+		n.wait(t, "id-b", Alive)
+	}
+	b.stop()
+	began := time.Now()
+	moved := startProbing(t, time.Second, "id-b", "n2", none, a.addr)
+	for _, n := range []*node{a, c} {
+		for {
+			changed := n.Changed()
+			mem := n.wait(t, "id-b", Alive)
+			if mem.Addr == moved.addr {
+				break
+			}
+			select {
+			case <-changed:
+			case <-time.After(30 * time.Second):
+				t.Fatalf("%s sees it at %s, not at %s", n.cfg.Meta.Name, mem.Addr, moved.addr)
+			}
+		}
+	}
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("believed after %s", took)
+	}
+}
+
+// A removed member still has the key and goes on talking; nobody who knows
+// that it was removed lists it again.
+func TestMultiRemovedMemberStaysForgotten(t *testing.T) {
+	none := netip.AddrPort{}
+	a := start(t, "id-a", "n1", none)
+	b := start(t, "id-b", "n2", none, a.addr)
+	a.wait(t, "id-b", Alive)
+	a.barred.Store("id-b", true)
+	a.Forget("id-b")
+	b.stop()
+	again := start(t, "id-b", "n2", b.addr, a.addr)
+	again.wait(t, "id-a", Alive)
+	// What a hears after that of b, it hears before it meets c through b.
+	c := start(t, "id-c", "n3", none, again.addr)
+	a.wait(t, "id-c", Alive)
+	c.wait(t, "id-b", Alive)
+	if m, ok := a.Get("id-b"); ok {
+		t.Errorf("a lists the removed member: %+v", m)
+	}
+}
+
+func TestMultiLeave(t *testing.T) {
+	a := start(t, "id-a", "n1", netip.AddrPort{})
+	b := start(t, "id-b", "n2", netip.AddrPort{}, a.addr)
+	a.wait(t, "id-b", Alive)
+	b.wait(t, "id-a", Alive)
+	if err := b.Leave(10 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	a.wait(t, "id-b", Left)
+	a.Forget("id-b")
+	if _, ok := a.Get("id-b"); ok {
+		t.Fatal("a forgotten member is still there")
+	}
+}
+
+// TestMultiStopUnderSilence: peers that take connections and say nothing (a
+// frozen machine) must not hold up the end of Run.
+func TestMultiStopUnderSilence(t *testing.T) {
+	var seeds []netip.AddrPort
+	heard := make(chan net.Conn, 100)
+	for range 6 {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		seeds = append(seeds, ln.Addr().(*net.TCPAddr).AddrPort())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for {
+				c, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				heard <- c
+			}
+		}()
+		t.Cleanup(func() { ln.Close(); <-done })
+	}
+	a := start(t, "id-a", "n1", netip.AddrPort{}, seeds...)
+	c := <-heard // it is in the middle of asking
+	defer c.Close()
+	began := time.Now()
+	a.stop()
+	// memberlist waits 10 s for each of them.
+	if took := time.Since(began); took > 9*time.Second {
+		t.Fatalf("the end took %s", took)
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	good := Config{Meta: Meta{ID: "i", Name: "n"}, Addr: netip.MustParseAddrPort("127.0.0.1:1"), Key: make([]byte, 32)}
+	for name, spoil := range map[string]func(*Config){
+		"no id":     func(c *Config) { c.Meta.ID = "" },
+		"no name":   func(c *Config) { c.Meta.Name = "" },
+		"no port":   func(c *Config) { c.Addr = netip.MustParseAddrPort("127.0.0.1:0") },
+		"short key": func(c *Config) { c.Key = make([]byte, 16) },
+		"long name": func(c *Config) { c.Meta.Name = string(bytes.Repeat([]byte{'x'}, 600)) },
+	} {
+		c := good
+		spoil(&c)
+		if _, err := New(c); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	if _, err := New(good); err != nil {
+		t.Errorf("good config: %v", err)
+	}
+}
+
+func FuzzMeta(f *testing.F) {
+	f.Add([]byte(`{"n":"n1","v":"1"}`))
+	f.Add([]byte(`{}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m, err := decodeMeta(b)
+		if err == nil && m.Name == "" {
+			t.Fatal("a meta without a name was accepted")
+		}
+	})
+}

@@ -1,0 +1,150 @@
+package gossip
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+)
+
+// transport carries packets over UDP on the node's port number and streams
+// over the TLS port of the same number, so that a node needs one hole in a
+// firewall, and memberlist's own unauthenticated TCP listener never exists.
+type transport struct {
+	// ctx ends with Run. memberlist dials and reads with timeouts of its own and
+	// can not be interrupted, so that one silent peer would hold up the end.
+	ctx     context.Context
+	udp     *net.UDPConn
+	stream  Stream
+	packets chan *memberlist.Packet
+	streams chan net.Conn
+	done    chan struct{}
+	wg      sync.WaitGroup
+	once    sync.Once
+}
+
+var _ memberlist.Transport = (*transport)(nil)
+
+const maxPacket = 65536
+
+func newTransport(ctx context.Context, addr netip.AddrPort, s Stream) (*transport, error) {
+	udp, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addr))
+	if err != nil {
+		return nil, fmt.Errorf("listen for gossip: %w", err)
+	}
+	t := &transport{
+		ctx:     ctx,
+		udp:     udp,
+		stream:  s,
+		packets: make(chan *memberlist.Packet),
+		streams: make(chan net.Conn),
+		done:    make(chan struct{}),
+	}
+	t.wg.Add(2)
+	go t.readPackets()
+	go t.acceptStreams()
+	return t, nil
+}
+
+func (t *transport) readPackets() {
+	defer t.wg.Done()
+	for {
+		buf := make([]byte, maxPacket)
+		n, from, err := t.udp.ReadFrom(buf)
+		now := time.Now()
+		if err != nil {
+			select {
+			case <-t.done:
+				return
+			default: // ICMP errors of earlier sends arrive here
+				continue
+			}
+		}
+		// The packet is kept by memberlist: give it no more than it needs.
+		p := &memberlist.Packet{Buf: append([]byte(nil), buf[:n]...), From: from, Timestamp: now}
+		select {
+		case t.packets <- p:
+		case <-t.done:
+			return
+		}
+	}
+}
+
+func (t *transport) acceptStreams() {
+	defer t.wg.Done()
+	for {
+		c, err := t.stream.Listener.Accept()
+		if err != nil {
+			return
+		}
+		select {
+		case t.streams <- c:
+		case <-t.done:
+			c.Close()
+			return
+		}
+	}
+}
+
+// FinalAdvertiseAddr returns the configured address: it was chosen with care
+// before gossip started.
+func (t *transport) FinalAdvertiseAddr(ip string, port int) (net.IP, int, error) {
+	addr, err := netip.ParseAddr(ip)
+	if err != nil {
+		return nil, 0, fmt.Errorf("advertised address: %w", err)
+	}
+	return addr.AsSlice(), port, nil
+}
+
+func (t *transport) WriteTo(b []byte, addr string) (time.Time, error) {
+	to, err := netip.ParseAddrPort(addr)
+	if err != nil {
+		return time.Time{}, err
+	}
+	_, err = t.udp.WriteToUDPAddrPort(b, to)
+	return time.Now(), err
+}
+
+func (t *transport) PacketCh() <-chan *memberlist.Packet { return t.packets }
+func (t *transport) StreamCh() <-chan net.Conn           { return t.streams }
+
+func (t *transport) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
+	to, err := netip.ParseAddrPort(addr)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(t.ctx, timeout)
+	defer cancel()
+	c, err := t.stream.Dial(ctx, to)
+	if err != nil {
+		return nil, err
+	}
+	return &boundConn{Conn: c, unbind: context.AfterFunc(t.ctx, func() { c.Close() })}, nil
+}
+
+// boundConn is closed when the transport's context ends.
+type boundConn struct {
+	net.Conn
+	unbind func() bool
+}
+
+func (c *boundConn) Close() error {
+	c.unbind()
+	return c.Conn.Close()
+}
+
+// Shutdown closes the UDP socket and the stream listener, and waits for both
+// loops.
+func (t *transport) Shutdown() error {
+	t.once.Do(func() {
+		close(t.done)
+		t.udp.Close()
+		t.stream.Listener.Close()
+	})
+	t.wg.Wait()
+	return nil
+}
