@@ -1,0 +1,80 @@
+package ipam
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// stateVersion is the file format's number. A reader refuses newer ones: it
+// would drop what it does not know when it writes.
+const stateVersion = 1
+
+// state is what lies on disk, as JSON.
+type state struct {
+	Version   int                      `json:"version"`
+	Allocated map[string]netip.Addr    `json:"allocated"`
+	Resting   map[netip.Addr]time.Time `json:"resting,omitempty"`
+	Last      netip.Addr               `json:"last,omitzero"`
+}
+
+// readState reads the file; a missing one is an empty state.
+func readState(path string) (state, error) {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return state{}, nil
+	}
+	if err != nil {
+		return state{}, err
+	}
+	return decodeState(b, path)
+}
+
+func decodeState(b []byte, path string) (state, error) {
+	var st state
+	if err := json.Unmarshal(b, &st); err != nil {
+		return state{}, fmt.Errorf("read %s: %w", path, err)
+	}
+	if st.Version != stateVersion {
+		return state{}, fmt.Errorf("read %s: format version %d, this program knows %d", path, st.Version, stateVersion)
+	}
+	return st, nil
+}
+
+// writeState replaces the file as a whole: after a crash it holds the old or
+// the new state, never a part.
+func writeState(path string, st state) (err error) {
+	st.Version = stateVersion
+	b, err := json.Marshal(st)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".tmp*")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(tmp.Name())
+		}
+	}()
+	_, err = tmp.Write(b)
+	if err == nil {
+		err = tmp.Sync()
+	}
+	if cerr := tmp.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return nil
+}

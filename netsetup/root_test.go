@@ -1,0 +1,306 @@
+package netsetup_test
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/clusterd/clusterd/netsetup/ipam"
+	"github.com/clusterd/clusterd/netsetup/netns"
+	"github.com/clusterd/clusterd/netsetup/netnstest"
+	"github.com/clusterd/clusterd/netsetup/nft"
+	"github.com/clusterd/clusterd/netsetup/overlay"
+	"github.com/clusterd/clusterd/netsetup/podnet"
+	"github.com/clusterd/clusterd/netsetup/sysctl"
+)
+
+const (
+	clusterCIDR = "10.42.0.0/16"
+	outsideAddr = "192.0.2.254"
+	waitAtMost  = 30 * time.Second
+)
+
+// node is one machine, made of the room's packages as clusterd would do it.
+type node struct {
+	t     *testing.T
+	ns    *netnstest.NS
+	addr  netip.Addr
+	cidr  netip.Prefix
+	net   *podnet.Network
+	over  *overlay.HostGW
+	nft   *nft.Filter
+	pool  *ipam.Pool
+	pods  *netns.Dir
+	state string
+}
+
+func newNode(t *testing.T, addr, cidr string) *node {
+	t.Helper()
+	n := &node{t: t, ns: netnstest.New(t), addr: netip.MustParseAddr(addr), cidr: netip.MustParsePrefix(cidr), state: t.TempDir()}
+	n.ns.Do(func() (err error) {
+		if n.net, err = podnet.Open(podnet.Config{}); err != nil {
+			return err
+		}
+		if n.over, err = overlay.OpenHostGW(overlay.Config{}); err != nil {
+			return err
+		}
+		if n.nft, err = nft.Open(nft.Config{}); err != nil {
+			return err
+		}
+		return sysctl.Set(sysctl.Router())
+	})
+	t.Cleanup(func() {
+		n.net.Close()
+		n.over.Close()
+		_ = n.nft.Close()
+	})
+	var err error
+	if n.pods, err = netns.Open(filepath.Join(n.state, "netns")); err != nil {
+		t.Fatal(err)
+	}
+	n.pool, err = ipam.Open(ipam.Config{File: filepath.Join(n.state, "ipam.json"), Prefix: n.cidr, Reserved: []netip.Addr{n.gateway()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.net.EnsureBridge(podnet.Bridge{Name: "pods0", Addr: netip.PrefixFrom(n.gateway(), n.cidr.Bits())}); err != nil {
+		t.Fatal(err)
+	}
+	err = n.nft.Apply(nft.Ruleset{
+		Forward:    []netip.Prefix{netip.MustParsePrefix(clusterCIDR)},
+		Masquerade: []nft.Masquerade{{From: n.cidr, Except: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func (n *node) gateway() netip.Addr { return n.cidr.Addr().Next() }
+
+// pod is a namespace with a web server that answers with its name and the
+// caller's address.
+type pod struct {
+	path string
+	addr netip.Addr
+}
+
+func (n *node) startPod(name string) pod {
+	n.t.Helper()
+	path, err := n.pods.Create(name)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() { _ = n.pods.Delete(name) })
+	addr, err := n.pool.Allocate(name)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	err = n.net.Attach(podnet.Pod{NetNS: path, HostIf: podnet.HostIf(name), Bridge: "pods0", Addr: addr, Gateway: n.gateway()})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	serve(n.t, path, net.JoinHostPort(addr.Addr().String(), "80"), name)
+	return pod{path: path, addr: addr.Addr()}
+}
+
+// serve runs a web server in a namespace until the test ends.
+func serve(t *testing.T, ns, addr, name string) {
+	t.Helper()
+	var l net.Listener
+	err := netns.Do(ns, func() (err error) {
+		l, err = net.Listen("tcp", addr)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host, _, _ := net.SplitHostPort(r.RemoteAddr)
+		fmt.Fprintf(w, "%s saw %s", name, host)
+	})}
+	var g errgroup.Group
+	g.Go(func() error { return srv.Serve(l) })
+	t.Cleanup(func() { _ = srv.Close(); _ = g.Wait() })
+}
+
+// fetch gets a page from inside a namespace, trying until the deadline: the
+// far end's link may still be coming up.
+func fetch(t *testing.T, ns string, to string) string {
+	t.Helper()
+	var body string
+	deadline := time.Now().Add(waitAtMost)
+	for {
+		err := netns.Do(ns, func() error {
+			conn, err := net.DialTimeout("tcp", net.JoinHostPort(to, "80"), 2*time.Second)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = conn.Close() }()
+			if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+				return err
+			}
+			if _, err := io.WriteString(conn, "GET / HTTP/1.0\r\n\r\n"); err != nil {
+				return err
+			}
+			answer, err := io.ReadAll(conn)
+			_, body, _ = splitHeader(string(answer))
+			return err
+		})
+		if err == nil {
+			return body
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("fetch from %s: %v", to, err)
+		}
+	}
+}
+
+func splitHeader(s string) (head, body string, ok bool) {
+	for i := 0; i+4 <= len(s); i++ {
+		if s[i:i+4] == "\r\n\r\n" {
+			return s[:i], s[i+4:], true
+		}
+	}
+	return s, "", false
+}
+
+// join connects the namespaces by a switch in a namespace of its own.
+func join(t *testing.T, outside *netnstest.NS, nodes ...*node) {
+	t.Helper()
+	outside.Do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "switch"
+		br := &netlink.Bridge{LinkAttrs: attrs}
+		if err := netlink.LinkAdd(br); err != nil {
+			return err
+		}
+		addr, err := netlink.ParseAddr(outsideAddr + "/24")
+		if err != nil {
+			return err
+		}
+		if err := netlink.AddrAdd(br, addr); err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(br)
+	})
+	for i, n := range nodes {
+		port := fmt.Sprintf("port%d", i)
+		netnstest.Join(t, outside, port, n.ns, "up0")
+		outside.Do(func() error {
+			br, err := netlink.LinkByName("switch")
+			if err != nil {
+				return err
+			}
+			link, err := netlink.LinkByName(port)
+			if err != nil {
+				return err
+			}
+			return netlink.LinkSetMaster(link, br)
+		})
+		n.ns.Do(func() error {
+			link, err := netlink.LinkByName("up0")
+			if err != nil {
+				return err
+			}
+			addr, err := netlink.ParseAddr(n.addr.String() + "/24")
+			if err != nil {
+				return err
+			}
+			return netlink.AddrAdd(link, addr)
+		})
+	}
+}
+
+// TestRootTwoNodes joins two nodes by a switch and sends pages between their
+// pods, then takes all down and looks for remains.
+func TestRootTwoNodes(t *testing.T) {
+	netnstest.NeedRoot(t)
+	outside := netnstest.New(t)
+	a := newNode(t, "192.0.2.1", "10.42.1.0/24")
+	b := newNode(t, "192.0.2.2", "10.42.2.0/24")
+	join(t, outside, a, b)
+	if err := a.over.Set(t.Context(), []overlay.Route{{Dst: b.cidr, Via: b.addr}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.over.Set(t.Context(), []overlay.Route{{Dst: a.cidr, Via: a.addr}}); err != nil {
+		t.Fatal(err)
+	}
+	a1, a2, b1 := a.startPod("a1"), a.startPod("a2"), b.startPod("b1")
+	serve(t, outside.Path, net.JoinHostPort(outsideAddr, "80"), "outside")
+
+	for _, tt := range []struct{ name, from, to, want string }{
+		{"same node", a1.path, a2.addr.String(), "a2 saw 10.42.1.2"},
+		{"other node, address kept", a1.path, b1.addr.String(), "b1 saw 10.42.1.2"},
+		{"and back", b1.path, a1.addr.String(), "a1 saw 10.42.2.2"},
+		{"itself", a1.path, a1.addr.String(), "a1 saw 10.42.1.2"},
+		{"own node to pod", a.ns.Path, a1.addr.String(), "a1 saw 10.42.1.1"},
+		{"other node to pod", b.ns.Path, a1.addr.String(), "a1 saw 192.0.2.2"},
+		{"outside sees the node", a1.path, outsideAddr, "outside saw 192.0.2.1"},
+		{"outside sees the other node", b1.path, outsideAddr, "outside saw 192.0.2.2"},
+	} {
+		if got := fetch(t, tt.from, tt.to); got != tt.want {
+			t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
+		}
+	}
+
+	for _, n := range []*node{a, b} {
+		n.takeDown(t)
+	}
+}
+
+// takeDown removes what the node made and checks that nothing is left.
+func (n *node) takeDown(t *testing.T) {
+	t.Helper()
+	names, err := n.pods.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if err := n.pods.Delete(name); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := n.pool.Reconcile(nil); err != nil {
+		t.Error(err)
+	}
+	for range 2 {
+		if err := n.net.CleanUp("pods0"); err != nil {
+			t.Error(err)
+		}
+		if err := n.over.CleanUp(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := n.nft.CleanUp(); err != nil {
+			t.Error(err)
+		}
+	}
+	n.ns.Do(func() error {
+		links, err := netlink.LinkList()
+		if err != nil {
+			return err
+		}
+		for _, l := range links {
+			if name := l.Attrs().Name; name != "lo" && name != "up0" {
+				t.Errorf("interface left: %s", name)
+			}
+		}
+		return nil
+	})
+	if routes, err := n.over.List(); err != nil || len(routes) > 0 {
+		t.Errorf("routes left: %v, %v", routes, err)
+	}
+	if rules, err := n.nft.List(); err != nil || len(rules) > 0 {
+		t.Errorf("rules left: %v, %v", rules, err)
+	}
+	if names, err := n.pods.List(); err != nil || len(names) > 0 {
+		t.Errorf("namespaces left: %v, %v", names, err)
+	}
+}
