@@ -1,0 +1,205 @@
+// Package sched decides what should be where: the scheduler and all
+// controllers. Its loops are clients of the Kubernetes API and nothing else:
+// they know no store, touch no kernel and read no file. They run on the raft
+// leader only, but their safety never rests on being alone: every write either
+// names the version it was decided on or can be put right by the next pass.
+package sched
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/clusterd/clusterd/sched/deployment"
+	"github.com/clusterd/clusterd/sched/disruption"
+	"github.com/clusterd/clusterd/sched/endpointslice"
+	"github.com/clusterd/clusterd/sched/gc"
+	"github.com/clusterd/clusterd/sched/loop"
+	"github.com/clusterd/clusterd/sched/namespace"
+	"github.com/clusterd/clusterd/sched/nodeipam"
+	"github.com/clusterd/clusterd/sched/nodelifecycle"
+	"github.com/clusterd/clusterd/sched/podgc"
+	"github.com/clusterd/clusterd/sched/replicaset"
+	"github.com/clusterd/clusterd/sched/scheduler"
+	"github.com/clusterd/clusterd/sched/serviceaccount"
+)
+
+// Config is what the room is given. Fields are required unless they say
+// otherwise.
+type Config struct {
+	// Client is used by all loops. Its rate limit, if it has one, should not be
+	// client-go's default of 5 requests a second.
+	Client kubernetes.Interface
+	// EventClient writes Events, apart from Client so that a flood of them
+	// cannot hold up decisions. Default: Client.
+	EventClient kubernetes.Interface
+	// Metadata reads and deletes objects of any kind, for garbage collection
+	// and namespace deletion.
+	Metadata metadata.Interface
+
+	// ClusterCIDR is cut into pod networks of NodeCIDRBits each. Defaults:
+	// 10.244.0.0/16 and 24.
+	ClusterCIDR  netip.Prefix
+	NodeCIDRBits int
+
+	// RootCA is the PEM bundle that pods verify the API server with. If it is
+	// empty, namespaces get no kube-root-ca.crt.
+	RootCA []byte
+
+	// Liveness tells of nodes that seem dead sooner than their leases do.
+	// Optional.
+	Liveness Liveness
+	// EvictionDelay is how long a node is NotReady before its NoExecute taint is
+	// set; 0: at once. Pods then stay for their own tolerationSeconds.
+	EvictionDelay time.Duration
+
+	// Clock is for tests; default: the real one.
+	Clock clock.WithTicker
+}
+
+// Liveness is implemented by cmd/clusterd from gossip and the nodes' control
+// connections. Both methods may be called from one goroutine each.
+type Liveness interface {
+	// Suspects yields names of nodes that gossip newly suspects or holds for
+	// dead. It is a hint: nothing follows from it alone. The sender must not
+	// block for long if nobody receives.
+	Suspects() <-chan string
+	// Confirm returns nil if the node's agent answered over its control
+	// connection before ctx ended.
+	Confirm(ctx context.Context, node string) error
+}
+
+// Loop is one named activity; Run blocks until ctx is cancelled and all that it
+// started has ended.
+type Loop = loop.Loop
+
+// All returns THE list of loops. They share one set of informers, which is
+// itself the first of the list: they work only when run together, once.
+func All(cfg Config) ([]Loop, error) {
+	if err := cfg.complete(); err != nil {
+		return nil, err
+	}
+	env := loop.Env{
+		Client:    cfg.Client,
+		Informers: newInformers(cfg.Client),
+		Events:    loop.NewEvents(cfg.EventClient, cfg.Clock),
+		Clock:     cfg.Clock,
+	}
+	constructors := []func() (Loop, error){
+		func() (Loop, error) { return Loop{Name: "events", Run: env.Events.Run}, nil },
+		func() (Loop, error) { return scheduler.New(env), nil },
+		func() (Loop, error) { return deployment.New(env) },
+		func() (Loop, error) { return replicaset.New(env) },
+		func() (Loop, error) {
+			return nodelifecycle.New(env, nodelifecycle.Config{Liveness: cfg.Liveness, EvictionDelay: cfg.EvictionDelay})
+		},
+		func() (Loop, error) { return nodeipam.New(env, cfg.ClusterCIDR, cfg.NodeCIDRBits) },
+		func() (Loop, error) { return podgc.New(env), nil },
+		func() (Loop, error) { return endpointslice.New(env), nil },
+		func() (Loop, error) { return disruption.New(env), nil },
+		func() (Loop, error) { return gc.New(env, cfg.Metadata), nil },
+		func() (Loop, error) { return namespace.New(env, cfg.Metadata), nil },
+		func() (Loop, error) { return serviceaccount.New(env, cfg.RootCA), nil },
+	}
+	loops := []Loop{{Name: "informers", Run: func(ctx context.Context) error {
+		env.Informers.StartWithContext(ctx)
+		<-ctx.Done()
+		env.Informers.Shutdown()
+		return nil
+	}}}
+	for _, construct := range constructors {
+		l, err := construct()
+		if err != nil {
+			return nil, fmt.Errorf("sched: %w", err)
+		}
+		loops = append(loops, l)
+	}
+	return loops, nil
+}
+
+// newInformers returns informers whose first list is the newest state, not
+// what some server's cache happens to hold: a new leader must see all that its
+// predecessor wrote, or it would write it again.
+func newInformers(client kubernetes.Interface) informers.SharedInformerFactory {
+	return informers.NewSharedInformerFactoryWithOptions(client, 0,
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			if o.ResourceVersion == "0" {
+				o.ResourceVersion = ""
+			}
+		}),
+		informers.WithTransform(withoutManagedFields))
+}
+
+// withoutManagedFields keeps the caches small: no decision looks at who wrote
+// a field, and the server keeps the records of an update that carries none.
+func withoutManagedFields(obj any) (any, error) {
+	if o, ok := obj.(metav1.Object); ok && o.GetManagedFields() != nil {
+		o.SetManagedFields(nil)
+	}
+	return obj, nil
+}
+
+// Run runs all loops until ctx is cancelled (leadership ended, or the process
+// stops) and returns when every one of them has ended. A loop that ends by
+// itself ends the others.
+func Run(ctx context.Context, cfg Config) error {
+	loops, err := All(cfg)
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	for _, l := range loops {
+		group.Go(func() error {
+			if err := l.Run(ctx); err != nil {
+				return fmt.Errorf("loop %s: %w", l.Name, err)
+			}
+			if ctx.Err() == nil {
+				return fmt.Errorf("loop %s: %w", l.Name, errEnded)
+			}
+			return nil
+		})
+	}
+	klog.FromContext(ctx).Info("controllers started", "loops", len(loops))
+	err = group.Wait()
+	klog.FromContext(ctx).Info("controllers ended")
+	return err
+}
+
+// errEnded is returned when a loop ended though it was not told to.
+var errEnded = errors.New("ended unasked")
+
+func (cfg *Config) complete() error {
+	if cfg.Client == nil || cfg.Metadata == nil {
+		return errors.New("sched: Config.Client and Config.Metadata are required")
+	}
+	if cfg.EventClient == nil {
+		cfg.EventClient = cfg.Client
+	}
+	if !cfg.ClusterCIDR.IsValid() {
+		cfg.ClusterCIDR = netip.MustParsePrefix("10.244.0.0/16")
+	}
+	if cfg.NodeCIDRBits == 0 {
+		cfg.NodeCIDRBits = 24
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = clock.RealClock{}
+	}
+	return nil
+}
+
+// Collectors returns all metrics of the room, for the process's registry.
+func Collectors() []prometheus.Collector {
+	return slices.Concat(loop.Collectors(), scheduler.Collectors(), nodelifecycle.Collectors(), gc.Collectors())
+}

@@ -1,0 +1,268 @@
+package gc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/metadata/metadatainformer"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/clusterd/clusterd/sched/internal/served"
+)
+
+const (
+	// rediscoverEvery is how often kinds that came or went are noticed.
+	rediscoverEvery = 30 * time.Second
+	// retryEvery is the same while some group did not answer.
+	retryEvery = 2 * time.Second
+)
+
+// ignored kinds have no owners worth following and change all the time.
+var ignored = map[schema.GroupResource]bool{
+	{Resource: "events"}:                         true,
+	{Group: "events.k8s.io", Resource: "events"}: true,
+}
+
+// monitors watch the metadata of every kind that can be listed, watched and
+// deleted.
+type monitors struct {
+	metadata  metadata.Interface
+	discovery discovery.DiscoveryInterfaces
+	clock     clock.WithTicker
+	onChange  func(old, now *object)
+	first     chan struct{} // closed after the first discovery
+
+	mu      sync.Mutex // guards below
+	running map[schema.GroupVersionResource]*monitor
+	// kinds tells how a reference's kind is served.
+	kinds map[schema.GroupKind]kindInfo
+	// partial: some group did not answer last time.
+	partial bool
+}
+
+type kindInfo struct {
+	schema.GroupVersionResource
+	namespaced bool
+}
+
+type monitor struct {
+	informer cache.SharedIndexInformer
+	synced   cache.InformerSynced
+	stop     context.CancelFunc
+	done     chan struct{}
+}
+
+func newMonitors(metadata metadata.Interface, discovery discovery.DiscoveryInterfaces, clock clock.WithTicker, onChange func(old, now *object)) *monitors {
+	return &monitors{
+		metadata: metadata, discovery: discovery, clock: clock, onChange: onChange,
+		first:   make(chan struct{}),
+		running: map[schema.GroupVersionResource]*monitor{},
+		kinds:   map[schema.GroupKind]kindInfo{},
+	}
+}
+
+// run keeps one informer per kind until ctx ends, and waits for all of them.
+func (m *monitors) run(ctx context.Context) error {
+	var group errgroup.Group
+	defer group.Wait() //nolint:errcheck // informers return nothing
+	first := sync.OnceFunc(func() { close(m.first) })
+	for ctx.Err() == nil {
+		complete := m.refresh(ctx, &group)
+		if m.started() > 0 {
+			first()
+		}
+		pause := rediscoverEvery
+		if !complete {
+			pause = retryEvery
+		}
+		select {
+		case <-ctx.Done():
+		case <-m.clock.After(pause):
+		}
+	}
+	return nil
+}
+
+func (m *monitors) started() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.running)
+}
+
+// refresh starts and stops informers as discovery says; it reports whether
+// every group answered. Kinds of a group that did not answer are left as they
+// are: not to know is not to know that they are gone.
+func (m *monitors) refresh(ctx context.Context, group *errgroup.Group) bool {
+	resources, failed := served.Resources(ctx, m.discovery)
+	if ctx.Err() != nil {
+		return false
+	}
+	for _, err := range failed {
+		klog.FromContext(ctx).V(2).Info("kinds unknown to the collector for now", "err", err)
+	}
+	wanted := map[schema.GroupVersionResource]schema.GroupKind{}
+	kinds := map[schema.GroupKind]kindInfo{}
+	for _, r := range resources {
+		kind := schema.GroupKind{Group: r.Group, Kind: r.Kind}
+		kinds[kind] = kindInfo{r.GroupVersionResource, r.Namespaced}
+		if r.Can("list") && r.Can("watch") && r.Can("delete") && !ignored[r.GroupResource()] {
+			wanted[r.GroupVersionResource] = kind
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.partial = len(failed) > 0
+	if m.partial {
+		maps.Copy(m.kinds, kinds)
+	} else {
+		m.kinds = kinds
+	}
+	for resource, kind := range wanted {
+		if m.running[resource] == nil {
+			m.start(ctx, group, resource, kind)
+		}
+	}
+	if m.partial {
+		return false
+	}
+	for resource, running := range m.running {
+		if _, ok := wanted[resource]; !ok {
+			running.stop()
+			delete(m.running, resource)
+		}
+	}
+	return true
+}
+
+// start begins to watch one kind; mu is held.
+func (m *monitors) start(ctx context.Context, group *errgroup.Group, resource schema.GroupVersionResource, kind schema.GroupKind) {
+	informer := metadatainformer.NewFilteredMetadataInformer(m.metadata, resource, metav1.NamespaceAll, 0, cache.Indexers{}, func(o *metav1.ListOptions) {
+		if o.ResourceVersion == "0" {
+			o.ResourceVersion = "" // the newest state, as in sched.newInformers
+		}
+	}).Informer()
+	// Nothing is read from the store: keep what is needed for deltas alone.
+	if err := informer.SetTransform(trim); err != nil {
+		klog.FromContext(ctx).Error(err, "informer cannot be set up", "resource", resource)
+		return
+	}
+	ctx, stop := context.WithCancel(ctx)
+	running := &monitor{informer: informer, stop: stop, done: make(chan struct{})}
+	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(obj any) { m.changed(resource, kind, nil, obj) },
+		UpdateFunc: func(old, obj any) {
+			if o, ok := old.(*metav1.PartialObjectMetadata); ok {
+				if n, ok := obj.(*metav1.PartialObjectMetadata); ok && o.UID != n.UID {
+					m.changed(resource, kind, old, nil) // deleted and made anew
+				}
+			}
+			m.changed(resource, kind, nil, obj)
+		},
+		DeleteFunc: func(obj any) {
+			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = gone.Obj
+			}
+			m.changed(resource, kind, obj, nil)
+		},
+	})
+	if err != nil {
+		stop()
+		klog.FromContext(ctx).Error(err, "informer cannot be set up", "resource", resource)
+		return
+	}
+	running.synced = registration.HasSynced
+	m.running[resource] = running
+	group.Go(func() error {
+		defer close(running.done)
+		informer.RunWithContext(ctx)
+		return nil
+	})
+}
+
+// trim strips what the collector does not look at.
+func trim(obj any) (any, error) {
+	if o, ok := obj.(*metav1.PartialObjectMetadata); ok {
+		return &metav1.PartialObjectMetadata{TypeMeta: o.TypeMeta, ObjectMeta: metav1.ObjectMeta{
+			Name: o.Name, Namespace: o.Namespace, UID: o.UID, ResourceVersion: o.ResourceVersion,
+			DeletionTimestamp: o.DeletionTimestamp, Finalizers: o.Finalizers, OwnerReferences: o.OwnerReferences,
+		}}, nil
+	}
+	return obj, nil
+}
+
+func (m *monitors) changed(resource schema.GroupVersionResource, kind schema.GroupKind, old, now any) {
+	var before, after *object
+	if o, ok := old.(*metav1.PartialObjectMetadata); ok {
+		before = newObject(resource, kind, o)
+	}
+	if o, ok := now.(*metav1.PartialObjectMetadata); ok {
+		after = newObject(resource, kind, o)
+	}
+	if before != nil || after != nil {
+		m.onChange(before, after)
+	}
+}
+
+func newObject(resource schema.GroupVersionResource, kind schema.GroupKind, o *metav1.PartialObjectMetadata) *object {
+	return &object{
+		uid: o.UID, resource: resource, kind: kind, namespace: o.Namespace, name: o.Name,
+		owners: o.OwnerReferences, finalizers: o.Finalizers, deleting: o.DeletionTimestamp != nil,
+	}
+}
+
+// waitSynced waits until the kinds of the first discovery have been listed. It
+// returns false if ctx ends before. A kind that cannot be listed (its server
+// is down) must not hold up all others for ever: what depends on it is safe,
+// since owners that the graph lacks are looked up at the server.
+func (m *monitors) waitSynced(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-m.first:
+	}
+	m.mu.Lock()
+	var synced []cache.InformerSynced
+	for _, running := range m.running {
+		synced = append(synced, running.synced)
+	}
+	m.mu.Unlock()
+	wait, cancel := context.WithTimeout(ctx, maxSyncWait)
+	defer cancel()
+	if !cache.WaitForCacheSync(wait.Done(), synced...) && ctx.Err() == nil {
+		klog.FromContext(ctx).Info("some kinds could not be listed yet; collecting the others")
+	}
+	return ctx.Err() == nil
+}
+
+// maxSyncWait bounds waitSynced.
+const maxSyncWait = 30 * time.Second
+
+// errUnknownKind is returned when nobody serves an owner's kind.
+var errUnknownKind = errors.New("no such kind is served")
+
+// mapping tells how the kind of an owner is served. Any version will do: it is
+// the same object.
+func (m *monitors) mapping(ctx context.Context, ref *metav1.OwnerReference) (kindInfo, error) {
+	gv, err := schema.ParseGroupVersion(ref.APIVersion)
+	if err != nil {
+		return kindInfo{}, fmt.Errorf("apiVersion %q: %w", ref.APIVersion, err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	info, ok := m.kinds[schema.GroupKind{Group: gv.Group, Kind: ref.Kind}]
+	if !ok {
+		return kindInfo{}, fmt.Errorf("%s: %w", gv.WithKind(ref.Kind), errUnknownKind)
+	}
+	return info, nil
+}

@@ -1,0 +1,57 @@
+// Package pods answers simple questions about one pod, the way every
+// controller must answer them alike.
+package pods
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Condition returns the pod's condition of that type, or nil.
+func Condition(pod *corev1.Pod, kind corev1.PodConditionType) *corev1.PodCondition {
+	for i := range pod.Status.Conditions {
+		if pod.Status.Conditions[i].Type == kind {
+			return &pod.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
+// Ready reports whether the pod's Ready condition is True.
+func Ready(pod *corev1.Pod) bool {
+	c := Condition(pod, corev1.PodReady)
+	return c != nil && c.Status == corev1.ConditionTrue
+}
+
+// Available reports whether the pod has been ready for minReady; if it is
+// ready but not for long enough, wait is how much is missing.
+func Available(pod *corev1.Pod, minReady time.Duration, now time.Time) (available bool, wait time.Duration) {
+	c := Condition(pod, corev1.PodReady)
+	if c == nil || c.Status != corev1.ConditionTrue {
+		return false, 0
+	}
+	if minReady == 0 {
+		return true, 0
+	}
+	left := c.LastTransitionTime.Add(minReady).Sub(now)
+	if c.LastTransitionTime.IsZero() {
+		left = minReady
+	}
+	if left <= 0 {
+		return true, 0
+	}
+	return false, left
+}
+
+// Finished reports whether the pod has ended for good.
+func Finished(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// Active reports whether the pod counts as a replica: neither finished nor
+// being deleted.
+func Active(pod *corev1.Pod) bool { return !Finished(pod) && pod.DeletionTimestamp == nil }
+
+// Terminating reports whether the pod is being deleted and not finished yet.
+func Terminating(pod *corev1.Pod) bool { return !Finished(pod) && pod.DeletionTimestamp != nil }

@@ -1,0 +1,155 @@
+// Package nodeipam gives each Node a pod network of its own out of the
+// cluster's. What it has given stands in the Node and nowhere else, so that
+// there is nothing to lose and nothing to restore.
+package nodeipam
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/sched/loop"
+)
+
+type controller struct {
+	*loop.Controller
+	client  kubernetes.Interface
+	events  record.EventRecorder
+	nodes   corelisters.NodeLister
+	cluster netip.Prefix
+	bits    int
+
+	// Of the one worker alone, so without a lock:
+	// given holds what was written and the cache may not show yet, by node UID.
+	given map[types.UID]netip.Prefix
+	// last is the network given last: the next search begins behind it, so that
+	// the network of a node just removed is not given away while routes and
+	// connections to it linger.
+	last netip.Prefix
+}
+
+// New returns the loop; it watches Nodes. cluster is cut into networks with
+// prefixes of the given number of bits.
+func New(env loop.Env, cluster netip.Prefix, bits int) (loop.Loop, error) {
+	if cluster = cluster.Masked(); bits < cluster.Bits() || bits > cluster.Addr().BitLen() {
+		return loop.Loop{}, fmt.Errorf("cut %v into networks of /%d: not a part of it", cluster, bits)
+	}
+	informer := env.Informers.Core().V1().Nodes()
+	c := &controller{
+		client: env.Client, events: env.Events.For("node-ipam"), nodes: informer.Lister(),
+		cluster: cluster, bits: bits, given: map[types.UID]netip.Prefix{},
+	}
+	c.Controller = loop.New("nodeipam", env, 1, c.reconcile) // one: allocation is a single thought
+	loop.Watch(c.Controller, informer.Informer(), func(_, node *corev1.Node) {
+		switch {
+		case node == nil:
+			c.wakeStarved() // a network has become free
+		case node.Spec.PodCIDR == "" && node.DeletionTimestamp == nil:
+			c.Enqueue(loop.KeyOf(node))
+		}
+	})
+	return c.Loop(), nil
+}
+
+func (c *controller) wakeStarved() {
+	nodes, err := c.nodes.List(labels.Everything())
+	if err != nil {
+		return
+	}
+	for _, node := range nodes {
+		if node.Spec.PodCIDR == "" {
+			c.Enqueue(loop.KeyOf(node))
+		}
+	}
+}
+
+func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
+	node, err := c.nodes.Get(key.Name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if node.Spec.PodCIDR != "" || node.DeletionTimestamp != nil {
+		return nil
+	}
+	all, err := c.nodes.List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	used := c.used(ctx, all)
+	prefix, ok := c.given[node.UID]
+	if !ok {
+		prefix, ok = next(c.cluster, c.bits, c.last, used)
+	}
+	if !ok {
+		c.events.Eventf(node, corev1.EventTypeWarning, "CIDRNotAvailable", "Node %s status is now: CIDRNotAvailable", node.Name)
+		return fmt.Errorf("no network of /%d is free in %v: %d nodes", c.bits, c.cluster, len(all))
+	}
+	return c.give(ctx, node, prefix)
+}
+
+func (c *controller) give(ctx context.Context, node *corev1.Node, prefix netip.Prefix) error {
+	patch, err := json.Marshal(map[string]any{
+		// The version makes sure that nobody has given the node another.
+		"metadata": map[string]any{"uid": node.UID, "resourceVersion": node.ResourceVersion},
+		"spec":     map[string]any{"podCIDR": prefix.String(), "podCIDRs": []string{prefix.String()}},
+	})
+	if err != nil {
+		return fmt.Errorf("encode podCIDR: %w", err)
+	}
+	// Noted before it is sent and kept whatever the answer: an answer that got
+	// lost must not let the network be given twice. It is freed with the node.
+	c.given[node.UID] = prefix
+	c.last = prefix
+	if _, err := c.client.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("give %v to node: %w", prefix, err)
+	}
+	klog.FromContext(ctx).Info("node has a pod network", "node", node.Name, "podCIDR", prefix)
+	return nil
+}
+
+// used returns all networks that nodes have or are about to have.
+func (c *controller) used(ctx context.Context, all []*corev1.Node) []netip.Prefix {
+	exists := map[types.UID]bool{}
+	owner := map[netip.Prefix]string{}
+	var out []netip.Prefix
+	for _, node := range all {
+		exists[node.UID] = true
+		for _, text := range node.Spec.PodCIDRs {
+			prefix, err := netip.ParsePrefix(text)
+			if err != nil {
+				continue // validation lets none pass
+			}
+			if other, twice := owner[prefix]; twice {
+				klog.FromContext(ctx).Error(nil, "two nodes have the same pod network; delete one Node and let it register anew",
+					"podCIDR", prefix, "node", node.Name, "other", other)
+			}
+			owner[prefix] = node.Name
+			out = append(out, prefix)
+		}
+	}
+	for uid, prefix := range c.given {
+		if exists[uid] {
+			out = append(out, prefix)
+		} else {
+			delete(c.given, uid)
+		}
+	}
+	return out
+}

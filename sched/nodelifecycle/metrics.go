@@ -1,0 +1,19 @@
+package nodelifecycle
+
+import "github.com/prometheus/client_golang/prometheus"
+
+var (
+	evictions = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "clusterd_sched_taint_evictions_total",
+		Help: "Pods deleted because they do not tolerate a NoExecute taint of their node.",
+	})
+	evictionsSuspended = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "clusterd_sched_evictions_suspended",
+		Help: "1 while more than half of all nodes look dead and nobody is evicted from them.",
+	})
+)
+
+// Collectors returns the metrics, for the process's registry.
+func Collectors() []prometheus.Collector {
+	return []prometheus.Collector{evictions, evictionsSuspended}
+}

@@ -1,0 +1,176 @@
+// Package podgc removes pods that nobody else will: those of nodes that no
+// longer exist, those deleted before they got a node, and the oldest finished
+// ones when there are too many.
+package podgc
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/clusterd/clusterd/sched/internal/pods"
+	"github.com/clusterd/clusterd/sched/loop"
+)
+
+const (
+	// every is how often all pods are looked over.
+	every = 20 * time.Second
+	// quarantine is how long a node must be missing before pods that nobody
+	// deleted are lost with it: it may be about to register.
+	quarantine = 40 * time.Second
+	// maxFinished is how many finished pods are kept.
+	maxFinished = 12500
+)
+
+// all is the one key of this loop: every pass looks at everything.
+var all = loop.Key{Name: "all"}
+
+type controller struct {
+	*loop.Controller
+	client  kubernetes.Interface
+	clock   clock.PassiveClock
+	pods    corelisters.PodLister
+	nodes   corelisters.NodeLister
+	missing map[string]time.Time // since when a node is missing; the one worker's
+}
+
+// New returns the loop. It watches Pods and Nodes.
+func New(env loop.Env) loop.Loop {
+	core := env.Informers.Core().V1()
+	c := &controller{
+		client:  env.Client,
+		clock:   env.Clock,
+		pods:    core.Pods().Lister(),
+		nodes:   core.Nodes().Lister(),
+		missing: map[string]time.Time{},
+	}
+	c.Controller = loop.New("podgc", env, 1, c.reconcile)
+	loop.Watch(c.Controller, core.Nodes().Informer(), func(_, node *corev1.Node) {
+		if node == nil {
+			c.Enqueue(all)
+		}
+	})
+	loop.Watch(c.Controller, core.Pods().Informer(), func(old, pod *corev1.Pod) {
+		if pod != nil && pod.DeletionTimestamp != nil && (old == nil || old.DeletionTimestamp == nil) {
+			c.Enqueue(all) // its node may be gone
+		}
+	})
+	return loop.Loop{Name: "podgc", Run: func(ctx context.Context) error {
+		return c.RunReady(ctx, func() { c.Enqueue(all) })
+	}}
+}
+
+func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
+	c.EnqueueAfter(all, every)
+	everyPod, err := c.pods.List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	nodes, err := c.nodes.List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	known := map[string]*corev1.Node{}
+	for _, node := range nodes {
+		known[node.Name] = node
+	}
+	now := c.clock.Now()
+	c.observe(everyPod, known, now)
+
+	var errs []error
+	for _, victim := range Decide(everyPod, known, c.missing, now) {
+		if victim.Why == NodeGone {
+			gone, err := c.really(ctx, victim.Pod.Spec.NodeName)
+			if err != nil || !gone {
+				errs = append(errs, err)
+				continue
+			}
+		}
+		errs = append(errs, c.remove(ctx, victim))
+	}
+	return errors.Join(errs...)
+}
+
+// observe keeps the list of missing nodes that pods still name.
+func (c *controller) observe(everyPod []*corev1.Pod, known map[string]*corev1.Node, now time.Time) {
+	still := map[string]bool{}
+	for _, pod := range everyPod {
+		name := pod.Spec.NodeName
+		if name == "" || known[name] != nil {
+			continue
+		}
+		still[name] = true
+		if _, ok := c.missing[name]; !ok {
+			c.missing[name] = now
+		}
+	}
+	for name := range c.missing {
+		if !still[name] {
+			delete(c.missing, name)
+		}
+	}
+}
+
+// really asks the server whether a node that the cache lacks does not exist.
+func (c *controller) really(ctx context.Context, node string) (bool, error) {
+	_, err := c.client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("look for node %s: %w", node, err)
+	}
+	return false, nil
+}
+
+func (c *controller) remove(ctx context.Context, v Victim) error {
+	pod := v.Pod
+	klog.FromContext(ctx).V(2).Info("removing pod", "pod", klog.KObj(pod), "node", pod.Spec.NodeName, "why", v.Why)
+	if v.Why == NodeGone && !pods.Finished(pod) {
+		// Whoever counts this pod should see how it ended.
+		if err := c.fail(ctx, pod); err != nil {
+			return err
+		}
+	}
+	options := metav1.NewDeleteOptions(0)
+	options.Preconditions = metav1.NewUIDPreconditions(string(pod.UID))
+	err := c.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, *options)
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("remove pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	return nil
+}
+
+func (c *controller) fail(ctx context.Context, pod *corev1.Pod) error {
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": pod.UID},
+		"status": map[string]any{
+			"phase": corev1.PodFailed,
+			"conditions": []corev1.PodCondition{{
+				Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue,
+				Reason: "DeletionByPodGC", Message: "PodGC: node no longer exists",
+				LastTransitionTime: metav1.NewTime(c.clock.Now()),
+			}},
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("encode pod status: %w", err)
+	}
+	_, err = c.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("fail pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,52 @@
+package podgc
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/clusterd/clusterd/sched/schedtest"
+)
+
+var now = time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func TestDecide(t *testing.T) {
+	off := schedtest.Node("off").Taint(corev1.TaintNodeOutOfService, "", corev1.TaintEffectNoExecute).Obj()
+	off.Status.Conditions[0].Status = corev1.ConditionUnknown
+	nodes := map[string]*corev1.Node{"n1": schedtest.Node("n1").Obj(), "off": off}
+	missing := map[string]time.Time{"old": now.Add(-quarantine), "new": now.Add(-time.Second)}
+	all := []*corev1.Pod{
+		schedtest.Pod("fine").On("n1").Obj(),
+		schedtest.Pod("waiting").Obj(),
+		schedtest.Pod("never-placed").Deleting(now).Obj(),
+		schedtest.Pod("terminating").On("n1").Deleting(now).Obj(),
+		schedtest.Pod("lost").On("old").Obj(),
+		schedtest.Pod("too-soon").On("new").Obj(),
+		schedtest.Pod("lost-deleted").On("new").Deleting(now).Obj(),
+		schedtest.Pod("off-deleted").On("off").Deleting(now).Obj(),
+		schedtest.Pod("off-kept").On("off").Obj(),
+		schedtest.Pod("done").On("n1").Phase(corev1.PodSucceeded).Obj(),
+	}
+	got := map[string]Why{}
+	for _, v := range Decide(all, nodes, missing, now) {
+		got[v.Pod.Name] = v.Why
+	}
+	want := map[string]Why{"never-placed": NeverPlaced, "lost": NodeGone, "lost-deleted": NodeGone, "off-deleted": OutOfService}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestOldestFinishedPodsGo(t *testing.T) {
+	var all []*corev1.Pod
+	for i := range maxFinished + 2 {
+		all = append(all, schedtest.Pod(fmt.Sprint(i)).On("n1").Phase(corev1.PodFailed).Created(now.Add(-time.Duration(i)*time.Second)).Obj())
+	}
+	got := Decide(all, map[string]*corev1.Node{"n1": schedtest.Node("n1").Obj()}, nil, now)
+	if len(got) != 2 || got[0].Pod.Name != fmt.Sprint(maxFinished+1) || got[1].Pod.Name != fmt.Sprint(maxFinished) {
+		t.Errorf("removes %d pods", len(got))
+	}
+}

@@ -1,0 +1,103 @@
+package scheduler
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Filter is one rule that a node must satisfy for a pod.
+type Filter struct {
+	Name string
+	// prepare looks at the pod once and returns the check of one node, or nil
+	// if the rule does not concern the pod. A check returns the reasons for a
+	// refusal, in words that are counted over nodes and shown to the user; none
+	// means that the node passes.
+	prepare func(s *snapshot, p *podInfo) func(n *nodeInfo) []string
+	// wokenBy are the changes of the cluster that may turn a refusal around.
+	wokenBy change
+}
+
+// filters is THE list of rules, cheap and telling ones first: the first rule
+// that refuses a node explains it.
+var filters = []Filter{
+	{Name: "NodeUnschedulable", prepare: filterUnschedulable, wokenBy: nodeAdded | nodeSpec},
+	{Name: "TaintToleration", prepare: filterTaints, wokenBy: nodeAdded | nodeSpec},
+	{Name: "NodeAffinity", prepare: filterNodeAffinity, wokenBy: nodeAdded | nodeLabels},
+	{Name: "NodePorts", prepare: filterPorts, wokenBy: nodeAdded | podGone},
+	{Name: "NodeResourcesFit", prepare: filterResources, wokenBy: nodeAdded | nodeAllocatable | podGone},
+	{Name: "InterPodAffinity", prepare: filterPodAffinity, wokenBy: nodeAdded | nodeLabels | podGone | podPlaced},
+	{Name: "PodTopologySpread", prepare: filterSpread, wokenBy: nodeAdded | nodeLabels | podGone | podPlaced},
+}
+
+// change is a set of kinds of changes of the cluster.
+type change uint16
+
+const (
+	nodeAdded       change = 1 << iota
+	nodeSpec               // unschedulable or taints
+	nodeLabels             // labels
+	nodeAllocatable        // allocatable resources
+	podGone                // a bound pod ended or went: room
+	podPlaced              // a pod was bound or its labels changed
+	anything        change = 1<<iota - 1
+)
+
+// verdict is what filtering came to.
+type verdict struct {
+	fit []*nodeInfo
+	// reasons counts nodes by reason.
+	reasons map[string]int
+	nodes   int
+	wokenBy change
+}
+
+func runFilters(s *snapshot, p *podInfo) verdict {
+	v := verdict{reasons: map[string]int{}, wokenBy: nodeAdded}
+	type prepared struct {
+		*Filter
+		check func(*nodeInfo) []string
+	}
+	var checks []prepared
+	for i := range filters {
+		if check := filters[i].prepare(s, p); check != nil {
+			checks = append(checks, prepared{&filters[i], check})
+		}
+	}
+nodes:
+	for _, n := range s.nodes {
+		if n.node == nil || n.node.DeletionTimestamp != nil {
+			continue
+		}
+		v.nodes++
+		for _, c := range checks {
+			reasons := c.check(n)
+			if len(reasons) == 0 {
+				continue
+			}
+			for _, reason := range reasons {
+				v.reasons[reason]++
+			}
+			v.wokenBy |= c.wokenBy
+			continue nodes
+		}
+		v.fit = append(v.fit, n)
+	}
+	return v
+}
+
+// explain says why no node was good enough, in the words users of Kubernetes
+// know: "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) were
+// unschedulable."
+func (v verdict) explain() string {
+	if v.nodes == 0 {
+		return "no nodes available to schedule pods"
+	}
+	parts := make([]string, 0, len(v.reasons))
+	for reason, n := range v.reasons {
+		parts = append(parts, fmt.Sprintf("%d %s", n, reason))
+	}
+	slices.SortFunc(parts, cmp.Compare[string])
+	return fmt.Sprintf("0/%d nodes are available: %s.", v.nodes, strings.Join(parts, ", "))
+}

@@ -1,0 +1,102 @@
+package scheduler
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/utils/ptr"
+)
+
+// spread is one topology spread constraint with the number of matching pods in
+// each domain it looks at.
+type spread struct {
+	constraint *corev1.TopologySpreadConstraint
+	self       int // 1 if the pod matches its own constraint
+	counts     map[string]int
+	least      int
+}
+
+// spreads counts, for each of the pod's constraints with the given action, the
+// matching pods in every eligible domain.
+func spreads(s *snapshot, p *podInfo, action corev1.UnsatisfiableConstraintAction) []spread {
+	var out []spread
+	for i := range p.pod.Spec.TopologySpreadConstraints {
+		c := &p.pod.Spec.TopologySpreadConstraints[i]
+		if c.WhenUnsatisfiable != action {
+			continue
+		}
+		match := withPodLabels(selector(c.LabelSelector), p.pod, c.MatchLabelKeys, nil)
+		sp := spread{constraint: c, counts: map[string]int{}}
+		if match.Matches(labels.Set(p.pod.Labels)) {
+			sp.self = 1
+		}
+		for _, n := range s.nodes {
+			value, ok := topologyValue(n, c.TopologyKey)
+			if !ok || !eligible(n, p, c) {
+				continue
+			}
+			sp.counts[value] += 0
+			for _, other := range n.pods {
+				if other.pod.Namespace == p.pod.Namespace && other.pod.DeletionTimestamp == nil && match.Matches(labels.Set(other.pod.Labels)) {
+					sp.counts[value]++
+				}
+			}
+		}
+		sp.least = fewest(sp.counts)
+		if int(ptr.Deref(c.MinDomains, 1)) > len(sp.counts) {
+			sp.least = 0 // too few domains: as if one more stood empty
+		}
+		out = append(out, sp)
+	}
+	return out
+}
+
+func topologyValue(n *nodeInfo, key string) (string, bool) {
+	d, ok := domainOf(n, key)
+	return d.value, ok
+}
+
+// eligible reports whether the node takes part in the constraint's count.
+func eligible(n *nodeInfo, p *podInfo, c *corev1.TopologySpreadConstraint) bool {
+	if ptr.Deref(c.NodeAffinityPolicy, corev1.NodeInclusionPolicyHonor) == corev1.NodeInclusionPolicyHonor {
+		if ok, err := p.affinity.Match(n.node); err != nil || !ok {
+			return false
+		}
+	}
+	if ptr.Deref(c.NodeTaintsPolicy, corev1.NodeInclusionPolicyIgnore) == corev1.NodeInclusionPolicyHonor {
+		if _, refused := untolerated(n.node.Spec.Taints, p.pod.Spec.Tolerations, corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute); refused {
+			return false
+		}
+	}
+	return true
+}
+
+func fewest(counts map[string]int) int {
+	least, found := 0, false
+	for _, n := range counts {
+		if !found || n < least {
+			least, found = n, true
+		}
+	}
+	return least
+}
+
+// filterSpread refuses nodes where the pod would make the difference between
+// the fullest and the emptiest domain exceed maxSkew.
+func filterSpread(s *snapshot, p *podInfo) func(*nodeInfo) []string {
+	hard := spreads(s, p, corev1.DoNotSchedule)
+	if len(hard) == 0 {
+		return nil
+	}
+	return func(n *nodeInfo) []string {
+		for _, sp := range hard {
+			value, ok := topologyValue(n, sp.constraint.TopologyKey)
+			if !ok {
+				return []string{"node(s) didn't match pod topology spread constraints (missing required label)"}
+			}
+			if sp.counts[value]+sp.self-sp.least > int(sp.constraint.MaxSkew) {
+				return []string{"node(s) didn't match pod topology spread constraints"}
+			}
+		}
+		return nil
+	}
+}

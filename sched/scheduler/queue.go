@@ -1,0 +1,283 @@
+package scheduler
+
+import (
+	"container/heap"
+	"context"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/utils/clock"
+)
+
+// Back-off of a pod between attempts, doubling; and how long a pod may wait for
+// a change that concerns it before it is tried anyway.
+const (
+	firstBackoff = 100 * time.Millisecond
+	maxBackoff   = 10 * time.Second
+	maxParked    = time.Minute
+)
+
+// place is where a waiting pod is.
+//
+//	        add                pop
+//	───────────────► ready ───────────► flying ──bound──► (gone)
+//	                   ▲                 │   │
+//	       due         │                 │   └─ no node ──► parked
+//	 backing ──────────┘                 │                    │
+//	    ▲  ▲                             │                    │ a change that
+//	    │  └───────── bind failed ───────┘                    │ may help, or
+//	    └─────────────────────────────────────────────────────┘ maxParked
+type place int
+
+const (
+	nowhere place = iota // before the first push
+	ready
+	backing
+	parked
+	flying
+)
+
+// waiting is one pod without a node.
+type waiting struct {
+	pod      *corev1.Pod
+	priority int32
+	seq      uint64 // order of arrival
+	place    place
+	index    int // in the heap it is in
+	attempts int
+	tried    time.Time // start of the last attempt
+	due      time.Time // when backing ends
+	// missed gathers the changes that happen while flying: a decision taken on
+	// the state before them must not park the pod.
+	missed  change
+	wokenBy change
+}
+
+// queue orders pods without a node: by priority, then by age. Pods that cannot
+// be placed wait aside until something changes that may help them.
+type queue struct {
+	clock clock.WithTicker
+	wake  chan struct{} // capacity 1: look again
+
+	mu     sync.Mutex // guards below
+	pods   map[types.UID]*waiting
+	ready  readyHeap
+	backed backedHeap
+	seq    uint64
+}
+
+func newQueue(clock clock.WithTicker) *queue {
+	return &queue{clock: clock, wake: make(chan struct{}, 1), pods: map[types.UID]*waiting{}}
+}
+
+func (q *queue) signal() {
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+// add lets a pod wait, or renews what is known of one that does. A pod that was
+// parked and has changed is tried again.
+func (q *queue) add(pod *corev1.Pod) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if w := q.pods[pod.UID]; w != nil {
+		w.pod = pod
+		w.priority = corev1helpers.PodPriority(pod)
+		switch w.place {
+		case ready:
+			heap.Fix(&q.ready, w.index)
+		case parked:
+			q.retry(w)
+		case flying:
+			w.missed = anything
+		}
+		return
+	}
+	q.seq++
+	w := &waiting{pod: pod, priority: corev1helpers.PodPriority(pod), seq: q.seq, place: nowhere}
+	q.pods[pod.UID] = w
+	q.push(w)
+}
+
+// refresh renews what is known of a waiting pod without trying it again: only
+// its status changed.
+func (q *queue) refresh(pod *corev1.Pod) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if w := q.pods[pod.UID]; w != nil {
+		w.pod = pod
+	}
+}
+
+// remove forgets a pod: bound, deleted or no longer ours.
+func (q *queue) remove(uid types.UID) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	w := q.pods[uid]
+	if w == nil {
+		return
+	}
+	delete(q.pods, uid)
+	defer w.move(nowhere)
+	switch w.place {
+	case ready:
+		heap.Remove(&q.ready, w.index)
+	case backing:
+		heap.Remove(&q.backed, w.index)
+	}
+}
+
+// changed wakes the parked pods that the change may help.
+func (q *queue) changed(c change) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, w := range q.pods {
+		switch {
+		case w.place == flying:
+			w.missed |= c
+		case w.place == parked && w.wokenBy&c != 0:
+			q.retry(w)
+		}
+	}
+}
+
+// pop returns the next pod to place; it blocks until there is one or ctx ends.
+// The caller must answer with park, fail or remove.
+func (q *queue) pop(ctx context.Context) (*corev1.Pod, bool) {
+	for ctx.Err() == nil {
+		pod, next := q.take()
+		if pod != nil {
+			return pod, true
+		}
+		timer := q.clock.NewTimer(next)
+		select {
+		case <-ctx.Done():
+		case <-q.wake:
+		case <-timer.C():
+		}
+		timer.Stop()
+	}
+	return nil, false
+}
+
+// take returns a ready pod, or the time until it is worth looking again.
+func (q *queue) take() (*corev1.Pod, time.Duration) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	now := q.clock.Now()
+	for len(q.backed) > 0 && !q.backed[0].due.After(now) {
+		q.push(heap.Pop(&q.backed).(*waiting))
+	}
+	if len(q.ready) > 0 {
+		w := heap.Pop(&q.ready).(*waiting)
+		w.tried, w.missed = now, 0
+		w.move(flying)
+		w.attempts++
+		return w.pod, 0
+	}
+	next := maxParked
+	for _, w := range q.pods {
+		if w.place != parked {
+			continue
+		}
+		left := w.tried.Add(maxParked).Sub(now)
+		if left <= 0 {
+			q.retry(w)
+			left = 0
+		}
+		next = min(next, left)
+	}
+	if len(q.backed) > 0 {
+		next = min(next, q.backed[0].due.Sub(now))
+	}
+	return nil, max(next, time.Millisecond)
+}
+
+// park lets a flying pod wait for one of the changes in wokenBy.
+func (q *queue) park(uid types.UID, wokenBy change) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	w := q.pods[uid]
+	if w == nil || w.place != flying {
+		return
+	}
+	w.wokenBy = wokenBy
+	if w.missed&wokenBy != 0 {
+		q.retry(w)
+		return
+	}
+	w.move(parked)
+}
+
+// fail lets a flying pod be tried again after its back-off.
+func (q *queue) fail(uid types.UID) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if w := q.pods[uid]; w != nil && w.place == flying {
+		q.retry(w)
+	}
+}
+
+// retry makes w ready once its back-off, counted from its last attempt, is over.
+func (q *queue) retry(w *waiting) {
+	wait := min(firstBackoff<<min(w.attempts-1, 10), maxBackoff)
+	w.due = w.tried.Add(wait)
+	w.move(backing)
+	heap.Push(&q.backed, w)
+	q.signal()
+}
+
+func (q *queue) push(w *waiting) {
+	w.move(ready)
+	heap.Push(&q.ready, w)
+	q.signal()
+}
+
+// move changes the pod's place and the gauges with it.
+func (w *waiting) move(to place) {
+	if w.place != nowhere {
+		waitingPods.WithLabelValues(w.place.String()).Dec()
+	}
+	if to != nowhere {
+		waitingPods.WithLabelValues(to.String()).Inc()
+	}
+	w.place = to
+}
+
+func (p place) String() string {
+	return [...]string{"nowhere", "ready", "backoff", "unschedulable", "in_flight"}[p]
+}
+
+type readyHeap []*waiting
+
+func (h readyHeap) Len() int { return len(h) }
+func (h readyHeap) Less(i, j int) bool {
+	if h[i].priority != h[j].priority {
+		return h[i].priority > h[j].priority
+	}
+	return h[i].seq < h[j].seq
+}
+func (h readyHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i]; h[i].index, h[j].index = i, j }
+func (h *readyHeap) Push(x any)   { w := x.(*waiting); w.index = len(*h); *h = append(*h, w) }
+func (h *readyHeap) Pop() any     { return popLast((*[]*waiting)(h)) }
+
+type backedHeap []*waiting
+
+func (h backedHeap) Len() int           { return len(h) }
+func (h backedHeap) Less(i, j int) bool { return h[i].due.Before(h[j].due) }
+func (h backedHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i]; h[i].index, h[j].index = i, j }
+func (h *backedHeap) Push(x any)        { w := x.(*waiting); w.index = len(*h); *h = append(*h, w) }
+func (h *backedHeap) Pop() any          { return popLast((*[]*waiting)(h)) }
+
+func popLast(h *[]*waiting) *waiting {
+	old := *h
+	w := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	return w
+}

@@ -1,0 +1,306 @@
+// Package scheduler gives pods without a node a node. One goroutine decides,
+// pod by pod, on a snapshot in memory; bindings are written concurrently while
+// it goes on with what it assumes they will come to. It decides nothing but
+// the node, and writes nothing but bindings, one condition and events.
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/clusterd/clusterd/sched/internal/pods"
+	"github.com/clusterd/clusterd/sched/loop"
+)
+
+// Name is the schedulerName of the pods that this scheduler is responsible for.
+const Name = corev1.DefaultSchedulerName
+
+type scheduler struct {
+	client kubernetes.Interface
+	clock  clock.WithTicker
+	events record.EventRecorder
+	lister corelisters.PodLister
+
+	podInformer, nodeInformer, nsInformer cache.SharedIndexInformer
+
+	queue    *queue
+	reporter *loop.Controller
+	why      sync.Map // loop.Key → reason: what reporter is to write
+
+	mu       sync.Mutex // guards snapshot
+	snapshot *snapshot
+}
+
+// reason is why the pod with that UID has no node.
+type reason struct {
+	uid     types.UID
+	message string
+}
+
+// New returns the loop. It watches Pods, Nodes and Namespaces.
+func New(env loop.Env) loop.Loop {
+	core := env.Informers.Core().V1()
+	s := &scheduler{
+		client:       env.Client,
+		clock:        env.Clock,
+		events:       env.Events.For(Name),
+		lister:       core.Pods().Lister(),
+		podInformer:  core.Pods().Informer(),
+		nodeInformer: core.Nodes().Informer(),
+		nsInformer:   core.Namespaces().Informer(),
+		queue:        newQueue(env.Clock),
+		snapshot:     newSnapshot(),
+	}
+	s.reporter = loop.New("scheduler-reports", env, 4, s.writeReason)
+	return loop.Loop{Name: "scheduler", Run: s.run}
+}
+
+func (s *scheduler) run(ctx context.Context) error {
+	logger := klog.FromContext(ctx).WithValues("loop", "scheduler")
+	ctx = klog.NewContext(ctx, logger)
+
+	ctx, cancel := context.WithCancel(ctx)
+	var group errgroup.Group
+	defer group.Wait() //nolint:errcheck // its error is returned below, unless another came first
+	defer cancel()
+	waitingPods.Reset()
+	reporting := make(chan struct{})
+	group.Go(func() error {
+		return s.reporter.RunReady(ctx, func() { close(reporting) })
+	})
+	select {
+	case <-reporting:
+	case <-ctx.Done():
+		return group.Wait()
+	}
+
+	synced, err := s.watch()
+	if err != nil && ctx.Err() != nil {
+		return group.Wait() // the informers have stopped already
+	}
+	if err != nil {
+		return fmt.Errorf("scheduler: add event handlers: %w", err)
+	}
+	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+		return group.Wait()
+	}
+	logger.V(2).Info("loop started")
+
+	var binds errgroup.Group
+	binds.SetLimit(bindsInFlight)
+	for {
+		pod, ok := s.queue.pop(ctx)
+		if !ok {
+			break
+		}
+		start := s.clock.Now()
+		if node := s.schedule(ctx, pod); node != "" {
+			binds.Go(func() error { s.bind(ctx, pod, node, start); return nil })
+		}
+	}
+	_ = binds.Wait()
+	return group.Wait()
+}
+
+// schedule chooses a node for the pod and assumes it there. It returns "" if
+// there is nothing to bind; the pod is then parked or out of the queue.
+func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) string {
+	s.mu.Lock()
+	if _, placed := s.snapshot.placed[pod.UID]; placed || !s.stillWaiting(pod) {
+		s.mu.Unlock()
+		s.queue.remove(pod.UID)
+		return ""
+	}
+	p := newPodInfo(pod)
+	v := runFilters(s.snapshot, p)
+	if len(v.fit) > 0 {
+		node := best(s.snapshot, p, v.fit).name
+		s.snapshot.assume(p, node)
+		s.mu.Unlock()
+		// Affinity of other waiting pods may be met now.
+		s.queue.changed(podPlaced)
+		return node
+	}
+	s.mu.Unlock()
+
+	attempts.WithLabelValues("unschedulable").Inc()
+	message := v.explain()
+	s.events.Event(pod, corev1.EventTypeWarning, "FailedScheduling", message)
+	key := loop.KeyOf(pod)
+	s.why.Store(key, reason{uid: pod.UID, message: message})
+	s.reporter.Enqueue(key)
+	s.queue.park(pod.UID, v.wokenBy)
+	klog.FromContext(ctx).V(3).Info("pod fits no node", "pod", klog.KObj(pod), "why", message)
+	return ""
+}
+
+// stillWaiting looks whether the cache agrees that the pod needs a node.
+func (s *scheduler) stillWaiting(pod *corev1.Pod) bool {
+	now, err := s.lister.Pods(pod.Namespace).Get(pod.Name)
+	return err == nil && now.UID == pod.UID && ours(now)
+}
+
+// ours reports whether the pod waits for this scheduler.
+func ours(pod *corev1.Pod) bool {
+	return pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil && !pods.Finished(pod) &&
+		len(pod.Spec.SchedulingGates) == 0 &&
+		(pod.Spec.SchedulerName == Name || pod.Spec.SchedulerName == "")
+}
+
+// writeReason writes the condition of a pod that fits nowhere.
+func (s *scheduler) writeReason(ctx context.Context, key loop.Key) error {
+	v, ok := s.why.Load(key)
+	if !ok {
+		return nil
+	}
+	why := v.(reason)
+	pod, err := s.lister.Pods(key.Namespace).Get(key.Name)
+	if err == nil && pod.UID == why.uid && ours(pod) {
+		if err := s.report(ctx, pod, why.message); err != nil {
+			return fmt.Errorf("report unschedulable: %w", err)
+		}
+	}
+	s.why.CompareAndDelete(key, v)
+	return nil
+}
+
+// watch registers the handlers that keep snapshot and queue up to date.
+func (s *scheduler) watch() ([]cache.InformerSynced, error) {
+	var synced []cache.InformerSynced
+	for _, add := range []func() (cache.ResourceEventHandlerRegistration, error){
+		func() (cache.ResourceEventHandlerRegistration, error) {
+			return loop.Handle(s.nsInformer, s.onNamespace)
+		},
+		func() (cache.ResourceEventHandlerRegistration, error) { return loop.Handle(s.nodeInformer, s.onNode) },
+		func() (cache.ResourceEventHandlerRegistration, error) { return loop.Handle(s.podInformer, s.onPod) },
+	} {
+		registration, err := add()
+		if err != nil {
+			return nil, err
+		}
+		synced = append(synced, registration.HasSynced)
+	}
+	return synced, nil
+}
+
+func (s *scheduler) onNamespace(old, ns *corev1.Namespace) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ns == nil {
+		delete(s.snapshot.namespaces, old.Name)
+		return
+	}
+	s.snapshot.namespaces[ns.Name] = labels.Set(ns.Labels)
+}
+
+func (s *scheduler) onNode(old, node *corev1.Node) {
+	s.mu.Lock()
+	if node == nil {
+		s.snapshot.removeNode(old.Name)
+	} else {
+		s.snapshot.setNode(node)
+	}
+	s.mu.Unlock()
+	if c := nodeChange(old, node); c != 0 {
+		s.queue.changed(c)
+	}
+}
+
+// nodeChange says what of a node changed that a filter looks at. Heartbeats
+// come to 0.
+func nodeChange(old, node *corev1.Node) (c change) {
+	switch {
+	case node == nil:
+		return podPlaced // a domain less: spread constraints may be met now
+	case old == nil:
+		return nodeAdded
+	}
+	if old.Spec.Unschedulable != node.Spec.Unschedulable || !apiequality.Semantic.DeepEqual(old.Spec.Taints, node.Spec.Taints) {
+		c |= nodeSpec
+	}
+	if !apiequality.Semantic.DeepEqual(old.Labels, node.Labels) {
+		c |= nodeLabels
+	}
+	if !apiequality.Semantic.DeepEqual(old.Status.Allocatable, node.Status.Allocatable) {
+		c |= nodeAllocatable
+	}
+	return c
+}
+
+func (s *scheduler) onPod(old, pod *corev1.Pod) {
+	if pod == nil {
+		s.queue.remove(old.UID)
+		s.gone(old)
+		return
+	}
+	if old != nil && old.UID != pod.UID { // deleted and made anew between two events
+		s.queue.remove(old.UID)
+		s.gone(old)
+		old = nil
+	}
+	switch {
+	case pod.Spec.NodeName != "" && pods.Finished(pod):
+		s.queue.remove(pod.UID)
+		s.gone(pod)
+	case pod.Spec.NodeName != "":
+		s.queue.remove(pod.UID)
+		if s.unchanged(old, pod) {
+			return
+		}
+		s.mu.Lock()
+		s.snapshot.setPod(pod)
+		s.mu.Unlock()
+		s.queue.changed(placedChange(old, pod))
+	case ours(pod):
+		if old != nil && ours(old) && apiequality.Semantic.DeepEqual(old.Spec, pod.Spec) && apiequality.Semantic.DeepEqual(old.Labels, pod.Labels) {
+			s.queue.refresh(pod)
+			return
+		}
+		s.queue.add(pod)
+	default:
+		s.queue.remove(pod.UID)
+	}
+}
+
+// unchanged reports whether an update of a bound pod leaves everything that
+// the snapshot counts as it is: most updates are of status only.
+func (s *scheduler) unchanged(old, pod *corev1.Pod) bool {
+	if old == nil || old.Spec.NodeName != pod.Spec.NodeName || old.Generation != pod.Generation ||
+		(old.DeletionTimestamp == nil) != (pod.DeletionTimestamp == nil) || pods.Finished(old) {
+		return false
+	}
+	return apiequality.Semantic.DeepEqual(old.Labels, pod.Labels) && apiequality.Semantic.DeepEqual(old.OwnerReferences, pod.OwnerReferences)
+}
+
+// placedChange says what a change of a bound pod may be good for.
+func placedChange(old, pod *corev1.Pod) change {
+	if old == nil || old.Spec.NodeName == "" {
+		return podPlaced
+	}
+	// Resized down, relabelled, or on its way out.
+	return podPlaced | podGone
+}
+
+// gone frees what the pod had.
+func (s *scheduler) gone(pod *corev1.Pod) {
+	s.mu.Lock()
+	_, counted := s.snapshot.placed[pod.UID]
+	s.snapshot.removePod(pod.UID)
+	s.mu.Unlock()
+	if counted {
+		s.queue.changed(podGone)
+	}
+}

@@ -1,0 +1,82 @@
+package scheduler
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+)
+
+// scoreTaints counts PreferNoSchedule taints that the pod does not tolerate.
+func scoreTaints(_ *snapshot, p *podInfo) func(*nodeInfo) int64 {
+	return func(n *nodeInfo) (count int64) {
+		for i := range n.node.Spec.Taints {
+			t := &n.node.Spec.Taints[i]
+			if t.Effect == corev1.TaintEffectPreferNoSchedule && !tolerated(t, p.pod.Spec.Tolerations) {
+				count++
+			}
+		}
+		return count
+	}
+}
+
+// scoreNodeAffinity sums the weights of the preferred terms a node meets.
+func scoreNodeAffinity(_ *snapshot, p *podInfo) func(*nodeInfo) int64 {
+	a := p.pod.Spec.Affinity
+	if a == nil || a.NodeAffinity == nil || len(a.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution) == 0 {
+		return nil
+	}
+	preferred, err := nodeaffinity.NewPreferredSchedulingTerms(a.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution)
+	if err != nil {
+		return nil // a preference that cannot be read is none
+	}
+	return func(n *nodeInfo) int64 { return preferred.Score(n.node) }
+}
+
+// scorePodAffinity sums the weights of the pod's preferred (anti-)affinity
+// terms over the pods in a node's domains.
+func scorePodAffinity(s *snapshot, p *podInfo) func(*nodeInfo) int64 {
+	if len(p.preferred) == 0 {
+		return nil
+	}
+	sums := map[domain]int64{}
+	for _, n := range s.nodes {
+		for _, other := range n.pods {
+			for i := range p.preferred {
+				t := &p.preferred[i]
+				if d, ok := domainOf(n, t.topology); ok && t.matches(s, other.pod) {
+					sums[d] += t.weight
+				}
+			}
+		}
+	}
+	keys := map[string]bool{}
+	for i := range p.preferred {
+		keys[p.preferred[i].topology] = true
+	}
+	return func(n *nodeInfo) (sum int64) {
+		for key := range keys {
+			if d, ok := domainOf(n, key); ok {
+				sum += sums[d]
+			}
+		}
+		return sum
+	}
+}
+
+// scoreSpread counts matching pods in a node's domains, for constraints that
+// are wishes (ScheduleAnyway).
+func scoreSpread(s *snapshot, p *podInfo) func(*nodeInfo) int64 {
+	soft := spreads(s, p, corev1.ScheduleAnyway)
+	if len(soft) == 0 {
+		return nil
+	}
+	return func(n *nodeInfo) (sum int64) {
+		for _, sp := range soft {
+			if value, ok := topologyValue(n, sp.constraint.TopologyKey); ok {
+				sum += int64(sp.counts[value])
+			} else {
+				sum += int64(len(s.placed)) // no label: after all that have it
+			}
+		}
+		return sum
+	}
+}
