@@ -1,0 +1,238 @@
+// Package agent is one node's hands: it makes the pods that the API has bound
+// to this node, tells how they are, and answers the node's calls.
+//
+// It is a client of the API like any other. What it made stays when it stops:
+// containers belong to podmon, networks and mounts to the kernel, and a new
+// agent takes them up again.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcore "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/clusterd/clusterd/agent/image"
+	"github.com/clusterd/clusterd/agent/node"
+	"github.com/clusterd/clusterd/agent/object"
+	"github.com/clusterd/clusterd/agent/pod"
+	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/probe"
+	"github.com/clusterd/clusterd/agent/runtime"
+	"github.com/clusterd/clusterd/agent/stream"
+	"github.com/clusterd/clusterd/agent/volume"
+)
+
+// Runtime owns the containers: *runtime.Client.
+type Runtime interface {
+	pod.Runtime
+	Attach(ctx context.Context, id string, io runtime.ExecIO, tty bool) error
+	Update(ctx context.Context, u api.Update) error
+}
+
+// Images owns the images: *image.Store.
+type Images interface {
+	pod.Images
+	List(ctx context.Context) ([]image.Image, error)
+	Load(ctx context.Context, r io.Reader) ([]image.Image, error)
+}
+
+// Network connects pods: *podnetwork.Network.
+type Network interface {
+	pod.Network
+	// Run keeps the node's network until ctx ends.
+	Run(ctx context.Context) error
+	// Ready reports whether pods can be connected, and why not.
+	Ready() (ok bool, why string)
+	// OnReady asks for a call when they can be; fn must not block.
+	OnReady(fn func())
+}
+
+// Config of an Agent.
+type Config struct {
+	NodeName string     // required
+	NodeIP   netip.Addr // the node's InternalIP; required
+	// DataDir holds pods, logs and volumes; required.
+	DataDir string
+	// CgroupRoot is the parent of all pods' cgroups; required, "/clusterd-n1".
+	CgroupRoot string
+	// Client is an API client as system:node:NAME. Required.
+	Client kubernetes.Interface
+	// HeartbeatClient renews the Lease; default Client.
+	HeartbeatClient kubernetes.Interface
+
+	Runtime Runtime // required
+	Images  Images  // required
+	Network Network // required
+
+	Version string // "v1.37.0", shown as the node's version
+	MaxPods int    // default 110
+	// PodLogDir holds the containers' logs; default DataDir/log/pods. Folders
+	// of unknown pods are removed only from the default.
+	PodLogDir string
+	// ResolvConf is given to pods that are not to use cluster DNS; default
+	// /etc/resolv.conf.
+	ResolvConf string
+	// ClusterDNS are the cluster's name servers; empty: pods get ResolvConf.
+	ClusterDNS    []netip.Addr
+	ClusterDomain string // default "cluster.local"
+	PidsLimit     int64  // of a pod; default 0: none
+	Parallel      int    // container starts at one time; default 16
+	NodeLabels    map[string]string
+	NodePort      int32 // of the node's calls, told in the Node's status
+}
+
+// Agent is one node's agent.
+type Agent struct {
+	cfg     Config
+	node    *node.Node
+	pods    *pod.Manager
+	objects *object.Cache
+	events  record.EventBroadcaster
+	handler http.Handler
+}
+
+// New checks the configuration and puts the parts together. It starts nothing.
+func New(cfg Config) (*Agent, error) {
+	switch {
+	case cfg.NodeName == "" || cfg.DataDir == "" || cfg.CgroupRoot == "":
+		return nil, errors.New("agent: NodeName, DataDir and CgroupRoot are required")
+	case !cfg.NodeIP.IsValid():
+		return nil, errors.New("agent: NodeIP is required")
+	case cfg.Client == nil || cfg.Runtime == nil || cfg.Images == nil || cfg.Network == nil:
+		return nil, errors.New("agent: Client, Runtime, Images and Network are required")
+	}
+	if cfg.HeartbeatClient == nil {
+		cfg.HeartbeatClient = cfg.Client
+	}
+	ownLogs := cfg.PodLogDir == ""
+	if ownLogs {
+		cfg.PodLogDir = filepath.Join(cfg.DataDir, "log", "pods")
+	}
+	if cfg.ResolvConf == "" {
+		cfg.ResolvConf = "/etc/resolv.conf"
+	}
+	if err := os.MkdirAll(cfg.DataDir, 0o755); err != nil {
+		return nil, fmt.Errorf("agent: %w", err)
+	}
+	a := &Agent{cfg: cfg, events: record.NewBroadcaster()}
+	a.node = node.New(node.Config{
+		Name: cfg.NodeName, IP: cfg.NodeIP, Client: cfg.Client, Heartbeat: cfg.HeartbeatClient, Version: cfg.Version,
+		MaxPods: cfg.MaxPods, DataDir: cfg.DataDir, Labels: cfg.NodeLabels, Port: cfg.NodePort,
+		Images: a.nodeImages, Ready: a.faults,
+	})
+	podDir := filepath.Join(cfg.DataDir, "pods")
+	prober := &probe.Prober{Version: cfg.Version}
+	volumes := volume.Config{Dir: podDir, Mounter: volume.Kernel{}, Tokens: &tokens{client: cfg.Client}, Allocatable: a.allocatable}
+	a.objects = object.New(cfg.Client, func(uid objectUID, ref object.Ref) { a.pods.ObjectChanged(uid, ref) })
+	volumes.Objects = a.objects
+	a.pods = pod.NewManager(pod.Config{
+		NodeName: cfg.NodeName, NodeIP: cfg.NodeIP, Node: a.node.Object, Client: cfg.Client,
+		Runtime: cfg.Runtime, Images: cfg.Images, Network: cfg.Network, Volumes: volume.New(volumes), Objects: a.objects,
+		Probes: prober, OnRuntime: a.node.Poke, Recorder: a.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "agent", Host: cfg.NodeName}),
+		PodDir: podDir, LogDir: cfg.PodLogDir, SweepLogs: ownLogs, CgroupRoot: cfg.CgroupRoot,
+		ResolvConf: cfg.ResolvConf, ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain,
+		PidsLimit: cfg.PidsLimit, Parallel: cfg.Parallel,
+	})
+	prober.Exec = a.pods
+	cfg.Network.OnReady(func() { a.node.Poke(); a.pods.PokeAll() })
+	a.handler = stream.NewHandler(stream.Config{
+		Pods: a.pods, Runtime: cfg.Runtime, Images: cfg.Images, Network: cfg.Network, LogDir: cfg.PodLogDir,
+		ImagesChanged: func() { a.node.Poke(); a.pods.ImagesChanged() }, Configz: a.configz(),
+	})
+	return a, nil
+}
+
+// Run serves the node until ctx ends. It returns when all that it started has
+// ended; containers run on.
+func (a *Agent) Run(ctx context.Context) error {
+	// Pods stop first: what is under way for them still needs the network.
+	outer, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	a.events.StartRecordingToSink(&typedcore.EventSinkImpl{Interface: a.cfg.Client.CoreV1().Events("")})
+	defer a.events.Shutdown()
+	defer a.objects.Close()
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var errs []error
+	part := func(ctx context.Context, name string, run func(context.Context) error) {
+		wg.Go(func() {
+			// A part that ends early ends the agent.
+			defer cancel()
+			if err := run(ctx); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				errs = append(errs, fmt.Errorf("%s: %w", name, err))
+			}
+		})
+	}
+	part(ctx, "node", a.node.Run)
+	part(outer, "network", a.cfg.Network.Run)
+	part(ctx, "pods", func(ctx context.Context) error {
+		defer stop()
+		return a.pods.Run(ctx)
+	})
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// Handler serves the node's calls (logs, exec, images …). The caller has
+// authenticated and authorized whoever calls.
+func (a *Agent) Handler() http.Handler { return a.handler }
+
+// Node is the Node object as last known.
+func (a *Agent) Node() *v1.Node { return a.node.Object() }
+
+func (a *Agent) allocatable() v1.ResourceList { return a.node.Object().Status.Allocatable }
+
+// faults are the reasons for which the node is not ready.
+func (a *Agent) faults() []node.Fault {
+	var out []node.Fault
+	if ok, why := a.cfg.Network.Ready(); !ok {
+		out = append(out, node.Fault{Reason: "NetworkNotReady", Message: "pod network is not ready: " + why})
+	}
+	if why := a.pods.RuntimeFault(); why != "" {
+		out = append(out, node.Fault{Reason: "RuntimeNotReady", Message: "container runtime is not ready: " + why})
+	}
+	return out
+}
+
+// nodeImages lists the images for the Node's status.
+func (a *Agent) nodeImages(ctx context.Context) ([]v1.ContainerImage, error) {
+	list, err := a.cfg.Images.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]v1.ContainerImage, 0, len(list))
+	for _, i := range list {
+		names := append(append([]string{}, i.RepoDigests...), i.Refs...)
+		if len(names) == 0 {
+			names = []string{i.ID}
+		}
+		out = append(out, v1.ContainerImage{Names: names, SizeBytes: i.Size})
+	}
+	return out, nil
+}
+
+// configz is what /configz shows: the settings, no secrets and no clients.
+func (a *Agent) configz() any {
+	c := a.cfg
+	return map[string]any{"agent": map[string]any{
+		"nodeName": c.NodeName, "nodeIP": c.NodeIP, "dataDir": c.DataDir, "cgroupRoot": c.CgroupRoot, "version": c.Version,
+		"maxPods": c.MaxPods, "podLogDir": c.PodLogDir, "resolvConf": c.ResolvConf, "clusterDNS": c.ClusterDNS,
+		"clusterDomain": c.ClusterDomain, "pidsLimit": c.PidsLimit, "parallel": c.Parallel,
+	}}
+}

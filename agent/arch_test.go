@@ -1,0 +1,5 @@
+package agent_test
+
+import "runtime"
+
+func goarch() string { return runtime.GOARCH }

@@ -1,0 +1,189 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// Remove takes a name away, and with its last name the image. Removing by ID
+// takes all names. An image below a container is ErrInUse.
+func (s *Store) Remove(ctx context.Context, ref string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	full, err := Normalize(ref)
+	if err != nil {
+		return err
+	}
+	err = s.change(func(ix *index) error {
+		id, ok := s.find(full)
+		if !ok {
+			return ErrNotFound
+		}
+		rec := ix.Images[id]
+		rec.Refs = without(rec.Refs, full)
+		rec.RepoDigests = without(rec.RepoDigests, full)
+		if full != id && len(rec.Refs) > 0 {
+			ix.Images[id] = rec
+			return nil
+		}
+		used, err := s.mountedImages()
+		if err != nil {
+			return err
+		}
+		if used[id] {
+			return ErrInUse
+		}
+		delete(ix.Images, id)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("remove image %s: %w", ref, err)
+	}
+	return nil
+}
+
+// GCPolicy says which images may stay.
+type GCPolicy struct {
+	// Keep are names, digests or IDs that are wanted, mounted or not.
+	Keep []string
+	// MinAge spares images that were pulled or mounted less than that ago.
+	MinAge time.Duration
+}
+
+// GC removes every image that is not pinned, kept, mounted or young, and
+// returns what it removed. Names of Keep that are not here are ignored.
+func (s *Store) GC(ctx context.Context, p GCPolicy) ([]Image, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	var removed []Image
+	err := s.change(func(ix *index) error {
+		used, err := s.mountedImages()
+		if err != nil {
+			return err
+		}
+		for _, ref := range p.Keep {
+			full, err := Normalize(ref)
+			if err != nil {
+				continue // never was an image's name
+			}
+			if id, ok := s.find(full); ok {
+				used[id] = true
+			}
+		}
+		for id, rec := range s.index.Images {
+			if rec.Pinned || used[id] || time.Since(s.lastUsed[id]) < p.MinAge {
+				continue
+			}
+			removed = append(removed, s.image(id))
+			delete(ix.Images, id)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("collect images: %w", err)
+	}
+	return removed, nil
+}
+
+// change edits a copy of the index, saves it, and then deletes the layers and
+// blobs that it needs no more.
+func (s *Store) change(edit func(*index) error) error {
+	trash, err := os.MkdirTemp(s.path("tmp"), "trash-")
+	if err != nil {
+		return err
+	}
+	err = s.changeLocked(edit, trash)
+	return errors.Join(err, os.RemoveAll(trash)) // the slow part, without the lock
+}
+
+func (s *Store) changeLocked(edit func(*index) error, trash string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ix := s.index.clone()
+	if err := edit(&ix); err != nil {
+		return err
+	}
+	claimed := map[string]bool{}
+	for _, rec := range ix.Images {
+		for _, chain := range rec.Chains {
+			claimed[chain] = true
+		}
+	}
+	for chain := range ix.Layers {
+		if !claimed[chain] {
+			delete(ix.Layers, chain)
+		}
+	}
+	if err := s.saveIndex(ix); err != nil {
+		return err
+	}
+	for id := range s.configs {
+		if _, ok := ix.Images[id]; !ok {
+			delete(s.configs, id)
+			delete(s.lastUsed, id)
+		}
+	}
+	s.index = ix
+	return s.trashUnclaimed(claimed, trash)
+}
+
+// trashUnclaimed moves what neither an image, a running pull nor a container
+// needs; mu is held. It includes what failed pulls left behind.
+func (s *Store) trashUnclaimed(claimed map[string]bool, trash string) error {
+	mounts, err := s.mounts()
+	if err != nil {
+		return err
+	}
+	below := map[string]bool{}
+	for _, m := range mounts {
+		for _, dir := range m.Dirs {
+			below[dir] = true
+		}
+	}
+	for chain, l := range s.layers {
+		if claimed[chain] || s.held[chain] > 0 || below[l.Dir] {
+			continue
+		}
+		if err := os.Rename(s.layerPath(l.Dir), filepath.Join(trash, "layer-"+l.Dir)); err != nil {
+			return err
+		}
+		delete(s.layers, chain)
+	}
+	blobs, err := os.ReadDir(s.path("blobs"))
+	if err != nil {
+		return err
+	}
+	for _, b := range blobs {
+		if s.blobWanted(b.Name()) {
+			continue
+		}
+		if err := os.Rename(s.path("blobs", b.Name()), filepath.Join(trash, "blob-"+b.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mountedImages are the images below containers.
+func (s *Store) mountedImages() (map[string]bool, error) {
+	mounts, err := s.mounts()
+	if err != nil {
+		return nil, err
+	}
+	used := map[string]bool{}
+	for _, m := range mounts {
+		used[m.Image] = true
+	}
+	return used, nil
+}
+
+func without(list []string, s string) []string {
+	return slices.DeleteFunc(slices.Clone(list), func(x string) bool { return x == s })
+}

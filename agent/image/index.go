@@ -1,0 +1,120 @@
+package image
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+)
+
+const (
+	indexFile = "images.json"
+	// indexVersion is the file's format number; a reader refuses any other.
+	indexVersion = 1
+)
+
+// index is what images.json holds: the only source of truth about which
+// images and layers exist. A layer's folder that is not in it is rubbish.
+type index struct {
+	Version int                    `json:"version"`
+	Images  map[string]imageRecord `json:"images"` // by ID
+	Layers  map[string]layer       `json:"layers"` // by chain
+}
+
+type imageRecord struct {
+	Refs        []string `json:"refs,omitempty"`
+	RepoDigests []string `json:"repoDigests,omitempty"`
+	Manifest    string   `json:"manifest,omitempty"` // digest of the manifest, kept as a blob
+	Chains      []string `json:"chains"`             // lowest layer first
+	Pinned      bool     `json:"pinned,omitempty"`
+}
+
+// layer is an unpacked layer: the folder holds its own files only, with
+// whiteouts in overlayfs's form.
+type layer struct {
+	Dir  string `json:"dir"`  // a number, so that mount options stay short
+	Size int64  `json:"size"` // bytes
+}
+
+func readIndex(path string) (index, error) {
+	ix := index{Version: indexVersion, Images: map[string]imageRecord{}, Layers: map[string]layer{}}
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return ix, nil
+	}
+	if err != nil {
+		return index{}, err
+	}
+	if err := json.Unmarshal(b, &ix); err != nil {
+		return index{}, fmt.Errorf("read %s: %w", path, err)
+	}
+	if ix.Version != indexVersion {
+		return index{}, fmt.Errorf("read %s: format version %d, this program knows %d", path, ix.Version, indexVersion)
+	}
+	for chain, l := range ix.Layers {
+		if dirNumber(l.Dir) < 0 {
+			return index{}, fmt.Errorf("read %s: layer %s has folder %q, not a number", path, chain, l.Dir)
+		}
+	}
+	return ix, nil
+}
+
+// dirNumber is a layer folder's number, or -1.
+func dirNumber(dir string) int {
+	n, err := strconv.ParseUint(dir, 10, 31)
+	if err != nil || strconv.FormatUint(n, 10) != dir {
+		return -1
+	}
+	return int(n)
+}
+
+// writeFile replaces a file as a whole: after a crash it has the old or the
+// new content.
+func (s *Store) writeFile(path string, b []byte) (err error) {
+	tmp, err := os.CreateTemp(s.path("tmp"), "file-")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(tmp.Name())
+		}
+	}()
+	_, err = tmp.Write(b)
+	if err == nil {
+		err = tmp.Sync()
+	}
+	if cerr := tmp.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	return err
+}
+
+// saveIndex writes images.json; mu is held.
+func (s *Store) saveIndex(ix index) error {
+	b, err := json.MarshalIndent(ix, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := s.writeFile(s.path(indexFile), b); err != nil {
+		return fmt.Errorf("write %s: %w", indexFile, err)
+	}
+	return nil
+}
+
+// clone copies what a change may touch, so that a failed save changes nothing.
+func (ix index) clone() index {
+	out := index{Version: indexVersion, Images: make(map[string]imageRecord, len(ix.Images)), Layers: make(map[string]layer, len(ix.Layers))}
+	for k, v := range ix.Images {
+		out.Images[k] = v
+	}
+	for k, v := range ix.Layers {
+		out.Layers[k] = v
+	}
+	return out
+}

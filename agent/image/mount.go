@@ -1,0 +1,297 @@
+package image
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A container's folder below mounts/ID:
+//
+//	mount.json  which image and layers it stands on
+//	rw          what the container has changed (overlayfs's upper folder)
+//	work        overlayfs's own
+//	rootfs      where all is mounted together
+const (
+	mountFile    = "mount.json"
+	mountVersion = 1
+)
+
+// maxMountOptions is what the kernel takes: one page.
+const maxMountOptions = 4096
+
+// mountRecord keeps layers alive below a container, whatever becomes of the
+// image.
+type mountRecord struct {
+	Version int      `json:"version"`
+	Image   string   `json:"image"`
+	Dirs    []string `json:"dirs"` // layer folders, topmost first
+}
+
+// Mount makes a container's root file system from an image and returns its
+// path. The id is the caller's, unique on the node. Called again for the same
+// id, also after a restart of the process, it returns the same file system with
+// all changes that were made in it; with another image it is an error.
+func (s *Store) Mount(ctx context.Context, img Image, id string) (string, error) {
+	rootfs, err := s.mount(ctx, img, id)
+	if err != nil {
+		return "", fmt.Errorf("mount image %s for %s: %w", img.ID, id, err)
+	}
+	return rootfs, nil
+}
+
+func (s *Store) mount(ctx context.Context, img Image, id string) (string, error) {
+	if err := ctx.Err(); err != nil {
+		return "", err
+	}
+	if err := checkID(id); err != nil {
+		return "", err
+	}
+	rec, err := s.registerMount(img.ID, id)
+	if err != nil {
+		return "", err
+	}
+	rootfs := s.path("mounts", id, "rootfs")
+	mounted, err := isMountPoint(rootfs)
+	if err != nil {
+		return "", err
+	}
+	if mounted {
+		return rootfs, nil
+	}
+	if err := s.mountOverlay(rec, s.path("mounts", id)); err != nil {
+		return "", err
+	}
+	return rootfs, nil
+}
+
+// registerMount writes down what a container stands on before it does.
+func (s *Store) registerMount(imageID, id string) (mountRecord, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	dir := s.path("mounts", id)
+	rec, err := readMount(dir)
+	if err == nil {
+		if rec.Image != imageID {
+			return rec, fmt.Errorf("it is mounted from image %s already", rec.Image)
+		}
+		return rec, nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return rec, err
+	}
+	ir, ok := s.index.Images[imageID]
+	if !ok {
+		return rec, ErrNotFound
+	}
+	rec = mountRecord{Version: mountVersion, Image: imageID, Dirs: []string{}}
+	for _, chain := range slices.Backward(ir.Chains) {
+		rec.Dirs = append(rec.Dirs, s.layers[chain].Dir)
+	}
+	b, err := json.Marshal(rec)
+	if err != nil {
+		return rec, err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return rec, err
+	}
+	// No sync: after a power cut nothing is mounted any more.
+	if err := os.WriteFile(filepath.Join(dir, mountFile+".new"), b, 0o600); err != nil {
+		return rec, err
+	}
+	if err := os.Rename(filepath.Join(dir, mountFile+".new"), filepath.Join(dir, mountFile)); err != nil {
+		return rec, err
+	}
+	s.lastUsed[imageID] = time.Now()
+	return rec, nil
+}
+
+func readMount(dir string) (mountRecord, error) {
+	var rec mountRecord
+	b, err := os.ReadFile(filepath.Join(dir, mountFile))
+	if err != nil {
+		return rec, err
+	}
+	if err := json.Unmarshal(b, &rec); err != nil {
+		return rec, fmt.Errorf("read %s: %w", filepath.Join(dir, mountFile), err)
+	}
+	if rec.Version != mountVersion {
+		return rec, fmt.Errorf("read %s: format version %d, this program knows %d", filepath.Join(dir, mountFile), rec.Version, mountVersion)
+	}
+	return rec, nil
+}
+
+func (s *Store) mountOverlay(rec mountRecord, dir string) error {
+	upper, work, rootfs := filepath.Join(dir, "rw"), filepath.Join(dir, "work"), filepath.Join(dir, "rootfs")
+	for _, d := range []string{upper, work, rootfs} {
+		if err := os.Mkdir(d, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	dirs := slices.Clone(rec.Dirs)
+	if len(dirs) == 0 { // an image without layers: overlayfs wants one below
+		empty := filepath.Join(dir, "empty")
+		if err := os.Mkdir(empty, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		dirs = []string{empty}
+	}
+	for i, d := range dirs {
+		if !filepath.IsAbs(d) {
+			dirs[i] = s.layerPath(d)
+		}
+	}
+	// The root of what is on top decides how the root looks.
+	x := extractor{asRoot: os.Geteuid() == 0}
+	if err := x.copyAttributes(dirs[0], unix.AT_FDCWD, upper); err != nil {
+		return err
+	}
+	lowers, closeDir, err := s.lowerOption(dirs, len(upper)+len(work))
+	if err != nil {
+		return err
+	}
+	defer closeDir()
+	options := "lowerdir=" + strings.Join(lowers, ":") + ",upperdir=" + escape(upper) + ",workdir=" + escape(work)
+	if err := unix.Mount("overlay", rootfs, "overlay", 0, options); err != nil {
+		return fmt.Errorf("overlayfs with %d layers: %w", len(rec.Dirs), err)
+	}
+	return nil
+}
+
+// lowerOption names the layers for the mount options. So many layers that
+// their paths do not fit are named through an open folder, which is short but
+// tells people nothing when they look at /proc/mounts.
+func (s *Store) lowerOption(dirs []string, others int) (lowers []string, closeDir func(), err error) {
+	total := others + len("lowerdir=,upperdir=,workdir=") + 64 // some for escapes
+	for _, d := range dirs {
+		lowers = append(lowers, escape(d))
+		total += len(escape(d)) + 1
+	}
+	if total < maxMountOptions {
+		return lowers, func() {}, nil
+	}
+	fd, err := unix.Open(s.path("layers"), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, &os.PathError{Op: "open", Path: s.path("layers"), Err: err}
+	}
+	for i, d := range dirs {
+		lowers[i] = procPath(fd, filepath.Base(d))
+	}
+	return lowers, func() { _ = unix.Close(fd) }, nil
+}
+
+// escape protects the characters that mean something in overlayfs's options.
+var escape = strings.NewReplacer(`\`, `\\`, `:`, `\:`, `,`, `\,`).Replace
+
+// Unmount takes a container's root file system away, with all that was
+// changed in it; an unknown id is no error.
+func (s *Store) Unmount(ctx context.Context, id string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := checkID(id); err != nil {
+		return err
+	}
+	if err := s.unmount(id); err != nil {
+		return fmt.Errorf("unmount %s: %w", id, err)
+	}
+	return nil
+}
+
+func (s *Store) unmount(id string) error {
+	dir := s.path("mounts", id)
+	rootfs := filepath.Join(dir, "rootfs")
+	for {
+		err := unix.Unmount(rootfs, unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.EBUSY) {
+			// Somebody still stands in it; it goes when they leave.
+			err = unix.Unmount(rootfs, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
+		}
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+			break // not mounted (any more)
+		}
+		if err != nil {
+			if mounted, merr := isMountPoint(rootfs); merr == nil && !mounted {
+				break // without root nothing was ever mounted
+			}
+			return err
+		}
+	}
+	// Out of the way first: a crash while deleting leaves rubbish in tmp only.
+	trash, err := os.MkdirTemp(s.path("tmp"), "mount-")
+	if err != nil {
+		return err
+	}
+	err = os.Rename(dir, filepath.Join(trash, "m"))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, os.RemoveAll(trash))
+}
+
+// Mounts returns the ids of all containers' file systems, sorted: after a
+// restart, those that nobody needs are to be unmounted.
+func (s *Store) Mounts() ([]string, error) {
+	entries, err := os.ReadDir(s.path("mounts"))
+	if err != nil {
+		return nil, fmt.Errorf("list mounts: %w", err)
+	}
+	var out []string
+	for _, e := range entries {
+		out = append(out, e.Name())
+	}
+	return out, nil
+}
+
+// mounts reads all records; one that a crash left without is skipped, as
+// nothing is mounted there.
+func (s *Store) mounts() ([]mountRecord, error) {
+	ids, err := s.Mounts()
+	if err != nil {
+		return nil, err
+	}
+	var out []mountRecord
+	for _, id := range ids {
+		rec, err := readMount(s.path("mounts", id))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, rec)
+	}
+	return out, nil
+}
+
+func checkID(id string) error {
+	if id == "" || id == "." || id == ".." || strings.ContainsAny(id, "/\x00") || len(id) > 200 {
+		return fmt.Errorf("container id %q: must be a plain file name", id)
+	}
+	return nil
+}
+
+// isMountPoint compares a folder's device with its parent's.
+func isMountPoint(path string) (bool, error) {
+	var st, parent unix.Stat_t
+	err := unix.Lstat(path, &st)
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, &os.PathError{Op: "lstat", Path: path, Err: err}
+	}
+	if err := unix.Lstat(filepath.Dir(path), &parent); err != nil {
+		return false, &os.PathError{Op: "lstat", Path: filepath.Dir(path), Err: err}
+	}
+	return st.Dev != parent.Dev, nil
+}

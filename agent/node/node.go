@@ -1,0 +1,339 @@
+// Package node speaks for the machine: it registers the Node object, renews
+// the Lease that says the node is alive, and keeps the node's status true.
+// The status is written when it changes and every five minutes; the Lease
+// every ten seconds.
+package node
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	coordination "k8s.io/api/coordination/v1"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	kruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+)
+
+// Config of a Node.
+type Config struct {
+	Name   string     // required
+	IP     netip.Addr // InternalIP
+	Client kubernetes.Interface
+	// Heartbeat renews the Lease, apart from the other traffic so that it is
+	// never queued behind it; default Client.
+	Heartbeat kubernetes.Interface
+	Version   string // "v1.37.0": shown as the node's version
+	MaxPods   int    // default 110
+	// DataDir is where the disk space of pods is counted.
+	DataDir string
+	Labels  map[string]string // further labels of the node
+	Port    int32             // of the node's calls; 0: not told
+
+	// Images lists what the node holds.
+	Images func(ctx context.Context) ([]v1.ContainerImage, error)
+	// Ready are further reasons not to be ready, asked for at each look:
+	// "network" → its fault, "" when all is well. Must not block.
+	Ready func() []Fault
+
+	Period    time.Duration // between renewals of the Lease; default 10 s
+	LeaseTime time.Duration // after which the Lease counts as lapsed; default 40 s
+}
+
+// Fault is a reason not to be ready.
+type Fault struct{ Reason, Message string }
+
+// statusPeriod is how often an unchanged status is written.
+const statusPeriod = 5 * time.Minute
+
+// LeaseNamespace holds the nodes' Leases.
+const LeaseNamespace = v1.NamespaceNodeLease
+
+// Node keeps one Node object.
+type Node struct {
+	cfg    Config
+	poke   chan struct{}
+	latest atomic.Pointer[v1.Node] // last seen or written
+}
+
+// New returns a Node; it starts nothing.
+func New(cfg Config) *Node {
+	if cfg.Heartbeat == nil {
+		cfg.Heartbeat = cfg.Client
+	}
+	if cfg.MaxPods == 0 {
+		cfg.MaxPods = 110
+	}
+	if cfg.Period == 0 {
+		cfg.Period = 10 * time.Second
+	}
+	if cfg.LeaseTime == 0 {
+		cfg.LeaseTime = 40 * time.Second
+	}
+	n := &Node{cfg: cfg, poke: make(chan struct{}, 1)}
+	n.latest.Store(n.fresh())
+	return n
+}
+
+// Object is the node's object as last known. It is never nil, and read-only.
+func (n *Node) Object() *v1.Node { return n.latest.Load() }
+
+// Poke asks for a look at the status now.
+func (n *Node) Poke() {
+	select {
+	case n.poke <- struct{}{}:
+	default:
+	}
+}
+
+// Run registers the node and keeps it until ctx ends.
+func (n *Node) Run(ctx context.Context) error {
+	delay := 50 * time.Millisecond
+	for {
+		err := n.register(ctx)
+		if err == nil {
+			break
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		klog.FromContext(ctx).Info("Node is not registered yet, will retry", "err", err, "after", delay)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(delay):
+		}
+		delay = min(2*delay, 5*time.Second)
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { n.renew(ctx) })
+	wg.Go(func() { n.watch(ctx) })
+	n.keepStatus(ctx)
+	return nil
+}
+
+// fresh is the object as this node would make it.
+func (n *Node) fresh() *v1.Node {
+	labels := map[string]string{
+		v1.LabelHostname: n.cfg.Name, v1.LabelOSStable: "linux", v1.LabelArchStable: runtime.GOARCH,
+		"beta.kubernetes.io/os": "linux", "beta.kubernetes.io/arch": runtime.GOARCH,
+	}
+	for k, v := range n.cfg.Labels {
+		labels[k] = v
+	}
+	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.cfg.Name, Labels: labels}}
+	capacity := n.capacity()
+	node.Status.Capacity, node.Status.Allocatable = capacity, allocatable(capacity)
+	return node
+}
+
+// register makes the object, or puts its labels right.
+func (n *Node) register(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, n.cfg.Period)
+	defer cancel()
+	nodes := n.cfg.Client.CoreV1().Nodes()
+	want := n.fresh()
+	node, err := nodes.Get(ctx, n.cfg.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		node, err = nodes.Create(ctx, want, metav1.CreateOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("register node %s: %w", n.cfg.Name, err)
+	}
+	missing := false
+	for k, v := range want.Labels {
+		missing = missing || node.Labels[k] != v
+	}
+	if missing {
+		node = node.DeepCopy()
+		if node.Labels == nil {
+			node.Labels = map[string]string{}
+		}
+		for k, v := range want.Labels {
+			node.Labels[k] = v
+		}
+		if node, err = nodes.Update(ctx, node, metav1.UpdateOptions{}); err != nil {
+			return fmt.Errorf("label node %s: %w", n.cfg.Name, err)
+		}
+	}
+	n.take(node)
+	return nil
+}
+
+// take notes a version of the object. A node without a status yet keeps the
+// one computed here, so that admission always has amounts to go by.
+func (n *Node) take(node *v1.Node) {
+	if len(node.Status.Allocatable) == 0 {
+		node = node.DeepCopy()
+		node.Status.Capacity = n.capacity()
+		node.Status.Allocatable = allocatable(node.Status.Capacity)
+	}
+	n.latest.Store(node)
+}
+
+// watch follows the node's own object: users change labels, the leader writes
+// conditions and the pod range.
+func (n *Node) watch(ctx context.Context) {
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (kruntime.Object, error) {
+			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, n.cfg.Name).String()
+			return n.cfg.Client.CoreV1().Nodes().List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, n.cfg.Name).String()
+			return n.cfg.Client.CoreV1().Nodes().Watch(ctx, o)
+		},
+	}
+	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: cache.ToListWatcherWithWatchListSemantics(lw, n.cfg.Client), ObjectType: &v1.Node{},
+		Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(o any) { n.take(o.(*v1.Node)); n.Poke() },
+			UpdateFunc: func(_, o any) { n.take(o.(*v1.Node)); n.Poke() },
+			DeleteFunc: func(any) {
+				if ctx.Err() == nil {
+					n.again(ctx)
+				}
+			},
+		},
+	})
+	informer.RunWithContext(ctx)
+}
+
+// again registers a node whose object was deleted under it.
+func (n *Node) again(ctx context.Context) {
+	klog.FromContext(ctx).Info("Node object was deleted, registering again", "node", n.cfg.Name)
+	if err := n.register(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Node was not registered again")
+	}
+	n.Poke()
+}
+
+// renew keeps the Lease.
+func (n *Node) renew(ctx context.Context) {
+	var lease *coordination.Lease
+	tick := time.NewTicker(n.cfg.Period)
+	defer tick.Stop()
+	failed := false
+	for {
+		var err error
+		if lease, err = n.renewOnce(ctx, lease); err != nil && ctx.Err() == nil {
+			if !failed {
+				klog.FromContext(ctx).Info("Lease was not renewed", "err", err)
+			}
+			failed, lease = true, nil
+		} else {
+			failed = false
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// renewOnce writes the Lease; lease is the one of last time, nil: look it up.
+func (n *Node) renewOnce(ctx context.Context, lease *coordination.Lease) (*coordination.Lease, error) {
+	ctx, cancel := context.WithTimeout(ctx, n.cfg.Period)
+	defer cancel()
+	leases := n.cfg.Heartbeat.CoordinationV1().Leases(LeaseNamespace)
+	now := metav1.NewMicroTime(time.Now())
+	if lease == nil {
+		var err error
+		lease, err = leases.Get(ctx, n.cfg.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			fresh := &coordination.Lease{
+				ObjectMeta: metav1.ObjectMeta{Name: n.cfg.Name, Namespace: LeaseNamespace},
+				Spec: coordination.LeaseSpec{
+					HolderIdentity: &n.cfg.Name, LeaseDurationSeconds: ptr.To(int32(n.cfg.LeaseTime.Seconds())), RenewTime: &now,
+				},
+			}
+			if node := n.Object(); node.UID != "" {
+				fresh.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}
+			}
+			return leases.Create(ctx, fresh, metav1.CreateOptions{})
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	lease = lease.DeepCopy()
+	lease.Spec.HolderIdentity = &n.cfg.Name
+	lease.Spec.LeaseDurationSeconds = ptr.To(int32(n.cfg.LeaseTime.Seconds()))
+	lease.Spec.RenewTime = &now
+	return leases.Update(ctx, lease, metav1.UpdateOptions{})
+}
+
+// keepStatus looks at the node now and then, and writes what has changed.
+func (n *Node) keepStatus(ctx context.Context) {
+	tick := time.NewTicker(n.cfg.Period)
+	defer tick.Stop()
+	var written time.Time
+	for {
+		if ok, err := n.writeStatus(ctx, time.Since(written) >= statusPeriod); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Info("Node status was not written, will retry", "err", err)
+		} else if ok {
+			written = time.Now()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-n.poke:
+		}
+	}
+}
+
+// writeStatus writes the status if it changed, or if asked to.
+func (n *Node) writeStatus(ctx context.Context, always bool) (written bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, n.cfg.Period)
+	defer cancel()
+	now := time.Now()
+	node := n.Object()
+	for try := 0; ; try++ {
+		next := node.DeepCopy()
+		n.status(ctx, next, now)
+		if !always && !changed(&node.Status, &next.Status) {
+			return false, nil
+		}
+		got, err := n.cfg.Client.CoreV1().Nodes().UpdateStatus(ctx, next, metav1.UpdateOptions{})
+		switch {
+		case err == nil:
+			n.take(got)
+			return true, nil
+		case apierrors.IsNotFound(err):
+			return false, n.register(ctx)
+		case !apierrors.IsConflict(err) || try == 3:
+			return false, err
+		}
+		if node, err = n.cfg.Client.CoreV1().Nodes().Get(ctx, n.cfg.Name, metav1.GetOptions{}); err != nil {
+			return false, err
+		}
+	}
+}
+
+// changed compares two statuses but for the times of heartbeats.
+func changed(a, b *v1.NodeStatus) bool {
+	strip := func(s *v1.NodeStatus) *v1.NodeStatus {
+		s = s.DeepCopy()
+		for i := range s.Conditions {
+			s.Conditions[i].LastHeartbeatTime = metav1.Time{}
+			s.Conditions[i].LastTransitionTime = metav1.Time{}
+		}
+		return s
+	}
+	return !equality.Semantic.DeepEqual(strip(a), strip(b))
+}

@@ -1,0 +1,215 @@
+package node
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+)
+
+// What the node keeps for itself and the system.
+const reservedMemory = 128 << 20
+
+// Pressure begins below these shares of what there is.
+const (
+	lowMemory = 100 << 20 // bytes
+	lowDisk   = 10        // percent
+	lowInodes = 5         // percent
+	lowPids   = 5         // percent
+)
+
+// maxImages bounds the list of images in the status.
+const maxImages = 50
+
+// status fills the status in as the machine is now.
+func (n *Node) status(ctx context.Context, node *v1.Node, now time.Time) {
+	s := &node.Status
+	s.Capacity = n.capacity()
+	s.Allocatable = allocatable(s.Capacity)
+	s.Addresses = nil
+	if n.cfg.IP.IsValid() {
+		s.Addresses = append(s.Addresses, v1.NodeAddress{Type: v1.NodeInternalIP, Address: n.cfg.IP.String()})
+	}
+	s.Addresses = append(s.Addresses, v1.NodeAddress{Type: v1.NodeHostName, Address: n.cfg.Name})
+	s.DaemonEndpoints.KubeletEndpoint.Port = n.cfg.Port
+	s.NodeInfo = n.info()
+	if n.cfg.Images != nil {
+		images, err := n.cfg.Images(ctx)
+		if err != nil {
+			klog.FromContext(ctx).Info("Images could not be listed for the node's status", "err", err)
+		} else {
+			slices.SortStableFunc(images, func(a, b v1.ContainerImage) int { return int(b.SizeBytes - a.SizeBytes) })
+			s.Images = images[:min(len(images), maxImages)]
+		}
+	}
+	for _, c := range n.conditions() {
+		setCondition(s, c, now)
+	}
+}
+
+// conditions are the node's health in four sentences.
+func (n *Node) conditions() []v1.NodeCondition {
+	cond := func(t v1.NodeConditionType, bad bool, badReason, badMessage, reason, message string) v1.NodeCondition {
+		if bad {
+			return v1.NodeCondition{Type: t, Status: v1.ConditionTrue, Reason: badReason, Message: badMessage}
+		}
+		return v1.NodeCondition{Type: t, Status: v1.ConditionFalse, Reason: reason, Message: message}
+	}
+	free := meminfo("MemAvailable")
+	disk, inodes := diskFree(n.cfg.DataDir)
+	pids := pidsFree()
+	out := []v1.NodeCondition{
+		cond(v1.NodeMemoryPressure, free > 0 && free < lowMemory, "KubeletHasInsufficientMemory", fmt.Sprintf("only %d MiB of memory are available", free>>20),
+			"KubeletHasSufficientMemory", "the node has sufficient memory available"),
+		cond(v1.NodeDiskPressure, disk < lowDisk || inodes < lowInodes, "KubeletHasDiskPressure", "the disk of pods and images is nearly full",
+			"KubeletHasNoDiskPressure", "the node has no disk pressure"),
+		cond(v1.NodePIDPressure, pids < lowPids, "KubeletHasInsufficientPID", "the node has nearly no process IDs left",
+			"KubeletHasSufficientPID", "the node has sufficient process IDs available"),
+	}
+	ready := v1.NodeCondition{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady", Message: "the node is ready to run pods"}
+	if n.cfg.Ready != nil {
+		if faults := n.cfg.Ready(); len(faults) > 0 {
+			var words []string
+			for _, f := range faults {
+				words = append(words, f.Message)
+			}
+			ready.Status, ready.Reason, ready.Message = v1.ConditionFalse, "KubeletNotReady", strings.Join(words, "; ")
+		}
+	}
+	return append(out, ready)
+}
+
+// setCondition replaces a condition; its transition time moves with its status.
+func setCondition(s *v1.NodeStatus, c v1.NodeCondition, now time.Time) {
+	c.LastHeartbeatTime = metav1.NewTime(now)
+	c.LastTransitionTime = c.LastHeartbeatTime
+	for i := range s.Conditions {
+		if s.Conditions[i].Type != c.Type {
+			continue
+		}
+		if s.Conditions[i].Status == c.Status {
+			c.LastTransitionTime = s.Conditions[i].LastTransitionTime
+		}
+		s.Conditions[i] = c
+		return
+	}
+	s.Conditions = append(s.Conditions, c)
+}
+
+// capacity is what the machine has.
+func (n *Node) capacity() v1.ResourceList {
+	out := v1.ResourceList{
+		v1.ResourceCPU:    *resource.NewQuantity(int64(runtime.NumCPU()), resource.DecimalSI),
+		v1.ResourceMemory: *resource.NewQuantity(meminfo("MemTotal"), resource.BinarySI),
+		v1.ResourcePods:   *resource.NewQuantity(int64(n.cfg.MaxPods), resource.DecimalSI),
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(n.cfg.DataDir, &fs); err == nil {
+		out[v1.ResourceEphemeralStorage] = *resource.NewQuantity(int64(fs.Blocks)*fs.Bsize, resource.BinarySI)
+	}
+	return out
+}
+
+// allocatable is what pods may ask for.
+func allocatable(capacity v1.ResourceList) v1.ResourceList {
+	out := capacity.DeepCopy()
+	mem := out[v1.ResourceMemory]
+	mem.Sub(*resource.NewQuantity(min(reservedMemory, mem.Value()/10), resource.BinarySI))
+	out[v1.ResourceMemory] = mem
+	return out
+}
+
+func (n *Node) info() v1.NodeSystemInfo {
+	var u unix.Utsname
+	_ = unix.Uname(&u) // cannot fail with a valid pointer
+	return v1.NodeSystemInfo{
+		MachineID:               readLine("/etc/machine-id"),
+		SystemUUID:              readLine("/sys/class/dmi/id/product_uuid"),
+		BootID:                  readLine("/proc/sys/kernel/random/boot_id"),
+		KernelVersion:           unix.ByteSliceToString(u.Release[:]),
+		OSImage:                 osImage(),
+		ContainerRuntimeVersion: "clusterd://" + n.cfg.Version,
+		KubeletVersion:          n.cfg.Version,
+		OperatingSystem:         "linux",
+		Architecture:            runtime.GOARCH,
+	}
+}
+
+func readLine(path string) string {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+func osImage() string {
+	f, err := os.Open("/etc/os-release")
+	if err != nil {
+		return "Linux"
+	}
+	defer f.Close()
+	s := bufio.NewScanner(f)
+	for s.Scan() {
+		if v, ok := strings.CutPrefix(s.Text(), "PRETTY_NAME="); ok {
+			return strings.Trim(v, `"`)
+		}
+	}
+	return "Linux"
+}
+
+// meminfo reads a line of /proc/meminfo in bytes; 0: unknown.
+func meminfo(key string) int64 {
+	f, err := os.Open("/proc/meminfo")
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	s := bufio.NewScanner(f)
+	for s.Scan() {
+		if v, ok := strings.CutPrefix(s.Text(), key+":"); ok {
+			kb, _ := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(v), " kB"), 10, 64)
+			return kb << 10
+		}
+	}
+	return 0
+}
+
+// diskFree is in percent; 100 when unknown or not counted.
+func diskFree(dir string) (space, inodes int) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil || fs.Blocks == 0 {
+		return 100, 100
+	}
+	inodes = 100
+	if fs.Files > 0 {
+		inodes = int(fs.Ffree * 100 / fs.Files)
+	}
+	return int(fs.Bavail * 100 / fs.Blocks), inodes
+}
+
+// pidsFree is in percent.
+func pidsFree() int {
+	limit, err1 := strconv.Atoi(readLine("/proc/sys/kernel/pid_max"))
+	load := strings.Fields(readLine("/proc/loadavg")) // "0.1 0.2 0.3 2/345 6789"
+	if err1 != nil || limit == 0 || len(load) < 4 {
+		return 100
+	}
+	_, total, _ := strings.Cut(load[3], "/")
+	used, err := strconv.Atoi(total)
+	if err != nil {
+		return 100
+	}
+	return (limit - used) * 100 / limit
+}

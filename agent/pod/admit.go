@@ -1,0 +1,47 @@
+package pod
+
+import (
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+)
+
+// Admit is the node's own last check of a pod that was bound to it: others
+// are the pods that already hold a part of the node. It is pure. nil: the pod
+// may run.
+func Admit(pod *v1.Pod, node *v1.Node, others []*v1.Pod) *Verdict {
+	if sel := pod.Spec.OS; sel != nil && sel.Name != v1.Linux {
+		return &Verdict{"PodOSNotSupported", fmt.Sprintf("Failed to admit pod as the OS field doesn't match node OS: %s", sel.Name)}
+	}
+	if ok, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node); err != nil || !ok {
+		return &Verdict{"NodeAffinity", "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"}
+	}
+	used := v1.ResourceList{}
+	for _, o := range others {
+		addList(used, Requests(o))
+	}
+	if max, ok := node.Status.Allocatable[v1.ResourcePods]; ok && int64(len(others)) >= max.Value() {
+		return &Verdict{"OutOfpods", fmt.Sprintf("Node didn't have enough resource: pods, requested: 1, used: %d, capacity: %d", len(others), max.Value())}
+	}
+	want := Requests(pod)
+	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage} {
+		q, asked := want[name]
+		have, known := node.Status.Allocatable[name]
+		if !asked || q.IsZero() || !known {
+			continue
+		}
+		total := used[name]
+		total.Add(q)
+		if total.Cmp(have) > 0 {
+			u, r, h := used[name], q.Value(), have.Value()
+			un := u.Value()
+			if name == v1.ResourceCPU {
+				un, r, h = u.MilliValue(), q.MilliValue(), have.MilliValue()
+			}
+			return &Verdict{"OutOf" + string(name), fmt.Sprintf(
+				"Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", name, r, un, h)}
+		}
+	}
+	return nil
+}

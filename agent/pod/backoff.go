@@ -1,0 +1,40 @@
+package pod
+
+import "time"
+
+// Back-off of restarts and image pulls: 10 s doubling to 5 min. An instance
+// that ran for resetAfter starts the row anew. The first restart is at once.
+const (
+	backOffFirst = 10 * time.Second
+	backOffMax   = 5 * time.Minute
+	resetAfter   = 10 * time.Minute
+)
+
+// nextBackOff is the delay that follows cur.
+func nextBackOff(cur time.Duration) time.Duration {
+	if cur < backOffFirst {
+		return backOffFirst
+	}
+	return min(2*cur, backOffMax)
+}
+
+// quickBackOff is for faults of our own making or that an event may heal
+// sooner: 1 s doubling to 30 s.
+func quickBackOff(cur time.Duration) time.Duration {
+	if cur < time.Second {
+		return time.Second
+	}
+	return min(2*cur, 30*time.Second)
+}
+
+// restartAt is when the exited instance may be followed by another.
+func restartAt(c *Container) time.Time {
+	i := c.Now
+	if i == nil || i.StopCause == StopChanged {
+		return time.Time{}
+	}
+	if !i.StartedAt.IsZero() && i.FinishedAt.Sub(i.StartedAt) >= resetAfter {
+		return time.Time{}
+	}
+	return i.FinishedAt.Add(c.BackOff)
+}

@@ -1,0 +1,77 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+)
+
+// The two class groups stand beside the Guaranteed pods, so their share of
+// the cpu must follow what is in them: best-effort pods together weigh next to
+// nothing, burstable ones as much as they asked for.
+
+// cgroupMounts is where the kernel's cpu controller is: v1 beside v2, or v2
+// alone.
+var cgroupMounts = []string{"/sys/fs/cgroup/cpu", "/sys/fs/cgroup"}
+
+// weigh sets the shares of the class groups, if they changed.
+func (m *Manager) weigh(ctx context.Context) {
+	m.mu.Lock()
+	total := v1.ResourceList{}
+	for _, p := range m.admitted {
+		if QOS(p) == v1.PodQOSBurstable {
+			addList(total, Requests(p))
+		}
+	}
+	want := map[string]uint64{"besteffort": 2, "burstable": cpuShares(total[v1.ResourceCPU])}
+	for class, shares := range want {
+		if m.shares[class] == shares {
+			delete(want, class)
+		} else {
+			m.shares[class] = shares
+		}
+	}
+	m.mu.Unlock()
+	for class, shares := range want {
+		err := setShares(cgroupMounts, filepath.Join(m.cfg.CgroupRoot, class), shares)
+		if err == nil {
+			continue
+		}
+		m.mu.Lock()
+		delete(m.shares, class)
+		m.mu.Unlock()
+		if !errors.Is(err, fs.ErrNotExist) { // no pod of that class yet
+			klog.FromContext(ctx).Error(err, "Class cgroup keeps its old weight", "class", class)
+		}
+	}
+}
+
+// setShares writes cpu.shares, or its counterpart of cgroup v2.
+func setShares(mounts []string, group string, shares uint64) error {
+	for _, base := range mounts {
+		dir := filepath.Join(base, group)
+		if err := writeExisting(filepath.Join(dir, "cpu.shares"), shares); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		weight := 1 + (shares-2)*9999/262142
+		if err := writeExisting(filepath.Join(dir, "cpu.weight"), weight); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return fs.ErrNotExist
+}
+
+func writeExisting(path string, n uint64) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(strconv.FormatUint(n, 10))
+	return errors.Join(err, f.Close())
+}

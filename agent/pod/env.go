@@ -1,0 +1,263 @@
+package pod
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sort"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/clusterd/clusterd/agent/internal/fieldref"
+	"github.com/clusterd/clusterd/agent/volume"
+)
+
+// envInput is what the environment of a container is made of.
+type envInput struct {
+	pod         *v1.Pod
+	container   *v1.Container
+	image       []string // the image's own KEY=VALUE lines
+	objects     volume.Objects
+	podIPs      []netip.Addr
+	nodeIP      netip.Addr
+	nodeName    string
+	allocatable v1.ResourceList
+	tty         bool
+}
+
+// environ is an ordered set of variables: a later one replaces an earlier one
+// of the same name and keeps its place.
+type environ struct {
+	order []string
+	value map[string]string
+}
+
+func (e *environ) set(k, v string) {
+	if _, ok := e.value[k]; !ok {
+		e.order = append(e.order, k)
+	}
+	e.value[k] = v
+}
+
+func (e *environ) lines() []string {
+	out := make([]string, 0, len(e.order))
+	for _, k := range e.order {
+		out = append(out, k+"="+e.value[k])
+	}
+	return out
+}
+
+// buildEnv resolves the environment: the image's, then envFrom, then env, in
+// which $(VAR) names any variable set before (not the image's own). vars is
+// the part that command and args may name.
+func buildEnv(ctx context.Context, in envInput) (lines []string, vars map[string]string, err error) {
+	base := &environ{value: map[string]string{}}
+	own := &environ{value: map[string]string{}}
+	for _, l := range in.image {
+		k, v, _ := strings.Cut(l, "=")
+		base.set(k, v)
+	}
+	if _, ok := base.value["PATH"]; !ok {
+		base.set("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+	}
+	base.set("HOSTNAME", hostname(in.pod, in.nodeName))
+	if in.tty {
+		base.set("TERM", "xterm")
+	}
+	for _, f := range in.container.EnvFrom {
+		if err := envFrom(ctx, in, f, own); err != nil {
+			return nil, nil, err
+		}
+	}
+	for _, e := range in.container.Env {
+		v, ok, err := envValue(ctx, in, e, own.value)
+		if err != nil {
+			return nil, nil, err
+		}
+		if ok {
+			own.set(e.Name, v)
+		}
+	}
+	for _, k := range own.order {
+		base.set(k, own.value[k])
+	}
+	return base.lines(), own.value, nil
+}
+
+func envFrom(ctx context.Context, in envInput, f v1.EnvFromSource, into *environ) error {
+	data := map[string]string{}
+	switch {
+	case f.ConfigMapRef != nil:
+		o, err := in.objects.ConfigMap(ctx, in.pod.Namespace, f.ConfigMapRef.Name)
+		if err != nil {
+			if apierrors.IsNotFound(err) && isTrue(f.ConfigMapRef.Optional) {
+				return nil
+			}
+			return err
+		}
+		data = o.Data
+	case f.SecretRef != nil:
+		o, err := in.objects.Secret(ctx, in.pod.Namespace, f.SecretRef.Name)
+		if err != nil {
+			if apierrors.IsNotFound(err) && isTrue(f.SecretRef.Optional) {
+				return nil
+			}
+			return err
+		}
+		for k, v := range o.Data {
+			data[k] = string(v)
+		}
+	}
+	keys := make([]string, 0, len(data))
+	for k := range data {
+		keys = append(keys, k)
+	}
+	sort.Strings(keys)
+	for _, k := range keys {
+		if name := f.Prefix + k; !strings.ContainsAny(name, "=\x00") {
+			into.set(name, data[k])
+		}
+	}
+	return nil
+}
+
+// envValue resolves one variable; ok is false for one that is left out.
+func envValue(ctx context.Context, in envInput, e v1.EnvVar, vars map[string]string) (value string, ok bool, err error) {
+	if e.ValueFrom == nil {
+		return Expand(e.Value, vars), true, nil
+	}
+	src := e.ValueFrom
+	switch {
+	case src.FieldRef != nil:
+		v, err := fieldValue(in, src.FieldRef.FieldPath)
+		return v, true, err
+	case src.ResourceFieldRef != nil:
+		v, err := fieldref.Resource(in.pod, src.ResourceFieldRef, in.container.Name, in.allocatable)
+		return v, true, err
+	case src.ConfigMapKeyRef != nil:
+		r := src.ConfigMapKeyRef
+		o, err := in.objects.ConfigMap(ctx, in.pod.Namespace, r.Name)
+		if err != nil {
+			if apierrors.IsNotFound(err) && isTrue(r.Optional) {
+				return "", false, nil
+			}
+			return "", false, err
+		}
+		v, have := o.Data[r.Key]
+		if !have && !isTrue(r.Optional) {
+			return "", false, fmt.Errorf("couldn't find key %v in ConfigMap %v/%v", r.Key, in.pod.Namespace, r.Name)
+		}
+		return v, have, nil
+	case src.SecretKeyRef != nil:
+		r := src.SecretKeyRef
+		o, err := in.objects.Secret(ctx, in.pod.Namespace, r.Name)
+		if err != nil {
+			if apierrors.IsNotFound(err) && isTrue(r.Optional) {
+				return "", false, nil
+			}
+			return "", false, err
+		}
+		v, have := o.Data[r.Key]
+		if !have && !isTrue(r.Optional) {
+			return "", false, fmt.Errorf("couldn't find key %v in Secret %v/%v", r.Key, in.pod.Namespace, r.Name)
+		}
+		return string(v), have, nil
+	}
+	return "", false, fmt.Errorf("environment variable %s: source is not supported", e.Name)
+}
+
+// fieldValue reads a field for an environment variable.
+func fieldValue(in envInput, path string) (string, error) {
+	if v, ok := fieldref.Metadata(in.pod, path); ok {
+		return v, nil
+	}
+	switch path {
+	case "spec.nodeName":
+		return in.pod.Spec.NodeName, nil
+	case "spec.serviceAccountName":
+		return in.pod.Spec.ServiceAccountName, nil
+	case "status.hostIP", "status.hostIPs":
+		if in.nodeIP.IsValid() {
+			return in.nodeIP.String(), nil
+		}
+		return "", nil
+	case "status.podIP":
+		if len(in.podIPs) > 0 {
+			return in.podIPs[0].String(), nil
+		}
+		return "", nil
+	case "status.podIPs":
+		var all []string
+		for _, ip := range in.podIPs {
+			all = append(all, ip.String())
+		}
+		return strings.Join(all, ","), nil
+	}
+	return "", fmt.Errorf("unsupported fieldPath: %s", path)
+}
+
+// Expand replaces $(NAME) by the variable's value. A name that is not set
+// stays as it is written; $$ is a plain $.
+func Expand(s string, vars map[string]string) string {
+	if !strings.Contains(s, "$") {
+		return s
+	}
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] != '$' || i+1 == len(s) {
+			b.WriteByte(s[i])
+			continue
+		}
+		switch s[i+1] {
+		case '$':
+			b.WriteByte('$')
+			i++
+		case '(':
+			end := strings.IndexByte(s[i:], ')')
+			if end < 0 {
+				b.WriteString("$(")
+				i++
+				continue
+			}
+			if v, ok := vars[s[i+2:i+end]]; ok {
+				b.WriteString(v)
+			} else {
+				b.WriteString(s[i : i+end+1])
+			}
+			i += end
+		default:
+			b.WriteByte('$')
+		}
+	}
+	return b.String()
+}
+
+func isTrue(b *bool) bool { return b != nil && *b }
+
+// hostname is what the pod calls itself.
+func hostname(pod *v1.Pod, nodeName string) string {
+	if h := pod.Spec.HostnameOverride; h != nil {
+		return *h
+	}
+	if pod.Spec.HostNetwork {
+		return nodeName
+	}
+	h := pod.Name
+	if pod.Spec.Hostname != "" {
+		h = pod.Spec.Hostname
+	}
+	if len(h) > 63 {
+		h = strings.TrimRight(h[:63], "-.")
+	}
+	return h
+}
+
+// fqdn is the pod's full name when it has a subdomain, else "".
+func fqdn(pod *v1.Pod, domain string) string {
+	if pod.Spec.Subdomain == "" || pod.Spec.HostNetwork {
+		return ""
+	}
+	return hostname(pod, "") + "." + pod.Spec.Subdomain + "." + pod.Namespace + ".svc." + domain
+}

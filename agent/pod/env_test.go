@@ -1,0 +1,294 @@
+package pod
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/clusterd/clusterd/agent/podmon/api"
+)
+
+func TestExpand(t *testing.T) {
+	vars := map[string]string{"A": "1", "B": "two", "EMPTY": ""}
+	for in, want := range map[string]string{
+		"":               "",
+		"plain":          "plain",
+		"$(A)":           "1",
+		"x$(A)y$(B)z":    "x1ytwoz",
+		"$(EMPTY)":       "",
+		"$(MISSING)":     "$(MISSING)",
+		"$$(A)":          "$(A)",
+		"$$$(A)":         "$1",
+		"$(A":            "$(A",
+		"$A ${A}":        "$A ${A}",
+		"ends in $":      "ends in $",
+		"$()":            "$()",
+		"$(A)$(A)":       "11",
+		"$$":             "$",
+		"$(MISSING)$(A)": "$(MISSING)1",
+	} {
+		if got := Expand(in, vars); got != want {
+			t.Errorf("%q: %q, want %q", in, got, want)
+		}
+	}
+}
+
+func FuzzExpand(f *testing.F) {
+	f.Add("$(A)$$(B)$(", "A", "v")
+	f.Fuzz(func(t *testing.T, s, k, v string) {
+		got := Expand(s, map[string]string{k: v})
+		if !strings.Contains(s, "$") && got != s {
+			t.Errorf("%q became %q", s, got)
+		}
+	})
+}
+
+// objects are ConfigMaps and Secrets by name.
+type objects struct {
+	maps    map[string]*v1.ConfigMap
+	secrets map[string]*v1.Secret
+}
+
+func (o objects) ConfigMap(_ context.Context, _, name string) (*v1.ConfigMap, error) {
+	if c := o.maps[name]; c != nil {
+		return c, nil
+	}
+	return nil, apierrors.NewNotFound(v1.Resource("configmaps"), name)
+}
+
+func (o objects) Secret(_ context.Context, _, name string) (*v1.Secret, error) {
+	if c := o.secrets[name]; c != nil {
+		return c, nil
+	}
+	return nil, apierrors.NewNotFound(v1.Resource("secrets"), name)
+}
+
+func TestBuildEnv(t *testing.T) {
+	objs := objects{
+		maps:    map[string]*v1.ConfigMap{"cm": {Data: map[string]string{"k": "cmv", "other": "o"}}},
+		secrets: map[string]*v1.Secret{"sec": {Data: map[string][]byte{"pw": []byte("s3")}}},
+	}
+	ref := func(name string) v1.LocalObjectReference { return v1.LocalObjectReference{Name: name} }
+	cmKey := func(name, key string, opt *bool) *v1.EnvVarSource {
+		return &v1.EnvVarSource{ConfigMapKeyRef: &v1.ConfigMapKeySelector{LocalObjectReference: ref(name), Key: key, Optional: opt}}
+	}
+	field := func(p string) *v1.EnvVarSource {
+		return &v1.EnvVarSource{FieldRef: &v1.ObjectFieldSelector{FieldPath: p}}
+	}
+	tests := []struct {
+		name string
+		from []v1.EnvFromSource
+		env  []v1.EnvVar
+		want []string // beside PATH and HOSTNAME
+		err  string
+	}{
+		{"plain and expanded", nil, []v1.EnvVar{{Name: "A", Value: "1"}, {Name: "B", Value: "$(A)2$(NO)"}, {Name: "A", Value: "3"}}, []string{"A=3", "B=12$(NO)"}, ""},
+		{"replaces the image's", nil, []v1.EnvVar{{Name: "IMG", Value: "mine"}}, []string{"IMG=mine"}, ""},
+		{"the image's is not expanded", nil, []v1.EnvVar{{Name: "B", Value: "$(IMG)"}}, []string{"IMG=image", "B=$(IMG)"}, ""},
+		{"from", []v1.EnvFromSource{{Prefix: "P_", ConfigMapRef: &v1.ConfigMapEnvSource{LocalObjectReference: ref("cm")}}, {SecretRef: &v1.SecretEnvSource{LocalObjectReference: ref("sec")}}},
+			[]v1.EnvVar{{Name: "X", Value: "$(P_k)"}}, []string{"P_k=cmv", "P_other=o", "pw=s3", "X=cmv"}, ""},
+		{"keys", nil, []v1.EnvVar{{Name: "A", ValueFrom: cmKey("cm", "k", nil)}, {Name: "B", ValueFrom: &v1.EnvVarSource{SecretKeyRef: &v1.SecretKeySelector{LocalObjectReference: ref("sec"), Key: "pw"}}}}, []string{"A=cmv", "B=s3"}, ""},
+		{"optional", nil, []v1.EnvVar{{Name: "A", ValueFrom: cmKey("cm", "no", ptr.To(true))}, {Name: "B", ValueFrom: cmKey("no", "no", ptr.To(true))}}, nil, ""},
+		{"missing object", nil, []v1.EnvVar{{Name: "A", ValueFrom: cmKey("no", "k", nil)}}, nil, `configmaps "no" not found`},
+		{"missing key", nil, []v1.EnvVar{{Name: "A", ValueFrom: cmKey("cm", "no", nil)}}, nil, "couldn't find key no in ConfigMap ns/cm"},
+		{"missing from", []v1.EnvFromSource{{SecretRef: &v1.SecretEnvSource{LocalObjectReference: ref("no")}}}, nil, nil, `secrets "no" not found`},
+		{"fields", nil, []v1.EnvVar{
+			{Name: "NS", ValueFrom: field("metadata.namespace")}, {Name: "IP", ValueFrom: field("status.podIP")}, {Name: "NODE", ValueFrom: field("spec.nodeName")},
+			{Name: "HOST", ValueFrom: field("status.hostIP")}, {Name: "L", ValueFrom: field("metadata.labels['l']")},
+		}, []string{"NS=ns", "IP=10.0.0.9", "NODE=n1", "HOST=192.0.2.1", "L=v"}, ""},
+		{"unknown field", nil, []v1.EnvVar{{Name: "A", ValueFrom: field("spec.nope")}}, nil, "unsupported fieldPath: spec.nope"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns", Labels: map[string]string{"l": "v"}}, Spec: v1.PodSpec{NodeName: "n1"}}
+			lines, _, err := buildEnv(t.Context(), envInput{
+				pod: p, container: &v1.Container{Name: "c", EnvFrom: tt.from, Env: tt.env}, image: []string{"PATH=/bin", "IMG=image"}, objects: objs,
+				podIPs: []netip.Addr{netip.MustParseAddr("10.0.0.9")}, nodeIP: netip.MustParseAddr("192.0.2.1"), nodeName: "n1",
+			})
+			if tt.err != "" {
+				if err == nil || err.Error() != tt.err {
+					t.Errorf("error %v, want %s", err, tt.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, w := range append(tt.want, "PATH=/bin", "HOSTNAME=p") {
+				if !slices.Contains(lines, w) {
+					t.Errorf("no %s in %v", w, lines)
+				}
+			}
+		})
+	}
+}
+
+func TestArgv(t *testing.T) {
+	entry, cmd := []string{"/e"}, []string{"c"}
+	for _, tt := range []struct {
+		command, args, want []string
+	}{
+		{nil, nil, []string{"/e", "c"}},
+		{nil, []string{"a"}, []string{"/e", "a"}},
+		{[]string{"/x"}, nil, []string{"/x"}},
+		{[]string{"/x", "$(V)"}, []string{"$(V)"}, []string{"/x", "v", "v"}},
+	} {
+		got, err := argv(&v1.Container{Command: tt.command, Args: tt.args}, entry, cmd, map[string]string{"V": "v"})
+		if err != nil || !slices.Equal(got, tt.want) {
+			t.Errorf("%v %v: %v %v", tt.command, tt.args, got, err)
+		}
+	}
+	if _, err := argv(&v1.Container{Image: "i"}, nil, nil, nil); err == nil || !strings.Contains(err.Error(), "no command specified") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestResolvConf(t *testing.T) {
+	host := "# mine\nnameserver 9.9.9.9\nsearch example.com\noptions timeout:2\n"
+	dns := []netip.Addr{netip.MustParseAddr("10.43.0.10")}
+	tests := []struct {
+		name string
+		spec v1.PodSpec
+		dns  []netip.Addr
+		want string
+	}{
+		{"cluster first", v1.PodSpec{DNSPolicy: v1.DNSClusterFirst}, dns, "search ns.svc.c.local svc.c.local c.local example.com\nnameserver 10.43.0.10\noptions ndots:5\n"},
+		{"no cluster DNS", v1.PodSpec{DNSPolicy: v1.DNSClusterFirst}, nil, "search example.com\nnameserver 9.9.9.9\noptions timeout:2\n"},
+		{"default", v1.PodSpec{DNSPolicy: v1.DNSDefault}, dns, "search example.com\nnameserver 9.9.9.9\noptions timeout:2\n"},
+		{"host network", v1.PodSpec{DNSPolicy: v1.DNSClusterFirst, HostNetwork: true}, dns, "search example.com\nnameserver 9.9.9.9\noptions timeout:2\n"},
+		{"with host network", v1.PodSpec{DNSPolicy: v1.DNSClusterFirstWithHostNet, HostNetwork: true}, dns, "search ns.svc.c.local svc.c.local c.local example.com\nnameserver 10.43.0.10\noptions ndots:5\n"},
+		{"none", v1.PodSpec{DNSPolicy: v1.DNSNone, DNSConfig: &v1.PodDNSConfig{Nameservers: []string{"1.1.1.1"}, Searches: []string{"a.b"}, Options: []v1.PodDNSConfigOption{{Name: "ndots", Value: ptr.To("2")}, {Name: "edns0"}}}}, dns,
+			"search a.b\nnameserver 1.1.1.1\noptions ndots:2 edns0\n"},
+		{"an option replaces", v1.PodSpec{DNSConfig: &v1.PodDNSConfig{Options: []v1.PodDNSConfigOption{{Name: "ndots", Value: ptr.To("2")}}}}, dns,
+			"search ns.svc.c.local svc.c.local c.local example.com\nnameserver 10.43.0.10\noptions ndots:2\n"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns"}, Spec: tt.spec}
+			if d := cmp.Diff(tt.want, podResolv(p, host, tt.dns, "c.local")); d != "" {
+				t.Error(d)
+			}
+		})
+	}
+}
+
+func TestIdentity(t *testing.T) {
+	root := t.TempDir()
+	if err := os.Mkdir(filepath.Join(root, "etc"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		"passwd": "root:x:0:0::/:\nnope\nweb:x:33:44::/:\n", "group": "root:x:0:\nextra:x:55:web,other\nlog:x:66:\n",
+	} {
+		if err := os.WriteFile(filepath.Join(root, "etc", name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tests := []struct {
+		name     string
+		pod      *v1.PodSecurityContext
+		ctr      *v1.SecurityContext
+		image    string
+		uid, gid uint32
+		extra    []uint32
+		err      string
+	}{
+		{name: "nothing said: root"},
+		{name: "image's name", image: "web", uid: 33, gid: 44, extra: []uint32{55}},
+		{name: "image's name and group", image: "web:log", uid: 33, gid: 66},
+		{name: "image's numbers", image: "7:8", uid: 7, gid: 8},
+		{name: "unknown number", image: "4242", uid: 4242},
+		{name: "unknown name", image: "who", err: "unable to find user who: no matching entries in passwd file"},
+		{name: "unknown group", image: "web:who", err: "unable to find group who: no matching entries in group file"},
+		{name: "runAsUser", image: "web", ctr: &v1.SecurityContext{RunAsUser: ptr.To(int64(9))}, uid: 9},
+		{name: "container before pod", pod: &v1.PodSecurityContext{RunAsUser: ptr.To(int64(1)), RunAsGroup: ptr.To(int64(2))}, ctr: &v1.SecurityContext{RunAsUser: ptr.To(int64(3))}, uid: 3, gid: 2},
+		{name: "fsGroup and supplemental", pod: &v1.PodSecurityContext{FSGroup: ptr.To(int64(5)), SupplementalGroups: []int64{9, 5, 7}}, extra: []uint32{5, 7, 9}},
+		{name: "strict groups", image: "web", pod: &v1.PodSecurityContext{SupplementalGroupsPolicy: ptr.To(v1.SupplementalGroupsPolicyStrict)}, uid: 33, gid: 44},
+		{name: "non-root image", image: "7", ctr: &v1.SecurityContext{RunAsNonRoot: ptr.To(true)}, uid: 7},
+		{name: "root image", pod: &v1.PodSecurityContext{RunAsNonRoot: ptr.To(true)}, err: `container has runAsNonRoot and image will run as root (pod: "p_ns(u)", container: c)`},
+		{name: "named image", image: "web", pod: &v1.PodSecurityContext{RunAsNonRoot: ptr.To(true)}, err: "container has runAsNonRoot and image has non-numeric user (web), cannot verify user is non-root"},
+		{name: "root asked for", pod: &v1.PodSecurityContext{RunAsNonRoot: ptr.To(true), RunAsUser: ptr.To(int64(0))}, err: `container's runAsUser breaks non-root policy (pod: "p_ns(u)", container: c)`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns", UID: "u"}, Spec: v1.PodSpec{SecurityContext: tt.pod}}
+			var out api.Container
+			err := identity(&out, p, &v1.Container{Name: "c", SecurityContext: tt.ctr}, tt.image, root)
+			if tt.err != "" {
+				if err == nil || err.Error() != tt.err {
+					t.Errorf("error %v", err)
+				}
+				return
+			}
+			if err != nil || out.UID != tt.uid || out.GID != tt.gid || !slices.Equal(out.ExtraGIDs, tt.extra) {
+				t.Errorf("%d:%d %v, %v", out.UID, out.GID, out.ExtraGIDs, err)
+			}
+		})
+	}
+}
+
+func TestCapabilities(t *testing.T) {
+	def := api.DefaultCapabilities()
+	caps := func(add, drop []v1.Capability) []string { return capabilities(&v1.Capabilities{Add: add, Drop: drop}) }
+	if got := capabilities(nil); !slices.Equal(got, def) {
+		t.Errorf("default: %v", got)
+	}
+	if got := caps(nil, []v1.Capability{"ALL"}); len(got) != 0 {
+		t.Errorf("drop ALL: %v", got)
+	}
+	if got := caps([]v1.Capability{"NET_BIND_SERVICE"}, []v1.Capability{"ALL"}); !slices.Equal(got, []string{"CAP_NET_BIND_SERVICE"}) {
+		t.Errorf("drop ALL, add one: %v", got)
+	}
+	if got := caps([]v1.Capability{"net_admin"}, []v1.Capability{"CAP_KILL"}); !slices.Contains(got, "CAP_NET_ADMIN") || slices.Contains(got, "CAP_KILL") {
+		t.Errorf("add and drop: %v", got)
+	}
+	if got := caps([]v1.Capability{"ALL"}, []v1.Capability{"SYS_ADMIN"}); len(got) != len(allCapabilities)-1 || slices.Contains(got, "CAP_SYS_ADMIN") {
+		t.Errorf("add ALL, drop one: %v", got)
+	}
+}
+
+func TestStopSignal(t *testing.T) {
+	for in, want := range map[string]int{"": 15, "SIGQUIT": 3, "int": 2, "9": 9, "SIGRTMIN+3": 37, "RTMAX-1": 63, "nonsense": 15} {
+		if got := stopSignal(nil, in); got != want {
+			t.Errorf("%q: %d", in, got)
+		}
+	}
+	own := v1.SIGUSR1
+	if got := stopSignal(&v1.Container{Lifecycle: &v1.Lifecycle{StopSignal: &own}}, "SIGQUIT"); got != 10 {
+		t.Errorf("the spec's: %d", got)
+	}
+}
+
+func TestPullSecret(t *testing.T) {
+	for _, tt := range []struct {
+		entry, image string
+		fits         bool
+	}{
+		{"https://index.docker.io/v1/", "docker.io/library/nginx:1", true},
+		{"registry.io", "registry.io/team/app:1", true},
+		{"registry.io/team", "registry.io/team/app:1", true},
+		{"registry.io/tea", "registry.io/team/app:1", false},
+		{"*.registry.io", "eu.registry.io/app", true},
+		{"*.registry.io", "registry.io/app", false},
+		{"other.io", "registry.io/app", false},
+		{"registry.io:5000", "registry.io:5000/app", true},
+	} {
+		if got := matchRegistry(tt.entry, tt.image) >= 0; got != tt.fits {
+			t.Errorf("%s for %s: %t", tt.entry, tt.image, got)
+		}
+	}
+	e := dockerAuth{Auth: "dXNlcjpwYTpzcw=="} // user:pa:ss
+	if a, err := e.auth(); err != nil || a.Username != "user" || a.Password != "pa:ss" {
+		t.Errorf("%+v %v", a, err)
+	}
+}

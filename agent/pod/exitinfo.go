@@ -1,0 +1,139 @@
+package pod
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/clusterd/clusterd/agent/podmon/api"
+)
+
+// Bounds of a termination message.
+const (
+	maxMessage      = 4096
+	maxLogMessage   = 2048
+	maxMessageLines = 80
+)
+
+// instanceOf translates podmon's record.
+func instanceOf(st api.ContainerStatus) *Instance {
+	c := st.Container
+	i := &Instance{
+		ID: c.ID, SandboxID: c.SandboxID, Attempt: c.Attempt, Recorded: true,
+		Hash: c.Labels[labelHash], Image: c.Labels[labelImage], ImageID: c.Labels[labelImageID],
+		Running: st.State == api.StateRunning,
+	}
+	if st.StartedAt > 0 {
+		i.StartedAt = time.Unix(0, st.StartedAt)
+	}
+	return i
+}
+
+// exited takes an exit into the instance.
+func (i *Instance) exited(st api.ContainerStatus, message string, now time.Time) {
+	i.Running, i.Started, i.Ready = false, false, false
+	i.FinishedAt = now
+	if st.FinishedAt > 0 {
+		i.FinishedAt = time.Unix(0, st.FinishedAt)
+	}
+	i.ExitCode, i.Signal, i.Message = int32(st.ExitCode), int32(st.Signal), message
+	switch {
+	case st.StartError != "":
+		i.Reason, i.Message = startErrorReason(st.StartError), st.StartError
+		if i.ExitCode == 0 {
+			i.ExitCode = 128
+		}
+	case st.Lost:
+		i.Reason, i.Message = "ContainerStatusUnknown", "The container ended while nothing watched it: its exit code is not known."
+		if i.ExitCode == 0 {
+			i.ExitCode = 137
+		}
+	case st.OOMKilled:
+		i.Reason = "OOMKilled"
+	case i.ExitCode == 0:
+		i.Reason = "Completed"
+	default:
+		i.Reason = "Error"
+	}
+}
+
+// startErrorReason tells a container that cannot run from one that could not
+// be made.
+func startErrorReason(msg string) string {
+	for _, s := range []string{"exec:", "executable file not found", "no such file or directory", "permission denied", "exec format error", "is a directory"} {
+		if strings.Contains(msg, s) {
+			return "ContainerCannotRun"
+		}
+	}
+	return "StartError"
+}
+
+// lastWords reads the termination message, or the end of the log where the
+// policy says so.
+func lastWords(st api.ContainerStatus, spec *v1.Container) string {
+	if p := st.Container.Labels[labelMessage]; p != "" {
+		if msg := head(p, maxMessage); msg != "" {
+			return msg
+		}
+	}
+	if spec != nil && spec.TerminationMessagePolicy == v1.TerminationMessageFallbackToLogsOnError && (st.ExitCode != 0 || st.OOMKilled) {
+		return logTail(st.Container.LogPath)
+	}
+	return ""
+}
+
+func head(path string, n int64) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	b, _ := io.ReadAll(io.LimitReader(f, n))
+	return strings.ToValidUTF8(string(b), "?")
+}
+
+// logTail is the text of the last lines of a CRI log.
+func logTail(path string) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return ""
+	}
+	const window = 64 << 10
+	off := max(st.Size()-window, 0)
+	b, err := io.ReadAll(io.NewSectionReader(f, off, window))
+	if err != nil {
+		return ""
+	}
+	lines := bytes.Split(bytes.TrimRight(b, "\n"), []byte("\n"))
+	if off > 0 && len(lines) > 1 {
+		lines = lines[1:] // the first is cut
+	}
+	if len(lines) > maxMessageLines {
+		lines = lines[len(lines)-maxMessageLines:]
+	}
+	var out bytes.Buffer
+	for _, l := range lines {
+		parts := bytes.SplitN(l, []byte(" "), 4) // time, stream, tag, text
+		if len(parts) != 4 {
+			continue
+		}
+		out.Write(parts[3])
+		if !bytes.Equal(parts[2], []byte("P")) {
+			out.WriteByte('\n')
+		}
+	}
+	s := out.Bytes()
+	if len(s) > maxLogMessage {
+		s = s[len(s)-maxLogMessage:]
+	}
+	return strings.ToValidUTF8(string(s), "?")
+}

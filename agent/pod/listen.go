@@ -1,0 +1,193 @@
+package pod
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/agent/podmon/api"
+)
+
+// connect opens podmon's event stream and then lists, so that nothing falls
+// between the two; it tries until podmon answers or ctx ends.
+func (m *Manager) connect(ctx context.Context) (<-chan api.Event, error) {
+	delay := 10 * time.Millisecond
+	for {
+		events, err := m.cfg.Runtime.Events(ctx)
+		if err == nil {
+			if err = m.list(ctx); err == nil {
+				m.setFault("")
+				return events, nil
+			}
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		m.setFault(err.Error())
+		klog.FromContext(ctx).Info("Container runtime does not answer, will retry", "err", err, "after", delay)
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(delay):
+		}
+		delay = min(2*delay, 5*time.Second)
+	}
+}
+
+// listen passes podmon's events on, and lists anew after a gap and from time
+// to time.
+func (m *Manager) listen(ctx context.Context, events <-chan api.Event) {
+	tick := time.NewTicker(resync)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if err := m.list(ctx); err != nil && ctx.Err() == nil {
+				klog.FromContext(ctx).Error(err, "Containers could not be listed")
+			}
+		case e, ok := <-events:
+			if !ok {
+				klog.FromContext(ctx).Info("Event stream of the container runtime broke, opening it again")
+				var err error
+				if events, err = m.connect(ctx); err != nil {
+					return
+				}
+				continue
+			}
+			m.onEvent(ctx, e)
+		}
+	}
+}
+
+func (m *Manager) onEvent(ctx context.Context, e api.Event) {
+	switch {
+	case e.Container != nil:
+		m.deliver(nil, e.Container)
+	case e.Sandbox != nil:
+		m.deliver(e.Sandbox, nil)
+	default:
+		if err := m.list(ctx); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Containers could not be listed")
+		}
+	}
+}
+
+// recordsOf finds or makes the waiting records of a pod. The caller holds mu.
+func (m *Manager) recordsOf(uid types.UID) *Records {
+	r := m.records[uid]
+	if r == nil {
+		r = &Records{}
+		m.records[uid] = r
+	}
+	return r
+}
+
+// deliver passes one status to its worker, or keeps it for the worker to
+// come.
+func (m *Manager) deliver(s *api.SandboxStatus, c *api.ContainerStatus) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var uid types.UID
+	if s != nil {
+		uid = types.UID(s.Sandbox.PodUID)
+	} else {
+		uid = m.routes[c.Container.SandboxID]
+	}
+	w := m.workers[uid]
+	switch {
+	case uid == "":
+		return // of a sandbox already removed
+	case w != nil && s != nil:
+		w.send(func() { w.onSandbox(*s) })
+	case w != nil:
+		w.send(func() { w.onContainer(*c) })
+	case !m.synced:
+		m.recordsOf(uid).put(s, c)
+	}
+}
+
+// put replaces or adds a status.
+func (r *Records) put(s *api.SandboxStatus, c *api.ContainerStatus) {
+	if s != nil {
+		for i := range r.Sandboxes {
+			if r.Sandboxes[i].Sandbox.ID == s.Sandbox.ID {
+				r.Sandboxes[i] = *s
+				return
+			}
+		}
+		r.Sandboxes = append(r.Sandboxes, *s)
+		return
+	}
+	for i := range r.Containers {
+		if r.Containers[i].Container.ID == c.Container.ID {
+			r.Containers[i] = *c
+			return
+		}
+	}
+	r.Containers = append(r.Containers, *c)
+}
+
+// list takes all that podmon holds: for pods with a worker as news, for
+// others as records that wait for one; after the API's list was seen such
+// others are orphans.
+func (m *Manager) list(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, apiDeadline)
+	defer cancel()
+	asOf := time.Now()
+	sandboxes, containers, err := m.cfg.Runtime.List(ctx)
+	if err != nil {
+		return err
+	}
+	listed := map[string]bool{}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	fresh := map[types.UID]*Records{}
+	of := func(uid types.UID) *Records {
+		if fresh[uid] == nil {
+			fresh[uid] = &Records{}
+		}
+		return fresh[uid]
+	}
+	for i := range sandboxes {
+		uid := types.UID(sandboxes[i].Sandbox.PodUID)
+		m.routes[sandboxes[i].Sandbox.ID] = uid
+		listed[sandboxes[i].Sandbox.ID] = true
+		of(uid).put(&sandboxes[i], nil)
+	}
+	for i := range containers {
+		listed[containers[i].Container.ID] = true
+		if uid := m.routes[containers[i].Container.SandboxID]; uid != "" {
+			of(uid).put(nil, &containers[i])
+		}
+	}
+	m.records = map[types.UID]*Records{}
+	for uid, rec := range fresh {
+		w := m.workers[uid]
+		if w == nil {
+			m.records[uid] = rec
+			if m.synced && m.ctx.Err() == nil && !m.ended[uid] {
+				m.adopt(uid)
+			}
+			continue
+		}
+		w.send(func() {
+			for _, s := range rec.Sandboxes {
+				w.onSandbox(s)
+			}
+			for _, c := range rec.Containers {
+				w.onContainer(c)
+			}
+		})
+	}
+	for _, w := range m.workers {
+		w.send(func() {
+			w.lost(listed, asOf)
+			w.lostPause(listed, asOf)
+		})
+	}
+	return nil
+}

@@ -1,0 +1,43 @@
+package pod
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+
+	"k8s.io/klog/v2"
+)
+
+// sweepLogs removes log folders of pods that are no more.
+func (m *Manager) sweepLogs(ctx context.Context) {
+	if !m.cfg.SweepLogs {
+		return
+	}
+	entries, err := os.ReadDir(m.cfg.LogDir)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Log folders could not be listed")
+		return
+	}
+	used := map[string]bool{}
+	for _, v := range m.Views() {
+		used[LogFolder(v.Pod)] = true
+	}
+	m.mu.Lock()
+	for _, w := range m.workers {
+		if w.view.Load() == nil {
+			used[""] = true // a worker that has not shown itself yet: sweep nothing
+		}
+	}
+	m.mu.Unlock()
+	if used[""] {
+		return
+	}
+	for _, e := range entries {
+		if !e.IsDir() || used[e.Name()] {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(m.cfg.LogDir, e.Name())); err != nil {
+			klog.FromContext(ctx).Error(err, "Log folder of a pod that is no more stays", "folder", e.Name())
+		}
+	}
+}

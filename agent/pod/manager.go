@@ -1,0 +1,423 @@
+package pod
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	kruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/agent/object"
+)
+
+type sandboxIPs = []netip.Addr
+
+// Manager runs one worker for each pod of this node and feeds them: the API's
+// watch, podmon's events, changed ConfigMaps and Secrets.
+type Manager struct {
+	cfg Config
+
+	starts chan struct{} // a token per sandbox or container start under way
+	writes chan struct{} // a token per status write under way
+
+	seen  chan struct{}   // closed when the API's list has been seen
+	stale map[string]bool // root file systems mounted before Run; not changed after
+
+	mu       sync.Mutex // guards all below
+	ctx      context.Context
+	workers  map[types.UID]*worker
+	ended    map[types.UID]bool    // finished here, not yet gone from the watch
+	admitted map[types.UID]*v1.Pod // who holds a part of the node
+	records  map[types.UID]*Records
+	routes   map[string]types.UID // sandbox ID → pod
+	shares   map[string]uint64    // of the class cgroups, as last set
+	synced   bool                 // the API's list has been seen
+	fault    string               // why podmon does not answer, "": it does
+	wg       sync.WaitGroup
+}
+
+// NewManager returns a Manager; it starts nothing.
+func NewManager(cfg Config) *Manager {
+	if cfg.Parallel <= 0 {
+		cfg.Parallel = 16
+	}
+	if cfg.ClusterDomain == "" {
+		cfg.ClusterDomain = "cluster.local"
+	}
+	return &Manager{
+		cfg: cfg, starts: make(chan struct{}, cfg.Parallel), writes: make(chan struct{}, 16), seen: make(chan struct{}), stale: map[string]bool{},
+		workers: map[types.UID]*worker{}, ended: map[types.UID]bool{}, admitted: map[types.UID]*v1.Pod{},
+		records: map[types.UID]*Records{}, routes: map[string]types.UID{},
+		shares: map[string]uint64{}, fault: "it was not asked yet",
+	}
+}
+
+// RuntimeFault says why podmon does not answer; empty: it does.
+func (m *Manager) RuntimeFault() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.fault
+}
+
+func (m *Manager) setFault(why string) {
+	m.mu.Lock()
+	changed := (m.fault == "") != (why == "")
+	m.fault = why
+	m.mu.Unlock()
+	if changed && m.cfg.OnRuntime != nil {
+		m.cfg.OnRuntime()
+	}
+}
+
+// Resync is how often podmon's list is compared with what the workers
+// believe, should an event have been lost.
+const resync = time.Minute
+
+// Run serves pods until ctx ends. It first learns what podmon holds, so that
+// no container is made twice; it removes what no pod claims only after the
+// API's list has been seen. Containers run on when it returns.
+func (m *Manager) Run(ctx context.Context) error {
+	for _, dir := range []string{m.cfg.PodDir, m.cfg.LogDir} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return fmt.Errorf("pod folders: %w", err)
+		}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer m.wg.Wait()
+	defer cancel()
+	m.mu.Lock()
+	m.ctx = ctx
+	m.mu.Unlock()
+	mounted, err := m.cfg.Images.Mounts()
+	if err != nil {
+		return fmt.Errorf("root file systems: %w", err)
+	}
+	for _, id := range mounted {
+		m.stale[id] = true
+	}
+	events, err := m.connect(ctx)
+	if err != nil {
+		return nil // ctx ended before podmon answered
+	}
+	m.wg.Go(func() { m.listen(ctx, events) })
+
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (kruntime.Object, error) {
+			o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", m.cfg.NodeName).String()
+			return m.cfg.Client.CoreV1().Pods("").List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", m.cfg.NodeName).String()
+			return m.cfg.Client.CoreV1().Pods("").Watch(ctx, o)
+		},
+	}
+	informer := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, m.cfg.Client), &v1.Pod{}, 0, cache.Indexers{})
+	if err := informer.SetTransform(stripManaged); err != nil {
+		return fmt.Errorf("pod watch: %w", err)
+	}
+	handle, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { m.set(o.(*v1.Pod)) },
+		UpdateFunc: func(_, o any) { m.set(o.(*v1.Pod)) },
+		DeleteFunc: func(o any) {
+			if d, ok := o.(cache.DeletedFinalStateUnknown); ok {
+				o = d.Obj
+			}
+			m.remove(o.(*v1.Pod))
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("pod watch: %w", err)
+	}
+	m.wg.Go(func() { informer.RunWithContext(ctx) })
+	select {
+	case <-handle.HasSyncedChecker().Done():
+		m.settle(ctx)
+	case <-ctx.Done():
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// stripManaged drops what the node never reads.
+func stripManaged(o any) (any, error) {
+	if p, ok := o.(*v1.Pod); ok {
+		p.ManagedFields = nil
+	}
+	return o, nil
+}
+
+// set takes a pod of the watch.
+func (m *Manager) set(pod *v1.Pod) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if w := m.workers[pod.UID]; w != nil {
+		w.send(func() { w.setPod(pod) })
+		return
+	}
+	if m.ended[pod.UID] || m.ctx == nil || m.ctx.Err() != nil {
+		return
+	}
+	rec := m.take(pod.UID)
+	w := newWorker(m, pod, false, rec)
+	known := len(rec.Sandboxes) > 0 || len(rec.Containers) > 0
+	if !terminal(pod.Status.Phase) && (known || pod.DeletionTimestamp == nil) {
+		var verdict *Verdict
+		if !known && pod.Status.StartTime == nil {
+			verdict = Admit(pod, m.cfg.Node(), m.holders())
+		}
+		if verdict != nil {
+			w.inbox = append(w.inbox, func() { w.fail(*verdict) })
+		} else {
+			m.admitted[pod.UID] = pod
+		}
+	}
+	containersPerPod.Observe(float64(len(pod.Spec.Containers)))
+	m.launch(w)
+}
+
+// launch runs a worker. The caller holds mu.
+func (m *Manager) launch(w *worker) {
+	m.workers[w.uid] = w
+	m.wg.Go(func() {
+		w.run(m.ctx)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.workers[w.uid] == w && m.ctx.Err() == nil {
+			delete(m.workers, w.uid)
+			delete(m.admitted, w.uid)
+			if !w.gone {
+				m.ended[w.uid] = true
+			}
+		}
+	})
+}
+
+// remove takes the disappearance of a pod from the API.
+func (m *Manager) remove(pod *v1.Pod) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.ended, pod.UID)
+	if w := m.workers[pod.UID]; w != nil {
+		w.send(func() { w.setPod(pod); w.setGone() })
+	}
+}
+
+// settle: the API's list is known now, so what podmon holds beside it belongs
+// to nobody.
+func (m *Manager) settle(ctx context.Context) {
+	m.mu.Lock()
+	m.synced = true
+	close(m.seen)
+	var orphans []types.UID
+	for uid := range m.records {
+		if m.workers[uid] == nil {
+			orphans = append(orphans, uid)
+		}
+	}
+	for _, uid := range orphans {
+		m.adopt(uid)
+	}
+	live := make([]string, 0, len(m.workers))
+	for uid := range m.workers {
+		live = append(live, string(uid))
+	}
+	m.mu.Unlock()
+	if err := m.cfg.Network.Live(ctx, live); err != nil {
+		klog.FromContext(ctx).Error(err, "Network of pods that are no more was not cleaned up")
+	}
+	m.sweepFolders(ctx)
+	m.sweepMounts(ctx)
+}
+
+// sweepMounts unmounts root file systems whose container was never made.
+func (m *Manager) sweepMounts(ctx context.Context) {
+	mounted, err := m.cfg.Images.Mounts()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Root file systems could not be listed")
+		return
+	}
+	// Only a mount older than this run, of a container podmon does not hold,
+	// can be nobody's: others may be about to be used.
+	_, containers, err := m.cfg.Runtime.List(ctx)
+	if err != nil {
+		return // the next start of the agent sweeps
+	}
+	used := map[string]bool{}
+	for _, c := range containers {
+		used[c.Container.ID] = true
+	}
+	for _, id := range mounted {
+		if used[id] || !m.stale[id] {
+			continue
+		}
+		if err := m.cfg.Images.Unmount(ctx, id); err != nil {
+			klog.FromContext(ctx).Error(err, "Root file system of no container stays mounted", "id", id)
+		}
+	}
+}
+
+// adopt makes a worker that ends a pod the API does not know. The caller
+// holds mu.
+func (m *Manager) adopt(uid types.UID) {
+	rec := m.take(uid)
+	pod := orphan(uid, rec)
+	m.launch(newWorker(m, pod, true, rec))
+}
+
+// orphan makes up the API object of a pod known only to podmon.
+func orphan(uid types.UID, rec Records) *v1.Pod {
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid, Name: string(uid), Namespace: "orphans"}}
+	for _, s := range rec.Sandboxes {
+		pod.Name, pod.Namespace = s.Sandbox.Name, s.Sandbox.Namespace
+		pod.Spec.HostNetwork = s.Sandbox.NetNS == ""
+	}
+	names := map[string]bool{}
+	for _, c := range rec.Containers {
+		if n := c.Container.Name; !names[n] {
+			names[n] = true
+			pod.Spec.Containers = append(pod.Spec.Containers, v1.Container{Name: n, Image: c.Container.Labels[labelImage]})
+		}
+	}
+	return pod
+}
+
+// sweepFolders removes pod folders and logs of pods that are no more.
+func (m *Manager) sweepFolders(ctx context.Context) {
+	uids, err := m.cfg.Volumes.Pods()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Pod folders could not be listed")
+	}
+	for _, uid := range uids {
+		m.mu.Lock()
+		used := m.workers[uid] != nil
+		m.mu.Unlock()
+		if used {
+			continue
+		}
+		if err := m.cfg.Volumes.Teardown(uid); err != nil {
+			klog.FromContext(ctx).Error(err, "Folder of a pod that is no more stays", "uid", uid)
+		}
+	}
+	m.sweepLogs(ctx)
+}
+
+// take hands the records of a pod to its worker. The caller holds mu.
+func (m *Manager) take(uid types.UID) Records {
+	r := m.records[uid]
+	delete(m.records, uid)
+	if r == nil {
+		return Records{}
+	}
+	return *r
+}
+
+// holders are the pods that hold a part of the node. The caller holds mu.
+func (m *Manager) holders() []*v1.Pod {
+	out := make([]*v1.Pod, 0, len(m.admitted))
+	for _, p := range m.admitted {
+		out = append(out, p)
+	}
+	return out
+}
+
+// release gives back what the pod held of the node.
+func (m *Manager) release(uid types.UID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.admitted, uid)
+}
+
+// slot waits for a turn to start something; release gives it back.
+func (m *Manager) slot(ctx context.Context) (release func(), err error) {
+	select {
+	case m.starts <- struct{}{}:
+		return func() { <-m.starts }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// PokeAll makes every worker look again at once: something outside of the
+// pods, like the node's network, has got better.
+func (m *Manager) PokeAll() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, w := range m.workers {
+		w.send(func() {
+			if f := w.obs.Sandbox.Err; f != nil {
+				f.RetryAt = time.Time{}
+			}
+		})
+	}
+}
+
+// ObjectChanged is for object.New.
+func (m *Manager) ObjectChanged(uid types.UID, _ object.Ref) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if w := m.workers[uid]; w != nil {
+		w.send(w.onObject)
+	}
+}
+
+// ImagesChanged makes every container look again at once whose image was not
+// to be had and is here now.
+func (m *Manager) ImagesChanged() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, w := range m.workers {
+		w.send(w.onImages)
+	}
+}
+
+// Seen is closed when the API's list of this node's pods has been seen. Before
+// that a pod that is not found may still be here.
+func (m *Manager) Seen() <-chan struct{} { return m.seen }
+
+// Views lists the pods of the node as the workers see them.
+func (m *Manager) Views() []*View {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := make([]*View, 0, len(m.workers))
+	for _, w := range m.workers {
+		if v := w.view.Load(); v != nil {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+// Find looks up a pod by namespace and name, and UID if that is not empty.
+func (m *Manager) Find(namespace, name string, uid types.UID) (*View, bool) {
+	for _, v := range m.Views() {
+		if v.Pod.Namespace == namespace && v.Pod.Name == name && (uid == "" || v.Pod.UID == uid) {
+			return v, true
+		}
+	}
+	return nil, false
+}
+
+func volumeUID(uid string) types.UID { return types.UID(uid) }
+
+// routeTo notes which pod a sandbox belongs to; unroute forgets it.
+func (m *Manager) routeTo(sandbox string, uid types.UID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.routes[sandbox] = uid
+}
+
+func (m *Manager) unroute(sandbox string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.routes, sandbox)
+}

@@ -1,0 +1,939 @@
+package pod_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/utils/ptr"
+
+	ocispec "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/clusterd/clusterd/agent/agenttest"
+	"github.com/clusterd/clusterd/agent/image"
+	"github.com/clusterd/clusterd/agent/object"
+	"github.com/clusterd/clusterd/agent/pod"
+	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/probe"
+	"github.com/clusterd/clusterd/agent/runtime"
+	"github.com/clusterd/clusterd/agent/volume"
+)
+
+// node is a node with fakes below and a fake API above. All of its time is
+// the test's bubble's.
+type node struct {
+	t       *testing.T
+	dir     string
+	api     *fake.Clientset
+	runtime *agenttest.Runtime
+	images  *agenttest.Images
+	network *agenttest.Network
+	events  *events
+	pods    *pod.Manager
+	stop    func()
+}
+
+// events collects what was told.
+type events struct {
+	mu   sync.Mutex
+	list []string
+}
+
+func (e *events) has(sub string) bool { return e.count(sub) > 0 }
+
+func (e *events) count(sub string) int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	n := 0
+	for _, s := range e.list {
+		if strings.Contains(s, sub) {
+			n++
+		}
+	}
+	return n
+}
+
+func newNode(t *testing.T) *node {
+	n := &node{
+		t: t, dir: t.TempDir(), api: fake.NewClientset(), runtime: agenttest.NewRuntime(),
+		network: &agenttest.Network{}, events: &events{},
+	}
+	n.images = &agenttest.Images{Dir: filepath.Join(n.dir, "rootfs")}
+	n.images.Add("app:1", ocispec.Config{Entrypoint: []string{"/app"}, Env: []string{"PATH=/bin"}})
+	n.images.Add("app:2", ocispec.Config{Entrypoint: []string{"/app"}})
+	n.start()
+	return n
+}
+
+// start runs an agent; stop ends it and leaves the runtime as it is.
+func (n *node) start() {
+	ctx, cancel := context.WithCancel(n.t.Context())
+	rec := record.NewFakeRecorder(1000)
+	obj := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+	obj.Status.Allocatable = v1.ResourceList{
+		v1.ResourceCPU: resource.MustParse("2"), v1.ResourceMemory: resource.MustParse("4Gi"), v1.ResourcePods: resource.MustParse("110"),
+	}
+	obj.Status.Capacity = obj.Status.Allocatable
+	var m *pod.Manager
+	objects := object.New(n.api, func(uid types.UID, r object.Ref) { m.ObjectChanged(uid, r) })
+	pods := filepath.Join(n.dir, "pods")
+	prober := &probe.Prober{}
+	m = pod.NewManager(pod.Config{
+		NodeName: "n1", NodeIP: netip.MustParseAddr("192.0.2.1"), Node: func() *v1.Node { return obj },
+		Client: n.api, Runtime: n.runtime, Images: n.images, Network: n.network, Objects: objects, Probes: prober, Recorder: rec,
+		Volumes: volume.New(volume.Config{Dir: pods, Objects: objects, Mounter: &agenttest.Mounter{}}),
+		PodDir:  pods, LogDir: filepath.Join(n.dir, "log"), SweepLogs: true, CgroupRoot: "/clusterd-n1", ResolvConf: "/etc/resolv.conf",
+	})
+	prober.Exec = m
+	n.pods = m
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case e := <-rec.Events:
+				n.events.mu.Lock()
+				n.events.list = append(n.events.list, e)
+				n.events.mu.Unlock()
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	wg.Go(func() {
+		if err := m.Run(ctx); err != nil {
+			n.t.Errorf("run: %v", err)
+		}
+	})
+	n.stop = func() {
+		cancel()
+		objects.Close()
+		wg.Wait()
+	}
+}
+
+func (n *node) create(p *v1.Pod) {
+	n.t.Helper()
+	if _, err := n.api.CoreV1().Pods(p.Namespace).Create(n.t.Context(), p, metav1.CreateOptions{}); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// get is the pod as the API has it, nil if it has none.
+func (n *node) get(name string) *v1.Pod {
+	n.t.Helper()
+	p, err := n.api.CoreV1().Pods("default").Get(n.t.Context(), name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return p
+}
+
+// after lets some of the bubble's time pass.
+func (n *node) after(d time.Duration) {
+	time.Sleep(d) // the bubble's clock: no real time passes
+	synctest.Wait()
+}
+
+// delete asks for a graceful deletion, as the API server does it.
+func (n *node) delete(name string, grace int64) {
+	n.t.Helper()
+	p := n.get(name)
+	now := metav1.NewTime(time.Now().Add(time.Duration(grace) * time.Second))
+	p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &now, &grace
+	if _, err := n.api.CoreV1().Pods("default").Update(n.t.Context(), p, metav1.UpdateOptions{}); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func testPod(name string, policy v1.RestartPolicy, containers ...v1.Container) *v1.Pod {
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID("uid-" + name)}}
+	p.Spec = v1.PodSpec{NodeName: "n1", RestartPolicy: policy, Containers: containers, TerminationGracePeriodSeconds: ptr.To(int64(30))}
+	p.Status.Phase = v1.PodPending
+	return p
+}
+
+// refuse answers as an API that is down.
+func refuse(k8stesting.Action) (bool, kruntime.Object, error) {
+	return true, nil, errors.New("connection refused")
+}
+
+func ctr(name string) v1.Container {
+	return v1.Container{Name: name, Image: "app:1", ImagePullPolicy: v1.PullIfNotPresent}
+}
+
+func condition(p *v1.Pod, t v1.PodConditionType) v1.ConditionStatus {
+	for _, c := range p.Status.Conditions {
+		if c.Type == t {
+			return c.Status
+		}
+	}
+	return ""
+}
+
+// inBubble runs a test on a node in a bubble of its own time.
+func inBubble(t *testing.T, fn func(n *node)) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		defer func() { n.stop() }()
+		synctest.Wait()
+		fn(n)
+	})
+}
+
+func TestPodRunsAndIsDeleted(t *testing.T) {
+	inBubble(t, func(n *node) {
+		n.create(testPod("web", v1.RestartPolicyAlways, ctr("a"), ctr("b")))
+		n.after(200 * time.Millisecond)
+		p := n.get("web")
+		if p.Status.Phase != v1.PodRunning || condition(p, v1.PodReady) != v1.ConditionTrue {
+			t.Fatalf("phase %s, conditions %v", p.Status.Phase, p.Status.Conditions)
+		}
+		if p.Status.PodIP != "10.42.0.2" || p.Status.HostIP != "192.0.2.1" || p.Status.QOSClass != v1.PodQOSBestEffort {
+			t.Errorf("status %+v", p.Status)
+		}
+		if got := n.runtime.Calls(); !slices.Equal(got, []string{"sandbox web 0", "start a", "start b"}) {
+			t.Errorf("calls %v", got)
+		}
+		for _, e := range []string{"Pulled Container image", "Created", "Started"} {
+			if !n.events.has(e) {
+				t.Errorf("no event %q in %v", e, n.events.list)
+			}
+		}
+		n.delete("web", 30)
+		n.after(time.Second)
+		if p := n.get("web"); p != nil {
+			t.Fatalf("still there: %+v", p.Status)
+		}
+		if s, c := n.runtime.Counts(); s+c > 0 {
+			t.Errorf("left: %d sandboxes, %d containers", s, c)
+		}
+		if n.network.Attached() != 0 {
+			t.Error("network still attached")
+		}
+		if m, _ := n.images.Mounts(); len(m) > 0 {
+			t.Errorf("mounted: %v", m)
+		}
+		for _, d := range []string{"pods", "log"} {
+			if e, _ := os.ReadDir(filepath.Join(n.dir, d)); len(e) > 0 {
+				t.Errorf("%s: %v", d, e)
+			}
+		}
+		if !slices.Contains(n.runtime.Calls(), "signal a 15") {
+			t.Errorf("no SIGTERM: %v", n.runtime.Calls())
+		}
+	})
+}
+
+// TestRestartMatrix is FEATURES area N.
+func TestRestartMatrix(t *testing.T) {
+	tests := []struct {
+		name     string
+		policy   v1.RestartPolicy
+		exits    []int // -1: keeps running
+		phase    v1.PodPhase
+		restarts []int32
+	}{
+		{"one, 0, Always", v1.RestartPolicyAlways, []int{0}, v1.PodRunning, []int32{1}},
+		{"one, 0, OnFailure", v1.RestartPolicyOnFailure, []int{0}, v1.PodSucceeded, []int32{0}},
+		{"one, 0, Never", v1.RestartPolicyNever, []int{0}, v1.PodSucceeded, []int32{0}},
+		{"one, 1, Always", v1.RestartPolicyAlways, []int{1}, v1.PodRunning, []int32{1}},
+		{"one, 1, OnFailure", v1.RestartPolicyOnFailure, []int{1}, v1.PodRunning, []int32{1}},
+		{"one, 1, Never", v1.RestartPolicyNever, []int{1}, v1.PodFailed, []int32{0}},
+		{"two, one 1, Always", v1.RestartPolicyAlways, []int{1, -1}, v1.PodRunning, []int32{1, 0}},
+		{"two, one 1, OnFailure", v1.RestartPolicyOnFailure, []int{1, -1}, v1.PodRunning, []int32{1, 0}},
+		{"two, one 1, Never", v1.RestartPolicyNever, []int{1, -1}, v1.PodRunning, []int32{0, 0}},
+		{"two, both, Always", v1.RestartPolicyAlways, []int{0, 1}, v1.PodRunning, []int32{1, 1}},
+		{"two, both, OnFailure", v1.RestartPolicyOnFailure, []int{0, 1}, v1.PodRunning, []int32{0, 1}},
+		{"two, both, Never", v1.RestartPolicyNever, []int{0, 1}, v1.PodFailed, []int32{0, 0}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			inBubble(t, func(n *node) {
+				var cs []v1.Container
+				for i := range tt.exits {
+					cs = append(cs, ctr("c"+string(rune('0'+i))))
+				}
+				n.create(testPod("p", tt.policy, cs...))
+				n.after(200 * time.Millisecond)
+				for i, code := range tt.exits {
+					if code >= 0 {
+						n.runtime.Exit(cs[i].Name, code)
+					}
+				}
+				n.after(time.Second)
+				p := n.get("p")
+				if p.Status.Phase != tt.phase {
+					t.Errorf("phase %s, want %s", p.Status.Phase, tt.phase)
+				}
+				for i, want := range tt.restarts {
+					if got := p.Status.ContainerStatuses[i].RestartCount; got != want {
+						t.Errorf("%s: %d restarts, want %d", cs[i].Name, got, want)
+					}
+				}
+				if s, _ := n.runtime.Counts(); (s == 0) != (tt.phase != v1.PodRunning) {
+					t.Errorf("%d sandboxes in phase %s", s, tt.phase)
+				}
+			})
+		})
+	}
+}
+
+func TestOOM(t *testing.T) {
+	inBubble(t, func(n *node) {
+		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a")))
+		n.after(200 * time.Millisecond)
+		n.runtime.OOM("a")
+		n.after(time.Second)
+		s := n.get("p").Status.ContainerStatuses[0]
+		if l := s.LastTerminationState.Terminated; l == nil || l.Reason != "OOMKilled" || l.ExitCode != 137 || s.RestartCount != 1 || s.State.Running == nil {
+			t.Errorf("status %+v", s)
+		}
+	})
+}
+
+func TestCrashLoop(t *testing.T) {
+	inBubble(t, func(n *node) {
+		n.runtime.OnStart = func(c api.Container) { go n.runtime.Exit(c.Name, 1) }
+		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a")))
+		starts := func() (k int) {
+			for _, c := range n.runtime.Calls() {
+				if c == "start a" {
+					k++
+				}
+			}
+			return k
+		}
+		n.after(time.Second)
+		if got := starts(); got != 2 { // the first restart is at once
+			t.Fatalf("%d starts", got)
+		}
+		s := n.get("p").Status.ContainerStatuses[0]
+		if w := s.State.Waiting; w == nil || w.Reason != "CrashLoopBackOff" || !strings.Contains(w.Message, "back-off 10s restarting failed container=a") {
+			t.Fatalf("state %+v", s.State)
+		}
+		if s.LastTerminationState.Terminated == nil || s.LastTerminationState.Terminated.ExitCode != 1 || n.get("p").Status.Phase != v1.PodRunning {
+			t.Errorf("status %+v", s)
+		}
+		// Counted from the exit: each round begins a second after one.
+		for i, wait := range []time.Duration{10, 20, 40, 80, 160, 300, 300} {
+			n.after(wait*time.Second - 2*time.Second)
+			if got := starts(); got != i+2 {
+				t.Fatalf("%d starts before back-off %d s was over", got, wait)
+			}
+			n.after(2 * time.Second)
+			if got := starts(); got != i+3 {
+				t.Fatalf("%d starts after back-off %d s", got, wait)
+			}
+		}
+		if !n.events.has("BackOff Back-off restarting failed container a") {
+			t.Errorf("events %v", n.events.list)
+		}
+	})
+}
+
+func TestImageFaults(t *testing.T) {
+	inBubble(t, func(n *node) {
+		pulls := 0
+		n.images.PullErr = func(context.Context, string) error {
+			pulls++
+			if pulls > 2 {
+				return nil
+			}
+			return &image.PullError{Ref: "x", Reason: image.ReasonNotFound, Says: "manifest unknown", Err: errors.New("manifest unknown")}
+		}
+		c := ctr("a")
+		c.Image = "missing:1"
+		n.create(testPod("p", v1.RestartPolicyAlways, c))
+		n.after(time.Second)
+		w := n.get("p").Status.ContainerStatuses[0].State.Waiting
+		if w == nil || w.Reason != "ErrImagePull" || !strings.Contains(w.Message, "manifest unknown") {
+			t.Fatalf("waiting %+v", w)
+		}
+		n.after(3 * time.Second)
+		w = n.get("p").Status.ContainerStatuses[0].State.Waiting
+		if w == nil || w.Reason != "ImagePullBackOff" || !strings.Contains(w.Message, "manifest unknown") {
+			t.Fatalf("waiting %+v", w)
+		}
+		n.after(10 * time.Second)
+		if pulls != 2 {
+			t.Fatalf("%d pulls", pulls)
+		}
+		n.after(21 * time.Second)
+		if p := n.get("p"); p.Status.Phase != v1.PodRunning {
+			t.Fatalf("phase %s", p.Status.Phase)
+		}
+
+		never := ctr("a")
+		never.Image, never.ImagePullPolicy = "absent:1", v1.PullNever
+		n.create(testPod("never", v1.RestartPolicyAlways, never))
+		bad := ctr("a")
+		bad.Image = "Bad Name"
+		n.create(testPod("bad", v1.RestartPolicyAlways, bad))
+		n.after(time.Second)
+		if w := n.get("never").Status.ContainerStatuses[0].State.Waiting; w == nil || w.Reason != "ErrImageNeverPull" {
+			t.Errorf("waiting %+v", w)
+		}
+		if w := n.get("bad").Status.ContainerStatuses[0].State.Waiting; w == nil || w.Reason != "InvalidImageName" {
+			t.Errorf("waiting %+v", w)
+		}
+	})
+}
+
+// TestImageBrought: who waits for an image that is loaded by hand starts at
+// once, whether it is in back-off, forbidden to pull or in a pull that hangs.
+func TestImageBrought(t *testing.T) {
+	tests := []struct {
+		name   string
+		policy v1.PullPolicy
+		hangs  bool
+		waits  string // reason before
+		runs   bool
+	}{
+		{"back-off", v1.PullIfNotPresent, false, "ImagePullBackOff", true},
+		{"never pull", v1.PullNever, false, "ErrImageNeverPull", true},
+		{"pull hangs", v1.PullIfNotPresent, true, "ContainerCreating", true},
+		{"always pull", v1.PullAlways, false, "ImagePullBackOff", false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			inBubble(t, func(n *node) {
+				pulls := 0
+				n.images.PullErr = func(ctx context.Context, ref string) error {
+					pulls++
+					if tt.hangs {
+						<-ctx.Done()
+						return ctx.Err()
+					}
+					return &image.PullError{Ref: ref, Reason: image.ReasonNotFound, Says: "manifest unknown", Err: errors.New("manifest unknown")}
+				}
+				c, other := ctr("a"), ctr("a")
+				c.Image, c.ImagePullPolicy = "brought:1", tt.policy
+				other.Image, other.ImagePullPolicy = "other:1", v1.PullIfNotPresent
+				n.create(testPod("p", v1.RestartPolicyAlways, c))
+				n.after(15 * time.Second) // the back-off after the second fault is 20 s
+				if w := n.get("p").Status.ContainerStatuses[0].State.Waiting; w == nil || w.Reason != tt.waits {
+					t.Fatalf("waiting %+v", w)
+				}
+				n.create(testPod("other", v1.RestartPolicyAlways, other))
+				n.after(time.Second)
+				before := pulls
+				n.images.Add("brought:1", ocispec.Config{Entrypoint: []string{"/app"}})
+				n.pods.ImagesChanged()
+				n.after(500 * time.Millisecond)
+				if got := n.get("p").Status.Phase == v1.PodRunning; got != tt.runs {
+					t.Errorf("runs: %v, status %+v", got, n.get("p").Status)
+				}
+				if pulls != before {
+					t.Errorf("%d further pulls", pulls-before)
+				}
+			})
+		})
+	}
+}
+
+// TestDeleteDuringPull is FEATURES row 194.
+func TestDeleteDuringPull(t *testing.T) {
+	inBubble(t, func(n *node) {
+		n.images.PullErr = func(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() }
+		c := ctr("a")
+		c.Image = "slow:1"
+		n.create(testPod("p", v1.RestartPolicyAlways, c))
+		n.create(testPod("other", v1.RestartPolicyAlways, ctr("b")))
+		n.after(2 * time.Second)
+		w := n.get("p").Status.ContainerStatuses[0].State.Waiting
+		if w == nil || !strings.Contains(w.Message, `Pulling image "slow:1" since`) {
+			t.Errorf("waiting %+v", w)
+		}
+		if n.get("other").Status.Phase != v1.PodRunning {
+			t.Error("the stuck pull stops another pod")
+		}
+		n.delete("p", 30)
+		n.after(time.Second)
+		if n.get("p") != nil {
+			t.Error("still there")
+		}
+	})
+}
+
+func TestInitContainers(t *testing.T) {
+	inBubble(t, func(n *node) {
+		p := testPod("p", v1.RestartPolicyAlways, ctr("app"))
+		side := ctr("side")
+		side.RestartPolicy = ptr.To(v1.ContainerRestartPolicyAlways)
+		p.Spec.InitContainers = []v1.Container{ctr("one"), side, ctr("two")}
+		n.create(p)
+		n.after(time.Second)
+		if got := n.runtime.Calls(); !slices.Equal(got[1:], []string{"start one"}) {
+			t.Fatalf("calls %v", got)
+		}
+		if p := n.get("p"); p.Status.Phase != v1.PodPending || condition(p, v1.PodInitialized) != v1.ConditionFalse {
+			t.Errorf("status %+v", p.Status)
+		}
+		n.runtime.Exit("one", 0)
+		n.after(time.Second)
+		n.runtime.Exit("two", 1)
+		n.after(time.Second)
+		n.runtime.Exit("two", 0)
+		n.after(time.Second)
+		if got := n.runtime.Calls(); !slices.Equal(got[1:], []string{"start one", "start side", "start two", "start two", "start app"}) {
+			t.Fatalf("calls %v", got)
+		}
+		if p := n.get("p"); p.Status.Phase != v1.PodRunning || condition(p, v1.PodInitialized) != v1.ConditionTrue || condition(p, v1.PodReady) != v1.ConditionTrue {
+			t.Errorf("status %+v", p.Status)
+		}
+		n.runtime.Exit("side", 0) // comes back by itself
+		n.after(time.Second)
+		if s := n.get("p").Status.InitContainerStatuses[1]; s.State.Running == nil || s.RestartCount != 1 {
+			t.Errorf("sidecar %+v", s)
+		}
+	})
+}
+
+// TestSidecarEndsLast: the pod is done when its app is; the sidecar follows.
+func TestSidecarEndsLast(t *testing.T) {
+	inBubble(t, func(n *node) {
+		p := testPod("p", v1.RestartPolicyNever, ctr("app"))
+		side := ctr("side")
+		side.RestartPolicy = ptr.To(v1.ContainerRestartPolicyAlways)
+		p.Spec.InitContainers = []v1.Container{side}
+		n.create(p)
+		n.after(time.Second)
+		n.runtime.Exit("app", 0)
+		n.after(time.Second)
+		if p := n.get("p"); p.Status.Phase != v1.PodSucceeded {
+			t.Errorf("phase %s", p.Status.Phase)
+		}
+		if !slices.Contains(n.runtime.Calls(), "signal side 15") {
+			t.Errorf("calls %v", n.runtime.Calls())
+		}
+	})
+}
+
+func TestInitFailsForGood(t *testing.T) {
+	inBubble(t, func(n *node) {
+		p := testPod("p", v1.RestartPolicyNever, ctr("app"))
+		p.Spec.InitContainers = []v1.Container{ctr("one")}
+		n.create(p)
+		n.after(time.Second)
+		n.runtime.Exit("one", 3)
+		n.after(time.Second)
+		if p := n.get("p"); p.Status.Phase != v1.PodFailed || p.Status.InitContainerStatuses[0].State.Terminated.ExitCode != 3 {
+			t.Errorf("status %+v", p.Status)
+		}
+		if slices.Contains(n.runtime.Calls(), "start app") {
+			t.Error("app was started")
+		}
+	})
+}
+
+// TestPauseDies is FEATURES row 201.
+func TestPauseDies(t *testing.T) {
+	inBubble(t, func(n *node) {
+		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a")))
+		n.after(time.Second)
+		was := n.get("p").Status.PodIP
+		n.runtime.KillPause("p")
+		n.after(15 * time.Second)
+		p := n.get("p")
+		if p.Status.Phase != v1.PodRunning || p.Status.PodIP == was || p.Status.ContainerStatuses[0].RestartCount != 1 {
+			t.Errorf("status %+v", p.Status)
+		}
+		if !slices.Contains(n.runtime.Calls(), "sandbox p 1") {
+			t.Errorf("calls %v", n.runtime.Calls())
+		}
+	})
+}
+
+// TestImageChange is FEATURES row 200.
+func TestImageChange(t *testing.T) {
+	inBubble(t, func(n *node) {
+		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a"), ctr("b")))
+		n.after(time.Second)
+		p := n.get("p")
+		p.Spec.Containers[0].Image = "app:2"
+		if _, err := n.api.CoreV1().Pods("default").Update(t.Context(), p, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		n.after(time.Second)
+		s := n.get("p").Status.ContainerStatuses
+		if s[0].RestartCount != 1 || s[0].Image != "app:2" || s[0].State.Running == nil || s[1].RestartCount != 0 {
+			t.Errorf("status %+v", s)
+		}
+	})
+}
+
+// TestAgentRestart: a new agent takes up what it finds, and starts nothing.
+func TestAgentRestart(t *testing.T) {
+	inBubble(t, func(n *node) {
+		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a"), ctr("b")))
+		n.create(testPod("gone", v1.RestartPolicyAlways, ctr("c")))
+		n.after(time.Second)
+		id := n.get("p").Status.ContainerStatuses[0].ContainerID
+		calls := len(n.runtime.Calls())
+		n.stop()
+		n.runtime.Exit("b", 7) // while nobody looks
+		if err := n.api.CoreV1().Pods("default").Delete(t.Context(), "gone", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		n.start()
+		n.after(5 * time.Second)
+		p := n.get("p")
+		if p.Status.ContainerStatuses[0].ContainerID != id || p.Status.ContainerStatuses[0].RestartCount != 0 {
+			t.Errorf("a was touched: %+v", p.Status.ContainerStatuses[0])
+		}
+		b := p.Status.ContainerStatuses[1]
+		if b.RestartCount != 1 || b.LastTerminationState.Terminated == nil || b.LastTerminationState.Terminated.ExitCode != 7 {
+			t.Errorf("b: %+v", b)
+		}
+		for _, c := range n.runtime.Calls()[calls:] {
+			if strings.HasPrefix(c, "sandbox") || c == "start a" {
+				t.Errorf("call %q after the restart", c)
+			}
+		}
+		if s, _ := n.runtime.Counts(); s != 1 {
+			t.Errorf("%d sandboxes: the orphan was not removed", s)
+		}
+	})
+}
+
+// TestSeen: before the API's list is known the manager says so, and from that
+// moment on every pod of it is found, with what runs.
+func TestSeen(t *testing.T) {
+	inBubble(t, func(n *node) {
+		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a")))
+		n.after(time.Second)
+		n.stop()
+		answers := make(chan struct{})
+		n.api.PrependReactor("list", "pods", func(k8stesting.Action) (bool, kruntime.Object, error) {
+			<-answers
+			return false, nil, nil
+		})
+		n.start()
+		synctest.Wait()
+		select {
+		case <-n.pods.Seen():
+			t.Error("seen, but the API has not answered")
+		default:
+		}
+		close(answers)
+		<-n.pods.Seen()
+		v, ok := n.pods.Find("default", "p", "")
+		if !ok {
+			t.Fatal("not found")
+		}
+		if c := v.Containers["a"]; !c.Running || c.Exited == nil {
+			t.Errorf("container %+v", c)
+		}
+	})
+}
+
+// TestSourcesSeenGuard is FEATURES row 188: with the API down nothing is
+// killed.
+func TestSourcesSeenGuard(t *testing.T) {
+	inBubble(t, func(n *node) {
+		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a")))
+		n.after(time.Second)
+		n.stop()
+		down := n.api
+		n.api = fake.NewClientset()
+		n.api.PrependReactor("list", "pods", refuse)
+		n.start()
+		n.after(5 * time.Minute)
+		if s, c := n.runtime.Counts(); s != 1 || c != 1 {
+			t.Errorf("%d sandboxes, %d containers with the API down", s, c)
+		}
+		n.api = down
+	})
+}
+
+// TestReboot: nothing runs any more; the pods are made again.
+func TestReboot(t *testing.T) {
+	inBubble(t, func(n *node) {
+		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a")))
+		n.create(testPod("job", v1.RestartPolicyNever, ctr("b")))
+		n.after(time.Second)
+		n.stop()
+		n.runtime.Forget()
+		n.start()
+		n.after(5 * time.Second)
+		p := n.get("p")
+		s := p.Status.ContainerStatuses[0]
+		if p.Status.Phase != v1.PodRunning || s.RestartCount != 1 || s.LastTerminationState.Terminated == nil || s.LastTerminationState.Terminated.Reason != "ContainerStatusUnknown" {
+			t.Errorf("status %+v", s)
+		}
+		if j := n.get("job"); j.Status.Phase != v1.PodFailed {
+			t.Errorf("job is %s: a lost container of policy Never must not run again", j.Status.Phase)
+		}
+	})
+}
+
+// TestVanished: a container that podmon no longer knows is replaced, though
+// its exit event was lost (FEATURES row 189).
+func TestVanished(t *testing.T) {
+	inBubble(t, func(n *node) {
+		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a")))
+		n.after(time.Second)
+		n.runtime.Forget()
+		n.after(3 * time.Minute)
+		if p := n.get("p"); p.Status.Phase != v1.PodRunning || p.Status.ContainerStatuses[0].RestartCount != 1 {
+			t.Errorf("status %+v", p.Status)
+		}
+		n.runtime.Break() // the stream is opened again
+		n.after(time.Second)
+		n.runtime.Exit("a", 1)
+		n.after(time.Minute)
+		if p := n.get("p"); p.Status.ContainerStatuses[0].RestartCount != 2 {
+			t.Errorf("status %+v", p.Status.ContainerStatuses[0])
+		}
+	})
+}
+
+func TestDeadline(t *testing.T) {
+	inBubble(t, func(n *node) {
+		p := testPod("p", v1.RestartPolicyAlways, ctr("a"))
+		p.Spec.ActiveDeadlineSeconds = ptr.To(int64(5))
+		n.create(p)
+		n.after(4 * time.Second)
+		if n.get("p").Status.Phase != v1.PodRunning {
+			t.Error("not running")
+		}
+		n.after(3 * time.Second)
+		if p := n.get("p"); p.Status.Phase != v1.PodFailed || p.Status.Reason != "DeadlineExceeded" {
+			t.Errorf("status %+v", p.Status)
+		}
+	})
+}
+
+func TestGraceAndKill(t *testing.T) {
+	inBubble(t, func(n *node) {
+		n.runtime.IgnoreTerm = func(api.Container) bool { return true }
+		c := ctr("a")
+		c.Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"bye"}}}}
+		n.create(testPod("p", v1.RestartPolicyAlways, c))
+		n.after(time.Second)
+		n.delete("p", 20)
+		n.after(19 * time.Second)
+		if n.get("p") == nil {
+			t.Fatal("gone before its grace period was over")
+		}
+		if got := n.runtime.Execs(); len(got) != 1 || got[0][0] != "bye" {
+			t.Errorf("preStop: %v", got)
+		}
+		n.after(3 * time.Second)
+		if p := n.get("p"); p != nil {
+			t.Fatalf("still there: %+v", p.Status)
+		}
+		calls := n.runtime.Calls()
+		if i, j := slices.Index(calls, "signal a 15"), slices.Index(calls, "signal a 9"); i < 0 || j < i {
+			t.Errorf("calls %v", calls)
+		}
+
+		n.create(testPod("q", v1.RestartPolicyAlways, ctr("b"))) // a shorter grace period cuts a longer one
+		n.after(time.Second)
+		n.delete("q", 600)
+		n.after(time.Second)
+		n.delete("q", 1)
+		n.after(3 * time.Second)
+		if n.get("q") != nil {
+			t.Error("still there")
+		}
+	})
+}
+
+func TestPostStart(t *testing.T) {
+	inBubble(t, func(n *node) {
+		release := make(chan int)
+		n.runtime.ExecFn = func(ctx context.Context, e api.Exec, _ runtime.ExecIO) (int, error) {
+			select {
+			case code := <-release:
+				return code, nil
+			case <-ctx.Done():
+				return 0, ctx.Err()
+			}
+		}
+		c := ctr("a")
+		c.Lifecycle = &v1.Lifecycle{PostStart: &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"hi"}}}}
+		n.create(testPod("p", v1.RestartPolicyAlways, c))
+		n.after(5 * time.Second)
+		if s := n.get("p").Status.ContainerStatuses[0]; s.State.Running != nil {
+			t.Errorf("running before postStart has ended: %+v", s)
+		}
+		release <- 0
+		n.after(time.Second)
+		if s := n.get("p").Status.ContainerStatuses[0]; s.State.Running == nil || !s.Ready {
+			t.Errorf("status %+v", s)
+		}
+		n.runtime.Exit("a", 0)
+		n.after(time.Second)
+		release <- 1
+		n.after(time.Second)
+		if !n.events.has("FailedPostStartHook") {
+			t.Errorf("events %v", n.events.list)
+		}
+		if !slices.Contains(n.runtime.Calls(), "signal a 15") {
+			t.Errorf("calls %v", n.runtime.Calls())
+		}
+	})
+}
+
+func TestProbes(t *testing.T) {
+	inBubble(t, func(n *node) {
+		var mu sync.Mutex
+		codes := map[string]int{"live": 0, "ready": 1}
+		set := func(k string, v int) { mu.Lock(); codes[k] = v; mu.Unlock() }
+		n.runtime.ExecFn = func(_ context.Context, e api.Exec, _ runtime.ExecIO) (int, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			return codes[e.Args[0]], nil
+		}
+		c := ctr("a")
+		p := func(cmd string) *v1.Probe {
+			return &v1.Probe{ProbeHandler: v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{cmd}}}, PeriodSeconds: 5, TimeoutSeconds: 1, FailureThreshold: 2, SuccessThreshold: 1}
+		}
+		c.LivenessProbe, c.ReadinessProbe = p("live"), p("ready")
+		n.create(testPod("p", v1.RestartPolicyAlways, c))
+		n.after(2 * time.Second)
+		if n.get("p").Status.ContainerStatuses[0].Ready {
+			t.Error("ready before its probe")
+		}
+		set("ready", 0)
+		n.after(6 * time.Second)
+		if p := n.get("p"); !p.Status.ContainerStatuses[0].Ready || condition(p, v1.PodReady) != v1.ConditionTrue {
+			t.Errorf("status %+v", p.Status)
+		}
+		set("ready", 1)
+		n.after(11 * time.Second)
+		if n.get("p").Status.ContainerStatuses[0].Ready {
+			t.Error("ready though its probe failed twice")
+		}
+		set("live", 1)
+		n.after(12 * time.Second)
+		if s := n.get("p").Status.ContainerStatuses[0]; s.RestartCount != 1 {
+			t.Errorf("status %+v", s)
+		}
+		for _, e := range []string{"Unhealthy Readiness probe failed", "Unhealthy Liveness probe failed", "Killing Container a failed liveness probe, will be restarted"} {
+			if !n.events.has(e) {
+				t.Errorf("no event %q in %v", e, n.events.list)
+			}
+		}
+	})
+}
+
+// TestMissingConfig: a pod that names a ConfigMap that is not there starts as
+// soon as it is (FEATURES row 251).
+func TestMissingConfig(t *testing.T) {
+	inBubble(t, func(n *node) {
+		c := ctr("a")
+		c.Env = []v1.EnvVar{{Name: "X", ValueFrom: &v1.EnvVarSource{ConfigMapKeyRef: &v1.ConfigMapKeySelector{LocalObjectReference: v1.LocalObjectReference{Name: "cm"}, Key: "x"}}}}
+		n.create(testPod("p", v1.RestartPolicyAlways, c))
+		n.after(time.Second)
+		w := n.get("p").Status.ContainerStatuses[0].State.Waiting
+		if w == nil || w.Reason != "CreateContainerConfigError" || w.Message != `configmaps "cm" not found` {
+			t.Fatalf("waiting %+v", w)
+		}
+		_, err := n.api.CoreV1().ConfigMaps("default").Create(t.Context(), &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "cm", Namespace: "default"}, Data: map[string]string{"x": "1"}}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.after(200 * time.Millisecond)
+		if p := n.get("p"); p.Status.Phase != v1.PodRunning {
+			t.Errorf("status %+v", p.Status.ContainerStatuses[0])
+		}
+	})
+}
+
+func TestAdmission(t *testing.T) {
+	inBubble(t, func(n *node) {
+		c := ctr("a")
+		c.Resources.Requests = v1.ResourceList{v1.ResourceCPU: resource.MustParse("1500m")}
+		n.create(testPod("one", v1.RestartPolicyAlways, c))
+		n.after(time.Second)
+		n.create(testPod("two", v1.RestartPolicyAlways, c))
+		n.after(time.Second)
+		p := n.get("two")
+		if p.Status.Phase != v1.PodFailed || p.Status.Reason != "OutOfcpu" || !strings.Contains(p.Status.Message, "requested: 1500, used: 1500, capacity: 2000") {
+			t.Errorf("status %+v", p.Status)
+		}
+		n.delete("one", 1)
+		n.after(3 * time.Second)
+		n.create(testPod("three", v1.RestartPolicyAlways, c))
+		n.after(time.Second)
+		if p := n.get("three"); p.Status.Phase != v1.PodRunning {
+			t.Errorf("status %+v", p.Status)
+		}
+	})
+}
+
+// TestPlaceIsFreeWhenThePodHasEnded: the scheduler gives a pod's place away when
+// it reads the terminal phase. A successor used to be refused with OutOfcpu
+// while the sandbox was still being removed.
+func TestPlaceIsFreeWhenThePodHasEnded(t *testing.T) {
+	inBubble(t, func(n *node) {
+		n.network.SlowDetach = 10 * time.Second
+		c := ctr("a")
+		c.Resources.Requests = v1.ResourceList{v1.ResourceCPU: resource.MustParse("1500m")}
+		n.create(testPod("one", v1.RestartPolicyAlways, c))
+		n.after(time.Second)
+		n.delete("one", 1)
+		n.after(3 * time.Second)
+		if p := n.get("one"); p == nil || p.Status.Phase != v1.PodFailed && p.Status.Phase != v1.PodSucceeded {
+			t.Fatalf("the ended pod is %+v, want a terminal phase while its sandbox is removed", p)
+		}
+		n.create(testPod("two", v1.RestartPolicyAlways, c))
+		n.after(time.Second)
+		if p := n.get("two"); p.Status.Phase != v1.PodRunning {
+			t.Errorf("the successor is %s: %s", p.Status.Phase, p.Status.Message)
+		}
+	})
+}
+
+// TestNetworkNotReady is FEATURES row 198.
+func TestNetworkNotReady(t *testing.T) {
+	inBubble(t, func(n *node) {
+		n.network.SetErr(pod.ErrNetworkNotReady)
+		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a")))
+		n.after(time.Minute)
+		if !n.events.has("NetworkNotReady") {
+			t.Errorf("events %v", n.events.list)
+		}
+		n.network.SetErr(nil)
+		n.pods.PokeAll()
+		n.after(200 * time.Millisecond)
+		if p := n.get("p"); p.Status.Phase != v1.PodRunning {
+			t.Errorf("status %+v", p.Status)
+		}
+	})
+}
+
+func TestStartError(t *testing.T) {
+	inBubble(t, func(n *node) {
+		n.runtime.StartErr = func(api.Container) (string, error) { return `exec: "/nope": no such file or directory`, nil }
+		n.create(testPod("p", v1.RestartPolicyNever, ctr("a")))
+		n.after(time.Second)
+		p := n.get("p")
+		s := p.Status.ContainerStatuses[0].State.Terminated
+		if p.Status.Phase != v1.PodFailed || s == nil || s.Reason != "ContainerCannotRun" || s.ExitCode != 128 || !strings.Contains(s.Message, "/nope") {
+			t.Errorf("status %+v", p.Status)
+		}
+	})
+}

@@ -1,0 +1,22 @@
+package pod
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Names of the metrics are part of the interface.
+var (
+	podStartSeconds = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name:    "kubelet_pod_start_duration_seconds",
+		Help:    "Time from the node's first sight of a pod to its phase Running.",
+		Buckets: []float64{.005, .01, .015, .02, .03, .06, .1, .25, .5, 1, 2.5, 10, 60, 300},
+	})
+	containersPerPod = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name:    "kubelet_containers_per_pod_count",
+		Help:    "Number of containers of the pods seen.",
+		Buckets: []float64{1, 2, 4, 8, 16},
+	})
+)
+
+// Metrics are the collectors of this package, for the process's registry.
+func Metrics() []prometheus.Collector {
+	return []prometheus.Collector{podStartSeconds, containersPerPod}
+}

@@ -1,0 +1,205 @@
+package pod
+
+import (
+	"net/netip"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// Desired is what the API wants of one pod.
+type Desired struct {
+	Pod *v1.Pod
+	// Gone is set when the API has no such pod any more: everything of it is
+	// stopped and removed, and nobody is told.
+	Gone bool
+}
+
+// Verdict is a pod failed by the node itself: refused at admission, past its
+// deadline, evicted. It never changes once set.
+type Verdict struct {
+	Reason  string // "OutOfcpu", "DeadlineExceeded", …
+	Message string
+}
+
+// Op is what a worker is doing for one container right now. At most one
+// operation runs per container.
+type Op string
+
+// The operations on a container.
+const (
+	OpNone  Op = ""
+	OpPull  Op = "pull"
+	OpStart Op = "start"
+	OpStop  Op = "stop"
+)
+
+// Kind says which list of the spec a container is from.
+type Kind string
+
+// The kinds of container. A sidecar is an init container that is always
+// restarted and outlives the initialization.
+const (
+	KindInit      Kind = "init"
+	KindSidecar   Kind = "sidecar"
+	KindApp       Kind = "app"
+	KindEphemeral Kind = "ephemeral"
+)
+
+// Fault is why something could not be done, in the words of the status, and
+// when it is tried again.
+type Fault struct {
+	Reason  string
+	Message string
+	At      time.Time
+	RetryAt time.Time
+}
+
+// Observed is all that Plan knows of the node's side of a pod. It is owned by
+// the pod's worker; Plan and BuildStatus only read it.
+type Observed struct {
+	Verdict *Verdict
+	// Final is set when the API already held a terminal phase when this agent
+	// first saw the pod: nothing is started again.
+	Final bool
+	// StartedAt is when this node accepted the pod (status.startTime).
+	StartedAt time.Time
+
+	Sandbox Sandbox
+	Volumes Volumes
+	// Containers is by container name; every container of the spec has an
+	// entry.
+	Containers map[string]*Container
+
+	// StatusStored is true when the API has acknowledged the status as built
+	// from the present state.
+	StatusStored bool
+	// TearingDown is set while the teardown runs; TornDown when sandbox,
+	// network, mounts and records of the pod are gone.
+	TearingDown bool
+	TornDown    bool
+	TeardownErr *Fault
+	// Finishing is set while the API object is being deleted; Finished when
+	// that is done.
+	Finishing bool
+	Finished  bool
+	FinishErr *Fault
+}
+
+// SandboxState is the state of a pod's sandbox.
+type SandboxState string
+
+// The states of a sandbox.
+//
+//	absent ──create──▶ creating ──▶ ready ──pause died──▶ dead ──▶ removing ──▶ absent
+const (
+	SandboxAbsent   SandboxState = ""
+	SandboxCreating SandboxState = "creating"
+	SandboxReady    SandboxState = "ready"
+	SandboxDead     SandboxState = "dead"
+	SandboxRemoving SandboxState = "removing"
+)
+
+// Sandbox is the pod's pause process and network as observed.
+type Sandbox struct {
+	ID      string
+	State   SandboxState
+	Attempt uint32 // of the newest sandbox; the next one is Attempt+1 if Made
+	Made    bool   // a sandbox has been made before
+	MadeAt  time.Time
+	IPs     []netip.Addr
+	Err     *Fault
+}
+
+// Volumes is the state of a pod's volumes.
+type Volumes struct {
+	Ready bool
+	Busy  bool
+	Err   *Fault
+}
+
+// Container is one container of the spec as observed: its newest instance,
+// the one before, and what is being done about it.
+type Container struct {
+	Name string
+
+	Op        Op
+	OpSince   time.Time
+	StopGrace time.Duration // of the running OpStop
+
+	// ImageReady is set by a successful pull and consumed by the next start.
+	ImageReady bool
+	ImageRef   string // the image reference ImageReady speaks of
+	ImageID    string
+	ImageErr   *Fault
+	ImageDelay time.Duration // back-off the next image fault will get
+
+	// StartErr is why the last start made no instance.
+	StartErr   *Fault
+	StartDelay time.Duration
+
+	Now  *Instance // newest, nil: never made
+	Last *Instance // the one before, exited
+
+	Restarts int32
+	// BackOff is how long after Now's exit the next start has to wait.
+	BackOff time.Duration
+}
+
+// StopCause says why an instance was stopped by us.
+type StopCause string
+
+// The causes of a stop.
+const (
+	StopNone      StopCause = ""
+	StopChanged   StopCause = "changed"   // the spec has another image now
+	StopUnhealthy StopCause = "unhealthy" // a probe or hook failed
+	StopSandbox   StopCause = "sandbox"   // the sandbox died
+	StopPod       StopCause = "pod"       // the pod ends
+)
+
+// Instance is one run of a container.
+type Instance struct {
+	ID        string
+	SandboxID string
+	Attempt   uint32
+	Hash      string
+	Image     string
+	ImageID   string
+
+	Running    bool
+	CreatedAt  time.Time
+	StartedAt  time.Time
+	FinishedAt time.Time
+	ExitCode   int32
+	Signal     int32
+	Reason     string // terminated reason
+	Message    string // terminated message
+
+	// Recorded is set while podmon holds a record of the instance.
+	Recorded bool
+	// Started: the startup probe (if any) has passed and postStart has ended.
+	Started bool
+	// Ready is the readiness probe's last word; true without a probe.
+	Ready bool
+	// Sick is why the instance must be killed, "": it need not.
+	Sick string
+	// SickGrace overrides the grace period of the kill.
+	SickGrace *int64
+	// PreStopDone: the preStop hook has been run.
+	PreStopDone bool
+	StopCause   StopCause
+}
+
+func (c *Container) running() bool { return c.Now != nil && c.Now.Running }
+
+// busyStarting reports whether the container is on its way to its next run.
+func (c *Container) busyStarting() bool { return c.Op == OpPull || c.Op == OpStart }
+
+// kindOf returns the kind of an init container.
+func initKind(c *v1.Container) Kind {
+	if c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways {
+		return KindSidecar
+	}
+	return KindInit
+}

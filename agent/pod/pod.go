@@ -1,0 +1,113 @@
+// Package pod makes the pods that the API has bound to this node: one worker
+// a pod, one pure plan from what is desired and what is observed to the next
+// steps, and a status built from the same values.
+//
+// The worker is the only one that changes what is observed of its pod; all
+// that happens elsewhere (exits, probes, finished operations, changes in the
+// API) reaches it as messages. Nothing is polled.
+package pod
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/clusterd/clusterd/agent/image"
+	"github.com/clusterd/clusterd/agent/object"
+	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/probe"
+	"github.com/clusterd/clusterd/agent/runtime"
+	"github.com/clusterd/clusterd/agent/volume"
+)
+
+// Runtime owns containers and outlives this process. All methods may be
+// called concurrently; they block until done or ctx ends.
+type Runtime interface {
+	CreateSandbox(ctx context.Context, s api.Sandbox) (api.SandboxStatus, error)
+	RemoveSandbox(ctx context.Context, id string) error
+	StartContainer(ctx context.Context, c api.Container) (api.ContainerStatus, error)
+	Signal(ctx context.Context, s api.Signal) error
+	RemoveContainer(ctx context.Context, id string) error
+	List(ctx context.Context) ([]api.SandboxStatus, []api.ContainerStatus, error)
+	// Events streams changes from now on; the channel is closed when the
+	// stream breaks, after which the caller lists.
+	Events(ctx context.Context) (<-chan api.Event, error)
+	Exec(ctx context.Context, e api.Exec, io runtime.ExecIO) (int, error)
+}
+
+// Images holds images and mounts root file systems of them. Methods may be
+// called concurrently.
+type Images interface {
+	// Ensure pulls the image if it is absent.
+	Ensure(ctx context.Context, ref string, auth image.Auth) (image.Image, error)
+	// Pull asks the registry even if the image is here.
+	Pull(ctx context.Context, ref string, auth image.Auth) (image.Image, error)
+	Get(ref string) (image.Image, bool, error)
+	Mount(ctx context.Context, img image.Image, id string) (rootfs string, err error)
+	Unmount(ctx context.Context, id string) error
+	// Mounts lists the ids of all mounted root file systems.
+	Mounts() ([]string, error)
+}
+
+// ErrNetworkNotReady is returned by Network.Attach while the node has no pod
+// range yet. The pod is tried again as soon as Manager.PokeAll is called.
+var ErrNetworkNotReady = errors.New("network is not ready: the node has no pod range yet")
+
+// Network connects pods. Methods may be called concurrently for different
+// pods; each is idempotent.
+type Network interface {
+	// Attach makes the pod's network namespace and address. For a pod of the
+	// host's network the path is empty.
+	Attach(ctx context.Context, podUID string, hostNetwork bool) (netns string, ips []netip.Addr, err error)
+	Detach(ctx context.Context, podUID string) error
+	// Live tells which pods there are, after a restart; all else is removed.
+	Live(ctx context.Context, podUIDs []string) error
+	// Dial connects to a TCP port inside the pod's namespace.
+	Dial(ctx context.Context, podUID string, hostNetwork bool, port int32) (net.Conn, error)
+}
+
+// Config of a Manager.
+type Config struct {
+	NodeName string
+	NodeIP   netip.Addr
+	// Node returns the node's object as last known; its allocatable resources
+	// and labels decide admission. Never nil.
+	Node func() *v1.Node
+
+	Client   kubernetes.Interface
+	Runtime  Runtime
+	Images   Images
+	Network  Network
+	Volumes  *volume.Manager
+	Objects  *object.Cache
+	Probes   *probe.Prober
+	Recorder record.EventRecorder
+	// OnRuntime is called when podmon begins or ceases to answer; it must not
+	// block. Optional.
+	OnRuntime func()
+
+	// PodDir holds one folder a pod: volumes, etc-hosts, termination logs.
+	PodDir string
+	// LogDir holds NS_NAME_UID/CONTAINER/N.log.
+	LogDir string
+	// SweepLogs: the folder is ours alone, folders of unknown pods are removed.
+	SweepLogs  bool
+	CgroupRoot string // "/clusterd-n1"
+
+	// ResolvConf is the host's; pods with dnsPolicy Default, and all pods
+	// when there is no cluster DNS, get its content.
+	ResolvConf    string
+	ClusterDNS    []netip.Addr
+	ClusterDomain string
+
+	// PidsLimit of one pod; 0: none.
+	PidsLimit int64
+	// Parallel bounds the container and sandbox starts under way at one time
+	// on the node; default 16.
+	Parallel int
+}

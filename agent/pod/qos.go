@@ -1,0 +1,193 @@
+package pod
+
+import (
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/clusterd/clusterd/agent/podmon/api"
+)
+
+// QOS is the pod's quality-of-service class: Guaranteed when every container
+// has equal requests and limits of cpu and memory, BestEffort when none asks
+// for anything, else Burstable.
+func QOS(pod *v1.Pod) v1.PodQOSClass {
+	any, guaranteed := false, true
+	for _, c := range append(append([]v1.Container{}, pod.Spec.InitContainers...), pod.Spec.Containers...) {
+		for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
+			req, lim := c.Resources.Requests[name], c.Resources.Limits[name]
+			if !req.IsZero() || !lim.IsZero() {
+				any = true
+			}
+			if lim.IsZero() || (!req.IsZero() && req.Cmp(lim) != 0) {
+				guaranteed = false
+			}
+		}
+	}
+	switch {
+	case !any:
+		return v1.PodQOSBestEffort
+	case guaranteed:
+		return v1.PodQOSGuaranteed
+	}
+	return v1.PodQOSBurstable
+}
+
+// CgroupParent is the cgroup of a pod below each controller. Guaranteed pods
+// stand beside the two class groups, so that these can be squeezed as one.
+func CgroupParent(root string, pod *v1.Pod) string {
+	switch QOS(pod) {
+	case v1.PodQOSBurstable:
+		root += "/burstable"
+	case v1.PodQOSBestEffort:
+		root += "/besteffort"
+	}
+	return root + "/pod" + string(pod.UID)
+}
+
+const cpuPeriod = 100_000 // microseconds
+
+// cpuShares turns a request into cgroup v1 shares.
+func cpuShares(q resource.Quantity) uint64 {
+	return uint64(min(max(q.MilliValue()*1024/1000, 2), 262144))
+}
+
+// cpuQuota turns a limit into microseconds per period; the kernel allows no
+// less than 1 ms.
+func cpuQuota(q resource.Quantity) int64 {
+	return max(q.MilliValue()*cpuPeriod/1000, 1000)
+}
+
+// containerResources are the cgroup limits of one container.
+func containerResources(r v1.ResourceRequirements) api.Resources {
+	out := api.Resources{CPUShares: 2}
+	req, ok := r.Requests[v1.ResourceCPU]
+	if !ok {
+		req = r.Limits[v1.ResourceCPU]
+	}
+	if !req.IsZero() {
+		out.CPUShares = cpuShares(req)
+	}
+	if lim := r.Limits[v1.ResourceCPU]; !lim.IsZero() {
+		out.CPUQuota, out.CPUPeriod = cpuQuota(lim), cpuPeriod
+	}
+	if lim := r.Limits[v1.ResourceMemory]; !lim.IsZero() {
+		out.MemoryLimit = lim.Value()
+	}
+	return out
+}
+
+// podResources are the limits of the pod's own cgroup: shares are the sum of
+// the requests; a quota or memory limit is set only when every container has
+// one.
+func podResources(pod *v1.Pod, pidsLimit int64) api.Resources {
+	total := Requests(pod)
+	out := api.Resources{CPUShares: 2, PidsLimit: pidsLimit}
+	if cpu := total[v1.ResourceCPU]; !cpu.IsZero() {
+		out.CPUShares = cpuShares(cpu)
+	}
+	if cpu, ok := sumLimits(pod, v1.ResourceCPU); ok {
+		out.CPUQuota, out.CPUPeriod = cpuQuota(cpu), cpuPeriod
+	}
+	if mem, ok := sumLimits(pod, v1.ResourceMemory); ok {
+		out.MemoryLimit = mem.Value()
+	}
+	return out
+}
+
+func sumLimits(pod *v1.Pod, name v1.ResourceName) (resource.Quantity, bool) {
+	if r := pod.Spec.Resources; r != nil {
+		if q, ok := r.Limits[name]; ok {
+			return q, true
+		}
+	}
+	for _, c := range allContainers(&pod.Spec) {
+		if q, ok := c.Resources.Limits[name]; len(pod.Spec.EphemeralContainers) > 0 || !ok || q.IsZero() {
+			return resource.Quantity{}, false
+		}
+	}
+	lim := fold(&pod.Spec, func(c *v1.Container) v1.ResourceList { return c.Resources.Limits })
+	addList(lim, pod.Spec.Overhead)
+	return lim[name], true
+}
+
+// Requests is what the pod asks of the node: the larger of the running
+// containers together and of each step of the initialization, plus overhead.
+// A limit stands in for a request that is not given.
+func Requests(pod *v1.Pod) v1.ResourceList {
+	total := fold(&pod.Spec, func(c *v1.Container) v1.ResourceList {
+		out := v1.ResourceList{}
+		for n, q := range c.Resources.Limits {
+			out[n] = q
+		}
+		for n, q := range c.Resources.Requests {
+			out[n] = q
+		}
+		return out
+	})
+	if r := pod.Spec.Resources; r != nil {
+		for n, q := range r.Requests {
+			total[n] = q
+		}
+	}
+	addList(total, pod.Spec.Overhead)
+	return total
+}
+
+// fold adds up the app containers and sidecars, and raises the sum to the
+// largest step of the initialization (an init container beside the sidecars
+// before it).
+func fold(spec *v1.PodSpec, of func(*v1.Container) v1.ResourceList) v1.ResourceList {
+	total, sidecars, peak := v1.ResourceList{}, v1.ResourceList{}, v1.ResourceList{}
+	for i := range spec.Containers {
+		addList(total, of(&spec.Containers[i]))
+	}
+	for i := range spec.InitContainers {
+		c := &spec.InitContainers[i]
+		step := v1.ResourceList{}
+		addList(step, sidecars)
+		addList(step, of(c))
+		if initKind(c) == KindSidecar {
+			addList(total, of(c))
+			addList(sidecars, of(c))
+		}
+		maxList(peak, step)
+	}
+	maxList(total, peak)
+	return total
+}
+
+func addList(into, l v1.ResourceList) {
+	for n, q := range l {
+		have := into[n]
+		have.Add(q)
+		into[n] = have
+	}
+}
+
+func maxList(into, l v1.ResourceList) {
+	for n, q := range l {
+		if have, ok := into[n]; !ok || have.Cmp(q) < 0 {
+			into[n] = q.DeepCopy()
+		}
+	}
+}
+
+// oomScoreAdj makes the kernel kill best-effort pods first and guaranteed
+// ones last; burstable ones by how little of the node's memory they asked for.
+func oomScoreAdj(pod *v1.Pod, c *v1.Container, nodeMemory int64) int {
+	switch QOS(pod) {
+	case v1.PodQOSGuaranteed:
+		return -997
+	case v1.PodQOSBestEffort:
+		return 1000
+	}
+	req := c.Resources.Requests[v1.ResourceMemory]
+	if req.IsZero() {
+		req = c.Resources.Limits[v1.ResourceMemory]
+	}
+	if nodeMemory <= 0 {
+		return 999
+	}
+	adj := 1000 - int(1000*req.Value()/nodeMemory)
+	return min(max(adj, 3), 999)
+}

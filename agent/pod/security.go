@@ -1,0 +1,274 @@
+package pod
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/clusterd/clusterd/agent/podmon/api"
+)
+
+// security fills the container's identity and confinement from the spec.
+// seccompRoot is where Localhost profiles are.
+func security(out *api.Container, pod *v1.Pod, c *v1.Container, seccompRoot string) error {
+	sc, psc := c.SecurityContext, pod.Spec.SecurityContext
+	if sc == nil {
+		sc = &v1.SecurityContext{}
+	}
+	if psc == nil {
+		psc = &v1.PodSecurityContext{}
+	}
+	out.Privileged = isTrue(sc.Privileged)
+	out.ReadonlyRootfs = isTrue(sc.ReadOnlyRootFilesystem)
+	out.NoNewPrivileges = sc.AllowPrivilegeEscalation != nil && !*sc.AllowPrivilegeEscalation
+	out.Capabilities = capabilities(sc.Capabilities)
+	if out.Privileged {
+		out.Seccomp = "Unconfined"
+	} else {
+		if sc.ProcMount == nil || *sc.ProcMount == v1.DefaultProcMount {
+			out.MaskedPaths = api.DefaultMaskedPaths()
+			out.ReadonlyPaths = api.DefaultReadonlyPaths()
+		}
+		p := sc.SeccompProfile
+		if p == nil {
+			p = psc.SeccompProfile
+		}
+		switch {
+		case p == nil || p.Type == v1.SeccompProfileTypeRuntimeDefault:
+			out.Seccomp = "RuntimeDefault"
+		case p.Type == v1.SeccompProfileTypeUnconfined:
+			out.Seccomp = "Unconfined"
+		case p.Type == v1.SeccompProfileTypeLocalhost && p.LocalhostProfile != nil:
+			if !filepath.IsLocal(*p.LocalhostProfile) {
+				return fmt.Errorf("seccomp profile %q must be a path below %s", *p.LocalhostProfile, seccompRoot)
+			}
+			out.Seccomp = filepath.Join(seccompRoot, *p.LocalhostProfile)
+			if _, err := os.Stat(out.Seccomp); err != nil {
+				return fmt.Errorf("cannot load seccomp profile %q: %w", *p.LocalhostProfile, err)
+			}
+		}
+	}
+	aa := sc.AppArmorProfile
+	if aa == nil {
+		aa = psc.AppArmorProfile
+	}
+	if aa != nil && aa.Type == v1.AppArmorProfileTypeLocalhost {
+		if _, err := os.Stat("/sys/module/apparmor"); err != nil {
+			return errors.New("cannot enforce AppArmor: AppArmor is not enabled on the host")
+		}
+		return errors.New("cannot enforce AppArmor: Localhost profiles are not supported by this node")
+	}
+	return nil
+}
+
+// capabilities is the default set with the spec's changes.
+func capabilities(c *v1.Capabilities) []string {
+	set := api.DefaultCapabilities()
+	if c == nil {
+		return set
+	}
+	name := func(c v1.Capability) string {
+		s := strings.ToUpper(string(c))
+		if s == "ALL" || strings.HasPrefix(s, "CAP_") {
+			return s
+		}
+		return "CAP_" + s
+	}
+	drop := func(list []string, n string) []string {
+		return slices.DeleteFunc(list, func(have string) bool { return have == n })
+	}
+	for _, d := range c.Drop {
+		if name(d) == "ALL" {
+			set = nil
+		}
+	}
+	for _, a := range c.Add {
+		if name(a) == "ALL" {
+			set = append([]string(nil), allCapabilities...)
+		}
+	}
+	for _, a := range c.Add {
+		if n := name(a); n != "ALL" && !slices.Contains(set, n) {
+			set = append(set, n)
+		}
+	}
+	for _, d := range c.Drop {
+		if n := name(d); n != "ALL" {
+			set = drop(set, n)
+		}
+	}
+	return set
+}
+
+// allCapabilities in the kernel's order, capability(7).
+var allCapabilities = []string{
+	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID",
+	"CAP_SETUID", "CAP_SETPCAP", "CAP_LINUX_IMMUTABLE", "CAP_NET_BIND_SERVICE", "CAP_NET_BROADCAST", "CAP_NET_ADMIN",
+	"CAP_NET_RAW", "CAP_IPC_LOCK", "CAP_IPC_OWNER", "CAP_SYS_MODULE", "CAP_SYS_RAWIO", "CAP_SYS_CHROOT", "CAP_SYS_PTRACE",
+	"CAP_SYS_PACCT", "CAP_SYS_ADMIN", "CAP_SYS_BOOT", "CAP_SYS_NICE", "CAP_SYS_RESOURCE", "CAP_SYS_TIME",
+	"CAP_SYS_TTY_CONFIG", "CAP_MKNOD", "CAP_LEASE", "CAP_AUDIT_WRITE", "CAP_AUDIT_CONTROL", "CAP_SETFCAP",
+	"CAP_MAC_OVERRIDE", "CAP_MAC_ADMIN", "CAP_SYSLOG", "CAP_WAKE_ALARM", "CAP_BLOCK_SUSPEND", "CAP_AUDIT_READ",
+	"CAP_PERFMON", "CAP_BPF", "CAP_CHECKPOINT_RESTORE",
+}
+
+// identity decides the user and groups: the spec's numbers before the image's
+// USER, which may be names of the image's own passwd and group files.
+func identity(out *api.Container, pod *v1.Pod, c *v1.Container, imageUser, rootfs string) error {
+	sc, psc := c.SecurityContext, pod.Spec.SecurityContext
+	if sc == nil {
+		sc = &v1.SecurityContext{}
+	}
+	if psc == nil {
+		psc = &v1.PodSecurityContext{}
+	}
+	user, group := firstOf(sc.RunAsUser, psc.RunAsUser), firstOf(sc.RunAsGroup, psc.RunAsGroup)
+	nonRoot := isTrue(psc.RunAsNonRoot)
+	if sc.RunAsNonRoot != nil {
+		nonRoot = *sc.RunAsNonRoot
+	}
+	id := account{}
+	var err error
+	if user != nil {
+		id, err = lookup(rootfs, strconv.FormatInt(*user, 10))
+	} else {
+		name, _, _ := strings.Cut(imageUser, ":")
+		if nonRoot && name != "" {
+			if _, perr := strconv.Atoi(name); perr != nil {
+				return fmt.Errorf("container has runAsNonRoot and image has non-numeric user (%s), cannot verify user is non-root", name)
+			}
+		}
+		id, err = lookup(rootfs, imageUser)
+	}
+	if err != nil {
+		return err
+	}
+	if nonRoot && id.uid == 0 {
+		if user != nil {
+			return fmt.Errorf("container's runAsUser breaks non-root policy (pod: \"%s_%s(%s)\", container: %s)", pod.Name, pod.Namespace, pod.UID, c.Name)
+		}
+		return fmt.Errorf("container has runAsNonRoot and image will run as root (pod: \"%s_%s(%s)\", container: %s)", pod.Name, pod.Namespace, pod.UID, c.Name)
+	}
+	out.UID, out.GID = uint32(id.uid), uint32(id.gid)
+	if group != nil {
+		out.GID = uint32(*group)
+	}
+	extra := []int64{}
+	if p := psc.SupplementalGroupsPolicy; p == nil || *p == v1.SupplementalGroupsPolicyMerge {
+		extra = append(extra, id.groups...)
+	}
+	extra = append(extra, psc.SupplementalGroups...)
+	if psc.FSGroup != nil {
+		extra = append(extra, *psc.FSGroup)
+	}
+	slices.Sort(extra)
+	for _, g := range slices.Compact(extra) {
+		out.ExtraGIDs = append(out.ExtraGIDs, uint32(g))
+	}
+	return nil
+}
+
+func firstOf(ps ...*int64) *int64 {
+	for _, p := range ps {
+		if p != nil {
+			return p
+		}
+	}
+	return nil
+}
+
+type account struct {
+	uid, gid int64
+	groups   []int64
+}
+
+// maxAccounts bounds how much of an image's passwd and group files is read.
+const maxAccounts = 1 << 20
+
+// lookup resolves USER[:GROUP], names or numbers, in the root file system.
+func lookup(rootfs, spec string) (account, error) {
+	user, group, _ := strings.Cut(spec, ":")
+	a := account{}
+	name := user
+	n, err := strconv.ParseInt(user, 10, 64)
+	numeric := err == nil
+	if numeric {
+		a.uid = n
+	}
+	if user == "" {
+		name, numeric = "0", true
+	}
+	found := false
+	err = eachLine(rootfs, "etc/passwd", func(f []string) {
+		if found || len(f) < 4 || (numeric && f[2] != name) || (!numeric && f[0] != name) {
+			return
+		}
+		uid, err1 := strconv.ParseInt(f[2], 10, 64)
+		gid, err2 := strconv.ParseInt(f[3], 10, 64)
+		if err1 == nil && err2 == nil {
+			found, a.uid, a.gid, name = true, uid, gid, f[0]
+		}
+	})
+	if err != nil {
+		return a, err
+	}
+	if !found && !numeric {
+		return a, fmt.Errorf("unable to find user %s: no matching entries in passwd file", user)
+	}
+	groupFound := group == ""
+	if g, err := strconv.ParseInt(group, 10, 64); err == nil {
+		a.gid, groupFound = g, true
+	}
+	err = eachLine(rootfs, "etc/group", func(f []string) {
+		if len(f) < 3 {
+			return
+		}
+		gid, err := strconv.ParseInt(f[2], 10, 64)
+		if err != nil {
+			return
+		}
+		if !groupFound && f[0] == group {
+			a.gid, groupFound = gid, true
+		}
+		if found && group == "" && len(f) > 3 && slices.Contains(strings.Split(f[3], ","), name) {
+			a.groups = append(a.groups, gid)
+		}
+	})
+	if err == nil && !groupFound {
+		err = fmt.Errorf("unable to find group %s: no matching entries in group file", group)
+	}
+	return a, err
+}
+
+// eachLine calls fn with the colon-separated fields of each line of a file
+// inside the root file system; links cannot lead outside of it.
+func eachLine(rootfs, name string, fn func(fields []string)) error {
+	root, err := os.OpenRoot(rootfs)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	f, err := root.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the image's %s: %w", name, err)
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() || st.Size() > maxAccounts {
+		return fmt.Errorf("the image's %s is not a plain file of bounded size", name)
+	}
+	s := bufio.NewScanner(f)
+	for s.Scan() {
+		fn(strings.Split(s.Text(), ":"))
+	}
+	return s.Err()
+}

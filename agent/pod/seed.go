@@ -1,0 +1,141 @@
+package pod
+
+import (
+	"net/netip"
+	"sort"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/clusterd/clusterd/agent/podmon/api"
+)
+
+// Records are what the runtime holds of one pod.
+type Records struct {
+	Sandboxes  []api.SandboxStatus
+	Containers []api.ContainerStatus
+}
+
+// lostSandbox marks instances known from the API alone.
+const lostSandbox = "lost"
+
+// seed makes the first observation of a pod from what the runtime holds and
+// what the API was last told. After a restart of the agent this gives back
+// the state before it; after a boot the API's running containers are known as
+// lost. extra are sandboxes to be removed (older attempts).
+func seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatus, *v1.Container) string) (o Observed, extra []string) {
+	o.Containers = map[string]*Container{}
+	if t := pod.Status.StartTime; t != nil {
+		o.StartedAt = t.Time
+	}
+	sort.Slice(rec.Sandboxes, func(i, j int) bool { return rec.Sandboxes[i].Sandbox.Attempt < rec.Sandboxes[j].Sandbox.Attempt })
+	for i, s := range rec.Sandboxes {
+		if i < len(rec.Sandboxes)-1 {
+			extra = append(extra, s.Sandbox.ID)
+			continue
+		}
+		o.Sandbox = Sandbox{ID: s.Sandbox.ID, Attempt: s.Sandbox.Attempt, Made: true, State: SandboxDead, IPs: parseIPs(s.Sandbox.Labels[labelIPs])}
+		if s.State == api.StateRunning {
+			o.Sandbox.State = SandboxReady
+		}
+	}
+	byName := map[string][]api.ContainerStatus{}
+	for _, c := range rec.Containers {
+		byName[c.Container.Name] = append(byName[c.Container.Name], c)
+	}
+	statuses := map[string]v1.ContainerStatus{}
+	for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses} {
+		for _, s := range list {
+			statuses[s.Name] = s
+		}
+	}
+	if terminal(pod.Status.Phase) && len(rec.Containers) == 0 {
+		o.Final = true
+	}
+	for _, spec := range allContainers(&pod.Spec) {
+		c := &Container{Name: spec.Name}
+		o.Containers[spec.Name] = c
+		told, known := statuses[spec.Name]
+		if known {
+			c.Restarts = told.RestartCount
+		}
+		list := byName[spec.Name]
+		sort.Slice(list, func(i, j int) bool { return list[i].Container.Attempt < list[j].Container.Attempt })
+		for _, st := range list {
+			inst := instanceOf(st)
+			if inst.Running {
+				// Probes will say more; until then the API's word stands.
+				inst.Started, inst.Ready = true, true
+				if known && told.ContainerID == ContainerIDPrefix+inst.ID {
+					inst.Ready = told.Ready || spec.ReadinessProbe == nil
+					inst.Started = spec.StartupProbe == nil || told.Started != nil && *told.Started
+				} else {
+					inst.Ready = spec.ReadinessProbe == nil
+					inst.Started = spec.StartupProbe == nil
+				}
+			} else {
+				inst.exited(st, words(st, spec), now)
+			}
+			c.Last, c.Now = c.Now, inst
+			if d, err := time.ParseDuration(st.Container.Labels[labelBackOff]); err == nil {
+				c.BackOff = d
+			}
+			c.Restarts = max(c.Restarts, int32(inst.Attempt))
+		}
+		if known {
+			seedFromAPI(c, told, now)
+		}
+	}
+	return o, extra
+}
+
+// seedFromAPI fills in what only the API remembers.
+func seedFromAPI(c *Container, told v1.ContainerStatus, now time.Time) {
+	if c.Last == nil && told.LastTerminationState.Terminated != nil {
+		c.Last = instanceFromAPI(told, told.LastTerminationState.Terminated)
+	}
+	if c.Now != nil {
+		return
+	}
+	switch {
+	case told.State.Terminated != nil:
+		c.Now = instanceFromAPI(told, told.State.Terminated)
+	case told.State.Running != nil:
+		c.Now = instanceFromAPI(told, &v1.ContainerStateTerminated{
+			ExitCode: 137, Reason: "ContainerStatusUnknown",
+			Message:   "The container could not be located when the node's agent came back: its exit code is not known.",
+			StartedAt: told.State.Running.StartedAt, ContainerID: told.ContainerID,
+		})
+		c.Now.FinishedAt = now
+	case told.State.Waiting != nil && c.Last != nil:
+		// It was between two runs.
+		c.Now, c.Last = c.Last, nil
+	}
+}
+
+func instanceFromAPI(told v1.ContainerStatus, t *v1.ContainerStateTerminated) *Instance {
+	return &Instance{
+		ID: strings.TrimPrefix(t.ContainerID, ContainerIDPrefix), SandboxID: lostSandbox, Attempt: uint32(told.RestartCount),
+		Image: told.Image, ImageID: told.ImageID, StartedAt: t.StartedAt.Time, FinishedAt: t.FinishedAt.Time,
+		ExitCode: t.ExitCode, Signal: t.Signal, Reason: t.Reason, Message: t.Message,
+	}
+}
+
+func parseIPs(s string) []netip.Addr {
+	var out []netip.Addr
+	for _, f := range strings.Split(s, ",") {
+		if ip, err := netip.ParseAddr(f); err == nil {
+			out = append(out, ip)
+		}
+	}
+	return out
+}
+
+func joinIPs(ips []netip.Addr) string {
+	var out []string
+	for _, ip := range ips {
+		out = append(out, ip.String())
+	}
+	return strings.Join(out, ",")
+}

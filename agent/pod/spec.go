@@ -1,0 +1,209 @@
+package pod
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/clusterd/clusterd/agent/image"
+	"github.com/clusterd/clusterd/agent/podmon/api"
+)
+
+// Labels on sandboxes and containers: what the agent has to find again after
+// its own restart. They are stored by podmon, so a name's meaning never
+// changes.
+const (
+	labelHash    = "hash"    // container: Hash of its spec
+	labelImage   = "image"   // container: the reference in the spec
+	labelImageID = "imageID" // container
+	labelBackOff = "backoff" // container: delay before the next start, a Go duration
+	labelMessage = "message" // container: host path of the termination message
+	labelIPs     = "ips"     // sandbox: comma-separated addresses
+	labelGrace   = "grace"   // sandbox: terminationGracePeriodSeconds
+)
+
+// newID names a sandbox or container, unique for all time.
+func newID() string {
+	var b [32]byte
+	rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+// buildInput is what a container's runtime spec is made of.
+type buildInput struct {
+	pod       *v1.Pod
+	container *v1.Container
+	kind      Kind
+	id        string
+	sandbox   Sandbox
+	attempt   uint32
+	img       image.Image
+	rootfs    string
+	backOff   time.Duration
+}
+
+// buildContainer translates a container of the API into podmon's message, and
+// makes the files and folders it names.
+func (m *Manager) buildContainer(ctx context.Context, in buildInput) (api.Container, error) {
+	c, pod := in.container, in.pod
+	node := m.cfg.Node()
+	cfg := in.img.Config
+	lines, vars, err := buildEnv(ctx, envInput{
+		pod: pod, container: c, image: cfg.Env, objects: m.cfg.Objects, podIPs: in.sandbox.IPs,
+		nodeIP: m.cfg.NodeIP, nodeName: m.cfg.NodeName, allocatable: node.Status.Allocatable, tty: c.TTY,
+	})
+	if err != nil {
+		return api.Container{}, err
+	}
+	out := api.Container{
+		ID: in.id, SandboxID: in.sandbox.ID, Name: c.Name, Attempt: in.attempt, Rootfs: in.rootfs,
+		Env: lines, Cwd: cfg.WorkingDir, TTY: c.TTY, Stdin: c.Stdin, StdinOnce: c.StdinOnce,
+		Resources: containerResources(c.Resources), OOMScoreAdj: oomScoreAdj(pod, c, node.Status.Capacity.Memory().Value()),
+		Labels: map[string]string{
+			labelHash: Hash(c), labelImage: c.Image, labelImageID: imageID(in.img), labelBackOff: in.backOff.String(),
+		},
+	}
+	if c.WorkingDir != "" {
+		out.Cwd = Expand(c.WorkingDir, vars)
+	}
+	if out.Cwd == "" {
+		out.Cwd = "/"
+	}
+	if out.Args, err = argv(c, cfg.Entrypoint, cfg.Cmd, vars); err != nil {
+		return out, err
+	}
+	if err := security(&out, pod, c, filepath.Join(m.cfg.PodDir, "..", "seccomp")); err != nil {
+		return out, err
+	}
+	if err := identity(&out, pod, c, cfg.User, in.rootfs); err != nil {
+		return out, err
+	}
+	if out.Mounts, err = m.mounts(pod, c, out.Privileged, vars); err != nil {
+		return out, err
+	}
+	msg, err := m.messageFile(pod, c, in.attempt)
+	if err != nil {
+		return out, err
+	}
+	if msg != "" {
+		out.Labels[labelMessage] = msg
+		out.Mounts = append(out.Mounts, api.Mount{Source: msg, Destination: messagePath(c)})
+	}
+	dir := filepath.Join(m.logDir(pod), c.Name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return out, err
+	}
+	out.LogPath = filepath.Join(dir, strconv.Itoa(int(in.attempt))+".log")
+	return out, nil
+}
+
+// imageID is how the status names an image: by digest, with a name if it has
+// one.
+func imageID(img image.Image) string {
+	if len(img.RepoDigests) > 0 {
+		return img.RepoDigests[0]
+	}
+	return img.ID
+}
+
+// argv is command and args over the image's entrypoint and cmd.
+func argv(c *v1.Container, entrypoint, cmd []string, vars map[string]string) ([]string, error) {
+	expand := func(in []string) []string {
+		out := make([]string, len(in))
+		for i, s := range in {
+			out[i] = Expand(s, vars)
+		}
+		return out
+	}
+	var out []string
+	switch {
+	case len(c.Command) > 0:
+		out = append(expand(c.Command), expand(c.Args)...)
+	case len(c.Args) > 0:
+		out = append(append(out, entrypoint...), expand(c.Args)...)
+	default:
+		out = append(append(out, entrypoint...), cmd...)
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("no command specified: neither the container nor its image %q names one", c.Image)
+	}
+	return out, nil
+}
+
+// mounts are the volumes and the files the node gives every container.
+func (m *Manager) mounts(pod *v1.Pod, c *v1.Container, privileged bool, vars map[string]string) ([]api.Mount, error) {
+	out := []api.Mount{}
+	taken := map[string]bool{}
+	for i, vm := range c.VolumeMounts {
+		src, ro, err := m.cfg.Volumes.Source(pod, vm.Name)
+		if err != nil {
+			return nil, err
+		}
+		sub := vm.SubPath
+		if vm.SubPathExpr != "" {
+			if sub = Expand(vm.SubPathExpr, vars); strings.Contains(sub, "$(") {
+				return nil, fmt.Errorf("subPathExpr %q names a variable that is not set", vm.SubPathExpr)
+			}
+		}
+		if sub != "" {
+			if src, err = m.cfg.Volumes.SubPath(pod, vm.Name, c.Name, i, sub); err != nil {
+				return nil, err
+			}
+		} else if _, err := os.Stat(src); os.IsNotExist(err) {
+			// A hostPath without a type is made as a folder when missing.
+			if err := os.MkdirAll(src, 0o755); err != nil {
+				return nil, err
+			}
+		}
+		mount := api.Mount{Source: src, Destination: vm.MountPath, ReadOnly: vm.ReadOnly || ro}
+		if p := vm.MountPropagation; p != nil {
+			switch *p {
+			case v1.MountPropagationHostToContainer:
+				mount.Propagation = "rslave"
+			case v1.MountPropagationBidirectional:
+				if !privileged {
+					return nil, fmt.Errorf("volumeMount %q: Bidirectional propagation needs a privileged container", vm.Name)
+				}
+				mount.Propagation = "rshared"
+			}
+		}
+		taken[filepath.Clean(vm.MountPath)] = true
+		out = append(out, mount)
+	}
+	for dst, name := range map[string]string{"/etc/hosts": "etc-hosts", "/etc/resolv.conf": "resolv.conf"} {
+		if !taken[dst] && !taken["/etc"] {
+			out = append(out, api.Mount{Source: filepath.Join(m.podDir(pod), name), Destination: dst})
+		}
+	}
+	return out, nil
+}
+
+func messagePath(c *v1.Container) string {
+	if c.TerminationMessagePath == "" {
+		return v1.TerminationMessagePathDefault
+	}
+	return c.TerminationMessagePath
+}
+
+// messageFile makes the file in which the container may leave its last words.
+func (m *Manager) messageFile(pod *v1.Pod, c *v1.Container, attempt uint32) (string, error) {
+	dir := filepath.Join(m.podDir(pod), "containers", c.Name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	p := filepath.Join(dir, strconv.Itoa(int(attempt)))
+	f, err := os.OpenFile(p, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o666)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	return p, f.Chmod(0o666) // whoever the container runs as
+}

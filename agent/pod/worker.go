@@ -1,0 +1,370 @@
+package pod
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/agent/image"
+	"github.com/clusterd/clusterd/agent/podmon/api"
+)
+
+// Deadlines of operations. A thing that takes longer is given up, told in the
+// status, and tried again after its back-off.
+const (
+	sandboxDeadline  = time.Minute
+	volumeDeadline   = 2 * time.Minute
+	pullDeadline     = 15 * time.Minute
+	createDeadline   = time.Minute
+	hookDeadline     = 10 * time.Minute
+	teardownDeadline = 2 * time.Minute
+	apiDeadline      = 30 * time.Second
+)
+
+// worker serves one pod from its first sight to its end. Its loop is the only
+// goroutine that touches the fields below mu's; all others talk to it by send.
+type worker struct {
+	m   *Manager
+	uid types.UID
+
+	mu    sync.Mutex // guards inbox
+	inbox []func()
+	poke  chan struct{} // capacity 1
+
+	view atomic.Pointer[View] // what others may see, replaced at every turn
+
+	// Owned by the loop.
+	ctx    context.Context // of the agent's run
+	pod    *v1.Pod
+	gone   bool
+	obs    Observed
+	ops    map[string]*operation          // by container
+	images map[string]image.Image         // by container, of the last pull
+	exits  map[string]chan struct{}       // by instance ID, closed at its exit
+	early  map[string]api.ContainerStatus // exits that came before their start's answer
+	probes map[string]*probing            // by instance ID
+	told   map[string]string              // by container: instance whose back-off was told
+	// backedOff is, by container, the image fault whose back-off was told.
+	backedOff map[string]*Fault
+	extra     []string  // sandboxes of older attempts, to be removed
+	since     time.Time // first sight, for the start metric
+	ran       bool      // the start metric was taken
+	status    statusState
+	fresh     refreshState
+	wg        sync.WaitGroup // operations under way
+}
+
+// operation is something under way for a container.
+type operation struct{ cancel context.CancelFunc }
+
+// View is what the rest of the node may know of a pod.
+type View struct {
+	Pod        *v1.Pod
+	Status     *v1.PodStatus
+	SandboxID  string
+	Containers map[string]ContainerView
+}
+
+// ContainerView is the newest instance of a container.
+type ContainerView struct {
+	ID       string
+	Running  bool
+	Made     bool
+	Attempt  uint32
+	Previous *uint32         // attempt of the instance before
+	Exited   <-chan struct{} // closed at the exit; nil: not running
+}
+
+func newWorker(m *Manager, pod *v1.Pod, gone bool, rec Records) *worker {
+	w := &worker{
+		m: m, uid: pod.UID, poke: make(chan struct{}, 1), pod: pod, gone: gone, since: time.Now(),
+		ops: map[string]*operation{}, images: map[string]image.Image{}, exits: map[string]chan struct{}{},
+		early: map[string]api.ContainerStatus{}, probes: map[string]*probing{}, told: map[string]string{},
+		backedOff: map[string]*Fault{},
+	}
+	w.obs, w.extra = seed(pod, rec, w.since, lastWords)
+	if w.obs.StartedAt.IsZero() {
+		w.obs.StartedAt = w.since
+	}
+	w.status.stored = &pod.Status
+	for _, c := range w.obs.Containers {
+		if c.running() {
+			w.exits[c.Now.ID] = make(chan struct{})
+		}
+	}
+	w.setView(&pod.Status) // found from the first moment
+	return w
+}
+
+// send gives the loop something to do on its own goroutine. It never blocks.
+func (w *worker) send(fn func()) {
+	w.mu.Lock()
+	w.inbox = append(w.inbox, fn)
+	w.mu.Unlock()
+	select {
+	case w.poke <- struct{}{}:
+	default:
+	}
+}
+
+// run is the loop. It returns when the pod is finished or ctx ends; in both
+// cases nothing that it started is left.
+func (w *worker) run(ctx context.Context) {
+	log := klog.FromContext(ctx).WithValues("pod", klog.KObj(w.pod), "uid", w.uid)
+	ctx, cancel := context.WithCancel(klog.NewContext(ctx, log))
+	defer w.wg.Wait()
+	defer cancel()
+	w.ctx = ctx
+	w.m.cfg.Objects.Acquire(w.uid, w.refs())
+	for _, c := range w.obs.Containers {
+		if c.running() {
+			w.startProbes(c)
+		}
+	}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		w.mu.Lock()
+		todo := w.inbox
+		w.inbox = nil
+		w.mu.Unlock()
+		for _, fn := range todo {
+			fn()
+		}
+		wake := w.turn()
+		if w.obs.Finished && len(w.ops) == 0 {
+			return
+		}
+		if wake.IsZero() {
+			timer.Stop()
+		} else {
+			timer.Reset(time.Until(wake))
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.poke:
+		case <-timer.C:
+		}
+	}
+}
+
+// turn tells the status, plans, and begins the steps. It returns when it
+// wants to be called again at the latest.
+func (w *worker) turn() time.Time {
+	now := time.Now()
+	wake := w.publish(now)
+	sooner := func(t time.Time) {
+		if !t.IsZero() && (wake.IsZero() || t.Before(wake)) {
+			wake = t
+		}
+	}
+	for _, s := range Plan(Desired{w.pod, w.gone}, w.obs, now) {
+		if s, ok := s.(Wait); ok {
+			sooner(s.Until)
+			continue
+		}
+		w.begin(s)
+	}
+	sooner(w.tellBackOffs(now))
+	sooner(w.slowOps(now))
+	sooner(w.refreshDue(now))
+	return wake
+}
+
+// begin starts one step.
+func (w *worker) begin(s Step) {
+	switch s := s.(type) {
+	case SetupVolumes:
+		w.setupVolumes()
+	case CreateSandbox:
+		w.createSandbox(s.Attempt)
+	case RemoveSandbox:
+		w.removeSandbox(s.ID)
+	case Pull:
+		w.pull(w.obs.Containers[s.Container], w.spec(s.Container))
+	case Start:
+		w.startContainer(w.obs.Containers[s.Container], s.Attempt)
+	case Stop:
+		w.stopContainer(w.obs.Containers[s.Container], s)
+	case Cancel:
+		if op := w.ops[s.Container]; op != nil {
+			op.cancel()
+		}
+	case Fail:
+		w.fail(s.Verdict)
+	case Teardown:
+		w.teardown()
+	case Finish:
+		w.finish()
+	default:
+		panic(fmt.Sprintf("pod worker: unknown step %T", s))
+	}
+}
+
+// fail sets the verdict, once.
+func (w *worker) fail(v Verdict) {
+	if w.obs.Verdict != nil {
+		return
+	}
+	w.obs.Verdict = &v
+	w.event(v1.EventTypeWarning, v.Reason, "%s", v.Message)
+	w.send(func() {})
+}
+
+// operate runs fn for a container on a goroutine of its own; what fn returns
+// is applied by the loop. At most one operation per container counts: a newer
+// one cancels and replaces the older, whose result is then ignored.
+func (w *worker) operate(c *Container, kind Op, fn func(ctx context.Context) (apply func())) {
+	if old := w.ops[c.Name]; old != nil {
+		old.cancel()
+	}
+	ctx, cancel := context.WithCancel(w.ctx)
+	op := &operation{cancel}
+	w.ops[c.Name] = op
+	c.Op, c.OpSince = kind, time.Now()
+	w.wg.Go(func() {
+		defer cancel()
+		apply := fn(ctx)
+		w.send(func() {
+			if w.ops[c.Name] != op {
+				return
+			}
+			delete(w.ops, c.Name)
+			c.Op, c.StopGrace = OpNone, 0
+			apply()
+		})
+	})
+}
+
+// background runs fn on a goroutine with a deadline; apply runs in the loop.
+func (w *worker) background(deadline time.Duration, fn func(ctx context.Context) (apply func())) {
+	ctx, cancel := context.WithTimeout(w.ctx, deadline)
+	w.wg.Go(func() {
+		defer cancel()
+		w.send(fn(ctx))
+	})
+}
+
+// setPod takes a newer version of the API object.
+func (w *worker) setPod(pod *v1.Pod) {
+	if !newer(pod, w.pod) {
+		return
+	}
+	old := w.pod
+	w.pod = pod
+	for _, spec := range allContainers(&pod.Spec) {
+		if w.obs.Containers[spec.Name] == nil {
+			w.obs.Containers[spec.Name] = &Container{Name: spec.Name}
+		}
+	}
+	if !sameStatus(&pod.Status, w.status.stored) && !w.status.writing {
+		w.status.stored = &pod.Status // somebody else wrote: put it right
+	}
+	if !maps.Equal(old.Labels, pod.Labels) || !maps.Equal(old.Annotations, pod.Annotations) {
+		w.refresh()
+	}
+	if len(pod.Spec.EphemeralContainers) != len(old.Spec.EphemeralContainers) {
+		w.m.cfg.Objects.Acquire(w.uid, w.refs())
+	}
+}
+
+// setGone tells that the API has no such pod any more.
+func (w *worker) setGone() { w.gone = true }
+
+func (w *worker) spec(name string) *v1.Container {
+	for _, c := range allContainers(&w.pod.Spec) {
+		if c.Name == name {
+			return c
+		}
+	}
+	return nil
+}
+
+func (w *worker) kind(name string) Kind {
+	for i := range w.pod.Spec.InitContainers {
+		if c := &w.pod.Spec.InitContainers[i]; c.Name == name {
+			return initKind(c)
+		}
+	}
+	for i := range w.pod.Spec.Containers {
+		if w.pod.Spec.Containers[i].Name == name {
+			return KindApp
+		}
+	}
+	return KindEphemeral
+}
+
+// tellBackOffs makes one event per instance that has to wait.
+func (w *worker) tellBackOffs(now time.Time) (wake time.Time) {
+	if ending(Desired{w.pod, w.gone}, w.obs) {
+		return wake
+	}
+	for name, c := range w.obs.Containers {
+		if f := c.ImageErr; f != nil && f.Reason == "ErrImagePull" && c.Op == OpNone {
+			switch turns := f.At.Add(errImagePullShown); { // the status turns then
+			case turns.After(now):
+				if wake.IsZero() || turns.Before(wake) {
+					wake = turns
+				}
+			case w.backedOff[name] != f:
+				w.backedOff[name] = f
+				w.containerEvent(name, v1.EventTypeNormal, "BackOff", "Back-off pulling image %q", c.ImageRef)
+				w.containerEvent(name, v1.EventTypeWarning, "Failed", "Error: ImagePullBackOff")
+			}
+		}
+		if c.Now == nil || c.Now.Running || c.Op != OpNone || c.BackOff == 0 || w.told[name] == c.Now.ID || !now.Before(restartAt(c)) {
+			continue
+		}
+		if spec := w.spec(name); spec != nil && willRestart(&w.pod.Spec, spec, w.kind(name), c) {
+			w.told[name] = c.Now.ID
+			w.containerEvent(name, v1.EventTypeWarning, "BackOff", "Back-off restarting failed container %s in pod %s_%s(%s)",
+				name, w.pod.Name, w.pod.Namespace, w.pod.UID)
+		}
+	}
+	return wake
+}
+
+// slowOps asks for a turn when an operation gets long enough to be named in
+// the status.
+func (w *worker) slowOps(now time.Time) (wake time.Time) {
+	for _, c := range w.obs.Containers {
+		if c.Op == OpNone {
+			continue
+		}
+		if t := c.OpSince.Add(slowAfter); t.After(now) && (wake.IsZero() || t.Before(wake)) {
+			wake = t
+		}
+	}
+	return wake
+}
+
+func (w *worker) event(kind, reason, format string, args ...any) {
+	w.m.cfg.Recorder.Eventf(podRef(w.pod, ""), kind, reason, format, args...)
+}
+
+func (w *worker) containerEvent(name, kind, reason, format string, args ...any) {
+	path := "spec.containers{" + name + "}"
+	switch w.kind(name) {
+	case KindInit, KindSidecar:
+		path = "spec.initContainers{" + name + "}"
+	case KindEphemeral:
+		path = "spec.ephemeralContainers{" + name + "}"
+	}
+	w.m.cfg.Recorder.Eventf(podRef(w.pod, path), kind, reason, format, args...)
+}
+
+// podRef names a pod, or a container of it, in an event.
+func podRef(pod *v1.Pod, fieldPath string) *v1.ObjectReference {
+	return &v1.ObjectReference{
+		APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
+		ResourceVersion: pod.ResourceVersion, FieldPath: fieldPath,
+	}
+}

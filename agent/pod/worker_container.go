@@ -1,0 +1,426 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/agent/image"
+	"github.com/clusterd/clusterd/agent/podmon/api"
+)
+
+// pull makes the container's image present, as the pull policy says.
+func (w *worker) pull(c *Container, spec *v1.Container) {
+	ref, policy, pod := spec.Image, spec.ImagePullPolicy, w.pod
+	if c.ImageRef != ref {
+		c.ImageDelay = 0
+	}
+	name := c.Name
+	w.operate(c, OpPull, func(ctx context.Context) func() {
+		ctx, cancel := context.WithTimeout(ctx, pullDeadline)
+		defer cancel()
+		img, reason, err := w.m.ensureImage(ctx, pod, ref, policy, func(kind, reason, msg string) {
+			w.send(func() { w.containerEvent(name, kind, reason, "%s", msg) })
+		})
+		return func() {
+			c.ImageRef = ref
+			if err == nil {
+				w.images[name] = img
+				c.ImageReady, c.ImageID, c.ImageErr, c.ImageDelay = true, imageID(img), nil, 0
+				return
+			}
+			if errors.Is(err, context.Canceled) {
+				return // given up on purpose
+			}
+			if _, here, gerr := w.m.cfg.Images.Get(ref); gerr == nil && here && policy != v1.PullAlways {
+				return // it was brought while the pull failed
+			}
+			c.ImageDelay = nextBackOff(c.ImageDelay)
+			now := time.Now()
+			c.ImageErr = &Fault{Reason: reason, Message: err.Error(), At: now, RetryAt: now.Add(c.ImageDelay)}
+			if reason == "ErrImagePull" {
+				w.containerEvent(name, v1.EventTypeWarning, "Failed", "Failed to pull image %q: %v", ref, err)
+			}
+			w.containerEvent(name, v1.EventTypeWarning, "Failed", "Error: %s", reason)
+		}
+	})
+}
+
+// onImages: images were brought to the node. A container whose image is here
+// now waits no longer, neither for its back-off nor for a pull under way, which
+// may hang. One that is to be pulled always has nothing of it.
+func (w *worker) onImages() {
+	for _, spec := range allContainers(&w.pod.Spec) {
+		c := w.obs.Containers[spec.Name]
+		if spec.ImagePullPolicy == v1.PullAlways || c.Op != OpPull && c.ImageErr == nil {
+			continue
+		}
+		if _, present, err := w.m.cfg.Images.Get(spec.Image); err != nil || !present {
+			continue
+		}
+		if c.ImageErr != nil {
+			c.ImageErr.RetryAt = time.Time{}
+		}
+		if c.Op == OpPull {
+			w.ops[c.Name].cancel()
+		}
+	}
+}
+
+// ensureImage finds or pulls an image. reason is the status's word for err.
+func (m *Manager) ensureImage(ctx context.Context, pod *v1.Pod, ref string, policy v1.PullPolicy, tell func(kind, reason, msg string)) (img image.Image, reason string, err error) {
+	have, present, err := m.cfg.Images.Get(ref)
+	switch {
+	case errors.Is(err, image.ErrInvalidName):
+		tell(v1.EventTypeWarning, "InspectFailed", fmt.Sprintf("Failed to apply default image tag %q: %v", ref, err))
+		return img, "InvalidImageName", err
+	case err != nil:
+		return img, "ImageInspectError", err
+	case present && policy != v1.PullAlways:
+		tell(v1.EventTypeNormal, "Pulled", fmt.Sprintf("Container image %q already present on machine", ref))
+		return have, "", nil
+	case !present && policy == v1.PullNever:
+		err := fmt.Errorf("Container image %q is not present with pull policy of Never", ref) //nolint: the API's words
+		tell(v1.EventTypeWarning, "ErrImageNeverPull", err.Error())
+		return img, "ErrImageNeverPull", err
+	}
+	auth, err := m.pullAuth(ctx, pod, ref)
+	if err != nil {
+		return img, "ErrImagePull", err
+	}
+	tell(v1.EventTypeNormal, "Pulling", fmt.Sprintf("Pulling image %q", ref))
+	began := time.Now()
+	if img, err = m.pullImage(ctx, ref, policy, auth); err != nil {
+		if errors.Is(err, image.ErrInvalidName) {
+			return img, "InvalidImageName", err
+		}
+		return img, "ErrImagePull", err
+	}
+	took := time.Since(began).Round(time.Millisecond)
+	tell(v1.EventTypeNormal, "Pulled", fmt.Sprintf("Successfully pulled image %q in %s (%s including waiting). Image size: %d bytes.", ref, took, took, img.Size))
+	return img, "", nil
+}
+
+// startContainer makes the next instance.
+func (w *worker) startContainer(c *Container, attempt uint32) {
+	spec, kind, pod, sandbox, img := w.spec(c.Name), w.kind(c.Name), w.pod, w.obs.Sandbox, w.images[c.Name]
+	before := c.StartErr
+	backOff := time.Duration(0)
+	if c.Now != nil && c.Now.StopCause != StopChanged {
+		backOff = c.BackOff
+		if c.Now.FinishedAt.Sub(c.Now.StartedAt) >= resetAfter {
+			backOff = 0
+		}
+		backOff = nextBackOff(backOff)
+	}
+	c.ImageReady = false
+	w.operate(c, OpStart, func(ctx context.Context) func() {
+		in := buildInput{pod: pod, container: spec, kind: kind, id: newID(), sandbox: sandbox, attempt: attempt, img: img, backOff: backOff}
+		st, reason, err := w.m.startInstance(ctx, w.ctx, in)
+		if err != nil {
+			return func() {
+				c.StartErr = faulted(before, reason, err)
+				if before == nil || before.Message != err.Error() {
+					w.containerEvent(c.Name, v1.EventTypeWarning, "Failed", "Error: %v", err)
+				}
+			}
+		}
+		registered := make(chan *Instance, 1)
+		w.send(func() { registered <- w.register(c, st, backOff) })
+		var hookErr error
+		if st.StartError == "" && spec.Lifecycle != nil && spec.Lifecycle.PostStart != nil {
+			hookErr = w.m.runHook(ctx, spec.Lifecycle.PostStart, w.target(spec, st.Container.ID, sandbox), hookDeadline)
+		}
+		var inst *Instance
+		select {
+		case inst = <-registered:
+		case <-w.ctx.Done():
+			return func() {}
+		}
+		return func() {
+			if hookErr != nil {
+				w.containerEvent(c.Name, v1.EventTypeWarning, "FailedPostStartHook", "PostStartHook failed: %v", hookErr)
+				inst.Sick = "failed postStart hook"
+			}
+			inst.Started = inst.Running && spec.StartupProbe == nil
+			inst.Ready = inst.Running && spec.ReadinessProbe == nil
+			if c.Now == inst && inst.Running {
+				w.startProbes(c)
+			}
+		}
+	})
+}
+
+// register makes a started container the newest instance.
+func (w *worker) register(c *Container, st api.ContainerStatus, backOff time.Duration) *Instance {
+	inst := instanceOf(st)
+	inst.CreatedAt = time.Now()
+	w.forget(c)
+	c.Last, c.Now = c.Now, inst
+	c.Restarts, c.BackOff, c.StartErr = int32(inst.Attempt), backOff, nil
+	w.exits[inst.ID] = make(chan struct{})
+	w.containerEvent(c.Name, v1.EventTypeNormal, "Created", "Container created")
+	if st.StartError != "" {
+		w.containerEvent(c.Name, v1.EventTypeWarning, "Failed", "Error: %s", st.StartError)
+	} else {
+		w.containerEvent(c.Name, v1.EventTypeNormal, "Started", "Container started")
+	}
+	if early, ok := w.early[inst.ID]; ok {
+		delete(w.early, inst.ID)
+		w.exit(c, inst, early)
+	} else if !inst.Running {
+		w.exit(c, inst, st)
+	}
+	return inst
+}
+
+// forget drops the record and log of the instance before the last: one dead
+// instance is kept, for `logs --previous` and lastState.
+func (w *worker) forget(c *Container) {
+	old := c.Last
+	if old == nil {
+		return
+	}
+	delete(w.exits, old.ID)
+	pod, name := w.pod, c.Name
+	w.background(createDeadline, func(ctx context.Context) func() {
+		if old.Recorded {
+			if err := w.m.removeContainer(ctx, old.ID); err != nil {
+				klog.FromContext(ctx).Error(err, "Dead container stays until the pod ends", "container", name)
+			}
+		}
+		n := strconv.Itoa(int(old.Attempt))
+		logs, _ := filepath.Glob(filepath.Join(w.m.logDir(pod), name, n+".log*"))
+		for _, p := range append(logs, filepath.Join(w.m.podDir(pod), "containers", name, n)) {
+			_ = os.Remove(p) // the pod's end removes the folder anyway
+		}
+		return func() {}
+	})
+}
+
+// startInstance mounts the root file system, builds the spec and starts. ctx
+// ends when the start is given up, run when the agent stops: once podmon was
+// asked, its answer is waited for. reason is the status's word for err.
+func (m *Manager) startInstance(ctx, run context.Context, in buildInput) (st api.ContainerStatus, reason string, err error) {
+	release, err := m.slot(ctx)
+	if err != nil {
+		return st, "RunContainerError", err
+	}
+	defer release()
+	ctx, cancel := context.WithTimeout(ctx, createDeadline)
+	defer cancel()
+	if in.rootfs, err = m.cfg.Images.Mount(ctx, in.img, in.id); err != nil {
+		return st, "CreateContainerError", fmt.Errorf("mount image: %w", err)
+	}
+	unmount := func() {
+		ctx, cancel := context.WithTimeout(run, apiDeadline)
+		defer cancel()
+		if uerr := m.cfg.Images.Unmount(ctx, in.id); uerr != nil {
+			klog.FromContext(run).Error(uerr, "Root file system of a container that was not made stays mounted", "id", in.id)
+		}
+	}
+	msg, err := m.buildContainer(ctx, in)
+	if err != nil {
+		unmount()
+		return st, "CreateContainerConfigError", err
+	}
+	if ctx.Err() != nil {
+		unmount()
+		return st, "RunContainerError", ctx.Err()
+	}
+	asked, cancel2 := context.WithTimeout(run, createDeadline)
+	defer cancel2()
+	st, err = m.cfg.Runtime.StartContainer(asked, msg)
+	if err != nil && st.StartError == "" {
+		unmount()
+		return st, "RunContainerError", err
+	}
+	st.Container = msg // the answer may leave it out
+	if st.StartError != "" {
+		st.State = api.StateExited
+	}
+	return st, "", nil
+}
+
+// onContainer takes news of a container.
+func (w *worker) onContainer(st api.ContainerStatus) {
+	id := st.Container.ID
+	for _, c := range w.obs.Containers {
+		if c.Now != nil && c.Now.ID == id {
+			if c.Now.Running && st.State == api.StateExited {
+				w.exit(c, c.Now, st)
+			}
+			return
+		}
+		if c.Last != nil && c.Last.ID == id {
+			return
+		}
+	}
+	c := w.obs.Containers[st.Container.Name]
+	switch {
+	case w.obs.TornDown || w.obs.TearingDown:
+	case c != nil && c.Op == OpStart:
+		if st.State == api.StateExited {
+			w.early[id] = st // its start has not answered yet
+		}
+	case c != nil && (c.Now == nil || c.Now.Attempt < st.Container.Attempt):
+		// A start whose answer was lost.
+		inst := w.register(c, st, c.BackOff)
+		if inst.Running {
+			inst.Started, inst.Ready = true, true
+			w.startProbes(c)
+		}
+	}
+}
+
+// exit takes the end of an instance.
+func (w *worker) exit(c *Container, i *Instance, st api.ContainerStatus) {
+	if len(st.Container.Labels) == 0 {
+		st.Container.Labels = map[string]string{labelMessage: filepath.Join(w.m.podDir(w.pod), "containers", c.Name, strconv.Itoa(int(i.Attempt)))}
+	}
+	if st.Container.LogPath == "" {
+		st.Container.LogPath = filepath.Join(w.m.logDir(w.pod), c.Name, strconv.Itoa(int(i.Attempt))+".log")
+	}
+	i.exited(st, lastWords(st, w.spec(c.Name)), time.Now())
+	if ch := w.exits[i.ID]; ch != nil {
+		close(ch)
+		delete(w.exits, i.ID)
+	}
+	w.stopProbes(i.ID)
+	if i.Reason == "OOMKilled" {
+		w.containerEvent(c.Name, v1.EventTypeWarning, "OOMKilling", "Container %s was killed: it used more memory than its limit", c.Name)
+	}
+}
+
+// lost takes the disappearance of a container from podmon's list.
+func (w *worker) lost(listed map[string]bool, asOf time.Time) {
+	for _, c := range w.obs.Containers {
+		i := c.Now
+		if i == nil || !i.Running || !i.Recorded || listed[i.ID] || i.CreatedAt.After(asOf) {
+			continue
+		}
+		w.exit(c, i, api.ContainerStatus{ExitCode: 137, Lost: true})
+		i.Recorded = false
+	}
+}
+
+// stopContainer ends an instance: preStop hook, stop signal, grace, kill.
+func (w *worker) stopContainer(c *Container, s Stop) {
+	i, spec, pod := c.Now, w.spec(c.Name), w.pod
+	if i == nil || i.ID != s.ID || !i.Running {
+		return
+	}
+	if i.StopCause == StopNone {
+		w.containerEvent(c.Name, v1.EventTypeNormal, "Killing", "%s", s.Message)
+	}
+	i.StopCause = s.Cause
+	exited := w.exits[i.ID]
+	var preStop *v1.LifecycleHandler
+	if spec != nil && spec.Lifecycle != nil && !i.PreStopDone {
+		preStop = spec.Lifecycle.PreStop
+	}
+	signal := stopSignal(spec, w.images[c.Name].Config.StopSignal)
+	target := w.target(spec, i.ID, w.obs.Sandbox)
+	if p := w.probes[i.ID]; p != nil {
+		p.stopLiveness()
+	}
+	w.operate(c, OpStop, func(ctx context.Context) func() {
+		deadline := time.Now().Add(s.Grace)
+		if preStop != nil {
+			if err := w.m.runHook(ctx, preStop, target, s.Grace); err != nil && ctx.Err() == nil {
+				w.send(func() {
+					w.containerEvent(c.Name, v1.EventTypeWarning, "FailedPreStopHook", "PreStopHook failed: %v", err)
+				})
+			}
+			w.send(func() { i.PreStopDone = true })
+		}
+		err := w.m.endInstance(ctx, i.ID, signal, max(time.Until(deadline), minGrace), exited)
+		return func() {
+			if err != nil && i.Running {
+				w.event(v1.EventTypeWarning, "FailedKillPod", "error killing container %s of pod %s: %v", c.Name, klog.KObj(pod), err)
+			}
+		}
+	})
+	c.StopGrace = s.Grace
+}
+
+// killPatience is how long a killed process may take to be gone before it is
+// killed again.
+const killPatience = 10 * time.Second
+
+// endInstance signals and waits. It returns when the instance has exited, or
+// ctx has ended, or podmon refuses.
+func (m *Manager) endInstance(ctx context.Context, id string, signal int, grace time.Duration, exited <-chan struct{}) error {
+	send := func(sig int, all bool) error {
+		ctx, cancel := context.WithTimeout(ctx, apiDeadline)
+		defer cancel()
+		err := m.cfg.Runtime.Signal(ctx, api.Signal{ID: id, Signal: sig, All: all})
+		if isNotFound(err) || isCode(err, api.CodeNotRunning) {
+			return nil
+		}
+		return err
+	}
+	if err := send(signal, false); err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).Info("Stop signal was not delivered", "id", id, "err", err)
+	}
+	timer := time.NewTimer(grace)
+	defer timer.Stop()
+	for {
+		select {
+		case <-exited:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-timer.C:
+		}
+		if err := send(sigKill, true); err != nil {
+			return err
+		}
+		timer.Reset(killPatience)
+	}
+}
+
+// signals by name, without SIG.
+var signals = map[string]int{
+	"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "TRAP": 5, "ABRT": 6, "BUS": 7, "FPE": 8, "KILL": 9, "USR1": 10, "SEGV": 11,
+	"USR2": 12, "PIPE": 13, "ALRM": 14, "TERM": 15, "STKFLT": 16, "CHLD": 17, "CONT": 18, "STOP": 19, "TSTP": 20, "TTIN": 21,
+	"TTOU": 22, "URG": 23, "XCPU": 24, "XFSZ": 25, "VTALRM": 26, "PROF": 27, "WINCH": 28, "IO": 29, "PWR": 30, "SYS": 31,
+}
+
+const (
+	sigTerm = 15
+	sigKill = 9
+)
+
+// stopSignal is the spec's, the image's, or SIGTERM.
+func stopSignal(spec *v1.Container, image string) int {
+	name := image
+	if spec != nil && spec.Lifecycle != nil && spec.Lifecycle.StopSignal != nil {
+		name = string(*spec.Lifecycle.StopSignal)
+	}
+	if n, err := strconv.Atoi(name); err == nil && n > 0 && n <= 64 {
+		return n
+	}
+	name = strings.TrimPrefix(strings.ToUpper(name), "SIG")
+	if n, ok := signals[name]; ok {
+		return n
+	}
+	var n int
+	switch {
+	case strings.HasPrefix(name, "RTMIN+"):
+		n, _ = strconv.Atoi(name[len("RTMIN+"):])
+		return 34 + n
+	case strings.HasPrefix(name, "RTMAX-"):
+		n, _ = strconv.Atoi(name[len("RTMAX-"):])
+		return 64 - n
+	}
+	return sigTerm
+}

@@ -1,0 +1,44 @@
+package pod
+
+import (
+	"context"
+	"os"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+)
+
+// finish deletes the API object of a pod that has left the node, and its logs.
+func (w *worker) finish() {
+	w.obs.Finishing = true
+	pod, gone, before := w.pod, w.gone, w.obs.FinishErr
+	w.background(apiDeadline, func(ctx context.Context) func() {
+		var err error
+		if !gone {
+			err = w.m.cfg.Client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
+				GracePeriodSeconds: ptr.To(int64(0)),
+				Preconditions:      &metav1.Preconditions{UID: &pod.UID},
+			})
+			if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+				err = nil // deleted already, or another pod has the name by now
+			}
+		}
+		if err == nil {
+			if rerr := os.RemoveAll(w.m.logDir(pod)); rerr != nil {
+				klog.FromContext(ctx).Error(rerr, "Log folder of a deleted pod stays")
+			}
+		}
+		return func() {
+			w.obs.Finishing = false
+			if err != nil {
+				w.obs.FinishErr = faulted(before, "FailedDelete", err)
+				klog.FromContext(w.ctx).Info("Pod was not deleted, will retry", "err", err, "at", w.obs.FinishErr.RetryAt.Format(time.RFC3339))
+				return
+			}
+			w.obs.Finished = true
+		}
+	})
+}

@@ -1,0 +1,355 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/agent/object"
+	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/volume"
+)
+
+// isNotFound reports whether podmon does not know the thing.
+func isNotFound(err error) bool { return isCode(err, api.CodeNotFound) }
+
+func isCode(err error, code string) bool {
+	var e *api.Error
+	return errors.As(err, &e) && e.Code == code
+}
+
+// faulted makes the next fault of a row: delay is kept by the caller in the
+// fault before.
+func faulted(before *Fault, reason string, err error) *Fault {
+	now := time.Now()
+	var d time.Duration
+	if before != nil {
+		d = before.RetryAt.Sub(before.At)
+	}
+	return &Fault{Reason: reason, Message: err.Error(), At: now, RetryAt: now.Add(quickBackOff(d))}
+}
+
+func (w *worker) createSandbox(attempt uint32) {
+	w.obs.Sandbox.State = SandboxCreating
+	before, pod := w.obs.Sandbox.Err, w.pod
+	w.background(sandboxDeadline, func(ctx context.Context) func() {
+		id, ips, err := w.m.createSandbox(ctx, pod, attempt, func(id string) { w.m.routeTo(id, w.uid) })
+		return func() {
+			if err != nil {
+				w.obs.Sandbox.State = SandboxAbsent
+				reason := "FailedCreatePodSandBox"
+				if errors.Is(err, ErrNetworkNotReady) {
+					reason = "NetworkNotReady"
+				}
+				w.obs.Sandbox.Err = faulted(before, reason, err)
+				if before == nil || before.Message != err.Error() {
+					w.event(v1.EventTypeWarning, reason, "%s", sandboxWords(reason, err))
+				}
+				return
+			}
+			w.obs.Sandbox = Sandbox{ID: id, State: SandboxReady, Attempt: attempt, Made: true, MadeAt: time.Now(), IPs: ips}
+		}
+	})
+}
+
+func sandboxWords(reason string, err error) string {
+	if reason == "NetworkNotReady" {
+		return err.Error()
+	}
+	return "Failed to create pod sandbox: " + err.Error()
+}
+
+// createSandbox makes network, files and pause. What it made before it failed
+// is taken back.
+func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, attempt uint32, naming func(id string)) (id string, ips sandboxIPs, err error) {
+	release, err := m.slot(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	defer release()
+	if err := os.MkdirAll(m.logDir(pod), 0o755); err != nil {
+		return "", nil, err
+	}
+	netns, ips, err := m.cfg.Network.Attach(ctx, string(pod.UID), pod.Spec.HostNetwork)
+	if err != nil {
+		return "", nil, err
+	}
+	undo := func() {
+		// The deadline of the failed attempt must not keep us from cleaning.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), apiDeadline)
+		defer cancel()
+		if derr := m.cfg.Network.Detach(ctx, string(pod.UID)); derr != nil {
+			klog.FromContext(ctx).Error(derr, "Network of a sandbox that was not made could not be detached")
+		}
+	}
+	if err := m.writePodFiles(pod, ips); err != nil {
+		undo()
+		return "", nil, err
+	}
+	id = newID()
+	naming(id)
+	sysctls := map[string]string{}
+	if sc := pod.Spec.SecurityContext; sc != nil {
+		for _, s := range sc.Sysctls {
+			sysctls[s.Name] = s.Value
+		}
+	}
+	name := hostname(pod, m.cfg.NodeName)
+	if f := fqdn(pod, m.cfg.ClusterDomain); f != "" && isTrue(pod.Spec.SetHostnameAsFQDN) {
+		name = f
+	}
+	grace := int64(30)
+	if g := pod.Spec.TerminationGracePeriodSeconds; g != nil {
+		grace = *g
+	}
+	_, err = m.cfg.Runtime.CreateSandbox(ctx, api.Sandbox{
+		ID: id, PodUID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name, Attempt: attempt,
+		Hostname: name, NetNS: netns, HostIPC: pod.Spec.HostIPC, HostPID: pod.Spec.HostPID,
+		SharePID: isTrue(pod.Spec.ShareProcessNamespace), Sysctls: sysctls,
+		CgroupParent: CgroupParent(m.cfg.CgroupRoot, pod), PodResources: podResources(pod, m.cfg.PidsLimit),
+		Labels: map[string]string{labelIPs: joinIPs(ips), labelGrace: strconv.FormatInt(grace, 10)},
+	})
+	if err != nil {
+		m.unroute(id)
+		undo()
+		return "", nil, fmt.Errorf("create pause: %w", err)
+	}
+	m.weigh(ctx)
+	return id, ips, nil
+}
+
+// removeSandbox clears the way for another one.
+func (w *worker) removeSandbox(id string) {
+	w.obs.Sandbox.State = SandboxRemoving
+	before := w.obs.Sandbox.Err
+	w.event(v1.EventTypeNormal, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.")
+	w.background(sandboxDeadline, func(ctx context.Context) func() {
+		err := w.m.cfg.Runtime.RemoveSandbox(ctx, id)
+		if isNotFound(err) {
+			err = nil
+		}
+		if err == nil {
+			err = w.m.cfg.Network.Detach(ctx, string(w.uid))
+		}
+		return func() {
+			if err != nil {
+				w.obs.Sandbox.State = SandboxDead
+				w.obs.Sandbox.Err = faulted(before, "FailedKillPod", err)
+				w.event(v1.EventTypeWarning, "FailedKillPod", "error killing pod: %v", err)
+				return
+			}
+			w.m.unroute(id)
+			w.obs.Sandbox.State, w.obs.Sandbox.Err, w.obs.Sandbox.IPs, w.obs.Sandbox.ID = SandboxAbsent, nil, nil, ""
+		}
+	})
+}
+
+// onSandbox takes news of a sandbox.
+func (w *worker) onSandbox(st api.SandboxStatus) {
+	s := &w.obs.Sandbox
+	if st.Sandbox.ID == s.ID && s.State == SandboxReady && st.State != api.StateRunning {
+		s.State = SandboxDead
+	}
+}
+
+// lostPause takes the disappearance of the sandbox from podmon's list.
+func (w *worker) lostPause(listed map[string]bool, asOf time.Time) {
+	s := &w.obs.Sandbox
+	if s.State == SandboxReady && !listed[s.ID] && s.MadeAt.Before(asOf) {
+		s.State = SandboxDead
+	}
+}
+
+func (w *worker) setupVolumes() {
+	w.obs.Volumes.Busy = true
+	before, pod := w.obs.Volumes.Err, w.pod
+	w.background(volumeDeadline, func(ctx context.Context) func() {
+		err := w.m.cfg.Volumes.Setup(ctx, pod)
+		return func() {
+			w.obs.Volumes.Busy = false
+			if err == nil {
+				w.obs.Volumes = Volumes{Ready: true}
+				return
+			}
+			w.obs.Volumes.Err = faulted(before, "FailedMount", err)
+			if errors.Is(err, volume.ErrUnsupported) {
+				w.obs.Volumes.Err.RetryAt = time.Now().Add(backOffMax)
+			}
+			if before == nil || before.Message != err.Error() {
+				w.event(v1.EventTypeWarning, "FailedMount", "%s", err)
+			}
+		}
+	})
+}
+
+// refreshState keeps one rendering of the changing volumes under way.
+type refreshState struct {
+	busy, again bool
+	due         time.Time // tokens are renewed then
+}
+
+// tokenRefresh is how often projected tokens are looked at.
+const tokenRefresh = 5 * time.Minute
+
+// refresh renders ConfigMap, Secret and downward volumes again.
+func (w *worker) refresh() {
+	if !w.obs.Volumes.Ready || w.obs.TearingDown || w.obs.TornDown {
+		return
+	}
+	if w.fresh.busy {
+		w.fresh.again = true
+		return
+	}
+	w.fresh.busy, w.fresh.due = true, time.Now().Add(tokenRefresh)
+	w.obs.Volumes.Busy = true // the teardown waits
+	pod := w.pod
+	w.background(volumeDeadline, func(ctx context.Context) func() {
+		err := w.m.cfg.Volumes.Refresh(ctx, pod)
+		return func() {
+			w.fresh.busy, w.obs.Volumes.Busy = false, false
+			if err != nil {
+				klog.FromContext(w.ctx).Info("Volumes keep their old content", "err", err)
+			}
+			if w.fresh.again {
+				w.fresh.again = false
+				w.refresh()
+			}
+		}
+	})
+}
+
+// refreshDue renews tokens in time.
+func (w *worker) refreshDue(now time.Time) time.Time {
+	if !hasToken(w.pod) || !w.obs.Volumes.Ready || w.obs.TornDown || w.obs.TearingDown {
+		return time.Time{}
+	}
+	if w.fresh.due.IsZero() {
+		w.fresh.due = now.Add(tokenRefresh)
+	}
+	if !w.fresh.due.After(now) && !w.fresh.busy {
+		w.refresh()
+	}
+	return w.fresh.due
+}
+
+func hasToken(pod *v1.Pod) bool {
+	for _, v := range pod.Spec.Volumes {
+		if v.Projected == nil {
+			continue
+		}
+		for _, s := range v.Projected.Sources {
+			if s.ServiceAccountToken != nil {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// refs are the objects to watch for this pod.
+func (w *worker) refs() []object.Ref {
+	if w.gone || w.obs.Final {
+		return nil
+	}
+	return object.RefsOf(w.pod)
+}
+
+// onObject: a ConfigMap or Secret of the pod changed, or is there at last.
+func (w *worker) onObject() {
+	if f := w.obs.Volumes.Err; f != nil {
+		f.RetryAt = time.Time{}
+	}
+	for _, c := range w.obs.Containers {
+		if c.StartErr != nil && c.StartErr.Reason == "CreateContainerConfigError" {
+			c.StartErr.RetryAt = time.Time{}
+		}
+	}
+	w.refresh()
+}
+
+// teardown removes everything the node holds for the pod.
+func (w *worker) teardown() {
+	w.obs.TearingDown = true
+	before := w.obs.TeardownErr
+	var ids []string
+	for _, c := range w.obs.Containers {
+		for _, i := range []*Instance{c.Now, c.Last} {
+			if i != nil && i.Recorded {
+				ids = append(ids, i.ID)
+			}
+		}
+	}
+	sandboxes := append([]string(nil), w.extra...)
+	if w.obs.Sandbox.ID != "" {
+		sandboxes = append(sandboxes, w.obs.Sandbox.ID)
+	}
+	for _, p := range w.probes {
+		p.cancel()
+	}
+	w.background(teardownDeadline, func(ctx context.Context) func() {
+		err := w.m.teardown(ctx, string(w.uid), ids, sandboxes)
+		return func() {
+			w.obs.TearingDown = false
+			if err != nil {
+				w.obs.TeardownErr = faulted(before, "FailedKillPod", err)
+				w.event(v1.EventTypeWarning, "FailedKillPod", "error killing pod: %v", err)
+				return
+			}
+			for _, c := range w.obs.Containers {
+				for _, i := range []*Instance{c.Now, c.Last} {
+					if i != nil {
+						i.Recorded = false
+					}
+				}
+			}
+			w.extra = nil
+			w.obs.TornDown, w.obs.TeardownErr = true, nil
+			w.obs.Sandbox = Sandbox{Attempt: w.obs.Sandbox.Attempt, Made: w.obs.Sandbox.Made}
+			w.obs.Volumes = Volumes{}
+			w.m.cfg.Objects.Release(w.uid)
+			w.m.release(w.uid)
+		}
+	})
+}
+
+// teardown removes containers, sandboxes, network, mounts and folders of a
+// pod. Every part is tried; what is gone already is fine.
+func (m *Manager) teardown(ctx context.Context, uid string, containers, sandboxes []string) error {
+	var errs []error
+	note := func(what string, err error) {
+		if err != nil && !isNotFound(err) {
+			errs = append(errs, fmt.Errorf("%s: %w", what, err))
+		}
+	}
+	for _, id := range containers {
+		note("remove container", m.removeContainer(ctx, id))
+	}
+	for _, id := range sandboxes {
+		note("remove sandbox", m.cfg.Runtime.RemoveSandbox(ctx, id))
+	}
+	if len(errs) > 0 {
+		return errors.Join(errs...) // network and folders are still in use
+	}
+	note("detach network", m.cfg.Network.Detach(ctx, uid))
+	note("remove volumes", m.cfg.Volumes.Teardown(volumeUID(uid)))
+	if len(errs) == 0 {
+		for _, id := range sandboxes {
+			m.unroute(id)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// removeContainer drops an exited container's record and root file system.
+func (m *Manager) removeContainer(ctx context.Context, id string) error {
+	if err := m.cfg.Runtime.RemoveContainer(ctx, id); err != nil && !isNotFound(err) {
+		return err
+	}
+	return m.cfg.Images.Unmount(ctx, id)
+}

@@ -1,0 +1,187 @@
+package podmon
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/opencontainers/runc/libcontainer"
+	"golang.org/x/sys/unix"
+)
+
+// bootID names this boot of the machine: process numbers and start times of
+// another mean nothing.
+var bootID = sync.OnceValue(func() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+})
+
+// adoptAll takes over what a former podmon left: sandboxes and containers that
+// still run go on, those that have ended are kept with what is known.
+func (s *Supervisor) adoptAll() {
+	for _, id := range dirNames(filepath.Join(s.cfg.Dir, sandboxesDir)) {
+		if err := s.adoptSandbox(id); err != nil {
+			s.log.Warn("former sandbox dropped", "id", id, "err", err)
+		}
+	}
+	for id, sb := range s.sandboxes {
+		if !sb.ready { // killed while it was being made: its client has had no answer
+			if err := s.dropSandbox(sb); err != nil {
+				s.log.Warn("half-made sandbox stays", "id", id, "err", err)
+			}
+		}
+	}
+	for _, id := range dirNames(filepath.Join(s.cfg.Dir, containerDir)) {
+		if err := s.adoptContainer(id); err != nil {
+			s.log.Warn("former container dropped", "id", id, "err", err)
+		}
+	}
+	// libcontainer's state of what is not ours any more.
+	for _, id := range dirNames(filepath.Join(s.cfg.Dir, runcStateDir)) {
+		if c := s.containers[id]; c == nil || c.state != stateRunning {
+			s.destroyLeftover(id)
+		}
+	}
+}
+
+func dirNames(dir string) []string {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, e := range entries {
+		if e.IsDir() && validID(e.Name()) == nil {
+			out = append(out, e.Name())
+		}
+	}
+	return out
+}
+
+func (s *Supervisor) adoptSandbox(id string) error {
+	var f sandboxFile
+	if err := readState(s.sandboxPath(id, "sandbox.json"), &f); err != nil {
+		// Nothing tells its cgroup; what it held is gone or harmless.
+		_ = unix.Unmount(s.sandboxPath(id, "shm"), unix.MNT_DETACH)
+		return errors.Join(err, os.RemoveAll(s.sandboxPath(id)))
+	}
+	sb := &sandbox{status: f.Status, start: f.Start, ready: true, exited: make(chan struct{})}
+	s.sandboxes[id] = sb
+	if sb.start == 0 {
+		sb.ready = false
+		return nil
+	}
+	if sb.status.State == api.StateRunning && f.BootID == bootID() {
+		p, err := openProcess(sb.status.Pid, sb.start)
+		if err == nil {
+			sb.pause = p
+			s.watchSandbox(sb, p.strangersExit)
+			return nil
+		}
+		if !errors.Is(err, os.ErrProcessDone) {
+			return err
+		}
+	}
+	sb.status.State, sb.status.Pid = api.StateExited, 0
+	close(sb.exited)
+	return s.saveSandbox(sb)
+}
+
+func (s *Supervisor) adoptContainer(id string) error {
+	var f containerFile
+	if err := readState(s.containerPath(id, "container.json"), &f); err != nil {
+		return errors.Join(err, os.RemoveAll(s.containerPath(id)))
+	}
+	c := &container{id: id, state: f.State, status: f.Status, start: f.Start, done: make(chan struct{})}
+	s.containers[id] = c
+	switch {
+	case c.state == stateExited:
+		close(c.done)
+		return nil
+	case c.state == stateStarting:
+		s.destroyLeftover(id)
+		c.state, c.status.State = stateExited, api.StateExited
+		c.status.StartedAt = time.Now().UnixNano()
+		c.status.FinishedAt, c.status.ExitCode = c.status.StartedAt, startFailedCode
+		c.status.StartError = "podmon ended while the container was being started"
+		close(c.done)
+		return s.saveContainer(c)
+	}
+	if f.BootID == bootID() {
+		p, err := openProcess(c.status.Pid, c.start)
+		if err == nil {
+			return s.adoptRunning(c, p)
+		}
+		if !errors.Is(err, os.ErrProcessDone) {
+			return err
+		}
+		// It ended while nobody looked. Its cgroup may still tell of memory.
+		c.lc, _ = libcontainer.Load(filepath.Join(s.cfg.Dir, runcStateDir), id)
+	}
+	s.finishContainer(c, lostExit, time.Now())
+	return nil
+}
+
+// adoptRunning goes on with a container that outlived its podmon.
+func (s *Supervisor) adoptRunning(c *container, p *process) error {
+	c.proc = p
+	c.wait = p.strangersExit
+	var err error
+	if c.lc, err = libcontainer.Load(filepath.Join(s.cfg.Dir, runcStateDir), c.id); err != nil {
+		s.log.Warn("adopted container cannot be executed in", "id", c.id, "err", err)
+	}
+	if c.io, err = s.adoptStdio(c); err != nil {
+		s.log.Warn("adopted container's output is lost", "id", c.id, "err", err)
+	}
+	c.io.start(&s.wg)
+	s.watchContainer(c)
+	s.log.Info("container adopted", "id", c.id, "pid", p.pid)
+	return nil
+}
+
+// adoptStdio opens a container's output again. Its input and its terminal ended
+// with the former podmon.
+func (s *Supervisor) adoptStdio(c *container) (*stdio, error) {
+	spec := &c.status.Container
+	sio := &stdio{dir: s.containerPath(c.id), spec: spec}
+	var err error
+	if sio.log, err = openLog(spec.LogPath, spec.LogMaxBytes, spec.LogMaxFiles, s.log); err != nil {
+		sio.log, _ = openLog("", 0, 0, s.log)
+	}
+	if spec.TTY {
+		return sio, err
+	}
+	for _, name := range []string{"stdout", "stderr"} {
+		err = errors.Join(err, sio.openOutput(name))
+	}
+	return sio, err
+}
+
+// destroyLeftover ends and cleans up a libcontainer container without record.
+func (s *Supervisor) destroyLeftover(id string) {
+	dir := filepath.Join(s.cfg.Dir, runcStateDir)
+	lc, err := libcontainer.Load(dir, id)
+	if err != nil {
+		// No state file: it never came to have a process.
+		_ = os.RemoveAll(filepath.Join(dir, id))
+		return
+	}
+	_ = lc.Signal(unix.SIGKILL)
+	deadline := time.Now().Add(5 * time.Second)
+	for time.Now().Before(deadline) {
+		if st, err := lc.Status(); err != nil || st == libcontainer.Stopped {
+			break
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	if err := lc.Destroy(); err != nil {
+		s.log.Warn("former container's leftovers stay", "id", id, "err", err)
+	}
+}

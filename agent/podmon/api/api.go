@@ -1,0 +1,279 @@
+// Package api holds the messages between the agent and podmon, the small
+// helper that owns the containers. Values only: no I/O, and nothing of
+// Kubernetes or libcontainer. It only ever grows: a new clusterd speaks to
+// podmons of older versions that are still holding containers.
+package api
+
+// Version is the protocol's version, sent in Hello by both sides. A field
+// added does not change it; a message whose meaning changes does.
+const Version = 1
+
+// Ops of a Request. Each frame on the socket is one JSON object behind a
+// 4-byte big-endian length; exec and attach pass file descriptors beside it
+// (SCM_RIGHTS).
+const (
+	OpHello           = "hello"
+	OpCreateSandbox   = "createSandbox"
+	OpRemoveSandbox   = "removeSandbox"
+	OpStartContainer  = "startContainer"
+	OpSignal          = "signal"
+	OpRemoveContainer = "removeContainer"
+	OpExec            = "exec"
+	OpExecWait        = "execWait"
+	OpAttach          = "attach"
+	OpCloseStdin      = "closeStdin" // of a container with StdinOnce; of others nothing
+	OpUpdate          = "update"
+	OpResize          = "resize"
+	OpReopenLog       = "reopenLog"
+	OpList            = "list"
+	OpEvents          = "events"
+	OpShutdown        = "shutdown"
+)
+
+// Sandbox asks for a pause process that holds the pod's namespaces.
+type Sandbox struct {
+	ID        string // unique on the node and over time; names the cgroup and state folder
+	PodUID    string
+	Namespace string
+	Name      string
+	Attempt   uint32
+
+	Hostname string
+	// NetNS is the path of the pinned network namespace to join; empty: the
+	// host's (hostNetwork).
+	NetNS    string
+	HostIPC  bool
+	HostPID  bool
+	SharePID bool // the pause holds a PID namespace that every container joins
+	Sysctls  map[string]string
+	// CgroupParent is the pod's cgroup below every controller, absolute:
+	// "/clusterd/n1/burstable/pod<uid>".
+	CgroupParent string
+	PodResources Resources // limits of the pod's own cgroup
+
+	// Labels are the agent's notes; podmon keeps and returns them unread.
+	Labels map[string]string `json:",omitempty"`
+}
+
+// Container asks for one container in a sandbox, created and started.
+type Container struct {
+	ID        string
+	SandboxID string
+	Name      string
+	Attempt   uint32
+
+	Rootfs         string // mounted root file system, made by the agent
+	ReadonlyRootfs bool
+	Args           []string
+	Env            []string // KEY=VALUE
+	Cwd            string
+	UID, GID       uint32
+	ExtraGIDs      []uint32
+	Mounts         []Mount
+	Devices        []string // host device paths given to the container as they are
+
+	Privileged      bool
+	NoNewPrivileges bool
+	Capabilities    []string // CAP_…, the bounding, permitted and effective sets
+	Seccomp         string   // "RuntimeDefault", "Unconfined" or a JSON profile's path
+	MaskedPaths     []string
+	ReadonlyPaths   []string
+	Rlimits         []Rlimit
+	OOMScoreAdj     int
+
+	TTY       bool
+	Stdin     bool
+	StdinOnce bool
+	// LogPath is the CRI-format log file podmon appends to; empty: none. A
+	// file that grows past LogMaxBytes (0: 10 MiB, negative: never) is renamed
+	// to LogPath.1, that one to LogPath.2 and so on; LogMaxFiles (0: 5) counts
+	// the current one too.
+	LogPath     string
+	LogMaxBytes int64
+	LogMaxFiles int
+
+	Resources Resources
+
+	// Labels are the agent's notes; podmon keeps and returns them unread.
+	Labels map[string]string `json:",omitempty"`
+}
+
+// Mount is one bind or file system in a container.
+type Mount struct {
+	Type        string // "bind" (default), "tmpfs", "proc", …
+	Source      string
+	Destination string
+	ReadOnly    bool
+	Propagation string   // "private" (default), "rslave", "rshared"
+	Options     []string // further mount options: "size=64m", "noexec"
+}
+
+// Rlimit is one resource limit (getrlimit(2)).
+type Rlimit struct {
+	Type       string // "RLIMIT_NOFILE"
+	Soft, Hard uint64
+}
+
+// Resources are cgroup limits; a zero field means "leave alone".
+type Resources struct {
+	CPUShares   uint64 // cgroup v1 scale, 2…262144; turned into a weight on v2
+	CPUQuota    int64  // microseconds per period
+	CPUPeriod   uint64
+	MemoryLimit int64 // bytes
+	PidsLimit   int64
+	CpusetCpus  string
+}
+
+// State of a sandbox or container.
+const (
+	StateRunning = "running"
+	StateExited  = "exited"
+)
+
+// SandboxStatus is what podmon knows of a sandbox.
+type SandboxStatus struct {
+	Sandbox   Sandbox
+	State     string
+	Pid       int
+	CreatedAt int64 // unix nanoseconds
+}
+
+// ContainerStatus is what podmon knows of a container. An exited one is kept
+// until OpRemoveContainer, so that no exit code is lost while the agent is
+// away.
+type ContainerStatus struct {
+	Container  Container
+	State      string
+	Pid        int
+	StartedAt  int64 // unix nanoseconds
+	FinishedAt int64
+	ExitCode   int // 128+signal for a killed one
+	Signal     int
+	OOMKilled  bool
+	// StartError is set when the process could not be started: the container
+	// then is exited with ExitCode 128.
+	StartError string
+	// Lost is set when the process ended while no podmon was there to see its
+	// exit code (podmon killed, machine rebooted): ExitCode then is 255.
+	Lost bool
+}
+
+// Exec asks for one more process in a running container. Its stdio
+// descriptors travel with the request: stdin, stdout, stderr in this order as
+// far as the flags say; with TTY podmon answers with the terminal's master.
+type Exec struct {
+	ContainerID string
+	Args        []string
+	Env         []string // added to the container's own
+	Cwd         string
+	TTY         bool
+	HasStdin    bool
+	HasStdout   bool
+	HasStderr   bool
+}
+
+// Attach asks for copies of a running container's output and for a way to its
+// input. The descriptors to write to (stdout, stderr as far as the flags say)
+// travel with the request, the one to write input into with the first
+// response. With a terminal, stderr is never used. A second response with the
+// same ID comes when the container has ended and everything it wrote has been
+// passed on. A reader that lags behind by more than 1 MiB is cut off: it never
+// holds up the container.
+type Attach struct {
+	ContainerID string
+	HasStdin    bool
+	HasStdout   bool
+	HasStderr   bool
+}
+
+// Update asks for other limits on a running container or, when ID is a
+// sandbox, on the pod's own cgroup.
+type Update struct {
+	ID        string
+	Resources Resources
+}
+
+// Shutdown asks podmon to end. Without Force it refuses while a sandbox or a
+// container exists; with it everything is killed and removed first.
+type Shutdown struct {
+	Force bool
+}
+
+// Signal asks for a signal to a container's first process.
+type Signal struct {
+	ID     string // container or sandbox
+	Signal int
+	All    bool // every process of its cgroup
+}
+
+// Resize sets the size of a terminal.
+type Resize struct {
+	ID            string // container, or exec id
+	Width, Height uint16
+}
+
+// Request is one call. Just the field that Op names is set.
+type Request struct {
+	ID        uint64 `json:",omitempty"` // echoed in the Response
+	Op        string
+	Version   int        `json:",omitempty"` // hello
+	Sandbox   *Sandbox   `json:",omitempty"`
+	Container *Container `json:",omitempty"`
+	Exec      *Exec      `json:",omitempty"`
+	Signal    *Signal    `json:",omitempty"`
+	Resize    *Resize    `json:",omitempty"`
+	Attach    *Attach    `json:",omitempty"`
+	Update    *Update    `json:",omitempty"`
+	Shutdown  *Shutdown  `json:",omitempty"`
+	Target    string     `json:",omitempty"` // id for remove, reopenLog, execWait
+}
+
+// Response answers a Request, or is one message of an event stream.
+type Response struct {
+	ID         uint64            `json:",omitempty"`
+	Error      *Error            `json:",omitempty"`
+	Version    int               `json:",omitempty"`
+	Pid        int               `json:",omitempty"`
+	Sandbox    *SandboxStatus    `json:",omitempty"`
+	Container  *ContainerStatus  `json:",omitempty"`
+	ExecID     string            `json:",omitempty"`
+	ExitCode   int               `json:",omitempty"`
+	Sandboxes  []SandboxStatus   `json:",omitempty"`
+	Containers []ContainerStatus `json:",omitempty"`
+	Event      *Event            `json:",omitempty"`
+}
+
+// Event tells of a change of state; its sender never waits for the receiver
+// (who lists after a gap).
+type Event struct {
+	Kind string // "sandboxExited", "containerStarted", "containerExited"
+	ID   string
+
+	// Sandbox or Container is what the event's subject had become when the
+	// event was made, so that the receiver need not list.
+	Sandbox   *SandboxStatus   `json:",omitempty"`
+	Container *ContainerStatus `json:",omitempty"`
+}
+
+// Error codes.
+const (
+	CodeNotFound = "notFound"
+	CodeExists   = "exists"
+	CodeInvalid  = "invalid"
+	CodeInternal = "internal"
+	// CodeNotRunning: the container or sandbox has exited.
+	CodeNotRunning = "notRunning"
+	// CodeBusy: it must end first (remove of a running container, shutdown).
+	CodeBusy = "busy"
+	// CodeStartFailed: an exec's process could not be started; Message is for
+	// the user: `exec: "foo": executable file not found in $PATH`.
+	CodeStartFailed = "startFailed"
+)
+
+// Error is a fault with a code to branch on and words for the user.
+type Error struct {
+	Code    string
+	Message string
+}
+
+func (e *Error) Error() string { return e.Message }

@@ -1,0 +1,191 @@
+package podmon
+
+import (
+	"errors"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/opencontainers/cgroups"
+	_ "github.com/opencontainers/cgroups/devices" // lets the managers set device rules
+	devices "github.com/opencontainers/cgroups/devices/config"
+	"github.com/opencontainers/cgroups/manager"
+	"golang.org/x/sys/unix"
+)
+
+// enterCgroup moves this process out of clusterd's cgroup.
+func (s *Supervisor) enterCgroup() error {
+	if s.cfg.CgroupRoot == "" {
+		return nil
+	}
+	m, err := cgroupManager(path.Join(s.cfg.CgroupRoot, "podmon"), api.Resources{})
+	if err != nil {
+		return err
+	}
+	return m.Apply(os.Getpid())
+}
+
+// leaveCgroup undoes enterCgroup after a shutdown, so that nothing stays: back
+// to the hierarchies' roots, and away with what is empty.
+func (s *Supervisor) leaveCgroup() error {
+	if s.cfg.CgroupRoot == "" {
+		return nil
+	}
+	own, err := cgroupManager(path.Join(s.cfg.CgroupRoot, "podmon"), api.Resources{})
+	if err != nil {
+		return err
+	}
+	tail := path.Join(s.cfg.CgroupRoot, "podmon")
+	dirs := slices.Collect(maps.Values(own.GetPaths())) // Destroy empties the map
+	for _, dir := range dirs {
+		root := strings.TrimSuffix(dir, tail)
+		if err := cgroups.WriteCgroupProc(root, os.Getpid()); err != nil {
+			return err
+		}
+	}
+	if err := own.Destroy(); err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		_ = unix.Rmdir(path.Dir(dir)) // unless something else of the node's is in it
+	}
+	return nil
+}
+
+// cgroupManager manages one cgroup that holds no container (those are
+// libcontainer's): a pod's, a pause's, podmon's own.
+func cgroupManager(path string, r api.Resources) (cgroups.Manager, error) {
+	res := resources(r)
+	res.SkipDevices = true
+	return manager.New(&cgroups.Cgroup{Path: path, Resources: res})
+}
+
+// validCgroup refuses what would reach out of the tree.
+func validCgroup(p string) error {
+	if !path.IsAbs(p) || path.Clean(p) != p || p == "/" {
+		return invalidf("cgroup %q: want a clean absolute path below the root", p)
+	}
+	return nil
+}
+
+// resources turns limits into what the cgroup library writes, for both cgroup
+// versions. Zero leaves a limit alone.
+func resources(r api.Resources) *cgroups.Resources {
+	out := &cgroups.Resources{
+		CpuShares:  r.CPUShares,
+		CpuQuota:   r.CPUQuota,
+		CpuPeriod:  r.CPUPeriod,
+		Memory:     r.MemoryLimit,
+		CpusetCpus: r.CpusetCpus,
+	}
+	if r.PidsLimit != 0 {
+		limit := r.PidsLimit
+		out.PidsLimit = &limit
+	}
+	if cgroups.IsCgroup2UnifiedMode() {
+		out.CpuShares = 0 // version 2 ignores shares
+		if r.CPUShares != 0 {
+			out.CpuWeight = cgroups.ConvertCPUSharesToCgroupV2Value(r.CPUShares)
+		}
+		if r.MemoryLimit > 0 {
+			out.MemorySwap = r.MemoryLimit // no swap beyond the limit
+		}
+	} else if r.MemoryLimit > 0 && swapAccounted() {
+		out.MemorySwap = r.MemoryLimit
+	}
+	return out
+}
+
+// containerResources adds what only a container's cgroup has.
+func containerResources(c *api.Container) *cgroups.Resources {
+	r := resources(c.Resources)
+	if cgroups.IsCgroup2UnifiedMode() && c.Resources.MemoryLimit > 0 {
+		// A container out of memory dies as a whole, not one process of it.
+		r.Unified = map[string]string{"memory.oom.group": "1"}
+	}
+	return r
+}
+
+// swapAccounted tells whether cgroup v1 counts swap on this kernel.
+func swapAccounted() bool {
+	_, err := os.Stat("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes")
+	return err == nil
+}
+
+// killCgroup kills every process of m's cgroup and those below, and waits until
+// it is empty.
+func killCgroup(m cgroups.Manager) error {
+	if !m.Exists() {
+		return nil
+	}
+	if unified := m.Path(""); unified != "" {
+		// One write for all of them, where the kernel has it.
+		_ = cgroups.WriteFile(unified, "cgroup.kill", "1")
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		pids, err := m.GetAllPids()
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if len(pids) == 0 {
+			return nil
+		}
+		for _, pid := range pids {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		if time.Now().After(deadline) {
+			return errorf(api.CodeBusy, "cgroup still has %d processes after SIGKILL, the first is %d", len(pids), pids[0])
+		}
+		time.Sleep(pause)
+	}
+}
+
+// removeCgroupTree removes m's cgroup and every empty one below it, in all
+// hierarchies.
+func removeCgroupTree(m cgroups.Manager) error {
+	for _, dir := range m.GetPaths() {
+		var dirs []string
+		_ = filepath.WalkDir(dir, func(p string, d os.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				dirs = append(dirs, p)
+			}
+			return nil
+		})
+		for i := len(dirs) - 1; i > 0; i-- { // deepest first; dir itself below
+			_ = unix.Rmdir(dirs[i])
+		}
+	}
+	return m.Destroy() // retries while the kernel is still busy with it
+}
+
+// deviceRules are the cgroup rules of a container: everything for a privileged
+// one; otherwise nodes may be made but only the harmless ones opened, and
+// extra as they are.
+func deviceRules(privileged bool, nodes []*devices.Device) []*devices.Rule {
+	if privileged {
+		return []*devices.Rule{{Type: devices.WildcardDevice, Major: devices.Wildcard, Minor: devices.Wildcard, Permissions: "rwm", Allow: true}}
+	}
+	rules := []*devices.Rule{
+		{Type: devices.WildcardDevice, Major: devices.Wildcard, Minor: devices.Wildcard, Permissions: "rwm", Allow: false},
+		{Type: devices.CharDevice, Major: devices.Wildcard, Minor: devices.Wildcard, Permissions: "m", Allow: true},
+		{Type: devices.BlockDevice, Major: devices.Wildcard, Minor: devices.Wildcard, Permissions: "m", Allow: true},
+		{Type: devices.CharDevice, Major: 136, Minor: devices.Wildcard, Permissions: "rwm", Allow: true}, // /dev/pts/*
+		{Type: devices.CharDevice, Major: 5, Minor: 2, Permissions: "rwm", Allow: true},                  // /dev/ptmx
+	}
+	for _, n := range nodes {
+		rules = append(rules, &n.Rule)
+	}
+	return rules
+}
+
+// isHostPath tells whether p looks like a path and not like a name.
+func isHostPath(p string) bool { return strings.HasPrefix(p, "/") }

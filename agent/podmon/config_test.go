@@ -1,0 +1,230 @@
+package podmon
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/runc/libcontainer/configs"
+	"golang.org/x/sys/unix"
+)
+
+func TestMounts(t *testing.T) {
+	got, err := mounts(&api.Container{Mounts: []api.Mount{
+		{Source: "/src/deep", Destination: "/data/deep/er", ReadOnly: true},
+		{Source: "/src", Destination: "/data", Propagation: "rslave"},
+		{Type: "tmpfs", Source: "tmpfs", Destination: "/dev/shm", Options: []string{"size=64m", "noexec"}},
+	}}, "/shm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var order []string
+	byDest := map[string]*configs.Mount{}
+	for _, m := range got {
+		order = append(order, m.Destination)
+		byDest[m.Destination] = m
+	}
+	want := []string{"/proc", "/dev", "/dev/pts", "/dev/mqueue", "/sys", "/sys/fs/cgroup", "/data", "/dev/shm", "/data/deep/er"}
+	if d := cmp.Diff(want, order); d != "" {
+		t.Errorf("order: %s", d)
+	}
+	if m := byDest["/data/deep/er"]; m.Flags != unix.MS_BIND|unix.MS_REC|unix.MS_RDONLY || m.Device != "bind" {
+		t.Errorf("read-only bind: %+v", m)
+	}
+	if m := byDest["/data"]; m.PropagationFlags[0] != unix.MS_SLAVE|unix.MS_REC {
+		t.Errorf("propagation: %+v", m)
+	}
+	if m := byDest["/dev/shm"]; m.Device != "tmpfs" || m.Data != "size=64m" || m.Flags != unix.MS_NOEXEC {
+		t.Errorf("tmpfs: %+v", m)
+	}
+	for name, m := range map[string]api.Mount{
+		"propagation":      {Source: "/s", Destination: "/d", Propagation: "sideways"},
+		"relative source":  {Source: "s", Destination: "/d"},
+		"data with a bind": {Source: "/s", Destination: "/d", Options: []string{"size=1m"}},
+	} {
+		var e *api.Error
+		if _, err := mounts(&api.Container{Mounts: []api.Mount{m}}, "/shm"); !errors.As(err, &e) || e.Code != api.CodeInvalid {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestPropagationOfRoot(t *testing.T) {
+	for want, ps := range map[int][]string{
+		unix.MS_PRIVATE | unix.MS_REC: {"", "private"},
+		unix.MS_SLAVE | unix.MS_REC:   {"private", "rslave"},
+		unix.MS_SHARED | unix.MS_REC:  {"rslave", "rshared", ""},
+	} {
+		var ms []api.Mount
+		for _, p := range ps {
+			ms = append(ms, api.Mount{Propagation: p})
+		}
+		if got := rootPropagation(ms); got != want {
+			t.Errorf("%v: %#x, want %#x", ps, got, want)
+		}
+	}
+}
+
+func TestSysctlFile(t *testing.T) {
+	own := api.Sandbox{NetNS: "/n"}
+	host := api.Sandbox{HostIPC: true}
+	for _, tc := range []struct {
+		name string
+		in   api.Sandbox
+		want string // "" for refused
+	}{
+		{"net.core.somaxconn", own, "/proc/sys/net/core/somaxconn"},
+		{"net/ipv4/conf/eth0.1/rp_filter", own, "/proc/sys/net/ipv4/conf/eth0.1/rp_filter"},
+		{"kernel.shmmax", own, "/proc/sys/kernel/shmmax"},
+		{"fs.mqueue.msg_max", own, "/proc/sys/fs/mqueue/msg_max"},
+		{"net.core.somaxconn", host, ""},
+		{"kernel.shmmax", host, ""},
+		{"kernel.pid_max", own, ""},
+		{"vm.swappiness", own, ""},
+		{"net/../kernel/pid_max", own, ""},
+		{"net..kernel", own, ""},
+		{"", own, ""},
+	} {
+		got, err := sysctlFile(tc.name, tc.in)
+		if got != tc.want || (err == nil) != (tc.want != "") {
+			t.Errorf("%s: %q %v, want %q", tc.name, got, err, tc.want)
+		}
+	}
+}
+
+func TestSeccomp(t *testing.T) {
+	names := func(f *configs.Seccomp) []string {
+		var out []string
+		for _, s := range f.Syscalls {
+			if s.Action == configs.Allow && len(s.Args) == 0 {
+				out = append(out, s.Name)
+			}
+		}
+		slices.Sort(out)
+		return out
+	}
+	plain := names(defaultSeccomp(api.DefaultCapabilities()))
+	for _, n := range []string{"read", "execve", "futex", "openat2", "chroot"} {
+		if !slices.Contains(plain, n) {
+			t.Errorf("%s is refused", n)
+		}
+	}
+	for _, n := range []string{"mount", "setns", "unshare", "bpf", "keyctl", "kexec_load", "init_module", "io_uring_setup", "reboot", "clone", "socket", "userfaultfd"} {
+		if slices.Contains(plain, n) {
+			t.Errorf("%s is allowed", n)
+		}
+	}
+	if got := slices.Compact(slices.Clone(plain)); len(got) != len(plain) {
+		t.Error("a system call is listed twice")
+	}
+	admin := names(defaultSeccomp([]string{"CAP_SYS_ADMIN", "CAP_BPF"}))
+	for _, n := range []string{"mount", "setns", "clone", "clone3", "bpf"} {
+		if !slices.Contains(admin, n) {
+			t.Errorf("%s is refused to an administrator", n)
+		}
+	}
+	for _, c := range []api.Container{{Privileged: true}, {Seccomp: "Unconfined"}} {
+		if f, err := seccompFilter(&c); f != nil || err != nil {
+			t.Errorf("%+v: %v %v", c, f, err)
+		}
+	}
+	dir := t.TempDir()
+	file := func(text string) string {
+		p := filepath.Join(dir, "p.json")
+		if err := os.WriteFile(p, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	f, err := seccompFilter(&api.Container{Seccomp: file(`{"defaultAction":"SCMP_ACT_ERRNO","defaultErrnoRet":38,
+		"syscalls":[{"names":["read","write"],"action":"SCMP_ACT_ALLOW"},
+		{"names":["mount"],"action":"SCMP_ACT_ALLOW","includes":{"caps":["CAP_SYS_ADMIN"]}},
+		{"names":["clone"],"action":"SCMP_ACT_ALLOW","args":[{"index":0,"value":1,"op":"SCMP_CMP_MASKED_EQ"}]}]}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.DefaultAction != configs.Errno || *f.DefaultErrnoRet != 38 || len(f.Syscalls) != 3 || f.Syscalls[2].Args[0].Op != configs.MaskEqualTo {
+		t.Errorf("profile: %+v", f)
+	}
+	for _, bad := range []string{"", "{", `{"defaultAction":"SCMP_ACT_NONE"}`, `{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["x"],"action":"y"}]}`} {
+		if _, err := seccompFilter(&api.Container{Seccomp: file(bad)}); err == nil {
+			t.Errorf("profile %q was taken", bad)
+		}
+	}
+}
+
+func TestLimits(t *testing.T) {
+	got, err := rlimits([]api.Rlimit{{Type: "RLIMIT_CORE", Soft: 1, Hard: 2}})
+	if err != nil || len(got) != 2 || got[0] != (configs.Rlimit{Type: unix.RLIMIT_CORE, Soft: 1, Hard: 2}) || got[1].Type != unix.RLIMIT_NOFILE {
+		t.Errorf("%+v %v", got, err)
+	}
+	for _, bad := range []api.Rlimit{{Type: "RLIMIT_X"}, {Type: "RLIMIT_CORE", Soft: 2, Hard: 1}} {
+		if _, err := rlimits([]api.Rlimit{bad}); err == nil {
+			t.Errorf("%+v was taken", bad)
+		}
+	}
+	if _, err := capabilities(&api.Container{Capabilities: []string{"CAP_X"}}); err == nil {
+		t.Error("CAP_X was taken")
+	}
+	if s := clampOOMScore(5000); s != 1000 {
+		t.Errorf("oom score %d", s)
+	}
+}
+
+func TestMergeEnv(t *testing.T) {
+	base := []string{"A=1", "B=2"}
+	if d := cmp.Diff([]string{"A=1", "B=3", "C=4"}, mergeEnv(base, []string{"B=3", "C=4"})); d != "" {
+		t.Error(d)
+	}
+	if d := cmp.Diff(base, mergeEnv(base, nil)); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestValidID(t *testing.T) {
+	for id, ok := range map[string]bool{"a": true, "a-b_c.D9": true, "": false, ".": false, "..": false, ".x": false, "a/b": false, "a b": false, "ä": false} {
+		if err := validID(id); (err == nil) != ok {
+			t.Errorf("%q: %v", id, err)
+		}
+	}
+}
+
+func FuzzProcStat(f *testing.F) {
+	f.Add([]byte("42 (a) b) (c) Z 1 42 42 0 -1 4 0 0 0 0 0 0 0 0 20 0 1 0 777 0 0"))
+	f.Add([]byte(""))
+	f.Fuzz(func(t *testing.T, b []byte) { _, _ = parseProcStat(b) })
+}
+
+func TestProcStat(t *testing.T) {
+	st, err := parseProcStat([]byte("42 (a) b) (c) Z 1 42 42 0 -1 4 0 0 0 0 0 0 0 0 20 0 1 0 777 0 0"))
+	if err != nil || st.state != 'Z' || st.ppid != 1 || st.start != 777 {
+		t.Errorf("%+v %v", st, err)
+	}
+	own, err := readProcStat(os.Getpid())
+	if err != nil || own.ppid != os.Getppid() || own.start == 0 {
+		t.Errorf("own: %+v %v", own, err)
+	}
+	if _, err := readProcStat(1 << 30); !errors.Is(err, os.ErrProcessDone) {
+		t.Errorf("nobody: %v", err)
+	}
+}
+
+func TestHubCutsOffTheSlow(t *testing.T) {
+	var h hub
+	slow, cancel := h.subscribe()
+	defer cancel()
+	for range eventBuffer + 1 {
+		h.send(api.Event{Kind: "x"})
+	}
+	n := 0
+	for range slow {
+		n++
+	}
+	if n != eventBuffer {
+		t.Errorf("%d events before the cut", n)
+	}
+}

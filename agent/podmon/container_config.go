@@ -1,0 +1,153 @@
+package podmon
+
+import (
+	"fmt"
+	"path"
+
+	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/opencontainers/cgroups"
+	"github.com/opencontainers/cgroups/manager"
+	"github.com/opencontainers/runc/libcontainer/configs"
+)
+
+// containerConfig says to libcontainer what the agent said to us.
+func (s *Supervisor) containerConfig(spec *api.Container, sb *sandbox) (*configs.Config, error) {
+	pod := &sb.status.Sandbox
+	res := containerResources(spec)
+	cfg := &configs.Config{
+		Rootfs:          spec.Rootfs,
+		Readonlyfs:      spec.ReadonlyRootfs,
+		RootPropagation: rootPropagation(spec.Mounts),
+		Namespaces:      namespaces(sb),
+		NoNewPrivileges: spec.NoNewPrivileges,
+		MaskPaths:       spec.MaskedPaths,
+		ReadonlyPaths:   spec.ReadonlyPaths,
+		Cgroups:         &cgroups.Cgroup{Path: path.Join(pod.CgroupParent, spec.ID), Resources: res},
+		Devices:         standardDevices(),
+	}
+	var err error
+	if cfg.Mounts, err = mounts(spec, s.shmSource(pod)); err != nil {
+		return nil, err
+	}
+	if spec.Privileged {
+		all, err := hostDevices()
+		if err != nil {
+			return nil, err
+		}
+		cfg.Devices = all
+	}
+	for _, p := range spec.Devices {
+		d, err := hostDevice(p)
+		if err != nil {
+			return nil, err
+		}
+		cfg.Devices = append(cfg.Devices, d)
+	}
+	res.Devices = deviceRules(spec.Privileged, cfg.Devices)
+	if cfg.Capabilities, err = capabilities(spec); err != nil {
+		return nil, err
+	}
+	if cfg.Seccomp, err = seccompFilter(spec); err != nil {
+		return nil, err
+	}
+	if cfg.Rlimits, err = rlimits(spec.Rlimits); err != nil {
+		return nil, err
+	}
+	score := clampOOMScore(spec.OOMScoreAdj)
+	cfg.OomScoreAdj = &score
+	return cfg, nil
+}
+
+// namespaces: a mount namespace of its own, most others the pause's.
+func namespaces(sb *sandbox) configs.Namespaces {
+	pod := &sb.status.Sandbox
+	ns := configs.Namespaces{{Type: configs.NEWNS}}
+	if pod.NetNS != "" {
+		ns.Add(configs.NEWNET, sb.nsPath("net"))
+		ns.Add(configs.NEWUTS, sb.nsPath("uts"))
+	}
+	if !pod.HostIPC {
+		ns.Add(configs.NEWIPC, sb.nsPath("ipc"))
+	}
+	switch {
+	case pod.SharePID:
+		ns.Add(configs.NEWPID, sb.nsPath("pid"))
+	case !pod.HostPID:
+		ns.Add(configs.NEWPID, "")
+	}
+	ns.Add(configs.NEWCGROUP, "")
+	return ns
+}
+
+// containerCgroup manages a running or just ended container's cgroup.
+func (s *Supervisor) containerCgroup(c *container) (cgroups.Manager, error) {
+	s.mu.Lock()
+	sb := s.sandboxes[c.status.Container.SandboxID]
+	s.mu.Unlock()
+	if sb == nil {
+		return nil, errorf(api.CodeNotFound, "no sandbox %s", c.status.Container.SandboxID)
+	}
+	return manager.New(&cgroups.Cgroup{
+		Path:      path.Join(sb.status.Sandbox.CgroupParent, c.id),
+		Resources: &cgroups.Resources{SkipDevices: true},
+	})
+}
+
+// update sets other limits on a pod's or container's cgroup.
+func (s *Supervisor) update(u api.Update) error {
+	s.mu.Lock()
+	sb := s.sandboxes[u.ID]
+	s.mu.Unlock()
+	res := resources(u.Resources)
+	res.SkipDevices = true
+	if sb != nil {
+		m, err := cgroupManager(sb.status.Sandbox.CgroupParent, u.Resources)
+		if err != nil {
+			return err
+		}
+		if err := m.Set(res); err != nil {
+			return fmt.Errorf("set pod's limits: %w", err)
+		}
+		s.mu.Lock()
+		sb.status.Sandbox.PodResources = merged(sb.status.Sandbox.PodResources, u.Resources)
+		s.mu.Unlock()
+		return s.saveSandbox(sb)
+	}
+	c, err := s.runningContainer(u.ID)
+	if err != nil {
+		return err
+	}
+	m, err := s.containerCgroup(c)
+	if err != nil {
+		return err
+	}
+	if err := m.Set(res); err != nil {
+		return fmt.Errorf("set container's limits: %w", err)
+	}
+	s.mu.Lock()
+	c.status.Container.Resources = merged(c.status.Container.Resources, u.Resources)
+	s.mu.Unlock()
+	return s.saveContainer(c)
+}
+
+// merged is old with the set fields of u.
+func merged(old, u api.Resources) api.Resources {
+	set := func(dst *int64, v int64) {
+		if v != 0 {
+			*dst = v
+		}
+	}
+	if u.CPUShares != 0 {
+		old.CPUShares = u.CPUShares
+	}
+	if u.CPUPeriod != 0 {
+		old.CPUPeriod = u.CPUPeriod
+	}
+	set(&old.CPUQuota, u.CPUQuota)
+	set(&old.MemoryLimit, u.MemoryLimit)
+	set(&old.PidsLimit, u.PidsLimit)
+	if u.CpusetCpus != "" {
+		old.CpusetCpus = u.CpusetCpus
+	}
+	return old
+}

@@ -1,0 +1,116 @@
+package podmon
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime/debug"
+	"slices"
+	"syscall"
+
+	"github.com/opencontainers/runc/libcontainer"
+	"github.com/sirupsen/logrus"
+)
+
+// Main is the program: `podmon --root DIR --cgroup-root PATH`, or `podmon init`
+// as which libcontainer starts it inside a new container. It returns the exit
+// code.
+func Main(args []string) int {
+	if len(args) > 1 && args[1] == "init" {
+		libcontainer.Init() // does not return
+	}
+	fs := flag.NewFlagSet("podmon", flag.ContinueOnError)
+	root := fs.String("root", "", "state folder; its socket is podmon.sock (required)")
+	cgroupRoot := fs.String("cgroup-root", "", "cgroup below which podmon puts itself, for example /clusterd/n1 (empty: stay)")
+	detach := fs.Bool("detach", false, "start another podmon in a session of its own, and end")
+	readyFD := fs.Int("ready-fd", 0, "descriptor to write \"ok\" to when serving, or the reason why not")
+	debugLog := fs.Bool("debug", false, "log every call")
+	if err := fs.Parse(args[1:]); err != nil {
+		return 2
+	}
+	if *root == "" || fs.NArg() > 0 {
+		fmt.Fprintln(os.Stderr, "usage: podmon --root DIR [--cgroup-root PATH]")
+		return 2
+	}
+	if err := reexecSealed(); err != nil {
+		fmt.Fprintln(os.Stderr, "podmon: run from sealed memory:", err)
+		return 1
+	}
+	if *detach {
+		if err := startDetached(args, *readyFD); err != nil {
+			fmt.Fprintln(os.Stderr, "podmon: start detached:", err)
+			return 1
+		}
+		return 0
+	}
+	nameSelf("podmon")
+	level := slog.LevelInfo
+	if *debugLog {
+		level = slog.LevelDebug
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	logrus.SetLevel(logrus.WarnLevel) // libcontainer's; stderr
+	debug.SetGCPercent(50)            // a small heap that idles: trade cycles for memory
+
+	// SIGTERM ends podmon, not its containers: the next one adopts them.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	// Caught and dropped rather than ignored: an ignored signal stays ignored
+	// in every process started from here.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	s, err := New(Config{Dir: *root, CgroupRoot: *cgroupRoot, Logger: log})
+	tellReady(*readyFD, err)
+	if err == nil {
+		err = s.Run(ctx)
+	}
+	if err != nil {
+		log.Error("podmon ends", "err", err)
+		return 1
+	}
+	return 0
+}
+
+// startDetached starts the supervisor proper, so that whoever starts this
+// process is not its parent and need not reap it.
+func startDetached(args []string, readyFD int) error {
+	rest := slices.DeleteFunc(slices.Clone(args[1:]), func(a string) bool { return a == "--detach" || a == "-detach" })
+	cmd := exec.Command("/proc/self/exe", rest...)
+	cmd.Args[0] = args[0]
+	cmd.Dir = "/"
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if readyFD > 2 {
+		if readyFD != 3 {
+			return fmt.Errorf("ready-fd is %d, want 3", readyFD)
+		}
+		cmd.ExtraFiles = []*os.File{os.NewFile(3, "ready")}
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	return cmd.Process.Release()
+}
+
+// tellReady says to the starter how New went.
+func tellReady(fd int, err error) {
+	if fd <= 2 {
+		return
+	}
+	f := os.NewFile(uintptr(fd), "ready")
+	defer f.Close()
+	word := "ok"
+	if err != nil {
+		word = err.Error()
+	}
+	_, _ = f.WriteString(word) // a starter that is gone does not matter
+}
+
+// nameSelf sets what ps calls this process: it runs from /proc/self/exe, which
+// would make it "exe".
+func nameSelf(name string) {
+	_ = os.WriteFile("/proc/self/comm", []byte(name), 0)
+}

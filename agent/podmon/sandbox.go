@@ -1,0 +1,420 @@
+package podmon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/opencontainers/cgroups"
+	"golang.org/x/sys/unix"
+)
+
+// sandbox is one pause process and what the pod's containers share with it.
+//
+//	reserved ──start──▶ running ──pause ends──▶ exited
+//	    └──────────────────┴──remove──┴──▶ gone
+type sandbox struct {
+	op sync.Mutex // one create or remove at a time; taken before Supervisor.mu
+
+	// Guarded by Supervisor.mu.
+	status  api.SandboxStatus
+	ready   bool // create has succeeded: others may see it
+	removed bool
+
+	// Written by create or adopt before the sandbox is used.
+	pause  *process
+	start  uint64
+	exited chan struct{} // closed when the pause has ended and status says so
+}
+
+const pauseTime = 30 * time.Second // within which a pause is ready, on a busy machine
+
+const pauseOOMScore = -998 // the last to be killed for memory, with its pod's processes
+
+func (s *Supervisor) sandboxPath(id string, more ...string) string {
+	return filepath.Join(append([]string{s.cfg.Dir, sandboxesDir, id}, more...)...)
+}
+
+// createSandbox starts the pause of a new pod.
+func (s *Supervisor) createSandbox(ctx context.Context, spec api.Sandbox) (api.SandboxStatus, error) {
+	if err := validSandbox(spec); err != nil {
+		return api.SandboxStatus{}, err
+	}
+	sb := &sandbox{status: api.SandboxStatus{Sandbox: spec, State: api.StateExited, CreatedAt: time.Now().UnixNano()}, exited: make(chan struct{})}
+	sb.op.Lock()
+	defer sb.op.Unlock()
+	if err := s.reserveSandbox(sb); err != nil {
+		return api.SandboxStatus{}, err
+	}
+	if err := s.startSandbox(ctx, sb); err != nil {
+		if derr := s.dropSandbox(sb); derr != nil {
+			s.log.Warn("half-made sandbox stays until it is removed", "id", spec.ID, "err", derr)
+		}
+		return api.SandboxStatus{}, fmt.Errorf("sandbox of pod %s/%s: %w", spec.Namespace, spec.Name, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return sb.status, nil
+}
+
+func validSandbox(spec api.Sandbox) error {
+	if err := validID(spec.ID); err != nil {
+		return err
+	}
+	if err := validCgroup(spec.CgroupParent); err != nil {
+		return err
+	}
+	if spec.NetNS != "" && !isHostPath(spec.NetNS) {
+		return invalidf("network namespace %q: want an absolute path", spec.NetNS)
+	}
+	if len(spec.Hostname) > 64 {
+		return invalidf("host name %q is longer than 64 bytes", spec.Hostname)
+	}
+	if spec.HostPID && spec.SharePID {
+		return invalidf("hostPID and shareProcessNamespace exclude each other")
+	}
+	for name := range spec.Sysctls {
+		if _, err := sysctlFile(name, spec); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sysctlFile gives the file of a sysctl that belongs to one of the sandbox's
+// own namespaces; any other would change the node.
+func sysctlFile(name string, spec api.Sandbox) (string, error) {
+	rel := strings.ReplaceAll(name, ".", "/")
+	if strings.Contains(name, "/") { // the other spelling: slashes separate, dots are literal
+		rel = name
+	}
+	if rel == "" || path.Clean("/"+rel) != "/"+rel {
+		return "", invalidf("sysctl %q is not a name", name)
+	}
+	switch {
+	case strings.HasPrefix(rel, "net/"):
+		if spec.NetNS == "" {
+			return "", invalidf("sysctl %q cannot be set for a pod in the host's network namespace", name)
+		}
+	case strings.HasPrefix(rel, "kernel/shm"), strings.HasPrefix(rel, "kernel/msg"), rel == "kernel/sem", strings.HasPrefix(rel, "fs/mqueue/"):
+		if spec.HostIPC {
+			return "", invalidf("sysctl %q cannot be set for a pod in the host's IPC namespace", name)
+		}
+	default:
+		return "", invalidf("sysctl %q does not belong to a pod's namespaces", name)
+	}
+	return "/proc/sys/" + rel, nil
+}
+
+func (s *Supervisor) reserveSandbox(sb *sandbox) error {
+	id := sb.status.Sandbox.ID
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing {
+		return errorf(api.CodeBusy, "podmon is shutting down")
+	}
+	if _, ok := s.sandboxes[id]; ok {
+		return errorf(api.CodeExists, "sandbox %s exists", id)
+	}
+	s.sandboxes[id] = sb
+	return nil
+}
+
+// startSandbox leaves cleaning up after an error to dropSandbox.
+func (s *Supervisor) startSandbox(ctx context.Context, sb *sandbox) error {
+	spec := &sb.status.Sandbox
+	if err := os.Mkdir(s.sandboxPath(spec.ID), 0o711); err != nil {
+		return err
+	}
+	if err := s.saveSandbox(sb); err != nil { // before anything a successor must clean up
+		return err
+	}
+	pod, err := cgroupManager(spec.CgroupParent, spec.PodResources)
+	if err != nil {
+		return fmt.Errorf("pod cgroup: %w", err)
+	}
+	if err := pod.Apply(-1); err != nil {
+		return fmt.Errorf("pod cgroup: %w", err)
+	}
+	podRes := resources(spec.PodResources)
+	podRes.SkipDevices = true
+	if err := pod.Set(podRes); err != nil {
+		return fmt.Errorf("pod cgroup limits: %w", err)
+	}
+	own, err := cgroupManager(path.Join(spec.CgroupParent, spec.ID), api.Resources{})
+	if err != nil {
+		return err
+	}
+	if !spec.HostIPC {
+		if err := mountShm(s.sandboxPath(spec.ID, "shm")); err != nil {
+			return err
+		}
+	}
+	pid, err := s.startPause(ctx, spec, own)
+	if err != nil {
+		return err
+	}
+	if sb.pause, err = openProcess(pid, 0); err != nil {
+		return err
+	}
+	setOOMScore(pid, pauseOOMScore)
+	s.mu.Lock()
+	sb.status.Pid, sb.start = pid, sb.pause.start
+	sb.status.State = api.StateRunning
+	sb.ready = true
+	s.mu.Unlock()
+	s.watchSandbox(sb, sb.pause.reap)
+	return s.saveSandbox(sb)
+}
+
+func mountShm(dir string) error {
+	if err := os.Mkdir(dir, 0o711); err != nil {
+		return err
+	}
+	if err := unix.Mount("shm", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=1777,size=67108864"); err != nil {
+		return fmt.Errorf("mount shared memory: %w", err)
+	}
+	return nil
+}
+
+// startPause starts the pause (see pause/pause.c) in its namespaces and cgroup
+// and waits until it says that it is ready.
+func (s *Supervisor) startPause(ctx context.Context, spec *api.Sandbox, own cgroups.Manager) (pid int, err error) {
+	statusR, statusW, err := os.Pipe()
+	if err != nil {
+		return 0, err
+	}
+	defer statusR.Close()
+	defer statusW.Close()
+
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = []string{}
+	cmd.Dir = "/"
+	cmd.ExtraFiles = []*os.File{statusW, s.nowhere} // 3 and 4
+	netFD, hostname := "-1", ""
+	flags := uintptr(0)
+	if spec.NetNS != "" {
+		netns, err := os.Open(spec.NetNS)
+		if err != nil {
+			return 0, fmt.Errorf("network namespace: %w", err)
+		}
+		defer netns.Close()
+		cmd.ExtraFiles = append(cmd.ExtraFiles, netns)
+		netFD, hostname = "5", spec.Hostname
+		flags |= unix.CLONE_NEWUTS // a pod on the host's network has the host's name
+	}
+	if !spec.HostIPC {
+		flags |= unix.CLONE_NEWIPC
+	}
+	if spec.SharePID {
+		flags |= unix.CLONE_NEWPID
+	}
+	cmd.Args = []string{"podmon", "pause", spec.Namespace + "/" + spec.Name, netFD, "4", hostname}
+	for name, value := range spec.Sysctls {
+		file, err := sysctlFile(name, *spec)
+		if err != nil {
+			return 0, err
+		}
+		cmd.Args = append(cmd.Args, file+"="+value)
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags, Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return 0, fmt.Errorf("start pause: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		} else {
+			_ = cmd.Process.Release() // waited for by its pidfd
+		}
+	}()
+	if err := own.Apply(cmd.Process.Pid); err != nil {
+		return 0, fmt.Errorf("pause's cgroup: %w", err)
+	}
+	statusW.Close()
+	ctx, cancel := context.WithTimeout(ctx, pauseTime)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = statusR.SetReadDeadline(past) })
+	defer stop()
+	said, err := io.ReadAll(io.LimitReader(statusR, 4096))
+	switch {
+	case ctx.Err() != nil:
+		return 0, fmt.Errorf("pause does not become ready: %w", context.Cause(ctx))
+	case err != nil:
+		return 0, fmt.Errorf("pause: %w", err)
+	case string(said) != "ok":
+		return 0, fmt.Errorf("pause: %s", cmp.Or(string(said), "ended without a word"))
+	}
+	return cmd.Process.Pid, nil
+}
+
+// watchSandbox notes when the pause ends.
+func (s *Supervisor) watchSandbox(sb *sandbox, status func() exitStatus) {
+	s.orphans.own(sb.pause.pid)
+	s.wg.Go(func() {
+		if err := sb.pause.exited(s.life); err != nil {
+			return // podmon ends; the pause does not
+		}
+		status()
+		s.orphans.disown(sb.pause.pid)
+		s.mu.Lock()
+		sb.status.State, sb.status.Pid = api.StateExited, 0
+		st := sb.status
+		s.mu.Unlock()
+		if err := s.saveSandbox(sb); err != nil && !errors.Is(err, os.ErrNotExist) {
+			s.log.Warn("sandbox state not saved", "id", st.Sandbox.ID, "err", err)
+		}
+		close(sb.exited)
+		s.events.send(api.Event{Kind: "sandboxExited", ID: st.Sandbox.ID, Sandbox: &st})
+	})
+}
+
+// removeSandbox ends everything of the pod and forgets it. It is idempotent.
+func (s *Supervisor) removeSandbox(ctx context.Context, id string) error {
+	s.mu.Lock()
+	sb := s.sandboxes[id]
+	s.mu.Unlock()
+	if sb == nil {
+		return nil
+	}
+	sb.op.Lock()
+	defer sb.op.Unlock()
+	s.mu.Lock()
+	gone := sb.removed
+	s.mu.Unlock()
+	if gone {
+		return nil
+	}
+	for _, c := range s.containersOf(id) {
+		if err := s.killContainer(ctx, c); err != nil {
+			return err
+		}
+		if err := s.removeContainer(c.id); err != nil {
+			return err
+		}
+	}
+	return s.dropSandbox(sb)
+}
+
+func (s *Supervisor) containersOf(sandboxID string) []*container {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []*container
+	for _, c := range s.containers {
+		if c.status.Container.SandboxID == sandboxID {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// dropSandbox takes away all that createSandbox may have made, in any state it
+// may have been left in. On an error the sandbox is kept, for another try.
+func (s *Supervisor) dropSandbox(sb *sandbox) error {
+	spec := sb.status.Sandbox
+	if sb.pause != nil {
+		_ = sb.pause.signal(unix.SIGKILL)
+		select {
+		case <-sb.exited:
+		case <-time.After(10 * time.Second):
+			return errorf(api.CodeBusy, "pause %d does not end after SIGKILL", sb.pause.pid)
+		}
+	}
+	own, err := cgroupManager(path.Join(spec.CgroupParent, spec.ID), api.Resources{})
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(killCgroup(own), removeCgroupTree(own)); err != nil {
+		return fmt.Errorf("remove sandbox's cgroup: %w", err)
+	}
+	if s.lastInPod(sb) {
+		pod, err := cgroupManager(spec.CgroupParent, api.Resources{})
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(killCgroup(pod), removeCgroupTree(pod)); err != nil {
+			return fmt.Errorf("remove pod's cgroup: %w", err)
+		}
+	}
+	shm := s.sandboxPath(spec.ID, "shm")
+	if err := unix.Unmount(shm, unix.MNT_DETACH); err != nil && err != unix.ENOENT && err != unix.EINVAL {
+		return fmt.Errorf("unmount shared memory: %w", err)
+	}
+	if err := os.RemoveAll(s.sandboxPath(spec.ID)); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	sb.removed = true
+	delete(s.sandboxes, spec.ID)
+	s.mu.Unlock()
+	if sb.pause != nil {
+		sb.pause.close()
+	}
+	return nil
+}
+
+// lastInPod tells whether no other sandbox uses the pod's cgroup: while a pod's
+// broken sandbox is replaced, two do.
+func (s *Supervisor) lastInPod(sb *sandbox) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, other := range s.sandboxes {
+		if other != sb && other.status.Sandbox.CgroupParent == sb.status.Sandbox.CgroupParent {
+			return false
+		}
+	}
+	return true
+}
+
+// runningSandbox finds a sandbox for a container to be started in.
+func (s *Supervisor) runningSandbox(id string) (*sandbox, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sb := s.sandboxes[id]
+	if sb == nil {
+		return nil, errorf(api.CodeNotFound, "no sandbox %s", id)
+	}
+	if sb.status.State != api.StateRunning {
+		return nil, errorf(api.CodeNotRunning, "sandbox %s is not running", id)
+	}
+	return sb, nil
+}
+
+func (sb *sandbox) nsPath(kind string) string {
+	return "/proc/" + strconv.Itoa(sb.pause.pid) + "/ns/" + kind
+}
+
+// list gives every sandbox and container, oldest first.
+func (s *Supervisor) list() ([]api.SandboxStatus, []api.ContainerStatus) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sandboxes := make([]api.SandboxStatus, 0, len(s.sandboxes))
+	for _, sb := range s.sandboxes {
+		if sb.ready {
+			sandboxes = append(sandboxes, sb.status)
+		}
+	}
+	containers := make([]api.ContainerStatus, 0, len(s.containers))
+	for _, c := range s.containers {
+		if c.state != stateStarting {
+			containers = append(containers, c.status)
+		}
+	}
+	slices.SortFunc(sandboxes, func(a, b api.SandboxStatus) int { return int(a.CreatedAt - b.CreatedAt) })
+	slices.SortFunc(containers, func(a, b api.ContainerStatus) int { return int(a.StartedAt - b.StartedAt) })
+	return sandboxes, containers
+}

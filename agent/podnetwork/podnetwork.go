@@ -1,0 +1,398 @@
+// Package podnetwork gives pods their network: it watches the cluster's Node
+// objects and translates their pod ranges into the values of netsetup.
+//
+// Each pod of its own network gets a pinned namespace and an address of the
+// node's range; each other node's range gets a route through that node's
+// internal address; packets that leave the cluster are hidden behind the
+// node's address.
+package podnetwork
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	kruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/agent/pod"
+	"github.com/clusterd/clusterd/netsetup/ipam"
+	"github.com/clusterd/clusterd/netsetup/netns"
+	"github.com/clusterd/clusterd/netsetup/nft"
+	"github.com/clusterd/clusterd/netsetup/overlay"
+	"github.com/clusterd/clusterd/netsetup/podnet"
+	"github.com/clusterd/clusterd/netsetup/sysctl"
+)
+
+// Config of a Network.
+type Config struct {
+	NodeName string     // required
+	NodeIP   netip.Addr // what pods of the host's network are told; required
+	Client   kubernetes.Interface
+	// Dir keeps ipam.json and the pinned namespaces; required.
+	Dir    string
+	Bridge string // interface name; default "clusterd0"
+	MTU    int    // of pods' interfaces; 0: the kernel's default
+	// PodCIDRs are all the cluster's pod ranges: what stays inside them is not
+	// masqueraded. The nodes' own ranges are always added.
+	PodCIDRs []netip.Prefix
+	Logger   *slog.Logger // for netsetup; default slog.Default()
+}
+
+// Network is a pod.Network over netsetup.
+type Network struct {
+	cfg    Config
+	spaces *netns.Dir
+	links  *podnet.Network
+	routes *overlay.HostGW
+	filter *nft.Filter
+
+	mu      sync.Mutex // guards all below
+	cidr    netip.Prefix
+	gateway netip.Addr
+	pool    *ipam.Pool // nil: the node has no range yet
+	live    []string   // told by Live before there was a pool
+	liveSet bool
+	fault   string // why there is no pool
+	onReady []func()
+}
+
+// New binds a Network to the present network namespace. It changes nothing
+// yet.
+func New(cfg Config) (*Network, error) {
+	if cfg.Bridge == "" {
+		cfg.Bridge = "clusterd0"
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("pod network: %w", err)
+	}
+	n := &Network{cfg: cfg, fault: "the node has no pod range yet"}
+	var err error
+	if n.spaces, err = netns.Open(filepath.Join(cfg.Dir, "netns")); err != nil {
+		return nil, fmt.Errorf("pod network: %w", err)
+	}
+	if n.links, err = podnet.Open(podnet.Config{Logger: cfg.Logger}); err != nil {
+		return nil, fmt.Errorf("pod network: %w", err)
+	}
+	if n.routes, err = overlay.OpenHostGW(overlay.Config{Logger: cfg.Logger}); err != nil {
+		n.links.Close()
+		return nil, fmt.Errorf("pod network: %w", err)
+	}
+	if n.filter, err = nft.Open(nft.Config{}); err != nil {
+		n.links.Close()
+		n.routes.Close()
+		return nil, fmt.Errorf("pod network: %w", err)
+	}
+	return n, nil
+}
+
+// retry is the longest time between two attempts to set what the kernel
+// refused.
+const retry = 30 * time.Second
+
+// Run watches the nodes and keeps bridge, routes and rules in step until ctx
+// ends. Pods keep their network when it returns.
+func (n *Network) Run(ctx context.Context) error {
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (kruntime.Object, error) {
+			return n.cfg.Client.CoreV1().Nodes().List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return n.cfg.Client.CoreV1().Nodes().Watch(ctx, o)
+		},
+	}
+	informer := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, n.cfg.Client), &v1.Node{}, 0, cache.Indexers{})
+	changed := make(chan struct{}, 1)
+	poke := func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	}
+	handle, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { poke() }, DeleteFunc: func(any) { poke() },
+		UpdateFunc: func(old, now any) {
+			if sameNet(old.(*v1.Node), now.(*v1.Node)) {
+				return
+			}
+			poke()
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("node watch: %w", err)
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { informer.RunWithContext(ctx) })
+	defer n.close()
+	select {
+	case <-handle.HasSyncedChecker().Done():
+	case <-ctx.Done():
+		return nil
+	}
+	lister := corelisters.NewNodeLister(informer.GetIndexer())
+	delay := 100 * time.Millisecond
+	for {
+		nodes, err := lister.List(labels.Everything())
+		if err == nil {
+			err = n.apply(ctx, nodes)
+		}
+		var again <-chan time.Time
+		if err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Pod network is not as it should be, will retry", "after", delay)
+			again = time.After(delay)
+			delay = min(2*delay, retry)
+		} else {
+			delay = 100 * time.Millisecond
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		case <-again:
+		}
+	}
+}
+
+// sameNet reports whether nothing changed that the network depends on.
+func sameNet(a, b *v1.Node) bool {
+	return a.Spec.PodCIDR == b.Spec.PodCIDR && internalIP(a) == internalIP(b)
+}
+
+func internalIP(n *v1.Node) netip.Addr {
+	for _, a := range n.Status.Addresses {
+		if a.Type == v1.NodeInternalIP {
+			if ip, err := netip.ParseAddr(a.Address); err == nil {
+				return ip
+			}
+		}
+	}
+	return netip.Addr{}
+}
+
+// plan is what the nodes ask of this node's network. Pure.
+type plan struct {
+	own    netip.Prefix
+	routes []overlay.Route
+	rules  nft.Ruleset
+}
+
+func makePlan(self string, cluster []netip.Prefix, nodes []*v1.Node) plan {
+	var p plan
+	within := slices.Clone(cluster)
+	for _, node := range nodes {
+		cidr, err := netip.ParsePrefix(node.Spec.PodCIDR)
+		if err != nil {
+			continue // no range yet
+		}
+		cidr = cidr.Masked()
+		within = append(within, cidr)
+		if node.Name == self {
+			p.own = cidr
+			continue
+		}
+		if via := internalIP(node); via.IsValid() {
+			p.routes = append(p.routes, overlay.Route{Dst: cidr, Via: via})
+		}
+	}
+	slices.SortFunc(p.routes, func(a, b overlay.Route) int { return comparePrefix(a.Dst, b.Dst) })
+	slices.SortFunc(within, comparePrefix)
+	within = slices.Compact(within)
+	if p.own.IsValid() {
+		p.rules = nft.Ruleset{Forward: within, Masquerade: []nft.Masquerade{{From: p.own, Except: within}}}
+	}
+	return p
+}
+
+func comparePrefix(a, b netip.Prefix) int {
+	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+}
+
+// apply brings the kernel to what the nodes say.
+func (n *Network) apply(ctx context.Context, nodes []*v1.Node) error {
+	p := makePlan(n.cfg.NodeName, n.cfg.PodCIDRs, nodes)
+	if !p.own.IsValid() {
+		return nil // the range will come with another change
+	}
+	if err := n.open(p.own); err != nil {
+		n.mu.Lock()
+		n.fault = err.Error()
+		n.mu.Unlock()
+		return err
+	}
+	if err := n.filter.Apply(p.rules); err != nil {
+		return fmt.Errorf("packet filter: %w", err)
+	}
+	if err := n.routes.Set(ctx, p.routes); err != nil {
+		return fmt.Errorf("routes to nodes: %w", err)
+	}
+	return nil
+}
+
+// open makes bridge and address pool for the node's range.
+func (n *Network) open(cidr netip.Prefix) error {
+	n.mu.Lock()
+	had := n.cidr
+	n.mu.Unlock()
+	if had == cidr {
+		return nil
+	}
+	if err := sysctl.Set(sysctl.Router()); err != nil {
+		return fmt.Errorf("kernel switches: %w", err)
+	}
+	gateway := cidr.Addr().Next()
+	if err := n.links.EnsureBridge(podnet.Bridge{Name: n.cfg.Bridge, Addr: netip.PrefixFrom(gateway, cidr.Bits()), MTU: n.cfg.MTU}); err != nil {
+		return fmt.Errorf("bridge: %w", err)
+	}
+	pool, err := ipam.Open(ipam.Config{File: filepath.Join(n.cfg.Dir, "ipam.json"), Prefix: cidr, Reserved: []netip.Addr{gateway}})
+	if err != nil {
+		return fmt.Errorf("addresses: %w", err)
+	}
+	n.mu.Lock()
+	n.cidr, n.gateway, n.pool, n.fault = cidr, gateway, pool, ""
+	live, told := n.live, n.liveSet
+	n.live, n.liveSet = nil, false
+	hooks := n.onReady
+	n.mu.Unlock()
+	if told {
+		if _, err := pool.Reconcile(live); err != nil {
+			return fmt.Errorf("addresses of pods that are no more: %w", err)
+		}
+	}
+	for _, fn := range hooks {
+		fn()
+	}
+	return nil
+}
+
+// Ready reports whether pods can get a network, and why not.
+func (n *Network) Ready() (bool, string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.pool != nil, n.fault
+}
+
+// OnReady asks for a call when the network gets ready. Call it before Run; fn
+// must not block.
+func (n *Network) OnReady(fn func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.onReady = append(n.onReady, fn)
+}
+
+// Attach makes the pod's namespace and address, or finds them.
+func (n *Network) Attach(_ context.Context, uid string, hostNetwork bool) (string, []netip.Addr, error) {
+	if hostNetwork {
+		return "", []netip.Addr{n.cfg.NodeIP}, nil
+	}
+	n.mu.Lock()
+	pool, gateway := n.pool, n.gateway
+	n.mu.Unlock()
+	if pool == nil {
+		return "", nil, pod.ErrNetworkNotReady
+	}
+	addr, err := pool.Allocate(uid)
+	if err != nil {
+		return "", nil, fmt.Errorf("address for the pod: %w", err)
+	}
+	path, err := n.spaces.Create(uid)
+	if err == nil {
+		err = n.links.Attach(podnet.Pod{NetNS: path, HostIf: podnet.HostIf(uid), Bridge: n.cfg.Bridge, Addr: addr, Gateway: gateway, MTU: n.cfg.MTU})
+	}
+	if err != nil {
+		return "", nil, errors.Join(fmt.Errorf("connect the pod: %w", err), n.spaces.Delete(uid), pool.Release(uid))
+	}
+	return path, []netip.Addr{addr.Addr()}, nil
+}
+
+// Detach gives namespace and address back. What is not there is fine.
+func (n *Network) Detach(_ context.Context, uid string) error {
+	n.mu.Lock()
+	pool := n.pool
+	n.mu.Unlock()
+	err := errors.Join(n.links.Detach(podnet.HostIf(uid)), n.spaces.Delete(uid))
+	if err == nil && pool != nil {
+		err = pool.Release(uid)
+	}
+	return err
+}
+
+// Live removes the network of every pod that is not named.
+func (n *Network) Live(ctx context.Context, uids []string) error {
+	keep := map[string]bool{}
+	hostIfs := make([]string, 0, len(uids))
+	for _, u := range uids {
+		keep[u] = true
+		hostIfs = append(hostIfs, podnet.HostIf(u))
+	}
+	var errs []error
+	pinned, err := n.spaces.List()
+	if err != nil {
+		errs = append(errs, err)
+	}
+	for _, name := range pinned {
+		if !keep[name] {
+			errs = append(errs, n.spaces.Delete(name))
+		}
+	}
+	if swept, err := n.links.Sweep(hostIfs); err != nil {
+		errs = append(errs, err)
+	} else if swept > 0 {
+		klog.FromContext(ctx).Info("Removed network interfaces of pods that are no more", "count", swept)
+	}
+	n.mu.Lock()
+	pool := n.pool
+	if pool == nil {
+		n.live, n.liveSet = uids, true
+	}
+	n.mu.Unlock()
+	if pool != nil {
+		_, err := pool.Reconcile(uids)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// Dial connects to a TCP port on the loopback of the pod.
+func (n *Network) Dial(ctx context.Context, uid string, hostNetwork bool, port int32) (net.Conn, error) {
+	var conn net.Conn
+	dial := func() error {
+		var err4, err6 error
+		var d net.Dialer
+		p := strconv.Itoa(int(port))
+		if conn, err4 = d.DialContext(ctx, "tcp4", net.JoinHostPort("127.0.0.1", p)); err4 == nil {
+			return nil
+		}
+		if conn, err6 = d.DialContext(ctx, "tcp6", net.JoinHostPort("::1", p)); err6 == nil {
+			return nil
+		}
+		return err4
+	}
+	if hostNetwork {
+		return conn, dial()
+	}
+	err := netns.Do(n.spaces.Path(uid), dial)
+	return conn, err
+}
+
+var _ pod.Network = (*Network)(nil)

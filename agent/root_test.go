@@ -1,0 +1,685 @@
+package agent_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	ocispec "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/vishvananda/netlink"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
+	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/utils/ptr"
+
+	"github.com/clusterd/clusterd/agent"
+	"github.com/clusterd/clusterd/agent/image"
+	"github.com/clusterd/clusterd/agent/podnetwork"
+	"github.com/clusterd/clusterd/agent/runtime"
+)
+
+// Root tests run the agent over real containers, images and networks, below
+// an API in memory. The test process goes on in a network namespace of its
+// own, so that nothing of the machine's network is touched.
+const inNamespace = "CLUSTERD_AGENT_TEST_NETNS"
+
+var programs string // folder with podmon and app
+
+func TestMain(m *testing.M) {
+	if os.Getenv("CLUSTERD_ROOT") == "" || os.Geteuid() != 0 {
+		os.Exit(m.Run())
+	}
+	if os.Getenv(inNamespace) == "" {
+		dir, err := os.MkdirTemp("", "agent-test")
+		if err == nil {
+			err = build(dir)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+		cmd.Env = append(os.Environ(), inNamespace+"="+dir)
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+		err = cmd.Run()
+		os.RemoveAll(dir)
+		var exit *exec.ExitError
+		if err != nil && !errors.As(err, &exit) {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(cmd.ProcessState.ExitCode())
+	}
+	programs = os.Getenv(inNamespace)
+	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.LinkSetUp(lo)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+func build(dir string) error {
+	run := func(cgo string, args ...string) error {
+		cmd := exec.Command("go", append([]string{"build"}, args...)...)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED="+cgo)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("go build %s: %w\n%s", strings.Join(args, " "), err, out)
+		}
+		return nil
+	}
+	if err := run("1", "-tags", "seccomp netgo osusergo runc_nocriu", "-ldflags", "-s -w -linkmode external -extldflags -static",
+		"-o", filepath.Join(dir, "podmon"), "../cmd/podmon"); err != nil {
+		return err
+	}
+	return run("0", "-ldflags", "-s -w", "-o", filepath.Join(dir, "app"), "./testdata/app")
+}
+
+func needRoot(t testing.TB) {
+	t.Helper()
+	if os.Getenv("CLUSTERD_ROOT") == "" {
+		t.Skip("needs root and containers: CLUSTERD_ROOT=1 go test ./agent -run Root")
+	}
+	if os.Geteuid() != 0 {
+		t.Fatal("CLUSTERD_ROOT is set, but this is not root")
+	}
+}
+
+// machine is a node: what survives the agent is made once, the agent can be
+// stopped and started again.
+type machine struct {
+	t       testing.TB
+	dir     string
+	cgroup  string
+	api     *fake.Clientset
+	runtime *runtime.Client
+	images  *image.Store
+	agent   *agent.Agent
+	stop    func()
+	server  *httptest.Server
+	watch   *stopwatch // of benchmarks, else nil
+}
+
+const appImage = "example.com/app:1"
+
+func newMachine(t testing.TB) *machine { return newTimedMachine(t, nil) }
+
+func newTimedMachine(t testing.TB, watch *stopwatch) *machine {
+	t.Helper()
+	needRoot(t)
+	m := &machine{t: t, watch: watch, dir: t.TempDir(), cgroup: fmt.Sprintf("/agenttest-%d-%d", os.Getpid(), time.Now().UnixNano()), api: fake.NewClientset()}
+	var err error
+	if m.images, err = image.Open(image.Config{Dir: filepath.Join(m.dir, "images"), Logger: slog.New(slog.DiscardHandler)}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.images.Load(t.Context(), bytes.NewReader(appTar(t))); err != nil {
+		t.Fatal(err)
+	}
+	// What the cluster does: a new node gets its pod range.
+	give := func(a k8stesting.Action) (bool, kruntime.Object, error) {
+		a.(k8stesting.CreateAction).GetObject().(*v1.Node).Spec.PodCIDR = "10.99.0.0/24"
+		return false, nil, nil
+	}
+	m.api.PrependReactor("create", "nodes", give)
+	m.connect()
+	m.start()
+	t.Cleanup(m.end)
+	return m
+}
+
+func (m *machine) connect() {
+	m.t.Helper()
+	var err error
+	m.runtime, err = runtime.Start(context.Background(), runtime.Config{
+		Dir: filepath.Join(m.dir, "podmon"), PodmonPath: filepath.Join(programs, "podmon"), CgroupRoot: m.cgroup, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// start runs an agent over what there is.
+func (m *machine) start() {
+	m.t.Helper()
+	network, err := podnetwork.New(podnetwork.Config{NodeName: "n1", NodeIP: netip.MustParseAddr("192.0.2.1"), Client: m.api, Dir: filepath.Join(m.dir, "net"), Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	a, err := agent.New(agent.Config{
+		NodeName: "n1", NodeIP: netip.MustParseAddr("192.0.2.1"), DataDir: m.dir, CgroupRoot: m.cgroup,
+		Client: m.api, Runtime: m.wrapRuntime(), Images: m.wrapImages(), Network: m.wrapNetwork(network), Version: "v1.37.0-test",
+	})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := a.Run(ctx); err != nil {
+			m.t.Errorf("agent: %v", err)
+		}
+	})
+	m.agent, m.server = a, httptest.NewServer(a.Handler())
+	m.stop = func() {
+		m.server.Close()
+		cancel()
+		wg.Wait()
+	}
+}
+
+// end removes all pods and checks that nothing is left.
+func (m *machine) end() {
+	m.t.Helper()
+	ctx := context.Background()
+	list, err := m.api.CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		m.t.Error(err)
+	}
+	for i := range list.Items {
+		if err := m.api.CoreV1().Pods("default").Delete(ctx, list.Items[i].Name, metav1.DeleteOptions{}); err != nil {
+			m.t.Error(err)
+		}
+	}
+	m.eventually("end of all pods", func() bool {
+		s, c, err := m.runtime.List(ctx)
+		return err == nil && len(s)+len(c) == 0
+	})
+	m.eventually("empty folders", func() bool {
+		pods, _ := os.ReadDir(filepath.Join(m.dir, "pods"))
+		mounts, _ := m.images.Mounts()
+		spaces, _ := os.ReadDir(filepath.Join(m.dir, "net", "netns"))
+		return len(pods)+len(mounts)+len(spaces) == 0
+	})
+	m.stop()
+	if err := m.runtime.Shutdown(ctx, true); err != nil {
+		m.t.Error(err)
+	}
+	m.runtime.Close()
+	m.images.Close()
+	m.eventually("end of cgroups", func() bool {
+		left, _ := filepath.Glob("/sys/fs/cgroup/*" + m.cgroup + "/*/pod*")
+		return len(left) == 0
+	})
+	// The class groups stay with the node; `clusterd reset` removes them.
+	m.eventually("end of the node's cgroups", func() bool {
+		for _, below := range []string{"/*", ""} {
+			groups, _ := filepath.Glob("/sys/fs/cgroup/*" + m.cgroup + below)
+			for _, g := range groups {
+				if st, err := os.Stat(g); err == nil && st.IsDir() {
+					_ = os.Remove(g) // podmon itself may still be in it
+				}
+			}
+		}
+		left, _ := filepath.Glob("/sys/fs/cgroup/*" + m.cgroup)
+		return len(left) == 0
+	})
+	if b, _ := os.ReadFile("/proc/self/mountinfo"); bytes.Contains(b, []byte(m.dir+"/")) {
+		for l := range strings.Lines(string(b)) {
+			if strings.Contains(l, m.dir+"/") {
+				m.t.Errorf("left mounted: %s", l)
+			}
+		}
+	}
+}
+
+func (m *machine) eventually(what string, holds func() bool) {
+	m.t.Helper()
+	deadline := time.Now().Add(40 * time.Second)
+	for !holds() {
+		if time.Now().After(deadline) {
+			for _, v := range m.podStatuses() {
+				m.t.Log(v)
+			}
+			m.t.Fatalf("%s did not come in 40 s", what)
+		}
+		<-time.After(5 * time.Millisecond)
+	}
+}
+
+func (m *machine) podStatuses() []string {
+	list, err := m.api.CoreV1().Pods("").List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		return []string{err.Error()}
+	}
+	var out []string
+	for _, p := range list.Items {
+		b, _ := json.Marshal(p.Status)
+		out = append(out, p.Name+": "+string(b))
+	}
+	if events, err := m.api.CoreV1().Events("").List(context.Background(), metav1.ListOptions{}); err == nil {
+		for _, e := range events.Items {
+			out = append(out, e.InvolvedObject.Name+" "+e.Reason+": "+e.Message)
+		}
+	}
+	return out
+}
+
+func (m *machine) create(p *v1.Pod) {
+	m.t.Helper()
+	if _, err := m.api.CoreV1().Pods(p.Namespace).Create(m.t.Context(), p, metav1.CreateOptions{}); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+func (m *machine) get(name string) *v1.Pod {
+	p, err := m.api.CoreV1().Pods("default").Get(context.Background(), name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return p
+}
+
+// ready waits until the pod is ready and returns it.
+func (m *machine) ready(name string) *v1.Pod {
+	m.t.Helper()
+	var p *v1.Pod
+	m.eventually("pod "+name+" ready", func() bool {
+		p = m.get(name)
+		for _, c := range p.Status.Conditions {
+			if c.Type == v1.PodReady && c.Status == v1.ConditionTrue {
+				return true
+			}
+		}
+		return false
+	})
+	return p
+}
+
+// call asks the agent's handler.
+func (m *machine) call(path string) (int, string) {
+	m.t.Helper()
+	res, err := http.Get(m.server.URL + path)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return res.StatusCode, string(b)
+}
+
+// fetch asks the app in a pod, over the pod network, as soon as it listens.
+func (m *machine) fetch(p *v1.Pod, path string) string {
+	m.t.Helper()
+	var body []byte
+	m.eventually("answer of "+p.Name, func() bool {
+		res, err := (&http.Client{Timeout: 20 * time.Second}).Get("http://" + p.Status.PodIP + ":8080" + path)
+		if err != nil {
+			return false
+		}
+		defer res.Body.Close()
+		body, err = io.ReadAll(res.Body)
+		return err == nil
+	})
+	return string(body)
+}
+
+func appTar(t testing.TB) []byte {
+	t.Helper()
+	app, err := os.ReadFile(filepath.Join(programs, "app"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var layer bytes.Buffer
+	w := tar.NewWriter(&layer)
+	for _, d := range []string{"bin/", "etc/", "tmp/", "data/", "proc/", "sys/", "dev/"} {
+		if err := w.WriteHeader(&tar.Header{Name: d, Typeflag: tar.TypeDir, Mode: 0o777}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, data := range map[string][]byte{
+		"bin/app": app, "etc/passwd": []byte("root:x:0:0::/:\nworker:x:1234:2345::/:\n"), "etc/group": []byte("root:x:0:\nextra:x:77:worker\n"),
+	} {
+		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(data))}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer.Bytes())), nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := mutate.AppendLayers(empty.Image, l)
+	if err == nil {
+		img, err = mutate.ConfigFile(img, &ocispec.ConfigFile{OS: "linux", Architecture: goarch(), RootFS: must(img.ConfigFile()).RootFS,
+			Config: ocispec.Config{Entrypoint: []string{"/bin/app"}, Cmd: []string{"serve", "8080"}, Env: []string{"FROM_IMAGE=yes", "PATH=/bin"}}})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	ref, err := name.NewTag(appImage)
+	if err == nil {
+		err = tarball.Write(ref, img, &out)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+func newPod(name string, containers ...v1.Container) *v1.Pod {
+	return &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID("uid-" + name), Labels: map[string]string{"app": name}},
+		Spec: v1.PodSpec{NodeName: "n1", RestartPolicy: v1.RestartPolicyAlways, Containers: containers,
+			TerminationGracePeriodSeconds: ptr.To(int64(10)), DNSPolicy: v1.DNSClusterFirst},
+		Status: v1.PodStatus{Phase: v1.PodPending},
+	}
+}
+
+func app(name string, args ...string) v1.Container {
+	return v1.Container{Name: name, Image: appImage, Args: args, ImagePullPolicy: v1.PullIfNotPresent}
+}
+
+// delete asks for a graceful deletion, as the API server would.
+func (m *machine) delete(name string, grace int64) {
+	m.t.Helper()
+	m.eventually("mark for deletion", func() bool { // the agent writes too
+		p := m.get(name)
+		p.DeletionTimestamp = ptr.To(metav1.NewTime(time.Now().Add(time.Duration(grace) * time.Second)))
+		p.DeletionGracePeriodSeconds = &grace
+		_, err := m.api.CoreV1().Pods("default").Update(m.t.Context(), p, metav1.UpdateOptions{})
+		return err == nil
+	})
+}
+
+func TestRootPodServes(t *testing.T) {
+	m := newMachine(t)
+	if _, err := m.api.CoreV1().ConfigMaps("default").Create(t.Context(), &v1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "conf", Namespace: "default"}, Data: map[string]string{"page": "one", "colour": "red"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.api.CoreV1().Secrets("default").Create(t.Context(), &v1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "key", Namespace: "default"}, Data: map[string][]byte{"token": []byte("hush")}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	host := t.TempDir()
+	c := app("web")
+	c.Env = []v1.EnvVar{
+		{Name: "POD_IP", ValueFrom: &v1.EnvVarSource{FieldRef: &v1.ObjectFieldSelector{FieldPath: "status.podIP"}}},
+		{Name: "COLOUR", ValueFrom: &v1.EnvVarSource{ConfigMapKeyRef: &v1.ConfigMapKeySelector{LocalObjectReference: v1.LocalObjectReference{Name: "conf"}, Key: "colour"}}},
+		{Name: "GREETING", Value: "hello $(COLOUR)"},
+		{Name: "LIMIT", ValueFrom: &v1.EnvVarSource{ResourceFieldRef: &v1.ResourceFieldSelector{Resource: "limits.memory", Divisor: resource.MustParse("1Mi")}}},
+	}
+	c.Resources.Limits = v1.ResourceList{v1.ResourceMemory: resource.MustParse("64Mi"), v1.ResourceCPU: resource.MustParse("500m")}
+	c.Resources.Requests = c.Resources.Limits
+	c.ReadinessProbe = &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/", Port: intstr.FromInt32(8080)}}, PeriodSeconds: 10, TimeoutSeconds: 1, FailureThreshold: 3}
+	c.VolumeMounts = []v1.VolumeMount{
+		{Name: "conf", MountPath: "/conf"}, {Name: "secret", MountPath: "/secret"}, {Name: "down", MountPath: "/down"},
+		{Name: "shared", MountPath: "/shared"}, {Name: "mem", MountPath: "/mem"}, {Name: "host", MountPath: "/host", SubPath: "sub"},
+	}
+	side := app("side", "write", "/shared/note", "from side")
+	side.VolumeMounts = []v1.VolumeMount{{Name: "shared", MountPath: "/shared"}}
+	side.Resources = c.Resources
+	p := newPod("web", c)
+	p.Spec.InitContainers = []v1.Container{side}
+	p.Spec.Volumes = []v1.Volume{
+		{Name: "conf", VolumeSource: v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "conf"}}}},
+		{Name: "secret", VolumeSource: v1.VolumeSource{Secret: &v1.SecretVolumeSource{SecretName: "key"}}},
+		{Name: "down", VolumeSource: v1.VolumeSource{DownwardAPI: &v1.DownwardAPIVolumeSource{Items: []v1.DownwardAPIVolumeFile{{Path: "labels", FieldRef: &v1.ObjectFieldSelector{FieldPath: "metadata.labels"}}}}}},
+		{Name: "shared", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}},
+		{Name: "mem", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory, SizeLimit: ptr.To(resource.MustParse("1Mi"))}}},
+		{Name: "host", VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: host}}},
+	}
+	m.create(p)
+	p = m.ready("web")
+	if p.Status.QOSClass != v1.PodQOSGuaranteed || !strings.HasPrefix(p.Status.PodIP, "10.99.0.") {
+		t.Errorf("status %+v", p.Status)
+	}
+	env := m.fetch(p, "/env")
+	for _, want := range []string{"POD_IP=" + p.Status.PodIP, "GREETING=hello red", "LIMIT=64", "FROM_IMAGE=yes", "HOSTNAME=web"} {
+		if !strings.Contains(env, want) {
+			t.Errorf("no %s in %s", want, env)
+		}
+	}
+	for file, want := range map[string]string{
+		"/conf/page": "one", "/secret/token": "hush", "/down/labels": `app="web"`, "/shared/note": "from side", "/etc/hostname": "",
+	} {
+		if got := m.fetch(p, "/file?name="+file); want != "" && got != want {
+			t.Errorf("%s: %q, want %q", file, got, want)
+		}
+	}
+	if got := m.fetch(p, "/file?name=/etc/hosts"); !strings.Contains(got, p.Status.PodIP+"\tweb") {
+		t.Errorf("/etc/hosts: %s", got)
+	}
+	if b, err := os.ReadFile("/sys/fs/cgroup/memory" + m.cgroup + "/pod" + string(p.UID) + "/memory.limit_in_bytes"); err == nil && strings.TrimSpace(string(b)) != "67108864" {
+		t.Errorf("pod cgroup's memory limit: %s", b)
+	}
+	// A change of the ConfigMap reaches the running pod.
+	cm := must(m.api.CoreV1().ConfigMaps("default").Get(t.Context(), "conf", metav1.GetOptions{}))
+	cm.Data["page"] = "two"
+	must(m.api.CoreV1().ConfigMaps("default").Update(t.Context(), cm, metav1.UpdateOptions{}))
+	m.eventually("new content", func() bool { return m.fetch(p, "/file?name=/conf/page") == "two" })
+
+	if code, body := m.call("/containerLogs/default/web/web"); code != 200 || body != "serving on 8080\n" {
+		t.Errorf("logs: %d %q", code, body)
+	}
+	if code, body := m.call("/containerLogs/default/web/nope"); code != 404 || !strings.Contains(body, "nope") {
+		t.Errorf("logs of an unknown container: %d %q", code, body)
+	}
+	if code, body := m.call("/images"); code != 200 || !strings.Contains(body, appImage) {
+		t.Errorf("images: %d %s", code, body)
+	}
+	out, code := m.exec("web", "web", nil, "/bin/app", "cat", "/shared/note")
+	if out != "from side" || code != 0 {
+		t.Errorf("exec: %q %d", out, code)
+	}
+	if out, code = m.exec("web", "web", strings.NewReader("in and out"), "/bin/app", "copy"); out != "in and out" || code != 0 {
+		t.Errorf("exec with stdin: %q %d", out, code)
+	}
+	if _, code = m.exec("web", "web", nil, "/bin/app", "exit", "5"); code != 5 {
+		t.Errorf("exec: exit code %d", code)
+	}
+
+	// Deletion is graceful and complete.
+	m.delete("web", 10)
+	m.eventually("deletion", func() bool { return m.get("web") == nil })
+}
+
+// exec runs a command through the handler, as kubectl does.
+func (m *machine) exec(podName, container string, in io.Reader, command ...string) (string, int) {
+	m.t.Helper()
+	q := url.Values{"command": command, "output": {"1"}, "error": {"1"}}
+	if in != nil {
+		q.Set("input", "1")
+	}
+	u := must(url.Parse(m.server.URL + "/exec/default/" + podName + "/" + container + "?" + q.Encode()))
+	ex, err := remotecommand.NewSPDYExecutor(&rest.Config{Host: m.server.URL}, "POST", u)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	var out, errs bytes.Buffer
+	ctx, cancel := context.WithTimeout(m.t.Context(), 30*time.Second)
+	defer cancel()
+	err = ex.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: in, Stdout: &out, Stderr: &errs})
+	var exit interface{ ExitStatus() int }
+	if errors.As(err, &exit) {
+		return out.String(), exit.ExitStatus()
+	}
+	if err != nil {
+		m.t.Errorf("exec %v: %v", command, err)
+	}
+	return out.String(), 0
+}
+
+// TestRootRestartKeepsContainers: the agent goes and comes; nobody notices.
+func TestRootRestartKeepsContainers(t *testing.T) {
+	m := newMachine(t)
+	for _, n := range []string{"a", "b", "c"} {
+		m.create(newPod(n, app("web")))
+	}
+	ids := map[string]string{}
+	for _, n := range []string{"a", "b", "c"} {
+		ids[n] = m.ready(n).Status.ContainerStatuses[0].ContainerID
+	}
+	pids := m.pids()
+	m.stop()
+	if err := m.api.CoreV1().Pods("default").Delete(t.Context(), "c", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	m.start()
+	m.eventually("end of the orphan", func() bool { return len(m.pids()) == 2 })
+	for _, n := range []string{"a", "b"} {
+		p := m.ready(n)
+		if got := p.Status.ContainerStatuses[0].ContainerID; got != ids[n] || p.Status.ContainerStatuses[0].RestartCount != 0 {
+			t.Errorf("%s was restarted", n)
+		}
+		if got := strings.TrimSpace(m.fetch(p, "/")); got != n {
+			t.Errorf("%s answers %q", n, got)
+		}
+	}
+	for _, pid := range m.pids() {
+		if !slices.Contains(pids, pid) {
+			t.Errorf("process %d is new", pid)
+		}
+	}
+	m.create(newPod("d", app("web"))) // and it works on
+	d := m.ready("d")
+	if got := strings.TrimSpace(m.fetch(d, "/")); got != "d" {
+		t.Errorf("d answers %q", got)
+	}
+}
+
+func (m *machine) pids() []int {
+	m.t.Helper()
+	_, cs, err := m.runtime.List(context.Background())
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	var out []int
+	for _, c := range cs {
+		out = append(out, c.Pid)
+	}
+	return out
+}
+
+func TestRootEnds(t *testing.T) {
+	m := newMachine(t)
+	hog := app("hog", "hog")
+	hog.Resources.Limits = v1.ResourceList{v1.ResourceMemory: resource.MustParse("32Mi")}
+	p := newPod("oom", hog)
+	p.Spec.RestartPolicy = v1.RestartPolicyNever
+	m.create(p)
+	p = newPod("message", app("m", "message", "last words"))
+	p.Spec.RestartPolicy = v1.RestartPolicyNever
+	m.create(p)
+	logs := app("l", "exit", "4", "words in the log")
+	logs.TerminationMessagePolicy = v1.TerminationMessageFallbackToLogsOnError
+	p = newPod("logs", logs)
+	p.Spec.RestartPolicy = v1.RestartPolicyNever
+	m.create(p)
+	bad := app("b")
+	bad.Command = []string{"/nope"}
+	p = newPod("bad", bad)
+	p.Spec.RestartPolicy = v1.RestartPolicyNever
+	m.create(p)
+	user := app("u", "id")
+	user.SecurityContext = &v1.SecurityContext{RunAsUser: ptr.To(int64(1234))}
+	p = newPod("user", user)
+	p.Spec.RestartPolicy = v1.RestartPolicyNever
+	p.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: ptr.To(int64(99))}
+	m.create(p)
+
+	ended := func(name string) v1.ContainerStateTerminated {
+		var s *v1.ContainerStateTerminated
+		m.eventually("end of "+name, func() bool {
+			p := m.get(name)
+			if len(p.Status.ContainerStatuses) == 0 || p.Status.Phase != v1.PodFailed && p.Status.Phase != v1.PodSucceeded {
+				return false
+			}
+			s = p.Status.ContainerStatuses[0].State.Terminated
+			return s != nil
+		})
+		return *s
+	}
+	if s := ended("oom"); s.Reason != "OOMKilled" || s.ExitCode != 137 {
+		t.Errorf("oom: %+v", s)
+	}
+	if s := ended("message"); s.Message != "last words" || s.ExitCode != 3 || s.Reason != "Error" {
+		t.Errorf("message: %+v", s)
+	}
+	if s := ended("logs"); s.Message != "words in the log\n" || s.ExitCode != 4 {
+		t.Errorf("logs: %+v", s)
+	}
+	if s := ended("bad"); s.Reason != "ContainerCannotRun" || !strings.Contains(s.Message, "/nope") {
+		t.Errorf("bad: %+v", s)
+	}
+	if s := ended("user"); s.ExitCode != 0 {
+		t.Errorf("user: %+v", s)
+	}
+	if _, body := m.call("/containerLogs/default/user/u"); body != "1234 2345 [77 99]\n" {
+		t.Errorf("id: %q", body)
+	}
+}
+
+// TestRootPauseKilled is FEATURES row 201.
+func TestRootPauseKilled(t *testing.T) {
+	m := newMachine(t)
+	m.create(newPod("web", app("web")))
+	was := m.ready("web").Status.PodIP
+	s, _, err := m.runtime.List(t.Context())
+	if err != nil || len(s) != 1 {
+		t.Fatal(err, s)
+	}
+	if err := syscall.Kill(s[0].Pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	m.eventually("another sandbox", func() bool {
+		p := m.get("web")
+		return p.Status.PodIP != was && p.Status.ContainerStatuses[0].RestartCount == 1 && p.Status.ContainerStatuses[0].Ready
+	})
+	if got := strings.TrimSpace(m.fetch(m.get("web"), "/")); got != "web" {
+		t.Errorf("answer %q", got)
+	}
+}

@@ -1,0 +1,114 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+)
+
+// SubPath makes the given sub path of a volume available as a path of its
+// own: a bind mount of the very file that was found inside the volume, so
+// that a container swapping a folder for a link gains nothing. A path that
+// leaves the volume is refused. Missing folders are made.
+func (m *Manager) SubPath(pod *v1.Pod, volumeName, container string, index int, sub string) (string, error) {
+	root, _, err := m.Source(pod, volumeName)
+	if err != nil {
+		return "", err
+	}
+	f, err := openBeneath(root, sub)
+	if err != nil {
+		return "", fmt.Errorf("failed to prepare subPath for volumeMount %q of container %q: %w", volumeName, container, err)
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return "", err
+	}
+	target := filepath.Join(m.podDir(pod.UID), "volume-subpaths", volumeName, container, strconv.Itoa(index))
+	at, err := m.cfg.Mounter.Below(target)
+	if err != nil {
+		return "", err
+	}
+	for _, p := range at { // of an earlier instance: its source may have been replaced
+		if err := m.cfg.Mounter.Unmount(p); err != nil {
+			return "", err
+		}
+	}
+	if err := os.RemoveAll(target); err != nil {
+		return "", err
+	}
+	if st.IsDir() {
+		err = os.MkdirAll(target, 0o755)
+	} else {
+		if err = os.MkdirAll(filepath.Dir(target), 0o755); err == nil {
+			err = os.WriteFile(target, nil, 0o644)
+		}
+	}
+	if err != nil {
+		return "", err
+	}
+	if err := m.cfg.Mounter.Bind(f, target); err != nil {
+		return "", fmt.Errorf("bind subPath %q: %w", sub, err)
+	}
+	return target, nil
+}
+
+// openBeneath opens sub inside root without ever leaving root, following links
+// that stay inside, and making folders that are missing.
+func openBeneath(root, sub string) (*os.File, error) {
+	if filepath.IsAbs(sub) || strings.Contains("/"+sub+"/", "/../") {
+		return nil, fmt.Errorf("subPath %q must be a relative path inside the volume", sub)
+	}
+	dir, err := os.OpenFile(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	f, err := openat(dir, sub, unix.O_PATH)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return f, err
+	}
+	// Make what is missing, one folder at a time, each opened inside root.
+	at := ""
+	for _, part := range strings.Split(filepath.Clean(sub), "/") {
+		parent, err := openat(dir, orDot(at), unix.O_PATH|unix.O_DIRECTORY)
+		if err != nil {
+			return nil, err
+		}
+		st, err := parent.Stat()
+		if err == nil {
+			err = unix.Mkdirat(int(parent.Fd()), part, uint32(st.Mode().Perm()))
+		}
+		parent.Close()
+		if err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, err
+		}
+		at = filepath.Join(at, part)
+	}
+	return openat(dir, sub, unix.O_PATH)
+}
+
+func orDot(p string) string {
+	if p == "" {
+		return "."
+	}
+	return p
+}
+
+func openat(dir *os.File, p string, flags uint64) (*os.File, error) {
+	fd, err := unix.Openat2(int(dir.Fd()), orDot(p), &unix.OpenHow{
+		Flags:   flags | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: filepath.Join(dir.Name(), p), Err: err}
+	}
+	return os.NewFile(uintptr(fd), filepath.Join(dir.Name(), p)), nil
+}

@@ -1,0 +1,342 @@
+// Package volume makes a pod's volumes: folders, files rendered from
+// ConfigMaps, Secrets and the pod's own fields, and paths of the host. It
+// mounts only what needs a mount (tmpfs and subPath binds); binding volumes
+// into containers is podmon's work.
+//
+// On disk, below the data folder:
+//
+//	pods/UID/volumes/kubernetes.io~KIND/NAME     one folder a volume
+//	pods/UID/volume-subpaths/NAME/CONTAINER/N    bind mounts of subPaths
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Objects gives the ConfigMaps and Secrets that pods name.
+type Objects interface {
+	ConfigMap(ctx context.Context, namespace, name string) (*v1.ConfigMap, error)
+	Secret(ctx context.Context, namespace, name string) (*v1.Secret, error)
+}
+
+// Tokens makes service account tokens bound to a pod. The returned token is
+// renewed by calling again.
+type Tokens interface {
+	Token(ctx context.Context, pod *v1.Pod, audience string, expirationSeconds int64) (string, error)
+}
+
+// Mounter makes the few mounts that volumes need. The real one is Kernel.
+type Mounter interface {
+	Tmpfs(target string, size int64) error
+	// Bind mounts an open file or folder onto target.
+	Bind(source *os.File, target string) error
+	// Unmount detaches target; nil when nothing is mounted there.
+	Unmount(target string) error
+	// Below lists mount points at or below dir, deepest first.
+	Below(dir string) ([]string, error)
+}
+
+// Config of a Manager.
+type Config struct {
+	Dir     string // holds one folder per pod UID; required
+	Objects Objects
+	Tokens  Tokens // nil: serviceAccountToken sources are refused
+	Mounter Mounter
+	// Allocatable answers resourceFieldRef limits that are not set.
+	Allocatable func() v1.ResourceList
+}
+
+// Manager makes and removes volumes. Methods may be called concurrently for
+// different pods; for one pod the caller serializes.
+type Manager struct{ cfg Config }
+
+// New returns a Manager.
+func New(cfg Config) *Manager { return &Manager{cfg} }
+
+// ErrUnsupported is returned for a kind of volume this node cannot make. It
+// does not heal by trying again.
+var ErrUnsupported = errors.New("volume kind is not supported")
+
+// Setup makes every volume of the pod. It is idempotent: after a restart of
+// the agent, or a change of a source, it brings the files up to date.
+func (m *Manager) Setup(ctx context.Context, pod *v1.Pod) error {
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		if err := m.setup(ctx, pod, v); err != nil {
+			return fmt.Errorf("MountVolume.SetUp failed for volume %q : %w", v.Name, err)
+		}
+	}
+	return nil
+}
+
+// Refresh renders the volumes whose sources may change.
+func (m *Manager) Refresh(ctx context.Context, pod *v1.Pod) error {
+	var errs []error
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		if v.ConfigMap == nil && v.Secret == nil && v.Projected == nil && v.DownwardAPI == nil {
+			continue
+		}
+		if err := m.setup(ctx, pod, v); err != nil {
+			errs = append(errs, fmt.Errorf("MountVolume.SetUp failed for volume %q : %w", v.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (m *Manager) setup(ctx context.Context, pod *v1.Pod, v *v1.Volume) error {
+	switch {
+	case v.HostPath != nil:
+		return hostPath(v.HostPath)
+	case v.EmptyDir != nil:
+		return m.emptyDir(pod, v)
+	case v.ConfigMap != nil, v.Secret != nil, v.Projected != nil, v.DownwardAPI != nil:
+		files, err := m.render(ctx, pod, v)
+		if err != nil {
+			return err
+		}
+		dir := m.path(pod.UID, v)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+		if secretive(v) {
+			if err := m.tmpfs(dir, 0); err != nil {
+				return err
+			}
+		}
+		return writeFiles(dir, files, fsGroup(pod))
+	}
+	return fmt.Errorf("%w: %s", ErrUnsupported, kindName(v))
+}
+
+// secretive volumes are kept in memory.
+func secretive(v *v1.Volume) bool {
+	if v.Secret != nil {
+		return true
+	}
+	if v.Projected != nil {
+		for _, s := range v.Projected.Sources {
+			if s.Secret != nil || s.ServiceAccountToken != nil {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (m *Manager) tmpfs(dir string, size int64) error {
+	at, err := m.cfg.Mounter.Below(dir)
+	if err != nil {
+		return err
+	}
+	for _, p := range at {
+		if p == dir {
+			return nil
+		}
+	}
+	return m.cfg.Mounter.Tmpfs(dir, size)
+}
+
+func (m *Manager) emptyDir(pod *v1.Pod, v *v1.Volume) error {
+	dir := m.path(pod.UID, v)
+	if _, err := os.Stat(dir); err == nil && v.EmptyDir.Medium != v1.StorageMediumMemory {
+		return nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	switch v.EmptyDir.Medium {
+	case v1.StorageMediumDefault:
+	case v1.StorageMediumMemory:
+		size := int64(0)
+		if l := v.EmptyDir.SizeLimit; l != nil {
+			size = l.Value()
+		}
+		if err := m.tmpfs(dir, size); err != nil {
+			return err
+		}
+	default:
+		return fmt.Errorf("%w: emptyDir medium %q", ErrUnsupported, v.EmptyDir.Medium)
+	}
+	mode := fs.FileMode(0o777)
+	if g := fsGroup(pod); g != nil {
+		if err := os.Chown(dir, -1, int(*g)); err != nil {
+			return err
+		}
+		mode |= fs.ModeSetgid
+	}
+	return os.Chmod(dir, mode) // MkdirAll is subject to the umask
+}
+
+// hostPath checks or makes a path of the host as its type says.
+func hostPath(h *v1.HostPathVolumeSource) error {
+	t := v1.HostPathUnset
+	if h.Type != nil {
+		t = *h.Type
+	}
+	switch t {
+	case v1.HostPathDirectoryOrCreate:
+		if _, err := os.Stat(h.Path); errors.Is(err, fs.ErrNotExist) {
+			return os.MkdirAll(h.Path, 0o755)
+		}
+	case v1.HostPathFileOrCreate:
+		f, err := os.OpenFile(h.Path, os.O_CREATE|os.O_RDONLY, 0o644)
+		if err == nil {
+			err = f.Close()
+		}
+		if err != nil && !errors.Is(err, fs.ErrExist) {
+			if st, serr := os.Stat(h.Path); serr == nil && st.IsDir() {
+				return fmt.Errorf("hostPath type check failed: %s is not a file", h.Path)
+			}
+			return err
+		}
+	}
+	if t == v1.HostPathUnset {
+		return nil
+	}
+	st, err := os.Stat(h.Path)
+	if err != nil {
+		return fmt.Errorf("hostPath type check failed: %s is not %s", h.Path, hostPathWord(t))
+	}
+	mode := st.Mode()
+	ok := false
+	switch t {
+	case v1.HostPathDirectory, v1.HostPathDirectoryOrCreate:
+		ok = mode.IsDir()
+	case v1.HostPathFile, v1.HostPathFileOrCreate:
+		ok = mode.IsRegular()
+	case v1.HostPathSocket:
+		ok = mode&fs.ModeSocket != 0
+	case v1.HostPathCharDev:
+		ok = mode&fs.ModeCharDevice != 0
+	case v1.HostPathBlockDev:
+		ok = mode&fs.ModeDevice != 0 && mode&fs.ModeCharDevice == 0
+	}
+	if !ok {
+		return fmt.Errorf("hostPath type check failed: %s is not %s", h.Path, hostPathWord(t))
+	}
+	return nil
+}
+
+func hostPathWord(t v1.HostPathType) string {
+	switch t {
+	case v1.HostPathDirectory, v1.HostPathDirectoryOrCreate:
+		return "a directory"
+	case v1.HostPathFile, v1.HostPathFileOrCreate:
+		return "a file"
+	case v1.HostPathSocket:
+		return "a socket file"
+	case v1.HostPathCharDev:
+		return "a character device"
+	case v1.HostPathBlockDev:
+		return "a block device"
+	}
+	return string(t)
+}
+
+// Source is where a volume is on the host, for a bind mount.
+func (m *Manager) Source(pod *v1.Pod, name string) (path string, readOnly bool, err error) {
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		if v.Name != name {
+			continue
+		}
+		if v.HostPath != nil {
+			return v.HostPath.Path, false, nil
+		}
+		// Rendered files belong to their sources: a writer would be undone.
+		return m.path(pod.UID, v), v.EmptyDir == nil, nil
+	}
+	return "", false, fmt.Errorf("volume %q is not defined", name)
+}
+
+func (m *Manager) podDir(uid types.UID) string { return filepath.Join(m.cfg.Dir, string(uid)) }
+
+func (m *Manager) path(uid types.UID, v *v1.Volume) string {
+	return filepath.Join(m.podDir(uid), "volumes", "kubernetes.io~"+kindName(v), v.Name)
+}
+
+// Teardown unmounts and removes everything of the pod's folder. It refuses to
+// remove anything while a mount is left below it.
+func (m *Manager) Teardown(uid types.UID) error {
+	if uid == "" || strings.ContainsAny(string(uid), "/") || uid == "." || uid == ".." {
+		return fmt.Errorf("pod folder of uid %q: not a folder name", uid)
+	}
+	dir := m.podDir(uid)
+	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	mounts, err := m.cfg.Mounter.Below(dir)
+	if err != nil {
+		return err
+	}
+	for _, p := range mounts {
+		if err := m.cfg.Mounter.Unmount(p); err != nil {
+			return fmt.Errorf("UnmountVolume.TearDown failed for %s: %w", p, err)
+		}
+	}
+	if mounts, err = m.cfg.Mounter.Below(dir); err != nil {
+		return err
+	}
+	if len(mounts) > 0 {
+		return fmt.Errorf("UnmountVolume.TearDown failed: %s is still mounted", mounts[0])
+	}
+	return os.RemoveAll(dir)
+}
+
+// Pods lists the pods that have a folder.
+func (m *Manager) Pods() ([]types.UID, error) {
+	entries, err := os.ReadDir(m.cfg.Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var out []types.UID
+	for _, e := range entries {
+		out = append(out, types.UID(e.Name()))
+	}
+	return out, err
+}
+
+func kindName(v *v1.Volume) string {
+	switch {
+	case v.EmptyDir != nil:
+		return "empty-dir"
+	case v.HostPath != nil:
+		return "host-path"
+	case v.ConfigMap != nil:
+		return "configmap"
+	case v.Secret != nil:
+		return "secret"
+	case v.Projected != nil:
+		return "projected"
+	case v.DownwardAPI != nil:
+		return "downward-api"
+	case v.PersistentVolumeClaim != nil:
+		return "persistentVolumeClaim"
+	case v.CSI != nil:
+		return "csi"
+	case v.NFS != nil:
+		return "nfs"
+	case v.Image != nil:
+		return "image"
+	case v.Ephemeral != nil:
+		return "ephemeral"
+	}
+	return "unknown"
+}
+
+func fsGroup(pod *v1.Pod) *int64 {
+	if pod.Spec.SecurityContext == nil {
+		return nil
+	}
+	return pod.Spec.SecurityContext.FSGroup
+}
