@@ -1,0 +1,151 @@
+package main
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+func testRoot(out *bytes.Buffer) *cobra.Command {
+	return newRoot(genericiooptions.IOStreams{In: &bytes.Buffer{}, Out: out, ErrOut: out}, kubeconfigSearch{})
+}
+
+// The help of the program and of our own verbs is read like code.
+func TestHelp(t *testing.T) {
+	for _, command := range []string{
+		"", "image", "image load", "image ls", "members", "members rm", "store", "store status",
+		"token", "token create", "token ls", "token rm", "version",
+	} {
+		t.Run(strings.TrimSpace("clusterctl "+command), func(t *testing.T) {
+			var out bytes.Buffer
+			root := testRoot(&out)
+			root.SetArgs(append(strings.Fields(command), "--help"))
+			if err := root.Execute(); err != nil {
+				t.Fatal(err)
+			}
+			golden := filepath.Join("testdata", "help", strings.ReplaceAll(strings.TrimSpace("clusterctl "+command), " ", "-")+".txt")
+			if *update {
+				if err := os.MkdirAll(filepath.Dir(golden), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(golden, out.Bytes(), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatalf("%v (run with -update)", err)
+			}
+			if diff := cmp.Diff(string(want), out.String()); diff != "" {
+				t.Errorf("help changed (-want +got); if that is right, run with -update:\n%s", diff)
+			}
+		})
+	}
+}
+
+// Every command has a line in the list, and our own have examples.
+func TestCommandsAreDescribed(t *testing.T) {
+	var out bytes.Buffer
+	var check func(c *cobra.Command, ours bool)
+	check = func(c *cobra.Command, ours bool) {
+		if c.Short == "" {
+			t.Errorf("%s has no description", c.CommandPath())
+		}
+		if ours && c.RunE != nil && c.Example == "" {
+			t.Errorf("%s has no example", c.CommandPath())
+		}
+		for _, sub := range c.Commands() {
+			check(sub, ours)
+		}
+	}
+	for _, c := range testRoot(&out).Commands() {
+		switch c.Name() {
+		case "image", "members", "store", "token", "version":
+			check(c, true)
+		default:
+			check(c, false)
+		}
+	}
+}
+
+// No help may tell the user to run another program.
+func TestHelpSpeaksOfClusterctl(t *testing.T) {
+	var out bytes.Buffer
+	var check func(c *cobra.Command)
+	check = func(c *cobra.Command) {
+		for _, w := range strings.Fields(c.Use + " " + c.Short + " " + c.Long + " " + c.Example) {
+			if strings.Trim(w, "'`\"().,:$<") == "kubectl" {
+				t.Errorf("%s: help speaks of %q", c.CommandPath(), w)
+			}
+		}
+		for _, sub := range c.Commands() {
+			check(sub)
+		}
+	}
+	for _, c := range testRoot(&out).Commands() {
+		check(c)
+	}
+}
+
+func TestRenameText(t *testing.T) {
+	for in, want := range map[string]string{
+		"kubectl get pods":                              "clusterctl get pods",
+		"'kubectl' and kubectl.":                        "'clusterctl' and clusterctl.",
+		"source <(kubectl completion bash)":             "source <(clusterctl completion bash)",
+		"/etc/bash_completion.d/kubectl":                "/etc/bash_completion.d/clusterctl",
+		"completions/kubectl.fish":                      "completions/clusterctl.fish",
+		"kubectl.kubernetes.io/last-applied":            "kubectl.kubernetes.io/last-applied",
+		"kubectl-client-side-apply":                     "kubectl-client-side-apply",
+		"see https://kubernetes.io/docs/kubectl/ first": "see https://kubernetes.io/docs/kubectl/ first",
+	} {
+		if got := renameText(in); got != want {
+			t.Errorf("renameText(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	s := newServer(t)
+	s.answers("GET /clusterd/v1/members", 200, twoMembers)
+	s.answers("GET /clusterd/v1/tokens", 200, `{"tokens":[{"id":"abc"},{"id":"xyz"}]}`)
+	s.answers("GET /api/v1/nodes", 200, threeNodes)
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"members", "rm", ""}, "n2\nn1\n:4\n"},
+		{[]string{"token", "rm", "a"}, "abc\n:4\n"},
+		{[]string{"image", "ls", "--node", ""}, "n1\nn2\nn3\n:4\n"},
+		{[]string{"tok"}, "token\tCreate, list and remove the tokens with which machines join\n:4\n"},
+	} {
+		var out, errOut bytes.Buffer
+		root := newRoot(genericiooptions.IOStreams{In: &bytes.Buffer{}, Out: &out, ErrOut: &errOut}, kubeconfigSearch{})
+		root.SetArgs(append([]string{"__complete", "--server", s.URL, "--cache-dir", t.TempDir()}, tt.args...))
+		if err := root.Execute(); err != nil {
+			t.Fatal(err)
+		}
+		if got := out.String(); got != tt.want {
+			t.Errorf("completing %q: got %q, want %q", tt.args, got, tt.want)
+		}
+	}
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		var out bytes.Buffer
+		root := testRoot(&out)
+		root.SetArgs([]string{"completion", shell})
+		if err := root.Execute(); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(out.String(), "clusterctl") || strings.Contains(out.String(), "kubectl") {
+			t.Errorf("completion for %s does not fit clusterctl", shell)
+		}
+	}
+}

@@ -1,0 +1,185 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+	"k8s.io/kubectl/pkg/util/templates"
+)
+
+// memberList is the answer of GET /clusterd/v1/members.
+type memberList struct {
+	Members []member `json:"members"`
+	Term    uint64   `json:"term"`
+	Leader  string   `json:"leader"` // "": there is none
+}
+
+type member struct {
+	Name    string  `json:"name"`
+	ID      string  `json:"id"`
+	Address string  `json:"address"`
+	Role    string  `json:"role"` // voter, nonvoter, joining
+	Leader  bool    `json:"leader"`
+	Gossip  string  `json:"gossip"` // alive, suspect, dead, left
+	Version string  `json:"version,omitempty"`
+	Applied *uint64 `json:"applied,omitempty"` // nil: not known to the server that answered
+	Lag     *uint64 `json:"lag,omitempty"`
+}
+
+func newMembersCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	var out output
+	cmd := &cobra.Command{
+		Use:     "members",
+		Aliases: []string{"member"},
+		Short:   "List the members of the cluster, or remove one",
+		Long: templates.LongDesc(`
+			List the machines that make up the cluster: their part in the store, which of
+			them leads, and what the others hear of them.
+
+			The list comes from the server that is asked, from what it knows itself, so it
+			works while the cluster has no leader.`),
+		Example: templates.Examples(`
+			# List the members
+			clusterctl members
+
+			# Print the name of the leader
+			clusterctl members -o json | jq -r .leader
+
+			# Remove a machine that will not come back
+			clusterctl members rm n3`),
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := out.validate(); err != nil {
+				return err
+			}
+			return listMembers(cmd.Context(), f, streams, out)
+		},
+	}
+	cmd.Flags().StringVarP((*string)(&out), "output", "o", "", "One of: json, yaml")
+	cmd.AddCommand(newMembersRemoveCommand(f, streams))
+	return cmd
+}
+
+func listMembers(ctx context.Context, f cmdutil.Factory, streams genericiooptions.IOStreams, out output) error {
+	var list memberList
+	a, err := newAPI(f)
+	if err != nil {
+		return err
+	}
+	if err := a.do(ctx, http.MethodGet, pathOf("members"), nil, &list); err != nil {
+		return err
+	}
+	slices.SortFunc(list.Members, func(a, b member) int { return cmp.Compare(a.Name, b.Name) })
+	if err := out.print(streams.Out, list, list.table); err != nil {
+		return err
+	}
+	if list.Leader == "" && out == "" {
+		fmt.Fprintln(streams.ErrOut, list.leaderless())
+	}
+	return nil
+}
+
+func (l *memberList) table(w io.Writer) error {
+	var rows [][]string
+	for _, m := range l.Members {
+		role := m.Role
+		if m.Leader {
+			role += " (leader)"
+		}
+		rows = append(rows, []string{m.Name, orNone(role), orNone(m.Address), orNone(m.Gossip), known(m.Applied), known(m.Lag), orNone(m.Version)})
+	}
+	return printTable(w, []string{"NAME", "ROLE", "ADDRESS", "GOSSIP", "APPLIED", "LAG", "VERSION"}, rows)
+}
+
+// leaderless says why there may be no leader and what to do about it.
+func (l *memberList) leaderless() string {
+	voters, alive := 0, 0
+	for _, m := range l.Members {
+		if m.Role == "voter" {
+			voters++
+			if m.Gossip == "alive" {
+				alive++
+			}
+		}
+	}
+	need := voters/2 + 1
+	if alive < need {
+		return fmt.Sprintf("No leader: %d of %d voters are alive and %d are needed. Start clusterd on the others; nothing can be changed until then.", alive, voters, need)
+	}
+	return "No leader at the moment: an election should end within seconds. If it does not, look at the logs of clusterd."
+}
+
+// known shows a number that not every server knows of every member.
+func known(n *uint64) string {
+	if n == nil {
+		return "-"
+	}
+	return strconv.FormatUint(*n, 10)
+}
+
+func newMembersRemoveCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	return &cobra.Command{
+		Use:   "rm NAME",
+		Short: "Remove a member from the cluster",
+		Long: templates.LongDesc(`
+			Remove a machine from the cluster for good: its key opens nothing any more, and
+			its node object is deleted. What runs on the machine itself is not touched; run
+			clusterd reset there for that. A machine that will come back need not be
+			removed.`),
+		Example: templates.Examples(`
+			# Move the pods away, then remove the machine
+			clusterctl drain n3 --ignore-daemonsets
+			clusterctl members rm n3`),
+		Args:              oneArg("the name of a member", "clusterctl members"),
+		ValidArgsFunction: completeFrom(f, memberNames),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			a, err := newAPI(f)
+			if err != nil {
+				return err
+			}
+			if err := a.do(cmd.Context(), http.MethodDelete, pathOf("members", args[0]), nil, nil); err != nil {
+				return fmt.Errorf("remove member %s: %w", args[0], err)
+			}
+			fmt.Fprintf(streams.Out, "member %q removed\n", args[0])
+			return nil
+		},
+	}
+}
+
+func memberNames(ctx context.Context, a *api) ([]string, error) {
+	var list memberList
+	if err := a.do(ctx, http.MethodGet, pathOf("members"), nil, &list); err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, m := range list.Members {
+		names = append(names, m.Name)
+	}
+	return names, nil
+}
+
+// oneArg wants exactly one argument and says where to find it.
+func oneArg(what, see string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == 1 {
+			return nil
+		}
+		message := fmt.Sprintf("%s needs %s", cmd.CommandPath(), what)
+		if len(args) > 1 {
+			message = fmt.Sprintf("%s takes one argument, not %d", cmd.CommandPath(), len(args))
+		}
+		if see != "" {
+			message += "; see: " + see
+		}
+		return errors.New(message)
+	}
+}

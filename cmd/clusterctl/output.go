@@ -1,0 +1,86 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/cli-runtime/pkg/printers"
+	"sigs.k8s.io/yaml"
+)
+
+// output is the value of -o for our own commands.
+type output string
+
+func (o output) validate() error {
+	switch o {
+	case "", "json", "yaml":
+		return nil
+	}
+	return fmt.Errorf("--output must be json or yaml, not %q", string(o))
+}
+
+// print writes v as json or yaml if that is asked for, and calls table if not.
+func (o output) print(w io.Writer, v any, table func(w io.Writer) error) error {
+	switch o {
+	case "json":
+		b, err := json.MarshalIndent(v, "", "    ")
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(w, string(b))
+		return err
+	case "yaml":
+		b, err := yaml.Marshal(v)
+		if err != nil {
+			return err
+		}
+		_, err = w.Write(b)
+		return err
+	}
+	return table(w)
+}
+
+// printTable writes aligned columns under a header, which may be nil.
+func printTable(w io.Writer, header []string, rows [][]string) error {
+	tw := printers.GetNewTabWriter(w)
+	if header != nil {
+		fmt.Fprintln(tw, strings.Join(header, "\t"))
+	}
+	for _, row := range rows {
+		fmt.Fprintln(tw, strings.Join(row, "\t"))
+	}
+	return tw.Flush()
+}
+
+// orNone is what a table shows for s.
+func orNone(s string) string {
+	if s == "" {
+		return "<none>"
+	}
+	return s
+}
+
+// age is the time since t as kubectl shows it.
+func age(t, now time.Time) string {
+	if t.IsZero() {
+		return "<unknown>"
+	}
+	return duration.HumanDuration(now.Sub(t))
+}
+
+// size is a number of bytes in the largest unit that leaves at least one.
+func size(n int64) string {
+	const units = "KMGTPE"
+	if n < 1024 {
+		return fmt.Sprintf("%d B", n)
+	}
+	v, unit := float64(n)/1024, 0
+	for v >= 1024 && unit < len(units)-1 {
+		v, unit = v/1024, unit+1
+	}
+	return fmt.Sprintf("%.1f %ciB", v, units[unit])
+}

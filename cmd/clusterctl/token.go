@@ -1,0 +1,195 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+	"k8s.io/kubectl/pkg/util/templates"
+)
+
+// newToken is the answer of POST /clusterd/v1/tokens.
+type newToken struct {
+	Token       string    `json:"token"`
+	ID          string    `json:"id,omitempty"`
+	Expires     time.Time `json:"expires,omitzero"`
+	JoinCommand string    `json:"joinCommand"`
+}
+
+// tokenList is the answer of GET /clusterd/v1/tokens; it holds no secrets.
+type tokenList struct {
+	Tokens []tokenInfo `json:"tokens"`
+}
+
+type tokenInfo struct {
+	ID      string    `json:"id"`
+	Created time.Time `json:"created,omitzero"`
+	Expires time.Time `json:"expires,omitzero"`
+}
+
+const defaultTTL = 24 * time.Hour
+
+func newTokenCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "token",
+		Short: "Create, list and remove the tokens with which machines join",
+		Long: templates.LongDesc(`
+			A token lets machines join the cluster until it expires. It also pins the
+			cluster's certificate, so that a machine cannot be led to another cluster.`),
+		Run: cmdutil.DefaultSubCommandRun(streams.ErrOut),
+	}
+	cmd.AddCommand(newTokenCreateCommand(f, streams), newTokenListCommand(f, streams), newTokenRemoveCommand(f, streams))
+	return cmd
+}
+
+func newTokenCreateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	var out output
+	ttl := defaultTTL
+	cmd := &cobra.Command{
+		Use:   "create",
+		Short: "Create a token and print the command with which a machine joins",
+		Long: templates.LongDesc(`
+			Create a join token. The command to run on the machine that is to join goes to
+			standard output; the token's secret is shown this once.`),
+		Example: templates.Examples(`
+			# Print the command for the next machine
+			clusterctl token create
+
+			# Let a machine join, with a token for this one occasion
+			ssh root@n4 "$(clusterctl token create --ttl 10m)"
+
+			# Use the token in a program
+			clusterctl token create -o json | jq -r .token`),
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := out.validate(); err != nil {
+				return err
+			}
+			if ttl <= 0 {
+				return fmt.Errorf("--ttl must be a positive duration such as 24h or 30m, not %s", ttl)
+			}
+			a, err := newAPI(f)
+			if err != nil {
+				return err
+			}
+			in, err := jsonBody(map[string]string{"ttl": ttl.String()})
+			if err != nil {
+				return err
+			}
+			var t newToken
+			if err := a.do(cmd.Context(), http.MethodPost, pathOf("tokens"), in, &t); err != nil {
+				return fmt.Errorf("create a token: %w", err)
+			}
+			if out == "" {
+				fmt.Fprintf(streams.ErrOut, "Valid for %s; run this as root on the machine that is to join:\n", short(ttl))
+			}
+			return out.print(streams.Out, t, func(w io.Writer) error {
+				_, err := fmt.Fprintln(w, t.JoinCommand)
+				return err
+			})
+		},
+	}
+	cmd.Flags().DurationVar(&ttl, "ttl", ttl, "How long machines may join with the token")
+	cmd.Flags().StringVarP((*string)(&out), "output", "o", "", "One of: json, yaml")
+	return cmd
+}
+
+func newTokenListCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	var out output
+	cmd := &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List the tokens that are valid; their secrets are not kept",
+		Example: templates.Examples(`
+			# List the tokens
+			clusterctl token ls`),
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := out.validate(); err != nil {
+				return err
+			}
+			a, err := newAPI(f)
+			if err != nil {
+				return err
+			}
+			list := tokenList{Tokens: []tokenInfo{}}
+			if err := a.do(cmd.Context(), http.MethodGet, pathOf("tokens"), nil, &list); err != nil {
+				return fmt.Errorf("list the tokens: %w", err)
+			}
+			if len(list.Tokens) == 0 && out == "" {
+				fmt.Fprintln(streams.ErrOut, "No tokens; create one with: clusterctl token create")
+				return nil
+			}
+			return out.print(streams.Out, list, func(w io.Writer) error { return list.table(w, time.Now()) })
+		},
+	}
+	cmd.Flags().StringVarP((*string)(&out), "output", "o", "", "One of: json, yaml")
+	return cmd
+}
+
+func (l *tokenList) table(w io.Writer, now time.Time) error {
+	var rows [][]string
+	for _, t := range l.Tokens {
+		left := "expired"
+		switch {
+		case t.Expires.IsZero():
+			left = "<unknown>"
+		case t.Expires.After(now):
+			left = age(now, t.Expires)
+		}
+		rows = append(rows, []string{t.ID, left, age(t.Created, now)})
+	}
+	return printTable(w, []string{"ID", "EXPIRES IN", "AGE"}, rows)
+}
+
+func newTokenRemoveCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	return &cobra.Command{
+		Use:     "rm ID",
+		Aliases: []string{"delete", "remove"},
+		Short:   "Remove a token; machines that have joined with it stay",
+		Example: templates.Examples(`
+			# Remove a token
+			clusterctl token rm 3f9a1c`),
+		Args:              oneArg("the id of a token", "clusterctl token ls"),
+		ValidArgsFunction: completeFrom(f, tokenIDs),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			a, err := newAPI(f)
+			if err != nil {
+				return err
+			}
+			if err := a.do(cmd.Context(), http.MethodDelete, pathOf("tokens", args[0]), nil, nil); err != nil {
+				return fmt.Errorf("remove token %s: %w", args[0], err)
+			}
+			fmt.Fprintf(streams.Out, "token %q removed\n", args[0])
+			return nil
+		},
+	}
+}
+
+func tokenIDs(ctx context.Context, a *api) ([]string, error) {
+	var list tokenList
+	if err := a.do(ctx, http.MethodGet, pathOf("tokens"), nil, &list); err != nil {
+		return nil, err
+	}
+	var ids []string
+	for _, t := range list.Tokens {
+		ids = append(ids, t.ID)
+	}
+	return ids, nil
+}
+
+// short is a duration without its zero units: 24h, not 24h0m0s.
+func short(d time.Duration) string {
+	s := d.String()
+	for _, zero := range []string{"m0s", "h0m"} {
+		if len(s) > len(zero) && s[len(s)-len(zero):] == zero {
+			s = s[:len(s)-len(zero)+1]
+		}
+	}
+	return s
+}

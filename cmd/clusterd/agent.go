@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/netip"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/clusterd/clusterd/agent"
+	"github.com/clusterd/clusterd/agent/podnetwork"
+	"github.com/clusterd/clusterd/agent/runtime"
+	"github.com/clusterd/clusterd/cmd/clusterd/pki"
+	"github.com/clusterd/clusterd/cmd/clusterd/transport"
+)
+
+// runAgent finds or starts podmon, then runs the agent and answers the node's
+// calls until ctx ends. The containers stay.
+func (m *Main) runAgent(ctx context.Context) error {
+	containers, err := startRuntime(ctx, m.cfg, room(m.log, "runtime"))
+	if err != nil {
+		return err
+	}
+	defer containers.Close()
+	rest := m.api.ClientConfigFor(pki.NodeUserPrefix+m.cfg.Name, pki.NodesGroup)
+	client, err := kubernetes.NewForConfig(rest)
+	if err != nil {
+		return fmt.Errorf("make the agent's client: %w", err)
+	}
+	heartbeat, err := kubernetes.NewForConfig(rest)
+	if err != nil {
+		return fmt.Errorf("make the agent's client: %w", err)
+	}
+	addr := m.cfg.addr().Addr()
+	network, err := podnetwork.New(podnetwork.Config{
+		NodeName: m.cfg.Name,
+		NodeIP:   addr,
+		Client:   client,
+		Dir:      m.dir.path("network"),
+		PodCIDRs: []netip.Prefix{netip.MustParsePrefix(m.cfg.ClusterCIDR)},
+		Logger:   room(m.log, "netsetup"),
+	})
+	if err != nil {
+		return fmt.Errorf("open the pod network: %w", err)
+	}
+	a, err := agent.New(agent.Config{
+		NodeName:        m.cfg.Name,
+		NodeIP:          addr,
+		DataDir:         m.cfg.Data,
+		CgroupRoot:      m.cfg.CgroupRoot,
+		Client:          client,
+		HeartbeatClient: heartbeat,
+		Runtime:         containers,
+		Images:          m.images,
+		Network:         network,
+		Version:         kubeVersion(),
+		MaxPods:         m.cfg.MaxPods,
+		NodePort:        int32(m.cfg.Port),
+	})
+	if err != nil {
+		return err
+	}
+	calls := http.NewServeMux()
+	calls.Handle("/", a.Handler())
+	calls.HandleFunc("GET "+storePath, func(w http.ResponseWriter, _ *http.Request) {
+		reply(w, http.StatusOK, m.store.Status())
+	})
+	work, ctx := errgroup.WithContext(ctx)
+	work.Go(func() error { return a.Run(ctx) })
+	work.Go(func() error { return serveHTTP(m.port.HTTPOver(transport.Node), calls)(ctx) })
+	return work.Wait()
+}
+
+// startRuntime connects to the data folder's podmon, starting one if none
+// lives.
+func startRuntime(ctx context.Context, cfg Config, log *slog.Logger) (*runtime.Client, error) {
+	c, err := runtime.Start(ctx, runtime.Config{Dir: dataDir(cfg.Data).path("podmon"), CgroupRoot: cfg.CgroupRoot, Logger: log})
+	if err != nil {
+		return nil, fmt.Errorf("reach podmon: %w", err)
+	}
+	return c, nil
+}

@@ -1,0 +1,255 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/clusterd/clusterd/cmd/clusterd/join"
+	"github.com/clusterd/clusterd/cmd/clusterd/pki"
+	"github.com/clusterd/clusterd/gossip"
+	"github.com/clusterd/clusterd/raftstore"
+)
+
+// clusterAPI answers /clusterd/v1/…: what clusterctl asks beside Kubernetes'
+// own API. The API server has authenticated and authorized the caller.
+type clusterAPI struct {
+	store   *raftstore.Store
+	peers   *peers
+	members *gossip.Members
+	ca      *pki.CA
+	self    netip.AddrPort
+	// deleteNode removes the Node object of a removed member.
+	deleteNode func(ctx context.Context, name string) error
+}
+
+// storePath answers with the node's own raftstore.Status, to people through
+// the API and to other nodes over the node protocol.
+const storePath = "/clusterd/v1/store"
+
+const (
+	defaultTokenTTL = 24 * time.Hour
+	maxTokenTTL     = 30 * 24 * time.Hour
+)
+
+func (a *clusterAPI) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /clusterd/v1/members", a.getMembers)
+	mux.HandleFunc("DELETE /clusterd/v1/members/{name}", a.deleteMember)
+	mux.HandleFunc("GET "+storePath, a.getStore)
+	mux.HandleFunc("GET /clusterd/v1/tokens", a.getTokens)
+	mux.HandleFunc("POST /clusterd/v1/tokens", a.postToken)
+	mux.HandleFunc("DELETE /clusterd/v1/tokens/{id}", a.deleteToken)
+	return mux
+}
+
+type memberView struct {
+	Name    string `json:"name"`
+	ID      string `json:"id"`
+	Address string `json:"address"`
+	Role    string `json:"role"`
+	Leader  bool   `json:"leader"`
+	Gossip  string `json:"gossip"`
+	Version string `json:"version,omitempty"`
+	// Applied is the last log index the member has applied, and Lag how far
+	// that is behind the furthest one; nil: it did not answer in time.
+	Applied *uint64 `json:"applied,omitempty"`
+	Lag     *uint64 `json:"lag,omitempty"`
+}
+
+// getMembers answers from this node's own view, and from what the others say
+// of themselves: it works without a leader.
+func (a *clusterAPI) getMembers(w http.ResponseWriter, r *http.Request) {
+	records, err := join.Records(r.Context(), a.store, true)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	status := a.store.Status()
+	role := map[string]string{}
+	for _, m := range status.Members {
+		role[m.ID] = "nonvoter"
+		if m.Voter {
+			role[m.ID] = "voter"
+		}
+	}
+	answer := struct {
+		Members []memberView `json:"members"`
+		Term    uint64       `json:"term"`
+		Leader  string       `json:"leader"`
+	}{Members: []memberView{}, Term: status.Term}
+	for _, rec := range records {
+		v := memberView{Name: rec.Name, ID: rec.ID, Address: rec.Addr.String(), Role: role[rec.ID], Leader: rec.ID == status.Leader, Gossip: "unseen"}
+		if m, ok := a.members.Get(rec.ID); ok {
+			v.Address, v.Gossip, v.Version = m.Addr.String(), string(m.State), m.Version
+		}
+		if v.Role == "" {
+			v.Role = "joining"
+		}
+		if v.Leader {
+			answer.Leader = v.Name
+		}
+		answer.Members = append(answer.Members, v)
+	}
+	a.addProgress(r.Context(), answer.Members)
+	reply(w, http.StatusOK, answer)
+}
+
+// progressPatience bounds what a member that does not answer can cost.
+const progressPatience = time.Second
+
+// addProgress asks the living members, all at once, how far they are.
+func (a *clusterAPI) addProgress(ctx context.Context, members []memberView) {
+	ctx, cancel := context.WithTimeout(ctx, progressPatience)
+	defer cancel()
+	var asking sync.WaitGroup
+	for i := range members {
+		m := &members[i]
+		if m.Gossip != string(gossip.Alive) {
+			continue
+		}
+		asking.Go(func() {
+			var status raftstore.Status
+			if err := a.peers.get(ctx, m.Name, storePath, &status); err == nil {
+				m.Applied = &status.Keyspace.Index
+			}
+		})
+	}
+	asking.Wait()
+	var most uint64
+	for _, m := range members {
+		if m.Applied != nil {
+			most = max(most, *m.Applied)
+		}
+	}
+	for i, m := range members {
+		if m.Applied != nil {
+			lag := most - *m.Applied
+			members[i].Lag = &lag
+		}
+	}
+}
+
+// deleteMember takes a machine's membership away: its key opens nothing any
+// more. What runs on it is not touched; `clusterd reset` there does that.
+func (a *clusterAPI) deleteMember(w http.ResponseWriter, r *http.Request) {
+	name := r.PathValue("name")
+	if err := a.mayGo(r.Context(), name); err != nil {
+		refuse(w, http.StatusConflict, err.Error())
+		return
+	}
+	rec, err := join.RemoveMember(r.Context(), a.store, name, time.Now())
+	if errors.Is(err, join.ErrNotMember) {
+		refuse(w, http.StatusNotFound, fmt.Sprintf("no member is called %q; `clusterctl members` lists them", name))
+		return
+	}
+	if err == nil {
+		err = a.deleteNode(r.Context(), name)
+	}
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	reply(w, http.StatusOK, rec)
+}
+
+// mayGo refuses to remove the only voter: nothing would be left of the cluster.
+func (a *clusterAPI) mayGo(ctx context.Context, name string) error {
+	records, err := join.Records(ctx, a.store, true)
+	if err != nil {
+		return err
+	}
+	voters := slices.DeleteFunc(a.store.Status().Members, func(m raftstore.Member) bool { return !m.Voter })
+	for _, rec := range records {
+		if rec.Name == name && len(voters) == 1 && voters[0].ID == rec.ID {
+			return fmt.Errorf("%s alone holds the cluster's state, which would be lost: join machines until there are three members, or end the cluster with `clusterd reset` on each", name)
+		}
+	}
+	return nil
+}
+
+func (a *clusterAPI) getStore(w http.ResponseWriter, _ *http.Request) {
+	reply(w, http.StatusOK, a.store.Status())
+}
+
+func (a *clusterAPI) getTokens(w http.ResponseWriter, r *http.Request) {
+	tokens, err := join.Tokens(r.Context(), a.store)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	reply(w, http.StatusOK, map[string]any{"tokens": tokens})
+}
+
+func (a *clusterAPI) postToken(w http.ResponseWriter, r *http.Request) {
+	var req struct {
+		TTL string `json:"ttl"`
+	}
+	if r.ContentLength != 0 {
+		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4096)).Decode(&req); err != nil {
+			refuse(w, http.StatusBadRequest, "the request cannot be read: "+err.Error())
+			return
+		}
+	}
+	ttl := defaultTokenTTL
+	if req.TTL != "" {
+		var err error
+		if ttl, err = time.ParseDuration(req.TTL); err != nil || ttl <= 0 || ttl > maxTokenTTL {
+			refuse(w, http.StatusBadRequest, fmt.Sprintf("ttl %q: give a duration such as 24h, of at most %s", req.TTL, maxTokenTTL))
+			return
+		}
+	}
+	token, info, err := join.CreateToken(r.Context(), a.store, a.ca.Cert, ttl, time.Now())
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	reply(w, http.StatusCreated, map[string]any{
+		"token": token.String(), "id": info.ID, "expires": info.Expires,
+		"joinCommand": joinCommand(a.self, token),
+	})
+}
+
+func (a *clusterAPI) deleteToken(w http.ResponseWriter, r *http.Request) {
+	found, err := join.DeleteToken(r.Context(), a.store, r.PathValue("id"))
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	if !found {
+		refuse(w, http.StatusNotFound, fmt.Sprintf("no join token has the id %q; `clusterctl token ls` lists them", r.PathValue("id")))
+		return
+	}
+	reply(w, http.StatusOK, map[string]any{})
+}
+
+// joinCommand is the line another machine is told to run.
+func joinCommand(server netip.AddrPort, token pki.Token) string {
+	return fmt.Sprintf("clusterd join %s --token %s", server, token)
+}
+
+func reply(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	json.NewEncoder(w).Encode(v)
+}
+
+func refuse(w http.ResponseWriter, status int, message string) {
+	reply(w, status, map[string]any{"message": message})
+}
+
+// fail answers a fault of ours: mostly that there is no leader just now.
+func fail(w http.ResponseWriter, err error) {
+	status := http.StatusInternalServerError
+	if errors.Is(err, raftstore.ErrNoLeader) || errors.Is(err, context.DeadlineExceeded) {
+		status = http.StatusServiceUnavailable
+		w.Header().Set("Retry-After", "1")
+	}
+	refuse(w, status, err.Error())
+}

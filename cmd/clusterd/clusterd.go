@@ -1,0 +1,407 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/clusterd/clusterd/agent/image"
+	"github.com/clusterd/clusterd/apis/server"
+	"github.com/clusterd/clusterd/apis/server/auth"
+	"github.com/clusterd/clusterd/cmd/clusterd/join"
+	"github.com/clusterd/clusterd/cmd/clusterd/pki"
+	"github.com/clusterd/clusterd/cmd/clusterd/transport"
+	"github.com/clusterd/clusterd/gossip"
+	"github.com/clusterd/clusterd/raftstore"
+	"github.com/clusterd/clusterd/raftstore/kubestore"
+)
+
+// Main is one node: every room is built, started and stopped here.
+type Main struct {
+	cfg  Config
+	dir  dataDir
+	id   *identity
+	cert atomic.Pointer[tls.Certificate]
+	log  *slog.Logger
+	lock *os.File
+
+	rights  rights
+	port    *transport.Port
+	peers   *peers
+	members *gossip.Members
+	store   *raftstore.Store
+	api     *server.Server
+	images  *image.Store
+
+	// bootstrap holds the settings of a cluster that begins here and now; nil
+	// on every later start and every other node.
+	bootstrap *join.Cluster
+}
+
+// New opens what the node keeps on disk and builds its rooms. It listens on
+// the port but answers nothing yet. On error everything is closed again.
+func New(cfg Config, log *slog.Logger) (_ *Main, err error) {
+	m := &Main{cfg: cfg, dir: dataDir(cfg.Data), log: log}
+	defer func() {
+		if err != nil {
+			m.close()
+		}
+	}()
+	registerMetrics()
+	if !m.dir.member() {
+		return nil, fmt.Errorf("%s holds no node: run `clusterd init` to begin a cluster, or `clusterd join ADDRESS --token TOKEN`", cfg.Data)
+	}
+	if m.lock, err = m.dir.lock(); err != nil {
+		return nil, err
+	}
+	if m.id, err = m.dir.readIdentity(); err != nil {
+		return nil, err
+	}
+	if name, _ := pki.NodeName(m.id.cert); name != cfg.Name {
+		return nil, fmt.Errorf("--name %q: this machine joined as %q; a node cannot be renamed", cfg.Name, name)
+	}
+	if m.dir.removed() {
+		return nil, m.errRemoved()
+	}
+	if m.bootstrap, err = m.dir.readBootstrap(); err != nil {
+		return nil, err
+	}
+	if err = m.renewCert(time.Now()); err != nil {
+		return nil, err
+	}
+	tid := transport.Identity{Certificate: m.cert.Load, Roots: m.id.ca.Pool(), Revoked: m.rights.revoked}
+	if m.port, err = transport.Listen(cfg.addr(), tid, room(log, "transport")); err != nil {
+		return nil, err
+	}
+	m.members, err = gossip.New(gossip.Config{
+		Meta:   gossip.Meta{ID: m.id.nodeID(), Name: cfg.Name, Version: version()},
+		Addr:   cfg.addr(),
+		Key:    m.id.gossipKey,
+		Seeds:  m.dir.readPeers,
+		Admits: m.rights.admitted,
+		Logger: room(log, "gossip"),
+		Stream: gossip.Stream{
+			Listener: m.port.Protocol(transport.Gossip),
+			Dial: func(ctx context.Context, addr netip.AddrPort) (net.Conn, error) {
+				return tid.Dial(ctx, addr, "", transport.Gossip)
+			},
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	m.peers = &peers{id: tid, members: m.members}
+	m.store, err = raftstore.Open(raftstore.Config{
+		ID:       m.id.nodeID(),
+		Dir:      m.dir.path("store"),
+		Listener: m.port.Protocol(transport.Raft),
+		Dial: func(ctx context.Context, id string) (net.Conn, error) {
+			mem, ok := m.members.Get(id)
+			if !ok {
+				return nil, fmt.Errorf("member %s was not met yet", id)
+			}
+			return tid.Dial(ctx, mem.Addr, id, transport.Raft)
+		},
+		Logger: room(log, "raftstore"),
+		Events: storeEvents(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	m.rights.store.Store(m.store)
+	if err = m.buildAPI(); err != nil {
+		return nil, err
+	}
+	if m.images, err = image.Open(image.Config{Dir: m.dir.path("images"), Logger: room(log, "image")}); err != nil {
+		return nil, fmt.Errorf("open the image store: %w", err)
+	}
+	server := "https://" + cfg.addr().String()
+	if err = writeKubeconfig(m.dir, m.id, server, "clusterd"); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+func (m *Main) buildAPI() error {
+	toleration := int64(m.cfg.EvictionDelay.Seconds())
+	var err error
+	m.api, err = server.New(server.Config{
+		Storage:           kubestore.NewDecorator(kubestore.Config{Store: m.store, Cache: true}),
+		Authenticator:     m.rights.check(auth.ClientCert(m.id.ca.Pool())),
+		NodeTransport:     m.peers.transportTo,
+		ExternalAddress:   m.cfg.addr().String(),
+		ServiceCIDR:       m.cfg.ServiceCIDR,
+		TolerationSeconds: &toleration,
+		RawHandlers:       map[string]http.Handler{"/clusterd/v1/": m.clusterAPI()},
+		ReadyChecks:       []healthz.HealthChecker{healthz.NamedCheck("raftstore", m.storeReady)},
+	})
+	if err != nil {
+		return fmt.Errorf("build the API server: %w", err)
+	}
+	return nil
+}
+
+// clusterAPI is built before the API server whose client it uses.
+func (m *Main) clusterAPI() http.Handler {
+	api := &clusterAPI{
+		store:   m.store,
+		peers:   m.peers,
+		members: m.members,
+		ca:      m.id.ca,
+		self:    m.cfg.addr(),
+		deleteNode: func(ctx context.Context, name string) error {
+			client, err := kubernetes.NewForConfig(m.api.LoopbackConfig())
+			if err != nil {
+				return err
+			}
+			err = client.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{})
+			if apierrors.IsNotFound(err) {
+				return nil
+			}
+			return err
+		},
+	}
+	return api.handler()
+}
+
+// storeReady is the readiness of the store as this node's users feel it:
+// there is a leader, and this node has caught up with it.
+func (m *Main) storeReady(r *http.Request) error {
+	ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second)
+	defer cancel()
+	_, _, err := m.store.Get(ctx, "/clusterd/cluster", raftstore.ReadOptions{})
+	return err
+}
+
+// Run runs the node until ctx ends or a part of it does. onReady, which may be
+// nil, is called once this node answers API requests; its error ends the node.
+func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) error) error {
+	if err := m.begin(); err != nil {
+		return err
+	}
+	g := group{log: m.log}
+	g.add("port", m.port.Run)
+	g.add("gossip", m.members.Run)
+	g.add("raftstore", m.keepStore)
+	g.add("rights", m.keepRights)
+	g.add("joining", serveHTTP(m.port.HTTPOver(transport.Join), m.joinServer()))
+	g.add("api", m.api.Run)
+	g.add("api port", serveHTTP(m.port.HTTP(), m.api.Handler()))
+	g.add("leader", m.lead)
+	g.add("agent", m.runAgent)
+	g.add("peers file", m.keepPeers)
+	g.add("certificate", m.keepCert)
+	if onReady != nil {
+		g.add("ready", func(ctx context.Context) error {
+			if err := m.waitReady(ctx); err != nil {
+				return err
+			}
+			if err := onReady(ctx, m); err != nil {
+				return err
+			}
+			<-ctx.Done()
+			return nil
+		})
+	}
+	m.log.Info("clusterd runs", "version", version(), "go", runtime.Version(), "procs", runtime.GOMAXPROCS(0), "addr", m.cfg.addr(), "data", m.cfg.Data, "id", m.id.nodeID())
+	return g.run(ctx)
+}
+
+// keepStore closes the store when its turn to stop has come: after all that
+// uses it, before the port it hands its leadership over through.
+func (m *Main) keepStore(ctx context.Context) error {
+	<-ctx.Done()
+	return m.store.Close()
+}
+
+// begin makes this node the first voter of a new cluster, once.
+func (m *Main) begin() error {
+	if m.bootstrap == nil {
+		return nil
+	}
+	if err := m.store.Bootstrap(); err != nil && !errors.Is(err, raftstore.ErrStateExists) {
+		return fmt.Errorf("begin the cluster: %w", err)
+	}
+	return nil
+}
+
+// recordCluster writes the first records of a new cluster, as its first
+// leader. It can be repeated: bootstrap.json goes last.
+func (m *Main) recordCluster(ctx context.Context) error {
+	if m.bootstrap == nil {
+		return nil
+	}
+	err := join.PutCluster(ctx, m.store, *m.bootstrap, join.Record{
+		ID: m.id.nodeID(), Name: m.cfg.Name, Addr: m.cfg.addr(), Joined: time.Now().UTC(), Confirmed: true,
+	})
+	if err != nil && !errors.Is(err, join.ErrRecorded) {
+		return err
+	}
+	m.bootstrap = nil
+	return m.dir.removeBootstrap()
+}
+
+func (m *Main) joinServer() http.Handler {
+	return &join.Server{
+		Store:     m.store,
+		CA:        m.id.ca,
+		GossipKey: m.id.gossipKey,
+		Peers:     func() []netip.AddrPort { return m.alive(true) },
+		Log:       room(m.log, "join"),
+	}
+}
+
+// alive returns the addresses of the members gossip sees.
+func (m *Main) alive(withSelf bool) []netip.AddrPort {
+	var addrs []netip.AddrPort
+	for _, mem := range m.members.All() {
+		if mem.State == gossip.Alive && (withSelf || mem.ID != m.id.nodeID()) {
+			addrs = append(addrs, mem.Addr)
+		}
+	}
+	return addrs
+}
+
+// waitReady returns when a request through this node's whole API succeeds.
+func (m *Main) waitReady(ctx context.Context) error {
+	client, err := kubernetes.NewForConfig(m.api.LoopbackConfig())
+	if err != nil {
+		return err
+	}
+	return wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		_, err := client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceDefault, metav1.GetOptions{})
+		return err == nil, nil
+	})
+}
+
+// waitNodeReady returns when this node is Ready.
+func (m *Main) waitNodeReady(ctx context.Context) error {
+	client, err := kubernetes.NewForConfig(m.api.LoopbackConfig())
+	if err != nil {
+		return err
+	}
+	return wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		node, err := client.CoreV1().Nodes().Get(ctx, m.cfg.Name, metav1.GetOptions{})
+		if err != nil {
+			return false, nil
+		}
+		return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+		}), nil
+	})
+}
+
+func (m *Main) createToken(ctx context.Context, ttl time.Duration) (pki.Token, join.TokenInfo, error) {
+	return join.CreateToken(ctx, m.store, m.id.ca.Cert, ttl, time.Now())
+}
+
+// keepPeers writes down where the others are, so that a restart finds them.
+func (m *Main) keepPeers(ctx context.Context) error {
+	var written []netip.AddrPort
+	for {
+		changed := m.members.Changed()
+		// A node that sees nobody keeps what it knew.
+		if peers := m.alive(false); len(peers) > 0 && !slices.Equal(peers, written) {
+			if err := m.dir.writePeers(peers); err != nil {
+				m.log.Warn("the peers' addresses could not be written down", "err", err)
+			} else {
+				written = peers
+			}
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// keepCert renews the node's certificate in time.
+func (m *Main) keepCert(ctx context.Context) error {
+	for {
+		select {
+		case <-time.After(time.Hour):
+		case <-ctx.Done():
+			return nil
+		}
+		if err := m.renewCert(time.Now()); err != nil {
+			m.log.Error("the node's certificate could not be renewed", "expires", m.id.cert.NotAfter, "err", err)
+		}
+	}
+}
+
+// renewCert loads the node's certificate, a new one if it nears its end or
+// does not name today's address.
+func (m *Main) renewCert(now time.Time) error {
+	if pki.NeedsRenewal(m.id.cert, now) || m.id.cert.VerifyHostname(m.cfg.Advertise) != nil {
+		cert, err := m.id.ca.IssueNode(m.id.key.Public(), m.cfg.Name, certAddrs(m.cfg), nil, now)
+		if err != nil {
+			return err
+		}
+		if err := m.dir.writeNodeCert(cert); err != nil {
+			return err
+		}
+		m.id.cert = cert
+	}
+	m.cert.Store(m.id.tlsCertificate())
+	return nil
+}
+
+// serveHTTP serves a handler on a listener until its context ends; then it
+// lets requests finish for a moment.
+func serveHTTP(ln net.Listener, h http.Handler) func(context.Context) error {
+	return func(ctx context.Context) error {
+		srv := &http.Server{
+			Handler:           h,
+			ReadHeaderTimeout: 30 * time.Second,
+			IdleTimeout:       3 * time.Minute,
+			ErrorLog:          slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug),
+		}
+		done := make(chan error, 1)
+		go func() { done <- srv.Serve(ln) }()
+		select {
+		case err := <-done:
+			return err
+		case <-ctx.Done():
+		}
+		patience, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		if srv.Shutdown(patience) != nil {
+			srv.Close()
+		}
+		<-done
+		return nil
+	}
+}
+
+// close gives back what New took, in reverse.
+func (m *Main) close() {
+	if m.store != nil {
+		if err := m.store.Close(); err != nil {
+			m.log.Warn("the store did not close cleanly", "err", err)
+		}
+	}
+	if m.port != nil {
+		m.port.Close()
+	}
+	if m.lock != nil {
+		m.lock.Close()
+	}
+}

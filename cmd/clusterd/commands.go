@@ -1,0 +1,270 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/clusterd/clusterd/cmd/clusterd/join"
+	"github.com/clusterd/clusterd/cmd/clusterd/pki"
+)
+
+func rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "clusterd",
+		Short: "Machines that each run clusterd form one computer",
+		Long: `Machines that each run clusterd form one computer.
+
+Begin with one machine, add others, and use it with clusterctl or kubectl.`,
+		Example: `  # Try it on this machine, with nothing to configure:
+  sudo clusterd dev
+
+  # A cluster: on the first machine,
+  sudo clusterd init
+  # and on each other one the line that it printed:
+  sudo clusterd join 192.0.2.7:6443 --token cd1.…`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.AddCommand(initCommand(), joinNodeCommand(), runCommand(), devCommand(), resetCommand(), versionCommand())
+	return root
+}
+
+func initCommand() *cobra.Command {
+	cfg := defaultConfig()
+	var prepare bool
+	var ttl time.Duration
+	cmd := &cobra.Command{
+		Use:   "init",
+		Short: "Begin a cluster on this machine, run it, and print the line with which others join",
+		Example: `  sudo clusterd init
+  sudo clusterd init --name n1 --advertise 192.0.2.7
+
+  # With systemd, which runs ` + "`clusterd run`" + `:
+  sudo clusterd init --prepare && sudo systemctl enable --now clusterd`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if ttl <= 0 || ttl > maxTokenTTL {
+				return fmt.Errorf("--token-ttl %s: give a duration of at most %s", ttl, maxTokenTTL)
+			}
+			if err := start(cmd, &cfg); err != nil {
+				return err
+			}
+			if err := prepareInit(cfg); err != nil {
+				return err
+			}
+			if prepare {
+				fmt.Fprintf(cmd.OutOrStdout(), "%s is ready to begin a cluster: start it with `clusterd run --data %s` or `systemctl start clusterd`, then make a token with `clusterctl token create`.\n", cfg.Name, cfg.Data)
+				return nil
+			}
+			return run(cmd.Context(), cfg, func(ctx context.Context, m *Main) error {
+				token, _, err := m.createToken(ctx, ttl)
+				if err != nil {
+					return err
+				}
+				fmt.Fprintln(cmd.OutOrStdout(), joinCommand(cfg.addr(), token))
+				return nil
+			})
+		},
+	}
+	cfg.addFlags(cmd.Flags())
+	cfg.addClusterFlags(cmd.Flags())
+	cmd.Flags().BoolVar(&prepare, "prepare", false, "only write the data folder; do not run")
+	cmd.Flags().DurationVar(&ttl, "token-ttl", defaultTokenTTL, "how long the printed token is good for")
+	return cmd
+}
+
+func joinNodeCommand() *cobra.Command {
+	cfg := defaultConfig()
+	var token string
+	var prepare bool
+	cmd := &cobra.Command{
+		Use:   "join ADDRESS --token TOKEN",
+		Short: "Make this machine a member of a cluster, and run it",
+		Example: `  sudo clusterd join 192.0.2.7:6443 --token cd1.…
+  sudo clusterd join 192.0.2.7:6443 --token cd1.… --name n2 --prepare`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return errors.New("give the address of one member, as printed by `clusterd init`: clusterd join ADDRESS --token TOKEN")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if token == "" {
+				return errors.New("--token is required: `clusterd init` printed one, and `clusterctl token create` makes another")
+			}
+			t, err := pki.ParseToken(token)
+			if err != nil {
+				return err
+			}
+			server, err := serverAddress(args[0])
+			if err != nil {
+				return err
+			}
+			if err := start(cmd, &cfg); err != nil {
+				return err
+			}
+			if err := prepareJoin(cmd.Context(), cfg, server, t, cmd.ErrOrStderr()); err != nil {
+				return err
+			}
+			if prepare {
+				fmt.Fprintf(cmd.OutOrStdout(), "%s is a member: start it with `clusterd run --data %s` or `systemctl start clusterd`.\n", cfg.Name, cfg.Data)
+				return nil
+			}
+			return run(cmd.Context(), cfg, nil)
+		},
+	}
+	cfg.addFlags(cmd.Flags())
+	cmd.Flags().StringVar(&token, "token", "", "the join token")
+	cmd.Flags().BoolVar(&prepare, "prepare", false, "only join and write the data folder; do not run")
+	return cmd
+}
+
+func runCommand() *cobra.Command {
+	cfg := defaultConfig()
+	cmd := &cobra.Command{
+		Use:     "run",
+		Short:   "Run the node of a data folder that `init` or `join` has written",
+		Example: `  sudo clusterd run --data /var/lib/clusterd`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := start(cmd, &cfg); err != nil {
+				return err
+			}
+			return run(cmd.Context(), cfg, nil)
+		},
+	}
+	cfg.addFlags(cmd.Flags())
+	return cmd
+}
+
+func devCommand() *cobra.Command {
+	cfg := defaultConfig()
+	cfg.Data = DefaultDevData
+	cfg.Name = "dev"
+	cfg.CgroupRoot = "/clusterd-dev"
+	cfg.LogLevel = "warn"
+	cmd := &cobra.Command{
+		Use:   "dev",
+		Short: "Run a cluster of one node on this machine, with nothing to configure",
+		Long: `Run a cluster of one node on this machine, with nothing to configure.
+
+All state lies in one folder and is found again the next time. When the command
+ends, so do its containers.`,
+		Example: `  sudo clusterd dev
+  # then, in another terminal:
+  export KUBECONFIG=` + DefaultDevData + `/admin.kubeconfig
+  kubectl get nodes`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := start(cmd, &cfg); err != nil {
+				return err
+			}
+			if !dataDir(cfg.Data).member() {
+				if err := prepareInit(cfg); err != nil {
+					return err
+				}
+			}
+			began := time.Now()
+			err := run(cmd.Context(), cfg, func(ctx context.Context, m *Main) error {
+				out := cmd.OutOrStdout()
+				fmt.Fprintf(out, "The API answers at https://%s after %.1f s", cfg.addr(), time.Since(began).Seconds())
+				if err := m.waitNodeReady(ctx); err != nil {
+					return err
+				}
+				fmt.Fprintf(out, ", and the node takes pods after %.1f s.\n\n", time.Since(began).Seconds())
+				fmt.Fprintf(out, "  export KUBECONFIG=%s\n  kubectl get nodes\n\n", dataDir(cfg.Data).kubeconfig())
+				fmt.Fprintf(out, "Ctrl-C stops it and its containers; `clusterd reset --data %s` removes all it wrote.\n", cfg.Data)
+				return nil
+			})
+			return errors.Join(err, stopContainers(cfg))
+		},
+	}
+	cfg.addFlags(cmd.Flags())
+	cfg.addClusterFlags(cmd.Flags())
+	return cmd
+}
+
+func resetCommand() *cobra.Command {
+	cfg := defaultConfig()
+	cmd := &cobra.Command{
+		Use:   "reset",
+		Short: "Stop this node's containers and remove everything clusterd made on this machine",
+		Long: `Stop this node's containers and remove everything clusterd made on this machine:
+processes, network namespaces, mounts, cgroups, network rules and the data
+folder. The cluster still counts the machine as a member: remove it there with
+` + "`clusterctl members rm NAME`" + `.`,
+		Example: `  sudo clusterd reset
+  sudo clusterd reset --data ` + DefaultDevData,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := start(cmd, &cfg); err != nil {
+				return err
+			}
+			return reset(cmd.Context(), cfg, cmd.OutOrStdout())
+		},
+	}
+	cfg.addFlags(cmd.Flags())
+	return cmd
+}
+
+func versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  cobra.NoArgs,
+		Run:   func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), "clusterd", version()) },
+	}
+}
+
+// start is what every command that touches the machine begins with.
+func start(cmd *cobra.Command, cfg *Config) error {
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("clusterd %s needs root: it makes namespaces, mounts and cgroups; run it with sudo", cmd.Name())
+	}
+	return cfg.load(cmd.Flags())
+}
+
+// run runs the node until ctx ends. onReady is called once the API answers.
+func run(ctx context.Context, cfg Config, onReady func(context.Context, *Main) error) error {
+	log, err := newLogger(cfg, os.Stderr)
+	if err != nil {
+		return err
+	}
+	m, err := New(cfg, log)
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	return m.Run(ctx, onReady)
+}
+
+// joinWithRetry asks until the cluster answers, for as long as a machine that
+// boots together with its cluster may have to wait.
+func joinWithRetry(ctx context.Context, w join.Wish, progress io.Writer) (*join.Response, error) {
+	ctx, cancel := context.WithTimeout(ctx, joinPatience)
+	defer cancel()
+	for told := false; ; {
+		res, err := join.Join(ctx, w)
+		var no *join.Refusal
+		if err == nil || errors.As(err, &no) {
+			return res, err
+		}
+		if !told {
+			fmt.Fprintf(progress, "clusterd: %v; trying for up to %s …\n", err, joinPatience)
+			told = true
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("could not join within %s: %w; is clusterd running there, and is its port open?", joinPatience, err)
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+const joinPatience = 30 * time.Second

@@ -1,0 +1,244 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/yaml"
+)
+
+// Config is everything one node can be told. Defaults come first, then the
+// file DATA/config.yaml, then flags. `clusterd init` and `clusterd join` write
+// the file, so that `clusterd run` needs no flag but --data.
+type Config struct {
+	// Name is the node's name in the cluster. Default: the host name.
+	Name string `json:"name"`
+	// Data is the folder that holds all of this node's state.
+	Data string `json:"-"`
+	// Advertise is the address the other nodes reach this one at. Default: the
+	// address of the interface with the default route, else the first address
+	// that is not loopback, else loopback.
+	Advertise string `json:"advertise"`
+	// Port serves the API, raft, gossip and node calls: TCP, and UDP for gossip.
+	Port uint16 `json:"port"`
+	// CgroupRoot is the parent of all pods' cgroups on this machine.
+	CgroupRoot string `json:"cgroupRoot"`
+	// ClusterCIDR is the range pod addresses come from, fixed at init.
+	ClusterCIDR string `json:"clusterCIDR,omitempty"`
+	// ServiceCIDR is the range Service addresses come from, fixed at init.
+	ServiceCIDR string `json:"serviceCIDR,omitempty"`
+	// EvictionDelay is how long the pods of a node that is confirmed to be out
+	// of reach are waited for, unless they say otherwise with a toleration.
+	EvictionDelay Duration `json:"evictionDelay"`
+	// MaxPods is how many pods this node takes.
+	MaxPods int `json:"maxPods"`
+	// LogLevel is debug, info, warn or error.
+	LogLevel string `json:"logLevel"`
+	// LogFormat is text or json.
+	LogFormat string `json:"logFormat"`
+}
+
+// Duration is a time.Duration written as "30s".
+type Duration struct{ time.Duration }
+
+// MarshalJSON writes the text form.
+func (d Duration) MarshalJSON() ([]byte, error) { return []byte(`"` + d.String() + `"`), nil }
+
+// UnmarshalJSON reads the text form.
+func (d *Duration) UnmarshalJSON(b []byte) error {
+	v, err := time.ParseDuration(strings.Trim(string(b), `"`))
+	if err != nil {
+		return fmt.Errorf("%s is not a duration such as 30s or 5m", b)
+	}
+	d.Duration = v
+	return nil
+}
+
+// Defaults of Config.
+const (
+	DefaultData        = "/var/lib/clusterd"
+	DefaultDevData     = "/var/lib/clusterd-dev"
+	DefaultPort        = 6443
+	DefaultClusterCIDR = "10.244.0.0/16"
+	DefaultServiceCIDR = "10.96.0.0/16"
+)
+
+func defaultConfig() Config {
+	return Config{
+		Data:          DefaultData,
+		Port:          DefaultPort,
+		CgroupRoot:    "/clusterd",
+		ClusterCIDR:   DefaultClusterCIDR,
+		ServiceCIDR:   DefaultServiceCIDR,
+		EvictionDelay: Duration{30 * time.Second},
+		MaxPods:       110,
+		LogLevel:      "info",
+		LogFormat:     "text",
+	}
+}
+
+// addFlags binds a flag to each field that may be set by hand.
+func (c *Config) addFlags(f *pflag.FlagSet) {
+	f.StringVar(&c.Data, "data", c.Data, "folder that holds all state of this node")
+	f.StringVar(&c.Name, "name", c.Name, "name of this node (default: the host name)")
+	f.StringVar(&c.Advertise, "advertise", c.Advertise, "address the other nodes reach this one at (default: found from the interfaces)")
+	f.Uint16Var(&c.Port, "port", c.Port, "the one port: TCP for API, raft and node calls, UDP for gossip")
+	f.StringVar(&c.CgroupRoot, "cgroup-root", c.CgroupRoot, "parent of all pods' cgroups")
+	f.DurationVar(&c.EvictionDelay.Duration, "eviction-delay", c.EvictionDelay.Duration, "how long pods of an unreachable node are waited for before they are replaced")
+	f.IntVar(&c.MaxPods, "max-pods", c.MaxPods, "how many pods this node takes")
+	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
+	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
+}
+
+// addClusterFlags binds the flags that only `init` has: they hold for the
+// whole cluster.
+func (c *Config) addClusterFlags(f *pflag.FlagSet) {
+	f.StringVar(&c.ClusterCIDR, "cluster-cidr", c.ClusterCIDR, "range of the pods' addresses, for the whole cluster")
+	f.StringVar(&c.ServiceCIDR, "service-cidr", c.ServiceCIDR, "range of the Services' addresses, for the whole cluster")
+}
+
+func configPath(data string) string { return filepath.Join(data, "config.yaml") }
+
+// load overlays the file of the data folder onto the defaults, and the flags
+// that were given onto both. A missing file is no error.
+func (c *Config) load(flags *pflag.FlagSet) error {
+	given := map[string]string{}
+	flags.Visit(func(f *pflag.Flag) { given[f.Name] = f.Value.String() })
+	data, err := filepath.Abs(c.Data)
+	if err != nil {
+		return err
+	}
+	// The kernel tells of mounts by their real paths.
+	if real, err := filepath.EvalSymlinks(data); err == nil {
+		data = real
+	}
+	c.Data = data
+	b, err := os.ReadFile(configPath(data))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return fmt.Errorf("read the configuration: %w", err)
+	default:
+		if err := yaml.UnmarshalStrict(b, c); err != nil {
+			return fmt.Errorf("%s: %w", configPath(data), err)
+		}
+	}
+	for name, value := range given {
+		if name == "data" {
+			continue
+		}
+		if err := flags.Set(name, value); err != nil {
+			return fmt.Errorf("--%s %s: %w", name, value, err)
+		}
+	}
+	return c.complete()
+}
+
+// complete finds what was left empty and checks the rest. Every error names
+// the flag, the value and the cure.
+func (c *Config) complete() error {
+	if c.Name == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("--name: the host name cannot be read (%w): give one", err)
+		}
+		c.Name = strings.ToLower(host)
+	}
+	if errs := validation.IsDNS1123Subdomain(c.Name); len(errs) > 0 {
+		return fmt.Errorf("--name %q: %s", c.Name, errs[0])
+	}
+	if c.Advertise == "" {
+		addr, err := findAddress()
+		if err != nil {
+			return fmt.Errorf("--advertise: no address could be found (%w): give one", err)
+		}
+		c.Advertise = addr.String()
+	}
+	if addr, err := netip.ParseAddr(c.Advertise); err != nil || addr.IsUnspecified() {
+		return fmt.Errorf("--advertise %q: an address of this machine is required, such as 192.0.2.7", c.Advertise)
+	}
+	if c.Port == 0 {
+		return errors.New("--port 0: give a port between 1 and 65535")
+	}
+	if !strings.HasPrefix(c.CgroupRoot, "/") || filepath.Clean(c.CgroupRoot) != c.CgroupRoot || c.CgroupRoot == "/" {
+		return fmt.Errorf("--cgroup-root %q: an absolute path below the root is required, such as /clusterd", c.CgroupRoot)
+	}
+	for flag, cidr := range map[string]string{"--cluster-cidr": c.ClusterCIDR, "--service-cidr": c.ServiceCIDR} {
+		p, err := netip.ParsePrefix(cidr)
+		if err != nil || p != p.Masked() {
+			return fmt.Errorf("%s %q: a range is required, such as %s", flag, cidr, DefaultClusterCIDR)
+		}
+	}
+	if a, b := netip.MustParsePrefix(c.ClusterCIDR), netip.MustParsePrefix(c.ServiceCIDR); a.Overlaps(b) {
+		return fmt.Errorf("--cluster-cidr %s and --service-cidr %s overlap: choose ranges apart", a, b)
+	}
+	if c.EvictionDelay.Duration < 0 {
+		return fmt.Errorf("--eviction-delay %s: it cannot be negative", c.EvictionDelay)
+	}
+	if c.MaxPods < 1 || c.MaxPods > 10000 {
+		return fmt.Errorf("--max-pods %d: give a number between 1 and 10000", c.MaxPods)
+	}
+	if _, err := c.level(); err != nil {
+		return err
+	}
+	if c.LogFormat != "text" && c.LogFormat != "json" {
+		return fmt.Errorf("--log-format %q: text or json", c.LogFormat)
+	}
+	return nil
+}
+
+func (c *Config) level() (slog.Level, error) {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(c.LogLevel)); err != nil {
+		return l, fmt.Errorf("--log-level %q: debug, info, warn or error", c.LogLevel)
+	}
+	return l, nil
+}
+
+// addr is where the node listens and is reached.
+func (c *Config) addr() netip.AddrPort {
+	return netip.AddrPortFrom(netip.MustParseAddr(c.Advertise), c.Port)
+}
+
+// findAddress chooses the address to advertise without sending a packet. No
+// default route is needed: a box on one cable, or none, is a cluster too.
+func findAddress() (netip.Addr, error) {
+	// "Connecting" a UDP socket only asks the routing table.
+	if c, err := net.Dial("udp", "192.0.2.1:9"); err == nil {
+		defer c.Close()
+		if a := c.LocalAddr().(*net.UDPAddr).AddrPort().Addr(); !a.IsLoopback() {
+			return a.Unmap(), nil
+		}
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	var loopback netip.Addr
+	for _, a := range addrs {
+		p, err := netip.ParsePrefix(a.String())
+		if err != nil {
+			continue
+		}
+		switch ip := p.Addr(); {
+		case ip.IsGlobalUnicast() && ip.Is4():
+			return ip, nil
+		case ip.IsLoopback() && ip.Is4():
+			loopback = ip
+		}
+	}
+	if loopback.IsValid() {
+		return loopback, nil
+	}
+	return netip.Addr{}, errors.New("no interface is up")
+}

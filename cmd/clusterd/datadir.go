@@ -1,0 +1,252 @@
+package main
+
+import (
+	"crypto"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/clusterd/clusterd/cmd/clusterd/pki"
+)
+
+// dataDir is the folder that holds all of a node's state. This file alone
+// knows the names in it that belong to no room:
+//
+//	lock              held by the running clusterd
+//	config.yaml       Config
+//	pki/              ca.crt ca.key node.crt node.key gossip.key; its presence
+//	                  means: this machine is a member
+//	peers.json        where other members were last seen
+//	removed           when this node learned that it is no member any more
+//	admin.kubeconfig  for the person at this machine
+//
+// and the rooms' folders: store, podmon, images, pods, netns, logs.
+type dataDir string
+
+func (d dataDir) path(elem ...string) string {
+	return filepath.Join(append([]string{string(d)}, elem...)...)
+}
+
+func (d dataDir) kubeconfig() string { return d.path("admin.kubeconfig") }
+
+// identity is the content of pki/.
+type identity struct {
+	ca        *pki.CA
+	key       crypto.Signer
+	cert      *x509.Certificate
+	gossipKey []byte
+}
+
+func (id *identity) nodeID() string { return pki.Fingerprint(id.key.Public()) }
+
+func (id *identity) tlsCertificate() *tls.Certificate {
+	return &tls.Certificate{Certificate: [][]byte{id.cert.Raw, id.ca.Cert.Raw}, PrivateKey: id.key, Leaf: id.cert}
+}
+
+// errInUse is returned when another clusterd runs on the data folder.
+var errInUse = errors.New("another clusterd is running on this data folder")
+
+// lockPatience is how long a clusterd that was killed may take to be gone: the
+// kernel frees its lock only when the last of its threads has ended.
+const lockPatience = 3 * time.Second
+
+// lock makes the folder and takes its lock, which the kernel gives back when
+// the process ends.
+func (d dataDir) lock() (*os.File, error) {
+	if err := os.MkdirAll(string(d), 0o700); err != nil {
+		return nil, fmt.Errorf("make the data folder: %w", err)
+	}
+	f, err := os.OpenFile(d.path("lock"), os.O_CREATE|os.O_RDWR|syscall.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the data folder: %w", err)
+	}
+	for deadline := time.Now().Add(lockPatience); ; time.Sleep(10 * time.Millisecond) {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if errors.Is(err, syscall.EWOULDBLOCK) && time.Now().Before(deadline) {
+			continue
+		}
+		f.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, fmt.Errorf("%s: %w", d, errInUse)
+		}
+		return nil, fmt.Errorf("lock the data folder: %w", err)
+	}
+}
+
+// member reports whether this machine has an identity.
+func (d dataDir) member() bool {
+	_, err := os.Stat(d.path("pki", "node.crt"))
+	return err == nil
+}
+
+// writeIdentity puts pki/ into place in one step: after a crash it is whole
+// or absent.
+func (d dataDir) writeIdentity(id *identity) error {
+	tmp, err := os.MkdirTemp(string(d), "pki.new-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	caKey, err := id.ca.EncodeCAKey()
+	if err != nil {
+		return err
+	}
+	nodeKey, err := pki.EncodeKey(id.key)
+	if err != nil {
+		return err
+	}
+	for name, content := range map[string][]byte{
+		"ca.crt":     pki.EncodeCert(id.ca.Cert),
+		"ca.key":     caKey,
+		"node.crt":   pki.EncodeCert(id.cert),
+		"node.key":   nodeKey,
+		"gossip.key": id.gossipKey,
+	} {
+		if err := writeFile(filepath.Join(tmp, name), content, 0o600); err != nil {
+			return err
+		}
+	}
+	if err := os.Rename(tmp, d.path("pki")); err != nil {
+		return fmt.Errorf("write the identity: %w", err)
+	}
+	return syncDir(string(d))
+}
+
+// writeNodeCert replaces the node's certificate after a renewal.
+func (d dataDir) writeNodeCert(cert *x509.Certificate) error {
+	return writeFile(d.path("pki", "node.crt"), pki.EncodeCert(cert), 0o600)
+}
+
+// readIdentity reads pki/ and checks that it fits together.
+func (d dataDir) readIdentity() (*identity, error) {
+	read := func(name string) ([]byte, error) { return os.ReadFile(d.path("pki", name)) }
+	caCert, err := read("ca.crt")
+	if err != nil {
+		return nil, fmt.Errorf("read the identity: %w", err)
+	}
+	caKey, err := read("ca.key")
+	if err != nil {
+		return nil, fmt.Errorf("read the identity: %w", err)
+	}
+	nodeCert, err := read("node.crt")
+	if err != nil {
+		return nil, fmt.Errorf("read the identity: %w", err)
+	}
+	nodeKey, err := read("node.key")
+	if err != nil {
+		return nil, fmt.Errorf("read the identity: %w", err)
+	}
+	id := &identity{}
+	if id.gossipKey, err = read("gossip.key"); err != nil {
+		return nil, fmt.Errorf("read the identity: %w", err)
+	}
+	if id.ca, err = pki.LoadCA(caCert, caKey); err != nil {
+		return nil, fmt.Errorf("%s: %w", d.path("pki"), err)
+	}
+	if id.cert, err = pki.ParseCert(nodeCert); err != nil {
+		return nil, fmt.Errorf("%s: %w", d.path("pki", "node.crt"), err)
+	}
+	if id.key, err = pki.ParseKey(nodeKey); err != nil {
+		return nil, fmt.Errorf("%s: %w", d.path("pki", "node.key"), err)
+	}
+	if pki.Fingerprint(id.cert.PublicKey) != id.nodeID() {
+		return nil, fmt.Errorf("%s: node.crt and node.key do not belong together", d.path("pki"))
+	}
+	return id, nil
+}
+
+// markRemoved notes that this machine is a member no more: once the others
+// refuse it, it could not find out again.
+func (d dataDir) markRemoved(now time.Time) error {
+	return writeFile(d.path("removed"), []byte(now.UTC().Format(time.RFC3339)+"\n"), 0o600)
+}
+
+// removed reports whether markRemoved was called.
+func (d dataDir) removed() bool {
+	_, err := os.Stat(d.path("removed"))
+	return err == nil
+}
+
+func (d dataDir) writeConfig(c Config) error {
+	b, err := yaml.Marshal(c)
+	if err != nil {
+		return err
+	}
+	return writeFile(configPath(string(d)), append([]byte("# Written by clusterd init or join. Flags of `clusterd run` win over it.\n"), b...), 0o600)
+}
+
+// readPeers returns where other members were last seen; none when the file is
+// missing or unreadable, since gossip finds them again through any one.
+func (d dataDir) readPeers() []netip.AddrPort {
+	b, err := os.ReadFile(d.path("peers.json"))
+	if err != nil {
+		return nil
+	}
+	var peers []netip.AddrPort
+	if json.Unmarshal(b, &peers) != nil {
+		return nil
+	}
+	return peers
+}
+
+func (d dataDir) writePeers(peers []netip.AddrPort) error {
+	b, err := json.Marshal(peers)
+	if err != nil {
+		return err
+	}
+	return writeFile(d.path("peers.json"), b, 0o600)
+}
+
+// writeFile replaces a file so that after a crash it is old or new, whole.
+func writeFile(path string, content []byte, mode fs.FileMode) error {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	if _, err = f.Write(content); err == nil {
+		err = f.Chmod(mode)
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+func newGossipKey() []byte {
+	key := make([]byte, 32)
+	rand.Read(key) // never fails
+	return key
+}

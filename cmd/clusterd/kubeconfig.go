@@ -1,0 +1,65 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/clusterd/clusterd/cmd/clusterd/pki"
+)
+
+// writeKubeconfig makes sure that the data folder has a kubeconfig for the
+// administrator that leads to this node: it is made anew when it is missing,
+// points elsewhere, belongs to another authority or nears its end.
+func writeKubeconfig(d dataDir, id *identity, server, cluster string) error {
+	now := time.Now()
+	if kubeconfigGood(d.kubeconfig(), id, server, now) {
+		return nil
+	}
+	key, err := pki.NewKey()
+	if err != nil {
+		return err
+	}
+	cert, err := id.ca.IssueClient(key.Public(), "admin", []string{pki.AdminsGroup}, pki.AdminLifetime, now)
+	if err != nil {
+		return err
+	}
+	keyPEM, err := pki.EncodeKey(key)
+	if err != nil {
+		return err
+	}
+	config := api.NewConfig()
+	config.Clusters[cluster] = &api.Cluster{Server: server, CertificateAuthorityData: pki.EncodeCert(id.ca.Cert)}
+	config.AuthInfos["admin"] = &api.AuthInfo{ClientCertificateData: pki.EncodeCert(cert), ClientKeyData: keyPEM}
+	config.Contexts[cluster] = &api.Context{Cluster: cluster, AuthInfo: "admin"}
+	config.CurrentContext = cluster
+	b, err := clientcmd.Write(*config)
+	if err != nil {
+		return fmt.Errorf("write the kubeconfig: %w", err)
+	}
+	return writeFile(d.kubeconfig(), b, 0o600)
+}
+
+func kubeconfigGood(path string, id *identity, server string, now time.Time) bool {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return false
+	}
+	config, err := clientcmd.Load(b)
+	if err != nil {
+		return false
+	}
+	ctx := config.Contexts[config.CurrentContext]
+	if ctx == nil {
+		return false
+	}
+	cluster, user := config.Clusters[ctx.Cluster], config.AuthInfos[ctx.AuthInfo]
+	if cluster == nil || user == nil || cluster.Server != server {
+		return false
+	}
+	cert, err := pki.ParseCert(user.ClientCertificateData)
+	return err == nil && cert.CheckSignatureFrom(id.ca.Cert) == nil && !pki.NeedsRenewal(cert, now)
+}

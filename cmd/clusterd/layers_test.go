@@ -1,0 +1,131 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/clusterd/clusterd/"
+
+// layer is one row of the table "who may know whom" (HOUSE.md, section 2). A
+// package belongs to the row with the longest room that holds it.
+type layer struct {
+	room string
+	may  []string // rooms, each a row of its own, that it may import beside itself
+	// never names packages that must not be linked at all, with the reason.
+	never map[string]string
+}
+
+var (
+	noKubernetes = map[string]string{"k8s.io/": "an island knows no Kubernetes types"}
+	noContainers = map[string]string{"github.com/opencontainers/runc": "libcontainer re-executes whatever links it: podmon alone does (DESIGN.md, decision 7)"}
+)
+
+var layers = []layer{
+	{room: "apis", never: noContainers},
+	{room: "apis/server", may: []string{"apis"}, never: noContainers},
+	{room: "raftstore", never: noKubernetes},
+	{room: "raftstore/kubestore", may: []string{"raftstore"}},
+	{room: "gossip", never: noKubernetes},
+	{room: "netsetup", never: noKubernetes},
+	{room: "sched", may: []string{"apis"}, never: noContainers},
+	{room: "agent", may: []string{"apis", "netsetup", "agent/podmon/api"}, never: noContainers},
+	{room: "agent/podmon", may: []string{"agent/podmon/api"}, never: noKubernetes},
+	{room: "agent/podmon/api", never: noKubernetes},
+	{room: "cmd/podmon", may: []string{"agent/podmon", "agent/podmon/api"}, never: noKubernetes},
+	{room: "cmd/clusterctl", may: []string{"apis"}, never: map[string]string{
+		"k8s.io/apiserver/pkg/server": "a client links no server",
+		"github.com/hashicorp/raft":   "a client links no store",
+	}},
+	{room: "cmd/clusterd", may: []string{"apis", "apis/server", "raftstore", "raftstore/kubestore", "gossip", "sched", "agent", "netsetup"}, never: noContainers},
+}
+
+type pkg struct {
+	ImportPath string
+	Imports    []string
+	Deps       []string
+}
+
+func goList(t *testing.T) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-e", "-deps=false", "-json=ImportPath,Imports,Deps", module+"...")
+	// podmon needs cgo, and so do its packages' files.
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=1", "GOFLAGS=-tags=seccomp")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, stderr.Bytes())
+	}
+	var pkgs []pkg
+	for d := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p pkg
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return pkgs
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		pkgs = append(pkgs, p)
+	}
+}
+
+// layerOf is the row of a package; false: it belongs to none.
+func layerOf(path string) (layer, bool) {
+	var best layer
+	for _, l := range layers {
+		if (path == l.room || strings.HasPrefix(path, l.room+"/")) && len(l.room) > len(best.room) {
+			best = l
+		}
+	}
+	return best, best.room != ""
+}
+
+func (l layer) allows(to string) bool {
+	other, ok := layerOf(to)
+	return ok && (other.room == l.room || slices.Contains(l.may, other.room))
+}
+
+// TestLayers holds who may know whom. When it fails, the cure is nearly always
+// a small interface declared by the user of a thing, filled in cmd/clusterd.
+func TestLayers(t *testing.T) {
+	pkgs := goList(t)
+	seen := map[string]bool{}
+	for _, p := range pkgs {
+		path := strings.TrimPrefix(p.ImportPath, module)
+		l, ok := layerOf(path)
+		if !ok {
+			continue // e2e, examples, bench: they may know all
+		}
+		seen[l.room] = true
+		if strings.HasSuffix(path, "test") { // test kits
+			continue
+		}
+		for _, imp := range p.Imports {
+			if to, ours := strings.CutPrefix(imp, module); ours && !l.allows(to) {
+				t.Errorf("%s imports %s: %s may know only itself and %v (HOUSE.md, section 2)", path, to, l.room, l.may)
+			}
+		}
+		for _, dep := range p.Deps {
+			for never, why := range l.never {
+				if strings.HasPrefix(dep, never) {
+					t.Errorf("%s links %s: %s", path, dep, why)
+				}
+			}
+			if strings.HasPrefix(dep, "k8s.io/kubernetes/") {
+				t.Errorf("%s links %s: k8s.io/kubernetes is never imported", path, dep)
+			}
+		}
+	}
+	for _, l := range layers {
+		if !seen[l.room] {
+			t.Errorf("the table names %s, which has no package", l.room)
+		}
+	}
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+
+	"github.com/clusterd/clusterd/cmd/clusterd/join"
+	"github.com/clusterd/clusterd/cmd/clusterd/pki"
+	"github.com/clusterd/clusterd/sched"
+)
+
+// The controllers' identity, as audit and managed fields show it.
+const controllersUser = "system:kube-controller-manager"
+
+// lead runs what only the leader may run, each time this node becomes it, and
+// waits for all of it to end before it can lead again.
+func (m *Main) lead(ctx context.Context) error {
+	word := m.store.LeaderCh()
+	for heard(ctx, word, true) {
+		m.log.Info("this node leads the cluster")
+		term, over := context.WithCancel(ctx)
+		var listener sync.WaitGroup
+		listener.Go(func() {
+			heard(ctx, word, false)
+			over()
+		})
+		for term.Err() == nil {
+			if err := m.reign(term); term.Err() == nil {
+				m.log.Error("the leader's work ended, beginning it again", "err", err)
+				select {
+				case <-term.Done():
+				case <-time.After(time.Second):
+				}
+			}
+		}
+		over()
+		listener.Wait()
+		m.log.Info("this node no longer leads the cluster")
+	}
+	return nil
+}
+
+// heard waits for the store's word that this node leads, or leads no more. It
+// returns false when there will be no such word.
+func heard(ctx context.Context, word <-chan bool, want bool) bool {
+	for {
+		select {
+		case leads, open := <-word:
+			if !open {
+				return false
+			}
+			if leads == want {
+				return true
+			}
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// reign runs the leader's work until ctx ends or a part of it fails.
+func (m *Main) reign(ctx context.Context) error {
+	if err := m.recordCluster(ctx); err != nil {
+		return err
+	}
+	hints := &suspects{peers: m.peers, names: make(chan string)}
+	cfg, err := m.schedConfig(hints)
+	if err != nil {
+		return err
+	}
+	members := join.Reconciler{Store: m.store, Raft: m.store, Gossip: m.members, Log: room(m.log, "join")}
+	work, ctx := errgroup.WithContext(ctx)
+	work.Go(func() error { return members.Run(ctx) })
+	work.Go(func() error { return hints.run(ctx) })
+	work.Go(func() error { return sched.Run(ctx, cfg) })
+	return work.Wait()
+}
+
+func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {
+	rest := m.api.ClientConfigFor(controllersUser, pki.AdminsGroup)
+	client, err := kubernetes.NewForConfig(rest)
+	if err != nil {
+		return sched.Config{}, fmt.Errorf("make the controllers' client: %w", err)
+	}
+	events, err := kubernetes.NewForConfig(rest)
+	if err != nil {
+		return sched.Config{}, fmt.Errorf("make the controllers' client: %w", err)
+	}
+	meta, err := metadata.NewForConfig(rest)
+	if err != nil {
+		return sched.Config{}, fmt.Errorf("make the controllers' client: %w", err)
+	}
+	return sched.Config{
+		Client:      client,
+		EventClient: events,
+		Metadata:    meta,
+		ClusterCIDR: netip.MustParsePrefix(m.cfg.ClusterCIDR),
+		RootCA:      pki.EncodeCert(m.id.ca.Cert),
+		Liveness:    hints,
+	}, nil
+}

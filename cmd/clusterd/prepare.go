@@ -1,0 +1,179 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/clusterd/clusterd/cmd/clusterd/join"
+	"github.com/clusterd/clusterd/cmd/clusterd/pki"
+)
+
+// prepareInit writes the data folder of a cluster's first node. On error
+// nothing of it stays.
+func prepareInit(cfg Config) error {
+	return prepare(cfg, func(dir dataDir) error {
+		now := time.Now()
+		ca, err := pki.NewCA("cluster", now)
+		if err != nil {
+			return err
+		}
+		id := &identity{ca: ca, gossipKey: newGossipKey()}
+		if id.key, err = pki.NewKey(); err != nil {
+			return err
+		}
+		if id.cert, err = ca.IssueNode(id.key.Public(), cfg.Name, certAddrs(cfg), nil, now); err != nil {
+			return err
+		}
+		if err := dir.writeBootstrap(join.Cluster{
+			Name:        "clusterd",
+			ClusterCIDR: netip.MustParsePrefix(cfg.ClusterCIDR),
+			ServiceCIDR: netip.MustParsePrefix(cfg.ServiceCIDR),
+			Created:     now.UTC(),
+		}); err != nil {
+			return err
+		}
+		if err := dir.writeConfig(cfg); err != nil {
+			return err
+		}
+		return dir.writeIdentity(id)
+	})
+}
+
+// prepareJoin asks a member for admission and writes the data folder. On
+// error nothing of it stays.
+func prepareJoin(ctx context.Context, cfg Config, server string, token pki.Token, progress io.Writer) error {
+	return prepare(cfg, func(dir dataDir) error {
+		key, err := pki.NewKey()
+		if err != nil {
+			return err
+		}
+		res, err := joinWithRetry(ctx, join.Wish{
+			Server: server, Token: token, Name: cfg.Name, Addr: cfg.addr(), Key: key, Version: version(),
+		}, progress)
+		if err != nil {
+			return err
+		}
+		id := &identity{key: key, gossipKey: res.GossipKey}
+		if id.ca, err = pki.LoadCA(res.CACert, res.CAKey); err != nil {
+			return err
+		}
+		if id.cert, err = pki.ParseCert(res.NodeCert); err != nil {
+			return err
+		}
+		cfg.ClusterCIDR = res.Cluster.ClusterCIDR.String()
+		cfg.ServiceCIDR = res.Cluster.ServiceCIDR.String()
+		if err := dir.writePeers(res.Peers); err != nil {
+			return err
+		}
+		if err := dir.writeConfig(cfg); err != nil {
+			return err
+		}
+		return dir.writeIdentity(id)
+	})
+}
+
+// prepare runs write under the folder's lock, and removes what it left when
+// it fails. The identity is written last: only with it is the machine a node.
+func prepare(cfg Config, write func(dataDir) error) (err error) {
+	dir := dataDir(cfg.Data)
+	_, statErr := os.Stat(cfg.Data)
+	fresh := errors.Is(statErr, fs.ErrNotExist)
+	lock, err := dir.lock()
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if dir.member() {
+		return fmt.Errorf("%s is a node already: start it with `clusterd run --data %s`, or remove it first with `clusterd reset --data %s`", cfg.Data, cfg.Data, cfg.Data)
+	}
+	defer func() {
+		if err == nil {
+			return
+		}
+		if fresh {
+			os.RemoveAll(cfg.Data)
+			return
+		}
+		for _, name := range []string{"config.yaml", "bootstrap.json", "peers.json"} {
+			os.Remove(dir.path(name))
+		}
+	}()
+	if err := portFree(cfg); err != nil {
+		return err
+	}
+	return write(dir)
+}
+
+// portFree finds out before anything is promised whether the node could
+// listen where it is going to say it does.
+func portFree(cfg Config) error {
+	ln, err := net.Listen("tcp", cfg.addr().String())
+	if err != nil {
+		return fmt.Errorf("--advertise %s --port %d: this machine cannot listen there (%w): choose another address or port", cfg.Advertise, cfg.Port, err)
+	}
+	ln.Close()
+	return nil
+}
+
+// certAddrs is what a node's certificate names beside its own name.
+func certAddrs(cfg Config) []netip.Addr {
+	addrs := []netip.Addr{netip.MustParseAddr(cfg.Advertise), netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}
+	// The first address of the Service range is the API's own.
+	return append(addrs, netip.MustParsePrefix(cfg.ServiceCIDR).Addr().Next())
+}
+
+// serverAddress completes HOST or HOST:PORT.
+func serverAddress(s string) (string, error) {
+	host, port, err := net.SplitHostPort(s)
+	if err != nil {
+		host, port = s, strconv.Itoa(DefaultPort)
+	}
+	if host == "" {
+		return "", fmt.Errorf("the address %q: give HOST or HOST:PORT of a member", s)
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return "", fmt.Errorf("the address %q: the port must be between 1 and 65535", s)
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+// writeBootstrap notes that the next start of this node begins the cluster.
+func (d dataDir) writeBootstrap(c join.Cluster) error {
+	b, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	return writeFile(d.path("bootstrap.json"), b, 0o600)
+}
+
+// readBootstrap returns nil when there is nothing to begin.
+func (d dataDir) readBootstrap() (*join.Cluster, error) {
+	b, err := os.ReadFile(d.path("bootstrap.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var c join.Cluster
+	if err := json.Unmarshal(b, &c); err != nil {
+		return nil, fmt.Errorf("%s: %w", d.path("bootstrap.json"), err)
+	}
+	return &c, nil
+}
+
+func (d dataDir) removeBootstrap() error {
+	if err := os.Remove(d.path("bootstrap.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return syncDir(string(d))
+}

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/clusterd/clusterd/agent/podnetwork"
+)
+
+// shutdownPatience bounds how long podmon may take to kill every container.
+const shutdownPatience = 30 * time.Second
+
+// reset undoes all that clusterd did on this machine for one data folder. It
+// can be called again after it failed half-way.
+func reset(ctx context.Context, cfg Config, out io.Writer) error {
+	dir := dataDir(cfg.Data)
+	if _, err := os.Stat(cfg.Data); errors.Is(err, fs.ErrNotExist) {
+		fmt.Fprintf(out, "%s does not exist: nothing to reset.\n", cfg.Data)
+		return nil
+	}
+	lock, err := dir.lock()
+	if errors.Is(err, errInUse) {
+		return fmt.Errorf("%w: stop it first (`systemctl stop clusterd`, or end the process)", err)
+	}
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	steps := []struct {
+		what string
+		do   func() error
+	}{
+		{"containers", func() error { return stopContainers(cfg) }},
+		{"network", func() error { return podnetwork.CleanUp(ctx, podnetwork.Config{Dir: dir.path("network")}) }},
+		{"mounts", func() error { return unmountBelow(cfg.Data) }},
+		{"cgroups", func() error { return removeCgroups(cfg.CgroupRoot) }},
+		{"data folder", func() error { return removeFolder(cfg.Data) }},
+	}
+	var errs []error
+	for _, s := range steps {
+		if err := s.do(); err != nil {
+			errs = append(errs, fmt.Errorf("remove %s: %w", s.what, err))
+			if s.what != "data folder" {
+				continue
+			}
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "This machine runs nothing of clusterd in %s any more.\n", cfg.Data)
+	return nil
+}
+
+// stopContainers ends every container of the data folder, and podmon.
+func stopContainers(cfg Config) error {
+	dir := dataDir(cfg.Data).path("podmon")
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), shutdownPatience)
+	defer cancel()
+	// One that was killed is started again: it adopts what it left behind.
+	containers, err := startRuntime(ctx, cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	defer containers.Close()
+	return containers.Shutdown(ctx, true)
+}
+
+// removeFolder removes a folder with all that is in it. One that is a file
+// system of its own stays, empty.
+func removeFolder(path string) error {
+	err := os.RemoveAll(path)
+	if errors.Is(err, unix.EBUSY) {
+		if left, readErr := os.ReadDir(path); readErr == nil && len(left) == 0 {
+			return nil
+		}
+	}
+	return err
+}
+
+// unmountBelow detaches every mount in the folder, the deepest first. Mounts
+// that something still uses go when it ends (MNT_DETACH, umount2(2)).
+func unmountBelow(folder string) error {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var points []string
+	for s := bufio.NewScanner(f); s.Scan(); {
+		fields := strings.Fields(s.Text())
+		if len(fields) < 5 {
+			continue
+		}
+		if p := unescapeMount(fields[4]); strings.HasPrefix(p, folder+"/") {
+			points = append(points, p)
+		}
+	}
+	var errs []error
+	for _, p := range slices.Backward(points) {
+		if err := unix.Unmount(p, unix.MNT_DETACH); err != nil && err != unix.EINVAL && err != unix.ENOENT {
+			errs = append(errs, fmt.Errorf("unmount %s: %w", p, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// unescapeMount undoes the octal escapes of proc(5) mountinfo.
+var mountEscapes = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+
+func unescapeMount(s string) string { return mountEscapes.Replace(s) }
+
+// removeCgroups removes our tree from every hierarchy of cgroup v1 and from
+// v2. A cgroup with a process in it stays, and is an error.
+func removeCgroups(root string) error {
+	var errs []error
+	bases := []string{"/sys/fs/cgroup"}
+	entries, err := os.ReadDir("/sys/fs/cgroup")
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			bases = append(bases, filepath.Join("/sys/fs/cgroup", e.Name()))
+		}
+	}
+	for _, base := range bases {
+		top := filepath.Join(base, root)
+		var dirs []string
+		filepath.WalkDir(top, func(path string, e fs.DirEntry, err error) error {
+			if err == nil && e.IsDir() {
+				dirs = append(dirs, path)
+			}
+			return nil
+		})
+		for _, d := range slices.Backward(dirs) {
+			if err := removeCgroup(d); err != nil {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// removeCgroup retries while the kernel still counts processes that have
+// been killed.
+func removeCgroup(path string) error {
+	for deadline := time.Now().Add(5 * time.Second); ; {
+		err := os.Remove(path)
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
