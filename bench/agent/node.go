@@ -1,0 +1,312 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	goruntime "runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	ocispec "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
+
+	"github.com/clusterd/clusterd/agent"
+	"github.com/clusterd/clusterd/agent/image"
+	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podnetwork"
+	"github.com/clusterd/clusterd/agent/runtime"
+)
+
+const (
+	boxImage = "bench.local/box:1"
+	patience = time.Minute
+)
+
+// node is an agent with all that it needs.
+type node struct {
+	dir     string
+	cgroup  string
+	api     *fake.Clientset
+	runtime *runtime.Client
+	images  *image.Store
+	times   *times
+	stop    func() error
+}
+
+// newNode brings a node up and waits until it is ready for pods.
+func newNode(ctx context.Context, podmon string) (_ *node, err error) {
+	n := &node{api: fake.NewClientset(), times: &times{pods: map[string]*started{}, names: map[string]string{}}, cgroup: fmt.Sprintf("/clusterd-bench-%d", os.Getpid())}
+	if n.dir, err = os.MkdirTemp("", "clusterd-bench-agent-"); err != nil {
+		return nil, err
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	tarFile, err := boxTar(ctx, n.dir)
+	if err != nil {
+		return nil, fmt.Errorf("image: %w", err)
+	}
+	if n.images, err = image.Open(image.Config{Dir: filepath.Join(n.dir, "images"), Logger: log}); err != nil {
+		return nil, err
+	}
+	if _, err := n.images.Load(ctx, bytes.NewReader(tarFile)); err != nil {
+		return nil, err
+	}
+	n.runtime, err = runtime.Start(ctx, runtime.Config{Dir: filepath.Join(n.dir, "podmon"), PodmonPath: podmon, CgroupRoot: n.cgroup, Logger: log})
+	if err != nil {
+		return nil, err
+	}
+	// What the cluster does: a new node gets its pod range.
+	n.api.PrependReactor("create", "nodes", func(a k8stesting.Action) (bool, kruntime.Object, error) {
+		a.(k8stesting.CreateAction).GetObject().(*v1.Node).Spec.PodCIDR = "10.99.0.0/20"
+		return false, nil, nil
+	})
+	ip := netip.MustParseAddr("192.0.2.1")
+	network, err := podnetwork.New(podnetwork.Config{NodeName: "n1", NodeIP: ip, Client: n.api, Dir: filepath.Join(n.dir, "net"), Logger: log})
+	if err != nil {
+		return nil, err
+	}
+	a, err := agent.New(agent.Config{
+		NodeName: "n1", NodeIP: ip, DataDir: n.dir, CgroupRoot: n.cgroup, Client: n.api, MaxPods: 500,
+		Runtime: timed{n.runtime, n.times}, Images: n.images, Network: network, Version: "v1.37.0-bench",
+	})
+	if err != nil {
+		return nil, err
+	}
+	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(run) }() // ends in stop
+	n.stop = func() error { cancel(); return <-ended }
+	ready := func() bool { ok, _ := network.Ready(); return ok }
+	return n, await(ctx, "pod network", ready)
+}
+
+// end removes all that newNode made.
+func (n *node) end() error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	errs := []error{n.stop(), n.runtime.Shutdown(ctx, true), n.runtime.Close()}
+	mounts, err := n.images.Mounts()
+	errs = append(errs, err)
+	for _, id := range mounts {
+		errs = append(errs, n.images.Unmount(ctx, id))
+	}
+	n.images.Close()
+	pinned, _ := filepath.Glob(filepath.Join(n.dir, "net", "netns", "*"))
+	for _, p := range pinned { // of pods that an interrupted run left
+		_ = unix.Unmount(p, unix.MNT_DETACH)
+	}
+	err = await(ctx, "end of the node's cgroups", func() bool {
+		for _, below := range []string{"/*/*", "/*", ""} {
+			groups, _ := filepath.Glob("/sys/fs/cgroup/*" + n.cgroup + below)
+			groups2, _ := filepath.Glob("/sys/fs/cgroup" + n.cgroup + below)
+			for _, g := range append(groups, groups2...) {
+				_ = unix.Rmdir(g) // podmon itself may still be in it
+			}
+		}
+		left, _ := filepath.Glob("/sys/fs/cgroup/*" + n.cgroup)
+		return len(left) == 0
+	})
+	return errors.Join(append(errs, err, os.RemoveAll(n.dir))...)
+}
+
+// up binds a pod to the node and waits until its container runs. The time is
+// from the moment the API has the pod.
+func (n *node) up(ctx context.Context, name string) (time.Duration, error) {
+	pod := &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID("uid-" + name)},
+		Spec: v1.PodSpec{NodeName: "n1", RestartPolicy: v1.RestartPolicyAlways, TerminationGracePeriodSeconds: ptr.To(int64(1)),
+			Containers: []v1.Container{{Name: "box", Image: boxImage, ImagePullPolicy: v1.PullIfNotPresent}}},
+		Status: v1.PodStatus{Phase: v1.PodPending},
+	}
+	began := time.Now()
+	if _, err := n.api.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+		return 0, err
+	}
+	at, err := n.times.wait(ctx, name)
+	return at.Sub(began), err
+}
+
+// settle waits until the API has the pod ready: the next pod must not be
+// measured together with this one's status.
+func (n *node) settle(ctx context.Context, name string) error {
+	return await(ctx, name+" ready in the API", func() bool {
+		p, err := n.api.CoreV1().Pods("default").Get(ctx, name, metav1.GetOptions{})
+		return err == nil && slices.ContainsFunc(p.Status.Conditions, func(c v1.PodCondition) bool {
+			return c.Type == v1.PodReady && c.Status == v1.ConditionTrue
+		})
+	})
+}
+
+// down asks for a pod's deletion and waits until the API has no such pod.
+func (n *node) down(ctx context.Context, name string) (time.Duration, error) {
+	pods := n.api.CoreV1().Pods("default")
+	began := time.Now()
+	err := await(ctx, "end of "+name, func() bool {
+		p, err := pods.Get(ctx, name, metav1.GetOptions{})
+		if err == nil && p.DeletionTimestamp == nil {
+			// As the API server marks it; the API in memory may lose the mark
+			// to a status written at the same time.
+			p.DeletionTimestamp, p.DeletionGracePeriodSeconds = ptr.To(metav1.NewTime(began.Add(time.Second))), ptr.To(int64(1))
+			_, err = pods.Update(ctx, p, metav1.UpdateOptions{})
+		}
+		return apierrors.IsNotFound(err)
+	})
+	return time.Since(began), err
+}
+
+// await asks every few milliseconds, with an end. The figures of pod_down are
+// as coarse as that.
+func await(ctx context.Context, what string, holds func() bool) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for !holds() {
+		if err := sleep(ctx, 3*time.Millisecond); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+	}
+	return nil
+}
+
+// times notes when each pod's container was running.
+type times struct {
+	mu    sync.Mutex          // guards all below
+	pods  map[string]*started // by name
+	names map[string]string   // sandbox ID → pod name
+}
+
+type started struct {
+	done      chan struct{} // closed when the container runs; then the rest is set
+	at        time.Time
+	container string
+}
+
+// of finds or makes a pod's entry.
+func (t *times) of(name string) *started {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.pods[name] == nil {
+		t.pods[name] = &started{done: make(chan struct{})}
+	}
+	return t.pods[name]
+}
+
+// wait returns when the pod's container was running.
+func (t *times) wait(ctx context.Context, name string) (time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	s := t.of(name)
+	select {
+	case <-s.done:
+		return s.at, nil
+	case <-ctx.Done():
+		return time.Time{}, fmt.Errorf("start of %s: %w", name, ctx.Err())
+	}
+}
+
+// sandbox notes whose a sandbox is; pod tells.
+func (t *times) sandbox(id, name string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.names[id] = name
+}
+
+func (t *times) pod(sandbox string) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.names[sandbox]
+}
+
+// timed is the runtime with a stopwatch.
+type timed struct {
+	agent.Runtime
+	times *times
+}
+
+func (r timed) CreateSandbox(ctx context.Context, s api.Sandbox) (api.SandboxStatus, error) {
+	r.times.sandbox(s.ID, s.Name)
+	return r.Runtime.CreateSandbox(ctx, s)
+}
+
+func (r timed) StartContainer(ctx context.Context, c api.Container) (api.ContainerStatus, error) {
+	st, err := r.Runtime.StartContainer(ctx, c)
+	if err == nil && st.StartError == "" {
+		s := r.times.of(r.times.pod(c.SandboxID))
+		s.at, s.container = time.Now(), c.ID
+		close(s.done) // a pod of a benchmark starts once
+	}
+	return st, err
+}
+
+// boxTar builds the tests' small program and packs it as an image.
+func boxTar(ctx context.Context, dir string) ([]byte, error) {
+	box := filepath.Join(dir, "box")
+	cmd := exec.CommandContext(ctx, "go", "build", "-ldflags", "-s -w", "-o", box, "github.com/clusterd/clusterd/agent/runtime/testdata/box")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("go build: %w: %s", err, out)
+	}
+	program, err := os.ReadFile(box)
+	if err != nil {
+		return nil, err
+	}
+	var layer bytes.Buffer
+	w := tar.NewWriter(&layer)
+	for _, d := range []string{"bin/", "etc/", "tmp/", "proc/", "sys/", "dev/"} {
+		err = errors.Join(err, w.WriteHeader(&tar.Header{Name: d, Typeflag: tar.TypeDir, Mode: 0o755}))
+	}
+	err = errors.Join(err, w.WriteHeader(&tar.Header{Name: "bin/box", Mode: 0o755, Size: int64(len(program))}))
+	if err != nil {
+		return nil, err
+	}
+	if _, err = w.Write(program); err != nil {
+		return nil, err
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer.Bytes())), nil })
+	if err != nil {
+		return nil, err
+	}
+	img, err := mutate.AppendLayers(empty.Image, l)
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := img.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	img, err = mutate.ConfigFile(img, &ocispec.ConfigFile{OS: "linux", Architecture: goruntime.GOARCH, RootFS: cfg.RootFS,
+		Config: ocispec.Config{Entrypoint: []string{"/bin/box", "sleep"}}})
+	if err != nil {
+		return nil, err
+	}
+	ref, err := name.NewTag(boxImage)
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	err = tarball.Write(ref, img, &out)
+	return out.Bytes(), err
+}

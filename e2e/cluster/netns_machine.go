@@ -1,0 +1,334 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/clusterd/clusterd/netsetup/netns"
+)
+
+// makeBridge makes the switch that joins the machines, with the host on it.
+func (c *Netns) makeBridge(host netip.Addr) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = c.state.Bridge
+	bridge := &netlink.Bridge{LinkAttrs: attrs}
+	if err := netlink.LinkAdd(bridge); errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("make bridge %s: %w", attrs.Name, ErrTaken)
+	} else if err != nil {
+		return fmt.Errorf("make bridge %s: %w", attrs.Name, err)
+	}
+	err := func() error {
+		addr, err := netlink.ParseAddr(netip.PrefixFrom(host, c.state.Subnet.Bits()).String())
+		if err != nil {
+			return err
+		}
+		if err := netlink.AddrAdd(bridge, addr); err != nil {
+			return fmt.Errorf("give bridge %s the address %s: %w", attrs.Name, addr, err)
+		}
+		return netlink.LinkSetUp(bridge)
+	}()
+	if err != nil {
+		return errors.Join(err, removeLink(attrs.Name))
+	}
+	return nil
+}
+
+// removeIfEmpty removes a folder unless something is in it.
+func removeIfEmpty(dir string) error {
+	if err := os.Remove(dir); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
+		return err
+	}
+	return nil
+}
+
+// removeLink deletes an interface; one that is gone is no error.
+func removeLink(name string) error {
+	var notFound netlink.LinkNotFoundError
+	link, err := netlink.LinkByName(name)
+	if errors.As(err, &notFound) {
+		return nil
+	}
+	if err == nil {
+		err = netlink.LinkDel(link)
+	}
+	if err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("remove interface %s: %w", name, err)
+	}
+	return nil
+}
+
+// cable is the host's end of a machine's line.
+func (c *Netns) cable(n Node) string { return fmt.Sprintf("%.10s-%s", c.state.Bridge, n.Name) }
+
+// makeMachine makes a network namespace and lays its line to the bridge.
+func (c *Netns) makeMachine(n Node) error {
+	path, err := c.ns.Create(n.Name)
+	if err != nil {
+		return err
+	}
+	bridge, err := netlink.LinkByName(c.state.Bridge)
+	if err != nil {
+		return err
+	}
+	ns, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = c.cable(n)
+	attrs.MasterIndex = bridge.Attrs().Index
+	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(ns.Fd())}
+	if err := netlink.LinkAdd(veth); err != nil {
+		return fmt.Errorf("lay line %s: %w", attrs.Name, err)
+	}
+	if err := c.setLink(n.Name, true); err != nil {
+		return err
+	}
+	return netns.Do(path, func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		if err := netlink.LinkSetUp(lo); err != nil {
+			return err
+		}
+		eth, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		if err := netlink.AddrAdd(eth, c.onSubnet(n.Addr)); err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(eth)
+	})
+}
+
+// onSubnet is an address with the length of the machines' network.
+func (c *Netns) onSubnet(a netip.Addr) *netlink.Addr {
+	return &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(c.state.Subnet.Bits(), a.BitLen())}}
+}
+
+// readdress replaces a machine's address.
+func (c *Netns) readdress(n Node, addr netip.Addr) error {
+	return c.Do(n.Name, func() error {
+		eth, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		// In this order: with its first address an interface loses the others.
+		if err := netlink.AddrDel(eth, c.onSubnet(n.Addr)); err != nil {
+			return err
+		}
+		return netlink.AddrAdd(eth, c.onSubnet(addr))
+	})
+}
+
+// Exists says whether the machines are still there: a reboot takes the
+// namespaces and lines and leaves the folder.
+func (c *Netns) Exists() bool {
+	for _, n := range c.state.Nodes {
+		if _, err := netlink.LinkByName(c.cable(n)); err != nil {
+			return false
+		}
+		if c.Do(n.Name, func() error { return nil }) != nil {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *Netns) setLink(name string, up bool) error {
+	n, err := c.node(name)
+	if err != nil {
+		return err
+	}
+	link, err := netlink.LinkByName(c.cable(n))
+	if err != nil {
+		return fmt.Errorf("line of %s: %w", name, err)
+	}
+	if up {
+		return netlink.LinkSetUp(link)
+	}
+	return netlink.LinkSetDown(link)
+}
+
+// ErrNotRunning is returned when clusterd does not run on a node.
+var ErrNotRunning = errors.New("clusterd does not run there")
+
+// Pid implements Cluster.
+func (c *Netns) Pid(name string) (int, error) {
+	n, err := c.node(name)
+	if err != nil {
+		return 0, err
+	}
+	pid, err := readPid(c.pidPath(n))
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", name, err)
+	}
+	return pid, nil
+}
+
+// A pid file holds the pid and the process's start time, so that a stranger
+// with a pid used again is never taken for ours.
+func writePid(path string, pid int) error {
+	started, err := startTime(pid)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, fmt.Appendf(nil, "%d %s\n", pid, started), 0o644)
+}
+
+func readPid(path string) (int, error) {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, ErrNotRunning
+	}
+	if err != nil {
+		return 0, err
+	}
+	var pid int
+	var started string
+	if _, err := fmt.Sscan(string(b), &pid, &started); err != nil {
+		return 0, fmt.Errorf("%s: %w", path, err)
+	}
+	if now, err := startTime(pid); err != nil || now != started {
+		return 0, ErrNotRunning
+	}
+	return pid, nil
+}
+
+// startTime is field 22 of proc(5) stat; a zombie has ended.
+func startTime(pid int) (string, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return "", err
+	}
+	_, rest, ok := strings.Cut(string(b), ") ")
+	fields := strings.Fields(rest)
+	if !ok || len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
+		return "", ErrNotRunning
+	}
+	return fields[19], nil
+}
+
+func waitGone(ctx context.Context, pid int, patience time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		if _, err := startTime(pid); err != nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("process %d does not end", pid)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// PowerOff implements Cluster: everything in the node's network and in its
+// cgroups is killed, until nothing is left.
+func (c *Netns) PowerOff(name string) error {
+	n, err := c.node(name)
+	if err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(patience); ; {
+		pids, err := c.processes(n)
+		if err != nil {
+			return err
+		}
+		if len(pids) == 0 {
+			return nil
+		}
+		for _, pid := range pids {
+			if err := unix.Kill(pid, unix.SIGKILL); err != nil && err != unix.ESRCH {
+				return fmt.Errorf("kill %d: %w", pid, err)
+			}
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("processes %v of %s do not end", pids, name)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// Processes lists the node's processes: clusterd, podmon, pauses, containers.
+func (c *Netns) Processes(name string) ([]int, error) {
+	n, err := c.node(name)
+	if err != nil {
+		return nil, err
+	}
+	return c.processes(n)
+}
+
+// processes are those of a machine: in its network namespace, or below its
+// cgroup (containers have namespaces of their own).
+func (c *Netns) processes(n Node) ([]int, error) {
+	var want unix.Stat_t
+	if err := unix.Stat(c.ns.Path(n.Name), &want); err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if _, err := startTime(pid); err != nil {
+			continue
+		}
+		var st unix.Stat_t
+		if unix.Stat(fmt.Sprintf("/proc/%d/ns/net", pid), &st) == nil && st.Ino == want.Ino && st.Dev == want.Dev {
+			pids = append(pids, pid)
+			continue
+		}
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+		if strings.Contains(string(b), ":"+n.CgroupRoot+"/") {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+// removeCgroupDirs removes the empty cgroups below root in every hierarchy.
+func removeCgroupDirs(root string) error {
+	tops, err := filepath.Glob("/sys/fs/cgroup/*" + root)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, top := range append(tops, "/sys/fs/cgroup"+root) {
+		var dirs []string
+		filepath.WalkDir(top, func(path string, e fs.DirEntry, err error) error {
+			if err == nil && e.IsDir() {
+				dirs = append(dirs, path)
+			}
+			return nil
+		})
+		for _, d := range slices.Backward(dirs) {
+			if err := os.Remove(d); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}

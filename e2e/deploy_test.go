@@ -1,0 +1,221 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/clusterd/clusterd/e2e/features"
+)
+
+// TestE2EDeploy sends the demo's manifest down the whole line.
+func TestE2EDeploy(t *testing.T) {
+	e := start(t)
+	const manifest = "../examples/hello.yaml"
+	out := e.ctl("apply", "-f", manifest)
+	mustContain(t, "first apply", out, "namespace/hello created", "configmap/hello created", "deployment.apps/hello created")
+	mustContain(t, "rollout", e.ctl("-n", "hello", "rollout", "status", "deployment/hello", "--timeout=90s"), "successfully rolled out")
+	pods := e.podsReady("hello", "app=hello", 3)
+
+	t.Run("one on each node, each with its own address in the node's range", func(t *testing.T) {
+		features.Shows(t, 121, 282, 285)
+		nodes, ips := map[string]bool{}, map[string]bool{}
+		for _, p := range pods {
+			nodes[p.Spec.NodeName], ips[p.Status.PodIP] = true, true
+		}
+		if len(nodes) != 3 || len(ips) != 3 {
+			t.Errorf("nodes %v, addresses %v", nodes, ips)
+		}
+		ranges := map[string]string{}
+		list, err := e.api.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range list.Items {
+			if n.Spec.PodCIDR == "" || ranges[n.Spec.PodCIDR] != "" {
+				t.Errorf("%s has the range %q", n.Name, n.Spec.PodCIDR)
+			}
+			ranges[n.Spec.PodCIDR] = n.Name
+		}
+		for _, p := range pods {
+			for cidr, node := range ranges {
+				if node == p.Spec.NodeName && !contains(t, cidr, p.Status.PodIP) {
+					t.Errorf("%s on %s has %s, outside of %s", p.Name, node, p.Status.PodIP, cidr)
+				}
+			}
+		}
+	})
+	t.Run("pages across the pod network", func(t *testing.T) {
+		for _, p := range pods {
+			for _, n := range e.Nodes() {
+				page, err := e.page(n.Name, p.Status.PodIP)
+				if err != nil {
+					t.Errorf("%s from %s: %v", p.Name, n.Name, err)
+					continue
+				}
+				mustContain(t, "page", page, "Hello from clusterd!", "I am pod "+p.Name+" on node "+p.Spec.NodeName+" at "+p.Status.PodIP)
+			}
+		}
+		// From pod to pod, with the pod's own address as sender.
+		from, to := pods[0], pods[1]
+		out := e.ctl("-n", "hello", "exec", from.Name, "--", "/hello", "fetch", "http://"+to.Status.PodIP+":8080/")
+		mustContain(t, "page", out, "I am pod "+to.Name, "you come from "+from.Status.PodIP)
+	})
+	t.Run("owners and labels", func(t *testing.T) {
+		features.Shows(t, 91, 93, 95, 102)
+		sets, err := e.api.AppsV1().ReplicaSets("hello").List(t.Context(), metav1.ListOptions{LabelSelector: "app=hello"})
+		if err != nil || len(sets.Items) != 1 {
+			t.Fatalf("ReplicaSets: %v %v", sets, err)
+		}
+		rs := sets.Items[0]
+		hash := rs.Labels["pod-template-hash"]
+		if hash == "" || rs.Spec.Template.Labels["pod-template-hash"] != hash || rs.Annotations["deployment.kubernetes.io/revision"] != "1" {
+			t.Errorf("ReplicaSet: labels %v, annotations %v", rs.Labels, rs.Annotations)
+		}
+		d, err := e.api.AppsV1().Deployments("hello").Get(t.Context(), "hello", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if wait := rs.CreationTimestamp.Sub(d.CreationTimestamp.Time); wait > time.Second {
+			t.Errorf("the ReplicaSet came after %s", wait)
+		}
+		tmpl := rs.Spec.Template.DeepCopy()
+		delete(tmpl.Labels, "pod-template-hash")
+		if !equality.Semantic.DeepEqual(*tmpl, d.Spec.Template) {
+			t.Errorf("the ReplicaSet's template differs:\n%v\n%v", *tmpl, d.Spec.Template)
+		}
+		for _, p := range pods {
+			owner := metav1.GetControllerOf(&p)
+			if owner == nil || owner.Kind != "ReplicaSet" || owner.Name != rs.Name || owner.UID != rs.UID {
+				t.Errorf("%s is owned by %v", p.Name, owner)
+			}
+		}
+	})
+	t.Run("apply again", func(t *testing.T) {
+		features.Shows(t, 7, 8)
+		before := e.ctl("-n", "hello", "get", "deployment", "hello", "-o", "jsonpath={.metadata.resourceVersion}")
+		mustContain(t, "second apply", e.ctl("apply", "-f", manifest), "namespace/hello unchanged", "configmap/hello unchanged", "deployment.apps/hello unchanged")
+		if after := e.ctl("-n", "hello", "get", "deployment", "hello", "-o", "jsonpath={.metadata.resourceVersion}"); after != before {
+			t.Errorf("resourceVersion moved from %s to %s", before, after)
+		}
+		b, err := os.ReadFile(manifest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		changed := strings.Replace(string(b), "Hello from clusterd!", "Changed", 1)
+		mustContain(t, "changed", e.ctlIn(changed, "apply", "-f", "-"), "configmap/hello configured", "deployment.apps/hello unchanged")
+	})
+	t.Run("the changed ConfigMap reaches the running pods", func(t *testing.T) {
+		e.eventually("the page to show it", func(context.Context) error {
+			page, err := e.page("n1", pods[0].Status.PodIP)
+			if err == nil && !strings.HasPrefix(page, "Changed") {
+				err = fmt.Errorf("the page is %q", page)
+			}
+			return err
+		})
+	})
+	t.Run("apply from standard input and a kustomization", func(t *testing.T) {
+		features.Shows(t, 1)
+		cm := "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: %s}\ndata: {a: b}\n"
+		mustContain(t, "stdin", e.ctlIn(fmt.Sprintf(cm, "from-stdin"), "-n", "hello", "apply", "-f", "-"), "configmap/from-stdin created")
+		dir := t.TempDir()
+		for name, content := range map[string]string{"cm.yaml": fmt.Sprintf(cm, "from-k"), "kustomization.yaml": "resources: [cm.yaml]\n"} {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		mustContain(t, "-k", e.ctl("-n", "hello", "apply", "-k", dir), "configmap/from-k created")
+	})
+	t.Run("tables and templates", func(t *testing.T) {
+		features.Shows(t, 23, 24)
+		for _, prog := range kubectls() {
+			out, errs, code := e.run(prog, "", "-n", "hello", "get", "pods")
+			if code != 0 {
+				t.Fatalf("%s: %s", prog, errs)
+			}
+			head, _, _ := strings.Cut(out, "\n")
+			if got := strings.Join(strings.Fields(head), " "); got != "NAME READY STATUS RESTARTS AGE" {
+				t.Errorf("%s: columns %q", prog, got)
+			}
+			mustContain(t, prog, out, "1/1", "Running")
+			out, errs, code = e.run(prog, "", "-n", "hello", "get", "pod", pods[0].Name, "-o",
+				`go-template={{range .status.conditions}}{{if or (eq .type "PodScheduled") (eq .type "Ready")}}{{.type}}={{.status}} {{end}}{{end}}`)
+			if code != 0 || !strings.Contains(out, "PodScheduled=True") || !strings.Contains(out, "Ready=True") {
+				t.Errorf("%s: %q %s", prog, out, errs)
+			}
+		}
+	})
+	t.Run("scale", func(t *testing.T) {
+		features.Shows(t, 98)
+		for _, n := range []int{1, 5, 2} {
+			e.ctl("-n", "hello", "scale", "deployment", "hello", fmt.Sprintf("--replicas=%d", n))
+			e.podsReady("hello", "app=hello", n)
+		}
+	})
+	t.Run("a deleted pod is made anew", func(t *testing.T) {
+		features.Shows(t, 90)
+		old := e.podsReady("hello", "app=hello", 2)[0]
+		e.ctl("-n", "hello", "delete", "pod", old.Name, "--grace-period=1")
+		for _, p := range e.podsReady("hello", "app=hello", 2) {
+			if p.UID == old.UID {
+				t.Errorf("%s is still there", old.Name)
+			}
+		}
+	})
+	t.Run("roll out and back", func(t *testing.T) {
+		features.Shows(t, 94, 97)
+		e.ctl("-n", "hello", "set", "env", "deployment/hello", "MESSAGE_FILE=", "MESSAGE=second")
+		mustContain(t, "rollout", e.ctl("-n", "hello", "rollout", "status", "deployment/hello", "--timeout=90s"), "successfully rolled out")
+		page := func(want string) {
+			t.Helper()
+			for _, p := range e.podsReady("hello", "app=hello", 2) {
+				got, err := e.page("n1", p.Status.PodIP)
+				if err != nil || !strings.HasPrefix(got, want) {
+					t.Errorf("%s: %q %v", p.Name, got, err)
+				}
+			}
+		}
+		page("second")
+		if rev := e.ctl("-n", "hello", "get", "deployment", "hello", "-o", `jsonpath={.metadata.annotations.deployment\.kubernetes\.io/revision}`); rev != "2" {
+			t.Errorf("revision %s", rev)
+		}
+		e.ctl("-n", "hello", "rollout", "undo", "deployment/hello")
+		e.ctl("-n", "hello", "rollout", "status", "deployment/hello", "--timeout=90s")
+		page("Changed")
+	})
+	t.Run("delete takes all along", func(t *testing.T) {
+		features.Shows(t, 103)
+		e.ctl("-n", "hello", "delete", "deployment", "hello", "--cascade=foreground", "--timeout=60s")
+		e.eventually("no pod and no ReplicaSet is left", func(ctx context.Context) error {
+			pods, err := e.api.CoreV1().Pods("hello").List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			sets, err := e.api.AppsV1().ReplicaSets("hello").List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			if len(pods.Items)+len(sets.Items) > 0 {
+				return fmt.Errorf("%d pods, %d ReplicaSets", len(pods.Items), len(sets.Items))
+			}
+			return nil
+		})
+	})
+	t.Run("a namespace takes all along", func(t *testing.T) {
+		e.create("hello", pod("last", "sleep"))
+		e.podReady("hello", "last")
+		e.ctl("delete", "namespace", "hello", "--timeout=60s")
+		mustContain(t, "get", e.refused("", "get", "namespace", "hello"), `namespaces "hello" not found`)
+		list, err := e.api.CoreV1().Pods("hello").List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(list.Items) != 0 {
+			t.Errorf("pods %v, %v", list.Items, err)
+		}
+	})
+}

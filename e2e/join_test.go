@@ -1,0 +1,115 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/clusterd/clusterd/e2e/features"
+)
+
+// TestE2EJoinRefused: a token that is wrong gives one sentence and exit code
+// 1, and leaves nothing half joined.
+func TestE2EJoinRefused(t *testing.T) {
+	e := startBare(t, 1)
+	addr := e.Nodes()[0].Addr.String() + ":6443"
+	token := strings.TrimSpace(e.ctl("token", "create"))
+	if i := strings.Index(token, "--token "); i >= 0 {
+		token = strings.Fields(token[i+len("--token "):])[0]
+	}
+	flipped := []byte(token)
+	for i := len(flipped) - 3; i > 0; i-- { // a letter near the end, changed
+		if c := flipped[i]; c >= 'a' && c < 'z' {
+			flipped[i]++
+			break
+		}
+	}
+	expired := strings.TrimSpace(e.ctl("token", "create", "--ttl=1s"))
+	if i := strings.Index(expired, "--token "); i >= 0 {
+		expired = strings.Fields(expired[i+len("--token "):])[0]
+	}
+	for _, tt := range []struct{ name, addr, token string }{
+		{"altered", addr, string(flipped)},
+		{"cut short", addr, token[:len(token)/2]},
+		{"nonsense", addr, "letmein"},
+		{"nobody there", e.Nodes()[0].Addr.String() + ":6444", token},
+		{"expired", addr, expired},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			data := filepath.Join(t.TempDir(), "joiner")
+			refuse := func() (string, error) {
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				cmd := e.Exec(ctx, "n1", e.Bin("clusterd"), "join", tt.addr, "--token", tt.token, "--data", data, "--name", "joiner", "--prepare")
+				var out strings.Builder
+				cmd.Stdout, cmd.Stderr = &out, &out
+				err := cmd.Run()
+				return out.String(), err
+			}
+			var out string
+			var err error
+			if tt.name == "expired" {
+				e.eventually("the token has expired", func(context.Context) error {
+					if out, err = refuse(); err == nil {
+						_ = os.RemoveAll(data)
+						return errors.New("it still opens")
+					}
+					return nil
+				})
+			} else {
+				out, err = refuse()
+			}
+			var exit *exec.ExitError
+			if !errors.As(err, &exit) || exit.ExitCode() != 1 {
+				t.Fatalf("got %v: %s", err, out)
+			}
+			if lines := strings.Split(strings.TrimSpace(out), "\n"); len(lines) != 1 || len(lines[0]) > 400 {
+				t.Errorf("not one clear sentence:\n%s", out)
+			}
+			if _, err := os.Stat(filepath.Join(data, "pki", "node.crt")); !os.IsNotExist(err) {
+				t.Errorf("an identity is left (%v)", err)
+			}
+		})
+	}
+	list, err := e.api.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(list.Items) > 1 {
+		t.Errorf("nodes: %d, %v", len(list.Items), err)
+	}
+}
+
+// TestE2EMembers looks at the members, then stops one in order: its node is
+// not Ready while it is away, and comes back by itself.
+func TestE2EMembers(t *testing.T) {
+	features.Shows(t, 153)
+	e := start(t)
+	members := e.ctl("members")
+	mustContain(t, "members", members, "n1", "n2", "n3", "voter", "leader")
+	away := e.other(e.leader(), "n1")
+	if err := e.Stop(t.Context(), away); err != nil {
+		t.Fatal(err)
+	}
+	stopped := time.Now()
+	ready := func(want bool) func(context.Context) error {
+		return func(ctx context.Context) error {
+			n, err := e.api.CoreV1().Nodes().Get(ctx, away, metav1.GetOptions{})
+			if err == nil && nodeReady(n) != want {
+				err = fmt.Errorf("Ready is %v", !want)
+			}
+			return err
+		}
+	}
+	e.eventually(away+" is not Ready", ready(false))
+	t.Logf("%s was not Ready %s after it stopped", away, time.Since(stopped).Round(time.Millisecond))
+	if err := e.Start(t.Context(), away); err != nil {
+		t.Fatal(err)
+	}
+	e.eventually(away+" is Ready", ready(true))
+}

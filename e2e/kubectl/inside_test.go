@@ -1,0 +1,423 @@
+package kubectl
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/clusterd/clusterd/e2e/features"
+	"github.com/clusterd/clusterd/netsetup/netns"
+)
+
+// TestE2EXVolumes looks at what is mounted into containers, and when.
+func TestE2EXVolumes(t *testing.T) {
+	t.Parallel()
+	k := start(t, "volumes")
+	k.sub("every kind", func(k *kit) {
+		features.Shows(k, 253, 269)
+		k.ok("create", "configmap", "cm", "--from-literal=key=of the map")
+		k.ok("create", "secret", "generic", "s", "--from-literal=password=hush")
+		host := k.file("on-the-host", "of the host")
+		if err := os.Chmod(host, 0o644); err != nil { // the image's user is not root
+			k.Fatal(err)
+		}
+		k.apply(fmt.Sprintf(`apiVersion: v1
+kind: Pod
+metadata: {name: all, annotations: {note: read me}}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: main
+    image: %[1]q
+    command: [/hello]
+    args: [sleep]
+    env: [{name: ONE, value: "1"}, {name: TWO, value: "$(ONE)+1"}]
+    volumeMounts:
+    - {name: e, mountPath: /e}
+    - {name: m, mountPath: /m}
+    - {name: h, mountPath: /h}
+    - {name: cm, mountPath: /cm}
+    - {name: s, mountPath: /s}
+    - {name: d, mountPath: /d}
+    - {name: p, mountPath: /p}
+  - {name: side, image: %[1]q, args: [sleep], volumeMounts: [{name: e, mountPath: /elsewhere}]}
+  volumes:
+  - {name: e, emptyDir: {}}
+  - {name: m, emptyDir: {medium: Memory, sizeLimit: 4Mi}}
+  - {name: h, hostPath: {path: %[2]q, type: Directory}}
+  - {name: cm, configMap: {name: cm}}
+  - {name: s, secret: {secretName: s}}
+  - {name: d, downwardAPI: {items: [{path: note, fieldRef: {fieldPath: "metadata.annotations['note']"}}]}}
+  - name: p
+    projected: {sources: [{configMap: {name: cm}}, {secret: {name: s}}, {downwardAPI: {items: [{path: name, fieldRef: {fieldPath: metadata.name}}]}}]}
+`, image, filepath.Dir(host)))
+		p := k.ready("all")
+		for path, want := range map[string]string{
+			"/h/on-the-host": "of the host", "/cm/key": "of the map", "/s/password": "hush", "/d/note": "read me",
+			"/p/key": "of the map", "/p/password": "hush", "/p/name": "all",
+		} {
+			k.is(path, k.exec("all", "main", "cat", path), want)
+		}
+		mounts := k.exec("all", "main", "cat", "/proc/mounts")
+		k.has(mounts, " /e ", "tmpfs /m tmpfs rw", "size=4096k", " /dev ", " /proc ")
+		k.has(k.exec("all", "main", "env"), "ONE=1\n", "TWO=1+1\n")
+		k.is("/dev/null", k.exec("all", "main", "cat", "/dev/null"), "")
+		// What one container leaves in the shared folder, the other finds: the
+		// node's root writes through the first container's view of it.
+		main := k.process(string(p.UID), "/hello")
+		if err := os.WriteFile(fmt.Sprintf("/proc/%d/root/e/word", main), []byte("shared"), 0o644); err != nil {
+			k.Fatal(err)
+		}
+		k.is("the other's view", k.exec("all", "side", "cat", "/elsewhere/word")+k.exec("all", "main", "cat", "/e/word"), "sharedshared")
+		k.ok("delete", "pod", "all", "--wait=false")
+	})
+	k.sub("a Secret that comes late", func(k *kit) {
+		features.Shows(k, 247, 251)
+		k.apply(strings.Replace(simple("waits", "sleep", "volumes:", "- {name: s, secret: {secretName: late}}"), "args:", "volumeMounts: [{name: s, mountPath: /s}], args:", 1))
+		k.has(k.event("waits", "FailedMount"), `MountVolume.SetUp failed for volume "s"`, `"late" not found`)
+		p := k.pod("waits")
+		k.is("phase", string(p.Status.Phase), "Pending")
+		for _, line := range k.processes(string(p.UID)) {
+			k.lacks(line, "hello")
+		}
+		k.ok("create", "secret", "generic", "late", "--from-literal=a=b")
+		k.ready("waits")
+		k.is("the file", k.exec("waits", "main", "cat", "/s/a"), "b")
+		k.ok("delete", "pod", "waits", "--wait=false")
+	})
+	k.sub("an optional one that never comes", func(k *kit) {
+		k.apply(simple("without", "sleep", "volumes:", "- {name: s, secret: {secretName: never, optional: true}}"))
+		k.ready("without")
+		k.ok("delete", "pod", "without", "--wait=false")
+	})
+}
+
+// TestE2EXResources looks at cgroups from the outside.
+func TestE2EXResources(t *testing.T) {
+	t.Parallel()
+	k := start(t, "resources")
+	features.Shows(k, 144, 237, 238, 239)
+	with := func(name, resources string) string {
+		return strings.Replace(simple(name, "sleep", `- {name: side, image: "`+image+`", args: [sleep], resources: {`+resources+`}}`), "args:", "resources: {"+resources+"}, args:", 1)
+	}
+	root := k.c.Nodes()[0].CgroupRoot
+	for name, tt := range map[string]struct{ resources, class, below string }{
+		"guaranteed": {"limits: {cpu: 100m, memory: 32Mi}", "Guaranteed", root + "/pod"},
+		"burstable":  {"requests: {cpu: 10m}, limits: {memory: 32Mi, cpu: 100m}", "Burstable", root + "/burstable/pod"},
+		"besteffort": {"", "BestEffort", root + "/besteffort/pod"},
+	} {
+		k.sub(name, func(k *kit) {
+			k.apply(with(name, tt.resources))
+			p := k.ready(name)
+			k.is("class", string(p.Status.QOSClass), tt.class)
+			pid := k.process(string(p.UID), "sleep")
+			groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+			if err != nil {
+				k.Fatal(err)
+			}
+			want := tt.below + string(p.UID) + "/"
+			for _, c := range []string{"memory", "cpu", "pids"} {
+				k.has(k.cgroup(pid, c), want)
+			}
+			k.lacks(string(groups), "docker", "kubepods")
+			if tt.class == "BestEffort" {
+				return
+			}
+			k.is("memory", k.limit(filepath.Dir(k.cgroup(pid, "memory")), "memory.limit_in_bytes", "memory.max"), strconv.Itoa(2*32<<20))
+			k.is("cpu", k.limit(filepath.Dir(k.cgroup(pid, "cpu")), "cpu.cfs_quota_us", "cpu.max"), "20000")
+			k.is("the container's memory", k.limit(k.cgroup(pid, "memory"), "memory.limit_in_bytes", "memory.max"), strconv.Itoa(32<<20))
+		})
+	}
+}
+
+// limit reads a limit of cgroups of version 1 or 2.
+func (k *kit) limit(dir, v1, v2 string) string {
+	k.Helper()
+	b, err := os.ReadFile(filepath.Join(dir, v1))
+	if err != nil {
+		b, err = os.ReadFile(filepath.Join(dir, v2))
+	}
+	if err != nil {
+		k.Fatal(err)
+	}
+	first, _, _ := strings.Cut(strings.TrimSpace(string(b)), " ")
+	return first
+}
+
+// TestE2EXSandbox looks at what the containers of a pod share.
+func TestE2EXSandbox(t *testing.T) {
+	t.Parallel()
+	k := start(t, "sandbox")
+	side := `- {name: side, image: "` + image + `", args: [serve]}`
+	k.apply(simple("pair", "sleep", side))
+	k.apply(simple("together", "sleep", side, "shareProcessNamespace: true"))
+	pair, together := k.ready("pair"), k.ready("together")
+	main, other := k.process(string(pair.UID), "sleep"), k.process(string(pair.UID), "serve")
+
+	k.sub("network, IPC and name", func(k *kit) {
+		features.Shows(k, 256, 263, 264, 265, 287)
+		for kind, shared := range map[string]bool{"net": true, "ipc": true, "uts": true, "pid": false, "mnt": false} {
+			if same := k.namespace(main, kind) == k.namespace(other, kind); same != shared {
+				k.Errorf("the containers share %s: %v", kind, same)
+			}
+		}
+		// One pause holds them, older than both, and nothing else is there.
+		all := k.processes(string(pair.UID))
+		delete(all, main)
+		delete(all, other)
+		if len(all) != 1 {
+			k.Errorf("other processes: %v", all)
+		}
+		for pause := range all {
+			if k.started(pause) > min(k.started(main), k.started(other)) {
+				k.Error("the pause is younger than a container")
+			}
+		}
+		k.is("localhost", k.exec("pair", "main", "fetch", "http://127.0.0.1:8080/healthz"), "ok\n")
+		const addrs = "/proc/net/fib_trie"
+		k.has(k.exec("pair", "main", "cat", addrs), pair.Status.PodIP)
+		k.has(k.exec("pair", "side", "cat", addrs), pair.Status.PodIP)
+		for _, c := range []string{"main", "side"} {
+			k.is("hostname", k.exec("pair", c, "cat", "/proc/sys/kernel/hostname"), "pair\n")
+		}
+		// A segment that one makes is in the other's list.
+		out, err := exec.CommandContext(k.Context(), "nsenter", "--ipc=/proc/"+strconv.Itoa(main)+"/ns/ipc", "ipcmk", "-M", "12345").CombinedOutput()
+		if err != nil {
+			k.Fatalf("ipcmk: %v: %s", err, out)
+		}
+		k.has(k.exec("pair", "side", "cat", "/proc/sysvipc/shm"), " 12345 ")
+	})
+	k.sub("processes, when asked for", func(k *kit) {
+		features.Shows(k, 266)
+		a, b := k.process(string(together.UID), "sleep"), k.process(string(together.UID), "serve")
+		if k.namespace(a, "pid") != k.namespace(b, "pid") {
+			k.Error("the containers do not share it")
+		}
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", b))
+		if err != nil {
+			k.Fatal(err)
+		}
+		var inside string
+		for line := range strings.Lines(string(status)) {
+			if f := strings.Fields(line); f[0] == "NSpid:" {
+				inside = f[len(f)-1]
+			}
+		}
+		k.has(k.exec("together", "main", "cat", "/proc/"+inside+"/cmdline"), "serve")
+	})
+	k.sub("without any other runtime", func(k *kit) {
+		features.Shows(k, 135, 136, 260)
+		pids, err := k.c.Processes(node)
+		if err != nil {
+			k.Fatal(err)
+		}
+		for _, pid := range pids {
+			comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+			if err != nil {
+				continue // it ended
+			}
+			k.lacks(string(comm), "containerd", "dockerd", "runc", "crio", "shim")
+		}
+		k.lacks(k.field("node/"+node, "{.status.images[*].names}"), "pause")
+	})
+	k.sub("bounded leftovers of a crashing container", func(k *kit) {
+		features.Shows(k, 202, 275)
+		k.apply(simple("crash", "echo, again"))
+		p := k.podIs("crash", "crashed three times", func(p *corev1.Pod) bool {
+			return len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].RestartCount >= 3
+		})
+		k.eventuallyHas([]string{"get", "pod", "crash"}, "CrashLoopBackOff")
+		kept, err := filepath.Glob(filepath.Join(k.c.Nodes()[0].Data, "log", "pods", "*_"+string(p.UID), "main", "*.log"))
+		if err != nil || len(kept) > 2 {
+			k.Errorf("kept: %q (%v)", kept, err)
+		}
+		k.is("logs -p", k.ok("logs", "-p", "crash"), "again\n")
+		k.ok("delete", "pod", "crash", "--wait=false")
+	})
+	k.sub("containers start in order, after init", func(k *kit) {
+		features.Shows(k, 273, 274)
+		k.apply(simple("ordered", "sleep", `- {name: second, image: "`+image+`", args: [sleep]}`, `- {name: third, image: "`+image+`", args: [sleep]}`,
+			"initContainers:", `- {name: i1, image: "`+image+`", args: [exit, "0", "1"]}`, `- {name: i2, image: "`+image+`", args: [exit, "0"]}`))
+		s := k.ready("ordered").Status
+		i1, i2 := s.InitContainerStatuses[0].State.Terminated, s.InitContainerStatuses[1].State.Terminated
+		if i1 == nil || i2 == nil || i2.StartedAt.Before(&i1.FinishedAt) {
+			k.Fatalf("init containers: %+v, %+v", i1, i2)
+		}
+		last := i2.FinishedAt
+		for _, c := range s.ContainerStatuses {
+			if c.State.Running.StartedAt.Before(&last) {
+				k.Errorf("%s started at %s, before %s", c.Name, c.State.Running.StartedAt, last)
+			}
+			last = c.State.Running.StartedAt
+		}
+		k.ok("delete", "pod", "ordered", "--wait=false")
+	})
+	k.sub("no new privileges", func(k *kit) {
+		k.apply(strings.Replace(simple("humble", "sleep"), "args:", "securityContext: {allowPrivilegeEscalation: false}, args:", 1))
+		k.ready("humble")
+		k.has(k.exec("humble", "main", "cat", "/proc/1/status"), "NoNewPrivs:\t1")
+		k.has(k.exec("pair", "main", "cat", "/proc/1/status"), "NoNewPrivs:\t0")
+		k.ok("delete", "pod", "humble", "--wait=false")
+	})
+	k.ok("delete", "pod", "pair", "together", "--wait=false")
+}
+
+// started is when a process started, in ticks since the machine did.
+func (k *kit) started(pid int) int {
+	k.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		k.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(b), ") ") // the name may hold anything
+	ticks, err := strconv.Atoi(strings.Fields(rest)[19])
+	if err != nil {
+		k.Fatal(err)
+	}
+	return ticks
+}
+
+func (k *kit) namespace(pid int, kind string) string {
+	k.Helper()
+	ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
+	if err != nil {
+		k.Fatal(err)
+	}
+	return ns
+}
+
+// TestE2EXNetwork looks at a pod's network from both ends.
+func TestE2EXNetwork(t *testing.T) {
+	t.Parallel()
+	k := start(t, "network")
+	k.apply(simple("net", "serve"))
+	p := k.ready("net")
+	cidr, err := netip.ParsePrefix(k.field("node/"+node, "{.spec.podCIDR}"))
+	if err != nil {
+		k.Fatal(err)
+	}
+	ip, err := netip.ParseAddr(p.Status.PodIP)
+	if err != nil {
+		k.Fatal(err)
+	}
+	gateway := cidr.Masked().Addr().Next()
+
+	k.sub("bridge and pair", func(k *kit) {
+		features.Shows(k, 277, 278, 281, 282, 285)
+		if !cidr.Contains(ip) || ip == gateway {
+			k.Errorf("%s has %s", cidr, ip)
+		}
+		k.has(k.exec("net", "main", "cat", "/proc/net/dev"), "eth0:", "lo:")
+		peer := k.link(k.process(string(p.UID), "/hello"))
+		if err := k.c.Do(node, func() error {
+			links, err := netlink.LinkList()
+			if err != nil {
+				return err
+			}
+			for _, l := range links {
+				if l.Attrs().Index != peer {
+					continue
+				}
+				bridge, err := netlink.LinkByIndex(l.Attrs().MasterIndex)
+				if err != nil {
+					return err
+				}
+				addrs, err := netlink.AddrList(bridge, netlink.FAMILY_V4)
+				if err != nil {
+					return err
+				}
+				if l.Type() != "veth" || bridge.Type() != "bridge" || len(addrs) != 1 || addrs[0].IP.String() != gateway.String() {
+					return fmt.Errorf("%s is a %s on %s, a %s with %v", l.Attrs().Name, l.Type(), bridge.Attrs().Name, bridge.Type(), addrs)
+				}
+				return nil
+			}
+			return fmt.Errorf("no interface %d", peer)
+		}); err != nil {
+			k.Error(err)
+		}
+	})
+	k.sub("routes", func(k *kit) {
+		features.Shows(k, 279, 284, 286)
+		routes := map[string]string{} // destination → gateway
+		for line := range strings.Lines(k.exec("net", "main", "cat", "/proc/net/route")) {
+			if f := strings.Fields(line); f[0] == "eth0" {
+				routes[k.hexAddr(f[1])+"/"+k.hexAddr(f[7])] = k.hexAddr(f[2])
+			}
+		}
+		k.is("default route", routes["0.0.0.0/0.0.0.0"], gateway.String())
+		mask := net.IP(net.CIDRMask(cidr.Bits(), 32)).String()
+		if via, ok := routes[cidr.Masked().Addr().String()+"/"+mask]; !ok || via != "0.0.0.0" {
+			k.Errorf("routes %v", routes)
+		}
+	})
+	k.sub("outside hosts see the node", func(k *kit) {
+		features.Shows(k, 280)
+		l, err := net.Listen("tcp", "10.87.0.1:0")
+		if err != nil {
+			k.Fatal(err)
+		}
+		srv := &http.Server{ReadHeaderTimeout: patience, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			fmt.Fprintf(w, "you come from %s", r.RemoteAddr)
+		})}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = srv.Serve(l)
+		}()
+		defer func() { _ = srv.Close(); <-done }()
+		k.has(k.exec("net", "main", "fetch", "http://"+l.Addr().String()+"/"), "you come from "+k.c.Nodes()[0].Addr.String()+":")
+	})
+	k.sub("the node reaches the pod", func(k *kit) {
+		conn, err := k.dial(k.Context(), "tcp", p.Status.PodIP+":8080")
+		if err != nil {
+			k.Fatal(err)
+		}
+		_ = conn.Close()
+	})
+	k.sub("the node's own network", func(k *kit) {
+		k.apply(simple("host", "sleep", "hostNetwork: true"))
+		k.is("address", k.ready("host").Status.PodIP, k.c.Nodes()[0].Addr.String())
+		k.ok("delete", "pod", "host", "--wait=false")
+	})
+	k.ok("delete", "pod", "net", "--wait=false")
+}
+
+// link is the index of the other end of a process' eth0.
+func (k *kit) link(pid int) int {
+	k.Helper()
+	var index int
+	if err := netns.Do(fmt.Sprintf("/proc/%d/ns/net", pid), func() error {
+		l, err := netlink.LinkByName("eth0")
+		if err == nil {
+			index = l.Attrs().ParentIndex
+		}
+		return err
+	}); err != nil {
+		k.Fatal(err)
+	}
+	return index
+}
+
+// hexAddr reads an address as /proc/net/route writes it.
+func (k *kit) hexAddr(s string) string {
+	k.Helper()
+	b, err := hex.DecodeString(s)
+	if err != nil || len(b) != 4 {
+		k.Fatalf("%q: %v", s, err)
+	}
+	out := make(net.IP, 4)
+	binary.LittleEndian.PutUint32(out, binary.BigEndian.Uint32(b))
+	return out.String()
+}

@@ -1,0 +1,562 @@
+// Package kubectl tests what users see through the unmodified kubectl: one
+// cluster of one node for the whole package, one namespace a test. Where no
+// kubectl is installed, clusterctl, built on the same packages, stands in.
+package kubectl
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/clusterd/clusterd/e2e/cluster"
+)
+
+const (
+	image = "clusterd.local/hello:1"
+	node  = "n1"
+	// patience is how long anything may take on a busy machine.
+	patience = 60 * time.Second
+)
+
+// shared is the cluster that all tests of the package use.
+var shared struct {
+	once   sync.Once
+	err    error
+	dir    string
+	c      *cluster.Netns
+	api    kubernetes.Interface
+	config *rest.Config
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if shared.c != nil {
+		if err := takeDown(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	if shared.dir != "" {
+		_ = os.RemoveAll(shared.dir)
+	}
+	os.Exit(code)
+}
+
+// bringUp makes the cluster, waits for its node and loads the demo image.
+func bringUp() error {
+	bin, err := binDir()
+	if err != nil {
+		return err
+	}
+	if shared.dir, err = os.MkdirTemp("", "clusterd-kubectl-"); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := cluster.Up(ctx, cluster.Config{
+		Dir: filepath.Join(shared.dir, "c"), Bin: bin, Nodes: 1,
+		Bridge: "cdkubectl", Subnet: netip.MustParsePrefix("10.87.0.0/24"),
+	})
+	if err != nil {
+		return err
+	}
+	shared.c = c
+	if shared.api, shared.config, err = c.Client(node); err != nil {
+		return err
+	}
+	if err := poll(ctx, func(ctx context.Context) error {
+		n, err := shared.api.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, c := range n.Status.Conditions {
+			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+				return nil
+			}
+		}
+		return fmt.Errorf("%s is not Ready: %+v", node, n.Status.Conditions)
+	}); err != nil {
+		return err
+	}
+	load := exec.CommandContext(ctx, c.Bin("clusterctl"), "image", "load", filepath.Join(bin, "hello.tar"))
+	load.Env = append(os.Environ(), "KUBECONFIG="+c.Nodes()[0].Kubeconfig())
+	if out, err := load.CombinedOutput(); err != nil {
+		return fmt.Errorf("clusterctl image load: %w: %s", err, out)
+	}
+	return nil
+}
+
+// takeDown removes the cluster; nothing of it may be left on the machine.
+func takeDown() error {
+	marks := append(shared.c.Marks(), shared.dir)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	defer cancel()
+	if err := shared.c.Down(ctx); err != nil {
+		return fmt.Errorf("take the cluster down: %w", err)
+	}
+	left, err := cluster.Remains(marks...)
+	if err == nil && len(left) > 0 {
+		err = fmt.Errorf("left behind: %q", left)
+	}
+	return err
+}
+
+func binDir() (string, error) {
+	dir := os.Getenv("CLUSTERD_BIN")
+	if dir == "" {
+		dir = "../../bin"
+	}
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	for _, f := range []string{"clusterd", "clusterctl", "hello.tar"} {
+		if _, err := os.Stat(filepath.Join(abs, f)); err != nil {
+			return "", fmt.Errorf("%w: run `make build image` first", err)
+		}
+	}
+	return abs, nil
+}
+
+// kit is one test's hold on the cluster.
+type kit struct {
+	*testing.T
+	c      *cluster.Netns
+	api    kubernetes.Interface
+	config *rest.Config
+	ns     string // the test's own namespace
+	dir    string // for files; commands run in it
+}
+
+// start gives the cluster to a test, with a namespace of the given name.
+func start(t *testing.T, ns string) *kit {
+	t.Helper()
+	if os.Getenv("CLUSTERD_E2E") != "netns" {
+		t.Skip("needs root and built programs: make build image && CLUSTERD_E2E=netns go test ./e2e/kubectl")
+	}
+	if os.Geteuid() != 0 {
+		t.Fatal("CLUSTERD_E2E is set, but this is not root")
+	}
+	shared.once.Do(func() { shared.err = bringUp() })
+	if shared.err != nil {
+		t.Fatal(shared.err)
+	}
+	k := &kit{T: t, c: shared.c, api: shared.api, config: shared.config, ns: ns, dir: t.TempDir()}
+	k.ok("create", "namespace", ns)
+	t.Cleanup(func() {
+		if t.Failed() {
+			k.dump()
+		}
+	})
+	return k
+}
+
+// sub is the same hold for a subtest.
+func (k *kit) sub(name string, fn func(*kit)) {
+	k.Helper()
+	k.T.Run(name, func(t *testing.T) {
+		inner := *k
+		inner.T = t
+		fn(&inner)
+	})
+}
+
+func (k *kit) dump() {
+	for _, args := range [][]string{{"get", "pods", "-o", "wide"}, {"get", "events", "--sort-by=.lastTimestamp"}} {
+		out, errs, _ := k.in("", args...)
+		k.Logf("$ kubectl %s\n%s%s", strings.Join(args, " "), out, errs)
+	}
+	if r, err := k.c.Logs(node); err == nil {
+		b, _ := io.ReadAll(r)
+		_ = r.Close()
+		lines := strings.Split(strings.TrimSpace(string(b)), "\n")
+		k.Logf("--- %s:\n%s", node, strings.Join(lines[max(0, len(lines)-20):], "\n"))
+	}
+}
+
+// program is kubectl, or clusterctl where there is none.
+func (k *kit) program() string {
+	if path, err := exec.LookPath("kubectl"); err == nil {
+		return path
+	}
+	return k.c.Bin("clusterctl")
+}
+
+// command prepares kubectl as the administrator, in the test's namespace.
+// Later flags of args win over the namespace.
+func (k *kit) command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, k.program(), append([]string{"--namespace", k.ns}, args...)...)
+	cmd.Dir = k.dir
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+k.c.Nodes()[0].Kubeconfig(), "HOME="+shared.dir,
+		"KUBECTL_EXTERNAL_DIFF=diff -u")
+	cmd.WaitDelay = 5 * time.Second
+	return cmd
+}
+
+// in runs kubectl with something on its standard input.
+func (k *kit) in(stdin string, args ...string) (stdout, stderr string, code int) {
+	k.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience+10*time.Second)
+	defer cancel()
+	return k.finish(k.command(ctx, args...), stdin)
+}
+
+// finish runs a prepared command to its end.
+func (k *kit) finish(cmd *exec.Cmd, stdin string) (stdout, stderr string, code int) {
+	k.Helper()
+	var out, errs bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errs
+	err := cmd.Run()
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit):
+		code = exit.ExitCode()
+	case err != nil:
+		k.Fatalf("%s: %v", cmd, err)
+	}
+	return out.String(), errs.String(), code
+}
+
+// ok runs kubectl, which must succeed.
+func (k *kit) ok(args ...string) string {
+	k.Helper()
+	return k.okIn("", args...)
+}
+
+// okIn is ok with something on standard input.
+func (k *kit) okIn(stdin string, args ...string) string {
+	k.Helper()
+	out, errs, code := k.in(stdin, args...)
+	if code != 0 {
+		k.Fatalf("kubectl %s: exit %d: %s%s", strings.Join(args, " "), code, out, errs)
+	}
+	return out
+}
+
+// fails runs kubectl, which must not succeed, and returns what it says.
+func (k *kit) fails(args ...string) string {
+	k.Helper()
+	return k.failsIn("", args...)
+}
+
+func (k *kit) failsIn(stdin string, args ...string) string {
+	k.Helper()
+	out, errs, code := k.in(stdin, args...)
+	if code == 0 {
+		k.Fatalf("kubectl %s passed: %s%s", strings.Join(args, " "), out, errs)
+	}
+	return out + errs
+}
+
+// apply applies a manifest.
+func (k *kit) apply(manifest string) string {
+	k.Helper()
+	return k.okIn(manifest, "apply", "-f", "-")
+}
+
+// file writes a file of the test's folder and returns its path.
+func (k *kit) file(name, content string) string {
+	k.Helper()
+	path := filepath.Join(k.dir, name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		k.Fatal(err)
+	}
+	return path
+}
+
+// has fails the test unless the text has all the words.
+func (k *kit) has(text string, words ...string) {
+	k.Helper()
+	for _, w := range words {
+		if !strings.Contains(text, w) {
+			k.Errorf("%q is not in:\n%s", w, text)
+		}
+	}
+}
+
+// lacks fails the test if the text has one of the words.
+func (k *kit) lacks(text string, words ...string) {
+	k.Helper()
+	for _, w := range words {
+		if strings.Contains(text, w) {
+			k.Errorf("%q is in:\n%s", w, text)
+		}
+	}
+}
+
+// is fails the test unless both are the same.
+func (k *kit) is(what, got, want string) {
+	k.Helper()
+	if got != want {
+		k.Errorf("%s is %q, want %q", what, got, want)
+	}
+}
+
+// field is one field of an object, as jsonpath prints it.
+func (k *kit) field(object, path string) string {
+	k.Helper()
+	return k.ok("get", object, "-o", "jsonpath="+path)
+}
+
+// poll asks until there is nothing to complain of.
+func poll(ctx context.Context, check func(context.Context) error) error {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		ask, stop := context.WithTimeout(ctx, 5*time.Second)
+		err := check(ask)
+		stop()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// eventually waits until check has nothing to complain of.
+func (k *kit) eventually(what string, check func(context.Context) error) {
+	k.Helper()
+	ctx, cancel := context.WithTimeout(k.Context(), patience)
+	defer cancel()
+	if err := poll(ctx, check); err != nil {
+		k.Fatalf("waited %s for: %s; but: %v", patience, what, err)
+	}
+}
+
+// pod gets a pod of the test.
+func (k *kit) pod(name string) *corev1.Pod {
+	k.Helper()
+	p, err := k.api.CoreV1().Pods(k.ns).Get(k.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		k.Fatal(err)
+	}
+	return p
+}
+
+// podIs waits until a pod is as wanted.
+func (k *kit) podIs(name, what string, is func(*corev1.Pod) bool) *corev1.Pod {
+	k.Helper()
+	var p *corev1.Pod
+	k.eventually("pod "+name+" "+what, func(ctx context.Context) (err error) {
+		if p, err = k.api.CoreV1().Pods(k.ns).Get(ctx, name, metav1.GetOptions{}); err != nil {
+			return err
+		}
+		if !is(p) {
+			return fmt.Errorf("status %+v", p.Status)
+		}
+		return nil
+	})
+	return p
+}
+
+func (k *kit) ready(name string) *corev1.Pod {
+	k.Helper()
+	return k.podIs(name, "is Ready", func(p *corev1.Pod) bool { return condition(p, corev1.PodReady) == corev1.ConditionTrue })
+}
+
+func (k *kit) phase(name string, want corev1.PodPhase) *corev1.Pod {
+	k.Helper()
+	return k.podIs(name, "is "+string(want), func(p *corev1.Pod) bool { return p.Status.Phase == want })
+}
+
+// gone waits until a pod is no more.
+func (k *kit) gone(name string) {
+	k.Helper()
+	k.eventually("pod "+name+" is gone", func(ctx context.Context) error {
+		list, err := k.api.CoreV1().Pods(k.ns).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+		if err == nil && len(list.Items) > 0 {
+			err = fmt.Errorf("status %+v", list.Items[0].Status)
+		}
+		return err
+	})
+}
+
+func condition(p *corev1.Pod, kind corev1.PodConditionType) corev1.ConditionStatus {
+	for _, c := range p.Status.Conditions {
+		if c.Type == kind {
+			return c.Status
+		}
+	}
+	return ""
+}
+
+func waiting(p *corev1.Pod) *corev1.ContainerStateWaiting {
+	if len(p.Status.ContainerStatuses) == 0 {
+		return nil
+	}
+	return p.Status.ContainerStatuses[0].State.Waiting
+}
+
+// events are the reasons of the events about an object, oldest first.
+func (k *kit) events(name string) []corev1.Event {
+	k.Helper()
+	list, err := k.api.CoreV1().Events(k.ns).List(k.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name})
+	if err != nil {
+		k.Fatal(err)
+	}
+	return list.Items
+}
+
+// event waits for an event and returns its message.
+func (k *kit) event(name, reason string) string {
+	k.Helper()
+	var message string
+	k.eventually("event "+reason+" about "+name, func(context.Context) error {
+		events := k.events(name)
+		i := slices.IndexFunc(events, func(e corev1.Event) bool { return e.Reason == reason })
+		if i < 0 {
+			return fmt.Errorf("there is none among %d", len(events))
+		}
+		message = events[i].Message
+		return nil
+	})
+	return message
+}
+
+// exec runs the hello program in a container.
+func (k *kit) exec(pod, container string, args ...string) string {
+	k.Helper()
+	return k.ok(append([]string{"exec", pod, "-c", container, "--", "/hello"}, args...)...)
+}
+
+// ask sends a plain HTTP request as the administrator.
+func (k *kit) ask(method, path, body string, header ...string) (int, string) {
+	k.Helper()
+	client, err := rest.HTTPClientFor(k.config)
+	if err != nil {
+		k.Fatal(err)
+	}
+	return k.send(client, method, path, body, header...)
+}
+
+// send sends a plain HTTP request; header alternates names and values.
+func (k *kit) send(client *http.Client, method, path, body string, header ...string) (int, string) {
+	k.Helper()
+	ctx, cancel := context.WithTimeout(k.Context(), 30*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, k.config.Host+path, strings.NewReader(body))
+	if err != nil {
+		k.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		k.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		k.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+// Both forms in which kubectl -v=6 tells of a response, before and since 1.33.
+var (
+	oldRequest = regexp.MustCompile(`\b(GET|POST|PUT|PATCH|DELETE) (https?://\S+) (\d{3}) `)
+	newRequest = regexp.MustCompile(`verb="(GET|POST|PUT|PATCH|DELETE)" url="([^"]+)".* status="(\d{3})`)
+)
+
+// requests are the requests that kubectl -v=6 told of, "GET /api/v1 200"
+// each, without their query.
+func requests(log string) []string {
+	var all []string
+	for line := range strings.Lines(log) {
+		m := oldRequest.FindStringSubmatch(line)
+		if m == nil {
+			m = newRequest.FindStringSubmatch(line)
+		}
+		if m == nil {
+			continue
+		}
+		_, path, _ := strings.Cut(m[2], "://")
+		_, path, _ = strings.Cut(path, "/")
+		path, _, _ = strings.Cut(path, "?")
+		all = append(all, m[1]+" /"+path+" "+m[3])
+	}
+	return all
+}
+
+// simple is a pod of one container "main"; more are further lines of its spec.
+func simple(name, args string, more ...string) string {
+	return fmt.Sprintf(`apiVersion: v1
+kind: Pod
+metadata: {name: %s, labels: {app: %s}}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - {name: main, image: %q, args: [%s]}
+%s`, name, name, image, args, lines(more))
+}
+
+func lines(more []string) string {
+	var b strings.Builder
+	for _, l := range more {
+		b.WriteString("  " + l + "\n")
+	}
+	return b.String()
+}
+
+// web is a Deployment of the hello program.
+func web(name string, replicas int) string {
+	return fmt.Sprintf(`apiVersion: apps/v1
+kind: Deployment
+metadata: {name: %[1]s}
+spec:
+  replicas: %[2]d
+  selector: {matchLabels: {app: %[1]s}}
+  template:
+    metadata: {labels: {app: %[1]s}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers:
+      - {name: main, image: %[3]q, args: [sleep]}
+`, name, replicas, image)
+}
+
+// eventuallyHas runs kubectl until its output has the words.
+func (k *kit) eventuallyHas(args []string, words ...string) {
+	k.Helper()
+	k.eventually(fmt.Sprintf("%q in the output of %q", words, args), func(context.Context) error {
+		out, errs, _ := k.in("", args...)
+		for _, w := range words {
+			if !strings.Contains(out, w) {
+				return fmt.Errorf("%q is not in:\n%s%s", w, out, errs)
+			}
+		}
+		return nil
+	})
+}
+
+func (k *kit) decode(body string, into any) {
+	k.Helper()
+	if err := json.Unmarshal([]byte(body), into); err != nil {
+		k.Fatalf("%v: %s", err, body)
+	}
+}

@@ -1,0 +1,169 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/clusterd/clusterd/e2e/features"
+)
+
+// TestE2ERestart kills clusterd under running pods and starts it again: the
+// same processes go on, no log line is missing, and an exit code from the time
+// without clusterd is told.
+func TestE2ERestart(t *testing.T) {
+	features.Shows(t, 80, 192)
+	e := start(t)
+	ns := e.namespace("restart")
+	node := e.other("n1")
+	on := func(p *corev1.Pod) *corev1.Pod { p.Spec.NodeName = node; return p }
+	e.create(ns, on(pod("count", "count")))
+	e.create(ns, on(pod("web")))
+	// It ends while nobody looks.
+	short := on(pod("short", "exit", "7", "600"))
+	short.Spec.RestartPolicy = corev1.RestartPolicyNever
+	e.create(ns, short)
+	for _, name := range []string{"count", "web", "short"} {
+		e.podReady(ns, name)
+	}
+	// Before it says so, a signal would end it with the Go runtime's own code.
+	e.eventually("the program listens for signals", func(context.Context) error {
+		if log := e.ctl("-n", ns, "logs", "short"); !strings.Contains(log, "ending with 7") {
+			return fmt.Errorf("it says %q", log)
+		}
+		return nil
+	})
+	before := e.containers(node)
+	if len(before) < 6 { // three pauses, three programs
+		t.Fatalf("processes: %v", before)
+	}
+	startedAt := e.get(ns, "count").Status.ContainerStatuses[0].State.Running.StartedAt
+
+	if err := e.Kill(node); err != nil {
+		t.Fatal(err)
+	}
+	if got := e.containers(node); !slices.Equal(got, before) {
+		t.Fatalf("processes with clusterd gone: %v, before %v", got, before)
+	}
+	e.end(node, "exit 7 600")
+	if err := e.Start(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+	ended := e.podIs(ns, "short", "Failed", func(p *corev1.Pod) error {
+		if p.Status.Phase != corev1.PodFailed {
+			return errors.New("phase " + string(p.Status.Phase))
+		}
+		return nil
+	})
+	// Told to end, the program exits with 7: the kernel told podmon alone.
+	if s := ended.Status.ContainerStatuses[0].State.Terminated; s == nil || s.ExitCode != 7 {
+		t.Errorf("the exit code was lost: %s", brief(ended))
+	}
+	// Sooner or later the node is Ready and says the same of the others.
+	for _, name := range []string{"count", "web"} {
+		p := e.podReady(ns, name)
+		if s := p.Status.ContainerStatuses[0]; s.RestartCount != 0 || s.State.Running == nil {
+			t.Errorf("%s: %s", name, brief(p))
+		}
+	}
+	if got := e.get(ns, "count").Status.ContainerStatuses[0].State.Running.StartedAt; !got.Equal(&startedAt) {
+		t.Errorf("count started at %s, before %s", got, startedAt)
+	}
+	for _, pid := range e.containers(node) {
+		if !slices.Contains(before, pid) {
+			t.Errorf("process %d is new", pid)
+		}
+	}
+	var lines []string
+	e.eventually("the log goes on", func(context.Context) error {
+		lines = strings.Split(strings.TrimSpace(e.ctl("-n", ns, "logs", "count")), "\n")
+		if len(lines) < 200 {
+			return fmt.Errorf("%d lines", len(lines))
+		}
+		return nil
+	})
+	for i, l := range lines {
+		if l != strconv.Itoa(i) {
+			t.Fatalf("line %d of the log is %q", i, l)
+		}
+	}
+	page, err := e.page("n1", e.get(ns, "web").Status.PodIP)
+	if err != nil {
+		t.Errorf("the web server: %v (%s)", err, page)
+	}
+}
+
+// TestE2EAllRestart kills clusterd on every node at once: after the restart
+// every object is there and nothing was started twice.
+func TestE2EAllRestart(t *testing.T) {
+	features.Shows(t, 81)
+	e := start(t)
+	ns := e.namespace("all")
+	e.createDeployment(ns, deployment("web", 6))
+	before := map[string]string{}
+	for _, p := range e.podsReady(ns, "app=web", 6) {
+		before[p.Name] = p.Spec.NodeName + " " + p.Status.PodIP
+	}
+	for _, n := range e.Nodes() {
+		if err := e.Kill(n.Name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, n := range e.Nodes() {
+		if err := e.Start(t.Context(), n.Name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, p := range e.podsReady(ns, "app=web", 6) {
+		if got := p.Spec.NodeName + " " + p.Status.PodIP; before[p.Name] != got || p.Status.ContainerStatuses[0].RestartCount != 0 {
+			t.Errorf("%s is at %q, was at %q: %s", p.Name, got, before[p.Name], brief(&p))
+		}
+	}
+}
+
+// containers are the pids of a node's pauses and containers, sorted.
+func (e *env) containers(node string) []int {
+	e.t.Helper()
+	var root string
+	for _, n := range e.Nodes() {
+		if n.Name == node {
+			root = n.CgroupRoot
+		}
+	}
+	pids, err := e.Processes(node)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	pids = slices.DeleteFunc(pids, func(pid int) bool {
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+		return !strings.Contains(string(b), ":"+root+"/")
+	})
+	slices.Sort(pids)
+	return pids
+}
+
+// end tells the node's process with these arguments to end.
+func (e *env) end(node, args string) {
+	e.t.Helper()
+	for _, pid := range e.containers(node) {
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if strings.Contains(strings.ReplaceAll(string(b), "\x00", " "), args) {
+			p, err := os.FindProcess(pid)
+			if err == nil {
+				err = p.Signal(os.Interrupt)
+			}
+			if err != nil {
+				e.t.Fatal(err)
+			}
+			return
+		}
+	}
+	e.t.Fatalf("no process %q on %s", args, node)
+}

@@ -1,0 +1,102 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/clusterd/clusterd/e2e/features"
+)
+
+// TestE2ERolloutLeaderKilled kills the leader's clusterd in the middle of a
+// rollout of 30 replicas: another leads on, and in the end there are 30 new
+// pods, no old one, and never two of one name.
+func TestE2ERolloutLeaderKilled(t *testing.T) {
+	features.Shows(t, 107, 130)
+	const replicas = 30
+	e := start(t)
+	ns := e.namespace("rollout")
+	e.createDeployment(ns, deployment("web", replicas))
+	first := e.podsReady(ns, "app=web", replicas)
+	old := map[string]bool{}
+	for _, p := range first {
+		old[string(p.UID)] = true
+	}
+
+	leader := e.leader()
+	survivor := e.other(leader)
+	e.use(survivor)
+	e.ctl("-n", ns, "set", "env", "deployment/web", "MESSAGE=second")
+	e.eventually("the rollout is on its way", func(ctx context.Context) error {
+		fresh, err := e.freshPods(ctx, ns, old)
+		if err == nil && fresh == 0 {
+			err = fmt.Errorf("no new pod yet")
+		}
+		return err
+	})
+	killed := time.Now()
+	if err := e.Kill(leader); err != nil {
+		t.Fatal(err)
+	}
+	e.eventually("writes pass again", func(ctx context.Context) error {
+		_, err := e.api.CoreV1().ConfigMaps(ns).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "probe-"}}, metav1.CreateOptions{})
+		return err
+	})
+	t.Logf("the leader %s was killed; a write passed after %s", leader, time.Since(killed).Round(time.Millisecond))
+	if now := e.leader(); now == leader {
+		t.Errorf("%s still counts as the leader", now)
+	}
+	// Its pods are still to be replaced: bring it back, as systemd would.
+	if err := e.Start(t.Context(), leader); err != nil {
+		t.Fatal(err)
+	}
+	e.eventually("the rollout is done", func(ctx context.Context) error {
+		d, err := e.api.AppsV1().Deployments(ns).Get(ctx, "web", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		s := d.Status
+		if s.ObservedGeneration < d.Generation || s.UpdatedReplicas != replicas || s.AvailableReplicas != replicas || s.Replicas != replicas {
+			return fmt.Errorf("status %+v", s)
+		}
+		return nil
+	})
+	t.Logf("the rollout was done %s after the kill", time.Since(killed).Round(time.Millisecond))
+	pods := e.podsReady(ns, "app=web", replicas)
+	sets, err := e.api.AppsV1().ReplicaSets(ns).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(sets.Items) != 2 {
+		t.Errorf("%d ReplicaSets, want the old and the new one", len(sets.Items))
+	}
+	ips := map[string]string{}
+	for _, p := range pods {
+		if old[string(p.UID)] {
+			t.Errorf("%s is an old pod", p.Name)
+		}
+		if other := ips[p.Status.PodIP]; other != "" {
+			t.Errorf("%s and %s both have %s", p.Name, other, p.Status.PodIP)
+		}
+		ips[p.Status.PodIP] = p.Name
+	}
+}
+
+// freshPods counts the pods that are not among the old ones.
+func (e *env) freshPods(ctx context.Context, ns string, old map[string]bool) (int, error) {
+	list, err := e.api.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return 0, err
+	}
+	n := 0
+	for _, p := range list.Items {
+		if !old[string(p.UID)] {
+			n++
+		}
+	}
+	return n, nil
+}

@@ -1,0 +1,273 @@
+// Command hello is the demo's web server, and the one program in its image. It
+// answers with the pod and node it runs on and a message; its subcommands do
+// in a container without a shell what a test needs to see.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const usage = `hello                 serve on :8080 (PORT)
+hello fetch URL       print the page; exit 1 unless the status is 2xx
+hello dial HOST:PORT  exit 0 when a TCP connection opens
+hello sleep [SECONDS] wait, for ever without a number; a signal ends it
+hello exit CODE [SECONDS]
+                      end with this exit code, after some time
+hello count           print a number every 10 ms, for ever
+hello alloc MIB       take so much memory and keep it
+hello echo WORD...    print the words
+hello cat FILE        print a file
+hello env             print the environment
+`
+
+func main() {
+	args := os.Args[1:]
+	if len(args) == 0 {
+		args = []string{"serve"}
+	}
+	code, err := run(args[0], args[1:])
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "hello:", err)
+	}
+	os.Exit(code)
+}
+
+// run does one subcommand and returns the exit code.
+func run(cmd string, args []string) (int, error) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	var err error
+	switch cmd {
+	case "serve":
+		err = serve(ctx)
+	case "fetch":
+		err = withArg(args, func(url string) error { return fetch(ctx, url) })
+	case "dial":
+		err = withArg(args, func(addr string) error { return dial(ctx, addr) })
+	case "sleep":
+		return sleep(ctx, args)
+	case "exit":
+		return exit(ctx, args)
+	case "count":
+		count(ctx)
+	case "alloc":
+		err = withArg(args, func(s string) error { return alloc(ctx, s) })
+	case "echo":
+		fmt.Println(strings.Join(args, " "))
+	case "cat":
+		err = withArg(args, cat)
+	case "env":
+		for _, kv := range os.Environ() {
+			fmt.Println(kv)
+		}
+	case "help", "-h", "--help":
+		fmt.Print(usage)
+	default:
+		return 2, fmt.Errorf("no subcommand %q\n%s", cmd, usage)
+	}
+	if err != nil {
+		return 1, err
+	}
+	return 0, nil
+}
+
+func withArg(args []string, fn func(string) error) error {
+	if len(args) != 1 {
+		return fmt.Errorf("one argument is needed\n%s", usage)
+	}
+	return fn(args[0])
+}
+
+// serve answers until it is told to stop, then lets running requests end.
+func serve(ctx context.Context) error {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /", page)
+	port := os.Getenv("PORT")
+	if port == "" {
+		port = "8080"
+	}
+	srv := &http.Server{Addr: ":" + port, Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	done := make(chan error, 1)
+	go func() { done <- srv.ListenAndServe() }()
+	fmt.Printf("hello from %s, serving on :%s\n", podName(), port)
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	fmt.Println("stopping")
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	err := srv.Shutdown(grace)
+	if serr := <-done; err == nil && !errors.Is(serr, http.ErrServerClosed) {
+		err = serr
+	}
+	return err
+}
+
+// page says who answers. The message is read each time: a mounted ConfigMap
+// may change while the pod runs.
+func page(w http.ResponseWriter, r *http.Request) {
+	fmt.Fprintf(w, "%s\nI am pod %s on node %s", message(), podName(), orUnknown("NODE_NAME"))
+	if ip := os.Getenv("POD_IP"); ip != "" {
+		fmt.Fprintf(w, " at %s", ip)
+	}
+	from, _, _ := net.SplitHostPort(r.RemoteAddr)
+	fmt.Fprintf(w, "; you come from %s\n", from)
+	fmt.Printf("%s %s from %s\n", r.Method, r.URL.Path, r.RemoteAddr)
+}
+
+// message comes from the file named by MESSAGE_FILE, else from MESSAGE.
+func message() string {
+	if file := os.Getenv("MESSAGE_FILE"); file != "" {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return "(no message: " + err.Error() + ")"
+		}
+		return strings.TrimSpace(string(b))
+	}
+	if m := os.Getenv("MESSAGE"); m != "" {
+		return m
+	}
+	return "Hello from clusterd!"
+}
+
+func podName() string {
+	if n := os.Getenv("POD_NAME"); n != "" {
+		return n
+	}
+	n, err := os.Hostname()
+	if err != nil {
+		return "unknown"
+	}
+	return n
+}
+
+func orUnknown(key string) string {
+	if v := os.Getenv(key); v != "" {
+		return v
+	}
+	return "unknown"
+}
+
+func fetch(ctx context.Context, url string) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if _, err := io.Copy(os.Stdout, resp.Body); err != nil {
+		return err
+	}
+	if resp.StatusCode/100 != 2 {
+		return fmt.Errorf("%s answered %s", url, resp.Status)
+	}
+	return nil
+}
+
+func dial(ctx context.Context, addr string) error {
+	d := net.Dialer{Timeout: 5 * time.Second}
+	c, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return err
+	}
+	return c.Close()
+}
+
+// sleep ends with 0 when the time is over and with 143 when it was told to end.
+func sleep(ctx context.Context, args []string) (int, error) {
+	var over <-chan time.Time
+	if len(args) > 0 {
+		seconds, err := strconv.ParseFloat(args[0], 64)
+		if err != nil {
+			return 1, err
+		}
+		over = time.After(time.Duration(seconds * float64(time.Second)))
+	}
+	select {
+	case <-over:
+		return 0, nil
+	case <-ctx.Done():
+		return 128 + int(syscall.SIGTERM), nil
+	}
+}
+
+// exit ends with a code, at once or later; told to end, it ends at once.
+func exit(ctx context.Context, args []string) (int, error) {
+	if len(args) == 0 || len(args) > 2 {
+		return 1, fmt.Errorf("a code is needed, and perhaps a time\n%s", usage)
+	}
+	code, err := strconv.Atoi(args[0])
+	if err != nil {
+		return 1, err
+	}
+	if len(args) == 2 {
+		// Whoever reads this may send a signal: it is listened for by now.
+		fmt.Printf("ending with %d in %s s\n", code, args[1])
+	}
+	if _, err := sleep(ctx, append(args[1:], "0")[:1]); err != nil {
+		return 1, err
+	}
+	return code, nil
+}
+
+// count prints a line after the other, for tests that no line gets lost.
+func count(ctx context.Context) {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for i := 0; ; i++ {
+		fmt.Println(i)
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// alloc takes memory page by page, so that the kernel must really give it.
+func alloc(ctx context.Context, arg string) error {
+	mib, err := strconv.Atoi(arg)
+	if err != nil {
+		return err
+	}
+	var kept [][]byte
+	for i := range mib {
+		b := make([]byte, 1<<20)
+		for j := 0; j < len(b); j += 4096 {
+			b[j] = byte(i + 1)
+		}
+		kept = append(kept, b)
+	}
+	fmt.Printf("holding %d MiB\n", len(kept))
+	<-ctx.Done()
+	return nil
+}
+
+func cat(file string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	_, err = io.Copy(os.Stdout, f)
+	return err
+}

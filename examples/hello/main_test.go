@@ -1,0 +1,67 @@
+package main
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestPage(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "message")
+	if err := os.WriteFile(file, []byte("one\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("MESSAGE_FILE", file)
+	t.Setenv("POD_NAME", "web-1")
+	t.Setenv("NODE_NAME", "n1")
+	t.Setenv("POD_IP", "10.42.1.2")
+	get := func() string {
+		w := httptest.NewRecorder()
+		page(w, httptest.NewRequest(http.MethodGet, "/", nil))
+		return w.Body.String()
+	}
+	if got, want := get(), "one\nI am pod web-1 on node n1 at 10.42.1.2; you come from 192.0.2.1\n"; got != want {
+		t.Fatalf("got %q\nwant %q", got, want)
+	}
+	if err := os.WriteFile(file, []byte("two"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := get(); !strings.HasPrefix(got, "two\n") {
+		t.Fatalf("the changed message is not shown: %q", got)
+	}
+}
+
+func TestExitCodes(t *testing.T) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/bad" {
+			w.WriteHeader(http.StatusTeapot)
+		}
+	}))
+	defer srv.Close()
+	for _, tt := range []struct {
+		args []string
+		code int
+	}{
+		{[]string{"exit", "7"}, 7},
+		{[]string{"exit", "7", "0.01"}, 7},
+		{[]string{"exit", "7", "x"}, 1},
+		{[]string{"exit"}, 1},
+		{[]string{"exit", "x"}, 1},
+		{[]string{"echo", "a", "b"}, 0},
+		{[]string{"cat", "/nosuch"}, 1},
+		{[]string{"sleep", "0"}, 0},
+		{[]string{"sleep", "x"}, 1},
+		{[]string{"fetch", srv.URL + "/good"}, 0},
+		{[]string{"fetch", srv.URL + "/bad"}, 1},
+		{[]string{"dial", strings.TrimPrefix(srv.URL, "http://")}, 0},
+		{[]string{"dial", "127.0.0.1:1"}, 1},
+		{[]string{"nonsense"}, 2},
+	} {
+		if code, err := run(tt.args[0], tt.args[1:]); code != tt.code {
+			t.Errorf("%v: exit %d (%v), want %d", tt.args, code, err, tt.code)
+		}
+	}
+}
