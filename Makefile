@@ -1,0 +1,84 @@
+# clusterd. The two that matter: make demo, make test.
+SHELL    := /bin/bash
+# sudo often forgets where Go is.
+GO       ?= $(shell command -v go || echo /usr/local/go/bin/go)
+export GO
+export PATH := $(patsubst %/,%,$(dir $(GO))):$(PATH)
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+KUBE     := v1.37.2
+LDFLAGS  := -s -w -X main.release=v0.1.0-$(VERSION) -X k8s.io/component-base/version.gitVersion=$(KUBE) -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37
+PODMON_TAGS := seccomp netgo osusergo runc_nocriu
+export CGO_ENABLED = 0
+# Go finds no version control in a tarball; the version is given above.
+export GOFLAGS += -buildvcs=false
+
+.DEFAULT_GOAL := help
+.PHONY: help
+help: ## show this
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n",$$1,$$2}' $(MAKEFILE_LIST)
+
+.PHONY: deps
+deps: ## install what building and running needs (Debian, Ubuntu)
+	@hack/deps.sh
+
+bin/podmon: deps $(shell find cmd/podmon agent/podmon -name '*.go' -o -name '*.c' -o -name '*.h') go.mod
+	@mkdir -p bin agent/runtime/podmonbin
+	CGO_ENABLED=1 $(GO) build -tags '$(PODMON_TAGS)' -ldflags '-s -w -linkmode external -extldflags -static' -o $@ ./cmd/podmon
+	cp $@ agent/runtime/podmonbin/podmon
+
+.PHONY: build
+build: bin/podmon ## build bin/clusterd, bin/clusterctl, bin/podmon
+	$(GO) build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/clusterd ./cmd/clusterctl
+
+.PHONY: image
+image: ## build the demo image into bin/hello.tar
+	@mkdir -p bin
+	$(GO) run ./examples/hello/pack -o bin/hello.tar
+
+.PHONY: demo
+demo: build image ## three nodes on this machine, one manifest, real containers
+	$(GO) run ./e2e/demo up
+
+.PHONY: demo-down
+demo-down: ## remove the demo and all it made
+	$(GO) run ./e2e/demo down
+
+.PHONY: test
+test: ## every tier that can run here
+	hack/test.sh
+
+.PHONY: features
+features: build image ## the rows of docs/FEATURES.md that passing tests show
+	CLUSTERD_E2E=netns $(GO) run ./e2e/features/report
+
+.PHONY: bench-line
+bench-line: build image ## from apply to Running, memory, start: JSON lines
+	$(GO) run ./bench/line
+
+.PHONY: bench-agent
+bench-agent: bin/podmon ## one node's hands: pods up and down, exec, memory: JSON lines
+	$(GO) run ./bench/agent
+
+.PHONY: bench-store
+bench-store: ## the store's reads, writes, watches, failover: JSON lines
+	$(GO) run ./bench/store
+
+.PHONY: bench
+bench: bench-store bench-agent bench-line ## all benchmarks
+
+.PHONY: generate
+generate: ## write the generated code anew
+	$(GO) generate ./apis/...
+
+.PHONY: install
+install: build ## install into /usr/local/bin with a systemd unit
+	install -D -m 0755 bin/clusterd bin/clusterctl -t $(DESTDIR)/usr/local/bin
+	install -D -m 0644 packaging/clusterd.service $(DESTDIR)/etc/systemd/system/clusterd.service
+
+.PHONY: deb
+deb: build ## build dist/clusterd_….deb and the tarball beside it
+	packaging/build.sh
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf bin dist agent/runtime/podmonbin/podmon
