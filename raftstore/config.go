@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
@@ -47,7 +48,7 @@ type Config struct {
 	LeaderWait time.Duration
 
 	// HistoryBytes and HistoryAge bound the history of old versions. They take
-	// effect when this member leads. Default: 64 MiB, 10 min.
+	// effect when this member leads. Default: 64 MiB, 1 h.
 	HistoryBytes int64
 	HistoryAge   time.Duration
 	// ResultWindow is the number of transactions whose outcome is remembered,
@@ -65,9 +66,18 @@ type Config struct {
 	// MaxKeyBytes, MaxValueBytes and MaxTxnBytes bound what a transaction may
 	// hold. Default: 4 KiB, 3 MiB, 8 MiB.
 	MaxKeyBytes, MaxValueBytes, MaxTxnBytes int
-	// QuotaBytes bounds the live keys and values; beyond it only deletes are
-	// accepted. Default: 8 GiB.
+	// QuotaBytes bounds the live keys and values. Default: 8 GiB.
 	QuotaBytes int64
+	// ReserveBytes is the part of QuotaBytes that only writes under
+	// VitalPrefixes and small growth of existing keys may use. Default: a
+	// sixteenth of QuotaBytes.
+	ReserveBytes int64
+	// VitalPrefixes begin the keys without which the cluster cannot even be
+	// cleaned up.
+	VitalPrefixes []string
+	// FolderQuotas bound the live keys and values below folders, such as
+	// "/a/b/". The reserve's writers may go beyond them.
+	FolderQuotas map[string]int64
 
 	// MaxBatchBytes and MaxBatchCommands bound what is coalesced into one log
 	// entry. Default: 512 KiB, 1024.
@@ -109,7 +119,7 @@ func (c *Config) setDefaults() error {
 	setDefault(&c.LeaderLease, c.HeartbeatTimeout*4/5)
 	setDefault(&c.LeaderWait, 10*time.Second)
 	setDefault(&c.HistoryBytes, mvcc.DefaultLimits.HistoryBytes)
-	setDefault(&c.HistoryAge, time.Duration(mvcc.DefaultLimits.HistoryAgeMillis)*time.Millisecond)
+	setDefault(&c.HistoryAge, time.Hour)
 	setDefault(&c.ResultWindow, mvcc.DefaultLimits.Window)
 	setDefault(&c.SnapshotEntries, 20000)
 	setDefault(&c.SnapshotBytes, 64<<20)
@@ -118,11 +128,20 @@ func (c *Config) setDefaults() error {
 	setDefault(&c.MaxValueBytes, 3<<20)
 	setDefault(&c.MaxTxnBytes, 8<<20)
 	setDefault(&c.QuotaBytes, 8<<30)
+	setDefault(&c.ReserveBytes, c.QuotaBytes/16)
 	setDefault(&c.MaxBatchBytes, 512<<10)
 	setDefault(&c.MaxBatchCommands, 1024)
 	setDefault(&c.MaxPendingBytes, 64<<20)
 	if c.MaxPendingBytes < int64(c.MaxTxnBytes) {
 		return fmt.Errorf("raftstore: MaxPendingBytes %d is less than MaxTxnBytes %d", c.MaxPendingBytes, c.MaxTxnBytes)
+	}
+	if c.ReserveBytes < 0 || c.ReserveBytes >= c.QuotaBytes {
+		return fmt.Errorf("raftstore: ReserveBytes %d has to be less than QuotaBytes %d", c.ReserveBytes, c.QuotaBytes)
+	}
+	for folder := range c.FolderQuotas {
+		if !strings.HasSuffix(folder, "/") {
+			return fmt.Errorf("raftstore: FolderQuotas: %q has to end in a slash", folder)
+		}
 	}
 	return nil
 }

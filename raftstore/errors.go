@@ -22,8 +22,9 @@ var (
 	// ErrTooLarge is returned, before anything is written, for a key, a value
 	// or a transaction beyond the configured size.
 	ErrTooLarge = errors.New("too large")
-	// ErrNoSpace is returned for a write that stores something when the quota
-	// is used up or the leader's disk is full. Deletes pass the quota.
+	// ErrNoSpace is returned for a write that stores something when a quota is
+	// used up (then it is a *QuotaError) or the leader's disk is full. Deletes
+	// pass the quotas.
 	ErrNoSpace = errors.New("no space left in the store")
 	// ErrClosed is returned by every call after Close.
 	ErrClosed = errors.New("store is closed")

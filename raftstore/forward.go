@@ -56,7 +56,10 @@ func (s *Store) admit(t *mvcc.Txn) error {
 	if err := t.Validate(); err != nil {
 		return err
 	}
-	total, growth := 0, int64(0)
+	if n := len(t.Origin); n > maxOrigin {
+		return tooLarge("origin", n, maxOrigin)
+	}
+	total := len(t.Origin)
 	for i := range t.Compares {
 		if n := len(t.Compares[i].Key); n > s.cfg.MaxKeyBytes {
 			return tooLarge("key", n, s.cfg.MaxKeyBytes)
@@ -72,18 +75,15 @@ func (s *Store) admit(t *mvcc.Txn) error {
 			return tooLarge("value of "+t.Ops[i].Key, value, s.cfg.MaxValueBytes)
 		}
 		total += key + value + 16
-		if t.Ops[i].Type == mvcc.OpPut {
-			growth += int64(key + value)
-		}
 	}
 	if total > s.cfg.MaxTxnBytes {
 		return tooLarge("transaction", total, s.cfg.MaxTxnBytes)
 	}
-	if used := s.keyspace().Digest().Bytes; growth > 0 && used+growth > s.cfg.QuotaBytes {
-		return fmt.Errorf("%w: %d bytes are stored, the quota is %d", ErrNoSpace, used, s.cfg.QuotaBytes)
-	}
-	return nil
+	return s.checkRoom(t)
 }
+
+// maxOrigin bounds what a change says of who asked for it.
+const maxOrigin = 256
 
 type sent struct {
 	mvcc.Outcome

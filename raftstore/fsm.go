@@ -55,6 +55,9 @@ func (f *fsm) applyOne(l *raft.Log) {
 	f.logBytes.Add(int64(len(l.Data)))
 	f.s.clock.observe(batch.Time, f.s.isCurrentTerm(l.Term))
 	for i := range outcomes {
+		if c := &batch.Commands[i]; c.Type == mvcc.CmdTxn && outcomes[i].Err == nil && !outcomes[i].Duplicate {
+			f.s.usage.note(batch.Time, &c.Txn)
+		}
 		if id := batch.Commands[i].ID; id.Session == f.s.session {
 			f.s.waiting.resolve(id.Seq, outcomes[i])
 		}

@@ -60,6 +60,7 @@ type Store struct {
 	leadership *leadership
 	readyTerm  atomic.Uint64 // the term in which this member leads and is ready; 0: it does not
 
+	usage         *usage
 	proposals     *proposals
 	waiting       *waiting
 	pending       *semaphore.Weighted
@@ -92,6 +93,7 @@ func Open(cfg Config) (*Store, error) {
 		clock:      &clock{now: cfg.Now},
 		leader:     newLeaderWatch(),
 		leadership: newLeadership(),
+		usage:      newUsage(),
 		proposals:  newProposals(),
 		waiting:    &waiting{bySeq: make(map[uint64]chan mvcc.Outcome)},
 		pending:    semaphore.NewWeighted(cfg.MaxPendingBytes),

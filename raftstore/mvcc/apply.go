@@ -77,15 +77,16 @@ func (k *Keyspace) applyTxn(t *Txn) TxnResult {
 	}
 	res := TxnResult{Succeeded: true, Previous: make([]*KeyValue, len(t.Ops))}
 	rev := k.rev + 1
+	origin := k.origins.shared(t.Origin)
 	for i := range t.Ops {
 		op := &t.Ops[i]
 		prev := k.head(op.Key)
 		res.Previous[i] = prev.current()
 		switch {
 		case op.Type == OpPut:
-			k.put(op, prev, rev)
+			k.put(op, prev, rev, origin)
 		case prev.live():
-			k.remove(prev, rev)
+			k.remove(prev, rev, origin)
 		default: // deleting what is not there changes nothing
 			continue
 		}
@@ -136,7 +137,7 @@ func (k *Keyspace) head(key string) *version {
 	return it.head
 }
 
-func (k *Keyspace) put(op *Op, prev *version, rev int64) {
+func (k *Keyspace) put(op *Op, prev *version, rev int64, origin string) {
 	v := &version{kv: KeyValue{
 		Key: op.Key, Value: op.Value,
 		CreateRevision: rev, ModRevision: rev, Version: 1,
@@ -151,16 +152,16 @@ func (k *Keyspace) put(op *Op, prev *version, rev int64) {
 	if op.TTL > 0 {
 		v.kv.ExpiresAt = k.now + op.TTL*1000
 	}
-	k.replace(prev, v)
+	k.replace(prev, v, origin)
 }
 
-func (k *Keyspace) remove(prev *version, rev int64) {
-	k.replace(prev, &version{deleted: true, kv: KeyValue{Key: prev.kv.Key, ModRevision: rev}})
+func (k *Keyspace) remove(prev *version, rev int64, origin string) {
+	k.replace(prev, &version{deleted: true, kv: KeyValue{Key: prev.kv.Key, ModRevision: rev}}, origin)
 }
 
 // replace puts v in the place of prev, in the tree, the sums, the expiry order
 // and the history.
-func (k *Keyspace) replace(prev, v *version) {
+func (k *Keyspace) replace(prev, v *version, origin string) {
 	if prev.live() {
 		k.account(prev, -1)
 	}
@@ -168,9 +169,10 @@ func (k *Keyspace) replace(prev, v *version) {
 		v.sum = hashKV(&v.kv)
 		k.account(v, +1)
 	}
+	k.folders.note(v.kv.Key, v.use().minus(prev.use()))
 	v.prev.Store(prev)
 	k.tree.ReplaceOrInsert(item{key: v.kv.Key, head: v})
-	k.history.add(change{v: v, prev: prev, time: k.now})
+	k.history.add(change{v: v, prev: prev, time: k.now, origin: origin})
 }
 
 // account adds (+1) or takes away (-1) a live version from the totals.
@@ -202,7 +204,7 @@ func (k *Keyspace) expire() {
 		if !ok || e.at > k.now {
 			return
 		}
-		k.remove(k.head(e.key), rev)
+		k.remove(k.head(e.key), rev, OriginExpiry)
 		k.rev = rev
 	}
 }

@@ -8,9 +8,10 @@ import (
 // change is one entry of the history: v took the place of prev at store time
 // time. Its revision is v's.
 type change struct {
-	v    *version
-	prev *version // nil: the key was not known
-	time int64
+	v      *version
+	prev   *version // nil: the key was not known
+	time   int64
+	origin string // Txn.Origin, OriginExpiry, or "": not known
 }
 
 func (c *change) rev() int64 { return c.v.kv.ModRevision }
@@ -32,6 +33,9 @@ type history struct {
 	head      int
 	bytes     int64
 	compacted int64
+	// compactedTime is the store time of the change of revision compacted; 0:
+	// not known, as after a restore. Nothing that Apply does depends on it.
+	compactedTime int64
 }
 
 func (h *history) add(c change) {
@@ -67,6 +71,7 @@ func (h *history) trim(maxBytes, minTime int64) []change {
 			break
 		}
 		rev := h.changes[end].rev()
+		h.compactedTime = h.changes[end].time
 		for end < len(h.changes) && h.changes[end].rev() == rev {
 			h.bytes -= h.changes[end].size()
 			end++

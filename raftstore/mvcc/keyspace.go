@@ -24,7 +24,9 @@ type Keyspace struct {
 	sum     uint64 // of the hashes of all live versions: order does not matter
 	limits  Limits
 	window  window
+	origins origins
 	history history // its own lock: read by watchers and readers of the past
+	folders folders // its own lock
 
 	view atomic.Pointer[view]
 }
@@ -105,6 +107,7 @@ func New() *Keyspace {
 	}
 	k.history.compacted = firstRevision
 	k.window.init()
+	k.folders.init()
 	k.publish(true)
 	return k
 }

@@ -37,6 +37,7 @@ func randomBatches(r *rand.Rand, n int) []Batch {
 			case p < 5 && len(sent) > 0:
 				c = sent[max(0, len(sent)-1-r.IntN(30))]
 			default:
+				c.Txn.Origin = fmt.Sprint("maker of ", seq)
 				for range r.IntN(3) {
 					c.Txn.Compares = append(c.Txn.Compares, Compare{key(), int64(r.IntN(2) * r.IntN(i+2))})
 				}
@@ -169,8 +170,76 @@ func (m model) check(t *testing.T, k *Keyspace) {
 		bytes += int64(len(kv.Key) + len(kv.Value))
 		sum += hashKV(&kv)
 	}
+	m.checkPast(t, k)
+	folders := map[string]Use{}
+	for _, kv := range l.KVs {
+		for i := range kv.Key {
+			if kv.Key[i] == '/' {
+				u := folders[kv.Key[:i+1]]
+				folders[kv.Key[:i+1]] = Use{u.Keys + 1, u.Bytes + int64(len(kv.Key)+len(kv.Value))}
+			}
+		}
+	}
+	if diff := cmp.Diff(folders, k.Folders()); diff != "" {
+		t.Fatalf("folders: %s", diff)
+	}
 	if d := k.Digest(); d.Keys != keys || d.Bytes != bytes || k.sum != sum {
 		t.Fatalf("totals %+v, recounted %d keys, %d bytes", d, keys, bytes)
+	}
+}
+
+// checkPast compares each key's history with the model, and the revision at
+// the time of each change with the change's.
+func (m model) checkPast(t *testing.T, k *Keyspace) {
+	t.Helper()
+	ext := k.Extent()
+	if ext.Oldest != k.Oldest() || ext.Newest != k.Revision() || ext.OldestTime > ext.NewestTime {
+		t.Fatalf("extent %+v", ext)
+	}
+	for rev := ext.Oldest; rev <= ext.Newest; rev++ {
+		if m[rev] == nil {
+			return // several batches of the model in one: it does not know them all
+		}
+	}
+	for _, folder := range []string{"/a/", "/b/", "/c/"} {
+		for i := range 8 {
+			key := fmt.Sprint(folder, i)
+			h := k.History(key, 0)
+			state, before := h.Base, ext.Oldest
+			for _, c := range h.Changes {
+				for ; before < c.KV.ModRevision; before++ {
+					m.same(t, key, before, state)
+				}
+				if state = &c.KV; c.Type == Delete {
+					state = nil
+				}
+				at, err := k.RevisionAt(c.Time)
+				if err != nil || at < c.KV.ModRevision {
+					t.Fatalf("revision at the time %d of %d: %d, %v", c.Time, c.KV.ModRevision, at, err)
+				}
+				if got, want := c.Origin, OriginExpiry; c.Type == Put && got != "maker of "+string(c.KV.Value) ||
+					c.Type == Delete && got != want && !strings.HasPrefix(got, "maker of ") {
+					t.Fatalf("%s at %d: origin %q", key, c.KV.ModRevision, got)
+				}
+			}
+			for ; before <= ext.Newest; before++ {
+				m.same(t, key, before, state)
+			}
+			if n := len(h.Changes); n > 1 {
+				part := k.History(key, n-1)
+				if !part.More || part.Base != nil || cmp.Diff(h.Changes[1:], part.Changes) != "" {
+					t.Fatalf("the last %d changes of %s: %+v", n-1, key, part)
+				}
+			}
+		}
+	}
+}
+
+func (m model) same(t *testing.T, key string, rev int64, got *KeyValue) {
+	t.Helper()
+	want, ok := m[rev][key]
+	if ok != (got != nil) || ok && cmp.Diff(want, *got) != "" {
+		t.Fatalf("%s as of %d: history says %+v, the model %+v", key, rev, got, want)
 	}
 }
 

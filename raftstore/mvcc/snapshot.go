@@ -23,6 +23,8 @@ type Change struct {
 	Type EventType
 	KV   KeyValue // for Delete: Key and ModRevision only
 	Time int64    // store time, unix milliseconds
+	// Origin is who asked for the change; "" when it is not known.
+	Origin string
 }
 
 // WindowEntry is one remembered outcome.
@@ -85,7 +87,7 @@ func (s *Snapshot) Changes(yield func(Change) error) error {
 	for i := range s.changes {
 		c := &s.changes[i]
 		e := c.event()
-		if err := yield(Change{Type: e.Type, KV: e.KV, Time: c.time}); err != nil {
+		if err := yield(Change{Type: e.Type, KV: e.KV, Time: c.time, Origin: c.origin}); err != nil {
 			return err
 		}
 	}
@@ -126,6 +128,7 @@ func (b *Builder) Base(kv KeyValue) error {
 	}
 	v := &version{kv: kv, sum: hashKV(&kv)}
 	b.k.account(v, +1)
+	b.k.folders.note(kv.Key, v.use())
 	b.k.tree.ReplaceOrInsert(item{key: kv.Key, head: v})
 	return nil
 }
@@ -141,11 +144,12 @@ func (b *Builder) Change(c Change) error {
 	}
 	b.k.now = c.Time
 	b.k.rev = c.KV.ModRevision
+	origin := b.k.origins.shared(c.Origin)
 	switch {
 	case c.Type == Put:
-		b.k.replace(prev, &version{kv: c.KV})
+		b.k.replace(prev, &version{kv: c.KV}, origin)
 	case c.Type == Delete && prev.live():
-		b.k.remove(prev, c.KV.ModRevision)
+		b.k.remove(prev, c.KV.ModRevision, origin)
 	default:
 		return fmt.Errorf("%w: change of type %d of %q", ErrCorrupt, c.Type, c.KV.Key)
 	}
@@ -166,6 +170,9 @@ func (b *Builder) Finish() (*Keyspace, error) {
 	k, want := b.k, b.header.Digest
 	k.index, k.rev, k.now = want.Index, want.Revision, want.Time
 	k.window.floor = b.header.Floor
+	if want.Oldest == want.Revision {
+		k.history.compactedTime = want.Time // that revision was the present then
+	}
 	k.publish(true)
 	if got := k.Digest(); got != want {
 		return nil, fmt.Errorf("%w: got %+v, want %+v", ErrCorrupt, got, want)

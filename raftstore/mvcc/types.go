@@ -63,7 +63,13 @@ type Op struct {
 type Txn struct {
 	Compares []Compare
 	Ops      []Op
+	// Origin says who asked, in words for people. The history keeps it with
+	// each change; it decides nothing.
+	Origin string
 }
+
+// OriginExpiry is the origin of the deletion of a key whose time had come.
+const OriginExpiry = "expiry"
 
 // TxnResult tells what became of a Txn.
 type TxnResult struct {

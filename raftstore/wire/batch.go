@@ -14,15 +14,26 @@ const batchVersion = 1
 // batchHeader is version (1), checksum of all that follows (4), time (8).
 const batchHeader = 13
 
+// txnWithOrigin is the type of a transaction that says who asked for it, as a
+// string before the rest. Other types are mvcc's numbers.
+const txnWithOrigin = 4
+
 // AppendCommand appends c's encoding to dst. What it cannot say is not lost
 // silently: CheckCommand of the result fails.
 func AppendCommand(dst []byte, c *mvcc.Command) []byte {
-	dst = append(dst, byte(c.Type))
+	kind := byte(c.Type)
+	if c.Type == mvcc.CmdTxn && c.Txn.Origin != "" {
+		kind = txnWithOrigin
+	}
+	dst = append(dst, kind)
 	dst = binary.LittleEndian.AppendUint64(dst, c.ID.Session)
 	dst = binary.AppendUvarint(dst, c.ID.Seq)
 	dst = binary.AppendUvarint(dst, c.Basis)
 	switch c.Type {
 	case mvcc.CmdTxn:
+		if kind == txnWithOrigin {
+			dst = appendString(dst, c.Txn.Origin)
+		}
 		dst = appendTxn(dst, &c.Txn)
 	case mvcc.CmdLimits:
 		dst = binary.AppendUvarint(dst, uint64(c.Limits.HistoryBytes))
@@ -67,12 +78,21 @@ func CommandID(raw []byte) (mvcc.CommandID, error) {
 
 func decodeCommand(raw []byte) (mvcc.Command, error) {
 	r := reader{b: raw}
-	c := mvcc.Command{Type: mvcc.CommandType(r.byte())}
+	kind := r.byte()
+	c := mvcc.Command{Type: mvcc.CommandType(kind)}
+	if kind == txnWithOrigin {
+		c.Type = mvcc.CmdTxn
+	}
 	c.ID.Session = r.uint64()
 	c.ID.Seq = r.uvarint()
 	c.Basis = r.uvarint()
 	switch c.Type {
 	case mvcc.CmdTxn:
+		if kind == txnWithOrigin {
+			if c.Txn.Origin = r.string(); c.Txn.Origin == "" {
+				r.fail("empty origin")
+			}
+		}
 		r.txn(&c.Txn)
 	case mvcc.CmdTick:
 	case mvcc.CmdLimits:

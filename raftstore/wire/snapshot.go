@@ -15,7 +15,7 @@ import (
 // (4).
 const (
 	snapshotMagic   = "CLDRSNAP"
-	snapshotVersion = 1
+	snapshotVersion = 2 // 1 had no origins
 
 	chunkHeader = 1 // one Header, first
 	chunkBase   = 2 // keys as of the oldest revision
@@ -39,6 +39,7 @@ func WriteSnapshot(w io.Writer, s *mvcc.Snapshot) error {
 		return sw.record(chunkChange, func(b []byte) []byte {
 			b = append(b, byte(c.Type))
 			b = binary.LittleEndian.AppendUint64(b, uint64(c.Time))
+			b = appendString(b, c.Origin)
 			return appendKV(b, &c.KV)
 		})
 	})
@@ -172,8 +173,9 @@ func (s *snapshotReader) read() (*mvcc.Keyspace, error) {
 	if string(head[:len(snapshotMagic)]) != snapshotMagic {
 		return nil, fmt.Errorf("%w: not a snapshot", ErrCorrupt)
 	}
-	if v := binary.LittleEndian.Uint32(head[len(snapshotMagic):]); v != snapshotVersion {
-		return nil, fmt.Errorf("%w: snapshot %d", ErrVersion, v)
+	version := binary.LittleEndian.Uint32(head[len(snapshotMagic):])
+	if version < 1 || version > snapshotVersion {
+		return nil, fmt.Errorf("%w: snapshot %d", ErrVersion, version)
 	}
 	var (
 		builder *mvcc.Builder
@@ -205,7 +207,7 @@ func (s *snapshotReader) read() (*mvcc.Keyspace, error) {
 			if kind == chunkHeader && builder != nil {
 				return nil, fmt.Errorf("%w: second header", ErrCorrupt)
 			}
-			if builder, err = r.into(builder, kind); err != nil {
+			if builder, err = r.into(builder, kind, version); err != nil {
 				return nil, err
 			}
 			records++
@@ -236,7 +238,7 @@ func (s *snapshotReader) chunk() (kind byte, payload []byte, err error) {
 }
 
 // into adds one record to the builder, which a header creates.
-func (r *reader) into(b *mvcc.Builder, kind byte) (*mvcc.Builder, error) {
+func (r *reader) into(b *mvcc.Builder, kind byte, version uint32) (*mvcc.Builder, error) {
 	var add func() error
 	switch kind {
 	case chunkHeader:
@@ -246,7 +248,11 @@ func (r *reader) into(b *mvcc.Builder, kind byte) (*mvcc.Builder, error) {
 		kv := r.kv()
 		add = func() error { return b.Base(kv) }
 	case chunkChange:
-		c := mvcc.Change{Type: mvcc.EventType(r.byte()), Time: int64(r.uint64()), KV: r.kv()}
+		c := mvcc.Change{Type: mvcc.EventType(r.byte()), Time: int64(r.uint64())}
+		if version > 1 {
+			c.Origin = r.string()
+		}
+		c.KV = r.kv()
 		add = func() error { return b.Change(c) }
 	case chunkWindow:
 		e := mvcc.WindowEntry{

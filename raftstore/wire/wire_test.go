@@ -33,9 +33,24 @@ func commands() []mvcc.Command {
 	}
 }
 
-func encodedBatch() []byte {
+// named are the commands that say who asked for them.
+func named() []mvcc.Command {
+	return []mvcc.Command{
+		{Type: mvcc.CmdTxn, ID: mvcc.CommandID{Session: 3, Seq: 1}, Basis: 9, Txn: mvcc.Txn{
+			Origin: "admin via kubectl",
+			Ops:    []mvcc.Op{{Type: mvcc.OpPut, Key: "/registry/pods/default/web-1", Value: []byte("w")}},
+		}},
+		{Type: mvcc.CmdTxn, ID: mvcc.CommandID{Session: 3, Seq: 2}, Basis: 9, Txn: mvcc.Txn{
+			Origin: "gc", Ops: []mvcc.Op{{Type: mvcc.OpDelete, Key: "/registry/pods/default/web-1"}},
+		}},
+	}
+}
+
+func encodedBatch() []byte { return encoded(commands()) }
+
+func encoded(commands []mvcc.Command) []byte {
 	var raws [][]byte
-	for _, c := range commands() {
+	for _, c := range commands {
 		raws = append(raws, AppendCommand(nil, &c))
 	}
 	return AppendBatch(nil, 1_789_000_000_000, raws)
@@ -52,6 +67,10 @@ func keyspace(t testing.TB) *mvcc.Keyspace {
 	b.Commands[0].ID.Seq = 77
 	b.Commands[0].Basis = 5
 	k.Apply(9, b)
+	if b, err = DecodeBatch(encoded(named())); err != nil {
+		t.Fatal(err)
+	}
+	k.Apply(10, b)
 	return k
 }
 
@@ -91,7 +110,17 @@ func TestGolden(t *testing.T) {
 	if diff := cmp.Diff(mvcc.Batch{Time: 1_789_000_000_000, Commands: commands()}, b); diff != "" {
 		t.Error(diff)
 	}
-	snap := golden(t, "snapshot-v1.bin", encodedSnapshot(t))
+	origins := golden(t, "batch-v1-origin.bin", encoded(named()))
+	if !bytes.Equal(origins, encoded(named())) {
+		t.Error("a log entry with origins looks different now: that is a new version")
+	}
+	if b, err = DecodeBatch(origins); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(mvcc.Batch{Time: 1_789_000_000_000, Commands: named()}, b); diff != "" {
+		t.Error(diff)
+	}
+	snap := golden(t, "snapshot-v2.bin", encodedSnapshot(t))
 	if !bytes.Equal(snap, encodedSnapshot(t)) {
 		t.Error("a snapshot looks different now: that is a new version")
 	}
@@ -101,6 +130,23 @@ func TestGolden(t *testing.T) {
 	}
 	if k.Digest() != keyspace(t).Digest() {
 		t.Errorf("%+v", k.Digest())
+	}
+	want := keyspace(t).History("/registry/pods/default/web-1", 0)
+	if diff := cmp.Diff(want, k.History("/registry/pods/default/web-1", 0)); diff != "" || want.Changes[len(want.Changes)-1].Origin != "gc" {
+		t.Errorf("history of a key after a restore: %s", diff)
+	}
+
+	// Version 1 was written before there were origins.
+	old, err := os.ReadFile(filepath.Join("testdata", "snapshot-v1.bin"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err = ReadSnapshot(bytes.NewReader(old))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := k.Digest(); d.Index != 9 || d.Revision != 4 || d.Keys != 3 {
+		t.Errorf("snapshot of version 1: %+v", d)
 	}
 }
 
@@ -172,6 +218,7 @@ func (failing) Write([]byte) (int, error) { return 0, os.ErrClosed }
 
 func FuzzDecodeBatch(f *testing.F) {
 	f.Add(encodedBatch())
+	f.Add(encoded(named()))
 	f.Add([]byte{1})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		// Repair the checksum, or nothing behind it is ever reached.
@@ -202,7 +249,7 @@ func FuzzDecodeBatch(f *testing.F) {
 }
 
 func FuzzDecodeCommand(f *testing.F) {
-	for _, c := range commands() {
+	for _, c := range append(commands(), named()...) {
 		f.Add(AppendCommand(nil, &c))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
@@ -218,6 +265,9 @@ func FuzzDecodeCommand(f *testing.F) {
 
 func FuzzReadSnapshot(f *testing.F) {
 	f.Add(encodedSnapshot(f))
+	if old, err := os.ReadFile(filepath.Join("testdata", "snapshot-v1.bin")); err == nil {
+		f.Add(old)
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		// Repair the checksums of the chunks.
 		fixed := bytes.Clone(data)
