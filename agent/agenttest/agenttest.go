@@ -43,6 +43,19 @@ type Runtime struct {
 	IgnoreTerm func(c api.Container) bool
 	// OnStart is called after a start, without the lock.
 	OnStart func(c api.Container)
+	// Lose, when it says so, does what is asked for and loses the answer, as a
+	// podmon does that is killed in between. op is "sandbox" or "start".
+	Lose func(op string) bool
+}
+
+// ErrLost is what a lost answer looks like.
+var ErrLost = errors.New("connection to podmon is broken")
+
+func (r *Runtime) lost(op string) error {
+	if r.Lose != nil && r.Lose(op) {
+		return ErrLost
+	}
+	return nil
 }
 
 // NewRuntime returns an empty Runtime.
@@ -101,6 +114,9 @@ func (r *Runtime) CreateSandbox(_ context.Context, s api.Sandbox) (api.SandboxSt
 	st := &api.SandboxStatus{Sandbox: s, State: api.StateRunning, Pid: r.pid, CreatedAt: time.Now().UnixNano()}
 	r.sandboxes[s.ID] = st
 	r.note("sandbox %s %d", s.Name, s.Attempt)
+	if err := r.lost("sandbox"); err != nil {
+		return api.SandboxStatus{}, err
+	}
 	return *st, nil
 }
 
@@ -158,6 +174,9 @@ func (r *Runtime) StartContainer(_ context.Context, c api.Container) (api.Contai
 	r.mu.Unlock()
 	if r.OnStart != nil {
 		r.OnStart(c)
+	}
+	if err := r.lost("start"); err != nil {
+		return api.ContainerStatus{}, err
 	}
 	return out, nil
 }

@@ -63,6 +63,26 @@ func (m *Manager) listen(ctx context.Context, events <-chan api.Event) {
 	}
 }
 
+// endAll ends what podmon holds of a pod that has ended here. The caller holds
+// mu.
+func (m *Manager) endAll(rec Records) {
+	m.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(m.ctx, teardownDeadline)
+		defer cancel()
+		end := func(id string, container bool) {
+			if err := m.endStray(ctx, id, container); err != nil { // listed again in a minute
+				klog.FromContext(ctx).Info("Left-over of an ended pod stays", "id", id, "err", err)
+			}
+		}
+		for _, c := range rec.Containers {
+			end(c.Container.ID, true)
+		}
+		for _, s := range rec.Sandboxes {
+			end(s.Sandbox.ID, false)
+		}
+	})
+}
+
 func (m *Manager) onEvent(ctx context.Context, e api.Event) {
 	switch {
 	case e.Container != nil:
@@ -169,7 +189,11 @@ func (m *Manager) list(ctx context.Context) error {
 		w := m.workers[uid]
 		if w == nil {
 			m.records[uid] = rec
-			if m.synced && m.ctx.Err() == nil && !m.ended[uid] {
+			switch {
+			case !m.synced || m.ctx.Err() != nil:
+			case m.ended[uid]:
+				m.endAll(m.take(uid))
+			default:
 				m.adopt(uid)
 			}
 			continue
@@ -181,6 +205,7 @@ func (m *Manager) list(ctx context.Context) error {
 			for _, c := range rec.Containers {
 				w.onContainer(c)
 			}
+			w.findStrays(*rec)
 		})
 	}
 	for _, w := range m.workers {

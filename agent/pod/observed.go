@@ -71,6 +71,10 @@ type Observed struct {
 	// entry.
 	Containers map[string]*Container
 
+	// Strays are what podmon holds of the pod and nothing above stands for, by
+	// ID: made for a request whose answer was lost. They are ended.
+	Strays map[string]*Stray
+
 	// StatusStored is true when the API has acknowledged the status as built
 	// from the present state.
 	StatusStored bool
@@ -109,6 +113,14 @@ type Sandbox struct {
 	MadeAt  time.Time
 	IPs     []netip.Addr
 	Err     *Fault
+}
+
+// Stray is a sandbox or container that is to be ended because nobody asked for
+// it, or nobody remembers.
+type Stray struct {
+	Container bool // else a sandbox
+	Busy      bool // it is being ended
+	Err       *Fault
 }
 
 // Volumes is the state of a pod's volumes.

@@ -4,6 +4,8 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -24,6 +26,8 @@ type (
 	// RemoveSandbox removes a dead sandbox and its network, so that another
 	// can be made.
 	RemoveSandbox struct{ ID string }
+	// EndStray ends and removes a sandbox or container that nobody asked for.
+	EndStray struct{ ID string }
 	// Pull makes the image of a container present.
 	Pull struct{ Container string }
 	// Start makes and starts the next instance of a container.
@@ -53,6 +57,7 @@ func (Wait) step()          {}
 func (SetupVolumes) step()  {}
 func (CreateSandbox) step() {}
 func (RemoveSandbox) step() {}
+func (EndStray) step()      {}
 func (Pull) step()          {}
 func (Start) step()         {}
 func (Stop) step()          {}
@@ -80,6 +85,7 @@ func Plan(d Desired, o Observed, now time.Time) []Step {
 	if o.Finished {
 		return nil
 	}
+	p.strays()
 	if ending(d, o) {
 		p.end()
 	} else {
@@ -89,6 +95,16 @@ func Plan(d Desired, o Observed, now time.Time) []Step {
 		p.add(Wait{Until: p.wake})
 	}
 	return p.steps
+}
+
+// strays plans the end of what nobody asked for. Nothing new is made and
+// nothing torn down meanwhile: it has the pod's address and its names.
+func (p *planner) strays() {
+	for _, id := range slices.Sorted(maps.Keys(p.o.Strays)) {
+		if s := p.o.Strays[id]; !s.Busy && !p.held(s.Err) {
+			p.add(EndStray{id})
+		}
+	}
 }
 
 type planner struct {
@@ -215,7 +231,7 @@ func (p *planner) run() {
 		p.clearDeadSandbox()
 		return
 	}
-	if p.o.Sandbox.State == SandboxAbsent && !p.held(p.o.Sandbox.Err) {
+	if p.o.Sandbox.State == SandboxAbsent && len(p.o.Strays) == 0 && !p.held(p.o.Sandbox.Err) {
 		attempt := p.o.Sandbox.Attempt
 		if p.o.Sandbox.Made {
 			attempt++
@@ -225,7 +241,7 @@ func (p *planner) run() {
 	if v := p.o.Volumes; !v.Ready && !v.Busy && !p.held(v.Err) {
 		p.add(SetupVolumes{})
 	}
-	ready := p.o.Sandbox.State == SandboxReady && p.o.Volumes.Ready
+	ready := p.o.Sandbox.State == SandboxReady && p.o.Volumes.Ready && len(p.o.Strays) == 0
 	if p.initialize(ready) {
 		p.apps(ready)
 	}

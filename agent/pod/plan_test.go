@@ -23,7 +23,7 @@ type world struct {
 func newWorld(policy v1.RestartPolicy, inits, apps []string) *world {
 	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns", UID: "u"}}
 	p.Spec.RestartPolicy, p.Spec.TerminationGracePeriodSeconds = policy, ptr.To(int64(30))
-	w := &world{Desired{Pod: p}, Observed{Containers: map[string]*Container{}, StartedAt: t0}}
+	w := &world{Desired{Pod: p}, Observed{Containers: map[string]*Container{}, Strays: map[string]*Stray{}, StartedAt: t0}}
 	for _, n := range inits {
 		c := v1.Container{Name: n, Image: "i"}
 		if n[0] == 's' {
@@ -213,6 +213,8 @@ func (w *world) obey(steps []Step, now time.Time) time.Time {
 			w.o.Sandbox = Sandbox{ID: fmt.Sprint("s", s.Attempt), State: SandboxReady, Attempt: s.Attempt, Made: true}
 		case RemoveSandbox:
 			w.o.Sandbox = Sandbox{Attempt: w.o.Sandbox.Attempt, Made: true}
+		case EndStray:
+			delete(w.o.Strays, s.ID)
 		case Pull:
 			c := w.o.Containers[s.Container]
 			c.ImageReady, c.ImageRef = true, "i"
@@ -259,6 +261,9 @@ func TestPlanConverges(t *testing.T) {
 			}
 			if w.o.Sandbox.State == SandboxReady && r.IntN(20) == 0 {
 				w.o.Sandbox.State = SandboxDead
+			}
+			if r.IntN(20) == 0 {
+				w.o.Strays["stray"] = &Stray{}
 			}
 		}
 		w.d.Pod.DeletionTimestamp, w.d.Pod.DeletionGracePeriodSeconds = &metav1.Time{Time: now}, ptr.To(int64(1))

@@ -1,7 +1,9 @@
 package pod
 
 import (
+	"cmp"
 	"net/netip"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -23,19 +25,19 @@ const lostSandbox = "lost"
 // seed makes the first observation of a pod from what the runtime holds and
 // what the API was last told. After a restart of the agent this gives back
 // the state before it; after a boot the API's running containers are known as
-// lost. extra are sandboxes to be removed (older attempts).
-func seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatus, *v1.Container) string) (o Observed, extra []string) {
-	o.Containers = map[string]*Container{}
+// lost.
+func seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatus, *v1.Container) string) Observed {
+	o := Observed{Containers: map[string]*Container{}, Strays: map[string]*Stray{}}
 	if t := pod.Status.StartTime; t != nil {
 		o.StartedAt = t.Time
 	}
-	sort.Slice(rec.Sandboxes, func(i, j int) bool { return rec.Sandboxes[i].Sandbox.Attempt < rec.Sandboxes[j].Sandbox.Attempt })
-	for i, s := range rec.Sandboxes {
-		if i < len(rec.Sandboxes)-1 {
-			extra = append(extra, s.Sandbox.ID)
+	sandboxes, attempt := bySandboxUse(rec)
+	for i, s := range sandboxes {
+		if i < len(sandboxes)-1 {
+			o.Strays[s.Sandbox.ID] = &Stray{}
 			continue
 		}
-		o.Sandbox = Sandbox{ID: s.Sandbox.ID, Attempt: s.Sandbox.Attempt, Made: true, State: SandboxDead, IPs: parseIPs(s.Sandbox.Labels[labelIPs])}
+		o.Sandbox = Sandbox{ID: s.Sandbox.ID, Attempt: attempt, Made: true, State: SandboxDead, IPs: parseIPs(s.Sandbox.Labels[labelIPs])}
 		if s.State == api.StateRunning {
 			o.Sandbox.State = SandboxReady
 		}
@@ -62,7 +64,10 @@ func seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatu
 		}
 		list := byName[spec.Name]
 		sort.Slice(list, func(i, j int) bool { return list[i].Container.Attempt < list[j].Container.Attempt })
-		for _, st := range list {
+		for i, st := range list {
+			if i < len(list)-2 { // older than the one before the newest
+				o.Strays[st.Container.ID] = &Stray{Container: true}
+			}
 			inst := instanceOf(st)
 			if inst.Running {
 				// Probes will say more; until then the API's word stands.
@@ -87,7 +92,39 @@ func seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatu
 			seedFromAPI(c, told, now)
 		}
 	}
-	return o, extra
+	return o
+}
+
+// bySandboxUse sorts a pod's sandboxes so that the one to go on with comes
+// last: the one with running containers, else a running one, else the newest.
+// There is more than one only when the answer to a request was lost. attempt
+// is the highest of all.
+func bySandboxUse(rec Records) (sandboxes []api.SandboxStatus, attempt uint32) {
+	used := map[string]int{}
+	for _, c := range rec.Containers {
+		if c.State == api.StateRunning {
+			used[c.Container.SandboxID]++
+		}
+	}
+	running := func(s api.SandboxStatus) int {
+		if s.State == api.StateRunning {
+			return 1
+		}
+		return 0
+	}
+	sandboxes = slices.SortedFunc(slices.Values(rec.Sandboxes), func(a, b api.SandboxStatus) int {
+		return cmp.Or(
+			cmp.Compare(used[a.Sandbox.ID], used[b.Sandbox.ID]),
+			cmp.Compare(running(a), running(b)),
+			cmp.Compare(a.Sandbox.Attempt, b.Sandbox.Attempt),
+			cmp.Compare(a.CreatedAt, b.CreatedAt),
+			cmp.Compare(a.Sandbox.ID, b.Sandbox.ID),
+		)
+	})
+	for _, s := range sandboxes {
+		attempt = max(attempt, s.Sandbox.Attempt)
+	}
+	return sandboxes, attempt
 }
 
 // seedFromAPI fills in what only the API remembers.

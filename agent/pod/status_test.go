@@ -137,7 +137,7 @@ func TestSeedAfterBoot(t *testing.T) {
 		InitContainerStatuses: []v1.ContainerStatus{{Name: "i", State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{ExitCode: 0, Reason: "Completed", ContainerID: "clusterd://x"}}}},
 		ContainerStatuses:     []v1.ContainerStatus{{Name: "a", RestartCount: 2, ContainerID: "clusterd://y", State: v1.ContainerState{Running: &v1.ContainerStateRunning{}}}},
 	}
-	o, _ := seed(w.d.Pod, Records{}, t0.Add(time.Hour), nil)
+	o := seed(w.d.Pod, Records{}, t0.Add(time.Hour), nil)
 	if c := o.Containers["a"]; c.Restarts != 2 || c.Now == nil || c.Now.Reason != "ContainerStatusUnknown" || c.Now.ID != "y" {
 		t.Errorf("%+v", c)
 	}

@@ -53,9 +53,10 @@ type worker struct {
 	told   map[string]string              // by container: instance whose back-off was told
 	// backedOff is, by container, the image fault whose back-off was told.
 	backedOff map[string]*Fault
-	extra     []string  // sandboxes of older attempts, to be removed
-	since     time.Time // first sight, for the start metric
-	ran       bool      // the start metric was taken
+	making    string            // ID of the sandbox that is being created
+	starting  map[string]string // by container: ID of the instance that is being started
+	since     time.Time         // first sight, for the start metric
+	ran       bool              // the start metric was taken
 	status    statusState
 	fresh     refreshState
 	wg        sync.WaitGroup // operations under way
@@ -87,9 +88,9 @@ func newWorker(m *Manager, pod *v1.Pod, gone bool, rec Records) *worker {
 		m: m, uid: pod.UID, poke: make(chan struct{}, 1), pod: pod, gone: gone, since: time.Now(),
 		ops: map[string]*operation{}, images: map[string]image.Image{}, exits: map[string]chan struct{}{},
 		early: map[string]api.ContainerStatus{}, probes: map[string]*probing{}, told: map[string]string{},
-		backedOff: map[string]*Fault{},
+		backedOff: map[string]*Fault{}, starting: map[string]string{},
 	}
-	w.obs, w.extra = seed(pod, rec, w.since, lastWords)
+	w.obs = seed(pod, rec, w.since, lastWords)
 	if w.obs.StartedAt.IsZero() {
 		w.obs.StartedAt = w.since
 	}
@@ -188,6 +189,8 @@ func (w *worker) begin(s Step) {
 		w.createSandbox(s.Attempt)
 	case RemoveSandbox:
 		w.removeSandbox(s.ID)
+	case EndStray:
+		w.endStray(s.ID)
 	case Pull:
 		w.pull(w.obs.Containers[s.Container], w.spec(s.Container))
 	case Start:

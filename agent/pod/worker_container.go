@@ -122,8 +122,10 @@ func (w *worker) startContainer(c *Container, attempt uint32) {
 		backOff = nextBackOff(backOff)
 	}
 	c.ImageReady = false
+	id := newID()
+	w.starting[c.Name] = id
 	w.operate(c, OpStart, func(ctx context.Context) func() {
-		in := buildInput{pod: pod, container: spec, kind: kind, id: newID(), sandbox: sandbox, attempt: attempt, img: img, backOff: backOff}
+		in := buildInput{pod: pod, container: spec, kind: kind, id: id, sandbox: sandbox, attempt: attempt, img: img, backOff: backOff}
 		st, reason, err := w.m.startInstance(ctx, w.ctx, in)
 		if err != nil {
 			return func() {
@@ -239,8 +241,13 @@ func (m *Manager) startInstance(ctx, run context.Context, in buildInput) (st api
 	asked, cancel2 := context.WithTimeout(run, createDeadline)
 	defer cancel2()
 	st, err = m.cfg.Runtime.StartContainer(asked, msg)
-	if err != nil && st.StartError == "" {
-		unmount()
+	if err != nil && !refused(err) {
+		st, err = m.outcome(run, in.id, err)
+	}
+	if err != nil {
+		if run.Err() == nil { // else the next agent finds what has become of it
+			unmount()
+		}
 		return st, "RunContainerError", err
 	}
 	st.Container = msg // the answer may leave it out
@@ -248,6 +255,36 @@ func (m *Manager) startInstance(ctx, run context.Context, in buildInput) (st api
 		st.State = api.StateExited
 	}
 	return st, "", nil
+}
+
+// refused reports whether podmon itself says no: nothing was done.
+func refused(err error) bool {
+	var e *api.Error
+	return errors.As(err, &e)
+}
+
+// outcome finds out what has become of a start whose answer did not come, and
+// asks until podmon says it: a container that has run must not run again as if
+// it had not. cause is returned when there is none.
+func (m *Manager) outcome(ctx context.Context, id string, cause error) (api.ContainerStatus, error) {
+	for again := 10 * time.Millisecond; ; again = min(2*again, 5*time.Second) {
+		ask, cancel := context.WithTimeout(ctx, apiDeadline)
+		_, containers, err := m.cfg.Runtime.List(ask)
+		cancel()
+		if err == nil {
+			for _, c := range containers {
+				if c.Container.ID == id {
+					return c, nil
+				}
+			}
+			return api.ContainerStatus{}, cause
+		}
+		select {
+		case <-time.After(again):
+		case <-ctx.Done():
+			return api.ContainerStatus{}, cause
+		}
+	}
 }
 
 // onContainer takes news of a container.
@@ -267,11 +304,12 @@ func (w *worker) onContainer(st api.ContainerStatus) {
 	c := w.obs.Containers[st.Container.Name]
 	switch {
 	case w.obs.TornDown || w.obs.TearingDown:
-	case c != nil && c.Op == OpStart:
+	case w.obs.Strays[id] != nil:
+	case c != nil && c.Op == OpStart && w.starting[c.Name] == id:
 		if st.State == api.StateExited {
 			w.early[id] = st // its start has not answered yet
 		}
-	case c != nil && (c.Now == nil || c.Now.Attempt < st.Container.Attempt):
+	case c != nil && c.Op != OpStart && (c.Now == nil || c.Now.Attempt < st.Container.Attempt):
 		// A start whose answer was lost.
 		inst := w.register(c, st, c.BackOff)
 		if inst.Running {

@@ -37,10 +37,18 @@ func faulted(before *Fault, reason string, err error) *Fault {
 
 func (w *worker) createSandbox(attempt uint32) {
 	w.obs.Sandbox.State = SandboxCreating
-	before, pod := w.obs.Sandbox.Err, w.pod
+	before, pod, id := w.obs.Sandbox.Err, w.pod, newID()
+	w.making = id
+	w.m.routeTo(id, w.uid)
 	w.background(sandboxDeadline, func(ctx context.Context) func() {
-		id, ips, err := w.m.createSandbox(ctx, pod, attempt, func(id string) { w.m.routeTo(id, w.uid) })
+		ips, left, err := w.m.createSandbox(ctx, pod, id, attempt)
 		return func() {
+			w.making = ""
+			if left {
+				w.stray(id, false)
+			} else if err != nil {
+				w.m.unroute(id)
+			}
 			if err != nil {
 				w.obs.Sandbox.State = SandboxAbsent
 				reason := "FailedCreatePodSandBox"
@@ -66,19 +74,19 @@ func sandboxWords(reason string, err error) string {
 }
 
 // createSandbox makes network, files and pause. What it made before it failed
-// is taken back.
-func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, attempt uint32, naming func(id string)) (id string, ips sandboxIPs, err error) {
+// is taken back; left says that podmon may still hold the sandbox.
+func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, attempt uint32) (ips sandboxIPs, left bool, err error) {
 	release, err := m.slot(ctx)
 	if err != nil {
-		return "", nil, err
+		return nil, false, err
 	}
 	defer release()
 	if err := os.MkdirAll(m.logDir(pod), 0o755); err != nil {
-		return "", nil, err
+		return nil, false, err
 	}
 	netns, ips, err := m.cfg.Network.Attach(ctx, string(pod.UID), pod.Spec.HostNetwork)
 	if err != nil {
-		return "", nil, err
+		return nil, false, err
 	}
 	undo := func() {
 		// The deadline of the failed attempt must not keep us from cleaning.
@@ -90,10 +98,8 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, attempt uint32
 	}
 	if err := m.writePodFiles(pod, ips); err != nil {
 		undo()
-		return "", nil, err
+		return nil, false, err
 	}
-	id = newID()
-	naming(id)
 	sysctls := map[string]string{}
 	if sc := pod.Spec.SecurityContext; sc != nil {
 		for _, s := range sc.Sysctls {
@@ -116,12 +122,105 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, attempt uint32
 		Labels: map[string]string{labelIPs: joinIPs(ips), labelGrace: strconv.FormatInt(grace, 10)},
 	})
 	if err != nil {
-		m.unroute(id)
+		err = fmt.Errorf("create pause: %w", err)
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return nil, true, err // the agent stops; the next one finds what has become of it
+		}
+		// It may have been made and only the answer lost: it would hold the
+		// pod's network.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), apiDeadline)
+		defer cancel()
+		if rerr := m.cfg.Runtime.RemoveSandbox(ctx, id); rerr != nil && !isNotFound(rerr) {
+			return nil, true, err
+		}
 		undo()
-		return "", nil, fmt.Errorf("create pause: %w", err)
+		return nil, false, err
 	}
 	m.weigh(ctx)
-	return id, ips, nil
+	return ips, false, nil
+}
+
+// stray takes note of something of the pod that nobody asked for.
+func (w *worker) stray(id string, container bool) {
+	if w.obs.Strays[id] == nil {
+		w.obs.Strays[id] = &Stray{Container: container}
+	}
+}
+
+// findStrays looks through what podmon listed for what nothing here stands
+// for. The answer to the request that made it was lost: podmon was killed, or
+// the agent, or a deadline was over.
+func (w *worker) findStrays(listed Records) {
+	if w.obs.Finished {
+		return
+	}
+	for _, s := range listed.Sandboxes {
+		if id := s.Sandbox.ID; id != w.obs.Sandbox.ID && id != w.making {
+			w.stray(id, false)
+		}
+	}
+	known := map[string]bool{}
+	for name, c := range w.obs.Containers {
+		known[w.starting[name]] = true
+		for _, i := range []*Instance{c.Now, c.Last} {
+			if i != nil {
+				known[i.ID] = true
+			}
+		}
+	}
+	for _, c := range listed.Containers {
+		if id := c.Container.ID; !known[id] {
+			w.stray(id, true)
+		}
+	}
+}
+
+func (w *worker) endStray(id string) {
+	s := w.obs.Strays[id]
+	s.Busy = true
+	before := s.Err
+	w.background(teardownDeadline, func(ctx context.Context) func() {
+		err := w.m.endStray(ctx, id, s.Container)
+		return func() {
+			s.Busy = false
+			if err != nil {
+				s.Err = faulted(before, "FailedKillPod", err)
+				if before == nil || before.Message != err.Error() {
+					w.event(v1.EventTypeWarning, "FailedKillPod", "error killing a left-over of the pod: %v", err)
+				}
+				return
+			}
+			delete(w.obs.Strays, id)
+			if id != w.obs.Sandbox.ID {
+				w.m.unroute(id)
+			}
+		}
+	})
+}
+
+// endStray kills and removes a container or sandbox, running or not, or gone.
+func (m *Manager) endStray(ctx context.Context, id string, container bool) error {
+	if !container {
+		err := m.cfg.Runtime.RemoveSandbox(ctx, id)
+		if isNotFound(err) {
+			err = nil
+		}
+		return err
+	}
+	for again := 10 * time.Millisecond; ; again = min(2*again, time.Second) {
+		err := m.cfg.Runtime.Signal(ctx, api.Signal{ID: id, Signal: sigKill, All: true})
+		if err != nil && !isNotFound(err) && !isCode(err, api.CodeNotRunning) {
+			return err
+		}
+		if err = m.removeContainer(ctx, id); !isCode(err, api.CodeBusy) {
+			return err
+		}
+		select { // it is about to end
+		case <-time.After(again):
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
 
 // removeSandbox clears the way for another one.
@@ -285,7 +384,7 @@ func (w *worker) teardown() {
 			}
 		}
 	}
-	sandboxes := append([]string(nil), w.extra...)
+	var sandboxes []string
 	if w.obs.Sandbox.ID != "" {
 		sandboxes = append(sandboxes, w.obs.Sandbox.ID)
 	}
@@ -308,7 +407,6 @@ func (w *worker) teardown() {
 					}
 				}
 			}
-			w.extra = nil
 			w.obs.TornDown, w.obs.TeardownErr = true, nil
 			w.obs.Sandbox = Sandbox{Attempt: w.obs.Sandbox.Attempt, Made: w.obs.Sandbox.Made}
 			w.obs.Volumes = Volumes{}

@@ -68,7 +68,8 @@ func dirNames(dir string) []string {
 func (s *Supervisor) adoptSandbox(id string) error {
 	var f sandboxFile
 	if err := readState(s.sandboxPath(id, "sandbox.json"), &f); err != nil {
-		// Nothing tells its cgroup; what it held is gone or harmless.
+		// Nothing tells its cgroup, but its name.
+		s.endCgroupsNamed(id)
 		_ = unix.Unmount(s.sandboxPath(id, "shm"), unix.MNT_DETACH)
 		return errors.Join(err, os.RemoveAll(s.sandboxPath(id)))
 	}
@@ -97,6 +98,8 @@ func (s *Supervisor) adoptSandbox(id string) error {
 func (s *Supervisor) adoptContainer(id string) error {
 	var f containerFile
 	if err := readState(s.containerPath(id, "container.json"), &f); err != nil {
+		s.destroyLeftover(id)
+		s.endCgroupsNamed(id)
 		return errors.Join(err, os.RemoveAll(s.containerPath(id)))
 	}
 	c := &container{id: id, state: f.State, status: f.Status, start: f.Start, done: make(chan struct{})}
@@ -107,6 +110,7 @@ func (s *Supervisor) adoptContainer(id string) error {
 		return nil
 	case c.state == stateStarting:
 		s.destroyLeftover(id)
+		s.endCgroupsNamed(id) // before it has a state, libcontainer's init is there alone
 		c.state, c.status.State = stateExited, api.StateExited
 		c.status.StartedAt = time.Now().UnixNano()
 		c.status.FinishedAt, c.status.ExitCode = c.status.StartedAt, startFailedCode

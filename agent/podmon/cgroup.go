@@ -30,6 +30,40 @@ func (s *Supervisor) enterCgroup() error {
 	return m.Apply(os.Getpid())
 }
 
+// endCgroupsNamed ends and removes the cgroups of a sandbox or container whose
+// record does not tell where they are. All that podmon makes lies below
+// Config.CgroupRoot and is named by an id, which no other cgroup is.
+func (s *Supervisor) endCgroupsNamed(id string) {
+	m, err := cgroupManager(path.Join("/", s.cfg.CgroupRoot, id), api.Resources{})
+	if err != nil {
+		s.log.Warn("cgroups of a lost record not found", "id", id, "err", err)
+		return
+	}
+	found := map[string]bool{}
+	for _, dir := range m.GetPaths() {
+		_ = filepath.WalkDir(path.Dir(dir), func(p string, d os.DirEntry, err error) error {
+			if err != nil || !d.IsDir() {
+				return nil // it has just been removed, or is a file
+			}
+			if d.Name() != id {
+				return nil
+			}
+			rel, _ := strings.CutPrefix(p, path.Dir(dir))
+			found[path.Join("/", s.cfg.CgroupRoot, rel)] = true
+			return filepath.SkipDir
+		})
+	}
+	for at := range found {
+		m, err := cgroupManager(at, api.Resources{})
+		if err == nil {
+			err = errors.Join(killCgroup(m), removeCgroupTree(m))
+		}
+		if err != nil {
+			s.log.Warn("cgroup of a lost record stays", "cgroup", at, "err", err)
+		}
+	}
+}
+
 // leaveCgroup undoes enterCgroup after a shutdown, so that nothing stays: back
 // to the hierarchies' roots, and away with what is empty.
 func (s *Supervisor) leaveCgroup() error {
@@ -120,19 +154,13 @@ func swapAccounted() bool {
 // killCgroup kills every process of m's cgroup and those below, and waits until
 // it is empty.
 func killCgroup(m cgroups.Manager) error {
-	if !m.Exists() {
-		return nil
-	}
 	if unified := m.Path(""); unified != "" {
 		// One write for all of them, where the kernel has it.
 		_ = cgroups.WriteFile(unified, "cgroup.kill", "1")
 	}
 	deadline := time.Now().Add(10 * time.Second)
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		pids, err := m.GetAllPids()
-		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
-			return nil
-		}
+		pids, err := processesOf(m)
 		if err != nil {
 			return err
 		}
@@ -147,6 +175,21 @@ func killCgroup(m cgroups.Manager) error {
 		}
 		time.Sleep(pause)
 	}
+}
+
+// processesOf lists the processes of m's cgroup and those below, in any
+// hierarchy: one that was killed half way through a move is only in some.
+func processesOf(m cgroups.Manager) ([]int, error) {
+	var all []int
+	for _, dir := range m.GetPaths() {
+		pids, err := cgroups.GetAllPids(dir)
+		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENODEV) {
+			return nil, err
+		}
+		all = append(all, pids...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all), nil
 }
 
 // removeCgroupTree removes m's cgroup and every empty one below it, in all

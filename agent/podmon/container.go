@@ -101,6 +101,7 @@ func (s *Supervisor) recordStart(c *container, startErr error) {
 		s.events.send(api.Event{Kind: "containerExited", ID: c.id, Container: &st})
 		return
 	}
+	point("container: on record")
 	s.events.send(api.Event{Kind: "containerStarted", ID: c.id, Container: &st})
 	s.watchContainer(c)
 }
@@ -153,6 +154,7 @@ func (s *Supervisor) launch(ctx context.Context, c *container, sb *sandbox) (err
 	if err := s.saveContainer(c); err != nil {
 		return err
 	}
+	point("container: begun")
 	cfg, err := s.containerConfig(spec, sb)
 	if err != nil {
 		return err
@@ -172,6 +174,7 @@ func (s *Supervisor) launch(ctx context.Context, c *container, sb *sandbox) (err
 	if c.lc, err = libcontainer.Create(filepath.Join(s.cfg.Dir, runcStateDir), c.id, cfg); err != nil {
 		return err
 	}
+	point("container: created")
 	p := &libcontainer.Process{
 		Args: spec.Args, Env: spec.Env, Cwd: spec.Cwd,
 		UID: int(spec.UID), GID: int(spec.GID), AdditionalGroups: ints(spec.ExtraGIDs),
@@ -198,9 +201,16 @@ func (s *Supervisor) runProcess(c *container, p *libcontainer.Process) error {
 	if console != nil {
 		defer console.close()
 	}
-	if err := c.lc.Run(p); err != nil {
+	if err := c.lc.Start(p); err != nil {
 		return err
 	}
+	point("container: init waits")
+	if err := c.lc.Exec(); err != nil {
+		_ = p.Signal(unix.SIGKILL)
+		_, _ = p.Wait()
+		return err
+	}
+	point("container: program runs")
 	pid, err := p.Pid()
 	if err == nil && console != nil {
 		err = c.io.setTerminal(console)
@@ -236,7 +246,9 @@ func (s *Supervisor) watchContainer(c *container) {
 			return // podmon ends; the container does not
 		}
 		at := time.Now()
+		point("container: ended")
 		st := c.wait()
+		point("container: reaped")
 		s.orphans.disown(c.proc.pid)
 		s.finishContainer(c, st, at)
 	})
@@ -261,6 +273,7 @@ func (s *Supervisor) finishContainer(c *container, st exitStatus, at time.Time) 
 	} else if m, err := s.containerCgroup(c); err == nil {
 		_ = removeCgroupTree(m)
 	}
+	point("container: cgroup removed")
 	s.mu.Lock()
 	c.state, c.status.State = stateExited, api.StateExited
 	c.status.Pid = 0

@@ -27,7 +27,8 @@ import (
 //	reserved ──start──▶ running ──pause ends──▶ exited
 //	    └──────────────────┴──remove──┴──▶ gone
 type sandbox struct {
-	op sync.Mutex // one create or remove at a time; taken before Supervisor.mu
+	op     sync.Mutex // one create or remove at a time; taken before Supervisor.mu
+	saving sync.Mutex // one write of the record at a time; taken before Supervisor.mu
 
 	// Guarded by Supervisor.mu.
 	status  api.SandboxStatus
@@ -142,6 +143,7 @@ func (s *Supervisor) startSandbox(ctx context.Context, sb *sandbox) error {
 	if err := s.saveSandbox(sb); err != nil { // before anything a successor must clean up
 		return err
 	}
+	point("sandbox: begun")
 	pod, err := cgroupManager(spec.CgroupParent, spec.PodResources)
 	if err != nil {
 		return fmt.Errorf("pod cgroup: %w", err)
@@ -163,10 +165,11 @@ func (s *Supervisor) startSandbox(ctx context.Context, sb *sandbox) error {
 			return err
 		}
 	}
-	pid, err := s.startPause(ctx, spec, own)
+	pid, link, err := s.startPause(ctx, spec, own)
 	if err != nil {
 		return err
 	}
+	defer link.Close()
 	if sb.pause, err = openProcess(pid, 0); err != nil {
 		return err
 	}
@@ -174,10 +177,21 @@ func (s *Supervisor) startSandbox(ctx context.Context, sb *sandbox) error {
 	s.mu.Lock()
 	sb.status.Pid, sb.start = pid, sb.pause.start
 	sb.status.State = api.StateRunning
-	sb.ready = true
 	s.mu.Unlock()
 	s.watchSandbox(sb, sb.pause.reap)
-	return s.saveSandbox(sb)
+	point("sandbox: pause ready")
+	if err := s.saveSandbox(sb); err != nil {
+		return err
+	}
+	point("sandbox: on record")
+	if _, err := link.Write([]byte{1}); err != nil {
+		return fmt.Errorf("pause: %w", err)
+	}
+	point("sandbox: kept")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sb.ready = true
+	return nil
 }
 
 func mountShm(dir string) error {
@@ -191,25 +205,31 @@ func mountShm(dir string) error {
 }
 
 // startPause starts the pause (see pause/pause.c) in its namespaces and cgroup
-// and waits until it says that it is ready.
-func (s *Supervisor) startPause(ctx context.Context, spec *api.Sandbox, own cgroups.Manager) (pid int, err error) {
-	statusR, statusW, err := os.Pipe()
+// and waits until it says that it is ready. It ends by itself when link, which
+// is the caller's to close, is closed before a byte was written to it: until a
+// successor could find it in a record, it does not outlive podmon.
+func (s *Supervisor) startPause(ctx context.Context, spec *api.Sandbox, own cgroups.Manager) (pid int, link *os.File, err error) {
+	ours, theirs, err := messagePair("pause")
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
-	defer statusR.Close()
-	defer statusW.Close()
+	defer theirs.Close()
+	defer func() {
+		if err != nil {
+			ours.Close()
+		}
+	}()
 
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = []string{}
 	cmd.Dir = "/"
-	cmd.ExtraFiles = []*os.File{statusW, s.nowhere} // 3 and 4
+	cmd.ExtraFiles = []*os.File{theirs, s.nowhere} // 3 and 4
 	netFD, hostname := "-1", ""
 	flags := uintptr(0)
 	if spec.NetNS != "" {
 		netns, err := os.Open(spec.NetNS)
 		if err != nil {
-			return 0, fmt.Errorf("network namespace: %w", err)
+			return 0, nil, fmt.Errorf("network namespace: %w", err)
 		}
 		defer netns.Close()
 		cmd.ExtraFiles = append(cmd.ExtraFiles, netns)
@@ -226,13 +246,13 @@ func (s *Supervisor) startPause(ctx context.Context, spec *api.Sandbox, own cgro
 	for name, value := range spec.Sysctls {
 		file, err := sysctlFile(name, *spec)
 		if err != nil {
-			return 0, err
+			return 0, nil, err
 		}
 		cmd.Args = append(cmd.Args, file+"="+value)
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags, Setsid: true}
 	if err := cmd.Start(); err != nil {
-		return 0, fmt.Errorf("start pause: %w", err)
+		return 0, nil, fmt.Errorf("start pause: %w", err)
 	}
 	defer func() {
 		if err != nil {
@@ -242,24 +262,43 @@ func (s *Supervisor) startPause(ctx context.Context, spec *api.Sandbox, own cgro
 			_ = cmd.Process.Release() // waited for by its pidfd
 		}
 	}()
+	point("sandbox: pause started")
 	if err := own.Apply(cmd.Process.Pid); err != nil {
-		return 0, fmt.Errorf("pause's cgroup: %w", err)
+		return 0, nil, fmt.Errorf("pause's cgroup: %w", err)
 	}
-	statusW.Close()
+	point("sandbox: pause in its cgroup")
+	theirs.Close()
 	ctx, cancel := context.WithTimeout(ctx, pauseTime)
 	defer cancel()
-	stop := context.AfterFunc(ctx, func() { _ = statusR.SetReadDeadline(past) })
+	stop := context.AfterFunc(ctx, func() { _ = ours.SetReadDeadline(past) })
 	defer stop()
-	said, err := io.ReadAll(io.LimitReader(statusR, 4096))
+	said := make([]byte, 4096)
+	n, err := ours.Read(said) // one message, or its end
 	switch {
 	case ctx.Err() != nil:
-		return 0, fmt.Errorf("pause does not become ready: %w", context.Cause(ctx))
-	case err != nil:
-		return 0, fmt.Errorf("pause: %w", err)
-	case string(said) != "ok":
-		return 0, fmt.Errorf("pause: %s", cmp.Or(string(said), "ended without a word"))
+		return 0, nil, fmt.Errorf("pause does not become ready: %w", context.Cause(ctx))
+	case err != nil && err != io.EOF:
+		return 0, nil, fmt.Errorf("pause: %w", err)
+	case string(said[:n]) != "ok":
+		return 0, nil, fmt.Errorf("pause: %s", cmp.Or(string(said[:n]), "ended without a word"))
 	}
-	return cmd.Process.Pid, nil
+	return cmd.Process.Pid, ours, nil
+}
+
+// messagePair makes two connected descriptors that keep messages apart: ours,
+// whose reads can be given a deadline, and one for a child, which blocks.
+func messagePair(name string) (ours, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("socket pair: %w", err)
+	}
+	theirs = os.NewFile(uintptr(fds[1]), name)
+	if err := unix.SetNonblock(fds[0], true); err != nil {
+		unix.Close(fds[0])
+		theirs.Close()
+		return nil, nil, err
+	}
+	return os.NewFile(uintptr(fds[0]), name), theirs, nil
 }
 
 // watchSandbox notes when the pause ends.
@@ -350,6 +389,7 @@ func (s *Supervisor) dropSandbox(sb *sandbox) error {
 			return fmt.Errorf("remove pod's cgroup: %w", err)
 		}
 	}
+	point("sandbox: cgroups removed")
 	shm := s.sandboxPath(spec.ID, "shm")
 	if err := unix.Unmount(shm, unix.MNT_DETACH); err != nil && err != unix.ENOENT && err != unix.EINVAL {
 		return fmt.Errorf("unmount shared memory: %w", err)

@@ -30,6 +30,8 @@ type containerFile struct {
 }
 
 func (s *Supervisor) saveSandbox(sb *sandbox) error {
+	sb.saving.Lock() // what is written last is the newest
+	defer sb.saving.Unlock()
 	s.mu.Lock()
 	f := sandboxFile{Version: stateVersion, BootID: bootID(), Start: sb.start, Status: sb.status}
 	removed := sb.removed

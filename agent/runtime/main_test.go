@@ -50,11 +50,12 @@ func buildPrograms(dir string) error {
 		}
 		return nil
 	}
-	podmon := []string{"-tags", "seccomp netgo osusergo runc_nocriu",
+	// With the tag faultpoints podmon can be told where to be killed.
+	podmon := []string{"-tags", "seccomp netgo osusergo runc_nocriu faultpoints",
 		"-ldflags", "-s -w -linkmode external -extldflags -static",
 		"-o", podmonPath, "../../cmd/podmon"}
 	if os.Getenv("CLUSTERD_DEBUG_RACE") != "" { // looks for races in podmon too, slowly
-		podmon = []string{"-race", "-tags", "seccomp runc_nocriu", "-o", podmonPath, "../../cmd/podmon"}
+		podmon = []string{"-race", "-tags", "seccomp runc_nocriu faultpoints", "-o", podmonPath, "../../cmd/podmon"}
 	}
 	if err := build("1", podmon...); err != nil {
 		return err
@@ -76,22 +77,26 @@ func needRoot(t testing.TB) {
 type node struct {
 	t      testing.TB
 	dir    string
+	podmon string // the program
 	cgroup string
 	box    string // root file system with one program under many names
 	client *runtime.Client
 	ctx    context.Context
 }
 
-func newNode(t testing.TB) *node {
+func newNode(t testing.TB, change ...func(*node)) *node {
 	t.Helper()
 	needRoot(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
 	n := &node{
-		t: t, dir: t.TempDir(), ctx: ctx,
+		t: t, dir: t.TempDir(), podmon: podmonPath, ctx: ctx,
 		cgroup: fmt.Sprintf("/podmontest-%d-%d", os.Getpid(), time.Now().UnixNano()),
 	}
 	n.box = n.rootfs("box")
+	for _, c := range change {
+		c(n)
+	}
 	n.client = n.connect()
 	t.Cleanup(n.end)
 	return n
@@ -100,7 +105,7 @@ func newNode(t testing.TB) *node {
 func (n *node) connect() *runtime.Client {
 	n.t.Helper()
 	c, err := runtime.Start(n.ctx, runtime.Config{
-		Dir: n.dir + "/podmon", PodmonPath: podmonPath, CgroupRoot: n.cgroup, Logger: slog.New(slog.DiscardHandler),
+		Dir: n.dir + "/podmon", PodmonPath: n.podmon, CgroupRoot: n.cgroup, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		n.t.Fatal(err, n.ownLog())

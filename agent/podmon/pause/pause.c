@@ -9,7 +9,10 @@
 // It starts in fresh ipc and uts (and pid) namespaces. It joins the network
 // namespace NETFD (-1: stay), sets host name and sysctls, joins the empty mount
 // namespace MNTFD, drops every right, writes "ok" to descriptor 3 and waits for
-// SIGTERM or SIGINT. On failure it writes what went wrong and ends.
+// one byte from there: podmon has it on record then. If descriptor 3 is closed
+// instead, podmon was killed before it had, and the pause ends: nobody would
+// ever look for it. With the byte it waits for SIGTERM or SIGINT.
+// On failure it writes what went wrong and ends.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -93,6 +96,13 @@ __attribute__((constructor(101))) static void pause_main(int argc, char **argv)
 		fail("drop", "user");
 	prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 	if (write(STATUS_FD, "ok", 2) != 2)
+		_exit(1);
+	char kept;
+	ssize_t n;
+	do
+		n = read(STATUS_FD, &kept, 1);
+	while (n < 0 && errno == EINTR);
+	if (n != 1)
 		_exit(1);
 	if (syscall(SYS_close_range, 0, ~0U, 0))
 		for (int fd = 0; fd < 16; fd++)
