@@ -26,6 +26,7 @@ const (
 	frameReadIndex = 2 // body: empty. Reply: frameNumber, or frameVerdict
 	frameTerm      = 3 // body: empty. Reply: frameNumber, the callee's current term
 	frameMember    = 4 // body: memberOp, id. Reply: frameDone
+	frameProgress  = 5 // body: empty. Reply: frameNumber, the log index the callee has applied
 	frameVerdict   = 65
 	frameNumber    = 66 // body: number (8)
 	frameDone      = 67 // body: verdict, error text; empty when it was done

@@ -37,6 +37,7 @@ const (
 	addNonvoter memberOp = 2
 	remove      memberOp = 3
 	transfer    memberOp = 4
+	demote      memberOp = 5
 )
 
 // AddVoter makes id a voting member; a non-voter is promoted. Like the other
@@ -50,8 +51,15 @@ func (s *Store) AddNonvoter(ctx context.Context, id string) error {
 	return s.change(ctx, addNonvoter, id)
 }
 
-// RemoveMember takes id out of the configuration. Removing one that is not in
-// it is no error; removing the last voter is.
+// DemoteVoter takes id's vote away; it goes on receiving everything. A leader
+// hands over first.
+func (s *Store) DemoteVoter(ctx context.Context, id string) error { return s.change(ctx, demote, id) }
+
+// RemoveMember takes id out of the configuration; a leader hands over first.
+// Removing one that is not in it is no error; removing the last voter is
+// ErrLastVoter. Every change that would leave the store without a majority of
+// voters that answer is refused with a *QuorumError (in its words, if another
+// member leads).
 func (s *Store) RemoveMember(ctx context.Context, id string) error {
 	return s.change(ctx, remove, id)
 }
@@ -77,7 +85,7 @@ func (s *Store) change(ctx context.Context, op memberOp, id string) error {
 		}
 		// These are certain not to have happened, and all changes can be
 		// repeated.
-		if !errors.Is(err, raft.ErrNotLeader) && !errors.Is(err, ErrNoLeader) {
+		if !elsewhere(err) && !errors.Is(err, ErrNoLeader) {
 			return err
 		}
 		left := time.Until(deadline)
@@ -98,13 +106,31 @@ func (s *Store) change(ctx context.Context, op memberOp, id string) error {
 	}
 }
 
+// elsewhere reports whether the change was not made because this member does
+// not lead, or not for long.
+func elsewhere(err error) bool {
+	return errors.Is(err, raft.ErrNotLeader) || errors.Is(err, raft.ErrLeadershipTransferInProgress)
+}
+
 // changeHere does it as the leader.
-func (s *Store) changeHere(ctx context.Context, op memberOp, id string) error {
+func (s *Store) changeHere(ctx context.Context, op memberOp, id string) (err error) {
 	timeout := s.cfg.LeaderWait
 	if d, ok := ctx.Deadline(); ok {
 		timeout = max(time.Until(d), time.Millisecond)
 	}
+	if err := s.checkChange(ctx, op, id); err != nil {
+		return err
+	}
 	r := s.raft()
+	if (op == remove || op == demote) && id == s.cfg.ID {
+		// It could not see its own change committed.
+		op = transfer
+		defer func() {
+			if err == nil {
+				err = raft.ErrNotLeader // the next leader is asked
+			}
+		}()
+	}
 	done := make(chan error, 1)
 	s.start(func() {
 		var f raft.Future
@@ -117,6 +143,8 @@ func (s *Store) changeHere(ctx context.Context, op memberOp, id string) error {
 			f = r.AddNonvoter(raft.ServerID(id), raft.ServerAddress(id), 0, timeout)
 		case remove:
 			f = r.RemoveServer(raft.ServerID(id), 0, timeout)
+		case demote:
+			f = r.DemoteVoter(raft.ServerID(id), 0, timeout)
 		case transfer:
 			f = r.LeadershipTransfer()
 		default:
@@ -181,7 +209,7 @@ func (s *Store) serveMember(ctx context.Context, body []byte) []byte {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, raft.ErrNotLeader):
+	case elsewhere(err):
 		return []byte{byte(refused)}
 	default:
 		return append([]byte{byte(uncertain)}, err.Error()...)

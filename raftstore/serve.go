@@ -35,6 +35,9 @@ func (s *Store) serveCalls(conn net.Conn) {
 		case frameTerm:
 			w.send(frame{kind: frameNumber, call: f.call, body: numberBody(s.raft().CurrentTerm())})
 			return nil
+		case frameProgress:
+			w.send(frame{kind: frameNumber, call: f.call, body: numberBody(s.keyspace().Index())})
+			return nil
 		}
 		select {
 		case slots <- struct{}{}:

@@ -21,6 +21,9 @@ type memberList struct {
 	Members []member `json:"members"`
 	Term    uint64   `json:"term"`
 	Leader  string   `json:"leader"` // "": there is none
+	// WantedVoters is the number that was asked for; 0: the cluster chooses.
+	WantedVoters int      `json:"wantedVoters,omitempty"`
+	Warnings     []string `json:"warnings,omitempty"`
 }
 
 type member struct {
@@ -65,7 +68,7 @@ func newMembersCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 		},
 	}
 	cmd.Flags().StringVarP((*string)(&out), "output", "o", "", "One of: json, yaml")
-	cmd.AddCommand(newMembersRemoveCommand(f, streams))
+	cmd.AddCommand(newMembersRemoveCommand(f, streams), newMembersVotersCommand(f, streams))
 	return cmd
 }
 
@@ -82,8 +85,14 @@ func listMembers(ctx context.Context, f cmdutil.Factory, streams genericiooption
 	if err := out.print(streams.Out, list, list.table); err != nil {
 		return err
 	}
-	if list.Leader == "" && out == "" {
+	if out != "" {
+		return nil
+	}
+	if list.Leader == "" {
 		fmt.Fprintln(streams.ErrOut, list.leaderless())
+	}
+	for _, w := range list.Warnings {
+		fmt.Fprintln(streams.ErrOut, "Warning:", w)
 	}
 	return nil
 }
@@ -150,6 +159,47 @@ func newMembersRemoveCommand(f cmdutil.Factory, streams genericiooptions.IOStrea
 				return fmt.Errorf("remove member %s: %w", args[0], err)
 			}
 			fmt.Fprintf(streams.Out, "member %q removed\n", args[0])
+			return nil
+		},
+	}
+}
+
+func newMembersVotersCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	return &cobra.Command{
+		Use:   "voters NUMBER|auto",
+		Short: "Set how many members vote",
+		Long: templates.LongDesc(`
+			Set how many members vote on what is written: 1, 3, 5 or 7. With three, one may
+			fail; with five, two; with seven, three, and every write waits for four. With
+			auto, which is the beginning, the cluster takes as many as its members allow, up
+			to five.
+
+			The leader gives and takes the votes within a quarter of a minute, one after the other.
+			Which members vote is its choice; clusterctl members shows it.`),
+		Example: templates.Examples(`
+			# Survive the loss of three members of seven or more
+			clusterctl members voters 7`),
+		Args: oneArg("a number: 1, 3, 5, 7 or auto", ""),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			n, err := strconv.Atoi(args[0])
+			if args[0] == "auto" {
+				n, err = 0, nil
+			}
+			if err != nil || args[0] == "0" {
+				return fmt.Errorf("%q voters: give 1, 3, 5, 7 or auto", args[0])
+			}
+			a, err := newAPI(f)
+			if err != nil {
+				return err
+			}
+			in, err := jsonBody(map[string]int{"voters": n})
+			if err != nil {
+				return err
+			}
+			if err := a.do(cmd.Context(), http.MethodPut, pathOf("voters"), in, nil); err != nil {
+				return fmt.Errorf("set the number of voters: %w", err)
+			}
+			fmt.Fprintf(streams.Out, "voters set to %s\n", args[0])
 			return nil
 		},
 	}

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -42,6 +43,7 @@ func (a *clusterAPI) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /clusterd/v1/members", a.getMembers)
 	mux.HandleFunc("DELETE /clusterd/v1/members/{name}", a.deleteMember)
+	mux.HandleFunc("PUT /clusterd/v1/voters", a.putVoters)
 	mux.HandleFunc("GET "+storePath, a.getStore)
 	mux.HandleFunc("GET /clusterd/v1/tokens", a.getTokens)
 	mux.HandleFunc("POST /clusterd/v1/tokens", a.postToken)
@@ -83,7 +85,15 @@ func (a *clusterAPI) getMembers(w http.ResponseWriter, r *http.Request) {
 		Members []memberView `json:"members"`
 		Term    uint64       `json:"term"`
 		Leader  string       `json:"leader"`
+		// WantedVoters is the number that was asked for; 0: the cluster chooses.
+		WantedVoters int      `json:"wantedVoters"`
+		Warnings     []string `json:"warnings,omitempty"`
 	}{Members: []memberView{}, Term: status.Term}
+	answer.Warnings = join.Warnings(records, func(id string) bool { return role[id] == "voter" })
+	if answer.WantedVoters, err = join.WantedVoters(r.Context(), a.store, true); err != nil {
+		fail(w, err)
+		return
+	}
 	for _, rec := range records {
 		v := memberView{Name: rec.Name, ID: rec.ID, Address: rec.Addr.String(), Role: role[rec.ID], Leader: rec.ID == status.Leader, Gossip: "unseen"}
 		if m, ok := a.members.Get(rec.ID); ok {
@@ -140,11 +150,17 @@ func (a *clusterAPI) addProgress(ctx context.Context, members []memberView) {
 // more. What runs on it is not touched; `clusterd reset` there does that.
 func (a *clusterAPI) deleteMember(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("name")
-	if err := a.mayGo(r.Context(), name); err != nil {
-		refuse(w, http.StatusConflict, err.Error())
+	rec, err := a.takeVote(r.Context(), name)
+	var no *conflict
+	if errors.As(err, &no) {
+		refuse(w, http.StatusConflict, no.Error())
 		return
 	}
-	rec, err := join.RemoveMember(r.Context(), a.store, name, time.Now())
+	if err != nil && !errors.Is(err, join.ErrNotMember) {
+		fail(w, err)
+		return
+	}
+	rec, err = join.RemoveMember(r.Context(), a.store, name, time.Now())
 	if errors.Is(err, join.ErrNotMember) {
 		refuse(w, http.StatusNotFound, fmt.Sprintf("no member is called %q; `clusterctl members` lists them", name))
 		return
@@ -159,23 +175,76 @@ func (a *clusterAPI) deleteMember(w http.ResponseWriter, r *http.Request) {
 	reply(w, http.StatusOK, rec)
 }
 
-// mayGo refuses to remove the only voter: nothing would be left of the cluster.
-func (a *clusterAPI) mayGo(ctx context.Context, name string) error {
+// conflict is a wish that the state of the cluster forbids.
+type conflict struct{ error }
+
+// takeVote takes the vote of a member that is to be removed, while everybody
+// still listens to it: were its key refused first, a leader could not hand
+// over, and of two voters neither could do without the other. It refuses, with
+// a *conflict, what would leave no majority.
+func (a *clusterAPI) takeVote(ctx context.Context, name string) (join.Record, error) {
 	records, err := join.Records(ctx, a.store, true)
 	if err != nil {
-		return err
+		return join.Record{}, err
 	}
-	voters := slices.DeleteFunc(a.store.Status().Members, func(m raftstore.Member) bool { return !m.Voter })
-	for _, rec := range records {
-		if rec.Name == name && len(voters) == 1 && voters[0].ID == rec.ID {
-			return fmt.Errorf("%s alone holds the cluster's state, which would be lost: join machines until there are three members, or end the cluster with `clusterd reset` on each", name)
+	i := slices.IndexFunc(records, func(r join.Record) bool { return r.Name == name })
+	if i < 0 {
+		return join.Record{}, join.ErrNotMember
+	}
+	rec := records[i]
+	err = a.store.CheckRemoval(ctx, rec.ID)
+	var few *raftstore.QuorumError
+	switch {
+	case errors.Is(err, raftstore.ErrLastVoter):
+		return rec, &conflict{fmt.Errorf("%s alone holds the cluster's state, which would be lost: join machines until there are three members, or end the cluster with `clusterd reset` on each", name)}
+	case errors.As(err, &few):
+		var silent []string
+		for _, r := range records {
+			if slices.Contains(few.Silent, r.ID) {
+				silent = append(silent, r.Name)
+			}
 		}
+		who := strings.Join(silent, " and ")
+		return rec, &conflict{fmt.Errorf("removing %s would stop the cluster: %d voters would be left, and %s does not answer; start clusterd there, or, if it is gone for good, remove it first with `clusterctl members rm %s`", name, few.Voters, who, silent[0])}
+	case err != nil:
+		return rec, err
 	}
-	return nil
+	if !slices.Contains(a.store.Status().Members, raftstore.Member{ID: rec.ID, Voter: true}) {
+		return rec, nil
+	}
+	return rec, a.store.DemoteVoter(ctx, rec.ID)
 }
 
-func (a *clusterAPI) getStore(w http.ResponseWriter, _ *http.Request) {
-	reply(w, http.StatusOK, a.store.Status())
+// putVoters sets how many voters the cluster is to have.
+func (a *clusterAPI) putVoters(w http.ResponseWriter, r *http.Request) {
+	var req struct {
+		Voters int `json:"voters"` // 0: the cluster chooses
+	}
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4096)).Decode(&req); err != nil {
+		refuse(w, http.StatusBadRequest, "the request cannot be read: "+err.Error())
+		return
+	}
+	switch err := join.SetWantedVoters(r.Context(), a.store, req.Voters); {
+	case errors.Is(err, join.ErrVoters):
+		refuse(w, http.StatusBadRequest, err.Error())
+	case err != nil:
+		fail(w, err)
+	default:
+		reply(w, http.StatusOK, map[string]any{})
+	}
+}
+
+func (a *clusterAPI) getStore(w http.ResponseWriter, r *http.Request) {
+	status := struct {
+		raftstore.Status
+		Warnings []string `json:"warnings,omitempty"`
+	}{Status: a.store.Status()}
+	if records, err := join.Records(r.Context(), a.store, true); err == nil {
+		status.Warnings = join.Warnings(records, func(id string) bool {
+			return slices.Contains(status.Members, raftstore.Member{ID: id, Voter: true})
+		})
+	}
+	reply(w, http.StatusOK, status)
 }
 
 func (a *clusterAPI) getTokens(w http.ResponseWriter, r *http.Request) {

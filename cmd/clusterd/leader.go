@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 
@@ -75,12 +78,35 @@ func (m *Main) reign(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	members := join.Reconciler{Store: m.store, Raft: m.store, Gossip: m.members, Log: room(m.log, "join")}
+	members := join.Reconciler{
+		ID: m.id.nodeID(), Store: m.store, Raft: m.store, Gossip: m.members, Log: room(m.log, "join"),
+		Warn: func(w string) { m.warnEvent(ctx, cfg.EventClient, w) },
+	}
 	work, ctx := errgroup.WithContext(ctx)
 	work.Go(func() error { return members.Run(ctx) })
 	work.Go(func() error { return hints.run(ctx) })
 	work.Go(func() error { return sched.Run(ctx, cfg) })
 	return work.Wait()
+}
+
+// warnEvent makes an Event of what the cluster would not survive, on this node
+// since it leads.
+func (m *Main) warnEvent(ctx context.Context, client kubernetes.Interface, warning string) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	now := metav1.Now()
+	_, err := client.CoreV1().Events(metav1.NamespaceDefault).Create(ctx, &corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{GenerateName: m.cfg.Name + "."},
+		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: m.cfg.Name, UID: types.UID(m.cfg.Name)},
+		Type:           corev1.EventTypeWarning,
+		Reason:         "FewVoters",
+		Message:        warning,
+		Source:         corev1.EventSource{Component: "clusterd", Host: m.cfg.Name},
+		FirstTimestamp: now, LastTimestamp: now, Count: 1,
+	}, metav1.CreateOptions{})
+	if err != nil {
+		m.log.Warn("the warning could not be made an Event", "err", err)
+	}
 }
 
 func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {

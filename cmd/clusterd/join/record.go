@@ -23,6 +23,7 @@ const (
 	removed      = "/clusterd/removed/" // + id → Removal
 	tokenPrefix  = "/clusterd/tokens/"  // + token id → tokenRecord
 	clusterKey   = "/clusterd/cluster"  // → Cluster
+	votersKey    = "/clusterd/voters"   // → votersRecord
 )
 
 // Store is what this package needs of the replicated store.

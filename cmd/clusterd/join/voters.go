@@ -2,104 +2,29 @@ package join
 
 import (
 	"cmp"
-	"context"
-	"fmt"
-	"log/slog"
 	"slices"
-	"time"
-
-	"github.com/clusterd/clusterd/gossip"
-	"github.com/clusterd/clusterd/raftstore"
+	"strings"
 )
 
-// Raft is what this package needs of the store's membership. Changes fail on
-// all but the leader.
-type Raft interface {
-	Members() ([]raftstore.Member, error)
-	AddVoter(ctx context.Context, id string) error
-	AddNonvoter(ctx context.Context, id string) error
-	RemoveMember(ctx context.Context, id string) error
-}
+// Numbers of voters that can be asked for. Each write waits for a majority of
+// them, so more than seven only cost.
+const (
+	// DefaultVoters is how many are wanted when nobody says: two may be lost.
+	DefaultVoters = 5
+	MaxVoters     = 7
+)
 
-// View is what gossip says.
-type View interface {
-	All() []gossip.Member
-	Changed() <-chan struct{}
-	Forget(id string)
-}
-
-// Reconciler gives raft the members that the records admit and gossip sees.
-// It runs on the leader only.
-type Reconciler struct {
-	Store  Store
-	Raft   Raft
-	Gossip View
-	Log    *slog.Logger
-}
-
-// reconcilePeriod is how often the records are read when gossip is quiet: a
-// removal does not show in gossip.
-const reconcilePeriod = 15 * time.Second
-
-// MaxVoters bounds what each write has to wait for.
-const MaxVoters = 5
-
-// Run reconciles until ctx ends, which it does when leadership is lost.
-func (r *Reconciler) Run(ctx context.Context) error {
-	for {
-		changed := r.Gossip.Changed()
-		wait := reconcilePeriod
-		if err := r.pass(ctx); err != nil && ctx.Err() == nil {
-			r.Log.Warn("the store's membership could not be brought up to date, trying again", "err", err)
-			wait = time.Second
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-changed:
-		case <-time.After(wait):
-		}
-	}
-}
-
-func (r *Reconciler) pass(ctx context.Context) error {
-	records, err := Records(ctx, r.Store, false)
-	if err != nil {
-		return err
-	}
-	current, err := r.Raft.Members()
-	if err != nil {
-		return err
-	}
-	seen := map[string]gossip.State{}
-	for _, m := range r.Gossip.All() {
-		seen[m.ID] = m.State
-	}
-	for _, rec := range records {
-		if !rec.Confirmed && seen[rec.ID] == gossip.Alive {
-			if err := confirm(ctx, r.Store, rec.ID); err != nil {
-				return fmt.Errorf("confirm member %s: %w", rec.Name, err)
-			}
-		}
-	}
-	for _, c := range plan(records, seen, current) {
-		r.Log.Info("membership of the store changes", "change", c.verb, "member", c.id)
-		var err error
-		switch c.verb {
-		case addVoter:
-			err = r.Raft.AddVoter(ctx, c.id)
-		case addNonvoter:
-			err = r.Raft.AddNonvoter(ctx, c.id)
-		case remove:
-			if err = r.Raft.RemoveMember(ctx, c.id); err == nil {
-				r.Gossip.Forget(c.id)
-			}
-		}
-		if err != nil {
-			return fmt.Errorf("%s %s: %w", c.verb, c.id, err)
-		}
-	}
-	return nil
+// standing is what is known of one member when the membership is planned.
+type standing struct {
+	Record
+	in    bool // it is in raft's configuration
+	voter bool
+	// alive: gossip sees it, or it answered just now.
+	alive bool
+	// lost: it has been neither for longer than lostAfter.
+	lost bool
+	// fit to be given a vote: alive for a while, and caught up with the log.
+	fit bool
 }
 
 type verb string
@@ -107,6 +32,7 @@ type verb string
 const (
 	addVoter    verb = "add voter"
 	addNonvoter verb = "add non-voter"
+	demote      verb = "demote voter"
 	remove      verb = "remove"
 )
 
@@ -115,53 +41,108 @@ type change struct {
 	id   string
 }
 
-// plan decides what to change, as a function of values: members without a
-// record go, alive ones with a record come in, and voters are kept at an odd
-// number. It never demotes a living voter, and never adds a machine that
-// gossip does not see, whose vote would only be missing.
-func plan(records []Record, seen map[string]gossip.State, current []raftstore.Member) []change {
-	admitted := map[string]bool{}
-	for _, rec := range records {
-		admitted[rec.ID] = true
-	}
+// plan decides what to change, as a function of values: machines without a
+// record go, living ones with a record come in without a vote, and votes are
+// kept at an odd number: given to those who are fit, taken from those who are
+// lost once there is another for it. wanted is how many voters the cluster was
+// told to have (0: nobody said). The leader keeps its vote.
+//
+// A lost voter is demoted before another is promoted: should that one fail in
+// between, the others are a majority of fewer.
+func plan(members []standing, strangers []string, leader string, wanted int) []change {
 	var changes []change
-	in, voter := map[string]bool{}, map[string]bool{}
-	for _, m := range current {
-		if !admitted[m.ID] {
-			changes = append(changes, change{remove, m.ID})
-			continue
-		}
-		in[m.ID] = true
-		if m.Voter {
-			voter[m.ID] = true
-		}
+	for _, id := range strangers {
+		changes = append(changes, change{remove, id})
 	}
-	// Alive members that do not vote yet, those who joined first first.
-	var spare []string
-	slices.SortFunc(records, func(a, b Record) int {
+	members = slices.Clone(members)
+	slices.SortFunc(members, func(a, b standing) int { // who joined first comes first
 		return cmp.Or(a.Joined.Compare(b.Joined), cmp.Compare(a.ID, b.ID))
 	})
-	for _, rec := range records {
-		if seen[rec.ID] == gossip.Alive && !voter[rec.ID] {
-			spare = append(spare, rec.ID)
-			in[rec.ID] = true
+	var lost, living, spare []string // voters; voters; to be voters
+	all, usable := 0, 0
+	for _, m := range members {
+		if !m.in && !m.alive {
+			continue // admitted, and not here yet
+		}
+		all++
+		if !m.lost {
+			usable++
+		}
+		switch {
+		case m.voter && m.lost:
+			lost = append(lost, m.ID)
+		case m.voter:
+			living = append(living, m.ID)
+		case !m.in:
+			changes = append(changes, change{addNonvoter, m.ID})
+		case m.fit:
+			spare = append(spare, m.ID)
 		}
 	}
-	for _, id := range spare {
-		switch {
-		case len(voter) < voters(len(in)):
+	target := targetVoters(all, usable, wanted)
+	// Votes change hands, or are taken where there are too many.
+	for len(lost) > 0 && (len(spare) > 0 || len(lost)+len(living) > target) {
+		last := len(lost) - 1
+		changes = append(changes, change{demote, lost[last]})
+		lost = lost[:last]
+		if len(spare) > 0 && len(lost)+len(living) < target {
+			changes = append(changes, change{addVoter, spare[0]})
+			living, spare = append(living, spare[0]), spare[1:]
+		}
+	}
+	// All members that are missing come in one go: an even number of voters
+	// stands no more losses than one fewer.
+	have := len(lost) + len(living)
+	if n := min(target-have, len(spare)); n > 0 {
+		if (have+n)%2 == 0 {
+			n--
+		}
+		for _, id := range spare[:n] {
 			changes = append(changes, change{addVoter, id})
-			voter[id] = true
-		case !slices.ContainsFunc(current, func(m raftstore.Member) bool { return m.ID == id }):
-			changes = append(changes, change{addNonvoter, id})
+		}
+	}
+	// The youngest go first.
+	for _, id := range slices.Backward(living) {
+		if have <= target {
+			break
+		}
+		if id != leader {
+			changes = append(changes, change{demote, id})
+			have--
 		}
 	}
 	return changes
 }
 
-// voters is how many of n members should vote. Two voters would be worse than
-// one: either's loss would stop the store. From the third member on, one may
-// be lost.
-func voters(n int) int {
-	return min(MaxVoters, (n-1)/2*2+1)
+// targetVoters is how many of all members should vote: an odd number, since
+// two voters would be worse than one (either's loss would stop the store), and
+// from the third member on one may be lost. It takes two lost members for
+// which there is no other to lower it, by two, and never below three: with one
+// voter left, the loss of that one would lose writes.
+func targetVoters(all, usable, wanted int) int {
+	if wanted == 0 {
+		wanted = DefaultVoters
+	}
+	full := max(1, min(wanted, (all-1)/2*2+1))
+	return max(min(full, 3), full-max(0, full-usable)/2*2)
+}
+
+// Warnings says, for people, what the cluster would not survive that one might
+// think it does. members need only their records and votes.
+func Warnings(members []Record, isVoter func(id string) bool) []string {
+	var voters, others []string
+	for _, m := range members {
+		if isVoter(m.ID) {
+			voters = append(voters, m.Name)
+		} else {
+			others = append(others, m.Name)
+		}
+	}
+	switch {
+	case len(voters) == 2:
+		return []string{"There are two voters, " + strings.Join(voters, " and ") + ": the loss of either stops all changes. Join a third machine."}
+	case len(voters) == 1 && len(others) == 1:
+		return []string{voters[0] + " is the only voter of two members: its loss stops all changes until it is back or the cluster is recovered on " + others[0] + " (clusterctl recover). Join a third machine, and either of them may fail."}
+	}
+	return nil
 }

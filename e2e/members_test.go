@@ -1,0 +1,132 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// member is one line of `clusterctl members -o json`.
+type member struct {
+	Name, Role, Gossip string
+	Leader             bool
+}
+
+// members asks the cluster who its members are.
+func (e *env) members() (list struct {
+	Members []member
+	Leader  string
+}, err error) {
+	out, errs, code := e.run("clusterctl", "", "members", "-o", "json")
+	if code != 0 {
+		return list, fmt.Errorf("exit %d: %s", code, errs)
+	}
+	return list, json.Unmarshal([]byte(out), &list)
+}
+
+// votersAre waits until exactly these have a vote.
+func (e *env) votersAre(want ...string) {
+	e.t.Helper()
+	slices.Sort(want)
+	e.eventually(fmt.Sprintf("the voters are %v", want), func(context.Context) error {
+		got := e.voters()
+		if !slices.Equal(got, want) {
+			return fmt.Errorf("%v", got)
+		}
+		return nil
+	})
+}
+
+func (e *env) voters() (names []string) {
+	list, err := e.members()
+	if err != nil {
+		return []string{err.Error()}
+	}
+	for _, m := range list.Members {
+		if m.Role == "voter" {
+			names = append(names, m.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// TestE2EVoters loses a voter of a cluster that has a member to spare: that
+// one votes in its place, and the lost one comes back without a vote. What
+// would then leave no majority is refused.
+func TestE2EVoters(t *testing.T) {
+	e := startBare(t, 4)
+	var before []string
+	e.eventually("three of four vote", func(context.Context) error {
+		before = e.voters()
+		list, err := e.members()
+		if err != nil || len(before) != 3 || len(list.Members) != 4 || list.Leader == "" {
+			return fmt.Errorf("voters %v, members %+v, %v", before, list, err)
+		}
+		return nil
+	})
+	spare := e.other(before...)
+	leader := e.leader()
+	lost := e.other(leader, spare)
+	if err := e.Kill(lost); err != nil {
+		t.Fatal(err)
+	}
+	after := slices.DeleteFunc(append(before, spare), func(n string) bool { return n == lost })
+	e.votersAre(after...)
+
+	// With a second voter lost, the third and last living one cannot go.
+	second := e.other(leader, lost, spare)
+	if err := e.Kill(second); err != nil {
+		t.Fatal(err)
+	}
+	said := e.refused("", "members", "rm", spare)
+	mustContain(t, "the refusal", said, "removing "+spare+" would stop the cluster", second+" does not answer", "clusterctl members rm "+second)
+	if strings.Count(strings.TrimSpace(said), "\n") > 0 {
+		t.Errorf("not one line:\n%s", said)
+	}
+	if n := e.voters(); len(n) != 3 || !slices.Contains(n, spare) {
+		t.Errorf("after the refusal the voters are %v", n)
+	}
+
+	for _, n := range []string{lost, second} {
+		if err := e.Start(t.Context(), n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.eventually("all four are alive, and three vote", func(context.Context) error {
+		list, err := e.members()
+		if err != nil {
+			return err
+		}
+		alive := 0
+		for _, m := range list.Members {
+			if m.Gossip == "alive" {
+				alive++
+			}
+		}
+		if v := e.voters(); alive != 4 || len(v) != 3 {
+			return fmt.Errorf("%d alive, voters %v", alive, v)
+		}
+		return nil
+	})
+	mustContain(t, "the only voter", e.refusedOnlyVoter(), "alone holds the cluster's state")
+}
+
+// refusedOnlyVoter makes the leader the only voter and tries to remove it.
+func (e *env) refusedOnlyVoter() string {
+	e.t.Helper()
+	e.ctl("members", "voters", "1")
+	leader := ""
+	e.eventually("one votes", func(context.Context) error {
+		v := e.voters()
+		if len(v) != 1 {
+			return fmt.Errorf("%v", v)
+		}
+		leader = v[0]
+		return nil
+	})
+	return e.refused("", "members", "rm", leader)
+}

@@ -1,0 +1,164 @@
+package raftstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// ErrLastVoter is returned when the only voter is to be demoted or removed:
+// nothing would be left of the store.
+var ErrLastVoter = errors.New("it is the only voter: the store would be lost with it")
+
+// QuorumError refuses a change of membership after which no majority of the
+// voters would answer: nothing could be written any more, the way back
+// included.
+type QuorumError struct {
+	Voters int      // after the change
+	Silent []string // IDs of those among them that did not answer
+}
+
+// Error says what would be left, and what is needed.
+func (e *QuorumError) Error() string {
+	return fmt.Sprintf("it would leave %d voters of which %d do not answer (%s); %d must answer",
+		e.Voters, len(e.Silent), strings.Join(e.Silent, ", "), e.Voters/2+1)
+}
+
+// quorumPatience is how long a voter may take to show that it is there.
+const quorumPatience = 5 * time.Second
+
+// CheckRemoval says whether the member could be removed now: nil,
+// ErrLastVoter, or a *QuorumError. Any member can be asked; the leader asks
+// again before it does it.
+func (s *Store) CheckRemoval(ctx context.Context, id string) error {
+	return s.checkChange(ctx, remove, id)
+}
+
+// checkChange refuses what would leave no majority of voters that answer. It
+// asks them now: what gossip or the last heartbeat said may be out of date.
+func (s *Store) checkChange(ctx context.Context, op memberOp, id string) error {
+	ms, err := s.Members()
+	if err != nil {
+		return err
+	}
+	after, changes := votersAfter(ms, op, id)
+	switch {
+	case !changes:
+		return nil
+	case len(after) == 0:
+		return ErrLastVoter
+	}
+	silent := s.silent(ctx, after, len(after)/2+1)
+	if len(after)-len(silent) < len(after)/2+1 {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return &QuorumError{Voters: len(after), Silent: silent}
+	}
+	return nil
+}
+
+// votersAfter are the IDs of the voters after a change; false: it does not
+// touch them.
+func votersAfter(ms []Member, op memberOp, id string) (after []string, changes bool) {
+	was := false
+	for _, m := range ms {
+		if !m.Voter {
+			continue
+		}
+		if m.ID == id {
+			was = true
+			if op == remove || op == demote {
+				continue
+			}
+		}
+		after = append(after, m.ID)
+	}
+	switch op {
+	case addVoter:
+		if !was {
+			after = append(after, id)
+		}
+		return after, !was
+	case remove, demote:
+		return after, was
+	default:
+		return after, false
+	}
+}
+
+// silent asks members whether they are there and returns those who did not
+// answer, as soon as enough others have.
+func (s *Store) silent(ctx context.Context, ids []string, enough int) []string {
+	ctx, cancel := context.WithTimeout(ctx, quorumPatience)
+	defer cancel()
+	left := map[string]bool{}
+	answers := make(chan string, len(ids)) // "": one that is not there
+	for _, id := range ids {
+		left[id] = true
+		if id == s.cfg.ID {
+			answers <- id
+			continue
+		}
+		call := s.peers.call(id, frameProgress, nil, func(_ frame, _ bool, err error) {
+			if err != nil {
+				answers <- ""
+				return
+			}
+			answers <- id
+		})
+		defer s.peers.forget(id, call)
+	}
+ask:
+	for range ids {
+		select {
+		case id := <-answers:
+			delete(left, id)
+		case <-ctx.Done():
+			break ask
+		case <-s.ctx.Done():
+			break ask
+		}
+		if len(ids)-len(left) >= enough {
+			break
+		}
+	}
+	var silent []string
+	for _, id := range ids {
+		if left[id] {
+			silent = append(silent, id)
+		}
+	}
+	return silent
+}
+
+// Progress asks a member for the log index that it has applied. The error says
+// that it did not answer while ctx lasted.
+func (s *Store) Progress(ctx context.Context, id string) (uint64, error) {
+	if id == s.cfg.ID {
+		return s.keyspace().Index(), nil
+	}
+	type answer struct {
+		index uint64
+		err   error
+	}
+	got := make(chan answer, 1)
+	call := s.peers.call(id, frameProgress, nil, func(f frame, _ bool, err error) {
+		var a answer
+		if a.err = err; err == nil {
+			a.index, a.err = bodyNumber(f.body)
+		}
+		got <- a
+	})
+	defer s.peers.forget(id, call)
+	select {
+	case a := <-got:
+		return a.index, a.err
+	case <-ctx.Done():
+		return 0, fmt.Errorf("ask member %s: %w", id, ctx.Err())
+	case <-s.ctx.Done():
+		return 0, ErrClosed
+	}
+}
