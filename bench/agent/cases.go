@@ -3,159 +3,317 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"runtime/debug"
 	"time"
 
 	"golang.org/x/sync/errgroup"
-
-	"github.com/clusterd/clusterd/agent/podmon/api"
-	"github.com/clusterd/clusterd/agent/runtime"
 )
+
+// subject is what the load is put on: the agent, or its peer. Calls for
+// different pods may overlap.
+type subject interface {
+	// up makes a pod with one container of the box image and says how long it
+	// took until that container ran.
+	up(ctx context.Context, name string) (time.Duration, error)
+	// settle waits until nothing is under way for the pod any more.
+	settle(ctx context.Context, name string) error
+	// down ends the pod and says how long it took until nothing of it was left.
+	down(ctx context.Context, name string) (time.Duration, error)
+	// exec runs /bin/box true in the pod's container.
+	exec(ctx context.Context, name string) (time.Duration, error)
+	// cpu is the processor time of all its processes so far, dead ones included.
+	cpu() (time.Duration, error)
+	// pss is the proportional set size of all its processes but the apps.
+	pss() (kib float64, err error)
+}
+
+// result is what one kind of action took.
+type result struct {
+	took  times
+	total time.Duration // of batches; 0: there were none
+	cpu   time.Duration
+}
+
+func (r *result) perS() *float64 {
+	if r.total == 0 {
+		return nil
+	}
+	return num(float64(len(r.took)) / r.total.Seconds())
+}
+
+func (r *result) cpuPerPod() *float64 {
+	if r.cpu == 0 || len(r.took) == 0 {
+		return nil
+	}
+	return num(float64(r.cpu.Microseconds()) / 1000 / float64(len(r.took)))
+}
+
+// pair is the same action by us and by the peer.
+type pair struct{ ours, theirs result }
+
+func (p *pair) print(f figure) {
+	f.P50, f.P99, f.Max = p.ours.took.at(0.5), p.ours.took.at(0.99), p.ours.took.at(1)
+	f.PerS, f.CPUTime = p.ours.perS(), p.ours.cpuPerPod()
+	if len(p.theirs.took) > 0 {
+		f.Peer = peerName
+		f.PeerP50, f.PeerP99 = p.theirs.took.at(0.5), p.theirs.took.at(0.99)
+		f.PeerPerS, f.PeerCPU = p.theirs.perS(), p.theirs.cpuPerPod()
+		f.RatioP50, f.RatioP99, f.RatioPerS = ratio(f.P50, f.PeerP50), ratio(f.P99, f.PeerP99), ratio(f.PerS, f.PeerPerS)
+	}
+	f.print()
+}
+
+// inTurns runs a round on us, then on the peer, as often as rounds say.
+func (m *measurement) inTurns(round func(s subject, n int, theirs bool) error) error {
+	for n := range m.rounds {
+		if err := round(m.node, n, false); err != nil {
+			return err
+		}
+		if m.peer == nil {
+			continue
+		}
+		if err := round(m.peer, n, true); err != nil {
+			return fmt.Errorf("%s: %w", peerName, err)
+		}
+	}
+	return nil
+}
 
 // alone starts and deletes one pod at a time, each after a rest: the common
 // case of a node, in which nothing is warm.
-func (n *node) alone(ctx context.Context, pods int) error {
-	var up, down []time.Duration
-	for i := range pods {
-		name := fmt.Sprintf("alone-%d", i)
-		took, err := n.up(ctx, name)
-		if err != nil {
-			return err
+func (m *measurement) alone(ctx context.Context) error {
+	const pods = 20
+	var up, down pair
+	err := m.inTurns(func(s subject, round int, theirs bool) error {
+		u, d := &up.ours, &down.ours
+		if theirs {
+			u, d = &up.theirs, &down.theirs
 		}
-		up = append(up, took)
-		if err := n.settle(ctx, name); err != nil {
-			return err
+		for i := range pods {
+			name := fmt.Sprintf("alone-%d-%d", round, i)
+			took, err := s.up(ctx, name)
+			if err != nil {
+				return err
+			}
+			u.took = append(u.took, took)
+			if err := s.settle(ctx, name); err != nil {
+				return err
+			}
+			if took, err = s.down(ctx, name); err != nil {
+				return err
+			}
+			d.took = append(d.took, took)
+			if err := sleep(ctx, 100*time.Millisecond); err != nil {
+				return err
+			}
 		}
-		if took, err = n.down(ctx, name); err != nil {
-			return err
-		}
-		down = append(down, took)
-		if err := sleep(ctx, 100*time.Millisecond); err != nil {
-			return err
-		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
-	f := figure{Case: "pod_up", Clients: 1, Pods: pods}
-	f.setTimes(up)
-	f.print()
-	f = figure{Case: "pod_down", Clients: 1, Pods: pods}
-	f.setTimes(down)
-	f.print()
+	up.print(figure{Case: "pod_up", Clients: 1, Pods: pods * m.rounds})
+	down.print(figure{Case: "pod_down", Clients: 1, Pods: pods * m.rounds})
 	return nil
 }
 
 // parallel keeps so many pods under way until a batch is up, then down.
-func (n *node) parallel(ctx context.Context, clients, batch, rounds int) error {
-	var ups, downs []time.Duration
-	var up, down time.Duration
-	for round := range rounds {
-		each := func(times *[]time.Duration, do func(context.Context, string) (time.Duration, error)) (time.Duration, error) {
-			took := make([]time.Duration, batch)
-			began := time.Now()
-			g, ctx := errgroup.WithContext(ctx)
-			g.SetLimit(clients)
-			for i := range batch {
-				g.Go(func() (err error) {
-					took[i], err = do(ctx, fmt.Sprintf("par-%d-%d", round, i))
-					return err
-				})
-			}
-			err := g.Wait()
-			*times = append(*times, took...)
-			return time.Since(began), err
+func (m *measurement) parallel(ctx context.Context) error {
+	const clients, batch = 16, 96
+	var up, down pair
+	err := m.inTurns(func(s subject, round int, theirs bool) error {
+		u, d := &up.ours, &down.ours
+		if theirs {
+			u, d = &up.theirs, &down.theirs
 		}
-		d, err := each(&ups, n.up)
-		if err != nil {
+		name := func(i int) string { return fmt.Sprintf("par-%d-%d", round, i) }
+		if err := u.all(ctx, s, clients, batch, name, s.up); err != nil {
 			return err
 		}
-		up += d
 		for i := range batch {
-			if err := n.settle(ctx, fmt.Sprintf("par-%d-%d", round, i)); err != nil {
+			if err := s.settle(ctx, name(i)); err != nil {
 				return err
 			}
 		}
-		if d, err = each(&downs, n.down); err != nil {
-			return err
-		}
-		down += d
+		return d.all(ctx, s, clients, batch, name, s.down)
+	})
+	if err != nil {
+		return err
 	}
-	print := func(name string, times []time.Duration, total time.Duration) {
-		f := figure{Case: name, Clients: clients, Pods: batch * rounds}
-		f.setTimes(times)
-		perS := float64(batch*rounds) / total.Seconds()
-		f.PerS = &perS
-		f.print()
-	}
-	print("pod_up", ups, up)
-	print("pod_down", downs, down)
+	up.print(figure{Case: "pod_up", Clients: clients, Pods: batch * m.rounds})
+	down.print(figure{Case: "pod_down", Clients: clients, Pods: batch * m.rounds})
 	return nil
 }
 
-// execs runs true in a container, one after another, each after a rest.
-func (n *node) execs(ctx context.Context, count int) error {
-	if _, err := n.up(ctx, "exec"); err != nil {
+// all does one action for a batch of pods, clients at a time.
+func (r *result) all(ctx context.Context, s subject, clients, batch int, name func(int) string, do func(context.Context, string) (time.Duration, error)) error {
+	took := make(times, batch)
+	before, err := s.cpu()
+	if err != nil {
 		return err
 	}
-	id := n.times.of("exec").container
-	var times []time.Duration
-	for range count {
-		began := time.Now()
-		code, err := n.runtime.Exec(ctx, api.Exec{ContainerID: id, Args: []string{"/bin/box", "true"}}, runtime.ExecIO{})
-		if err != nil || code != 0 {
-			return fmt.Errorf("exit code %d, %w", code, err)
-		}
-		times = append(times, time.Since(began))
-		if err := sleep(ctx, 50*time.Millisecond); err != nil {
+	began := time.Now()
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(clients)
+	for i := range batch {
+		g.Go(func() (err error) {
+			took[i], err = do(gctx, name(i))
 			return err
-		}
+		})
 	}
-	f := figure{Case: "exec_true", Clients: 1}
-	f.setTimes(times)
-	f.print()
-	_, err := n.down(ctx, "exec")
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	r.total += time.Since(began)
+	r.took = append(r.took, took...)
+	after, err := s.cpu()
+	r.cpu += after - before
 	return err
 }
 
-// memory is what an idle pod costs outside its app: podmon and the pause by
+// execs runs true in a container, one after another, each after a rest.
+func (m *measurement) execs(ctx context.Context) error {
+	var both pair
+	err := m.inTurns(func(s subject, round int, theirs bool) error {
+		r := &both.ours
+		if theirs {
+			r = &both.theirs
+		}
+		name := fmt.Sprintf("exec-%d", round)
+		if _, err := s.up(ctx, name); err != nil {
+			return err
+		}
+		if err := s.settle(ctx, name); err != nil {
+			return err
+		}
+		for range 40 {
+			took, err := s.exec(ctx, name)
+			if err != nil {
+				return err
+			}
+			r.took = append(r.took, took)
+			if err := sleep(ctx, 50*time.Millisecond); err != nil {
+				return err
+			}
+		}
+		_, err := s.down(ctx, name)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	both.print(figure{Case: "exec_true", Clients: 1})
+	return nil
+}
+
+// memory is what an idle pod costs outside its app: helpers and pauses by
 // proportional set size, and the growth of the agent's own heap.
-func (n *node) memory(ctx context.Context, pods int) error {
-	if _, err := n.up(ctx, "warm"); err != nil {
+func (m *measurement) memory(ctx context.Context) error {
+	const pods = 50
+	ownBefore, err := ownRSS()
+	if err != nil {
 		return err
 	}
-	read := func() (helpers, own float64, err error) {
+	ours, err := m.growth(ctx, m.node, pods, func() error {
+		own, err := ownRSS()
+		if err != nil {
+			return err
+		}
+		figure{Case: "pod_in_agent_and_api", Pods: pods, KiB: num((own - ownBefore) / pods), RSS: num(own / 1024)}.print()
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	f := figure{Case: "pod_outside_app", Pods: pods, KiB: num(ours)}
+	if m.peer != nil {
+		theirs, err := m.growth(ctx, m.peer, pods, func() error { return nil })
+		if err != nil {
+			return fmt.Errorf("%s: %w", peerName, err)
+		}
+		f.Peer, f.PeerKiB = peerName, num(theirs)
+		f.RatioKiB = ratio(f.KiB, f.PeerKiB)
+	}
+	f.print()
+	return nil
+}
+
+// growth is by how many KiB a subject's processes grow per pod.
+func (m *measurement) growth(ctx context.Context, s subject, pods int, full func() error) (float64, error) {
+	if _, err := s.up(ctx, "warm"); err != nil {
+		return 0, err
+	}
+	name := func(i int) string { return fmt.Sprintf("mem-%d", i) }
+	read := func() (float64, error) {
 		if err := sleep(ctx, time.Second); err != nil {
-			return 0, 0, err
+			return 0, err
 		}
-		if helpers, err = n.helpersPSS(); err != nil {
-			return 0, 0, err
-		}
-		debug.FreeOSMemory()
-		own, err = procKiB("/proc/self/status", "VmRSS:")
-		return helpers, own, err
+		return s.pss()
 	}
-	before, ownBefore, err := read()
+	before, err := read()
 	if err != nil {
+		return 0, err
+	}
+	var r result
+	if err := r.all(ctx, s, 8, pods, name, s.up); err != nil {
+		return 0, err
+	}
+	after, err := read()
+	if err != nil {
+		return 0, err
+	}
+	if err := full(); err != nil {
+		return 0, err
+	}
+	if err := r.all(ctx, s, 8, pods, name, s.down); err != nil {
+		return 0, err
+	}
+	_, err = s.down(ctx, "warm")
+	return (after - before) / float64(pods), err
+}
+
+func ownRSS() (float64, error) {
+	debug.FreeOSMemory()
+	return procKiB("/proc/self/status", "VmRSS:")
+}
+
+// idle is what a full node costs when nothing happens: all of the agent's and
+// podmon's processor time, the apps' included.
+func (m *measurement) idle(ctx context.Context) error {
+	const pods, rest = 500, 20 * time.Second
+	name := func(i int) string { return fmt.Sprintf("idle-%d", i) }
+	var up, down result
+	if err := up.all(ctx, m.node, 16, pods, name, m.node.up); err != nil {
 		return err
 	}
 	for i := range pods {
-		if _, err := n.up(ctx, fmt.Sprintf("mem-%d", i)); err != nil {
+		if err := m.node.settle(ctx, name(i)); err != nil {
 			return err
 		}
 	}
-	after, ownAfter, err := read()
+	if err := sleep(ctx, 3*time.Second); err != nil { // late events, held back statuses
+		return err
+	}
+	before, err := m.node.cpu()
 	if err != nil {
 		return err
 	}
-	kib := (after - before) / float64(pods)
-	figure{Case: "pod_outside_app", Pods: pods, KiB: &kib}.print()
-	own, mib := (ownAfter-ownBefore)/float64(pods), ownAfter/1024
-	figure{Case: "pod_in_agent_and_api", Pods: pods, KiB: &own, RSS: &mib}.print()
-	for i := range pods {
-		if _, err := n.down(ctx, fmt.Sprintf("mem-%d", i)); err != nil {
-			return err
-		}
+	began := time.Now()
+	if err := sleep(ctx, rest); err != nil {
+		return err
 	}
-	_, err = n.down(ctx, "warm")
-	return err
+	after, err := m.node.cpu()
+	if err != nil {
+		return err
+	}
+	pct := 100 * (after - before).Seconds() / time.Since(began).Seconds()
+	if err := down.all(ctx, m.node, 16, pods, name, m.node.down); err != nil {
+		return err
+	}
+	figure{Case: "idle", Pods: pods, CPU: &pct, PerS: up.perS()}.print()
+	fmt.Fprintf(os.Stderr, "bench agent: %d pods: up %.0f/s, down %.0f/s\n", pods, *up.perS(), *down.perS())
+	return nil
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

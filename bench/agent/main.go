@@ -1,7 +1,9 @@
 // Command agent measures one node's hands: the real agent with podmon, images
 // and pod network below an API in memory, in a network namespace of its own.
-// It prints one JSON object per figure. Times hold for the machine they were
-// taken on; compare figures of one run.
+// Where containerd, runc and the CNI plugins are installed it puts the same load
+// on a private containerd through its CRI, in turns with the agent, and says
+// how the two compare. It prints one JSON object per figure. Times hold for the
+// machine they were taken on; compare figures of one run.
 //
 //	make bin/podmon && sudo go run ./bench/agent
 package main
@@ -17,6 +19,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -25,18 +28,31 @@ import (
 
 // figure is one line of output. Keys follow HOUSE.md, section 7.
 type figure struct {
-	Bench   string   `json:"bench"`
-	Case    string   `json:"case"`
-	Nodes   int      `json:"nodes"`
-	Clients int      `json:"clients,omitempty"` // pods under way at a time
-	Pods    int      `json:"pods,omitempty"`
-	P50     *float64 `json:"p50_ms,omitempty"`
-	P99     *float64 `json:"p99_ms,omitempty"`
-	Max     *float64 `json:"max_ms,omitempty"`
-	PerS    *float64 `json:"per_s,omitempty"`
-	RSS     *float64 `json:"rss_mib,omitempty"`
-	KiB     *float64 `json:"kib_per_pod,omitempty"`
-	Machine string   `json:"machine"`
+	Bench    string   `json:"bench"`
+	Case     string   `json:"case"`
+	Nodes    int      `json:"nodes"`
+	Clients  int      `json:"clients,omitempty"` // pods under way at a time
+	Pods     int      `json:"pods,omitempty"`
+	P50      *float64 `json:"p50_ms,omitempty"`
+	P99      *float64 `json:"p99_ms,omitempty"`
+	Max      *float64 `json:"max_ms,omitempty"`
+	PerS     *float64 `json:"per_s,omitempty"`
+	RSS      *float64 `json:"rss_mib,omitempty"`
+	KiB      *float64 `json:"kib_per_pod,omitempty"`
+	CPU      *float64 `json:"cpu_pct,omitempty"`        // of one core
+	CPUTime  *float64 `json:"cpu_ms_per_pod,omitempty"` // of all processes involved
+	Peer     string   `json:"peer,omitempty"`
+	PeerP50  *float64 `json:"peer_p50_ms,omitempty"`
+	PeerP99  *float64 `json:"peer_p99_ms,omitempty"`
+	PeerPerS *float64 `json:"peer_per_s,omitempty"`
+	PeerKiB  *float64 `json:"peer_kib_per_pod,omitempty"`
+	PeerCPU  *float64 `json:"peer_cpu_ms_per_pod,omitempty"`
+	// Ours divided by the peer's.
+	RatioP50  *float64 `json:"ratio_p50,omitempty"`
+	RatioP99  *float64 `json:"ratio_p99,omitempty"`
+	RatioPerS *float64 `json:"ratio_per_s,omitempty"`
+	RatioKiB  *float64 `json:"ratio_kib,omitempty"`
+	Machine   string   `json:"machine"`
 }
 
 func (f figure) print() {
@@ -46,30 +62,31 @@ func (f figure) print() {
 	}
 }
 
-// setTimes fills the percentiles.
-func (f *figure) setTimes(d []time.Duration) {
-	slices.Sort(d)
-	at := func(q float64) *float64 {
-		ms := float64(d[min(len(d)-1, int(q*float64(len(d))))].Microseconds()) / 1000
-		return &ms
-	}
-	f.P50, f.P99, f.Max = at(0.5), at(0.99), at(1)
-}
-
 // inNamespace is set in the process that measures.
 const inNamespace = "CLUSTERD_BENCH_AGENT_NETNS"
 
+// config is the command line.
+type config struct {
+	podmon string
+	rounds int
+	cases  string // separated by commas; empty: all
+	peer   bool
+}
+
 func main() {
-	podmon := flag.String("podmon", "bin/podmon", "podmon, from `make bin/podmon`")
-	rounds := flag.Int("rounds", 3, "rounds of the cases with many pods")
+	var cfg config
+	flag.StringVar(&cfg.podmon, "podmon", "bin/podmon", "podmon, from `make bin/podmon`")
+	flag.IntVar(&cfg.rounds, "rounds", 3, "rounds of the cases with many pods")
+	flag.StringVar(&cfg.cases, "cases", "", "cases to run: alone, parallel, exec, memory, idle (all)")
+	flag.BoolVar(&cfg.peer, "peer", true, "measure containerd too, where it is installed")
 	flag.Parse()
-	if err := run(*podmon, *rounds); err != nil {
+	if err := run(cfg); err != nil {
 		fmt.Fprintln(os.Stderr, "bench agent:", err)
 		os.Exit(1)
 	}
 }
 
-func run(podmon string, rounds int) error {
+func run(cfg config) (err error) {
 	if os.Geteuid() != 0 {
 		return errors.New("containers need root")
 	}
@@ -83,19 +100,32 @@ func run(podmon string, rounds int) error {
 	if err != nil {
 		return fmt.Errorf("loopback: %w", err)
 	}
-	if podmon, err = filepath.Abs(podmon); err != nil {
+	if cfg.podmon, err = filepath.Abs(cfg.podmon); err != nil {
 		return err
 	}
-	if _, err := os.Stat(podmon); err != nil {
+	if _, err := os.Stat(cfg.podmon); err != nil {
 		return fmt.Errorf("no podmon, run make bin/podmon: %w", err)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	n, err := newNode(ctx, podmon)
+	n, err := newNode(ctx, cfg.podmon)
 	if err != nil {
 		return err
 	}
-	return errors.Join(measure(ctx, n, rounds), n.end())
+	defer func() { err = errors.Join(err, n.end()) }()
+	m := &measurement{node: n, rounds: cfg.rounds}
+	if cfg.peer {
+		peer, err := newContainerd(ctx, n.boxTar)
+		if errors.Is(err, errNoPeer) {
+			fmt.Fprintln(os.Stderr, "bench agent: without a peer:", err)
+		} else if err != nil {
+			return fmt.Errorf("containerd: %w", err)
+		} else {
+			m.peer = peer
+			defer func() { err = errors.Join(err, peer.end()) }()
+		}
+	}
+	return m.run(ctx, cfg.cases)
 }
 
 // reexec runs this program again in a network namespace of its own, so that
@@ -108,19 +138,49 @@ func reexec() error {
 	return cmd.Run()
 }
 
-// measure runs all cases.
-func measure(ctx context.Context, n *node, rounds int) error {
-	if err := n.alone(ctx, 20*rounds); err != nil {
-		return fmt.Errorf("alone: %w", err)
-	}
-	if err := n.parallel(ctx, 16, 64, rounds); err != nil {
-		return fmt.Errorf("parallel: %w", err)
-	}
-	if err := n.execs(ctx, 40*rounds); err != nil {
-		return fmt.Errorf("exec: %w", err)
-	}
-	if err := n.memory(ctx, 50); err != nil {
-		return fmt.Errorf("memory: %w", err)
+// measurement is one run of the cases.
+type measurement struct {
+	node   *node
+	peer   *containerd // nil: not installed
+	rounds int
+}
+
+// run runs the named cases, or all.
+func (m *measurement) run(ctx context.Context, only string) error {
+	cases := []struct {
+		name string
+		run  func(context.Context) error
+	}{{"alone", m.alone}, {"parallel", m.parallel}, {"exec", m.execs}, {"memory", m.memory}, {"idle", m.idle}}
+	names := strings.Split(only, ",")
+	for _, c := range cases {
+		if only != "" && !slices.Contains(names, c.name) {
+			continue
+		}
+		if err := c.run(ctx); err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
 	}
 	return nil
+}
+
+// times are how long something took, over and over.
+type times []time.Duration
+
+// at is a quantile in milliseconds; nil of nothing.
+func (t times) at(q float64) *float64 {
+	if len(t) == 0 {
+		return nil
+	}
+	s := slices.Sorted(slices.Values(t))
+	return num(float64(s[min(len(s)-1, int(q*float64(len(s))))].Microseconds()) / 1000)
+}
+
+func num(v float64) *float64 { return &v }
+
+// ratio is nil where either is.
+func ratio(ours, theirs *float64) *float64 {
+	if ours == nil || theirs == nil || *theirs == 0 {
+		return nil
+	}
+	return num(*ours / *theirs)
 }

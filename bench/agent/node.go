@@ -51,25 +51,29 @@ type node struct {
 	api     *fake.Clientset
 	runtime *runtime.Client
 	images  *image.Store
-	times   *times
+	starts  *starts
+	boxTar  []byte // the image of every pod
 	stop    func() error
 }
 
 // newNode brings a node up and waits until it is ready for pods.
 func newNode(ctx context.Context, podmon string) (_ *node, err error) {
-	n := &node{api: fake.NewClientset(), times: &times{pods: map[string]*started{}, names: map[string]string{}}, cgroup: fmt.Sprintf("/clusterd-bench-%d", os.Getpid())}
+	n := &node{starts: &starts{pods: map[string]*started{}, names: map[string]string{}}, cgroup: fmt.Sprintf("/clusterd-bench-%d", os.Getpid())}
+	// The deprecation is for what this one leaves out, server-side apply. The
+	// other one builds a REST mapper at each update, which would be a third of
+	// what is measured here.
+	n.api = fake.NewSimpleClientset() //nolint:staticcheck
 	if n.dir, err = os.MkdirTemp("", "clusterd-bench-agent-"); err != nil {
 		return nil, err
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	tarFile, err := boxTar(ctx, n.dir)
-	if err != nil {
+	if n.boxTar, err = boxTar(ctx, n.dir); err != nil {
 		return nil, fmt.Errorf("image: %w", err)
 	}
 	if n.images, err = image.Open(image.Config{Dir: filepath.Join(n.dir, "images"), Logger: log}); err != nil {
 		return nil, err
 	}
-	if _, err := n.images.Load(ctx, bytes.NewReader(tarFile)); err != nil {
+	if _, err := n.images.Load(ctx, bytes.NewReader(n.boxTar)); err != nil {
 		return nil, err
 	}
 	n.runtime, err = runtime.Start(ctx, runtime.Config{Dir: filepath.Join(n.dir, "podmon"), PodmonPath: podmon, CgroupRoot: n.cgroup, Logger: log})
@@ -88,7 +92,7 @@ func newNode(ctx context.Context, podmon string) (_ *node, err error) {
 	}
 	a, err := agent.New(agent.Config{
 		NodeName: "n1", NodeIP: ip, DataDir: n.dir, CgroupRoot: n.cgroup, Client: n.api, MaxPods: 500,
-		Runtime: timed{n.runtime, n.times}, Images: n.images, Network: network, Version: "v1.37.0-bench",
+		Runtime: timed{n.runtime, n.starts}, Images: n.images, Network: network, Version: "v1.37.0-bench",
 	})
 	if err != nil {
 		return nil, err
@@ -116,17 +120,7 @@ func (n *node) end() error {
 	for _, p := range pinned { // of pods that an interrupted run left
 		_ = unix.Unmount(p, unix.MNT_DETACH)
 	}
-	err = await(ctx, "end of the node's cgroups", func() bool {
-		for _, below := range []string{"/*/*", "/*", ""} {
-			groups, _ := filepath.Glob("/sys/fs/cgroup/*" + n.cgroup + below)
-			groups2, _ := filepath.Glob("/sys/fs/cgroup" + n.cgroup + below)
-			for _, g := range append(groups, groups2...) {
-				_ = unix.Rmdir(g) // podmon itself may still be in it
-			}
-		}
-		left, _ := filepath.Glob("/sys/fs/cgroup/*" + n.cgroup)
-		return len(left) == 0
-	})
+	err = await(ctx, "end of the node's cgroups", func() bool { return removeCgroup(n.cgroup) }) // podmon itself may still be in one
 	return errors.Join(append(errs, err, os.RemoveAll(n.dir))...)
 }
 
@@ -143,7 +137,7 @@ func (n *node) up(ctx context.Context, name string) (time.Duration, error) {
 	if _, err := n.api.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{}); err != nil {
 		return 0, err
 	}
-	at, err := n.times.wait(ctx, name)
+	at, err := n.starts.wait(ctx, name)
 	return at.Sub(began), err
 }
 
@@ -175,6 +169,33 @@ func (n *node) down(ctx context.Context, name string) (time.Duration, error) {
 	return time.Since(began), err
 }
 
+// exec runs true in the pod's container.
+func (n *node) exec(ctx context.Context, name string) (time.Duration, error) {
+	id := n.starts.of(name).container
+	began := time.Now()
+	code, err := n.runtime.Exec(ctx, api.Exec{ContainerID: id, Args: []string{"/bin/box", "true"}}, runtime.ExecIO{})
+	if err != nil {
+		return 0, fmt.Errorf("exec: %w", err)
+	}
+	if code != 0 {
+		return 0, fmt.Errorf("exec: exit code %d", code)
+	}
+	return time.Since(began), nil
+}
+
+// cpu is this process's, which is the agent and the API in memory, and that of
+// podmon and the pods.
+func (n *node) cpu() (time.Duration, error) {
+	own, err := ownCPU()
+	if err != nil {
+		return 0, err
+	}
+	theirs, err := cgroupCPU(n.cgroup)
+	return own + theirs, err
+}
+
+func (n *node) pss() (float64, error) { return cgroupPSS(n.cgroup) }
+
 // await asks every few milliseconds, with an end. The figures of pod_down are
 // as coarse as that.
 func await(ctx context.Context, what string, holds func() bool) error {
@@ -188,8 +209,8 @@ func await(ctx context.Context, what string, holds func() bool) error {
 	return nil
 }
 
-// times notes when each pod's container was running.
-type times struct {
+// starts notes when each pod's container was running.
+type starts struct {
 	mu    sync.Mutex          // guards all below
 	pods  map[string]*started // by name
 	names map[string]string   // sandbox ID → pod name
@@ -202,7 +223,7 @@ type started struct {
 }
 
 // of finds or makes a pod's entry.
-func (t *times) of(name string) *started {
+func (t *starts) of(name string) *started {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.pods[name] == nil {
@@ -212,7 +233,7 @@ func (t *times) of(name string) *started {
 }
 
 // wait returns when the pod's container was running.
-func (t *times) wait(ctx context.Context, name string) (time.Time, error) {
+func (t *starts) wait(ctx context.Context, name string) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	s := t.of(name)
@@ -225,13 +246,13 @@ func (t *times) wait(ctx context.Context, name string) (time.Time, error) {
 }
 
 // sandbox notes whose a sandbox is; pod tells.
-func (t *times) sandbox(id, name string) {
+func (t *starts) sandbox(id, name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.names[id] = name
 }
 
-func (t *times) pod(sandbox string) string {
+func (t *starts) pod(sandbox string) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.names[sandbox]
@@ -240,18 +261,18 @@ func (t *times) pod(sandbox string) string {
 // timed is the runtime with a stopwatch.
 type timed struct {
 	agent.Runtime
-	times *times
+	starts *starts
 }
 
 func (r timed) CreateSandbox(ctx context.Context, s api.Sandbox) (api.SandboxStatus, error) {
-	r.times.sandbox(s.ID, s.Name)
+	r.starts.sandbox(s.ID, s.Name)
 	return r.Runtime.CreateSandbox(ctx, s)
 }
 
 func (r timed) StartContainer(ctx context.Context, c api.Container) (api.ContainerStatus, error) {
 	st, err := r.Runtime.StartContainer(ctx, c)
 	if err == nil && st.StartError == "" {
-		s := r.times.of(r.times.pod(c.SandboxID))
+		s := r.starts.of(r.starts.pod(c.SandboxID))
 		s.at, s.container = time.Now(), c.ID
 		close(s.done) // a pod of a benchmark starts once
 	}
@@ -285,7 +306,12 @@ func boxTar(ctx context.Context, dir string) ([]byte, error) {
 	if err := w.Close(); err != nil {
 		return nil, err
 	}
-	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer.Bytes())), nil })
+	return imageTar(boxImage, layer.Bytes(), "/bin/box", "sleep")
+}
+
+// imageTar packs one layer as an image, in the form of `docker save`.
+func imageTar(ref string, layer []byte, entrypoint ...string) ([]byte, error) {
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer)), nil })
 	if err != nil {
 		return nil, err
 	}
@@ -298,15 +324,15 @@ func boxTar(ctx context.Context, dir string) ([]byte, error) {
 		return nil, err
 	}
 	img, err = mutate.ConfigFile(img, &ocispec.ConfigFile{OS: "linux", Architecture: goruntime.GOARCH, RootFS: cfg.RootFS,
-		Config: ocispec.Config{Entrypoint: []string{"/bin/box", "sleep"}}})
+		Config: ocispec.Config{Entrypoint: entrypoint}})
 	if err != nil {
 		return nil, err
 	}
-	ref, err := name.NewTag(boxImage)
+	tag, err := name.NewTag(ref)
 	if err != nil {
 		return nil, err
 	}
 	var out bytes.Buffer
-	err = tarball.Write(ref, img, &out)
+	err = tarball.Write(tag, img, &out)
 	return out.Bytes(), err
 }
