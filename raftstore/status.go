@@ -33,7 +33,7 @@ func (s *Store) Status() Status {
 		ID: s.cfg.ID, State: r.State().String(), Ready: s.IsLeader(), Term: r.CurrentTerm(), Leader: s.Leader(),
 		LastIndex: r.LastIndex(), Commit: r.CommitIndex(),
 		Keyspace: s.keyspace().Digest(), Watchers: s.hub.Len(),
-		LogBytes: sizeOf(filepath.Join(s.cfg.Dir, logFile)), SnapBytes: sizeOf(filepath.Join(s.cfg.Dir, "snapshots")),
+		LogBytes: s.log.Size(), SnapBytes: sizeOf(filepath.Join(s.cfg.Dir, "snapshots")),
 	}
 	if at := r.LastContact(); !st.Ready && !at.IsZero() {
 		st.LastContact = time.Since(at)

@@ -26,13 +26,15 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/seglog"
 	"github.com/clusterd/clusterd/raftstore/watch"
 	"github.com/clusterd/clusterd/raftstore/wire"
 )
 
 // Names in the data folder.
 const (
-	logFile         = "raft.db" // raft log and stable store (bbolt)
+	stableFile      = "raft.db" // raft's term and vote (bbolt)
+	logDir          = "log"     // raft's log, see package seglog
 	keptSnapshots   = 2
 	raftTimeout     = 10 * time.Second // of one raft RPC
 	raftCommitPause = 200 * time.Millisecond
@@ -51,8 +53,9 @@ type Store struct {
 	peers     *peers
 	nudge     *nudger
 	transport *raft.NetworkTransport
-	patient   *patient // raft's own view of transport
-	bolt      *raftboltdb.BoltStore
+	patient   *patient              // raft's own view of transport
+	bolt      *raftboltdb.BoltStore // raft's stable store
+	log       *seglog.Log
 	raftPtr   atomic.Pointer[raft.Raft]
 	hadState  bool
 
@@ -114,7 +117,7 @@ func Open(cfg Config) (*Store, error) {
 	if err := s.openRaft(); err != nil {
 		s.cancel()
 		s.hub.Close()
-		return nil, errors.Join(fmt.Errorf("open store in %s: %w", cfg.Dir, err), s.streams.Close(), s.closeBolt())
+		return nil, errors.Join(fmt.Errorf("open store in %s: %w", cfg.Dir, err), s.streams.Close(), s.closeFiles())
 	}
 	return s, nil
 }
@@ -125,7 +128,7 @@ func (s *Store) openRaft() error {
 	}
 	var err error
 	s.bolt, err = raftboltdb.New(raftboltdb.Options{
-		Path: filepath.Join(s.cfg.Dir, logFile),
+		Path: filepath.Join(s.cfg.Dir, stableFile),
 		BoltOptions: &bbolt.Options{
 			Timeout:        time.Second, // someone else has the folder open
 			NoFreelistSync: true,        // rebuilt at open; saves a page per commit
@@ -133,18 +136,21 @@ func (s *Store) openRaft() error {
 		},
 	})
 	if err != nil {
-		return fmt.Errorf("%s: %w", logFile, err)
+		return fmt.Errorf("%s: %w", stableFile, err)
+	}
+	if s.log, err = seglog.Open(filepath.Join(s.cfg.Dir, logDir), seglog.Options{Logger: s.cfg.Logger}); err != nil {
+		return err
 	}
 	logger := raftLogger(s.cfg.Logger)
 	snapshots, err := raft.NewFileSnapshotStoreWithLogger(s.cfg.Dir, keptSnapshots, logger)
 	if err != nil {
 		return err
 	}
-	logs, err := raft.NewLogCache(32, s.bolt)
+	logs, err := raft.NewLogCache(32, s.log)
 	if err != nil {
 		return err
 	}
-	if s.hadState, err = raft.HasExistingState(s.bolt, s.bolt, snapshots); err != nil {
+	if s.hadState, err = raft.HasExistingState(s.log, s.bolt, snapshots); err != nil {
 		return err
 	}
 	s.transport = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
@@ -276,8 +282,8 @@ func (s *Store) Snapshot(ctx context.Context) error {
 }
 
 // housekeep ticks once a second: as leader it lets keys expire and history age
-// when something is due, and on every member it takes a snapshot when much log
-// has come. An idle store is not written to.
+// when something is due, and on every member it marks the end of the log and
+// takes a snapshot when much log has come. An idle store is not written to.
 func (s *Store) housekeep() {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -286,6 +292,9 @@ func (s *Store) housekeep() {
 		case <-tick.C:
 		case <-s.ctx.Done():
 			return
+		}
+		if err := s.log.Mark(); err != nil {
+			s.cfg.Logger.Warn("mark the end of the log", "err", err)
 		}
 		if s.IsLeader() && s.keyspace().Due(s.clock.millis()) {
 			s.tick()
@@ -350,7 +359,7 @@ func (s *Store) close(graceful bool) error {
 	s.streams.wait()
 	s.wg.Wait()
 	s.hub.Close()
-	return errors.Join(err, s.closeBolt())
+	return errors.Join(err, s.closeFiles())
 }
 
 func (s *Store) otherVoters() bool {
@@ -366,9 +375,13 @@ func (s *Store) otherVoters() bool {
 	return false
 }
 
-func (s *Store) closeBolt() error {
-	if s.bolt == nil {
-		return nil
+func (s *Store) closeFiles() error {
+	var errs []error
+	if s.log != nil {
+		errs = append(errs, s.log.Close())
 	}
-	return s.bolt.Close()
+	if s.bolt != nil {
+		errs = append(errs, s.bolt.Close())
+	}
+	return errors.Join(errs...)
 }
