@@ -48,6 +48,7 @@ type buildInput struct {
 	img       image.Image
 	rootfs    string
 	backOff   time.Duration
+	target    string // the container whose processes it is to see, "": its own
 }
 
 // buildContainer translates a container of the API into podmon's message, and
@@ -64,7 +65,7 @@ func (m *Manager) buildContainer(ctx context.Context, in buildInput) (api.Contai
 		return api.Container{}, err
 	}
 	out := api.Container{
-		ID: in.id, SandboxID: in.sandbox.ID, Name: c.Name, Attempt: in.attempt, Rootfs: in.rootfs,
+		ID: in.id, SandboxID: in.sandbox.ID, Name: c.Name, Attempt: in.attempt, TargetID: in.target, Rootfs: in.rootfs,
 		Env: lines, Cwd: cfg.WorkingDir, TTY: c.TTY, Stdin: c.Stdin, StdinOnce: c.StdinOnce,
 		Resources: containerResources(c.Resources), OOMScoreAdj: oomScoreAdj(pod, c, node.Status.Capacity.Memory().Value()),
 		Labels: map[string]string{

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -121,11 +122,20 @@ func (w *worker) startContainer(c *Container, attempt uint32) {
 		}
 		backOff = nextBackOff(backOff)
 	}
+	target, err := w.targetOf(c.Name)
+	if err != nil {
+		c.StartErr = faulted(before, "CreateContainerError", err)
+		if before == nil || before.Message != err.Error() {
+			w.containerEvent(c.Name, v1.EventTypeWarning, "Failed", "Error: %v", err)
+		}
+		w.send(func() {}) // plan the next try
+		return
+	}
 	c.ImageReady = false
 	id := newID()
 	w.starting[c.Name] = id
 	w.operate(c, OpStart, func(ctx context.Context) func() {
-		in := buildInput{pod: pod, container: spec, kind: kind, id: id, sandbox: sandbox, attempt: attempt, img: img, backOff: backOff}
+		in := buildInput{pod: pod, container: spec, kind: kind, id: id, sandbox: sandbox, attempt: attempt, img: img, backOff: backOff, target: target}
 		st, reason, err := w.m.startInstance(ctx, w.ctx, in)
 		if err != nil {
 			return func() {
@@ -159,6 +169,21 @@ func (w *worker) startContainer(c *Container, attempt uint32) {
 			}
 		}
 	})
+}
+
+// targetOf is the running instance whose processes an ephemeral container asks
+// to see, "": it asks for none.
+func (w *worker) targetOf(name string) (id string, err error) {
+	i := slices.IndexFunc(w.pod.Spec.EphemeralContainers, func(e v1.EphemeralContainer) bool { return e.Name == name })
+	if i < 0 || w.pod.Spec.EphemeralContainers[i].TargetContainerName == "" {
+		return "", nil
+	}
+	target := w.pod.Spec.EphemeralContainers[i].TargetContainerName
+	c := w.obs.Containers[target]
+	if c == nil || !c.running() {
+		return "", fmt.Errorf("target container %q is not running: it is tried again until it is", target)
+	}
+	return c.Now.ID, nil
 }
 
 // register makes a started container the newest instance.

@@ -14,18 +14,21 @@ import (
 func (s *Supervisor) containerConfig(spec *api.Container, sb *sandbox) (*configs.Config, error) {
 	pod := &sb.status.Sandbox
 	res := containerResources(spec)
+	target, err := s.target(spec)
+	if err != nil {
+		return nil, err
+	}
 	cfg := &configs.Config{
 		Rootfs:          spec.Rootfs,
 		Readonlyfs:      spec.ReadonlyRootfs,
 		RootPropagation: rootPropagation(spec.Mounts),
-		Namespaces:      namespaces(sb),
+		Namespaces:      namespaces(sb, target),
 		NoNewPrivileges: spec.NoNewPrivileges,
 		MaskPaths:       spec.MaskedPaths,
 		ReadonlyPaths:   spec.ReadonlyPaths,
 		Cgroups:         &cgroups.Cgroup{Path: path.Join(pod.CgroupParent, spec.ID), Resources: res},
 		Devices:         standardDevices(),
 	}
-	var err error
 	if cfg.Mounts, err = mounts(spec, s.shmSource(pod)); err != nil {
 		return nil, err
 	}
@@ -58,8 +61,27 @@ func (s *Supervisor) containerConfig(spec *api.Container, sb *sandbox) (*configs
 	return cfg, nil
 }
 
-// namespaces: a mount namespace of its own, most others the pause's.
-func namespaces(sb *sandbox) configs.Namespaces {
+// target is the first process of the container whose processes spec is to see,
+// 0: of none.
+func (s *Supervisor) target(spec *api.Container) (pid int, err error) {
+	if spec.TargetID == "" {
+		return 0, nil
+	}
+	c, err := s.runningContainer(spec.TargetID)
+	if err != nil {
+		return 0, fmt.Errorf("target of container %s: %w", spec.Name, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.status.Container.SandboxID != spec.SandboxID {
+		return 0, invalidf("target of container %s: container %s is of another sandbox", spec.Name, spec.TargetID)
+	}
+	return c.status.Pid, nil
+}
+
+// namespaces: a mount namespace of its own, most others the pause's, and the
+// process ids of target if that is not 0.
+func namespaces(sb *sandbox, target int) configs.Namespaces {
 	pod := &sb.status.Sandbox
 	ns := configs.Namespaces{{Type: configs.NEWNS}}
 	if pod.NetNS != "" {
@@ -70,6 +92,8 @@ func namespaces(sb *sandbox) configs.Namespaces {
 		ns.Add(configs.NEWIPC, sb.nsPath("ipc"))
 	}
 	switch {
+	case target != 0 && !pod.SharePID && !pod.HostPID:
+		ns.Add(configs.NEWPID, fmt.Sprintf("/proc/%d/ns/pid", target))
 	case pod.SharePID:
 		ns.Add(configs.NEWPID, sb.nsPath("pid"))
 	case !pod.HostPID:

@@ -3,6 +3,7 @@ package core
 import (
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -48,16 +49,23 @@ func validateContainers(spec *corev1.PodSpec, volumes map[string]corev1.VolumeSo
 		c := (*corev1.Container)(&spec.EphemeralContainers[i].EphemeralContainerCommon)
 		at := at.Child("ephemeralContainers").Index(i)
 		errs = append(errs, validateContainer(c, spec, volumes, at)...)
+		errs = append(errs, validateEphemeralContainer(c, at)...)
 		if names.Has(c.Name) {
 			errs = append(errs, field.Duplicate(at.Child("name"), c.Name))
 		}
 		names.Insert(c.Name)
 		target := spec.EphemeralContainers[i].TargetContainerName
-		if target != "" && !names.Has(target) {
+		if target != "" && !hasContainer(spec, target) {
 			errs = append(errs, field.NotFound(at.Child("targetContainerName"), target))
 		}
 	}
 	return errs
+}
+
+// hasContainer tells whether a container that is not ephemeral has the name.
+func hasContainer(spec *corev1.PodSpec, name string) bool {
+	named := func(c corev1.Container) bool { return c.Name == name }
+	return slices.ContainsFunc(spec.Containers, named) || slices.ContainsFunc(spec.InitContainers, named)
 }
 
 // claimHostPorts reports host ports that are taken and takes the others.

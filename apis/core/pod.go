@@ -42,6 +42,23 @@ func Pod() kind.Kind {
 			PrepareUpdate:  preparePodStatusUpdate,
 			ValidateUpdate: validatePodStatusUpdate,
 		},
+		Parts: []kind.TypedPart[*corev1.Pod]{
+			{
+				Name:           "ephemeralcontainers",
+				PrepareUpdate:  prepareEphemeralUpdate,
+				ValidateUpdate: validateEphemeralUpdate,
+				Fields:         [][]string{{"spec", "ephemeralContainers"}},
+			},
+			{
+				Name:           "resize",
+				PrepareUpdate:  prepareResize,
+				ValidateUpdate: validateResize,
+				Fields: [][]string{
+					{"spec", "containers", "*", "name"}, {"spec", "containers", "*", "resources"}, {"spec", "containers", "*", "resizePolicy"},
+					{"spec", "initContainers", "*", "name"}, {"spec", "initContainers", "*", "resources"}, {"spec", "initContainers", "*", "resizePolicy"},
+				},
+			},
+		},
 		Grace:               podGrace,
 		UnconditionalUpdate: true,
 	}.Kind()

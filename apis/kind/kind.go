@@ -62,6 +62,9 @@ type Kind struct {
 	Status *Status
 	// Scale is the /scale subresource; nil: the kind has none.
 	Scale *Scale
+	// Parts are the subresources that each write one part of the object which
+	// an update of the main resource must leave alone.
+	Parts []Part
 
 	// Grace sets the deletion grace period of a graceful deletion in
 	// options.GracePeriodSeconds and reports whether deletion is graceful at
@@ -84,6 +87,19 @@ type Status struct {
 	// a status writer may change).
 	PrepareUpdate  func(obj, old runtime.Object)
 	ValidateUpdate func(obj, old runtime.Object) field.ErrorList
+}
+
+// Part is a subresource that reads as the whole object and writes one part of
+// it: pods/resize.
+type Part struct {
+	Name string // "resize"
+	// PrepareUpdate keeps everything of old but the part, and bumps
+	// metadata.generation when it changed.
+	PrepareUpdate  func(obj, old runtime.Object)
+	ValidateUpdate func(obj, old runtime.Object) field.ErrorList
+	// Fields are the paths that its writers may own under server-side apply;
+	// "*" stands for any item of a list.
+	Fields [][]string
 }
 
 // Scale reads and writes the parts of an object that autoscaling/v1 Scale

@@ -37,6 +37,7 @@ type Typed[T runtime.Object] struct {
 
 	Status *TypedStatus[T]
 	Scale  *TypedScale[T]
+	Parts  []TypedPart[T]
 
 	Grace      func(obj T, options *metav1.DeleteOptions) bool
 	TTLSeconds func(obj T) uint64
@@ -49,6 +50,14 @@ type Typed[T runtime.Object] struct {
 type TypedStatus[T runtime.Object] struct {
 	PrepareUpdate  func(obj, old T)
 	ValidateUpdate func(obj, old T) field.ErrorList
+}
+
+// TypedPart is Part over the kind's own Go type.
+type TypedPart[T runtime.Object] struct {
+	Name           string
+	PrepareUpdate  func(obj, old T)
+	ValidateUpdate func(obj, old T) field.ErrorList
+	Fields         [][]string
 }
 
 // TypedScale is Scale over the kind's own Go type.
@@ -102,6 +111,9 @@ func (t Typed[T]) Kind() Kind {
 			StatusReplicas:  oneTo(s.StatusReplicas),
 			Selector:        func(obj runtime.Object) (string, error) { return s.Selector(obj.(T)) },
 		}
+	}
+	for _, p := range t.Parts {
+		k.Parts = append(k.Parts, Part{Name: p.Name, PrepareUpdate: two(p.PrepareUpdate), ValidateUpdate: twoTo(p.ValidateUpdate), Fields: p.Fields})
 	}
 	return k
 }

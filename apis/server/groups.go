@@ -79,6 +79,9 @@ func addKind(groups *groupSet, store *resource.Store) {
 	if kind.Scale != nil {
 		groups.add(version, path+"/scale", resource.NewScale(store))
 	}
+	for _, part := range kind.Parts {
+		groups.add(version, path+"/"+part.Name, resource.NewPart(store, part))
+	}
 }
 
 // addPods adds what can be asked of pods and of the agents of nodes.

@@ -1,14 +1,18 @@
 package server_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/apis/server/servertest"
 )
@@ -175,5 +179,68 @@ func TestEvictionWithinABudget(t *testing.T) {
 	must[*policyv1.PodDisruptionBudget](t)(budgets.Create(ctx, second, metav1.CreateOptions{}))
 	if err := evict("two"); !apierrors.IsInternalError(err) || !strings.Contains(err.Error(), "more than one PodDisruptionBudget") {
 		t.Errorf("two budgets: %v", err)
+	}
+}
+
+// TestPodParts: ephemeral containers and resources of a running pod are
+// written through subresources of their own, by every way of writing.
+func TestPodParts(t *testing.T) {
+	s := servertest.Start(t, nil)
+	ctx, pods := t.Context(), s.Client.CoreV1().Pods("default")
+	p := pod("one")
+	p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{"cpu": resource.MustParse("100m")}
+	made := createPod(t, s.Client, p, "n1")
+
+	// As kubectl debug does it.
+	got, err := pods.Patch(ctx, "one", types.StrategicMergePatchType,
+		[]byte(`{"spec":{"ephemeralContainers":[{"name":"debugger","image":"tools:1","targetContainerName":"main","stdin":true,"tty":true}]}}`),
+		metav1.PatchOptions{}, "ephemeralcontainers")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := got.Spec.EphemeralContainers; len(e) != 1 || e[0].Name != "debugger" || e[0].TerminationMessagePath == "" || got.Generation != made.Generation+1 {
+		t.Errorf("ephemeral containers %+v, generation %d", e, got.Generation)
+	}
+	_, err = pods.Patch(ctx, "one", types.JSONPatchType, []byte(`[{"op":"remove","path":"/spec/ephemeralContainers"}]`), metav1.PatchOptions{}, "ephemeralcontainers")
+	if !apierrors.IsInvalid(err) {
+		t.Errorf("take it away: %v, want Invalid", err)
+	}
+	got.Spec.EphemeralContainers = append(got.Spec.EphemeralContainers, corev1.EphemeralContainer{
+		EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "second", Image: "tools:1"},
+	})
+	got.Spec.Containers[0].Image = "other:1"
+	got = must[*corev1.Pod](t)(pods.UpdateEphemeralContainers(ctx, "one", got, metav1.UpdateOptions{}))
+	if len(got.Spec.EphemeralContainers) != 2 || got.Spec.Containers[0].Image != "web:1" {
+		t.Errorf("after an update: %+v", got.Spec)
+	}
+
+	// As kubectl patch --subresource resize does it.
+	got, err = pods.Patch(ctx, "one", types.StrategicMergePatchType,
+		[]byte(`{"spec":{"containers":[{"name":"main","resources":{"requests":{"cpu":"200m"}}}]}}`), metav1.PatchOptions{}, "resize")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cpu := got.Spec.Containers[0].Resources.Requests.Cpu().String(); cpu != "200m" {
+		t.Errorf("cpu %s, want 200m", cpu)
+	}
+	// Server-side apply through the subresource owns the resources alone.
+	got, err = pods.Patch(ctx, "one", types.ApplyPatchType,
+		[]byte(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"one"},"spec":{"containers":[{"name":"main","resources":{"requests":{"cpu":"300m"}}}]}}`),
+		metav1.PatchOptions{FieldManager: "sizer", Force: ptr.To(true)}, "resize")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cpu := got.Spec.Containers[0].Resources.Requests.Cpu().String(); cpu != "300m" {
+		t.Errorf("cpu %s, want 300m", cpu)
+	}
+	if !slices.ContainsFunc(got.ManagedFields, func(m metav1.ManagedFieldsEntry) bool {
+		return m.Manager == "sizer" && m.Subresource == "resize" && strings.Contains(string(m.FieldsV1.Raw), "f:resources")
+	}) {
+		t.Errorf("owners: %+v", got.ManagedFields)
+	}
+	// The main resource still refuses both.
+	got.Spec.Containers[0].Resources.Requests = corev1.ResourceList{"cpu": resource.MustParse("400m")}
+	if _, err = pods.Update(ctx, got, metav1.UpdateOptions{}); !apierrors.IsInvalid(err) {
+		t.Errorf("resize by the main resource: %v, want Invalid", err)
 	}
 }

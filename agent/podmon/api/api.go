@@ -61,6 +61,9 @@ type Container struct {
 	SandboxID string
 	Name      string
 	Attempt   uint32
+	// TargetID is a running container of the same sandbox whose processes this
+	// one is to see: it joins that one's PID namespace, and ends with it.
+	TargetID string `json:",omitempty"`
 
 	Rootfs         string // mounted root file system, made by the agent
 	ReadonlyRootfs bool

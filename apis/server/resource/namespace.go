@@ -133,7 +133,7 @@ func NewFinalize(main *Namespaces) *Finalize {
 	store := *main.store.Store
 	base := store.CreateStrategy.(strategy)
 	store.UpdateStrategy = finalizeStrategy{statusStrategy{base}}
-	return &Finalize{status: &Status{store: &store}}
+	return &Finalize{status: &Status{writer{&store}}}
 }
 
 // New returns an empty Namespace.
