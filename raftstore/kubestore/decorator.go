@@ -1,6 +1,7 @@
 package kubestore
 
 import (
+	"context"
 	"fmt"
 	"sync"
 
@@ -32,6 +33,10 @@ type Config struct {
 	// Transformer seals the values of a resource at rest; nil, or a nil result,
 	// stores them as they are.
 	Transformer func(schema.GroupResource) value.Transformer
+	// Origin says who makes the request that a context belongs to, in a few
+	// words that the store's history keeps. Nil: nobody is named. Called
+	// concurrently.
+	Origin func(context.Context) string
 
 	clock clock.WithTicker // of the watch cache; nil is the real one
 }
@@ -66,6 +71,7 @@ func NewDecorator(cfg Config) generic.StorageDecorator {
 			GroupResource:   config.GroupResource,
 			Codec:           config.Codec,
 			Transformer:     cfg.transformer(config),
+			Origin:          cfg.Origin,
 			NewFunc:         newFunc,
 			TolerateCorrupt: utilfeature.DefaultFeatureGate.Enabled(features.AllowUnsafeMalformedObjectDeletion),
 		})
@@ -102,7 +108,7 @@ func NewDecorator(cfg Config) generic.StorageDecorator {
 			delegator.Stop()
 			c.Stop()
 		})
-		return delegator, destroy, nil
+		return &resuming{delegator, raw}, destroy, nil
 	}
 }
 

@@ -1,12 +1,16 @@
 package kubestore
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -14,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
-	"k8s.io/apiserver/pkg/storage/cacher"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 
 	"github.com/clusterd/clusterd/raftstore"
@@ -46,7 +49,7 @@ func TestDecoratorChoosesTheCache(t *testing.T) {
 			defer destroy()
 			destroy() // subresources share a storage and destroy it again
 			got := "raw"
-			if _, ok := s.(*cacher.CacheDelegator); ok {
+			if _, ok := s.(*resuming); ok {
 				got = "cached"
 			}
 			if got != tt.want {
@@ -174,4 +177,162 @@ func next(t *testing.T, w watch.Interface) watch.Event {
 		t.Fatal("no event")
 	}
 	return watch.Event{}
+}
+
+// A cache that starts late, as after a restart, lets a client go on from the
+// revision it had: every change once and in order, then bookmarks. What the
+// store has forgotten too is refused with what it still has.
+func TestWatchResumesBeforeTheCache(t *testing.T) {
+	store := openStore(t, func(c *raftstore.Config) { c.HistoryBytes = 64 << 10 })
+	raw := openOn(t, store, false)
+	create := func(name string) int {
+		t.Helper()
+		created := &example.Pod{}
+		pod := &example.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "ns"}}
+		if err := raw.Create(t.Context(), "/pods/ns/"+name, pod, created, 0); err != nil {
+			t.Fatal(err)
+		}
+		rev, err := strconv.Atoi(created.ResourceVersion)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return rev
+	}
+	before := create("before")
+	first, second := create("first"), create("second")
+	cached := openOn(t, store, true)
+	everything := storage.Everything
+	everything.AllowWatchBookmarks = true
+	w, err := cached.Watch(t.Context(), "/pods/", storage.ListOptions{ResourceVersion: fmt.Sprint(before), Predicate: everything, Recursive: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	want := []int{first, second, create("third")}
+	nextChange := func() watch.Event { // bookmarks may come at any time
+		for {
+			if e := next(t, w); e.Type != watch.Bookmark {
+				return e
+			}
+		}
+	}
+	for _, rev := range want {
+		e := nextChange()
+		pod, ok := e.Object.(*example.Pod)
+		if !ok || e.Type != watch.Added || pod.ResourceVersion != fmt.Sprint(rev) {
+			t.Fatalf("got %s %v, want revision %d", e.Type, e.Object, rev)
+		}
+	}
+	res, err := store.Txn(t.Context(), mvcc.Txn{Ops: []mvcc.Op{{Type: mvcc.OpPut, Key: "elsewhere"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cached.(*resuming).raw.RequestWatchProgress(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for e := next(t, w); ; e = next(t, w) {
+		if e.Type != watch.Bookmark {
+			t.Fatalf("got %s %v, want a bookmark", e.Type, e.Object)
+		}
+		if e.Object.(*example.Pod).ResourceVersion == fmt.Sprint(res.Revision) {
+			break
+		}
+	}
+
+	eventually(t, "the store has forgotten it too", func() bool {
+		op := mvcc.Op{Type: mvcc.OpPut, Key: "elsewhere", Value: make([]byte, 16<<10)}
+		if _, err := store.Txn(t.Context(), mvcc.Txn{Ops: []mvcc.Op{op}}); err != nil {
+			t.Fatal(err)
+		}
+		return store.OldestRevision() > int64(before)
+	})
+	late, err := cached.Watch(t.Context(), "/pods/", storage.ListOptions{ResourceVersion: fmt.Sprint(before), Predicate: everything, Recursive: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer late.Stop()
+	e := next(t, late)
+	status, ok := e.Object.(*metav1.Status)
+	if !ok || e.Type != watch.Error || status.Reason != metav1.StatusReasonExpired || !strings.Contains(status.Message, fmt.Sprint(store.OldestRevision())) {
+		t.Errorf("a watch from before the history: %s %v", e.Type, e.Object)
+	}
+}
+
+// Reads of one object in a context with a revision show it as it was, behind a
+// cache too.
+func TestGetAtRevision(t *testing.T) {
+	for _, cached := range []bool{false, true} {
+		f := newFixture(t, setup{cached: cached})
+		const key = "/pods/ns/foo"
+		created, updated := &example.Pod{}, &example.Pod{}
+		if err := f.storage.Create(f.ctx, key, &example.Pod{ObjectMeta: metav1.ObjectMeta{Name: "foo", Namespace: "ns"}}, created, 0); err != nil {
+			t.Fatal(err)
+		}
+		label := func(in runtime.Object, _ storage.ResponseMeta) (runtime.Object, *uint64, error) {
+			in.(*example.Pod).Labels = map[string]string{"a": "b"}
+			return in, nil, nil
+		}
+		if err := f.storage.GuaranteedUpdate(f.ctx, key, updated, false, nil, label, nil); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []*example.Pod{created, updated} {
+			at, err := strconv.ParseInt(want.ResourceVersion, 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := &example.Pod{}
+			if err := f.storage.Get(WithRevision(f.ctx, at), key, storage.GetOptions{}, got); err != nil {
+				t.Fatalf("cached %v, at %d: %v", cached, at, err)
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("cached %v, at %d: %s", cached, at, diff)
+			}
+		}
+		at, _ := strconv.ParseInt(created.ResourceVersion, 10, 64)
+		if err := f.storage.Get(WithRevision(f.ctx, at-1), key, storage.GetOptions{}, &example.Pod{}); !storage.IsNotFound(err) {
+			t.Errorf("cached %v, before its creation: %v", cached, err)
+		}
+	}
+}
+
+// Each change says who made the request, cut to a bearable length.
+func TestChangesNameTheirOrigin(t *testing.T) {
+	store := openStore(t, nil)
+	type who struct{}
+	codec := testCodecs.LegacyCodec(schema.GroupVersion{Group: "example.apiserver.k8s.io", Version: "v1"})
+	s, err := New(Options{Store: store, ResourcePrefix: "/pods", GroupResource: podsGR, Codec: codec, NewFunc: newPod,
+		Origin: func(ctx context.Context) string { return ctx.Value(who{}).(string) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	as := func(name string) context.Context { return context.WithValue(t.Context(), who{}, name) }
+	const key = "/pods/ns/foo"
+	if err := s.Create(as("ann"), key, &example.Pod{ObjectMeta: metav1.ObjectMeta{Name: "foo", Namespace: "ns"}}, nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	label := func(in runtime.Object, _ storage.ResponseMeta) (runtime.Object, *uint64, error) {
+		in.(*example.Pod).Labels = map[string]string{"a": "b"}
+		return in, nil, nil
+	}
+	if err := s.GuaranteedUpdate(as(strings.Repeat("ü", 200)), key, &example.Pod{}, false, nil, label, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Delete(as("bad \xff name"), key, &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	changes, err := NewPast(store, "").Changes(t.Context(), key, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, c := range changes.List {
+		got = append(got, fmt.Sprintf("%s deleted=%v", c.Origin, c.Deleted))
+	}
+	want := []string{"ann deleted=false", strings.Repeat("ü", 62) + "… deleted=false", "bad \uFFFD name deleted=true"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if changes.Base != 0 || changes.More || changes.Newest != changes.List[2].Revision || changes.Oldest >= changes.List[0].Revision {
+		t.Errorf("%+v", changes)
+	}
 }

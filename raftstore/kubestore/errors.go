@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -36,21 +37,79 @@ var faults = []struct {
 	{raftstore.ErrTooLarge, func(err error) error {
 		return apierrors.NewRequestEntityTooLargeError(err.Error())
 	}},
-	{raftstore.ErrNoSpace, func(err error) error {
-		return &apierrors.StatusError{ErrStatus: metav1.Status{
-			Status:  metav1.StatusFailure,
-			Code:    http.StatusInsufficientStorage,
-			Message: fmt.Sprintf("the cluster cannot store more: %v; delete something, or give the servers' disks more room", err),
-		}}
-	}},
+	{raftstore.ErrNoSpace, noSpace},
 	{raftstore.ErrClosed, closing},
 	{storewatch.ErrClosed, closing},
-	{mvcc.ErrCompacted, func(error) error {
-		return apierrors.NewResourceExpired(tooOld)
+	{mvcc.ErrCompacted, func(err error) error {
+		return apierrors.NewResourceExpired(tooOld + oldest(err))
 	}},
 	{context.DeadlineExceeded, func(err error) error {
 		return apierrors.NewTimeoutError(fmt.Sprintf("the store did not answer in time: %v", err), 0)
 	}},
+}
+
+// ReasonInsufficientStorage is the reason of a Status with code 507: there is
+// no room for what was sent. Kubernetes has none for it.
+const ReasonInsufficientStorage metav1.StatusReason = "InsufficientStorage"
+
+// noSpace tells what is full and what helps. Clients must not repeat the
+// request by themselves.
+func noSpace(err error) error {
+	message := fmt.Sprintf("the cluster cannot store more: %v; give the servers' disks more room", err)
+	var quota *raftstore.QuotaError
+	switch {
+	case !errors.As(err, &quota):
+	case quota.Folder != "":
+		message = fmt.Sprintf("the cluster cannot store more: the quota of %s is used up (%s of %s, %s more were asked for);"+
+			" delete some of its objects, or raise its line under storeQuotas in the servers' configuration",
+			shownFolder(quota.Folder), bytesText(quota.Used), bytesText(quota.Quota), bytesText(quota.Growth))
+	default:
+		message = fmt.Sprintf("the cluster cannot store more: the quota of the store is used up (%s of %s, %s more were asked for);"+
+			" delete objects (`clusterctl store top` shows what takes the room; deletes, status and heartbeats still work), or raise storeQuota on every server",
+			bytesText(quota.Used), bytesText(quota.Quota), bytesText(quota.Growth))
+	}
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusInsufficientStorage, Reason: ReasonInsufficientStorage, Message: message,
+	}}
+}
+
+// shownFolder names a folder of the store as its objects are known:
+// /registry/core/secrets/team-a/ holds secrets in the namespace team-a.
+func shownFolder(folder string) string {
+	parts := strings.Split(strings.Trim(strings.TrimPrefix(folder, DefaultPrefix), "/"), "/")
+	if len(parts) < 2 || !strings.HasPrefix(folder, DefaultPrefix) {
+		return folder
+	}
+	name := parts[1]
+	if parts[0] != "core" {
+		name += "." + parts[0]
+	}
+	if len(parts) > 2 {
+		name += " in namespace " + strings.Join(parts[2:], "/")
+	}
+	return name
+}
+
+// bytesText is n in the largest binary unit that leaves at least one.
+func bytesText(n int64) string {
+	const units = "KMGTPE"
+	if n < 1024 {
+		return fmt.Sprintf("%d bytes", n)
+	}
+	v, unit := float64(n)/1024, 0
+	for v >= 1024 && unit < len(units)-1 {
+		v, unit = v/1024, unit+1
+	}
+	return fmt.Sprintf("%.1f %ciB", v, units[unit])
+}
+
+// oldest says from where on a client can go on, if err knows.
+func oldest(err error) string {
+	var rev *mvcc.CompactedError
+	if errors.As(err, &rev) {
+		return fmt.Sprintf(" The oldest one available is %d.", rev.Oldest)
+	}
+	return ""
 }
 
 func closing(err error) error {
@@ -111,7 +170,7 @@ func watchStatus(err error) *metav1.Status {
 	var deleted *corruptDeletedError
 	switch {
 	case errors.Is(err, mvcc.ErrCompacted), errors.Is(err, storewatch.ErrRewound):
-		err = apierrors.NewResourceExpired(watchTooOld)
+		err = apierrors.NewResourceExpired(watchTooOld + oldest(err))
 	case errors.As(err, &deleted):
 		return &metav1.Status{
 			Status:  metav1.StatusFailure,

@@ -116,7 +116,7 @@ func newFixture(t *testing.T, o setup) *fixture {
 	t.Cleanup(destroy)
 	f.storage = s
 	if o.cached {
-		f.cached = s.(*cacher.CacheDelegator)
+		f.cached = s.(*resuming).CacheDelegator
 		eventually(t, "the watch cache is ready", func() bool { return s.ReadinessCheck() == nil })
 		return f
 	}

@@ -57,6 +57,8 @@ type Options struct {
 	Codec runtime.Codec
 	// Transformer seals values at rest; nil stores them as they are.
 	Transformer value.Transformer
+	// Origin says who makes a request; nil: nobody is named.
+	Origin func(context.Context) string
 	// NewFunc returns an empty object of the resource, for bookmarks.
 	NewFunc func() runtime.Object
 	// TolerateCorrupt marks values that cannot be read as corrupt, so that an
@@ -79,6 +81,7 @@ type Storage struct {
 	resourcePrefix string
 	resource       schema.GroupResource
 	newFunc        func() runtime.Object
+	origin         func(context.Context) string
 
 	estimateSize atomic.Bool
 	confirmed    atomic.Bool // this node's copy is no older than this process
@@ -105,6 +108,9 @@ func New(o Options) (*Storage, error) {
 	if o.Transformer == nil {
 		o.Transformer = identity.NewEncryptCheckTransformer()
 	}
+	if o.Origin == nil {
+		o.Origin = func(context.Context) string { return "" }
+	}
 	if o.TolerateCorrupt {
 		o.Transformer = corruptMarker{o.Transformer}
 	}
@@ -122,6 +128,7 @@ func New(o Options) (*Storage, error) {
 		resourcePrefix: o.ResourcePrefix,
 		resource:       o.GroupResource,
 		newFunc:        o.NewFunc,
+		origin:         o.Origin,
 		progress:       make(map[*stream]struct{}),
 	}, nil
 }

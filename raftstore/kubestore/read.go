@@ -22,7 +22,11 @@ func (s *Storage) Get(ctx context.Context, key string, opts storage.GetOptions, 
 	if err != nil {
 		return err
 	}
-	kv, rev, err := s.get(ctx, stored, s.freshness(opts.ResourceVersion, least))
+	read := s.freshness(opts.ResourceVersion, least)
+	if opts.ResourceVersion == "" {
+		read.Revision = revisionOf(ctx)
+	}
+	kv, rev, err := s.get(ctx, stored, read)
 	if err != nil {
 		return explain(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/conversion"
@@ -33,6 +34,7 @@ func (s *Storage) Create(ctx context.Context, key string, obj, out runtime.Objec
 		return err
 	}
 	res, err := s.store.Txn(ctx, mvcc.Txn{
+		Origin:   s.originOf(ctx),
 		Compares: []mvcc.Compare{{Key: key}},
 		Ops:      []mvcc.Op{{Type: mvcc.OpPut, Key: key, Value: sealed, TTL: int64(ttl)}},
 	})
@@ -72,6 +74,7 @@ func (s *Storage) Delete(ctx context.Context, key string, out runtime.Object, pr
 			continue
 		}
 		res, err := s.store.Txn(ctx, mvcc.Txn{
+			Origin:   s.originOf(ctx),
 			Compares: []mvcc.Compare{{Key: key, ModRevision: c.rev}},
 			Ops:      []mvcc.Op{{Type: mvcc.OpDelete, Key: key}},
 		})
@@ -130,6 +133,7 @@ func (s *Storage) GuaranteedUpdate(ctx context.Context, key string, out runtime.
 			return err
 		}
 		res, err := s.store.Txn(ctx, mvcc.Txn{
+			Origin:   s.originOf(ctx),
 			Compares: []mvcc.Compare{{Key: key, ModRevision: c.rev}},
 			Ops:      []mvcc.Op{{Type: mvcc.OpPut, Key: key, Value: sealed, TTL: ttl}},
 		})
@@ -325,4 +329,16 @@ func secondsLeft(expiresAt int64) int64 {
 	}
 	left := time.Until(time.UnixMilli(expiresAt))
 	return max(1, int64((left+time.Second-1)/time.Second))
+}
+
+// maxOrigin keeps names of any length from filling the history.
+const maxOrigin = 128
+
+// originOf is who makes the request that ctx belongs to.
+func (s *Storage) originOf(ctx context.Context) string {
+	who := strings.ToValidUTF8(s.origin(ctx), "\uFFFD")
+	if len(who) > maxOrigin {
+		who = strings.ToValidUTF8(who[:maxOrigin-len("…")], "") + "…"
+	}
+	return who
 }
