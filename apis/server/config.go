@@ -27,6 +27,10 @@ type Config struct {
 	// Authorizer says who may do what. Nil: auth.NewAuthorizer.
 	Authorizer authorizer.Authorizer
 
+	// Past is the history of what Storage keeps, for requests that look back
+	// and for the history of objects. Nil: such requests are refused.
+	Past Past
+
 	// NodeTransport reaches the agent of a node for logs, exec, attach,
 	// port-forward and nodes/proxy: a transport and the agent's base URL.
 	// Address, TLS and credentials are its business. For streams the transport

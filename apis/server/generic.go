@@ -65,6 +65,9 @@ func newGeneric(config Config, stores *stores, s *Server) (*genericapiserver.Gen
 		return basic(req, info) || isRaw(config.RawHandlers, req.URL.Path)
 	}
 
+	c.BuildHandlerChainFunc = func(api http.Handler, c *genericapiserver.Config) http.Handler {
+		return genericapiserver.DefaultBuildHandlerChain(withAgent(withPast(api, config.Past)), c)
+	}
 	c.AddReadyzChecks(
 		healthz.NamedCheck("storage", func(*http.Request) error { return stores.ready() }),
 		healthz.NamedCheck("system-namespaces", func(*http.Request) error { return s.system.check() }),

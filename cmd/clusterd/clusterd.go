@@ -143,7 +143,8 @@ func (m *Main) buildAPI() error {
 	toleration := int64(m.cfg.EvictionDelay.Seconds())
 	var err error
 	m.api, err = server.New(server.Config{
-		Storage:           kubestore.NewDecorator(kubestore.Config{Store: m.store, Cache: true}),
+		Storage:           kubestore.NewDecorator(kubestore.Config{Store: m.store, Cache: true, Origin: server.Caller}),
+		Past:              newStorePast(m.store),
 		Authenticator:     m.rights.check(auth.ClientCert(m.id.ca.Pool())),
 		NodeTransport:     m.peers.transportTo,
 		ExternalAddress:   m.cfg.addr().String(),

@@ -126,6 +126,10 @@ const (
 		" objects created, changed or deleted since the first chunk may then be missing or shown twice."
 )
 
+// Explain turns an error of the store into the Status that a client of the API
+// server is told; other errors, and nil, are returned as they are.
+func Explain(err error) error { return explain(err) }
+
 // explain turns an error of the store into what the API server's client is
 // told; errors without an entry above pass through.
 func explain(err error) error {

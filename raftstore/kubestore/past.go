@@ -29,6 +29,9 @@ func revisionOf(ctx context.Context) int64 {
 type Change struct {
 	Revision int64
 	Time     time.Time
+	// Previous is the revision of the state that was replaced or deleted; 0:
+	// the object was created.
+	Previous int64
 	Deleted  bool
 	Origin   string // who asked for it; "" when it is not known
 }
@@ -76,9 +79,11 @@ func (p *Past) Changes(ctx context.Context, key string, limit int) (Changes, err
 		res.Base = h.Base.ModRevision
 	}
 	for _, c := range h.Changes {
-		res.List = append(res.List, Change{
-			Revision: c.KV.ModRevision, Time: time.UnixMilli(c.Time), Deleted: c.Type == mvcc.Delete, Origin: c.Origin,
-		})
+		change := Change{Revision: c.KV.ModRevision, Time: time.UnixMilli(c.Time), Deleted: c.Type == mvcc.Delete, Origin: c.Origin}
+		if c.Prev != nil {
+			change.Previous = c.Prev.ModRevision
+		}
+		res.List = append(res.List, change)
 	}
 	return res, nil
 }

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/clusterd/clusterd/apis/server"
+	"github.com/clusterd/clusterd/raftstore"
+	"github.com/clusterd/clusterd/raftstore/kubestore"
+)
+
+// storePast is the API server's way to the history of the store.
+type storePast struct {
+	store   *raftstore.Store
+	changes *kubestore.Past
+}
+
+var _ server.Past = storePast{}
+
+func newStorePast(store *raftstore.Store) storePast {
+	return storePast{store: store, changes: kubestore.NewPast(store, "")}
+}
+
+// Extent implements server.Past.
+func (p storePast) Extent(ctx context.Context, least int64) (server.Extent, error) {
+	if p.store.Revision() < least {
+		if err := p.catchUp(ctx); err != nil {
+			return server.Extent{}, err
+		}
+	}
+	e := p.store.Extent()
+	return server.Extent{Oldest: e.Oldest, OldestTime: time.UnixMilli(e.OldestTime), Newest: e.Newest, Now: p.store.Time()}, nil
+}
+
+// RevisionAt implements server.Past. What lies before the last log entry that
+// is known here is known for certain; what lies after it may have been changed
+// elsewhere.
+func (p storePast) RevisionAt(ctx context.Context, at time.Time) (int64, error) {
+	if at.UnixMilli() >= p.store.Extent().NewestTime {
+		if err := p.catchUp(ctx); err != nil {
+			return 0, err
+		}
+	}
+	rev, err := p.store.RevisionAt(at)
+	return rev, kubestore.Explain(err)
+}
+
+// catchUp returns when this node knows what the cluster knew when it was called.
+func (p storePast) catchUp(ctx context.Context) error {
+	_, _, err := p.store.Get(ctx, "/clusterd/cluster", raftstore.ReadOptions{})
+	return kubestore.Explain(err)
+}
+
+// At implements server.Past.
+func (p storePast) At(ctx context.Context, revision int64) context.Context {
+	return kubestore.WithRevision(ctx, revision)
+}
+
+// Changes implements server.Past.
+func (p storePast) Changes(ctx context.Context, key string, limit int) (server.Changes, error) {
+	c, err := p.changes.Changes(ctx, key, limit)
+	if err != nil {
+		return server.Changes{}, err
+	}
+	res := server.Changes{Base: c.Base, More: c.More, Extent: server.Extent{
+		Oldest: c.Oldest, OldestTime: c.OldestTime, Newest: c.Newest, Now: p.store.Time(),
+	}}
+	for _, change := range c.List {
+		res.List = append(res.List, server.StoredChange(change))
+	}
+	return res, nil
+}
