@@ -8,6 +8,7 @@ VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev
 KUBE     := v1.37.2
 LDFLAGS  := -s -w -X main.release=v0.1.0-$(VERSION) -X k8s.io/component-base/version.gitVersion=$(KUBE) -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37
 PODMON_TAGS := seccomp netgo osusergo runc_nocriu
+PODMON_LDFLAGS := -s -w -linkmode external -extldflags -static
 export CGO_ENABLED = 0
 # Go finds no version control in a tarball; the version is given above.
 export GOFLAGS += -buildvcs=false
@@ -23,7 +24,7 @@ deps: ## install what building and running needs (Debian, Ubuntu)
 
 bin/podmon: deps $(shell find cmd/podmon agent/podmon -name '*.go' -o -name '*.c' -o -name '*.h') go.mod
 	@mkdir -p bin agent/runtime/podmonbin
-	CGO_ENABLED=1 $(GO) build -tags '$(PODMON_TAGS)' -ldflags '-s -w -linkmode external -extldflags -static' -o $@ ./cmd/podmon
+	CGO_ENABLED=1 $(GO) build -tags '$(PODMON_TAGS)' -ldflags '$(PODMON_LDFLAGS)' -o $@ ./cmd/podmon
 	cp $@ agent/runtime/podmonbin/podmon
 
 .PHONY: build
@@ -46,6 +47,11 @@ demo-down: ## remove the demo and all it made
 .PHONY: test
 test: ## every tier that can run here
 	hack/test.sh
+
+.PHONY: test-vm
+test-vm: build image ## podmon's suite and clusterd on cgroup v2 alone, in an emulated machine
+	CGO_ENABLED=1 $(GO) build -tags '$(PODMON_TAGS) faultpoints' -ldflags '$(PODMON_LDFLAGS)' -o bin/vm/podmon ./cmd/podmon
+	e2e/vm/run.sh $(VM_TESTS)
 
 .PHONY: features
 features: build image ## the rows of docs/FEATURES.md that passing tests show

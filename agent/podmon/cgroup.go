@@ -2,7 +2,6 @@ package podmon
 
 import (
 	"errors"
-	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -64,31 +63,29 @@ func (s *Supervisor) endCgroupsNamed(id string) {
 	}
 }
 
-// leaveCgroup undoes enterCgroup after a shutdown, so that nothing stays: back
-// to the hierarchies' roots, and away with what is empty.
+// leaveCgroup undoes enterCgroup after all containers are gone, so that nothing
+// stays: back to the hierarchies' roots, and away with the whole tree, the
+// class cgroups that the agent weighs included. What holds processes of others
+// stays and is an error.
 func (s *Supervisor) leaveCgroup() error {
 	if s.cfg.CgroupRoot == "" {
 		return nil
 	}
-	own, err := cgroupManager(path.Join(s.cfg.CgroupRoot, "podmon"), api.Resources{})
+	tail := path.Join(s.cfg.CgroupRoot, "podmon")
+	own, err := cgroupManager(tail, api.Resources{})
 	if err != nil {
 		return err
 	}
-	tail := path.Join(s.cfg.CgroupRoot, "podmon")
-	dirs := slices.Collect(maps.Values(own.GetPaths())) // Destroy empties the map
-	for _, dir := range dirs {
-		root := strings.TrimSuffix(dir, tail)
-		if err := cgroups.WriteCgroupProc(root, os.Getpid()); err != nil {
+	for _, dir := range own.GetPaths() {
+		if err := cgroups.WriteCgroupProc(strings.TrimSuffix(dir, tail), os.Getpid()); err != nil {
 			return err
 		}
 	}
-	if err := own.Destroy(); err != nil {
+	tree, err := cgroupManager(s.cfg.CgroupRoot, api.Resources{})
+	if err != nil {
 		return err
 	}
-	for _, dir := range dirs {
-		_ = unix.Rmdir(path.Dir(dir)) // unless something else of the node's is in it
-	}
-	return nil
+	return removeCgroupTree(tree)
 }
 
 // cgroupManager manages one cgroup that holds no container (those are

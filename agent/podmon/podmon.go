@@ -139,11 +139,6 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	conns.closeAll()
 	s.releaseContainers()
 	s.wg.Wait()
-	if errors.Is(context.Cause(s.life), errShutdown) {
-		if err := s.leaveCgroup(); err != nil {
-			s.log.Warn("podmon's cgroup stays", "err", err)
-		}
-	}
 	if cause := context.Cause(s.life); !errors.Is(cause, errShutdown) && !errors.Is(cause, context.Canceled) {
 		return cause
 	}

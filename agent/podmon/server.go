@@ -333,6 +333,10 @@ func (s *Supervisor) shutdown(force bool) error {
 		s.mu.Unlock()
 		return err
 	}
+	// Before the answer: who asked may look at once whether anything is left.
+	if err := s.leaveCgroup(); err != nil {
+		s.log.Warn("podmon's cgroup stays", "err", err)
+	}
 	return nil
 }
 

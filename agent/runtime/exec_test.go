@@ -222,7 +222,8 @@ func TestRootAttach(t *testing.T) {
 	// Output of one that has no input, cut by its end.
 	ticker := n.spec("p", "tick", "tick")
 	n.start(ticker)
-	seen := &terminalScript{wait: map[string]func(){"tick 0\n": func() {
+	// Any tick will do: the first may come before the attachment.
+	seen := &terminalScript{wait: map[string]func(){"tick ": func() {
 		if err := n.client.Signal(n.ctx, api.Signal{ID: "tick", Signal: int(syscall.SIGTERM)}); err != nil {
 			t.Error(err)
 		}
@@ -246,6 +247,4 @@ func TestRootAttach(t *testing.T) {
 	if st := n.exited("tick"); st.ExitCode != 7 {
 		t.Errorf("ticker: %+v", st)
 	}
-	// "tick 0" may have come before the attach: the TERM of the script then
-	// comes from here.
 }

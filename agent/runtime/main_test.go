@@ -25,6 +25,11 @@ func TestMain(m *testing.M) {
 		goleak.VerifyTestMain(m)
 		return
 	}
+	if dir := os.Getenv("CLUSTERD_TEST_PROGRAMS"); dir != "" { // built before, for a machine without Go
+		podmonPath = filepath.Join(dir, "podmon")
+		goleak.VerifyTestMain(m)
+		return
+	}
 	dir, err := os.MkdirTemp("", "podmon-test")
 	if err != nil {
 		panic(err)
