@@ -102,6 +102,10 @@ type EventListener struct {
 	Restored func(d mvcc.Digest)
 	// Snapshotted: a snapshot was written.
 	Snapshotted func(index uint64, took time.Duration)
+	// Refused: another member was reached and did not take the stream. Mostly
+	// it is just stopping; or this one is no member to it, or lives in another
+	// epoch.
+	Refused func(id string)
 }
 
 func (c *Config) setDefaults() error {

@@ -3,7 +3,10 @@ package raftstore
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"time"
+
+	"github.com/hashicorp/raft"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
@@ -13,9 +16,11 @@ type Status struct {
 	ID        string `json:"id"`
 	State     string `json:"state"` // Follower, Candidate, Leader, Shutdown
 	Ready     bool   `json:"ready"` // leads, and has applied all that was committed before
+	Epoch     Epoch  `json:"epoch"`
 	Term      uint64 `json:"term"`
 	Leader    string `json:"leader,omitempty"`
 	LastIndex uint64 `json:"lastIndex"` // in this member's log
+	LastTerm  uint64 `json:"lastTerm"`  // of that entry
 	Commit    uint64 `json:"commitIndex"`
 	// LastContact is how long ago the leader was heard; 0 on the leader.
 	LastContact time.Duration `json:"lastContactNanoseconds"`
@@ -31,7 +36,7 @@ func (s *Store) Status() Status {
 	r := s.raft()
 	st := Status{
 		ID: s.cfg.ID, State: r.State().String(), Ready: s.IsLeader(), Term: r.CurrentTerm(), Leader: s.Leader(),
-		LastIndex: r.LastIndex(), Commit: r.CommitIndex(),
+		Epoch: s.epoch, LastIndex: r.LastIndex(), LastTerm: lastTerm(r), Commit: r.CommitIndex(),
 		Keyspace: s.keyspace().Digest(), Watchers: s.hub.Len(),
 		LogBytes: s.log.Size(), SnapBytes: sizeOf(filepath.Join(s.cfg.Dir, "snapshots")),
 	}
@@ -40,6 +45,15 @@ func (s *Store) Status() Status {
 	}
 	st.Members, _ = s.Members()
 	return st
+}
+
+// lastTerm is the term of the last entry in the log. raft tells it in its
+// statistics only.
+func lastTerm(r *raft.Raft) uint64 {
+	stats := r.Stats()
+	log, _ := strconv.ParseUint(stats["last_log_term"], 10, 64)
+	snapshot, _ := strconv.ParseUint(stats["last_snapshot_term"], 10, 64)
+	return max(log, snapshot)
 }
 
 // sizeOf adds up the files at and below path. What vanishes meanwhile counts

@@ -15,14 +15,12 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/raft"
 	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
-	"go.etcd.io/bbolt"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
@@ -58,6 +56,7 @@ type Store struct {
 	log       *seglog.Log
 	raftPtr   atomic.Pointer[raft.Raft]
 	hadState  bool
+	epoch     Epoch
 
 	leader     *leaderWatch
 	leadership *leadership
@@ -86,12 +85,17 @@ func Open(cfg Config) (*Store, error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
 	}
+	epoch, err := ReadEpoch(cfg.Dir)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open store in %s: %w", cfg.Dir, err), cfg.Listener.Close())
+	}
 	var random [8]byte
 	if _, err := crand.Read(random[:]); err != nil {
 		return nil, fmt.Errorf("draw a session number: %w", err)
 	}
 	s := &Store{
 		cfg:        cfg,
+		epoch:      epoch,
 		session:    binary.LittleEndian.Uint64(random[:]),
 		clock:      &clock{now: cfg.Now},
 		leader:     newLeaderWatch(),
@@ -106,7 +110,7 @@ func Open(cfg Config) (*Store, error) {
 	s.fsm = &fsm{s: s}
 	s.fsm.keyspace.Store(mvcc.New())
 	s.nudge = &nudger{s: s, peers: make(map[raft.ServerID]*nudged)}
-	s.streams = newStreams(&s.cfg)
+	s.streams = newStreams(&s.cfg, epoch)
 	s.peers = &peers{
 		ctx: s.ctx, dialTimeout: cfg.ElectionTimeout * 4, byID: make(map[string]*peer),
 		dial: func(ctx context.Context, id string) (net.Conn, error) { return s.streams.dial(ctx, id, streamCall) },
@@ -127,18 +131,10 @@ func (s *Store) openRaft() error {
 		return err
 	}
 	var err error
-	s.bolt, err = raftboltdb.New(raftboltdb.Options{
-		Path: filepath.Join(s.cfg.Dir, stableFile),
-		BoltOptions: &bbolt.Options{
-			Timeout:        time.Second, // someone else has the folder open
-			NoFreelistSync: true,        // rebuilt at open; saves a page per commit
-			FreelistType:   bbolt.FreelistMapType,
-		},
-	})
-	if err != nil {
-		return fmt.Errorf("%s: %w", stableFile, err)
+	if s.bolt, err = openBolt(s.cfg.Dir); err != nil {
+		return err
 	}
-	if s.log, err = seglog.Open(filepath.Join(s.cfg.Dir, logDir), seglog.Options{Logger: s.cfg.Logger}); err != nil {
+	if s.log, err = openLog(s.cfg.Dir, s.cfg.Logger); err != nil {
 		return err
 	}
 	logger := raftLogger(s.cfg.Logger)
@@ -239,9 +235,7 @@ func (s *Store) HasState() bool { return s.hadState }
 
 // Bootstrap makes this member the only voter of a new store.
 func (s *Store) Bootstrap() error {
-	err := s.raft().BootstrapCluster(raft.Configuration{Servers: []raft.Server{{
-		Suffrage: raft.Voter, ID: raft.ServerID(s.cfg.ID), Address: raft.ServerAddress(s.cfg.ID),
-	}}}).Error()
+	err := s.raft().BootstrapCluster(onlyVoter(s.cfg.ID)).Error()
 	if errors.Is(err, raft.ErrCantBootstrap) {
 		return ErrStateExists
 	}

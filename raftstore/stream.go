@@ -2,6 +2,7 @@ package raftstore
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -12,22 +13,48 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// Every stream between members begins with two bytes: what it carries and the
-// version of that.
+// Every stream between members begins with a greeting: what it carries, the
+// version of that, and the dialer's epoch. The answer is one byte, and when it
+// says that the epoch is another, that epoch.
 const (
 	streamRaft = 'R' // hashicorp/raft's RPCs
 	streamCall = 'C' // our own calls, see frame.go
 
-	streamVersion = 1
+	streamVersion = 2
+
+	epochSize    = 16
+	greetingSize = 2 + epochSize
+
+	greetingTaken = 1
+	greetingEpoch = 2 // the other's epoch follows
 
 	preambleTimeout = 10 * time.Second
 )
+
+// EpochError is returned for a stream to a member that lives in another epoch.
+type EpochError struct {
+	Member string // its ID
+	Epoch  Epoch  // its own
+}
+
+func (e *EpochError) Error() string {
+	return fmt.Sprintf("member %s lives in epoch %s of the store", e.Member, e.Epoch)
+}
+
+func appendEpoch(b []byte, e Epoch) []byte {
+	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(b, e.Number), e.ID)
+}
+
+func epochOf(b []byte) Epoch {
+	return Epoch{Number: binary.LittleEndian.Uint64(b), ID: binary.LittleEndian.Uint64(b[8:])}
+}
 
 // streams owns the listener and every connection made or accepted, so that
 // closing it unblocks whoever reads from one. It is raft's StreamLayer: to raft
 // an address is a member's ID.
 type streams struct {
 	cfg      *Config
+	epoch    Epoch
 	raftIn   chan net.Conn
 	callIn   func(net.Conn) // serves one accepted stream of calls until it ends
 	ctx      context.Context
@@ -40,8 +67,8 @@ type streams struct {
 
 var _ raft.StreamLayer = (*streams)(nil)
 
-func newStreams(cfg *Config) *streams {
-	s := &streams{cfg: cfg, raftIn: make(chan net.Conn), conns: make(map[*trackedConn]struct{})}
+func newStreams(cfg *Config, epoch Epoch) *streams {
+	s := &streams{cfg: cfg, epoch: epoch, raftIn: make(chan net.Conn), conns: make(map[*trackedConn]struct{})}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
 }
@@ -82,17 +109,29 @@ func (s *streams) acceptLoop() {
 }
 
 func (s *streams) accepted(conn *trackedConn) {
-	var pre [2]byte
-	_ = conn.SetReadDeadline(time.Now().Add(preambleTimeout))
+	var pre [greetingSize]byte
+	_ = conn.SetDeadline(time.Now().Add(preambleTimeout))
 	if _, err := io.ReadFull(conn, pre[:]); err != nil {
 		_ = conn.Close()
 		return
 	}
-	_ = conn.SetReadDeadline(time.Time{})
-	switch {
-	case pre[1] != streamVersion:
+	if pre[1] != streamVersion {
 		s.cfg.Logger.Warn("member speaks another version of the store's protocol", "version", pre[1])
 		_ = conn.Close()
+		return
+	}
+	answer := []byte{greetingTaken}
+	theirs := epochOf(pre[2:])
+	if theirs != s.epoch {
+		s.cfg.Logger.Debug("refused a stream from another epoch of the store", "theirs", theirs, "ours", s.epoch)
+		answer = appendEpoch([]byte{greetingEpoch}, s.epoch)
+	}
+	if _, err := conn.Write(answer); err != nil || theirs != s.epoch {
+		_ = conn.Close()
+		return
+	}
+	_ = conn.SetDeadline(time.Time{})
+	switch {
 	case pre[0] == streamRaft:
 		select {
 		case s.raftIn <- conn:
@@ -119,15 +158,41 @@ func (s *streams) dial(ctx context.Context, id string, kind byte) (net.Conn, err
 	if err != nil {
 		return nil, err
 	}
-	if deadline, ok := ctx.Deadline(); ok {
-		_ = tc.SetWriteDeadline(deadline)
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		deadline = time.Now().Add(preambleTimeout)
 	}
-	if _, err := tc.Write([]byte{kind, streamVersion}); err != nil {
+	_ = tc.SetDeadline(deadline)
+	if err := s.greet(tc, id, kind); err != nil {
 		_ = tc.Close()
 		return nil, fmt.Errorf("greet member %s: %w", id, err)
 	}
-	_ = tc.SetWriteDeadline(time.Time{})
+	_ = tc.SetDeadline(time.Time{})
 	return tc, nil
+}
+
+// greet begins a stream. Members that were removed are hung up on without a
+// word; those of another epoch are told.
+func (s *streams) greet(conn net.Conn, id string, kind byte) error {
+	if _, err := conn.Write(appendEpoch([]byte{kind, streamVersion}, s.epoch)); err != nil {
+		return err
+	}
+	var answer [1 + epochSize]byte
+	_, err := io.ReadFull(conn, answer[:1])
+	switch {
+	case err == nil && answer[0] == greetingTaken:
+		return nil
+	case err == nil && answer[0] == greetingEpoch:
+		if _, err = io.ReadFull(conn, answer[1:]); err == nil {
+			err = &EpochError{Member: id, Epoch: epochOf(answer[1:])}
+		}
+	case err == nil:
+		err = fmt.Errorf("it answers %d", answer[0])
+	}
+	if fn := s.cfg.Events.Refused; fn != nil && s.ctx.Err() == nil {
+		fn(id)
+	}
+	return err
 }
 
 // Dial implements raft.StreamLayer.

@@ -68,7 +68,7 @@ func (c *Cluster) Start(id string) *raftstore.Store {
 		c.t.Fatal(err)
 	}
 	cfg := raftstore.Config{
-		ID: id, Dir: filepath.Join(c.dir, id), Listener: l, Dial: c.net.dialer(id),
+		ID: id, Dir: c.Dir(id), Listener: l, Dial: c.net.dialer(id),
 		Logger: slog.New(slog.NewTextHandler(testWriter{c.t}, &slog.HandlerOptions{Level: slog.LevelInfo})).With("node", id),
 	}
 	if c.Config != nil {
@@ -83,6 +83,9 @@ func (c *Cluster) Start(id string) *raftstore.Store {
 	c.stores[id] = s
 	return s
 }
+
+// Dir is a member's data folder.
+func (c *Cluster) Dir(id string) string { return filepath.Join(c.dir, id) }
 
 // IDs are all members ever started by New.
 func (c *Cluster) IDs() []string { return c.ids }

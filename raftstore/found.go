@@ -1,0 +1,180 @@
+package raftstore
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/hashicorp/raft"
+	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
+	"go.etcd.io/bbolt"
+
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/seglog"
+	"github.com/clusterd/clusterd/raftstore/wire"
+)
+
+// RevisionGap is by how much the revision is raised (mvcc.Keyspace.Rebase)
+// where a store goes on from a copy of its state: more than clients can have
+// seen since the copy was made, at 1 500 writes a second for a week.
+const RevisionGap = 1_000_000_000
+
+// Found writes the data folder of a store that goes on from the given
+// keyspace, with id as its only member, in a new epoch. The folder must not
+// exist. term is the raft term that the keyspace was reached in, at least 1.
+// A folder that is not whole, because Found failed or was interrupted, opens
+// as one without state or not at all: it is to be removed.
+func Found(dir, id string, e Epoch, k *mvcc.Keyspace, term uint64) error {
+	if id == "" || term == 0 || k.Index() == 0 {
+		return fmt.Errorf("%w: a store is founded by a member, in a term, with a keyspace that was applied to", ErrInvalid)
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	if err := SetEpoch(dir, e); err != nil {
+		return err
+	}
+	stable, err := openBolt(dir)
+	if err != nil {
+		return err
+	}
+	// raft's name for it. Its terms go on from the snapshot's.
+	err = stable.SetUint64([]byte("CurrentTerm"), term)
+	if err := errors.Join(err, stable.Close()); err != nil {
+		return fmt.Errorf("%s: %w", stableFile, err)
+	}
+	snapshots, err := raft.NewFileSnapshotStore(dir, keptSnapshots, io.Discard)
+	if err != nil {
+		return err
+	}
+	_, trans := raft.NewInmemTransport(raft.ServerAddress(id)) // encodes addresses
+	sink, err := snapshots.Create(raft.SnapshotVersionMax, k.Index(), term, onlyVoter(id), k.Index(), trans)
+	if err != nil {
+		return fmt.Errorf("write snapshot: %w", err)
+	}
+	if err := wire.WriteSnapshot(sink, k.Snapshot()); err != nil {
+		return errors.Join(fmt.Errorf("write snapshot: %w", err), sink.Cancel())
+	}
+	if err := sink.Close(); err != nil {
+		return fmt.Errorf("finish snapshot: %w", err)
+	}
+	return syncDir(filepath.Dir(dir))
+}
+
+func onlyVoter(id string) raft.Configuration {
+	return raft.Configuration{Servers: []raft.Server{{
+		Suffrage: raft.Voter, ID: raft.ServerID(id), Address: raft.ServerAddress(id),
+	}}}
+}
+
+func openBolt(dir string) (*raftboltdb.BoltStore, error) {
+	b, err := raftboltdb.New(raftboltdb.Options{
+		Path: filepath.Join(dir, stableFile),
+		BoltOptions: &bbolt.Options{
+			Timeout:        time.Second, // someone else has the folder open
+			NoFreelistSync: true,        // rebuilt at open; saves a page per commit
+			FreelistType:   bbolt.FreelistMapType,
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", stableFile, err)
+	}
+	return b, nil
+}
+
+func openLog(dir string, logger *slog.Logger) (*seglog.Log, error) {
+	return seglog.Open(filepath.Join(dir, logDir), seglog.Options{Logger: logger})
+}
+
+// Replay reads the data folder of a member that does not run: its newest
+// snapshot and its whole log, to the end. Entries that this member did not
+// know to be committed are applied too: they may have been, and a client may
+// have been told. It returns the keyspace and the term of the last entry. It
+// changes nothing but what opening the log does: an append that a crash left
+// unfinished is cut off.
+func Replay(dir string, logger *slog.Logger) (*mvcc.Keyspace, uint64, error) {
+	k, term, err := replay(dir, logger)
+	if err != nil {
+		return nil, 0, fmt.Errorf("read the store in %s: %w", dir, err)
+	}
+	return k, term, nil
+}
+
+func replay(dir string, logger *slog.Logger) (*mvcc.Keyspace, uint64, error) {
+	if _, err := os.Stat(filepath.Join(dir, stableFile)); err != nil {
+		return nil, 0, err
+	}
+	snapshots, err := raft.NewFileSnapshotStore(dir, keptSnapshots, io.Discard)
+	if err != nil {
+		return nil, 0, err
+	}
+	list, err := snapshots.List() // the newest first
+	if err != nil {
+		return nil, 0, err
+	}
+	k, term := mvcc.New(), uint64(0)
+	var damaged error
+	for _, meta := range list {
+		_, r, err := snapshots.Open(meta.ID)
+		if err == nil {
+			var whole *mvcc.Keyspace
+			if whole, err = wire.ReadSnapshot(r); err == nil {
+				k, term, damaged = whole, meta.Term, nil
+			}
+			_ = r.Close()
+		}
+		if err == nil {
+			break
+		}
+		damaged = errors.Join(damaged, fmt.Errorf("snapshot %s: %w", meta.ID, err))
+	}
+	if damaged != nil {
+		return nil, 0, damaged
+	}
+	log, err := openLog(dir, logger)
+	if err != nil {
+		return nil, 0, err
+	}
+	term, err = applyLog(k, term, log)
+	return k, term, errors.Join(err, log.Close())
+}
+
+// applyLog applies the entries after the keyspace's and returns the last one's
+// term.
+func applyLog(k *mvcc.Keyspace, term uint64, log *seglog.Log) (uint64, error) {
+	first, err := log.FirstIndex()
+	if err != nil {
+		return 0, err
+	}
+	last, err := log.LastIndex()
+	if err != nil {
+		return 0, err
+	}
+	if last != 0 && first > k.Index()+1 {
+		return 0, fmt.Errorf("the log begins with entry %d, and entry %d is missing", first, k.Index()+1)
+	}
+	for i := k.Index() + 1; i <= last; i++ {
+		var entry raft.Log
+		if err := log.GetLog(i, &entry); err != nil {
+			return 0, fmt.Errorf("log entry %d: %w", i, err)
+		}
+		term = entry.Term
+		if entry.Type != raft.LogCommand {
+			k.Advance(i)
+			continue
+		}
+		batch, err := wire.DecodeBatch(entry.Data)
+		if err != nil {
+			return 0, fmt.Errorf("log entry %d: %w", i, err)
+		}
+		k.Apply(i, batch)
+	}
+	return term, nil
+}
