@@ -27,7 +27,6 @@ import (
 	"github.com/clusterd/clusterd/agent/node"
 	"github.com/clusterd/clusterd/agent/object"
 	"github.com/clusterd/clusterd/agent/pod"
-	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/clusterd/clusterd/agent/probe"
 	"github.com/clusterd/clusterd/agent/runtime"
 	"github.com/clusterd/clusterd/agent/stream"
@@ -38,7 +37,6 @@ import (
 type Runtime interface {
 	pod.Runtime
 	Attach(ctx context.Context, id string, io runtime.ExecIO, tty bool) error
-	Update(ctx context.Context, u api.Update) error
 }
 
 // Images owns the images: *image.Store.

@@ -37,6 +37,8 @@ type Runtime struct {
 	// StartErr, when it returns an error or a start error, decides over a
 	// start. Set it before use.
 	StartErr func(c api.Container) (startError string, err error)
+	// UpdateErr, when it returns an error, refuses an update. Set it before use.
+	UpdateErr func(u api.Update) error
 	// ExecFn answers an exec; default: exit code 0.
 	ExecFn func(ctx context.Context, e api.Exec, io runtime.ExecIO) (int, error)
 	// IgnoreTerm keeps containers from ending at their stop signal.
@@ -334,8 +336,63 @@ func (r *Runtime) Attach(ctx context.Context, _ string, _ runtime.ExecIO, _ bool
 	return ctx.Err()
 }
 
-// Update does nothing.
-func (r *Runtime) Update(context.Context, api.Update) error { return nil }
+// Update implements pod.Runtime: what is not 0 replaces what was set before.
+func (r *Runtime) Update(_ context.Context, u api.Update) error {
+	if r.UpdateErr != nil {
+		if err := r.UpdateErr(u); err != nil {
+			return err
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c, s := r.containers[u.ID], r.sandboxes[u.ID]
+	var have *api.Resources
+	switch {
+	case c != nil && c.State != api.StateRunning:
+		return notRunning(u.ID)
+	case c != nil:
+		have = &c.Container.Resources
+		r.note("update %s", c.Container.Name)
+	case s != nil:
+		have = &s.Sandbox.PodResources
+		r.note("update sandbox %s", s.Sandbox.Name)
+	default:
+		return notFound(u.ID)
+	}
+	for _, f := range []struct{ to, from *int64 }{
+		{&have.CPUQuota, &u.Resources.CPUQuota}, {&have.MemoryLimit, &u.Resources.MemoryLimit}, {&have.PidsLimit, &u.Resources.PidsLimit},
+	} {
+		if *f.from != 0 {
+			*f.to = *f.from
+		}
+	}
+	for _, f := range []struct{ to, from *uint64 }{
+		{&have.CPUShares, &u.Resources.CPUShares}, {&have.CPUPeriod, &u.Resources.CPUPeriod},
+	} {
+		if *f.from != 0 {
+			*f.to = *f.from
+		}
+	}
+	return nil
+}
+
+// Resources are the limits of the running container of that name, or of the
+// sandbox of the pod of that name.
+func (r *Runtime) Resources(name string) api.Resources {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range r.containers {
+		if c.Container.Name == name && c.State == api.StateRunning {
+			return c.Container.Resources
+		}
+	}
+	for _, s := range r.sandboxes {
+		if s.Sandbox.Name == name && s.State == api.StateRunning {
+			return s.Sandbox.PodResources
+		}
+	}
+	return api.Resources{}
+}
 
 // Counts says how many sandboxes and containers there are.
 func (r *Runtime) Counts() (sandboxes, containers int) {

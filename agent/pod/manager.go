@@ -37,7 +37,8 @@ type Manager struct {
 	ctx      context.Context
 	workers  map[types.UID]*worker
 	ended    map[types.UID]bool    // finished here, not yet gone from the watch
-	admitted map[types.UID]*v1.Pod // who holds a part of the node
+	admitted map[types.UID]*v1.Pod // who holds a part of the node, as granted
+	deferred map[types.UID]bool    // who waits for a larger part of the node
 	records  map[types.UID]*Records
 	routes   map[string]types.UID // sandbox ID → pod
 	shares   map[string]uint64    // of the class cgroups, as last set
@@ -56,7 +57,7 @@ func NewManager(cfg Config) *Manager {
 	}
 	return &Manager{
 		cfg: cfg, starts: make(chan struct{}, cfg.Parallel), writes: make(chan struct{}, 16), seen: make(chan struct{}), stale: map[string]bool{},
-		workers: map[types.UID]*worker{}, ended: map[types.UID]bool{}, admitted: map[types.UID]*v1.Pod{},
+		workers: map[types.UID]*worker{}, ended: map[types.UID]bool{}, admitted: map[types.UID]*v1.Pod{}, deferred: map[types.UID]bool{},
 		records: map[types.UID]*Records{}, routes: map[string]types.UID{},
 		shares: map[string]uint64{}, fault: "it was not asked yet",
 	}
@@ -178,7 +179,7 @@ func (m *Manager) set(pod *v1.Pod) {
 		if verdict != nil {
 			w.inbox = append(w.inbox, func() { w.fail(*verdict) })
 		} else {
-			m.admitted[pod.UID] = pod
+			m.admitted[pod.UID] = granted(pod, w.obs.Allocated)
 		}
 	}
 	containersPerPod.Observe(float64(len(pod.Spec.Containers)))
@@ -194,7 +195,8 @@ func (m *Manager) launch(w *worker) {
 		defer m.mu.Unlock()
 		if m.workers[w.uid] == w && m.ctx.Err() == nil {
 			delete(m.workers, w.uid)
-			delete(m.admitted, w.uid)
+			m.releaseLocked(w.uid)
+			delete(m.deferred, w.uid)
 			if !w.gone {
 				m.ended[w.uid] = true
 			}
@@ -334,7 +336,14 @@ func (m *Manager) holders() []*v1.Pod {
 func (m *Manager) release(uid types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.admitted, uid)
+	m.releaseLocked(uid)
+}
+
+func (m *Manager) releaseLocked(uid types.UID) {
+	if _, held := m.admitted[uid]; held {
+		delete(m.admitted, uid)
+		m.roomLocked()
+	}
 }
 
 // slot waits for a turn to start something; release gives it back.

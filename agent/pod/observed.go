@@ -5,6 +5,8 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/clusterd/clusterd/agent/podmon/api"
 )
 
 // Desired is what the API wants of one pod.
@@ -71,6 +73,14 @@ type Observed struct {
 	// entry.
 	Containers map[string]*Container
 
+	// Allocated is what the node has granted each container; see resize.go.
+	Allocated Allocation
+	// ResizePending is why the node cannot grant what the spec asks for.
+	ResizePending *Fault
+	// Resizing is set while cgroups are written; ResizeErr is why that failed.
+	Resizing  bool
+	ResizeErr *Fault
+
 	// Strays are what podmon holds of the pod and nothing above stands for, by
 	// ID: made for a request whose answer was lost. They are ended.
 	Strays map[string]*Stray
@@ -112,7 +122,9 @@ type Sandbox struct {
 	Made    bool   // a sandbox has been made before
 	MadeAt  time.Time
 	IPs     []netip.Addr
-	Err     *Fault
+	// Limits are those of the pod's own cgroup, as last written.
+	Limits api.Resources
+	Err    *Fault
 }
 
 // Stray is a sandbox or container that is to be ended because nobody asked for
@@ -168,6 +180,7 @@ const (
 	StopUnhealthy StopCause = "unhealthy" // a probe or hook failed
 	StopSandbox   StopCause = "sandbox"   // the sandbox died
 	StopPod       StopCause = "pod"       // the pod ends
+	StopResized   StopCause = "resized"   // its size changed, and its policy asks for a restart
 )
 
 // Instance is one run of a container.
@@ -201,6 +214,8 @@ type Instance struct {
 	// PreStopDone: the preStop hook has been run.
 	PreStopDone bool
 	StopCause   StopCause
+	// Applied is what its cgroup holds.
+	Applied v1.ResourceRequirements
 }
 
 func (c *Container) running() bool { return c.Now != nil && c.Now.Running }

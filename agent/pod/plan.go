@@ -45,6 +45,10 @@ type (
 	}
 	// Cancel gives up a pull or start that is under way.
 	Cancel struct{ Container string }
+	// Grant asks the node for the resources that the spec wants.
+	Grant struct{}
+	// Resize writes what is allocated into the cgroups.
+	Resize struct{}
 	// Fail sets the pod's verdict.
 	Fail struct{ Verdict Verdict }
 	// Teardown removes whatever the node holds for the pod.
@@ -62,6 +66,8 @@ func (Pull) step()          {}
 func (Start) step()         {}
 func (Stop) step()          {}
 func (Cancel) step()        {}
+func (Grant) step()         {}
+func (Resize) step()        {}
 func (Fail) step()          {}
 func (Teardown) step()      {}
 func (Finish) step()        {}
@@ -180,7 +186,7 @@ func willRestart(spec *v1.PodSpec, cs *v1.Container, kind Kind, c *Container) bo
 	if kind == KindEphemeral {
 		return false
 	}
-	if i.StopCause == StopChanged || kind == KindSidecar {
+	if i.StopCause == StopChanged || i.StopCause == StopResized || kind == KindSidecar {
 		return true
 	}
 	if i.StopCause == StopPod {
@@ -241,6 +247,7 @@ func (p *planner) run() {
 	if v := p.o.Volumes; !v.Ready && !v.Busy && !p.held(v.Err) {
 		p.add(SetupVolumes{})
 	}
+	p.resize()
 	ready := p.o.Sandbox.State == SandboxReady && p.o.Volumes.Ready && len(p.o.Strays) == 0
 	if p.initialize(ready) {
 		p.apps(ready)

@@ -32,6 +32,9 @@ type Runtime interface {
 	RemoveSandbox(ctx context.Context, id string) error
 	StartContainer(ctx context.Context, c api.Container) (api.ContainerStatus, error)
 	Signal(ctx context.Context, s api.Signal) error
+	// Update sets other limits on a running container, or on the pod's own
+	// cgroup by its sandbox's ID.
+	Update(ctx context.Context, u api.Update) error
 	RemoveContainer(ctx context.Context, id string) error
 	List(ctx context.Context) ([]api.SandboxStatus, []api.ContainerStatus, error)
 	// Events streams changes from now on; the channel is closed when the

@@ -27,7 +27,7 @@ const lostSandbox = "lost"
 // the state before it; after a boot the API's running containers are known as
 // lost.
 func seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatus, *v1.Container) string) Observed {
-	o := Observed{Containers: map[string]*Container{}, Strays: map[string]*Stray{}}
+	o := Observed{Containers: map[string]*Container{}, Strays: map[string]*Stray{}, Allocated: seedAllocation(pod)}
 	if t := pod.Status.StartTime; t != nil {
 		o.StartedAt = t.Time
 	}
@@ -37,7 +37,7 @@ func seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatu
 			o.Strays[s.Sandbox.ID] = &Stray{}
 			continue
 		}
-		o.Sandbox = Sandbox{ID: s.Sandbox.ID, Attempt: attempt, Made: true, State: SandboxDead, IPs: parseIPs(s.Sandbox.Labels[labelIPs])}
+		o.Sandbox = Sandbox{ID: s.Sandbox.ID, Attempt: attempt, Made: true, State: SandboxDead, IPs: parseIPs(s.Sandbox.Labels[labelIPs]), Limits: s.Sandbox.PodResources}
 		if s.State == api.StateRunning {
 			o.Sandbox.State = SandboxReady
 		}
@@ -70,6 +70,7 @@ func seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatu
 			}
 			inst := instanceOf(st)
 			if inst.Running {
+				inst.Applied = seedApplied(st.Container.Resources, o.Allocated.of(spec), told)
 				// Probes will say more; until then the API's word stands.
 				inst.Started, inst.Ready = true, true
 				if known && told.ContainerID == ContainerIDPrefix+inst.ID {

@@ -205,12 +205,16 @@ func (b *builder) phase(initDone bool) v1.PodPhase {
 // container builds one container's status.
 func (b *builder) container(spec *v1.Container, kind Kind, idle string) v1.ContainerStatus {
 	c := b.o.Containers[spec.Name]
+	size := b.o.Allocated.of(spec)
 	st := v1.ContainerStatus{
 		Name: spec.Name, Image: spec.Image, RestartCount: c.Restarts, Started: ptr.To(false),
-		AllocatedResources: spec.Resources.Requests,
+		AllocatedResources: size.Requests,
 	}
-	if len(spec.Resources.Requests)+len(spec.Resources.Limits) > 0 {
-		st.Resources = &v1.ResourceRequirements{Requests: spec.Resources.Requests, Limits: spec.Resources.Limits}
+	if _, sized := b.o.Allocated[spec.Name]; sized && c.running() {
+		size = c.Now.Applied
+	}
+	if len(size.Requests)+len(size.Limits) > 0 {
+		st.Resources = &v1.ResourceRequirements{Requests: size.Requests, Limits: size.Limits}
 	}
 	if c.Now != nil {
 		st.ImageID = c.Now.ImageID
@@ -383,16 +387,46 @@ func (b *builder) conditions(st *v1.PodStatus, initDone bool) {
 	}
 	set(v1.PodReady, ready, reason, message)
 	set(v1.PodScheduled, true, "", "")
+	b.resizeConditions(st)
 
 	for _, c := range b.old.Conditions {
-		if conditionIndex(st.Conditions, c.Type) < 0 {
+		if !isTransient(c.Type) && conditionIndex(st.Conditions, c.Type) < 0 {
 			st.Conditions = append(st.Conditions, c)
 		}
 	}
 }
 
+// resizeConditions tells of a resize that waits or is under way.
+func (b *builder) resizeConditions(st *v1.PodStatus) {
+	if terminal(st.Phase) {
+		return
+	}
+	set := func(t v1.PodConditionType, reason, message string) {
+		c := v1.PodCondition{Type: t, Status: v1.ConditionTrue, Reason: reason, Message: message, ObservedGeneration: b.d.Pod.Generation}
+		st.Conditions = append(st.Conditions, carry(c, b.old.Conditions, b.now))
+	}
+	spec := &b.d.Pod.Spec
+	if f := b.o.ResizePending; f != nil && b.o.wanted(spec) {
+		set(v1.PodResizePending, f.Reason, f.Message)
+	}
+	if len(b.o.unapplied(spec)) > 0 || b.o.podUnapplied(b.d.Pod) {
+		if f := b.o.ResizeErr; f != nil {
+			set(v1.PodResizeInProgress, f.Reason, f.Message)
+		} else {
+			set(v1.PodResizeInProgress, "", "")
+		}
+	}
+}
+
 // owned are the condition types that the agent alone writes.
-var owned = []v1.PodConditionType{v1.PodReadyToStartContainers, v1.PodInitialized, v1.ContainersReady, v1.PodReady, v1.PodScheduled}
+var owned = []v1.PodConditionType{v1.PodReadyToStartContainers, v1.PodInitialized, v1.ContainersReady, v1.PodReady, v1.PodScheduled,
+	v1.PodResizePending, v1.PodResizeInProgress}
+
+// isTransient tells of a condition type of the agent's that is there only
+// while it is true.
+func isTransient(t v1.PodConditionType) bool {
+	return t == v1.PodResizePending || t == v1.PodResizeInProgress
+}
 
 // carry keeps the old transition time when the condition has not moved.
 func carry(c v1.PodCondition, old []v1.PodCondition, now time.Time) v1.PodCondition {

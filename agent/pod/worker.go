@@ -201,6 +201,10 @@ func (w *worker) begin(s Step) {
 		if op := w.ops[s.Container]; op != nil {
 			op.cancel()
 		}
+	case Grant:
+		w.grant()
+	case Resize:
+		w.resize()
 	case Fail:
 		w.fail(s.Verdict)
 	case Teardown:
@@ -268,6 +272,9 @@ func (w *worker) setPod(pod *v1.Pod) {
 			w.obs.Containers[spec.Name] = &Container{Name: spec.Name}
 		}
 	}
+	if f := w.obs.ResizePending; f != nil {
+		f.RetryAt = time.Time{} // it may ask for something else now
+	}
 	if !sameStatus(&pod.Status, w.status.stored) && !w.status.writing {
 		w.status.stored = &pod.Status // somebody else wrote: put it right
 	}
@@ -282,8 +289,9 @@ func (w *worker) setPod(pod *v1.Pod) {
 // setGone tells that the API has no such pod any more.
 func (w *worker) setGone() { w.gone = true }
 
+// spec is a container as the node has granted it.
 func (w *worker) spec(name string) *v1.Container {
-	for _, c := range allContainers(&w.pod.Spec) {
+	for _, c := range allContainers(&granted(w.pod, w.obs.Allocated).Spec) {
 		if c.Name == name {
 			return c
 		}

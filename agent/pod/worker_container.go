@@ -112,10 +112,10 @@ func (m *Manager) ensureImage(ctx context.Context, pod *v1.Pod, ref string, poli
 
 // startContainer makes the next instance.
 func (w *worker) startContainer(c *Container, attempt uint32) {
-	spec, kind, pod, sandbox, img := w.spec(c.Name), w.kind(c.Name), w.pod, w.obs.Sandbox, w.images[c.Name]
+	spec, kind, pod, sandbox, img := w.spec(c.Name), w.kind(c.Name), granted(w.pod, w.obs.Allocated), w.obs.Sandbox, w.images[c.Name]
 	before := c.StartErr
 	backOff := time.Duration(0)
-	if c.Now != nil && c.Now.StopCause != StopChanged {
+	if c.Now != nil && c.Now.StopCause != StopChanged && c.Now.StopCause != StopResized {
 		backOff = c.BackOff
 		if c.Now.FinishedAt.Sub(c.Now.StartedAt) >= resetAfter {
 			backOff = 0
@@ -146,7 +146,7 @@ func (w *worker) startContainer(c *Container, attempt uint32) {
 			}
 		}
 		registered := make(chan *Instance, 1)
-		w.send(func() { registered <- w.register(c, st, backOff) })
+		w.send(func() { registered <- w.register(c, st, backOff, spec.Resources) })
 		var hookErr error
 		if st.StartError == "" && spec.Lifecycle != nil && spec.Lifecycle.PostStart != nil {
 			hookErr = w.m.runHook(ctx, spec.Lifecycle.PostStart, w.target(spec, st.Container.ID, sandbox), hookDeadline)
@@ -186,9 +186,11 @@ func (w *worker) targetOf(name string) (id string, err error) {
 	return c.Now.ID, nil
 }
 
-// register makes a started container the newest instance.
-func (w *worker) register(c *Container, st api.ContainerStatus, backOff time.Duration) *Instance {
+// register makes a started container the newest instance; size is what it was
+// made with.
+func (w *worker) register(c *Container, st api.ContainerStatus, backOff time.Duration, size v1.ResourceRequirements) *Instance {
 	inst := instanceOf(st)
+	inst.Applied = size
 	inst.CreatedAt = time.Now()
 	w.forget(c)
 	c.Last, c.Now = c.Now, inst
@@ -336,7 +338,7 @@ func (w *worker) onContainer(st api.ContainerStatus) {
 		}
 	case c != nil && c.Op != OpStart && (c.Now == nil || c.Now.Attempt < st.Container.Attempt):
 		// A start whose answer was lost.
-		inst := w.register(c, st, c.BackOff)
+		inst := w.register(c, st, c.BackOff, w.spec(c.Name).Resources)
 		if inst.Running {
 			inst.Started, inst.Ready = true, true
 			w.startProbes(c)

@@ -37,7 +37,7 @@ func faulted(before *Fault, reason string, err error) *Fault {
 
 func (w *worker) createSandbox(attempt uint32) {
 	w.obs.Sandbox.State = SandboxCreating
-	before, pod, id := w.obs.Sandbox.Err, w.pod, newID()
+	before, pod, id := w.obs.Sandbox.Err, granted(w.pod, w.obs.Allocated), newID()
 	w.making = id
 	w.m.routeTo(id, w.uid)
 	w.background(sandboxDeadline, func(ctx context.Context) func() {
@@ -61,7 +61,7 @@ func (w *worker) createSandbox(attempt uint32) {
 				}
 				return
 			}
-			w.obs.Sandbox = Sandbox{ID: id, State: SandboxReady, Attempt: attempt, Made: true, MadeAt: time.Now(), IPs: ips}
+			w.obs.Sandbox = Sandbox{ID: id, State: SandboxReady, Attempt: attempt, Made: true, MadeAt: time.Now(), IPs: ips, Limits: podResources(pod, w.m.cfg.PidsLimit)}
 		}
 	})
 }

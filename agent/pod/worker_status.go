@@ -150,7 +150,7 @@ func withForeign(st, live *v1.PodStatus) *v1.PodStatus {
 		}
 	}
 	for _, c := range live.Conditions {
-		if !isOwned(c.Type) || conditionIndex(out.Conditions, c.Type) < 0 {
+		if !isOwned(c.Type) || !isTransient(c.Type) && conditionIndex(out.Conditions, c.Type) < 0 {
 			out.Conditions = append(out.Conditions, c)
 		}
 	}

@@ -124,6 +124,9 @@ func (s *Supervisor) update(u api.Update) error {
 	s.mu.Unlock()
 	res := resources(u.Resources)
 	res.SkipDevices = true
+	// A limit below what is in use is refused. (Version 1 does that itself,
+	// version 2 would kill.)
+	res.MemoryCheckBeforeUpdate = true
 	if sb != nil {
 		m, err := cgroupManager(sb.status.Sandbox.CgroupParent, u.Resources)
 		if err != nil {

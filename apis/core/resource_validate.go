@@ -161,7 +161,7 @@ func overcommits(name corev1.ResourceName) bool { return isNative(name) && !isHu
 // countable tells whether a resource comes in pieces.
 func countable(name corev1.ResourceName) bool { return name == corev1.ResourcePods || isExtended(name) }
 
-func validateResizePolicy(policies []corev1.ContainerResizePolicy, at *field.Path) field.ErrorList {
+func validateResizePolicy(policies []corev1.ContainerResizePolicy, restart corev1.RestartPolicy, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	seen := sets.New[corev1.ResourceName]()
 	for i, policy := range policies {
@@ -172,6 +172,9 @@ func validateResizePolicy(policies []corev1.ContainerResizePolicy, at *field.Pat
 		seen.Insert(policy.ResourceName)
 		errs = append(errs, check.OneOf(at.Child("resourceName"), policy.ResourceName, corev1.ResourceCPU, corev1.ResourceMemory)...)
 		errs = append(errs, check.OneOf(at.Child("restartPolicy"), policy.RestartPolicy, corev1.NotRequired, corev1.RestartContainer)...)
+		if restart == corev1.RestartPolicyNever && policy.RestartPolicy == corev1.RestartContainer {
+			errs = append(errs, field.Invalid(at.Child("restartPolicy"), policy.RestartPolicy, "must be 'NotRequired' when `restartPolicy` of the pod is 'Never'"))
+		}
 	}
 	return errs
 }

@@ -37,9 +37,10 @@ func (a amounts) sub(b amounts) {
 
 // requests is what a pod asks for: the larger of the sum of its containers and
 // sidecars and of each init container with the sidecars started before it,
-// plus overhead.
+// plus overhead. While a pod is resized it takes the larger of what it asks for
+// and what its node has granted; a size its node cannot give does not count.
 func requests(pod *corev1.Pod) amounts {
-	return amountsOf(resource.PodRequests(pod, resource.PodResourcesOptions{}))
+	return amountsOf(resource.PodRequests(pod, resource.PodResourcesOptions{UseStatusResources: true}))
 }
 
 // Pods that ask for nothing still take something: for scoring only, so that
