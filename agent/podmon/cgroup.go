@@ -2,11 +2,13 @@ package podmon
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
@@ -93,8 +95,37 @@ func (s *Supervisor) leaveCgroup() error {
 func cgroupManager(path string, r api.Resources) (cgroups.Manager, error) {
 	res := resources(r)
 	res.SkipDevices = true
-	return manager.New(&cgroups.Cgroup{Path: path, Resources: res})
+	return managerAt(path, res)
 }
+
+// managerAt manages the cgroup at an absolute path. The library looks for every
+// hierarchy each time it is not told where they are.
+func managerAt(cgroup string, res *cgroups.Resources) (cgroups.Manager, error) {
+	roots, err := cgroupRoots()
+	if err != nil {
+		return nil, err
+	}
+	paths := make(map[string]string, len(roots))
+	for controller, root := range roots {
+		paths[controller] = path.Join(root, cgroup)
+	}
+	return manager.NewWithPaths(&cgroups.Cgroup{Path: cgroup, Resources: res}, paths)
+}
+
+// cgroupRoots are the hierarchies' mount points by controller, as the library
+// names them ("" on cgroup v2).
+var cgroupRoots = sync.OnceValues(func() (map[string]string, error) {
+	const any = "/any"
+	m, err := manager.New(&cgroups.Cgroup{Path: any, Resources: &cgroups.Resources{SkipDevices: true}})
+	if err != nil {
+		return nil, fmt.Errorf("find the cgroup hierarchies: %w", err)
+	}
+	roots := map[string]string{}
+	for controller, p := range m.GetPaths() {
+		roots[controller] = strings.TrimSuffix(p, any)
+	}
+	return roots, nil
+})
 
 // validCgroup refuses what would reach out of the tree.
 func validCgroup(p string) error {
@@ -190,22 +221,8 @@ func processesOf(m cgroups.Manager) ([]int, error) {
 }
 
 // removeCgroupTree removes m's cgroup and every empty one below it, in all
-// hierarchies.
-func removeCgroupTree(m cgroups.Manager) error {
-	for _, dir := range m.GetPaths() {
-		var dirs []string
-		_ = filepath.WalkDir(dir, func(p string, d os.DirEntry, err error) error {
-			if err == nil && d.IsDir() {
-				dirs = append(dirs, p)
-			}
-			return nil
-		})
-		for i := len(dirs) - 1; i > 0; i-- { // deepest first; dir itself below
-			_ = unix.Rmdir(dirs[i])
-		}
-	}
-	return m.Destroy() // retries while the kernel is still busy with it
-}
+// hierarchies. It tries again for a moment while the kernel is still busy.
+func removeCgroupTree(m cgroups.Manager) error { return m.Destroy() }
 
 // deviceRules are the cgroup rules of a container: everything for a privileged
 // one; otherwise nodes may be made but only the harmless ones opened, and

@@ -171,6 +171,7 @@ func (s *Supervisor) launch(ctx context.Context, c *container, sb *sandbox) (err
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
 	}
+	ownTree := takeCgroupTree(cfg)
 	if c.lc, err = libcontainer.Create(filepath.Join(s.cfg.Dir, runcStateDir), c.id, cfg); err != nil {
 		return err
 	}
@@ -183,7 +184,7 @@ func (s *Supervisor) launch(ctx context.Context, c *container, sb *sandbox) (err
 	if p.Cwd == "" {
 		p.Cwd = "/"
 	}
-	if err := s.runProcess(c, p); err != nil {
+	if err := s.runProcess(c, p, ownTree); err != nil {
 		if derr := c.lc.Destroy(); derr != nil {
 			s.log.Warn("failed start not cleaned up", "id", c.id, "err", derr)
 		}
@@ -192,8 +193,9 @@ func (s *Supervisor) launch(ctx context.Context, c *container, sb *sandbox) (err
 	return nil
 }
 
-// runProcess runs the container's first process and takes hold of it.
-func (s *Supervisor) runProcess(c *container, p *libcontainer.Process) error {
+// runProcess runs the container's first process and takes hold of it. With
+// cgroupTree it mounts /sys/fs/cgroup, see takeCgroupTree.
+func (s *Supervisor) runProcess(c *container, p *libcontainer.Process, cgroupTree bool) error {
 	console, err := c.io.attachTo(p)
 	if err != nil {
 		return err
@@ -205,14 +207,20 @@ func (s *Supervisor) runProcess(c *container, p *libcontainer.Process) error {
 		return err
 	}
 	point("container: init waits")
-	if err := c.lc.Exec(); err != nil {
+	pid, err := p.Pid()
+	if err == nil && cgroupTree {
+		err = mountCgroupTree(pid, !c.status.Container.Privileged)
+	}
+	if err == nil {
+		err = c.lc.Exec()
+	}
+	if err != nil {
 		_ = p.Signal(unix.SIGKILL)
 		_, _ = p.Wait()
 		return err
 	}
 	point("container: program runs")
-	pid, err := p.Pid()
-	if err == nil && console != nil {
+	if console != nil {
 		err = c.io.setTerminal(console)
 	}
 	if err == nil {

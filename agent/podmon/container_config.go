@@ -6,7 +6,6 @@ import (
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/opencontainers/cgroups"
-	"github.com/opencontainers/cgroups/manager"
 	"github.com/opencontainers/runc/libcontainer/configs"
 )
 
@@ -111,10 +110,7 @@ func (s *Supervisor) containerCgroup(c *container) (cgroups.Manager, error) {
 	if sb == nil {
 		return nil, errorf(api.CodeNotFound, "no sandbox %s", c.status.Container.SandboxID)
 	}
-	return manager.New(&cgroups.Cgroup{
-		Path:      path.Join(sb.status.Sandbox.CgroupParent, c.id),
-		Resources: &cgroups.Resources{SkipDevices: true},
-	})
+	return managerAt(path.Join(sb.status.Sandbox.CgroupParent, c.id), &cgroups.Resources{SkipDevices: true})
 }
 
 // update sets other limits on a pod's or container's cgroup.

@@ -519,3 +519,49 @@ func TestRootManyAtOnce(t *testing.T) {
 	// A few may be in flight (this call's), or wait for the garbage collector.
 	eventually(t, "podmon to close its descriptors", func() bool { return descriptors() <= before+5 })
 }
+
+// TestRootCgroupTree: a container sees its own cgroup as the root of every
+// hierarchy the machine has, and may not write there.
+func TestRootCgroupTree(t *testing.T) {
+	n := newNode(t)
+	n.sandbox("p")
+	files := []string{"/sys/fs/cgroup/memory/memory.limit_in_bytes"}
+	hosts, err := filepath.Glob("/sys/fs/cgroup/*/cgroup.clone_children") // version 1 alone has it
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(hosts) == 0 {
+		files = []string{"/sys/fs/cgroup/memory.max"}
+	}
+	for _, privileged := range []bool{false, true} {
+		spec := n.spec("p", fmt.Sprintf("limited-%t", privileged), "cat", files[0], "/proc/self/mountinfo")
+		spec.Resources.MemoryLimit = 64 << 20
+		spec.Privileged = privileged
+		if st := n.run(spec); st.ExitCode != 0 {
+			t.Fatalf("status: %+v", st)
+		}
+		lines := n.log(spec)
+		if len(lines) == 0 || lines[0].text != strconv.Itoa(64<<20) {
+			t.Errorf("privileged %t: the container sees another limit than its own: %v", privileged, lines)
+		}
+		seen := map[string]bool{}
+		for _, l := range lines[1:] {
+			f := strings.Fields(l.text)
+			if len(f) < 6 || !strings.HasPrefix(f[4], "/sys/fs/cgroup") {
+				continue
+			}
+			if writable := strings.HasPrefix(f[5], "rw"); writable != privileged {
+				t.Errorf("privileged %t: %s is mounted %s", privileged, f[4], f[5])
+			}
+			if f[3] != "/" {
+				t.Errorf("privileged %t: %s begins at %s, not at the container's own cgroup", privileged, f[4], f[3])
+			}
+			seen[f[4]] = true
+		}
+		for _, h := range hosts {
+			if !seen[filepath.Dir(h)] {
+				t.Errorf("privileged %t: %s is not mounted", privileged, filepath.Dir(h))
+			}
+		}
+	}
+}
