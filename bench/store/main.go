@@ -1,5 +1,13 @@
-// Command store measures raftstore: three members in this process, over
-// loopback TCP, on real files with fsync. It prints one JSON object per line.
+// Command store measures raftstore and, when an etcd binary is on PATH, etcd
+// beside it: three members each, in processes of their own, over loopback TCP,
+// on real files with fsync. Rounds of the two alternate. It prints one JSON
+// object per line: figures, then the goals that need both.
+//
+// Each side is called as an API server would call it: etcd through clientv3,
+// ours in the process of the leader, and in that of a follower, which forwards.
+// Times hold for the machine they were taken on; compare figures of one run.
+//
+//	make bench-store
 package main
 
 import (
@@ -8,349 +16,160 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
-	"log/slog"
-	"net"
 	"os"
+	"os/exec"
+	"os/signal"
 	"path/filepath"
-	"slices"
-	"strconv"
+	"runtime"
 	"strings"
-	"sync"
-	"sync/atomic"
+	"syscall"
 	"time"
+)
 
-	"github.com/clusterd/clusterd/raftstore"
-	"github.com/clusterd/clusterd/raftstore/mvcc"
+const (
+	nodes     = 3
+	valueSize = 1024
+	// patience is how long anything may take on a busy machine.
+	patience = time.Minute
 )
 
 func main() {
-	dir := flag.String("dir", "", "folder for the members' data, on the disk to be measured; default: a temporary one")
-	dur := flag.Duration("for", 3*time.Second, "how long each case runs")
-	rounds := flag.Int("rounds", 3, "rounds of each case; the medians are printed")
-	only := flag.String("run", "", "run only the cases that contain this")
+	b := bench{out: json.NewEncoder(os.Stdout)}
+	var member, peers string
+	flag.StringVar(&b.dir, "dir", "", "folder for the members' data, on the disk to be measured; default: a temporary one")
+	flag.DurationVar(&b.dur, "for", 3*time.Second, "how long each round of a case runs")
+	flag.IntVar(&b.rounds, "rounds", 3, "rounds of each case; the medians are printed")
+	flag.IntVar(&b.keys, "keys", 100000, "keys for the cases of memory and restart")
+	flag.DurationVar(&b.idle, "idle", 60*time.Second, "how long idle members are looked at")
+	flag.StringVar(&b.only, "run", "", "run only the cases whose name contains one of these, separated by commas")
+	flag.BoolVar(&b.alone, "alone", false, "do not measure etcd")
+	flag.StringVar(&member, "member", "", "internal: be the member with this name")
+	flag.StringVar(&peers, "peers", "", "internal: the members' addresses")
 	flag.Parse()
-	if err := run(*dir, *dur, *rounds, *only); err != nil {
+	var err error
+	if member != "" {
+		err = serveMember(member, b.dir, peers)
+	} else {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		err = b.run(ctx)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
-// figure is one line of output.
-type figure struct {
-	Bench   string  `json:"bench"`
-	Case    string  `json:"case"`
-	Nodes   int     `json:"nodes"`
-	Clients int     `json:"clients"`
-	Size    int     `json:"size"`
-	PerS    float64 `json:"per_s"`
-	P50     float64 `json:"p50_ms"`
-	P99     float64 `json:"p99_ms"`
-	RSS     float64 `json:"rss_mib"` // of all members together
+// side is one of the two stores that are measured. Members are numbered.
+type side interface {
+	name() string
+	start(ctx context.Context) error // all members; returns when one leads
+	startMember(i int) error
+	kill(i int)
+	stop(sig os.Signal)
+	close()
+	pids() []int
+	leader(ctx context.Context) (int, error)
+	load(ctx context.Context, member int, l Load) (Times, error)
+	stamp(ctx context.Context, member int, s Stamps) error
+	receive(ctx context.Context, member, watchers, prefixes int) error
+	received(member int) (Times, error)
+	probe(ctx context.Context, member int, d time.Duration) ([]Success, error)
+	count(ctx context.Context, member int, prefix string) (int64, error)
 }
 
-const (
-	nodes     = 3
-	valueSize = 1024
+var (
+	_ side = (*ours)(nil)
+	_ side = (*etcd)(nil)
 )
 
-func run(dir string, dur time.Duration, rounds int, only string) (err error) {
-	if dir == "" {
-		if dir, err = os.MkdirTemp("", "bench-store-"); err != nil {
+type bench struct {
+	dir    string
+	dur    time.Duration
+	rounds int
+	keys   int
+	idle   time.Duration
+	only   string
+	alone  bool
+	out    *json.Encoder
+	peer   string // etcd's version; "": it is not measured
+	goals  []goal
+}
+
+// wants says whether a case is to be run.
+func (b *bench) wants(name string) bool {
+	for part := range strings.SplitSeq(b.only, ",") {
+		if strings.Contains(name, part) {
+			return true
+		}
+	}
+	return false
+}
+
+func (b *bench) run(ctx context.Context) (err error) {
+	if b.dir == "" {
+		if b.dir, err = os.MkdirTemp("", "bench-store-"); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+		defer func() { err = errors.Join(err, os.RemoveAll(b.dir)) }()
 	}
-	c, err := start(dir)
+	if version, err := exec.Command("etcd", "--version").Output(); err == nil && !b.alone {
+		line, _, _ := strings.Cut(string(version), "\n")
+		b.peer = "etcd " + strings.TrimPrefix(line, "etcd Version: ")
+	}
+	if err := b.machine("begin"); err != nil {
+		return err
+	}
+	if err := b.withSides(ctx, "speed", b.speed); err != nil {
+		return err
+	}
+	if err := b.withSides(ctx, "state", b.state); err != nil {
+		return err
+	}
+	for _, g := range b.goals {
+		if err := b.out.Encode(g); err != nil {
+			return err
+		}
+	}
+	return b.machine("end")
+}
+
+// machine says where and when this was measured.
+func (b *bench) machine(when string) error {
+	load, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, c.close()) }()
-	leader, follower, err := c.roles()
+	return b.out.Encode(map[string]any{
+		"bench": "store", "machine": when, "cpus": runtime.NumCPU(), "loadavg": strings.TrimSpace(string(load)),
+		"peer": b.peer, "go": runtime.Version(), "round_s": b.dur.Seconds(), "rounds": b.rounds,
+	})
+}
+
+// withSides runs f with fresh members of both sides, ours first.
+func (b *bench) withSides(ctx context.Context, name string, f func(context.Context, []side) error) error {
+	dir := filepath.Join(b.dir, name)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	o, err := newOurs(dir)
 	if err != nil {
 		return err
 	}
-	value := make([]byte, valueSize)
-	var seq atomic.Int64
-	write := func(s *raftstore.Store) func(context.Context, int) error {
-		return func(ctx context.Context, client int) error {
-			key := fmt.Sprintf("/bench/%d/%d", client, seq.Add(1)%64)
-			_, err := s.Txn(ctx, mvcc.Txn{Ops: []mvcc.Op{{Type: mvcc.OpPut, Key: key, Value: value}}})
+	sides := []side{o}
+	defer o.close()
+	if b.peer != "" {
+		e, err := newEtcd(dir)
+		if err != nil {
 			return err
 		}
+		defer e.close()
+		sides = append(sides, e)
 	}
-	read := func(s *raftstore.Store) func(context.Context, int) error {
-		return func(ctx context.Context, client int) error {
-			_, _, err := s.Get(ctx, fmt.Sprintf("/bench/%d/1", client), raftstore.ReadOptions{})
-			return err
+	for _, s := range sides {
+		if err := s.start(ctx); err != nil {
+			return fmt.Errorf("start %s: %w", s.name(), err)
 		}
 	}
-	cases := []struct {
-		name    string
-		clients int
-		op      func(context.Context, int) error
-	}{
-		{"write", 1, write(leader)},
-		{"write", 128, write(leader)},
-		{"write", 512, write(leader)},
-		{"write-forwarded", 1, write(follower)},
-		{"write-forwarded", 128, write(follower)},
-		{"compare-and-set", 128, compareAndSet(leader, value)},
-		{"read", 1, read(leader)},
-		{"read", 128, read(leader)},
-		{"read-follower", 1, read(follower)},
-		{"read-follower", 128, read(follower)},
-	}
-	out := json.NewEncoder(os.Stdout)
-	for _, tc := range cases {
-		if !strings.Contains(tc.name, only) {
-			continue
-		}
-		var fs []figure
-		for range rounds {
-			f, err := measure(tc.clients, dur, tc.op)
-			if err != nil {
-				return fmt.Errorf("%s with %d clients: %w", tc.name, tc.clients, err)
-			}
-			fs = append(fs, f)
-		}
-		f := median(fs)
-		f.Bench, f.Case, f.Nodes, f.Clients, f.Size, f.RSS = "store", tc.name, nodes, tc.clients, valueSize, rss()
-		if err := out.Encode(f); err != nil {
-			return err
-		}
-	}
-	if strings.Contains("watch", only) {
-		f, err := watchFanOut(leader, follower, 100, dur)
-		if err != nil {
-			return fmt.Errorf("watch: %w", err)
-		}
-		return out.Encode(f)
-	}
-	return nil
-}
-
-func compareAndSet(s *raftstore.Store, value []byte) func(context.Context, int) error {
-	var mu sync.Mutex
-	revs := map[int]int64{}
-	return func(ctx context.Context, client int) error {
-		key := fmt.Sprintf("/cas/%d", client)
-		mu.Lock()
-		rev := revs[client]
-		mu.Unlock()
-		res, err := s.Txn(ctx, mvcc.Txn{
-			Compares: []mvcc.Compare{{Key: key, ModRevision: rev}},
-			Ops:      []mvcc.Op{{Type: mvcc.OpPut, Key: key, Value: value}},
-		})
-		switch {
-		case err != nil:
-			return err
-		case res.Succeeded:
-			rev = res.Revision
-		case res.Current[0] != nil:
-			rev = res.Current[0].ModRevision
-		}
-		mu.Lock()
-		revs[client] = rev
-		mu.Unlock()
-		return nil
-	}
-}
-
-// measure runs op in a loop in each client.
-func measure(clients int, dur time.Duration, op func(context.Context, int) error) (figure, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), dur+30*time.Second)
-	defer cancel()
-	times := make([][]time.Duration, clients)
-	errs := make([]error, clients)
-	begin := time.Now()
-	var wg sync.WaitGroup
-	for i := range clients {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			for time.Since(begin) < dur {
-				start := time.Now()
-				if errs[i] = op(ctx, i); errs[i] != nil {
-					return
-				}
-				times[i] = append(times[i], time.Since(start))
-			}
-		}()
-	}
-	wg.Wait()
-	took := time.Since(begin)
-	if err := errors.Join(errs...); err != nil {
-		return figure{}, err
-	}
-	return summary(slices.Concat(times...), took), nil
-}
-
-func summary(all []time.Duration, took time.Duration) figure {
-	if len(all) == 0 {
-		return figure{}
-	}
-	slices.Sort(all)
-	ms := func(q float64) float64 {
-		return float64(all[int(q*float64(len(all)-1))].Microseconds()) / 1000
-	}
-	return figure{PerS: float64(len(all)) / took.Seconds(), P50: ms(0.5), P99: ms(0.99)}
-}
-
-func median(fs []figure) figure {
-	pick := func(of func(figure) float64) float64 {
-		var xs []float64
-		for _, f := range fs {
-			xs = append(xs, of(f))
-		}
-		slices.Sort(xs)
-		return xs[len(xs)/2]
-	}
-	return figure{
-		PerS: pick(func(f figure) float64 { return f.PerS }),
-		P50:  pick(func(f figure) float64 { return f.P50 }),
-		P99:  pick(func(f figure) float64 { return f.P99 }),
-	}
-}
-
-// watchFanOut measures write → receipt for watchers on a follower, at a
-// hundred writes a second.
-func watchFanOut(leader, follower *raftstore.Store, watchers int, dur time.Duration) (figure, error) {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	var (
-		mu  sync.Mutex
-		all []time.Duration
-		wg  sync.WaitGroup
-	)
-	for range watchers {
-		w, err := follower.Watch(ctx, "/watch/", raftstore.WatchOptions{})
-		if err != nil {
-			return figure{}, err
-		}
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			for b := range w.C() {
-				now := time.Now()
-				mu.Lock()
-				for _, e := range b.Events {
-					if sent, err := strconv.ParseInt(string(e.KV.Value), 10, 64); err == nil {
-						all = append(all, now.Sub(time.Unix(0, sent)))
-					}
-				}
-				mu.Unlock()
-			}
-		}()
-	}
-	begin := time.Now()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	var last int64
-	for time.Since(begin) < dur {
-		<-tick.C
-		res, err := leader.Txn(ctx, mvcc.Txn{Ops: []mvcc.Op{{
-			Type: mvcc.OpPut, Key: "/watch/k", Value: []byte(strconv.FormatInt(time.Now().UnixNano(), 10)),
-		}}})
-		if err != nil {
-			return figure{}, err
-		}
-		last = res.Revision
-	}
-	took := time.Since(begin)
-	if err := follower.WaitRevision(ctx, last); err != nil {
-		return figure{}, err
-	}
-	cancel()
-	wg.Wait()
-	f := summary(all, took)
-	f.Bench, f.Case, f.Nodes, f.Clients, f.Size, f.RSS = "store", "watch-fan-out-follower", nodes, watchers, 19, rss()
-	return f, nil
-}
-
-// rss is this process's resident memory.
-func rss() float64 {
-	b, err := os.ReadFile("/proc/self/statm")
-	if err != nil {
-		return 0
-	}
-	fields := strings.Fields(string(b))
-	if len(fields) < 2 {
-		return 0
-	}
-	pages, _ := strconv.ParseFloat(fields[1], 64)
-	return float64(int(pages * float64(os.Getpagesize()) / (1 << 20)))
-}
-
-type cluster struct{ stores []*raftstore.Store }
-
-func start(dir string) (_ *cluster, err error) {
-	c := &cluster{}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, c.close())
-		}
-	}()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	addrs := map[string]string{}
-	var listeners []net.Listener
-	for i := range nodes {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return c, err
-		}
-		listeners = append(listeners, l)
-		addrs[fmt.Sprint("n", i)] = l.Addr().String()
-	}
-	for i, l := range listeners {
-		id := fmt.Sprint("n", i)
-		s, err := raftstore.Open(raftstore.Config{
-			ID: id, Dir: filepath.Join(dir, id), Listener: l,
-			Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
-			Dial: func(ctx context.Context, id string) (net.Conn, error) {
-				var d net.Dialer
-				return d.DialContext(ctx, "tcp", addrs[id])
-			},
-		})
-		if err != nil {
-			return c, err
-		}
-		c.stores = append(c.stores, s)
-		if i == 0 {
-			err = s.Bootstrap()
-		} else {
-			err = c.stores[0].AddVoter(ctx, id)
-		}
-		if err != nil {
-			return c, err
-		}
-	}
-	return c, nil
-}
-
-func (c *cluster) roles() (leader, follower *raftstore.Store, err error) {
-	for range 3000 {
-		leader, follower = nil, nil
-		for _, s := range c.stores {
-			if s.IsLeader() {
-				leader = s
-			} else if s.Leader() != "" {
-				follower = s
-			}
-		}
-		if leader != nil && follower != nil {
-			return leader, follower, nil
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	return nil, nil, errors.New("no leader")
-}
-
-func (c *cluster) close() error {
-	var errs []error
-	for _, s := range c.stores {
-		errs = append(errs, s.Close())
-	}
-	return errors.Join(errs...)
+	return f(ctx, sides)
 }

@@ -62,21 +62,28 @@ func (s *segment) append(records []byte) error {
 	return err
 }
 
-// reserve makes room up to offset n at least.
+// reserve makes room up to offset n at least. Zeros are written a page at a
+// time: the kernel keeps what is written at once together in its cache, and
+// counts all of that as written whenever a part of it is.
 func (s *segment) reserve(n int64) error {
 	if n <= s.room {
 		return nil
 	}
-	// What an append larger than the step fills itself needs no zeros first.
 	to := (n + s.step - 1) / s.step * s.step
-	zeros := make([]byte, min(to-s.room, s.step))
-	if _, err := s.f.WriteAt(zeros, to-int64(len(zeros))); err != nil {
-		s.torn = true // truncated before the next append: frees what was taken
-		return err
+	// What an append larger than the step fills itself needs no zeros first.
+	for at := max(s.room, to-s.step); at < to; {
+		m, err := s.f.WriteAt(zeros[:min(int64(len(zeros)), to-at)], at)
+		if err != nil {
+			s.torn = true // truncated before the next append: frees what was taken
+			return err
+		}
+		at += int64(m)
 	}
 	s.room = to
 	return nil
 }
+
+var zeros [4096]byte
 
 // truncate ends the file at end, durably.
 func (s *segment) truncate() error {
