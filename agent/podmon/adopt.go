@@ -119,14 +119,16 @@ func (s *Supervisor) adoptContainer(id string) error {
 		return s.saveContainer(c)
 	}
 	if f.BootID == bootID() {
-		p, err := openProcess(c.status.Pid, c.start)
+		// Running, or a zombie that the keeper has kept: its end is then
+		// recorded like any other's.
+		p, err := openProcessDead(c.status.Pid, c.start)
 		if err == nil {
 			return s.adoptRunning(c, p)
 		}
 		if !errors.Is(err, os.ErrProcessDone) {
 			return err
 		}
-		// It ended while nobody looked. Its cgroup may still tell of memory.
+		// It ended and nobody kept it. Its cgroup may still tell of memory.
 		c.lc, _ = libcontainer.Load(filepath.Join(s.cfg.Dir, runcStateDir), id)
 	}
 	s.finishContainer(c, lostExit, time.Now())
@@ -136,7 +138,7 @@ func (s *Supervisor) adoptContainer(id string) error {
 // adoptRunning goes on with a container that outlived its podmon.
 func (s *Supervisor) adoptRunning(c *container, p *process) error {
 	c.proc = p
-	c.wait = p.strangersExit
+	c.reap = p.reapIfOurs
 	var err error
 	if c.lc, err = libcontainer.Load(filepath.Join(s.cfg.Dir, runcStateDir), c.id); err != nil {
 		s.log.Warn("adopted container cannot be executed in", "id", c.id, "err", err)
@@ -144,15 +146,20 @@ func (s *Supervisor) adoptRunning(c *container, p *process) error {
 	if c.io, err = s.adoptStdio(c); err != nil {
 		s.log.Warn("adopted container's output is lost", "id", c.id, "err", err)
 	}
+	s.orphans.own(p.pid)
+	s.link.keep(c.kept())
 	c.io.start(&s.wg)
 	s.watchContainer(c)
 	s.log.Info("container adopted", "id", c.id, "pid", p.pid)
 	return nil
 }
 
-// adoptStdio opens a container's output again. Its input and its terminal ended
-// with the former podmon.
+// adoptStdio opens a container's output again, by name, and takes its input or
+// terminal from the keeper. What the keeper did not hold ended with the former
+// podmon.
 func (s *Supervisor) adoptStdio(c *container) (*stdio, error) {
+	k := s.link.take(c.id)
+	defer k.close()
 	spec := &c.status.Container
 	sio := &stdio{dir: s.containerPath(c.id), spec: spec}
 	var err error
@@ -160,8 +167,12 @@ func (s *Supervisor) adoptStdio(c *container) (*stdio, error) {
 		sio.log, _ = openLog("", 0, 0, s.log)
 	}
 	if spec.TTY {
+		if sio.tty = k.take(keptTTY); sio.tty != nil {
+			sio.outputs = []*output{{name: "stdout", r: sio.tty}}
+		}
 		return sio, err
 	}
+	sio.stdin = k.take(keptStdin)
 	for _, name := range []string{"stdout", "stderr"} {
 		err = errors.Join(err, sio.openOutput(name))
 	}

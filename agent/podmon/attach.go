@@ -161,7 +161,7 @@ func (s *Supervisor) attach(req api.Attach, stdout, stderr *os.File) (_ *attachm
 		}
 		w, err := pollable(w)
 		if err != nil {
-			a.detach()
+			a.detach(s)
 			return nil, err
 		}
 		a.taps = append(a.taps, o.taps.add(w, &s.wg))
@@ -190,13 +190,13 @@ func (a *attachment) finished(cancel <-chan struct{}) bool {
 
 // detach takes the client away; a container that wanted its input once has had
 // it then.
-func (a *attachment) detach() {
+func (a *attachment) detach(s *Supervisor) {
 	for _, t := range a.taps {
 		t.cut()
 	}
 	closeFiles(a.input)
 	if a.stdin && a.c.io.spec.StdinOnce && !a.c.io.spec.TTY {
-		a.c.io.closeStdin()
+		s.closeStdin(a.c)
 	}
 }
 

@@ -19,12 +19,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// enterCgroup moves this process out of clusterd's cgroup.
-func (s *Supervisor) enterCgroup() error {
-	if s.cfg.CgroupRoot == "" {
+// ownOOMScore makes podmon and its keeper the last that the kernel kills for
+// memory: with them goes more than they use.
+const ownOOMScore = -999
+
+// enterCgroup moves this process out of clusterd's cgroup, to one below root;
+// its children follow.
+func enterCgroup(root string) error {
+	if root == "" {
 		return nil
 	}
-	m, err := cgroupManager(path.Join(s.cfg.CgroupRoot, "podmon"), api.Resources{})
+	m, err := cgroupManager(path.Join(root, "podmon"), api.Resources{})
 	if err != nil {
 		return err
 	}
@@ -66,9 +71,9 @@ func (s *Supervisor) endCgroupsNamed(id string) {
 }
 
 // leaveCgroup undoes enterCgroup after all containers are gone, so that nothing
-// stays: back to the hierarchies' roots, and away with the whole tree, the
-// class cgroups that the agent weighs included. What holds processes of others
-// stays and is an error.
+// stays: back to the hierarchies' roots, the keeper too, and away with the whole
+// tree, the class cgroups that the agent weighs included. What holds processes
+// of others stays and is an error.
 func (s *Supervisor) leaveCgroup() error {
 	if s.cfg.CgroupRoot == "" {
 		return nil
@@ -79,8 +84,14 @@ func (s *Supervisor) leaveCgroup() error {
 		return err
 	}
 	for _, dir := range own.GetPaths() {
-		if err := cgroups.WriteCgroupProc(strings.TrimSuffix(dir, tail), os.Getpid()); err != nil {
+		root := strings.TrimSuffix(dir, tail)
+		if err := cgroups.WriteCgroupProc(root, os.Getpid()); err != nil {
 			return err
+		}
+		if s.link != nil {
+			if err := cgroups.WriteCgroupProc(root, os.Getppid()); err != nil {
+				return err
+			}
 		}
 	}
 	tree, err := cgroupManager(s.cfg.CgroupRoot, api.Resources{})

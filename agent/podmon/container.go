@@ -41,7 +41,7 @@ type container struct {
 	// Written before state becomes running, then constant.
 	proc *process
 	lc   *libcontainer.Container
-	wait func() exitStatus // collects the exit status; called once, after the end
+	reap func() // lets go of the ended process; called once, after its end is on record
 	io   *stdio
 
 	done chan struct{} // closed when exited: output drained, cgroup removed, saved
@@ -231,8 +231,9 @@ func (s *Supervisor) runProcess(c *container, p *libcontainer.Process, cgroupTre
 		_, _ = p.Wait()
 		return err
 	}
-	c.wait = func() exitStatus { return waitProcess(p, c.proc) }
+	c.reap = func() { waitProcess(p, c.proc) }
 	s.orphans.own(pid)
+	s.link.keep(c.kept())
 	c.io.start(&s.wg)
 	return nil
 }
@@ -255,10 +256,7 @@ func (s *Supervisor) watchContainer(c *container) {
 		}
 		at := time.Now()
 		point("container: ended")
-		st := c.wait()
-		point("container: reaped")
-		s.orphans.disown(c.proc.pid)
-		s.finishContainer(c, st, at)
+		s.finishContainer(c, c.proc.strangersExit(), at)
 	})
 }
 
@@ -293,7 +291,11 @@ func (s *Supervisor) finishContainer(c *container, st exitStatus, at time.Time) 
 	if err := s.saveContainer(c); err != nil {
 		s.log.Warn("container state not saved", "id", c.id, "err", err)
 	}
+	point("container: end on record")
 	if c.proc != nil {
+		c.reap()
+		s.orphans.disown(c.proc.pid)
+		s.link.drop(c.id)
 		c.proc.close()
 	}
 	close(c.done)

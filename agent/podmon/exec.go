@@ -142,12 +142,14 @@ func (s *Supervisor) holdExec(e *execution, p *libcontainer.Process, con *consol
 	e.id = "exec-" + strconv.Itoa(os.Getpid()) + "-" + strconv.FormatUint(s.execSeq, 10)
 	s.execs[e.id] = e
 	s.mu.Unlock()
+	s.link.keep(e.kept()) // for its end, should podmon be killed
 	s.wg.Go(func() {
 		if err := e.proc.exited(s.life); err != nil {
 			return
 		}
 		e.exit = waitProcess(p, e.proc)
 		s.orphans.disown(pid)
+		s.link.drop(e.id)
 		e.mu.Lock()
 		closeFiles(e.tty)
 		e.tty = nil

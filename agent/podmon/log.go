@@ -80,6 +80,32 @@ type logStream struct {
 	log     *logFile
 	name    string
 	pending []byte // an unfinished line, shorter than maxLine; nil between lines
+
+	// aside is a file that holds pending while nothing comes, should podmon be
+	// killed meanwhile; "": none. held: it is there.
+	aside string
+	held  bool
+}
+
+// resume begins with the unfinished line that a former podmon set aside.
+func (s *logStream) resume() {
+	if b, err := os.ReadFile(s.aside); err == nil && len(b) < maxLine {
+		s.pending, s.held = b, true
+	}
+}
+
+// rest sets an unfinished line aside: nothing more comes for now.
+func (s *logStream) rest() {
+	if s.aside != "" && !s.held && len(s.pending) > 0 {
+		s.held = os.WriteFile(s.aside, s.pending, 0o600) == nil
+	}
+}
+
+// goOn takes back what was set aside: it is about to change.
+func (s *logStream) goOn() {
+	if s.held {
+		s.held = os.Remove(s.aside) != nil
+	}
 }
 
 // outBuffers hold finished log lines on their way to the file.
@@ -90,6 +116,7 @@ func (s *logStream) write(p []byte) {
 	if s.log.path == "" {
 		return
 	}
+	s.goOn()
 	out := outBuffers.Get().(*bytes.Buffer)
 	defer func() {
 		if out.Cap() <= 256<<10 {
@@ -131,6 +158,7 @@ func (s *logStream) write(p []byte) {
 // end logs a line that was never finished, as a part, so that a reader prints
 // the bytes and nothing more.
 func (s *logStream) end() {
+	s.goOn()
 	if len(s.pending) == 0 || s.log.path == "" {
 		return
 	}

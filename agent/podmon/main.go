@@ -2,6 +2,7 @@ package podmon
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
@@ -10,8 +11,10 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"syscall"
 
+	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/sirupsen/logrus"
 )
@@ -27,7 +30,10 @@ func Main(args []string) int {
 	root := fs.String("root", "", "state folder; its socket is podmon.sock (required)")
 	cgroupRoot := fs.String("cgroup-root", "", "cgroup below which podmon puts itself, for example /clusterd/n1 (empty: stay)")
 	detach := fs.Bool("detach", false, "start another podmon in a session of its own, and end")
-	readyFD := fs.Int("ready-fd", 0, "descriptor to write \"ok\" to when serving, or the reason why not")
+	readyFD := fs.Int("ready-fd", 0, "descriptor to write to when serving, or the reason why not")
+	keep := fs.Bool("keep", false, "be the keeper: start podmon, again and again")
+	keptFD := fs.Int("kept-fd", 0, "what a podmon that became the keeper holds")
+	linkFD := fs.Int("link-fd", 0, "connection to the keeper")
 	debugLog := fs.Bool("debug", false, "log every call")
 	if err := fs.Parse(args[1:]); err != nil {
 		return 2
@@ -47,7 +53,6 @@ func Main(args []string) int {
 		}
 		return 0
 	}
-	nameSelf("podmon")
 	level := slog.LevelInfo
 	if *debugLog {
 		level = slog.LevelDebug
@@ -62,7 +67,12 @@ func Main(args []string) int {
 	// Caught and dropped rather than ignored: an ignored signal stays ignored
 	// in every process started from here.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
-	s, err := New(Config{Dir: *root, CgroupRoot: *cgroupRoot, Logger: log})
+	own := []string{"--root", *root, "--cgroup-root", *cgroupRoot, "--debug=" + strconv.FormatBool(*debugLog)}
+	if *keep {
+		return keepMain(keeperConfig{dir: *root, cgroupRoot: *cgroupRoot, args: own, ready: inheritedFile(*readyFD, "ready"), log: log}, *keptFD)
+	}
+	nameSelf("podmon")
+	s, err := New(Config{Dir: *root, CgroupRoot: *cgroupRoot, Link: inheritedFile(*linkFD, "link"), Args: own, Logger: log})
 	tellReady(*readyFD, err)
 	if err == nil {
 		err = s.Run(ctx)
@@ -74,11 +84,44 @@ func Main(args []string) int {
 	return 0
 }
 
-// startDetached starts the supervisor proper, so that whoever starts this
-// process is not its parent and need not reap it.
+// keepMain runs the keeper.
+func keepMain(cfg keeperConfig, keptFD int) int {
+	nameSelf("podmon-keeper")
+	term := make(chan os.Signal, 1)
+	signal.Notify(term, syscall.SIGTERM, syscall.SIGINT)
+	if f := inheritedFile(keptFD, "kept"); f != nil {
+		var err error
+		if cfg.inherited, err = inheritKept(f); err != nil {
+			cfg.log.Error("descriptors of containers are lost", "err", err)
+		}
+	}
+	err := runKeeper(cfg, term)
+	switch {
+	case errors.Is(err, errKept):
+		_, _ = cfg.ready.WriteString(api.ReadyKept) // podmon is about to serve there
+		return 0
+	case err != nil:
+		cfg.log.Error("keeper ends", "err", err)
+		return 1
+	}
+	return 0
+}
+
+// inheritedFile is a descriptor that this process was started with; nil if it
+// was not.
+func inheritedFile(fd int, name string) *os.File {
+	if fd <= 2 {
+		return nil
+	}
+	syscall.CloseOnExec(fd)
+	return os.NewFile(uintptr(fd), name)
+}
+
+// startDetached starts the keeper, so that whoever starts this process is not
+// its parent and need not reap it.
 func startDetached(args []string, readyFD int) error {
 	rest := slices.DeleteFunc(slices.Clone(args[1:]), func(a string) bool { return a == "--detach" || a == "-detach" })
-	cmd := exec.Command("/proc/self/exe", rest...)
+	cmd := exec.Command("/proc/self/exe", append(rest, "--keep")...)
 	cmd.Args[0] = args[0]
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
@@ -100,9 +143,9 @@ func tellReady(fd int, err error) {
 	if fd <= 2 {
 		return
 	}
-	f := os.NewFile(uintptr(fd), "ready")
+	f := inheritedFile(fd, "ready")
 	defer f.Close()
-	word := "ok"
+	word := api.ReadyOK
 	if err != nil {
 		word = err.Error()
 	}

@@ -32,18 +32,25 @@ type Config struct {
 	// CgroupRoot is the cgroup below which podmon puts itself, so that it is
 	// not stopped together with clusterd's. Empty: it stays where it is.
 	CgroupRoot string
-	Logger     *slog.Logger // required
+	// Link is podmon's end of the connection to its keeper, taken over; nil:
+	// there is none, and what ends while no podmon is there is lost.
+	Link *os.File
+	// Args are podmon's own arguments, for a keeper made of it; used with Link.
+	Args   []string
+	Logger *slog.Logger // required
 }
 
 // Names in Config.Dir.
 const (
-	socketName   = "podmon.sock"
-	lockName     = "podmon.lock"
-	pidName      = "podmon.pid" // for people and tests; nothing relies on it
-	sandboxesDir = "sandboxes"  // <id>/sandbox.json, <id>/shm
-	containerDir = "containers" // <id>/container.json, <id>/stdin, stdout, stderr (FIFOs)
-	runcStateDir = "state"      // libcontainer's own
-	emptyDir     = "empty"      // where the empty mount namespace is made
+	socketName = "podmon.sock"
+	lockName   = "podmon.lock"
+
+	keeperLockName = "keeper.lock"
+	pidName        = "podmon.pid" // for people and tests; nothing relies on it
+	sandboxesDir   = "sandboxes"  // <id>/sandbox.json, <id>/shm
+	containerDir   = "containers" // <id>/container.json, <id>/stdin, stdout, stderr (FIFOs)
+	runcStateDir   = "state"      // libcontainer's own
+	emptyDir       = "empty"      // where the empty mount namespace is made
 )
 
 // Supervisor owns the containers of one state folder.
@@ -56,6 +63,7 @@ type Supervisor struct {
 	moves   *os.File // see favorMoves; nil: not had
 	events  hub
 	orphans *orphanReaper
+	link    *link // nil without a keeper
 	stop    context.CancelCauseFunc
 
 	// life is done when the supervisor ends; what must not outlive it waits
@@ -98,16 +106,21 @@ func New(cfg Config) (_ *Supervisor, err error) {
 			s.close()
 		}
 	}()
+	if cfg.Link != nil {
+		if s.link, err = newLink(cfg.Link, cfg.Args); err != nil {
+			return nil, err
+		}
+	}
 	if s.lock, err = lockFile(filepath.Join(cfg.Dir, lockName)); err != nil {
 		return nil, err
 	}
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("become reaper of orphans: %w", err)
 	}
-	if err := s.enterCgroup(); err != nil {
-		// A cgroup that cannot be entered (no permission, read-only) costs
-		// only independence from clusterd's own.
-		s.log.Warn("podmon stays in its parent's cgroup", "err", err)
+	if s.link == nil { // else the keeper has
+		if err := enterCgroup(cfg.CgroupRoot); err != nil {
+			s.log.Warn("podmon stays in its parent's cgroup", "err", err)
+		}
 	}
 	if s.moves, err = favorMoves(); err != nil {
 		// An older kernel, or one without cgroup v1: starts take longer.
@@ -117,6 +130,7 @@ func New(cfg Config) (_ *Supervisor, err error) {
 		return nil, fmt.Errorf("make empty mount namespace: %w", err)
 	}
 	s.adoptAll()
+	s.link.rest()
 	if err := os.WriteFile(filepath.Join(cfg.Dir, pidName), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {
 		return nil, err
 	}
@@ -131,6 +145,18 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	defer s.close()
 	context.AfterFunc(ctx, func() { s.stop(context.Cause(ctx)) })
 	s.wg.Go(func() { s.orphans.run(s.life) })
+	if s.link != nil {
+		watching := make(chan struct{})
+		go func() {
+			defer close(watching)
+			s.watchKeeper()
+		}()
+		defer func() {
+			s.link.conn.Close()
+			<-watching
+		}()
+		s.link.send(linkMessage{Op: linkServing})
+	}
 	conns := s.serve()
 	s.log.Info("podmon serves", "dir", s.cfg.Dir, "pid", os.Getpid(),
 		"sandboxes", len(s.sandboxes), "containers", len(s.containers))
@@ -139,6 +165,9 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	conns.closeAll()
 	s.releaseContainers()
 	s.wg.Wait()
+	if errors.Is(context.Cause(s.life), errShutdown) {
+		s.link.send(linkMessage{Op: linkOver})
+	}
 	if cause := context.Cause(s.life); !errors.Is(cause, errShutdown) && !errors.Is(cause, context.Canceled) {
 		return cause
 	}

@@ -34,6 +34,20 @@ var lostExit = exitStatus{code: 255, lost: true}
 // openProcess takes hold of a running process. With start set it must also be
 // the one that started then; os.ErrProcessDone says it has ended.
 func openProcess(pid int, start uint64) (*process, error) {
+	p, err := openProcessDead(pid, start)
+	if err != nil {
+		return nil, err
+	}
+	if st, err := readProcStat(pid); start != 0 && (err != nil || st.start != start || st.state == 'Z' || st.state == 'X') {
+		p.close()
+		return nil, os.ErrProcessDone
+	}
+	return p, nil
+}
+
+// openProcessDead is openProcess, but it also takes hold of one that has ended
+// and that nobody has reaped yet.
+func openProcessDead(pid int, start uint64) (*process, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err == unix.ESRCH {
 		return nil, os.ErrProcessDone
@@ -43,7 +57,7 @@ func openProcess(pid int, start uint64) (*process, error) {
 	}
 	p := &process{pid: pid, fd: os.NewFile(uintptr(fd), "pidfd")}
 	st, err := readProcStat(pid)
-	if err == nil && start != 0 && (st.start != start || st.state == 'Z' || st.state == 'X') {
+	if err == nil && start != 0 && (st.start != start || st.state == 'X') {
 		err = os.ErrProcessDone
 	}
 	if err != nil {
@@ -131,6 +145,12 @@ func (p *process) reap() exitStatus {
 		}
 		return waitStatus(ws)
 	}
+}
+
+// reapIfOurs collects the process if it is our child, as after podmon became
+// the keeper of its successor.
+func (p *process) reapIfOurs() {
+	_, _ = unix.Wait4(p.pid, nil, unix.WNOHANG, nil)
 }
 
 func waitStatus(ws unix.WaitStatus) exitStatus {

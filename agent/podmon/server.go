@@ -217,7 +217,7 @@ func (ss *session) call(req api.Request) (resp api.Response, err error) {
 			return resp, err
 		}
 		if c.io.spec.StdinOnce && !c.io.spec.TTY {
-			c.io.closeStdin()
+			s.closeStdin(c)
 		}
 		return resp, nil
 	case api.OpList:
@@ -301,7 +301,7 @@ func (ss *session) attach(req api.Request, files []*os.File) {
 		ss.reply(req.ID, api.Response{}, err)
 		return
 	}
-	defer a.detach()
+	defer a.detach(ss.s)
 	if a.input != nil {
 		ss.reply(req.ID, api.Response{}, nil, a.input)
 		closeFiles(a.input)

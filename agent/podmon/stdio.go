@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
@@ -33,8 +34,9 @@ type stdio struct {
 
 	child []*os.File // descriptors given to the container: stdin, stdout, stderr
 
-	outputs []*output // stdout and stderr, or the terminal
-	copying sync.WaitGroup
+	outputs  []*output // stdout and stderr, or the terminal
+	copying  sync.WaitGroup
+	released atomic.Bool // podmon ends, the container does not
 
 	mu    sync.Mutex // guards stdin and tty
 	stdin *os.File   // write end of the container's input; nil when closed or none
@@ -182,7 +184,18 @@ var copyBuffers = sync.Pool{New: func() any { b := make([]byte, 32<<10); return 
 
 func (sio *stdio) copyOutput(o *output) {
 	lines := sio.log.stream(o.name)
-	defer lines.end()
+	if sio.log.path != "" {
+		lines.aside = sio.dir + "/" + o.name + ".line"
+		lines.resume()
+	}
+	released := false
+	defer func() {
+		if released {
+			lines.rest()
+		} else {
+			lines.end()
+		}
+	}()
 	defer o.taps.closeAll()
 	rc, err := o.r.SyscallConn()
 	if err != nil {
@@ -203,11 +216,13 @@ func (sio *stdio) copyOutput(o *output) {
 			}
 			if readErr == unix.EAGAIN {
 				copyBuffers.Put(buf)
+				lines.rest()
 				return false
 			}
 			return true
 		})
-		if err != nil { // closed, or the deadline of drain
+		if err != nil { // closed, or a deadline: of drain or of release
+			released = sio.released.Load()
 			return
 		}
 		if n > 0 {
@@ -307,6 +322,7 @@ func (sio *stdio) resize(width, height uint16) error {
 // release stops copying without closing anything a successor goes on with:
 // podmon ends, the container does not.
 func (sio *stdio) release() {
+	sio.released.Store(true)
 	for _, o := range sio.outputs {
 		_ = o.r.SetReadDeadline(past)
 	}

@@ -156,11 +156,11 @@ func (n *node) end() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	pid := n.podmonPid()
 	if err := n.client.Shutdown(ctx, true); err != nil {
 		n.t.Errorf("shutdown: %v%s", err, n.ownLog())
 	}
 	n.client.Close()
+	pid := n.podmonPid()
 	if strings.Contains(n.ownLog(), "DATA RACE") || strings.Contains(n.ownLog(), "panic:") {
 		n.t.Error(n.ownLog())
 	}

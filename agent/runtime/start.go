@@ -37,10 +37,28 @@ func (c *Client) dialOrStart(ctx context.Context) (*frame.Conn, error) {
 	if err := c.start(ctx); err != nil {
 		return nil, fmt.Errorf("start podmon: %w", err)
 	}
-	if fc, err = hello(ctx, c.cfg.Dir); err != nil {
+	if fc, err = helloSoon(ctx, c.cfg.Dir); err != nil {
 		return nil, fmt.Errorf("podmon was started but does not answer: %w", err)
 	}
 	return fc, nil
+}
+
+// helloSoon waits for a podmon that is being started, by us or by its keeper.
+func helloSoon(ctx context.Context, dir string) (*frame.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTime)
+	defer cancel()
+	for {
+		fc, err := hello(ctx, dir)
+		var refused *api.Error
+		if err == nil || errors.As(err, &refused) {
+			return fc, err
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
 }
 
 func dial(ctx context.Context, dir string) (*frame.Conn, error) {
@@ -139,8 +157,10 @@ func (c *Client) start(ctx context.Context) error {
 		return fmt.Errorf("wait until it serves: %w", err)
 	}
 	switch word := strings.TrimSpace(said.String()); word {
-	case "ok":
+	case api.ReadyOK:
 		c.cfg.Logger.Info("podmon started", "dir", c.cfg.Dir)
+		return nil
+	case api.ReadyKept: // its keeper starts it
 		return nil
 	case "":
 		return fmt.Errorf("it ended at once (see %s)", log.Name())

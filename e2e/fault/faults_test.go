@@ -41,6 +41,8 @@ var faults = []Fault{
 	{Name: "cut off and killed, started before it is mended", Inject: both(cut, kill, start), Heal: mend, Holds: long},
 	{Name: "power off", Inject: powerOff, Heal: start, Holds: long},
 	{Name: "kill -9 of podmon", Available: has("podmon"), Inject: killAll("podmon"), Holds: instant},
+	{Name: "kill -9 of podmon's keeper", Available: has("podmon-keeper"), Inject: killAll("podmon-keeper"), Holds: instant},
+	{Name: "kill -9 of podmon, its keeper and clusterd", Available: has("podmon"), Inject: both(killAll("podmon-keeper"), killAll("podmon"), kill), Heal: start, Holds: short},
 	{Name: "kill -9 of podmon and clusterd", Available: has("podmon"), Inject: both(killAll("podmon"), kill), Heal: start, Holds: short},
 	{Name: "kill -9 of a container", Available: has("hello"), Inject: killOne("hello"), Holds: instant},
 	{Name: "kill -9 of a pause", Available: has("pause"), Inject: killOne("pause"), Holds: instant},

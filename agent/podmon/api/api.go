@@ -8,6 +8,14 @@ package api
 // added does not change it; a message whose meaning changes does.
 const Version = 1
 
+// What a starting podmon says to its starter, once; anything else is the reason
+// why it does not serve.
+const (
+	ReadyOK = "ok"
+	// ReadyKept: another one serves in that folder, or is about to.
+	ReadyKept = "kept"
+)
+
 // Ops of a Request. Each frame on the socket is one JSON object behind a
 // 4-byte big-endian length; exec and attach pass file descriptors beside it
 // (SCM_RIGHTS).

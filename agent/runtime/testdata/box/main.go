@@ -89,6 +89,19 @@ func main() {
 			fmt.Println("tick", i)
 		}
 		os.Exit(7)
+	case "prompt": // prints the first, and at TERM the second
+		c := make(chan os.Signal, 1)
+		signal.Notify(c, syscall.SIGTERM)
+		fmt.Print(args[0])
+		<-c
+		fmt.Print(args[1])
+	case "lastword": // until TERM, then a last line and that exit code
+		c := make(chan os.Signal, 1)
+		signal.Notify(c, syscall.SIGTERM)
+		fmt.Println("ready")
+		<-c
+		fmt.Println("last word")
+		os.Exit(number(args[0]))
 	case "hog": // memory until killed
 		var keep [][]byte
 		for {
