@@ -51,7 +51,7 @@ test: ## every tier that can run here
 .PHONY: test-vm
 test-vm: build image ## podmon's suite and clusterd on cgroup v2 alone, in an emulated machine
 	CGO_ENABLED=1 $(GO) build -tags '$(PODMON_TAGS) faultpoints' -ldflags '$(PODMON_LDFLAGS)' -o bin/vm/podmon ./cmd/podmon
-	e2e/vm/run.sh $(VM_TESTS)
+	e2e/vm/run.sh $(if $(VM_TESTS),'$(VM_TESTS)')
 
 .PHONY: features
 features: build image ## the rows of docs/FEATURES.md that passing tests show

@@ -578,6 +578,9 @@ type Mounter struct {
 	at map[string]bool
 }
 
+// Hugetlbfs implements volume.Mounter.
+func (m *Mounter) Hugetlbfs(target string, _ int64) error { return m.mount(target) }
+
 // Tmpfs implements volume.Mounter.
 func (m *Mounter) Tmpfs(target string, _ int64) error { return m.mount(target) }
 

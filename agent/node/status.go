@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -114,6 +115,10 @@ func (n *Node) capacity() v1.ResourceList {
 		v1.ResourceMemory: *resource.NewQuantity(meminfo("MemTotal"), resource.BinarySI),
 		v1.ResourcePods:   *resource.NewQuantity(int64(n.cfg.MaxPods), resource.DecimalSI),
 	}
+	for size, count := range hugepages(hugepagesDir) {
+		name := v1.ResourceName(v1.ResourceHugePagesPrefix + resource.NewQuantity(size, resource.BinarySI).String())
+		out[name] = *resource.NewQuantity(size*count, resource.BinarySI)
+	}
 	var fs unix.Statfs_t
 	if err := unix.Statfs(n.cfg.DataDir, &fs); err == nil {
 		out[v1.ResourceEphemeralStorage] = *resource.NewQuantity(int64(fs.Blocks)*fs.Bsize, resource.BinarySI)
@@ -125,8 +130,35 @@ func (n *Node) capacity() v1.ResourceList {
 func allocatable(capacity v1.ResourceList) v1.ResourceList {
 	out := capacity.DeepCopy()
 	mem := out[v1.ResourceMemory]
+	for name, q := range out {
+		if strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix) {
+			mem.Sub(q) // set aside by the kernel
+		}
+	}
 	mem.Sub(*resource.NewQuantity(min(reservedMemory, mem.Value()/10), resource.BinarySI))
 	out[v1.ResourceMemory] = mem
+	return out
+}
+
+const hugepagesDir = "/sys/kernel/mm/hugepages"
+
+// hugepages counts the node's huge pages by their size in bytes.
+func hugepages(dir string) map[int64]int64 {
+	out := map[int64]int64{}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return out // a kernel without them
+	}
+	for _, e := range entries {
+		var kb int64
+		if _, err := fmt.Sscanf(e.Name(), "hugepages-%dkB", &kb); err != nil {
+			continue
+		}
+		count, err := strconv.ParseInt(readLine(filepath.Join(dir, e.Name(), "nr_hugepages")), 10, 64)
+		if err == nil {
+			out[kb<<10] = count
+		}
+	}
 	return out
 }
 

@@ -2,6 +2,9 @@ package pod
 
 import (
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
@@ -25,11 +28,11 @@ func Admit(pod *v1.Pod, node *v1.Node, others []*v1.Pod) *Verdict {
 		return &Verdict{"OutOfpods", fmt.Sprintf("Node didn't have enough resource: pods, requested: 1, used: %d, capacity: %d", len(others), max.Value())}
 	}
 	want := Requests(pod)
-	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage} {
-		q, asked := want[name]
+	for _, name := range counted(want) {
+		q := want[name]
 		have, known := node.Status.Allocatable[name]
-		if !asked || q.IsZero() || !known {
-			continue
+		if q.IsZero() || !known && !strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix) {
+			continue // what the node does not count is somebody else's matter
 		}
 		total := used[name]
 		total.Add(q)
@@ -44,4 +47,15 @@ func Admit(pod *v1.Pod, node *v1.Node, others []*v1.Pod) *Verdict {
 		}
 	}
 	return nil
+}
+
+// counted lists the resources in the order they are looked at: those every
+// node has first.
+func counted(want v1.ResourceList) []v1.ResourceName {
+	first := []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage}
+	rest := slices.DeleteFunc(slices.Sorted(maps.Keys(want)), func(n v1.ResourceName) bool { return slices.Contains(first, n) })
+	return slices.DeleteFunc(append(first, rest...), func(n v1.ResourceName) bool {
+		_, asked := want[n]
+		return !asked || n == v1.ResourcePods
+	})
 }

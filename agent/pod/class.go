@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -59,12 +60,27 @@ func setShares(mounts []string, group string, shares uint64) error {
 		if err := writeExisting(filepath.Join(dir, "cpu.shares"), shares); !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		weight := 1 + (shares-2)*9999/262142
-		if err := writeExisting(filepath.Join(dir, "cpu.weight"), weight); !errors.Is(err, fs.ErrNotExist) {
+		if err := writeExisting(filepath.Join(dir, "cpu.weight"), cpuWeight(shares)); !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
 	return fs.ErrNotExist
+}
+
+// cpuWeight turns shares of cgroup v1 into a weight of version 2 as podmon's
+// library does: 2 → 1, 1024 → 100, 262144 → 10000, a quadratic function of the
+// logarithm between (opencontainers/cgroups, ConvertCPUSharesToCgroupV2Value).
+// The class groups stand beside Guaranteed pods and must be on one scale with
+// them.
+func cpuWeight(shares uint64) uint64 {
+	if shares <= 2 {
+		return 1
+	}
+	if shares >= 262144 {
+		return 10000
+	}
+	l := math.Log2(float64(shares))
+	return uint64(math.Ceil(math.Pow(10, (l*l+125*l)/612-7.0/34)))
 }
 
 func writeExisting(path string, n uint64) error {

@@ -1,6 +1,11 @@
 package pod
 
 import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
@@ -9,14 +14,23 @@ import (
 
 // QOS is the pod's quality-of-service class: Guaranteed when every container
 // has equal requests and limits of cpu and memory, BestEffort when none asks
-// for anything, else Burstable.
+// for anything, else Burstable. Amounts given for the pod as a whole decide
+// alone (KEP-2837).
 func QOS(pod *v1.Pod) v1.PodQOSClass {
-	any, guaranteed := false, true
-	for _, c := range append(append([]v1.Container{}, pod.Spec.InitContainers...), pod.Spec.Containers...) {
+	var all []v1.ResourceRequirements
+	if r := pod.Spec.Resources; r != nil && len(r.Requests)+len(r.Limits) > 0 {
+		all = append(all, *r)
+	} else {
+		for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+			all = append(all, c.Resources)
+		}
+	}
+	some, guaranteed := false, true
+	for _, r := range all {
 		for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
-			req, lim := c.Resources.Requests[name], c.Resources.Limits[name]
+			req, lim := r.Requests[name], r.Limits[name]
 			if !req.IsZero() || !lim.IsZero() {
-				any = true
+				some = true
 			}
 			if lim.IsZero() || (!req.IsZero() && req.Cmp(lim) != 0) {
 				guaranteed = false
@@ -24,7 +38,7 @@ func QOS(pod *v1.Pod) v1.PodQOSClass {
 		}
 	}
 	switch {
-	case !any:
+	case !some:
 		return v1.PodQOSBestEffort
 	case guaranteed:
 		return v1.PodQOSGuaranteed
@@ -44,6 +58,32 @@ func CgroupParent(root string, pod *v1.Pod) string {
 	return root + "/pod" + string(pod.UID)
 }
 
+// systemNodeCritical is the class of pods that a node cannot do without.
+const systemNodeCritical = "system-node-critical"
+
+// SingleProcessOOMKill is an annotation of pods: the names, separated by
+// commas, of containers of which just the process chosen by the kernel dies
+// when they are out of memory. The other containers die as a whole.
+const SingleProcessOOMKill = "clusterd.local/single-process-oom-kill"
+
+// oomSingleProcess tells whether the annotation names the container. A name
+// that the pod does not have is an error.
+func oomSingleProcess(pod *v1.Pod, container string) (bool, error) {
+	value, ok := pod.Annotations[SingleProcessOOMKill]
+	if !ok {
+		return false, nil
+	}
+	found := false
+	for name := range strings.SplitSeq(value, ",") {
+		name = strings.TrimSpace(name)
+		if !slices.ContainsFunc(allContainers(&pod.Spec), func(c *v1.Container) bool { return c.Name == name }) {
+			return false, fmt.Errorf("annotation %s: %q is no container of the pod: give names of its containers, separated by commas", SingleProcessOOMKill, name)
+		}
+		found = found || name == container
+	}
+	return found, nil
+}
+
 const cpuPeriod = 100_000 // microseconds
 
 // cpuShares turns a request into cgroup v1 shares.
@@ -57,7 +97,8 @@ func cpuQuota(q resource.Quantity) int64 {
 	return max(q.MilliValue()*cpuPeriod/1000, 1000)
 }
 
-// containerResources are the cgroup limits of one container.
+// containerResources are the cgroup limits of one container, but for huge
+// pages.
 func containerResources(r v1.ResourceRequirements) api.Resources {
 	out := api.Resources{CPUShares: 2}
 	req, ok := r.Requests[v1.ResourceCPU]
@@ -74,6 +115,39 @@ func containerResources(r v1.ResourceRequirements) api.Resources {
 		out.MemoryLimit = lim.Value()
 	}
 	return out
+}
+
+// hugepages are the limits of huge pages by the kernel's names for their
+// sizes: of each size that the node has, none unless asked for.
+func hugepages(limits, capacity v1.ResourceList) map[string]uint64 {
+	var out map[string]uint64
+	for name, have := range capacity {
+		size, ok := strings.CutPrefix(string(name), v1.ResourceHugePagesPrefix)
+		if !ok || have.IsZero() {
+			continue
+		}
+		page, err := resource.ParseQuantity(size)
+		if err != nil {
+			continue
+		}
+		if out == nil {
+			out = map[string]uint64{}
+		}
+		limit := limits[name]
+		out[pageName(page.Value())] = uint64(limit.Value())
+	}
+	return out
+}
+
+// pageName is the kernel's name for a size of page: "2MB".
+func pageName(bytes int64) string {
+	units := []string{"B", "KB", "MB", "GB", "TB"}
+	u := 0
+	for bytes >= 1024 && bytes%1024 == 0 && u < len(units)-1 {
+		bytes /= 1024
+		u++
+	}
+	return strconv.FormatInt(bytes, 10) + units[u]
 }
 
 // podResources are the limits of the pod's own cgroup: shares are the sum of
@@ -172,9 +246,24 @@ func maxList(into, l v1.ResourceList) {
 	}
 }
 
-// oomScoreAdj makes the kernel kill best-effort pods first and guaranteed
-// ones last; burstable ones by how little of the node's memory they asked for.
+// oomScoreAdj makes the kernel kill best-effort pods first, guaranteed ones
+// and those the node cannot do without last; burstable ones by how little of
+// the node's memory they asked for. A sidecar is not killed before the app
+// containers that need it (KEP-753).
 func oomScoreAdj(pod *v1.Pod, c *v1.Container, nodeMemory int64) int {
+	score := ownOOMScoreAdj(pod, c, nodeMemory)
+	if initKind(c) == KindSidecar && slices.ContainsFunc(pod.Spec.InitContainers, func(i v1.Container) bool { return i.Name == c.Name }) {
+		for i := range pod.Spec.Containers {
+			score = min(score, ownOOMScoreAdj(pod, &pod.Spec.Containers[i], nodeMemory))
+		}
+	}
+	return score
+}
+
+func ownOOMScoreAdj(pod *v1.Pod, c *v1.Container, nodeMemory int64) int {
+	if pod.Spec.PriorityClassName == systemNodeCritical {
+		return -997
+	}
 	switch QOS(pod) {
 	case v1.PodQOSGuaranteed:
 		return -997

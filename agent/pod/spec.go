@@ -81,6 +81,10 @@ func (m *Manager) buildContainer(ctx context.Context, in buildInput) (api.Contai
 	if out.Args, err = argv(c, cfg.Entrypoint, cfg.Cmd, vars); err != nil {
 		return out, err
 	}
+	out.Resources.Hugepages = hugepages(c.Resources.Limits, node.Status.Capacity)
+	if out.OOMSingleProcess, err = oomSingleProcess(pod, c.Name); err != nil {
+		return out, err
+	}
 	if err := security(&out, pod, c, filepath.Join(m.cfg.PodDir, "..", "seccomp")); err != nil {
 		return out, err
 	}

@@ -114,11 +114,13 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, att
 	if g := pod.Spec.TerminationGracePeriodSeconds; g != nil {
 		grace = *g
 	}
+	limits := podResources(pod, m.cfg.PidsLimit)
+	limits.Hugepages = hugepages(Requests(pod), m.cfg.Node().Status.Capacity)
 	_, err = m.cfg.Runtime.CreateSandbox(ctx, api.Sandbox{
 		ID: id, PodUID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name, Attempt: attempt,
 		Hostname: name, NetNS: netns, HostIPC: pod.Spec.HostIPC, HostPID: pod.Spec.HostPID,
 		SharePID: isTrue(pod.Spec.ShareProcessNamespace), Sysctls: sysctls,
-		CgroupParent: CgroupParent(m.cfg.CgroupRoot, pod), PodResources: podResources(pod, m.cfg.PidsLimit),
+		CgroupParent: CgroupParent(m.cfg.CgroupRoot, pod), PodResources: limits,
 		Labels: map[string]string{labelIPs: joinIPs(ips), labelGrace: strconv.FormatInt(grace, 10)},
 	})
 	if err != nil {

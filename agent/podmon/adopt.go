@@ -150,6 +150,7 @@ func (s *Supervisor) adoptRunning(c *container, p *process) error {
 	s.link.keep(c.kept())
 	c.io.start(&s.wg)
 	s.watchContainer(c)
+	s.watchOOM(c)
 	s.log.Info("container adopted", "id", c.id, "pid", p.pid)
 	return nil
 }

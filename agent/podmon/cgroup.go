@@ -3,6 +3,7 @@ package podmon
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -160,6 +161,11 @@ func resources(r api.Resources) *cgroups.Resources {
 		limit := r.PidsLimit
 		out.PidsLimit = &limit
 	}
+	if hugepagesLimited() {
+		for _, size := range slices.Sorted(maps.Keys(r.Hugepages)) {
+			out.HugetlbLimit = append(out.HugetlbLimit, &cgroups.HugepageLimit{Pagesize: size, Limit: r.Hugepages[size]})
+		}
+	}
 	if cgroups.IsCgroup2UnifiedMode() {
 		out.CpuShares = 0 // version 2 ignores shares
 		if r.CPUShares != 0 {
@@ -177,12 +183,23 @@ func resources(r api.Resources) *cgroups.Resources {
 // containerResources adds what only a container's cgroup has.
 func containerResources(c *api.Container) *cgroups.Resources {
 	r := resources(c.Resources)
-	if cgroups.IsCgroup2UnifiedMode() && c.Resources.MemoryLimit > 0 {
-		// A container out of memory dies as a whole, not one process of it.
+	if cgroups.IsCgroup2UnifiedMode() && c.Resources.MemoryLimit > 0 && !c.OOMSingleProcess {
+		// A container out of memory dies as a whole, not one process of it. On
+		// version 1 watchOOM sees to it.
 		r.Unified = map[string]string{"memory.oom.group": "1"}
 	}
 	return r
 }
+
+// hugepagesLimited tells whether the kernel's hugetlb controller is there.
+var hugepagesLimited = sync.OnceValue(func() bool {
+	if !cgroups.IsCgroup2UnifiedMode() {
+		_, err := os.Stat("/sys/fs/cgroup/hugetlb")
+		return err == nil
+	}
+	b, err := os.ReadFile("/sys/fs/cgroup/cgroup.controllers")
+	return err == nil && slices.Contains(strings.Fields(string(b)), "hugetlb")
+})
 
 // swapAccounted tells whether cgroup v1 counts swap on this kernel.
 func swapAccounted() bool {

@@ -104,6 +104,7 @@ func (s *Supervisor) recordStart(c *container, startErr error) {
 	point("container: on record")
 	s.events.send(api.Event{Kind: "containerStarted", ID: c.id, Container: &st})
 	s.watchContainer(c)
+	s.watchOOM(c)
 }
 
 func validContainer(spec api.Container) error {

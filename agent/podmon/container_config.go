@@ -144,12 +144,21 @@ func (s *Supervisor) update(u api.Update) error {
 	if err != nil {
 		return err
 	}
+	s.mu.Lock()
+	bounded := c.status.Container.Resources.MemoryLimit == 0 && u.Resources.MemoryLimit > 0
+	s.mu.Unlock()
+	if bounded && !c.status.Container.OOMSingleProcess && cgroups.IsCgroup2UnifiedMode() {
+		res.Unified = map[string]string{"memory.oom.group": "1"}
+	}
 	if err := m.Set(res); err != nil {
 		return fmt.Errorf("set container's limits: %w", err)
 	}
 	s.mu.Lock()
 	c.status.Container.Resources = merged(c.status.Container.Resources, u.Resources)
 	s.mu.Unlock()
+	if bounded {
+		s.watchOOM(c)
+	}
 	return s.saveContainer(c)
 }
 
@@ -171,6 +180,9 @@ func merged(old, u api.Resources) api.Resources {
 	set(&old.PidsLimit, u.PidsLimit)
 	if u.CpusetCpus != "" {
 		old.CpusetCpus = u.CpusetCpus
+	}
+	if u.Hugepages != nil {
+		old.Hugepages = u.Hugepages
 	}
 	return old
 }

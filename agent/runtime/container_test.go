@@ -197,6 +197,22 @@ func TestRootOutOfMemory(t *testing.T) {
 	if !st.OOMKilled || st.ExitCode != 137 || st.Signal != 9 {
 		t.Fatalf("status: %+v", st)
 	}
+
+	// A child is over the limit: the container ends with it, unless it chose
+	// to live on.
+	spec = n.spec("p", "breed", "breed")
+	spec.Resources.MemoryLimit = 32 << 20
+	if st := n.run(spec); !st.OOMKilled || st.ExitCode != 137 {
+		t.Errorf("as a whole: %+v", st)
+	}
+	spec = n.spec("p", "alone", "breed")
+	spec.Resources.MemoryLimit = 32 << 20
+	spec.OOMSingleProcess = true
+	n.start(spec)
+	eventually(t, "the child's end", func() bool { return strings.Contains(n.output(spec), "child: signal: killed") })
+	if st := n.status("alone"); st.State != api.StateRunning {
+		t.Errorf("one process: %+v", st)
+	}
 }
 
 func TestRootSecurityAsTheKernelSeesIt(t *testing.T) {

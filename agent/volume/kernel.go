@@ -28,6 +28,14 @@ func (Kernel) Tmpfs(target string, size int64) error {
 	return nil
 }
 
+// Hugetlbfs mounts huge pages of so many bytes each.
+func (Kernel) Hugetlbfs(target string, page int64) error {
+	if err := unix.Mount("nodev", target, "hugetlbfs", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("mode=0777,pagesize=%d", page)); err != nil {
+		return &os.PathError{Op: "mount hugetlbfs", Path: target, Err: err}
+	}
+	return nil
+}
+
 // Bind mounts the open file onto target, whatever its name means by now.
 func (Kernel) Bind(source *os.File, target string) error {
 	from := "/proc/self/fd/" + strconv.Itoa(int(source.Fd()))

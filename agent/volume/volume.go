@@ -16,9 +16,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -37,6 +39,8 @@ type Tokens interface {
 // Mounter makes the few mounts that volumes need. The real one is Kernel.
 type Mounter interface {
 	Tmpfs(target string, size int64) error
+	// Hugetlbfs mounts memory in huge pages of so many bytes.
+	Hugetlbfs(target string, page int64) error
 	// Bind mounts an open file or folder onto target.
 	Bind(source *os.File, target string) error
 	// Unmount detaches target; nil when nothing is mounted there.
@@ -134,6 +138,11 @@ func secretive(v *v1.Volume) bool {
 }
 
 func (m *Manager) tmpfs(dir string, size int64) error {
+	return m.mountOnce(dir, func() error { return m.cfg.Mounter.Tmpfs(dir, size) })
+}
+
+// mountOnce mounts unless something is mounted at dir already.
+func (m *Manager) mountOnce(dir string, mount func() error) error {
 	at, err := m.cfg.Mounter.Below(dir)
 	if err != nil {
 		return err
@@ -143,12 +152,44 @@ func (m *Manager) tmpfs(dir string, size int64) error {
 			return nil
 		}
 	}
-	return m.cfg.Mounter.Tmpfs(dir, size)
+	return mount()
+}
+
+// pageSize is the size in bytes of the pages of a medium "HugePages-2Mi", or of
+// the one size that the pod asks for with "HugePages".
+func pageSize(pod *v1.Pod, medium v1.StorageMedium) (int64, error) {
+	if size, ok := strings.CutPrefix(string(medium), string(v1.StorageMediumHugePagesPrefix)); ok {
+		q, err := resource.ParseQuantity(size)
+		if err != nil {
+			return 0, fmt.Errorf("emptyDir medium %q: %q is no size of page such as 2Mi", medium, size)
+		}
+		return q.Value(), nil
+	}
+	if medium != v1.StorageMediumHugePages {
+		return 0, fmt.Errorf("%w: emptyDir medium %q", ErrUnsupported, medium)
+	}
+	sizes := map[int64]bool{}
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		for name := range c.Resources.Limits {
+			if size, ok := strings.CutPrefix(string(name), v1.ResourceHugePagesPrefix); ok {
+				if q, err := resource.ParseQuantity(size); err == nil {
+					sizes[q.Value()] = true
+				}
+			}
+		}
+	}
+	if len(sizes) != 1 {
+		return 0, fmt.Errorf("emptyDir medium HugePages: the pod asks for %d sizes of huge pages, not for one: name the size, as in HugePages-2Mi", len(sizes))
+	}
+	for size := range sizes {
+		return size, nil
+	}
+	return 0, nil
 }
 
 func (m *Manager) emptyDir(pod *v1.Pod, v *v1.Volume) error {
 	dir := m.path(pod.UID, v)
-	if _, err := os.Stat(dir); err == nil && v.EmptyDir.Medium != v1.StorageMediumMemory {
+	if _, err := os.Stat(dir); err == nil && v.EmptyDir.Medium == v1.StorageMediumDefault {
 		return nil
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -165,7 +206,13 @@ func (m *Manager) emptyDir(pod *v1.Pod, v *v1.Volume) error {
 			return err
 		}
 	default:
-		return fmt.Errorf("%w: emptyDir medium %q", ErrUnsupported, v.EmptyDir.Medium)
+		size, err := pageSize(pod, v.EmptyDir.Medium)
+		if err != nil {
+			return err
+		}
+		if err := m.mountOnce(dir, func() error { return m.cfg.Mounter.Hugetlbfs(dir, size) }); err != nil {
+			return err
+		}
 	}
 	mode := fs.FileMode(0o777)
 	if g := fsGroup(pod); g != nil {

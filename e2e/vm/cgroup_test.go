@@ -68,6 +68,31 @@ func TestVMLimits(t *testing.T) {
 	}
 }
 
+// TestVMHugepages: the kernel is told how many huge pages a container may use,
+// and one that asks for none gets none.
+func TestVMHugepages(t *testing.T) {
+	e := newEnv(t)
+	node, err := e.api.CoreV1().Nodes().Get(t.Context(), "dev", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if q := node.Status.Allocatable["hugepages-2Mi"]; q.String() != "32Mi" {
+		t.Errorf("allocatable: %s", q.String())
+	}
+	some := e.pod("some")
+	some.Spec.Containers[0].Resources.Limits = amounts("100m", "64Mi")
+	some.Spec.Containers[0].Resources.Limits["hugepages-2Mi"] = resource.MustParse("4Mi")
+	some.Spec.Volumes = []corev1.Volume{{Name: "huge", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumHugePages}}}}
+	some.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "huge", MountPath: "/huge"}}
+	s, n := e.run(some), e.run(e.pod("none"))
+	e.holds(containerGroup("", s), "hugetlb.2MB.max", "4194304")
+	e.holds(podGroup("", s), "hugetlb.2MB.max", "4194304")
+	e.holds(containerGroup("besteffort", n), "hugetlb.2MB.max", "0")
+	if got := e.exec("some", "/hello", "cat", "/proc/mounts"); !strings.Contains(got, " /huge hugetlbfs ") || !strings.Contains(got, "pagesize=2M") {
+		t.Errorf("the volume is not there: %s", got)
+	}
+}
+
 // TestVMOOM: one process over the limit ends the container as a whole.
 func TestVMOOM(t *testing.T) {
 	features.Shows(t, 233, 234, 243)

@@ -13,6 +13,7 @@ mounts)
 	mount -t cgroup2 -o nsdelegate,memory_recursiveprot cgroup2 /sys/fs/cgroup
 	ip link set lo up
 	hostname vm
+	echo 16 >/proc/sys/vm/nr_hugepages
 	modprobe overlay
 	;;
 checks)

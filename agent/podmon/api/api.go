@@ -91,6 +91,9 @@ type Container struct {
 	ReadonlyPaths   []string
 	Rlimits         []Rlimit
 	OOMScoreAdj     int
+	// OOMSingleProcess: when the container is out of memory just the process
+	// that the kernel chooses dies. Default: all of the container does.
+	OOMSingleProcess bool `json:",omitempty"`
 
 	TTY       bool
 	Stdin     bool
@@ -133,6 +136,9 @@ type Resources struct {
 	MemoryLimit int64 // bytes
 	PidsLimit   int64
 	CpusetCpus  string
+	// Hugepages are limits in bytes by size of page, as the kernel names it
+	// ("2MB"). Ignored where the kernel does not limit huge pages.
+	Hugepages map[string]uint64 `json:",omitempty"`
 }
 
 // State of a sandbox or container.

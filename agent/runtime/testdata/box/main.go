@@ -102,6 +102,11 @@ func main() {
 		<-c
 		fmt.Println("last word")
 		os.Exit(number(args[0]))
+	case "breed": // another one that hogs memory; lives on when it is killed
+		if err := exec.Command("/bin/box", "hog").Run(); err != nil {
+			fmt.Println("child:", err)
+		}
+		time.Sleep(time.Hour)
 	case "hog": // memory until killed
 		var keep [][]byte
 		for {

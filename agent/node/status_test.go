@@ -1,0 +1,30 @@
+package node
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+func TestHugepages(t *testing.T) {
+	dir := t.TempDir()
+	for name, count := range map[string]string{"hugepages-2048kB": "8\n", "hugepages-1048576kB": "0\n", "other": "1\n"} {
+		if err := os.MkdirAll(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name, "nr_hugepages"), []byte(count), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := hugepages(dir)
+	if len(got) != 2 || got[2<<20] != 8 || got[1<<30] != 0 {
+		t.Errorf("got %v", got)
+	}
+	left := allocatable(v1.ResourceList{v1.ResourceMemory: resource.MustParse("100Mi"), "hugepages-2Mi": resource.MustParse("16Mi")})
+	if m := left[v1.ResourceMemory]; m.Value() > 84<<20 {
+		t.Errorf("huge pages count as memory of pods: %s", m.String())
+	}
+}

@@ -1,0 +1,136 @@
+package pod
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// amounts reads "cpu=1 memory=64Mi".
+func amounts(s string) v1.ResourceList {
+	out := v1.ResourceList{}
+	for f := range strings.FieldsSeq(s) {
+		name, q, _ := strings.Cut(f, "=")
+		out[v1.ResourceName(name)] = resource.MustParse(q)
+	}
+	return out
+}
+
+func sized(requests, limits string) v1.Container {
+	return v1.Container{Name: "c", Resources: v1.ResourceRequirements{Requests: amounts(requests), Limits: amounts(limits)}}
+}
+
+func TestQOS(t *testing.T) {
+	whole := func(requests, limits string) *v1.ResourceRequirements {
+		r := sized(requests, limits).Resources
+		return &r
+	}
+	tests := []struct {
+		name string
+		spec v1.PodSpec
+		want v1.PodQOSClass
+	}{
+		{"nothing", v1.PodSpec{Containers: []v1.Container{sized("", "")}}, v1.PodQOSBestEffort},
+		{"other resources alone", v1.PodSpec{Containers: []v1.Container{sized("", "hugepages-2Mi=4Mi")}}, v1.PodQOSBestEffort},
+		{"request", v1.PodSpec{Containers: []v1.Container{sized("cpu=1", "")}}, v1.PodQOSBurstable},
+		{"limits alone", v1.PodSpec{Containers: []v1.Container{sized("", "cpu=1 memory=1Gi")}}, v1.PodQOSGuaranteed},
+		{"equal", v1.PodSpec{Containers: []v1.Container{sized("cpu=1 memory=1Gi", "cpu=1000m memory=1024Mi")}}, v1.PodQOSGuaranteed},
+		{"one without", v1.PodSpec{Containers: []v1.Container{sized("cpu=1 memory=1Gi", "cpu=1 memory=1Gi"), sized("", "")}}, v1.PodQOSBurstable},
+		{"init counts", v1.PodSpec{InitContainers: []v1.Container{sized("cpu=1", "")}, Containers: []v1.Container{sized("", "")}}, v1.PodQOSBurstable},
+		{"whole pod, equal", v1.PodSpec{Resources: whole("cpu=1 memory=1Gi", "cpu=1 memory=1Gi"), Containers: []v1.Container{sized("", "")}}, v1.PodQOSGuaranteed},
+		{"whole pod before containers", v1.PodSpec{Resources: whole("cpu=1", "cpu=2"), Containers: []v1.Container{sized("cpu=1 memory=1Gi", "cpu=1 memory=1Gi")}}, v1.PodQOSBurstable},
+	}
+	for _, tt := range tests {
+		if got := QOS(&v1.Pod{Spec: tt.spec}); got != tt.want {
+			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestOOMScore(t *testing.T) {
+	const node = 16 << 30
+	app := sized("memory=4Gi", "")
+	sidecar := sized("", "")
+	sidecar.Name, sidecar.RestartPolicy = "side", ptr.To(v1.ContainerRestartPolicyAlways)
+	burstable := &v1.Pod{Spec: v1.PodSpec{InitContainers: []v1.Container{sidecar}, Containers: []v1.Container{app}}}
+	critical := &v1.Pod{Spec: v1.PodSpec{PriorityClassName: systemNodeCritical, Containers: []v1.Container{sized("", "")}}}
+	best := &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{sized("", "")}}}
+	guaranteed := &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{sized("", "cpu=1 memory=1Gi")}}}
+	small := &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{sized("memory=1Mi", "")}}}
+	large := &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{sized("memory=16Gi", "")}}}
+	for _, tt := range []struct {
+		name string
+		pod  *v1.Pod
+		c    *v1.Container
+		want int
+	}{
+		{"a quarter of the node", burstable, &burstable.Spec.Containers[0], 750},
+		{"sidecar as its app", burstable, &burstable.Spec.InitContainers[0], 750},
+		{"critical", critical, &critical.Spec.Containers[0], -997},
+		{"best effort", best, &best.Spec.Containers[0], 1000},
+		{"guaranteed", guaranteed, &guaranteed.Spec.Containers[0], -997},
+		{"never as best effort", small, &small.Spec.Containers[0], 999},
+		{"never as guaranteed", large, &large.Spec.Containers[0], 3},
+	} {
+		if got := oomScoreAdj(tt.pod, tt.c, node); got != tt.want {
+			t.Errorf("%s: %d, want %d", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestHugepageLimits(t *testing.T) {
+	node := amounts("cpu=4 hugepages-2Mi=64Mi hugepages-64Ki=1Mi hugepages-1Gi=0")
+	got := hugepages(amounts("memory=1Gi hugepages-2Mi=4Mi"), node)
+	if diff := cmp.Diff(map[string]uint64{"2MB": 4 << 20, "64KB": 0}, got); diff != "" {
+		t.Error(diff)
+	}
+	if got := hugepages(amounts("memory=1Gi"), amounts("hugepages-1Gi=0")); got != nil {
+		t.Errorf("a node without huge pages: %v", got)
+	}
+}
+
+func TestSingleProcessOOMKill(t *testing.T) {
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{SingleProcessOOMKill: "a, b"}},
+		Spec: v1.PodSpec{Containers: []v1.Container{{Name: "a"}, {Name: "b"}, {Name: "c"}}}}
+	for name, want := range map[string]bool{"a": true, "b": true, "c": false} {
+		if got, err := oomSingleProcess(pod, name); err != nil || got != want {
+			t.Errorf("%s: %v %v", name, got, err)
+		}
+	}
+	pod.Annotations[SingleProcessOOMKill] = "a,x"
+	if _, err := oomSingleProcess(pod, "a"); err == nil || !strings.Contains(err.Error(), `"x"`) {
+		t.Errorf("unknown container: %v", err)
+	}
+}
+
+func TestCPUWeight(t *testing.T) {
+	for shares, want := range map[uint64]uint64{2: 1, 512: 59, 1024: 100, 262144: 10000} {
+		if got := cpuWeight(shares); got != want {
+			t.Errorf("%d shares: weight %d, want %d", shares, got, want)
+		}
+	}
+}
+
+func TestAdmitHugepages(t *testing.T) {
+	node := &v1.Node{Status: v1.NodeStatus{Allocatable: amounts("cpu=4 hugepages-2Mi=8Mi")}}
+	pod := func(limits string) *v1.Pod {
+		return &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{sized("", limits)}}}
+	}
+	for limits, want := range map[string]string{
+		"hugepages-2Mi=6Mi": "", "hugepages-2Mi=10Mi": "OutOfhugepages-2Mi", "hugepages-1Gi=1Gi": "OutOfhugepages-1Gi",
+		"cpu=5 hugepages-2Mi=10Mi": "OutOfcpu", "example.com/other=1": "",
+	} {
+		got := ""
+		if v := Admit(pod(limits), node, nil); v != nil {
+			got = v.Reason
+		}
+		if got != want {
+			t.Errorf("%s: %q, want %q", limits, got, want)
+		}
+	}
+}
