@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hashicorp/raft"
+
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
 
@@ -59,9 +61,13 @@ type Config struct {
 	// log has come since the last one. Default: 20000 entries, 64 MiB.
 	SnapshotEntries uint64
 	SnapshotBytes   int64
-	// TrailingEntries is how much log is kept behind a snapshot for followers
-	// that are a little late. Default: 4096.
-	TrailingEntries uint64
+	// MinFreeBytes is how much room the data folder's disk must have: with less
+	// of it, this member as leader takes only deletes and what the reserve is
+	// for. Default: 64 MiB.
+	MinFreeBytes int64
+	// SlowDisk is how long one write to the log may take before a leader gives
+	// up its leadership. Default: 1 s.
+	SlowDisk time.Duration
 
 	// MaxKeyBytes, MaxValueBytes and MaxTxnBytes bound what a transaction may
 	// hold. Default: 4 KiB, 3 MiB, 8 MiB.
@@ -86,6 +92,12 @@ type Config struct {
 	// MaxPendingBytes bounds the writes of this member that are under way;
 	// more wait. Default: 64 MiB.
 	MaxPendingBytes int64
+
+	// For tests: a log that misbehaves, a disk that says it is full, entries
+	// that come out different. Nil in earnest.
+	wrapLog   func(raft.LogStore) raft.LogStore
+	freeBytes func(dir string) (int64, error)
+	mangle    func(*mvcc.Batch)
 }
 
 // EventListener is told of what happens in a Store. Any function may be nil.
@@ -100,6 +112,9 @@ type EventListener struct {
 	Committed func(commands, bytes int, took time.Duration)
 	// Restored: the keyspace was replaced by a snapshot's.
 	Restored func(d mvcc.Digest)
+	// Damaged: a file of the data folder was found damaged, usually a
+	// *DamageError. What is done about it is in the log.
+	Damaged func(err error)
 	// Snapshotted: a snapshot was written.
 	Snapshotted func(index uint64, took time.Duration)
 	// Refused: another member was reached and did not take the stream. Mostly
@@ -127,7 +142,11 @@ func (c *Config) setDefaults() error {
 	setDefault(&c.ResultWindow, mvcc.DefaultLimits.Window)
 	setDefault(&c.SnapshotEntries, 20000)
 	setDefault(&c.SnapshotBytes, 64<<20)
-	setDefault(&c.TrailingEntries, 4096)
+	setDefault(&c.MinFreeBytes, 64<<20)
+	setDefault(&c.SlowDisk, time.Second)
+	if c.wrapLog == nil {
+		c.wrapLog = func(l raft.LogStore) raft.LogStore { return l }
+	}
 	setDefault(&c.MaxKeyBytes, 4<<10)
 	setDefault(&c.MaxValueBytes, 3<<20)
 	setDefault(&c.MaxTxnBytes, 8<<20)

@@ -55,13 +55,7 @@ func SetEpoch(dir string, e Epoch) error {
 		return err
 	}
 	path := filepath.Join(dir, epochFile)
-	if err := writeSynced(path+".tmp", append(b, '\n')); err != nil {
-		return err
-	}
-	if err := os.Rename(path+".tmp", path); err != nil {
-		return err
-	}
-	return syncDir(dir)
+	return replaceFile(path, append(b, '\n'))
 }
 
 // ReadEpoch is the epoch of a data folder; the zero Epoch if none was set.

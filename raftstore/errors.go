@@ -45,6 +45,7 @@ const (
 	outOfSpace  verdict = 3 // disk full; may be in the log
 	notDecoded  verdict = 4 // the command is malformed
 	unavailable verdict = 5 // the peer was not reached: certainly not in the log
+	diskFull    verdict = 6 // the leader's disk is short of space: certainly not in the log
 )
 
 // judge says what a failed raft future means for the command in it.

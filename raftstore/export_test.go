@@ -1,8 +1,37 @@
 package raftstore
 
+import (
+	"github.com/hashicorp/raft"
+
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+)
+
 // Absences is how often replication had to wait for a member.
 func (s *Store) Absences() int {
 	s.patient.mu.Lock()
 	defer s.patient.mu.Unlock()
 	return s.patient.absences
+}
+
+// Refused is how many of raft's calls a member that lost its state has
+// refused.
+func (s *Store) Refused() int {
+	s.gate.mu.Lock()
+	defer s.gate.mu.Unlock()
+	return s.gate.refused
+}
+
+// Amnesiac reports whether the member takes part in nothing.
+func (s *Store) Amnesiac() bool { return s.gate.shut.Load() }
+
+// Faults are put below a member before it is opened.
+type Faults struct {
+	Log    func(raft.LogStore) raft.LogStore
+	Free   func(dir string) (int64, error)
+	Mangle func(*mvcc.Batch)
+}
+
+// Inject puts them there.
+func (c *Config) Inject(f Faults) {
+	c.wrapLog, c.freeBytes, c.mangle = f.Log, f.Free, f.Mangle
 }

@@ -157,7 +157,6 @@ func TestMultiCatchUpBySnapshot(t *testing.T) {
 	t.Parallel()
 	var restored atomic.Int64
 	c := raftstoretest.New(t, 3, func(cfg *raftstore.Config) {
-		cfg.TrailingEntries = 5
 		cfg.Events.Restored = func(mvcc.Digest) { restored.Add(1) }
 	})
 	behind := c.Follower()
@@ -170,16 +169,20 @@ func TestMultiCatchUpBySnapshot(t *testing.T) {
 	leader := c.Leader()
 	c.Isolate(id)
 	var last mvcc.TxnResult
+	// The log since the snapshot before the newest one is kept.
 	for i := range 50 {
 		last = mustPut(t, leader, "/k", fmt.Sprint(i+1))
-	}
-	for other, s := range c.Running() {
-		if other == id {
+		if i%25 != 24 {
 			continue
 		}
-		c.Wait(other+" has applied all", func() bool { return s.Revision() >= last.Revision })
-		if err := s.Snapshot(testContext(t)); err != nil {
-			t.Fatal(err)
+		for other, s := range c.Running() {
+			if other == id {
+				continue
+			}
+			c.Wait(other+" has applied all", func() bool { return s.Revision() >= last.Revision })
+			if err := s.Snapshot(testContext(t)); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	c.Rejoin(id)

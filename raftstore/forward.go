@@ -155,10 +155,14 @@ func (s *Store) send(ctx context.Context, t mvcc.Txn) (sent, error) {
 				return sent{}, fmt.Errorf("%w: the leader cannot decode it", mvcc.ErrInvalid)
 			case refused, unavailable:
 				attempts--
+			case diskFull:
+				if attempts--; attempts == 0 {
+					return sent{}, s.errDiskFull(leader)
+				}
 			default:
 				deadline.Reset(s.cfg.LeaderWait)
 			}
-			noSpace = v == outOfSpace
+			noSpace = v == outOfSpace || v == diskFull
 			wait = retryAfter
 		case <-changed:
 			wait = 0
@@ -193,6 +197,10 @@ const retryAfter = 20 * time.Millisecond
 // through; cancel says that nobody listens any more.
 func (s *Store) handOver(leader string, raw []byte, failed func(verdict)) (cancel func()) {
 	if leader == s.cfg.ID {
+		if s.disk.short.Load() && !s.essential(raw) {
+			failed(diskFull)
+			return func() {}
+		}
 		s.proposals.add(proposal{raw: raw, failed: failed})
 		return func() {}
 	}

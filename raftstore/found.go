@@ -7,11 +7,9 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
-	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
-	"go.etcd.io/bbolt"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 	"github.com/clusterd/clusterd/raftstore/seglog"
@@ -41,16 +39,15 @@ func Found(dir, id string, e Epoch, k *mvcc.Keyspace, term uint64) error {
 	if err := SetEpoch(dir, e); err != nil {
 		return err
 	}
-	stable, err := openBolt(dir)
+	stable, _, err := openStable(dir)
 	if err != nil {
 		return err
 	}
-	// raft's name for it. Its terms go on from the snapshot's.
-	err = stable.SetUint64([]byte("CurrentTerm"), term)
+	err = stable.SetUint64([]byte(keyTerm), term) // terms go on from the snapshot's
 	if err := errors.Join(err, stable.Close()); err != nil {
 		return fmt.Errorf("%s: %w", stableFile, err)
 	}
-	snapshots, err := raft.NewFileSnapshotStore(dir, keptSnapshots, io.Discard)
+	snapshots, err := openSnapshots(dir, hclog.NewNullLogger())
 	if err != nil {
 		return err
 	}
@@ -72,21 +69,6 @@ func onlyVoter(id string) raft.Configuration {
 	return raft.Configuration{Servers: []raft.Server{{
 		Suffrage: raft.Voter, ID: raft.ServerID(id), Address: raft.ServerAddress(id),
 	}}}
-}
-
-func openBolt(dir string) (*raftboltdb.BoltStore, error) {
-	b, err := raftboltdb.New(raftboltdb.Options{
-		Path: filepath.Join(dir, stableFile),
-		BoltOptions: &bbolt.Options{
-			Timeout:        time.Second, // someone else has the folder open
-			NoFreelistSync: true,        // rebuilt at open; saves a page per commit
-			FreelistType:   bbolt.FreelistMapType,
-		},
-	})
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", stableFile, err)
-	}
-	return b, nil
 }
 
 func openLog(dir string, logger *slog.Logger) (*seglog.Log, error) {

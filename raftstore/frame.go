@@ -27,6 +27,9 @@ const (
 	frameTerm      = 3 // body: empty. Reply: frameNumber, the callee's current term
 	frameMember    = 4 // body: memberOp, id. Reply: frameDone
 	frameProgress  = 5 // body: empty. Reply: frameNumber, the log index the callee has applied
+	frameRoom      = 6 // body: empty. Reply: frameNumber, the free bytes of the callee's disk
+	frameHash      = 7 // body: a log index (8). Reply: frameNumber, the keyspace's hash after it, or frameVerdict
+	frameDiffers   = 8 // body: a log index (8), the hash (8) that most members have after it. Reply: frameDone
 	frameVerdict   = 65
 	frameNumber    = 66 // body: number (8)
 	frameDone      = 67 // body: verdict, error text; empty when it was done

@@ -1,6 +1,7 @@
 package raftstore
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"sync/atomic"
@@ -17,6 +18,7 @@ import (
 type fsm struct {
 	s        *Store
 	keyspace atomic.Pointer[mvcc.Keyspace]
+	hashes   hashes
 	logBytes atomic.Int64 // applied since the last snapshot was begun
 }
 
@@ -51,7 +53,11 @@ func (f *fsm) applyOne(l *raft.Log) {
 		// others for ever. Stopping is the lesser evil.
 		panic(fmt.Sprintf("raftstore: log entry %d of term %d in %s: %v", l.Index, l.Term, f.s.cfg.Dir, err))
 	}
+	if f.s.cfg.mangle != nil {
+		f.s.cfg.mangle(&batch)
+	}
 	outcomes := ks.Apply(l.Index, batch)
+	f.hashes.note(l.Index, ks.Digest().Hash)
 	f.logBytes.Add(int64(len(l.Data)))
 	f.s.clock.observe(batch.Time, f.s.isCurrentTerm(l.Term))
 	for i := range outcomes {
@@ -69,8 +75,7 @@ func (f *fsm) applyOne(l *raft.Log) {
 
 // Snapshot implements raft.FSM.
 func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
-	f.logBytes.Store(0)
-	return &fsmSnapshot{s: f.s, snap: f.keyspace.Load().Snapshot()}, nil
+	return &fsmSnapshot{s: f.s, snap: f.keyspace.Load().Snapshot(), logBytes: f.logBytes.Swap(0)}, nil
 }
 
 // Restore implements raft.FSM. The present keyspace stays in place until the
@@ -83,6 +88,8 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 	f.keyspace.Store(ks)
 	f.logBytes.Store(0)
 	d := ks.Digest()
+	f.hashes.note(d.Index, d.Hash)
+	f.s.logs.replaced.Store(true)
 	f.s.clock.observe(d.Time, false)
 	f.s.applied.broadcast()
 	f.s.hub.Notify()
@@ -95,17 +102,24 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 }
 
 type fsmSnapshot struct {
-	s    *Store
-	snap *mvcc.Snapshot
+	s        *Store
+	snap     *mvcc.Snapshot
+	logBytes int64 // the log that it makes needless
 }
 
 func (f *fsmSnapshot) Persist(sink raft.SnapshotSink) error {
 	start := time.Now()
 	if err := wire.WriteSnapshot(sink, f.snap); err != nil {
 		_ = sink.Cancel()
+		f.s.fsm.logBytes.Add(f.logBytes)
+		if errors.Is(err, mvcc.ErrCorrupt) {
+			// The memory of this machine, or a fault of ours.
+			f.s.fail(fmt.Errorf("the keyspace in memory is not what was applied: %w", err), false)
+		}
 		return fmt.Errorf("write snapshot: %w", err)
 	}
 	if err := sink.Close(); err != nil {
+		f.s.fsm.logBytes.Add(f.logBytes)
 		return fmt.Errorf("finish snapshot: %w", err)
 	}
 	if fn := f.s.cfg.Events.Snapshotted; fn != nil {

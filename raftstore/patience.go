@@ -34,7 +34,10 @@ func newPatient(t *raft.NetworkTransport, s *Store) *patient {
 
 // AppendEntries implements raft.Transport.
 func (p *patient) AppendEntries(id raft.ServerID, target raft.ServerAddress, req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
-	err := p.NetworkTransport.AppendEntries(id, target, req, resp)
+	err := errStuck
+	if !p.s.disk.stuck() {
+		err = p.NetworkTransport.AppendEntries(id, target, req, resp)
+	}
 	switch {
 	case isHeartbeat(req):
 		if err == nil {
@@ -111,4 +114,21 @@ func (p *patient) wait(id raft.ServerID) {
 	case <-changed:
 	case <-p.s.ctx.Done():
 	}
+}
+
+// Consumer implements raft.Transport.
+func (p *patient) Consumer() <-chan raft.RPC {
+	if in := p.s.gate.in; in != nil {
+		return in
+	}
+	return p.NetworkTransport.Consumer()
+}
+
+// SetHeartbeatHandler implements raft.Transport.
+func (p *patient) SetHeartbeatHandler(handle func(raft.RPC)) {
+	p.NetworkTransport.SetHeartbeatHandler(func(rpc raft.RPC) {
+		if !p.s.gate.refuse(rpc) {
+			handle(rpc)
+		}
+	})
 }

@@ -12,7 +12,7 @@ func (p *patient) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAddr
 	if err != nil {
 		return nil, err
 	}
-	return newDrained(inner), nil
+	return newDrained(inner, p.s.disk.stuck), nil
 }
 
 // drained is a pipeline whose answers are taken off although nobody reads
@@ -22,6 +22,7 @@ func (p *patient) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAddr
 // still for as long as the process lived, and the process could not end.
 type drained struct {
 	raft.AppendPipeline
+	stuck   func() bool // see disk.stuck
 	answers chan raft.AppendFuture
 	closed  chan struct{}
 	close   func()
@@ -31,8 +32,8 @@ type drained struct {
 // as many as raft still sends before it notices: one or two.
 const drainedAnswers = 128
 
-func newDrained(inner raft.AppendPipeline) *drained {
-	d := &drained{AppendPipeline: inner, answers: make(chan raft.AppendFuture, drainedAnswers), closed: make(chan struct{})}
+func newDrained(inner raft.AppendPipeline, stuck func() bool) *drained {
+	d := &drained{AppendPipeline: inner, stuck: stuck, answers: make(chan raft.AppendFuture, drainedAnswers), closed: make(chan struct{})}
 	d.close = sync.OnceFunc(func() { close(d.closed) })
 	go d.drain()
 	return d
@@ -51,6 +52,14 @@ func (d *drained) drain() {
 			return
 		}
 	}
+}
+
+// AppendEntries implements raft.AppendPipeline.
+func (d *drained) AppendEntries(req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) (raft.AppendFuture, error) {
+	if d.stuck() {
+		return nil, errStuck
+	}
+	return d.AppendPipeline.AppendEntries(req, resp)
 }
 
 // Consumer implements raft.AppendPipeline.

@@ -25,7 +25,7 @@ func (p oneByOne) Close() error                       { return nil }
 // sends once more before it closes the pipeline. That send used to wait for
 // ever, and with it the member's replication and Close.
 func TestPipelineWithoutReaderGoesOn(t *testing.T) {
-	p := newDrained(oneByOne{answers: make(chan raft.AppendFuture)})
+	p := newDrained(oneByOne{answers: make(chan raft.AppendFuture)}, func() bool { return false })
 	sent := make(chan error)
 	go func() {
 		for range 3 {

@@ -33,10 +33,21 @@ func (s *Store) serveCalls(conn net.Conn) {
 			s.serveSubmit(w, f)
 			return nil
 		case frameTerm:
+			if !s.votes() {
+				w.send(frame{kind: frameVerdict, call: f.call, body: []byte{byte(refused)}})
+				return nil
+			}
 			w.send(frame{kind: frameNumber, call: f.call, body: numberBody(s.raft().CurrentTerm())})
 			return nil
 		case frameProgress:
 			w.send(frame{kind: frameNumber, call: f.call, body: numberBody(s.keyspace().Index())})
+			return nil
+		case frameRoom:
+			w.send(frame{kind: frameNumber, call: f.call, body: numberBody(uint64(max(s.disk.room(), 0)))})
+			return nil
+		case frameDiffers:
+			s.serveDiffers(f.body)
+			w.send(frame{kind: frameDone, call: f.call})
 			return nil
 		}
 		select {
@@ -69,6 +80,10 @@ func (s *Store) serveSubmit(w *frameWriter, f frame) {
 		say(refused)
 		return
 	}
+	if s.disk.short.Load() && !s.essential(f.body) {
+		say(diskFull)
+		return
+	}
 	s.proposals.add(proposal{raw: f.body, failed: say})
 }
 
@@ -81,6 +96,8 @@ func (s *Store) answer(ctx context.Context, f frame) frame {
 			return frame{kind: frameVerdict, call: f.call, body: []byte{byte(refused)}}
 		}
 		return frame{kind: frameNumber, call: f.call, body: numberBody(index)}
+	case frameHash:
+		return s.serveHash(ctx, f)
 	case frameMember:
 		return frame{kind: frameDone, call: f.call, body: s.serveMember(ctx, f.body)}
 	default:

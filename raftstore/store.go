@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
-	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
@@ -31,8 +30,7 @@ import (
 
 // Names in the data folder.
 const (
-	stableFile      = "raft.db" // raft's term and vote (bbolt)
-	logDir          = "log"     // raft's log, see package seglog
+	logDir          = "log" // raft's log, see package seglog
 	keptSnapshots   = 2
 	raftTimeout     = 10 * time.Second // of one raft RPC
 	raftCommitPause = 200 * time.Millisecond
@@ -51,9 +49,13 @@ type Store struct {
 	peers     *peers
 	nudge     *nudger
 	transport *raft.NetworkTransport
-	patient   *patient              // raft's own view of transport
-	bolt      *raftboltdb.BoltStore // raft's stable store
+	patient   *patient // raft's own view of transport
+	gate      *gate
+	disk      *disk
+	stable    *stable
 	log       *seglog.Log
+	logs      *logs // raft's own view of log
+	snapshots *snapshots
 	raftPtr   atomic.Pointer[raft.Raft]
 	hadState  bool
 	epoch     Epoch
@@ -76,6 +78,10 @@ type Store struct {
 	mu     sync.Mutex
 	closed bool
 	done   chan struct{} // closed when Close is through
+
+	failure failure
+	noted   []Member  // in membersFile; housekeep's own
+	yielded time.Time // when a leader without room last looked for one with; housekeep's own
 }
 
 // Open opens the data folder and starts the member: it takes part in raft, and
@@ -105,6 +111,8 @@ func Open(cfg Config) (*Store, error) {
 		waiting:    &waiting{bySeq: make(map[uint64]chan mvcc.Outcome)},
 		pending:    semaphore.NewWeighted(cfg.MaxPendingBytes),
 		done:       make(chan struct{}),
+		failure:    failure{ch: make(chan struct{})},
+		disk:       newDisk(&cfg),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.fsm = &fsm{s: s}
@@ -130,23 +138,19 @@ func (s *Store) openRaft() error {
 	if err := os.MkdirAll(s.cfg.Dir, 0o700); err != nil {
 		return err
 	}
-	var err error
-	if s.bolt, err = openBolt(s.cfg.Dir); err != nil {
-		return err
-	}
-	if s.log, err = openLog(s.cfg.Dir, s.cfg.Logger); err != nil {
+	if err := s.openState(); err != nil {
 		return err
 	}
 	logger := raftLogger(s.cfg.Logger)
-	snapshots, err := raft.NewFileSnapshotStoreWithLogger(s.cfg.Dir, keptSnapshots, logger)
-	if err != nil {
-		return err
+	s.logs = &logs{
+		LogStore: s.cfg.wrapLog(s.log), disk: s.disk, latest: s.snapshots.latest, log: s.cfg.Logger, ctx: s.ctx,
+		corrupt: func(err error) {
+			s.foundDamage(err, "a log entry is damaged")
+			s.fail(err, false)
+		},
 	}
-	logs, err := raft.NewLogCache(32, s.log)
+	cached, err := raft.NewLogCache(32, s.logs)
 	if err != nil {
-		return err
-	}
-	if s.hadState, err = raft.HasExistingState(s.log, s.bolt, snapshots); err != nil {
 		return err
 	}
 	s.transport = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
@@ -164,12 +168,16 @@ func (s *Store) openRaft() error {
 	conf.ShutdownOnRemove = false
 	conf.SnapshotThreshold = s.cfg.SnapshotEntries
 	conf.SnapshotInterval = 30 * time.Second
-	conf.TrailingLogs = s.cfg.TrailingEntries
+	conf.TrailingLogs = 0 // logs.DeleteRange knows what to keep
 	conf.NoLegacyTelemetry = true
-	r, err := raft.NewRaft(conf, s.fsm, logs, s.bolt, snapshots, s.patient)
+	if s.gate.in != nil {
+		s.start(func() { s.gate.run(s.ctx, s.transport.Consumer()) })
+	}
+	r, err := raft.NewRaft(conf, s.fsm, cached, s.stable, s.snapshots, s.patient)
 	if err != nil {
 		return errors.Join(err, s.transport.Close())
 	}
+	s.logs.replaced.Store(false) // what was restored was our own
 	s.raftPtr.Store(r)
 
 	observed := make(chan raft.Observation, 16)
@@ -184,6 +192,10 @@ func (s *Store) openRaft() error {
 	s.start(func() { s.leaderLoop(observed) })
 	s.start(func() { s.leadership.run(s.ctx.Done()) })
 	s.start(s.housekeep)
+	s.start(s.compareForever)
+	if s.gate.shut.Load() {
+		s.start(s.rejoin)
+	}
 	for range entriesInFlight {
 		s.start(s.proposeLoop)
 	}
@@ -287,13 +299,15 @@ func (s *Store) housekeep() {
 		case <-s.ctx.Done():
 			return
 		}
-		if err := s.log.Mark(); err != nil {
+		if err := s.log.Mark(); err != nil && !isNoSpace(err) {
 			s.cfg.Logger.Warn("mark the end of the log", "err", err)
 		}
+		s.noteMembers()
+		s.lookAtDisk()
 		if s.IsLeader() && s.keyspace().Due(s.clock.millis()) {
 			s.tick()
 		}
-		if s.fsm.logBytes.Load() >= s.cfg.SnapshotBytes {
+		if s.fsm.logBytes.Load() >= s.cfg.SnapshotBytes && !s.disk.short.Load() {
 			if err := s.Snapshot(s.ctx); err != nil && s.ctx.Err() == nil {
 				s.cfg.Logger.Warn("snapshot", "err", err)
 			}
@@ -367,15 +381,4 @@ func (s *Store) otherVoters() bool {
 		}
 	}
 	return false
-}
-
-func (s *Store) closeFiles() error {
-	var errs []error
-	if s.log != nil {
-		errs = append(errs, s.log.Close())
-	}
-	if s.bolt != nil {
-		errs = append(errs, s.bolt.Close())
-	}
-	return errors.Join(errs...)
 }

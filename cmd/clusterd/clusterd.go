@@ -226,10 +226,15 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 }
 
 // keepStore closes the store when its turn to stop has come: after all that
-// uses it, before the port it hands its leadership over through.
+// uses it, before the port it hands its leadership over through. A store that
+// stops by itself ends the node; started again, it is healed by the others.
 func (m *Main) keepStore(ctx context.Context) error {
-	<-ctx.Done()
-	return m.store.Close()
+	select {
+	case <-ctx.Done():
+		return m.store.Close()
+	case <-m.store.Failed():
+		return m.store.Err()
+	}
 }
 
 // begin makes this node the first voter of a new cluster, once.

@@ -62,13 +62,14 @@ func (k *Keyspace) Snapshot() *Snapshot {
 // Header describes the snapshot.
 func (s *Snapshot) Header() Header { return s.header }
 
-// Base yields every key as of the oldest readable revision, in a fixed order.
+// Base yields every key as of the oldest readable revision, in a fixed order. A
+// key that is not what was applied, as its hash tells, gives ErrCorrupt.
 func (s *Snapshot) Base(yield func(*KeyValue) error) error {
 	oldest := s.header.Digest.Oldest
 	var err error
 	s.tree.Ascend(func(it item) bool {
 		if it.head.live() && it.head.kv.ModRevision <= oldest {
-			err = yield(&it.head.kv)
+			err = it.head.yield(yield)
 		}
 		return err == nil
 	})
@@ -76,10 +77,17 @@ func (s *Snapshot) Base(yield func(*KeyValue) error) error {
 	// versions are not walked, Apply may be cutting them.
 	for i := 0; i < len(s.changes) && err == nil; i++ {
 		if p := s.changes[i].prev; p.live() && p.kv.ModRevision <= oldest {
-			err = yield(&p.kv)
+			err = p.yield(yield)
 		}
 	}
 	return err
+}
+
+func (v *version) yield(to func(*KeyValue) error) error {
+	if hashKV(&v.kv) != v.sum {
+		return fmt.Errorf("%w: key %q of revision %d has changed in memory", ErrCorrupt, v.kv.Key, v.kv.ModRevision)
+	}
+	return to(&v.kv)
 }
 
 // Changes yields the history, oldest first.

@@ -63,6 +63,16 @@ func New(t testing.TB, n int, config func(*raftstore.Config)) *Cluster {
 // Start opens a member, for the first time or again.
 func (c *Cluster) Start(id string) *raftstore.Store {
 	c.t.Helper()
+	s, err := c.TryStart(id)
+	if err != nil {
+		c.t.Fatalf("open %s: %v", id, err)
+	}
+	return s
+}
+
+// TryStart is Start for a member that may refuse to be opened.
+func (c *Cluster) TryStart(id string) (*raftstore.Store, error) {
+	c.t.Helper()
 	l, err := c.net.listen(id)
 	if err != nil {
 		c.t.Fatal(err)
@@ -76,12 +86,12 @@ func (c *Cluster) Start(id string) *raftstore.Store {
 	}
 	s, err := raftstore.Open(cfg)
 	if err != nil {
-		c.t.Fatalf("open %s: %v", id, err)
+		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.stores[id] = s
-	return s
+	return s, nil
 }
 
 // Dir is a member's data folder.

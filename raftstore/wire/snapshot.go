@@ -32,18 +32,18 @@ func WriteSnapshot(w io.Writer, s *mvcc.Snapshot) error {
 	sw := snapshotWriter{w: w}
 	sw.write(binary.LittleEndian.AppendUint32([]byte(snapshotMagic), snapshotVersion))
 	sw.record(chunkHeader, func(b []byte) []byte { return appendHeader(b, s.Header()) })
-	_ = s.Base(func(kv *mvcc.KeyValue) error {
+	sw.fail(s.Base(func(kv *mvcc.KeyValue) error {
 		return sw.record(chunkBase, func(b []byte) []byte { return appendKV(b, kv) })
-	})
-	_ = s.Changes(func(c mvcc.Change) error {
+	}))
+	sw.fail(s.Changes(func(c mvcc.Change) error {
 		return sw.record(chunkChange, func(b []byte) []byte {
 			b = append(b, byte(c.Type))
 			b = binary.LittleEndian.AppendUint64(b, uint64(c.Time))
 			b = appendString(b, c.Origin)
 			return appendKV(b, &c.KV)
 		})
-	})
-	_ = s.Window(func(e mvcc.WindowEntry) error {
+	}))
+	sw.fail(s.Window(func(e mvcc.WindowEntry) error {
 		return sw.record(chunkWindow, func(b []byte) []byte {
 			b = binary.LittleEndian.AppendUint64(b, e.ID.Session)
 			b = binary.AppendUvarint(b, e.ID.Seq)
@@ -51,7 +51,7 @@ func WriteSnapshot(w io.Writer, s *mvcc.Snapshot) error {
 			b = binary.AppendUvarint(b, uint64(e.Revision))
 			return binary.AppendUvarint(b, e.Index)
 		})
-	})
+	}))
 	records := sw.records
 	sw.record(chunkEnd, func(b []byte) []byte { return binary.AppendUvarint(b, records) })
 	sw.flush()
@@ -64,6 +64,12 @@ type snapshotWriter struct {
 	buf     []byte // the open chunk, with room for its length and kind in front
 	records uint64
 	err     error // the first one sticks
+}
+
+func (w *snapshotWriter) fail(err error) {
+	if w.err == nil {
+		w.err = err
+	}
 }
 
 func (w *snapshotWriter) write(b []byte) {
@@ -132,12 +138,13 @@ func (r *reader) kv() mvcc.KeyValue {
 }
 
 // ReadSnapshot reads what WriteSnapshot wrote and rebuilds the keyspace. It
-// returns one only if every checksum and the keyspace's own hash agree.
+// returns one only if every checksum and the keyspace's own hash agree; a fault
+// comes as a *DamageError.
 func ReadSnapshot(src io.Reader) (*mvcc.Keyspace, error) {
 	sr := snapshotReader{r: bufio.NewReaderSize(src, 256<<10)}
 	k, err := sr.read()
 	if err != nil {
-		return nil, fmt.Errorf("snapshot, offset %d: %w", sr.off, err)
+		return nil, &DamageError{sr.off, err}
 	}
 	return k, nil
 }
@@ -166,16 +173,9 @@ func (s *snapshotReader) full(n int) ([]byte, error) {
 }
 
 func (s *snapshotReader) read() (*mvcc.Keyspace, error) {
-	head, err := s.full(len(snapshotMagic) + 4)
+	version, err := s.begin()
 	if err != nil {
 		return nil, err
-	}
-	if string(head[:len(snapshotMagic)]) != snapshotMagic {
-		return nil, fmt.Errorf("%w: not a snapshot", ErrCorrupt)
-	}
-	version := binary.LittleEndian.Uint32(head[len(snapshotMagic):])
-	if version < 1 || version > snapshotVersion {
-		return nil, fmt.Errorf("%w: snapshot %d", ErrVersion, version)
 	}
 	var (
 		builder *mvcc.Builder

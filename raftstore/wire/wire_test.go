@@ -159,6 +159,7 @@ func TestDamage(t *testing.T) {
 	}{
 		"batch":    {batch, func(b []byte) error { _, err := DecodeBatch(b); return err }},
 		"snapshot": {snap, func(b []byte) error { _, err := ReadSnapshot(bytes.NewReader(b)); return err }},
+		"check":    {snap, func(b []byte) error { return CheckSnapshot(bytes.NewReader(b)) }},
 	} {
 		if err := tc.read(tc.good); err != nil {
 			t.Fatalf("%s: %v", name, err)

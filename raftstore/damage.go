@@ -1,0 +1,173 @@
+package raftstore
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// A DamageError names a file of the data folder that does not hold what was
+// written to it.
+type DamageError struct {
+	File   string
+	Offset int64 // bytes into the file; -1: not known
+	Err    error // what is wrong there
+}
+
+// Error names file, offset and fault.
+func (e *DamageError) Error() string {
+	if e.Offset < 0 {
+		return fmt.Sprintf("%s is damaged: %v", e.File, e.Err)
+	}
+	return fmt.Sprintf("%s is damaged at offset %d: %v", e.File, e.Offset, e.Err)
+}
+
+// Unwrap returns the fault.
+func (e *DamageError) Unwrap() error { return e.Err }
+
+// foundDamage tells of it.
+func (s *Store) foundDamage(err error, what string, args ...any) {
+	s.cfg.Logger.Error(what, append([]any{"err", err}, args...)...)
+	if fn := s.cfg.Events.Damaged; fn != nil {
+		fn(err)
+	}
+}
+
+// Names in the data folder that have to do with damage.
+const (
+	// damagedDir holds what was found damaged, the latest find only.
+	damagedDir = "damaged"
+	// amnesiaFile is there while this member must not be believed, see amnesia.
+	amnesiaFile = "amnesia.json"
+	// membersFile holds the membership last seen. Nothing but the question
+	// whether damage can be healed from others rests on it.
+	membersFile = "members.json"
+)
+
+// amnesia says that this member has lost what it had promised: entries it had
+// acknowledged, or votes it had given. As long as the file is there it takes
+// part in nothing, until the leader has taken it out of the membership.
+type amnesia struct {
+	Since  time.Time `json:"since"`
+	Reason string    `json:"reason"`
+	// Aside is true once the old state has been moved away.
+	Aside bool `json:"aside"`
+}
+
+func (s *Store) readAmnesia() (*amnesia, error) {
+	b, err := os.ReadFile(s.path(amnesiaFile))
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	a := &amnesia{}
+	if err := json.Unmarshal(b, a); err != nil {
+		// Only its being there counts.
+		a.Reason = fmt.Sprintf("%s could not be read: %v", amnesiaFile, err)
+	}
+	return a, nil
+}
+
+// forget makes this member one that has lost its state: it is noted first, so
+// that a crash in between cannot make a voter of an empty folder.
+func (s *Store) forget(reason error) error {
+	a := amnesia{Since: s.cfg.Now().UTC(), Reason: reason.Error()}
+	if err := s.writeJSON(amnesiaFile, a); err != nil {
+		return err
+	}
+	return s.setAside(&a)
+}
+
+// setAside moves the state away, all of it: what is left of a log is no log.
+func (s *Store) setAside(a *amnesia) error {
+	for _, name := range stateFiles {
+		if err := s.moveAside(name); err != nil {
+			return err
+		}
+	}
+	a.Aside = true
+	if err := s.writeJSON(amnesiaFile, a); err != nil {
+		return err
+	}
+	s.cfg.Logger.Error("the store's state was set aside, it will be fetched from the other members",
+		"reason", a.Reason, "kept", s.path(damagedDir))
+	return nil
+}
+
+// moveAside moves a file or folder of the data folder, which may not exist,
+// into damagedDir, in place of an earlier find.
+func (s *Store) moveAside(name string) error {
+	from, to := s.path(name), filepath.Join(s.path(damagedDir), filepath.Base(name))
+	if _, err := os.Stat(from); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err := os.MkdirAll(s.path(damagedDir), 0o700); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(to); err != nil {
+		return err
+	}
+	if err := os.Rename(from, to); err != nil {
+		return err
+	}
+	return errors.Join(syncDir(s.path(damagedDir)), syncDir(filepath.Dir(from)))
+}
+
+// healable returns nil if other voters are known that can restore this
+// member.
+func (s *Store) healable() error {
+	var ms []Member
+	b, err := os.ReadFile(s.path(membersFile))
+	if err == nil {
+		err = json.Unmarshal(b, &ms)
+	}
+	if err != nil {
+		return fmt.Errorf("the other members are not known (%w)", err)
+	}
+	if !slices.ContainsFunc(ms, func(m Member) bool { return m.Voter && m.ID != s.cfg.ID }) {
+		return errors.New("there is no other voter that has a copy")
+	}
+	return nil
+}
+
+// noteMembers writes the membership down when it has changed.
+func (s *Store) noteMembers() {
+	ms, err := s.Members()
+	if err != nil || len(ms) == 0 || slices.Equal(ms, s.noted) {
+		return
+	}
+	if err := s.writeJSON(membersFile, ms); err != nil {
+		s.cfg.Logger.Warn("the members could not be written down", "err", err)
+		return
+	}
+	s.noted = ms
+}
+
+func (s *Store) path(name string) string { return filepath.Join(s.cfg.Dir, name) }
+
+// writeJSON replaces a file of the data folder: after a crash it is the old
+// one or the new one.
+func (s *Store) writeJSON(name string, v any) error {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	return replaceFile(s.path(name), append(b, '\n'))
+}
+
+func replaceFile(path string, b []byte) error {
+	err := writeSynced(path+".tmp", b)
+	if err == nil {
+		err = os.Rename(path+".tmp", path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(path+".tmp"))
+	}
+	return syncDir(filepath.Dir(path))
+}

@@ -1,0 +1,374 @@
+package raftstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/clusterd/clusterd/raftstore"
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/raftstoretest"
+)
+
+// finds collects what members report as damaged.
+type finds struct {
+	mu   sync.Mutex
+	errs []error
+}
+
+func (f *finds) listen(cfg *raftstore.Config) {
+	cfg.Events.Damaged = func(err error) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.errs = append(f.errs, err)
+	}
+}
+
+// has fails the test unless damage was reported in that file at or before that
+// offset, and no further before it than one record or chunk reaches.
+func (f *finds) has(t *testing.T, file string, offset int64) {
+	t.Helper()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, err := range f.errs {
+		if d := new(raftstore.DamageError); errors.As(err, &d) && d.File == file && d.Offset <= offset && offset-d.Offset < 128<<10 {
+			return
+		}
+	}
+	t.Errorf("damage of %s at offset %d was not reported, only %v", file, offset, f.errs)
+}
+
+// flip changes one byte in the middle of what the file holds, zeros at its end
+// left out, and returns where.
+func flip(t *testing.T, file string) int64 {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := len(strings.TrimRight(string(b), "\x00"))
+	return flipAt(t, file, int64(used/2))
+}
+
+func flipAt(t *testing.T, file string, at int64) int64 {
+	t.Helper()
+	f, err := os.OpenFile(file, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	b := make([]byte, 1)
+	if _, err := f.ReadAt(b, at); err != nil {
+		t.Fatal(err)
+	}
+	b[0] ^= 0x40
+	if _, err := f.WriteAt(b, at); err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+func newest(t *testing.T, pattern string) string {
+	t.Helper()
+	found, err := filepath.Glob(pattern)
+	if err != nil || len(found) == 0 {
+		t.Fatalf("%s: %v, %v", pattern, found, err)
+	}
+	return slices.MaxFunc(found, func(a, b string) int { return infoOf(t, a).ModTime().Compare(infoOf(t, b).ModTime()) })
+}
+
+func infoOf(t *testing.T, path string) os.FileInfo {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info
+}
+
+func isVoter(t *testing.T, s *raftstore.Store, id string) (member, voter bool) {
+	t.Helper()
+	ms, err := s.Members()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range ms {
+		if m.ID == id {
+			return true, m.Voter
+		}
+	}
+	return false, false
+}
+
+// knowsMembers waits until each member has written the membership down.
+func knowsMembers(c *raftstoretest.Cluster) {
+	for _, id := range c.IDs() {
+		c.Wait(id+" has noted its membership", func() bool {
+			b, err := os.ReadFile(filepath.Join(c.Dir(id), "members.json"))
+			return err == nil && strings.Count(string(b), `"voter": true`) == len(c.IDs())
+		})
+	}
+}
+
+// A voter whose state is damaged comes back from the others' copies, and not as
+// the voter that it was: what it had promised is gone.
+func TestMultiDamageHealedByOthers(t *testing.T) {
+	for name, damage := range map[string]func(t *testing.T, dir string) (file string, at int64){
+		"a byte of the log": func(t *testing.T, dir string) (string, int64) {
+			file := newest(t, filepath.Join(dir, "log", "*.seg"))
+			return file, flipAt(t, file, 200) // behind its end may lie what it held before
+		},
+		"both copies of the vote": func(t *testing.T, dir string) (string, int64) {
+			file := filepath.Join(dir, "vote")
+			flipAt(t, file, 20)
+			return file, flipAt(t, file, 4096+20)
+		},
+		"every snapshot": func(t *testing.T, dir string) (file string, at int64) {
+			files, _ := filepath.Glob(filepath.Join(dir, "snapshots", "*", "state.bin"))
+			if len(files) != 2 {
+				t.Fatalf("%v", files)
+			}
+			for _, file = range files {
+				at = flip(t, file)
+			}
+			return file, at
+		},
+		"the log is gone": func(t *testing.T, dir string) (string, int64) {
+			if err := os.RemoveAll(filepath.Join(dir, "log")); err != nil {
+				t.Fatal(err)
+			}
+			return filepath.Join(dir, "log"), -1
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var found finds
+			c := raftstoretest.New(t, 3, found.listen)
+			victim := c.Follower()
+			id := victim.Status().ID
+			for round := range 3 { // two snapshots, and entries after them
+				for i := range 20 {
+					mustPut(t, victim, fmt.Sprintf("/k/%d", i), strings.Repeat(fmt.Sprint(round), 100))
+				}
+				for range 7 { // more than a file of the log holds
+					mustPut(t, victim, "/large", strings.Repeat("x", 5<<19))
+				}
+				if round < 2 {
+					if err := victim.Snapshot(testContext(t)); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			knowsMembers(c)
+			c.Stop(id)
+			file, at := damage(t, c.Dir(id))
+			s := c.Start(id)
+			found.has(t, file, at)
+			c.Wait("it is a member again, without a vote", func() bool {
+				member, voter := isVoter(t, c.Leader(), id)
+				return member && !voter && !s.Amnesiac()
+			})
+			if got := get(t, s, "/k/3"); got != strings.Repeat("2", 100) {
+				t.Errorf("reads %q", got)
+			}
+			if err := c.Leader().AddVoter(testContext(t), id); err != nil {
+				t.Fatal(err)
+			}
+			c.Agree()
+			// It stays healed.
+			c.Stop(id)
+			s = c.Start(id)
+			mustPut(t, s, "/after", "1")
+			if _, voter := isVoter(t, s, id); !voter {
+				t.Error("it lost its vote again")
+			}
+			if kept, _ := filepath.Glob(filepath.Join(c.Dir(id), "damaged", "*")); len(kept) == 0 {
+				t.Error("the damaged files were not kept")
+			}
+		})
+	}
+}
+
+// A voter that lost what it had acknowledged must not help to elect one that
+// never had it.
+func TestMultiLostStateDoesNotVote(t *testing.T) {
+	t.Parallel()
+	c := raftstoretest.New(t, 3, func(cfg *raftstore.Config) { cfg.LeaderWait = raftstoretest.Patience })
+	knowsMembers(c)
+	leader := c.LeaderID()
+	var forgetful, behind string
+	for _, id := range c.IDs() {
+		switch {
+		case id == leader:
+		case forgetful == "":
+			forgetful = id
+		default:
+			behind = id
+		}
+	}
+	c.Isolate(behind)
+	mustPut(t, c.Store(leader), "/acknowledged", "yes") // by leader and forgetful
+	c.Kill(leader)
+	c.Kill(forgetful)
+	c.Rejoin(behind)
+	file := newest(t, filepath.Join(c.Dir(forgetful), "log", "*.seg"))
+	flip(t, file)
+	s := c.Start(forgetful)
+	if !s.Amnesiac() {
+		t.Fatal("it believes what is left of its log")
+	}
+	c.Wait("the one that is behind to ask for its vote, again and again", func() bool { return s.Refused() >= 5 })
+	if st := c.Store(behind).Status(); st.State == "Leader" {
+		t.Fatalf("%+v", st)
+	}
+	c.Start(leader)
+	for _, id := range c.IDs() {
+		if got := get(t, c.Store(id), "/acknowledged"); got != "yes" {
+			t.Errorf("%s reads %q", id, got)
+		}
+	}
+	c.Wait("the forgetful one is a member without a vote", func() bool {
+		member, voter := isVoter(t, c.Leader(), forgetful)
+		return member && !voter
+	})
+}
+
+// What one member can repair alone, it does: nothing is lost, and it keeps its
+// vote.
+func TestDamageRepairedAlone(t *testing.T) {
+	for name, damage := range map[string]func(t *testing.T, dir string) (file string, at int64){
+		"the newest snapshot": func(t *testing.T, dir string) (string, int64) {
+			file := newest(t, filepath.Join(dir, "snapshots", "*", "state.bin"))
+			return file, flip(t, file)
+		},
+		"the newest snapshot's description": func(t *testing.T, dir string) (string, int64) {
+			file := newest(t, filepath.Join(dir, "snapshots", "*", "meta.json"))
+			b, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return file, flipAt(t, file, int64(strings.Index(string(b), "ConfigurationIndex")+3))
+		},
+		"a cut-off snapshot": func(t *testing.T, dir string) (string, int64) {
+			file := newest(t, filepath.Join(dir, "snapshots", "*", "state.bin"))
+			size := infoOf(t, file).Size() - 5
+			if err := os.Truncate(file, size); err != nil {
+				t.Fatal(err)
+			}
+			return file, size
+		},
+		"every snapshot, the log being whole": func(t *testing.T, dir string) (file string, at int64) {
+			files, _ := filepath.Glob(filepath.Join(dir, "snapshots", "*", "state.bin"))
+			for _, file = range files {
+				at = flip(t, file)
+			}
+			return file, at
+		},
+		"a copy of the vote": func(t *testing.T, dir string) (string, int64) {
+			file := filepath.Join(dir, "vote")
+			flipAt(t, file, 25)
+			return file, 25
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var found finds
+			c := raftstoretest.New(t, 1, found.listen)
+			s := c.Leader()
+			for i := range 90 {
+				mustPut(t, s, fmt.Sprintf("/k/%d", i), "v")
+				if i%30 == 29 && i < 80 {
+					if err := s.Snapshot(testContext(t)); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			want := s.Status().Keyspace
+			c.Stop("n0")
+			file, at := damage(t, c.Dir("n0"))
+			s = c.Start("n0")
+			c.Leader()
+			found.has(t, file, at)
+			if got := s.Status().Keyspace; got.Keys != want.Keys || got.Revision != want.Revision {
+				t.Errorf("it has %+v, had %+v", got, want)
+			}
+		})
+	}
+}
+
+// Without others, damage is named, and nothing is served or thrown away.
+func TestDamageWithoutOthers(t *testing.T) {
+	t.Parallel()
+	c := raftstoretest.New(t, 1, nil)
+	for i := range 50 {
+		mustPut(t, c.Leader(), fmt.Sprintf("/k/%d", i), "v")
+	}
+	knowsMembers(c)
+	c.Stop("n0")
+	file := newest(t, filepath.Join(c.Dir("n0"), "log", "*.seg"))
+	at := flip(t, file)
+	for range 2 {
+		_, err := c.TryStart("n0")
+		damage := new(raftstore.DamageError)
+		if !errors.As(err, &damage) || damage.File != file || damage.Offset > at || at-damage.Offset > 1024 {
+			t.Fatalf("flipped byte %d of %s: %v", at, file, err)
+		}
+	}
+	flipAt(t, file, at) // back
+	if got := get(t, c.Start("n0"), "/k/7"); got != "v" {
+		t.Errorf("reads %q", got)
+	}
+}
+
+// A member whose keyspace comes out different stops, and is healed when it is
+// started again.
+func TestMultiDivergence(t *testing.T) {
+	t.Parallel()
+	var victim atomic.Pointer[string]
+	var ids sync.Map
+	c := raftstoretest.New(t, 3, func(cfg *raftstore.Config) {
+		id := cfg.ID
+		cfg.Inject(raftstore.Faults{Mangle: func(b *mvcc.Batch) {
+			for i := range b.Commands {
+				if ops := b.Commands[i].Txn.Ops; len(ops) > 0 && ops[0].Key == "/k" && victim.CompareAndSwap(&id, nil) {
+					ops[0].Value = []byte("wrong")
+				}
+			}
+		}})
+		ids.Store(id, &id)
+	})
+	knowsMembers(c)
+	s := c.Follower()
+	wrong := s.Status().ID
+	p, _ := ids.Load(wrong)
+	victim.Store(p.(*string))
+	ctx, cancel := context.WithTimeout(context.Background(), raftstoretest.Patience)
+	defer cancel()
+	mustPut(t, c.Leader(), "/k", "right")
+	select {
+	case <-s.Failed():
+	case <-ctx.Done():
+		t.Fatal("it goes on")
+	}
+	if err := s.Err(); !errors.Is(err, raftstore.ErrDiverged) {
+		t.Error(err)
+	}
+	for id, other := range c.Running() {
+		if id != wrong && other.Err() != nil {
+			t.Errorf("%s: %v", id, other.Err())
+		}
+	}
+	c.Kill(wrong)
+	s = c.Start(wrong)
+	if got := get(t, s, "/k"); got != "right" {
+		t.Errorf("reads %q", got)
+	}
+	c.Agree()
+}

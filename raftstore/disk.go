@@ -1,0 +1,130 @@
+package raftstore
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// disk is what this member knows of the file system below its data folder.
+//
+// A ballast file keeps some room. When free space falls below the limit the
+// member is short: as leader it takes only what the cluster cannot do without,
+// and all else is refused before it is in the log. When even the log meets a
+// full disk, the ballast is given up, so that it can go on with the little that
+// is let through until somebody makes room.
+type disk struct {
+	dir     string
+	minFree int64
+	slow    time.Duration
+	free    func(dir string) (int64, error)
+
+	short atomic.Bool
+	mu    sync.Mutex
+	since time.Time // the write under way began then; zero: none is
+	has   int64     // free bytes at the last look; -1: not known
+}
+
+const (
+	ballastFile  = "ballast"
+	ballastBytes = 16 << 20
+)
+
+func newDisk(cfg *Config) *disk {
+	d := &disk{dir: cfg.Dir, minFree: cfg.MinFreeBytes, slow: cfg.SlowDisk, free: freeBytes, has: -1}
+	if cfg.freeBytes != nil {
+		d.free = cfg.freeBytes
+	}
+	return d
+}
+
+// freeBytes is what an unprivileged process may still write.
+func freeBytes(dir string) (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return 0, &os.PathError{Op: "statfs", Path: dir, Err: err}
+	}
+	return int64(st.Bavail) * int64(st.Bsize), nil
+}
+
+// write notes that a write has begun; the result says that it has ended.
+func (d *disk) write() func() {
+	d.mu.Lock()
+	d.since = time.Now()
+	d.mu.Unlock()
+	return func() {
+		d.mu.Lock()
+		d.since = time.Time{}
+		d.mu.Unlock()
+	}
+}
+
+// stuck reports whether a write has been under way for longer than a leader
+// may take. While it is, the leader is silent, and the others elect another
+// one: raft itself would keep sending heartbeats.
+func (d *disk) stuck() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return !d.since.IsZero() && time.Since(d.since) > d.slow
+}
+
+var errStuck = errors.New("the leader's disk does not answer")
+
+// look measures the free space and reports whether being short has changed.
+func (d *disk) look() (changed bool, err error) {
+	free, err := d.free(d.dir)
+	if err != nil {
+		return false, err
+	}
+	d.mu.Lock()
+	d.has = free
+	d.mu.Unlock()
+	switch was := d.short.Load(); {
+	case !was && free < d.minFree:
+		d.short.Store(true)
+		return true, nil
+	case was && free >= d.minFree+ballastBytes:
+		// Enough for the ballast, and to stay above the limit with it.
+		if err := d.ballast(); err != nil {
+			return false, err
+		}
+		d.short.Store(false)
+		return true, nil
+	}
+	return false, nil
+}
+
+// ballast makes the file that keeps room.
+func (d *disk) ballast() error {
+	f, err := os.OpenFile(filepath.Join(d.dir, ballastFile), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	err = unix.Fallocate(int(f.Fd()), 0, 0, ballastBytes)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		err = nil // without it the limit alone has to do
+	}
+	if err != nil {
+		err = fmt.Errorf("allocate %s: %w", f.Name(), err)
+	}
+	return errors.Join(err, f.Close())
+}
+
+// foundFull gives the ballast up.
+func (d *disk) foundFull() {
+	d.short.Store(true)
+	_ = os.Remove(filepath.Join(d.dir, ballastFile))
+}
+
+// room is the free space at the last look; -1 if it is not known.
+func (d *disk) room() int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.has
+}

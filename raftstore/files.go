@@ -1,0 +1,176 @@
+package raftstore
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sort"
+	"strconv"
+	"strings"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/clusterd/clusterd/raftstore/seglog"
+)
+
+// stateFiles are what raft's promises and the keyspace are made of.
+var stateFiles = []string{stableFile, logDir, snapshotsDir}
+
+// openState opens raft's files and looks at all of what they hold. What is
+// damaged is repaired from what this member has, else set aside to be fetched
+// from others, else nothing is opened: it is never served.
+func (s *Store) openState() error {
+	a, err := s.readAmnesia()
+	if err != nil {
+		return err
+	}
+	if a != nil && !a.Aside {
+		if err := s.setAside(a); err != nil {
+			return err
+		}
+	}
+	if a == nil {
+		err = s.checkComplete()
+	}
+	if err == nil {
+		err = s.openFiles()
+	}
+	if damage := new(DamageError); errors.As(err, &damage) {
+		if err := s.closeFiles(); err != nil {
+			return err
+		}
+		s.foundDamage(damage, "the store's state is damaged")
+		if why := s.healable(); why != nil {
+			return fmt.Errorf("%w; nothing was changed, and it cannot be fetched from others: %w", damage, why)
+		}
+		if err := s.forget(damage); err != nil {
+			return fmt.Errorf("set the damaged state aside: %w", err)
+		}
+		a = &amnesia{}
+		err = s.openFiles()
+	}
+	if err != nil {
+		return err
+	}
+	s.gate = newGate(a != nil)
+	if s.hadState, err = raft.HasExistingState(s.log, s.stable, s.snapshots); err != nil {
+		return err
+	}
+	s.hadState = s.hadState || a != nil
+	return nil
+}
+
+func (s *Store) openFiles() (err error) {
+	var repaired error
+	s.stable, repaired, err = openStable(s.cfg.Dir)
+	if repaired != nil {
+		s.foundDamage(repaired, "one of two copies of term and vote was damaged, and was made good from the other")
+	}
+	if err != nil {
+		return err
+	}
+	index, damage := s.checkSnapshots()
+	if damage != nil && !errors.As(damage, new(*DamageError)) {
+		return damage
+	}
+	if err := s.openLog(index); err != nil {
+		return err
+	}
+	if s.snapshots, err = openSnapshots(s.cfg.Dir, raftLogger(s.cfg.Logger)); err != nil {
+		return err
+	}
+	first, err := s.log.FirstIndex()
+	if err != nil || first <= index+1 && (damage == nil || index > 0 || first == 1) {
+		return err
+	}
+	if damage == nil {
+		damage = &DamageError{s.path(snapshotsDir), -1, fmt.Errorf("the newest snapshot is of index %d, and the log begins at %d", index, first)}
+	}
+	return damage
+}
+
+// openLog opens the log. Damage before the newest snapshot is not needed any
+// more: the files that hold it are set aside.
+func (s *Store) openLog(snapshot uint64) (err error) {
+	open := func() {
+		s.log, err = openLog(s.cfg.Dir, s.cfg.Logger)
+	}
+	open()
+	corrupt := new(seglog.CorruptError)
+	for errors.As(err, &corrupt) {
+		damage := logDamage(corrupt)
+		old, ok := s.segmentsThrough(corrupt.File, snapshot)
+		if !ok {
+			return damage
+		}
+		s.foundDamage(damage, "log entries that a snapshot has made needless are damaged, and were set aside", "kept", s.path(damagedDir))
+		for _, name := range old {
+			if err := s.moveAside(filepath.Join(logDir, name)); err != nil {
+				return err
+			}
+		}
+		open()
+	}
+	return err
+}
+
+func logDamage(c *seglog.CorruptError) *DamageError {
+	err := errors.New(c.Reason)
+	if c.Index > 0 {
+		err = fmt.Errorf("entry %d: %s", c.Index, c.Reason)
+	}
+	return &DamageError{c.File, c.Offset, err}
+}
+
+// segmentsThrough names the log's files up to the given one, if the file after
+// it begins at or before the first entry that the snapshot does not cover.
+func (s *Store) segmentsThrough(file string, snapshot uint64) (old []string, ok bool) {
+	entries, err := os.ReadDir(s.path(logDir))
+	if err != nil {
+		return nil, false
+	}
+	var names []string
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), ".seg") {
+			names = append(names, e.Name())
+		}
+	}
+	sort.Strings(names)
+	i := sort.SearchStrings(names, filepath.Base(file))
+	if i+1 >= len(names) {
+		return nil, false
+	}
+	next, err := strconv.ParseUint(strings.TrimSuffix(names[i+1], ".seg"), 16, 64)
+	return names[:i+1], err == nil && next <= snapshot+1
+}
+
+// checkComplete finds that something is gone from the folder of a member that
+// had all of it.
+func (s *Store) checkComplete() error {
+	if _, err := os.Stat(s.path(membersFile)); errors.Is(err, os.ErrNotExist) {
+		return nil // it was none yet
+	}
+	for _, name := range []string{stableFile, logDir} {
+		_, err := os.Stat(s.path(name))
+		switch {
+		case errors.Is(err, os.ErrNotExist):
+			return &DamageError{s.path(name), -1, errors.New("it is gone")}
+		case err != nil:
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Store) closeFiles() error {
+	var errs []error
+	if s.log != nil {
+		errs = append(errs, s.log.Close())
+	}
+	if s.stable != nil {
+		errs = append(errs, s.stable.Close())
+	}
+	s.log, s.stable = nil, nil
+	return errors.Join(errs...)
+}

@@ -1,0 +1,175 @@
+package raftstore
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/raft"
+
+	"github.com/clusterd/clusterd/raftstore/wire"
+)
+
+// Names in the data folder. The folder and the files below it are named by
+// raft's FileSnapshotStore; metaSum is ours.
+const (
+	snapshotsDir = "snapshots"
+	snapMeta     = "meta.json"
+	snapState    = "state.bin"
+	snapMetaSum  = "meta.crc32c" // raft has a checksum of state.bin, and none of meta.json
+)
+
+// snapshots is raft's store of snapshot files, with a checksum of the part
+// that raft has none for.
+type snapshots struct {
+	*raft.FileSnapshotStore
+	dir string
+}
+
+func openSnapshots(dir string, logger hclog.Logger) (*snapshots, error) {
+	s, err := raft.NewFileSnapshotStoreWithLogger(dir, keptSnapshots, logger)
+	if err != nil {
+		return nil, err
+	}
+	return &snapshots{s, filepath.Join(dir, snapshotsDir)}, nil
+}
+
+// Create implements raft.SnapshotStore.
+func (s *snapshots) Create(version raft.SnapshotVersion, index, term uint64, c raft.Configuration, cIndex uint64, t raft.Transport) (raft.SnapshotSink, error) {
+	inner, err := s.FileSnapshotStore.Create(version, index, term, c, cIndex, t)
+	if err != nil {
+		return nil, err
+	}
+	return &snapshotSink{inner, filepath.Join(s.dir, inner.ID())}, nil
+}
+
+type snapshotSink struct {
+	raft.SnapshotSink
+	dir string
+}
+
+// Close finishes the snapshot. It stands from then on; a crash before the
+// checksum is written leaves one whose meta.json is believed.
+func (s *snapshotSink) Close() error {
+	if err := s.SnapshotSink.Close(); err != nil {
+		return err
+	}
+	b, err := os.ReadFile(filepath.Join(s.dir, snapMeta))
+	if err != nil {
+		return err
+	}
+	return replaceFile(filepath.Join(s.dir, snapMetaSum), fmt.Appendf(nil, "%08x\n", checksum(b)))
+}
+
+func checksum(b []byte) uint32 { return crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)) }
+
+// latest returns the indexes of the newest snapshot and of the one before it; 0
+// where there is none.
+func (s *snapshots) latest() (newest, older uint64, err error) {
+	list, err := s.List()
+	if len(list) > 0 {
+		newest = list[0].Index
+	}
+	if len(list) > 1 {
+		older = list[1].Index
+	}
+	return newest, older, err
+}
+
+// checkSnapshots looks at the snapshots from the newest on until one is whole.
+// Damaged ones are moved aside. It returns the index of the whole one, 0 if
+// there is none, and what was wrong with the newest damaged one.
+func (s *Store) checkSnapshots() (index uint64, damage error) {
+	dir := s.path(snapshotsDir)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	type named struct {
+		name        string
+		term, index uint64
+	}
+	var list []named
+	for _, e := range entries {
+		n := named{name: e.Name()}
+		var millis int64
+		if !e.IsDir() || strings.HasSuffix(n.name, ".tmp") {
+			continue
+		}
+		if _, err := fmt.Sscanf(n.name, "%d-%d-%d", &n.term, &n.index, &millis); err != nil {
+			continue
+		}
+		list = append(list, n)
+	}
+	sort.Slice(list, func(i, j int) bool { return list[i].index > list[j].index })
+	for _, n := range list {
+		err := checkSnapshot(filepath.Join(dir, n.name), n.term, n.index)
+		if err == nil {
+			return n.index, damage
+		}
+		if !errors.As(err, new(*DamageError)) {
+			return 0, err
+		}
+		s.foundDamage(err, "a snapshot is damaged and will not be used", "kept", s.path(damagedDir))
+		if damage == nil {
+			damage = err
+		}
+		if err := s.moveAside(filepath.Join(snapshotsDir, n.name)); err != nil {
+			return 0, err
+		}
+	}
+	return 0, damage
+}
+
+// checkSnapshot reads one snapshot's files. Its folder's name says what it is.
+func checkSnapshot(dir string, term, index uint64) error {
+	path := filepath.Join(dir, snapMeta)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return &DamageError{path, -1, err}
+	}
+	want, err := os.ReadFile(filepath.Join(dir, snapMetaSum))
+	if err == nil && string(want) != fmt.Sprintf("%08x\n", checksum(b)) {
+		return &DamageError{path, 0, fmt.Errorf("%w: the checksum is %08x, stored was %q", wire.ErrCorrupt, checksum(b), want)}
+	}
+	var meta raft.SnapshotMeta
+	if err := json.Unmarshal(b, &meta); err != nil {
+		offset := int64(-1)
+		if at := new(json.SyntaxError); errors.As(err, &at) {
+			offset = at.Offset
+		}
+		return &DamageError{path, offset, err}
+	}
+	if meta.Term != term || meta.Index != index || meta.ID != filepath.Base(dir) {
+		return &DamageError{path, 0, fmt.Errorf("%w: it tells of term %d, index %d, id %s", wire.ErrCorrupt, meta.Term, meta.Index, meta.ID)}
+	}
+	path = filepath.Join(dir, snapState)
+	f, err := os.Open(path)
+	if err != nil {
+		return &DamageError{path, -1, err}
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if err := wire.CheckSnapshot(f); err != nil {
+		if at := new(wire.DamageError); errors.As(err, &at) && !errors.Is(err, wire.ErrVersion) {
+			return &DamageError{path, at.Offset, at.Err}
+		}
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	if info.Size() != meta.Size {
+		return &DamageError{path, min(info.Size(), meta.Size), fmt.Errorf("%w: it has %d bytes, %d were written", wire.ErrCorrupt, info.Size(), meta.Size)}
+	}
+	return nil
+}
