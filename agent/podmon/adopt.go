@@ -68,8 +68,7 @@ func dirNames(dir string) []string {
 func (s *Supervisor) adoptSandbox(id string) error {
 	var f sandboxFile
 	if err := readState(s.sandboxPath(id, "sandbox.json"), &f); err != nil {
-		// Nothing tells its cgroup, but its name.
-		s.endCgroupsNamed(id)
+		// endStrayPauses ends its pause.
 		_ = unix.Unmount(s.sandboxPath(id, "shm"), unix.MNT_DETACH)
 		return errors.Join(err, os.RemoveAll(s.sandboxPath(id)))
 	}

@@ -37,8 +37,8 @@ func enterCgroup(root string) error {
 	return m.Apply(os.Getpid())
 }
 
-// endCgroupsNamed ends and removes the cgroups of a sandbox or container whose
-// record does not tell where they are. All that podmon makes lies below
+// endCgroupsNamed ends and removes the cgroup of a container whose record does
+// not tell where it is. All that podmon makes lies below
 // Config.CgroupRoot and is named by an id, which no other cgroup is.
 func (s *Supervisor) endCgroupsNamed(id string) {
 	m, err := cgroupManager(path.Join("/", s.cfg.CgroupRoot, id), api.Resources{})

@@ -64,6 +64,7 @@ type Supervisor struct {
 	events  hub
 	orphans *orphanReaper
 	link    *link // nil without a keeper
+	pauses  *pauseMaker
 	stop    context.CancelCauseFunc
 
 	// life is done when the supervisor ends; what must not outlive it waits
@@ -101,6 +102,7 @@ func New(cfg Config) (_ *Supervisor, err error) {
 		execs:      map[string]*execution{},
 	}
 	s.orphans = newOrphanReaper()
+	s.pauses = &pauseMaker{s: s}
 	defer func() {
 		if err != nil {
 			s.close()
@@ -131,6 +133,7 @@ func New(cfg Config) (_ *Supervisor, err error) {
 	}
 	s.adoptAll()
 	s.link.rest()
+	s.endStrayPauses()
 	if err := os.WriteFile(filepath.Join(cfg.Dir, pidName), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {
 		return nil, err
 	}
@@ -192,6 +195,7 @@ func (s *Supervisor) close() {
 	if s.ln != nil {
 		s.ln.Close()
 	}
+	s.pauses.close()
 	if s.nowhere != nil {
 		s.nowhere.Close()
 	}

@@ -7,18 +7,15 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
-	"github.com/opencontainers/cgroups"
 	"golang.org/x/sys/unix"
 )
 
@@ -156,16 +153,12 @@ func (s *Supervisor) startSandbox(ctx context.Context, sb *sandbox) error {
 	if err := pod.Set(podRes); err != nil {
 		return fmt.Errorf("pod cgroup limits: %w", err)
 	}
-	own, err := cgroupManager(path.Join(spec.CgroupParent, spec.ID), api.Resources{})
-	if err != nil {
-		return err
-	}
 	if !spec.HostIPC {
 		if err := mountShm(s.sandboxPath(spec.ID, "shm")); err != nil {
 			return err
 		}
 	}
-	pid, link, err := s.startPause(ctx, spec, own)
+	pid, link, err := s.startPause(ctx, spec)
 	if err != nil {
 		return err
 	}
@@ -204,11 +197,11 @@ func mountShm(dir string) error {
 	return nil
 }
 
-// startPause starts the pause (see pause/pause.c) in its namespaces and cgroup
-// and waits until it says that it is ready. It ends by itself when link, which
-// is the caller's to close, is closed before a byte was written to it: until a
+// startPause has a pause made (see pause/pause.c) in its namespaces and waits
+// until it says that it is ready. It ends by itself when link, which is the
+// caller's to close, is closed before a byte was written to it: until a
 // successor could find it in a record, it does not outlive podmon.
-func (s *Supervisor) startPause(ctx context.Context, spec *api.Sandbox, own cgroups.Manager) (pid int, link *os.File, err error) {
+func (s *Supervisor) startPause(ctx context.Context, spec *api.Sandbox) (pid int, link *os.File, err error) {
 	ours, theirs, err := messagePair("pause")
 	if err != nil {
 		return 0, nil, err
@@ -219,54 +212,41 @@ func (s *Supervisor) startPause(ctx context.Context, spec *api.Sandbox, own cgro
 			ours.Close()
 		}
 	}()
-
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = []string{}
-	cmd.Dir = "/"
-	cmd.ExtraFiles = []*os.File{theirs, s.nowhere} // 3 and 4
-	netFD, hostname := "-1", ""
-	flags := uintptr(0)
+	req := pauseRequest{pod: spec.Namespace + "/" + spec.Name, link: theirs}
 	if spec.NetNS != "" {
-		netns, err := os.Open(spec.NetNS)
-		if err != nil {
+		if req.netns, err = os.Open(spec.NetNS); err != nil {
 			return 0, nil, fmt.Errorf("network namespace: %w", err)
 		}
-		defer netns.Close()
-		cmd.ExtraFiles = append(cmd.ExtraFiles, netns)
-		netFD, hostname = "5", spec.Hostname
-		flags |= unix.CLONE_NEWUTS // a pod on the host's network has the host's name
+		defer req.netns.Close()
+		req.hostname = spec.Hostname
+		req.flags |= unix.CLONE_NEWUTS // a pod on the host's network has the host's name
 	}
 	if !spec.HostIPC {
-		flags |= unix.CLONE_NEWIPC
+		req.flags |= unix.CLONE_NEWIPC
 	}
 	if spec.SharePID {
-		flags |= unix.CLONE_NEWPID
+		req.flags |= unix.CLONE_NEWPID
 	}
-	cmd.Args = []string{"podmon", "pause", spec.Namespace + "/" + spec.Name, netFD, "4", hostname}
 	for name, value := range spec.Sysctls {
 		file, err := sysctlFile(name, *spec)
 		if err != nil {
 			return 0, nil, err
 		}
-		cmd.Args = append(cmd.Args, file+"="+value)
+		req.sysctls = append(req.sysctls, file+"="+value)
 	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags, Setsid: true}
-	if err := cmd.Start(); err != nil {
-		return 0, nil, fmt.Errorf("start pause: %w", err)
+	child, err := s.pauses.fork(req)
+	if err != nil {
+		return 0, nil, err
 	}
+	s.orphans.own(child)
 	defer func() {
 		if err != nil {
-			_ = cmd.Process.Kill()
-			_ = cmd.Wait()
-		} else {
-			_ = cmd.Process.Release() // waited for by its pidfd
+			_ = unix.Kill(child, unix.SIGKILL) // a child not waited for keeps its number
+			_, _ = unix.Wait4(child, nil, 0, nil)
+			s.orphans.disown(child)
 		}
 	}()
 	point("sandbox: pause started")
-	if err := own.Apply(cmd.Process.Pid); err != nil {
-		return 0, nil, fmt.Errorf("pause's cgroup: %w", err)
-	}
-	point("sandbox: pause in its cgroup")
 	theirs.Close()
 	ctx, cancel := context.WithTimeout(ctx, pauseTime)
 	defer cancel()
@@ -282,7 +262,7 @@ func (s *Supervisor) startPause(ctx context.Context, spec *api.Sandbox, own cgro
 	case string(said[:n]) != "ok":
 		return 0, nil, fmt.Errorf("pause: %s", cmp.Or(string(said[:n]), "ended without a word"))
 	}
-	return cmd.Process.Pid, ours, nil
+	return child, ours, nil
 }
 
 // messagePair makes two connected descriptors that keep messages apart: ours,
@@ -372,13 +352,6 @@ func (s *Supervisor) dropSandbox(sb *sandbox) error {
 		case <-time.After(10 * time.Second):
 			return errorf(api.CodeBusy, "pause %d does not end after SIGKILL", sb.pause.pid)
 		}
-	}
-	own, err := cgroupManager(path.Join(spec.CgroupParent, spec.ID), api.Resources{})
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(killCgroup(own), removeCgroupTree(own)); err != nil {
-		return fmt.Errorf("remove sandbox's cgroup: %w", err)
 	}
 	if s.lastInPod(sb) {
 		pod, err := cgroupManager(spec.CgroupParent, api.Resources{})

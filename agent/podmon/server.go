@@ -334,6 +334,7 @@ func (s *Supervisor) shutdown(force bool) error {
 		return err
 	}
 	// Before the answer: who asked may look at once whether anything is left.
+	s.pauses.close()
 	if err := s.leaveCgroup(); err != nil {
 		s.log.Warn("podmon's cgroup stays", "err", err)
 	}

@@ -8,7 +8,7 @@ import (
 	"os"
 
 	"github.com/clusterd/clusterd/agent/podmon"
-	_ "github.com/clusterd/clusterd/agent/podmon/pause"     // `podmon pause`, before Go starts
+	_ "github.com/clusterd/clusterd/agent/podmon/pause"     // `podmon pause-maker`, before Go starts
 	_ "github.com/opencontainers/runc/libcontainer/nsenter" // namespaces of `podmon init`, before Go starts
 )
 

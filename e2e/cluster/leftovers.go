@@ -109,7 +109,7 @@ func censusTables(c Census) error {
 func censusProcesses(c Census) error {
 	return eachProcess(func(comm, mark string) {
 		switch comm {
-		case "clusterd", "podmon", "podmon-keeper", "pause", "hello":
+		case "clusterd", "podmon", "podmon-keeper", "pause-maker", "pause", "hello":
 			c["process "+mark+": "+comm] = true
 		}
 	})
