@@ -29,6 +29,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -670,4 +671,49 @@ func TestRootPauseKilled(t *testing.T) {
 	if got := strings.TrimSpace(m.fetch(m.get("web"), "/")); got != "web" {
 		t.Errorf("answer %q", got)
 	}
+}
+
+// TestRootHungVolume: a host path whose server does not answer holds up its
+// own pod only, and the status says what is waited for.
+func TestRootHungVolume(t *testing.T) {
+	m := newMachine(t)
+	dead := filepath.Join(m.dir, "dead")
+	if err := os.Mkdir(dead, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	dev, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Skip("needs /dev/fuse:", err)
+	}
+	server := os.NewFile(uintptr(dev), "fuse")
+	if err := unix.Mount("dead", dead, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", dev)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // if the test ends early
+		server.Close()
+		_ = unix.Unmount(dead, unix.MNT_DETACH)
+	})
+	stuck := newPod("stuck", app("a", "serve", "8080"))
+	stuck.Spec.Volumes = []v1.Volume{{Name: "data", VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: dead + "/data", Type: ptr.To(v1.HostPathDirectory)}}}}
+	m.create(stuck)
+	m.create(newPod("free", app("a", "serve", "8080")))
+	m.ready("free")
+	waits := func(words string) func() bool {
+		return func() bool {
+			s := m.get("stuck").Status.ContainerStatuses
+			return len(s) == 1 && s[0].State.Waiting != nil && strings.Contains(s[0].State.Waiting.Message, words)
+		}
+	}
+	m.eventually("status of what is waited for", waits("Setting up volumes since "))
+	if err := server.Close(); err != nil { // the server is gone for good: the kernel answers in its place
+		t.Fatal(err)
+	}
+	m.eventually("reason of the failure", waits(`MountVolume.SetUp failed for volume "data" : hostPath type check failed`))
+	if err := unix.Unmount(dead, unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(dead+"/data", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	m.ready("stuck")
 }

@@ -306,7 +306,10 @@ func (m *Manager) sweepFolders(ctx context.Context) {
 		if used {
 			continue
 		}
-		if err := m.cfg.Volumes.Teardown(uid); err != nil {
+		sweep, cancel := context.WithTimeout(ctx, apiDeadline)
+		err := m.cfg.Volumes.Teardown(sweep, uid)
+		cancel()
+		if err != nil {
 			klog.FromContext(ctx).Error(err, "Folder of a pod that is no more stays", "uid", uid)
 		}
 	}

@@ -116,6 +116,7 @@ const (
 
 // Sandbox is the pod's pause process and network as observed.
 type Sandbox struct {
+	Since   time.Time // when creating began
 	ID      string
 	State   SandboxState
 	Attempt uint32 // of the newest sandbox; the next one is Attempt+1 if Made
@@ -139,6 +140,7 @@ type Stray struct {
 type Volumes struct {
 	Ready bool
 	Busy  bool
+	Since time.Time // when they were begun to be made
 	Err   *Fault
 }
 

@@ -91,7 +91,7 @@ func (m *Manager) buildContainer(ctx context.Context, in buildInput) (api.Contai
 	if err := identity(&out, pod, c, cfg.User, in.rootfs); err != nil {
 		return out, err
 	}
-	if out.Mounts, err = m.mounts(pod, c, out.Privileged, vars); err != nil {
+	if out.Mounts, err = m.mounts(ctx, pod, c, out.Privileged, vars); err != nil {
 		return out, err
 	}
 	msg, err := m.messageFile(pod, c, in.attempt)
@@ -144,7 +144,7 @@ func argv(c *v1.Container, entrypoint, cmd []string, vars map[string]string) ([]
 }
 
 // mounts are the volumes and the files the node gives every container.
-func (m *Manager) mounts(pod *v1.Pod, c *v1.Container, privileged bool, vars map[string]string) ([]api.Mount, error) {
+func (m *Manager) mounts(ctx context.Context, pod *v1.Pod, c *v1.Container, privileged bool, vars map[string]string) ([]api.Mount, error) {
 	out := []api.Mount{}
 	taken := map[string]bool{}
 	for i, vm := range c.VolumeMounts {
@@ -159,7 +159,7 @@ func (m *Manager) mounts(pod *v1.Pod, c *v1.Container, privileged bool, vars map
 			}
 		}
 		if sub != "" {
-			if src, err = m.cfg.Volumes.SubPath(pod, vm.Name, c.Name, i, sub); err != nil {
+			if src, err = m.cfg.Volumes.SubPath(ctx, pod, vm.Name, c.Name, i, sub); err != nil {
 				return nil, err
 			}
 		} else if _, err := os.Stat(src); os.IsNotExist(err) {

@@ -20,6 +20,9 @@ const ContainerIDPrefix = "clusterd://"
 // to ImagePullBackOff.
 const errImagePullShown = 2 * time.Second
 
+// reasonKillPod is told of a pod that has ended and does not leave the node.
+const reasonKillPod = "FailedKillPod"
+
 // slowAfter is how long an operation may take before the status names it.
 const slowAfter = time.Second
 
@@ -87,7 +90,9 @@ func BuildStatus(d Desired, o Observed, old *v1.PodStatus, nodeIP netip.Addr, no
 	}
 	if o.Verdict != nil {
 		st.Reason, st.Message = o.Verdict.Reason, o.Verdict.Message
-	} else if old.Phase == st.Phase && terminal(old.Phase) {
+	} else if f := o.TeardownErr; f != nil {
+		st.Reason, st.Message = f.Reason, f.Message
+	} else if old.Phase == st.Phase && terminal(old.Phase) && old.Reason != reasonKillPod {
 		st.Reason, st.Message = old.Reason, old.Message
 	} else if st.Phase == v1.PodPending {
 		st.Reason, st.Message = b.pendingReason()
@@ -228,7 +233,7 @@ func (b *builder) container(spec *v1.Container, kind Kind, idle string) v1.Conta
 	switch w := b.waiting(spec, kind, c, idle); {
 	case c.running() && kind != KindInit && !c.Now.Started && c.Op == OpStart && spec.Lifecycle != nil && spec.Lifecycle.PostStart != nil:
 		// Not told as running until postStart has ended.
-		st.State.Waiting = &v1.ContainerStateWaiting{Reason: idle}
+		st.State.Waiting = &v1.ContainerStateWaiting{Reason: idle, Message: b.slow(spec, c)}
 	case c.running():
 		st.State.Running = &v1.ContainerStateRunning{StartedAt: metav1.NewTime(c.Now.StartedAt)}
 		st.Started = ptr.To(c.Now.Started)
@@ -249,17 +254,27 @@ func (b *builder) container(spec *v1.Container, kind Kind, idle string) v1.Conta
 
 // slow names an operation that takes long.
 func (b *builder) slow(spec *v1.Container, c *Container) string {
-	if c.Op == OpNone || b.now.Sub(c.OpSince) < slowAfter {
-		return ""
-	}
-	since := c.OpSince.UTC().Format(time.TimeOnly)
-	switch c.Op {
-	case OpPull:
-		return fmt.Sprintf("Pulling image %q since %s UTC", spec.Image, since)
-	case OpStart:
-		return fmt.Sprintf("Starting since %s UTC", since)
+	switch {
+	case c.running() && c.Op == OpStart: // started, and now its hook
+		return b.slowSince("Running the postStart hook", c.OpSince)
+	case c.Op == OpPull:
+		return b.slowSince(fmt.Sprintf("Pulling image %q", spec.Image), c.OpSince)
+	case c.Op == OpStart:
+		return b.slowSince("Starting", c.OpSince)
+	case b.o.Sandbox.State == SandboxCreating:
+		return b.slowSince("Making the pod's sandbox", b.o.Sandbox.Since)
+	case b.o.Volumes.Busy && !b.o.Volumes.Ready:
+		return b.slowSince("Setting up volumes", b.o.Volumes.Since)
 	}
 	return ""
+}
+
+// slowSince names what is under way once it has taken long.
+func (b *builder) slowSince(what string, since time.Time) string {
+	if b.now.Sub(since) < slowAfter {
+		return ""
+	}
+	return fmt.Sprintf("%s since %s UTC", what, since.UTC().Format(time.TimeOnly))
 }
 
 // waiting says why the container is not running but will be; nil: it will not.

@@ -346,13 +346,21 @@ func (w *worker) tellBackOffs(now time.Time) (wake time.Time) {
 // slowOps asks for a turn when an operation gets long enough to be named in
 // the status.
 func (w *worker) slowOps(now time.Time) (wake time.Time) {
-	for _, c := range w.obs.Containers {
-		if c.Op == OpNone {
-			continue
-		}
-		if t := c.OpSince.Add(slowAfter); t.After(now) && (wake.IsZero() || t.Before(wake)) {
+	named := func(since time.Time) {
+		if t := since.Add(slowAfter); t.After(now) && (wake.IsZero() || t.Before(wake)) {
 			wake = t
 		}
+	}
+	for _, c := range w.obs.Containers {
+		if c.Op != OpNone {
+			named(c.OpSince)
+		}
+	}
+	if w.obs.Sandbox.State == SandboxCreating {
+		named(w.obs.Sandbox.Since)
+	}
+	if v := w.obs.Volumes; v.Busy && !v.Ready {
+		named(v.Since)
 	}
 	return wake
 }

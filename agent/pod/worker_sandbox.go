@@ -36,7 +36,7 @@ func faulted(before *Fault, reason string, err error) *Fault {
 }
 
 func (w *worker) createSandbox(attempt uint32) {
-	w.obs.Sandbox.State = SandboxCreating
+	w.obs.Sandbox.State, w.obs.Sandbox.Since = SandboxCreating, time.Now()
 	before, pod, id := w.obs.Sandbox.Err, granted(w.pod, w.obs.Allocated), newID()
 	w.making = id
 	w.m.routeTo(id, w.uid)
@@ -186,7 +186,7 @@ func (w *worker) endStray(id string) {
 		return func() {
 			s.Busy = false
 			if err != nil {
-				s.Err = faulted(before, "FailedKillPod", err)
+				s.Err = faulted(before, reasonKillPod, err)
 				if before == nil || before.Message != err.Error() {
 					w.event(v1.EventTypeWarning, "FailedKillPod", "error killing a left-over of the pod: %v", err)
 				}
@@ -241,7 +241,7 @@ func (w *worker) removeSandbox(id string) {
 		return func() {
 			if err != nil {
 				w.obs.Sandbox.State = SandboxDead
-				w.obs.Sandbox.Err = faulted(before, "FailedKillPod", err)
+				w.obs.Sandbox.Err = faulted(before, reasonKillPod, err)
 				w.event(v1.EventTypeWarning, "FailedKillPod", "error killing pod: %v", err)
 				return
 			}
@@ -268,7 +268,7 @@ func (w *worker) lostPause(listed map[string]bool, asOf time.Time) {
 }
 
 func (w *worker) setupVolumes() {
-	w.obs.Volumes.Busy = true
+	w.obs.Volumes.Busy, w.obs.Volumes.Since = true, time.Now()
 	before, pod := w.obs.Volumes.Err, w.pod
 	w.background(volumeDeadline, func(ctx context.Context) func() {
 		err := w.m.cfg.Volumes.Setup(ctx, pod)
@@ -398,7 +398,7 @@ func (w *worker) teardown() {
 		return func() {
 			w.obs.TearingDown = false
 			if err != nil {
-				w.obs.TeardownErr = faulted(before, "FailedKillPod", err)
+				w.obs.TeardownErr = faulted(before, reasonKillPod, err)
 				w.event(v1.EventTypeWarning, "FailedKillPod", "error killing pod: %v", err)
 				return
 			}
@@ -437,7 +437,7 @@ func (m *Manager) teardown(ctx context.Context, uid string, containers, sandboxe
 		return errors.Join(errs...) // network and folders are still in use
 	}
 	note("detach network", m.cfg.Network.Detach(ctx, uid))
-	note("remove volumes", m.cfg.Volumes.Teardown(volumeUID(uid)))
+	note("remove volumes", m.cfg.Volumes.Teardown(ctx, volumeUID(uid)))
 	if len(errs) == 0 {
 		for _, id := range sandboxes {
 			m.unroute(id)

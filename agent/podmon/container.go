@@ -1,6 +1,7 @@
 package podmon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,6 +37,7 @@ type container struct {
 	state   string
 	status  api.ContainerStatus
 	start   uint64 // start time of the first process, see procStat
+	gaveUp  string // why a start that hung was ended
 	removed bool
 
 	// Written before state becomes running, then constant.
@@ -69,7 +71,9 @@ func (s *Supervisor) startContainer(ctx context.Context, spec api.Container) (ap
 	if err := s.reserveContainer(c); err != nil {
 		return api.ContainerStatus{}, err
 	}
-	s.recordStart(c, s.launch(ctx, c, sb))
+	if err := s.launchInTime(ctx, c, sb); err != nil {
+		return api.ContainerStatus{}, err
+	}
 	s.mu.Lock()
 	st := c.status
 	s.mu.Unlock()
@@ -88,7 +92,7 @@ func (s *Supervisor) recordStart(c *container, startErr error) {
 	} else {
 		c.state, c.status.State = stateExited, api.StateExited
 		c.status.FinishedAt, c.status.ExitCode = now, startFailedCode
-		c.status.StartError = startErrorText(startErr)
+		c.status.StartError = cmp.Or(c.gaveUp, startErrorText(startErr))
 	}
 	st := c.status
 	s.mu.Unlock()

@@ -34,6 +34,7 @@ func Main(args []string) int {
 	keep := fs.Bool("keep", false, "be the keeper: start podmon, again and again")
 	keptFD := fs.Int("kept-fd", 0, "what a podmon that became the keeper holds")
 	linkFD := fs.Int("link-fd", 0, "connection to the keeper")
+	startLimit := fs.Duration("start-limit", defaultStartLimit, "how long the start of a container may take")
 	debugLog := fs.Bool("debug", false, "log every call")
 	if err := fs.Parse(args[1:]); err != nil {
 		return 2
@@ -67,12 +68,12 @@ func Main(args []string) int {
 	// Caught and dropped rather than ignored: an ignored signal stays ignored
 	// in every process started from here.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
-	own := []string{"--root", *root, "--cgroup-root", *cgroupRoot, "--debug=" + strconv.FormatBool(*debugLog)}
+	own := []string{"--root", *root, "--cgroup-root", *cgroupRoot, "--start-limit", startLimit.String(), "--debug=" + strconv.FormatBool(*debugLog)}
 	if *keep {
 		return keepMain(keeperConfig{dir: *root, cgroupRoot: *cgroupRoot, args: own, ready: inheritedFile(*readyFD, "ready"), log: log}, *keptFD)
 	}
 	nameSelf("podmon")
-	s, err := New(Config{Dir: *root, CgroupRoot: *cgroupRoot, Link: inheritedFile(*linkFD, "link"), Args: own, Logger: log})
+	s, err := New(Config{Dir: *root, CgroupRoot: *cgroupRoot, StartLimit: *startLimit, Link: inheritedFile(*linkFD, "link"), Args: own, Logger: log})
 	tellReady(*readyFD, err)
 	if err == nil {
 		err = s.Run(ctx)

@@ -32,6 +32,9 @@ type Config struct {
 	// CgroupRoot is the cgroup below which podmon puts itself, so that it is
 	// not stopped together with clusterd's. Empty: it stays where it is.
 	CgroupRoot string
+	// StartLimit is how long the start of a container may take; default 45 s,
+	// which is less than a client waits.
+	StartLimit time.Duration
 	// Link is podmon's end of the connection to its keeper, taken over; nil:
 	// there is none, and what ends while no podmon is there is lost.
 	Link *os.File

@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,20 +18,35 @@ import (
 // own: a bind mount of the very file that was found inside the volume, so
 // that a container swapping a folder for a link gains nothing. A path that
 // leaves the volume is refused. Missing folders are made.
-func (m *Manager) SubPath(pod *v1.Pod, volumeName, container string, index int, sub string) (string, error) {
+func (m *Manager) SubPath(ctx context.Context, pod *v1.Pod, volumeName, container string, index int, sub string) (string, error) {
 	root, _, err := m.Source(pod, volumeName)
 	if err != nil {
 		return "", err
 	}
-	f, err := openBeneath(root, sub)
+	type opened struct {
+		f     *os.File
+		isDir bool
+	}
+	found := make(chan opened, 1) // the garbage collector closes what comes too late
+	key := fmt.Sprintf("%s/%s/%s/%d", pod.UID, volumeName, container, index)
+	err = m.patience.do(ctx, key, filepath.Join(root, sub), func() error {
+		f, err := openBeneath(root, sub)
+		if err != nil {
+			return err
+		}
+		st, err := f.Stat()
+		if err != nil {
+			f.Close()
+			return err
+		}
+		found <- opened{f, st.IsDir()}
+		return nil
+	})
 	if err != nil {
 		return "", fmt.Errorf("failed to prepare subPath for volumeMount %q of container %q: %w", volumeName, container, err)
 	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return "", err
-	}
+	source := <-found
+	defer source.f.Close()
 	target := filepath.Join(m.podDir(pod.UID), "volume-subpaths", volumeName, container, strconv.Itoa(index))
 	at, err := m.cfg.Mounter.Below(target)
 	if err != nil {
@@ -44,7 +60,7 @@ func (m *Manager) SubPath(pod *v1.Pod, volumeName, container string, index int, 
 	if err := os.RemoveAll(target); err != nil {
 		return "", err
 	}
-	if st.IsDir() {
+	if source.isDir {
 		err = os.MkdirAll(target, 0o755)
 	} else {
 		if err = os.MkdirAll(filepath.Dir(target), 0o755); err == nil {
@@ -54,7 +70,7 @@ func (m *Manager) SubPath(pod *v1.Pod, volumeName, container string, index int, 
 	if err != nil {
 		return "", err
 	}
-	if err := m.cfg.Mounter.Bind(f, target); err != nil {
+	if err := m.cfg.Mounter.Bind(source.f, target); err != nil {
 		return "", fmt.Errorf("bind subPath %q: %w", sub, err)
 	}
 	return target, nil

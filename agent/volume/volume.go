@@ -61,10 +61,13 @@ type Config struct {
 
 // Manager makes and removes volumes. Methods may be called concurrently for
 // different pods; for one pod the caller serializes.
-type Manager struct{ cfg Config }
+type Manager struct {
+	cfg      Config
+	patience patience // with the host's paths
+}
 
 // New returns a Manager.
-func New(cfg Config) *Manager { return &Manager{cfg} }
+func New(cfg Config) *Manager { return &Manager{cfg: cfg} }
 
 // ErrUnsupported is returned for a kind of volume this node cannot make. It
 // does not heal by trying again.
@@ -100,7 +103,7 @@ func (m *Manager) Refresh(ctx context.Context, pod *v1.Pod) error {
 func (m *Manager) setup(ctx context.Context, pod *v1.Pod, v *v1.Volume) error {
 	switch {
 	case v.HostPath != nil:
-		return hostPath(v.HostPath)
+		return m.patience.do(ctx, string(pod.UID)+"/"+v.Name, "hostPath "+v.HostPath.Path, func() error { return hostPath(v.HostPath) })
 	case v.EmptyDir != nil:
 		return m.emptyDir(pod, v)
 	case v.ConfigMap != nil, v.Secret != nil, v.Projected != nil, v.DownwardAPI != nil:
@@ -313,8 +316,9 @@ func (m *Manager) path(uid types.UID, v *v1.Volume) string {
 }
 
 // Teardown unmounts and removes everything of the pod's folder. It refuses to
-// remove anything while a mount is left below it.
-func (m *Manager) Teardown(uid types.UID) error {
+// remove anything while a mount is left below it, or while the kernel still
+// works on one of the pod's volumes.
+func (m *Manager) Teardown(ctx context.Context, uid types.UID) error {
 	if uid == "" || strings.ContainsAny(string(uid), "/") || uid == "." || uid == ".." {
 		return fmt.Errorf("pod folder of uid %q: not a folder name", uid)
 	}
@@ -322,6 +326,13 @@ func (m *Manager) Teardown(uid types.UID) error {
 	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
+	if since, hangs := m.patience.below(string(uid) + "/"); hangs {
+		return hungError("UnmountVolume.TearDown failed: a volume", since)
+	}
+	return m.patience.do(ctx, string(uid)+"/", "folder "+dir, func() error { return m.teardown(dir) })
+}
+
+func (m *Manager) teardown(dir string) error {
 	mounts, err := m.cfg.Mounter.Below(dir)
 	if err != nil {
 		return err

@@ -230,7 +230,7 @@ func TestProjectedAndDownward(t *testing.T) {
 	if got := read(t, m, p, "labels"); got != "a=\"1\"\nb=\"2\"" {
 		t.Errorf("labels %q", got)
 	}
-	if err := m.Teardown(p.UID); err != nil {
+	if err := m.Teardown(t.Context(), p.UID); err != nil {
 		t.Fatal(err)
 	}
 	if left, _ := m.Pods(); len(left) > 0 {
@@ -293,7 +293,7 @@ func TestUnsupported(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	for _, uid := range []types.UID{"", "..", "a/b"} {
-		if err := m.Teardown(uid); err == nil {
+		if err := m.Teardown(t.Context(), uid); err == nil {
 			t.Errorf("uid %q was taken for a folder", uid)
 		}
 	}
@@ -306,7 +306,7 @@ func TestSubPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	src, _, _ := m.Source(p, "v")
-	if _, err := m.SubPath(p, "v", "c", 0, "made/on/demand"); err != nil {
+	if _, err := m.SubPath(t.Context(), p, "v", "c", 0, "made/on/demand"); err != nil {
 		t.Error(err)
 	}
 	if st, err := os.Stat(filepath.Join(src, "made/on/demand")); err != nil || !st.IsDir() {
@@ -315,7 +315,7 @@ func TestSubPath(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(src, "file"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if target, err := m.SubPath(p, "v", "c", 1, "file"); err != nil {
+	if target, err := m.SubPath(t.Context(), p, "v", "c", 1, "file"); err != nil {
 		t.Error(err)
 	} else if st, err := os.Stat(target); err != nil || st.IsDir() {
 		t.Errorf("a file's target is no file: %v", err)
@@ -327,11 +327,11 @@ func TestSubPath(t *testing.T) {
 		}
 	}
 	for sub, ok := range map[string]bool{"out": false, "out/x": false, "up": false, "up/x": false, "in": true, "in/on": true, "../x": false, "/etc": false, "a/../../b": false} {
-		if _, err := m.SubPath(p, "v", "c", 2, sub); (err == nil) != ok {
+		if _, err := m.SubPath(t.Context(), p, "v", "c", 2, sub); (err == nil) != ok {
 			t.Errorf("%s: %v", sub, err)
 		}
 	}
-	if err := m.Teardown(p.UID); err != nil {
+	if err := m.Teardown(t.Context(), p.UID); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "u")); !errors.Is(err, fs.ErrNotExist) {
