@@ -23,6 +23,7 @@ const name = "clusterctl"
 func newRoot(streams genericiooptions.IOStreams, search kubeconfigSearch) *cobra.Command {
 	warnings := rest.NewWarningWriter(streams.ErrOut, rest.WarningWriterOptions{Deduplicate: true, Color: printers.AllowsColorOutput(streams.ErrOut)})
 	warningsAsErrors := false
+	back := &lookBack{}
 	flags := genericclioptions.NewConfigFlags(true).WithDiscoveryBurst(300).WithDiscoveryQPS(50).WithWarningPrinter(streams)
 	root := &cobra.Command{
 		Use:   name,
@@ -31,7 +32,7 @@ func newRoot(streams genericiooptions.IOStreams, search kubeconfigSearch) *cobra
 			clusterctl controls a clusterd cluster.
 
 			It has kubectl's commands, with the same flags and output, and adds commands
-			for the images on nodes, the members of the cluster, its store and
+			for the past of objects, for the images on nodes, the members of the cluster, its store and
 			the tokens with which machines join.
 
 			The cluster is found through --kubeconfig, $KUBECONFIG, ~/.kube/config or, on
@@ -42,6 +43,7 @@ func newRoot(streams genericiooptions.IOStreams, search kubeconfigSearch) *cobra
 			quieten()
 			rest.SetDefaultWarningHandler(warnings)
 			search.apply(flags)
+			back.apply(flags)
 		},
 		PersistentPostRunE: func(*cobra.Command, []string) error {
 			if n := warnings.WarningCount(); warningsAsErrors && n > 0 {
@@ -62,6 +64,11 @@ func newRoot(streams genericiooptions.IOStreams, search kubeconfigSearch) *cobra
 
 	kubectl := kubectlCommands(f, streams)
 	kubectl.Add(root)
+	for _, c := range root.Commands() {
+		if c.Name() == "get" || c.Name() == "describe" {
+			back.addFlag(c)
+		}
+	}
 	root.AddCommand(otherCommands(f, streams)...)
 	for _, c := range root.Commands() {
 		rename(c)
@@ -97,6 +104,12 @@ func quieten() {
 // ownCommands are those that kubectl does not have.
 func ownCommands(f cmdutil.Factory, streams genericiooptions.IOStreams) templates.CommandGroups {
 	return templates.CommandGroups{{
+		Message: "History Commands:",
+		Commands: []*cobra.Command{
+			newHistoryCommand(f, streams),
+			newUndoCommand(f, streams),
+		},
+	}, {
 		Message: "Cluster Commands:",
 		Commands: []*cobra.Command{
 			newImageCommand(f, streams),

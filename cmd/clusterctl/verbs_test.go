@@ -59,7 +59,7 @@ func (s *server) run(t *testing.T, stdin io.Reader, args ...string) (stdout, std
 	home := t.TempDir()
 	root := newRoot(genericiooptions.IOStreams{In: stdin, Out: &out, ErrOut: &errOut}, kubeconfigSearch{home: filepath.Join(home, "none")})
 	root.SetArgs(append(args, "--server", s.URL, "--cache-dir", home))
-	err = root.Execute()
+	err = execute(root)
 	return out.String(), errOut.String(), err
 }
 

@@ -27,6 +27,7 @@ import (
 	"github.com/clusterd/clusterd/apis/server/auth"
 	"github.com/clusterd/clusterd/cmd/clusterd/join"
 	"github.com/clusterd/clusterd/cmd/clusterd/pki"
+	"github.com/clusterd/clusterd/cmd/clusterd/storepast"
 	"github.com/clusterd/clusterd/cmd/clusterd/transport"
 	"github.com/clusterd/clusterd/gossip"
 	"github.com/clusterd/clusterd/raftstore"
@@ -144,7 +145,7 @@ func (m *Main) buildAPI() error {
 	var err error
 	m.api, err = server.New(server.Config{
 		Storage:           kubestore.NewDecorator(kubestore.Config{Store: m.store, Cache: true, Origin: server.Caller}),
-		Past:              newStorePast(m.store),
+		Past:              storepast.New(m.store),
 		Authenticator:     m.rights.check(auth.ClientCert(m.id.ca.Pool())),
 		NodeTransport:     m.peers.transportTo,
 		ExternalAddress:   m.cfg.addr().String(),

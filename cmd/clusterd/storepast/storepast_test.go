@@ -1,4 +1,4 @@
-package main
+package storepast
 
 import (
 	"context"
@@ -30,7 +30,7 @@ func apiOver(t *testing.T, store *raftstore.Store) *servertest.Server {
 	t.Helper()
 	return servertest.Start(t, func(c *server.Config) {
 		c.Storage = kubestore.NewDecorator(kubestore.Config{Store: store, Cache: true, Origin: server.Caller})
-		c.Past = newStorePast(store)
+		c.Past = New(store)
 	})
 }
 
@@ -231,7 +231,7 @@ func TestMultiHistoryMovesOn(t *testing.T) {
 	if err := json.Unmarshal(body, &h); err != nil || code != 200 || len(h.Changes) != 0 || len(h.Base) == 0 || h.OldestRevision <= rev {
 		t.Errorf("history of what was made before: %d %s", code, body)
 	}
-	if _, err := (storePast{store: store}).RevisionAt(context.Background(), time.UnixMilli(1)); !apierrors.IsResourceExpired(err) {
+	if _, err := New(store).RevisionAt(context.Background(), time.UnixMilli(1)); !apierrors.IsResourceExpired(err) {
 		t.Errorf("revision at a forgotten time: %v", err)
 	}
 }

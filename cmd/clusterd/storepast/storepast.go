@@ -1,4 +1,6 @@
-package main
+// Package storepast lets the API server look back: it is the store's history in
+// the form that apis/server asks for.
+package storepast
 
 import (
 	"context"
@@ -9,20 +11,21 @@ import (
 	"github.com/clusterd/clusterd/raftstore/kubestore"
 )
 
-// storePast is the API server's way to the history of the store.
-type storePast struct {
+// Past is the history of one member's store.
+type Past struct {
 	store   *raftstore.Store
 	changes *kubestore.Past
 }
 
-var _ server.Past = storePast{}
+var _ server.Past = (*Past)(nil)
 
-func newStorePast(store *raftstore.Store) storePast {
-	return storePast{store: store, changes: kubestore.NewPast(store, "")}
+// New makes the history of what kubestore keeps in store.
+func New(store *raftstore.Store) *Past {
+	return &Past{store: store, changes: kubestore.NewPast(store, "")}
 }
 
 // Extent implements server.Past.
-func (p storePast) Extent(ctx context.Context, least int64) (server.Extent, error) {
+func (p *Past) Extent(ctx context.Context, least int64) (server.Extent, error) {
 	if p.store.Revision() < least {
 		if err := p.catchUp(ctx); err != nil {
 			return server.Extent{}, err
@@ -35,7 +38,7 @@ func (p storePast) Extent(ctx context.Context, least int64) (server.Extent, erro
 // RevisionAt implements server.Past. What lies before the last log entry that
 // is known here is known for certain; what lies after it may have been changed
 // elsewhere.
-func (p storePast) RevisionAt(ctx context.Context, at time.Time) (int64, error) {
+func (p *Past) RevisionAt(ctx context.Context, at time.Time) (int64, error) {
 	if at.UnixMilli() >= p.store.Extent().NewestTime {
 		if err := p.catchUp(ctx); err != nil {
 			return 0, err
@@ -46,18 +49,18 @@ func (p storePast) RevisionAt(ctx context.Context, at time.Time) (int64, error) 
 }
 
 // catchUp returns when this node knows what the cluster knew when it was called.
-func (p storePast) catchUp(ctx context.Context) error {
+func (p *Past) catchUp(ctx context.Context) error {
 	_, _, err := p.store.Get(ctx, "/clusterd/cluster", raftstore.ReadOptions{})
 	return kubestore.Explain(err)
 }
 
 // At implements server.Past.
-func (p storePast) At(ctx context.Context, revision int64) context.Context {
+func (p *Past) At(ctx context.Context, revision int64) context.Context {
 	return kubestore.WithRevision(ctx, revision)
 }
 
 // Changes implements server.Past.
-func (p storePast) Changes(ctx context.Context, key string, limit int) (server.Changes, error) {
+func (p *Past) Changes(ctx context.Context, key string, limit int) (server.Changes, error) {
 	c, err := p.changes.Changes(ctx, key, limit)
 	if err != nil {
 		return server.Changes{}, err
