@@ -65,6 +65,10 @@ bench-line: build image ## from apply to Running, memory, start: JSON lines
 bench-agent: bin/podmon ## one node's hands: pods up and down, exec, memory: JSON lines
 	$(GO) run ./bench/agent
 
+.PHONY: leaks
+leaks: ## 110 pods made and deleted 50 times, and nothing of them left (root, long)
+	CLUSTERD_ROOT=1 CGO_ENABLED=0 $(GO) test -count=1 -v -timeout 4h -run RootNothingLeaks ./agent -leak-pods 110 -leak-rounds 50
+
 .PHONY: bench-store
 bench-store: ## the store's reads, writes, watches, failover: JSON lines
 	$(GO) run ./bench/store

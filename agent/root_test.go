@@ -133,6 +133,8 @@ type machine struct {
 	stop    func()
 	server  *httptest.Server
 	watch   *stopwatch // of benchmarks, else nil
+
+	patience time.Duration // of eventually
 }
 
 const appImage = "example.com/app:1"
@@ -142,7 +144,7 @@ func newMachine(t testing.TB) *machine { return newTimedMachine(t, nil) }
 func newTimedMachine(t testing.TB, watch *stopwatch) *machine {
 	t.Helper()
 	needRoot(t)
-	m := &machine{t: t, watch: watch, dir: t.TempDir(), cgroup: fmt.Sprintf("/agenttest-%d-%d", os.Getpid(), time.Now().UnixNano()), api: fake.NewClientset()}
+	m := &machine{t: t, watch: watch, patience: 40 * time.Second, dir: t.TempDir(), cgroup: fmt.Sprintf("/agenttest-%d-%d", os.Getpid(), time.Now().UnixNano()), api: fake.NewClientset()}
 	var err error
 	if m.images, err = image.Open(image.Config{Dir: filepath.Join(m.dir, "images"), Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		t.Fatal(err)
@@ -247,13 +249,13 @@ func (m *machine) end() {
 
 func (m *machine) eventually(what string, holds func() bool) {
 	m.t.Helper()
-	deadline := time.Now().Add(40 * time.Second)
+	deadline := time.Now().Add(m.patience)
 	for !holds() {
 		if time.Now().After(deadline) {
 			for _, v := range m.podStatuses() {
 				m.t.Log(v)
 			}
-			m.t.Fatalf("%s did not come in 40 s", what)
+			m.t.Fatalf("%s did not come in %s", what, m.patience)
 		}
 		<-time.After(5 * time.Millisecond)
 	}

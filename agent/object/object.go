@@ -7,6 +7,7 @@ package object
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -222,18 +223,31 @@ func (c *Cache) get(ctx context.Context, r Ref) (any, error) {
 		return nil, fmt.Errorf("look up %s %s/%s: %w", r.Resource, r.Namespace, r.Name, err)
 	}
 	if !ok {
-		return nil, apierrors.NewNotFound(schema.GroupResource{Resource: r.Resource}, r.Name)
+		return nil, notFound(r)
 	}
 	return o, nil
+}
+
+// notFound says it in the words of Kubernetes' nodes, which name the kind and
+// not the resource: secret "late" not found.
+func notFound(r Ref) error {
+	return apierrors.NewNotFound(schema.GroupResource{Resource: strings.TrimSuffix(r.Resource, "s")}, r.Name)
 }
 
 func (c *Cache) direct(ctx context.Context, r Ref) (any, error) {
 	ctx, cancel := context.WithTimeout(ctx, firstAnswer)
 	defer cancel()
+	var o any
+	var err error
 	if r.Resource == ConfigMaps {
-		return c.client.CoreV1().ConfigMaps(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
+		o, err = c.client.CoreV1().ConfigMaps(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
+	} else {
+		o, err = c.client.CoreV1().Secrets(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
 	}
-	return c.client.CoreV1().Secrets(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, notFound(r)
+	}
+	return o, err
 }
 
 // RefsOf lists what a pod names in its volumes, environment and pull secrets.

@@ -848,7 +848,7 @@ func TestMissingConfig(t *testing.T) {
 		n.create(testPod("p", v1.RestartPolicyAlways, c))
 		n.after(time.Second)
 		w := n.get("p").Status.ContainerStatuses[0].State.Waiting
-		if w == nil || w.Reason != "CreateContainerConfigError" || w.Message != `configmaps "cm" not found` {
+		if w == nil || w.Reason != "CreateContainerConfigError" || w.Message != `configmap "cm" not found` {
 			t.Fatalf("waiting %+v", w)
 		}
 		_, err := n.api.CoreV1().ConfigMaps("default").Create(t.Context(), &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "cm", Namespace: "default"}, Data: map[string]string{"x": "1"}}, metav1.CreateOptions{})

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -73,6 +74,13 @@ func (s *Supervisor) startContainer(ctx context.Context, spec api.Container) (ap
 	}
 	if err := s.launchInTime(ctx, c, sb); err != nil {
 		return api.ContainerStatus{}, err
+	}
+	if c.proc != nil && c.proc.dead() {
+		// The answer is how it ended, not that it ran a moment ago.
+		select {
+		case <-c.done:
+		case <-time.After(drainTime):
+		}
 	}
 	s.mu.Lock()
 	st := c.status
@@ -224,6 +232,7 @@ func (s *Supervisor) runProcess(c *container, p *libcontainer.Process, cgroupTre
 		_, _ = p.Wait()
 		return err
 	}
+	awaitProgram(pid)
 	point("container: program runs")
 	if console != nil {
 		err = c.io.setTerminal(console)
@@ -241,6 +250,27 @@ func (s *Supervisor) runProcess(c *container, p *libcontainer.Process, cgroupTre
 	s.link.keep(c.kept())
 	c.io.start(&s.wg)
 	return nil
+}
+
+// initName is what libcontainer's init calls itself (proc_pid_comm(5)) until it
+// has become the user's program.
+const initName = "runc:[2:INIT]"
+
+// awaitProgram waits until init has become the user's program, or has ended:
+// told to go on, it has still to load its system call filter, and the kernel may
+// refuse to run the program.
+func awaitProgram(pid int) {
+	deadline := time.Now().Add(5 * time.Second)
+	for pause := 50 * time.Microsecond; time.Now().Before(deadline); pause = min(2*pause, 5*time.Millisecond) {
+		comm, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
+		if err != nil || strings.TrimSpace(string(comm)) != initName {
+			return
+		}
+		if st, err := readProcStat(pid); err != nil || st.state == 'Z' {
+			return
+		}
+		time.Sleep(pause)
+	}
 }
 
 // waitProcess collects the status of a process that libcontainer started and

@@ -109,6 +109,12 @@ func (p *process) use(f func(fd int) error) error {
 	return err
 }
 
+// dead tells whether the process has ended, reaped or not.
+func (p *process) dead() bool {
+	st, err := readProcStat(p.pid)
+	return err != nil || st.start != p.start || st.state == 'Z' || st.state == 'X'
+}
+
 // signal sends sig to the process alone.
 func (p *process) signal(sig unix.Signal) error {
 	err := p.use(func(fd int) error { return unix.PidfdSendSignal(fd, sig, nil, 0) })

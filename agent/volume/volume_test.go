@@ -146,6 +146,9 @@ func TestReadersSeeOneVersion(t *testing.T) {
 			default:
 			}
 			dir, err := os.OpenRoot(filepath.Join(src, "..data"))
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // the version it found was replaced before it was opened
+			}
 			if err != nil {
 				t.Errorf("..data: %v", err)
 				return
