@@ -48,6 +48,18 @@ demo-down: ## remove the demo and all it made
 test: ## every tier that can run here
 	hack/test.sh
 
+KILLS ?= 200
+.PHONY: fault-store
+fault-store: ## kill -9 the store's members KILLS times under load, check what clients saw
+	$(GO) test ./raftstore -count=1 -v -run TestProcess -timeout 2h -args -kills=$(KILLS)
+
+FUZZTIME ?= 1m
+.PHONY: fuzz-store
+fuzz-store: ## fuzz every decoder of the store, FUZZTIME each
+	@set -e; for f in raftstore:FuzzReadFrame raftstore:FuzzOpenStable raftstore:FuzzCheckSnapshot raftstore/seglog:FuzzOpen \
+		raftstore/wire:FuzzDecodeBatch raftstore/wire:FuzzDecodeCommand raftstore/wire:FuzzReadSnapshot; do \
+		$(GO) test ./$${f%:*} -run '^$$' -fuzz "^$${f#*:}$$" -fuzztime $(FUZZTIME); done
+
 .PHONY: test-vm
 test-vm: build image ## podmon's suite and clusterd on cgroup v2 alone, in an emulated machine
 	CGO_ENABLED=1 $(GO) build -tags '$(PODMON_TAGS) faultpoints' -ldflags '$(PODMON_LDFLAGS)' -o bin/vm/podmon ./cmd/podmon

@@ -14,14 +14,21 @@ import (
 // a node that has heard no living leader since it started (the first one after
 // all were down) believes its wall clock, so that time stood still for nobody.
 type clock struct {
-	now func() time.Time
+	now     func() time.Time
+	elapsed func() time.Duration // since some moment of the past; not moved by setting the clock
 
 	mu     sync.Mutex
-	store  int64     // store time, unix ms …
-	seen   time.Time // … when the own clock said this
-	last   int64     // highest value returned
-	live   bool      // store was stamped by a leader while we listened
-	leader bool      // we stamp
+	store  int64         // store time, unix ms …
+	seen   time.Duration // … when elapsed said this
+	heard  bool          // seen was set
+	last   int64         // highest value returned
+	live   bool          // store was stamped by a leader while we listened
+	leader bool          // we stamp
+}
+
+func newClock(now func() time.Time) *clock {
+	start := now()
+	return &clock{now: now, elapsed: func() time.Duration { return now().Sub(start) }}
 }
 
 // observe notes the time of an applied entry. live: a leader stamped it just
@@ -33,7 +40,7 @@ func (c *clock) observe(stamp int64, live bool) {
 		return
 	}
 	if stamp > c.store || (live && !c.live) {
-		c.store, c.seen = max(c.store, stamp), c.now()
+		c.set(max(c.store, stamp))
 	}
 	c.live = c.live || live
 }
@@ -46,14 +53,18 @@ func (c *clock) lead(floor int64) {
 	if !c.live {
 		at = max(at, c.now().UnixMilli())
 	}
-	c.store, c.seen = max(at, floor), c.now()
+	c.set(max(at, floor))
 	c.live, c.leader = true, true
+}
+
+func (c *clock) set(store int64) {
+	c.store, c.seen, c.heard = store, c.elapsed(), true
 }
 
 func (c *clock) follow() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.store, c.seen = c.read(), c.now()
+	c.set(c.read())
 	c.leader = false
 }
 
@@ -67,8 +78,8 @@ func (c *clock) millis() int64 {
 // read also remembers what it returns: a clock without a monotonic reading may
 // be set back between two calls.
 func (c *clock) read() int64 {
-	if !c.seen.IsZero() {
-		c.last = max(c.last, c.store+c.now().Sub(c.seen).Milliseconds())
+	if c.heard {
+		c.last = max(c.last, c.store+(c.elapsed()-c.seen).Milliseconds())
 	}
 	c.last = max(c.last, c.store)
 	return c.last

@@ -94,10 +94,12 @@ type Config struct {
 	MaxPendingBytes int64
 
 	// For tests: a log that misbehaves, a disk that says it is full, entries
-	// that come out different. Nil in earnest.
+	// that come out different, a monotonic clock beside one that is set. Nil in
+	// earnest.
 	wrapLog   func(raft.LogStore) raft.LogStore
 	freeBytes func(dir string) (int64, error)
 	mangle    func(*mvcc.Batch)
+	elapsed   func() time.Duration
 }
 
 // EventListener is told of what happens in a Store. Any function may be nil.

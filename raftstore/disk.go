@@ -76,6 +76,16 @@ func (d *disk) stuck() bool {
 
 var errStuck = errors.New("the leader's disk does not answer")
 
+// begin takes the first look. Without room the member begins short of it.
+func (d *disk) begin() error {
+	d.short.Store(true)
+	_, err := d.look()
+	if err != nil && d.room() < 0 {
+		d.short.Store(false) // a file system that does not tell
+	}
+	return err
+}
+
 // look measures the free space and reports whether being short has changed.
 func (d *disk) look() (changed bool, err error) {
 	free, err := d.free(d.dir)

@@ -1,6 +1,8 @@
 package raftstore
 
 import (
+	"time"
+
 	"github.com/hashicorp/raft"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
@@ -29,9 +31,15 @@ type Faults struct {
 	Log    func(raft.LogStore) raft.LogStore
 	Free   func(dir string) (int64, error)
 	Mangle func(*mvcc.Batch)
+	// Wall is the clock as it is set by hand; what elapses is not touched.
+	Wall func() time.Time
 }
 
 // Inject puts them there.
 func (c *Config) Inject(f Faults) {
 	c.wrapLog, c.freeBytes, c.mangle = f.Log, f.Free, f.Mangle
+	if f.Wall != nil {
+		start := time.Now()
+		c.Now, c.elapsed = f.Wall, func() time.Duration { return time.Since(start) }
+	}
 }

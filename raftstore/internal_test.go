@@ -40,7 +40,7 @@ func FuzzReadFrame(f *testing.F) {
 
 func TestClock(t *testing.T) {
 	wall := time.UnixMilli(1_000_000)
-	c := &clock{now: func() time.Time { return wall }}
+	c := newClock(func() time.Time { return wall })
 	steps := []struct {
 		name string
 		do   func()

@@ -102,74 +102,123 @@ func init() {
 	}
 }
 
+// history records what clients of all members see.
+type history struct {
+	t *testing.T
+	// try runs one operation on some member; false: it certainly did not
+	// happen.
+	try   func(r *rand.Rand, in registerInput) (registerOutput, bool)
+	seed  uint64
+	begin time.Time
+	stop  chan struct{}
+	wg    sync.WaitGroup
+
+	mu  sync.Mutex
+	ops []porcupine.Operation
+}
+
+const clients = 12
+
+// startHistory starts clients that read, write and compare-and-set four keys
+// through all members.
+func startHistory(t *testing.T, c *raftstoretest.Cluster) *history {
+	return startHistoryOf(t, func(r *rand.Rand, in registerInput) (registerOutput, bool) {
+		s := c.Store(c.IDs()[r.IntN(len(c.IDs()))])
+		if s == nil {
+			return registerOutput{}, false
+		}
+		return do(s, in)
+	})
+}
+
+func startHistoryOf(t *testing.T, try func(*rand.Rand, registerInput) (registerOutput, bool)) *history {
+	h := &history{t: t, try: try, seed: uint64(time.Now().UnixNano()), begin: time.Now(), stop: make(chan struct{})}
+	t.Logf("seed %d", h.seed)
+	for client := range clients {
+		h.wg.Add(1)
+		go func() {
+			defer h.wg.Done()
+			h.client(client)
+		}()
+	}
+	return h
+}
+
+func (h *history) client(client int) {
+	r := rand.New(rand.NewPCG(h.seed, uint64(client)))
+	known := map[string]int64{}
+	id := client
+	for n := 0; ; n++ {
+		select {
+		case <-h.stop:
+			return
+		case <-time.After(time.Duration(r.IntN(20)) * time.Millisecond): // spread over the faults
+		}
+		in := registerInput{key: fmt.Sprintf("/r/%d", r.IntN(4)), op: []string{"get", "put", "cas"}[r.IntN(3)]}
+		in.value = fmt.Sprintf("%d.%d", client, n)
+		in.rev = known[in.key]
+		start := time.Since(h.begin).Nanoseconds()
+		out, happened := h.try(r, in)
+		end := time.Since(h.begin).Nanoseconds()
+		if !happened {
+			continue
+		}
+		if out.unknown {
+			end = int64(time.Hour) // it may happen at any later time
+		} else {
+			known[in.key] = out.rev
+		}
+		h.mu.Lock()
+		h.ops = append(h.ops, porcupine.Operation{ClientId: id, Input: in, Call: start, Output: out, Return: end})
+		h.mu.Unlock()
+		if out.unknown {
+			id += clients // one that never returned is not followed by another
+		}
+	}
+}
+
+// more waits until n more operations were answered.
+func (h *history) more(n int) {
+	h.t.Helper()
+	count := func() int {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return len(h.ops)
+	}
+	target := count() + n
+	raftstoretest.Wait(h.t, "clients to go on", func() bool { return count() >= target })
+}
+
+// check stops the clients and looks whether one copy could have shown them
+// what they saw.
+func (h *history) check() {
+	h.t.Helper()
+	close(h.stop)
+	h.wg.Wait()
+	res, info := porcupine.CheckOperationsVerbose(register.ToModel(), h.ops, raftstoretest.Patience)
+	unknown := 0
+	for _, o := range h.ops {
+		if o.Output.(registerOutput).unknown {
+			unknown++
+		}
+	}
+	h.t.Logf("%d operations, %d of unknown outcome: %v", len(h.ops), unknown, res)
+	if res != porcupine.Ok {
+		path := filepath.Join(os.TempDir(), fmt.Sprintf("raftstore-history-%d.html", h.seed))
+		_ = porcupine.VisualizePath(register.ToModel(), info, path)
+		h.t.Errorf("seed %d: the history is not linearizable, see %s", h.seed, path)
+	}
+}
+
 // What clients of all members see while members are killed and cut off is what
 // one copy would have shown them.
 func TestMultiLinearizable(t *testing.T) {
 	t.Parallel()
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
 	c := raftstoretest.New(t, 3, nil)
-	begin := time.Now()
-	stop := make(chan struct{})
-	var (
-		mu      sync.Mutex
-		history []porcupine.Operation
-		wg      sync.WaitGroup
-	)
-	const clients = 12
-	for client := range clients {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			r := rand.New(rand.NewPCG(seed, uint64(client)))
-			known := map[string]int64{}
-			id := client
-			for n := 0; ; n++ {
-				select {
-				case <-stop:
-					return
-				case <-time.After(time.Duration(r.IntN(20)) * time.Millisecond): // spread over the faults
-				}
-				s := c.Store(c.IDs()[r.IntN(3)])
-				if s == nil {
-					continue
-				}
-				in := registerInput{key: fmt.Sprintf("/r/%d", r.IntN(4)), op: []string{"get", "put", "cas"}[r.IntN(3)]}
-				in.value = fmt.Sprintf("%d.%d", client, n)
-				in.rev = known[in.key]
-				start := time.Since(begin).Nanoseconds()
-				out, happened := do(s, in)
-				end := time.Since(begin).Nanoseconds()
-				if !happened {
-					continue
-				}
-				if out.unknown {
-					end = int64(time.Hour) // it may happen at any later time
-				} else {
-					known[in.key] = out.rev
-				}
-				mu.Lock()
-				history = append(history, porcupine.Operation{ClientId: id, Input: in, Call: start, Output: out, Return: end})
-				mu.Unlock()
-				if out.unknown {
-					id += clients // one that never returned is not followed by another
-				}
-			}
-		}()
-	}
-	r := rand.New(rand.NewPCG(seed, 1000))
-	calm := func() {
-		mu.Lock()
-		target := len(history) + 150
-		mu.Unlock()
-		c.Wait("clients to go on", func() bool {
-			mu.Lock()
-			defer mu.Unlock()
-			return len(history) >= target
-		})
-	}
+	h := startHistory(t, c)
+	r := rand.New(rand.NewPCG(h.seed, 1000))
 	for range 3 {
-		calm()
+		h.more(150)
 		victim := c.LeaderID()
 		if r.IntN(3) == 0 {
 			victim = c.IDs()[r.IntN(3)]
@@ -185,23 +234,9 @@ func TestMultiLinearizable(t *testing.T) {
 		}
 		c.Leader()
 	}
-	calm()
-	close(stop)
-	wg.Wait()
+	h.more(150)
+	h.check()
 	c.Agree()
-	res, info := porcupine.CheckOperationsVerbose(register.ToModel(), history, raftstoretest.Patience)
-	unknown := 0
-	for _, o := range history {
-		if o.Output.(registerOutput).unknown {
-			unknown++
-		}
-	}
-	t.Logf("%d operations, %d of unknown outcome: %v", len(history), unknown, res)
-	if res != porcupine.Ok {
-		path := filepath.Join(os.TempDir(), fmt.Sprintf("raftstore-history-%d.html", seed))
-		_ = porcupine.VisualizePath(register.ToModel(), info, path)
-		t.Errorf("seed %d: the history is not linearizable, see %s", seed, path)
-	}
 }
 
 // do runs one operation; false: it certainly did not happen.

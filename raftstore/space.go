@@ -14,6 +14,15 @@ import (
 // lookAtDisk is housekeep's look at the room that is left.
 func (s *Store) lookAtDisk() {
 	changed, err := s.disk.look()
+	s.tellRoom(changed, err)
+	if s.disk.short.Load() && s.IsLeader() && time.Since(s.yielded) > yieldPeriod {
+		s.yielded = time.Now()
+		s.yield()
+	}
+}
+
+// tellRoom logs what a look at the disk has shown.
+func (s *Store) tellRoom(changed bool, err error) {
 	switch {
 	case err != nil:
 		s.cfg.Logger.Warn("look for free space", "err", err)
@@ -23,14 +32,10 @@ func (s *Store) lookAtDisk() {
 	case changed:
 		s.cfg.Logger.Info("there is room on the disk again: writes are taken", "dir", s.cfg.Dir, "free", s.disk.room())
 	}
-	if s.disk.short.Load() && s.IsLeader() && time.Since(s.yielded) > yieldPeriod {
-		s.yielded = time.Now()
-		s.yield()
-	}
 }
 
 // yieldPeriod is how often a leader without room looks for one that has some.
-const yieldPeriod = 10 * time.Second
+const yieldPeriod = 5 * time.Second
 
 // yield hands leadership to the voter with the most room, if one has enough.
 func (s *Store) yield() {

@@ -103,7 +103,7 @@ func Open(cfg Config) (*Store, error) {
 		cfg:        cfg,
 		epoch:      epoch,
 		session:    binary.LittleEndian.Uint64(random[:]),
-		clock:      &clock{now: cfg.Now},
+		clock:      newClock(cfg.Now),
 		leader:     newLeaderWatch(),
 		leadership: newLeadership(),
 		usage:      newUsage(),
@@ -113,6 +113,9 @@ func Open(cfg Config) (*Store, error) {
 		done:       make(chan struct{}),
 		failure:    failure{ch: make(chan struct{})},
 		disk:       newDisk(&cfg),
+	}
+	if cfg.elapsed != nil {
+		s.clock.elapsed = cfg.elapsed
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.fsm = &fsm{s: s}
@@ -141,6 +144,8 @@ func (s *Store) openRaft() error {
 	if err := s.openState(); err != nil {
 		return err
 	}
+	err := s.disk.begin()
+	s.tellRoom(s.disk.short.Load(), err)
 	logger := raftLogger(s.cfg.Logger)
 	s.logs = &logs{
 		LogStore: s.cfg.wrapLog(s.log), disk: s.disk, latest: s.snapshots.latest, log: s.cfg.Logger, ctx: s.ctx,

@@ -178,6 +178,24 @@ func (c *Cluster) Rejoin(id string) { c.each(id, false) }
 // Sever cuts (or heals) the link between two members, both ways.
 func (c *Cluster) Sever(a, b string, cut bool) { c.net.sever(a, b, cut) }
 
+// Mute makes what a member sends vanish; what is sent to it arrives.
+func (c *Cluster) Mute(id string, on bool) {
+	for _, other := range c.ids {
+		if other != id {
+			c.net.swallow(id, other, on)
+		}
+	}
+}
+
+// Deafen makes what is sent to a member vanish; what it sends arrives.
+func (c *Cluster) Deafen(id string, on bool) {
+	for _, other := range c.ids {
+		if other != id {
+			c.net.swallow(other, id, on)
+		}
+	}
+}
+
 func (c *Cluster) each(id string, cut bool) {
 	for _, other := range c.ids {
 		if other != id {
@@ -189,10 +207,16 @@ func (c *Cluster) each(id string, cut bool) {
 // Wait fails the test if ok does not come true.
 func (c *Cluster) Wait(what string, ok func() bool) {
 	c.t.Helper()
+	Wait(c.t, what, ok)
+}
+
+// Wait fails the test if ok does not come true.
+func Wait(t testing.TB, what string, ok func() bool) {
+	t.Helper()
 	deadline := time.Now().Add(Patience)
 	for !ok() {
 		if time.Now().After(deadline) {
-			c.t.Fatalf("waited %v for: %s", Patience, what)
+			t.Fatalf("waited %v for: %s", Patience, what)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}

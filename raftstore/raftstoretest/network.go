@@ -16,11 +16,12 @@ type network struct {
 	mu    sync.Mutex
 	addr  map[string]string      // member → listening address; absent: down
 	cut   map[[2]string]bool     // from, to
+	lost  map[[2]string]bool     // from, to: what is sent that way vanishes
 	conns map[net.Conn][2]string // open, dialed
 }
 
 func newNetwork() *network {
-	return &network{addr: map[string]string{}, cut: map[[2]string]bool{}, conns: map[net.Conn][2]string{}}
+	return &network{addr: map[string]string{}, cut: map[[2]string]bool{}, lost: map[[2]string]bool{}, conns: map[net.Conn][2]string{}}
 }
 
 func (n *network) listen(id string) (net.Listener, error) {
@@ -48,7 +49,12 @@ func (n *network) dialer(from string) func(context.Context, string) (net.Conn, e
 		n.mu.Lock()
 		addr, ok := n.addr[to]
 		ok = ok && !n.cut[[2]string{from, to}]
+		silent := n.lost[[2]string{from, to}] || n.lost[[2]string{to, from}]
 		n.mu.Unlock()
+		if silent { // no handshake without both ways
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
 		if !ok {
 			return nil, errUnreachable
 		}
@@ -63,7 +69,7 @@ func (n *network) dialer(from string) func(context.Context, string) (net.Conn, e
 			_ = c.Close()
 			return nil, errUnreachable
 		}
-		lc := &link{Conn: c, n: n}
+		lc := &link{Conn: c, n: n, from: from, to: to}
 		n.conns[lc] = [2]string{from, to}
 		return lc, nil
 	}
@@ -87,9 +93,51 @@ func (n *network) sever(a, b string, cut bool) {
 	}
 }
 
+// swallow makes what is sent from one member to another vanish. When it ends,
+// the streams on which something is missing break.
+func (n *network) swallow(from, to string, on bool) {
+	n.mu.Lock()
+	var closing []net.Conn
+	if n.lost[[2]string{from, to}] = on; !on {
+		for c, p := range n.conns {
+			if p == [2]string{from, to} || p == [2]string{to, from} {
+				closing = append(closing, c)
+			}
+		}
+	}
+	n.mu.Unlock()
+	for _, c := range closing {
+		_ = c.Close()
+	}
+}
+
+func (n *network) swallows(from, to string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.lost[[2]string{from, to}]
+}
+
+// link is a dialed stream. Both ways pass through it.
 type link struct {
 	net.Conn
-	n *network
+	n        *network
+	from, to string
+}
+
+func (l *link) Write(p []byte) (int, error) {
+	if l.n.swallows(l.from, l.to) {
+		return len(p), nil
+	}
+	return l.Conn.Write(p)
+}
+
+func (l *link) Read(p []byte) (int, error) {
+	for {
+		n, err := l.Conn.Read(p)
+		if err != nil || !l.n.swallows(l.to, l.from) {
+			return n, err
+		}
+	}
 }
 
 func (l *link) Close() error {

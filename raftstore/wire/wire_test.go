@@ -282,9 +282,13 @@ func FuzzReadSnapshot(f *testing.F) {
 			off += 9 + n
 		}
 		for _, b := range [][]byte{data, fixed} {
+			checked := CheckSnapshot(bytes.NewReader(b))
 			k, err := ReadSnapshot(bytes.NewReader(b))
 			if err != nil {
 				continue
+			}
+			if checked != nil {
+				t.Fatalf("a snapshot that can be read: %v", checked)
 			}
 			var buf bytes.Buffer
 			if err := WriteSnapshot(&buf, k.Snapshot()); err != nil {
