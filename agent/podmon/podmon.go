@@ -49,11 +49,12 @@ const (
 	lockName   = "podmon.lock"
 
 	keeperLockName = "keeper.lock"
-	pidName        = "podmon.pid" // for people and tests; nothing relies on it
-	sandboxesDir   = "sandboxes"  // <id>/sandbox.json, <id>/shm
-	containerDir   = "containers" // <id>/container.json, <id>/stdin, stdout, stderr (FIFOs)
-	runcStateDir   = "state"      // libcontainer's own
-	emptyDir       = "empty"      // where the empty mount namespace is made
+	pidName        = "podmon.pid"      // for people and tests; nothing relies on it
+	liveDir        = "live"            // a tmpfs: what tells of processes
+	sandboxesDir   = "live/sandboxes"  // <id>/sandbox.json, <id>/shm
+	containerDir   = "live/containers" // <id>/container.json, <id>/stdin, stdout, stderr (FIFOs)
+	runcStateDir   = "live/state"      // libcontainer's own
+	emptyDir       = "empty"           // where the empty mount namespace is made
 )
 
 // Supervisor owns the containers of one state folder.
@@ -92,10 +93,8 @@ func New(cfg Config) (_ *Supervisor, err error) {
 	if !filepath.IsAbs(cfg.Dir) {
 		return nil, fmt.Errorf("state folder %q is not an absolute path", cfg.Dir)
 	}
-	for _, d := range []string{"", sandboxesDir, containerDir, runcStateDir, emptyDir} {
-		if err := os.MkdirAll(filepath.Join(cfg.Dir, d), 0o711); err != nil {
-			return nil, err
-		}
+	if err := makeDirs(cfg.Dir, "", emptyDir, liveDir); err != nil {
+		return nil, err
 	}
 	life, stop := context.WithCancelCause(context.Background())
 	s := &Supervisor{
@@ -117,6 +116,12 @@ func New(cfg Config) (_ *Supervisor, err error) {
 		}
 	}
 	if s.lock, err = lockFile(filepath.Join(cfg.Dir, lockName)); err != nil {
+		return nil, err
+	}
+	if err := mountLive(cfg.Dir); err != nil {
+		s.log.Warn("records are kept on disk, which takes longer", "err", err)
+	}
+	if err := makeDirs(cfg.Dir, sandboxesDir, containerDir, runcStateDir); err != nil {
 		return nil, err
 	}
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {

@@ -338,6 +338,9 @@ func (s *Supervisor) shutdown(force bool) error {
 	if err := s.leaveCgroup(); err != nil {
 		s.log.Warn("podmon's cgroup stays", "err", err)
 	}
+	if err := unmountLive(s.cfg.Dir); err != nil {
+		s.log.Warn("the empty file system of the records stays", "err", err)
+	}
 	return nil
 }
 

@@ -140,7 +140,7 @@ func TestRootLostRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "podmon's end", func() bool { return !alive(old) })
-	for _, f := range []string{"sandboxes/p/sandbox.json", "containers/c/container.json"} {
+	for _, f := range []string{"live/sandboxes/p/sandbox.json", "live/containers/c/container.json"} {
 		if err := os.WriteFile(filepath.Join(n.dir, "podmon", f), []byte(`{"Version":1,"Sta`), 0o600); err != nil {
 			t.Fatal(err)
 		}

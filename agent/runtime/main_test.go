@@ -205,7 +205,7 @@ func (n *node) checkNothingLeft() {
 			n.t.Errorf("left cgroup: %s %v", base, below)
 		}
 	}
-	for _, sub := range []string{"sandboxes", "containers", "state"} {
+	for _, sub := range []string{"live", "empty"} {
 		if left, _ := os.ReadDir(n.dir + "/podmon/" + sub); len(left) > 0 {
 			n.t.Errorf("left in %s: %v", sub, left)
 		}

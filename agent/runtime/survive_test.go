@@ -214,7 +214,7 @@ func TestRootNothingIsLostWithoutPodmon(t *testing.T) {
 	for _, s := range []api.Container{ends, killed, runs} {
 		eventually(t, "readiness of "+s.ID, func() bool { return strings.Contains(n.output(s), "ready") })
 	}
-	eventually(t, "half a line", func() bool { return exists(n.dir + "/podmon/containers/prompt/stdout.line") })
+	eventually(t, "half a line", func() bool { return exists(n.dir + "/podmon/live/containers/prompt/stdout.line") })
 	leaves := func(id string, sig syscall.Signal) {
 		t.Helper()
 		if err := syscall.Kill(pid[id], sig); err != nil {
