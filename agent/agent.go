@@ -86,9 +86,11 @@ type Config struct {
 	ClusterDNS    []netip.Addr
 	ClusterDomain string // default "cluster.local"
 	PidsLimit     int64  // of a pod; default 0: none
-	Parallel      int    // container starts at one time; default 16
-	NodeLabels    map[string]string
-	NodePort      int32 // of the node's calls, told in the Node's status
+	// CPUs says on which processors containers run; nil: on all.
+	CPUs       pod.CPUs
+	Parallel   int // container starts at one time; default 16
+	NodeLabels map[string]string
+	NodePort   int32 // of the node's calls, told in the Node's status
 }
 
 // Agent is one node's agent.
@@ -141,7 +143,7 @@ func New(cfg Config) (*Agent, error) {
 		Probes: prober, OnRuntime: a.node.Poke, Recorder: a.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "agent", Host: cfg.NodeName}),
 		PodDir: podDir, LogDir: cfg.PodLogDir, SweepLogs: ownLogs, CgroupRoot: cfg.CgroupRoot,
 		ResolvConf: cfg.ResolvConf, ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain,
-		PidsLimit: cfg.PidsLimit, Parallel: cfg.Parallel,
+		PidsLimit: cfg.PidsLimit, CPUs: cfg.CPUs, Parallel: cfg.Parallel,
 	})
 	prober.Exec = a.pods
 	cfg.Network.OnReady(func() { a.node.Poke(); a.pods.PokeAll() })

@@ -45,6 +45,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent"
 	"github.com/clusterd/clusterd/agent/image"
+	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/podnetwork"
 	"github.com/clusterd/clusterd/agent/runtime"
 )
@@ -132,6 +133,7 @@ type machine struct {
 	agent   *agent.Agent
 	stop    func()
 	server  *httptest.Server
+	cpus    pod.CPUs   // who has which processors; nil: nobody any
 	watch   *stopwatch // of benchmarks, else nil
 
 	patience time.Duration // of eventually
@@ -185,6 +187,7 @@ func (m *machine) start() {
 	a, err := agent.New(agent.Config{
 		NodeName: "n1", NodeIP: netip.MustParseAddr("192.0.2.1"), DataDir: m.dir, CgroupRoot: m.cgroup,
 		Client: m.api, Runtime: m.wrapRuntime(), Images: m.wrapImages(), Network: m.wrapNetwork(network), Version: "v1.37.0-test",
+		CPUs: m.cpus,
 	})
 	if err != nil {
 		m.t.Fatal(err)

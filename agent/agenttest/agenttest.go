@@ -373,6 +373,9 @@ func (r *Runtime) Update(_ context.Context, u api.Update) error {
 			*f.to = *f.from
 		}
 	}
+	if u.Resources.CpusetCpus != "" {
+		have.CpusetCpus = u.Resources.CpusetCpus
+	}
 	return nil
 }
 

@@ -30,6 +30,9 @@ type Manager struct {
 	starts chan struct{} // a token per sandbox or container start under way
 	writes chan struct{} // a token per status write under way
 
+	pins    chan struct{} // asks keepPinned for another look
+	pinning sync.Mutex    // one pass of pin at a time; taken before mu
+
 	seen  chan struct{}   // closed when the API's list has been seen
 	stale map[string]bool // root file systems mounted before Run; not changed after
 
@@ -56,7 +59,7 @@ func NewManager(cfg Config) *Manager {
 		cfg.ClusterDomain = "cluster.local"
 	}
 	return &Manager{
-		cfg: cfg, starts: make(chan struct{}, cfg.Parallel), writes: make(chan struct{}, 16), seen: make(chan struct{}), stale: map[string]bool{},
+		cfg: cfg, starts: make(chan struct{}, cfg.Parallel), writes: make(chan struct{}, 16), seen: make(chan struct{}), pins: make(chan struct{}, 1), stale: map[string]bool{},
 		workers: map[types.UID]*worker{}, ended: map[types.UID]bool{}, admitted: map[types.UID]*v1.Pod{}, deferred: map[types.UID]bool{},
 		records: map[types.UID]*Records{}, routes: map[string]types.UID{},
 		shares: map[string]uint64{}, fault: "it was not asked yet",
@@ -111,6 +114,9 @@ func (m *Manager) Run(ctx context.Context) error {
 		return nil // ctx ended before podmon answered
 	}
 	m.wg.Go(func() { m.listen(ctx, events) })
+	if m.cfg.CPUs != nil {
+		m.wg.Go(func() { m.keepPinned(ctx) })
+	}
 
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (kruntime.Object, error) {
@@ -176,6 +182,16 @@ func (m *Manager) set(pod *v1.Pod) {
 		if !known && pod.Status.StartTime == nil {
 			verdict = Admit(pod, m.cfg.Node(), m.holders())
 		}
+		if verdict == nil {
+			err := m.assignCPUs(pod)
+			switch {
+			case err == nil:
+			case known:
+				klog.FromContext(m.ctx).Error(err, "Running pod gets no processors of its own", "namespace", pod.Namespace, "pod", pod.Name)
+			default:
+				verdict = &Verdict{"UnexpectedAdmissionError", "Allocate failed due to " + err.Error() + ", which is unexpected"}
+			}
+		}
 		if verdict != nil {
 			w.inbox = append(w.inbox, func() { w.fail(*verdict) })
 		} else {
@@ -237,6 +253,7 @@ func (m *Manager) settle(ctx context.Context) {
 	if err := m.cfg.Network.Live(ctx, live); err != nil {
 		klog.FromContext(ctx).Error(err, "Network of pods that are no more was not cleaned up")
 	}
+	m.releaseStaleCPUs()
 	m.sweepFolders(ctx)
 	m.sweepMounts(ctx)
 }
@@ -345,6 +362,7 @@ func (m *Manager) release(uid types.UID) {
 func (m *Manager) releaseLocked(uid types.UID) {
 	if _, held := m.admitted[uid]; held {
 		delete(m.admitted, uid)
+		m.releaseCPUs(uid)
 		m.roomLocked()
 	}
 }

@@ -46,6 +46,7 @@ type node struct {
 	images  *agenttest.Images
 	network *agenttest.Network
 	events  *events
+	cpus    pod.CPUs // who has which processors; nil: nobody any
 	pods    *pod.Manager
 	stop    func()
 }
@@ -100,6 +101,7 @@ func (n *node) start() {
 		Client: n.api, Runtime: n.runtime, Images: n.images, Network: n.network, Objects: objects, Probes: prober, Recorder: rec,
 		Volumes: volume.New(volume.Config{Dir: pods, Objects: objects, Mounter: &agenttest.Mounter{}}),
 		PodDir:  pods, LogDir: filepath.Join(n.dir, "log"), SweepLogs: true, CgroupRoot: "/clusterd-n1", ResolvConf: "/etc/resolv.conf",
+		CPUs: n.cpus,
 	})
 	prober.Exec = m
 	n.pods = m

@@ -108,6 +108,9 @@ type Config struct {
 	ClusterDNS    []netip.Addr
 	ClusterDomain string
 
+	// CPUs says on which processors containers run; nil: on all.
+	CPUs CPUs
+
 	// PidsLimit of one pod; 0: none.
 	PidsLimit int64
 	// Parallel bounds the container and sandbox starts under way at one time

@@ -28,6 +28,11 @@ func (n *node) resize(name, cpu, memory string) {
 	p := n.get(name)
 	p.Generation++
 	p.Spec.Containers[0] = sized(p.Spec.Containers[0], cpu, memory)
+	n.update(p)
+}
+
+func (n *node) update(p *v1.Pod) {
+	n.t.Helper()
 	if _, err := n.api.CoreV1().Pods("default").Update(n.t.Context(), p, metav1.UpdateOptions{}); err != nil {
 		n.t.Fatal(err)
 	}

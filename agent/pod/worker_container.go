@@ -261,6 +261,13 @@ func (m *Manager) startInstance(ctx, run context.Context, in buildInput) (st api
 		unmount()
 		return st, "CreateContainerConfigError", err
 	}
+	if m.cfg.CPUs != nil {
+		set, own := m.cpusOf(in.pod, in.container.Name)
+		msg.Resources.CpusetCpus = set.String()
+		if own {
+			m.pin(ctx) // others go first
+		}
+	}
 	if ctx.Err() != nil {
 		unmount()
 		return st, "RunContainerError", ctx.Err()
@@ -278,6 +285,11 @@ func (m *Manager) startInstance(ctx, run context.Context, in buildInput) (st api
 		return st, "RunContainerError", err
 	}
 	st.Container = msg // the answer may leave it out
+	if m.cfg.CPUs != nil {
+		if set, _ := m.cpusOf(in.pod, in.container.Name); set.String() != msg.Resources.CpusetCpus {
+			m.wantPin() // it changed while this one was started
+		}
+	}
 	if st.StartError != "" {
 		st.State = api.StateExited
 	}

@@ -3,6 +3,7 @@ package pod
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -54,6 +55,9 @@ func sizeWords(pod *v1.Pod) string {
 func (m *Manager) grant(uid types.UID, pod *v1.Pod) (reason, message string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if had := m.admitted[uid]; m.cfg.CPUs != nil && had != nil && !maps.Equal(exclusiveCPUs(had), exclusiveCPUs(pod)) {
+		return v1.PodReasonInfeasible, "containers have processors of their own (static CPU manager policy): how many cannot change while the pod runs"
+	}
 	var others []*v1.Pod
 	for id, p := range m.admitted {
 		if id != uid {

@@ -2,15 +2,21 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"net/netip"
+	"os"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/cpuset"
 
 	"github.com/clusterd/clusterd/agent"
+	"github.com/clusterd/clusterd/agent/cpu"
+	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/podnetwork"
 	"github.com/clusterd/clusterd/agent/runtime"
 	"github.com/clusterd/clusterd/cmd/clusterd/pki"
@@ -46,6 +52,10 @@ func (m *Main) runAgent(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("open the pod network: %w", err)
 	}
+	cpus, err := m.processors()
+	if err != nil {
+		return err
+	}
 	a, err := agent.New(agent.Config{
 		NodeName:        m.cfg.Name,
 		NodeIP:          addr,
@@ -58,6 +68,8 @@ func (m *Main) runAgent(ctx context.Context) error {
 		Network:         network,
 		Version:         kubeVersion(),
 		MaxPods:         m.cfg.MaxPods,
+		PidsLimit:       m.cfg.PodPidsLimit,
+		CPUs:            cpus,
 		NodePort:        int32(m.cfg.Port),
 	})
 	if err != nil {
@@ -72,6 +84,25 @@ func (m *Main) runAgent(ctx context.Context) error {
 	work.Go(func() error { return a.Run(ctx) })
 	work.Go(func() error { return serveHTTP(m.port.HTTPOver(transport.Node), calls)(ctx) })
 	return work.Wait()
+}
+
+// processors says which containers have processors of their own. Without the
+// static policy it takes back what was given while it was in force.
+func (m *Main) processors() (pod.CPUs, error) {
+	file := m.dir.path("cpus.json")
+	static := m.cfg.CPUManagerPolicy == cpuPolicyStatic
+	if _, err := os.Stat(file); !static && errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	topology, err := cpu.Discover("/sys")
+	if err != nil {
+		return nil, err
+	}
+	reserved, err := cpuset.Parse(m.cfg.ReservedCPUs)
+	if err != nil {
+		return nil, err
+	}
+	return cpu.New(cpu.Config{Topology: topology, Reserved: reserved, File: file, Shared: !static})
 }
 
 // startRuntime connects to the data folder's podmon, starting one if none

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/cpuset"
 	"sigs.k8s.io/yaml"
 )
 
@@ -42,6 +43,16 @@ type Config struct {
 	EvictionDelay Duration `json:"evictionDelay"`
 	// MaxPods is how many pods this node takes.
 	MaxPods int `json:"maxPods"`
+	// CPUManagerPolicy is none (all pods share all processors) or static
+	// (containers of Guaranteed pods that ask for whole processors have them for
+	// themselves).
+	CPUManagerPolicy string `json:"cpuManagerPolicy,omitempty"`
+	// ReservedCPUs are processors that the static policy gives nobody alone,
+	// such as 0 or 0-1,8.
+	ReservedCPUs string `json:"reservedCPUs,omitempty"`
+	// PodPidsLimit is how many processes and threads one pod may have; 0: as
+	// many as the node.
+	PodPidsLimit int64 `json:"podPidsLimit,omitempty"`
 	// LogLevel is debug, info, warn or error.
 	LogLevel string `json:"logLevel"`
 	// LogFormat is text or json.
@@ -82,8 +93,11 @@ func defaultConfig() Config {
 		ServiceCIDR:   DefaultServiceCIDR,
 		EvictionDelay: Duration{30 * time.Second},
 		MaxPods:       110,
-		LogLevel:      "info",
-		LogFormat:     "text",
+
+		CPUManagerPolicy: cpuPolicyNone,
+
+		LogLevel:  "info",
+		LogFormat: "text",
 	}
 }
 
@@ -96,6 +110,9 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.CgroupRoot, "cgroup-root", c.CgroupRoot, "parent of all pods' cgroups")
 	f.DurationVar(&c.EvictionDelay.Duration, "eviction-delay", c.EvictionDelay.Duration, "how long pods of an unreachable node are waited for before they are replaced")
 	f.IntVar(&c.MaxPods, "max-pods", c.MaxPods, "how many pods this node takes")
+	f.StringVar(&c.CPUManagerPolicy, "cpu-manager-policy", c.CPUManagerPolicy, "none, or static: Guaranteed pods that ask for whole processors have them for themselves")
+	f.StringVar(&c.ReservedCPUs, "reserved-cpus", c.ReservedCPUs, "processors that the static policy gives nobody alone, such as 0-1")
+	f.Int64Var(&c.PodPidsLimit, "pod-pids-limit", c.PodPidsLimit, "how many processes and threads one pod may have; 0: no limit")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
 }
@@ -188,11 +205,39 @@ func (c *Config) complete() error {
 	if c.MaxPods < 1 || c.MaxPods > 10000 {
 		return fmt.Errorf("--max-pods %d: give a number between 1 and 10000", c.MaxPods)
 	}
+	if err := c.checkCPUs(); err != nil {
+		return err
+	}
+	if c.PodPidsLimit < 0 {
+		return fmt.Errorf("--pod-pids-limit %d: give a number of processes, or 0 for no limit", c.PodPidsLimit)
+	}
 	if _, err := c.level(); err != nil {
 		return err
 	}
 	if c.LogFormat != "text" && c.LogFormat != "json" {
 		return fmt.Errorf("--log-format %q: text or json", c.LogFormat)
+	}
+	return nil
+}
+
+// Values of CPUManagerPolicy.
+const (
+	cpuPolicyNone   = "none"
+	cpuPolicyStatic = "static"
+)
+
+func (c *Config) checkCPUs() error {
+	if _, err := cpuset.Parse(c.ReservedCPUs); err != nil {
+		return fmt.Errorf("--reserved-cpus %q: give numbers and ranges such as 0-1,8", c.ReservedCPUs)
+	}
+	switch c.CPUManagerPolicy {
+	case cpuPolicyNone:
+	case cpuPolicyStatic:
+		if c.ReservedCPUs == "" {
+			return errors.New("--cpu-manager-policy static: some processors must stay for all: name them with --reserved-cpus, such as --reserved-cpus 0")
+		}
+	default:
+		return fmt.Errorf("--cpu-manager-policy %q: none or static", c.CPUManagerPolicy)
 	}
 	return nil
 }

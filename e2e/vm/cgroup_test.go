@@ -50,6 +50,7 @@ func TestVMLimits(t *testing.T) {
 		e.holds(dir, "cpu.weight", "59") // of 512 shares, as runc's conversion has it
 		e.holds(dir, "memory.max", "67108864")
 	}
+	e.holds(podGroup("", g), "pids.max", "300")
 	e.holds(containerGroup("", g), "memory.swap.max", "0")
 	e.holds(containerGroup("", g), "memory.oom.group", "1")
 	e.holds(podGroup("burstable", b), "cpu.max", "max 100000")
@@ -66,6 +67,31 @@ func TestVMLimits(t *testing.T) {
 	if got := e.exec("guaranteed", "/hello", "cat", "/sys/fs/cgroup/memory.max"); strings.TrimSpace(got) != "67108864" {
 		t.Errorf("the container sees memory.max %q", got)
 	}
+}
+
+// TestVMPinned: a whole processor of one's own, and the other for the others.
+func TestVMPinned(t *testing.T) {
+	features.Shows(t, 240, 242)
+	e := newEnv(t)
+	shared := e.run(e.pod("shared"))
+	own := e.pod("own")
+	own.Spec.Containers[0].Resources.Limits = amounts("1", "64Mi")
+	o := e.run(own)
+	e.holds(containerGroup("", o), "cpuset.cpus", "1")
+	e.holds(containerGroup("besteffort", shared), "cpuset.cpus", "0")
+	if got := e.exec("own", "/hello", "cat", "/proc/1/status"); !strings.Contains(got, "Cpus_allowed_list:\t1\n") {
+		t.Errorf("the container may run elsewhere: %s", got)
+	}
+	if _, err := ctl("-n", e.ns, "delete", "pod", "own"); err != nil {
+		t.Fatal(err)
+	}
+	e.eventually("the processor to be shared again", func() error {
+		b, err := os.ReadFile(filepath.Join(containerGroup("besteffort", shared), "cpuset.cpus"))
+		if err == nil && strings.TrimSpace(string(b)) != "0-1" {
+			err = errors.New(string(b))
+		}
+		return err
+	})
 }
 
 // TestVMHugepages: the kernel is told how many huge pages a container may use,
