@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -83,7 +82,7 @@ func TestE2EDeploy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if wait := rs.CreationTimestamp.Sub(d.CreationTimestamp.Time); wait > time.Second {
+		if wait := rs.CreationTimestamp.Sub(d.CreationTimestamp.Time); wait > stalled {
 			t.Errorf("the ReplicaSet came after %s", wait)
 		}
 		tmpl := rs.Spec.Template.DeepCopy()

@@ -36,6 +36,9 @@ const (
 	// patience is how long anything may take on a busy machine. Tests wait for
 	// a condition and so rarely this long.
 	patience = 2 * time.Minute
+	// stalled is longer than any step takes unless something waits that should
+	// not. How fast a step is, the benchmarks tell.
+	stalled = 30 * time.Second
 )
 
 // env is a cluster under test, with the demo image on every node.

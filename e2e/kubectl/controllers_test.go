@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -78,7 +77,7 @@ func TestE2EXControllers(t *testing.T) {
 		if err != nil {
 			k.Fatal(err)
 		}
-		if wait := set.CreationTimestamp.Sub(d.CreationTimestamp.Time); wait > 2*time.Second {
+		if wait := set.CreationTimestamp.Sub(d.CreationTimestamp.Time); wait > stalled {
 			k.Errorf("the ReplicaSet came after %s", wait)
 		}
 		tmpl := set.Spec.Template.DeepCopy()

@@ -35,6 +35,9 @@ const (
 	node  = "n1"
 	// patience is how long anything may take on a busy machine.
 	patience = 60 * time.Second
+	// stalled is longer than any step takes unless something waits that should
+	// not. How fast a step is, the benchmarks tell.
+	stalled = 30 * time.Second
 )
 
 // shared is the cluster that all tests of the package use.
