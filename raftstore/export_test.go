@@ -43,3 +43,6 @@ func (c *Config) Inject(f Faults) {
 		c.Now, c.elapsed = f.Wall, func() time.Duration { return time.Since(start) }
 	}
 }
+
+// ShouldStand asks the others whether lost is gone for them, too.
+func ShouldStand(s *Store, lost string) bool { return s.shouldStand(s.ctx, lost) }

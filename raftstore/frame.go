@@ -30,9 +30,13 @@ const (
 	frameRoom      = 6 // body: empty. Reply: frameNumber, the free bytes of the callee's disk
 	frameHash      = 7 // body: a log index (8). Reply: frameNumber, the keyspace's hash after it, or frameVerdict
 	frameDiffers   = 8 // body: a log index (8), the hash (8) that most members have after it. Reply: frameDone
-	frameVerdict   = 65
-	frameNumber    = 66 // body: number (8)
-	frameDone      = 67 // body: verdict, error text; empty when it was done
+	// body: the caller's ID, 0, the ID of the leader it has lost. Reply: frameStanding
+	frameLeaderless = 9
+	frameVerdict    = 65
+	frameNumber     = 66 // body: number (8)
+	frameDone       = 67 // body: verdict, error text; empty when it was done
+	// body: 1 when the callee has no leader either, else 0; its term, and term and index of its last log entry (8 each)
+	frameStanding = 68
 )
 
 const (

@@ -100,6 +100,11 @@ func (s *Store) answer(ctx context.Context, f frame) frame {
 		return s.serveHash(ctx, f)
 	case frameMember:
 		return frame{kind: frameDone, call: f.call, body: s.serveMember(ctx, f.body)}
+	case frameLeaderless:
+		if s.gate.shut.Load() {
+			return frame{kind: frameVerdict, call: f.call, body: []byte{byte(refused)}} // it has no vote to give
+		}
+		return frame{kind: frameStanding, call: f.call, body: s.answerLeaderless(ctx, f.body)}
 	default:
 		return frame{kind: frameDone, call: f.call, body: append([]byte{byte(refused)}, fmt.Sprintf("unknown call %d", f.kind)...)}
 	}

@@ -204,8 +204,9 @@ func (s *Store) openRaft() error {
 	for range entriesInFlight {
 		s.start(s.proposeLoop)
 	}
-	if ms, err := s.Members(); err == nil && len(ms) == 1 && ms[0] == (Member{ID: s.cfg.ID, Voter: true}) {
-		s.electAlone()
+	s.start(s.attendLeader)
+	if s.hadState {
+		s.start(func() { s.agreeOnLeader("") })
 	}
 	return nil
 }
@@ -257,22 +258,9 @@ func (s *Store) Bootstrap() error {
 		return ErrStateExists
 	}
 	if err == nil {
-		s.electAlone()
+		s.start(s.standForElection)
 	}
 	return err
-}
-
-// electAlone makes the only voter there is a candidate at once: it need not
-// wait for the heartbeats of a leader that cannot exist. To raft it is the
-// message with which a leader hands over.
-func (s *Store) electAlone() {
-	self := []byte(s.cfg.ID)
-	req := raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: self, Addr: self}}
-	s.start(func() {
-		if err := s.transport.TimeoutNow(raft.ServerID(s.cfg.ID), raft.ServerAddress(s.cfg.ID), &req, &raft.TimeoutNowResponse{}); err != nil {
-			s.cfg.Logger.Debug("elect the only voter", "err", err)
-		}
-	})
 }
 
 // Snapshot writes a snapshot now and trims the log.

@@ -205,7 +205,7 @@ func (s *streams) Dial(address raft.ServerAddress, timeout time.Duration) (net.C
 	return s.dial(ctx, string(address), streamRaft)
 }
 
-// dialSelf connects raft with itself, see Store.electAlone.
+// dialSelf connects raft with itself, see Store.standForElection.
 func (s *streams) dialSelf(timeout time.Duration) (net.Conn, error) {
 	a, b := net.Pipe()
 	near, err := s.track(a)

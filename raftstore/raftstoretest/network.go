@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"syscall"
 )
 
 // network knows where members listen, and who may reach whom.
@@ -43,20 +44,25 @@ func (n *network) down(id string) {
 
 var errUnreachable = errors.New("unreachable")
 
+// errDown is what a host says of a process that does not run.
+var errDown = fmt.Errorf("the member is down: %w", syscall.ECONNREFUSED)
+
 // dialer is a member's Config.Dial.
 func (n *network) dialer(from string) func(context.Context, string) (net.Conn, error) {
 	return func(ctx context.Context, to string) (net.Conn, error) {
 		n.mu.Lock()
-		addr, ok := n.addr[to]
-		ok = ok && !n.cut[[2]string{from, to}]
+		addr, up := n.addr[to]
+		cut := n.cut[[2]string{from, to}]
 		silent := n.lost[[2]string{from, to}] || n.lost[[2]string{to, from}]
 		n.mu.Unlock()
-		if silent { // no handshake without both ways
+		switch {
+		case silent: // no handshake without both ways
 			<-ctx.Done()
 			return nil, ctx.Err()
-		}
-		if !ok {
+		case cut:
 			return nil, errUnreachable
+		case !up:
+			return nil, errDown
 		}
 		var d net.Dialer
 		c, err := d.DialContext(ctx, "tcp", addr)
