@@ -37,7 +37,7 @@ type Config struct {
 	Now func() time.Time
 
 	// HeartbeatTimeout is how long a follower waits for its leader before it
-	// asks for an election. Default: 500 ms.
+	// asks for an election. Default: 1 s.
 	HeartbeatTimeout time.Duration
 	// ElectionTimeout is how long a candidate waits for votes. Default and
 	// minimum: HeartbeatTimeout.
@@ -135,7 +135,7 @@ func (c *Config) setDefaults() error {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	setDefault(&c.HeartbeatTimeout, 500*time.Millisecond)
+	setDefault(&c.HeartbeatTimeout, time.Second)
 	setDefault(&c.ElectionTimeout, c.HeartbeatTimeout)
 	setDefault(&c.LeaderLease, c.HeartbeatTimeout*4/5)
 	setDefault(&c.LeaderWait, 10*time.Second)
