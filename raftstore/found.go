@@ -1,6 +1,8 @@
 package raftstore
 
 import (
+	crand "crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -63,6 +65,26 @@ func Found(dir, id string, e Epoch, k *mvcc.Keyspace, term uint64) error {
 		return fmt.Errorf("finish snapshot: %w", err)
 	}
 	return syncDir(filepath.Dir(dir))
+}
+
+// Amend applies a transaction to a keyspace that no store has, as the next
+// entry of its log.
+func Amend(k *mvcc.Keyspace, t mvcc.Txn) error {
+	var session [8]byte
+	if _, err := crand.Read(session[:]); err != nil {
+		return err
+	}
+	out := k.Apply(k.Index()+1, mvcc.Batch{Time: k.Time(), Commands: []mvcc.Command{{
+		Type: mvcc.CmdTxn, Basis: k.Index(), Txn: t,
+		ID: mvcc.CommandID{Session: binary.LittleEndian.Uint64(session[:]), Seq: 1},
+	}}})
+	switch {
+	case out[0].Err != nil:
+		return out[0].Err
+	case !out[0].Result.Succeeded:
+		return fmt.Errorf("%w: a comparison does not hold", ErrInvalid)
+	}
+	return nil
 }
 
 func onlyVoter(id string) raft.Configuration {

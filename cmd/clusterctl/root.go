@@ -114,6 +114,7 @@ func ownCommands(f cmdutil.Factory, streams genericiooptions.IOStreams) template
 		Commands: []*cobra.Command{
 			newImageCommand(f, streams),
 			newMembersCommand(f, streams),
+			newRecoverCommand(f, streams),
 			newStoreCommand(f, streams),
 			newTokenCommand(f, streams),
 		},

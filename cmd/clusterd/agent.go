@@ -80,6 +80,7 @@ func (m *Main) runAgent(ctx context.Context) error {
 	calls.HandleFunc("GET "+storePath, func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, http.StatusOK, m.store.Status())
 	})
+	calls.HandleFunc("POST "+recoveryPath, m.clusterAPI.postRecoveryOrder)
 	work, ctx := errgroup.WithContext(ctx)
 	work.Go(func() error { return a.Run(ctx) })
 	work.Go(func() error { return serveHTTP(m.port.HTTPOver(transport.Node), calls)(ctx) })

@@ -26,6 +26,11 @@ type clusterAPI struct {
 	members *gossip.Members
 	ca      *pki.CA
 	self    netip.AddrPort
+	// seen are the other members as this node last saw them.
+	seen func() []seenPeer
+	// restart writes a recovery down and ends this process, to be started
+	// again.
+	restart func(recovery) error
 	// deleteNode removes the Node object of a removed member.
 	deleteNode func(ctx context.Context, name string) error
 }
@@ -45,10 +50,37 @@ func (a *clusterAPI) handler() http.Handler {
 	mux.HandleFunc("DELETE /clusterd/v1/members/{name}", a.deleteMember)
 	mux.HandleFunc("PUT /clusterd/v1/voters", a.putVoters)
 	mux.HandleFunc("GET "+storePath, a.getStore)
+	mux.HandleFunc("GET "+recoveryPath, a.getRecovery)
+	mux.HandleFunc("POST "+recoveryPath, a.postRecovery)
 	mux.HandleFunc("GET /clusterd/v1/tokens", a.getTokens)
 	mux.HandleFunc("POST /clusterd/v1/tokens", a.postToken)
 	mux.HandleFunc("DELETE /clusterd/v1/tokens/{id}", a.deleteToken)
 	return mux
+}
+
+// roll is who the members are, as far as this node knows. Without a leader it
+// may have applied little of its log or nothing; raft's configuration, which
+// it has read, names those whose records are still to come.
+func (a *clusterAPI) roll(ctx context.Context, status raftstore.Status) ([]join.Record, error) {
+	records, err := join.Records(ctx, a.store, true)
+	if err != nil || status.Leader != "" {
+		return records, err
+	}
+	seen := a.seen()
+	for _, m := range status.Members {
+		if slices.ContainsFunc(records, func(r join.Record) bool { return r.ID == m.ID }) {
+			continue
+		}
+		r := join.Record{ID: m.ID, Name: m.ID}
+		if i := slices.IndexFunc(seen, func(p seenPeer) bool { return p.ID == m.ID }); i >= 0 {
+			r.Name, r.Addr = seen[i].Name, seen[i].Addr
+		}
+		if g, ok := a.members.Get(m.ID); ok {
+			r.Name, r.Addr = g.Name, g.Addr
+		}
+		records = append(records, r)
+	}
+	return records, nil
 }
 
 type memberView struct {
@@ -68,12 +100,12 @@ type memberView struct {
 // getMembers answers from this node's own view, and from what the others say
 // of themselves: it works without a leader.
 func (a *clusterAPI) getMembers(w http.ResponseWriter, r *http.Request) {
-	records, err := join.Records(r.Context(), a.store, true)
+	status := a.store.Status()
+	records, err := a.roll(r.Context(), status)
 	if err != nil {
 		fail(w, err)
 		return
 	}
-	status := a.store.Status()
 	role := map[string]string{}
 	for _, m := range status.Members {
 		role[m.ID] = "nonvoter"
@@ -126,7 +158,7 @@ func (a *clusterAPI) addProgress(ctx context.Context, members []memberView) {
 		}
 		asking.Go(func() {
 			var status raftstore.Status
-			if err := a.peers.get(ctx, m.Name, storePath, &status); err == nil {
+			if err := a.peers.call(ctx, m.Name, http.MethodGet, storePath, nil, &status); err == nil {
 				m.Applied = &status.Keyspace.Index
 			}
 		})

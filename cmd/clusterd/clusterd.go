@@ -44,12 +44,19 @@ type Main struct {
 	lock *os.File
 
 	rights  rights
+	tid     transport.Identity
 	port    *transport.Port
 	peers   *peers
 	members *gossip.Members
 	store   *raftstore.Store
 	api     *server.Server
 	images  *image.Store
+
+	clusterAPI *clusterAPI
+	// refused holds a word when a member did not take a stream of this one.
+	refused chan struct{}
+	// again holds why this process is to be started again.
+	again chan error
 
 	// bootstrap holds the settings of a cluster that begins here and now; nil
 	// on every later start and every other node.
@@ -58,8 +65,8 @@ type Main struct {
 
 // New opens what the node keeps on disk and builds its rooms. It listens on
 // the port but answers nothing yet. On error everything is closed again.
-func New(cfg Config, log *slog.Logger) (_ *Main, err error) {
-	m := &Main{cfg: cfg, dir: dataDir(cfg.Data), log: log}
+func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error) {
+	m := &Main{cfg: cfg, dir: dataDir(cfg.Data), log: log, refused: make(chan struct{}, 1), again: make(chan error, 1)}
 	defer func() {
 		if err != nil {
 			m.close()
@@ -78,8 +85,11 @@ func New(cfg Config, log *slog.Logger) (_ *Main, err error) {
 	if name, _ := pki.NodeName(m.id.cert); name != cfg.Name {
 		return nil, fmt.Errorf("--name %q: this machine joined as %q; a node cannot be renamed", cfg.Name, name)
 	}
-	if m.dir.removed() {
-		return nil, m.errRemoved()
+	if r := m.dir.removed(); r != nil {
+		return nil, m.errRemoved(*r)
+	}
+	if err = m.recoverStore(); err != nil {
+		return nil, err
 	}
 	if m.bootstrap, err = m.dir.readBootstrap(); err != nil {
 		return nil, err
@@ -87,28 +97,31 @@ func New(cfg Config, log *slog.Logger) (_ *Main, err error) {
 	if err = m.renewCert(time.Now()); err != nil {
 		return nil, err
 	}
-	tid := transport.Identity{Certificate: m.cert.Load, Roots: m.id.ca.Pool(), Revoked: m.rights.revoked}
-	if m.port, err = transport.Listen(cfg.addr(), tid, room(log, "transport")); err != nil {
+	m.tid = transport.Identity{Certificate: m.cert.Load, Roots: m.id.ca.Pool(), Revoked: m.rights.revoked}
+	if err = m.startStanding(ctx); err != nil {
+		return nil, err
+	}
+	if m.port, err = transport.Listen(cfg.addr(), m.tid, room(log, "transport")); err != nil {
 		return nil, err
 	}
 	m.members, err = gossip.New(gossip.Config{
 		Meta:   gossip.Meta{ID: m.id.nodeID(), Name: cfg.Name, Version: version()},
 		Addr:   cfg.addr(),
 		Key:    m.id.gossipKey,
-		Seeds:  m.dir.readPeers,
+		Seeds:  m.dir.peerAddrs,
 		Admits: m.rights.admitted,
 		Logger: room(log, "gossip"),
 		Stream: gossip.Stream{
 			Listener: m.port.Protocol(transport.Gossip),
 			Dial: func(ctx context.Context, addr netip.AddrPort) (net.Conn, error) {
-				return tid.Dial(ctx, addr, "", transport.Gossip)
+				return m.tid.Dial(ctx, addr, "", transport.Gossip)
 			},
 		},
 	})
 	if err != nil {
 		return nil, err
 	}
-	m.peers = &peers{id: tid, members: m.members}
+	m.peers = &peers{id: m.tid, members: m.members}
 	m.store, err = raftstore.Open(raftstore.Config{
 		ID:       m.id.nodeID(),
 		Dir:      m.dir.path("store"),
@@ -118,10 +131,10 @@ func New(cfg Config, log *slog.Logger) (_ *Main, err error) {
 			if !ok {
 				return nil, fmt.Errorf("member %s was not met yet", id)
 			}
-			return tid.Dial(ctx, mem.Addr, id, transport.Raft)
+			return m.tid.Dial(ctx, mem.Addr, id, transport.Raft)
 		},
 		Logger: room(log, "raftstore"),
-		Events: storeEvents(),
+		Events: m.storeEvents(),
 	})
 	if err != nil {
 		return nil, err
@@ -140,7 +153,20 @@ func New(cfg Config, log *slog.Logger) (_ *Main, err error) {
 	return m, nil
 }
 
+// storeEvents are the metrics', and what this node must hear of.
+func (m *Main) storeEvents() raftstore.EventListener {
+	events := storeEvents()
+	events.Refused = func(string) {
+		select {
+		case m.refused <- struct{}{}:
+		default:
+		}
+	}
+	return events
+}
+
 func (m *Main) buildAPI() error {
+	m.clusterAPI = m.newClusterAPI()
 	toleration := int64(m.cfg.EvictionDelay.Seconds())
 	var err error
 	m.api, err = server.New(server.Config{
@@ -151,7 +177,7 @@ func (m *Main) buildAPI() error {
 		ExternalAddress:   m.cfg.addr().String(),
 		ServiceCIDR:       m.cfg.ServiceCIDR,
 		TolerationSeconds: &toleration,
-		RawHandlers:       map[string]http.Handler{"/clusterd/v1/": m.clusterAPI()},
+		RawHandlers:       map[string]http.Handler{"/clusterd/v1/": m.clusterAPI.handler()},
 		ReadyChecks:       []healthz.HealthChecker{healthz.NamedCheck("raftstore", m.storeReady)},
 	})
 	if err != nil {
@@ -160,14 +186,16 @@ func (m *Main) buildAPI() error {
 	return nil
 }
 
-// clusterAPI is built before the API server whose client it uses.
-func (m *Main) clusterAPI() http.Handler {
-	api := &clusterAPI{
+// newClusterAPI is called before the API server is built whose client it uses.
+func (m *Main) newClusterAPI() *clusterAPI {
+	return &clusterAPI{
 		store:   m.store,
 		peers:   m.peers,
 		members: m.members,
 		ca:      m.id.ca,
 		self:    m.cfg.addr(),
+		restart: m.restart,
+		seen:    m.dir.readPeers,
 		deleteNode: func(ctx context.Context, name string) error {
 			client, err := kubernetes.NewForConfig(m.api.LoopbackConfig())
 			if err != nil {
@@ -180,7 +208,18 @@ func (m *Main) clusterAPI() http.Handler {
 			return err
 		},
 	}
-	return api.handler()
+}
+
+// restart writes a recovery down and lets Run end with a *restartError.
+func (m *Main) restart(r recovery) error {
+	if err := m.dir.writeRecovery(r); err != nil {
+		return err
+	}
+	select {
+	case m.again <- &restartError{"this node begins epoch " + r.Epoch.String() + " of the store", m.cfg.Data}:
+	default: // it is about to
+	}
+	return nil
 }
 
 // storeReady is the readiness of the store as this node's users feel it:
@@ -203,6 +242,15 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	g.add("gossip", m.members.Run)
 	g.add("raftstore", m.keepStore)
 	g.add("rights", m.keepRights)
+	g.add("standing", m.keepStanding)
+	g.add("recovery", func(ctx context.Context) error {
+		select {
+		case err := <-m.again:
+			return err
+		case <-ctx.Done():
+			return nil
+		}
+	})
 	g.add("joining", serveHTTP(m.port.HTTPOver(transport.Join), m.joinServer()))
 	g.add("api", m.api.Run)
 	g.add("api port", serveHTTP(m.port.HTTP(), m.api.Handler()))
@@ -270,20 +318,27 @@ func (m *Main) joinServer() http.Handler {
 		Store:     m.store,
 		CA:        m.id.ca,
 		GossipKey: m.id.gossipKey,
-		Peers:     func() []netip.AddrPort { return m.alive(true) },
-		Log:       room(m.log, "join"),
+		Epoch:     m.store.Epoch(),
+		Peers: func() []netip.AddrPort {
+			addrs := []netip.AddrPort{m.cfg.addr()}
+			for _, p := range m.alive() {
+				addrs = append(addrs, p.Addr)
+			}
+			return addrs
+		},
+		Log: room(m.log, "join"),
 	}
 }
 
-// alive returns the addresses of the members gossip sees.
-func (m *Main) alive(withSelf bool) []netip.AddrPort {
-	var addrs []netip.AddrPort
+// alive returns the other members that gossip sees.
+func (m *Main) alive() []seenPeer {
+	var peers []seenPeer
 	for _, mem := range m.members.All() {
-		if mem.State == gossip.Alive && (withSelf || mem.ID != m.id.nodeID()) {
-			addrs = append(addrs, mem.Addr)
+		if mem.State == gossip.Alive && mem.ID != m.id.nodeID() {
+			peers = append(peers, seenPeer{ID: mem.ID, Name: mem.Name, Addr: mem.Addr})
 		}
 	}
-	return addrs
+	return peers
 }
 
 // waitReady returns when a request through this node's whole API succeeds.
@@ -319,17 +374,27 @@ func (m *Main) createToken(ctx context.Context, ttl time.Duration) (pki.Token, j
 	return join.CreateToken(ctx, m.store, m.id.ca.Cert, ttl, time.Now())
 }
 
-// keepPeers writes down where the others are, so that a restart finds them.
+// keepPeers writes down who the others are and where, so that a restart finds
+// them, and can name them before it has a leader. One that is away stays in
+// the list until it is forgotten.
 func (m *Main) keepPeers(ctx context.Context) error {
-	var written []netip.AddrPort
+	written := m.dir.readPeers()
 	for {
 		changed := m.members.Changed()
 		// A node that sees nobody keeps what it knew.
-		if peers := m.alive(false); len(peers) > 0 && !slices.Equal(peers, written) {
-			if err := m.dir.writePeers(peers); err != nil {
-				m.log.Warn("the peers' addresses could not be written down", "err", err)
-			} else {
-				written = peers
+		if peers := m.alive(); len(peers) > 0 {
+			for _, old := range written {
+				_, known := m.members.Get(old.ID)
+				if known && !slices.ContainsFunc(peers, func(p seenPeer) bool { return p.ID == old.ID }) {
+					peers = append(peers, old)
+				}
+			}
+			if !slices.Equal(peers, written) {
+				if err := m.dir.writePeers(peers); err != nil {
+					m.log.Warn("the peers' addresses could not be written down", "err", err)
+				} else {
+					written = peers
+				}
 			}
 		}
 		select {

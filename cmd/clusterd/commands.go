@@ -236,7 +236,7 @@ func run(ctx context.Context, cfg Config, onReady func(context.Context, *Main) e
 	if err != nil {
 		return err
 	}
-	m, err := New(cfg, log)
+	m, err := New(ctx, cfg, log)
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/clusterd/clusterd/cmd/clusterd/join"
 	"github.com/clusterd/clusterd/cmd/clusterd/pki"
 )
 
@@ -27,9 +28,11 @@ import (
 //	config.yaml       Config
 //	pki/              ca.crt ca.key node.crt node.key gossip.key; its presence
 //	                  means: this machine is a member
-//	peers.json        where other members were last seen
-//	removed           when this node learned that it is no member any more
+//	peers.json        who the other members are, and where they were last seen
+//	removed           the Removal of this node, once it has learned of it
+//	recovery.json     a new epoch of the store that the next start begins
 //	admin.kubeconfig  for the person at this machine
+//	store.epoch-N     the store as it was before a recovery; may be deleted
 //
 // and the rooms' folders: store, podmon, images, pods, netns, logs.
 type dataDir string
@@ -171,14 +174,26 @@ func (d dataDir) readIdentity() (*identity, error) {
 
 // markRemoved notes that this machine is a member no more: once the others
 // refuse it, it could not find out again.
-func (d dataDir) markRemoved(now time.Time) error {
-	return writeFile(d.path("removed"), []byte(now.UTC().Format(time.RFC3339)+"\n"), 0o600)
+func (d dataDir) markRemoved(r join.Removal) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	return writeFile(d.path("removed"), append(b, '\n'), 0o600)
 }
 
-// removed reports whether markRemoved was called.
-func (d dataDir) removed() bool {
-	_, err := os.Stat(d.path("removed"))
-	return err == nil
+// removed returns what markRemoved noted; nil: nothing. A note that cannot be
+// read is one.
+func (d dataDir) removed() *join.Removal {
+	b, err := os.ReadFile(d.path("removed"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	var r join.Removal
+	if err != nil || json.Unmarshal(b, &r) != nil {
+		return &join.Removal{}
+	}
+	return &r
 }
 
 func (d dataDir) writeConfig(c Config) error {
@@ -189,21 +204,49 @@ func (d dataDir) writeConfig(c Config) error {
 	return writeFile(configPath(string(d)), append([]byte("# Written by clusterd init or join. Flags of `clusterd run` win over it.\n"), b...), 0o600)
 }
 
+// seenPeer is another member as this node last saw it.
+type seenPeer struct {
+	ID   string         `json:"id,omitempty"`
+	Name string         `json:"name,omitempty"`
+	Addr netip.AddrPort `json:"addr"`
+}
+
 // readPeers returns where other members were last seen; none when the file is
 // missing or unreadable, since gossip finds them again through any one.
-func (d dataDir) readPeers() []netip.AddrPort {
+func (d dataDir) readPeers() []seenPeer {
 	b, err := os.ReadFile(d.path("peers.json"))
 	if err != nil {
 		return nil
 	}
-	var peers []netip.AddrPort
-	if json.Unmarshal(b, &peers) != nil {
+	var peers []seenPeer
+	if json.Unmarshal(b, &peers) == nil {
+		return peers
+	}
+	var addrs []netip.AddrPort // as it was written first
+	if json.Unmarshal(b, &addrs) != nil {
 		return nil
+	}
+	return unnamed(addrs)
+}
+
+func (d dataDir) peerAddrs() []netip.AddrPort {
+	var addrs []netip.AddrPort
+	for _, p := range d.readPeers() {
+		addrs = append(addrs, p.Addr)
+	}
+	return addrs
+}
+
+// unnamed are peers of which only the addresses are known.
+func unnamed(addrs []netip.AddrPort) []seenPeer {
+	var peers []seenPeer
+	for _, a := range addrs {
+		peers = append(peers, seenPeer{Addr: a})
 	}
 	return peers
 }
 
-func (d dataDir) writePeers(peers []netip.AddrPort) error {
+func (d dataDir) writePeers(peers []seenPeer) error {
 	b, err := json.Marshal(peers)
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -42,14 +43,18 @@ func (p *peers) transportTo(_ context.Context, node string) (http.RoundTripper, 
 	return tr, &url.URL{Scheme: "http", Host: node}, nil
 }
 
-// get asks the node's agent port for a path. The answer is decoded into into,
-// which may be nil.
-func (p *peers) get(ctx context.Context, node, path string, into any) error {
+// call makes a request to the node's agent port, with in as its JSON body
+// unless that is nil. The answer is decoded into into, which may be nil.
+func (p *peers) call(ctx context.Context, node, method, path string, in, into any) error {
 	tr, base, err := p.transportTo(ctx, node)
 	if err != nil {
 		return err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, base.JoinPath(path).String(), nil)
+	body, err := jsonBody(in)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, method, base.JoinPath(path).String(), body)
 	if err != nil {
 		return err
 	}
@@ -58,19 +63,23 @@ func (p *peers) get(ctx context.Context, node, path string, into any) error {
 		return err
 	}
 	defer res.Body.Close()
-	if res.StatusCode != http.StatusOK {
+	answer, err := io.ReadAll(io.LimitReader(res.Body, 1<<20))
+	if res.StatusCode/100 != 2 {
+		var no struct{ Message string }
+		if json.Unmarshal(answer, &no) == nil && no.Message != "" {
+			return errors.New(no.Message)
+		}
 		return fmt.Errorf("node %s answered %s", node, res.Status)
 	}
-	body, err := io.ReadAll(io.LimitReader(res.Body, 1<<20))
 	if err != nil || into == nil {
 		return err
 	}
-	return json.Unmarshal(body, into)
+	return json.Unmarshal(answer, into)
 }
 
 // confirm returns nil when the agent of the node answers.
 func (p *peers) confirm(ctx context.Context, node string) error {
-	return p.get(ctx, node, "healthz", nil)
+	return p.call(ctx, node, http.MethodGet, "healthz", nil, nil)
 }
 
 // suspects is the controllers' view of gossip while this node leads.

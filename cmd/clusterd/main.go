@@ -5,17 +5,53 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
 )
 
+// exitGone tells whoever starts clusterd that starting it again is of no use:
+// this machine belongs to the cluster no more. systemd's unit knows it
+// (RestartPreventExitStatus). The number is EX_CONFIG of sysexits(3): something
+// a person must change.
+const exitGone = 78
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := rootCommand().ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "clusterd:", err)
-		os.Exit(1)
+	err := rootCommand().ExecuteContext(ctx)
+	var again *restartError
+	if errors.As(err, &again) {
+		fmt.Fprintln(os.Stderr, "clusterd:", again)
+		err = runAgain(again.data)
 	}
+	if err == nil {
+		return
+	}
+	fmt.Fprintln(os.Stderr, "clusterd:", err)
+	var gone *goneError
+	if errors.As(err, &gone) {
+		os.Exit(exitGone)
+	}
+	os.Exit(1)
+}
+
+// runAgain replaces this process's program by the one that is installed now,
+// so that the pid stays. What was given to `clusterd run` is given again;
+// `init` and `join` have written theirs down.
+func runAgain(data string) error {
+	args := []string{os.Args[0], "run", "--data", data}
+	if len(os.Args) > 1 && os.Args[1] == "run" {
+		args = os.Args
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(exe); err != nil { // it was replaced or removed
+		exe = "/proc/self/exe"
+	}
+	return fmt.Errorf("start again: %w", syscall.Exec(exe, args, os.Environ()))
 }

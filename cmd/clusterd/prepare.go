@@ -15,6 +15,7 @@ import (
 
 	"github.com/clusterd/clusterd/cmd/clusterd/join"
 	"github.com/clusterd/clusterd/cmd/clusterd/pki"
+	"github.com/clusterd/clusterd/raftstore"
 )
 
 // prepareInit writes the data folder of a cluster's first node. On error
@@ -39,6 +40,9 @@ func prepareInit(cfg Config) error {
 			ServiceCIDR: netip.MustParsePrefix(cfg.ServiceCIDR),
 			Created:     now.UTC(),
 		}); err != nil {
+			return err
+		}
+		if err := raftstore.SetEpoch(dir.path("store"), raftstore.NewEpoch(0)); err != nil {
 			return err
 		}
 		if err := dir.writeConfig(cfg); err != nil {
@@ -71,7 +75,10 @@ func prepareJoin(ctx context.Context, cfg Config, server string, token pki.Token
 		}
 		cfg.ClusterCIDR = res.Cluster.ClusterCIDR.String()
 		cfg.ServiceCIDR = res.Cluster.ServiceCIDR.String()
-		if err := dir.writePeers(res.Peers); err != nil {
+		if err := raftstore.SetEpoch(dir.path("store"), res.Epoch); err != nil {
+			return err
+		}
+		if err := dir.writePeers(unnamed(res.Peers)); err != nil {
 			return err
 		}
 		if err := dir.writeConfig(cfg); err != nil {
@@ -103,8 +110,8 @@ func prepare(cfg Config, write func(dataDir) error) (err error) {
 			os.RemoveAll(cfg.Data)
 			return
 		}
-		for _, name := range []string{"config.yaml", "bootstrap.json", "peers.json"} {
-			os.Remove(dir.path(name))
+		for _, name := range []string{"config.yaml", "bootstrap.json", "peers.json", "store"} {
+			os.RemoveAll(dir.path(name))
 		}
 	}()
 	if err := portFree(cfg); err != nil {

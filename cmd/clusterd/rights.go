@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"sync/atomic"
-	"time"
 
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 
@@ -52,9 +51,9 @@ func (r *rights) check(next authenticator.Request) authenticator.Request {
 // keepRights cuts the connections of members that are removed, and ends this
 // node when it is the one.
 func (m *Main) keepRights(ctx context.Context) error {
-	err := join.Removals(ctx, m.store, func(id string) error {
+	err := join.Removals(ctx, m.store, func(id string, r join.Removal) error {
 		if id == m.id.nodeID() {
-			return errors.Join(m.errRemoved(), m.dir.markRemoved(time.Now()))
+			return errors.Join(m.errRemoved(r), m.dir.markRemoved(r))
 		}
 		m.port.Cut(id)
 		m.members.Forget(id)
@@ -64,9 +63,4 @@ func (m *Main) keepRights(ctx context.Context) error {
 		return nil
 	}
 	return err
-}
-
-// errRemoved says what became of this machine and what to do.
-func (m *Main) errRemoved() error {
-	return fmt.Errorf("this machine was removed from the cluster, where it was called %s: its containers go on without anybody to look after them; end them with `clusterd reset --data %s`, after which it can join again", m.cfg.Name, m.cfg.Data)
 }

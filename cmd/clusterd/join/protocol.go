@@ -1,6 +1,10 @@
 package join
 
-import "net/netip"
+import (
+	"net/netip"
+
+	"github.com/clusterd/clusterd/raftstore"
+)
 
 // Path is where a joiner posts its Request, over the join protocol of the
 // node's port.
@@ -25,6 +29,7 @@ type Response struct {
 	CAKey     []byte           `json:"caKey"`  // PEM; every member is a server today
 	NodeCert  []byte           `json:"nodeCert"`
 	GossipKey []byte           `json:"gossipKey"`
+	Epoch     raftstore.Epoch  `json:"epoch"` // the life of the store to take part in
 	Peers     []netip.AddrPort `json:"peers"`
 }
 

@@ -136,7 +136,7 @@ func AddMember(ctx context.Context, s Store, r Record) error {
 				}
 				t.Compares = append(t.Compares, mvcc.Compare{Key: memberPrefix + id, ModRevision: rev})
 				if err == nil {
-					t.Ops = append(t.Ops, removalOps(old, r.Joined)...)
+					t.Ops = append(t.Ops, removalOps(old, Removal{Name: old.Name, Removed: r.Joined.UTC()})...)
 				}
 			}
 		}
@@ -185,7 +185,7 @@ func RemoveMember(ctx context.Context, s Store, name string, now time.Time) (Rec
 			Ops:      []mvcc.Op{{Type: mvcc.OpDelete, Key: namePrefix + name}},
 		}
 		if rev != 0 {
-			t.Ops = append(t.Ops, removalOps(r, now)...)
+			t.Ops = append(t.Ops, removalOps(r, Removal{Name: r.Name, Removed: now.UTC()})...)
 		}
 		res, err := s.Txn(ctx, t)
 		if err != nil {

@@ -2,6 +2,7 @@ package join
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -18,12 +19,22 @@ import (
 type Removal struct {
 	Name    string    `json:"name"`
 	Removed time.Time `json:"removed"`
+	// Why is empty when somebody removed the member, else one of the words
+	// below; Epoch is then the number of the epoch that began without it.
+	Why   string `json:"why,omitempty"`
+	Epoch uint64 `json:"epoch,omitempty"`
 }
 
-func removalOps(r Record, now time.Time) []mvcc.Op {
+// Why a member was left out of a new epoch.
+const (
+	Recovered = "recovered" // the cluster had lost its quorum
+	Restored  = "restored"  // it was restored from a copy
+)
+
+func removalOps(r Record, why Removal) []mvcc.Op {
 	return []mvcc.Op{
 		{Type: mvcc.OpDelete, Key: memberPrefix + r.ID},
-		put(removed+r.ID, Removal{Name: r.Name, Removed: now.UTC()}),
+		put(removed+r.ID, why),
 	}
 }
 
@@ -45,7 +56,7 @@ type Watched interface {
 
 // Removals tells each of every removed key, those of the past first, until ctx
 // ends or each returns an error. A key may be told of again.
-func Removals(ctx context.Context, s Watched, each func(id string) error) error {
+func Removals(ctx context.Context, s Watched, each func(id string, r Removal) error) error {
 	for {
 		err := removals(ctx, s, each)
 		var compacted *mvcc.CompactedError
@@ -55,13 +66,20 @@ func Removals(ctx context.Context, s Watched, each func(id string) error) error 
 	}
 }
 
-func removals(ctx context.Context, s Watched, each func(id string) error) error {
+func removals(ctx context.Context, s Watched, each func(id string, r Removal) error) error {
 	past, err := s.List(ctx, removed, raftstore.ListOptions{ReadOptions: raftstore.ReadOptions{Stale: true}})
 	if err != nil {
 		return fmt.Errorf("list the removed members: %w", err)
 	}
+	tell := func(kv mvcc.KeyValue) error {
+		var r Removal
+		if err := json.Unmarshal(kv.Value, &r); err != nil {
+			return fmt.Errorf("removal %s: %w", kv.Key, err)
+		}
+		return each(idOf(kv.Key, removed), r)
+	}
 	for _, kv := range past.KVs {
-		if err := each(idOf(kv.Key, removed)); err != nil {
+		if err := tell(kv); err != nil {
 			return err
 		}
 	}
@@ -76,7 +94,7 @@ func removals(ctx context.Context, s Watched, each func(id string) error) error 
 			if e.Type == mvcc.Delete {
 				continue
 			}
-			if err := each(idOf(e.KV.Key, removed)); err != nil {
+			if err := tell(e.KV); err != nil {
 				return err
 			}
 		}

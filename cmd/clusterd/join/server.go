@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/clusterd/clusterd/cmd/clusterd/pki"
+	"github.com/clusterd/clusterd/raftstore"
 )
 
 // Server answers joiners.
@@ -21,6 +22,7 @@ type Server struct {
 	Store     Store
 	CA        *pki.CA
 	GossipKey []byte
+	Epoch     raftstore.Epoch
 	Peers     func() []netip.AddrPort // addresses of members alive now
 	Log       *slog.Logger
 }
@@ -31,6 +33,10 @@ const (
 )
 
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method == http.MethodGet && r.URL.Path == StandingPath {
+		s.serveStanding(w, r)
+		return
+	}
 	if r.Method != http.MethodPost || r.URL.Path != Path {
 		http.NotFound(w, r)
 		return
@@ -107,6 +113,7 @@ func (s *Server) admit(ctx context.Context, req Request, now time.Time) (*Respon
 		CAKey:     caKey,
 		NodeCert:  pki.EncodeCert(cert),
 		GossipKey: s.GossipKey,
+		Epoch:     s.Epoch,
 		Peers:     s.Peers(),
 	}, nil
 }

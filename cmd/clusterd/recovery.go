@@ -1,0 +1,114 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/clusterd/clusterd/cmd/clusterd/join"
+	"github.com/clusterd/clusterd/raftstore"
+)
+
+// recovery is written down before a node begins a new epoch of the store, and
+// carried out by its next start, which opens the store only then.
+type recovery struct {
+	Epoch raftstore.Epoch `json:"epoch"`
+	// Keep are the ids of the members that take part, this one included, when
+	// it is this node's state that goes on. Empty: this node begins with an
+	// empty store and is given the state of another.
+	Keep  []string  `json:"keep,omitempty"`
+	Asked time.Time `json:"asked"`
+}
+
+// restartError ends a node that is to be started again at once, in the same
+// process.
+type restartError struct{ why, data string }
+
+func (e *restartError) Error() string { return e.why }
+
+func (d dataDir) epoch() (raftstore.Epoch, error) { return raftstore.ReadEpoch(d.path("store")) }
+
+func (d dataDir) writeRecovery(r recovery) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	return writeFile(d.path("recovery.json"), b, 0o600)
+}
+
+// readRecovery returns nil when there is nothing to do.
+func (d dataDir) readRecovery() (*recovery, error) {
+	b, err := os.ReadFile(d.path("recovery.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var r recovery
+	if err := json.Unmarshal(b, &r); err != nil {
+		return nil, fmt.Errorf("%s: %w", d.path("recovery.json"), err)
+	}
+	return &r, nil
+}
+
+// recoverStore carries out the recovery that was written down, if any. The
+// store as it was is kept beside the new one. It can be repeated after a crash
+// at any point: the new folder is made aside, and put into place last.
+func (m *Main) recoverStore() error {
+	r, err := m.dir.readRecovery()
+	if err != nil || r == nil {
+		return err
+	}
+	store, next := m.dir.path("store"), m.dir.path("store.next")
+	now, err := m.dir.epoch()
+	if err != nil {
+		return err
+	}
+	if now != r.Epoch {
+		if _, err := os.Stat(store); err == nil {
+			if err := m.makeNext(*r, store, next); err != nil {
+				// The store is as it was: the next start opens it as such.
+				return errors.Join(fmt.Errorf("begin epoch %s of the store: %w; it is given up, and nothing was changed", r.Epoch, err),
+					os.Remove(m.dir.path("recovery.json")))
+			}
+			aside := fmt.Sprintf("%s.epoch-%d", store, now.Number)
+			if err := errors.Join(os.RemoveAll(aside), os.Rename(store, aside)); err != nil {
+				return err
+			}
+			m.log.Info("the store as it was is kept", "path", aside)
+		}
+		if err := errors.Join(os.Rename(next, store), syncDir(string(m.dir))); err != nil {
+			return fmt.Errorf("begin epoch %s of the store: %w", r.Epoch, err)
+		}
+	}
+	return errors.Join(os.Remove(m.dir.path("recovery.json")), syncDir(string(m.dir)))
+}
+
+// makeNext makes the folder of the new epoch.
+func (m *Main) makeNext(r recovery, store, next string) error {
+	if err := os.RemoveAll(next); err != nil {
+		return err
+	}
+	if len(r.Keep) == 0 {
+		m.log.Info("beginning anew with an empty store", "epoch", r.Epoch)
+		return raftstore.SetEpoch(next, r.Epoch)
+	}
+	k, term, err := raftstore.Replay(store, m.log)
+	if err != nil {
+		return err
+	}
+	k = k.Rebase(raftstore.RevisionGap)
+	t, err := join.Life{Epoch: r.Epoch.Number, Why: join.Recovered, Keep: r.Keep, Now: r.Asked}.Begin(k)
+	if err != nil {
+		return err
+	}
+	if err := raftstore.Amend(k, t); err != nil {
+		return err
+	}
+	m.log.Info("this node's state goes on", "epoch", r.Epoch, "index", k.Index(), "term", term, "revision", k.Revision())
+	return raftstore.Found(next, m.id.nodeID(), r.Epoch, k, term)
+}

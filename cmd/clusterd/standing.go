@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/clusterd/clusterd/cmd/clusterd/join"
+	"github.com/clusterd/clusterd/cmd/clusterd/transport"
+)
+
+// goneError ends a node that belongs to the cluster no more. Starting it again
+// does not help.
+type goneError struct{ why string }
+
+func (e *goneError) Error() string { return e.why }
+
+// errRemoved says what became of this machine and what to do.
+func (m *Main) errRemoved(r join.Removal) error {
+	happened := "was removed from the cluster, where it was called " + m.cfg.Name
+	if r.Why != "" {
+		happened = fmt.Sprintf("was left out when the cluster was %s on %s, where it was called %s: the cluster goes on in epoch %d, without what only this machine knows",
+			r.Why, r.Removed.Format(time.RFC3339), m.cfg.Name, r.Epoch)
+	}
+	return &goneError{fmt.Sprintf("this machine %s; its containers go on without anybody to look after them: end them with `clusterd reset --data %s`, after which it can join again", happened, m.cfg.Data)}
+}
+
+const (
+	// standingPeriod is how often a node without a leader asks the others why.
+	standingPeriod = 2 * time.Second
+	// A node that starts asks before it takes part, and does not wait long for
+	// members that are away.
+	startPatience    = 500 * time.Millisecond
+	standingPatience = 3 * time.Second
+)
+
+// keepStanding finds out why nobody speaks to this node: with no leader, or
+// when a member has refused it, it asks the others what they know of it.
+func (m *Main) keepStanding(ctx context.Context) error {
+	tick := time.NewTicker(standingPeriod)
+	defer tick.Stop()
+	for {
+		wasRefused := false
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			select {
+			case <-m.refused:
+				wasRefused = true
+			default:
+			}
+		}
+		if !wasRefused && m.store.Leader() != "" {
+			continue
+		}
+		adopt, err := m.judgeStanding(m.askStanding(ctx, m.everybody(), standingPatience))
+		if err != nil {
+			return err
+		}
+		if adopt != nil {
+			if err := m.dir.writeRecovery(*adopt); err != nil {
+				return err
+			}
+			return &restartError{"this node begins anew in epoch " + adopt.Epoch.String() + " of the store", m.cfg.Data}
+		}
+	}
+}
+
+// startStanding is asked before the store is opened: a member of a past epoch
+// must not find others of it and form a majority with them.
+func (m *Main) startStanding(ctx context.Context) error {
+	adopt, err := m.judgeStanding(m.askStanding(ctx, m.dir.peerAddrs(), startPatience))
+	if err != nil || adopt == nil {
+		return err
+	}
+	if err := m.dir.writeRecovery(*adopt); err != nil {
+		return err
+	}
+	return m.recoverStore()
+}
+
+// everybody is where other members are, or were.
+func (m *Main) everybody() []netip.AddrPort {
+	addrs := m.dir.peerAddrs()
+	for _, mem := range m.members.All() {
+		if mem.ID != m.id.nodeID() {
+			addrs = append(addrs, mem.Addr)
+		}
+	}
+	return addrs
+}
+
+// askStanding asks all of them at once and returns what those said who
+// answered in time.
+func (m *Main) askStanding(ctx context.Context, addrs []netip.AddrPort, patience time.Duration) []join.Standing {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	addrs = slices.Clone(addrs)
+	slices.SortFunc(addrs, netip.AddrPort.Compare)
+	var mu sync.Mutex
+	var answers []join.Standing
+	var asking sync.WaitGroup
+	for _, addr := range slices.Compact(addrs) {
+		asking.Go(func() {
+			dial := func(ctx context.Context) (net.Conn, error) {
+				c, err := m.tid.Dial(ctx, addr, "", transport.Join)
+				if err != nil {
+					return nil, err
+				}
+				return c, nil
+			}
+			answer, err := join.AskStanding(ctx, dial, m.id.nodeID())
+			if err != nil {
+				m.log.Debug("ask a member what it knows of this node", "peer", addr, "err", err)
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			answers = append(answers, answer)
+		})
+	}
+	asking.Wait()
+	return answers
+}
+
+// judgeStanding decides what follows from the answers: the end of this node,
+// an epoch in which it is to begin anew, or nothing. While this node hears a
+// leader of its own epoch it is part of a majority, and goes on: whoever
+// recovered the cluster elsewhere was wrong about that majority, and to end it
+// would lose what it has written.
+func (m *Main) judgeStanding(answers []join.Standing) (*recovery, error) {
+	ours, err := m.dir.epoch()
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range answers {
+		newer := a.Epoch.Number > ours.Number
+		switch {
+		case newer && m.store != nil && m.store.Leader() != "":
+			m.log.Error("another part of this cluster was recovered or restored and lives on without this one: members do not speak to each other across epochs; end one of the two with `clusterd reset` on its machines",
+				"epoch", ours, "other epoch", a.Epoch)
+		case a.Removed != nil && (newer || a.Epoch == ours):
+			return nil, errors.Join(m.errRemoved(*a.Removed), m.dir.markRemoved(*a.Removed))
+		case newer && a.Member:
+			return &recovery{Epoch: a.Epoch}, nil
+		}
+	}
+	return nil, nil
+}
