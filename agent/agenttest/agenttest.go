@@ -608,6 +608,13 @@ func (m *Mounter) Unmount(target string) error {
 	return nil
 }
 
+// Mounted implements volume.Mounter.
+func (m *Mounter) Mounted(dir string) (bool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.at[dir], nil
+}
+
 // Below implements volume.Mounter.
 func (m *Mounter) Below(dir string) ([]string, error) {
 	m.mu.Lock()

@@ -1,14 +1,15 @@
 package volume
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -55,32 +56,93 @@ func (Kernel) Unmount(target string) error {
 	return nil
 }
 
-// Below reads the mount table.
-func (Kernel) Below(dir string) ([]string, error) {
-	f, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
+// Mounted asks the kernel about this one folder; before Linux 5.8 it cannot tell.
+func (k Kernel) Mounted(dir string) (bool, error) {
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW, 0, &st); err != nil {
+		return false, &os.PathError{Op: "statx", Path: dir, Err: err}
 	}
-	defer f.Close()
+	if st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT == 0 {
+		at, err := k.Below(dir)
+		return slices.Contains(at, dir), err
+	}
+	return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
+}
+
+// Below looks into the mount table.
+func (Kernel) Below(dir string) ([]string, error) {
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {
 		return nil, nil // no such folder: nothing is mounted there
 	}
+	points, err := mountPoints.read()
+	if err != nil {
+		return nil, err
+	}
 	var out []string
-	s := bufio.NewScanner(f)
-	s.Buffer(nil, 1<<20)
-	for s.Scan() {
-		fields := strings.Fields(s.Text())
-		if len(fields) < 5 {
-			continue
-		}
-		p := unescape(fields[4])
+	for _, p := range points {
 		if p == real || strings.HasPrefix(p, real+"/") {
 			out = append(out, dir+strings.TrimPrefix(p, real))
 		}
 	}
 	sort.SliceStable(out, func(i, j int) bool { return len(out[i]) > len(out[j]) })
-	return out, s.Err()
+	return out, nil
+}
+
+// mountPoints is the mount table. To print it takes the kernel the longer the
+// more pods there are, so those who want it at the same time share one reading.
+var mountPoints mountTable
+
+type mountTable struct {
+	reading sync.Mutex // held by the one who reads
+
+	mu   sync.Mutex // guards next
+	next *tableRead // not begun: who comes now may join; nil: none
+}
+
+type tableRead struct {
+	done   chan struct{} // closed when the rest is set
+	points []string
+	err    error
+}
+
+// read gives every mount point, as of a moment after the call. The result is
+// shared: it must not be changed.
+func (t *mountTable) read() ([]string, error) {
+	t.mu.Lock()
+	r := t.next
+	if r != nil {
+		t.mu.Unlock()
+		<-r.done
+		return r.points, r.err
+	}
+	r = &tableRead{done: make(chan struct{})}
+	t.next = r
+	t.mu.Unlock()
+
+	t.reading.Lock()
+	defer t.reading.Unlock()
+	t.mu.Lock()
+	t.next = nil // from here on it may be too old for others
+	t.mu.Unlock()
+	r.points, r.err = readMountPoints()
+	close(r.done)
+	return r.points, r.err
+}
+
+func readMountPoints() ([]string, error) {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for line := range strings.Lines(string(table)) {
+		fields := strings.SplitN(line, " ", 6)
+		if len(fields) == 6 {
+			out = append(out, unescape(fields[4]))
+		}
+	}
+	return out, nil
 }
 
 // unescape undoes the octal escapes of mountinfo.

@@ -45,7 +45,10 @@ type Mounter interface {
 	Bind(source *os.File, target string) error
 	// Unmount detaches target; nil when nothing is mounted there.
 	Unmount(target string) error
-	// Below lists mount points at or below dir, deepest first.
+	// Mounted says whether dir, which exists, is a mount point.
+	Mounted(dir string) (bool, error)
+	// Below lists mount points at or below dir, deepest first. It reads the
+	// machine's whole mount table.
 	Below(dir string) ([]string, error)
 }
 
@@ -146,14 +149,9 @@ func (m *Manager) tmpfs(dir string, size int64) error {
 
 // mountOnce mounts unless something is mounted at dir already.
 func (m *Manager) mountOnce(dir string, mount func() error) error {
-	at, err := m.cfg.Mounter.Below(dir)
-	if err != nil {
+	mounted, err := m.cfg.Mounter.Mounted(dir)
+	if err != nil || mounted {
 		return err
-	}
-	for _, p := range at {
-		if p == dir {
-			return nil
-		}
 	}
 	return mount()
 }
@@ -342,8 +340,10 @@ func (m *Manager) teardown(dir string) error {
 			return fmt.Errorf("UnmountVolume.TearDown failed for %s: %w", p, err)
 		}
 	}
-	if mounts, err = m.cfg.Mounter.Below(dir); err != nil {
-		return err
+	if len(mounts) > 0 {
+		if mounts, err = m.cfg.Mounter.Below(dir); err != nil {
+			return err
+		}
 	}
 	if len(mounts) > 0 {
 		return fmt.Errorf("UnmountVolume.TearDown failed: %s is still mounted", mounts[0])
