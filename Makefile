@@ -53,6 +53,12 @@ KILLS ?= 200
 fault-store: ## kill -9 the store's members KILLS times under load, check what clients saw
 	$(GO) test ./raftstore -count=1 -v -run TestProcess -timeout 2h -args -kills=$(KILLS)
 
+FOR  ?= 30m
+SEED ?= 1
+.PHONY: chaos-store
+chaos-store: ## random faults, flipped bytes among them, befall the store for FOR, drawn from SEED
+	$(GO) test ./raftstore -count=1 -v -run 'TestChaos$$' -timeout 24h -args -chaos=$(FOR) -chaos-seed=$(SEED)
+
 FUZZTIME ?= 1m
 .PHONY: fuzz-store
 fuzz-store: ## fuzz every decoder of the store, FUZZTIME each

@@ -107,11 +107,12 @@ type history struct {
 	t *testing.T
 	// try runs one operation on some member; false: it certainly did not
 	// happen.
-	try   func(r *rand.Rand, in registerInput) (registerOutput, bool)
-	seed  uint64
-	begin time.Time
-	stop  chan struct{}
-	wg    sync.WaitGroup
+	try    func(r *rand.Rand, in registerInput) (registerOutput, bool)
+	prefix string // of the keys
+	seed   uint64
+	begin  time.Time
+	stop   chan struct{}
+	wg     sync.WaitGroup
 
 	mu  sync.Mutex
 	ops []porcupine.Operation
@@ -122,7 +123,7 @@ const clients = 12
 // startHistory starts clients that read, write and compare-and-set four keys
 // through all members.
 func startHistory(t *testing.T, c *raftstoretest.Cluster) *history {
-	return startHistoryOf(t, func(r *rand.Rand, in registerInput) (registerOutput, bool) {
+	return startHistoryOf(t, uint64(time.Now().UnixNano()), "/r/", func(r *rand.Rand, in registerInput) (registerOutput, bool) {
 		s := c.Store(c.IDs()[r.IntN(len(c.IDs()))])
 		if s == nil {
 			return registerOutput{}, false
@@ -131,8 +132,9 @@ func startHistory(t *testing.T, c *raftstoretest.Cluster) *history {
 	})
 }
 
-func startHistoryOf(t *testing.T, try func(*rand.Rand, registerInput) (registerOutput, bool)) *history {
-	h := &history{t: t, try: try, seed: uint64(time.Now().UnixNano()), begin: time.Now(), stop: make(chan struct{})}
+// startHistoryOf starts them on keys below a prefix that nobody wrote to before.
+func startHistoryOf(t *testing.T, seed uint64, prefix string, try func(*rand.Rand, registerInput) (registerOutput, bool)) *history {
+	h := &history{t: t, try: try, prefix: prefix, seed: seed, begin: time.Now(), stop: make(chan struct{})}
 	t.Logf("seed %d", h.seed)
 	for client := range clients {
 		h.wg.Add(1)
@@ -154,7 +156,7 @@ func (h *history) client(client int) {
 			return
 		case <-time.After(time.Duration(r.IntN(20)) * time.Millisecond): // spread over the faults
 		}
-		in := registerInput{key: fmt.Sprintf("/r/%d", r.IntN(4)), op: []string{"get", "put", "cas"}[r.IntN(3)]}
+		in := registerInput{key: fmt.Sprint(h.prefix, r.IntN(4)), op: []string{"get", "put", "cas"}[r.IntN(3)]}
 		in.value = fmt.Sprintf("%d.%d", client, n)
 		in.rev = known[in.key]
 		start := time.Since(h.begin).Nanoseconds()
@@ -195,7 +197,20 @@ func (h *history) check() {
 	h.t.Helper()
 	close(h.stop)
 	h.wg.Wait()
-	res, info := porcupine.CheckOperationsVerbose(register.ToModel(), h.ops, raftstoretest.Patience)
+	// What was acknowledged last is there.
+	r := rand.New(rand.NewPCG(h.seed, clients))
+	for i := range 12 {
+		in := registerInput{key: fmt.Sprint(h.prefix, i%4), op: "get"}
+		raftstoretest.Wait(h.t, "a read to be answered", func() bool {
+			start := time.Since(h.begin).Nanoseconds()
+			out, answered := h.try(r, in)
+			if answered {
+				h.ops = append(h.ops, porcupine.Operation{ClientId: -1, Input: in, Call: start, Output: out, Return: time.Since(h.begin).Nanoseconds()})
+			}
+			return answered
+		})
+	}
+	res, info := porcupine.CheckOperationsVerbose(register.ToModel(), h.ops, 5*raftstoretest.Patience)
 	unknown := 0
 	for _, o := range h.ops {
 		if o.Output.(registerOutput).unknown {

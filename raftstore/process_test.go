@@ -265,7 +265,7 @@ func (p *processes) agree() {
 func TestProcessKilled(t *testing.T) {
 	t.Parallel()
 	p := startProcesses(t)
-	h := startHistoryOf(t, p.try)
+	h := startHistoryOf(t, uint64(time.Now().UnixNano()), "/r/", p.try)
 	r := rand.New(rand.NewPCG(h.seed, 1000))
 	for range *kills {
 		h.more(20 + r.IntN(60))
@@ -290,7 +290,7 @@ func TestProcessKilled(t *testing.T) {
 func TestProcessFrozenLeader(t *testing.T) {
 	t.Parallel()
 	p := startProcesses(t)
-	h := startHistoryOf(t, p.try)
+	h := startHistoryOf(t, uint64(time.Now().UnixNano()), "/r/", p.try)
 	h.more(50)
 	frozen := p.leader("")
 	p.signal(frozen, syscall.SIGSTOP)
