@@ -187,6 +187,35 @@ func TestMultiSlowDisk(t *testing.T) {
 	h.check()
 }
 
+// A member that cannot keep up sends its readers elsewhere, instead of letting
+// them wait for as long as they would.
+func TestMultiStuckFollowerTellsReaders(t *testing.T) {
+	t.Parallel()
+	disks := newFaultyDisks()
+	c := raftstoretest.New(t, 3, func(cfg *raftstore.Config) {
+		disks.config(cfg)
+		cfg.LeaderWait = time.Second
+	})
+	s := c.Follower()
+	id := s.Status().ID
+	hang := make(chan struct{})
+	disks.log(id).set(hang, nil)
+	release := sync.OnceFunc(func() {
+		disks.log(id).set(nil, nil)
+		close(hang)
+	})
+	t.Cleanup(release)
+	mustPut(t, c.Leader(), "/k", "x")
+	if kv, _, err := s.Get(testContext(t), "/k", raftstore.ReadOptions{}); !errors.Is(err, raftstore.ErrNoLeader) {
+		t.Errorf("%+v, %v", kv, err)
+	}
+	release()
+	c.Wait("it to catch up", func() bool {
+		kv, _, err := s.Get(testContext(t), "/k", raftstore.ReadOptions{})
+		return err == nil && string(kv.Value) == "x"
+	})
+}
+
 // A leader short of room hands over to one that has some. Nothing is refused.
 func TestMultiLeaderWithoutRoom(t *testing.T) {
 	t.Parallel()

@@ -83,7 +83,7 @@ func (s *Store) linearize(ctx context.Context) error {
 		if leader != "" {
 			index, err := s.readRounds.join(ctx)
 			if err == nil {
-				return s.waitIndex(ctx, index)
+				return s.reach(ctx, index)
 			}
 			if ctx.Err() != nil {
 				return ctx.Err()
@@ -282,6 +282,24 @@ func (r *rounds) run() {
 		r.mu.Unlock()
 		cur.value, cur.err = r.do(context.Background())
 		close(cur.done)
+	}
+}
+
+// reach is waitIndex for a read: a member that makes no progress for LeaderWait
+// tells the reader to ask another one, rather than wait for as long as the
+// reader would.
+func (s *Store) reach(ctx context.Context, index uint64) error {
+	for {
+		at := s.keyspace().Index()
+		wait, cancel := context.WithTimeout(ctx, s.cfg.LeaderWait)
+		err := s.waitIndex(wait, index)
+		cancel()
+		switch {
+		case err == nil || ctx.Err() != nil || s.ctx.Err() != nil:
+			return err
+		case s.keyspace().Index() == at:
+			return fmt.Errorf("%w: this member has applied log entry %d of %d, and gets no further", ErrNoLeader, at, index)
+		}
 	}
 }
 

@@ -28,7 +28,14 @@ type Status struct {
 	Watchers    int           `json:"watchers"`
 	LogBytes    int64         `json:"logFileBytes"`
 	SnapBytes   int64         `json:"snapshotBytes"`
-	Members     []Member      `json:"members"`
+	// DiskFree is the room on the data folder's disk, -1 if it is not known;
+	// with DiskShort this member as leader takes little more than deletes.
+	DiskFree  int64 `json:"diskFreeBytes"`
+	DiskShort bool  `json:"diskShort,omitempty"`
+	// LostState: it takes part in nothing until the leader has taken it
+	// out of the membership, see DESIGN.md.
+	LostState bool     `json:"lostState,omitempty"`
+	Members   []Member `json:"members"`
 }
 
 // Status returns this member's view.
@@ -39,6 +46,7 @@ func (s *Store) Status() Status {
 		Epoch: s.epoch, LastIndex: r.LastIndex(), LastTerm: lastTerm(r), Commit: r.CommitIndex(),
 		Keyspace: s.keyspace().Digest(), Watchers: s.hub.Len(),
 		LogBytes: s.log.Size(), SnapBytes: sizeOf(filepath.Join(s.cfg.Dir, "snapshots")),
+		DiskFree: s.disk.room(), DiskShort: s.disk.short.Load(), LostState: s.gate.shut.Load(),
 	}
 	if at := r.LastContact(); !st.Ready && !at.IsZero() {
 		st.LastContact = time.Since(at)

@@ -16,7 +16,7 @@ import (
 var storeMetrics = struct {
 	commit, apply, snapshot prometheus.Histogram
 	commands, bytes         prometheus.Counter
-	leaders                 prometheus.Counter
+	leaders, damage         prometheus.Counter
 }{
 	commit: prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "clusterd_raftstore_commit_seconds", Help: "Time from proposing a log entry to its being committed and applied here, on the leader.",
@@ -39,13 +39,16 @@ var storeMetrics = struct {
 	leaders: prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "clusterd_raftstore_leader_changes_total", Help: "Changes of leader that this node has heard of.",
 	}),
+	damage: prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "clusterd_raftstore_damaged_files_total", Help: "Damaged files found in the store's data folder since this process started. The log names them.",
+	}),
 }
 
 // registerMetrics puts all rooms' collectors where the API's /metrics reads
 // them. The registry belongs to the process: once is enough.
 var registerMetrics = sync.OnceFunc(func() {
 	m := storeMetrics
-	legacyregistry.RawMustRegister(m.commit, m.apply, m.snapshot, m.commands, m.bytes, m.leaders)
+	legacyregistry.RawMustRegister(m.commit, m.apply, m.snapshot, m.commands, m.bytes, m.leaders, m.damage)
 	legacyregistry.RawMustRegister(sched.Collectors()...)
 	legacyregistry.RawMustRegister(pod.Metrics()...)
 })
@@ -55,6 +58,7 @@ func storeEvents() raftstore.EventListener {
 	m := storeMetrics
 	return raftstore.EventListener{
 		LeaderChanged: func(string, uint64) { m.leaders.Inc() },
+		Damaged:       func(error) { m.damage.Inc() },
 		Applied:       func(_ uint64, _ int, took time.Duration) { m.apply.Observe(took.Seconds()) },
 		Committed: func(commands, bytes int, took time.Duration) {
 			m.commands.Add(float64(commands))
