@@ -24,9 +24,9 @@ type frame struct {
 const (
 	frameSubmit    = 1 // body: one encoded command. Reply only when it did not get through: frameVerdict
 	frameReadIndex = 2 // body: empty. Reply: frameNumber, or frameVerdict
-	frameTerm      = 3 // body: empty. Reply: frameNumber, the callee's current term
+	frameTerm      = 3 // body: empty. Reply: frameNumber, the callee's current term; frameVerdict if it is no voter
 	frameMember    = 4 // body: memberOp, id. Reply: frameDone
-	frameProgress  = 5 // body: empty. Reply: frameNumber, the log index the callee has applied
+	frameProgress  = 5 // body: empty. Reply: frameNumber, the log index the callee has applied; frameVerdict if it has lost its state
 	frameRoom      = 6 // body: empty. Reply: frameNumber, the free bytes of the callee's disk
 	frameHash      = 7 // body: a log index (8). Reply: frameNumber, the keyspace's hash after it, or frameVerdict
 	frameDiffers   = 8 // body: a log index (8), the hash (8) that most members have after it. Reply: frameDone

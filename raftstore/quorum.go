@@ -102,8 +102,8 @@ func (s *Store) silent(ctx context.Context, ids []string, enough int) []string {
 			answers <- id
 			continue
 		}
-		call := s.peers.call(id, frameProgress, nil, func(_ frame, _ bool, err error) {
-			if err != nil {
+		call := s.peers.call(id, frameProgress, nil, func(f frame, _ bool, err error) {
+			if err != nil || f.kind != frameNumber { // it is not there, or has lost its state
 				answers <- ""
 				return
 			}

@@ -32,15 +32,16 @@ func (s *Store) serveCalls(conn net.Conn) {
 		case frameSubmit:
 			s.serveSubmit(w, f)
 			return nil
-		case frameTerm:
-			if !s.votes() {
+		case frameTerm, frameProgress:
+			if f.kind == frameTerm && !s.votes() || s.gate.shut.Load() {
 				w.send(frame{kind: frameVerdict, call: f.call, body: []byte{byte(refused)}})
 				return nil
 			}
-			w.send(frame{kind: frameNumber, call: f.call, body: numberBody(s.raft().CurrentTerm())})
-			return nil
-		case frameProgress:
-			w.send(frame{kind: frameNumber, call: f.call, body: numberBody(s.keyspace().Index())})
+			n := s.keyspace().Index()
+			if f.kind == frameTerm {
+				n = s.raft().CurrentTerm()
+			}
+			w.send(frame{kind: frameNumber, call: f.call, body: numberBody(n)})
 			return nil
 		case frameRoom:
 			w.send(frame{kind: frameNumber, call: f.call, body: numberBody(uint64(max(s.disk.room(), 0)))})
