@@ -18,10 +18,12 @@ import (
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcore "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
 
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/node"
@@ -29,6 +31,7 @@ import (
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/probe"
 	"github.com/clusterd/clusterd/agent/runtime"
+	"github.com/clusterd/clusterd/agent/static"
 	"github.com/clusterd/clusterd/agent/stream"
 	"github.com/clusterd/clusterd/agent/volume"
 )
@@ -65,7 +68,8 @@ type Config struct {
 	DataDir string
 	// CgroupRoot is the parent of all pods' cgroups; required, "/clusterd-n1".
 	CgroupRoot string
-	// Client is an API client as system:node:NAME. Required.
+	// Client is an API client as system:node:NAME; nil: there is no API, and
+	// the node runs its static pods alone.
 	Client kubernetes.Interface
 	// HeartbeatClient renews the Lease; default Client.
 	HeartbeatClient kubernetes.Interface
@@ -91,6 +95,13 @@ type Config struct {
 	Parallel   int // container starts at one time; default 16
 	NodeLabels map[string]string
 	NodePort   int32 // of the node's calls, told in the Node's status
+
+	// StaticDir holds the files of static pods, StaticURL answers with more of
+	// them; empty: none. See agent/static.
+	StaticDir, StaticURL string
+	// OnEvent is told of every event beside the API. It must not block.
+	// Optional.
+	OnEvent func(*v1.Event)
 }
 
 // Agent is one node's agent.
@@ -110,8 +121,8 @@ func New(cfg Config) (*Agent, error) {
 		return nil, errors.New("agent: NodeName, DataDir and CgroupRoot are required")
 	case !cfg.NodeIP.IsValid():
 		return nil, errors.New("agent: NodeIP is required")
-	case cfg.Client == nil || cfg.Runtime == nil || cfg.Images == nil || cfg.Network == nil:
-		return nil, errors.New("agent: Client, Runtime, Images and Network are required")
+	case cfg.Runtime == nil || cfg.Images == nil || cfg.Network == nil:
+		return nil, errors.New("agent: Runtime, Images and Network are required")
 	}
 	if cfg.HeartbeatClient == nil {
 		cfg.HeartbeatClient = cfg.Client
@@ -137,10 +148,16 @@ func New(cfg Config) (*Agent, error) {
 	volumes := volume.Config{Dir: podDir, Mounter: volume.Kernel{}, Tokens: &tokens{client: cfg.Client}, Allocatable: a.allocatable}
 	a.objects = object.New(cfg.Client, func(uid objectUID, ref object.Ref) { a.pods.ObjectChanged(uid, ref) })
 	volumes.Objects = a.objects
+	recorder := a.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "agent", Host: cfg.NodeName})
+	statics, err := a.statics(recorder)
+	if err != nil {
+		return nil, err
+	}
 	a.pods = pod.NewManager(pod.Config{
+		Static:   statics,
 		NodeName: cfg.NodeName, NodeIP: cfg.NodeIP, Node: a.node.Object, Client: cfg.Client,
 		Runtime: cfg.Runtime, Images: cfg.Images, Network: cfg.Network, Volumes: volume.New(volumes), Objects: a.objects,
-		Probes: prober, OnRuntime: a.node.Poke, Recorder: a.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "agent", Host: cfg.NodeName}),
+		Probes: prober, OnRuntime: a.node.Poke, Recorder: recorder,
 		PodDir: podDir, LogDir: cfg.PodLogDir, SweepLogs: ownLogs, CgroupRoot: cfg.CgroupRoot,
 		ResolvConf: cfg.ResolvConf, ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain,
 		PidsLimit: cfg.PidsLimit, CPUs: cfg.CPUs, Parallel: cfg.Parallel,
@@ -162,7 +179,12 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer stop()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	a.events.StartRecordingToSink(&typedcore.EventSinkImpl{Interface: a.cfg.Client.CoreV1().Events("")})
+	if a.cfg.Client != nil {
+		a.events.StartRecordingToSink(&typedcore.EventSinkImpl{Interface: a.cfg.Client.CoreV1().Events("")})
+	}
+	if a.cfg.OnEvent != nil {
+		a.events.StartEventWatcher(a.cfg.OnEvent)
+	}
 	defer a.events.Shutdown()
 	defer a.objects.Close()
 	var wg sync.WaitGroup
@@ -179,7 +201,9 @@ func (a *Agent) Run(ctx context.Context) error {
 			}
 		})
 	}
-	part(ctx, "node", a.node.Run)
+	if a.cfg.Client != nil {
+		part(ctx, "node", a.node.Run)
+	}
 	part(outer, "network", a.cfg.Network.Run)
 	part(ctx, "pods", func(ctx context.Context) error {
 		defer stop()
@@ -195,6 +219,26 @@ func (a *Agent) Handler() http.Handler { return a.handler }
 
 // Node is the Node object as last known.
 func (a *Agent) Node() *v1.Node { return a.node.Object() }
+
+// statics reads the static pods; what is wrong with them is told as events of
+// the node.
+func (a *Agent) statics(recorder record.EventRecorder) (pod.StaticSource, error) {
+	if a.cfg.StaticDir == "" && a.cfg.StaticURL == "" {
+		return nil, nil
+	}
+	r, err := static.New(static.Config{
+		NodeName: a.cfg.NodeName, Dir: a.cfg.StaticDir, URL: a.cfg.StaticURL,
+		OnFault: func(where string, err error) {
+			klog.Background().Error(err, "Static pods are not as they should be", "where", where)
+			node := &v1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: a.cfg.NodeName, UID: types.UID(a.cfg.NodeName)}
+			recorder.Eventf(node, v1.EventTypeWarning, "FailedStaticPod", "Static pods of %s: %v", where, err)
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("agent: %w", err)
+	}
+	return r, nil
+}
 
 func (a *Agent) allocatable() v1.ResourceList { return a.node.Object().Status.Allocatable }
 
@@ -234,5 +278,6 @@ func (a *Agent) configz() any {
 		"nodeName": c.NodeName, "nodeIP": c.NodeIP, "dataDir": c.DataDir, "cgroupRoot": c.CgroupRoot, "version": c.Version,
 		"maxPods": c.MaxPods, "podLogDir": c.PodLogDir, "resolvConf": c.ResolvConf, "clusterDNS": c.ClusterDNS,
 		"clusterDomain": c.ClusterDomain, "pidsLimit": c.PidsLimit, "parallel": c.Parallel,
+		"staticDir": c.StaticDir, "staticURL": c.StaticURL,
 	}}
 }

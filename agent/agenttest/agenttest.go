@@ -511,11 +511,11 @@ func (n *Network) SetErr(err error) {
 func (n *Network) Attach(_ context.Context, uid string, hostNetwork bool) (string, []netip.Addr, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if hostNetwork { // nothing of it can fail
+		return "", []netip.Addr{netip.MustParseAddr("192.0.2.1")}, nil
+	}
 	if n.Err != nil {
 		return "", nil, n.Err
-	}
-	if hostNetwork {
-		return "", []netip.Addr{netip.MustParseAddr("192.0.2.1")}, nil
 	}
 	if n.attached == nil {
 		n.attached, n.next = map[string]netip.Addr{}, netip.MustParseAddr("10.42.0.2")

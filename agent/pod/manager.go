@@ -36,18 +36,23 @@ type Manager struct {
 	seen  chan struct{}   // closed when the API's list has been seen
 	stale map[string]bool // root file systems mounted before Run; not changed after
 
-	mu       sync.Mutex // guards all below
-	ctx      context.Context
-	workers  map[types.UID]*worker
-	ended    map[types.UID]bool    // finished here, not yet gone from the watch
-	admitted map[types.UID]*v1.Pod // who holds a part of the node, as granted
-	deferred map[types.UID]bool    // who waits for a larger part of the node
-	records  map[types.UID]*Records
-	routes   map[string]types.UID // sandbox ID → pod
-	shares   map[string]uint64    // of the class cgroups, as last set
-	synced   bool                 // the API's list has been seen
-	fault    string               // why podmon does not answer, "": it does
-	wg       sync.WaitGroup
+	staticRead chan struct{} // closed when every source of static pods has been read
+
+	mu         sync.Mutex // guards all below
+	ctx        context.Context
+	workers    map[types.UID]*worker
+	ended      map[types.UID]bool    // finished here, not yet gone from the watch
+	static     map[types.UID]*v1.Pod // as last read from their sources
+	mirrors    map[string]*v1.Pod    // as the API has them, by namespace/name
+	staticSeen bool                  // staticRead is closed
+	admitted   map[types.UID]*v1.Pod // who holds a part of the node, as granted
+	deferred   map[types.UID]bool    // who waits for a larger part of the node
+	records    map[types.UID]*Records
+	routes     map[string]types.UID // sandbox ID → pod
+	shares     map[string]uint64    // of the class cgroups, as last set
+	synced     bool                 // the API's list has been seen
+	fault      string               // why podmon does not answer, "": it does
+	wg         sync.WaitGroup
 }
 
 // NewManager returns a Manager; it starts nothing.
@@ -61,6 +66,7 @@ func NewManager(cfg Config) *Manager {
 	return &Manager{
 		cfg: cfg, starts: make(chan struct{}, cfg.Parallel), writes: make(chan struct{}, 16), seen: make(chan struct{}), pins: make(chan struct{}, 1), stale: map[string]bool{},
 		workers: map[types.UID]*worker{}, ended: map[types.UID]bool{}, admitted: map[types.UID]*v1.Pod{}, deferred: map[types.UID]bool{},
+		static: map[types.UID]*v1.Pod{}, mirrors: map[string]*v1.Pod{}, staticRead: make(chan struct{}),
 		records: map[types.UID]*Records{}, routes: map[string]types.UID{},
 		shares: map[string]uint64{}, fault: "it was not asked yet",
 	}
@@ -117,7 +123,37 @@ func (m *Manager) Run(ctx context.Context) error {
 	if m.cfg.CPUs != nil {
 		m.wg.Go(func() { m.keepPinned(ctx) })
 	}
+	if s := m.cfg.Static; s != nil {
+		m.wg.Go(func() {
+			if err := s.Run(ctx, m.setStatic); err != nil {
+				klog.FromContext(ctx).Error(err, "Static pods are read no more")
+			}
+		})
+	} else {
+		m.setStatic(nil, true)
+	}
+	var listed <-chan struct{} = m.staticRead
+	if m.cfg.Client != nil {
+		if listed, err = m.watch(ctx); err != nil {
+			return err
+		}
+	}
+	// What podmon holds belongs to nobody only if every source says so.
+	for _, source := range []<-chan struct{}{m.staticRead, listed} {
+		select {
+		case <-source:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	m.settle(ctx)
+	<-ctx.Done()
+	return nil
+}
 
+// watch follows the API's pods of this node until ctx ends; listed is closed
+// when the first list has been taken.
+func (m *Manager) watch(ctx context.Context) (listed <-chan struct{}, err error) {
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (kruntime.Object, error) {
 			o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", m.cfg.NodeName).String()
@@ -130,7 +166,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 	informer := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, m.cfg.Client), &v1.Pod{}, 0, cache.Indexers{})
 	if err := informer.SetTransform(stripManaged); err != nil {
-		return fmt.Errorf("pod watch: %w", err)
+		return nil, fmt.Errorf("pod watch: %w", err)
 	}
 	handle, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(o any) { m.set(o.(*v1.Pod)) },
@@ -143,16 +179,10 @@ func (m *Manager) Run(ctx context.Context) error {
 		},
 	})
 	if err != nil {
-		return fmt.Errorf("pod watch: %w", err)
+		return nil, fmt.Errorf("pod watch: %w", err)
 	}
 	m.wg.Go(func() { informer.RunWithContext(ctx) })
-	select {
-	case <-handle.HasSyncedChecker().Done():
-		m.settle(ctx)
-	case <-ctx.Done():
-	}
-	<-ctx.Done()
-	return nil
+	return handle.HasSyncedChecker().Done(), nil
 }
 
 // stripManaged drops what the node never reads.
@@ -165,6 +195,10 @@ func stripManaged(o any) (any, error) {
 
 // set takes a pod of the watch.
 func (m *Manager) set(pod *v1.Pod) {
+	if isMirror(pod) {
+		m.setMirror(pod, false)
+		return
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if w := m.workers[pod.UID]; w != nil {
@@ -174,8 +208,18 @@ func (m *Manager) set(pod *v1.Pod) {
 	if m.ended[pod.UID] || m.ctx == nil || m.ctx.Err() != nil {
 		return
 	}
+	m.launch(m.begin(pod, false))
+}
+
+// begin makes the worker of a pod that is new to this agent, and admits it if
+// it is new to the node. The caller holds mu.
+func (m *Manager) begin(pod *v1.Pod, static bool) *worker {
 	rec := m.take(pod.UID)
 	w := newWorker(m, pod, false, rec)
+	w.static = static
+	if static && len(rec.Sandboxes) > 0 {
+		w.obs.StartedAt = time.Unix(0, rec.Sandboxes[0].CreatedAt) // no API remembers it
+	}
 	known := len(rec.Sandboxes) > 0 || len(rec.Containers) > 0
 	if !terminal(pod.Status.Phase) && (known || pod.DeletionTimestamp == nil) {
 		var verdict *Verdict
@@ -199,7 +243,7 @@ func (m *Manager) set(pod *v1.Pod) {
 		}
 	}
 	containersPerPod.Observe(float64(len(pod.Spec.Containers)))
-	m.launch(w)
+	return w
 }
 
 // launch runs a worker. The caller holds mu.
@@ -213,7 +257,9 @@ func (m *Manager) launch(w *worker) {
 			delete(m.workers, w.uid)
 			m.releaseLocked(w.uid)
 			delete(m.deferred, w.uid)
-			if !w.gone {
+			if w.static {
+				m.afterStatic(fullName(w.pod))
+			} else if !w.gone {
 				m.ended[w.uid] = true
 			}
 		}
@@ -222,6 +268,10 @@ func (m *Manager) launch(w *worker) {
 
 // remove takes the disappearance of a pod from the API.
 func (m *Manager) remove(pod *v1.Pod) {
+	if isMirror(pod) {
+		m.setMirror(pod, true)
+		return
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.ended, pod.UID)
@@ -244,6 +294,9 @@ func (m *Manager) settle(ctx context.Context) {
 	}
 	for _, uid := range orphans {
 		m.adopt(uid)
+	}
+	for name := range m.mirrors {
+		m.dropMirror(name)
 	}
 	live := make([]string, 0, len(m.workers))
 	for uid := range m.workers {
@@ -410,8 +463,9 @@ func (m *Manager) ImagesChanged() {
 	}
 }
 
-// Seen is closed when the API's list of this node's pods has been seen. Before
-// that a pod that is not found may still be here.
+// Seen is closed when the API's list of this node's pods, and every source of
+// static pods, has been seen. Before that a pod that is not found may still be
+// here.
 func (m *Manager) Seen() <-chan struct{} { return m.seen }
 
 // Views lists the pods of the node as the workers see them.
@@ -430,7 +484,7 @@ func (m *Manager) Views() []*View {
 // Find looks up a pod by namespace and name, and UID if that is not empty.
 func (m *Manager) Find(namespace, name string, uid types.UID) (*View, bool) {
 	for _, v := range m.Views() {
-		if v.Pod.Namespace == namespace && v.Pod.Name == name && (uid == "" || v.Pod.UID == uid) {
+		if v.Pod.Namespace == namespace && v.Pod.Name == name && (uid == "" || v.Pod.UID == uid || v.MirrorUID == uid) {
 			return v, true
 		}
 	}

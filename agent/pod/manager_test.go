@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -34,6 +35,7 @@ import (
 	"github.com/clusterd/clusterd/agent/probe"
 	"github.com/clusterd/clusterd/agent/runtime"
 	"github.com/clusterd/clusterd/agent/volume"
+	"github.com/clusterd/clusterd/e2e/features"
 )
 
 // node is a node with fakes below and a fake API above. All of its time is
@@ -46,7 +48,8 @@ type node struct {
 	images  *agenttest.Images
 	network *agenttest.Network
 	events  *events
-	cpus    pod.CPUs // who has which processors; nil: nobody any
+	cpus    pod.CPUs     // who has which processors; nil: nobody any
+	statics staticSource // nil: there are no static pods
 	pods    *pod.Manager
 	stop    func()
 }
@@ -71,10 +74,10 @@ func (e *events) count(sub string) int {
 	return n
 }
 
-func newNode(t *testing.T) *node {
+func newNode(t *testing.T, statics staticSource) *node {
 	n := &node{
 		t: t, dir: t.TempDir(), api: fake.NewClientset(), runtime: agenttest.NewRuntime(),
-		network: &agenttest.Network{}, events: &events{},
+		network: &agenttest.Network{}, events: &events{}, statics: statics,
 	}
 	n.images = &agenttest.Images{Dir: filepath.Join(n.dir, "rootfs")}
 	n.images.Add("app:1", ocispec.Config{Entrypoint: []string{"/app"}, Env: []string{"PATH=/bin"}})
@@ -87,7 +90,7 @@ func newNode(t *testing.T) *node {
 func (n *node) start() {
 	ctx, cancel := context.WithCancel(n.t.Context())
 	rec := record.NewFakeRecorder(1000)
-	obj := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+	obj := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "uid-n1"}}
 	obj.Status.Allocatable = v1.ResourceList{
 		v1.ResourceCPU: resource.MustParse("2"), v1.ResourceMemory: resource.MustParse("4Gi"), v1.ResourcePods: resource.MustParse("110"),
 	}
@@ -96,13 +99,17 @@ func (n *node) start() {
 	objects := object.New(n.api, func(uid types.UID, r object.Ref) { m.ObjectChanged(uid, r) })
 	pods := filepath.Join(n.dir, "pods")
 	prober := &probe.Prober{}
-	m = pod.NewManager(pod.Config{
+	cfg := pod.Config{
 		NodeName: "n1", NodeIP: netip.MustParseAddr("192.0.2.1"), Node: func() *v1.Node { return obj },
 		Client: n.api, Runtime: n.runtime, Images: n.images, Network: n.network, Objects: objects, Probes: prober, Recorder: rec,
 		Volumes: volume.New(volume.Config{Dir: pods, Objects: objects, Mounter: &agenttest.Mounter{}}),
 		PodDir:  pods, LogDir: filepath.Join(n.dir, "log"), SweepLogs: true, CgroupRoot: "/clusterd-n1", ResolvConf: "/etc/resolv.conf",
 		CPUs: n.cpus,
-	})
+	}
+	if n.statics != nil {
+		cfg.Static = n.statics
+	}
+	m = pod.NewManager(cfg)
 	prober.Exec = m
 	n.pods = m
 	var wg sync.WaitGroup
@@ -195,7 +202,7 @@ func condition(p *v1.Pod, t v1.PodConditionType) v1.ConditionStatus {
 // inBubble runs a test on a node in a bubble of its own time.
 func inBubble(t *testing.T, fn func(n *node)) {
 	synctest.Test(t, func(t *testing.T) {
-		n := newNode(t)
+		n := newNode(t, nil)
 		defer func() { n.stop() }()
 		synctest.Wait()
 		fn(n)
@@ -249,27 +256,29 @@ func TestPodRunsAndIsDeleted(t *testing.T) {
 // TestRestartMatrix is FEATURES area N.
 func TestRestartMatrix(t *testing.T) {
 	tests := []struct {
+		row      int // of FEATURES
 		name     string
 		policy   v1.RestartPolicy
 		exits    []int // -1: keeps running
 		phase    v1.PodPhase
 		restarts []int32
 	}{
-		{"one, 0, Always", v1.RestartPolicyAlways, []int{0}, v1.PodRunning, []int32{1}},
-		{"one, 0, OnFailure", v1.RestartPolicyOnFailure, []int{0}, v1.PodSucceeded, []int32{0}},
-		{"one, 0, Never", v1.RestartPolicyNever, []int{0}, v1.PodSucceeded, []int32{0}},
-		{"one, 1, Always", v1.RestartPolicyAlways, []int{1}, v1.PodRunning, []int32{1}},
-		{"one, 1, OnFailure", v1.RestartPolicyOnFailure, []int{1}, v1.PodRunning, []int32{1}},
-		{"one, 1, Never", v1.RestartPolicyNever, []int{1}, v1.PodFailed, []int32{0}},
-		{"two, one 1, Always", v1.RestartPolicyAlways, []int{1, -1}, v1.PodRunning, []int32{1, 0}},
-		{"two, one 1, OnFailure", v1.RestartPolicyOnFailure, []int{1, -1}, v1.PodRunning, []int32{1, 0}},
-		{"two, one 1, Never", v1.RestartPolicyNever, []int{1, -1}, v1.PodRunning, []int32{0, 0}},
-		{"two, both, Always", v1.RestartPolicyAlways, []int{0, 1}, v1.PodRunning, []int32{1, 1}},
-		{"two, both, OnFailure", v1.RestartPolicyOnFailure, []int{0, 1}, v1.PodRunning, []int32{0, 1}},
-		{"two, both, Never", v1.RestartPolicyNever, []int{0, 1}, v1.PodFailed, []int32{0, 0}},
+		{221, "one, 0, Always", v1.RestartPolicyAlways, []int{0}, v1.PodRunning, []int32{1}},
+		{222, "one, 0, OnFailure", v1.RestartPolicyOnFailure, []int{0}, v1.PodSucceeded, []int32{0}},
+		{223, "one, 0, Never", v1.RestartPolicyNever, []int{0}, v1.PodSucceeded, []int32{0}},
+		{224, "one, 1, Always", v1.RestartPolicyAlways, []int{1}, v1.PodRunning, []int32{1}},
+		{225, "one, 1, OnFailure", v1.RestartPolicyOnFailure, []int{1}, v1.PodRunning, []int32{1}},
+		{226, "one, 1, Never", v1.RestartPolicyNever, []int{1}, v1.PodFailed, []int32{0}},
+		{227, "two, one 1, Always", v1.RestartPolicyAlways, []int{1, -1}, v1.PodRunning, []int32{1, 0}},
+		{228, "two, one 1, OnFailure", v1.RestartPolicyOnFailure, []int{1, -1}, v1.PodRunning, []int32{1, 0}},
+		{229, "two, one 1, Never", v1.RestartPolicyNever, []int{1, -1}, v1.PodRunning, []int32{0, 0}},
+		{230, "two, both, Always", v1.RestartPolicyAlways, []int{0, 1}, v1.PodRunning, []int32{1, 1}},
+		{231, "two, both, OnFailure", v1.RestartPolicyOnFailure, []int{0, 1}, v1.PodRunning, []int32{0, 1}},
+		{232, "two, both, Never", v1.RestartPolicyNever, []int{0, 1}, v1.PodFailed, []int32{0, 0}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
+			features.Shows(t, tt.row)
 			inBubble(t, func(n *node) {
 				var cs []v1.Container
 				for i := range tt.exits {
@@ -550,14 +559,23 @@ func TestInitFailsForGood(t *testing.T) {
 
 // TestPauseDies is FEATURES row 201.
 func TestPauseDies(t *testing.T) {
+	features.Shows(t, 199, 257)
 	inBubble(t, func(n *node) {
-		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a")))
+		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a"), ctr("b")))
 		n.after(time.Second)
+		// One dead container concerns itself alone …
+		n.runtime.Exit("b", 0)
+		n.after(time.Second)
+		if s := n.get("p").Status.ContainerStatuses; s[0].RestartCount != 0 || s[1].RestartCount != 1 {
+			t.Errorf("status %+v", s)
+		}
+		// … a dead sandbox all of them.
 		was := n.get("p").Status.PodIP
 		n.runtime.KillPause("p")
 		n.after(15 * time.Second)
 		p := n.get("p")
-		if p.Status.Phase != v1.PodRunning || p.Status.PodIP == was || p.Status.ContainerStatuses[0].RestartCount != 1 {
+		if p.Status.Phase != v1.PodRunning || p.Status.PodIP == was ||
+			p.Status.ContainerStatuses[0].RestartCount != 1 || p.Status.ContainerStatuses[1].RestartCount != 2 {
 			t.Errorf("status %+v", p.Status)
 		}
 		if !slices.Contains(n.runtime.Calls(), "sandbox p 1") {
@@ -652,6 +670,7 @@ func TestSeen(t *testing.T) {
 // TestSourcesSeenGuard is FEATURES row 188: with the API down nothing is
 // killed.
 func TestSourcesSeenGuard(t *testing.T) {
+	features.Shows(t, 188)
 	inBubble(t, func(n *node) {
 		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a")))
 		n.after(time.Second)
@@ -692,6 +711,7 @@ func TestReboot(t *testing.T) {
 // TestVanished: a container that podmon no longer knows is replaced, though
 // its exit event was lost (FEATURES row 189).
 func TestVanished(t *testing.T) {
+	features.Shows(t, 189)
 	inBubble(t, func(n *node) {
 		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a")))
 		n.after(time.Second)
@@ -763,6 +783,7 @@ func TestGraceAndKill(t *testing.T) {
 }
 
 func TestPostStart(t *testing.T) {
+	features.Shows(t, 293)
 	inBubble(t, func(n *node) {
 		release := make(chan int)
 		n.runtime.ExecFn = func(ctx context.Context, e api.Exec, _ runtime.ExecIO) (int, error) {
@@ -911,10 +932,20 @@ func TestPlaceIsFreeWhenThePodHasEnded(t *testing.T) {
 
 // TestNetworkNotReady is FEATURES row 198.
 func TestNetworkNotReady(t *testing.T) {
+	features.Shows(t, 198, 276)
 	inBubble(t, func(n *node) {
 		n.network.SetErr(pod.ErrNetworkNotReady)
 		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a")))
+		host := testPod("host", v1.RestartPolicyAlways, ctr("b"))
+		host.Spec.HostNetwork = true
+		n.create(host)
 		n.after(time.Minute)
+		if got := n.get("host").Status.Phase; got != v1.PodRunning {
+			t.Errorf("a pod on the host's network is %s", got)
+		}
+		if slices.Contains(n.runtime.Calls(), "start a") {
+			t.Errorf("a container was started without a sandbox: %v", n.runtime.Calls())
+		}
 		if !n.events.has("NetworkNotReady") {
 			t.Errorf("events %v", n.events.list)
 		}
@@ -938,4 +969,55 @@ func TestStartError(t *testing.T) {
 			t.Errorf("status %+v", p.Status)
 		}
 	})
+}
+
+// TestStatusWritesHoldUpNothing: with an API that takes no status, containers
+// start and are restarted all the same.
+func TestStatusWritesHoldUpNothing(t *testing.T) {
+	features.Shows(t, 219)
+	inBubble(t, func(n *node) {
+		n.api.PrependReactor("update", "pods", func(a k8stesting.Action) (bool, kruntime.Object, error) {
+			if a.GetSubresource() == "status" {
+				return refuse(a)
+			}
+			return false, nil, nil
+		})
+		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a")))
+		n.after(time.Second)
+		n.runtime.Exit("a", 1)
+		n.after(time.Second)
+		starts := slices.DeleteFunc(n.runtime.Calls(), func(s string) bool { return s != "start a" })
+		if len(starts) != 2 {
+			t.Errorf("calls %v", n.runtime.Calls())
+		}
+	})
+}
+
+// TestMetrics: the names are part of the interface, and both count.
+func TestMetrics(t *testing.T) {
+	features.Shows(t, 203, 204)
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(pod.Metrics()...)
+	count := func() map[string]uint64 {
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := map[string]uint64{}
+		for _, f := range families {
+			out[f.GetName()] = f.GetMetric()[0].GetHistogram().GetSampleCount()
+		}
+		return out
+	}
+	before := count()
+	inBubble(t, func(n *node) {
+		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a"), ctr("b")))
+		n.after(time.Second)
+	})
+	after := count()
+	for _, name := range []string{"kubelet_pod_start_duration_seconds", "kubelet_containers_per_pod_count"} {
+		if after[name] != before[name]+1 {
+			t.Errorf("%s: %d samples, want %d", name, after[name], before[name]+1)
+		}
+	}
 }

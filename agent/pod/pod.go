@@ -82,7 +82,9 @@ type Config struct {
 	// and labels decide admission. Never nil.
 	Node func() *v1.Node
 
+	// Client is nil on a node that has no API: it runs static pods alone.
 	Client   kubernetes.Interface
+	Static   StaticSource // nil: there are no static pods
 	Runtime  Runtime
 	Images   Images
 	Network  Network

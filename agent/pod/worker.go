@@ -33,6 +33,9 @@ const (
 type worker struct {
 	m   *Manager
 	uid types.UID
+	// static: the pod is the node's own, and the API only mirrors it. Set
+	// before the loop runs.
+	static bool
 
 	mu    sync.Mutex // guards inbox
 	inbox []func()
@@ -58,6 +61,7 @@ type worker struct {
 	since     time.Time         // first sight, for the start metric
 	ran       bool              // the start metric was taken
 	status    statusState
+	mirror    mirrorState // of a static pod
 	fresh     refreshState
 	wg        sync.WaitGroup // operations under way
 }
@@ -68,6 +72,7 @@ type operation struct{ cancel context.CancelFunc }
 // View is what the rest of the node may know of a pod.
 type View struct {
 	Pod        *v1.Pod
+	MirrorUID  types.UID // what the API calls a static pod
 	Status     *v1.PodStatus
 	SandboxID  string
 	Containers map[string]ContainerView
@@ -366,7 +371,7 @@ func (w *worker) slowOps(now time.Time) (wake time.Time) {
 }
 
 func (w *worker) event(kind, reason, format string, args ...any) {
-	w.m.cfg.Recorder.Eventf(podRef(w.pod, ""), kind, reason, format, args...)
+	w.m.cfg.Recorder.Eventf(w.ref(""), kind, reason, format, args...)
 }
 
 func (w *worker) containerEvent(name, kind, reason, format string, args ...any) {
@@ -377,7 +382,15 @@ func (w *worker) containerEvent(name, kind, reason, format string, args ...any) 
 	case KindEphemeral:
 		path = "spec.ephemeralContainers{" + name + "}"
 	}
-	w.m.cfg.Recorder.Eventf(podRef(w.pod, path), kind, reason, format, args...)
+	w.m.cfg.Recorder.Eventf(w.ref(path), kind, reason, format, args...)
+}
+
+// ref names the pod as the API knows it.
+func (w *worker) ref(fieldPath string) *v1.ObjectReference {
+	if w.static && w.mirror.pod != nil {
+		return podRef(w.mirror.pod, fieldPath)
+	}
+	return podRef(w.pod, fieldPath)
 }
 
 // podRef names a pod, or a container of it, in an event.

@@ -17,7 +17,7 @@ func (w *worker) finish() {
 	pod, gone, before := w.pod, w.gone, w.obs.FinishErr
 	w.background(apiDeadline, func(ctx context.Context) func() {
 		var err error
-		if !gone {
+		if !gone && !w.static { // a static pod's mirror goes by itself
 			err = w.m.cfg.Client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
 				GracePeriodSeconds: ptr.To(int64(0)),
 				Preconditions:      &metav1.Preconditions{UID: &pod.UID},

@@ -8,6 +8,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 )
 
@@ -42,6 +43,11 @@ func (w *worker) publish(now time.Time) (wake time.Time) {
 		// Nothing of it runs any more. The scheduler gives its place away as
 		// soon as it reads this: the next pod must not be refused here.
 		w.m.release(w.uid)
+	}
+	if w.static {
+		// Its end waits for no API.
+		w.obs.StatusStored = true
+		return w.reflect(st, now)
 	}
 	same := sameStatus(st, w.status.stored)
 	w.obs.StatusStored = same
@@ -182,8 +188,15 @@ func newer(a, b *v1.Pod) bool {
 	return x > y
 }
 
+func (w *worker) mirrorUID() types.UID {
+	if w.mirror.pod == nil {
+		return ""
+	}
+	return w.mirror.pod.UID
+}
+
 func (w *worker) setView(st *v1.PodStatus) {
-	v := &View{Pod: w.pod, Status: st, SandboxID: w.obs.Sandbox.ID, Containers: make(map[string]ContainerView, len(w.obs.Containers))}
+	v := &View{Pod: w.pod, Status: st, MirrorUID: w.mirrorUID(), SandboxID: w.obs.Sandbox.ID, Containers: make(map[string]ContainerView, len(w.obs.Containers))}
 	for name, c := range w.obs.Containers {
 		if c.Now == nil {
 			v.Containers[name] = ContainerView{}

@@ -45,7 +45,10 @@ import (
 type Config struct {
 	NodeName string     // required
 	NodeIP   netip.Addr // what pods of the host's network are told; required
-	Client   kubernetes.Interface
+	// Client watches the nodes; nil: there is no API, PodCIDR is the node's
+	// range and there are no other nodes.
+	Client  kubernetes.Interface
+	PodCIDR netip.Prefix
 	// Dir keeps ipam.json and the pinned namespaces; required.
 	Dir    string
 	Bridge string // interface name; default "clusterd0"
@@ -113,6 +116,12 @@ const retry = 30 * time.Second
 // Run watches the nodes and keeps bridge, routes and rules in step until ctx
 // ends. Pods keep their network when it returns.
 func (n *Network) Run(ctx context.Context) error {
+	defer n.close()
+	if n.cfg.Client == nil {
+		self := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.cfg.NodeName}, Spec: v1.NodeSpec{PodCIDR: n.cfg.PodCIDR.String()}}
+		n.keep(ctx, nil, func() ([]*v1.Node, error) { return []*v1.Node{self}, nil })
+		return nil
+	}
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (kruntime.Object, error) {
 			return n.cfg.Client.CoreV1().Nodes().List(ctx, o)
@@ -144,16 +153,22 @@ func (n *Network) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { informer.RunWithContext(ctx) })
-	defer n.close()
 	select {
 	case <-handle.HasSyncedChecker().Done():
 	case <-ctx.Done():
 		return nil
 	}
 	lister := corelisters.NewNodeLister(informer.GetIndexer())
+	n.keep(ctx, changed, func() ([]*v1.Node, error) { return lister.List(labels.Everything()) })
+	return nil
+}
+
+// keep brings the kernel to what the nodes say, at once and after each change,
+// until ctx ends.
+func (n *Network) keep(ctx context.Context, changed <-chan struct{}, list func() ([]*v1.Node, error)) {
 	delay := 100 * time.Millisecond
 	for {
-		nodes, err := lister.List(labels.Everything())
+		nodes, err := list()
 		if err == nil {
 			err = n.apply(ctx, nodes)
 		}
@@ -167,7 +182,7 @@ func (n *Network) Run(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return nil
+			return
 		case <-changed:
 		case <-again:
 		}

@@ -8,6 +8,8 @@ import (
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/apis/server"
 	"github.com/clusterd/clusterd/apis/server/servertest"
@@ -127,5 +129,55 @@ func TestPriorityClasses(t *testing.T) {
 	lying.Spec.PriorityClassName, lying.Spec.Priority = "high", &more
 	if _, err := s.Client.CoreV1().Pods("default").Create(t.Context(), lying, metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("%v, want Forbidden", err)
+	}
+}
+
+// TestMirrorPods: a node shows its static pods, and gains no right by it.
+func TestMirrorPods(t *testing.T) {
+	s := servertest.Start(t, nil)
+	ctx := t.Context()
+	n1 := must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(s.ClientConfigFor("system:node:n1", "system:nodes")))
+	mirror := func(name string, edits ...func(*corev1.Pod)) *corev1.Pod {
+		p := pod(name)
+		p.Spec.NodeName = "n1"
+		p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "hash"}
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "n1", UID: "uid", Controller: ptr.To(true)}}
+		for _, edit := range edits {
+			edit(p)
+		}
+		return p
+	}
+	made := must[*corev1.Pod](t)(n1.CoreV1().Pods("default").Create(ctx, mirror("good"), metav1.CreateOptions{}))
+	if made.Spec.ServiceAccountName != "" {
+		t.Errorf("a mirror pod runs as %q", made.Spec.ServiceAccountName)
+	}
+	for name, test := range map[string]struct {
+		edit func(*corev1.Pod)
+		want string
+	}{
+		"plain":    {func(p *corev1.Pod) { p.Annotations = nil }, `pod does not have "kubernetes.io/config.mirror" annotation`},
+		"foreign":  {func(p *corev1.Pod) { p.Spec.NodeName = "n2" }, "with spec.nodeName set to itself"},
+		"orphan":   {func(p *corev1.Pod) { p.OwnerReferences = nil }, "a single owner reference set to itself"},
+		"of n2":    {func(p *corev1.Pod) { p.OwnerReferences[0].Name = "n2" }, "a single owner reference set to itself"},
+		"curious":  {func(p *corev1.Pod) { p.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "s"}} }, "can not create pods that reference secrets/s"},
+		"somebody": {func(p *corev1.Pod) { p.Spec.ServiceAccountName = "robot" }, "reference"},
+		"in env": {func(p *corev1.Pod) {
+			p.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "c"}}}}
+		}, "can not create pods that reference configmaps/c"},
+	} {
+		_, err := n1.CoreV1().Pods("default").Create(ctx, mirror(strings.ReplaceAll(name, " ", "-"), test.edit), metav1.CreateOptions{})
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, want Forbidden: %s", name, err, test.want)
+		}
+	}
+	// Its status and its end are the node's; another node's are not.
+	made.Status.Phase = corev1.PodRunning
+	must[*corev1.Pod](t)(n1.CoreV1().Pods("default").UpdateStatus(ctx, made, metav1.UpdateOptions{}))
+	n2 := must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(s.ClientConfigFor("system:node:n2", "system:nodes")))
+	if err := n2.CoreV1().Pods("default").Delete(ctx, "good", metav1.DeleteOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("another node deletes it: %v", err)
+	}
+	if err := n1.CoreV1().Pods("default").Delete(ctx, "good", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
+		t.Error(err)
 	}
 }

@@ -52,7 +52,7 @@ func (m *Main) runAgent(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("open the pod network: %w", err)
 	}
-	cpus, err := m.processors()
+	cpus, err := processors(m.cfg)
 	if err != nil {
 		return err
 	}
@@ -71,6 +71,8 @@ func (m *Main) runAgent(ctx context.Context) error {
 		PidsLimit:       m.cfg.PodPidsLimit,
 		CPUs:            cpus,
 		NodePort:        int32(m.cfg.Port),
+		StaticDir:       m.cfg.staticPods(),
+		StaticURL:       m.cfg.StaticPodsURL,
 	})
 	if err != nil {
 		return err
@@ -89,9 +91,9 @@ func (m *Main) runAgent(ctx context.Context) error {
 
 // processors says which containers have processors of their own. Without the
 // static policy it takes back what was given while it was in force.
-func (m *Main) processors() (pod.CPUs, error) {
-	file := m.dir.path("cpus.json")
-	static := m.cfg.CPUManagerPolicy == cpuPolicyStatic
+func processors(cfg Config) (pod.CPUs, error) {
+	file := dataDir(cfg.Data).path("cpus.json")
+	static := cfg.CPUManagerPolicy == cpuPolicyStatic
 	if _, err := os.Stat(file); !static && errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -99,7 +101,7 @@ func (m *Main) processors() (pod.CPUs, error) {
 	if err != nil {
 		return nil, err
 	}
-	reserved, err := cpuset.Parse(m.cfg.ReservedCPUs)
+	reserved, err := cpuset.Parse(cfg.ReservedCPUs)
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -53,6 +54,11 @@ type Config struct {
 	// PodPidsLimit is how many processes and threads one pod may have; 0: as
 	// many as the node.
 	PodPidsLimit int64 `json:"podPidsLimit,omitempty"`
+	// StaticPods is the folder of the files of static pods, which this node
+	// runs by itself. Default: DATA/static-pods.
+	StaticPods string `json:"staticPods,omitempty"`
+	// StaticPodsURL is asked every 20 s for more of them; empty: none.
+	StaticPodsURL string `json:"staticPodsURL,omitempty"`
 	// LogLevel is debug, info, warn or error.
 	LogLevel string `json:"logLevel"`
 	// LogFormat is text or json.
@@ -113,6 +119,8 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.CPUManagerPolicy, "cpu-manager-policy", c.CPUManagerPolicy, "none, or static: Guaranteed pods that ask for whole processors have them for themselves")
 	f.StringVar(&c.ReservedCPUs, "reserved-cpus", c.ReservedCPUs, "processors that the static policy gives nobody alone, such as 0-1")
 	f.Int64Var(&c.PodPidsLimit, "pod-pids-limit", c.PodPidsLimit, "how many processes and threads one pod may have; 0: no limit")
+	f.StringVar(&c.StaticPods, "static-pods", c.StaticPods, "folder of the files of static pods (default: DATA/static-pods)")
+	f.StringVar(&c.StaticPodsURL, "static-pods-url", c.StaticPodsURL, "address that answers with more static pods")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
 }
@@ -130,7 +138,11 @@ func configPath(data string) string { return filepath.Join(data, "config.yaml") 
 // that were given onto both. A missing file is no error.
 func (c *Config) load(flags *pflag.FlagSet) error {
 	given := map[string]string{}
-	flags.Visit(func(f *pflag.Flag) { given[f.Name] = f.Value.String() })
+	flags.Visit(func(f *pflag.Flag) {
+		if _, list := f.Value.(pflag.SliceValue); !list { // lists are no part of the file
+			given[f.Name] = f.Value.String()
+		}
+	})
 	data, err := filepath.Abs(c.Data)
 	if err != nil {
 		return err
@@ -211,6 +223,12 @@ func (c *Config) complete() error {
 	if c.PodPidsLimit < 0 {
 		return fmt.Errorf("--pod-pids-limit %d: give a number of processes, or 0 for no limit", c.PodPidsLimit)
 	}
+	if c.StaticPods != "" && !filepath.IsAbs(c.StaticPods) {
+		return fmt.Errorf("--static-pods %q: an absolute path is required", c.StaticPods)
+	}
+	if u, err := url.Parse(c.StaticPodsURL); c.StaticPodsURL != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
+		return fmt.Errorf("--static-pods-url %q: an address is required, such as http://192.0.2.7/pods.yaml", c.StaticPodsURL)
+	}
 	if _, err := c.level(); err != nil {
 		return err
 	}
@@ -240,6 +258,14 @@ func (c *Config) checkCPUs() error {
 		return fmt.Errorf("--cpu-manager-policy %q: none or static", c.CPUManagerPolicy)
 	}
 	return nil
+}
+
+// staticPods is the folder of static pods.
+func (c *Config) staticPods() string {
+	if c.StaticPods != "" {
+		return c.StaticPods
+	}
+	return filepath.Join(c.Data, "static-pods")
 }
 
 func (c *Config) level() (slog.Level, error) {

@@ -269,7 +269,15 @@ func TestE2EXSandbox(t *testing.T) {
 		k.ready("humble")
 		k.has(k.exec("humble", "main", "cat", "/proc/1/status"), "NoNewPrivs:\t1")
 		k.has(k.exec("pair", "main", "cat", "/proc/1/status"), "NoNewPrivs:\t0")
-		k.ok("delete", "pod", "humble", "--wait=false")
+		// A profile that is not there keeps the pod waiting, and it says why.
+		features.Shows(k, 196)
+		k.apply(strings.Replace(simple("armoured", "sleep"), "args:", "securityContext: {appArmorProfile: {type: Localhost, localhostProfile: nosuch}}, args:", 1))
+		p := k.podIs("armoured", "refused", func(p *corev1.Pod) bool {
+			w := waiting(p)
+			return w != nil && strings.Contains(w.Message, "cannot enforce AppArmor")
+		})
+		k.is("phase", string(p.Status.Phase), "Pending")
+		k.ok("delete", "pod", "humble", "armoured", "--wait=false")
 	})
 	k.ok("delete", "pod", "pair", "together", "--wait=false")
 }

@@ -45,7 +45,7 @@ func nodeRules(node string) []Rule {
 		{Verbs: []string{"get", "list", "watch", "update", "patch", "delete"}, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Namespace: corev1.NamespaceNodeLease, Names: []string{node}},
 		{Verbs: []string{"create"}, Groups: core, Resources: []string{"pods/eviction"}},
 		{Verbs: []string{"update", "patch"}, Groups: core, Resources: []string{"pods/status"}},
-		{Verbs: []string{"delete"}, Groups: core, Resources: []string{"pods"}},
+		{Verbs: []string{"create", "delete"}, Groups: core, Resources: []string{"pods"}}, // it creates mirror pods only
 	}
 }
 
@@ -125,83 +125,65 @@ func selected(a authorizer.Attributes, field string) string {
 // Refers reports whether pod refers to the named secret, config map or service
 // account of its namespace.
 func Refers(pod *corev1.Pod, resource, name string) bool {
-	switch resource {
-	case "serviceaccounts":
-		return pod.Spec.ServiceAccountName == name
-	case "secrets":
-		return refersToSecret(pod, name)
-	case "configmaps":
-		return refersToConfigMap(pod, name)
-	}
-	return false
+	found := false
+	References(pod, func(r, n string) { found = found || r == resource && n == name })
+	return found
 }
 
-func refersToSecret(pod *corev1.Pod, name string) bool {
+// References tells visit of each secret, config map and service account, by
+// plural and name, that pod refers to: what its node may read.
+func References(pod *corev1.Pod, visit func(resource, name string)) {
+	if name := pod.Spec.ServiceAccountName; name != "" {
+		visit("serviceaccounts", name)
+	}
 	for _, ref := range pod.Spec.ImagePullSecrets {
-		if ref.Name == name {
-			return true
-		}
+		visit("secrets", ref.Name)
 	}
 	for _, volume := range pod.Spec.Volumes {
-		if volume.Secret != nil && volume.Secret.SecretName == name {
-			return true
+		if volume.Secret != nil {
+			visit("secrets", volume.Secret.SecretName)
 		}
-		if volume.CSI != nil && volume.CSI.NodePublishSecretRef != nil && volume.CSI.NodePublishSecretRef.Name == name {
-			return true
+		if volume.ConfigMap != nil {
+			visit("configmaps", volume.ConfigMap.Name)
+		}
+		if volume.CSI != nil && volume.CSI.NodePublishSecretRef != nil {
+			visit("secrets", volume.CSI.NodePublishSecretRef.Name)
 		}
 		if volume.Projected == nil {
 			continue
 		}
 		for _, source := range volume.Projected.Sources {
-			if source.Secret != nil && source.Secret.Name == name {
-				return true
+			if source.Secret != nil {
+				visit("secrets", source.Secret.Name)
+			}
+			if source.ConfigMap != nil {
+				visit("configmaps", source.ConfigMap.Name)
 			}
 		}
-	}
-	return anyEnv(pod,
-		func(env corev1.EnvVarSource) bool { return env.SecretKeyRef != nil && env.SecretKeyRef.Name == name },
-		func(from corev1.EnvFromSource) bool { return from.SecretRef != nil && from.SecretRef.Name == name })
-}
-
-func refersToConfigMap(pod *corev1.Pod, name string) bool {
-	for _, volume := range pod.Spec.Volumes {
-		if volume.ConfigMap != nil && volume.ConfigMap.Name == name {
-			return true
-		}
-		if volume.Projected == nil {
-			continue
-		}
-		for _, source := range volume.Projected.Sources {
-			if source.ConfigMap != nil && source.ConfigMap.Name == name {
-				return true
-			}
-		}
-	}
-	return anyEnv(pod,
-		func(env corev1.EnvVarSource) bool {
-			return env.ConfigMapKeyRef != nil && env.ConfigMapKeyRef.Name == name
-		},
-		func(from corev1.EnvFromSource) bool {
-			return from.ConfigMapRef != nil && from.ConfigMapRef.Name == name
-		})
-}
-
-// anyEnv reports whether env or from holds for a variable of any container of
-// pod, init and ephemeral ones included.
-func anyEnv(pod *corev1.Pod, env func(corev1.EnvVarSource) bool, from func(corev1.EnvFromSource) bool) bool {
-	has := func(vars []corev1.EnvVar, sources []corev1.EnvFromSource) bool {
-		return slices.ContainsFunc(vars, func(v corev1.EnvVar) bool { return v.ValueFrom != nil && env(*v.ValueFrom) }) ||
-			slices.ContainsFunc(sources, from)
 	}
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
-		if has(c.Env, c.EnvFrom) {
-			return true
-		}
+		envReferences(c.Env, c.EnvFrom, visit)
 	}
 	for _, c := range pod.Spec.EphemeralContainers {
-		if has(c.Env, c.EnvFrom) {
-			return true
+		envReferences(c.Env, c.EnvFrom, visit)
+	}
+}
+
+func envReferences(env []corev1.EnvVar, from []corev1.EnvFromSource, visit func(resource, name string)) {
+	for _, v := range env {
+		if v.ValueFrom != nil && v.ValueFrom.SecretKeyRef != nil {
+			visit("secrets", v.ValueFrom.SecretKeyRef.Name)
+		}
+		if v.ValueFrom != nil && v.ValueFrom.ConfigMapKeyRef != nil {
+			visit("configmaps", v.ValueFrom.ConfigMapKeyRef.Name)
 		}
 	}
-	return false
+	for _, f := range from {
+		if f.SecretRef != nil {
+			visit("secrets", f.SecretRef.Name)
+		}
+		if f.ConfigMapRef != nil {
+			visit("configmaps", f.ConfigMapRef.Name)
+		}
+	}
 }

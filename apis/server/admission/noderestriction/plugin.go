@@ -70,7 +70,11 @@ func (p *plugin) pod(ctx context.Context, node string, a admission.Attributes) e
 	}
 	switch a.GetOperation() {
 	case admission.Create:
-		return refuse(a, "node %q may not create pods", node)
+		obj, ok := a.GetObject().(*corev1.Pod)
+		if !ok {
+			return refuse(a, "unexpected type %T", a.GetObject())
+		}
+		return mirror(node, obj, a)
 	case admission.Update:
 		old, ok := a.GetOldObject().(*corev1.Pod)
 		if !ok {
@@ -95,6 +99,29 @@ func (p *plugin) pod(ctx context.Context, node string, a admission.Attributes) e
 		return bound(node, old, a, "delete")
 	}
 	return nil
+}
+
+// mirror lets a node show its own static pods, and by them gain no right: a pod
+// of the node that referred to a Secret would let the node read it.
+func mirror(node string, pod *corev1.Pod, a admission.Attributes) error {
+	if _, ok := pod.Annotations[corev1.MirrorPodAnnotationKey]; !ok {
+		return refuse(a, "pod does not have %q annotation, node %q can only create mirror pods", corev1.MirrorPodAnnotationKey, node)
+	}
+	owners := pod.OwnerReferences
+	if len(owners) != 1 || owners[0].APIVersion != "v1" || owners[0].Kind != "Node" || owners[0].Name != node {
+		return refuse(a, "node %q can only create pods with a single owner reference set to itself", node)
+	}
+	var refers []string
+	auth.References(pod, func(resource, name string) { refers = append(refers, resource+"/"+name) })
+	for _, volume := range pod.Spec.Volumes {
+		if volume.PersistentVolumeClaim != nil {
+			refers = append(refers, "persistentvolumeclaims/"+volume.PersistentVolumeClaim.ClaimName)
+		}
+	}
+	if len(refers) > 0 {
+		return refuse(a, "node %q can not create pods that reference %s", node, strings.Join(refers, ", "))
+	}
+	return bound(node, pod, a, "create")
 }
 
 func bound(node string, pod *corev1.Pod, a admission.Attributes, verb string) error {

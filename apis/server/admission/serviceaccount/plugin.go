@@ -42,7 +42,7 @@ func New(accounts ServiceAccounts) admission.Interface {
 // account's image pull secrets to a pod that has none.
 func (p *plugin) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	pod, err := podOf(a)
-	if pod == nil || err != nil {
+	if pod == nil || err != nil || isMirror(pod) {
 		return err
 	}
 	if pod.Spec.ServiceAccountName == "" {
@@ -65,6 +65,12 @@ func (p *plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 	if pod == nil || err != nil {
 		return err
 	}
+	if isMirror(pod) {
+		if pod.Spec.ServiceAccountName != "" {
+			return admission.NewForbidden(a, fmt.Errorf("a mirror pod may not reference service accounts"))
+		}
+		return nil
+	}
 	if _, err := p.accounts.ServiceAccount(ctx, a.GetNamespace(), pod.Spec.ServiceAccountName); err != nil {
 		return p.missing(a, pod, err)
 	}
@@ -77,6 +83,13 @@ func (p *plugin) missing(a admission.Attributes, pod *corev1.Pod, err error) err
 		return nil
 	}
 	return admission.NewForbidden(a, fmt.Errorf("error looking up service account %s/%s: %w", a.GetNamespace(), name, err))
+}
+
+// isMirror tells of a pod that only shows what a node runs by itself: it runs
+// as nobody.
+func isMirror(pod *corev1.Pod) bool {
+	_, ok := pod.Annotations[corev1.MirrorPodAnnotationKey]
+	return ok
 }
 
 // podOf is the pod that a writes, or nil if it writes something else.

@@ -1,0 +1,149 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/clusterd/clusterd/agent"
+	"github.com/clusterd/clusterd/agent/image"
+	"github.com/clusterd/clusterd/agent/podnetwork"
+)
+
+// Defaults of `clusterd standalone`.
+const (
+	DefaultStandaloneData = "/var/lib/clusterd-standalone"
+	DefaultStandaloneCIDR = "10.243.0.0/24"
+)
+
+func standaloneCommand() *cobra.Command {
+	cfg := defaultConfig()
+	cfg.Data = DefaultStandaloneData
+	cfg.CgroupRoot = "/clusterd-standalone"
+	podCIDR := DefaultStandaloneCIDR
+	var archives []string
+	cmd := &cobra.Command{
+		Use:   "standalone",
+		Short: "Run static pods on this machine alone, without a cluster and without an API",
+		Long: `Run static pods on this machine alone, without a cluster and without an API.
+
+Every file of the folder holds one or more Pods, in YAML or JSON. Changes are
+seen at once. Containers outlive this command: started again, it finds them.
+The node's calls are answered on the socket agent.sock of the data folder.`,
+		Example: `  sudo clusterd standalone --static-pods /etc/pods
+  sudo clusterd standalone --static-pods-url http://192.0.2.7/pods.yaml --image app.tar
+
+  # What runs, and what a container wrote:
+  sudo curl --unix-socket ` + DefaultStandaloneData + `/agent.sock http://node/pods
+  sudo curl --unix-socket ` + DefaultStandaloneData + `/agent.sock http://node/containerLogs/default/web-HOST/main`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := start(cmd, &cfg); err != nil {
+				return err
+			}
+			cidr, err := netip.ParsePrefix(podCIDR)
+			if err != nil || cidr != cidr.Masked() || !cidr.Addr().Is4() || cidr.Bits() > 29 {
+				return fmt.Errorf("--pod-cidr %q: a range of at least 8 addresses is required, such as %s", podCIDR, DefaultStandaloneCIDR)
+			}
+			if dataDir(cfg.Data).member() {
+				return fmt.Errorf("--data %s: this is a cluster's node, whose static pods `clusterd run` runs; choose another folder", cfg.Data)
+			}
+			return standalone(cmd.Context(), cfg, cidr, archives)
+		},
+	}
+	cfg.addFlags(cmd.Flags())
+	cmd.Flags().StringVar(&podCIDR, "pod-cidr", podCIDR, "range of the pods' addresses")
+	cmd.Flags().StringArrayVar(&archives, "image", nil, "archive of images to load first, as docker save writes it; may be repeated")
+	for _, name := range []string{"port", "eviction-delay"} { // of clusters
+		_ = cmd.Flags().MarkHidden(name)
+	}
+	return cmd
+}
+
+// standalone runs the agent and nothing else until ctx ends.
+func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives []string) error {
+	log, err := newLogger(cfg, os.Stderr)
+	if err != nil {
+		return err
+	}
+	dir := dataDir(cfg.Data)
+	lock, err := dir.lock()
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	images, err := image.Open(image.Config{Dir: dir.path("images"), Logger: room(log, "image")})
+	if err != nil {
+		return fmt.Errorf("open the image store: %w", err)
+	}
+	for _, path := range archives {
+		if err := loadArchive(ctx, images, path); err != nil {
+			return fmt.Errorf("--image %s: %w", path, err)
+		}
+	}
+	containers, err := startRuntime(ctx, cfg, room(log, "runtime"))
+	if err != nil {
+		return err
+	}
+	defer containers.Close()
+	network, err := podnetwork.New(podnetwork.Config{
+		NodeName: cfg.Name, NodeIP: cfg.addr().Addr(), PodCIDR: podCIDR, Dir: dir.path("network"), Logger: room(log, "netsetup"),
+	})
+	if err != nil {
+		return fmt.Errorf("open the pod network: %w", err)
+	}
+	cpus, err := processors(cfg)
+	if err != nil {
+		return err
+	}
+	a, err := agent.New(agent.Config{
+		NodeName: cfg.Name, NodeIP: cfg.addr().Addr(), DataDir: cfg.Data, CgroupRoot: cfg.CgroupRoot,
+		Runtime: containers, Images: images, Network: network, Version: kubeVersion(), MaxPods: cfg.MaxPods,
+		PidsLimit: cfg.PodPidsLimit, CPUs: cpus,
+		StaticDir: cfg.staticPods(), StaticURL: cfg.StaticPodsURL,
+		OnEvent: func(e *corev1.Event) {
+			level := slog.LevelInfo
+			if e.Type == corev1.EventTypeWarning {
+				level = slog.LevelWarn
+			}
+			o := e.InvolvedObject
+			log.Log(context.Background(), level, e.Message, "reason", e.Reason, "kind", o.Kind, "object", o.Name, "field", o.FieldPath)
+		},
+	})
+	if err != nil {
+		return err
+	}
+	socket := dir.path("agent.sock")
+	_ = os.Remove(socket) // of a run that was killed; the lock says that none lives
+	ln, err := net.Listen("unix", socket)
+	if err != nil {
+		return fmt.Errorf("listen for the node's calls: %w", err)
+	}
+	if err := os.Chmod(socket, 0o600); err != nil {
+		ln.Close()
+		return err
+	}
+	log.Info("static pods are run", "folder", cfg.staticPods(), "url", cfg.StaticPodsURL, "data", cfg.Data)
+	work, ctx := errgroup.WithContext(ctx)
+	work.Go(func() error { return a.Run(ctx) })
+	work.Go(func() error { return serveHTTP(ln, a.Handler())(ctx) })
+	return work.Wait()
+}
+
+// loadArchive loads the images of a file.
+func loadArchive(ctx context.Context, images *image.Store, path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = images.Load(ctx, f)
+	return err
+}
