@@ -47,6 +47,8 @@ type Images interface {
 	pod.Images
 	List(ctx context.Context) ([]image.Image, error)
 	Load(ctx context.Context, r io.Reader) ([]image.Image, error)
+	// VerifyAll drops the images that are damaged on disk.
+	VerifyAll(ctx context.Context) error
 }
 
 // Network connects pods: *podnetwork.Network.
@@ -201,6 +203,11 @@ func (a *Agent) Run(ctx context.Context) error {
 			}
 		})
 	}
+	wg.Go(func() {
+		if err := a.cfg.Images.VerifyAll(ctx); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Images could not be verified")
+		}
+	})
 	if a.cfg.Client != nil {
 		part(ctx, "node", a.node.Run)
 	}

@@ -414,6 +414,8 @@ type Images struct {
 	// PullErr decides over pulls of images that are not here; nil: they
 	// appear.
 	PullErr func(ctx context.Context, ref string) error
+	// Damaged says which images are found to be damaged; they go then.
+	Damaged func(id string) bool
 }
 
 // Add puts an image there.
@@ -455,6 +457,21 @@ func (s *Images) Pull(ctx context.Context, ref string, _ image.Auth) (image.Imag
 	s.Add(ref, ocispec.Config{Entrypoint: []string{"/app"}})
 	i, _, err := s.Get(ref)
 	return i, err
+}
+
+// Verify implements pod.Images.
+func (s *Images) Verify(_ context.Context, id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.Damaged == nil || !s.Damaged(id) {
+		return nil
+	}
+	for ref, img := range s.images {
+		if img.ID == id {
+			delete(s.images, ref)
+		}
+	}
+	return fmt.Errorf("%w: layer 3", image.ErrDamaged)
 }
 
 // Mount implements pod.Images.

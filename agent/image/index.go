@@ -36,7 +36,12 @@ type imageRecord struct {
 type layer struct {
 	Dir  string `json:"dir"`  // a number, so that mount options stay short
 	Size int64  `json:"size"` // bytes
+	// Sum is its fingerprint as it was unpacked, see sum; "": none was taken.
+	Sum string `json:"sum,omitempty"`
 }
+
+// errIndexDamaged is returned when images.json is no JSON of ours.
+var errIndexDamaged = errors.New("the index is damaged")
 
 func readIndex(path string) (index, error) {
 	ix := index{Version: indexVersion, Images: map[string]imageRecord{}, Layers: map[string]layer{}}
@@ -48,7 +53,7 @@ func readIndex(path string) (index, error) {
 		return index{}, err
 	}
 	if err := json.Unmarshal(b, &ix); err != nil {
-		return index{}, fmt.Errorf("read %s: %w", path, err)
+		return index{}, fmt.Errorf("read %s: %w: %w", path, errIndexDamaged, err)
 	}
 	if ix.Version != indexVersion {
 		return index{}, fmt.Errorf("read %s: format version %d, this program knows %d", path, ix.Version, indexVersion)

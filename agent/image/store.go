@@ -9,6 +9,7 @@ package image
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -134,6 +135,15 @@ func (s *Store) recover() error {
 		return err
 	}
 	ix, err := readIndex(s.path(indexFile))
+	if errors.Is(err, errIndexDamaged) {
+		// All images can be pulled again; only those loaded from files are
+		// lost. Layers below containers stay, by their mount records.
+		s.log.Warn("no image is known any more: the damaged index is set aside", "as", indexFile+".damaged", "err", err)
+		if err := os.Rename(s.path(indexFile), s.path(indexFile+".damaged")); err != nil {
+			return err
+		}
+		ix, err = readIndex(s.path(indexFile))
+	}
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"archive/tar"
 	"context"
 	"encoding/json"
 	"errors"
@@ -546,7 +547,6 @@ func TestOpenRefuses(t *testing.T) {
 		t.Error("no folder: passed")
 	}
 	for content, want := range map[string]string{
-		"{":             "unexpected end of JSON",
 		`{"version":9}`: "format version 9, this program knows 1",
 		`{"version":1,"layers":{"sha256:a":{"dir":"../../etc"}}}`: "not a number",
 	} {
@@ -642,5 +642,104 @@ func TestIndexGolden(t *testing.T) {
 	}
 	if d := cmp.Diff(ix, back); d != "" {
 		t.Fatal(d)
+	}
+}
+
+// TestDamagedIndex: an index that cannot be read is set aside, and images are
+// pulled again.
+func TestDamagedIndex(t *testing.T) {
+	host := serve(t, nil)
+	push(t, host+"/a:1", build(t, v1.Config{}, archive(t, entry{name: "f", body: "x"})))
+	s := open(t, t.TempDir())
+	if _, err := s.Ensure(t.Context(), host+"/a:1", Auth{}); err != nil {
+		t.Fatal(err)
+	}
+	_ = s.Close()
+	if err := os.Truncate(s.path(indexFile), 20); err != nil {
+		t.Fatal(err)
+	}
+	s = open(t, s.cfg.Dir)
+	if list, err := s.List(t.Context()); err != nil || len(list) != 0 {
+		t.Errorf("%v %v", list, err)
+	}
+	if _, err := s.Ensure(t.Context(), host+"/a:1", Auth{}); err != nil {
+		t.Errorf("pull again: %v", err)
+	}
+	if _, err := os.Stat(s.path(indexFile + ".damaged")); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestVerify: whatever is changed in a layer is found, the image goes, with all
+// that share the layer, and comes again whole.
+func TestVerify(t *testing.T) {
+	host := serve(t, nil)
+	base := archive(t, entry{name: "bin/"}, entry{name: "bin/sh", body: "program", mode: 0o755}, entry{name: "sh", typ: tar.TypeSymlink, body: "bin/sh"}, entry{name: "etc/"})
+	push(t, host+"/a:1", build(t, v1.Config{}, base, archive(t, entry{name: "a", body: "a"})))
+	push(t, host+"/b:1", build(t, v1.Config{}, base, archive(t, entry{name: "b", body: "b"})))
+	push(t, host+"/c:1", build(t, v1.Config{}, archive(t, entry{name: "c", body: "c"})))
+	damages := map[string]func(dir string) error{
+		"a file is gone":    func(dir string) error { return os.Remove(filepath.Join(dir, "bin/sh")) },
+		"a file is cut":     func(dir string) error { return os.Truncate(filepath.Join(dir, "bin/sh"), 3) },
+		"a file is written": func(dir string) error { return os.WriteFile(filepath.Join(dir, "bin/sh"), []byte("malware"), 0) },
+		"a mode is changed": func(dir string) error { return os.Chmod(filepath.Join(dir, "bin/sh"), 0o700) },
+		"a folder is gone":  func(dir string) error { return os.Remove(filepath.Join(dir, "etc")) },
+		"a link leads elsewhere": func(dir string) error {
+			return errors.Join(os.Remove(filepath.Join(dir, "sh")), os.Symlink("etc", filepath.Join(dir, "sh")))
+		},
+		"something is new": func(dir string) error { return os.WriteFile(filepath.Join(dir, "etc/new"), nil, 0o644) },
+		"all is gone":      func(dir string) error { return os.RemoveAll(dir) },
+	}
+	for name, damage := range damages {
+		t.Run(name, func(t *testing.T) {
+			s := open(t, t.TempDir())
+			var ids []string
+			for _, ref := range []string{"/a:1", "/b:1", "/c:1"} {
+				img, err := s.Ensure(t.Context(), host+ref, Auth{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				ids = append(ids, img.ID)
+			}
+			if err := s.VerifyAll(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if list, _ := s.List(t.Context()); len(list) != 3 {
+				t.Fatalf("whole images were dropped: %v", list)
+			}
+			shared := s.layers[s.index.Images[ids[0]].Chains[0]].Dir
+			if err := damage(s.layerPath(shared)); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Verify(t.Context(), ids[2]); err != nil {
+				t.Errorf("the image beside it: %v", err)
+			}
+			if err := s.Verify(t.Context(), ids[0]); !errors.Is(err, ErrDamaged) {
+				t.Errorf("got %v", err)
+			}
+			if list, _ := s.List(t.Context()); len(list) != 1 || list[0].ID != ids[2] {
+				t.Errorf("left: %v", list)
+			}
+			for i, ref := range []string{"/a:1", "/b:1"} {
+				img, err := s.Ensure(t.Context(), host+ref, Auth{})
+				if err != nil || img.ID != ids[i] {
+					t.Fatalf("pull again: %v", err)
+				}
+				if err := s.Verify(t.Context(), img.ID); err != nil {
+					t.Errorf("pulled again: %v", err)
+				}
+			}
+			now := s.layers[s.index.Images[ids[0]].Chains[0]].Dir
+			if now == shared {
+				t.Error("the damaged layer is used again")
+			}
+			if got := read(t, s.layerPath(now), "bin/sh"); got != "program" {
+				t.Errorf("content %q", got)
+			}
+			_ = s.Close()
+			if s = open(t, s.cfg.Dir); len(s.layerDirs(t)) != 4 {
+				t.Errorf("layers %v: the damaged one is not removed", s.layerDirs(t))
+			}
+		})
 	}
 }

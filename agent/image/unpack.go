@@ -96,6 +96,10 @@ func (s *Store) unpack(ctx context.Context, chain string, below []string, src so
 	if got := hex.EncodeToString(hash.Sum(nil)); src.diffID.Algorithm != "sha256" || got != src.diffID.Hex {
 		return fmt.Errorf("%w: unpacked archive is sha256:%s, announced was %s", ErrDigest, got, src.diffID)
 	}
+	fingerprint, err := sum(tmp)
+	if err != nil {
+		return err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, ok := s.layers[chain]; ok {
@@ -106,7 +110,7 @@ func (s *Store) unpack(ctx context.Context, chain string, below []string, src so
 		return err
 	}
 	s.nextDir++
-	s.layers[chain] = layer{Dir: dir, Size: size}
+	s.layers[chain] = layer{Dir: dir, Size: size, Sum: fingerprint}
 	return nil
 }
 

@@ -1021,3 +1021,30 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 }
+
+// TestDamagedImage: a container that does not start because its image has
+// become incomplete on disk gets the image anew.
+func TestDamagedImage(t *testing.T) {
+	inBubble(t, func(n *node) {
+		whole := false
+		n.images.Damaged = func(string) bool { return !whole }
+		n.images.PullErr = func(context.Context, string) error { whole = true; return nil }
+		n.runtime.StartErr = func(api.Container) (string, error) {
+			if whole {
+				return "", nil
+			}
+			return `exec: "/app": stat /app: no such file or directory`, nil
+		}
+		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a")))
+		n.after(time.Minute)
+		p := n.get("p")
+		if s := p.Status.ContainerStatuses[0]; s.State.Running == nil || s.RestartCount != 1 {
+			t.Errorf("status %+v", s)
+		}
+		for _, e := range []string{"ImageDamaged Image will be pulled again", "Pulling image"} {
+			if !n.events.has(e) {
+				t.Errorf("no event %q in %v", e, n.events.list)
+			}
+		}
+	})
+}

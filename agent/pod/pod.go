@@ -55,6 +55,9 @@ type Images interface {
 	Unmount(ctx context.Context, id string) error
 	// Mounts lists the ids of all mounted root file systems.
 	Mounts() ([]string, error)
+	// Verify looks whether the image is whole on disk; image.ErrDamaged: it was
+	// not, and is no longer here.
+	Verify(ctx context.Context, id string) error
 }
 
 // ErrNetworkNotReady is returned by Network.Attach while the node has no pod

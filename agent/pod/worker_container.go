@@ -137,6 +137,9 @@ func (w *worker) startContainer(c *Container, attempt uint32) {
 	w.operate(c, OpStart, func(ctx context.Context) func() {
 		in := buildInput{pod: pod, container: spec, kind: kind, id: id, sandbox: sandbox, attempt: attempt, img: img, backOff: backOff, target: target}
 		st, reason, err := w.m.startInstance(ctx, w.ctx, in)
+		if err != nil || st.StartError != "" {
+			w.verifyImage(ctx, c.Name, img)
+		}
 		if err != nil {
 			return func() {
 				c.StartErr = faulted(before, reason, err)
@@ -184,6 +187,17 @@ func (w *worker) targetOf(name string) (id string, err error) {
 		return "", fmt.Errorf("target container %q is not running: it is tried again until it is", target)
 	}
 	return c.Now.ID, nil
+}
+
+// verifyImage looks whether a damaged image is why a container did not start;
+// it is pulled again then before the next try.
+func (w *worker) verifyImage(ctx context.Context, container string, img image.Image) {
+	err := w.m.cfg.Images.Verify(ctx, img.ID)
+	if errors.Is(err, image.ErrDamaged) {
+		w.send(func() {
+			w.containerEvent(container, v1.EventTypeWarning, "ImageDamaged", "Image will be pulled again: %v", err)
+		})
+	}
 }
 
 // register makes a started container the newest instance; size is what it was
