@@ -58,7 +58,8 @@ type Config struct {
 	ResultWindow int64
 
 	// SnapshotEntries and SnapshotBytes: a snapshot is taken when this much
-	// log has come since the last one. Default: 20000 entries, 64 MiB.
+	// log has come since the last one; as for the bytes, not before there is as
+	// much log as state. Default: 20000 entries, 64 MiB.
 	SnapshotEntries uint64
 	SnapshotBytes   int64
 	// MinFreeBytes is how much room the data folder's disk must have: with less

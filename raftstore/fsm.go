@@ -19,6 +19,7 @@ type fsm struct {
 	s        *Store
 	keyspace atomic.Pointer[mvcc.Keyspace]
 	hashes   hashes
+	restored atomic.Bool  // the keyspace was replaced by a snapshot's, not seen by housekeep yet
 	logBytes atomic.Int64 // applied since the last snapshot was begun
 }
 
@@ -86,6 +87,7 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 		return err
 	}
 	f.keyspace.Store(ks)
+	f.restored.Store(true)
 	f.logBytes.Store(0)
 	d := ks.Digest()
 	f.hashes.note(d.Index, d.Hash)

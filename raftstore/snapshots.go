@@ -46,18 +46,18 @@ func (s *snapshots) Create(version raft.SnapshotVersion, index, term uint64, c r
 	if err != nil {
 		return nil, err
 	}
-	return &snapshotSink{inner, filepath.Join(s.dir, inner.ID())}, nil
+	return &snapshotSink{newPaced(inner, s.dir), filepath.Join(s.dir, inner.ID())}, nil
 }
 
 type snapshotSink struct {
-	raft.SnapshotSink
+	*paced
 	dir string
 }
 
 // Close finishes the snapshot. It stands from then on; a crash before the
 // checksum is written leaves one whose meta.json is believed.
 func (s *snapshotSink) Close() error {
-	if err := s.SnapshotSink.Close(); err != nil {
+	if err := s.paced.Close(); err != nil {
 		return err
 	}
 	b, err := os.ReadFile(filepath.Join(s.dir, snapMeta))

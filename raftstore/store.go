@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -283,9 +284,14 @@ func (s *Store) Snapshot(ctx context.Context) error {
 // housekeep ticks once a second: as leader it lets keys expire and history age
 // when something is due, and on every member it marks the end of the log and
 // takes a snapshot when much log has come. An idle store is not written to.
+//
+// What a start or a snapshot from elsewhere leaves behind in memory is about as
+// much as the state itself. It is given back once, when it is over: Go would
+// keep it until the state has grown by as much.
 func (s *Store) housekeep() {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
+	tidy := settledAfter
 	for {
 		select {
 		case <-tick.C:
@@ -295,17 +301,38 @@ func (s *Store) housekeep() {
 		if err := s.log.Mark(); err != nil && !isNoSpace(err) {
 			s.cfg.Logger.Warn("mark the end of the log", "err", err)
 		}
+		if s.fsm.restored.Swap(false) {
+			tidy = settledAfter
+		}
+		if tidy--; tidy == 0 {
+			debug.FreeOSMemory()
+		}
 		s.noteMembers()
 		s.lookAtDisk()
 		if s.IsLeader() && s.keyspace().Due(s.clock.millis()) {
 			s.tick()
 		}
-		if s.fsm.logBytes.Load() >= s.cfg.SnapshotBytes && !s.disk.short.Load() {
+		if s.snapshotDue() && !s.disk.short.Load() {
 			if err := s.Snapshot(s.ctx); err != nil && s.ctx.Err() == nil {
 				s.cfg.Logger.Warn("snapshot", "err", err)
 			}
 		}
 	}
+}
+
+// settledAfter is how many seconds after a start or a restore most of the log
+// behind it has been applied.
+const settledAfter = 5
+
+// snapshotDue says whether there is enough log for a snapshot: SnapshotBytes,
+// and as much as the state itself, so that at most half of what goes to disk is
+// snapshots. Members differ by up to a half in what they call enough: all of
+// them at once would be felt by every write.
+func (s *Store) snapshotDue() bool {
+	d := s.keyspace().Digest()
+	enough := max(s.cfg.SnapshotBytes, d.Bytes+d.HistoryBytes)
+	enough += enough / 16 * int64(checksum([]byte(s.cfg.ID))%8)
+	return s.fsm.logBytes.Load() >= enough
 }
 
 // tick puts a CmdTick into the log. One that is lost is made up for by the
