@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/watch"
 )
 
 // Config is what a Store needs to know. Zero values of the fields that are not
@@ -120,6 +121,10 @@ type EventListener struct {
 	Damaged func(err error)
 	// Snapshotted: a snapshot was written.
 	Snapshotted func(index uint64, took time.Duration)
+	// Synced: entries were written to the log and are on disk.
+	Synced func(entries int, took time.Duration)
+	// Watches is told how the watchers are served.
+	Watches watch.Listener
 	// Refused: another member was reached and did not take the stream. Mostly
 	// it is just stopping; or this one is no member to it, or lives in another
 	// epoch.

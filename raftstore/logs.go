@@ -27,6 +27,7 @@ type logs struct {
 	replaced atomic.Bool
 	// corrupt is told of an entry that is damaged; it stops the store.
 	corrupt func(error)
+	synced  func(entries int, took time.Duration) // EventListener's; may be nil
 }
 
 var _ raft.MonotonicLogStore = (*logs)(nil)
@@ -63,7 +64,11 @@ func (l *logs) StoreLogs(es []*raft.Log) error {
 	done := l.disk.write()
 	defer done()
 	for said := false; ; said = true {
+		start := time.Now()
 		err := l.LogStore.StoreLogs(es)
+		if err == nil && l.synced != nil {
+			l.synced(len(es), time.Since(start))
+		}
 		if !isNoSpace(err) {
 			return err
 		}

@@ -25,6 +25,8 @@ type Status struct {
 	// LastContact is how long ago the leader was heard; 0 on the leader.
 	LastContact time.Duration `json:"lastContactNanoseconds"`
 	Keyspace    mvcc.Digest   `json:"keyspace"`
+	History     mvcc.Extent   `json:"history"`
+	QuotaBytes  int64         `json:"quotaBytes"`
 	Watchers    int           `json:"watchers"`
 	LogBytes    int64         `json:"logFileBytes"`
 	SnapBytes   int64         `json:"snapshotBytes"`
@@ -44,7 +46,7 @@ func (s *Store) Status() Status {
 	st := Status{
 		ID: s.cfg.ID, State: r.State().String(), Ready: s.IsLeader(), Term: r.CurrentTerm(), Leader: s.Leader(),
 		Epoch: s.epoch, LastIndex: r.LastIndex(), LastTerm: lastTerm(r), Commit: r.CommitIndex(),
-		Keyspace: s.keyspace().Digest(), Watchers: s.hub.Len(),
+		Keyspace: s.keyspace().Digest(), History: s.Extent(), QuotaBytes: s.cfg.QuotaBytes, Watchers: s.hub.Len(),
 		LogBytes: s.log.Size(), SnapBytes: sizeOf(filepath.Join(s.cfg.Dir, "snapshots")),
 		DiskFree: s.disk.room(), DiskShort: s.disk.short.Load(), LostState: s.gate.shut.Load(),
 	}

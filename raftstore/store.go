@@ -129,7 +129,7 @@ func Open(cfg Config) (*Store, error) {
 	}
 	s.readRounds = rounds{do: s.boundRound(s.askReadIndex), start: s.start, stop: s.ctx.Done()}
 	s.confirmRounds = rounds{do: s.boundRound(s.confirmReadIndex), start: s.start, stop: s.ctx.Done()}
-	s.hub = watch.NewHub(present{s})
+	s.hub = watch.NewHub(present{s}, s.cfg.Events.Watches)
 	if err := s.openRaft(); err != nil {
 		s.cancel()
 		s.hub.Close()
@@ -149,6 +149,7 @@ func (s *Store) openRaft() error {
 	s.tellRoom(s.disk.short.Load(), err)
 	logger := raftLogger(s.cfg.Logger)
 	s.logs = &logs{
+		synced:   s.cfg.Events.Synced,
 		LogStore: s.cfg.wrapLog(s.log), disk: s.disk, latest: s.snapshots.latest, log: s.cfg.Logger, ctx: s.ctx,
 		corrupt: func(err error) {
 			s.foundDamage(err, "a log entry is damaged")

@@ -93,12 +93,15 @@ func (s *stores) options(kind apis.Kind) generic.RESTOptions {
 	}
 }
 
-func prefix(name schema.GroupResource) string {
-	group := name.Group
+func prefix(name schema.GroupResource) string { return StoragePrefix(name.Group, name.Resource) }
+
+// StoragePrefix is the folder of the storage that holds the objects of a
+// resource; the core group is "".
+func StoragePrefix(group, resource string) string {
 	if group == "" {
 		group = "core"
 	}
-	return "/" + group + "/" + name.Resource
+	return "/" + group + "/" + resource
 }
 
 // GetRESTOptions answers the library, which wants to know whether two

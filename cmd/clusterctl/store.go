@@ -23,7 +23,7 @@ func newStoreCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 		Short: "Look at the replicated store",
 		Run:   cmdutil.DefaultSubCommandRun(streams.ErrOut),
 	}
-	cmd.AddCommand(newStoreStatusCommand(f, streams))
+	cmd.AddCommand(newStoreStatusCommand(f, streams), newStoreTopCommand(f, streams))
 	return cmd
 }
 
@@ -34,8 +34,9 @@ func newStoreStatusCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 		Short: "Show the state of the store on the server that is asked",
 		Long: templates.LongDesc(`
 			Show the state of the replicated store as the server that is asked sees it: its
-			part in the cluster, how far it has come, and how much it holds. It works
-			without a leader.`),
+			part in the cluster, how far it has come, how much it holds and how far back
+			its history reaches; and what the other servers tell of theirs. Stores that
+			have applied the same have the same hash. It works without a leader.`),
 		Example: templates.Examples(`
 			# Show the store of the server in the kubeconfig
 			clusterctl store status

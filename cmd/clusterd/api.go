@@ -52,6 +52,7 @@ func (a *clusterAPI) handler() http.Handler {
 	mux.HandleFunc("GET "+storePath, a.getStore)
 	mux.HandleFunc("GET "+recoveryPath, a.getRecovery)
 	mux.HandleFunc("POST "+recoveryPath, a.postRecovery)
+	mux.HandleFunc("GET /clusterd/v1/store/top", a.getStoreTop)
 	mux.HandleFunc("GET /clusterd/v1/tokens", a.getTokens)
 	mux.HandleFunc("POST /clusterd/v1/tokens", a.postToken)
 	mux.HandleFunc("DELETE /clusterd/v1/tokens/{id}", a.deleteToken)
@@ -95,6 +96,8 @@ type memberView struct {
 	// that is behind the furthest one; nil: it did not answer in time.
 	Applied *uint64 `json:"applied,omitempty"`
 	Lag     *uint64 `json:"lag,omitempty"`
+
+	store *raftstore.Status // what the member told of itself
 }
 
 // getMembers answers from this node's own view, and from what the others say
@@ -106,13 +109,6 @@ func (a *clusterAPI) getMembers(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
-	role := map[string]string{}
-	for _, m := range status.Members {
-		role[m.ID] = "nonvoter"
-		if m.Voter {
-			role[m.ID] = "voter"
-		}
-	}
 	answer := struct {
 		Members []memberView `json:"members"`
 		Term    uint64       `json:"term"`
@@ -121,26 +117,42 @@ func (a *clusterAPI) getMembers(w http.ResponseWriter, r *http.Request) {
 		WantedVoters int      `json:"wantedVoters"`
 		Warnings     []string `json:"warnings,omitempty"`
 	}{Members: []memberView{}, Term: status.Term}
-	answer.Warnings = join.Warnings(records, func(id string) bool { return role[id] == "voter" })
+	answer.Warnings = join.Warnings(records, func(id string) bool { return isVoter(status, id) })
 	if answer.WantedVoters, err = join.WantedVoters(r.Context(), a.store, true); err != nil {
 		fail(w, err)
 		return
 	}
-	for _, rec := range records {
-		v := memberView{Name: rec.Name, ID: rec.ID, Address: rec.Addr.String(), Role: role[rec.ID], Leader: rec.ID == status.Leader, Gossip: "unseen"}
-		if m, ok := a.members.Get(rec.ID); ok {
-			v.Address, v.Gossip, v.Version = m.Addr.String(), string(m.State), m.Version
-		}
-		if v.Role == "" {
-			v.Role = "joining"
-		}
+	answer.Members = a.memberViews(records, status)
+	for _, v := range answer.Members {
 		if v.Leader {
 			answer.Leader = v.Name
 		}
-		answer.Members = append(answer.Members, v)
 	}
 	a.addProgress(r.Context(), answer.Members)
 	reply(w, http.StatusOK, answer)
+}
+
+// memberViews are the members as this node sees them by itself.
+func (a *clusterAPI) memberViews(records []join.Record, status raftstore.Status) []memberView {
+	views := []memberView{}
+	for _, rec := range records {
+		v := memberView{Name: rec.Name, ID: rec.ID, Address: rec.Addr.String(), Role: "joining", Leader: rec.ID == status.Leader, Gossip: "unseen"}
+		switch {
+		case isVoter(status, rec.ID):
+			v.Role = "voter"
+		case slices.Contains(status.Members, raftstore.Member{ID: rec.ID}):
+			v.Role = "nonvoter"
+		}
+		if m, ok := a.members.Get(rec.ID); ok {
+			v.Address, v.Gossip, v.Version = m.Addr.String(), string(m.State), m.Version
+		}
+		views = append(views, v)
+	}
+	return views
+}
+
+func isVoter(status raftstore.Status, id string) bool {
+	return slices.Contains(status.Members, raftstore.Member{ID: id, Voter: true})
 }
 
 // progressPatience bounds what a member that does not answer can cost.
@@ -159,7 +171,7 @@ func (a *clusterAPI) addProgress(ctx context.Context, members []memberView) {
 		asking.Go(func() {
 			var status raftstore.Status
 			if err := a.peers.call(ctx, m.Name, http.MethodGet, storePath, nil, &status); err == nil {
-				m.Applied = &status.Keyspace.Index
+				m.Applied, m.store = &status.Keyspace.Index, &status
 			}
 		})
 	}
@@ -264,19 +276,6 @@ func (a *clusterAPI) putVoters(w http.ResponseWriter, r *http.Request) {
 	default:
 		reply(w, http.StatusOK, map[string]any{})
 	}
-}
-
-func (a *clusterAPI) getStore(w http.ResponseWriter, r *http.Request) {
-	status := struct {
-		raftstore.Status
-		Warnings []string `json:"warnings,omitempty"`
-	}{Status: a.store.Status()}
-	if records, err := join.Records(r.Context(), a.store, true); err == nil {
-		status.Warnings = join.Warnings(records, func(id string) bool {
-			return slices.Contains(status.Members, raftstore.Member{ID: id, Voter: true})
-		})
-	}
-	reply(w, http.StatusOK, status)
 }
 
 func (a *clusterAPI) getTokens(w http.ResponseWriter, r *http.Request) {

@@ -122,7 +122,11 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		return nil, err
 	}
 	m.peers = &peers{id: m.tid, members: m.members}
-	m.store, err = raftstore.Open(raftstore.Config{
+	limits, err := cfg.storeLimits()
+	if err != nil {
+		return nil, err
+	}
+	store := raftstore.Config{
 		ID:       m.id.nodeID(),
 		Dir:      m.dir.path("store"),
 		Listener: m.port.Protocol(transport.Raft),
@@ -135,10 +139,12 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		},
 		Logger: room(log, "raftstore"),
 		Events: m.storeEvents(),
-	})
-	if err != nil {
+	}
+	limits.apply(&store)
+	if m.store, err = raftstore.Open(store); err != nil {
 		return nil, err
 	}
+	storeMetrics.state.store.Store(m.store)
 	m.rights.store.Store(m.store)
 	if err = m.buildAPI(); err != nil {
 		return nil, err

@@ -59,6 +59,16 @@ type Config struct {
 	StaticPods string `json:"staticPods,omitempty"`
 	// StaticPodsURL is asked every 20 s for more of them; empty: none.
 	StaticPodsURL string `json:"staticPodsURL,omitempty"`
+	// StoreQuota is how much the live objects of the whole cluster may take, such
+	// as 8Gi. The same value belongs on every server.
+	StoreQuota string `json:"storeQuota"`
+	// StoreQuotas bound single kinds, or a kind in one namespace: RESOURCE,
+	// RESOURCE.GROUP, or either with /NAMESPACE, to a size: "secrets/team-a: 10Mi".
+	StoreQuotas map[string]string `json:"storeQuotas,omitempty"`
+	// StoreHistoryAge and StoreHistorySize are how far back, and up to what
+	// size, old states of objects are kept. The leader's values hold.
+	StoreHistoryAge  Duration `json:"storeHistoryAge"`
+	StoreHistorySize string   `json:"storeHistorySize"`
 	// LogLevel is debug, info, warn or error.
 	LogLevel string `json:"logLevel"`
 	// LogFormat is text or json.
@@ -102,6 +112,10 @@ func defaultConfig() Config {
 
 		CPUManagerPolicy: cpuPolicyNone,
 
+		StoreQuota:       "8Gi",
+		StoreHistoryAge:  Duration{time.Hour},
+		StoreHistorySize: "64Mi",
+
 		LogLevel:  "info",
 		LogFormat: "text",
 	}
@@ -121,6 +135,9 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.Int64Var(&c.PodPidsLimit, "pod-pids-limit", c.PodPidsLimit, "how many processes and threads one pod may have; 0: no limit")
 	f.StringVar(&c.StaticPods, "static-pods", c.StaticPods, "folder of the files of static pods (default: DATA/static-pods)")
 	f.StringVar(&c.StaticPodsURL, "static-pods-url", c.StaticPodsURL, "address that answers with more static pods")
+	f.StringVar(&c.StoreQuota, "store-quota", c.StoreQuota, "how much the cluster's live objects may take; the same on every server")
+	f.DurationVar(&c.StoreHistoryAge.Duration, "store-history-age", c.StoreHistoryAge.Duration, "how long old states of objects are kept")
+	f.StringVar(&c.StoreHistorySize, "store-history-size", c.StoreHistorySize, "up to what size old states of objects are kept")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
 }
@@ -228,6 +245,9 @@ func (c *Config) complete() error {
 	}
 	if u, err := url.Parse(c.StaticPodsURL); c.StaticPodsURL != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
 		return fmt.Errorf("--static-pods-url %q: an address is required, such as http://192.0.2.7/pods.yaml", c.StaticPodsURL)
+	}
+	if _, err := c.storeLimits(); err != nil {
+		return err
 	}
 	if _, err := c.level(); err != nil {
 		return err

@@ -1,12 +1,16 @@
 package main
 
 import (
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"github.com/clusterd/clusterd/raftstore"
 )
 
 func parse(t *testing.T, file string, args ...string) (Config, error) {
@@ -60,6 +64,14 @@ func TestConfigRefuses(t *testing.T) {
 		{"", []string{"--pod-pids-limit=-5"}, "--pod-pids-limit -5"},
 		{"", []string{"--log-level=loud"}, `--log-level "loud"`},
 		{"", []string{"--log-format=xml"}, `--log-format "xml"`},
+		{"", []string{"--store-quota=lots"}, `--store-quota "lots"`},
+		{"", []string{"--store-quota=1Mi"}, "--store-quota 1Mi: give at least 64Mi"},
+		{"", []string{"--store-history-age=1s"}, "--store-history-age 1s"},
+		{"", []string{"--store-history-size=-1Gi"}, "--store-history-size -1Gi"},
+		{"storeQuotas: {secret: 1Mi}\n", nil, `storeQuotas: "secret": no such resource`},
+		{"storeQuotas: {nodes/a: 1Mi}\n", nil, `storeQuotas: "nodes/a": nodes are in no namespace`},
+		{"storeQuotas: {secrets/A_b: 1Mi}\n", nil, `"A_b" is no namespace`},
+		{"storeQuotas: {secrets: much}\n", nil, `storeQuotas: secrets "much"`},
 		{"nmae: x\n", nil, `"nmae"`},
 		{"evictionDelay: soon\n", nil, "soon"},
 	} {
@@ -67,5 +79,38 @@ func TestConfigRefuses(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%q %v: %v, want something with %s", tc.file, tc.args, err, tc.want)
 		}
+	}
+}
+
+func TestStoreLimits(t *testing.T) {
+	c, err := parse(t, "storeQuotas: {secrets/a: 10Mi, deployments.apps: 1Gi, widgets.example.com: 5Mi}\nstoreHistoryAge: 2h\n", "--store-quota=1Gi", "--store-history-size=16Mi")
+	if err != nil {
+		t.Fatal(err)
+	}
+	limits, err := c.storeLimits()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var store raftstore.Config
+	limits.apply(&store)
+	want := map[string]int64{"/registry/core/secrets/a/": 10 << 20, "/registry/apps/deployments/": 1 << 30, "/registry/example.com/widgets/": 5 << 20}
+	if !maps.Equal(store.FolderQuotas, want) || store.QuotaBytes != 1<<30 || store.HistoryAge != 2*time.Hour || store.HistoryBytes != 16<<20 {
+		t.Errorf("%+v", store)
+	}
+	if !slices.Contains(store.VitalPrefixes, "/registry/coordination.k8s.io/leases/") || !slices.Contains(store.VitalPrefixes, "/registry/core/nodes/") {
+		t.Errorf("vital: %v", store.VitalPrefixes)
+	}
+}
+
+func TestDifferingStores(t *testing.T) {
+	server := func(name string, index uint64, hash string) storeView {
+		return storeView{Name: name, Applied: &index, Hash: &hash}
+	}
+	same := []storeView{server("n1", 7, "a"), server("n2", 8, "b"), server("n3", 7, "a"), {Name: "n4"}}
+	if got := differing(same); len(got) != 0 {
+		t.Errorf("%v", got)
+	}
+	if got := differing(append(same, server("n5", 8, "c"))); len(got) != 1 || !strings.Contains(got[0], "n2 and n5 differ at log index 8") {
+		t.Errorf("%v", got)
 	}
 }

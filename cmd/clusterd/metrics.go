@@ -2,6 +2,7 @@ package main
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/raftstore"
+	"github.com/clusterd/clusterd/raftstore/watch"
 	"github.com/clusterd/clusterd/sched"
 )
 
@@ -16,8 +18,26 @@ import (
 var storeMetrics = struct {
 	commit, apply, snapshot prometheus.Histogram
 	commands, bytes         prometheus.Counter
-	leaders, damage         prometheus.Counter
+	leaders                 prometheus.Counter
+	fsync, watchLag         prometheus.Histogram
+	behind, cut, damage     prometheus.Counter
+	state                   *storeState
 }{
+	fsync: prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "clusterd_raftstore_fsync_seconds", Help: "Time to write entries to the log and sync them to disk.",
+		Buckets: prometheus.ExponentialBuckets(0.0001, 2, 16),
+	}),
+	watchLag: prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "clusterd_raftstore_watch_lag_seconds", Help: "Time from applying changes to their being queued for the watchers.",
+		Buckets: prometheus.ExponentialBuckets(0.00001, 4, 11),
+	}),
+	behind: prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "clusterd_raftstore_watchers_behind_total", Help: "Times a watcher read too slowly and had to catch up from the history.",
+	}),
+	cut: prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "clusterd_raftstore_watchers_cut_total", Help: "Watchers ended because the history no longer held what they needed.",
+	}),
+	state: newStoreState(),
 	commit: prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "clusterd_raftstore_commit_seconds", Help: "Time from proposing a log entry to its being committed and applied here, on the leader.",
 		Buckets: prometheus.ExponentialBuckets(0.00025, 2, 16),
@@ -48,7 +68,8 @@ var storeMetrics = struct {
 // them. The registry belongs to the process: once is enough.
 var registerMetrics = sync.OnceFunc(func() {
 	m := storeMetrics
-	legacyregistry.RawMustRegister(m.commit, m.apply, m.snapshot, m.commands, m.bytes, m.leaders, m.damage)
+	legacyregistry.RawMustRegister(m.commit, m.apply, m.snapshot, m.commands, m.bytes, m.leaders,
+		m.fsync, m.watchLag, m.behind, m.cut, m.damage, m.state)
 	legacyregistry.RawMustRegister(sched.Collectors()...)
 	legacyregistry.RawMustRegister(pod.Metrics()...)
 })
@@ -66,5 +87,71 @@ func storeEvents() raftstore.EventListener {
 			m.commit.Observe(took.Seconds())
 		},
 		Snapshotted: func(_ uint64, took time.Duration) { m.snapshot.Observe(took.Seconds()) },
+		Synced:      func(_ int, took time.Duration) { m.fsync.Observe(took.Seconds()) },
+		Watches: watch.Listener{
+			Dispatched: func(_ int, lag time.Duration) { m.watchLag.Observe(lag.Seconds()) },
+			FellBehind: m.behind.Inc,
+			Cut:        m.cut.Inc,
+		},
+	}
+}
+
+// storeState tells Prometheus how large the store is and how far it has come,
+// when it asks.
+type storeState struct {
+	store  atomic.Pointer[raftstore.Store] // nil until it is open
+	gauges []storeGauge
+}
+
+type storeGauge struct {
+	desc *prometheus.Desc
+	read func(raftstore.Status) float64
+}
+
+func newStoreState() *storeState {
+	s := &storeState{}
+	gauge := func(name, help string, read func(raftstore.Status) float64) {
+		s.gauges = append(s.gauges, storeGauge{prometheus.NewDesc("clusterd_raftstore_"+name, help, nil, nil), read})
+	}
+	gauge("keys", "Live keys.", func(s raftstore.Status) float64 { return float64(s.Keyspace.Keys) })
+	gauge("live_bytes", "Bytes of live keys and values.", func(s raftstore.Status) float64 { return float64(s.Keyspace.Bytes) })
+	gauge("quota_bytes", "How many bytes of live keys and values are allowed.", func(s raftstore.Status) float64 { return float64(s.QuotaBytes) })
+	gauge("history_bytes", "Bytes of the history of changes.", func(s raftstore.Status) float64 { return float64(s.Keyspace.HistoryBytes) })
+	gauge("history_seconds", "How far the history reaches back.", func(s raftstore.Status) float64 {
+		return float64(s.History.NewestTime-s.History.OldestTime) / 1000
+	})
+	gauge("revision", "Revision of the last change.", func(s raftstore.Status) float64 { return float64(s.Keyspace.Revision) })
+	gauge("oldest_revision", "Oldest revision that can be read.", func(s raftstore.Status) float64 { return float64(s.Keyspace.Oldest) })
+	gauge("applied_index", "Last log entry applied.", func(s raftstore.Status) float64 { return float64(s.Keyspace.Index) })
+	gauge("commit_index", "Last log entry known to be committed.", func(s raftstore.Status) float64 { return float64(s.Commit) })
+	gauge("term", "Raft's term.", func(s raftstore.Status) float64 { return float64(s.Term) })
+	gauge("is_leader", "1 on the leader.", func(s raftstore.Status) float64 {
+		if s.Ready {
+			return 1
+		}
+		return 0
+	})
+	gauge("watchers", "Open watches of the store.", func(s raftstore.Status) float64 { return float64(s.Watchers) })
+	gauge("log_bytes", "Bytes of the log on disk.", func(s raftstore.Status) float64 { return float64(s.LogBytes) })
+	gauge("snapshot_bytes", "Bytes of the snapshots on disk.", func(s raftstore.Status) float64 { return float64(s.SnapBytes) })
+	return s
+}
+
+// Describe implements prometheus.Collector.
+func (s *storeState) Describe(ch chan<- *prometheus.Desc) {
+	for _, g := range s.gauges {
+		ch <- g.desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (s *storeState) Collect(ch chan<- prometheus.Metric) {
+	store := s.store.Load()
+	if store == nil {
+		return
+	}
+	status := store.Status()
+	for _, g := range s.gauges {
+		ch <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, g.read(status))
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
@@ -36,12 +37,28 @@ const (
 	maxQueue = 2000 // events queued for one watcher before it has to catch up
 )
 
+// Listener is told of what happens in a Hub; any function may be nil. They are
+// called from the hub's goroutines and must return at once.
+type Listener struct {
+	// Dispatched: changes were queued for their watchers, so long after the hub
+	// was first notified of them.
+	Dispatched func(changes int, lag time.Duration)
+	// FellBehind: a watcher read too slowly and has to catch up from the history.
+	FellBehind func()
+	// Cut: a watcher ended because the history no longer holds what it needs.
+	Cut func()
+}
+
 // Hub is the fan-out. The zero value is not usable: call NewHub.
 type Hub struct {
 	src  Source
 	wake chan struct{}
 	done chan struct{}
 	wg   sync.WaitGroup
+	told Listener
+	// notified is when changes that are not dispatched yet were first heard of,
+	// unix nanoseconds; 0: there are none.
+	notified atomic.Int64
 
 	// dispatched: every change up to this revision is in the queue of each
 	// synced watcher it concerns, or was. Written with mu held, after queueing.
@@ -57,9 +74,10 @@ type Hub struct {
 }
 
 // NewHub starts a hub at the source's present revision.
-func NewHub(src Source) *Hub {
+func NewHub(src Source, told Listener) *Hub {
 	h := &Hub{
 		src:      src,
+		told:     told,
 		wake:     make(chan struct{}, 1),
 		done:     make(chan struct{}),
 		watchers: make(map[*Watcher]struct{}),
@@ -75,6 +93,7 @@ func NewHub(src Source) *Hub {
 
 // Notify says that the source may have changed. It never blocks.
 func (h *Hub) Notify() {
+	h.notified.CompareAndSwap(0, time.Now().UnixNano())
 	select {
 	case h.wake <- struct{}{}:
 	default:
@@ -104,7 +123,8 @@ func (h *Hub) run() {
 	for {
 		select {
 		case <-h.wake:
-			for h.dispatch() {
+			since := h.notified.Swap(0)
+			for h.dispatch(since) {
 			}
 		case <-h.done:
 			return
@@ -113,7 +133,7 @@ func (h *Hub) run() {
 }
 
 // dispatch queues one chunk of changes and reports whether there may be more.
-func (h *Hub) dispatch() bool {
+func (h *Hub) dispatch(since int64) bool {
 	at := h.dispatched.Load()
 	if now := h.src.Revision(); now < at {
 		h.cut(ErrRewound, now)
@@ -140,6 +160,9 @@ func (h *Hub) dispatch() bool {
 			for w := range h.synced[key[:n]] {
 				if !w.push(&events[i]) {
 					h.unsync(w)
+					if h.told.FellBehind != nil {
+						h.told.FellBehind()
+					}
 				}
 				if !w.dirty {
 					w.dirty = true
@@ -155,6 +178,9 @@ func (h *Hub) dispatch() bool {
 		h.dirty[i] = nil
 	}
 	h.dirty = h.dirty[:0]
+	if h.told.Dispatched != nil && since > 0 {
+		h.told.Dispatched(len(events), time.Duration(time.Now().UnixNano()-since))
+	}
 	for w, target := range h.progress {
 		if through >= target {
 			delete(h.progress, w)

@@ -29,7 +29,7 @@ type source struct {
 func newSource(t *testing.T) *source {
 	s := &source{}
 	s.ks.Store(mvcc.New())
-	s.hub = NewHub(s)
+	s.hub = NewHub(s, Listener{})
 	t.Cleanup(s.hub.Close)
 	return s
 }

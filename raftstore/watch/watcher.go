@@ -2,6 +2,7 @@ package watch
 
 import (
 	"context"
+	"errors"
 	"sort"
 	"sync"
 
@@ -66,6 +67,9 @@ func (w *Watcher) end(err error) {
 	if !w.ended {
 		w.ended, w.err = true, err
 		close(w.stop)
+		if errors.Is(err, mvcc.ErrCompacted) && w.hub.told.Cut != nil {
+			w.hub.told.Cut()
+		}
 	}
 }
 

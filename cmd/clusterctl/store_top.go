@@ -1,0 +1,152 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+	"k8s.io/kubectl/pkg/util/templates"
+)
+
+// storeLoad is how much somebody writes, or is written somewhere.
+type storeLoad struct {
+	Writes            int64   `json:"writes"`
+	Bytes             int64   `json:"bytes"`
+	WritesPerSecond1m float64 `json:"writesPerSecond1m"`
+	BytesPerSecond1m  float64 `json:"bytesPerSecond1m"`
+	WritesPerSecond5m float64 `json:"writesPerSecond5m"`
+}
+
+// storeTop is the answer of GET /clusterd/v1/store/top.
+type storeTop struct {
+	Writers []struct {
+		Origin string `json:"origin"`
+		storeLoad
+	} `json:"writers"`
+	Folders []struct {
+		Folder string `json:"folder"`
+		Live   struct {
+			Keys  int64 `json:"keys"`
+			Bytes int64 `json:"bytes"`
+		} `json:"live"`
+		Quota int64 `json:"quota"`
+		storeLoad
+	} `json:"folders"`
+	Live struct {
+		Keys  int64 `json:"keys"`
+		Bytes int64 `json:"bytes"`
+	} `json:"live"`
+	Quota int64 `json:"quotaBytes"`
+}
+
+func newStoreTopCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	var out output
+	limit := 10
+	cmd := &cobra.Command{
+		Use:   "top",
+		Short: "Show who writes most to the store, and what takes the most room",
+		Long: templates.LongDesc(`
+			Show who writes most to the store (users, nodes and controllers, each with the
+			program they use), with the rates of the last minute and the last five, and
+			which kinds of objects in which namespaces take the most room.
+
+			Writes are counted since the server that is asked took its last snapshot before
+			it started; every server has seen the same writes. It works without a leader.`),
+		Example: templates.Examples(`
+			# Find the noisy client
+			clusterctl store top
+
+			# Show the three largest and noisiest only
+			clusterctl store top --limit 3`),
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := out.validate(); err != nil {
+				return err
+			}
+			if limit < 1 {
+				return fmt.Errorf("--limit %d: give a number above 0", limit)
+			}
+			a, err := newAPI(f)
+			if err != nil {
+				return err
+			}
+			var raw json.RawMessage
+			if err := a.do(cmd.Context(), http.MethodGet, pathOf("store", "top"), nil, &raw); err != nil {
+				return fmt.Errorf("load of the store: %w", err)
+			}
+			var top storeTop
+			if err := json.Unmarshal(raw, &top); err != nil {
+				return fmt.Errorf("load of the store: %w", err)
+			}
+			return out.print(streams.Out, raw, func(w io.Writer) error { return topTables(w, &top, limit) })
+		},
+	}
+	cmd.Flags().StringVarP((*string)(&out), "output", "o", "", "One of: json, yaml")
+	cmd.Flags().IntVar(&limit, "limit", limit, "Show at most this many writers and places")
+	return cmd
+}
+
+func topTables(w io.Writer, top *storeTop, limit int) error {
+	var rows [][]string
+	for i, writer := range top.Writers {
+		if i == limit {
+			break
+		}
+		rows = append(rows, append([]string{orUnknown(writer.Origin)}, writer.cells()...))
+	}
+	if err := printTable(w, []string{"WRITER", "WRITES/S 1M", "WRITES/S 5M", "BYTES/S 1M", "WRITES", "WRITTEN"}, rows); err != nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	rows = nil
+	for i, folder := range top.Folders {
+		if i == limit {
+			break
+		}
+		kind, namespace := placeOf(folder.Folder)
+		quota := "-"
+		if folder.Quota > 0 {
+			quota = size(folder.Quota)
+		}
+		rows = append(rows, append([]string{kind, namespace, strconv.FormatInt(folder.Live.Keys, 10), size(folder.Live.Bytes), quota}, folder.cells()...))
+	}
+	if err := printTable(w, []string{"KIND", "NAMESPACE", "OBJECTS", "SIZE", "QUOTA", "WRITES/S 1M", "WRITES/S 5M", "BYTES/S 1M", "WRITES", "WRITTEN"}, rows); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "\nIn all %d objects, %s of %s.\n", top.Live.Keys, size(top.Live.Bytes), size(top.Quota))
+	return err
+}
+
+func (l storeLoad) cells() []string {
+	return []string{
+		fmt.Sprintf("%.2f", l.WritesPerSecond1m), fmt.Sprintf("%.2f", l.WritesPerSecond5m),
+		size(int64(l.BytesPerSecond1m)), strconv.FormatInt(l.Writes, 10), size(l.Bytes),
+	}
+}
+
+// placeOf is what a folder of the store holds: /registry/core/pods/default/ are
+// pods in the namespace default. Others are the cluster's own records.
+func placeOf(folder string) (kind, namespace string) {
+	rest, ok := strings.CutPrefix(folder, "/registry/")
+	if !ok {
+		return folder, "-"
+	}
+	parts := strings.Split(strings.Trim(rest, "/"), "/")
+	if len(parts) < 2 {
+		return folder, "-"
+	}
+	kind, namespace = parts[1], "-"
+	if parts[0] != "core" {
+		kind += "." + parts[0]
+	}
+	if len(parts) > 2 {
+		namespace = strings.Join(parts[2:], "/")
+	}
+	return kind, namespace
+}

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/clusterd/clusterd/cmd/clusterd/join"
+	"github.com/clusterd/clusterd/raftstore"
+)
+
+// storeView is one server's store in the answer about all of them. What a
+// server that does not answer would have told is nil.
+type storeView struct {
+	Name     string  `json:"name"`
+	Role     string  `json:"role"`
+	State    string  `json:"state"` // Leader, Follower …; unreachable
+	Term     *uint64 `json:"term"`
+	Applied  *uint64 `json:"applied"`
+	Lag      *uint64 `json:"lag"` // entries behind the furthest one
+	Revision *int64  `json:"revision"`
+	// Hash of the keyspace as of Applied: equal on all who have applied the same.
+	Hash         *string `json:"hash"`
+	Bytes        *int64  `json:"bytes"` // of live keys and values
+	HistoryBytes *int64  `json:"historyBytes"`
+	LogBytes     *int64  `json:"logBytes"`
+	SnapBytes    *int64  `json:"snapshotBytes"`
+	Watchers     *int    `json:"watchers"`
+}
+
+// getStore tells of this node's store, and what the others tell of theirs. It
+// works without a leader.
+func (a *clusterAPI) getStore(w http.ResponseWriter, r *http.Request) {
+	answer := struct {
+		raftstore.Status
+		Servers  []storeView `json:"servers"`
+		Warnings []string    `json:"warnings,omitempty"`
+	}{Status: a.store.Status(), Servers: []storeView{}}
+	if records, err := a.roll(r.Context(), answer.Status); err == nil {
+		answer.Warnings = join.Warnings(records, func(id string) bool { return isVoter(answer.Status, id) })
+		members := a.memberViews(records, answer.Status)
+		a.addProgress(r.Context(), members)
+		for _, m := range members {
+			answer.Servers = append(answer.Servers, viewOf(m))
+		}
+		answer.Warnings = append(answer.Warnings, differing(answer.Servers)...)
+	}
+	reply(w, http.StatusOK, answer)
+}
+
+func viewOf(m memberView) storeView {
+	v := storeView{Name: m.Name, Role: m.Role, State: "unreachable"}
+	if s := m.store; s != nil {
+		hash := strconv.FormatUint(s.Keyspace.Hash, 16)
+		v.State, v.Term, v.Applied, v.Lag = s.State, &s.Term, m.Applied, m.Lag
+		v.Revision, v.Hash, v.Bytes, v.HistoryBytes = &s.Keyspace.Revision, &hash, &s.Keyspace.Bytes, &s.Keyspace.HistoryBytes
+		v.LogBytes, v.SnapBytes, v.Watchers = &s.LogBytes, &s.SnapBytes, &s.Watchers
+	}
+	return v
+}
+
+// differing names servers that have applied the same and hold something else.
+func differing(servers []storeView) (warnings []string) {
+	first := map[uint64]storeView{}
+	for _, s := range servers {
+		if s.Applied == nil || s.Hash == nil {
+			continue
+		}
+		other, ok := first[*s.Applied]
+		if !ok {
+			first[*s.Applied] = s
+			continue
+		}
+		if *other.Hash != *s.Hash {
+			warnings = append(warnings, fmt.Sprintf("the stores of %s and %s differ at log index %d: restart the one that the others disagree with, it will be given a fresh copy", other.Name, s.Name, *s.Applied))
+		}
+	}
+	return warnings
+}
+
+// getStoreTop names the noisiest writers and the largest folders, as this
+// node has seen them. It works without a leader.
+func (a *clusterAPI) getStoreTop(w http.ResponseWriter, _ *http.Request) {
+	reply(w, http.StatusOK, a.store.Top())
+}
