@@ -94,8 +94,13 @@ var vitalPrefixes = []string{
 	kubestore.Folder(server.StoragePrefix("", "nodes"), ""),
 }
 
+// maxObjectBytes is how large an object may be as it is stored: what clients of
+// Kubernetes are used to.
+const maxObjectBytes = 3 << 19
+
 // apply puts the limits into a store's configuration.
 func (l storeLimits) apply(c *raftstore.Config) {
 	c.QuotaBytes, c.FolderQuotas, c.VitalPrefixes = l.quota, l.folders, vitalPrefixes
+	c.MaxValueBytes = maxObjectBytes
 	c.HistoryAge, c.HistoryBytes = l.historyAge, l.historyBytes
 }

@@ -35,7 +35,7 @@ var faults = []struct {
 		return unavailable(fmt.Sprintf("the cluster has no leader at the moment, nothing was changed: %v", err), retryAfterSeconds)
 	}},
 	{raftstore.ErrTooLarge, func(err error) error {
-		return apierrors.NewRequestEntityTooLargeError(err.Error())
+		return apierrors.NewRequestEntityTooLargeError(err.Error() + "; split the object into several")
 	}},
 	{raftstore.ErrNoSpace, noSpace},
 	{raftstore.ErrClosed, closing},
