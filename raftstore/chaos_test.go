@@ -133,10 +133,7 @@ func (p *processes) restoreVote(id string) {
 		}
 		for _, m := range st.Members {
 			if m.ID == id && !m.Voter {
-				resp, err := p.http[leader].Post("http://"+leader+"/add?id="+id, "", nil)
-				if err == nil {
-					_ = resp.Body.Close()
-				}
+				_ = p.post(leader, "/add?id="+id) // looked at again below
 			}
 		}
 		st, err = p.status(id)

@@ -175,9 +175,10 @@ func TestMultiDamageHealedByOthers(t *testing.T) {
 				member, voter := isVoter(t, c.Leader(), id)
 				return member && !voter && !s.Amnesiac()
 			})
-			if got := get(t, s, "/k/3"); got != strings.Repeat("2", 100) {
-				t.Errorf("reads %q", got)
-			}
+			c.Wait("it reads what it had lost", func() bool {
+				kv, _, err := s.Get(testContext(t), "/k/3", raftstore.ReadOptions{})
+				return err == nil && kv != nil && string(kv.Value) == strings.Repeat("2", 100)
+			})
 			if err := c.Leader().AddVoter(testContext(t), id); err != nil {
 				t.Fatal(err)
 			}
@@ -185,7 +186,8 @@ func TestMultiDamageHealedByOthers(t *testing.T) {
 			// It stays healed.
 			c.Stop(id)
 			s = c.Start(id)
-			mustPut(t, s, "/after", "1")
+			mustPut(t, c.Leader(), "/after", "1")
+			c.Wait("it follows", func() bool { return s.Leader() != "" })
 			if _, voter := isVoter(t, s, id); !voter {
 				t.Error("it lost its vote again")
 			}
@@ -230,9 +232,10 @@ func TestMultiLostStateDoesNotVote(t *testing.T) {
 	}
 	c.Start(leader)
 	for _, id := range c.IDs() {
-		if got := get(t, c.Store(id), "/acknowledged"); got != "yes" {
-			t.Errorf("%s reads %q", id, got)
-		}
+		c.Wait(id+" reads what was acknowledged", func() bool {
+			kv, _, err := c.Store(id).Get(testContext(t), "/acknowledged", raftstore.ReadOptions{})
+			return err == nil && kv != nil && string(kv.Value) == "yes"
+		})
 	}
 	c.Wait("the forgetful one is a member without a vote", func() bool {
 		member, voter := isVoter(t, c.Leader(), forgetful)
@@ -367,8 +370,9 @@ func TestMultiDivergence(t *testing.T) {
 	}
 	c.Kill(wrong)
 	s = c.Start(wrong)
-	if got := get(t, s, "/k"); got != "right" {
-		t.Errorf("reads %q", got)
-	}
+	c.Wait("it reads what the others do", func() bool {
+		kv, _, err := s.Get(testContext(t), "/k", raftstore.ReadOptions{})
+		return err == nil && kv != nil && string(kv.Value) == "right"
+	})
 	c.Agree()
 }

@@ -129,9 +129,11 @@ func startProcesses(t *testing.T) *processes {
 		}}
 		p.start(id)
 	}
-	p.must("n0", "/bootstrap")
+	if err := p.post("n0", "/bootstrap"); err != nil {
+		t.Fatal(err)
+	}
 	for _, id := range p.ids[1:] {
-		p.must("n0", "/add?id="+id)
+		raftstoretest.Wait(t, id+" to be added", func() bool { return p.post("n0", "/add?id="+id) == nil })
 	}
 	return p
 }
@@ -164,17 +166,17 @@ func (p *processes) signal(id string, s os.Signal) {
 	}
 }
 
-func (p *processes) must(id, path string) {
-	p.t.Helper()
+func (p *processes) post(id, path string) error {
 	resp, err := p.http[id].Post("http://"+id+path, "", nil)
 	if err != nil {
-		p.t.Fatal(err)
+		return err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	if resp.StatusCode != http.StatusOK {
-		b, _ := io.ReadAll(resp.Body)
-		p.t.Fatalf("%s %s: %s", id, path, b)
+	b, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s %s: %s", id, path, b)
 	}
+	return err
 }
 
 func (p *processes) status(id string) (st raftstore.Status, err error) {

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"os"
 	"path/filepath"
 	"sort"
 	"strings"
+	"sync/atomic"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
@@ -30,6 +32,10 @@ const (
 type snapshots struct {
 	*raft.FileSnapshotStore
 	dir string
+	// checked: checkSnapshots has just read them.
+	checked atomic.Bool
+	// corrupt is told of one that has become damaged since then.
+	corrupt func(error)
 }
 
 func openSnapshots(dir string, logger hclog.Logger) (*snapshots, error) {
@@ -37,7 +43,35 @@ func openSnapshots(dir string, logger hclog.Logger) (*snapshots, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &snapshots{s, filepath.Join(dir, snapshotsDir)}, nil
+	return &snapshots{FileSnapshotStore: s, dir: filepath.Join(dir, snapshotsDir)}, nil
+}
+
+// Open implements raft.SnapshotStore. One that has become damaged since the
+// store was opened stops the store: the next start heals it.
+func (s *snapshots) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
+	if s.checked.Load() {
+		return s.openChecked(id)
+	}
+	meta, r, err := s.FileSnapshotStore.Open(id) // with raft's checksum
+	if err != nil && !errors.Is(err, os.ErrNotExist) && s.corrupt != nil {
+		err = &DamageError{filepath.Join(s.dir, id), -1, err}
+		s.corrupt(err)
+	}
+	return meta, r, err
+}
+
+// openChecked spares a second reading of all of it.
+func (s *snapshots) openChecked(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
+	b, err := os.ReadFile(filepath.Join(s.dir, id, snapMeta))
+	if err != nil {
+		return nil, nil, err
+	}
+	meta := &raft.SnapshotMeta{}
+	if err := json.Unmarshal(b, meta); err != nil {
+		return nil, nil, err
+	}
+	f, err := os.Open(filepath.Join(s.dir, id, snapState))
+	return meta, f, err
 }
 
 // Create implements raft.SnapshotStore.

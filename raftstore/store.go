@@ -148,13 +148,16 @@ func (s *Store) openRaft() error {
 	err := s.disk.begin()
 	s.tellRoom(s.disk.short.Load(), err)
 	logger := raftLogger(s.cfg.Logger)
+	corrupt := func(err error) {
+		s.foundDamage(err, "a file of the store has become damaged")
+		s.fail(err, false)
+	}
+	s.snapshots.corrupt = corrupt
+	s.snapshots.checked.Store(true)
 	s.logs = &logs{
 		synced:   s.cfg.Events.Synced,
 		LogStore: s.cfg.wrapLog(s.log), disk: s.disk, latest: s.snapshots.latest, log: s.cfg.Logger, ctx: s.ctx,
-		corrupt: func(err error) {
-			s.foundDamage(err, "a log entry is damaged")
-			s.fail(err, false)
-		},
+		corrupt: corrupt,
 	}
 	cached, err := raft.NewLogCache(32, s.logs)
 	if err != nil {
@@ -184,6 +187,7 @@ func (s *Store) openRaft() error {
 	if err != nil {
 		return errors.Join(err, s.transport.Close())
 	}
+	s.snapshots.checked.Store(false)
 	s.logs.replaced.Store(false) // what was restored was our own
 	s.raftPtr.Store(r)
 
@@ -255,6 +259,9 @@ func (s *Store) HasState() bool { return s.hadState }
 
 // Bootstrap makes this member the only voter of a new store.
 func (s *Store) Bootstrap() error {
+	if s.gate.shut.Load() {
+		return ErrStateExists // lost, and to be fetched from the others
+	}
 	err := s.raft().BootstrapCluster(onlyVoter(s.cfg.ID)).Error()
 	if errors.Is(err, raft.ErrCantBootstrap) {
 		return ErrStateExists

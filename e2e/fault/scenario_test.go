@@ -342,6 +342,66 @@ func TestFaultFullDisk(t *testing.T) {
 	finish()
 }
 
+// TestFaultDamagedStore flips a byte in the log of a follower that was killed:
+// the node names file and offset, the others go on, and it is filled anew by
+// itself. (cmd/clusterd/join gives it its vote again when it has been steady.)
+func TestFaultDamagedStore(t *testing.T) {
+	r := newRun(t, nil)
+	r.prepare(t.Context())
+	finish := r.load(t.Context(), false)
+	defer finish()
+	leader := r.leader(t.Context())
+	other := (leader + 1) % len(r.apis)
+	node := r.c.Nodes()[other]
+	r.eventually(t.Context(), node.Name+" knows of the other voters", func(ctx context.Context) error {
+		b, err := os.ReadFile(filepath.Join(node.Data, "store", "members.json"))
+		if err == nil && strings.Count(string(b), `"voter": true`) < 3 {
+			err = fmt.Errorf("only %s", b)
+		}
+		return err
+	})
+	if err := r.c.Kill(node.Name); err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(node.Data, "store", "log", "*.seg"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no log in %s: %v", node.Data, err)
+	}
+	damaged := files[len(files)-1]
+	if err := flip(damaged, 200); err != nil { // in its first entry
+		t.Fatal(err)
+	}
+	if err := r.c.Start(t.Context(), node.Name); err != nil {
+		t.Fatal(err)
+	}
+	took := r.eventually(t.Context(), node.Name+" is a member again", func(ctx context.Context) error {
+		if text := damaged + " is damaged at offset"; !strings.Contains(r.log(node.Name), text) {
+			return fmt.Errorf("it does not say %q", text)
+		}
+		st, err := r.status(ctx, other)
+		if err == nil && (st.LostState || len(st.Members) != len(r.apis) || st.Leader == "") {
+			err = fmt.Errorf("it is not: %+v", st)
+		}
+		return err
+	})
+	t.Logf("%s was filled anew %s after its start", node.Name, took)
+	finish()
+}
+
+func flip(file string, at int64) error {
+	f, err := os.OpenFile(file, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	b := make([]byte, 1)
+	_, err = f.ReadAt(b, at)
+	b[0] ^= 0x10
+	if err == nil {
+		_, err = f.WriteAt(b, at)
+	}
+	return errors.Join(err, f.Close())
+}
+
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { return len(p), nil }

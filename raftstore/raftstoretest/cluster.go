@@ -13,7 +13,7 @@ import (
 )
 
 // Patience is how long a wait may take on a busy machine before it fails.
-const Patience = 60 * time.Second
+const Patience = 3 * time.Minute
 
 // Cluster is N members, voters all, named n0, n1 ….
 type Cluster struct {

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
@@ -150,9 +151,12 @@ func ReadSnapshot(src io.Reader) (*mvcc.Keyspace, error) {
 }
 
 type snapshotReader struct {
-	r   *bufio.Reader
-	off int64 // of the chunk being read
-	pos int64
+	r *bufio.Reader
+	// reuse: what full returns is overwritten by the next call.
+	reuse bool
+	buf   []byte
+	off   int64 // of the chunk being read
+	pos   int64
 }
 
 func (s *snapshotReader) full(n int) ([]byte, error) {
@@ -160,14 +164,20 @@ func (s *snapshotReader) full(n int) ([]byte, error) {
 	// input.
 	const step = 1 << 20
 	var b []byte
+	if s.reuse {
+		b = s.buf[:0]
+	}
 	for len(b) < n {
 		m := min(step, n-len(b))
-		b = append(b, make([]byte, m)...)
+		b = slices.Grow(b, m)[:len(b)+m]
 		got, err := io.ReadFull(s.r, b[len(b)-m:])
 		s.pos += int64(got)
 		if err != nil {
 			return nil, fmt.Errorf("%w: it ends after %d bytes", ErrCorrupt, s.pos)
 		}
+	}
+	if s.reuse {
+		s.buf = b
 	}
 	return b, nil
 }
@@ -221,6 +231,7 @@ func (s *snapshotReader) chunk() (kind byte, payload []byte, err error) {
 		return 0, nil, err
 	}
 	n := binary.LittleEndian.Uint32(head)
+	kind, sum := head[4], checksum(head[4:5])
 	if n > chunkMax {
 		return 0, nil, fmt.Errorf("%w: chunk of %d bytes", ErrCorrupt, n)
 	}
@@ -229,12 +240,11 @@ func (s *snapshotReader) chunk() (kind byte, payload []byte, err error) {
 		return 0, nil, err
 	}
 	payload = body[:n]
-	sum := checksum(head[4:])
 	sum = update(sum, payload)
 	if want := binary.LittleEndian.Uint32(body[n:]); sum != want {
 		return 0, nil, fmt.Errorf("%w: chunk's checksum is %08x, stored was %08x", ErrCorrupt, sum, want)
 	}
-	return head[4], payload, nil
+	return kind, payload, nil
 }
 
 // into adds one record to the builder, which a header creates.
