@@ -37,6 +37,7 @@ type node struct {
 	net   *podnet.Network
 	over  *overlay.HostGW
 	nft   *nft.Filter
+	rules nft.Ruleset
 	pool  *ipam.Pool
 	pods  *netns.Dir
 	state string
@@ -73,11 +74,11 @@ func newNode(t *testing.T, addr, cidr string) *node {
 	if err := n.net.EnsureBridge(podnet.Bridge{Name: "pods0", Addr: netip.PrefixFrom(n.gateway(), n.cidr.Bits())}); err != nil {
 		t.Fatal(err)
 	}
-	err = n.nft.Apply(nft.Ruleset{
+	n.rules = nft.Ruleset{
 		Forward:    []netip.Prefix{netip.MustParsePrefix(clusterCIDR)},
 		Masquerade: []nft.Masquerade{{From: n.cidr, Except: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}}},
-	})
-	if err != nil {
+	}
+	if err = n.nft.Apply(n.rules); err != nil {
 		t.Fatal(err)
 	}
 	return n
@@ -139,7 +140,10 @@ func fetch(t *testing.T, ns string, to string) string {
 	deadline := time.Now().Add(waitAtMost)
 	for {
 		err := netns.Do(ns, func() error {
-			conn, err := net.DialTimeout("tcp", net.JoinHostPort(to, "80"), 2*time.Second)
+			if _, _, err := net.SplitHostPort(to); err != nil {
+				to = net.JoinHostPort(to, "80")
+			}
+			conn, err := net.DialTimeout("tcp", to, 2*time.Second)
 			if err != nil {
 				return err
 			}
@@ -251,8 +255,35 @@ func TestRootTwoNodes(t *testing.T) {
 		}
 	}
 
+	a.publish(t, nft.Publish{Protocol: "tcp", Port: 8080, To: netip.AddrPortFrom(a1.addr, 80)},
+		nft.Publish{Protocol: "tcp", Addr: netip.MustParseAddr("127.0.0.1"), Port: 8081, To: netip.AddrPortFrom(a2.addr, 80)})
+	for _, tt := range []struct{ name, from, to, want string }{
+		{"a port of the node, from outside", outside.Path, "192.0.2.1:8080", "a1 saw " + outsideAddr},
+		{"from another node's pod", b1.path, "192.0.2.1:8080", "a1 saw 192.0.2.2"},
+		{"from a neighbour", a2.path, "192.0.2.1:8080", "a1 saw 10.42.1.1"},
+		{"from itself", a1.path, "192.0.2.1:8080", "a1 saw 10.42.1.1"},
+		{"from the node", a.ns.Path, "192.0.2.1:8080", "a1 saw 192.0.2.1"},
+		{"from the node's loopback", a.ns.Path, "127.0.0.1:8080", "a1 saw 10.42.1.1"},
+		{"a port of the loopback alone", a.ns.Path, "127.0.0.1:8081", "a2 saw 10.42.1.1"},
+	} {
+		if got := fetch(t, tt.from, tt.to); got != tt.want {
+			t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
+		}
+	}
+
 	for _, n := range []*node{a, b} {
 		n.takeDown(t)
+	}
+}
+
+// publish adds ports of the node to its rules.
+func (n *node) publish(t *testing.T, ports ...nft.Publish) {
+	t.Helper()
+	n.ns.Do(func() error { return sysctl.Set(map[string]string{"net.ipv4.conf.pods0.route_localnet": "1"}) })
+	r := n.rules
+	r.Publish, r.Inside = ports, nft.Inside{Range: n.cidr, Interface: "pods0"}
+	if err := n.nft.Apply(r); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	ocispec "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/clusterd/clusterd/agent/image"
+	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/clusterd/clusterd/agent/runtime"
 )
@@ -508,9 +509,10 @@ func (s *Images) Mounts() ([]string, error) {
 
 // Network hands out addresses and connects nothing.
 type Network struct {
-	mu       sync.Mutex // guards all below
-	attached map[string]netip.Addr
-	next     netip.Addr
+	mu        sync.Mutex // guards all below
+	attached  map[string]netip.Addr
+	published map[string][]pod.HostPort
+	next      netip.Addr
 	// Err is returned by Attach.
 	Err error
 	// SlowDetach is how long Detach takes. Set it before the agent runs.
@@ -555,6 +557,7 @@ func (n *Network) Detach(ctx context.Context, uid string) error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	delete(n.published, uid)
 	delete(n.attached, uid)
 	return nil
 }
@@ -569,6 +572,24 @@ func (n *Network) Live(_ context.Context, uids []string) error {
 		}
 	}
 	return nil
+}
+
+// Publish notes the ports; Detach drops them.
+func (n *Network) Publish(_ context.Context, uid string, _ netip.Addr, ports []pod.HostPort) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.published == nil {
+		n.published = map[string][]pod.HostPort{}
+	}
+	n.published[uid] = ports
+	return nil
+}
+
+// Published are the ports that lead to the pod.
+func (n *Network) Published(uid string) []pod.HostPort {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.published[uid]
 }
 
 // Attached counts the pods that are connected.

@@ -27,6 +27,11 @@ func Admit(pod *v1.Pod, node *v1.Node, others []*v1.Pod) *Verdict {
 	if max, ok := node.Status.Allocatable[v1.ResourcePods]; ok && int64(len(others)) >= max.Value() {
 		return &Verdict{"OutOfpods", fmt.Sprintf("Node didn't have enough resource: pods, requested: 1, used: %d, capacity: %d", len(others), max.Value())}
 	}
+	for _, o := range others {
+		if portsClash(pod, o) {
+			return &Verdict{"NodePorts", "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports"}
+		}
+	}
 	want := Requests(pod)
 	for _, name := range counted(want) {
 		q := want[name]

@@ -70,11 +70,23 @@ type Network interface {
 	// Attach makes the pod's network namespace and address. For a pod of the
 	// host's network the path is empty.
 	Attach(ctx context.Context, podUID string, hostNetwork bool) (netns string, ips []netip.Addr, err error)
+	// Publish makes ports of the node lead to an attached pod's address, until
+	// Detach.
+	Publish(ctx context.Context, podUID string, addr netip.Addr, ports []HostPort) error
 	Detach(ctx context.Context, podUID string) error
 	// Live tells which pods there are, after a restart; all else is removed.
 	Live(ctx context.Context, podUIDs []string) error
 	// Dial connects to a TCP port inside the pod's namespace.
 	Dial(ctx context.Context, podUID string, hostNetwork bool, port int32) (net.Conn, error)
+}
+
+// HostPort is a port of the node that leads to one of a pod. It is stored by
+// the network: its fields' names never change.
+type HostPort struct {
+	Protocol string     `json:"protocol"`        // "tcp", "udp" or "sctp"
+	HostIP   netip.Addr `json:"hostIP,omitzero"` // invalid: every address of the node
+	HostPort uint16     `json:"hostPort"`
+	Port     uint16     `json:"port"`
 }
 
 // Config of a Manager.
@@ -86,13 +98,15 @@ type Config struct {
 	Node func() *v1.Node
 
 	// Client is nil on a node that has no API: it runs static pods alone.
-	Client   kubernetes.Interface
-	Static   StaticSource // nil: there are no static pods
-	Runtime  Runtime
-	Images   Images
-	Network  Network
-	Volumes  *volume.Manager
-	Objects  *object.Cache
+	Client  kubernetes.Interface
+	Static  StaticSource // nil: there are no static pods
+	Runtime Runtime
+	Images  Images
+	Network Network
+	Volumes *volume.Manager
+	Objects *object.Cache
+	// Services are told to pods in their environment; nil: none are.
+	Services Services
 	Probes   *probe.Prober
 	Recorder record.EventRecorder
 	// OnRuntime is called when podmon begins or ceases to answer; it must not

@@ -96,6 +96,12 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, att
 			klog.FromContext(ctx).Error(derr, "Network of a sandbox that was not made could not be detached")
 		}
 	}
+	if ports := hostPorts(pod); len(ports) > 0 && !pod.Spec.HostNetwork && len(ips) > 0 {
+		if err := m.cfg.Network.Publish(ctx, string(pod.UID), ips[0], ports); err != nil {
+			undo()
+			return nil, false, fmt.Errorf("host ports: %w", err)
+		}
+	}
 	if err := m.writePodFiles(pod, ips); err != nil {
 		undo()
 		return nil, false, err

@@ -67,6 +67,11 @@ type Network struct {
 	routes *overlay.HostGW
 	filter *nft.Filter
 
+	portMu sync.Mutex // guards ports, rules, own, and the file of the ports
+	ports  map[string]podsPorts
+	rules  nft.Ruleset // of the nodes, without the ports
+	own    netip.Prefix
+
 	mu      sync.Mutex // guards all below
 	cidr    netip.Prefix
 	gateway netip.Addr
@@ -91,6 +96,9 @@ func New(cfg Config) (*Network, error) {
 	}
 	n := &Network{cfg: cfg, fault: "the node has no pod range yet"}
 	var err error
+	if n.ports, err = loadPorts(cfg.Dir); err != nil {
+		return nil, fmt.Errorf("pod network: %w", err)
+	}
 	if n.spaces, err = netns.Open(filepath.Join(cfg.Dir, "netns")); err != nil {
 		return nil, fmt.Errorf("pod network: %w", err)
 	}
@@ -255,8 +263,8 @@ func (n *Network) apply(ctx context.Context, nodes []*v1.Node) error {
 		n.mu.Unlock()
 		return err
 	}
-	if err := n.filter.Apply(p.rules); err != nil {
-		return fmt.Errorf("packet filter: %w", err)
+	if err := n.setRules(p.rules, p.own); err != nil {
+		return err
 	}
 	if err := n.routes.Set(ctx, p.routes); err != nil {
 		return fmt.Errorf("routes to nodes: %w", err)
@@ -345,7 +353,7 @@ func (n *Network) Detach(_ context.Context, uid string) error {
 	n.mu.Lock()
 	pool := n.pool
 	n.mu.Unlock()
-	err := errors.Join(n.links.Detach(podnet.HostIf(uid)), n.spaces.Delete(uid))
+	err := errors.Join(n.unpublish(func(u string) bool { return u != uid }), n.links.Detach(podnet.HostIf(uid)), n.spaces.Delete(uid))
 	if err == nil && pool != nil {
 		err = pool.Release(uid)
 	}
@@ -375,6 +383,7 @@ func (n *Network) Live(ctx context.Context, uids []string) error {
 	} else if swept > 0 {
 		klog.FromContext(ctx).Info("Removed network interfaces of pods that are no more", "count", swept)
 	}
+	errs = append(errs, n.unpublish(func(uid string) bool { return keep[uid] }))
 	n.mu.Lock()
 	pool := n.pool
 	if pool == nil {

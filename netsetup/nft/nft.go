@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
@@ -137,6 +138,13 @@ func kernelChain(table *nftables.Table, c chain) *nftables.Chain {
 		kc.Hooknum, kc.Priority = nftables.ChainHookForward, nftables.ChainPriorityFilter
 	case "postrouting":
 		kc.Hooknum, kc.Priority = nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource
+	case "prerouting":
+		kc.Hooknum, kc.Priority = nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest
+		if c.priority == "raw" {
+			kc.Priority = nftables.ChainPriorityRaw
+		}
+	case "output":
+		kc.Hooknum, kc.Priority = nftables.ChainHookOutput, nftables.ChainPriorityNATDest
 	default:
 		panic("nft: no such hook: " + c.hook)
 	}
@@ -146,6 +154,11 @@ func kernelChain(table *nftables.Table, c chain) *nftables.Chain {
 // exprs is the rule in the kernel's little machine.
 func (r rule) exprs() []expr.Any {
 	var e []expr.Any
+	if r.iif != "" {
+		name := make([]byte, unix.IFNAMSIZ)
+		copy(name, r.iif)
+		e = append(e, &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: name})
+	}
 	for _, m := range []struct {
 		prefix netip.Prefix
 		isDst  bool
@@ -154,7 +167,32 @@ func (r rule) exprs() []expr.Any {
 			e = append(e, matchPrefix(m.prefix, m.isDst)...)
 		}
 	}
+	if r.local {
+		e = append(e, &expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{nfproto(r.to.Addr())}},
+			&expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)})
+	}
+	if r.protocol != "" {
+		e = append(e, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{protocols[r.protocol]}},
+			// All three have the destination port second.
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(r.port)})
+	}
+	if r.dnatted {
+		e = append(e, &expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
+			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(ipsDstNAT), Xor: make([]byte, 4)},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)})
+	}
 	switch r.verdict {
+	case drop:
+		return append(e, &expr.Verdict{Kind: expr.VerdictDrop})
+	case dnat:
+		return append(e,
+			&expr.Immediate{Register: 1, Data: r.to.Addr().AsSlice()},
+			&expr.Immediate{Register: 2, Data: binaryutil.BigEndian.PutUint16(r.to.Port())},
+			&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(nfproto(r.to.Addr())), RegAddrMin: 1, RegProtoMin: 2})
 	case accept:
 		return append(e, &expr.Verdict{Kind: expr.VerdictAccept})
 	case leave:
@@ -164,6 +202,16 @@ func (r rule) exprs() []expr.Any {
 	default:
 		panic("nft: no such verdict: " + string(r.verdict))
 	}
+}
+
+// ipsDstNAT is IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h.
+const ipsDstNAT = 1 << 5
+
+func nfproto(a netip.Addr) byte {
+	if a.Is4() {
+		return unix.NFPROTO_IPV4
+	}
+	return unix.NFPROTO_IPV6
 }
 
 // matchPrefix compares one address of the packet, of the prefix's family, to

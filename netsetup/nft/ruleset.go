@@ -3,7 +3,10 @@ package nft
 import (
 	"fmt"
 	"net/netip"
+	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Ruleset is all that clusterd wants of the packet filter, as one value. The
@@ -14,6 +17,25 @@ type Ruleset struct {
 	Forward []netip.Prefix
 	// Masquerade hides ranges behind the node's address.
 	Masquerade []Masquerade
+	// Publish makes ports of the node lead to addresses of Inside.
+	Publish []Publish
+	// Inside is where the targets of Publish are; required with it.
+	Inside Inside
+}
+
+// Publish sends what comes to a port of the node on to another address.
+type Publish struct {
+	Protocol string // "tcp", "udp" or "sctp"
+	// Addr is the address of the node; invalid: every one it has.
+	Addr netip.Addr
+	Port uint16
+	To   netip.AddrPort
+}
+
+// Inside is a range of addresses behind an interface of the node.
+type Inside struct {
+	Range     netip.Prefix
+	Interface string
 }
 
 // Masquerade says that packets from a range leave under the address of the
@@ -56,8 +78,22 @@ func (r Ruleset) check() error {
 			}
 		}
 	}
+	for _, p := range r.Publish {
+		if protocols[p.Protocol] == 0 || p.Port == 0 || p.To.Port() == 0 || !r.Inside.Range.Contains(p.To.Addr()) {
+			return fmt.Errorf("ruleset: publish %s port %d to %s: a protocol, two ports and a target in %s are required", p.Protocol, p.Port, p.To, r.Inside.Range)
+		}
+		if p.Addr.IsValid() && p.Addr.Is4() != p.To.Addr().Is4() {
+			return fmt.Errorf("ruleset: publish %s: its target %s is of another family", p.Addr, p.To)
+		}
+	}
+	if len(r.Publish) > 0 && (r.Inside.Interface == "" || len(r.Inside.Interface) >= unix.IFNAMSIZ) {
+		return fmt.Errorf("ruleset: publish: invalid interface %q", r.Inside.Interface)
+	}
 	return nil
 }
+
+// protocols are those with ports, by their numbers.
+var protocols = map[string]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}
 
 // chain is a base chain with its rules in order.
 type chain struct {
@@ -65,11 +101,17 @@ type chain struct {
 	rules                      []rule
 }
 
-// rule matches a packet by its addresses and decides about it. An invalid
-// prefix matches everything.
+// rule matches a packet and decides about it. What is left empty matches
+// everything.
 type rule struct {
+	iif      string // interface it came in by
 	src, dst netip.Prefix
+	local    bool   // it is for an address of the node's own
+	protocol string // with port: what it is for
+	port     uint16
+	dnatted  bool // its destination was changed by a rule of ours
 	verdict  verdict
+	to       netip.AddrPort // of dnat
 }
 
 type verdict string
@@ -78,17 +120,39 @@ const (
 	accept     verdict = "accept"
 	leave      verdict = "return"
 	masquerade verdict = "masquerade"
+	drop       verdict = "drop"
+	dnat       verdict = "dnat"
 )
 
 func (r rule) String() string {
 	var words []string
+	if r.iif != "" {
+		words = append(words, "iifname", strconv.Quote(r.iif))
+	}
 	if r.src.IsValid() {
 		words = append(words, family(r.src), "saddr", r.src.String())
 	}
 	if r.dst.IsValid() {
 		words = append(words, family(r.dst), "daddr", r.dst.String())
 	}
-	return strings.Join(append(words, string(r.verdict)), " ")
+	if r.local {
+		words = append(words, "fib daddr type local")
+	}
+	if r.protocol != "" {
+		words = append(words, r.protocol, "dport", strconv.Itoa(int(r.port)))
+	}
+	if r.dnatted {
+		words = append(words, "ct status dnat")
+	}
+	words = append(words, string(r.verdict))
+	if r.verdict == dnat {
+		kind := "ip"
+		if r.to.Addr().Is6() {
+			kind = "ip6"
+		}
+		words = append(words, kind, "to", r.to.String())
+	}
+	return strings.Join(words, " ")
 }
 
 func family(p netip.Prefix) string {
@@ -107,6 +171,17 @@ func compile(r Ruleset) []chain {
 		forward.rules = append(forward.rules, rule{src: p, verdict: accept}, rule{dst: p, verdict: accept})
 	}
 	post := chain{name: "postrouting", kind: "nat", hook: "postrouting", priority: "srcnat"}
+	published := publish(r)
+	if len(published) > 0 {
+		// Without it, one of Inside that asks another by a port of the node would
+		// get its answer from an address that it did not ask, past the node. So
+		// would the node itself that asks by its loopback.
+		for _, src := range []netip.Prefix{r.Inside.Range, loopback} {
+			if src.Addr().Is4() == r.Inside.Range.Addr().Is4() {
+				post.rules = append(post.rules, rule{src: src.Masked(), dst: r.Inside.Range.Masked(), dnatted: true, verdict: masquerade})
+			}
+		}
+	}
 	for _, m := range r.Masquerade {
 		from := m.From.Masked()
 		for _, p := range m.Except {
@@ -114,5 +189,29 @@ func compile(r Ruleset) []chain {
 		}
 		post.rules = append(post.rules, rule{src: from, verdict: masquerade})
 	}
-	return []chain{forward, post}
+	return append(published, forward, post)
+}
+
+var loopback = netip.MustParsePrefix("127.0.0.0/8")
+
+// publish are the chains of published ports: none without one.
+func publish(r Ruleset) []chain {
+	if len(r.Publish) == 0 {
+		return nil
+	}
+	// For the node's own loopback to work, its inner interface has to take
+	// packets of such addresses (route_localnet). Nobody inside may use that
+	// (CVE-2020-8558); answers are still addressed to the node here.
+	guard := chain{name: "guard", kind: "filter", hook: "prerouting", priority: "raw",
+		rules: []rule{{iif: r.Inside.Interface, dst: loopback, verdict: drop}}}
+	pre := chain{name: "prerouting", kind: "nat", hook: "prerouting", priority: "dstnat"}
+	out := chain{name: "output", kind: "nat", hook: "output", priority: "dstnat"}
+	for _, p := range r.Publish {
+		to := rule{protocol: p.Protocol, port: p.Port, verdict: dnat, to: p.To, local: !p.Addr.IsValid()}
+		if p.Addr.IsValid() {
+			to.dst = netip.PrefixFrom(p.Addr, p.Addr.BitLen())
+		}
+		pre.rules, out.rules = append(pre.rules, to), append(out.rules, to)
+	}
+	return []chain{guard, pre, out}
 }

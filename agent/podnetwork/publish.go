@@ -1,0 +1,150 @@
+package podnetwork
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/clusterd/clusterd/agent/pod"
+	"github.com/clusterd/clusterd/netsetup/nft"
+	"github.com/clusterd/clusterd/netsetup/sysctl"
+)
+
+// Ports of the node that lead to pods (hostPort). They are on disk, so that
+// the rules of an agent's first moment hold those of the pods that it has not
+// met again yet.
+
+// hostPortsFile is below Config.Dir; see published.
+const hostPortsFile = "hostports.json"
+
+// published is the content of hostports.json.
+type published struct {
+	Version int                  `json:"version"` // 1
+	Pods    map[string]podsPorts `json:"pods"`    // by UID
+}
+
+type podsPorts struct {
+	Addr  netip.Addr     `json:"addr"`
+	Ports []pod.HostPort `json:"ports"`
+}
+
+// loadPorts reads the file; none is no fault.
+func loadPorts(dir string) (map[string]podsPorts, error) {
+	b, err := os.ReadFile(filepath.Join(dir, hostPortsFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return map[string]podsPorts{}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("host ports: %w", err)
+	}
+	var p published
+	if err := json.Unmarshal(b, &p); err != nil {
+		return nil, fmt.Errorf("host ports: %s: %w", hostPortsFile, err)
+	}
+	if p.Version != 1 {
+		return nil, fmt.Errorf("host ports: %s has version %d, this program knows 1", hostPortsFile, p.Version)
+	}
+	if p.Pods == nil {
+		p.Pods = map[string]podsPorts{}
+	}
+	return p.Pods, nil
+}
+
+// savePorts replaces the file. The caller holds portMu.
+func (n *Network) savePorts() error {
+	b, err := json.Marshal(published{Version: 1, Pods: n.ports})
+	if err != nil {
+		return fmt.Errorf("host ports: %w", err)
+	}
+	tmp := filepath.Join(n.cfg.Dir, hostPortsFile+".new")
+	if err := os.WriteFile(tmp, b, 0o600); err != nil {
+		return fmt.Errorf("host ports: %w", err)
+	}
+	if err := os.Rename(tmp, filepath.Join(n.cfg.Dir, hostPortsFile)); err != nil {
+		return fmt.Errorf("host ports: %w", err)
+	}
+	return nil
+}
+
+// Publish makes ports of the node lead to the pod, until it is detached. It
+// may be called again.
+func (n *Network) Publish(_ context.Context, uid string, addr netip.Addr, ports []pod.HostPort) error {
+	n.portMu.Lock()
+	defer n.portMu.Unlock()
+	now := podsPorts{addr, ports}
+	if have, ok := n.ports[uid]; ok && have.Addr == addr && slices.Equal(have.Ports, ports) {
+		return nil
+	}
+	n.ports[uid] = now
+	return errors.Join(n.savePorts(), n.filterPorts())
+}
+
+// unpublish takes back what was published of the pods that keep does not name.
+func (n *Network) unpublish(keep func(uid string) bool) error {
+	n.portMu.Lock()
+	defer n.portMu.Unlock()
+	before := len(n.ports)
+	maps.DeleteFunc(n.ports, func(uid string, _ podsPorts) bool { return !keep(uid) })
+	if len(n.ports) == before {
+		return nil
+	}
+	return errors.Join(n.savePorts(), n.filterPorts())
+}
+
+// setRules gives the packet filter the rules of the nodes, and those of the
+// published ports with them.
+func (n *Network) setRules(r nft.Ruleset, own netip.Prefix) error {
+	n.portMu.Lock()
+	defer n.portMu.Unlock()
+	n.rules, n.own = r, own
+	return n.filterPorts()
+}
+
+// filterPorts applies the rules. The caller holds portMu.
+func (n *Network) filterPorts() error {
+	if !n.own.IsValid() {
+		return nil // before the node has a range, nothing is inside
+	}
+	r := withPorts(n.rules, nft.Inside{Range: n.own, Interface: n.cfg.Bridge}, n.ports)
+	if len(r.Publish) > 0 {
+		if err := sysctl.Set(map[string]string{"net.ipv4.conf." + n.cfg.Bridge + ".route_localnet": "1"}); err != nil {
+			return fmt.Errorf("kernel switches: %w", err)
+		}
+	}
+	if err := n.filter.Apply(r); err != nil {
+		return fmt.Errorf("packet filter: %w", err)
+	}
+	return nil
+}
+
+// withPorts adds the published ports to the rules, those of one address
+// before those of every address. Pure.
+func withPorts(r nft.Ruleset, inside nft.Inside, pods map[string]podsPorts) nft.Ruleset {
+	r.Inside = inside
+	for _, uid := range slices.Sorted(maps.Keys(pods)) {
+		p := pods[uid]
+		if !inside.Range.Contains(p.Addr) {
+			continue // of a range that the node no longer has
+		}
+		for _, port := range p.Ports {
+			r.Publish = append(r.Publish, nft.Publish{Protocol: port.Protocol, Addr: port.HostIP, Port: port.HostPort, To: netip.AddrPortFrom(p.Addr, port.Port)})
+		}
+	}
+	slices.SortStableFunc(r.Publish, func(a, b nft.Publish) int {
+		switch {
+		case a.Addr.IsValid() == b.Addr.IsValid():
+			return 0
+		case a.Addr.IsValid():
+			return -1
+		}
+		return 1
+	})
+	return r
+}
