@@ -16,12 +16,18 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcore "k8s.io/client-go/kubernetes/typed/core/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
@@ -113,7 +119,10 @@ type Agent struct {
 	pods    *pod.Manager
 	objects *object.Cache
 	events  record.EventBroadcaster
-	handler http.Handler
+	// services watches all Services, for the environments of pods; nil: there
+	// is no API.
+	services cache.SharedIndexInformer
+	handler  http.Handler
 }
 
 // New checks the configuration and puts the parts together. It starts nothing.
@@ -157,6 +166,7 @@ func New(cfg Config) (*Agent, error) {
 	}
 	a.pods = pod.NewManager(pod.Config{
 		Static:   statics,
+		Services: a.serviceLister(),
 		NodeName: cfg.NodeName, NodeIP: cfg.NodeIP, Node: a.node.Object, Client: cfg.Client,
 		Runtime: cfg.Runtime, Images: cfg.Images, Network: cfg.Network, Volumes: volume.New(volumes), Objects: a.objects,
 		Probes: prober, OnRuntime: a.node.Poke, Recorder: recorder,
@@ -211,6 +221,12 @@ func (a *Agent) Run(ctx context.Context) error {
 	if a.cfg.Client != nil {
 		part(ctx, "node", a.node.Run)
 	}
+	if a.services != nil {
+		part(ctx, "services", func(ctx context.Context) error {
+			a.services.RunWithContext(ctx)
+			return nil
+		})
+	}
 	part(outer, "network", a.cfg.Network.Run)
 	part(ctx, "pods", func(ctx context.Context) error {
 		defer stop()
@@ -226,6 +242,30 @@ func (a *Agent) Handler() http.Handler { return a.handler }
 
 // Node is the Node object as last known.
 func (a *Agent) Node() *v1.Node { return a.node.Object() }
+
+// servicePatience is how long a container waits for the first list of Services.
+const servicePatience = 5 * time.Second
+
+// serviceLister makes the watch of Services and gives the way to ask it.
+func (a *Agent) serviceLister() pod.Services {
+	if a.cfg.Client == nil {
+		return nil
+	}
+	a.services = coreinformers.NewServiceInformer(a.cfg.Client, metav1.NamespaceAll, 0, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+	lister := corelisters.NewServiceLister(a.services.GetIndexer())
+	return func(ctx context.Context, namespace string) ([]*v1.Service, error) {
+		patience := time.NewTimer(servicePatience)
+		defer patience.Stop()
+		select {
+		case <-a.services.HasSyncedChecker().Done():
+		case <-patience.C:
+			return nil, errors.New("services have not yet been read at least once, cannot construct envvars")
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		return lister.Services(namespace).List(labels.Everything())
+	}
+}
 
 // statics reads the static pods; what is wrong with them is told as events of
 // the node.

@@ -20,6 +20,7 @@ type envInput struct {
 	container   *v1.Container
 	image       []string // the image's own KEY=VALUE lines
 	objects     volume.Objects
+	services    Services // nil: the pod is told of none
 	podIPs      []netip.Addr
 	nodeIP      netip.Addr
 	nodeName    string
@@ -49,7 +50,7 @@ func (e *environ) lines() []string {
 	return out
 }
 
-// buildEnv resolves the environment: the image's, then envFrom, then env, in
+// buildEnv resolves the environment: the image's, then Services, envFrom, env, in
 // which $(VAR) names any variable set before (not the image's own). vars is
 // the part that command and args may name.
 func buildEnv(ctx context.Context, in envInput) (lines []string, vars map[string]string, err error) {
@@ -65,6 +66,13 @@ func buildEnv(ctx context.Context, in envInput) (lines []string, vars map[string
 	base.set("HOSTNAME", hostname(in.pod, in.nodeName))
 	if in.tty {
 		base.set("TERM", "xterm")
+	}
+	links, err := serviceEnv(ctx, in.pod, in.services)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, v := range links {
+		own.set(v[0], v[1])
 	}
 	for _, f := range in.container.EnvFrom {
 		if err := envFrom(ctx, in, f, own); err != nil {

@@ -48,6 +48,7 @@ type buildInput struct {
 	img       image.Image
 	rootfs    string
 	backOff   time.Duration
+	services  Services
 	target    string // the container whose processes it is to see, "": its own
 }
 
@@ -58,7 +59,7 @@ func (m *Manager) buildContainer(ctx context.Context, in buildInput) (api.Contai
 	node := m.cfg.Node()
 	cfg := in.img.Config
 	lines, vars, err := buildEnv(ctx, envInput{
-		pod: pod, container: c, image: cfg.Env, objects: m.cfg.Objects, podIPs: in.sandbox.IPs,
+		pod: pod, container: c, image: cfg.Env, objects: m.cfg.Objects, services: in.services, podIPs: in.sandbox.IPs,
 		nodeIP: m.cfg.NodeIP, nodeName: m.cfg.NodeName, allocatable: node.Status.Allocatable, tty: c.TTY,
 	})
 	if err != nil {

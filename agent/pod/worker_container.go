@@ -131,11 +131,15 @@ func (w *worker) startContainer(c *Container, attempt uint32) {
 		w.send(func() {}) // plan the next try
 		return
 	}
+	services := w.m.cfg.Services
+	if w.static {
+		services = nil // it must run without the API
+	}
 	c.ImageReady = false
 	id := newID()
 	w.starting[c.Name] = id
 	w.operate(c, OpStart, func(ctx context.Context) func() {
-		in := buildInput{pod: pod, container: spec, kind: kind, id: id, sandbox: sandbox, attempt: attempt, img: img, backOff: backOff, target: target}
+		in := buildInput{pod: pod, container: spec, kind: kind, id: id, sandbox: sandbox, attempt: attempt, img: img, backOff: backOff, target: target, services: services}
 		st, reason, err := w.m.startInstance(ctx, w.ctx, in)
 		if err != nil || st.StartError != "" {
 			w.verifyImage(ctx, c.Name, img)
