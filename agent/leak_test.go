@@ -97,7 +97,7 @@ func (m *machine) census() map[string]int {
 	out["pod folders"] = entries(filepath.Join(m.dir, "pods"))
 	out["log folders"] = entries(filepath.Join(m.dir, "log", "pods"))
 	for _, d := range []string{"sandboxes", "containers", "state"} {
-		out["podmon's "+d] = entries(filepath.Join(m.dir, "podmon", d))
+		out["podmon's "+d] = entries(filepath.Join(m.dir, "podmon", "live", d))
 	}
 	var ipam struct {
 		Allocated map[string]any `json:"allocated"`

@@ -36,5 +36,8 @@ func restartAt(c *Container) time.Time {
 	if !i.StartedAt.IsZero() && i.FinishedAt.Sub(i.StartedAt) >= resetAfter {
 		return time.Time{}
 	}
-	return i.FinishedAt.Add(c.BackOff)
+	if i.EndSeen.IsZero() {
+		return i.FinishedAt.Add(c.BackOff)
+	}
+	return i.EndSeen.Add(c.BackOff)
 }

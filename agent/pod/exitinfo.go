@@ -40,6 +40,7 @@ func (i *Instance) exited(st api.ContainerStatus, message string, now time.Time)
 	if st.FinishedAt > 0 {
 		i.FinishedAt = time.Unix(0, st.FinishedAt)
 	}
+	i.EndSeen = endSeen(i.FinishedAt, now)
 	i.ExitCode, i.Signal, i.Message = int32(st.ExitCode), int32(st.Signal), message
 	switch {
 	case st.StartError != "":
@@ -59,6 +60,11 @@ func (i *Instance) exited(st api.ContainerStatus, message string, now time.Time)
 	default:
 		i.Reason = "Error"
 	}
+}
+
+// endSeen is an end of the past, never of the future, on the clock of now.
+func endSeen(finished, now time.Time) time.Time {
+	return now.Add(-max(0, now.Sub(finished)))
 }
 
 // startErrorReason tells a container that cannot run from one that could not

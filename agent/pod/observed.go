@@ -198,10 +198,13 @@ type Instance struct {
 	CreatedAt  time.Time
 	StartedAt  time.Time
 	FinishedAt time.Time
-	ExitCode   int32
-	Signal     int32
-	Reason     string // terminated reason
-	Message    string // terminated message
+	// EndSeen is the end on the agent's own steady clock, which back-off counts
+	// from: FinishedAt is in the future after the machine's clock was set back.
+	EndSeen  time.Time
+	ExitCode int32
+	Signal   int32
+	Reason   string // terminated reason
+	Message  string // terminated message
 
 	// Recorded is set while podmon holds a record of the instance.
 	Recorded bool

@@ -10,6 +10,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/clusterd/clusterd/agent/podmon/api"
 )
 
 var t0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -277,6 +279,23 @@ func TestPlanConverges(t *testing.T) {
 			if c.running() {
 				t.Errorf("seed %d: %s runs in a finished pod", seed, name)
 			}
+		}
+	}
+}
+
+// TestClockSetBack: a container that ended before the machine's clock was set
+// back by an hour does not wait an hour for its next run.
+func TestClockSetBack(t *testing.T) {
+	for name, end := range map[string]time.Time{"set back": t0.Add(time.Hour), "set forward": t0.Add(-time.Hour), "right": t0} {
+		i := &Instance{StartedAt: end.Add(-time.Second)}
+		i.exited(api.ContainerStatus{ExitCode: 1, FinishedAt: end.UnixNano()}, "", t0)
+		c := &Container{Now: i, BackOff: 40 * time.Second}
+		at := restartAt(c)
+		if wait := at.Sub(t0); wait > c.BackOff || name == "right" && wait != c.BackOff {
+			t.Errorf("%s: it waits %s", name, wait)
+		}
+		if !i.FinishedAt.Equal(end) {
+			t.Errorf("%s: the end is told as %s", name, i.FinishedAt)
 		}
 	}
 }

@@ -150,6 +150,9 @@ func seedFromAPI(c *Container, told v1.ContainerStatus, now time.Time) {
 		// It was between two runs.
 		c.Now, c.Last = c.Last, nil
 	}
+	if c.Now != nil {
+		c.Now.EndSeen = endSeen(c.Now.FinishedAt, now)
+	}
 }
 
 func instanceFromAPI(told v1.ContainerStatus, t *v1.ContainerStateTerminated) *Instance {
