@@ -162,7 +162,7 @@ func Run(ctx context.Context, cfg Config) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, l := range loops {
 		group.Go(func() error {
-			if err := l.Run(ctx); err != nil {
+			if err := l.Run(loop.WithName(ctx, l.Name)); err != nil {
 				return fmt.Errorf("loop %s: %w", l.Name, err)
 			}
 			if ctx.Err() == nil {
@@ -198,6 +198,10 @@ func (cfg *Config) complete() error {
 	}
 	return nil
 }
+
+// LoopOf names the loop in whose work a request with this context is made; ""
+// outside of loops.
+func LoopOf(ctx context.Context) string { return loop.NameOf(ctx) }
 
 // Collectors returns all metrics of the room, for the process's registry.
 func Collectors() []prometheus.Collector {

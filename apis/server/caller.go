@@ -13,19 +13,11 @@ type agentKey struct{}
 // withAgent lets Caller name the program that sends a request.
 func withAgent(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		if agent := agentName(req.UserAgent()); agent != "" {
+		if agent := req.UserAgent(); agent != "" {
 			req = req.WithContext(context.WithValue(req.Context(), agentKey{}, agent))
 		}
 		next.ServeHTTP(w, req)
 	})
-}
-
-// agentName is the program in a User-Agent such as "kubectl/v1.37.2
-// (linux/amd64) kubernetes/abc".
-func agentName(userAgent string) string {
-	name, _, _ := strings.Cut(userAgent, " ")
-	name, _, _ = strings.Cut(name, "/")
-	return name
 }
 
 // Caller names who makes the request that ctx belongs to: the user, and the
@@ -36,14 +28,41 @@ func Caller(ctx context.Context) string {
 	if !ok {
 		return ""
 	}
-	name := user.GetName()
-	agent, _ := ctx.Value(agentKey{}).(string)
-	if agent == "" || agent == ownAgent && strings.HasPrefix(name, "system:") {
+	userAgent, _ := ctx.Value(agentKey{}).(string)
+	name, program := user.GetName(), programOf(userAgent)
+	switch {
+	case program == "":
 		return name
+	case program != ownProgram || !strings.HasPrefix(name, "system:"):
+		return name + " via " + program
 	}
-	return name + " via " + agent
+	if part := partOf(userAgent); part != "" {
+		return name + " (" + part + ")"
+	}
+	return name
 }
 
-// ownAgent is what the parts of this program call themselves; their users'
-// names tell them apart.
-const ownAgent = "clusterd"
+// ownProgram is what the parts of this program call themselves. Their users'
+// names tell most of them apart, PartAgent's the rest.
+const ownProgram = "clusterd"
+
+// PartAgent is the User-Agent of one of several parts of this program that
+// share a user, such as the controllers: Caller names the part.
+func PartAgent(part string) string { return ownProgram + "/part (" + part + ")" }
+
+// programOf is the program in a User-Agent such as "kubectl/v1.37.2
+// (linux/amd64) kubernetes/abc".
+func programOf(userAgent string) string {
+	name, _, _ := strings.Cut(userAgent, " ")
+	name, _, _ = strings.Cut(name, "/")
+	return name
+}
+
+// partOf is the part in a PartAgent's result; "" in any other User-Agent.
+func partOf(userAgent string) string {
+	part, ok := strings.CutPrefix(userAgent, ownProgram+"/part (")
+	if !ok {
+		return ""
+	}
+	return strings.TrimSuffix(part, ")")
+}

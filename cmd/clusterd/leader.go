@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"sync"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 
+	"github.com/clusterd/clusterd/apis/server"
 	"github.com/clusterd/clusterd/cmd/clusterd/join"
 	"github.com/clusterd/clusterd/cmd/clusterd/pki"
 	"github.com/clusterd/clusterd/sched"
@@ -111,6 +113,7 @@ func (m *Main) warnEvent(ctx context.Context, client kubernetes.Interface, warni
 
 func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {
 	rest := m.api.ClientConfigFor(controllersUser, pki.AdminsGroup)
+	rest.Wrap(func(next http.RoundTripper) http.RoundTripper { return loopAgent{next} })
 	client, err := kubernetes.NewForConfig(rest)
 	if err != nil {
 		return sched.Config{}, fmt.Errorf("make the controllers' client: %w", err)
@@ -131,4 +134,17 @@ func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {
 		RootCA:      pki.EncodeCert(m.id.ca.Cert),
 		Liveness:    hints,
 	}, nil
+}
+
+// loopAgent lets the store's records tell the controllers apart, which share
+// an identity.
+type loopAgent struct{ next http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (l loopAgent) RoundTrip(req *http.Request) (*http.Response, error) {
+	if name := sched.LoopOf(req.Context()); name != "" {
+		req = req.Clone(req.Context())
+		req.Header.Set("User-Agent", server.PartAgent(name))
+	}
+	return l.next.RoundTrip(req)
 }

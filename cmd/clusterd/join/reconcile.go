@@ -266,7 +266,7 @@ func SetWantedVoters(ctx context.Context, s Store, n int) error {
 	if n != 0 && (n < 1 || n > MaxVoters || n%2 == 0) {
 		return fmt.Errorf("%d voters: %w", n, ErrVoters)
 	}
-	if _, err := s.Txn(ctx, mvcc.Txn{Ops: []mvcc.Op{put(votersKey, votersRecord{n})}}); err != nil {
+	if _, err := s.Txn(ctx, mvcc.Txn{Origin: origin, Ops: []mvcc.Op{put(votersKey, votersRecord{n})}}); err != nil {
 		return fmt.Errorf("record the number of voters: %w", err)
 	}
 	return nil

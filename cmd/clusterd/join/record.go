@@ -16,6 +16,9 @@ import (
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
 
+// origin names these records' maker in the store's history.
+const origin = "clusterd members and tokens"
+
 // Keys in the store. They lie outside /registry/, which is the API's.
 const (
 	memberPrefix = "/clusterd/members/" // + id → Record
@@ -72,6 +75,7 @@ func (e *NameTakenError) Error() string {
 // It returns ErrRecorded when there are settings already.
 func PutCluster(ctx context.Context, s Store, c Cluster, first Record) error {
 	res, err := s.Txn(ctx, mvcc.Txn{
+		Origin:   origin,
 		Compares: []mvcc.Compare{{Key: clusterKey}},
 		Ops:      append(recordOps(first), put(clusterKey, c)),
 	})
@@ -123,7 +127,7 @@ func AddMember(ctx context.Context, s Store, r Record) error {
 		if err != nil {
 			return fmt.Errorf("look up node name %s: %w", r.Name, err)
 		}
-		t := mvcc.Txn{Compares: []mvcc.Compare{{Key: nameKey}}, Ops: recordOps(r)}
+		t := mvcc.Txn{Origin: origin, Compares: []mvcc.Compare{{Key: nameKey}}, Ops: recordOps(r)}
 		if holder != nil {
 			t.Compares[0].ModRevision = holder.ModRevision
 			if id := string(holder.Value); id != r.ID {
@@ -158,6 +162,7 @@ func confirm(ctx context.Context, s Store, id string) error {
 	}
 	r.Confirmed = true
 	_, err = s.Txn(ctx, mvcc.Txn{
+		Origin:   origin,
 		Compares: []mvcc.Compare{{Key: memberPrefix + id, ModRevision: rev}},
 		Ops:      []mvcc.Op{put(memberPrefix+id, r)},
 	})
@@ -181,6 +186,7 @@ func RemoveMember(ctx context.Context, s Store, name string, now time.Time) (Rec
 			return Record{}, err
 		}
 		t := mvcc.Txn{
+			Origin:   origin,
 			Compares: []mvcc.Compare{{Key: namePrefix + name, ModRevision: holder.ModRevision}, {Key: memberPrefix + id, ModRevision: rev}},
 			Ops:      []mvcc.Op{{Type: mvcc.OpDelete, Key: namePrefix + name}},
 		}

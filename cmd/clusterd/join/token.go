@@ -35,7 +35,7 @@ func CreateToken(ctx context.Context, s Store, ca *x509.Certificate, ttl time.Du
 	info := TokenInfo{ID: t.ID, Created: now.UTC(), Expires: now.Add(ttl).UTC()}
 	op := put(tokenPrefix+t.ID, tokenRecord{TokenInfo: info, Hash: pki.HashSecret(t.Secret)})
 	op.TTL = int64((ttl + tokenKept) / time.Second)
-	res, err := s.Txn(ctx, mvcc.Txn{Compares: []mvcc.Compare{{Key: tokenPrefix + t.ID}}, Ops: []mvcc.Op{op}})
+	res, err := s.Txn(ctx, mvcc.Txn{Origin: origin, Compares: []mvcc.Compare{{Key: tokenPrefix + t.ID}}, Ops: []mvcc.Op{op}})
 	if err != nil {
 		return pki.Token{}, TokenInfo{}, fmt.Errorf("record the token: %w", err)
 	}
@@ -69,6 +69,7 @@ func DeleteToken(ctx context.Context, s Store, id string) (bool, error) {
 		return false, err
 	}
 	res, err := s.Txn(ctx, mvcc.Txn{
+		Origin:   origin,
 		Compares: []mvcc.Compare{{Key: kv.Key, ModRevision: kv.ModRevision}},
 		Ops:      []mvcc.Op{{Type: mvcc.OpDelete, Key: kv.Key}},
 	})
