@@ -7,6 +7,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,9 +36,11 @@ import (
 	"github.com/clusterd/clusterd/agent/node"
 	"github.com/clusterd/clusterd/agent/object"
 	"github.com/clusterd/clusterd/agent/pod"
+	"github.com/clusterd/clusterd/agent/pressure"
 	"github.com/clusterd/clusterd/agent/probe"
 	"github.com/clusterd/clusterd/agent/runtime"
 	"github.com/clusterd/clusterd/agent/static"
+	"github.com/clusterd/clusterd/agent/stats"
 	"github.com/clusterd/clusterd/agent/stream"
 	"github.com/clusterd/clusterd/agent/volume"
 )
@@ -55,6 +58,9 @@ type Images interface {
 	Load(ctx context.Context, r io.Reader) ([]image.Image, error)
 	// VerifyAll drops the images that are damaged on disk.
 	VerifyAll(ctx context.Context) error
+	GC(ctx context.Context, p image.GCPolicy) ([]image.Image, error)
+	// Written is the folder of what a container has changed of its image.
+	Written(id string) string
 }
 
 // Network connects pods: *podnetwork.Network.
@@ -99,7 +105,16 @@ type Config struct {
 	ClusterDomain string // default "cluster.local"
 	PidsLimit     int64  // of a pod; default 0: none
 	// CPUs says on which processors containers run; nil: on all.
-	CPUs       pod.CPUs
+	CPUs pod.CPUs
+	// Eviction are the thresholds below which pods are ended to keep the node
+	// alive; nil: pressure.Defaults. Empty, not nil: none.
+	Eviction []pressure.Threshold
+	// EvictionTransition is how long the node's pressure conditions stay after
+	// their cause has gone; default 5 min.
+	EvictionTransition time.Duration
+	ImageGC            ImageGC
+	// Reserved is kept from pods; nil: some memory.
+	Reserved   v1.ResourceList
 	Parallel   int // container starts at one time; default 16
 	NodeLabels map[string]string
 	NodePort   int32 // of the node's calls, told in the Node's status
@@ -117,6 +132,9 @@ type Agent struct {
 	cfg     Config
 	node    *node.Node
 	pods    *pod.Manager
+	guard   *pressure.Guard
+	stats   *stats.Collector
+	cgroups stats.Cgroups
 	objects *object.Cache
 	events  record.EventBroadcaster
 	// services watches all Services, for the environments of pods; nil: there
@@ -148,10 +166,36 @@ func New(cfg Config) (*Agent, error) {
 	if err := os.MkdirAll(cfg.DataDir, 0o755); err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
-	a := &Agent{cfg: cfg, events: record.NewBroadcaster()}
+	if cfg.Eviction == nil {
+		var err error
+		if cfg.Eviction, err = pressure.Parse(pressure.Defaults); err != nil {
+			return nil, fmt.Errorf("agent: %w", err)
+		}
+	}
+	gc := &cfg.ImageGC
+	gc.High, gc.Low, gc.MinAge = cmp.Or(gc.High, 85), cmp.Or(gc.Low, 80), cmp.Or(gc.MinAge, 2*time.Minute)
+	a := &Agent{cfg: cfg, events: record.NewBroadcaster(), cgroups: stats.Cgroups{Mount: "/sys/fs/cgroup"}}
+	machine := pressure.Machine{NodeDir: cfg.DataDir, ImageDir: a.imageDir()}
+	a.guard = pressure.New(pressure.Config{
+		Thresholds: cfg.Eviction, Transition: cfg.EvictionTransition, Measure: machine.Measure, Candidates: a.candidates,
+		Evict:   func(uid types.UID, message string, hard bool) { a.pods.Evict(uid, message, hard) },
+		Reclaim: a.reclaim, Changed: func() { a.node.Poke() },
+	})
+	a.stats = stats.New(stats.Config{
+		NodeName: cfg.NodeName, Cgroups: a.cgroups, Root: cfg.CgroupRoot, NodeDir: cfg.DataDir, ImageDir: a.imageDir(), BootTime: bootTime(), Pods: a.measured,
+		MemoryOf: func() (int64, int64) {
+			l := machine.Measure()[pressure.MemoryAvailable]
+			return l.Available, l.Capacity
+		},
+		Processes: func() (int64, int64) {
+			l := machine.Measure()[pressure.PidAvailable]
+			return l.Capacity - l.Available, l.Capacity
+		},
+	})
 	a.node = node.New(node.Config{
 		Name: cfg.NodeName, IP: cfg.NodeIP, Client: cfg.Client, Heartbeat: cfg.HeartbeatClient, Version: cfg.Version,
 		MaxPods: cfg.MaxPods, DataDir: cfg.DataDir, Labels: cfg.NodeLabels, Port: cfg.NodePort,
+		Reserved: cfg.Reserved, Pressure: a.guard.Under,
 		Images: a.nodeImages, Ready: a.faults,
 	})
 	podDir := filepath.Join(cfg.DataDir, "pods")
@@ -172,13 +216,15 @@ func New(cfg Config) (*Agent, error) {
 		Probes: prober, OnRuntime: a.node.Poke, Recorder: recorder,
 		PodDir: podDir, LogDir: cfg.PodLogDir, SweepLogs: ownLogs, CgroupRoot: cfg.CgroupRoot,
 		ResolvConf: cfg.ResolvConf, ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain,
-		PidsLimit: cfg.PidsLimit, CPUs: cfg.CPUs, Parallel: cfg.Parallel,
+		PidsLimit: cfg.PidsLimit, CPUs: cfg.CPUs,
+		Refuse: func(p *v1.Pod) string { return pressure.Refuses(p, pod.QOS(p), a.guard.Under) }, Parallel: cfg.Parallel,
 	})
 	prober.Exec = a.pods
 	cfg.Network.OnReady(func() { a.node.Poke(); a.pods.PokeAll() })
 	a.handler = stream.NewHandler(stream.Config{
 		Pods: a.pods, Runtime: cfg.Runtime, Images: cfg.Images, Network: cfg.Network, LogDir: cfg.PodLogDir,
 		ImagesChanged: func() { a.node.Poke(); a.pods.ImagesChanged() }, Configz: a.configz(),
+		Summary: a.stats.Summary,
 	})
 	return a, nil
 }
@@ -227,6 +273,8 @@ func (a *Agent) Run(ctx context.Context) error {
 			return nil
 		})
 	}
+	part(ctx, "pressure", a.guard.Run)
+	part(ctx, "images", a.collectImages)
 	part(outer, "network", a.cfg.Network.Run)
 	part(ctx, "pods", func(ctx context.Context) error {
 		defer stop()
@@ -326,5 +374,6 @@ func (a *Agent) configz() any {
 		"maxPods": c.MaxPods, "podLogDir": c.PodLogDir, "resolvConf": c.ResolvConf, "clusterDNS": c.ClusterDNS,
 		"clusterDomain": c.ClusterDomain, "pidsLimit": c.PidsLimit, "parallel": c.Parallel,
 		"staticDir": c.StaticDir, "staticURL": c.StaticURL,
+		"eviction": c.Eviction, "imageGC": c.ImageGC, "reserved": c.Reserved, "staticCPUs": c.CPUs != nil,
 	}}
 }

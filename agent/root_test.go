@@ -47,6 +47,7 @@ import (
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/podnetwork"
+	"github.com/clusterd/clusterd/agent/pressure"
 	"github.com/clusterd/clusterd/agent/runtime"
 )
 
@@ -133,8 +134,9 @@ type machine struct {
 	agent   *agent.Agent
 	stop    func()
 	server  *httptest.Server
-	cpus    pod.CPUs   // who has which processors; nil: nobody any
-	watch   *stopwatch // of benchmarks, else nil
+	limits  []pressure.Threshold // of the node; how full this machine is must not matter, so none
+	cpus    pod.CPUs             // who has which processors; nil: nobody any
+	watch   *stopwatch           // of benchmarks, else nil
 
 	patience time.Duration // of eventually
 }
@@ -187,7 +189,7 @@ func (m *machine) start() {
 	a, err := agent.New(agent.Config{
 		NodeName: "n1", NodeIP: netip.MustParseAddr("192.0.2.1"), DataDir: m.dir, CgroupRoot: m.cgroup,
 		Client: m.api, Runtime: m.wrapRuntime(), Images: m.wrapImages(), Network: m.wrapNetwork(network), Version: "v1.37.0-test",
-		CPUs: m.cpus,
+		CPUs: m.cpus, Eviction: append([]pressure.Threshold{}, m.limits...),
 	})
 	if err != nil {
 		m.t.Fatal(err)

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,10 +55,14 @@ type GCPolicy struct {
 	Keep []string
 	// MinAge spares images that were pulled or mounted less than that ago.
 	MinAge time.Duration
+	// Bytes to free are enough: of those that may go the ones go first that
+	// have not been used for longest. 0: all of them go.
+	Bytes int64
 }
 
-// GC removes every image that is not pinned, kept, mounted or young, and
-// returns what it removed. Names of Keep that are not here are ignored.
+// GC removes images that are not pinned, kept, mounted or young, and returns
+// what it removed. Names of Keep that are not here are ignored. Layers that
+// several images share are counted with each, so Bytes is an estimate.
 func (s *Store) GC(ctx context.Context, p GCPolicy) ([]Image, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -77,11 +82,23 @@ func (s *Store) GC(ctx context.Context, p GCPolicy) ([]Image, error) {
 				used[id] = true
 			}
 		}
+		var free []string
 		for id, rec := range s.index.Images {
-			if rec.Pinned || used[id] || time.Since(s.lastUsed[id]) < p.MinAge {
-				continue
+			if !rec.Pinned && !used[id] && time.Since(s.lastUsed[id]) >= p.MinAge {
+				free = append(free, id)
 			}
-			removed = append(removed, s.image(id))
+		}
+		slices.SortFunc(free, func(a, b string) int {
+			return cmp.Or(s.lastUsed[a].Compare(s.lastUsed[b]), cmp.Compare(a, b))
+		})
+		var bytes int64
+		for _, id := range free {
+			if p.Bytes > 0 && bytes >= p.Bytes {
+				break
+			}
+			img := s.image(id)
+			bytes += img.Size
+			removed = append(removed, img)
 			delete(ix.Images, id)
 		}
 		return nil

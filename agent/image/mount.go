@@ -295,3 +295,7 @@ func isMountPoint(path string) (bool, error) {
 	}
 	return st.Dev != parent.Dev, nil
 }
+
+// Written is the folder that holds what a container has changed of its image.
+// It need not exist.
+func (s *Store) Written(id string) string { return s.path("mounts", id, "rw") }

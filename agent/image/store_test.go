@@ -614,6 +614,33 @@ func TestRemoveAndGC(t *testing.T) {
 	s.nothingLeft(t)
 }
 
+// TestGCStopsWhenEnough: the images that have not been used for longest go, and
+// no more than are needed.
+func TestGCStopsWhenEnough(t *testing.T) {
+	host := serve(t, nil)
+	s := open(t, t.TempDir())
+	ids := map[string]string{}
+	for i, name := range []string{"/old:1", "/older:1", "/new:1"} {
+		push(t, host+name, build(t, v1.Config{}, archive(t, entry{name: "f", body: strings.Repeat(name, 1000)})))
+		img, err := s.Pull(t.Context(), host+name, Auth{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids[name] = img.ID
+		s.mu.Lock()
+		s.lastUsed[img.ID] = time.Now().Add([]time.Duration{-time.Hour, -2 * time.Hour, -time.Minute}[i])
+		s.mu.Unlock()
+	}
+	gone, err := s.GC(t.Context(), GCPolicy{Bytes: 1})
+	if err != nil || len(gone) != 1 || gone[0].ID != ids["/older:1"] {
+		t.Fatalf("the first: %+v %v", gone, err)
+	}
+	gone, err = s.GC(t.Context(), GCPolicy{Bytes: 1 << 40, MinAge: 30 * time.Minute})
+	if err != nil || len(gone) != 1 || gone[0].ID != ids["/old:1"] {
+		t.Fatalf("the next: %+v %v", gone, err)
+	}
+}
+
 // TestIndexGolden pins the format of images.json.
 func TestIndexGolden(t *testing.T) {
 	ix := index{

@@ -39,8 +39,14 @@ type Config struct {
 	MaxPods   int    // default 110
 	// DataDir is where the disk space of pods is counted.
 	DataDir string
-	Labels  map[string]string // further labels of the node
-	Port    int32             // of the node's calls; 0: not told
+	// Reserved is kept from pods for the system and the node's own programs.
+	// Memory that is not given: 128 MiB or a tenth of it, whatever is less.
+	Reserved v1.ResourceList
+	// Pressure tells which of the conditions MemoryPressure, DiskPressure and
+	// PIDPressure the node is in; nil: in none. It must not block.
+	Pressure func(v1.NodeConditionType) bool
+	Labels   map[string]string // further labels of the node
+	Port     int32             // of the node's calls; 0: not told
 
 	// Images lists what the node holds.
 	Images func(ctx context.Context) ([]v1.ContainerImage, error)
@@ -136,7 +142,7 @@ func (n *Node) fresh() *v1.Node {
 	}
 	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.cfg.Name, Labels: labels}}
 	capacity := n.capacity()
-	node.Status.Capacity, node.Status.Allocatable = capacity, allocatable(capacity)
+	node.Status.Capacity, node.Status.Allocatable = capacity, n.allocatable(capacity)
 	return node
 }
 
@@ -179,7 +185,7 @@ func (n *Node) take(node *v1.Node) {
 	if len(node.Status.Allocatable) == 0 {
 		node = node.DeepCopy()
 		node.Status.Capacity = n.capacity()
-		node.Status.Allocatable = allocatable(node.Status.Capacity)
+		node.Status.Allocatable = n.allocatable(node.Status.Capacity)
 	}
 	n.latest.Store(node)
 }

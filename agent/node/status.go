@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -22,14 +23,6 @@ import (
 // What the node keeps for itself and the system.
 const reservedMemory = 128 << 20
 
-// Pressure begins below these shares of what there is.
-const (
-	lowMemory = 100 << 20 // bytes
-	lowDisk   = 10        // percent
-	lowInodes = 5         // percent
-	lowPids   = 5         // percent
-)
-
 // maxImages bounds the list of images in the status.
 const maxImages = 50
 
@@ -37,7 +30,7 @@ const maxImages = 50
 func (n *Node) status(ctx context.Context, node *v1.Node, now time.Time) {
 	s := &node.Status
 	s.Capacity = n.capacity()
-	s.Allocatable = allocatable(s.Capacity)
+	s.Allocatable = n.allocatable(s.Capacity)
 	s.Addresses = nil
 	if n.cfg.IP.IsValid() {
 		s.Addresses = append(s.Addresses, v1.NodeAddress{Type: v1.NodeInternalIP, Address: n.cfg.IP.String()})
@@ -67,15 +60,16 @@ func (n *Node) conditions() []v1.NodeCondition {
 		}
 		return v1.NodeCondition{Type: t, Status: v1.ConditionFalse, Reason: reason, Message: message}
 	}
-	free := meminfo("MemAvailable")
-	disk, inodes := diskFree(n.cfg.DataDir)
-	pids := pidsFree()
+	under := n.cfg.Pressure
+	if under == nil {
+		under = func(v1.NodeConditionType) bool { return false }
+	}
 	out := []v1.NodeCondition{
-		cond(v1.NodeMemoryPressure, free > 0 && free < lowMemory, "KubeletHasInsufficientMemory", fmt.Sprintf("only %d MiB of memory are available", free>>20),
+		cond(v1.NodeMemoryPressure, under(v1.NodeMemoryPressure), "KubeletHasInsufficientMemory", "the node runs short of memory",
 			"KubeletHasSufficientMemory", "the node has sufficient memory available"),
-		cond(v1.NodeDiskPressure, disk < lowDisk || inodes < lowInodes, "KubeletHasDiskPressure", "the disk of pods and images is nearly full",
+		cond(v1.NodeDiskPressure, under(v1.NodeDiskPressure), "KubeletHasDiskPressure", "the disk of pods and images is nearly full",
 			"KubeletHasNoDiskPressure", "the node has no disk pressure"),
-		cond(v1.NodePIDPressure, pids < lowPids, "KubeletHasInsufficientPID", "the node has nearly no process IDs left",
+		cond(v1.NodePIDPressure, under(v1.NodePIDPressure), "KubeletHasInsufficientPID", "the node has nearly no process IDs left",
 			"KubeletHasSufficientPID", "the node has sufficient process IDs available"),
 	}
 	ready := v1.NodeCondition{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady", Message: "the node is ready to run pods"}
@@ -126,17 +120,27 @@ func (n *Node) capacity() v1.ResourceList {
 	return out
 }
 
-// allocatable is what pods may ask for.
-func allocatable(capacity v1.ResourceList) v1.ResourceList {
+// allocatable is what pods may ask for: what there is, without huge pages,
+// which the kernel has set aside of the memory, and without what is reserved.
+func (n *Node) allocatable(capacity v1.ResourceList) v1.ResourceList {
 	out := capacity.DeepCopy()
 	mem := out[v1.ResourceMemory]
 	for name, q := range out {
 		if strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix) {
-			mem.Sub(q) // set aside by the kernel
+			mem.Sub(q)
 		}
 	}
-	mem.Sub(*resource.NewQuantity(min(reservedMemory, mem.Value()/10), resource.BinarySI))
 	out[v1.ResourceMemory] = mem
+	reserved := v1.ResourceList{v1.ResourceMemory: *resource.NewQuantity(min(reservedMemory, mem.Value()/10), resource.BinarySI)}
+	maps.Copy(reserved, n.cfg.Reserved)
+	for name, q := range reserved {
+		if have, ok := out[name]; ok {
+			if have.Sub(q); have.Sign() < 0 {
+				have = resource.Quantity{Format: have.Format}
+			}
+			out[name] = have
+		}
+	}
 	return out
 }
 
@@ -216,32 +220,4 @@ func meminfo(key string) int64 {
 		}
 	}
 	return 0
-}
-
-// diskFree is in percent; 100 when unknown or not counted.
-func diskFree(dir string) (space, inodes int) {
-	var fs unix.Statfs_t
-	if err := unix.Statfs(dir, &fs); err != nil || fs.Blocks == 0 {
-		return 100, 100
-	}
-	inodes = 100
-	if fs.Files > 0 {
-		inodes = int(fs.Ffree * 100 / fs.Files)
-	}
-	return int(fs.Bavail * 100 / fs.Blocks), inodes
-}
-
-// pidsFree is in percent.
-func pidsFree() int {
-	limit, err1 := strconv.Atoi(readLine("/proc/sys/kernel/pid_max"))
-	load := strings.Fields(readLine("/proc/loadavg")) // "0.1 0.2 0.3 2/345 6789"
-	if err1 != nil || limit == 0 || len(load) < 4 {
-		return 100
-	}
-	_, total, _ := strings.Cut(load[3], "/")
-	used, err := strconv.Atoi(total)
-	if err != nil {
-		return 100
-	}
-	return (limit - used) * 100 / limit
 }

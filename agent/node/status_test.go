@@ -23,8 +23,26 @@ func TestHugepages(t *testing.T) {
 	if len(got) != 2 || got[2<<20] != 8 || got[1<<30] != 0 {
 		t.Errorf("got %v", got)
 	}
-	left := allocatable(v1.ResourceList{v1.ResourceMemory: resource.MustParse("100Mi"), "hugepages-2Mi": resource.MustParse("16Mi")})
+	left := (&Node{}).allocatable(v1.ResourceList{v1.ResourceMemory: resource.MustParse("100Mi"), "hugepages-2Mi": resource.MustParse("16Mi")})
 	if m := left[v1.ResourceMemory]; m.Value() > 84<<20 {
 		t.Errorf("huge pages count as memory of pods: %s", m.String())
+	}
+}
+
+func TestReserved(t *testing.T) {
+	n := &Node{cfg: Config{Reserved: v1.ResourceList{v1.ResourceCPU: resource.MustParse("500m"), v1.ResourceMemory: resource.MustParse("1Gi"), "example.com/none": resource.MustParse("1")}}}
+	got := n.allocatable(v1.ResourceList{v1.ResourceCPU: resource.MustParse("2"), v1.ResourceMemory: resource.MustParse("512Mi"), v1.ResourcePods: resource.MustParse("110")})
+	cpu, mem, pods := got[v1.ResourceCPU], got[v1.ResourceMemory], got[v1.ResourcePods]
+	if cpu.String() != "1500m" || !mem.IsZero() || pods.Value() != 110 || len(got) != 3 {
+		t.Errorf("allocatable %v", got)
+	}
+}
+
+func TestPressureConditions(t *testing.T) {
+	n := &Node{cfg: Config{Pressure: func(c v1.NodeConditionType) bool { return c == v1.NodeDiskPressure }}}
+	for _, c := range n.conditions() {
+		if want := c.Type == v1.NodeDiskPressure || c.Type == v1.NodeReady; (c.Status == v1.ConditionTrue) != want {
+			t.Errorf("%s is %s", c.Type, c.Status)
+		}
 	}
 }

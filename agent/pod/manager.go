@@ -224,7 +224,9 @@ func (m *Manager) begin(pod *v1.Pod, static bool) *worker {
 	if !terminal(pod.Status.Phase) && (known || pod.DeletionTimestamp == nil) {
 		var verdict *Verdict
 		if !known && pod.Status.StartTime == nil {
-			verdict = Admit(pod, m.cfg.Node(), m.holders())
+			if verdict = m.refusal(pod); verdict == nil {
+				verdict = Admit(pod, m.cfg.Node(), m.holders())
+			}
 		}
 		if verdict == nil {
 			err := m.assignCPUs(pod)

@@ -61,6 +61,9 @@ type Fault struct {
 // the pod's worker; Plan and BuildStatus only read it.
 type Observed struct {
 	Verdict *Verdict
+	// EvictGrace is set when the verdict is an eviction by the node: how long
+	// the containers get to end.
+	EvictGrace *time.Duration
 	// Final is set when the API already held a terminal phase when this agent
 	// first saw the pod: nothing is started again.
 	Final bool

@@ -80,6 +80,8 @@ func (p *planner) endGrace() time.Duration {
 		return seconds(*pod.DeletionGracePeriodSeconds)
 	case p.d.Gone:
 		return 2 * time.Second // forced away: nobody waits for it
+	case p.o.EvictGrace != nil:
+		return *p.o.EvictGrace
 	}
 	return p.specGrace()
 }

@@ -402,6 +402,11 @@ func (b *builder) conditions(st *v1.PodStatus, initDone bool) {
 	}
 	set(v1.PodReady, ready, reason, message)
 	set(v1.PodScheduled, true, "", "")
+	if b.o.EvictGrace != nil {
+		c := v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet,
+			Message: b.o.Verdict.Message, ObservedGeneration: pod.Generation}
+		st.Conditions = append(st.Conditions, carry(c, b.old.Conditions, b.now))
+	}
 	b.resizeConditions(st)
 
 	for _, c := range b.old.Conditions {

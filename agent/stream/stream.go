@@ -21,6 +21,7 @@ import (
 	"k8s.io/cri-streaming/pkg/streaming/portforward"
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 	"k8s.io/klog/v2"
+	summary "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 	utilexec "k8s.io/utils/exec"
 
 	"github.com/clusterd/clusterd/agent/image"
@@ -65,6 +66,8 @@ type Config struct {
 	Healthy func() error
 	// Configz is the running configuration, for /configz.
 	Configz any
+	// Summary measures the node and its pods, for /stats/summary.
+	Summary func(ctx context.Context, onlyCPUAndMemory bool) (*summary.Summary, error)
 	// ImagesChanged is called after images were loaded. It must not block.
 	ImagesChanged func()
 }
@@ -95,12 +98,27 @@ func NewHandler(cfg Config) http.Handler {
 	mux.HandleFunc("GET /images", h.images)
 	mux.HandleFunc("POST /images/load", h.load)
 	mux.HandleFunc("GET /pods", h.pods)
+	mux.HandleFunc("GET /stats/summary", h.summary)
 	mux.HandleFunc("GET /healthz", h.healthz)
 	mux.HandleFunc("GET /configz", func(w http.ResponseWriter, _ *http.Request) { answer(w, cfg.Configz) })
 	return mux
 }
 
 type handler struct{ cfg Config }
+
+// summary tells what the node and its pods use. With only_cpu_and_memory=true
+// no folder is measured.
+func (h *handler) summary(w http.ResponseWriter, r *http.Request) {
+	if !h.ready(w, r) {
+		return
+	}
+	out, err := h.cfg.Summary(r.Context(), r.FormValue("only_cpu_and_memory") == "true")
+	if err != nil {
+		refuse(w, http.StatusInternalServerError, metav1.StatusReasonInternalError, "%v", err)
+		return
+	}
+	answer(w, out)
+}
 
 // answer writes a value as JSON.
 func answer(w http.ResponseWriter, v any) {

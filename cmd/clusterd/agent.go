@@ -56,7 +56,7 @@ func (m *Main) runAgent(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a, err := agent.New(agent.Config{
+	settings := agent.Config{
 		NodeName:        m.cfg.Name,
 		NodeIP:          addr,
 		DataDir:         m.cfg.Data,
@@ -73,7 +73,11 @@ func (m *Main) runAgent(ctx context.Context) error {
 		NodePort:        int32(m.cfg.Port),
 		StaticDir:       m.cfg.staticPods(),
 		StaticURL:       m.cfg.StaticPodsURL,
-	})
+	}
+	if err := m.cfg.resources(&settings); err != nil {
+		return err
+	}
+	a, err := agent.New(settings)
 	if err != nil {
 		return err
 	}

@@ -15,8 +15,9 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/utils/cpuset"
 	"sigs.k8s.io/yaml"
+
+	"github.com/clusterd/clusterd/agent/pressure"
 )
 
 // Config is everything one node can be told. Defaults come first, then the
@@ -69,6 +70,23 @@ type Config struct {
 	// size, old states of objects are kept. The leader's values hold.
 	StoreHistoryAge  Duration `json:"storeHistoryAge"`
 	StoreHistorySize string   `json:"storeHistorySize"`
+	// EvictionHard are the thresholds below which pods are ended at once, such
+	// as memory.available<100Mi,nodefs.available<10%; "none": never.
+	EvictionHard string `json:"evictionHard,omitempty"`
+	// EvictionSoft are thresholds that are borne for EvictionSoftGracePeriod,
+	// such as memory.available=90s; pods then have their own grace period.
+	EvictionSoft            string `json:"evictionSoft,omitempty"`
+	EvictionSoftGracePeriod string `json:"evictionSoftGracePeriod,omitempty"`
+	// EvictionTransition is how long the node's pressure conditions stay after
+	// their cause has gone.
+	EvictionTransition Duration `json:"evictionTransition"`
+	// SystemReserved is kept from pods, such as cpu=500m,memory=512Mi. Empty:
+	// 128 MiB of memory, or a tenth of it.
+	SystemReserved string `json:"systemReserved,omitempty"`
+	// ImageGCHigh and ImageGCLow are percentages of the images' disk: above the
+	// first, images that nothing uses are removed until the second is reached.
+	ImageGCHigh int `json:"imageGCHigh"`
+	ImageGCLow  int `json:"imageGCLow"`
 	// LogLevel is debug, info, warn or error.
 	LogLevel string `json:"logLevel"`
 	// LogFormat is text or json.
@@ -112,9 +130,13 @@ func defaultConfig() Config {
 
 		CPUManagerPolicy: cpuPolicyNone,
 
-		StoreQuota:       "8Gi",
-		StoreHistoryAge:  Duration{time.Hour},
-		StoreHistorySize: "64Mi",
+		StoreQuota:         "8Gi",
+		StoreHistoryAge:    Duration{time.Hour},
+		StoreHistorySize:   "64Mi",
+		EvictionHard:       pressure.Defaults,
+		EvictionTransition: Duration{5 * time.Minute},
+		ImageGCHigh:        85,
+		ImageGCLow:         80,
 
 		LogLevel:  "info",
 		LogFormat: "text",
@@ -138,6 +160,13 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.StoreQuota, "store-quota", c.StoreQuota, "how much the cluster's live objects may take; the same on every server")
 	f.DurationVar(&c.StoreHistoryAge.Duration, "store-history-age", c.StoreHistoryAge.Duration, "how long old states of objects are kept")
 	f.StringVar(&c.StoreHistorySize, "store-history-size", c.StoreHistorySize, "up to what size old states of objects are kept")
+	f.StringVar(&c.EvictionHard, "eviction-hard", c.EvictionHard, "below these thresholds pods are ended at once; none: never")
+	f.StringVar(&c.EvictionSoft, "eviction-soft", c.EvictionSoft, "thresholds that are borne for some time, such as memory.available<500Mi")
+	f.StringVar(&c.EvictionSoftGracePeriod, "eviction-soft-grace-period", c.EvictionSoftGracePeriod, "how long each soft threshold is borne, such as memory.available=90s")
+	f.DurationVar(&c.EvictionTransition.Duration, "eviction-transition", c.EvictionTransition.Duration, "how long the node's pressure conditions stay after their cause has gone")
+	f.StringVar(&c.SystemReserved, "system-reserved", c.SystemReserved, "what is kept from pods, such as cpu=500m,memory=512Mi (default: some memory)")
+	f.IntVar(&c.ImageGCHigh, "image-gc-high", c.ImageGCHigh, "percentage of the disk above which images that nothing uses are removed")
+	f.IntVar(&c.ImageGCLow, "image-gc-low", c.ImageGCLow, "percentage of the disk down to which they are removed")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
 }
@@ -237,6 +266,18 @@ func (c *Config) complete() error {
 	if err := c.checkCPUs(); err != nil {
 		return err
 	}
+	if _, err := c.eviction(); err != nil {
+		return err
+	}
+	if c.EvictionTransition.Duration < 0 {
+		return fmt.Errorf("--eviction-transition %s: it cannot be negative", c.EvictionTransition)
+	}
+	if _, err := c.reserved(); err != nil {
+		return err
+	}
+	if c.ImageGCLow < 1 || c.ImageGCHigh > 100 || c.ImageGCLow >= c.ImageGCHigh {
+		return fmt.Errorf("--image-gc-high %d, --image-gc-low %d: give percentages, the second below the first", c.ImageGCHigh, c.ImageGCLow)
+	}
 	if c.PodPidsLimit < 0 {
 		return fmt.Errorf("--pod-pids-limit %d: give a number of processes, or 0 for no limit", c.PodPidsLimit)
 	}
@@ -254,28 +295,6 @@ func (c *Config) complete() error {
 	}
 	if c.LogFormat != "text" && c.LogFormat != "json" {
 		return fmt.Errorf("--log-format %q: text or json", c.LogFormat)
-	}
-	return nil
-}
-
-// Values of CPUManagerPolicy.
-const (
-	cpuPolicyNone   = "none"
-	cpuPolicyStatic = "static"
-)
-
-func (c *Config) checkCPUs() error {
-	if _, err := cpuset.Parse(c.ReservedCPUs); err != nil {
-		return fmt.Errorf("--reserved-cpus %q: give numbers and ranges such as 0-1,8", c.ReservedCPUs)
-	}
-	switch c.CPUManagerPolicy {
-	case cpuPolicyNone:
-	case cpuPolicyStatic:
-		if c.ReservedCPUs == "" {
-			return errors.New("--cpu-manager-policy static: some processors must stay for all: name them with --reserved-cpus, such as --reserved-cpus 0")
-		}
-	default:
-		return fmt.Errorf("--cpu-manager-policy %q: none or static", c.CPUManagerPolicy)
 	}
 	return nil
 }

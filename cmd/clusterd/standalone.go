@@ -103,7 +103,7 @@ func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives 
 	if err != nil {
 		return err
 	}
-	a, err := agent.New(agent.Config{
+	settings := agent.Config{
 		NodeName: cfg.Name, NodeIP: cfg.addr().Addr(), DataDir: cfg.Data, CgroupRoot: cfg.CgroupRoot,
 		Runtime: containers, Images: images, Network: network, Version: kubeVersion(), MaxPods: cfg.MaxPods,
 		PidsLimit: cfg.PodPidsLimit, CPUs: cpus,
@@ -116,7 +116,11 @@ func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives 
 			o := e.InvolvedObject
 			log.Log(context.Background(), level, e.Message, "reason", e.Reason, "kind", o.Kind, "object", o.Name, "field", o.FieldPath)
 		},
-	})
+	}
+	if err := cfg.resources(&settings); err != nil {
+		return err
+	}
+	a, err := agent.New(settings)
 	if err != nil {
 		return err
 	}

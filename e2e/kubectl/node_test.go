@@ -74,6 +74,10 @@ func TestE2EXNode(t *testing.T) {
 		features.Shows(k, 140)
 		k.has(k.ok("get", "--raw", "/api/v1/nodes/"+node+"/proxy/configz"), `"nodeName":"`+node+`"`, `"maxPods":110`, `"cgroupRoot":"`+k.c.Nodes()[0].CgroupRoot+`"`)
 	})
+	k.sub("what the node and its pods use", func(k *kit) {
+		features.Shows(k, 167)
+		k.has(k.ok("get", "--raw", "/api/v1/nodes/"+node+"/proxy/stats/summary"), `"nodeName":"`+node+`"`, `"availableBytes":`, `"pods":[`, `"usageCoreNanoSeconds":`)
+	})
 	k.sub("one agent a folder", func(k *kit) {
 		features.Shows(k, 139)
 		k.has(k.clusterd("run", "--data", k.c.Nodes()[0].Data), "another clusterd is running", k.c.Nodes()[0].Data)

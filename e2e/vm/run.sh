@@ -7,7 +7,7 @@
 #
 #   e2e/vm/run.sh [-k] [TEST]   TEST: a pattern as for go test -run; -k keeps the folder
 #
-# VM_SECONDS bounds the whole run (default 1200), VM_CPUS and VM_MEMORY size
+# VM_SECONDS bounds the whole run (default 2400), VM_CPUS and VM_MEMORY size
 # the machine (default 2, 2048 MiB), VM_KERNEL names another kernel package.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -87,7 +87,7 @@ cp "$here/boot.sh" "$boot/init"
 (cd "$boot" && find . | "$busybox" cpio -o -H newc 2>/dev/null) | gzip -1 >"$work/initrd"
 
 echo "vm: booting $kernel"
-timeout --foreground "${VM_SECONDS:-1200}" qemu-system-x86_64 -accel tcg,thread=multi -cpu max \
+timeout --foreground "${VM_SECONDS:-2400}" qemu-system-x86_64 -accel tcg,thread=multi -cpu max \
 	-smp "${VM_CPUS:-2}" -m "${VM_MEMORY:-2048}" -nodefaults -no-reboot -display none -serial file:"$work/console" \
 	-drive file="$work/disk",if=virtio,format=raw,cache=unsafe \
 	-kernel "$work/packages/boot/vmlinuz-$version" -initrd "$work/initrd" \
@@ -99,7 +99,7 @@ code=0
 wait "$qemu" || code=$?
 qemu=
 wait "$shown" || true
-[ "$code" -ne 124 ] || fail "no end after ${VM_SECONDS:-1200} s"
+[ "$code" -ne 124 ] || fail "no end after ${VM_SECONDS:-2400} s"
 if [ -n "${CLUSTERD_FEATURES:-}" ]; then
 	sed -n 's/\r$//; s/^FEATURE //p' "$work/console" >>"$CLUSTERD_FEATURES"
 fi

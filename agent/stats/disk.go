@@ -1,0 +1,60 @@
+package stats
+
+import (
+	"context"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// Disk is what folders take of their file system.
+type Disk struct{ Bytes, Inodes int64 }
+
+// DiskUse adds up folders and all below them. What is mounted below, on
+// another file system, does not count; nor what disappears meanwhile. Hard
+// links count as often as they are found.
+func DiskUse(ctx context.Context, dirs ...string) (Disk, error) {
+	var out Disk
+	for _, dir := range dirs {
+		var top unix.Stat_t
+		if err := unix.Lstat(dir, &top); err != nil {
+			continue
+		}
+		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			if err != nil {
+				return nil // it is gone
+			}
+			var st unix.Stat_t
+			if err := unix.Lstat(path, &st); err != nil {
+				return nil
+			}
+			if st.Dev != top.Dev {
+				if d.IsDir() {
+					return filepath.SkipDir
+				}
+				return nil
+			}
+			out.Bytes += st.Blocks * 512
+			out.Inodes++
+			return nil
+		})
+		if err != nil {
+			return out, err
+		}
+	}
+	return out, nil
+}
+
+// FileSystem is what a file system has.
+func FileSystem(dir string) (unix.Statfs_t, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return st, &os.PathError{Op: "statfs", Path: dir, Err: err}
+	}
+	return st, nil
+}

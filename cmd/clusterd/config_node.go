@@ -1,0 +1,101 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/cpuset"
+
+	"github.com/clusterd/clusterd/agent"
+	"github.com/clusterd/clusterd/agent/pressure"
+)
+
+// Values of CPUManagerPolicy.
+const (
+	cpuPolicyNone   = "none"
+	cpuPolicyStatic = "static"
+)
+
+func (c *Config) checkCPUs() error {
+	if _, err := cpuset.Parse(c.ReservedCPUs); err != nil {
+		return fmt.Errorf("--reserved-cpus %q: give numbers and ranges such as 0-1,8", c.ReservedCPUs)
+	}
+	switch c.CPUManagerPolicy {
+	case cpuPolicyNone:
+	case cpuPolicyStatic:
+		if c.ReservedCPUs == "" {
+			return errors.New("--cpu-manager-policy static: some processors must stay for all: name them with --reserved-cpus, such as --reserved-cpus 0")
+		}
+	default:
+		return fmt.Errorf("--cpu-manager-policy %q: none or static", c.CPUManagerPolicy)
+	}
+	return nil
+}
+
+// eviction is the node's thresholds, hard and soft; not nil.
+func (c *Config) eviction() ([]pressure.Threshold, error) {
+	out := []pressure.Threshold{}
+	if c.EvictionHard != "none" {
+		hard, err := pressure.Parse(c.EvictionHard)
+		if err != nil {
+			return nil, fmt.Errorf("--eviction-hard: %w", err)
+		}
+		out = append(out, hard...)
+	}
+	soft, err := pressure.ParseSoft(c.EvictionSoft, c.EvictionSoftGracePeriod)
+	if err != nil {
+		return nil, fmt.Errorf("--eviction-soft, --eviction-soft-grace-period: %w", err)
+	}
+	return append(out, soft...), nil
+}
+
+// reserved is what is kept from pods; nil: the agent's default.
+func (c *Config) reserved() (corev1.ResourceList, error) {
+	if c.SystemReserved == "" {
+		if c.CPUManagerPolicy != cpuPolicyStatic {
+			return nil, nil
+		}
+		return corev1.ResourceList{corev1.ResourceCPU: c.reservedCPU()}, nil
+	}
+	out := corev1.ResourceList{}
+	for part := range strings.SplitSeq(c.SystemReserved, ",") {
+		name, value, _ := strings.Cut(strings.TrimSpace(part), "=")
+		q, err := resource.ParseQuantity(value)
+		if err != nil || q.Sign() < 0 {
+			return nil, fmt.Errorf("--system-reserved: %q: write it as resource=quantity, such as memory=512Mi", part)
+		}
+		switch n := corev1.ResourceName(name); n {
+		case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage:
+			out[n] = q
+		default:
+			return nil, fmt.Errorf("--system-reserved: %q: reserve cpu, memory or ephemeral-storage", part)
+		}
+	}
+	if have := out[corev1.ResourceCPU]; c.CPUManagerPolicy == cpuPolicyStatic && have.Cmp(c.reservedCPU()) < 0 {
+		out[corev1.ResourceCPU] = c.reservedCPU()
+	}
+	return out, nil
+}
+
+// reservedCPU is how much of the processors the static policy leaves to none.
+func (c *Config) reservedCPU() resource.Quantity {
+	set, _ := cpuset.Parse(c.ReservedCPUs) // checked before
+	return *resource.NewQuantity(int64(set.Size()), resource.DecimalSI)
+}
+
+// resources puts what the configuration says of the node's resources into the
+// agent's.
+func (c *Config) resources(to *agent.Config) (err error) {
+	if to.Eviction, err = c.eviction(); err != nil {
+		return err
+	}
+	if to.Reserved, err = c.reserved(); err != nil {
+		return err
+	}
+	to.EvictionTransition = c.EvictionTransition.Duration
+	to.ImageGC = agent.ImageGC{High: c.ImageGCHigh, Low: c.ImageGCLow}
+	return nil
+}
