@@ -262,6 +262,22 @@ func hostname(pod *v1.Pod, nodeName string) string {
 	return h
 }
 
+// maxHostname is HOST_NAME_MAX of Linux.
+const maxHostname = 64
+
+// ownName is what the kernel calls the pod: its host name, or its full name if
+// it asks for that.
+func ownName(pod *v1.Pod, nodeName, domain string) (string, error) {
+	f := fqdn(pod, domain)
+	if f == "" || !isTrue(pod.Spec.SetHostnameAsFQDN) {
+		return hostname(pod, nodeName), nil
+	}
+	if len(f) > maxHostname {
+		return "", fmt.Errorf("setHostnameAsFQDN: the name %q has %d characters, the kernel takes %d: shorten hostname, subdomain or namespace", f, len(f), maxHostname)
+	}
+	return f, nil
+}
+
 // fqdn is the pod's full name when it has a subdomain, else "".
 func fqdn(pod *v1.Pod, domain string) string {
 	if pod.Spec.Subdomain == "" || pod.Spec.HostNetwork {

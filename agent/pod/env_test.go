@@ -257,6 +257,30 @@ func TestCapabilities(t *testing.T) {
 	}
 }
 
+func TestOwnName(t *testing.T) {
+	full := func(hostname string, asFQDN bool) *v1.Pod {
+		return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns"},
+			Spec: v1.PodSpec{Hostname: hostname, Subdomain: "sub", SetHostnameAsFQDN: &asFQDN}}
+	}
+	long := strings.Repeat("x", 40)
+	for _, test := range []struct {
+		pod        *v1.Pod
+		want, fail string
+	}{
+		{&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}}, "p", ""},
+		{&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: v1.PodSpec{HostNetwork: true}}, "n1", ""},
+		{full("h", false), "h", ""},
+		{full("h", true), "h.sub.ns.svc.cluster.local", ""},
+		{full(long, false), long, ""},
+		{full(long, true), "", "has 65 characters, the kernel takes 64"},
+	} {
+		got, err := ownName(test.pod, "n1", "cluster.local")
+		if got != test.want || (err == nil) != (test.fail == "") || err != nil && !strings.Contains(err.Error(), test.fail) {
+			t.Errorf("%+v: %q, %v", test.pod.Spec, got, err)
+		}
+	}
+}
+
 func TestStopSignal(t *testing.T) {
 	for in, want := range map[string]int{"": 15, "SIGQUIT": 3, "int": 2, "9": 9, "SIGRTMIN+3": 37, "RTMAX-1": 63, "nonsense": 15} {
 		if got := stopSignal(nil, in); got != want {

@@ -1048,3 +1048,23 @@ func TestDamagedImage(t *testing.T) {
 		}
 	})
 }
+
+// TestImageStopSignal: an agent that found the container knows the stop signal
+// of its image all the same.
+func TestImageStopSignal(t *testing.T) {
+	inBubble(t, func(n *node) {
+		n.images.Add("app:quit", ocispec.Config{Entrypoint: []string{"/app"}, StopSignal: "SIGUSR1"})
+		c := ctr("a")
+		c.Image = "app:quit"
+		n.create(testPod("p", v1.RestartPolicyAlways, c))
+		n.after(time.Second)
+		n.stop()
+		n.start()
+		n.after(time.Second)
+		n.delete("p", 30)
+		n.after(time.Second)
+		if !slices.Contains(n.runtime.Calls(), "signal a 10") {
+			t.Errorf("calls %v", n.runtime.Calls())
+		}
+	})
+}

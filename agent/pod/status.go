@@ -221,6 +221,9 @@ func (b *builder) container(spec *v1.Container, kind Kind, idle string) v1.Conta
 	if len(size.Requests)+len(size.Limits) > 0 {
 		st.Resources = &v1.ResourceRequirements{Requests: size.Requests, Limits: size.Limits}
 	}
+	if spec.Lifecycle != nil {
+		st.StopSignal = spec.Lifecycle.StopSignal
+	}
 	if c.Now != nil {
 		st.ImageID = c.Now.ImageID
 		if c.Now.ID != "" {

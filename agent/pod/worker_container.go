@@ -422,7 +422,7 @@ func (w *worker) stopContainer(c *Container, s Stop) {
 	if spec != nil && spec.Lifecycle != nil && !i.PreStopDone {
 		preStop = spec.Lifecycle.PreStop
 	}
-	signal := stopSignal(spec, w.images[c.Name].Config.StopSignal)
+	signal := stopSignal(spec, w.imageSignal(c))
 	target := w.target(spec, i.ID, w.obs.Sandbox)
 	if p := w.probes[i.ID]; p != nil {
 		p.stopLiveness()
@@ -494,6 +494,19 @@ const (
 	sigTerm = 15
 	sigKill = 9
 )
+
+// imageSignal is the stop signal of the image of the container's instance. An
+// agent that has found the instance asks the store for it.
+func (w *worker) imageSignal(c *Container) string {
+	if img, ok := w.images[c.Name]; ok {
+		return img.Config.StopSignal
+	}
+	img, _, err := w.m.cfg.Images.Get(c.Now.Image)
+	if err != nil {
+		klog.FromContext(w.ctx).Info("Stop signal of an image is not known, SIGTERM it is", "image", c.Now.Image, "err", err)
+	}
+	return img.Config.StopSignal
+}
 
 // stopSignal is the spec's, the image's, or SIGTERM.
 func stopSignal(spec *v1.Container, image string) int {

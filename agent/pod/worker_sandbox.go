@@ -84,6 +84,10 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, att
 	if err := os.MkdirAll(m.logDir(pod), 0o755); err != nil {
 		return nil, false, err
 	}
+	name, err := ownName(pod, m.cfg.NodeName, m.cfg.ClusterDomain)
+	if err != nil {
+		return nil, false, err
+	}
 	netns, ips, err := m.cfg.Network.Attach(ctx, string(pod.UID), pod.Spec.HostNetwork)
 	if err != nil {
 		return nil, false, err
@@ -111,10 +115,6 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, att
 		for _, s := range sc.Sysctls {
 			sysctls[s.Name] = s.Value
 		}
-	}
-	name := hostname(pod, m.cfg.NodeName)
-	if f := fqdn(pod, m.cfg.ClusterDomain); f != "" && isTrue(pod.Spec.SetHostnameAsFQDN) {
-		name = f
 	}
 	grace := int64(30)
 	if g := pod.Spec.TerminationGracePeriodSeconds; g != nil {

@@ -141,8 +141,9 @@ func validateRestartRules(c *corev1.Container, at *field.Path) field.ErrorList {
 	}
 	for i, rule := range c.RestartPolicyRules {
 		at := rules.Index(i)
-		errs = append(errs, check.OneOf(at.Child("action"), rule.Action,
-			corev1.ContainerRestartRuleActionRestart, corev1.ContainerRestartRuleActionRestartAllContainers)...)
+		// RestartAllContainers would need every container of the pod to be made
+		// anew in place: no node of ours does it yet.
+		errs = append(errs, check.OneOf(at.Child("action"), rule.Action, corev1.ContainerRestartRuleActionRestart)...)
 		if rule.ExitCodes == nil {
 			errs = append(errs, field.Required(at.Child("exitCodes"), "must be specified"))
 			continue
