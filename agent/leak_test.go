@@ -23,8 +23,8 @@ import (
 )
 
 var (
-	leakPods   = flag.Int("leak-pods", 12, "pods of each round of TestRootNothingLeaks")
-	leakRounds = flag.Int("leak-rounds", 3, "rounds of TestRootNothingLeaks")
+	leakPods   = flag.Int("leak-pods", 10, "pods of each round of TestRootNothingLeaks")
+	leakRounds = flag.Int("leak-rounds", 2, "rounds of TestRootNothingLeaks")
 )
 
 // TestRootNothingLeaks: pods are made and deleted, again and again, and after
