@@ -68,7 +68,7 @@ type Config struct {
 	// for. Default: 64 MiB.
 	MinFreeBytes int64
 	// SlowDisk is how long one write to the log may take before a leader gives
-	// up its leadership. Default: 1 s.
+	// up its leadership; more where all writes are slow. Default: 1 s.
 	SlowDisk time.Duration
 
 	// MaxKeyBytes, MaxValueBytes and MaxTxnBytes bound what a transaction may

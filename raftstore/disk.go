@@ -27,8 +27,9 @@ type disk struct {
 
 	short atomic.Bool
 	mu    sync.Mutex
-	since time.Time // the write under way began then; zero: none is
-	has   int64     // free bytes at the last look; -1: not known
+	since time.Time     // the write under way began then; zero: none is
+	usual time.Duration // what writes have taken of late, a moving average
+	has   int64         // free bytes at the last look; -1: not known
 }
 
 const (
@@ -60,18 +61,25 @@ func (d *disk) write() func() {
 	d.mu.Unlock()
 	return func() {
 		d.mu.Lock()
+		d.usual += (time.Since(d.since) - d.usual) / 4
 		d.since = time.Time{}
 		d.mu.Unlock()
 	}
 }
 
+// slowerThanUsual times what writes take is a disk that hangs.
+const slowerThanUsual = 4
+
 // stuck reports whether a write has been under way for longer than a leader
 // may take. While it is, the leader is silent, and the others elect another
 // one: raft itself would keep sending heartbeats.
+//
+// Where every write takes long, on all members perhaps, a change of leader
+// helps nobody: then it has to take much longer than usual.
 func (d *disk) stuck() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return !d.since.IsZero() && time.Since(d.since) > d.slow
+	return !d.since.IsZero() && time.Since(d.since) > max(d.slow, slowerThanUsual*d.usual)
 }
 
 var errStuck = errors.New("the leader's disk does not answer")
