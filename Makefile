@@ -88,7 +88,7 @@ leaks: ## 110 pods made and deleted 50 times, and nothing of them left (root, lo
 	CLUSTERD_ROOT=1 CGO_ENABLED=0 $(GO) test -count=1 -v -timeout 4h -run RootNothingLeaks ./agent -leak-pods 110 -leak-rounds 50
 
 .PHONY: bench-store
-bench-store: ## the store's reads, writes, watches, failover: JSON lines
+bench-store: ## the store's reads, writes, watches, failover, beside etcd's if that is on PATH: JSON lines
 	$(GO) run ./bench/store
 
 .PHONY: bench

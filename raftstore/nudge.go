@@ -2,6 +2,7 @@ package raftstore
 
 import (
 	"sync"
+	"time"
 
 	"github.com/hashicorp/raft"
 )
@@ -13,7 +14,9 @@ import (
 // What it sends is an ordinary AppendEntries message without entries, of the
 // kind the leader may send at any time: the entry at index, of this very term,
 // is committed. A follower that does not hold it yet refuses; nothing else
-// comes of it.
+// comes of it but that it is told again a moment later, for as long as raft
+// would take to tell it. The slowest follower is in that place often: the
+// others are a majority without it.
 type nudger struct {
 	s  *Store
 	wg sync.WaitGroup
@@ -64,6 +67,7 @@ func (n *nudger) committed(index, term uint64) {
 func (n *nudger) tell(m raft.Server, p *nudged) {
 	defer n.wg.Done()
 	told := uint64(0)
+	var refused time.Duration // how long it has refused for
 	for {
 		n.mu.Lock()
 		index, term := p.index, p.term
@@ -86,9 +90,25 @@ func (n *nudger) tell(m raft.Server, p *nudged) {
 		var resp raft.AppendEntriesResponse
 		if err := n.s.transport.AppendEntries(m.ID, m.Address, &req, &resp); err != nil {
 			n.s.cfg.Logger.Debug("nudge", "peer", string(m.ID), "err", err)
+			continue
 		}
+		if resp.Success || resp.Term != term || refused >= raftCommitPause {
+			refused = 0
+			continue
+		}
+		pause := max(nudgeAgain, refused/2)
+		select {
+		case <-time.After(pause):
+		case <-n.s.ctx.Done():
+		}
+		refused += pause
+		told = 0
 	}
 }
+
+// nudgeAgain is the first pause before a follower that did not hold the entry
+// is told again: about as long as it takes to sync one.
+const nudgeAgain = 500 * time.Microsecond
 
 func (n *nudger) close() {
 	n.mu.Lock()

@@ -299,7 +299,7 @@ func (s *Store) Snapshot(ctx context.Context) error {
 func (s *Store) housekeep() {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	tidy := settledAfter
+	behind, settled := s.raft().LastIndex(), 0
 	for {
 		select {
 		case <-tick.C:
@@ -310,10 +310,12 @@ func (s *Store) housekeep() {
 			s.cfg.Logger.Warn("mark the end of the log", "err", err)
 		}
 		if s.fsm.restored.Swap(false) {
-			tidy = settledAfter
+			behind, settled = s.raft().LastIndex(), 0
 		}
-		if tidy--; tidy == 0 {
-			debug.FreeOSMemory()
+		if s.raft().AppliedIndex() >= behind {
+			if settled++; settled == settledAfter {
+				debug.FreeOSMemory()
+			}
 		}
 		s.noteMembers()
 		s.lookAtDisk()
@@ -328,9 +330,9 @@ func (s *Store) housekeep() {
 	}
 }
 
-// settledAfter is how many seconds after a start or a restore most of the log
-// behind it has been applied.
-const settledAfter = 5
+// settledAfter is how many ticks of housekeep after the last of a start or a
+// restore was applied its memory is given back.
+const settledAfter = 3
 
 // snapshotDue says whether there is enough log for a snapshot: SnapshotBytes,
 // and as much as the state itself, so that at most half of what goes to disk is
