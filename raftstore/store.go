@@ -312,7 +312,7 @@ func (s *Store) housekeep() {
 		if s.fsm.restored.Swap(false) {
 			behind, settled = s.raft().LastIndex(), 0
 		}
-		if s.raft().AppliedIndex() >= behind {
+		if s.keyspace().Index() >= behind {
 			if settled++; settled == settledAfter {
 				debug.FreeOSMemory()
 			}
