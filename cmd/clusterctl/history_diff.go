@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"reflect"
 	"strings"
 	"time"
 
@@ -32,7 +33,8 @@ func newHistoryDiffCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 
 			A moment is a revision (1234), a span back from now (-10m) or a time
 			(2006-01-02T15:04:05Z). Without --from it is the moment before the last change
-			of more than the status, without --to it is now. Where the object did not
+			of what was asked for (not of the status, nor of controllers' annotations),
+			without --to it is now. Where the object did not
 			exist, everything counts as added or removed.`),
 		Example: templates.Examples(`
 			# Show what the last change did
@@ -77,8 +79,7 @@ func newHistoryDiffCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 	return cmd
 }
 
-// beforeLastChange is the revision before the latest change that was not of the
-// status only.
+// beforeLastChange is the revision before the latest change of the intent.
 func (o *objectPath) beforeLastChange(ctx context.Context) (string, error) {
 	h, err := o.history(ctx, past.MaxChanges)
 	if err != nil {
@@ -97,11 +98,11 @@ func (o *objectPath) beforeLastChange(ctx context.Context) (string, error) {
 		if c.Type != past.Modified || states[i] == nil {
 			return fmt.Sprint(before), nil
 		}
-		if fields := fieldChanges(states[i], states[i+1]); len(fields) > 0 && !fields[0].inStatus() {
+		if states[i+1] != nil && !reflect.DeepEqual(intent(states[i]), intent(states[i+1])) {
 			return fmt.Sprint(before), nil
 		}
 	}
-	return "", fmt.Errorf("no change of %s but of its status is known since revision %d of %s: give --from", o, h.OldestRevision, h.OldestTime.UTC().Format(time.RFC3339))
+	return "", fmt.Errorf("no change of what was asked for in %s is known since revision %d of %s: give --from", o, h.OldestRevision, h.OldestTime.UTC().Format(time.RFC3339))
 }
 
 // statesOf are the states before and after each change: state i is the one

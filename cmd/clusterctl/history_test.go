@@ -184,8 +184,9 @@ func TestHistoryCommands(t *testing.T) {
 	if strings.Contains(diff, "managedFields") {
 		t.Errorf("managed fields are in the diff:\n%s", diff)
 	}
-	// The last change that was not of the status is the annotation's.
-	matches(t, c.run("history", "diff", "deploy/web"), `^\+    deployment.kubernetes.io/revision: "2"$`)
+	// The last change of what was asked for is the one of the replicas; what came
+	// after it is shown too.
+	matches(t, c.run("history", "diff", "deploy/web"), `^-  replicas: 2$`, `^\+    deployment.kubernetes.io/revision: "2"$`)
 
 	// Undoing ignores what controllers wrote, and leaves it.
 	matches(t, c.run("undo", "deploy/web", "--dry-run=server"), `is as it was at revision `+first.ResourceVersion+` again.*server dry run`)
