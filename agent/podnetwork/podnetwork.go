@@ -56,16 +56,24 @@ type Config struct {
 	// PodCIDRs are all the cluster's pod ranges: what stays inside them is not
 	// masqueraded. The nodes' own ranges are always added.
 	PodCIDRs []netip.Prefix
-	Logger   *slog.Logger // for netsetup; default slog.Default()
+	// Ready is how many networks are kept ready for pods to come, so that a
+	// pod's start does not wait for its own; default 0. Fewer are kept where
+	// addresses are scarce.
+	Ready  int
+	Logger *slog.Logger // for netsetup; default slog.Default()
 }
 
 // Network is a pod.Network over netsetup.
 type Network struct {
 	cfg    Config
 	spaces *netns.Dir
-	links  *podnet.Network
-	routes *overlay.HostGW
-	filter *nft.Filter
+	// For the ready networks, see ready.go.
+	readySpaces *netns.Dir
+	looking     sync.RWMutex  // taken before mu; for reading while one is made or given away, for writing while all are swept
+	taken       chan struct{} // holds one: a pod has asked for a network
+	links       *podnet.Network
+	routes      *overlay.HostGW
+	filter      *nft.Filter
 
 	portMu sync.Mutex // guards ports, rules, own, and the file of the ports
 	ports  map[string]podsPorts
@@ -80,6 +88,8 @@ type Network struct {
 	liveSet bool
 	fault   string // why there is no pool
 	onReady []func()
+	ready   []readyNet
+	noReady bool // the kernel cannot give them away
 }
 
 // New binds a Network to the present network namespace. It changes nothing
@@ -94,12 +104,15 @@ func New(cfg Config) (*Network, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("pod network: %w", err)
 	}
-	n := &Network{cfg: cfg, fault: "the node has no pod range yet"}
+	n := &Network{cfg: cfg, taken: make(chan struct{}, 1), fault: "the node has no pod range yet"}
 	var err error
 	if n.ports, err = loadPorts(cfg.Dir); err != nil {
 		return nil, fmt.Errorf("pod network: %w", err)
 	}
 	if n.spaces, err = netns.Open(filepath.Join(cfg.Dir, "netns")); err != nil {
+		return nil, fmt.Errorf("pod network: %w", err)
+	}
+	if n.readySpaces, err = netns.Open(filepath.Join(cfg.Dir, "ready")); err != nil {
 		return nil, fmt.Errorf("pod network: %w", err)
 	}
 	if n.links, err = podnet.Open(podnet.Config{Logger: cfg.Logger}); err != nil {
@@ -125,6 +138,11 @@ const retry = 30 * time.Second
 // ends. Pods keep their network when it returns.
 func (n *Network) Run(ctx context.Context) error {
 	defer n.close()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	if n.cfg.Ready > 0 {
+		wg.Go(func() { n.keepReady(ctx) })
+	}
 	if n.cfg.Client == nil {
 		self := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.cfg.NodeName}, Spec: v1.NodeSpec{PodCIDR: n.cfg.PodCIDR.String()}}
 		n.keep(ctx, nil, func() ([]*v1.Node, error) { return []*v1.Node{self}, nil })
@@ -158,8 +176,6 @@ func (n *Network) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("node watch: %w", err)
 	}
-	var wg sync.WaitGroup
-	defer wg.Wait()
 	wg.Go(func() { informer.RunWithContext(ctx) })
 	select {
 	case <-handle.HasSyncedChecker().Done():
@@ -283,6 +299,12 @@ func (n *Network) open(cidr netip.Prefix) error {
 	if err := sysctl.Set(sysctl.Router()); err != nil {
 		return fmt.Errorf("kernel switches: %w", err)
 	}
+	n.looking.Lock()
+	defer n.looking.Unlock()
+	n.dropReady()
+	if err := n.clearReady(); err != nil {
+		return err
+	}
 	gateway := cidr.Addr().Next()
 	if err := n.links.EnsureBridge(podnet.Bridge{Name: n.cfg.Bridge, Addr: netip.PrefixFrom(gateway, cidr.Bits()), MTU: n.cfg.MTU}); err != nil {
 		return fmt.Errorf("bridge: %w", err)
@@ -305,6 +327,7 @@ func (n *Network) open(cidr netip.Prefix) error {
 	for _, fn := range hooks {
 		fn()
 	}
+	n.tellTaken() // the first ones are made
 	return nil
 }
 
@@ -333,6 +356,9 @@ func (n *Network) Attach(_ context.Context, uid string, hostNetwork bool) (strin
 	n.mu.Unlock()
 	if pool == nil {
 		return "", nil, pod.ErrNetworkNotReady
+	}
+	if path, addr, ok := n.takeReady(uid); ok {
+		return path, []netip.Addr{addr.Addr()}, nil
 	}
 	addr, err := pool.Allocate(uid)
 	if err != nil {
@@ -378,7 +404,10 @@ func (n *Network) Live(ctx context.Context, uids []string) error {
 			errs = append(errs, n.spaces.Delete(name))
 		}
 	}
-	if swept, err := n.links.Sweep(hostIfs); err != nil {
+	n.looking.Lock()
+	swept, err := n.links.Sweep(append(hostIfs, n.readyHostIfs()...))
+	n.looking.Unlock()
+	if err != nil {
 		errs = append(errs, err)
 	} else if swept > 0 {
 		klog.FromContext(ctx).Info("Removed network interfaces of pods that are no more", "count", swept)

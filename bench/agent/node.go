@@ -86,7 +86,7 @@ func newNode(ctx context.Context, podmon string) (_ *node, err error) {
 		return false, nil, nil
 	})
 	ip := netip.MustParseAddr("192.0.2.1")
-	network, err := podnetwork.New(podnetwork.Config{NodeName: "n1", NodeIP: ip, Client: n.api, Dir: filepath.Join(n.dir, "net"), Logger: log})
+	network, err := podnetwork.New(podnetwork.Config{NodeName: "n1", NodeIP: ip, Client: n.api, Dir: filepath.Join(n.dir, "net"), Ready: 8, Logger: log})
 	if err != nil {
 		return nil, err
 	}

@@ -23,6 +23,10 @@ import (
 	"github.com/clusterd/clusterd/cmd/clusterd/transport"
 )
 
+// readyNetworks is how many pod networks a node keeps ready. A burst of pods
+// drains them, and then each waits for its own.
+const readyNetworks = 8
+
 // runAgent finds or starts podmon, then runs the agent and answers the node's
 // calls until ctx ends. The containers stay.
 func (m *Main) runAgent(ctx context.Context) error {
@@ -47,6 +51,7 @@ func (m *Main) runAgent(ctx context.Context) error {
 		Client:   client,
 		Dir:      m.dir.path("network"),
 		PodCIDRs: []netip.Prefix{netip.MustParsePrefix(m.cfg.ClusterCIDR)},
+		Ready:    readyNetworks,
 		Logger:   room(m.log, "netsetup"),
 	})
 	if err != nil {

@@ -94,7 +94,7 @@ func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives 
 	}
 	defer containers.Close()
 	network, err := podnetwork.New(podnetwork.Config{
-		NodeName: cfg.Name, NodeIP: cfg.addr().Addr(), PodCIDR: podCIDR, Dir: dir.path("network"), Logger: room(log, "netsetup"),
+		NodeName: cfg.Name, NodeIP: cfg.addr().Addr(), PodCIDR: podCIDR, Dir: dir.path("network"), Ready: readyNetworks, Logger: room(log, "netsetup"),
 	})
 	if err != nil {
 		return fmt.Errorf("open the pod network: %w", err)

@@ -53,6 +53,7 @@ type Pool struct {
 	resting  map[netip.Addr]time.Time // when it was released
 	last     netip.Addr               // where the search went on last time
 	reserved map[netip.Addr]bool
+	ahead    map[netip.Addr]bool // see Reserve
 }
 
 // Open reads the allocations. Those outside the range, after the range was
@@ -70,6 +71,7 @@ func Open(cfg Config) (*Pool, error) {
 		byAddr:   map[netip.Addr]string{},
 		resting:  map[netip.Addr]time.Time{},
 		reserved: map[netip.Addr]bool{},
+		ahead:    map[netip.Addr]bool{},
 	}
 	for _, a := range cfg.Reserved {
 		p.reserved[a] = true
@@ -127,6 +129,55 @@ func (p *Pool) Allocate(id string) (netip.Prefix, error) {
 		return netip.Prefix{}, fmt.Errorf("allocate an address: %w", err)
 	}
 	return p.withLength(a), nil
+}
+
+// Reserve takes an address out of the free ones for an id that is not known yet:
+// Claim gives it to one, Forget makes it free again. Only this process knows of
+// it. An address is kept for the future only while there are plenty: the answer
+// is no when a sixteenth of the usable ones are.
+func (p *Pool) Reserve() (netip.Prefix, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.ahead) >= p.usable()/16 {
+		return netip.Prefix{}, false
+	}
+	a, ok := p.findFree(time.Now())
+	if !ok {
+		return netip.Prefix{}, false
+	}
+	p.ahead[a], p.last = true, a
+	return p.withLength(a), true
+}
+
+// Claim gives a reserved address to id, which must have none.
+func (p *Pool) Claim(id string, reserved netip.Prefix) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	a := reserved.Addr()
+	if id == "" || p.byID[id].IsValid() || !p.ahead[a] {
+		return fmt.Errorf("claim address %s for %q: it has one already, or this one is not reserved", a, id)
+	}
+	delete(p.ahead, a)
+	p.byID[id], p.byAddr[a] = a, id
+	if err := p.save(); err != nil {
+		delete(p.byID, id)
+		delete(p.byAddr, a)
+		p.ahead[a] = true
+		return fmt.Errorf("claim an address: %w", err)
+	}
+	return nil
+}
+
+// Forget puts a reserved address to rest; one that is not reserved is no error.
+func (p *Pool) Forget(reserved netip.Prefix) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if a := reserved.Addr(); p.ahead[a] {
+		delete(p.ahead, a)
+		if p.cfg.Quarantine > 0 {
+			p.resting[a] = time.Now()
+		}
+	}
 }
 
 // Lookup says which address id has.
@@ -219,12 +270,12 @@ func (p *Pool) findFree(now time.Time) (netip.Addr, bool) {
 	}
 	a := start
 	// One more than could be taken is enough to find a free one.
-	for range len(p.byAddr) + len(p.resting) + len(p.reserved) + 4 {
+	for range len(p.byAddr) + len(p.resting) + len(p.reserved) + len(p.ahead) + 4 {
 		a = a.Next()
 		if !a.IsValid() || !p.cfg.Prefix.Contains(a) {
 			a = p.cfg.Prefix.Addr()
 		}
-		if _, resting := p.resting[a]; !resting && p.byAddr[a] == "" && p.canGive(a) {
+		if _, resting := p.resting[a]; !resting && p.byAddr[a] == "" && !p.ahead[a] && p.canGive(a) {
 			return a, true
 		}
 	}

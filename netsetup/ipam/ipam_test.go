@@ -235,3 +235,41 @@ func FuzzDecodeState(f *testing.F) {
 		}
 	})
 }
+
+func TestReserve(t *testing.T) {
+	file := newFile(t)
+	p := open(t, file, "10.42.1.0/24", "10.42.1.1")
+	first, ok := p.Reserve()
+	if !ok || first.String() != "10.42.1.2/24" {
+		t.Fatalf("reserved %s %t", first, ok)
+	}
+	if got := allocate(t, p, "a"); got != "10.42.1.3/24" {
+		t.Errorf("a has %s, though 10.42.1.2 is reserved", got)
+	}
+	if err := p.Claim("a", first); err == nil {
+		t.Error("a has two addresses")
+	}
+	if err := p.Claim("b", first); err != nil {
+		t.Error(err)
+	}
+	if err := p.Claim("c", first); err == nil {
+		t.Error("b's address was claimed again")
+	}
+	if got, ok := open(t, file, "10.42.1.0/24", "10.42.1.1").Lookup("b"); !ok || got != first {
+		t.Errorf("after a restart b has %s %t", got, ok)
+	}
+	second, _ := p.Reserve()
+	p.Forget(second)
+	if err := p.Claim("c", second); err == nil {
+		t.Error("a forgotten address was claimed")
+	}
+	n := 0
+	for ; ; n++ {
+		if _, ok := p.Reserve(); !ok {
+			break
+		}
+	}
+	if n != 253/16 {
+		t.Errorf("%d of 253 addresses could be reserved, want %d", n, 253/16)
+	}
+}

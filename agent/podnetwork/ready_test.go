@@ -1,0 +1,245 @@
+package podnetwork
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/clusterd/clusterd/netsetup/netns"
+	"github.com/clusterd/clusterd/netsetup/netnstest"
+	"github.com/clusterd/clusterd/netsetup/podnet"
+)
+
+// readyNode is a Network in a network namespace of its own.
+type readyNode struct {
+	*Network
+	t  *testing.T
+	ns *netnstest.NS
+}
+
+func newReadyNode(t *testing.T, ns *netnstest.NS, dir, cidr string, ready int) readyNode {
+	t.Helper()
+	n := readyNode{t: t, ns: ns}
+	ns.Do(func() (err error) {
+		n.Network, err = New(Config{
+			NodeName: "n1", NodeIP: netip.MustParseAddr("192.0.2.1"), PodCIDR: netip.MustParsePrefix(cidr),
+			Dir: dir, Ready: ready, Logger: slog.New(slog.DiscardHandler),
+		})
+		if err == nil {
+			err = n.open(netip.MustParsePrefix(cidr))
+		}
+		return err
+	})
+	return n
+}
+
+// keep runs keepReady until the returned function is called.
+func (n readyNode) keep() (stop func()) {
+	ctx, cancel := context.WithCancel(n.t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { n.keepReady(ctx) })
+	return func() { cancel(); wg.Wait() }
+}
+
+func (n readyNode) eventually(what string, holds func() bool) {
+	n.t.Helper()
+	for end := time.Now().Add(2 * time.Minute); !holds(); <-time.After(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			n.t.Fatalf("%s did not come in two minutes", what)
+		}
+	}
+}
+
+// pinned counts the ready namespaces that there are.
+func (n readyNode) pinned() int {
+	n.t.Helper()
+	names, err := n.readySpaces.List()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return len(names)
+}
+
+// interfaces are the node's ends of pods' interfaces.
+func (n readyNode) interfaces() map[string]bool {
+	n.t.Helper()
+	out := map[string]bool{}
+	n.ns.Do(func() error {
+		links, err := netlink.LinkList()
+		for _, l := range links {
+			if l.Type() == "veth" {
+				out[l.Attrs().Name] = true
+			}
+		}
+		return err
+	})
+	return out
+}
+
+// allocated is what the file says.
+func (n readyNode) allocated() map[string]string {
+	n.t.Helper()
+	var ipam struct{ Allocated map[string]string }
+	b, err := os.ReadFile(filepath.Join(n.cfg.Dir, "ipam.json"))
+	if os.IsNotExist(err) {
+		return nil
+	}
+	if err == nil {
+		err = json.Unmarshal(b, &ipam)
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return ipam.Allocated
+}
+
+func namespaceOf(t *testing.T, path string) uint64 {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Ino
+}
+
+// TestRootReady: a pod gets a network that was ready, it is the pod's alone, and
+// nothing of the ready ones is left at the end.
+func TestRootReady(t *testing.T) {
+	netnstest.NeedRoot(t)
+	n := newReadyNode(t, netnstest.New(t), t.TempDir(), "10.42.1.0/24", 3)
+	stop := n.keep()
+	n.eventually("three ready networks", func() bool { return n.pinned() == 3 })
+	if got := n.allocated(); len(got) > 0 {
+		t.Errorf("addresses of no pod are on record: %v", got)
+	}
+	waited := map[uint64]bool{}
+	names, _ := n.readySpaces.List()
+	for _, name := range names {
+		waited[namespaceOf(t, n.readySpaces.Path(name))] = true
+	}
+	path, ips, err := n.Attach(t.Context(), "uid-a", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !waited[namespaceOf(t, path)] {
+		t.Error("the pod's namespace is not one of those that were ready")
+	}
+	if n.allocated()["uid-a"] != ips[0].String() {
+		t.Errorf("on record: %v, want uid-a at %v", n.allocated(), ips)
+	}
+	if err := netns.Do(path, func() error {
+		link, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		addrs, err := netlink.AddrList(link, netlink.FAMILY_V4)
+		if len(addrs) != 1 || addrs[0].IP.String() != ips[0].String() {
+			t.Errorf("addresses inside: %v, want %v", addrs, ips)
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
+	}
+	if again, ips2, err := n.Attach(t.Context(), "uid-a", false); err != nil || again != path || ips2[0] != ips[0] {
+		t.Errorf("attached again: %s %v %v", again, ips2, err)
+	}
+	n.eventually("another in its place", func() bool { return n.pinned() == 3 })
+
+	// A burst drains them; the others are made at once, all different.
+	seen := map[netip.Addr]bool{ips[0]: true}
+	for _, uid := range []string{"b", "c", "d", "e", "f"} {
+		_, ips, err := n.Attach(t.Context(), uid, false)
+		if err != nil || seen[ips[0]] {
+			t.Fatalf("%s: %v %v, given out so far: %v", uid, ips, err, seen)
+		}
+		seen[ips[0]] = true
+	}
+	for _, uid := range []string{"b", "c", "d", "e", "f"} {
+		if err := n.Detach(t.Context(), uid); err != nil {
+			t.Error(err)
+		}
+	}
+	n.eventually("three again", func() bool { return n.pinned() == 3 })
+	if err := n.Live(t.Context(), []string{"uid-a"}); err != nil {
+		t.Error(err)
+	}
+	if got := n.interfaces(); !got[podnet.HostIf("uid-a")] || len(got) != 4 {
+		t.Errorf("interfaces after a sweep: %v, want the pod's and three", got)
+	}
+	stop()
+	if got := n.pinned(); got != 0 {
+		t.Errorf("%d namespaces stay ready after the end", got)
+	}
+	if err := n.Detach(t.Context(), "uid-a"); err != nil {
+		t.Error(err)
+	}
+	n.eventually("no interface", func() bool { return len(n.interfaces()) == 0 })
+	if got := n.allocated(); len(got) > 0 {
+		t.Errorf("addresses left: %v", got)
+	}
+	n.close()
+}
+
+// TestRootReadyAfterKill: what a killed process kept ready is gone before its
+// successor gives out the first address.
+func TestRootReadyAfterKill(t *testing.T) {
+	netnstest.NeedRoot(t)
+	ns, dir := netnstest.New(t), t.TempDir()
+	killed := newReadyNode(t, ns, dir, "10.42.1.0/24", 2)
+	for range 2 {
+		if err := killed.makeReady(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	killed.close()
+	n := newReadyNode(t, ns, dir, "10.42.1.0/24", 0)
+	defer n.close()
+	if got := n.pinned(); got != 0 {
+		t.Errorf("%d namespaces of the killed process", got)
+	}
+	path, ips, err := n.Attach(t.Context(), "a", false) // the same address: its old interface may still be there
+	if err != nil || path == "" || len(ips) != 1 {
+		t.Fatal(path, ips, err)
+	}
+	if err := n.Live(t.Context(), []string{"a"}); err != nil {
+		t.Error(err)
+	}
+	n.eventually("the pod's interface alone", func() bool {
+		got := n.interfaces()
+		return len(got) == 1 && got[podnet.HostIf("a")]
+	})
+	if err := n.Detach(t.Context(), "a"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRootReadyFewAddresses: where addresses are scarce pods get them all.
+func TestRootReadyFewAddresses(t *testing.T) {
+	netnstest.NeedRoot(t)
+	n := newReadyNode(t, netnstest.New(t), t.TempDir(), "10.42.1.0/29", 8)
+	defer n.close()
+	stop := n.keep()
+	defer stop()
+	for _, uid := range []string{"a", "b", "c", "d", "e"} { // all there are
+		if _, _, err := n.Attach(t.Context(), uid, false); err != nil {
+			t.Fatal(uid, err)
+		}
+	}
+	if got := n.pinned(); got != 0 {
+		t.Errorf("%d networks are kept ready", got)
+	}
+	for _, uid := range []string{"a", "b", "c", "d", "e"} {
+		if err := n.Detach(t.Context(), uid); err != nil {
+			t.Error(err)
+		}
+	}
+}
