@@ -45,7 +45,11 @@ func (s *Supervisor) adoptAll() {
 	}
 	// libcontainer's state of what is not ours any more.
 	for _, id := range dirNames(filepath.Join(s.cfg.Dir, runcStateDir)) {
-		if c := s.containers[id]; c == nil || c.state != stateRunning {
+		s.mu.Lock()
+		c := s.containers[id]
+		ours := c != nil && c.proc != nil // one that ends meanwhile is cleaned up behind by its watcher
+		s.mu.Unlock()
+		if !ours {
 			s.destroyLeftover(id)
 		}
 	}
