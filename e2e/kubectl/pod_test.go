@@ -65,6 +65,31 @@ func (k *kit) process(uid, words string) int {
 	return found
 }
 
+// pause is the process that holds the namespaces of a container's pod. It is in
+// a cgroup of all pauses.
+func (k *kit) pause(container int) int {
+	k.Helper()
+	pids, err := k.c.Processes(node)
+	if err != nil {
+		k.Fatal(err)
+	}
+	want := k.namespace(container, "ipc")
+	var found []int
+	for _, pid := range pids {
+		group, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+		if err != nil || !strings.Contains(string(group), "/pauses") {
+			continue
+		}
+		if ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/ipc", pid)); err == nil && ns == want {
+			found = append(found, pid)
+		}
+	}
+	if len(found) != 1 {
+		k.Fatalf("pauses of the pod: %v", found)
+	}
+	return found[0]
+}
+
 func (k *kit) kill(pid int) {
 	k.Helper()
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
@@ -162,18 +187,12 @@ func TestE2EXPod(t *testing.T) {
 		features.Shows(k, 201)
 		k.apply(simple("sandbox", "sleep"))
 		p := k.ready("sandbox")
-		k.process(string(p.UID), "hello")
+		main := k.process(string(p.UID), "hello")
 		old := k.processes(string(p.UID))
-		var pause int
-		for pid, line := range old {
-			if !strings.Contains(line, "hello") {
-				pause = pid
-			}
-		}
-		if pause == 0 || len(old) != 2 {
+		if len(old) != 1 {
 			k.Fatalf("processes %v", old)
 		}
-		k.kill(pause)
+		k.kill(k.pause(main))
 		again := k.podIs("sandbox", "has a new sandbox", func(p2 *corev1.Pod) bool {
 			return restarts(1)(p2) && p2.Status.PodIP != p.Status.PodIP
 		})
