@@ -3,6 +3,7 @@ module github.com/clusterd/clusterd
 go 1.26.0
 
 require (
+	filippo.io/age v1.2.1
 	github.com/anishathalye/porcupine v1.3.1
 	github.com/cespare/xxhash/v2 v2.3.0
 	github.com/fsnotify/fsnotify v1.9.0

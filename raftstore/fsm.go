@@ -17,6 +17,7 @@ import (
 // those who wait. raft calls it from one goroutine.
 type fsm struct {
 	s        *Store
+	captures captures
 	keyspace atomic.Pointer[mvcc.Keyspace]
 	hashes   hashes
 	restored atomic.Bool  // the keyspace was replaced by a snapshot's, not seen by housekeep yet
@@ -76,7 +77,9 @@ func (f *fsm) applyOne(l *raft.Log) {
 
 // Snapshot implements raft.FSM.
 func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
-	return &fsmSnapshot{s: f.s, snap: f.keyspace.Load().Snapshot(), logBytes: f.logBytes.Swap(0)}, nil
+	snap := f.keyspace.Load().Snapshot()
+	f.captures.give(snap)
+	return &fsmSnapshot{s: f.s, snap: snap, logBytes: f.logBytes.Swap(0)}, nil
 }
 
 // Restore implements raft.FSM. The present keyspace stays in place until the

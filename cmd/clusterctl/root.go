@@ -115,6 +115,7 @@ func ownCommands(f cmdutil.Factory, streams genericiooptions.IOStreams) template
 			newImageCommand(f, streams),
 			newMembersCommand(f, streams),
 			newRecoverCommand(f, streams),
+			newSnapshotCommand(f, streams),
 			newStoreCommand(f, streams),
 			newTokenCommand(f, streams),
 		},

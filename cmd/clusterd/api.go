@@ -21,6 +21,7 @@ import (
 // clusterAPI answers /clusterd/v1/…: what clusterctl asks beside Kubernetes'
 // own API. The API server has authenticated and authorized the caller.
 type clusterAPI struct {
+	name    string // of this node
 	store   *raftstore.Store
 	peers   *peers
 	members *gossip.Members
@@ -50,6 +51,7 @@ func (a *clusterAPI) handler() http.Handler {
 	mux.HandleFunc("DELETE /clusterd/v1/members/{name}", a.deleteMember)
 	mux.HandleFunc("PUT /clusterd/v1/voters", a.putVoters)
 	mux.HandleFunc("GET "+storePath, a.getStore)
+	mux.HandleFunc("GET /clusterd/v1/snapshot", a.getSnapshot)
 	mux.HandleFunc("GET "+recoveryPath, a.getRecovery)
 	mux.HandleFunc("POST "+recoveryPath, a.postRecovery)
 	mux.HandleFunc("GET /clusterd/v1/store/top", a.getStoreTop)

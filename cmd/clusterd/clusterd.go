@@ -108,7 +108,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		Meta:   gossip.Meta{ID: m.id.nodeID(), Name: cfg.Name, Version: version()},
 		Addr:   cfg.addr(),
 		Key:    m.id.gossipKey,
-		Seeds:  m.dir.peerAddrs,
+		Seeds:  m.seeds,
 		Admits: m.rights.admitted,
 		Logger: room(log, "gossip"),
 		Stream: gossip.Stream{
@@ -195,6 +195,7 @@ func (m *Main) buildAPI() error {
 // newClusterAPI is called before the API server is built whose client it uses.
 func (m *Main) newClusterAPI() *clusterAPI {
 	return &clusterAPI{
+		name:    m.cfg.Name,
 		store:   m.store,
 		peers:   m.peers,
 		members: m.members,
@@ -334,6 +335,12 @@ func (m *Main) joinServer() http.Handler {
 		},
 		Log: room(m.log, "join"),
 	}
+}
+
+// seeds are where other members were last seen, and where they are said to be.
+func (m *Main) seeds() []netip.AddrPort {
+	told, _ := m.cfg.peerAddrs() // checked when they were read
+	return append(m.dir.peerAddrs(), told...)
 }
 
 // alive returns the other members that gossip sees.

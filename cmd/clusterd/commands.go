@@ -39,6 +39,7 @@ func initCommand() *cobra.Command {
 	cfg := defaultConfig()
 	var prepare bool
 	var ttl time.Duration
+	var restore restoreFlags
 	cmd := &cobra.Command{
 		Use:   "init",
 		Short: "Begin a cluster on this machine, run it, and print the line with which others join",
@@ -46,7 +47,10 @@ func initCommand() *cobra.Command {
   sudo clusterd init --name n1 --advertise 192.0.2.7
 
   # With systemd, which runs ` + "`clusterd run`" + `:
-  sudo clusterd init --prepare && sudo systemctl enable --now clusterd`,
+  sudo clusterd init --prepare && sudo systemctl enable --now clusterd
+
+  # With the state of a cluster that was, on any machine:
+  sudo clusterd init --from-snapshot cluster.backup`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if ttl <= 0 || ttl > maxTokenTTL {
@@ -55,8 +59,27 @@ func initCommand() *cobra.Command {
 			if err := start(cmd, &cfg); err != nil {
 				return err
 			}
-			if err := prepareInit(cfg); err != nil {
-				return err
+			if restore.file == "" {
+				if err := prepareInit(cfg); err != nil {
+					return err
+				}
+			} else {
+				for _, fixed := range []string{"cluster-cidr", "service-cidr"} {
+					if cmd.Flags().Changed(fixed) {
+						return fmt.Errorf("--%s: the snapshot says it; leave the flag out", fixed)
+					}
+				}
+				content, err := restore.read()
+				if err != nil {
+					return err
+				}
+				if err := prepareRestore(cfg, content); err != nil {
+					return err
+				}
+				tellRestored(cmd.ErrOrStderr(), cfg, content)
+				if err := cfg.load(cmd.Flags()); err != nil { // the snapshot's settings
+					return err
+				}
 			}
 			if prepare {
 				fmt.Fprintf(cmd.OutOrStdout(), "%s is ready to begin a cluster: start it with `clusterd run --data %s` or `systemctl start clusterd`, then make a token with `clusterctl token create`.\n", cfg.Name, cfg.Data)
@@ -74,6 +97,7 @@ func initCommand() *cobra.Command {
 	}
 	cfg.addFlags(cmd.Flags())
 	cfg.addClusterFlags(cmd.Flags())
+	restore.add(cmd.Flags())
 	cmd.Flags().BoolVar(&prepare, "prepare", false, "only write the data folder; do not run")
 	cmd.Flags().DurationVar(&ttl, "token-ttl", defaultTokenTTL, "how long the printed token is good for")
 	return cmd

@@ -34,6 +34,9 @@ type Config struct {
 	Advertise string `json:"advertise"`
 	// Port serves the API, raft, gossip and node calls: TCP, and UDP for gossip.
 	Port uint16 `json:"port"`
+	// Peers are addresses of other members, beside those this node remembers,
+	// for when all have moved: IP or IP:PORT. They are not written down.
+	Peers []string `json:"-"`
 	// CgroupRoot is the parent of all pods' cgroups on this machine.
 	CgroupRoot string `json:"cgroupRoot"`
 	// ClusterCIDR is the range pod addresses come from, fixed at init.
@@ -149,6 +152,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.Name, "name", c.Name, "name of this node (default: the host name)")
 	f.StringVar(&c.Advertise, "advertise", c.Advertise, "address the other nodes reach this one at (default: found from the interfaces)")
 	f.Uint16Var(&c.Port, "port", c.Port, "the one port: TCP for API, raft and node calls, UDP for gossip")
+	f.StringArrayVar(&c.Peers, "peer", nil, "address of another member, if all have moved since this node last ran; may be repeated")
 	f.StringVar(&c.CgroupRoot, "cgroup-root", c.CgroupRoot, "parent of all pods' cgroups")
 	f.DurationVar(&c.EvictionDelay.Duration, "eviction-delay", c.EvictionDelay.Duration, "how long pods of an unreachable node are waited for before they are replaced")
 	f.IntVar(&c.MaxPods, "max-pods", c.MaxPods, "how many pods this node takes")
@@ -209,7 +213,7 @@ func (c *Config) load(flags *pflag.FlagSet) error {
 		}
 	}
 	for name, value := range given {
-		if name == "data" {
+		if name == "data" || name == "peer" { // they are not in the file
 			continue
 		}
 		if err := flags.Set(name, value); err != nil {
@@ -244,6 +248,9 @@ func (c *Config) complete() error {
 	}
 	if c.Port == 0 {
 		return errors.New("--port 0: give a port between 1 and 65535")
+	}
+	if _, err := c.peerAddrs(); err != nil {
+		return err
 	}
 	if !strings.HasPrefix(c.CgroupRoot, "/") || filepath.Clean(c.CgroupRoot) != c.CgroupRoot || c.CgroupRoot == "/" {
 		return fmt.Errorf("--cgroup-root %q: an absolute path below the root is required, such as /clusterd", c.CgroupRoot)
@@ -313,6 +320,22 @@ func (c *Config) level() (slog.Level, error) {
 		return l, fmt.Errorf("--log-level %q: debug, info, warn or error", c.LogLevel)
 	}
 	return l, nil
+}
+
+// peerAddrs are Peers, parsed.
+func (c *Config) peerAddrs() ([]netip.AddrPort, error) {
+	var addrs []netip.AddrPort
+	for _, p := range c.Peers {
+		addr, err := netip.ParseAddrPort(p)
+		if ip, ipErr := netip.ParseAddr(p); ipErr == nil {
+			addr, err = netip.AddrPortFrom(ip, DefaultPort), nil
+		}
+		if err != nil || addr.Addr().IsUnspecified() || addr.Port() == 0 {
+			return nil, fmt.Errorf("--peer %q: the address of another member is required, such as 192.0.2.8 or 192.0.2.8:%d", p, DefaultPort)
+		}
+		addrs = append(addrs, addr)
+	}
+	return addrs, nil
 }
 
 // addr is where the node listens and is reached.

@@ -51,6 +51,7 @@ func TestConfigRefuses(t *testing.T) {
 		{"", []string{"--advertise=nowhere"}, `--advertise "nowhere"`},
 		{"", []string{"--advertise=0.0.0.0"}, `--advertise "0.0.0.0"`},
 		{"", []string{"--port=0"}, "--port 0"},
+		{"", []string{"--peer=n2"}, `--peer "n2"`},
 		{"", []string{"--port=70000"}, "70000"},
 		{"", []string{"--cgroup-root=x"}, `--cgroup-root "x"`},
 		{"", []string{"--cgroup-root=/"}, `--cgroup-root "/"`},

@@ -32,6 +32,10 @@ var layers = []layer{
 	{room: "apis", never: noContainers},
 	{room: "apis/server", may: []string{"apis"}, never: noContainers},
 	{room: "raftstore", never: noKubernetes},
+	{room: "raftstore/backup", may: []string{"raftstore"}, never: map[string]string{
+		"k8s.io/":                   "an island knows no Kubernetes types",
+		"github.com/hashicorp/raft": "clusterctl links it, and links no store",
+	}},
 	{room: "raftstore/kubestore", may: []string{"raftstore"}},
 	{room: "gossip", never: noKubernetes},
 	{room: "netsetup", never: noKubernetes},
@@ -40,11 +44,11 @@ var layers = []layer{
 	{room: "agent/podmon", may: []string{"agent/podmon/api"}, never: noKubernetes},
 	{room: "agent/podmon/api", never: noKubernetes},
 	{room: "cmd/podmon", may: []string{"agent/podmon", "agent/podmon/api"}, never: noKubernetes},
-	{room: "cmd/clusterctl", may: []string{"apis"}, never: map[string]string{
+	{room: "cmd/clusterctl", may: []string{"apis", "raftstore/backup"}, never: map[string]string{
 		"k8s.io/apiserver/pkg/server": "a client links no server",
 		"github.com/hashicorp/raft":   "a client links no store",
 	}},
-	{room: "cmd/clusterd", may: []string{"apis", "apis/server", "raftstore", "raftstore/kubestore", "gossip", "sched", "agent", "netsetup"}, never: noContainers},
+	{room: "cmd/clusterd", may: []string{"apis", "apis/server", "raftstore", "raftstore/backup", "raftstore/kubestore", "gossip", "sched", "agent", "netsetup"}, never: noContainers},
 }
 
 type pkg struct {

@@ -75,7 +75,7 @@ func (m *Main) keepStanding(ctx context.Context) error {
 // startStanding is asked before the store is opened: a member of a past epoch
 // must not find others of it and form a majority with them.
 func (m *Main) startStanding(ctx context.Context) error {
-	adopt, err := m.judgeStanding(m.askStanding(ctx, m.dir.peerAddrs(), startPatience))
+	adopt, err := m.judgeStanding(m.askStanding(ctx, m.seeds(), startPatience))
 	if err != nil || adopt == nil {
 		return err
 	}
@@ -87,7 +87,7 @@ func (m *Main) startStanding(ctx context.Context) error {
 
 // everybody is where other members are, or were.
 func (m *Main) everybody() []netip.AddrPort {
-	addrs := m.dir.peerAddrs()
+	addrs := m.seeds()
 	for _, mem := range m.members.All() {
 		if mem.ID != m.id.nodeID() {
 			addrs = append(addrs, mem.Addr)

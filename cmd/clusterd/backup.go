@@ -1,0 +1,191 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/spf13/pflag"
+	"golang.org/x/term"
+
+	"github.com/clusterd/clusterd/cmd/clusterd/join"
+	"github.com/clusterd/clusterd/cmd/clusterd/pki"
+	"github.com/clusterd/clusterd/raftstore"
+	"github.com/clusterd/clusterd/raftstore/backup"
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+)
+
+// getSnapshot answers with the archive of the whole state and the authority,
+// not sealed: clusterctl seals it before it is written. Only administrators
+// come this far, whose certificate opens everything anyway.
+func (a *clusterAPI) getSnapshot(w http.ResponseWriter, r *http.Request) {
+	snap, err := a.store.Capture(r.Context())
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	counts, err := countsOf(snap)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	caKey, err := a.ca.EncodeCAKey()
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	cluster, err := join.GetCluster(r.Context(), a.store)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/x-tar")
+	m := backup.Manifest{Cluster: cluster.Name, Node: a.name, Release: version(), Taken: time.Now().UTC(), Epoch: a.store.Epoch().Number}
+	if err := backup.Write(w, m, pki.EncodeCert(a.ca.Cert), caKey, snap, counts); err != nil {
+		// The answer has begun: cutting it off is the only way left to say no.
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// countsOf counts the live keys of a snapshot, whose parts are the state at
+// its oldest revision and the changes since.
+func countsOf(snap *mvcc.Snapshot) (map[string]int64, error) {
+	b := mvcc.NewBuilder(snap.Header())
+	if err := errors.Join(snap.Base(func(kv *mvcc.KeyValue) error { return b.Base(*kv) }), snap.Changes(b.Change), snap.Window(b.Window)); err != nil {
+		return nil, err
+	}
+	k, err := b.Finish()
+	if err != nil {
+		return nil, err
+	}
+	return backup.Counts(k)
+}
+
+// restoreFlags say which snapshot a cluster begins with, and what opens it.
+type restoreFlags struct {
+	file, passphraseFile, identity string
+}
+
+func (r *restoreFlags) add(f *pflag.FlagSet) {
+	f.StringVar(&r.file, "from-snapshot", "", "a file of `clusterctl snapshot save`: begin with its state and authority")
+	f.StringVar(&r.passphraseFile, "passphrase-file", "", "file whose first line is the snapshot's passphrase (default: ask)")
+	f.StringVar(&r.identity, "identity", "", "file with the secret key of age-keygen that opens the snapshot")
+}
+
+// read opens the file and reads all of it.
+func (r *restoreFlags) read() (*backup.Content, error) {
+	key, err := r.key()
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.Open(r.file)
+	if err != nil {
+		return nil, fmt.Errorf("--from-snapshot: %w", err)
+	}
+	defer f.Close()
+	plain, err := backup.Open(f, key)
+	if err != nil {
+		return nil, fmt.Errorf("--from-snapshot %s: %w", r.file, err)
+	}
+	c, err := backup.Read(plain)
+	if err != nil {
+		return nil, fmt.Errorf("--from-snapshot %s: %w", r.file, err)
+	}
+	return c, nil
+}
+
+func (r *restoreFlags) key() (backup.Key, error) {
+	switch {
+	case r.identity != "" && r.passphraseFile != "":
+		return nil, errors.New("--identity and --passphrase-file: give one of them")
+	case r.identity != "":
+		key, err := backup.ReadIdentities(r.identity)
+		if err != nil {
+			return nil, fmt.Errorf("--identity: %w", err)
+		}
+		return key, nil
+	}
+	var passphrase string
+	var err error
+	switch {
+	case r.passphraseFile != "":
+		passphrase, err = backup.ReadPassphrase(r.passphraseFile)
+	case term.IsTerminal(int(os.Stdin.Fd())):
+		fmt.Fprintf(os.Stderr, "Passphrase of %s: ", r.file)
+		var b []byte
+		b, err = term.ReadPassword(int(os.Stdin.Fd()))
+		fmt.Fprintln(os.Stderr)
+		passphrase = string(b)
+	default:
+		err = errors.New("give --passphrase-file or --identity: there is no terminal to ask on")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("passphrase: %w", err)
+	}
+	_, key, err := backup.Passphrase(passphrase)
+	return key, err
+}
+
+// prepareRestore writes the data folder of the first node of a cluster that
+// goes on from a snapshot, in a new epoch. The members of the cluster that was
+// are none of this one: its machines join anew. The gossip key is new as well,
+// so that the two clusters, should both live, do not meet.
+func prepareRestore(cfg Config, c *backup.Content) error {
+	cluster, err := join.ClusterOf(c.Store)
+	if err != nil {
+		return err
+	}
+	// These are as fixed as the addresses that were given out from them.
+	cfg.ClusterCIDR, cfg.ServiceCIDR = cluster.ClusterCIDR.String(), cluster.ServiceCIDR.String()
+	return prepare(cfg, func(dir dataDir) error {
+		now := time.Now()
+		id, err := restoredIdentity(cfg, c, now)
+		if err != nil {
+			return err
+		}
+		epoch := raftstore.NewEpoch(c.Epoch)
+		k := c.Store.Rebase(raftstore.RevisionGap)
+		life := join.Life{Epoch: epoch.Number, Why: join.Restored, Now: now, First: &join.Record{
+			ID: id.nodeID(), Name: cfg.Name, Addr: cfg.addr(), Joined: now.UTC(), Confirmed: true,
+		}}
+		t, err := life.Begin(k)
+		if err != nil {
+			return err
+		}
+		if err := raftstore.Amend(k, t); err != nil {
+			return err
+		}
+		if err := raftstore.Found(dir.path("store"), id.nodeID(), epoch, k, 1); err != nil {
+			return err
+		}
+		if err := dir.writeConfig(cfg); err != nil {
+			return err
+		}
+		return dir.writeIdentity(id)
+	})
+}
+
+func restoredIdentity(cfg Config, c *backup.Content, now time.Time) (*identity, error) {
+	ca, err := pki.LoadCA(c.CACert, c.CAKey)
+	if err != nil {
+		return nil, fmt.Errorf("the snapshot: %w", err)
+	}
+	if now.After(ca.Cert.NotAfter) {
+		return nil, fmt.Errorf("the snapshot: its authority's certificate was valid until %s (is this machine's clock right?)", ca.Cert.NotAfter)
+	}
+	id := &identity{ca: ca, gossipKey: newGossipKey()}
+	if id.key, err = pki.NewKey(); err != nil {
+		return nil, err
+	}
+	id.cert, err = ca.IssueNode(id.key.Public(), cfg.Name, certAddrs(cfg), nil, now)
+	return id, err
+}
+
+// tellRestored says what a person should know after a restore.
+func tellRestored(w io.Writer, cfg Config, c *backup.Content) {
+	fmt.Fprintf(w, "%s begins with the state of cluster %s of %s (%d keys). Its former machines show as NotReady until they join anew (clusterd reset, then join) or are deleted (kubectl delete node NAME).\n",
+		cfg.Name, c.Cluster, c.Taken.Format(time.RFC3339), c.Digest.Keys)
+}

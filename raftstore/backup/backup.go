@@ -1,0 +1,246 @@
+// Package backup is the file that `clusterctl snapshot` writes: a cluster's
+// whole state and its authority, sealed. It reads and writes streams; it opens
+// no store and no connection, so that a client can verify a file as well as a
+// server.
+package backup
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/wire"
+)
+
+// Version of the format. Files of a later one are refused.
+const Version = 1
+
+// Names in the archive, in their order.
+const (
+	manifestName = "manifest.json"
+	caCertName   = "ca.crt"
+	caKeyName    = "ca.key"
+	storeName    = "store.bin"
+)
+
+// maxSmall bounds all parts but the store.
+const maxSmall = 16 << 20
+
+// ErrDamaged is returned for a file that is not what was written: cut short,
+// changed, or not a backup at all.
+var ErrDamaged = errors.New("the snapshot is damaged")
+
+// ErrVersion is returned for a file that a later release has written.
+var ErrVersion = errors.New("the snapshot was written by a later release")
+
+// Manifest says what a backup holds.
+type Manifest struct {
+	Version int       `json:"version"`
+	Cluster string    `json:"cluster"`
+	Node    string    `json:"node"`    // whose copy of the state it is
+	Release string    `json:"release"` // of clusterd
+	Taken   time.Time `json:"taken"`
+	// Epoch is the number of the store's life that it was taken in.
+	Epoch uint64 `json:"epoch"`
+	// Digest is the keyspace's in a few numbers, its hash among them.
+	Digest mvcc.Digest `json:"digest"`
+	// Counts are the live keys by folder: the kinds of the API, and our own.
+	Counts map[string]int64 `json:"counts"`
+	// SHA256 of the parts, by their names, in hexadecimal.
+	SHA256 map[string]string `json:"sha256"`
+}
+
+// Content is a backup that was read and found whole.
+type Content struct {
+	Manifest
+	CACert, CAKey []byte // PEM
+	Store         *mvcc.Keyspace
+}
+
+// Write writes the archive of a snapshot. What depends on the parts is filled
+// into the manifest here. The snapshot is gone through twice: its size and
+// hash come first.
+func Write(w io.Writer, m Manifest, caCert, caKey []byte, snap *mvcc.Snapshot, counts map[string]int64) error {
+	sum := sha256.New()
+	size := counter{w: sum}
+	if err := wire.WriteSnapshot(&size, snap); err != nil {
+		return err
+	}
+	m.Version, m.Digest, m.Counts = Version, snap.Header().Digest, counts
+	m.SHA256 = map[string]string{caCertName: sumOf(caCert), caKeyName: sumOf(caKey), storeName: hex.EncodeToString(sum.Sum(nil))}
+	manifest, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return err
+	}
+	t := tar.NewWriter(w)
+	part := func(name string, size int64) error {
+		return t.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: size, ModTime: m.Taken.Truncate(time.Second), Format: tar.FormatPAX})
+	}
+	for _, p := range []struct {
+		name    string
+		content []byte
+	}{{manifestName, manifest}, {caCertName, caCert}, {caKeyName, caKey}} {
+		if err := part(p.name, int64(len(p.content))); err != nil {
+			return err
+		}
+		if _, err := t.Write(p.content); err != nil {
+			return err
+		}
+	}
+	if err := part(storeName, size.n); err != nil {
+		return err
+	}
+	if err := wire.WriteSnapshot(t, snap); err != nil {
+		return err
+	}
+	return t.Close()
+}
+
+// Counts counts the live keys of a keyspace for a Manifest.
+func Counts(k *mvcc.Keyspace) (map[string]int64, error) {
+	list, err := k.List(mvcc.Range{})
+	if err != nil {
+		return nil, err
+	}
+	counts := map[string]int64{}
+	for _, kv := range list.KVs {
+		counts[folderOf(kv.Key)]++
+	}
+	return counts, nil
+}
+
+// folderOf is /a/b of /a/b/c/d, and one element more below /registry, where
+// the API keeps its kinds by group.
+func folderOf(key string) string {
+	deep := 3
+	if strings.HasPrefix(key, "/registry/") {
+		deep = 4
+	}
+	parts := strings.SplitN(key, "/", deep+1)
+	return strings.Join(parts[:min(deep, len(parts))], "/")
+}
+
+// Read reads an archive to its end, rebuilds the keyspace and compares all of
+// it with what the manifest says. What it returns is whole. It wants as much
+// memory as a member of the cluster.
+func Read(r io.Reader) (*Content, error) {
+	c := &Content{}
+	t := tar.NewReader(r)
+	manifest, _, err := small(t, manifestName)
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(manifest, &c.Manifest); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrDamaged, manifestName, err)
+	}
+	if c.Version > Version {
+		return nil, fmt.Errorf("%w: format %d, and %d is known here", ErrVersion, c.Version, Version)
+	}
+	if c.CACert, err = c.part(t, caCertName); err != nil {
+		return nil, err
+	}
+	if c.CAKey, err = c.part(t, caKeyName); err != nil {
+		return nil, err
+	}
+	if err := next(t, storeName); err != nil {
+		return nil, err
+	}
+	sum := sha256.New()
+	if c.Store, err = wire.ReadSnapshot(io.TeeReader(t, sum)); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrDamaged, storeName, err)
+	}
+	if err := c.finish(t, sum); err != nil {
+		return nil, err
+	}
+	// What follows the archive belongs to nothing, but a sealed file is whole
+	// only when its end was read.
+	if _, err := io.Copy(io.Discard, r); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return c, nil
+}
+
+func (c *Content) finish(t *tar.Reader, sum hash.Hash) error {
+	if _, err := io.Copy(sum, t); err != nil {
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	if got := hex.EncodeToString(sum.Sum(nil)); got != c.SHA256[storeName] {
+		return fmt.Errorf("%w: %s has the hash %s, and %s was written", ErrDamaged, storeName, got, c.SHA256[storeName])
+	}
+	if _, err := t.Next(); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%w: something follows %s (%v)", ErrDamaged, storeName, err)
+	}
+	if got := c.Store.Digest(); got != c.Digest {
+		return fmt.Errorf("%w: the state is %+v, and %+v was written", ErrDamaged, got, c.Digest)
+	}
+	counts, err := Counts(c.Store)
+	if err != nil {
+		return err
+	}
+	for folder, n := range c.Counts {
+		if counts[folder] != n {
+			return fmt.Errorf("%w: %d keys in %s, and %d were written", ErrDamaged, counts[folder], folder, n)
+		}
+	}
+	if len(counts) != len(c.Counts) {
+		return fmt.Errorf("%w: it has %d folders, and %d were written", ErrDamaged, len(counts), len(c.Counts))
+	}
+	return nil
+}
+
+// part reads one of the small parts and compares its hash.
+func (c *Content) part(t *tar.Reader, name string) ([]byte, error) {
+	b, sum, err := small(t, name)
+	if err == nil && sum != c.SHA256[name] {
+		err = fmt.Errorf("%w: %s has the hash %s, and %s was written", ErrDamaged, name, sum, c.SHA256[name])
+	}
+	return b, err
+}
+
+func small(t *tar.Reader, name string) (content []byte, sum string, err error) {
+	if err := next(t, name); err != nil {
+		return nil, "", err
+	}
+	var b bytes.Buffer
+	if n, err := io.Copy(&b, io.LimitReader(t, maxSmall)); err != nil || n == maxSmall {
+		return nil, "", fmt.Errorf("%w: %s: %d bytes, %v", ErrDamaged, name, n, err)
+	}
+	return b.Bytes(), sumOf(b.Bytes()), nil
+}
+
+func next(t *tar.Reader, name string) error {
+	h, err := t.Next()
+	if err != nil {
+		return fmt.Errorf("%w: %s is missing: %w", ErrDamaged, name, err)
+	}
+	if h.Name != name {
+		return fmt.Errorf("%w: %q stands where %s should", ErrDamaged, h.Name, name)
+	}
+	return nil
+}
+
+func sumOf(b []byte) string {
+	s := sha256.Sum256(b)
+	return hex.EncodeToString(s[:])
+}
+
+// counter counts what is written through it.
+type counter struct {
+	w io.Writer
+	n int64
+}
+
+func (c *counter) Write(b []byte) (int, error) {
+	n, err := c.w.Write(b)
+	c.n += int64(n)
+	return n, err
+}

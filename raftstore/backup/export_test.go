@@ -1,0 +1,4 @@
+package backup
+
+// CheapPassphrase is Passphrase with little work.
+func CheapPassphrase(p string) (Lock, Key, error) { return passphrase(p, 10) }

@@ -1,0 +1,67 @@
+package raftstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+)
+
+// Capture returns the keyspace as it is now: with every write that was
+// acknowledged, by any member, before the call. It takes a snapshot of raft on
+// the way, since only the applying goroutine may look at all of a keyspace.
+// The result does not change, and holds what it shows in memory.
+func (s *Store) Capture(ctx context.Context) (*mvcc.Snapshot, error) {
+	if s.ctx.Err() != nil {
+		return nil, ErrClosed
+	}
+	if err := s.linearize(ctx); err != nil {
+		return nil, err
+	}
+	got := s.fsm.captures.ask()
+	defer s.fsm.captures.forget(got)
+	err := s.Snapshot(ctx)
+	select {
+	case snap := <-got: // whatever became of the file
+		return snap, nil
+	default:
+	}
+	if err == nil {
+		err = errors.New("nothing was applied yet")
+	}
+	return nil, fmt.Errorf("take a snapshot: %w", err)
+}
+
+// captures are those who wait for a snapshot.
+type captures struct {
+	mu      sync.Mutex
+	waiting map[chan *mvcc.Snapshot]struct{}
+}
+
+func (c *captures) ask() chan *mvcc.Snapshot {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ch := make(chan *mvcc.Snapshot, 1)
+	if c.waiting == nil {
+		c.waiting = map[chan *mvcc.Snapshot]struct{}{}
+	}
+	c.waiting[ch] = struct{}{}
+	return ch
+}
+
+func (c *captures) give(snap *mvcc.Snapshot) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for ch := range c.waiting {
+		ch <- snap
+	}
+	clear(c.waiting)
+}
+
+func (c *captures) forget(ch chan *mvcc.Snapshot) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.waiting, ch)
+}
