@@ -2,6 +2,7 @@ package kubestore
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"testing"
 
@@ -126,17 +127,21 @@ var suite = []struct {
 	}},
 }
 
-const replacesTransformer = "it replaces the transformer below a cache that has decoded the objects already"
+const replacesTransformer = "it replaces the transformer below a cache that has decoded the objects already; upstream's suite for the cache leaves it out too"
 
 func TestUpstreamSuite(t *testing.T) {
+	var score suiteScore
+	t.Cleanup(func() { t.Log(score.String()) }) // after all subtests
 	for _, c := range suite {
 		t.Run("raw/"+c.name, func(t *testing.T) {
+			score.note(t, "raw")
 			if !c.alone {
 				t.Parallel()
 			}
 			c.run(newFixture(t, c.setup))
 		})
 		t.Run("cached/"+c.name, func(t *testing.T) {
+			score.note(t, "cached")
 			if c.rawOnly != "" {
 				t.Skip(c.rawOnly)
 			}
@@ -148,6 +153,35 @@ func TestUpstreamSuite(t *testing.T) {
 			c.run(newFixture(t, behind))
 		})
 	}
+}
+
+// suiteScore counts how the suite's tests end.
+type suiteScore struct {
+	mu            sync.Mutex
+	total, passed map[string]int
+}
+
+// note counts t at its end.
+func (s *suiteScore) note(t *testing.T, kind string) {
+	t.Cleanup(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.total == nil {
+			s.total, s.passed = map[string]int{}, map[string]int{}
+		}
+		s.total[kind]++
+		if !t.Failed() && !t.Skipped() {
+			s.passed[kind]++
+		}
+	})
+}
+
+// String is the score in a line; each test that is left out says why.
+func (s *suiteScore) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return fmt.Sprintf("k8s.io/apiserver's storage suite: %d of %d passed on the raw storage, %d of %d behind the watch cache",
+		s.passed["raw"], s.total["raw"], s.passed["cached"], s.total["cached"])
 }
 
 // calls is the check of how often the store is read; the cache reads as it likes.
