@@ -106,6 +106,9 @@ type Config struct {
 	PidsLimit     int64  // of a pod; default 0: none
 	// CPUs says on which processors containers run; nil: on all.
 	CPUs pod.CPUs
+	// UnsafeSysctls may be set by pods beside the safe ones: names, or prefixes
+	// that end with "*".
+	UnsafeSysctls []string
 	// Eviction are the thresholds below which pods are ended to keep the node
 	// alive; nil: pressure.Defaults. Empty, not nil: none.
 	Eviction []pressure.Threshold
@@ -216,7 +219,7 @@ func New(cfg Config) (*Agent, error) {
 		Probes: prober, OnRuntime: a.node.Poke, Recorder: recorder,
 		PodDir: podDir, LogDir: cfg.PodLogDir, SweepLogs: ownLogs, CgroupRoot: cfg.CgroupRoot,
 		ResolvConf: cfg.ResolvConf, ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain,
-		PidsLimit: cfg.PidsLimit, CPUs: cfg.CPUs,
+		PidsLimit: cfg.PidsLimit, CPUs: cfg.CPUs, UnsafeSysctls: cfg.UnsafeSysctls,
 		Refuse: func(p *v1.Pod) string { return pressure.Refuses(p, pod.QOS(p), a.guard.Under) }, Parallel: cfg.Parallel,
 	})
 	prober.Exec = a.pods

@@ -35,8 +35,15 @@ func (m *Manager) Evict(uid types.UID, message string, hard bool) {
 	})
 }
 
-// refusal is the part of a pod's admission that concerns the node's pressures.
+// refusal is the part of a pod's admission that does not depend on other pods:
+// what it asks for that this node does not do, and the node's pressures.
 func (m *Manager) refusal(pod *v1.Pod) *Verdict {
+	if v := unsupported(pod); v != nil {
+		return v
+	}
+	if v := forbiddenSysctl(pod, m.cfg.UnsafeSysctls); v != nil {
+		return v
+	}
 	if m.cfg.Refuse == nil {
 		return nil
 	}

@@ -127,6 +127,10 @@ type Config struct {
 	ClusterDNS    []netip.Addr
 	ClusterDomain string
 
+	// UnsafeSysctls may be set by pods beside the safe ones: names, or prefixes
+	// that end with "*".
+	UnsafeSysctls []string
+
 	// Refuse says why the node takes no such pod now because it runs short of
 	// something, "": it does. It must not block. Optional.
 	Refuse func(pod *v1.Pod) string

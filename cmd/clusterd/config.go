@@ -73,6 +73,9 @@ type Config struct {
 	// size, old states of objects are kept. The leader's values hold.
 	StoreHistoryAge  Duration `json:"storeHistoryAge"`
 	StoreHistorySize string   `json:"storeHistorySize"`
+	// AllowedUnsafeSysctls may be set by pods beside the safe ones: names and
+	// prefixes separated by commas, such as net.core.somaxconn,kernel.msg*.
+	AllowedUnsafeSysctls string `json:"allowedUnsafeSysctls,omitempty"`
 	// EvictionHard are the thresholds below which pods are ended at once, such
 	// as memory.available<100Mi,nodefs.available<10%; "none": never.
 	EvictionHard string `json:"evictionHard,omitempty"`
@@ -164,6 +167,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.StoreQuota, "store-quota", c.StoreQuota, "how much the cluster's live objects may take; the same on every server")
 	f.DurationVar(&c.StoreHistoryAge.Duration, "store-history-age", c.StoreHistoryAge.Duration, "how long old states of objects are kept")
 	f.StringVar(&c.StoreHistorySize, "store-history-size", c.StoreHistorySize, "up to what size old states of objects are kept")
+	f.StringVar(&c.AllowedUnsafeSysctls, "allowed-unsafe-sysctls", c.AllowedUnsafeSysctls, "sysctls that pods may set beside the safe ones, such as net.core.somaxconn,kernel.msg*")
 	f.StringVar(&c.EvictionHard, "eviction-hard", c.EvictionHard, "below these thresholds pods are ended at once; none: never")
 	f.StringVar(&c.EvictionSoft, "eviction-soft", c.EvictionSoft, "thresholds that are borne for some time, such as memory.available<500Mi")
 	f.StringVar(&c.EvictionSoftGracePeriod, "eviction-soft-grace-period", c.EvictionSoftGracePeriod, "how long each soft threshold is borne, such as memory.available=90s")

@@ -96,6 +96,11 @@ func (c *Config) resources(to *agent.Config) (err error) {
 		return err
 	}
 	to.EvictionTransition = c.EvictionTransition.Duration
+	for name := range strings.SplitSeq(c.AllowedUnsafeSysctls, ",") {
+		if name = strings.TrimSpace(name); name != "" {
+			to.UnsafeSysctls = append(to.UnsafeSysctls, name)
+		}
+	}
 	to.ImageGC = agent.ImageGC{High: c.ImageGCHigh, Low: c.ImageGCLow}
 	return nil
 }
