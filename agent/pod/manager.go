@@ -261,7 +261,7 @@ func (m *Manager) launch(w *worker) {
 			delete(m.deferred, w.uid)
 			if w.static {
 				m.afterStatic(fullName(w.pod))
-			} else if !w.gone {
+			} else if !w.gone && !w.removed {
 				m.ended[w.uid] = true
 			}
 		}
@@ -278,6 +278,7 @@ func (m *Manager) remove(pod *v1.Pod) {
 	defer m.mu.Unlock()
 	delete(m.ended, pod.UID)
 	if w := m.workers[pod.UID]; w != nil {
+		w.removed = true
 		w.send(func() { w.setPod(pod); w.setGone() })
 	}
 }

@@ -1,6 +1,7 @@
 package pod_test
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -146,5 +147,26 @@ func TestStrays(t *testing.T) {
 				t.Errorf("phase %s", p.Status.Phase)
 			}
 		})
+	})
+}
+
+// TestDeletedPodsAreForgotten: the end of a pod in the watch may come while its
+// worker has not yet heard that its own DELETE was done. The manager once kept
+// the UID of such a pod for ever.
+func TestDeletedPodsAreForgotten(t *testing.T) {
+	inBubble(t, func(n *node) {
+		for i := range 30 {
+			name := fmt.Sprintf("p%d", i)
+			n.create(testPod(name, v1.RestartPolicyAlways, ctr("a")))
+			n.after(time.Second)
+			n.delete(name, 1)
+			n.after(5 * time.Second)
+			if n.get(name) != nil {
+				t.Fatal(name, "is not deleted")
+			}
+		}
+		if left := n.pods.Ended(); left != 0 {
+			t.Errorf("%d deleted pods are remembered", left)
+		}
 	})
 }

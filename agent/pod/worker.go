@@ -39,7 +39,9 @@ type worker struct {
 
 	mu    sync.Mutex // guards inbox
 	inbox []func()
-	poke  chan struct{} // capacity 1
+
+	removed bool          // the watch has shown its end; guarded by Manager.mu
+	poke    chan struct{} // capacity 1
 
 	view atomic.Pointer[View] // what others may see, replaced at every turn
 
