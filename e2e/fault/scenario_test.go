@@ -197,13 +197,12 @@ func TestFaultMemberRemoved(t *testing.T) {
 		if err := r.c.Start(t.Context(), "n3"); err != nil {
 			t.Fatal(err)
 		}
-		r.eventually(t.Context(), "the others refuse it", func(context.Context) error {
-			for _, other := range []string{"n1", "n2"} {
-				if strings.Contains(r.log(other), "was removed from the cluster") {
-					return nil
-				}
+		r.eventually(t.Context(), "it ends and says why", func(context.Context) error {
+			_, err := r.c.Pid("n3")
+			if log := r.log("n3"); !errors.Is(err, cluster.ErrNotRunning) || strings.Count(log, "was removed from the cluster") != 1 || !strings.Contains(log, "clusterd reset --data") {
+				return fmt.Errorf("it runs (%v), and says\n%s", err, log)
 			}
-			return errors.New("nobody says so")
+			return nil
 		})
 		r.removed("n3", key)
 	})

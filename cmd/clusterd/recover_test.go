@@ -1,0 +1,75 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/clusterd/clusterd/raftstore"
+)
+
+// answering is a member that answers, in the survey's epoch.
+func answering(name string, voter bool, term, index uint64) survivor {
+	return survivor{Name: name, ID: "id-" + name, Voter: voter, Answered: true, Epoch: raftstore.Epoch{Number: 4}, LastTerm: term, LastIndex: index}
+}
+
+func silent(name string) survivor {
+	return survivor{Name: name, ID: "id-" + name, Voter: true, Problem: "dead"}
+}
+
+func TestSurvey(t *testing.T) {
+	led := answering("b", true, 2, 9)
+	led.Leader = "id-b"
+	past := answering("b", true, 9, 99)
+	past.Epoch.Number = 3
+	for _, tc := range []struct {
+		name     string
+		members  []survivor
+		newest   string
+		obstacle string
+	}{
+		{"the later term", []survivor{answering("a", true, 2, 100), answering("b", false, 3, 9), silent("c"), silent("d")}, "b", ""},
+		{"the longer log", []survivor{answering("a", true, 3, 8), answering("b", false, 3, 9), silent("c"), silent("d")}, "b", ""},
+		{"of equals the voter", []survivor{answering("a", false, 3, 9), answering("b", true, 3, 9), silent("c"), silent("d")}, "b", ""},
+		{"not one of another epoch", []survivor{answering("a", true, 1, 1), past, silent("c")}, "a", ""},
+		{"not one without a log", []survivor{answering("a", true, 1, 1), answering("b", false, 0, 0), silent("c")}, "a", ""},
+		{"a majority answers", []survivor{answering("a", true, 2, 9), answering("b", true, 2, 9), silent("c")}, "a", "2 of 3 voters answer"},
+		{"there is a leader", []survivor{answering("a", true, 2, 8), led, silent("c"), silent("d")}, "b", "follows a leader"},
+	} {
+		s := survey{Epoch: raftstore.Epoch{Number: 4}, Members: tc.members}
+		s.judge()
+		if s.Recommended != tc.newest || (s.Obstacle == "") != (tc.obstacle == "") || !strings.Contains(s.Obstacle, tc.obstacle) {
+			t.Errorf("%s: %q, %q", tc.name, s.Recommended, s.Obstacle)
+		}
+	}
+}
+
+func TestRecoveryOrder(t *testing.T) {
+	members := []survivor{answering("a", true, 3, 9), answering("b", false, 3, 8), silent("c"), silent("d")}
+	for _, tc := range []struct {
+		name string
+		wish recoveryWish
+		want string // "": it is ordered
+	}{
+		{"as surveyed", recoveryWish{From: "a", Keep: []string{"a", "b"}}, ""},
+		{"from another", recoveryWish{From: "b", Keep: []string{"a", "b"}}, ""},
+		{"one that answers would be left out", recoveryWish{From: "a", Keep: []string{"a"}}, "b answers now"},
+		{"one has gone meanwhile", recoveryWish{From: "a", Keep: []string{"a", "b", "c"}}, "c no longer answers"},
+		{"from one that does not answer", recoveryWish{From: "c", Keep: []string{"a", "b"}}, `"c" is none`},
+		{"from nobody", recoveryWish{Keep: []string{"a", "b"}}, "is none"},
+	} {
+		s := survey{Epoch: raftstore.Epoch{Number: 4}, Members: members}
+		s.judge()
+		order, from, err := s.order(tc.wish, time.Now())
+		if tc.want != "" {
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("%s: %v", tc.name, err)
+			}
+			continue
+		}
+		if err != nil || from.Name != tc.wish.From || order.Epoch.Number != 5 || !slices.Equal(order.Keep, []string{"id-a", "id-b"}) {
+			t.Errorf("%s: %+v, %+v, %v", tc.name, order, from, err)
+		}
+	}
+}
