@@ -33,9 +33,9 @@ func (m *Main) errRemoved(r join.Removal) error {
 const (
 	// standingPeriod is how often a node without a leader asks the others why.
 	standingPeriod = 2 * time.Second
-	// A node that starts asks before it takes part, and does not wait long for
-	// members that are away.
-	startPatience    = 500 * time.Millisecond
+	// A node that starts asks before it takes part. A member whose clusterd is
+	// down says so at once; one whose machine is silent costs this much.
+	startPatience    = 3 * time.Second
 	standingPatience = 3 * time.Second
 )
 
