@@ -47,7 +47,9 @@ func standIn(args []string) error {
 	cmd := args[0]
 	fs := flag.NewFlagSet(cmd, flag.ContinueOnError)
 	data, addr, cgroup := fs.String("data", "", ""), fs.String("advertise", "", ""), fs.String("cgroup-root", "", "")
-	fs.String("name", "", "")
+	for _, name := range []string{"name", "eviction-hard", "image-gc-high", "image-gc-low"} {
+		fs.String(name, "", "")
+	}
 	token, broken := fs.String("token", "", ""), fs.Bool("broken", false, "")
 	rest := args[1:]
 	if cmd == "join" {

@@ -265,6 +265,8 @@ func (c *Netns) launch(n Node, command ...string) error {
 	}
 	if command[0] != "run" {
 		args = append(args, "--name", n.Name, "--advertise", n.Addr.String(), "--cgroup-root", n.CgroupRoot)
+		// The machines share this one's disk: how full it is says nothing of them.
+		args = append(args, "--eviction-hard", "memory.available<100Mi", "--image-gc-high", "100", "--image-gc-low", "99")
 		args = append(args, c.cfg.Args...)
 	}
 	cmd := exec.Command(c.Bin("clusterd"), args...)
