@@ -17,9 +17,10 @@ type peers struct {
 	dialTimeout time.Duration
 	wg          sync.WaitGroup
 
-	mu   sync.Mutex
-	byID map[string]*peer
-	last uint64 // call number
+	mu     sync.Mutex
+	closed bool // no stream is opened any more
+	byID   map[string]*peer
+	last   uint64 // call number
 }
 
 // replyFunc takes the reply to a call, or errStreamLost, or the error of the
@@ -44,6 +45,11 @@ func (p *peers) call(id string, kind byte, body []byte, reply replyFunc) uint64 
 	p.last++
 	n := p.last
 	pr := p.byID[id]
+	if pr == nil && p.closed {
+		p.mu.Unlock()
+		reply(frame{}, false, errStreamLost)
+		return n
+	}
 	if pr == nil {
 		pr = &peer{id: id, pending: make(map[uint64]replyFunc)}
 		p.byID[id] = pr
@@ -165,6 +171,13 @@ func (p *peers) lost(pr *peer, sent bool, err error) {
 	for _, reply := range pending {
 		reply(frame{}, sent, err)
 	}
+}
+
+// close lets no further stream be opened.
+func (p *peers) close() {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
 }
 
 // wait returns when every stream has ended; the caller has closed them.

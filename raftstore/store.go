@@ -389,6 +389,7 @@ func (s *Store) close(graceful bool) error {
 	}
 	s.cancel()
 	s.nudge.close()
+	s.peers.close()
 	stopped := s.raft().Shutdown()
 	err := s.streams.Close() // unblocks whoever reads from a peer, raft included
 	err = errors.Join(err, stopped.Error())
