@@ -5,8 +5,10 @@ GO       ?= $(shell command -v go || echo /usr/local/go/bin/go)
 export GO
 export PATH := $(patsubst %/,%,$(dir $(GO))):$(PATH)
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+COMMIT   ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+BUILT    ?= $(shell TZ=UTC git log -1 --format=%cd --date=format-local:%Y-%m-%dT%H:%M:%SZ 2>/dev/null || echo unknown)
 KUBE     := v1.37.2
-LDFLAGS  := -s -w -X main.release=v0.1.0-$(VERSION) -X k8s.io/component-base/version.gitVersion=$(KUBE) -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37
+LDFLAGS  := -s -w -X main.release=v0.1.0-$(VERSION) -X k8s.io/component-base/version.gitVersion=$(KUBE) -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37 -X k8s.io/component-base/version.gitCommit=$(COMMIT) -X k8s.io/component-base/version.buildDate=$(BUILT)
 PODMON_TAGS := seccomp netgo osusergo runc_nocriu
 PODMON_LDFLAGS := -s -w -linkmode external -extldflags -static
 export CGO_ENABLED = 0

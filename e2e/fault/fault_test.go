@@ -90,18 +90,24 @@ func (r *run) load(ctx context.Context, churn bool) (finish func()) {
 	if churn {
 		load.Go(func() { r.churn(loaded) })
 	}
-	return sync.OnceFunc(func() {
-		unload()
-		load.Wait()
-		defer watching.Wait()
-		defer unwatch()
-		if r.t.Failed() {
-			return
-		}
-		began := time.Now()
-		r.check(ctx)
-		r.t.Logf("all was well %s after the load", time.Since(began).Round(time.Millisecond))
-	})
+	var once sync.Once // sync.OnceFunc would make a panic of a failed check
+	return func() {
+		once.Do(func() { r.finish(ctx, unload, &load, unwatch, &watching) })
+	}
+}
+
+// finish ends load and watching and checks everything.
+func (r *run) finish(ctx context.Context, unload func(), load *sync.WaitGroup, unwatch func(), watching *sync.WaitGroup) {
+	unload()
+	load.Wait()
+	defer watching.Wait()
+	defer unwatch()
+	if r.t.Failed() {
+		return
+	}
+	began := time.Now()
+	r.check(ctx)
+	r.t.Logf("all was well %s after the load", time.Since(began).Round(time.Millisecond))
 }
 
 func key(writer int) string { return fmt.Sprintf("count-%d", writer) }
