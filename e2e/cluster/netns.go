@@ -480,7 +480,10 @@ func (c *Netns) Stop(ctx context.Context, name string) error {
 }
 
 // Start implements Cluster.
-func (c *Netns) Start(ctx context.Context, name string) error {
+func (c *Netns) Start(ctx context.Context, name string) error { return c.StartWith(ctx, name) }
+
+// StartWith starts clusterd on the node again, with more arguments than it had.
+func (c *Netns) StartWith(_ context.Context, name string, args ...string) error {
 	n, err := c.node(name)
 	if err != nil {
 		return err
@@ -488,7 +491,7 @@ func (c *Netns) Start(ctx context.Context, name string) error {
 	if _, err := c.Pid(name); err == nil {
 		return fmt.Errorf("clusterd runs on %s already", name)
 	}
-	return c.launch(n, "run")
+	return c.launch(n, append([]string{"run"}, args...)...)
 }
 
 // Move gives a node on which clusterd does not run another address. The next

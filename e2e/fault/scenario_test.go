@@ -155,6 +155,53 @@ func TestFaultAddressChanged(t *testing.T) {
 	finish()
 }
 
+// TestFaultAllMoved starts all nodes on other addresses than they ever had. One
+// address is told to the others; the rest they learn by gossip.
+func TestFaultAllMoved(t *testing.T) {
+	r := newRun(t, nil)
+	r.prepare(t.Context())
+	finish := r.load(t.Context(), false)
+	defer finish()
+	nodes := r.c.Nodes()
+	for _, n := range nodes {
+		if err := r.c.Kill(n.Name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var first []string
+	for i, n := range nodes {
+		addr := netip.AddrFrom4([4]byte{10, 83, 0, byte(150 + i)})
+		if err := r.c.Move(n.Name, addr); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.c.StartWith(t.Context(), n.Name, first...); err != nil {
+			t.Fatal(err)
+		}
+		if first == nil {
+			first = []string{"--peer", addr.String()}
+		}
+	}
+	took := r.eventually(t.Context(), "every node answers at its address", func(ctx context.Context) error {
+		for i, n := range r.c.Nodes() {
+			api, config, err := r.c.Client(n.Name)
+			if err != nil {
+				return err
+			}
+			if !strings.Contains(config.Host, n.Addr.String()) {
+				return fmt.Errorf("the kubeconfig of %s leads to %s", n.Name, config.Host)
+			}
+			if err := api.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error(); err != nil {
+				return err
+			}
+			r.use(i, api)
+		}
+		return nil
+	})
+	t.Logf("all are back at other addresses after %s", took)
+	r.eventually(t.Context(), "every node is Ready", r.nodesReady)
+	finish()
+}
+
 // TestFaultMemberRemoved removes a node that runs, and one that is down: they
 // lose their rights, and the others go on.
 func TestFaultMemberRemoved(t *testing.T) {
