@@ -42,7 +42,7 @@ spec:
   - name: main
     image: %[1]q
     command: [/hello]
-    args: [sleep]
+    args: [sleep, "1234"]
     env: [{name: ONE, value: "1"}, {name: TWO, value: "$(ONE)+1"}]
     volumeMounts:
     - {name: e, mountPath: /e}
@@ -76,7 +76,7 @@ spec:
 		k.is("/dev/null", k.exec("all", "main", "cat", "/dev/null"), "")
 		// What one container leaves in the shared folder, the other finds: the
 		// node's root writes through the first container's view of it.
-		main := k.process(string(p.UID), "/hello")
+		main := k.process(string(p.UID), "sleep 1234")
 		if err := os.WriteFile(fmt.Sprintf("/proc/%d/root/e/word", main), []byte("shared"), 0o644); err != nil {
 			k.Fatal(err)
 		}
