@@ -252,7 +252,8 @@ func (c *Netns) PowerOff(name string) error {
 		if err != nil {
 			return err
 		}
-		if len(pids) == 0 {
+		// A process that is ending leaves its network before it is a zombie.
+		if _, err := c.Pid(name); err != nil && len(pids) == 0 {
 			return nil
 		}
 		for _, pid := range pids {
