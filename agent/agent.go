@@ -49,6 +49,8 @@ import (
 type Runtime interface {
 	pod.Runtime
 	Attach(ctx context.Context, id string, io runtime.ExecIO, tty bool) error
+	// Upgraded says what was done about a podmon of another clusterd.
+	Upgraded() runtime.Upgrade
 }
 
 // Images owns the images: *image.Store.
@@ -140,6 +142,8 @@ type Agent struct {
 	cgroups stats.Cgroups
 	objects *object.Cache
 	events  record.EventBroadcaster
+	// recorder writes to events.
+	recorder record.EventRecorder
 	// services watches all Services, for the environments of pods; nil: there
 	// is no API.
 	services cache.SharedIndexInformer
@@ -206,8 +210,8 @@ func New(cfg Config) (*Agent, error) {
 	volumes := volume.Config{Dir: podDir, Mounter: volume.Kernel{}, Tokens: &tokens{client: cfg.Client}, Allocatable: a.allocatable}
 	a.objects = object.New(cfg.Client, func(uid objectUID, ref object.Ref) { a.pods.ObjectChanged(uid, ref) })
 	volumes.Objects = a.objects
-	recorder := a.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "agent", Host: cfg.NodeName})
-	statics, err := a.statics(recorder)
+	a.recorder = a.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "agent", Host: cfg.NodeName})
+	statics, err := a.statics(a.recorder)
 	if err != nil {
 		return nil, err
 	}
@@ -216,7 +220,7 @@ func New(cfg Config) (*Agent, error) {
 		Services: a.serviceLister(),
 		NodeName: cfg.NodeName, NodeIP: cfg.NodeIP, Node: a.node.Object, Client: cfg.Client,
 		Runtime: cfg.Runtime, Images: cfg.Images, Network: cfg.Network, Volumes: volume.New(volumes), Objects: a.objects,
-		Probes: prober, OnRuntime: a.node.Poke, Recorder: recorder,
+		Probes: prober, OnRuntime: a.node.Poke, Recorder: a.recorder,
 		PodDir: podDir, LogDir: cfg.PodLogDir, SweepLogs: ownLogs, CgroupRoot: cfg.CgroupRoot,
 		ResolvConf: cfg.ResolvConf, ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain,
 		PidsLimit: cfg.PidsLimit, CPUs: cfg.CPUs, UnsafeSysctls: cfg.UnsafeSysctls,
@@ -247,6 +251,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.events.StartEventWatcher(a.cfg.OnEvent)
 	}
 	defer a.events.Shutdown()
+	tellUpgrade(a.recorder, nodeRef(a.cfg.NodeName), a.cfg.Runtime.Upgraded())
 	defer a.objects.Close()
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -328,14 +333,30 @@ func (a *Agent) statics(recorder record.EventRecorder) (pod.StaticSource, error)
 		NodeName: a.cfg.NodeName, Dir: a.cfg.StaticDir, URL: a.cfg.StaticURL,
 		OnFault: func(where string, err error) {
 			klog.Background().Error(err, "Static pods are not as they should be", "where", where)
-			node := &v1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: a.cfg.NodeName, UID: types.UID(a.cfg.NodeName)}
-			recorder.Eventf(node, v1.EventTypeWarning, "FailedStaticPod", "Static pods of %s: %v", where, err)
+			recorder.Eventf(nodeRef(a.cfg.NodeName), v1.EventTypeWarning, "FailedStaticPod", "Static pods of %s: %v", where, err)
 		},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
 	return r, nil
+}
+
+// nodeRef is what events of the node are about; its UID is its name by
+// convention.
+func nodeRef(name string) *v1.ObjectReference {
+	return &v1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name, UID: types.UID(name)}
+}
+
+// tellUpgrade tells the node's readers that podmon was replaced, or why not.
+func tellUpgrade(recorder record.EventRecorder, node *v1.ObjectReference, u runtime.Upgrade) {
+	switch {
+	case !u.Needed():
+	case u.Err == nil:
+		recorder.Event(node, v1.EventTypeNormal, "RuntimeUpgraded", "The container supervisor was replaced by this clusterd's; containers run on")
+	default:
+		recorder.Eventf(node, v1.EventTypeWarning, "RuntimeNotUpgraded", "The container supervisor of a former clusterd goes on: %v", u.Err)
+	}
 }
 
 func (a *Agent) allocatable() v1.ResourceList { return a.node.Object().Status.Allocatable }

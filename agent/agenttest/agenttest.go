@@ -54,6 +54,9 @@ type Runtime struct {
 // ErrLost is what a lost answer looks like.
 var ErrLost = errors.New("connection to podmon is broken")
 
+// Upgraded says that nothing was.
+func (r *Runtime) Upgraded() runtime.Upgrade { return runtime.Upgrade{} }
+
 func (r *Runtime) lost(op string) error {
 	if r.Lose != nil && r.Lose(op) {
 		return ErrLost

@@ -170,18 +170,22 @@ func (s *Supervisor) attach(req api.Attach, stdout, stderr *os.File) (_ *attachm
 	return a, nil
 }
 
-// finished is closed when the container has ended and all it wrote has been
-// passed on.
-func (a *attachment) finished(cancel <-chan struct{}) bool {
+// finished waits until the container has ended and all it wrote has been passed
+// on; it gives false when gone or replaced is closed before.
+func (a *attachment) finished(gone, replaced <-chan struct{}) bool {
 	select {
 	case <-a.c.done:
-	case <-cancel:
+	case <-gone:
+		return false
+	case <-replaced:
 		return false
 	}
 	for _, t := range a.taps {
 		select {
 		case <-t.done:
-		case <-cancel:
+		case <-gone:
+			return false
+		case <-replaced:
 			return false
 		}
 	}
@@ -189,13 +193,13 @@ func (a *attachment) finished(cancel <-chan struct{}) bool {
 }
 
 // detach takes the client away; a container that wanted its input once has had
-// it then.
+// it then, unless it was podmon that went.
 func (a *attachment) detach(s *Supervisor) {
 	for _, t := range a.taps {
 		t.cut()
 	}
 	closeFiles(a.input)
-	if a.stdin && a.c.io.spec.StdinOnce && !a.c.io.spec.TTY {
+	if a.stdin && !s.givesWay() && a.c.io.spec.StdinOnce && !a.c.io.spec.TTY {
 		s.closeStdin(a.c)
 	}
 }

@@ -58,7 +58,7 @@ func FuzzState(f *testing.F) {
 	for _, v := range []any{
 		sandboxFile{Version: stateVersion, BootID: "b", Start: 1, Status: api.SandboxStatus{Sandbox: api.Sandbox{ID: "p"}, State: api.StateRunning, Pid: 1 << 30}},
 		containerFile{Version: stateVersion, State: stateRunning, Start: 1, Status: api.ContainerStatus{Container: api.Container{ID: "c"}, Pid: 1 << 30}},
-		[]inheritedKept{{kept: kept{ID: "c", Pid: 1, Files: []string{keptTTY}}, FDs: []int{5}}},
+		handoverFile{Version: handoverVersion, Kept: []handedKept{{kept: kept{ID: "c", Pid: 1, Files: []string{keptTTY}}, FDs: []int{5}}}, LockFD: 4},
 	} {
 		b, err := json.Marshal(v)
 		if err != nil {
@@ -76,9 +76,9 @@ func FuzzState(f *testing.F) {
 				p.close()
 			}
 		}
-		var in []inheritedKept
+		var in handoverFile
 		if json.Unmarshal(b, &in) == nil {
-			for _, e := range in {
+			for _, e := range in.Kept {
 				// More names than descriptors must not panic.
 				if k := e.kept; k.take(keptTTY) != nil {
 					t.Error("a descriptor from nowhere")

@@ -105,9 +105,8 @@ func (s *Supervisor) watchKeeper() {
 		s.log.Warn("link to the keeper broke", "err", err)
 	}
 	s.log.Warn("keeper ended, becoming the keeper")
-	if err := becomeKeeper(s.link.args, s.allKept()); err != nil {
-		s.log.Error("podmon goes on without a keeper", "err", err)
-	}
+	err = handover{kept: s.allKept()}.execute(nil, s.link.args)
+	s.log.Error("podmon goes on without a keeper", "err", err)
 }
 
 // allKept lists what a keeper would hold now.

@@ -9,8 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"syscall"
 	"time"
 
 	"github.com/clusterd/clusterd/agent/podmon/api/frame"
@@ -29,6 +27,9 @@ import (
 // When the keeper is killed, podmon becomes the keeper: it executes itself
 // anew, children and descriptors stay, and starts another podmon. Only who
 // kills both at once loses something.
+//
+// When podmon is replaced by another program (upgrade.go) it ends, which leaves
+// everything with the keeper, and the keeper executes that program.
 
 // Messages on the link. To the keeper:
 const (
@@ -36,6 +37,7 @@ const (
 	linkDrop    = "drop"    // let go of the ID; reap its process
 	linkServing = "serving" // podmon has taken over and serves
 	linkOver    = "over"    // podmon ends on purpose, and nothing is left
+	linkReplace = "replace" // podmon ends on purpose: go on as the program beside this message
 )
 
 // From the keeper, at podmon's start: linkKeep for each, then
@@ -95,9 +97,9 @@ func (k *kept) close() {
 type keeperConfig struct {
 	dir        string
 	cgroupRoot string
-	args       []string // of podmon
-	ready      *os.File // for the first podmon's word; nil: nobody waits for it
-	inherited  []*kept  // of a podmon that became the keeper
+	args       []string  // of podmon
+	ready      *os.File  // for the first podmon's word; nil: nobody waits for it
+	handover   *handover // of whoever executed this program as the keeper; nil: nobody did
 	log        *slog.Logger
 }
 
@@ -114,25 +116,21 @@ var errKept = errors.New("another keeper holds the state folder")
 type keeper struct {
 	cfg     keeperConfig
 	kept    map[string]*kept
+	lock    *os.File
 	orphans *orphanReaper
-	served  bool // a podmon has served once
-	over    bool // podmon said that nothing is left
+	served  bool     // a podmon has served once
+	over    bool     // podmon said that nothing is left
+	next    *os.File // the program to go on as when podmon has ended; nil: this one
 }
 
 // runKeeper keeps podmon alive until it says that nothing is left, or SIGTERM
 // comes, which it passes on; containers go on then.
 func runKeeper(cfg keeperConfig, term <-chan os.Signal) error {
-	lock, err := os.OpenFile(filepath.Join(cfg.dir, keeperLockName), os.O_RDWR|os.O_CREATE, 0o600)
+	lock, err := lockKeeper(cfg)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		if err == unix.EWOULDBLOCK {
-			return errKept
-		}
-		return fmt.Errorf("lock %s: %w", lock.Name(), err)
-	}
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become reaper of orphans: %w", err)
 	}
@@ -142,10 +140,12 @@ func runKeeper(cfg keeperConfig, term <-chan os.Signal) error {
 		cfg.log.Warn("podmon stays in its parent's cgroup", "err", err)
 	}
 	setOOMScore(os.Getpid(), ownOOMScore) // podmon inherits it
-	k := &keeper{cfg: cfg, kept: map[string]*kept{}, orphans: newOrphanReaper()}
-	for _, e := range cfg.inherited {
-		k.kept[e.ID] = e
-		k.orphans.own(e.Pid)
+	k := &keeper{cfg: cfg, lock: lock, kept: map[string]*kept{}, orphans: newOrphanReaper()}
+	if cfg.handover != nil {
+		for _, e := range cfg.handover.kept {
+			k.kept[e.ID] = e
+			k.orphans.own(e.Pid)
+		}
 		k.served = true
 	}
 	look := time.NewTicker(orphanAge)
@@ -172,6 +172,10 @@ func runKeeper(cfg keeperConfig, term <-chan os.Signal) error {
 				return nil
 			}
 		}
+		if k.next != nil {
+			err := k.replace()
+			cfg.log.Error("the keeper goes on with the program it is", "err", err)
+		}
 		switch {
 		case k.over:
 			return nil
@@ -187,6 +191,40 @@ func runKeeper(cfg keeperConfig, term <-chan os.Signal) error {
 			return nil
 		}
 	}
+}
+
+// lockKeeper makes this process the folder's keeper; errKept: another one is.
+func lockKeeper(cfg keeperConfig) (*os.File, error) {
+	if h := cfg.handover; h != nil && h.lock != nil {
+		return h.lock, nil
+	}
+	lock, err := os.OpenFile(filepath.Join(cfg.dir, keeperLockName), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		lock.Close()
+		if err == unix.EWOULDBLOCK {
+			return nil, errKept
+		}
+		return nil, fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	return lock, nil
+}
+
+// replace executes k.next as the keeper: the process, its children, what it
+// holds and its lock stay. It returns only on an error.
+func (k *keeper) replace() error {
+	defer func() {
+		k.next.Close()
+		k.next = nil
+	}()
+	h := handover{lock: k.lock}
+	for _, e := range k.kept {
+		h.kept = append(h.kept, e)
+	}
+	k.cfg.log.Info("the keeper becomes another program", "kept", len(h.kept))
+	return h.execute(k.next, k.cfg.args)
 }
 
 // start starts a podmon and serves its link. ended is closed when it has ended
@@ -266,6 +304,9 @@ func (k *keeper) hear(link *frame.Conn) {
 			k.served = true
 		case m.Op == linkOver:
 			k.over = true
+		case m.Op == linkReplace && len(files) == 1 && k.next == nil:
+			k.next = files[0]
+			continue
 		}
 		closeFiles(files...)
 	}
@@ -307,82 +348,4 @@ func linkEnd(f *os.File) (*net.UnixConn, error) {
 		return nil, errors.New("link: not a unix socket")
 	}
 	return uc, nil
-}
-
-// inheritKept reads what a podmon that became the keeper left in f.
-func inheritKept(f *os.File) ([]*kept, error) {
-	defer f.Close()
-	var in []inheritedKept
-	if err := frame.Decode(f, &in); err != nil {
-		return nil, fmt.Errorf("inherited: %w", err)
-	}
-	var out []*kept
-	for _, e := range in {
-		for _, fd := range e.FDs {
-			unix.CloseOnExec(fd)
-			e.kept.files = append(e.kept.files, os.NewFile(uintptr(fd), "kept"))
-		}
-		k := e.kept
-		out = append(out, &k)
-	}
-	return out, nil
-}
-
-// inheritedKept names descriptors by the numbers they have across execve.
-type inheritedKept struct {
-	kept
-	FDs []int
-}
-
-// becomeKeeper turns this podmon into a keeper that starts another one: what is
-// kept, and the containers, which stay its children, go over. It returns only
-// on an error.
-func becomeKeeper(args []string, all []*kept) error {
-	out := make([]inheritedKept, 0, len(all))
-	for _, k := range all {
-		e := inheritedKept{kept: *k}
-		for _, f := range k.files {
-			fd, err := dupAcrossExec(f)
-			if err != nil {
-				return err
-			}
-			e.FDs = append(e.FDs, fd)
-		}
-		out = append(out, e)
-	}
-	b, err := frame.Encode(out)
-	if err != nil {
-		return err
-	}
-	fd, err := unix.MemfdCreate("kept", 0)
-	if err != nil {
-		return fmt.Errorf("memfd_create: %w", err)
-	}
-	mem := os.NewFile(uintptr(fd), "kept")
-	if _, err := mem.Write(b); err == nil {
-		_, err = mem.Seek(0, 0)
-	}
-	if err != nil {
-		return err
-	}
-	argv := append([]string{"podmon"}, args...)
-	argv = append(argv, "--keep", "--kept-fd", strconv.Itoa(fd))
-	return fmt.Errorf("become keeper: %w", syscall.Exec("/proc/self/exe", argv, os.Environ()))
-}
-
-// dupAcrossExec makes a descriptor that a program executed here finds open.
-func dupAcrossExec(f *os.File) (int, error) {
-	rc, err := f.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var fd int
-	var dupErr error
-	if err := rc.Control(func(old uintptr) { fd, dupErr = unix.FcntlInt(old, unix.F_DUPFD, 10) }); err != nil {
-		return 0, err
-	}
-	if dupErr != nil {
-		return 0, fmt.Errorf("dup: %w", dupErr)
-	}
-	return fd, nil
 }

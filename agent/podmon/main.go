@@ -32,7 +32,8 @@ func Main(args []string) int {
 	detach := fs.Bool("detach", false, "start another podmon in a session of its own, and end")
 	readyFD := fs.Int("ready-fd", 0, "descriptor to write to when serving, or the reason why not")
 	keep := fs.Bool("keep", false, "be the keeper: start podmon, again and again")
-	keptFD := fs.Int("kept-fd", 0, "what a podmon that became the keeper holds")
+	handoverFD := fs.Int("handover-fd", 0, "what the program that was here before left to the keeper")
+	canFollow := fs.Int("can-follow", 0, "say whether this program can go on from a running one with this version of handing over, and end")
 	linkFD := fs.Int("link-fd", 0, "connection to the keeper")
 	startLimit := fs.Duration("start-limit", defaultStartLimit, "how long the start of a container may take")
 	debugLog := fs.Bool("debug", false, "log every call")
@@ -42,6 +43,13 @@ func Main(args []string) int {
 	if *root == "" || fs.NArg() > 0 {
 		fmt.Fprintln(os.Stderr, "usage: podmon --root DIR [--cgroup-root PATH]")
 		return 2
+	}
+	if *canFollow != 0 {
+		if err := follows(*root, *canFollow); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return 0
 	}
 	if err := reexecSealed(); err != nil {
 		fmt.Fprintln(os.Stderr, "podmon: run from sealed memory:", err)
@@ -70,7 +78,7 @@ func Main(args []string) int {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	own := []string{"--root", *root, "--cgroup-root", *cgroupRoot, "--start-limit", startLimit.String(), "--debug=" + strconv.FormatBool(*debugLog)}
 	if *keep {
-		return keepMain(keeperConfig{dir: *root, cgroupRoot: *cgroupRoot, args: own, ready: inheritedFile(*readyFD, "ready"), log: log}, *keptFD)
+		return keepMain(keeperConfig{dir: *root, cgroupRoot: *cgroupRoot, args: own, ready: inheritedFile(*readyFD, "ready"), log: log}, *handoverFD)
 	}
 	nameSelf("podmon")
 	s, err := New(Config{Dir: *root, CgroupRoot: *cgroupRoot, StartLimit: *startLimit, Link: inheritedFile(*linkFD, "link"), Args: own, Logger: log})
@@ -86,13 +94,13 @@ func Main(args []string) int {
 }
 
 // keepMain runs the keeper.
-func keepMain(cfg keeperConfig, keptFD int) int {
+func keepMain(cfg keeperConfig, handoverFD int) int {
 	nameSelf("podmon-keeper")
 	term := make(chan os.Signal, 1)
 	signal.Notify(term, syscall.SIGTERM, syscall.SIGINT)
-	if f := inheritedFile(keptFD, "kept"); f != nil {
+	if f := inheritedFile(handoverFD, "handover"); f != nil {
 		var err error
-		if cfg.inherited, err = inheritKept(f); err != nil {
+		if cfg.handover, err = readHandover(f); err != nil {
 			cfg.log.Error("descriptors of containers are lost", "err", err)
 		}
 	}

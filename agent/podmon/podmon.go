@@ -81,10 +81,17 @@ type Supervisor struct {
 	containers map[string]*container
 	execs      map[string]*execution
 	execSeq    uint64
-	closing    bool // Shutdown has begun: no new sandbox or container
+	attached   int  // attachments under way
+	closing    bool // Shutdown or Upgrade has begun: no new sandbox or container
+
+	replaced chan struct{} // closed by Upgrade: what belongs to connections ends
 }
 
-var errShutdown = errors.New("shutdown was asked for")
+// Why podmon ends by itself.
+var (
+	errShutdown = errors.New("shutdown was asked for")
+	errReplaced = errorf(api.CodeReplaced, "podmon was replaced by another program, and what belonged to this connection has ended: try again")
+)
 
 // New takes the state folder over from a former supervisor, if there was one:
 // the containers it left are known when New returns. It fails while another
@@ -102,6 +109,7 @@ func New(cfg Config) (_ *Supervisor, err error) {
 		sandboxes:  map[string]*sandbox{},
 		containers: map[string]*container{},
 		execs:      map[string]*execution{},
+		replaced:   make(chan struct{}),
 	}
 	s.orphans = newOrphanReaper()
 	s.pauses = &pauseMaker{s: s}
@@ -122,6 +130,9 @@ func New(cfg Config) (_ *Supervisor, err error) {
 		s.log.Warn("records are kept on disk, which takes longer", "err", err)
 	}
 	if err := makeDirs(cfg.Dir, sandboxesDir, containerDir, runcStateDir); err != nil {
+		return nil, err
+	}
+	if err := checkState(cfg.Dir); err != nil { // dropping it would end what it tells of
 		return nil, err
 	}
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
@@ -175,14 +186,35 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	s.ln.Close() // removes the socket: the next supervisor makes its own
 	conns.closeAll()
 	s.releaseContainers()
-	s.wg.Wait()
+	s.waitForAll()
 	if errors.Is(context.Cause(s.life), errShutdown) {
 		s.link.send(linkMessage{Op: linkOver})
 	}
-	if cause := context.Cause(s.life); !errors.Is(cause, errShutdown) && !errors.Is(cause, context.Canceled) {
+	switch cause := context.Cause(s.life); {
+	case errors.Is(cause, errShutdown), errors.Is(cause, errReplaced), errors.Is(cause, context.Canceled):
+		return nil
+	default:
 		return cause
 	}
-	return nil
+}
+
+// waitForAll waits for every goroutine; for a successor that is waiting not
+// without end, as one may hold a start that hangs in the kernel.
+func (s *Supervisor) waitForAll() {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.wg.Wait()
+	}()
+	var limit <-chan time.Time
+	if errors.Is(context.Cause(s.life), errReplaced) {
+		limit = time.After(endTime)
+	}
+	select {
+	case <-done:
+	case <-limit:
+		s.log.Warn("podmon ends with work under way")
+	}
 }
 
 // releaseContainers stops copying output; what is not read now waits for the

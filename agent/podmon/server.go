@@ -126,6 +126,13 @@ func (ss *session) answer(req api.Request, files []*os.File) {
 	case api.OpExec:
 		ss.exec(req, files)
 		return
+	case api.OpUpgrade:
+		err := ss.s.upgrade(ss.ctx, req.Upgrade, files)
+		ss.reply(req.ID, api.Response{}, err)
+		if err == nil {
+			ss.s.stop(errReplaced)
+		}
+		return
 	case api.OpShutdown:
 		err := ss.s.shutdown(req.Shutdown != nil && req.Shutdown.Force)
 		ss.reply(req.ID, api.Response{}, err)
@@ -165,7 +172,8 @@ func (ss *session) call(req api.Request) (resp api.Response, err error) {
 	s := ss.s
 	switch req.Op {
 	case api.OpHello:
-		return api.Response{Version: api.Version, Pid: os.Getpid()}, nil
+		build, err := ownBuild()
+		return api.Response{Version: api.Version, Build: build, Pid: os.Getpid()}, err
 	case api.OpCreateSandbox:
 		if req.Sandbox == nil {
 			return resp, errMissing
@@ -276,6 +284,8 @@ func (ss *session) execWait(id string) (api.Response, error) {
 	select {
 	case <-e.done:
 		return api.Response{ExecID: id, ExitCode: e.exit.code}, nil
+	case <-ss.s.replaced:
+		return api.Response{}, errReplaced
 	case <-ss.ctx.Done():
 		return api.Response{}, context.Cause(ss.ctx)
 	}
@@ -302,6 +312,8 @@ func (ss *session) attach(req api.Request, files []*os.File) {
 		return
 	}
 	defer a.detach(ss.s)
+	ss.s.countAttached(1)
+	defer ss.s.countAttached(-1)
 	if a.input != nil {
 		ss.reply(req.ID, api.Response{}, nil, a.input)
 		closeFiles(a.input)
@@ -309,11 +321,13 @@ func (ss *session) attach(req api.Request, files []*os.File) {
 	} else {
 		ss.reply(req.ID, api.Response{}, nil)
 	}
-	if a.finished(ss.ctx.Done()) {
+	if a.finished(ss.ctx.Done(), ss.s.replaced) {
 		ss.s.mu.Lock()
 		code := a.c.status.ExitCode
 		ss.s.mu.Unlock()
 		ss.reply(req.ID, api.Response{ExitCode: code}, nil)
+	} else if ss.s.givesWay() {
+		ss.reply(req.ID, api.Response{}, errReplaced)
 	}
 }
 

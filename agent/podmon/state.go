@@ -12,6 +12,21 @@ import (
 // stateVersion is in every state file; see formats in DESIGN.md.
 const stateVersion = 1
 
+// checkState finds a record below dir that a newer podmon wrote in a way that
+// this one does not know. What cannot be read at all is nobody's.
+func checkState(dir string) error {
+	for _, kind := range []struct{ dir, file string }{{sandboxesDir, "sandbox.json"}, {containerDir, "container.json"}} {
+		for _, id := range dirNames(filepath.Join(dir, kind.dir)) {
+			path := filepath.Join(dir, kind.dir, id, kind.file)
+			var f struct{ Version int }
+			if err := readState(path, &f); err == nil && f.Version > stateVersion {
+				return fmt.Errorf("%s has version %d, this podmon knows up to %d", path, f.Version, stateVersion)
+			}
+		}
+	}
+	return nil
+}
+
 // sandboxFile is sandboxes/<id>/sandbox.json.
 type sandboxFile struct {
 	Version int

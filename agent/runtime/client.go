@@ -13,6 +13,7 @@ import (
 	"net"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/clusterd/clusterd/agent/podmon/api/frame"
@@ -27,7 +28,13 @@ type Config struct {
 	// CgroupRoot is the node's cgroup, "/clusterd/n1": podmon puts itself
 	// below it, apart from clusterd. Empty: it stays in clusterd's.
 	CgroupRoot string
-	Logger     *slog.Logger // default: slog.Default
+	// StartLimit is how long the start of a container may take, told to a
+	// podmon when it is started; 0: podmon's own default, 45 s.
+	StartLimit time.Duration
+	// UpgradePatience is how long executions and attachments under way hold up
+	// the replacement of a running podmon by this Client's; default 10 s.
+	UpgradePatience time.Duration
+	Logger          *slog.Logger // default: slog.Default
 }
 
 // ErrDisconnected is returned when podmon went away during a call: what was
@@ -42,9 +49,10 @@ var ErrClosed = errors.New("podmon client is closed")
 // on). When the connection is lost the next call makes a new one, and starts a
 // new podmon if none answers: it adopts the old one's containers.
 type Client struct {
-	cfg  Config
-	life context.Context // done when closed
-	stop context.CancelFunc
+	cfg      Config
+	life     context.Context // done when closed
+	stop     context.CancelFunc
+	upgraded Upgrade // set by Start
 
 	mu     sync.Mutex // guards conn and closed; held while connecting
 	conn   *conn
@@ -52,7 +60,9 @@ type Client struct {
 	wg     sync.WaitGroup
 }
 
-// Start finds the podmon of cfg.Dir or starts it.
+// Start finds the podmon of cfg.Dir or starts it. One that runs and is another
+// program than the one that would be started is replaced, its containers
+// unharmed; Upgraded says how that went.
 func Start(ctx context.Context, cfg Config) (*Client, error) {
 	if !filepath.IsAbs(cfg.Dir) {
 		return nil, fmt.Errorf("podmon's folder %q is not an absolute path", cfg.Dir)
@@ -66,8 +76,12 @@ func Start(ctx context.Context, cfg Config) (*Client, error) {
 		c.stop()
 		return nil, err
 	}
+	c.upgraded = c.upgrade(ctx)
 	return c, nil
 }
+
+// Upgraded tells whether Start replaced the podmon that it found.
+func (c *Client) Upgraded() Upgrade { return c.upgraded }
 
 // Close ends the connection, with its streams of events, execs and attachments.
 // Podmon and its containers go on.

@@ -127,6 +127,9 @@ func (c *Client) Attach(ctx context.Context, containerID string, eio ExecIO, tty
 	if _, err := fc.Read(&end); err != nil {
 		return fmt.Errorf("attach: %w", ErrDisconnected)
 	}
+	if end.Error != nil {
+		return fmt.Errorf("attach: %w", end.Error)
+	}
 	st.finish(lateOutput)
 	return nil
 }

@@ -1,7 +1,6 @@
 package runtime_test
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -49,15 +48,8 @@ func TestKillPoints(t *testing.T) {
 // killable makes a podmon that is killed once at the place that the returned
 // function names.
 func killable(t *testing.T) (*node, func(point string)) {
-	var file string
-	n := newNode(t, func(n *node) {
-		file = filepath.Join(n.dir, "kill-at")
-		n.podmon = filepath.Join(n.dir, "podmon.sh")
-		script := fmt.Sprintf("#!/bin/sh\nCLUSTERD_DEBUG_KILL_AT=%s exec %s \"$@\"\n", file, podmonPath)
-		if err := os.WriteFile(n.podmon, []byte(script), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	})
+	n := newNode(t)
+	file := filepath.Join(n.dir, "kill-at") // see point in agent/podmon
 	return n, func(point string) {
 		t.Helper()
 		if err := os.WriteFile(file, []byte(point), 0o600); err != nil {

@@ -83,10 +83,12 @@ type node struct {
 	t      testing.TB
 	dir    string
 	podmon string // the program
-	cgroup string
-	box    string // root file system with one program under many names
-	client *runtime.Client
-	ctx    context.Context
+
+	startLimit time.Duration
+	cgroup     string
+	box        string // root file system with one program under many names
+	client     *runtime.Client
+	ctx        context.Context
 }
 
 func newNode(t testing.TB, change ...func(*node)) *node {
@@ -107,11 +109,15 @@ func newNode(t testing.TB, change ...func(*node)) *node {
 	return n
 }
 
+func (n *node) config() runtime.Config {
+	return runtime.Config{
+		Dir: n.dir + "/podmon", PodmonPath: n.podmon, CgroupRoot: n.cgroup, StartLimit: n.startLimit, Logger: slog.New(slog.DiscardHandler),
+	}
+}
+
 func (n *node) connect() *runtime.Client {
 	n.t.Helper()
-	c, err := runtime.Start(n.ctx, runtime.Config{
-		Dir: n.dir + "/podmon", PodmonPath: n.podmon, CgroupRoot: n.cgroup, Logger: slog.New(slog.DiscardHandler),
-	})
+	c, err := runtime.Start(n.ctx, n.config())
 	if err != nil {
 		n.t.Fatal(err, n.ownLog())
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/clusterd/clusterd/agent/podmon/api/frame"
+	"github.com/clusterd/clusterd/agent/podmon/api/sealed"
 	"github.com/clusterd/clusterd/agent/runtime/podmonbin"
 )
 
@@ -26,7 +27,7 @@ const (
 
 // dialOrStart gives a connection on which podmon has said hello.
 func (c *Client) dialOrStart(ctx context.Context) (*frame.Conn, error) {
-	fc, err := hello(ctx, c.cfg.Dir)
+	fc, _, err := hello(ctx, c.cfg.Dir)
 	if err == nil {
 		return fc, nil
 	}
@@ -48,7 +49,7 @@ func helloSoon(ctx context.Context, dir string) (*frame.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
 	for {
-		fc, err := hello(ctx, dir)
+		fc, _, err := hello(ctx, dir)
 		var refused *api.Error
 		if err == nil || errors.As(err, &refused) {
 			return fc, err
@@ -81,12 +82,13 @@ func dial(ctx context.Context, dir string) (*frame.Conn, error) {
 	return frame.NewConn(uc.(*net.UnixConn)), nil
 }
 
-func hello(ctx context.Context, dir string) (*frame.Conn, error) {
+// hello connects and asks who is there.
+func hello(ctx context.Context, dir string) (_ *frame.Conn, who api.Response, err error) {
 	ctx, cancel := context.WithTimeout(ctx, helloTime)
 	defer cancel()
 	fc, err := dial(ctx, dir)
 	if err != nil {
-		return nil, err
+		return nil, who, err
 	}
 	stop := context.AfterFunc(ctx, func() { fc.Close() })
 	defer stop()
@@ -103,9 +105,23 @@ func hello(ctx context.Context, dir string) (*frame.Conn, error) {
 	}
 	if err != nil {
 		fc.Close()
-		return nil, fmt.Errorf("say hello to podmon: %w", err)
+		return nil, who, fmt.Errorf("say hello to podmon: %w", err)
 	}
-	return fc, nil
+	return fc, resp, nil
+}
+
+// program is the podmon that this Client would start, as a sealed memory file;
+// the caller closes it.
+func (c *Client) program() (*os.File, error) {
+	if c.cfg.PodmonPath == "" {
+		return podmonbin.Open()
+	}
+	f, err := os.Open(c.cfg.PodmonPath)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return sealed.New("podmon", f)
 }
 
 // start runs a new podmon, detached, and waits until it serves.
@@ -115,15 +131,11 @@ func (c *Client) start(ctx context.Context) error {
 	if err := os.MkdirAll(c.cfg.Dir, 0o711); err != nil {
 		return err
 	}
-	path := c.cfg.PodmonPath
-	if path == "" {
-		program, err := podmonbin.Open()
-		if err != nil {
-			return err
-		}
-		defer program.Close()
-		path = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), program.Fd())
+	program, err := c.program()
+	if err != nil {
+		return err
 	}
+	defer program.Close()
 	log, err := openOwnLog(filepath.Join(c.cfg.Dir, "podmon.log"))
 	if err != nil {
 		return err
@@ -138,7 +150,11 @@ func (c *Client) start(ctx context.Context) error {
 
 	// The process started here only starts podmon proper and ends.
 	var said bytes.Buffer
-	cmd := exec.CommandContext(ctx, path, "--root", c.cfg.Dir, "--cgroup-root", c.cfg.CgroupRoot, "--ready-fd", "3", "--detach")
+	args := []string{"--root", c.cfg.Dir, "--cgroup-root", c.cfg.CgroupRoot, "--ready-fd", "3", "--detach"}
+	if c.cfg.StartLimit > 0 {
+		args = append(args, "--start-limit", c.cfg.StartLimit.String())
+	}
+	cmd := exec.CommandContext(ctx, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), program.Fd()), args...)
 	cmd.Args[0] = "podmon"
 	cmd.Dir = "/"
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -46,13 +47,7 @@ func deadMount(t *testing.T, dir string) (answer func()) {
 // TestRootStuckStart: a start that hangs on a mount is given up, its reason
 // names the mount, and others start meanwhile.
 func TestRootStuckStart(t *testing.T) {
-	n := newNode(t, func(n *node) {
-		n.podmon = filepath.Join(n.dir, "podmon.sh")
-		script := fmt.Sprintf("#!/bin/sh\nexec %s \"$@\" --start-limit 3s\n", podmonPath)
-		if err := os.WriteFile(n.podmon, []byte(script), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	})
+	n := newNode(t, func(n *node) { n.startLimit = 3 * time.Second })
 	dead := filepath.Join(n.dir, "dead")
 	deadMount(t, dead)
 	n.sandbox("stuck")

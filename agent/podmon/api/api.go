@@ -36,6 +36,7 @@ const (
 	OpList            = "list"
 	OpEvents          = "events"
 	OpShutdown        = "shutdown"
+	OpUpgrade         = "upgrade" // the program, a sealed memory file, beside it
 )
 
 // Sandbox asks for a pause process that holds the pod's namespaces.
@@ -216,6 +217,16 @@ type Shutdown struct {
 	Force bool
 }
 
+// Upgrade asks podmon to give way to another program, which travels beside the
+// request as a sealed memory file (package sealed) and goes on with all that
+// podmon has. The answer comes before podmon ends; the client then connects
+// anew.
+type Upgrade struct {
+	// PatienceMillis is how long executions and attachments under way may go
+	// on before they are ended, with CodeReplaced.
+	PatienceMillis int64
+}
+
 // Signal asks for a signal to a container's first process.
 type Signal struct {
 	ID     string // container or sandbox
@@ -242,6 +253,7 @@ type Request struct {
 	Attach    *Attach    `json:",omitempty"`
 	Update    *Update    `json:",omitempty"`
 	Shutdown  *Shutdown  `json:",omitempty"`
+	Upgrade   *Upgrade   `json:",omitempty"`
 	Target    string     `json:",omitempty"` // id for remove, reopenLog, execWait
 }
 
@@ -250,6 +262,7 @@ type Response struct {
 	ID         uint64            `json:",omitempty"`
 	Error      *Error            `json:",omitempty"`
 	Version    int               `json:",omitempty"`
+	Build      string            `json:",omitempty"` // hello: sealed.Digest of podmon's program
 	Pid        int               `json:",omitempty"`
 	Sandbox    *SandboxStatus    `json:",omitempty"`
 	Container  *ContainerStatus  `json:",omitempty"`
@@ -285,6 +298,12 @@ const (
 	// CodeStartFailed: an exec's process could not be started; Message is for
 	// the user: `exec: "foo": executable file not found in $PATH`.
 	CodeStartFailed = "startFailed"
+	// CodeIncompatible: another program could not go on from this podmon
+	// (OpUpgrade); Message says why.
+	CodeIncompatible = "incompatible"
+	// CodeReplaced: podmon gave way to another program (OpUpgrade) while this
+	// execution or attachment was under way.
+	CodeReplaced = "replaced"
 )
 
 // Error is a fault with a code to branch on and words for the user.
