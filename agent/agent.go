@@ -203,7 +203,7 @@ func New(cfg Config) (*Agent, error) {
 		Name: cfg.NodeName, IP: cfg.NodeIP, Client: cfg.Client, Heartbeat: cfg.HeartbeatClient, Version: cfg.Version,
 		MaxPods: cfg.MaxPods, DataDir: cfg.DataDir, Labels: cfg.NodeLabels, Port: cfg.NodePort,
 		Reserved: cfg.Reserved, Pressure: a.guard.Under,
-		Images: a.nodeImages, Ready: a.faults,
+		Images: a.nodeImages, Ready: a.faults, Handlers: pod.RuntimeHandlers(),
 	})
 	podDir := filepath.Join(cfg.DataDir, "pods")
 	prober := &probe.Prober{Version: cfg.Version}

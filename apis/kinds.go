@@ -5,6 +5,7 @@ import (
 	"github.com/clusterd/clusterd/apis/coordination"
 	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/apis/discovery"
+	"github.com/clusterd/clusterd/apis/node"
 	"github.com/clusterd/clusterd/apis/policy"
 	"github.com/clusterd/clusterd/apis/rbac"
 	"github.com/clusterd/clusterd/apis/scheduling"
@@ -26,6 +27,7 @@ func Kinds() []Kind {
 		apps.Deployment(),
 		coordination.Lease(),
 		discovery.EndpointSlice(),
+		node.RuntimeClass(),
 		policy.PodDisruptionBudget(),
 		rbac.Role(),
 		rbac.RoleBinding(),

@@ -221,6 +221,7 @@ func TestRows(t *testing.T) {
 
 		"EndpointSlice":       {"web-x7", "IPv4", "8080,53", "10.42.0.7,10.42.1.7,10.42.2.7 + 1 more...", "<unknown>"},
 		"PodDisruptionBudget": {"web", "N/A", "30%", int64(1), "<unknown>"},
+		"RuntimeClass":        {"usual", "runc", "<unknown>"},
 		"Role":                {"reader", "<unknown>"},
 		"RoleBinding":         {"readers", "Role/reader", "<unknown>", "ann, bob", "", "hello/web"},
 		"ClusterRole":         {"system:monitoring", "<unknown>"},

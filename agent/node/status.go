@@ -38,6 +38,8 @@ func (n *Node) status(ctx context.Context, node *v1.Node, now time.Time) {
 	s.Addresses = append(s.Addresses, v1.NodeAddress{Type: v1.NodeHostName, Address: n.cfg.Name})
 	s.DaemonEndpoints.KubeletEndpoint.Port = n.cfg.Port
 	s.NodeInfo = n.info()
+	s.RuntimeHandlers = n.cfg.Handlers
+	s.Features = &v1.NodeFeatures{SupplementalGroupsPolicy: new(true)}
 	if n.cfg.Images != nil {
 		images, err := n.cfg.Images(ctx)
 		if err != nil {

@@ -170,7 +170,9 @@ func podResources(pod *v1.Pod, pidsLimit int64) api.Resources {
 
 func sumLimits(pod *v1.Pod, name v1.ResourceName) (resource.Quantity, bool) {
 	if r := pod.Spec.Resources; r != nil {
-		if q, ok := r.Limits[name]; ok {
+		if q, ok := r.Limits[name]; ok && !q.IsZero() {
+			q = q.DeepCopy()
+			q.Add(pod.Spec.Overhead[name])
 			return q, true
 		}
 	}
@@ -270,13 +272,40 @@ func ownOOMScoreAdj(pod *v1.Pod, c *v1.Container, nodeMemory int64) int {
 	case v1.PodQOSBestEffort:
 		return 1000
 	}
+	if nodeMemory <= 0 {
+		return 999
+	}
+	adj := 1000 - int(1000*(memoryRequest(c)+sharedMemory(pod))/nodeMemory)
+	return min(max(adj, 3), 999)
+}
+
+// memoryRequest is what a container asks for itself, in bytes.
+func memoryRequest(c *v1.Container) int64 {
 	req := c.Resources.Requests[v1.ResourceMemory]
 	if req.IsZero() {
 		req = c.Resources.Limits[v1.ResourceMemory]
 	}
-	if nodeMemory <= 0 {
-		return 999
+	return req.Value()
+}
+
+// sharedMemory is each container's part of what the pod as a whole asks for
+// beyond its containers' own requests, in bytes (KEP-2837): the app containers
+// and sidecars have it in common.
+func sharedMemory(pod *v1.Pod) int64 {
+	if pod.Spec.Resources == nil {
+		return 0
 	}
-	adj := 1000 - int(1000*req.Value()/nodeMemory)
-	return min(max(adj, 3), 999)
+	req := pod.Spec.Resources.Requests[v1.ResourceMemory]
+	left, sharers := req.Value(), int64(0)
+	for i := range pod.Spec.InitContainers {
+		if c := &pod.Spec.InitContainers[i]; initKind(c) == KindSidecar {
+			left -= memoryRequest(c)
+			sharers++
+		}
+	}
+	for i := range pod.Spec.Containers {
+		left -= memoryRequest(&pod.Spec.Containers[i])
+		sharers++
+	}
+	return max(left, 0) / max(sharers, 1)
 }

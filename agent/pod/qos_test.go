@@ -9,6 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/clusterd/clusterd/agent/podmon/api"
 )
 
 // amounts reads "cpu=1 memory=64Mi".
@@ -131,6 +133,64 @@ func TestAdmitHugepages(t *testing.T) {
 		}
 		if got != want {
 			t.Errorf("%s: %q, want %q", limits, got, want)
+		}
+	}
+}
+
+// TestOverheadInCgroup: what a pod costs beside its containers is part of its
+// own cgroup's limits and weight.
+func TestOverheadInCgroup(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(*v1.PodSpec)
+		want   api.Resources
+	}{
+		{
+			"limits of containers", func(s *v1.PodSpec) { s.Containers[0].Resources.Limits = amounts("cpu=500m memory=64Mi") },
+			api.Resources{CPUShares: 768, CPUQuota: 75_000, CPUPeriod: 100_000, MemoryLimit: 80 << 20},
+		},
+		{
+			"limits of the pod", func(s *v1.PodSpec) {
+				s.Resources = &v1.ResourceRequirements{Requests: amounts("cpu=500m memory=64Mi"), Limits: amounts("cpu=1 memory=128Mi")}
+			},
+			api.Resources{CPUShares: 768, CPUQuota: 125_000, CPUPeriod: 100_000, MemoryLimit: 144 << 20},
+		},
+		{"no limits", func(*v1.PodSpec) {}, api.Resources{CPUShares: 256}},
+	} {
+		p := &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{{Name: "a"}}, Overhead: amounts("cpu=250m memory=16Mi")}}
+		tt.change(&p.Spec)
+		if diff := cmp.Diff(tt.want, podResources(p, 0)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+	}
+}
+
+// TestOOMScoreOfPodLevelRequests: what the pod as a whole asks for protects
+// its containers alike, beyond what each asks for itself (KEP-2837).
+func TestOOMScoreOfPodLevelRequests(t *testing.T) {
+	memory := func(q string) v1.ResourceRequirements {
+		return v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceMemory: resource.MustParse(q)}}
+	}
+	p := &v1.Pod{Spec: v1.PodSpec{
+		InitContainers: []v1.Container{{Name: "init", Resources: memory("900Mi")}, {Name: "sidecar", RestartPolicy: ptr.To(v1.ContainerRestartPolicyAlways)}},
+		Containers:     []v1.Container{{Name: "a", Resources: memory("100Mi")}, {Name: "b"}},
+	}}
+	for _, tt := range []struct {
+		pod  string
+		want [3]int // a, b, sidecar; of a node with 1000 MiB
+	}{
+		{"", [3]int{900, 999, 900}},
+		{"400Mi", [3]int{800, 900, 800}}, // 300 shared by three
+		{"100Mi", [3]int{900, 999, 900}},
+	} {
+		if tt.pod != "" {
+			r := memory(tt.pod)
+			p.Spec.Resources = &r
+		}
+		for i, c := range []*v1.Container{&p.Spec.Containers[0], &p.Spec.Containers[1], &p.Spec.InitContainers[1]} {
+			if got := oomScoreAdj(p, c, 1000<<20); got != tt.want[i] {
+				t.Errorf("pod asks for %q: container %s has %d, want %d", tt.pod, c.Name, got, tt.want[i])
+			}
 		}
 	}
 }

@@ -81,6 +81,9 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, att
 		return nil, false, err
 	}
 	defer release()
+	if err := m.checkHandler(ctx, pod); err != nil {
+		return nil, false, err
+	}
 	if err := os.MkdirAll(m.logDir(pod), 0o755); err != nil {
 		return nil, false, err
 	}

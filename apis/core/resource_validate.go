@@ -71,6 +71,18 @@ func validateLimitsAndRequests(r *corev1.ResourceRequirements, at *field.Path) f
 	return errs
 }
 
+// ValidateOverhead returns every fault of what a pod costs beside its
+// containers.
+func ValidateOverhead(overhead corev1.ResourceList, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for name, quantity := range overhead {
+		at := at.Key(string(name))
+		errs = append(errs, validateContainerResourceName(name, at)...)
+		errs = append(errs, validateQuantity(name, quantity, at)...)
+	}
+	return errs
+}
+
 // validatePodResources checks what is said for the pod as a whole, against
 // itself and against its containers.
 func validatePodResources(spec *corev1.PodSpec, specPath *field.Path) field.ErrorList {

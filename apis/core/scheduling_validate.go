@@ -18,7 +18,7 @@ import (
 func validateScheduling(spec *corev1.PodSpec, at *field.Path) field.ErrorList {
 	errs := metav1validation.ValidateLabels(spec.NodeSelector, at.Child("nodeSelector"))
 	errs = append(errs, check.OneOfOrNil(at.Child("preemptionPolicy"), spec.PreemptionPolicy, corev1.PreemptLowerPriority, corev1.PreemptNever)...)
-	errs = append(errs, validateTolerations(spec.Tolerations, at.Child("tolerations"))...)
+	errs = append(errs, ValidateTolerations(spec.Tolerations, at.Child("tolerations"))...)
 	errs = append(errs, validateSpread(spec.TopologySpreadConstraints, at.Child("topologySpreadConstraints"))...)
 	if affinity := spec.Affinity; affinity != nil {
 		at := at.Child("affinity")
@@ -35,7 +35,9 @@ func validateScheduling(spec *corev1.PodSpec, at *field.Path) field.ErrorList {
 	return errs
 }
 
-func validateTolerations(tolerations []corev1.Toleration, at *field.Path) field.ErrorList {
+// ValidateTolerations returns every fault of tolerations, of a pod or of what
+// gives pods theirs.
+func ValidateTolerations(tolerations []corev1.Toleration, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, t := range tolerations {
 		at := at.Index(i)

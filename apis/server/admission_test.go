@@ -1,18 +1,23 @@
 package server_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/apis/server"
 	"github.com/clusterd/clusterd/apis/server/servertest"
+	"github.com/clusterd/clusterd/e2e/features"
 )
 
 func TestNamespaceLifecycle(t *testing.T) {
@@ -129,6 +134,70 @@ func TestPriorityClasses(t *testing.T) {
 	lying.Spec.PriorityClassName, lying.Spec.Priority = "high", &more
 	if _, err := s.Client.CoreV1().Pods("default").Create(t.Context(), lying, metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("%v, want Forbidden", err)
+	}
+}
+
+func TestRuntimeClasses(t *testing.T) {
+	features.Shows(t, 176)
+	s := servertest.Start(t, nil)
+	ctx, pods := t.Context(), s.Client.CoreV1().Pods("default")
+	taint := corev1.Toleration{Key: "sandbox", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}
+	cost := corev1.ResourceList{"cpu": apiresource.MustParse("250m"), "memory": apiresource.MustParse("120Mi")}
+	for _, class := range []*nodev1.RuntimeClass{
+		{ObjectMeta: meta("plain"), Handler: "runc"},
+		{
+			ObjectMeta: meta("costly"), Handler: "runc",
+			Overhead:   &nodev1.Overhead{PodFixed: cost},
+			Scheduling: &nodev1.Scheduling{NodeSelector: map[string]string{"disk": "fast"}, Tolerations: []corev1.Toleration{taint}},
+		},
+	} {
+		must[*nodev1.RuntimeClass](t)(s.Client.NodeV1().RuntimeClasses().Create(ctx, class, metav1.CreateOptions{}))
+	}
+	of := func(name, class string, edits ...func(*corev1.PodSpec)) *corev1.Pod {
+		p := pod(name)
+		if class != "" {
+			p.Spec.RuntimeClassName = &class
+		}
+		for _, edit := range edits {
+			edit(&p.Spec)
+		}
+		return p
+	}
+
+	if spec := createPod(t, s.Client, of("a", "plain"), "").Spec; spec.Overhead != nil || len(spec.NodeSelector) > 0 {
+		t.Errorf("a class that says nothing changed the pod: %v, %v", spec.Overhead, spec.NodeSelector)
+	}
+	full := createPod(t, s.Client, of("b", "costly", func(p *corev1.PodSpec) {
+		p.NodeSelector = map[string]string{"zone": "one", "disk": "fast"}
+		p.Tolerations = []corev1.Toleration{taint}
+		p.Overhead = cost // what the class says may be repeated
+	}), "").Spec
+	times := 0
+	for _, toleration := range full.Tolerations {
+		if toleration == taint {
+			times++
+		}
+	}
+	if !equality.Semantic.DeepEqual(full.Overhead, cost) || full.NodeSelector["zone"] != "one" || full.NodeSelector["disk"] != "fast" || times != 1 {
+		t.Errorf("overhead %v, nodeSelector %v, tolerations %v", full.Overhead, full.NodeSelector, full.Tolerations)
+	}
+	bare := createPod(t, s.Client, of("c", "costly"), "").Spec
+	if !equality.Semantic.DeepEqual(bare.Overhead, cost) || bare.NodeSelector["disk"] != "fast" || !slices.Contains(bare.Tolerations, taint) {
+		t.Errorf("overhead %v, nodeSelector %v, tolerations %v", bare.Overhead, bare.NodeSelector, bare.Tolerations)
+	}
+
+	for want, p := range map[string]*corev1.Pod{
+		`pod rejected: RuntimeClass "ghost" not found`: of("bad", "ghost"),
+		"pod rejected: conflict: runtimeClass.scheduling.nodeSelector[disk] = fast; pod.spec.nodeSelector[disk] = slow": of("bad", "costly",
+			func(p *corev1.PodSpec) { p.NodeSelector = map[string]string{"disk": "slow"} }),
+		`pod rejected: spec.overhead does not match the one that RuntimeClass "costly" defines`: of("bad", "costly",
+			func(p *corev1.PodSpec) { p.Overhead = corev1.ResourceList{"cpu": apiresource.MustParse("1")} }),
+		"pod rejected: spec.overhead is set and the pod's RuntimeClass defines none": of("bad", "",
+			func(p *corev1.PodSpec) { p.Overhead = cost }),
+	} {
+		if _, err := pods.Create(ctx, p, metav1.CreateOptions{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want Forbidden: %s", err, want)
+		}
 	}
 }
 

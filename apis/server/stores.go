@@ -8,6 +8,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
@@ -232,6 +233,11 @@ func (s *stores) PriorityClasses(ctx context.Context) ([]schedulingv1.PriorityCl
 		return nil, fmt.Errorf("list priority classes: got a %T", list)
 	}
 	return classes.Items, nil
+}
+
+// RuntimeClass reads a runtime class.
+func (s *stores) RuntimeClass(ctx context.Context, name string) (*nodev1.RuntimeClass, error) {
+	return get(ctx, s, nodev1.Resource("runtimeclasses"), "", name, func(*nodev1.RuntimeClass) bool { return true })
 }
 
 // OnNode lists the pods bound to node. It may be as old as this server's copy

@@ -13,6 +13,7 @@ import (
 	"github.com/clusterd/clusterd/apis/server/admission/namespacelifecycle"
 	"github.com/clusterd/clusterd/apis/server/admission/noderestriction"
 	"github.com/clusterd/clusterd/apis/server/admission/priority"
+	"github.com/clusterd/clusterd/apis/server/admission/runtimeclass"
 	"github.com/clusterd/clusterd/apis/server/admission/serviceaccount"
 	"github.com/clusterd/clusterd/apis/server/admission/tolerations"
 )
@@ -22,6 +23,7 @@ import (
 // StatusError.
 type Objects interface {
 	priority.Classes
+	runtimeclass.Classes
 	Namespace(ctx context.Context, name string) (*corev1.Namespace, error)
 	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
 	ServiceAccount(ctx context.Context, namespace, name string) (*corev1.ServiceAccount, error)
@@ -43,6 +45,7 @@ func Chain(objects Objects, options Options) admission.Interface {
 		measured("ServiceAccount", serviceaccount.New(objects)),
 		measured("Priority", priority.New(objects)),
 		measured("DefaultTolerationSeconds", tolerations.New(options.TolerationSeconds)),
+		measured("RuntimeClass", runtimeclass.New(objects)),
 	)
 	return metrics.WithStepMetrics(chain)
 }
