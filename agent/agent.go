@@ -63,6 +63,8 @@ type Images interface {
 	GC(ctx context.Context, p image.GCPolicy) ([]image.Image, error)
 	// Written is the folder of what a container has changed of its image.
 	Written(id string) string
+	// VolumePath is where an image is mounted as a volume, or would be.
+	VolumePath(podUID, volume string) string
 }
 
 // Network connects pods: *podnetwork.Network.
@@ -207,7 +209,7 @@ func New(cfg Config) (*Agent, error) {
 	})
 	podDir := filepath.Join(cfg.DataDir, "pods")
 	prober := &probe.Prober{Version: cfg.Version}
-	volumes := volume.Config{Dir: podDir, Mounter: volume.Kernel{}, Tokens: &tokens{client: cfg.Client}, Allocatable: a.allocatable}
+	volumes := volume.Config{Dir: podDir, Mounter: volume.Kernel{}, Tokens: &tokens{client: cfg.Client}, Allocatable: a.allocatable, ImagePath: cfg.Images.VolumePath}
 	a.objects = object.New(cfg.Client, func(uid objectUID, ref object.Ref) { a.pods.ObjectChanged(uid, ref) })
 	volumes.Objects = a.objects
 	a.recorder = a.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "agent", Host: cfg.NodeName})

@@ -151,6 +151,11 @@ func (a *Agent) removeImages(ctx context.Context, policy image.GCPolicy) error {
 		for _, c := range spec.EphemeralContainers {
 			policy.Keep = append(policy.Keep, c.Image)
 		}
+		for _, v := range spec.Volumes {
+			if v.Image != nil {
+				policy.Keep = append(policy.Keep, v.Image.Reference)
+			}
+		}
 	}
 	removed, err := a.cfg.Images.GC(ctx, policy)
 	for _, img := range removed {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -415,6 +416,8 @@ type Images struct {
 	mu     sync.Mutex // guards all below
 	images map[string]image.Image
 	mounts map[string]bool
+	// volumes are mounted images, by owner and name.
+	volumes map[string]map[string]image.Image
 	// PullErr decides over pulls of images that are not here; nil: they
 	// appear.
 	PullErr func(ctx context.Context, ref string) error
@@ -496,6 +499,49 @@ func (s *Images) Unmount(_ context.Context, id string) error {
 	defer s.mu.Unlock()
 	delete(s.mounts, id)
 	return os.RemoveAll(filepath.Join(s.Dir, id))
+}
+
+// VolumePath is where an image would be mounted as a volume.
+func (s *Images) VolumePath(owner, name string) string {
+	return filepath.Join(s.Dir, "volumes", owner, name)
+}
+
+// MountVolume implements pod.Images.
+func (s *Images) MountVolume(_ context.Context, img image.Image, owner, name string) (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.volumes == nil {
+		s.volumes = map[string]map[string]image.Image{}
+	}
+	if s.volumes[owner] == nil {
+		s.volumes[owner] = map[string]image.Image{}
+	}
+	s.volumes[owner][name] = img
+	p := s.VolumePath(owner, name)
+	return p, os.MkdirAll(p, 0o755)
+}
+
+// Volume implements pod.Images.
+func (s *Images) Volume(owner, name string) (image.Image, bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	img, ok := s.volumes[owner][name]
+	return img, ok, nil
+}
+
+// UnmountVolumes implements pod.Images.
+func (s *Images) UnmountVolumes(_ context.Context, owner string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.volumes, owner)
+	return os.RemoveAll(filepath.Join(s.Dir, "volumes", owner))
+}
+
+// VolumeOwners implements pod.Images.
+func (s *Images) VolumeOwners() ([]string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.volumes)), nil
 }
 
 // Mounts lists the ids that are mounted.

@@ -12,7 +12,7 @@ import (
 )
 
 // Remove takes a name away, and with its last name the image. Removing by ID
-// takes all names. An image below a container is ErrInUse.
+// takes all names. An image below a container or volume is ErrInUse.
 func (s *Store) Remove(ctx context.Context, ref string) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -188,7 +188,7 @@ func (s *Store) trashUnclaimed(claimed map[string]bool, trash string) error {
 	return nil
 }
 
-// mountedImages are the images below containers.
+// mountedImages are the images below containers, and those mounted as volumes.
 func (s *Store) mountedImages() (map[string]bool, error) {
 	mounts, err := s.mounts()
 	if err != nil {

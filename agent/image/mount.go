@@ -89,13 +89,8 @@ func (s *Store) registerMount(imageID, id string) (mountRecord, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return rec, err
 	}
-	ir, ok := s.index.Images[imageID]
-	if !ok {
-		return rec, ErrNotFound
-	}
-	rec = mountRecord{Version: mountVersion, Image: imageID, Dirs: []string{}}
-	for _, chain := range slices.Backward(ir.Chains) {
-		rec.Dirs = append(rec.Dirs, s.layers[chain].Dir)
+	if rec, err = s.record(imageID); err != nil {
+		return rec, err
 	}
 	b, err := json.Marshal(rec)
 	if err != nil {
@@ -104,15 +99,31 @@ func (s *Store) registerMount(imageID, id string) (mountRecord, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return rec, err
 	}
-	// No sync: after a power cut nothing is mounted any more.
-	if err := os.WriteFile(filepath.Join(dir, mountFile+".new"), b, 0o600); err != nil {
-		return rec, err
+	return rec, replaceFile(filepath.Join(dir, mountFile), b)
+}
+
+// record makes the record of a new mount of the image, which counts as used;
+// mu is held.
+func (s *Store) record(imageID string) (mountRecord, error) {
+	ir, ok := s.index.Images[imageID]
+	if !ok {
+		return mountRecord{}, ErrNotFound
 	}
-	if err := os.Rename(filepath.Join(dir, mountFile+".new"), filepath.Join(dir, mountFile)); err != nil {
-		return rec, err
+	rec := mountRecord{Version: mountVersion, Image: imageID, Dirs: []string{}}
+	for _, chain := range slices.Backward(ir.Chains) {
+		rec.Dirs = append(rec.Dirs, s.layers[chain].Dir)
 	}
 	s.lastUsed[imageID] = time.Now()
 	return rec, nil
+}
+
+// replaceFile writes a mount's record in one step. No sync: after a power cut
+// nothing is mounted any more.
+func replaceFile(path string, content []byte) error {
+	if err := os.WriteFile(path+".new", content, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
 }
 
 func readMount(dir string) (mountRecord, error) {
@@ -209,24 +220,35 @@ func (s *Store) Unmount(ctx context.Context, id string) error {
 
 func (s *Store) unmount(id string) error {
 	dir := s.path("mounts", id)
-	rootfs := filepath.Join(dir, "rootfs")
+	if err := unmountAll(filepath.Join(dir, "rootfs")); err != nil {
+		return err
+	}
+	return s.discard(dir)
+}
+
+// unmountAll takes away whatever is mounted at path.
+func unmountAll(path string) error {
 	for {
-		err := unix.Unmount(rootfs, unix.UMOUNT_NOFOLLOW)
+		err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
 		if errors.Is(err, unix.EBUSY) {
 			// Somebody still stands in it; it goes when they leave.
-			err = unix.Unmount(rootfs, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
+			err = unix.Unmount(path, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
 		}
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
-			break // not mounted (any more)
+			return nil // not mounted (any more)
 		}
 		if err != nil {
-			if mounted, merr := isMountPoint(rootfs); merr == nil && !mounted {
-				break // without root nothing was ever mounted
+			if mounted, merr := isMountPoint(path); merr == nil && !mounted {
+				return nil // without root nothing was ever mounted
 			}
 			return err
 		}
 	}
-	// Out of the way first: a crash while deleting leaves rubbish in tmp only.
+}
+
+// discard removes a folder. It is moved out of the way first: a crash while
+// deleting leaves rubbish in tmp only.
+func (s *Store) discard(dir string) error {
 	trash, err := os.MkdirTemp(s.path("tmp"), "mount-")
 	if err != nil {
 		return err
@@ -241,27 +263,30 @@ func (s *Store) unmount(id string) error {
 // Mounts returns the ids of all containers' file systems, sorted: after a
 // restart, those that nobody needs are to be unmounted.
 func (s *Store) Mounts() ([]string, error) {
-	entries, err := os.ReadDir(s.path("mounts"))
+	out, err := names(s.path("mounts"))
 	if err != nil {
 		return nil, fmt.Errorf("list mounts: %w", err)
-	}
-	var out []string
-	for _, e := range entries {
-		out = append(out, e.Name())
 	}
 	return out, nil
 }
 
-// mounts reads all records; one that a crash left without is skipped, as
-// nothing is mounted there.
+// mounts reads all records, of containers and of volumes; one that a crash left
+// without is skipped, as nothing is mounted there.
 func (s *Store) mounts() ([]mountRecord, error) {
 	ids, err := s.Mounts()
 	if err != nil {
 		return nil, err
 	}
-	var out []mountRecord
+	dirs, err := s.volumeDirs()
+	if err != nil {
+		return nil, err
+	}
 	for _, id := range ids {
-		rec, err := readMount(s.path("mounts", id))
+		dirs = append(dirs, s.path("mounts", id))
+	}
+	var out []mountRecord
+	for _, dir := range dirs {
+		rec, err := readMount(dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

@@ -76,8 +76,8 @@ type Store struct {
 }
 
 // Open reads the folder and removes what a crash left half done: temporary
-// files and every layer that no image has claimed. Mounts of containers are
-// left alone: see Mounts.
+// files and every layer that no image has claimed. Mounts of containers and of
+// volumes are left alone: see Mounts and VolumeOwners.
 func Open(cfg Config) (*Store, error) {
 	if cfg.Dir == "" {
 		return nil, fmt.Errorf("open image store: no folder given")
@@ -105,7 +105,7 @@ func Open(cfg Config) (*Store, error) {
 		lastUsed: map[string]time.Time{},
 	}
 	// The layers hold set-uid programs and secrets of images: root's alone.
-	for _, d := range []string{"", "blobs", "layers", "mounts"} {
+	for _, d := range []string{"", "blobs", "layers", "mounts", "volumes"} {
 		if err := os.MkdirAll(s.path(d), 0o700); err != nil {
 			return nil, fmt.Errorf("open image store: %w", err)
 		}

@@ -312,6 +312,9 @@ func (m *Manager) settle(ctx context.Context) {
 	m.releaseStaleCPUs()
 	m.sweepFolders(ctx)
 	m.sweepMounts(ctx)
+	if err := m.sweepImageVolumes(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Image volumes of pods that are no more stay mounted")
+	}
 }
 
 // sweepMounts unmounts root file systems whose container was never made.

@@ -72,6 +72,9 @@ type Observed struct {
 
 	Sandbox Sandbox
 	Volumes Volumes
+	// ImageVolumes is by volume name; every image volume of the spec has an
+	// entry.
+	ImageVolumes map[string]*ImageVolume
 	// Containers is by container name; every container of the spec has an
 	// entry.
 	Containers map[string]*Container

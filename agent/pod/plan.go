@@ -30,6 +30,10 @@ type (
 	EndStray struct{ ID string }
 	// Pull makes the image of a container present.
 	Pull struct{ Container string }
+	// PullVolume makes the image of a volume present and mounts it.
+	PullVolume struct{ Volume string }
+	// CancelVolume gives up a PullVolume that is under way.
+	CancelVolume struct{ Volume string }
 	// Start makes and starts the next instance of a container.
 	Start struct {
 		Container string
@@ -63,6 +67,8 @@ func (CreateSandbox) step() {}
 func (RemoveSandbox) step() {}
 func (EndStray) step()      {}
 func (Pull) step()          {}
+func (PullVolume) step()    {}
+func (CancelVolume) step()  {}
 func (Start) step()         {}
 func (Stop) step()          {}
 func (Cancel) step()        {}
@@ -247,6 +253,7 @@ func (p *planner) run() {
 	if v := p.o.Volumes; !v.Ready && !v.Busy && !p.held(v.Err) {
 		p.add(SetupVolumes{})
 	}
+	p.imageVolumes()
 	p.resize()
 	ready := p.o.Sandbox.State == SandboxReady && p.o.Volumes.Ready && len(p.o.Strays) == 0
 	if p.initialize(ready) {
@@ -338,7 +345,8 @@ func (p *planner) apps(ready bool) {
 		c := p.o.Containers[p.spec.Containers[i].Name]
 		before := c.Now == nil
 		p.container(&p.spec.Containers[i], KindApp, ready)
-		if before && c.StartErr == nil && c.ImageErr == nil {
+		_, faulted := p.imageVolumesReady(&p.spec.Containers[i])
+		if before && c.StartErr == nil && c.ImageErr == nil && !faulted {
 			ready = false
 		}
 	}
@@ -371,7 +379,7 @@ func (p *planner) container(spec *v1.Container, kind Kind, mayStart bool) {
 		p.add(Pull{spec.Name})
 		return
 	}
-	if mayStart {
+	if volumes, _ := p.imageVolumesReady(spec); mayStart && volumes {
 		p.add(Start{Container: spec.Name, Attempt: nextAttempt(c)})
 	}
 }

@@ -6,7 +6,8 @@ import "time"
 // containers, then the sidecars in reverse order, store the last status, tear
 // down, and delete the API object if deletion was asked for.
 func (p *planner) end() {
-	if !p.stopAll() || len(p.o.Strays) > 0 {
+	pulls := p.cancelImageVolumes()
+	if !p.stopAll() || !pulls || len(p.o.Strays) > 0 {
 		return
 	}
 	deleted := p.d.Gone || p.d.Pod.DeletionTimestamp != nil

@@ -60,6 +60,19 @@ func (w *world) running(names ...string) *world {
 	return w
 }
 
+// imageVolume adds a volume made of an image, which a container mounts.
+func (w *world) imageVolume(name, container string) *world {
+	spec := &w.d.Pod.Spec
+	spec.Volumes = append(spec.Volumes, v1.Volume{Name: name, VolumeSource: v1.VolumeSource{Image: &v1.ImageVolumeSource{Reference: "m"}}})
+	for i := range spec.Containers {
+		if c := &spec.Containers[i]; c.Name == container {
+			c.VolumeMounts = append(c.VolumeMounts, v1.VolumeMount{Name: name, MountPath: "/" + name})
+		}
+	}
+	w.o.ImageVolumes = seedImageVolumes(spec)
+	return w
+}
+
 // exited ends a container at t0.
 func (w *world) exited(name string, code int32) *world {
 	w.running(name)
@@ -97,6 +110,19 @@ func TestPlan(t *testing.T) {
 			w.o.Containers["a"].StartErr = &Fault{RetryAt: t0.Add(time.Minute)}
 		}), 0, []Step{Start{"b", 0}, Wait{t0.Add(time.Minute)}}},
 		{"nothing starts without volumes", newWorld(always, nil, a).up().with(func(w *world) { w.o.Volumes = Volumes{Busy: true} }), 0, nil},
+		{"image volume: pulled beside the rest", newWorld(always, nil, a).imageVolume("v", "a"), 0,
+			[]Step{CreateSandbox{}, SetupVolumes{}, PullVolume{"v"}, Pull{"a"}}},
+		{"image volume: its container waits", newWorld(always, nil, a).up().imageVolume("v", "a").with(func(w *world) { w.o.ImageVolumes["v"].Busy = true }), 0, nil},
+		{"image volume: mounted", newWorld(always, nil, a).up().imageVolume("v", "a").with(func(w *world) { w.o.ImageVolumes["v"].Ready = true }), 0, []Step{Start{"a", 0}}},
+		{"image volume: back-off, and the next container's turn", newWorld(always, nil, []string{"a", "b"}).up().imageVolume("v", "a").with(func(w *world) {
+			w.o.ImageVolumes["v"].Err = &Fault{RetryAt: t0.Add(time.Minute)}
+		}), 0, []Step{Start{"b", 0}, Wait{t0.Add(time.Minute)}}},
+		{"image volume: again after the back-off", newWorld(always, nil, a).up().imageVolume("v", "a").with(func(w *world) {
+			w.o.ImageVolumes["v"].Err = &Fault{RetryAt: t0}
+		}), 0, []Step{PullVolume{"v"}}},
+		{"image volume: given up with the pod", newWorld(always, nil, a).up().imageVolume("v", "a").with(func(w *world) {
+			w.o.ImageVolumes["v"].Busy, w.o.StatusStored = true, true
+		}).with(deleted), 0, []Step{CancelVolume{"v"}}},
 		{"all well: nothing to do", newWorld(always, nil, a).up().running("a"), 0, nil},
 		{"one step at a time", newWorld(always, nil, a).up().with(func(w *world) { w.o.Containers["a"].Op = OpStart }), 0, nil},
 

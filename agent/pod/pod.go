@@ -55,6 +55,15 @@ type Images interface {
 	Unmount(ctx context.Context, id string) error
 	// Mounts lists the ids of all mounted root file systems.
 	Mounts() ([]string, error)
+	// MountVolume mounts an image read-only for a pod and a volume of it; while
+	// it is mounted the image is in use.
+	MountVolume(ctx context.Context, img image.Image, podUID, volume string) (path string, err error)
+	// Volume tells which image is mounted as a volume, if any is.
+	Volume(podUID, volume string) (img image.Image, ok bool, err error)
+	// UnmountVolumes takes all image volumes of a pod away.
+	UnmountVolumes(ctx context.Context, podUID string) error
+	// VolumeOwners lists the pods that have image volumes.
+	VolumeOwners() ([]string, error)
 	// Verify looks whether the image is whole on disk; image.ErrDamaged: it was
 	// not, and is no longer here.
 	Verify(ctx context.Context, id string) error

@@ -27,7 +27,8 @@ const lostSandbox = "lost"
 // the state before it; after a boot the API's running containers are known as
 // lost.
 func seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatus, *v1.Container) string) Observed {
-	o := Observed{Containers: map[string]*Container{}, Strays: map[string]*Stray{}, Allocated: seedAllocation(pod)}
+	o := Observed{Containers: map[string]*Container{}, Strays: map[string]*Stray{}, Allocated: seedAllocation(pod),
+		ImageVolumes: seedImageVolumes(&pod.Spec)}
 	if t := pod.Status.StartTime; t != nil {
 		o.StartedAt = t.Time
 	}

@@ -221,6 +221,7 @@ func (b *builder) container(spec *v1.Container, kind Kind, idle string) v1.Conta
 	if len(size.Requests)+len(size.Limits) > 0 {
 		st.Resources = &v1.ResourceRequirements{Requests: size.Requests, Limits: size.Limits}
 	}
+	st.VolumeMounts = b.volumeMounts(spec)
 	if spec.Lifecycle != nil {
 		st.StopSignal = spec.Lifecycle.StopSignal
 	}
@@ -264,10 +265,25 @@ func (b *builder) slow(spec *v1.Container, c *Container) string {
 		return b.slowSince(fmt.Sprintf("Pulling image %q", spec.Image), c.OpSince)
 	case c.Op == OpStart:
 		return b.slowSince("Starting", c.OpSince)
+	case b.pulling(spec) != "":
+		return b.pulling(spec)
 	case b.o.Sandbox.State == SandboxCreating:
 		return b.slowSince("Making the pod's sandbox", b.o.Sandbox.Since)
 	case b.o.Volumes.Busy && !b.o.Volumes.Ready:
 		return b.slowSince("Setting up volumes", b.o.Volumes.Since)
+	}
+	return ""
+}
+
+// pulling names an image volume of the container whose pull takes long.
+func (b *builder) pulling(spec *v1.Container) string {
+	for _, m := range spec.VolumeMounts {
+		if v := b.o.ImageVolumes[m.Name]; v != nil && v.Busy {
+			ref := imageSource(&b.d.Pod.Spec, m.Name).Reference
+			if s := b.slowSince(fmt.Sprintf("Pulling image %q for volume %q", ref, m.Name), v.Since); s != "" {
+				return s
+			}
+		}
 	}
 	return ""
 }
@@ -286,11 +302,10 @@ func (b *builder) waiting(spec *v1.Container, kind Kind, c *Container, idle stri
 		return nil
 	}
 	if f := c.ImageErr; f != nil && c.ImageRef == spec.Image {
-		if f.Reason == "ErrImagePull" && b.now.Sub(f.At) >= errImagePullShown {
-			return &v1.ContainerStateWaiting{Reason: "ImagePullBackOff",
-				Message: fmt.Sprintf("Back-off pulling image %q: ErrImagePull: %s", spec.Image, f.Message)}
-		}
-		return &v1.ContainerStateWaiting{Reason: f.Reason, Message: f.Message}
+		return b.imageFault(f, spec.Image)
+	}
+	if s := b.imageVolume(spec); s != nil && c.Op == OpNone {
+		return s
 	}
 	if f := c.StartErr; f != nil {
 		return &v1.ContainerStateWaiting{Reason: f.Reason, Message: f.Message}
@@ -310,6 +325,68 @@ func (b *builder) waiting(spec *v1.Container, kind Kind, c *Container, idle stri
 				shortDuration(c.BackOff), spec.Name, b.d.Pod.Name, b.d.Pod.Namespace, b.d.Pod.UID)}
 	}
 	return nil
+}
+
+// imageFault says why an image is not there.
+func (b *builder) imageFault(f *Fault, ref string) *v1.ContainerStateWaiting {
+	if f.Reason == "ErrImagePull" && b.now.Sub(f.At) >= errImagePullShown {
+		return &v1.ContainerStateWaiting{Reason: "ImagePullBackOff",
+			Message: fmt.Sprintf("Back-off pulling image %q: ErrImagePull: %s", ref, f.Message)}
+	}
+	return &v1.ContainerStateWaiting{Reason: f.Reason, Message: f.Message}
+}
+
+// imageVolume says which image volume keeps the container from starting; nil:
+// none does, as far as is known.
+func (b *builder) imageVolume(spec *v1.Container) *v1.ContainerStateWaiting {
+	for _, m := range spec.VolumeMounts {
+		if v := b.o.ImageVolumes[m.Name]; v != nil && v.Err != nil {
+			return b.imageFault(v.Err, imageSource(&b.d.Pod.Spec, m.Name).Reference)
+		}
+	}
+	return nil
+}
+
+// volumeMounts tells how volumes are mounted (KEP-3857), and of which images
+// (KEP-5365).
+func (b *builder) volumeMounts(spec *v1.Container) []v1.VolumeMountStatus {
+	var out []v1.VolumeMountStatus
+	for _, m := range spec.VolumeMounts {
+		st := v1.VolumeMountStatus{Name: m.Name, MountPath: m.MountPath, ReadOnly: m.ReadOnly}
+		if m.ReadOnly {
+			st.RecursiveReadOnly = ptr.To(v1.RecursiveReadOnlyDisabled)
+			if recursiveReadOnly(&m) {
+				st.RecursiveReadOnly = ptr.To(v1.RecursiveReadOnlyEnabled)
+			}
+		}
+		if ref := b.imageRef(m.Name); ref != "" {
+			st.VolumeStatus = &v1.VolumeStatus{Image: &v1.ImageVolumeStatus{ImageRef: ref}}
+		}
+		out = append(out, st)
+	}
+	return out
+}
+
+// imageRef is the digest of the image that a volume was made of; an agent that
+// has not looked yet repeats what was told before.
+func (b *builder) imageRef(volume string) string {
+	v := b.o.ImageVolumes[volume]
+	if v == nil {
+		return ""
+	}
+	if v.Ready {
+		return v.ImageID
+	}
+	for _, list := range [][]v1.ContainerStatus{b.old.InitContainerStatuses, b.old.ContainerStatuses, b.old.EphemeralContainerStatuses} {
+		for _, c := range list {
+			for _, m := range c.VolumeMounts {
+				if m.Name == volume && m.VolumeStatus != nil && m.VolumeStatus.Image != nil {
+					return m.VolumeStatus.Image.ImageRef
+				}
+			}
+		}
+	}
+	return ""
 }
 
 func (b *builder) podFault() *Fault {

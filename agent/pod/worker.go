@@ -56,16 +56,19 @@ type worker struct {
 	early  map[string]api.ContainerStatus // exits that came before their start's answer
 	probes map[string]*probing            // by instance ID
 	told   map[string]string              // by container: instance whose back-off was told
-	// backedOff is, by container, the image fault whose back-off was told.
+	// backedOff is, by container or "volume/" and a volume's name, the image
+	// fault whose back-off was told.
 	backedOff map[string]*Fault
-	making    string            // ID of the sandbox that is being created
-	starting  map[string]string // by container: ID of the instance that is being started
-	since     time.Time         // first sight, for the start metric
-	ran       bool              // the start metric was taken
-	status    statusState
-	mirror    mirrorState // of a static pod
-	fresh     refreshState
-	wg        sync.WaitGroup // operations under way
+	// volumePulls are the image volumes that are being pulled, by name.
+	volumePulls map[string]context.CancelFunc
+	making      string            // ID of the sandbox that is being created
+	starting    map[string]string // by container: ID of the instance that is being started
+	since       time.Time         // first sight, for the start metric
+	ran         bool              // the start metric was taken
+	status      statusState
+	mirror      mirrorState // of a static pod
+	fresh       refreshState
+	wg          sync.WaitGroup // operations under way
 }
 
 // operation is something under way for a container.
@@ -95,7 +98,7 @@ func newWorker(m *Manager, pod *v1.Pod, gone bool, rec Records) *worker {
 		m: m, uid: pod.UID, poke: make(chan struct{}, 1), pod: pod, gone: gone, since: time.Now(),
 		ops: map[string]*operation{}, images: map[string]image.Image{}, exits: map[string]chan struct{}{},
 		early: map[string]api.ContainerStatus{}, probes: map[string]*probing{}, told: map[string]string{},
-		backedOff: map[string]*Fault{}, starting: map[string]string{},
+		backedOff: map[string]*Fault{}, starting: map[string]string{}, volumePulls: map[string]context.CancelFunc{},
 	}
 	w.obs = seed(pod, rec, w.since, lastWords)
 	if w.obs.StartedAt.IsZero() {
@@ -202,6 +205,12 @@ func (w *worker) begin(s Step) {
 		w.pull(w.obs.Containers[s.Container], w.spec(s.Container))
 	case Start:
 		w.startContainer(w.obs.Containers[s.Container], s.Attempt)
+	case PullVolume:
+		w.pullVolume(s.Volume)
+	case CancelVolume:
+		if cancel := w.volumePulls[s.Volume]; cancel != nil {
+			cancel()
+		}
 	case Stop:
 		w.stopContainer(w.obs.Containers[s.Container], s)
 	case Cancel:
@@ -325,18 +334,31 @@ func (w *worker) tellBackOffs(now time.Time) (wake time.Time) {
 	if ending(Desired{w.pod, w.gone}, w.obs) {
 		return wake
 	}
-	for name, c := range w.obs.Containers {
-		if f := c.ImageErr; f != nil && f.Reason == "ErrImagePull" && c.Op == OpNone {
-			switch turns := f.At.Add(errImagePullShown); { // the status turns then
-			case turns.After(now):
-				if wake.IsZero() || turns.Before(wake) {
-					wake = turns
-				}
-			case w.backedOff[name] != f:
-				w.backedOff[name] = f
-				w.containerEvent(name, v1.EventTypeNormal, "BackOff", "Back-off pulling image %q", c.ImageRef)
-				w.containerEvent(name, v1.EventTypeWarning, "Failed", "Error: ImagePullBackOff")
+	pull := func(key string, f *Fault, ref string, tell func(kind, reason, format string, args ...any)) {
+		if f == nil || f.Reason != "ErrImagePull" {
+			return
+		}
+		switch turns := f.At.Add(errImagePullShown); { // the status turns then
+		case turns.After(now):
+			if wake.IsZero() || turns.Before(wake) {
+				wake = turns
 			}
+		case w.backedOff[key] != f:
+			w.backedOff[key] = f
+			tell(v1.EventTypeNormal, "BackOff", "Back-off pulling image %q", ref)
+			tell(v1.EventTypeWarning, "Failed", "Error: ImagePullBackOff")
+		}
+	}
+	for name, v := range w.obs.ImageVolumes {
+		if !v.Busy {
+			pull("volume/"+name, v.Err, imageSource(&w.pod.Spec, name).Reference, w.event)
+		}
+	}
+	for name, c := range w.obs.Containers {
+		if c.Op == OpNone {
+			pull(name, c.ImageErr, c.ImageRef, func(kind, reason, format string, args ...any) {
+				w.containerEvent(name, kind, reason, format, args...)
+			})
 		}
 		if c.Now == nil || c.Now.Running || c.Op != OpNone || c.BackOff == 0 || w.told[name] == c.Now.ID || !now.Before(restartAt(c)) {
 			continue
@@ -361,6 +383,11 @@ func (w *worker) slowOps(now time.Time) (wake time.Time) {
 	for _, c := range w.obs.Containers {
 		if c.Op != OpNone {
 			named(c.OpSince)
+		}
+	}
+	for _, v := range w.obs.ImageVolumes {
+		if v.Busy {
+			named(v.Since)
 		}
 	}
 	if w.obs.Sandbox.State == SandboxCreating {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/volume"
 )
 
 // pull makes the container's image present, as the pull policy says.
@@ -74,6 +75,21 @@ func (w *worker) onImages() {
 			w.ops[c.Name].cancel()
 		}
 	}
+	for name, v := range w.obs.ImageVolumes {
+		src := imageSource(&w.pod.Spec, name)
+		if src.PullPolicy == v1.PullAlways || !v.Busy && v.Err == nil {
+			continue
+		}
+		if _, present, err := w.m.cfg.Images.Get(src.Reference); err != nil || !present {
+			continue
+		}
+		if v.Err != nil {
+			v.Err.RetryAt = time.Time{}
+		}
+		if cancel := w.volumePulls[name]; cancel != nil {
+			cancel()
+		}
+	}
 }
 
 // ensureImage finds or pulls an image. reason is the status's word for err.
@@ -124,7 +140,7 @@ func (w *worker) startContainer(c *Container, attempt uint32) {
 	}
 	target, err := w.targetOf(c.Name)
 	if err != nil {
-		c.StartErr = faulted(before, "CreateContainerError", err)
+		c.StartErr = faulted(before, reasonCreateContainer, err)
 		if before == nil || before.Message != err.Error() {
 			w.containerEvent(c.Name, v1.EventTypeWarning, "Failed", "Error: %v", err)
 		}
@@ -265,7 +281,7 @@ func (m *Manager) startInstance(ctx, run context.Context, in buildInput) (st api
 	ctx, cancel := context.WithTimeout(ctx, createDeadline)
 	defer cancel()
 	if in.rootfs, err = m.cfg.Images.Mount(ctx, in.img, in.id); err != nil {
-		return st, "CreateContainerError", fmt.Errorf("mount image: %w", err)
+		return st, reasonCreateContainer, fmt.Errorf("mount image: %w", err)
 	}
 	unmount := func() {
 		ctx, cancel := context.WithTimeout(run, apiDeadline)
@@ -277,6 +293,9 @@ func (m *Manager) startInstance(ctx, run context.Context, in buildInput) (st api
 	msg, err := m.buildContainer(ctx, in)
 	if err != nil {
 		unmount()
+		if errors.Is(err, volume.ErrImageVolume) {
+			return st, reasonCreateContainer, err
+		}
 		return st, "CreateContainerConfigError", err
 	}
 	if m.cfg.CPUs != nil {

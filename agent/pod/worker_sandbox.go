@@ -420,7 +420,7 @@ func (w *worker) teardown() {
 			}
 			w.obs.TornDown, w.obs.TeardownErr = true, nil
 			w.obs.Sandbox = Sandbox{Attempt: w.obs.Sandbox.Attempt, Made: w.obs.Sandbox.Made}
-			w.obs.Volumes = Volumes{}
+			w.obs.Volumes, w.obs.ImageVolumes = Volumes{}, seedImageVolumes(&w.pod.Spec)
 			w.m.cfg.Objects.Release(w.uid)
 			w.m.release(w.uid)
 		}
@@ -446,6 +446,7 @@ func (m *Manager) teardown(ctx context.Context, uid string, containers, sandboxe
 		return errors.Join(errs...) // network and folders are still in use
 	}
 	note("detach network", m.cfg.Network.Detach(ctx, uid))
+	note("unmount image volumes", m.cfg.Images.UnmountVolumes(ctx, uid))
 	note("remove volumes", m.cfg.Volumes.Teardown(ctx, volumeUID(uid)))
 	if len(errs) == 0 {
 		for _, id := range sandboxes {

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -17,11 +18,17 @@ import (
 // SubPath makes the given sub path of a volume available as a path of its
 // own: a bind mount of the very file that was found inside the volume, so
 // that a container swapping a folder for a link gains nothing. A path that
-// leaves the volume is refused. Missing folders are made.
+// leaves the volume is refused. Missing folders are made, but not in an image:
+// there the path has to be.
 func (m *Manager) SubPath(ctx context.Context, pod *v1.Pod, volumeName, container string, index int, sub string) (string, error) {
 	root, _, err := m.Source(pod, volumeName)
 	if err != nil {
 		return "", err
+	}
+	open := openBeneath
+	inImage := slices.ContainsFunc(pod.Spec.Volumes, func(v v1.Volume) bool { return v.Name == volumeName && v.Image != nil })
+	if inImage {
+		open = openExisting
 	}
 	type opened struct {
 		f     *os.File
@@ -30,7 +37,7 @@ func (m *Manager) SubPath(ctx context.Context, pod *v1.Pod, volumeName, containe
 	found := make(chan opened, 1) // the garbage collector closes what comes too late
 	key := fmt.Sprintf("%s/%s/%s/%d", pod.UID, volumeName, container, index)
 	err = m.patience.do(ctx, key, filepath.Join(root, sub), func() error {
-		f, err := openBeneath(root, sub)
+		f, err := open(root, sub)
 		if err != nil {
 			return err
 		}
@@ -42,6 +49,9 @@ func (m *Manager) SubPath(ctx context.Context, pod *v1.Pod, volumeName, containe
 		found <- opened{f, st.IsDir()}
 		return nil
 	})
+	if inImage && errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("%w: volume %q has no subPath %q", ErrImageVolume, volumeName, sub)
+	}
 	if err != nil {
 		return "", fmt.Errorf("failed to prepare subPath for volumeMount %q of container %q: %w", volumeName, container, err)
 	}
@@ -76,9 +86,9 @@ func (m *Manager) SubPath(ctx context.Context, pod *v1.Pod, volumeName, containe
 	return target, nil
 }
 
-// openBeneath opens sub inside root without ever leaving root, following links
-// that stay inside, and making folders that are missing.
-func openBeneath(root, sub string) (*os.File, error) {
+// openExisting opens sub inside root without ever leaving root, following links
+// that stay inside.
+func openExisting(root, sub string) (*os.File, error) {
 	if filepath.IsAbs(sub) || strings.Contains("/"+sub+"/", "/../") {
 		return nil, fmt.Errorf("subPath %q must be a relative path inside the volume", sub)
 	}
@@ -87,10 +97,20 @@ func openBeneath(root, sub string) (*os.File, error) {
 		return nil, err
 	}
 	defer dir.Close()
-	f, err := openat(dir, sub, unix.O_PATH)
+	return openat(dir, sub, unix.O_PATH)
+}
+
+// openBeneath is openExisting, and makes folders that are missing.
+func openBeneath(root, sub string) (*os.File, error) {
+	f, err := openExisting(root, sub)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return f, err
 	}
+	dir, err := os.OpenFile(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
 	// Make what is missing, one folder at a time, each opened inside root.
 	at := ""
 	for _, part := range strings.Split(filepath.Clean(sub), "/") {

@@ -58,6 +58,9 @@ type Config struct {
 	Objects Objects
 	Tokens  Tokens // nil: serviceAccountToken sources are refused
 	Mounter Mounter
+	// ImagePath is where the image of a volume is mounted, by whoever pulls
+	// it; nil: image volumes are refused.
+	ImagePath func(podUID, volume string) string
 	// Allocatable answers resourceFieldRef limits that are not set.
 	Allocatable func() v1.ResourceList
 }
@@ -75,6 +78,10 @@ func New(cfg Config) *Manager { return &Manager{cfg: cfg} }
 // ErrUnsupported is returned for a kind of volume this node cannot make. It
 // does not heal by trying again.
 var ErrUnsupported = errors.New("volume kind is not supported")
+
+// ErrImageVolume is returned when an image does not have what a container wants
+// to mount of it.
+var ErrImageVolume = errors.New("ImageVolumeMountFailed")
 
 // Setup makes every volume of the pod. It is idempotent: after a restart of
 // the agent, or a change of a source, it brings the files up to date.
@@ -109,6 +116,8 @@ func (m *Manager) setup(ctx context.Context, pod *v1.Pod, v *v1.Volume) error {
 		return m.patience.do(ctx, string(pod.UID)+"/"+v.Name, "hostPath "+v.HostPath.Path, func() error { return hostPath(v.HostPath) })
 	case v.EmptyDir != nil:
 		return m.emptyDir(pod, v)
+	case v.Image != nil && m.cfg.ImagePath != nil:
+		return nil // pulling takes its own time: see ImagePath
 	case v.ConfigMap != nil, v.Secret != nil, v.Projected != nil, v.DownwardAPI != nil:
 		files, err := m.render(ctx, pod, v)
 		if err != nil {
@@ -300,6 +309,9 @@ func (m *Manager) Source(pod *v1.Pod, name string) (path string, readOnly bool, 
 		}
 		if v.HostPath != nil {
 			return v.HostPath.Path, false, nil
+		}
+		if v.Image != nil {
+			return m.cfg.ImagePath(string(pod.UID), v.Name), true, nil
 		}
 		// Rendered files belong to their sources: a writer would be undone.
 		return m.path(pod.UID, v), v.EmptyDir == nil, nil

@@ -241,6 +241,10 @@ func TestValidatePod(t *testing.T) {
 			`spec.volumes[0].projected.sources[1].serviceAccountToken: Invalid value: "t": conflicting duplicate paths`,
 			"spec.volumes[0].projected.sources[2]: Required value: must specify a volume type",
 		}},
+		{"image volume of nothing, policy", withVolume(corev1.VolumeSource{Image: &corev1.ImageVolumeSource{PullPolicy: "Sometimes"}}), []string{
+			"spec.volumes[0].image.reference: Required value",
+			`spec.volumes[0].image.pullPolicy: Unsupported value: "Sometimes": supported values: "Always", "IfNotPresent", "Never"`,
+		}},
 		{"mount of no volume", inContainer(func(c *corev1.Container) { c.VolumeMounts = []corev1.VolumeMount{{Name: "v", MountPath: "/v"}} }),
 			[]string{`spec.containers[0].volumeMounts[0].name: Not found: "v"`}},
 		{"mounts in one place", func(p *corev1.Pod) {

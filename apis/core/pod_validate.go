@@ -59,7 +59,7 @@ const (
 )
 
 func validatePodSpec(spec *corev1.PodSpec, path *field.Path, owner specOwner) field.ErrorList {
-	volumes, errs := validateVolumes(spec.Volumes, path.Child("volumes"))
+	volumes, errs := validateVolumes(spec.Volumes, path.Child("volumes"), owner)
 	errs = append(errs, validateContainers(spec, volumes, path)...)
 	if spec.HostNetwork {
 		errs = append(errs, validateHostNetworkPorts(spec, path, owner)...)

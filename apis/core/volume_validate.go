@@ -20,7 +20,7 @@ const (
 
 // validateVolumes checks the volumes of a pod and returns them by name, for
 // what mounts them.
-func validateVolumes(volumes []corev1.Volume, at *field.Path) (map[string]corev1.VolumeSource, field.ErrorList) {
+func validateVolumes(volumes []corev1.Volume, at *field.Path, owner specOwner) (map[string]corev1.VolumeSource, field.ErrorList) {
 	var errs field.ErrorList
 	known := map[string]corev1.VolumeSource{}
 	for i := range volumes {
@@ -32,12 +32,12 @@ func validateVolumes(volumes []corev1.Volume, at *field.Path) (map[string]corev1
 		if v.Name != "" {
 			known[v.Name] = v.VolumeSource
 		}
-		errs = append(errs, validateVolumeSource(&v.VolumeSource, at)...)
+		errs = append(errs, validateVolumeSource(&v.VolumeSource, at, owner)...)
 	}
 	return known, errs
 }
 
-func validateVolumeSource(source *corev1.VolumeSource, at *field.Path) field.ErrorList {
+func validateVolumeSource(source *corev1.VolumeSource, at *field.Path, owner specOwner) field.ErrorList {
 	set := volumeSources(source)
 	if len(set) == 0 {
 		return field.ErrorList{field.Required(at, "must specify a volume type")}
@@ -81,6 +81,9 @@ func validateVolumeSource(source *corev1.VolumeSource, at *field.Path) field.Err
 	case "csi":
 		errs = append(errs, check.RequiredText(at.Child("driver"), source.CSI.Driver, check.Subdomain)...)
 	case "image":
+		if owner == specOfPod { // a template may leave it to somebody who fills it in
+			errs = append(errs, check.RequiredText(at.Child("reference"), source.Image.Reference, nil)...)
+		}
 		errs = append(errs, check.OneOfOrEmpty(at.Child("pullPolicy"), source.Image.PullPolicy, corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever)...)
 	case "ephemeral":
 		if source.Ephemeral.VolumeClaimTemplate == nil {
