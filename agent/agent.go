@@ -208,7 +208,7 @@ func New(cfg Config) (*Agent, error) {
 		Images: a.nodeImages, Ready: a.faults, Handlers: pod.RuntimeHandlers(),
 	})
 	podDir := filepath.Join(cfg.DataDir, "pods")
-	prober := &probe.Prober{Version: cfg.Version}
+	prober := &probe.Prober{Version: cfg.Version, Metrics: probe.NewMetrics()}
 	volumes := volume.Config{Dir: podDir, Mounter: volume.Kernel{}, Tokens: &tokens{client: cfg.Client}, Allocatable: a.allocatable, ImagePath: cfg.Images.VolumePath}
 	a.objects = object.New(cfg.Client, func(uid objectUID, ref object.Ref) { a.pods.ObjectChanged(uid, ref) })
 	volumes.Objects = a.objects
@@ -233,7 +233,7 @@ func New(cfg Config) (*Agent, error) {
 	a.handler = stream.NewHandler(stream.Config{
 		Pods: a.pods, Runtime: cfg.Runtime, Images: cfg.Images, Network: cfg.Network, LogDir: cfg.PodLogDir,
 		ImagesChanged: func() { a.node.Poke(); a.pods.ImagesChanged() }, Configz: a.configz(),
-		Summary: a.stats.Summary,
+		Summary: a.stats.Summary, Metrics: a.metrics(prober.Metrics),
 	})
 	return a, nil
 }

@@ -35,7 +35,7 @@ func (a *Agent) measured(ctx context.Context) ([]stats.Pod, error) {
 			Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Cgroup: pod.CgroupParent(a.cfg.CgroupRoot, p), Pid: pids[v.SandboxID],
 			HostNetwork: p.Spec.HostNetwork, LogDir: logs, Dir: filepath.Join(a.cfg.DataDir, "pods", string(p.UID)),
 		}
-		started := map[string]time.Time{}
+		started, images := map[string]time.Time{}, map[string]string{}
 		if v.Status != nil {
 			if v.Status.StartTime != nil {
 				one.Started = v.Status.StartTime.Time
@@ -43,14 +43,14 @@ func (a *Agent) measured(ctx context.Context) ([]stats.Pod, error) {
 			for _, list := range [][]v1.ContainerStatus{v.Status.InitContainerStatuses, v.Status.ContainerStatuses, v.Status.EphemeralContainerStatuses} {
 				for _, c := range list {
 					if c.State.Running != nil {
-						started[c.Name] = c.State.Running.StartedAt.Time
+						started[c.Name], images[c.Name] = c.State.Running.StartedAt.Time, c.Image
 					}
 				}
 			}
 		}
 		for name, c := range v.Containers {
 			if c.Running {
-				one.Containers = append(one.Containers, stats.Container{Name: name, ID: c.ID, Started: started[name],
+				one.Containers = append(one.Containers, stats.Container{Name: name, ID: c.ID, Started: started[name], Image: images[name],
 					Written: a.cfg.Images.Written(c.ID), LogDir: filepath.Join(logs, name)})
 			}
 		}

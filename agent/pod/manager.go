@@ -253,6 +253,7 @@ func (m *Manager) launch(w *worker) {
 	m.workers[w.uid] = w
 	m.wg.Go(func() {
 		w.run(m.ctx)
+		m.cfg.Probes.Metrics.Forget(string(w.uid))
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if m.workers[w.uid] == w && m.ctx.Err() == nil {

@@ -1020,6 +1020,11 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("%s: %d samples, want %d", name, after[name], before[name]+1)
 		}
 	}
+	for _, name := range []string{"kubelet_pod_worker_duration_seconds", "kubelet_pod_status_sync_duration_seconds"} {
+		if after[name] <= before[name] {
+			t.Errorf("%s: %d samples before a pod's start, %d after", name, before[name], after[name])
+		}
+	}
 }
 
 // TestDamagedImage: a container that does not start because its image has

@@ -14,9 +14,19 @@ var (
 		Help:    "Number of containers of the pods seen.",
 		Buckets: []float64{1, 2, 4, 8, 16},
 	})
+	workerSeconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "kubelet_pod_worker_duration_seconds",
+		Help:    "Duration in seconds to sync a single pod. Broken down by operation type: create, update, or sync",
+		Buckets: prometheus.ExponentialBuckets(.00001, 4, 10),
+	}, []string{"operation_type"})
+	statusSeconds = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name:    "kubelet_pod_status_sync_duration_seconds",
+		Help:    "Duration in seconds to sync a pod status update.",
+		Buckets: prometheus.ExponentialBuckets(.001, 2.5, 12),
+	})
 )
 
 // Metrics are the collectors of this package, for the process's registry.
 func Metrics() []prometheus.Collector {
-	return []prometheus.Collector{podStartSeconds, containersPerPod}
+	return []prometheus.Collector{podStartSeconds, containersPerPod, workerSeconds, statusSeconds}
 }

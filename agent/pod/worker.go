@@ -187,6 +187,7 @@ func (w *worker) turn() time.Time {
 	sooner(w.tellBackOffs(now))
 	sooner(w.slowOps(now))
 	sooner(w.refreshDue(now))
+	workerSeconds.WithLabelValues("sync").Observe(time.Since(now).Seconds())
 	return wake
 }
 

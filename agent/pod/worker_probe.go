@@ -21,9 +21,9 @@ type probing struct {
 
 // target says where an instance is asked.
 func (w *worker) target(spec *v1.Container, id string, s Sandbox) probe.Target {
-	t := probe.Target{ContainerID: id}
+	t := probe.Target{ContainerID: id, Namespace: w.pod.Namespace, Pod: w.pod.Name, PodUID: string(w.uid)}
 	if spec != nil {
-		t.Ports = spec.Ports
+		t.Ports, t.Container = spec.Ports, spec.Name
 	}
 	switch {
 	case len(s.IPs) > 0:
@@ -46,12 +46,12 @@ func (w *worker) startProbes(c *Container) {
 	live, stopLive := context.WithCancel(ctx)
 	w.probes[i.ID] = &probing{cancel: cancel, stopLiveness: stopLive}
 	t := w.target(spec, i.ID, w.obs.Sandbox)
-	loop := func(ctx context.Context, what string, p *v1.Probe, eager bool, verdict func(ok bool)) {
+	loop := func(ctx context.Context, kind probe.Kind, p *v1.Probe, eager bool, verdict func(ok bool)) {
 		w.wg.Go(func() {
-			w.m.cfg.Probes.Loop(ctx, p, t, eager, func(r probe.Round) {
+			w.m.cfg.Probes.Loop(ctx, kind, p, t, eager, func(r probe.Round) {
 				if !r.OK {
 					w.send(func() {
-						w.containerEvent(c.Name, v1.EventTypeWarning, "Unhealthy", "%s probe failed: %s", what, r.Message)
+						w.containerEvent(c.Name, v1.EventTypeWarning, "Unhealthy", "%s probe failed: %s", kind, r.Message)
 					})
 				}
 			}, func(ok bool, _ string) {
@@ -71,7 +71,7 @@ func (w *worker) startProbes(c *Container) {
 		}
 	}
 	if p := spec.StartupProbe; p != nil && !i.Started {
-		loop(live, "Startup", p, true, func(ok bool) {
+		loop(live, probe.Startup, p, true, func(ok bool) {
 			if !ok {
 				sick("startup", p)(false)
 				return
@@ -82,10 +82,10 @@ func (w *worker) startProbes(c *Container) {
 		return
 	}
 	if p := spec.LivenessProbe; p != nil {
-		loop(live, "Liveness", p, false, sick("liveness", p))
+		loop(live, probe.Liveness, p, false, sick("liveness", p))
 	}
 	if p := spec.ReadinessProbe; p != nil {
-		loop(ctx, "Readiness", p, !i.Ready, func(ok bool) { i.Ready = ok })
+		loop(ctx, probe.Readiness, p, !i.Ready, func(ok bool) { i.Ready = ok })
 	}
 }
 

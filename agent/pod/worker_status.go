@@ -126,6 +126,8 @@ func (m *Manager) writeStatus(ctx context.Context, pod *v1.Pod, st *v1.PodStatus
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+	began := time.Now()
+	defer func() { statusSeconds.Observe(time.Since(began).Seconds()) }()
 	pods := m.cfg.Client.CoreV1().Pods(pod.Namespace)
 	obj := *pod
 	obj.Status = *st

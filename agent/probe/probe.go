@@ -16,6 +16,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -38,6 +39,8 @@ type Target struct {
 	ContainerID string
 	PodIP       string // where HTTP, TCP and gRPC go when the probe names no host
 	Ports       []v1.ContainerPort
+	// Whose container it is, for the metrics alone.
+	Namespace, Pod, PodUID, Container string
 }
 
 // Round is the outcome of one question.
@@ -51,6 +54,11 @@ type Prober struct {
 	Exec Execer
 	// Version goes into the User-Agent header.
 	Version string
+	// Metrics count the rounds of loops; nil: nobody counts.
+	Metrics *Metrics
+
+	once sync.Once
+	web  *http.Client // set by once
 }
 
 // limit is how much of an answer is kept.
@@ -133,21 +141,7 @@ func (p *Prober) HTTP(ctx context.Context, get *v1.HTTPGetAction, t Target) (cod
 			req.Header.Add(h.Name, h.Value)
 		}
 	}
-	tr := &http.Transport{
-		DisableKeepAlives: true, DisableCompression: true, Proxy: nil,
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // the certificate is the app's own affair
-	}
-	defer tr.CloseIdleConnections()
-	client := &http.Client{Transport: tr, CheckRedirect: func(req *http.Request, via []*http.Request) error {
-		if req.URL.Hostname() != via[0].URL.Hostname() {
-			return http.ErrUseLastResponse // a redirect away is an answer by itself
-		}
-		if len(via) >= 10 {
-			return errors.New("stopped after 10 redirects")
-		}
-		return nil
-	}}
-	res, err := client.Do(req)
+	res, err := p.client().Do(req)
 	if err != nil {
 		return 0, "", err
 	}
@@ -157,6 +151,31 @@ func (p *Prober) HTTP(ctx context.Context, get *v1.HTTPGetAction, t Target) (cod
 		return 0, "", err
 	}
 	return res.StatusCode, string(b), nil
+}
+
+// client sends requests over connections of their own: a probe asks whether
+// the app still accepts one.
+func (p *Prober) client() *http.Client {
+	p.once.Do(func() {
+		p.web = &http.Client{
+			Transport: &http.Transport{
+				DisableKeepAlives: true, DisableCompression: true, Proxy: nil,
+				TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // the certificate is the app's own affair
+				// A probe's request is short, and most answers are.
+				WriteBufferSize: 1 << 10, ReadBufferSize: 1 << 10,
+			},
+			CheckRedirect: func(req *http.Request, via []*http.Request) error {
+				if req.URL.Hostname() != via[0].URL.Hostname() {
+					return http.ErrUseLastResponse // a redirect away is an answer by itself
+				}
+				if len(via) >= 10 {
+					return errors.New("stopped after 10 redirects")
+				}
+				return nil
+			},
+		}
+	})
+	return p.web
 }
 
 func (p *Prober) http(ctx context.Context, get *v1.HTTPGetAction, t Target) Round {
@@ -173,7 +192,9 @@ func (p *Prober) http(ctx context.Context, get *v1.HTTPGetAction, t Target) Roun
 func (p *Prober) grpc(ctx context.Context, g *v1.GRPCAction, t Target) Round {
 	addr := net.JoinHostPort(t.PodIP, strconv.Itoa(int(g.Port)))
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithUserAgent("kube-probe/"+p.Version), grpc.WithNoProxy())
+		grpc.WithUserAgent("kube-probe/"+p.Version), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
+		// One small question: the library's own buffers hold 64 KiB.
+		grpc.WithReadBufferSize(1<<10), grpc.WithWriteBufferSize(1<<10))
 	if err != nil {
 		return Round{Message: err.Error()}
 	}
@@ -223,12 +244,13 @@ func Port(p intstr.IntOrString, ports []v1.ContainerPort) (int, error) {
 // An eager loop (startup and readiness) asks more often during its first
 // period, so that a container is ready when it is and not up to a period
 // later; failures among these extra questions count for nothing.
-func (p *Prober) Loop(ctx context.Context, spec *v1.Probe, t Target, eager bool, round func(Round), verdict func(ok bool, message string)) {
+func (p *Prober) Loop(ctx context.Context, kind Kind, spec *v1.Probe, t Target, eager bool, round func(Round), verdict func(ok bool, message string)) {
 	period := max(time.Duration(spec.PeriodSeconds), 1) * time.Second
 	step := firstDelay(spec, period)
 	timer := time.NewTimer(step)
 	defer timer.Stop()
 	c := counter{success: max(int(spec.SuccessThreshold), 1), failure: max(int(spec.FailureThreshold), 1)}
+	told := p.Metrics.series(kind, t)
 	var early time.Duration // time spent in extra questions
 	step = eagerFirst
 	for {
@@ -237,10 +259,12 @@ func (p *Prober) Loop(ctx context.Context, spec *v1.Probe, t Target, eager bool,
 			return
 		case <-timer.C:
 		}
+		asked := time.Now()
 		r := p.Once(ctx, spec, t)
 		if ctx.Err() != nil {
 			return
 		}
+		told.count(r, time.Since(asked))
 		if eager && !r.OK && !c.told && early+step < period {
 			timer.Reset(step)
 			early += step

@@ -73,7 +73,7 @@ func TestLoop(t *testing.T) {
 			defer cancel()
 			var wg sync.WaitGroup
 			wg.Go(func() {
-				p.Loop(ctx, &spec, Target{}, eager, func(Round) { rounds = append(rounds, time.Since(began).Round(time.Second)) },
+				p.Loop(ctx, Readiness, &spec, Target{}, eager, func(Round) { rounds = append(rounds, time.Since(began).Round(time.Second)) },
 					func(ok bool, msg string) {
 						verdicts = append(verdicts, strconv.FormatBool(ok)+" "+time.Since(began).Round(time.Second).String())
 					})

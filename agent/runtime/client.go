@@ -119,7 +119,9 @@ func (c *Client) connect(ctx context.Context) (*conn, error) {
 
 // call makes one request. An idempotent one is tried once more when the
 // connection breaks under it.
-func (c *Client) call(ctx context.Context, req api.Request, idempotent bool) (api.Response, error) {
+func (c *Client) call(ctx context.Context, req api.Request, idempotent bool) (_ api.Response, err error) {
+	began := time.Now()
+	defer func() { observe(req.Op, began, err != nil) }()
 	cn, err := c.connect(ctx)
 	if err != nil {
 		return api.Response{}, err

@@ -2,6 +2,7 @@ package stats
 
 import (
 	"context"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -57,4 +58,24 @@ func FileSystem(dir string) (unix.Statfs_t, error) {
 		return st, &os.PathError{Op: "statfs", Path: dir, Err: err}
 	}
 	return st, nil
+}
+
+// deviceOf is the device of the file system that a folder is on.
+func deviceOf(dir string) string {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return "none"
+	}
+	return deviceName(fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev)))
+}
+
+// deviceName is "/dev/sda1" for a block device's numbers, "8:1" (sysfs(5),
+// dev/block), and the numbers themselves where there is no such device, as for
+// a tmpfs.
+func deviceName(numbers string) string {
+	link, err := os.Readlink("/sys/dev/block/" + numbers)
+	if err != nil {
+		return numbers
+	}
+	return "/dev/" + filepath.Base(link)
 }

@@ -1,7 +1,6 @@
 package stats
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"os"
@@ -29,6 +28,7 @@ type Pod struct {
 // Container is a running one.
 type Container struct {
 	Name, ID string
+	Image    string // as its status names it
 	Started  time.Time
 	Written  string // the folder of what it has changed in its root file system
 	LogDir   string
@@ -183,30 +183,17 @@ func fileSystem(dir string) *summary.FsStats {
 		UsedBytes: ptr.To((st.Blocks - st.Bfree) * size), Inodes: ptr.To(st.Files), InodesFree: ptr.To(st.Ffree), InodesUsed: ptr.To(st.Files - st.Ffree)}
 }
 
-// network reads the counters of a network namespace's interfaces (proc(5),
-// net/dev). Nothing is told of loopback.
+// network tells what went over a network namespace's interfaces.
 func network(file string, now metav1.Time) *summary.NetworkStats {
-	f, err := os.Open(file)
+	list, err := interfaces(file)
 	if err != nil {
 		return nil
 	}
-	defer f.Close()
 	out := &summary.NetworkStats{Time: now}
-	for s := bufio.NewScanner(f); s.Scan(); {
-		name, rest, ok := strings.Cut(strings.TrimSpace(s.Text()), ":")
-		v := strings.Fields(rest)
-		if !ok || name == "lo" || len(v) < 11 {
-			continue
-		}
-		n := func(i int) *uint64 {
-			u, err := strconv.ParseUint(v[i], 10, 64)
-			if err != nil {
-				return nil
-			}
-			return &u
-		}
-		out.Interfaces = append(out.Interfaces, summary.InterfaceStats{Name: name, RxBytes: n(0), RxErrors: n(2), TxBytes: n(8), TxErrors: n(10)})
-		if name == "eth0" {
+	for _, i := range list {
+		out.Interfaces = append(out.Interfaces, summary.InterfaceStats{Name: i.name,
+			RxBytes: &i.rx.bytes, RxErrors: &i.rx.errors, TxBytes: &i.tx.bytes, TxErrors: &i.tx.errors})
+		if i.name == "eth0" {
 			out.InterfaceStats = out.Interfaces[len(out.Interfaces)-1]
 		}
 	}

@@ -15,6 +15,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -68,6 +70,8 @@ type Config struct {
 	Configz any
 	// Summary measures the node and its pods, for /stats/summary.
 	Summary func(ctx context.Context, onlyCPUAndMemory bool) (*summary.Summary, error)
+	// Metrics are, by path, what Prometheus may read here.
+	Metrics map[string]prometheus.Gatherer
 	// ImagesChanged is called after images were loaded. It must not block.
 	ImagesChanged func()
 }
@@ -100,6 +104,9 @@ func NewHandler(cfg Config) http.Handler {
 	mux.HandleFunc("GET /pods", h.pods)
 	mux.HandleFunc("GET /stats/summary", h.summary)
 	mux.HandleFunc("GET /healthz", h.healthz)
+	for path, g := range cfg.Metrics {
+		mux.Handle("GET "+path, promhttp.HandlerFor(g, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
+	}
 	mux.HandleFunc("GET /configz", func(w http.ResponseWriter, _ *http.Request) { answer(w, cfg.Configz) })
 	return mux
 }

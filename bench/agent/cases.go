@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
 	"runtime/debug"
 	"time"
 
@@ -276,44 +275,6 @@ func (m *measurement) growth(ctx context.Context, s subject, pods int, full func
 func ownRSS() (float64, error) {
 	debug.FreeOSMemory()
 	return procKiB("/proc/self/status", "VmRSS:")
-}
-
-// idle is what a full node costs when nothing happens: all of the agent's and
-// podmon's processor time, the apps' included.
-func (m *measurement) idle(ctx context.Context) error {
-	const pods, rest = 500, 20 * time.Second
-	name := func(i int) string { return fmt.Sprintf("idle-%d", i) }
-	var up, down result
-	if err := up.all(ctx, m.node, 16, pods, name, m.node.up); err != nil {
-		return err
-	}
-	for i := range pods {
-		if err := m.node.settle(ctx, name(i)); err != nil {
-			return err
-		}
-	}
-	if err := sleep(ctx, 3*time.Second); err != nil { // late events, held back statuses
-		return err
-	}
-	before, err := m.node.cpu()
-	if err != nil {
-		return err
-	}
-	began := time.Now()
-	if err := sleep(ctx, rest); err != nil {
-		return err
-	}
-	after, err := m.node.cpu()
-	if err != nil {
-		return err
-	}
-	pct := 100 * (after - before).Seconds() / time.Since(began).Seconds()
-	if err := down.all(ctx, m.node, 16, pods, name, m.node.down); err != nil {
-		return err
-	}
-	figure{Case: "idle", Pods: pods, CPU: &pct, PerS: up.perS()}.print()
-	fmt.Fprintf(os.Stderr, "bench agent: %d pods: up %.0f/s, down %.0f/s\n", pods, *up.perS(), *down.perS())
-	return nil
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

@@ -18,6 +18,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"syscall"
@@ -28,25 +29,34 @@ import (
 
 // figure is one line of output. Keys follow HOUSE.md, section 7.
 type figure struct {
-	Bench    string   `json:"bench"`
-	Case     string   `json:"case"`
-	Nodes    int      `json:"nodes"`
-	Clients  int      `json:"clients,omitempty"` // pods under way at a time
-	Pods     int      `json:"pods,omitempty"`
-	P50      *float64 `json:"p50_ms,omitempty"`
-	P99      *float64 `json:"p99_ms,omitempty"`
-	Max      *float64 `json:"max_ms,omitempty"`
-	PerS     *float64 `json:"per_s,omitempty"`
-	RSS      *float64 `json:"rss_mib,omitempty"`
-	KiB      *float64 `json:"kib_per_pod,omitempty"`
-	CPU      *float64 `json:"cpu_pct,omitempty"`        // of one core
-	CPUTime  *float64 `json:"cpu_ms_per_pod,omitempty"` // of all processes involved
-	Peer     string   `json:"peer,omitempty"`
-	PeerP50  *float64 `json:"peer_p50_ms,omitempty"`
-	PeerP99  *float64 `json:"peer_p99_ms,omitempty"`
-	PeerPerS *float64 `json:"peer_per_s,omitempty"`
-	PeerKiB  *float64 `json:"peer_kib_per_pod,omitempty"`
-	PeerCPU  *float64 `json:"peer_cpu_ms_per_pod,omitempty"`
+	Bench   string   `json:"bench"`
+	Case    string   `json:"case"`
+	Nodes   int      `json:"nodes"`
+	Clients int      `json:"clients,omitempty"` // pods under way at a time
+	Pods    int      `json:"pods,omitempty"`
+	P50     *float64 `json:"p50_ms,omitempty"`
+	P99     *float64 `json:"p99_ms,omitempty"`
+	Max     *float64 `json:"max_ms,omitempty"`
+	PerS    *float64 `json:"per_s,omitempty"`
+	RSS     *float64 `json:"rss_mib,omitempty"`
+	KiB     *float64 `json:"kib_per_pod,omitempty"`
+	CPU     *float64 `json:"cpu_pct,omitempty"`        // of one core
+	CPUTime *float64 `json:"cpu_ms_per_pod,omitempty"` // of all processes involved
+	// Whose processor time it is; the API in memory is the agent's here.
+	AgentCPU   *float64 `json:"agent_cpu_pct,omitempty"`
+	PodmonCPU  *float64 `json:"podmon_cpu_pct,omitempty"` // its keeper included
+	AppsCPU    *float64 `json:"apps_cpu_pct,omitempty"`
+	AgentEach  *float64 `json:"agent_cpu_us_per_probe,omitempty"`
+	PodmonEach *float64 `json:"podmon_cpu_us_per_probe,omitempty"`
+	AppsEach   *float64 `json:"apps_cpu_us_per_probe,omitempty"`
+	BytesEach  *float64 `json:"bytes_per_probe,omitempty"` // allocated by the agent
+	BytesPerS  *float64 `json:"bytes_per_s,omitempty"`
+	Peer       string   `json:"peer,omitempty"`
+	PeerP50    *float64 `json:"peer_p50_ms,omitempty"`
+	PeerP99    *float64 `json:"peer_p99_ms,omitempty"`
+	PeerPerS   *float64 `json:"peer_per_s,omitempty"`
+	PeerKiB    *float64 `json:"peer_kib_per_pod,omitempty"`
+	PeerCPU    *float64 `json:"peer_cpu_ms_per_pod,omitempty"`
 	// Ours divided by the peer's.
 	RatioP50  *float64 `json:"ratio_p50,omitempty"`
 	RatioP99  *float64 `json:"ratio_p99,omitempty"`
@@ -70,14 +80,17 @@ type config struct {
 	podmon string
 	rounds int
 	cases  string // separated by commas; empty: all
-	peer   bool
+	// profiles is a folder for pprof's profiles of this process; empty: none.
+	profiles string
+	peer     bool
 }
 
 func main() {
 	var cfg config
 	flag.StringVar(&cfg.podmon, "podmon", "bin/podmon", "podmon, from `make bin/podmon`")
 	flag.IntVar(&cfg.rounds, "rounds", 3, "rounds of the cases with many pods")
-	flag.StringVar(&cfg.cases, "cases", "", "cases to run: alone, parallel, exec, memory, idle (all)")
+	flag.StringVar(&cfg.cases, "cases", "", "cases to run: alone, parallel, exec, memory, idle, probes (all)")
+	flag.StringVar(&cfg.profiles, "profiles", "", "a folder for processor and allocation profiles of the cases idle and probes")
 	flag.BoolVar(&cfg.peer, "peer", true, "measure containerd too, where it is installed")
 	flag.Parse()
 	if err := run(cfg); err != nil {
@@ -113,7 +126,7 @@ func run(cfg config) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.end()) }()
-	m := &measurement{node: n, rounds: cfg.rounds}
+	m := &measurement{node: n, rounds: cfg.rounds, profiles: cfg.profiles}
 	if cfg.peer {
 		peer, err := newContainerd(ctx, n.boxTar)
 		if errors.Is(err, errNoPeer) {
@@ -143,6 +156,34 @@ type measurement struct {
 	node   *node
 	peer   *containerd // nil: not installed
 	rounds int
+	// profiles is where profiles go; "": there are none.
+	profiles string
+}
+
+// profiled runs do and keeps what the processor did for this process, and what
+// was allocated since its start, as NAME.cpu and NAME.allocs.
+func (m *measurement) profiled(name string, do func() error) error {
+	if m.profiles == "" {
+		return do()
+	}
+	f, err := os.Create(filepath.Join(m.profiles, name+".cpu"))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return err
+	}
+	err = do()
+	pprof.StopCPUProfile()
+	if err != nil {
+		return err
+	}
+	a, err := os.Create(filepath.Join(m.profiles, name+".allocs"))
+	if err != nil {
+		return err
+	}
+	return errors.Join(pprof.Lookup("allocs").WriteTo(a, 0), a.Close())
 }
 
 // run runs the named cases, or all.
@@ -150,7 +191,7 @@ func (m *measurement) run(ctx context.Context, only string) error {
 	cases := []struct {
 		name string
 		run  func(context.Context) error
-	}{{"alone", m.alone}, {"parallel", m.parallel}, {"exec", m.execs}, {"memory", m.memory}, {"idle", m.idle}}
+	}{{"alone", m.alone}, {"parallel", m.parallel}, {"exec", m.execs}, {"memory", m.memory}, {"idle", m.idle}, {"probes", m.probes}}
 	names := strings.Split(only, ",")
 	for _, c := range cases {
 		if only != "" && !slices.Contains(names, c.name) {

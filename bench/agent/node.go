@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -22,6 +24,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -52,6 +56,7 @@ type node struct {
 	runtime *runtime.Client
 	images  *image.Store
 	starts  *starts
+	agent   *agent.Agent
 	boxTar  []byte // the image of every pod
 	stop    func() error
 }
@@ -97,6 +102,7 @@ func newNode(ctx context.Context, podmon string) (_ *node, err error) {
 	if err != nil {
 		return nil, err
 	}
+	n.agent = a
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	ended := make(chan error, 1)
 	go func() { ended <- a.Run(run) }() // ends in stop
@@ -127,12 +133,18 @@ func (n *node) end() error {
 // up binds a pod to the node and waits until its container runs. The time is
 // from the moment the API has the pod.
 func (n *node) up(ctx context.Context, name string) (time.Duration, error) {
+	return n.upWith(ctx, name, func(*v1.Container) {})
+}
+
+// upWith is up with a container that differs.
+func (n *node) upWith(ctx context.Context, name string, differ func(*v1.Container)) (time.Duration, error) {
 	pod := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID("uid-" + name)},
 		Spec: v1.PodSpec{NodeName: "n1", RestartPolicy: v1.RestartPolicyAlways, TerminationGracePeriodSeconds: ptr.To(int64(1)),
 			Containers: []v1.Container{{Name: "box", Image: boxImage, ImagePullPolicy: v1.PullIfNotPresent}}},
 		Status: v1.PodStatus{Phase: v1.PodPending},
 	}
+	differ(&pod.Spec.Containers[0])
 	began := time.Now()
 	if _, err := n.api.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{}); err != nil {
 		return 0, err
@@ -192,6 +204,21 @@ func (n *node) cpu() (time.Duration, error) {
 	}
 	theirs, err := cgroupCPU(n.cgroup)
 	return own + theirs, err
+}
+
+// asked is how many probes the agent has sent.
+func (n *node) asked() (sum float64, err error) {
+	w := httptest.NewRecorder()
+	n.agent.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics/probes", nil))
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(w.Body)
+	if err != nil {
+		return 0, err
+	}
+	for _, m := range families["prober_probe_total"].GetMetric() {
+		sum += m.GetCounter().GetValue()
+	}
+	return sum, nil
 }
 
 func (n *node) pss() (float64, error) { return cgroupPSS(n.cgroup) }
@@ -279,29 +306,33 @@ func (r timed) StartContainer(ctx context.Context, c api.Container) (api.Contain
 	return st, err
 }
 
-// boxTar builds the tests' small program and packs it as an image.
+// boxTar builds the tests' small program and what probes ask, and packs them
+// as an image.
 func boxTar(ctx context.Context, dir string) ([]byte, error) {
-	box := filepath.Join(dir, "box")
-	cmd := exec.CommandContext(ctx, "go", "build", "-ldflags", "-s -w", "-o", box, "github.com/clusterd/clusterd/agent/runtime/testdata/box")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("go build: %w: %s", err, out)
-	}
-	program, err := os.ReadFile(box)
-	if err != nil {
-		return nil, err
-	}
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
 	for _, d := range []string{"bin/", "etc/", "tmp/", "proc/", "sys/", "dev/"} {
-		err = errors.Join(err, w.WriteHeader(&tar.Header{Name: d, Typeflag: tar.TypeDir, Mode: 0o755}))
+		if err := w.WriteHeader(&tar.Header{Name: d, Typeflag: tar.TypeDir, Mode: 0o755}); err != nil {
+			return nil, err
+		}
 	}
-	err = errors.Join(err, w.WriteHeader(&tar.Header{Name: "bin/box", Mode: 0o755, Size: int64(len(program))}))
-	if err != nil {
-		return nil, err
-	}
-	if _, err = w.Write(program); err != nil {
-		return nil, err
+	for name, pkg := range map[string]string{"box": "agent/runtime/testdata/box", "app": "bench/agent/app"} {
+		file := filepath.Join(dir, name)
+		cmd := exec.CommandContext(ctx, "go", "build", "-ldflags", "-s -w", "-o", file, "github.com/clusterd/clusterd/"+pkg)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("go build: %w: %s", err, out)
+		}
+		program, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		if err := w.WriteHeader(&tar.Header{Name: "bin/" + name, Mode: 0o755, Size: int64(len(program))}); err != nil {
+			return nil, err
+		}
+		if _, err = w.Write(program); err != nil {
+			return nil, err
+		}
 	}
 	if err := w.Close(); err != nil {
 		return nil, err
