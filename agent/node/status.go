@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 )
 
 // What the node keeps for itself and the system.
@@ -36,6 +37,7 @@ func (n *Node) status(ctx context.Context, node *v1.Node, now time.Time) {
 		s.Addresses = append(s.Addresses, v1.NodeAddress{Type: v1.NodeInternalIP, Address: n.cfg.IP.String()})
 	}
 	s.Addresses = append(s.Addresses, v1.NodeAddress{Type: v1.NodeHostName, Address: n.cfg.Name})
+	s.Features = &v1.NodeFeatures{SupplementalGroupsPolicy: ptr.To(true)}
 	s.DaemonEndpoints.KubeletEndpoint.Port = n.cfg.Port
 	s.NodeInfo = n.info()
 	s.RuntimeHandlers = n.cfg.Handlers

@@ -24,8 +24,11 @@ type envInput struct {
 	podIPs      []netip.Addr
 	nodeIP      netip.Addr
 	nodeName    string
+	hostname    string // the pod's own name, as the kernel tells it
 	allocatable v1.ResourceList
 	tty         bool
+	// volumeDir is where a volume of the pod is, for fileKeyRef.
+	volumeDir func(volume string) (string, error)
 }
 
 // environ is an ordered set of variables: a later one replaces an earlier one
@@ -63,7 +66,7 @@ func buildEnv(ctx context.Context, in envInput) (lines []string, vars map[string
 	if _, ok := base.value["PATH"]; !ok {
 		base.set("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 	}
-	base.set("HOSTNAME", hostname(in.pod, in.nodeName))
+	base.set("HOSTNAME", in.hostname)
 	if in.tty {
 		base.set("TERM", "xterm")
 	}
@@ -172,6 +175,8 @@ func envValue(ctx context.Context, in envInput, e v1.EnvVar, vars map[string]str
 			return "", false, fmt.Errorf("couldn't find key %v in Secret %v/%v", r.Key, in.pod.Namespace, r.Name)
 		}
 		return string(v), have, nil
+	case src.FileKeyRef != nil:
+		return fileValue(in, src.FileKeyRef)
 	}
 	return "", false, fmt.Errorf("environment variable %s: source is not supported", e.Name)
 }
@@ -246,7 +251,7 @@ func isTrue(b *bool) bool { return b != nil && *b }
 
 // hostname is what the pod calls itself.
 func hostname(pod *v1.Pod, nodeName string) string {
-	if h := pod.Spec.HostnameOverride; h != nil {
+	if h := pod.Spec.HostnameOverride; h != nil && *h != "" {
 		return *h
 	}
 	if pod.Spec.HostNetwork {
@@ -278,9 +283,10 @@ func ownName(pod *v1.Pod, nodeName, domain string) (string, error) {
 	return f, nil
 }
 
-// fqdn is the pod's full name when it has a subdomain, else "".
+// fqdn is the pod's full name when it has a subdomain, else "". A host name
+// that overrides stands alone (PodSpec.hostnameOverride).
 func fqdn(pod *v1.Pod, domain string) string {
-	if pod.Spec.Subdomain == "" || pod.Spec.HostNetwork {
+	if pod.Spec.Subdomain == "" || pod.Spec.HostNetwork || pod.Spec.HostnameOverride != nil && *pod.Spec.HostnameOverride != "" {
 		return ""
 	}
 	return hostname(pod, "") + "." + pod.Spec.Subdomain + "." + pod.Namespace + ".svc." + domain

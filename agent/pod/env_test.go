@@ -104,16 +104,18 @@ func TestBuildEnv(t *testing.T) {
 		{"missing from", []v1.EnvFromSource{{SecretRef: &v1.SecretEnvSource{LocalObjectReference: ref("no")}}}, nil, nil, `secrets "no" not found`},
 		{"fields", nil, []v1.EnvVar{
 			{Name: "NS", ValueFrom: field("metadata.namespace")}, {Name: "IP", ValueFrom: field("status.podIP")}, {Name: "NODE", ValueFrom: field("spec.nodeName")},
-			{Name: "HOST", ValueFrom: field("status.hostIP")}, {Name: "L", ValueFrom: field("metadata.labels['l']")},
-		}, []string{"NS=ns", "IP=10.0.0.9", "NODE=n1", "HOST=192.0.2.1", "L=v"}, ""},
+			{Name: "HOST", ValueFrom: field("status.hostIP")}, {Name: "HOSTS", ValueFrom: field("status.hostIPs")}, {Name: "IPS", ValueFrom: field("status.podIPs")},
+			{Name: "NAME", ValueFrom: field("metadata.name")}, {Name: "UID", ValueFrom: field("metadata.uid")}, {Name: "SA", ValueFrom: field("spec.serviceAccountName")},
+			{Name: "NONE", ValueFrom: field("metadata.annotations['none']")}, {Name: "L", ValueFrom: field("metadata.labels['l']")},
+		}, []string{"NS=ns", "IP=10.0.0.9", "NODE=n1", "HOST=192.0.2.1", "HOSTS=192.0.2.1", "IPS=10.0.0.9", "NAME=p", "UID=u", "SA=web", "NONE=", "L=v"}, ""},
 		{"unknown field", nil, []v1.EnvVar{{Name: "A", ValueFrom: field("spec.nope")}}, nil, "unsupported fieldPath: spec.nope"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns", Labels: map[string]string{"l": "v"}}, Spec: v1.PodSpec{NodeName: "n1"}}
+			p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns", UID: "u", Labels: map[string]string{"l": "v"}}, Spec: v1.PodSpec{NodeName: "n1", ServiceAccountName: "web"}}
 			lines, _, err := buildEnv(t.Context(), envInput{
 				pod: p, container: &v1.Container{Name: "c", EnvFrom: tt.from, Env: tt.env}, image: []string{"PATH=/bin", "IMG=image"}, objects: objs,
-				podIPs: []netip.Addr{netip.MustParseAddr("10.0.0.9")}, nodeIP: netip.MustParseAddr("192.0.2.1"), nodeName: "n1",
+				podIPs: []netip.Addr{netip.MustParseAddr("10.0.0.9")}, nodeIP: netip.MustParseAddr("192.0.2.1"), nodeName: "n1", hostname: "p",
 			})
 			if tt.err != "" {
 				if err == nil || err.Error() != tt.err {
@@ -216,7 +218,7 @@ func TestIdentity(t *testing.T) {
 		{name: "strict groups", image: "web", pod: &v1.PodSecurityContext{SupplementalGroupsPolicy: ptr.To(v1.SupplementalGroupsPolicyStrict)}, uid: 33, gid: 44},
 		{name: "non-root image", image: "7", ctr: &v1.SecurityContext{RunAsNonRoot: ptr.To(true)}, uid: 7},
 		{name: "root image", pod: &v1.PodSecurityContext{RunAsNonRoot: ptr.To(true)}, err: `container has runAsNonRoot and image will run as root (pod: "p_ns(u)", container: c)`},
-		{name: "named image", image: "web", pod: &v1.PodSecurityContext{RunAsNonRoot: ptr.To(true)}, err: "container has runAsNonRoot and image has non-numeric user (web), cannot verify user is non-root"},
+		{name: "named image", image: "web", pod: &v1.PodSecurityContext{RunAsNonRoot: ptr.To(true)}, err: "container has runAsNonRoot and image has non-numeric user (web), cannot verify user is non-root (pod: \"p_ns(u)\", container: c)"},
 		{name: "root asked for", pod: &v1.PodSecurityContext{RunAsNonRoot: ptr.To(true), RunAsUser: ptr.To(int64(0))}, err: `container's runAsUser breaks non-root policy (pod: "p_ns(u)", container: c)`},
 	}
 	for _, tt := range tests {
@@ -234,26 +236,6 @@ func TestIdentity(t *testing.T) {
 				t.Errorf("%d:%d %v, %v", out.UID, out.GID, out.ExtraGIDs, err)
 			}
 		})
-	}
-}
-
-func TestCapabilities(t *testing.T) {
-	def := api.DefaultCapabilities()
-	caps := func(add, drop []v1.Capability) []string { return capabilities(&v1.Capabilities{Add: add, Drop: drop}) }
-	if got := capabilities(nil); !slices.Equal(got, def) {
-		t.Errorf("default: %v", got)
-	}
-	if got := caps(nil, []v1.Capability{"ALL"}); len(got) != 0 {
-		t.Errorf("drop ALL: %v", got)
-	}
-	if got := caps([]v1.Capability{"NET_BIND_SERVICE"}, []v1.Capability{"ALL"}); !slices.Equal(got, []string{"CAP_NET_BIND_SERVICE"}) {
-		t.Errorf("drop ALL, add one: %v", got)
-	}
-	if got := caps([]v1.Capability{"net_admin"}, []v1.Capability{"CAP_KILL"}); !slices.Contains(got, "CAP_NET_ADMIN") || slices.Contains(got, "CAP_KILL") {
-		t.Errorf("add and drop: %v", got)
-	}
-	if got := caps([]v1.Capability{"ALL"}, []v1.Capability{"SYS_ADMIN"}); len(got) != len(allCapabilities)-1 || slices.Contains(got, "CAP_SYS_ADMIN") {
-		t.Errorf("add ALL, drop one: %v", got)
 	}
 }
 
@@ -282,9 +264,17 @@ func TestOwnName(t *testing.T) {
 }
 
 func TestStopSignal(t *testing.T) {
-	for in, want := range map[string]int{"": 15, "SIGQUIT": 3, "int": 2, "9": 9, "SIGRTMIN+3": 37, "RTMAX-1": 63, "nonsense": 15} {
+	for in, want := range map[string]int{
+		"": 15, "SIGQUIT": 3, "int": 2, "9": 9, "SIGRTMIN": 34, "SIGRTMIN+3": 37, "RTMAX-1": 63, "SIGRTMAX": 64, "SIGCLD": 17, "SIGPOLL": 29, "SIGIOT": 6,
+		"nonsense": 15, "SIGRTMIN+31": 15, "SIGRTMIN+": 15, "SIGRTMAX--1": 15, "65": 15, "0": 15,
+	} {
 		if got := stopSignal(nil, in); got != want {
 			t.Errorf("%q: %d", in, got)
+		}
+	}
+	for n, want := range map[int]string{15: "SIGTERM", 6: "SIGABRT", 17: "SIGCHLD", 29: "SIGIO", 34: "SIGRTMIN", 49: "SIGRTMIN+15", 50: "SIGRTMAX-14", 64: "SIGRTMAX", 33: ""} {
+		if got := signalName(n); got != want {
+			t.Errorf("%d: %q, want %q", n, got, want)
 		}
 	}
 	own := v1.SIGUSR1

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,9 +13,11 @@ import (
 	"github.com/clusterd/clusterd/agent/podmon/api"
 )
 
-// Bounds of a termination message.
+// Bounds of termination messages, in bytes and lines: of one file, of all
+// containers of a pod, and of what is taken from a log.
 const (
 	maxMessage      = 4096
+	maxMessages     = 12 << 10
 	maxLogMessage   = 2048
 	maxMessageLines = 80
 )
@@ -25,12 +28,25 @@ func instanceOf(st api.ContainerStatus) *Instance {
 	i := &Instance{
 		ID: c.ID, SandboxID: c.SandboxID, Attempt: c.Attempt, Recorded: true,
 		Hash: c.Labels[labelHash], Image: c.Labels[labelImage], ImageID: c.Labels[labelImageID],
-		Running: st.State == api.StateRunning,
+		Running:    st.State == api.StateRunning,
+		StopSignal: c.Labels[labelSignal],
+		User:       userOf(c),
 	}
 	if st.StartedAt > 0 {
 		i.StartedAt = time.Unix(0, st.StartedAt)
 	}
 	return i
+}
+
+// userOf is whom a container's first process runs as. The groups hold its
+// own one too, as getgroups(2) of a shell's login would tell.
+func userOf(c api.Container) *v1.ContainerUser {
+	groups := []int64{int64(c.GID)}
+	for _, g := range c.ExtraGIDs {
+		groups = append(groups, int64(g))
+	}
+	slices.Sort(groups)
+	return &v1.ContainerUser{Linux: &v1.LinuxContainerUser{UID: int64(c.UID), GID: int64(c.GID), SupplementalGroups: slices.Compact(groups)}}
 }
 
 // exited takes an exit into the instance.

@@ -12,10 +12,14 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
+// managedHosts opens an /etc/hosts that the node writes. Programs and the
+// conformance tests know the file by this line.
+const managedHosts = "# Kubernetes-managed hosts file.\n"
+
 // hostsFile is the text of a pod's /etc/hosts.
 func hostsFile(pod *v1.Pod, ips []netip.Addr, domain string) string {
 	var b strings.Builder
-	b.WriteString("# Written by clusterd for this pod.\n" +
+	b.WriteString(managedHosts +
 		"127.0.0.1\tlocalhost\n" +
 		"::1\tlocalhost ip6-localhost ip6-loopback\n" +
 		"fe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n")

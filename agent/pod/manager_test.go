@@ -819,6 +819,60 @@ func TestPostStart(t *testing.T) {
 	})
 }
 
+// TestHooks: hooks that sleep are waited for, but none longer than the pod's
+// grace period; one that fails is told and stops nothing.
+func TestHooks(t *testing.T) {
+	inBubble(t, func(n *node) {
+		hook := func(name string, grace int64, post, pre *v1.LifecycleHandler) {
+			c := ctr(name)
+			c.Lifecycle = &v1.Lifecycle{PostStart: post, PreStop: pre}
+			p := testPod(name, v1.RestartPolicyNever, c)
+			p.Spec.TerminationGracePeriodSeconds = &grace
+			n.create(p)
+		}
+		tcp := &v1.LifecycleHandler{TCPSocket: &v1.TCPSocketAction{}}
+		sleep := func(s int64) *v1.LifecycleHandler { return &v1.LifecycleHandler{Sleep: &v1.SleepAction{Seconds: s}} }
+		hook("tcp", 30, nil, tcp)
+		hook("nap", 30, sleep(2), sleep(3))
+		hook("none", 30, sleep(0), sleep(0))
+		hook("long", 30, nil, sleep(20))
+		n.after(time.Second)
+		if s := n.get("nap").Status.ContainerStatuses[0]; s.State.Running != nil {
+			t.Errorf("running before its postStart sleep is over: %+v", s)
+		}
+		n.after(5 * time.Second)
+		for _, name := range []string{"tcp", "nap", "none", "long"} {
+			if s := n.get(name).Status.ContainerStatuses[0]; s.State.Running == nil {
+				t.Errorf("%s: %+v", name, s.State)
+			}
+		}
+		for name, grace := range map[string]int64{"tcp": 30, "nap": 30, "none": 30, "long": 5} {
+			n.delete(name, grace)
+		}
+		n.after(time.Second)
+		if n.get("none") != nil || n.get("tcp") != nil {
+			t.Error("a pod waits for a hook that is over")
+		}
+		n.after(time.Second)
+		if n.get("nap") == nil {
+			t.Error("the sleep before the stop was not waited for")
+		}
+		n.after(2 * time.Second)
+		if n.get("nap") != nil || n.get("long") == nil {
+			t.Error("a sleep of 3 s lasts longer, or one of 20 s ends before its pod's 5 s are over")
+		}
+		n.after(3 * time.Second)
+		if n.get("long") != nil {
+			t.Error("a sleep of 20 s outlasts its pod's 5 s")
+		}
+		for _, e := range []string{"PreStopHook failed: sleep of 20 s did not end within 5s", "PreStopHook failed: tcpSocket is not supported"} {
+			if !n.events.has(e) {
+				t.Errorf("no event %q in %v", e, n.events.list)
+			}
+		}
+	})
+}
+
 func TestProbes(t *testing.T) {
 	inBubble(t, func(n *node) {
 		var mu sync.Mutex
@@ -1066,6 +1120,9 @@ func TestImageStopSignal(t *testing.T) {
 		n.stop()
 		n.start()
 		n.after(time.Second)
+		if got := n.get("p").Status.ContainerStatuses[0].StopSignal; got == nil || *got != v1.SIGUSR1 {
+			t.Errorf("the status tells of stop signal %v", got)
+		}
 		n.delete("p", 30)
 		n.after(time.Second)
 		if !slices.Contains(n.runtime.Calls(), "signal a 10") {

@@ -225,6 +225,10 @@ type Instance struct {
 	// PreStopDone: the preStop hook has been run.
 	PreStopDone bool
 	StopCause   StopCause
+	// StopSignal is what stops it, "SIGTERM"; "": not known.
+	StopSignal string
+	// User is whom it runs as; nil: not known.
+	User *v1.ContainerUser
 	// Applied is what its cgroup holds.
 	Applied v1.ResourceRequirements
 }

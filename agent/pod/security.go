@@ -29,7 +29,10 @@ func security(out *api.Container, pod *v1.Pod, c *v1.Container, seccompRoot stri
 	out.Privileged = isTrue(sc.Privileged)
 	out.ReadonlyRootfs = isTrue(sc.ReadOnlyRootFilesystem)
 	out.NoNewPrivileges = sc.AllowPrivilegeEscalation != nil && !*sc.AllowPrivilegeEscalation
-	out.Capabilities = capabilities(sc.Capabilities)
+	var err error
+	if out.Capabilities, err = capabilities(sc.Capabilities); err != nil {
+		return err
+	}
 	if out.Privileged {
 		out.Seccomp = "Unconfined"
 	} else {
@@ -41,82 +44,33 @@ func security(out *api.Container, pod *v1.Pod, c *v1.Container, seccompRoot stri
 		if p == nil {
 			p = psc.SeccompProfile
 		}
-		switch {
-		case p == nil || p.Type == v1.SeccompProfileTypeRuntimeDefault:
-			out.Seccomp = "RuntimeDefault"
-		case p.Type == v1.SeccompProfileTypeUnconfined:
-			out.Seccomp = "Unconfined"
-		case p.Type == v1.SeccompProfileTypeLocalhost && p.LocalhostProfile != nil:
-			if !filepath.IsLocal(*p.LocalhostProfile) {
-				return fmt.Errorf("seccomp profile %q must be a path below %s", *p.LocalhostProfile, seccompRoot)
-			}
-			out.Seccomp = filepath.Join(seccompRoot, *p.LocalhostProfile)
-			if _, err := os.Stat(out.Seccomp); err != nil {
-				return fmt.Errorf("cannot load seccomp profile %q: %w", *p.LocalhostProfile, err)
-			}
+		if out.Seccomp, err = seccompProfile(p, seccompRoot); err != nil {
+			return err
 		}
-	}
-	aa := sc.AppArmorProfile
-	if aa == nil {
-		aa = psc.AppArmorProfile
-	}
-	if aa != nil && aa.Type == v1.AppArmorProfileTypeLocalhost {
-		if _, err := os.Stat("/sys/module/apparmor"); err != nil {
-			return errors.New("cannot enforce AppArmor: AppArmor is not enabled on the host")
-		}
-		return errors.New("cannot enforce AppArmor: Localhost profiles are not supported by this node")
 	}
 	return nil
 }
 
-// capabilities is the default set with the spec's changes.
-func capabilities(c *v1.Capabilities) []string {
-	set := api.DefaultCapabilities()
-	if c == nil {
-		return set
+// seccompProfile names a container's system call filter to podmon: the
+// runtime's own unless the spec says otherwise.
+func seccompProfile(p *v1.SeccompProfile, root string) (string, error) {
+	switch {
+	case p == nil || p.Type == v1.SeccompProfileTypeRuntimeDefault:
+		return "RuntimeDefault", nil
+	case p.Type == v1.SeccompProfileTypeUnconfined:
+		return "Unconfined", nil
+	case p.Type != v1.SeccompProfileTypeLocalhost || p.LocalhostProfile == nil:
+		return "", createError{fmt.Errorf("seccompProfile.type %q: want RuntimeDefault, Unconfined, or Localhost with a localhostProfile", p.Type)}
+	case !filepath.IsLocal(*p.LocalhostProfile):
+		return "", createError{fmt.Errorf("seccompProfile.localhostProfile %q: want a path below %s", *p.LocalhostProfile, root)}
 	}
-	name := func(c v1.Capability) string {
-		s := strings.ToUpper(string(c))
-		if s == "ALL" || strings.HasPrefix(s, "CAP_") {
-			return s
-		}
-		return "CAP_" + s
+	file := filepath.Join(root, *p.LocalhostProfile)
+	if st, err := os.Stat(file); err != nil {
+		return "", createError{fmt.Errorf("seccompProfile.localhostProfile %q: %w: put the profile there on this node", *p.LocalhostProfile, err)}
+	} else if !st.Mode().IsRegular() {
+		return "", createError{fmt.Errorf("seccompProfile.localhostProfile %q: %s is not a file", *p.LocalhostProfile, file)}
 	}
-	drop := func(list []string, n string) []string {
-		return slices.DeleteFunc(list, func(have string) bool { return have == n })
-	}
-	for _, d := range c.Drop {
-		if name(d) == "ALL" {
-			set = nil
-		}
-	}
-	for _, a := range c.Add {
-		if name(a) == "ALL" {
-			set = append([]string(nil), allCapabilities...)
-		}
-	}
-	for _, a := range c.Add {
-		if n := name(a); n != "ALL" && !slices.Contains(set, n) {
-			set = append(set, n)
-		}
-	}
-	for _, d := range c.Drop {
-		if n := name(d); n != "ALL" {
-			set = drop(set, n)
-		}
-	}
-	return set
-}
-
-// allCapabilities in the kernel's order, capability(7).
-var allCapabilities = []string{
-	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID",
-	"CAP_SETUID", "CAP_SETPCAP", "CAP_LINUX_IMMUTABLE", "CAP_NET_BIND_SERVICE", "CAP_NET_BROADCAST", "CAP_NET_ADMIN",
-	"CAP_NET_RAW", "CAP_IPC_LOCK", "CAP_IPC_OWNER", "CAP_SYS_MODULE", "CAP_SYS_RAWIO", "CAP_SYS_CHROOT", "CAP_SYS_PTRACE",
-	"CAP_SYS_PACCT", "CAP_SYS_ADMIN", "CAP_SYS_BOOT", "CAP_SYS_NICE", "CAP_SYS_RESOURCE", "CAP_SYS_TIME",
-	"CAP_SYS_TTY_CONFIG", "CAP_MKNOD", "CAP_LEASE", "CAP_AUDIT_WRITE", "CAP_AUDIT_CONTROL", "CAP_SETFCAP",
-	"CAP_MAC_OVERRIDE", "CAP_MAC_ADMIN", "CAP_SYSLOG", "CAP_WAKE_ALARM", "CAP_BLOCK_SUSPEND", "CAP_AUDIT_READ",
-	"CAP_PERFMON", "CAP_BPF", "CAP_CHECKPOINT_RESTORE",
+	return file, nil
 }
 
 // identity decides the user and groups: the spec's numbers before the image's
@@ -142,13 +96,14 @@ func identity(out *api.Container, pod *v1.Pod, c *v1.Container, imageUser, rootf
 		name, _, _ := strings.Cut(imageUser, ":")
 		if nonRoot && name != "" {
 			if _, perr := strconv.Atoi(name); perr != nil {
-				return fmt.Errorf("container has runAsNonRoot and image has non-numeric user (%s), cannot verify user is non-root", name)
+				return fmt.Errorf("container has runAsNonRoot and image has non-numeric user (%s), cannot verify user is non-root (pod: \"%s_%s(%s)\", container: %s)",
+					name, pod.Name, pod.Namespace, pod.UID, c.Name)
 			}
 		}
 		id, err = lookup(rootfs, imageUser)
 	}
 	if err != nil {
-		return err
+		return createError{err}
 	}
 	if nonRoot && id.uid == 0 {
 		if user != nil {

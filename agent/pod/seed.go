@@ -9,6 +9,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
 )
@@ -161,6 +162,7 @@ func instanceFromAPI(told v1.ContainerStatus, t *v1.ContainerStateTerminated) *I
 		ID: strings.TrimPrefix(t.ContainerID, ContainerIDPrefix), SandboxID: lostSandbox, Attempt: uint32(told.RestartCount),
 		Image: told.Image, ImageID: told.ImageID, StartedAt: t.StartedAt.Time, FinishedAt: t.FinishedAt.Time,
 		ExitCode: t.ExitCode, Signal: t.Signal, Reason: t.Reason, Message: t.Message,
+		User: told.User, StopSignal: string(ptr.Deref(told.StopSignal, "")),
 	}
 }
 

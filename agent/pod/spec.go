@@ -18,6 +18,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/volume"
 )
 
 // Labels on sandboxes and containers: what the agent has to find again after
@@ -28,6 +29,7 @@ const (
 	labelImage   = "image"   // container: the reference in the spec
 	labelImageID = "imageID" // container
 	labelBackOff = "backoff" // container: delay before the next start, a Go duration
+	labelSignal  = "signal"  // container: what stops it, "SIGTERM"
 	labelMessage = "message" // container: host path of the termination message
 	labelIPs     = "ips"     // sandbox: comma-separated addresses
 	labelGrace   = "grace"   // sandbox: terminationGracePeriodSeconds
@@ -55,15 +57,42 @@ type buildInput struct {
 	target    string // the container whose processes it is to see, "": its own
 }
 
+// createError marks what is wrong with a container on this node (a profile that
+// is not there, an unknown capability or user): CreateContainerError. Other
+// faults of a spec are of what it refers to: CreateContainerConfigError.
+type createError struct{ error }
+
+func (e createError) Unwrap() error { return e.error }
+
+// buildReason is the status's word for an error of buildContainer.
+func buildReason(err error) string {
+	if errors.As(err, new(createError)) || errors.Is(err, volume.ErrImageVolume) {
+		return reasonCreateContainer
+	}
+	return "CreateContainerConfigError"
+}
+
 // buildContainer translates a container of the API into podmon's message, and
 // makes the files and folders it names.
 func (m *Manager) buildContainer(ctx context.Context, in buildInput) (api.Container, error) {
 	c, pod := in.container, in.pod
 	node := m.cfg.Node()
 	cfg := in.img.Config
+	if v := forbiddenContainerMAC(c, pod.Annotations[appArmorAnnotation+c.Name]); v != nil {
+		return api.Container{}, createError{errors.New(v.Message)} // an ephemeral one: others were seen when the pod came
+	}
+	name, err := ownName(pod, m.cfg.NodeName, m.cfg.ClusterDomain)
+	if err != nil {
+		return api.Container{}, err
+	}
 	lines, vars, err := buildEnv(ctx, envInput{
 		pod: pod, container: c, image: cfg.Env, objects: m.cfg.Objects, services: in.services, podIPs: in.sandbox.IPs,
 		nodeIP: m.cfg.NodeIP, nodeName: m.cfg.NodeName, allocatable: node.Status.Allocatable, tty: c.TTY,
+		hostname: name,
+		volumeDir: func(of string) (string, error) {
+			dir, _, err := m.cfg.Volumes.Source(pod, of)
+			return dir, err
+		},
 	})
 	if err != nil {
 		return api.Container{}, err
@@ -74,14 +103,16 @@ func (m *Manager) buildContainer(ctx context.Context, in buildInput) (api.Contai
 		Resources: containerResources(c.Resources), OOMScoreAdj: oomScoreAdj(pod, c, node.Status.Capacity.Memory().Value()),
 		Labels: map[string]string{
 			labelHash: Hash(c), labelImage: c.Image, labelImageID: imageID(in.img), labelBackOff: in.backOff.String(),
+			labelSignal: signalName(stopSignal(c, cfg.StopSignal)),
 		},
 	}
 	if c.WorkingDir != "" {
-		out.Cwd = Expand(c.WorkingDir, vars)
+		out.Cwd = c.WorkingDir
+		if !filepath.IsAbs(out.Cwd) {
+			return out, createError{fmt.Errorf("workingDir %q: must be an absolute path", out.Cwd)}
+		}
 	}
-	if out.Cwd == "" {
-		out.Cwd = "/"
-	}
+	out.Cwd = filepath.Join("/", out.Cwd)
 	if out.Args, err = argv(c, cfg.Entrypoint, cfg.Cmd, vars); err != nil {
 		return out, err
 	}
@@ -142,7 +173,7 @@ func argv(c *v1.Container, entrypoint, cmd []string, vars map[string]string) ([]
 		out = append(append(out, entrypoint...), cmd...)
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("no command specified: neither the container nor its image %q names one", c.Image)
+		return nil, createError{fmt.Errorf("no command specified: neither the container nor its image %q names one", c.Image)}
 	}
 	return out, nil
 }

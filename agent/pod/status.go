@@ -84,6 +84,8 @@ func BuildStatus(d Desired, o Observed, old *v1.PodStatus, nodeIP netip.Addr, no
 		st.EphemeralContainerStatuses = append(st.EphemeralContainerStatuses, b.container(&c, KindEphemeral, "ContainerCreating"))
 	}
 
+	shareMessages(st)
+
 	st.Phase = b.phase(initDone)
 	if terminal(st.Phase) {
 		b.neverRan(st)
@@ -99,6 +101,26 @@ func BuildStatus(d Desired, o Observed, old *v1.PodStatus, nodeIP netip.Addr, no
 	}
 	b.conditions(st, initDone)
 	return st
+}
+
+// shareMessages gives each container an equal part of what a pod may say of its
+// ends, as the API's documentation of terminationMessagePath promises.
+func shareMessages(st *v1.PodStatus) {
+	lists := [][]v1.ContainerStatus{st.InitContainerStatuses, st.ContainerStatuses, st.EphemeralContainerStatuses}
+	containers := 0
+	for _, list := range lists {
+		containers += len(list)
+	}
+	part := maxMessages / max(containers, 1)
+	for _, list := range lists {
+		for i := range list {
+			for _, t := range []*v1.ContainerStateTerminated{list[i].State.Terminated, list[i].LastTerminationState.Terminated} {
+				if t != nil && len(t.Message) > part {
+					t.Message = strings.ToValidUTF8(t.Message[:part], "")
+				}
+			}
+		}
+	}
 }
 
 // neverRan puts the statuses of an ended pod's containers right that never
@@ -226,7 +248,10 @@ func (b *builder) container(spec *v1.Container, kind Kind, idle string) v1.Conta
 		st.StopSignal = spec.Lifecycle.StopSignal
 	}
 	if c.Now != nil {
-		st.ImageID = c.Now.ImageID
+		st.ImageID, st.User = c.Now.ImageID, c.Now.User
+		if c.Now.StopSignal != "" {
+			st.StopSignal = ptr.To(v1.Signal(c.Now.StopSignal))
+		}
 		if c.Now.ID != "" {
 			st.ContainerID = ContainerIDPrefix + c.Now.ID
 		}

@@ -6,10 +6,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/clusterd/clusterd/agent/podmon/api"
 )
 
 func (w *world) status(at time.Duration) *v1.PodStatus {
@@ -130,6 +133,37 @@ func TestConditions(t *testing.T) {
 }
 
 // TestSeedAfterBoot: what was running before a boot is told as lost.
+// TestMessagesShare: the messages of a pod's containers have a bound together.
+func TestMessagesShare(t *testing.T) {
+	long := strings.Repeat("é", 3000)
+	w := newWorld(v1.RestartPolicyNever, []string{"i"}, []string{"a", "b", "c"}).up().exited("i", 1)
+	w.o.Containers["i"].Now.Message, w.o.Containers["i"].Last = long, &Instance{Message: "short"}
+	s := w.status(0).InitContainerStatuses[0]
+	if got := s.State.Terminated.Message; len(got) != 12<<10/4 || !strings.HasPrefix(long, got) {
+		t.Errorf("%d bytes of one message among four containers", len(got))
+	}
+	if s.LastTerminationState.Terminated.Message != "short" {
+		t.Errorf("%+v", s.LastTerminationState.Terminated)
+	}
+}
+
+// TestUser: the status tells whom a container runs as, also when only the API
+// remembers it.
+func TestUser(t *testing.T) {
+	want := &v1.ContainerUser{Linux: &v1.LinuxContainerUser{UID: 1000, GID: 3000, SupplementalGroups: []int64{3000, 4000}}}
+	w := newWorld(v1.RestartPolicyAlways, nil, []string{"a"}).up().running("a")
+	w.o.Containers["a"].Now.User = userOf(api.Container{UID: 1000, GID: 3000, ExtraGIDs: []uint32{4000, 3000}})
+	st := w.status(0)
+	if d := cmp.Diff(want, st.ContainerStatuses[0].User); d != "" {
+		t.Error(d)
+	}
+	w.d.Pod.Status = *st
+	o := seed(w.d.Pod, Records{}, t0, nil)
+	if d := cmp.Diff(want, o.Containers["a"].Now.User); d != "" {
+		t.Error(d)
+	}
+}
+
 func TestSeedAfterBoot(t *testing.T) {
 	w := newWorld(v1.RestartPolicyAlways, []string{"i"}, []string{"a"})
 	w.d.Pod.Status = v1.PodStatus{

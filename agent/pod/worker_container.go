@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/podmon/api"
-	"github.com/clusterd/clusterd/agent/volume"
 )
 
 // pull makes the container's image present, as the pull policy says.
@@ -293,10 +291,7 @@ func (m *Manager) startInstance(ctx, run context.Context, in buildInput) (st api
 	msg, err := m.buildContainer(ctx, in)
 	if err != nil {
 		unmount()
-		if errors.Is(err, volume.ErrImageVolume) {
-			return st, reasonCreateContainer, err
-		}
-		return st, "CreateContainerConfigError", err
+		return st, buildReason(err), err
 	}
 	if m.cfg.CPUs != nil {
 		set, own := m.cpusOf(in.pod, in.container.Name)
@@ -318,6 +313,9 @@ func (m *Manager) startInstance(ctx, run context.Context, in buildInput) (st api
 	if err != nil {
 		if run.Err() == nil { // else the next agent finds what has become of it
 			unmount()
+		}
+		if isCode(err, api.CodeInvalid) {
+			return st, reasonCreateContainer, err
 		}
 		return st, "RunContainerError", err
 	}
@@ -500,54 +498,4 @@ func (m *Manager) endInstance(ctx context.Context, id string, signal int, grace 
 		}
 		timer.Reset(killPatience)
 	}
-}
-
-// signals by name, without SIG.
-var signals = map[string]int{
-	"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "TRAP": 5, "ABRT": 6, "BUS": 7, "FPE": 8, "KILL": 9, "USR1": 10, "SEGV": 11,
-	"USR2": 12, "PIPE": 13, "ALRM": 14, "TERM": 15, "STKFLT": 16, "CHLD": 17, "CONT": 18, "STOP": 19, "TSTP": 20, "TTIN": 21,
-	"TTOU": 22, "URG": 23, "XCPU": 24, "XFSZ": 25, "VTALRM": 26, "PROF": 27, "WINCH": 28, "IO": 29, "PWR": 30, "SYS": 31,
-}
-
-const (
-	sigTerm = 15
-	sigKill = 9
-)
-
-// imageSignal is the stop signal of the image of the container's instance. An
-// agent that has found the instance asks the store for it.
-func (w *worker) imageSignal(c *Container) string {
-	if img, ok := w.images[c.Name]; ok {
-		return img.Config.StopSignal
-	}
-	img, _, err := w.m.cfg.Images.Get(c.Now.Image)
-	if err != nil {
-		klog.FromContext(w.ctx).Info("Stop signal of an image is not known, SIGTERM it is", "image", c.Now.Image, "err", err)
-	}
-	return img.Config.StopSignal
-}
-
-// stopSignal is the spec's, the image's, or SIGTERM.
-func stopSignal(spec *v1.Container, image string) int {
-	name := image
-	if spec != nil && spec.Lifecycle != nil && spec.Lifecycle.StopSignal != nil {
-		name = string(*spec.Lifecycle.StopSignal)
-	}
-	if n, err := strconv.Atoi(name); err == nil && n > 0 && n <= 64 {
-		return n
-	}
-	name = strings.TrimPrefix(strings.ToUpper(name), "SIG")
-	if n, ok := signals[name]; ok {
-		return n
-	}
-	var n int
-	switch {
-	case strings.HasPrefix(name, "RTMIN+"):
-		n, _ = strconv.Atoi(name[len("RTMIN+"):])
-		return 34 + n
-	case strings.HasPrefix(name, "RTMAX-"):
-		n, _ = strconv.Atoi(name[len("RTMAX-"):])
-		return 64 - n
-	}
-	return sigTerm
 }

@@ -113,21 +113,18 @@ func (m *Manager) runHook(ctx context.Context, h *v1.LifecycleHandler, t probe.T
 		}
 		return nil
 	case h.HTTPGet != nil:
-		code, _, err := m.cfg.Probes.HTTP(ctx, h.HTTPGet, t)
-		if err != nil {
-			return err
-		}
-		if code >= 400 {
-			return fmt.Errorf("HTTP request answered with status %d", code)
-		}
-		return nil
+		// Any answer will do: a hook tells something, it does not ask.
+		_, _, err := m.cfg.Probes.HTTP(ctx, h.HTTPGet, t)
+		return err
 	case h.Sleep != nil:
 		select {
 		case <-time.After(time.Duration(h.Sleep.Seconds) * time.Second):
 			return nil
 		case <-ctx.Done():
-			return ctx.Err()
+			return fmt.Errorf("sleep of %d s did not end within %s", h.Sleep.Seconds, deadline)
 		}
+	case h.TCPSocket != nil:
+		return errors.New("tcpSocket is not supported as a lifecycle hook: use exec, httpGet or sleep")
 	}
 	return errors.New("hook without an action")
 }

@@ -61,6 +61,14 @@ func (s *Supervisor) startContainer(ctx context.Context, spec api.Container) (ap
 	if err := validContainer(spec); err != nil {
 		return api.ContainerStatus{}, err
 	}
+	// What the node's files or the spec have wrong is told before anything is
+	// made: it is no run of the container.
+	if _, err := seccompFilter(&spec); err != nil {
+		return api.ContainerStatus{}, err
+	}
+	if _, err := capabilities(&spec); err != nil {
+		return api.ContainerStatus{}, err
+	}
 	sb, err := s.runningSandbox(spec.SandboxID)
 	if err != nil {
 		return api.ContainerStatus{}, err

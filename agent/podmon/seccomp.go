@@ -1,18 +1,12 @@
 package podmon
 
 import (
-	"encoding/json"
-	"errors"
-	"fmt"
-	"os"
 	"runtime"
 	"slices"
 	"sync"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/opencontainers/runc/libcontainer/configs"
-	"github.com/opencontainers/runc/libcontainer/seccomp"
-	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 )
 
@@ -26,103 +20,7 @@ func seccompFilter(spec *api.Container) (*configs.Seccomp, error) {
 	case !isHostPath(spec.Seccomp):
 		return nil, invalidf("seccomp profile %q: want RuntimeDefault, Unconfined or an absolute path", spec.Seccomp)
 	}
-	return localSeccomp(spec.Seccomp)
-}
-
-// profileFile is a profile in the widespread JSON form: the OCI runtime's, with
-// architectures, includes and excludes as container engines add them.
-type profileFile struct {
-	specs.LinuxSeccomp
-	ArchMap  []struct{ Architecture specs.Arch } `json:"archMap"`
-	Syscalls []profileRule                       `json:"syscalls"`
-}
-
-type profileRule struct {
-	specs.LinuxSyscall
-	Name     string        `json:"name"`
-	Includes profileFilter `json:"includes"`
-	Excludes profileFilter `json:"excludes"`
-}
-
-type profileFilter struct {
-	Caps   []string `json:"caps"`
-	Arches []string `json:"arches"`
-}
-
-func localSeccomp(path string) (*configs.Seccomp, error) {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("seccomp profile: %w", err)
-	}
-	var f profileFile
-	if err := json.Unmarshal(b, &f); err != nil {
-		return nil, fmt.Errorf("seccomp profile %s: %w", path, err)
-	}
-	cfg, err := f.filter()
-	if err != nil {
-		return nil, fmt.Errorf("seccomp profile %s: %w", path, err)
-	}
-	return cfg, nil
-}
-
-// filter says a profile in libcontainer's words.
-func (f *profileFile) filter() (*configs.Seccomp, error) {
-	if f.ListenerPath != "" {
-		return nil, errors.New("a listener is not supported")
-	}
-	action, err := seccomp.ConvertStringToAction(string(f.DefaultAction))
-	if err != nil {
-		return nil, err
-	}
-	out := &configs.Seccomp{DefaultAction: action, DefaultErrnoRet: f.DefaultErrnoRet, Flags: f.Flags}
-	for _, a := range f.Architectures {
-		arch, err := seccomp.ConvertStringToArch(string(a))
-		if err != nil {
-			return nil, err
-		}
-		out.Architectures = append(out.Architectures, arch)
-	}
-	for _, r := range f.Syscalls {
-		if !r.applies() {
-			continue
-		}
-		if r.Name != "" {
-			r.Names = append(r.Names, r.Name)
-		}
-		if err := r.add(out); err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
-}
-
-func (r *profileRule) add(out *configs.Seccomp) error {
-	action, err := seccomp.ConvertStringToAction(string(r.Action))
-	if err != nil {
-		return err
-	}
-	var args []*configs.Arg
-	for _, a := range r.Args {
-		op, err := seccomp.ConvertStringToOperator(string(a.Op))
-		if err != nil {
-			return err
-		}
-		args = append(args, &configs.Arg{Index: a.Index, Value: a.Value, ValueTwo: a.ValueTwo, Op: op})
-	}
-	for _, name := range r.Names {
-		out.Syscalls = append(out.Syscalls, &configs.Syscall{Name: name, Action: action, ErrnoRet: r.ErrnoRet, Args: args})
-	}
-	return nil
-}
-
-// applies leaves out rules bound to other machines, and those that open more to
-// a container with further capabilities: a profile of the user's is not widened.
-func (r profileRule) applies() bool {
-	arch := map[string]string{"amd64": "amd64", "arm64": "arm64"}[runtime.GOARCH]
-	if len(r.Includes.Arches) > 0 && !slices.Contains(r.Includes.Arches, arch) {
-		return false
-	}
-	return len(r.Includes.Caps) == 0 && !slices.Contains(r.Excludes.Arches, arch)
+	return localSeccomp(spec.Seccomp, spec.Capabilities)
 }
 
 // defaultSeccomp is RuntimeDefault for a container with these capabilities:

@@ -1,6 +1,7 @@
 package runtime_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/runtime"
 )
 
 func TestRootHowContainersEnd(t *testing.T) {
@@ -43,8 +45,6 @@ func TestRootHowContainersEnd(t *testing.T) {
 		"mount-source-missing": {change: func(c *api.Container) {
 			c.Mounts = []api.Mount{{Source: n.dir + "/none", Destination: "/etc/x"}}
 		}, code: 128, error: n.dir + "/none"},
-		"unknown-capability":   {change: func(c *api.Container) { c.Capabilities = []string{"CAP_NONE"} }, code: 128, error: `unknown capability "CAP_NONE"`},
-		"seccomp-file-missing": {change: func(c *api.Container) { c.Seccomp = "/none.json" }, code: 128, error: "seccomp profile"},
 		"user": {change: func(c *api.Container) {
 			c.UID, c.GID, c.ExtraGIDs = 1000, 1000, []uint32{5, 7}
 			c.Args = []string{"box", "id"}
@@ -113,6 +113,8 @@ func TestRootRefusedRequests(t *testing.T) {
 		"no command":           {start(func(c *api.Container) { c.Args = nil }), api.CodeInvalid},
 		"relative root":        {start(func(c *api.Container) { c.Rootfs = "x" }), api.CodeInvalid},
 		"relative mount":       {start(func(c *api.Container) { c.Mounts = []api.Mount{{Source: "/", Destination: "x"}} }), api.CodeInvalid},
+		"unknown capability":   {start(func(c *api.Container) { c.Capabilities = []string{"CAP_NONE"} }), api.CodeInvalid},
+		"no such profile":      {start(func(c *api.Container) { c.Seccomp = "/none.json" }), api.CodeInvalid},
 		"sandbox exists":       {create(func(s *api.Sandbox) { s.ID = "p" }), api.CodeExists},
 		"cgroup climbs":        {create(func(s *api.Sandbox) { s.CgroupParent = "/a/../../b" }), api.CodeInvalid},
 		"root cgroup":          {create(func(s *api.Sandbox) { s.CgroupParent = "/" }), api.CodeInvalid},
@@ -255,17 +257,66 @@ func TestRootSecurityAsTheKernelSeesIt(t *testing.T) {
 	if !strings.Contains(string(ours), "CapBnd:\t"+all["CapEff"]) || all["Seccomp"] != "0" {
 		t.Errorf("privileged: effective %s, seccomp %s", all["CapEff"], all["Seccomp"])
 	}
-	profile := filepath.Join(n.dir, "profile.json")
-	err = os.WriteFile(profile, []byte(`{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["sethostname","uname"],"action":"SCMP_ACT_ERRNO","errnoRet":7}]}`), 0o600)
-	if err != nil {
-		t.Fatal(err)
+}
+
+// TestRootLocalSeccomp: a profile of a file is in force from the first
+// instruction, in a container and in what is executed there, whether it may
+// gain privileges or not.
+func TestRootLocalSeccomp(t *testing.T) {
+	n := newNode(t)
+	n.sandbox("p")
+	profile := func(text string) string {
+		file := filepath.Join(n.dir, "profile.json")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
 	}
-	local := n.spec("p", "local", "hostname")
-	local.Seccomp = profile
-	n.run(local)
-	if out := n.output(local); !strings.Contains(out, "argument list too long") && strings.Contains(out, "<nil>") {
-		// Reading a file, not uname, is how Go learns it: the profile at least must load.
-		t.Logf("hostname under a local profile: %s", out)
+	// As engines write them: other machines, system calls of no kernel, rules
+	// for containers with more capabilities.
+	denies := profile(`{
+		"defaultAction": "SCMP_ACT_ALLOW",
+		"archMap": [
+			{"architecture": "SCMP_ARCH_X86_64", "subArchitectures": ["SCMP_ARCH_X86", "SCMP_ARCH_X32"]},
+			{"architecture": "SCMP_ARCH_AARCH64", "subArchitectures": ["SCMP_ARCH_ARM"]}
+		],
+		"syscalls": [
+			{"names": ["unshare", "no_such_call"], "action": "SCMP_ACT_ERRNO", "errnoRet": 95, "excludes": {"caps": ["CAP_SYS_ADMIN"]}},
+			{"names": ["sethostname"], "action": "SCMP_ACT_LOG"},
+			{"names": ["write"], "action": "SCMP_ACT_KILL", "includes": {"caps": ["CAP_SYS_BOOT"]}},
+			{"names": ["mount"], "action": "SCMP_ACT_ERRNO", "args": [{"index": 3, "value": 0, "op": "SCMP_CMP_EQ"}]}
+		]
+	}`)
+	for id, gains := range map[string]bool{"tight": false, "loose": true} {
+		spec := n.spec("p", id, "unshare")
+		spec.Seccomp, spec.NoNewPrivileges = denies, !gains
+		if st := n.run(spec); st.ExitCode == 0 || !strings.Contains(n.output(spec), "operation not supported") {
+			t.Errorf("%s: unshare: %+v: %s", id, st, n.output(spec))
+		}
+		spec = n.spec("p", id+"-mount", "mount")
+		spec.Seccomp, spec.NoNewPrivileges, spec.Capabilities = denies, !gains, []string{"CAP_SYS_ADMIN"}
+		if st := n.run(spec); st.ExitCode == 0 || !strings.Contains(n.output(spec), "operation not permitted") {
+			t.Errorf("%s: mount: %+v: %s", id, st, n.output(spec))
+		}
+		spec = n.spec("p", id+"-exec", "sleep")
+		spec.Seccomp, spec.NoNewPrivileges = denies, !gains
+		n.start(spec)
+		var out bytes.Buffer
+		code, err := n.client.Exec(n.ctx, api.Exec{ContainerID: spec.ID, Args: []string{"/bin/box", "unshare"}, HasStdout: true, HasStderr: true}, runtime.ExecIO{Stdout: &out, Stderr: &out})
+		if err != nil || code == 0 || !strings.Contains(out.String(), "operation not supported") {
+			t.Errorf("%s: exec: %d, %v: %s", id, code, err, out.String())
+		}
+	}
+	kills := n.spec("p", "kills", "unshare")
+	kills.Seccomp = profile(`{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["unshare"], "action": "SCMP_ACT_KILL_PROCESS"}]}`)
+	if st := n.run(kills); st.Signal != int(syscall.SIGSYS) {
+		t.Errorf("a process that the filter is to kill: %+v", st)
+	}
+	bad := n.spec("p", "bad", "true")
+	bad.Seccomp = profile(`{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["read"], "action": "SCMP_ACT_MAYBE"}]}`)
+	var e *api.Error
+	if _, err := n.client.StartContainer(n.ctx, bad); !errors.As(err, &e) || e.Code != api.CodeInvalid || !strings.Contains(e.Message, bad.Seccomp+`: syscalls[0].action: unknown action "SCMP_ACT_MAYBE"`) {
+		t.Errorf("a wrong profile: %v", err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -296,6 +297,25 @@ func TestValidatePod(t *testing.T) {
 			"spec.terminationGracePeriodSeconds: Invalid value: -1: must be greater than or equal to 0",
 			"spec.activeDeadlineSeconds: Invalid value: 0: must be between 1 and 2147483647, inclusive",
 		}},
+		{"stop signal without a system", inContainer(func(c *corev1.Container) { c.Lifecycle = &corev1.Lifecycle{StopSignal: ptr.To(corev1.SIGUSR1)} }),
+			[]string{"spec.containers[0].lifecycle.stopSignal: Forbidden: may not be set for containers with empty `spec.os.name`"}},
+		{"stop signal that is none", func(p *corev1.Pod) {
+			p.Spec.OS = &corev1.PodOS{Name: corev1.Linux}
+			p.Spec.Containers[0].Lifecycle = &corev1.Lifecycle{StopSignal: ptr.To(corev1.Signal("SIGHALT"))}
+		}, []string{`spec.containers[0].lifecycle.stopSignal: Unsupported value: "SIGHALT": supported values: "SIGABRT"`}},
+		{"stop signal", func(p *corev1.Pod) {
+			p.Spec.OS = &corev1.PodOS{Name: corev1.Linux}
+			p.Spec.Containers[0].Lifecycle = &corev1.Lifecycle{StopSignal: ptr.To(corev1.SIGRTMINPLUS15)}
+		}, nil},
+		{"host name overridden and more", func(p *corev1.Pod) {
+			p.Spec.HostnameOverride, p.Spec.SetHostnameAsFQDN, p.Spec.HostNetwork = ptr.To("A"+strings.Repeat("a", 64)), ptr.To(true), true
+		}, []string{
+			`spec.hostnameOverride: Invalid value: "A` + strings.Repeat("a", 64) + `": a lowercase RFC 1123 subdomain`,
+			"spec.hostnameOverride: Too long: may not be more than 64 bytes",
+			`spec.hostnameOverride: Invalid value: "A` + strings.Repeat("a", 64) + "\": may not be specified when `setHostnameAsFQDN` is true",
+			`spec.hostnameOverride: Invalid value: "A` + strings.Repeat("a", 64) + "\": may not be specified when `hostNetwork` is true",
+		}},
+		{"host name overridden", func(p *corev1.Pod) { p.Spec.HostnameOverride = ptr.To("a.b.example") }, nil},
 		{"names", func(p *corev1.Pod) { p.Spec.Hostname, p.Spec.NodeName = "a.b", "N1" }, []string{
 			`spec.hostname: Invalid value: "a.b": must not contain dots`,
 			`spec.nodeName: Invalid value: "N1": a lowercase RFC 1123 subdomain`,

@@ -160,6 +160,7 @@ func validateNames(spec *corev1.PodSpec, path *field.Path) field.ErrorList {
 			errs = append(errs, check.Text(path.Child(name.field), name.value, name.rule)...)
 		}
 	}
+	errs = append(errs, validateHostnameOverride(spec, path)...)
 	if spec.RuntimeClassName != nil {
 		errs = append(errs, check.Text(path.Child("runtimeClassName"), *spec.RuntimeClassName, check.Subdomain)...)
 	}
@@ -189,6 +190,29 @@ func validateNames(spec *corev1.PodSpec, path *field.Path) field.ErrorList {
 	}
 	if spec.OS != nil {
 		errs = append(errs, check.OneOf(path.Child("os", "name"), spec.OS.Name, corev1.Linux, corev1.Windows)...)
+	}
+	return errs
+}
+
+// maxHostname is how long a host name may be in Linux.
+const maxHostname = 64
+
+// validateHostnameOverride: the name is the kernel's, and nothing else may
+// decide it.
+func validateHostnameOverride(spec *corev1.PodSpec, path *field.Path) field.ErrorList {
+	if spec.HostnameOverride == nil || *spec.HostnameOverride == "" {
+		return nil
+	}
+	name := *spec.HostnameOverride
+	errs := check.Text(path.Child("hostnameOverride"), name, check.Subdomain)
+	if len(name) > maxHostname {
+		errs = append(errs, field.TooLong(path.Child("hostnameOverride"), name, maxHostname))
+	}
+	if spec.SetHostnameAsFQDN != nil && *spec.SetHostnameAsFQDN {
+		errs = append(errs, field.Invalid(path.Child("hostnameOverride"), name, "may not be specified when `setHostnameAsFQDN` is true"))
+	}
+	if spec.HostNetwork {
+		errs = append(errs, field.Invalid(path.Child("hostnameOverride"), name, "may not be specified when `hostNetwork` is true"))
 	}
 	return errs
 }

@@ -36,11 +36,40 @@ func validateHooks(c *corev1.Container, spec *corev1.PodSpec, at *field.Path) fi
 		if l.PreStop != nil {
 			errs = append(errs, validateLifecycleHandler(l.PreStop, spec, at.Child("preStop"))...)
 		}
-		if l.StopSignal != nil && spec.OS == nil {
-			errs = append(errs, field.Forbidden(at.Child("stopSignal"), "may not be set for containers with empty `spec.os.name`"))
+		if l.StopSignal != nil {
+			errs = append(errs, validateStopSignal(*l.StopSignal, spec.OS, at.Child("stopSignal"))...)
 		}
 	}
 	return errs
+}
+
+// validateStopSignal: which signals there are depends on the system.
+func validateStopSignal(signal corev1.Signal, os *corev1.PodOS, at *field.Path) field.ErrorList {
+	switch {
+	case os == nil:
+		return field.ErrorList{field.Forbidden(at, "may not be set for containers with empty `spec.os.name`")}
+	case os.Name == corev1.Windows:
+		return check.OneOf(at, signal, corev1.SIGTERM, corev1.SIGKILL)
+	}
+	return check.OneOf(at, signal, linuxSignals()...)
+}
+
+// linuxSignals are those that the API knows of Linux.
+func linuxSignals() []corev1.Signal {
+	out := []corev1.Signal{
+		corev1.SIGABRT, corev1.SIGALRM, corev1.SIGBUS, corev1.SIGCHLD, corev1.SIGCLD, corev1.SIGCONT, corev1.SIGFPE, corev1.SIGHUP,
+		corev1.SIGILL, corev1.SIGINT, corev1.SIGIO, corev1.SIGIOT, corev1.SIGKILL, corev1.SIGPIPE, corev1.SIGPOLL, corev1.SIGPROF,
+		corev1.SIGPWR, corev1.SIGQUIT, corev1.SIGSEGV, corev1.SIGSTKFLT, corev1.SIGSTOP, corev1.SIGSYS, corev1.SIGTERM, corev1.SIGTRAP,
+		corev1.SIGTSTP, corev1.SIGTTIN, corev1.SIGTTOU, corev1.SIGURG, corev1.SIGUSR1, corev1.SIGUSR2, corev1.SIGVTALRM,
+		corev1.SIGWINCH, corev1.SIGXCPU, corev1.SIGXFSZ, corev1.SIGRTMIN, corev1.SIGRTMAX,
+	}
+	for i := 1; i <= 15; i++ {
+		out = append(out, corev1.Signal(fmt.Sprintf("SIGRTMIN+%d", i)))
+	}
+	for i := 1; i <= 14; i++ {
+		out = append(out, corev1.Signal(fmt.Sprintf("SIGRTMAX-%d", i)))
+	}
+	return out
 }
 
 // wantOneSuccess: a container that runs need not prove it twice.
