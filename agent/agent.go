@@ -101,8 +101,8 @@ type Config struct {
 	// PodLogDir holds the containers' logs; default DataDir/log/pods. Folders
 	// of unknown pods are removed only from the default.
 	PodLogDir string
-	// ResolvConf is given to pods that are not to use cluster DNS; default
-	// /etc/resolv.conf.
+	// ResolvConf is given to pods that are not to use cluster DNS; default:
+	// see pod.Config.
 	ResolvConf string
 	// ClusterDNS are the cluster's name servers; empty: pods get ResolvConf.
 	ClusterDNS    []netip.Addr
@@ -168,9 +168,6 @@ func New(cfg Config) (*Agent, error) {
 	ownLogs := cfg.PodLogDir == ""
 	if ownLogs {
 		cfg.PodLogDir = filepath.Join(cfg.DataDir, "log", "pods")
-	}
-	if cfg.ResolvConf == "" {
-		cfg.ResolvConf = "/etc/resolv.conf"
 	}
 	if err := os.MkdirAll(cfg.DataDir, 0o755); err != nil {
 		return nil, fmt.Errorf("agent: %w", err)

@@ -49,6 +49,7 @@ import (
 	"github.com/clusterd/clusterd/agent/podnetwork"
 	"github.com/clusterd/clusterd/agent/pressure"
 	"github.com/clusterd/clusterd/agent/runtime"
+	"github.com/clusterd/clusterd/e2e/features"
 )
 
 // Root tests run the agent over real containers, images and networks, below
@@ -189,7 +190,8 @@ func (m *machine) start() {
 	a, err := agent.New(agent.Config{
 		NodeName: "n1", NodeIP: netip.MustParseAddr("192.0.2.1"), DataDir: m.dir, CgroupRoot: m.cgroup,
 		Client: m.api, Runtime: m.wrapRuntime(), Images: m.wrapImages(), Network: m.wrapNetwork(network), Version: "v1.37.0-test",
-		CPUs: m.cpus, Eviction: append([]pressure.Threshold{}, m.limits...),
+		ClusterDNS: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
+		CPUs:       m.cpus, Eviction: append([]pressure.Threshold{}, m.limits...),
 	})
 	if err != nil {
 		m.t.Fatal(err)
@@ -431,6 +433,7 @@ func (m *machine) delete(name string, grace int64) {
 }
 
 func TestRootPodServes(t *testing.T) {
+	features.Shows(t, 288)
 	m := newMachine(t)
 	if _, err := m.api.CoreV1().ConfigMaps("default").Create(t.Context(), &v1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: "conf", Namespace: "default"}, Data: map[string]string{"page": "one", "colour": "red"}}, metav1.CreateOptions{}); err != nil {
@@ -485,6 +488,10 @@ func TestRootPodServes(t *testing.T) {
 		if got := m.fetch(p, "/file?name="+file); want != "" && got != want {
 			t.Errorf("%s: %q, want %q", file, got, want)
 		}
+	}
+	if got := m.fetch(p, "/file?name=/etc/resolv.conf"); !strings.Contains(got, "nameserver 10.96.0.10\n") ||
+		!strings.HasPrefix(got, "search default.svc.cluster.local svc.cluster.local cluster.local") || !strings.Contains(got, "options ndots:5\n") {
+		t.Errorf("/etc/resolv.conf: %s", got)
 	}
 	if got := m.fetch(p, "/file?name=/etc/hosts"); !strings.Contains(got, p.Status.PodIP+"\tweb") {
 		t.Errorf("/etc/hosts: %s", got)

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -152,35 +151,6 @@ func TestArgv(t *testing.T) {
 	}
 	if _, err := argv(&v1.Container{Image: "i"}, nil, nil, nil); err == nil || !strings.Contains(err.Error(), "no command specified") {
 		t.Errorf("error %v", err)
-	}
-}
-
-func TestResolvConf(t *testing.T) {
-	host := "# mine\nnameserver 9.9.9.9\nsearch example.com\noptions timeout:2\n"
-	dns := []netip.Addr{netip.MustParseAddr("10.43.0.10")}
-	tests := []struct {
-		name string
-		spec v1.PodSpec
-		dns  []netip.Addr
-		want string
-	}{
-		{"cluster first", v1.PodSpec{DNSPolicy: v1.DNSClusterFirst}, dns, "search ns.svc.c.local svc.c.local c.local example.com\nnameserver 10.43.0.10\noptions ndots:5\n"},
-		{"no cluster DNS", v1.PodSpec{DNSPolicy: v1.DNSClusterFirst}, nil, "search example.com\nnameserver 9.9.9.9\noptions timeout:2\n"},
-		{"default", v1.PodSpec{DNSPolicy: v1.DNSDefault}, dns, "search example.com\nnameserver 9.9.9.9\noptions timeout:2\n"},
-		{"host network", v1.PodSpec{DNSPolicy: v1.DNSClusterFirst, HostNetwork: true}, dns, "search example.com\nnameserver 9.9.9.9\noptions timeout:2\n"},
-		{"with host network", v1.PodSpec{DNSPolicy: v1.DNSClusterFirstWithHostNet, HostNetwork: true}, dns, "search ns.svc.c.local svc.c.local c.local example.com\nnameserver 10.43.0.10\noptions ndots:5\n"},
-		{"none", v1.PodSpec{DNSPolicy: v1.DNSNone, DNSConfig: &v1.PodDNSConfig{Nameservers: []string{"1.1.1.1"}, Searches: []string{"a.b"}, Options: []v1.PodDNSConfigOption{{Name: "ndots", Value: ptr.To("2")}, {Name: "edns0"}}}}, dns,
-			"search a.b\nnameserver 1.1.1.1\noptions ndots:2 edns0\n"},
-		{"an option replaces", v1.PodSpec{DNSConfig: &v1.PodDNSConfig{Options: []v1.PodDNSConfigOption{{Name: "ndots", Value: ptr.To("2")}}}}, dns,
-			"search ns.svc.c.local svc.c.local c.local example.com\nnameserver 10.43.0.10\noptions ndots:2\n"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns"}, Spec: tt.spec}
-			if d := cmp.Diff(tt.want, podResolv(p, host, tt.dns, "c.local")); d != "" {
-				t.Error(d)
-			}
-		})
 	}
 }
 

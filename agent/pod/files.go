@@ -47,98 +47,9 @@ func hostAliases(pod *v1.Pod) string {
 	return b.String()
 }
 
-// resolv is the parts of a resolv.conf.
-type resolv struct {
-	servers, search, options []string
-}
-
-func parseResolv(text string) resolv {
-	var r resolv
-	for _, l := range strings.Split(text, "\n") {
-		f := strings.Fields(l)
-		if len(f) == 0 || strings.HasPrefix(f[0], "#") || strings.HasPrefix(f[0], ";") {
-			continue
-		}
-		switch f[0] {
-		case "nameserver":
-			if len(f) > 1 {
-				r.servers = append(r.servers, f[1])
-			}
-		case "search":
-			r.search = f[1:]
-		case "options":
-			r.options = append(r.options, f[1:]...)
-		}
-	}
-	return r
-}
-
-func (r resolv) String() string {
-	var b strings.Builder
-	if len(r.search) > 0 {
-		b.WriteString("search " + strings.Join(r.search, " ") + "\n")
-	}
-	for _, s := range r.servers {
-		b.WriteString("nameserver " + s + "\n")
-	}
-	if len(r.options) > 0 {
-		b.WriteString("options " + strings.Join(r.options, " ") + "\n")
-	}
-	return b.String()
-}
-
-// podResolv is the text of a pod's /etc/resolv.conf, by its dnsPolicy.
-func podResolv(pod *v1.Pod, host string, dns []netip.Addr, domain string) string {
-	policy := pod.Spec.DNSPolicy
-	cluster := len(dns) > 0 && (policy == v1.DNSClusterFirstWithHostNet ||
-		(policy == v1.DNSClusterFirst || policy == "") && !pod.Spec.HostNetwork)
-	hostConf := parseResolv(host)
-	var r resolv
-	switch {
-	case policy == v1.DNSNone:
-	case cluster:
-		for _, a := range dns {
-			r.servers = append(r.servers, a.String())
-		}
-		r.search = append([]string{pod.Namespace + ".svc." + domain, "svc." + domain, domain}, hostConf.search...)
-		r.options = []string{"ndots:5"}
-	default:
-		r = hostConf
-	}
-	if c := pod.Spec.DNSConfig; c != nil {
-		r.servers = unique(append(r.servers, c.Nameservers...))
-		r.search = unique(append(r.search, c.Searches...))
-		for _, o := range c.Options {
-			s := o.Name
-			if o.Value != nil && *o.Value != "" {
-				s += ":" + *o.Value
-			}
-			kept := r.options[:0:0]
-			for _, have := range r.options {
-				if n, _, _ := strings.Cut(have, ":"); n != o.Name {
-					kept = append(kept, have)
-				}
-			}
-			r.options = append(kept, s)
-		}
-	}
-	return r.String()
-}
-
-func unique(in []string) []string {
-	var out []string
-	seen := map[string]bool{}
-	for _, s := range in {
-		if !seen[s] {
-			seen[s] = true
-			out = append(out, s)
-		}
-	}
-	return out
-}
-
-// writePodFiles writes etc-hosts and resolv.conf into the pod's folder.
-func (m *Manager) writePodFiles(pod *v1.Pod, ips []netip.Addr) error {
+// writePodFiles writes etc-hosts and resolv.conf into the pod's folder. warn is
+// told what is not as the pod wants it.
+func (m *Manager) writePodFiles(pod *v1.Pod, ips []netip.Addr, warn func(reason, message string)) error {
 	dir := m.podDir(pod)
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return err
@@ -154,12 +65,15 @@ func (m *Manager) writePodFiles(pod *v1.Pod, ips []netip.Addr) error {
 	if err := os.WriteFile(filepath.Join(dir, "etc-hosts"), []byte(hosts), 0o644); err != nil {
 		return err
 	}
-	host, err := os.ReadFile(m.cfg.ResolvConf)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	host, err := hostResolv(m.cfg.ResolvConf)
+	if err != nil {
 		return err
 	}
-	text := podResolv(pod, string(host), m.cfg.ClusterDNS, m.cfg.ClusterDomain)
-	return os.WriteFile(filepath.Join(dir, "resolv.conf"), []byte(text), 0o644)
+	if m.cfg.Client == nil {
+		warn = func(string, string) {} // there is no cluster whose names it could want
+	}
+	conf := podResolv(pod, host, m.cfg.ClusterDNS, m.cfg.ClusterDomain, warn)
+	return os.WriteFile(filepath.Join(dir, "resolv.conf"), []byte(conf.String()), 0o644)
 }
 
 func (m *Manager) podDir(pod *v1.Pod) string { return filepath.Join(m.cfg.PodDir, string(pod.UID)) }

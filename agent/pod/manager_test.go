@@ -223,6 +223,9 @@ func TestPodRunsAndIsDeleted(t *testing.T) {
 		if got := n.runtime.Calls(); !slices.Equal(got, []string{"sandbox web 0", "start a", "start b"}) {
 			t.Errorf("calls %v", got)
 		}
+		if n.events.count("MissingClusterDNS") != 1 {
+			t.Errorf("a node without cluster DNS says so once: %v", n.events.list)
+		}
 		for _, e := range []string{"Pulled Container image", "Created", "Started"} {
 			if !n.events.has(e) {
 				t.Errorf("no event %q in %v", e, n.events.list)

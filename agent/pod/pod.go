@@ -131,8 +131,11 @@ type Config struct {
 	CgroupRoot string // "/clusterd-n1"
 
 	// ResolvConf is the host's; pods with dnsPolicy Default, and all pods
-	// when there is no cluster DNS, get its content.
-	ResolvConf    string
+	// when there is no cluster DNS, get its content. Default: /etc/resolv.conf,
+	// or the file behind it when that leads to systemd-resolved's own address.
+	ResolvConf string
+	// ClusterDNS are the addresses of the cluster's name servers, ClusterDomain
+	// what the names of Services end with; default "cluster.local".
 	ClusterDNS    []netip.Addr
 	ClusterDomain string
 

@@ -41,9 +41,16 @@ func (w *worker) createSandbox(attempt uint32) {
 	w.making = id
 	w.m.routeTo(id, w.uid)
 	w.background(sandboxDeadline, func(ctx context.Context) func() {
-		ips, left, err := w.m.createSandbox(ctx, pod, id, attempt)
+		var warnings []warning
+		warn := func(reason, message string) { warnings = append(warnings, warning{reason, message}) }
+		ips, left, err := w.m.createSandbox(ctx, pod, id, attempt, warn)
 		return func() {
 			w.making = ""
+			for _, n := range warnings {
+				if before == nil { // told once, not with every attempt
+					w.event(v1.EventTypeWarning, n.reason, "%s", n.message)
+				}
+			}
 			if left {
 				w.stray(id, false)
 			} else if err != nil {
@@ -73,9 +80,13 @@ func sandboxWords(reason string, err error) string {
 	return "Failed to create pod sandbox: " + err.Error()
 }
 
+// warning is something that the pod's owner should know and that stops nothing.
+type warning struct{ reason, message string }
+
 // createSandbox makes network, files and pause. What it made before it failed
-// is taken back; left says that podmon may still hold the sandbox.
-func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, attempt uint32) (ips sandboxIPs, left bool, err error) {
+// is taken back; left says that podmon may still hold the sandbox. warn is told
+// what is not as the pod wants it.
+func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, attempt uint32, warn func(reason, message string)) (ips sandboxIPs, left bool, err error) {
 	release, err := m.slot(ctx)
 	if err != nil {
 		return nil, false, err
@@ -109,7 +120,7 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, att
 			return nil, false, fmt.Errorf("host ports: %w", err)
 		}
 	}
-	if err := m.writePodFiles(pod, ips); err != nil {
+	if err := m.writePodFiles(pod, ips, warn); err != nil {
 		undo()
 		return nil, false, err
 	}

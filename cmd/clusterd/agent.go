@@ -79,7 +79,7 @@ func (m *Main) runAgent(ctx context.Context) error {
 		StaticDir:       m.cfg.staticPods(),
 		StaticURL:       m.cfg.StaticPodsURL,
 	}
-	if err := m.cfg.resources(&settings); err != nil {
+	if err := m.cfg.settings(&settings); err != nil {
 		return err
 	}
 	a, err := agent.New(settings)

@@ -76,6 +76,16 @@ type Config struct {
 	// AllowedUnsafeSysctls may be set by pods beside the safe ones: names and
 	// prefixes separated by commas, such as net.core.somaxconn,kernel.msg*.
 	AllowedUnsafeSysctls string `json:"allowedUnsafeSysctls,omitempty"`
+	// ClusterDNS are the addresses of the cluster's name servers, separated by
+	// commas, such as 10.96.0.10. Empty: pods ask those of the host.
+	ClusterDNS string `json:"clusterDNS,omitempty"`
+	// ClusterDomain is what the names of Services end with. The same value
+	// belongs on every node.
+	ClusterDomain string `json:"clusterDomain"`
+	// ResolvConf is the file of the host's name servers for pods that do not use
+	// the cluster's. Default: /etc/resolv.conf, or systemd-resolved's file of
+	// real servers where that names its stub alone.
+	ResolvConf string `json:"resolvConf,omitempty"`
 	// EvictionHard are the thresholds below which pods are ended at once, such
 	// as memory.available<100Mi,nodefs.available<10%; "none": never.
 	EvictionHard string `json:"evictionHard,omitempty"`
@@ -122,6 +132,8 @@ const (
 	DefaultPort        = 6443
 	DefaultClusterCIDR = "10.244.0.0/16"
 	DefaultServiceCIDR = "10.96.0.0/16"
+
+	defaultClusterDomain = "cluster.local"
 )
 
 func defaultConfig() Config {
@@ -135,6 +147,7 @@ func defaultConfig() Config {
 		MaxPods:       110,
 
 		CPUManagerPolicy: cpuPolicyNone,
+		ClusterDomain:    defaultClusterDomain,
 
 		StoreQuota:         "8Gi",
 		StoreHistoryAge:    Duration{time.Hour},
@@ -168,6 +181,9 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.DurationVar(&c.StoreHistoryAge.Duration, "store-history-age", c.StoreHistoryAge.Duration, "how long old states of objects are kept")
 	f.StringVar(&c.StoreHistorySize, "store-history-size", c.StoreHistorySize, "up to what size old states of objects are kept")
 	f.StringVar(&c.AllowedUnsafeSysctls, "allowed-unsafe-sysctls", c.AllowedUnsafeSysctls, "sysctls that pods may set beside the safe ones, such as net.core.somaxconn,kernel.msg*")
+	f.StringVar(&c.ClusterDNS, "cluster-dns", c.ClusterDNS, "addresses of the cluster's name servers, such as 10.96.0.10 (default: pods ask those of the host)")
+	f.StringVar(&c.ClusterDomain, "cluster-domain", c.ClusterDomain, "what the names of Services end with; the same on every node")
+	f.StringVar(&c.ResolvConf, "resolv-conf", c.ResolvConf, "file of the host's name servers for pods (default: /etc/resolv.conf, or the one behind systemd-resolved's stub)")
 	f.StringVar(&c.EvictionHard, "eviction-hard", c.EvictionHard, "below these thresholds pods are ended at once; none: never")
 	f.StringVar(&c.EvictionSoft, "eviction-soft", c.EvictionSoft, "thresholds that are borne for some time, such as memory.available<500Mi")
 	f.StringVar(&c.EvictionSoftGracePeriod, "eviction-soft-grace-period", c.EvictionSoftGracePeriod, "how long each soft threshold is borne, such as memory.available=90s")
@@ -275,6 +291,9 @@ func (c *Config) complete() error {
 		return fmt.Errorf("--max-pods %d: give a number between 1 and 10000", c.MaxPods)
 	}
 	if err := c.checkCPUs(); err != nil {
+		return err
+	}
+	if err := c.checkDNS(); err != nil {
 		return err
 	}
 	if _, err := c.eviction(); err != nil {

@@ -3,10 +3,14 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/cpuset"
 
 	"github.com/clusterd/clusterd/agent"
@@ -31,6 +35,47 @@ func (c *Config) checkCPUs() error {
 		}
 	default:
 		return fmt.Errorf("--cpu-manager-policy %q: none or static", c.CPUManagerPolicy)
+	}
+	return nil
+}
+
+// maxClusterDNS is how many name servers resolvers read, resolv.conf(5).
+const maxClusterDNS = 3
+
+// clusterDNS are the cluster's name servers, parsed.
+func (c *Config) clusterDNS() ([]netip.Addr, error) {
+	var out []netip.Addr
+	if c.ClusterDNS == "" {
+		return nil, nil
+	}
+	for text := range strings.SplitSeq(c.ClusterDNS, ",") {
+		a, err := netip.ParseAddr(strings.TrimSpace(text))
+		if err != nil || a.IsUnspecified() || a.Zone() != "" {
+			return nil, fmt.Errorf("--cluster-dns %q: give the address of the cluster's name server, or several separated by commas, such as 10.96.0.10", c.ClusterDNS)
+		}
+		out = append(out, a)
+	}
+	if len(out) > maxClusterDNS {
+		return nil, fmt.Errorf("--cluster-dns %q: resolvers read no more than %d servers: leave some out", c.ClusterDNS, maxClusterDNS)
+	}
+	return out, nil
+}
+
+func (c *Config) checkDNS() error {
+	if _, err := c.clusterDNS(); err != nil {
+		return err
+	}
+	if errs := validation.IsDNS1123Subdomain(c.ClusterDomain); len(errs) > 0 {
+		return fmt.Errorf("--cluster-domain %q: a domain without a dot at its end is required, such as %s", c.ClusterDomain, defaultClusterDomain)
+	}
+	if c.ResolvConf == "" {
+		return nil
+	}
+	if !filepath.IsAbs(c.ResolvConf) {
+		return fmt.Errorf("--resolv-conf %q: an absolute path is required, such as /etc/resolv.conf", c.ResolvConf)
+	}
+	if st, err := os.Stat(c.ResolvConf); err != nil || !st.Mode().IsRegular() {
+		return fmt.Errorf("--resolv-conf %q: there is no such file: name one in the form of /etc/resolv.conf, or leave the flag out", c.ResolvConf)
 	}
 	return nil
 }
@@ -86,15 +131,19 @@ func (c *Config) reservedCPU() resource.Quantity {
 	return *resource.NewQuantity(int64(set.Size()), resource.DecimalSI)
 }
 
-// resources puts what the configuration says of the node's resources into the
-// agent's.
-func (c *Config) resources(to *agent.Config) (err error) {
+// settings puts what the configuration says of the node's resources, name
+// servers and pods into the agent's.
+func (c *Config) settings(to *agent.Config) (err error) {
 	if to.Eviction, err = c.eviction(); err != nil {
 		return err
 	}
 	if to.Reserved, err = c.reserved(); err != nil {
 		return err
 	}
+	if to.ClusterDNS, err = c.clusterDNS(); err != nil {
+		return err
+	}
+	to.ClusterDomain, to.ResolvConf = c.ClusterDomain, c.ResolvConf
 	to.EvictionTransition = c.EvictionTransition.Duration
 	for name := range strings.SplitSeq(c.AllowedUnsafeSysctls, ",") {
 		if name = strings.TrimSpace(name); name != "" {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"maps"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/clusterd/clusterd/agent"
 	"github.com/clusterd/clusterd/raftstore"
 )
 
@@ -41,6 +43,23 @@ func TestConfigOrder(t *testing.T) {
 	}
 }
 
+func TestClusterDNS(t *testing.T) {
+	c, err := parse(t, "clusterDNS: 10.96.0.10\nclusterDomain: c.example\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var to agent.Config
+	if err := c.settings(&to); err != nil || !slices.Equal(to.ClusterDNS, []netip.Addr{netip.MustParseAddr("10.96.0.10")}) || to.ClusterDomain != "c.example" {
+		t.Errorf("%v, %s, %v", to.ClusterDNS, to.ClusterDomain, err)
+	}
+	if c, err = parse(t, "", "--cluster-dns=10.96.0.10, 2001:db8::53"); err != nil || c.ClusterDomain != "cluster.local" {
+		t.Fatal(c.ClusterDomain, err)
+	}
+	if got, err := c.clusterDNS(); err != nil || len(got) != 2 {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
 func TestConfigRefuses(t *testing.T) {
 	for _, tc := range []struct {
 		file string
@@ -63,6 +82,14 @@ func TestConfigRefuses(t *testing.T) {
 		{"", []string{"--cpu-manager-policy=static"}, "--reserved-cpus 0"},
 		{"", []string{"--reserved-cpus=a"}, `--reserved-cpus "a"`},
 		{"", []string{"--pod-pids-limit=-5"}, "--pod-pids-limit -5"},
+		{"", []string{"--cluster-dns=10.96.0.10,dns"}, `--cluster-dns "10.96.0.10,dns": give the address`},
+		{"", []string{"--cluster-dns=0.0.0.0"}, `--cluster-dns "0.0.0.0"`},
+		{"", []string{"--cluster-dns=10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4"}, "no more than 3 servers"},
+		{"clusterDNS: kube-dns\n", nil, `--cluster-dns "kube-dns"`},
+		{"", []string{"--cluster-domain=cluster.local."}, `--cluster-domain "cluster.local."`},
+		{"", []string{"--cluster-domain="}, `--cluster-domain ""`},
+		{"", []string{"--resolv-conf=resolv.conf"}, `--resolv-conf "resolv.conf": an absolute path`},
+		{"", []string{"--resolv-conf=/no/such"}, `--resolv-conf "/no/such": there is no such file`},
 		{"", []string{"--eviction-hard=memory.free<1Gi"}, `unknown signal "memory.free"`},
 		{"", []string{"--eviction-soft=memory.available<1Gi"}, "no grace period"},
 		{"", []string{"--eviction-transition=-1s"}, "--eviction-transition"},

@@ -117,7 +117,7 @@ func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives 
 			log.Log(context.Background(), level, e.Message, "reason", e.Reason, "kind", o.Kind, "object", o.Name, "field", o.FieldPath)
 		},
 	}
-	if err := cfg.resources(&settings); err != nil {
+	if err := cfg.settings(&settings); err != nil {
 		return err
 	}
 	a, err := agent.New(settings)
