@@ -2,6 +2,7 @@ package podmon
 
 import (
 	"context"
+	"errors"
 	"os"
 	"strconv"
 	"strings"
@@ -89,7 +90,7 @@ func giveFiles(p *libcontainer.Process, req api.Exec, files []*os.File) error {
 		}
 		f := files[0]
 		files = files[1:]
-		return f, nil
+		return f, makeBlocking(f)
 	}
 	stdin, err := next(req.HasStdin)
 	if err != nil {
@@ -114,6 +115,20 @@ func giveFiles(p *libcontainer.Process, req api.Exec, files []*os.File) error {
 		p.Stderr = stderr
 	}
 	return nil
+}
+
+// makeBlocking is done to what becomes a program's stdio: a program that does
+// not expect EAGAIN would take a slow reader or writer for an error. The client,
+// if it is written in Go, made its pipes non-blocking at both ends; the mode
+// belongs to each end, so the client's own keeps its.
+func makeBlocking(f *os.File) error {
+	rc, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var set error
+	err = rc.Control(func(fd uintptr) { set = unix.SetNonblock(int(fd), false) })
+	return errors.Join(err, set)
 }
 
 // holdExec takes hold of a started process and waits for its end. It gives a

@@ -40,6 +40,9 @@ func TestRootExec(t *testing.T) {
 	if _, _, code, err := run(api.Exec{}, "", "exit", "42"); code != 42 || err != nil {
 		t.Errorf("exit: %d %v", code, err)
 	}
+	if out, _, _, err := run(api.Exec{}, "x", "modes"); out != "0 blocks: true\n1 blocks: true\n2 blocks: true\n" || err != nil {
+		t.Errorf("modes: %q %v", out, err)
+	}
 	big := strings.Repeat("0123456789abcdef", 1<<16) // 1 MiB both ways
 	if out, _, code, err := run(api.Exec{}, big, "cat"); out != big || code != 0 || err != nil {
 		t.Errorf("cat: %d bytes, %d %v", len(out), code, err)

@@ -52,6 +52,11 @@ func main() {
 			}
 			os.Stdout.Write(b)
 		}
+	case "modes": // which of stdin, stdout, stderr block
+		for fd := range uintptr(3) {
+			flags, _, errno := syscall.Syscall(syscall.SYS_FCNTL, fd, syscall.F_GETFL, 0)
+			fmt.Println(fd, "blocks:", errno == 0 && flags&syscall.O_NONBLOCK == 0)
+		}
 	case "write":
 		if err := os.WriteFile(args[0], []byte(args[1]), 0o644); err != nil {
 			fail(err)
