@@ -220,7 +220,7 @@ func New(cfg Config) (*Agent, error) {
 		NodeName: cfg.NodeName, NodeIP: cfg.NodeIP, Node: a.node.Object, Client: cfg.Client,
 		Runtime: cfg.Runtime, Images: cfg.Images, Network: cfg.Network, Volumes: volume.New(volumes), Objects: a.objects,
 		Probes: prober, OnRuntime: a.node.Poke, Recorder: a.recorder,
-		PodDir: podDir, LogDir: cfg.PodLogDir, SweepLogs: ownLogs, CgroupRoot: cfg.CgroupRoot,
+		PodDir: podDir, EndedDir: filepath.Join(cfg.DataDir, "static-ended"), LogDir: cfg.PodLogDir, SweepLogs: ownLogs, CgroupRoot: cfg.CgroupRoot,
 		ResolvConf: cfg.ResolvConf, ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain,
 		PidsLimit: cfg.PidsLimit, CPUs: cfg.CPUs, UnsafeSysctls: cfg.UnsafeSysctls,
 		Refuse: func(p *v1.Pod) string { return pressure.Refuses(p, pod.QOS(p), a.guard.Under) }, Parallel: cfg.Parallel,

@@ -8,12 +8,13 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 
 	"k8s.io/utils/cpuset"
+
+	"github.com/clusterd/clusterd/agent/internal/durable"
 )
 
 // Config of a Manager.
@@ -191,34 +192,7 @@ func (m *Manager) save() error {
 	if err != nil {
 		return err
 	}
-	return replaceFile(m.cfg.File, b)
-}
-
-// replaceFile writes a file so that after a power cut it is the old or the
-// new one.
-func replaceFile(name string, b []byte) (err error) {
-	dir := filepath.Dir(name)
-	f, err := os.CreateTemp(dir, filepath.Base(name)+".*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			os.Remove(f.Name())
-		}
-	}()
-	_, err = f.Write(b)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err = os.Rename(f.Name(), name); err != nil {
-		return err
-	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return durable.ReplaceFile(m.cfg.File, b)
 }
 
 // bySize orders names by what they want, the most first, then by name.

@@ -97,7 +97,7 @@ const resync = time.Minute
 // no container is made twice; it removes what no pod claims only after the
 // API's list has been seen. Containers run on when it returns.
 func (m *Manager) Run(ctx context.Context) error {
-	for _, dir := range []string{m.cfg.PodDir, m.cfg.LogDir} {
+	for _, dir := range []string{m.cfg.PodDir, m.cfg.LogDir, m.cfg.EndedDir} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("pod folders: %w", err)
 		}
@@ -261,6 +261,7 @@ func (m *Manager) launch(w *worker) {
 			m.releaseLocked(w.uid)
 			delete(m.deferred, w.uid)
 			if w.static {
+				m.dropEnded(w.uid)
 				m.afterStatic(fullName(w.pod))
 			} else if !w.gone && !w.removed {
 				m.ended[w.uid] = true
@@ -316,6 +317,7 @@ func (m *Manager) settle(ctx context.Context) {
 	if err := m.sweepImageVolumes(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "Image volumes of pods that are no more stay mounted")
 	}
+	m.sweepEnded()
 }
 
 // sweepMounts unmounts root file systems whose container was never made.

@@ -124,6 +124,8 @@ type Config struct {
 
 	// PodDir holds one folder a pod: volumes, etc-hosts, termination logs.
 	PodDir string
+	// EndedDir holds the last statuses of static pods that have ended.
+	EndedDir string
 	// LogDir holds NS_NAME_UID/CONTAINER/N.log.
 	LogDir string
 	// SweepLogs: the folder is ours alone, folders of unknown pods are removed.

@@ -73,7 +73,7 @@ func (m *Manager) startStatic(pod *v1.Pod) {
 			return // afterStatic comes when it has ended
 		}
 	}
-	w := m.begin(pod, true)
+	w := m.begin(m.asEnded(pod), true)
 	w.mirror.pod = m.mirrors[fullName(pod)]
 	m.launch(w)
 }

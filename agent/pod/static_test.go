@@ -2,6 +2,8 @@ package pod_test
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -177,6 +179,100 @@ func TestStaticPodSurvives(t *testing.T) {
 		}
 		if starts := strings.Count(strings.Join(n.runtime.Calls(), " "), "start app"); starts != 2 {
 			t.Errorf("%d starts, want 2", starts)
+		}
+	})
+}
+
+// TestStaticPodStaysEnded: one that has ended for good is not run again by a new
+// agent, be there an API or not, until its file changes or goes and comes back.
+func TestStaticPodStaysEnded(t *testing.T) {
+	inStaticBubble(t, func(n *node) {
+		job := func(version string) *v1.Pod {
+			p := staticPod("job", version)
+			p.Spec.RestartPolicy = v1.RestartPolicyOnFailure
+			return p
+		}
+		never := staticPod("never", "1")
+		never.Spec.RestartPolicy = v1.RestartPolicyNever
+		never.Spec.Containers[0].Name = "fails"
+		starts := func(name string) int {
+			return strings.Count(strings.Join(n.runtime.Calls(), "\n")+"\n", "start "+name+"\n")
+		}
+		ended := func(name string, phase v1.PodPhase, code int32) {
+			t.Helper()
+			p := n.get(name)
+			if p == nil || p.Status.Phase != phase || len(p.Status.ContainerStatuses) != 1 {
+				t.Fatalf("mirror: %+v", p)
+			}
+			if s := p.Status.ContainerStatuses[0].State.Terminated; s == nil || s.ExitCode != code {
+				t.Errorf("state of %s: %+v", name, p.Status.ContainerStatuses[0].State)
+			}
+		}
+		n.reads(true, job("1"), never)
+		n.runtime.Exit("app", 1) // tried again
+		n.after(time.Minute)
+		n.runtime.Exit("app", 0)
+		n.runtime.Exit("fails", 3)
+		n.after(time.Minute)
+		ended("job-n1", v1.PodSucceeded, 0)
+		ended("never-n1", v1.PodFailed, 3)
+		for range 2 {
+			n.stop()
+			n.delete("job-n1", 0) // the API need not remember it
+			n.start()
+			n.reads(true, job("1"), never)
+			n.after(time.Minute)
+			ended("job-n1", v1.PodSucceeded, 0)
+			ended("never-n1", v1.PodFailed, 3)
+		}
+		if starts("app") != 2 || starts("fails") != 1 {
+			t.Errorf("%d and %d starts, want 2 and 1: %q", starts("app"), starts("fails"), n.runtime.Calls())
+		}
+		if s, c := n.runtime.Counts(); s+c > 0 {
+			t.Errorf("%d sandboxes and %d containers are left of what has ended", s, c)
+		}
+		n.reads(true, job("2"), never)
+		n.after(time.Minute)
+		if got := n.running(); !slices.Equal(got, []string{"job2"}) {
+			t.Errorf("running %v", got)
+		}
+		n.reads(true, job("2")) // never goes
+		n.after(time.Minute)
+		n.reads(true, job("2"), never)
+		n.after(time.Minute)
+		if got := n.running(); !slices.Equal(got, []string{"job2", "never1"}) {
+			t.Errorf("running %v", got)
+		}
+		n.stop()
+		n.start()
+		n.reads(true)
+		n.after(time.Minute)
+		if left, err := os.ReadDir(filepath.Join(n.dir, "ended")); err != nil || len(left) > 0 {
+			t.Errorf("left of static pods that are no more: %v %v", left, err)
+		}
+	})
+}
+
+// TestStaticPodEndedBefore reads the record as it was first shipped; one that
+// cannot be read does not keep a pod from running.
+func TestStaticPodEndedBefore(t *testing.T) {
+	inStaticBubble(t, func(n *node) {
+		for name, content := range map[string]string{
+			"done1.json": `{"version":1,"status":{"phase":"Failed","containerStatuses":[{"name":"app","state":{"terminated":{"exitCode":4,"reason":"Error"}},"lastState":{},"ready":false,"restartCount":0,"image":"app:1","imageID":""}]}}`,
+			"torn1.json": `{"version":1,"sta`,
+			"next1.json": `{"version":2,"status":{"phase":"Failed"}}`,
+		} {
+			if err := os.WriteFile(filepath.Join(n.dir, "ended", name), []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n.reads(true, staticPod("done", "1"), staticPod("torn", "1"), staticPod("next", "1"))
+		n.after(time.Second)
+		if got := n.running(); !slices.Equal(got, []string{"next1", "torn1"}) {
+			t.Errorf("running %v", got)
+		}
+		if st := n.get("done-n1").Status; st.Phase != v1.PodFailed || st.ContainerStatuses[0].State.Terminated.ExitCode != 4 {
+			t.Errorf("mirror of what has ended: %+v", st)
 		}
 	})
 }

@@ -67,6 +67,7 @@ type worker struct {
 	ran         bool              // the start metric was taken
 	status      statusState
 	mirror      mirrorState // of a static pod
+	end         endState    // of a static pod
 	fresh       refreshState
 	wg          sync.WaitGroup // operations under way
 }

@@ -45,8 +45,7 @@ func (w *worker) publish(now time.Time) (wake time.Time) {
 		w.m.release(w.uid)
 	}
 	if w.static {
-		// Its end waits for no API.
-		w.obs.StatusStored = true
+		w.obs.StatusStored = w.keepEnd(st) // its end waits for no API
 		return w.reflect(st, now)
 	}
 	same := sameStatus(st, w.status.stored)
