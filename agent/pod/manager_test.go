@@ -785,6 +785,68 @@ func TestGraceAndKill(t *testing.T) {
 	})
 }
 
+// TestSlowEndIsNamed: whatever the end of a pod waits for is in its status after
+// a second, and holds up no other pod.
+func TestSlowEndIsNamed(t *testing.T) {
+	inBubble(t, func(n *node) {
+		n.runtime.IgnoreTerm = func(c api.Container) bool { return c.Name != "quick" }
+		n.runtime.ExecFn = func(ctx context.Context, _ api.Exec, _ runtime.ExecIO) (int, error) {
+			<-ctx.Done()
+			return 0, ctx.Err()
+		}
+		n.network.SlowDetach = 10 * time.Second
+		hooked := ctr("hooked")
+		hooked.Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"hangs"}}}}
+		n.create(testPod("p", v1.RestartPolicyAlways, hooked, ctr("deaf")))
+		n.create(testPod("other", v1.RestartPolicyAlways, ctr("quick")))
+		n.after(time.Second)
+		says := func(want ...string) {
+			t.Helper()
+			p := n.get("p")
+			if p == nil {
+				t.Fatal("the pod is gone")
+			}
+			if p.Status.Reason != "Stopping" {
+				t.Errorf("reason %q", p.Status.Reason)
+			}
+			for _, w := range want {
+				if !strings.Contains(p.Status.Message, w) {
+					t.Errorf("message %q does not say %q", p.Status.Message, w)
+				}
+			}
+		}
+		n.delete("p", 20)
+		n.delete("other", 20)
+		n.after(2 * time.Second)
+		says("Stopping container hooked: running its preStop hook since ", ", at most until ",
+			"Stopping container deaf: waiting for it to end after its stop signal since ")
+		if p := n.get("other"); p.Status.Phase != v1.PodSucceeded && p.Status.Phase != v1.PodFailed {
+			t.Errorf("the other pod is held up: %+v", p.Status)
+		}
+		n.after(22 * time.Second)
+		says("Detaching its network since ")
+		if p := n.get("p"); p.Status.Phase != v1.PodFailed || strings.Contains(p.Status.Message, "Stopping container") {
+			t.Errorf("status %+v", p.Status)
+		}
+		n.after(10 * time.Second)
+		if n.get("p") != nil || n.get("other") != nil {
+			t.Error("still there")
+		}
+
+		// A pod that goes on says it without a reason, which would take the
+		// place of its phase in lists.
+		sick := ctr("sick")
+		sick.LivenessProbe = &v1.Probe{ProbeHandler: v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"false"}}}, PeriodSeconds: 1, TimeoutSeconds: 1, FailureThreshold: 1}
+		p := testPod("goes-on", v1.RestartPolicyAlways, sick)
+		p.Spec.TerminationGracePeriodSeconds = ptr.To(int64(60))
+		n.create(p)
+		n.after(10 * time.Second)
+		if st := n.get("goes-on").Status; st.Reason != "" || !strings.Contains(st.Message, "Stopping container sick: waiting for it to end") || st.Phase != v1.PodRunning {
+			t.Errorf("%s, reason %q, message %q", st.Phase, st.Reason, st.Message)
+		}
+	})
+}
+
 func TestPostStart(t *testing.T) {
 	features.Shows(t, 293)
 	inBubble(t, func(n *node) {

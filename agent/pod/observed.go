@@ -99,6 +99,9 @@ type Observed struct {
 	TearingDown bool
 	TornDown    bool
 	TeardownErr *Fault
+	// TeardownPart is what the teardown is at, since TeardownSince.
+	TeardownPart  string
+	TeardownSince time.Time
 	// Finishing is set while the API object is being deleted; Finished when
 	// that is done.
 	Finishing bool
@@ -122,7 +125,7 @@ const (
 
 // Sandbox is the pod's pause process and network as observed.
 type Sandbox struct {
-	Since   time.Time // when creating began
+	Since   time.Time // when creating or removing began
 	ID      string
 	State   SandboxState
 	Attempt uint32 // of the newest sandbox; the next one is Attempt+1 if Made
@@ -158,6 +161,7 @@ type Container struct {
 	Op        Op
 	OpSince   time.Time
 	StopGrace time.Duration // of the running OpStop
+	Stop      StopStage     // of the running OpStop
 
 	// ImageReady is set by a successful pull and consumed by the next start.
 	ImageReady bool
@@ -190,6 +194,13 @@ const (
 	StopPod       StopCause = "pod"       // the pod ends
 	StopResized   StopCause = "resized"   // its size changed, and its policy asks for a restart
 )
+
+// StopStage is how far a stop is.
+type StopStage struct {
+	Doing string    // what is waited for, "running the preStop hook"
+	Since time.Time // when that began
+	Until time.Time // when it is given up; zero: never
+}
 
 // Instance is one run of a container.
 type Instance struct {

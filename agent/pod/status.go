@@ -23,6 +23,9 @@ const errImagePullShown = 2 * time.Second
 // reasonKillPod is told of a pod that has ended and does not leave the node.
 const reasonKillPod = "FailedKillPod"
 
+// reasonStopping is told of a pod whose end takes long, with what it waits for.
+const reasonStopping = "Stopping"
+
 // slowAfter is how long an operation may take before the status names it.
 const slowAfter = time.Second
 
@@ -94,11 +97,12 @@ func BuildStatus(d Desired, o Observed, old *v1.PodStatus, nodeIP netip.Addr, no
 		st.Reason, st.Message = o.Verdict.Reason, o.Verdict.Message
 	} else if f := o.TeardownErr; f != nil {
 		st.Reason, st.Message = f.Reason, f.Message
-	} else if old.Phase == st.Phase && terminal(old.Phase) && old.Reason != reasonKillPod {
+	} else if old.Phase == st.Phase && terminal(old.Phase) && old.Reason != reasonKillPod && old.Reason != reasonStopping {
 		st.Reason, st.Message = old.Reason, old.Message
 	} else if st.Phase == v1.PodPending {
 		st.Reason, st.Message = b.pendingReason()
 	}
+	b.slowEnd(st)
 	b.conditions(st, initDone)
 	return st
 }
@@ -122,6 +126,46 @@ func shareMessages(st *v1.PodStatus) {
 		}
 	}
 }
+
+// slowEnd names what the end of the pod, or of one of its containers, waits for
+// once that has taken long. An ended pod's own reason stays.
+func (b *builder) slowEnd(st *v1.PodStatus) {
+	var parts []string
+	for _, spec := range allContainers(&b.d.Pod.Spec) {
+		c := b.o.Containers[spec.Name]
+		if c.Op != OpStop || c.Stop.Doing == "" || b.now.Sub(c.OpSince) < slowAfter {
+			continue
+		}
+		part := fmt.Sprintf("Stopping container %s: %s since %s", spec.Name, c.Stop.Doing, clock(c.Stop.Since))
+		if !c.Stop.Until.IsZero() {
+			part += ", at most until " + clock(c.Stop.Until)
+		}
+		parts = append(parts, part)
+	}
+	if b.o.TearingDown && b.o.TeardownErr == nil {
+		if part := b.slowSince(b.o.TeardownPart, b.o.TeardownSince); part != "" {
+			parts = append(parts, part)
+		}
+	}
+	if b.o.Sandbox.State == SandboxRemoving {
+		if part := b.slowSince("Removing the sandbox that has ended", b.o.Sandbox.Since); part != "" {
+			parts = append(parts, part)
+		}
+	}
+	if len(parts) == 0 || terminal(st.Phase) && st.Reason+st.Message != "" {
+		return
+	}
+	if st.Message != "" {
+		parts = append([]string{st.Message}, parts...)
+	}
+	st.Message = strings.Join(parts, "; ")
+	if st.Reason == "" && ending(b.d, b.o) {
+		st.Reason = reasonStopping
+	}
+}
+
+// clock is a time of day as messages tell it.
+func clock(t time.Time) string { return t.UTC().Format(time.TimeOnly) + " UTC" }
 
 // neverRan puts the statuses of an ended pod's containers right that never
 // ran: a pod of which none did has no container statuses at all, else such a
@@ -318,7 +362,7 @@ func (b *builder) slowSince(what string, since time.Time) string {
 	if b.now.Sub(since) < slowAfter {
 		return ""
 	}
-	return fmt.Sprintf("%s since %s UTC", what, since.UTC().Format(time.TimeOnly))
+	return what + " since " + clock(since)
 }
 
 // waiting says why the container is not running but will be; nil: it will not.

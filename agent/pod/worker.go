@@ -263,7 +263,7 @@ func (w *worker) operate(c *Container, kind Op, fn func(ctx context.Context) (ap
 				return
 			}
 			delete(w.ops, c.Name)
-			c.Op, c.StopGrace = OpNone, 0
+			c.Op, c.StopGrace, c.Stop = OpNone, 0, StopStage{}
 			apply()
 		})
 	})
@@ -392,8 +392,11 @@ func (w *worker) slowOps(now time.Time) (wake time.Time) {
 			named(v.Since)
 		}
 	}
-	if w.obs.Sandbox.State == SandboxCreating {
+	if s := w.obs.Sandbox.State; s == SandboxCreating || s == SandboxRemoving {
 		named(w.obs.Sandbox.Since)
+	}
+	if w.obs.TearingDown {
+		named(w.obs.TeardownSince)
 	}
 	if v := w.obs.Volumes; v.Busy && !v.Ready {
 		named(v.Since)

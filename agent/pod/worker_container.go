@@ -444,8 +444,17 @@ func (w *worker) stopContainer(c *Container, s Stop) {
 	if p := w.probes[i.ID]; p != nil {
 		p.stopLiveness()
 	}
+	begun := time.Now()
+	deadline := begun.Add(s.Grace)
 	w.operate(c, OpStop, func(ctx context.Context) func() {
-		deadline := time.Now().Add(s.Grace)
+		stage := func(doing string, until time.Time) {
+			now := time.Now()
+			w.send(func() {
+				if ctx.Err() == nil { // else another stop has taken its place
+					c.Stop = StopStage{doing, now, until}
+				}
+			})
+		}
 		if preStop != nil {
 			if err := w.m.runHook(ctx, preStop, target, s.Grace); err != nil && ctx.Err() == nil {
 				w.send(func() {
@@ -454,7 +463,9 @@ func (w *worker) stopContainer(c *Container, s Stop) {
 			}
 			w.send(func() { i.PreStopDone = true })
 		}
-		err := w.m.endInstance(ctx, i.ID, signal, max(time.Until(deadline), minGrace), exited)
+		grace := max(time.Until(deadline), minGrace)
+		stage(stopEnds, time.Now().Add(grace))
+		err := w.m.endInstance(ctx, i.ID, signal, grace, exited, func() { stage(stopKilled, time.Time{}) })
 		return func() {
 			if err != nil && i.Running {
 				w.event(v1.EventTypeWarning, "FailedKillPod", "error killing container %s of pod %s: %v", c.Name, klog.KObj(pod), err)
@@ -462,15 +473,25 @@ func (w *worker) stopContainer(c *Container, s Stop) {
 		}
 	})
 	c.StopGrace = s.Grace
+	if preStop != nil {
+		c.Stop = StopStage{stopPreStop, begun, deadline}
+	}
 }
+
+// What a stop waits for, for the status.
+const (
+	stopPreStop = "running its preStop hook"
+	stopEnds    = "waiting for it to end after its stop signal"
+	stopKilled  = "killed, but the kernel has not yet let go of its processes"
+)
 
 // killPatience is how long a killed process may take to be gone before it is
 // killed again.
 const killPatience = 10 * time.Second
 
 // endInstance signals and waits. It returns when the instance has exited, or
-// ctx has ended, or podmon refuses.
-func (m *Manager) endInstance(ctx context.Context, id string, signal int, grace time.Duration, exited <-chan struct{}) error {
+// ctx has ended, or podmon refuses; killed is called when the grace is over.
+func (m *Manager) endInstance(ctx context.Context, id string, signal int, grace time.Duration, exited <-chan struct{}, killed func()) error {
 	send := func(sig int, all bool) error {
 		ctx, cancel := context.WithTimeout(ctx, apiDeadline)
 		defer cancel()
@@ -496,6 +517,7 @@ func (m *Manager) endInstance(ctx context.Context, id string, signal int, grace 
 		if err := send(sigKill, true); err != nil {
 			return err
 		}
+		killed()
 		timer.Reset(killPatience)
 	}
 }

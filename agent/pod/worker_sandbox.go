@@ -247,7 +247,7 @@ func (m *Manager) endStray(ctx context.Context, id string, container bool) error
 
 // removeSandbox clears the way for another one.
 func (w *worker) removeSandbox(id string) {
-	w.obs.Sandbox.State = SandboxRemoving
+	w.obs.Sandbox.State, w.obs.Sandbox.Since = SandboxRemoving, time.Now()
 	before := w.obs.Sandbox.Err
 	w.event(v1.EventTypeNormal, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.")
 	w.background(sandboxDeadline, func(ctx context.Context) func() {
@@ -397,6 +397,7 @@ func (w *worker) onObject() {
 // teardown removes everything the node holds for the pod.
 func (w *worker) teardown() {
 	w.obs.TearingDown = true
+	w.teardownAt("Removing its containers")
 	before := w.obs.TeardownErr
 	var ids []string
 	for _, c := range w.obs.Containers {
@@ -414,7 +415,9 @@ func (w *worker) teardown() {
 		p.cancel()
 	}
 	w.background(teardownDeadline, func(ctx context.Context) func() {
-		err := w.m.teardown(ctx, string(w.uid), ids, sandboxes)
+		err := w.m.teardown(ctx, string(w.uid), ids, sandboxes, func(part string) {
+			w.send(func() { w.teardownAt(part) })
+		})
 		return func() {
 			w.obs.TearingDown = false
 			if err != nil {
@@ -438,9 +441,15 @@ func (w *worker) teardown() {
 	})
 }
 
+// teardownAt notes what the teardown is at, for the status.
+func (w *worker) teardownAt(part string) {
+	w.obs.TeardownPart, w.obs.TeardownSince = part, time.Now()
+}
+
 // teardown removes containers, sandboxes, network, mounts and folders of a
-// pod. Every part is tried; what is gone already is fine.
-func (m *Manager) teardown(ctx context.Context, uid string, containers, sandboxes []string) error {
+// pod, and tells at what it is. Every part is tried; what is gone already is
+// fine.
+func (m *Manager) teardown(ctx context.Context, uid string, containers, sandboxes []string, at func(part string)) error {
 	var errs []error
 	note := func(what string, err error) {
 		if err != nil && !isNotFound(err) {
@@ -450,13 +459,16 @@ func (m *Manager) teardown(ctx context.Context, uid string, containers, sandboxe
 	for _, id := range containers {
 		note("remove container", m.removeContainer(ctx, id))
 	}
+	at("Removing its sandbox")
 	for _, id := range sandboxes {
 		note("remove sandbox", m.cfg.Runtime.RemoveSandbox(ctx, id))
 	}
 	if len(errs) > 0 {
 		return errors.Join(errs...) // network and folders are still in use
 	}
+	at("Detaching its network")
 	note("detach network", m.cfg.Network.Detach(ctx, uid))
+	at("Unmounting its volumes")
 	note("unmount image volumes", m.cfg.Images.UnmountVolumes(ctx, uid))
 	note("remove volumes", m.cfg.Volumes.Teardown(ctx, volumeUID(uid)))
 	if len(errs) == 0 {
