@@ -77,6 +77,10 @@ test-vm: build image ## podmon's suite and clusterd on cgroup v2 alone, in an em
 features: build image ## the rows of docs/FEATURES.md that passing tests show
 	CLUSTERD_E2E=netns $(GO) run ./e2e/features/report
 
+.PHONY: conformance
+conformance: build image ## the rows of docs/CONFORMANCE.md that passing tests show
+	CLUSTERD_E2E=netns $(GO) run ./e2e/features/report -list conformance
+
 .PHONY: bench-line
 bench-line: build image ## from apply to Running, memory, start: JSON lines
 	$(GO) run ./bench/line

@@ -101,6 +101,7 @@ func TestE2EPod(t *testing.T) {
 	})
 	t.Run("QoS", func(t *testing.T) {
 		features.Shows(t, 239)
+		features.Conforms(t, 308)
 		both := pod("guaranteed", "sleep")
 		both.Spec.Containers[0].Resources.Limits = main.Resources.Limits
 		e.create(ns, both)
@@ -125,6 +126,7 @@ func TestE2EPod(t *testing.T) {
 	})
 	t.Run("logs", func(t *testing.T) {
 		features.Shows(t, 298)
+		features.Conforms(t, 289)
 		mustContain(t, "logs", e.ctl("-n", ns, "logs", "full", "-c", "main"), "hello from full, serving on :8080")
 		if got := e.ctl("-n", ns, "logs", "full", "-c", "main", "--tail=1", "--timestamps"); !strings.Contains(got, time.Now().UTC().Format("2006-")) {
 			t.Errorf("timestamps: %q", got)
@@ -153,6 +155,7 @@ func TestE2EPod(t *testing.T) {
 	})
 	t.Run("init containers run one after the other", func(t *testing.T) {
 		features.Shows(t, 214, 273)
+		features.Conforms(t, 285)
 		ip := pod("init", "sleep")
 		ip.Spec.InitContainers = []corev1.Container{
 			{Name: "first", Image: image, Args: []string{"exit", "0", "0.2"}},

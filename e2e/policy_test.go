@@ -14,6 +14,7 @@ import (
 func TestE2ERestartPolicies(t *testing.T) {
 	e := start(t)
 	ns := e.namespace("policies")
+	features.Conforms(t, 271)
 	const (
 		always    = corev1.RestartPolicyAlways
 		onFailure = corev1.RestartPolicyOnFailure

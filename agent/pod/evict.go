@@ -41,9 +41,6 @@ func (m *Manager) refusal(pod *v1.Pod) *Verdict {
 	if v := unsupported(pod); v != nil {
 		return v
 	}
-	if v := forbiddenMAC(pod); v != nil {
-		return v
-	}
 	if v := forbiddenSysctl(pod, m.cfg.UnsafeSysctls); v != nil {
 		return v
 	}

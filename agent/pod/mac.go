@@ -9,47 +9,43 @@ import (
 )
 
 // Mandatory access control: what AppArmor and SELinux would confine. No
-// container of this node gets a profile or a label, so a pod that asks for one
-// is refused: it is not run with less protection than it asks for.
+// container of this node gets a profile or a label, so one that asks for it is
+// not made: it is not run with less protection than it asks for. Its pod waits
+// and says so; failed, its controller would make another at once, and another.
 
 // appArmorAnnotation opens the annotation, one a container, that named
 // AppArmor profiles before there was a field.
 const appArmorAnnotation = v1.DeprecatedAppArmorBetaContainerAnnotationKeyPrefix
 
-// forbiddenMAC refuses a pod for an AppArmor profile or SELinux options;
-// nil: it asks for none. Unconfined is what every container is.
-func forbiddenMAC(pod *v1.Pod) *Verdict {
-	var aa *v1.AppArmorProfile
-	if sc := pod.Spec.SecurityContext; sc != nil {
-		aa = sc.AppArmorProfile
-		if wantsLabel(sc.SELinuxOptions) {
-			return &Verdict{"SELinux", "Cannot apply spec.securityContext.seLinuxOptions: " + noSELinux()}
-		}
+// forbiddenMAC refuses a container for an AppArmor profile or SELinux options
+// of its own or of its pod; nil: it asks for none. Unconfined is what every
+// container is. The container's field comes before the annotation, and that
+// before the pod's field.
+func forbiddenMAC(pod *v1.Pod, c *v1.Container) error {
+	sc, psc := c.SecurityContext, pod.Spec.SecurityContext
+	if sc == nil {
+		sc = &v1.SecurityContext{}
 	}
-	if wantsProfile(aa) {
-		return &Verdict{"AppArmor", fmt.Sprintf("Cannot enforce AppArmor: spec.securityContext.appArmorProfile.type is %s, and %s", aa.Type, noAppArmor())}
+	if psc == nil {
+		psc = &v1.PodSecurityContext{}
 	}
-	for _, c := range allContainers(&pod.Spec) {
-		if v := forbiddenContainerMAC(c, pod.Annotations[appArmorAnnotation+c.Name]); v != nil {
-			return v
-		}
-	}
-	return nil
-}
-
-// forbiddenContainerMAC is forbiddenMAC for what one container says itself.
-func forbiddenContainerMAC(c *v1.Container, annotated string) *Verdict {
-	sc := c.SecurityContext
+	refuse := func(format string, args ...any) error { return createError{fmt.Errorf(format, args...)} }
 	switch {
-	case sc != nil && wantsLabel(sc.SELinuxOptions):
-		return &Verdict{"SELinux", fmt.Sprintf("Cannot apply securityContext.seLinuxOptions of container %s: %s", c.Name, noSELinux())}
-	case sc != nil && wantsProfile(sc.AppArmorProfile):
-		return &Verdict{"AppArmor", fmt.Sprintf("Cannot enforce AppArmor: securityContext.appArmorProfile.type of container %s is %s, and %s",
-			c.Name, sc.AppArmorProfile.Type, noAppArmor())}
-	case sc != nil && sc.AppArmorProfile != nil:
-		return nil // the field comes before the annotation
-	case annotated != "" && annotated != v1.DeprecatedAppArmorBetaProfileNameUnconfined:
-		return &Verdict{"AppArmor", fmt.Sprintf("Cannot enforce AppArmor: annotation %s%s is %q, and %s", appArmorAnnotation, c.Name, annotated, noAppArmor())}
+	case wantsLabel(sc.SELinuxOptions):
+		return refuse("Cannot apply securityContext.seLinuxOptions of container %s: %s", c.Name, noSELinux())
+	case wantsLabel(psc.SELinuxOptions):
+		return refuse("Cannot apply spec.securityContext.seLinuxOptions: %s", noSELinux())
+	}
+	annotated := pod.Annotations[appArmorAnnotation+c.Name]
+	switch {
+	case wantsProfile(sc.AppArmorProfile):
+		return refuse("Cannot enforce AppArmor: securityContext.appArmorProfile.type of container %s is %s, and %s", c.Name, sc.AppArmorProfile.Type, noAppArmor())
+	case sc.AppArmorProfile != nil || annotated == v1.DeprecatedAppArmorBetaProfileNameUnconfined:
+		return nil
+	case annotated != "":
+		return refuse("Cannot enforce AppArmor: annotation %s%s is %q, and %s", appArmorAnnotation, c.Name, annotated, noAppArmor())
+	case wantsProfile(psc.AppArmorProfile):
+		return refuse("Cannot enforce AppArmor: spec.securityContext.appArmorProfile.type is %s, and %s", psc.AppArmorProfile.Type, noAppArmor())
 	}
 	return nil
 }

@@ -90,7 +90,6 @@ func TestForbiddenMAC(t *testing.T) {
 		pod        v1.PodSecurityContext
 		ctr        v1.SecurityContext
 		annotation string
-		reason     string
 		message    string
 	}{
 		{name: "nothing"},
@@ -98,24 +97,25 @@ func TestForbiddenMAC(t *testing.T) {
 		{name: "empty label", pod: v1.PodSecurityContext{SELinuxOptions: &v1.SELinuxOptions{}}},
 		{name: "annotation unconfined", annotation: "unconfined"},
 		{name: "the field before the annotation", ctr: v1.SecurityContext{AppArmorProfile: open}, annotation: "localhost/p"},
-		{name: "pod", pod: v1.PodSecurityContext{AppArmorProfile: local}, reason: "AppArmor", message: "Cannot enforce AppArmor: spec.securityContext.appArmorProfile.type is Localhost"},
-		{name: "pod's default", pod: v1.PodSecurityContext{AppArmorProfile: def}, reason: "AppArmor", message: "RuntimeDefault"},
-		{name: "container", ctr: v1.SecurityContext{AppArmorProfile: def}, reason: "AppArmor", message: "securityContext.appArmorProfile.type of container c is RuntimeDefault"},
-		{name: "annotation", annotation: "localhost/p", reason: "AppArmor", message: `annotation container.apparmor.security.beta.kubernetes.io/c is "localhost/p"`},
-		{name: "annotation's default", annotation: "runtime/default", reason: "AppArmor", message: "runtime/default"},
-		{name: "pod's label", pod: v1.PodSecurityContext{SELinuxOptions: label}, reason: "SELinux", message: "spec.securityContext.seLinuxOptions"},
-		{name: "container's label", ctr: v1.SecurityContext{SELinuxOptions: label}, reason: "SELinux", message: "securityContext.seLinuxOptions of container c"},
+		{name: "the annotation before the pod", pod: v1.PodSecurityContext{AppArmorProfile: local}, annotation: "unconfined"},
+		{name: "pod", pod: v1.PodSecurityContext{AppArmorProfile: local}, message: "Cannot enforce AppArmor: spec.securityContext.appArmorProfile.type is Localhost"},
+		{name: "pod's default", pod: v1.PodSecurityContext{AppArmorProfile: def}, message: "RuntimeDefault"},
+		{name: "container", ctr: v1.SecurityContext{AppArmorProfile: def}, message: "securityContext.appArmorProfile.type of container c is RuntimeDefault"},
+		{name: "annotation", annotation: "localhost/p", message: `annotation container.apparmor.security.beta.kubernetes.io/c is "localhost/p"`},
+		{name: "annotation's default", annotation: "runtime/default", message: "runtime/default"},
+		{name: "pod's label", pod: v1.PodSecurityContext{SELinuxOptions: label}, message: "spec.securityContext.seLinuxOptions"},
+		{name: "container's label", ctr: v1.SecurityContext{SELinuxOptions: label}, message: "securityContext.seLinuxOptions of container c"},
 	} {
-		p := &v1.Pod{Spec: v1.PodSpec{SecurityContext: &tt.pod, InitContainers: []v1.Container{{Name: "c", SecurityContext: &tt.ctr}}}}
+		p := &v1.Pod{Spec: v1.PodSpec{SecurityContext: &tt.pod}}
 		if tt.annotation != "" {
-			p.ObjectMeta = metav1.ObjectMeta{Annotations: map[string]string{appArmorAnnotation + "c": tt.annotation}}
+			p.ObjectMeta = metav1.ObjectMeta{Annotations: map[string]string{appArmorAnnotation + "c": tt.annotation, appArmorAnnotation + "other": "localhost/p"}}
 		}
-		v := forbiddenMAC(p)
+		err := forbiddenMAC(p, &v1.Container{Name: "c", SecurityContext: &tt.ctr})
 		switch {
-		case v == nil && tt.reason != "":
+		case err == nil && tt.message != "":
 			t.Errorf("%s: let through", tt.name)
-		case v != nil && (v.Reason != tt.reason || !strings.Contains(v.Message, tt.message)):
-			t.Errorf("%s: %+v", tt.name, v)
+		case err != nil && (tt.message == "" || !strings.Contains(err.Error(), tt.message) || buildReason(err) != "CreateContainerError"):
+			t.Errorf("%s: %v", tt.name, err)
 		}
 	}
 }

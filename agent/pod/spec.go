@@ -78,8 +78,8 @@ func (m *Manager) buildContainer(ctx context.Context, in buildInput) (api.Contai
 	c, pod := in.container, in.pod
 	node := m.cfg.Node()
 	cfg := in.img.Config
-	if v := forbiddenContainerMAC(c, pod.Annotations[appArmorAnnotation+c.Name]); v != nil {
-		return api.Container{}, createError{errors.New(v.Message)} // an ephemeral one: others were seen when the pod came
+	if err := forbiddenMAC(pod, c); err != nil {
+		return api.Container{}, err
 	}
 	name, err := ownName(pod, m.cfg.NodeName, m.cfg.ClusterDomain)
 	if err != nil {

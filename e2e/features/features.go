@@ -1,8 +1,10 @@
-// Package features lets a test name the rows of docs/FEATURES.md that it
-// shows. `make features` runs those tests and lists the rows that none has
-// shown.
+// Package features lets a test name the rows of docs/FEATURES.md and
+// docs/CONFORMANCE.md that it shows. `make features` and `make conformance` run
+// those tests and list the rows that none has shown.
 //
-// A row counts only when a passing test really checks what the row says.
+// A row counts only when a passing test really checks what the row says. A row
+// of CONFORMANCE is another project's test told in one line: shown means that
+// the same is seen here, not that their test was run.
 package features
 
 import (
@@ -11,21 +13,35 @@ import (
 	"testing"
 )
 
-// FileEnv names the file that rows are appended to, one line each: the row's
-// number, a tab, the test's name. Unset: nothing is recorded.
-const FileEnv = "CLUSTERD_FEATURES"
+// Variables that name the file that rows of a list are appended to, one line
+// each: the row's number, a tab, the test's name. Unset: nothing is recorded.
+const (
+	FileEnv        = "CLUSTERD_FEATURES"    // docs/FEATURES.md
+	ConformanceEnv = "CLUSTERD_CONFORMANCE" // docs/CONFORMANCE.md
+)
 
-// Shows says that the rows are shown if the test passes. Call it where the
-// test has checked them or is about to: a row is recorded at the test's end,
-// and only if nothing failed and nothing was skipped.
+// Shows says that the rows of docs/FEATURES.md are shown if the test passes.
+// Call it where the test has checked them or is about to: a row is recorded at
+// the test's end, and only if nothing failed and nothing was skipped.
 func Shows(t testing.TB, rows ...int) {
+	t.Helper()
+	note(t, FileEnv, rows)
+}
+
+// Conforms is Shows for rows of docs/CONFORMANCE.md.
+func Conforms(t testing.TB, rows ...int) {
+	t.Helper()
+	note(t, ConformanceEnv, rows)
+}
+
+func note(t testing.TB, env string, rows []int) {
 	t.Helper()
 	for _, r := range rows {
 		if r < 1 {
-			t.Fatalf("features.Shows: there is no row %d", r)
+			t.Fatalf("features: there is no row %d", r)
 		}
 	}
-	file := os.Getenv(FileEnv)
+	file := os.Getenv(env)
 	if file == "" {
 		return
 	}

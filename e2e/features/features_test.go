@@ -21,27 +21,33 @@ func (s *stub) Cleanup(f func())      { s.cleanups = append(s.cleanups, f) }
 func (s *stub) Errorf(string, ...any) { s.failed = true }
 
 func TestOnlyPassingTestsCount(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "rows")
-	t.Setenv(FileEnv, file)
+	shown, conform := filepath.Join(t.TempDir(), "rows"), filepath.Join(t.TempDir(), "rows")
+	t.Setenv(FileEnv, shown)
+	t.Setenv(ConformanceEnv, conform)
 	for _, s := range []*stub{{}, {failed: true}, {skipped: true}} {
 		Shows(s, 3, 304)
+		Conforms(s, 340)
 		for _, f := range s.cleanups {
 			f()
 		}
 	}
-	got, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if want := "3\tTestX\n304\tTestX\n"; string(got) != want {
-		t.Fatalf("got %q, want %q", got, want)
+	for file, want := range map[string]string{shown: "3\tTestX\n304\tTestX\n", conform: "340\tTestX\n"} {
+		got, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(got) != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
 	}
 }
 
 func TestUnsetRecordsNothing(t *testing.T) {
 	t.Setenv(FileEnv, "")
+	t.Setenv(ConformanceEnv, "")
 	s := &stub{}
 	Shows(s, 1)
+	Conforms(s, 1)
 	if len(s.cleanups) != 0 {
 		t.Fatal("something is to be recorded")
 	}

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/clusterd/clusterd/e2e/features"
 )
 
 // TestE2EXDebug: kubectl debug in all its ways.
@@ -36,6 +38,7 @@ func TestE2EXDebug(t *testing.T) {
 		}
 	})
 	k.sub("with a target", func(k *kit) {
+		features.Conforms(k, 282)
 		k.ok("debug", "app", "--image="+image, "--target=main", "-c", "looking", "--", "/hello", "cat", "/proc/1/cmdline")
 		k.podIs("app", "debugged", ended(k, "app", "looking"))
 		k.is("process 1", k.ok("logs", "app", "-c", "looking"), "/hello\x00sleep\x00")

@@ -272,7 +272,7 @@ func TestE2EXSandbox(t *testing.T) {
 		k.apply(strings.Replace(simple("armoured", "sleep"), "args:", "securityContext: {appArmorProfile: {type: Localhost, localhostProfile: nosuch}}, args:", 1))
 		p := k.podIs("armoured", "refused", func(p *corev1.Pod) bool {
 			w := waiting(p)
-			return w != nil && strings.Contains(w.Message, "cannot enforce AppArmor")
+			return w != nil && strings.Contains(w.Message, "Cannot enforce AppArmor")
 		})
 		k.is("phase", string(p.Status.Phase), "Pending")
 		k.ok("delete", "pod", "humble", "armoured", "--wait=false")

@@ -3,6 +3,8 @@ package kubectl
 import (
 	"strings"
 	"testing"
+
+	"github.com/clusterd/clusterd/e2e/features"
 )
 
 // TestE2EXServiceLinks: a pod finds the Services that were there before it in
@@ -10,6 +12,7 @@ import (
 func TestE2EXServiceLinks(t *testing.T) {
 	t.Parallel()
 	k := start(t, "links")
+	features.Conforms(k, 312)
 	k.ok("create", "service", "clusterip", "my-db", "--tcp=5432:5432")
 	ip := k.field("service/my-db", "{.spec.clusterIP}")
 	k.apply(strings.Replace(simple("linked", "sleep"), "args:", `env: [{name: URL, value: "db://$(MY_DB_SERVICE_HOST)"}], args:`, 1))

@@ -110,6 +110,7 @@ func TestE2EXPod(t *testing.T) {
 	k := start(t, "pods")
 	k.sub("phases and conditions", func(k *kit) {
 		features.Shows(k, 206, 207, 208, 209, 212, 213, 214, 217, 259)
+		features.Conforms(k, 288)
 		k.apply(simple("nowhere", "sleep", "nodeSelector: {no: such}"))
 		k.apply(simple("good", "exit, '0'", "restartPolicy: Never"))
 		k.apply(simple("bad", "exit, '3'", "restartPolicy: Never"))
@@ -307,6 +308,7 @@ func TestE2EXPod(t *testing.T) {
 	})
 	k.sub("hooks", func(k *kit) {
 		features.Shows(k, 291, 292)
+		features.Conforms(k, 263, 264)
 		k.apply(simple("server", "serve"))
 		ip := k.ready("server").Status.PodIP
 		hook := func(name, hook string) {

@@ -1,8 +1,9 @@
-// Command report says which rows of docs/FEATURES.md passing tests show. It
-// runs every test package that imports e2e/features, or reads what an earlier
-// run recorded.
+// Command report says which rows of docs/FEATURES.md or docs/CONFORMANCE.md
+// passing tests show. It runs every test package that names rows of that list,
+// or reads what an earlier run recorded.
 //
-//	go run ./e2e/features/report              (make features)
+//	go run ./e2e/features/report                      (make features)
+//	go run ./e2e/features/report -list conformance    (make conformance)
 //	go run ./e2e/features/report -from FILE
 package main
 
@@ -24,28 +25,42 @@ import (
 	"github.com/clusterd/clusterd/e2e/features"
 )
 
-const featuresPackage = "github.com/clusterd/clusterd/e2e/features"
+// list is one of the lists of rows.
+type list struct {
+	docs string // where it is written
+	env  string // names the file that tests record its rows in
+	call string // how a test names its rows
+}
+
+var lists = map[string]list{
+	"features":    {"docs/FEATURES.md", features.FileEnv, "features.Shows("},
+	"conformance": {"docs/CONFORMANCE.md", features.ConformanceEnv, "features.Conforms("},
+}
 
 func main() {
-	docs := flag.String("docs", "docs/FEATURES.md", "the list of rows")
+	name := flag.String("list", "features", "features or conformance")
 	from := flag.String("from", "", "a file of recorded rows; none: run the tests")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, *docs, *from, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "features:", err)
+	if err := run(ctx, *name, *from, os.Stdout); err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", *name, err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, docs, from string, out io.Writer) error {
-	text, err := os.ReadFile(docs)
+func run(ctx context.Context, name, from string, out io.Writer) error {
+	l, ok := lists[name]
+	if !ok {
+		return fmt.Errorf("-list %q: want features or conformance", name)
+	}
+	text, err := os.ReadFile(l.docs)
 	if err != nil {
 		return err
 	}
 	areas, err := parse(string(text))
 	if err != nil {
-		return fmt.Errorf("%s: %w", docs, err)
+		return fmt.Errorf("%s: %w", l.docs, err)
 	}
 	var testErr error
 	if from == "" {
@@ -58,7 +73,7 @@ func run(ctx context.Context, docs, from string, out io.Writer) error {
 			return err
 		}
 		from = tmp.Name()
-		testErr = runTests(ctx, from)
+		testErr = runTests(ctx, l, from)
 	}
 	recorded, err := os.ReadFile(from)
 	if err != nil {
@@ -74,36 +89,53 @@ func run(ctx context.Context, docs, from string, out io.Writer) error {
 	return testErr // the rows of failed tests are among the missing
 }
 
-// runTests runs every package whose tests import e2e/features.
-func runTests(ctx context.Context, file string) error {
-	list := exec.CommandContext(ctx, "go", "list", "-f", "{{.ImportPath}} {{.TestImports}} {{.XTestImports}}", "./...")
-	list.Stderr = os.Stderr
-	b, err := list.Output()
+// runTests runs every package whose tests name rows of the list.
+func runTests(ctx context.Context, l list, file string) error {
+	packages, err := packagesOf(ctx, l)
 	if err != nil {
-		return fmt.Errorf("go list: %w", err)
-	}
-	var packages []string
-	for line := range strings.Lines(string(b)) {
-		pkg, imports, _ := strings.Cut(strings.NewReplacer("[", " ", "]", " ").Replace(line), " ")
-		if slices.Contains(strings.Fields(imports), featuresPackage) {
-			packages = append(packages, pkg)
-		}
-	}
-	if len(packages) == 0 {
-		return errors.New("no test imports " + featuresPackage)
+		return err
 	}
 	test := exec.CommandContext(ctx, "go", append([]string{"test", "-count=1", "-p=1", "-timeout=30m"}, packages...)...)
 	test.Stdout, test.Stderr = os.Stderr, os.Stderr
-	test.Env = append(os.Environ(), features.FileEnv+"="+file)
+	test.Env = append(os.Environ(), l.env+"="+file)
 	if os.Geteuid() == 0 {
 		test.Env = append(test.Env, "CLUSTERD_ROOT=1", "CLUSTERD_E2E=netns")
 	} else {
-		fmt.Fprintln(os.Stderr, "features: without root no container starts, and most rows stay missing: sudo make features")
+		fmt.Fprintln(os.Stderr, "without root no container starts, and most rows stay missing: sudo make features")
 	}
 	if err := test.Run(); err != nil {
 		return fmt.Errorf("go test: %w", err)
 	}
 	return nil
+}
+
+// packagesOf finds the packages with a test file that names rows of the list.
+func packagesOf(ctx context.Context, l list) ([]string, error) {
+	cmd := exec.CommandContext(ctx, "go", "list", "-f",
+		`{{$d := .Dir}}{{$p := .ImportPath}}{{range .TestGoFiles}}{{$p}} {{$d}}/{{.}}{{"\n"}}{{end}}{{range .XTestGoFiles}}{{$p}} {{$d}}/{{.}}{{"\n"}}{{end}}`, "./...")
+	cmd.Stderr = os.Stderr
+	b, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w", err)
+	}
+	var packages []string
+	for line := range strings.Lines(string(b)) {
+		pkg, file, ok := strings.Cut(strings.TrimSpace(line), " ")
+		if !ok || slices.Contains(packages, pkg) {
+			continue
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		if bytes.Contains(text, []byte(l.call)) {
+			packages = append(packages, pkg)
+		}
+	}
+	if len(packages) == 0 {
+		return nil, errors.New("no test calls " + l.call + "…)")
+	}
+	return packages, nil
 }
 
 // area is a section of the list.
@@ -117,8 +149,7 @@ type row struct {
 	name   string
 }
 
-// parse reads the tables of docs/FEATURES.md; each row must be there once and
-// in order.
+// parse reads the tables of a list; each row must be there once and in order.
 func parse(text string) ([]area, error) {
 	var areas []area
 	next := 1

@@ -2,29 +2,48 @@ package main
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"testing"
 )
 
-func TestTheListIsWhole(t *testing.T) {
-	text, err := os.ReadFile("../../../docs/FEATURES.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	areas, err := parse(string(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := 0
-	for _, a := range areas {
-		n += len(a.rows)
-	}
-	if n != 304 || len(areas) != 20 {
-		t.Fatalf("%d rows in %d areas, want 304 in 20", n, len(areas))
+func TestTheListsAreWhole(t *testing.T) {
+	for name, want := range map[string]struct{ rows, areas int }{"features": {304, 20}, "conformance": {462, 10}} {
+		text, err := os.ReadFile("../../../" + lists[name].docs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		areas, err := parse(string(text))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		n := 0
+		for _, a := range areas {
+			n += len(a.rows)
+		}
+		if n != want.rows || len(areas) != want.areas {
+			t.Errorf("%s: %d rows in %d areas, want %d in %d", name, n, len(areas), want.rows, want.areas)
+		}
 	}
 }
 
-const list = `# title
+// TestPackages: the packages whose tests name rows are found, and no others.
+func TestPackages(t *testing.T) {
+	t.Chdir("../../..")
+	for name, l := range lists {
+		got, err := packagesOf(t.Context(), l)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if !slices.Contains(got, module+"e2e/kubectl") || slices.Contains(got, module+"gossip") || slices.Contains(got, module+"e2e/features") {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+const module = "github.com/clusterd/clusterd/"
+
+const table = `# title
 | Area | Rows |
 |---|---:|
 | A. One | 2 |
@@ -43,7 +62,7 @@ const list = `# title
 `
 
 func TestReport(t *testing.T) {
-	areas, err := parse(list)
+	areas, err := parse(table)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +91,7 @@ B. Two: 1 of 1
 }
 
 func TestBadInput(t *testing.T) {
-	for _, text := range []string{"", strings.Replace(list, "| 2 | second", "| 5 | second", 1)} {
+	for _, text := range []string{"", strings.Replace(table, "| 2 | second", "| 5 | second", 1)} {
 		if _, err := parse(text); err == nil {
 			t.Errorf("parse passed: %q", text)
 		}
