@@ -119,6 +119,9 @@ type Config struct {
 	// EvictionTransition is how long the node's pressure conditions stay after
 	// their cause has gone; default 5 min.
 	EvictionTransition time.Duration
+	// LocalStoragePeriod is how often pods with a limit of what they take of the
+	// disk are measured; default 10 s.
+	LocalStoragePeriod time.Duration
 	ImageGC            ImageGC
 	// Reserved is kept from pods; nil: some memory.
 	Reserved   v1.ResourceList
@@ -140,6 +143,8 @@ type Agent struct {
 	node    *node.Node
 	pods    *pod.Manager
 	guard   *pressure.Guard
+	local   *pressure.LocalGuard
+	volumes *volume.Manager
 	stats   *stats.Collector
 	cgroups stats.Cgroups
 	objects *object.Cache
@@ -206,7 +211,7 @@ func New(cfg Config) (*Agent, error) {
 	})
 	podDir := filepath.Join(cfg.DataDir, "pods")
 	prober := &probe.Prober{Version: cfg.Version, Metrics: probe.NewMetrics()}
-	volumes := volume.Config{Dir: podDir, Mounter: volume.Kernel{}, Tokens: &tokens{client: cfg.Client}, Allocatable: a.allocatable, ImagePath: cfg.Images.VolumePath}
+	volumes := volume.Config{Dir: podDir, Mounter: volume.Kernel{}, Tokens: &tokens{client: cfg.Client}, Allocatable: a.allocatable, ImagePath: cfg.Images.VolumePath, Memory: a.memoryFor}
 	a.objects = object.New(cfg.Client, func(uid objectUID, ref object.Ref) { a.pods.ObjectChanged(uid, ref) })
 	volumes.Objects = a.objects
 	a.recorder = a.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "agent", Host: cfg.NodeName})
@@ -214,11 +219,16 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
+	a.volumes = volume.New(volumes)
+	a.local = pressure.NewLocal(pressure.LocalConfig{
+		Period: cfg.LocalStoragePeriod, Pods: a.localPods, Use: a.localUse,
+		Evict: func(uid types.UID, message string) { a.pods.EvictOver(uid, message) },
+	})
 	a.pods = pod.NewManager(pod.Config{
 		Static:   statics,
 		Services: a.serviceLister(),
 		NodeName: cfg.NodeName, NodeIP: cfg.NodeIP, Node: a.node.Object, Client: cfg.Client,
-		Runtime: cfg.Runtime, Images: cfg.Images, Network: cfg.Network, Volumes: volume.New(volumes), Objects: a.objects,
+		Runtime: cfg.Runtime, Images: cfg.Images, Network: cfg.Network, Volumes: a.volumes, Objects: a.objects,
 		Probes: prober, OnRuntime: a.node.Poke, Recorder: a.recorder,
 		PodDir: podDir, EndedDir: filepath.Join(cfg.DataDir, "static-ended"), LogDir: cfg.PodLogDir, SweepLogs: ownLogs, CgroupRoot: cfg.CgroupRoot,
 		ResolvConf: cfg.ResolvConf, ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain,
@@ -281,6 +291,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		})
 	}
 	part(ctx, "pressure", a.guard.Run)
+	part(ctx, "local storage", a.local.Run)
 	part(ctx, "images", a.collectImages)
 	part(outer, "network", a.cfg.Network.Run)
 	part(ctx, "pods", func(ctx context.Context) error {

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -16,6 +17,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/agent/image"
 )
@@ -80,8 +83,8 @@ func TestRootImageVolume(t *testing.T) {
 			}
 		}
 	}
-	if out, code := m.exec("web", "two", nil, "/bin/app", "write", "/model/new", "x"); code != 1 || !strings.Contains(out, "read-only file system") {
-		t.Errorf("a write: %d %q", code, out)
+	if got := m.fetch(p, "/fill?size=1&name=/model/new"); !strings.Contains(got, "read-only file system") {
+		t.Errorf("a write: %q", got)
 	}
 	if err := m.images.Remove(t.Context(), ref); !errors.Is(err, image.ErrInUse) {
 		t.Errorf("removing the image below the volume: %v", err)
@@ -119,4 +122,105 @@ func mountFlags(t *testing.T, mountinfo, at string) []string {
 	}
 	t.Errorf("nothing is mounted at %s:\n%s", at, mountinfo)
 	return nil
+}
+
+// TestRootLocalStorageLimits: pods that take more of the disk than they may are
+// evicted, with the reason, and no others.
+func TestRootLocalStorageLimits(t *testing.T) {
+	m := newMachine(t)
+	limited := func(c v1.Container, limit string) v1.Container {
+		c.Resources.Limits = v1.ResourceList{v1.ResourceEphemeralStorage: resource.MustParse(limit)}
+		return c
+	}
+	emptyDir := func(p *v1.Pod, limit string) *v1.Pod {
+		e := &v1.EmptyDirVolumeSource{}
+		if limit != "" {
+			e.SizeLimit = ptr.To(resource.MustParse(limit))
+		}
+		p.Spec.Volumes = []v1.Volume{{Name: "cache", VolumeSource: v1.VolumeSource{EmptyDir: e}}}
+		p.Spec.Containers[0].VolumeMounts = []v1.VolumeMount{{Name: "cache", MountPath: "/cache"}}
+		return p
+	}
+	pods := []struct {
+		pod     *v1.Pod
+		file    string // filled with 3 MiB
+		message string // "": it stays
+	}{
+		{emptyDir(newPod("volume", app("web")), "1Mi"), "/cache/big", `Usage of EmptyDir volume "cache" exceeds the limit "1Mi". `},
+		// The pod as a whole is over the sum of its containers' limits before a
+		// single container is told of.
+		{newPod("container", limited(app("web"), "1Mi"), limited(app("other", "serve", "8081"), "20Mi")), "/data/big",
+			`Container web exceeded its local ephemeral storage limit "1Mi". `},
+		{emptyDir(newPod("whole", limited(app("web"), "2Mi")), ""), "/cache/big", "Pod ephemeral local storage usage exceeds the total limit of containers 2Mi. "},
+		{emptyDir(newPod("within", limited(app("web"), "20Mi")), "10Mi"), "/cache/big", ""},
+		{emptyDir(newPod("free", app("web")), ""), "/cache/big", ""},
+	}
+	for _, tt := range pods {
+		m.create(tt.pod)
+	}
+	for _, tt := range pods {
+		p := m.ready(tt.pod.Name)
+		m.fetch(p, "/") // it listens
+		// Who is evicted may be gone before the answer.
+		res, err := http.Get("http://" + p.Status.PodIP + ":8080/fill?size=3145728&name=" + tt.file)
+		if err == nil {
+			res.Body.Close()
+		} else if tt.message == "" {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range pods {
+		if tt.message == "" {
+			continue
+		}
+		m.eventually("eviction of "+tt.pod.Name, func() bool { return m.get(tt.pod.Name).Status.Phase == v1.PodFailed })
+		st := m.get(tt.pod.Name).Status
+		if st.Reason != "Evicted" || st.Message != tt.message {
+			t.Errorf("%s: %s %q, want %q", tt.pod.Name, st.Reason, st.Message, tt.message)
+		}
+		for _, c := range st.Conditions {
+			if c.Type == v1.DisruptionTarget {
+				t.Errorf("%s went by its own doing, and yet: %+v", tt.pod.Name, c)
+			}
+		}
+	}
+	for _, name := range []string{"within", "free"} {
+		if st := m.ready(name).Status; st.Phase != v1.PodRunning {
+			t.Errorf("%s: %+v", name, st)
+		}
+	}
+}
+
+// TestRootMemoryVolumeSize: a volume in memory holds what its limit says, and no
+// more than the pod may use.
+func TestRootMemoryVolumeSize(t *testing.T) {
+	m := newMachine(t)
+	c := app("web")
+	c.Resources.Limits = v1.ResourceList{v1.ResourceMemory: resource.MustParse("64Mi")}
+	memory := func(name, limit string) v1.Volume {
+		e := &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory}
+		if limit != "" {
+			e.SizeLimit = ptr.To(resource.MustParse(limit))
+		}
+		c.VolumeMounts = append(c.VolumeMounts, v1.VolumeMount{Name: name, MountPath: "/" + name})
+		return v1.Volume{Name: name, VolumeSource: v1.VolumeSource{EmptyDir: e}}
+	}
+	volumes := []v1.Volume{memory("small", "1Mi"), memory("open", ""), memory("vast", "1Gi")}
+	p := newPod("web", c)
+	p.Spec.Volumes = volumes
+	m.create(p)
+	p = m.ready("web")
+	table := m.file(p, "/proc/self/mountinfo")
+	for at, want := range map[string]string{"/small": "size=1024k", "/open": "size=65536k", "/vast": "size=65536k"} {
+		found := false
+		for line := range strings.Lines(table) {
+			found = found || strings.Contains(line, " "+at+" ") && strings.Contains(line, " - tmpfs ") && strings.Contains(line, want)
+		}
+		if !found {
+			t.Errorf("%s is no tmpfs of %s:\n%s", at, want, table)
+		}
+	}
+	if got := m.fetch(p, "/fill?size=3145728&name=/small/big"); !strings.Contains(got, "no space left on device") {
+		t.Errorf("more than it holds: %q", got)
+	}
 }

@@ -13,6 +13,16 @@ const Evicted = "Evicted"
 // get the shortest grace there is; else their own. Unknown pods, and those that
 // have ended, are left alone.
 func (m *Manager) Evict(uid types.UID, message string, hard bool) {
+	m.evict(uid, message, hard, true)
+}
+
+// EvictOver ends a pod for good, and at once, because it uses more than it may.
+// It has itself to blame: no DisruptionTarget tells that it was disturbed.
+func (m *Manager) EvictOver(uid types.UID, message string) {
+	m.evict(uid, message, true, false)
+}
+
+func (m *Manager) evict(uid types.UID, message string, hard, disrupted bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	w := m.workers[uid]
@@ -30,7 +40,7 @@ func (m *Manager) Evict(uid types.UID, message string, hard bool) {
 				grace = seconds(*g)
 			}
 		}
-		w.obs.EvictGrace = &grace
+		w.obs.EvictGrace, w.obs.Disrupted = &grace, disrupted
 		w.fail(Verdict{Evicted, message})
 	})
 }

@@ -64,6 +64,8 @@ type Observed struct {
 	// EvictGrace is set when the verdict is an eviction by the node: how long
 	// the containers get to end.
 	EvictGrace *time.Duration
+	// Disrupted is set when it was evicted for the node's sake.
+	Disrupted bool
 	// Final is set when the API already held a terminal phase when this agent
 	// first saw the pod: nothing is started again.
 	Final bool

@@ -168,6 +168,19 @@ func podResources(pod *v1.Pod, pidsLimit int64) api.Resources {
 	return out
 }
 
+// Limits are what the pod's containers may use together, of each resource that
+// any of them limits; they are folded as Requests are.
+func Limits(pod *v1.Pod) v1.ResourceList {
+	return fold(&pod.Spec, func(c *v1.Container) v1.ResourceList { return c.Resources.Limits })
+}
+
+// MemoryLimit is what the pod may use as a whole, in bytes; 0: one of its
+// containers has no limit.
+func MemoryLimit(pod *v1.Pod) int64 {
+	q, _ := sumLimits(pod, v1.ResourceMemory)
+	return q.Value()
+}
+
 func sumLimits(pod *v1.Pod, name v1.ResourceName) (resource.Quantity, bool) {
 	if r := pod.Spec.Resources; r != nil {
 		if q, ok := r.Limits[name]; ok && !q.IsZero() {

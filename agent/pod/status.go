@@ -551,7 +551,7 @@ func (b *builder) conditions(st *v1.PodStatus, initDone bool) {
 	}
 	set(v1.PodReady, ready, reason, message)
 	set(v1.PodScheduled, true, "", "")
-	if b.o.EvictGrace != nil {
+	if b.o.Disrupted {
 		c := v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet,
 			Message: b.o.Verdict.Message, ObservedGeneration: pod.Generation}
 		st.Conditions = append(st.Conditions, carry(c, b.old.Conditions, b.now))

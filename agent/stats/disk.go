@@ -13,14 +13,16 @@ import (
 // Disk is what folders take of their file system.
 type Disk struct{ Bytes, Inodes int64 }
 
-// DiskUse adds up folders and all below them. What is mounted below, on
-// another file system, does not count; nor what disappears meanwhile. Hard
-// links count as often as they are found.
+// DiskUse adds up folders, or files, and all below them. What is mounted below
+// does not count; nor what disappears meanwhile. A file of several names counts
+// once. Servers of file systems that are mounted below are not asked: they may
+// be gone.
 func DiskUse(ctx context.Context, dirs ...string) (Disk, error) {
 	var out Disk
+	seen := map[inode]bool{} // of files that have several names
 	for _, dir := range dirs {
-		var top unix.Stat_t
-		if err := unix.Lstat(dir, &top); err != nil {
+		var top unix.Statx_t
+		if err := stat(dir, &top); err != nil {
 			continue
 		}
 		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -30,17 +32,25 @@ func DiskUse(ctx context.Context, dirs ...string) (Disk, error) {
 			if err != nil {
 				return nil // it is gone
 			}
-			var st unix.Stat_t
-			if err := unix.Lstat(path, &st); err != nil {
+			var st unix.Statx_t
+			if err := stat(path, &st); err != nil {
 				return nil
 			}
-			if st.Dev != top.Dev {
+			elsewhere := st.Dev_major != top.Dev_major || st.Dev_minor != top.Dev_minor
+			if elsewhere || path != dir && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 {
 				if d.IsDir() {
 					return filepath.SkipDir
 				}
 				return nil
 			}
-			out.Bytes += st.Blocks * 512
+			if !d.IsDir() && st.Nlink > 1 {
+				file := inode{st.Dev_major, st.Dev_minor, st.Ino}
+				if seen[file] {
+					return nil
+				}
+				seen[file] = true
+			}
+			out.Bytes += int64(st.Blocks) * 512
 			out.Inodes++
 			return nil
 		})
@@ -49,6 +59,17 @@ func DiskUse(ctx context.Context, dirs ...string) (Disk, error) {
 		}
 	}
 	return out, nil
+}
+
+// inode names a file on this machine.
+type inode struct {
+	major, minor uint32
+	number       uint64
+}
+
+// stat looks at a name without following it, and without asking a server.
+func stat(path string, st *unix.Statx_t) error {
+	return unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS, st)
 }
 
 // FileSystem is what a file system has.

@@ -61,6 +61,9 @@ type Config struct {
 	// ImagePath is where the image of a volume is mounted, by whoever pulls
 	// it; nil: image volumes are refused.
 	ImagePath func(podUID, volume string) string
+	// Memory is the most that the pod's volumes in memory can hold, in bytes, 0:
+	// not known; nil: of no pod.
+	Memory func(pod *v1.Pod) int64
 	// Allocatable answers resourceFieldRef limits that are not set.
 	Allocatable func() v1.ResourceList
 }
@@ -197,41 +200,73 @@ func pageSize(pod *v1.Pod, medium v1.StorageMedium) (int64, error) {
 	return 0, nil
 }
 
+// memorySize is what a volume in memory may hold, in bytes: its own limit, and
+// no more than the pod could fill (KEP-1967); 0: as the kernel thinks best.
+func (m *Manager) memorySize(pod *v1.Pod, e *v1.EmptyDirVolumeSource) int64 {
+	size := int64(0)
+	if m.cfg.Memory != nil {
+		size = m.cfg.Memory(pod)
+	}
+	if l := e.SizeLimit; l != nil && l.Sign() > 0 && (size <= 0 || l.Value() < size) {
+		size = l.Value()
+	}
+	return size
+}
+
 func (m *Manager) emptyDir(pod *v1.Pod, v *v1.Volume) error {
 	dir := m.path(pod.UID, v)
-	if _, err := os.Stat(dir); err == nil && v.EmptyDir.Medium == v1.StorageMediumDefault {
-		return nil
+	if v.EmptyDir.Medium == v1.StorageMediumDefault {
+		return makeEmptyDir(dir, fsGroup(pod))
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	switch v.EmptyDir.Medium {
-	case v1.StorageMediumDefault:
-	case v1.StorageMediumMemory:
-		size := int64(0)
-		if l := v.EmptyDir.SizeLimit; l != nil {
-			size = l.Value()
-		}
-		if err := m.tmpfs(dir, size); err != nil {
-			return err
-		}
-	default:
+	mount := func() error { return m.cfg.Mounter.Tmpfs(dir, m.memorySize(pod, v.EmptyDir)) }
+	if v.EmptyDir.Medium != v1.StorageMediumMemory {
 		size, err := pageSize(pod, v.EmptyDir.Medium)
 		if err != nil {
 			return err
 		}
-		if err := m.mountOnce(dir, func() error { return m.cfg.Mounter.Hugetlbfs(dir, size) }); err != nil {
+		mount = func() error { return m.cfg.Mounter.Hugetlbfs(dir, size) }
+	}
+	return m.mountOnce(dir, func() error {
+		if err := mount(); err != nil {
 			return err
 		}
+		return openToAll(dir, fsGroup(pod))
+	})
+}
+
+// makeEmptyDir makes a folder on disk, unless it is there: what the pod has made
+// of it stays. It appears ready or not at all.
+func makeEmptyDir(dir string, group *int64) error {
+	if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return err
+	}
+	tmp := filepath.Join(filepath.Dir(dir), ".new~"+filepath.Base(dir)) // no name of a volume
+	if err := os.Mkdir(tmp, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if err := openToAll(tmp, group); err != nil {
+		return err
+	}
+	return os.Rename(tmp, dir)
+}
+
+// openToAll lets everybody write to a folder; what is made in it belongs to the
+// group, if there is one.
+func openToAll(dir string, group *int64) error {
 	mode := fs.FileMode(0o777)
-	if g := fsGroup(pod); g != nil {
-		if err := os.Chown(dir, -1, int(*g)); err != nil {
+	if group != nil {
+		if err := os.Chown(dir, -1, int(*group)); err != nil {
 			return err
 		}
 		mode |= fs.ModeSetgid
 	}
-	return os.Chmod(dir, mode) // MkdirAll is subject to the umask
+	return os.Chmod(dir, mode) // Mkdir is subject to the umask
 }
 
 // hostPath checks or makes a path of the host as its type says.

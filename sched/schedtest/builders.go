@@ -46,6 +46,9 @@ func (b *PodBuilder) CPU(q string) *PodBuilder { return b.request(corev1.Resourc
 // Memory sets the container's memory request.
 func (b *PodBuilder) Memory(q string) *PodBuilder { return b.request(corev1.ResourceMemory, q) }
 
+// Disk asks for local ephemeral storage.
+func (b *PodBuilder) Disk(q string) *PodBuilder { return b.request(corev1.ResourceEphemeralStorage, q) }
+
 func (b *PodBuilder) request(name corev1.ResourceName, q string) *PodBuilder {
 	r := &b.P.Spec.Containers[0].Resources
 	if r.Requests == nil {

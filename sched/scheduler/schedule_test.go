@@ -67,6 +67,16 @@ func TestFilters(t *testing.T) {
 			why:   "0/1 nodes are available: 1 Insufficient cpu, 1 Insufficient memory.",
 		},
 		{
+			name:   "disk is counted as the others are",
+			nodes:  nodes(node("a").Has("ephemeral-storage", "10Gi"), node("b").Has("ephemeral-storage", "20Gi"), node("c").Has("ephemeral-storage", "10Gi")),
+			placed: pods(pod("x").On("a").Disk("8Gi")),
+			pod:    pod("p").Disk("5Gi"), fit: "b c",
+		},
+		{
+			name: "too little disk", nodes: nodes(node("a").Has("ephemeral-storage", "1Gi")), pod: pod("p").Disk("2Gi"),
+			why: "0/1 nodes are available: 1 Insufficient ephemeral-storage.",
+		},
+		{
 			name: "number of pods", nodes: nodes(node("a").Has("pods", "1")), placed: pods(pod("x").On("a")),
 			pod: pod("p"), why: "0/1 nodes are available: 1 Too many pods.",
 		},

@@ -16,7 +16,7 @@ import (
 func main() {
 	verb, args := os.Args[1], os.Args[2:]
 	switch verb {
-	case "serve": // HTTP on a port until TERM: /env, /file?name=, /hostname
+	case "serve": // HTTP on a port until TERM: /env, /file?name=, /fill?name=&size=, /hostname
 		term := make(chan os.Signal, 1)
 		signal.Notify(term, syscall.SIGTERM)
 		http.HandleFunc("/env", func(w http.ResponseWriter, _ *http.Request) {
@@ -29,6 +29,13 @@ func main() {
 				return
 			}
 			_, _ = w.Write(b)
+		})
+		http.HandleFunc("/fill", func(w http.ResponseWriter, r *http.Request) { // a file of so many bytes
+			n, err := strconv.Atoi(r.URL.Query().Get("size"))
+			if err == nil {
+				err = os.WriteFile(r.URL.Query().Get("name"), make([]byte, n), 0o644)
+			}
+			fmt.Fprintln(w, err)
 		})
 		http.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 			h, _ := os.Hostname()
