@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +13,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	agentpod "github.com/clusterd/clusterd/agent/pod"
+	"github.com/clusterd/clusterd/e2e/cluster"
 	"github.com/clusterd/clusterd/e2e/features"
 )
 
@@ -19,7 +22,7 @@ import (
 // same processes go on, no log line is missing, and an exit code from the time
 // without clusterd is told.
 func TestE2ERestart(t *testing.T) {
-	features.Shows(t, 80, 192)
+	features.Shows(t, 80, 192, 270)
 	e := start(t)
 	ns := e.namespace("restart")
 	node := e.other("n1")
@@ -52,6 +55,7 @@ func TestE2ERestart(t *testing.T) {
 	if got := e.containers(node); !slices.Equal(got, before) {
 		t.Fatalf("processes with clusterd gone: %v, before %v", got, before)
 	}
+	e.listedWithout(node, e.get(ns, "short"))
 	e.end(node, "exit 7 600")
 	if err := e.Start(t.Context(), node); err != nil {
 		t.Fatal(err)
@@ -97,6 +101,28 @@ func TestE2ERestart(t *testing.T) {
 	page, err := e.page("n1", e.get(ns, "web").Status.PodIP)
 	if err != nil {
 		t.Errorf("the web server: %v (%s)", err, page)
+	}
+}
+
+// listedWithout asks for a pod's containers on a node where clusterd is down.
+func (e *env) listedWithout(node string, p *corev1.Pod) {
+	e.t.Helper()
+	i := slices.IndexFunc(e.Nodes(), func(n cluster.Node) bool { return n.Name == node })
+	out, err := e.Exec(e.t.Context(), node, e.Bin("clusterd"), "containers", "--data", e.Nodes()[i].Data, "--pod-uid", string(p.UID), "-o", "json").Output()
+	if err != nil {
+		e.t.Fatalf("clusterd containers: %v: %s", err, out)
+	}
+	var list []agentpod.Holding
+	if err := json.Unmarshal(out, &list); err != nil || len(list) != 2 {
+		e.t.Fatalf("a sandbox and its container were wanted: %v: %s", err, out)
+	}
+	sandbox, c := list[0], list[1]
+	if sandbox.Type != agentpod.TypeSandbox || !sandbox.Running || sandbox.Pod != p.Name || sandbox.PodUID != string(p.UID) {
+		e.t.Errorf("sandbox: %+v", sandbox)
+	}
+	log, err := os.ReadFile(c.LogPath)
+	if c.Type != string(agentpod.KindApp) || !c.Running || c.SandboxID != sandbox.ID || c.Pid == 0 || err != nil || !strings.Contains(string(log), "ending with 7") {
+		e.t.Errorf("container: %+v; its log: %q, %v", c, log, err)
 	}
 }
 

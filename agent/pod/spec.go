@@ -30,6 +30,7 @@ const (
 	labelImageID = "imageID" // container
 	labelBackOff = "backoff" // container: delay before the next start, a Go duration
 	labelSignal  = "signal"  // container: what stops it, "SIGTERM"
+	labelType    = "type"    // container: its Kind
 	labelMessage = "message" // container: host path of the termination message
 	labelIPs     = "ips"     // sandbox: comma-separated addresses
 	labelGrace   = "grace"   // sandbox: terminationGracePeriodSeconds
@@ -102,7 +103,7 @@ func (m *Manager) buildContainer(ctx context.Context, in buildInput) (api.Contai
 		Env: lines, Cwd: cfg.WorkingDir, TTY: c.TTY, Stdin: c.Stdin, StdinOnce: c.StdinOnce,
 		Resources: containerResources(c.Resources), OOMScoreAdj: oomScoreAdj(pod, c, node.Status.Capacity.Memory().Value()),
 		Labels: map[string]string{
-			labelHash: Hash(c), labelImage: c.Image, labelImageID: imageID(in.img), labelBackOff: in.backOff.String(),
+			labelHash: Hash(c), labelType: string(in.kind), labelImage: c.Image, labelImageID: imageID(in.img), labelBackOff: in.backOff.String(),
 			labelSignal: signalName(stopSignal(c, cfg.StopSignal)),
 		},
 	}

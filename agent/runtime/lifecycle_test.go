@@ -1,12 +1,15 @@
 package runtime_test
 
 import (
+	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/runtime"
 )
 
 func TestRootLifecycle(t *testing.T) {
@@ -22,6 +25,14 @@ func TestRootLifecycle(t *testing.T) {
 	}
 	if got := n.output(spec); got != "hello\n" {
 		t.Fatalf("output: %q", got)
+	}
+	// Who only looks sees the same.
+	held, ended, err := runtime.Look(n.ctx, filepath.Join(n.dir, "podmon"))
+	if err != nil || len(held) != 1 || held[0].Pid != sb.Pid || len(ended) != 1 || ended[0].Container.ID != "c1" {
+		t.Fatalf("looked at from beside: %+v, %+v, %v", held, ended, err)
+	}
+	if _, _, err := runtime.Look(n.ctx, t.TempDir()); !errors.Is(err, runtime.ErrNoPodmon) {
+		t.Fatalf("a folder without podmon: %v", err)
 	}
 	if err := n.client.RemoveContainer(n.ctx, "c1"); err != nil {
 		t.Fatal(err)

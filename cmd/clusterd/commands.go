@@ -31,7 +31,7 @@ Begin with one machine, add others, and use it with clusterctl or kubectl.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(initCommand(), joinNodeCommand(), runCommand(), devCommand(), standaloneCommand(), resetCommand(), versionCommand())
+	root.AddCommand(initCommand(), joinNodeCommand(), runCommand(), devCommand(), standaloneCommand(), containersCommand(), resetCommand(), versionCommand())
 	return root
 }
 
