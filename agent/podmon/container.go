@@ -200,7 +200,7 @@ func (s *Supervisor) launch(ctx context.Context, c *container, sb *sandbox) (err
 	p := &libcontainer.Process{
 		Args: spec.Args, Env: spec.Env, Cwd: spec.Cwd,
 		UID: int(spec.UID), GID: int(spec.GID), AdditionalGroups: ints(spec.ExtraGIDs),
-		Init: true,
+		Init: true, LogLevel: initLogLevel,
 	}
 	if p.Cwd == "" {
 		p.Cwd = "/"
@@ -265,11 +265,13 @@ func (s *Supervisor) runProcess(c *container, p *libcontainer.Process, cgroupTre
 const initName = "runc:[2:INIT]"
 
 // awaitProgram waits until init has become the user's program, or has ended:
-// told to go on, it has still to load its system call filter, and the kernel may
-// refuse to run the program.
+// told to go on, it has still to close what it holds, and the kernel may refuse
+// to run the program. It looks again and again, for the kernel tells nobody of
+// an execve; the first looks are nanosleep(2)s apart, as timers of Go's wait a
+// millisecond at least.
 func awaitProgram(pid int) {
 	deadline := time.Now().Add(5 * time.Second)
-	for pause := 50 * time.Microsecond; time.Now().Before(deadline); pause = min(2*pause, 5*time.Millisecond) {
+	for pause := 50 * time.Microsecond; time.Now().Before(deadline); pause += pause / 8 {
 		comm, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
 		if err != nil || strings.TrimSpace(string(comm)) != initName {
 			return
@@ -277,6 +279,12 @@ func awaitProgram(pid int) {
 		if st, err := readProcStat(pid); err != nil || st.state == 'Z' {
 			return
 		}
+		if pause < time.Millisecond {
+			ts := unix.NsecToTimespec(int64(pause))
+			_ = unix.Nanosleep(&ts, nil) // shorter is as good
+			continue
+		}
+		pause = min(pause, 5*time.Millisecond)
 		time.Sleep(pause)
 	}
 }

@@ -47,6 +47,7 @@ func (s *Supervisor) exec(ctx context.Context, req api.Exec, files []*os.File) (
 	p := &libcontainer.Process{
 		Args: req.Args, Env: mergeEnv(spec.Env, req.Env), Cwd: req.Cwd,
 		UID: int(spec.UID), GID: int(spec.GID), AdditionalGroups: ints(spec.ExtraGIDs),
+		LogLevel: initLogLevel,
 	}
 	if p.Cwd == "" {
 		p.Cwd = spec.Cwd

@@ -93,7 +93,7 @@ func (h handover) execute(program *os.File, args []string) (err error) {
 	}
 	argv := append([]string{"podmon"}, args...)
 	argv = append(argv, "--keep", "--handover-fd", strconv.Itoa(fd))
-	return syscall.Exec(path, argv, os.Environ())
+	return syscall.Exec(path, argv, ownEnviron())
 }
 
 // readHandover reads what execute left in f, which it takes over.

@@ -81,6 +81,9 @@ func Main(args []string) int {
 		return keepMain(keeperConfig{dir: *root, cgroupRoot: *cgroupRoot, args: own, ready: inheritedFile(*readyFD, "ready"), log: log}, *handoverFD)
 	}
 	nameSelf("podmon")
+	if err := spareInits(); err != nil {
+		log.Warn("starts of containers take longer", "err", err)
+	}
 	s, err := New(Config{Dir: *root, CgroupRoot: *cgroupRoot, StartLimit: *startLimit, Link: inheritedFile(*linkFD, "link"), Args: own, Logger: log})
 	tellReady(*readyFD, err)
 	if err == nil {
