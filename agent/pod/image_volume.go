@@ -124,7 +124,7 @@ func (w *worker) pulledVolume(v *ImageVolume, src *v1.ImageVolumeSource, img ima
 	case reason == reasonCreateContainer:
 		before := v.Err
 		v.Err = faulted(before, reason, err)
-		if before == nil || before.Message != err.Error() {
+		if v.Err.news() {
 			w.event(v1.EventTypeWarning, "Failed", "Error: %v", err)
 		}
 		return

@@ -1077,6 +1077,62 @@ func TestNetworkNotReady(t *testing.T) {
 	})
 }
 
+// TestExitEvents: a container's end is told as an event, however it came.
+func TestExitEvents(t *testing.T) {
+	features.Shows(t, 220)
+	inBubble(t, func(n *node) {
+		n.runtime.IgnoreTerm = func(c api.Container) bool { return c.Name == "deaf" }
+		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a"), ctr("deaf")))
+		n.after(time.Second)
+		n.runtime.Exit("a", 3)
+		n.after(time.Second) // restarted at once
+		n.runtime.Exit("a", 0)
+		n.after(20 * time.Second)
+		n.runtime.Exit("a", 139)
+		n.after(time.Minute)
+		n.runtime.OOM("a")
+		n.after(2 * time.Minute)
+		n.delete("p", 5)
+		n.after(10 * time.Second)
+		for event, times := range map[string]int{
+			"Warning Exited Container a exited with code 3":                               1,
+			"Normal Exited Container a exited with code 0":                                1,
+			"Warning Exited Container a was ended by signal 11 (SIGSEGV)":                 1,
+			"Warning OOMKilling Container a was killed: it used more memory than its":     1,
+			"Warning BackOff Back-off restarting failed container a in pod p_default":     3, // the first restart is at once
+			"Normal Killing Stopping container a":                                         1,
+			"Warning Killed Container deaf was killed: it had not ended within its grace": 1,
+			" Exited ": 3, // none for the stop that was obeyed
+		} {
+			if got := n.events.count(event); got != times {
+				t.Errorf("event %q %d times, want %d", event, got, times)
+			}
+		}
+		if t.Failed() {
+			t.Log(strings.Join(n.events.list, "\n"))
+		}
+	})
+}
+
+// TestFaultsAreToldAgain: a fault that goes on is among the pod's events
+// whenever somebody looks, and not with every attempt.
+func TestFaultsAreToldAgain(t *testing.T) {
+	inBubble(t, func(n *node) {
+		p := testPod("p", v1.RestartPolicyAlways, ctr("a"))
+		p.Spec.Volumes = []v1.Volume{{Name: "c", VolumeSource: v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "missing"}}}}}
+		n.create(p)
+		c := ctr("b")
+		c.EnvFrom = []v1.EnvFromSource{{ConfigMapRef: &v1.ConfigMapEnvSource{LocalObjectReference: v1.LocalObjectReference{Name: "missing"}}}}
+		n.create(testPod("q", v1.RestartPolicyAlways, c))
+		n.after(12 * time.Minute)
+		for _, event := range []string{"FailedMount ", `Failed Error: configmap "missing" not found`} {
+			if got := n.events.count(event); got != 3 {
+				t.Errorf("event %q %d times in 12 minutes, want 3", event, got)
+			}
+		}
+	})
+}
+
 func TestStartError(t *testing.T) {
 	inBubble(t, func(n *node) {
 		n.runtime.StartErr = func(api.Container) (string, error) { return `exec: "/nope": no such file or directory`, nil }

@@ -55,7 +55,18 @@ type Fault struct {
 	Message string
 	At      time.Time
 	RetryAt time.Time
+	Told    time.Time // when an event last told of it
 }
+
+// retell is how often an event repeats a fault that goes on: often enough that
+// it is among the pod's events whenever somebody looks (they are kept an hour),
+// and seldom enough that the recorder, which lets a pod say only so much, still
+// passes on what comes after.
+const retell = 5 * time.Minute
+
+// news reports whether an event is to tell of the fault: it is a new one, or
+// was last told long ago.
+func (f *Fault) news() bool { return f.Told.Equal(f.At) }
 
 // Observed is all that Plan knows of the node's side of a pod. It is owned by
 // the pod's worker; Plan and BuildStatus only read it.

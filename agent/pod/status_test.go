@@ -79,8 +79,12 @@ func TestWaitingReasons(t *testing.T) {
 		{"network not ready", one().with(func(w *world) { w.o.Sandbox.Err = &Fault{Reason: "NetworkNotReady", Message: "no range"} }), 0, "ContainerCreating", "no range"},
 		{"volume missing", one().with(func(w *world) { w.o.Volumes.Err = &Fault{Message: `configmaps "x" not found`} }), 0, "ContainerCreating", `configmaps "x" not found`},
 		{"slow pull", one().with(func(w *world) { c(w).Op, c(w).OpSince = OpPull, t0 }), 3 * time.Second, "ContainerCreating", `Pulling image "i" since 03:04:05 UTC`},
-		{"pull failed", one().with(func(w *world) { c(w).ImageErr, c(w).ImageRef = &Fault{"ErrImagePull", "manifest unknown", t0, t0}, "i" }), 0, "ErrImagePull", "manifest unknown"},
-		{"pull backs off", one().with(func(w *world) { c(w).ImageErr, c(w).ImageRef = &Fault{"ErrImagePull", "manifest unknown", t0, t0}, "i" }), 5 * time.Second,
+		{"pull failed", one().with(func(w *world) {
+			c(w).ImageErr, c(w).ImageRef = &Fault{Reason: "ErrImagePull", Message: "manifest unknown", At: t0, RetryAt: t0}, "i"
+		}), 0, "ErrImagePull", "manifest unknown"},
+		{"pull backs off", one().with(func(w *world) {
+			c(w).ImageErr, c(w).ImageRef = &Fault{Reason: "ErrImagePull", Message: "manifest unknown", At: t0, RetryAt: t0}, "i"
+		}), 5 * time.Second,
 			"ImagePullBackOff", `Back-off pulling image "i": ErrImagePull: manifest unknown`},
 		{"config", one().with(func(w *world) { c(w).StartErr = &Fault{Reason: "CreateContainerConfigError", Message: "m"} }), 0, "CreateContainerConfigError", "m"},
 		{"crash loop", one().up().exited("a", 1).with(func(w *world) { c(w).BackOff = 80 * time.Second }), time.Second,

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
@@ -139,7 +140,7 @@ func (w *worker) startContainer(c *Container, attempt uint32) {
 	target, err := w.targetOf(c.Name)
 	if err != nil {
 		c.StartErr = faulted(before, reasonCreateContainer, err)
-		if before == nil || before.Message != err.Error() {
+		if c.StartErr.news() {
 			w.containerEvent(c.Name, v1.EventTypeWarning, "Failed", "Error: %v", err)
 		}
 		w.send(func() {}) // plan the next try
@@ -161,7 +162,7 @@ func (w *worker) startContainer(c *Container, attempt uint32) {
 		if err != nil {
 			return func() {
 				c.StartErr = faulted(before, reason, err)
-				if before == nil || before.Message != err.Error() {
+				if c.StartErr.news() {
 					w.containerEvent(c.Name, v1.EventTypeWarning, "Failed", "Error: %v", err)
 				}
 			}
@@ -407,9 +408,32 @@ func (w *worker) exit(c *Container, i *Instance, st api.ContainerStatus) {
 		delete(w.exits, i.ID)
 	}
 	w.stopProbes(i.ID)
-	if i.Reason == "OOMKilled" {
-		w.containerEvent(c.Name, v1.EventTypeWarning, "OOMKilling", "Container %s was killed: it used more memory than its limit", c.Name)
+	if st.StartError != "" {
+		return // told as such
 	}
+	if kind, reason, message := exitWords(c.Name, i); reason != "" {
+		w.containerEvent(c.Name, kind, reason, "%s", message)
+	}
+}
+
+// exitWords is the event that tells of an instance's end; none for one that was
+// asked for and obeyed, of which Killing has told.
+func exitWords(name string, i *Instance) (kind, reason, message string) {
+	switch {
+	case i.Reason == "OOMKilled":
+		return v1.EventTypeWarning, "OOMKilling", fmt.Sprintf("Container %s was killed: it used more memory than its limit", name)
+	case i.StopCause != StopNone && i.Signal == sigKill:
+		return v1.EventTypeWarning, "Killed", fmt.Sprintf("Container %s was killed: it had not ended within its grace period", name)
+	case i.StopCause != StopNone:
+		return "", "", ""
+	case i.Reason == "ContainerStatusUnknown":
+		return v1.EventTypeWarning, "Exited", fmt.Sprintf("Container %s has ended, and its exit code is not known", name)
+	case i.Signal != 0:
+		return v1.EventTypeWarning, "Exited", fmt.Sprintf("Container %s was ended by signal %d (%s)", name, i.Signal, unix.SignalName(unix.Signal(i.Signal)))
+	case i.ExitCode != 0:
+		return v1.EventTypeWarning, "Exited", fmt.Sprintf("Container %s exited with code %d", name, i.ExitCode)
+	}
+	return v1.EventTypeNormal, "Exited", fmt.Sprintf("Container %s exited with code 0", name)
 }
 
 // lost takes the disappearance of a container from podmon's list.

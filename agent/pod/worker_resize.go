@@ -123,7 +123,7 @@ func (w *worker) resize() {
 			}
 			if err != nil {
 				w.obs.ResizeErr = faulted(before, v1.PodReasonError, err)
-				if before == nil || before.Message != err.Error() {
+				if w.obs.ResizeErr.news() {
 					w.event(v1.EventTypeWarning, "ResizeError", "Pod resize failed, will be tried again: %v", err)
 				}
 				return

@@ -29,10 +29,14 @@ func isCode(err error, code string) bool {
 func faulted(before *Fault, reason string, err error) *Fault {
 	now := time.Now()
 	var d time.Duration
+	told := now
 	if before != nil {
 		d = before.RetryAt.Sub(before.At)
+		if before.Message == err.Error() && now.Sub(before.Told) < retell {
+			told = before.Told
+		}
 	}
-	return &Fault{Reason: reason, Message: err.Error(), At: now, RetryAt: now.Add(quickBackOff(d))}
+	return &Fault{Reason: reason, Message: err.Error(), At: now, RetryAt: now.Add(quickBackOff(d)), Told: told}
 }
 
 func (w *worker) createSandbox(attempt uint32) {
@@ -63,7 +67,7 @@ func (w *worker) createSandbox(attempt uint32) {
 					reason = "NetworkNotReady"
 				}
 				w.obs.Sandbox.Err = faulted(before, reason, err)
-				if before == nil || before.Message != err.Error() {
+				if w.obs.Sandbox.Err.news() {
 					w.event(v1.EventTypeWarning, reason, "%s", sandboxWords(reason, err))
 				}
 				return
@@ -207,7 +211,7 @@ func (w *worker) endStray(id string) {
 			s.Busy = false
 			if err != nil {
 				s.Err = faulted(before, reasonKillPod, err)
-				if before == nil || before.Message != err.Error() {
+				if s.Err.news() {
 					w.event(v1.EventTypeWarning, "FailedKillPod", "error killing a left-over of the pod: %v", err)
 				}
 				return
@@ -302,7 +306,7 @@ func (w *worker) setupVolumes() {
 			if errors.Is(err, volume.ErrUnsupported) {
 				w.obs.Volumes.Err.RetryAt = time.Now().Add(backOffMax)
 			}
-			if before == nil || before.Message != err.Error() {
+			if w.obs.Volumes.Err.news() {
 				w.event(v1.EventTypeWarning, "FailedMount", "%s", err)
 			}
 		}

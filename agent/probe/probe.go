@@ -5,6 +5,7 @@
 package probe
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -76,6 +77,9 @@ func (p *Prober) Once(ctx context.Context, spec *v1.Probe, t Target) Round {
 			return Round{Message: fmt.Sprintf("command timed out: %q timed out after %s", strings.Join(spec.Exec.Command, " "), time.Duration(spec.TimeoutSeconds)*time.Second)}
 		case err != nil:
 			return Round{Message: err.Error()}
+		}
+		if code != 0 && len(bytes.TrimSpace(out)) == 0 {
+			return Round{Message: fmt.Sprintf("command exited with code %d and printed nothing", code)}
 		}
 		return Round{OK: code == 0, Message: string(out)}
 	case spec.HTTPGet != nil:
