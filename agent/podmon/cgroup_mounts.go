@@ -1,6 +1,7 @@
 package podmon
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -28,6 +29,9 @@ var cgroupHierarchies = sync.OnceValues(func() ([]cgroupHierarchy, error) {
 		return nil, nil
 	}
 	mounts, err := cgroups.GetCgroupMounts(false)
+	if err == nil && len(mounts) == 0 {
+		err = errors.New("none is mounted")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("find the cgroup hierarchies: %w", err)
 	}

@@ -135,6 +135,9 @@ func New(cfg Config) (_ *Supervisor, err error) {
 	if err := checkState(cfg.Dir); err != nil { // dropping it would end what it tells of
 		return nil, err
 	}
+	if _, err := cgroupHierarchies(); err != nil { // no container could be made, limited or ended
+		return nil, fmt.Errorf("%w: mount the machine's cgroups at %s, or start clusterd where they are seen (`ip netns exec` hides them, `nsenter --net` does not)", err, cgroupMountpoint)
+	}
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("become reaper of orphans: %w", err)
 	}
