@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"log/slog"
+	"strings"
 )
 
 // quieter lowers what the Kubernetes libraries log: info records to debug,
@@ -15,6 +16,26 @@ type quieter struct{ slog.Handler }
 var clientsDoing = map[string]bool{
 	"Error on socket receive":            true,
 	"Unable to authenticate the request": true,
+}
+
+// toNobody reports whether a record tells of an answer whose client had gone
+// before it was written, or of a request that ended with its client. A server
+// that stops has many of them.
+func toNobody(r slog.Record) (is bool) {
+	if r.Message != "Unhandled Error" {
+		return false
+	}
+	r.Attrs(func(a slog.Attr) bool {
+		if a.Key != "err" {
+			return true
+		}
+		err := a.Value.String()
+		is = strings.Contains(err, "apiserver was unable to write a ") ||
+			strings.Contains(err, "apiserver received an error that is not an metav1.Status") &&
+				(strings.Contains(err, "closed pipe") || strings.Contains(err, context.Canceled.Error()))
+		return false
+	})
+	return is
 }
 
 func (q quieter) level(l slog.Level) slog.Level {
@@ -34,7 +55,7 @@ func (q quieter) Enabled(ctx context.Context, l slog.Level) bool {
 
 func (q quieter) Handle(ctx context.Context, r slog.Record) error {
 	r.Level = q.level(r.Level)
-	if clientsDoing[r.Message] {
+	if clientsDoing[r.Message] || toNobody(r) {
 		r.Level = slog.LevelDebug
 		if !q.Handler.Enabled(ctx, r.Level) {
 			return nil
