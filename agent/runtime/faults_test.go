@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -33,6 +34,18 @@ func hierarchies(t *testing.T) []string {
 		all[i] = filepath.Dir(all[i])
 	}
 	return all
+}
+
+// TestRootNoCgroups: where the machine's cgroups are not mounted podmon says so
+// and what to do, instead of serving and failing each pod.
+func TestRootNoCgroups(t *testing.T) {
+	needRoot(t)
+	cmd := exec.Command("unshare", "--mount", "sh", "-c", `umount -l /sys/fs/cgroup && exec "$0" --root "$1"`, podmonPath, t.TempDir())
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(string(out), "mount the machine's cgroups at /sys/fs/cgroup") {
+		t.Errorf("%v\n%s", err, out)
+	}
 }
 
 // TestRootCgroupIsTakenAway: somebody moves a container's processes out of its
