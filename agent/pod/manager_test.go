@@ -62,6 +62,12 @@ type events struct {
 
 func (e *events) has(sub string) bool { return e.count(sub) > 0 }
 
+func (e *events) all() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.list)
+}
+
 func (e *events) count(sub string) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -210,6 +216,7 @@ func inBubble(t *testing.T, fn func(n *node)) {
 }
 
 func TestPodRunsAndIsDeleted(t *testing.T) {
+	features.Shows(t, 255)
 	inBubble(t, func(n *node) {
 		n.create(testPod("web", v1.RestartPolicyAlways, ctr("a"), ctr("b")))
 		n.after(200 * time.Millisecond)
@@ -252,6 +259,23 @@ func TestPodRunsAndIsDeleted(t *testing.T) {
 		}
 		if !slices.Contains(n.runtime.Calls(), "signal a 15") {
 			t.Errorf("no SIGTERM: %v", n.runtime.Calls())
+		}
+		// Each of the runtime's acts is an event, in the order of the acts; images
+		// are looked for side by side.
+		var acts []string
+		for _, e := range n.events.all() {
+			switch reason := strings.Fields(e)[1]; reason {
+			case "MissingClusterDNS":
+			case "Pulled":
+				if len(acts) == 0 || acts[0] != "Pulled" {
+					acts = append(acts, reason)
+				}
+			default:
+				acts = append(acts, reason)
+			}
+		}
+		if got := strings.Join(acts, " "); got != "Pulled Created Started Created Started Killing Killing" || n.events.count("Pulled") != 2 {
+			t.Errorf("events: %s", got)
 		}
 	})
 }

@@ -198,20 +198,24 @@ func willRestart(spec *v1.PodSpec, cs *v1.Container, kind Kind, c *Container) bo
 	if i.StopCause == StopPod {
 		return false
 	}
-	policy := spec.RestartPolicy
-	if cs.RestartPolicy != nil {
-		policy = v1.RestartPolicy(*cs.RestartPolicy)
-	}
 	if on, ok := ruleFor(cs.RestartPolicyRules, i.ExitCode); ok {
 		return on
 	}
-	switch policy {
+	switch policyOf(spec, cs) {
 	case v1.RestartPolicyNever:
 		return false
 	case v1.RestartPolicyOnFailure:
 		return i.ExitCode != 0
 	}
 	return kind == KindApp || i.ExitCode != 0 // Always; an init container is done at 0
+}
+
+// policyOf is a container's own restart policy, or else its pod's.
+func policyOf(spec *v1.PodSpec, c *v1.Container) v1.RestartPolicy {
+	if c.RestartPolicy != nil {
+		return v1.RestartPolicy(*c.RestartPolicy)
+	}
+	return spec.RestartPolicy
 }
 
 // ruleFor finds the first restart rule that speaks of an exit code.
@@ -403,7 +407,7 @@ func (p *planner) health(spec *v1.Container, kind Kind, c *Container) {
 			grace = seconds(*s)
 		}
 		msg := fmt.Sprintf("Container %s %s", c.Name, c.Now.Sick)
-		if p.spec.RestartPolicy != v1.RestartPolicyNever {
+		if policyOf(p.spec, spec) != v1.RestartPolicyNever {
 			msg += ", will be restarted"
 		}
 		p.add(Stop{Container: c.Name, ID: c.Now.ID, Grace: grace, Cause: StopUnhealthy, Message: msg})

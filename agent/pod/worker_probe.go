@@ -46,12 +46,18 @@ func (w *worker) startProbes(c *Container) {
 	live, stopLive := context.WithCancel(ctx)
 	w.probes[i.ID] = &probing{cancel: cancel, stopLiveness: stopLive}
 	t := w.target(spec, i.ID, w.obs.Sandbox)
+	t.StartedAt = i.StartedAt
 	loop := func(ctx context.Context, kind probe.Kind, p *v1.Probe, eager bool, verdict func(ok bool)) {
 		w.wg.Go(func() {
 			w.m.cfg.Probes.Loop(ctx, kind, p, t, eager, func(r probe.Round) {
-				if !r.OK {
+				switch {
+				case !r.OK:
 					w.send(func() {
 						w.containerEvent(c.Name, v1.EventTypeWarning, "Unhealthy", "%s probe failed: %s", kind, r.Message)
+					})
+				case r.Warning:
+					w.send(func() {
+						w.containerEvent(c.Name, v1.EventTypeWarning, "ProbeWarning", "%s probe warning: %s", kind, r.Message)
 					})
 				}
 			}, func(ok bool, _ string) {

@@ -40,6 +40,9 @@ type Target struct {
 	ContainerID string
 	PodIP       string // where HTTP, TCP and gRPC go when the probe names no host
 	Ports       []v1.ContainerPort
+	// StartedAt is when it started, which the initial delay counts from; zero:
+	// now.
+	StartedAt time.Time
 	// Whose container it is, for the metrics alone.
 	Namespace, Pod, PodUID, Container string
 }
@@ -47,7 +50,8 @@ type Target struct {
 // Round is the outcome of one question.
 type Round struct {
 	OK      bool
-	Message string // of a failure, or the output
+	Warning bool   // OK, but perhaps not as it was meant
+	Message string // of a failure or warning, or the output
 }
 
 // Prober asks questions. It is safe for concurrent use.
@@ -67,14 +71,15 @@ const limit = 10 << 10
 
 // Once asks a single question within the probe's timeout.
 func (p *Prober) Once(ctx context.Context, spec *v1.Probe, t Target) Round {
-	ctx, cancel := context.WithTimeout(ctx, max(time.Duration(spec.TimeoutSeconds), 1)*time.Second)
+	timeout := max(time.Duration(spec.TimeoutSeconds), 1) * time.Second
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	switch {
 	case spec.Exec != nil:
 		out, code, err := p.Exec.ExecProbe(ctx, t.ContainerID, spec.Exec.Command)
 		switch {
 		case errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil:
-			return Round{Message: fmt.Sprintf("command timed out: %q timed out after %s", strings.Join(spec.Exec.Command, " "), time.Duration(spec.TimeoutSeconds)*time.Second)}
+			return Round{Message: fmt.Sprintf("command timed out: %q timed out after %s", strings.Join(spec.Exec.Command, " "), timeout)}
 		case err != nil:
 			return Round{Message: err.Error()}
 		}
@@ -96,7 +101,7 @@ func (p *Prober) Once(ctx context.Context, spec *v1.Probe, t Target) Round {
 		conn.Close()
 		return Round{OK: true}
 	case spec.GRPC != nil:
-		return p.grpc(ctx, spec.GRPC, t)
+		return p.grpc(ctx, spec.GRPC, t, timeout)
 	}
 	return Round{Message: "probe without an action"}
 }
@@ -131,20 +136,7 @@ func (p *Prober) HTTP(ctx context.Context, get *v1.HTTPGetAction, t Target) (cod
 	if err != nil {
 		return 0, "", err
 	}
-	req.Header.Set("User-Agent", "kube-probe/"+p.Version)
-	req.Header.Set("Accept", "*/*")
-	for _, h := range get.HTTPHeaders {
-		if strings.EqualFold(h.Name, "Host") {
-			req.Host = h.Value
-			continue
-		}
-		if req.Header.Get(h.Name) != "" && (strings.EqualFold(h.Name, "User-Agent") || strings.EqualFold(h.Name, "Accept")) {
-			req.Header.Del(h.Name)
-		}
-		if h.Value != "" {
-			req.Header.Add(h.Name, h.Value)
-		}
-	}
+	p.setHeaders(req, get.HTTPHeaders)
 	res, err := p.client().Do(req)
 	if err != nil {
 		return 0, "", err
@@ -155,6 +147,27 @@ func (p *Prober) HTTP(ctx context.Context, get *v1.HTTPGetAction, t Target) (cod
 		return 0, "", err
 	}
 	return res.StatusCode, string(b), nil
+}
+
+// setHeaders sets the headers of a probe, and ours where it names none of them.
+// The same name may come several times. An empty User-Agent or Accept means that
+// none is sent.
+func (p *Prober) setHeaders(req *http.Request, headers []v1.HTTPHeader) {
+	for _, h := range headers {
+		req.Header.Add(h.Name, h.Value)
+	}
+	if host := req.Header.Get("Host"); host != "" {
+		req.Host = host
+	}
+	req.Header.Del("Host") // net/http sends req.Host
+	if _, given := req.Header["User-Agent"]; !given {
+		req.Header.Set("User-Agent", "kube-probe/"+p.Version)
+	}
+	if values, given := req.Header["Accept"]; !given {
+		req.Header.Set("Accept", "*/*")
+	} else if len(values) == 1 && values[0] == "" {
+		req.Header.Del("Accept")
+	}
 }
 
 // client sends requests over connections of their own: a probe asks whether
@@ -187,13 +200,16 @@ func (p *Prober) http(ctx context.Context, get *v1.HTTPGetAction, t Target) Roun
 	if err != nil {
 		return Round{Message: err.Error()}
 	}
-	if code >= 200 && code < 400 {
+	if code >= 300 && code < 400 {
+		return Round{OK: true, Warning: true, Message: "Probe terminated redirects, Response body: " + body}
+	}
+	if code >= 200 && code < 300 {
 		return Round{OK: true, Message: body}
 	}
 	return Round{Message: fmt.Sprintf("HTTP probe failed with statuscode: %d", code)}
 }
 
-func (p *Prober) grpc(ctx context.Context, g *v1.GRPCAction, t Target) Round {
+func (p *Prober) grpc(ctx context.Context, g *v1.GRPCAction, t Target, timeout time.Duration) Round {
 	addr := net.JoinHostPort(t.PodIP, strconv.Itoa(int(g.Port)))
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithUserAgent("kube-probe/"+p.Version), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
@@ -212,7 +228,7 @@ func (p *Prober) grpc(ctx context.Context, g *v1.GRPCAction, t Target) Round {
 	case status.Code(err) == codes.Unimplemented:
 		return Round{Message: "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): " + status.Convert(err).Message()}
 	case status.Code(err) == codes.DeadlineExceeded || ctx.Err() != nil:
-		return Round{Message: fmt.Sprintf("timeout: failed to connect service %q within %s", addr, "the probe's timeout")}
+		return Round{Message: fmt.Sprintf("timeout: failed to connect service %q within %s", addr, timeout)}
 	case err != nil:
 		return Round{Message: "error: health rpc probe failed: " + err.Error()}
 	case res.Status != grpc_health_v1.HealthCheckResponse_SERVING:
@@ -250,7 +266,7 @@ func Port(p intstr.IntOrString, ports []v1.ContainerPort) (int, error) {
 // later; failures among these extra questions count for nothing.
 func (p *Prober) Loop(ctx context.Context, kind Kind, spec *v1.Probe, t Target, eager bool, round func(Round), verdict func(ok bool, message string)) {
 	period := max(time.Duration(spec.PeriodSeconds), 1) * time.Second
-	step := firstDelay(spec, period)
+	step := firstDelay(spec, period, t.StartedAt, time.Now())
 	timer := time.NewTimer(step)
 	defer timer.Stop()
 	c := counter{success: max(int(spec.SuccessThreshold), 1), failure: max(int(spec.FailureThreshold), 1)}
@@ -287,12 +303,17 @@ func (p *Prober) Loop(ctx context.Context, kind Kind, spec *v1.Probe, t Target, 
 // eagerFirst is the first distance between extra questions; it doubles.
 const eagerFirst = 50 * time.Millisecond
 
-// firstDelay is the initial delay. Without one the question comes almost at
-// once, spread a little so that many pods started together do not ask
-// together.
-func firstDelay(spec *v1.Probe, period time.Duration) time.Duration {
-	if spec.InitialDelaySeconds > 0 {
-		return time.Duration(spec.InitialDelaySeconds) * time.Second
+// firstDelay is what is left of the initial delay, which counts from the
+// container's start: a startup probe or a new agent does not make it longer, nor
+// does a clock that was set back. Without one the question comes almost at once,
+// spread a little so that many pods started together do not ask together.
+func firstDelay(spec *v1.Probe, period time.Duration, startedAt, now time.Time) time.Duration {
+	delay := time.Duration(spec.InitialDelaySeconds) * time.Second
+	if !startedAt.IsZero() {
+		delay -= max(now.Sub(startedAt), 0)
+	}
+	if delay > 0 {
+		return delay
 	}
 	return time.Duration(rand.Int64N(int64(min(period, 20*time.Millisecond))))
 }

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -104,6 +105,13 @@ func TestOnce(t *testing.T) {
 	})
 	mux.HandleFunc("/bad", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) })
 	mux.HandleFunc("/away", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "http://elsewhere.invalid/", 302) })
+	mux.HandleFunc("/within", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/bad", 302) })
+	mux.HandleFunc("/circle", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/circle", 302) })
+	mux.HandleFunc("/query", func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.RawQuery != "a=b%20c&d" {
+			w.WriteHeader(500)
+		}
+	})
 	mux.HandleFunc("/slow", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	plain, secure := httptest.NewServer(mux), httptest.NewTLSServer(mux)
 	defer plain.Close()
@@ -118,6 +126,7 @@ func TestOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	g, h := grpc.NewServer(), health.NewServer()
+	h.SetServingStatus("well", grpc_health_v1.HealthCheckResponse_SERVING)
 	h.SetServingStatus("sick", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
 	grpc_health_v1.RegisterHealthServer(g, h)
 	var wg sync.WaitGroup
@@ -146,11 +155,19 @@ func TestOnce(t *testing.T) {
 		{"named port", httpGet("ok", intstr.FromString("web"), ""), true, ""},
 		{"unknown port", httpGet("/ok", intstr.FromString("nope"), ""), false, `couldn't find port: "nope"`},
 		{"status", httpGet("/bad", intstr.FromInt32(port(plain)), ""), false, "HTTP probe failed with statuscode: 503"},
-		{"redirect away is an answer", httpGet("/away", intstr.FromInt32(port(plain)), ""), true, ""},
+		{"redirect away is an answer", httpGet("/away", intstr.FromInt32(port(plain)), ""), true, "Probe terminated redirects, Response body: <a href=\"http://elsewhere.invalid/\">Found</a>"},
+		{"redirect within is followed", httpGet("/within", intstr.FromInt32(port(plain)), ""), false, "statuscode: 503"},
+		{"redirect in a circle", httpGet("/circle", intstr.FromInt32(port(plain)), ""), false, "stopped after 10 redirects"},
+		{"query", httpGet("/query?a=b%20c&d", intstr.FromInt32(port(plain)), ""), true, ""},
+		{"https to a plain server", httpGet("/ok", intstr.FromInt32(port(plain)), v1.URISchemeHTTPS), false, "server gave HTTP response to HTTPS client"},
+		{"port of no number", httpGet("/ok", intstr.FromInt32(0), ""), false, "invalid port number: 0"},
 		{"timeout", httpGet("/slow", intstr.FromInt32(port(plain)), ""), false, "deadline exceeded"},
 		{"tcp", v1.ProbeHandler{TCPSocket: &v1.TCPSocketAction{Port: intstr.FromInt32(port(plain))}}, true, ""},
 		{"tcp refused", v1.ProbeHandler{TCPSocket: &v1.TCPSocketAction{Port: intstr.FromInt32(int32(deadPort))}}, false, "refused"},
 		{"grpc", v1.ProbeHandler{GRPC: &v1.GRPCAction{Port: gport}}, true, ""},
+		{"grpc, a service by name", v1.ProbeHandler{GRPC: &v1.GRPCAction{Port: gport, Service: ptr.To("well")}}, true, ""},
+		{"grpc, an unknown service", v1.ProbeHandler{GRPC: &v1.GRPCAction{Port: gport, Service: ptr.To("who")}}, false, "error: health rpc probe failed: "},
+		{"grpc refused", v1.ProbeHandler{GRPC: &v1.GRPCAction{Port: int32(deadPort)}}, false, "refused"},
 		{"grpc sick", v1.ProbeHandler{GRPC: &v1.GRPCAction{Port: gport, Service: ptr.To("sick")}}, false, "NOT_SERVING"},
 		{"exec", v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"0"}}}, true, ""},
 		{"exec fails", v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"2"}}}, false, "output"},
@@ -170,5 +187,60 @@ func TestOnce(t *testing.T) {
 				t.Errorf("%+v", r)
 			}
 		})
+	}
+}
+
+func TestHeaders(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		given []v1.HTTPHeader
+		want  http.Header
+		host  string
+	}{
+		{"none", nil, http.Header{"User-Agent": {"kube-probe/v1"}, "Accept": {"*/*"}}, "a.b"},
+		{
+			"own", []v1.HTTPHeader{{Name: "user-agent", Value: "me"}, {Name: "Accept", Value: "text/html"}, {Name: "host", Value: "c.d"}},
+			http.Header{"User-Agent": {"me"}, "Accept": {"text/html"}}, "c.d",
+		},
+		{
+			"nothing said on purpose", []v1.HTTPHeader{{Name: "User-Agent"}, {Name: "Accept"}},
+			http.Header{"User-Agent": {""}}, "a.b", // net/http sends none for ""
+		},
+		{
+			"twice, and empty", []v1.HTTPHeader{{Name: "X-A", Value: "1"}, {Name: "x-a", Value: "2"}, {Name: "X-B"}},
+			http.Header{"User-Agent": {"kube-probe/v1"}, "Accept": {"*/*"}, "X-A": {"1", "2"}, "X-B": {""}}, "a.b",
+		},
+	} {
+		req, err := http.NewRequest(http.MethodGet, "http://a.b/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		(&Prober{Version: "v1"}).setHeaders(req, tt.given)
+		if !reflect.DeepEqual(req.Header, tt.want) || req.Host != tt.host {
+			t.Errorf("%s: %v for %s, want %v for %s", tt.name, req.Header, req.Host, tt.want, tt.host)
+		}
+	}
+}
+
+func TestFirstDelay(t *testing.T) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	const soon = 20 * time.Millisecond
+	for _, tt := range []struct {
+		name     string
+		initial  int32
+		started  time.Time
+		min, max time.Duration
+	}{
+		{"none", 0, now, 0, soon},
+		{"just started", 30, now, 30 * time.Second, 30 * time.Second},
+		{"start unknown", 30, time.Time{}, 30 * time.Second, 30 * time.Second},
+		{"after a startup probe", 30, now.Add(-20 * time.Second), 10 * time.Second, 10 * time.Second},
+		{"long over", 30, now.Add(-time.Hour), 0, soon},
+		{"clock set back", 30, now.Add(time.Hour), 30 * time.Second, 30 * time.Second},
+	} {
+		got := firstDelay(&v1.Probe{InitialDelaySeconds: tt.initial}, 10*time.Second, tt.started, now)
+		if got < tt.min || got > tt.max {
+			t.Errorf("%s: %s, want %s to %s", tt.name, got, tt.min, tt.max)
+		}
 	}
 }
