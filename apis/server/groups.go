@@ -11,11 +11,13 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 
 	"github.com/clusterd/clusterd/apis"
 	"github.com/clusterd/clusterd/apis/server/resource"
 	"github.com/clusterd/clusterd/apis/server/review"
 	"github.com/clusterd/clusterd/apis/server/subresource"
+	"github.com/clusterd/clusterd/apis/server/usage"
 )
 
 // groupSet is what each group version serves, in the order of the kinds: the
@@ -42,6 +44,7 @@ func installGroups(server *genericapiserver.GenericAPIServer, config Config, sto
 	}
 	addPods(groups, stores, subresource.NodeTransport(config.NodeTransport))
 	addReviews(groups, z)
+	addUsage(groups, stores, usage.Transport(config.NodeTransport))
 
 	var named []*genericapiserver.APIGroupInfo
 	for _, version := range groups.order {
@@ -97,6 +100,14 @@ func addPods(groups *groupSet, stores *stores, transport subresource.NodeTranspo
 	groups.add(v1, "pods/attach", subresource.NewAttach(pods, transport))
 	groups.add(v1, "pods/portforward", subresource.NewPortForward(pods, transport))
 	groups.add(v1, "nodes/proxy", subresource.NewNodeProxy(stores.core("nodes"), transport))
+}
+
+// addUsage adds what nodes and pods use. It comes last: "nodes" and "pods" are
+// those of the core group unless somebody says otherwise.
+func addUsage(groups *groupSet, stores *stores, transport usage.Transport) {
+	source := usage.NewSource(transport)
+	groups.add(metricsv1beta1.SchemeGroupVersion, "nodes", usage.NewNodes(stores.core("nodes"), source))
+	groups.add(metricsv1beta1.SchemeGroupVersion, "pods", usage.NewPods(stores.core("pods"), source))
 }
 
 // addReviews adds the kinds that are questions.
