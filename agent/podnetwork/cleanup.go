@@ -26,7 +26,6 @@ func CleanUp(ctx context.Context, cfg Config) error {
 			errs = append(errs, fmt.Errorf("namespace %s: %w", name, err))
 		}
 	}
-	errs = append(errs, n.clearReady())
 	errs = append(errs, n.links.CleanUp(n.cfg.Bridge), n.routes.CleanUp(ctx), n.filter.CleanUp())
 	return errors.Join(errs...)
 }

@@ -67,13 +67,13 @@ type Config struct {
 type Network struct {
 	cfg    Config
 	spaces *netns.Dir
-	// For the ready networks, see ready.go.
-	readySpaces *netns.Dir
-	looking     sync.RWMutex  // taken before mu; for reading while one is made or given away, for writing while all are swept
-	taken       chan struct{} // holds one: a pod has asked for a network
-	links       *podnet.Network
-	routes      *overlay.HostGW
-	filter      *nft.Filter
+	links  *podnet.Network
+	routes *overlay.HostGW
+	filter *nft.Filter
+	// looking is taken before mu: for reading while a network is made or given
+	// away, for writing while all are swept.
+	looking sync.RWMutex
+	taken   chan struct{} // holds one: a pod has asked for a network, see ready.go
 
 	portMu sync.Mutex // guards ports, rules, own, and the file of the ports
 	ports  map[string]podsPorts
@@ -89,7 +89,7 @@ type Network struct {
 	fault   string // why there is no pool
 	onReady []func()
 	ready   []readyNet
-	noReady bool // the kernel cannot give them away
+	names   map[string]string // of the pods' networks by UID, see loadNames
 }
 
 // New binds a Network to the present network namespace. It changes nothing
@@ -112,7 +112,7 @@ func New(cfg Config) (*Network, error) {
 	if n.spaces, err = netns.Open(filepath.Join(cfg.Dir, "netns")); err != nil {
 		return nil, fmt.Errorf("pod network: %w", err)
 	}
-	if n.readySpaces, err = netns.Open(filepath.Join(cfg.Dir, "ready")); err != nil {
+	if n.names, err = loadNames(cfg.Dir, n.spaces); err != nil {
 		return nil, fmt.Errorf("pod network: %w", err)
 	}
 	if n.links, err = podnet.Open(podnet.Config{Logger: cfg.Logger}); err != nil {
@@ -302,14 +302,14 @@ func (n *Network) open(cidr netip.Prefix) error {
 	n.looking.Lock()
 	defer n.looking.Unlock()
 	n.dropReady()
-	if err := n.clearReady(); err != nil {
+	if err := n.dropNobodys(); err != nil {
 		return err
 	}
 	gateway := cidr.Addr().Next()
 	if err := n.links.EnsureBridge(podnet.Bridge{Name: n.cfg.Bridge, Addr: netip.PrefixFrom(gateway, cidr.Bits()), MTU: n.cfg.MTU}); err != nil {
 		return fmt.Errorf("bridge: %w", err)
 	}
-	pool, err := ipam.Open(ipam.Config{File: filepath.Join(n.cfg.Dir, "ipam.json"), Prefix: cidr, Reserved: []netip.Addr{gateway}})
+	pool, err := ipam.Open(ipam.Config{File: filepath.Join(n.cfg.Dir, ipamFile), Prefix: cidr, Reserved: []netip.Addr{gateway}})
 	if err != nil {
 		return fmt.Errorf("addresses: %w", err)
 	}
@@ -360,28 +360,36 @@ func (n *Network) Attach(_ context.Context, uid string, hostNetwork bool) (strin
 	if path, addr, ok := n.takeReady(uid); ok {
 		return path, []netip.Addr{addr.Addr()}, nil
 	}
+	n.looking.RLock()
+	defer n.looking.RUnlock()
 	addr, err := pool.Allocate(uid)
 	if err != nil {
 		return "", nil, fmt.Errorf("address for the pod: %w", err)
 	}
-	path, err := n.spaces.Create(uid)
-	if err == nil {
-		err = n.links.Attach(podnet.Pod{NetNS: path, HostIf: podnet.HostIf(uid), Bridge: n.cfg.Bridge, Addr: addr, Gateway: gateway, MTU: n.cfg.MTU})
+	name := networkName(addr)
+	n.setName(uid, name)
+	if err := n.connect(addr, gateway); err != nil {
+		err = errors.Join(fmt.Errorf("connect the pod: %w", err), pool.Release(uid))
+		n.setName(uid, "")
+		return "", nil, err
 	}
-	if err != nil {
-		return "", nil, errors.Join(fmt.Errorf("connect the pod: %w", err), n.spaces.Delete(uid), pool.Release(uid))
-	}
-	return path, []netip.Addr{addr.Addr()}, nil
+	return n.spaces.Path(name), []netip.Addr{addr.Addr()}, nil
 }
 
 // Detach gives namespace and address back. What is not there is fine.
 func (n *Network) Detach(_ context.Context, uid string) error {
 	n.mu.Lock()
-	pool := n.pool
+	pool, name := n.pool, n.names[uid]
 	n.mu.Unlock()
-	err := errors.Join(n.unpublish(func(u string) bool { return u != uid }), n.links.Detach(podnet.HostIf(uid)), n.spaces.Delete(uid))
+	err := n.unpublish(func(u string) bool { return u != uid })
+	if name != "" {
+		err = errors.Join(err, n.disconnect(name))
+	}
 	if err == nil && pool != nil {
 		err = pool.Release(uid)
+	}
+	if err == nil {
+		n.setName(uid, "")
 	}
 	return err
 }
@@ -389,30 +397,11 @@ func (n *Network) Detach(_ context.Context, uid string) error {
 // Live removes the network of every pod that is not named.
 func (n *Network) Live(ctx context.Context, uids []string) error {
 	keep := map[string]bool{}
-	hostIfs := make([]string, 0, len(uids))
 	for _, u := range uids {
 		keep[u] = true
-		hostIfs = append(hostIfs, podnet.HostIf(u))
 	}
-	var errs []error
-	pinned, err := n.spaces.List()
-	if err != nil {
-		errs = append(errs, err)
-	}
-	for _, name := range pinned {
-		if !keep[name] {
-			errs = append(errs, n.spaces.Delete(name))
-		}
-	}
-	n.looking.Lock()
-	swept, err := n.links.Sweep(append(hostIfs, n.readyHostIfs()...))
-	n.looking.Unlock()
-	if err != nil {
-		errs = append(errs, err)
-	} else if swept > 0 {
-		klog.FromContext(ctx).Info("Removed network interfaces of pods that are no more", "count", swept)
-	}
-	errs = append(errs, n.unpublish(func(uid string) bool { return keep[uid] }))
+	err := n.sweep(ctx, keep)
+	errs := []error{err, n.unpublish(func(uid string) bool { return keep[uid] })}
 	n.mu.Lock()
 	pool := n.pool
 	if pool == nil {
@@ -444,7 +433,13 @@ func (n *Network) Dial(ctx context.Context, uid string, hostNetwork bool, port i
 	if hostNetwork {
 		return conn, dial()
 	}
-	err := netns.Do(n.spaces.Path(uid), dial)
+	n.mu.Lock()
+	name := n.names[uid]
+	n.mu.Unlock()
+	if name == "" {
+		return nil, fmt.Errorf("pod %s has no network", uid)
+	}
+	err := netns.Do(n.spaces.Path(name), dial)
 	return conn, err
 }
 

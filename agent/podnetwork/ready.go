@@ -3,26 +3,22 @@ package podnetwork
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
-
-	"github.com/clusterd/clusterd/netsetup/podnet"
 )
 
-// readyNet is a network that no pod has yet: a namespace, pinned in the folder
-// ready under the name of its address, connected to the bridge.
+// readyNet is a network that no pod has yet: a namespace, connected to the
+// bridge. It is whole, and named as a pod's is: all that a pod changes by taking
+// it is the record of addresses.
 type readyNet struct{ addr netip.Prefix }
 
-func (r readyNet) name() string   { return r.addr.Addr().String() }
-func (r readyNet) hostIf() string { return podnet.HostIf("ready " + r.name()) }
+func (r readyNet) name() string { return networkName(r.addr) }
 
 // refillAfter is how long no pod has asked for a network before new ones are
 // made ahead: while pods start, they need the processors more.
-const refillAfter = 100 * time.Millisecond
+const refillAfter = 40 * time.Millisecond
 
 // keepReady keeps so many networks ready as the Config says, until ctx ends, and
 // takes them away then. What a killed process left is removed by open.
@@ -59,7 +55,7 @@ func (n *Network) keepReady(ctx context.Context) {
 func (n *Network) wantsReady() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.pool != nil && !n.noReady && len(n.ready) < n.cfg.Ready
+	return n.pool != nil && len(n.ready) < n.cfg.Ready
 }
 
 var errNoRoom = errors.New("too few free addresses")
@@ -75,17 +71,12 @@ func (n *Network) makeReady() error {
 	if !ok {
 		return errNoRoom
 	}
-	r := readyNet{addr}
-	path, err := n.readySpaces.Create(r.name())
-	if err == nil {
-		err = n.links.Attach(podnet.Pod{NetNS: path, HostIf: r.hostIf(), Bridge: n.cfg.Bridge, Addr: addr, Gateway: gateway, MTU: n.cfg.MTU})
-	}
-	if err != nil {
+	if err := n.connect(addr, gateway); err != nil {
 		pool.Forget(addr)
-		return errors.Join(err, n.readySpaces.Delete(r.name()))
+		return err
 	}
 	n.mu.Lock()
-	n.ready = append(n.ready, r)
+	n.ready = append(n.ready, readyNet{addr})
 	n.mu.Unlock()
 	return nil
 }
@@ -98,8 +89,7 @@ func (n *Network) dropReady() {
 	n.mu.Unlock()
 	for _, r := range ready {
 		// What stays is found by the next start.
-		_ = n.links.Detach(r.hostIf())
-		_ = n.readySpaces.Delete(r.name())
+		_ = n.disconnect(r.name())
 		pool.Forget(r.addr)
 	}
 }
@@ -125,42 +115,16 @@ func (n *Network) takeReady(uid string) (path string, addr netip.Prefix, ok bool
 	n.ready = n.ready[1:]
 	n.mu.Unlock()
 	n.tellTaken()
-	path, err := n.give(r, uid)
-	if err != nil {
-		if errors.Is(err, unix.EBUSY) { // before Linux 6.2 no interface is renamed while it is up
-			n.mu.Lock()
-			n.noReady = true
-			n.mu.Unlock()
-		}
+	// Who is killed before this has left a network that is nobody's, after it
+	// one that is the pod's.
+	if err := pool.Claim(uid, r.addr); err != nil {
+		err = errors.Join(err, n.disconnect(r.name()))
+		pool.Forget(r.addr)
 		n.cfg.Logger.Warn("a ready network is of no use; the pod gets a new one", "address", r.name(), "err", err)
 		return "", addr, false
 	}
-	return path, r.addr, true
-}
-
-// give makes r the pod's own. The order is such that one killed in between
-// leaves what open and Live clean up, or what the next Attach of the pod
-// completes.
-func (n *Network) give(r readyNet, uid string) (path string, err error) {
-	n.mu.Lock()
-	pool := n.pool
-	n.mu.Unlock()
-	if err := pool.Claim(uid, r.addr); err != nil {
-		pool.Forget(r.addr)
-		return "", errors.Join(err, n.links.Detach(r.hostIf()), n.readySpaces.Delete(r.name()))
-	}
-	path, err = n.spaces.Pin(uid, n.readySpaces.Path(r.name()))
-	if err == nil {
-		err = n.links.Rename(r.hostIf(), podnet.HostIf(uid))
-	}
-	if err == nil {
-		err = n.readySpaces.Delete(r.name())
-	}
-	if err != nil {
-		return "", errors.Join(err, n.links.Detach(r.hostIf()), n.links.Detach(podnet.HostIf(uid)),
-			n.readySpaces.Delete(r.name()), n.spaces.Delete(uid), pool.Release(uid))
-	}
-	return path, nil
+	n.setName(uid, r.name())
+	return n.spaces.Path(r.name()), r.addr, true
 }
 
 // tellTaken wakes keepReady.
@@ -171,26 +135,13 @@ func (n *Network) tellTaken() {
 	}
 }
 
-// clearReady removes the namespaces of a former process.
-func (n *Network) clearReady() error {
-	names, err := n.readySpaces.List()
-	if err != nil {
-		return fmt.Errorf("networks that were kept ready: %w", err)
-	}
-	for _, name := range names {
-		err = errors.Join(err, n.readySpaces.Delete(name))
-	}
-	return err
-}
-
-// readyHostIfs are the interfaces of the ready networks; looking is held for
-// writing.
-func (n *Network) readyHostIfs() []string {
+// readyNames are the ready networks; looking is held for writing.
+func (n *Network) readyNames() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	var out []string
 	for _, r := range n.ready {
-		out = append(out, r.hostIf())
+		out = append(out, r.name())
 	}
 	return out
 }

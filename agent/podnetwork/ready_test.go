@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -59,14 +60,22 @@ func (n readyNode) eventually(what string, holds func() bool) {
 	}
 }
 
-// pinned counts the ready namespaces that there are.
-func (n readyNode) pinned() int {
+// waiting names the namespaces that there are and no pod has.
+func (n readyNode) waiting() []string {
 	n.t.Helper()
-	names, err := n.readySpaces.List()
+	pinned, err := n.spaces.List()
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	return len(names)
+	given := n.allocated()
+	return slices.DeleteFunc(pinned, func(name string) bool {
+		for _, addr := range given {
+			if addr == name {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // interfaces are the node's ends of pods' interfaces.
@@ -117,14 +126,13 @@ func TestRootReady(t *testing.T) {
 	netnstest.NeedRoot(t)
 	n := newReadyNode(t, netnstest.New(t), t.TempDir(), "10.42.1.0/24", 3)
 	stop := n.keep()
-	n.eventually("three ready networks", func() bool { return n.pinned() == 3 })
+	n.eventually("three ready networks", func() bool { return len(n.waiting()) == 3 })
 	if got := n.allocated(); len(got) > 0 {
 		t.Errorf("addresses of no pod are on record: %v", got)
 	}
 	waited := map[uint64]bool{}
-	names, _ := n.readySpaces.List()
-	for _, name := range names {
-		waited[namespaceOf(t, n.readySpaces.Path(name))] = true
+	for _, name := range n.waiting() {
+		waited[namespaceOf(t, n.spaces.Path(name))] = true
 	}
 	path, ips, err := n.Attach(t.Context(), "uid-a", false)
 	if err != nil {
@@ -152,7 +160,7 @@ func TestRootReady(t *testing.T) {
 	if again, ips2, err := n.Attach(t.Context(), "uid-a", false); err != nil || again != path || ips2[0] != ips[0] {
 		t.Errorf("attached again: %s %v %v", again, ips2, err)
 	}
-	n.eventually("another in its place", func() bool { return n.pinned() == 3 })
+	n.eventually("another in its place", func() bool { return len(n.waiting()) == 3 })
 
 	// A burst drains them; the others are made at once, all different.
 	seen := map[netip.Addr]bool{ips[0]: true}
@@ -168,16 +176,16 @@ func TestRootReady(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	n.eventually("three again", func() bool { return n.pinned() == 3 })
+	n.eventually("three again", func() bool { return len(n.waiting()) == 3 })
 	if err := n.Live(t.Context(), []string{"uid-a"}); err != nil {
 		t.Error(err)
 	}
-	if got := n.interfaces(); !got[podnet.HostIf("uid-a")] || len(got) != 4 {
+	if got := n.interfaces(); !got[podnet.HostIf(ips[0].String())] || len(got) != 4 {
 		t.Errorf("interfaces after a sweep: %v, want the pod's and three", got)
 	}
 	stop()
-	if got := n.pinned(); got != 0 {
-		t.Errorf("%d namespaces stay ready after the end", got)
+	if got := n.waiting(); len(got) > 0 {
+		t.Errorf("namespaces stay ready after the end: %v", got)
 	}
 	if err := n.Detach(t.Context(), "uid-a"); err != nil {
 		t.Error(err)
@@ -203,8 +211,8 @@ func TestRootReadyAfterKill(t *testing.T) {
 	killed.close()
 	n := newReadyNode(t, ns, dir, "10.42.1.0/24", 0)
 	defer n.close()
-	if got := n.pinned(); got != 0 {
-		t.Errorf("%d namespaces of the killed process", got)
+	if got := n.waiting(); len(got) > 0 {
+		t.Errorf("namespaces of the killed process: %v", got)
 	}
 	path, ips, err := n.Attach(t.Context(), "a", false) // the same address: its old interface may still be there
 	if err != nil || path == "" || len(ips) != 1 {
@@ -215,7 +223,7 @@ func TestRootReadyAfterKill(t *testing.T) {
 	}
 	n.eventually("the pod's interface alone", func() bool {
 		got := n.interfaces()
-		return len(got) == 1 && got[podnet.HostIf("a")]
+		return len(got) == 1 && got[podnet.HostIf(ips[0].String())]
 	})
 	if err := n.Detach(t.Context(), "a"); err != nil {
 		t.Error(err)
@@ -234,8 +242,8 @@ func TestRootReadyFewAddresses(t *testing.T) {
 			t.Fatal(uid, err)
 		}
 	}
-	if got := n.pinned(); got != 0 {
-		t.Errorf("%d networks are kept ready", got)
+	if got := n.waiting(); len(got) > 0 {
+		t.Errorf("networks are kept ready: %v", got)
 	}
 	for _, uid := range []string{"a", "b", "c", "d", "e"} {
 		if err := n.Detach(t.Context(), uid); err != nil {

@@ -100,6 +100,16 @@ func Open(cfg Config) (*Pool, error) {
 	return p, nil
 }
 
+// Allocated reads which id has which address by what file says, whatever range
+// it was of; nothing when there is no such file.
+func Allocated(file string) (map[string]netip.Addr, error) {
+	st, err := readState(file)
+	if err != nil {
+		return nil, fmt.Errorf("addresses on record: %w", err)
+	}
+	return st.Allocated, nil
+}
+
 // Allocate gives id an address with the range's length. Asked again for the
 // same id it answers the same.
 func (p *Pool) Allocate(id string) (netip.Prefix, error) {

@@ -83,30 +83,6 @@ func (d *Dir) Create(name string) (string, error) {
 	return path, nil
 }
 
-// Pin pins the namespace that is at source under a further name, which must be
-// free, and returns its path.
-func (d *Dir) Pin(name, source string) (string, error) {
-	if err := checkName(name); err != nil {
-		return "", err
-	}
-	path := d.Path(name)
-	if ok, err := isNamespace(source); err != nil {
-		return "", fmt.Errorf("pin network namespace %s: %w", name, err)
-	} else if !ok {
-		return "", fmt.Errorf("pin %s as %s: %w", source, name, ErrNotNamespace)
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o400)
-	if err != nil {
-		return "", fmt.Errorf("pin network namespace %s: %w", name, err)
-	}
-	_ = f.Close() // read-only and empty: nothing to lose
-	if err := unix.Mount(source, path, "", unix.MS_BIND, ""); err != nil {
-		_ = os.Remove(path)
-		return "", fmt.Errorf("pin network namespace %s at %s: %w", name, path, err)
-	}
-	return path, nil
-}
-
 // Delete unpins the namespace; an unknown name is no error. The namespace and
 // the interfaces in it go when the last process in it has ended; the kernel
 // does that in the background.

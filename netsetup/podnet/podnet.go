@@ -319,21 +319,6 @@ func configureInside(h *netlink.Handle, p Pod) error {
 	return nil
 }
 
-// Rename gives a host end another name, while it is in use (Linux 6.2).
-func (n *Network) Rename(hostIf, to string) error {
-	if err := checkIfName(to); err != nil {
-		return err
-	}
-	link, err := n.h.LinkByName(hostIf)
-	if err == nil {
-		err = n.h.LinkSetName(link, to)
-	}
-	if err != nil {
-		return fmt.Errorf("rename %s to %s: %w", hostIf, to, err)
-	}
-	return nil
-}
-
 // Detach gives the host end up for deletion and returns at once; an unknown
 // one is no error. Deleting a veth makes the kernel wait some 30 ms, so Detach
 // does not: the pair goes when the caller drops the namespace, which the

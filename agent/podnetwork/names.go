@@ -1,0 +1,138 @@
+package podnetwork
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+
+	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/netsetup/ipam"
+	"github.com/clusterd/clusterd/netsetup/netns"
+	"github.com/clusterd/clusterd/netsetup/podnet"
+)
+
+const ipamFile = "ipam.json" // below Config.Dir
+
+// networkName names a network, its pinned namespace and by that its interface
+// on the node: by its address, which it has before a pod has it. Whose it is
+// stands in ipam.json alone, so that nothing of it changes when a pod takes it.
+func networkName(addr netip.Prefix) string { return addr.Addr().String() }
+
+// loadNames gives the names of the pods' networks by UID, as a former process
+// left them. Namespaces pinned under another name than an address are of an
+// earlier version, which named them by the pod.
+func loadNames(dir string, spaces *netns.Dir) (map[string]string, error) {
+	allocated, err := ipam.Allocated(filepath.Join(dir, ipamFile))
+	if err != nil {
+		return nil, err
+	}
+	pinned, err := spaces.List()
+	if err != nil {
+		return nil, err
+	}
+	names := map[string]string{}
+	for uid, addr := range allocated {
+		names[uid] = addr.String()
+	}
+	for _, name := range pinned {
+		if _, err := netip.ParseAddr(name); err != nil {
+			names[name] = name
+		}
+	}
+	return names, nil
+}
+
+// setName notes the pod's network; "": it has none any more.
+func (n *Network) setName(uid, name string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if name == "" {
+		delete(n.names, uid)
+	} else {
+		n.names[uid] = name
+	}
+}
+
+// connect makes the network of that address, or what is missing of it. On an
+// error nothing of it stays.
+func (n *Network) connect(addr netip.Prefix, gateway netip.Addr) error {
+	name := networkName(addr)
+	path, err := n.spaces.Create(name)
+	if err == nil {
+		err = n.links.Attach(podnet.Pod{NetNS: path, HostIf: podnet.HostIf(name), Bridge: n.cfg.Bridge, Addr: addr, Gateway: gateway, MTU: n.cfg.MTU})
+	}
+	if err != nil {
+		return errors.Join(err, n.spaces.Delete(name))
+	}
+	return nil
+}
+
+// disconnect takes a network away. What is not there is fine.
+func (n *Network) disconnect(name string) error {
+	return errors.Join(n.links.Detach(podnet.HostIf(name)), n.spaces.Delete(name))
+}
+
+// dropNobodys removes the namespaces that are no pod's: a killed process kept
+// them ready. Their interfaces are swept with those of pods that are no more, or
+// go when their address is given out. looking is held for writing, and nothing
+// is ready.
+func (n *Network) dropNobodys() error {
+	pinned, err := n.spaces.List()
+	if err != nil {
+		return fmt.Errorf("networks of nobody: %w", err)
+	}
+	n.mu.Lock()
+	pods := map[string]bool{}
+	for _, name := range n.names {
+		pods[name] = true
+	}
+	n.mu.Unlock()
+	for _, name := range pinned {
+		if !pods[name] {
+			err = errors.Join(err, n.spaces.Delete(name))
+		}
+	}
+	return err
+}
+
+// sweep takes away every network but the ready ones and those of the pods to
+// keep.
+func (n *Network) sweep(ctx context.Context, keep map[string]bool) error {
+	n.looking.Lock()
+	defer n.looking.Unlock()
+	names := n.readyNames()
+	n.mu.Lock()
+	for uid, name := range n.names {
+		if keep[uid] {
+			names = append(names, name)
+		} else {
+			delete(n.names, uid)
+		}
+	}
+	n.mu.Unlock()
+	kept, hostIfs := map[string]bool{}, []string{}
+	for _, name := range names {
+		kept[name] = true
+		hostIfs = append(hostIfs, podnet.HostIf(name))
+	}
+	var errs []error
+	pinned, err := n.spaces.List()
+	if err != nil {
+		errs = append(errs, err)
+	}
+	for _, name := range pinned {
+		if !kept[name] {
+			errs = append(errs, n.spaces.Delete(name))
+		}
+	}
+	swept, err := n.links.Sweep(hostIfs)
+	if err != nil {
+		errs = append(errs, err)
+	} else if swept > 0 {
+		klog.FromContext(ctx).Info("Removed network interfaces of pods that are no more", "count", swept)
+	}
+	return errors.Join(errs...)
+}
