@@ -722,19 +722,24 @@ func TestRootHungVolume(t *testing.T) {
 	stuck := newPod("stuck", app("a", "serve", "8080"))
 	stuck.Spec.Volumes = []v1.Volume{{Name: "data", VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: dead + "/data", Type: ptr.To(v1.HostPathDirectory)}}}}
 	m.create(stuck)
+	untyped := newPod("untyped", app("a", "serve", "8080"))
+	untyped.Spec.Volumes = []v1.Volume{{Name: "data", VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: dead + "/data"}}}}
+	untyped.Spec.Containers[0].VolumeMounts = []v1.VolumeMount{{Name: "data", MountPath: "/vol"}}
+	m.create(untyped)
 	m.create(newPod("free", app("a", "serve", "8080")))
 	m.ready("free")
-	waits := func(words string) func() bool {
+	waits := func(name, words string) func() bool {
 		return func() bool {
-			s := m.get("stuck").Status.ContainerStatuses
+			s := m.get(name).Status.ContainerStatuses
 			return len(s) == 1 && s[0].State.Waiting != nil && strings.Contains(s[0].State.Waiting.Message, words)
 		}
 	}
-	m.eventually("status of what is waited for", waits("Setting up volumes since "))
+	m.eventually("status of what is waited for", waits("stuck", "Setting up volumes since "))
+	m.eventually("the same without a type", waits("untyped", "Setting up volumes since "))
 	if err := server.Close(); err != nil { // the server is gone for good: the kernel answers in its place
 		t.Fatal(err)
 	}
-	m.eventually("reason of the failure", waits(`MountVolume.SetUp failed for volume "data" : hostPath type check failed`))
+	m.eventually("reason of the failure", waits("stuck", `MountVolume.SetUp failed for volume "data" : hostPath type check failed`))
 	if err := unix.Unmount(dead, unix.MNT_DETACH); err != nil {
 		t.Fatal(err)
 	}
@@ -742,4 +747,5 @@ func TestRootHungVolume(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.ready("stuck")
+	m.ready("untyped")
 }

@@ -5,28 +5,45 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"log"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
 	ocispec "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/agent/image"
+	"github.com/clusterd/clusterd/e2e/features"
 )
 
-// addImage brings an image of a few files to the machine.
-func (m *machine) addImage(ref string, files map[string]string) {
+// pushImage brings an image of a few files to a registry on the loopback and
+// returns its name there; manifests counts how often it was asked for.
+func (m *machine) pushImage(files map[string]string) (ref string, manifests *atomic.Int32) {
 	m.t.Helper()
-	var layer, out bytes.Buffer
+	manifests = &atomic.Int32{}
+	images := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPut && strings.Contains(r.URL.Path, "/manifests/") {
+			manifests.Add(1)
+		}
+		images.ServeHTTP(w, r)
+	}))
+	m.t.Cleanup(server.Close)
+	ref = strings.TrimPrefix(server.URL, "http://") + "/model:1"
+	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
 	for path, content := range files {
 		if err := w.WriteHeader(&tar.Header{Name: path, Mode: 0o755, Size: int64(len(content))}); err != nil {
@@ -42,12 +59,11 @@ func (m *machine) addImage(ref string, files map[string]string) {
 	l := must(tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer.Bytes())), nil }))
 	img := must(mutate.AppendLayers(empty.Image, l))
 	img = must(mutate.ConfigFile(img, &ocispec.ConfigFile{OS: "linux", Architecture: goarch(), RootFS: must(img.ConfigFile()).RootFS}))
-	if err := tarball.Write(must(name.NewTag(ref)), img, &out); err != nil {
+	if err := remote.Write(must(name.NewTag(ref)), img); err != nil {
 		m.t.Fatal(err)
 	}
-	if _, err := m.images.Load(m.t.Context(), &out); err != nil {
-		m.t.Fatal(err)
-	}
+	manifests.Store(0)
+	return ref, manifests
 }
 
 // file reads a file in a serving container.
@@ -59,14 +75,14 @@ func (m *machine) file(p *v1.Pod, path string) string {
 // TestRootImageVolume: the files of an image in two containers of a pod, which
 // cannot change or execute them; the image stays as long as the pod does.
 func TestRootImageVolume(t *testing.T) {
+	features.Conforms(t, 284)
 	m := newMachine(t)
-	const ref = "example.com/model:1"
-	m.addImage(ref, map[string]string{"weights": "42", "deep/tool": "#!/bin/app\n"})
+	ref, asked := m.pushImage(map[string]string{"weights": "42", "deep/tool": "#!/bin/app\n"})
 	one, two := app("one", "serve", "8080"), app("two", "serve", "8081")
 	one.VolumeMounts = []v1.VolumeMount{{Name: "model", MountPath: "/model"}, {Name: "model", MountPath: "/tools", SubPath: "deep"}}
 	two.VolumeMounts = one.VolumeMounts[:1]
 	p := newPod("web", one, two)
-	p.Spec.Volumes = []v1.Volume{{Name: "model", VolumeSource: v1.VolumeSource{Image: &v1.ImageVolumeSource{Reference: ref, PullPolicy: v1.PullIfNotPresent}}}}
+	p.Spec.Volumes = []v1.Volume{{Name: "model", VolumeSource: v1.VolumeSource{Image: &v1.ImageVolumeSource{Reference: ref, PullPolicy: v1.PullAlways}}}}
 	m.create(p)
 	p = m.ready("web")
 	if got := m.file(p, "/model/weights"); got != "42" {
@@ -90,7 +106,7 @@ func TestRootImageVolume(t *testing.T) {
 		t.Errorf("removing the image below the volume: %v", err)
 	}
 	st := p.Status.ContainerStatuses[1].VolumeMounts
-	if img, _, err := m.images.Get(ref); err != nil || len(st) != 1 || st[0].VolumeStatus == nil || st[0].VolumeStatus.Image.ImageRef != img.ID {
+	if img, _, err := m.images.Get(ref); err != nil || len(st) != 1 || st[0].VolumeStatus == nil || st[0].VolumeStatus.Image.ImageRef != img.RepoDigests[0] {
 		t.Errorf("status %+v (%v)", st, err)
 	}
 
@@ -100,6 +116,9 @@ func TestRootImageVolume(t *testing.T) {
 	m.ready("web")
 	if got := m.file(p, "/model/weights"); got != "42" {
 		t.Errorf("after a restart of the agent: weights %q", got)
+	}
+	if n := asked.Load(); n != 1 {
+		t.Errorf("the registry was asked %d times, want once in the pod's life", n)
 	}
 	m.delete("web", 0)
 	m.eventually("the volume's end", func() bool {

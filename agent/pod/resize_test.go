@@ -2,6 +2,8 @@ package pod_test
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -205,6 +207,27 @@ func TestResizeFails(t *testing.T) {
 		n.has("p", "500m", "32Mi")
 		if condition(n.get("p"), v1.PodResizeInProgress) != "" {
 			t.Error("it still is in progress")
+		}
+	})
+}
+
+// TestResizeReachesFiles: a downward API volume tells the size that the node has
+// granted, not the one that is waited for.
+func TestResizeReachesFiles(t *testing.T) {
+	inBubble(t, func(n *node) {
+		p := testPod("p", v1.RestartPolicyAlways, sized(ctr("app"), "500m", "64Mi"))
+		p.Spec.Volumes = []v1.Volume{{Name: "size", VolumeSource: v1.VolumeSource{DownwardAPI: &v1.DownwardAPIVolumeSource{Items: []v1.DownwardAPIVolumeFile{
+			{Path: "cpu", ResourceFieldRef: &v1.ResourceFieldSelector{ContainerName: "app", Resource: "limits.cpu", Divisor: resource.MustParse("1m")}},
+		}}}}}
+		n.create(p)
+		n.after(time.Second)
+		for _, tt := range []struct{ asks, told string }{{"500m", "500"}, {"1", "1000"}, {"50", "1000"}, {"700m", "700"}} {
+			n.resize("p", tt.asks, "64Mi")
+			n.after(time.Second)
+			got, err := os.ReadFile(filepath.Join(n.dir, "pods", "uid-p", "volumes", "kubernetes.io~downward-api", "size", "cpu"))
+			if err != nil || string(got) != tt.told {
+				t.Errorf("asked for %s: told %q (%v), want %s", tt.asks, got, err, tt.told)
+			}
 		}
 	})
 }

@@ -198,11 +198,8 @@ func (m *Manager) mounts(ctx context.Context, pod *v1.Pod, c *v1.Container, priv
 			if src, err = m.cfg.Volumes.SubPath(ctx, pod, vm.Name, c.Name, i, sub); err != nil {
 				return nil, err
 			}
-		} else if _, err := os.Stat(src); os.IsNotExist(err) {
-			// A hostPath without a type is made as a folder when missing.
-			if err := os.MkdirAll(src, 0o755); err != nil {
-				return nil, err
-			}
+		} else if err := m.cfg.Volumes.Present(ctx, pod, vm.Name, c.Name); err != nil {
+			return nil, err
 		}
 		mount := api.Mount{Source: src, Destination: vm.MountPath, ReadOnly: vm.ReadOnly || ro}
 		if recursiveReadOnly(&vm) {

@@ -22,6 +22,7 @@ func (w *worker) grant() {
 			w.obs.Allocated[c.Name] = c.Resources
 		}
 		w.obs.ResizePending, w.obs.ResizeErr = nil, nil
+		w.refresh() // files may tell of its size
 		w.event(v1.EventTypeNormal, "ResizeStarted", "Pod resize started: %s", sizeWords(w.pod))
 		return
 	}

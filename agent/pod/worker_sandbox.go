@@ -293,7 +293,7 @@ func (w *worker) lostPause(listed map[string]bool, asOf time.Time) {
 
 func (w *worker) setupVolumes() {
 	w.obs.Volumes.Busy, w.obs.Volumes.Since = true, time.Now()
-	before, pod := w.obs.Volumes.Err, w.pod
+	before, pod := w.obs.Volumes.Err, granted(w.pod, w.obs.Allocated)
 	w.background(volumeDeadline, func(ctx context.Context) func() {
 		err := w.m.cfg.Volumes.Setup(ctx, pod)
 		return func() {
@@ -333,7 +333,7 @@ func (w *worker) refresh() {
 	}
 	w.fresh.busy, w.fresh.due = true, time.Now().Add(tokenRefresh)
 	w.obs.Volumes.Busy = true // the teardown waits
-	pod := w.pod
+	pod := granted(w.pod, w.obs.Allocated)
 	w.background(volumeDeadline, func(ctx context.Context) func() {
 		err := w.m.cfg.Volumes.Refresh(ctx, pod)
 		return func() {

@@ -46,8 +46,12 @@ func (m *Manager) render(ctx context.Context, pod *v1.Pod, v *v1.Volume) (map[st
 				err = r.downward(s.DownwardAPI.Items, def)
 			case s.ServiceAccountToken != nil:
 				err = r.token(ctx, s.ServiceAccountToken, def)
+			case s.ClusterTrustBundle != nil:
+				err = fmt.Errorf("%w: clusterTrustBundle source of a projected volume: put the certificates into a ConfigMap", ErrUnsupported)
+			case s.PodCertificate != nil:
+				err = fmt.Errorf("%w: podCertificate source of a projected volume: nothing here signs certificates of pods", ErrUnsupported)
 			default:
-				err = fmt.Errorf("%w: this source of a projected volume", ErrUnsupported)
+				err = fmt.Errorf("%w: a source of a projected volume that this node does not know", ErrUnsupported)
 			}
 			if err != nil {
 				break
@@ -165,13 +169,13 @@ func (r renderer) token(ctx context.Context, t *v1.ServiceAccountTokenProjection
 		return fmt.Errorf("failed to fetch token: %w", err)
 	}
 	f := file{data: []byte(tok), mode: def}
-	// With an fsGroup the group bit set by the writer is enough; else the
-	// container's single user must be able to read its own token.
-	if fsGroup(r.pod) == nil {
+	// A token is nobody's business but its user's, where that is known: the
+	// fsGroup, to which the writer opens every file, or the one user that all
+	// containers run as (KEP-2451).
+	if fsGroup(r.pod) != nil {
 		f.mode = 0o600
-		if f.uid = onlyUser(r.pod); f.uid == nil {
-			f.mode = 0o644
-		}
+	} else if f.uid = onlyUser(r.pod); f.uid != nil {
+		f.mode = 0o600
 	}
 	return r.add(t.Path, f)
 }

@@ -269,7 +269,23 @@ func openToAll(dir string, group *int64) error {
 	return os.Chmod(dir, mode) // Mkdir is subject to the umask
 }
 
-// hostPath checks or makes a path of the host as its type says.
+// Present looks once more, before a container is made, whether a path of the
+// host is there, and makes it if it is to be made. Other volumes stay as Setup
+// has made them.
+func (m *Manager) Present(ctx context.Context, pod *v1.Pod, name, container string) error {
+	for i := range pod.Spec.Volumes {
+		if v := &pod.Spec.Volumes[i]; v.Name == name && v.HostPath != nil {
+			err := m.patience.do(ctx, string(pod.UID)+"/"+name+"/"+container, "hostPath "+v.HostPath.Path, func() error { return hostPath(v.HostPath) })
+			if err != nil {
+				return fmt.Errorf("volume %q: %w", name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// hostPath checks or makes a path of the host as its type says. One without a
+// type becomes a folder if it is missing.
 func hostPath(h *v1.HostPathVolumeSource) error {
 	t := v1.HostPathUnset
 	if h.Type != nil {
@@ -293,7 +309,10 @@ func hostPath(h *v1.HostPathVolumeSource) error {
 		}
 	}
 	if t == v1.HostPathUnset {
-		return nil
+		if _, err := os.Stat(h.Path); errors.Is(err, fs.ErrNotExist) {
+			return os.MkdirAll(h.Path, 0o755)
+		}
+		return nil // whatever it is: its mount will tell
 	}
 	st, err := os.Stat(h.Path)
 	if err != nil {

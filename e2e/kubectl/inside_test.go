@@ -27,6 +27,7 @@ func TestE2EXVolumes(t *testing.T) {
 	k := start(t, "volumes")
 	k.sub("every kind", func(k *kit) {
 		features.Shows(k, 253, 269)
+		features.Conforms(k, 398)
 		k.ok("create", "configmap", "cm", "--from-literal=key=of the map")
 		k.ok("create", "secret", "generic", "s", "--from-literal=password=hush")
 		host := k.file("on-the-host", "of the host")

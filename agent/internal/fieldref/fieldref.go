@@ -59,9 +59,9 @@ func lines(m map[string]string) string {
 	return strings.Join(out, "\n")
 }
 
-// Resource reads limits.* or requests.* of a container. A limit that is not
-// set is the node's allocatable amount. The result is in units of divisor,
-// rounded up.
+// Resource reads limits.* or requests.* of a container. A limit of cpu, memory or
+// ephemeral-storage that is not set is the node's allocatable amount. The result
+// is in units of divisor, rounded up.
 func Resource(pod *v1.Pod, ref *v1.ResourceFieldSelector, containerName string, allocatable v1.ResourceList) (string, error) {
 	if ref.ContainerName != "" {
 		containerName = ref.ContainerName
@@ -78,7 +78,7 @@ func Resource(pod *v1.Pod, ref *v1.ResourceFieldSelector, containerName string, 
 	var q resource.Quantity
 	var have bool
 	if kind == "limits" {
-		if q, have = c.Resources.Limits[rn]; !have {
+		if q, have = c.Resources.Limits[rn]; (!have || q.IsZero()) && (rn == v1.ResourceCPU || rn == v1.ResourceMemory || rn == v1.ResourceEphemeralStorage) {
 			q = allocatable[rn]
 		}
 	} else if q, have = c.Resources.Requests[rn]; !have {

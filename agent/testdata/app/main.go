@@ -16,7 +16,7 @@ import (
 func main() {
 	verb, args := os.Args[1], os.Args[2:]
 	switch verb {
-	case "serve": // HTTP on a port until TERM: /env, /file?name=, /fill?name=&size=, /hostname
+	case "serve": // HTTP on a port until TERM: /env, /file?name=, /stat?name=, /fill?name=&size=&mode=, /tmpfs?name=, /hostname
 		term := make(chan os.Signal, 1)
 		signal.Notify(term, syscall.SIGTERM)
 		http.HandleFunc("/env", func(w http.ResponseWriter, _ *http.Request) {
@@ -31,11 +31,32 @@ func main() {
 			_, _ = w.Write(b)
 		})
 		http.HandleFunc("/fill", func(w http.ResponseWriter, r *http.Request) { // a file of so many bytes
-			n, err := strconv.Atoi(r.URL.Query().Get("size"))
+			q := r.URL.Query()
+			n, err := strconv.Atoi(q.Get("size"))
 			if err == nil {
-				err = os.WriteFile(r.URL.Query().Get("name"), make([]byte, n), 0o644)
+				err = os.WriteFile(q.Get("name"), make([]byte, n), 0o644)
+			}
+			if mode, merr := strconv.Atoi(q.Get("mode")); err == nil && merr == nil {
+				err = os.Chmod(q.Get("name"), os.FileMode(mode))
 			}
 			fmt.Fprintln(w, err)
+		})
+		http.HandleFunc("/tmpfs", func(w http.ResponseWriter, r *http.Request) { // mounts one on a new folder
+			name := r.URL.Query().Get("name")
+			err := os.Mkdir(name, 0o755)
+			if err == nil {
+				err = syscall.Mount("tmpfs", name, "tmpfs", 0, "")
+			}
+			fmt.Fprintln(w, err)
+		})
+		http.HandleFunc("/stat", func(w http.ResponseWriter, r *http.Request) { // mode, uid, gid
+			st, err := os.Stat(r.URL.Query().Get("name"))
+			if err != nil {
+				fmt.Fprintln(w, err)
+				return
+			}
+			sys := st.Sys().(*syscall.Stat_t)
+			fmt.Fprintln(w, st.Mode(), sys.Uid, sys.Gid)
 		})
 		http.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 			h, _ := os.Hostname()
