@@ -3,6 +3,7 @@ package agent_test
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -64,6 +65,35 @@ func TestRootSummary(t *testing.T) {
 	}
 	if _, body := m.call("/stats/summary?only_cpu_and_memory=true"); strings.Contains(body, "ephemeral-storage") || !strings.Contains(body, "uid-one") {
 		t.Errorf("only cpu and memory: %s", body)
+	}
+}
+
+// TestRootDiskPressure: a node whose disk is nearly full says so, ends a pod,
+// and starts none, whatever it asks for.
+func TestRootDiskPressure(t *testing.T) {
+	features.Shows(t, 268)
+	m := newMachine(t)
+	m.create(newPod("before", app("web")))
+	m.ready("before")
+	m.stop()
+	m.limits = []pressure.Threshold{{Signal: pressure.NodefsAvailable, Percent: 100}}
+	m.start()
+	m.eventually("the pod to be evicted", func() bool { return m.get("before").Status.Phase == v1.PodFailed })
+	if p := m.get("before"); p.Status.Reason != "Evicted" || !strings.HasPrefix(p.Status.Message, "The node was low on resource: ephemeral-storage.") {
+		t.Errorf("before: %+v", p.Status)
+	}
+	m.eventually("the node to tell of it", func() bool {
+		n, err := m.api.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
+		return err == nil && slices.ContainsFunc(n.Status.Conditions, func(c v1.NodeCondition) bool {
+			return c.Type == v1.NodeDiskPressure && c.Status == v1.ConditionTrue
+		})
+	})
+	asks := app("web")
+	asks.Resources.Requests = v1.ResourceList{v1.ResourceMemory: resource.MustParse("64Mi")}
+	m.create(newPod("late", asks))
+	m.eventually("a pod to be refused", func() bool { return m.get("late").Status.Phase == v1.PodFailed })
+	if p := m.get("late"); p.Status.Reason != "Evicted" || !strings.Contains(p.Status.Message, "The node had condition: [DiskPressure]") || len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].ContainerID != "" {
+		t.Errorf("late: %+v", p.Status)
 	}
 }
 

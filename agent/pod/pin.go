@@ -27,8 +27,9 @@ type CPUs interface {
 
 // exclusiveCPUs is how many processors each container is to have for itself:
 // the app containers and sidecars of a Guaranteed pod that ask for whole ones.
+// Where the pod as a whole asks, its containers share what it has.
 func exclusiveCPUs(pod *v1.Pod) map[string]int {
-	if QOS(pod) != v1.PodQOSGuaranteed {
+	if r := pod.Spec.Resources; QOS(pod) != v1.PodQOSGuaranteed || r != nil && len(r.Requests)+len(r.Limits) > 0 {
 		return nil
 	}
 	out := map[string]int{}

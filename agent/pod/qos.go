@@ -97,9 +97,16 @@ func cpuQuota(q resource.Quantity) int64 {
 	return max(q.MilliValue()*cpuPeriod/1000, 1000)
 }
 
-// containerResources are the cgroup limits of one container, but for huge
-// pages.
-func containerResources(r v1.ResourceRequirements) api.Resources {
+// containerResources are the cgroup limits of one container of a pod, but for
+// huge pages. A container without a limit of its own has that of its pod, so
+// that a program that looks at its cgroup sees what it can have (KEP-2837).
+func containerResources(pod *v1.Pod, r v1.ResourceRequirements) api.Resources {
+	limit := func(name v1.ResourceName) resource.Quantity {
+		if own := r.Limits[name]; !own.IsZero() || pod.Spec.Resources == nil {
+			return own
+		}
+		return pod.Spec.Resources.Limits[name]
+	}
 	out := api.Resources{CPUShares: 2}
 	req, ok := r.Requests[v1.ResourceCPU]
 	if !ok {
@@ -108,10 +115,10 @@ func containerResources(r v1.ResourceRequirements) api.Resources {
 	if !req.IsZero() {
 		out.CPUShares = cpuShares(req)
 	}
-	if lim := r.Limits[v1.ResourceCPU]; !lim.IsZero() {
+	if lim := limit(v1.ResourceCPU); !lim.IsZero() {
 		out.CPUQuota, out.CPUPeriod = cpuQuota(lim), cpuPeriod
 	}
-	if lim := r.Limits[v1.ResourceMemory]; !lim.IsZero() {
+	if lim := limit(v1.ResourceMemory); !lim.IsZero() {
 		out.MemoryLimit = lim.Value()
 	}
 	return out

@@ -194,3 +194,27 @@ func TestOOMScoreOfPodLevelRequests(t *testing.T) {
 		}
 	}
 }
+
+// TestPodLevelLimits: a container without a limit of its own has its pod's.
+func TestPodLevelLimits(t *testing.T) {
+	p := &v1.Pod{Spec: v1.PodSpec{
+		Containers: []v1.Container{sized("cpu=100m", "memory=64Mi"), sized("", ""), sized("", "cpu=500m memory=32Mi")},
+		Resources:  &v1.ResourceRequirements{Limits: amounts("cpu=2 memory=128Mi"), Requests: amounts("cpu=2 memory=128Mi")},
+	}}
+	for i, want := range []api.Resources{
+		{CPUShares: 102, CPUQuota: 200_000, CPUPeriod: 100_000, MemoryLimit: 64 << 20},
+		{CPUShares: 2, CPUQuota: 200_000, CPUPeriod: 100_000, MemoryLimit: 128 << 20},
+		{CPUShares: 512, CPUQuota: 50_000, CPUPeriod: 100_000, MemoryLimit: 32 << 20},
+	} {
+		if diff := cmp.Diff(want, containerResources(p, p.Spec.Containers[i].Resources)); diff != "" {
+			t.Errorf("container %d (-want +got):\n%s", i, diff)
+		}
+	}
+	if got := podResources(p, 0); got.CPUShares != 2048 || got.CPUQuota != 200_000 || got.MemoryLimit != 128<<20 {
+		t.Errorf("the pod: %+v", got)
+	}
+	p.Spec.Containers[0] = sized("cpu=1", "cpu=1 memory=64Mi")
+	if got := exclusiveCPUs(p); QOS(p) != v1.PodQOSGuaranteed || len(got) != 0 {
+		t.Errorf("class %s, processors of their own %v: what a pod asks for as a whole is shared by its containers", QOS(p), got)
+	}
+}

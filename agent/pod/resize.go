@@ -225,8 +225,8 @@ func seedAllocation(pod *v1.Pod) Allocation {
 
 // seedApplied is what the cgroup of a running instance holds, after a restart
 // of the agent: podmon has the figures, the API the words.
-func seedApplied(have api.Resources, allocated v1.ResourceRequirements, told v1.ContainerStatus) v1.ResourceRequirements {
-	want := containerResources(allocated)
+func seedApplied(pod *v1.Pod, have api.Resources, allocated v1.ResourceRequirements, told v1.ContainerStatus) v1.ResourceRequirements {
+	want := containerResources(pod, allocated)
 	if have.CPUShares == want.CPUShares && have.CPUQuota == want.CPUQuota && have.MemoryLimit == want.MemoryLimit {
 		return allocated
 	}

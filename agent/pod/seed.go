@@ -72,7 +72,7 @@ func seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatu
 			}
 			inst := instanceOf(st)
 			if inst.Running {
-				inst.Applied = seedApplied(st.Container.Resources, o.Allocated.of(spec), told)
+				inst.Applied = seedApplied(pod, st.Container.Resources, o.Allocated.of(spec), told)
 				// Probes will say more; until then the API's word stands.
 				inst.Started, inst.Ready = true, true
 				if known && told.ContainerID == ContainerIDPrefix+inst.ID {

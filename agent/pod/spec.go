@@ -101,7 +101,7 @@ func (m *Manager) buildContainer(ctx context.Context, in buildInput) (api.Contai
 	out := api.Container{
 		ID: in.id, SandboxID: in.sandbox.ID, Name: c.Name, Attempt: in.attempt, TargetID: in.target, Rootfs: in.rootfs,
 		Env: lines, Cwd: cfg.WorkingDir, TTY: c.TTY, Stdin: c.Stdin, StdinOnce: c.StdinOnce,
-		Resources: containerResources(c.Resources), OOMScoreAdj: oomScoreAdj(pod, c, node.Status.Capacity.Memory().Value()),
+		Resources: containerResources(pod, c.Resources), OOMScoreAdj: oomScoreAdj(pod, c, node.Status.Capacity.Memory().Value()),
 		Labels: map[string]string{
 			labelHash: Hash(c), labelType: string(in.kind), labelImage: c.Image, labelImageID: imageID(in.img), labelBackOff: in.backOff.String(),
 			labelSignal: signalName(stopSignal(c, cfg.StopSignal)),

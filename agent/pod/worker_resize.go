@@ -110,7 +110,7 @@ func (w *worker) resize() {
 	for _, c := range w.obs.unapplied(&w.pod.Spec) {
 		oc, to := w.obs.Containers[c.Name], w.obs.Allocated.of(c)
 		if oc.Op == OpNone && !needsRestart(c, oc.Now.Applied, to) {
-			list = append(list, sizing{oc.Now.ID, containerResources(to)})
+			list = append(list, sizing{oc.Now.ID, containerResources(w.pod, to)})
 			applied[oc.Now] = to
 		}
 	}

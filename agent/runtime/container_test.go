@@ -15,6 +15,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/clusterd/clusterd/agent/runtime"
+	"github.com/clusterd/clusterd/e2e/features"
 )
 
 func TestRootHowContainersEnd(t *testing.T) {
@@ -390,6 +391,46 @@ func TestRootNamespaces(t *testing.T) {
 	if got := n.output(r); got != "shared" {
 		t.Errorf("shared memory: %q", got)
 	}
+}
+
+// TestRootPauseReaps: in a shared pid namespace the pause becomes the parent of
+// processes that lost theirs, and leaves no zombies.
+func TestRootPauseReaps(t *testing.T) {
+	features.Shows(t, 267)
+	n := newNode(t)
+	pause := n.sandbox("p", func(s *api.Sandbox) { s.SharePID = true }).Pid
+	n.start(n.spec("p", "c", "sleep"))
+	children := func() []int {
+		var out []int
+		stats, err := filepath.Glob("/proc/[0-9]*/stat")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range stats {
+			b, _ := os.ReadFile(name) // it may be gone
+			var pid, parent int
+			var state rune
+			_, rest, _ := strings.Cut(string(b), ") ") // behind the program's name
+			if k, _ := fmt.Sscanf(string(b), "%d", &pid); k == 0 {
+				continue
+			}
+			if k, _ := fmt.Sscanf(rest, "%c %d", &state, &parent); k == 2 && parent == pause {
+				out = append(out, pid) // zombies too
+			}
+		}
+		return out
+	}
+	if got := children(); len(got) > 0 {
+		t.Fatalf("children of the pause at the start: %v", got)
+	}
+	if code, err := n.client.Exec(n.ctx, api.Exec{ContainerID: "c", Args: []string{"/bin/box", "orphan"}}, runtime.ExecIO{}); code != 0 || err != nil {
+		t.Fatalf("exec: %d, %v", code, err)
+	}
+	eventually(t, "an orphan's change of parent", func() bool { return len(children()) == 1 })
+	if err := syscall.Kill(children()[0], syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the orphan's end", func() bool { return len(children()) == 0 })
 }
 
 func TestRootHostNamespaces(t *testing.T) {

@@ -32,12 +32,13 @@ func prepareEphemeralUpdate(pod, old *corev1.Pod) {
 }
 
 // prepareResize lets pods/resize write resources and resize policies. Other
-// changes within the containers are kept, for validation to refuse; changes
-// elsewhere are dropped, as every subresource does.
+// changes within the containers, and to what the pod as a whole asks for, are
+// kept, for validation to refuse; changes elsewhere are dropped, as every
+// subresource does.
 func prepareResize(pod, old *corev1.Pod) {
-	containers, initContainers := pod.Spec.Containers, pod.Spec.InitContainers
+	containers, initContainers, resources := pod.Spec.Containers, pod.Spec.InitContainers, pod.Spec.Resources
 	keepOfUpdate(pod, old)
-	pod.Spec.Containers, pod.Spec.InitContainers = containers, initContainers
+	pod.Spec.Containers, pod.Spec.InitContainers, pod.Spec.Resources = containers, initContainers, resources
 	countGeneration(pod, old)
 }
 

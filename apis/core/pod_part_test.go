@@ -122,6 +122,11 @@ func TestResize(t *testing.T) {
 			[]string{"spec.containers[0].resources.limits[ephemeral-storage]: Forbidden: only cpu and memory", "spec.containers[0].resources.requests[ephemeral-storage]: Forbidden: only cpu and memory"}},
 		{"another image", asks("cpu", "100m", ""), both(asks("cpu", "200m", ""), inContainer(func(c *corev1.Container) { c.Image = "web:2" })),
 			[]string{"spec: Forbidden: only cpu and memory resources are mutable"}},
+		{"what the pod asks for", func(p *corev1.Pod) {
+			p.Spec.Resources = &corev1.ResourceRequirements{Requests: corev1.ResourceList{"cpu": resource.MustParse("1")}, Limits: corev1.ResourceList{"cpu": resource.MustParse("2")}}
+		}, func(p *corev1.Pod) {
+			p.Spec.Resources = &corev1.ResourceRequirements{Requests: corev1.ResourceList{"cpu": resource.MustParse("1")}, Limits: corev1.ResourceList{"cpu": resource.MustParse("3")}}
+		}, []string{"spec.resources: Forbidden: what the pod as a whole asks for cannot be resized: resize its containers within it"}},
 		{"one more container", asks("cpu", "100m", ""), both(asks("cpu", "100m", ""), func(p *corev1.Pod) {
 			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "x", Image: "web:1"})
 		}), []string{"spec: Forbidden: containers may not be added"}},

@@ -114,6 +114,10 @@ func validateResize(pod, old *corev1.Pod) field.ErrorList {
 	if QOSClass(pod) != QOSClass(old) {
 		errs = append(errs, field.Invalid(at, string(QOSClass(pod)), fmt.Sprintf("Pod QOS Class may not change as a result of resizing (it is %s)", QOSClass(old))))
 	}
+	if !equality.Semantic.DeepEqual(rest.Resources, old.Spec.Resources) {
+		errs = append(errs, field.Forbidden(at.Child("resources"), "what the pod as a whole asks for cannot be resized: resize its containers within it, or make the pod anew"))
+		rest.Resources = old.Spec.Resources
+	}
 	if len(errs) == 0 && !equality.Semantic.DeepEqual(*rest, old.Spec) {
 		errs = append(errs, field.Forbidden(at, "only cpu and memory resources are mutable"))
 	}
