@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	kruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -285,21 +286,26 @@ func (n *Node) renewOnce(ctx context.Context, lease *coordination.Lease) (*coord
 	return leases.Update(ctx, lease, metav1.UpdateOptions{})
 }
 
+// spread is by how much of itself a period may be longer, at random, so that
+// nodes that were started together do not write together.
+const spread = 0.04
+
 // keepStatus looks at the node now and then, and writes what has changed.
 func (n *Node) keepStatus(ctx context.Context) {
-	tick := time.NewTicker(n.cfg.Period)
-	defer tick.Stop()
-	var written time.Time
+	look := time.NewTimer(wait.Jitter(n.cfg.Period, spread))
+	defer look.Stop()
+	var due time.Time // when an unchanged status is written
 	for {
-		if ok, err := n.writeStatus(ctx, time.Since(written) >= statusPeriod); err != nil && ctx.Err() == nil {
+		if ok, err := n.writeStatus(ctx, !time.Now().Before(due)); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Info("Node status was not written, will retry", "err", err)
 		} else if ok {
-			written = time.Now()
+			due = time.Now().Add(wait.Jitter(statusPeriod, spread))
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-look.C:
+			look.Reset(wait.Jitter(n.cfg.Period, spread))
 		case <-n.poke:
 		}
 	}

@@ -12,10 +12,12 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/clusterd/clusterd/agent/node"
+	"github.com/clusterd/clusterd/e2e/features"
 )
 
 func ready(n *v1.Node) v1.NodeCondition {
@@ -135,6 +137,60 @@ func TestNode(t *testing.T) {
 		pass(time.Second)
 		if c := ready(get()); c.Status != v1.ConditionTrue {
 			t.Errorf("after deletion: %+v", c)
+		}
+	})
+}
+
+// TestStatusWritesAreSpread: nodes that started at the same moment do not write
+// their unchanged statuses at the same moment for ever.
+func TestStatusWritesAreSpread(t *testing.T) {
+	features.Shows(t, 170)
+	synctest.Test(t, func(t *testing.T) {
+		const nodes, period = 10, 5 * time.Minute
+		var mu sync.Mutex
+		writes := make([][]time.Time, nodes)
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		defer cancel()
+		dir := t.TempDir()
+		for i := range nodes {
+			// The other one builds a REST mapper at each update.
+			api := fake.NewSimpleClientset() //nolint:staticcheck // what it leaves out is not used
+			api.PrependReactor("update", "nodes", func(a k8stesting.Action) (bool, kruntime.Object, error) {
+				if a.GetSubresource() == "status" {
+					mu.Lock()
+					writes[i] = append(writes[i], time.Now())
+					mu.Unlock()
+				}
+				return false, nil, nil
+			})
+			n := node.New(node.Config{Name: "n1", IP: netip.MustParseAddr("192.0.2.1"), Client: api, DataDir: dir})
+			wg.Go(func() {
+				if err := n.Run(ctx); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		time.Sleep(21 * time.Minute)
+		mu.Lock()
+		defer mu.Unlock()
+		at := map[time.Time]bool{}
+		for i, w := range writes {
+			if len(w) < 4 {
+				t.Fatalf("node %d has written %d times in 21 minutes", i, len(w))
+			}
+			w = w[len(w)-3:] // the first writes tell what has changed
+			for j := 1; j < len(w); j++ {
+				// It is looked at each 10.4 s at most.
+				if d := w[j].Sub(w[j-1]); d < period || d > period*104/100+10400*time.Millisecond {
+					t.Errorf("node %d writes after %s", i, d)
+				}
+			}
+			at[w[2]] = true
+		}
+		if len(at) != nodes {
+			t.Errorf("%d nodes write at %d moments", nodes, len(at))
 		}
 	})
 }

@@ -41,7 +41,6 @@ func (n *Node) status(ctx context.Context, node *v1.Node, now time.Time) {
 	s.DaemonEndpoints.KubeletEndpoint.Port = n.cfg.Port
 	s.NodeInfo = n.info()
 	s.RuntimeHandlers = n.cfg.Handlers
-	s.Features = &v1.NodeFeatures{SupplementalGroupsPolicy: new(true)}
 	if n.cfg.Images != nil {
 		images, err := n.cfg.Images(ctx)
 		if err != nil {
