@@ -232,6 +232,7 @@ func (s *Supervisor) runProcess(c *container, p *libcontainer.Process, cgroupTre
 	if err == nil && cgroupTree {
 		err = mountCgroupTree(pid, !c.status.Container.Privileged)
 	}
+	point("container: cgroups mounted")
 	if err == nil {
 		err = c.lc.Exec()
 	}

@@ -17,7 +17,7 @@ import (
 // in which a pod's life comes past them.
 var killPoints = []string{
 	"sandbox: begun", "sandbox: pause started", "sandbox: pause ready", "sandbox: on record", "sandbox: kept",
-	"container: begun", "container: created", "container: init waits", "container: program runs", "container: on record",
+	"container: begun", "container: created", "container: init waits", "container: cgroups mounted", "container: program runs", "container: on record",
 	"container: ended", "container: cgroup removed", "container: end on record",
 	"sandbox: cgroups removed",
 }
@@ -65,7 +65,7 @@ func killable(t *testing.T) (*node, func(point string)) {
 
 // TestRootPodmonKilledAt: wherever in a pod's life podmon is killed, its
 // successor lists all that is left, can remove it, and the pod can be made
-// again under the same names. (A pause that was started and on no record once
+// again under the same names; no mount is left either (end looks). (A pause that was started and on no record once
 // outlived every podmon.)
 func TestRootPodmonKilledAt(t *testing.T) {
 	needRoot(t)
