@@ -83,12 +83,19 @@ func need(t *testing.T) {
 func start(t *testing.T) *env {
 	t.Helper()
 	e := startBare(t, 3)
+	e.ready(3)
+	return e
+}
+
+// ready waits until so many nodes are Ready and brings them the image.
+func (e *env) ready(nodes int) {
+	e.t.Helper()
 	e.eventually("every node is Ready", func(ctx context.Context) error {
 		list, err := e.api.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
-		if len(list.Items) != 3 {
+		if len(list.Items) != nodes {
 			return fmt.Errorf("%d nodes", len(list.Items))
 		}
 		for _, n := range list.Items {
@@ -99,18 +106,21 @@ func start(t *testing.T) *env {
 		return nil
 	})
 	e.ctl("image", "load", filepath.Join(e.binDir(), "hello.tar"))
-	return e
 }
 
-// startBare makes a cluster and waits for its API only.
-func startBare(t *testing.T, nodes int) *env {
+// startBare makes a cluster and waits for its API only. change may change how.
+func startBare(t *testing.T, nodes int, change ...func(*cluster.Config)) *env {
 	t.Helper()
 	need(t)
 	dir := filepath.Join(t.TempDir(), "c")
-	c, err := cluster.Up(t.Context(), cluster.Config{
+	cfg := cluster.Config{
 		Dir: dir, Bin: bin(t), Nodes: nodes,
 		Bridge: "clusterd-e2e", Subnet: netip.MustParsePrefix("10.90.0.0/24"),
-	})
+	}
+	for _, fn := range change {
+		fn(&cfg)
+	}
+	c, err := cluster.Up(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -27,7 +28,7 @@ func gone(seconds int64) []corev1.Toleration {
 // TestE2ENodeLoss switches a machine off: its pods are made anew on the
 // others, a bare pod is not; switched on again, it takes part again.
 func TestE2ENodeLoss(t *testing.T) {
-	features.Shows(t, 110, 218, 236)
+	features.Shows(t, 110, 210, 218, 236)
 	e := start(t)
 	ns := e.namespace("loss")
 	d := deployment("web", 6)
@@ -84,6 +85,18 @@ func TestE2ENodeLoss(t *testing.T) {
 	})
 	t.Logf("%s switched off: not Ready after %s, its %d pods replaced and Ready after %s (they tolerate 1 s)",
 		lost, notReady.Round(time.Millisecond), onLost, time.Since(began).Round(time.Millisecond))
+
+	// Nobody knows how its pods are: they keep their phase and are not Ready.
+	e.podIs(ns, "bare", "Running, not Ready, and on its way out", func(p *corev1.Pod) error {
+		c := podCondition(p, corev1.PodReady)
+		if p.Status.Phase != corev1.PodRunning || c == nil || c.Status != corev1.ConditionFalse || p.DeletionTimestamp == nil {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	if out := e.ctl("-n", ns, "get", "pod", "bare"); !strings.Contains(out, "Terminating") {
+		t.Errorf("get pod of a lost node:\n%s", out)
+	}
 
 	if err := e.Start(t.Context(), lost); err != nil {
 		t.Fatal(err)
