@@ -60,3 +60,26 @@ func TestE2EXResize(t *testing.T) {
 		"resource limits cannot be removed")
 	k.ok("delete", "pod", "p", "--wait=false")
 }
+
+// TestE2EXPodLevelResources: what a pod asks for as a whole is its class, its
+// cgroup's limit, and that of a container without one of its own.
+func TestE2EXPodLevelResources(t *testing.T) {
+	t.Parallel()
+	k := start(t, "podlevel")
+	k.apply(simple("p", "sleep", "resources: {limits: {cpu: 200m, memory: 48Mi}}"))
+	p := k.ready("p")
+	k.is("its class", string(p.Status.QOSClass), "Guaranteed")
+	k.is("what it asks for", p.Spec.Resources.Requests.Memory().String(), "48Mi")
+	pid := k.process(string(p.UID), "sleep")
+	for _, dir := range []string{k.cgroup(pid, "memory"), filepath.Dir(k.cgroup(pid, "memory"))} {
+		k.is("memory of "+dir, k.limit(dir, "memory.limit_in_bytes", "memory.max"), strconv.Itoa(48<<20))
+	}
+	for _, dir := range []string{k.cgroup(pid, "cpu"), filepath.Dir(k.cgroup(pid, "cpu"))} {
+		k.is("cpu of "+dir, k.limit(dir, "cpu.cfs_quota_us", "cpu.max"), "20000")
+	}
+	k.has(k.fails("patch", "pod", "p", "--subresource", "resize", "-p", `{"spec":{"resources":{"limits":{"cpu":"300m"},"requests":{"cpu":"300m"}}}}`),
+		"what the pod as a whole asks for cannot be resized")
+	k.apply(simple("big", "sleep", "resources: {limits: {cpu: 4000}}"))
+	k.eventuallyHas([]string{"describe", "pod", "big"}, "FailedScheduling", "Insufficient cpu")
+	k.ok("delete", "pod", "p", "big", "--wait=false")
+}
