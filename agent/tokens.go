@@ -8,6 +8,7 @@ import (
 
 	authn "k8s.io/api/authentication/v1"
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -66,6 +67,9 @@ func (t *tokens) Token(ctx context.Context, pod *v1.Pod, audience string, second
 	if err != nil {
 		if ok && now.Before(have.ends) {
 			return have.token, nil // still good for a while
+		}
+		if apierrors.IsNotFound(err) && apierrors.IsUnexpectedServerError(err) { // not the account: the call
+			return "", fmt.Errorf("token of service account %s/%s: this cluster issues no tokens of service accounts: %w", pod.Namespace, account, err)
 		}
 		return "", fmt.Errorf("token of service account %s/%s: %w", pod.Namespace, account, err)
 	}

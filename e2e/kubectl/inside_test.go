@@ -98,6 +98,43 @@ spec:
 		k.is("the file", k.exec("waits", "main", "cat", "/s/a"), "b")
 		k.ok("delete", "pod", "waits", "--wait=false")
 	})
+	k.sub("an image", func(k *kit) {
+		features.Conforms(k, 284)
+		host, asked := k.registry("bob", "hush")
+		from := func(name, volume, mount string) string {
+			return strings.Replace(simple(name, "sleep", `- {name: other, image: "`+image+`", args: [sleep]}`, "imagePullSecrets: [{name: creds}]", "volumes:", "- {name: i, image: {"+volume+"}}"),
+				"args:", "volumeMounts: [{name: i, mountPath: /i"+mount+"}], args:", 1)
+		}
+		ref := host + "/team/app:1"
+		k.apply(from("image", `reference: "`+ref+`", pullPolicy: Always`, ""))
+		k.has(k.event("image", "Failed"), "UNAUTHORIZED")
+		k.eventuallyHas([]string{"get", "pod", "image"}, "1/2", "ImagePullBackOff")
+		k.ok("create", "secret", "docker-registry", "creds", "--docker-server="+host, "--docker-username=bob", "--docker-password=hush")
+		before := asked.Load()
+		p := k.ready("image")
+		if asked.Load() == before {
+			k.Error("the registry was not asked")
+		}
+		k.has(k.exec("image", "main", "cat", "/proc/mounts"), "overlay /i overlay ro,nosuid,nodev,noexec")
+		st := p.Status.ContainerStatuses[0].VolumeMounts
+		if len(st) == 0 || st[0].VolumeStatus == nil || !strings.HasPrefix(st[0].VolumeStatus.Image.ImageRef, host+"/team/app@sha256:") {
+			k.Errorf("status of the mounts: %+v", st)
+		}
+		k.apply(from("part", `reference: "`+ref+`", pullPolicy: IfNotPresent`, ", subPath: no/such"))
+		k.eventuallyHas([]string{"describe", "pod", "part"}, "CreateContainerError", `volume "i" has no subPath "no/such"`)
+		k.ok("delete", "pod", "image", "part", "--wait=false")
+	})
+	k.sub("more than it may hold", func(k *kit) {
+		k.apply(strings.Replace(simple("over", "sleep", "volumes:", "- {name: e, emptyDir: {sizeLimit: 1Mi}}"), "args:", "volumeMounts: [{name: e, mountPath: /e}], args:", 1))
+		p := k.ready("over")
+		main := k.process(string(p.UID), "sleep")
+		if err := os.WriteFile(fmt.Sprintf("/proc/%d/root/e/big", main), make([]byte, 2<<20), 0o644); err != nil {
+			k.Fatal(err)
+		}
+		k.has(k.event("over", "Evicted"), `Usage of EmptyDir volume "e" exceeds the limit "1Mi". `)
+		k.podIs("over", "has failed", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed && p.Status.Reason == "Evicted" })
+		k.ok("delete", "pod", "over", "--wait=false")
+	})
 	k.sub("an optional one that never comes", func(k *kit) {
 		k.apply(simple("without", "sleep", "volumes:", "- {name: s, secret: {secretName: never, optional: true}}"))
 		k.ready("without")
