@@ -137,7 +137,9 @@ type machine struct {
 	server  *httptest.Server
 	limits  []pressure.Threshold // of the node; how full this machine is must not matter, so none
 	cpus    pod.CPUs             // who has which processors; nil: nobody any
-	watch   *stopwatch           // of benchmarks, else nil
+	imageGC agent.ImageGC
+	disk    string     // mount options of a tmpfs for images; "": they are on the disk of all
+	watch   *stopwatch // of benchmarks, else nil
 
 	patience time.Duration // of eventually
 }
@@ -148,9 +150,24 @@ func newMachine(t testing.TB) *machine { return newTimedMachine(t, nil) }
 
 func newTimedMachine(t testing.TB, watch *stopwatch) *machine {
 	t.Helper()
+	return newMachineWith(t, &machine{watch: watch})
+}
+
+// newMachineWith makes a machine of what m says of it.
+func newMachineWith(t testing.TB, m *machine) *machine {
+	t.Helper()
 	needRoot(t)
-	m := &machine{t: t, watch: watch, patience: 40 * time.Second, dir: t.TempDir(), cgroup: fmt.Sprintf("/agenttest-%d-%d", os.Getpid(), time.Now().UnixNano()), api: fake.NewClientset()}
+	m.t, m.patience, m.dir, m.api = t, 40*time.Second, t.TempDir(), fake.NewClientset()
+	m.cgroup = fmt.Sprintf("/agenttest-%d-%d", os.Getpid(), time.Now().UnixNano())
 	var err error
+	if m.disk != "" {
+		if err := os.Mkdir(filepath.Join(m.dir, "images"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount("images", filepath.Join(m.dir, "images"), "tmpfs", 0, m.disk); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if m.images, err = image.Open(image.Config{Dir: filepath.Join(m.dir, "images"), Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +208,7 @@ func (m *machine) start() {
 		NodeName: "n1", NodeIP: netip.MustParseAddr("192.0.2.1"), DataDir: m.dir, CgroupRoot: m.cgroup,
 		Client: m.api, Runtime: m.wrapRuntime(), Images: m.wrapImages(), Network: m.wrapNetwork(network), Version: "v1.37.0-test",
 		ClusterDNS: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
-		CPUs:       m.cpus, LocalStoragePeriod: 200 * time.Millisecond, Eviction: append([]pressure.Threshold{}, m.limits...),
+		CPUs:       m.cpus, LocalStoragePeriod: 200 * time.Millisecond, Eviction: append([]pressure.Threshold{}, m.limits...), ImageGC: m.imageGC,
 	})
 	if err != nil {
 		m.t.Fatal(err)
@@ -252,6 +269,11 @@ func (m *machine) end() {
 	}
 	m.runtime.Close()
 	m.images.Close()
+	if m.disk != "" {
+		if err := unix.Unmount(filepath.Join(m.dir, "images"), 0); err != nil {
+			m.t.Error(err)
+		}
+	}
 	for _, pattern := range []string{"/sys/fs/cgroup/*", "/sys/fs/cgroup"} { // v1, v2
 		if left, _ := filepath.Glob(pattern + m.cgroup); len(left) > 0 {
 			m.t.Errorf("left cgroups: %q", left)

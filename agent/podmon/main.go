@@ -68,7 +68,6 @@ func Main(args []string) int {
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	logrus.SetLevel(logrus.WarnLevel) // libcontainer's; stderr
-	debug.SetGCPercent(200)           // a heap of a few MiB: at 50 there was a collection for every other pod
 
 	// SIGTERM ends podmon, not its containers: the next one adopts them.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -81,6 +80,7 @@ func Main(args []string) int {
 		return keepMain(keeperConfig{dir: *root, cgroupRoot: *cgroupRoot, args: own, ready: inheritedFile(*readyFD, "ready"), log: log}, *handoverFD)
 	}
 	nameSelf("podmon")
+	debug.SetGCPercent(200) // a heap of a few MiB: at 50 there was a collection for every other pod
 	if err := spareInits(); err != nil {
 		log.Warn("starts of containers take longer", "err", err)
 	}
@@ -99,6 +99,9 @@ func Main(args []string) int {
 // keepMain runs the keeper.
 func keepMain(cfg keeperConfig, handoverFD int) int {
 	nameSelf("podmon-keeper")
+	// Nothing is collected before the heap has this part of 4 MiB. What the
+	// keeper holds is a few kB: with the default it would fill all of it.
+	debug.SetGCPercent(12)
 	term := make(chan os.Signal, 1)
 	signal.Notify(term, syscall.SIGTERM, syscall.SIGINT)
 	if f := inheritedFile(handoverFD, "handover"); f != nil {
