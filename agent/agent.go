@@ -42,6 +42,7 @@ import (
 	"github.com/clusterd/clusterd/agent/static"
 	"github.com/clusterd/clusterd/agent/stats"
 	"github.com/clusterd/clusterd/agent/stream"
+	"github.com/clusterd/clusterd/agent/users"
 	"github.com/clusterd/clusterd/agent/volume"
 )
 
@@ -61,6 +62,9 @@ type Images interface {
 	// VerifyAll drops the images that are damaged on disk.
 	VerifyAll(ctx context.Context) error
 	GC(ctx context.Context, p image.GCPolicy) ([]image.Image, error)
+	// TryMapped says why root file systems cannot be mounted in that user
+	// namespace, nil: they can.
+	TryMapped(users *os.File) error
 	// Written is the folder of what a container has changed of its image.
 	Written(id string) string
 	// VolumePath is where an image is mounted as a volume, or would be.
@@ -108,6 +112,9 @@ type Config struct {
 	ClusterDNS    []netip.Addr
 	ClusterDomain string // default "cluster.local"
 	PidsLimit     int64  // of a pod; default 0: none
+	// UserIDs are the host's ids that pods with a user namespace get theirs
+	// from; the zero Range: the node has no such pods.
+	UserIDs users.Range
 	// CPUs says on which processors containers run; nil: on all.
 	CPUs pod.CPUs
 	// UnsafeSysctls may be set by pods beside the safe ones: names, or prefixes
@@ -203,13 +210,20 @@ func New(cfg Config) (*Agent, error) {
 			return l.Capacity - l.Available, l.Capacity
 		},
 	})
+	podDir := filepath.Join(cfg.DataDir, "pods")
+	podUsers, err := podUsers(cfg, podDir)
+	if err != nil {
+		return nil, fmt.Errorf("agent: %w", err)
+	}
 	a.node = node.New(node.Config{
 		Name: cfg.NodeName, IP: cfg.NodeIP, Client: cfg.Client, Heartbeat: cfg.HeartbeatClient, Version: cfg.Version,
 		MaxPods: cfg.MaxPods, DataDir: cfg.DataDir, Labels: cfg.NodeLabels, Port: cfg.NodePort,
 		Reserved: cfg.Reserved, Pressure: a.guard.Under,
-		Images: a.nodeImages, Ready: a.faults, Handlers: pod.RuntimeHandlers(),
+		Images: a.nodeImages, Ready: a.faults,
+		Handlers: func() []v1.NodeRuntimeHandler {
+			return pod.RuntimeHandlers(&v1.NodeRuntimeHandlerFeatures{UserNamespaces: new(podUsers != nil && podUsers.Supported() == nil)})
+		},
 	})
-	podDir := filepath.Join(cfg.DataDir, "pods")
 	prober := &probe.Prober{Version: cfg.Version, Metrics: probe.NewMetrics()}
 	volumes := volume.Config{Dir: podDir, Mounter: volume.Kernel{}, Tokens: &tokens{client: cfg.Client}, Allocatable: a.allocatable, ImagePath: cfg.Images.VolumePath, Memory: a.memoryFor}
 	a.objects = object.New(cfg.Client, func(uid objectUID, ref object.Ref) { a.pods.ObjectChanged(uid, ref) })
@@ -232,7 +246,7 @@ func New(cfg Config) (*Agent, error) {
 		Probes: prober, OnRuntime: a.node.Poke, Recorder: a.recorder,
 		PodDir: podDir, EndedDir: filepath.Join(cfg.DataDir, "static-ended"), LogDir: cfg.PodLogDir, SweepLogs: ownLogs, CgroupRoot: cfg.CgroupRoot,
 		ResolvConf: cfg.ResolvConf, ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain,
-		PidsLimit: cfg.PidsLimit, CPUs: cfg.CPUs, UnsafeSysctls: cfg.UnsafeSysctls,
+		PidsLimit: cfg.PidsLimit, Users: podUsers, CPUs: cfg.CPUs, UnsafeSysctls: cfg.UnsafeSysctls,
 		Refuse: func(p *v1.Pod) string { return pressure.Refuses(p, pod.QOS(p), a.guard.Under) }, Parallel: cfg.Parallel,
 	})
 	prober.Exec = a.pods

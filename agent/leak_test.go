@@ -24,6 +24,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kruntime "k8s.io/apimachinery/pkg/runtime"
 	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
 )
 
 var (
@@ -51,6 +52,9 @@ func TestRootNothingLeaks(t *testing.T) {
 				{Name: "memory", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory}}},
 			}
 			p.Spec.Containers[0].VolumeMounts = []v1.VolumeMount{{Name: "disk", MountPath: "/disk", SubPath: "sub"}, {Name: "memory", MountPath: "/memory"}}
+			if i%2 == 1 {
+				p.Spec.HostUsers = ptr.To(false)
+			}
 			m.create(p)
 		}
 		for i := range *leakPods {

@@ -49,6 +49,7 @@ import (
 	"github.com/clusterd/clusterd/agent/podnetwork"
 	"github.com/clusterd/clusterd/agent/pressure"
 	"github.com/clusterd/clusterd/agent/runtime"
+	"github.com/clusterd/clusterd/agent/users"
 	"github.com/clusterd/clusterd/e2e/features"
 )
 
@@ -208,6 +209,7 @@ func (m *machine) start() {
 		NodeName: "n1", NodeIP: netip.MustParseAddr("192.0.2.1"), DataDir: m.dir, CgroupRoot: m.cgroup,
 		Client: m.api, Runtime: m.wrapRuntime(), Images: m.wrapImages(), Network: m.wrapNetwork(network), Version: "v1.37.0-test",
 		ClusterDNS: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
+		UserIDs:    users.DefaultArea,
 		CPUs:       m.cpus, LocalStoragePeriod: 200 * time.Millisecond, Eviction: append([]pressure.Threshold{}, m.limits...), ImageGC: m.imageGC,
 	})
 	if err != nil {

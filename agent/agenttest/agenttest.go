@@ -22,6 +22,7 @@ import (
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/clusterd/clusterd/agent/runtime"
+	"github.com/clusterd/clusterd/agent/users"
 )
 
 // Runtime is a podmon in memory. Containers run until they are told to exit.
@@ -493,6 +494,14 @@ func (s *Images) Mount(_ context.Context, _ image.Image, id string) (string, err
 	return p, os.MkdirAll(p, 0o755)
 }
 
+// MountMapped implements pod.Images.
+func (s *Images) MountMapped(ctx context.Context, img image.Image, id string, _ *os.File) (string, error) {
+	return s.Mount(ctx, img, id)
+}
+
+// TryMapped implements agent.Images: it can.
+func (s *Images) TryMapped(*os.File) error { return nil }
+
 // Unmount implements pod.Images.
 func (s *Images) Unmount(_ context.Context, id string) error {
 	s.mu.Lock()
@@ -504,6 +513,11 @@ func (s *Images) Unmount(_ context.Context, id string) error {
 // VolumePath is where an image would be mounted as a volume.
 func (s *Images) VolumePath(owner, name string) string {
 	return filepath.Join(s.Dir, "volumes", owner, name)
+}
+
+// MountVolumeMapped implements pod.Images.
+func (s *Images) MountVolumeMapped(ctx context.Context, img image.Image, owner, name string, _ *os.File) (string, error) {
+	return s.MountVolume(ctx, img, owner, name)
 }
 
 // MountVolume implements pod.Images.
@@ -561,6 +575,7 @@ type Network struct {
 	mu        sync.Mutex // guards all below
 	attached  map[string]netip.Addr
 	published map[string][]pod.HostPort
+	users     map[string]users.Range
 	next      netip.Addr
 	// Err is returned by Attach.
 	Err error
@@ -594,6 +609,27 @@ func (n *Network) Attach(_ context.Context, uid string, hostNetwork bool) (strin
 	}
 	return "/run/netns/" + uid, []netip.Addr{n.attached[uid]}, nil
 }
+
+// AttachUsers implements pod.Network.
+func (n *Network) AttachUsers(ctx context.Context, uid string, ids users.Range) (string, []netip.Addr, error) {
+	n.mu.Lock()
+	if n.users == nil {
+		n.users = map[string]users.Range{}
+	}
+	n.users[uid] = ids
+	n.mu.Unlock()
+	return n.Attach(ctx, uid, false)
+}
+
+// UsersOf are the ids that the pod was last attached with.
+func (n *Network) UsersOf(uid string) users.Range {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.users[uid]
+}
+
+// Users implements pod.Network: it opens nothing of use.
+func (n *Network) Users(string) (*os.File, error) { return os.Open(os.DevNull) }
 
 // Detach implements pod.Network.
 func (n *Network) Detach(ctx context.Context, uid string) error {

@@ -20,7 +20,7 @@ import (
 //	mount.json  which image and layers it stands on
 //	rw          what the container has changed (overlayfs's upper folder)
 //	work        overlayfs's own
-//	rootfs      where all is mounted together
+//	rootfs      where all is mounted together; see mappedRoots for others
 const (
 	mountFile    = "mount.json"
 	mountVersion = 1
@@ -142,46 +142,71 @@ func readMount(dir string) (mountRecord, error) {
 }
 
 func (s *Store) mountOverlay(rec mountRecord, dir string) error {
-	upper, work, rootfs := filepath.Join(dir, "rw"), filepath.Join(dir, "work"), filepath.Join(dir, "rootfs")
-	for _, d := range []string{upper, work, rootfs} {
+	rootfs := filepath.Join(dir, "rootfs")
+	if err := os.Mkdir(rootfs, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return mountLayers(rec, layerView{dir: dir, layers: s.path("layers"), rootfs: rootfs})
+}
+
+// layerView is what overlayfs is to make a container's root file system of.
+type layerView struct {
+	dir    string // the container's folder
+	layers string // the store's layers, as overlayfs is to see them
+	rootfs string // where to mount
+}
+
+func mountLayers(rec mountRecord, v layerView) error {
+	upper, work := filepath.Join(v.dir, "rw"), filepath.Join(v.dir, "work")
+	for _, d := range []string{upper, work} {
 		if err := os.Mkdir(d, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
 	}
-	dirs := slices.Clone(rec.Dirs)
+	dirs := make([]string, len(rec.Dirs))
+	for i, d := range rec.Dirs {
+		dirs[i] = filepath.Join(v.layers, d)
+	}
 	if len(dirs) == 0 { // an image without layers: overlayfs wants one below
-		empty := filepath.Join(dir, "empty")
-		if err := os.Mkdir(empty, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		empty := filepath.Join(v.dir, "empty")
+		if err := makeEmptyLayer(empty, v.layers); err != nil {
 			return err
 		}
 		dirs = []string{empty}
-	}
-	for i, d := range dirs {
-		if !filepath.IsAbs(d) {
-			dirs[i] = s.layerPath(d)
-		}
 	}
 	// The root of what is on top decides how the root looks.
 	x := extractor{asRoot: os.Geteuid() == 0}
 	if err := x.copyAttributes(dirs[0], unix.AT_FDCWD, upper); err != nil {
 		return err
 	}
-	lowers, closeDir, err := s.lowerOption(dirs, len(upper)+len(work))
+	lowers, closeDir, err := lowerOption(dirs, len(upper)+len(work))
 	if err != nil {
 		return err
 	}
 	defer closeDir()
 	options := "lowerdir=" + strings.Join(lowers, ":") + ",upperdir=" + escape(upper) + ",workdir=" + escape(work)
-	if err := unix.Mount("overlay", rootfs, "overlay", 0, options); err != nil {
+	if err := unix.Mount("overlay", v.rootfs, "overlay", 0, options); err != nil {
 		return fmt.Errorf("overlayfs with %d layers: %w", len(rec.Dirs), err)
 	}
 	return nil
 }
 
+// makeEmptyLayer makes a layer that belongs to the root of those in layers.
+func makeEmptyLayer(dir, layers string) error {
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(layers, &st); err != nil {
+		return &os.PathError{Op: "stat", Path: layers, Err: err}
+	}
+	return os.Lchown(dir, int(st.Uid), int(st.Gid))
+}
+
 // lowerOption names the layers for the mount options. So many layers that
-// their paths do not fit are named through an open folder, which is short but
-// tells people nothing when they look at /proc/mounts.
-func (s *Store) lowerOption(dirs []string, others int) (lowers []string, closeDir func(), err error) {
+// their paths do not fit are named through their open folder, which is short
+// but tells people nothing when they look at /proc/mounts.
+func lowerOption(dirs []string, others int) (lowers []string, closeDir func(), err error) {
 	total := others + len("lowerdir=,upperdir=,workdir=") + 64 // some for escapes
 	for _, d := range dirs {
 		lowers = append(lowers, escape(d))
@@ -190,9 +215,10 @@ func (s *Store) lowerOption(dirs []string, others int) (lowers []string, closeDi
 	if total < maxMountOptions {
 		return lowers, func() {}, nil
 	}
-	fd, err := unix.Open(s.path("layers"), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	layers := filepath.Dir(dirs[0])
+	fd, err := unix.Open(layers, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, nil, &os.PathError{Op: "open", Path: s.path("layers"), Err: err}
+		return nil, nil, &os.PathError{Op: "open", Path: layers, Err: err}
 	}
 	for i, d := range dirs {
 		lowers[i] = procPath(fd, filepath.Base(d))
@@ -221,6 +247,9 @@ func (s *Store) Unmount(ctx context.Context, id string) error {
 func (s *Store) unmount(id string) error {
 	dir := s.path("mounts", id)
 	if err := unmountAll(filepath.Join(dir, "rootfs")); err != nil {
+		return err
+	}
+	if err := s.unmountMapped(id); err != nil {
 		return err
 	}
 	return s.discard(dir)

@@ -61,6 +61,8 @@ type Store struct {
 	pulls   flights[pullKey, Image]
 	unpacks flights[string, struct{}]
 
+	roots sync.Mutex // guards the making and removing of folders for mapped roots
+
 	mu    sync.Mutex // guards all below, and the renaming of layers
 	index index      // what is on disk, committed
 	// configs are the parsed configs of all images, by ID.

@@ -36,7 +36,23 @@ func (s *Store) MountVolume(ctx context.Context, img Image, owner, name string) 
 	if err := errors.Join(checkID(owner), checkID(name)); err != nil {
 		return "", err
 	}
-	if err := s.mountVolume(img.ID, owner, name); err != nil {
+	if err := s.mountVolume(img.ID, owner, name, nil); err != nil {
+		return "", fmt.Errorf("mount image %s as volume %s: %w", img.ID, name, err)
+	}
+	return s.VolumePath(owner, name), nil
+}
+
+// MountVolumeMapped is MountVolume for who is in the user namespace users, or
+// in one of the same ids: files have the owners in there that the image gives
+// them.
+func (s *Store) MountVolumeMapped(ctx context.Context, img Image, owner, name string, users *os.File) (string, error) {
+	if err := ctx.Err(); err != nil {
+		return "", err
+	}
+	if err := errors.Join(checkID(owner), checkID(name)); err != nil {
+		return "", err
+	}
+	if err := s.mountVolume(img.ID, owner, name, users); err != nil {
 		return "", fmt.Errorf("mount image %s as volume %s: %w", img.ID, name, err)
 	}
 	return s.VolumePath(owner, name), nil
@@ -68,7 +84,8 @@ func (s *Store) Volume(owner, name string) (img Image, ok bool, err error) {
 	return s.image(rec.Image), true, nil
 }
 
-func (s *Store) mountVolume(imageID, owner, name string) error {
+// mountVolume: users is nil for the host's.
+func (s *Store) mountVolume(imageID, owner, name string, users *os.File) error {
 	dir, root := s.path("volumes", owner, name), s.VolumePath(owner, name)
 	if mounted, err := isMountPoint(root); err != nil || mounted {
 		return err
@@ -83,11 +100,21 @@ func (s *Store) mountVolume(imageID, owner, name string) error {
 			return err
 		}
 	}
+	if users == nil {
+		return mountReadOnly(rec, s.path("layers"), empty, root)
+	}
+	layers := filepath.Join(dir, "layers")
+	return mapped(s.path("layers"), layers, users, func() error { return mountReadOnly(rec, layers, empty, root) })
+}
+
+// mountReadOnly mounts layers, as they are seen in the folder of that name, at
+// root.
+func mountReadOnly(rec mountRecord, layers, empty, root string) error {
 	dirs := make([]string, len(rec.Dirs))
 	for i, d := range rec.Dirs {
-		dirs[i] = s.layerPath(d)
+		dirs[i] = filepath.Join(layers, d)
 	}
-	lowers, closeDir, err := s.lowerOption(dirs, 2*len(empty))
+	lowers, closeDir, err := lowerOption(dirs, 2*len(empty))
 	if err != nil {
 		return err
 	}
@@ -143,7 +170,7 @@ func (s *Store) UnmountVolumes(ctx context.Context, owner string) error {
 		return fmt.Errorf("unmount image volumes of %s: %w", owner, err)
 	}
 	for _, e := range entries {
-		if err := unmountAll(filepath.Join(dir, e.Name(), "rootfs")); err != nil {
+		if err := errors.Join(unmountAll(filepath.Join(dir, e.Name(), "rootfs")), unmountAll(filepath.Join(dir, e.Name(), "layers"))); err != nil {
 			return fmt.Errorf("unmount image volume %s of %s: %w", e.Name(), owner, err)
 		}
 	}

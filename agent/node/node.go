@@ -48,8 +48,8 @@ type Config struct {
 	Pressure func(v1.NodeConditionType) bool
 	Labels   map[string]string // further labels of the node
 	Port     int32             // of the node's calls; 0: not told
-	// Handlers are the ways in which the node can run pods.
-	Handlers []v1.NodeRuntimeHandler
+	// Handlers are the ways in which the node can run pods, as it is now.
+	Handlers func() []v1.NodeRuntimeHandler
 
 	// Images lists what the node holds.
 	Images func(ctx context.Context) ([]v1.ContainerImage, error)

@@ -40,7 +40,9 @@ func (n *Node) status(ctx context.Context, node *v1.Node, now time.Time) {
 	s.Features = &v1.NodeFeatures{SupplementalGroupsPolicy: ptr.To(true)}
 	s.DaemonEndpoints.KubeletEndpoint.Port = n.cfg.Port
 	s.NodeInfo = n.info()
-	s.RuntimeHandlers = n.cfg.Handlers
+	if n.cfg.Handlers != nil {
+		s.RuntimeHandlers = n.cfg.Handlers()
+	}
 	if n.cfg.Images != nil {
 		images, err := n.cfg.Images(ctx)
 		if err != nil {

@@ -48,7 +48,7 @@ func (m *Manager) evict(uid types.UID, message string, hard, disrupted bool) {
 // refusal is the part of a pod's admission that does not depend on other pods:
 // what it asks for that this node does not do, and the node's pressures.
 func (m *Manager) refusal(pod *v1.Pod) *Verdict {
-	if v := unsupported(pod); v != nil {
+	if v := m.unsupported(pod); v != nil {
 		return v
 	}
 	if v := forbiddenSysctl(pod, m.cfg.UnsafeSysctls); v != nil {

@@ -149,6 +149,11 @@ const reasonCreateContainer = "CreateContainerError"
 // the status's word for err.
 func (m *Manager) mountImageVolume(ctx context.Context, pod *v1.Pod, name string, src *v1.ImageVolumeSource, tell func(kind, reason, msg string)) (img image.Image, reason string, err error) {
 	failed := func(err error) error { return fmt.Errorf("%w: volume %q: %w", volume.ErrImageVolume, name, err) }
+	if hasUsers(pod) { // before a look at what is mounted
+		if _, err := m.takeUsers(ctx, string(pod.UID)); err != nil {
+			return img, reasonCreateContainer, failed(err)
+		}
+	}
 	img, mounted, err := m.cfg.Images.Volume(string(pod.UID), name)
 	if err != nil {
 		return img, reasonCreateContainer, failed(err)
@@ -159,7 +164,7 @@ func (m *Manager) mountImageVolume(ctx context.Context, pod *v1.Pod, name string
 	if img, reason, err = m.ensureImage(ctx, pod, src.Reference, src.PullPolicy, tell); err != nil {
 		return img, reason, err
 	}
-	if _, err := m.cfg.Images.MountVolume(ctx, img, string(pod.UID), name); err != nil {
+	if err := m.mountVolume(ctx, pod, img, name); err != nil {
 		if verr := m.cfg.Images.Verify(ctx, img.ID); errors.Is(verr, image.ErrDamaged) {
 			tell(v1.EventTypeWarning, "ImageDamaged", fmt.Sprintf("Image will be pulled again: %v", verr))
 		}

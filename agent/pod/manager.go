@@ -38,6 +38,8 @@ type Manager struct {
 
 	staticRead chan struct{} // closed when every source of static pods has been read
 
+	taking sync.Mutex // guards the giving of ids to pods
+
 	mu         sync.Mutex // guards all below
 	ctx        context.Context
 	workers    map[types.UID]*worker
@@ -119,6 +121,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	if err != nil {
 		return nil // ctx ended before podmon answered
 	}
+	m.keepUsers()
 	m.wg.Go(func() { m.listen(ctx, events) })
 	if m.cfg.CPUs != nil {
 		m.wg.Go(func() { m.keepPinned(ctx) })

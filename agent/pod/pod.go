@@ -12,6 +12,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
@@ -22,6 +23,7 @@ import (
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/clusterd/clusterd/agent/probe"
 	"github.com/clusterd/clusterd/agent/runtime"
+	"github.com/clusterd/clusterd/agent/users"
 	"github.com/clusterd/clusterd/agent/volume"
 )
 
@@ -52,12 +54,16 @@ type Images interface {
 	Pull(ctx context.Context, ref string, auth image.Auth) (image.Image, error)
 	Get(ref string) (image.Image, bool, error)
 	Mount(ctx context.Context, img image.Image, id string) (rootfs string, err error)
+	// MountMapped is Mount for a container in that user namespace.
+	MountMapped(ctx context.Context, img image.Image, id string, users *os.File) (rootfs string, err error)
 	Unmount(ctx context.Context, id string) error
 	// Mounts lists the ids of all mounted root file systems.
 	Mounts() ([]string, error)
 	// MountVolume mounts an image read-only for a pod and a volume of it; while
 	// it is mounted the image is in use.
 	MountVolume(ctx context.Context, img image.Image, podUID, volume string) (path string, err error)
+	// MountVolumeMapped is MountVolume for a pod in such a user namespace.
+	MountVolumeMapped(ctx context.Context, img image.Image, podUID, volume string, users *os.File) (path string, err error)
 	// Volume tells which image is mounted as a volume, if any is.
 	Volume(podUID, volume string) (img image.Image, ok bool, err error)
 	// UnmountVolumes takes all image volumes of a pod away.
@@ -79,6 +85,11 @@ type Network interface {
 	// Attach makes the pod's network namespace and address. For a pod of the
 	// host's network the path is empty.
 	Attach(ctx context.Context, podUID string, hostNetwork bool) (netns string, ips []netip.Addr, err error)
+	// AttachUsers is Attach for a pod with a user namespace of those ids, which
+	// the network makes and which owns the pod's network namespace.
+	AttachUsers(ctx context.Context, podUID string, ids users.Range) (netns string, ips []netip.Addr, err error)
+	// Users opens the user namespace of such a pod; the file is the caller's.
+	Users(podUID string) (*os.File, error)
 	// Publish makes ports of the node lead to an attached pod's address, until
 	// Detach.
 	Publish(ctx context.Context, podUID string, addr netip.Addr, ports []HostPort) error
@@ -148,6 +159,10 @@ type Config struct {
 	// Refuse says why the node takes no such pod now because it runs short of
 	// something, "": it does. It must not block. Optional.
 	Refuse func(pod *v1.Pod) string
+
+	// Users are the ids of pods with a user namespace; nil: there are no such
+	// pods on this node.
+	Users *users.Ranges
 
 	// CPUs says on which processors containers run; nil: on all.
 	CPUs CPUs

@@ -17,10 +17,9 @@ const handlerRunc = "runc"
 
 // RuntimeHandlers are the ways in which this node can run pods, for the Node's
 // status. The one without a name is for pods without a RuntimeClass (KEP-585).
-// What a handler can do beside the usual (features) is told here, for all of
-// them alike.
-func RuntimeHandlers() []v1.NodeRuntimeHandler {
-	return []v1.NodeRuntimeHandler{{Name: ""}, {Name: handlerRunc}}
+// What they can do beside the usual (features) is the same for all.
+func RuntimeHandlers(features *v1.NodeRuntimeHandlerFeatures) []v1.NodeRuntimeHandler {
+	return []v1.NodeRuntimeHandler{{Name: "", Features: features}, {Name: handlerRunc, Features: features}}
 }
 
 // checkHandler looks whether the node has the handler that the pod's
@@ -43,7 +42,7 @@ func (m *Manager) checkHandler(ctx context.Context, pod *v1.Pod) error {
 		return fmt.Errorf("read RuntimeClass %q: %w", *class, err)
 	}
 	var names []string
-	for _, h := range RuntimeHandlers() {
+	for _, h := range RuntimeHandlers(nil) {
 		if h.Name != "" {
 			names = append(names, h.Name)
 		}

@@ -127,6 +127,9 @@ func (m *Manager) buildContainer(ctx context.Context, in buildInput) (api.Contai
 	if err := identity(&out, pod, c, cfg.User, in.rootfs); err != nil {
 		return out, err
 	}
+	if err := insideUsers(&out, pod); err != nil {
+		return out, err
+	}
 	if out.Mounts, err = m.mounts(ctx, pod, c, out.Privileged, vars); err != nil {
 		return out, err
 	}
@@ -208,6 +211,7 @@ func (m *Manager) mounts(ctx context.Context, pod *v1.Pod, c *v1.Container, priv
 			return nil, fmt.Errorf("volumeMount %q: recursiveReadOnly: Enabled needs Linux 5.12 or newer; IfPossible does without", vm.Name)
 		}
 		if imageSource(&pod.Spec, vm.Name) != nil {
+			mount.Mapped = hasUsers(pod) // see mountVolume
 			mount.Options = append(mount.Options, "noexec", "nosuid", "nodev")
 		}
 		if p := vm.MountPropagation; p != nil {

@@ -41,12 +41,3 @@ func forbiddenSysctl(pod *v1.Pod, allowed []string) *Verdict {
 	}
 	return nil
 }
-
-// unsupported refuses a pod that wants what this node cannot do, rather than
-// run it with less protection than it asks for.
-func unsupported(pod *v1.Pod) *Verdict {
-	if u := pod.Spec.HostUsers; u != nil && !*u {
-		return &Verdict{"UserNamespacesNotSupported", "spec.hostUsers is false, and this node makes no user namespaces for pods: remove the field, or let another node run the pod"}
-	}
-	return nil
-}

@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/utils/ptr"
 )
 
 func TestForbiddenSysctl(t *testing.T) {
@@ -44,16 +43,5 @@ func TestForbiddenSysctl(t *testing.T) {
 	}
 	if v := forbiddenSysctl(&v1.Pod{}, nil); v != nil {
 		t.Errorf("none: %+v", v)
-	}
-}
-
-func TestUnsupported(t *testing.T) {
-	if v := unsupported(&v1.Pod{Spec: v1.PodSpec{HostUsers: ptr.To(false)}}); v == nil || !strings.Contains(v.Message, "hostUsers") {
-		t.Errorf("a pod that asks for a user namespace: %+v", v)
-	}
-	for _, u := range []*bool{nil, ptr.To(true)} {
-		if v := unsupported(&v1.Pod{Spec: v1.PodSpec{HostUsers: u}}); v != nil {
-			t.Errorf("a pod in the host's user namespace: %+v", v)
-		}
 	}
 }

@@ -279,7 +279,7 @@ func (m *Manager) startInstance(ctx, run context.Context, in buildInput) (st api
 	defer release()
 	ctx, cancel := context.WithTimeout(ctx, createDeadline)
 	defer cancel()
-	if in.rootfs, err = m.cfg.Images.Mount(ctx, in.img, in.id); err != nil {
+	if in.rootfs, err = m.mountRoot(ctx, in.pod, in.img, in.id); err != nil {
 		return st, reasonCreateContainer, fmt.Errorf("mount image: %w", err)
 	}
 	unmount := func() {

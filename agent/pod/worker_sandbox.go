@@ -106,7 +106,7 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, att
 	if err != nil {
 		return nil, false, err
 	}
-	netns, ips, err := m.cfg.Network.Attach(ctx, string(pod.UID), pod.Spec.HostNetwork)
+	netns, ips, ids, err := m.attach(ctx, pod)
 	if err != nil {
 		return nil, false, err
 	}
@@ -140,13 +140,16 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, att
 	}
 	limits := podResources(pod, m.cfg.PidsLimit)
 	limits.Hugepages = hugepages(Requests(pod), m.cfg.Node().Status.Capacity)
-	_, err = m.cfg.Runtime.CreateSandbox(ctx, api.Sandbox{
+	made, err := m.cfg.Runtime.CreateSandbox(ctx, api.Sandbox{
 		ID: id, PodUID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name, Attempt: attempt,
-		Hostname: name, NetNS: netns, HostIPC: pod.Spec.HostIPC, HostPID: pod.Spec.HostPID,
+		Hostname: name, NetNS: netns, Users: ids, HostIPC: pod.Spec.HostIPC, HostPID: pod.Spec.HostPID,
 		SharePID: isTrue(pod.Spec.ShareProcessNamespace), Sysctls: sysctls,
 		CgroupParent: CgroupParent(m.cfg.CgroupRoot, pod), PodResources: limits,
 		Labels: map[string]string{labelIPs: joinIPs(ips), labelGrace: strconv.FormatInt(grace, 10)},
 	})
+	if err == nil && ids != nil && made.Sandbox.Users == nil {
+		err = errors.New("podmon is of an older version that knows no user namespaces (see the node's event RuntimeNotUpgraded)")
+	}
 	if err != nil {
 		err = fmt.Errorf("create pause: %w", err)
 		if errors.Is(ctx.Err(), context.Canceled) {
@@ -476,6 +479,7 @@ func (m *Manager) teardown(ctx context.Context, uid string, containers, sandboxe
 	note("unmount image volumes", m.cfg.Images.UnmountVolumes(ctx, uid))
 	note("remove volumes", m.cfg.Volumes.Teardown(ctx, volumeUID(uid)))
 	if len(errs) == 0 {
+		m.freeUsers(uid)
 		for _, id := range sandboxes {
 			m.unroute(id)
 		}

@@ -180,7 +180,7 @@ func (s *Supervisor) launch(ctx context.Context, c *container, sb *sandbox) (err
 	if err != nil {
 		return err
 	}
-	if c.io, err = s.newStdio(c); err != nil {
+	if c.io, err = s.newStdio(c, &sb.status.Sandbox); err != nil {
 		return err
 	}
 	defer func() {

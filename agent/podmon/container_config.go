@@ -12,6 +12,9 @@ import (
 // containerConfig says to libcontainer what the agent said to us.
 func (s *Supervisor) containerConfig(spec *api.Container, sb *sandbox) (*configs.Config, error) {
 	pod := &sb.status.Sandbox
+	if err := validIDs(spec, pod.Users); err != nil {
+		return nil, err
+	}
 	res := containerResources(spec)
 	target, err := s.target(spec)
 	if err != nil {
@@ -28,9 +31,11 @@ func (s *Supervisor) containerConfig(spec *api.Container, sb *sandbox) (*configs
 		Cgroups:         &cgroups.Cgroup{Path: path.Join(pod.CgroupParent, spec.ID), Resources: res},
 		Devices:         standardDevices(),
 	}
-	if cfg.Mounts, err = mounts(spec, s.shmSource(pod)); err != nil {
+	shm := s.shmSource(pod)
+	if cfg.Mounts, err = mounts(spec, shm); err != nil {
 		return nil, err
 	}
+	joinUsers(cfg, sb, shm, spec.Mounts)
 	if spec.Privileged {
 		all, err := hostDevices()
 		if err != nil {

@@ -64,6 +64,15 @@ func (s *Supervisor) exec(ctx context.Context, req api.Exec, files []*os.File) (
 		p.ConsoleSocket = con.child
 	} else if err := giveFiles(p, req, files); err != nil {
 		return nil, nil, err
+	} else {
+		cfg := c.lc.Config()
+		uid, err := cfg.HostUID(p.UID)
+		if err != nil {
+			return nil, nil, err
+		}
+		if err := giveTo(uint32(uid), files...); err != nil {
+			return nil, nil, err
+		}
 	}
 	if err := c.lc.Start(p); err != nil {
 		if done := c.ended(); done {

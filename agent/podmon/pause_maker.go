@@ -44,6 +44,7 @@ type pauseRequest struct {
 	sysctls  []string
 	link     *os.File // the pause's end of a message pair
 	netns    *os.File // nil: the host's
+	userns   *os.File // nil: the host's; needs netns
 }
 
 // fork makes a pause. It is podmon's child.
@@ -56,6 +57,9 @@ func (m *pauseMaker) fork(r pauseRequest) (pid int, err error) {
 	fds := []int{int(r.link.Fd())}
 	if r.netns != nil {
 		fds = append(fds, int(r.netns.Fd()))
+	}
+	if r.userns != nil {
+		fds = append(fds, int(r.userns.Fd()))
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

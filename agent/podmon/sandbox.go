@@ -40,6 +40,8 @@ type sandbox struct {
 
 const pauseTime = 30 * time.Second // within which a pause is ready, on a busy machine
 
+const procDir = "/proc/" // where the pause's own open folder is, see pause.c
+
 const pauseOOMScore = -998 // the last to be killed for memory, with its pod's processes
 
 func (s *Supervisor) sandboxPath(id string, more ...string) string {
@@ -78,6 +80,9 @@ func validSandbox(spec api.Sandbox) error {
 	if spec.NetNS != "" && !isHostPath(spec.NetNS) {
 		return invalidf("network namespace %q: want an absolute path", spec.NetNS)
 	}
+	if err := validUsers(spec); err != nil {
+		return err
+	}
 	if len(spec.Hostname) > 64 {
 		return invalidf("host name %q is longer than 64 bytes", spec.Hostname)
 	}
@@ -114,7 +119,7 @@ func sysctlFile(name string, spec api.Sandbox) (string, error) {
 	default:
 		return "", invalidf("sysctl %q does not belong to a pod's namespaces", name)
 	}
-	return "/proc/sys/" + rel, nil
+	return procDir + "sys/" + rel, nil
 }
 
 func (s *Supervisor) reserveSandbox(sb *sandbox) error {
@@ -154,7 +159,7 @@ func (s *Supervisor) startSandbox(ctx context.Context, sb *sandbox) error {
 		return fmt.Errorf("pod cgroup limits: %w", err)
 	}
 	if !spec.HostIPC {
-		if err := mountShm(s.sandboxPath(spec.ID, "shm")); err != nil {
+		if err := mountShm(s.sandboxPath(spec.ID, "shm"), spec.Users); err != nil {
 			return err
 		}
 	}
@@ -187,11 +192,13 @@ func (s *Supervisor) startSandbox(ctx context.Context, sb *sandbox) error {
 	return nil
 }
 
-func mountShm(dir string) error {
+// mountShm makes a pod's shared memory, which belongs to the pod's root.
+func mountShm(dir string, users *api.IDRange) error {
 	if err := os.Mkdir(dir, 0o711); err != nil {
 		return err
 	}
-	if err := unix.Mount("shm", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=1777,size=67108864"); err != nil {
+	options := fmt.Sprintf("mode=1777,size=67108864,uid=%d,gid=%[1]d", hostID(users, 0))
+	if err := unix.Mount("shm", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options); err != nil {
 		return fmt.Errorf("mount shared memory: %w", err)
 	}
 	return nil
@@ -221,6 +228,12 @@ func (s *Supervisor) startPause(ctx context.Context, spec *api.Sandbox) (pid int
 		req.hostname = spec.Hostname
 		req.flags |= unix.CLONE_NEWUTS // a pod on the host's network has the host's name
 	}
+	if spec.Users != nil {
+		if req.userns, err = ownerOf(req.netns); err != nil {
+			return 0, nil, err
+		}
+		defer req.userns.Close()
+	}
 	if !spec.HostIPC {
 		req.flags |= unix.CLONE_NEWIPC
 	}
@@ -232,11 +245,12 @@ func (s *Supervisor) startPause(ctx context.Context, spec *api.Sandbox) (pid int
 		if err != nil {
 			return 0, nil, err
 		}
-		req.sysctls = append(req.sysctls, file+"="+value)
+		req.sysctls = append(req.sysctls, strings.TrimPrefix(file, procDir)+"="+value)
 	}
 	child, err := s.pauses.fork(req)
 	if err != nil {
-		return 0, nil, err
+		theirs.Close()
+		return 0, nil, cmp.Or(lastWords(ours), err)
 	}
 	s.orphans.own(child)
 	defer func() {
@@ -262,7 +276,23 @@ func (s *Supervisor) startPause(ctx context.Context, spec *api.Sandbox) (pid int
 	case string(said[:n]) != "ok":
 		return 0, nil, fmt.Errorf("pause: %s", cmp.Or(string(said[:n]), "ended without a word"))
 	}
+	if spec.Users != nil {
+		if err = checkUsers(child, *spec.Users); err != nil {
+			return 0, nil, err
+		}
+	}
 	return child, ours, nil
+}
+
+// lastWords reads what a go-between, which has ended, could not do; nil: it has
+// said nothing.
+func lastWords(link *os.File) error {
+	said := make([]byte, 4096)
+	_ = link.SetReadDeadline(time.Now().Add(time.Second))
+	if n, err := link.Read(said); err == nil && n > 0 {
+		return fmt.Errorf("pause: %s", said[:n])
+	}
+	return nil
 }
 
 // messagePair makes two connected descriptors that keep messages apart: ours,

@@ -50,7 +50,9 @@ type output struct {
 	taps taps
 }
 
-func (s *Supervisor) newStdio(c *container) (_ *stdio, err error) {
+// newStdio makes a container's input and output. The container may open both
+// again by /dev/stdin and /dev/stdout: they belong to its user.
+func (s *Supervisor) newStdio(c *container, pod *api.Sandbox) (_ *stdio, err error) {
 	spec := &c.status.Container
 	sio := &stdio{dir: s.containerPath(c.id), spec: spec}
 	defer func() {
@@ -80,6 +82,9 @@ func (s *Supervisor) newStdio(c *container) (_ *stdio, err error) {
 		if err := sio.makeOutput(name); err != nil {
 			return nil, err
 		}
+	}
+	if err := giveTo(hostID(pod.Users, spec.UID), sio.child...); err != nil {
+		return nil, err
 	}
 	return sio, nil
 }

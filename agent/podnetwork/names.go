@@ -56,11 +56,11 @@ func (n *Network) setName(uid, name string) {
 	}
 }
 
-// connect makes the network of that address, or what is missing of it. On an
-// error nothing of it stays.
-func (n *Network) connect(addr netip.Prefix, gateway netip.Addr) error {
+// connect makes the network of that address, or what is missing of it, with the
+// namespace that create makes or finds. On an error nothing of it stays.
+func (n *Network) connect(addr netip.Prefix, gateway netip.Addr, create func(name string) (path string, err error)) error {
 	name := networkName(addr)
-	path, err := n.spaces.Create(name)
+	path, err := create(name)
 	if err == nil {
 		err = n.links.Attach(podnet.Pod{NetNS: path, HostIf: podnet.HostIf(name), Bridge: n.cfg.Bridge, Addr: addr, Gateway: gateway, MTU: n.cfg.MTU})
 	}

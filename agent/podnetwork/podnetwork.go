@@ -33,6 +33,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/clusterd/clusterd/agent/pod"
+	"github.com/clusterd/clusterd/agent/users"
 	"github.com/clusterd/clusterd/netsetup/ipam"
 	"github.com/clusterd/clusterd/netsetup/netns"
 	"github.com/clusterd/clusterd/netsetup/nft"
@@ -360,6 +361,40 @@ func (n *Network) Attach(_ context.Context, uid string, hostNetwork bool) (strin
 	if path, addr, ok := n.takeReady(uid); ok {
 		return path, []netip.Addr{addr.Addr()}, nil
 	}
+	return n.attach(uid, pool, gateway, n.spaces.Create)
+}
+
+// AttachUsers is Attach for a pod with a user namespace, which owns the pod's
+// network namespace: one that is there already is of a former try, with ids
+// that may be another pod's by now, and is replaced.
+func (n *Network) AttachUsers(_ context.Context, uid string, ids users.Range) (string, []netip.Addr, error) {
+	n.mu.Lock()
+	pool, gateway := n.pool, n.gateway
+	n.mu.Unlock()
+	if pool == nil {
+		return "", nil, pod.ErrNetworkNotReady
+	}
+	return n.attach(uid, pool, gateway, func(name string) (string, error) {
+		if err := n.spaces.Delete(name); err != nil {
+			return "", err
+		}
+		return n.spaces.CreateOwned(name, ids.First, ids.Count)
+	})
+}
+
+// Users opens the user namespace of a pod that AttachUsers has connected.
+func (n *Network) Users(uid string) (*os.File, error) {
+	n.mu.Lock()
+	name := n.names[uid]
+	n.mu.Unlock()
+	if name == "" {
+		return nil, fmt.Errorf("pod %s has no network", uid)
+	}
+	return netns.Owner(n.spaces.Path(name))
+}
+
+// attach gives the pod an address, and a namespace that create makes or finds.
+func (n *Network) attach(uid string, pool *ipam.Pool, gateway netip.Addr, create func(name string) (path string, err error)) (string, []netip.Addr, error) {
 	n.looking.RLock()
 	defer n.looking.RUnlock()
 	addr, err := pool.Allocate(uid)
@@ -368,7 +403,7 @@ func (n *Network) Attach(_ context.Context, uid string, hostNetwork bool) (strin
 	}
 	name := networkName(addr)
 	n.setName(uid, name)
-	if err := n.connect(addr, gateway); err != nil {
+	if err := n.connect(addr, gateway, create); err != nil {
 		err = errors.Join(fmt.Errorf("connect the pod: %w", err), pool.Release(uid))
 		n.setName(uid, "")
 		return "", nil, err

@@ -71,7 +71,7 @@ func (n *Network) makeReady() error {
 	if !ok {
 		return errNoRoom
 	}
-	if err := n.connect(addr, gateway); err != nil {
+	if err := n.connect(addr, gateway, n.spaces.Create); err != nil {
 		pool.Forget(addr)
 		return err
 	}

@@ -96,6 +96,7 @@ func TestRootDiskFull(t *testing.T) {
 	n.sandbox("p")
 	spec := n.spec("p", "runs", "sleep")
 	n.start(spec)
+	eventually(t, "readiness", func() bool { return strings.Contains(n.output(spec), "ready") })
 	filler := filepath.Join(live, "filler")
 	err := os.WriteFile(filler, bytes.Repeat([]byte("x"), 1<<20), 0o600)
 	if !errors.Is(err, unix.ENOSPC) {

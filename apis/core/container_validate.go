@@ -104,6 +104,7 @@ func validateContainer(c *corev1.Container, spec *corev1.PodSpec, volumes map[st
 	errs = append(errs, validateResources(&c.Resources, spec.ResourceClaims, at.Child("resources"))...)
 	errs = append(errs, validateResizePolicy(c.ResizePolicy, spec.RestartPolicy, at.Child("resizePolicy"))...)
 	errs = append(errs, validateSecurityContext(c.SecurityContext, at.Child("securityContext"))...)
+	errs = append(errs, validateProcMount(c.SecurityContext, spec, at.Child("securityContext"))...)
 	errs = append(errs, validateRestartRules(c, at)...)
 	return errs
 }

@@ -327,6 +327,22 @@ func TestValidatePod(t *testing.T) {
 			"spec.containers[0].securityContext.runAsUser: Invalid value: -1: must be between 0 and",
 			"spec.containers[0].securityContext: Invalid value: ",
 		}},
+		{"all of /proc for the host's root", inContainer(func(c *corev1.Container) {
+			c.SecurityContext = &corev1.SecurityContext{ProcMount: ptr.To(corev1.UnmaskedProcMount)}
+		}), []string{`spec.containers[0].securityContext.procMount: Invalid value: "Unmasked": ` + "`hostUsers` must be false to use `Unmasked`"}},
+		{"all of /proc in a user namespace", func(p *corev1.Pod) {
+			p.Spec.HostUsers = ptr.To(false)
+			p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{ProcMount: ptr.To(corev1.UnmaskedProcMount)}
+		}, nil},
+		{"a proc mount of no kind", inContainer(func(c *corev1.Container) {
+			c.SecurityContext = &corev1.SecurityContext{ProcMount: ptr.To(corev1.ProcMountType("Half"))}
+		}), []string{`spec.containers[0].securityContext.procMount: Unsupported value: "Half"`}},
+		{"a user namespace on the host's", func(p *corev1.Pod) {
+			p.Spec.HostUsers, p.Spec.HostNetwork, p.Spec.HostPID, p.Spec.HostIPC = ptr.To(false), true, true, true
+		}, []string{
+			"spec.hostNetwork: Forbidden: when `hostUsers` is false", "spec.hostPID: Forbidden: when `hostUsers` is false",
+			"spec.hostIPC: Forbidden: when `hostUsers` is false",
+		}},
 		{"seccomp", func(p *corev1.Pod) {
 			p.Spec.SecurityContext = &corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeLocalhost}}
 		}, []string{"spec.securityContext.seccompProfile.localhostProfile: Required value: must be set when seccomp type is Localhost"}},

@@ -85,7 +85,6 @@ func validateSecurityContext(sc *corev1.SecurityContext, at *field.Path) field.E
 	errs = append(errs, check.ID(at.Child("runAsGroup"), sc.RunAsGroup, validation.IsValidGroupID)...)
 	errs = append(errs, validateSeccomp(sc.SeccompProfile, at.Child("seccompProfile"))...)
 	errs = append(errs, validateAppArmor(sc.AppArmorProfile, at.Child("appArmorProfile"))...)
-	errs = append(errs, check.OneOfOrNil(at.Child("procMount"), sc.ProcMount, corev1.DefaultProcMount, corev1.UnmaskedProcMount)...)
 	if sc.AllowPrivilegeEscalation != nil && !*sc.AllowPrivilegeEscalation {
 		if sc.Privileged != nil && *sc.Privileged {
 			errs = append(errs, field.Invalid(at, sc, "cannot set `allowPrivilegeEscalation` to false and `privileged` to true"))
@@ -93,6 +92,20 @@ func validateSecurityContext(sc *corev1.SecurityContext, at *field.Path) field.E
 		if sc.Capabilities != nil && slices.Contains(sc.Capabilities.Add, "CAP_SYS_ADMIN") {
 			errs = append(errs, field.Invalid(at, sc, "cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN"))
 		}
+	}
+	return errs
+}
+
+// validateProcMount: only root of a user namespace of its own may see all of
+// /proc (KEP-4265).
+func validateProcMount(sc *corev1.SecurityContext, spec *corev1.PodSpec, at *field.Path) field.ErrorList {
+	if sc == nil || sc.ProcMount == nil {
+		return nil
+	}
+	at = at.Child("procMount")
+	errs := check.OneOf(at, *sc.ProcMount, corev1.DefaultProcMount, corev1.UnmaskedProcMount)
+	if *sc.ProcMount == corev1.UnmaskedProcMount && (spec.HostUsers == nil || *spec.HostUsers) {
+		errs = append(errs, field.Invalid(at, *sc.ProcMount, "`hostUsers` must be false to use `Unmasked`"))
 	}
 	return errs
 }

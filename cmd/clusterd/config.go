@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/clusterd/clusterd/agent/pressure"
+	"github.com/clusterd/clusterd/agent/users"
 )
 
 // Config is everything one node can be told. Defaults come first, then the
@@ -86,6 +87,10 @@ type Config struct {
 	// the cluster's. Default: /etc/resolv.conf, or systemd-resolved's file of
 	// real servers where that names its stub alone.
 	ResolvConf string `json:"resolvConf,omitempty"`
+	// PodUserIDs are the ids of the machine, FIRST-LAST, of which each pod with
+	// hostUsers: false gets 65536 for itself; "none": the node has no such pods.
+	// What /etc/subuid and /etc/subgid give to others is left out.
+	PodUserIDs string `json:"podUserIDs"`
 	// EvictionHard are the thresholds below which pods are ended at once, such
 	// as memory.available<100Mi,nodefs.available<10%; "none": never.
 	EvictionHard string `json:"evictionHard,omitempty"`
@@ -150,6 +155,7 @@ func defaultConfig() Config {
 		ClusterDomain:    defaultClusterDomain,
 
 		StoreQuota:         "8Gi",
+		PodUserIDs:         users.DefaultArea.String(),
 		StoreHistoryAge:    Duration{time.Hour},
 		StoreHistorySize:   "64Mi",
 		EvictionHard:       pressure.Defaults,
@@ -180,6 +186,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.StoreQuota, "store-quota", c.StoreQuota, "how much the cluster's live objects may take; the same on every server")
 	f.DurationVar(&c.StoreHistoryAge.Duration, "store-history-age", c.StoreHistoryAge.Duration, "how long old states of objects are kept")
 	f.StringVar(&c.StoreHistorySize, "store-history-size", c.StoreHistorySize, "up to what size old states of objects are kept")
+	f.StringVar(&c.PodUserIDs, "pod-user-ids", c.PodUserIDs, "ids of the machine, FIRST-LAST, of which each pod with hostUsers: false gets 65536; none: there are no such pods here")
 	f.StringVar(&c.AllowedUnsafeSysctls, "allowed-unsafe-sysctls", c.AllowedUnsafeSysctls, "sysctls that pods may set beside the safe ones, such as net.core.somaxconn,kernel.msg*")
 	f.StringVar(&c.ClusterDNS, "cluster-dns", c.ClusterDNS, "addresses of the cluster's name servers, such as 10.96.0.10 (default: pods ask those of the host)")
 	f.StringVar(&c.ClusterDomain, "cluster-domain", c.ClusterDomain, "what the names of Services end with; the same on every node")
@@ -303,6 +310,9 @@ func (c *Config) complete() error {
 		return fmt.Errorf("--eviction-transition %s: it cannot be negative", c.EvictionTransition)
 	}
 	if _, err := c.reserved(); err != nil {
+		return err
+	}
+	if _, err := c.podUserIDs(); err != nil {
 		return err
 	}
 	if c.ImageGCLow < 1 || c.ImageGCHigh > 100 || c.ImageGCLow >= c.ImageGCHigh {

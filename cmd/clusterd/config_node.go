@@ -15,6 +15,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent"
 	"github.com/clusterd/clusterd/agent/pressure"
+	"github.com/clusterd/clusterd/agent/users"
 )
 
 // Values of CPUManagerPolicy.
@@ -131,6 +132,19 @@ func (c *Config) reservedCPU() resource.Quantity {
 	return *resource.NewQuantity(int64(set.Size()), resource.DecimalSI)
 }
 
+// podUserIDs reads where the ids of pods with a user namespace come from; the
+// zero Range: there are none.
+func (c *Config) podUserIDs() (users.Range, error) {
+	if c.PodUserIDs == "none" {
+		return users.Range{}, nil
+	}
+	ids, err := users.ParseArea(c.PodUserIDs)
+	if err != nil {
+		return ids, fmt.Errorf("--pod-user-ids: %w", err)
+	}
+	return ids, nil
+}
+
 // settings puts what the configuration says of the node's resources, name
 // servers and pods into the agent's.
 func (c *Config) settings(to *agent.Config) (err error) {
@@ -144,6 +158,9 @@ func (c *Config) settings(to *agent.Config) (err error) {
 		return err
 	}
 	to.ClusterDomain, to.ResolvConf = c.ClusterDomain, c.ResolvConf
+	if to.UserIDs, err = c.podUserIDs(); err != nil {
+		return err
+	}
 	to.EvictionTransition = c.EvictionTransition.Duration
 	for name := range strings.SplitSeq(c.AllowedUnsafeSysctls, ",") {
 		if name = strings.TrimSpace(name); name != "" {

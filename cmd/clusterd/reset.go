@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/podnetwork"
 )
 
@@ -44,7 +45,7 @@ func reset(ctx context.Context, cfg Config, out io.Writer) error {
 	}{
 		{"containers", func() error { return stopContainers(cfg) }},
 		{"network", func() error { return podnetwork.CleanUp(ctx, podnetwork.Config{Dir: dir.path("network")}) }},
-		{"mounts", func() error { return unmountBelow(cfg.Data) }},
+		{"mounts", func() error { return errors.Join(image.CleanUp(dir.path("images")), unmountBelow(cfg.Data)) }},
 		{"cgroups", func() error { return removeCgroups(cfg.CgroupRoot) }},
 		{"data folder", func() error { return removeFolder(cfg.Data) }},
 	}

@@ -50,7 +50,12 @@ type Sandbox struct {
 	Hostname string
 	// NetNS is the path of the pinned network namespace to join; empty: the
 	// host's (hostNetwork).
-	NetNS    string
+	NetNS string
+	// Users gives the pod a user namespace: the one that owns NetNS, whose ids
+	// 0…Count-1 are the host's from First on. Root file systems of its containers
+	// must show the pod's ids, and their whole path be open to everybody's
+	// search; bind mounts are made to show them.
+	Users    *IDRange `json:",omitempty"`
 	HostIPC  bool
 	HostPID  bool
 	SharePID bool // the pause holds a PID namespace that every container joins
@@ -62,6 +67,12 @@ type Sandbox struct {
 
 	// Labels are the agent's notes; podmon keeps and returns them unread.
 	Labels map[string]string `json:",omitempty"`
+}
+
+// IDRange are ids of the host, users' and groups' alike, that a user namespace
+// calls 0 to Count-1 (user_namespaces(7)).
+type IDRange struct {
+	First, Count uint32
 }
 
 // Container asks for one container in a sandbox, created and started.
@@ -121,6 +132,8 @@ type Mount struct {
 	ReadOnly    bool
 	Propagation string   // "private" (default), "rslave", "rshared"
 	Options     []string // further mount options: "size=64m", "noexec"
+	// Mapped: the source shows the ids of the pod's user namespace already.
+	Mapped bool `json:",omitempty"`
 }
 
 // Rlimit is one resource limit (getrlimit(2)).

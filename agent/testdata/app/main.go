@@ -101,6 +101,27 @@ func main() {
 			fmt.Println(err)
 			os.Exit(1)
 		}
+	case "owner": // of each file: UID GID MODE
+		for _, name := range args {
+			var st syscall.Stat_t
+			if err := syscall.Lstat(name, &st); err != nil {
+				fmt.Println(err)
+				os.Exit(1)
+			}
+			fmt.Printf("%d %d %o\n", st.Uid, st.Gid, st.Mode&0o7777)
+		}
+	case "chown": // FILE UID GID
+		uid, _ := strconv.Atoi(args[1])
+		gid, _ := strconv.Atoi(args[2])
+		if err := os.Chown(args[0], uid, gid); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+	case "mknod": // a memory device, which only the machine's root may make
+		if err := syscall.Mknod(args[0], syscall.S_IFCHR|0o600, 1<<8|1); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
 	case "id":
 		groups, _ := os.Getgroups()
 		fmt.Println(os.Getuid(), os.Getgid(), groups)
