@@ -77,14 +77,38 @@ func (l *Log) Get(ctx context.Context, name string, options runtime.Object) (run
 	if err != nil {
 		return nil, err
 	}
-	return &genericrest.LocationStreamer{
+	return &logStream{genericrest.LocationStreamer{
 		Location:        location,
 		Transport:       transport,
 		ContentType:     "text/plain",
 		Flush:           opts.Follow,
 		ResponseChecker: logChecker{pod: pod, container: container, previous: opts.Previous},
 		RedirectChecker: genericrest.PreventRedirects,
-	}, nil
+	}}, nil
+}
+
+// logStream is a log on its way from a node.
+type logStream struct{ genericrest.LocationStreamer }
+
+// InputStream opens the log. What its reader gives comes before its end, not
+// together with it: the library's way to a websocket forgets the last read.
+func (s *logStream) InputStream(ctx context.Context, version, accept string) (io.ReadCloser, bool, string, error) {
+	r, flush, contentType, err := s.LocationStreamer.InputStream(ctx, version, accept)
+	if r != nil {
+		r = endApart{r}
+	}
+	return r, flush, contentType, err
+}
+
+// endApart tells of the end in a read of its own.
+type endApart struct{ io.ReadCloser }
+
+func (r endApart) Read(p []byte) (int, error) {
+	n, err := r.ReadCloser.Read(p)
+	if n > 0 && err == io.EOF {
+		err = nil // the next read says so
+	}
+	return n, err
 }
 
 func validateLogOptions(o *corev1.PodLogOptions) field.ErrorList {
