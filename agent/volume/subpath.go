@@ -118,10 +118,7 @@ func openBeneath(root, sub string) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		st, err := parent.Stat()
-		if err == nil {
-			err = unix.Mkdirat(int(parent.Fd()), part, uint32(st.Mode().Perm()))
-		}
+		err = mkdirLike(parent, part)
 		parent.Close()
 		if err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, err
@@ -129,6 +126,26 @@ func openBeneath(root, sub string) (*os.File, error) {
 		at = filepath.Join(at, part)
 	}
 	return openat(dir, sub, unix.O_PATH)
+}
+
+// mkdirLike makes a folder with its parent's mode, so that whoever may write
+// to the volume may write below; the umask would take bits away. The folder is
+// opened before its mode is set: a container may put a link in its place.
+func mkdirLike(parent *os.File, name string) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(parent.Fd()), &st); err != nil {
+		return err
+	}
+	mode := st.Mode & 0o7777
+	if err := unix.Mkdirat(int(parent.Fd()), name, mode); err != nil {
+		return err
+	}
+	made, err := openat(parent, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW)
+	if err != nil {
+		return err
+	}
+	defer made.Close()
+	return unix.Fchmod(int(made.Fd()), mode)
 }
 
 func orDot(p string) string {
