@@ -962,6 +962,35 @@ func TestHooks(t *testing.T) {
 	})
 }
 
+// TestRestartCountGrows: five failures of a liveness probe are five restarts,
+// each later than the one before it.
+func TestRestartCountGrows(t *testing.T) {
+	features.Conforms(t, 327)
+	inBubble(t, func(n *node) {
+		n.runtime.ExecFn = func(context.Context, api.Exec, runtime.ExecIO) (int, error) { return 1, nil }
+		c := ctr("a")
+		c.LivenessProbe = &v1.Probe{ProbeHandler: v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"well"}}}, PeriodSeconds: 1, TimeoutSeconds: 1, FailureThreshold: 1, SuccessThreshold: 1}
+		n.create(testPod("p", v1.RestartPolicyAlways, c))
+		last, began, waits := int32(0), time.Now(), []time.Duration(nil)
+		for last < 5 && time.Since(began) < 20*time.Minute {
+			n.after(time.Second)
+			st := n.get("p").Status.ContainerStatuses
+			if len(st) == 0 || st[0].RestartCount == last {
+				continue
+			}
+			if st[0].RestartCount != last+1 {
+				t.Fatalf("restart count %d comes after %d", st[0].RestartCount, last)
+			}
+			last++
+			waits = append(waits, time.Since(began))
+			began = time.Now()
+		}
+		if last != 5 || !slices.IsSorted(waits) {
+			t.Errorf("%d restarts, after %v", last, waits)
+		}
+	})
+}
+
 func TestProbes(t *testing.T) {
 	inBubble(t, func(n *node) {
 		var mu sync.Mutex

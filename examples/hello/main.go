@@ -28,6 +28,9 @@ hello count           print a number every 10 ms, for ever
 hello alloc MIB       take so much memory and keep it
 hello echo WORD...    print the words
 hello cat FILE        print a file
+hello write FILE WORD...
+                      write the words to a file
+hello hostname NAME   set the host's name, which needs CAP_SYS_ADMIN
 hello env             print the environment
 `
 
@@ -67,6 +70,13 @@ func run(cmd string, args []string) (int, error) {
 		fmt.Println(strings.Join(args, " "))
 	case "cat":
 		err = withArg(args, cat)
+	case "write":
+		if len(args) == 0 {
+			return 2, fmt.Errorf("a file is needed\n%s", usage)
+		}
+		err = os.WriteFile(args[0], []byte(strings.Join(args[1:], " ")), 0o644)
+	case "hostname":
+		err = withArg(args, func(name string) error { return syscall.Sethostname([]byte(name)) })
 	case "env":
 		for _, kv := range os.Environ() {
 			fmt.Println(kv)
