@@ -307,6 +307,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	part(ctx, "pressure", a.guard.Run)
 	part(ctx, "local storage", a.local.Run)
 	part(ctx, "images", a.collectImages)
+	part(ctx, "kernel's log", func(ctx context.Context) error {
+		return node.WatchOOM(ctx, nodeRef(a.cfg.NodeName), a.recorder)
+	})
 	part(outer, "network", a.cfg.Network.Run)
 	part(ctx, "pods", func(ctx context.Context) error {
 		defer stop()
