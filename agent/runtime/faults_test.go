@@ -54,7 +54,9 @@ func TestRootNoCgroups(t *testing.T) {
 func TestRootCgroupIsTakenAway(t *testing.T) {
 	n := newNode(t)
 	n.sandbox("p")
-	n.start(n.spec("p", "c", "sleep"))
+	spec := n.spec("p", "c", "sleep")
+	n.start(spec)
+	n.hears(spec)
 	pid := n.status("c").Pid
 	for _, h := range hierarchies(t) {
 		dir := filepath.Join(h, n.cgroup, "podp", "c")
@@ -96,7 +98,7 @@ func TestRootDiskFull(t *testing.T) {
 	n.sandbox("p")
 	spec := n.spec("p", "runs", "sleep")
 	n.start(spec)
-	eventually(t, "readiness", func() bool { return strings.Contains(n.output(spec), "ready") })
+	n.hears(spec)
 	filler := filepath.Join(live, "filler")
 	err := os.WriteFile(filler, bytes.Repeat([]byte("x"), 1<<20), 0o600)
 	if !errors.Is(err, unix.ENOSPC) {
@@ -135,7 +137,9 @@ func TestRootDiskFull(t *testing.T) {
 func TestRootPodmonOutOfMemory(t *testing.T) {
 	n := newNode(t)
 	n.sandbox("p")
-	n.start(n.spec("p", "c", "sleep"))
+	spec := n.spec("p", "c", "sleep")
+	n.start(spec)
+	n.hears(spec)
 	pid, old := n.status("c").Pid, n.podmonPid()
 	limit := filepath.Join("/sys/fs/cgroup/memory", n.cgroup, "podmon", "memory.limit_in_bytes")
 	usage := filepath.Join("/sys/fs/cgroup/memory", n.cgroup, "podmon", "memory.usage_in_bytes")

@@ -277,6 +277,13 @@ func (n *node) start(spec api.Container) api.ContainerStatus {
 	return st
 }
 
+// hears waits until the program is ready for its stop signal: the kernel drops a
+// signal to the first process of a pid namespace that has no handler yet.
+func (n *node) hears(spec api.Container) {
+	n.t.Helper()
+	eventually(n.t, "readiness of "+spec.ID, func() bool { return exists(spec.LogPath) && strings.Contains(n.output(spec), "ready") })
+}
+
 // run starts a container and waits for its end.
 func (n *node) run(spec api.Container) api.ContainerStatus {
 	n.t.Helper()
