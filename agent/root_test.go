@@ -190,11 +190,14 @@ func newMachineWith(t testing.TB, m *machine) *machine {
 func (m *machine) connect() {
 	m.t.Helper()
 	var err error
-	m.runtime, err = runtime.Start(context.Background(), runtime.Config{
-		Dir: filepath.Join(m.dir, "podmon"), PodmonPath: filepath.Join(programs, "podmon"), CgroupRoot: m.cgroup, Logger: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
+	if m.runtime, err = runtime.Start(context.Background(), m.runtimeConfig()); err != nil {
 		m.t.Fatal(err)
+	}
+}
+
+func (m *machine) runtimeConfig() runtime.Config {
+	return runtime.Config{
+		Dir: filepath.Join(m.dir, "podmon"), PodmonPath: filepath.Join(programs, "podmon"), CgroupRoot: m.cgroup, Logger: slog.New(slog.DiscardHandler),
 	}
 }
 

@@ -889,6 +889,8 @@ func TestPostStart(t *testing.T) {
 		n.after(5 * time.Second)
 		if s := n.get("p").Status.ContainerStatuses[0]; s.State.Running != nil {
 			t.Errorf("running before postStart has ended: %+v", s)
+		} else if w := s.State.Waiting; w == nil || !strings.Contains(w.Message, "Running the postStart hook since ") {
+			t.Errorf("the hook is not named: %+v", s.State)
 		}
 		release <- 0
 		n.after(time.Second)
