@@ -57,7 +57,7 @@ func (m *Manager) SubPath(ctx context.Context, pod *v1.Pod, volumeName, containe
 	}
 	source := <-found
 	defer source.f.Close()
-	target := filepath.Join(m.podDir(pod.UID), "volume-subpaths", volumeName, container, strconv.Itoa(index))
+	target := filepath.Join(m.podDir(pod.UID), subPathsDir, volumeName, container, strconv.Itoa(index))
 	at, err := m.cfg.Mounter.Below(target)
 	if err != nil {
 		return "", err

@@ -373,10 +373,16 @@ func (m *Manager) Source(pod *v1.Pod, name string) (path string, readOnly bool, 
 	return "", false, fmt.Errorf("volume %q is not defined", name)
 }
 
+// Folders of a pod's folder.
+const (
+	volumesDir  = "volumes"
+	subPathsDir = "volume-subpaths"
+)
+
 func (m *Manager) podDir(uid types.UID) string { return filepath.Join(m.cfg.Dir, string(uid)) }
 
 func (m *Manager) path(uid types.UID, v *v1.Volume) string {
-	return filepath.Join(m.podDir(uid), "volumes", "kubernetes.io~"+kindName(v), v.Name)
+	return filepath.Join(m.podDir(uid), volumesDir, "kubernetes.io~"+kindName(v), v.Name)
 }
 
 // Teardown unmounts and removes everything of the pod's folder. It refuses to
@@ -397,6 +403,13 @@ func (m *Manager) Teardown(ctx context.Context, uid types.UID) error {
 }
 
 func (m *Manager) teardown(dir string) error {
+	may, err := mayHoldMounts(dir)
+	if err != nil {
+		return err
+	}
+	if !may {
+		return os.RemoveAll(dir)
+	}
 	mounts, err := m.cfg.Mounter.Below(dir)
 	if err != nil {
 		return err
@@ -415,6 +428,19 @@ func (m *Manager) teardown(dir string) error {
 		return fmt.Errorf("UnmountVolume.TearDown failed: %s is still mounted", mounts[0])
 	}
 	return os.RemoveAll(dir)
+}
+
+// mayHoldMounts says whether something can be mounted below a pod's folder: its
+// volumes and the places of subPaths can, and containers that mount what the
+// node shall see do it there. All else in the folder is files of the agent. The
+// mount table, which tells for certain, takes the longer the more pods there are.
+func mayHoldMounts(dir string) (bool, error) {
+	for _, name := range []string{volumesDir, subPathsDir} {
+		if _, err := os.Lstat(filepath.Join(dir, name)); !errors.Is(err, fs.ErrNotExist) {
+			return err == nil, err
+		}
+	}
+	return false, nil
 }
 
 // Pods lists the pods that have a folder.

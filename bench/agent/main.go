@@ -90,7 +90,7 @@ func main() {
 	flag.StringVar(&cfg.podmon, "podmon", "bin/podmon", "podmon, from `make bin/podmon`")
 	flag.IntVar(&cfg.rounds, "rounds", 3, "rounds of the cases with many pods")
 	flag.StringVar(&cfg.cases, "cases", "", "cases to run: alone, parallel, exec, memory, idle, probes (all)")
-	flag.StringVar(&cfg.profiles, "profiles", "", "a folder for processor and allocation profiles of the cases idle and probes")
+	flag.StringVar(&cfg.profiles, "profiles", "", "a folder for processor and allocation profiles of the cases parallel, idle and probes")
 	flag.BoolVar(&cfg.peer, "peer", true, "measure containerd too, where it is installed")
 	flag.Parse()
 	if err := run(cfg); err != nil {
@@ -191,7 +191,9 @@ func (m *measurement) run(ctx context.Context, only string) error {
 	cases := []struct {
 		name string
 		run  func(context.Context) error
-	}{{"alone", m.alone}, {"parallel", m.parallel}, {"exec", m.execs}, {"memory", m.memory}, {"idle", m.idle}, {"probes", m.probes}}
+	}{{"alone", m.alone}, {"parallel", func(ctx context.Context) error {
+		return m.profiled("parallel", func() error { return m.parallel(ctx) })
+	}}, {"exec", m.execs}, {"memory", m.memory}, {"idle", m.idle}, {"probes", m.probes}}
 	names := strings.Split(only, ",")
 	for _, c := range cases {
 		if only != "" && !slices.Contains(names, c.name) {
