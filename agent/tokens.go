@@ -3,12 +3,12 @@ package agent
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	authn "k8s.io/api/authentication/v1"
 	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -68,7 +68,7 @@ func (t *tokens) Token(ctx context.Context, pod *v1.Pod, audience string, second
 		if ok && now.Before(have.ends) {
 			return have.token, nil // still good for a while
 		}
-		if apierrors.IsNotFound(err) && apierrors.IsUnexpectedServerError(err) { // not the account: the call
+		if !t.issued() {
 			return "", fmt.Errorf("token of service account %s/%s: this cluster issues no tokens of service accounts: %w", pod.Namespace, account, err)
 		}
 		return "", fmt.Errorf("token of service account %s/%s: %w", pod.Namespace, account, err)
@@ -84,4 +84,11 @@ func (t *tokens) Token(ctx context.Context, pod *v1.Pod, audience string, second
 	}
 	t.held[key] = heldToken{got.Status.Token, now.Add(ends.Sub(now) * 4 / 5), ends}
 	return got.Status.Token, nil
+}
+
+// issued reports whether the API issues tokens at all, as far as can be known:
+// a refusal does not tell.
+func (t *tokens) issued() bool {
+	list, err := t.client.Discovery().ServerResourcesForGroupVersion("v1")
+	return err != nil || slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == "serviceaccounts/token" })
 }

@@ -12,22 +12,25 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 )
 
-// TestTokenRefusals: an account that does not exist and an API that issues no
-// tokens both answer 404, and are told apart.
+// TestTokenRefusals: a refusal by an API that issues no tokens says so, whatever
+// it is; one by an API that does is passed on.
 func TestTokenRefusals(t *testing.T) {
 	const none = "this cluster issues no tokens of service accounts"
 	for _, tt := range []struct {
-		name  string
-		err   error
-		issue bool
+		name   string
+		served string
+		none   bool
 	}{
-		{"no such call", apierrors.NewGenericServerResponse(404, "POST", v1.Resource("serviceaccounts"), "default", "404 page not found", 0, true), false},
-		{"no such account", apierrors.NewNotFound(v1.Resource("serviceaccounts"), "default"), true},
+		{"issues none", "serviceaccounts", true},
+		{"issues some, but not this one", "serviceaccounts/token", false},
 	} {
 		client := fake.NewClientset()
-		client.PrependReactor("create", "serviceaccounts", func(k8stesting.Action) (bool, kruntime.Object, error) { return true, nil, tt.err })
+		client.Resources = []*metav1.APIResourceList{{GroupVersion: "v1", APIResources: []metav1.APIResource{{Name: tt.served}}}}
+		client.PrependReactor("create", "serviceaccounts", func(k8stesting.Action) (bool, kruntime.Object, error) {
+			return true, nil, apierrors.NewForbidden(v1.Resource("serviceaccounts"), "default", nil)
+		})
 		_, err := (&tokens{client: client}).Token(t.Context(), &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns", UID: "u"}}, "", 3600)
-		if err == nil || !strings.Contains(err.Error(), "service account ns/default") || strings.Contains(err.Error(), none) == tt.issue {
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "service account ns/default") || strings.Contains(err.Error(), none) != tt.none {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 	}
