@@ -180,8 +180,17 @@ func poll(ctx context.Context, ask func() (bool, error)) error {
 	}
 }
 
+// waitNodes waits until all are Ready and answer: one that was killed a moment
+// ago, and was started again just now, still counts as Ready.
 func (d *demo) waitNodes(ctx context.Context, say func(string)) error {
 	return poll(ctx, func() (bool, error) {
+		for _, n := range d.c.Nodes() {
+			conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", net.JoinHostPort(n.Addr.String(), "6443"))
+			if err != nil {
+				return false, fmt.Errorf("%s does not answer: %w", n.Name, err)
+			}
+			_ = conn.Close()
+		}
 		list, err := d.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return false, err
