@@ -107,10 +107,10 @@ spec:
 		}
 		ref := host + "/team/app:1"
 		k.apply(from("image", `reference: "`+ref+`", pullPolicy: Always`, ""))
-		k.has(k.event("image", "Failed"), "UNAUTHORIZED")
+		k.eventuallyHas([]string{"describe", "pod", "image"}, "UNAUTHORIZED")
 		k.eventuallyHas([]string{"get", "pod", "image"}, "1/2", "ImagePullBackOff")
+		before := asked.Load() // by those it lets in
 		k.ok("create", "secret", "docker-registry", "creds", "--docker-server="+host, "--docker-username=bob", "--docker-password=hush")
-		before := asked.Load()
 		p := k.ready("image")
 		if asked.Load() == before {
 			k.Error("the registry was not asked")
