@@ -39,6 +39,7 @@ func TestE2ESchedule(t *testing.T) {
 	}
 	t.Run("node selector", func(t *testing.T) {
 		features.Shows(t, 116, 131)
+		features.Conforms(t, 364, 365)
 		p := pod("ssd", "sleep")
 		p.Spec.NodeSelector = map[string]string{"disk": "ssd"}
 		e.create(ns, p)
@@ -50,6 +51,7 @@ func TestE2ESchedule(t *testing.T) {
 	})
 	t.Run("resources", func(t *testing.T) {
 		features.Shows(t, 114, 115)
+		features.Conforms(t, 363)
 		n, err := e.api.CoreV1().Nodes().Get(t.Context(), "n3", metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)

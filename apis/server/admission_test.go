@@ -139,6 +139,7 @@ func TestPriorityClasses(t *testing.T) {
 
 func TestRuntimeClasses(t *testing.T) {
 	features.Shows(t, 176)
+	features.Conforms(t, 331)
 	s := servertest.Start(t, nil)
 	ctx, pods := t.Context(), s.Client.CoreV1().Pods("default")
 	taint := corev1.Toleration{Key: "sandbox", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}

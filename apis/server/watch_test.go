@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/clusterd/clusterd/apis/server/servertest"
+	"github.com/clusterd/clusterd/e2e/features"
 )
 
 // expect reads events until one is of the wanted type and name.
@@ -34,6 +35,7 @@ func expect(t *testing.T, w watch.Interface, kind watch.EventType, name string) 
 }
 
 func TestWatch(t *testing.T) {
+	features.Conforms(t, 98)
 	s := servertest.Start(t, nil)
 	over := map[string]kubernetes.Interface{"in process": s.Client}
 	network, err := kubernetes.NewForConfig(s.Listen(t))

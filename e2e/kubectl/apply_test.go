@@ -185,6 +185,7 @@ func TestE2EXRun(t *testing.T) {
 	})
 	k.sub("a Pod under every restart policy", func(k *kit) {
 		features.Shows(k, 17)
+		features.Conforms(k, 198)
 		for name, policy := range map[string]string{"never": "Never", "onfailure": "OnFailure"} {
 			k.has(k.ok("run", name, "--image="+image, "--restart="+policy, "--", "exit", "0"), "pod/"+name+" created")
 			k.is("policy", k.field("pod/"+name, "{.spec.restartPolicy}"), policy)

@@ -110,6 +110,7 @@ func TestE2EXControllers(t *testing.T) {
 	})
 	k.sub("deletion in cascades", func(k *kit) {
 		features.Shows(k, 103, 104)
+		features.Conforms(k, 57, 62)
 		set := strings.TrimSpace(k.ok("get", "rs", "-l", "app=web", "-o", "name"))
 		k.ok("delete", "deploy", "web", "--cascade=orphan")
 		k.eventually("the ReplicaSet has no owner", func(context.Context) error {
@@ -161,6 +162,7 @@ func TestE2EXControllers(t *testing.T) {
 		k.gone("taken") // with its owner
 	})
 	k.sub("a namespace takes all along", func(k *kit) {
+		features.Conforms(k, 71)
 		k.ok("create", "namespace", "short-lived")
 		k.ok("create", "configmap", "x", "-n", "short-lived")
 		k.ok("run", "p", "--image="+image, "-n", "short-lived")

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/clusterd/clusterd/e2e/features"
 )
 
 // TestE2EXHostPort: a port of the node leads to the pod. Pods that differ in
@@ -17,6 +19,7 @@ import (
 func TestE2EXHostPort(t *testing.T) {
 	t.Parallel()
 	k := start(t, "hostport")
+	features.Conforms(k, 229)
 	with := func(name, port string) string {
 		return strings.Replace(simple(name, "serve"), "args:", "ports: [{containerPort: 8080, "+port+"}], args:", 1)
 	}
