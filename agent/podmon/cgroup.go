@@ -248,6 +248,20 @@ func processesOf(m cgroups.Manager) ([]int, error) {
 	return slices.Compact(all), nil
 }
 
+// removeIdleCgroup removes m's cgroup if nothing is in it or below it, and says
+// whether it is gone: the usual end of a pod, whose containers went before. The
+// kernel refuses it otherwise, in that hierarchy; to look for processes in all of
+// them first takes longer than the removal.
+func removeIdleCgroup(m cgroups.Manager) bool {
+	gone := true
+	for _, dir := range m.GetPaths() {
+		if err := unix.Rmdir(dir); err != nil && err != unix.ENOENT {
+			gone = false
+		}
+	}
+	return gone
+}
+
 // removeCgroupTree removes m's cgroup and every empty one below it, in all
 // hierarchies. It tries again for a moment while the kernel is still busy.
 func removeCgroupTree(m cgroups.Manager) error { return m.Destroy() }

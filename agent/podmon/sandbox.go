@@ -401,8 +401,10 @@ func (s *Supervisor) dropSandbox(sb *sandbox) error {
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(killCgroup(pod), removeCgroupTree(pod)); err != nil {
-			return fmt.Errorf("remove pod's cgroup: %w", err)
+		if !removeIdleCgroup(pod) {
+			if err := errors.Join(killCgroup(pod), removeCgroupTree(pod)); err != nil {
+				return fmt.Errorf("remove pod's cgroup: %w", err)
+			}
 		}
 	}
 	point("sandbox: cgroups removed")
