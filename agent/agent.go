@@ -105,6 +105,9 @@ type Config struct {
 	// PodLogDir holds the containers' logs; default DataDir/log/pods. Folders
 	// of unknown pods are removed only from the default.
 	PodLogDir string
+	// LogLinks is a folder for a link to each container's log, by the name that
+	// log shippers read: POD_NAMESPACE_CONTAINER-ID.log. Empty: none.
+	LogLinks string
 	// ResolvConf is given to pods that are not to use cluster DNS; default:
 	// see pod.Config.
 	ResolvConf string
@@ -244,7 +247,7 @@ func New(cfg Config) (*Agent, error) {
 		NodeName: cfg.NodeName, NodeIP: cfg.NodeIP, Node: a.node.Object, Client: cfg.Client,
 		Runtime: cfg.Runtime, Images: cfg.Images, Network: cfg.Network, Volumes: a.volumes, Objects: a.objects,
 		Probes: prober, OnRuntime: a.node.Poke, Recorder: a.recorder,
-		PodDir: podDir, EndedDir: filepath.Join(cfg.DataDir, "static-ended"), LogDir: cfg.PodLogDir, SweepLogs: ownLogs, CgroupRoot: cfg.CgroupRoot,
+		PodDir: podDir, EndedDir: filepath.Join(cfg.DataDir, "static-ended"), LogDir: cfg.PodLogDir, SweepLogs: ownLogs, LogLinks: pod.LogLinks(cfg.LogLinks), CgroupRoot: cfg.CgroupRoot,
 		ResolvConf: cfg.ResolvConf, ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain,
 		PidsLimit: cfg.PidsLimit, Users: podUsers, CPUs: cfg.CPUs, UnsafeSysctls: cfg.UnsafeSysctls,
 		Refuse: func(p *v1.Pod) string { return pressure.Refuses(p, pod.QOS(p), a.guard.Under) }, Parallel: cfg.Parallel,
@@ -422,7 +425,7 @@ func (a *Agent) configz() any {
 	c := a.cfg
 	return map[string]any{"agent": map[string]any{
 		"nodeName": c.NodeName, "nodeIP": c.NodeIP, "dataDir": c.DataDir, "cgroupRoot": c.CgroupRoot, "version": c.Version,
-		"maxPods": c.MaxPods, "podLogDir": c.PodLogDir, "resolvConf": c.ResolvConf, "clusterDNS": c.ClusterDNS,
+		"maxPods": c.MaxPods, "podLogDir": c.PodLogDir, "logLinks": c.LogLinks, "resolvConf": c.ResolvConf, "clusterDNS": c.ClusterDNS,
 		"clusterDomain": c.ClusterDomain, "pidsLimit": c.PidsLimit, "parallel": c.Parallel,
 		"staticDir": c.StaticDir, "staticURL": c.StaticURL,
 		"eviction": c.Eviction, "imageGC": c.ImageGC, "reserved": c.Reserved, "staticCPUs": c.CPUs != nil,

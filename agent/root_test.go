@@ -213,7 +213,7 @@ func (m *machine) start() {
 		Client: m.api, Runtime: m.wrapRuntime(), Images: m.wrapImages(), Network: m.wrapNetwork(network), Version: "v1.37.0-test",
 		ClusterDNS: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
 		UserIDs:    users.DefaultArea,
-		CPUs:       m.cpus, LocalStoragePeriod: 200 * time.Millisecond, Eviction: append([]pressure.Threshold{}, m.limits...), ImageGC: m.imageGC,
+		CPUs:       m.cpus, LocalStoragePeriod: 200 * time.Millisecond, Eviction: append([]pressure.Threshold{}, m.limits...), ImageGC: m.imageGC, LogLinks: filepath.Join(m.dir, "links"),
 	})
 	if err != nil {
 		m.t.Fatal(err)
@@ -263,7 +263,8 @@ func (m *machine) end() {
 		pods, _ := os.ReadDir(filepath.Join(m.dir, "pods"))
 		mounts, _ := m.images.Mounts()
 		spaces, _ := os.ReadDir(filepath.Join(m.dir, "net", "netns"))
-		return len(pods)+len(mounts) == 0 && len(spaces) <= m.networksAhead()
+		links, _ := os.ReadDir(filepath.Join(m.dir, "links"))
+		return len(pods)+len(mounts)+len(links) == 0 && len(spaces) <= m.networksAhead()
 	})
 	m.stop()
 	if spaces, _ := os.ReadDir(filepath.Join(m.dir, "net", "netns")); len(spaces) > 0 {

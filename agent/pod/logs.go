@@ -40,4 +40,7 @@ func (m *Manager) sweepLogs(ctx context.Context) {
 			klog.FromContext(ctx).Error(err, "Log folder of a pod that is no more stays", "folder", e.Name())
 		}
 	}
+	if err := m.cfg.LogLinks.sweep(m.cfg.LogDir); err != nil {
+		klog.FromContext(ctx).Error(err, "Links to logs that are no more stay")
+	}
 }

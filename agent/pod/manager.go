@@ -99,7 +99,10 @@ const resync = time.Minute
 // no container is made twice; it removes what no pod claims only after the
 // API's list has been seen. Containers run on when it returns.
 func (m *Manager) Run(ctx context.Context) error {
-	for _, dir := range []string{m.cfg.PodDir, m.cfg.LogDir, m.cfg.EndedDir} {
+	for _, dir := range []string{m.cfg.PodDir, m.cfg.LogDir, m.cfg.EndedDir, string(m.cfg.LogLinks)} {
+		if dir == "" {
+			continue
+		}
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("pod folders: %w", err)
 		}

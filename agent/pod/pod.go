@@ -140,7 +140,9 @@ type Config struct {
 	// LogDir holds NS_NAME_UID/CONTAINER/N.log.
 	LogDir string
 	// SweepLogs: the folder is ours alone, folders of unknown pods are removed.
-	SweepLogs  bool
+	SweepLogs bool
+	// LogLinks is a folder of links to the containers' logs; empty: none.
+	LogLinks   LogLinks
 	CgroupRoot string // "/clusterd-n1"
 
 	// ResolvConf is the host's; pods with dnsPolicy Default, and all pods

@@ -294,6 +294,7 @@ func (m *Manager) startInstance(ctx, run context.Context, in buildInput) (st api
 		unmount()
 		return st, buildReason(err), err
 	}
+	m.linkLog(ctx, in, msg.LogPath)
 	if m.cfg.CPUs != nil {
 		set, own := m.cpusOf(in.pod, in.container.Name)
 		msg.Resources.CpusetCpus = set.String()

@@ -492,5 +492,8 @@ func (m *Manager) removeContainer(ctx context.Context, id string) error {
 	if err := m.cfg.Runtime.RemoveContainer(ctx, id); err != nil && !isNotFound(err) {
 		return err
 	}
+	if err := m.cfg.LogLinks.remove(id); err != nil {
+		return err
+	}
 	return m.cfg.Images.Unmount(ctx, id)
 }

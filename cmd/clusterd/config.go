@@ -64,6 +64,10 @@ type Config struct {
 	StaticPods string `json:"staticPods,omitempty"`
 	// StaticPodsURL is asked every 20 s for more of them; empty: none.
 	StaticPodsURL string `json:"staticPodsURL,omitempty"`
+	// LogLinks is a folder for a link to each container's log, by the name that
+	// log shippers for Kubernetes read, POD_NAMESPACE_CONTAINER-ID.log; they look
+	// for it in /var/log/containers. Empty: there are no links.
+	LogLinks string `json:"logLinks,omitempty"`
 	// StoreQuota is how much the live objects of the whole cluster may take, such
 	// as 8Gi. The same value belongs on every server.
 	StoreQuota string `json:"storeQuota"`
@@ -183,6 +187,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.Int64Var(&c.PodPidsLimit, "pod-pids-limit", c.PodPidsLimit, "how many processes and threads one pod may have; 0: no limit")
 	f.StringVar(&c.StaticPods, "static-pods", c.StaticPods, "folder of the files of static pods (default: DATA/static-pods)")
 	f.StringVar(&c.StaticPodsURL, "static-pods-url", c.StaticPodsURL, "address that answers with more static pods")
+	f.StringVar(&c.LogLinks, "log-links", c.LogLinks, "folder for a link to each container's log, as log shippers look for it in /var/log/containers; empty: none")
 	f.StringVar(&c.StoreQuota, "store-quota", c.StoreQuota, "how much the cluster's live objects may take; the same on every server")
 	f.DurationVar(&c.StoreHistoryAge.Duration, "store-history-age", c.StoreHistoryAge.Duration, "how long old states of objects are kept")
 	f.StringVar(&c.StoreHistorySize, "store-history-size", c.StoreHistorySize, "up to what size old states of objects are kept")
@@ -323,6 +328,9 @@ func (c *Config) complete() error {
 	}
 	if c.StaticPods != "" && !filepath.IsAbs(c.StaticPods) {
 		return fmt.Errorf("--static-pods %q: an absolute path is required", c.StaticPods)
+	}
+	if c.LogLinks != "" && !filepath.IsAbs(c.LogLinks) {
+		return fmt.Errorf("--log-links %q: an absolute path is required, such as /var/log/containers", c.LogLinks)
 	}
 	if u, err := url.Parse(c.StaticPodsURL); c.StaticPodsURL != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
 		return fmt.Errorf("--static-pods-url %q: an address is required, such as http://192.0.2.7/pods.yaml", c.StaticPodsURL)
