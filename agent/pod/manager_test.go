@@ -230,9 +230,6 @@ func TestPodRunsAndIsDeleted(t *testing.T) {
 		if got := n.runtime.Calls(); !slices.Equal(got, []string{"sandbox web 0", "start a", "start b"}) {
 			t.Errorf("calls %v", got)
 		}
-		if n.events.count("MissingClusterDNS") != 1 {
-			t.Errorf("a node without cluster DNS says so once: %v", n.events.list)
-		}
 		for _, e := range []string{"Pulled Container image", "Created", "Started"} {
 			if !n.events.has(e) {
 				t.Errorf("no event %q in %v", e, n.events.list)
@@ -265,7 +262,6 @@ func TestPodRunsAndIsDeleted(t *testing.T) {
 		var acts []string
 		for _, e := range n.events.all() {
 			switch reason := strings.Fields(e)[1]; reason {
-			case "MissingClusterDNS":
 			case "Pulled":
 				if len(acts) == 0 || acts[0] != "Pulled" {
 					acts = append(acts, reason)

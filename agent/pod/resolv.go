@@ -111,8 +111,12 @@ func podResolv(pod *v1.Pod, host resolv, dns []netip.Addr, domain string, warn f
 	}
 	cluster := policy == v1.DNSClusterFirstWithHostNet || policy == v1.DNSClusterFirst && !pod.Spec.HostNetwork
 	if cluster && len(dns) == 0 {
-		warn("MissingClusterDNS", fmt.Sprintf(
-			"The node knows no cluster DNS (--cluster-dns) and cannot create the pod using %q policy. Falling back to %q policy.", policy, v1.DNSDefault))
+		// ClusterFirst is what every pod has that says nothing: on a node without
+		// cluster DNS a warning each would tell nobody anything.
+		if policy == v1.DNSClusterFirstWithHostNet {
+			warn("MissingClusterDNS", fmt.Sprintf(
+				"The node knows no cluster DNS (--cluster-dns) and cannot create the pod using %q policy. Falling back to %q policy.", policy, v1.DNSDefault))
+		}
 		cluster = false
 	}
 	var r resolv

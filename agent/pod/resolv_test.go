@@ -18,7 +18,7 @@ func TestPodResolv(t *testing.T) {
 	const host = "# mine\nnameserver 9.9.9.9\nsearch example.com\noptions timeout:2\n"
 	const ofHost = "search example.com\nnameserver 9.9.9.9\noptions timeout:2\n"
 	const ofCluster = "search ns.svc.c.local svc.c.local c.local example.com\nnameserver 10.43.0.10\noptions ndots:5\n"
-	const missing = `MissingClusterDNS The node knows no cluster DNS (--cluster-dns) and cannot create the pod using "ClusterFirst" policy. Falling back to "Default" policy.`
+	const missing = `MissingClusterDNS The node knows no cluster DNS (--cluster-dns) and cannot create the pod using "ClusterFirstWithHostNet" policy. Falling back to "Default" policy.`
 	dns := []netip.Addr{netip.MustParseAddr("10.43.0.10")}
 	option := func(name, value string) v1.PodDNSConfigOption {
 		o := v1.PodDNSConfigOption{Name: name}
@@ -42,7 +42,8 @@ func TestPodResolv(t *testing.T) {
 	}{
 		{"cluster first", v1.PodSpec{DNSPolicy: v1.DNSClusterFirst}, dns, ofCluster, ""},
 		{"nothing said", v1.PodSpec{}, dns, ofCluster, ""},
-		{"no cluster DNS", v1.PodSpec{DNSPolicy: v1.DNSClusterFirst}, nil, ofHost, missing},
+		{"no cluster DNS", v1.PodSpec{DNSPolicy: v1.DNSClusterFirst}, nil, ofHost, ""},
+		{"no cluster DNS, asked for", v1.PodSpec{DNSPolicy: v1.DNSClusterFirstWithHostNet, HostNetwork: true}, nil, ofHost, missing},
 		{"default", v1.PodSpec{DNSPolicy: v1.DNSDefault}, dns, ofHost, ""},
 		{"default without cluster DNS", v1.PodSpec{DNSPolicy: v1.DNSDefault}, nil, ofHost, ""},
 		{"host network", v1.PodSpec{DNSPolicy: v1.DNSClusterFirst, HostNetwork: true}, dns, ofHost, ""},
