@@ -10,11 +10,11 @@ import (
 	"github.com/clusterd/clusterd/agent/podmon/api"
 )
 
-// capabilities is the default set with the spec's changes: first ALL, then
-// single ones, dropped before added. Names are those of capabilities(7), with
-// or without CAP_, in any case. They bound what a container may gain; a program
-// that does not run as root holds none of them unless its file gives them
-// (there is no ambient set, as with other runtimes of Kubernetes).
+// capabilities is the default set with the spec's changes: ALL first, then what
+// is added, then what is dropped. Names are those of capabilities(7), with or
+// without CAP_, in any case. They bound what a container may gain; a program
+// that does not run as root holds none of them unless its file gives them:
+// there is no ambient set, as with other runtimes of Kubernetes.
 func capabilities(c *v1.Capabilities) ([]string, error) {
 	set := api.DefaultCapabilities()
 	if c == nil {

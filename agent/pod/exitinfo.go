@@ -38,8 +38,8 @@ func instanceOf(st api.ContainerStatus) *Instance {
 	return i
 }
 
-// userOf is whom a container's first process runs as. The groups hold its
-// own one too, as getgroups(2) of a shell's login would tell.
+// userOf is whom a container's first process runs as. Its own group is among
+// the supplemental ones, as other runtimes tell it.
 func userOf(c api.Container) *v1.ContainerUser {
 	groups := []int64{int64(c.GID)}
 	for _, g := range c.ExtraGIDs {
