@@ -32,7 +32,7 @@ import (
 
 const (
 	followTime = 30 * time.Second // for the new program's answer
-	tellTime   = 2 * time.Second  // for clients to hear that they were cut off
+	tellTime   = 10 * time.Second // for clients to hear that they were cut off
 	endTime    = 10 * time.Second // for podmon's end, should a start hang in the kernel
 	drainLook  = 10 * time.Millisecond
 )
