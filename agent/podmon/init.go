@@ -15,9 +15,9 @@ const maxProcs = "GOMAXPROCS"
 
 // spareInits has libcontainer's inits run on one processor from the beginning:
 // it hands on this variable, and only that. A Go program of two processors
-// starts more threads, which execve has to end again, and reads the machine's
-// mount table to learn how many processors its cgroup leaves it. podmon itself
-// has read the variable long ago.
+// starts a further thread, which execve has to end again, and stops the world to
+// become one of one, as libcontainer's init does. podmon itself has read the
+// variable long ago.
 func spareInits() error { return os.Setenv(maxProcs, "1") }
 
 // ownEnviron is the environment without what spareInits put there, for podmon's
