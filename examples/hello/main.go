@@ -31,6 +31,7 @@ hello cat FILE        print a file
 hello write FILE WORD...
                       write the words to a file
 hello hostname NAME   set the host's name, which needs CAP_SYS_ADMIN
+hello id              print user, group and further groups
 hello env             print the environment
 `
 
@@ -77,6 +78,10 @@ func run(cmd string, args []string) (int, error) {
 		err = os.WriteFile(args[0], []byte(strings.Join(args[1:], " ")), 0o644)
 	case "hostname":
 		err = withArg(args, func(name string) error { return syscall.Sethostname([]byte(name)) })
+	case "id":
+		var groups []int
+		groups, err = os.Getgroups()
+		fmt.Println(os.Getuid(), os.Getgid(), groups)
 	case "env":
 		for _, kv := range os.Environ() {
 			fmt.Println(kv)
