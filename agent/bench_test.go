@@ -4,14 +4,18 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"testing"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/clusterd/clusterd/agent"
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/users"
 )
 
 // stopwatch takes the times of what a pod's start is made of.
@@ -71,6 +75,11 @@ func (i timedImages) Mount(ctx context.Context, img image.Image, id string) (str
 	return i.Images.Mount(ctx, img, id)
 }
 
+func (i timedImages) MountMapped(ctx context.Context, img image.Image, id string, users *os.File) (string, error) {
+	defer i.w.note("mount", time.Now())
+	return i.Images.MountMapped(ctx, img, id, users)
+}
+
 type timedNetwork struct {
 	agent.Network
 	w *stopwatch
@@ -79,6 +88,11 @@ type timedNetwork struct {
 func (n timedNetwork) Attach(ctx context.Context, uid string, host bool) (string, []netip.Addr, error) {
 	defer n.w.note("attach", time.Now())
 	return n.Network.Attach(ctx, uid, host)
+}
+
+func (n timedNetwork) AttachUsers(ctx context.Context, uid string, ids users.Range) (string, []netip.Addr, error) {
+	defer n.w.note("attach", time.Now())
+	return n.Network.AttachUsers(ctx, uid, ids)
 }
 
 func (m *machine) wrapRuntime() agent.Runtime {
@@ -105,9 +119,16 @@ func (m *machine) wrapNetwork(n agent.Network) agent.Network {
 // BenchmarkRootPodStart: one pod at a time, from its creation in the API to
 // its container running, with what that is made of.
 func BenchmarkRootPodStart(b *testing.B) {
+	benchmarkPodStart(b, func(p *v1.Pod) *v1.Pod { return p })
+}
+
+// BenchmarkRootPodStartUsers is the same with a user namespace for each pod.
+func BenchmarkRootPodStartUsers(b *testing.B) { benchmarkPodStart(b, inside) }
+
+func benchmarkPodStart(b *testing.B, change func(*v1.Pod) *v1.Pod) {
 	w := &stopwatch{took: map[string][]time.Duration{}, at: map[string]time.Time{}}
 	m := newTimedMachine(b, w)
-	m.create(newPod("first", app("web")))
+	m.create(change(newPod("first", app("web"))))
 	m.ready("first")
 	w.mu.Lock()
 	clear(w.took)
@@ -117,7 +138,7 @@ func BenchmarkRootPodStart(b *testing.B) {
 		i++
 		name := fmt.Sprintf("p%d", i)
 		began := time.Now()
-		m.create(newPod(name, app("web")))
+		m.create(change(newPod(name, app("web"))))
 		m.ready(name)
 		w.mu.Lock()
 		w.took["running"] = append(w.took["running"], w.at["last"].Sub(began))

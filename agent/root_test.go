@@ -181,10 +181,28 @@ func newMachineWith(t testing.TB, m *machine) *machine {
 		return false, nil, nil
 	}
 	m.api.PrependReactor("create", "nodes", give)
+	m.api.PrependReactor("update", "pods", m.updateStatus)
 	m.connect()
 	m.start()
 	t.Cleanup(m.end)
 	return m
+}
+
+// updateStatus writes a pod's status and nothing else, as a server does. The API
+// in memory would write the whole object: a mark for deletion that the writer
+// has not seen yet was gone. It runs under the lock of the API in memory.
+func (m *machine) updateStatus(a k8stesting.Action) (bool, kruntime.Object, error) {
+	if a.GetSubresource() != "status" {
+		return false, nil, nil
+	}
+	told := a.(k8stesting.UpdateAction).GetObject().(*v1.Pod)
+	now, err := m.api.Tracker().Get(a.GetResource(), told.Namespace, told.Name)
+	if err != nil {
+		return true, nil, err
+	}
+	p := now.(*v1.Pod).DeepCopy()
+	p.Status = told.Status
+	return true, p, m.api.Tracker().Update(a.GetResource(), p, p.Namespace)
 }
 
 func (m *machine) connect() {
