@@ -30,6 +30,10 @@ func (w *worker) finish() {
 			if rerr := os.RemoveAll(w.m.logDir(pod)); rerr != nil {
 				klog.FromContext(ctx).Error(rerr, "Log folder of a deleted pod stays")
 			}
+			// Containers that a power cut has ended were not removed one by one.
+			if rerr := w.m.cfg.LogLinks.sweep(w.m.logDir(pod)); rerr != nil {
+				klog.FromContext(ctx).Error(rerr, "Links to a deleted pod's logs stay")
+			}
 		}
 		return func() {
 			w.obs.Finishing = false

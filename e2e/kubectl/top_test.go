@@ -27,7 +27,7 @@ func TestE2EXTop(t *testing.T) {
 		like(k, `\nweb +main +\d+m +\d+Mi`, "top", "pod", "-l", "app=web", "--containers")
 		like(k, `\n`+node+` +\d+m +\d+% +\d+Mi +\d+%`, "top", "node")
 		like(k, `^NAME +CPU +MEMORY +WINDOW\nweb +\d`, "get", "pods.metrics.k8s.io")
-		k.has(k.ok("logs", "web"), "serving on")
+		k.eventuallyHas([]string{"logs", "web"}, "serving on")
 	})
 	k.sub("metrics of the node", func(k *kit) {
 		features.Shows(k, 161)
