@@ -14,8 +14,9 @@ type quieter struct{ slog.Handler }
 // clientsDoing are errors of the libraries that tell of a client's manners and
 // not of this node's health: it went away, or it is a stranger.
 var clientsDoing = map[string]bool{
-	"Error on socket receive":            true,
-	"Unable to authenticate the request": true,
+	"Error on socket receive":                    true,
+	"Error proxying data from client to backend": true,
+	"Unable to authenticate the request":         true,
 }
 
 // toNobody reports whether a record tells of an answer whose client had gone
