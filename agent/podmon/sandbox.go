@@ -146,10 +146,18 @@ func (s *Supervisor) startSandbox(ctx context.Context, sb *sandbox) error {
 		return err
 	}
 	point("sandbox: begun")
-	var beside sync.WaitGroup // the cgroup is made beside the pause, which is not in it
-	defer beside.Wait()       // nobody cleans up while it is made
-	var cgroupErr error
-	beside.Go(func() { cgroupErr = makePodCgroup(spec) })
+	pod, err := cgroupManager(spec.CgroupParent, spec.PodResources)
+	if err != nil {
+		return fmt.Errorf("pod cgroup: %w", err)
+	}
+	if err := pod.Apply(-1); err != nil {
+		return fmt.Errorf("pod cgroup: %w", err)
+	}
+	podRes := resources(spec.PodResources)
+	podRes.SkipDevices = true
+	if err := pod.Set(podRes); err != nil {
+		return fmt.Errorf("pod cgroup limits: %w", err)
+	}
 	if !spec.HostIPC {
 		if err := mountShm(s.sandboxPath(spec.ID, "shm"), spec.Users); err != nil {
 			return err
@@ -170,9 +178,6 @@ func (s *Supervisor) startSandbox(ctx context.Context, sb *sandbox) error {
 	s.mu.Unlock()
 	s.watchSandbox(sb, sb.pause.reap)
 	point("sandbox: pause ready")
-	if beside.Wait(); cgroupErr != nil {
-		return fmt.Errorf("pod cgroup: %w", cgroupErr)
-	}
 	if err := s.saveSandbox(sb); err != nil {
 		return err
 	}
@@ -184,24 +189,6 @@ func (s *Supervisor) startSandbox(ctx context.Context, sb *sandbox) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sb.ready = true
-	return nil
-}
-
-// makePodCgroup makes the cgroup that all of the pod's containers are in, with
-// the pod's own limits.
-func makePodCgroup(spec *api.Sandbox) error {
-	pod, err := cgroupManager(spec.CgroupParent, spec.PodResources)
-	if err != nil {
-		return err
-	}
-	if err := pod.Apply(-1); err != nil {
-		return err
-	}
-	res := resources(spec.PodResources)
-	res.SkipDevices = true
-	if err := pod.Set(res); err != nil {
-		return fmt.Errorf("limits: %w", err)
-	}
 	return nil
 }
 
