@@ -1,9 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -17,6 +21,10 @@ type subject interface {
 	up(ctx context.Context, name string) (time.Duration, error)
 	// settle waits until nothing is under way for the pod any more.
 	settle(ctx context.Context, name string) error
+	// hears waits until the box in the pod would hear its stop signal: the first
+	// process of a container that has no handler yet is killed after the grace
+	// period, which is a whole second.
+	hears(ctx context.Context, name string) error
 	// down ends the pod and says how long it took until nothing of it was left.
 	down(ctx context.Context, name string) (time.Duration, error)
 	// exec runs /bin/box true in the pod's container.
@@ -25,6 +33,18 @@ type subject interface {
 	cpu() (time.Duration, error)
 	// pss is the proportional set size of all its processes but the apps.
 	pss() (kib float64, err error)
+}
+
+// logHas waits until a container's log, found by a pattern, has the box's word
+// that it listens.
+func logHas(ctx context.Context, pattern string) error {
+	return await(ctx, "ready in "+pattern, func() bool {
+		files, _ := filepath.Glob(pattern)
+		return slices.ContainsFunc(files, func(f string) bool {
+			b, err := os.ReadFile(f)
+			return err == nil && bytes.Contains(b, []byte(" ready\n"))
+		})
+	})
 }
 
 // result is what one kind of action took.
@@ -99,6 +119,9 @@ func (m *measurement) alone(ctx context.Context) error {
 			if err := s.settle(ctx, name); err != nil {
 				return err
 			}
+			if err := s.hears(ctx, name); err != nil {
+				return err
+			}
 			if took, err = s.down(ctx, name); err != nil {
 				return err
 			}
@@ -132,6 +155,9 @@ func (m *measurement) parallel(ctx context.Context) error {
 		}
 		for i := range batch {
 			if err := s.settle(ctx, name(i)); err != nil {
+				return err
+			}
+			if err := s.hears(ctx, name(i)); err != nil {
 				return err
 			}
 		}

@@ -164,6 +164,10 @@ func (n *node) settle(ctx context.Context, name string) error {
 	})
 }
 
+func (n *node) hears(ctx context.Context, name string) error {
+	return logHas(ctx, filepath.Join(n.dir, "log", "pods", "default_"+name+"_*", "box", "*.log"))
+}
+
 // down asks for a pod's deletion and waits until the API has no such pod.
 func (n *node) down(ctx context.Context, name string) (time.Duration, error) {
 	pods := n.api.CoreV1().Pods("default")

@@ -211,7 +211,7 @@ func (c *containerd) end() error {
 func (c *containerd) up(ctx context.Context, name string) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	logs := filepath.Join(c.dir, "logs", name)
+	logs := c.logs(name)
 	if err := os.MkdirAll(logs, 0o700); err != nil {
 		return 0, err
 	}
@@ -261,6 +261,12 @@ func (c *containerd) pod(name string) criPod {
 
 // settle has nothing to wait for: the CRI's calls return when all is done.
 func (c *containerd) settle(context.Context, string) error { return nil }
+
+func (c *containerd) hears(ctx context.Context, name string) error {
+	return logHas(ctx, filepath.Join(c.logs(name), "box.log"))
+}
+
+func (c *containerd) logs(name string) string { return filepath.Join(c.dir, "logs", name) }
 
 func (c *containerd) down(ctx context.Context, name string) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
