@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io/fs"
@@ -99,6 +100,9 @@ func (m *machine) census() map[string]int {
 	m.t.Helper()
 	out := map[string]int{"goroutines": goruntime.NumGoroutine(), "agent's descriptors": entries("/proc/self/fd")}
 	links, err := netlink.LinkList()
+	for errors.Is(err, netlink.ErrDumpInterrupted) { // something came or went meanwhile
+		links, err = netlink.LinkList()
+	}
 	if err != nil {
 		m.t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package podnetwork
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -84,6 +85,9 @@ func (n readyNode) interfaces() map[string]bool {
 	out := map[string]bool{}
 	n.ns.Do(func() error {
 		links, err := netlink.LinkList()
+		for errors.Is(err, netlink.ErrDumpInterrupted) { // something came or went meanwhile
+			links, err = netlink.LinkList()
+		}
 		for _, l := range links {
 			if l.Type() == "veth" {
 				out[l.Attrs().Name] = true

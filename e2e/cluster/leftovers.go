@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -82,6 +83,9 @@ func censusCgroups(c Census) error {
 
 func censusLinks(c Census) error {
 	links, err := netlink.LinkList()
+	for errors.Is(err, netlink.ErrDumpInterrupted) { // something came or went meanwhile
+		links, err = netlink.LinkList()
+	}
 	if err != nil {
 		return fmt.Errorf("list interfaces: %w", err)
 	}

@@ -3,6 +3,7 @@ package kubectl
 import (
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -367,6 +368,9 @@ func TestE2EXNetwork(t *testing.T) {
 		peer := k.link(k.process(string(p.UID), "/hello"))
 		if err := k.c.Do(node, func() error {
 			links, err := netlink.LinkList()
+			for errors.Is(err, netlink.ErrDumpInterrupted) { // something came or went meanwhile
+				links, err = netlink.LinkList()
+			}
 			if err != nil {
 				return err
 			}
