@@ -27,6 +27,23 @@ func Normalize(ref string) (string, error) {
 	return fullName(parsed), nil
 }
 
+// NameFor is how a status names the image that ref led to: by its digest in
+// ref's repository, else in any that it came from, else by its ID. The same
+// image may have come from several.
+func (i Image) NameFor(ref string) string {
+	if parsed, err := parse(ref); err == nil {
+		for _, d := range i.RepoDigests {
+			if strings.HasPrefix(d, fullRepository(parsed.Context())+"@") {
+				return d
+			}
+		}
+	}
+	if len(i.RepoDigests) > 0 {
+		return i.RepoDigests[0]
+	}
+	return i.ID
+}
+
 // parse reads a reference, refusing what a registry could never hold.
 func parse(ref string) (name.Reference, error) {
 	parsed, err := name.ParseReference(ref, name.WeakValidation)

@@ -61,6 +61,24 @@ func TestNormalize(t *testing.T) {
 	}
 }
 
+func TestNameFor(t *testing.T) {
+	two := Image{ID: "sha256:1", RepoDigests: []string{"a.io/x/app@sha256:2", "docker.io/library/app@sha256:3"}}
+	for _, tt := range []struct {
+		img       Image
+		ref, want string
+	}{
+		{two, "a.io/x/app:1", "a.io/x/app@sha256:2"},
+		{two, "app", "docker.io/library/app@sha256:3"},
+		{two, "a.io/x/ap:1", "a.io/x/app@sha256:2"},
+		{two, "NOT A NAME", "a.io/x/app@sha256:2"},
+		{Image{ID: "sha256:1"}, "app", "sha256:1"},
+	} {
+		if got := tt.img.NameFor(tt.ref); got != tt.want {
+			t.Errorf("%v as %q: %q, want %q", tt.img.RepoDigests, tt.ref, got, tt.want)
+		}
+	}
+}
+
 func TestPull(t *testing.T) {
 	host := serve(t, nil)
 	s := open(t, t.TempDir())

@@ -117,7 +117,7 @@ func (w *worker) pullVolume(name string) {
 func (w *worker) pulledVolume(v *ImageVolume, src *v1.ImageVolumeSource, img image.Image, reason string, err error) {
 	switch {
 	case err == nil:
-		*v = ImageVolume{Ready: true, ImageID: imageID(img)}
+		*v = ImageVolume{Ready: true, ImageID: img.NameFor(src.Reference)}
 		return
 	case errors.Is(err, context.Canceled):
 		return // given up on purpose

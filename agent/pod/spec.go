@@ -103,7 +103,7 @@ func (m *Manager) buildContainer(ctx context.Context, in buildInput) (api.Contai
 		Env: lines, Cwd: cfg.WorkingDir, TTY: c.TTY, Stdin: c.Stdin, StdinOnce: c.StdinOnce,
 		Resources: containerResources(pod, c.Resources), OOMScoreAdj: oomScoreAdj(pod, c, node.Status.Capacity.Memory().Value()),
 		Labels: map[string]string{
-			labelHash: Hash(c), labelType: string(in.kind), labelImage: c.Image, labelImageID: imageID(in.img), labelBackOff: in.backOff.String(),
+			labelHash: Hash(c), labelType: string(in.kind), labelImage: c.Image, labelImageID: in.img.NameFor(c.Image), labelBackOff: in.backOff.String(),
 			labelSignal: signalName(stopSignal(c, cfg.StopSignal)),
 		},
 	}
@@ -147,15 +147,6 @@ func (m *Manager) buildContainer(ctx context.Context, in buildInput) (api.Contai
 	}
 	out.LogPath = filepath.Join(dir, strconv.Itoa(int(in.attempt))+".log")
 	return out, nil
-}
-
-// imageID is how the status names an image: by digest, with a name if it has
-// one.
-func imageID(img image.Image) string {
-	if len(img.RepoDigests) > 0 {
-		return img.RepoDigests[0]
-	}
-	return img.ID
 }
 
 // argv is command and args over the image's entrypoint and cmd.

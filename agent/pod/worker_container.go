@@ -35,7 +35,7 @@ func (w *worker) pull(c *Container, spec *v1.Container) {
 			c.ImageRef = ref
 			if err == nil {
 				w.images[name] = img
-				c.ImageReady, c.ImageID, c.ImageErr, c.ImageDelay = true, imageID(img), nil, 0
+				c.ImageReady, c.ImageID, c.ImageErr, c.ImageDelay = true, img.NameFor(ref), nil, 0
 				return
 			}
 			if errors.Is(err, context.Canceled) {
