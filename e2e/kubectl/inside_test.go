@@ -265,6 +265,9 @@ func TestE2EXSandbox(t *testing.T) {
 			if err != nil {
 				continue // it ended
 			}
+			if strings.HasPrefix(string(comm), "runc:[") {
+				continue // libcontainer's init, for the moment before it is another test's program
+			}
 			k.lacks(string(comm), "containerd", "dockerd", "runc", "crio", "shim")
 		}
 		k.lacks(k.field("node/"+node, "{.status.images[*].names}"), "pause")
