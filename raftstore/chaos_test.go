@@ -94,7 +94,7 @@ func (p *processes) befall(r *rand.Rand) string {
 // spoil flips a byte in a file of a member that does not run.
 func (p *processes) spoil(r *rand.Rand, id string) string {
 	p.t.Helper()
-	patterns := []string{"log/*.seg", "vote", "snapshots/*/state.bin", "snapshots/*/meta.json"}
+	patterns := []string{"log*/*.seg", "log*/raft.db", "vote-*.db", "snapshots/*/state.bin", "snapshots/*/meta.json"}
 	pattern := patterns[r.IntN(len(patterns))]
 	files, err := filepath.Glob(filepath.Join(p.dir, id, pattern))
 	if err != nil || len(files) == 0 {

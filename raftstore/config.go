@@ -30,6 +30,16 @@ type Config struct {
 	// Dial opens an authenticated stream to the member with the given ID,
 	// wherever it lives now. Called concurrently. Required.
 	Dial func(ctx context.Context, id string) (net.Conn, error)
+	// PeerID returns the ID that the other end of a stream from Listener has
+	// proved to have. Streams are bound to it, see peerrights.go. Default: every
+	// stream is believed, for tests and benchmarks alone.
+	PeerID func(net.Conn) string
+	// LogEngine keeps raft's log. A log that was kept otherwise is converted
+	// when the store is opened. Default: LogSegments.
+	LogEngine LogEngine
+	// Known says whether a peer that is not in the configuration belongs there.
+	// It must not wait. Default: none does.
+	Known func(id string) bool
 	// Logger takes the store's and raft's logs. Default: slog.Default().
 	Logger *slog.Logger
 	// Events are called when something happens. See EventListener.
@@ -47,7 +57,8 @@ type Config struct {
 	// it steps down. Default: 4/5 of HeartbeatTimeout; at most all of it.
 	LeaderLease time.Duration
 	// LeaderWait is how long a call waits for a leader to appear before it
-	// returns ErrNoLeader, if its context lasts that long. Default: 10 s.
+	// returns ErrNoLeader, if its context lasts that long. It counts from the
+	// loss of the last leader, and a call waits a second at least. Default: 8 s.
 	LeaderWait time.Duration
 
 	// HistoryBytes and HistoryAge bound the history of old versions. They take
@@ -96,12 +107,13 @@ type Config struct {
 	MaxPendingBytes int64
 
 	// For tests: a log that misbehaves, a disk that says it is full, entries
-	// that come out different, a monotonic clock beside one that is set. Nil in
-	// earnest.
+	// that come out different, a monotonic clock beside one that is set, less
+	// patience with a silent leader. Zero in earnest.
 	wrapLog   func(raft.LogStore) raft.LogStore
 	freeBytes func(dir string) (int64, error)
 	mangle    func(*mvcc.Batch)
 	elapsed   func() time.Duration
+	silence   time.Duration // see Store.silence
 }
 
 // EventListener is told of what happens in a Store. Any function may be nil.
@@ -135,6 +147,10 @@ func (c *Config) setDefaults() error {
 	if c.ID == "" || c.Dir == "" || c.Listener == nil || c.Dial == nil {
 		return errors.New("raftstore: Config needs ID, Dir, Listener and Dial")
 	}
+	setDefault(&c.LogEngine, LogEngines[0])
+	if _, err := openLogOf(c.LogEngine); err != nil {
+		return err
+	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
@@ -144,7 +160,7 @@ func (c *Config) setDefaults() error {
 	setDefault(&c.HeartbeatTimeout, time.Second)
 	setDefault(&c.ElectionTimeout, c.HeartbeatTimeout)
 	setDefault(&c.LeaderLease, c.HeartbeatTimeout*4/5)
-	setDefault(&c.LeaderWait, 10*time.Second)
+	setDefault(&c.LeaderWait, 8*time.Second)
 	setDefault(&c.HistoryBytes, mvcc.DefaultLimits.HistoryBytes)
 	setDefault(&c.HistoryAge, time.Hour)
 	setDefault(&c.ResultWindow, mvcc.DefaultLimits.Window)

@@ -18,6 +18,11 @@ import (
 // process has ended can be told from it: its host refuses connections. And
 // members that start together know that nobody leads. In these two cases the
 // voters agree among themselves at once, and one of them stands for election.
+// A leader that is silent, because its machine or its link is down, or frozen,
+// cannot be told from a slow one: there they wait for it, but not for as long as
+// raft, whose members draw times of their own and refuse each other as long as
+// one of them still waits. When a majority has heard nothing for almost
+// HeartbeatTimeout, one of them stands.
 //
 // Nothing of raft's safety rests on this: to raft the one who stands was told
 // by a leader to take over, and the votes decide. What the agreement of a
@@ -70,6 +75,56 @@ func (s *Store) isGone(leader string, changed <-chan struct{}) bool {
 			time.Sleep(dyingPause)
 		}
 	}
+}
+
+// silence is how long a leader may be silent before its followers ask each
+// other: less than raft's own patience, so that nobody is in the middle of a
+// vain election of raft's then.
+func (s *Store) silence() time.Duration {
+	if s.cfg.silence != 0 {
+		return s.cfg.silence
+	}
+	return s.cfg.HeartbeatTimeout * 9 / 10
+}
+
+// attendSilence stands for election when the voters agree that they have no
+// leader, or hear nothing of the one they have.
+func (s *Store) attendSilence() {
+	again := s.silence() / 32
+	for asked := 0; ; {
+		wait := s.silence()
+		leader, changed := s.leader.current()
+		if leader != s.cfg.ID && s.raft().State() == raft.Follower {
+			heard := s.raft().LastContact()
+			if since := s.leader.since(); since.After(heard) {
+				heard = since // it led itself, or an election has just ended
+			}
+			if wait -= time.Since(heard); wait > 0 {
+				asked = 0
+			} else {
+				if s.shouldStand(s.ctx, leader) {
+					s.cfg.Logger.Info("standing for election: the leader is silent", "leader", leader, "for", time.Since(heard).Round(time.Millisecond))
+					s.standForElection()
+				}
+				// Without a majority there is nobody to ask all the time.
+				asked++
+				wait = min(again*time.Duration(1+asked/32), s.silence())
+			}
+		}
+		select {
+		case <-time.After(wait):
+		case <-changed:
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
+
+// isSilent reports whether this member has heard nothing of a leader for that
+// long.
+func (s *Store) isSilent() bool {
+	heard := s.raft().LastContact()
+	return !heard.IsZero() && time.Since(heard) >= s.silence()
 }
 
 // dyingPause is the pause before a leader whose stream has broken is tried
@@ -167,7 +222,7 @@ func (s *Store) shouldStand(ctx context.Context, lost string) bool {
 		case theirs := <-answers:
 			switch {
 			case theirs == nil:
-			case !theirs.leaderless || theirs.term > mine.term || theirs.betterThan(mine):
+			case !theirs.leaderless || theirs.term > mine.term || theirs.betterThan(mine) && !theirs.candidate, theirs.newerThan(mine):
 				// It has a leader, or an election is under way, or it will stand.
 				return false
 			default:
@@ -183,21 +238,23 @@ func (s *Store) shouldStand(ctx context.Context, lost string) bool {
 // standing is what a voter says of itself.
 type standing struct {
 	id                        string
-	leaderless                bool // it is a follower without a leader
+	leaderless                bool // it does not lead, and has no leader
+	candidate                 bool // it is asking for votes in raft's own time
 	term, lastTerm, lastIndex uint64
 }
 
 // betterThan orders the voters: the one with the newest log, which all others
 // may vote for, and of several such the one with the highest ID.
 func (a *standing) betterThan(b *standing) bool {
-	switch {
-	case a.lastTerm != b.lastTerm:
+	return a.newerThan(b) || !b.newerThan(a) && a.id > b.id
+}
+
+// newerThan reports whether a would refuse b its vote.
+func (a *standing) newerThan(b *standing) bool {
+	if a.lastTerm != b.lastTerm {
 		return a.lastTerm > b.lastTerm
-	case a.lastIndex != b.lastIndex:
-		return a.lastIndex > b.lastIndex
-	default:
-		return a.id > b.id
 	}
+	return a.lastIndex > b.lastIndex
 }
 
 func (s *Store) standing() *standing {
@@ -207,7 +264,8 @@ func (s *Store) standing() *standing {
 		n, _ := strconv.ParseUint(stats[name], 10, 64)
 		return n
 	}
-	st := &standing{id: s.cfg.ID, leaderless: r.State() == raft.Follower, term: r.CurrentTerm()}
+	state := r.State()
+	st := &standing{id: s.cfg.ID, leaderless: state != raft.Leader, candidate: state == raft.Candidate, term: r.CurrentTerm()}
 	st.lastTerm, st.lastIndex = number("last_log_term"), number("last_log_index")
 	if at := number("last_snapshot_index"); at > st.lastIndex {
 		st.lastTerm, st.lastIndex = number("last_snapshot_term"), at
@@ -216,19 +274,26 @@ func (s *Store) standing() *standing {
 }
 
 // answerLeaderless answers frameLeaderless: whether this member has no leader
-// either. One that it knows and that the caller has lost is tried.
+// either, or hears nothing of it. One that it hears and that the caller has lost
+// is tried.
 func (s *Store) answerLeaderless(ctx context.Context, body []byte) []byte {
 	caller, lost, _ := bytes.Cut(body, []byte{0})
 	st := s.standing()
 	leader, _ := s.leader.current()
-	if st.leaderless && leader != "" && leader != string(caller) {
-		st.leaderless = leader == string(lost) && s.refuses(ctx, leader)
+	if stood := s.stood.Load(); stood != nil && time.Since(*stood) < s.cfg.ElectionTimeout/2 {
+		st.leaderless = false // its own election is under way
+	}
+	if st.leaderless && leader != "" && leader != string(caller) && !s.isSilent() {
+		st.leaderless = leader == string(lost) && (s.refuses(ctx, leader) || s.isSilent())
 	}
 	return st.append(nil)
 }
 
-// refuses reports whether the member's host refuses connections.
+// refuses reports whether the member's host refuses connections. It tries for
+// as long as a leader may still be silent.
 func (s *Store) refuses(ctx context.Context, id string) bool {
+	ctx, cancel := context.WithDeadline(ctx, s.raft().LastContact().Add(s.silence()))
+	defer cancel()
 	conn, err := s.dialToSee(ctx, id)
 	if err != nil {
 		return refusedBy(err)
@@ -238,9 +303,12 @@ func (s *Store) refuses(ctx context.Context, id string) bool {
 }
 
 func (a *standing) append(b []byte) []byte {
-	if a.leaderless {
+	switch {
+	case a.leaderless && a.candidate:
+		b = append(b, 2)
+	case a.leaderless:
 		b = append(b, 1)
-	} else {
+	default:
 		b = append(b, 0)
 	}
 	for _, n := range []uint64{a.term, a.lastTerm, a.lastIndex} {
@@ -255,12 +323,14 @@ func parseStanding(id string, b []byte) *standing {
 		return nil
 	}
 	n := func(i int) uint64 { return binary.LittleEndian.Uint64(b[1+8*i:]) }
-	return &standing{id: id, leaderless: b[0] == 1, term: n(0), lastTerm: n(1), lastIndex: n(2)}
+	return &standing{id: id, leaderless: b[0] == 1 || b[0] == 2, candidate: b[0] == 2, term: n(0), lastTerm: n(1), lastIndex: n(2)}
 }
 
 // standForElection makes this member a candidate at once. To raft it is the
 // message with which a leader hands over.
 func (s *Store) standForElection() {
+	now := time.Now()
+	s.stood.Store(&now)
 	self := []byte(s.cfg.ID)
 	req := raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: self, Addr: self}}
 	if err := s.transport.TimeoutNow(raft.ServerID(s.cfg.ID), raft.ServerAddress(s.cfg.ID), &req, &raft.TimeoutNowResponse{}); err != nil {

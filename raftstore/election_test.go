@@ -1,7 +1,9 @@
 package raftstore_test
 
 import (
+	"flag"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -64,4 +66,98 @@ func TestMultiLeaderOutOfReach(t *testing.T) {
 	if got := c.Leader().Status(); got.ID != leader || got.Term != term {
 		t.Errorf("%s leads in term %d, was %s in %d", got.ID, got.Term, leader, term)
 	}
+}
+
+// TestMultiSilentLeader: followers whose leader has vanished, its streams still
+// open and its host saying nothing, agree on another one before raft would.
+func TestMultiSilentLeader(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		t.Run(fmt.Sprintf("%d members", n), func(t *testing.T) {
+			t.Parallel()
+			// raft would not elect anybody in less than this.
+			const patience = 20 * time.Second
+			c := raftstoretest.New(t, n, func(cfg *raftstore.Config) {
+				cfg.HeartbeatTimeout, cfg.ElectionTimeout, cfg.LeaderLease = patience, patience, patience
+				cfg.LeaderWait = raftstoretest.Patience
+				cfg.Inject(raftstore.Faults{Silence: patience / 4}) // a heartbeat comes every two to four seconds
+			})
+			mustPut(t, c.Leader(), "/a", "1")
+			for _, id := range c.IDs() {
+				c.Wait(id+" has the first write", func() bool { return c.Store(id).Status().Keyspace.Keys == 1 })
+			}
+			leader := c.LeaderID()
+			c.Mute(leader, true)
+			c.Deafen(leader, true)
+			began := time.Now()
+			var next *raftstore.Store
+			c.Wait("another leader", func() bool {
+				for id, s := range c.Running() {
+					if id != leader && s.IsLeader() {
+						next = s
+						return true
+					}
+				}
+				return false
+			})
+			if took := time.Since(began); took > patience*9/10 {
+				t.Errorf("it took %v: that was raft's own patience", took)
+			}
+			mustPut(t, next, "/b", "2")
+			c.Mute(leader, false)
+			c.Deafen(leader, false)
+		})
+	}
+}
+
+// TestMultiSilentForOne: a member that alone does not hear the leader deposes
+// nobody, however long that lasts.
+func TestMultiSilentForOne(t *testing.T) {
+	t.Parallel()
+	c := raftstoretest.New(t, 3, nil)
+	leader, deaf := c.LeaderID(), c.Follower().Status().ID
+	term := c.Leader().Status().Term
+	c.Sever(leader, deaf, true)
+	for i := range 30 {
+		mustPut(t, c.Store(leader), "/a", fmt.Sprint(i))
+		if raftstore.ShouldStand(c.Store(deaf), leader) {
+			t.Fatal("it would stand although the leader serves the others")
+		}
+		time.Sleep(100 * time.Millisecond) // longer than anybody's patience in all
+	}
+	if got := c.Store(leader).Status(); got.State != "Leader" || got.Term != term {
+		t.Errorf("%s is %s in term %d, led in %d", leader, got.State, got.Term, term)
+	}
+	c.Sever(leader, deaf, false)
+}
+
+var silentRounds = flag.Int("silent-rounds", 1, "how many rounds TestMultiSilentLeaderTakes measures")
+
+// TestMultiSilentLeaderTakes measures how long writes wait for another leader,
+// at default timeouts, when the leader vanishes without a word.
+func TestMultiSilentLeaderTakes(t *testing.T) {
+	c := raftstoretest.New(t, 3, nil)
+	var took []time.Duration
+	for i := range *silentRounds {
+		leader := c.LeaderID()
+		writer := c.Follower()
+		mustPut(t, writer, "/before", fmt.Sprint(i))
+		c.Mute(leader, true)
+		c.Deafen(leader, true)
+		start := time.Now()
+		mustPut(t, writer, "/after", fmt.Sprint(i))
+		took = append(took, time.Since(start).Round(time.Millisecond))
+		c.Mute(leader, false)
+		c.Deafen(leader, false)
+		c.Wait("all to follow one leader", func() bool {
+			now := c.LeaderID()
+			for _, s := range c.Running() {
+				if s.Leader() != now {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	slices.Sort(took)
+	t.Logf("p50 %v, max %v of %d", took[len(took)/2], took[len(took)-1], len(took))
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"syscall"
+	"time"
 
 	"github.com/hashicorp/raft"
 )
@@ -34,6 +35,53 @@ var (
 	// ErrInvalid is returned for a request that makes no sense.
 	ErrInvalid = errors.New("invalid request")
 )
+
+// NoLeaderError is the ErrNoLeader of a cluster that has had no leader for
+// longer than elections take: a person has to start servers, or recover the
+// cluster.
+type NoLeaderError struct {
+	For    time.Duration // how long there has been none
+	Voters int           // in the configuration as this member knows it
+}
+
+func (e *NoLeaderError) Error() string {
+	return fmt.Sprintf("no leader for %s: %d of %d voters are needed", e.For.Round(time.Second), e.Needed(), e.Voters)
+}
+
+// Needed is how many voters make a majority.
+func (e *NoLeaderError) Needed() int { return e.Voters/2 + 1 }
+
+// Is makes it an ErrNoLeader.
+func (e *NoLeaderError) Is(target error) bool { return target == ErrNoLeader }
+
+// minLeaderWait is what a call waits at least for a leader to appear.
+const minLeaderWait = time.Second
+
+// leaderWait is how long a call waits for a leader to appear. LeaderWait counts
+// from the loss of the last one: in a cluster that stays without, calls are
+// answered soon, and not each after as long as an election may take.
+func (s *Store) leaderWait() time.Duration {
+	return max(s.cfg.LeaderWait-s.leader.without(), min(minLeaderWait, s.cfg.LeaderWait))
+}
+
+// noLeader is the error of a call that has waited for a leader in vain.
+func (s *Store) noLeader() error {
+	without := s.leader.without()
+	if without < s.cfg.LeaderWait {
+		return ErrNoLeader
+	}
+	e := &NoLeaderError{For: without}
+	cf := s.raft().GetConfiguration()
+	if cf.Error() != nil {
+		return ErrNoLeader
+	}
+	for _, member := range cf.Configuration().Servers {
+		if member.Suffrage == raft.Voter {
+			e.Voters++
+		}
+	}
+	return e
+}
 
 // verdict is what the one who was given a command says when it did not get
 // through. Numbers are part of the call protocol.

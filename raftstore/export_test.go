@@ -15,6 +15,9 @@ func (s *Store) Absences() int {
 	return s.patient.absences
 }
 
+// DemoteOp is the first byte of a frame that takes a vote.
+const DemoteOp = byte(demote)
+
 // Refused is how many of raft's calls a member that lost its state has
 // refused.
 func (s *Store) Refused() int {
@@ -31,13 +34,15 @@ type Faults struct {
 	Log    func(raft.LogStore) raft.LogStore
 	Free   func(dir string) (int64, error)
 	Mangle func(*mvcc.Batch)
+	// Silence is how long a leader may be silent; 0: as in earnest.
+	Silence time.Duration
 	// Wall is the clock as it is set by hand; what elapses is not touched.
 	Wall func() time.Time
 }
 
 // Inject puts them there.
 func (c *Config) Inject(f Faults) {
-	c.wrapLog, c.freeBytes, c.mangle = f.Log, f.Free, f.Mangle
+	c.wrapLog, c.freeBytes, c.mangle, c.silence = f.Log, f.Free, f.Mangle, f.Silence
 	if f.Wall != nil {
 		start := time.Now()
 		c.Now, c.elapsed = f.Wall, func() time.Duration { return time.Since(start) }
@@ -46,3 +51,12 @@ func (c *Config) Inject(f Faults) {
 
 // ShouldStand asks the others whether lost is gone for them, too.
 func ShouldStand(s *Store, lost string) bool { return s.shouldStand(s.ctx, lost) }
+
+// BreakVote makes every further write of term and vote fail.
+func BreakVote(s *Store) {
+	s.stable.mu.Lock()
+	defer s.stable.mu.Unlock()
+	for _, c := range s.stable.copies {
+		_ = c.db.Close()
+	}
+}

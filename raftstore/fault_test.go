@@ -297,6 +297,19 @@ func TestMultiWithoutQuorum(t *testing.T) {
 	if _, err := s.List(testContext(t), "", raftstore.ListOptions{}); !errors.Is(err, raftstore.ErrNoLeader) {
 		t.Errorf("a list: %v", err)
 	}
+	// That lasts: calls do not wait each as long as an election may take, and
+	// say what is missing.
+	var lasting *raftstore.NoLeaderError
+	c.Wait("it is known to last", func() bool {
+		_, err := s.List(testContext(t), "", raftstore.ListOptions{})
+		return errors.As(err, &lasting)
+	})
+	if lasting.Voters != 3 || lasting.Needed() != 2 || lasting.For < 1500*time.Millisecond {
+		t.Errorf("%+v", lasting)
+	}
+	if _, err := s.Txn(testContext(t), put("/d", "1")); !errors.As(err, &lasting) || errors.Is(err, raftstore.ErrUnknownOutcome) {
+		t.Errorf("a write: %v", err)
+	}
 	if err := s.RemoveMember(testContext(t), "n1"); !errors.Is(err, raftstore.ErrNoLeader) {
 		t.Errorf("a change of members: %v", err)
 	}
@@ -313,6 +326,8 @@ func TestMultiWithoutQuorum(t *testing.T) {
 			c.Start(id)
 		}
 	}
+	// Until an election has ended, calls still answer early that there is no leader.
+	c.Wait("it knows a leader again", func() bool { return s.Leader() != "" })
 	mustPut(t, s, "/d", "1")
 	if got := get(t, s, "/b"); got != "" {
 		t.Errorf("the refused write was applied: %q", got)

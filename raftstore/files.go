@@ -15,7 +15,7 @@ import (
 )
 
 // stateFiles are what raft's promises and the keyspace are made of.
-var stateFiles = []string{stableFile, logDir, snapshotsDir}
+var stateFiles = append([]string{stableFileV1, logFile, logDir, logDir + ".2", snapshotsDir}, stableFiles...)
 
 // openState opens raft's files and looks at all of what they hold. What is
 // damaged is repaired from what this member has, else set aside to be fetched
@@ -80,6 +80,7 @@ func (s *Store) openFiles() (err error) {
 	if s.snapshots, err = openSnapshots(s.cfg.Dir, raftLogger(s.cfg.Logger)); err != nil {
 		return err
 	}
+	s.stable.failed = func(err error) { s.fail(err, false) }
 	first, err := s.log.FirstIndex()
 	if err != nil || first <= index+1 && (damage == nil || index > 0 || first == 1) {
 		return err
@@ -90,27 +91,10 @@ func (s *Store) openFiles() (err error) {
 	return damage
 }
 
-// openLog opens the log. Damage before the newest snapshot is not needed any
-// more: the files that hold it are set aside.
-func (s *Store) openLog(snapshot uint64) (err error) {
-	open := func() {
-		s.log, err = openLog(s.cfg.Dir, s.cfg.Logger)
-	}
-	open()
-	corrupt := new(seglog.CorruptError)
-	for errors.As(err, &corrupt) {
-		damage := logDamage(corrupt)
-		old, ok := s.segmentsThrough(corrupt.File, snapshot)
-		if !ok {
-			return damage
-		}
-		s.foundDamage(damage, "log entries that a snapshot has made needless are damaged, and were set aside", "kept", s.path(damagedDir))
-		for _, name := range old {
-			if err := s.moveAside(filepath.Join(logDir, name)); err != nil {
-				return err
-			}
-		}
-		open()
+// asDamage makes what a log's engine found damaged a *DamageError.
+func asDamage(err error) error {
+	if c := new(seglog.CorruptError); errors.As(err, &c) {
+		return logDamage(c)
 	}
 	return err
 }
@@ -125,8 +109,8 @@ func logDamage(c *seglog.CorruptError) *DamageError {
 
 // segmentsThrough names the log's files up to the given one, if the file after
 // it begins at or before the first entry that the snapshot does not cover.
-func (s *Store) segmentsThrough(file string, snapshot uint64) (old []string, ok bool) {
-	entries, err := os.ReadDir(s.path(logDir))
+func (s *Store) segmentsThrough(folder, file string, snapshot uint64) (old []string, ok bool) {
+	entries, err := os.ReadDir(s.path(folder))
 	if err != nil {
 		return nil, false
 	}
@@ -151,16 +135,29 @@ func (s *Store) checkComplete() error {
 	if _, err := os.Stat(s.path(membersFile)); errors.Is(err, os.ErrNotExist) {
 		return nil // it was none yet
 	}
-	for _, name := range []string{stableFile, logDir} {
-		_, err := os.Stat(s.path(name))
-		switch {
-		case errors.Is(err, os.ErrNotExist):
-			return &DamageError{s.path(name), -1, errors.New("it is gone")}
-		case err != nil:
+	r, _, err := readLogRecord(s.cfg.Dir)
+	if err != nil {
+		return err
+	}
+	for _, names := range [][]string{append([]string{stableFileV1}, stableFiles...), {r.Folder}} {
+		there, err := s.anyOf(names)
+		if err != nil {
 			return err
+		}
+		if !there {
+			return &DamageError{s.path(names[len(names)-1]), -1, errors.New("it is gone")}
 		}
 	}
 	return nil
+}
+
+func (s *Store) anyOf(names []string) (bool, error) {
+	for _, name := range names {
+		if _, err := os.Stat(s.path(name)); !errors.Is(err, os.ErrNotExist) {
+			return err == nil, err
+		}
+	}
+	return false, nil
 }
 
 func (s *Store) closeFiles() error {

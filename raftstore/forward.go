@@ -19,7 +19,7 @@ import (
 // Only when the context ends (or no leader appears for LeaderWait) before
 // anyone could say what became of it is the outcome unknown.
 //
-// Errors: ErrNoLeader, ErrUnknownOutcome, ErrTooLarge, ErrNoSpace, ErrClosed,
+// Errors: ErrNoLeader (a *NoLeaderError once it lasts), ErrUnknownOutcome, ErrTooLarge, ErrNoSpace, ErrClosed,
 // mvcc.ErrInvalid, and the context's error when nothing was handed over yet. A
 // comparison that failed is no error: see TxnResult.Succeeded.
 func (s *Store) Txn(ctx context.Context, t mvcc.Txn) (mvcc.TxnResult, error) {
@@ -106,7 +106,7 @@ func (s *Store) send(ctx context.Context, t mvcc.Txn) (sent, error) {
 	outcome := s.waiting.add(cmd.ID.Seq)
 	defer s.waiting.remove(cmd.ID.Seq)
 
-	deadline := time.NewTimer(s.cfg.LeaderWait)
+	deadline := time.NewTimer(s.leaderWait())
 	defer deadline.Stop()
 	var (
 		attempts int  // handed over so often, without being refused for certain
@@ -160,24 +160,24 @@ func (s *Store) send(ctx context.Context, t mvcc.Txn) (sent, error) {
 					return sent{}, s.errDiskFull(leader)
 				}
 			default:
-				deadline.Reset(s.cfg.LeaderWait)
+				deadline.Reset(s.leaderWait())
 			}
 			noSpace = v == outOfSpace || v == diskFull
 			wait = retryAfter
 		case <-changed:
 			wait = 0
 			if cancel != nil {
-				deadline.Reset(s.cfg.LeaderWait)
+				deadline.Reset(s.leaderWait())
 			}
 		case <-backoff:
 			wait = 0
 			select {
 			case <-deadline.C:
-				return giveUp(ErrNoLeader)
+				return giveUp(s.noLeader())
 			default:
 			}
 		case <-deadlineC:
-			return giveUp(ErrNoLeader)
+			return giveUp(s.noLeader())
 		case <-ctx.Done():
 			return giveUp(ctx.Err())
 		case <-s.ctx.Done():

@@ -14,7 +14,6 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
-	"github.com/clusterd/clusterd/raftstore/seglog"
 	"github.com/clusterd/clusterd/raftstore/wire"
 )
 
@@ -47,7 +46,7 @@ func Found(dir, id string, e Epoch, k *mvcc.Keyspace, term uint64) error {
 	}
 	err = stable.SetUint64([]byte(keyTerm), term) // terms go on from the snapshot's
 	if err := errors.Join(err, stable.Close()); err != nil {
-		return fmt.Errorf("%s: %w", stableFile, err)
+		return fmt.Errorf("term and vote: %w", err)
 	}
 	snapshots, err := openSnapshots(dir, hclog.NewNullLogger())
 	if err != nil {
@@ -93,10 +92,6 @@ func onlyVoter(id string) raft.Configuration {
 	}}}
 }
 
-func openLog(dir string, logger *slog.Logger) (*seglog.Log, error) {
-	return seglog.Open(filepath.Join(dir, logDir), seglog.Options{Logger: logger})
-}
-
 // Replay reads the data folder of a member that does not run: its newest
 // snapshot and its whole log, to the end. Entries that this member did not
 // know to be committed are applied too: they may have been, and a client may
@@ -112,7 +107,11 @@ func Replay(dir string, logger *slog.Logger) (*mvcc.Keyspace, uint64, error) {
 }
 
 func replay(dir string, logger *slog.Logger) (*mvcc.Keyspace, uint64, error) {
-	if _, err := os.Stat(filepath.Join(dir, stableFile)); err != nil {
+	record, _, err := readLogRecord(dir)
+	if err != nil {
+		return nil, 0, err
+	}
+	if _, err := os.Stat(filepath.Join(dir, record.Folder)); err != nil {
 		return nil, 0, err
 	}
 	snapshots, err := raft.NewFileSnapshotStore(dir, keptSnapshots, io.Discard)
@@ -142,7 +141,7 @@ func replay(dir string, logger *slog.Logger) (*mvcc.Keyspace, uint64, error) {
 	if damaged != nil {
 		return nil, 0, damaged
 	}
-	log, err := openLog(dir, logger)
+	log, err := record.open(dir, 0, logger)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -152,7 +151,7 @@ func replay(dir string, logger *slog.Logger) (*mvcc.Keyspace, uint64, error) {
 
 // applyLog applies the entries after the keyspace's and returns the last one's
 // term.
-func applyLog(k *mvcc.Keyspace, term uint64, log *seglog.Log) (uint64, error) {
+func applyLog(k *mvcc.Keyspace, term uint64, log raftLog) (uint64, error) {
 	first, err := log.FirstIndex()
 	if err != nil {
 		return 0, err

@@ -22,6 +22,8 @@ type fsm struct {
 	hashes   hashes
 	restored atomic.Bool  // the keyspace was replaced by a snapshot's, not seen by housekeep yet
 	logBytes atomic.Int64 // applied since the last snapshot was begun
+	// snapBytes is how large the state was then.
+	snapBytes atomic.Int64
 }
 
 var _ raft.BatchingFSM = (*fsm)(nil)
@@ -75,10 +77,14 @@ func (f *fsm) applyOne(l *raft.Log) {
 	}
 }
 
+// snapped notes how large the state of the newest snapshot is.
+func (f *fsm) snapped(d mvcc.Digest) { f.snapBytes.Store(d.Bytes + d.HistoryBytes) }
+
 // Snapshot implements raft.FSM.
 func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
 	snap := f.keyspace.Load().Snapshot()
 	f.captures.give(snap)
+	f.snapped(f.keyspace.Load().Digest())
 	return &fsmSnapshot{s: f.s, snap: snap, logBytes: f.logBytes.Swap(0)}, nil
 }
 
@@ -93,6 +99,7 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 	f.restored.Store(true)
 	f.logBytes.Store(0)
 	d := ks.Digest()
+	f.snapped(d)
 	f.hashes.note(d.Index, d.Hash)
 	f.s.logs.replaced.Store(true)
 	f.s.clock.observe(d.Time, false)

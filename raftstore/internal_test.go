@@ -108,3 +108,21 @@ func TestProposalsAreBounded(t *testing.T) {
 		}
 	}
 }
+
+// TestGrowthIsSnapshotted: a store that only grows takes snapshots, and not more
+// often than its state doubles.
+func TestGrowthIsSnapshotted(t *testing.T) {
+	const least = 64 << 20
+	var log, state, snapped int64
+	snapshots := 0
+	for range 4 << 10 { // a mebibyte of new objects each
+		log, state = log+1<<20, state+1<<20
+		if log >= enoughLog(least, snapped, "n1") {
+			log, snapped = 0, state
+			snapshots++
+		}
+	}
+	if snapshots < 4 || snapshots > 7 {
+		t.Errorf("%d snapshots while 4 GiB were written", snapshots)
+	}
+}

@@ -16,9 +16,20 @@ type leaderWatch struct {
 	id      string
 	term    uint64
 	changed chan struct{}
+	at      time.Time // of the last change
+	lost    time.Time // since when there is no leader, if there is none
 }
 
-func newLeaderWatch() *leaderWatch { return &leaderWatch{changed: make(chan struct{})} }
+func newLeaderWatch() *leaderWatch {
+	return &leaderWatch{changed: make(chan struct{}), at: time.Now(), lost: time.Now()}
+}
+
+// since is when the leader has last changed.
+func (l *leaderWatch) since() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.at
+}
 
 // current returns the leader's id, "" if there is none, and a channel that is
 // closed when that is no longer so.
@@ -28,11 +39,25 @@ func (l *leaderWatch) current() (string, <-chan struct{}) {
 	return l.id, l.changed
 }
 
+// without is for how long there has been no leader; 0 while there is one.
+func (l *leaderWatch) without() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.id != "" {
+		return 0
+	}
+	return time.Since(l.lost)
+}
+
 func (l *leaderWatch) set(id string, term uint64) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.id == id && l.term == term {
 		return false
+	}
+	l.at = time.Now()
+	if l.id != "" && id == "" { // not at each further election that nobody wins
+		l.lost = l.at
 	}
 	l.id, l.term = id, term
 	close(l.changed)

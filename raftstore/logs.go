@@ -10,6 +10,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"github.com/clusterd/clusterd/raftstore/boltlog"
 	"github.com/clusterd/clusterd/raftstore/seglog"
 )
 
@@ -68,6 +69,10 @@ func (l *logs) StoreLogs(es []*raft.Log) error {
 		err := l.LogStore.StoreLogs(es)
 		if err == nil && l.synced != nil {
 			l.synced(len(es), time.Since(start))
+		}
+		if c := new(seglog.CorruptError); errors.Is(err, boltlog.ErrBroken) || errors.As(err, &c) {
+			err = asDamage(err)
+			l.corrupt(err)
 		}
 		if !isNoSpace(err) {
 			return err

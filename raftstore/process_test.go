@@ -53,7 +53,7 @@ func member(dir, id string) error {
 		return err
 	}
 	s, err := raftstore.Open(raftstore.Config{
-		ID: id, Dir: filepath.Join(dir, id), Listener: raftL,
+		ID: id, Dir: filepath.Join(dir, id), Listener: raftL, LogEngine: raftstoretest.LogEngine(id),
 		Dial: func(ctx context.Context, to string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", socket(dir, to, "raft"))
 		},

@@ -77,7 +77,7 @@ func (s *Store) catchUp(ctx context.Context, o ReadOptions) error {
 // linearize returns when this member has applied everything that was committed
 // when it was called.
 func (s *Store) linearize(ctx context.Context) error {
-	deadline := time.Now().Add(s.cfg.LeaderWait)
+	deadline := time.Now().Add(s.leaderWait())
 	for {
 		leader, changed := s.leader.current()
 		if leader != "" {
@@ -94,7 +94,7 @@ func (s *Store) linearize(ctx context.Context) error {
 		}
 		left := time.Until(deadline)
 		if left <= 0 {
-			return ErrNoLeader
+			return s.noLeader()
 		}
 		if leader != "" {
 			left = min(left, retryAfter)

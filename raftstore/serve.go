@@ -28,6 +28,10 @@ func (s *Store) serveCalls(conn net.Conn) {
 	}()
 	slots := make(chan struct{}, maxServed)
 	err := readFrames(conn, func(f frame) error {
+		if !s.mayCall(conn, f) {
+			w.send(frame{kind: frameVerdict, call: f.call, body: []byte{byte(refused)}})
+			return nil
+		}
 		switch f.kind {
 		case frameSubmit:
 			s.serveSubmit(w, f)

@@ -5,27 +5,39 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
-	"time"
 
 	"github.com/hashicorp/raft"
-	"golang.org/x/sys/unix"
+	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 
+	"github.com/clusterd/clusterd/raftstore/boltlog"
 	"github.com/clusterd/clusterd/raftstore/wire"
 )
 
-// stable keeps raft's term and vote in one small file: twice the same record,
-// each with a checksum and synced on its own. A write that a crash tore leaves
-// the other copy, as it was before (raft had no answer yet) or already new; a
-// damaged copy is made good from the other one. The file is never longer than
-// it was made, so a full disk does not stop an election.
+// stable keeps raft's term and vote: one record in each of two databases of
+// raft-boltdb, with a checksum, written and synced one after the other. bolt
+// replaces the record as a whole, so a crash leaves the old one or the new one
+// in each. A copy that is damaged is made good from the other one. The files
+// have all the pages they will ever need from the beginning, so a full disk
+// does not stop an election.
 type stable struct {
-	mu  sync.Mutex
-	f   *os.File
-	rec stableRecord
+	mu     sync.Mutex
+	copies []stableCopy
+	rec    stableRecord
+	// voteTerm is the term of a vote whose candidate raft is about to say. The
+	// two are written together. 0: there is none.
+	voteTerm uint64
+	// failed is told of an error in writing, and the goroutine ends: raft would
+	// end the process with a stack trace. nil: the error is returned.
+	failed func(error)
+}
+
+type stableCopy struct {
+	path string
+	db   *raftboltdb.BoltStore
 }
 
 var _ raft.StableStore = (*stable)(nil)
@@ -38,21 +50,30 @@ type stableRecord struct {
 	voteCand []byte // LastVoteCand
 }
 
+// Names in the data folder.
+var stableFiles = []string{"vote-1.db", "vote-2.db"}
+
+// stableFileV1 held both copies of version 1.
+const stableFileV1 = "vote"
+
 const (
-	stableFile    = "vote" // in the data folder
 	stableMagic   = "CLDRVOTE"
-	stableVersion = 1
-	stableSlot    = 4096 // bytes of one copy
-	stableCopies  = 2
-	// stableHead is magic (8), version (4), checksum of the rest of the slot (4).
+	stableVersion = 2
+	stableSlotV1  = 4096 // bytes of one copy of version 1
+	// stableHead is magic (8), version (4), checksum of the rest (4).
 	stableHead = 16
+	stableMin  = 44
 	// stableCand is how long a candidate's ID may be.
 	stableCand = 1024
+	// stableRoom is how long a file is from the beginning: several times what
+	// bolt's pages for one record, old and new, take.
+	stableRoom = 128 << 10
 )
 
+var stableKey = []byte("vote") // of the record, in bolt
+
 func (r *stableRecord) encode() []byte {
-	b := make([]byte, 0, stableSlot)
-	b = append(b, stableMagic...)
+	b := append(make([]byte, 0, stableMin+len(r.voteCand)), stableMagic...)
 	b = binary.LittleEndian.AppendUint32(b, stableVersion)
 	b = append(b, 0, 0, 0, 0)
 	b = binary.LittleEndian.AppendUint64(b, r.seq)
@@ -60,17 +81,19 @@ func (r *stableRecord) encode() []byte {
 	b = binary.LittleEndian.AppendUint64(b, r.voteTerm)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(r.voteCand)))
 	b = append(b, r.voteCand...)
-	b = b[:stableSlot]
 	binary.LittleEndian.PutUint32(b[12:], checksum(b[stableHead:]))
 	return b
 }
 
 func decodeStable(b []byte) (r stableRecord, err error) {
-	if len(b) != stableSlot || string(b[:8]) != stableMagic {
+	if len(b) < stableMin || string(b[:8]) != stableMagic {
 		return r, fmt.Errorf("%w: not a record of term and vote", wire.ErrCorrupt)
 	}
-	if v := binary.LittleEndian.Uint32(b[8:]); v != stableVersion {
+	switch v := binary.LittleEndian.Uint32(b[8:]); {
+	case v == 0 || v > stableVersion:
 		return r, fmt.Errorf("%w: record of term and vote %d", wire.ErrVersion, v)
+	case v == 1 && len(b) != stableSlotV1:
+		return r, fmt.Errorf("%w: a record of %d bytes", wire.ErrCorrupt, len(b))
 	}
 	if got, want := checksum(b[stableHead:]), binary.LittleEndian.Uint32(b[12:]); got != want {
 		return r, fmt.Errorf("%w: the checksum is %08x, stored was %08x", wire.ErrCorrupt, got, want)
@@ -79,89 +102,188 @@ func decodeStable(b []byte) (r stableRecord, err error) {
 	r.term = binary.LittleEndian.Uint64(b[24:])
 	r.voteTerm = binary.LittleEndian.Uint64(b[32:])
 	n := binary.LittleEndian.Uint32(b[40:])
-	if n > stableCand {
+	if n > stableCand || int(n) > len(b)-stableMin {
 		return r, fmt.Errorf("%w: an ID of %d bytes", wire.ErrCorrupt, n)
 	}
-	r.voteCand = bytes.Clone(b[44 : 44+n])
+	r.voteCand = bytes.Clone(b[stableMin : stableMin+n])
 	return r, nil
 }
 
-// openStable opens the file, made if need be. With both copies damaged it
+// openStable opens the databases, made if need be. With both copies damaged it
 // returns a *DamageError. repaired, if not nil, is what was wrong with one.
 func openStable(dir string) (s *stable, repaired, err error) {
-	path := filepath.Join(dir, stableFile)
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if errors.Is(err, os.ErrNotExist) {
-		empty := (&stableRecord{}).encode()
-		if err = replaceFile(path, append(empty, empty...)); err == nil {
-			f, err = os.OpenFile(path, os.O_RDWR, 0)
-		}
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	s = &stable{f: f}
-	if err = lockFile(f); err == nil {
-		repaired, err = s.load()
-	}
-	if err != nil {
-		return nil, nil, errors.Join(err, f.Close())
-	}
-	return s, repaired, nil
-}
-
-// lockFile makes this process the only one that has the data folder open. One
-// that is just ending gets a second to do so.
-func lockFile(f *os.File) error {
-	for began := time.Now(); ; time.Sleep(20 * time.Millisecond) {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		switch {
-		case err == nil:
-			return nil
-		case !errors.Is(err, unix.EWOULDBLOCK):
-			return fmt.Errorf("lock %s: %w", f.Name(), err)
-		case time.Since(began) > time.Second:
-			return fmt.Errorf("%s is locked: another process has this store open", f.Name())
-		}
-	}
-}
-
-func (s *stable) load() (repaired, err error) {
-	buf := make([]byte, stableSlot)
-	good := 0
-	for i := range int64(stableCopies) {
-		_, err := s.f.ReadAt(buf, i*stableSlot)
-		if err != nil && !errors.Is(err, io.EOF) {
-			return nil, err
-		}
-		r, err := decodeStable(buf)
+	s = &stable{}
+	defer func() {
 		if err != nil {
-			repaired = &DamageError{s.f.Name(), i * stableSlot, err}
-			continue
+			err = errors.Join(err, s.Close())
+			s = nil
 		}
+	}()
+	good, gone := 0, 0
+	newer := func(r stableRecord) {
 		if good++; r.seq >= s.rec.seq {
 			s.rec = r
 		}
 	}
-	switch good {
-	case 0:
-		return nil, repaired
-	case stableCopies:
-		repaired = nil
+	for _, name := range stableFiles {
+		c := stableCopy{path: filepath.Join(dir, name)}
+		r, err := c.open()
+		damage := new(DamageError)
+		switch {
+		case errors.Is(err, os.ErrNotExist):
+			gone++
+		case errors.As(err, &damage):
+			repaired = damage
+		case err != nil:
+			return s, nil, err
+		default:
+			newer(r)
+		}
+		s.copies = append(s.copies, c)
 	}
-	// A copy may be damaged or behind.
-	return repaired, s.write()
+	old, err := readStableV1(dir)
+	if err != nil && (good == 0 || !errors.As(err, new(*DamageError))) {
+		return s, nil, err
+	}
+	for _, r := range old {
+		newer(r)
+	}
+	if good == 0 && repaired != nil {
+		return s, nil, repaired
+	}
+	if gone == 1 && repaired == nil && len(old) == 0 && good > 0 && s.rec.term > 0 {
+		// A crash while they were made leaves this, too, but not with a term.
+		repaired = &DamageError{dir, -1, errors.New("one of two copies of term and vote is gone")}
+	}
+	// A copy may be missing, damaged or behind, or in the kernel's memory only.
+	for i := range s.copies {
+		if c := &s.copies[i]; c.db == nil {
+			if err := c.make(&s.rec); err != nil {
+				return s, nil, err
+			}
+		}
+	}
+	if err := s.write(); err != nil {
+		return s, nil, err
+	}
+	err = os.Remove(filepath.Join(dir, stableFileV1))
+	if errors.Is(err, os.ErrNotExist) {
+		return s, repaired, nil
+	}
+	return s, repaired, errors.Join(err, syncDir(dir))
+}
+
+// open opens a copy and reads it. It is not believed if either of bolt's
+// descriptions of the file is damaged: the other one may be of the record
+// before.
+func (c *stableCopy) open() (r stableRecord, err error) {
+	info, err := os.Stat(c.path)
+	if err != nil {
+		return r, err
+	}
+	if info.Size() < stableRoom {
+		return r, &DamageError{c.path, info.Size(), errors.New("it is cut off")}
+	}
+	whole, err := boltlog.CheckFile(c.path)
+	if err == nil {
+		c.db, err = boltlog.OpenStore(c.path, 0)
+	}
+	var b []byte
+	if err == nil {
+		err = boltlog.Guard(c.path, func() (err error) {
+			b, err = c.db.Get(stableKey)
+			return err
+		})
+	}
+	switch {
+	case err == nil && !whole:
+		err = &DamageError{c.path, 0, errors.New("one of its two descriptions is damaged")}
+	case err == nil:
+		if r, err = decodeStable(b); err != nil && !errors.Is(err, wire.ErrVersion) {
+			err = &DamageError{c.path, 0, err}
+		}
+	case errors.Is(err, raftboltdb.ErrKeyNotFound):
+		err = &DamageError{c.path, 0, errors.New("it holds no record")}
+	default:
+		err = asDamage(err)
+	}
+	if err != nil && c.db != nil {
+		_ = boltlog.Guard(c.path, c.db.Close)
+		c.db = nil
+	}
+	return r, err
+}
+
+// make makes a copy anew. It gets its name when it is whole.
+func (c *stableCopy) make(r *stableRecord) error {
+	temp := c.path + ".tmp"
+	if err := os.Remove(temp); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	db, err := boltlog.OpenStore(temp, 0)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(db.Set(stableKey, r.encode()), db.Close())
+	if err == nil {
+		err = pad(temp, stableRoom)
+	}
+	if err == nil {
+		err = os.Rename(temp, c.path)
+	}
+	if err == nil {
+		err = syncDir(filepath.Dir(c.path))
+	}
+	if err == nil {
+		c.db, err = boltlog.OpenStore(c.path, 0)
+	}
+	return err
+}
+
+// pad makes a file that long, with blocks of its own all along: bolt leaves
+// holes.
+func pad(path string, size int) error {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return writeSynced(path, append(b, make([]byte, max(0, size-len(b)))...))
+}
+
+// readStableV1 reads the copies in a file of version 1; damaged ones are left
+// out, and with none that is whole it returns a *DamageError.
+func readStableV1(dir string) (rs []stableRecord, err error) {
+	path := filepath.Join(dir, stableFileV1)
+	b, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for at := 0; at+stableSlotV1 <= len(b); at += stableSlotV1 {
+		r, derr := decodeStable(b[at : at+stableSlotV1])
+		if derr != nil {
+			err = &DamageError{path, int64(at), derr}
+			continue
+		}
+		rs = append(rs, r)
+	}
+	if len(rs) > 0 {
+		return rs, nil
+	}
+	if err == nil {
+		err = &DamageError{path, int64(len(b)), fmt.Errorf("%w: it is too short", wire.ErrCorrupt)}
+	}
+	return nil, err
 }
 
 // write makes both copies the present record, one after the other. mu is held.
 func (s *stable) write() error {
 	b := s.rec.encode()
-	for i := range int64(stableCopies) {
-		if _, err := s.f.WriteAt(b, i*stableSlot); err != nil {
-			return err
-		}
-		if err := s.f.Sync(); err != nil {
-			return err
+	for _, c := range s.copies {
+		if err := boltlog.Guard(c.path, func() error { return c.db.Set(stableKey, b) }); err != nil {
+			return fmt.Errorf("%s: %w", c.path, err)
 		}
 	}
 	return nil
@@ -177,15 +299,22 @@ const (
 // update changes the record, on disk first.
 func (s *stable) update(change func(*stableRecord)) error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	old := s.rec
 	s.rec.seq++
 	change(&s.rec)
-	if err := s.write(); err != nil {
+	err := s.write()
+	if err != nil {
 		s.rec = old
+	}
+	failed := s.failed
+	s.mu.Unlock()
+	if err == nil || failed == nil {
 		return err
 	}
-	return nil
+	// What is on disk is not known, and raft has no answer to that but a panic.
+	failed(fmt.Errorf("term and vote cannot be written down: %w", err))
+	runtime.Goexit()
+	return err
 }
 
 // Set implements raft.StableStore.
@@ -193,22 +322,31 @@ func (s *stable) Set(key, val []byte) error {
 	if string(key) != keyVoteCand || len(val) > stableCand {
 		return fmt.Errorf("raft stores %q (%d bytes), which there is no place for", key, len(val))
 	}
-	return s.update(func(r *stableRecord) { r.voteCand = bytes.Clone(val) })
+	return s.update(func(r *stableRecord) {
+		r.voteCand = bytes.Clone(val)
+		if s.voteTerm != 0 {
+			r.voteTerm, s.voteTerm = s.voteTerm, 0
+		}
+	})
 }
 
-// SetUint64 implements raft.StableStore.
+// SetUint64 implements raft.StableStore. The term of a vote is kept until its
+// candidate is set, as raft always does next: one half is no vote.
 func (s *stable) SetUint64(key []byte, val uint64) error {
 	switch string(key) {
 	case keyTerm:
 		s.mu.Lock()
-		same := s.rec.term == val && val != 0
+		same := s.rec.term == val
 		s.mu.Unlock()
 		if same {
-			return nil // raft sets it anew at each start
+			return nil // raft sets it anew at each start, from its caller's goroutine
 		}
 		return s.update(func(r *stableRecord) { r.term = val })
 	case keyVoteTerm:
-		return s.update(func(r *stableRecord) { r.voteTerm = val })
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.voteTerm = val
+		return nil
 	}
 	return fmt.Errorf("raft stores %q, which there is no place for", key)
 }
@@ -235,7 +373,9 @@ func (s *stable) GetUint64(key []byte) (n uint64, err error) {
 	case keyTerm:
 		n = s.rec.term
 	case keyVoteTerm:
-		n = s.rec.voteTerm
+		if n = s.voteTerm; n == 0 {
+			n = s.rec.voteTerm
+		}
 	}
 	if n == 0 {
 		return 0, errNotFound
@@ -243,4 +383,16 @@ func (s *stable) GetUint64(key []byte) (n uint64, err error) {
 	return n, nil
 }
 
-func (s *stable) Close() error { return s.f.Close() }
+// Close closes the databases.
+func (s *stable) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var errs []error
+	for i := range s.copies {
+		if c := &s.copies[i]; c.db != nil {
+			errs = append(errs, boltlog.Guard(c.path, c.db.Close))
+			c.db = nil
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -3,9 +3,12 @@ package raftstore
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func openedStable(t testing.TB, dir string) *stable {
@@ -18,8 +21,18 @@ func openedStable(t testing.TB, dir string) *stable {
 	return s
 }
 
+// memDir is in memory where there is such a place: these tests sync a lot.
+func memDir(t testing.TB) string {
+	dir, err := os.MkdirTemp("/dev/shm", "raftstore-test-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
 func TestStable(t *testing.T) {
-	dir := t.TempDir()
+	dir := memDir(t)
 	s := openedStable(t, dir)
 	for _, key := range []string{keyTerm, keyVoteTerm} {
 		if n, err := s.GetUint64([]byte(key)); n != 0 || err == nil || err.Error() != "not found" {
@@ -46,95 +59,222 @@ func TestStable(t *testing.T) {
 		t.Error("opened twice")
 	}
 	_ = s.Close()
-	path := filepath.Join(dir, stableFile)
-	whole, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
+	var whole [2][]byte
+	for i, name := range stableFiles {
+		whole[i] = fileOf(t, dir, name)
 	}
-	if len(whole) != stableCopies*stableSlot {
-		t.Errorf("%d bytes", len(whole))
-	}
-	has := func(what string) {
+	write := func(i int, b []byte) {
 		t.Helper()
-		s, _, err := openStable(dir)
+		if err := os.WriteFile(filepath.Join(dir, stableFiles[i]), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	has := func(what string, damaged bool) {
+		t.Helper()
+		s, repaired, err := openStable(dir)
 		if err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
 		defer func() { _ = s.Close() }()
+		if repaired == nil && damaged {
+			t.Errorf("%s: the damage was not told of", what)
+		}
 		term, _ := s.GetUint64([]byte(keyTerm))
 		vote, _ := s.GetUint64([]byte(keyVoteTerm))
 		cand, _ := s.Get([]byte(keyVoteCand))
 		if term != 7 || vote != 6 || string(cand) != "somebody" {
 			t.Errorf("%s: term %d, vote %d for %q", what, term, vote, cand)
 		}
-		if now, err := os.ReadFile(path); err != nil || len(now) != len(whole) {
-			t.Errorf("%s: not made good: %d bytes, %v", what, len(now), err)
+		_ = s.Close()
+		if s, repaired, err = openStable(dir); err != nil || repaired != nil {
+			t.Fatalf("%s: not made good: %v, %v", what, repaired, err)
+		}
+		for _, name := range stableFiles {
+			if n := len(fileOf(t, dir, name)); n != stableRoom {
+				t.Errorf("%s: %s has %d bytes", what, name, n)
+			}
 		}
 	}
-	has("as it was")
-	for at := range len(whole) {
-		if at%stableSlot > 64 && at%97 != 0 {
-			continue // zeros
+	has("as it was", false)
+	for i := range stableFiles {
+		used := bytes.TrimRight(whole[i], "\x00")
+		for at := 0; at < len(used); at += 97 {
+			bad := bytes.Clone(whole[i])
+			bad[at] ^= 1
+			write(i, bad)
+			has(fmt.Sprintf("byte %d of copy %d flipped", at, i), at < 2*4096 && at%4096 < 80)
 		}
-		bad := bytes.Clone(whole)
-		bad[at] ^= 1
-		if err := os.WriteFile(path, bad, 0o600); err != nil {
+		for _, cut := range []int{0, 100, 4096, 8192, 3*4096 + 50} {
+			write(i, whole[i][:cut])
+			has(fmt.Sprintf("copy %d cut off at %d", i, cut), true)
+		}
+		if err := os.Remove(filepath.Join(dir, stableFiles[i])); err != nil {
 			t.Fatal(err)
 		}
-		has("one byte flipped")
+		has("gone", true)
 	}
-	for _, cut := range []int{stableSlot, stableSlot + 100} {
-		if err := os.WriteFile(path, whole[:cut], 0o600); err != nil {
-			t.Fatal(err)
-		}
-		has("cut off")
-	}
-	// Torn while the first copy was written: the second one is what raft knows.
-	torn := bytes.Clone(whole)
-	newer := (&stableRecord{seq: 99, term: 8}).encode()
-	copy(torn, newer[:30])
-	if err := os.WriteFile(path, torn, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	has("torn")
-	bad := bytes.Clone(whole)
-	bad[20] ^= 1
-	bad[stableSlot+20] ^= 1
-	if err := os.WriteFile(path, bad, 0o600); err != nil {
-		t.Fatal(err)
+	for i := range stableFiles {
+		write(i, spoiled(whole[i]))
 	}
 	if _, _, err := openStable(dir); !errors.As(err, new(*DamageError)) {
 		t.Errorf("both copies damaged: %v", err)
 	}
 }
 
-func FuzzOpenStable(f *testing.F) {
+// spoiled changes every record in the file, old ones included.
+func spoiled(b []byte) []byte {
+	b = bytes.Clone(b)
+	for at := 0; ; at++ {
+		i := bytes.Index(b[at:], []byte(stableMagic))
+		if i < 0 {
+			return b
+		}
+		at += i
+		b[at+20] ^= 1
+	}
+}
+
+func fileOf(t testing.TB, dir, name string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(dir, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// Of two copies the newer one counts: a crash came between their writes.
+func TestStableBehind(t *testing.T) {
+	dir := memDir(t)
+	s := openedStable(t, dir)
+	for term := range uint64(20) {
+		if err := s.SetUint64([]byte(keyTerm), term+1); err != nil {
+			t.Fatal(err)
+		}
+		before := fileOf(t, dir, stableFiles[1])
+		if err := errors.Join(s.SetUint64([]byte(keyVoteTerm), term+1), s.Set([]byte(keyVoteCand), []byte("x"))); err != nil {
+			t.Fatal(err)
+		}
+		_ = s.Close()
+		if err := os.WriteFile(filepath.Join(dir, stableFiles[1]), before, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s = openedStable(t, dir)
+		if n, _ := s.GetUint64([]byte(keyVoteTerm)); n != term+1 {
+			t.Fatalf("the vote of term %d is one of %d", term+1, n)
+		}
+	}
+}
+
+// Half a vote is none: raft says the term first and then the candidate.
+func TestStableHalfVote(t *testing.T) {
+	dir := memDir(t)
+	s := openedStable(t, dir)
+	if err := errors.Join(s.SetUint64([]byte(keyVoteTerm), 3), s.Set([]byte(keyVoteCand), []byte("a")), s.SetUint64([]byte(keyVoteTerm), 4)); err != nil {
+		t.Fatal(err)
+	}
+	_ = s.Close()
+	s = openedStable(t, dir)
+	n, _ := s.GetUint64([]byte(keyVoteTerm))
+	cand, _ := s.Get([]byte(keyVoteCand))
+	if n != 3 || string(cand) != "a" {
+		t.Errorf("after a crash in the middle of a vote: term %d for %q", n, cand)
+	}
+}
+
+// A full disk stops no election: thousands of votes take no more room than the
+// first one.
+func TestStableNeedsNoRoom(t *testing.T) {
+	dir := memDir(t)
+	s := openedStable(t, dir)
+	room := func() (n int64) {
+		for _, name := range stableFiles {
+			var st unix.Stat_t
+			if err := unix.Stat(filepath.Join(dir, name), &st); err != nil {
+				t.Fatal(err)
+			}
+			n += st.Blocks*512 + st.Size
+		}
+		return n
+	}
+	before := room()
+	for i := range uint64(2000) {
+		term := i + 1
+		cand := bytes.Repeat([]byte("x"), int(i%stableCand))
+		if err := errors.Join(s.SetUint64([]byte(keyTerm), term), s.SetUint64([]byte(keyVoteTerm), term), s.Set([]byte(keyVoteCand), cand)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if after := room(); after != before {
+		t.Errorf("it took %d bytes, and takes %d", before, after)
+	}
+}
+
+// A file of version 1, with both of its copies or one, becomes the databases,
+// also when that is interrupted.
+func TestStableVersion1(t *testing.T) {
+	record := func(seq, term uint64) []byte {
+		r := stableRecord{seq: seq, term: term, voteTerm: 6, voteCand: []byte("somebody")}
+		b := append(r.encode(), make([]byte, stableSlotV1)...)[:stableSlotV1]
+		b[8] = 1
+		copy(b[12:16], uint32Bytes(checksum(b[stableHead:])))
+		return b
+	}
+	for name, file := range map[string][]byte{
+		"whole":  append(record(5, 7), record(5, 7)...),
+		"behind": append(record(5, 7), record(4, 6)...),
+		"torn":   append(make([]byte, stableSlotV1), record(5, 7)...),
+	} {
+		for interrupted := range 2 {
+			dir := t.TempDir()
+			path := filepath.Join(dir, stableFileV1)
+			if err := os.WriteFile(path, file, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s := openedStable(t, dir)
+			for range interrupted {
+				_ = s.Close()
+				if err := os.WriteFile(path, file, 0o600); err != nil { // it was not removed
+					t.Fatal(err)
+				}
+				_ = os.Remove(filepath.Join(dir, stableFiles[1]))
+				s = openedStable(t, dir)
+			}
+			term, _ := s.GetUint64([]byte(keyTerm))
+			cand, _ := s.Get([]byte(keyVoteCand))
+			if term != 7 || string(cand) != "somebody" {
+				t.Errorf("%s: term %d, vote for %q", name, term, cand)
+			}
+			if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("%s: the old file is still there: %v", name, err)
+			}
+		}
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, stableFileV1), make([]byte, 2*stableSlotV1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := openStable(dir); !errors.As(err, new(*DamageError)) {
+		t.Errorf("an old file that is damaged: %v", err)
+	}
+}
+
+func FuzzDecodeStable(f *testing.F) {
 	one := (&stableRecord{seq: 3, term: 7, voteTerm: 6, voteCand: []byte("somebody")}).encode()
-	f.Add(append(bytes.Clone(one), one...))
 	f.Add(one)
 	f.Add([]byte(stableMagic))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		dir := t.TempDir()
-		if len(data) >= stableSlot { // else the checksum would hide the rest
+		if len(data) >= stableHead { // else the checksum would hide the rest
 			data = bytes.Clone(data)
-			copy(data[12:16], uint32Bytes(checksum(data[stableHead:stableSlot])))
+			copy(data[12:16], uint32Bytes(checksum(data[stableHead:])))
 		}
-		if err := os.WriteFile(filepath.Join(dir, stableFile), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		s, _, err := openStable(dir)
+		r, err := decodeStable(data)
 		if err != nil {
 			return
 		}
-		was := s.rec
-		_ = s.Close()
-		s, repaired, err := openStable(dir)
-		if err != nil || repaired != nil {
-			t.Fatalf("not made good: %v, %v", err, repaired)
-		}
-		defer func() { _ = s.Close() }()
-		if s.rec.term != was.term || s.rec.voteTerm != was.voteTerm || !bytes.Equal(s.rec.voteCand, was.voteCand) {
-			t.Fatalf("%+v, was %+v", s.rec, was)
+		again, err := decodeStable(r.encode())
+		if err != nil || again.seq != r.seq || again.term != r.term || again.voteTerm != r.voteTerm || !bytes.Equal(again.voteCand, r.voteCand) {
+			t.Fatalf("%+v, was %+v (%v)", again, r, err)
 		}
 	})
 }

@@ -24,14 +24,12 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
-	"github.com/clusterd/clusterd/raftstore/seglog"
 	"github.com/clusterd/clusterd/raftstore/watch"
 	"github.com/clusterd/clusterd/raftstore/wire"
 )
 
 // Names in the data folder.
 const (
-	logDir          = "log" // raft's log, see package seglog
 	keptSnapshots   = 2
 	raftTimeout     = 10 * time.Second // of one raft RPC
 	raftCommitPause = 200 * time.Millisecond
@@ -54,7 +52,7 @@ type Store struct {
 	gate      *gate
 	disk      *disk
 	stable    *stable
-	log       *seglog.Log
+	log       raftLog
 	logs      *logs // raft's own view of log
 	snapshots *snapshots
 	raftPtr   atomic.Pointer[raft.Raft]
@@ -63,7 +61,8 @@ type Store struct {
 
 	leader     *leaderWatch
 	leadership *leadership
-	readyTerm  atomic.Uint64 // the term in which this member leads and is ready; 0: it does not
+	stood      atomic.Pointer[time.Time] // when this member last made itself a candidate
+	readyTerm  atomic.Uint64             // the term in which this member leads and is ready; 0: it does not
 
 	usage         *usage
 	proposals     *proposals
@@ -122,7 +121,7 @@ func Open(cfg Config) (*Store, error) {
 	s.fsm = &fsm{s: s}
 	s.fsm.keyspace.Store(mvcc.New())
 	s.nudge = &nudger{s: s, peers: make(map[raft.ServerID]*nudged)}
-	s.streams = newStreams(&s.cfg, epoch)
+	s.streams = newStreams(&s.cfg, epoch, s.mayStream)
 	s.peers = &peers{
 		ctx: s.ctx, dialTimeout: cfg.ElectionTimeout * 4, byID: make(map[string]*peer),
 		dial: func(ctx context.Context, id string) (net.Conn, error) { return s.streams.dial(ctx, id, streamCall) },
@@ -211,6 +210,7 @@ func (s *Store) openRaft() error {
 		s.start(s.proposeLoop)
 	}
 	s.start(s.attendLeader)
+	s.start(s.attendSilence)
 	if s.hadState {
 		s.start(func() { s.agreeOnLeader("") })
 	}
@@ -335,14 +335,17 @@ func (s *Store) housekeep() {
 const settledAfter = 3
 
 // snapshotDue says whether there is enough log for a snapshot: SnapshotBytes,
-// and as much as the state itself, so that at most half of what goes to disk is
-// snapshots. Members differ by up to a half in what they call enough: all of
-// them at once would be felt by every write.
+// and as much as there was state at the last one, so that at most half of what
+// goes to disk is snapshots. (As much as there is state now would never come
+// together while all that is written is new.) Members differ by up to a half in
+// what they call enough: all of them at once would be felt by every write.
 func (s *Store) snapshotDue() bool {
-	d := s.keyspace().Digest()
-	enough := max(s.cfg.SnapshotBytes, d.Bytes+d.HistoryBytes)
-	enough += enough / 16 * int64(checksum([]byte(s.cfg.ID))%8)
-	return s.fsm.logBytes.Load() >= enough
+	return s.fsm.logBytes.Load() >= enoughLog(s.cfg.SnapshotBytes, s.fsm.snapBytes.Load(), s.cfg.ID)
+}
+
+func enoughLog(least, state int64, id string) int64 {
+	enough := max(least, state)
+	return enough + enough/16*int64(checksum([]byte(id))%8)
 }
 
 // tick puts a CmdTick into the log. One that is lost is made up for by the

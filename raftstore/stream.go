@@ -53,10 +53,12 @@ func epochOf(b []byte) Epoch {
 // closing it unblocks whoever reads from one. It is raft's StreamLayer: to raft
 // an address is a member's ID.
 type streams struct {
-	cfg      *Config
-	epoch    Epoch
-	raftIn   chan net.Conn
-	callIn   func(net.Conn) // serves one accepted stream of calls until it ends
+	cfg    *Config
+	epoch  Epoch
+	raftIn chan net.Conn
+	callIn func(net.Conn) // serves one accepted stream of calls until it ends
+	// may says why the peer with that id may not use a stream of that kind.
+	may      func(kind byte, id string) error
 	ctx      context.Context
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
@@ -67,8 +69,8 @@ type streams struct {
 
 var _ raft.StreamLayer = (*streams)(nil)
 
-func newStreams(cfg *Config, epoch Epoch) *streams {
-	s := &streams{cfg: cfg, epoch: epoch, raftIn: make(chan net.Conn), conns: make(map[*trackedConn]struct{})}
+func newStreams(cfg *Config, epoch Epoch, may func(kind byte, id string) error) *streams {
+	s := &streams{cfg: cfg, epoch: epoch, may: may, raftIn: make(chan net.Conn), conns: make(map[*trackedConn]struct{})}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
 }
@@ -120,6 +122,12 @@ func (s *streams) accepted(conn *trackedConn) {
 		_ = conn.Close()
 		return
 	}
+	bound, err := s.bind(conn, pre[0])
+	if err != nil {
+		s.cfg.Logger.Warn("refused a member's stream", "err", err)
+		_ = conn.Close()
+		return
+	}
 	answer := []byte{greetingTaken}
 	theirs := epochOf(pre[2:])
 	if theirs != s.epoch {
@@ -134,15 +142,28 @@ func (s *streams) accepted(conn *trackedConn) {
 	switch {
 	case pre[0] == streamRaft:
 		select {
-		case s.raftIn <- conn:
+		case s.raftIn <- bound:
 		case <-s.ctx.Done():
 		}
 	case pre[0] == streamCall:
-		s.callIn(conn)
+		s.callIn(bound)
 		_ = conn.Close()
 	default:
 		_ = conn.Close()
 	}
+}
+
+// bind ties an accepted stream to what its peer may do.
+func (s *streams) bind(conn *trackedConn, kind byte) (net.Conn, error) {
+	if s.cfg.PeerID == nil {
+		return conn, nil
+	}
+	id := s.cfg.PeerID(conn.Conn)
+	may := func() error { return s.may(kind, id) }
+	if err := may(); err != nil {
+		return nil, err
+	}
+	return boundConn{conn, id, may}, nil
 }
 
 // dial opens a stream of the given kind to a member.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -32,6 +33,14 @@ var faults = []struct {
 		return apierrors.NewTimeoutError(fmt.Sprintf("it is not known whether the change was stored (%v); read the object before trying again", err), 0)
 	}},
 	{raftstore.ErrNoLeader, func(err error) error {
+		var lasting *raftstore.NoLeaderError
+		if errors.As(err, &lasting) {
+			// Without a Retry-After: clients would repeat the request ten times
+			// in silence before they say why.
+			return unavailable(fmt.Sprintf("the cluster has had no leader for %s, nothing was changed: %d of its %d voters are needed. "+
+				"Start clusterd on the others (`clusterctl members` shows which are alive). If they are lost for ever: `clusterctl recover`",
+				lasting.For.Round(time.Second), lasting.Needed(), lasting.Voters), 0)
+		}
 		return unavailable(fmt.Sprintf("the cluster has no leader at the moment, nothing was changed: %v", err), retryAfterSeconds)
 	}},
 	{raftstore.ErrTooLarge, func(err error) error {

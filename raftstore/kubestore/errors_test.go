@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,6 +30,7 @@ func TestExplain(t *testing.T) {
 		message string
 	}{
 		{"no leader", raftstore.ErrNoLeader, 503, metav1.StatusReasonServiceUnavailable, 1, "nothing was changed"},
+		{"no leader for long", &raftstore.NoLeaderError{For: 35 * time.Second, Voters: 3}, 503, metav1.StatusReasonServiceUnavailable, 0, "no leader for 35s, nothing was changed: 2 of its 3 voters are needed. Start clusterd"},
 		{"unknown outcome", raftstore.ErrUnknownOutcome, 504, metav1.StatusReasonTimeout, 0, "not known whether the change was stored"},
 		{"unknown outcome for want of a leader", fmt.Errorf("%w: %w", raftstore.ErrNoLeader, raftstore.ErrUnknownOutcome), 504, metav1.StatusReasonTimeout, 0, "not known"},
 		{"too large", raftstore.ErrTooLarge, 413, metav1.StatusReasonRequestEntityTooLarge, 0, "too large"},

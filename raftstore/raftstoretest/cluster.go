@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
+	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -25,6 +28,19 @@ type Cluster struct {
 	mu     sync.Mutex
 	stores map[string]*raftstore.Store // those running
 	ids    []string
+}
+
+// EngineEnv names the engine of all members' logs; without it they differ.
+const EngineEnv = "RAFTSTORE_TEST_LOG"
+
+// LogEngine is what keeps a member's log in a test: every second member's
+// another one, so that each test runs over all of them, unless EngineEnv says
+// which.
+func LogEngine(id string) raftstore.LogEngine {
+	if e := os.Getenv(EngineEnv); e != "" {
+		return raftstore.LogEngine(e)
+	}
+	return raftstore.LogEngines[int(id[len(id)-1])%len(raftstore.LogEngines)]
 }
 
 // New starts n members and waits until all are voters and know a leader. At
@@ -78,7 +94,7 @@ func (c *Cluster) TryStart(id string) (*raftstore.Store, error) {
 		c.t.Fatal(err)
 	}
 	cfg := raftstore.Config{
-		ID: id, Dir: c.Dir(id), Listener: l, Dial: c.net.dialer(id),
+		ID: id, Dir: c.Dir(id), Listener: l, Dial: c.net.dialer(id), PeerID: c.net.peerID, Known: c.known, LogEngine: LogEngine(id),
 		Logger: slog.New(slog.NewTextHandler(testWriter{c.t}, &slog.HandlerOptions{Level: slog.LevelInfo})).With("node", id),
 	}
 	if c.Config != nil {
@@ -177,6 +193,19 @@ func (c *Cluster) Rejoin(id string) { c.each(id, false) }
 
 // Sever cuts (or heals) the link between two members, both ways.
 func (c *Cluster) Sever(a, b string, cut bool) { c.net.sever(a, b, cut) }
+
+// known is every member's Config.Known.
+func (c *Cluster) known(id string) bool { return slices.Contains(c.ids, id) || id == Lost }
+
+// Lost is the id of one that every member knows, though it is not in the
+// configuration.
+const Lost = "lost"
+
+// DialAs opens a connection to a member as somebody with that id, who need not
+// be a member: what he says is his own affair.
+func (c *Cluster) DialAs(ctx context.Context, from, to string) (net.Conn, error) {
+	return c.net.dialer(from)(ctx, to)
+}
 
 // Mute makes what a member sends vanish; what is sent to it arrives.
 func (c *Cluster) Mute(id string, on bool) {

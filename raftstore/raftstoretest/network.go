@@ -19,10 +19,11 @@ type network struct {
 	cut   map[[2]string]bool     // from, to
 	lost  map[[2]string]bool     // from, to: what is sent that way vanishes
 	conns map[net.Conn][2]string // open, dialed
+	peers map[string]string      // who dialed from that local address
 }
 
 func newNetwork() *network {
-	return &network{addr: map[string]string{}, cut: map[[2]string]bool{}, lost: map[[2]string]bool{}, conns: map[net.Conn][2]string{}}
+	return &network{addr: map[string]string{}, cut: map[[2]string]bool{}, lost: map[[2]string]bool{}, conns: map[net.Conn][2]string{}, peers: map[string]string{}}
 }
 
 func (n *network) listen(id string) (net.Listener, error) {
@@ -77,8 +78,17 @@ func (n *network) dialer(from string) func(context.Context, string) (net.Conn, e
 		}
 		lc := &link{Conn: c, n: n, from: from, to: to}
 		n.conns[lc] = [2]string{from, to}
+		n.peers[c.LocalAddr().String()] = from
 		return lc, nil
 	}
+}
+
+// peerID is every member's Config.PeerID. A stream's first bytes are sent after
+// its dialer was noted.
+func (n *network) peerID(c net.Conn) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.peers[c.RemoteAddr().String()]
 }
 
 // sever closes what is open between two members and refuses new streams.

@@ -5,11 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"sort"
-
-	"golang.org/x/sys/unix"
 )
 
 // Files of a log folder. Segments are named by their first entry, in
@@ -19,22 +15,20 @@ const (
 	spareName   = "%d.spare"
 )
 
-func (l *Log) file(name string) string { return filepath.Join(l.dir, name) }
-
 // inventory returns the names of the segments in order, and notes the spares.
 func (l *Log) inventory() (names []string, err error) {
-	dir, err := os.ReadDir(l.dir)
+	all, err := l.files.list()
 	if err != nil {
 		return nil, err
 	}
-	for _, e := range dir {
+	for _, name := range all {
 		var first uint64
 		var n int
 		switch {
-		case matches(e.Name(), segmentName, &first):
-			names = append(names, e.Name())
-		case matches(e.Name(), spareName, &n):
-			l.spares = append(l.spares, e.Name())
+		case matches(name, segmentName, &first):
+			names = append(names, name)
+		case matches(name, spareName, &n):
+			l.spares = append(l.spares, name)
 			l.made = max(l.made, n+1)
 		}
 	}
@@ -59,86 +53,62 @@ func (l *Log) begin(first uint64) (_ *segment, err error) {
 	if _, err := rand.Read(salt[:]); err != nil {
 		return nil, err
 	}
-	s := &segment{first: first, salt: binary.LittleEndian.Uint32(salt[:]), end: segmentHeader, step: l.opts.step()}
-	if s.f, err = l.takeSpare(); err != nil {
+	header := appendHeader(nil, first, binary.LittleEndian.Uint32(salt[:]))
+	s := &segment{dir: l.dir, first: first, origin: headerSum(header), end: segmentHeader, step: l.opts.step()}
+	if _, s.life, err = parseHeader(header); err != nil {
+		return nil, err
+	}
+	if s.f, s.name, err = l.takeSpare(); err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, s.f.Close(), os.Remove(s.f.Name()))
+			err = errors.Join(err, s.f.Close(), l.files.remove(s.name))
 		}
 	}()
-	info, err := s.f.Stat()
-	if err != nil {
+	if s.room, err = s.f.size(); err != nil {
 		return nil, err
 	}
-	s.room = info.Size()
-	if _, err := s.f.WriteAt(appendHeader(nil, first, s.salt), 0); err != nil {
+	if _, err := s.f.WriteAt(header, 0); err != nil {
 		return nil, err
 	}
 	s.room = max(s.room, segmentHeader)
-	if err := s.f.Sync(); err != nil {
+	if err := s.f.sync(); err != nil {
 		return nil, err
 	}
-	if err := s.rename(l.file(fmt.Sprintf(segmentName, first))); err != nil {
+	name := fmt.Sprintf(segmentName, first)
+	if err := l.files.rename(s.name, name); err != nil {
 		return nil, err
 	}
-	return s, syncDir(l.dir)
-}
-
-// rename gives the file another name; the file is opened anew so that it knows
-// it.
-func (s *segment) rename(path string) error {
-	if err := os.Rename(s.f.Name(), path); err != nil {
-		return err
-	}
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	err = s.f.Close()
-	s.f = f
-	return err
+	s.name = name
+	return s, l.files.sync()
 }
 
 // takeSpare opens a spare file, or makes one.
-func (l *Log) takeSpare() (*os.File, error) {
+func (l *Log) takeSpare() (f file, name string, err error) {
 	if n := len(l.spares); n > 0 {
-		name := l.spares[n-1]
+		name = l.spares[n-1]
 		l.spares = l.spares[:n-1]
-		return os.OpenFile(l.file(name), os.O_RDWR, 0)
+		f, err = l.files.open(name)
+		return f, name, err
 	}
+	name = fmt.Sprintf(spareName, l.made)
 	l.made++
-	return os.OpenFile(l.file(fmt.Sprintf(spareName, l.made-1)), os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	f, err = l.files.create(name)
+	return f, name, err
 }
 
 // discard closes a segment and makes it a spare, or removes it. The folder is
 // synced by the caller.
 func (l *Log) discard(s *segment) error {
 	if len(l.spares) >= l.opts.MaxSpares || s.room > 2*l.opts.SegmentBytes {
-		return errors.Join(os.Remove(s.path()), s.close())
+		return errors.Join(l.files.remove(s.name), s.close())
 	}
 	name := fmt.Sprintf(spareName, l.made)
-	if err := os.Rename(s.path(), l.file(name)); err != nil {
+	if err := l.files.rename(s.name, name); err != nil {
 		return err
 	}
 	l.made++
 	l.spares = append(l.spares, name)
 	return s.close()
-}
-
-func fdatasync(f *os.File) error {
-	for {
-		if err := unix.Fdatasync(int(f.Fd())); err != unix.EINTR {
-			return err
-		}
-	}
-}
-
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"sort"
 	"sync"
 
@@ -34,8 +33,9 @@ func (o *Options) step() int64 { return min(o.SegmentBytes, maxStep) }
 // Log is a raft.LogStore. Its entries are contiguous; an empty one may begin
 // anywhere. All methods may be called concurrently.
 type Log struct {
-	dir  string
-	opts Options
+	dir   string
+	files folder
+	opts  Options
 
 	// write is held by whoever changes the files. mu guards what follows and
 	// is held for changing it only, so that entries can be read while others
@@ -79,12 +79,21 @@ func (e *CorruptError) Error() string {
 // Open opens the log in dir, made if need be, and checks every entry. One Log
 // at a time may use a folder; its caller sees to that.
 //
-// The end of an append that a crash left unfinished is cut off; damage to what had been
+// What is in the log when it returns is on disk, whoever wrote it. The end of
+// an append that a crash left unfinished is cut off; damage to what had been
 // synced gives a *CorruptError.
 //
 // The two cannot always be told apart: when the damage is in the very last
 // append, and neither Mark nor Close came after it, it looks unfinished.
 func Open(dir string, opts Options) (*Log, error) {
+	files, err := makeFolder(dir)
+	if err != nil {
+		return nil, err
+	}
+	return openIn(files, dir, opts)
+}
+
+func openIn(files folder, dir string, opts Options) (*Log, error) {
 	if opts.SegmentBytes == 0 {
 		opts.SegmentBytes = 16 << 20
 	}
@@ -94,10 +103,7 @@ func Open(dir string, opts Options) (*Log, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	l := &Log{dir: dir, opts: opts}
+	l := &Log{dir: dir, files: files, opts: opts}
 	if err := l.load(); err != nil {
 		return nil, errors.Join(err, l.closeFiles())
 	}
@@ -109,9 +115,13 @@ func (l *Log) load() error {
 	if err != nil {
 		return err
 	}
+	// The process before may have ended between a change of names and its sync.
+	if err := l.files.sync(); err != nil {
+		return err
+	}
 	var buf []byte
 	for i, name := range names {
-		seg, err := openSegment(l.file(name), i == len(names)-1, &buf, &l.opts)
+		seg, err := l.openSegment(name, i == len(names)-1, &buf)
 		if err != nil {
 			return err
 		}
@@ -209,10 +219,12 @@ func (l *Log) StoreLogs(logs []*raft.Log) error {
 		return fmt.Errorf("begin a log segment: %w", err)
 	}
 	l.buf = l.buf[:0]
-	starts := make([]int64, len(logs))
+	starts, sums := make([]int64, len(logs)), make([]uint32, len(logs))
+	link := seg.link()
 	for i, e := range logs {
 		starts[i] = seg.end + int64(len(l.buf))
-		l.buf = appendRecord(l.buf, seg.salt, seg.end, e)
+		l.buf, link = appendRecord(l.buf, seg.life.salt, link, seg.end, e)
+		sums[i] = link
 	}
 	if err := seg.append(l.buf); err != nil {
 		return fmt.Errorf("append to log segment %s: %w", seg.path(), err)
@@ -224,7 +236,7 @@ func (l *Log) StoreLogs(logs []*raft.Log) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	seg.end += size
-	seg.starts = append(seg.starts, starts...)
+	seg.starts, seg.sums = append(seg.starts, starts...), append(seg.sums, sums...)
 	if l.first == 0 {
 		l.first = next
 	}
@@ -247,7 +259,11 @@ func (l *Log) segmentFor(next uint64, size int64) (*segment, error) {
 			if err := l.dropAll(); err != nil {
 				return nil, err
 			}
-		case len(seg.starts) == 0 || seg.end+size <= l.opts.SegmentBytes:
+		case !seg.current() && len(seg.starts) == 0:
+			if err := l.dropLast(); err != nil {
+				return nil, err
+			}
+		case seg.current() && (len(seg.starts) == 0 || seg.end+size <= l.opts.SegmentBytes):
 			return seg, nil
 		case seg.torn:
 			// What follows a segment has to find it clean.
@@ -301,7 +317,19 @@ func (l *Log) dropAll() error {
 		l.segments = l.segments[:n-1]
 	}
 	l.setBounds()
-	return syncDir(l.dir)
+	return l.files.sync()
+}
+
+// dropLast drops the last segment, which is empty. write is held.
+func (l *Log) dropLast() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := len(l.segments) - 1
+	if err := l.discard(l.segments[n]); err != nil {
+		return err
+	}
+	l.segments = l.segments[:n]
+	return nil
 }
 
 // dropFrom cuts the log off before entry index. write is held.
@@ -315,7 +343,7 @@ func (l *Log) dropFrom(index uint64) error {
 		}
 		l.segments = l.segments[:n-1]
 	}
-	if err := syncDir(l.dir); err != nil {
+	if err := l.files.sync(); err != nil {
 		return err
 	}
 	return l.segments[len(l.segments)-1].cut(index)
@@ -336,7 +364,7 @@ func (l *Log) dropThrough(index uint64) error {
 		}
 		l.segments = l.segments[1:]
 	}
-	return syncDir(l.dir)
+	return l.files.sync()
 }
 
 // Mark notes after the last entry that all before it has been synced, so that
@@ -367,8 +395,11 @@ func (l *Log) Size() int64 {
 		n += s.room
 	}
 	for _, name := range l.spares {
-		if info, err := os.Stat(l.file(name)); err == nil {
-			n += info.Size()
+		if f, err := l.files.open(name); err == nil {
+			if size, err := f.size(); err == nil {
+				n += size
+			}
+			_ = f.Close()
 		}
 	}
 	return n

@@ -3,6 +3,7 @@ package seglog
 import (
 	"bytes"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -13,7 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/hashicorp/raft"
-	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
+
+	"github.com/clusterd/clusterd/raftstore/logtest"
 )
 
 // small makes segments that a test fills quickly.
@@ -40,173 +42,16 @@ func open(t testing.TB, dir string, opts Options) *Log {
 	return l
 }
 
-func entry(index, term uint64, size int) *raft.Log {
-	data := make([]byte, size)
-	for i := range data {
-		data[i] = byte(index) + byte(term)*3 + byte(i)
-	}
-	return &raft.Log{Index: index, Term: term, Type: raft.LogCommand, Data: data, AppendedAt: time.Unix(1700000000, int64(index))}
-}
+// These are logtest's, for which tests of files need names that are short.
+var (
+	entry    = logtest.Entry
+	entries  = logtest.Entries
+	contents = logtest.Contents
+	store    = logtest.Store
+)
 
-func entries(from, to, term uint64, size int) (es []*raft.Log) {
-	for i := from; i <= to; i++ {
-		es = append(es, entry(i, term, size))
-	}
-	return es
-}
-
-// contents is all that a store holds.
-func contents(t testing.TB, s raft.LogStore) (es []*raft.Log) {
-	t.Helper()
-	first := firstOf(t, s)
-	last, err := s.LastIndex()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if first == 0 {
-		return nil
-	}
-	for i := first; i <= last; i++ {
-		e := &raft.Log{}
-		if err := s.GetLog(i, e); err != nil {
-			t.Fatalf("entry %d of %d to %d: %v", i, first, last, err)
-		}
-		es = append(es, e)
-	}
-	return es
-}
-
-func firstOf(t testing.TB, s raft.LogStore) uint64 {
-	t.Helper()
-	first, err := s.FirstIndex()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return first
-}
-
-func store(t testing.TB, s raft.LogStore, es ...*raft.Log) {
-	t.Helper()
-	if err := s.StoreLogs(es); err != nil {
-		t.Fatal(err)
-	}
-}
-
-type closer interface {
-	raft.LogStore
-	Close() error
-}
-
-// stores are the log stores that one suite proves.
-var stores = map[string]func(testing.TB, string) closer{
-	"segments": func(t testing.TB, dir string) closer { return open(t, dir, small) },
-	"bolt": func(t testing.TB, dir string) closer {
-		s, err := raftboltdb.NewBoltStore(filepath.Join(dir, "raft.db"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = s.Close() })
-		return s
-	},
-}
-
-// TestAgainstModel does to a store what raft does, at random, and compares it
-// with a slice after every step.
-func TestAgainstModel(t *testing.T) {
-	for name, openStore := range stores {
-		t.Run(name, func(t *testing.T) {
-			steps := 120
-			if name == "bolt" {
-				steps = 40 // it is the slower one
-			}
-			rng := rand.New(rand.NewPCG(1, 2))
-			dir := tempDir(t)
-			s := openStore(t, dir)
-			var model []*raft.Log
-			next, term := uint64(1), uint64(1)
-			for step := range steps {
-				op := rng.IntN(10)
-				switch {
-				case op < 6:
-					es := entries(next, next+uint64(rng.IntN(8)), term, rng.IntN(700))
-					if rng.IntN(3) == 0 {
-						es[0].Extensions = []byte("ext")
-						es[0].AppendedAt = time.Time{}
-						es[0].Type = raft.LogConfiguration
-					}
-					store(t, s, es...)
-					model = append(model, es...)
-					next += uint64(len(es))
-				case op == 6 && len(model) > 1: // a conflict with a new leader
-					at := 1 + rng.IntN(len(model)-1)
-					if err := s.DeleteRange(model[at].Index, next-1); err != nil {
-						t.Fatal(err)
-					}
-					next, term = model[at].Index, term+1
-					model = model[:at]
-				case op == 7 && len(model) > 1: // a snapshot was taken
-					at := rng.IntN(len(model) - 1)
-					if err := s.DeleteRange(firstOf(t, s), model[at].Index); err != nil {
-						t.Fatal(err)
-					}
-					model = model[at+1:]
-				case op == 8 && len(model) > 0 && rng.IntN(3) == 0: // a snapshot was installed
-					if err := s.DeleteRange(firstOf(t, s), next-1); err != nil {
-						t.Fatal(err)
-					}
-					model, next = nil, next+uint64(rng.IntN(1000))
-				case op == 9:
-					if err := s.Close(); err != nil {
-						t.Fatal(err)
-					}
-					s = openStore(t, dir)
-				}
-				got := contents(t, s)
-				if len(got) > len(model) {
-					got = got[len(got)-len(model):] // after a restart it may begin earlier
-				}
-				if len(got) == 0 {
-					got = nil
-				}
-				if diff := cmp.Diff(model, got); diff != "" {
-					t.Fatalf("step %d, operation %d (-want +got):\n%s", step, op, diff)
-				}
-			}
-		})
-	}
-}
-
-func TestGapBeginsAnew(t *testing.T) {
-	dir := tempDir(t)
-	l := open(t, dir, small)
-	store(t, l, entries(1, 10, 1, 10)...)
-	store(t, l, entries(500, 501, 2, 10)...)
-	if diff := cmp.Diff(entries(500, 501, 2, 10), contents(t, l)); diff != "" {
-		t.Fatal(diff)
-	}
-	if err := l.StoreLog(entry(501, 3, 10)); err == nil {
-		t.Fatal("an entry was stored twice")
-	}
-	if err := l.StoreLogs([]*raft.Log{entry(502, 2, 1), entry(504, 2, 1)}); err == nil {
-		t.Fatal("a gap inside an append was stored")
-	}
-	if err := l.DeleteRange(1, 1000); err != nil {
-		t.Fatal(err)
-	}
-	if got := contents(t, l); got != nil {
-		t.Fatalf("after deleting everything: %v", got)
-	}
-}
-
-func TestMiddleCannotBeDeleted(t *testing.T) {
-	l := open(t, tempDir(t), small)
-	store(t, l, entries(1, 10, 1, 10)...)
-	if err := l.DeleteRange(3, 5); err == nil {
-		t.Fatal("a hole was made")
-	}
-	if got := contents(t, l); len(got) != 10 {
-		t.Fatalf("%d entries are left", len(got))
-	}
+func TestSuite(t *testing.T) {
+	logtest.Suite(t, func(t testing.TB, dir string) logtest.Log { return open(t, dir, small) }, tempDir, 120)
 }
 
 func TestEntryLargerThanSegment(t *testing.T) {
@@ -452,14 +297,16 @@ func TestFailedAppend(t *testing.T) {
 	whole := seg.f
 	// Its bytes reach the file, the sync does not: a file opened for reading
 	// refuses to be written.
-	if _, err := whole.WriteAt(appendRecord(appendRecord(nil, seg.salt, seg.end, entry(4, 1, 100)), seg.salt, seg.end, entry(5, 1, 100)), seg.end); err != nil {
+	left, sum := appendRecord(nil, seg.life.salt, seg.link(), seg.end, entry(4, 1, 100))
+	left, _ = appendRecord(left, seg.life.salt, sum, seg.end, entry(5, 1, 100))
+	if _, err := whole.WriteAt(left, seg.end); err != nil {
 		t.Fatal(err)
 	}
 	readOnly, err := os.Open(seg.path())
 	if err != nil {
 		t.Fatal(err)
 	}
-	seg.f = readOnly
+	seg.f = osFile{readOnly}
 	if err := l.StoreLogs(entries(4, 5, 1, 100)); err == nil {
 		t.Fatal("the append did not fail")
 	}
@@ -479,90 +326,94 @@ func TestFailedAppend(t *testing.T) {
 	}
 }
 
-// TestReadersAndWriter is for the race detector: raft reads the log from a
-// goroutine for each follower while it appends and trims.
-func TestReadersAndWriter(t *testing.T) {
-	l := open(t, tempDir(t), small)
-	store(t, l, entry(1, 1, 100))
-	done := make(chan error, 3)
-	stop := make(chan struct{})
-	for range cap(done) {
-		go func() {
-			for {
-				select {
-				case <-stop:
-					done <- nil
-					return
-				default:
-				}
-				last, err := l.LastIndex()
-				var e raft.Log
-				if err == nil {
-					err = l.GetLog(last, &e)
-				}
-				if err == nil && e.Index != last {
-					err = fmt.Errorf("entry %d was read as %d", last, e.Index)
-				}
-				if err != nil && !errors.Is(err, raft.ErrLogNotFound) {
-					done <- err
-					return
-				}
-			}
-		}()
-	}
-	for i := uint64(2); i < 250; i++ {
-		store(t, l, entry(i, 1, 300))
-		if i%50 == 0 {
-			if err := l.DeleteRange(1, i-30); err != nil {
-				t.Error(err)
-			}
+// TestGolden holds the bytes of each version. The newest is what is written,
+// the older ones are read, and never written to.
+func TestGolden(t *testing.T) {
+	header := appendHeader(nil, 7, 0x01020304)
+	e := &raft.Log{Index: 7, Term: 3, Type: raft.LogCommand, Data: []byte("data"), Extensions: []byte("x"), AppendedAt: time.Unix(0, 5)}
+	b, sum := appendRecord(header, 0x01020304, headerSum(header), segmentHeader, e)
+	b = appendMark(b, 0x01020304, sum, int64(len(b)), 8)
+	if path := filepath.Join("testdata", "segment-v2"); *update {
+		if err := os.WriteFile(path, b, 0o644); err != nil {
+			t.Fatal(err)
 		}
+	} else if want := golden(t, path); !bytes.Equal(b, want) {
+		t.Errorf("%s differs from what is written now: %x", path, b)
 	}
-	close(stop)
-	for range cap(done) {
-		if err := <-done; err != nil {
-			t.Error(err)
+	for version := 1; version <= segmentVersion; version++ {
+		want := golden(t, filepath.Join("testdata", fmt.Sprintf("segment-v%d", version)))
+		dir := tempDir(t)
+		path := filepath.Join(dir, fmt.Sprintf(segmentName, 7))
+		if err := os.WriteFile(path, want, 0o600); err != nil {
+			t.Fatal(err)
 		}
-	}
-	if err := l.Close(); err != nil {
-		t.Error(err)
-	}
-	if err := l.StoreLog(entry(600, 1, 1)); !errors.Is(err, ErrClosed) {
-		t.Errorf("append to a closed log: %v", err)
+		l := open(t, dir, small)
+		if diff := cmp.Diff([]*raft.Log{e}, contents(t, l)); diff != "" {
+			t.Error(diff)
+		}
+		if version == segmentVersion {
+			continue
+		}
+		store(t, l, entry(8, 3, 10))
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(golden(t, path), want) {
+			t.Errorf("a segment of version %d was written to", version)
+		}
+		l = open(t, dir, small)
+		if diff := cmp.Diff([]*raft.Log{e, entry(8, 3, 10)}, contents(t, l)); diff != "" {
+			t.Error(diff)
+		}
+		// An old segment that is emptied makes room for a new one of its name.
+		if err := l.DeleteRange(7, 8); err != nil {
+			t.Fatal(err)
+		}
+		store(t, l, entry(7, 4, 10))
+		crash(l)
+		if diff := cmp.Diff([]*raft.Log{entry(7, 4, 10)}, contents(t, open(t, dir, small))); diff != "" {
+			t.Error(diff)
+		}
 	}
 }
 
-// TestGolden holds the bytes of version 1.
-func TestGolden(t *testing.T) {
-	b := appendHeader(nil, 7, 0x01020304)
-	e := &raft.Log{Index: 7, Term: 3, Type: raft.LogCommand, Data: []byte("data"), Extensions: []byte("x"), AppendedAt: time.Unix(0, 5)}
-	b = appendRecord(b, 0x01020304, segmentHeader, e)
-	b = appendMark(b, 0x01020304, int64(len(b)), 8)
-	path := filepath.Join("testdata", "segment-v1")
-	want, err := os.ReadFile(path)
+// TestOldSegmentEmptied: a segment of an older version whose entries were all
+// cut off by a conflict.
+func TestOldSegmentEmptied(t *testing.T) {
+	dir := tempDir(t)
+	v1 := golden(t, filepath.Join("testdata", "segment-v1"))
+	if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf(segmentName, 7)), v1[:segmentHeader], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l := open(t, dir, small)
+	store(t, l, entry(7, 4, 10))
+	crash(l)
+	if diff := cmp.Diff([]*raft.Log{entry(7, 4, 10)}, contents(t, open(t, dir, small))); diff != "" {
+		t.Error(diff)
+	}
+}
+
+var update = flag.Bool("update", false, "rewrite the newest golden file")
+
+func golden(t testing.TB, path string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Equal(b, want) {
-		t.Errorf("%s differs from what is written now: %x", path, b)
-	}
-	dir := tempDir(t)
-	if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf(segmentName, 7)), want, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]*raft.Log{e}, contents(t, open(t, dir, small))); diff != "" {
-		t.Error(diff)
-	}
+	return b
 }
 
 // FuzzOpen: whatever a file holds, opening it ends in an error or in a log that
 // can be read and continued.
 func FuzzOpen(f *testing.F) {
 	b := appendHeader(nil, 1, 9)
+	sum := headerSum(b)
 	for _, e := range entries(1, 3, 1, 20) {
-		b = appendRecord(b, 9, segmentHeader, e)
+		b, sum = appendRecord(b, 9, sum, segmentHeader, e)
 	}
 	f.Add(b)
+	f.Add(golden(f, filepath.Join("testdata", "segment-v1")))
 	f.Add(append(b, make([]byte, 100)...))
 	f.Add(b[:len(b)-3])
 	f.Add([]byte{})
@@ -599,27 +450,5 @@ func FuzzOpen(f *testing.F) {
 }
 
 func BenchmarkStoreLog(b *testing.B) {
-	for _, size := range []int{1 << 10, 64 << 10} {
-		for _, name := range []string{"segments", "bolt"} {
-			b.Run(fmt.Sprintf("%s/%d", name, size), func(b *testing.B) {
-				var s raft.LogStore
-				if name == "bolt" {
-					s = stores[name](b, b.TempDir())
-				} else {
-					s = open(b, b.TempDir(), Options{})
-				}
-				e := entry(1, 1, size)
-				b.SetBytes(int64(size))
-				for b.Loop() {
-					store(b, s, e)
-					if e.Index%4096 == 0 {
-						if err := s.DeleteRange(1, e.Index-1024); err != nil {
-							b.Fatal(err)
-						}
-					}
-					e.Index++
-				}
-			})
-		}
-	}
+	logtest.Benchmark(b, open(b, b.TempDir(), Options{}))
 }

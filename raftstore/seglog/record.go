@@ -13,11 +13,12 @@ import (
 // The bytes of a segment file are described in ../formats.md.
 const (
 	segmentMagic   = "CLDRLOG\n"
-	segmentVersion = 1
+	segmentVersion = 2
 	segmentHeader  = 32
 
-	recordHeader = 48
-	align        = 8 // of a record's offset and length
+	recordHeader   = 56
+	recordHeaderV1 = 48 // without the link to the record before
+	align          = 8  // of a record's offset and length
 
 	kindEntry = 1
 	kindMark  = 2
@@ -35,10 +36,25 @@ type record struct {
 	synced     int64 // where the append began: all before it had been synced
 	index      uint64
 	term       uint64
-	appendedAt int64 // unix nanoseconds; 0: unknown
+	appendedAt int64  // unix nanoseconds; 0: unknown
+	prev       uint32 // checksum of the record before; of the first one: of the segment's header
+	sum        uint32 // its own
 	extensions []byte
 	data       []byte
 	size       int64
+}
+
+// life tells the records of one life of a segment file from all others.
+type life struct {
+	salt    uint32
+	version uint32
+}
+
+func (v life) header() int64 {
+	if v.version == 1 {
+		return recordHeaderV1
+	}
+	return recordHeader
 }
 
 func recordSize(e *raft.Log) int64 {
@@ -47,25 +63,27 @@ func recordSize(e *raft.Log) int64 {
 
 func padded(n int64) int64 { return (n + align - 1) &^ (align - 1) }
 
-// appendRecord appends the record of e to dst.
-func appendRecord(dst []byte, salt uint32, synced int64, e *raft.Log) []byte {
+// appendRecord appends the record of e to dst, behind one with the checksum
+// prev. It returns its own.
+func appendRecord(dst []byte, salt, prev uint32, synced int64, e *raft.Log) ([]byte, uint32) {
 	var at int64
 	if !e.AppendedAt.IsZero() {
 		at = e.AppendedAt.UnixNano()
 	}
 	return appendRaw(dst, salt, &record{
-		kind: kindEntry, logType: e.Type, synced: synced, index: e.Index, term: e.Term, appendedAt: at,
+		kind: kindEntry, logType: e.Type, synced: synced, index: e.Index, term: e.Term, appendedAt: at, prev: prev,
 		extensions: e.Extensions, data: e.Data,
 	})
 }
 
 // appendMark appends a record that holds no entry; next is the index of the one
 // that would follow.
-func appendMark(dst []byte, salt uint32, synced int64, next uint64) []byte {
-	return appendRaw(dst, salt, &record{kind: kindMark, synced: synced, index: next})
+func appendMark(dst []byte, salt, prev uint32, synced int64, next uint64) []byte {
+	dst, _ = appendRaw(dst, salt, &record{kind: kindMark, synced: synced, index: next, prev: prev})
+	return dst
 }
 
-func appendRaw(dst []byte, salt uint32, r *record) []byte {
+func appendRaw(dst []byte, salt uint32, r *record) ([]byte, uint32) {
 	start := len(dst)
 	le := binary.LittleEndian
 	dst = le.AppendUint32(dst, salt)
@@ -76,13 +94,16 @@ func appendRaw(dst []byte, salt uint32, r *record) []byte {
 	dst = le.AppendUint64(dst, r.index)
 	dst = le.AppendUint64(dst, r.term)
 	dst = le.AppendUint64(dst, uint64(r.appendedAt))
+	dst = le.AppendUint32(dst, r.prev)
+	dst = le.AppendUint32(dst, 0)
 	dst = append(dst, r.extensions...)
 	dst = append(dst, r.data...)
 	for (len(dst)-start)%align != 0 {
 		dst = append(dst, 0)
 	}
-	le.PutUint32(dst[start+8:], recordSum(dst[start:]))
-	return dst
+	sum := recordSum(dst[start:])
+	le.PutUint32(dst[start+8:], sum)
+	return dst, sum
 }
 
 // recordSum covers a whole record but the sum itself.
@@ -91,23 +112,25 @@ func recordSum(b []byte) uint32 {
 }
 
 // parseRecord parses the record at the beginning of b. reason is why there is
-// none.
-func parseRecord(b []byte, salt uint32) (r record, reason string) {
+// none. Whether it follows the record before it is for the caller to see.
+func parseRecord(b []byte, of life) (r record, reason string) {
 	le := binary.LittleEndian
-	if len(b) < recordHeader {
+	head := of.header()
+	if int64(len(b)) < head {
 		return r, "the file ends"
 	}
-	if got := le.Uint32(b); got != salt {
-		return r, fmt.Sprintf("begins with %08x, records of this file with %08x", got, salt)
+	if got := le.Uint32(b); got != of.salt {
+		return r, fmt.Sprintf("begins with %08x, records of this file with %08x", got, of.salt)
 	}
 	body, ext := int64(le.Uint32(b[4:])), int64(le.Uint32(b[12:]))
-	r.size = padded(recordHeader + body)
+	r.size = padded(head + body)
 	if body > maxBody || r.size > int64(len(b)) || ext > body {
 		return r, fmt.Sprintf("is said to be %d bytes long", body)
 	}
 	b = b[:r.size]
-	if got, want := recordSum(b), le.Uint32(b[8:]); got != want {
-		return r, fmt.Sprintf("its checksum is %08x, stored was %08x", got, want)
+	r.sum = le.Uint32(b[8:])
+	if got := recordSum(b); got != r.sum {
+		return r, fmt.Sprintf("its checksum is %08x, stored was %08x", got, r.sum)
 	}
 	word := le.Uint64(b[16:])
 	r.synced, r.logType, r.kind = int64(word>>16), raft.LogType(word>>8), byte(word)
@@ -115,8 +138,11 @@ func parseRecord(b []byte, salt uint32) (r record, reason string) {
 		return r, fmt.Sprintf("is of the unknown kind %d", r.kind)
 	}
 	r.index, r.term, r.appendedAt = le.Uint64(b[24:]), le.Uint64(b[32:]), int64(le.Uint64(b[40:]))
-	r.extensions = b[recordHeader : recordHeader+ext : recordHeader+ext]
-	r.data = b[recordHeader+ext : recordHeader+body : recordHeader+body]
+	if of.version > 1 {
+		r.prev = le.Uint32(b[48:])
+	}
+	r.extensions = b[head : head+ext : head+ext]
+	r.data = b[head+ext : head+body : head+body]
 	return r, ""
 }
 
@@ -143,19 +169,23 @@ func appendHeader(dst []byte, first uint64, salt uint32) []byte {
 	return le.AppendUint32(dst, crc32.Checksum(dst[start:], castagnoli))
 }
 
-func parseHeader(b []byte) (first uint64, salt uint32, err error) {
+// headerSum is the checksum in a header, to which the first record is linked.
+func headerSum(b []byte) uint32 { return binary.LittleEndian.Uint32(b[28:]) }
+
+func parseHeader(b []byte) (first uint64, of life, err error) {
 	le := binary.LittleEndian
 	if len(b) < segmentHeader {
-		return 0, 0, fmt.Errorf("the file is %d bytes long", len(b))
+		return 0, of, fmt.Errorf("the file is %d bytes long", len(b))
 	}
 	if string(b[:8]) != segmentMagic {
-		return 0, 0, errors.New("it is not a log segment")
+		return 0, of, errors.New("it is not a log segment")
 	}
-	if got, want := crc32.Checksum(b[:28], castagnoli), le.Uint32(b[28:]); got != want {
-		return 0, 0, fmt.Errorf("the header's checksum is %08x, stored was %08x", got, want)
+	if got, want := crc32.Checksum(b[:28], castagnoli), headerSum(b); got != want {
+		return 0, of, fmt.Errorf("the header's checksum is %08x, stored was %08x", got, want)
 	}
-	if v := le.Uint32(b[8:]); v != segmentVersion {
-		return 0, 0, fmt.Errorf("unknown format version %d: it was written by a newer clusterd", v)
+	of.version, of.salt = le.Uint32(b[8:]), le.Uint32(b[12:])
+	if of.version == 0 || of.version > segmentVersion {
+		return 0, of, fmt.Errorf("unknown format version %d: it was written by a newer clusterd", of.version)
 	}
-	return le.Uint64(b[16:]), le.Uint32(b[12:]), nil
+	return le.Uint64(b[16:]), of, nil
 }

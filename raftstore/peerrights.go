@@ -1,0 +1,103 @@
+package raftstore
+
+import (
+	"fmt"
+	"net"
+
+	"github.com/hashicorp/raft"
+)
+
+// A stream is as good as the member at its other end. Raft believes what a
+// message says of its sender: one entry with a high term deposes a leader. So
+// every stream is bound to the id that its peer has proved (Config.PeerID):
+//
+//	raft's messages   from voters of this member's configuration
+//	our own calls     from any member of it
+//	both              from the leader that this member follows, and from anybody
+//	                  who may dial while it follows none
+//	a call to be      from one that Config.Known admits, for itself: it lost its
+//	taken out or in   store and must go and come back as a new member
+//
+// The last line is for a member that is behind: those who lead today may have
+// joined after the last entry it knows. A member with a live leader, and the
+// leader itself, hear nobody from outside the configuration.
+
+// mayStream says why a peer may not use a stream of that kind now; nil: it may.
+func (s *Store) mayStream(kind byte, id string) error {
+	leader, _ := s.leader.current()
+	if leader == "" || leader == id {
+		return nil
+	}
+	r := s.raftPtr.Load()
+	if r == nil {
+		return nil
+	}
+	cf := r.GetConfiguration()
+	if err := cf.Error(); err != nil {
+		return err
+	}
+	servers := cf.Configuration().Servers
+	if allowedBy(servers, kind, id) || len(servers) == 0 || kind == streamCall && s.known(id) {
+		return nil
+	}
+	if kind == streamRaft {
+		return fmt.Errorf("%s has no vote in this member's configuration", id)
+	}
+	return fmt.Errorf("%s is not in this member's configuration", id)
+}
+
+func (s *Store) known(id string) bool { return s.cfg.Known != nil && s.cfg.Known(id) }
+
+// mayCall says whether the peer of a stream of calls may make this one.
+func (s *Store) mayCall(conn net.Conn, f frame) bool {
+	peer, bound := conn.(boundConn)
+	if !bound {
+		return true
+	}
+	leader, _ := s.leader.current()
+	if leader == "" || leader == peer.id {
+		return true
+	}
+	cf := s.raft().GetConfiguration()
+	if cf.Error() != nil {
+		return false
+	}
+	if servers := cf.Configuration().Servers; len(servers) == 0 || allowedBy(servers, streamCall, peer.id) {
+		return true
+	}
+	if f.kind != frameMember || len(f.body) == 0 || string(f.body[1:]) != peer.id {
+		return false
+	}
+	op := memberOp(f.body[0])
+	return op == addNonvoter || op == remove
+}
+
+// allowedBy decides by a configuration alone.
+func allowedBy(servers []raft.Server, kind byte, id string) bool {
+	for _, server := range servers {
+		if string(server.ID) == id {
+			return kind != streamRaft || server.Suffrage == raft.Voter
+		}
+	}
+	return false
+}
+
+// boundConn ends when its peer may not use it any more.
+type boundConn struct {
+	net.Conn
+	id  string // of the peer
+	may func() error
+}
+
+// Read asks before what was read is believed.
+func (c boundConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err != nil {
+		return n, err
+	}
+	if err := c.may(); err != nil {
+		_ = c.Close()
+		return 0, err
+	}
+	return n, nil
+}

@@ -1,0 +1,135 @@
+package raftstore_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/clusterd/clusterd/raftstore"
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/raftstoretest"
+	"github.com/clusterd/clusterd/raftstore/wire"
+)
+
+// intruder speaks the store's protocol under an id of its own.
+type intruder struct {
+	c     *raftstoretest.Cluster
+	id    string
+	epoch raftstore.Epoch
+}
+
+// open begins a stream of that kind; an error means that it was refused.
+func (i intruder) open(ctx context.Context, to string, kind byte) (net.Conn, error) {
+	conn, err := i.c.DialAs(ctx, i.id, to)
+	if err != nil {
+		return nil, err
+	}
+	greeting := binary.LittleEndian.AppendUint64([]byte{kind, 2}, i.epoch.Number)
+	greeting = binary.LittleEndian.AppendUint64(greeting, i.epoch.ID)
+	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+	var answer [1]byte
+	if _, err := conn.Write(greeting); err == nil {
+		_, err = io.ReadFull(conn, answer[:])
+		if err == nil && answer[0] == 1 {
+			return conn, nil
+		}
+	}
+	_ = conn.Close()
+	return nil, errors.New("refused")
+}
+
+// Dial, Accept, Close and Addr make it a raft.StreamLayer that only dials.
+func (i intruder) Dial(to raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	return i.open(ctx, string(to), 'R')
+}
+func (i intruder) Accept() (net.Conn, error) { return nil, net.ErrClosed }
+func (i intruder) Close() error              { return nil }
+func (i intruder) Addr() net.Addr            { return &net.TCPAddr{} }
+
+// TestMultiForgedMessages: whoever is not in the configuration deposes nobody,
+// takes no vote and writes nothing, whatever id the messages name; neither
+// does one without a vote by raft's messages.
+func TestMultiForgedMessages(t *testing.T) {
+	c := raftstoretest.New(t, 3, nil)
+	leader := c.Leader()
+	before := leader.Status()
+	for _, id := range []string{"stranger", "spare"} {
+		if id == "spare" {
+			if err := leader.AddNonvoter(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		in := intruder{c, id, before.Epoch}
+		tr := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{Stream: in, MaxPool: 1, Timeout: 20 * time.Second})
+		t.Cleanup(func() { _ = tr.Close() })
+		for _, to := range c.IDs() {
+			// It calls itself the leader, and a voter.
+			for _, name := range []string{id, before.Leader} {
+				header := raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(name), Addr: []byte(name)}
+				term := before.Term + 100_000
+				if err := tr.AppendEntries(raft.ServerID(to), raft.ServerAddress(to), &raft.AppendEntriesRequest{RPCHeader: header, Term: term, Leader: []byte(name)}, &raft.AppendEntriesResponse{}); err == nil {
+					t.Errorf("%s took entries from %s", to, id)
+				}
+				if err := tr.RequestVote(raft.ServerID(to), raft.ServerAddress(to), &raft.RequestVoteRequest{RPCHeader: header, Term: term, Candidate: []byte(name)}, &raft.RequestVoteResponse{}); err == nil {
+					t.Errorf("%s answered a request for a vote by %s", to, id)
+				}
+				if err := tr.TimeoutNow(raft.ServerID(to), raft.ServerAddress(to), &raft.TimeoutNowRequest{RPCHeader: header}, &raft.TimeoutNowResponse{}); err == nil {
+					t.Errorf("%s stood for election for %s", to, id)
+				}
+			}
+		}
+	}
+	// A stranger has no stream of calls. One that is known, and not in the
+	// configuration, may ask to be taken in, and for nothing else.
+	for _, to := range c.IDs() {
+		if conn, err := (intruder{c, "stranger", before.Epoch}).open(t.Context(), to, 'C'); err == nil {
+			_ = conn.Close()
+			t.Errorf("%s took a stream of calls from a stranger", to)
+		}
+		conn, err := intruder{c, raftstoretest.Lost, before.Epoch}.open(t.Context(), to, 'C')
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := mvcc.Command{Type: mvcc.CmdTxn, Txn: mvcc.Txn{Origin: "the president", Ops: []mvcc.Op{{Type: mvcc.OpPut, Key: "/forged", Value: []byte("x")}}}, ID: mvcc.CommandID{Session: 1, Seq: 1}}
+		calls := [][]byte{append([]byte{1}, wire.AppendCommand(nil, &cmd)...)}
+		for _, victim := range c.IDs() {
+			calls = append(calls, append([]byte{4, raftstore.DemoteOp}, victim...))
+		}
+		for _, call := range calls {
+			out := binary.LittleEndian.AppendUint32(nil, uint32(len(call)+8))
+			out = append(binary.LittleEndian.AppendUint64(append(out, call[0]), 1), call[1:]...)
+			answer := make([]byte, 14)
+			if _, err := conn.Write(out); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadFull(conn, answer); err != nil || answer[4] != 65 {
+				t.Errorf("%s answered call %d of an outsider with %v (%v)", to, call[0], answer, err)
+			}
+		}
+		_ = conn.Close()
+	}
+	after := leader.Status()
+	if after.Term != before.Term || after.Leader != before.Leader {
+		t.Errorf("term %d led by %s, before %d led by %s", after.Term, after.Leader, before.Term, before.Leader)
+	}
+	members, err := leader.Members()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range members {
+		if !m.Voter && m.ID != "spare" {
+			t.Errorf("%s lost its vote", m.ID)
+		}
+	}
+	if kv, _, err := leader.Get(t.Context(), "/forged", raftstore.ReadOptions{}); err != nil || kv != nil {
+		t.Errorf("forged: %v %v", kv, err)
+	}
+}
