@@ -50,9 +50,13 @@ type Config struct {
 	// Seeds are tried until one answers, and again whenever this node is
 	// alone. May return none: this is the first node.
 	Seeds func() []netip.AddrPort
-	// Admits says whether a member with that id may be here; nil: any that
-	// holds the key. It is asked at every word of a member and must not wait.
-	Admits func(id string) bool
+	// Admits says whether a member may be here, by what it says of itself; nil:
+	// any that holds the key. It is asked at every word of a member, and again
+	// and again while it is here, and must not wait.
+	Admits func(Meta) bool
+	// Expect are the members that should be here, by id, and where they might
+	// be: those that are not known are looked for. May be nil; must not wait.
+	Expect func() map[string]netip.AddrPort
 	Logger *slog.Logger
 	// Probe is the time between two probes of a random member; default 1 s.
 	// With a few members a dead one is told of after about four of them.
@@ -142,6 +146,7 @@ func (m *Members) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-rejoin.C:
+			m.prune(list)
 			m.reach(list)
 		case <-m.contested:
 			if times == 0 {
@@ -190,6 +195,13 @@ func (m *Members) reach(list *memberlist.Memberlist) {
 	var seeds []netip.AddrPort
 	if alone && m.cfg.Seeds != nil {
 		seeds = m.cfg.Seeds()
+	}
+	if m.cfg.Expect != nil {
+		for id, addr := range m.cfg.Expect() {
+			if _, known := m.Get(id); !known {
+				seeds = append(seeds, addr)
+			}
+		}
 	}
 	m.meet(list, func(mem Member) bool { return mem.State == Dead }, seeds...)
 }
@@ -300,7 +312,7 @@ func (m *Members) set(n *memberlist.Node, state State) {
 	}
 	meta.ID = n.Name
 	ip, ok := netip.AddrFromSlice(n.Addr)
-	if !ok || !m.admits(meta.ID) {
+	if !ok || !m.admits(meta) {
 		return
 	}
 	m.mu.Lock()
@@ -321,8 +333,21 @@ func (m *Members) set(n *memberlist.Node, state State) {
 }
 
 // admits reports whether a member may be here; this one always may.
-func (m *Members) admits(id string) bool {
-	return m.cfg.Admits == nil || id == m.cfg.Meta.ID || m.cfg.Admits(id)
+func (m *Members) admits(meta Meta) bool {
+	return m.cfg.Admits == nil || meta.ID == m.cfg.Meta.ID || m.cfg.Admits(meta)
+}
+
+// prune drops members that may not be here any more, or were taken for
+// members while nothing better was known, and takes in those who now may.
+func (m *Members) prune(list *memberlist.Memberlist) {
+	for _, mem := range m.All() {
+		if !m.admits(mem.Meta) {
+			m.Forget(mem.ID)
+		}
+	}
+	for _, n := range list.Members() { // some may have become members since
+		m.set(n, Alive)
+	}
 }
 
 // doorman judges who comes. It keeps those out who may not be here: a removed
@@ -332,7 +357,9 @@ type doorman Members
 var errNotAdmitted = errors.New("it may not take part")
 
 func (d *doorman) NotifyAlive(n *memberlist.Node) error {
-	if !(*Members)(d).admits(n.Name) {
+	meta, err := decodeMeta(n.Meta)
+	meta.ID = n.Name
+	if err != nil || !(*Members)(d).admits(meta) {
 		return errNotAdmitted
 	}
 	return nil

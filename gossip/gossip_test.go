@@ -57,11 +57,15 @@ func startProbing(t *testing.T, probe time.Duration, id, name string, addr netip
 	}
 	barred := &sync.Map{}
 	m, err := New(Config{
-		Meta:   Meta{ID: id, Name: name, Version: "test"},
-		Addr:   addr,
-		Key:    bytes.Repeat([]byte{7}, 32),
-		Seeds:  func() []netip.AddrPort { return seeds },
-		Admits: func(id string) bool { _, no := barred.Load(id); return !no },
+		Meta:  Meta{ID: id, Name: name, Version: "test"},
+		Addr:  addr,
+		Key:   bytes.Repeat([]byte{7}, 32),
+		Seeds: func() []netip.AddrPort { return seeds },
+		Admits: func(m Meta) bool {
+			_, id := barred.Load(m.ID)
+			_, name := barred.Load(m.ID + " as " + m.Name)
+			return !id && !name
+		},
 		Logger: slog.New(slog.DiscardHandler),
 		Probe:  probe,
 		Stream: Stream{Listener: ln, Dial: func(ctx context.Context, a netip.AddrPort) (net.Conn, error) {
@@ -282,4 +286,38 @@ func FuzzMeta(f *testing.F) {
 			t.Fatal("a meta without a name was accepted")
 		}
 	})
+}
+
+// TestMultiBorrowedName: whoever calls itself by another's name is not listed,
+// however often it says so, and is once it may be called so.
+func TestMultiBorrowedName(t *testing.T) {
+	a := start(t, "id-a", "n1", netip.AddrPort{})
+	a.barred.Store("id-ghost as n2", true)
+	b := start(t, "id-b", "n2", netip.AddrPort{}, a.addr)
+	b.barred.Store("id-ghost as n2", true)
+	a.wait(t, "id-b", Alive)
+	ghost := start(t, "id-ghost", "n2", netip.AddrPort{}, a.addr)
+	ghost.wait(t, "id-a", Alive) // it has said who it is
+	if mem, ok := a.ByName("n2"); !ok || mem.ID != "id-b" {
+		t.Errorf("n2 is %+v", mem)
+	}
+	if mem, ok := a.Get("id-ghost"); ok {
+		t.Errorf("the ghost is listed: %+v", mem)
+	}
+	a.barred.Delete("id-ghost as n2")
+	a.wait(t, "id-ghost", Alive)
+	// And it goes when it may not be here any more.
+	a.barred.Store("id-ghost as n2", true)
+	deadline := time.After(60 * time.Second)
+	for {
+		changed := a.Changed()
+		if _, ok := a.Get("id-ghost"); !ok {
+			return
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			t.Fatal("the ghost stays")
+		}
+	}
 }

@@ -2,6 +2,7 @@ package gossip
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -52,19 +53,20 @@ func newTransport(ctx context.Context, addr netip.AddrPort, s Stream) (*transpor
 
 func (t *transport) readPackets() {
 	defer t.wg.Done()
+	buf := make([]byte, maxPacket)
+	var pause backoff
 	for {
-		buf := make([]byte, maxPacket)
 		n, from, err := t.udp.ReadFrom(buf)
 		now := time.Now()
 		if err != nil {
-			select {
-			case <-t.done:
+			// ICMP errors of earlier sends arrive here too, one each.
+			if !pause.wait(t.done) {
 				return
-			default: // ICMP errors of earlier sends arrive here
-				continue
 			}
+			continue
 		}
-		// The packet is kept by memberlist: give it no more than it needs.
+		pause.reset()
+		// memberlist keeps the packet: it gets a copy of just its size.
 		p := &memberlist.Packet{Buf: append([]byte(nil), buf[:n]...), From: from, Timestamp: now}
 		select {
 		case t.packets <- p:
@@ -74,19 +76,57 @@ func (t *transport) readPackets() {
 	}
 }
 
+// acceptStreams goes on after an error (too many open files, say) for as long
+// as the transport is not shut down.
 func (t *transport) acceptStreams() {
 	defer t.wg.Done()
+	var pause backoff
 	for {
 		c, err := t.stream.Listener.Accept()
 		if err != nil {
-			return
+			if errors.Is(err, net.ErrClosed) || !pause.wait(t.done) {
+				return
+			}
+			continue
 		}
+		pause.reset()
 		select {
 		case t.streams <- c:
 		case <-t.done:
 			c.Close()
 			return
 		}
+	}
+}
+
+// backoff is the pause between tries that keep failing: none after the first
+// failure, then 5 ms, doubled up to a second.
+type backoff struct {
+	failed bool
+	next   time.Duration
+}
+
+func (b *backoff) reset() { *b = backoff{} }
+
+// wait pauses; it returns false when done was closed.
+func (b *backoff) wait(done <-chan struct{}) bool {
+	if !b.failed {
+		b.failed, b.next = true, 5*time.Millisecond
+		select {
+		case <-done:
+			return false
+		default:
+			return true
+		}
+	}
+	timer := time.NewTimer(b.next)
+	defer timer.Stop()
+	b.next = min(2*b.next, time.Second)
+	select {
+	case <-done:
+		return false
+	case <-timer.C:
+		return true
 	}
 }
 
