@@ -1,0 +1,221 @@
+package join
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/transport"
+)
+
+// Wish is what a machine joins with.
+type Wish struct {
+	Server  string // HOST:PORT of any member
+	Token   pki.Token
+	Name    string
+	Addr    netip.AddrPort
+	Key     crypto.Signer
+	Version string
+}
+
+// Join asks the cluster for membership. It writes nothing. A *Refusal is
+// final; every other error may pass.
+func Join(ctx context.Context, w Wish) (*Response, error) {
+	csr, err := newCSR(w.Name, w.Key)
+	if err != nil {
+		return nil, err
+	}
+	var r Response
+	req := Request{TokenID: w.Token.ID, TokenSecret: w.Token.Secret, Name: w.Name, Addr: w.Addr, CSR: csr, Version: w.Version}
+	dial := func(ctx context.Context) (net.Conn, error) { return dialPinned(ctx, w.Server, w.Token) }
+	if err := ask(ctx, dial, w.Server, http.MethodPost, Path, req, &r); err != nil {
+		return nil, err
+	}
+	return &r, r.check(w)
+}
+
+// Renew asks a server for an agent's next certificate. dial opens a connection
+// for the join protocol to a server that is verified.
+func Renew(ctx context.Context, dial Dialer, name string, key crypto.Signer) (*x509.Certificate, error) {
+	csr, err := newCSR(name, key)
+	if err != nil {
+		return nil, err
+	}
+	var r Certificate
+	if err := ask(ctx, dial, "a server", http.MethodPost, RenewPath, Renewal{CSR: csr}, &r); err != nil {
+		return nil, err
+	}
+	cert, err := pki.ParseCert(r.NodeCert)
+	if err != nil {
+		return nil, fmt.Errorf("the server's answer: %w", err)
+	}
+	if pki.Fingerprint(cert.PublicKey) != pki.Fingerprint(key.Public()) {
+		return nil, errors.New("the server's answer is for another key")
+	}
+	return cert, nil
+}
+
+// FetchKeys asks a server, over the members' protocol, for what only servers
+// know.
+func FetchKeys(ctx context.Context, dial Dialer) (*Keys, error) {
+	var k Keys
+	if err := ask(ctx, dial, "a server", http.MethodGet, KeysPath, nil, &k); err != nil {
+		return nil, err
+	}
+	if len(k.GossipKey) != 32 {
+		return nil, fmt.Errorf("the gossip key has %d bytes, not 32", len(k.GossipKey))
+	}
+	return &k, nil
+}
+
+// FetchServers asks a server, over the members' protocol, where the servers
+// are, and says where this node listens.
+func FetchServers(ctx context.Context, dial Dialer, self netip.AddrPort) ([]ServerAddr, error) {
+	var l ServerList
+	err := ask(ctx, dial, "a server", http.MethodGet, ServersPath+"?"+url.Values{"addr": {self.String()}}.Encode(), nil, &l)
+	return l.Servers, err
+}
+
+// Dialer opens a connection whose other end is verified.
+type Dialer func(context.Context) (net.Conn, error)
+
+func newCSR(name string, key crypto.Signer) ([]byte, error) {
+	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: pki.NodeUserPrefix + name}}, key)
+	if err != nil {
+		return nil, fmt.Errorf("make the certificate request: %w", err)
+	}
+	return csr, nil
+}
+
+// ask makes one request over a connection of its own. The scheme is http since
+// what dial returns is the finished TLS connection.
+func ask(ctx context.Context, dial Dialer, server, method, path string, in, into any) error {
+	var body io.Reader
+	if in != nil {
+		b, err := json.Marshal(in)
+		if err != nil {
+			return err
+		}
+		body = bytes.NewReader(b)
+	}
+	client := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
+	}}
+	req, err := http.NewRequestWithContext(ctx, method, "http://server"+path, body)
+	if err != nil {
+		return err
+	}
+	res, err := client.Do(req)
+	if err != nil {
+		var no *Refusal
+		if errors.As(err, &no) {
+			return no
+		}
+		return fmt.Errorf("ask %s: %w", server, errors.Unwrap(err)) // the *url.Error repeats the address
+	}
+	defer res.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(res.Body, 1<<20))
+	if err != nil {
+		return fmt.Errorf("read the answer of %s: %w", server, err)
+	}
+	if res.StatusCode != http.StatusOK {
+		var no Refusal
+		if err := json.Unmarshal(answer, &no); err != nil || no.Message == "" {
+			return fmt.Errorf("%s answered %s", server, res.Status)
+		}
+		if no.Code == CodeBusy {
+			return errors.New(no.Message)
+		}
+		return &no
+	}
+	if err := json.Unmarshal(answer, into); err != nil {
+		return fmt.Errorf("read the answer of %s: %w", server, err)
+	}
+	return nil
+}
+
+// check makes sure that the answer fits together, before anything of it is
+// written down.
+func (r *Response) check(w Wish) error {
+	ca, err := pki.KnowCA(r.CACert)
+	if err != nil {
+		return fmt.Errorf("the cluster's answer: %w", err)
+	}
+	cert, err := pki.ParseCert(r.NodeCert)
+	if err != nil {
+		return fmt.Errorf("the cluster's answer: node certificate: %w", err)
+	}
+	peer, err := pki.VerifyPeer([]*x509.Certificate{cert}, ca.Pool(), x509.ExtKeyUsageClientAuth, time.Now())
+	if err != nil {
+		return fmt.Errorf("the cluster's answer (is this machine's clock right?): %w", err)
+	}
+	if !w.Token.Pins(ca.Cert) || peer.ID != pki.Fingerprint(w.Key.Public()) || peer.Name != w.Name || peer.Role != r.Role {
+		return errors.New("the cluster's answer does not belong to this request")
+	}
+	return nil
+}
+
+// dialPinned connects for the join protocol and checks, before a byte is
+// sent, that the server holds a certificate of the authority the token pins.
+func dialPinned(ctx context.Context, server string, token pki.Token) (net.Conn, error) {
+	d := tls.Dialer{
+		NetDialer: &net.Dialer{Timeout: 10 * time.Second},
+		Config: &tls.Config{
+			MinVersion:         tls.VersionTLS13,
+			NextProtos:         []string{transport.Join},
+			InsecureSkipVerify: true, // by name; VerifyConnection checks the pinned authority
+			VerifyConnection: func(s tls.ConnectionState) error {
+				return verifyPinned(s.PeerCertificates, token, server)
+			},
+		},
+	}
+	c, err := d.DialContext(ctx, "tcp", server)
+	if err != nil {
+		var op *net.OpError
+		if errors.As(err, &op) && strings.Contains(op.Err.Error(), "no application protocol") {
+			return nil, &Refusal{CodeRequest, fmt.Sprintf("%s is not a clusterd node of a version that this one can join", server)}
+		}
+		return nil, err
+	}
+	if c.(*tls.Conn).ConnectionState().NegotiatedProtocol != transport.Join {
+		c.Close()
+		return nil, &Refusal{CodeRequest, fmt.Sprintf("%s is not a clusterd node: give the address that `clusterd init` printed", server)}
+	}
+	return c, nil
+}
+
+func verifyPinned(chain []*x509.Certificate, token pki.Token, server string) error {
+	for _, ca := range chain {
+		if !ca.IsCA || !token.Pins(ca) {
+			continue
+		}
+		roots := x509.NewCertPool()
+		roots.AddCert(ca)
+		peer, err := pki.VerifyPeer(chain, roots, x509.ExtKeyUsageServerAuth, time.Now())
+		if err == nil && (peer.Name == "" || peer.Role != pki.Server) {
+			// An agent's certificate is the authority's, too, and would get the token.
+			return &Refusal{CodeRequest, fmt.Sprintf("%s is no server of the cluster: give the address that `clusterd init` printed", server)}
+		}
+		if err != nil {
+			return &Refusal{CodeRequest, fmt.Sprintf("%s shows a certificate that is not valid now (is this machine's clock, %s, right?): %v", server, time.Now().Format(time.RFC3339), err)}
+		}
+		return nil
+	}
+	return &Refusal{CodeToken, fmt.Sprintf("%s belongs to another cluster than the join token: check the address, or make a token on that cluster with `clusterctl token create`", server)}
+}

@@ -1,0 +1,508 @@
+package join
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/transport"
+	"github.com/clusterd/clusterd/raftstore"
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// memory is a Store in a map: enough of one for the records.
+type memory struct {
+	mu  sync.Mutex
+	rev int64
+	kvs map[string]mvcc.KeyValue
+	err error // returned by everything when set
+}
+
+func newMemory() *memory { return &memory{kvs: map[string]mvcc.KeyValue{}} }
+
+func (s *memory) Txn(_ context.Context, t mvcc.Txn) (mvcc.TxnResult, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return mvcc.TxnResult{}, s.err
+	}
+	for _, c := range t.Compares {
+		if s.kvs[c.Key].ModRevision != c.ModRevision {
+			return mvcc.TxnResult{Revision: s.rev}, nil
+		}
+	}
+	s.rev++
+	for _, op := range t.Ops {
+		if op.Type == mvcc.OpDelete {
+			delete(s.kvs, op.Key)
+			continue
+		}
+		s.kvs[op.Key] = mvcc.KeyValue{Key: op.Key, Value: op.Value, ModRevision: s.rev}
+	}
+	return mvcc.TxnResult{Succeeded: true, Revision: s.rev}, nil
+}
+
+func (s *memory) Get(_ context.Context, key string, _ raftstore.ReadOptions) (*mvcc.KeyValue, int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if kv, ok := s.kvs[key]; ok && s.err == nil {
+		return &kv, s.rev, nil
+	}
+	return nil, s.rev, s.err
+}
+
+func (s *memory) List(_ context.Context, prefix string, _ raftstore.ListOptions) (raftstore.ListResult, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var r raftstore.ListResult
+	for k, kv := range s.kvs {
+		if strings.HasPrefix(k, prefix) {
+			r.KVs = append(r.KVs, kv)
+		}
+	}
+	slices.SortFunc(r.KVs, func(a, b mvcc.KeyValue) int { return strings.Compare(a.Key, b.Key) })
+	return r, s.err
+}
+
+// world is a cluster of one node that admits others.
+type world struct {
+	store *memory
+	ca    *pki.CA
+	addr  string
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	ca, err := pki.NewCA("test", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, _ := pki.NewKey()
+	cert, err := ca.IssueServer(key.Public(), "n1", []netip.Addr{netip.MustParseAddr("127.0.0.1")}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{store: newMemory(), ca: ca}
+	err = PutCluster(t.Context(), w.store, Cluster{
+		Name: "c", ClusterCIDR: netip.MustParsePrefix("10.244.0.0/16"), ServiceCIDR: netip.MustParsePrefix("10.96.0.0/16"),
+	}, Record{ID: pki.Fingerprint(key.Public()), Name: "n1", Confirmed: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair := &tls.Certificate{Certificate: [][]byte{cert.Raw, ca.Cert.Raw}, PrivateKey: key}
+	port, err := transport.Listen(netip.MustParseAddrPort("127.0.0.1:0"),
+		transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: ca.Pool()}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.addr = port.Addr().String()
+	server := &Server{
+		Store: w.store, CA: ca, GossipKey: make([]byte, 32), Log: slog.New(slog.DiscardHandler),
+		Servers: func() []ServerAddr {
+			return []ServerAddr{{ID: pki.Fingerprint(key.Public()), Name: "n1", Addr: port.Addr()}}
+		},
+	}
+	srv := &http.Server{Handler: server}
+	questions := &http.Server{Handler: server.Questions(), ConnContext: transport.WithPeer}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { port.Run(ctx) })
+	wg.Go(func() { srv.Serve(port.HTTPOver(transport.Join)) })
+	wg.Go(func() { questions.Serve(port.HTTPOver(transport.Member)) })
+	t.Cleanup(func() { srv.Close(); questions.Close(); cancel(); wg.Wait() })
+	return w
+}
+
+func (w *world) token(t *testing.T, ttl time.Duration) pki.Token {
+	t.Helper()
+	return w.tokenFor(t, TokenWish{Role: pki.Server, TTL: ttl})
+}
+
+func (w *world) tokenFor(t *testing.T, wish TokenWish) pki.Token {
+	t.Helper()
+	tok, _, err := CreateToken(t.Context(), w.store, w.ca.Cert, wish, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tok
+}
+
+func (w *world) join(t *testing.T, tok pki.Token, name string) (*Response, Wish, error) {
+	t.Helper()
+	key, err := pki.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	wish := Wish{Server: w.addr, Token: tok, Name: name, Addr: netip.MustParseAddrPort("127.0.0.1:7000"), Key: key}
+	res, err := Join(t.Context(), wish)
+	return res, wish, err
+}
+
+func TestJoin(t *testing.T) {
+	w := newWorld(t)
+	res, wish, err := w.join(t, w.token(t, time.Hour), "n2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res.Cluster.ClusterCIDR.String() != "10.244.0.0/16" || len(res.Servers) != 1 || res.Role != pki.Server {
+		t.Errorf("answer: %+v", res)
+	}
+	records, err := Records(t.Context(), w.store, false)
+	if err != nil || len(records) != 2 {
+		t.Fatalf("records %+v, %v", records, err)
+	}
+	i := slices.IndexFunc(records, func(r Record) bool { return r.Name == "n2" })
+	if i < 0 || records[i].ID != pki.Fingerprint(wish.Key.Public()) || records[i].Confirmed {
+		t.Errorf("record of n2: %+v", records)
+	}
+}
+
+func TestJoinRefused(t *testing.T) {
+	w, other := newWorld(t), newWorld(t)
+	good := w.token(t, time.Hour)
+	wrong := good
+	wrong.Secret = strings.Repeat("a", len(good.Secret))
+	unknown := good
+	unknown.ID = "zzzzzz"
+	for _, tc := range []struct {
+		name  string
+		token pki.Token
+		node  string
+		code  string
+		says  string
+	}{
+		{"wrong secret", wrong, "n2", CodeToken, "is wrong"},
+		{"unknown token", unknown, "n2", CodeToken, "does not know"},
+		{"expired token", w.token(t, -time.Hour), "n2", CodeToken, "expired 1h0m0s ago"},
+		{"token of another cluster", other.token(t, time.Hour), "n2", CodeToken, "another cluster"},
+		{"name taken", good, "n1", CodeName, "is taken"},
+		{"bad name", good, "No_Good", CodeName, `"No_Good"`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, _, err := w.join(t, tc.token, tc.node)
+			var no *Refusal
+			if !errors.As(err, &no) || no.Code != tc.code || !strings.Contains(no.Message, tc.says) {
+				t.Fatalf("got %v, want a refusal (%s) that says %q", err, tc.code, tc.says)
+			}
+			if strings.Contains(no.Message, "\n") {
+				t.Errorf("not one sentence: %q", no.Message)
+			}
+			if records, _ := Records(t.Context(), w.store, false); len(records) != 1 {
+				t.Errorf("a refused machine left a record: %+v", records)
+			}
+		})
+	}
+}
+
+func TestJoinWithoutLeaderMayPass(t *testing.T) {
+	w := newWorld(t)
+	tok := w.token(t, time.Hour)
+	w.store.err = raftstore.ErrNoLeader
+	_, _, err := w.join(t, tok, "n2")
+	var no *Refusal
+	if err == nil || errors.As(err, &no) {
+		t.Fatalf("got %v, want an error that may pass", err)
+	}
+}
+
+func TestJoinBrokenOffCanBeRepeated(t *testing.T) {
+	w := newWorld(t)
+	tok := w.token(t, time.Hour)
+	if _, _, err := w.join(t, tok, "n2"); err != nil {
+		t.Fatal(err)
+	}
+	// It never arrived; the machine tries again with a new key.
+	_, again, err := w.join(t, tok, "n2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	records, _ := Records(t.Context(), w.store, false)
+	if len(records) != 2 {
+		t.Fatalf("records: %+v", records)
+	}
+	id := pki.Fingerprint(again.Key.Public())
+	if err := confirm(t.Context(), w.store, id); err != nil {
+		t.Fatal(err)
+	}
+	var no *Refusal
+	if _, _, err := w.join(t, tok, "n2"); !errors.As(err, &no) || !strings.Contains(no.Message, "members rm n2") {
+		t.Fatalf("a confirmed name was given away: %v", err)
+	}
+	if _, err := RemoveMember(t.Context(), w.store, "n2", time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if gone, err := IsRemoved(t.Context(), w.store, id); !gone || err != nil {
+		t.Errorf("the removed key still counts: %v", err)
+	}
+	_, fresh, err := w.join(t, tok, "n2")
+	if err != nil {
+		t.Fatalf("a freed name cannot be used: %v", err)
+	}
+	if gone, err := IsRemoved(t.Context(), w.store, pki.Fingerprint(fresh.Key.Public())); gone || err != nil {
+		t.Errorf("the name's new key does not count: %v", err)
+	}
+	if _, err := RemoveMember(t.Context(), w.store, "n9", time.Now()); !errors.Is(err, ErrNotMember) {
+		t.Errorf("removing a stranger: %v", err)
+	}
+}
+
+func TestTokens(t *testing.T) {
+	w := newWorld(t)
+	tok := w.token(t, time.Hour)
+	infos, err := Tokens(t.Context(), w.store)
+	if err != nil || len(infos) != 1 || infos[0].ID != tok.ID {
+		t.Fatalf("tokens: %+v, %v", infos, err)
+	}
+	for k, kv := range w.store.kvs {
+		if strings.Contains(string(kv.Value), tok.Secret) {
+			t.Errorf("the secret is stored at %s", k)
+		}
+	}
+	if found, err := DeleteToken(t.Context(), w.store, tok.ID); !found || err != nil {
+		t.Fatal(found, err)
+	}
+	if found, _ := DeleteToken(t.Context(), w.store, tok.ID); found {
+		t.Error("deleted twice")
+	}
+	if _, _, err := w.join(t, tok, "n2"); err == nil {
+		t.Error("a deleted token still admits")
+	}
+}
+
+func TestJoinNotAClusterd(t *testing.T) {
+	w := newWorld(t)
+	plain := &http.Server{}
+	port, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{selfSigned(t)}, NextProtos: []string{"http/1.1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() { plain.Serve(port); close(done) }()
+	defer func() { plain.Close(); <-done }()
+	w.addr = port.Addr().String()
+	_, _, err = w.join(t, w.token(t, time.Hour), "n2")
+	if err == nil || !strings.Contains(err.Error(), "clusterd node") && !strings.Contains(err.Error(), "another cluster") {
+		t.Errorf("a web server was asked to admit: %v", err)
+	}
+}
+
+func selfSigned(t *testing.T) tls.Certificate {
+	t.Helper()
+	ca, err := pki.NewCA("web", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, _ := pki.NewKey()
+	cert, err := ca.IssueServer(key.Public(), "web", nil, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: key}
+}
+
+// as is a dialer for a protocol with a joined machine's identity.
+func (w *world) as(wish Wish, res *Response, protocol string) Dialer {
+	cert, err := pki.ParseCert(res.NodeCert)
+	if err != nil {
+		panic(err)
+	}
+	pair := &tls.Certificate{Certificate: [][]byte{cert.Raw, w.ca.Cert.Raw}, PrivateKey: wish.Key}
+	id := transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: w.ca.Pool()}
+	return func(ctx context.Context) (net.Conn, error) {
+		return id.Dial(ctx, netip.MustParseAddrPort(w.addr), "", protocol)
+	}
+}
+
+// TestNoKeyReachesAnAgent: what an agent is given, and what it can ask for,
+// holds no private key; a server gets the cluster's keys only as a member.
+func TestNoKeyReachesAnAgent(t *testing.T) {
+	w := newWorld(t)
+	caKey, err := w.ca.EncodeCAKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, wish, err := w.join(t, w.tokenFor(t, TokenWish{Role: pki.Agent, Uses: 1, TTL: time.Hour}), "a1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := json.Marshal(res)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res.Role != pki.Agent || bytes.Contains(answer, []byte("PRIVATE")) || bytes.Contains(answer, caKey) {
+		t.Errorf("an agent is given %s", answer)
+	}
+	var no *Refusal
+	if keys, err := FetchKeys(t.Context(), w.as(wish, res, transport.Member)); !errors.As(err, &no) || no.Code != CodeMember {
+		t.Errorf("an agent asks for the keys: %v %v", keys, err)
+	}
+	if rec, err := Member(t.Context(), w.store, pki.Fingerprint(wish.Key.Public())); err != nil || rec.Confirmed || rec.Role != pki.Agent {
+		t.Errorf("record: %+v %v", rec, err)
+	}
+	moved := netip.MustParseAddrPort("127.0.0.9:7009")
+	if servers, err := FetchServers(t.Context(), w.as(wish, res, transport.Member), moved); err != nil || len(servers) != 1 || servers[0].Name != "n1" {
+		t.Errorf("servers: %v %v", servers, err)
+	}
+	if rec, err := Member(t.Context(), w.store, pki.Fingerprint(wish.Key.Public())); err != nil || !rec.Confirmed || rec.Addr != moved {
+		t.Errorf("record once it has arrived: %+v %v", rec, err)
+	}
+
+	res, wish, err = w.join(t, w.token(t, time.Hour), "n2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if answer, _ := json.Marshal(res); bytes.Contains(answer, []byte("PRIVATE")) {
+		t.Errorf("a joiner is given %s", answer)
+	}
+	keys, err := FetchKeys(t.Context(), w.as(wish, res, transport.Member))
+	if err != nil || !bytes.Equal(keys.CAKey, caKey) {
+		t.Errorf("a server asks for the keys: %v", err)
+	}
+	if _, err := RemoveMember(t.Context(), w.store, "n2", time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := FetchKeys(t.Context(), w.as(wish, res, transport.Member)); !errors.As(err, &no) || no.Code != CodeMember {
+		t.Errorf("a key without a record gets the keys: %v", err)
+	}
+}
+
+// TestRenewal: an agent is given another certificate for its key, long after
+// the last has ended, as long as its record stands; nobody else is.
+func TestRenewal(t *testing.T) {
+	w := newWorld(t)
+	_, wish, err := w.join(t, w.tokenFor(t, TokenWish{Role: pki.Agent, TTL: time.Hour}), "a1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stranger := transport.Identity{Certificate: func() *tls.Certificate { return &tls.Certificate{} }, Roots: w.ca.Pool()}
+	dial := func(ctx context.Context) (net.Conn, error) {
+		return stranger.Dial(ctx, netip.MustParseAddrPort(w.addr), "", transport.Join)
+	}
+	cert, err := Renew(t.Context(), dial, "n1", wish.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if name, _ := pki.NodeName(cert); name != "a1" || pki.NodeRole(cert) != pki.Agent {
+		t.Errorf("it was made %s %s", name, pki.NodeRole(cert))
+	}
+	var no *Refusal
+	other, _ := pki.NewKey()
+	if _, err := Renew(t.Context(), dial, "a1", other); !errors.As(err, &no) || no.Code != CodeMember {
+		t.Errorf("a key without a record: %v", err)
+	}
+	if _, err := RemoveMember(t.Context(), w.store, "a1", time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Renew(t.Context(), dial, "a1", wish.Key); !errors.As(err, &no) || no.Code != CodeMember {
+		t.Errorf("a removed key: %v", err)
+	}
+}
+
+func TestTokenUses(t *testing.T) {
+	w := newWorld(t)
+	tok := w.tokenFor(t, TokenWish{Role: pki.Agent, Uses: 2, TTL: time.Hour})
+	_, first, err := w.join(t, tok, "a1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// It never arrived: the machine tries again, with the same key and another.
+	if _, err := Join(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	_, again, err := w.join(t, tok, "a1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := w.join(t, tok, "a2"); err != nil {
+		t.Fatal(err)
+	}
+	var no *Refusal
+	if _, _, err := w.join(t, tok, "a3"); !errors.As(err, &no) || no.Code != CodeToken || !strings.Contains(no.Message, "used 2 times") {
+		t.Errorf("a third machine: %v", err)
+	}
+	// Who has arrived is not replaced, and becomes nothing else by another token.
+	id := pki.Fingerprint(again.Key.Public())
+	if err := arrived(t.Context(), w.store, id, again.Addr); err != nil {
+		t.Fatal(err)
+	}
+	again.Token = w.token(t, time.Hour)
+	if _, err := Join(t.Context(), again); !errors.As(err, &no) || no.Code != CodeName {
+		t.Errorf("an agent makes itself a server: %v", err)
+	}
+	again.Token, again.Name = tok, "a9"
+	if _, err := Join(t.Context(), again); !errors.As(err, &no) {
+		t.Errorf("an agent takes another name: %v", err)
+	}
+	infos, err := Tokens(t.Context(), w.store)
+	if err != nil || !slices.ContainsFunc(infos, func(i TokenInfo) bool { return i.ID == tok.ID && i.Used == 2 && i.Uses == 2 && i.Role == pki.Agent }) {
+		t.Errorf("tokens: %+v %v", infos, err)
+	}
+	// Many at once: as many as it is good for.
+	tok = w.tokenFor(t, TokenWish{Role: pki.Agent, Uses: 3, TTL: time.Hour})
+	var wg sync.WaitGroup
+	var admitted atomic.Int32
+	for i := range 6 {
+		wg.Go(func() {
+			if _, _, err := w.join(t, tok, fmt.Sprintf("b%d", i)); err == nil {
+				admitted.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	if admitted.Load() != 3 {
+		t.Errorf("%d of 6 were admitted by a token for 3", admitted.Load())
+	}
+}
+
+// TestStrikes: wrong requests are looked at only so often, of one address and
+// of all together, and the memory of addresses is bounded.
+func TestStrikes(t *testing.T) {
+	var s strikes
+	now := time.Now()
+	wrong := func(from string) bool {
+		if !s.allow(from, now) {
+			return false
+		}
+		s.add(from, now)
+		return true
+	}
+	count := func(from func(i int) string, tries int) (n int) {
+		for i := range tries {
+			if wrong(from(i)) {
+				n++
+			}
+		}
+		return n
+	}
+	if n := count(func(i int) string { return fmt.Sprintf("192.0.2.1:%d", i+1) }, 100); n != strikesOfOne {
+		t.Errorf("%d wrong requests of one address were looked at", n)
+	}
+	if n := count(func(i int) string { return fmt.Sprintf("10.0.%d.%d:1", i/250, i%250) }, 3*maxStrikers); n != strikesOfAll-strikesOfOne {
+		t.Errorf("%d wrong requests of all others were looked at", n)
+	}
+	if len(s.one) > maxStrikers {
+		t.Errorf("%d addresses are remembered", len(s.one))
+	}
+	now = now.Add(time.Minute)
+	if !wrong("192.0.2.1:1") {
+		t.Error("an address is refused for ever")
+	}
+}

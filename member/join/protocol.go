@@ -1,0 +1,95 @@
+package join
+
+import (
+	"net/netip"
+
+	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/raftstore"
+)
+
+// Paths over the join protocol of a server's port, which strangers speak.
+const (
+	// Path is where a joiner posts its Request.
+	Path = "/v1/join"
+	// RenewPath is where an agent posts a Renewal. It is here, and not among the
+	// members' questions, since a certificate that has ended opens nothing: the
+	// request itself proves the key.
+	RenewPath = "/v1/certificate"
+)
+
+// Request is a machine's wish to become a member.
+type Request struct {
+	TokenID     string         `json:"tokenID"`
+	TokenSecret string         `json:"tokenSecret"`
+	Name        string         `json:"name"`
+	Addr        netip.AddrPort `json:"addr"` // where it will listen
+	CSR         []byte         `json:"csr"`  // PKCS #10, DER; proves the key
+	Version     string         `json:"version"`
+}
+
+// Response makes the machine a member. It holds no private key: what a server
+// needs beside, it asks for as a member (KeysPath).
+type Response struct {
+	Role     pki.Role        `json:"role"`
+	Cluster  Cluster         `json:"cluster"`
+	CACert   []byte          `json:"caCert"` // PEM
+	NodeCert []byte          `json:"nodeCert"`
+	Epoch    raftstore.Epoch `json:"epoch"` // the life of the store to take part in
+	Servers  []ServerAddr    `json:"servers"`
+}
+
+// Renewal asks for an agent's next certificate.
+type Renewal struct {
+	CSR []byte `json:"csr"` // with the key that joined
+}
+
+// Certificate answers it.
+type Certificate struct {
+	NodeCert []byte `json:"nodeCert"` // PEM
+}
+
+// Paths over the members' protocol: what a node asks a server.
+const (
+	// ServersPath tells where the servers are (GET; addr is where the one who
+	// asks listens), and takes down that the member has arrived.
+	ServersPath = "/v1/servers"
+	// KeysPath tells a server what only servers know (GET).
+	KeysPath = "/v1/keys"
+)
+
+// ServerAddr is where a server is now.
+type ServerAddr struct {
+	ID   string         `json:"id"`
+	Name string         `json:"name"`
+	Addr netip.AddrPort `json:"addr"`
+}
+
+// ServerList answers ServersPath.
+type ServerList struct {
+	Servers []ServerAddr `json:"servers"`
+}
+
+// Keys are the secrets that all servers share. They travel between two servers
+// of the record alone, each of which has proved its key.
+type Keys struct {
+	CAKey     []byte `json:"caKey"` // PEM
+	GossipKey []byte `json:"gossipKey"`
+}
+
+// Codes of a Refusal.
+const (
+	CodeToken   = "token"
+	CodeName    = "name"
+	CodeRequest = "request"
+	CodeMember  = "member" // no record, or one of another role
+	CodeBusy    = "busy"   // no leader just now, or too many wrong requests: try again
+)
+
+// Refusal is the cluster's no, in words for the person who typed `clusterd
+// join`.
+type Refusal struct {
+	Code    string `json:"code"`
+	Message string `json:"message"`
+}
+
+func (r *Refusal) Error() string { return r.Message }

@@ -1,0 +1,68 @@
+package join
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/netip"
+
+	"github.com/clusterd/clusterd/member/transport"
+)
+
+// Questions answers what members ask a server. The connection has proved the
+// member's key; who has no record is refused, whatever its certificate says.
+func (s *Server) Questions() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+ServersPath, s.asMember(s.getServers))
+	mux.HandleFunc("GET "+KeysPath, s.asMember(s.getKeys))
+	return mux
+}
+
+func (s *Server) asMember(do func(context.Context, Record, *http.Request) (any, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
+		defer cancel()
+		id, name := transport.PeerFrom(ctx)
+		rec, err := MemberNow(ctx, s.Store, id)
+		var out any
+		switch {
+		case errors.Is(err, ErrNotMember) || err == nil && rec.Name != name:
+			err = &Refusal{CodeMember, "node " + name + " has no record in this cluster"}
+		case err == nil:
+			out, err = do(ctx, rec, r)
+		}
+		var no *Refusal
+		switch {
+		case errors.As(err, &no):
+			s.Log.Warn("a member's question was refused", "node", name, "path", r.URL.Path, "err", err)
+			refuse(w, http.StatusForbidden, no)
+		case err != nil:
+			refuse(w, http.StatusServiceUnavailable, &Refusal{CodeBusy, "the cluster cannot answer right now: " + err.Error()})
+		default:
+			w.Header().Set("Content-Type", "application/json")
+			json.NewEncoder(w).Encode(out)
+		}
+	}
+}
+
+func (s *Server) getServers(ctx context.Context, who Record, r *http.Request) (any, error) {
+	// Without a leader nothing can be noted, and the answer is worth no less.
+	if addr, err := netip.ParseAddrPort(r.URL.Query().Get("addr")); err == nil && !addr.Addr().IsUnspecified() && !who.IsServer() && (!who.Confirmed || who.Addr != addr) {
+		if err := arrived(ctx, s.Store, who.ID, addr); err != nil {
+			s.Log.Warn("an agent's arrival could not be noted", "node", who.Name, "err", err)
+		}
+	}
+	return ServerList{Servers: s.Servers()}, nil
+}
+
+func (s *Server) getKeys(_ context.Context, who Record, _ *http.Request) (any, error) {
+	if !who.IsServer() {
+		return nil, &Refusal{CodeMember, "node " + who.Name + " is an agent: only servers hold the cluster's keys"}
+	}
+	key, err := s.CA.EncodeCAKey()
+	if err != nil {
+		return nil, err
+	}
+	return Keys{CAKey: key, GossipKey: s.GossipKey}, nil
+}

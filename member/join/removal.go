@@ -1,0 +1,103 @@
+package join
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/clusterd/clusterd/raftstore"
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+)
+
+// Removal is the cluster's word that a key belongs to no member any more. It
+// is kept for good. A missing Record would not do in its place: a member that
+// is behind lacks the records of those who joined last, and if it refused them
+// it could never hear from a leader among them. No key ever comes back, since
+// each join makes a new one.
+type Removal struct {
+	Name    string    `json:"name"`
+	Removed time.Time `json:"removed"`
+	// Why is empty when somebody removed the member, else one of the words
+	// below; Epoch is then the number of the epoch that began without it.
+	Why   string `json:"why,omitempty"`
+	Epoch uint64 `json:"epoch,omitempty"`
+}
+
+// Why a member was left out of a new epoch.
+const (
+	Recovered = "recovered" // the cluster had lost its quorum
+	Restored  = "restored"  // it was restored from a copy
+)
+
+func removalOps(r Record, why Removal) []mvcc.Op {
+	return []mvcc.Op{
+		{Type: mvcc.OpDelete, Key: memberPrefix + r.ID},
+		put(removed+r.ID, why),
+	}
+}
+
+// IsRemoved reports whether this member knows that the key was removed. It
+// asks nobody and does not wait.
+func IsRemoved(ctx context.Context, s Store, id string) (bool, error) {
+	kv, _, err := s.Get(ctx, removed+id, raftstore.ReadOptions{Stale: true})
+	if err != nil {
+		return false, fmt.Errorf("look up whether %s was removed: %w", id, err)
+	}
+	return kv != nil, nil
+}
+
+// Watched is a Store that can be watched.
+type Watched interface {
+	Store
+	Watch(ctx context.Context, prefix string, o raftstore.WatchOptions) (*raftstore.Watcher, error)
+}
+
+// Removals tells each of every removed key, those of the past first, until ctx
+// ends or each returns an error. A key may be told of again.
+func Removals(ctx context.Context, s Watched, each func(id string, r Removal) error) error {
+	for {
+		err := removals(ctx, s, each)
+		var compacted *mvcc.CompactedError
+		if !errors.As(err, &compacted) {
+			return err
+		}
+	}
+}
+
+func removals(ctx context.Context, s Watched, each func(id string, r Removal) error) error {
+	past, err := s.List(ctx, removed, raftstore.ListOptions{ReadOptions: raftstore.ReadOptions{Stale: true}})
+	if err != nil {
+		return fmt.Errorf("list the removed members: %w", err)
+	}
+	tell := func(kv mvcc.KeyValue) error {
+		var r Removal
+		if err := json.Unmarshal(kv.Value, &r); err != nil {
+			return fmt.Errorf("removal %s: %w", kv.Key, err)
+		}
+		return each(idOf(kv.Key, removed), r)
+	}
+	for _, kv := range past.KVs {
+		if err := tell(kv); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w, err := s.Watch(ctx, removed, raftstore.WatchOptions{Revision: past.Revision + 1})
+	if err != nil {
+		return fmt.Errorf("watch for removed members: %w", err)
+	}
+	for batch := range w.C() {
+		for _, e := range batch.Events {
+			if e.Type == mvcc.Delete {
+				continue
+			}
+			if err := tell(e.KV); err != nil {
+				return err
+			}
+		}
+	}
+	return w.Err()
+}

@@ -1,0 +1,86 @@
+package join
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+
+	"github.com/clusterd/clusterd/raftstore"
+)
+
+// StandingPath answers, over the join protocol, what the cluster knows of a
+// node: GET with its id. A node that is refused everywhere else can ask there
+// why. The answer says nothing to those who do not hold the id, which is 130
+// bits of a fingerprint.
+const StandingPath = "/v1/standing"
+
+// Standing is what one member knows of a node.
+type Standing struct {
+	// Epoch is the life of the store that the one who answers takes part in.
+	Epoch raftstore.Epoch `json:"epoch"`
+	// Member: the node has a record there.
+	Member bool `json:"member"`
+	// Removed is set when it was a member and is none any more.
+	Removed *Removal `json:"removed,omitempty"`
+}
+
+// standing looks a node up in this member's own store: it works without a
+// leader.
+func (s *Server) standing(ctx context.Context, id string) (Standing, error) {
+	answer := Standing{Epoch: s.Epoch}
+	stale := raftstore.ReadOptions{Stale: true}
+	rec, _, err := s.Store.Get(ctx, memberPrefix+id, stale)
+	if err != nil {
+		return answer, err
+	}
+	answer.Member = rec != nil
+	gone, _, err := s.Store.Get(ctx, removed+id, stale)
+	if err != nil || gone == nil {
+		return answer, err
+	}
+	answer.Removed = new(Removal)
+	return answer, json.Unmarshal(gone.Value, answer.Removed)
+}
+
+func (s *Server) serveStanding(w http.ResponseWriter, r *http.Request) {
+	answer, err := s.standing(r.Context(), r.URL.Query().Get("id"))
+	if err != nil {
+		s.Log.Warn("a node's standing could not be looked up", "peer", r.RemoteAddr, "err", err)
+		refuse(w, http.StatusServiceUnavailable, &Refusal{CodeBusy, "the node's standing cannot be looked up right now: " + err.Error()})
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	json.NewEncoder(w).Encode(answer)
+}
+
+// AskStanding asks a member what it knows of the node with that id. dial opens
+// a connection for the join protocol and has verified who is at its other end.
+func AskStanding(ctx context.Context, dial func(context.Context) (net.Conn, error), id string) (Standing, error) {
+	tr := &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
+	}
+	var answer Standing
+	target := url.URL{Scheme: "http", Host: "member", Path: StandingPath, RawQuery: url.Values{"id": {id}}.Encode()}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
+	if err != nil {
+		return answer, err
+	}
+	res, err := tr.RoundTrip(req)
+	if err != nil {
+		return answer, err
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(res.Body, 64<<10))
+	if err != nil {
+		return answer, err
+	}
+	if res.StatusCode != http.StatusOK {
+		return answer, fmt.Errorf("it answered %s", res.Status)
+	}
+	return answer, json.Unmarshal(body, &answer)
+}

@@ -1,0 +1,163 @@
+package join
+
+import (
+	"context"
+	"crypto/subtle"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/raftstore"
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+)
+
+// TokenInfo is what the cluster knows of a join token; never its secret.
+type TokenInfo struct {
+	ID string `json:"id"`
+	// Role is what machines become by it; empty in old records: servers.
+	Role pki.Role `json:"role"`
+	// Uses is how many machines it admits, 0: any number; Used how many it has.
+	Uses    int       `json:"uses"`
+	Used    int       `json:"used"`
+	Created time.Time `json:"created"`
+	Expires time.Time `json:"expires"`
+}
+
+type tokenRecord struct {
+	TokenInfo
+	Hash string `json:"hash"` // pki.HashSecret
+}
+
+// TokenWish is what a token is to be good for.
+type TokenWish struct {
+	Role pki.Role
+	Uses int // 0: any number
+	TTL  time.Duration
+}
+
+// tokenKept is how much longer than its life a token's record is kept, so that
+// a late joiner is told "expired" and not "unknown".
+const tokenKept = 7 * 24 * time.Hour
+
+// CreateToken makes and records a token.
+func CreateToken(ctx context.Context, s Store, ca *x509.Certificate, wish TokenWish, now time.Time) (pki.Token, TokenInfo, error) {
+	t := pki.NewToken(ca)
+	info := TokenInfo{ID: t.ID, Role: wish.Role, Uses: wish.Uses, Created: now.UTC(), Expires: now.Add(wish.TTL).UTC()}
+	op := tokenRecord{TokenInfo: info, Hash: pki.HashSecret(t.Secret)}.put(now)
+	res, err := s.Txn(ctx, mvcc.Txn{Origin: origin, Compares: []mvcc.Compare{{Key: op.Key}}, Ops: []mvcc.Op{op}})
+	if err != nil {
+		return pki.Token{}, TokenInfo{}, fmt.Errorf("record the token: %w", err)
+	}
+	if !res.Succeeded {
+		return pki.Token{}, TokenInfo{}, fmt.Errorf("record the token: the id %s is in use; try again", t.ID)
+	}
+	return t, info, nil
+}
+
+func (r tokenRecord) put(now time.Time) mvcc.Op {
+	op := put(tokenPrefix+r.ID, r)
+	op.TTL = max(1, int64((r.Expires.Sub(now)+tokenKept)/time.Second))
+	return op
+}
+
+// Tokens lists the recorded tokens, expired and used ones too as long as they
+// are kept.
+func Tokens(ctx context.Context, s Store) ([]TokenInfo, error) {
+	res, err := s.List(ctx, tokenPrefix, raftstore.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list tokens: %w", err)
+	}
+	infos := make([]TokenInfo, 0, len(res.KVs))
+	for _, kv := range res.KVs {
+		r, err := decodeToken(kv)
+		if err != nil {
+			return nil, err
+		}
+		infos = append(infos, r.TokenInfo)
+	}
+	return infos, nil
+}
+
+func decodeToken(kv mvcc.KeyValue) (tokenRecord, error) {
+	var r tokenRecord
+	if err := json.Unmarshal(kv.Value, &r); err != nil {
+		return r, fmt.Errorf("token record %s: %w", idOf(kv.Key, tokenPrefix), err)
+	}
+	if r.Role == "" {
+		r.Role = pki.Server
+	}
+	return r, nil
+}
+
+// DeleteToken removes a token and reports whether there was one.
+func DeleteToken(ctx context.Context, s Store, id string) (bool, error) {
+	for {
+		kv, _, err := s.Get(ctx, tokenPrefix+id, raftstore.ReadOptions{})
+		if err != nil || kv == nil {
+			return false, err
+		}
+		res, err := s.Txn(ctx, mvcc.Txn{
+			Origin:   origin,
+			Compares: []mvcc.Compare{{Key: kv.Key, ModRevision: kv.ModRevision}},
+			Ops:      []mvcc.Op{{Type: mvcc.OpDelete, Key: kv.Key}},
+		})
+		if err != nil || res.Succeeded {
+			return res.Succeeded, err
+		}
+	}
+}
+
+// storedToken is a token's record as it was read.
+type storedToken struct {
+	tokenRecord
+	key      string
+	revision int64
+	now      time.Time
+}
+
+// checkToken returns the record of the token when the secret belongs to it and
+// it is still good, and a *Refusal that says what is wrong otherwise. Whether
+// it was used up shows only when it is known by whom: see use.
+func checkToken(ctx context.Context, s Store, id, secret string, now time.Time) (storedToken, error) {
+	no := func(format string, args ...any) (storedToken, error) {
+		return storedToken{}, &Refusal{Code: CodeToken, Message: fmt.Sprintf(format, args...)}
+	}
+	kv, _, err := s.Get(ctx, tokenPrefix+id, raftstore.ReadOptions{})
+	if err != nil {
+		return storedToken{}, fmt.Errorf("look up the token: %w", err)
+	}
+	if kv == nil {
+		return no("the cluster does not know the join token %s: it was removed, or expired long ago; make a new one with `clusterctl token create`", id)
+	}
+	r, err := decodeToken(*kv)
+	if err != nil {
+		return storedToken{}, err
+	}
+	if subtle.ConstantTimeCompare([]byte(r.Hash), []byte(pki.HashSecret(secret))) != 1 {
+		return no("the secret of join token %s is wrong: copy the whole line that `clusterctl token create` printed", id)
+	}
+	if now.After(r.Expires) {
+		return no("the join token %s expired %s ago (at %s by the cluster's clock); make a new one with `clusterctl token create`",
+			id, max(time.Second, now.Sub(r.Expires).Round(time.Second)), r.Expires.Format(time.RFC3339))
+	}
+	return storedToken{tokenRecord: r, key: kv.Key, revision: kv.ModRevision, now: now}, nil
+}
+
+// use is the change that notes that a machine was admitted. again: it takes the
+// place of one that was counted and never arrived.
+func (t storedToken) use(again bool) (mvcc.Op, error) {
+	r := t.tokenRecord
+	if !again {
+		if r.Uses > 0 && r.Used >= r.Uses {
+			times := "once"
+			if r.Used > 1 {
+				times = fmt.Sprintf("%d times", r.Used)
+			}
+			return mvcc.Op{}, &Refusal{Code: CodeToken, Message: fmt.Sprintf("the join token %s was used %s, as often as it may be; make another with `clusterctl token create --role %s`", r.ID, times, r.Role)}
+		}
+		r.Used++
+	}
+	return r.put(t.now), nil
+}

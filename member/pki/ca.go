@@ -1,0 +1,289 @@
+// Package pki makes and checks the cluster's identities: one certificate
+// authority per cluster, a key pair per node whose fingerprint is the node's
+// id, client certificates for people, and the join token that pins the
+// authority. It keeps no state and opens no connection.
+package pki
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base32"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Lifetimes of certificates. A node's is renewed by itself long before it
+// ends (see NeedsRenewal).
+const (
+	CALifetime = 10 * 365 * 24 * time.Hour
+	// A server's key lies beside the authority's, which could make another.
+	ServerLifetime = 90 * 24 * time.Hour
+	// An agent asks a server for its next certificate.
+	AgentLifetime = 24 * time.Hour
+	AdminLifetime = 365 * 24 * time.Hour
+	// backdate forgives clocks that differ a little.
+	backdate = 5 * time.Minute
+)
+
+// Names in certificates, as Kubernetes uses them.
+const (
+	NodeUserPrefix = "system:node:"
+	NodesGroup     = "system:nodes"
+	AdminsGroup    = "system:masters"
+	// ServersGroup is in the certificates of nodes that are servers beside
+	// NodesGroup. Only they speak for the cluster to other nodes.
+	ServersGroup = "clusterd:servers"
+)
+
+// Role is what a node does in the cluster.
+type Role string
+
+const (
+	// Server keeps the store, serves the API and holds the authority's key,
+	// and runs pods, too.
+	Server Role = "server"
+	// Agent runs pods and nothing else.
+	Agent Role = "agent"
+)
+
+// CA signs the cluster's certificates. Without a key, as agents have it, it
+// only knows whom to believe. It is immutable and may be used concurrently.
+type CA struct {
+	Cert *x509.Certificate
+	key  crypto.Signer
+}
+
+// NewCA makes an authority of its own for the cluster of that name.
+func NewCA(cluster string, now time.Time) (*CA, error) {
+	key, err := NewKey()
+	if err != nil {
+		return nil, err
+	}
+	template := &x509.Certificate{
+		SerialNumber:          serial(),
+		Subject:               pkix.Name{CommonName: "clusterd " + cluster},
+		NotBefore:             now.Add(-backdate),
+		NotAfter:              now.Add(CALifetime),
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		MaxPathLenZero:        true,
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, fmt.Errorf("sign the authority's certificate: %w", err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, err
+	}
+	return &CA{Cert: cert, key: key}, nil
+}
+
+// LoadCA reads an authority from its PEM files' contents and checks that they
+// belong together.
+func LoadCA(certPEM, keyPEM []byte) (*CA, error) {
+	cert, err := ParseCert(certPEM)
+	if err != nil {
+		return nil, fmt.Errorf("authority's certificate: %w", err)
+	}
+	key, err := ParseKey(keyPEM)
+	if err != nil {
+		return nil, fmt.Errorf("authority's key: %w", err)
+	}
+	if !cert.IsCA {
+		return nil, errors.New("the certificate is not an authority's")
+	}
+	if Fingerprint(cert.PublicKey) != Fingerprint(key.Public()) {
+		return nil, errors.New("the authority's certificate and key do not belong together")
+	}
+	return &CA{Cert: cert, key: key}, nil
+}
+
+// KnowCA reads an authority of which only the certificate is known.
+func KnowCA(certPEM []byte) (*CA, error) {
+	cert, err := ParseCert(certPEM)
+	if err != nil {
+		return nil, fmt.Errorf("authority's certificate: %w", err)
+	}
+	if !cert.IsCA {
+		return nil, errors.New("the certificate is not an authority's")
+	}
+	return &CA{Cert: cert}, nil
+}
+
+// errNoKey is returned when one that only knows the authority is to sign.
+var errNoKey = errors.New("this node does not hold the authority's key: only servers sign")
+
+// Pool returns the authority as the roots to verify with.
+func (ca *CA) Pool() *x509.CertPool {
+	pool := x509.NewCertPool()
+	pool.AddCert(ca.Cert)
+	return pool
+}
+
+// IssueServer signs the certificate a server serves and dials with. It names
+// the node as Kubernetes does, and every address and name the API may be
+// called by.
+func (ca *CA) IssueServer(pub crypto.PublicKey, name string, ips []netip.Addr, now time.Time) (*x509.Certificate, error) {
+	t := nodeTemplate(name, now.Add(ServerLifetime))
+	t.Subject.Organization = append(t.Subject.Organization, ServersGroup)
+	t.DNSNames = []string{name, "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}
+	for _, ip := range ips {
+		t.IPAddresses = append(t.IPAddresses, net.IP(ip.AsSlice()))
+	}
+	return ca.sign(t, pub, now)
+}
+
+// IssueAgent signs an agent's certificate. It vouches for no address and no
+// host name: servers know agents by their keys, and to everybody else it must
+// not pass for the API.
+func (ca *CA) IssueAgent(pub crypto.PublicKey, name string, now time.Time) (*x509.Certificate, error) {
+	return ca.sign(nodeTemplate(name, now.Add(AgentLifetime)), pub, now)
+}
+
+func nodeTemplate(name string, end time.Time) *x509.Certificate {
+	return &x509.Certificate{
+		Subject:     pkix.Name{CommonName: NodeUserPrefix + name, Organization: []string{NodesGroup}},
+		NotAfter:    end,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+}
+
+// IssueClient signs a person's or program's client certificate.
+func (ca *CA) IssueClient(pub crypto.PublicKey, user string, groups []string, lifetime time.Duration, now time.Time) (*x509.Certificate, error) {
+	return ca.sign(&x509.Certificate{
+		Subject:     pkix.Name{CommonName: user, Organization: groups},
+		NotAfter:    now.Add(lifetime),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}, pub, now)
+}
+
+func (ca *CA) sign(t *x509.Certificate, pub crypto.PublicKey, now time.Time) (*x509.Certificate, error) {
+	if ca.key == nil {
+		return nil, errNoKey
+	}
+	t.SerialNumber = serial()
+	t.NotBefore = now.Add(-backdate)
+	if t.NotAfter.After(ca.Cert.NotAfter) {
+		t.NotAfter = ca.Cert.NotAfter
+	}
+	t.KeyUsage = x509.KeyUsageDigitalSignature
+	t.BasicConstraintsValid = true
+	der, err := x509.CreateCertificate(rand.Reader, t, ca.Cert, pub, ca.key)
+	if err != nil {
+		return nil, fmt.Errorf("sign a certificate for %s: %w", t.Subject.CommonName, err)
+	}
+	return x509.ParseCertificate(der)
+}
+
+// NeedsRenewal reports whether a certificate has used two thirds of its life.
+func NeedsRenewal(cert *x509.Certificate, now time.Time) bool {
+	life := cert.NotAfter.Sub(cert.NotBefore)
+	return now.After(cert.NotBefore.Add(life * 2 / 3))
+}
+
+// NodeName returns the node name in a node's certificate, and false for any
+// other certificate.
+func NodeName(cert *x509.Certificate) (string, bool) {
+	name, ok := strings.CutPrefix(cert.Subject.CommonName, NodeUserPrefix)
+	if !ok || name == "" || !slices.Contains(cert.Subject.Organization, NodesGroup) {
+		return "", false
+	}
+	return name, true
+}
+
+// NodeRole returns the role in a node's certificate.
+func NodeRole(cert *x509.Certificate) Role {
+	if slices.Contains(cert.Subject.Organization, ServersGroup) {
+		return Server
+	}
+	return Agent
+}
+
+// Fingerprint is the id of a key: 26 letters and digits of the SHA-256 of its
+// public part, 130 bits. It panics on a key type x509 does not know.
+func Fingerprint(pub crypto.PublicKey) string {
+	der, err := x509.MarshalPKIXPublicKey(pub)
+	if err != nil {
+		panic(fmt.Sprintf("pki: fingerprint of a %T: %v", pub, err))
+	}
+	sum := sha256.Sum256(der)
+	return encode(sum[:])[:26]
+}
+
+// NewKey makes an ECDSA P-256 key.
+func NewKey() (crypto.Signer, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }
+
+// EncodeCert and EncodeKey give the PEM forms.
+func EncodeCert(cert *x509.Certificate) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})
+}
+
+// EncodeKey gives the PKCS #8 PEM form of a key.
+func EncodeKey(key crypto.Signer) ([]byte, error) {
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, err
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
+}
+
+// EncodeCAKey gives the PEM form of the authority's key. Whoever holds it can
+// become anyone: servers only, mode 0600.
+func (ca *CA) EncodeCAKey() ([]byte, error) {
+	if ca.key == nil {
+		return nil, errNoKey
+	}
+	return EncodeKey(ca.key)
+}
+
+// ParseCert reads the first certificate of a PEM text.
+func ParseCert(b []byte) (*x509.Certificate, error) {
+	block, _ := pem.Decode(b)
+	if block == nil || block.Type != "CERTIFICATE" {
+		return nil, errors.New("not a PEM certificate")
+	}
+	return x509.ParseCertificate(block.Bytes)
+}
+
+// ParseKey reads a PKCS #8 key from its PEM form.
+func ParseKey(b []byte) (crypto.Signer, error) {
+	block, _ := pem.Decode(b)
+	if block == nil || block.Type != "PRIVATE KEY" {
+		return nil, errors.New("not a PEM private key")
+	}
+	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		return nil, err
+	}
+	signer, ok := key.(crypto.Signer)
+	if !ok {
+		return nil, fmt.Errorf("a %T cannot sign", key)
+	}
+	return signer, nil
+}
+
+func serial() *big.Int {
+	n, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil { // crypto/rand does not fail on Linux
+		panic(err)
+	}
+	return n
+}
+
+var lower32 = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
+
+func encode(b []byte) string { return lower32.EncodeToString(b) }

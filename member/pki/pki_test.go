@@ -1,0 +1,131 @@
+package pki
+
+import (
+	"crypto/x509"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+)
+
+var now = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+
+func newCA(t *testing.T) *CA {
+	t.Helper()
+	ca, err := NewCA("test", now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ca
+}
+
+func TestNodeCertificate(t *testing.T) {
+	ca, other := newCA(t), newCA(t)
+	key, _ := NewKey()
+	cert, err := ca.IssueServer(key.Public(), "n1", []netip.Addr{netip.MustParseAddr("192.0.2.1")}, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, use := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
+		p, err := VerifyPeer([]*x509.Certificate{cert}, ca.Pool(), use, now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.Name != "n1" || p.ID != Fingerprint(key.Public()) {
+			t.Fatalf("peer = %+v", p)
+		}
+	}
+	if _, err := VerifyPeer([]*x509.Certificate{cert}, other.Pool(), x509.ExtKeyUsageClientAuth, now); err == nil {
+		t.Error("another cluster's certificate was accepted")
+	}
+	if _, err := VerifyPeer([]*x509.Certificate{cert}, ca.Pool(), x509.ExtKeyUsageClientAuth, now.Add(ServerLifetime+time.Hour)); err == nil {
+		t.Error("an expired certificate was accepted")
+	}
+	if _, err := VerifyPeer(nil, ca.Pool(), x509.ExtKeyUsageClientAuth, now); err == nil {
+		t.Error("no certificate was accepted")
+	}
+	if err := cert.VerifyHostname("192.0.2.1"); err != nil {
+		t.Error(err)
+	}
+	if NeedsRenewal(cert, now.Add(ServerLifetime/2)) || !NeedsRenewal(cert, now.Add(ServerLifetime*3/4)) {
+		t.Error("renewal is not at two thirds")
+	}
+}
+
+func TestAdminIsNoNode(t *testing.T) {
+	ca := newCA(t)
+	key, _ := NewKey()
+	// A person who calls herself like a node is still not in the nodes' group.
+	cert, err := ca.IssueClient(key.Public(), "system:node:n1", []string{AdminsGroup}, AdminLifetime, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if name, ok := NodeName(cert); ok {
+		t.Errorf("NodeName = %q", name)
+	}
+	if _, err := VerifyPeer([]*x509.Certificate{cert}, ca.Pool(), x509.ExtKeyUsageServerAuth, now); err == nil {
+		t.Error("a client certificate was accepted for a server")
+	}
+}
+
+func TestCARoundTrip(t *testing.T) {
+	ca := newCA(t)
+	key, err := ca.EncodeCAKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := LoadCA(EncodeCert(ca.Cert), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !again.Cert.Equal(ca.Cert) {
+		t.Error("the certificate changed")
+	}
+	if _, err := LoadCA(EncodeCert(newCA(t).Cert), key); err == nil {
+		t.Error("a certificate and a key of two authorities were accepted together")
+	}
+}
+
+func TestToken(t *testing.T) {
+	ca := newCA(t)
+	tok := NewToken(ca.Cert)
+	text := tok.String()
+	got, err := ParseToken(" " + text + "\n")
+	if err != nil || got != tok {
+		t.Fatalf("ParseToken = %+v, %v", got, err)
+	}
+	if !got.Pins(ca.Cert) || got.Pins(newCA(t).Cert) {
+		t.Error("the token pins the wrong authority")
+	}
+	for i := range text { // every single altered letter is noticed
+		for _, r := range "a7." {
+			if rune(text[i]) == r {
+				continue
+			}
+			bad := text[:i] + string(r) + text[i+1:]
+			if _, err := ParseToken(bad); err == nil {
+				t.Fatalf("altered at %d: %s was accepted", i, bad)
+			}
+		}
+	}
+	if _, err := ParseToken(text[:len(text)-3]); !errors.Is(err, ErrTokenAltered) {
+		t.Errorf("cut token: %v", err)
+	}
+	if _, err := ParseToken("abcdef.0123456789abcdef"); !errors.Is(err, ErrTokenForm) {
+		t.Errorf("foreign token: %v", err)
+	}
+}
+
+func FuzzParseToken(f *testing.F) {
+	f.Add("cd1.a.b.c.d")
+	f.Add("")
+	f.Add(strings.Repeat(".", 10))
+	f.Fuzz(func(t *testing.T, s string) {
+		if tok, err := ParseToken(s); err == nil {
+			if again, err := ParseToken(tok.String()); err != nil || again != tok {
+				t.Fatalf("%q does not come back: %+v, %v", s, again, err)
+			}
+		}
+	})
+}

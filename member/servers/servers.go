@@ -1,0 +1,253 @@
+// Package servers is how an agent finds a server: it keeps a list of all of
+// them on disk, dials one after the other until one answers, stays with that
+// one while it lasts, and leaves one that failed alone for a while. It decides
+// nothing about who is a server: the certificate at the other end does.
+package servers
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/transport"
+)
+
+const (
+	// attemptTimeout is what one server may take to answer before the next is
+	// tried.
+	attemptTimeout = 2 * time.Second
+	// avoidFor is how long one that failed is tried last.
+	avoidFor = 30 * time.Second
+	// A connection on which nothing comes is asked after pingAfter, and given up
+	// when that is not answered within pingTimeout.
+	pingAfter   = 2 * time.Second
+	pingTimeout = 2 * time.Second
+	// The list is asked for after refreshFirst, and while it does not change ever
+	// more rarely, up to refreshLast.
+	refreshFirst = time.Second
+	refreshLast  = 30 * time.Second
+)
+
+// List is the servers an agent knows. Its methods may be called concurrently.
+type List struct {
+	cfg Config
+
+	mu      sync.Mutex
+	servers []join.ServerAddr // in the order they are tried
+	current string            // the id of the one that answered last
+	failed  map[string]time.Time
+	now     func() time.Time
+}
+
+// Config is what a List needs.
+type Config struct {
+	Identity transport.Identity
+	ID       string         // this node's; spreads the nodes over the servers
+	Self     netip.AddrPort // where this node listens, told to the servers
+	Known    []byte         // the list as Save was given it last
+	Save     func([]byte) error
+	// Extra are addresses of servers that a person named, tried last.
+	Extra []netip.AddrPort
+	// Warn is told what cannot be helped here.
+	Warn func(msg string, err error)
+}
+
+// ErrNone is returned when no server could be reached.
+var ErrNone = errors.New("no server could be reached")
+
+// New reads the list.
+func New(cfg Config) (*List, error) {
+	l := &List{cfg: cfg, failed: map[string]time.Time{}, now: time.Now}
+	var known []join.ServerAddr
+	if err := json.Unmarshal(cfg.Known, &known); err != nil {
+		return nil, fmt.Errorf("the list of servers: %w", err)
+	}
+	l.servers = order(cfg.ID, known)
+	return l, nil
+}
+
+// Encode is the form of a list that Config.Known takes.
+func Encode(servers []join.ServerAddr) ([]byte, error) { return json.Marshal(servers) }
+
+// order gives each node an order of its own, so that the nodes of a server
+// that fails spread over all others.
+func order(id string, servers []join.ServerAddr) []join.ServerAddr {
+	rank := func(s join.ServerAddr) uint64 {
+		sum := sha256.Sum256([]byte(id + "\x00" + s.ID))
+		return binary.BigEndian.Uint64(sum[:])
+	}
+	servers = slices.Clone(servers)
+	slices.SortFunc(servers, func(a, b join.ServerAddr) int { return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.ID, b.ID)) })
+	return servers
+}
+
+// All are the servers known now.
+func (l *List) All() []join.ServerAddr {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.servers)
+}
+
+// candidates are whom to try, in turn: the one that answered last, the others,
+// those that failed lately, the one that failed last last.
+func (l *List) candidates() []join.ServerAddr {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.now()
+	all := slices.Clone(l.servers)
+	for _, addr := range l.cfg.Extra {
+		if !slices.ContainsFunc(all, func(s join.ServerAddr) bool { return s.Addr == addr }) {
+			all = append(all, join.ServerAddr{Addr: addr})
+		}
+	}
+	avoided := func(s join.ServerAddr) time.Time {
+		if at, ok := l.failed[key(s)]; ok && now.Sub(at) < avoidFor {
+			return at
+		}
+		return time.Time{}
+	}
+	slices.SortStableFunc(all, func(a, b join.ServerAddr) int {
+		if c := avoided(a).Compare(avoided(b)); c != 0 {
+			return c
+		}
+		switch l.current {
+		case key(a):
+			return -1
+		case key(b):
+			return 1
+		}
+		return 0
+	})
+	return all
+}
+
+func key(s join.ServerAddr) string { return cmp.Or(s.ID, s.Addr.String()) }
+
+// Dial connects to a server for one of the nodes' protocols.
+func (l *List) Dial(ctx context.Context, protocol string) (net.Conn, error) {
+	return l.dial(ctx, func(ctx context.Context, s join.ServerAddr) (net.Conn, error) {
+		return conn(l.cfg.Identity.Dial(ctx, s.Addr, s.ID, protocol))
+	})
+}
+
+// dialAPI connects to a server's API.
+func (l *List) dialAPI(ctx context.Context, _, _ string) (net.Conn, error) {
+	return l.dial(ctx, func(ctx context.Context, s join.ServerAddr) (net.Conn, error) {
+		return conn(l.cfg.Identity.DialAPI(ctx, s.Addr, s.ID))
+	})
+}
+
+// conn keeps a nil pointer from becoming a connection.
+func conn[C net.Conn](c C, err error) (net.Conn, error) {
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func (l *List) dial(ctx context.Context, one func(context.Context, join.ServerAddr) (net.Conn, error)) (net.Conn, error) {
+	errs := []error{ErrNone}
+	for _, s := range l.candidates() {
+		attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
+		c, err := one(attempt, s)
+		cancel()
+		if err == nil {
+			l.mu.Lock()
+			l.current = key(s)
+			delete(l.failed, key(s))
+			l.mu.Unlock()
+			return c, nil
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		l.mu.Lock()
+		l.failed[key(s)] = l.now()
+		l.mu.Unlock()
+		errs = append(errs, fmt.Errorf("%s: %w", cmp.Or(s.Name, s.Addr.String()), err))
+	}
+	return nil, errors.Join(errs...)
+}
+
+// Transport returns a round tripper to the API of whatever server answers. One
+// that falls silent is given up within seconds. Each Transport has a
+// connection of its own.
+func (l *List) Transport() http.RoundTripper {
+	return &http.Transport{
+		DialTLSContext:    l.dialAPI,
+		ForceAttemptHTTP2: true,
+		HTTP2:             &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout, WriteByteTimeout: pingAfter + pingTimeout},
+		IdleConnTimeout:   90 * time.Second,
+	}
+}
+
+// Run keeps the list true until ctx ends. refused is called when a server says
+// that this node is no member; its error ends Run.
+func (l *List) Run(ctx context.Context, refused func(context.Context) error) error {
+	wait := refreshFirst
+	for {
+		changed, err := l.Refresh(ctx)
+		var no *join.Refusal
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil && !errors.As(err, &no) && l.cfg.Warn != nil:
+			l.cfg.Warn("no server answers; pods go on, and what is known of the servers is tried again", err)
+		}
+		if err != nil {
+			if err := refused(ctx); err != nil {
+				return err
+			}
+		}
+		wait = min(2*wait, refreshLast)
+		if err != nil || changed {
+			wait = refreshFirst
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		// Nodes that began together do not ask together for ever.
+		case <-time.After(wait + rand.N(wait/4+1)):
+		}
+	}
+}
+
+// Refresh asks a server where all of them are, and reports whether that is
+// news.
+func (l *List) Refresh(ctx context.Context) (changed bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	dial := func(ctx context.Context) (net.Conn, error) { return l.Dial(ctx, transport.Member) }
+	found, err := join.FetchServers(ctx, dial, l.cfg.Self)
+	if err != nil || len(found) == 0 {
+		return false, err
+	}
+	found = order(l.cfg.ID, found)
+	l.mu.Lock()
+	changed = !slices.Equal(found, l.servers)
+	l.servers = found
+	l.mu.Unlock()
+	if !changed {
+		return false, nil
+	}
+	b, err := Encode(found)
+	if err == nil {
+		err = l.cfg.Save(b)
+	}
+	if err != nil && l.cfg.Warn != nil {
+		l.cfg.Warn("the list of servers could not be written down", err)
+	}
+	return true, nil
+}

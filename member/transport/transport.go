@@ -1,0 +1,363 @@
+// Package transport is the node's one port. Every connection is TLS; what it
+// is for is agreed in the handshake (ALPN): the API, raft, gossip's streams,
+// node calls, members' questions, or joining. Protocols between nodes are
+// handed on only when the peer proved with its key that it is a node of this
+// cluster, of a role that may use them.
+package transport
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/clusterd/clusterd/member/pki"
+)
+
+// Protocols beside HTTP. A number changes when a protocol is no longer
+// understood by older nodes.
+const (
+	Raft   = "clusterd-raft/1"
+	Gossip = "clusterd-gossip/1"
+	Node   = "clusterd-node/1"   // HTTP/1.1 to a node's agent, from servers alone
+	Member = "clusterd-member/1" // HTTP/1.1, what any node may ask a server
+	Join   = "clusterd-join/1"   // HTTP/1.1, the one protocol for strangers
+)
+
+// protocols are the roles that may dial and answer each.
+var protocols = map[string]struct{ dials, answers []pki.Role }{
+	Raft:   {dials: servers, answers: servers},
+	Gossip: {dials: servers, answers: servers},
+	Node:   {dials: servers, answers: all},
+	Member: {dials: all, answers: servers},
+	Join:   {dials: all, answers: servers}, // and strangers dial
+}
+
+var (
+	servers = []pki.Role{pki.Server}
+	all     = []pki.Role{pki.Server, pki.Agent}
+)
+
+// handshakeTimeout bounds what a silent or slow stranger can hold.
+const handshakeTimeout = 10 * time.Second
+
+// Identity is what a node shows and trusts. Certificate is asked at each
+// handshake, so that a renewed certificate needs no restart.
+type Identity struct {
+	Certificate func() *tls.Certificate // leaf, then the authority
+	Roots       *x509.CertPool
+	// Revoked reports whether the key with that id may no longer take part;
+	// nil: none is.
+	Revoked func(id string) bool
+}
+
+// Port listens on one address and splits what arrives by protocol.
+type Port struct {
+	ln    net.Listener
+	id    Identity
+	log   *slog.Logger
+	http  *queue
+	split map[string]*queue
+	live  live
+}
+
+// Listen opens the port. It accepts nothing before Run.
+func Listen(addr netip.AddrPort, id Identity, log *slog.Logger) (*Port, error) {
+	ln, err := net.Listen("tcp", addr.String())
+	if err != nil {
+		return nil, fmt.Errorf("listen for cluster traffic: %w", err)
+	}
+	p := &Port{ln: ln, id: id, log: log, http: newQueue(ln.Addr()), split: map[string]*queue{}}
+	for proto := range protocols {
+		p.split[proto] = newQueue(ln.Addr())
+	}
+	return p, nil
+}
+
+// ListenNode opens an agent's port: node calls and nothing else.
+func ListenNode(addr netip.AddrPort, id Identity, log *slog.Logger) (*Port, error) {
+	p, err := Listen(addr, id, log)
+	if err != nil {
+		return nil, err
+	}
+	for proto := range protocols {
+		if proto != Node {
+			delete(p.split, proto)
+		}
+	}
+	p.http.Close()
+	p.http = nil
+	return p, nil
+}
+
+// HTTP returns the listener of the API's connections: *tls.Conn, handshake
+// done, "h2" or HTTP/1.1. The peer's certificate is not verified here: the
+// API server's authenticator does, and answers 401 rather than an alert.
+func (p *Port) HTTP() net.Listener { return p.http }
+
+// Protocol returns the listener of one of the protocols above. Peers of all
+// but Join are verified nodes; PeerOf tells which.
+func (p *Port) Protocol(name string) net.Listener {
+	q, ok := p.split[name]
+	if !ok {
+		panic("transport: unknown protocol " + name)
+	}
+	return q
+}
+
+// HTTPOver is Protocol for the protocols that are HTTP/1.1 inside. Its
+// connections do not show that they are TLS: net/http would look for a handler
+// of the protocol's name, find none and hang up.
+func (p *Port) HTTPOver(name string) net.Listener { return plainListener{p.Protocol(name)} }
+
+type plainListener struct{ net.Listener }
+
+func (l plainListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return plainConn{c}, nil
+}
+
+// plainConn shows nothing of TLS but to PeerOf.
+type plainConn struct{ net.Conn }
+
+// Addr is where the port listens.
+func (p *Port) Addr() netip.AddrPort { return p.ln.Addr().(*net.TCPAddr).AddrPort() }
+
+// Run accepts connections until ctx ends, then closes every listener it gave
+// out, and waits for handshakes under way.
+func (p *Port) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer p.Close()
+	stop := context.AfterFunc(ctx, func() { p.ln.Close() })
+	defer stop()
+	config := p.serverConfig()
+	for {
+		raw, err := p.ln.Accept()
+		if err != nil {
+			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return nil
+			}
+			// Out of descriptors, most likely: do not spin.
+			p.log.Warn("a connection could not be accepted", "err", err)
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(100 * time.Millisecond):
+			}
+			continue
+		}
+		wg.Go(func() {
+			below := &liveConn{Conn: raw, all: &p.live}
+			p.handshake(ctx, below, tls.Server(below, config))
+		})
+	}
+}
+
+// Close closes the port and all its listeners. Run does it too.
+func (p *Port) Close() error {
+	err := p.ln.Close()
+	if p.http != nil {
+		p.http.Close()
+	}
+	for _, q := range p.split {
+		q.Close()
+	}
+	return err
+}
+
+func (p *Port) serverConfig() *tls.Config {
+	protos := slices.Sorted(maps.Keys(p.split))
+	if p.http != nil {
+		protos = append([]string{"h2", "http/1.1"}, protos...)
+	}
+	return &tls.Config{
+		MinVersion:   tls.VersionTLS12,
+		CipherSuites: authenticated,
+		NextProtos:   protos,
+		ClientAuth:   tls.RequestClientCert,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			return p.id.Certificate(), nil
+		},
+	}
+}
+
+// authenticated are TLS 1.2's suites with forward secrecy and authenticated
+// encryption, for clients of the API that lack 1.3. Nodes speak 1.3 alone.
+var authenticated = []uint16{
+	tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
+	tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
+	tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
+}
+
+func (p *Port) handshake(ctx context.Context, below *liveConn, c *tls.Conn) {
+	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
+	defer cancel()
+	if err := c.HandshakeContext(ctx); err != nil {
+		p.log.Debug("handshake", "peer", c.RemoteAddr(), "err", err)
+		c.Close()
+		return
+	}
+	state := c.ConnectionState()
+	q, ours := p.split[state.NegotiatedProtocol]
+	if !ours {
+		if p.http == nil { // it named no protocol
+			c.Close()
+			return
+		}
+		// Whether the certificate is good is the authenticator's to say; that a
+		// node that is removed is cut off is ours.
+		if len(state.PeerCertificates) > 0 {
+			if leaf := state.PeerCertificates[0]; isNode(leaf) {
+				p.live.add(pki.Fingerprint(leaf.PublicKey), below)
+			}
+		}
+		p.http.put(c)
+		return
+	}
+	if state.Version < tls.VersionTLS13 {
+		p.log.Debug("a connection between nodes was refused", "peer", c.RemoteAddr(), "protocol", state.NegotiatedProtocol, "err", "TLS 1.3 is required")
+		c.Close()
+		return
+	}
+	if state.NegotiatedProtocol == Join {
+		q.put(c)
+		return
+	}
+	peer, err := p.id.verify(state.PeerCertificates, x509.ExtKeyUsageClientAuth, "", protocols[state.NegotiatedProtocol].dials)
+	if err != nil {
+		p.log.Warn("a connection between nodes was refused", "peer", c.RemoteAddr(), "protocol", state.NegotiatedProtocol, "err", err)
+		c.Close()
+		return
+	}
+	p.live.add(peer.ID, below)
+	if p.id.Revoked != nil && p.id.Revoked(peer.ID) { // since it was verified
+		c.Close()
+		return
+	}
+	q.put(c)
+}
+
+func isNode(leaf *x509.Certificate) bool {
+	_, ok := pki.NodeName(leaf)
+	return ok
+}
+
+// Cut closes what the node with that id has open here, requests to the API
+// included. It can connect again unless its key is revoked.
+func (p *Port) Cut(id string) { p.live.cut(id) }
+
+// verify checks that a chain is a node's in one of the roles; of the node with
+// that id, if any is given.
+func (id Identity) verify(chain []*x509.Certificate, use x509.ExtKeyUsage, want string, roles []pki.Role) (pki.Peer, error) {
+	peer, err := pki.VerifyPeer(chain, id.Roots, use, time.Now())
+	if err != nil {
+		return pki.Peer{}, err
+	}
+	if peer.Name == "" {
+		return pki.Peer{}, fmt.Errorf("%s is not a node", peer.Cert.Subject.CommonName)
+	}
+	if !slices.Contains(roles, peer.Role) {
+		return pki.Peer{}, fmt.Errorf("node %s (%s) is an %s and may not", peer.Name, peer.ID, peer.Role)
+	}
+	if want != "" && peer.ID != want {
+		return pki.Peer{}, fmt.Errorf("the peer is %s (%s), not %s", peer.ID, peer.Name, want)
+	}
+	if id.Revoked != nil && id.Revoked(peer.ID) {
+		return pki.Peer{}, fmt.Errorf("node %s (%s) was removed from the cluster", peer.Name, peer.ID)
+	}
+	return peer, nil
+}
+
+// PeerOf says which node is at the other end of a connection that Protocol's or
+// HTTPOver's listener or Dial returned.
+func PeerOf(c net.Conn) (id, name string) {
+	if p, hidden := c.(plainConn); hidden {
+		c = p.Conn
+	}
+	t, ok := c.(interface{ ConnectionState() tls.ConnectionState })
+	if !ok {
+		return "", ""
+	}
+	certs := t.ConnectionState().PeerCertificates
+	if len(certs) == 0 {
+		return "", ""
+	}
+	name, _ = pki.NodeName(certs[0])
+	return pki.Fingerprint(certs[0].PublicKey), name
+}
+
+type peerKey struct{}
+
+type peerOf struct{ id, name string }
+
+// WithPeer notes in a request's context who sends it; it is http.Server's
+// ConnContext for HTTPOver's listeners.
+func WithPeer(ctx context.Context, c net.Conn) context.Context {
+	id, name := PeerOf(c)
+	return context.WithValue(ctx, peerKey{}, peerOf{id, name})
+}
+
+// PeerFrom is what WithPeer noted.
+func PeerFrom(ctx context.Context) (id, name string) {
+	p, _ := ctx.Value(peerKey{}).(peerOf)
+	return p.id, p.name
+}
+
+// Dial connects to the node at addr for one protocol. want is the id the peer
+// must have; empty: any node of the cluster whose role answers it will do.
+func (id Identity) Dial(ctx context.Context, addr netip.AddrPort, want, protocol string) (*tls.Conn, error) {
+	return id.DialHost(ctx, addr.String(), want, protocol)
+}
+
+// DialHost is Dial to HOST:PORT.
+func (id Identity) DialHost(ctx context.Context, addr, want, protocol string) (*tls.Conn, error) {
+	t, err := id.dial(ctx, addr, want, protocols[protocol].answers, protocol)
+	if err != nil {
+		return nil, err
+	}
+	if got := t.ConnectionState().NegotiatedProtocol; got != protocol {
+		t.Close()
+		return nil, fmt.Errorf("connect to %s: it does not speak %s", addr, protocol)
+	}
+	return t, nil
+}
+
+// DialAPI connects to the API of the server at addr.
+func (id Identity) DialAPI(ctx context.Context, addr netip.AddrPort, want string) (*tls.Conn, error) {
+	return id.dial(ctx, addr.String(), want, servers, "h2", "http/1.1")
+}
+
+func (id Identity) dial(ctx context.Context, addr, want string, roles []pki.Role, protocols ...string) (*tls.Conn, error) {
+	d := tls.Dialer{
+		NetDialer: &net.Dialer{Timeout: handshakeTimeout},
+		Config: &tls.Config{
+			MinVersion:         tls.VersionTLS13,
+			NextProtos:         protocols,
+			InsecureSkipVerify: true, // by name; VerifyConnection checks the key
+			VerifyConnection: func(s tls.ConnectionState) error {
+				_, err := id.verify(s.PeerCertificates, x509.ExtKeyUsageServerAuth, want, roles)
+				return err
+			},
+			GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+				return id.Certificate(), nil
+			},
+		},
+	}
+	c, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", addr, err)
+	}
+	return c.(*tls.Conn), nil
+}
