@@ -1,6 +1,7 @@
 package netsetup_test
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -56,7 +57,7 @@ func newNode(t *testing.T, addr, cidr string) *node {
 		if n.nft, err = nft.Open(nft.Config{}); err != nil {
 			return err
 		}
-		return sysctl.Set(sysctl.Router())
+		return errors.Join(sysctl.Set(sysctl.Router()), sysctl.SetPresent(sysctl.Bridge()))
 	})
 	t.Cleanup(func() {
 		n.net.Close()
@@ -104,7 +105,7 @@ func (n *node) startPod(name string) pod {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	err = n.net.Attach(podnet.Pod{NetNS: path, HostIf: podnet.HostIf(name), Bridge: "pods0", Addr: addr, Gateway: n.gateway()})
+	err = n.net.Attach(podnet.Pod{NetNS: path, HostIf: podnet.HostIf(name), Bridge: "pods0", Addr: netip.PrefixFrom(addr.Addr(), 32), Gateway: n.gateway()})
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -260,7 +261,7 @@ func TestRootTwoNodes(t *testing.T) {
 	for _, tt := range []struct{ name, from, to, want string }{
 		{"a port of the node, from outside", outside.Path, "192.0.2.1:8080", "a1 saw " + outsideAddr},
 		{"from another node's pod", b1.path, "192.0.2.1:8080", "a1 saw 192.0.2.2"},
-		{"from a neighbour", a2.path, "192.0.2.1:8080", "a1 saw 10.42.1.1"},
+		{"from a neighbour", a2.path, "192.0.2.1:8080", "a1 saw 10.42.1.3"},
 		{"from itself", a1.path, "192.0.2.1:8080", "a1 saw 10.42.1.1"},
 		{"from the node", a.ns.Path, "192.0.2.1:8080", "a1 saw 192.0.2.1"},
 		{"from the node's loopback", a.ns.Path, "127.0.0.1:8080", "a1 saw 10.42.1.1"},

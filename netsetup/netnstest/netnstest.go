@@ -5,6 +5,7 @@ package netnstest
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -31,10 +32,19 @@ type NS struct {
 }
 
 // New makes a network namespace with the loopback up; it is dropped when the
-// test ends.
+// test ends. What tests left that were killed is dropped before.
 func New(t testing.TB) *NS {
 	t.Helper()
-	dir, err := netns.Open(t.TempDir())
+	sweep.Do(func() {
+		if err := dropRemains(); err != nil {
+			t.Logf("namespaces of killed tests: %v", err)
+		}
+	})
+	mine, err := marked(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := netns.Open(filepath.Join(t.TempDir(), mine))
 	if err != nil {
 		t.Fatal(err)
 	}

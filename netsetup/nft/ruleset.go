@@ -173,12 +173,17 @@ func compile(r Ruleset) []chain {
 	post := chain{name: "postrouting", kind: "nat", hook: "postrouting", priority: "srcnat"}
 	published := publish(r)
 	if len(published) > 0 {
-		// Without it, one of Inside that asks another by a port of the node would
-		// get its answer from an address that it did not ask, past the node. So
-		// would the node itself that asks by its loopback.
-		for _, src := range []netip.Prefix{r.Inside.Range, loopback} {
-			if src.Addr().Is4() == r.Inside.Range.Addr().Is4() {
-				post.rules = append(post.rules, rule{src: src.Masked(), dst: r.Inside.Range.Masked(), dnatted: true, verdict: masquerade})
+		// One of Inside that asks itself by a port of the node would not take its
+		// own address for a stranger's, nor the node's loopback for anyone's.
+		if r.Inside.Range.Addr().Is4() {
+			post.rules = append(post.rules, rule{src: loopback, dst: r.Inside.Range.Masked(), dnatted: true, verdict: masquerade})
+		}
+		seen := map[netip.Addr]bool{}
+		for _, p := range r.Publish {
+			if to := p.To.Addr(); !seen[to] {
+				seen[to] = true
+				alone := netip.PrefixFrom(to, to.BitLen())
+				post.rules = append(post.rules, rule{src: alone, dst: alone, dnatted: true, verdict: masquerade})
 			}
 		}
 	}

@@ -126,13 +126,16 @@ func (n *Network) EnsureBridge(b Bridge) error {
 
 // Pod is one network namespace to connect.
 type Pod struct {
-	NetNS   string       // path of the pinned namespace; required
-	IfName  string       // interface inside; default "eth0"
-	HostIf  string       // interface outside, see HostIf; required
-	Bridge  string       // name of the bridge; required
-	Addr    netip.Prefix // the pod's address with the subnet's length; required
-	Gateway netip.Addr   // default route's next hop; zero: no default route
-	MTU     int          // bytes; 0: the kernel's default
+	NetNS  string // path of the pinned namespace; required
+	IfName string // interface inside; default "eth0"
+	HostIf string // interface outside, see HostIf; required
+	Bridge string // name of the bridge; required
+	// Addr is the pod's address with the subnet's length; required. With a
+	// single address (/32, /128) the port is isolated: the pod reaches the
+	// others of its bridge through the node, whose packet filter sees it all.
+	Addr    netip.Prefix
+	Gateway netip.Addr // default route's next hop; zero: no default route
+	MTU     int        // bytes; 0: the kernel's default
 }
 
 // HostIf derives the name of the host-side interface from an id that is unique
@@ -184,6 +187,10 @@ func (n *Network) attach(p Pod) error {
 	if err := n.h.LinkSetHairpin(host, true); err != nil {
 		// A pod must reach itself through a Service address.
 		return fmt.Errorf("set hairpin: %w", err)
+	}
+	// No frame of its own making gets around the node to another such pod.
+	if err := n.h.LinkSetIsolated(host, p.Addr.IsSingleIP()); err != nil {
+		return fmt.Errorf("isolate the port: %w", err)
 	}
 	if err := n.h.LinkSetUp(host); err != nil {
 		return fmt.Errorf("set up: %w", err)

@@ -5,6 +5,7 @@ package sysctl
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sort"
@@ -21,6 +22,27 @@ func Router() map[string]string {
 		"net.ipv4.conf.all.send_redirects":     "0",
 		"net.ipv4.conf.default.send_redirects": "0",
 	}
+}
+
+// Bridge keeps br_netfilter, where the kernel has it, off: it would hand frames
+// whose destination was translated to the port of the new one, past the router
+// that packets between isolated ports need.
+func Bridge() map[string]string {
+	return map[string]string{
+		"net.bridge.bridge-nf-call-iptables":  "0",
+		"net.bridge.bridge-nf-call-ip6tables": "0",
+	}
+}
+
+// SetPresent is Set for switches that a kernel may be without.
+func SetPresent(values map[string]string) error {
+	present := map[string]string{}
+	for k, v := range values {
+		if _, err := Get(k); !errors.Is(err, fs.ErrNotExist) {
+			present[k] = v
+		}
+	}
+	return Set(present)
 }
 
 // Set writes each value that differs, in the order of the keys, and returns

@@ -1,0 +1,87 @@
+package lb
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/clusterd/clusterd/netsetup/nft"
+)
+
+// Flow names connections that the kernel tracks: those made to a frontend and
+// sent to an endpoint. A zero endpoint names those that were sent nowhere else.
+type Flow struct {
+	Frontend Frontend
+	Endpoint netip.AddrPort
+}
+
+// Conntrack forgets connections, in the network namespace in which it was
+// opened.
+type Conntrack struct{ h *netlink.Handle }
+
+// OpenConntrack binds a Conntrack to the calling thread's network namespace.
+func OpenConntrack() (*Conntrack, error) {
+	h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	return &Conntrack{h}, nil
+}
+
+// Close gives the socket back.
+func (c *Conntrack) Close() { c.h.Close() }
+
+// Delete forgets the connections of the flows and no others. The next packet of
+// one begins a new connection, which goes where the rules now say.
+func (c *Conntrack) Delete(flows []Flow) (deleted uint, err error) {
+	want := flowSet{}
+	families := map[netlink.InetFamily]bool{}
+	for _, f := range flows {
+		want[f] = true
+		if f.Frontend.Addr.Is4() {
+			families[unix.AF_INET] = true
+		} else {
+			families[unix.AF_INET6] = true
+		}
+	}
+	for family := range families {
+		n, err := c.h.ConntrackDeleteFilters(netlink.ConntrackTable, family, want)
+		deleted += n
+		if err != nil {
+			return deleted, fmt.Errorf("forget tracked connections: %w", err)
+		}
+	}
+	return deleted, nil
+}
+
+// flowSet answers for one tracked connection whether it is one of many flows,
+// by look-up.
+type flowSet map[Flow]bool
+
+// MatchConntrackFlow implements netlink's filter.
+func (s flowSet) MatchConntrackFlow(c *netlink.ConntrackFlow) bool {
+	to, from := addrPort(c.Forward.DstIP, c.Forward.DstPort), addrPort(c.Reverse.SrcIP, c.Reverse.SrcPort)
+	if !to.IsValid() || !from.IsValid() {
+		return false
+	}
+	if from == to {
+		from = netip.AddrPort{}
+	}
+	f := Flow{Frontend{to.Addr(), nft.Protocol(c.Forward.Protocol), to.Port()}, from}
+	if s[f] {
+		return true
+	}
+	f.Frontend.Addr = familyOf(to.Addr()).any
+	return s[f]
+}
+
+func addrPort(ip net.IP, port uint16) netip.AddrPort {
+	a, ok := netip.AddrFromSlice(ip)
+	if !ok {
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(a.Unmap(), port)
+}

@@ -1,0 +1,422 @@
+package lb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/clusterd/clusterd/netsetup/nft"
+)
+
+// Kernel holds tables: *nft.Tables.
+type Kernel interface {
+	Replace(nft.Table) error
+	Commit(def nft.Table, c nft.Change) error
+	Read(def nft.Table, elements bool) (nft.State, error)
+	Elements(table string, s nft.Set) (nft.Elements, error)
+	Generation() (uint32, error)
+	Delete(name string) error
+}
+
+// Balancer keeps the kernel's table in step with frontends. Safe for concurrent
+// use.
+type Balancer struct {
+	kernel Kernel
+	log    *slog.Logger
+
+	mu        sync.Mutex // guards all below
+	base      Base
+	frontends map[Frontend]Backend
+	// How many frontends need each: what they share.
+	classes      map[classKey]int
+	idle         map[classKey]bool // in the kernel, and used by none
+	own, virtual map[netip.Addr]int
+	begun        bool // the kernel's table was looked at
+	stale        bool // the kernel may hold something else
+	// The generations of the packet filter at the last full look and at the last
+	// one without elements.
+	gen, light uint32
+}
+
+// New returns a Balancer without frontends; it changes nothing yet.
+func New(k Kernel, log *slog.Logger) *Balancer {
+	if log == nil {
+		log = slog.Default()
+	}
+	return &Balancer{
+		kernel: k, log: log, stale: true, frontends: map[Frontend]Backend{},
+		classes: map[classKey]int{}, idle: map[classKey]bool{}, own: map[netip.Addr]int{}, virtual: map[netip.Addr]int{},
+	}
+}
+
+// Update sets frontends; a nil Backend removes one. The first call, and the one
+// after a failure, looks at what the kernel holds and alters what differs.
+func (b *Balancer) Update(changed map[Frontend]*Backend) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for f, backend := range changed {
+		if err := check(f, backend); err != nil {
+			return err
+		}
+	}
+	var c nft.Change
+	for _, f := range slices.SortedFunc(maps.Keys(changed), compareFrontend) {
+		b.change(&c, f, changed[f])
+	}
+	if b.stale {
+		return b.restore()
+	}
+	if c.Empty() {
+		return nil
+	}
+	if err := b.kernel.Commit(skeleton(b.base), c); err != nil {
+		b.stale = true
+		b.log.Warn("the packet filter refused a change; its rules are read and put right", "err", err)
+		return b.restore()
+	}
+	return nil
+}
+
+// SetBase sets what does not belong to one frontend.
+func (b *Balancer) SetBase(base Base) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.stale && slices.Equal(b.base.Inside, base.Inside) && slices.Equal(b.base.Ranges, base.Ranges) {
+		return nil
+	}
+	b.base, b.stale = base, true // what differs now is our doing
+	return b.restore()
+}
+
+// change gathers what altering one frontend alters in the table.
+func (b *Balancer) change(c *nft.Change, f Frontend, to *Backend) {
+	was, had := b.frontends[f]
+	var before, after contribution
+	if had {
+		before = contribute(f, was)
+	}
+	if to != nil {
+		next := *to
+		next.Endpoints, next.Near = settle(was.Endpoints, next.Endpoints), settle(was.Near, next.Near)
+		b.frontends[f] = next
+		after = contribute(f, next)
+	} else {
+		delete(b.frontends, f)
+	}
+	old := map[element]bool{}
+	for _, e := range before.elements {
+		old[e] = true
+	}
+	for _, e := range after.elements {
+		if old[e] {
+			delete(old, e)
+		} else {
+			c.Put(e.set, e.key, e.data)
+		}
+	}
+	for e := range old {
+		c.Take(e.set, e.key, e.data)
+	}
+	// A class that nobody uses any more stays until the next look at all: one
+	// endpoint more or less would make and end chains all the time.
+	for _, k := range after.classes {
+		if count(b.classes, k, 1) && !b.idle[k] {
+			if k.class != 0 {
+				c.Chains = append(c.Chains, k.nftChain())
+			}
+			c.Put(k.element())
+		}
+		delete(b.idle, k)
+	}
+	for _, k := range before.classes {
+		if count(b.classes, k, -1) {
+			b.idle[k] = true
+		}
+	}
+	share(c, b.own, after.own, before.own, hairpin)
+	share(c, b.virtual, valid(after.virtual), valid(before.virtual), virtual)
+}
+
+func valid(a netip.Addr) []netip.Addr {
+	if !a.IsValid() {
+		return nil
+	}
+	return []netip.Addr{a}
+}
+
+// share counts the users of elements that frontends have in common.
+func share(c *nft.Change, users map[netip.Addr]int, more, less []netip.Addr, element func(netip.Addr) (set, key, data string)) {
+	for _, a := range more {
+		if count(users, a, 1) {
+			set, key, data := element(a)
+			if _, taken := c.Remove[set][key]; taken {
+				delete(c.Remove[set], key)
+			} else {
+				c.Put(set, key, data)
+			}
+		}
+	}
+	for _, a := range less {
+		if count(users, a, -1) {
+			set, key, data := element(a)
+			if _, put := c.Add[set][key]; put {
+				delete(c.Add[set], key)
+			} else {
+				c.Take(set, key, data)
+			}
+		}
+	}
+}
+
+// count reports whether the first came, or the last went.
+func count[K comparable](m map[K]int, k K, by int) bool {
+	m[k] += by
+	if m[k] == 0 {
+		delete(m, k)
+		return true
+	}
+	return by > 0 && m[k] == by
+}
+
+// settle orders endpoints so that each keeps the number it had: then one that
+// goes or comes alters its own element and at most one other.
+func settle(was, now []Endpoint) []Endpoint {
+	if len(now) == 0 {
+		return nil
+	}
+	left := make(map[Endpoint]bool, len(now))
+	for _, e := range now {
+		left[e] = true
+	}
+	out := make([]Endpoint, len(left))
+	taken := make([]bool, len(out))
+	for i, e := range was {
+		if i < len(out) && left[e] {
+			out[i], taken[i] = e, true
+			delete(left, e)
+		}
+	}
+	i := 0
+	for _, e := range now {
+		if !left[e] {
+			continue
+		}
+		delete(left, e)
+		for taken[i] {
+			i++
+		}
+		out[i], taken[i] = e, true
+	}
+	return out
+}
+
+// restore reads the kernel's table and alters what differs; the caller holds mu.
+func (b *Balancer) restore() error {
+	want := Compile(b.base, b.frontends)
+	have, err := b.kernel.Read(want, true)
+	if err == nil && have.Whole {
+		c := nft.Diff(have, want)
+		if c.Empty() {
+			b.settled()
+			return nil
+		}
+		if b.begun && !b.stale && !b.leftovers(c) {
+			b.log.Warn("the rules for Services were changed by somebody else and are put right", "table", TableName, "elements", c.Elements(), "chains", len(c.Chains))
+		}
+		if err = b.kernel.Commit(want, c); err == nil {
+			b.settled()
+			return nil
+		}
+	}
+	if b.begun {
+		b.log.Warn("the rules for Services are made anew", "table", TableName, "err", err)
+	}
+	if err := b.kernel.Replace(want); err != nil {
+		b.stale = true
+		return fmt.Errorf("rules for Services: %w", err)
+	}
+	b.settled()
+	return nil
+}
+
+// leftovers reports whether the change does nothing but clear away classes that
+// were left when the last frontend ceased to use them; the caller holds mu.
+func (b *Balancer) leftovers(c nft.Change) bool {
+	if len(c.Chains) > 0 || len(c.Add) > 0 {
+		return false
+	}
+	chains, elements := map[string]bool{}, map[[2]string]bool{}
+	for k := range b.idle {
+		set, key, _ := k.element()
+		chains[k.chain()], elements[[2]string{set, key}] = true, true
+	}
+	for _, name := range c.Drop {
+		if !chains[name] {
+			return false
+		}
+	}
+	for set, gone := range c.Remove {
+		for key := range gone {
+			if !elements[[2]string{set, key}] {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func (b *Balancer) settled() {
+	b.stale, b.begun = false, true
+	clear(b.idle)
+}
+
+// CheckEvery is how often Run asks whether somebody changed rules, and FullCheck
+// how often it then reads all of them.
+const (
+	CheckEvery = 2 * time.Second
+	FullCheck  = time.Minute
+)
+
+// Run puts right what others change, until ctx ends: a table that was deleted
+// within CheckEvery, a single element within FullCheck. While nobody changes
+// any rule it reads none.
+func (b *Balancer) Run(ctx context.Context) {
+	tick := time.NewTicker(CheckEvery)
+	defer tick.Stop()
+	var full time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			if err := b.Check(now.Sub(full) >= FullCheck); err != nil {
+				b.log.Warn("the rules for Services are not as they should be", "err", err)
+				continue
+			}
+			if now.Sub(full) >= FullCheck {
+				full = now
+			}
+		}
+	}
+}
+
+// Check looks whether the table is as it should be: its definitions and chains,
+// or with full all elements. It is a look at one number when no rule of any
+// table was changed.
+func (b *Balancer) Check(full bool) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.begun {
+		return nil // the first Update will
+	}
+	gen, err := b.kernel.Generation()
+	if err != nil {
+		return err
+	}
+	if gen == b.gen && !b.stale {
+		return nil
+	}
+	if full || b.stale {
+		if err := b.restore(); err != nil {
+			return err
+		}
+		// Ours are seen with the next look, at the cost of one more.
+		b.gen = gen
+		return nil
+	}
+	if gen == b.light {
+		return nil
+	}
+	have, err := b.kernel.Read(skeleton(b.base), false)
+	if err != nil || !have.Whole {
+		return errors.Join(err, b.restore())
+	}
+	b.light = gen
+	return nil
+}
+
+// Forget drops what is remembered of clients of endpoints that are no more.
+func (b *Balancer) Forget(gone []netip.AddrPort) error {
+	if len(gone) == 0 {
+		return nil
+	}
+	data := map[string]bool{}
+	for _, a := range gone {
+		data[nft.Key(a.Addr(), a.Port())] = true
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	def := skeleton(b.base)
+	for _, s := range def.Sets {
+		if !s.Dynamic {
+			continue
+		}
+		have, err := b.kernel.Elements(TableName, s)
+		if err != nil {
+			return err
+		}
+		for key, d := range have {
+			if !data[d] {
+				continue
+			}
+			// One by one: the kernel may have dropped one meanwhile.
+			var c nft.Change
+			c.Take(s.Name, key, d)
+			if err := b.kernel.Commit(def, c); err != nil {
+				b.log.Debug("a remembered client is gone already", "err", err)
+			}
+		}
+	}
+	return nil
+}
+
+// Remembers reports whether any frontend has an affinity.
+func (b *Balancer) Remembers() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for k := range b.classes {
+		if k.class.affinity() > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// CleanUp removes the table.
+func (b *Balancer) CleanUp() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.stale, b.begun = true, false
+	return b.kernel.Delete(TableName)
+}
+
+func check(f Frontend, b *Backend) error {
+	if !f.Addr.IsValid() || f.Addr.Is4In6() || f.Port == 0 || f.Proto != tcp && f.Proto != udp && f.Proto != sctp {
+		return fmt.Errorf("frontend %s: an address, tcp, udp or sctp, and a port are required", f)
+	}
+	if b == nil {
+		return nil
+	}
+	for _, e := range append(slices.Clone(b.Endpoints), b.Near...) {
+		if e.Addr.Addr().Is4() != f.Addr.Is4() || e.Addr.Port() == 0 {
+			return fmt.Errorf("frontend %s: its endpoint %s is of another family or has no port", f, e.Addr)
+		}
+	}
+	return nil
+}
+
+func compareFrontend(a, b Frontend) int {
+	if c := a.Addr.Compare(b.Addr); c != 0 {
+		return c
+	}
+	if a.Port != b.Port {
+		return int(a.Port) - int(b.Port)
+	}
+	return int(a.Proto) - int(b.Proto)
+}
