@@ -1,14 +1,19 @@
 package apis
 
 import (
+	"github.com/clusterd/clusterd/apis/admissionregistration"
 	"github.com/clusterd/clusterd/apis/apps"
+	"github.com/clusterd/clusterd/apis/autoscaling"
+	"github.com/clusterd/clusterd/apis/batch"
 	"github.com/clusterd/clusterd/apis/coordination"
 	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/apis/discovery"
+	"github.com/clusterd/clusterd/apis/networking"
 	"github.com/clusterd/clusterd/apis/node"
 	"github.com/clusterd/clusterd/apis/policy"
 	"github.com/clusterd/clusterd/apis/rbac"
 	"github.com/clusterd/clusterd/apis/scheduling"
+	"github.com/clusterd/clusterd/apis/storage"
 )
 
 // Kinds returns the kinds clusterd serves, each in its storage version. This
@@ -22,11 +27,33 @@ func Kinds() []Kind {
 		core.Secret(),
 		core.ServiceAccount(),
 		core.Service(),
+		core.Endpoints(),
 		core.Event(),
+		core.LimitRange(),
+		core.ResourceQuota(),
+		core.PersistentVolume(),
+		core.PersistentVolumeClaim(),
+		core.PodTemplate(),
+		core.ReplicationController(),
+		admissionregistration.ValidatingWebhookConfiguration(),
+		admissionregistration.MutatingWebhookConfiguration(),
+		admissionregistration.ValidatingAdmissionPolicy(),
+		admissionregistration.ValidatingAdmissionPolicyBinding(),
+		admissionregistration.MutatingAdmissionPolicy(),
+		admissionregistration.MutatingAdmissionPolicyBinding(),
 		apps.ReplicaSet(),
 		apps.Deployment(),
+		apps.ControllerRevision(),
+		apps.StatefulSet(),
+		apps.DaemonSet(),
+		autoscaling.HorizontalPodAutoscaler(),
+		batch.Job(),
+		batch.CronJob(),
 		coordination.Lease(),
 		discovery.EndpointSlice(),
+		networking.Ingress(),
+		networking.IngressClass(),
+		networking.NetworkPolicy(),
 		node.RuntimeClass(),
 		policy.PodDisruptionBudget(),
 		rbac.Role(),
@@ -34,5 +61,11 @@ func Kinds() []Kind {
 		rbac.ClusterRole(),
 		rbac.ClusterRoleBinding(),
 		scheduling.PriorityClass(),
+		storage.StorageClass(),
+		storage.VolumeAttachment(),
+		storage.VolumeAttributesClass(),
+		storage.CSIDriver(),
+		storage.CSINode(),
+		storage.CSIStorageCapacity(),
 	}
 }

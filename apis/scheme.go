@@ -4,18 +4,23 @@ import (
 	"fmt"
 	"strings"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	batchv1 "k8s.io/api/batch/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -37,23 +42,29 @@ var (
 )
 
 // groups are the API groups with a served kind or with a type that some
-// subresource takes or gives.
+// subresource takes or gives. Of a group's versions the preferred one is the
+// first; a type that it has is the hub of that kind.
 var groups = []struct {
 	version schema.GroupVersion
 	add     func(*runtime.Scheme) error
 }{
 	{corev1.SchemeGroupVersion, corev1.AddToScheme},
+	{admissionregistrationv1.SchemeGroupVersion, admissionregistrationv1.AddToScheme},
 	{appsv1.SchemeGroupVersion, appsv1.AddToScheme},
 	{authenticationv1.SchemeGroupVersion, authenticationv1.AddToScheme},
 	{authorizationv1.SchemeGroupVersion, authorizationv1.AddToScheme},
+	{autoscalingv2.SchemeGroupVersion, autoscalingv2.AddToScheme},
 	{autoscalingv1.SchemeGroupVersion, autoscalingv1.AddToScheme},
+	{batchv1.SchemeGroupVersion, batchv1.AddToScheme},
 	{coordinationv1.SchemeGroupVersion, coordinationv1.AddToScheme},
 	{discoveryv1.SchemeGroupVersion, discoveryv1.AddToScheme},
 	{eventsv1.SchemeGroupVersion, eventsv1.AddToScheme},
+	{networkingv1.SchemeGroupVersion, networkingv1.AddToScheme},
 	{nodev1.SchemeGroupVersion, nodev1.AddToScheme},
 	{policyv1.SchemeGroupVersion, policyv1.AddToScheme},
 	{rbacv1.SchemeGroupVersion, rbacv1.AddToScheme},
 	{schedulingv1.SchemeGroupVersion, schedulingv1.AddToScheme},
+	{storagev1.SchemeGroupVersion, storagev1.AddToScheme},
 	{metricsv1beta1.SchemeGroupVersion, metricsv1beta1.AddToScheme},
 }
 
@@ -65,14 +76,16 @@ func init() {
 
 // build fills s with the types of all groups and with what kinds say of theirs.
 func build(s *runtime.Scheme, kinds []Kind) error {
+	versions := map[string][]schema.GroupVersion{}
 	for _, g := range groups {
 		if err := g.add(s); err != nil {
 			return fmt.Errorf("add %s to the scheme: %w", g.version, err)
 		}
 		addInternal(s, g.version)
-		if err := s.SetVersionPriority(g.version); err != nil {
+		if err := s.SetVersionPriority(append(versions[g.version.Group], g.version)...); err != nil {
 			return fmt.Errorf("prioritize %s: %w", g.version, err)
 		}
+		versions[g.version.Group] = append(versions[g.version.Group], g.version)
 	}
 	// Answers and options that belong to no group of their own.
 	v1 := schema.GroupVersion{Version: "v1"}
@@ -84,8 +97,17 @@ func build(s *runtime.Scheme, kinds []Kind) error {
 			return fmt.Errorf("%s is in no group of the scheme", k.GVK)
 		}
 		addDefaults(s, k)
-		if err := addFieldLabels(s, k); err != nil {
+		if err := addFieldLabels(s, k, k.GVK); err != nil {
 			return fmt.Errorf("field selectors of %s: %w", k.GVK, err)
+		}
+		for _, view := range k.Views {
+			gvk := schema.GroupVersionKind{Group: k.GVK.Group, Version: view.Version, Kind: k.GVK.Kind}
+			if err := view.AddConversions(s); err != nil {
+				return fmt.Errorf("conversions of %s: %w", gvk, err)
+			}
+			if err := addFieldLabels(s, k, gvk); err != nil {
+				return fmt.Errorf("field selectors of %s: %w", gvk, err)
+			}
 		}
 	}
 	return addQueryConversions(s)
@@ -99,6 +121,9 @@ func addInternal(s *runtime.Scheme, version schema.GroupVersion) {
 	for name, t := range s.KnownTypes(version) {
 		if strings.HasPrefix(t.PkgPath(), "k8s.io/apimachinery/") {
 			continue
+		}
+		if s.Recognizes(internal.WithKind(name)) {
+			continue // an earlier version of the list is its hub
 		}
 		obj, err := s.New(version.WithKind(name))
 		utilruntime.Must(err) // name was just read from s
@@ -122,16 +147,16 @@ func addDefaults(s *runtime.Scheme, k Kind) {
 	})
 }
 
-// addFieldLabels says which field selectors k understands: metadata.name,
+// addFieldLabels says which field selectors k understands as gvk: metadata.name,
 // metadata.namespace and the keys of k.Fields.
-func addFieldLabels(s *runtime.Scheme, k Kind) error {
+func addFieldLabels(s *runtime.Scheme, k Kind, gvk schema.GroupVersionKind) error {
 	known := map[string]bool{"metadata.name": true, "metadata.namespace": k.Namespaced}
 	if k.Fields != nil {
 		for label := range k.Fields(k.New()) {
 			known[label] = true
 		}
 	}
-	return s.AddFieldLabelConversionFunc(k.GVK, func(label, value string) (string, string, error) {
+	return s.AddFieldLabelConversionFunc(gvk, func(label, value string) (string, string, error) {
 		if k.GVK == corev1.SchemeGroupVersion.WithKind("Pod") && label == "spec.host" {
 			label = "spec.nodeName" // the name of the field before v1
 		}

@@ -192,15 +192,5 @@ func validateDeploymentStatusUpdate(d, old *appsv1.Deployment) field.ErrorList {
 		{"availableReplicas", status.AvailableReplicas, "status.replicas", status.Replicas},
 		{"availableReplicas", status.AvailableReplicas, "readyReplicas", status.ReadyReplicas},
 	})...)
-	// The count tells revisions apart whose hashes collide: it must not go back.
-	if was := old.Status.CollisionCount; was != nil {
-		at := at.Child("collisionCount")
-		switch {
-		case status.CollisionCount == nil:
-			errs = append(errs, field.Invalid(at, nil, "cannot be unset"))
-		case *status.CollisionCount < *was:
-			errs = append(errs, field.Invalid(at, *status.CollisionCount, "cannot be decremented"))
-		}
-	}
-	return errs
+	return append(errs, validateCollisions(status.CollisionCount, old.Status.CollisionCount, at.Child("collisionCount"))...)
 }

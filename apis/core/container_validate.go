@@ -36,7 +36,7 @@ func validateContainers(spec *corev1.PodSpec, volumes map[string]corev1.VolumeSo
 			if c.Name != "" {
 				names.Insert(c.Name)
 			}
-			if group.init && !isSidecar(c) {
+			if group.init && !IsSidecar(c) {
 				errs = append(errs, validateInitContainer(c, at)...)
 				errs = append(errs, claimHostPorts(c, sets.New[string](), at)...)
 				continue

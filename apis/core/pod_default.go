@@ -244,7 +244,7 @@ func requestLimits(r *corev1.ResourceRequirements) {
 // its containers' where they ask for that resource, with the limit otherwise.
 func requestPodLimits(spec *corev1.PodSpec) {
 	r := spec.Resources
-	containers := containerRequests(spec)
+	containers := ContainerRequests(&corev1.Pod{Spec: *spec})
 	for name, limit := range r.Limits {
 		if _, asked := r.Requests[name]; asked {
 			continue
@@ -257,44 +257,6 @@ func requestPodLimits(spec *corev1.PodSpec) {
 			continue
 		}
 		r.Requests[name] = limit.DeepCopy()
-	}
-}
-
-// containerRequests sums what the containers ask for, each resource at the
-// moment of its greatest need: while an init container runs, or after.
-func containerRequests(spec *corev1.PodSpec) corev1.ResourceList {
-	main := corev1.ResourceList{}
-	for i := range spec.Containers {
-		addResources(main, spec.Containers[i].Resources.Requests)
-	}
-	sidecars, start := corev1.ResourceList{}, corev1.ResourceList{}
-	for i := range spec.InitContainers {
-		c := &spec.InitContainers[i]
-		need := sidecars.DeepCopy()
-		addResources(need, c.Resources.Requests)
-		if isSidecar(c) {
-			sidecars = need
-		}
-		maxResources(start, need)
-	}
-	addResources(main, sidecars)
-	maxResources(main, start)
-	return main
-}
-
-func addResources(sum, more corev1.ResourceList) {
-	for name, quantity := range more {
-		total := sum[name]
-		total.Add(quantity)
-		sum[name] = total
-	}
-}
-
-func maxResources(most, other corev1.ResourceList) {
-	for name, quantity := range other {
-		if have, ok := most[name]; !ok || quantity.Cmp(have) > 0 {
-			most[name] = quantity.DeepCopy()
-		}
 	}
 }
 
@@ -313,12 +275,6 @@ func roundResources(list corev1.ResourceList) {
 		quantity.RoundUp(-3)
 		list[name] = quantity
 	}
-}
-
-// isSidecar tells whether an init container keeps running beside the main
-// containers.
-func isSidecar(c *corev1.Container) bool {
-	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
 }
 
 func setDefault[T any](field **T, value T) {

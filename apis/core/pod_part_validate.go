@@ -100,7 +100,7 @@ func validateResize(pod, old *corev1.Pod) field.ErrorList {
 	} {
 		for i := range group.rest {
 			c, was, at := &group.rest[i], &group.old[i], group.at.Index(i)
-			if group.init && !isSidecar(was) {
+			if group.init && !IsSidecar(was) {
 				if !equality.Semantic.DeepEqual(c.Resources, was.Resources) {
 					errs = append(errs, field.Forbidden(at.Child("resources"), "only init containers with restartPolicy=Always can be resized"))
 				}

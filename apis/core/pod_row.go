@@ -79,7 +79,7 @@ func summarize(pod *corev1.Pod) podSummary {
 
 	sidecars := map[string]bool{}
 	for i := range pod.Spec.InitContainers {
-		if c := &pod.Spec.InitContainers[i]; isSidecar(c) {
+		if c := &pod.Spec.InitContainers[i]; IsSidecar(c) {
 			sidecars[c.Name] = true
 			s.total++
 		}

@@ -101,7 +101,7 @@ func validatePodResources(spec *corev1.PodSpec, specPath *field.Path) field.Erro
 			}
 		}
 	}
-	sum := containerRequests(spec)
+	sum := ContainerRequests(&corev1.Pod{Spec: *spec})
 	for name, request := range r.Requests {
 		if total, ok := sum[name]; ok && total.Cmp(request) > 0 {
 			errs = append(errs, field.Invalid(at.Child("requests").Key(string(name)), request.String(), fmt.Sprintf("must be greater than or equal to aggregate container requests of %s", total.String())))

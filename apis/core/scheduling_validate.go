@@ -234,3 +234,16 @@ func validateSpread(constraints []corev1.TopologySpreadConstraint, at *field.Pat
 	}
 	return errs
 }
+
+// validateNodeSelector wants at least one term, each well-formed.
+func validateNodeSelector(selector *corev1.NodeSelector, at *field.Path) field.ErrorList {
+	at = at.Child("nodeSelectorTerms")
+	if len(selector.NodeSelectorTerms) == 0 {
+		return field.ErrorList{field.Required(at, "must have at least one node selector term")}
+	}
+	var errs field.ErrorList
+	for i, term := range selector.NodeSelectorTerms {
+		errs = append(errs, validateNodeSelectorTerm(term, at.Index(i))...)
+	}
+	return errs
+}

@@ -147,20 +147,7 @@ func validateAddress(address string, addressType discoveryv1.AddressType, at *fi
 	if ip.Is4() != (addressType == discoveryv1.AddressTypeIPv4) {
 		return field.ErrorList{field.Invalid(at, address, "must be an "+string(addressType)+" address")}
 	}
-	for _, reserved := range []struct {
-		is   bool
-		what string
-	}{
-		{ip.IsUnspecified(), "may not be unspecified (" + address + ")"},
-		{ip.IsLoopback(), "may not be in the loopback range (127.0.0.0/8, ::1/128)"},
-		{ip.IsLinkLocalUnicast(), "may not be in the link-local range (169.254.0.0/16, fe80::/10)"},
-		{ip.IsLinkLocalMulticast(), "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"},
-	} {
-		if reserved.is {
-			return field.ErrorList{field.Invalid(at, address, reserved.what)}
-		}
-	}
-	return nil
+	return check.Reachable(at, ip)
 }
 
 func validatePorts(list []discoveryv1.EndpointPort, at *field.Path) field.ErrorList {

@@ -66,6 +66,9 @@ type Kind struct {
 	// an update of the main resource must leave alone.
 	Parts []Part
 
+	// Views are the other versions that the kind is served in; none is stored.
+	Views []View
+
 	// Grace sets the deletion grace period of a graceful deletion in
 	// options.GracePeriodSeconds and reports whether deletion is graceful at
 	// all; nil: the object goes at once (finalizers permitting).
@@ -79,6 +82,14 @@ type Kind struct {
 	CreateOnUpdate bool
 	// UnconditionalUpdate allows PUT without a resourceVersion.
 	UnconditionalUpdate bool
+}
+
+// View is a version in which a kind is served beside its storage version.
+type View struct {
+	Version string // "v1"
+	// AddConversions adds the functions between the view's Go types (object
+	// and list) and the hub's. Those into the hub set the hub's defaults.
+	AddConversions func(*runtime.Scheme) error
 }
 
 // Status describes a status subresource.

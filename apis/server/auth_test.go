@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/clusterd/clusterd/apis/server"
+	"github.com/clusterd/clusterd/apis/server/rbac"
 	"github.com/clusterd/clusterd/apis/server/servertest"
 	"github.com/clusterd/clusterd/e2e/features"
 )
@@ -157,6 +158,12 @@ func TestNode(t *testing.T) {
 		return err
 	}
 	now := int64(0)
+	cfg := rest.CopyConfig(s.ClientConfigFor("system:node:n1", "system:nodes"))
+	cfg.Impersonate.UserName = rbac.NodeNetwork
+	network := must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(cfg))
+	cfg = rest.CopyConfig(cfg)
+	cfg.Impersonate.UserName = "system:node:n2"
+	another := must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(cfg))
 	for _, test := range []struct {
 		name    string
 		allowed bool
@@ -206,6 +213,12 @@ func TestNode(t *testing.T) {
 		}},
 		{"get its pod", true, func() error { _, err := pods.Get(ctx, "mine", metav1.GetOptions{}); return err }},
 		{"get another's pod", false, func() error { _, err := pods.Get(ctx, "theirs", metav1.GetOptions{}); return err }},
+		{"list all pods to guard them", true, func() error { _, err := network.CoreV1().Pods("").List(ctx, metav1.ListOptions{}); return err }},
+		{"read a secret to guard pods", false, func() error {
+			_, err := network.CoreV1().Secrets("default").Get(ctx, "used", metav1.GetOptions{})
+			return err
+		}},
+		{"act as another node", false, func() error { _, err := another.CoreV1().Nodes().List(ctx, metav1.ListOptions{}); return err }},
 		{"create a pod", false, func() error { _, err := pods.Create(ctx, pod("new"), metav1.CreateOptions{}); return err }},
 		{"status of its pod", true, func() error { return status("mine") }},
 		{"status of another's pod", false, func() error { return status("theirs") }},

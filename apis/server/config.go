@@ -24,8 +24,22 @@ type Config struct {
 	// process, usually auth.ClientCert. Nil: nobody outside is recognised.
 	Authenticator authenticator.Request
 
-	// Authorizer says who may do what. Nil: auth.NewAuthorizer.
+	// Access is who else is known, and what is written down of what they do.
+	Access Access
+
+	// Authorizer says who may do what. Nil: members of system:masters may do
+	// everything, nodes what their pods need, and all others what the stored
+	// roles permit.
 	Authorizer authorizer.Authorizer
+
+	// Issuer is who the tokens of service accounts say they are from: a URL,
+	// which may be one that only programs in the cluster can reach. Default
+	// https://kubernetes.default.svc.
+	Issuer string
+
+	// Audiences are who the tokens for this server say they are for. Default:
+	// Issuer.
+	Audiences []string
 
 	// Past is the history of what Storage keeps, for requests that look back
 	// and for the history of objects. Nil: such requests are refused.
@@ -73,6 +87,12 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.ExternalAddress == "" {
 		c.ExternalAddress = "127.0.0.1:6443"
+	}
+	if c.Issuer == "" {
+		c.Issuer = "https://kubernetes.default.svc"
+	}
+	if len(c.Audiences) == 0 {
+		c.Audiences = []string{c.Issuer}
 	}
 	if c.TolerationSeconds == nil {
 		seconds := tolerations.DefaultSeconds

@@ -3,26 +3,41 @@ package server
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"strings"
 	"sync"
 
+	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	crdopenapi "k8s.io/apiextensions-apiserver/pkg/generated/openapi"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
+	genericadmission "k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
+	"k8s.io/apiserver/pkg/endpoints/filters"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	apiopenapi "k8s.io/apiserver/pkg/endpoints/openapi"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
 	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/apiserver/pkg/util/webhook"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/restmapper"
+	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
+	aggregatoropenapi "k8s.io/kube-aggregator/pkg/generated/openapi"
+	"k8s.io/kube-openapi/pkg/common"
 
 	"github.com/clusterd/clusterd/apis"
 	"github.com/clusterd/clusterd/apis/openapi"
 	"github.com/clusterd/clusterd/apis/server/admission"
-	"github.com/clusterd/clusterd/apis/server/auth"
-	"github.com/clusterd/clusterd/apis/server/inproc"
+	"github.com/clusterd/clusterd/apis/server/extend"
 )
 
 // longRunning are the subresources whose requests may take for ever.
@@ -30,34 +45,38 @@ var longRunning = sets.NewString("attach", "exec", "proxy", "log", "portforward"
 
 // newGeneric configures the library: our answers to who, may you and is it
 // sane, and none of its audit, tracing, etcd, or priority and fairness.
-func newGeneric(config Config, stores *stores, s *Server) (*genericapiserver.GenericAPIServer, error) {
+func newGeneric(config Config, stores *stores, s *Server) (*genericapiserver.RecommendedConfig, error) {
 	c := genericapiserver.NewRecommendedConfig(apis.Codecs)
 	c.EffectiveVersion = newEffectiveVersion()
 	c.ExternalAddress = config.ExternalAddress
-	c.LoopbackClientConfig = s.LoopbackConfig()
+	c.LoopbackClientConfig = s.libraryConfig()
+	client, err := kubernetes.NewForConfig(c.LoopbackClientConfig)
+	if err != nil {
+		return nil, fmt.Errorf("client for the API server library: %w", err)
+	}
+	c.SharedInformerFactory = informers.NewSharedInformerFactory(client, 0)
+	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
 	c.RESTOptionsGetter = stores
 	c.RequestTimeout = config.RequestTimeout
 	c.ShutdownWatchTerminationGracePeriod = config.DrainTimeout
 	// The library insists on listening. It listens to nobody: our caller does.
 	c.SecureServing = &genericapiserver.SecureServingInfo{Listener: newDeafListener()}
 
-	c.Authorization.Authorizer = config.Authorizer
-	if c.Authorization.Authorizer == nil {
-		authorizer := auth.NewAuthorizer(stores)
-		c.Authorization.Authorizer = authorizer
-		c.RuleResolver = authorizer
+	c.Authorization.Authorizer, c.RuleResolver = s.authorization.chain, s.authorization.rules
+	c.Authentication.Authenticator = s.authenticator
+	c.Authentication.APIAudiences = config.Audiences
+	if err := applyAudit(config.Access, &c.Config); err != nil {
+		return nil, err
 	}
-	authenticators := auth.Chain(inproc.Authenticator())
-	if config.Authenticator != nil {
-		authenticators = auth.Chain(inproc.Authenticator(), config.Authenticator)
+	// Last: the plugins begin to work when they are made.
+	if c.AdmissionControl, err = s.newAdmission(c, client, stores); err != nil {
+		return nil, err
 	}
-	c.Authentication.Authenticator = authenticators
-	c.AdmissionControl = admission.Chain(stores, admission.Options{TolerationSeconds: *config.TolerationSeconds})
 
-	namer := apiopenapi.NewDefinitionNamer(apis.Scheme)
-	c.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(openapi.GetOpenAPIDefinitions, namer)
+	namer := apiopenapi.NewDefinitionNamer(apis.Scheme, crdserver.Scheme, aggregatorscheme.Scheme)
+	c.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(definitions, namer)
 	c.OpenAPIConfig.Info.Title = "Kubernetes"
-	c.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions, namer)
+	c.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(definitions, namer)
 	c.OpenAPIV3Config.Info.Title = "Kubernetes"
 
 	basic := genericfilters.BasicLongRunningRequestCheck(sets.NewString("watch", "proxy"), longRunning)
@@ -71,20 +90,57 @@ func newGeneric(config Config, stores *stores, s *Server) (*genericapiserver.Gen
 	c.AddReadyzChecks(
 		healthz.NamedCheck("storage", func(*http.Request) error { return stores.ready() }),
 		healthz.NamedCheck("system-namespaces", func(*http.Request) error { return s.system.check() }),
+		healthz.NamedCheck("default-roles", func(*http.Request) error { return s.authorization.check() }),
 	)
 	c.AddReadyzChecks(config.ReadyChecks...)
 
-	generic, err := c.Complete().New("clusterd", genericapiserver.NewEmptyDelegate())
+	return c, nil
+}
+
+// newAdmission makes the admission chain, and before it what finds webhooks and
+// the APIs of others.
+func (s *Server) newAdmission(c *genericapiserver.RecommendedConfig, client kubernetes.Interface, stores *stores) (genericadmission.Interface, error) {
+	dynamicClient, err := dynamic.NewForConfig(c.LoopbackClientConfig)
 	if err != nil {
-		return nil, fmt.Errorf("configure the API server library: %w", err)
+		return nil, fmt.Errorf("client of any kind: %w", err)
 	}
-	generic.Handler.NonGoRestfulMux.NotFoundHandler(http.HandlerFunc(noSuchPath))
-	return generic, nil
+	s.services = extend.NewServiceResolver(c.SharedInformerFactory)
+	s.webhooks = webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, c.LoopbackClientConfig, c.TracerProvider)
+	s.mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery()))
+	quotas, err := newQuota(c, client, stores)
+	if err != nil {
+		return nil, err
+	}
+	return admission.Chain(stores, admission.Options{
+		Quota:             quotas,
+		TolerationSeconds: *s.config.TolerationSeconds,
+		Extensions: &admission.Extensions{
+			Client: client, Dynamic: dynamicClient, Informers: c.SharedInformerFactory, Mapper: s.mapper,
+			Authorizer: c.Authorization.Authorizer, Version: c.EffectiveVersion,
+			Services: s.services, Webhooks: s.webhooks, Stopped: c.DrainedNotify(),
+		},
+	})
+}
+
+// definitions are the OpenAPI definitions of all types that the servers of the
+// chain speak of.
+func definitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
+	all := crdopenapi.GetOpenAPIDefinitions(ref)
+	maps.Copy(all, aggregatoropenapi.GetOpenAPIDefinitions(ref))
+	maps.Copy(all, openapi.GetOpenAPIDefinitions(ref))
+	return all
 }
 
 // noSuchPath answers where nothing is served with what clients understand, a
 // Status; the library would list its paths.
 func noSuchPath(w http.ResponseWriter, req *http.Request) {
+	if !filters.NoMuxAndDiscoveryIncompleteKey(req.Context()) {
+		// The custom kinds are not all read yet.
+		err := apierrors.NewServiceUnavailable("the server is starting: it does not know all kinds yet")
+		err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
+		responsewriters.ErrorNegotiated(err, apis.Codecs, schema.GroupVersion{Version: "v1"}, w, req)
+		return
+	}
 	err := apierrors.NewGenericServerResponse(http.StatusNotFound, req.Method, schema.GroupResource{}, "", "", 0, true)
 	responsewriters.ErrorNegotiated(err, apis.Codecs, schema.GroupVersion{Version: "v1"}, w, req)
 }

@@ -6,6 +6,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -14,9 +15,11 @@ import (
 	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 
 	"github.com/clusterd/clusterd/apis"
+	"github.com/clusterd/clusterd/apis/server/rbac"
 	"github.com/clusterd/clusterd/apis/server/resource"
 	"github.com/clusterd/clusterd/apis/server/review"
 	"github.com/clusterd/clusterd/apis/server/subresource"
+	"github.com/clusterd/clusterd/apis/server/tokens"
 	"github.com/clusterd/clusterd/apis/server/usage"
 )
 
@@ -36,43 +39,65 @@ func (g *groupSet) add(version schema.GroupVersion, path string, storage rest.St
 	g.resources[version][path] = storage
 }
 
-// installGroups makes every resource and subresource answer under its path.
-func installGroups(server *genericapiserver.GenericAPIServer, config Config, stores *stores, z authorizer.UnconditionalAuthorizer) error {
+// installGroups makes every resource and subresource answer under its path,
+// and returns the group versions in the order of discovery.
+func installGroups(server *genericapiserver.GenericAPIServer, config Config, stores *stores, s *Server) ([]schema.GroupVersion, error) {
 	groups := &groupSet{resources: map[schema.GroupVersion]map[string]rest.Storage{}}
 	for _, store := range stores.list {
-		addKind(groups, store)
+		addKind(groups, store, s.authorization)
 	}
 	addPods(groups, stores, subresource.NodeTransport(config.NodeTransport))
-	addReviews(groups, z)
+	addReviews(groups, s.authorization.chain, s.authorization.rules)
+	groups.add(corev1.SchemeGroupVersion, "serviceaccounts/token", tokens.NewRequest(s.accounts.issuer, s.accounts.audiences, stores))
+	groups.add(authenticationv1.SchemeGroupVersion, "tokenreviews", review.NewToken(s.tokens, s.accounts.audiences))
 	addUsage(groups, stores, usage.Transport(config.NodeTransport))
 
 	var named []*genericapiserver.APIGroupInfo
+	byGroup := map[string]*genericapiserver.APIGroupInfo{}
 	for _, version := range groups.order {
+		if info := byGroup[version.Group]; info != nil {
+			info.PrioritizedVersions = append(info.PrioritizedVersions, version)
+			info.VersionedResourcesStorageMap[version.Version] = groups.resources[version]
+			continue
+		}
 		info := genericapiserver.NewDefaultAPIGroupInfo(version.Group, apis.Scheme, apis.ParameterCodec, apis.Codecs)
+		info.NegotiatedSerializer = bounded{apis.Codecs}
 		info.PrioritizedVersions = []schema.GroupVersion{version}
 		info.VersionedResourcesStorageMap[version.Version] = groups.resources[version]
+		byGroup[version.Group] = &info
 		if version.Group != "" {
 			named = append(named, &info)
 			continue
 		}
 		if err := server.InstallLegacyAPIGroup(genericapiserver.DefaultLegacyAPIPrefix, &info); err != nil {
-			return fmt.Errorf("install the core group: %w", err)
+			return nil, fmt.Errorf("install the core group: %w", err)
 		}
 	}
 	if err := server.InstallAPIGroups(named...); err != nil {
-		return fmt.Errorf("install the API groups: %w", err)
+		return nil, fmt.Errorf("install the API groups: %w", err)
 	}
-	return nil
+	return groups.order, nil
 }
 
 // addKind adds a kind with the subresources that its Kind declares.
-func addKind(groups *groupSet, store *resource.Store) {
+func addKind(groups *groupSet, store *resource.Store, z *authorization) {
 	kind := store.Kind()
-	version, path := kind.GVK.GroupVersion(), kind.Resource
+	addVersion(groups, store, z, kind.GVK.GroupVersion())
+	for _, view := range kind.Views {
+		addVersion(groups, store, z, schema.GroupVersion{Group: kind.GVK.Group, Version: view.Version})
+	}
+}
+
+// addVersion adds one version that a kind is served in.
+func addVersion(groups *groupSet, store *resource.Store, z *authorization, version schema.GroupVersion) {
+	kind := store.Kind()
+	path := kind.Resource
 	if kind.GVK == corev1.SchemeGroupVersion.WithKind("Namespace") {
 		namespaces := resource.NewNamespaces(store)
 		groups.add(version, path, namespaces)
 		groups.add(version, path+"/finalize", resource.NewFinalize(namespaces))
+	} else if guarded := rbac.Guard(store, z.rbac, z.chain); guarded != nil {
+		groups.add(version, path, guarded)
 	} else {
 		groups.add(version, path, store)
 	}
@@ -99,6 +124,8 @@ func addPods(groups *groupSet, stores *stores, transport subresource.NodeTranspo
 	groups.add(v1, "pods/exec", subresource.NewExec(pods, transport))
 	groups.add(v1, "pods/attach", subresource.NewAttach(pods, transport))
 	groups.add(v1, "pods/portforward", subresource.NewPortForward(pods, transport))
+	groups.add(v1, "pods/proxy", subresource.NewPodProxy(pods))
+	groups.add(v1, "services/proxy", subresource.NewServiceProxy(stores.core("services"), stores.byName[discoveryv1.Resource("endpointslices")]))
 	groups.add(v1, "nodes/proxy", subresource.NewNodeProxy(stores.core("nodes"), transport))
 }
 
@@ -111,13 +138,13 @@ func addUsage(groups *groupSet, stores *stores, transport usage.Transport) {
 }
 
 // addReviews adds the kinds that are questions.
-func addReviews(groups *groupSet, z authorizer.UnconditionalAuthorizer) {
+func addReviews(groups *groupSet, z authorizer.UnconditionalAuthorizer, rules authorizer.RuleResolver) {
 	groups.add(authenticationv1.SchemeGroupVersion, "selfsubjectreviews", review.NewSelfSubject())
 	v1 := authorizationv1.SchemeGroupVersion
 	groups.add(v1, "selfsubjectaccessreviews", review.NewSelfAccess(z))
 	groups.add(v1, "subjectaccessreviews", review.NewAccess(z))
 	groups.add(v1, "localsubjectaccessreviews", review.NewLocalAccess(z))
-	if resolver, ok := z.(authorizer.RuleResolver); ok {
-		groups.add(v1, "selfsubjectrulesreviews", review.NewSelfRules(resolver))
+	if rules != nil {
+		groups.add(v1, "selfsubjectrulesreviews", review.NewSelfRules(rules))
 	}
 }

@@ -7,13 +7,19 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/rest"
 
 	"github.com/clusterd/clusterd/apis"
+	"github.com/clusterd/clusterd/apis/server/extend"
 	"github.com/clusterd/clusterd/apis/server/inproc"
 )
 
@@ -22,15 +28,30 @@ import (
 type Server struct {
 	config   Config
 	generic  *genericapiserver.GenericAPIServer
-	prepared preparedServer
+	prepared extend.Prepared
 	system   *systemNamespaces
+	// authorization is who may do what.
+	authorization *authorization
+	// authenticator says who asks.
+	authenticator authenticator.Request
+	// tokens says whose a bearer token is, and looks at nothing else.
+	tokens authenticator.Request
+	// foreign knows the tokens that others issue.
+	foreign *foreignTokens
+	// accounts is about the tokens of service accounts.
+	accounts *serviceAccounts
 	// door lets clients inside this process in.
 	door *inproc.Door
-}
-
-// preparedServer is the library's server when all handlers are in place.
-type preparedServer interface {
-	RunWithContext(ctx context.Context) error
+	// readable is nil when every kind can be read; opened is closed then.
+	readable func() error
+	opened   chan struct{}
+	// informers are what the library keeps of the store for its own use.
+	informers extend.Informers
+	// services and webhooks find and call what users registered; mapper finds
+	// the kinds of parameters of policies.
+	services webhook.ServiceResolver
+	webhooks webhook.AuthenticationInfoResolverWrapper
+	mapper   meta.ResettableRESTMapper
 }
 
 // New builds the server. It starts nothing and does not touch the storage.
@@ -39,7 +60,7 @@ func New(config Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{config: config}
+	s := &Server{config: config, opened: make(chan struct{})}
 	// The door is open before there is a handler: the library wants a client
 	// for its construction. Nobody goes through until New has returned.
 	s.door = inproc.NewDoor(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -56,23 +77,81 @@ func New(config Config) (*Server, error) {
 			return nil, err
 		}
 	}
-	if s.generic, err = newGeneric(config, stores, s); err != nil {
+	if s.accounts, err = newServiceAccounts(config, stores); err != nil {
 		return nil, err
 	}
-	if err := installGroups(s.generic, config, stores, s.generic.Authorizer); err != nil {
+	if s.foreign, err = newForeignTokens(config); err != nil {
 		return nil, err
 	}
-	s.generic.Handler.NonGoRestfulMux.HandleFunc(customKindsPath, noCustomKinds)
-	if stores.destroy != nil {
-		s.generic.RegisterDestroyFunc(stores.destroy)
+	s.authenticator, s.tokens = newAuthentication(config, s.accounts, s.foreign)
+	if s.authorization, err = newAuthorization(config, stores, s); err != nil {
+		return nil, err
 	}
-	for path, handler := range config.RawHandlers {
-		s.generic.Handler.NonGoRestfulMux.HandlePrefix(path, handler)
+	if err := s.build(stores); err != nil {
+		return nil, err
 	}
-	prepared := s.generic.PrepareRun()
-	s.prepared = prepared
 	return s, nil
 }
+
+// build makes the chain of servers; see package extend.
+func (s *Server) build(stores *stores) error {
+	base, err := newGeneric(s.config, stores, s)
+	if err != nil {
+		return err
+	}
+	options := &extend.Options{
+		Generic:  base,
+		Storage:  s.config.Storage,
+		Prefix:   StoragePrefix,
+		Services: s.services,
+		Webhooks: s.webhooks,
+	}
+	s.readable = func() error {
+		if err := stores.ready(); err != nil {
+			return err
+		}
+		return options.Ready()
+	}
+
+	end := genericapiserver.NewEmptyDelegateWithCustomHandler(http.HandlerFunc(noSuchPath))
+	custom, err := extend.NewCustom(options, end)
+	if err != nil {
+		return err
+	}
+	own := *base
+	own.PostStartHooks = map[string]genericapiserver.PostStartHookConfigEntry{}
+	own.BuildHandlerChainFunc = extend.Unfiltered
+	own.SkipOpenAPIInstallation = true
+	kinds, err := own.Complete().New("clusterd", custom.GenericAPIServer)
+	if err != nil {
+		return fmt.Errorf("configure the API server library: %w", err)
+	}
+	served, err := installGroups(kinds, s.config, stores, s)
+	if err != nil {
+		return err
+	}
+	extend.InstallLateOpenAPI(kinds, own.OpenAPIConfig, own.OpenAPIV3Config)
+	options.Own = append(served, extend.Versions...)
+	for path, handler := range s.config.RawHandlers {
+		kinds.Handler.NonGoRestfulMux.HandlePrefix(path, handler)
+	}
+	s.accounts.publish(kinds, s.config.ExternalAddress)
+	kinds.RegisterDestroyFunc(s.accounts.destroy)
+	if stores.destroy != nil {
+		kinds.RegisterDestroyFunc(stores.destroy)
+	}
+	front, err := extend.NewFront(options, kinds, custom.Informers.Apiextensions().V1().CustomResourceDefinitions())
+	if err != nil {
+		return err
+	}
+	s.generic = front.GenericAPIServer
+	s.informers = extend.Informers{Ours: base.SharedInformerFactory, Definitions: custom.Informers, Services: front.APIRegistrationInformers}
+	s.prepared, err = front.Prepare()
+	return err
+}
+
+// mapperReset is how long a kind may be unknown to policies.
+const mapperReset = 30 * time.Second
 
 // Handler is the whole server: authentication, authorization, admission and
 // all resources. Serve it over HTTP/2 with TLS, with client certificates in
@@ -102,6 +181,47 @@ func (s *Server) ClientConfigFor(name string, groups ...string) *rest.Config {
 	}
 }
 
+// libraryConfig is the configuration of the clients that the library makes for
+// itself. Their requests wait until the storage can be read: refused, they
+// would come again only after a second, and what they read is needed to be
+// ready.
+func (s *Server) libraryConfig() *rest.Config {
+	config := s.LoopbackConfig()
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(req *http.Request) (*http.Response, error) {
+			select {
+			case <-s.opened:
+				return next.RoundTrip(req)
+			case <-req.Context().Done():
+				return nil, req.Context().Err()
+			}
+		})
+	})
+	return config
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+// RoundTrip implements http.RoundTripper.
+func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
+
+// warm lets the library's clients in once every kind can be read, and returns
+// when they know what is stored. What the library starts then finds what it
+// would otherwise look for ten times a second. It reports false if ctx ended.
+func (s *Server) warm(ctx context.Context) bool {
+	if !until(ctx, func() bool { return s.readable() == nil }) {
+		return false
+	}
+	close(s.opened)
+	return s.informers.Start(ctx)
+}
+
+// until polls often: it is used for what takes milliseconds.
+func until(ctx context.Context, done func() bool) bool {
+	err := wait.PollUntilContextCancel(ctx, 2*time.Millisecond, true, func(context.Context) (bool, error) { return done(), nil })
+	return err == nil
+}
+
 // Run starts what a server does beside answering requests, makes the system's
 // namespaces, and blocks until ctx ends and requests and watches are drained.
 // Requests from this process are not waited for but cancelled: whoever made
@@ -110,13 +230,26 @@ func (s *Server) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	stop := context.AfterFunc(ctx, s.door.Close)
 	defer stop()
+	if err := s.foreign.start(ctx); err != nil {
+		return err
+	}
 	group.Go(func() error {
-		if err := s.prepared.RunWithContext(ctx); err != nil {
+		if !s.warm(ctx) {
+			return nil
+		}
+		if err := s.prepared.Run(ctx); err != nil {
 			return fmt.Errorf("run the API server: %w", err)
 		}
 		return nil
 	})
 	group.Go(func() error { return s.system.run(ctx) })
+	group.Go(func() error { return s.authorization.stored.Run(ctx) })
+	group.Go(func() error { return s.authorization.bootstrap.Run(ctx) })
+	group.Go(func() error {
+		// The mapper does not notice by itself that kinds came or went.
+		wait.Until(s.mapper.Reset, mapperReset, ctx.Done())
+		return nil
+	})
 	err := group.Wait()
 	s.door.Close()
 	return err

@@ -95,3 +95,68 @@ func TestBadServiceRange(t *testing.T) {
 		}
 	}
 }
+
+// TestNodePorts: ports are given, kept, refused and taken back.
+func TestNodePorts(t *testing.T) {
+	s := servertest.Start(t, func(c *server.Config) { c.ServiceCIDR = "10.96.0.0/16" })
+	ctx, services := t.Context(), s.Client.CoreV1().Services("default")
+	create := func(name string, change func(*corev1.ServiceSpec)) (*corev1.Service, error) {
+		return services.Create(ctx, service(name, func(spec *corev1.ServiceSpec) {
+			spec.Type = corev1.ServiceTypeNodePort
+			if change != nil {
+				change(spec)
+			}
+		}), metav1.CreateOptions{})
+	}
+	at := func(port int32) func(*corev1.ServiceSpec) {
+		return func(spec *corev1.ServiceSpec) { spec.Ports[0].NodePort = port }
+	}
+	one := must[*corev1.Service](t)(create("one", at(30080)))
+	for port, want := range map[int32]string{
+		30080: `spec.ports[0].nodePort: Invalid value: 30080: provided port is already allocated`,
+		80:    `spec.ports[0].nodePort: Invalid value: 80: provided port is not in the valid range. The range of valid ports is 30000-32767`,
+		32768: `spec.ports[0].nodePort: Invalid value: 32768: provided port is not in the valid range`,
+	} {
+		if _, err := create("bad", at(port)); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%d: %v, want Invalid: %s", port, err, want)
+		}
+	}
+	dns := must[*corev1.Service](t)(create("dns", func(spec *corev1.ServiceSpec) {
+		spec.Ports = []corev1.ServicePort{{Name: "tcp", Port: 53}, {Name: "udp", Port: 53, Protocol: corev1.ProtocolUDP}, {Name: "metrics", Port: 9153}}
+	}))
+	p := dns.Spec.Ports
+	if p[0].NodePort < 30000 || p[0].NodePort > 32767 || p[0].NodePort != p[1].NodePort || p[2].NodePort == p[0].NodePort || p[2].NodePort == 0 {
+		t.Errorf("given ports: %+v", p)
+	}
+	// What a change or an end frees another may have; what it keeps nobody.
+	one.Spec.Ports[0].NodePort = 30081
+	one = must[*corev1.Service](t)(services.Update(ctx, one, metav1.UpdateOptions{}))
+	must[*corev1.Service](t)(create("two", at(30080)))
+	if _, err := create("three", at(30081)); !apierrors.IsInvalid(err) {
+		t.Errorf("a port that an update took: %v", err)
+	}
+	one.Spec.Ports[0].NodePort = 30080
+	if _, err := services.Update(ctx, one, metav1.UpdateOptions{}); !apierrors.IsInvalid(err) {
+		t.Errorf("an update to another's port: %v", err)
+	}
+	if err := services.Delete(ctx, "two", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	must[*corev1.Service](t)(create("four", at(30080)))
+	one.Spec.Type, one.Spec.Ports[0].NodePort, one.ResourceVersion = corev1.ServiceTypeClusterIP, 0, ""
+	if one = must[*corev1.Service](t)(services.Update(ctx, one, metav1.UpdateOptions{})); one.Spec.Ports[0].NodePort != 0 {
+		t.Errorf("a Service without node ports has one: %+v", one.Spec.Ports)
+	}
+	must[*corev1.Service](t)(create("five", at(30081)))
+	lb := must[*corev1.Service](t)(create("lb", func(spec *corev1.ServiceSpec) {
+		spec.Type, spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal
+	}))
+	if n := lb.Spec.HealthCheckNodePort; n < 30000 || n == lb.Spec.Ports[0].NodePort {
+		t.Errorf("healthCheckNodePort: %d beside %d", n, lb.Spec.Ports[0].NodePort)
+	}
+	if _, err := create("six", at(lb.Spec.HealthCheckNodePort)); !apierrors.IsInvalid(err) {
+		t.Errorf("a health check's port was given twice: %v", err)
+	}
+	must[*corev1.Service](t)(services.Create(ctx, service("dry", func(spec *corev1.ServiceSpec) { spec.Type, spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, 30090 }), metav1.CreateOptions{DryRun: []string{"All"}}))
+	must[*corev1.Service](t)(create("seven", at(30090)))
+}

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/generic"
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
+	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 
 	"github.com/clusterd/clusterd/apis"
@@ -132,24 +134,52 @@ func (s *stores) allocate(cidr string) error {
 		return fmt.Errorf("API server config: ServiceCIDR: %w", err)
 	}
 	leases := s.byName[coordinationv1.Resource("leases")].Kind()
-	options := s.options(leases)
-	// Of the storage of Leases this has only the form: it is a place of its
+	// Of the storage of Leases these have only the form: each is a place of its
 	// own, named as the resource it would be.
-	options.StorageConfig.GroupResource = schema.GroupResource{Group: "alloc", Resource: "clusterips"}
-	store, destroy, err := s.storage(options.StorageConfig, alloc.Prefix,
-		alloc.Key,
-		leases.New, leases.NewList, resource.Attrs(leases), nil, nil)
+	place := func(name, prefix string) (storage.Interface, error) {
+		options := s.options(leases)
+		options.StorageConfig.GroupResource = schema.GroupResource{Group: "alloc", Resource: name}
+		store, destroy, err := s.storage(options.StorageConfig, prefix, alloc.Key(prefix), leases.New, leases.NewList, resource.Attrs(leases), nil, nil)
+		if err != nil {
+			return nil, fmt.Errorf("storage of %s: %w", name, err)
+		}
+		before := s.destroy
+		s.destroy = func() {
+			destroy()
+			if before != nil {
+				before()
+			}
+		}
+		return store, nil
+	}
+	store, err := place("clusterips", alloc.Prefix)
 	if err != nil {
-		return fmt.Errorf("storage of cluster addresses: %w", err)
+		return err
 	}
 	addresses, err := alloc.New(store, network, s.holds)
 	if err != nil {
-		destroy()
+		s.destroy()
+		s.destroy = nil
 		return fmt.Errorf("API server config: ServiceCIDR: %w", err)
 	}
-	addresses.Attach(s.core("services").Store)
-	s.destroy = destroy
+	if store, err = place("nodeports", alloc.PortsPrefix); err != nil {
+		return err
+	}
+	alloc.Attach(s.core("services").Store, addresses, alloc.NewPorts(store, s.holdsPort))
 	return nil
+}
+
+// holdsPort reports whether a Service is stored with a node port.
+func (s *stores) holdsPort(ctx context.Context, owner alloc.Owner, port int32) (bool, error) {
+	service, err := getAt[*corev1.Service](lookup(ctx, corev1.Resource("services"), owner.Namespace), s, corev1.Resource("services"), owner.Name, "")
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return service.UID == owner.UID && (service.Spec.HealthCheckNodePort == port ||
+		slices.ContainsFunc(service.Spec.Ports, func(p corev1.ServicePort) bool { return p.NodePort == port })), nil
 }
 
 // holds reports whether a Service is stored with an address.
@@ -210,6 +240,11 @@ func (s *stores) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, 
 	return get(ctx, s, corev1.Resource("pods"), namespace, name, func(pod *corev1.Pod) bool { return pod.Spec.NodeName != "" })
 }
 
+// Claim reads a claim.
+func (s *stores) Claim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
+	return get(ctx, s, corev1.Resource("persistentvolumeclaims"), namespace, name, func(c *corev1.PersistentVolumeClaim) bool { return c.Spec.VolumeName != "" })
+}
+
 // ServiceAccount reads a service account.
 func (s *stores) ServiceAccount(ctx context.Context, namespace, name string) (*corev1.ServiceAccount, error) {
 	return get(ctx, s, corev1.Resource("serviceaccounts"), namespace, name, func(*corev1.ServiceAccount) bool { return true })
@@ -231,6 +266,26 @@ func (s *stores) PriorityClasses(ctx context.Context) ([]schedulingv1.PriorityCl
 	classes, ok := list.(*schedulingv1.PriorityClassList)
 	if !ok {
 		return nil, fmt.Errorf("list priority classes: got a %T", list)
+	}
+	return classes.Items, nil
+}
+
+var storageClasses = storagev1.Resource("storageclasses")
+
+// StorageClass reads a storage class.
+func (s *stores) StorageClass(ctx context.Context, name string) (*storagev1.StorageClass, error) {
+	return get(ctx, s, storageClasses, "", name, func(*storagev1.StorageClass) bool { return true })
+}
+
+// StorageClasses lists the storage classes, as this process knows them.
+func (s *stores) StorageClasses(ctx context.Context) ([]storagev1.StorageClass, error) {
+	list, err := s.byName[storageClasses].List(lookup(ctx, storageClasses, ""), &internalversion.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		return nil, fmt.Errorf("list storage classes: %w", err)
+	}
+	classes, ok := list.(*storagev1.StorageClassList)
+	if !ok {
+		return nil, fmt.Errorf("list storage classes: got a %T", list)
 	}
 	return classes.Items, nil
 }
@@ -259,4 +314,34 @@ func (s *stores) OnNode(ctx context.Context, node, namespace string) ([]*corev1.
 		all[i] = &pods.Items[i]
 	}
 	return all, nil
+}
+
+// Pods lists the pods of a namespace, as this process knows them.
+func (s *stores) Pods(ctx context.Context, namespace string) ([]*corev1.Pod, error) {
+	list, err := s.core("pods").List(lookup(ctx, corev1.Resource("pods"), namespace), &internalversion.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		return nil, fmt.Errorf("list pods of namespace %s: %w", namespace, err)
+	}
+	pods, ok := list.(*corev1.PodList)
+	if !ok {
+		return nil, fmt.Errorf("list pods of namespace %s: got a %T", namespace, list)
+	}
+	all := make([]*corev1.Pod, len(pods.Items))
+	for i := range pods.Items {
+		all[i] = &pods.Items[i]
+	}
+	return all, nil
+}
+
+// LimitRanges lists those of a namespace, as this process knows them.
+func (s *stores) LimitRanges(ctx context.Context, namespace string) ([]corev1.LimitRange, error) {
+	list, err := s.core("limitranges").List(lookup(ctx, corev1.Resource("limitranges"), namespace), &internalversion.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		return nil, fmt.Errorf("list limit ranges: %w", err)
+	}
+	limits, ok := list.(*corev1.LimitRangeList)
+	if !ok {
+		return nil, fmt.Errorf("list limit ranges: got a %T", list)
+	}
+	return limits.Items, nil
 }

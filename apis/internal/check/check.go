@@ -3,6 +3,8 @@
 package check
 
 import (
+	"net/netip"
+
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -100,4 +102,24 @@ func ID(path *field.Path, id *int64, rule func(int64) []string) field.ErrorList 
 // LabelSelector wants a well-formed selector; nil is well-formed.
 func LabelSelector(path *field.Path, selector *metav1.LabelSelector) field.ErrorList {
 	return metav1validation.ValidateLabelSelector(selector, metav1validation.LabelSelectorValidationOptions{}, path)
+}
+
+// Reachable refuses addresses that mean another machine to everyone who reads
+// them: traffic to such an endpoint would stay on the node or go to its
+// neighbours.
+func Reachable(path *field.Path, ip netip.Addr) field.ErrorList {
+	for _, reserved := range []struct {
+		is   bool
+		what string
+	}{
+		{ip.IsUnspecified(), "may not be unspecified (" + ip.String() + ")"},
+		{ip.IsLoopback(), "may not be in the loopback range (127.0.0.0/8, ::1/128)"},
+		{ip.IsLinkLocalUnicast(), "may not be in the link-local range (169.254.0.0/16, fe80::/10)"},
+		{ip.IsLinkLocalMulticast(), "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"},
+	} {
+		if reserved.is {
+			return field.ErrorList{field.Invalid(path, ip.String(), reserved.what)}
+		}
+	}
+	return nil
 }

@@ -10,16 +10,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"strings"
 	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/storage"
-	"k8s.io/utils/ptr"
 )
 
 // Prefix is where the addresses in use are stored.
@@ -56,10 +50,9 @@ type Holds func(ctx context.Context, owner Owner, address netip.Addr) (bool, err
 
 // Addresses allocates from one range. Safe for concurrent use.
 type Addresses struct {
-	storage storage.Interface
-	cidr    netip.Prefix
-	holds   Holds
-	now     func() time.Time
+	leases leases
+	cidr   netip.Prefix
+	holds  Holds
 
 	first, size uint64 // of the addresses that may be given out, from the range's base
 	static      uint64 // how many of them, at the low end, are given out last
@@ -73,7 +66,14 @@ func New(store storage.Interface, cidr netip.Prefix, holds Holds) (*Addresses, e
 		return nil, fmt.Errorf("range %s is too small for Services: want at least 8 addresses", cidr)
 	}
 	total := uint64(1) << min(bits, 32)
-	a := &Addresses{storage: store, cidr: cidr.Masked(), holds: holds, now: time.Now, first: 1, size: total - 1}
+	a := &Addresses{cidr: cidr.Masked(), holds: holds, first: 1, size: total - 1}
+	a.leases = newLeases(store, Prefix, func(ctx context.Context, owner Owner, name string) (bool, error) {
+		address, err := netip.ParseAddr(name)
+		if err != nil {
+			return false, nil
+		}
+		return holds(ctx, owner, address)
+	})
 	if cidr.Addr().Is4() {
 		a.size-- // broadcast
 	}
@@ -91,32 +91,17 @@ func (a *Addresses) Take(ctx context.Context, address netip.Addr, owner Owner) e
 	if err := a.check(address); err != nil {
 		return err
 	}
-	err := a.reserve(ctx, address, owner)
-	if !storage.IsExist(err) {
-		return err
-	}
-	switch freed, err := a.takeBack(ctx, address, owner); {
-	case err != nil:
-		return err
-	case !freed:
-		return ErrTaken
-	}
-	if err := a.reserve(ctx, address, owner); storage.IsExist(err) {
-		return ErrTaken // somebody was faster
-	} else if err != nil {
-		return err
-	}
-	return nil
+	return a.leases.take(ctx, address.String(), owner)
 }
 
 // TakeAny reserves a free address for owner.
 func (a *Addresses) TakeAny(ctx context.Context, owner Owner) (netip.Addr, error) {
 	for range guesses {
 		address := a.at(a.static + rand.Uint64N(a.size-a.static))
-		if known, err := a.read(ctx, address, "0"); err == nil && known.Name != "" {
+		if known, err := a.leases.read(ctx, address.String(), "0"); err == nil && known.Name != "" {
 			continue
 		}
-		switch err := a.reserve(ctx, address, owner); {
+		switch err := a.leases.reserve(ctx, address.String(), owner); {
 		case err == nil:
 			return address, nil
 		case !storage.IsExist(err):
@@ -129,7 +114,7 @@ func (a *Addresses) TakeAny(ctx context.Context, owner Owner) (netip.Addr, error
 // search goes through the range in order, from a random place above the static
 // end and around.
 func (a *Addresses) search(ctx context.Context, owner Owner) (netip.Addr, error) {
-	taken, err := a.taken(ctx)
+	taken, err := a.leases.taken(ctx)
 	if err != nil {
 		return netip.Addr{}, err
 	}
@@ -138,7 +123,7 @@ func (a *Addresses) search(ctx context.Context, owner Owner) (netip.Addr, error)
 	for _, wantTaken := range []bool{false, true} {
 		for i := range a.size {
 			address := a.at((start + i) % a.size)
-			if taken[address] != wantTaken {
+			if taken[address.String()] != wantTaken {
 				continue
 			}
 			switch err := a.Take(ctx, address, owner); {
@@ -157,38 +142,7 @@ func (a *Addresses) Release(ctx context.Context, address netip.Addr, owner Owner
 	if !a.contains(address) {
 		return nil
 	}
-	record, err := a.read(ctx, address, "")
-	if err != nil {
-		return fmt.Errorf("release %s: %w", address, err)
-	}
-	if record.Name == "" || ownerOf(record) != owner {
-		return nil
-	}
-	return a.remove(ctx, address, record)
-}
-
-// takeBack frees an address whose Service does not exist any more, or never
-// came to exist because its server died in between.
-func (a *Addresses) takeBack(ctx context.Context, address netip.Addr, wants Owner) (bool, error) {
-	record, err := a.read(ctx, address, "")
-	if err != nil {
-		return false, fmt.Errorf("look at %s: %w", address, err)
-	}
-	if record.Name == "" {
-		return true, nil
-	}
-	holder := ownerOf(record)
-	if holder != wants && a.now().Sub(record.CreationTimestamp.Time) < abandoned {
-		return false, nil
-	}
-	held, err := a.holds(ctx, holder, address)
-	if err != nil {
-		return false, fmt.Errorf("look for the holder of %s: %w", address, err)
-	}
-	if held {
-		return false, nil
-	}
-	return true, a.remove(ctx, address, record)
+	return a.leases.release(ctx, address.String(), owner)
 }
 
 // at is the n-th address that may be given out.
@@ -216,63 +170,4 @@ func (a *Addresses) contains(address netip.Addr) bool {
 		return false
 	}
 	return !address.Is4() || address.Next().IsValid() && a.cidr.Contains(address.Next())
-}
-
-// Key is where the lease on an address is stored.
-func Key(lease runtime.Object) (string, error) {
-	object, err := meta.Accessor(lease)
-	if err != nil {
-		return "", fmt.Errorf("key of a cluster address: %w", err)
-	}
-	return Prefix + "/" + object.GetName(), nil
-}
-
-func ownerOf(record *coordinationv1.Lease) Owner {
-	namespace, name, _ := strings.Cut(ptr.Deref(record.Spec.HolderIdentity, ""), "/")
-	return Owner{Namespace: namespace, Name: name, UID: record.UID}
-}
-
-func key(address netip.Addr) string { return Prefix + "/" + address.String() }
-
-// reserve fails with storage's "exists" if the address is taken.
-func (a *Addresses) reserve(ctx context.Context, address netip.Addr, owner Owner) error {
-	record := &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{
-			Name:              address.String(),
-			UID:               owner.UID,
-			CreationTimestamp: metav1.NewTime(a.now()),
-		},
-		Spec: coordinationv1.LeaseSpec{HolderIdentity: ptr.To(owner.String())},
-	}
-	return a.storage.Create(ctx, key(address), record, &coordinationv1.Lease{}, 0)
-}
-
-// read gives an empty record for a free address.
-func (a *Addresses) read(ctx context.Context, address netip.Addr, version string) (*coordinationv1.Lease, error) {
-	record := &coordinationv1.Lease{}
-	err := a.storage.Get(ctx, key(address), storage.GetOptions{IgnoreNotFound: true, ResourceVersion: version}, record)
-	return record, err
-}
-
-func (a *Addresses) remove(ctx context.Context, address netip.Addr, record *coordinationv1.Lease) error {
-	err := a.storage.Delete(ctx, key(address), &coordinationv1.Lease{},
-		&storage.Preconditions{ResourceVersion: &record.ResourceVersion}, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{})
-	if err != nil && !storage.IsNotFound(err) {
-		return fmt.Errorf("release %s: %w", address, err)
-	}
-	return nil
-}
-
-func (a *Addresses) taken(ctx context.Context) (map[netip.Addr]bool, error) {
-	list := &coordinationv1.LeaseList{}
-	if err := a.storage.GetList(ctx, Prefix, storage.ListOptions{Recursive: true, Predicate: storage.Everything}, list); err != nil {
-		return nil, fmt.Errorf("list the addresses in use: %w", err)
-	}
-	taken := make(map[netip.Addr]bool, len(list.Items))
-	for _, item := range list.Items {
-		if address, err := netip.ParseAddr(item.Name); err == nil {
-			taken[address] = true
-		}
-	}
-	return taken, nil
 }

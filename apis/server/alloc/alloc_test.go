@@ -35,7 +35,7 @@ func (s *services) holds(_ context.Context, owner alloc.Owner, address netip.Add
 func newStorage(t *testing.T) storage.Interface {
 	t.Helper()
 	config := &storagebackend.ConfigForResource{Config: storagebackend.Config{Codec: apis.Codecs.LegacyCodec(coordinationv1.SchemeGroupVersion)}}
-	store, _, err := servertest.NewMemory().Decorator()(config, alloc.Prefix, alloc.Key,
+	store, _, err := servertest.NewMemory().Decorator()(config, alloc.Prefix, alloc.Key(alloc.Prefix),
 		func() runtime.Object { return &coordinationv1.Lease{} }, func() runtime.Object { return &coordinationv1.LeaseList{} }, nil, nil, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -3,4 +3,4 @@ package alloc
 import "time"
 
 // SetNow gives a test the clock.
-func (a *Addresses) SetNow(now func() time.Time) { a.now = now }
+func (a *Addresses) SetNow(now func() time.Time) { a.leases.now = now }

@@ -21,26 +21,61 @@ import (
 // that caused it: a client that goes away must not leave it reserved.
 const releaseTimeout = 10 * time.Second
 
-// Attach makes the store of Services give each Service that needs one a
-// cluster address, and take it back with the Service.
-func (a *Addresses) Attach(services *registry.Store) {
+// Attach makes the store of Services give each Service the cluster address and
+// the node ports that it needs, and take them back.
+func Attach(services *registry.Store, a *Addresses, p *Ports) {
 	services.BeginCreate = func(ctx context.Context, obj runtime.Object, options *metav1.CreateOptions) (registry.FinishFunc, error) {
-		return a.begin(ctx, obj.(*corev1.Service), dryrun.IsDryRun(options.DryRun))
+		service, dry := obj.(*corev1.Service), dryrun.IsDryRun(options.DryRun)
+		return both(ctx,
+			func() (registry.FinishFunc, error) { return a.begin(ctx, service, dry) },
+			func() (registry.FinishFunc, error) { return p.begin(ctx, service, nil, dry) })
 	}
 	services.BeginUpdate = func(ctx context.Context, obj, old runtime.Object, options *metav1.UpdateOptions) (registry.FinishFunc, error) {
-		// A Service that becomes an ExternalName keeps its reservation: the
-		// library has no hook for "the update is done". It is taken back as
-		// any that no Service holds.
-		if old.(*corev1.Service).Spec.Type != corev1.ServiceTypeExternalName {
-			return func(context.Context, bool) {}, nil
+		service, dry := obj.(*corev1.Service), dryrun.IsDryRun(options.DryRun)
+		return both(ctx,
+			func() (registry.FinishFunc, error) {
+				// A Service that becomes an ExternalName keeps its reservation: it is
+				// taken back as any that no Service holds.
+				if old.(*corev1.Service).Spec.Type != corev1.ServiceTypeExternalName {
+					return func(context.Context, bool) {}, nil
+				}
+				return a.begin(ctx, service, dry)
+			},
+			func() (registry.FinishFunc, error) { return p.begin(ctx, service, old.(*corev1.Service), dry) })
+	}
+	// Before this hook an update may still fail: what it dropped is kept so long.
+	services.AfterUpdate = func(obj runtime.Object, options *metav1.UpdateOptions) {
+		if !dryrun.IsDryRun(options.DryRun) {
+			p.updated(context.TODO(), obj.(*corev1.Service)) // the hook is given no context
 		}
-		return a.begin(ctx, obj.(*corev1.Service), dryrun.IsDryRun(options.DryRun))
 	}
 	services.AfterDelete = func(obj runtime.Object, options *metav1.DeleteOptions) {
-		if !dryrun.IsDryRun(options.DryRun) {
-			a.release(context.TODO(), obj.(*corev1.Service)) // the hook is given no context
+		if dryrun.IsDryRun(options.DryRun) {
+			return
+		}
+		service := obj.(*corev1.Service)
+		a.release(context.TODO(), service)
+		for port := range needed(service) {
+			p.release(context.TODO(), port, ownerOfService(service))
 		}
 	}
+}
+
+// both begins two things; when the second fails the first is undone.
+func both(ctx context.Context, first, second func() (registry.FinishFunc, error)) (registry.FinishFunc, error) {
+	one, err := first()
+	if err != nil {
+		return nil, err
+	}
+	two, err := second()
+	if err != nil {
+		one(ctx, false)
+		return nil, err
+	}
+	return func(ctx context.Context, success bool) {
+		two(ctx, success)
+		one(ctx, success)
+	}, nil
 }
 
 // begin reserves what service needs and writes it into its spec. If the write

@@ -6,10 +6,13 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/authorization/union"
 )
 
 // fakePods are the pods of node n1.
@@ -25,6 +28,13 @@ func (f fakePods) OnNode(_ context.Context, node, _ string) ([]*corev1.Pod, erro
 	return f.pods, f.err
 }
 
+func (f fakePods) Claim(_ context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
+	if namespace != "default" || name != "data" {
+		return nil, apierrors.NewNotFound(corev1.Resource("persistentvolumeclaims"), name)
+	}
+	return &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "disk"}}, nil
+}
+
 func who(name string, groups ...string) user.Info {
 	return &user.DefaultInfo{Name: name, Groups: append(groups, user.AllAuthenticated)}
 }
@@ -37,36 +47,27 @@ func path(verb, p string) authorizer.AttributesRecord {
 	return authorizer.AttributesRecord{Verb: verb, Path: p}
 }
 
-func TestGrants(t *testing.T) {
-	manager, scheduler, jane := who(ControllerManager), who(Scheduler), who("jane")
-	root := who("root", user.SystemPrivilegedGroup)
-	z := NewAuthorizer(fakePods{})
+func TestNodesAndMasters(t *testing.T) {
+	node := who("system:node:n1", user.NodesGroup)
+	z, err := union.New(union.NamedAuthorizer{AuthorizerName: "masters", Authorizer: Masters{}}, union.NamedAuthorizer{AuthorizerName: "node", Authorizer: NewNodeAuthorizer(fakePods{})})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, test := range []struct {
 		name string
 		user user.Info
 		asks authorizer.AttributesRecord
 		want bool
 	}{
-		{"root, anything", root, resource("delete", "x", "y", "z", "", ""), true},
-		{"root, any path", root, path("post", "/clusterd/v1/x"), true},
-		{"jane, nothing", jane, resource("get", "", "pods", "", "default", "p"), false},
-		{"jane, discovery", jane, path("get", "/apis/apps/v1"), true},
-		{"jane, no writing there", jane, path("post", "/apis/apps/v1"), false},
-		{"jane, metrics", jane, path("get", "/metrics"), false},
-		{"jane, about herself", jane, resource("create", "authorization.k8s.io", "selfsubjectaccessreviews", "", "", ""), true},
-		{"jane, about others", jane, resource("create", "authorization.k8s.io", "subjectaccessreviews", "", "", ""), false},
-		{"manager, kinds", manager, resource("create", "apps", "replicasets", "", "default", ""), true},
-		{"manager, status", manager, resource("update", "apps", "deployments", "status", "default", "d"), true},
-		{"manager, finalize", manager, resource("update", "", "namespaces", "finalize", "", "n"), true},
-		{"manager, no terminals", manager, resource("create", "", "pods", "exec", "default", "p"), false},
-		{"manager, no proxies", manager, resource("get", "", "nodes", "proxy", "", "n"), false},
-		{"manager, no binding", manager, resource("create", "", "pods", "binding", "default", "p"), false},
-		{"manager, nobody else", manager, resource("impersonate", "", "users", "", "", "root"), false},
-		{"scheduler, binding", scheduler, resource("create", "", "pods", "binding", "default", "p"), true},
-		{"scheduler, status of pods", scheduler, resource("patch", "", "pods", "status", "default", "p"), true},
-		{"scheduler, no creation", scheduler, resource("create", "", "pods", "", "default", ""), false},
-		{"scheduler, its lease", scheduler, resource("update", "coordination.k8s.io", "leases", "", "kube-system", "l"), true},
-		{"scheduler, no other lease", scheduler, resource("update", "coordination.k8s.io", "leases", "", "default", "l"), false},
+		{"root, anything", who("root", user.SystemPrivilegedGroup), resource("delete", "x", "y", "z", "", ""), true},
+		{"root, any path", who("root", user.SystemPrivilegedGroup), path("post", "/clusterd/v1/x"), true},
+		{"jane, nothing", who("jane"), resource("get", "", "pods", "", "default", "p"), false},
+		{"node, services", node, resource("list", "", "services", "", "", ""), true},
+		{"node, its status", node, resource("patch", "", "nodes", "status", "", "n1"), true},
+		{"node, another's status", node, resource("patch", "", "nodes", "status", "", "n2"), false},
+		{"node, no paths", node, path("get", "/metrics"), false},
+		{"node, its lease", node, resource("update", "coordination.k8s.io", "leases", "", "kube-node-lease", "n1"), true},
+		{"node, no other lease", node, resource("update", "coordination.k8s.io", "leases", "", "default", "n1"), false},
 		{"a node's name without its group", who("system:node:n1"), resource("list", "", "services", "", "", ""), false},
 		{"a node's group without its name", who("n1", user.NodesGroup), resource("list", "", "services", "", "", ""), false},
 		{"a node without a name", who("system:node:", user.NodesGroup), resource("list", "", "services", "", "", ""), false},
@@ -82,7 +83,7 @@ func TestGrants(t *testing.T) {
 }
 
 func TestNobodyMayNothing(t *testing.T) {
-	decision, _, err := NewAuthorizer(fakePods{}).Authorize(t.Context(), path("get", "/healthz"))
+	decision, _, err := NewNodeAuthorizer(fakePods{}).Authorize(t.Context(), path("get", "/healthz"))
 	if decision == authorizer.DecisionAllow || err != nil {
 		t.Errorf("%v %v", decision, err)
 	}
@@ -92,14 +93,14 @@ func TestNodesFailClosed(t *testing.T) {
 	broken := errors.New("store is away")
 	asks := resource("get", "", "secrets", "", "default", "s")
 	asks.User = who("system:node:n1", user.NodesGroup)
-	decision, _, err := NewAuthorizer(fakePods{err: broken}).Authorize(t.Context(), asks)
+	decision, _, err := NewNodeAuthorizer(fakePods{err: broken}).Authorize(t.Context(), asks)
 	if decision == authorizer.DecisionAllow || !errors.Is(err, broken) {
 		t.Errorf("%v %v", decision, err)
 	}
 }
 
 func TestSelectorsDoNotWidenWhatANodeSees(t *testing.T) {
-	z := NewAuthorizer(fakePods{})
+	z := NewNodeAuthorizer(fakePods{})
 	for selector, want := range map[string]bool{
 		"spec.nodeName=n1":                   true,
 		"spec.nodeName=n1,metadata.name=x":   true,
@@ -155,6 +156,49 @@ func TestRefers(t *testing.T) {
 				if Refers(pod, r, "y") {
 					t.Errorf("refers to %s y", r)
 				}
+			}
+		})
+	}
+}
+
+func TestNodesSeeVolumesOfTheirPodsOnly(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default"}, Spec: corev1.PodSpec{Volumes: []corev1.Volume{
+		{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}},
+		{Name: "scratch", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}},
+	}}}
+	z := NewNodeAuthorizer(fakePods{pods: []*corev1.Pod{pod}})
+	selected := func(verb, selector string) authorizer.AttributesRecord {
+		a := resource(verb, "", "persistentvolumes", "", "", "")
+		parsed, err := labels.ParseToRequirements(selector)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.LabelSelectorRequirements = parsed
+		return a
+	}
+	for _, test := range []struct {
+		name string
+		asks authorizer.AttributesRecord
+		want bool
+	}{
+		{"claim of a pod", resource("get", "", "persistentvolumeclaims", "", "default", "data"), true},
+		{"ephemeral claim of a pod", resource("get", "", "persistentvolumeclaims", "", "default", "p-scratch"), true},
+		{"another claim", resource("get", "", "persistentvolumeclaims", "", "default", "other"), false},
+		{"all claims", resource("list", "", "persistentvolumeclaims", "", "default", ""), false},
+		{"changing a claim", resource("update", "", "persistentvolumeclaims", "", "default", "data"), false},
+		{"volume of a pod's claim", resource("get", "", "persistentvolumes", "", "", "disk"), true},
+		{"another volume", resource("get", "", "persistentvolumes", "", "", "other"), false},
+		{"all volumes", resource("list", "", "persistentvolumes", "", "", ""), false},
+		{"its own folders", selected("watch", "local-path.clusterd.io/node=n1"), true},
+		{"another's folders", selected("list", "local-path.clusterd.io/node=n2"), false},
+		{"its own and another's", selected("list", "local-path.clusterd.io/node in (n1,n2)"), false},
+		{"all but another's", selected("list", "local-path.clusterd.io/node!=n2"), false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			test.asks.User = who("system:node:n1", user.NodesGroup)
+			decision, _, err := z.Authorize(t.Context(), test.asks)
+			if err != nil || (decision == authorizer.DecisionAllow) != test.want {
+				t.Errorf("%v %v, want allowed: %t", decision, err, test.want)
 			}
 		})
 	}

@@ -7,8 +7,12 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/component-helpers/storage/ephemeral"
+
+	"github.com/clusterd/clusterd/apis/storage"
 )
 
 // Pods tells which pods are bound to a node. It is called on requests of
@@ -17,6 +21,8 @@ type Pods interface {
 	// OnNode lists the pods bound to node, in one namespace or, if namespace
 	// is empty, in all.
 	OnNode(ctx context.Context, node, namespace string) ([]*corev1.Pod, error)
+	// Claim finds a claim, or fails with a NotFound StatusError.
+	Claim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error)
 }
 
 // NodeName is the node that u is, if u is one: user system:node:NAME in group
@@ -46,15 +52,20 @@ func nodeRules(node string) []Rule {
 		{Verbs: []string{"get", "list", "watch", "update", "patch", "delete"}, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Namespace: corev1.NamespaceNodeLease, Names: []string{node}},
 		{Verbs: []string{"create"}, Groups: core, Resources: []string{"pods/eviction"}},
 		{Verbs: []string{"update", "patch"}, Groups: core, Resources: []string{"pods/status"}},
-		{Verbs: []string{"create", "delete"}, Groups: core, Resources: []string{"pods"}}, // it creates mirror pods only
+		{Verbs: []string{"patch"}, Groups: core, Resources: []string{"persistentvolumes"}}, // of its own folders only
+		{Verbs: []string{"create", "delete"}, Groups: core, Resources: []string{"pods"}},   // it creates mirror pods only
 	}
 }
 
-func (z *Authorizer) authorizeNode(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
+func (z *NodeAuthorizer) authorizeNode(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	for _, rule := range nodeRules(node) {
 		if rule.allows(a) {
 			return authorizer.DecisionAllow, "", nil
 		}
+	}
+	if a.IsResourceRequest() && a.GetAPIGroup() == "" && a.GetResource() == "serviceaccounts" && a.GetSubresource() == "token" && a.GetVerb() == "create" {
+		// To which pod the token is bound, noderestriction looks at.
+		return z.readReferenced(ctx, node, a)
 	}
 	if !a.IsResourceRequest() || a.GetAPIGroup() != "" || a.GetSubresource() != "" || !slices.Contains(read, a.GetVerb()) {
 		return authorizer.DecisionNoOpinion, "", nil
@@ -64,13 +75,20 @@ func (z *Authorizer) authorizeNode(ctx context.Context, node string, a authorize
 		return z.readPods(ctx, node, a)
 	case "secrets", "configmaps", "serviceaccounts":
 		return z.readReferenced(ctx, node, a)
+	case "persistentvolumeclaims":
+		if a.GetVerb() != "get" {
+			return authorizer.DecisionNoOpinion, "a node may only get a claim that one of its pods uses", nil
+		}
+		return z.readReferenced(ctx, node, a)
+	case "persistentvolumes":
+		return z.readVolumes(ctx, node, a)
 	}
 	return authorizer.DecisionNoOpinion, "", nil
 }
 
 // readPods lets a node see the pods bound to it: by field selector, or one by
 // name.
-func (z *Authorizer) readPods(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
+func (z *NodeAuthorizer) readPods(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if selected(a, "spec.nodeName") == node {
 		return authorizer.DecisionAllow, "", nil
 	}
@@ -87,9 +105,51 @@ func (z *Authorizer) readPods(ctx context.Context, node string, a authorizer.Att
 	return authorizer.DecisionNoOpinion, fmt.Sprintf("pod %s is not bound to node %s", a.GetName(), node), nil
 }
 
+// readVolumes lets a node see the volumes that are folders of its own, by label
+// selector, and those that claims of its pods are bound to, one by name.
+func (z *NodeAuthorizer) readVolumes(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	requirements, _ := a.GetLabelSelector()
+	for _, r := range requirements {
+		value, one := r.Values().PopAny()
+		if r.Key() == storage.LocalPathNode && (r.Operator() == selection.Equals || r.Operator() == selection.DoubleEquals || r.Operator() == selection.In) && one && value == node && r.Values().Len() == 1 {
+			return authorizer.DecisionAllow, "", nil
+		}
+	}
+	if a.GetVerb() != "get" || a.GetName() == "" {
+		return authorizer.DecisionNoOpinion, "a node may only list and watch persistentvolumes with label selector " + storage.LocalPathNode + "=" + node, nil
+	}
+	pods, err := z.pods.OnNode(ctx, node, "")
+	if err != nil {
+		return authorizer.DecisionNoOpinion, "", fmt.Errorf("find the pods of node %s: %w", node, err)
+	}
+	for _, pod := range pods {
+		for _, name := range claimsOf(pod) {
+			claim, err := z.pods.Claim(ctx, pod.Namespace, name)
+			if err == nil && claim.Spec.VolumeName == a.GetName() {
+				return authorizer.DecisionAllow, "", nil
+			}
+		}
+	}
+	return authorizer.DecisionNoOpinion, fmt.Sprintf("no pod bound to node %s uses it", node), nil
+}
+
+// claimsOf are the claims that the pod mounts.
+func claimsOf(pod *corev1.Pod) []string {
+	var names []string
+	for i := range pod.Spec.Volumes {
+		switch v := &pod.Spec.Volumes[i]; {
+		case v.PersistentVolumeClaim != nil:
+			names = append(names, v.PersistentVolumeClaim.ClaimName)
+		case v.Ephemeral != nil:
+			names = append(names, ephemeral.VolumeClaimName(pod, v))
+		}
+	}
+	return names
+}
+
 // readReferenced lets a node read, one by name, the objects that a pod bound
 // to it refers to.
-func (z *Authorizer) readReferenced(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
+func (z *NodeAuthorizer) readReferenced(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	name := a.GetName()
 	if name == "" {
 		name = selected(a, "metadata.name")
@@ -102,7 +162,7 @@ func (z *Authorizer) readReferenced(ctx context.Context, node string, a authoriz
 		return authorizer.DecisionNoOpinion, "", fmt.Errorf("find the pods of node %s: %w", node, err)
 	}
 	for _, pod := range pods {
-		if Refers(pod, a.GetResource(), name) {
+		if a.GetResource() == "persistentvolumeclaims" && slices.Contains(claimsOf(pod), name) || Refers(pod, a.GetResource(), name) {
 			return authorizer.DecisionAllow, "", nil
 		}
 	}

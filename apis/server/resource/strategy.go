@@ -92,9 +92,15 @@ func (s strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 }
 
 func (s strategy) reset(field string) map[fieldpath.APIVersion]*fieldpath.Set {
-	return map[fieldpath.APIVersion]*fieldpath.Set{
-		fieldpath.APIVersion(s.kind.GVK.GroupVersion().String()): fieldpath.NewSet(fieldpath.MakePathOrDie(field)),
+	version := s.kind.GVK.GroupVersion()
+	sets := map[fieldpath.APIVersion]*fieldpath.Set{
+		fieldpath.APIVersion(version.String()): fieldpath.NewSet(fieldpath.MakePathOrDie(field)),
 	}
+	for _, view := range s.kind.Views {
+		version.Version = view.Version
+		sets[fieldpath.APIVersion(version.String())] = fieldpath.NewSet(fieldpath.MakePathOrDie(field))
+	}
+	return sets
 }
 
 // gracefulStrategy is the strategy of kinds that have a grace period. A type

@@ -87,15 +87,7 @@ func NewSelfSubject() *SelfSubject {
 		singular: "selfsubjectreview",
 		new:      func() *authenticationv1.SelfSubjectReview { return &authenticationv1.SelfSubjectReview{} },
 		answer: func(_ context.Context, who user.Info, asked *authenticationv1.SelfSubjectReview) error {
-			asked.Status.UserInfo = authenticationv1.UserInfo{
-				Username: who.GetName(), UID: who.GetUID(), Groups: who.GetGroups(),
-			}
-			for key, values := range who.GetExtra() {
-				if asked.Status.UserInfo.Extra == nil {
-					asked.Status.UserInfo.Extra = map[string]authenticationv1.ExtraValue{}
-				}
-				asked.Status.UserInfo.Extra[key] = slices.Clone(values)
-			}
+			asked.Status.UserInfo = userInfo(who)
 			return nil
 		},
 	}

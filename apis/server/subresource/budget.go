@@ -15,6 +15,8 @@ import (
 	"k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/storage"
 	storeerr "k8s.io/apiserver/pkg/storage/errors"
+
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // maxDisrupted is how many pods a budget may remember as on their way out. It
@@ -30,7 +32,7 @@ type budgets struct{ store *registry.Store }
 // spend takes one disruption from the budget of pod, or says why not. A pod
 // without a budget, or that is not running or already going, costs nothing.
 func (b budgets) spend(ctx context.Context, pod *corev1.Pod, dryRun bool) error {
-	if finished(pod) || pod.Status.Phase == corev1.PodPending || pod.DeletionTimestamp != nil {
+	if core.Finished(pod) || pod.Status.Phase == corev1.PodPending || pod.DeletionTimestamp != nil {
 		return nil
 	}
 	budget, err := b.of(ctx, pod)

@@ -15,6 +15,8 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	storeerr "k8s.io/apiserver/pkg/storage/errors"
 	"k8s.io/apiserver/pkg/util/dryrun"
+
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // Eviction serves pods/eviction, by which drain takes pods off a node: a
@@ -112,7 +114,7 @@ func (e *Eviction) mark(ctx context.Context, name string, options *metav1.Delete
 			if !ok {
 				return nil, fmt.Errorf("evict %s: not a pod but a %T", name, obj)
 			}
-			if finished(pod) || pod.DeletionTimestamp != nil {
+			if core.Finished(pod) || pod.DeletionTimestamp != nil {
 				return pod, nil
 			}
 			setCondition(pod, corev1.PodCondition{
@@ -131,8 +133,4 @@ func (e *Eviction) mark(ctx context.Context, name string, options *metav1.Delete
 		p.ResourceVersion = &out.ResourceVersion
 	}
 	return nil
-}
-
-func finished(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }

@@ -15,6 +15,8 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	streamproxy "k8s.io/apiserver/pkg/util/proxy"
 	"k8s.io/streaming/pkg/httpstream/wsstream"
+
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // stream is a subresource that upgrades the connection and hands it to the
@@ -167,7 +169,7 @@ func streamOptions(options runtime.Object) streamproxy.Options {
 
 // terminal is where the agent serves a terminal of a container.
 func terminal(verb string, pod *corev1.Pod, container string, streams streamproxy.Options) (string, url.Values, error) {
-	if finished(pod) {
+	if core.Finished(pod) {
 		return "", nil, errors.NewBadRequest(fmt.Sprintf("cannot %s a container in a completed pod; current phase is %s", preposition[verb], pod.Status.Phase))
 	}
 	container, err := chooseContainer(pod, container)

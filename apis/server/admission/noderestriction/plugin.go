@@ -10,13 +10,16 @@ import (
 	"slices"
 	"strings"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/admission"
+	kubeletapis "k8s.io/kubelet/pkg/apis"
 
 	"github.com/clusterd/clusterd/apis/server/auth"
+	"github.com/clusterd/clusterd/apis/storage"
 )
 
 // restrictedLabels is the label domain by which administrators keep workloads
@@ -51,10 +54,73 @@ func (p *plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 		return p.pod(ctx, node, a)
 	case corev1.Resource("nodes"):
 		return own(node, a)
+	case corev1.Resource("persistentvolumes"):
+		return folder(node, a)
+	case corev1.Resource("serviceaccounts"):
+		if a.GetSubresource() == "token" {
+			return p.token(ctx, node, a)
+		}
 	case coordinationv1.SchemeGroupVersion.WithResource("leases").GroupResource():
 		return lease(node, a)
 	}
 	return nil
+}
+
+// token lets a node ask for tokens of its pods only: bound to the pod, and for
+// whom the pod's volumes say.
+func (p *plugin) token(ctx context.Context, node string, a admission.Attributes) error {
+	request, ok := a.GetObject().(*authenticationv1.TokenRequest)
+	if !ok {
+		return refuse(a, "unexpected type %T", a.GetObject())
+	}
+	ref := request.Spec.BoundObjectRef
+	switch {
+	case ref == nil || ref.APIVersion != "v1" || ref.Kind != "Pod" || ref.Name == "":
+		return refuse(a, "node requested token not bound to a pod")
+	case ref.UID == "":
+		return refuse(a, "node requested token with a pod binding without a uid")
+	}
+	pod, err := p.pods.Pod(ctx, a.GetNamespace(), ref.Name)
+	if errors.IsNotFound(err) {
+		return err
+	}
+	if err != nil {
+		return admission.NewForbidden(a, err)
+	}
+	if pod.UID != ref.UID {
+		return errors.NewConflict(corev1.Resource("pods"), ref.Name, fmt.Errorf("the UID in the bound object reference (%s) does not match the UID in record (%s). The object might have been deleted and then recreated", ref.UID, pod.UID))
+	}
+	if pod.Spec.NodeName != node {
+		return refuse(a, "node requested token bound to a pod scheduled on a different node")
+	}
+	allowed := audiencesOf(pod)
+	audiences := request.Spec.Audiences
+	if len(audiences) == 0 {
+		audiences = []string{""} // this server's
+	}
+	for _, audience := range audiences {
+		if !slices.Contains(allowed, audience) {
+			return refuse(a, "audience %q not found in pod spec volume", audience)
+		}
+	}
+	return nil
+}
+
+// audiencesOf are those that the volumes of pod have tokens for; "" is this
+// server.
+func audiencesOf(pod *corev1.Pod) []string {
+	var audiences []string
+	for _, volume := range pod.Spec.Volumes {
+		if volume.Projected == nil {
+			continue
+		}
+		for _, source := range volume.Projected.Sources {
+			if source.ServiceAccountToken != nil {
+				audiences = append(audiences, source.ServiceAccountToken.Audience)
+			}
+		}
+	}
+	return audiences
 }
 
 func (p *plugin) pod(ctx context.Context, node string, a admission.Attributes) error {
@@ -131,6 +197,32 @@ func bound(node string, pod *corev1.Pod, a admission.Attributes, verb string) er
 	return nil
 }
 
+// folder lets a node say of the volumes that are folders of its own that they
+// were made, and that they are gone. It may change nothing else of them.
+func folder(node string, a admission.Attributes) error {
+	old, wasOK := a.GetOldObject().(*corev1.PersistentVolume)
+	obj, ok := a.GetObject().(*corev1.PersistentVolume)
+	if a.GetOperation() != admission.Update || a.GetSubresource() != "" || !ok || !wasOK || old.Labels[storage.LocalPathNode] != node {
+		return refuse(a, "node %q may only update volumes that are folders of its own", node)
+	}
+	was, is := old.DeepCopy(), obj.DeepCopy()
+	for _, v := range []*corev1.PersistentVolume{was, is} {
+		v.ManagedFields, v.ResourceVersion, v.Generation = nil, "", 0
+		delete(v.Annotations, storage.LocalPathMade)
+		if len(v.Annotations) == 0 {
+			v.Annotations = nil
+		}
+	}
+	gone := slices.DeleteFunc(slices.Clone(was.Finalizers), func(f string) bool { return f == storage.LocalPathFinalizer })
+	if old.DeletionTimestamp != nil && slices.Equal(is.Finalizers, gone) {
+		was.Finalizers, is.Finalizers = nil, nil
+	}
+	if !equality.Semantic.DeepEqual(was, is) {
+		return refuse(a, "node %q may only say of a volume that its folder was made or removed", node)
+	}
+	return nil
+}
+
 func own(node string, a admission.Attributes) error {
 	if a.GetName() != node && a.GetName() != "" {
 		return refuse(a, "node %q is not allowed to modify node %q", node, a.GetName())
@@ -146,13 +238,17 @@ func own(node string, a admission.Attributes) error {
 	if old != nil && !equality.Semantic.DeepEqual(old.Spec.Taints, obj.Spec.Taints) {
 		return refuse(a, "node %q is not allowed to modify taints", node)
 	}
-	if changed := changedLabels(old, obj); len(changed) > 0 {
+	changed := slices.DeleteFunc(changedLabels(old, obj), func(key string) bool { return itsRole(a.GetUserInfo(), obj, key) })
+	if len(changed) > 0 {
 		return refuse(a, "node %q is not allowed to modify labels: %s", node, strings.Join(changed, ", "))
 	}
 	return nil
 }
 
-// changedLabels lists the restricted labels that obj has otherwise than old.
+// changedLabels lists the labels that a node may not set and that obj has
+// otherwise than old: those of restrictedLabels, and Kubernetes' own but for
+// the few that say what a node is. Roles (node-role.kubernetes.io) are none of
+// these: they decide what is sent to a node.
 func changedLabels(old, obj *corev1.Node) []string {
 	before := map[string]string{}
 	if old != nil {
@@ -160,8 +256,7 @@ func changedLabels(old, obj *corev1.Node) []string {
 	}
 	var changed []string
 	for key := range union(before, obj.Labels) {
-		domain, _, _ := strings.Cut(key, "/")
-		if domain != restrictedLabels && !strings.HasSuffix(domain, "."+restrictedLabels) {
+		if !restricted(key) {
 			continue
 		}
 		was, had := before[key]
@@ -172,6 +267,19 @@ func changedLabels(old, obj *corev1.Node) []string {
 	}
 	slices.Sort(changed)
 	return changed
+}
+
+// restricted says whether a node may not set a label.
+func restricted(key string) bool {
+	domain, _, ok := strings.Cut(key, "/")
+	if !ok {
+		return false // it has no domain
+	}
+	within := func(zone string) bool { return domain == zone || strings.HasSuffix(domain, "."+zone) }
+	if within(restrictedLabels) {
+		return true
+	}
+	return (within("kubernetes.io") || within("k8s.io")) && !kubeletapis.IsKubeletLabel(key)
 }
 
 func union(a, b map[string]string) map[string]string {

@@ -1,6 +1,6 @@
 // Package serviceaccount says as whom a pod runs: the service account it
-// names, which has to exist, or "default". It mounts no token: tokens are not
-// issued yet.
+// names, which has to exist, or "default". It mounts the account's token, which
+// the pod's node asks for and renews.
 package serviceaccount
 
 import (
@@ -51,7 +51,13 @@ func (p *plugin) Admit(ctx context.Context, a admission.Attributes, o admission.
 	pod.Spec.DeprecatedServiceAccount = pod.Spec.ServiceAccountName
 	account, err := p.accounts.ServiceAccount(ctx, a.GetNamespace(), pod.Spec.ServiceAccountName)
 	if err != nil {
-		return p.missing(a, pod, err)
+		if err := p.missing(a, pod, err); err != nil {
+			return err
+		}
+		account = &corev1.ServiceAccount{} // "default", as it will be
+	}
+	if automounts(pod, account) {
+		mountToken(pod)
 	}
 	if len(pod.Spec.ImagePullSecrets) == 0 {
 		pod.Spec.ImagePullSecrets = append(pod.Spec.ImagePullSecrets, account.ImagePullSecrets...)

@@ -1,0 +1,2 @@
+// Package batch holds the kinds of group batch: Job and CronJob.
+package batch

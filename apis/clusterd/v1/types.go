@@ -1,0 +1,108 @@
+// Package v1 holds the messages of /clusterd/v1/…, which clusterd serves and
+// clusterctl asks beside Kubernetes' own API. Fields are only ever added. It
+// holds values and nothing else.
+package v1
+
+import "time"
+
+// Paths.
+const (
+	Members  = "/clusterd/v1/members" // GET; DELETE …/NAME
+	Voters   = "/clusterd/v1/voters"  // PUT VotersRequest
+	Tokens   = "/clusterd/v1/tokens"  // GET, POST TokenRequest; DELETE …/ID
+	Store    = "/clusterd/v1/store"   // GET
+	Snapshot = "/clusterd/v1/snapshot"
+	Recovery = "/clusterd/v1/recovery" // GET Survey, POST RecoveryRequest
+)
+
+// Roles of a Member.
+const (
+	RoleVoter    = "voter"    // a server that votes
+	RoleNonvoter = "nonvoter" // a server that follows
+	RoleJoining  = "joining"  // admitted, and not here yet
+	RoleAgent    = "agent"    // runs pods and holds no state
+)
+
+// MemberList is the answer of GET Members.
+type MemberList struct {
+	Members []Member `json:"members"`
+	Term    uint64   `json:"term"`
+	Leader  string   `json:"leader"` // its name; "": there is none
+	// WantedVoters is the number that was asked for; 0: the cluster chooses.
+	WantedVoters int      `json:"wantedVoters,omitempty"`
+	Warnings     []string `json:"warnings,omitempty"`
+}
+
+// Member is one machine of the cluster.
+type Member struct {
+	Name    string `json:"name"`
+	ID      string `json:"id"` // of its key
+	Address string `json:"address"`
+	Role    string `json:"role"`
+	Leader  bool   `json:"leader"`
+	// Gossip is alive, dead, left or unseen; of an agent, which does not gossip,
+	// whether it answered the server that was asked: answers, silent.
+	Gossip  string `json:"gossip"`
+	Version string `json:"version,omitempty"`
+	// Applied is the last log index a server has applied, and Lag how far that is
+	// behind the furthest one; nil: it did not answer in time.
+	Applied *uint64 `json:"applied,omitempty"`
+	Lag     *uint64 `json:"lag,omitempty"`
+}
+
+// VotersRequest asks for a number of voters; 0: the cluster chooses.
+type VotersRequest struct {
+	Voters int `json:"voters"`
+}
+
+// Roles that a token gives.
+const (
+	TokenServer = "server"
+	TokenAgent  = "agent"
+)
+
+// TokenRequest asks for a join token.
+type TokenRequest struct {
+	TTL string `json:"ttl,omitempty"` // such as 24h, the default
+	// Role is what machines become by it: server, the default, or agent.
+	Role string `json:"role,omitempty"`
+	// Uses is how many machines it admits; nil: one; 0: any number.
+	Uses *int `json:"uses,omitempty"`
+}
+
+// NewToken is the answer to a TokenRequest: the one time a secret is shown.
+type NewToken struct {
+	Token       string    `json:"token"`
+	ID          string    `json:"id,omitempty"`
+	Role        string    `json:"role,omitempty"`
+	Uses        int       `json:"uses,omitempty"` // 0: any number
+	Expires     time.Time `json:"expires,omitzero"`
+	JoinCommand string    `json:"joinCommand"`
+}
+
+// TokenList is the answer of GET Tokens. It holds no secrets.
+type TokenList struct {
+	Tokens []Token `json:"tokens"`
+}
+
+// Token is what is known of a join token.
+type Token struct {
+	ID      string    `json:"id"`
+	Role    string    `json:"role"`
+	Uses    int       `json:"uses"` // 0: any number
+	Used    int       `json:"used"`
+	Created time.Time `json:"created,omitzero"`
+	Expires time.Time `json:"expires,omitzero"`
+}
+
+// Epoch is one life of the store.
+type Epoch struct {
+	Number uint64 `json:"number"`
+	ID     string `json:"id"`
+}
+
+// RecoveryRequest is what a person has decided, looking at a survey.
+type RecoveryRequest struct {
+	From string   `json:"from"` // the member whose state goes on
+	Keep []string `json:"keep"` // the members that answered; all others are left out
+}

@@ -1,0 +1,168 @@
+package core
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/clusterd/clusterd/apis/internal/cells"
+	"github.com/clusterd/clusterd/apis/kind"
+)
+
+// ResourceQuota is the kind ResourceQuota.
+func ResourceQuota() kind.Kind {
+	return kind.Typed[*corev1.ResourceQuota]{
+		GVK:        corev1.SchemeGroupVersion.WithKind("ResourceQuota"),
+		Resource:   "resourcequotas",
+		Singular:   "resourcequota",
+		ShortNames: []string{"quota"},
+		Namespaced: true,
+
+		New:     func() runtime.Object { return &corev1.ResourceQuota{} },
+		NewList: func() runtime.Object { return &corev1.ResourceQuotaList{} },
+
+		PrepareCreate: func(q *corev1.ResourceQuota) { q.Status = corev1.ResourceQuotaStatus{} },
+		PrepareUpdate: func(q, old *corev1.ResourceQuota) { q.Status = old.Status },
+		Validate: func(q *corev1.ResourceQuota) field.ErrorList {
+			errs := apivalidation.ValidateObjectMeta(&q.ObjectMeta, true, apivalidation.NameIsDNSSubdomain, field.NewPath("metadata"))
+			return append(errs, validateQuotaSpec(&q.Spec)...)
+		},
+		ValidateUpdate: func(q, old *corev1.ResourceQuota) field.ErrorList {
+			errs := apivalidation.ValidateObjectMetaUpdate(&q.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
+			errs = append(errs, validateQuotaSpec(&q.Spec)...)
+			if !equality.Semantic.DeepEqual(q.Spec.Scopes, old.Spec.Scopes) {
+				errs = append(errs, field.Invalid(field.NewPath("spec", "scopes"), q.Spec.Scopes, "field is immutable"))
+			}
+			if !equality.Semantic.DeepEqual(q.Spec.ScopeSelector, old.Spec.ScopeSelector) {
+				errs = append(errs, field.Invalid(field.NewPath("spec", "scopeSelector"), q.Spec.ScopeSelector, "field is immutable"))
+			}
+			return errs
+		},
+
+		Columns: []metav1.TableColumnDefinition{
+			cells.Name,
+			cells.Text("Request", "Request represents a minimum amount of cpu/memory that a container may consume."),
+			cells.Text("Limit", "Limits control the maximum amount of cpu/memory that a container may use independent of contention on the node."),
+			cells.Age,
+		},
+		Row: func(q *corev1.ResourceQuota, now time.Time) []any {
+			requests, limits := quotaCells(q)
+			return []any{q.Name, requests, limits, cells.Since(q.CreationTimestamp, now)}
+		},
+
+		Status: &kind.TypedStatus[*corev1.ResourceQuota]{
+			PrepareUpdate: func(q, old *corev1.ResourceQuota) { q.Spec = old.Spec },
+			ValidateUpdate: func(q, old *corev1.ResourceQuota) field.ErrorList {
+				errs := apivalidation.ValidateObjectMetaUpdate(&q.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
+				errs = append(errs, validateQuotaList(q.Status.Hard, field.NewPath("status", "hard"))...)
+				return append(errs, validateQuotaList(q.Status.Used, field.NewPath("status", "used"))...)
+			},
+		},
+		CreateOnUpdate:      true,
+		UnconditionalUpdate: true,
+	}.Kind()
+}
+
+// quotaCells write used/hard of each resource, limits apart from the rest.
+func quotaCells(q *corev1.ResourceQuota) (requests, limits string) {
+	var r, l []string
+	for _, name := range slices.Sorted(maps.Keys(q.Status.Hard)) {
+		hard, used := q.Status.Hard[name], q.Status.Used[name]
+		cell := fmt.Sprintf("%s: %s/%s", name, used.String(), hard.String())
+		if strings.HasPrefix(string(name), "limits") {
+			l = append(l, cell)
+		} else {
+			r = append(r, cell)
+		}
+	}
+	return strings.Join(r, ", "), strings.Join(l, ", ")
+}
+
+var quotaScopes = []corev1.ResourceQuotaScope{
+	corev1.ResourceQuotaScopeTerminating, corev1.ResourceQuotaScopeNotTerminating, corev1.ResourceQuotaScopeBestEffort,
+	corev1.ResourceQuotaScopeNotBestEffort, corev1.ResourceQuotaScopePriorityClass, corev1.ResourceQuotaScopeCrossNamespacePodAffinity,
+}
+
+func validateQuotaSpec(spec *corev1.ResourceQuotaSpec) field.ErrorList {
+	at := field.NewPath("spec")
+	errs := validateQuotaList(spec.Hard, at.Child("hard"))
+	scopes := map[corev1.ResourceQuotaScope]bool{}
+	for i, scope := range spec.Scopes {
+		if !slices.Contains(quotaScopes, scope) {
+			errs = append(errs, field.Invalid(at.Child("scopes").Index(i), scope, "unsupported scope"))
+		}
+		scopes[scope] = true
+	}
+	if spec.ScopeSelector != nil {
+		for i, e := range spec.ScopeSelector.MatchExpressions {
+			errs = append(errs, validateScopeExpression(e, at.Child("scopeSelector", "matchExpressions").Index(i))...)
+			if e.Operator != corev1.ScopeSelectorOpDoesNotExist {
+				scopes[e.ScopeName] = true
+			}
+		}
+	}
+	for _, pair := range [][2]corev1.ResourceQuotaScope{
+		{corev1.ResourceQuotaScopeBestEffort, corev1.ResourceQuotaScopeNotBestEffort},
+		{corev1.ResourceQuotaScopeTerminating, corev1.ResourceQuotaScopeNotTerminating},
+	} {
+		if scopes[pair[0]] && scopes[pair[1]] {
+			errs = append(errs, field.Invalid(at.Child("scopes"), spec.Scopes, "conflicting scopes"))
+		}
+	}
+	return errs
+}
+
+func validateScopeExpression(e corev1.ScopedResourceSelectorRequirement, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if !slices.Contains(quotaScopes, e.ScopeName) {
+		errs = append(errs, field.Invalid(at.Child("scopeName"), e.ScopeName, "unsupported scope"))
+	}
+	switch e.Operator {
+	case corev1.ScopeSelectorOpIn, corev1.ScopeSelectorOpNotIn:
+		if len(e.Values) == 0 {
+			errs = append(errs, field.Required(at.Child("values"), "must be at least one value when `operator` is 'In' or 'NotIn' for scope selector"))
+		}
+		if e.ScopeName != corev1.ResourceQuotaScopePriorityClass {
+			errs = append(errs, field.Invalid(at.Child("operator"), e.Operator, "must be 'Exist' when scope is any of ResourceQuotaScopeTerminating, ResourceQuotaScopeNotTerminating, ResourceQuotaScopeBestEffort, ResourceQuotaScopeNotBestEffort or ResourceQuotaScopeCrossNamespacePodAffinity"))
+		}
+	case corev1.ScopeSelectorOpExists, corev1.ScopeSelectorOpDoesNotExist:
+		if len(e.Values) > 0 {
+			errs = append(errs, field.Invalid(at.Child("values"), e.Values, "must be no value when `operator` is 'Exist' or 'DoesNotExist' for scope selector"))
+		}
+	default:
+		errs = append(errs, field.Invalid(at.Child("operator"), e.Operator, "not a valid selector operator"))
+	}
+	return errs
+}
+
+func validateQuotaList(list corev1.ResourceList, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for _, name := range slices.Sorted(maps.Keys(list)) {
+		quantity := list[name]
+		errs = append(errs, validateQuantity(name, quantity, at.Key(string(name)))...)
+		if quotaCounts(name) && quantity.MilliValue()%1000 != 0 {
+			errs = append(errs, field.Invalid(at.Key(string(name)), quantity.String(), "must be an integer"))
+		}
+	}
+	return errs
+}
+
+// quotaCounts reports whether a resource of a quota is a number of objects.
+func quotaCounts(name corev1.ResourceName) bool {
+	switch name {
+	case corev1.ResourcePods, corev1.ResourceServices, corev1.ResourceReplicationControllers, corev1.ResourceQuotas,
+		corev1.ResourceSecrets, corev1.ResourceConfigMaps, corev1.ResourcePersistentVolumeClaims,
+		corev1.ResourceServicesNodePorts, corev1.ResourceServicesLoadBalancers:
+		return true
+	}
+	return strings.HasPrefix(string(name), "count/")
+}

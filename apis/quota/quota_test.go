@@ -1,0 +1,94 @@
+package quota
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
+)
+
+func list(pairs ...string) corev1.ResourceList {
+	l := corev1.ResourceList{}
+	for i := 0; i < len(pairs); i += 2 {
+		l[corev1.ResourceName(pairs[i])] = resource.MustParse(pairs[i+1])
+	}
+	return l
+}
+
+func pod(phase corev1.PodPhase, requests, limits corev1.ResourceList) *corev1.Pod {
+	return &corev1.Pod{
+		Spec:   corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{Requests: requests, Limits: limits}}}},
+		Status: corev1.PodStatus{Phase: phase},
+	}
+}
+
+func TestUsed(t *testing.T) {
+	classed := pod(corev1.PodRunning, list("cpu", "1", "memory", "1Gi"), list("memory", "2Gi"))
+	classed.Spec.PriorityClassName = "high"
+	deadline := pod(corev1.PodRunning, list("cpu", "250m"), nil)
+	deadline.Spec.ActiveDeadlineSeconds = ptr.To[int64](60)
+	objects := map[schema.GroupResource][]runtime.Object{
+		corev1.Resource("pods"): {classed, deadline, pod(corev1.PodPending, nil, nil), pod(corev1.PodSucceeded, list("cpu", "8"), nil)},
+		corev1.Resource("services"): {
+			&corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, Ports: make([]corev1.ServicePort, 3)}},
+			&corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: make([]corev1.ServicePort, 2)}},
+			&corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: make([]corev1.ServicePort, 1)}},
+		},
+		corev1.Resource("persistentvolumeclaims"): {&corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{
+			StorageClassName: ptr.To("gold"), Resources: corev1.VolumeResourceRequirements{Requests: list("storage", "5Gi")},
+		}}},
+		{Group: "apps", Resource: "deployments"}: {&metav1.PartialObjectMetadata{}, &metav1.PartialObjectMetadata{}},
+		corev1.Resource("secrets"):               {&metav1.PartialObjectMetadata{}},
+	}
+	for _, test := range []struct {
+		name       string
+		hard, want corev1.ResourceList
+		scopes     []corev1.ResourceQuotaScope
+		selector   *corev1.ScopeSelector
+	}{
+		{name: "pods", hard: list("pods", "9", "count/pods", "9", "requests.cpu", "9", "cpu", "9", "requests.memory", "9Gi", "limits.memory", "9Gi"),
+			want: list("pods", "3", "count/pods", "4", "requests.cpu", "1250m", "cpu", "1250m", "requests.memory", "1Gi", "limits.memory", "2Gi")},
+		{name: "services", hard: list("services", "9", "services.nodeports", "9", "services.loadbalancers", "9"),
+			want: list("services", "3", "services.nodeports", "3", "services.loadbalancers", "1")},
+		{name: "claims", hard: list("persistentvolumeclaims", "9", "requests.storage", "9Gi", "gold.storageclass.storage.k8s.io/requests.storage", "9Gi", "silver.storageclass.storage.k8s.io/requests.storage", "9Gi"),
+			want: list("persistentvolumeclaims", "1", "requests.storage", "5Gi", "gold.storageclass.storage.k8s.io/requests.storage", "5Gi", "silver.storageclass.storage.k8s.io/requests.storage", "0")},
+		{name: "numbers", hard: list("count/deployments.apps", "9", "secrets", "9"), want: list("count/deployments.apps", "2", "secrets", "1")},
+		{name: "best effort", hard: list("pods", "9"), scopes: []corev1.ResourceQuotaScope{corev1.ResourceQuotaScopeBestEffort}, want: list("pods", "1")},
+		{name: "terminating", hard: list("pods", "9"), scopes: []corev1.ResourceQuotaScope{corev1.ResourceQuotaScopeTerminating}, want: list("pods", "1")},
+		{name: "by class", hard: list("pods", "9", "cpu", "9"), want: list("pods", "1", "cpu", "1"), selector: &corev1.ScopeSelector{MatchExpressions: []corev1.ScopedResourceSelectorRequirement{
+			{ScopeName: corev1.ResourceQuotaScopePriorityClass, Operator: corev1.ScopeSelectorOpIn, Values: []string{"high", "higher"}}}}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			q := &corev1.ResourceQuota{Spec: corev1.ResourceQuotaSpec{Hard: test.hard, Scopes: test.scopes, ScopeSelector: test.selector}}
+			got, err := Used(q, Resources(test.hard), func(r schema.GroupResource, _ string) ([]runtime.Object, error) { return objects[r], nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(got) != len(test.want) {
+				t.Errorf("%v", got)
+			}
+			for name, want := range test.want {
+				if have := got[name]; have.Cmp(want) != 0 {
+					t.Errorf("%s: %s, want %s", name, have.String(), want.String())
+				}
+			}
+		})
+	}
+}
+
+func TestConstraints(t *testing.T) {
+	p := pods{counted{resource: corev1.Resource("pods")}}
+	required := []corev1.ResourceName{"pods", "requests.cpu", "limits.memory"}
+	if err := p.Constraints(required, pod("", list("cpu", "1"), list("memory", "1Gi"))); err != nil {
+		t.Error(err)
+	}
+	err := p.Constraints(required, pod("", nil, list("memory", "1Gi")))
+	if err == nil || !strings.Contains(err.Error(), "must specify requests.cpu for: main") {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,93 @@
+package admission
+
+import (
+	"fmt"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/admission/initializer"
+	policymutating "k8s.io/apiserver/pkg/admission/plugin/policy/mutating"
+	policyvalidating "k8s.io/apiserver/pkg/admission/plugin/policy/validating"
+	webhookinit "k8s.io/apiserver/pkg/admission/plugin/webhook/initializer"
+	"k8s.io/apiserver/pkg/admission/plugin/webhook/mutating"
+	"k8s.io/apiserver/pkg/admission/plugin/webhook/validating"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/apiserver/pkg/util/webhook"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/component-base/compatibility"
+)
+
+// Extensions is what the plugins need that ask what users have registered:
+// webhooks and admission policies.
+type Extensions struct {
+	Client     kubernetes.Interface
+	Dynamic    dynamic.Interface
+	Informers  informers.SharedInformerFactory
+	Mapper     meta.RESTMapper
+	Authorizer authorizer.Authorizer
+	Version    compatibility.EffectiveVersion
+	Services   webhook.ServiceResolver
+	Webhooks   webhook.AuthenticationInfoResolverWrapper
+	// Stopped ends the plugins' work.
+	Stopped <-chan struct{}
+}
+
+// questions are the resources that are not stored: nobody may stand between a
+// user and who or what one is allowed.
+var questions = []schema.GroupResource{
+	authenticationv1.Resource("selfsubjectreviews"),
+	authenticationv1.Resource("tokenreviews"),
+	authorizationv1.Resource("localsubjectaccessreviews"),
+	authorizationv1.Resource("selfsubjectaccessreviews"),
+	authorizationv1.Resource("selfsubjectrulesreviews"),
+	authorizationv1.Resource("subjectaccessreviews"),
+}
+
+// extensions are the library's plugins, in order: what changes objects first.
+func (e *Extensions) plugins() ([]admission.Interface, error) {
+	var plugins []admission.Interface
+	add := func(name string, plugin admission.Interface, client kubernetes.Interface, err error) error {
+		if err != nil {
+			return fmt.Errorf("admission plugin %s: %w", name, err)
+		}
+		initializer.New(client, e.Dynamic, e.Informers, e.Authorizer, utilfeature.DefaultFeatureGate, e.Version, e.Stopped, e.Mapper).Initialize(plugin)
+		webhookinit.NewPluginInitializer(e.Webhooks, e.Services).Initialize(plugin)
+		if wants, ok := plugin.(initializer.WantsExcludedAdmissionResources); ok {
+			wants.SetExcludedAdmissionResources(questions)
+		}
+		if checked, ok := plugin.(admission.InitializationValidator); ok {
+			if err := checked.ValidateInitialization(); err != nil {
+				return fmt.Errorf("admission plugin %s: %w", name, err)
+			}
+		}
+		plugins = append(plugins, measured(name, plugin))
+		return nil
+	}
+	schemas, err := newLateSchemas(e.Client, e.Informers.Admissionregistration().V1().MutatingAdmissionPolicies().Informer(), e.Stopped)
+	if err != nil {
+		return nil, fmt.Errorf("watch admission policies: %w", err)
+	}
+	mutatingPolicy, err := policymutating.NewPlugin(nil)
+	if err := add(policymutating.PluginName, mutatingPolicy, schemas, err); err != nil {
+		return nil, err
+	}
+	mutatingWebhook, err := mutating.NewMutatingWebhook(nil)
+	if err := add(mutating.PluginName, mutatingWebhook, e.Client, err); err != nil {
+		return nil, err
+	}
+	validatingPolicy, err := policyvalidating.NewPlugin(nil)
+	if err := add(policyvalidating.PluginName, validatingPolicy, e.Client, err); err != nil {
+		return nil, err
+	}
+	validatingWebhook, err := validating.NewValidatingAdmissionWebhook(nil)
+	if err := add(validating.PluginName, validatingWebhook, e.Client, err); err != nil {
+		return nil, err
+	}
+	return plugins, nil
+}

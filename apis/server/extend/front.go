@@ -1,0 +1,137 @@
+package extend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync/atomic"
+
+	crdinformers "k8s.io/apiextensions-apiserver/pkg/client/informers/externalversions/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/healthz"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/kube-aggregator/pkg/apiserver"
+	"k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
+	listers "k8s.io/kube-aggregator/pkg/client/listers/apiregistration/v1"
+	"k8s.io/kube-aggregator/pkg/controllers/autoregister"
+)
+
+// Priorities of groups in discovery: kubectl takes a short name for that of
+// the first group which has it. Ours go before those of others.
+const (
+	firstPriority  = 18000
+	customPriority = 1000
+	ownVersion     = 15
+	customVersion  = 100
+)
+
+// NewFront makes the server that takes all requests. next serves our kinds;
+// definitions are the custom kinds, whose groups it makes known.
+func NewFront(o *Options, next genericapiserver.DelegationTarget, definitions crdinformers.CustomResourceDefinitionInformer) (*Front, error) {
+	services, err := o.serviceStorage()
+	if err != nil {
+		return nil, err
+	}
+	c := o.generic()
+	c.RESTOptionsGetter = services
+	c.MergedResourceConfig = enabled(apiregistrationv1.SchemeGroupVersion)
+	c.SkipOpenAPIInstallation = true // it serves the merged documents instead
+	registered := &registered{want: names(o.Own)}
+	c.AddReadyzChecks(healthz.NamedCheck("api-services", registered.check))
+	config := apiserver.Config{
+		GenericConfig: c,
+		ExtraConfig: apiserver.ExtraConfig{
+			ServiceResolver:           o.Services,
+			RejectForwardingRedirects: true,
+		},
+	}
+	front, err := config.Complete().NewWithDelegate(next)
+	if err != nil {
+		return nil, fmt.Errorf("configure the server of other's APIs: %w", err)
+	}
+	client, err := clientset.NewForConfig(c.LoopbackClientConfig)
+	if err != nil {
+		return nil, fmt.Errorf("client for APIServices: %w", err)
+	}
+	informer := front.APIRegistrationInformers.Apiregistration().V1().APIServices()
+	registered.lister = informer.Lister()
+	auto := autoregister.NewAutoRegisterController(informer, client.ApiregistrationV1())
+	for i, version := range o.Own {
+		auto.AddAPIServiceToSyncOnStart(apiService(version, int32(firstPriority-10*i), ownVersion))
+	}
+	custom := newRegistration(definitions, auto, o.Own)
+	front.GenericAPIServer.AddPostStartHookOrDie("api-services", func(hook genericapiserver.PostStartHookContext) error {
+		go custom.run(hook)
+		go func() {
+			// What is not there by then is taken for gone.
+			if soon(hook, custom.ready) {
+				auto.Run(5, hook.Done())
+			}
+		}()
+		return nil
+	})
+	return &Front{front}, nil
+}
+
+// Front is the server that takes all requests.
+type Front struct{ *apiserver.APIAggregator }
+
+// Prepared is a Front that can run.
+type Prepared interface {
+	Run(ctx context.Context) error
+}
+
+// Prepare puts the last handlers in place.
+func (f *Front) Prepare() (Prepared, error) {
+	prepared, err := f.PrepareRun()
+	if err != nil {
+		return nil, fmt.Errorf("prepare the API server: %w", err)
+	}
+	return prepared, nil
+}
+
+// apiService says that the servers behind the front serve version.
+func apiService(version schema.GroupVersion, group, priority int32) *apiregistrationv1.APIService {
+	return &apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: serviceName(version)},
+		Spec: apiregistrationv1.APIServiceSpec{
+			Group: version.Group, Version: version.Version, GroupPriorityMinimum: group, VersionPriority: priority,
+		},
+	}
+}
+
+// serviceName is the name of the APIService of a group version.
+func serviceName(version schema.GroupVersion) string { return version.Version + "." + version.Group }
+
+func names(versions []schema.GroupVersion) []string {
+	all := make([]string, len(versions))
+	for i, v := range versions {
+		all[i] = serviceName(v)
+	}
+	return all
+}
+
+// registered tells whether discovery knows our own groups.
+type registered struct {
+	want   []string
+	lister listers.APIServiceLister
+	done   atomic.Bool
+}
+
+var errNotRegistered = errors.New("not every group of the API is registered yet")
+
+func (r *registered) check(*http.Request) error {
+	if r.done.Load() {
+		return nil
+	}
+	for _, name := range r.want {
+		if _, err := r.lister.Get(name); err != nil {
+			return fmt.Errorf("%s: %w", name, errNotRegistered)
+		}
+	}
+	r.done.Store(true)
+	return nil
+}

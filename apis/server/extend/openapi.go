@@ -1,0 +1,123 @@
+package extend
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"runtime/debug"
+	"strings"
+	"sync"
+
+	restful "github.com/emicklei/go-restful/v3"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/mux"
+	"k8s.io/apiserver/pkg/server/routes"
+	"k8s.io/klog/v2"
+	"k8s.io/kube-openapi/pkg/common"
+	"k8s.io/kube-openapi/pkg/handler3"
+)
+
+const (
+	openAPIv2 = "/openapi/v2"
+	openAPIv3 = "/openapi/v3"
+)
+
+// lateOpenAPI serves the OpenAPI documents of a server's own kinds and builds
+// each when it is first asked for: version 2 as a whole, version 3 for one
+// group version at a time. The library would build all of them at start.
+type lateOpenAPI struct {
+	container *restful.Container
+	v2        *common.Config
+	v3        *common.OpenAPIV3Config
+	// building keeps two documents from being built at a time: the
+	// configurations are shared.
+	building sync.Mutex
+	whole    http.Handler            // nil until asked for
+	groups   map[string]http.Handler // by path below openAPIv3
+}
+
+// InstallLateOpenAPI puts the documents of server in place. Its configuration
+// has to have SkipOpenAPIInstallation.
+func InstallLateOpenAPI(server *genericapiserver.GenericAPIServer, v2 *common.Config, v3 *common.OpenAPIV3Config) {
+	l := &lateOpenAPI{container: server.Handler.GoRestfulContainer, v2: v2, v3: v3, groups: map[string]http.Handler{}}
+	paths := server.Handler.NonGoRestfulMux
+	paths.HandleFunc(openAPIv2, func(w http.ResponseWriter, req *http.Request) { l.document().ServeHTTP(w, req) })
+	paths.HandleFunc(openAPIv3, l.list)
+	paths.HandlePrefix(openAPIv3+"/", http.HandlerFunc(l.group))
+}
+
+// document is the handler of the document of version 2.
+func (l *lateOpenAPI) document() http.Handler {
+	l.building.Lock()
+	defer l.building.Unlock()
+	if l.whole == nil {
+		paths := mux.NewPathRecorderMux("openapi-v2")
+		routes.OpenAPI{Config: l.v2}.InstallV2(l.container, paths)
+		l.whole = paths
+	}
+	return l.whole
+}
+
+// list names the documents of version 3. The aggregator asks for it at start
+// and once a second. What the library lists as hashes, for which all documents
+// have to be built, is here that of the build: whoever asks for a document with
+// it is redirected to the hash of the content.
+func (l *lateOpenAPI) list(w http.ResponseWriter, _ *http.Request) {
+	all := handler3.OpenAPIV3Discovery{Paths: map[string]handler3.OpenAPIV3DiscoveryGroupVersion{}}
+	for _, service := range l.container.RegisteredWebServices() {
+		location := url.URL{Path: openAPIv3 + service.RootPath(), RawQuery: "hash=" + buildHash()}
+		all.Paths[below(service)] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: location.String()}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if err := json.NewEncoder(w).Encode(all); err != nil {
+		klog.V(2).InfoS("The list of OpenAPI documents was not sent", "err", err)
+	}
+}
+
+// group serves the document of version 3 of one group version.
+func (l *lateOpenAPI) group(w http.ResponseWriter, req *http.Request) {
+	handler := l.groupDocument(strings.TrimPrefix(req.URL.Path, openAPIv3+"/"))
+	if handler == nil {
+		http.NotFound(w, req)
+		return
+	}
+	handler.ServeHTTP(w, req)
+}
+
+// groupDocument is nil if nothing is served below that path.
+func (l *lateOpenAPI) groupDocument(path string) http.Handler {
+	l.building.Lock()
+	defer l.building.Unlock()
+	if known := l.groups[path]; known != nil {
+		return known
+	}
+	for _, service := range l.container.RegisteredWebServices() {
+		if below(service) != path {
+			continue
+		}
+		only := restful.NewContainer()
+		only.Add(service)
+		paths := mux.NewPathRecorderMux("openapi-v3")
+		routes.OpenAPI{V3Config: l.v3}.InstallV3(only, paths)
+		l.groups[path] = paths
+		return paths
+	}
+	return nil
+}
+
+// below is the path of a service's document below openAPIv3.
+func below(service *restful.WebService) string {
+	return strings.TrimPrefix(service.RootPath(), "/")
+}
+
+// buildHash differs between builds that may have different documents.
+var buildHash = sync.OnceValue(func() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	sum := sha256.Sum256([]byte(info.String()))
+	return strings.ToUpper(hex.EncodeToString(sum[:]))
+})

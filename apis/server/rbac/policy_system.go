@@ -1,0 +1,99 @@
+package rbac
+
+import rbacv1 "k8s.io/api/rbac/v1"
+
+const (
+	publicPaths    = "/healthz /livez /readyz /version /version/"
+	discoveryPaths = publicPaths + " /api /api/* /apis /apis/* /openapi /openapi/*"
+	csr            = "certificates.k8s.io"
+)
+
+// delegates lets a component ask this server who somebody is and what they
+// may do.
+func delegates() []rbacv1.PolicyRule {
+	return []rbacv1.PolicyRule{
+		on("authentication.k8s.io", "tokenreviews", do("create")),
+		on("authorization.k8s.io", "subjectaccessreviews", do("create")),
+	}
+}
+
+// approver may approve certificates of one signer.
+func approver(role, signer string) rbacv1.ClusterRole {
+	return clusterRole("system:certificates.k8s.io:"+role, called(on(csr, "signers", do("approve")), "kubernetes.io/"+signer))
+}
+
+// systemRoles are the roles for everybody and for components.
+func systemRoles() []rbacv1.ClusterRole {
+	roles := []rbacv1.ClusterRole{
+		clusterRole("system:discovery", paths(discoveryPaths, do("get"))),
+		clusterRole("system:public-info-viewer", paths(publicPaths, do("get"))),
+		clusterRole("system:basic-user",
+			on("authorization.k8s.io", "selfsubjectaccessreviews selfsubjectrulesreviews", do("create")),
+			on("authentication.k8s.io", "selfsubjectreviews", do("create"))),
+		clusterRole("system:monitoring", paths("/healthz /healthz/* /livez /livez/* /metrics /metrics/slis /readyz /readyz/*", do("get"))),
+		clusterRole("system:service-account-issuer-discovery", paths("/.well-known/openid-configuration /openid/v1/jwks", do("get"))),
+		clusterRole("system:auth-delegator", delegates()...),
+
+		clusterRole("system:node", append(delegates(),
+			on("authorization.k8s.io", "localsubjectaccessreviews", do("create")),
+			on("core", "services", read),
+			on("core", "nodes", do("create", "get", "list", "watch", "patch", "update")),
+			on("core", "nodes/status pods/status", do("patch", "update")),
+			on("core", "events", do("create", "patch", "update")),
+			on("core", "pods", do("get", "list", "watch", "create", "delete")),
+			on("core", "pods/eviction serviceaccounts/token", do("create")),
+			on("core", "configmaps secrets", read),
+			on("core", "persistentvolumeclaims persistentvolumes endpoints", do("get")),
+			on(csr, "certificatesigningrequests", do("create", "get", "list", "watch")),
+			on("coordination.k8s.io", "leases", do("create", "delete", "get", "patch", "update")),
+			on("storage.k8s.io", "volumeattachments", do("get")),
+			on("core", "persistentvolumeclaims/status", do("get", "patch", "update")),
+			on("storage.k8s.io", "csidrivers", read),
+			on("storage.k8s.io", "csinodes", do("create", "delete", "get", "patch", "update")),
+			on("node.k8s.io", "runtimeclasses", read))...),
+		clusterRole("system:node-problem-detector", on("core", "nodes", do("get")), on("core", "nodes/status", do("patch")), events),
+		clusterRole("system:node-bootstrapper", on(csr, "certificatesigningrequests", do("create", "get", "list", "watch"))),
+		clusterRole("system:node-proxier",
+			on("core", "endpoints services", listWatch), on("core", "nodes", read), events,
+			on("discovery.k8s.io", "endpointslices", listWatch)),
+		clusterRole("system:kubelet-api-admin",
+			on("core", "nodes", do("get", "list", "watch", "proxy")),
+			on("core", "nodes/log nodes/metrics nodes/proxy nodes/stats", all)),
+		// What of a node must know all pods, to name and to guard them.
+		clusterRole(NodeNetwork,
+			on("core", "pods namespaces services nodes", read), on("discovery.k8s.io", "endpointslices", read),
+			on("networking.k8s.io", "networkpolicies", read), called(on("core", "configmaps", read), "kube-dns")),
+		clusterRole(nodeNetworkUser, called(on("core", "users", do("impersonate")), NodeNetwork)),
+		clusterRole("system:kube-dns", on("core", "endpoints services", listWatch)),
+		clusterRole("system:kube-aggregator", on("core", "endpoints services", read)),
+
+		clusterRole("system:kube-scheduler", append(delegates(), events,
+			on("coordination.k8s.io", "leases", do("create")),
+			called(on("coordination.k8s.io", "leases", do("get", "update")), "kube-scheduler"),
+			on("core", "nodes namespaces replicationcontrollers services persistentvolumeclaims persistentvolumes", read),
+			on("core", "pods", do("delete", "get", "list", "watch")),
+			on("core", "bindings pods/binding", do("create")),
+			on("core", "pods/status", do("patch", "update")),
+			on("apps extensions", "replicasets", read),
+			on("apps", "statefulsets", read),
+			on("policy", "poddisruptionbudgets", read),
+			on("storage.k8s.io", "csinodes csidrivers csistoragecapacities", read))...),
+		clusterRole("system:volume-scheduler",
+			on("core", "persistentvolumes persistentvolumeclaims", do("get", "list", "patch", "update", "watch")),
+			on("storage.k8s.io", "storageclasses", read)),
+		clusterRole("system:persistent-volume-provisioner",
+			on("core", "persistentvolumes", do("create", "delete", "get", "list", "watch")),
+			on("core", "persistentvolumeclaims", do("get", "list", "update", "watch")),
+			on("storage.k8s.io", "storageclasses", read),
+			on("core", "events", do("watch")), events),
+		clusterRole("system:kube-controller-manager", managerRules()...),
+
+		clusterRole("system:certificates.k8s.io:certificatesigningrequests:nodeclient", on(csr, "certificatesigningrequests/nodeclient", do("create"))),
+		clusterRole("system:certificates.k8s.io:certificatesigningrequests:selfnodeclient", on(csr, "certificatesigningrequests/selfnodeclient", do("create"))),
+		approver("kube-apiserver-client-approver", "kube-apiserver-client"),
+		approver("kube-apiserver-client-kubelet-approver", "kube-apiserver-client-kubelet"),
+		approver("kubelet-serving-approver", "kubelet-serving"),
+		approver("legacy-unknown-approver", "legacy-unknown"),
+	}
+	return roles
+}

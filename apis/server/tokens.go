@@ -1,0 +1,146 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/clusterd/clusterd/apis/server/resource"
+	"github.com/clusterd/clusterd/apis/server/tokens"
+)
+
+// TokenKeys is the resource, outside of the API, as which the keys that sign
+// service account tokens are stored: for whoever seals resources at rest.
+var TokenKeys = schema.GroupResource{Group: "keys", Resource: "serviceaccounts"}
+
+// tokenKeysPrefix is where the keys are stored.
+const tokenKeysPrefix = "/keys/serviceaccounts"
+
+// Fields of the Secrets as which keys are stored.
+const (
+	keyPrivate = "private"
+	keyCreated = "created"
+)
+
+// serviceAccounts is what this server has to do with tokens of service
+// accounts.
+type serviceAccounts struct {
+	issuer        *tokens.Issuer
+	authenticator *tokens.Authenticator
+	audiences     []string
+	destroy       func()
+}
+
+func newServiceAccounts(config Config, stores *stores) (*serviceAccounts, error) {
+	store, destroy, err := stores.tokenKeys()
+	if err != nil {
+		return nil, err
+	}
+	keys := tokens.NewKeys(store)
+	return &serviceAccounts{
+		issuer:        tokens.NewIssuer(config.Issuer, keys),
+		authenticator: tokens.NewAuthenticator(config.Issuer, keys, config.Audiences, stores),
+		audiences:     config.Audiences,
+		destroy:       destroy,
+	}, nil
+}
+
+// publish serves what verifiers elsewhere need.
+func (s *serviceAccounts) publish(server *genericapiserver.GenericAPIServer, address string) {
+	configuration, keys := s.issuer.Discovery("https://" + address + tokens.KeysPath)
+	server.Handler.NonGoRestfulMux.Handle(tokens.ConfigurationPath, configuration)
+	server.Handler.NonGoRestfulMux.Handle(tokens.KeysPath, keys)
+}
+
+// RotateTokenKey makes a new key for the tokens of service accounts, which
+// signs a minute from now on all servers. Tokens in use stay good.
+func (s *Server) RotateTokenKey(ctx context.Context) error {
+	_, err := s.accounts.issuer.Keys.Rotate(ctx)
+	return err
+}
+
+// tokenKeys is where the signing keys are kept: as Secrets that no API serves.
+func (s *stores) tokenKeys() (tokens.Store, func(), error) {
+	secrets := s.core("secrets").Kind()
+	options := s.options(secrets)
+	options.StorageConfig.GroupResource = TokenKeys
+	store, destroy, err := s.storage(options.StorageConfig, tokenKeysPrefix, keyOfTokenKey,
+		secrets.New, secrets.NewList, resource.Attrs(secrets), nil, nil)
+	if err != nil {
+		return nil, nil, fmt.Errorf("storage of the token keys: %w", err)
+	}
+	return tokenKeyStore{store}, destroy, nil
+}
+
+func keyOfTokenKey(secret runtime.Object) (string, error) {
+	object, err := meta.Accessor(secret)
+	if err != nil {
+		return "", fmt.Errorf("key of a token key: %w", err)
+	}
+	return tokenKeysPrefix + "/" + object.GetName(), nil
+}
+
+type tokenKeyStore struct{ storage storage.Interface }
+
+// List implements tokens.Store.
+func (s tokenKeyStore) List(ctx context.Context) ([]tokens.StoredKey, error) {
+	list := &corev1.SecretList{}
+	if err := s.storage.GetList(ctx, tokenKeysPrefix, storage.ListOptions{Recursive: true, Predicate: storage.Everything}, list); err != nil {
+		return nil, err
+	}
+	keys := make([]tokens.StoredKey, 0, len(list.Items))
+	for _, secret := range list.Items {
+		number, err := strconv.Atoi(secret.Name)
+		if err != nil {
+			return nil, fmt.Errorf("token key %q has no number: %w", secret.Name, err)
+		}
+		created, err := time.Parse(time.RFC3339, string(secret.Data[keyCreated]))
+		if err != nil {
+			return nil, fmt.Errorf("token key %d: %w", number, err)
+		}
+		keys = append(keys, tokens.StoredKey{Number: number, Created: created, Private: secret.Data[keyPrivate]})
+	}
+	return keys, nil
+}
+
+// Create implements tokens.Store.
+func (s tokenKeyStore) Create(ctx context.Context, key tokens.StoredKey) error {
+	secret := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: strconv.Itoa(key.Number), CreationTimestamp: metav1.NewTime(key.Created)},
+		Type:       "clusterd.local/token-key",
+		Data:       map[string][]byte{keyPrivate: key.Private, keyCreated: []byte(key.Created.Format(time.RFC3339))},
+	}
+	at, err := keyOfTokenKey(secret)
+	if err != nil {
+		return err
+	}
+	err = s.storage.Create(ctx, at, secret, &corev1.Secret{}, 0)
+	if storage.IsExist(err) {
+		return tokens.ErrKeyExists
+	}
+	return err
+}
+
+// BoundPod implements tokens.Objects.
+func (s *stores) BoundPod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	return get(ctx, s, corev1.Resource("pods"), namespace, name, func(*corev1.Pod) bool { return true })
+}
+
+// BoundSecret implements tokens.Objects.
+func (s *stores) BoundSecret(ctx context.Context, namespace, name string) (*corev1.Secret, error) {
+	return get(ctx, s, corev1.Resource("secrets"), namespace, name, func(*corev1.Secret) bool { return true })
+}
+
+// BoundNode implements tokens.Objects.
+func (s *stores) BoundNode(ctx context.Context, name string) (*corev1.Node, error) {
+	return get(ctx, s, corev1.Resource("nodes"), "", name, func(*corev1.Node) bool { return true })
+}

@@ -1,0 +1,2 @@
+// Package storage describes the kinds of the storage.k8s.io API group.
+package storage
