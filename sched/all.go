@@ -22,18 +22,33 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/clusterd/clusterd/sched/accounttoken"
+	"github.com/clusterd/clusterd/sched/clusterroleaggregation"
+	"github.com/clusterd/clusterd/sched/cronjob"
+	"github.com/clusterd/clusterd/sched/daemonset"
 	"github.com/clusterd/clusterd/sched/deployment"
 	"github.com/clusterd/clusterd/sched/disruption"
+	"github.com/clusterd/clusterd/sched/endpoints"
 	"github.com/clusterd/clusterd/sched/endpointslice"
+	"github.com/clusterd/clusterd/sched/ephemeralvolume"
 	"github.com/clusterd/clusterd/sched/gc"
+	"github.com/clusterd/clusterd/sched/hpa"
+	"github.com/clusterd/clusterd/sched/job"
+	"github.com/clusterd/clusterd/sched/kubeservice"
+	"github.com/clusterd/clusterd/sched/loadbalancer"
+	"github.com/clusterd/clusterd/sched/localpath"
 	"github.com/clusterd/clusterd/sched/loop"
 	"github.com/clusterd/clusterd/sched/namespace"
 	"github.com/clusterd/clusterd/sched/nodeipam"
 	"github.com/clusterd/clusterd/sched/nodelifecycle"
+	"github.com/clusterd/clusterd/sched/persistentvolume"
 	"github.com/clusterd/clusterd/sched/podgc"
+	"github.com/clusterd/clusterd/sched/quota"
 	"github.com/clusterd/clusterd/sched/replicaset"
 	"github.com/clusterd/clusterd/sched/scheduler"
 	"github.com/clusterd/clusterd/sched/serviceaccount"
+	"github.com/clusterd/clusterd/sched/statefulset"
+	"github.com/clusterd/clusterd/sched/storageprotection"
 )
 
 // Config is what the room is given. Fields are required unless they say
@@ -50,9 +65,12 @@ type Config struct {
 	Metadata metadata.Interface
 
 	// ClusterCIDR is cut into pod networks of NodeCIDRBits each. Defaults:
-	// 10.244.0.0/16 and 24.
+	// 10.244.0.0/14 and 24.
 	ClusterCIDR  netip.Prefix
 	NodeCIDRBits int
+
+	// ServiceCIDR is the range of cluster addresses; default: 10.96.0.0/16.
+	ServiceCIDR netip.Prefix
 
 	// RootCA is the PEM bundle that pods verify the API server with. If it is
 	// empty, namespaces get no kube-root-ca.crt.
@@ -102,16 +120,32 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return scheduler.New(env), nil },
 		func() (Loop, error) { return deployment.New(env) },
 		func() (Loop, error) { return replicaset.New(env) },
+		func() (Loop, error) { return statefulset.New(env) },
+		func() (Loop, error) { return daemonset.New(env) },
+		func() (Loop, error) { return job.New(env) },
+		func() (Loop, error) { return job.NewOrphans(env) },
+		func() (Loop, error) { return cronjob.New(env) },
+		func() (Loop, error) { return hpa.New(env), nil },
 		func() (Loop, error) {
 			return nodelifecycle.New(env, nodelifecycle.Config{Liveness: cfg.Liveness, EvictionDelay: cfg.EvictionDelay})
 		},
 		func() (Loop, error) { return nodeipam.New(env, cfg.ClusterCIDR, cfg.NodeCIDRBits) },
 		func() (Loop, error) { return podgc.New(env), nil },
+		func() (Loop, error) { return persistentvolume.New(env), nil },
+		func() (Loop, error) { return localpath.New(env), nil },
+		func() (Loop, error) { return ephemeralvolume.New(env), nil },
+		func() (Loop, error) { return storageprotection.New(env), nil },
 		func() (Loop, error) { return endpointslice.New(env), nil },
+		func() (Loop, error) { return endpoints.New(env), nil },
+		func() (Loop, error) { return kubeservice.New(env, cfg.ServiceCIDR), nil },
+		func() (Loop, error) { return loadbalancer.New(env), nil },
 		func() (Loop, error) { return disruption.New(env), nil },
 		func() (Loop, error) { return gc.New(env, cfg.Metadata), nil },
 		func() (Loop, error) { return namespace.New(env, cfg.Metadata), nil },
 		func() (Loop, error) { return serviceaccount.New(env, cfg.RootCA), nil },
+		func() (Loop, error) { return clusterroleaggregation.New(env), nil },
+		func() (Loop, error) { return quota.New(env, cfg.Metadata), nil },
+		func() (Loop, error) { return accounttoken.New(env, cfg.RootCA), nil },
 	}
 	loops := []Loop{{Name: "informers", Run: func(ctx context.Context) error {
 		env.Informers.StartWithContext(ctx)
@@ -188,7 +222,10 @@ func (cfg *Config) complete() error {
 		cfg.EventClient = cfg.Client
 	}
 	if !cfg.ClusterCIDR.IsValid() {
-		cfg.ClusterCIDR = netip.MustParsePrefix("10.244.0.0/16")
+		cfg.ClusterCIDR = netip.MustParsePrefix("10.244.0.0/14")
+	}
+	if !cfg.ServiceCIDR.IsValid() {
+		cfg.ServiceCIDR = netip.MustParsePrefix("10.96.0.0/16")
 	}
 	if cfg.NodeCIDRBits == 0 {
 		cfg.NodeCIDRBits = 24

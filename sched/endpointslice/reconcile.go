@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/utils/ptr"
 
+	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/sched/internal/pods"
 )
 
@@ -253,7 +254,7 @@ func named(pod *corev1.Pod, name string, protocol corev1.Protocol) int32 {
 	}
 	for i := range pod.Spec.InitContainers {
 		c := &pod.Spec.InitContainers[i]
-		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+		if core.IsSidecar(c) {
 			if n := find(c); n != 0 {
 				return n
 			}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,6 +28,9 @@ const (
 	workers = 8
 	// inFlight bounds concurrent releases of one owner's dependents.
 	inFlight = 16
+	// lookAgain is how soon an object is looked at again whose owner is not
+	// watched.
+	lookAgain = 10 * time.Second
 	// maxAbsent bounds the memory of owners that were found not to exist.
 	maxAbsent = 4096
 )
@@ -147,6 +151,11 @@ func (c *collector) collect(ctx context.Context, o *object) error {
 		if standings[i], err = c.standing(ctx, o, &live.OwnerReferences[i]); err != nil {
 			return err
 		}
+	}
+	if !c.allKnown(o) {
+		// Some owner is of a kind that is not watched, perhaps not yet: no news
+		// of its end will come.
+		defer c.EnqueueAfter(loop.Key{Name: string(o.uid)}, lookAgain)
 	}
 	v := judge(live.OwnerReferences, standings, live.Finalizers, len(c.graph.of(o.uid)) > 0)
 	switch v.Do {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
@@ -42,6 +43,7 @@ type monitors struct {
 	clock     clock.WithTicker
 	onChange  func(old, now *object)
 	first     chan struct{} // closed after the first discovery
+	gone      chan struct{} // a kind that is watched is served no more
 
 	mu      sync.Mutex // guards below
 	running map[schema.GroupVersionResource]*monitor
@@ -67,6 +69,7 @@ func newMonitors(metadata metadata.Interface, discovery discovery.DiscoveryInter
 	return &monitors{
 		metadata: metadata, discovery: discovery, clock: clock, onChange: onChange,
 		first:   make(chan struct{}),
+		gone:    make(chan struct{}, 1),
 		running: map[schema.GroupVersionResource]*monitor{},
 		kinds:   map[schema.GroupKind]kindInfo{},
 	}
@@ -86,12 +89,36 @@ func (m *monitors) run(ctx context.Context) error {
 		if !complete {
 			pause = retryEvery
 		}
+		next := m.clock.After(pause)
 		select {
 		case <-ctx.Done():
-		case <-m.clock.After(pause):
+			return nil
+		case <-next:
+			continue
+		case <-m.gone:
+		}
+		// Discovery follows the watch within moments; it is not asked at once
+		// again and again.
+		select {
+		case <-ctx.Done():
+		case <-next:
+		case <-m.clock.After(retryEvery):
 		}
 	}
 	return nil
+}
+
+// watchFailed tells of watches that failed, but of kinds that are served no
+// more: those are stopped when discovery says so, too.
+func (m *monitors) watchFailed(ctx context.Context, r *cache.Reflector, err error) {
+	if !apierrors.IsNotFound(err) {
+		cache.DefaultWatchErrorHandler(ctx, r, err)
+		return
+	}
+	select {
+	case m.gone <- struct{}{}:
+	default:
+	}
 }
 
 func (m *monitors) started() int {
@@ -154,6 +181,10 @@ func (m *monitors) start(ctx context.Context, group *errgroup.Group, resource sc
 	}).Informer()
 	// Nothing is read from the store: keep what is needed for deltas alone.
 	if err := informer.SetTransform(trim); err != nil {
+		klog.FromContext(ctx).Error(err, "informer cannot be set up", "resource", resource)
+		return
+	}
+	if err := informer.SetWatchErrorHandlerWithContext(m.watchFailed); err != nil {
 		klog.FromContext(ctx).Error(err, "informer cannot be set up", "resource", resource)
 		return
 	}

@@ -112,8 +112,9 @@ func (p *Pending) dropLocked(owner, object Key) {
 	}
 }
 
-// Settled reports whether the cache shows all of owner's writes. If not, wait
-// is the time after which to ask again. Writes that stayed unseen for long are
+// Settled reports whether the cache shows all of owner's writes. It says so of
+// what is read from the cache afterwards only: ask first, then read. If not,
+// wait is the time after which to ask again. Writes that stayed unseen for long are
 // looked up at the server first.
 func (p *Pending) Settled(ctx context.Context, owner Key) (settled bool, wait time.Duration, err error) {
 	now := p.clock.Now()

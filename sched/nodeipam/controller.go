@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -37,6 +38,11 @@ type controller struct {
 	// the network of a node just removed is not given away while routes and
 	// connections to it linger.
 	last netip.Prefix
+
+	mu sync.Mutex
+	// starved are the nodes that there was no network for. Each was told so
+	// once, and is looked at again when a network has become free.
+	starved map[types.UID]bool
 }
 
 // New returns the loop; it watches Nodes. cluster is cut into networks with
@@ -48,18 +54,40 @@ func New(env loop.Env, cluster netip.Prefix, bits int) (loop.Loop, error) {
 	informer := env.Informers.Core().V1().Nodes()
 	c := &controller{
 		client: env.Client, events: env.Events.For("node-ipam"), nodes: informer.Lister(),
-		cluster: cluster, bits: bits, given: map[types.UID]netip.Prefix{},
+		cluster: cluster, bits: bits, given: map[types.UID]netip.Prefix{}, starved: map[types.UID]bool{},
 	}
 	c.Controller = loop.New("nodeipam", env, 1, c.reconcile) // one: allocation is a single thought
-	loop.Watch(c.Controller, informer.Informer(), func(_, node *corev1.Node) {
+	loop.Watch(c.Controller, informer.Informer(), func(old, node *corev1.Node) {
 		switch {
 		case node == nil:
-			c.wakeStarved() // a network has become free
-		case node.Spec.PodCIDR == "" && node.DeletionTimestamp == nil:
+			if starved := c.setStarved(old, false); !starved {
+				c.wakeStarved() // a network has become free
+			}
+		case node.Spec.PodCIDR == "" && node.DeletionTimestamp == nil && !c.isStarved(node):
 			c.Enqueue(loop.KeyOf(node))
 		}
 	})
 	return c.Loop(), nil
+}
+
+func (c *controller) isStarved(node *corev1.Node) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.starved[node.UID]
+}
+
+// setStarved notes whether a node is without a network because none is free.
+// It reports whether that is new.
+func (c *controller) setStarved(node *corev1.Node, starved bool) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	was := c.starved[node.UID]
+	if starved {
+		c.starved[node.UID] = true
+	} else {
+		delete(c.starved, node.UID)
+	}
+	return was != starved
 }
 
 func (c *controller) wakeStarved() {
@@ -95,9 +123,15 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 		prefix, ok = next(c.cluster, c.bits, c.last, used)
 	}
 	if !ok {
-		c.events.Eventf(node, corev1.EventTypeWarning, "CIDRNotAvailable", "Node %s status is now: CIDRNotAvailable", node.Name)
-		return fmt.Errorf("no network of /%d is free in %v: %d nodes", c.bits, c.cluster, len(all))
+		// Trying again would help nobody, and its events would fill the store:
+		// what helps is a node that goes.
+		if c.setStarved(node, true) {
+			c.events.Eventf(node, corev1.EventTypeWarning, "CIDRNotAvailable", "no network of /%d is free in %v for node %s: %d nodes exist; give the cluster a larger --cluster-cidr, or remove nodes", c.bits, c.cluster, node.Name, len(all))
+			klog.FromContext(ctx).Info("no pod network is free", "node", node.Name, "cluster", c.cluster, "bits", c.bits, "nodes", len(all))
+		}
+		return nil
 	}
+	c.setStarved(node, false)
 	return c.give(ctx, node, prefix)
 }
 

@@ -2,7 +2,6 @@ package replicaset
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"slices"
 	"strconv"
@@ -12,9 +11,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/utils/ptr"
 
+	"github.com/clusterd/clusterd/sched/internal/podctl"
 	"github.com/clusterd/clusterd/sched/internal/pods"
 )
 
@@ -127,35 +126,11 @@ func logAge(t, now time.Time) int {
 	return int(math.Log2(float64(age)))
 }
 
-// NewPod returns the next pod of the ReplicaSet, with a name of its own.
+// NewPod returns the next pod of the ReplicaSet, without a name.
 func NewPod(rs *appsv1.ReplicaSet) *corev1.Pod {
-	template := rs.Spec.Template.DeepCopy()
-	prefix := rs.Name + "-"
-	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Name:            podName(prefix),
-			GenerateName:    prefix,
-			Namespace:       rs.Namespace,
-			Labels:          template.Labels,
-			Annotations:     template.Annotations,
-			Finalizers:      template.Finalizers,
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(rs, Kind)},
-		},
-		Spec: template.Spec,
-	}
-}
-
-// A pod's name becomes its host name, which has at most 63 characters.
-const (
-	maxName = 63
-	suffix  = 5
-)
-
-func podName(prefix string) string {
-	if len(prefix) > maxName-suffix {
-		prefix = prefix[:maxName-suffix]
-	}
-	return prefix + rand.String(suffix)
+	pod := podctl.FromTemplate(rs, Kind, &rs.Spec.Template)
+	pod.GenerateName = rs.Name + "-"
+	return pod
 }
 
 // failure is why a pass could not reach the wanted number of pods.
@@ -224,21 +199,4 @@ func conditions(old []appsv1.ReplicaSetCondition, failed *failure, now time.Time
 		c.LastTransitionTime = previous.LastTransitionTime
 	}
 	return append(out, c)
-}
-
-// slowStart calls create n times in batches of 1, 2, 4 … and stops after the
-// batch in which a call failed, so that a full quota is not hammered. It
-// returns the number of successes and the first error.
-func slowStart(n int, batch func(size int) (ok int, err error)) (int, error) {
-	done := 0
-	for size := 1; n > 0; size *= 2 {
-		size = min(size, n)
-		ok, err := batch(size)
-		done += ok
-		if err != nil {
-			return done, fmt.Errorf("%d of %d: %w", done, done+n-ok, err)
-		}
-		n -= size
-	}
-	return done, nil
 }

@@ -2,7 +2,6 @@ package replicaset
 
 import (
 	"errors"
-	"strings"
 	"testing"
 	"time"
 
@@ -101,48 +100,10 @@ func TestStatusFailure(t *testing.T) {
 	}
 }
 
-func TestSlowStart(t *testing.T) {
-	quota := errors.New("quota")
-	tests := []struct {
-		name      string
-		n, room   int
-		wantSizes []int
-		wantDone  int
-		wantErr   bool
-	}{
-		{"all", 10, 100, []int{1, 2, 4, 3}, 10, false},
-		{"none", 20, 0, []int{1}, 0, true},
-		{"quota of two", 20, 2, []int{1, 2}, 2, true},
-	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			room := test.room
-			var sizes []int
-			done, err := slowStart(test.n, func(size int) (int, error) {
-				sizes = append(sizes, size)
-				ok := min(size, room)
-				room -= ok
-				if ok < size {
-					return ok, quota
-				}
-				return ok, nil
-			})
-			if done != test.wantDone || (err != nil) != test.wantErr || !cmp.Equal(sizes, test.wantSizes) {
-				t.Errorf("done %d, err %v, sizes %v", done, err, sizes)
-			}
-			if err != nil && !errors.Is(err, quota) {
-				t.Errorf("error %v does not wrap the cause", err)
-			}
-		})
-	}
-}
-
-func TestPodName(t *testing.T) {
-	long := podName(strings.Repeat("x", 100) + "-")
-	if len(long) != maxName {
-		t.Errorf("name of %d characters, want %d", len(long), maxName)
-	}
-	if a, b := podName("web-"), podName("web-"); a == b {
-		t.Errorf("two pods are called %s", a)
+func TestPauseGrowsWithTheSet(t *testing.T) {
+	for n, want := range map[int32]time.Duration{0: 0, 32: 0, 400: 40 * time.Millisecond, 2500: 200 * time.Millisecond} {
+		if got := pause(n); got != want {
+			t.Errorf("events of %d pods gather for %v, want %v", n, got, want)
+		}
 	}
 }

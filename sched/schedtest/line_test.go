@@ -23,6 +23,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/utils/ptr"
 
+	"github.com/clusterd/clusterd/apis/server"
 	"github.com/clusterd/clusterd/apis/server/servertest"
 	"github.com/clusterd/clusterd/sched"
 	"github.com/clusterd/clusterd/sched/internal/pods"
@@ -62,7 +63,13 @@ func (l *line) isDead(node string) bool {
 // newLine starts a server, three nodes and a leader.
 func newLine(t *testing.T) *line {
 	t.Helper()
-	s := servertest.Start(t, nil)
+	return newLineWith(t, nil)
+}
+
+// newLineWith is newLine with a change of the server's config.
+func newLineWith(t *testing.T, change func(*server.Config)) *line {
+	t.Helper()
+	s := servertest.Start(t, change)
 	l := &line{t: t, server: s, client: s.Client, suspects: make(chan string), dead: map[string]bool{}}
 	md, err := metadata.NewForConfig(s.LoopbackConfig())
 	if err != nil {

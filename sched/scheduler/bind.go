@@ -3,6 +3,7 @@ package scheduler
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -37,6 +38,11 @@ func (s *scheduler) bind(ctx context.Context, pod *corev1.Pod, node string, star
 		s.events.Eventf(pod, corev1.EventTypeNormal, "Scheduled", "Successfully assigned %s/%s to %s", pod.Namespace, pod.Name, node)
 		return
 	}
+	s.unbound(ctx, pod, node, err)
+}
+
+// unbound takes a pod whose binding failed off its node, to be tried again.
+func (s *scheduler) unbound(ctx context.Context, pod *corev1.Pod, node string, err error) {
 	s.mu.Lock()
 	s.snapshot.forget(pod.UID)
 	s.mu.Unlock()
@@ -44,7 +50,7 @@ func (s *scheduler) bind(ctx context.Context, pod *corev1.Pod, node string, star
 	if ctx.Err() != nil {
 		return // leadership ended
 	}
-	if apierrors.IsNotFound(err) {
+	if apierrors.IsNotFound(err) && !s.stillWaiting(pod) || errors.Is(err, errGone) {
 		s.queue.remove(pod.UID)
 		return
 	}
@@ -59,7 +65,8 @@ func (s *scheduler) bind(ctx context.Context, pod *corev1.Pod, node string, star
 }
 
 // report writes why a pod has no node into its PodScheduled condition.
-func (s *scheduler) report(ctx context.Context, pod *corev1.Pod, message string) error {
+// nominated is the node that the pod was promised, if any.
+func (s *scheduler) report(ctx context.Context, pod *corev1.Pod, message, nominated string) error {
 	condition := corev1.PodCondition{
 		Type:               corev1.PodScheduled,
 		Status:             corev1.ConditionFalse,
@@ -69,7 +76,7 @@ func (s *scheduler) report(ctx context.Context, pod *corev1.Pod, message string)
 		LastTransitionTime: metav1.NewTime(s.clock.Now()),
 	}
 	if old := pods.Condition(pod, corev1.PodScheduled); old != nil {
-		if old.Status == condition.Status && old.Reason == condition.Reason && old.Message == message {
+		if old.Status == condition.Status && old.Reason == condition.Reason && old.Message == message && pod.Status.NominatedNodeName == nominated {
 			return nil
 		}
 		if old.Status == condition.Status {
@@ -78,7 +85,7 @@ func (s *scheduler) report(ctx context.Context, pod *corev1.Pod, message string)
 	}
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": pod.UID},
-		"status":   map[string]any{"conditions": []corev1.PodCondition{condition}},
+		"status":   map[string]any{"conditions": []corev1.PodCondition{condition}, "nominatedNodeName": nominated},
 	})
 	if err != nil {
 		return fmt.Errorf("encode condition: %w", err)

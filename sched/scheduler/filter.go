@@ -26,6 +26,7 @@ var filters = []Filter{
 	{Name: "TaintToleration", prepare: filterTaints, wokenBy: nodeAdded | nodeSpec},
 	{Name: "NodeAffinity", prepare: filterNodeAffinity, wokenBy: nodeAdded | nodeLabels},
 	{Name: "NodePorts", prepare: filterPorts, wokenBy: nodeAdded | podGone},
+	{Name: "VolumeBinding", prepare: filterVolumes, wokenBy: nodeAdded | nodeLabels | volumeChanged},
 	{Name: "NodeResourcesFit", prepare: filterResources, wokenBy: nodeAdded | nodeAllocatable | podGone},
 	{Name: "InterPodAffinity", prepare: filterPodAffinity, wokenBy: nodeAdded | nodeLabels | podGone | podPlaced},
 	{Name: "PodTopologySpread", prepare: filterSpread, wokenBy: nodeAdded | nodeLabels | podGone | podPlaced},
@@ -41,6 +42,7 @@ const (
 	nodeAllocatable        // allocatable resources
 	podGone                // a bound pod ended or went: room
 	podPlaced              // a pod was bound or its labels changed
+	volumeChanged          // a claim, a volume or a storage class changed
 	anything        change = 1<<iota - 1
 )
 
@@ -51,6 +53,8 @@ type verdict struct {
 	reasons map[string]int
 	nodes   int
 	wokenBy change
+	// blocked is why no node at all can help; "": one may.
+	blocked string
 }
 
 func runFilters(s *snapshot, p *podInfo) verdict {
@@ -58,6 +62,16 @@ func runFilters(s *snapshot, p *podInfo) verdict {
 	type prepared struct {
 		*Filter
 		check func(*nodeInfo) []string
+	}
+	var wokenBy change
+	if p.storage, v.blocked, wokenBy = s.storage.need(s, p.pod); v.blocked != "" {
+		v.wokenBy |= wokenBy
+		for _, n := range s.nodes {
+			if n.node != nil && n.node.DeletionTimestamp == nil {
+				v.nodes++
+			}
+		}
+		return v
 	}
 	var checks []prepared
 	for i := range filters {
@@ -93,6 +107,9 @@ nodes:
 func (v verdict) explain() string {
 	if v.nodes == 0 {
 		return "no nodes available to schedule pods"
+	}
+	if v.blocked != "" {
+		return fmt.Sprintf("0/%d nodes are available: %s.", v.nodes, v.blocked)
 	}
 	parts := make([]string, 0, len(v.reasons))
 	for reason, n := range v.reasons {

@@ -2,6 +2,8 @@ package scheduler
 
 import (
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // hostPort is a port that a pod takes on its node.
@@ -34,7 +36,7 @@ func hostPorts(pod *corev1.Pod) []hostPort {
 	}
 	for i := range pod.Spec.InitContainers {
 		c := &pod.Spec.InitContainers[i]
-		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+		if core.IsSidecar(c) {
 			add(c)
 		}
 	}

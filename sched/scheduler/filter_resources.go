@@ -9,8 +9,26 @@ import (
 // filterResources refuses nodes whose allocatable resources minus the requests
 // of their pods do not cover the pod's requests. It names every resource that
 // is short.
-func filterResources(_ *snapshot, p *podInfo) func(*nodeInfo) []string {
-	return func(n *nodeInfo) []string { return short(n, p) }
+//
+// Pods that the node is promised to and that go before this one count as there.
+func filterResources(s *snapshot, p *podInfo) func(*nodeInfo) []string {
+	return func(n *nodeInfo) []string {
+		if len(s.nominated) == 0 {
+			return short(n, p)
+		}
+		pledged := s.pledged(n, p)
+		pledged = slices.DeleteFunc(pledged, func(other *podInfo) bool { return n.pods[other.pod.UID] != nil })
+		for _, other := range pledged {
+			n.pods[other.pod.UID] = other
+			n.requested.add(other.requests)
+		}
+		out := short(n, p)
+		for _, other := range pledged {
+			delete(n.pods, other.pod.UID)
+			n.requested.sub(other.requests)
+		}
+		return out
+	}
 }
 
 func short(n *nodeInfo, p *podInfo) []string {

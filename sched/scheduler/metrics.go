@@ -16,9 +16,13 @@ var (
 		Name: "clusterd_sched_waiting_pods",
 		Help: "Pods without a node by place (ready, backoff, unschedulable, in_flight).",
 	}, []string{"place"})
+	preempted = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "clusterd_sched_preempted_pods_total",
+		Help: "Pods deleted to make room for one of higher priority.",
+	})
 )
 
 // Collectors returns the scheduler's metrics, for the process's registry.
 func Collectors() []prometheus.Collector {
-	return []prometheus.Collector{attempts, attemptSeconds, waitingPods}
+	return []prometheus.Collector{attempts, attemptSeconds, waitingPods, preempted}
 }

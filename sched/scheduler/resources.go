@@ -5,6 +5,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/component-helpers/resource"
+
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // amounts are quantities of resources: CPU in thousandths, the rest in bytes
@@ -40,7 +42,7 @@ func (a amounts) sub(b amounts) {
 // plus overhead. While a pod is resized it takes the larger of what it asks for
 // and what its node has granted; a size its node cannot give does not count.
 func requests(pod *corev1.Pod) amounts {
-	return amountsOf(resource.PodRequests(pod, resource.PodResourcesOptions{UseStatusResources: true}))
+	return amountsOf(core.Reserved(pod))
 }
 
 // Pods that ask for nothing still take something: for scoring only, so that

@@ -305,3 +305,50 @@ func BenchmarkSchedule(b *testing.B) {
 		})
 	}
 }
+
+// The bug of issue 9: what a resize grants, or an infeasible one gives back,
+// arrives in the status alone, and the node stayed over-reserved.
+func TestResizeInStatusFreesTheNode(t *testing.T) {
+	old := schedtest.Pod("a").On("n").CPU("2").Obj()
+	main := &old.Spec.Containers[0]
+	old.Status.ContainerStatuses = []corev1.ContainerStatus{{
+		Name: main.Name, AllocatedResources: main.Resources.Requests.DeepCopy(),
+		Resources: &corev1.ResourceRequirements{Requests: main.Resources.Requests.DeepCopy()},
+	}}
+	status := func(cpu string) corev1.ContainerStatus {
+		list := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu)}
+		return corev1.ContainerStatus{Name: main.Name, AllocatedResources: list, Resources: &corev1.ResourceRequirements{Requests: list}}
+	}
+	down := old.DeepCopy()
+	down.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}
+	granted := down.DeepCopy()
+	granted.Status.ContainerStatuses = []corev1.ContainerStatus{status("1")}
+	up := old.DeepCopy()
+	up.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("8")}
+	infeasible := up.DeepCopy()
+	infeasible.Status.Conditions = append(infeasible.Status.Conditions, corev1.PodCondition{
+		Type: corev1.PodResizePending, Status: corev1.ConditionTrue, Reason: corev1.PodReasonInfeasible,
+	})
+	for _, tt := range []struct {
+		name          string
+		before, after *corev1.Pod
+		cpu           int64
+	}{
+		{"resized down", down, granted, 1000},
+		{"infeasible", up, infeasible, 2000},
+	} {
+		parked := schedtest.Pod("parked").CPU("3").Obj()
+		queue, clock := newTestQueue(parked)
+		s := &scheduler{queue: queue, snapshot: newSnapshot()}
+		s.snapshot.setNode(schedtest.Node("n").Has(corev1.ResourceCPU, "4").Obj())
+		take(t, queue, "parked")
+		s.onPod(nil, tt.before)
+		queue.park(parked.UID, podGone)
+		clock.Step(10 * time.Second)
+		s.onPod(tt.before, tt.after)
+		if got := s.snapshot.nodes["n"].requested[corev1.ResourceCPU]; got != tt.cpu {
+			t.Errorf("%s: the node counts %dm, want %dm", tt.name, got, tt.cpu)
+		}
+		take(t, queue, "parked") // it does not sleep on
+	}
+}

@@ -7,15 +7,18 @@ package scheduler
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	policylisters "k8s.io/client-go/listers/policy/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
@@ -29,16 +32,21 @@ import (
 const Name = corev1.DefaultSchedulerName
 
 type scheduler struct {
-	client kubernetes.Interface
-	clock  clock.WithTicker
-	events record.EventRecorder
-	lister corelisters.PodLister
+	client  kubernetes.Interface
+	clock   clock.WithTicker
+	events  record.EventRecorder
+	lister  corelisters.PodLister
+	budgets policylisters.PodDisruptionBudgetLister
 
-	podInformer, nodeInformer, nsInformer cache.SharedIndexInformer
+	podInformer, nodeInformer, nsInformer        cache.SharedIndexInformer
+	claimInformer, volumeInformer, classInformer cache.SharedIndexInformer
+
+	storage    *storageView
+	volumeNews news // a claim changed, or a pod went
 
 	queue    *queue
 	reporter *loop.Controller
-	why      sync.Map // loop.Key → reason: what reporter is to write
+	why      sync.Map // loop.Key → *reason: what reporter is to write
 
 	mu       sync.Mutex // guards snapshot
 	snapshot *snapshot
@@ -48,22 +56,31 @@ type scheduler struct {
 type reason struct {
 	uid     types.UID
 	message string
+	// node is the one the pod is nominated for, victims the pods that go for
+	// its sake.
+	node    string
+	victims []*corev1.Pod
 }
 
-// New returns the loop. It watches Pods, Nodes and Namespaces.
+// New returns the loop. It watches Pods, Nodes, Namespaces, claims, volumes and
+// their classes.
 func New(env loop.Env) loop.Loop {
-	core := env.Informers.Core().V1()
+	core, classes := env.Informers.Core().V1(), env.Informers.Storage().V1().StorageClasses()
 	s := &scheduler{
 		client:       env.Client,
 		clock:        env.Clock,
 		events:       env.Events.For(Name),
 		lister:       core.Pods().Lister(),
+		budgets:      env.Informers.Policy().V1().PodDisruptionBudgets().Lister(),
 		podInformer:  core.Pods().Informer(),
 		nodeInformer: core.Nodes().Informer(),
 		nsInformer:   core.Namespaces().Informer(),
 		queue:        newQueue(env.Clock),
 		snapshot:     newSnapshot(),
 	}
+	s.claimInformer, s.volumeInformer, s.classInformer = core.PersistentVolumeClaims().Informer(), core.PersistentVolumes().Informer(), classes.Informer()
+	s.storage = &storageView{claims: core.PersistentVolumeClaims().Lister(), volumes: core.PersistentVolumes().Lister(), classes: classes.Lister()}
+	s.snapshot.storage = s.storage
 	s.reporter = loop.New("scheduler-reports", env, 4, s.writeReason)
 	return loop.Loop{Name: "scheduler", Run: s.run}
 }
@@ -99,7 +116,7 @@ func (s *scheduler) run(ctx context.Context) error {
 	}
 	logger.V(2).Info("loop started")
 
-	var binds errgroup.Group
+	var binds, volumeWaits errgroup.Group // who waits for volumes holds up nobody
 	binds.SetLimit(bindsInFlight)
 	for {
 		pod, ok := s.queue.pop(ctx)
@@ -107,44 +124,88 @@ func (s *scheduler) run(ctx context.Context) error {
 			break
 		}
 		start := s.clock.Now()
-		if node := s.schedule(ctx, pod); node != "" {
+		switch node, choices := s.schedule(ctx, pod); {
+		case node == "":
+		case len(choices) > 0:
+			volumeWaits.Go(func() error {
+				if err := s.bindVolumes(ctx, pod, node, choices); err != nil {
+					s.unbound(ctx, pod, node, err)
+				} else {
+					s.bind(ctx, pod, node, start)
+				}
+				return nil
+			})
+		default:
 			binds.Go(func() error { s.bind(ctx, pod, node, start); return nil })
 		}
 	}
+	_ = volumeWaits.Wait()
 	_ = binds.Wait()
 	return group.Wait()
 }
 
 // schedule chooses a node for the pod and assumes it there. It returns "" if
-// there is nothing to bind; the pod is then parked or out of the queue.
-func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) string {
+// there is nothing to bind; the pod is then parked or out of the queue. choices
+// are what to do for its claims before that.
+func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) (node string, choices []claimChoice) {
 	s.mu.Lock()
 	if _, placed := s.snapshot.placed[pod.UID]; placed || !s.stillWaiting(pod) {
 		s.mu.Unlock()
 		s.queue.remove(pod.UID)
-		return ""
+		return "", nil
 	}
 	p := newPodInfo(pod)
 	v := runFilters(s.snapshot, p)
 	if len(v.fit) > 0 {
-		node := best(s.snapshot, p, v.fit).name
+		chosen := best(s.snapshot, p, v.fit)
+		node = chosen.name
+		choices, _ = p.storage.on(chosen.node)
 		s.snapshot.assume(p, node)
 		s.mu.Unlock()
 		// Affinity of other waiting pods may be met now.
 		s.queue.changed(podPlaced)
-		return node
+		return node, choices
 	}
+	why := reason{uid: pod.UID, message: v.explain()}
+	s.makeRoom(p, &why)
 	s.mu.Unlock()
 
 	attempts.WithLabelValues("unschedulable").Inc()
-	message := v.explain()
+	message := why.message
 	s.events.Event(pod, corev1.EventTypeWarning, "FailedScheduling", message)
 	key := loop.KeyOf(pod)
-	s.why.Store(key, reason{uid: pod.UID, message: message})
+	s.why.Store(key, &why) // a pointer: compared when it has been written
 	s.reporter.Enqueue(key)
 	s.queue.park(pod.UID, v.wokenBy)
 	klog.FromContext(ctx).V(3).Info("pod fits no node", "pod", klog.KObj(pod), "why", message)
-	return ""
+	return "", nil
+}
+
+// makeRoom preempts for a pod that fits nowhere, if it may. The writes are the
+// reporter's.
+func (s *scheduler) makeRoom(p *podInfo, why *reason) {
+	if !mayPreempt(s.snapshot, p) {
+		if n, ok := s.snapshot.nominated[p.pod.UID]; ok {
+			why.node = n.node
+		}
+		return
+	}
+	delete(s.snapshot.nominated, p.pod.UID)
+	budgets, err := s.budgets.List(labels.Everything())
+	if err != nil {
+		return
+	}
+	c := preempt(s.snapshot, p, budgets)
+	if c == nil || len(c.victims) == 0 {
+		return
+	}
+	n := nomination{p: p, node: c.node.name}
+	for _, victim := range c.victims {
+		n.victims = append(n.victims, victim.pod.UID)
+		why.victims = append(why.victims, victim.pod)
+	}
+	why.node = n.node
+	s.snapshot.nominate(n)
 }
 
 // stillWaiting looks whether the cache agrees that the pod needs a node.
@@ -166,10 +227,13 @@ func (s *scheduler) writeReason(ctx context.Context, key loop.Key) error {
 	if !ok {
 		return nil
 	}
-	why := v.(reason)
+	why := v.(*reason)
 	pod, err := s.lister.Pods(key.Namespace).Get(key.Name)
 	if err == nil && pod.UID == why.uid && ours(pod) {
-		if err := s.report(ctx, pod, why.message); err != nil {
+		if err := s.evict(ctx, pod, why.node, why.victims); err != nil {
+			return err
+		}
+		if err := s.report(ctx, pod, why.message, why.node); err != nil {
 			return fmt.Errorf("report unschedulable: %w", err)
 		}
 	}
@@ -185,6 +249,15 @@ func (s *scheduler) watch() ([]cache.InformerSynced, error) {
 			return loop.Handle(s.nsInformer, s.onNamespace)
 		},
 		func() (cache.ResourceEventHandlerRegistration, error) { return loop.Handle(s.nodeInformer, s.onNode) },
+		func() (cache.ResourceEventHandlerRegistration, error) {
+			return loop.Handle(s.claimInformer, func(_, _ *corev1.PersistentVolumeClaim) { s.onStorage() })
+		},
+		func() (cache.ResourceEventHandlerRegistration, error) {
+			return loop.Handle(s.volumeInformer, func(_, _ *corev1.PersistentVolume) { s.onStorage() })
+		},
+		func() (cache.ResourceEventHandlerRegistration, error) {
+			return loop.Handle(s.classInformer, func(_, _ *storagev1.StorageClass) { s.onStorage() })
+		},
 		func() (cache.ResourceEventHandlerRegistration, error) { return loop.Handle(s.podInformer, s.onPod) },
 	} {
 		registration, err := add()
@@ -194,6 +267,11 @@ func (s *scheduler) watch() ([]cache.InformerSynced, error) {
 		synced = append(synced, registration.HasSynced)
 	}
 	return synced, nil
+}
+
+func (s *scheduler) onStorage() {
+	s.queue.changed(volumeChanged)
+	s.volumeNews.tell()
 }
 
 func (s *scheduler) onNamespace(old, ns *corev1.Namespace) {
@@ -265,6 +343,7 @@ func (s *scheduler) onPod(old, pod *corev1.Pod) {
 		s.mu.Unlock()
 		s.queue.changed(placedChange(old, pod))
 	case ours(pod):
+		s.promise(pod)
 		if old != nil && ours(old) && apiequality.Semantic.DeepEqual(old.Spec, pod.Spec) && apiequality.Semantic.DeepEqual(old.Labels, pod.Labels) {
 			s.queue.refresh(pod)
 			return
@@ -275,6 +354,28 @@ func (s *scheduler) onPod(old, pod *corev1.Pod) {
 	}
 }
 
+// promise takes note of a nomination by an earlier leader.
+func (s *scheduler) promise(pod *corev1.Pod) {
+	node := pod.Status.NominatedNodeName
+	if node == "" {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, known := s.snapshot.nominated[pod.UID]; known || s.snapshot.placed[pod.UID] != "" {
+		return
+	}
+	n := nomination{p: newPodInfo(pod), node: node}
+	if on := s.snapshot.nodes[node]; on != nil {
+		for uid, other := range on.pods {
+			if other.pod.DeletionTimestamp != nil && priority(other) < priority(n.p) {
+				n.victims = append(n.victims, uid)
+			}
+		}
+	}
+	s.snapshot.nominate(n)
+}
+
 // unchanged reports whether an update of a bound pod leaves everything that
 // the snapshot counts as it is: most updates are of status only.
 func (s *scheduler) unchanged(old, pod *corev1.Pod) bool {
@@ -282,7 +383,10 @@ func (s *scheduler) unchanged(old, pod *corev1.Pod) bool {
 		(old.DeletionTimestamp == nil) != (pod.DeletionTimestamp == nil) || pods.Finished(old) {
 		return false
 	}
-	return apiequality.Semantic.DeepEqual(old.Labels, pod.Labels) && apiequality.Semantic.DeepEqual(old.OwnerReferences, pod.OwnerReferences)
+	// A resize is granted, or refused, in the status: the spec and with it the
+	// generation changed before.
+	return maps.Equal(requests(old), requests(pod)) &&
+		apiequality.Semantic.DeepEqual(old.Labels, pod.Labels) && apiequality.Semantic.DeepEqual(old.OwnerReferences, pod.OwnerReferences)
 }
 
 // placedChange says what a change of a bound pod may be good for.
@@ -297,10 +401,12 @@ func placedChange(old, pod *corev1.Pod) change {
 // gone frees what the pod had.
 func (s *scheduler) gone(pod *corev1.Pod) {
 	s.mu.Lock()
+	delete(s.snapshot.nominated, pod.UID)
 	_, counted := s.snapshot.placed[pod.UID]
 	s.snapshot.removePod(pod.UID)
 	s.mu.Unlock()
 	if counted {
 		s.queue.changed(podGone)
 	}
+	s.volumeNews.tell()
 }

@@ -27,6 +27,7 @@ type podInfo struct {
 	attract   []term // required pod affinity
 	repel     []term // required pod anti-affinity
 	preferred []weightedTerm
+	storage   *demand // what its claims ask for; nil: it has none
 }
 
 func newPodInfo(pod *corev1.Pod) *podInfo {
@@ -60,7 +61,9 @@ type nodeInfo struct {
 // kept up to date change by change; nothing is copied for a decision. The
 // scheduler's mutex guards it.
 type snapshot struct {
-	nodes map[string]*nodeInfo
+	// storage finds claims and volumes; nil: there are none.
+	storage *storageView
+	nodes   map[string]*nodeInfo
 	// placed maps each counted pod to its node.
 	placed map[types.UID]string
 	// assumed holds pods whose binding no informer has confirmed.
@@ -68,6 +71,8 @@ type snapshot struct {
 	// repelling counts placed pods with required anti-affinity: while it is 0
 	// nobody has to look for them.
 	repelling int
+	// nominated holds the waiting pods that were promised a node.
+	nominated map[types.UID]nomination
 	// namespaces' labels, for terms with a namespaceSelector.
 	namespaces map[string]labels.Set
 }
@@ -77,6 +82,7 @@ func newSnapshot() *snapshot {
 		nodes:      map[string]*nodeInfo{},
 		placed:     map[types.UID]string{},
 		assumed:    map[types.UID]bool{},
+		nominated:  map[types.UID]nomination{},
 		namespaces: map[string]labels.Set{},
 	}
 }
@@ -122,6 +128,7 @@ func (s *snapshot) setPod(pod *corev1.Pod) {
 // assume counts a pod on the node that was chosen for it.
 func (s *snapshot) assume(p *podInfo, node string) {
 	s.removePod(p.pod.UID)
+	delete(s.nominated, p.pod.UID)
 	s.put(p, node)
 	s.assumed[p.pod.UID] = true
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // Condition returns the pod's condition of that type, or nil.
@@ -46,7 +48,7 @@ func Available(pod *corev1.Pod, minReady time.Duration, now time.Time) (availabl
 
 // Finished reports whether the pod has ended for good.
 func Finished(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+	return core.Finished(pod)
 }
 
 // Active reports whether the pod counts as a replica: neither finished nor

@@ -1,0 +1,136 @@
+// Package loadbalancer gives Services of type LoadBalancer their addresses, from
+// the cluster's own pool: the ConfigMap clusterd-load-balancer in kube-system,
+// whose key "addresses" lists ranges ("192.0.2.0/28", "192.0.2.20-192.0.2.29",
+// single addresses) separated by commas, spaces or lines. Nodes announce them.
+// Services with a loadBalancerClass are another program's.
+package loadbalancer
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/clusterd/clusterd/sched/loop"
+)
+
+// Pool is the ConfigMap with the addresses.
+var Pool = loop.Key{Namespace: metav1.NamespaceSystem, Name: "clusterd-load-balancer"}
+
+// all is the one key: addresses are given out over all Services at once.
+var all = loop.Key{Name: "all"}
+
+type controller struct {
+	*loop.Controller
+	client   kubernetes.Interface
+	events   record.EventRecorder
+	services corelisters.ServiceLister
+	maps     corelisters.ConfigMapLister
+	// given is what this loop wrote and the cache may not show yet; told is what
+	// was last said to whom. Only reconcile uses them.
+	given map[loop.Key][]string
+	told  map[loop.Key]string
+}
+
+// New returns the loop.
+func New(env loop.Env) loop.Loop {
+	core := env.Informers.Core().V1()
+	c := &controller{
+		client: env.Client, events: env.Events.For("loadbalancer"), services: core.Services().Lister(), maps: core.ConfigMaps().Lister(),
+		given: map[loop.Key][]string{}, told: map[loop.Key]string{},
+	}
+	c.Controller = loop.New("loadbalancer", env, 1, c.reconcile)
+	loop.Watch(c.Controller, core.Services().Informer(), func(old, s *corev1.Service) {
+		if old != nil && balanced(old) || s != nil && balanced(s) {
+			c.Enqueue(all)
+		}
+	})
+	loop.Watch(c.Controller, core.ConfigMaps().Informer(), func(old, m *corev1.ConfigMap) {
+		if loop.KeyOf(loop.Latest(old, m)) == Pool {
+			c.Enqueue(all)
+		}
+	})
+	return c.Loop()
+}
+
+func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
+	services, err := c.services.List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	services = slices.DeleteFunc(services, func(s *corev1.Service) bool { return !balanced(s) })
+	text, found := "", true
+	m, err := c.maps.ConfigMaps(Pool.Namespace).Get(Pool.Name)
+	if apierrors.IsNotFound(err) {
+		found = false
+	} else if err != nil {
+		return err
+	} else {
+		text = m.Data["addresses"]
+	}
+	ranges, bad := ParsePool(text)
+	if bad != nil && c.told[Pool] != bad.Error() {
+		c.told[Pool] = bad.Error()
+		c.events.Event(m, corev1.EventTypeWarning, "InvalidPool", bad.Error())
+	}
+	names := map[loop.Key]bool{}
+	for i, s := range services {
+		key := loop.KeyOf(s)
+		names[key] = true
+		if ips := c.given[key]; ips != nil { // newer than the cache
+			if slices.Equal(ingress(s), ips) {
+				delete(c.given, key)
+			} else {
+				s = s.DeepCopy()
+				setIngress(s, ips)
+				services[i] = s
+			}
+		}
+	}
+	for key := range c.given {
+		if !names[key] {
+			delete(c.given, key)
+		}
+	}
+	for key := range c.told {
+		if !names[key] && key != Pool {
+			delete(c.told, key)
+		}
+	}
+	for _, d := range Decide(services, ranges) {
+		key := loop.KeyOf(d.Service)
+		if d.Fault != "" {
+			fault := d.Fault
+			if !found {
+				fault = fmt.Sprintf("the cluster has no addresses to give: there is no ConfigMap %s with ranges in its key \"addresses\"", Pool)
+			}
+			if c.told[key] != fault {
+				c.told[key] = fault
+				c.events.Event(d.Service, corev1.EventTypeWarning, "NoAddress", fault)
+			}
+		} else {
+			delete(c.told, key)
+		}
+		if slices.Equal(ingress(d.Service), d.IPs) {
+			continue
+		}
+		next := d.Service.DeepCopy()
+		setIngress(next, d.IPs)
+		if _, err := c.client.CoreV1().Services(key.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{}); err != nil {
+			if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+				c.EnqueueAfter(all, retryConflict)
+				continue
+			}
+			return fmt.Errorf("service %s: %w", key, err)
+		}
+		c.given[key] = d.IPs
+	}
+	return nil
+}

@@ -1,0 +1,90 @@
+package nodeipam
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/utils/clock"
+
+	"github.com/clusterd/clusterd/sched/loop"
+	"github.com/clusterd/clusterd/sched/schedtest"
+)
+
+// TestStarvedNodes: nodes that there is no network for are told so once, and are
+// not tried again until a node with a network goes.
+func TestStarvedNodes(t *testing.T) {
+	const nodes, networks = 8, 4
+	c := schedtest.New(t)
+	for i := range nodes {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n%d", i), UID: types.UID(fmt.Sprint("u", i))}}
+		if _, err := c.Client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	env := loop.Env{
+		Client: c.Client, Informers: informers.NewSharedInformerFactory(c.Client, 0),
+		Events: loop.NewEvents(c.Client, clock.RealClock{}), Clock: clock.RealClock{},
+	}
+	l, err := New(env, netip.MustParsePrefix("10.0.0.0/22"), 24)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	env.Informers.StartWithContext(ctx)
+	wg.Go(func() {
+		if err := l.Run(ctx); err != nil {
+			t.Errorf("loop ended with %v", err)
+		}
+	})
+	wg.Go(func() { _ = env.Events.Run(ctx) })
+	t.Cleanup(func() { cancel(); wg.Wait(); env.Informers.Shutdown() })
+
+	with := func() (names []string) {
+		list, err := c.Client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, node := range list.Items {
+			if node.Spec.PodCIDR != "" {
+				names = append(names, node.Name)
+			}
+		}
+		return names
+	}
+	events := func() (n int32) {
+		list, err := c.Client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range list.Items {
+			n += max(1, e.Count)
+		}
+		return n
+	}
+	wait := func(what string, holds func() bool) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); !holds(); time.Sleep(20 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("waited for %s: %v have networks, %d events", what, with(), events())
+			}
+		}
+	}
+	wait("four networks and an event for each of the others", func() bool { return len(with()) == networks && events() == nodes-networks })
+	if err := c.Client.CoreV1().Nodes().Delete(t.Context(), with()[0], metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	wait("the freed network to be given", func() bool { return len(with()) == networks })
+	// Those that are still without one were looked at again, and not told again.
+	if n := events(); n != nodes-networks {
+		t.Errorf("%d events for %d nodes without a network", n, nodes-networks)
+	}
+}

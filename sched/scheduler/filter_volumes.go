@@ -1,0 +1,162 @@
+package scheduler
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	storagelisters "k8s.io/client-go/listers/storage/v1"
+	helper "k8s.io/component-helpers/storage/volume"
+
+	"github.com/clusterd/clusterd/sched/internal/pods"
+	"github.com/clusterd/clusterd/sched/internal/volumes"
+)
+
+// storageView is what there is of claims, volumes and classes.
+type storageView struct {
+	claims  corelisters.PersistentVolumeClaimLister
+	volumes corelisters.PersistentVolumeLister
+	classes storagelisters.StorageClassLister
+}
+
+// demand is what a pod asks of a node's storage.
+type demand struct {
+	bound []*corev1.PersistentVolume
+	// waiting are claims that get their volume when the pod gets its node.
+	waiting []waitingClaim
+	free    []*corev1.PersistentVolume // all there are, if waiting is not empty
+}
+
+type waitingClaim struct {
+	claim *corev1.PersistentVolumeClaim
+	class *storagev1.StorageClass
+}
+
+// claimChoice is what is to be done for a claim on the node that was chosen:
+// keep the volume for it, or, if that is nil, have one made.
+type claimChoice struct {
+	claim  *corev1.PersistentVolumeClaim
+	volume *corev1.PersistentVolume
+}
+
+// need finds the pod's claims. why tells what no node can help with.
+func (w *storageView) need(s *snapshot, pod *corev1.Pod) (d *demand, why string, wokenBy change) {
+	uses := volumes.UsesOf(pod)
+	if w == nil || len(uses) == 0 {
+		return nil, "", 0
+	}
+	d = &demand{}
+	for _, use := range uses {
+		claim, err := w.claims.PersistentVolumeClaims(pod.Namespace).Get(use.Claim)
+		switch {
+		case err != nil && use.Ephemeral:
+			return nil, fmt.Sprintf("waiting for ephemeral volume controller to create the persistentvolumeclaim %q", use.Claim), volumeChanged
+		case err != nil:
+			return nil, fmt.Sprintf("persistentvolumeclaim %q not found", use.Claim), volumeChanged
+		case use.Ephemeral && !metav1.IsControlledBy(claim, pod):
+			return nil, fmt.Sprintf("persistentvolumeclaim %q was not created for pod %q (pod is not owner)", use.Claim, pod.Name), volumeChanged
+		case claim.DeletionTimestamp != nil:
+			return nil, fmt.Sprintf("persistentvolumeclaim %q is being deleted", use.Claim), volumeChanged
+		case claim.Status.Phase == corev1.ClaimLost:
+			return nil, fmt.Sprintf("persistentvolumeclaim %q bound to non-existent persistentvolume %q", use.Claim, claim.Spec.VolumeName), volumeChanged
+		case slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod) && s.claimInUse(pod, use.Claim):
+			return nil, "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode", podGone
+		}
+		if volumes.Bound(claim) {
+			v, err := w.volumes.Get(claim.Spec.VolumeName)
+			if err != nil {
+				return nil, fmt.Sprintf("persistentvolumeclaim %q bound to non-existent persistentvolume %q", use.Claim, claim.Spec.VolumeName), volumeChanged
+			}
+			d.bound = append(d.bound, v)
+			continue
+		}
+		class, err := w.classes.Get(helper.GetPersistentVolumeClaimClass(claim))
+		if err != nil || claim.Spec.VolumeName != "" || !volumes.Waits(class) {
+			return nil, fmt.Sprintf("pod has unbound immediate PersistentVolumeClaims: %q has no volume yet", use.Claim), volumeChanged
+		}
+		d.waiting = append(d.waiting, waitingClaim{claim, class})
+	}
+	if len(d.waiting) > 0 {
+		if d.free, _ = w.volumes.List(labels.Everything()); d.free == nil {
+			d.free = []*corev1.PersistentVolume{}
+		}
+	}
+	return d, "", 0
+}
+
+// claimInUse reports whether another pod that has a node uses the claim.
+func (s *snapshot) claimInUse(pod *corev1.Pod, claim string) bool {
+	for _, n := range s.nodes {
+		for _, other := range n.pods {
+			if other.pod.Namespace != pod.Namespace || other.pod.UID == pod.UID || pods.Finished(other.pod) {
+				continue
+			}
+			if slices.ContainsFunc(volumes.UsesOf(other.pod), func(u volumes.Use) bool { return u.Claim == claim }) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// filterVolumes refuses nodes from which the pod's volumes cannot be reached,
+// and those on which none can be had for its waiting claims.
+func filterVolumes(_ *snapshot, p *podInfo) func(*nodeInfo) []string {
+	if p.storage == nil {
+		return nil
+	}
+	return func(n *nodeInfo) []string {
+		for _, v := range p.storage.bound {
+			if !volumes.Reaches(v, n.node) {
+				return []string{"node(s) didn't match PersistentVolume's node affinity"}
+			}
+		}
+		if _, ok := p.storage.on(n.node); !ok {
+			return []string{"node(s) didn't find available persistent volumes to bind"}
+		}
+		return nil
+	}
+}
+
+// on says which volumes the waiting claims get on the node; ok is false if one
+// gets none there. A claim that somebody makes a volume for elsewhere waits for
+// that one.
+func (d *demand) on(node *corev1.Node) (choices []claimChoice, ok bool) {
+	if d == nil {
+		return nil, true
+	}
+	taken := map[string]*corev1.PersistentVolume{}
+	for _, w := range d.waiting {
+		if selected := w.claim.Annotations[volumes.SelectedNode]; selected != "" && selected != node.Name {
+			return nil, false
+		}
+		v := volumes.Best(w.claim, d.free, node, false, taken)
+		if v == nil && (!volumes.Provisions(w.class) || !allowedBy(w.class, node)) {
+			return nil, false
+		}
+		if v != nil {
+			taken[v.Name] = v
+		}
+		choices = append(choices, claimChoice{w.claim, v})
+	}
+	return choices, true
+}
+
+// allowedBy reports whether the class lets volumes be made for the node.
+func allowedBy(class *storagev1.StorageClass, node *corev1.Node) bool {
+	if len(class.AllowedTopologies) == 0 {
+		return true
+	}
+	return slices.ContainsFunc(class.AllowedTopologies, func(term corev1.TopologySelectorTerm) bool {
+		for _, r := range term.MatchLabelExpressions {
+			if value, ok := node.Labels[r.Key]; !ok || !slices.Contains(r.Values, value) {
+				return false
+			}
+		}
+		return true
+	})
+}

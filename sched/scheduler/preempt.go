@@ -1,0 +1,289 @@
+package scheduler
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/utils/ptr"
+)
+
+// maxCandidates bounds the nodes that one preemption looks at closely.
+const maxCandidates = 100
+
+// nomination is the place that a waiting pod has been promised: pods went, or
+// go, for its sake.
+type nomination struct {
+	p       *podInfo
+	node    string
+	victims []types.UID
+}
+
+// candidate is a node on which the pod would fit without the victims.
+type candidate struct {
+	node    *nodeInfo
+	victims []*podInfo
+	// violations counts victims whose budget does not allow their loss.
+	violations int
+}
+
+// nominate promises the pod a node.
+func (s *snapshot) nominate(n nomination) { s.nominated[n.p.pod.UID] = n }
+
+// pledged returns the pods that a node is promised to and that go before p.
+func (s *snapshot) pledged(n *nodeInfo, p *podInfo) (out []*podInfo) {
+	for uid, other := range s.nominated {
+		if other.node == n.name && uid != p.pod.UID && priority(other.p) >= priority(p) {
+			out = append(out, other.p)
+		}
+	}
+	return out
+}
+
+func priority(p *podInfo) int32 { return corev1helpers.PodPriority(p.pod) }
+
+// mayPreempt reports whether pods may go for this one's sake now. While those
+// that were asked to go before have not gone, no others are.
+func mayPreempt(s *snapshot, p *podInfo) bool {
+	if ptr.Deref(p.pod.Spec.PreemptionPolicy, corev1.PreemptLowerPriority) == corev1.PreemptNever {
+		return false
+	}
+	n, ok := s.nominated[p.pod.UID]
+	return !ok || !slices.ContainsFunc(n.victims, func(uid types.UID) bool { return s.placed[uid] == n.node })
+}
+
+// preempt looks for the node where the loss of pods of lower priority that
+// makes room for p hurts least; nil if there is none.
+func preempt(s *snapshot, p *podInfo, budgets []*policyv1.PodDisruptionBudget) *candidate {
+	var best *candidate
+	looked := 0
+	for _, n := range s.nodes {
+		if n.node == nil || n.node.DeletionTimestamp != nil || looked >= maxCandidates || !hasLower(n, p) || hopeless(s, p, n) {
+			continue
+		}
+		looked++
+		if c := s.without(p, n, budgets); c != nil && (best == nil || c.better(best)) {
+			best = c
+		}
+	}
+	return best
+}
+
+func hasLower(n *nodeInfo, p *podInfo) bool {
+	for _, other := range n.pods {
+		if priority(other) < priority(p) {
+			return true
+		}
+	}
+	return false
+}
+
+// hopeless reports whether a rule refuses the node that no pod's loss changes.
+func hopeless(s *snapshot, p *podInfo, n *nodeInfo) bool {
+	for i := range filters {
+		if filters[i].wokenBy&podGone != 0 {
+			continue
+		}
+		if check := filters[i].prepare(s, p); check != nil && len(check(n)) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// fits reports whether p passes every rule on the node as it is.
+func fits(s *snapshot, p *podInfo, n *nodeInfo) bool {
+	for i := range filters {
+		if check := filters[i].prepare(s, p); check != nil && len(check(n)) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// without finds the fewest and least important pods whose loss lets p onto the
+// node. It tries on the snapshot itself and leaves it as it was.
+func (s *snapshot) without(p *podInfo, n *nodeInfo, budgets []*policyv1.PodDisruptionBudget) *candidate {
+	pledged := s.pledged(n, p)
+	for _, other := range pledged {
+		s.put(other, n.name)
+	}
+	defer func() {
+		for _, other := range pledged {
+			s.removePod(other.pod.UID)
+		}
+	}()
+	var lower []*podInfo
+	for _, other := range n.pods {
+		if priority(other) < priority(p) {
+			lower = append(lower, other)
+		}
+	}
+	assumed := map[types.UID]bool{}
+	take := func(other *podInfo) {
+		assumed[other.pod.UID] = s.assumed[other.pod.UID]
+		s.removePod(other.pod.UID)
+	}
+	give := func(other *podInfo) {
+		s.put(other, n.name)
+		if assumed[other.pod.UID] {
+			s.assumed[other.pod.UID] = true
+		}
+	}
+	for _, other := range lower {
+		take(other)
+	}
+	c := &candidate{node: n}
+	if !fits(s, p, n) {
+		for _, other := range lower {
+			give(other)
+		}
+		return nil
+	}
+	// Those whose loss would hurt most are the first to stay after all.
+	violates := overdrawn(lower, budgets)
+	slices.SortFunc(lower, func(a, b *podInfo) int {
+		return cmp.Or(first(violates[a], violates[b]), -cmp.Compare(priority(a), priority(b)), started(a).Compare(started(b)), cmp.Compare(a.pod.UID, b.pod.UID))
+	})
+	for _, other := range lower {
+		give(other)
+		if fits(s, p, n) {
+			continue
+		}
+		take(other)
+		c.victims = append(c.victims, other)
+		if violates[other] {
+			c.violations++
+		}
+	}
+	for _, victim := range c.victims {
+		give(victim)
+	}
+	return c
+}
+
+func first(a, b bool) int {
+	switch {
+	case a && !b:
+		return -1
+	case b && !a:
+		return 1
+	}
+	return 0
+}
+
+func started(p *podInfo) time.Time {
+	if t := p.pod.Status.StartTime; t != nil {
+		return t.Time
+	}
+	return p.pod.CreationTimestamp.Time
+}
+
+// overdrawn returns those of the pods whose loss, after that of the more
+// important ones before them, a budget does not allow.
+func overdrawn(list []*podInfo, budgets []*policyv1.PodDisruptionBudget) map[*podInfo]bool {
+	out := map[*podInfo]bool{}
+	sorted := slices.Clone(list)
+	slices.SortFunc(sorted, func(a, b *podInfo) int {
+		return cmp.Or(-cmp.Compare(priority(a), priority(b)), started(a).Compare(started(b)), cmp.Compare(a.pod.UID, b.pod.UID))
+	})
+	left := make([]int32, len(budgets))
+	for i, b := range budgets {
+		left[i] = b.Status.DisruptionsAllowed
+	}
+	for _, p := range sorted {
+		for i, b := range budgets {
+			if b.Namespace != p.pod.Namespace || len(p.pod.Labels) == 0 {
+				continue
+			}
+			match, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+			if err != nil || match.Empty() || !match.Matches(labels.Set(p.pod.Labels)) {
+				continue
+			}
+			if _, told := b.Status.DisruptedPods[p.pod.Name]; told {
+				continue // counted already
+			}
+			if left[i]--; left[i] < 0 {
+				out[p] = true
+			}
+		}
+	}
+	return out
+}
+
+// better reports whether losing c's victims hurts less than losing d's.
+func (c *candidate) better(d *candidate) bool {
+	highest := func(c *candidate) (most int32) {
+		for i, v := range c.victims {
+			if i == 0 || priority(v) > most {
+				most = priority(v)
+			}
+		}
+		return most
+	}
+	sum := func(c *candidate) (total int64) {
+		for _, v := range c.victims {
+			total += int64(priority(v)) + 1<<31 // so that each counts, also those below 0
+		}
+		return total
+	}
+	youngest := func(c *candidate) (at time.Time) {
+		for _, v := range c.victims {
+			if priority(v) == highest(c) && started(v).After(at) {
+				at = started(v)
+			}
+		}
+		return at
+	}
+	return cmp.Or(
+		cmp.Compare(c.violations, d.violations),
+		cmp.Compare(highest(c), highest(d)),
+		cmp.Compare(sum(c), sum(d)),
+		cmp.Compare(len(c.victims), len(d.victims)),
+		-youngest(c).Compare(youngest(d)),
+		cmp.Compare(c.node.name, d.node.name),
+	) < 0
+}
+
+// evict tells the victims' users why they go, and deletes them.
+func (s *scheduler) evict(ctx context.Context, pod *corev1.Pod, node string, victims []*corev1.Pod) error {
+	for _, victim := range victims {
+		if victim.DeletionTimestamp != nil {
+			continue
+		}
+		patch, err := json.Marshal(map[string]any{
+			"metadata": map[string]any{"uid": victim.UID},
+			"status": map[string]any{"conditions": []corev1.PodCondition{{
+				Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: corev1.PodReasonPreemptionByScheduler,
+				Message:            fmt.Sprintf("%s: preempting to accommodate a higher priority pod", Name),
+				ObservedGeneration: victim.Generation, LastTransitionTime: metav1.NewTime(s.clock.Now()),
+			}}},
+		})
+		if err != nil {
+			return fmt.Errorf("encode condition: %w", err)
+		}
+		api := s.client.CoreV1().Pods(victim.Namespace)
+		if _, err = api.Patch(ctx, victim.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err == nil {
+			err = api.Delete(ctx, victim.Name, *metav1.NewPreconditionDeleteOptions(string(victim.UID)))
+		}
+		switch {
+		case apierrors.IsNotFound(err), apierrors.IsConflict(err): // gone, or another of the name
+		case err != nil:
+			return fmt.Errorf("preempt %s/%s: %w", victim.Namespace, victim.Name, err)
+		default:
+			preempted.Inc()
+			s.events.Eventf(victim, corev1.EventTypeNormal, "Preempted", "Preempted by pod %s on node %s", pod.UID, node)
+		}
+	}
+	return nil
+}

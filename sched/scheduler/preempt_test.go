@@ -1,0 +1,125 @@
+package scheduler
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/clusterd/clusterd/sched/schedtest"
+)
+
+func TestPreempt(t *testing.T) {
+	pod := func(name, node, cpu string, priority int32) *schedtest.PodBuilder {
+		return schedtest.Pod(name).On(node).CPU(cpu).Priority(priority).Label("app", name)
+	}
+	urgent := func(cpu string) *schedtest.PodBuilder { return schedtest.Pod("urgent").CPU(cpu).Priority(100) }
+	at := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
+	budget := func(app string, allowed int32) *policyv1.PodDisruptionBudget {
+		return &policyv1.PodDisruptionBudget{
+			ObjectMeta: metav1.ObjectMeta{Name: app, Namespace: schedtest.Namespace},
+			Spec:       policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}},
+			Status:     policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: allowed},
+		}
+	}
+	two := []*schedtest.NodeBuilder{schedtest.Node("n1"), schedtest.Node("n2")}
+	tests := []struct {
+		name    string
+		nodes   []*schedtest.NodeBuilder // of 4 CPUs
+		placed  []*schedtest.PodBuilder
+		pod     *schedtest.PodBuilder
+		budgets []*policyv1.PodDisruptionBudget
+		node    string
+		victims []types.UID
+	}{
+		{"the lowest goes", two, []*schedtest.PodBuilder{pod("a", "n1", "3", 10), pod("b", "n2", "3", 5)}, urgent("2"), nil, "n2", []types.UID{"uid-b"}},
+		{"no more than needed", two[:1], []*schedtest.PodBuilder{pod("a", "n1", "2", 10), pod("b", "n1", "1", 5), pod("c", "n1", "1", 1)}, urgent("2"), nil, "n1", []types.UID{"uid-b", "uid-c"}},
+		{"equals stay", two[:1], []*schedtest.PodBuilder{pod("a", "n1", "3", 100)}, urgent("2"), nil, "", nil},
+		{"it would not fit anyway", two[:1], []*schedtest.PodBuilder{pod("a", "n1", "3", 1)}, urgent("5"), nil, "", nil},
+		{"a cordoned node is no help", []*schedtest.NodeBuilder{schedtest.Node("n1").Cordon()}, []*schedtest.PodBuilder{pod("a", "n1", "3", 1)}, urgent("2"), nil, "", nil},
+		{"never by policy", two[:1], []*schedtest.PodBuilder{pod("a", "n1", "3", 1)}, never(urgent("2")), nil, "", nil},
+		{"a budget is kept if it can be", two, []*schedtest.PodBuilder{pod("a", "n1", "3", 10), pod("b", "n2", "3", 5)}, urgent("2"),
+			[]*policyv1.PodDisruptionBudget{budget("b", 0)}, "n1", []types.UID{"uid-a"}},
+		{"a budget that allows it", two, []*schedtest.PodBuilder{pod("a", "n1", "3", 10), pod("b", "n2", "3", 5)}, urgent("2"),
+			[]*policyv1.PodDisruptionBudget{budget("b", 1)}, "n2", []types.UID{"uid-b"}},
+		{"a budget is no wall", two[:1], []*schedtest.PodBuilder{pod("a", "n1", "3", 10)}, urgent("2"),
+			[]*policyv1.PodDisruptionBudget{budget("a", 0)}, "n1", []types.UID{"uid-a"}},
+		{"fewer", two, []*schedtest.PodBuilder{pod("a", "n1", "2", 5), pod("b", "n1", "2", 5), pod("c", "n2", "4", 5)}, urgent("4"), nil, "n2", []types.UID{"uid-c"}},
+		{"the younger", two, []*schedtest.PodBuilder{pod("a", "n1", "4", 5).Created(at), pod("b", "n2", "4", 5).Created(at.Add(time.Hour))}, urgent("4"), nil, "n2", []types.UID{"uid-b"}},
+		{"a host port", two[:1], []*schedtest.PodBuilder{pod("a", "n1", "1", 5).HostPort(80), pod("b", "n1", "1", 1)}, urgent("1").HostPort(80), nil, "n1", []types.UID{"uid-a"}},
+		{"anti-affinity", two[:1], []*schedtest.PodBuilder{pod("a", "n1", "1", 5), pod("b", "n1", "1", 1)}, urgent("1").Apart(corev1.LabelHostname, "app", "a"), nil, "n1", []types.UID{"uid-a"}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			s := newSnapshot()
+			for _, n := range test.nodes {
+				s.setNode(n.Obj())
+			}
+			for _, p := range test.placed {
+				s.setPod(p.Obj())
+			}
+			before := len(s.placed)
+			p := newPodInfo(test.pod.Obj())
+			var c *candidate
+			if mayPreempt(s, p) {
+				c = preempt(s, p, test.budgets)
+			}
+			var node string
+			var victims []types.UID
+			if c != nil {
+				node = c.node.name
+				for _, v := range c.victims {
+					victims = append(victims, v.pod.UID)
+				}
+			}
+			slices.Sort(victims)
+			if node != test.node || !slices.Equal(victims, test.victims) {
+				t.Errorf("on %q %v, want %q %v", node, victims, test.node, test.victims)
+			}
+			if len(s.placed) != before {
+				t.Errorf("%d pods are counted, were %d", len(s.placed), before)
+			}
+		})
+	}
+}
+
+func never(b *schedtest.PodBuilder) *schedtest.PodBuilder {
+	policy := corev1.PreemptNever
+	b.P.Spec.PreemptionPolicy = &policy
+	return b
+}
+
+// Room made for one pod is not taken by another that comes meanwhile, and no
+// more pods go while the first ones are on their way.
+func TestNominated(t *testing.T) {
+	s := newSnapshot()
+	s.setNode(schedtest.Node("n1").Obj())
+	s.setPod(schedtest.Pod("low").On("n1").CPU("3").Priority(1).Obj())
+	urgent := newPodInfo(schedtest.Pod("urgent").CPU("3").Priority(100).Obj())
+	s.nominate(nomination{p: urgent, node: "n1", victims: []types.UID{"uid-low"}})
+	if mayPreempt(s, urgent) {
+		t.Error("preempts again while its victim has not gone")
+	}
+	s.removePod("uid-low")
+	if !mayPreempt(s, urgent) {
+		t.Error("may not preempt though its victim has gone")
+	}
+	other := newPodInfo(schedtest.Pod("other").CPU("2").Priority(50).Obj())
+	if v := runFilters(s, other); len(v.fit) != 0 {
+		t.Error("the room that was made is given away")
+	}
+	higher := newPodInfo(schedtest.Pod("higher").CPU("2").Priority(200).Obj())
+	if v := runFilters(s, higher); len(v.fit) != 1 {
+		t.Error("a promise binds pods of higher priority too")
+	}
+	if v := runFilters(s, urgent); len(v.fit) != 1 {
+		t.Error("the pod's own promise is in its way")
+	}
+	if got := s.nodes["n1"].requested[corev1.ResourceCPU]; got != 0 {
+		t.Errorf("%d of CPU are counted on an empty node", got)
+	}
+}
