@@ -32,6 +32,8 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
+	"github.com/clusterd/clusterd/agent/claim"
+	"github.com/clusterd/clusterd/agent/dns"
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/node"
 	"github.com/clusterd/clusterd/agent/object"
@@ -44,6 +46,8 @@ import (
 	"github.com/clusterd/clusterd/agent/stream"
 	"github.com/clusterd/clusterd/agent/users"
 	"github.com/clusterd/clusterd/agent/volume"
+	"github.com/clusterd/clusterd/apis/core"
+	"github.com/clusterd/clusterd/apis/storage"
 )
 
 // Runtime owns the containers: *runtime.Client.
@@ -114,7 +118,10 @@ type Config struct {
 	// ClusterDNS are the cluster's name servers; empty: pods get ResolvConf.
 	ClusterDNS    []netip.Addr
 	ClusterDomain string // default "cluster.local"
-	PidsLimit     int64  // of a pod; default 0: none
+	// DNS is the name server that this node runs by itself; nil: none. Addrs,
+	// Ranges, Address and Settings count, the rest is filled in.
+	DNS       *dns.Config
+	PidsLimit int64 // of a pod; default 0: none
 	// UserIDs are the host's ids that pods with a user namespace get theirs
 	// from; the zero Range: the node has no such pods.
 	UserIDs users.Range
@@ -164,6 +171,8 @@ type Agent struct {
 	// services watches all Services, for the environments of pods; nil: there
 	// is no API.
 	services cache.SharedIndexInformer
+	dns      *dns.Server   // nil: there is none
+	claims   *claim.Keeper // nil: there is no API
 	handler  http.Handler
 }
 
@@ -221,7 +230,8 @@ func New(cfg Config) (*Agent, error) {
 	a.node = node.New(node.Config{
 		Name: cfg.NodeName, IP: cfg.NodeIP, Client: cfg.Client, Heartbeat: cfg.HeartbeatClient, Version: cfg.Version,
 		MaxPods: cfg.MaxPods, DataDir: cfg.DataDir, Labels: cfg.NodeLabels, Port: cfg.NodePort,
-		Reserved: cfg.Reserved, Pressure: a.guard.Under,
+		Annotations: map[string]string{storage.LocalPathFolder: a.claimDir()},
+		Reserved:    cfg.Reserved, Pressure: a.guard.Under,
 		Images: a.nodeImages, Ready: a.faults,
 		Handlers: func() []v1.NodeRuntimeHandler {
 			return pod.RuntimeHandlers(&v1.NodeRuntimeHandlerFeatures{UserNamespaces: new(podUsers != nil && podUsers.Supported() == nil)})
@@ -232,6 +242,10 @@ func New(cfg Config) (*Agent, error) {
 	a.objects = object.New(cfg.Client, func(uid objectUID, ref object.Ref) { a.pods.ObjectChanged(uid, ref) })
 	volumes.Objects = a.objects
 	a.recorder = a.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "agent", Host: cfg.NodeName})
+	if cfg.Client != nil {
+		a.claims = claim.New(claim.Config{Client: cfg.Client, NodeName: cfg.NodeName, Dir: a.claimDir(), Recorder: a.recorder, Node: a.node.Object})
+		volumes.Claims = a.claims
+	}
 	statics, err := a.statics(a.recorder)
 	if err != nil {
 		return nil, err
@@ -250,9 +264,12 @@ func New(cfg Config) (*Agent, error) {
 		PodDir: podDir, EndedDir: filepath.Join(cfg.DataDir, "static-ended"), LogDir: cfg.PodLogDir, SweepLogs: ownLogs, LogLinks: pod.LogLinks(cfg.LogLinks), CgroupRoot: cfg.CgroupRoot,
 		ResolvConf: cfg.ResolvConf, ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain,
 		PidsLimit: cfg.PidsLimit, Users: podUsers, CPUs: cfg.CPUs, UnsafeSysctls: cfg.UnsafeSysctls,
-		Refuse: func(p *v1.Pod) string { return pressure.Refuses(p, pod.QOS(p), a.guard.Under) }, Parallel: cfg.Parallel,
+		Refuse: func(p *v1.Pod) string { return pressure.Refuses(p, core.QOSClass(p), a.guard.Under) }, Parallel: cfg.Parallel,
 	})
 	prober.Exec = a.pods
+	if a.dns, err = a.newDNS(); err != nil {
+		return nil, fmt.Errorf("agent: %w", err)
+	}
 	cfg.Network.OnReady(func() { a.node.Poke(); a.pods.PokeAll() })
 	a.handler = stream.NewHandler(stream.Config{
 		Pods: a.pods, Runtime: cfg.Runtime, Images: cfg.Images, Network: cfg.Network, LogDir: cfg.PodLogDir,
@@ -300,12 +317,16 @@ func (a *Agent) Run(ctx context.Context) error {
 	})
 	if a.cfg.Client != nil {
 		part(ctx, "node", a.node.Run)
+		part(ctx, "claims", a.claims.Run)
 	}
 	if a.services != nil {
 		part(ctx, "services", func(ctx context.Context) error {
 			a.services.RunWithContext(ctx)
 			return nil
 		})
+	}
+	if a.dns != nil {
+		part(ctx, "dns", a.dns.Run)
 	}
 	part(ctx, "pressure", a.guard.Run)
 	part(ctx, "local storage", a.local.Run)
@@ -320,6 +341,15 @@ func (a *Agent) Run(ctx context.Context) error {
 	})
 	wg.Wait()
 	return errors.Join(errs...)
+}
+
+// claimDir holds the volumes that are folders of this node.
+func (a *Agent) claimDir() string {
+	dir := filepath.Join(a.cfg.DataDir, "claims")
+	if abs, err := filepath.Abs(dir); err == nil {
+		return abs
+	}
+	return dir
 }
 
 // Handler serves the node's calls (logs, exec, images …). The caller has
@@ -351,6 +381,17 @@ func (a *Agent) serviceLister() pod.Services {
 		}
 		return lister.Services(namespace).List(labels.Everything())
 	}
+}
+
+// newDNS makes the node's name server, if it is to have one.
+func (a *Agent) newDNS() (*dns.Server, error) {
+	if a.cfg.DNS == nil || a.cfg.Client == nil {
+		return nil, nil
+	}
+	cfg := *a.cfg.DNS
+	cfg.Domain, cfg.Client, cfg.Services = a.cfg.ClusterDomain, a.cfg.Client, a.services
+	cfg.Upstreams = func() ([]string, error) { return pod.HostNameservers(a.cfg.ResolvConf) }
+	return dns.New(cfg)
 }
 
 // statics reads the static pods; what is wrong with them is told as events of

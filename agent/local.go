@@ -10,6 +10,7 @@ import (
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/pressure"
 	"github.com/clusterd/clusterd/agent/stats"
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // localPods are the node's pods and what they may take of its disks. Pods that
@@ -36,7 +37,7 @@ func (a *Agent) localPod(view *pod.View) pressure.LocalPod {
 		vol := &p.Spec.Volumes[i]
 		path, _, err := a.volumes.Source(p, vol.Name)
 		switch {
-		case err != nil || vol.HostPath != nil || vol.Image != nil:
+		case err != nil || vol.HostPath != nil || vol.Image != nil || vol.PersistentVolumeClaim != nil || vol.Ephemeral != nil:
 		case vol.EmptyDir == nil:
 			if kind := filepath.Dir(path); !slices.Contains(out.Others, kind) {
 				out.Others = append(out.Others, kind)
@@ -49,7 +50,7 @@ func (a *Agent) localPod(view *pod.View) pressure.LocalPod {
 			out.Volumes = append(out.Volumes, lv)
 		}
 	}
-	out.Limit = pod.Limits(p)[v1.ResourceEphemeralStorage]
+	out.Limit = core.ContainerLimits(p)[v1.ResourceEphemeralStorage]
 	logs := filepath.Join(a.cfg.PodLogDir, pod.LogFolder(p))
 	for _, list := range [][]v1.Container{p.Spec.InitContainers, p.Spec.Containers} {
 		for i := range list {

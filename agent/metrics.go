@@ -14,6 +14,9 @@ import (
 func (a *Agent) metrics(probes *probe.Metrics) map[string]prometheus.Gatherer {
 	own := append(append(pod.Metrics(), runtime.Metrics()...), &population{a},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if a.dns != nil {
+		own = append(own, a.dns.Metrics())
+	}
 	out := map[string]prometheus.Gatherer{}
 	for path, list := range map[string][]prometheus.Collector{
 		"/metrics":          own,

@@ -16,7 +16,7 @@ import (
 // TestRootPinned: the kernel keeps a Guaranteed container on its processor from
 // its first instruction on, and the others off it, also over a restart.
 func TestRootPinned(t *testing.T) {
-	features.Shows(t, 240, 242)
+	features.Shows(t, 240)
 	m := newMachine(t)
 	topology, err := cpu.Discover("/sys")
 	if err != nil {

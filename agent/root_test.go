@@ -491,7 +491,7 @@ func (m *machine) delete(name string, grace int64) {
 }
 
 func TestRootPodServes(t *testing.T) {
-	features.Shows(t, 288)
+	features.ShowsWithDoubles(t, 288)
 	m := newMachine(t)
 	if _, err := m.api.CoreV1().ConfigMaps("default").Create(t.Context(), &v1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: "conf", Namespace: "default"}, Data: map[string]string{"page": "one", "colour": "red"}}, metav1.CreateOptions{}); err != nil {

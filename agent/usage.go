@@ -15,6 +15,7 @@ import (
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/pressure"
 	"github.com/clusterd/clusterd/agent/stats"
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // measured lists the node's pods as stats wants them.
@@ -76,7 +77,7 @@ func (a *Agent) candidates(ctx context.Context, of pressure.Signal) []pressure.C
 		if !ok || len(m.Containers) == 0 {
 			continue
 		}
-		c := pressure.Candidate{Pod: v.Pod, QOS: pod.QOS(v.Pod), Requests: pod.Requests(v.Pod)}
+		c := pressure.Candidate{Pod: v.Pod, QOS: core.QOSClass(v.Pod), Requests: core.Requests(v.Pod)}
 		if use, err := a.cgroups.Read(m.Cgroup); err == nil {
 			c.Memory, c.Pids = int64(use.WorkingSet), int64(use.Pids)
 		}

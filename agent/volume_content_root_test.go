@@ -169,27 +169,27 @@ func TestRootKeyVolumes(t *testing.T) {
 		} {
 			t.Run(s.kind+"/"+tt.name, func(t *testing.T) {
 				if row := tt.rows[i]; row > 0 {
-					features.Conforms(t, row)
+					features.ConformsWithDoubles(t, row)
 				}
 				tt.check(t)
 			})
 		}
 	}
 	t.Run("binary", func(t *testing.T) {
-		features.Conforms(t, 376)
+		features.ConformsWithDoubles(t, 376)
 		same(t, "binary", m.file(root, "/vol/configmap/binary"), string(binary))
 		same(t, "text", m.file(root, "/vol/configmap/b"), "two\n")
 	})
 	t.Run("the pod's namespace alone", func(t *testing.T) {
-		features.Conforms(t, 446, 414)
+		features.ConformsWithDoubles(t, 446, 414)
 		same(t, "a", m.file(root, "/vol/secret/a"), "one")
 	})
 	t.Run("on a file of the image", func(t *testing.T) {
-		features.Conforms(t, 456)
+		features.ConformsWithDoubles(t, 456)
 		same(t, "/etc/group", m.file(root, "/etc/group"), "one")
 	})
 	t.Run("where it lies", func(t *testing.T) {
-		features.Shows(t, 246)
+		features.ShowsWithDoubles(t, 246)
 		for kind, name := range map[string]string{"configmap": "configmap", "secret": "secret", "projected": "projected-secret"} {
 			if _, err := os.Stat(filepath.Join(m.dir, "pods", string(root.UID), "volumes", "kubernetes.io~"+kind, name, "a")); err != nil {
 				t.Error(err)
@@ -198,7 +198,7 @@ func TestRootKeyVolumes(t *testing.T) {
 	})
 
 	t.Run("follows its source", func(t *testing.T) {
-		features.Conforms(t, 386, 426, 377, 418, 445, 438)
+		features.ConformsWithDoubles(t, 386, 426, 377, 418, 445, 438)
 		m.putKeys("default", "keys", map[string]string{"a": "changed", "c": "new"}, nil)
 		m.putKeys("default", "late", map[string]string{"k": "come"}, nil)
 		if err := m.api.CoreV1().ConfigMaps("default").Delete(t.Context(), "fleeting", metav1.DeleteOptions{}); err != nil {
@@ -287,7 +287,7 @@ func TestRootDownwardVolumes(t *testing.T) {
 		} {
 			t.Run(kind+"/"+tt.file, func(t *testing.T) {
 				if row := tt.rows[i]; row > 0 {
-					features.Conforms(t, row)
+					features.ConformsWithDoubles(t, row)
 				}
 				if got := m.file(p, "/vol/"+kind+"/"+tt.file); got != tt.want {
 					t.Errorf("%q, want %q", got, tt.want)
@@ -295,7 +295,7 @@ func TestRootDownwardVolumes(t *testing.T) {
 			})
 		}
 		t.Run(kind+"/modes", func(t *testing.T) {
-			features.Conforms(t, [][]int{{394, 395}, {434, 435}}[i]...)
+			features.ConformsWithDoubles(t, [][]int{{394, 395}, {434, 435}}[i]...)
 			for path, want := range map[string]string{"/name": "-rw-r--r-- 0 0", "/private": "-r-------- 0 0", "-mode/name": "-r-------- 0 0"} {
 				if got := m.stat(p, "/vol/"+kind+path); got != want {
 					t.Errorf("%s: %q, want %q", path, got, want)
@@ -304,7 +304,7 @@ func TestRootDownwardVolumes(t *testing.T) {
 		})
 	}
 	t.Run("all sources", func(t *testing.T) {
-		features.Conforms(t, 417, 457)
+		features.ConformsWithDoubles(t, 417, 457)
 		for path, want := range map[string]string{"/vol/all/map/a": "one", "/vol/all/secret/a": "one", "/vol/all/name": "p", "/vol/sub": "p", "/vol/sub-expr": "p"} {
 			if got := m.file(p, path); got != want {
 				t.Errorf("%s: %q, want %q", path, got, want)
@@ -320,7 +320,7 @@ func TestRootDownwardVolumes(t *testing.T) {
 		}
 	})
 	t.Run("labels and annotations change", func(t *testing.T) {
-		features.Conforms(t, 396, 397, 436, 437)
+		features.ConformsWithDoubles(t, 396, 397, 436, 437)
 		m.eventually("the change of the pod", func() bool { // the agent writes too
 			now := m.get("p")
 			now.Labels["added"], now.Annotations["note"] = "later", "second"
@@ -353,7 +353,7 @@ func TestRootEmptyDirs(t *testing.T) {
 		for i, mode := range []os.FileMode{0o644, 0o666, 0o777} {
 			for j, at := range []string{"/vol/empty", "/vol/emptymemory"} {
 				t.Run(fmt.Sprintf("%s/%s/%o", who.pod, at[5:], mode), func(t *testing.T) {
-					features.Conforms(t, who.first+2*i+j)
+					features.ConformsWithDoubles(t, who.first+2*i+j)
 					file := fmt.Sprintf("%s/f%o", at, mode)
 					if got := m.fetch(p, fmt.Sprintf("/fill?size=3&mode=%d&name=%s", mode, file)); strings.TrimSpace(got) != "<nil>" {
 						t.Fatalf("write: %s", got)
@@ -376,7 +376,7 @@ func TestRootEmptyDirs(t *testing.T) {
 		}
 	}
 	t.Run("the folder", func(t *testing.T) {
-		features.Conforms(t, 411, 412)
+		features.ConformsWithDoubles(t, 411, 412)
 		for _, path := range []string{"/vol/empty", "/vol/emptymemory"} {
 			if got := m.stat(m.ready("root"), path); got != "drwxrwxrwx 0 0" {
 				t.Errorf("%s: %s", path, got)

@@ -31,6 +31,9 @@ func (s *Store) content(img v1.Image) (content, error) {
 	if err != nil {
 		return content{}, fmt.Errorf("config: %w", err)
 	}
+	if int64(len(raw)) > s.cfg.Limits.Config { // also one inside the manifest
+		return content{}, tooLarge(fmt.Sprintf("the config has %d bytes", len(raw)), size(s.cfg.Limits.Config))
+	}
 	var cf v1.ConfigFile
 	if err := json.Unmarshal(raw, &cf); err != nil {
 		return content{}, &badLayerError{fmt.Errorf("config: %w", err)}

@@ -83,7 +83,7 @@ func (s *Store) download(l v1.Layer, stalled func()) error {
 	}
 	timer := time.AfterFunc(s.cfg.StallTimeout, stalled)
 	defer timer.Stop()
-	body, err := l.Compressed()
+	body, err := l.Compressed() // no more than the manifest announces: Limits.manifest saw to a size
 	if err != nil {
 		return err
 	}
@@ -94,7 +94,8 @@ func (s *Store) download(l v1.Layer, stalled func()) error {
 	}
 	defer func() { _ = os.Remove(tmp.Name()) }() // after the rename: a name that is gone
 	hash := sha256.New()
-	_, err = io.Copy(io.MultiWriter(tmp, hash), aliveReader{body, timer, s.cfg.StallTimeout})
+	out := &freeWriter{tmp, s.cfg.Limits, tmp.Name(), freeEvery} // looks at the disk before the first byte
+	_, err = io.Copy(io.MultiWriter(out, hash), aliveReader{body, timer, s.cfg.StallTimeout})
 	if cerr := tmp.Close(); err == nil {
 		err = cerr
 	}

@@ -45,6 +45,7 @@ const (
 	ReasonUnreachable  Reason = "Unreachable"  // no answer: network, name resolution, TLS
 	ReasonPlatform     Reason = "Platform"     // nothing for this node's platform
 	ReasonCorrupt      Reason = "Corrupt"      // what came does not match its digest, or is no layer
+	ReasonTooLarge     Reason = "TooLarge"     // over one of the Limits
 	ReasonOther        Reason = "Other"
 )
 
@@ -82,6 +83,8 @@ func pullError(ref string, err error) *PullError {
 		case http.StatusTooManyRequests:
 			pe.Reason = ReasonThrottled
 		}
+	case errors.Is(err, ErrTooLarge):
+		pe.Reason = ReasonTooLarge
 	case errors.Is(err, ErrPlatform):
 		pe.Reason = ReasonPlatform
 	case errors.Is(err, ErrDigest), errors.Is(err, ErrUnsafeLayer), isBadLayer(err):

@@ -49,7 +49,7 @@ type extractor struct {
 	root   int      // O_PATH descriptor of the folder
 	lowers lowerDir // the roots of the layers below, topmost first
 	asRoot bool     // owners, devices and marks can be set
-	size   int64    // bytes of regular files so far
+	room   *budget  // what it may take
 
 	lastDir string // cache: where the previous entry was
 	last    place
@@ -69,13 +69,13 @@ type dirTime struct {
 }
 
 // extract unpacks an archive into the folder at root and returns the bytes of
-// its files.
-func extract(ctx context.Context, r io.Reader, root string, lowers lowerDir) (int64, error) {
+// its files. It stops where room has no more.
+func extract(ctx context.Context, r io.Reader, root string, lowers lowerDir, room *budget) (int64, error) {
 	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0, &os.PathError{Op: "open", Path: root, Err: err}
 	}
-	x := &extractor{root: fd, lowers: lowers, asRoot: os.Geteuid() == 0, last: place{fd: -1}, buf: make([]byte, 64<<10)}
+	x := &extractor{root: fd, lowers: lowers, room: room, asRoot: os.Geteuid() == 0, last: place{fd: -1}, buf: make([]byte, 64<<10)}
 	defer x.close()
 	if err := x.initRoot(root); err != nil {
 		return 0, err
@@ -92,7 +92,13 @@ func extract(ctx context.Context, r io.Reader, root string, lowers lowerDir) (in
 		if err != nil {
 			return 0, &badLayerError{fmt.Errorf("read the archive: %w", err)}
 		}
-		err = x.entry(h, tr)
+		remembered := ""
+		if h.Typeflag == tar.TypeDir {
+			remembered = h.Name
+		}
+		if err = room.entry(remembered); err == nil {
+			err = x.entry(h, tr)
+		}
 		if errors.Is(err, unix.ENAMETOOLONG) {
 			err = &badLayerError{err}
 		}
@@ -103,7 +109,7 @@ func extract(ctx context.Context, r io.Reader, root string, lowers lowerDir) (in
 	if err := x.setDirTimes(); err != nil {
 		return 0, err
 	}
-	return x.size, nil
+	return room.bytes, nil
 }
 
 func (x *extractor) close() {
@@ -208,8 +214,7 @@ func (x *extractor) writeFile(p place, base string, r io.Reader) error {
 		return fmt.Errorf("create: %w", err)
 	}
 	f := os.NewFile(uintptr(fd), base)
-	n, err := io.CopyBuffer(onlyWriter{f}, r, x.buf)
-	x.size += n
+	_, err = io.CopyBuffer(budgetWriter{f, x.room}, r, x.buf)
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}
@@ -218,9 +223,6 @@ func (x *extractor) writeFile(p place, base string, r io.Reader) error {
 	}
 	return err
 }
-
-// onlyWriter hides os.File's ReadFrom, which would ignore our buffer.
-type onlyWriter struct{ io.Writer }
 
 func (x *extractor) makeNode(p place, base string, h *tar.Header) error {
 	mode, dev := uint32(h.Mode&0o7777), 0

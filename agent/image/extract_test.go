@@ -13,6 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// roomy is a budget with the default limits.
+func roomy(dir string) *budget { return &budget{Limits: Limits{}.withDefaults(), dir: dir} }
+
 // unpackInto extracts layers on top of each other, as a store would, and
 // returns their folders, the lowest first.
 func unpackInto(t *testing.T, layers ...[]byte) ([]string, error) {
@@ -25,7 +28,7 @@ func unpackInto(t *testing.T, layers ...[]byte) ([]string, error) {
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := extract(t.Context(), bytes.NewReader(b), dir, lowers); err != nil {
+		if _, err := extract(t.Context(), bytes.NewReader(b), dir, lowers, roomy(dir)); err != nil {
 			return dirs, err
 		}
 		dirs = append(dirs, dir)
@@ -229,11 +232,11 @@ func FuzzLayerPaths(f *testing.F) {
 				t.Fatal(err)
 			}
 		}
-		if _, err := extract(t.Context(), bytes.NewReader(b.Bytes()), below, nil); err != nil && !isBadLayer(err) && !isRootError(err) {
+		if _, err := extract(t.Context(), bytes.NewReader(b.Bytes()), below, nil, roomy(below)); err != nil && !isBadLayer(err) && !isRootError(err) {
 			t.Fatalf("lower: %v", err)
 		}
 		before := tree(t, below)
-		if _, err := extract(t.Context(), bytes.NewReader(b.Bytes()), root, lowerDir{below}); err != nil && !isBadLayer(err) && !isRootError(err) {
+		if _, err := extract(t.Context(), bytes.NewReader(b.Bytes()), root, lowerDir{below}, roomy(root)); err != nil && !isBadLayer(err) && !isRootError(err) {
 			t.Fatalf("upper: %v", err)
 		}
 		if d := cmp.Diff(before, tree(t, below)); d != "" {

@@ -57,7 +57,7 @@ func (s *Store) load(ctx context.Context, r io.Reader) (out []Image, err error) 
 	if err := spool(file, plain); err != nil {
 		return nil, err
 	}
-	found, err := contents(file)
+	found, err := contents(file, s.cfg.Limits)
 	if err != nil {
 		return nil, err
 	}
@@ -120,10 +120,14 @@ func spool(file string, r io.Reader) error {
 // kinds is what an archive's table of contents gives away.
 type kinds struct{ oci, docker bool }
 
-func contents(file string) (kinds, error) {
+func contents(file string, limits Limits) (kinds, error) {
 	var k kinds
 	index, mark := false, false
 	err := eachEntry(file, func(h *tar.Header, _ io.Reader) error {
+		// Manifests and configs are read as a whole.
+		if path.Ext(h.Name) == ".json" && h.Size > limits.Config {
+			return tooLarge(fmt.Sprintf("%q has %d bytes", h.Name, h.Size), size(limits.Config))
+		}
 		switch path.Clean(h.Name) {
 		case "index.json":
 			index = true
@@ -262,6 +266,13 @@ func (s *Store) layoutImage(ix v1.ImageIndex, dir string, group named) (content,
 	manifest, err := img.Manifest()
 	if err != nil {
 		return content{}, fmt.Errorf("%s: manifest: %w", group.ref, err)
+	}
+	if err := s.cfg.Limits.manifest(img); err != nil {
+		return content{}, fmt.Errorf("%s: %w", group.ref, err)
+	}
+	// The file is read as a whole, whatever the manifest says of it.
+	if st, err := os.Stat(filepath.Join(dir, "blobs", "sha256", manifest.Config.Digest.Hex)); err == nil && st.Size() > s.cfg.Limits.Config {
+		return content{}, fmt.Errorf("%s: %w", group.ref, tooLarge(fmt.Sprintf("the config has %d bytes", st.Size()), size(s.cfg.Limits.Config)))
 	}
 	c, err := s.content(img)
 	if err != nil {

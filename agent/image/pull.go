@@ -104,7 +104,7 @@ func (s *Store) pull(ctx context.Context, ref name.Reference, auth Auth) (Image,
 	desc, err := remote.Get(ref,
 		remote.WithContext(ctx),
 		remote.WithAuth(auth.authenticator()),
-		remote.WithTransport(plainHTTPGuard{tr, s.cfg.PlainHTTP}),
+		remote.WithTransport(manifestBound{plainHTTPGuard{tr, s.cfg.PlainHTTP}, s.cfg.Limits.Manifest}),
 		remote.WithPlatform(s.cfg.Platform),
 		remote.WithUserAgent("clusterd"),
 	)
@@ -121,6 +121,9 @@ func (s *Store) pull(ctx context.Context, ref name.Reference, auth Auth) (Image,
 			return Image{}, err
 		}
 	} else if found, err = desc.Image(); err != nil {
+		return Image{}, err
+	}
+	if err := s.cfg.Limits.manifest(found); err != nil {
 		return Image{}, err
 	}
 	c, err := s.content(found)
@@ -153,12 +156,17 @@ func (s *Store) addRemote(ctx context.Context, found v1.Image, c content, stalle
 	}
 	keys := slices.Clone(c.chains)
 	var digests []v1.Hash
+	var sizes []int64
 	for _, l := range layers {
 		d, err := l.Digest()
 		if err != nil {
 			return Image{}, err
 		}
-		digests = append(digests, d)
+		n, err := l.Size()
+		if err != nil {
+			return Image{}, err
+		}
+		digests, sizes = append(digests, d), append(sizes, n)
 		keys = append(keys, blobKey(d.Hex))
 	}
 	release := s.hold(keys...)
@@ -184,7 +192,7 @@ func (s *Store) addRemote(ctx context.Context, found v1.Image, c content, stalle
 		return Image{}, err
 	}
 	for i, d := range digests {
-		c.sources = append(c.sources, source{diffID: c.diffIDs[i], open: func(context.Context) (io.ReadCloser, error) {
+		c.sources = append(c.sources, source{diffID: c.diffIDs[i], size: sizes[i], open: func(context.Context) (io.ReadCloser, error) {
 			return openCompressed(s.blobPath(d.Hex))
 		}})
 	}

@@ -35,6 +35,8 @@ type Config struct {
 	// StallTimeout ends a download from which no byte came for so long; default
 	// one minute.
 	StallTimeout time.Duration
+	// Limits bound what one image may cost; see there for the defaults.
+	Limits Limits
 	// Logger; default: slog.Default().
 	Logger *slog.Logger
 }
@@ -95,6 +97,7 @@ func Open(cfg Config) (*Store, error) {
 	if cfg.StallTimeout == 0 {
 		cfg.StallTimeout = time.Minute
 	}
+	cfg.Limits = cfg.Limits.withDefaults()
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}

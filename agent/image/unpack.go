@@ -21,6 +21,7 @@ import (
 // source is a layer to be unpacked.
 type source struct {
 	diffID v1.Hash // digest of the archive as it is, not compressed
+	size   int64   // bytes of the archive as it came; 0: not known
 	open   func(context.Context) (io.ReadCloser, error)
 }
 
@@ -74,6 +75,10 @@ func (s *Store) unpack(ctx context.Context, chain string, below []string, src so
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
+	room := &budget{Limits: s.cfg.Limits, below: s.unpackedSize(below), from: src.size, dir: tmp}
+	if err := room.free(tmp); err != nil {
+		return err
+	}
 	lowers, err := s.lowerDirs(below)
 	if err != nil {
 		return err
@@ -85,12 +90,12 @@ func (s *Store) unpack(ctx context.Context, chain string, below []string, src so
 	defer func() { _ = archive.Close() }()
 	hash := sha256.New()
 	tee := io.TeeReader(archive, hash)
-	size, err := extract(ctx, tee, tmp, lowers)
+	size, err := extract(ctx, tee, tmp, lowers, room)
 	if err != nil {
 		return err
 	}
 	// Padding behind the archive's end counts for the digest.
-	if _, err := io.Copy(io.Discard, tee); err != nil {
+	if _, err := io.Copy(io.Discard, io.LimitReader(tee, maxPadding)); err != nil {
 		return &badLayerError{fmt.Errorf("read the archive: %w", err)}
 	}
 	if got := hex.EncodeToString(hash.Sum(nil)); src.diffID.Algorithm != "sha256" || got != src.diffID.Hex {
@@ -112,6 +117,20 @@ func (s *Store) unpack(ctx context.Context, chain string, below []string, src so
 	s.nextDir++
 	s.layers[chain] = layer{Dir: dir, Size: size, Sum: fingerprint}
 	return nil
+}
+
+// maxPadding is how much may follow an archive's end; what is beyond counts for
+// no digest, which then does not match.
+const maxPadding = 64 << 20
+
+// unpackedSize is what layers take together.
+func (s *Store) unpackedSize(chains []string) (n int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, chain := range chains {
+		n += s.layers[chain].Size
+	}
+	return n
 }
 
 // lowerDirs returns the folders of a chain, topmost first.
@@ -148,6 +167,10 @@ func (s *Store) hold(keys ...string) (release func()) {
 	})
 }
 
+// maxWindow is how much memory an archive compressed with zstd may ask for:
+// what zstd --long takes.
+const maxWindow = 128 << 20
+
 // decompress finds out by the first bytes how an archive is compressed.
 func decompress(r io.Reader) (io.ReadCloser, error) {
 	br := bufio.NewReaderSize(r, 64<<10)
@@ -163,7 +186,7 @@ func decompress(r io.Reader) (io.ReadCloser, error) {
 		}
 		return z, nil
 	case bytes.HasPrefix(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}):
-		z, err := zstd.NewReader(br, zstd.WithDecoderConcurrency(1))
+		z, err := zstd.NewReader(br, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow))
 		if err != nil {
 			return nil, &badLayerError{fmt.Errorf("zstd: %w", err)}
 		}

@@ -7,6 +7,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"runtime"
 	"sync"
@@ -47,7 +48,9 @@ type Config struct {
 	// PIDPressure the node is in; nil: in none. It must not block.
 	Pressure func(v1.NodeConditionType) bool
 	Labels   map[string]string // further labels of the node
-	Port     int32             // of the node's calls; 0: not told
+	// Annotations of the node, kept beside those of others.
+	Annotations map[string]string
+	Port        int32 // of the node's calls; 0: not told
 	// Handlers are the ways in which the node can run pods, as it is now.
 	Handlers func() []v1.NodeRuntimeHandler
 
@@ -143,7 +146,7 @@ func (n *Node) fresh() *v1.Node {
 	for k, v := range n.cfg.Labels {
 		labels[k] = v
 	}
-	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.cfg.Name, Labels: labels}}
+	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.cfg.Name, Labels: labels, Annotations: maps.Clone(n.cfg.Annotations)}}
 	capacity := n.capacity()
 	node.Status.Capacity, node.Status.Allocatable = capacity, n.allocatable(capacity)
 	return node
@@ -166,6 +169,9 @@ func (n *Node) register(ctx context.Context) error {
 	for k, v := range want.Labels {
 		missing = missing || node.Labels[k] != v
 	}
+	for k, v := range want.Annotations {
+		missing = missing || node.Annotations[k] != v
+	}
 	if missing {
 		node = node.DeepCopy()
 		if node.Labels == nil {
@@ -173,6 +179,9 @@ func (n *Node) register(ctx context.Context) error {
 		}
 		for k, v := range want.Labels {
 			node.Labels[k] = v
+		}
+		for k, v := range want.Annotations {
+			metav1.SetMetaDataAnnotation(&node.ObjectMeta, k, v)
 		}
 		if node, err = nodes.Update(ctx, node, metav1.UpdateOptions{}); err != nil {
 			return fmt.Errorf("label node %s: %w", n.cfg.Name, err)

@@ -144,7 +144,7 @@ func TestNode(t *testing.T) {
 // TestStatusWritesAreSpread: nodes that started at the same moment do not write
 // their unchanged statuses at the same moment for ever.
 func TestStatusWritesAreSpread(t *testing.T) {
-	features.Shows(t, 170)
+	features.ShowsWithDoubles(t, 170)
 	synctest.Test(t, func(t *testing.T) {
 		const nodes, period = 10, 5 * time.Minute
 		var mu sync.Mutex

@@ -8,6 +8,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // Admit is the node's own last check of a pod that was bound to it: others
@@ -22,7 +24,7 @@ func Admit(pod *v1.Pod, node *v1.Node, others []*v1.Pod) *Verdict {
 	}
 	used := v1.ResourceList{}
 	for _, o := range others {
-		addList(used, Requests(o))
+		addList(used, core.Requests(o))
 	}
 	if max, ok := node.Status.Allocatable[v1.ResourcePods]; ok && int64(len(others)) >= max.Value() {
 		return &Verdict{"OutOfpods", fmt.Sprintf("Node didn't have enough resource: pods, requested: 1, used: %d, capacity: %d", len(others), max.Value())}
@@ -32,7 +34,7 @@ func Admit(pod *v1.Pod, node *v1.Node, others []*v1.Pod) *Verdict {
 			return &Verdict{"NodePorts", "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports"}
 		}
 	}
-	want := Requests(pod)
+	want := core.Requests(pod)
 	for _, name := range counted(want) {
 		q := want[name]
 		have, known := node.Status.Allocatable[name]

@@ -36,7 +36,7 @@ func TestAdmitLocalStorage(t *testing.T) {
 			if tt.reason != "" {
 				want = &Verdict{tt.reason, tt.detail}
 			}
-			got := Admit(tt.pod, node, []*v1.Pod{asks("6Gi", "")})
+			got := Admit(defaulted(tt.pod), node, []*v1.Pod{asks("6Gi", "")})
 			if (got == nil) != (want == nil) || got != nil && *got != *want {
 				t.Errorf("%+v, want %+v", got, want)
 			}

@@ -11,6 +11,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // The two class groups stand beside the Guaranteed pods, so their share of
@@ -26,8 +28,8 @@ func (m *Manager) weigh(ctx context.Context) {
 	m.mu.Lock()
 	total := v1.ResourceList{}
 	for _, p := range m.admitted {
-		if QOS(p) == v1.PodQOSBurstable {
-			addList(total, Requests(p))
+		if core.QOSClass(p) == v1.PodQOSBurstable {
+			addList(total, core.Requests(p))
 		}
 	}
 	want := map[string]uint64{"besteffort": 2, "burstable": cpuShares(total[v1.ResourceCPU])}

@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"bytes"
 	"context"
 	"net/netip"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -206,6 +208,30 @@ func TestIdentity(t *testing.T) {
 				t.Errorf("%d:%d %v, %v", out.UID, out.GID, out.ExtraGIDs, err)
 			}
 		})
+	}
+}
+
+// TestHostileAccounts: a passwd or group file that is not a regular one is an
+// error at once; a FIFO without a writer once held up every start on the node.
+func TestHostileAccounts(t *testing.T) {
+	hostile := map[string]func(path string) error{
+		"is not a regular file": func(p string) error { return unix.Mkfifo(p, 0o644) },
+		"too many levels":       func(p string) error { return os.Symlink(filepath.Base(p), p) },
+		"is larger than":        func(p string) error { return os.WriteFile(p, bytes.Repeat([]byte("x"), maxAccounts+1), 0o644) },
+	}
+	for want, mk := range hostile {
+		for _, name := range []string{"passwd", "group"} {
+			root := t.TempDir()
+			if err := os.Mkdir(filepath.Join(root, "etc"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := mk(filepath.Join(root, "etc", name)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := lookup(root, "7:8"); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), name) {
+				t.Errorf("%s: %v, want %q", name, err, want)
+			}
+		}
 	}
 }
 

@@ -3,14 +3,13 @@ package pod
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"os"
 	"strings"
 
-	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/clusterd/clusterd/agent/internal/plainfile"
 )
 
 // maxEnvFile bounds a file of variables: it is read whole at each start.
@@ -25,7 +24,11 @@ func fileValue(in envInput, ref *v1.FileKeySelector) (value string, ok bool, err
 	if err != nil {
 		return "", false, err
 	}
-	b, err := readPlain(dir, ref.Path)
+	var b []byte
+	f, err := plainfile.OpenBeneath(dir, ref.Path)
+	if err == nil {
+		b, err = plainfile.Read(f, maxEnvFile)
+	}
 	if errors.Is(err, fs.ErrNotExist) && isTrue(ref.Optional) {
 		return "", false, nil
 	}
@@ -40,31 +43,6 @@ func fileValue(in envInput, ref *v1.FileKeySelector) (value string, ok bool, err
 		return "", false, fmt.Errorf("couldn't find key %v in %s", ref.Key, where)
 	}
 	return value, ok, nil
-}
-
-// readPlain reads a plain file of bounded size below dir; no link leads out of
-// dir, and no pipe holds us up.
-func readPlain(dir, name string) ([]byte, error) {
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer root.Close()
-	f, err := root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	if st, err := f.Stat(); err != nil {
-		return nil, err
-	} else if !st.Mode().IsRegular() {
-		return nil, errors.New("is not a plain file")
-	}
-	b, err := io.ReadAll(io.LimitReader(f, maxEnvFile+1))
-	if err == nil && len(b) > maxEnvFile {
-		err = fmt.Errorf("is larger than %d KiB", maxEnvFile>>10)
-	}
-	return b, err
 }
 
 // parseEnvFile reads lines NAME='value': what a POSIX shell would make of them,

@@ -86,7 +86,7 @@ func TestFileValue(t *testing.T) {
 		{path: "none", key: "A", err: "no such file"},
 		{path: "link", key: "A", optional: true, err: "escapes"},
 		{path: "../secret", key: "A", err: "escapes"},
-		{path: "pipe", key: "A", optional: true, err: "is not a plain file"},
+		{path: "pipe", key: "A", optional: true, err: "is not a regular file"},
 		{path: "bad", key: "A", optional: true, err: "line 1: want"},
 		{path: "large", key: "A", err: "is larger than 64 KiB"},
 	} {

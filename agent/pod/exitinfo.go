@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/clusterd/clusterd/agent/internal/plainfile"
 	"github.com/clusterd/clusterd/agent/podmon/api"
 )
 
@@ -109,7 +111,7 @@ func lastWords(st api.ContainerStatus, spec *v1.Container) string {
 }
 
 func head(path string, n int64) string {
-	f, err := os.Open(path)
+	f, err := plainfile.OpenBeneath(filepath.Split(path))
 	if err != nil {
 		return ""
 	}

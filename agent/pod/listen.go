@@ -2,6 +2,7 @@ package pod
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -79,6 +80,7 @@ func (m *Manager) endAll(rec Records) {
 		}
 		for _, s := range rec.Sandboxes {
 			end(s.Sandbox.ID, false)
+			m.unroute(s.Sandbox.ID)
 		}
 	})
 }
@@ -158,13 +160,22 @@ func (m *Manager) list(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, apiDeadline)
 	defer cancel()
 	asOf := time.Now()
+	m.mu.Lock()
+	m.listing++
+	m.mu.Unlock()
 	sandboxes, containers, err := m.cfg.Runtime.List(ctx)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	defer func() {
+		if m.listing--; m.listing == 0 {
+			clear(m.unrouted)
+		}
+	}()
 	if err != nil {
 		return err
 	}
+	sandboxes = slices.DeleteFunc(sandboxes, func(s api.SandboxStatus) bool { return m.unrouted[s.Sandbox.ID] })
 	listed := map[string]bool{}
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	fresh := map[types.UID]*Records{}
 	of := func(uid types.UID) *Records {
 		if fresh[uid] == nil {

@@ -51,6 +51,8 @@ type Manager struct {
 	deferred   map[types.UID]bool    // who waits for a larger part of the node
 	records    map[types.UID]*Records
 	routes     map[string]types.UID // sandbox ID → pod
+	listing    int                  // lists of the runtime under way
+	unrouted   map[string]bool      // sandboxes forgotten meanwhile: such a list may still hold them
 	shares     map[string]uint64    // of the class cgroups, as last set
 	synced     bool                 // the API's list has been seen
 	fault      string               // why podmon does not answer, "": it does
@@ -69,7 +71,7 @@ func NewManager(cfg Config) *Manager {
 		cfg: cfg, starts: make(chan struct{}, cfg.Parallel), writes: make(chan struct{}, 16), seen: make(chan struct{}), pins: make(chan struct{}, 1), stale: map[string]bool{},
 		workers: map[types.UID]*worker{}, ended: map[types.UID]bool{}, admitted: map[types.UID]*v1.Pod{}, deferred: map[types.UID]bool{},
 		static: map[types.UID]*v1.Pod{}, mirrors: map[string]*v1.Pod{}, staticRead: make(chan struct{}),
-		records: map[types.UID]*Records{}, routes: map[string]types.UID{},
+		records: map[types.UID]*Records{}, routes: map[string]types.UID{}, unrouted: map[string]bool{},
 		shares: map[string]uint64{}, fault: "it was not asked yet",
 	}
 }
@@ -519,4 +521,7 @@ func (m *Manager) unroute(sandbox string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.routes, sandbox)
+	if m.listing > 0 {
+		m.unrouted[sandbox] = true
+	}
 }

@@ -216,7 +216,7 @@ func inBubble(t *testing.T, fn func(n *node)) {
 }
 
 func TestPodRunsAndIsDeleted(t *testing.T) {
-	features.Shows(t, 255)
+	features.ShowsWithDoubles(t, 255)
 	inBubble(t, func(n *node) {
 		n.create(testPod("web", v1.RestartPolicyAlways, ctr("a"), ctr("b")))
 		n.after(200 * time.Millisecond)
@@ -301,7 +301,7 @@ func TestRestartMatrix(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			features.Shows(t, tt.row)
+			features.ShowsWithDoubles(t, tt.row)
 			inBubble(t, func(n *node) {
 				var cs []v1.Container
 				for i := range tt.exits {
@@ -582,7 +582,7 @@ func TestInitFailsForGood(t *testing.T) {
 
 // TestPauseDies is FEATURES row 201.
 func TestPauseDies(t *testing.T) {
-	features.Shows(t, 199, 257)
+	features.ShowsWithDoubles(t, 199, 257)
 	inBubble(t, func(n *node) {
 		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a"), ctr("b")))
 		n.after(time.Second)
@@ -693,7 +693,7 @@ func TestSeen(t *testing.T) {
 // TestSourcesSeenGuard is FEATURES row 188: with the API down nothing is
 // killed.
 func TestSourcesSeenGuard(t *testing.T) {
-	features.Shows(t, 188)
+	features.ShowsWithDoubles(t, 188)
 	inBubble(t, func(n *node) {
 		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a")))
 		n.after(time.Second)
@@ -734,7 +734,7 @@ func TestReboot(t *testing.T) {
 // TestVanished: a container that podmon no longer knows is replaced, though
 // its exit event was lost (FEATURES row 189).
 func TestVanished(t *testing.T) {
-	features.Shows(t, 189)
+	features.ShowsWithDoubles(t, 189)
 	inBubble(t, func(n *node) {
 		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a")))
 		n.after(time.Second)
@@ -868,7 +868,7 @@ func TestSlowEndIsNamed(t *testing.T) {
 }
 
 func TestPostStart(t *testing.T) {
-	features.Shows(t, 293)
+	features.ShowsWithDoubles(t, 293)
 	inBubble(t, func(n *node) {
 		release := make(chan int)
 		n.runtime.ExecFn = func(ctx context.Context, e api.Exec, _ runtime.ExecIO) (int, error) {
@@ -963,7 +963,7 @@ func TestHooks(t *testing.T) {
 // TestRestartCountGrows: five failures of a liveness probe are five restarts,
 // each later than the one before it.
 func TestRestartCountGrows(t *testing.T) {
-	features.Conforms(t, 327)
+	features.ConformsWithDoubles(t, 327)
 	inBubble(t, func(n *node) {
 		n.runtime.ExecFn = func(context.Context, api.Exec, runtime.ExecIO) (int, error) { return 1, nil }
 		c := ctr("a")
@@ -1102,7 +1102,7 @@ func TestPlaceIsFreeWhenThePodHasEnded(t *testing.T) {
 
 // TestNetworkNotReady is FEATURES row 198.
 func TestNetworkNotReady(t *testing.T) {
-	features.Shows(t, 198, 276)
+	features.ShowsWithDoubles(t, 198, 276)
 	inBubble(t, func(n *node) {
 		n.network.SetErr(pod.ErrNetworkNotReady)
 		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a")))
@@ -1130,7 +1130,7 @@ func TestNetworkNotReady(t *testing.T) {
 
 // TestExitEvents: a container's end is told as an event, however it came.
 func TestExitEvents(t *testing.T) {
-	features.Shows(t, 220)
+	features.ShowsWithDoubles(t, 220)
 	inBubble(t, func(n *node) {
 		n.runtime.IgnoreTerm = func(c api.Container) bool { return c.Name == "deaf" }
 		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a"), ctr("deaf")))
@@ -1200,7 +1200,7 @@ func TestStartError(t *testing.T) {
 // TestStatusWritesHoldUpNothing: with an API that takes no status, containers
 // start and are restarted all the same.
 func TestStatusWritesHoldUpNothing(t *testing.T) {
-	features.Shows(t, 219)
+	features.ShowsWithDoubles(t, 219)
 	inBubble(t, func(n *node) {
 		n.api.PrependReactor("update", "pods", func(a k8stesting.Action) (bool, kruntime.Object, error) {
 			if a.GetSubresource() == "status" {
@@ -1221,7 +1221,7 @@ func TestStatusWritesHoldUpNothing(t *testing.T) {
 
 // TestMetrics: the names are part of the interface, and both count.
 func TestMetrics(t *testing.T) {
-	features.Shows(t, 203, 204)
+	features.ShowsWithDoubles(t, 203, 204)
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(pod.Metrics()...)
 	count := func() map[string]uint64 {

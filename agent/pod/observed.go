@@ -7,6 +7,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // Desired is what the API wants of one pod.
@@ -264,7 +265,7 @@ func (c *Container) busyStarting() bool { return c.Op == OpPull || c.Op == OpSta
 
 // kindOf returns the kind of an init container.
 func initKind(c *v1.Container) Kind {
-	if c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways {
+	if core.IsSidecar(c) {
 		return KindSidecar
 	}
 	return KindInit

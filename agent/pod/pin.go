@@ -10,6 +10,7 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // CPUs knows which processors a container may run on: *cpu.Manager. Methods may
@@ -29,7 +30,7 @@ type CPUs interface {
 // the app containers and sidecars of a Guaranteed pod that ask for whole ones.
 // Where the pod as a whole asks, its containers share what it has.
 func exclusiveCPUs(pod *v1.Pod) map[string]int {
-	if r := pod.Spec.Resources; QOS(pod) != v1.PodQOSGuaranteed || r != nil && len(r.Requests)+len(r.Limits) > 0 {
+	if r := pod.Spec.Resources; core.QOSClass(pod) != v1.PodQOSGuaranteed || r != nil && len(r.Requests)+len(r.Limits) > 0 {
 		return nil
 	}
 	out := map[string]int{}

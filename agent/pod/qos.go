@@ -10,46 +10,13 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/apis/core"
 )
-
-// QOS is the pod's quality-of-service class: Guaranteed when every container
-// has equal requests and limits of cpu and memory, BestEffort when none asks
-// for anything, else Burstable. Amounts given for the pod as a whole decide
-// alone (KEP-2837).
-func QOS(pod *v1.Pod) v1.PodQOSClass {
-	var all []v1.ResourceRequirements
-	if r := pod.Spec.Resources; r != nil && len(r.Requests)+len(r.Limits) > 0 {
-		all = append(all, *r)
-	} else {
-		for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
-			all = append(all, c.Resources)
-		}
-	}
-	some, guaranteed := false, true
-	for _, r := range all {
-		for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
-			req, lim := r.Requests[name], r.Limits[name]
-			if !req.IsZero() || !lim.IsZero() {
-				some = true
-			}
-			if lim.IsZero() || (!req.IsZero() && req.Cmp(lim) != 0) {
-				guaranteed = false
-			}
-		}
-	}
-	switch {
-	case !some:
-		return v1.PodQOSBestEffort
-	case guaranteed:
-		return v1.PodQOSGuaranteed
-	}
-	return v1.PodQOSBurstable
-}
 
 // CgroupParent is the cgroup of a pod below each controller. Guaranteed pods
 // stand beside the two class groups, so that these can be squeezed as one.
 func CgroupParent(root string, pod *v1.Pod) string {
-	switch QOS(pod) {
+	switch core.QOSClass(pod) {
 	case v1.PodQOSBurstable:
 		root += "/burstable"
 	case v1.PodQOSBestEffort:
@@ -161,7 +128,7 @@ func pageName(bytes int64) string {
 // the requests; a quota or memory limit is set only when every container has
 // one.
 func podResources(pod *v1.Pod, pidsLimit int64) api.Resources {
-	total := Requests(pod)
+	total := core.Requests(pod)
 	out := api.Resources{CPUShares: 2, PidsLimit: pidsLimit}
 	if cpu := total[v1.ResourceCPU]; !cpu.IsZero() {
 		out.CPUShares = cpuShares(cpu)
@@ -175,12 +142,6 @@ func podResources(pod *v1.Pod, pidsLimit int64) api.Resources {
 	return out
 }
 
-// Limits are what the pod's containers may use together, of each resource that
-// any of them limits; they are folded as Requests are.
-func Limits(pod *v1.Pod) v1.ResourceList {
-	return fold(&pod.Spec, func(c *v1.Container) v1.ResourceList { return c.Resources.Limits })
-}
-
 // MemoryLimit is what the pod may use as a whole, in bytes; 0: one of its
 // containers has no limit.
 func MemoryLimit(pod *v1.Pod) int64 {
@@ -188,68 +149,22 @@ func MemoryLimit(pod *v1.Pod) int64 {
 	return q.Value()
 }
 
+// sumLimits is what the pod may use of a resource as a whole, with its
+// overhead; false when one of its containers has no limit and neither has the
+// pod.
 func sumLimits(pod *v1.Pod, name v1.ResourceName) (resource.Quantity, bool) {
-	if r := pod.Spec.Resources; r != nil {
-		if q, ok := r.Limits[name]; ok && !q.IsZero() {
-			q = q.DeepCopy()
-			q.Add(pod.Spec.Overhead[name])
-			return q, true
+	whole := v1.ResourceList{}
+	if pod.Spec.Resources != nil {
+		whole = pod.Spec.Resources.Limits
+	}
+	if q := whole[name]; q.IsZero() {
+		for _, c := range allContainers(&pod.Spec) {
+			if q := c.Resources.Limits[name]; len(pod.Spec.EphemeralContainers) > 0 || q.IsZero() {
+				return resource.Quantity{}, false
+			}
 		}
 	}
-	for _, c := range allContainers(&pod.Spec) {
-		if q, ok := c.Resources.Limits[name]; len(pod.Spec.EphemeralContainers) > 0 || !ok || q.IsZero() {
-			return resource.Quantity{}, false
-		}
-	}
-	lim := fold(&pod.Spec, func(c *v1.Container) v1.ResourceList { return c.Resources.Limits })
-	addList(lim, pod.Spec.Overhead)
-	return lim[name], true
-}
-
-// Requests is what the pod asks of the node: the larger of the running
-// containers together and of each step of the initialization, plus overhead.
-// A limit stands in for a request that is not given.
-func Requests(pod *v1.Pod) v1.ResourceList {
-	total := fold(&pod.Spec, func(c *v1.Container) v1.ResourceList {
-		out := v1.ResourceList{}
-		for n, q := range c.Resources.Limits {
-			out[n] = q
-		}
-		for n, q := range c.Resources.Requests {
-			out[n] = q
-		}
-		return out
-	})
-	if r := pod.Spec.Resources; r != nil {
-		for n, q := range r.Requests {
-			total[n] = q
-		}
-	}
-	addList(total, pod.Spec.Overhead)
-	return total
-}
-
-// fold adds up the app containers and sidecars, and raises the sum to the
-// largest step of the initialization (an init container beside the sidecars
-// before it).
-func fold(spec *v1.PodSpec, of func(*v1.Container) v1.ResourceList) v1.ResourceList {
-	total, sidecars, peak := v1.ResourceList{}, v1.ResourceList{}, v1.ResourceList{}
-	for i := range spec.Containers {
-		addList(total, of(&spec.Containers[i]))
-	}
-	for i := range spec.InitContainers {
-		c := &spec.InitContainers[i]
-		step := v1.ResourceList{}
-		addList(step, sidecars)
-		addList(step, of(c))
-		if initKind(c) == KindSidecar {
-			addList(total, of(c))
-			addList(sidecars, of(c))
-		}
-		maxList(peak, step)
-	}
-	maxList(total, peak)
-	return total
+	return core.Limits(pod)[name], true
 }
 
 func addList(into, l v1.ResourceList) {
@@ -257,14 +172,6 @@ func addList(into, l v1.ResourceList) {
 		have := into[n]
 		have.Add(q)
 		into[n] = have
-	}
-}
-
-func maxList(into, l v1.ResourceList) {
-	for n, q := range l {
-		if have, ok := into[n]; !ok || have.Cmp(q) < 0 {
-			into[n] = q.DeepCopy()
-		}
 	}
 }
 
@@ -286,7 +193,7 @@ func ownOOMScoreAdj(pod *v1.Pod, c *v1.Container, nodeMemory int64) int {
 	if pod.Spec.PriorityClassName == systemNodeCritical {
 		return -997
 	}
-	switch QOS(pod) {
+	switch core.QOSClass(pod) {
 	case v1.PodQOSGuaranteed:
 		return -997
 	case v1.PodQOSBestEffort:

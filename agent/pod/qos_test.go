@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // amounts reads "cpu=1 memory=64Mi".
@@ -27,6 +28,14 @@ func sized(requests, limits string) v1.Container {
 	return v1.Container{Name: "c", Resources: v1.ResourceRequirements{Requests: amounts(requests), Limits: amounts(limits)}}
 }
 
+// defaulted gives a pod what the API server gives every pod that reaches the
+// agent: requests that follow from limits.
+func defaulted(pod *v1.Pod) *v1.Pod {
+	kind := core.Pod()
+	kind.Default(pod)
+	return pod
+}
+
 func TestQOS(t *testing.T) {
 	whole := func(requests, limits string) *v1.ResourceRequirements {
 		r := sized(requests, limits).Resources
@@ -41,6 +50,7 @@ func TestQOS(t *testing.T) {
 		{"other resources alone", v1.PodSpec{Containers: []v1.Container{sized("", "hugepages-2Mi=4Mi")}}, v1.PodQOSBestEffort},
 		{"request", v1.PodSpec{Containers: []v1.Container{sized("cpu=1", "")}}, v1.PodQOSBurstable},
 		{"limits alone", v1.PodSpec{Containers: []v1.Container{sized("", "cpu=1 memory=1Gi")}}, v1.PodQOSGuaranteed},
+		{"request of zero", v1.PodSpec{Containers: []v1.Container{sized("cpu=0 memory=64Mi", "cpu=1 memory=64Mi")}}, v1.PodQOSBurstable},
 		{"equal", v1.PodSpec{Containers: []v1.Container{sized("cpu=1 memory=1Gi", "cpu=1000m memory=1024Mi")}}, v1.PodQOSGuaranteed},
 		{"one without", v1.PodSpec{Containers: []v1.Container{sized("cpu=1 memory=1Gi", "cpu=1 memory=1Gi"), sized("", "")}}, v1.PodQOSBurstable},
 		{"init counts", v1.PodSpec{InitContainers: []v1.Container{sized("cpu=1", "")}, Containers: []v1.Container{sized("", "")}}, v1.PodQOSBurstable},
@@ -48,7 +58,7 @@ func TestQOS(t *testing.T) {
 		{"whole pod before containers", v1.PodSpec{Resources: whole("cpu=1", "cpu=2"), Containers: []v1.Container{sized("cpu=1 memory=1Gi", "cpu=1 memory=1Gi")}}, v1.PodQOSBurstable},
 	}
 	for _, tt := range tests {
-		if got := QOS(&v1.Pod{Spec: tt.spec}); got != tt.want {
+		if got := core.QOSClass(&v1.Pod{Spec: tt.spec}); got != tt.want {
 			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
 		}
 	}
@@ -128,7 +138,7 @@ func TestAdmitHugepages(t *testing.T) {
 		"cpu=5 hugepages-2Mi=10Mi": "OutOfcpu", "example.com/other=1": "",
 	} {
 		got := ""
-		if v := Admit(pod(limits), node, nil); v != nil {
+		if v := Admit(defaulted(pod(limits)), node, nil); v != nil {
 			got = v.Reason
 		}
 		if got != want {
@@ -159,7 +169,7 @@ func TestOverheadInCgroup(t *testing.T) {
 	} {
 		p := &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{{Name: "a"}}, Overhead: amounts("cpu=250m memory=16Mi")}}
 		tt.change(&p.Spec)
-		if diff := cmp.Diff(tt.want, podResources(p, 0)); diff != "" {
+		if diff := cmp.Diff(tt.want, podResources(defaulted(p), 0)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
 	}
@@ -214,7 +224,7 @@ func TestPodLevelLimits(t *testing.T) {
 		t.Errorf("the pod: %+v", got)
 	}
 	p.Spec.Containers[0] = sized("cpu=1", "cpu=1 memory=64Mi")
-	if got := exclusiveCPUs(p); QOS(p) != v1.PodQOSGuaranteed || len(got) != 0 {
-		t.Errorf("class %s, processors of their own %v: what a pod asks for as a whole is shared by its containers", QOS(p), got)
+	if got := exclusiveCPUs(p); core.QOSClass(p) != v1.PodQOSGuaranteed || len(got) != 0 {
+		t.Errorf("class %s, processors of their own %v: what a pod asks for as a whole is shared by its containers", core.QOSClass(p), got)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // In-place resize (KEP-1287). The spec says what is wanted; what the node has
@@ -180,7 +181,7 @@ func podLimits(pod *v1.Pod, a Allocation) api.Resources {
 // it can. others are the pods that hold a part of the node beside it. It is
 // pure.
 func grantable(pod *v1.Pod, node *v1.Node, others []*v1.Pod) (reason, message string) {
-	want := Requests(pod)
+	want := core.Requests(pod)
 	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
 		q, asked := want[name]
 		have, known := node.Status.Allocatable[name]
@@ -190,7 +191,7 @@ func grantable(pod *v1.Pod, node *v1.Node, others []*v1.Pod) (reason, message st
 	}
 	used := v1.ResourceList{}
 	for _, o := range others {
-		addList(used, Requests(o))
+		addList(used, core.Requests(o))
 	}
 	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
 		q, asked := want[name]

@@ -97,6 +97,12 @@ func resolvInUse(etc, behind string) (resolv, error) {
 	return parseResolv(string(b)), err
 }
 
+// HostNameservers are the name servers of the host; path as in Config.ResolvConf.
+func HostNameservers(path string) ([]string, error) {
+	r, err := hostResolv(path)
+	return r.servers, err
+}
+
 func loopback(server string) bool {
 	a, err := netip.ParseAddr(server)
 	return err == nil && a.IsLoopback()

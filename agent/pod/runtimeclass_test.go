@@ -15,7 +15,7 @@ import (
 // TestRuntimeClass: a pod runs by a handler that the node has; for one that it
 // has not, or a class that is not there, it waits and says why.
 func TestRuntimeClass(t *testing.T) {
-	features.Shows(t, 176, 258)
+	features.ShowsWithDoubles(t, 176, 258)
 	inBubble(t, func(n *node) {
 		class := func(name, handler string) {
 			t.Helper()

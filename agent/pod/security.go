@@ -1,7 +1,6 @@
 package pod
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +12,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/clusterd/clusterd/agent/internal/plainfile"
 	"github.com/clusterd/clusterd/agent/podmon/api"
 )
 
@@ -37,7 +37,7 @@ func security(out *api.Container, pod *v1.Pod, c *v1.Container, seccompRoot stri
 		out.Seccomp = "Unconfined"
 	} else {
 		if sc.ProcMount == nil || *sc.ProcMount == v1.DefaultProcMount {
-			out.MaskedPaths = api.DefaultMaskedPaths()
+			out.MaskedPaths = append(api.DefaultMaskedPaths(), thermalThrottle("/sys")...)
 			out.ReadonlyPaths = api.DefaultReadonlyPaths()
 		}
 		p := sc.SeccompProfile
@@ -49,6 +49,14 @@ func security(out *api.Container, pod *v1.Pod, c *v1.Container, seccompRoot stri
 		}
 	}
 	return nil
+}
+
+// thermalThrottle are the folders below sys that count how often each of the
+// processors was slowed down for its heat: by them one container can watch what
+// others compute. Masked paths are no patterns, so each is named.
+func thermalThrottle(sys string) []string {
+	found, _ := filepath.Glob(filepath.Join(sys, "devices/system/cpu/cpu[0-9]*/thermal_throttle"))
+	return found
 }
 
 // seccompProfile names a container's system call filter to podmon: the
@@ -203,27 +211,22 @@ func lookup(rootfs, spec string) (account, error) {
 }
 
 // eachLine calls fn with the colon-separated fields of each line of a file
-// inside the root file system; links cannot lead outside of it.
+// inside the root file system, which must be a regular one of bounded size;
+// links cannot lead outside of it.
 func eachLine(rootfs, name string, fn func(fields []string)) error {
-	root, err := os.OpenRoot(rootfs)
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	f, err := root.Open(name)
+	f, err := plainfile.OpenInRoot(rootfs, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("read the image's %s: %w", name, err)
 	}
-	defer f.Close()
-	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() || st.Size() > maxAccounts {
-		return fmt.Errorf("the image's %s is not a plain file of bounded size", name)
+	b, err := plainfile.Read(f, maxAccounts)
+	if err != nil {
+		return fmt.Errorf("the image's %s %w", name, err)
 	}
-	s := bufio.NewScanner(f)
-	for s.Scan() {
-		fn(strings.Split(s.Text(), ":"))
+	for line := range strings.Lines(string(b)) {
+		fn(strings.Split(strings.TrimRight(line, "\r\n"), ":"))
 	}
-	return s.Err()
+	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -77,6 +78,20 @@ func TestConfinement(t *testing.T) {
 		if out.Privileged != tt.privileged || out.NoNewPrivileges != tt.noNewPrivs || out.ReadonlyRootfs != tt.ro || (len(out.MaskedPaths) > 0) != tt.mask || (len(out.ReadonlyPaths) > 0) != tt.mask {
 			t.Errorf("%s: %+v", tt.name, out)
 		}
+	}
+}
+
+func TestThermalThrottle(t *testing.T) {
+	sys := t.TempDir()
+	for _, dir := range []string{"cpu0/thermal_throttle", "cpu12/thermal_throttle", "cpu1/topology", "cpufreq/thermal_throttle"} {
+		if err := os.MkdirAll(filepath.Join(sys, "devices/system/cpu", dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := thermalThrottle(sys)
+	want := []string{filepath.Join(sys, "devices/system/cpu/cpu0/thermal_throttle"), filepath.Join(sys, "devices/system/cpu/cpu12/thermal_throttle")}
+	if !slices.Equal(got, want) {
+		t.Errorf("masked: %q, want %q", got, want)
 	}
 }
 

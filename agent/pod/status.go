@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // ContainerIDPrefix opens a container's ID in the API.
@@ -38,7 +40,7 @@ func BuildStatus(d Desired, o Observed, old *v1.PodStatus, nodeIP netip.Addr, no
 		// Nothing was run by this agent: the API knows better than we do.
 		st := old.DeepCopy()
 		if st.QOSClass == "" {
-			st.QOSClass = QOS(pod)
+			st.QOSClass = core.QOSClass(pod)
 		}
 		return st
 	}
@@ -46,7 +48,7 @@ func BuildStatus(d Desired, o Observed, old *v1.PodStatus, nodeIP netip.Addr, no
 	st := &v1.PodStatus{
 		ObservedGeneration: pod.Generation,
 		NominatedNodeName:  old.NominatedNodeName,
-		QOSClass:           QOS(pod),
+		QOSClass:           core.QOSClass(pod),
 		Resize:             old.Resize,
 	}
 	if !o.StartedAt.IsZero() {

@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 func (w *world) status(at time.Duration) *v1.PodStatus {
@@ -226,9 +227,9 @@ func TestQOSAndResources(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			r := podResources(tt.pod, 0)
-			if QOS(tt.pod) != tt.class || CgroupParent("/r", tt.pod) != tt.parent || r.CPUShares != tt.shares || r.CPUQuota != tt.quota || r.MemoryLimit != tt.memory {
-				t.Errorf("%s %s %+v", QOS(tt.pod), CgroupParent("/r", tt.pod), r)
+			r := podResources(defaulted(tt.pod), 0)
+			if core.QOSClass(tt.pod) != tt.class || CgroupParent("/r", tt.pod) != tt.parent || r.CPUShares != tt.shares || r.CPUQuota != tt.quota || r.MemoryLimit != tt.memory {
+				t.Errorf("%s %s %+v", core.QOSClass(tt.pod), CgroupParent("/r", tt.pod), r)
 			}
 		})
 	}
@@ -238,7 +239,7 @@ func TestQOSAndResources(t *testing.T) {
 		{Resources: full, RestartPolicy: ptr.To(v1.ContainerRestartPolicyAlways)},
 		{Resources: v1.ResourceRequirements{Requests: list("3", "1Gi")}},
 	}
-	if got := Requests(p); got.Cpu().String() != "4" || got.Memory().String() != "2Gi" {
+	if got := core.Requests(p); got.Cpu().String() != "4" || got.Memory().String() != "2Gi" {
 		t.Errorf("requests %v %v", got.Cpu(), got.Memory())
 	}
 }

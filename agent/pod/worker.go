@@ -31,8 +31,9 @@ const (
 // worker serves one pod from its first sight to its end. Its loop is the only
 // goroutine that touches the fields below mu's; all others talk to it by send.
 type worker struct {
-	m   *Manager
-	uid types.UID
+	unread []ended // run reads their messages
+	m      *Manager
+	uid    types.UID
 	// static: the pod is the node's own, and the API only mirrors it. Set
 	// before the loop runs.
 	static bool
@@ -101,7 +102,11 @@ func newWorker(m *Manager, pod *v1.Pod, gone bool, rec Records) *worker {
 		early: map[string]api.ContainerStatus{}, probes: map[string]*probing{}, told: map[string]string{},
 		backedOff: map[string]*Fault{}, starting: map[string]string{}, volumePulls: map[string]context.CancelFunc{},
 	}
-	w.obs = seed(pod, rec, w.since, lastWords)
+	// The caller holds the manager's lock: files are read by run.
+	w.obs = seed(pod, rec, w.since, func(st api.ContainerStatus, spec *v1.Container) string {
+		w.unread = append(w.unread, ended{st, spec})
+		return ""
+	})
 	if w.obs.StartedAt.IsZero() {
 		w.obs.StartedAt = w.since
 	}
@@ -113,6 +118,29 @@ func newWorker(m *Manager, pod *v1.Pod, gone bool, rec Records) *worker {
 	}
 	w.setView(&pod.Status) // found from the first moment
 	return w
+}
+
+// ended is a container that had ended before this agent began.
+type ended struct {
+	status api.ContainerStatus
+	spec   *v1.Container
+}
+
+// readWords fills in what the containers said that ended before this agent
+// began.
+func (w *worker) readWords() {
+	for _, u := range w.unread {
+		c := w.obs.Containers[u.status.Container.Name]
+		if c == nil {
+			continue
+		}
+		for _, i := range []*Instance{c.Now, c.Last} {
+			if i != nil && i.ID == u.status.Container.ID && i.Message == "" {
+				i.Message = lastWords(u.status, u.spec)
+			}
+		}
+	}
+	w.unread = nil
 }
 
 // send gives the loop something to do on its own goroutine. It never blocks.
@@ -135,6 +163,7 @@ func (w *worker) run(ctx context.Context) {
 	defer cancel()
 	w.ctx = ctx
 	w.m.cfg.Objects.Acquire(w.uid, w.refs())
+	w.readWords()
 	for _, c := range w.obs.Containers {
 		if c.running() {
 			w.startProbes(c)

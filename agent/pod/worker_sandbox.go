@@ -14,6 +14,7 @@ import (
 	"github.com/clusterd/clusterd/agent/object"
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/clusterd/clusterd/agent/volume"
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // isNotFound reports whether podmon does not know the thing.
@@ -139,7 +140,7 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, att
 		grace = *g
 	}
 	limits := podResources(pod, m.cfg.PidsLimit)
-	limits.Hugepages = hugepages(Requests(pod), m.cfg.Node().Status.Capacity)
+	limits.Hugepages = hugepages(core.Requests(pod), m.cfg.Node().Status.Capacity)
 	made, err := m.cfg.Runtime.CreateSandbox(ctx, api.Sandbox{
 		ID: id, PodUID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name, Attempt: attempt,
 		Hostname: name, NetNS: netns, Users: ids, HostIPC: pod.Spec.HostIPC, HostPID: pod.Spec.HostPID,

@@ -17,7 +17,7 @@ import (
 // change that the API was not there for is written when it is back. An exit is
 // told by podmon, so nothing is asked for in between.
 func TestStatusWrites(t *testing.T) {
-	features.Shows(t, 175, 178)
+	features.ShowsWithDoubles(t, 175, 178)
 	inBubble(t, func(n *node) {
 		down, written := false, 0
 		var last v1.PodStatus

@@ -3,6 +3,7 @@ package podmon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"sync"
@@ -103,7 +104,15 @@ func (s *Supervisor) serveConn(conn *frame.Conn) {
 			closeFiles(files...)
 			return
 		}
-		slots <- struct{}{}
+		// The reader goes on when all are busy: it is what sees a hang-up, which
+		// ends the requests.
+		select {
+		case slots <- struct{}{}:
+		default:
+			closeFiles(files...)
+			ss.reply(req.ID, api.Response{}, &api.Error{Code: api.CodeBusy, Message: fmt.Sprintf("%d requests of this connection are being worked on", requestsAtOnce)})
+			continue
+		}
 		ss.wg.Go(func() {
 			defer func() { <-slots }()
 			ss.answer(req, files)

@@ -62,7 +62,10 @@ func (n *Network) connect(addr netip.Prefix, gateway netip.Addr, create func(nam
 	name := networkName(addr)
 	path, err := create(name)
 	if err == nil {
-		err = n.links.Attach(podnet.Pod{NetNS: path, HostIf: podnet.HostIf(name), Bridge: n.cfg.Bridge, Addr: addr, Gateway: gateway, MTU: n.cfg.MTU})
+		// A single address: what pods of one node say to each other passes the
+		// node's packet filter too, where Services and policies are.
+		single := netip.PrefixFrom(addr.Addr(), addr.Addr().BitLen())
+		err = n.links.Attach(podnet.Pod{NetNS: path, HostIf: podnet.HostIf(name), Bridge: n.cfg.Bridge, Addr: single, Gateway: gateway, MTU: n.cfg.MTU})
 	}
 	if err != nil {
 		return errors.Join(err, n.spaces.Delete(name))

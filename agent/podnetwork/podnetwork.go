@@ -60,8 +60,20 @@ type Config struct {
 	// Ready is how many networks are kept ready for pods to come, so that a
 	// pod's start does not wait for its own; default 0. Fewer are kept where
 	// addresses are scarce.
-	Ready  int
+	Ready int
+	// Guard holds a pod back until nothing passes to and from its addresses that
+	// must not; nil: there are no such rules.
+	Guard  Guard
 	Logger *slog.Logger // for netsetup; default slog.Default()
+}
+
+// Guard makes the rules for pods' addresses: *netpol.Manager.
+type Guard interface {
+	// Guard returns when the rules for the pod are in force. It may block for
+	// some seconds, and may be called again.
+	Guard(ctx context.Context, uid string, addrs []netip.Addr) error
+	// Release is told that the pod has its addresses no more.
+	Release(uid string)
 }
 
 // Network is a pod.Network over netsetup.
@@ -188,8 +200,12 @@ func (n *Network) Run(ctx context.Context) error {
 	return nil
 }
 
-// keep brings the kernel to what the nodes say, at once and after each change,
-// until ctx ends.
+// checkEvery is how often the kernel is brought to what the nodes say without
+// a change: an administrator may have flushed rules, a program turned a switch.
+const checkEvery = time.Minute
+
+// keep brings the kernel to what the nodes say, at once, after each change and
+// now and then, until ctx ends.
 func (n *Network) keep(ctx context.Context, changed <-chan struct{}, list func() ([]*v1.Node, error)) {
 	delay := 100 * time.Millisecond
 	for {
@@ -197,7 +213,7 @@ func (n *Network) keep(ctx context.Context, changed <-chan struct{}, list func()
 		if err == nil {
 			err = n.apply(ctx, nodes)
 		}
-		var again <-chan time.Time
+		again := time.After(checkEvery)
 		if err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Pod network is not as it should be, will retry", "after", delay)
 			again = time.After(delay)
@@ -280,6 +296,10 @@ func (n *Network) apply(ctx context.Context, nodes []*v1.Node) error {
 		n.mu.Unlock()
 		return err
 	}
+	// Other programs turn it on again, Docker among them.
+	if err := sysctl.SetPresent(sysctl.Bridge()); err != nil {
+		return fmt.Errorf("kernel switches: %w", err)
+	}
 	if err := n.setRules(p.rules, p.own); err != nil {
 		return err
 	}
@@ -348,10 +368,26 @@ func (n *Network) OnReady(fn func()) {
 }
 
 // Attach makes the pod's namespace and address, or finds them.
-func (n *Network) Attach(_ context.Context, uid string, hostNetwork bool) (string, []netip.Addr, error) {
+func (n *Network) Attach(ctx context.Context, uid string, hostNetwork bool) (string, []netip.Addr, error) {
 	if hostNetwork {
 		return "", []netip.Addr{n.cfg.NodeIP}, nil
 	}
+	path, addrs, err := n.attachOwn(uid)
+	return n.guarded(ctx, uid, path, addrs, err)
+}
+
+// guarded waits for the rules of a pod that is connected.
+func (n *Network) guarded(ctx context.Context, uid, path string, addrs []netip.Addr, err error) (string, []netip.Addr, error) {
+	if err == nil && n.cfg.Guard != nil {
+		err = n.cfg.Guard.Guard(ctx, uid, addrs)
+	}
+	if err != nil {
+		return "", nil, err // what is connected is found by the next try
+	}
+	return path, addrs, nil
+}
+
+func (n *Network) attachOwn(uid string) (string, []netip.Addr, error) {
 	n.mu.Lock()
 	pool, gateway := n.pool, n.gateway
 	n.mu.Unlock()
@@ -367,19 +403,20 @@ func (n *Network) Attach(_ context.Context, uid string, hostNetwork bool) (strin
 // AttachUsers is Attach for a pod with a user namespace, which owns the pod's
 // network namespace: one that is there already is of a former try, with ids
 // that may be another pod's by now, and is replaced.
-func (n *Network) AttachUsers(_ context.Context, uid string, ids users.Range) (string, []netip.Addr, error) {
+func (n *Network) AttachUsers(ctx context.Context, uid string, ids users.Range) (string, []netip.Addr, error) {
 	n.mu.Lock()
 	pool, gateway := n.pool, n.gateway
 	n.mu.Unlock()
 	if pool == nil {
 		return "", nil, pod.ErrNetworkNotReady
 	}
-	return n.attach(uid, pool, gateway, func(name string) (string, error) {
+	path, addrs, err := n.attach(uid, pool, gateway, func(name string) (string, error) {
 		if err := n.spaces.Delete(name); err != nil {
 			return "", err
 		}
 		return n.spaces.CreateOwned(name, ids.First, ids.Count)
 	})
+	return n.guarded(ctx, uid, path, addrs, err)
 }
 
 // Users opens the user namespace of a pod that AttachUsers has connected.
@@ -425,6 +462,9 @@ func (n *Network) Detach(_ context.Context, uid string) error {
 	}
 	if err == nil {
 		n.setName(uid, "")
+		if n.cfg.Guard != nil {
+			n.cfg.Guard.Release(uid)
+		}
 	}
 	return err
 }

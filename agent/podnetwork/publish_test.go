@@ -44,8 +44,9 @@ func TestWithPorts(t *testing.T) {
 
 	chain postrouting {
 		type nat hook postrouting priority srcnat; policy accept;
-		ip saddr 10.42.1.0/24 ip daddr 10.42.1.0/24 ct status dnat masquerade
 		ip saddr 127.0.0.0/8 ip daddr 10.42.1.0/24 ct status dnat masquerade
+		ip saddr 10.42.1.3/32 ip daddr 10.42.1.3/32 ct status dnat masquerade
+		ip saddr 10.42.1.2/32 ip daddr 10.42.1.2/32 ct status dnat masquerade
 	}
 }
 `

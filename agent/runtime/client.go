@@ -54,10 +54,11 @@ type Client struct {
 	stop     context.CancelFunc
 	upgraded Upgrade // set by Start
 
-	mu     sync.Mutex // guards conn and closed; held while connecting
-	conn   *conn
-	closed bool
-	wg     sync.WaitGroup
+	mu         sync.Mutex // guards below
+	conn       *conn
+	connecting chan struct{} // closed when the attempt under way has ended; nil: none
+	closed     bool
+	wg         sync.WaitGroup
 }
 
 // Start finds the podmon of cfg.Dir or starts it. One that runs and is another
@@ -99,15 +100,51 @@ func (c *Client) Close() error {
 
 // connect gives the shared connection, made anew when there is none.
 func (c *Client) connect(ctx context.Context) (*conn, error) {
+	for {
+		c.mu.Lock()
+		if c.closed {
+			c.mu.Unlock()
+			return nil, ErrClosed
+		}
+		if c.conn != nil && !c.conn.broken() {
+			defer c.mu.Unlock()
+			return c.conn, nil
+		}
+		attempt := c.connecting
+		if attempt == nil {
+			c.connecting = make(chan struct{})
+			c.mu.Unlock()
+			return c.reconnect(ctx)
+		}
+		c.mu.Unlock()
+		// One attempt at a time; its outcome counts for all that wait for it.
+		select {
+		case <-attempt:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-c.life.Done():
+			return nil, ErrClosed
+		}
+	}
+}
+
+// reconnect dials podmon, and starts one where none answers, without holding
+// the lock: that can take a minute. Close ends it.
+func (c *Client) reconnect(ctx context.Context) (*conn, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.life, cancel)()
+	fc, err := c.dialOrStart(ctx)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	close(c.connecting)
+	c.connecting = nil
 	if c.closed {
+		if err == nil {
+			fc.Close()
+		}
 		return nil, ErrClosed
 	}
-	if c.conn != nil && !c.conn.broken() {
-		return c.conn, nil
-	}
-	fc, err := c.dialOrStart(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -205,12 +242,6 @@ func (c *Client) Update(ctx context.Context, u api.Update) error {
 // Resize sets the size of a container's terminal.
 func (c *Client) Resize(ctx context.Context, r api.Resize) error {
 	_, err := c.call(ctx, api.Request{Op: api.OpResize, Resize: &r}, true)
-	return err
-}
-
-// ReopenLog makes podmon write to the file that now has the log's name.
-func (c *Client) ReopenLog(ctx context.Context, id string) error {
-	_, err := c.call(ctx, api.Request{Op: api.OpReopenLog, Target: id}, true)
 	return err
 }
 

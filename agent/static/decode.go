@@ -215,3 +215,10 @@ func apiReference(spec *v1.PodSpec) string {
 	}
 	return ""
 }
+
+// IsUID reports whether a UID is one that a pod from a file or a URL has on its
+// node: 32 hexadecimal digits. The API server's have hyphens (RFC 9562).
+func IsUID(uid types.UID) bool {
+	sum, err := hex.DecodeString(string(uid))
+	return err == nil && len(sum) == 16
+}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/clusterd/clusterd/e2e/features"
 )
@@ -255,6 +256,21 @@ func TestNew(t *testing.T) {
 	for _, cfg := range []Config{{}, {NodeName: "n1", URL: "pods.yaml"}, {NodeName: "n1", URL: "ftp://h/x"}} {
 		if _, err := New(cfg); err == nil {
 			t.Errorf("%+v: no error", cfg)
+		}
+	}
+}
+
+func TestIsUID(t *testing.T) {
+	pods, err := decode("apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: c, image: i}]}\n", "a.yaml", "file", "n1")
+	if err != nil || len(pods) != 1 {
+		t.Fatalf("%d pods, %v", len(pods), err)
+	}
+	if !IsUID(pods[0].UID) {
+		t.Errorf("%s is not known as a static pod's", pods[0].UID)
+	}
+	for _, uid := range []types.UID{"", "0b6c4f0e-9d0c-4d39-a7b8-5c1d8f0a2e11", "xyz"} {
+		if IsUID(uid) {
+			t.Errorf("%q counts as a static pod's", uid)
 		}
 	}
 }

@@ -1,6 +1,6 @@
 // Package volume makes a pod's volumes: folders, files rendered from
 // ConfigMaps, Secrets and the pod's own fields, and paths of the host. It
-// mounts only what needs a mount (tmpfs and subPath binds); binding volumes
+// mounts only what needs a mount (tmpfs, claims' volumes and subPath binds); binding volumes
 // into containers is podmon's work.
 //
 // On disk, below the data folder:
@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
@@ -58,6 +59,7 @@ type Config struct {
 	Objects Objects
 	Tokens  Tokens // nil: serviceAccountToken sources are refused
 	Mounter Mounter
+	Claims  Claims // nil: claims are refused
 	// ImagePath is where the image of a volume is mounted, by whoever pulls
 	// it; nil: image volumes are refused.
 	ImagePath func(podUID, volume string) string
@@ -119,6 +121,8 @@ func (m *Manager) setup(ctx context.Context, pod *v1.Pod, v *v1.Volume) error {
 		return m.patience.do(ctx, string(pod.UID)+"/"+v.Name, "hostPath "+v.HostPath.Path, func() error { return hostPath(v.HostPath) })
 	case v.EmptyDir != nil:
 		return m.emptyDir(pod, v)
+	case isClaim(v):
+		return m.claim(ctx, pod, v)
 	case v.Image != nil && m.cfg.ImagePath != nil:
 		return nil // pulling takes its own time: see ImagePath
 	case v.ConfigMap != nil, v.Secret != nil, v.Projected != nil, v.DownwardAPI != nil:
@@ -297,7 +301,8 @@ func hostPath(h *v1.HostPathVolumeSource) error {
 			return os.MkdirAll(h.Path, 0o755)
 		}
 	case v1.HostPathFileOrCreate:
-		f, err := os.OpenFile(h.Path, os.O_CREATE|os.O_RDONLY, 0o644)
+		// O_NONBLOCK: a pod may have left a FIFO there before.
+		f, err := os.OpenFile(h.Path, os.O_CREATE|os.O_RDONLY|unix.O_NONBLOCK, 0o644)
 		if err == nil {
 			err = f.Close()
 		}
@@ -367,6 +372,9 @@ func (m *Manager) Source(pod *v1.Pod, name string) (path string, readOnly bool, 
 		if v.Image != nil {
 			return m.cfg.ImagePath(string(pod.UID), v.Name), true, nil
 		}
+		if isClaim(v) {
+			return m.path(pod.UID, v), v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ReadOnly, nil
+		}
 		// Rendered files belong to their sources: a writer would be undone.
 		return m.path(pod.UID, v), v.EmptyDir == nil, nil
 	}
@@ -426,6 +434,9 @@ func (m *Manager) teardown(dir string) error {
 	}
 	if len(mounts) > 0 {
 		return fmt.Errorf("UnmountVolume.TearDown failed: %s is still mounted", mounts[0])
+	}
+	if err := emptyPlaces(dir); err != nil {
+		return err
 	}
 	return os.RemoveAll(dir)
 }

@@ -13,7 +13,7 @@ import (
 // sandbox is made of is the runtime's own matter; agent/pod's tests run whole
 // pods on this one.
 func TestTwin(t *testing.T) {
-	features.Shows(t, 261)
+	features.ShowsWithDoubles(t, 261)
 	runtimetest.Run(t, func(t *testing.T) runtimetest.Harness {
 		r := agenttest.NewRuntime()
 		r.StartErr = func(c api.Container) (string, error) {

@@ -1,0 +1,206 @@
+// Package claim finds the volumes of the claims that this node's pods mount, and
+// keeps the folders of those that are folders of this node: each is made when
+// its volume is first mounted and removed when the volume is deleted. It mounts
+// nothing.
+package claim
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/workqueue"
+	helper "k8s.io/component-helpers/storage/volume"
+	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/apis/storage"
+)
+
+// Config of a Keeper. All fields are required.
+type Config struct {
+	Client   kubernetes.Interface
+	NodeName string
+	// Dir holds one folder per volume.
+	Dir      string
+	Recorder record.EventRecorder
+	// Node is the Node object as last known.
+	Node func() *v1.Node
+}
+
+// Keeper finds volumes and keeps folders. Its methods may be called
+// concurrently.
+type Keeper struct{ cfg Config }
+
+// New returns a Keeper; it starts nothing.
+func New(cfg Config) *Keeper { return &Keeper{cfg: cfg} }
+
+// Volume is the volume that the pod's claim is bound to, if it may be mounted
+// here. A folder of this node exists when it is returned.
+func (k *Keeper) Volume(ctx context.Context, pod *v1.Pod, name string) (*v1.PersistentVolume, error) {
+	claim, err := k.cfg.Client.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	if claim.Spec.VolumeName == "" || claim.Status.Phase != v1.ClaimBound {
+		return nil, fmt.Errorf("persistentvolumeclaim %q is not bound", name)
+	}
+	v, err := k.cfg.Client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case v.Spec.ClaimRef == nil || v.Spec.ClaimRef.UID != claim.UID:
+		return nil, fmt.Errorf("persistentvolume %q is not bound to persistentvolumeclaim %q", v.Name, name)
+	case helper.CheckNodeAffinity(v, k.cfg.Node().Labels) != nil:
+		return nil, fmt.Errorf("persistentvolume %q cannot be reached from node %q: its node affinity says so", v.Name, k.cfg.NodeName)
+	}
+	if v.Labels[storage.LocalPathNode] != "" {
+		return v, k.make(ctx, v)
+	}
+	return v, nil
+}
+
+// make makes the volume's folder and says so. One that was made and is missing
+// is not made again: its data is lost, and a pod that found an empty folder in
+// its place would not know.
+func (k *Keeper) make(ctx context.Context, v *v1.PersistentVolume) error {
+	dir, ok := storage.LocalPathOf(v, k.cfg.NodeName, k.cfg.Dir)
+	if !ok {
+		return fmt.Errorf("persistentvolume %q is no folder below %s of node %q", v.Name, k.cfg.Dir, k.cfg.NodeName)
+	}
+	_, err := os.Lstat(dir)
+	made := v.Annotations[storage.LocalPathMade] != ""
+	switch {
+	case err == nil && made:
+		return nil
+	case errors.Is(err, fs.ErrNotExist) && made:
+		return fmt.Errorf("the folder %s of persistentvolume %q is gone, and its data with it: restore it, or delete the claim", dir, v.Name)
+	case errors.Is(err, fs.ErrNotExist):
+		if err := makeFolder(dir); err != nil {
+			return err
+		}
+	case err != nil:
+		return err
+	}
+	return k.patch(ctx, v, map[string]any{"annotations": map[string]any{storage.LocalPathMade: time.Now().UTC().Format(time.RFC3339)}})
+}
+
+// makeFolder makes a folder that everybody may write to. It is on disk when it
+// returns, and appears ready or not at all.
+func makeFolder(dir string) error {
+	parent := filepath.Dir(dir)
+	if err := os.MkdirAll(parent, 0o711); err != nil {
+		return err
+	}
+	tmp := filepath.Join(parent, ".new~"+filepath.Base(dir))
+	if err := os.Mkdir(tmp, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if err := os.Chmod(tmp, 0o777); err != nil { // Mkdir is subject to the umask
+		return err
+	}
+	if err := os.Rename(tmp, dir); err != nil {
+		return err
+	}
+	return syncDir(parent)
+}
+
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+func (k *Keeper) patch(ctx context.Context, v *v1.PersistentVolume, meta map[string]any) error {
+	meta["uid"], meta["resourceVersion"] = v.UID, v.ResourceVersion
+	patch, err := json.Marshal(map[string]any{"metadata": meta})
+	if err != nil {
+		return err
+	}
+	_, err = k.cfg.Client.CoreV1().PersistentVolumes().Patch(ctx, v.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	return err
+}
+
+// Run removes the folders of deleted volumes until ctx ends.
+func (k *Keeper) Run(ctx context.Context) error {
+	factory := informers.NewSharedInformerFactoryWithOptions(k.cfg.Client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+		o.LabelSelector = labels.Set{storage.LocalPathNode: k.cfg.NodeName}.String()
+	}))
+	volumes := factory.Core().V1().PersistentVolumes()
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]())
+	add := func(obj any) {
+		if v, ok := obj.(*v1.PersistentVolume); ok && removable(v) {
+			queue.Add(v.Name)
+		}
+	}
+	if _, err := volumes.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: add, UpdateFunc: func(_, obj any) { add(obj) }}); err != nil {
+		return err
+	}
+	factory.StartWithContext(ctx)
+	defer factory.Shutdown()
+	stop := context.AfterFunc(ctx, queue.ShutDown)
+	defer stop()
+	for {
+		name, shutdown := queue.Get()
+		if shutdown {
+			return nil
+		}
+		v, err := volumes.Lister().Get(name)
+		if err == nil && removable(v) {
+			err = k.remove(ctx, v)
+		}
+		switch {
+		case err == nil, apierrors.IsNotFound(err):
+			queue.Forget(name)
+		default:
+			if ctx.Err() == nil && !apierrors.IsConflict(err) {
+				klog.FromContext(ctx).Error(err, "Folder of a deleted volume is not removed yet", "volume", name)
+				k.cfg.Recorder.Eventf(v, v1.EventTypeWarning, "VolumeFailedDelete", "%s", err)
+			}
+			queue.AddRateLimited(name)
+		}
+		queue.Done(name)
+	}
+}
+
+// removable reports whether the volume's folder is to go: its object is
+// deleted, and no claim is bound to it.
+func removable(v *v1.PersistentVolume) bool {
+	return v.DeletionTimestamp != nil && v.Status.Phase != v1.VolumeBound && slices.Contains(v.Finalizers, storage.LocalPathFinalizer)
+}
+
+// remove removes the folder, then lets the object go. A volume whose path is
+// not the node's own is let go without touching anything.
+func (k *Keeper) remove(ctx context.Context, v *v1.PersistentVolume) error {
+	if dir, ok := storage.LocalPathOf(v, k.cfg.NodeName, k.cfg.Dir); ok && v.Spec.PersistentVolumeReclaimPolicy == v1.PersistentVolumeReclaimDelete {
+		gone := filepath.Join(k.cfg.Dir, ".gone~"+v.Name)
+		if err := os.RemoveAll(gone); err != nil {
+			return err
+		}
+		if err := os.Rename(dir, gone); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err := os.RemoveAll(gone); err != nil {
+			return err
+		}
+	}
+	left := slices.DeleteFunc(slices.Clone(v.Finalizers), func(f string) bool { return f == storage.LocalPathFinalizer })
+	return k.patch(ctx, v, map[string]any{"finalizers": left})
+}

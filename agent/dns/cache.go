@@ -1,0 +1,155 @@
+package dns
+
+import (
+	"time"
+
+	"github.com/miekg/dns"
+	"k8s.io/utils/lru"
+)
+
+// Bounds of what is remembered of upstreams.
+const (
+	minTTL      = time.Second
+	maxTTL      = time.Hour
+	maxDenied   = 5 * time.Minute // "no such name" (RFC 2308, section 5)
+	failedTTL   = 5 * time.Second // a server's failure (RFC 2308, section 7)
+	staleFor    = time.Hour       // an answer past its time, while nobody can be asked (RFC 8767)
+	staleTTL    = 30              // seconds, told with it
+	maxRemember = 8 << 10         // bytes of a message that is remembered
+)
+
+// key is what an answer depends on.
+type key struct {
+	name  string // canonical
+	kind  uint16
+	do    bool // signatures are wanted
+	check bool // checking is disabled
+}
+
+func keyOf(msg *dns.Msg, name string) key {
+	k := key{name: name, kind: msg.Question[0].Qtype, check: msg.CheckingDisabled}
+	if opt := msg.IsEdns0(); opt != nil {
+		k.do = opt.Do()
+	}
+	return k
+}
+
+// answers remembers what upstreams said. Safe for concurrent use.
+type answers struct {
+	lru *lru.Cache
+	now func() time.Time
+}
+
+// remembered is never changed.
+type remembered struct {
+	msg   *dns.Msg
+	since time.Time
+	ttl   time.Duration
+}
+
+func newAnswers(size int) *answers { return &answers{lru: lru.New(size), now: time.Now} }
+
+func (c *answers) put(k key, m *dns.Msg) {
+	ttl, ok := lifetime(m)
+	if !ok || m.Len() > maxRemember {
+		return
+	}
+	if m.Rcode == dns.RcodeServerFailure {
+		if _, have := c.get(k, true); have != nil {
+			return // better an old answer than a new failure
+		}
+	}
+	c.lru.Add(k, &remembered{msg: m, since: c.now(), ttl: ttl})
+}
+
+// get returns the answer to k; fresh says that it may be given without asking
+// again. stale: one past its time will do.
+func (c *answers) get(k key, stale bool) (fresh bool, r *remembered) {
+	v, ok := c.lru.Get(k)
+	if !ok {
+		return false, nil
+	}
+	r = v.(*remembered)
+	age := c.now().Sub(r.since)
+	switch {
+	case age < r.ttl:
+		return true, r
+	case age > r.ttl+staleFor:
+		c.lru.Remove(k)
+		return false, nil
+	case stale && r.msg.Rcode != dns.RcodeServerFailure:
+		return false, r
+	}
+	return false, nil
+}
+
+// lifetime is how long a message may be remembered.
+func lifetime(m *dns.Msg) (time.Duration, bool) {
+	if m.Truncated {
+		return 0, false
+	}
+	switch m.Rcode {
+	case dns.RcodeServerFailure:
+		return failedTTL, true
+	case dns.RcodeSuccess, dns.RcodeNameError:
+	default:
+		return 0, false
+	}
+	least, found := maxTTL, false
+	for _, rr := range m.Answer {
+		least, found = min(least, time.Duration(rr.Header().Ttl)*time.Second), true
+	}
+	if m.Rcode == dns.RcodeNameError || !found {
+		// Without an SOA a denial must not be remembered (RFC 2308, section 5), but
+		// each pod asks through its search domains: a few seconds.
+		least = min(least, failedTTL)
+		for _, rr := range m.Ns {
+			if soa, ok := rr.(*dns.SOA); ok {
+				least = min(maxDenied, time.Duration(min(soa.Minttl, soa.Hdr.Ttl))*time.Second)
+			}
+		}
+	}
+	return max(least, minTTL), true
+}
+
+// reply is the remembered answer as one to req, with the time that is left.
+func (r *remembered) reply(req *dns.Msg, now time.Time) *dns.Msg {
+	m := r.msg.Copy()
+	m.Id, m.Question = req.Id, req.Question
+	m.RecursionDesired, m.RecursionAvailable, m.Authoritative = req.RecursionDesired, true, false
+	age := uint32(now.Sub(r.since) / time.Second)
+	for _, section := range [][]dns.RR{m.Answer, m.Ns, m.Extra} {
+		for _, rr := range section {
+			h := rr.Header()
+			switch {
+			case h.Rrtype == dns.TypeOPT:
+			case now.Sub(r.since) >= r.ttl:
+				h.Ttl = staleTTL
+			case h.Ttl > age:
+				h.Ttl -= age
+			default:
+				h.Ttl = 1
+			}
+		}
+	}
+	shuffleAddresses(m.Answer)
+	return m
+}
+
+// shuffleAddresses gives the addresses another order, and leaves the aliases
+// before them in theirs.
+func shuffleAddresses(rrs []dns.RR) {
+	first := len(rrs)
+	for i, rr := range rrs {
+		if t := rr.Header().Rrtype; t == dns.TypeA || t == dns.TypeAAAA {
+			first = i
+			break
+		}
+	}
+	for _, rr := range rrs[first:] {
+		if rr.Header().Rrtype != rrs[first].Header().Rrtype {
+			return // signatures, or something strange: as it came
+		}
+	}
+	shuffle(rrs[first:])
+}

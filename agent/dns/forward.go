@@ -1,0 +1,311 @@
+package dns
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/miekg/dns"
+	"golang.org/x/sync/singleflight"
+)
+
+// Times of a question to upstreams. A resolver gives up after 5 s
+// (resolv.conf(5)), and should hear before.
+const (
+	attemptTimeout = 1500 * time.Millisecond // one server, one protocol
+	askTimeout     = 4500 * time.Millisecond // all of them
+	stalePatience  = 1800 * time.Millisecond // RFC 8767, section 5: then an old answer is better
+	downFor        = 10 * time.Second        // how long a server that did not answer comes last
+)
+
+// loopDomain is asked of each upstream, with a number: who hears the number
+// back is its own upstream.
+const loopDomain = ".loop.clusterd.invalid."
+
+var errNoUpstream = errors.New("no name server outside of the cluster is known: the node's resolv.conf names none that is not this one")
+
+// upstream is one name server.
+type upstream struct {
+	addr  string // with a port
+	token string // of the question that shows a loop
+	// failed is when it last did not answer, Unix nanoseconds; 0: it did.
+	failed atomic.Int64
+	loops  atomic.Bool
+}
+
+func (u *upstream) down(now time.Time) bool { return now.Sub(time.Unix(0, u.failed.Load())) < downFor }
+
+// route is which servers are asked for a domain; "." is all others.
+type route struct {
+	domain  string // canonical
+	servers []*upstream
+}
+
+// forwarder asks the servers outside and remembers what they say.
+type forwarder struct {
+	cache   *answers
+	metrics *metrics
+	flights singleflight.Group
+	routes  atomic.Pointer[[]route] // the longest domain first
+
+	mu    sync.Mutex // guards known
+	known map[string]*upstream
+}
+
+func newForwarder(m *metrics) *forwarder {
+	f := &forwarder{cache: newAnswers(cacheSize), metrics: m, known: map[string]*upstream{}}
+	f.routes.Store(&[]route{})
+	m.entries = f.cache.lru.Len
+	return f
+}
+
+// set replaces the routes: servers by domain. Servers that stay keep what is
+// known of them; questions under way are not disturbed. It returns those that
+// are new.
+func (f *forwarder) set(byDomain map[string][]string) []*upstream {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	known := map[string]*upstream{}
+	var routes []route
+	var fresh []*upstream
+	for domain, addrs := range byDomain {
+		r := route{domain: dns.CanonicalName(domain)}
+		for _, a := range addrs {
+			u := known[a]
+			if u == nil {
+				u = f.known[a]
+			}
+			if u == nil {
+				u = &upstream{addr: a, token: fmt.Sprintf("%x", rand.Uint64())}
+				fresh = append(fresh, u)
+			}
+			known[a] = u
+			r.servers = append(r.servers, u)
+		}
+		routes = append(routes, r)
+	}
+	slices.SortFunc(routes, func(a, b route) int {
+		return cmp.Or(cmp.Compare(len(b.domain), len(a.domain)), cmp.Compare(a.domain, b.domain))
+	})
+	f.known = known
+	f.routes.Store(&routes)
+	return fresh
+}
+
+// serversFor are the servers that know a name best, those that answer first.
+func (f *forwarder) serversFor(name string) []*upstream {
+	for _, r := range *f.routes.Load() {
+		if !dns.IsSubDomain(r.domain, name) {
+			continue
+		}
+		now := time.Now()
+		var up, down []*upstream
+		for _, u := range r.servers {
+			switch {
+			case u.loops.Load():
+			case u.down(now):
+				down = append(down, u)
+			default:
+				up = append(up, u)
+			}
+		}
+		return append(up, down...)
+	}
+	return nil
+}
+
+// remembered answers from memory; false: it has to be asked.
+func (f *forwarder) remembered(req *dns.Msg, name string) (*dns.Msg, bool) {
+	fresh, r := f.cache.get(keyOf(req, name), false)
+	f.metrics.asked.Inc()
+	if !fresh {
+		return nil, false
+	}
+	f.metrics.hit(r.msg.Rcode, len(r.msg.Answer))
+	return r.reply(req, f.cache.now()), true
+}
+
+// ask asks the servers, or answers from memory when they do not.
+func (f *forwarder) ask(ctx context.Context, req *dns.Msg, name string) *dns.Msg {
+	k := keyOf(req, name)
+	f.metrics.misses.Inc()
+	_, old := f.cache.get(k, true)
+	done := f.flights.DoChan(fmt.Sprint(k), func() (any, error) {
+		// Who asked first may go; the others still wait.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askTimeout)
+		defer cancel()
+		m, err := f.exchange(ctx, k)
+		if err == nil {
+			f.cache.put(k, m)
+		}
+		return m, err
+	})
+	var patience <-chan time.Time
+	if old != nil {
+		wait := stalePatience
+		if servers := f.serversFor(name); len(servers) == 0 || servers[0].down(time.Now()) {
+			wait = 0 // the question goes on, for the next one who asks
+		}
+		timer := time.NewTimer(wait)
+		defer timer.Stop()
+		patience = timer.C
+	}
+	select {
+	case r := <-done:
+		if r.Err == nil && (old == nil || r.Val.(*dns.Msg).Rcode != dns.RcodeServerFailure) {
+			return (&remembered{msg: r.Val.(*dns.Msg), since: f.cache.now(), ttl: maxTTL}).reply(req, f.cache.now())
+		}
+	case <-patience:
+	case <-ctx.Done():
+	}
+	if old != nil {
+		f.metrics.stale.Inc()
+		return old.reply(req, f.cache.now())
+	}
+	m := new(dns.Msg).SetRcode(req, dns.RcodeServerFailure)
+	m.RecursionAvailable = true
+	return m
+}
+
+// exchange asks one server after the other, first by UDP, then by TCP.
+func (f *forwarder) exchange(ctx context.Context, k key) (*dns.Msg, error) {
+	servers := f.serversFor(k.name)
+	if len(servers) == 0 {
+		return nil, errNoUpstream
+	}
+	var last *dns.Msg
+	var errs []error
+	for _, network := range []string{"udp", "tcp"} {
+		for _, u := range servers {
+			if ctx.Err() != nil {
+				break
+			}
+			m, err := f.try(ctx, network, u, k)
+			if err != nil {
+				u.failed.Store(time.Now().UnixNano())
+				f.metrics.broken.Inc()
+				errs = append(errs, fmt.Errorf("%s: %w", u.addr, err))
+				continue
+			}
+			u.failed.Store(0)
+			switch m.Rcode {
+			case dns.RcodeServerFailure, dns.RcodeRefused, dns.RcodeNotImplemented, dns.RcodeFormatError:
+				last = m // another one may know better
+				continue
+			}
+			return m, nil
+		}
+		if last != nil {
+			last.Rcode, last.Answer, last.Ns = dns.RcodeServerFailure, nil, nil
+			return last, nil
+		}
+	}
+	return nil, errors.Join(errs...)
+}
+
+func (f *forwarder) try(ctx context.Context, network string, u *upstream, k key) (*dns.Msg, error) {
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	began := time.Now()
+	m, err := query(ctx, network, u.addr, k)
+	if err == nil && m.Truncated && network == "udp" {
+		m, err = query(ctx, "tcp", u.addr, k)
+	}
+	rcode := "error"
+	if err == nil {
+		rcode = dns.RcodeToString[m.Rcode]
+	}
+	f.metrics.forwards.WithLabelValues("forward", u.addr, rcode).Observe(time.Since(began).Seconds())
+	return m, err
+}
+
+// query asks one server once. Each question has a socket of its own, and with
+// it a port and a number that others would have to guess.
+func query(ctx context.Context, network, addr string, k key) (*dns.Msg, error) {
+	req := new(dns.Msg).SetQuestion(k.name, k.kind)
+	req.CheckingDisabled = k.check
+	req.SetEdns0(udpPayload, k.do)
+	var d net.Dialer
+	c, err := d.DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	conn := &dns.Conn{Conn: c, UDPSize: 4096}
+	defer conn.Close()
+	deadline, _ := ctx.Deadline()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return nil, err
+	}
+	if err := conn.WriteMsg(req); err != nil {
+		return nil, err
+	}
+	for {
+		m, err := conn.ReadMsg()
+		switch {
+		case err == nil && isReply(req, m):
+			return m, nil
+		case err == nil && network == "udp":
+			continue // not ours, perhaps forged: the true one may still come
+		case err == nil:
+			return nil, errors.New("the answer is to another question")
+		case isNetworkError(err) || network != "udp":
+			return nil, err
+		}
+	}
+}
+
+// isReply says whether m is a reply to req.
+func isReply(req, m *dns.Msg) bool {
+	if !m.Response || m.Id != req.Id {
+		return false
+	}
+	if len(m.Question) == 0 {
+		return m.Rcode != dns.RcodeSuccess && m.Rcode != dns.RcodeNameError // some servers' way to complain
+	}
+	q, p := req.Question[0], m.Question[0]
+	return len(m.Question) == 1 && q.Qtype == p.Qtype && q.Qclass == p.Qclass && strings.EqualFold(q.Name, p.Name)
+}
+
+func isNetworkError(err error) bool {
+	var n net.Error
+	return errors.As(err, &n)
+}
+
+// probe asks a new server who it is: this one itself hears the question if it
+// is the server's upstream. heard marks it then.
+func (f *forwarder) probe(ctx context.Context, u *upstream) {
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	_, _ = query(ctx, "udp", u.addr, key{name: u.token + loopDomain, kind: dns.TypeHINFO})
+}
+
+// heard is told of a number that came back.
+func (f *forwarder) heard(token string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, u := range f.known {
+		if u.token == token {
+			u.loops.Store(true)
+		}
+	}
+}
+
+// withPort completes the address of a name server; "": it is none.
+func withPort(server string) string {
+	if a, err := netip.ParseAddr(server); err == nil {
+		return netip.AddrPortFrom(a, 53).String()
+	}
+	if a, err := netip.ParseAddrPort(server); err == nil && a.Port() != 0 {
+		return a.String()
+	}
+	return ""
+}

@@ -1,0 +1,358 @@
+package dns
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+
+	"github.com/miekg/dns"
+	v1 "k8s.io/api/core/v1"
+)
+
+// zone answers the names of the cluster. Its answers are functions of what the
+// catalog holds at the moment.
+type zone struct {
+	name    string // canonical
+	servers []netip.Addr
+	ranges  []netip.Prefix
+	catalog *catalog
+}
+
+// answer is what is known about a name.
+type answer struct {
+	rcode         int
+	answer, extra []dns.RR
+	// target is where an alias leads: its records are still to be added.
+	target string
+}
+
+var (
+	noSuchName = answer{rcode: dns.RcodeNameError}
+	noSuchData = answer{} // the name exists, perhaps only as part of longer ones
+	notYet     = answer{rcode: dns.RcodeServerFailure}
+)
+
+// schemaVersion is the specification that names follow.
+const schemaVersion = "1.1.0"
+
+// answer gives what is known; false: the name is not the cluster's.
+func (z *zone) answer(name string, q dns.Question) (answer, bool) {
+	if name == z.name {
+		return z.apex(q), true
+	}
+	if rest, ok := strings.CutSuffix(name, "."+z.name); ok {
+		if !z.catalog.synced() {
+			return notYet, true // "no such name" would be a lie that resolvers remember
+		}
+		return z.below(strings.Split(rest, "."), q), true
+	}
+	if addr, ok := reverse(name); ok {
+		return z.reverse(addr, q)
+	}
+	return answer{}, false
+}
+
+func (z *zone) apex(q dns.Question) answer {
+	switch q.Qtype {
+	case dns.TypeSOA:
+		return answer{answer: []dns.RR{z.soa(q.Name)}}
+	case dns.TypeNS:
+		a := answer{answer: []dns.RR{&dns.NS{Hdr: header(q.Name, dns.TypeNS), Ns: "ns.dns." + z.name}}}
+		a.extra = addressRecords("ns.dns."+z.name, z.servers, dns.TypeANY)
+		return a
+	}
+	return noSuchData
+}
+
+// below answers names below the zone's; labels are lower case.
+func (z *zone) below(labels []string, q dns.Question) answer {
+	n := len(labels)
+	switch top := labels[n-1]; {
+	case top == "svc":
+		return z.services(labels[:n-1], q)
+	case top == "pod":
+		return z.pods(labels[:n-1], q)
+	case top == "dns" && n == 1:
+		return noSuchData
+	case top == "dns" && n == 2 && labels[0] == "ns":
+		return answer{answer: addressRecords(q.Name, z.servers, q.Qtype)}
+	case top == "dns-version" && n == 1:
+		if q.Qtype == dns.TypeTXT {
+			return answer{answer: []dns.RR{&dns.TXT{Hdr: header(q.Name, dns.TypeTXT), Txt: []string{schemaVersion}}}}
+		}
+		return noSuchData
+	}
+	return noSuchName
+}
+
+// pods answers ADDRESS.NAMESPACE.pod: the address itself, as the name is in
+// use for certificates. Whether a pod has it is not looked at.
+func (z *zone) pods(labels []string, q dns.Question) answer {
+	switch n := len(labels); {
+	case n == 0:
+		return noSuchData
+	case n > 2 || !z.catalog.hasNamespace(labels[n-1]):
+		return noSuchName
+	case n == 1:
+		return noSuchData
+	}
+	addr, ok := undashed(labels[0])
+	if !ok {
+		return noSuchName
+	}
+	return answer{answer: addressRecords(q.Name, []netip.Addr{addr}, q.Qtype)}
+}
+
+// services answers [LABEL.[LABEL.]]SERVICE.NAMESPACE.svc.
+func (z *zone) services(labels []string, q dns.Question) answer {
+	n := len(labels)
+	switch {
+	case n == 0:
+		return noSuchData
+	case n == 1 && z.catalog.hasNamespace(labels[0]):
+		return noSuchData
+	case n == 1 || n > 4:
+		return noSuchName
+	}
+	s := z.catalog.service(labels[n-1], labels[n-2])
+	if s == nil {
+		return noSuchName
+	}
+	if s.Spec.Type == v1.ServiceTypeExternalName {
+		if n > 2 {
+			return noSuchName
+		}
+		return external(s.Spec.ExternalName, q)
+	}
+	switch n {
+	case 2:
+		return z.service(s, q)
+	case 3:
+		return z.one(s, labels[0], q)
+	}
+	return z.ports(s, labels[0], labels[1], q)
+}
+
+// external is an alias, unless it is an address in disguise.
+func external(target string, q dns.Question) answer {
+	if a, err := netip.ParseAddr(target); err == nil {
+		return answer{answer: addressRecords(q.Name, []netip.Addr{a}, q.Qtype)}
+	}
+	if _, ok := dns.IsDomainName(target); !ok || target == "" {
+		return noSuchData
+	}
+	target = dns.Fqdn(target)
+	a := answer{answer: []dns.RR{&dns.CNAME{Hdr: header(q.Name, dns.TypeCNAME), Target: target}}}
+	if q.Qtype != dns.TypeCNAME {
+		a.target = target
+	}
+	return a
+}
+
+// service answers a Service's own name.
+func (z *zone) service(s *v1.Service, q dns.Question) answer {
+	if q.Qtype == dns.TypeSRV {
+		return z.srv(s, q, func(string, v1.Protocol) bool { return true })
+	}
+	if s.Spec.ClusterIP != v1.ClusterIPNone {
+		return answer{answer: addressRecords(q.Name, clusterAddrs(s), q.Qtype)}
+	}
+	return answer{answer: addressRecords(q.Name, addrsOf(z.catalog.endpoints(s)), q.Qtype)}
+}
+
+// one answers a name below a Service: an endpoint's, or the first part of a
+// port's.
+func (z *zone) one(s *v1.Service, label string, q dns.Question) answer {
+	if proto, ok := strings.CutPrefix(label, "_"); ok {
+		for _, p := range s.Spec.Ports {
+			if strings.EqualFold(string(p.Protocol), proto) {
+				return noSuchData
+			}
+		}
+		return noSuchName
+	}
+	var found []netip.Addr
+	for _, e := range z.catalog.endpoints(s) {
+		if e.name == label {
+			found = append(found, e.addr)
+		}
+	}
+	if found == nil {
+		return noSuchName
+	}
+	return answer{answer: addressRecords(q.Name, found, q.Qtype)}
+}
+
+// ports answers _PORT._PROTOCOL.SERVICE.
+func (z *zone) ports(s *v1.Service, port, proto string, q dns.Question) answer {
+	port, isPort := strings.CutPrefix(port, "_")
+	proto, isProto := strings.CutPrefix(proto, "_")
+	if !isPort || !isProto {
+		return noSuchName
+	}
+	want := func(name string, p v1.Protocol) bool {
+		return name != "" && strings.EqualFold(name, port) && strings.EqualFold(string(p), proto)
+	}
+	a := z.srv(s, q, want)
+	if len(a.answer) == 0 {
+		for _, p := range s.Spec.Ports {
+			if want(p.Name, p.Protocol) {
+				return noSuchData // headless, and no endpoint is ready
+			}
+		}
+		return noSuchName
+	}
+	if q.Qtype != dns.TypeSRV {
+		return noSuchData
+	}
+	return a
+}
+
+// srv lists the ports that want takes, with the addresses of their targets.
+func (z *zone) srv(s *v1.Service, q dns.Question, want func(name string, p v1.Protocol) bool) answer {
+	base := s.Name + "." + s.Namespace + ".svc." + z.name
+	var a answer
+	if s.Spec.ClusterIP != v1.ClusterIPNone {
+		for _, p := range s.Spec.Ports {
+			if want(p.Name, p.Protocol) {
+				a.answer = append(a.answer, &dns.SRV{Hdr: header(q.Name, dns.TypeSRV), Weight: 100, Port: uint16(p.Port), Target: base})
+			}
+		}
+		if len(a.answer) > 0 {
+			a.extra = addressRecords(base, clusterAddrs(s), dns.TypeANY)
+		}
+		return a
+	}
+	type target struct {
+		name string
+		port uint16
+	}
+	seen := map[target]bool{}
+	for _, e := range z.catalog.endpoints(s) {
+		name, named := e.name+"."+base, false
+		for _, p := range e.ports {
+			if p.Port == nil || !want(deref(p.Name), deref(p.Protocol)) {
+				continue
+			}
+			named = true
+			t := target{name, uint16(*p.Port)}
+			if !seen[t] {
+				seen[t] = true
+				a.answer = append(a.answer, &dns.SRV{Hdr: header(q.Name, dns.TypeSRV), Port: t.port, Target: name})
+			}
+		}
+		if named {
+			a.extra = append(a.extra, addressRecords(name, []netip.Addr{e.addr}, dns.TypeANY)...)
+		}
+	}
+	for _, rr := range a.answer {
+		rr.(*dns.SRV).Weight = uint16(max(1, 100/len(a.answer)))
+	}
+	shuffle(a.answer)
+	return a
+}
+
+// reverse answers who has an address. False: it is none of the cluster's.
+func (z *zone) reverse(addr netip.Addr, q dns.Question) (answer, bool) {
+	inside := false
+	for _, r := range z.ranges {
+		inside = inside || r.Contains(addr)
+	}
+	if !z.catalog.synced() {
+		return notYet, inside
+	}
+	var names []string
+	for _, s := range z.catalog.servicesAt(addr) {
+		names = append(names, s.Name+"."+s.Namespace+".svc.")
+	}
+	if names == nil {
+		names = z.catalog.endpointsAt(addr)
+	}
+	if names == nil {
+		return noSuchName, inside
+	}
+	if q.Qtype != dns.TypePTR {
+		return noSuchData, true
+	}
+	var a answer
+	for _, n := range names {
+		a.answer = append(a.answer, &dns.PTR{Hdr: header(q.Name, dns.TypePTR), Ptr: n + z.name})
+	}
+	return a, true
+}
+
+// soa is the zone's start of authority; it tells resolvers how long "no" holds.
+func (z *zone) soa(owner string) *dns.SOA {
+	return &dns.SOA{
+		Hdr: header(owner, dns.TypeSOA), Ns: "ns.dns." + z.name, Mbox: "hostmaster." + z.name,
+		Serial: 1, Refresh: 7200, Retry: 1800, Expire: 86400, Minttl: ttl,
+	}
+}
+
+// message is the answer as a reply to req.
+func (a answer) message(req *dns.Msg, z *zone) *dns.Msg {
+	m := new(dns.Msg).SetRcode(req, a.rcode)
+	m.RecursionAvailable = true
+	m.Authoritative = a.rcode != dns.RcodeServerFailure
+	m.Answer, m.Extra = a.answer, a.extra
+	if len(m.Answer) == 0 && m.Authoritative {
+		owner := z.name
+		if !dns.IsSubDomain(z.name, req.Question[0].Name) {
+			owner = dns.Fqdn(req.Question[0].Name) // a reverse name is a zone of its own
+		}
+		m.Ns = []dns.RR{z.soa(owner)}
+	}
+	return m
+}
+
+func header(name string, kind uint16) dns.RR_Header {
+	return dns.RR_Header{Name: name, Rrtype: kind, Class: dns.ClassINET, Ttl: ttl}
+}
+
+// addressRecords are the records of the asked type, or of both for ANY, each
+// time in another order: many clients take the first.
+func addressRecords(name string, addrs []netip.Addr, kind uint16) []dns.RR {
+	var out []dns.RR
+	for _, a := range addrs {
+		switch {
+		case a.Is4() && (kind == dns.TypeA || kind == dns.TypeANY):
+			out = append(out, &dns.A{Hdr: header(name, dns.TypeA), A: a.AsSlice()})
+		case a.Is6() && (kind == dns.TypeAAAA || kind == dns.TypeANY):
+			out = append(out, &dns.AAAA{Hdr: header(name, dns.TypeAAAA), AAAA: a.AsSlice()})
+		}
+	}
+	shuffle(out)
+	return out
+}
+
+func shuffle(rrs []dns.RR) {
+	if len(rrs) > 1 {
+		rand.Shuffle(len(rrs), func(i, j int) { rrs[i], rrs[j] = rrs[j], rrs[i] })
+	}
+}
+
+func clusterAddrs(s *v1.Service) []netip.Addr {
+	var out []netip.Addr
+	for _, text := range s.Spec.ClusterIPs {
+		if a, err := netip.ParseAddr(text); err == nil {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+func addrsOf(list []endpoint) []netip.Addr {
+	out := make([]netip.Addr, 0, len(list))
+	for _, e := range list {
+		out = append(out, e.addr)
+	}
+	return out
+}
+
+func deref[T any](p *T) T {
+	if p == nil {
+		var zero T
+		return zero
+	}
+	return *p
+}

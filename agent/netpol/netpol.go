@@ -1,0 +1,352 @@
+// Package netpol keeps this node's packet filter in step with the cluster's
+// NetworkPolicies: it watches policies, pods and namespaces and translates them
+// into the values of netsetup/policy.
+//
+// A pod that starts is known by the address that the node has given it, before
+// the API hears of it: its container does not start until the rules are in
+// force.
+package netpol
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	networkinglisters "k8s.io/client-go/listers/networking/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/clusterd/clusterd/netsetup/policy"
+)
+
+// Enforcer holds the rules: *policy.Enforcer.
+type Enforcer interface {
+	Set([]policy.Group) error
+	Run(ctx context.Context)
+}
+
+// Config of a Manager. All fields but Logger are required.
+type Config struct {
+	NodeName string
+	Client   kubernetes.Interface
+	Enforcer Enforcer
+	// Static reports whether the pod of that UID comes from the node itself, not
+	// from the API. Such a pod starts while the API cannot be read: no policy
+	// can be known to select it. Default: no pod does.
+	Static func(uid types.UID) bool
+	Logger *slog.Logger // default slog.Default()
+}
+
+// Manager translates. Safe for concurrent use.
+type Manager struct {
+	cfg        Config
+	policies   networkinglisters.NetworkPolicyLister
+	pods       corelisters.PodLister
+	namespaces corelisters.NamespaceLister
+	factory    informers.SharedInformerFactory
+	synced     chan struct{} // closed when all has been read once
+	wake       chan struct{}
+
+	mu       sync.Mutex // guards all below
+	starting map[types.UID][]netip.Addr
+	version  uint64        // of what is to be translated
+	applied  uint64        // the version that is in force
+	changed  chan struct{} // closed and replaced when applied grows
+	fault    error         // of the last try
+}
+
+// Times of Guard.
+const (
+	syncPatience   = 10 * time.Second // for the first lists
+	staticPatience = time.Second      // the same, for a pod that needs no API
+	knownPatience  = 3 * time.Second  // for a pod that the API may not have
+	forcePatience  = 10 * time.Second // for rules to get into force
+)
+
+// batch is how long changes are gathered that no pod waits for.
+const batch = 20 * time.Millisecond
+
+// New watches nothing yet.
+func New(cfg Config) (*Manager, error) {
+	if cfg.NodeName == "" || cfg.Client == nil || cfg.Enforcer == nil {
+		return nil, errors.New("netpol: NodeName, Client and Enforcer are required")
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if cfg.Static == nil {
+		cfg.Static = func(types.UID) bool { return false }
+	}
+	f := informers.NewSharedInformerFactoryWithOptions(cfg.Client, 0, informers.WithTransform(trim))
+	m := &Manager{
+		cfg: cfg, factory: f, synced: make(chan struct{}), wake: make(chan struct{}, 1), changed: make(chan struct{}), starting: map[types.UID][]netip.Addr{},
+		policies: f.Networking().V1().NetworkPolicies().Lister(), pods: f.Core().V1().Pods().Lister(), namespaces: f.Core().V1().Namespaces().Lister(),
+	}
+	for _, w := range []struct {
+		informer cache.SharedIndexInformer
+		same     func(old, now any) bool
+	}{
+		{f.Networking().V1().NetworkPolicies().Informer(), func(old, now any) bool {
+			return old.(*networkingv1.NetworkPolicy).Generation == now.(*networkingv1.NetworkPolicy).Generation
+		}},
+		{f.Core().V1().Pods().Informer(), func(old, now any) bool { return sameSubject(old.(*v1.Pod), now.(*v1.Pod)) }},
+		{f.Core().V1().Namespaces().Informer(), func(old, now any) bool {
+			return labels.Equals(old.(*v1.Namespace).Labels, now.(*v1.Namespace).Labels)
+		}},
+	} {
+		_, err := w.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc: func(any) { m.touch() }, DeleteFunc: func(any) { m.touch() },
+			UpdateFunc: func(old, now any) {
+				if !w.same(old, now) {
+					m.touch()
+				}
+			},
+		})
+		if err != nil {
+			return nil, fmt.Errorf("netpol: %w", err)
+		}
+	}
+	return m, nil
+}
+
+// trim drops what no policy looks at: every node knows every pod.
+func trim(obj any) (any, error) {
+	switch o := obj.(type) {
+	case *v1.Pod:
+		slim := &v1.Pod{ObjectMeta: o.ObjectMeta, Spec: v1.PodSpec{NodeName: o.Spec.NodeName, HostNetwork: o.Spec.HostNetwork}, Status: v1.PodStatus{Phase: o.Status.Phase, PodIPs: o.Status.PodIPs}}
+		slim.ManagedFields, slim.OwnerReferences = nil, nil
+		slim.Annotations = nil
+		if uid, ok := o.Annotations[v1.MirrorPodAnnotationKey]; ok {
+			slim.Annotations = map[string]string{v1.MirrorPodAnnotationKey: uid}
+		}
+		for _, c := range slices.Concat(o.Spec.Containers, o.Spec.InitContainers) {
+			if len(c.Ports) > 0 {
+				slim.Spec.Containers = append(slim.Spec.Containers, v1.Container{Name: c.Name, Ports: c.Ports})
+			}
+		}
+		return slim, nil
+	case *v1.Namespace:
+		o.ManagedFields, o.Annotations = nil, nil
+	case *networkingv1.NetworkPolicy:
+		o.ManagedFields, o.Annotations = nil, nil
+	}
+	return obj, nil
+}
+
+// touch notes that something changed.
+func (m *Manager) touch() {
+	m.mu.Lock()
+	m.version++
+	m.mu.Unlock()
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run keeps the rules in step until ctx ends. They stay in force when it
+// returns.
+func (m *Manager) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { m.cfg.Enforcer.Run(ctx) })
+	m.factory.StartWithContext(ctx)
+	defer m.factory.Shutdown()
+	for _, ok := range m.factory.WaitForCacheSync(ctx.Done()) {
+		if !ok {
+			return nil // ctx ended
+		}
+	}
+	close(m.synced)
+	delay := time.Second
+	for {
+		var again <-chan time.Time
+		if err := m.apply(); err != nil {
+			m.cfg.Logger.Error("network policies are not in force as they should be, will retry", "policies", m.names(), "after", delay, "err", err)
+			again = time.After(delay)
+			delay = min(2*delay, 30*time.Second)
+		} else {
+			delay = time.Second
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-again:
+		case <-m.wake:
+			if !m.awaited() {
+				select {
+				case <-ctx.Done():
+					return nil
+				case <-time.After(batch):
+				}
+			}
+		}
+	}
+}
+
+// awaited says whether a pod waits to start.
+func (m *Manager) awaited() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.starting) > 0
+}
+
+// names are some of the policies, for a message.
+func (m *Manager) names() []string {
+	list, _ := m.policies.List(labels.Everything())
+	var out []string
+	for _, p := range list {
+		if out = append(out, describe(p)); len(out) == 10 {
+			break
+		}
+	}
+	return out
+}
+
+// apply translates what is known now and puts it into force.
+func (m *Manager) apply() error {
+	m.mu.Lock()
+	version, starting := m.version, maps.Clone(m.starting)
+	m.mu.Unlock()
+	c, err := m.now(starting)
+	if err == nil {
+		err = m.cfg.Enforcer.Set(translate(c))
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.fault = err; err == nil {
+		m.applied = version
+	}
+	close(m.changed)
+	m.changed = make(chan struct{})
+	return err
+}
+
+func (m *Manager) now(starting map[types.UID][]netip.Addr) (cluster, error) {
+	c := cluster{node: m.cfg.NodeName, starting: starting, namespaces: map[string]labels.Set{}}
+	var err error
+	if c.policies, err = m.policies.List(labels.Everything()); err != nil || len(c.policies) == 0 {
+		return c, err
+	}
+	if c.pods, err = m.pods.List(labels.Everything()); err != nil {
+		return c, err
+	}
+	namespaces, err := m.namespaces.List(labels.Everything())
+	for _, n := range namespaces {
+		c.namespaces[n.Name] = n.Labels
+	}
+	return c, err
+}
+
+// Guard makes the rules for a pod that is about to start, with the addresses
+// that it will have, and returns when they are in force. While the policies
+// have never been read, static pods alone may start; the rules follow once the
+// API answers.
+func (m *Manager) Guard(ctx context.Context, uid string, addrs []netip.Addr) error {
+	m.mu.Lock()
+	m.starting[types.UID(uid)] = addrs
+	m.version++
+	m.mu.Unlock()
+	patience := syncPatience
+	static := m.cfg.Static(types.UID(uid))
+	if static {
+		patience = staticPatience
+	}
+	if err := wait(ctx, m.synced, patience); err != nil {
+		if static && ctx.Err() == nil {
+			m.cfg.Logger.Warn("a static pod starts before the network policies could be read", "uid", uid)
+			return nil
+		}
+		return fmt.Errorf("network policies have not been read yet: %w", err)
+	}
+	if list, err := m.policies.List(labels.Everything()); err == nil && len(list) == 0 {
+		return nil // one that comes now is a change as any other
+	}
+	m.awaitPod(ctx, types.UID(uid))
+	m.touch()
+	m.mu.Lock()
+	version := m.version
+	m.mu.Unlock()
+	deadline := time.NewTimer(forcePatience)
+	defer deadline.Stop()
+	for {
+		m.mu.Lock()
+		applied, changed, fault := m.applied, m.changed, m.fault
+		m.mu.Unlock()
+		if applied >= version {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-deadline.C:
+			return fmt.Errorf("network policies for the pod are not in force after %s: %w", forcePatience, cmpErr(fault, errors.New("the packet filter is busy")))
+		}
+	}
+}
+
+func cmpErr(err, instead error) error {
+	if err != nil {
+		return err
+	}
+	return instead
+}
+
+// awaitPod waits until the watch has the pod. One that never comes is a static
+// pod that the API has not been told of: no policy selects it.
+func (m *Manager) awaitPod(ctx context.Context, uid types.UID) {
+	limit := time.NewTimer(knownPatience)
+	defer limit.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		pods, err := m.pods.List(labels.Everything())
+		if err != nil || slices.ContainsFunc(pods, func(p *v1.Pod) bool { return localUID(p) == uid && p.Spec.NodeName == m.cfg.NodeName }) {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-limit.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Release forgets the addresses of a pod whose network is taken away.
+func (m *Manager) Release(uid string) {
+	m.mu.Lock()
+	_, had := m.starting[types.UID(uid)]
+	delete(m.starting, types.UID(uid))
+	m.mu.Unlock()
+	if had {
+		m.touch()
+	}
+}
+
+func wait(ctx context.Context, done <-chan struct{}, patience time.Duration) error {
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return nil
+	case <-timer.C:
+		return fmt.Errorf("nothing came within %s", patience)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

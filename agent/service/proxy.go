@@ -1,0 +1,456 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	discoverylisters "k8s.io/client-go/listers/discovery/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/clusterd/clusterd/netsetup/lb"
+)
+
+// Balancer spreads connections: *lb.Balancer.
+type Balancer interface {
+	SetBase(lb.Base) error
+	Update(map[lb.Frontend]*lb.Backend) error
+	Forget(gone []netip.AddrPort) error
+	Remembers() bool
+	Run(ctx context.Context)
+}
+
+// Flows forgets tracked connections: *lb.Conntrack.
+type Flows interface {
+	Delete([]lb.Flow) (uint, error)
+}
+
+// Announcer makes addresses the node's: *announce.Announcer.
+type Announcer interface {
+	Set([]netip.Addr) error
+}
+
+// Config of a Proxy. All fields are required unless they say otherwise.
+type Config struct {
+	NodeName string
+	Client   kubernetes.Interface
+	Balancer Balancer
+	Flows    Flows
+	// Announcer, for addresses of load balancers; nil: they are announced by
+	// something else.
+	Announcer Announcer
+	// PodCIDRs are the pods' ranges, ServiceCIDRs those of cluster addresses.
+	PodCIDRs, ServiceCIDRs []netip.Prefix
+	// Ways is called when it may be that packets to ServiceCIDRs have no way out
+	// of the node's own programs. Optional.
+	Ways   func() error
+	Logger *slog.Logger // default slog.Default()
+}
+
+// Proxy keeps this node's rules for Services in step with the API.
+type Proxy struct {
+	cfg    Config
+	health *healthServers
+
+	services corelisters.ServiceLister
+	slices   discoverylisters.EndpointSliceLister
+	nodes    corelisters.NodeLister
+
+	mu    sync.Mutex // guards dirty and all
+	dirty map[types.NamespacedName]bool
+	every bool // all are to be looked at
+	wake  chan struct{}
+
+	// Owned by Run's loop.
+	claims    map[lb.Frontend][]owned
+	frontends map[types.NamespacedName][]lb.Frontend
+	current   map[lb.Frontend]claim // who won, as told to the Balancer
+	at        view
+}
+
+// owned is a claim with who makes it.
+type owned struct {
+	claim
+	by  types.NamespacedName
+	svc *v1.Service
+}
+
+// New puts a Proxy together; it starts nothing.
+func New(cfg Config) (*Proxy, error) {
+	if cfg.NodeName == "" || cfg.Client == nil || cfg.Balancer == nil || cfg.Flows == nil {
+		return nil, errors.New("service proxy: NodeName, Client, Balancer and Flows are required")
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	return &Proxy{
+		cfg: cfg, health: newHealthServers(cfg.Logger), dirty: map[types.NamespacedName]bool{}, wake: make(chan struct{}, 1),
+		claims: map[lb.Frontend][]owned{}, frontends: map[types.NamespacedName][]lb.Frontend{}, current: map[lb.Frontend]claim{},
+	}, nil
+}
+
+// slim leaves what this node does not look at out of its cache.
+func slim(obj any) (any, error) {
+	switch o := obj.(type) {
+	case *discoveryv1.EndpointSlice:
+		o.ManagedFields, o.Annotations, o.OwnerReferences = nil, nil, nil
+		for i := range o.Endpoints {
+			o.Endpoints[i].TargetRef, o.Endpoints[i].DeprecatedTopology = nil, nil
+		}
+	case *v1.Service:
+		o.ManagedFields, o.Annotations = nil, nil
+	case *v1.Node:
+		o.ManagedFields, o.Annotations = nil, nil
+		o.Status = v1.NodeStatus{Conditions: slices.DeleteFunc(o.Status.Conditions, func(c v1.NodeCondition) bool { return c.Type != v1.NodeReady })}
+	}
+	return obj, nil
+}
+
+const byService = "service"
+
+// Run keeps the rules until ctx ends; then they stay.
+func (p *Proxy) Run(ctx context.Context) error {
+	factory := informers.NewSharedInformerFactoryWithOptions(p.cfg.Client, 0, informers.WithTransform(slim))
+	core, slicesInformer := factory.Core().V1(), factory.Discovery().V1().EndpointSlices()
+	p.services, p.slices, p.nodes = core.Services().Lister(), slicesInformer.Lister(), core.Nodes().Lister()
+	index := slicesInformer.Informer()
+	if err := index.AddIndexers(cache.Indexers{byService: func(obj any) ([]string, error) {
+		s := obj.(*discoveryv1.EndpointSlice)
+		return []string{s.Namespace + "/" + s.Labels[discoveryv1.LabelServiceName]}, nil
+	}}); err != nil {
+		return fmt.Errorf("service proxy: %w", err)
+	}
+	var handles []cache.ResourceEventHandlerRegistration
+	for informer, handler := range map[cache.SharedIndexInformer]func(any){
+		core.Services().Informer(): p.onService,
+		index:                      p.onSlice,
+		core.Nodes().Informer():    p.onNode,
+	} {
+		h, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc: handler, UpdateFunc: func(old, now any) { handler(old); handler(now) }, DeleteFunc: handler,
+		})
+		if err != nil {
+			return fmt.Errorf("service proxy: %w", err)
+		}
+		handles = append(handles, h)
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer p.health.close()
+	factory.StartWithContext(ctx)
+	defer factory.Shutdown()
+	// Nothing is changed before all is known: what a former process left in the
+	// kernel serves until then.
+	for _, h := range handles {
+		select {
+		case <-h.HasSyncedChecker().Done():
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	p.everything()
+	wg.Go(func() { p.cfg.Balancer.Run(ctx) })
+	p.loop(ctx, index.GetIndexer())
+	return nil
+}
+
+func (p *Proxy) loop(ctx context.Context, index cache.Indexer) {
+	again := time.NewTicker(5 * time.Second) // what others may have changed
+	defer again.Stop()
+	delay := 50 * time.Millisecond
+	var retry <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.wake:
+		case <-retry:
+			retry = nil
+		case <-again.C:
+			p.ensureWays()
+			p.announce(index)
+			continue
+		}
+		if err := p.sync(index); err != nil {
+			p.cfg.Logger.Error("Services are not as they should be, will retry", "after", delay, "err", err)
+			retry = time.After(delay)
+			delay = min(2*delay, 10*time.Second)
+			continue
+		}
+		delay = 50 * time.Millisecond
+	}
+}
+
+func (p *Proxy) ensureWays() {
+	if p.cfg.Ways == nil {
+		return
+	}
+	if err := p.cfg.Ways(); err != nil {
+		p.cfg.Logger.Warn("the route to Services is not as it should be", "err", err)
+	}
+}
+
+func (p *Proxy) onService(obj any) {
+	if s, ok := undead(obj).(*v1.Service); ok {
+		p.touch(types.NamespacedName{Namespace: s.Namespace, Name: s.Name})
+	}
+}
+
+func (p *Proxy) onSlice(obj any) {
+	if s, ok := undead(obj).(*discoveryv1.EndpointSlice); ok {
+		p.touch(types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]})
+	}
+}
+
+// onNode: this node's zone decides about hints, and all nodes' health about who
+// announces addresses.
+func (p *Proxy) onNode(obj any) {
+	n, ok := undead(obj).(*v1.Node)
+	if !ok {
+		return
+	}
+	if n.Name == p.cfg.NodeName {
+		p.mu.Lock()
+		zone := p.at.zone
+		p.mu.Unlock()
+		if n.Labels[v1.LabelTopologyZone] != zone {
+			p.everything()
+			return
+		}
+	}
+	p.poke()
+}
+
+func undead(obj any) any {
+	if t, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		return t.Obj
+	}
+	return obj
+}
+
+func (p *Proxy) touch(key types.NamespacedName) {
+	p.mu.Lock()
+	p.dirty[key] = true
+	p.mu.Unlock()
+	p.poke()
+}
+
+func (p *Proxy) everything() {
+	p.mu.Lock()
+	p.every = true
+	p.mu.Unlock()
+	p.poke()
+}
+
+func (p *Proxy) poke() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// sync brings the kernel to what the touched Services say.
+func (p *Proxy) sync(index cache.Indexer) error {
+	p.mu.Lock()
+	dirty, every := p.dirty, p.every
+	p.dirty, p.every = map[types.NamespacedName]bool{}, false
+	p.at.node = p.cfg.NodeName
+	if node, err := p.nodes.Get(p.cfg.NodeName); err == nil {
+		p.at.zone = node.Labels[v1.LabelTopologyZone]
+	}
+	p.mu.Unlock()
+	if every {
+		all, err := p.services.List(labels.Everything())
+		if err != nil {
+			return err
+		}
+		for _, s := range all {
+			dirty[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] = true
+		}
+		for key := range p.frontends {
+			dirty[key] = true
+		}
+	}
+	err := p.apply(dirty, every, index)
+	if err != nil {
+		p.mu.Lock()
+		for key := range dirty {
+			p.dirty[key] = true
+		}
+		p.every = p.every || every
+		p.mu.Unlock()
+		return err
+	}
+	p.announce(index)
+	return nil
+}
+
+func (p *Proxy) apply(dirty map[types.NamespacedName]bool, every bool, index cache.Indexer) error {
+	touched := map[lb.Frontend]bool{}
+	for key := range dirty {
+		p.claim(key, index, touched)
+	}
+	changed := map[lb.Frontend]*lb.Backend{}
+	next := map[lb.Frontend]*claim{}
+	for f := range touched {
+		winner := p.winner(f)
+		next[f] = winner
+		if winner != nil {
+			changed[f] = &winner.backend
+		} else {
+			changed[f] = nil
+		}
+	}
+	if every {
+		p.ensureWays()
+		if err := p.cfg.Balancer.Update(changed); err != nil {
+			return err
+		}
+		if err := p.cfg.Balancer.SetBase(lb.Base{Inside: p.cfg.PodCIDRs, Ranges: p.cfg.ServiceCIDRs}); err != nil {
+			return err
+		}
+	} else if len(changed) > 0 {
+		if err := p.cfg.Balancer.Update(changed); err != nil {
+			return err
+		}
+	}
+	var flows []lb.Flow
+	var gone []netip.AddrPort
+	for f, now := range next {
+		was, had := p.current[f]
+		if now == nil {
+			delete(p.current, f)
+		} else {
+			p.current[f] = *now
+		}
+		lost, fl := moved(f, was, had, now)
+		flows, gone = append(flows, fl...), append(gone, lost...)
+	}
+	// The rules are in force: what goes wrong from here on is told and not
+	// tried again, or every Service would wait for it.
+	if len(flows) > 0 {
+		if n, err := p.cfg.Flows.Delete(flows); err != nil {
+			p.cfg.Logger.Warn("connections to endpoints that are gone are still tracked", "err", err)
+		} else if n > 0 {
+			p.cfg.Logger.Debug("tracked connections to endpoints that are gone were dropped", "count", n)
+		}
+	}
+	if len(gone) > 0 && p.cfg.Balancer.Remembers() {
+		if err := p.cfg.Balancer.Forget(gone); err != nil {
+			p.cfg.Logger.Warn("clients of endpoints that are gone are still remembered", "err", err)
+		}
+	}
+	return nil
+}
+
+// claim notes what one Service wants now, and which frontends that touches.
+func (p *Proxy) claim(key types.NamespacedName, index cache.Indexer, touched map[lb.Frontend]bool) {
+	for _, f := range p.frontends[key] {
+		touched[f] = true
+		p.claims[f] = slices.DeleteFunc(p.claims[f], func(o owned) bool { return o.by == key })
+		if len(p.claims[f]) == 0 {
+			delete(p.claims, f)
+		}
+	}
+	delete(p.frontends, key)
+	s, err := p.services.Services(key.Namespace).Get(key.Name)
+	if err != nil {
+		p.health.set(key, 0, 0)
+		return
+	}
+	all := slicesOf(index, key)
+	for f, c := range translate(s, all, p.at) {
+		p.claims[f] = append(p.claims[f], owned{c, key, s})
+		p.frontends[key] = append(p.frontends[key], f)
+		touched[f] = true
+	}
+	p.health.set(key, s.Spec.HealthCheckNodePort, nearOf(s, all, p.at))
+}
+
+func slicesOf(index cache.Indexer, key types.NamespacedName) (out []*discoveryv1.EndpointSlice) {
+	objs, _ := index.ByIndex(byService, key.String())
+	for _, o := range objs {
+		out = append(out, o.(*discoveryv1.EndpointSlice))
+	}
+	return out
+}
+
+// nearOf counts the endpoints on this node that may be given connections.
+func nearOf(s *v1.Service, all []*discoveryv1.EndpointSlice, at view) int {
+	seen := map[netip.Addr]bool{}
+	for i := range s.Spec.Ports {
+		for _, four := range []bool{true, false} {
+			for _, e := range endpointsOf(all, s.Spec.Ports[i].Name, four) {
+				if e.node == at.node && e.ready {
+					seen[e.addr.Addr()] = true
+				}
+			}
+		}
+	}
+	return len(seen)
+}
+
+// winner is the claim of the oldest Service that wants the frontend.
+func (p *Proxy) winner(f lb.Frontend) *claim {
+	all := p.claims[f]
+	if len(all) == 0 {
+		return nil
+	}
+	best := slices.MinFunc(all, func(a, b owned) int { return older(a.svc, b.svc) })
+	if len(all) > 1 {
+		p.cfg.Logger.Warn("several Services want one address and port; the oldest has it", "address", f, "service", best.by)
+	}
+	return &best.claim
+}
+
+// moved says which endpoints of a frontend are gone, and which tracked
+// connections must not go on as they are. Connections of TCP end by themselves
+// when their endpoint does; until there is no such endpoint they are left alone,
+// those of a datagram protocol follow the rules at once. Pure.
+func moved(f lb.Frontend, was claim, had bool, now *claim) (gone []netip.AddrPort, flows []lb.Flow) {
+	datagrams := f.Proto.String() != "tcp"
+	if now != nil && datagrams && (!had || len(was.backend.Endpoints) == 0) && len(now.backend.Endpoints) > 0 {
+		flows = append(flows, lb.Flow{Frontend: f}) // they were sent nowhere
+	}
+	if !had {
+		return nil, flows
+	}
+	serves, known := map[netip.AddrPort]bool{}, map[netip.AddrPort]bool{}
+	if now != nil {
+		for _, e := range slices.Concat(now.backend.Endpoints, now.backend.Near) {
+			serves[e.Addr] = true
+		}
+		for _, a := range now.known {
+			known[a] = true
+		}
+	}
+	for _, e := range slices.Concat(was.backend.Endpoints, was.backend.Near) {
+		if !serves[e.Addr] {
+			serves[e.Addr] = true // once
+			gone = append(gone, e.Addr)
+			if datagrams {
+				flows = append(flows, lb.Flow{Frontend: f, Endpoint: e.Addr})
+			}
+		}
+	}
+	if !datagrams && now != nil {
+		for _, a := range was.known {
+			if !known[a] {
+				flows = append(flows, lb.Flow{Frontend: f, Endpoint: a})
+			}
+		}
+	}
+	return gone, flows
+}
