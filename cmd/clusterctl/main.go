@@ -12,6 +12,7 @@ import (
 )
 
 func main() {
+	speakPlainly()
 	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
 	if err := cli.RunNoErrOutput(newRoot(streams, places())); err != nil {
 		cmdutil.CheckErr(err)

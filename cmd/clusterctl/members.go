@@ -14,29 +14,9 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 	"k8s.io/kubectl/pkg/util/templates"
+
+	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 )
-
-// memberList is the answer of GET /clusterd/v1/members.
-type memberList struct {
-	Members []member `json:"members"`
-	Term    uint64   `json:"term"`
-	Leader  string   `json:"leader"` // "": there is none
-	// WantedVoters is the number that was asked for; 0: the cluster chooses.
-	WantedVoters int      `json:"wantedVoters,omitempty"`
-	Warnings     []string `json:"warnings,omitempty"`
-}
-
-type member struct {
-	Name    string  `json:"name"`
-	ID      string  `json:"id"`
-	Address string  `json:"address"`
-	Role    string  `json:"role"` // voter, nonvoter, joining
-	Leader  bool    `json:"leader"`
-	Gossip  string  `json:"gossip"` // alive, suspect, dead, left
-	Version string  `json:"version,omitempty"`
-	Applied *uint64 `json:"applied,omitempty"` // nil: not known to the server that answered
-	Lag     *uint64 `json:"lag,omitempty"`
-}
 
 func newMembersCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	var out output
@@ -45,8 +25,8 @@ func newMembersCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 		Aliases: []string{"member"},
 		Short:   "List the members of the cluster, or remove one",
 		Long: templates.LongDesc(`
-			List the machines that make up the cluster: their part in the store, which of
-			them leads, and what the others hear of them.
+			List the machines that make up the cluster: their part in the store (agents have
+			none), which of them leads, and what the others hear of them.
 
 			The list comes from the server that is asked, from what it knows itself, so it
 			works while the cluster has no leader.`),
@@ -73,7 +53,7 @@ func newMembersCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 }
 
 func listMembers(ctx context.Context, f cmdutil.Factory, streams genericiooptions.IOStreams, out output) error {
-	var list memberList
+	var list v1.MemberList
 	a, err := newAPI(f)
 	if err != nil {
 		return err
@@ -81,15 +61,15 @@ func listMembers(ctx context.Context, f cmdutil.Factory, streams genericiooption
 	if err := a.do(ctx, http.MethodGet, pathOf("members"), nil, &list); err != nil {
 		return err
 	}
-	slices.SortFunc(list.Members, func(a, b member) int { return cmp.Compare(a.Name, b.Name) })
-	if err := out.print(streams.Out, list, list.table); err != nil {
+	slices.SortFunc(list.Members, func(a, b v1.Member) int { return cmp.Compare(a.Name, b.Name) })
+	if err := out.print(streams.Out, list, func(w io.Writer) error { return memberTable(w, list) }); err != nil {
 		return err
 	}
 	if out != "" {
 		return nil
 	}
 	if list.Leader == "" {
-		fmt.Fprintln(streams.ErrOut, list.leaderless())
+		fmt.Fprintln(streams.ErrOut, leaderless(list))
 	}
 	for _, w := range list.Warnings {
 		fmt.Fprintln(streams.ErrOut, "Warning:", w)
@@ -97,7 +77,7 @@ func listMembers(ctx context.Context, f cmdutil.Factory, streams genericiooption
 	return nil
 }
 
-func (l *memberList) table(w io.Writer) error {
+func memberTable(w io.Writer, l v1.MemberList) error {
 	var rows [][]string
 	for _, m := range l.Members {
 		role := m.Role
@@ -110,10 +90,10 @@ func (l *memberList) table(w io.Writer) error {
 }
 
 // leaderless says why there may be no leader and what to do about it.
-func (l *memberList) leaderless() string {
+func leaderless(l v1.MemberList) string {
 	voters, alive := 0, 0
 	for _, m := range l.Members {
-		if m.Role == "voter" {
+		if m.Role == v1.RoleVoter {
 			voters++
 			if m.Gossip == "alive" {
 				alive++
@@ -192,7 +172,7 @@ func newMembersVotersCommand(f cmdutil.Factory, streams genericiooptions.IOStrea
 			if err != nil {
 				return err
 			}
-			in, err := jsonBody(map[string]int{"voters": n})
+			in, err := jsonBody(v1.VotersRequest{Voters: n})
 			if err != nil {
 				return err
 			}
@@ -206,7 +186,7 @@ func newMembersVotersCommand(f cmdutil.Factory, streams genericiooptions.IOStrea
 }
 
 func memberNames(ctx context.Context, a *api) ([]string, error) {
-	var list memberList
+	var list v1.MemberList
 	if err := a.do(ctx, http.MethodGet, pathOf("members"), nil, &list); err != nil {
 		return nil, err
 	}

@@ -16,33 +16,29 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 	"k8s.io/kubectl/pkg/util/templates"
-)
 
-// epoch is one life of the store.
-type epoch struct {
-	Number uint64 `json:"number"`
-	ID     string `json:"id"`
-}
+	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
+)
 
 // survey is the answer of GET /clusterd/v1/recovery.
 type survey struct {
-	Epoch       epoch      `json:"epoch"`
+	Epoch       v1.Epoch   `json:"epoch"`
 	Members     []survivor `json:"members"`
 	Recommended string     `json:"recommended"`
 	Obstacle    string     `json:"obstacle"`
 }
 
 type survivor struct {
-	Name      string `json:"name"`
-	Address   string `json:"address"`
-	Voter     bool   `json:"voter"`
-	Answered  bool   `json:"answered"`
-	Problem   string `json:"problem"`
-	Epoch     epoch  `json:"epoch"`
-	LastTerm  uint64 `json:"lastTerm"`
-	LastIndex uint64 `json:"lastIndex"`
-	Applied   uint64 `json:"appliedIndex"`
-	Leader    string `json:"leader"`
+	Name      string   `json:"name"`
+	Address   string   `json:"address"`
+	Voter     bool     `json:"voter"`
+	Answered  bool     `json:"answered"`
+	Problem   string   `json:"problem"`
+	Epoch     v1.Epoch `json:"epoch"`
+	LastTerm  uint64   `json:"lastTerm"`
+	LastIndex uint64   `json:"lastIndex"`
+	Applied   uint64   `json:"appliedIndex"`
+	Leader    string   `json:"leader"`
 }
 
 type recoverOptions struct {
@@ -114,12 +110,12 @@ func (o *recoverOptions) run(ctx context.Context, a *api) error {
 	if err := o.confirm(); err != nil {
 		return err
 	}
-	in, err := jsonBody(map[string]any{"from": o.from, "keep": kept})
+	in, err := jsonBody(v1.RecoveryRequest{From: o.from, Keep: kept})
 	if err != nil {
 		return err
 	}
 	var begun struct {
-		Epoch epoch `json:"epoch"`
+		Epoch v1.Epoch `json:"epoch"`
 	}
 	if err := a.do(ctx, http.MethodPost, pathOf("recovery"), in, &begun); err != nil {
 		return fmt.Errorf("recover from %s: %w", o.from, err)
@@ -202,7 +198,7 @@ func (o *recoverOptions) confirm() error {
 
 // await returns when the new epoch has a leader, and its name. The server that
 // is asked starts again meanwhile.
-func (o *recoverOptions) await(ctx context.Context, a *api, want epoch) (string, error) {
+func (o *recoverOptions) await(ctx context.Context, a *api, want v1.Epoch) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
 	last := errors.New("no leader yet")
@@ -210,7 +206,7 @@ func (o *recoverOptions) await(ctx context.Context, a *api, want epoch) (string,
 		var s survey
 		err := a.do(ctx, http.MethodGet, pathOf("recovery"), nil, &s)
 		if err == nil && s.Epoch == want {
-			var list memberList
+			var list v1.MemberList
 			err = a.do(ctx, http.MethodGet, pathOf("members"), nil, &list)
 			if err == nil && list.Leader != "" {
 				return list.Leader, nil

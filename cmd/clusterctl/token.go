@@ -11,26 +11,9 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 	"k8s.io/kubectl/pkg/util/templates"
+
+	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 )
-
-// newToken is the answer of POST /clusterd/v1/tokens.
-type newToken struct {
-	Token       string    `json:"token"`
-	ID          string    `json:"id,omitempty"`
-	Expires     time.Time `json:"expires,omitzero"`
-	JoinCommand string    `json:"joinCommand"`
-}
-
-// tokenList is the answer of GET /clusterd/v1/tokens; it holds no secrets.
-type tokenList struct {
-	Tokens []tokenInfo `json:"tokens"`
-}
-
-type tokenInfo struct {
-	ID      string    `json:"id"`
-	Created time.Time `json:"created,omitzero"`
-	Expires time.Time `json:"expires,omitzero"`
-}
 
 const defaultTTL = 24 * time.Hour
 
@@ -39,8 +22,9 @@ func newTokenCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 		Use:   "token",
 		Short: "Create, list and remove the tokens with which machines join",
 		Long: templates.LongDesc(`
-			A token lets machines join the cluster until it expires. It also pins the
-			cluster's certificate, so that a machine cannot be led to another cluster.`),
+			A token lets a machine join the cluster, in the role that the token has, until it
+			is used or expires. It also pins the cluster's certificate, so that a machine
+			cannot be led to another cluster.`),
 		Run: cmdutil.DefaultSubCommandRun(streams.ErrOut),
 	}
 	cmd.AddCommand(newTokenCreateCommand(f, streams), newTokenListCommand(f, streams), newTokenRemoveCommand(f, streams))
@@ -49,7 +33,7 @@ func newTokenCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 
 func newTokenCreateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	var out output
-	ttl := defaultTTL
+	ttl, role, uses := defaultTTL, v1.TokenServer, 1
 	cmd := &cobra.Command{
 		Use:   "create",
 		Short: "Create a token and print the command with which a machine joins",
@@ -57,8 +41,11 @@ func newTokenCreateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 			Create a join token. The command to run on the machine that is to join goes to
 			standard output; the token's secret is shown this once.`),
 		Example: templates.Examples(`
-			# Print the command for the next machine
+			# Print the command for the next server
 			clusterctl token create
+
+			# For five agents
+			clusterctl token create --role agent --uses 5
 
 			# Let a machine join, with a token for this one occasion
 			ssh root@n4 "$(clusterctl token create --ttl 10m)"
@@ -77,16 +64,16 @@ func newTokenCreateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 			if err != nil {
 				return err
 			}
-			in, err := jsonBody(map[string]string{"ttl": ttl.String()})
+			in, err := jsonBody(v1.TokenRequest{TTL: ttl.String(), Role: role, Uses: &uses})
 			if err != nil {
 				return err
 			}
-			var t newToken
+			var t v1.NewToken
 			if err := a.do(cmd.Context(), http.MethodPost, pathOf("tokens"), in, &t); err != nil {
 				return fmt.Errorf("create a token: %w", err)
 			}
 			if out == "" {
-				fmt.Fprintf(streams.ErrOut, "Valid for %s; run this as root on the machine that is to join:\n", short(ttl))
+				fmt.Fprintf(streams.ErrOut, "Valid for %s and %s; run this as root on the machine that is to become %s:\n", short(ttl), machines(uses), map[string]string{v1.TokenServer: "a server", v1.TokenAgent: "an agent"}[role])
 			}
 			return out.print(streams.Out, t, func(w io.Writer) error {
 				_, err := fmt.Fprintln(w, t.JoinCommand)
@@ -95,6 +82,8 @@ func newTokenCreateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 		},
 	}
 	cmd.Flags().DurationVar(&ttl, "ttl", ttl, "How long machines may join with the token")
+	cmd.Flags().StringVar(&role, "role", role, "What machines become: server, which keeps the cluster's state too, or agent, which runs pods and nothing else")
+	cmd.Flags().IntVar(&uses, "uses", uses, "How many machines may join with the token; 0: any number")
 	cmd.Flags().StringVarP((*string)(&out), "output", "o", "", "One of: json, yaml")
 	return cmd
 }
@@ -117,7 +106,7 @@ func newTokenListCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 			if err != nil {
 				return err
 			}
-			list := tokenList{Tokens: []tokenInfo{}}
+			list := v1.TokenList{Tokens: []v1.Token{}}
 			if err := a.do(cmd.Context(), http.MethodGet, pathOf("tokens"), nil, &list); err != nil {
 				return fmt.Errorf("list the tokens: %w", err)
 			}
@@ -125,14 +114,14 @@ func newTokenListCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 				fmt.Fprintln(streams.ErrOut, "No tokens; create one with: clusterctl token create")
 				return nil
 			}
-			return out.print(streams.Out, list, func(w io.Writer) error { return list.table(w, time.Now()) })
+			return out.print(streams.Out, list, func(w io.Writer) error { return tokenTable(w, list, time.Now()) })
 		},
 	}
 	cmd.Flags().StringVarP((*string)(&out), "output", "o", "", "One of: json, yaml")
 	return cmd
 }
 
-func (l *tokenList) table(w io.Writer, now time.Time) error {
+func tokenTable(w io.Writer, l v1.TokenList, now time.Time) error {
 	var rows [][]string
 	for _, t := range l.Tokens {
 		left := "expired"
@@ -142,9 +131,13 @@ func (l *tokenList) table(w io.Writer, now time.Time) error {
 		case t.Expires.After(now):
 			left = age(now, t.Expires)
 		}
-		rows = append(rows, []string{t.ID, left, age(t.Created, now)})
+		uses := fmt.Sprintf("%d of %d", t.Used, t.Uses)
+		if t.Uses == 0 {
+			uses = fmt.Sprintf("%d of any", t.Used)
+		}
+		rows = append(rows, []string{t.ID, t.Role, uses, left, age(t.Created, now)})
 	}
-	return printTable(w, []string{"ID", "EXPIRES IN", "AGE"}, rows)
+	return printTable(w, []string{"ID", "ROLE", "USED", "EXPIRES IN", "AGE"}, rows)
 }
 
 func newTokenRemoveCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -172,7 +165,7 @@ func newTokenRemoveCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 }
 
 func tokenIDs(ctx context.Context, a *api) ([]string, error) {
-	var list tokenList
+	var list v1.TokenList
 	if err := a.do(ctx, http.MethodGet, pathOf("tokens"), nil, &list); err != nil {
 		return nil, err
 	}
@@ -181,6 +174,17 @@ func tokenIDs(ctx context.Context, a *api) ([]string, error) {
 		ids = append(ids, t.ID)
 	}
 	return ids, nil
+}
+
+// machines says for how many a token is.
+func machines(uses int) string {
+	switch uses {
+	case 0:
+		return "any number of machines"
+	case 1:
+		return "one machine"
+	}
+	return fmt.Sprintf("%d machines", uses)
 }
 
 // short is a duration without its zero units: 24h, not 24h0m0s.

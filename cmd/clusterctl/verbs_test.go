@@ -153,8 +153,8 @@ term: 3
 			},
 			args:   []string{"token", "create", "--ttl", "30m"},
 			stdout: "clusterd join 10.0.0.1:6443 --token abc.def\n",
-			stderr: "Valid for 30m; run this as root on the machine that is to join:\n",
-			seen:   []string{`POST /clusterd/v1/tokens {"ttl":"30m0s"}`},
+			stderr: "Valid for 30m and one machine; run this as root on the machine that is to become a server:\n",
+			seen:   []string{`POST /clusterd/v1/tokens {"ttl":"30m0s","role":"server","uses":1}`},
 		},
 		{
 			name: "token create as json",
@@ -163,7 +163,7 @@ term: 3
 			},
 			args:   []string{"token", "create", "-o", "json"},
 			stdout: "{\n    \"token\": \"abc.def\",\n    \"joinCommand\": \"clusterd join x\"\n}\n",
-			seen:   []string{`POST /clusterd/v1/tokens {"ttl":"24h0m0s"}`},
+			seen:   []string{`POST /clusterd/v1/tokens {"ttl":"24h0m0s","role":"server","uses":1}`},
 		},
 		{
 			name: "token create without a leader",
@@ -182,10 +182,10 @@ term: 3
 		{
 			name: "token ls",
 			lay: func(s *server) {
-				s.answers("GET /clusterd/v1/tokens", 200, `{"tokens":[{"id":"abc","created":"2001-01-01T00:00:00Z","expires":"2001-01-02T00:00:00Z"}]}`)
+				s.answers("GET /clusterd/v1/tokens", 200, `{"tokens":[{"id":"abc","role":"agent","uses":2,"used":1,"created":"2001-01-01T00:00:00Z","expires":"2001-01-02T00:00:00Z"}]}`)
 			},
 			args:   []string{"token", "ls", "-o", "json"},
-			stdout: "{\n    \"tokens\": [\n        {\n            \"id\": \"abc\",\n            \"created\": \"2001-01-01T00:00:00Z\",\n            \"expires\": \"2001-01-02T00:00:00Z\"\n        }\n    ]\n}\n",
+			stdout: "{\n    \"tokens\": [\n        {\n            \"id\": \"abc\",\n            \"role\": \"agent\",\n            \"uses\": 2,\n            \"used\": 1,\n            \"created\": \"2001-01-01T00:00:00Z\",\n            \"expires\": \"2001-01-02T00:00:00Z\"\n        }\n    ]\n}\n",
 		},
 		{
 			name:   "token rm",

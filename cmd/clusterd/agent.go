@@ -9,93 +9,187 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/cpuset"
 
 	"github.com/clusterd/clusterd/agent"
 	"github.com/clusterd/clusterd/agent/cpu"
+	"github.com/clusterd/clusterd/agent/dns"
+	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/podnetwork"
 	"github.com/clusterd/clusterd/agent/runtime"
-	"github.com/clusterd/clusterd/cmd/clusterd/pki"
-	"github.com/clusterd/clusterd/cmd/clusterd/transport"
+	"github.com/clusterd/clusterd/apis/server/rbac"
+	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/netsetup/loopback"
 )
 
 // readyNetworks is how many pod networks a node keeps ready. A burst of pods
 // drains them, and then each waits for its own.
 const readyNetworks = 8
 
-// runAgent finds or starts podmon, then runs the agent and answers the node's
-// calls until ctx ends. The containers stay.
-func (m *Main) runAgent(ctx context.Context) error {
-	containers, err := startRuntime(ctx, m.cfg, room(m.log, "runtime"))
-	if err != nil {
-		return err
-	}
-	defer containers.Close()
-	rest := m.api.ClientConfigFor(pki.NodeUserPrefix+m.cfg.Name, pki.NodesGroup)
-	client, err := kubernetes.NewForConfig(rest)
-	if err != nil {
-		return fmt.Errorf("make the agent's client: %w", err)
-	}
-	heartbeat, err := kubernetes.NewForConfig(rest)
-	if err != nil {
-		return fmt.Errorf("make the agent's client: %w", err)
-	}
-	addr := m.cfg.addr().Addr()
-	network, err := podnetwork.New(podnetwork.Config{
-		NodeName: m.cfg.Name,
-		NodeIP:   addr,
-		Client:   client,
-		Dir:      m.dir.path("network"),
-		PodCIDRs: []netip.Prefix{netip.MustParsePrefix(m.cfg.ClusterCIDR)},
-		Ready:    readyNetworks,
-		Logger:   room(m.log, "netsetup"),
+// newAgentKeeper makes the part that keeps this node's agent running.
+func (m *Main) newAgentKeeper() *agentKeeper {
+	who := m.api.ClientConfigFor(pki.NodeUserPrefix+m.cfg.Name, pki.NodesGroup, pki.ServersGroup)
+	network := m.api.ClientConfigFor(rbac.NodeNetwork)
+	// It may read by a role, and is refused until roles are in force: its first
+	// requests wait for that.
+	network.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(req *http.Request) (*http.Response, error) {
+			if err := m.api.WaitAuthorized(req.Context()); err != nil {
+				return nil, err
+			}
+			return next.RoundTrip(req)
+		})
 	})
-	if err != nil {
-		return fmt.Errorf("open the pod network: %w", err)
-	}
-	cpus, err := processors(m.cfg)
-	if err != nil {
-		return err
-	}
-	settings := agent.Config{
-		NodeName:        m.cfg.Name,
-		NodeIP:          addr,
-		DataDir:         m.cfg.Data,
-		CgroupRoot:      m.cfg.CgroupRoot,
-		Client:          client,
-		HeartbeatClient: heartbeat,
-		Runtime:         containers,
-		Images:          m.images,
-		Network:         network,
-		Version:         kubeVersion(),
-		MaxPods:         m.cfg.MaxPods,
-		PidsLimit:       m.cfg.PodPidsLimit,
-		CPUs:            cpus,
-		NodePort:        int32(m.cfg.Port),
-		StaticDir:       m.cfg.staticPods(),
-		StaticURL:       m.cfg.StaticPodsURL,
-	}
-	if err := m.cfg.settings(&settings); err != nil {
-		return err
-	}
-	a, err := agent.New(settings)
-	if err != nil {
-		return err
-	}
+	clients := nodeClients{agent: who, heartbeat: who, network: network}
+	return newAgentKeeper(m.log, func(ctx context.Context) (startedAgent, error) {
+		return newNodeAgent(ctx, m.cfg, m.log, m.images, clients)
+	}, tellNotReady(m.log, m.cfg.Name, who))
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
+
+// nodeCalls answers what other members ask of this node: of its agent while
+// that runs, of its store always.
+func (m *Main) nodeCalls(agent http.Handler) http.Handler {
 	calls := http.NewServeMux()
-	calls.Handle("/", a.Handler())
+	calls.Handle("/", agent)
 	calls.HandleFunc("GET "+storePath, func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, http.StatusOK, m.store.Status())
 	})
 	calls.HandleFunc("POST "+recoveryPath, m.clusterAPI.postRecoveryOrder)
+	return calls
+}
+
+// nodeClients say how the parts of a node reach the API.
+type nodeClients struct {
+	// agent and heartbeat are apart: heartbeats do not queue behind the rest.
+	agent, heartbeat *rest.Config
+	network          *rest.Config // of the part that names and guards pods
+}
+
+// nodeAgent is what every node of a cluster has, servers and agents alike.
+type nodeAgent struct {
+	*agent.Agent
+	parts []func(context.Context) error // that run beside it
+	undo  []func()
+}
+
+// close gives back what the parts hold. The containers and the rules stay.
+func (a *nodeAgent) close() {
+	for _, f := range slices.Backward(a.undo) {
+		f()
+	}
+}
+
+// run runs the node's parts until ctx or one of them ends.
+func (a *nodeAgent) run(ctx context.Context) error {
 	work, ctx := errgroup.WithContext(ctx)
-	work.Go(func() error { return a.Run(ctx) })
-	work.Go(func() error { return serveHTTP(m.port.HTTPOver(transport.Node), calls)(ctx) })
+	for _, part := range slices.Concat(a.parts, []func(context.Context) error{a.Run}) {
+		work.Go(func() error { return part(ctx) })
+	}
 	return work.Wait()
+}
+
+// newNodeAgent finds or starts podmon and builds a node's parts.
+func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *image.Store, clients nodeClients) (_ *nodeAgent, err error) {
+	a := &nodeAgent{}
+	defer func() {
+		if err != nil {
+			a.close()
+		}
+	}()
+	containers, err := startRuntime(ctx, cfg, room(log, "runtime"))
+	if err != nil {
+		return nil, err
+	}
+	a.undo = append(a.undo, func() { containers.Close() })
+	client, err := kubernetes.NewForConfig(clients.agent)
+	if err != nil {
+		return nil, fmt.Errorf("make the agent's client: %w", err)
+	}
+	heartbeat, err := kubernetes.NewForConfig(clients.heartbeat)
+	if err != nil {
+		return nil, fmt.Errorf("make the agent's client: %w", err)
+	}
+	addr := cfg.addr().Addr()
+	reader, err := kubernetes.NewForConfig(clients.network)
+	if err != nil {
+		return nil, fmt.Errorf("make the network's client: %w", err)
+	}
+	policies, closePolicies, err := newPolicies(cfg, room(log, "netpol"), reader)
+	if err != nil {
+		return nil, err
+	}
+	a.parts = append(a.parts, policies.Run)
+	a.undo = append(a.undo, closePolicies)
+	network, err := podnetwork.New(podnetwork.Config{
+		Guard:    policies,
+		NodeName: cfg.Name,
+		NodeIP:   addr,
+		Client:   client,
+		Bridge:   podBridge,
+		Dir:      dataDir(cfg.Data).path("network"),
+		PodCIDRs: []netip.Prefix{netip.MustParsePrefix(cfg.ClusterCIDR)},
+		Ready:    readyNetworks,
+		Logger:   room(log, "netsetup"),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open the pod network: %w", err)
+	}
+	services, closeServices, err := newServiceProxy(cfg, room(log, "service"), client)
+	if err != nil {
+		return nil, err
+	}
+	a.parts = append(a.parts, services.Run)
+	a.undo = append(a.undo, closeServices)
+	cpus, err := processors(cfg)
+	if err != nil {
+		return nil, err
+	}
+	settings := agent.Config{
+		NodeName:        cfg.Name,
+		NodeIP:          addr,
+		DataDir:         cfg.Data,
+		CgroupRoot:      cfg.CgroupRoot,
+		Client:          client,
+		HeartbeatClient: heartbeat,
+		Runtime:         containers,
+		Images:          images,
+		Network:         network,
+		Version:         kubeVersion(),
+		MaxPods:         cfg.MaxPods,
+		PidsLimit:       max(cfg.PodPidsLimit, 0),
+		CPUs:            cpus,
+		NodePort:        int32(cfg.Port),
+		StaticDir:       cfg.staticPods(),
+		StaticURL:       cfg.StaticPodsURL,
+	}
+	if err := cfg.settings(&settings); err != nil {
+		return nil, err
+	}
+	lo, err := loopback.Open()
+	if err != nil {
+		return nil, err
+	}
+	a.undo = append(a.undo, func() { lo.Close() })
+	if addr := cfg.nodeDNS(); addr.IsValid() {
+		settings.DNS = &dns.Config{
+			Addrs:    []netip.Addr{addr},
+			Ranges:   []netip.Prefix{netip.MustParsePrefix(cfg.ClusterCIDR), netip.MustParsePrefix(cfg.ServiceCIDR)},
+			Address:  lo.Ensure,
+			Settings: reader,
+		}
+	}
+	a.Agent, err = agent.New(settings)
+	return a, err
 }
 
 // processors says which containers have processors of their own. Without the

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,9 +13,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/clusterd/clusterd/cmd/clusterd/join"
-	"github.com/clusterd/clusterd/cmd/clusterd/pki"
+	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/gossip"
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/raftstore"
 )
 
@@ -38,26 +40,21 @@ type clusterAPI struct {
 
 // storePath answers with the node's own raftstore.Status, to people through
 // the API and to other nodes over the node protocol.
-const storePath = "/clusterd/v1/store"
-
-const (
-	defaultTokenTTL = 24 * time.Hour
-	maxTokenTTL     = 30 * 24 * time.Hour
-)
+const storePath = v1.Store
 
 func (a *clusterAPI) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /clusterd/v1/members", a.getMembers)
-	mux.HandleFunc("DELETE /clusterd/v1/members/{name}", a.deleteMember)
-	mux.HandleFunc("PUT /clusterd/v1/voters", a.putVoters)
+	mux.HandleFunc("GET "+v1.Members, a.getMembers)
+	mux.HandleFunc("DELETE "+v1.Members+"/{name}", a.deleteMember)
+	mux.HandleFunc("PUT "+v1.Voters, a.putVoters)
 	mux.HandleFunc("GET "+storePath, a.getStore)
-	mux.HandleFunc("GET /clusterd/v1/snapshot", a.getSnapshot)
+	mux.HandleFunc("GET "+v1.Snapshot, a.getSnapshot)
 	mux.HandleFunc("GET "+recoveryPath, a.getRecovery)
 	mux.HandleFunc("POST "+recoveryPath, a.postRecovery)
-	mux.HandleFunc("GET /clusterd/v1/store/top", a.getStoreTop)
-	mux.HandleFunc("GET /clusterd/v1/tokens", a.getTokens)
-	mux.HandleFunc("POST /clusterd/v1/tokens", a.postToken)
-	mux.HandleFunc("DELETE /clusterd/v1/tokens/{id}", a.deleteToken)
+	mux.HandleFunc("GET "+v1.Store+"/top", a.getStoreTop)
+	mux.HandleFunc("GET "+v1.Tokens, a.getTokens)
+	mux.HandleFunc("POST "+v1.Tokens, a.postToken)
+	mux.HandleFunc("DELETE "+v1.Tokens+"/{id}", a.deleteToken)
 	return mux
 }
 
@@ -86,20 +83,10 @@ func (a *clusterAPI) roll(ctx context.Context, status raftstore.Status) ([]join.
 	return records, nil
 }
 
+// memberView is a Member with what it told of its store.
 type memberView struct {
-	Name    string `json:"name"`
-	ID      string `json:"id"`
-	Address string `json:"address"`
-	Role    string `json:"role"`
-	Leader  bool   `json:"leader"`
-	Gossip  string `json:"gossip"`
-	Version string `json:"version,omitempty"`
-	// Applied is the last log index the member has applied, and Lag how far
-	// that is behind the furthest one; nil: it did not answer in time.
-	Applied *uint64 `json:"applied,omitempty"`
-	Lag     *uint64 `json:"lag,omitempty"`
-
-	store *raftstore.Status // what the member told of itself
+	v1.Member
+	store *raftstore.Status
 }
 
 // getMembers answers from this node's own view, and from what the others say
@@ -111,26 +98,20 @@ func (a *clusterAPI) getMembers(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
-	answer := struct {
-		Members []memberView `json:"members"`
-		Term    uint64       `json:"term"`
-		Leader  string       `json:"leader"`
-		// WantedVoters is the number that was asked for; 0: the cluster chooses.
-		WantedVoters int      `json:"wantedVoters"`
-		Warnings     []string `json:"warnings,omitempty"`
-	}{Members: []memberView{}, Term: status.Term}
+	answer := v1.MemberList{Members: []v1.Member{}, Term: status.Term}
 	answer.Warnings = join.Warnings(records, func(id string) bool { return isVoter(status, id) })
 	if answer.WantedVoters, err = join.WantedVoters(r.Context(), a.store, true); err != nil {
 		fail(w, err)
 		return
 	}
-	answer.Members = a.memberViews(records, status)
-	for _, v := range answer.Members {
+	views := a.memberViews(records, status)
+	a.addProgress(r.Context(), views)
+	for _, v := range views {
 		if v.Leader {
 			answer.Leader = v.Name
 		}
+		answer.Members = append(answer.Members, v.Member)
 	}
-	a.addProgress(r.Context(), answer.Members)
 	reply(w, http.StatusOK, answer)
 }
 
@@ -138,12 +119,14 @@ func (a *clusterAPI) getMembers(w http.ResponseWriter, r *http.Request) {
 func (a *clusterAPI) memberViews(records []join.Record, status raftstore.Status) []memberView {
 	views := []memberView{}
 	for _, rec := range records {
-		v := memberView{Name: rec.Name, ID: rec.ID, Address: rec.Addr.String(), Role: "joining", Leader: rec.ID == status.Leader, Gossip: "unseen"}
+		v := memberView{Member: v1.Member{Name: rec.Name, ID: rec.ID, Address: rec.Addr.String(), Role: v1.RoleJoining, Leader: rec.ID == status.Leader, Gossip: "unseen"}}
 		switch {
+		case !rec.IsServer() && rec.Confirmed:
+			v.Role, v.Gossip = v1.RoleAgent, "silent"
 		case isVoter(status, rec.ID):
-			v.Role = "voter"
+			v.Role = v1.RoleVoter
 		case slices.Contains(status.Members, raftstore.Member{ID: rec.ID}):
-			v.Role = "nonvoter"
+			v.Role = v1.RoleNonvoter
 		}
 		if m, ok := a.members.Get(rec.ID); ok {
 			v.Address, v.Gossip, v.Version = m.Addr.String(), string(m.State), m.Version
@@ -167,6 +150,14 @@ func (a *clusterAPI) addProgress(ctx context.Context, members []memberView) {
 	var asking sync.WaitGroup
 	for i := range members {
 		m := &members[i]
+		if m.Role == v1.RoleAgent {
+			asking.Go(func() {
+				if a.peers.confirm(ctx, m.Name) == nil {
+					m.Gossip = "answers"
+				}
+			})
+			continue
+		}
 		if m.Gossip != string(gossip.Alive) {
 			continue
 		}
@@ -238,6 +229,9 @@ func (a *clusterAPI) takeVote(ctx context.Context, name string) (join.Record, er
 		return join.Record{}, join.ErrNotMember
 	}
 	rec := records[i]
+	if !rec.IsServer() {
+		return rec, nil
+	}
 	err = a.store.CheckRemoval(ctx, rec.ID)
 	var few *raftstore.QuorumError
 	switch {
@@ -263,9 +257,7 @@ func (a *clusterAPI) takeVote(ctx context.Context, name string) (join.Record, er
 
 // putVoters sets how many voters the cluster is to have.
 func (a *clusterAPI) putVoters(w http.ResponseWriter, r *http.Request) {
-	var req struct {
-		Voters int `json:"voters"` // 0: the cluster chooses
-	}
+	var req v1.VotersRequest
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4096)).Decode(&req); err != nil {
 		refuse(w, http.StatusBadRequest, "the request cannot be read: "+err.Error())
 		return
@@ -286,13 +278,15 @@ func (a *clusterAPI) getTokens(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
-	reply(w, http.StatusOK, map[string]any{"tokens": tokens})
+	list := v1.TokenList{Tokens: []v1.Token{}}
+	for _, t := range tokens {
+		list.Tokens = append(list.Tokens, v1.Token{ID: t.ID, Role: string(t.Role), Uses: t.Uses, Used: t.Used, Created: t.Created, Expires: t.Expires})
+	}
+	reply(w, http.StatusOK, list)
 }
 
 func (a *clusterAPI) postToken(w http.ResponseWriter, r *http.Request) {
-	var req struct {
-		TTL string `json:"ttl"`
-	}
+	var req v1.TokenRequest
 	if r.ContentLength != 0 {
 		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4096)).Decode(&req); err != nil {
 			refuse(w, http.StatusBadRequest, "the request cannot be read: "+err.Error())
@@ -307,14 +301,26 @@ func (a *clusterAPI) postToken(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	token, info, err := join.CreateToken(r.Context(), a.store, a.ca.Cert, ttl, time.Now())
+	wish := join.TokenWish{Role: pki.Role(cmp.Or(req.Role, v1.TokenServer)), Uses: 1, TTL: ttl}
+	if wish.Role != pki.Server && wish.Role != pki.Agent {
+		refuse(w, http.StatusBadRequest, fmt.Sprintf("role %q: give %s or %s", req.Role, v1.TokenServer, v1.TokenAgent))
+		return
+	}
+	if req.Uses != nil {
+		wish.Uses = *req.Uses
+	}
+	if wish.Uses < 0 || wish.Uses > maxTokenUses {
+		refuse(w, http.StatusBadRequest, fmt.Sprintf("uses %d: give how many machines may join by the token, at most %d, or 0 for any number", wish.Uses, maxTokenUses))
+		return
+	}
+	token, info, err := join.CreateToken(r.Context(), a.store, a.ca.Cert, wish, time.Now())
 	if err != nil {
 		fail(w, err)
 		return
 	}
-	reply(w, http.StatusCreated, map[string]any{
-		"token": token.String(), "id": info.ID, "expires": info.Expires,
-		"joinCommand": joinCommand(a.self, token),
+	reply(w, http.StatusCreated, v1.NewToken{
+		Token: token.String(), ID: info.ID, Role: string(info.Role), Uses: info.Uses, Expires: info.Expires,
+		JoinCommand: joinCommand(a.self, token),
 	})
 }
 
@@ -329,11 +335,6 @@ func (a *clusterAPI) deleteToken(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	reply(w, http.StatusOK, map[string]any{})
-}
-
-// joinCommand is the line another machine is told to run.
-func joinCommand(server netip.AddrPort, token pki.Token) string {
-	return fmt.Sprintf("clusterd join %s --token %s", server, token)
 }
 
 func reply(w http.ResponseWriter, status int, v any) {

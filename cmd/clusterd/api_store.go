@@ -5,7 +5,7 @@ import (
 	"net/http"
 	"strconv"
 
-	"github.com/clusterd/clusterd/cmd/clusterd/join"
+	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/raftstore"
 )
 
@@ -38,7 +38,7 @@ func (a *clusterAPI) getStore(w http.ResponseWriter, r *http.Request) {
 	}{Status: a.store.Status(), Servers: []storeView{}}
 	if records, err := a.roll(r.Context(), answer.Status); err == nil {
 		answer.Warnings = join.Warnings(records, func(id string) bool { return isVoter(answer.Status, id) })
-		members := a.memberViews(records, answer.Status)
+		members := a.memberViews(join.Servers(records), answer.Status)
 		a.addProgress(r.Context(), members)
 		for _, m := range members {
 			answer.Servers = append(answer.Servers, viewOf(m))

@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
-	"github.com/clusterd/clusterd/cmd/clusterd/join"
-	"github.com/clusterd/clusterd/cmd/clusterd/pki"
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/backup"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
@@ -70,7 +70,7 @@ type restoreFlags struct {
 }
 
 func (r *restoreFlags) add(f *pflag.FlagSet) {
-	f.StringVar(&r.file, "from-snapshot", "", "a file of `clusterctl snapshot save`: begin with its state and authority")
+	f.StringVar(&r.file, "from-snapshot", "", "a file of clusterctl snapshot save: begin with its state and authority")
 	f.StringVar(&r.passphraseFile, "passphrase-file", "", "file whose first line is the snapshot's passphrase (default: ask)")
 	f.StringVar(&r.identity, "identity", "", "file with the secret key of age-keygen that opens the snapshot")
 }
@@ -180,7 +180,7 @@ func restoredIdentity(cfg Config, c *backup.Content, now time.Time) (*identity, 
 	if id.key, err = pki.NewKey(); err != nil {
 		return nil, err
 	}
-	id.cert, err = ca.IssueNode(id.key.Public(), cfg.Name, certAddrs(cfg), nil, now)
+	id.cert, err = ca.IssueServer(id.key.Public(), cfg.Name, certAddrs(cfg), now)
 	return id, err
 }
 

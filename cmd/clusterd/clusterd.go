@@ -25,11 +25,11 @@ import (
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/apis/server"
 	"github.com/clusterd/clusterd/apis/server/auth"
-	"github.com/clusterd/clusterd/cmd/clusterd/join"
-	"github.com/clusterd/clusterd/cmd/clusterd/pki"
 	"github.com/clusterd/clusterd/cmd/clusterd/storepast"
-	"github.com/clusterd/clusterd/cmd/clusterd/transport"
 	"github.com/clusterd/clusterd/gossip"
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/transport"
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/kubestore"
 )
@@ -53,6 +53,9 @@ type Main struct {
 	images  *image.Store
 
 	clusterAPI *clusterAPI
+	// seal encrypts secrets at rest; resealNow holds a word when its keys changed.
+	seal      *kubestore.Seal
+	resealNow chan struct{}
 	// refused holds a word when a member did not take a stream of this one.
 	refused chan struct{}
 	// again holds why this process is to be started again.
@@ -66,7 +69,7 @@ type Main struct {
 // New opens what the node keeps on disk and builds its rooms. It listens on
 // the port but answers nothing yet. On error everything is closed again.
 func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error) {
-	m := &Main{cfg: cfg, dir: dataDir(cfg.Data), log: log, refused: make(chan struct{}, 1), again: make(chan error, 1)}
+	m := &Main{cfg: cfg, dir: dataDir(cfg.Data), log: log, refused: make(chan struct{}, 1), resealNow: make(chan struct{}, 1), again: make(chan error, 1)}
 	defer func() {
 		if err != nil {
 			m.close()
@@ -82,6 +85,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	if m.id, err = m.dir.readIdentity(); err != nil {
 		return nil, err
 	}
+	m.rights.self = m.id.nodeID()
 	if name, _ := pki.NodeName(m.id.cert); name != cfg.Name {
 		return nil, fmt.Errorf("--name %q: this machine joined as %q; a node cannot be renamed", cfg.Name, name)
 	}
@@ -110,6 +114,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		Key:    m.id.gossipKey,
 		Seeds:  m.seeds,
 		Admits: m.rights.admitted,
+		Expect: m.rights.servers,
 		Logger: room(log, "gossip"),
 		Stream: gossip.Stream{
 			Listener: m.port.Protocol(transport.Gossip),
@@ -121,7 +126,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	if err != nil {
 		return nil, err
 	}
-	m.peers = &peers{id: m.tid, members: m.members}
+	m.peers = &peers{id: m.tid, members: m.members, record: m.rights.named}
 	limits, err := cfg.storeLimits()
 	if err != nil {
 		return nil, err
@@ -137,6 +142,11 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 			}
 			return m.tid.Dial(ctx, mem.Addr, id, transport.Raft)
 		},
+		PeerID: func(c net.Conn) string {
+			id, _ := transport.PeerOf(c)
+			return id
+		},
+		Known:  m.rights.known,
 		Logger: room(log, "raftstore"),
 		Events: m.storeEvents(),
 	}
@@ -174,9 +184,13 @@ func (m *Main) storeEvents() raftstore.EventListener {
 func (m *Main) buildAPI() error {
 	m.clusterAPI = m.newClusterAPI()
 	toleration := int64(m.cfg.EvictionDelay.Seconds())
-	var err error
+	err := m.openSeal()
+	if err != nil {
+		return err
+	}
 	m.api, err = server.New(server.Config{
-		Storage:           kubestore.NewDecorator(kubestore.Config{Store: m.store, Cache: true, Origin: server.Caller}),
+		Storage:           kubestore.NewDecorator(kubestore.Config{Store: m.store, Cache: true, Origin: server.Caller, Transformer: m.sealer}),
+		Access:            m.cfg.AccessConfig.access(m.dir.path("audit.log")),
 		Past:              storepast.New(m.store),
 		Authenticator:     m.rights.check(auth.ClientCert(m.id.ca.Pool())),
 		NodeTransport:     m.peers.transportTo,
@@ -258,25 +272,29 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 			return nil
 		}
 	})
-	g.add("joining", serveHTTP(m.port.HTTPOver(transport.Join), m.joinServer()))
+	admission := m.joinServer()
+	g.add("joining", serveHTTP(m.log, m.port.HTTPOver(transport.Join), admission))
+	g.add("members' questions", serveHTTP(m.log, m.port.HTTPOver(transport.Member), admission.Questions()))
 	g.add("api", m.api.Run)
-	g.add("api port", serveHTTP(m.port.HTTP(), m.api.Handler()))
+	g.add("api port", serveHTTP(m.log, m.port.HTTP(), m.api.Handler()))
 	g.add("leader", m.lead)
-	g.add("agent", m.runAgent)
+	g.add("seal", m.keepSeal)
+	keeper := m.newAgentKeeper()
+	g.add("node calls", serveHTTP(m.log, m.port.HTTPOver(transport.Node), m.nodeCalls(keeper)))
+	g.add("agent", keeper.Run)
 	g.add("peers file", m.keepPeers)
 	g.add("certificate", m.keepCert)
-	if onReady != nil {
-		g.add("ready", func(ctx context.Context) error {
-			if err := m.waitReady(ctx); err != nil {
-				return err
-			}
+	g.add("ready", func(ctx context.Context) error {
+		if err := m.waitReady(ctx); err != nil {
+			return err
+		}
+		if onReady != nil {
 			if err := onReady(ctx, m); err != nil {
 				return err
 			}
-			<-ctx.Done()
-			return nil
-		})
-	}
+		}
+		return m.notifySystemd(ctx)
+	})
 	m.log.Info("clusterd runs", "version", version(), "go", runtime.Version(), "procs", runtime.GOMAXPROCS(0), "addr", m.cfg.addr(), "data", m.cfg.Data, "id", m.id.nodeID())
 	return g.run(ctx)
 }
@@ -320,21 +338,36 @@ func (m *Main) recordCluster(ctx context.Context) error {
 	return m.dir.removeBootstrap()
 }
 
-func (m *Main) joinServer() http.Handler {
+func (m *Main) joinServer() *join.Server {
 	return &join.Server{
 		Store:     m.store,
 		CA:        m.id.ca,
 		GossipKey: m.id.gossipKey,
 		Epoch:     m.store.Epoch(),
-		Peers: func() []netip.AddrPort {
-			addrs := []netip.AddrPort{m.cfg.addr()}
-			for _, p := range m.alive() {
-				addrs = append(addrs, p.Addr)
-			}
-			return addrs
-		},
-		Log: room(m.log, "join"),
+		Servers:   m.serverAddrs,
+		Log:       room(m.log, "join"),
 	}
+}
+
+// serverAddrs are all servers of the records, this one first: those that are
+// away, too, since they come back.
+func (m *Main) serverAddrs() []join.ServerAddr {
+	all := []join.ServerAddr{{ID: m.id.nodeID(), Name: m.cfg.Name, Addr: m.cfg.addr()}}
+	records, err := join.Records(context.Background(), m.store, true)
+	if err != nil {
+		return all
+	}
+	for _, rec := range join.Servers(records) {
+		seen, known := m.members.Get(rec.ID)
+		switch {
+		case rec.ID == m.id.nodeID():
+		case known:
+			all = append(all, join.ServerAddr{ID: rec.ID, Name: rec.Name, Addr: seen.Addr})
+		case rec.Confirmed:
+			all = append(all, join.ServerAddr{ID: rec.ID, Name: rec.Name, Addr: rec.Addr})
+		}
+	}
+	return all
 }
 
 // seeds are where other members were last seen, and where they are said to be.
@@ -383,25 +416,15 @@ func (m *Main) waitNodeReady(ctx context.Context) error {
 	})
 }
 
-func (m *Main) createToken(ctx context.Context, ttl time.Duration) (pki.Token, join.TokenInfo, error) {
-	return join.CreateToken(ctx, m.store, m.id.ca.Cert, ttl, time.Now())
-}
-
 // keepPeers writes down who the others are and where, so that a restart finds
-// them, and can name them before it has a leader. One that is away stays in
-// the list until it is forgotten.
+// them, and can name them before it has a leader.
 func (m *Main) keepPeers(ctx context.Context) error {
 	written := m.dir.readPeers()
 	for {
 		changed := m.members.Changed()
 		// A node that sees nobody keeps what it knew.
-		if peers := m.alive(); len(peers) > 0 {
-			for _, old := range written {
-				_, known := m.members.Get(old.ID)
-				if known && !slices.ContainsFunc(peers, func(p seenPeer) bool { return p.ID == old.ID }) {
-					peers = append(peers, old)
-				}
-			}
+		if alive := m.alive(); len(alive) > 0 {
+			peers := keptPeers(alive, written, m.rights.revoked)
 			if !slices.Equal(peers, written) {
 				if err := m.dir.writePeers(peers); err != nil {
 					m.log.Warn("the peers' addresses could not be written down", "err", err)
@@ -416,6 +439,19 @@ func (m *Main) keepPeers(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// keptPeers are those that are alive now, then those that are away: one that
+// was written down stays until it is removed from the cluster, also when it was
+// away before this node was started, so that gossip has never heard of it.
+func keptPeers(alive, written []seenPeer, removed func(id string) bool) []seenPeer {
+	peers := slices.Clone(alive)
+	for _, old := range written {
+		if !removed(old.ID) && !slices.ContainsFunc(peers, func(p seenPeer) bool { return p.ID == old.ID }) {
+			peers = append(peers, old)
+		}
+	}
+	return peers
 }
 
 // keepCert renews the node's certificate in time.
@@ -433,10 +469,11 @@ func (m *Main) keepCert(ctx context.Context) error {
 }
 
 // renewCert loads the node's certificate, a new one if it nears its end or
-// does not name today's address.
+// does not name all that the API is called by today.
 func (m *Main) renewCert(now time.Time) error {
-	if pki.NeedsRenewal(m.id.cert, now) || m.id.cert.VerifyHostname(m.cfg.Advertise) != nil {
-		cert, err := m.id.ca.IssueNode(m.id.key.Public(), m.cfg.Name, certAddrs(m.cfg), nil, now)
+	unnamed := slices.ContainsFunc(certAddrs(m.cfg), func(a netip.Addr) bool { return m.id.cert.VerifyHostname(a.String()) != nil })
+	if pki.NeedsRenewal(m.id.cert, now) || pki.NodeRole(m.id.cert) != pki.Server || unnamed {
+		cert, err := m.id.ca.IssueServer(m.id.key.Public(), m.cfg.Name, certAddrs(m.cfg), now)
 		if err != nil {
 			return err
 		}
@@ -451,13 +488,14 @@ func (m *Main) renewCert(now time.Time) error {
 
 // serveHTTP serves a handler on a listener until its context ends; then it
 // lets requests finish for a moment.
-func serveHTTP(ln net.Listener, h http.Handler) func(context.Context) error {
+func serveHTTP(log *slog.Logger, ln net.Listener, h http.Handler) func(context.Context) error {
 	return func(ctx context.Context) error {
 		srv := &http.Server{
 			Handler:           h,
+			ConnContext:       transport.WithPeer,
 			ReadHeaderTimeout: 30 * time.Second,
 			IdleTimeout:       3 * time.Minute,
-			ErrorLog:          slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug),
+			ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		}
 		done := make(chan error, 1)
 		go func() { done <- srv.Serve(ln) }()

@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/clusterd/clusterd/cmd/clusterd/join"
-	"github.com/clusterd/clusterd/cmd/clusterd/pki"
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
 )
 
 func rootCommand() *cobra.Command {
@@ -28,9 +28,11 @@ Begin with one machine, add others, and use it with clusterctl or kubectl.`,
   sudo clusterd init
   # and on each other one the line that it printed:
   sudo clusterd join 192.0.2.7:6443 --token cd1.…`,
+		Version:       version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+	root.SetVersionTemplate("clusterd {{.Version}}\n")
 	root.AddCommand(initCommand(), joinNodeCommand(), runCommand(), devCommand(), standaloneCommand(), containersCommand(), resetCommand(), versionCommand())
 	return root
 }
@@ -39,10 +41,11 @@ func initCommand() *cobra.Command {
 	cfg := defaultConfig()
 	var prepare bool
 	var ttl time.Duration
+	var uses int
 	var restore restoreFlags
 	cmd := &cobra.Command{
 		Use:   "init",
-		Short: "Begin a cluster on this machine, run it, and print the line with which others join",
+		Short: "Begin a cluster on this machine, run it, and print the lines with which others join",
 		Example: `  sudo clusterd init
   sudo clusterd init --name n1 --advertise 192.0.2.7
 
@@ -55,6 +58,9 @@ func initCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if ttl <= 0 || ttl > maxTokenTTL {
 				return fmt.Errorf("--token-ttl %s: give a duration of at most %s", ttl, maxTokenTTL)
+			}
+			if uses < 0 {
+				return fmt.Errorf("--token-uses %d: give how many machines may join by each line, 0 for any number", uses)
 			}
 			if err := start(cmd, &cfg); err != nil {
 				return err
@@ -86,12 +92,7 @@ func initCommand() *cobra.Command {
 				return nil
 			}
 			return run(cmd.Context(), cfg, func(ctx context.Context, m *Main) error {
-				token, _, err := m.createToken(ctx, ttl)
-				if err != nil {
-					return err
-				}
-				fmt.Fprintln(cmd.OutOrStdout(), joinCommand(cfg.addr(), token))
-				return nil
+				return m.printJoinLines(ctx, cmd.OutOrStdout(), ttl, uses)
 			})
 		},
 	}
@@ -99,19 +100,27 @@ func initCommand() *cobra.Command {
 	cfg.addClusterFlags(cmd.Flags())
 	restore.add(cmd.Flags())
 	cmd.Flags().BoolVar(&prepare, "prepare", false, "only write the data folder; do not run")
-	cmd.Flags().DurationVar(&ttl, "token-ttl", defaultTokenTTL, "how long the printed token is good for")
+	cmd.Flags().DurationVar(&ttl, "token-ttl", defaultTokenTTL, "how long the printed tokens are good for")
+	cmd.Flags().IntVar(&uses, "token-uses", initTokenUses, "how many machines may join by each of the printed lines; 0: any number")
 	return cmd
 }
 
 func joinNodeCommand() *cobra.Command {
 	cfg := defaultConfig()
-	var token string
+	var token, tokenFile string
 	var prepare bool
 	cmd := &cobra.Command{
 		Use:   "join ADDRESS --token TOKEN",
 		Short: "Make this machine a member of a cluster, and run it",
+		Long: `Make this machine a member of a cluster, and run it. The token says what it
+becomes: a server, which keeps the cluster's state with the others, or an
+agent, which runs pods and holds nothing of the cluster.
+
+Whoever has the token can join. It is wiped from the list of processes at once;
+from a file, the standard input or the variable ` + tokenEnv + ` it never gets there.`,
 		Example: `  sudo clusterd join 192.0.2.7:6443 --token cd1.…
-  sudo clusterd join 192.0.2.7:6443 --token cd1.… --name n2 --prepare`,
+  sudo clusterd join 192.0.2.7:6443 --token-file token --name n2 --prepare
+  ssh n1 clusterctl token create --role agent -o json | jq -r .token | sudo clusterd join 192.0.2.7:6443 --token-file -`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return errors.New("give the address of one member, as printed by `clusterd init`: clusterd join ADDRESS --token TOKEN")
@@ -119,10 +128,11 @@ func joinNodeCommand() *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if token == "" {
-				return errors.New("--token is required: `clusterd init` printed one, and `clusterctl token create` makes another")
+			text, err := readToken(token, tokenFile, cmd.InOrStdin())
+			if err != nil {
+				return err
 			}
-			t, err := pki.ParseToken(token)
+			t, err := pki.ParseToken(text)
 			if err != nil {
 				return err
 			}
@@ -145,6 +155,7 @@ func joinNodeCommand() *cobra.Command {
 	}
 	cfg.addFlags(cmd.Flags())
 	cmd.Flags().StringVar(&token, "token", "", "the join token")
+	cmd.Flags().StringVar(&tokenFile, "token-file", "", "file with the join token; - for the standard input")
 	cmd.Flags().BoolVar(&prepare, "prepare", false, "only join and write the data folder; do not run")
 	return cmd
 }
@@ -197,11 +208,11 @@ ends, so do its containers.`,
 			began := time.Now()
 			err := run(cmd.Context(), cfg, func(ctx context.Context, m *Main) error {
 				out := cmd.OutOrStdout()
-				fmt.Fprintf(out, "The API answers at https://%s after %.1f s", cfg.addr(), time.Since(began).Seconds())
+				fmt.Fprintf(out, "The API answers at https://%s after %.1f s.\n", cfg.addr(), time.Since(began).Seconds())
 				if err := m.waitNodeReady(ctx); err != nil {
 					return err
 				}
-				fmt.Fprintf(out, ", and the node takes pods after %.1f s.\n\n", time.Since(began).Seconds())
+				fmt.Fprintf(out, "The node takes pods after %.1f s.\n\n", time.Since(began).Seconds())
 				fmt.Fprintf(out, "  export KUBECONFIG=%s\n  kubectl get nodes\n\n", dataDir(cfg.Data).kubeconfig())
 				fmt.Fprintf(out, "Ctrl-C stops it and its containers; `clusterd reset --data %s` removes all it wrote.\n", cfg.Data)
 				return nil
@@ -211,6 +222,7 @@ ends, so do its containers.`,
 	}
 	cfg.addFlags(cmd.Flags())
 	cfg.addClusterFlags(cmd.Flags())
+	cmd.Flags().Lookup("name").Usage = "name of this node" // it has a default of its own
 	return cmd
 }
 
@@ -227,7 +239,13 @@ folder. The cluster still counts the machine as a member: remove it there with
   sudo clusterd reset --data ` + DefaultDevData,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := start(cmd, &cfg); err != nil {
+			if err := needRoot(cmd); err != nil {
+				return err
+			}
+			err := cfg.loadForReset(cmd.Flags(), func(err error) {
+				fmt.Fprintf(cmd.ErrOrStderr(), "clusterd: %s cannot be used as it is (%v): what can be read of it counts, the rest is as by default\n", configPath(cfg.Data), err)
+			})
+			if err != nil {
 				return err
 			}
 			return reset(cmd.Context(), cfg, cmd.OutOrStdout())
@@ -248,10 +266,17 @@ func versionCommand() *cobra.Command {
 
 // start is what every command that touches the machine begins with.
 func start(cmd *cobra.Command, cfg *Config) error {
+	if err := needRoot(cmd); err != nil {
+		return err
+	}
+	return cfg.load(cmd.Flags())
+}
+
+func needRoot(cmd *cobra.Command) error {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("clusterd %s needs root: it makes namespaces, mounts and cgroups; run it with sudo", cmd.Name())
 	}
-	return cfg.load(cmd.Flags())
+	return nil
 }
 
 // run runs the node until ctx ends. onReady is called once the API answers.
@@ -259,6 +284,9 @@ func run(ctx context.Context, cfg Config, onReady func(context.Context, *Main) e
 	log, err := newLogger(cfg, os.Stderr)
 	if err != nil {
 		return err
+	}
+	if role, err := dataDir(cfg.Data).role(); err == nil && role == pki.Agent {
+		return runAgentNode(ctx, cfg, log)
 	}
 	m, err := New(ctx, cfg, log)
 	if err != nil {
@@ -268,13 +296,13 @@ func run(ctx context.Context, cfg Config, onReady func(context.Context, *Main) e
 	return m.Run(ctx, onReady)
 }
 
-// joinWithRetry asks until the cluster answers, for as long as a machine that
+// patiently asks until the cluster answers, for as long as a machine that
 // boots together with its cluster may have to wait.
-func joinWithRetry(ctx context.Context, w join.Wish, progress io.Writer) (*join.Response, error) {
+func patiently[T any](ctx context.Context, progress io.Writer, ask func(context.Context) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, joinPatience)
 	defer cancel()
 	for told := false; ; {
-		res, err := join.Join(ctx, w)
+		res, err := ask(ctx)
 		var no *join.Refusal
 		if err == nil || errors.As(err, &no) {
 			return res, err
@@ -285,7 +313,7 @@ func joinWithRetry(ctx context.Context, w join.Wish, progress io.Writer) (*join.
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("could not join within %s: %w; is clusterd running there, and is its port open?", joinPatience, err)
+			return res, fmt.Errorf("could not join within %s: %w; is clusterd running there, and is its port open?", joinPatience, err)
 		case <-time.After(time.Second):
 		}
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/pressure"
 	"github.com/clusterd/clusterd/agent/users"
+	"github.com/clusterd/clusterd/raftstore"
 )
 
 // Config is everything one node can be told. Defaults come first, then the
@@ -56,9 +57,9 @@ type Config struct {
 	// ReservedCPUs are processors that the static policy gives nobody alone,
 	// such as 0 or 0-1,8.
 	ReservedCPUs string `json:"reservedCPUs,omitempty"`
-	// PodPidsLimit is how many processes and threads one pod may have; 0: as
-	// many as the node.
-	PodPidsLimit int64 `json:"podPidsLimit,omitempty"`
+	// PodPidsLimit is how many processes and threads one pod may have; 0 or -1:
+	// as many as the node.
+	PodPidsLimit int64 `json:"podPidsLimit"`
 	// StaticPods is the folder of the files of static pods, which this node
 	// runs by itself. Default: DATA/static-pods.
 	StaticPods string `json:"staticPods,omitempty"`
@@ -68,6 +69,9 @@ type Config struct {
 	// log shippers for Kubernetes read, POD_NAMESPACE_CONTAINER-ID.log; they look
 	// for it in /var/log/containers. Empty: there are no links.
 	LogLinks string `json:"logLinks,omitempty"`
+	// RaftLog is what keeps raft's log on this node: segments, or bolt for
+	// hashicorp/raft-boltdb. A log that was kept otherwise is converted at start.
+	RaftLog string `json:"raftLog"`
 	// StoreQuota is how much the live objects of the whole cluster may take, such
 	// as 8Gi. The same value belongs on every server.
 	StoreQuota string `json:"storeQuota"`
@@ -81,8 +85,10 @@ type Config struct {
 	// AllowedUnsafeSysctls may be set by pods beside the safe ones: names and
 	// prefixes separated by commas, such as net.core.somaxconn,kernel.msg*.
 	AllowedUnsafeSysctls string `json:"allowedUnsafeSysctls,omitempty"`
-	// ClusterDNS are the addresses of the cluster's name servers, separated by
-	// commas, such as 10.96.0.10. Empty: pods ask those of the host.
+	// ClusterDNS are the addresses of name servers of the cluster that run
+	// elsewhere, separated by commas. Empty: each node answers the cluster's
+	// names itself, at the tenth address of ServiceCIDR; "none": pods ask the name
+	// servers of the host.
 	ClusterDNS string `json:"clusterDNS,omitempty"`
 	// ClusterDomain is what the names of Services end with. The same value
 	// belongs on every node.
@@ -110,8 +116,9 @@ type Config struct {
 	SystemReserved string `json:"systemReserved,omitempty"`
 	// ImageGCHigh and ImageGCLow are percentages of the images' disk: above the
 	// first, images that nothing uses are removed until the second is reached.
-	ImageGCHigh int `json:"imageGCHigh"`
-	ImageGCLow  int `json:"imageGCLow"`
+	ImageGCHigh  int `json:"imageGCHigh"`
+	ImageGCLow   int `json:"imageGCLow"`
+	AccessConfig `json:",inline"`
 	// LogLevel is debug, info, warn or error.
 	LogLevel string `json:"logLevel"`
 	// LogFormat is text or json.
@@ -139,7 +146,7 @@ const (
 	DefaultData        = "/var/lib/clusterd"
 	DefaultDevData     = "/var/lib/clusterd-dev"
 	DefaultPort        = 6443
-	DefaultClusterCIDR = "10.244.0.0/16"
+	DefaultClusterCIDR = "10.244.0.0/14"
 	DefaultServiceCIDR = "10.96.0.0/16"
 
 	defaultClusterDomain = "cluster.local"
@@ -154,10 +161,12 @@ func defaultConfig() Config {
 		ServiceCIDR:   DefaultServiceCIDR,
 		EvictionDelay: Duration{30 * time.Second},
 		MaxPods:       110,
+		PodPidsLimit:  4096,
 
 		CPUManagerPolicy: cpuPolicyNone,
 		ClusterDomain:    defaultClusterDomain,
 
+		RaftLog:            string(raftstore.LogEngines[0]),
 		StoreQuota:         "8Gi",
 		PodUserIDs:         users.DefaultArea.String(),
 		StoreHistoryAge:    Duration{time.Hour},
@@ -166,6 +175,8 @@ func defaultConfig() Config {
 		EvictionTransition: Duration{5 * time.Minute},
 		ImageGCHigh:        85,
 		ImageGCLow:         80,
+
+		AccessConfig: defaultAccess(),
 
 		LogLevel:  "info",
 		LogFormat: "text",
@@ -184,16 +195,17 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&c.MaxPods, "max-pods", c.MaxPods, "how many pods this node takes")
 	f.StringVar(&c.CPUManagerPolicy, "cpu-manager-policy", c.CPUManagerPolicy, "none, or static: Guaranteed pods that ask for whole processors have them for themselves")
 	f.StringVar(&c.ReservedCPUs, "reserved-cpus", c.ReservedCPUs, "processors that the static policy gives nobody alone, such as 0-1")
-	f.Int64Var(&c.PodPidsLimit, "pod-pids-limit", c.PodPidsLimit, "how many processes and threads one pod may have; 0: no limit")
+	f.Int64Var(&c.PodPidsLimit, "pod-pids-limit", c.PodPidsLimit, "how many processes and threads one pod may have; 0 or -1: no limit")
 	f.StringVar(&c.StaticPods, "static-pods", c.StaticPods, "folder of the files of static pods (default: DATA/static-pods)")
 	f.StringVar(&c.StaticPodsURL, "static-pods-url", c.StaticPodsURL, "address that answers with more static pods")
 	f.StringVar(&c.LogLinks, "log-links", c.LogLinks, "folder for a link to each container's log, as log shippers look for it in /var/log/containers; empty: none")
+	f.StringVar(&c.RaftLog, "raft-log", c.RaftLog, "what keeps raft's log on this node: segments, or bolt (hashicorp/raft-boltdb); it is converted at start when this has changed")
 	f.StringVar(&c.StoreQuota, "store-quota", c.StoreQuota, "how much the cluster's live objects may take; the same on every server")
 	f.DurationVar(&c.StoreHistoryAge.Duration, "store-history-age", c.StoreHistoryAge.Duration, "how long old states of objects are kept")
 	f.StringVar(&c.StoreHistorySize, "store-history-size", c.StoreHistorySize, "up to what size old states of objects are kept")
 	f.StringVar(&c.PodUserIDs, "pod-user-ids", c.PodUserIDs, "ids of the machine, FIRST-LAST, of which each pod with hostUsers: false gets 65536; none: there are no such pods here")
 	f.StringVar(&c.AllowedUnsafeSysctls, "allowed-unsafe-sysctls", c.AllowedUnsafeSysctls, "sysctls that pods may set beside the safe ones, such as net.core.somaxconn,kernel.msg*")
-	f.StringVar(&c.ClusterDNS, "cluster-dns", c.ClusterDNS, "addresses of the cluster's name servers, such as 10.96.0.10 (default: pods ask those of the host)")
+	f.StringVar(&c.ClusterDNS, "cluster-dns", c.ClusterDNS, "addresses of name servers of the cluster that run elsewhere, such as 192.0.2.53, or none: pods ask those of the host (default: each node answers by itself)")
 	f.StringVar(&c.ClusterDomain, "cluster-domain", c.ClusterDomain, "what the names of Services end with; the same on every node")
 	f.StringVar(&c.ResolvConf, "resolv-conf", c.ResolvConf, "file of the host's name servers for pods (default: /etc/resolv.conf, or the one behind systemd-resolved's stub)")
 	f.StringVar(&c.EvictionHard, "eviction-hard", c.EvictionHard, "below these thresholds pods are ended at once; none: never")
@@ -203,6 +215,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.SystemReserved, "system-reserved", c.SystemReserved, "what is kept from pods, such as cpu=500m,memory=512Mi (default: some memory)")
 	f.IntVar(&c.ImageGCHigh, "image-gc-high", c.ImageGCHigh, "percentage of the disk above which images that nothing uses are removed")
 	f.IntVar(&c.ImageGCLow, "image-gc-low", c.ImageGCLow, "percentage of the disk down to which they are removed")
+	c.AccessConfig.addFlags(f)
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
 }
@@ -219,6 +232,44 @@ func configPath(data string) string { return filepath.Join(data, "config.yaml") 
 // load overlays the file of the data folder onto the defaults, and the flags
 // that were given onto both. A missing file is no error.
 func (c *Config) load(flags *pflag.FlagSet) error {
+	return c.loadWith(flags, func(b []byte) error { return yaml.UnmarshalStrict(b, c) })
+}
+
+// loadForReset is load for who is about to remove the node: a file that is not
+// as it should be does not keep anybody from that. What can be read of it
+// counts, as it says where cgroups and the like are; warn is told the rest.
+func (c *Config) loadForReset(flags *pflag.FlagSet, warn func(error)) error {
+	return c.loadWith(flags, func(b []byte) error {
+		whole := *c
+		err := yaml.UnmarshalStrict(b, &whole)
+		if checked := whole; err == nil {
+			err = checked.complete()
+		}
+		if err == nil {
+			*c = whole
+			return nil
+		}
+		warn(err)
+		salvage(b, c)
+		return nil
+	})
+}
+
+// salvage takes from a broken file what reset needs to know, line by line:
+// each key alone, if its value is one that the configuration accepts.
+func salvage(b []byte, c *Config) {
+	for line := range strings.Lines(string(b)) {
+		one := *c
+		if yaml.UnmarshalStrict([]byte(line), &one) != nil {
+			continue
+		}
+		if checked := one; checked.complete() == nil {
+			*c = one
+		}
+	}
+}
+
+func (c *Config) loadWith(flags *pflag.FlagSet, parse func([]byte) error) error {
 	given := map[string]string{}
 	flags.Visit(func(f *pflag.Flag) {
 		if _, list := f.Value.(pflag.SliceValue); !list { // lists are no part of the file
@@ -240,7 +291,7 @@ func (c *Config) load(flags *pflag.FlagSet) error {
 	case err != nil:
 		return fmt.Errorf("read the configuration: %w", err)
 	default:
-		if err := yaml.UnmarshalStrict(b, c); err != nil {
+		if err := parse(b); err != nil {
 			return fmt.Errorf("%s: %w", configPath(data), err)
 		}
 	}
@@ -308,6 +359,9 @@ func (c *Config) complete() error {
 	if err := c.checkDNS(); err != nil {
 		return err
 	}
+	if err := c.AccessConfig.check(); err != nil {
+		return err
+	}
 	if _, err := c.eviction(); err != nil {
 		return err
 	}
@@ -323,8 +377,8 @@ func (c *Config) complete() error {
 	if c.ImageGCLow < 1 || c.ImageGCHigh > 100 || c.ImageGCLow >= c.ImageGCHigh {
 		return fmt.Errorf("--image-gc-high %d, --image-gc-low %d: give percentages, the second below the first", c.ImageGCHigh, c.ImageGCLow)
 	}
-	if c.PodPidsLimit < 0 {
-		return fmt.Errorf("--pod-pids-limit %d: give a number of processes, or 0 for no limit", c.PodPidsLimit)
+	if c.PodPidsLimit < -1 {
+		return fmt.Errorf("--pod-pids-limit %d: give a number of processes, or 0 or -1 for no limit", c.PodPidsLimit)
 	}
 	if c.StaticPods != "" && !filepath.IsAbs(c.StaticPods) {
 		return fmt.Errorf("--static-pods %q: an absolute path is required", c.StaticPods)
@@ -394,21 +448,29 @@ func findAddress() (netip.Addr, error) {
 			return a.Unmap(), nil
 		}
 	}
-	addrs, err := net.InterfaceAddrs()
+	interfaces, err := net.Interfaces()
 	if err != nil {
 		return netip.Addr{}, err
 	}
 	var loopback netip.Addr
-	for _, a := range addrs {
-		p, err := netip.ParsePrefix(a.String())
+	for _, i := range interfaces {
+		addrs, err := i.Addrs()
 		if err != nil {
-			continue
+			return netip.Addr{}, err
 		}
-		switch ip := p.Addr(); {
-		case ip.IsGlobalUnicast() && ip.Is4():
-			return ip, nil
-		case ip.IsLoopback() && ip.Is4():
-			loopback = ip
+		for _, a := range addrs {
+			p, err := netip.ParsePrefix(a.String())
+			if err != nil {
+				continue
+			}
+			switch ip := p.Addr(); {
+			case i.Flags&net.FlagLoopback != 0: // addresses there are this machine's alone
+				if ip.IsLoopback() && ip.Is4() {
+					loopback = ip
+				}
+			case ip.IsGlobalUnicast() && ip.Is4():
+				return ip, nil
+			}
 		}
 	}
 	if loopback.IsValid() {

@@ -43,16 +43,44 @@ func (c *Config) checkCPUs() error {
 // maxClusterDNS is how many name servers resolvers read, resolv.conf(5).
 const maxClusterDNS = 3
 
-// clusterDNS are the cluster's name servers, parsed.
+// noClusterDNS is the value of ClusterDNS with which there is none.
+const noClusterDNS = "none"
+
+// nodeDNS is where this node answers names itself; not valid: it does not.
+func (c *Config) nodeDNS() netip.Addr {
+	if c.ClusterDNS != "" {
+		return netip.Addr{}
+	}
+	return dnsAddress(netip.MustParsePrefix(c.ServiceCIDR))
+}
+
+// dnsAddress is the tenth address of the Services' range, or the second of a
+// small one. Services get such a low one only if they ask for it.
+func dnsAddress(services netip.Prefix) netip.Addr {
+	first := services.Masked().Addr()
+	tenth := first
+	for range 10 {
+		tenth = tenth.Next()
+	}
+	if services.Addr().BitLen()-services.Bits() < 4 {
+		return first.Next().Next()
+	}
+	return tenth
+}
+
+// clusterDNS are the name servers that pods are told of, parsed.
 func (c *Config) clusterDNS() ([]netip.Addr, error) {
 	var out []netip.Addr
-	if c.ClusterDNS == "" {
+	switch c.ClusterDNS {
+	case noClusterDNS:
 		return nil, nil
+	case "":
+		return []netip.Addr{c.nodeDNS()}, nil
 	}
 	for text := range strings.SplitSeq(c.ClusterDNS, ",") {
 		a, err := netip.ParseAddr(strings.TrimSpace(text))
 		if err != nil || a.IsUnspecified() || a.Zone() != "" {
-			return nil, fmt.Errorf("--cluster-dns %q: give the address of the cluster's name server, or several separated by commas, such as 10.96.0.10", c.ClusterDNS)
+			return nil, fmt.Errorf("--cluster-dns %q: give the address of the cluster's name server, or several separated by commas, such as 10.96.0.10, or none", c.ClusterDNS)
 		}
 		out = append(out, a)
 	}

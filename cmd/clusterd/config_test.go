@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"sigs.k8s.io/yaml"
 
 	"github.com/clusterd/clusterd/agent"
 	"github.com/clusterd/clusterd/raftstore"
@@ -60,6 +61,64 @@ func TestClusterDNS(t *testing.T) {
 	}
 }
 
+// TestPodPidsLimit: there is a limit unless none is asked for, and asking for
+// none outlives the writing of the file.
+func TestPodPidsLimit(t *testing.T) {
+	for _, tt := range []struct {
+		file string
+		args []string
+		want int64
+	}{
+		{want: 4096},
+		{file: "podPidsLimit: 0\n", want: 0},
+		{file: "podPidsLimit: -1\n", want: -1},
+		{file: "podPidsLimit: 100\n", args: []string{"--pod-pids-limit=0"}, want: 0},
+		{args: []string{"--pod-pids-limit=-1"}, want: -1},
+	} {
+		c, err := parse(t, tt.file, tt.args...)
+		if err != nil || c.PodPidsLimit != tt.want {
+			t.Fatalf("%q %q: %d, %v; want %d", tt.file, tt.args, c.PodPidsLimit, err, tt.want)
+		}
+		written, err := yaml.Marshal(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c, err = parse(t, string(written)); err != nil || c.PodPidsLimit != tt.want {
+			t.Errorf("%q %q, read again: %d, %v; want %d", tt.file, tt.args, c.PodPidsLimit, err, tt.want)
+		}
+	}
+}
+
+// TestConfigForReset: a node whose file has a mistake can be reset, and what
+// the file says beside the mistake counts.
+func TestConfigForReset(t *testing.T) {
+	for name, tt := range map[string]struct{ file, warns string }{
+		"right":       {file: "cgroupRoot: /mine\nname: n7\n"},
+		"unknown key": {file: "cgroupRoot: /mine\nnmae: x\nname: n7\n", warns: "nmae"},
+		"wrong type":  {file: "cgroupRoot: /mine\nport: many\nname: n7\n", warns: "port"},
+		"bad value":   {file: "maxPods: -3\ncgroupRoot: /mine\nname: n7\n", warns: "--max-pods -3"},
+		"no YAML":     {file: "cgroupRoot: /mine\n\t{{{\nname: n7\n", warns: "yaml"},
+	} {
+		c := defaultConfig()
+		c.Data = t.TempDir()
+		if err := os.WriteFile(configPath(c.Data), []byte(tt.file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f := pflag.NewFlagSet("test", pflag.ContinueOnError)
+		c.addFlags(f)
+		var warned string
+		if err := c.loadForReset(f, func(err error) { warned += err.Error() }); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if c.CgroupRoot != "/mine" || c.Name != "n7" || c.MaxPods != 110 || c.Port != DefaultPort {
+			t.Errorf("%s: %q %q %d %d", name, c.CgroupRoot, c.Name, c.MaxPods, c.Port)
+		}
+		if (tt.warns == "") != (warned == "") || !strings.Contains(warned, tt.warns) {
+			t.Errorf("%s: warns %q, want %q", name, warned, tt.warns)
+		}
+	}
+}
+
 func TestConfigRefuses(t *testing.T) {
 	for _, tc := range []struct {
 		file string
@@ -102,6 +161,7 @@ func TestConfigRefuses(t *testing.T) {
 		{"", []string{"--store-quota=1Mi"}, "--store-quota 1Mi: give at least 64Mi"},
 		{"", []string{"--store-history-age=1s"}, "--store-history-age 1s"},
 		{"", []string{"--store-history-size=-1Gi"}, "--store-history-size -1Gi"},
+		{"raftLog: tape\n", nil, `--raft-log "tape": give one of ["segments" "bolt"]`},
 		{"storeQuotas: {secret: 1Mi}\n", nil, `storeQuotas: "secret": no such resource`},
 		{"storeQuotas: {nodes/a: 1Mi}\n", nil, `storeQuotas: "nodes/a": nodes are in no namespace`},
 		{"storeQuotas: {secrets/A_b: 1Mi}\n", nil, `"A_b" is no namespace`},
@@ -146,5 +206,24 @@ func TestDifferingStores(t *testing.T) {
 	}
 	if got := differing(append(same, server("n5", 8, "c"))); len(got) != 1 || !strings.Contains(got[0], "n2 and n5 differ at log index 8") {
 		t.Errorf("%v", got)
+	}
+}
+
+func TestNodeDNS(t *testing.T) {
+	for _, tt := range []struct{ args, want string }{
+		{"", "10.96.0.10"},
+		{"--service-cidr=10.32.0.0/24", "10.32.0.10"},
+		{"--service-cidr=10.32.0.8/29", "10.32.0.10"},
+		{"--service-cidr=fd00:96::/112", "fd00:96::a"},
+		{"--cluster-dns=none", "invalid IP"},
+		{"--cluster-dns=192.0.2.53", "invalid IP"},
+	} {
+		c, err := parse(t, "", slices.DeleteFunc([]string{tt.args}, func(s string) bool { return s == "" })...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.nodeDNS().String(); got != tt.want {
+			t.Errorf("%s: %s, want %s", tt.args, got, tt.want)
+		}
 	}
 }

@@ -17,8 +17,8 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/clusterd/clusterd/cmd/clusterd/join"
-	"github.com/clusterd/clusterd/cmd/clusterd/pki"
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
 )
 
 // dataDir is the folder that holds all of a node's state. This file alone
@@ -26,8 +26,9 @@ import (
 //
 //	lock              held by the running clusterd
 //	config.yaml       Config
-//	pki/              ca.crt ca.key node.crt node.key gossip.key; its presence
-//	                  means: this machine is a member
+//	pki/              ca.crt node.crt node.key, and a server's ca.key and
+//	                  gossip.key; its presence means: this machine is a member
+//	servers.json      an agent's list of the servers, see member/servers
 //	peers.json        who the other members are, and where they were last seen
 //	removed           the Removal of this node, once it has learned of it
 //	recovery.json     a new epoch of the store that the next start begins
@@ -50,6 +51,8 @@ type identity struct {
 	cert      *x509.Certificate
 	gossipKey []byte
 }
+
+func (id *identity) role() pki.Role { return pki.NodeRole(id.cert) }
 
 func (id *identity) nodeID() string { return pki.Fingerprint(id.key.Public()) }
 
@@ -104,21 +107,22 @@ func (d dataDir) writeIdentity(id *identity) error {
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	caKey, err := id.ca.EncodeCAKey()
-	if err != nil {
-		return err
-	}
 	nodeKey, err := pki.EncodeKey(id.key)
 	if err != nil {
 		return err
 	}
-	for name, content := range map[string][]byte{
-		"ca.crt":     pki.EncodeCert(id.ca.Cert),
-		"ca.key":     caKey,
-		"node.crt":   pki.EncodeCert(id.cert),
-		"node.key":   nodeKey,
-		"gossip.key": id.gossipKey,
-	} {
+	files := map[string][]byte{
+		"ca.crt":   pki.EncodeCert(id.ca.Cert),
+		"node.crt": pki.EncodeCert(id.cert),
+		"node.key": nodeKey,
+	}
+	if id.role() == pki.Server {
+		files["gossip.key"] = id.gossipKey
+		if files["ca.key"], err = id.ca.EncodeCAKey(); err != nil {
+			return err
+		}
+	}
+	for name, content := range files {
 		if err := writeFile(filepath.Join(tmp, name), content, 0o600); err != nil {
 			return err
 		}
@@ -141,10 +145,6 @@ func (d dataDir) readIdentity() (*identity, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the identity: %w", err)
 	}
-	caKey, err := read("ca.key")
-	if err != nil {
-		return nil, fmt.Errorf("read the identity: %w", err)
-	}
 	nodeCert, err := read("node.crt")
 	if err != nil {
 		return nil, fmt.Errorf("read the identity: %w", err)
@@ -154,10 +154,16 @@ func (d dataDir) readIdentity() (*identity, error) {
 		return nil, fmt.Errorf("read the identity: %w", err)
 	}
 	id := &identity{}
-	if id.gossipKey, err = read("gossip.key"); err != nil {
-		return nil, fmt.Errorf("read the identity: %w", err)
+	caKey, err := read("ca.key")
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // an agent's
+		id.ca, err = pki.KnowCA(caCert)
+	case err == nil:
+		if id.ca, err = pki.LoadCA(caCert, caKey); err == nil {
+			id.gossipKey, err = read("gossip.key")
+		}
 	}
-	if id.ca, err = pki.LoadCA(caCert, caKey); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("%s: %w", d.path("pki"), err)
 	}
 	if id.cert, err = pki.ParseCert(nodeCert); err != nil {
@@ -236,6 +242,25 @@ func (d dataDir) peerAddrs() []netip.AddrPort {
 	}
 	return addrs
 }
+
+// serverPeers are the servers of a join's answer.
+func serverPeers(servers []join.ServerAddr) []seenPeer {
+	var peers []seenPeer
+	for _, s := range servers {
+		peers = append(peers, seenPeer{ID: s.ID, Name: s.Name, Addr: s.Addr})
+	}
+	return peers
+}
+
+func (d dataDir) readServers() ([]byte, error) {
+	b, err := os.ReadFile(d.path("servers.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return []byte("[]"), nil
+	}
+	return b, err
+}
+
+func (d dataDir) writeServers(b []byte) error { return writeFile(d.path("servers.json"), b, 0o600) }
 
 // unnamed are peers of which only the addresses are known.
 func unnamed(addrs []netip.AddrPort) []seenPeer {

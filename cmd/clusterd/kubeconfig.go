@@ -8,7 +8,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/clientcmd/api"
 
-	"github.com/clusterd/clusterd/cmd/clusterd/pki"
+	"github.com/clusterd/clusterd/member/pki"
 )
 
 // writeKubeconfig makes sure that the data folder has a kubeconfig for the

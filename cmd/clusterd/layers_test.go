@@ -21,6 +21,8 @@ type layer struct {
 	may  []string // rooms, each a row of its own, that it may import beside itself
 	// never names packages that must not be linked at all, with the reason.
 	never map[string]string
+	// links are packages that the room's program is built on: it links them.
+	links []string
 }
 
 var (
@@ -43,12 +45,17 @@ var layers = []layer{
 	{room: "agent", may: []string{"apis", "netsetup", "agent/podmon/api"}, never: noContainers},
 	{room: "agent/podmon", may: []string{"agent/podmon/api"}, never: noKubernetes},
 	{room: "agent/podmon/api", never: noKubernetes},
-	{room: "cmd/podmon", may: []string{"agent/podmon", "agent/podmon/api"}, never: noKubernetes},
+	// Membership is where gossip's hints meet raft's configuration.
+	{room: "member", may: []string{"apis", "raftstore", "gossip"}, never: noContainers},
+	{room: "cmd/podmon", may: []string{"agent/podmon", "agent/podmon/api"}, never: noKubernetes, links: []string{"github.com/opencontainers/runc/libcontainer"}},
 	{room: "cmd/clusterctl", may: []string{"apis", "raftstore/backup"}, never: map[string]string{
 		"k8s.io/apiserver/pkg/server": "a client links no server",
 		"github.com/hashicorp/raft":   "a client links no store",
 	}},
-	{room: "cmd/clusterd", may: []string{"apis", "apis/server", "raftstore", "raftstore/backup", "raftstore/kubestore", "gossip", "sched", "agent", "netsetup"}, never: noContainers},
+	{room: "cmd/clusterd", may: []string{"apis", "apis/server", "raftstore", "raftstore/backup", "raftstore/kubestore", "gossip", "member", "sched", "agent", "netsetup"}, never: noContainers, links: []string{
+		"github.com/hashicorp/raft", "github.com/hashicorp/raft-boltdb/v2", "github.com/hashicorp/memberlist",
+		"github.com/vishvananda/netlink", "github.com/vishvananda/netns",
+	}},
 }
 
 type pkg struct {
@@ -114,6 +121,13 @@ func TestLayers(t *testing.T) {
 		for _, imp := range p.Imports {
 			if to, ours := strings.CutPrefix(imp, module); ours && !l.allows(to) {
 				t.Errorf("%s imports %s: %s may know only itself and %v (HOUSE.md, section 2)", path, to, l.room, l.may)
+			}
+		}
+		if path == l.room {
+			for _, want := range l.links {
+				if !slices.Contains(p.Deps, want) {
+					t.Errorf("%s does not link %s, which it is built on", path, want)
+				}
 			}
 		}
 		for _, dep := range p.Deps {

@@ -16,13 +16,10 @@ import (
 	"k8s.io/client-go/metadata"
 
 	"github.com/clusterd/clusterd/apis/server"
-	"github.com/clusterd/clusterd/cmd/clusterd/join"
-	"github.com/clusterd/clusterd/cmd/clusterd/pki"
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/sched"
 )
-
-// The controllers' identity, as audit and managed fields show it.
-const controllersUser = "system:kube-controller-manager"
 
 // lead runs what only the leader may run, each time this node becomes it, and
 // waits for all of it to end before it can lead again.
@@ -75,6 +72,9 @@ func (m *Main) reign(ctx context.Context) error {
 	if err := m.recordCluster(ctx); err != nil {
 		return err
 	}
+	if err := m.api.WaitAuthorized(ctx); err != nil {
+		return nil // the term is over
+	}
 	hints := &suspects{peers: m.peers, names: make(chan string)}
 	cfg, err := m.schedConfig(hints)
 	if err != nil {
@@ -88,6 +88,7 @@ func (m *Main) reign(ctx context.Context) error {
 	work.Go(func() error { return members.Run(ctx) })
 	work.Go(func() error { return hints.run(ctx) })
 	work.Go(func() error { return sched.Run(ctx, cfg) })
+	work.Go(func() error { return m.reseal(ctx) })
 	return work.Wait()
 }
 
@@ -112,8 +113,9 @@ func (m *Main) warnEvent(ctx context.Context, client kubernetes.Interface, warni
 }
 
 func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {
-	rest := m.api.ClientConfigFor(controllersUser, pki.AdminsGroup)
-	rest.Wrap(func(next http.RoundTripper) http.RoundTripper { return loopAgent{next} })
+	user, groups := server.LoopIdentity("")
+	rest := m.api.ClientConfigFor(user, groups...)
+	rest.Transport = newLoopTransport(m.api)
 	client, err := kubernetes.NewForConfig(rest)
 	if err != nil {
 		return sched.Config{}, fmt.Errorf("make the controllers' client: %w", err)
@@ -131,20 +133,41 @@ func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {
 		EventClient: events,
 		Metadata:    meta,
 		ClusterCIDR: netip.MustParsePrefix(m.cfg.ClusterCIDR),
+		ServiceCIDR: netip.MustParsePrefix(m.cfg.ServiceCIDR),
 		RootCA:      pki.EncodeCert(m.id.ca.Cert),
 		Liveness:    hints,
 	}, nil
 }
 
-// loopAgent lets the store's records tell the controllers apart, which share
-// an identity.
-type loopAgent struct{ next http.RoundTripper }
+// loopTransport sends what a loop asks under the loop's own identity, and names
+// the loop, so that loops which share an identity can be told apart.
+type loopTransport struct {
+	api *server.Server
+
+	mu   sync.Mutex // guards ways
+	ways map[string]http.RoundTripper
+}
+
+func newLoopTransport(api *server.Server) *loopTransport {
+	return &loopTransport{api: api, ways: map[string]http.RoundTripper{}}
+}
 
 // RoundTrip implements http.RoundTripper.
-func (l loopAgent) RoundTrip(req *http.Request) (*http.Response, error) {
-	if name := sched.LoopOf(req.Context()); name != "" {
+func (l *loopTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+	name := sched.LoopOf(req.Context())
+	if name != "" {
 		req = req.Clone(req.Context())
 		req.Header.Set("User-Agent", server.PartAgent(name))
 	}
-	return l.next.RoundTrip(req)
+	return l.way(name).RoundTrip(req)
+}
+
+func (l *loopTransport) way(loop string) http.RoundTripper {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ways[loop] == nil {
+		user, groups := server.LoopIdentity(loop)
+		l.ways[loop] = l.api.ClientConfigFor(user, groups...).Transport
+	}
+	return l.ways[loop]
 }

@@ -8,10 +8,12 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 
-	"github.com/clusterd/clusterd/cmd/clusterd/transport"
 	"github.com/clusterd/clusterd/gossip"
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/transport"
 )
 
 // peers reaches other nodes' agents by node name, at the address gossip knows
@@ -19,6 +21,30 @@ import (
 type peers struct {
 	id      transport.Identity
 	members *gossip.Members
+	// record is the cluster's word on who has a node name.
+	record func(name string) (join.Record, error)
+}
+
+// find says which key a node has and where it is now. The record names the
+// key; gossip says where a server lives. A member that is behind may lack the
+// record, and then believes gossip: the certificate at that address settles it.
+func (p *peers) find(node string) (id string, addr netip.AddrPort, err error) {
+	rec, err := p.record(node)
+	switch {
+	case err == nil && !rec.IsServer():
+		return rec.ID, rec.Addr, nil
+	case err == nil:
+		if m, ok := p.members.Get(rec.ID); ok {
+			return m.ID, m.Addr, nil
+		}
+	case errors.Is(err, join.ErrNotMember):
+		if m, ok := p.members.ByName(node); ok {
+			return m.ID, m.Addr, nil
+		}
+	default:
+		return "", netip.AddrPort{}, err
+	}
+	return "", netip.AddrPort{}, fmt.Errorf("node %s was never seen by this node", node)
 }
 
 // transportTo returns a round tripper to the agent of the node of that name,
@@ -27,17 +53,26 @@ type peers struct {
 // of its own: exec and logs hold theirs for long, and a dead node's must not
 // be reused.
 func (p *peers) transportTo(_ context.Context, node string) (http.RoundTripper, *url.URL, error) {
-	if _, ok := p.members.ByName(node); !ok {
-		return nil, nil, fmt.Errorf("node %s was never seen by this node", node)
+	if _, _, err := p.find(node); err != nil {
+		return nil, nil, err
 	}
 	tr := &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			m, ok := p.members.ByName(node)
-			if !ok {
-				return nil, fmt.Errorf("node %s is no longer a member", node)
+			id, addr, err := p.find(node)
+			if err != nil {
+				return nil, err
 			}
-			return p.id.Dial(ctx, m.Addr, m.ID, transport.Node)
+			c, err := p.id.Dial(ctx, addr, id, transport.Node)
+			if err != nil {
+				return nil, err
+			}
+			// What gossip calls it is its own word; its certificate is the cluster's.
+			if _, name := transport.PeerOf(c); name != node {
+				c.Close()
+				return nil, fmt.Errorf("at %s, where node %s is said to be, there is node %s", addr, node, name)
+			}
+			return c, nil
 		},
 	}
 	return tr, &url.URL{Scheme: "http", Host: node}, nil

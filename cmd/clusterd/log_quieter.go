@@ -32,6 +32,7 @@ func toNobody(r slog.Record) (is bool) {
 		}
 		err := a.Value.String()
 		is = strings.Contains(err, "apiserver was unable to write a ") ||
+			err == "failed to fetch openapi paths: "+context.Canceled.Error() ||
 			strings.Contains(err, "apiserver received an error that is not an metav1.Status") &&
 				(strings.Contains(err, "closed pipe") || strings.Contains(err, context.Canceled.Error()))
 		return false

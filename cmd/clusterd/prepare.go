@@ -13,8 +13,10 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/clusterd/clusterd/cmd/clusterd/join"
-	"github.com/clusterd/clusterd/cmd/clusterd/pki"
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/servers"
+	"github.com/clusterd/clusterd/member/transport"
 	"github.com/clusterd/clusterd/raftstore"
 )
 
@@ -31,7 +33,7 @@ func prepareInit(cfg Config) error {
 		if id.key, err = pki.NewKey(); err != nil {
 			return err
 		}
-		if id.cert, err = ca.IssueNode(id.key.Public(), cfg.Name, certAddrs(cfg), nil, now); err != nil {
+		if id.cert, err = ca.IssueServer(id.key.Public(), cfg.Name, certAddrs(cfg), now); err != nil {
 			return err
 		}
 		if err := dir.writeBootstrap(join.Cluster{
@@ -60,14 +62,14 @@ func prepareJoin(ctx context.Context, cfg Config, server string, token pki.Token
 		if err != nil {
 			return err
 		}
-		res, err := joinWithRetry(ctx, join.Wish{
-			Server: server, Token: token, Name: cfg.Name, Addr: cfg.addr(), Key: key, Version: version(),
-		}, progress)
+		res, err := patiently(ctx, progress, func(ctx context.Context) (*join.Response, error) {
+			return join.Join(ctx, join.Wish{Server: server, Token: token, Name: cfg.Name, Addr: cfg.addr(), Key: key, Version: version()})
+		})
 		if err != nil {
 			return err
 		}
-		id := &identity{key: key, gossipKey: res.GossipKey}
-		if id.ca, err = pki.LoadCA(res.CACert, res.CAKey); err != nil {
+		id := &identity{key: key}
+		if id.ca, err = pki.KnowCA(res.CACert); err != nil {
 			return err
 		}
 		if id.cert, err = pki.ParseCert(res.NodeCert); err != nil {
@@ -75,10 +77,15 @@ func prepareJoin(ctx context.Context, cfg Config, server string, token pki.Token
 		}
 		cfg.ClusterCIDR = res.Cluster.ClusterCIDR.String()
 		cfg.ServiceCIDR = res.Cluster.ServiceCIDR.String()
-		if err := raftstore.SetEpoch(dir.path("store"), res.Epoch); err != nil {
-			return err
+		if res.Role == pki.Server {
+			err = prepareServer(ctx, dir, id, server, res, progress)
+		} else {
+			var list []byte
+			if list, err = servers.Encode(res.Servers); err == nil {
+				err = dir.writeServers(list)
+			}
 		}
-		if err := dir.writePeers(unnamed(res.Peers)); err != nil {
+		if err != nil {
 			return err
 		}
 		if err := dir.writeConfig(cfg); err != nil {
@@ -86,6 +93,32 @@ func prepareJoin(ctx context.Context, cfg Config, server string, token pki.Token
 		}
 		return dir.writeIdentity(id)
 	})
+}
+
+// prepareServer gets what only servers know, now that this machine is one by
+// its record, and begins the store.
+func prepareServer(ctx context.Context, dir dataDir, id *identity, server string, res *join.Response, progress io.Writer) error {
+	tid := transport.Identity{Certificate: id.tlsCertificate, Roots: id.ca.Pool()}
+	keys, err := patiently(ctx, progress, func(ctx context.Context) (*join.Keys, error) {
+		return join.FetchKeys(ctx, func(ctx context.Context) (net.Conn, error) {
+			c, err := tid.DialHost(ctx, server, "", transport.Member)
+			if err != nil {
+				return nil, err
+			}
+			return c, nil
+		})
+	})
+	if err != nil {
+		return err
+	}
+	id.gossipKey = keys.GossipKey
+	if id.ca, err = pki.LoadCA(res.CACert, keys.CAKey); err != nil {
+		return err
+	}
+	if err := raftstore.SetEpoch(dir.path("store"), res.Epoch); err != nil {
+		return err
+	}
+	return dir.writePeers(serverPeers(res.Servers))
 }
 
 // prepare runs write under the folder's lock, and removes what it left when
@@ -110,7 +143,7 @@ func prepare(cfg Config, write func(dataDir) error) (err error) {
 			os.RemoveAll(cfg.Data)
 			return
 		}
-		for _, name := range []string{"config.yaml", "bootstrap.json", "peers.json", "store"} {
+		for _, name := range []string{"config.yaml", "bootstrap.json", "peers.json", "servers.json", "store"} {
 			os.RemoveAll(dir.path(name))
 		}
 	}()

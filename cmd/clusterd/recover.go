@@ -13,13 +13,15 @@ import (
 	"sync"
 	"time"
 
+	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/gossip"
+	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/raftstore"
 )
 
 // recoveryPath is where people survey and begin a recovery, and where nodes
 // tell each other to.
-const recoveryPath = "/clusterd/v1/recovery"
+const recoveryPath = v1.Recovery
 
 // survivor is one member as a survey finds it.
 type survivor struct {
@@ -57,6 +59,7 @@ func (a *clusterAPI) makeSurvey(ctx context.Context) (survey, error) {
 	if err != nil {
 		return survey{}, err
 	}
+	records = join.Servers(records) // agents hold nothing
 	ctx, cancel := context.WithTimeout(ctx, surveyPatience)
 	defer cancel()
 	s := survey{Epoch: own.Epoch, Members: make([]survivor, len(records))}
@@ -150,16 +153,10 @@ func (a *clusterAPI) getRecovery(w http.ResponseWriter, r *http.Request) {
 	reply(w, http.StatusOK, s)
 }
 
-// recoveryWish is what a person has decided, looking at a survey.
-type recoveryWish struct {
-	From string   `json:"from"` // the member whose state goes on
-	Keep []string `json:"keep"` // the members that answered; all others are left out
-}
-
 // postRecovery looks again, and tells the chosen member to begin a new epoch.
 // The others that are kept hear of it when they ask why they have no leader.
 func (a *clusterAPI) postRecovery(w http.ResponseWriter, r *http.Request) {
-	var wish recoveryWish
+	var wish v1.RecoveryRequest
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&wish); err != nil {
 		refuse(w, http.StatusBadRequest, "the request cannot be read: "+err.Error())
 		return
@@ -187,7 +184,7 @@ func (a *clusterAPI) postRecovery(w http.ResponseWriter, r *http.Request) {
 }
 
 // order checks that a wish fits what is so now.
-func (s *survey) order(wish recoveryWish, now time.Time) (order recovery, from survivor, err error) {
+func (s *survey) order(wish v1.RecoveryRequest, now time.Time) (order recovery, from survivor, err error) {
 	if s.Obstacle != "" {
 		return order, from, errors.New(s.Obstacle)
 	}

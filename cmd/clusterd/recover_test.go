@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/raftstore"
 )
 
@@ -49,15 +50,15 @@ func TestRecoveryOrder(t *testing.T) {
 	members := []survivor{answering("a", true, 3, 9), answering("b", false, 3, 8), silent("c"), silent("d")}
 	for _, tc := range []struct {
 		name string
-		wish recoveryWish
+		wish v1.RecoveryRequest
 		want string // "": it is ordered
 	}{
-		{"as surveyed", recoveryWish{From: "a", Keep: []string{"a", "b"}}, ""},
-		{"from another", recoveryWish{From: "b", Keep: []string{"a", "b"}}, ""},
-		{"one that answers would be left out", recoveryWish{From: "a", Keep: []string{"a"}}, "b answers now"},
-		{"one has gone meanwhile", recoveryWish{From: "a", Keep: []string{"a", "b", "c"}}, "c no longer answers"},
-		{"from one that does not answer", recoveryWish{From: "c", Keep: []string{"a", "b"}}, `"c" is none`},
-		{"from nobody", recoveryWish{Keep: []string{"a", "b"}}, "is none"},
+		{"as surveyed", v1.RecoveryRequest{From: "a", Keep: []string{"a", "b"}}, ""},
+		{"from another", v1.RecoveryRequest{From: "b", Keep: []string{"a", "b"}}, ""},
+		{"one that answers would be left out", v1.RecoveryRequest{From: "a", Keep: []string{"a"}}, "b answers now"},
+		{"one has gone meanwhile", v1.RecoveryRequest{From: "a", Keep: []string{"a", "b", "c"}}, "c no longer answers"},
+		{"from one that does not answer", v1.RecoveryRequest{From: "c", Keep: []string{"a", "b"}}, `"c" is none`},
+		{"from nobody", v1.RecoveryRequest{Keep: []string{"a", "b"}}, "is none"},
 	} {
 		s := survey{Epoch: raftstore.Epoch{Number: 4}, Members: members}
 		s.judge()

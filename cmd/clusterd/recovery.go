@@ -8,7 +8,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/clusterd/clusterd/cmd/clusterd/join"
+	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/raftstore"
 )
 

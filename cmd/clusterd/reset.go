@@ -18,6 +18,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/podnetwork"
+	"github.com/clusterd/clusterd/netsetup/loopback"
 )
 
 // shutdownPatience bounds how long podmon may take to kill every container.
@@ -44,7 +45,10 @@ func reset(ctx context.Context, cfg Config, out io.Writer) error {
 		do   func() error
 	}{
 		{"containers", func() error { return stopContainers(cfg) }},
+		{"services", func() error { return removeServices(dir, cfg.Advertise) }},
 		{"network", func() error { return podnetwork.CleanUp(ctx, podnetwork.Config{Dir: dir.path("network")}) }},
+		{"network policies", removePolicies},
+		{"address of DNS", func() error { return removeDNS(cfg) }},
 		{"mounts", func() error { return errors.Join(image.CleanUp(dir.path("images")), unmountBelow(cfg.Data)) }},
 		{"cgroups", func() error { return removeCgroups(cfg.CgroupRoot) }},
 		{"data folder", func() error { return removeFolder(cfg.Data) }},
@@ -63,6 +67,20 @@ func reset(ctx context.Context, cfg Config, out io.Writer) error {
 	}
 	fmt.Fprintf(out, "This machine runs nothing of clusterd in %s any more.\n", cfg.Data)
 	return nil
+}
+
+// removeDNS takes the address away at which the node answered names.
+func removeDNS(cfg Config) error {
+	addr := cfg.nodeDNS()
+	if !addr.IsValid() {
+		return nil
+	}
+	lo, err := loopback.Open()
+	if err != nil {
+		return err
+	}
+	defer lo.Close()
+	return lo.Remove(addr)
 }
 
 // stopContainers ends every container of the data folder, and podmon.

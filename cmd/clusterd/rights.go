@@ -2,21 +2,26 @@ package main
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 
-	"github.com/clusterd/clusterd/cmd/clusterd/join"
-	"github.com/clusterd/clusterd/cmd/clusterd/pki"
+	"github.com/clusterd/clusterd/gossip"
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/raftstore"
 )
 
 // rights knows whose key was taken away. It is made before the store is open,
 // and until then nobody's was.
 type rights struct {
+	self  string // this member's id
 	store atomic.Pointer[raftstore.Store]
 }
 
@@ -31,8 +36,58 @@ func (r *rights) revoked(id string) bool {
 	return err == nil && gone // a store that is closing knows nothing
 }
 
-// admitted is the opposite of revoked.
-func (r *rights) admitted(id string) bool { return !r.revoked(id) }
+// admitted says whether gossip may list a member: a server of the records, by
+// the name it has there. While this member follows no leader its records may
+// lack those who joined last, and only who was removed is refused.
+func (r *rights) admitted(m gossip.Meta) bool {
+	s := r.store.Load()
+	if s == nil || s.Leader() == "" {
+		return !r.revoked(m.ID)
+	}
+	rec, err := join.Member(context.Background(), s, m.ID)
+	if err != nil {
+		// A store that lacks this member's own record has only begun to fill.
+		_, err = join.Member(context.Background(), s, r.self)
+		return err != nil && !r.revoked(m.ID)
+	}
+	return rec.IsServer() && rec.Name == m.Name
+}
+
+// known says whether the key with that id is a server's.
+func (r *rights) known(id string) bool {
+	s := r.store.Load()
+	if s == nil {
+		return false
+	}
+	rec, err := join.Member(context.Background(), s, id)
+	return err == nil && rec.IsServer()
+}
+
+// servers are the ids of all servers and where they joined.
+func (r *rights) servers() map[string]netip.AddrPort {
+	s := r.store.Load()
+	if s == nil {
+		return nil
+	}
+	records, err := join.Records(context.Background(), s, true)
+	if err != nil {
+		return nil
+	}
+	addrs := map[string]netip.AddrPort{}
+	for _, rec := range join.Servers(records) {
+		addrs[rec.ID] = rec.Addr
+	}
+	return addrs
+}
+
+// named is the record of a node name, as far as this member knows.
+func (r *rights) named(name string) (join.Record, error) {
+	s := r.store.Load()
+	if s == nil {
+		return join.Record{}, raftstore.ErrClosed
+	}
+	return join.MemberNamed(context.Background(), s, name)
+}
 
 // check refuses the certificates of removed nodes to the API, and asks next
 // about all others.
@@ -40,12 +95,37 @@ func (r *rights) check(next authenticator.Request) authenticator.Request {
 	return authenticator.RequestFunc(func(req *http.Request) (*authenticator.Response, bool, error) {
 		if req.TLS != nil && len(req.TLS.PeerCertificates) > 0 {
 			leaf := req.TLS.PeerCertificates[0]
-			if name, isNode := pki.NodeName(leaf); isNode && r.revoked(pki.Fingerprint(leaf.PublicKey)) {
-				return nil, false, fmt.Errorf("node %s was removed from the cluster", name)
+			if name, isNode := pki.NodeName(leaf); isNode {
+				if r.revoked(pki.Fingerprint(leaf.PublicKey)) {
+					return nil, false, fmt.Errorf("node %s was removed from the cluster", name)
+				}
+				if err := r.recorded(req.Context(), leaf, name); err != nil {
+					return nil, false, err
+				}
 			}
 		}
 		return next.AuthenticateRequest(req)
 	})
+}
+
+// recorded refuses a node's certificate that no record stands behind. This
+// member may not have heard of one that has just joined: then the leader is
+// asked.
+func (r *rights) recorded(ctx context.Context, leaf *x509.Certificate, name string) error {
+	s := r.store.Load()
+	if s == nil {
+		return raftstore.ErrClosed
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	rec, err := join.MemberNow(ctx, s, pki.Fingerprint(leaf.PublicKey))
+	switch {
+	case errors.Is(err, join.ErrNotMember), err == nil && (rec.Name != name || rec.IsServer() != (pki.NodeRole(leaf) == pki.Server)):
+		return fmt.Errorf("node %s has no such record in the cluster", name)
+	case err != nil && pki.NodeRole(leaf) != pki.Server:
+		return fmt.Errorf("look up node %s: %w", name, err)
+	}
+	return nil
 }
 
 // keepRights cuts the connections of members that are removed, and ends this

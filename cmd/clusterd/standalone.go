@@ -106,7 +106,7 @@ func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives 
 	settings := agent.Config{
 		NodeName: cfg.Name, NodeIP: cfg.addr().Addr(), DataDir: cfg.Data, CgroupRoot: cfg.CgroupRoot,
 		Runtime: containers, Images: images, Network: network, Version: kubeVersion(), MaxPods: cfg.MaxPods,
-		PidsLimit: cfg.PodPidsLimit, CPUs: cpus,
+		PidsLimit: max(cfg.PodPidsLimit, 0), CPUs: cpus,
 		StaticDir: cfg.staticPods(), StaticURL: cfg.StaticPodsURL,
 		OnEvent: func(e *corev1.Event) {
 			level := slog.LevelInfo
@@ -119,6 +119,9 @@ func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives 
 	}
 	if err := cfg.settings(&settings); err != nil {
 		return err
+	}
+	if cfg.nodeDNS().IsValid() {
+		settings.ClusterDNS = nil // there is no cluster whose names it could answer
 	}
 	a, err := agent.New(settings)
 	if err != nil {
@@ -137,7 +140,7 @@ func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives 
 	log.Info("static pods are run", "folder", cfg.staticPods(), "url", cfg.StaticPodsURL, "data", cfg.Data)
 	work, ctx := errgroup.WithContext(ctx)
 	work.Go(func() error { return a.Run(ctx) })
-	work.Go(func() error { return serveHTTP(ln, a.Handler())(ctx) })
+	work.Go(func() error { return serveHTTP(log, ln, a.Handler())(ctx) })
 	return work.Wait()
 }
 

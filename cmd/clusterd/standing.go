@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/clusterd/clusterd/cmd/clusterd/join"
-	"github.com/clusterd/clusterd/cmd/clusterd/transport"
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/transport"
 )
 
 // goneError ends a node that belongs to the cluster no more. Starting it again
@@ -21,13 +21,15 @@ type goneError struct{ why string }
 func (e *goneError) Error() string { return e.why }
 
 // errRemoved says what became of this machine and what to do.
-func (m *Main) errRemoved(r join.Removal) error {
-	happened := "was removed from the cluster, where it was called " + m.cfg.Name
+func (m *Main) errRemoved(r join.Removal) error { return errRemoved(m.cfg, r) }
+
+func errRemoved(cfg Config, r join.Removal) error {
+	happened := "was removed from the cluster, where it was called " + cfg.Name
 	if r.Why != "" {
 		happened = fmt.Sprintf("was left out when the cluster was %s on %s, where it was called %s: the cluster goes on in epoch %d, without what only this machine knows",
-			r.Why, r.Removed.Format(time.RFC3339), m.cfg.Name, r.Epoch)
+			r.Why, r.Removed.Format(time.RFC3339), cfg.Name, r.Epoch)
 	}
-	return &goneError{fmt.Sprintf("this machine %s; its containers go on without anybody to look after them: end them with `clusterd reset --data %s`, after which it can join again", happened, m.cfg.Data)}
+	return &goneError{fmt.Sprintf("this machine %s; its containers go on without anybody to look after them: end them with `clusterd reset --data %s`, after which it can join again", happened, cfg.Data)}
 }
 
 const (

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,6 +21,7 @@ type storeLimits struct {
 	quota, historyBytes int64
 	historyAge          time.Duration
 	folders             map[string]int64
+	engine              raftstore.LogEngine
 }
 
 // Least values with which a cluster still works.
@@ -30,6 +32,9 @@ const (
 )
 
 func (c *Config) storeLimits() (l storeLimits, err error) {
+	if l.engine = raftstore.LogEngine(c.RaftLog); !slices.Contains(raftstore.LogEngines, l.engine) {
+		return l, fmt.Errorf("--raft-log %q: give one of %q", c.RaftLog, raftstore.LogEngines)
+	}
 	if l.quota, err = bytesOf("--store-quota", c.StoreQuota, minStoreQuota); err != nil {
 		return l, err
 	}
@@ -101,6 +106,6 @@ const maxObjectBytes = 3 << 19
 // apply puts the limits into a store's configuration.
 func (l storeLimits) apply(c *raftstore.Config) {
 	c.QuotaBytes, c.FolderQuotas, c.VitalPrefixes = l.quota, l.folders, vitalPrefixes
-	c.MaxValueBytes = maxObjectBytes
+	c.MaxValueBytes, c.LogEngine = maxObjectBytes, l.engine
 	c.HistoryAge, c.HistoryBytes = l.historyAge, l.historyBytes
 }

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	goruntime "runtime"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/clusterd/clusterd/agent/image"
+	"github.com/clusterd/clusterd/apis/server/rbac"
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/servers"
+	"github.com/clusterd/clusterd/member/transport"
+)
+
+// agentNode is a node that runs pods and nothing else: it opens no store, no
+// API and no authority, and reaches the cluster through whatever server
+// answers.
+type agentNode struct {
+	cfg     Config
+	dir     dataDir
+	id      *identity
+	cert    atomic.Pointer[tls.Certificate]
+	log     *slog.Logger
+	tid     transport.Identity
+	servers *servers.List
+}
+
+// role is the role of the member whose data folder it is.
+func (d dataDir) role() (pki.Role, error) {
+	b, err := os.ReadFile(d.path("pki", "node.crt"))
+	if err != nil {
+		return "", err
+	}
+	cert, err := pki.ParseCert(b)
+	if err != nil {
+		return "", err
+	}
+	if _, err := os.Stat(d.path("pki", "ca.key")); err == nil {
+		return pki.Server, nil // a certificate that is older than roles does not name it
+	}
+	return pki.NodeRole(cert), nil
+}
+
+// runAgentNode runs the node until ctx ends.
+func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
+	n := &agentNode{cfg: cfg, dir: dataDir(cfg.Data), log: log}
+	lock, err := n.dir.lock()
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if n.id, err = n.dir.readIdentity(); err != nil {
+		return err
+	}
+	if name, _ := pki.NodeName(n.id.cert); name != cfg.Name {
+		return fmt.Errorf("--name %q: this machine joined as %q; a node cannot be renamed", cfg.Name, name)
+	}
+	if r := n.dir.removed(); r != nil {
+		return errRemoved(cfg, *r)
+	}
+	n.cert.Store(n.id.tlsCertificate())
+	n.tid = transport.Identity{Certificate: n.cert.Load, Roots: n.id.ca.Pool()}
+	known, err := n.dir.readServers()
+	if err != nil {
+		return err
+	}
+	extra, err := cfg.peerAddrs()
+	if err != nil {
+		return err
+	}
+	n.servers, err = servers.New(servers.Config{
+		Identity: n.tid, ID: n.id.nodeID(), Self: cfg.addr(), Known: known, Save: n.dir.writeServers, Extra: extra,
+		Warn: func(msg string, err error) { log.Warn(msg, "err", err) },
+	})
+	if err != nil {
+		return err
+	}
+	images, err := image.Open(image.Config{Dir: n.dir.path("images"), Logger: room(log, "image")})
+	if err != nil {
+		return fmt.Errorf("open the image store: %w", err)
+	}
+	port, err := transport.ListenNode(cfg.addr(), n.tid, room(log, "transport"))
+	if err != nil {
+		return err
+	}
+	defer port.Close()
+	g := group{log: log}
+	g.add("port", port.Run)
+	g.add("certificate", n.keepCert)
+	g.add("servers", func(ctx context.Context) error { return n.servers.Run(ctx, n.askStanding) })
+	network := n.client()
+	network.Impersonate = rest.ImpersonationConfig{UserName: rbac.NodeNetwork}
+	keeper := newAgentKeeper(log, func(ctx context.Context) (startedAgent, error) {
+		return newNodeAgent(ctx, cfg, log, images, nodeClients{agent: n.client(), heartbeat: n.client(), network: network})
+	}, tellNotReady(log, cfg.Name, n.client()))
+	g.add("node calls", serveHTTP(log, port.HTTPOver(transport.Node), keeper))
+	g.add("agent", keeper.Run)
+	log.Info("clusterd runs as an agent", "version", version(), "go", goruntime.Version(), "procs", goruntime.GOMAXPROCS(0), "addr", cfg.addr(), "data", cfg.Data, "id", n.id.nodeID(), "servers", len(n.servers.All()))
+	return g.run(ctx)
+}
+
+// client is the configuration of a client with a connection of its own to the
+// API of any server.
+func (n *agentNode) client() *rest.Config {
+	return &rest.Config{
+		Host:      "https://kubernetes",
+		Transport: n.servers.Transport(),
+		QPS:       -1,
+		UserAgent: rest.DefaultKubernetesUserAgent(),
+		ContentConfig: rest.ContentConfig{
+			ContentType:        "application/vnd.kubernetes.protobuf",
+			AcceptContentTypes: "application/vnd.kubernetes.protobuf,application/json",
+		},
+	}
+}
+
+// keepCert renews the node's certificate in time, and after it has ended, too.
+func (n *agentNode) keepCert(ctx context.Context) error {
+	for {
+		wait := time.Minute
+		if pki.NeedsRenewal(n.id.cert, time.Now()) {
+			dial := func(ctx context.Context) (net.Conn, error) { return n.servers.Dial(ctx, transport.Join) }
+			attempt, cancel := context.WithTimeout(ctx, 20*time.Second)
+			cert, err := join.Renew(attempt, dial, n.cfg.Name, n.id.key)
+			cancel()
+			if err == nil {
+				err = n.dir.writeNodeCert(cert)
+			}
+			switch {
+			case err == nil:
+				n.id.cert = cert
+				n.cert.Store(n.id.tlsCertificate())
+				n.log.Info("the node's certificate was renewed", "expires", cert.NotAfter)
+			case ctx.Err() == nil:
+				wait = 5 * time.Second
+				n.log.Warn("the node's certificate could not be renewed", "expires", n.id.cert.NotAfter, "err", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(wait):
+		}
+	}
+}
+
+// askStanding asks the servers why none of them answers this node: it may have
+// been removed.
+func (n *agentNode) askStanding(ctx context.Context) error {
+	for _, s := range n.servers.All() {
+		attempt, cancel := context.WithTimeout(ctx, standingPatience)
+		answer, err := join.AskStanding(attempt, func(ctx context.Context) (net.Conn, error) {
+			c, err := n.tid.Dial(ctx, s.Addr, s.ID, transport.Join)
+			if err != nil {
+				return nil, err
+			}
+			return c, nil
+		}, n.id.nodeID())
+		cancel()
+		if err == nil && answer.Removed != nil {
+			return errors.Join(errRemoved(n.cfg, *answer.Removed), n.dir.markRemoved(*answer.Removed))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,77 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/pflag"
+
+	"github.com/clusterd/clusterd/apis/server"
+)
+
+// AccessConfig names the files about who is known beside the holders of
+// certificates and service accounts, and about what is written down of what
+// they do. The same files belong on every server.
+type AccessConfig struct {
+	// TokenAuthFile holds lines TOKEN,USER,UID[,"GROUP,GROUP"].
+	TokenAuthFile string `json:"tokenAuthFile,omitempty"`
+	// AuthenticationConfig is an AuthenticationConfiguration: issuers of OpenID
+	// Connect tokens.
+	AuthenticationConfig string `json:"authenticationConfig,omitempty"`
+	// TokenWebhookConfig is a kubeconfig of a service that is asked about tokens.
+	TokenWebhookConfig string `json:"tokenWebhookConfig,omitempty"`
+	// AuditPolicyFile is an audit Policy; without it nothing is written down.
+	AuditPolicyFile string `json:"auditPolicyFile,omitempty"`
+	// AuditLogPath is the file for it. Default: DATA/audit.log; "-" is standard
+	// output.
+	AuditLogPath string `json:"auditLogPath,omitempty"`
+	// AuditLogMaxAge is in days, AuditLogMaxSize in MB.
+	AuditLogMaxAge    int `json:"auditLogMaxAge,omitempty"`
+	AuditLogMaxBackup int `json:"auditLogMaxBackup,omitempty"`
+	AuditLogMaxSize   int `json:"auditLogMaxSize,omitempty"`
+	// AuditWebhookConfigFile is a kubeconfig of a service that is told.
+	AuditWebhookConfigFile string `json:"auditWebhookConfigFile,omitempty"`
+}
+
+func defaultAccess() AccessConfig {
+	return AccessConfig{AuditLogMaxAge: 30, AuditLogMaxBackup: 10, AuditLogMaxSize: 100}
+}
+
+func (c *AccessConfig) addFlags(f *pflag.FlagSet) {
+	f.StringVar(&c.TokenAuthFile, "token-auth-file", c.TokenAuthFile, `file of tokens, lines of TOKEN,USER,UID[,"GROUP,GROUP"]`)
+	f.StringVar(&c.AuthenticationConfig, "authentication-config", c.AuthenticationConfig, "file with an AuthenticationConfiguration: issuers of OpenID Connect tokens")
+	f.StringVar(&c.TokenWebhookConfig, "authentication-token-webhook-config-file", c.TokenWebhookConfig, "kubeconfig of a service that is asked about tokens")
+	f.StringVar(&c.AuditPolicyFile, "audit-policy-file", c.AuditPolicyFile, "file with an audit Policy: what of each request is written down (default: nothing)")
+	f.StringVar(&c.AuditLogPath, "audit-log-path", c.AuditLogPath, "file that it is written to, - for standard output (default: DATA/audit.log)")
+	f.IntVar(&c.AuditLogMaxAge, "audit-log-maxage", c.AuditLogMaxAge, "for how many days its old files are kept")
+	f.IntVar(&c.AuditLogMaxBackup, "audit-log-maxbackup", c.AuditLogMaxBackup, "how many of its old files are kept")
+	f.IntVar(&c.AuditLogMaxSize, "audit-log-maxsize", c.AuditLogMaxSize, "size in MB at which a new file is begun")
+	f.StringVar(&c.AuditWebhookConfigFile, "audit-webhook-config-file", c.AuditWebhookConfigFile, "kubeconfig of a service that is told of requests, too")
+}
+
+// check names what would not be acted on.
+func (c *AccessConfig) check() error {
+	if c.AuditPolicyFile == "" && (c.AuditLogPath != "" || c.AuditWebhookConfigFile != "") {
+		return errors.New("--audit-log-path and --audit-webhook-config-file do nothing without --audit-policy-file")
+	}
+	for flag, n := range map[string]int{"--audit-log-maxage": c.AuditLogMaxAge, "--audit-log-maxbackup": c.AuditLogMaxBackup, "--audit-log-maxsize": c.AuditLogMaxSize} {
+		if n < 0 {
+			return fmt.Errorf("%s %d: it cannot be negative", flag, n)
+		}
+	}
+	return nil
+}
+
+// access is the same for the API server; log is where the audit log is unless
+// said otherwise.
+func (c *AccessConfig) access(log string) server.Access {
+	a := server.Access{
+		TokenFile: c.TokenAuthFile, Authentication: c.AuthenticationConfig, TokenWebhook: c.TokenWebhookConfig,
+		AuditPolicy: c.AuditPolicyFile, AuditLog: c.AuditLogPath, AuditWebhook: c.AuditWebhookConfigFile,
+		AuditMaxAge: c.AuditLogMaxAge, AuditMaxBackups: c.AuditLogMaxBackup, AuditMaxSize: c.AuditLogMaxSize,
+	}
+	if a.AuditPolicy != "" && a.AuditLog == "" {
+		a.AuditLog = log
+	}
+	return a
+}

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+type testAgent struct {
+	runs   func(context.Context) error
+	closed func()
+}
+
+func (a testAgent) Handler() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "agent") })
+}
+func (a testAgent) run(ctx context.Context) error { return a.runs(ctx) }
+func (a testAgent) close()                        { a.closed() }
+
+// TestAgentKeeper: an agent that cannot start, fails, or ends is started again;
+// calls are answered all the time; what was built is closed.
+func TestAgentKeeper(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var mu sync.Mutex
+	var told []string
+	built, closed := 0, 0
+	up := make(chan struct{})
+	start := func(context.Context) (startedAgent, error) {
+		built++
+		a := testAgent{closed: func() { closed++ }}
+		switch built {
+		case 1:
+			return nil, errors.New("no podmon")
+		case 2:
+			a.runs = func(context.Context) error { return errors.New("node: out of memory") }
+		case 3:
+			a.runs = func(context.Context) error { return nil }
+		default:
+			a.runs = func(ctx context.Context) error { close(up); <-ctx.Done(); return nil }
+		}
+		return a, nil
+	}
+	k := newAgentKeeper(slog.New(slog.DiscardHandler), start, func(_ context.Context, err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		told = append(told, err.Error())
+	})
+	k.minPause, k.maxPause = time.Millisecond, 2*time.Millisecond
+	ask := func() (int, string) {
+		w := httptest.NewRecorder()
+		k.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/pods", nil))
+		return w.Code, w.Body.String()
+	}
+	if code, text := ask(); code != http.StatusServiceUnavailable {
+		t.Errorf("before: %d %s", code, text)
+	}
+	done := make(chan error, 1)
+	go func() { done <- k.Run(ctx) }()
+	<-up
+	if code, text := ask(); code != http.StatusOK || text != "agent" {
+		t.Errorf("while it runs: %d %s", code, text)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if code, _ := ask(); code != http.StatusServiceUnavailable {
+		t.Errorf("after: %d", code)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if want := []string{"no podmon", "node: out of memory", errEndedEarly.Error()}; !slices.Equal(told, want) || built != 4 || closed != 3 {
+		t.Errorf("told %q, built %d, closed %d", told, built, closed)
+	}
+}
+
+func TestNotReady(t *testing.T) {
+	then, now := metav1.NewTime(time.Unix(100, 0)), metav1.NewTime(time.Unix(200, 0))
+	node := &corev1.Node{Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
+		{Type: corev1.NodeDiskPressure, Status: corev1.ConditionFalse},
+		{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastTransitionTime: then},
+	}}}
+	notReady(node, errors.New("a"), now)
+	c := node.Status.Conditions[1]
+	if len(node.Status.Conditions) != 2 || c.Status != corev1.ConditionFalse || c.Reason != agentFailed || c.LastTransitionTime != now {
+		t.Errorf("%+v", node.Status.Conditions)
+	}
+	later := metav1.NewTime(time.Unix(300, 0))
+	notReady(node, errors.New("b"), later)
+	if c := node.Status.Conditions[1]; c.LastTransitionTime != now || c.LastHeartbeatTime != later || c.Message != "the node's agent failed and is started again: b" {
+		t.Errorf("%+v", c)
+	}
+	empty := &corev1.Node{}
+	notReady(empty, errors.New("a"), now)
+	if len(empty.Status.Conditions) != 1 {
+		t.Errorf("%+v", empty.Status)
+	}
+}

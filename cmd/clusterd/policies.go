@@ -1,0 +1,39 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/clusterd/clusterd/agent/netpol"
+	"github.com/clusterd/clusterd/agent/static"
+	"github.com/clusterd/clusterd/netsetup/nft"
+	"github.com/clusterd/clusterd/netsetup/policy"
+)
+
+// newPolicies opens what puts network policies into force on this node. closing
+// gives the sockets back; the rules stay.
+func newPolicies(cfg Config, log *slog.Logger, client kubernetes.Interface) (_ *netpol.Manager, closing func(), err error) {
+	tables, err := nft.OpenTables()
+	if err != nil {
+		return nil, nil, fmt.Errorf("open the rules of network policies: %w", err)
+	}
+	closing = func() { _ = tables.Close() }
+	manager, err := netpol.New(netpol.Config{NodeName: cfg.Name, Client: client, Enforcer: policy.New(tables, log), Static: static.IsUID, Logger: log})
+	if err != nil {
+		closing()
+		return nil, nil, err
+	}
+	return manager, closing, nil
+}
+
+// removePolicies takes back what network policies left in the kernel.
+func removePolicies() error {
+	tables, err := nft.OpenTables()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tables.Close() }()
+	return policy.New(tables, nil).CleanUp()
+}

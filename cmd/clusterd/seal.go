@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/clusterd/clusterd/apis/server"
+	"github.com/clusterd/clusterd/raftstore/kubestore"
+)
+
+// authoritySeal is the id of the key that follows from the authority's: every
+// server has it, and a snapshot brings it along.
+const authoritySeal = "authority"
+
+const (
+	sealFile = "seal.keys"
+	// sealLook is how often the file is looked at.
+	sealLook = 10 * time.Second
+	sealPage = 500
+)
+
+// sealedKinds are encrypted at rest.
+var sealedKinds = map[schema.GroupResource]bool{
+	corev1.Resource("secrets"): true,
+	server.TokenKeys:           true,
+}
+
+// sealKeys are those of the file seal.keys, newest first, and after them the
+// one that follows from the authority's key. What they protect: the log, its
+// snapshots and history, wherever copies of them go. Not: a machine whose whole
+// data folder is read, which holds the keys as well.
+func (m *Main) sealKeys() ([]kubestore.SealKey, error) {
+	list, err := os.ReadFile(m.dir.path(sealFile))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read the keys for secrets at rest: %w", err)
+	}
+	keys, err := kubestore.ParseSealKeys(string(list))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", m.dir.path(sealFile), err)
+	}
+	master, err := m.id.ca.EncodeCAKey()
+	if err != nil {
+		return nil, err
+	}
+	own, err := kubestore.DeriveSealKey(authoritySeal, master)
+	if err != nil {
+		return nil, err
+	}
+	return append(keys, own), nil
+}
+
+// openSeal makes the seal that the store's decorator uses.
+func (m *Main) openSeal() error {
+	keys, err := m.sealKeys()
+	if err != nil {
+		return err
+	}
+	m.seal, err = kubestore.NewSeal(keys)
+	return err
+}
+
+// sealer is the decorator's choice of what is sealed.
+func (m *Main) sealer(resource schema.GroupResource) value.Transformer {
+	if sealedKinds[resource] {
+		return m.seal
+	}
+	return nil
+}
+
+// keepSeal takes up changes of the file with the keys while the node runs.
+func (m *Main) keepSeal(ctx context.Context) error {
+	stamp := m.sealStamp()
+	for {
+		select {
+		case <-time.After(sealLook):
+		case <-ctx.Done():
+			return nil
+		}
+		now := m.sealStamp()
+		if now == stamp {
+			continue
+		}
+		stamp = now
+		keys, err := m.sealKeys()
+		if err == nil {
+			err = m.seal.Use(keys)
+		}
+		if err != nil {
+			m.log.Error("the keys for secrets at rest stay as they were", "err", err)
+			continue
+		}
+		m.log.Info("new keys for secrets at rest", "writes", keys[0].ID, "keys", len(keys))
+		select {
+		case m.resealNow <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// sealStamp changes when the file does.
+func (m *Main) sealStamp() string {
+	info, err := os.Stat(m.dir.path(sealFile))
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprint(info.ModTime().UnixNano(), info.Size())
+}
+
+// reseal writes, as the leader, every Secret once, at the beginning of each
+// term and when the keys changed here. The store writes only what is not sealed with
+// the newest key; the rest costs a read.
+func (m *Main) reseal(ctx context.Context) error {
+	client, err := kubernetes.NewForConfig(m.api.LoopbackConfig())
+	if err != nil {
+		return err
+	}
+	for {
+		count, err := resealSecrets(ctx, client)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			m.log.Warn("not all secrets are sealed with the newest key yet", "done", count, "err", err)
+		default:
+			m.log.Info("all secrets are sealed with the newest key", "secrets", count)
+		}
+		again := time.After(time.Minute)
+		if err == nil {
+			again = nil
+		}
+		select {
+		case <-m.resealNow:
+		case <-again:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func resealSecrets(ctx context.Context, client kubernetes.Interface) (done int, err error) {
+	options := metav1.ListOptions{Limit: sealPage}
+	for {
+		page, err := client.CoreV1().Secrets(metav1.NamespaceAll).List(ctx, options)
+		if err != nil {
+			return done, fmt.Errorf("list secrets: %w", err)
+		}
+		for i := range page.Items {
+			secret := &page.Items[i]
+			_, err := client.CoreV1().Secrets(secret.Namespace).Update(ctx, secret, metav1.UpdateOptions{})
+			// Who wrote or deleted it meanwhile has sealed it.
+			if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+				return done, fmt.Errorf("seal secret %s/%s: %w", secret.Namespace, secret.Name, err)
+			}
+			done++
+		}
+		if page.Continue == "" {
+			return done, nil
+		}
+		options.Continue = page.Continue
+	}
+}

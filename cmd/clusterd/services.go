@@ -1,0 +1,80 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/clusterd/clusterd/agent/service"
+	"github.com/clusterd/clusterd/netsetup/announce"
+	"github.com/clusterd/clusterd/netsetup/lb"
+	"github.com/clusterd/clusterd/netsetup/nft"
+)
+
+// podBridge is the interface of this node's pods.
+const podBridge = "clusterd0"
+
+// newServiceProxy opens what makes Services answer on this node. closing gives
+// the sockets back; the rules stay.
+func newServiceProxy(cfg Config, log *slog.Logger, client kubernetes.Interface) (_ *service.Proxy, closing func(), err error) {
+	var undo []func()
+	closing = func() {
+		for i := len(undo) - 1; i >= 0; i-- {
+			undo[i]()
+		}
+	}
+	defer func() {
+		if err != nil {
+			closing()
+			err = fmt.Errorf("open the rules for Services: %w", err)
+		}
+	}()
+	tables, err := nft.OpenTables()
+	if err != nil {
+		return nil, nil, err
+	}
+	undo = append(undo, func() { _ = tables.Close() })
+	flows, err := lb.OpenConntrack()
+	if err != nil {
+		return nil, nil, err
+	}
+	undo = append(undo, flows.Close)
+	ranges := []netip.Prefix{netip.MustParsePrefix(cfg.ServiceCIDR)}
+	ways, err := lb.OpenWays(podBridge, ranges)
+	if err != nil {
+		return nil, nil, err
+	}
+	undo = append(undo, ways.Close)
+	announcer, err := announce.Open(announce.Config{Node: cfg.addr().Addr(), File: dataDir(cfg.Data).path("announced.json"), Logger: log})
+	if err != nil {
+		return nil, nil, err
+	}
+	undo = append(undo, announcer.Close)
+	proxy, err := service.New(service.Config{
+		NodeName: cfg.Name, Client: client, Balancer: lb.New(tables, log), Flows: flows, Announcer: announcer,
+		PodCIDRs: []netip.Prefix{netip.MustParsePrefix(cfg.ClusterCIDR)}, ServiceCIDRs: ranges, Ways: ways.Ensure, Logger: log,
+	})
+	return proxy, closing, err
+}
+
+// removeServices takes back what a service proxy with that data folder left in
+// the kernel.
+func removeServices(dir dataDir, node string) error {
+	tables, err := nft.OpenTables()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tables.Close() }()
+	if err := lb.New(tables, nil).CleanUp(); err != nil {
+		return err
+	}
+	addr, _ := netip.ParseAddr(node) // only needed where something is announced
+	announcer, err := announce.Open(announce.Config{Node: addr, File: dir.path("announced.json")})
+	if err != nil {
+		return err
+	}
+	defer announcer.Close()
+	return announcer.Set(nil)
+}

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+	"unsafe"
+
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
+)
+
+const (
+	defaultTokenTTL = 24 * time.Hour
+	maxTokenTTL     = 30 * 24 * time.Hour
+	// initTokenUses is how many machines may join by a line of `clusterd init`:
+	// enough for the first afternoon. Tokens made later are good for one.
+	initTokenUses = 16
+	maxTokenUses  = 10_000
+
+	// tokenEnv is the environment variable that `clusterd join` reads.
+	tokenEnv = "CLUSTERD_TOKEN"
+)
+
+// printJoinLines makes a token for each role and prints the lines to run on
+// other machines.
+func (m *Main) printJoinLines(ctx context.Context, out io.Writer, ttl time.Duration, uses int) error {
+	for _, line := range []struct {
+		role pki.Role
+		what string
+	}{
+		{pki.Server, "add a server, which runs pods and keeps the cluster's state"},
+		{pki.Agent, "add an agent, which runs pods and holds no state and no key of the cluster"},
+	} {
+		token, _, err := join.CreateToken(ctx, m.store, m.id.ca.Cert, join.TokenWish{Role: line.role, Uses: uses, TTL: ttl}, time.Now())
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "# %s%s:\n%s\n", strings.ToUpper(line.what[:1]), line.what[1:], joinCommand(m.cfg.addr(), token))
+	}
+	return nil
+}
+
+// joinCommand is the line another machine is told to run.
+func joinCommand(server netip.AddrPort, token pki.Token) string {
+	return fmt.Sprintf("clusterd join %s --token %s", server, token)
+}
+
+// readToken takes the token from where it was given: the flag, a file, the
+// standard input ("-"), or the environment.
+func readToken(flag, file string, stdin io.Reader) (string, error) {
+	fromEnv := os.Getenv(tokenEnv)
+	os.Unsetenv(tokenEnv) // no child needs it
+	switch {
+	case flag != "" && file != "":
+		return "", errors.New("--token and --token-file: give one of them")
+	case flag != "":
+		flag = strings.Clone(flag)
+		hideArgument(flag)
+		return flag, nil
+	case file == "-":
+		b, err := io.ReadAll(io.LimitReader(stdin, 4096))
+		return string(b), err
+	case file != "":
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return "", fmt.Errorf("--token-file: %w", err)
+		}
+		return string(b), nil
+	case fromEnv != "":
+		return fromEnv, nil
+	}
+	return "", errors.New("--token is required (or --token-file, or " + tokenEnv + "): `clusterd init` printed one, and `clusterctl token create` makes another")
+}
+
+// hideArgument wipes a secret from this process's command line, which every
+// user of the machine can read: on Linux the bytes of os.Args are the very
+// ones that /proc/PID/cmdline shows.
+func hideArgument(secret string) {
+	for i, arg := range os.Args {
+		at := strings.Index(arg, secret)
+		if at < 0 {
+			continue
+		}
+		shown := unsafe.Slice(unsafe.StringData(arg), len(arg))
+		for j := at; j < at+len(secret); j++ {
+			shown[j] = '*'
+		}
+		os.Args[i] = strings.Clone(arg)
+	}
+}
