@@ -14,7 +14,7 @@ rows=() failed=0
 export CLUSTERD_FEATURES=${CLUSTERD_FEATURES:-$logs/features}
 
 # Packages without Kubernetes' libraries: cheap to build with the race detector.
-RACE_PACKAGES="./gossip/... ./raftstore ./raftstore/mvcc/... ./raftstore/wire/... ./raftstore/watch/... ./netsetup/... ./cmd/clusterd/pki ./cmd/clusterd/transport"
+RACE_PACKAGES="./gossip/... ./raftstore ./raftstore/mvcc/... ./raftstore/wire/... ./raftstore/watch/... ./netsetup/... ./member/pki ./member/transport ./raftstore/backup ./agent/cpu ./agent/users"
 
 lint() {
 	local bad
@@ -31,12 +31,21 @@ race() { CGO_ENABLED=1 $GO test -race $RACE_PACKAGES; }
 root() {
 	CLUSTERD_ROOT=1 $GO test -p 1 -count=1 -run Root $(packages_with 'func TestRoot')
 }
-e2e() { CLUSTERD_E2E=netns $GO test -p 1 -count=1 -timeout 20m ./e2e/...; }
+vm() { make --no-print-directory test-vm; }
+e2e() {
+	local kubectl
+	if kubectl=$(command -v kubectl); then
+		echo "kubectl: $kubectl, $("$kubectl" version --client 2>&1 | tr '\n' ' ')"
+	else
+		echo "kubectl: none on this machine; clusterctl, built on the same packages, stands in"
+	fi
+	CLUSTERD_E2E=netns $GO test -p 1 -count=1 -timeout 20m ./e2e/...
+}
 
 # packages_with lists the packages whose tests hold a text.
 packages_with() { grep -rl --include='*_test.go' "$1" . | xargs -n 1 dirname | sort -u; }
 
-needs_root() { case $1 in root | e2e) return 0 ;; esac; return 1; }
+needs_root() { case $1 in root | e2e | vm) return 0 ;; esac; return 1; }
 
 for tier in $TIERS; do
 	if needs_root "$tier" && [ "$(id -u)" -ne 0 ]; then
@@ -55,6 +64,8 @@ for tier in $TIERS; do
 	ok=$(grep -c '^ok ' "$logs/$tier")
 	rows+=("$tier|$result|$((SECONDS - began)) s$([ "$ok" -gt 0 ] && echo ", $ok packages")")
 done
+
+case " $TIERS " in *" vm "*) ;; *) rows+=("vm|did not run|is run when asked for: TIERS=vm") ;; esac
 
 echo "── summary ───────────────────────────────────────"
 for row in "${rows[@]}"; do

@@ -19,6 +19,7 @@ type Node struct {
 	Name       string     `json:"name"`
 	Addr       netip.Addr `json:"addr"`
 	Moved      bool       `json:"moved,omitempty"` // it joined with another address
+	Agent      bool       `json:"agent,omitempty"` // it has no API of its own
 	Data       string     `json:"data"`            // its data folder
 	CgroupRoot string     `json:"cgroupRoot"`      // parent of its pods' cgroups
 }

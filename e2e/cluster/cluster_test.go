@@ -1,6 +1,7 @@
 package cluster_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -30,6 +31,9 @@ import (
 // keeps to the same command line, serves /readyz, and keeps one "container".
 const standInEnv = "CLUSTERD_STAND_IN"
 
+// Set for a child of this test binary that makes a cluster and is killed.
+const makerEnv = "CLUSTERD_MAKER"
+
 func TestMain(m *testing.M) {
 	if os.Getenv(standInEnv) != "" {
 		if err := standIn(os.Args[1:]); err != nil {
@@ -37,6 +41,14 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		os.Exit(0)
+	}
+	if dir := os.Getenv(makerEnv); dir != "" {
+		if _, err := cluster.Up(context.Background(), makerConfig(dir)); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		fmt.Println("up")
+		time.Sleep(time.Hour)
 	}
 	os.Exit(m.Run())
 }
@@ -107,7 +119,7 @@ func standIn(args []string) error {
 	}
 	fmt.Fprintln(os.Stderr, "serving", *addr)
 	if cmd == "init" {
-		fmt.Printf("clusterd join %s:6443 --token secret\n", *addr)
+		fmt.Printf("clusterd join %s:6443 --token secret\nclusterd join %s:6443 --token agents\n", *addr, *addr)
 	}
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") })}
 	go func() { <-ctx.Done(); _ = srv.Close() }()
@@ -385,6 +397,106 @@ func TestE2EHarnessFailure(t *testing.T) {
 	}
 	if !strings.Contains(err.Error(), "the token has expired") || !strings.Contains(err.Error(), "n2") {
 		t.Fatalf("got %v", err)
+	}
+}
+
+func makerConfig(dir string) cluster.Config {
+	return cluster.Config{
+		Dir: filepath.Join(dir, "c"), Bin: filepath.Join(dir, "bin"), Nodes: 2,
+		Bridge: "cdharness", Subnet: netip.MustParsePrefix("10.88.0.0/24"),
+	}
+}
+
+// maker starts a process that makes a cluster in a folder of its own.
+func maker(t *testing.T, bin string) (dir string, kill func()) {
+	t.Helper()
+	dir = t.TempDir()
+	if err := os.Symlink(bin, filepath.Join(dir, "bin")); err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), makerEnv+"="+dir)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	kill = func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+	t.Cleanup(kill)
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "up\n" {
+		t.Fatalf("the maker: %q %v", line, err)
+	}
+	return dir, kill
+}
+
+// TestE2EHarnessKilled: a run that was killed leaves its machines, processes,
+// cgroups and mounts. The next one with the same bridge removes them.
+func TestE2EHarnessKilled(t *testing.T) {
+	cfg := config(t)
+	dir, kill := maker(t, cfg.Bin)
+	killed, err := cluster.Open(filepath.Join(dir, "c"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	marks := killed.Marks()
+	pid, err := killed.Pid("n2")
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	// While its owner lives it is waited for.
+	short, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if _, err := cluster.Up(short, cfg); !errors.Is(err, cluster.ErrTaken) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("Up while the owner lives: %v", err)
+	}
+	if err := ready(t, killed, "n2"); err != nil {
+		t.Fatalf("the first cluster suffered: %v", err)
+	}
+
+	kill()
+	mounted := filepath.Join(dir, "c", "a mount") // the kernel escapes the space
+	if err := os.Mkdir(mounted, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("none", mounted, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	cfg.Progress = func(what string) { told = append(told, what) }
+	c, err := cluster.Up(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(told) == 0 || !strings.Contains(told[0], "killed run") {
+		t.Errorf("told %q", told)
+	}
+	if _, err := killed.Pid("n2"); !errors.Is(err, cluster.ErrNotRunning) {
+		t.Errorf("process %d of the killed run lives: %v", pid, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "c")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its folder is left: %v", err)
+	}
+	for _, n := range c.Nodes() {
+		if err := ready(t, c, n.Name); err != nil {
+			t.Errorf("%s: %v", n.Name, err)
+		}
+	}
+	if err := c.Down(context.WithoutCancel(t.Context())); err != nil {
+		t.Error(err)
+	}
+	if left, err := cluster.Remains(append(marks, dir)...); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %q (%v)", left, err)
 	}
 }
 

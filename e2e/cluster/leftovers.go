@@ -1,17 +1,16 @@
 package cluster
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/google/nftables"
+	"github.com/moby/sys/mountinfo"
 	"github.com/vishvananda/netlink"
 )
 
@@ -59,15 +58,12 @@ func Remains(marks ...string) ([]string, error) {
 }
 
 func censusMounts(c Census) error {
-	f, err := os.Open("/proc/self/mountinfo")
+	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	for s := bufio.NewScanner(f); s.Scan(); {
-		if fields := strings.Fields(s.Text()); len(fields) > 4 {
-			c["mount "+fields[4]] = true
-		}
+	for _, m := range mounts {
+		c["mount "+m.Mountpoint] = true
 	}
 	return nil
 }
@@ -82,17 +78,25 @@ func censusCgroups(c Census) error {
 }
 
 func censusLinks(c Census) error {
-	links, err := netlink.LinkList()
-	for errors.Is(err, netlink.ErrDumpInterrupted) { // something came or went meanwhile
-		links, err = netlink.LinkList()
-	}
+	links, err := listLinks()
 	if err != nil {
-		return fmt.Errorf("list interfaces: %w", err)
+		return err
 	}
 	for _, l := range links {
 		c["interface "+l.Attrs().Name] = true
 	}
 	return nil
+}
+
+func listLinks() ([]netlink.Link, error) {
+	links, err := netlink.LinkList()
+	for errors.Is(err, netlink.ErrDumpInterrupted) { // something came or went meanwhile
+		links, err = netlink.LinkList()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	return links, nil
 }
 
 func censusTables(c Census) error {
@@ -120,23 +124,14 @@ func censusProcesses(c Census) error {
 }
 
 func eachProcess(see func(comm, mark string)) error {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
+	return eachPid(func(pid int) {
 		started, err := startTime(pid)
 		if err != nil {
-			continue
+			return
 		}
 		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 		see(strings.TrimSpace(string(name)), processMark(pid, started))
-	}
-	return nil
+	})
 }
 
 // processMark names a process for all time: its pid may be used again, but

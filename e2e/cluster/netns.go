@@ -29,14 +29,20 @@ type Config struct {
 	Dir string
 	// Bin is the folder with clusterd and clusterctl.
 	Bin string
-	// Nodes is how many machines; default 3.
+	// Nodes is how many servers, n1, n2 …; default 3.
 	Nodes int
+	// Agents is how many machines join as agents, a1, a2 ….
+	Agents int
 	// Bridge joins them, in the network namespace of the caller; at most 12
 	// letters; default "clusterd-demo".
 	Bridge string
 	// Subnet is the machines' network. The host has the first address, the
 	// nodes follow. Default 10.89.0.0/24.
 	Subnet netip.Prefix
+	// Lasting is set for a cluster that is meant to outlive the process that
+	// makes it. Any other is removed by the next Up with the same bridge once
+	// that process has ended without Down.
+	Lasting bool
 	// Args are further flags for every clusterd.
 	Args []string
 	// Progress is told what happens, in words; may be nil.
@@ -66,7 +72,8 @@ const stateFile = "cluster.json"
 var ErrExists = errors.New("a cluster is there already")
 
 // ErrTaken is returned by Up when another cluster of this machine, or another
-// program, has the bridge's name. Nothing was changed then.
+// program, has the bridge's name. Nothing was changed then. A cluster whose
+// maker was killed has no claim to it: Up removes that one first.
 var ErrTaken = errors.New("an interface of that name is there already")
 
 // ErrNone is returned by Open when the folder holds no cluster.
@@ -88,6 +95,9 @@ func Up(ctx context.Context, cfg Config) (_ *Netns, err error) {
 	if cfg.Progress == nil {
 		cfg.Progress = func(string) {}
 	}
+	if cfg.Dir, err = filepath.Abs(cfg.Dir); err != nil {
+		return nil, err
+	}
 	if os.Geteuid() != 0 {
 		return nil, errors.New("network namespaces need root: run it with sudo")
 	}
@@ -108,18 +118,21 @@ func Up(ctx context.Context, cfg Config) (_ *Netns, err error) {
 	}
 	host := cfg.Subnet.Masked().Addr().Next()
 	addr := host
-	for i := range cfg.Nodes {
+	for i := range cfg.Nodes + cfg.Agents {
 		addr = addr.Next()
-		name := fmt.Sprintf("n%d", i+1)
+		name, agent := fmt.Sprintf("n%d", i+1), i >= cfg.Nodes
+		if agent {
+			name = fmt.Sprintf("a%d", i-cfg.Nodes+1)
+		}
 		c.state.Nodes = append(c.state.Nodes, Node{
-			Name: name, Addr: addr,
+			Name: name, Addr: addr, Agent: agent,
 			Data:       filepath.Join(cfg.Dir, name),
 			CgroupRoot: "/" + cfg.Bridge + "/" + name,
 		})
 	}
 	// The bridge first: its name is what clusters could quarrel about. When it
 	// is taken, nothing was made and nothing may be taken down.
-	if err := c.makeBridge(host); err != nil {
+	if err := c.claimBridge(ctx); err != nil {
 		return nil, errors.Join(err, removeIfEmpty(filepath.Join(cfg.Dir, "netns")), removeIfEmpty(cfg.Dir))
 	}
 	defer func() {
@@ -132,6 +145,9 @@ func Up(ctx context.Context, cfg Config) (_ *Netns, err error) {
 		}
 	}()
 	if err := c.save(); err != nil {
+		return nil, err
+	}
+	if err := c.addressBridge(host); err != nil {
 		return nil, err
 	}
 	for _, n := range c.state.Nodes {
@@ -149,17 +165,24 @@ func (c *Netns) form(ctx context.Context) error {
 	if err := c.launch(first, "init"); err != nil {
 		return err
 	}
-	line, err := c.joinLine(ctx, first)
+	server, agent, err := c.joinLines(ctx, first)
 	if err != nil {
 		return err
 	}
 	for _, n := range c.state.Nodes[1:] {
 		c.cfg.Progress("joining " + n.Name)
+		line := server
+		if n.Agent {
+			line = agent
+		}
 		if err := c.launch(n, line...); err != nil {
 			return err
 		}
 	}
 	for _, n := range c.state.Nodes {
+		if n.Agent {
+			continue // whether its Node is Ready shows that it is there
+		}
 		if err := c.waitServing(ctx, n); err != nil {
 			return err
 		}
@@ -285,22 +308,22 @@ func (c *Netns) pidPath(n Node) string { return filepath.Join(c.cfg.Dir, n.Name+
 
 var joinLine = regexp.MustCompile(`(?m)^clusterd (join \S+ --token \S+)$`)
 
-// joinLine waits for the line that `clusterd init` prints.
-func (c *Netns) joinLine(ctx context.Context, n Node) ([]string, error) {
-	var args []string
-	err := c.poll(ctx, n, "to begin the cluster", func() bool {
+// joinLines waits for the lines that `clusterd init` prints: to add a server,
+// and to add an agent.
+func (c *Netns) joinLines(ctx context.Context, n Node) (server, agent []string, err error) {
+	err = c.poll(ctx, n, "to begin the cluster", func() bool {
 		b, err := os.ReadFile(c.outPath(n))
 		if err != nil {
 			return false
 		}
-		m := joinLine.FindSubmatch(b)
-		if m == nil {
+		lines := joinLine.FindAllSubmatch(b, -1)
+		if len(lines) < 2 {
 			return false
 		}
-		args = strings.Fields(string(m[1]))
+		server, agent = strings.Fields(string(lines[0][1])), strings.Fields(string(lines[1][1]))
 		return true
 	})
-	return args, err
+	return server, agent, err
 }
 
 // waitServing waits until the node's own API is ready.
@@ -379,10 +402,11 @@ func (c *Netns) Down(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("remove %s: %w", n.Name, err))
 		}
 	}
-	if err := removeLink(c.state.Bridge); err != nil {
+	if err := removeCgroupDirs("/" + c.state.Bridge); err != nil {
 		errs = append(errs, err)
 	}
-	if err := removeCgroupDirs("/" + c.state.Bridge); err != nil {
+	// After all that the next Up would look for if this process ended now.
+	if err := removeLink(c.state.Bridge); err != nil {
 		errs = append(errs, err)
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -438,8 +462,23 @@ func (c *Netns) Kill(name string) error {
 	return waitGone(context.Background(), pid, patience)
 }
 
-// Pause implements Cluster.
-func (c *Netns) Pause(name string) error { return c.signal(name, unix.SIGSTOP) }
+// Pause implements Cluster. It returns when every thread has stopped: the
+// signal alone stops none at once.
+func (c *Netns) Pause(name string) error {
+	pid, err := c.Pid(name)
+	if err != nil {
+		return err
+	}
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(patience); !stopped(pid); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s: process %d does not stop", name, pid)
+		}
+	}
+	return nil
+}
 
 // Resume implements Cluster.
 func (c *Netns) Resume(name string) error { return c.signal(name, unix.SIGCONT) }

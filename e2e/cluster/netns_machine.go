@@ -20,30 +20,44 @@ import (
 	"github.com/clusterd/clusterd/netsetup/netns"
 )
 
-// makeBridge makes the switch that joins the machines, with the host on it.
-func (c *Netns) makeBridge(host netip.Addr) error {
+// makeBridge makes the switch that joins the machines. The kernel takes no
+// alias with the request that makes an interface, so the bridge gets its name
+// only after it has the alias: under its name it is never without an owner.
+func (c *Netns) makeBridge(alias string) error {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name = c.state.Bridge
+	attrs.Name = fmt.Sprintf("cdnew-%d", os.Getpid())
 	bridge := &netlink.Bridge{LinkAttrs: attrs}
-	if err := netlink.LinkAdd(bridge); errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("make bridge %s: %w", attrs.Name, ErrTaken)
-	} else if err != nil {
-		return fmt.Errorf("make bridge %s: %w", attrs.Name, err)
+	if err := removeLink(attrs.Name); err != nil { // of a killed process with this pid
+		return err
 	}
 	err := func() error {
-		addr, err := netlink.ParseAddr(netip.PrefixFrom(host, c.state.Subnet.Bits()).String())
-		if err != nil {
+		if err := netlink.LinkAdd(bridge); err != nil {
 			return err
 		}
-		if err := netlink.AddrAdd(bridge, addr); err != nil {
-			return fmt.Errorf("give bridge %s the address %s: %w", attrs.Name, addr, err)
+		if err := netlink.LinkSetAlias(bridge, alias); err != nil {
+			return err
 		}
-		return netlink.LinkSetUp(bridge)
+		return netlink.LinkSetName(bridge, c.state.Bridge)
 	}()
-	if err != nil {
-		return errors.Join(err, removeLink(attrs.Name))
+	if err == nil {
+		return nil
 	}
-	return nil
+	if errors.Is(err, unix.EEXIST) {
+		err = ErrTaken
+	}
+	return errors.Join(fmt.Errorf("make bridge %s: %w", c.state.Bridge, err), removeLink(attrs.Name))
+}
+
+// addressBridge puts the host on the bridge.
+func (c *Netns) addressBridge(host netip.Addr) error {
+	bridge, err := netlink.LinkByName(c.state.Bridge)
+	if err != nil {
+		return err
+	}
+	if err := netlink.AddrAdd(bridge, c.onSubnet(host)); err != nil {
+		return fmt.Errorf("give bridge %s the address %s: %w", c.state.Bridge, host, err)
+	}
+	return netlink.LinkSetUp(bridge)
 }
 
 // removeIfEmpty removes a folder unless something is in it.
@@ -225,6 +239,24 @@ func startTime(pid int) (string, error) {
 	return fields[19], nil
 }
 
+// stopped says whether every thread of a process is stopped by a signal.
+func stopped(pid int) bool {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil {
+		return false
+	}
+	for _, t := range threads {
+		b, err := os.ReadFile(t)
+		if err != nil {
+			continue // it has ended
+		}
+		if _, state, _ := strings.Cut(string(b), ") "); !strings.HasPrefix(state, "T") {
+			return false
+		}
+	}
+	return true
+}
+
 func waitGone(ctx context.Context, pid int, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -284,30 +316,37 @@ func (c *Netns) processes(n Node) ([]int, error) {
 	if err := unix.Stat(c.ns.Path(n.Name), &want); err != nil {
 		return nil, err
 	}
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil, err
-	}
 	var pids []int
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		if _, err := startTime(pid); err != nil {
-			continue
-		}
+	err := eachPid(func(pid int) {
 		var st unix.Stat_t
 		if unix.Stat(fmt.Sprintf("/proc/%d/ns/net", pid), &st) == nil && st.Ino == want.Ino && st.Dev == want.Dev {
 			pids = append(pids, pid)
-			continue
+			return
 		}
 		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 		if strings.Contains(string(b), ":"+n.CgroupRoot+"/") {
 			pids = append(pids, pid)
 		}
+	})
+	return pids, err
+}
+
+// eachPid calls see for every process that has not ended.
+func eachPid(see func(pid int)) error {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return err
 	}
-	return pids, nil
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if _, err := startTime(pid); err == nil {
+			see(pid)
+		}
+	}
+	return nil
 }
 
 // removeCgroupDirs removes the empty cgroups below root in every hierarchy.

@@ -119,7 +119,7 @@ func start(ctx context.Context, o options, out *screen) (*cluster.Netns, error) 
 	}
 	var c *cluster.Netns
 	err = out.step("three nodes, a Raft quorum", func(say func(string)) (err error) {
-		c, err = cluster.Up(ctx, cluster.Config{Dir: o.dir, Bin: o.bin, Bridge: o.bridge, Subnet: subnet, Progress: say})
+		c, err = cluster.Up(ctx, cluster.Config{Dir: o.dir, Bin: o.bin, Bridge: o.bridge, Subnet: subnet, Lasting: true, Progress: say})
 		if err == nil {
 			var names []string
 			for _, n := range c.Nodes() {

@@ -390,7 +390,7 @@ func TestFaultFullDisk(t *testing.T) {
 
 // TestFaultDamagedStore flips a byte in the log of a follower that was killed:
 // the node names file and offset, the others go on, and it is filled anew by
-// itself. (cmd/clusterd/join gives it its vote again when it has been steady.)
+// itself. (member/join gives it its vote again when it has been steady.)
 func TestFaultDamagedStore(t *testing.T) {
 	r := newRun(t, nil)
 	r.prepare(t.Context())

@@ -2,9 +2,10 @@
 // docs/CONFORMANCE.md that it shows. `make features` and `make conformance` run
 // those tests and list the rows that none has shown.
 //
-// A row counts only when a passing test really checks what the row says. A row
-// of CONFORMANCE is another project's test told in one line: shown means that
-// the same is seen here, not that their test was run.
+// A row counts only when every test that names it has passed, and at least one
+// of them on the real program. A row of CONFORMANCE is another project's test
+// told in one line: shown means that the same is seen here, not that their test
+// was run.
 package features
 
 import (
@@ -14,27 +15,50 @@ import (
 )
 
 // Variables that name the file that rows of a list are appended to, one line
-// each: the row's number, a tab, the test's name. Unset: nothing is recorded.
+// each: the row's number, the test's name and its state, separated by tabs.
+// Unset: nothing is recorded.
 const (
 	FileEnv        = "CLUSTERD_FEATURES"    // docs/FEATURES.md
 	ConformanceEnv = "CLUSTERD_CONFORMANCE" // docs/CONFORMANCE.md
 )
 
+// States of a test that names a row. Began is recorded at once, so that a test
+// whose process died is told from one that never ran.
+const (
+	Began   = "began"
+	Passed  = "passed"
+	Doubles = "passed with doubles" // what it ran against was not the real program
+	Failed  = "failed"
+	Skipped = "skipped"
+)
+
 // Shows says that the rows of docs/FEATURES.md are shown if the test passes.
-// Call it where the test has checked them or is about to: a row is recorded at
-// the test's end, and only if nothing failed and nothing was skipped.
+// Call it where the test has checked them or is about to.
 func Shows(t testing.TB, rows ...int) {
 	t.Helper()
-	note(t, FileEnv, rows)
+	note(t, FileEnv, Passed, rows)
+}
+
+// ShowsWithDoubles is Shows for a test that runs against doubles of the
+// container runtime or of the API. Its rows do not count, and are listed apart.
+func ShowsWithDoubles(t testing.TB, rows ...int) {
+	t.Helper()
+	note(t, FileEnv, Doubles, rows)
 }
 
 // Conforms is Shows for rows of docs/CONFORMANCE.md.
 func Conforms(t testing.TB, rows ...int) {
 	t.Helper()
-	note(t, ConformanceEnv, rows)
+	note(t, ConformanceEnv, Passed, rows)
 }
 
-func note(t testing.TB, env string, rows []int) {
+// ConformsWithDoubles is ShowsWithDoubles for rows of docs/CONFORMANCE.md.
+func ConformsWithDoubles(t testing.TB, rows ...int) {
+	t.Helper()
+	note(t, ConformanceEnv, Doubles, rows)
+}
+
+func note(t testing.TB, env, passed string, rows []int) {
 	t.Helper()
 	for _, r := range rows {
 		if r < 1 {
@@ -45,22 +69,30 @@ func note(t testing.TB, env string, rows []int) {
 	if file == "" {
 		return
 	}
-	t.Cleanup(func() {
-		if t.Failed() || t.Skipped() {
-			return
-		}
-		if err := record(file, t.Name(), rows); err != nil {
+	write := func(state string) {
+		if err := record(file, t.Name(), state, rows); err != nil {
 			t.Errorf("record the rows shown: %v", err)
+		}
+	}
+	write(Began)
+	t.Cleanup(func() {
+		switch {
+		case t.Failed():
+			write(Failed)
+		case t.Skipped():
+			write(Skipped)
+		default:
+			write(passed)
 		}
 	})
 }
 
 // record appends in one write, so that tests of several processes do not mix
 // their lines.
-func record(file, test string, rows []int) error {
+func record(file, test, state string, rows []int) error {
 	var lines []byte
 	for _, r := range rows {
-		lines = fmt.Appendf(lines, "%d\t%s\n", r, test)
+		lines = fmt.Appendf(lines, "%d\t%s\t%s\n", r, test, state)
 	}
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {

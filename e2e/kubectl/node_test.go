@@ -63,7 +63,7 @@ func TestE2EXNode(t *testing.T) {
 		}
 	})
 	k.sub("ready soon", func(k *kit) {
-		features.Shows(k, 153, 171)
+		features.Shows(k, 153)
 		for _, c := range n.Status.Conditions {
 			if took := c.LastTransitionTime.Sub(n.CreationTimestamp.Time); c.Type == corev1.NodeReady && took > stalled {
 				k.Errorf("the node was Ready after %s", took)

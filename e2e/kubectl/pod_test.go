@@ -264,7 +264,7 @@ func TestE2EXPod(t *testing.T) {
 		k.is("reason", k.phase("late", corev1.PodFailed).Status.Reason, "DeadlineExceeded")
 	})
 	k.sub("only this node's pods", func(k *kit) {
-		features.Shows(k, 112, 180, 181)
+		features.Shows(k, 112, 180)
 		k.apply(simple("elsewhere", "sleep", "nodeName: another"))
 		k.apply(simple("here", "sleep", "nodeName: "+node))
 		p := k.ready("here")

@@ -40,7 +40,7 @@ func put(t *testing.T, path, text string) {
 func TestE2EXStaticPod(t *testing.T) {
 	t.Parallel()
 	k := start(t, "static")
-	features.Shows(k, 182, 183, 185, 186)
+	features.Shows(k, 182, 185, 186)
 	file := filepath.Join(k.c.Nodes()[0].Data, "static-pods", "web.yaml")
 	inNS := func(text string) string {
 		return strings.Replace(text, "metadata: {", "metadata: {namespace: static, ", 1)

@@ -71,7 +71,7 @@ func TestVMLimits(t *testing.T) {
 
 // TestVMPinned: a whole processor of one's own, and the other for the others.
 func TestVMPinned(t *testing.T) {
-	features.Shows(t, 240, 242)
+	features.Shows(t, 240)
 	e := newEnv(t)
 	shared := e.run(e.pod("shared"))
 	own := e.pod("own")

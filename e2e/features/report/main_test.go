@@ -58,6 +58,10 @@ const table = `# title
 ## B. Two
 | # | System | Texts | Shows it |
 | 3 | third | 000 | z |
+| 4 | fourth | 000 | z |
+| 5 | fifth | 000 | z |
+| 6 | sixth | 000 | z |
+| 7 | seventh | 000 | z |
 ## Where the texts disagree
 `
 
@@ -66,7 +70,16 @@ func TestReport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shown, err := readRecord("1\tTestA\n1\tTestA\n3\tTestB\n")
+	shown, err := readRecord(strings.Join([]string{
+		"1\tTestA\tskipped", // in a run without root
+		"1\tTestA\tbegan", "1\tTestA\tpassed",
+		"1\tTestF\tbegan", "1\tTestF\tpassed with doubles",
+		"3\tTestB\tbegan", "3\tTestB\tpassed",
+		"4\tTestB\tbegan", "4\tTestB\tpassed", "4\tTestC\tbegan", "4\tTestC\tfailed",
+		"5\tTestB\tbegan", "5\tTestB\tpassed", "5\tTestD\tbegan", // its process died
+		"6\tTestF\tbegan", "6\tTestF\tpassed with doubles",
+		"7\tTestB\tbegan", "7\tTestB\tpassed", "7\tTestG\tbegan", "7\tTestG\tskipped", "",
+	}, "\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,17 +87,21 @@ func TestReport(t *testing.T) {
 	if err := report(&b, areas, shown); err != nil {
 		t.Fatal(err)
 	}
-	const want = `rows shown: 2 of 3
+	const want = `rows shown: 2 of 7
 
 A. One: 1 of 2
   missing   2  second
 
-B. Two: 1 of 1
+B. Two: 1 of 5
+  missing   4  fourth  (did not pass: TestC)
+  missing   5  fifth  (did not pass: TestD)
+  missing   6  sixth  (with doubles only: TestF)
+  missing   7  seventh  (did not pass: TestG)
 `
 	if b.String() != want {
 		t.Fatalf("got\n%s\nwant\n%s", b.String(), want)
 	}
-	shown[99] = []string{"TestC"}
+	shown[99] = evidence{passed: []string{"TestC"}}
 	if err := report(&b, areas, shown); err == nil || !strings.Contains(err.Error(), "TestC names row 99") {
 		t.Errorf("an unknown row: %v", err)
 	}
@@ -96,7 +113,7 @@ func TestBadInput(t *testing.T) {
 			t.Errorf("parse passed: %q", text)
 		}
 	}
-	for _, text := range []string{"x\tTestA\n", "1 TestA\n"} {
+	for _, text := range []string{"x\tTestA\tpassed\n", "1 TestA\n", "1\tTestA\n", "1\tTestA\tmaybe\n"} {
 		if _, err := readRecord(text); err == nil {
 			t.Errorf("readRecord passed: %q", text)
 		}

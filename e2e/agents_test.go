@@ -1,0 +1,325 @@
+package e2e
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/clusterd/clusterd/e2e/cluster"
+	"github.com/clusterd/clusterd/e2e/features"
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/transport"
+)
+
+// TestE2EAgents is a cluster of three servers and two agents: what agents hold
+// and may do, that their pods are like all others, and that they outlive any
+// server.
+func TestE2EAgents(t *testing.T) {
+	e := startBare(t, 3, func(c *cluster.Config) { c.Agents = 2 })
+	e.ready(5)
+	ns := e.namespace("agents")
+
+	t.Run("members", func(t *testing.T) {
+		e.eventually("the agents are listed as such", func(context.Context) error {
+			list, err := e.members()
+			if err != nil {
+				return err
+			}
+			for _, m := range list.Members {
+				if agent := strings.HasPrefix(m.Name, "a"); (m.Role == "agent") != agent || agent && m.Gossip != "answers" {
+					return fmt.Errorf("%+v", m)
+				}
+			}
+			if len(list.Members) != 5 {
+				return fmt.Errorf("%d members", len(list.Members))
+			}
+			return nil
+		})
+		mustContain(t, "the store's servers", e.ctl("store", "status"), "n1", "n2", "n3")
+		for line := range strings.Lines(e.ctl("store", "status")) {
+			if name, _, _ := strings.Cut(line, " "); name == "a1" || name == "a2" {
+				t.Errorf("an agent is listed with the stores: %s", line)
+			}
+		}
+		nodes := e.ctl("get", "nodes", "-o", "custom-columns=N:.metadata.name,R:.metadata.labels", "--no-headers")
+		for line := range strings.Lines(nodes) {
+			role := "node-role.kubernetes.io/control-plane"
+			if strings.HasPrefix(line, "a") {
+				role = "node-role.kubernetes.io/agent"
+			}
+			mustContain(t, "a node's labels", line, role)
+		}
+	})
+
+	for _, agent := range []string{"a1", "a2"} {
+		p := pod("on-" + agent)
+		p.Spec.NodeName = agent
+		e.create(ns, p)
+	}
+	first := e.podReady(ns, "on-a1")
+	e.podReady(ns, "on-a2")
+
+	t.Run("pods", func(t *testing.T) {
+		for _, from := range []string{"n1", "a2"} {
+			if body, err := e.page(from, first.Status.PodIP); err != nil || body == "" {
+				t.Errorf("from %s: %q %v", from, body, err)
+			}
+		}
+		mustContain(t, "logs", e.ctl("logs", "-n", ns, "on-a1"), "serving on")
+		mustContain(t, "exec", e.ctl("exec", "-n", ns, "on-a1", "--", "/hello", "echo", "from-a1"), "from-a1")
+	})
+
+	t.Run("what lies on an agent's disk", func(t *testing.T) {
+		features.Shows(t, 134)
+		data := e.data("a1")
+		var names []string
+		entries, err := os.ReadDir(filepath.Join(data, "pki"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, entry := range entries {
+			names = append(names, entry.Name())
+		}
+		if want := []string{"ca.crt", "node.crt", "node.key"}; !slices.Equal(names, want) {
+			t.Errorf("pki holds %v, want %v", names, want)
+		}
+		for _, name := range []string{"store", "admin.kubeconfig", "peers.json"} {
+			if _, err := os.Stat(filepath.Join(data, name)); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("an agent has %s (%v)", name, err)
+			}
+		}
+		pid, err := e.Pid("a1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if err != nil || strings.Contains(string(cmdline), "cd1.") {
+			t.Errorf("the token stays in the list of processes: %q %v", cmdline, err)
+		}
+	})
+
+	t.Run("a stolen agent's key", func(t *testing.T) { stolenAgentKey(t, e) })
+
+	t.Run("its server dies", func(t *testing.T) {
+		features.Shows(t, 143)
+		uids := map[string]string{}
+		for _, name := range []string{"on-a1", "on-a2"} {
+			uids[name] = e.get(ns, name).Status.ContainerStatuses[0].ContainerID
+		}
+		e.eventually("the agents know every server", func(context.Context) error {
+			for _, agent := range []string{"a1", "a2"} {
+				b, err := os.ReadFile(filepath.Join(e.data(agent), "servers.json"))
+				if err != nil {
+					return err
+				}
+				if n := strings.Count(string(b), `"addr"`); n != 3 {
+					return fmt.Errorf("%s knows %d: %s", agent, n, b)
+				}
+			}
+			return nil
+		})
+		// Each in turn, so that one of them is the agents' and one the leader.
+		for _, victim := range []string{"n1", "n2", "n3"} {
+			if victim == "n2" {
+				if err := e.Pause(victim); err != nil { // frozen: its connections stay open
+					t.Fatal(err)
+				}
+			} else if err := e.Kill(victim); err != nil {
+				t.Fatal(err)
+			}
+			e.use(e.other(victim, "a1", "a2"))
+			began := time.Now()
+			e.eventually("the agents renew their leases without "+victim, func(ctx context.Context) error {
+				for _, agent := range []string{"a1", "a2"} {
+					lease, err := e.api.CoordinationV1().Leases("kube-node-lease").Get(ctx, agent, metav1.GetOptions{})
+					if err != nil {
+						return err
+					}
+					if !lease.Spec.RenewTime.After(began.Add(time.Second)) {
+						return fmt.Errorf("%s: %s", agent, lease.Spec.RenewTime)
+					}
+				}
+				return nil
+			})
+			name := "after-" + victim
+			p := pod(name)
+			p.Spec.NodeName = "a1"
+			e.create(ns, p)
+			e.podReady(ns, name)
+			t.Logf("without %s both agents reported, and a pod ran, after %s", victim, time.Since(began).Round(100*time.Millisecond))
+			var err error
+			if victim == "n2" {
+				err = e.Resume(victim)
+			} else {
+				err = e.Start(t.Context(), victim)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			e.eventually(victim+" serves again", func(ctx context.Context) error {
+				client, _, err := e.Client(victim)
+				if err != nil {
+					return err
+				}
+				return client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+			})
+		}
+		for name, id := range uids {
+			if got := e.get(ns, name).Status.ContainerStatuses[0]; got.ContainerID != id || got.RestartCount != 0 {
+				t.Errorf("%s: %+v, before %s", name, got, id)
+			}
+		}
+	})
+
+	t.Run("removed", func(t *testing.T) {
+		e.ctl("members", "rm", "a2")
+		e.eventually("a2 ends, for it is a member no more", func(context.Context) error {
+			if pid, err := e.Pid("a2"); err == nil {
+				return fmt.Errorf("process %d lives", pid)
+			}
+			return nil
+		})
+		if err := dialAs(e, "a2", "n1", transport.Member); err == nil {
+			t.Error("a removed agent's key opens a server")
+		}
+		if err := dialAs(e, "a1", "n1", transport.Member); err != nil {
+			t.Errorf("the other's does not: %v", err)
+		}
+	})
+}
+
+// stolenIdentity is what lies in a node's folder.
+func stolenIdentity(e *env, node string) transport.Identity {
+	e.t.Helper()
+	read := func(name string) []byte {
+		b, err := os.ReadFile(filepath.Join(e.data(node), "pki", name))
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		return b
+	}
+	ca, err := pki.KnowCA(read("ca.crt"))
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	cert, err := pki.ParseCert(read("node.crt"))
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	key, err := pki.ParseKey(read("node.key"))
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	pair := &tls.Certificate{Certificate: [][]byte{cert.Raw, ca.Cert.Raw}, PrivateKey: key, Leaf: cert}
+	return transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: ca.Pool()}
+}
+
+// dialAs opens a connection with a node's key, and reports whether its other
+// end kept it open. The host reaches every machine.
+func dialAs(e *env, key, to, protocol string) error {
+	ctx, cancel := context.WithTimeout(e.t.Context(), patience)
+	defer cancel()
+	c, err := stolenIdentity(e, key).Dial(ctx, addrOf(e, to), "", protocol)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	// A refusal closes; an open door waits for the first request.
+	c.SetReadDeadline(time.Now().Add(3 * time.Second))
+	if _, err := c.Read(make([]byte, 1)); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		return err
+	}
+	return nil
+}
+
+func addrOf(e *env, node string) netip.AddrPort {
+	i := slices.IndexFunc(e.Nodes(), func(n cluster.Node) bool { return n.Name == node })
+	return netip.AddrPortFrom(e.Nodes()[i].Addr, 6443)
+}
+
+// stolenAgentKey tries the doors with the key of agent a1.
+func stolenAgentKey(t *testing.T, e *env) {
+	for _, to := range []string{"n1", "n2", "a2"} {
+		for _, protocol := range []string{transport.Raft, transport.Gossip, transport.Node} {
+			if err := dialAs(e, "a1", to, protocol); err == nil {
+				t.Errorf("%s of %s is open to an agent's key", protocol, to)
+			}
+		}
+	}
+	if err := dialAs(e, "n1", "a2", transport.Node); err != nil {
+		t.Errorf("a server's key does not open an agent: %v", err)
+	}
+	id := stolenIdentity(e, "a1")
+	dial := func(protocol string) join.Dialer {
+		return func(ctx context.Context) (net.Conn, error) { return id.Dial(ctx, addrOf(e, "n2"), "", protocol) }
+	}
+	var no *join.Refusal
+	if _, err := join.FetchKeys(t.Context(), dial(transport.Member)); !errors.As(err, &no) {
+		t.Errorf("the cluster's keys: %v", err)
+	}
+	// The API: its own things, and nothing of others.
+	data := e.data("a1")
+	config := &rest.Config{Host: "https://" + addrOf(e, "n1").String(), TLSClientConfig: rest.TLSClientConfig{
+		CertFile: filepath.Join(data, "pki", "node.crt"), KeyFile: filepath.Join(data, "pki", "node.key"), CAFile: filepath.Join(data, "pki", "ca.crt"),
+	}}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := client.CoreV1().Nodes().Get(t.Context(), "a1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatalf("its own node: %v", err)
+	}
+	_, secrets := client.CoreV1().Secrets("").List(t.Context(), metav1.ListOptions{})
+	_, delegate := client.CoreV1().Pods("agents").GetLogs("on-a2", &corev1.PodLogOptions{}).DoRaw(t.Context())
+	own.Labels["node-role.kubernetes.io/control-plane"] = ""
+	_, promote := client.CoreV1().Nodes().Update(t.Context(), own, metav1.UpdateOptions{})
+	_, tokens := client.Discovery().RESTClient().Get().AbsPath("/clusterd/v1/tokens").DoRaw(t.Context())
+	_, snapshot := client.Discovery().RESTClient().Get().AbsPath("/clusterd/v1/snapshot").DoRaw(t.Context())
+	for what, err := range map[string]error{"all secrets": secrets, "another node's logs": delegate, "a server's label": promote, "join tokens": tokens, "a snapshot": snapshot} {
+		if !apierrors.IsForbidden(err) {
+			t.Errorf("%s with an agent's key: %v", what, err)
+		}
+	}
+	// It does not pass for a server: neither to nodes nor to clients of the API.
+	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{*id.Certificate()}, NextProtos: []string{transport.Member, "h2"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() { _, _ = io.Copy(io.Discard, c); c.Close() }()
+		}
+	}()
+	here := ln.Addr().(*net.TCPAddr).AddrPort()
+	if c, err := stolenIdentity(e, "a2").DialAPI(t.Context(), here, ""); err == nil {
+		c.Close()
+		t.Error("an agent takes another for a server")
+	}
+	if c, err := tls.Dial("tcp", here.String(), &tls.Config{RootCAs: id.Roots}); err == nil {
+		c.Close()
+		t.Error("an agent's certificate vouches for an address")
+	}
+}

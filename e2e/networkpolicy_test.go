@@ -1,0 +1,99 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/clusterd/clusterd/netsetup/nft"
+	"github.com/clusterd/clusterd/netsetup/policy"
+)
+
+// dials says whether one pod reaches an address and port.
+func (e *env) dials(ns, from, addr string) bool {
+	_, _, code := e.run("clusterctl", "", "-n", ns, "exec", from, "--", "/hello", "dial", addr)
+	return code == 0
+}
+
+func (e *env) reaches(want bool, ns, from, addr string) {
+	e.t.Helper()
+	e.eventually(fmt.Sprintf("%s reaches %s: %t", from, addr, want), func(context.Context) error {
+		if e.dials(ns, from, addr) != want {
+			return errors.New("it does not hold")
+		}
+		return nil
+	})
+}
+
+// policies goes from everything open to everything shut and a few ways through,
+// for a server, a client on its node and one on another.
+func policies(t *testing.T, e *env) {
+	ns := e.namespace("guarded")
+	server := on("n1", pod("server"))
+	server.Spec.Containers[0].Ports = []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}}
+	server.Spec.Containers[0].ReadinessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/healthz", Port: intstr.FromInt32(8080)}}, PeriodSeconds: 1}
+	e.create(ns, server)
+	e.create(ns, on("n1", pod("near", "sleep")))
+	e.create(ns, on("n2", pod("far", "sleep")))
+	addr := e.podReady(ns, "server").Status.PodIP + ":8080"
+	near := e.podReady(ns, "near").Status.PodIP
+	e.podReady(ns, "far")
+	apply := func(spec string) {
+		e.ctlIn("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p, namespace: "+ns+"}\nspec: "+spec, "apply", "-f", "-")
+	}
+	e.reaches(true, ns, "near", addr)
+	e.reaches(true, ns, "far", addr)
+
+	apply(`{podSelector: {matchLabels: {app: server}}, policyTypes: [Ingress]}`)
+	e.reaches(false, ns, "near", addr)
+	e.reaches(false, ns, "far", addr)
+	// A pod that comes later is guarded from its first packet, and its own node
+	// still asks after its health.
+	late := on("n2", pod("late"))
+	late.Labels = map[string]string{"app": "server"}
+	late.Spec.Containers[0].ReadinessProbe = server.Spec.Containers[0].ReadinessProbe
+	e.create(ns, late)
+	lateAddr := e.podReady(ns, "late").Status.PodIP + ":8080"
+	if e.dials(ns, "near", lateAddr) || e.dials(ns, "far", lateAddr) {
+		t.Error("a new pod is not guarded")
+	}
+	if out, err := e.page("n1", e.get(ns, "server").Status.PodIP); err != nil {
+		t.Errorf("the node does not reach its pod: %s %v", out, err)
+	}
+
+	apply(`{podSelector: {matchLabels: {app: server}}, ingress: [{from: [{podSelector: {matchLabels: {app: near}}}], ports: [{port: http}]}]}`)
+	e.reaches(true, ns, "near", addr)
+	e.reaches(false, ns, "far", addr)
+	apply(`{podSelector: {matchLabels: {app: server}}, ingress: [{from: [{ipBlock: {cidr: 10.244.0.0/16, except: [` + near + `/32]}}], ports: [{port: 8000, endPort: 8100}]}]}`)
+	e.reaches(true, ns, "far", addr)
+	e.reaches(false, ns, "near", addr)
+	apply(`{podSelector: {matchLabels: {app: server}}, ingress: [{ports: [{port: 8081}]}]}`)
+	e.reaches(false, ns, "far", addr)
+	apply(`{podSelector: {matchLabels: {app: near}}, egress: [{to: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: nosuch}}}]}], policyTypes: [Egress]}`)
+	e.reaches(false, ns, "near", addr)
+	e.reaches(true, ns, "far", addr)
+	apply(`{podSelector: {matchLabels: {app: near}}, egress: [{to: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: guarded}}, podSelector: {matchLabels: {app: server}}}]}], policyTypes: [Egress]}`)
+	e.reaches(true, ns, "near", addr)
+
+	// An administrator's flush is put right.
+	apply(`{podSelector: {matchLabels: {app: server}}, policyTypes: [Ingress]}`)
+	e.reaches(false, ns, "far", addr)
+	err := e.Do("n1", func() error {
+		tables, err := nft.OpenTables()
+		if err != nil {
+			return err
+		}
+		defer tables.Close()
+		return tables.Delete(policy.TableName)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.reaches(false, ns, "far", addr)
+	e.ctl("-n", ns, "delete", "networkpolicy", "p")
+	e.reaches(true, ns, "far", addr)
+}
