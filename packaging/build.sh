@@ -3,21 +3,47 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-arch=$(dpkg --print-architecture)
-version=0.1.0~$(git show -s --format=%cd --date=format:%Y%m%d HEAD 2>/dev/null || date +%Y%m%d)
+arch=${ARCH:-$(dpkg --print-architecture)}
+# Versions order by the number of commits; two builds of one commit are equal.
+commits=$(git rev-list --count HEAD 2>/dev/null || echo 0)
+date=$(git log -1 --format=%cD 2>/dev/null || date -R)
+version=0.1.0~$commits.$(git rev-parse --short=7 HEAD 2>/dev/null || echo unversioned)
+# Files of the package bear the commit's time, so that a build can be repeated.
+SOURCE_DATE_EPOCH=$(date -d "$date" +%s)
+export SOURCE_DATE_EPOCH
 stage=$(mktemp -d)
 chmod 0755 "$stage"
 trap 'rm -rf "$stage"' EXIT
+doc=$stage/usr/share/doc/clusterd
 
 install -D -m 0755 bin/clusterd bin/clusterctl -t "$stage/usr/bin"
 install -D -m 0644 packaging/clusterd.service -t "$stage/lib/systemd/system"
-install -D -m 0644 README.md -t "$stage/usr/share/doc/clusterd"
-bin/clusterctl completion bash >"$stage/clusterctl.bash"
-install -D -m 0644 "$stage/clusterctl.bash" "$stage/usr/share/bash-completion/completions/clusterctl"
-rm "$stage/clusterctl.bash"
+install -D -m 0644 README.md packaging/copyright -t "$doc"
+install -D -m 0644 packaging/lintian-overrides "$stage/usr/share/lintian/overrides/clusterd"
+for shell in bash:usr/share/bash-completion/completions/PROG zsh:usr/share/zsh/vendor-completions/_PROG fish:usr/share/fish/vendor_completions.d/PROG.fish; do
+	for prog in clusterd clusterctl; do
+		file=$stage/${shell#*:}
+		file=${file/PROG/$prog}
+		mkdir -p "$(dirname "$file")"
+		"bin/$prog" completion "${shell%%:*}" >"$file"
+		chmod 0644 "$file"
+	done
+done
+if command -v help2man >/dev/null; then
+	for page in "clusterd 8 node of a cluster" "clusterctl 1 command line of a cluster"; do
+		read -r prog section summary <<<"$page"
+		mkdir -p "$stage/usr/share/man/man$section"
+		LC_ALL=C.UTF-8 help2man --no-info --section "$section" --name "$summary" --version-string "$version" --source "clusterd $version" "bin/$prog" |
+			gzip -9n >"$stage/usr/share/man/man$section/$prog.$section.gz"
+	done
+else
+	echo "help2man is not installed: the package has no manual pages (apt-get install help2man)" >&2
+fi
+printf 'clusterd (%s) unstable; urgency=medium\n\n  * Built from commit %.12s.\n\n -- The clusterd authors <maintainers@clusterd.invalid>  %s\n' \
+	"$version" "$(git rev-parse HEAD 2>/dev/null || echo unknown)" "$date" | gzip -9n >"$doc/changelog.gz"
 
 mkdir -p dist
-tar -C "$stage" --owner=0 --group=0 --sort=name -czf "dist/clusterd_${version}_${arch}.tar.gz" .
+tar -C "$stage" --owner=0 --group=0 --sort=name --mtime="@$SOURCE_DATE_EPOCH" -czf "dist/clusterd_${version}_${arch}.tar.gz" .
 
 mkdir "$stage/DEBIAN"
 cat >"$stage/DEBIAN/control" <<CONTROL
@@ -27,25 +53,16 @@ Architecture: $arch
 Maintainer: The clusterd authors <maintainers@clusterd.invalid>
 Section: admin
 Priority: optional
+Homepage: https://github.com/clusterd/clusterd
 Installed-Size: $(du -sk --exclude=DEBIAN "$stage" | cut -f1)
-Description: machines that each run one program form one computer
- clusterd joins machines by gossip, keeps one truth in a Raft-replicated store
- and makes pods itself. It speaks Kubernetes' API.
+Description: Kubernetes-compatible cluster in one program
+ clusterd makes a cluster of the machines it runs on. Machines find each other
+ by gossip, keep their state in a Raft-replicated store, and run pods without
+ a container runtime, network plugins or an etcd beside them.
+ .
+ clusterctl is its command line; kubectl and helm work as well.
 CONTROL
-cat >"$stage/DEBIAN/postinst" <<'POSTINST'
-#!/bin/sh
-set -e
-if [ -d /run/systemd/system ]; then
-	systemctl daemon-reload
-	# An upgrade: containers keep running while clusterd is replaced.
-	if systemctl is-active --quiet clusterd; then systemctl restart clusterd; fi
-fi
-POSTINST
-cat >"$stage/DEBIAN/prerm" <<'PRERM'
-#!/bin/sh
-set -e
-if [ "$1" = remove ] && [ -d /run/systemd/system ]; then systemctl disable --now clusterd || true; fi
-PRERM
-chmod 0755 "$stage/DEBIAN/postinst" "$stage/DEBIAN/prerm"
+install -m 0755 packaging/postinst packaging/prerm packaging/postrm "$stage/DEBIAN"
+find "$stage" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 dpkg-deb --root-owner-group --build "$stage" "dist/clusterd_${version}_${arch}.deb" >/dev/null
 ls -l dist

@@ -15,7 +15,7 @@ if [ "$address" = "$first" ]; then
 	clusterd init --prepare --name "$name" --advertise "$address"
 	systemctl enable --now clusterd
 	for _ in $(seq 60); do
-		clusterctl token create --ttl 1h -o json >/tmp/join.json 2>/dev/null && break
+		clusterctl token create --ttl 1h --uses 2 -o json >/tmp/join.json 2>/dev/null && break
 		sleep 1
 	done
 	mkdir -p /srv/join && mv /tmp/join.json /srv/join/join.json
@@ -27,6 +27,6 @@ else
 		token=$(wget -qO- "http://$first:8000/join.json" | sed -n 's/.*"token": *"\([^"]*\)".*/\1/p') && [ -n "$token" ] && break
 		sleep 1
 	done
-	clusterd join "$first:6443" --token "$token" --prepare --name "$name" --advertise "$address"
+	printf %s "$token" | clusterd join "$first:6443" --token-file - --prepare --name "$name" --advertise "$address"
 	systemctl enable --now clusterd
 fi

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -21,6 +22,8 @@ import (
 const usage = `hello                 serve on :8080 (PORT)
 hello fetch URL       print the page; exit 1 unless the status is 2xx
 hello dial HOST:PORT  exit 0 when a TCP connection opens
+hello lookup KIND NAME
+                      ask by the pod's resolv.conf: host, srv, addr or cname
 hello sleep [SECONDS] wait, for ever without a number; a signal ends it
 hello exit CODE [SECONDS]
                       end with this exit code, after some time
@@ -59,6 +62,8 @@ func run(cmd string, args []string) (int, error) {
 		err = withArg(args, func(url string) error { return fetch(ctx, url) })
 	case "dial":
 		err = withArg(args, func(addr string) error { return dial(ctx, addr) })
+	case "lookup":
+		err = lookup(ctx, args)
 	case "sleep":
 		return sleep(ctx, args)
 	case "exit":
@@ -205,6 +210,42 @@ func dial(ctx context.Context, addr string) error {
 		return err
 	}
 	return c.Close()
+}
+
+// lookup prints the answers in order, one a line.
+func lookup(ctx context.Context, args []string) error {
+	if len(args) != 2 {
+		return fmt.Errorf("a kind and a name are needed\n%s", usage)
+	}
+	r := &net.Resolver{PreferGo: true}
+	var out []string
+	var err error
+	switch kind, name := args[0], args[1]; kind {
+	case "host":
+		out, err = r.LookupHost(ctx, name)
+	case "addr":
+		out, err = r.LookupAddr(ctx, name)
+	case "cname":
+		var target string
+		target, err = r.LookupCNAME(ctx, name)
+		out = []string{target}
+	case "srv":
+		var list []*net.SRV
+		_, list, err = r.LookupSRV(ctx, "", "", name)
+		for _, s := range list {
+			out = append(out, fmt.Sprintf("%d %s", s.Port, s.Target))
+		}
+	default:
+		err = fmt.Errorf("no kind %q\n%s", kind, usage)
+	}
+	if err != nil {
+		return err
+	}
+	slices.Sort(out)
+	for _, line := range out {
+		fmt.Println(line)
+	}
+	return nil
 }
 
 // sleep ends with 0 when the time is over and with 143 when it was told to end.
