@@ -12,6 +12,7 @@ type term struct {
 	namespaces map[string]bool
 	nsSelector labels.Selector // nil: only the listed namespaces
 	topology   string
+	key        string // which pods it matches, as text
 }
 
 type weightedTerm struct {
@@ -56,6 +57,7 @@ func newTerm(pod *corev1.Pod, t *corev1.PodAffinityTerm) term {
 	} else if len(t.Namespaces) == 0 {
 		out.namespaces[pod.Namespace] = true
 	}
+	out.key = keyOf(&out)
 	return out
 }
 
@@ -100,73 +102,58 @@ func (t *term) matches(s *snapshot, pod *corev1.Pod) bool {
 	return t.selector.Matches(labels.Set(pod.Labels))
 }
 
-// domain is one value of one topology key: "all nodes with zone=a".
-type domain struct{ key, value string }
-
-func domainOf(n *nodeInfo, key string) (domain, bool) {
-	if n.node == nil {
-		return domain{}, false
-	}
-	v, ok := n.node.Labels[key]
-	return domain{key, v}, ok
-}
-
 // filterPodAffinity holds required pod affinity and anti-affinity of the pod,
 // and the anti-affinity that placed pods have against it.
 func filterPodAffinity(s *snapshot, p *podInfo) func(*nodeInfo) []string {
-	if len(p.attract) == 0 && len(p.repel) == 0 && s.repelling == 0 {
+	if len(p.attract) == 0 && len(p.repel) == 0 && len(s.repelling) == 0 {
 		return nil
 	}
-	attracted := make([]map[domain]bool, len(p.attract)) // per term
-	for i := range attracted {
-		attracted[i] = map[domain]bool{}
+	// where is a topology key with the domains that have pods of interest.
+	type where struct {
+		topology string
+		pods     map[string]int
 	}
-	repelled := map[domain]bool{}  // by the pod's own terms
-	forbidden := map[domain]bool{} // by terms of placed pods
-	for _, n := range s.nodes {
-		for _, other := range n.pods {
-			// Affinity counts where one pod meets all terms, as upstream does.
-			if len(p.attract) > 0 && matchesAll(s, p.attract, other.pod) {
-				for i := range p.attract {
-					if d, ok := domainOf(n, p.attract[i].topology); ok {
-						attracted[i][d] = true
-					}
-				}
-			}
-			for i := range p.repel {
-				if d, ok := domainOf(n, p.repel[i].topology); ok && p.repel[i].matches(s, other.pod) {
-					repelled[d] = true
-				}
-			}
-			for i := range other.repel {
-				if d, ok := domainOf(n, other.repel[i].topology); ok && other.repel[i].matches(s, p.pod) {
-					forbidden[d] = true
-				}
-			}
+	var attracted, repelled, forbidden []where
+	if len(p.attract) > 0 {
+		met := s.meeting(p.attract...) // affinity counts where one pod meets all terms, as upstream does
+		for i := range p.attract {
+			attracted = append(attracted, where{p.attract[i].topology, met.in(p.attract[i].topology)})
+		}
+	}
+	for i := range p.repel {
+		repelled = append(repelled, where{p.repel[i].topology, s.meeting(p.repel[i]).in(p.repel[i].topology)})
+	}
+	for _, r := range s.repelling {
+		if r.matches(s, p.pod) {
+			forbidden = append(forbidden, where{r.topology, r.in(r.topology)})
 		}
 	}
 	// The first of a group that wants to be with its like finds nobody: it may
 	// go anywhere that has the topology label.
 	firstOfKind := len(p.attract) > 0 && matchesAll(s, p.attract, p.pod)
-	for i := range attracted {
-		firstOfKind = firstOfKind && len(attracted[i]) == 0
+	for _, w := range attracted {
+		firstOfKind = firstOfKind && len(w.pods) == 0
+	}
+	in := func(n *nodeInfo, list []where) bool {
+		for _, w := range list {
+			if value, ok := topologyValue(n, w.topology); ok && w.pods[value] > 0 {
+				return true
+			}
+		}
+		return false
 	}
 	return func(n *nodeInfo) []string {
-		for i := range p.attract {
-			d, ok := domainOf(n, p.attract[i].topology)
-			if !ok || !attracted[i][d] && !firstOfKind {
+		for _, w := range attracted {
+			value, ok := topologyValue(n, w.topology)
+			if !ok || w.pods[value] == 0 && !firstOfKind {
 				return []string{"node(s) didn't match pod affinity rules"}
 			}
 		}
-		for i := range p.repel {
-			if d, ok := domainOf(n, p.repel[i].topology); ok && repelled[d] {
-				return []string{"node(s) didn't match pod anti-affinity rules"}
-			}
-		}
-		for d := range forbidden {
-			if v, ok := n.node.Labels[d.key]; ok && v == d.value {
-				return []string{"node(s) didn't satisfy existing pods anti-affinity rules"}
-			}
+		switch {
+		case in(n, repelled):
+			return []string{"node(s) didn't match pod anti-affinity rules"}
+		case in(n, forbidden):
+			return []string{"node(s) didn't satisfy existing pods anti-affinity rules"}
 		}
 		return nil
 	}

@@ -33,13 +33,18 @@ func filterResources(s *snapshot, p *podInfo) func(*nodeInfo) []string {
 
 func short(n *nodeInfo, p *podInfo) []string {
 	var out []string
-	if allowed, ok := n.allocatable[corev1.ResourcePods]; ok && int64(len(n.pods))+1 > allowed {
+	if allowed, ok := n.allocatable.other[corev1.ResourcePods]; ok && int64(len(n.pods))+1 > allowed {
 		out = append(out, "Too many pods")
 	}
-	for name, want := range p.requests {
-		if want > 0 && want > n.allocatable[name]-n.requested[name] {
+	lacks := func(name corev1.ResourceName, want int64) {
+		if want > 0 && want > n.allocatable.of(name)-n.requested.of(name) {
 			out = append(out, "Insufficient "+string(name))
 		}
+	}
+	lacks(corev1.ResourceCPU, p.requests.cpu)
+	lacks(corev1.ResourceMemory, p.requests.memory)
+	for name, want := range p.requests.other {
+		lacks(name, want)
 	}
 	slices.Sort(out)
 	return out

@@ -29,16 +29,10 @@ func spreads(s *snapshot, p *podInfo, action corev1.UnsatisfiableConstraintActio
 		if match.Matches(labels.Set(p.pod.Labels)) {
 			sp.self = 1
 		}
-		for _, n := range s.nodes {
-			value, ok := topologyValue(n, c.TopologyKey)
-			if !ok || !eligible(n, p, c) {
-				continue
-			}
-			sp.counts[value] += 0
-			for _, other := range n.pods {
-				if other.pod.Namespace == p.pod.Namespace && other.pod.DeletionTimestamp == nil && match.Matches(labels.Set(other.pod.Labels)) {
-					sp.counts[value]++
-				}
+		living := s.living(p.pod.Namespace, match)
+		for _, n := range s.list {
+			if value, ok := topologyValue(n, c.TopologyKey); ok && eligible(n, p, c) {
+				sp.counts[value] += living.nodes[n]
 			}
 		}
 		sp.least = fewest(sp.counts)
@@ -50,9 +44,11 @@ func spreads(s *snapshot, p *podInfo, action corev1.UnsatisfiableConstraintActio
 	return out
 }
 
+// topologyValue returns the node's value of a topology key: which of its domains
+// the node is in.
 func topologyValue(n *nodeInfo, key string) (string, bool) {
-	d, ok := domainOf(n, key)
-	return d.value, ok
+	v, ok := n.labels()[key]
+	return v, ok
 }
 
 // eligible reports whether the node takes part in the constraint's count.

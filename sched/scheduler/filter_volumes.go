@@ -90,7 +90,7 @@ func (w *storageView) need(s *snapshot, pod *corev1.Pod) (d *demand, why string,
 
 // claimInUse reports whether another pod that has a node uses the claim.
 func (s *snapshot) claimInUse(pod *corev1.Pod, claim string) bool {
-	for _, n := range s.nodes {
+	for _, n := range s.list {
 		for _, other := range n.pods {
 			if other.pod.Namespace != pod.Namespace || other.pod.UID == pod.UID || pods.Finished(other.pod) {
 				continue

@@ -67,7 +67,7 @@ func mayPreempt(s *snapshot, p *podInfo) bool {
 func preempt(s *snapshot, p *podInfo, budgets []*policyv1.PodDisruptionBudget) *candidate {
 	var best *candidate
 	looked := 0
-	for _, n := range s.nodes {
+	for _, n := range s.list {
 		if n.node == nil || n.node.DeletionTimestamp != nil || looked >= maxCandidates || !hasLower(n, p) || hopeless(s, p, n) {
 			continue
 		}

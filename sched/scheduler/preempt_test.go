@@ -119,7 +119,7 @@ func TestNominated(t *testing.T) {
 	if v := runFilters(s, urgent); len(v.fit) != 1 {
 		t.Error("the pod's own promise is in its way")
 	}
-	if got := s.nodes["n1"].requested[corev1.ResourceCPU]; got != 0 {
+	if got := s.nodes["n1"].requested.cpu; got != 0 {
 		t.Errorf("%d of CPU are counted on an empty node", got)
 	}
 }

@@ -23,21 +23,21 @@ const (
 // place is where a waiting pod is.
 //
 //	        add                pop
-//	───────────────► ready ───────────► flying ──bound──► (gone)
-//	                   ▲                 │   │
-//	       due         │                 │   └─ no node ──► parked
-//	 backing ──────────┘                 │                    │
-//	    ▲  ▲                             │                    │ a change that
-//	    │  └───────── bind failed ───────┘                    │ may help, or
-//	    └─────────────────────────────────────────────────────┘ maxParked
+//	───────────────► ready ───────────► inFlight ──bound──► (gone)
+//	                   ▲                  │   │
+//	       due         │                  │   └─ no node ──► parked
+//	inBackoff ─────────┘                  │                    │
+//	    ▲  ▲                              │                    │ a change that
+//	    │  └───────── bind failed ────────┘                    │ may help, or
+//	    └──────────────────────────────────────────────────────┘ maxParked
 type place int
 
 const (
 	nowhere place = iota // before the first push
 	ready
-	backing
+	inBackoff
 	parked
-	flying
+	inFlight
 )
 
 // waiting is one pod without a node.
@@ -49,8 +49,8 @@ type waiting struct {
 	index    int // in the heap it is in
 	attempts int
 	tried    time.Time // start of the last attempt
-	due      time.Time // when backing ends
-	// missed gathers the changes that happen while flying: a decision taken on
+	due      time.Time // when its back-off ends
+	// missed gathers the changes that happen while it is in flight: a decision taken on
 	// the state before them must not park the pod.
 	missed  change
 	wokenBy change
@@ -62,15 +62,18 @@ type queue struct {
 	clock clock.WithTicker
 	wake  chan struct{} // capacity 1: look again
 
-	mu     sync.Mutex // guards below
-	pods   map[types.UID]*waiting
-	ready  readyHeap
-	backed backedHeap
-	seq    uint64
+	mu   sync.Mutex // guards below
+	pods map[types.UID]*waiting
+	// parked and inFlight are those of pods in that place: a change concerns
+	// no others, and a long queue would cost each of them a walk.
+	parked, inFlight map[*waiting]bool
+	ready            readyHeap
+	backed           backedHeap
+	seq              uint64
 }
 
 func newQueue(clock clock.WithTicker) *queue {
-	return &queue{clock: clock, wake: make(chan struct{}, 1), pods: map[types.UID]*waiting{}}
+	return &queue{clock: clock, wake: make(chan struct{}, 1), pods: map[types.UID]*waiting{}, parked: map[*waiting]bool{}, inFlight: map[*waiting]bool{}}
 }
 
 func (q *queue) signal() {
@@ -93,7 +96,7 @@ func (q *queue) add(pod *corev1.Pod) {
 			heap.Fix(&q.ready, w.index)
 		case parked:
 			q.retry(w)
-		case flying:
+		case inFlight:
 			w.missed = anything
 		}
 		return
@@ -123,11 +126,11 @@ func (q *queue) remove(uid types.UID) {
 		return
 	}
 	delete(q.pods, uid)
-	defer w.move(nowhere)
+	defer q.move(w, nowhere)
 	switch w.place {
 	case ready:
 		heap.Remove(&q.ready, w.index)
-	case backing:
+	case inBackoff:
 		heap.Remove(&q.backed, w.index)
 	}
 }
@@ -136,11 +139,11 @@ func (q *queue) remove(uid types.UID) {
 func (q *queue) changed(c change) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for _, w := range q.pods {
-		switch {
-		case w.place == flying:
-			w.missed |= c
-		case w.place == parked && w.wokenBy&c != 0:
+	for w := range q.inFlight {
+		w.missed |= c
+	}
+	for w := range q.parked {
+		if w.wokenBy&c != 0 {
 			q.retry(w)
 		}
 	}
@@ -176,15 +179,12 @@ func (q *queue) take() (*corev1.Pod, time.Duration) {
 	if len(q.ready) > 0 {
 		w := heap.Pop(&q.ready).(*waiting)
 		w.tried, w.missed = now, 0
-		w.move(flying)
+		q.move(w, inFlight)
 		w.attempts++
 		return w.pod, 0
 	}
 	next := maxParked
-	for _, w := range q.pods {
-		if w.place != parked {
-			continue
-		}
+	for w := range q.parked {
 		left := w.tried.Add(maxParked).Sub(now)
 		if left <= 0 {
 			q.retry(w)
@@ -198,12 +198,12 @@ func (q *queue) take() (*corev1.Pod, time.Duration) {
 	return nil, max(next, time.Millisecond)
 }
 
-// park lets a flying pod wait for one of the changes in wokenBy.
+// park lets a inFlight pod wait for one of the changes in wokenBy.
 func (q *queue) park(uid types.UID, wokenBy change) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	w := q.pods[uid]
-	if w == nil || w.place != flying {
+	if w == nil || w.place != inFlight {
 		return
 	}
 	w.wokenBy = wokenBy
@@ -211,14 +211,14 @@ func (q *queue) park(uid types.UID, wokenBy change) {
 		q.retry(w)
 		return
 	}
-	w.move(parked)
+	q.move(w, parked)
 }
 
-// fail lets a flying pod be tried again after its back-off.
+// fail lets a inFlight pod be tried again after its back-off.
 func (q *queue) fail(uid types.UID) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if w := q.pods[uid]; w != nil && w.place == flying {
+	if w := q.pods[uid]; w != nil && w.place == inFlight {
 		q.retry(w)
 	}
 }
@@ -227,19 +227,31 @@ func (q *queue) fail(uid types.UID) {
 func (q *queue) retry(w *waiting) {
 	wait := min(firstBackoff<<min(w.attempts-1, 10), maxBackoff)
 	w.due = w.tried.Add(wait)
-	w.move(backing)
+	q.move(w, inBackoff)
 	heap.Push(&q.backed, w)
 	q.signal()
 }
 
 func (q *queue) push(w *waiting) {
-	w.move(ready)
+	q.move(w, ready)
 	heap.Push(&q.ready, w)
 	q.signal()
 }
 
-// move changes the pod's place and the gauges with it.
-func (w *waiting) move(to place) {
+// move changes the pod's place, and the sets and gauges with it.
+func (q *queue) move(w *waiting, to place) {
+	switch w.place {
+	case parked:
+		delete(q.parked, w)
+	case inFlight:
+		delete(q.inFlight, w)
+	}
+	switch to {
+	case parked:
+		q.parked[w] = true
+	case inFlight:
+		q.inFlight[w] = true
+	}
 	if w.place != nowhere {
 		waitingPods.WithLabelValues(w.place.String()).Dec()
 	}

@@ -164,7 +164,7 @@ func TestRequestsOfInitContainersAndOverhead(t *testing.T) {
 		{Name: "init", Resources: cpu("1")},
 	}
 	p.Spec.Overhead = corev1.ResourceList{"cpu": resource.MustParse("50m")}
-	if got := requests(p)["cpu"]; got != 1150 { // init beside the sidecar, plus overhead
+	if got := requests(p).cpu; got != 1150 { // init beside the sidecar, plus overhead
 		t.Errorf("requests %dm, want 1150m", got)
 	}
 }
@@ -243,19 +243,19 @@ func TestSnapshotSums(t *testing.T) {
 	s.assume(newPodInfo(a.Obj()), "a")
 	s.setPod(a.On("a").Obj()) // confirmed
 	s.forget(a.P.UID)         // too late
-	if got := s.nodes["a"].requested["cpu"]; got != 1000 {
+	if got := s.nodes["a"].requested.cpu; got != 1000 {
 		t.Errorf("requested %dm, want 1000m", got)
 	}
 	s.setPod(schedtest.Pod("a").On("a").CPU("500m").Obj()) // resized
 	b := schedtest.Pod("b").CPU("2").Apart(corev1.LabelHostname, "x", "y")
 	s.assume(newPodInfo(b.Obj()), "a")
-	if got := s.nodes["a"].requested["cpu"]; got != 2500 || s.repelling != 1 {
-		t.Errorf("requested %dm, repelling %d", got, s.repelling)
+	if got := s.nodes["a"].requested.cpu; got != 2500 || len(s.repelling) != 1 {
+		t.Errorf("requested %dm, repelling %d", got, len(s.repelling))
 	}
 	s.forget(b.P.UID)
 	s.removePod(a.P.UID)
-	if got := s.nodes["a"].requested["cpu"]; got != 0 || s.repelling != 0 || len(s.placed)+len(s.assumed) != 0 {
-		t.Errorf("something is left: %dm %d %v %v", got, s.repelling, s.placed, s.assumed)
+	if got := s.nodes["a"].requested.cpu; got != 0 || len(s.repelling) != 0 || len(s.placed)+len(s.assumed) != 0 {
+		t.Errorf("something is left: %dm %v %v %v", got, s.repelling, s.placed, s.assumed)
 	}
 	s.setPod(schedtest.Pod("c").On("unknown").Obj())
 	s.removeNode("a")
@@ -289,20 +289,45 @@ func TestNodeChange(t *testing.T) {
 	}
 }
 
+// BenchmarkSchedule is one decision, with two pods on each node already: of a
+// ReplicaSet's plain pods, of pods that spread over zones, of pods that keep
+// apart from their like.
 func BenchmarkSchedule(b *testing.B) {
-	for _, nodes := range []int{3, 100, 1000} {
-		b.Run(fmt.Sprintf("nodes=%d", nodes), func(b *testing.B) {
-			s := newSnapshot()
-			for i := range nodes {
-				s.setNode(schedtest.Node(fmt.Sprintf("n%d", i)).Has("pods", "1000000").Obj())
-			}
-			i := 0
-			for b.Loop() {
-				i++
-				p := newPodInfo(schedtest.Pod(fmt.Sprintf("p%d", i)).Obj())
-				s.assume(p, best(s, p, runFilters(s, p).fit).name)
-			}
-		})
+	rs := schedtest.ReplicaSet("web", 1)
+	for _, kind := range []struct {
+		name string
+		pod  func(name string) *schedtest.PodBuilder
+	}{
+		{"plain", func(name string) *schedtest.PodBuilder { return schedtest.Pod(name) }},
+		{"spread", func(name string) *schedtest.PodBuilder {
+			return schedtest.Pod(name).Spread("zone", 1, corev1.DoNotSchedule, "app", "web")
+		}},
+		{"apart", func(name string) *schedtest.PodBuilder {
+			return schedtest.Pod(name).Apart(corev1.LabelHostname, "app", "other")
+		}},
+	} {
+		for _, nodes := range []int{3, 100, 1000, 5000} {
+			b.Run(fmt.Sprintf("%s/nodes=%d", kind.name, nodes), func(b *testing.B) {
+				s := newSnapshot()
+				for i := range nodes {
+					s.setNode(schedtest.Node(fmt.Sprintf("n%d", i)).Label("zone", fmt.Sprint(i%3)).Has("pods", "1000000").Obj())
+				}
+				made := 0
+				next := func() *podInfo {
+					made++
+					return newPodInfo(kind.pod(fmt.Sprintf("p%d", made)).Label("app", "web").CPU("1m").OwnedBy(rs, replicaset.Kind).Obj())
+				}
+				for i := range 2 * nodes {
+					s.assume(next(), fmt.Sprintf("n%d", i%nodes))
+				}
+				b.ReportAllocs()
+				for b.Loop() {
+					p := next()
+					v := runFilters(s, p)
+					s.assume(p, best(s, p, v.fit).name)
+				}
+			})
+		}
 	}
 }
 
@@ -346,7 +371,7 @@ func TestResizeInStatusFreesTheNode(t *testing.T) {
 		queue.park(parked.UID, podGone)
 		clock.Step(10 * time.Second)
 		s.onPod(tt.before, tt.after)
-		if got := s.snapshot.nodes["n"].requested[corev1.ResourceCPU]; got != tt.cpu {
+		if got := s.snapshot.nodes["n"].requested.cpu; got != tt.cpu {
 			t.Errorf("%s: the node counts %dm, want %dm", tt.name, got, tt.cpu)
 		}
 		take(t, queue, "parked") // it does not sleep on

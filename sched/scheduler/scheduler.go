@@ -7,7 +7,6 @@ package scheduler
 import (
 	"context"
 	"fmt"
-	"maps"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -278,10 +277,14 @@ func (s *scheduler) onNamespace(old, ns *corev1.Namespace) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if ns == nil {
-		delete(s.snapshot.namespaces, old.Name)
+		s.snapshot.setNamespace(old.Name, nil)
 		return
 	}
-	s.snapshot.namespaces[ns.Name] = labels.Set(ns.Labels)
+	set := labels.Set(ns.Labels)
+	if set == nil {
+		set = labels.Set{}
+	}
+	s.snapshot.setNamespace(ns.Name, set)
 }
 
 func (s *scheduler) onNode(old, node *corev1.Node) {
@@ -385,7 +388,7 @@ func (s *scheduler) unchanged(old, pod *corev1.Pod) bool {
 	}
 	// A resize is granted, or refused, in the status: the spec and with it the
 	// generation changed before.
-	return maps.Equal(requests(old), requests(pod)) &&
+	return requests(old).equal(requests(pod)) &&
 		apiequality.Semantic.DeepEqual(old.Labels, pod.Labels) && apiequality.Semantic.DeepEqual(old.OwnerReferences, pod.OwnerReferences)
 }
 

@@ -5,12 +5,5 @@ func scoreOwnerSpread(_ *snapshot, p *podInfo) func(*nodeInfo) int64 {
 	if p.owner == "" || len(p.pod.Spec.TopologySpreadConstraints) > 0 {
 		return nil // a pod that says how to be spread is left to its word
 	}
-	return func(n *nodeInfo) (count int64) {
-		for _, other := range n.pods {
-			if other.owner == p.owner && other.pod.DeletionTimestamp == nil {
-				count++
-			}
-		}
-		return count
-	}
+	return func(n *nodeInfo) int64 { return int64(n.owners[p.owner]) }
 }

@@ -37,25 +37,14 @@ func scorePodAffinity(s *snapshot, p *podInfo) func(*nodeInfo) int64 {
 	if len(p.preferred) == 0 {
 		return nil
 	}
-	sums := map[domain]int64{}
-	for _, n := range s.nodes {
-		for _, other := range n.pods {
-			for i := range p.preferred {
-				t := &p.preferred[i]
-				if d, ok := domainOf(n, t.topology); ok && t.matches(s, other.pod) {
-					sums[d] += t.weight
-				}
-			}
-		}
-	}
-	keys := map[string]bool{}
+	tallies := make([]map[string]int, len(p.preferred))
 	for i := range p.preferred {
-		keys[p.preferred[i].topology] = true
+		tallies[i] = s.meeting(p.preferred[i].term).in(p.preferred[i].topology)
 	}
 	return func(n *nodeInfo) (sum int64) {
-		for key := range keys {
-			if d, ok := domainOf(n, key); ok {
-				sum += sums[d]
+		for i := range p.preferred {
+			if value, ok := topologyValue(n, p.preferred[i].topology); ok {
+				sum += p.preferred[i].weight * int64(tallies[i][value])
 			}
 		}
 		return sum

@@ -1,6 +1,8 @@
 package scheduler
 
 import (
+	"maps"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,6 +29,7 @@ type podInfo struct {
 	attract   []term // required pod affinity
 	repel     []term // required pod anti-affinity
 	preferred []weightedTerm
+	choosy    bool    // it says which of the nodes that fit it prefers
 	storage   *demand // what its claims ask for; nil: it has none
 }
 
@@ -42,7 +45,21 @@ func newPodInfo(pod *corev1.Pod) *podInfo {
 		p.owner = ref.UID
 	}
 	p.attract, p.repel, p.preferred = terms(pod)
+	p.choosy = choosy(pod)
 	return p
+}
+
+// choosy reports whether the pod has wishes about its node beyond what it needs.
+func choosy(pod *corev1.Pod) bool {
+	for i := range pod.Spec.TopologySpreadConstraints {
+		if pod.Spec.TopologySpreadConstraints[i].WhenUnsatisfiable == corev1.ScheduleAnyway {
+			return true
+		}
+	}
+	a := pod.Spec.Affinity
+	return a != nil && (a.NodeAffinity != nil && len(a.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution) > 0 ||
+		a.PodAffinity != nil && len(a.PodAffinity.PreferredDuringSchedulingIgnoredDuringExecution) > 0 ||
+		a.PodAntiAffinity != nil && len(a.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution) > 0)
 }
 
 // nodeInfo is a node with the pods that are bound or about to be bound to it.
@@ -54,6 +71,9 @@ type nodeInfo struct {
 	pods        map[types.UID]*podInfo
 	requested   amounts
 	weight      amounts
+	// owners counts the pods of each controller that are not about to go.
+	owners map[types.UID]int
+	index  int // in snapshot.list
 }
 
 // snapshot is the cluster as the scheduler sees it: what informers report plus
@@ -64,17 +84,21 @@ type snapshot struct {
 	// storage finds claims and volumes; nil: there are none.
 	storage *storageView
 	nodes   map[string]*nodeInfo
+	// list holds the values of nodes; next is where the next search begins.
+	list []*nodeInfo
+	next int
 	// placed maps each counted pod to its node.
 	placed map[types.UID]string
 	// assumed holds pods whose binding no informer has confirmed.
 	assumed map[types.UID]bool
-	// repelling counts placed pods with required anti-affinity: while it is 0
-	// nobody has to look for them.
-	repelling int
+	// repelling are the required anti-affinity terms of placed pods.
+	repelling map[string]*repelling
 	// nominated holds the waiting pods that were promised a node.
 	nominated map[types.UID]nomination
 	// namespaces' labels, for terms with a namespaceSelector.
 	namespaces map[string]labels.Set
+	// matchings are the tallies that rules asked for, by what they count.
+	matchings map[string]*matching
 }
 
 func newSnapshot() *snapshot {
@@ -84,27 +108,44 @@ func newSnapshot() *snapshot {
 		assumed:    map[types.UID]bool{},
 		nominated:  map[types.UID]nomination{},
 		namespaces: map[string]labels.Set{},
+		matchings:  map[string]*matching{},
+		repelling:  map[string]*repelling{},
 	}
 }
 
 func (s *snapshot) entry(name string) *nodeInfo {
 	n := s.nodes[name]
 	if n == nil {
-		n = &nodeInfo{name: name, pods: map[types.UID]*podInfo{}, requested: amounts{}, weight: amounts{}}
+		n = &nodeInfo{name: name, pods: map[types.UID]*podInfo{}, owners: map[types.UID]int{}, index: len(s.list)}
 		s.nodes[name] = n
+		s.list = append(s.list, n)
 	}
 	return n
 }
 
 func (s *snapshot) setNode(node *corev1.Node) {
 	n := s.entry(node.Name)
+	before := n.labels()
 	n.node = node
 	n.allocatable = amountsOf(node.Status.Allocatable)
+	if !maps.Equal(before, node.Labels) {
+		s.relabelled(n, before)
+	}
+}
+
+// labels returns the node's labels; none while only pods of it are known.
+func (n *nodeInfo) labels() map[string]string {
+	if n.node == nil {
+		return nil
+	}
+	return n.node.Labels
 }
 
 func (s *snapshot) removeNode(name string) {
 	if n := s.nodes[name]; n != nil {
+		before := n.labels()
 		n.node = nil
+		s.relabelled(n, before)
 		s.prune(n)
 	}
 }
@@ -112,6 +153,10 @@ func (s *snapshot) removeNode(name string) {
 func (s *snapshot) prune(n *nodeInfo) {
 	if n.node == nil && len(n.pods) == 0 {
 		delete(s.nodes, n.name)
+		last := s.list[len(s.list)-1]
+		s.list[n.index], last.index = last, n.index
+		s.list[len(s.list)-1] = nil
+		s.list = s.list[:len(s.list)-1]
 	}
 }
 
@@ -146,10 +191,14 @@ func (s *snapshot) put(p *podInfo, node string) {
 	n.requested.add(p.requests)
 	n.weight.add(p.weight)
 	s.placed[p.pod.UID] = node
-	if len(p.repel) > 0 {
-		s.repelling++
+	if p.counts() {
+		n.owners[p.owner]++
 	}
+	s.tallied(n, p, 1)
 }
+
+// counts reports whether the pod is one of its owner's for spreading.
+func (p *podInfo) counts() bool { return p.owner != "" && p.pod.DeletionTimestamp == nil }
 
 func (s *snapshot) removePod(uid types.UID) {
 	name, ok := s.placed[uid]
@@ -163,8 +212,11 @@ func (s *snapshot) removePod(uid types.UID) {
 	delete(n.pods, uid)
 	delete(s.placed, uid)
 	delete(s.assumed, uid)
-	if len(p.repel) > 0 {
-		s.repelling--
+	if p.counts() {
+		if n.owners[p.owner]--; n.owners[p.owner] == 0 {
+			delete(n.owners, p.owner)
+		}
 	}
+	s.tallied(n, p, -1)
 	s.prune(n)
 }
