@@ -78,6 +78,10 @@ test-vm: build image ## podmon's suite and clusterd on cgroup v2 alone, in an em
 	CGO_ENABLED=1 $(GO) build -tags '$(PODMON_TAGS) faultpoints' -ldflags '$(PODMON_LDFLAGS)' -o bin/vm/podmon ./cmd/podmon
 	e2e/vm/run.sh $(if $(VM_TESTS),'$(VM_TESTS)')
 
+.PHONY: ui-test
+ui-test: build image ## the web page in headless Chromium, beside three nodes; screenshots in bin/ui (root)
+	e2e/browser/run.sh
+
 .PHONY: features
 features: build image ## the rows of docs/FEATURES.md that passing tests show
 	CLUSTERD_E2E=netns $(GO) run ./e2e/features/report

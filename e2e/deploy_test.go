@@ -67,6 +67,7 @@ func TestE2EDeploy(t *testing.T) {
 		out := e.ctl("-n", "hello", "exec", from.Name, "--", "/hello", "fetch", "http://"+to.Status.PodIP+":8080/")
 		mustContain(t, "page", out, "I am pod "+to.Name, "you come from "+from.Status.PodIP)
 	})
+	t.Run("the web page", func(t *testing.T) { e.webPage() })
 	t.Run("owners and labels", func(t *testing.T) {
 		features.Shows(t, 91, 93, 95, 102)
 		sets, err := e.api.AppsV1().ReplicaSets("hello").List(t.Context(), metav1.ListOptions{LabelSelector: "app=hello"})

@@ -32,6 +32,7 @@ import (
 	"github.com/clusterd/clusterd/member/transport"
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/kubestore"
+	"github.com/clusterd/clusterd/ui"
 )
 
 // Main is one node: every room is built, started and stopped here.
@@ -276,7 +277,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	g.add("joining", serveHTTP(m.log, m.port.HTTPOver(transport.Join), admission))
 	g.add("members' questions", serveHTTP(m.log, m.port.HTTPOver(transport.Member), admission.Questions()))
 	g.add("api", m.api.Run)
-	g.add("api port", serveHTTP(m.log, m.port.HTTP(), m.api.Handler()))
+	g.add("api port", serveHTTP(m.log, m.port.HTTP(), ui.Over(m.api.Handler())))
 	g.add("leader", m.lead)
 	g.add("seal", m.keepSeal)
 	keeper := m.newAgentKeeper()

@@ -45,6 +45,7 @@ var layers = []layer{
 	{room: "agent", may: []string{"apis", "netsetup", "agent/podmon/api"}, never: noContainers},
 	{room: "agent/podmon", may: []string{"agent/podmon/api"}, never: noKubernetes},
 	{room: "agent/podmon/api", never: noKubernetes},
+	{room: "ui", never: map[string]string{"k8s.io/": "it serves files; what they show, a browser asks the API for"}},
 	// Membership is where gossip's hints meet raft's configuration.
 	{room: "member", may: []string{"apis", "raftstore", "gossip"}, never: noContainers},
 	{room: "cmd/podmon", may: []string{"agent/podmon", "agent/podmon/api"}, never: noKubernetes, links: []string{"github.com/opencontainers/runc/libcontainer"}},
@@ -52,7 +53,7 @@ var layers = []layer{
 		"k8s.io/apiserver/pkg/server": "a client links no server",
 		"github.com/hashicorp/raft":   "a client links no store",
 	}},
-	{room: "cmd/clusterd", may: []string{"apis", "apis/server", "raftstore", "raftstore/backup", "raftstore/kubestore", "gossip", "member", "sched", "agent", "netsetup"}, never: noContainers, links: []string{
+	{room: "cmd/clusterd", may: []string{"apis", "apis/server", "raftstore", "raftstore/backup", "raftstore/kubestore", "gossip", "member", "sched", "agent", "netsetup", "ui"}, never: noContainers, links: []string{
 		"github.com/hashicorp/raft", "github.com/hashicorp/raft-boltdb/v2", "github.com/hashicorp/memberlist",
 		"github.com/vishvananda/netlink", "github.com/vishvananda/netns",
 	}},
