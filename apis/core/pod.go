@@ -21,6 +21,7 @@ func Pod() kind.Kind {
 		Resource:   "pods",
 		Singular:   "pod",
 		ShortNames: []string{"po"},
+		Untracked:  true,
 		Categories: []string{"all"},
 		Namespaced: true,
 

@@ -66,6 +66,10 @@ type Kind struct {
 	// an update of the main resource must leave alone.
 	Parts []Part
 
+	// Untracked: objects that the cluster's own controllers make have no
+	// managedFields until somebody applies to them.
+	Untracked bool
+
 	// Views are the other versions that the kind is served in; none is stored.
 	Views []View
 

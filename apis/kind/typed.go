@@ -44,6 +44,7 @@ type Typed[T runtime.Object] struct {
 
 	CreateOnUpdate      bool
 	UnconditionalUpdate bool
+	Untracked           bool
 }
 
 // TypedStatus is Status over the kind's own Go type.
@@ -94,6 +95,7 @@ func (t Typed[T]) Kind() Kind {
 
 		CreateOnUpdate:      t.CreateOnUpdate,
 		UnconditionalUpdate: t.UnconditionalUpdate,
+		Untracked:           t.Untracked,
 	}
 	if t.Row != nil {
 		k.Row = func(obj runtime.Object, now time.Time) []any { return t.Row(obj.(T), now) }

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/clusterd/clusterd/apis/server/servertest"
@@ -46,6 +48,28 @@ func BenchmarkRequests(b *testing.B) {
 			for b.Loop() {
 				p := pod(fmt.Sprint("p", n.Add(1)))
 				if _, err := client.CoreV1().Pods("default").Create(b.Context(), p, metav1.CreateOptions{}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkPodStatus is a status patch as an agent sends it, for a pod that a
+// user made and for one that a controller made.
+func BenchmarkPodStatus(b *testing.B) {
+	s := servertest.Start(b, nil)
+	for name, maker := range map[string]kubernetes.Interface{"user": s.Client, "controller": s.ClientFor(b, user.KubeControllerManager, user.SystemPrivilegedGroup)} {
+		if _, err := maker.CoreV1().Pods("default").Create(b.Context(), pod(name), metav1.CreateOptions{}); err != nil {
+			b.Fatal(err)
+		}
+		n := 0
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				n++
+				patch := fmt.Appendf(nil, `{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True","message":"%d"}]}}`, n)
+				if _, err := s.Client.CoreV1().Pods("default").Patch(b.Context(), name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
 					b.Fatal(err)
 				}
 			}

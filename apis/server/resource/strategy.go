@@ -35,7 +35,10 @@ func (s strategy) AllowCreateOnUpdate(context.Context) bool      { return s.kind
 func (s strategy) AllowUnconditionalUpdate(context.Context) bool { return s.kind.UnconditionalUpdate }
 func (s strategy) Canonicalize(runtime.Object)                   {}
 
-func (s strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
+func (s strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
+	if s.kind.Untracked && ownLoop(ctx) {
+		untrack(obj)
+	}
 	if s.kind.PrepareCreate != nil {
 		s.kind.PrepareCreate(obj)
 	}
