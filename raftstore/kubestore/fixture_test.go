@@ -92,6 +92,13 @@ func newFixture(t *testing.T, o setup) *fixture {
 	}
 	f.secret = &breakable{Transformer: f.transformer}
 	setGate(t, features.AllowUnsafeMalformedObjectDeletion, !o.strict)
+	f.open(o)
+	return f
+}
+
+// open puts a new storage over the store, as a server that starts does.
+func (f *fixture) open(o setup) {
+	f.t.Helper()
 	cfg := Config{
 		Store:       f.store,
 		Cache:       o.cached,
@@ -111,17 +118,31 @@ func newFixture(t *testing.T, o setup) *fixture {
 			"f:metadata.namespace": func(obj any) ([]string, error) { return []string{obj.(*example.Pod).Namespace}, nil },
 		})
 	if err != nil {
-		t.Fatal(err)
+		f.t.Fatal(err)
 	}
-	t.Cleanup(destroy)
+	f.t.Cleanup(destroy)
 	f.storage = s
-	if o.cached {
-		f.cached = s.(*resuming).CacheDelegator
-		eventually(t, "the watch cache is ready", func() bool { return s.ReadinessCheck() == nil })
-		return f
+	if !o.cached {
+		f.raw = s.(*Storage)
+		return
 	}
-	f.raw = s.(*Storage)
-	return f
+	f.cached = s.(*resuming).CacheDelegator
+	eventually(f.t, "the watch cache is ready", func() bool { return s.ReadinessCheck() == nil })
+}
+
+// restarting is a storage that forgets its cache's history when the store
+// forgets its own: a new one takes its place, as in a server that restarts.
+type restarting struct {
+	storage.Interface
+	f *fixture
+}
+
+func (r *restarting) compact(ctx context.Context, t *testing.T, resourceVersion string) {
+	r.f.compact(ctx, t, resourceVersion)
+	if r.f.cached != nil {
+		r.f.open(setup{cached: true})
+		r.Interface = r.f.storage
+	}
 }
 
 func podAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -39,6 +40,8 @@ type Store interface {
 	Revision() int64
 	OldestRevision() int64
 	WaitRevision(ctx context.Context, rev int64) error
+	// Time is the store's clock, which keys expire by.
+	Time() time.Time
 }
 
 var _ Store = (*raftstore.Store)(nil)

@@ -93,8 +93,9 @@ var suite = []struct {
 	{name: "RunTestClusterScopedWatch", setup: setup{clusterScoped: true}, run: func(f *fixture) { st.RunTestClusterScopedWatch(f.ctx, f.t, f.storage) }},
 	{name: "RunTestNamespaceScopedWatch", run: func(f *fixture) { st.RunTestNamespaceScopedWatch(f.ctx, f.t, f.storage) }},
 	{name: "RunTestDeleteTriggerWatch", run: func(f *fixture) { st.RunTestDeleteTriggerWatch(f.ctx, f.t, f.storage) }},
-	{name: "RunTestWatchFromZero", rawOnly: "its end drops the cache's own history, which only upstream's package can", run: func(f *fixture) {
-		st.RunTestWatchFromZero(f.ctx, f.t, f.storage, f.compact)
+	{name: "RunTestWatchFromZero", run: func(f *fixture) {
+		r := &restarting{f.storage, f}
+		st.RunTestWatchFromZero(f.ctx, f.t, r, r.compact)
 	}},
 	{name: "RunTestWatchFromNonZero", run: func(f *fixture) { st.RunTestWatchFromNonZero(f.ctx, f.t, f.storage) }},
 	{name: "RunTestDelayedWatchDelivery", run: func(f *fixture) { st.RunTestDelayedWatchDelivery(f.ctx, f.t, f.storage) }},

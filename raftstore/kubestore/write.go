@@ -63,7 +63,7 @@ func (s *Storage) Delete(ctx context.Context, key string, out runtime.Object, pr
 	if s.values.markCorrupt && opts.ExpectTransformOrDecodeError {
 		c.wantCorrupt, cached = true, nil
 	}
-	if err := c.begin(ctx, cached); err != nil {
+	if err := c.begin(ctx); err != nil {
 		return err
 	}
 	for {
@@ -107,7 +107,7 @@ func (s *Storage) GuaranteedUpdate(ctx context.Context, key string, out runtime.
 		return err
 	}
 	c.absentOK = ignoreNotFound
-	if err := c.begin(ctx, cached); err != nil {
+	if err := c.begin(ctx); err != nil {
 		return err
 	}
 	for {
@@ -151,8 +151,9 @@ func (s *Storage) GuaranteedUpdate(ctx context.Context, key string, out runtime.
 }
 
 // candidate is what a write believes to be the present state of its key. It
-// starts as a guess: the object that the caller has cached, or this node's own
-// copy, neither of which costs a round trip to the leader. The comparison in
+// starts as a guess, this node's own copy, which costs no round trip to the
+// leader. (The object that a caller has cached is never newer, lacks the expiry
+// and would have to be encoded to be compared.) The comparison in
 // the transaction proves a right guess; a refusal that rests on a guess is
 // never told to the caller before the leader has confirmed it.
 type candidate struct {
@@ -185,10 +186,7 @@ func (s *Storage) candidate(key string, out runtime.Object) (*candidate, error) 
 
 // begin makes the first guess. Where it shows nothing usable, the leader is
 // asked at once.
-func (c *candidate) begin(ctx context.Context, cached runtime.Object) error {
-	if cached != nil {
-		return c.setObject(cached)
-	}
+func (c *candidate) begin(ctx context.Context) error {
 	if c.wantCorrupt {
 		return c.refresh(ctx)
 	}
@@ -283,7 +281,7 @@ func (c *candidate) set(ctx context.Context, kv *mvcc.KeyValue) error {
 		return runtime.SetZeroValue(c.obj)
 	}
 	c.rev = kv.ModRevision
-	c.meta = storage.ResponseMeta{ResourceVersion: uint64(kv.ModRevision), TTL: secondsLeft(kv.ExpiresAt)}
+	c.meta = storage.ResponseMeta{ResourceVersion: uint64(kv.ModRevision), TTL: secondsLeft(kv.ExpiresAt, c.s.store.Time())}
 	err := c.read(ctx, kv)
 	if !c.wantCorrupt {
 		return err
@@ -304,30 +302,13 @@ func (c *candidate) read(ctx context.Context, kv *mvcc.KeyValue) error {
 	return c.s.values.decode(data, c.obj, kv.ModRevision)
 }
 
-// setObject takes over an object that the caller has cached.
-func (c *candidate) setObject(obj runtime.Object) error {
-	rev, err := c.s.versioner.ObjectResourceVersion(obj)
-	if err != nil {
-		return fmt.Errorf("resource version of the cached object: %w", err)
-	}
-	if c.data, err = c.s.values.encode(obj); err != nil {
-		return err
-	}
-	// encode has cleared the version, which the caller's functions want to see.
-	if err := c.s.versioner.UpdateObject(obj, rev); err != nil {
-		return err
-	}
-	c.obj, c.rev, c.meta = obj, int64(rev), storage.ResponseMeta{ResourceVersion: rev}
-	return nil
-}
-
-// secondsLeft is how long a key with this expiry still lives, at least 1; 0 is
-// for ever.
-func secondsLeft(expiresAt int64) int64 {
+// secondsLeft is how long a key with this expiry still lives at now, at least
+// 1; 0 is for ever.
+func secondsLeft(expiresAt int64, now time.Time) int64 {
 	if expiresAt == 0 {
 		return 0
 	}
-	left := time.Until(time.UnixMilli(expiresAt))
+	left := time.UnixMilli(expiresAt).Sub(now)
 	return max(1, int64((left+time.Second-1)/time.Second))
 }
 

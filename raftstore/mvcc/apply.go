@@ -72,7 +72,7 @@ func (k *Keyspace) applyCommand(c *Command) Outcome {
 func (k *Keyspace) applyTxn(t *Txn) TxnResult {
 	for i := range t.Compares {
 		if modRevision(k.head(t.Compares[i].Key)) != t.Compares[i].ModRevision {
-			return TxnResult{Revision: k.rev, Current: k.currentOf(t.Compares)}
+			return TxnResult{Revision: k.rev, Current: k.currentOf(t.Compares, k.rev)}
 		}
 	}
 	res := TxnResult{Succeeded: true, Previous: make([]*KeyValue, len(t.Ops))}
@@ -96,20 +96,25 @@ func (k *Keyspace) applyTxn(t *Txn) TxnResult {
 	return res
 }
 
-func (k *Keyspace) currentOf(cs []Compare) []*KeyValue {
+// currentOf returns what the compared keys held at a revision in the history.
+func (k *Keyspace) currentOf(cs []Compare, rev int64) []*KeyValue {
 	cur := make([]*KeyValue, len(cs))
 	for i := range cs {
-		cur[i] = k.head(cs[i].Key).current()
+		cur[i] = at(k.head(cs[i].Key), rev).current()
 	}
 	return cur
 }
 
-// repeat answers a command that was decided before. What it replaced is found
-// in the history; what its comparisons met is gone, the present is told instead.
+// repeat answers a command that was decided before, with what it replaced or
+// what its comparisons met then: the present may have changed, and could even
+// satisfy them.
 func (k *Keyspace) repeat(c *Command, d decided) Outcome {
 	res := TxnResult{Succeeded: d.verdict != Failed, Revision: d.rev}
 	if d.verdict == Failed {
-		res.Current = k.currentOf(c.Txn.Compares)
+		if d.rev < k.Oldest() {
+			return Outcome{Duplicate: true, Err: ErrForgotten}
+		}
+		res.Current = k.currentOf(c.Txn.Compares, d.rev)
 		return Outcome{Result: res, Duplicate: true}
 	}
 	res.Previous = make([]*KeyValue, len(c.Txn.Ops))

@@ -160,12 +160,18 @@ func TestRepeatedCommand(t *testing.T) {
 	fails := Command{Type: CmdTxn, ID: CommandID{7, 2}, Basis: k.index, Txn: Txn{
 		Compares: []Compare{{"b", 0}, {"a", 0}}, Ops: []Op{{Type: OpPut, Key: "b"}},
 	}}
-	if out := k.command(fails); out.Result.Succeeded {
+	refused := k.command(fails)
+	if refused.Result.Succeeded {
 		t.Fatal("succeeded")
 	}
 	k.del("a")
-	if out := k.command(fails); out.Result.Succeeded || !out.Duplicate {
+	out := k.command(fails)
+	if out.Result.Succeeded || !out.Duplicate {
 		t.Errorf("a failed comparison succeeded later: %+v", out)
+	}
+	// The answer shows what it met, not the present, which would satisfy it.
+	if diff := cmp.Diff(refused.Result, out.Result); diff != "" {
+		t.Errorf("a repeated refusal: %s", diff)
 	}
 
 	// One that changed nothing must not be told what another changed.
