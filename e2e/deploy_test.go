@@ -67,6 +67,13 @@ func TestE2EDeploy(t *testing.T) {
 		out := e.ctl("-n", "hello", "exec", from.Name, "--", "/hello", "fetch", "http://"+to.Status.PodIP+":8080/")
 		mustContain(t, "page", out, "I am pod "+to.Name, "you come from "+from.Status.PodIP)
 	})
+	t.Run("the doctor, on a server of a healthy cluster", func(t *testing.T) {
+		n := e.Nodes()[0]
+		// How it ends is about the machine that the tests run on.
+		out, _ := e.Exec(t.Context(), n.Name, e.Bin("clusterd"), "doctor", "--data", n.Data).CombinedOutput()
+		mustContain(t, "doctor", string(out), "clusterd runs and has them", n.Addr.String()+", as node "+n.Name,
+			"3 of 3 voters are alive, led by", "3 of 3 are Ready", "of its quota are used", "this node's certificate is good for")
+	})
 	t.Run("the web page", func(t *testing.T) { e.webPage() })
 	t.Run("owners and labels", func(t *testing.T) {
 		features.Shows(t, 91, 93, 95, 102)

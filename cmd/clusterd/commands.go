@@ -33,7 +33,7 @@ Begin with one machine, add others, and use it with clusterctl or kubectl.`,
 		SilenceErrors: true,
 	}
 	root.SetVersionTemplate("clusterd {{.Version}}\n")
-	root.AddCommand(initCommand(), joinNodeCommand(), runCommand(), devCommand(), standaloneCommand(), containersCommand(), resetCommand(), versionCommand())
+	root.AddCommand(hinted(initCommand()), hinted(joinNodeCommand()), doctorCommand(), runCommand(), devCommand(), standaloneCommand(), containersCommand(), resetCommand(), versionCommand())
 	return root
 }
 

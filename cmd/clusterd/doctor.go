@@ -1,0 +1,171 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	kubeversion "k8s.io/component-base/version"
+
+	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
+	"github.com/clusterd/clusterd/cmd/clusterd/doctor"
+	"github.com/clusterd/clusterd/member/pki"
+)
+
+// doctorPatience is how long the cluster may take to answer.
+const doctorPatience = 10 * time.Second
+
+// errUnwell ends `clusterd doctor` with a failure after it has said why.
+var errUnwell = errors.New("something does not work: the cures are above")
+
+func doctorCommand() *cobra.Command {
+	cfg := defaultConfig()
+	var server, output string
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Say what this machine lacks and what ails its cluster, each with its cure",
+		Long: `Say what this machine lacks and what ails its cluster, each with its cure.
+
+Before a machine joins: the kernel's features, cgroups, memory, the data
+folder's disk and how long it takes to sync, the address, the ports, firewalls
+and the clock. On a server it also asks the cluster: quorum, members, the store,
+the nodes. Nothing is changed; what has to be tried is tried in a network
+namespace that is removed again, and in a file that is.
+
+It ends with 1 when there is a problem. Warnings alone end with 0.`,
+		Example: `  sudo clusterd doctor
+
+  # Before joining, with the server that the join line names:
+  sudo clusterd doctor --server 192.0.2.7:6443
+
+  # For a program:
+  sudo clusterd doctor -o json | jq '.machine[] | select(.level != "ok")'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "" && output != "json" {
+				return fmt.Errorf("--output %q: json, or nothing for text", output)
+			}
+			if server != "" {
+				var err error
+				if server, err = serverAddress(server); err != nil {
+					return err
+				}
+			}
+			configured := cfg.load(cmd.Flags())
+			machine := examine(cmd.Context(), cfg, configured, server)
+			cluster := examineCluster(cmd.Context(), cfg)
+			if output == "json" {
+				enc := json.NewEncoder(cmd.OutOrStdout())
+				enc.SetIndent("", "  ")
+				if err := enc.Encode(map[string][]doctor.Finding{"machine": machine, "cluster": cluster}); err != nil {
+					return err
+				}
+			} else {
+				doctor.Print(cmd.OutOrStdout(), "This machine:", machine)
+				if cluster != nil {
+					doctor.Print(cmd.OutOrStdout(), "\nThe cluster, as this server sees it:", cluster)
+				}
+			}
+			if doctor.Count(machine, doctor.Problem)+doctor.Count(cluster, doctor.Problem) > 0 {
+				return errUnwell
+			}
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	cfg.addFlags(f)
+	f.StringVar(&server, "server", "", "a server of the cluster to join: ADDRESS or ADDRESS:PORT")
+	f.StringVarP(&output, "output", "o", "", "json")
+	return cmd
+}
+
+// examine judges this machine by its configuration, or by the defaults if that
+// cannot be used.
+func examine(ctx context.Context, cfg Config, configured error, server string) []doctor.Finding {
+	if configured != nil {
+		return []doctor.Finding{{Check: "config", Level: doctor.Problem, Says: configured.Error(), Cure: "correct the flag, or the key of " + configPath(cfg.Data) + "; then ask again"}}
+	}
+	dir := dataDir(cfg.Data)
+	built, _ := time.Parse(time.RFC3339, kubeversion.Get().BuildDate) // zero where it was built without
+	return doctor.JudgeMachine(doctor.Look(ctx, doctor.Ask{
+		Name: cfg.Name, Addr: cfg.addr(), Data: cfg.Data, Member: dir.member(), Running: dir.held(), Built: built, Server: server,
+		Ranges: map[string]netip.Prefix{"pods": netip.MustParsePrefix(cfg.ClusterCIDR), "Services": netip.MustParsePrefix(cfg.ServiceCIDR)},
+	}))
+}
+
+// held reports whether a clusterd runs on the data folder.
+func (d dataDir) held() bool {
+	f, err := os.Open(d.path("lock"))
+	if err != nil {
+		return false
+	}
+	defer func() { _ = f.Close() }()
+	return errors.Is(syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB), syscall.EWOULDBLOCK)
+}
+
+// examineCluster asks the cluster that this machine is a server of; nil: it is
+// none.
+func examineCluster(ctx context.Context, cfg Config) []doctor.Finding {
+	dir := dataDir(cfg.Data)
+	if role, err := dir.role(); err != nil || role != pki.Server {
+		return nil
+	}
+	c := doctor.Cluster{Now: time.Now()}
+	if id, err := dir.readIdentity(); err == nil {
+		c.Expires = id.cert.NotAfter
+	}
+	ctx, cancel := context.WithTimeout(ctx, doctorPatience)
+	defer cancel()
+	c.Err = askCluster(ctx, dir.kubeconfig(), &c)
+	return doctor.JudgeCluster(c)
+}
+
+func askCluster(ctx context.Context, kubeconfig string, c *doctor.Cluster) error {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	for path, into := range map[string]any{v1.Members: &c.Members, v1.Store: &c.Store} {
+		b, err := client.RESTClient().Get().AbsPath(path).DoRaw(ctx)
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		if err := json.Unmarshal(b, into); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list nodes: %w", err)
+	}
+	c.Nodes = nodes.Items
+	return nil
+}
+
+// hinted names the doctor when a command that makes a node fails.
+func hinted(cmd *cobra.Command) *cobra.Command {
+	run := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		err := run(cmd, args)
+		var gone *goneError
+		var again *restartError
+		if err != nil && !errors.As(err, &gone) && !errors.As(err, &again) && os.Geteuid() == 0 {
+			fmt.Fprintln(cmd.ErrOrStderr(), "clusterd: if the cause is not plain: `clusterd doctor` says what this machine lacks")
+		}
+		return err
+	}
+	return cmd
+}
