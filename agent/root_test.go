@@ -158,7 +158,7 @@ func newTimedMachine(t testing.TB, watch *stopwatch) *machine {
 func newMachineWith(t testing.TB, m *machine) *machine {
 	t.Helper()
 	needRoot(t)
-	m.t, m.patience, m.dir, m.api = t, 40*time.Second, t.TempDir(), fake.NewClientset()
+	m.t, m.patience, m.dir, m.api = t, 3*time.Minute, t.TempDir(), fake.NewClientset()
 	m.cgroup = fmt.Sprintf("/agenttest-%d-%d", os.Getpid(), time.Now().UnixNano())
 	var err error
 	if m.disk != "" {

@@ -178,7 +178,7 @@ func TestMultiQuickMoveIsBelievedSoon(t *testing.T) {
 			}
 			select {
 			case <-changed:
-			case <-time.After(30 * time.Second):
+			case <-time.After(60 * time.Second):
 				t.Fatalf("%s sees it at %s, not at %s", n.cfg.Meta.Name, mem.Addr, moved.addr)
 			}
 		}
@@ -212,7 +212,7 @@ func TestMultiLeave(t *testing.T) {
 	b := start(t, "id-b", "n2", netip.AddrPort{}, a.addr)
 	a.wait(t, "id-b", Alive)
 	b.wait(t, "id-a", Alive)
-	if err := b.Leave(10 * time.Second); err != nil {
+	if err := b.Leave(60 * time.Second); err != nil {
 		t.Fatal(err)
 	}
 	a.wait(t, "id-b", Left)

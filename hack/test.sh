@@ -26,8 +26,8 @@ lint() {
 	$GO vet ./...
 }
 build() { make --no-print-directory build image; }
-unit() { $GO test -shuffle=on ./...; }
-race() { CGO_ENABLED=1 $GO test -race $RACE_PACKAGES; }
+unit() { $GO test -shuffle=on -timeout 25m ./...; }
+race() { CGO_ENABLED=1 $GO test -race -timeout 25m $RACE_PACKAGES; }
 root() {
 	CLUSTERD_ROOT=1 $GO test -p 1 -count=1 -run Root $(packages_with 'func TestRoot')
 }

@@ -144,12 +144,12 @@ func fetch(t *testing.T, ns string, to string) string {
 			if _, _, err := net.SplitHostPort(to); err != nil {
 				to = net.JoinHostPort(to, "80")
 			}
-			conn, err := net.DialTimeout("tcp", to, 2*time.Second)
+			conn, err := net.DialTimeout("tcp", to, 10*time.Second)
 			if err != nil {
 				return err
 			}
 			defer func() { _ = conn.Close() }()
-			if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			if err := conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
 				return err
 			}
 			if _, err := io.WriteString(conn, "GET / HTTP/1.0\r\n\r\n"); err != nil {

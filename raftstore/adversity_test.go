@@ -191,6 +191,7 @@ func TestMultiStuckFollowerTellsReaders(t *testing.T) {
 	t.Parallel()
 	disks := newFaultyDisks()
 	c := raftstoretest.New(t, 3, func(cfg *raftstore.Config) {
+		raftstoretest.Steady(cfg)
 		disks.config(cfg)
 		cfg.LeaderWait = time.Second
 	})
@@ -235,8 +236,8 @@ func TestMultiLeaderWithoutRoom(t *testing.T) {
 func refusal(c *raftstoretest.Cluster, s *raftstore.Store) (err error) {
 	n := 0
 	c.Wait("a new key to be refused", func() bool {
-		n++ // another key each time: an earlier one may have been taken
-		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+		n++                                                                   // another key each time: an earlier one may have been taken
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second) // one that was taken hangs
 		defer cancel()
 		_, err = s.Txn(ctx, put(fmt.Sprintf("/new/%s/%d", s.Status().ID, n), "x"))
 		return errors.Is(err, raftstore.ErrNoSpace) && !errors.Is(err, raftstore.ErrUnknownOutcome)

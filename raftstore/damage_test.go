@@ -392,6 +392,7 @@ func TestMultiDivergence(t *testing.T) {
 	var victim atomic.Pointer[string]
 	var ids sync.Map
 	c := raftstoretest.New(t, 3, func(cfg *raftstore.Config) {
+		raftstoretest.Steady(cfg)
 		id := cfg.ID
 		cfg.Inject(raftstore.Faults{Mangle: func(b *mvcc.Batch) {
 			for i := range b.Commands {

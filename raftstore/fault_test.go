@@ -277,17 +277,26 @@ func TestMultiNoStaleReads(t *testing.T) {
 
 func TestMultiWithoutQuorum(t *testing.T) {
 	t.Parallel()
-	c := raftstoretest.New(t, 3, func(cfg *raftstore.Config) { cfg.LeaderWait = 1500 * time.Millisecond })
+	c := raftstoretest.New(t, 3, func(cfg *raftstore.Config) {
+		const lease = 8 * time.Second // the write below begins well within it
+		cfg.HeartbeatTimeout, cfg.ElectionTimeout, cfg.LeaderLease, cfg.SlowDisk = lease, lease, lease, lease
+		cfg.LeaderWait = 1500 * time.Millisecond
+	})
 	leader := c.LeaderID()
+	s := c.Store(leader)
+	c.Isolate(leader)
+	// It still believes to lead: the write is in its log, and nobody can say.
+	handedOver := make(chan error, 1)
+	go func() {
+		_, err := s.Txn(testContext(t), put("/a", "1"))
+		handedOver <- err
+	}()
 	for _, id := range c.IDs() {
 		if id != leader {
 			c.Kill(id)
 		}
 	}
-	s := c.Store(leader)
-	// It still believes to lead: the write is in its log, and nobody can say.
-	_, err := s.Txn(testContext(t), put("/a", "1"))
-	if !errors.Is(err, raftstore.ErrUnknownOutcome) {
+	if err := <-handedOver; !errors.Is(err, raftstore.ErrUnknownOutcome) {
 		t.Errorf("a write that was handed over: %v", err)
 	}
 	c.Wait("it steps down", func() bool { return s.Leader() == "" })
@@ -321,6 +330,7 @@ func TestMultiWithoutQuorum(t *testing.T) {
 	if st := s.Status(); st.Leader != "" || len(st.Members) != 3 || st.Keyspace.Revision == 0 {
 		t.Errorf("status: %+v", st)
 	}
+	c.Rejoin(leader)
 	for _, id := range c.IDs() {
 		if id != leader {
 			c.Start(id)

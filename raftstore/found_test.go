@@ -22,6 +22,7 @@ func TestMultiGoesOnWithoutQuorum(t *testing.T) {
 	t.Parallel()
 	var refused atomic.Int64
 	c := raftstoretest.New(t, 3, func(cfg *raftstore.Config) {
+		raftstoretest.Steady(cfg)
 		if cfg.ID == "n1" {
 			cfg.Events.Refused = func(string) { refused.Add(1) }
 		}

@@ -13,7 +13,7 @@ import (
 // used to be caught up 7 s after its return.
 func TestMultiReturnAfterAbsence(t *testing.T) {
 	t.Parallel()
-	c := raftstoretest.New(t, 3, nil)
+	c := raftstoretest.New(t, 3, raftstoretest.Steady)
 	mustPut(t, c.Leader(), "/a", "0")
 	var away string
 	leader := c.LeaderID()

@@ -32,7 +32,7 @@ func (i intruder) open(ctx context.Context, to string, kind byte) (net.Conn, err
 	}
 	greeting := binary.LittleEndian.AppendUint64([]byte{kind, 2}, i.epoch.Number)
 	greeting = binary.LittleEndian.AppendUint64(greeting, i.epoch.ID)
-	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(raftstoretest.Patience))
 	var answer [1]byte
 	if _, err := conn.Write(greeting); err == nil {
 		_, err = io.ReadFull(conn, answer[:])
@@ -58,7 +58,7 @@ func (i intruder) Addr() net.Addr            { return &net.TCPAddr{} }
 // takes no vote and writes nothing, whatever id the messages name; neither
 // does one without a vote by raft's messages.
 func TestMultiForgedMessages(t *testing.T) {
-	c := raftstoretest.New(t, 3, nil)
+	c := raftstoretest.New(t, 3, raftstoretest.Steady) // an election would change the term
 	leader := c.Leader()
 	before := leader.Status()
 	for _, id := range []string{"stranger", "spare"} {
@@ -68,7 +68,7 @@ func TestMultiForgedMessages(t *testing.T) {
 			}
 		}
 		in := intruder{c, id, before.Epoch}
-		tr := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{Stream: in, MaxPool: 1, Timeout: 20 * time.Second})
+		tr := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{Stream: in, MaxPool: 1, Timeout: raftstoretest.Patience})
 		t.Cleanup(func() { _ = tr.Close() })
 		for _, to := range c.IDs() {
 			// It calls itself the leader, and a voter.

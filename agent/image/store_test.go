@@ -496,7 +496,7 @@ func TestAbandonedPull(t *testing.T) {
 
 func waitFor(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	deadline, tick := time.After(30*time.Second), time.Tick(2*time.Millisecond)
+	deadline, tick := time.After(2*time.Minute), time.Tick(2*time.Millisecond)
 	for !ok() {
 		select {
 		case <-tick:

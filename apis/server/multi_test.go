@@ -29,7 +29,7 @@ func TestMultiServers(t *testing.T) {
 	features.Shows(t, 78, 79)
 	for _, cached := range []bool{true, false} {
 		t.Run(fmt.Sprintf("cache=%t", cached), func(t *testing.T) {
-			members := raftstoretest.New(t, 3, func(c *raftstore.Config) { c.LeaderWait = 3 * time.Second })
+			members := raftstoretest.New(t, 3, func(c *raftstore.Config) { raftstoretest.Steady(c); c.LeaderWait = 3 * time.Second })
 			members.Leader()
 			servers := map[string]*servertest.Server{}
 			for _, id := range members.IDs() {

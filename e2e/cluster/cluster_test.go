@@ -203,18 +203,23 @@ func config(t *testing.T, args ...string) cluster.Config {
 
 func ready(t *testing.T, c *cluster.Netns, node string) error {
 	t.Helper()
+	return readyWithin(30*time.Second, t, c, node)
+}
+
+func readyWithin(wait time.Duration, t *testing.T, c *cluster.Netns, node string) error {
+	t.Helper()
 	client, _, err := c.Client(node)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), wait)
 	defer cancel()
 	return client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
 }
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	deadline, tick := time.After(30*time.Second), time.Tick(10*time.Millisecond)
+	deadline, tick := time.After(2*time.Minute), time.Tick(10*time.Millisecond)
 	for !ok() {
 		select {
 		case <-tick:
@@ -325,7 +330,7 @@ func TestE2EHarness(t *testing.T) {
 		if err := c.Pause("n1"); err != nil {
 			t.Fatal(err)
 		}
-		if err := ready(t, c, "n1"); err == nil {
+		if err := readyWithin(time.Second, t, c, "n1"); err == nil {
 			t.Error("a frozen one answers")
 		}
 		if err := c.Resume("n1"); err != nil {

@@ -143,14 +143,20 @@ func (w *world) serve(ns *netnstest.NS, name string) {
 // "refused", one without an answer "silence".
 func (w *world) ask(from *netnstest.NS, network, to string) string {
 	w.t.Helper()
+	return w.askFor(30*time.Second, from, network, to) // longer than a busy machine takes
+}
+
+// askFor is ask that takes no answer within wait for silence.
+func (w *world) askFor(wait time.Duration, from *netnstest.NS, network, to string) string {
+	w.t.Helper()
 	var out string
 	err := netns.Do(from.Path, func() error {
-		c, err := net.DialTimeout(network, to, time.Second)
+		c, err := net.DialTimeout(network, to, wait)
 		if err != nil {
 			return err
 		}
 		defer func() { _ = c.Close() }()
-		_ = c.SetDeadline(time.Now().Add(time.Second))
+		_ = c.SetDeadline(time.Now().Add(wait))
 		if network == "udp" {
 			if _, err := c.Write([]byte("?")); err != nil {
 				return err
@@ -185,7 +191,11 @@ func (w *world) update(f Frontend, b *Backend) {
 
 func (w *world) expect(what string, from *netnstest.NS, network, to string, want ...string) {
 	w.t.Helper()
-	got := w.ask(from, network, to)
+	wait := 30 * time.Second
+	if want[0] == "silence" {
+		wait = time.Second
+	}
+	got := w.askFor(wait, from, network, to)
 	for _, s := range want {
 		if got == s {
 			return
@@ -294,7 +304,7 @@ func TestRootFlows(t *testing.T) {
 				return err
 			}
 			defer func() { _ = c.Close() }()
-			_ = c.SetDeadline(time.Now().Add(time.Second))
+			_ = c.SetDeadline(time.Now().Add(30 * time.Second))
 			_, _ = c.Write([]byte("?"))
 			b := make([]byte, 64)
 			n, err := c.Read(b)

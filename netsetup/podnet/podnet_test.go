@@ -271,7 +271,7 @@ func TestRootDetachAndSweep(t *testing.T) {
 	if err := n.pods.Delete("dropped"); err != nil {
 		t.Fatal(err)
 	}
-	deadline, tick := time.After(30*time.Second), time.Tick(5*time.Millisecond)
+	deadline, tick := time.After(2*time.Minute), time.Tick(5*time.Millisecond)
 	for n.veths(t)[pods["dropped"].HostIf] {
 		select {
 		case <-tick:

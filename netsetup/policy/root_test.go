@@ -14,6 +14,9 @@ import (
 	"github.com/clusterd/clusterd/netsetup/sysctl"
 )
 
+// patience is how long a connection that is allowed may take on a busy machine.
+const patience = 30 * time.Second
+
 // TestRootPackets sends packets between two of a node and judges them.
 func TestRootPackets(t *testing.T) {
 	netnstest.NeedRoot(t)
@@ -54,9 +57,9 @@ func TestRootPackets(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ln.Close() })
-	dial := func(from string) (c net.Conn, err error) {
+	dial := func(from string, wait time.Duration) (c net.Conn, err error) {
 		doErr := netns.Do(from, func() error {
-			c, err = net.DialTimeout("tcp", "10.42.1.3:80", time.Second)
+			c, err = net.DialTimeout("tcp", "10.42.1.3:80", wait)
 			return nil
 		})
 		return c, errors.Join(err, doErr)
@@ -67,14 +70,18 @@ func TestRootPackets(t *testing.T) {
 		if err := e.Set(groups); err != nil {
 			t.Fatal(err)
 		}
-		c, err := dial(client)
+		wait := patience
+		if !want {
+			wait = time.Second
+		}
+		c, err := dial(client, wait)
 		if err == nil {
 			c.Close()
 		}
 		if (err == nil) != want {
 			t.Errorf("%s: %v", what, err)
 		}
-		c, err = dial(ns.Path)
+		c, err = dial(ns.Path, patience)
 		if err != nil {
 			t.Errorf("%s: the node does not reach it: %v", what, err)
 			return
@@ -105,7 +112,7 @@ func TestRootPackets(t *testing.T) {
 	if err := e.Set([]Group{{Name: "s", Direction: Egress, Addrs: []netip.Addr{addr("10.42.1.3")}}}); err != nil {
 		t.Fatal(err)
 	}
-	c, err := dial(client)
+	c, err := dial(client, patience)
 	if err != nil {
 		t.Fatalf("answers are judged: %v", err)
 	}
@@ -134,7 +141,7 @@ func TestRootPackets(t *testing.T) {
 	if err := e.Check(); err != nil {
 		t.Fatal(err)
 	}
-	if c, err := dial(client); err == nil {
+	if c, err := dial(client, time.Second); err == nil {
 		c.Close()
 		t.Error("the table is not put right")
 	}

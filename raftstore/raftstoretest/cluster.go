@@ -18,6 +18,18 @@ import (
 // Patience is how long a wait may take on a busy machine before it fails.
 const Patience = 3 * time.Minute
 
+// steadyTimeout is longer than a member's process is ever kept from running by
+// a busy machine.
+const steadyTimeout = 30 * time.Second
+
+// Steady is a configuration whose leader stays one while its process runs and
+// reaches a majority, however busy the machine is: for tests that count on who
+// leads. A leader whose process has ended is replaced at once all the same.
+func Steady(c *raftstore.Config) {
+	c.HeartbeatTimeout, c.ElectionTimeout, c.LeaderLease = steadyTimeout, steadyTimeout, steadyTimeout
+	c.SlowDisk = steadyTimeout
+}
+
 // Cluster is N members, voters all, named n0, n1 ….
 type Cluster struct {
 	t      testing.TB
@@ -95,7 +107,8 @@ func (c *Cluster) TryStart(id string) (*raftstore.Store, error) {
 	}
 	cfg := raftstore.Config{
 		ID: id, Dir: c.Dir(id), Listener: l, Dial: c.net.dialer(id), PeerID: c.net.peerID, Known: c.known, LogEngine: LogEngine(id),
-		Logger: slog.New(slog.NewTextHandler(testWriter{c.t}, &slog.HandlerOptions{Level: slog.LevelInfo})).With("node", id),
+		Logger:     slog.New(slog.NewTextHandler(testWriter{c.t}, &slog.HandlerOptions{Level: slog.LevelInfo})).With("node", id),
+		LeaderWait: time.Minute, // several elections on a busy machine
 	}
 	if c.Config != nil {
 		c.Config(&cfg)
