@@ -120,6 +120,7 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return scheduler.New(env), nil },
 		func() (Loop, error) { return deployment.New(env) },
 		func() (Loop, error) { return replicaset.New(env) },
+		func() (Loop, error) { return replicaset.NewForReplicationControllers(env) },
 		func() (Loop, error) { return statefulset.New(env) },
 		func() (Loop, error) { return daemonset.New(env) },
 		func() (Loop, error) { return job.New(env) },

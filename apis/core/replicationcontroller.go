@@ -65,11 +65,10 @@ func ReplicationController() kind.Kind {
 			return append(errs, validateReplication(&c.Spec, field.NewPath("spec"))...)
 		},
 		Warnings: func(c *corev1.ReplicationController) []string {
-			warnings := kind.Inert[*corev1.ReplicationController]("make pods for ReplicationControllers, use a Deployment,")(c)
-			if c.Spec.Template != nil {
-				warnings = append(warnings, PodSpecWarnings(&c.Spec.Template.Spec, "spec.template.spec")...)
+			if c.Spec.Template == nil {
+				return nil
 			}
-			return warnings
+			return PodSpecWarnings(&c.Spec.Template.Spec, "spec.template.spec")
 		},
 
 		Columns: []metav1.TableColumnDefinition{

@@ -1,4 +1,5 @@
-// Package replicaset keeps as many pods running as each ReplicaSet asks for.
+// Package replicaset keeps as many pods running as each ReplicaSet, or
+// ReplicationController, asks for.
 // It decides how many and which; where they run is the scheduler's choice.
 package replicaset
 
@@ -10,17 +11,11 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/client-go/kubernetes"
-	appslisters "k8s.io/client-go/listers/apps/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
-	"github.com/clusterd/clusterd/sched/internal/owned"
 	"github.com/clusterd/clusterd/sched/internal/podctl"
 	"github.com/clusterd/clusterd/sched/internal/pods"
 	"github.com/clusterd/clusterd/sched/loop"
@@ -29,48 +24,51 @@ import (
 // Kind is the kind this controller is about.
 var Kind = appsv1.SchemeGroupVersion.WithKind("ReplicaSet")
 
-const (
-	name    = "replicaset"
-	workers = 8
-)
+const workers = 8
 
 type controller struct {
 	*loop.Controller
-	client kubernetes.Interface
-	clock  clock.PassiveClock
-	lister appslisters.ReplicaSetLister
-	sets   cache.Indexer
-	pods   *podctl.Control
+	clock clock.PassiveClock
+	sets  sets
+	pods  *podctl.Control
 }
 
-// New returns the loop. It watches ReplicaSets and Pods.
+// New returns the loop for ReplicaSets. It watches them and Pods.
 func New(env loop.Env) (loop.Loop, error) {
-	setInformer := env.Informers.Apps().V1().ReplicaSets()
-	if err := owned.Index(setInformer.Informer()); err != nil {
-		return loop.Loop{}, fmt.Errorf("index by controller: %w", err)
-	}
-	control, err := podctl.New(env, Kind, "replicaset-controller")
+	s, err := newReplicaSets(env)
 	if err != nil {
 		return loop.Loop{}, err
 	}
-	c := &controller{
-		client: env.Client,
-		clock:  env.Clock,
-		lister: setInformer.Lister(),
-		sets:   setInformer.Informer().GetIndexer(),
-		pods:   control,
+	return newLoop(env, "replicaset", "replicaset-controller", s)
+}
+
+// NewForReplicationControllers returns the loop for ReplicationControllers, the
+// older form of ReplicaSets. It watches them and Pods.
+func NewForReplicationControllers(env loop.Env) (loop.Loop, error) {
+	return newLoop(env, "replicationcontroller", "replication-controller", newReplicationControllers(env))
+}
+
+func newLoop(env loop.Env, name, component string, s sets) (loop.Loop, error) {
+	control, err := podctl.New(env, s.kind(), component)
+	if err != nil {
+		return loop.Loop{}, err
 	}
+	c := &controller{clock: env.Clock, sets: s, pods: control}
 	c.Controller = loop.New(name, env, workers, c.reconcile)
-	loop.Watch(c.Controller, setInformer.Informer(), c.onSet)
+	s.watch(c.Controller, c.onSet)
 	control.Watch(c.Controller, c.wake, c.offer)
 	return c.Loop(), nil
 }
 
-func (c *controller) onSet(old, rs *appsv1.ReplicaSet) {
-	if old != nil && (rs == nil || rs.UID != old.UID) {
+// onSet is told of each change of a set, as the object that users know.
+func (c *controller) onSet(old, now metav1.Object) {
+	if old != nil && (now == nil || now.GetUID() != old.GetUID()) {
 		c.pods.Pending.Forget(loop.KeyOf(old)) // its pods are no business of a namesake
 	}
-	c.Enqueue(loop.KeyOf(loop.Latest(old, rs)))
+	if now == nil {
+		now = old
+	}
+	c.Enqueue(loop.KeyOf(now))
 }
 
 // A pass looks at all pods of its ReplicaSet. Events of large ones therefore
@@ -91,7 +89,7 @@ func pause(replicas int32) time.Duration {
 }
 
 func (c *controller) wake(key loop.Key) {
-	rs, err := c.lister.ReplicaSets(key.Namespace).Get(key.Name)
+	rs, err := c.sets.get(key)
 	if err != nil {
 		c.Enqueue(key)
 		return
@@ -105,7 +103,7 @@ func (c *controller) wake(key loop.Key) {
 
 // offer wakes every ReplicaSet that could adopt the orphan.
 func (c *controller) offer(pod *corev1.Pod) {
-	sets, err := c.lister.ReplicaSets(pod.Namespace).List(labels.Everything())
+	sets, err := c.sets.list(pod.Namespace)
 	if err != nil {
 		return
 	}
@@ -117,7 +115,7 @@ func (c *controller) offer(pod *corev1.Pod) {
 }
 
 func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
-	rs, err := c.lister.ReplicaSets(key.Namespace).Get(key.Name)
+	rs, err := c.sets.get(key)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -139,16 +137,11 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 		failed, manageErr = c.manage(ctx, rs, podctl.Active(mine))
 	}
 
-	status, recheck := Status(rs, mine, failed, c.clock.Now())
+	status, recheck := Status(rs.ReplicaSet, mine, failed, c.clock.Now())
 	if recheck > 0 {
 		c.EnqueueAfter(key, recheck)
 	}
-	if apiequality.Semantic.DeepEqual(status, rs.Status) {
-		return manageErr
-	}
-	updated := rs.DeepCopy()
-	updated.Status = status
-	_, err = c.client.AppsV1().ReplicaSets(rs.Namespace).UpdateStatus(ctx, updated, metav1.UpdateOptions{})
+	err = c.sets.updateStatus(ctx, rs, status)
 	if apierrors.IsNotFound(err) {
 		err = nil
 	}
@@ -158,33 +151,35 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 	return errors.Join(manageErr, err)
 }
 
-// claim returns the ReplicaSet's pods, adopted and released as needed, and how
-// long to wait if the cache may lack some.
-func (c *controller) claim(ctx context.Context, rs *appsv1.ReplicaSet) ([]*corev1.Pod, time.Duration, error) {
-	return c.pods.Claim(ctx, rs, rs.Spec.Selector, pods.Active, func(ctx context.Context) (metav1.Object, error) {
-		return c.client.AppsV1().ReplicaSets(rs.Namespace).Get(ctx, rs.Name, metav1.GetOptions{})
+// claim returns the set's pods, adopted and released as needed, and how long to
+// wait if the cache may lack some.
+func (c *controller) claim(ctx context.Context, rs *set) ([]*corev1.Pod, time.Duration, error) {
+	return c.pods.Claim(ctx, rs.owner, rs.Spec.Selector, pods.Active, func(ctx context.Context) (metav1.Object, error) {
+		return c.sets.live(ctx, loop.KeyOf(rs))
 	})
 }
 
 // manage carries out Decide. The failure, if any, is for the status, the error
 // for the queue.
-func (c *controller) manage(ctx context.Context, rs *appsv1.ReplicaSet, mine []*corev1.Pod) (*failure, error) {
+func (c *controller) manage(ctx context.Context, rs *set, mine []*corev1.Pod) (*failure, error) {
 	var perNode map[string]int
 	if len(mine) > int(ptr.Deref(rs.Spec.Replicas, 1)) {
 		perNode = c.perNode(rs, mine)
 	}
-	d := Decide(rs, mine, perNode, c.clock.Now())
+	d := Decide(rs.ReplicaSet, mine, perNode, c.clock.Now())
 	switch {
 	case d.Create > 0:
 		_, err := podctl.SlowStart(d.Create, func(_, size int) (int, error) {
-			return podctl.Parallel(size, func(int) error { return c.pods.CreateNamed(ctx, rs, NewPod(rs)) })
+			return podctl.Parallel(size, func(int) error {
+				return c.pods.CreateNamed(ctx, rs.owner, NewPod(rs.owner, c.sets.kind(), &rs.Spec.Template))
+			})
 		})
 		if err == nil || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 			return nil, nil // nothing can be created any more, and that is as it should be
 		}
 		return &failure{reason: "FailedCreate", err: cause(err)}, err
 	case len(d.Delete) > 0:
-		_, err := podctl.Parallel(len(d.Delete), func(i int) error { return c.pods.Delete(ctx, rs, d.Delete[i]) })
+		_, err := podctl.Parallel(len(d.Delete), func(i int) error { return c.pods.Delete(ctx, rs.owner, d.Delete[i]) })
 		if err == nil {
 			return nil, nil
 		}
@@ -207,7 +202,7 @@ func cause(err error) error {
 
 // perNode counts active pods by node over the ReplicaSets that share rs's
 // controller (a Deployment's old and new ones), or of rs alone.
-func (c *controller) perNode(rs *appsv1.ReplicaSet, mine []*corev1.Pod) map[string]int {
+func (c *controller) perNode(rs *set, mine []*corev1.Pod) map[string]int {
 	counts := map[string]int{}
 	add := func(list []*corev1.Pod) {
 		for _, pod := range list {
@@ -217,19 +212,8 @@ func (c *controller) perNode(rs *appsv1.ReplicaSet, mine []*corev1.Pod) map[stri
 		}
 	}
 	add(mine)
-	ref := metav1.GetControllerOf(rs)
-	if ref == nil {
-		return counts
-	}
-	siblings, err := owned.By[appsv1.ReplicaSet](c.sets, ref.UID)
-	if err != nil {
-		return counts
-	}
-	for _, sibling := range siblings {
-		if sibling.UID == rs.UID {
-			continue
-		}
-		if list, err := c.pods.Owned(sibling.UID); err == nil {
+	for _, sibling := range c.sets.siblings(rs) {
+		if list, err := c.pods.Owned(sibling); err == nil {
 			add(list)
 		}
 	}

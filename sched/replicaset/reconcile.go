@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/sched/internal/podctl"
@@ -126,10 +127,10 @@ func logAge(t, now time.Time) int {
 	return int(math.Log2(float64(age)))
 }
 
-// NewPod returns the next pod of the ReplicaSet, without a name.
-func NewPod(rs *appsv1.ReplicaSet) *corev1.Pod {
-	pod := podctl.FromTemplate(rs, Kind, &rs.Spec.Template)
-	pod.GenerateName = rs.Name + "-"
+// NewPod returns the next pod of the owner, which is of the kind, without a name.
+func NewPod(owner podctl.Owner, kind schema.GroupVersionKind, template *corev1.PodTemplateSpec) *corev1.Pod {
+	pod := podctl.FromTemplate(owner, kind, template)
+	pod.GenerateName = owner.GetName() + "-"
 	return pod
 }
 
