@@ -82,6 +82,11 @@ test-vm: build image ## podmon's suite and clusterd on cgroup v2 alone, in an em
 ui-test: build image ## the web page in headless Chromium, beside three nodes; screenshots in bin/ui (root)
 	e2e/browser/run.sh
 
+.PHONY: upgrade-test
+upgrade-test: build image ## from the programs of PREVIOUS (the last tag) to these and back, under traffic (root)
+	hack/previous.sh $(PREVIOUS)
+	CLUSTERD_E2E=netns CLUSTERD_OLD_BIN=$(CURDIR)/bin/old $(GO) test -count=1 -v -timeout 30m -run 'TestE2EUpgrade$$' ./e2e
+
 .PHONY: features
 features: build image ## the rows of docs/FEATURES.md that passing tests show
 	CLUSTERD_E2E=netns $(GO) run ./e2e/features/report
