@@ -30,6 +30,9 @@ func (e *env) webPage() {
 			{"its program", nobody, "/ui/main.js", "same-origin", 200, "import"},
 			{"the cluster without a login", nobody, "/api/v1/pods", "same-origin", 401, "Unauthorized"},
 			{"the cluster with a certificate", config, "/api/v1/namespaces/hello/pods", "same-origin", 200, "hello-"},
+			{"metrics of the libraries, which alerts name", config, "/metrics", "none", 200, "process_resident_memory_bytes "},
+			{"the API's own", config, "/metrics", "none", 200, "apiserver_request_total{"},
+			{"and their times", config, "/metrics", "none", 200, "apiserver_request_duration_seconds_bucket{"},
 			{"the members with a certificate", config, "/clusterd/v1/members", "same-origin", 200, n.Name},
 			{"another site's page with the visitor's certificate", config, "/api/v1/namespaces/hello/pods", "cross-site", 403, "another site's page"},
 		} {
