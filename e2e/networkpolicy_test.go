@@ -88,7 +88,7 @@ func policies(t *testing.T, e *env) {
 			return err
 		}
 		defer tables.Close()
-		return tables.Delete(policy.TableName)
+		return tables.Delete(nft.Table{Name: policy.TableName})
 	})
 	if err != nil {
 		t.Fatal(err)

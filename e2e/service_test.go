@@ -233,7 +233,7 @@ func TestE2EService(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return errors.Join(tables.Delete(lb.TableName), tables.Close())
+			return errors.Join(tables.Delete(nft.Table{Name: lb.TableName}), tables.Close())
 		}); err != nil {
 			t.Fatal(err)
 		}

@@ -26,7 +26,7 @@ func CleanUp(ctx context.Context, cfg Config) error {
 			errs = append(errs, fmt.Errorf("namespace %s: %w", name, err))
 		}
 	}
-	errs = append(errs, n.links.CleanUp(n.cfg.Bridge), n.routes.CleanUp(ctx), n.filter.CleanUp())
+	errs = append(errs, n.links.CleanUp(n.cfg.Bridge), n.routes.CleanUp(ctx), n.filter.CleanUp(), n.frames.CleanUp())
 	return errors.Join(errs...)
 }
 
@@ -34,5 +34,6 @@ func CleanUp(ctx context.Context, cfg Config) error {
 func (n *Network) close() {
 	n.links.Close()
 	n.routes.Close()
-	n.filter.Close()
+	_ = n.filter.Close()
+	_ = n.tables.Close()
 }

@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/clusterd/clusterd/netsetup/antispoof"
 	"github.com/clusterd/clusterd/netsetup/ipam"
 	"github.com/clusterd/clusterd/netsetup/netns"
 	"github.com/clusterd/clusterd/netsetup/podnet"
@@ -62,20 +63,46 @@ func (n *Network) connect(addr netip.Prefix, gateway netip.Addr, create func(nam
 	name := networkName(addr)
 	path, err := create(name)
 	if err == nil {
+		err = n.frames.Add(framesOf(name, addr.Addr()))
+	}
+	if err == nil {
 		// A single address: what pods of one node say to each other passes the
 		// node's packet filter too, where Services and policies are.
 		single := netip.PrefixFrom(addr.Addr(), addr.Addr().BitLen())
 		err = n.links.Attach(podnet.Pod{NetNS: path, HostIf: podnet.HostIf(name), Bridge: n.cfg.Bridge, Addr: single, Gateway: gateway, MTU: n.cfg.MTU})
 	}
 	if err != nil {
-		return errors.Join(err, n.spaces.Delete(name))
+		return errors.Join(err, n.spaces.Delete(name), n.frames.Remove(podnet.HostIf(name)))
 	}
 	return nil
 }
 
+// framesOf is what the network of that name and address may send.
+func framesOf(name string, addr netip.Addr) antispoof.Port {
+	return antispoof.Port{Interface: podnet.HostIf(name), MAC: podnet.HardwareAddr(addr), Addrs: []netip.Addr{addr}}
+}
+
+// setKnownFrames lets the pods send that a former process left: they go on
+// without a packet lost. looking is held for writing, and nothing is ready.
+func (n *Network) setKnownFrames() error {
+	addrs, err := ipam.Allocated(filepath.Join(n.cfg.Dir, ipamFile))
+	if err != nil {
+		return err
+	}
+	var ports []antispoof.Port
+	n.mu.Lock()
+	for uid, name := range n.names {
+		if addr, ok := addrs[uid]; ok {
+			ports = append(ports, framesOf(name, addr))
+		}
+	}
+	n.mu.Unlock()
+	return n.frames.Set(ports)
+}
+
 // disconnect takes a network away. What is not there is fine.
 func (n *Network) disconnect(name string) error {
-	return errors.Join(n.links.Detach(podnet.HostIf(name)), n.spaces.Delete(name))
+	return errors.Join(n.links.Detach(podnet.HostIf(name)), n.spaces.Delete(name), n.frames.Remove(podnet.HostIf(name)))
 }
 
 // dropNobodys removes the namespaces that are no pod's: a killed process kept
@@ -107,11 +134,13 @@ func (n *Network) sweep(ctx context.Context, keep map[string]bool) error {
 	n.looking.Lock()
 	defer n.looking.Unlock()
 	names := n.readyNames()
+	var gone []string
 	n.mu.Lock()
 	for uid, name := range n.names {
 		if keep[uid] {
 			names = append(names, name)
 		} else {
+			gone = append(gone, name)
 			delete(n.names, uid)
 		}
 	}
@@ -122,6 +151,9 @@ func (n *Network) sweep(ctx context.Context, keep map[string]bool) error {
 		hostIfs = append(hostIfs, podnet.HostIf(name))
 	}
 	var errs []error
+	for _, name := range gone {
+		errs = append(errs, n.frames.Remove(podnet.HostIf(name)))
+	}
 	pinned, err := n.spaces.List()
 	if err != nil {
 		errs = append(errs, err)

@@ -34,6 +34,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/users"
+	"github.com/clusterd/clusterd/netsetup/antispoof"
 	"github.com/clusterd/clusterd/netsetup/ipam"
 	"github.com/clusterd/clusterd/netsetup/netns"
 	"github.com/clusterd/clusterd/netsetup/nft"
@@ -63,8 +64,11 @@ type Config struct {
 	Ready int
 	// Guard holds a pod back until nothing passes to and from its addresses that
 	// must not; nil: there are no such rules.
-	Guard  Guard
-	Logger *slog.Logger // for netsetup; default slog.Default()
+	Guard Guard
+	// Repaired is told when somebody else's change of this node's rules was
+	// undone: the table, and what had changed. It must not block. Default: none.
+	Repaired func(table, what string)
+	Logger   *slog.Logger // for netsetup; default slog.Default()
 }
 
 // Guard makes the rules for pods' addresses: *netpol.Manager.
@@ -83,6 +87,10 @@ type Network struct {
 	links  *podnet.Network
 	routes *overlay.HostGW
 	filter *nft.Filter
+	tables *nft.Tables
+	// frames holds what each pod's port may send: nothing that bears another's
+	// address gets past it.
+	frames *antispoof.Guard
 	// looking is taken before mu: for reading while a network is made or given
 	// away, for writing while all are swept.
 	looking sync.RWMutex
@@ -140,6 +148,15 @@ func New(cfg Config) (*Network, error) {
 		n.routes.Close()
 		return nil, fmt.Errorf("pod network: %w", err)
 	}
+	if n.tables, err = nft.OpenTables(); err != nil {
+		n.links.Close()
+		n.routes.Close()
+		_ = n.filter.Close()
+		return nil, fmt.Errorf("pod network: %w", err)
+	}
+	n.frames = antispoof.New(antispoof.Config{
+		Kernel: n.tables, Groups: []uint32{podnet.PortGroup, podnet.DoomedGroup}, Logger: cfg.Logger, Repaired: cfg.Repaired,
+	})
 	return n, nil
 }
 
@@ -153,6 +170,7 @@ func (n *Network) Run(ctx context.Context) error {
 	defer n.close()
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	wg.Go(func() { n.frames.Run(ctx) })
 	if n.cfg.Ready > 0 {
 		wg.Go(func() { n.keepReady(ctx) })
 	}
@@ -324,6 +342,10 @@ func (n *Network) open(cidr netip.Prefix) error {
 	defer n.looking.Unlock()
 	n.dropReady()
 	if err := n.dropNobodys(); err != nil {
+		return err
+	}
+	// Before the bridge, so that no port of it is ever without its rules.
+	if err := n.setKnownFrames(); err != nil {
 		return err
 	}
 	gateway := cidr.Addr().Next()

@@ -20,7 +20,7 @@ func newPolicies(cfg Config, log *slog.Logger, client kubernetes.Interface) (_ *
 		return nil, nil, fmt.Errorf("open the rules of network policies: %w", err)
 	}
 	closing = func() { _ = tables.Close() }
-	manager, err := netpol.New(netpol.Config{NodeName: cfg.Name, Client: client, Enforcer: policy.New(tables, log), Static: static.IsUID, Logger: log})
+	manager, err := netpol.New(netpol.Config{NodeName: cfg.Name, Client: client, Enforcer: policy.New(policy.Config{Kernel: tables, Logger: log}), Static: static.IsUID, Logger: log})
 	if err != nil {
 		closing()
 		return nil, nil, err
@@ -35,5 +35,5 @@ func removePolicies() error {
 		return err
 	}
 	defer func() { _ = tables.Close() }()
-	return policy.New(tables, nil).CleanUp()
+	return policy.New(policy.Config{Kernel: tables}).CleanUp()
 }

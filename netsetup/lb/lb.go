@@ -21,7 +21,7 @@ type Kernel interface {
 	Read(def nft.Table, elements bool) (nft.State, error)
 	Elements(table string, s nft.Set) (nft.Elements, error)
 	Generation() (uint32, error)
-	Delete(name string) error
+	Delete(nft.Table) error
 }
 
 // Balancer keeps the kernel's table in step with frontends. Safe for concurrent
@@ -393,7 +393,7 @@ func (b *Balancer) CleanUp() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.stale, b.begun = true, false
-	return b.kernel.Delete(TableName)
+	return b.kernel.Delete(nft.Table{Name: TableName})
 }
 
 func check(f Frontend, b *Backend) error {

@@ -184,7 +184,7 @@ func TestWhatOthersDo(t *testing.T) {
 	if err := b.Update(all); err != nil {
 		t.Fatal(err)
 	}
-	if err := k.Delete(TableName); err != nil {
+	if err := k.Delete(nft.Table{Name: TableName}); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.Check(false); err != nil || len(k.Names()) != 1 {

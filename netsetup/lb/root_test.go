@@ -357,7 +357,7 @@ func TestRootRestart(t *testing.T) {
 		have, _ := w.tables.Read(Compile(base, next.frontends), true)
 		t.Errorf("the next process changed rules that were right: generation %d, was %d; %+v", now, gen, nft.Diff(have, Compile(base, next.frontends)))
 	}
-	if err := w.tables.Delete(TableName); err != nil {
+	if err := w.tables.Delete(nft.Table{Name: TableName}); err != nil {
 		t.Fatal(err)
 	}
 	if err := next.Check(false); err != nil {

@@ -43,6 +43,15 @@ var (
 	L4Proto = Field{"meta l4proto", Proto, meta(expr.MetaKeyL4PROTO)}
 	// Dport is the destination port of TCP, UDP and SCTP alike.
 	Dport = Field{"th dport", Port, payload(expr.PayloadBaseTransportHeader, 2, 2)}
+	// Iif is the name of the interface that it came in by.
+	Iif = Field{"iifname", IfName, meta(expr.MetaKeyIIFNAME)}
+	// EtherSaddr is the frame's sender; ARPEther and ARPSaddr are what an ARP
+	// packet says of its sender, NDTarget whom a neighbour message of ICMPv6 is
+	// about.
+	EtherSaddr = Field{"ether saddr", Ether, payload(expr.PayloadBaseLLHeader, 6, 6)}
+	ARPEther   = Field{"arp saddr ether", Ether, payload(expr.PayloadBaseNetworkHeader, 8, 6)}
+	ARPSaddr   = Field{"arp saddr ip", IPv4, payload(expr.PayloadBaseNetworkHeader, 14, 4)}
+	NDTarget   = Field{"icmpv6 taddr", IPv6, payload(expr.PayloadBaseTransportHeader, 8, 16)}
 )
 
 // Const is an address in the place of a field.
@@ -194,6 +203,39 @@ func ProtoIs(p Protocol) Stmt {
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register(0)}, &expr.Cmp{Op: expr.CmpOpEq, Register: register(0), Data: []byte{byte(p)}}}}
 }
 
+// EtherType matches frames of that type; a frame with a VLAN tag has the tag's.
+func EtherType(t uint16) Stmt {
+	return Stmt{fmt.Sprintf("ether type 0x%04x", t), payloadIs(expr.PayloadBaseLLHeader, 12, binaryutil.BigEndian.PutUint16(t))}
+}
+
+// ARPOfIP matches ARP that maps an IPv4 address to one of Ethernet; EtherType
+// comes before it.
+var ARPOfIP = Stmt{"arp htype 1 arp ptype ip arp hlen 6 arp plen 4", payloadIs(expr.PayloadBaseNetworkHeader, 0, []byte{0, 1, 8, 0, 6, 4})}
+
+// ICMPv6 matches such messages of a type.
+func ICMPv6(typ byte) Stmt {
+	return Stmt{fmt.Sprintf("icmpv6 type %d", typ), append(ProtoIs(unix.IPPROTO_ICMPV6).exprs, payloadIs(expr.PayloadBaseTransportHeader, 0, []byte{typ})...)}
+}
+
+// IifGroup matches packets that came in by an interface of the group.
+func IifGroup(group uint32) Stmt {
+	return Stmt{fmt.Sprintf("iifgroup 0x%x", group), []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyIIFGROUP, Register: register(0)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: register(0), Data: binaryutil.NativeEndian.PutUint32(group)}}}
+}
+
+func payloadIs(base expr.PayloadBase, offset uint32, data []byte) []expr.Any {
+	return append(payload(base, offset, uint32(len(data)))(register(0)), &expr.Cmp{Op: expr.CmpOpEq, Register: register(0), Data: data})
+}
+
+// Is matches when a field has a value, one that Key takes. It asks nothing about
+// the packet's family, which the rule has to know.
+func Is(f Field, value any) Stmt {
+	e, _ := load(0, []Field{f})
+	key := Key(value)
+	return Stmt{f.text + " " + unpack([]Type{f.typ}, key), append(e, &expr.Cmp{Op: expr.CmpOpEq, Register: register(0), Data: []byte(key)})}
+}
+
 // From and To match packets whose source, or destination, is of the range.
 func From(p netip.Prefix) Stmt {
 	return Stmt{family(p) + " saddr " + p.String(), matchPrefix(p, false)}
@@ -281,6 +323,10 @@ func (t Type) kernel() nftables.SetDatatype {
 		return nftables.TypeInetService
 	case Verdict:
 		return nftables.TypeVerdict
+	case IfName:
+		return nftables.TypeIFName
+	case Ether:
+		return nftables.TypeEtherAddr
 	default:
 		return nftables.TypeInteger
 	}

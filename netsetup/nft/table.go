@@ -5,17 +5,38 @@ import (
 	"encoding/hex"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
-// Table is a whole table of the inet family as one value: sets and maps,
-// whose elements may change often, and chains, which rarely do. Sets are added
-// in their order, chains too: what a rule names must come before it.
+// Family of a table: which packets its chains see.
+type Family string
+
+// The families.
+const (
+	Inet   Family = ""       // IP packets of both versions
+	Bridge Family = "bridge" // frames that pass a bridge
+)
+
+// String is the family by its name in nft(8).
+func (f Family) String() string {
+	if f == Inet {
+		return "inet"
+	}
+	return string(f)
+}
+
+// Table is a whole table as one value: sets and maps, whose elements may change
+// often, and chains, which rarely do. Sets are added in their order, chains too:
+// what a rule names must come before it.
 type Table struct {
 	Name   string
+	Family Family
 	Sets   []Set
 	Chains []Chain
 }
@@ -30,6 +51,8 @@ const (
 	Proto   Type = "inet_proto"
 	Port    Type = "inet_service"
 	Number  Type = "integer" // of 32 bits, in the machine's byte order
+	IfName  Type = "ifname"
+	Ether   Type = "ether_addr"
 	Verdict Type = "verdict"
 )
 
@@ -83,7 +106,8 @@ func (r Rule) String() string {
 
 // Key packs values in the kernel's form: addresses and ports in network order,
 // each padded to whole registers. Values are netip.Addr, Protocol, uint16
-// (a port) and uint32 (a number).
+// (a port), uint32 (a number), string (an interface's name, at most 15 bytes)
+// and net.HardwareAddr (of Ethernet).
 func Key(values ...any) string {
 	var b []byte
 	for _, v := range values {
@@ -96,6 +120,11 @@ func Key(values ...any) string {
 			b = append(b, byte(v>>8), byte(v), 0, 0)
 		case uint32:
 			b = nativeEndian.AppendUint32(b, v)
+		case string:
+			b = append(b, make([]byte, unix.IFNAMSIZ)...)
+			copy(b[len(b)-unix.IFNAMSIZ:len(b)-1], v)
+		case net.HardwareAddr:
+			b = append(append(b, v...), 0, 0)
 		default:
 			panic(fmt.Sprintf("nft: no key of %T", v))
 		}
@@ -139,6 +168,10 @@ func unpack(types []Type, s string) string {
 			words = append(words, Protocol(part[0]).String())
 		case Port:
 			words = append(words, strconv.Itoa(int(part[0])<<8|int(part[1])))
+		case IfName:
+			words = append(words, strconv.Quote(strings.TrimRight(part, "\x00")))
+		case Ether:
+			words = append(words, net.HardwareAddr(part[:6]).String())
 		default:
 			words = append(words, strconv.FormatUint(uint64(nativeEndian.Uint32([]byte(part))), 10))
 		}
@@ -148,8 +181,11 @@ func unpack(types []Type, s string) string {
 
 // words is how many registers of 32 bits a value takes.
 func (t Type) words() int {
-	if t == IPv6 {
+	switch t {
+	case IPv6, IfName:
 		return 4
+	case Ether:
+		return 2
 	}
 	return 1
 }
@@ -194,7 +230,7 @@ func (s Set) definition() string {
 // files.
 func (t Table) Text() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "table inet %s {\n", t.Name)
+	fmt.Fprintf(&b, "table %s %s {\n", t.Family, t.Name)
 	for _, s := range t.Sets {
 		fmt.Fprintf(&b, "\t%s", s.definition())
 		if len(s.Elements) > 0 {

@@ -55,7 +55,7 @@ const marker = "definitions"
 func (t *Tables) Replace(want Table) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	table := kernelTable(want.Name)
+	table := kernelTable(want)
 	t.conn.AddTable(table) // makes the deletion pass whether it was there or not
 	t.conn.DelTable(table)
 	t.conn.AddTable(table)
@@ -91,7 +91,7 @@ func (t *Tables) Commit(def Table, c Change) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	table := kernelTable(def.Name)
+	table := kernelTable(def)
 	for _, chain := range c.Chains {
 		k := t.conn.AddChain(chain.kernel(table))
 		t.conn.FlushChain(k)
@@ -117,14 +117,14 @@ func (t *Tables) Commit(def Table, c Change) error {
 	return t.flush(def.Name)
 }
 
-// Delete removes the table; none is no error.
-func (t *Tables) Delete(name string) error {
+// Delete removes the table of that family and name; none is no error.
+func (t *Tables) Delete(which Table) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	table := kernelTable(name)
+	table := kernelTable(which)
 	t.conn.AddTable(table)
 	t.conn.DelTable(table)
-	return t.flush(name)
+	return t.flush(which.Name)
 }
 
 // Generation is a number that every change of any table in this namespace
@@ -162,7 +162,7 @@ func (t *Tables) Generation() (uint32, error) {
 func (t *Tables) Read(def Table, elements bool) (State, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	table := kernelTable(def.Name)
+	table := kernelTable(def)
 	s, err := t.read(table, def, elements)
 	if err != nil {
 		return State{}, fmt.Errorf("read table %s: %w", def.Name, err)
@@ -219,11 +219,11 @@ func (t *Tables) read(table *nftables.Table, def Table, withElements bool) (Stat
 	return s, nil
 }
 
-// Elements reads the elements of one set, dynamic ones too.
+// Elements reads the elements of one set of an inet table, dynamic ones too.
 func (t *Tables) Elements(table string, s Set) (Elements, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	elements, err := t.conn.GetSetElements(s.kernel(kernelTable(table)))
+	elements, err := t.conn.GetSetElements(s.kernel(kernelTable(Table{Name: table})))
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return nil, fmt.Errorf("read set %s of table %s: %w", s.Name, table, err)
 	}
@@ -308,8 +308,12 @@ func (t *Tables) flush(name string) error {
 
 func text(s string) []byte { return userdata.AppendString(nil, userdata.TypeComment, comment(s)) }
 
-func kernelTable(name string) *nftables.Table {
-	return &nftables.Table{Family: nftables.TableFamilyINet, Name: name}
+func kernelTable(t Table) *nftables.Table {
+	family := nftables.TableFamilyINet
+	if t.Family == Bridge {
+		family = nftables.TableFamilyBridge // its hooks have the same numbers
+	}
+	return &nftables.Table{Family: family, Name: t.Name}
 }
 
 func (c Chain) kernel(table *nftables.Table) *nftables.Chain {

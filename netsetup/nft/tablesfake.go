@@ -162,10 +162,10 @@ func (f *FakeTables) Generation() (uint32, error) {
 }
 
 // Delete is Tables.Delete.
-func (f *FakeTables) Delete(name string) error {
+func (f *FakeTables) Delete(t Table) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	delete(f.tables, name)
+	delete(f.tables, t.Name)
 	f.gen++
 	return nil
 }

@@ -31,10 +31,14 @@ var ErrNoBridge = errors.New("no such bridge")
 // never touches a stranger's.
 const hostIfPrefix = "cd"
 
-// doomedGroup is the interface group of host ends that may go. The kernel
+// PortGroup is the interface group of the host ends in use, and DoomedGroup that
+// of those that may go: a packet filter knows pods' ports by them. The kernel
 // deletes a whole group in one request and waits once for all of them. The
-// number ("clud") is unlikely to be anyone else's.
-const doomedGroup = 0x636c7564
+// numbers ("clue", "clud") are unlikely to be anyone else's.
+const (
+	PortGroup   = 0x636c7565
+	DoomedGroup = 0x636c7564
+)
 
 // Config of a Network.
 type Config struct {
@@ -97,7 +101,7 @@ func (n *Network) EnsureBridge(b Bridge) error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = b.Name
 		attrs.MTU = b.MTU
-		attrs.HardwareAddr = hardwareAddr(b.Addr.Addr())
+		attrs.HardwareAddr = HardwareAddr(b.Addr.Addr())
 		err = n.h.LinkAdd(&netlink.Bridge{LinkAttrs: attrs})
 		if err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("bridge %s: create: %w", b.Name, err)
@@ -241,10 +245,11 @@ func (n *Network) ensurePair(p Pod, inside *netlink.Handle, bridge netlink.Link)
 	attrs.Name = p.HostIf
 	attrs.MTU = p.MTU
 	attrs.MasterIndex = bridge.Attrs().Index
+	attrs.Group = PortGroup
 	veth := netlink.NewVeth(attrs)
 	veth.PeerName = p.IfName
 	veth.PeerNamespace = netlink.NsFd(int(ns.Fd()))
-	veth.PeerHardwareAddr = hardwareAddr(p.Addr.Addr())
+	veth.PeerHardwareAddr = HardwareAddr(p.Addr.Addr())
 	if err := n.h.LinkAdd(veth); err != nil {
 		return nil, fmt.Errorf("create the pair: %w", err)
 	}
@@ -263,9 +268,9 @@ func (n *Network) adopt(host, bridge netlink.Link, mtu int) error {
 			return fmt.Errorf("set MTU %d: %w", mtu, err)
 		}
 	}
-	if host.Attrs().Group == doomedGroup {
-		if err := n.h.LinkSetGroup(host, 0); err != nil {
-			return fmt.Errorf("take back from deletion: %w", err)
+	if host.Attrs().Group != PortGroup {
+		if err := n.h.LinkSetGroup(host, PortGroup); err != nil {
+			return fmt.Errorf("take into the group of ports: %w", err)
 		}
 	}
 	return nil
@@ -337,7 +342,7 @@ func (n *Network) Detach(hostIf string) error {
 		return nil
 	}
 	if err == nil {
-		err = n.h.LinkSetGroup(link, doomedGroup)
+		err = n.h.LinkSetGroup(link, DoomedGroup)
 	}
 	if err != nil && !isNotFound(err) {
 		return fmt.Errorf("detach %s: %w", hostIf, err)
@@ -363,9 +368,9 @@ func (n *Network) Sweep(live []string) (int, error) {
 		if !isHostIf(l) {
 			continue
 		}
-		group := uint32(doomedGroup)
+		group := uint32(DoomedGroup)
 		if keep[a.Name] {
-			group = 0
+			group = PortGroup
 		}
 		if a.Group != group {
 			err := n.h.LinkSetGroup(l, int(group))
@@ -376,14 +381,14 @@ func (n *Network) Sweep(live []string) (int, error) {
 				return 0, fmt.Errorf("sweep %s: %w", a.Name, err)
 			}
 		}
-		if group == doomedGroup {
+		if group == DoomedGroup {
 			doomed++
 		}
 	}
 	if doomed == 0 {
 		return 0, nil
 	}
-	if err := n.link.deleteGroup(doomedGroup); err != nil {
+	if err := n.link.deleteGroup(DoomedGroup); err != nil {
 		return 0, fmt.Errorf("sweep %d interfaces: %w", doomed, err)
 	}
 	return doomed, nil
@@ -456,9 +461,9 @@ func setAddr(h *netlink.Handle, link netlink.Link, addr netip.Prefix) error {
 	return nil
 }
 
-// hardwareAddr derives a locally administered MAC from an address, so that a
+// HardwareAddr derives a locally administered MAC from an address, so that a
 // neighbour's cache entry stays right when an address moves to a new pod.
-func hardwareAddr(a netip.Addr) net.HardwareAddr {
+func HardwareAddr(a netip.Addr) net.HardwareAddr {
 	if a.Is4() {
 		b := a.As4()
 		return net.HardwareAddr{0x0a, 0xcd, b[0], b[1], b[2], b[3]}

@@ -90,7 +90,7 @@ func TestOneAddressIsAFewElements(t *testing.T) {
 	groups := func(peers ...netip.Addr) []Group {
 		return []Group{{Name: "web", Addrs: []netip.Addr{addr("10.244.1.3")}, Rules: []Rule{{Peers: peers, AnyPort: true}}}}
 	}
-	c := nft.Diff(stateOf(Compile(groups(addr("10.0.0.1")))), Compile(groups(addr("10.0.0.1"), addr("10.0.0.2"))))
+	c := nft.Diff(nft.StateOf(Compile(groups(addr("10.0.0.1")))), Compile(groups(addr("10.0.0.1"), addr("10.0.0.2"))))
 	if c.Elements() != 1 || len(c.Chains) != 0 {
 		t.Errorf("%+v", c)
 	}

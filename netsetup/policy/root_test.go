@@ -64,7 +64,7 @@ func TestRootPackets(t *testing.T) {
 		})
 		return c, errors.Join(err, doErr)
 	}
-	e := New(tables, nil)
+	e := New(Config{Kernel: tables})
 	passes := func(what string, want bool, groups ...Group) {
 		t.Helper()
 		if err := e.Set(groups); err != nil {
@@ -135,7 +135,7 @@ func TestRootPackets(t *testing.T) {
 		t.Error("a policy does not hold for a connection that was there before")
 	}
 	// Who deletes the table does not get far.
-	if err := tables.Delete(TableName); err != nil {
+	if err := tables.Delete(nft.Table{Name: TableName}); err != nil {
 		t.Fatal(err)
 	}
 	if err := e.Check(); err != nil {
@@ -150,7 +150,7 @@ func TestRootPackets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := New(tables, nil).Set([]Group{in()}); err != nil {
+	if err := New(Config{Kernel: tables}).Set([]Group{in()}); err != nil {
 		t.Fatal(err)
 	}
 	if after, err := tables.Generation(); err != nil || after != before {

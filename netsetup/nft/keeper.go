@@ -1,0 +1,165 @@
+package nft
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// TableKernel holds tables: *Tables, or FakeTables in tests.
+type TableKernel interface {
+	Replace(Table) error
+	Commit(def Table, c Change) error
+	Read(def Table, elements bool) (State, error)
+	Generation() (uint32, error)
+	Delete(Table) error
+}
+
+// KeeperConfig of a Keeper.
+type KeeperConfig struct {
+	Kernel TableKernel  // required
+	Logger *slog.Logger // default slog.Default()
+	// Repaired is told when somebody else's change of the table was undone, with
+	// what it was, "the table was gone" say. It must not block. Default: none.
+	Repaired func(table, what string)
+}
+
+// Keeper keeps one table of the kernel equal to a value. Safe for concurrent
+// use; the last Set wins.
+type Keeper struct {
+	cfg KeeperConfig
+
+	mu   sync.Mutex // guards all below
+	want Table
+	have State  // what the kernel holds, by our own changes
+	set  bool   // Set was called
+	gen  uint32 // the packet filter's generation at the last look
+}
+
+// NewKeeper returns a Keeper; it changes nothing yet: a table of a former
+// process stays in force until the first Set.
+func NewKeeper(cfg KeeperConfig) *Keeper {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if cfg.Repaired == nil {
+		cfg.Repaired = func(string, string) {}
+	}
+	return &Keeper{cfg: cfg}
+}
+
+// Set brings the kernel to the table, in one transaction that alters what
+// differs.
+func (k *Keeper) Set(want Table) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	first := !k.set
+	k.want, k.set = want, true
+	if first || !k.have.Whole {
+		_, err := k.restore()
+		return err
+	}
+	c := Diff(k.have, want)
+	if c.Empty() {
+		return nil
+	}
+	if err := k.cfg.Kernel.Commit(want, c); err != nil {
+		k.cfg.Logger.Warn("the packet filter refused a change; its rules are read and put right", "table", want.Name, "err", err)
+		_, err := k.restore()
+		return err
+	}
+	k.have = StateOf(want)
+	return nil
+}
+
+// restore reads the kernel's table and alters what differs, which it tells; the
+// caller holds mu.
+func (k *Keeper) restore() (changed string, err error) {
+	have, err := k.cfg.Kernel.Read(k.want, true)
+	if err == nil && have.Whole {
+		c := Diff(have, k.want)
+		if c.Empty() {
+			k.have = StateOf(k.want)
+			return "", nil
+		}
+		if err = k.cfg.Kernel.Commit(k.want, c); err == nil {
+			k.have = StateOf(k.want)
+			return fmt.Sprintf("%d of its chains and %d of its elements differed", len(c.Chains)+len(c.Drop), c.Elements()), nil
+		}
+	}
+	if err := k.cfg.Kernel.Replace(k.want); err != nil {
+		k.have = State{}
+		return "", err
+	}
+	k.have = StateOf(k.want)
+	return "the table was gone or another one", nil
+}
+
+// StateOf is what a kernel holds after it was given the table.
+func StateOf(t Table) State {
+	s := State{Whole: true, Chains: map[string][]string{}, Sets: map[string]Elements{}}
+	for _, c := range t.Chains {
+		s.Chains[c.Name] = ruleTexts(c)
+	}
+	for _, set := range t.Sets {
+		s.Sets[set.Name] = set.Elements
+	}
+	return s
+}
+
+// KeeperPeriod is how often Run asks whether somebody changed rules.
+const KeeperPeriod = 2 * time.Second
+
+// Run puts right what others change, until ctx ends.
+func (k *Keeper) Run(ctx context.Context) {
+	tick := time.NewTicker(KeeperPeriod)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if err := k.Check(); err != nil {
+				k.cfg.Logger.Warn("rules of the packet filter are not as they should be", "err", err)
+			}
+		}
+	}
+}
+
+// Check puts right what others changed. It is a look at one number while nobody
+// changes a rule of any table.
+func (k *Keeper) Check() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.set {
+		return nil
+	}
+	gen, err := k.cfg.Kernel.Generation()
+	if err != nil {
+		return err
+	}
+	if gen == k.gen && k.have.Whole {
+		return nil
+	}
+	known := k.have.Whole
+	changed, err := k.restore()
+	if err != nil {
+		return err
+	}
+	if known && changed != "" {
+		k.cfg.Logger.Warn("rules of the packet filter were changed by somebody else and are put right", "table", k.want.Name, "what", changed)
+		k.cfg.Repaired(k.want.Name, changed)
+	}
+	k.gen = gen // one that was ours costs a look more
+	return nil
+}
+
+// CleanUp removes the table; what was set is forgotten.
+func (k *Keeper) CleanUp(t Table) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.set, k.have = false, State{}
+	return k.cfg.Kernel.Delete(t)
+}
