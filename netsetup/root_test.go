@@ -36,7 +36,8 @@ type node struct {
 	addr  netip.Addr
 	cidr  netip.Prefix
 	net   *podnet.Network
-	over  *overlay.HostGW
+	over  *overlay.Mesh
+	kept  *nft.Tables
 	nft   *nft.Filter
 	rules nft.Ruleset
 	pool  *ipam.Pool
@@ -51,7 +52,10 @@ func newNode(t *testing.T, addr, cidr string) *node {
 		if n.net, err = podnet.Open(podnet.Config{}); err != nil {
 			return err
 		}
-		if n.over, err = overlay.OpenHostGW(overlay.Config{}); err != nil {
+		if n.kept, err = nft.OpenTables(); err != nil {
+			return err
+		}
+		if n.over, err = overlay.OpenMesh(overlay.MeshConfig{Kernel: n.kept}); err != nil {
 			return err
 		}
 		if n.nft, err = nft.Open(nft.Config{}); err != nil {
@@ -62,6 +66,7 @@ func newNode(t *testing.T, addr, cidr string) *node {
 	t.Cleanup(func() {
 		n.net.Close()
 		n.over.Close()
+		_ = n.kept.Close()
 		_ = n.nft.Close()
 	})
 	var err error
@@ -127,6 +132,9 @@ func serve(t *testing.T, ns, addr, name string) {
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, _, _ := net.SplitHostPort(r.RemoteAddr)
 		fmt.Fprintf(w, "%s saw %s", name, host)
+		if r.URL.Path == "/big" {
+			_, _ = w.Write(make([]byte, bigPage))
+		}
 	})}
 	var g errgroup.Group
 	g.Go(func() error { return srv.Serve(l) })
@@ -136,6 +144,14 @@ func serve(t *testing.T, ns, addr, name string) {
 // fetch gets a page from inside a namespace, trying until the deadline: the
 // far end's link may still be coming up.
 func fetch(t *testing.T, ns string, to string) string {
+	t.Helper()
+	return fetchPage(t, ns, to, "/")
+}
+
+// bigPage is what the page "/big" has besides, in bytes: many full packets.
+const bigPage = 1 << 20
+
+func fetchPage(t *testing.T, ns, to, page string) string {
 	t.Helper()
 	var body string
 	deadline := time.Now().Add(waitAtMost)
@@ -152,7 +168,7 @@ func fetch(t *testing.T, ns string, to string) string {
 			if err := conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
 				return err
 			}
-			if _, err := io.WriteString(conn, "GET / HTTP/1.0\r\n\r\n"); err != nil {
+			if _, err := io.WriteString(conn, "GET "+page+" HTTP/1.0\r\n\r\n"); err != nil {
 				return err
 			}
 			answer, err := io.ReadAll(conn)
@@ -232,12 +248,8 @@ func TestRootTwoNodes(t *testing.T) {
 	a := newNode(t, "192.0.2.1", "10.42.1.0/24")
 	b := newNode(t, "192.0.2.2", "10.42.2.0/24")
 	join(t, outside, a, b)
-	if err := a.over.Set(t.Context(), []overlay.Route{{Dst: b.cidr, Via: b.addr}}); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.over.Set(t.Context(), []overlay.Route{{Dst: a.cidr, Via: a.addr}}); err != nil {
-		t.Fatal(err)
-	}
+	a.reach(b)
+	b.reach(a)
 	a1, a2, b1 := a.startPod("a1"), a.startPod("a2"), b.startPod("b1")
 	serve(t, outside.Path, net.JoinHostPort(outsideAddr, "80"), "outside")
 
@@ -274,6 +286,20 @@ func TestRootTwoNodes(t *testing.T) {
 
 	for _, n := range []*node{a, b} {
 		n.takeDown(t)
+	}
+}
+
+// reach connects the node with others.
+func (n *node) reach(others ...*node) {
+	n.t.Helper()
+	var routes []overlay.Route
+	for _, o := range others {
+		routes = append(routes, overlay.Route{Dst: o.cidr, Via: o.addr})
+	}
+	for range 2 { // twice is once
+		if err := n.over.Set(n.t.Context(), overlay.Nodes{Own: n.cidr, Routes: routes}); err != nil {
+			n.t.Fatal(err)
+		}
 	}
 }
 

@@ -3,7 +3,7 @@
 //
 // Each pod of its own network gets a pinned namespace and an address of the
 // node's range; each other node's range gets a route through that node's
-// internal address; packets that leave the cluster are hidden behind the
+// internal address, or a tunnel to it where a router is between; packets that leave the cluster are hidden behind the
 // node's address.
 package podnetwork
 
@@ -85,7 +85,7 @@ type Network struct {
 	cfg    Config
 	spaces *netns.Dir
 	links  *podnet.Network
-	routes *overlay.HostGW
+	routes *overlay.Mesh
 	filter *nft.Filter
 	tables *nft.Tables
 	// frames holds what each pod's port may send: nothing that bears another's
@@ -139,19 +139,20 @@ func New(cfg Config) (*Network, error) {
 	if n.links, err = podnet.Open(podnet.Config{Logger: cfg.Logger}); err != nil {
 		return nil, fmt.Errorf("pod network: %w", err)
 	}
-	if n.routes, err = overlay.OpenHostGW(overlay.Config{Logger: cfg.Logger}); err != nil {
-		n.links.Close()
-		return nil, fmt.Errorf("pod network: %w", err)
-	}
 	if n.filter, err = nft.Open(nft.Config{}); err != nil {
 		n.links.Close()
-		n.routes.Close()
 		return nil, fmt.Errorf("pod network: %w", err)
 	}
 	if n.tables, err = nft.OpenTables(); err != nil {
 		n.links.Close()
-		n.routes.Close()
 		_ = n.filter.Close()
+		return nil, fmt.Errorf("pod network: %w", err)
+	}
+	n.routes, err = overlay.OpenMesh(overlay.MeshConfig{Config: overlay.Config{Logger: cfg.Logger}, Kernel: n.tables, Repaired: cfg.Repaired})
+	if err != nil {
+		n.links.Close()
+		_ = n.filter.Close()
+		_ = n.tables.Close()
 		return nil, fmt.Errorf("pod network: %w", err)
 	}
 	n.frames = antispoof.New(antispoof.Config{
@@ -171,6 +172,7 @@ func (n *Network) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { n.frames.Run(ctx) })
+	wg.Go(func() { n.routes.Run(ctx) })
 	if n.cfg.Ready > 0 {
 		wg.Go(func() { n.keepReady(ctx) })
 	}
@@ -321,7 +323,7 @@ func (n *Network) apply(ctx context.Context, nodes []*v1.Node) error {
 	if err := n.setRules(p.rules, p.own); err != nil {
 		return err
 	}
-	if err := n.routes.Set(ctx, p.routes); err != nil {
+	if err := n.routes.Set(ctx, overlay.Nodes{Own: p.own, Routes: p.routes}); err != nil {
 		return fmt.Errorf("routes to nodes: %w", err)
 	}
 	return nil

@@ -33,6 +33,9 @@ type Config struct {
 	Nodes int
 	// Agents is how many machines join as agents, a1, a2 ….
 	Agents int
+	// Far is how many of the last machines are of a second segment, FarSubnet of
+	// Subnet, with a router between. Default 0.
+	Far int
 	// Bridge joins them, in the network namespace of the caller; at most 12
 	// letters; default "clusterd-demo".
 	Bridge string
@@ -119,13 +122,17 @@ func Up(ctx context.Context, cfg Config) (_ *Netns, err error) {
 	host := cfg.Subnet.Masked().Addr().Next()
 	addr := host
 	for i := range cfg.Nodes + cfg.Agents {
+		far := i >= cfg.Nodes+cfg.Agents-cfg.Far
+		if far && !FarSubnet(cfg.Subnet).Contains(addr) {
+			addr = FarSubnet(cfg.Subnet).Addr().Next() // which is the host
+		}
 		addr = addr.Next()
 		name, agent := fmt.Sprintf("n%d", i+1), i >= cfg.Nodes
 		if agent {
 			name = fmt.Sprintf("a%d", i-cfg.Nodes+1)
 		}
 		c.state.Nodes = append(c.state.Nodes, Node{
-			Name: name, Addr: addr, Agent: agent,
+			Name: name, Addr: addr, Agent: agent, Far: far,
 			Data:       filepath.Join(cfg.Dir, name),
 			CgroupRoot: "/" + cfg.Bridge + "/" + name,
 		})
@@ -149,6 +156,11 @@ func Up(ctx context.Context, cfg Config) (_ *Netns, err error) {
 	}
 	if err := c.addressBridge(host); err != nil {
 		return nil, err
+	}
+	if cfg.Far > 0 {
+		if err := c.makeRouter(host); err != nil {
+			return nil, fmt.Errorf("make the router: %w", err)
+		}
 	}
 	for _, n := range c.state.Nodes {
 		if err := c.makeMachine(n); err != nil {
@@ -403,6 +415,9 @@ func (c *Netns) Down(ctx context.Context) error {
 		}
 	}
 	if err := removeCgroupDirs("/" + c.state.Bridge); err != nil {
+		errs = append(errs, err)
+	}
+	if err := errors.Join(c.ns.Delete(router), removeLink(c.cable(Node{Name: router}))); err != nil {
 		errs = append(errs, err)
 	}
 	// After all that the next Up would look for if this process ended now.

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/clusterd/clusterd/netsetup/netns"
+	"github.com/clusterd/clusterd/netsetup/sysctl"
 )
 
 // makeBridge makes the switch that joins the machines. The kernel takes no
@@ -109,7 +111,7 @@ func (c *Netns) makeMachine(n Node) error {
 	if err := netlink.LinkAdd(veth); err != nil {
 		return fmt.Errorf("lay line %s: %w", attrs.Name, err)
 	}
-	if err := c.setLink(n.Name, true); err != nil {
+	if err := netlink.LinkSetUp(veth); err != nil {
 		return err
 	}
 	return netns.Do(path, func() error {
@@ -127,7 +129,65 @@ func (c *Netns) makeMachine(n Node) error {
 		if err := netlink.AddrAdd(eth, c.onSubnet(n.Addr)); err != nil {
 			return err
 		}
-		return netlink.LinkSetUp(eth)
+		if err := netlink.LinkSetUp(eth); err != nil {
+			return err
+		}
+		if c.cfg.Far == 0 || n.Name == router {
+			return nil
+		}
+		return netlink.RouteAdd(&netlink.Route{Gw: routerOn(c.subnetOf(n.Addr)).AsSlice()})
+	})
+}
+
+// router is the name of the machine between the segments.
+const router = "gw" // short, as the interface bears it
+
+// FarSubnet is the segment behind the router: the next one of the same size.
+func FarSubnet(near netip.Prefix) netip.Prefix {
+	b := near.Masked().Addr().As4()
+	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+1<<(32-near.Bits()))
+	return netip.PrefixFrom(netip.AddrFrom4(b), near.Bits())
+}
+
+// routerOn is the router's address in a segment: one that no machine gets.
+func routerOn(subnet netip.Prefix) netip.Addr {
+	addr := subnet.Addr()
+	for range 250 {
+		addr = addr.Next()
+	}
+	return addr
+}
+
+// subnetOf is the segment of an address.
+func (c *Netns) subnetOf(a netip.Addr) netip.Prefix {
+	return netip.PrefixFrom(a, c.state.Subnet.Bits()).Masked()
+}
+
+// makeRouter makes the machine between the segments, and puts the host on the
+// far one too. Both segments share the switch: what keeps them apart is that no
+// machine knows of the other segment's being there.
+func (c *Netns) makeRouter(host netip.Addr) error {
+	near := c.subnetOf(host)
+	far := FarSubnet(near)
+	if err := c.addressBridge(far.Addr().Next()); err != nil {
+		return err
+	}
+	if err := c.makeMachine(Node{Name: router, Addr: routerOn(near)}); err != nil {
+		return err
+	}
+	return c.Do(router, func() error {
+		eth, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		if err := netlink.AddrAdd(eth, c.onSubnet(routerOn(far))); err != nil {
+			return err
+		}
+		return sysctl.Set(map[string]string{
+			"net.ipv4.ip_forward": "1",
+			// It tells nobody of the shorter way.
+			"net.ipv4.conf.all.send_redirects": "0", "net.ipv4.conf.eth0.send_redirects": "0",
+		})
 	})
 }
 

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
@@ -54,5 +55,13 @@ func TestAlias(t *testing.T) {
 	}
 	if _, err := (owner{Dir: strings.Repeat("/long", 60)}).alias(); err == nil {
 		t.Error("an alias that the kernel would refuse")
+	}
+}
+
+func TestFarSubnet(t *testing.T) {
+	for near, far := range map[string]string{"10.90.0.0/24": "10.90.1.0/24", "10.90.255.7/24": "10.91.0.0/24", "192.168.0.0/20": "192.168.16.0/20"} {
+		if got := FarSubnet(netip.MustParsePrefix(near)); got.String() != far {
+			t.Errorf("after %s comes %s, want %s", near, got, far)
+		}
 	}
 }

@@ -1,8 +1,8 @@
 // Package overlay carries packets between the nodes' pod ranges. A backend is
 // given the whole desired state as one value; setting it twice is fine.
 //
-// HostGW, the one here, adds plain routes and needs the nodes to share a link.
-// An encapsulating backend (VXLAN) will be a second type with the same methods.
+// HostGW adds plain routes and needs the nodes to share a segment. Mesh does so
+// where they do, and goes through a VXLAN tunnel where they do not.
 package overlay
 
 import (
@@ -27,7 +27,10 @@ const DefaultProtocol = 203
 // Route says that a range of pods lives behind a node.
 type Route struct {
 	Dst netip.Prefix // the node's pod range
-	Via netip.Addr   // the node's address
+	Via netip.Addr   // the node's address; with Dev, the other end of the tunnel
+	// Dev is the interface of a tunnel that it goes by, "" for the one that leads
+	// to Via.
+	Dev string
 }
 
 // Config of a HostGW.
@@ -71,16 +74,16 @@ func (g *HostGW) Close() { g.h.Close() }
 // keep the others away: all errors are returned together, and the next Set
 // tries again.
 func (g *HostGW) Set(ctx context.Context, routes []Route) error {
-	want := map[netip.Prefix]netip.Addr{}
+	want := map[netip.Prefix]Route{}
 	for _, r := range routes {
 		if !r.Dst.IsValid() || !r.Via.IsValid() {
 			return fmt.Errorf("set routes: invalid route %s via %s", r.Dst, r.Via)
 		}
-		dst := r.Dst.Masked()
-		if via, twice := want[dst]; twice && via != r.Via {
-			return fmt.Errorf("set routes: %s via both %s and %s", dst, via, r.Via)
+		r.Dst = r.Dst.Masked()
+		if other, twice := want[r.Dst]; twice && other != r {
+			return fmt.Errorf("set routes: %s via both %s and %s", r.Dst, other.Via, r.Via)
 		}
-		want[dst] = r.Via
+		want[r.Dst] = r
 	}
 	have, err := g.list()
 	if err != nil {
@@ -89,8 +92,8 @@ func (g *HostGW) Set(ctx context.Context, routes []Route) error {
 	var errs []error
 	current := map[netip.Prefix]bool{}
 	for _, k := range have {
-		if via, ok := want[k.Dst]; ok {
-			current[k.Dst] = via == k.Via
+		if r, ok := want[k.Dst]; ok {
+			current[k.Dst] = r.Via == k.Via && (r.Dev == k.Dev || r.Dev == "" && !k.tunnel)
 			continue
 		}
 		if err := g.h.RouteDel(k.kernel); err != nil && !errors.Is(err, unix.ESRCH) {
@@ -108,11 +111,16 @@ func (g *HostGW) Set(ctx context.Context, routes []Route) error {
 			continue
 		}
 		// Replace: a range that moved to another node is never without a route.
-		if err := g.h.RouteReplace(g.kernelRoute(dst, want[dst])); err != nil {
-			errs = append(errs, fmt.Errorf("add %s via %s: %w", dst, want[dst], err))
+		r := want[dst]
+		kernel, err := g.kernelRoute(r)
+		if err == nil {
+			err = g.h.RouteReplace(kernel)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("add %s via %s: %w", dst, r.Via, err))
 			continue
 		}
-		g.log.Info("route set", "dst", dst.String(), "via", want[dst].String())
+		g.log.Info("route set", "dst", dst.String(), "via", r.Via.String(), "tunnel", r.Dev)
 	}
 	if len(errs) > 0 {
 		return fmt.Errorf("set routes: %w", errors.Join(errs...))
@@ -137,22 +145,32 @@ func (g *HostGW) List() ([]Route, error) {
 }
 
 // kernelRoute is the form in which the kernel takes a route.
-func (g *HostGW) kernelRoute(dst netip.Prefix, via netip.Addr) *netlink.Route {
-	return &netlink.Route{
-		Dst:      &net.IPNet{IP: dst.Addr().AsSlice(), Mask: net.CIDRMask(dst.Bits(), dst.Addr().BitLen())},
-		Gw:       via.AsSlice(),
+func (g *HostGW) kernelRoute(r Route) (*netlink.Route, error) {
+	k := &netlink.Route{
+		Dst:      &net.IPNet{IP: r.Dst.Addr().AsSlice(), Mask: net.CIDRMask(r.Dst.Bits(), r.Dst.Addr().BitLen())},
+		Gw:       r.Via.AsSlice(),
 		Protocol: g.proto,
 	}
+	if r.Dev != "" {
+		link, err := g.h.LinkByName(r.Dev)
+		if err != nil {
+			return nil, fmt.Errorf("interface %s: %w", r.Dev, err)
+		}
+		k.LinkIndex, k.Flags = link.Attrs().Index, int(netlink.FLAG_ONLINK)
+	}
+	return k, nil
 }
 
 // installed is a route of ours with what the kernel needs to delete it.
 type installed struct {
 	Route
+	tunnel bool // it leads to an address that is on the link by its own word alone
 	kernel *netlink.Route
 }
 
 func (g *HostGW) list() ([]installed, error) {
 	var out []installed
+	names := map[int]string{}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		routes, err := nlretry.List(func() ([]netlink.Route, error) {
 			return g.h.RouteListFiltered(family, &netlink.Route{Protocol: g.proto}, netlink.RT_FILTER_PROTOCOL)
@@ -170,14 +188,23 @@ func (g *HostGW) list() ([]installed, error) {
 			if !ok1 || !ok2 {
 				continue
 			}
-			out = append(out, installed{Route{Dst: netip.PrefixFrom(addr.Unmap(), bits), Via: via.Unmap()}, &r})
+			k := installed{Route: Route{Dst: netip.PrefixFrom(addr.Unmap(), bits), Via: via.Unmap()}, kernel: &r}
+			if k.tunnel = r.Flags&int(netlink.FLAG_ONLINK) != 0; k.tunnel {
+				if names[r.LinkIndex] == "" {
+					if link, err := g.h.LinkByIndex(r.LinkIndex); err == nil {
+						names[r.LinkIndex] = link.Attrs().Name
+					}
+				}
+				k.Dev = names[r.LinkIndex]
+			}
+			out = append(out, k)
 		}
 	}
 	sort.Slice(out, func(i, j int) bool { return out[i].Dst.Compare(out[j].Dst) < 0 })
 	return out, nil
 }
 
-func sortedKeys(m map[netip.Prefix]netip.Addr) []netip.Prefix {
+func sortedKeys(m map[netip.Prefix]Route) []netip.Prefix {
 	keys := make([]netip.Prefix, 0, len(m))
 	for k := range m {
 		keys = append(keys, k)

@@ -1,0 +1,207 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/clusterd/clusterd/netsetup/nft"
+)
+
+// The tunnel's defaults. The port is not that of VXLAN (4789), which other
+// programs of a machine use with packets from elsewhere: ours takes members'.
+const (
+	DefaultTunnel = "clusterd-vx"
+	DefaultVNI    = 52013
+	DefaultPort   = 8473
+)
+
+// MeshConfig of a Mesh.
+type MeshConfig struct {
+	Config
+	// Tunnel is the interface's name, VNI and Port are those of VXLAN; zero: the
+	// defaults. All nodes need the same VNI and Port.
+	Tunnel    string
+	VNI, Port int
+	Kernel    nft.TableKernel // required: holds the fence
+	// Repaired is told when somebody else's change of the fence was undone; see
+	// nft.KeeperConfig.
+	Repaired func(table, what string)
+}
+
+// Nodes is what a Mesh connects: this node's range and the others.
+type Nodes struct {
+	// Own is this node's range; its first address is the node's in the tunnel, on
+	// all nodes alike.
+	Own    netip.Prefix
+	Routes []Route // Dev is the Mesh's to choose
+}
+
+// Mesh carries packets to each other node the plainest way there is: by a host
+// route where the kernel reaches the node without a gateway, else by VXLAN. It
+// works in the network namespace in which it was opened. Calls of Set and
+// CleanUp must not overlap.
+type Mesh struct {
+	routes *HostGW
+	tunnel vxlan
+	fence  *nft.Keeper
+}
+
+// OpenMesh binds a Mesh to the calling thread's network namespace. It changes
+// nothing yet.
+func OpenMesh(cfg MeshConfig) (*Mesh, error) {
+	if cfg.Tunnel == "" {
+		cfg.Tunnel = DefaultTunnel
+	}
+	if cfg.VNI == 0 {
+		cfg.VNI = DefaultVNI
+	}
+	if cfg.Port == 0 {
+		cfg.Port = DefaultPort
+	}
+	routes, err := OpenHostGW(cfg.Config)
+	if err != nil {
+		return nil, err
+	}
+	return &Mesh{
+		routes: routes,
+		tunnel: vxlan{h: routes.h, name: cfg.Tunnel, vni: cfg.VNI, port: cfg.Port, log: routes.log},
+		fence:  nft.NewKeeper(nft.KeeperConfig{Kernel: cfg.Kernel, Logger: cfg.Logger, Repaired: cfg.Repaired}),
+	}, nil
+}
+
+// Close gives the socket back; routes and tunnel stay.
+func (m *Mesh) Close() { m.routes.Close() }
+
+// Run keeps the fence right until ctx ends.
+func (m *Mesh) Run(ctx context.Context) { m.fence.Run(ctx) }
+
+// List returns our routes as the kernel has them, sorted by range.
+func (m *Mesh) List() ([]Route, error) { return m.routes.List() }
+
+// Set connects this node with the others, as they are now: call it again when
+// one comes, goes or moves, and now and then, as ways may change without a word.
+// A node that cannot be reached does not keep the others away.
+func (m *Mesh) Set(ctx context.Context, n Nodes) error {
+	if err := n.check(); err != nil {
+		return err
+	}
+	// First the fence: no packet comes out of a tunnel that has none.
+	if err := m.fence.Set(Fence(m.tunnel.port, n)); err != nil {
+		return fmt.Errorf("fence of the tunnel: %w", err)
+	}
+	ways := map[netip.Addr]way{}
+	for _, r := range n.Routes {
+		w, err := m.wayTo(r.Via)
+		if err != nil {
+			w.err = err
+		}
+		ways[r.Via] = w
+	}
+	plan := choose(m.tunnel.name, n, ways)
+	err := m.setTunnel(n, plan)
+	if err != nil && len(plan.peers) == 0 {
+		// Nobody here needs it; one who thinks otherwise is not heard.
+		m.tunnel.log.Debug("no tunnel", "err", err)
+		err = nil
+	}
+	return errors.Join(err, m.routes.Set(ctx, plan.routes))
+}
+
+func (m *Mesh) setTunnel(n Nodes, p plan) error {
+	if len(n.Routes) == 0 || !n.Own.Addr().Is4() {
+		return m.tunnel.remove()
+	}
+	link, err := m.tunnel.ensure(n.inner(), p.mtu)
+	if err == nil {
+		err = m.tunnel.setPeers(link, p.peers)
+	}
+	if err != nil {
+		return fmt.Errorf("tunnel %s: %w", m.tunnel.name, err)
+	}
+	return nil
+}
+
+// CleanUp removes routes, tunnel and fence, also those of an earlier process.
+func (m *Mesh) CleanUp(ctx context.Context) error {
+	return errors.Join(m.routes.CleanUp(ctx), m.tunnel.remove(), m.fence.CleanUp(nft.Table{Name: FenceTable}))
+}
+
+func (n Nodes) check() error {
+	if len(n.Routes) > 0 && !n.Own.IsValid() {
+		return errors.New("set routes: this node has no range")
+	}
+	for _, r := range n.Routes {
+		if !r.Dst.IsValid() || !r.Via.IsValid() || r.Dev != "" {
+			return fmt.Errorf("set routes: invalid route %s via %s %s", r.Dst, r.Via, r.Dev)
+		}
+	}
+	return nil
+}
+
+// inner is a node's address in the tunnel.
+func inner(p netip.Prefix) netip.Addr { return p.Masked().Addr().Next() }
+
+func (n Nodes) inner() netip.Addr { return inner(n.Own) }
+
+// way is how the kernel reaches a node.
+type way struct {
+	gateway bool // through another machine
+	mtu     int
+	err     error // not at all, at present
+}
+
+func (m *Mesh) wayTo(node netip.Addr) (way, error) {
+	found, err := m.routes.h.RouteGet(node.AsSlice())
+	if err != nil || len(found) == 0 {
+		return way{}, fmt.Errorf("no way to node %s: %w", node, err)
+	}
+	r := found[0]
+	w := way{gateway: len(r.Gw) > 0 || r.Via != nil, mtu: r.MTU}
+	link, err := m.routes.h.LinkByIndex(r.LinkIndex)
+	if err != nil {
+		return way{}, fmt.Errorf("way to node %s: %w", node, err)
+	}
+	if w.mtu == 0 || link.Attrs().MTU < w.mtu {
+		w.mtu = link.Attrs().MTU
+	}
+	return w, nil
+}
+
+// plan is what a Mesh asks of the kernel.
+type plan struct {
+	routes []Route
+	peers  []Peer
+	mtu    int // of the tunnel
+}
+
+// defaultMTU is that of Ethernet, for a tunnel that nobody uses yet.
+const defaultMTU = 1500
+
+// choose takes the tunnel for nodes behind a gateway. One that there is no way to
+// keeps a plain route, which the kernel refuses with its reason. Pure.
+func choose(tunnel string, n Nodes, ways map[netip.Addr]way) plan {
+	var p plan
+	for _, r := range n.Routes {
+		w := ways[r.Via]
+		if w.err == nil && w.gateway && r.Dst.Addr().Is4() {
+			p.peers = append(p.peers, Peer{Inner: inner(r.Dst), Node: r.Via})
+			r = Route{Dst: r.Dst, Via: inner(r.Dst), Dev: tunnel}
+		}
+		p.routes = append(p.routes, r)
+	}
+	// One interface serves all: the narrowest way counts.
+	for _, peer := range p.peers {
+		if mtu := ways[peer.Node].mtu - overhead(peer.Node); p.mtu == 0 || mtu < p.mtu {
+			p.mtu = mtu
+		}
+	}
+	if p.mtu == 0 {
+		p.mtu = defaultMTU - overhead(netip.IPv4Unspecified())
+	}
+	return p
+}
+
+// FenceTable is the table that lets members alone into the tunnel.
+const FenceTable = "clusterd_overlay"
