@@ -33,6 +33,9 @@ hello echo WORD...    print the words
 hello cat FILE        print a file
 hello write FILE WORD...
                       write the words to a file
+hello make MODE FILE WORD...
+                      make a file of this mode (octal) with the words
+hello stat PATH...    print mode, owner, group, kind of file system
 hello hostname NAME   set the host's name, which needs CAP_SYS_ADMIN
 hello id              print user, group and further groups
 hello env             print the environment
@@ -81,6 +84,10 @@ func run(cmd string, args []string) (int, error) {
 			return 2, fmt.Errorf("a file is needed\n%s", usage)
 		}
 		err = os.WriteFile(args[0], []byte(strings.Join(args[1:], " ")), 0o644)
+	case "make":
+		err = makeFile(args)
+	case "stat":
+		err = stat(args)
 	case "hostname":
 		err = withArg(args, func(name string) error { return syscall.Sethostname([]byte(name)) })
 	case "id":
@@ -326,4 +333,42 @@ func cat(file string) error {
 	defer func() { _ = f.Close() }()
 	_, err = io.Copy(os.Stdout, f)
 	return err
+}
+
+// makeFile makes a file with exactly the mode that is asked for.
+func makeFile(args []string) error {
+	if len(args) < 2 {
+		return fmt.Errorf("a mode and a file are needed\n%s", usage)
+	}
+	mode, err := strconv.ParseUint(args[0], 8, 12)
+	if err != nil {
+		return fmt.Errorf("mode %q is no octal number", args[0])
+	}
+	if err := os.WriteFile(args[1], []byte(strings.Join(args[2:], " ")), 0o600); err != nil {
+		return err
+	}
+	return os.Chmod(args[1], os.FileMode(mode))
+}
+
+// tmpfsMagic is what statfs(2) says of a file system in memory.
+const tmpfsMagic = 0x01021994
+
+func stat(paths []string) error {
+	for _, path := range paths {
+		info, err := os.Stat(path)
+		if err != nil {
+			return err
+		}
+		var fs syscall.Statfs_t
+		if err := syscall.Statfs(path, &fs); err != nil {
+			return fmt.Errorf("statfs %s: %w", path, err)
+		}
+		kind := "disk"
+		if fs.Type == tmpfsMagic {
+			kind = "tmpfs"
+		}
+		owner := info.Sys().(*syscall.Stat_t)
+		fmt.Println(info.Mode(), owner.Uid, owner.Gid, kind)
+	}
+	return nil
 }
