@@ -47,6 +47,10 @@ demo: build image ## three nodes on this machine, one manifest, real containers
 demo-down: ## remove the demo and all it made
 	$(GO) run ./e2e/demo down
 
+.PHONY: recording
+recording: build image ## make docs/demo.svg anew from the demo (root)
+	hack/record.sh
+
 .PHONY: test
 test: ## every tier that can run here
 	hack/test.sh
@@ -98,6 +102,10 @@ conformance: build image ## the rows of docs/CONFORMANCE.md that passing tests s
 .PHONY: bench-line
 bench-line: build image ## from apply to Running, memory, start: JSON lines
 	$(GO) run ./bench/line
+
+.PHONY: bench-idle
+bench-idle: build ## what a node costs when nobody asks anything: memory, wake-ups, bytes written: JSON lines (root)
+	$(GO) run ./bench/idle
 
 .PHONY: bench-agent
 bench-agent: bin/podmon ## one node's hands: pods up and down, exec, memory: JSON lines

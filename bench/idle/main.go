@@ -1,0 +1,254 @@
+// Command idle measures what clusters of one and three nodes cost when nobody
+// asks anything of them: memory, processor time, wake-ups and bytes written to
+// disk, a node. It prints one JSON object per figure and fails when one is
+// beyond its bound, which are wide: they catch a loop that spins or a log that
+// grows, not a slow machine.
+//
+//	make bench-idle
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/clusterd/clusterd/e2e/cluster"
+)
+
+// figure is one line of output, of one node; keys follow HOUSE.md, section 7.
+type figure struct {
+	Bench   string  `json:"bench"`
+	Case    string  `json:"case"`
+	Nodes   int     `json:"nodes"`
+	Node    string  `json:"node"`
+	Seconds float64 `json:"seconds"`
+	RSS     float64 `json:"rss_mib"`
+	CPU     float64 `json:"cpu_pct"` // of one processor
+	Wakeups float64 `json:"wakeups_per_s"`
+	Written float64 `json:"written_mib_per_hour"`
+}
+
+// bounds of a figure: a node may cost so much when idle.
+type bounds struct{ rss, cpu, wakeups, written float64 }
+
+// check says which bounds a figure is beyond.
+func (b bounds) check(f figure) error {
+	var errs []error
+	for _, one := range []struct {
+		name    string
+		is, may float64
+	}{
+		{"rss_mib", f.RSS, b.rss}, {"cpu_pct", f.CPU, b.cpu}, {"wakeups_per_s", f.Wakeups, b.wakeups}, {"written_mib_per_hour", f.Written, b.written},
+	} {
+		if one.is > one.may {
+			errs = append(errs, fmt.Errorf("%d nodes, %s: %s is %.1f, at most %.1f is allowed", f.Nodes, f.Node, one.name, one.is, one.may))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func main() {
+	bin := flag.String("bin", "bin", "folder with clusterd and clusterctl")
+	span := flag.Duration("for", time.Minute, "how long each cluster is watched")
+	settle := flag.Duration("settle", 20*time.Second, "how long it is left alone before")
+	var b bounds
+	flag.Float64Var(&b.rss, "max-rss", 512, "most MiB a node may hold")
+	flag.Float64Var(&b.cpu, "max-cpu", 25, "most percent of a processor")
+	flag.Float64Var(&b.wakeups, "max-wakeups", 3000, "most wake-ups a second")
+	flag.Float64Var(&b.written, "max-written", 1024, "most MiB an hour written to disk")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	var errs []error
+	for _, nodes := range []int{1, 3} {
+		errs = append(errs, measure(ctx, *bin, nodes, *settle, *span, b))
+	}
+	if err := errors.Join(errs...); err != nil {
+		fmt.Fprintln(os.Stderr, "bench idle:", err)
+		os.Exit(1)
+	}
+}
+
+// measure makes a cluster, leaves it alone, and prints what each node costs.
+func measure(ctx context.Context, bin string, nodes int, settle, span time.Duration, b bounds) (err error) {
+	if bin, err = filepath.Abs(bin); err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "clusterd-idle-")
+	if err != nil {
+		return err
+	}
+	c, err := cluster.Up(ctx, cluster.Config{Dir: filepath.Join(dir, "c"), Bin: bin, Nodes: nodes, Bridge: "cdidle", Subnet: netip.MustParsePrefix("10.87.0.0/24")})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if down := c.Down(context.WithoutCancel(ctx)); down != nil {
+			err = errors.Join(err, down) // what holds mounts is not removed
+			return
+		}
+		err = errors.Join(err, os.RemoveAll(dir))
+	}()
+	if err := waitReady(ctx, c, nodes); err != nil {
+		return err
+	}
+	if err := sleep(ctx, settle); err != nil {
+		return err
+	}
+	before := map[string]usage{}
+	for _, n := range c.Nodes() {
+		if before[n.Name], err = usageOf(c, n.Name); err != nil {
+			return err
+		}
+	}
+	began := time.Now()
+	if err := sleep(ctx, span); err != nil {
+		return err
+	}
+	var beyond []error
+	for _, n := range c.Nodes() {
+		now, err := usageOf(c, n.Name)
+		if err != nil {
+			return err
+		}
+		was, seconds := before[n.Name], time.Since(began).Seconds()
+		f := figure{
+			Bench: "idle", Case: "server", Nodes: nodes, Node: n.Name, Seconds: round(seconds), RSS: round(now.rss / (1 << 20)),
+			CPU: round(100 * (now.cpu - was.cpu).Seconds() / seconds), Wakeups: round((now.wakeups - was.wakeups) / seconds),
+			Written: round((now.written - was.written) / (1 << 20) / seconds * 3600),
+		}
+		if err := json.NewEncoder(os.Stdout).Encode(f); err != nil {
+			return err
+		}
+		beyond = append(beyond, b.check(f))
+	}
+	return errors.Join(beyond...)
+}
+
+func round(x float64) float64 { return float64(int64(x*10+0.5)) / 10 }
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// waitReady waits until so many nodes are Ready.
+func waitReady(ctx context.Context, c *cluster.Netns, nodes int) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	client, _, err := c.Client(c.Nodes()[0].Name)
+	if err != nil {
+		return err
+	}
+	for {
+		ready := 0
+		list, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		if err == nil {
+			for _, n := range list.Items {
+				for _, cond := range n.Status.Conditions {
+					if cond.Type == corev1.NodeReady && cond.Status == corev1.ConditionTrue {
+						ready++
+					}
+				}
+			}
+		}
+		if ready == nodes {
+			return nil
+		}
+		if err := sleep(ctx, 200*time.Millisecond); err != nil {
+			return fmt.Errorf("%d of %d nodes are Ready: %w", ready, nodes, err)
+		}
+	}
+}
+
+// usage is what a node's processes have used since they began.
+type usage struct {
+	rss, wakeups, written float64
+	cpu                   time.Duration
+}
+
+// usageOf adds up clusterd and podmon of a node.
+func usageOf(c *cluster.Netns, node string) (usage, error) {
+	var sum usage
+	pids, err := c.Processes(node)
+	if err != nil {
+		return sum, err
+	}
+	for _, pid := range pids {
+		u, err := processUsage(fmt.Sprintf("/proc/%d", pid))
+		if err != nil {
+			return sum, fmt.Errorf("process %d of %s: %w", pid, node, err)
+		}
+		sum.rss, sum.wakeups, sum.written, sum.cpu = sum.rss+u.rss, sum.wakeups+u.wakeups, sum.written+u.written, sum.cpu+u.cpu
+	}
+	return sum, nil
+}
+
+// ticks is the unit of processor times in /proc, 1/100 s on all of Linux'
+// architectures for programs.
+const ticks = 10 * time.Millisecond
+
+func processUsage(proc string) (u usage, err error) {
+	stat, err := os.ReadFile(proc + "/stat")
+	if err != nil {
+		return u, err
+	}
+	// After the name, which may hold anything: fields from the third on.
+	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	if len(fields) < 22 {
+		return u, fmt.Errorf("%s/stat has %d fields", proc, len(fields)+2)
+	}
+	var user, system, pages int64
+	if _, err := fmt.Sscan(fields[11]+" "+fields[12]+" "+fields[21], &user, &system, &pages); err != nil {
+		return u, err
+	}
+	u.cpu, u.rss = time.Duration(user+system)*ticks, float64(pages)*float64(os.Getpagesize())
+	if u.written, err = named(proc+"/io", "write_bytes:"); err != nil {
+		return u, err
+	}
+	tasks, err := filepath.Glob(proc + "/task/*/status")
+	if err != nil {
+		return u, err
+	}
+	for _, t := range tasks {
+		n, err := named(t, "voluntary_ctxt_switches:")
+		if errors.Is(err, os.ErrNotExist) {
+			continue // the thread has ended
+		}
+		if err != nil {
+			return u, err
+		}
+		u.wakeups += n
+	}
+	return u, nil
+}
+
+// named is the number of a line NAME NUMBER of a file.
+func named(file, name string) (n float64, err error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if rest, ok := strings.CutPrefix(line, name); ok {
+			_, err := fmt.Sscan(rest, &n)
+			return n, err
+		}
+	}
+	return 0, fmt.Errorf("%s has no %s", file, name)
+}
