@@ -419,6 +419,14 @@ func nodeRef(name string) *v1.ObjectReference {
 	return &v1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name, UID: types.UID(name)}
 }
 
+// RulesRepaired tells the node's readers that somebody changed rules of the
+// packet filter that are this program's, and that they were put right. It does
+// not block.
+func (a *Agent) RulesRepaired(table, what string) {
+	a.recorder.Eventf(nodeRef(a.cfg.NodeName), v1.EventTypeWarning, "PacketFilterRepaired",
+		"The packet filter's table %s was changed by somebody else and is put right: %s", table, what)
+}
+
 // tellUpgrade tells the node's readers that podmon was replaced, or why not.
 func tellUpgrade(recorder record.EventRecorder, node *v1.ObjectReference, u runtime.Upgrade) {
 	switch {

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/clusterd/clusterd/netsetup/nft"
@@ -94,6 +96,13 @@ func policies(t *testing.T, e *env) {
 		t.Fatal(err)
 	}
 	e.reaches(false, ns, "far", addr)
+	e.eventually("an event tells of it", func(ctx context.Context) error {
+		list, err := e.api.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "reason=PacketFilterRepaired,involvedObject.name=n1"})
+		if err == nil && (len(list.Items) == 0 || !strings.Contains(list.Items[0].Message, policy.TableName)) {
+			err = fmt.Errorf("%d events: %+v", len(list.Items), list.Items)
+		}
+		return err
+	})
 	e.ctl("-n", ns, "delete", "networkpolicy", "p")
 	e.reaches(true, ns, "far", addr)
 }

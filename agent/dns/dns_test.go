@@ -337,6 +337,40 @@ func TestLoop(t *testing.T) {
 	}
 }
 
+// TestUpstreamsThatDoNotAnswerAreBounded: once all servers are known to be silent
+// a new name fails long before its client gives up, and is answered again as
+// soon as one of them does.
+func TestUpstreamsThatDoNotAnswerAreBounded(t *testing.T) {
+	one := newOutside(t, say("www.example.com. 60 IN A 192.0.2.8"))
+	two := newOutside(t, say("www.example.com. 60 IN A 192.0.2.8"))
+	s := newTestServer()
+	for _, u := range s.forward.set(map[string][]string{".": {one.addr, two.addr}}) {
+		u.failed.Store(time.Now().UnixNano())
+	}
+	one.quiet.Store(true)
+	two.quiet.Store(true)
+	began := time.Now()
+	if m := s.ask(t, "www.example.com.", dns.TypeA); m.Rcode != dns.RcodeServerFailure {
+		t.Fatal(m)
+	}
+	// It is half a second. Without the bound four questions are waited for, which
+	// end after 4.5 s; the middle leaves a busy machine room on both sides.
+	if took := time.Since(began); took > 3*time.Second {
+		t.Errorf("a name took %s with servers that are down", took)
+	}
+	one.quiet.Store(false)
+	two.quiet.Store(false)
+	for end := time.Now().Add(time.Minute); ; {
+		m := s.ask(t, "www.example.com.", dns.TypeA)
+		if data(m) == "192.0.2.8" {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("servers that came back are not heard: %v", m)
+		}
+	}
+}
+
 func TestFloodIsBounded(t *testing.T) {
 	c := newClients(3, 2)
 	a, b := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")

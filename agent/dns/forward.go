@@ -24,6 +24,7 @@ const (
 	attemptTimeout = 1500 * time.Millisecond // one server, one protocol
 	askTimeout     = 4500 * time.Millisecond // all of them
 	stalePatience  = 1800 * time.Millisecond // RFC 8767, section 5: then an old answer is better
+	downPatience   = 500 * time.Millisecond  // with servers that all did not answer just now
 	downFor        = 10 * time.Second        // how long a server that did not answer comes last
 )
 
@@ -139,9 +140,15 @@ func (f *forwarder) ask(ctx context.Context, req *dns.Msg, name string) *dns.Msg
 	k := keyOf(req, name)
 	f.metrics.misses.Inc()
 	_, old := f.cache.get(k, true)
+	servers := f.serversFor(name)
+	down := len(servers) > 0 && servers[0].down(time.Now()) // those that answer come first
+	limit := askTimeout
+	if down {
+		limit = attemptTimeout // enough to notice that one is back
+	}
 	done := f.flights.DoChan(fmt.Sprint(k), func() (any, error) {
 		// Who asked first may go; the others still wait.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askTimeout)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 		defer cancel()
 		m, err := f.exchange(ctx, k)
 		if err == nil {
@@ -149,22 +156,24 @@ func (f *forwarder) ask(ctx context.Context, req *dns.Msg, name string) *dns.Msg
 		}
 		return m, err
 	})
-	var patience <-chan time.Time
-	if old != nil {
-		wait := stalePatience
-		if servers := f.serversFor(name); len(servers) == 0 || servers[0].down(time.Now()) {
-			wait = 0 // the question goes on, for the next one who asks
-		}
-		timer := time.NewTimer(wait)
-		defer timer.Stop()
-		patience = timer.C
+	// The question goes on after that, for the next one who asks.
+	wait := askTimeout
+	switch {
+	case old != nil && (down || len(servers) == 0):
+		wait = 0
+	case old != nil:
+		wait = stalePatience
+	case down:
+		wait = downPatience
 	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
 	select {
 	case r := <-done:
 		if r.Err == nil && (old == nil || r.Val.(*dns.Msg).Rcode != dns.RcodeServerFailure) {
 			return (&remembered{msg: r.Val.(*dns.Msg), since: f.cache.now(), ttl: maxTTL}).reply(req, f.cache.now())
 		}
-	case <-patience:
+	case <-timer.C:
 	case <-ctx.Done():
 	}
 	if old != nil {

@@ -99,6 +99,48 @@ func TestRootForgedSourceGetsNowhere(t *testing.T) {
 	}
 }
 
+// TestRootRulesComeBack: what an administrator flushes is put right with the next
+// look, and told once; what this process changes itself is not.
+func TestRootRulesComeBack(t *testing.T) {
+	netnstest.NeedRoot(t)
+	n := newReadyNode(t, netnstest.New(t), t.TempDir(), "10.42.1.0/24", 0)
+	defer n.close()
+	var told []string
+	n.cfg.Repaired = func(table, what string) { told = append(told, table+": "+what) }
+	own := netip.MustParsePrefix("10.42.1.0/24")
+	want := nft.Ruleset{Forward: []netip.Prefix{own}, Masquerade: []nft.Masquerade{{From: own, Except: []netip.Prefix{own}}}}
+	check := func(events int) {
+		t.Helper()
+		if err := n.checkRules(); err != nil {
+			t.Fatal(err)
+		}
+		if holds, err := n.filter.Holds(want); err != nil || !holds {
+			t.Errorf("the rules are not there: %v", err)
+		}
+		if len(told) != events {
+			t.Errorf("told: %q, want %d", told, events)
+		}
+	}
+	if err := n.setRules(want, own); err != nil {
+		t.Fatal(err)
+	}
+	check(0)
+	if err := n.filter.CleanUp(); err != nil {
+		t.Fatal(err)
+	}
+	check(1)
+	check(1)
+	if err := n.filter.Apply(nft.Ruleset{Forward: want.Forward}); err != nil {
+		t.Fatal(err)
+	}
+	check(2)
+	want.Masquerade = nil
+	if err := n.setRules(want, own); err != nil {
+		t.Fatal(err)
+	}
+	check(2)
+}
+
 // rawSocket writes IP packets with headers of one's own making.
 func rawSocket(t *testing.T, ns string) (fd int) {
 	t.Helper()

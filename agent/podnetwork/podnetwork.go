@@ -96,10 +96,12 @@ type Network struct {
 	looking sync.RWMutex
 	taken   chan struct{} // holds one: a pod has asked for a network, see ready.go
 
-	portMu sync.Mutex // guards ports, rules, own, and the file of the ports
+	portMu sync.Mutex // guards ports, rules, own, rulesGen, and the file of the ports
 	ports  map[string]podsPorts
 	rules  nft.Ruleset // of the nodes, without the ports
 	own    netip.Prefix
+	// rulesGen is the packet filter's generation at the last look at the rules.
+	rulesGen uint32
 
 	mu      sync.Mutex // guards all below
 	cidr    netip.Prefix
@@ -121,6 +123,9 @@ func New(cfg Config) (*Network, error) {
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
+	}
+	if cfg.Repaired == nil {
+		cfg.Repaired = func(string, string) {}
 	}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("pod network: %w", err)
@@ -173,6 +178,7 @@ func (n *Network) Run(ctx context.Context) error {
 	defer wg.Wait()
 	wg.Go(func() { n.frames.Run(ctx) })
 	wg.Go(func() { n.routes.Run(ctx) })
+	wg.Go(func() { n.watchRules(ctx) })
 	if n.cfg.Ready > 0 {
 		wg.Go(func() { n.keepReady(ctx) })
 	}

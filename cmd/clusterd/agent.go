@@ -124,7 +124,7 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	if err != nil {
 		return nil, fmt.Errorf("make the network's client: %w", err)
 	}
-	policies, closePolicies, err := newPolicies(cfg, room(log, "netpol"), reader)
+	policies, closePolicies, err := newPolicies(cfg, room(log, "netpol"), reader, a.repaired)
 	if err != nil {
 		return nil, err
 	}
@@ -132,6 +132,7 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	a.undo = append(a.undo, closePolicies)
 	network, err := podnetwork.New(podnetwork.Config{
 		Guard:    policies,
+		Repaired: a.repaired,
 		NodeName: cfg.Name,
 		NodeIP:   addr,
 		Client:   client,
@@ -144,7 +145,7 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	if err != nil {
 		return nil, fmt.Errorf("open the pod network: %w", err)
 	}
-	services, closeServices, err := newServiceProxy(cfg, room(log, "service"), client)
+	services, closeServices, err := newServiceProxy(cfg, room(log, "service"), client, a.repaired)
 	if err != nil {
 		return nil, err
 	}
@@ -191,6 +192,9 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	a.Agent, err = agent.New(settings)
 	return a, err
 }
+
+// repaired passes on what the rooms of the network tell while the node runs.
+func (a *nodeAgent) repaired(table, what string) { a.Agent.RulesRepaired(table, what) }
 
 // processors says which containers have processors of their own. Without the
 // static policy it takes back what was given while it was in force.

@@ -13,14 +13,15 @@ import (
 )
 
 // newPolicies opens what puts network policies into force on this node. closing
-// gives the sockets back; the rules stay.
-func newPolicies(cfg Config, log *slog.Logger, client kubernetes.Interface) (_ *netpol.Manager, closing func(), err error) {
+// gives the sockets back; the rules stay. repaired is
+// told when others' changes of the rules were undone.
+func newPolicies(cfg Config, log *slog.Logger, client kubernetes.Interface, repaired func(table, what string)) (_ *netpol.Manager, closing func(), err error) {
 	tables, err := nft.OpenTables()
 	if err != nil {
 		return nil, nil, fmt.Errorf("open the rules of network policies: %w", err)
 	}
 	closing = func() { _ = tables.Close() }
-	manager, err := netpol.New(netpol.Config{NodeName: cfg.Name, Client: client, Enforcer: policy.New(policy.Config{Kernel: tables, Logger: log}), Static: static.IsUID, Logger: log})
+	manager, err := netpol.New(netpol.Config{NodeName: cfg.Name, Client: client, Enforcer: policy.New(policy.Config{Kernel: tables, Logger: log, Repaired: repaired}), Static: static.IsUID, Logger: log})
 	if err != nil {
 		closing()
 		return nil, nil, err

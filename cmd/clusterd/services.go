@@ -17,8 +17,9 @@ import (
 const podBridge = "clusterd0"
 
 // newServiceProxy opens what makes Services answer on this node. closing gives
-// the sockets back; the rules stay.
-func newServiceProxy(cfg Config, log *slog.Logger, client kubernetes.Interface) (_ *service.Proxy, closing func(), err error) {
+// the sockets back; the rules stay. repaired is told when others' changes of the
+// rules were undone.
+func newServiceProxy(cfg Config, log *slog.Logger, client kubernetes.Interface, repaired func(table, what string)) (_ *service.Proxy, closing func(), err error) {
 	var undo []func()
 	closing = func() {
 		for i := len(undo) - 1; i >= 0; i-- {
@@ -52,8 +53,10 @@ func newServiceProxy(cfg Config, log *slog.Logger, client kubernetes.Interface) 
 		return nil, nil, err
 	}
 	undo = append(undo, announcer.Close)
+	balancer := lb.New(tables, log)
+	balancer.Repaired = repaired
 	proxy, err := service.New(service.Config{
-		NodeName: cfg.Name, Client: client, Balancer: lb.New(tables, log), Flows: flows, Announcer: announcer,
+		NodeName: cfg.Name, Client: client, Balancer: balancer, Flows: flows, Announcer: announcer,
 		PodCIDRs: []netip.Prefix{netip.MustParsePrefix(cfg.ClusterCIDR)}, ServiceCIDRs: ranges, Ways: ways.Ensure, Logger: log,
 	})
 	return proxy, closing, err

@@ -30,6 +30,11 @@ type Balancer struct {
 	kernel Kernel
 	log    *slog.Logger
 
+	// Repaired is told when somebody else's change of the table was undone; see
+	// nft.KeeperConfig. Set it before the first call of another method. Default:
+	// none.
+	Repaired func(table, what string)
+
 	mu        sync.Mutex // guards all below
 	base      Base
 	frontends map[Frontend]Backend
@@ -227,6 +232,7 @@ func (b *Balancer) restore() error {
 			return nil
 		}
 		if b.begun && !b.stale && !b.leftovers(c) {
+			defer b.tell(fmt.Sprintf("%d of its chains and %d of its elements differed", len(c.Chains)+len(c.Drop), c.Elements()))
 			b.log.Warn("the rules for Services were changed by somebody else and are put right", "table", TableName, "elements", c.Elements(), "chains", len(c.Chains))
 		}
 		if err = b.kernel.Commit(want, c); err == nil {
@@ -237,12 +243,22 @@ func (b *Balancer) restore() error {
 	if b.begun {
 		b.log.Warn("the rules for Services are made anew", "table", TableName, "err", err)
 	}
+	gone := b.begun && !b.stale && err == nil
 	if err := b.kernel.Replace(want); err != nil {
 		b.stale = true
 		return fmt.Errorf("rules for Services: %w", err)
 	}
 	b.settled()
+	if gone {
+		b.tell("the table was gone or another one")
+	}
 	return nil
+}
+
+func (b *Balancer) tell(what string) {
+	if b.Repaired != nil {
+		b.Repaired(TableName, what)
+	}
 }
 
 // leftovers reports whether the change does nothing but clear away classes that

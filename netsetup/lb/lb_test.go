@@ -174,6 +174,8 @@ func TestOneEndpoint(t *testing.T) {
 func TestWhatOthersDo(t *testing.T) {
 	k := &nft.FakeTables{}
 	b := New(k, quiet())
+	var told []string
+	b.Repaired = func(_, what string) { told = append(told, what) }
 	all := map[Frontend]*Backend{}
 	for f, back := range sample() {
 		all[f] = set(back)
@@ -183,6 +185,9 @@ func TestWhatOthersDo(t *testing.T) {
 	}
 	if err := b.Update(all); err != nil {
 		t.Fatal(err)
+	}
+	if told != nil {
+		t.Errorf("told without anybody's doing: %q", told)
 	}
 	if err := k.Delete(nft.Table{Name: TableName}); err != nil {
 		t.Fatal(err)
@@ -208,6 +213,9 @@ func TestWhatOthersDo(t *testing.T) {
 	}
 	if c := nft.Diff(have, want); !c.Empty() {
 		t.Fatalf("an element that was taken is not back: %+v", c)
+	}
+	if len(told) != 2 || !strings.Contains(told[0], "gone") || !strings.Contains(told[1], "1 of its elements") {
+		t.Errorf("told: %q", told)
 	}
 	before, gen := k.Commits, func() uint32 { g, _ := k.Generation(); return g }()
 	next := New(k, quiet())

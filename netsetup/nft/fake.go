@@ -23,12 +23,7 @@ func (f *Fake) Apply(r Ruleset) error {
 	if f.Err != nil {
 		return f.Err
 	}
-	f.rules = nil
-	for _, c := range compile(r) {
-		for _, rule := range c.rules {
-			f.rules = append(f.rules, c.name+": "+rule.String())
-		}
-	}
+	f.rules = r.lines()
 	f.applied++
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/google/nftables"
@@ -128,6 +129,18 @@ func (f *Filter) List() ([]string, error) {
 		}
 	}
 	return out, nil
+}
+
+// Holds reports whether the kernel's table has the ruleset's rules and no others.
+func (f *Filter) Holds(r Ruleset) (bool, error) {
+	have, err := f.List()
+	if err != nil {
+		return false, err
+	}
+	want := r.lines()
+	slices.Sort(have)
+	slices.Sort(want)
+	return slices.Equal(have, want), nil
 }
 
 func kernelChain(table *nftables.Table, c chain) *nftables.Chain {

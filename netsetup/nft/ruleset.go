@@ -64,6 +64,16 @@ func (r Ruleset) Text(table string) string {
 	return b.String()
 }
 
+// lines are the rules as Filter.List gives them.
+func (r Ruleset) lines() (lines []string) {
+	for _, c := range compile(r) {
+		for _, rule := range c.rules {
+			lines = append(lines, c.name+": "+rule.String())
+		}
+	}
+	return lines
+}
+
 // check refuses what cannot be turned into rules.
 func (r Ruleset) check() error {
 	for _, p := range r.Forward {
