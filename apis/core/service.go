@@ -35,7 +35,6 @@ func Service() kind.Kind {
 		PrepareUpdate:  prepareServiceUpdate,
 		Validate:       validateService,
 		ValidateUpdate: validateServiceUpdate,
-		Warnings:       serviceWarnings,
 
 		Columns: []metav1.TableColumnDefinition{
 			cells.Name,
@@ -57,14 +56,6 @@ func Service() kind.Kind {
 		},
 		UnconditionalUpdate: true,
 	}.Kind()
-}
-
-// serviceWarnings names fields that are kept while nothing acts on them.
-func serviceWarnings(s *corev1.Service) []string {
-	if s.Spec.TrafficDistribution != nil {
-		return []string{"spec.trafficDistribution: stored, but clusterd writes no hints into EndpointSlices yet: traffic goes to all endpoints alike"}
-	}
-	return nil
 }
 
 func defaultService(s *corev1.Service) {

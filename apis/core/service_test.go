@@ -2,7 +2,6 @@ package core
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -148,16 +147,4 @@ func TestValidateServiceStatusUpdate(t *testing.T) {
 	checktest.Faults(t, validateServiceStatusUpdate(s, s.DeepCopy()), "status.loadBalancer.ingress: Forbidden: may only be used when `spec.type` is \"LoadBalancer\"")
 	s.Spec.Type = corev1.ServiceTypeLoadBalancer
 	checktest.Faults(t, validateServiceStatusUpdate(s, s.DeepCopy()), `status.loadBalancer.ingress[0].ip: Invalid value: "x": must be a valid IP address`)
-}
-
-func TestServiceWarnings(t *testing.T) {
-	s := &corev1.Service{}
-	if got := Service().Warnings(s); len(got) != 0 {
-		t.Errorf("an ordinary Service is warned of %q", got)
-	}
-	near := corev1.ServiceTrafficDistributionPreferClose
-	s.Spec.TrafficDistribution = &near
-	if got := Service().Warnings(s); len(got) != 1 || !strings.HasPrefix(got[0], "spec.trafficDistribution: ") {
-		t.Errorf("warnings %q", got)
-	}
 }

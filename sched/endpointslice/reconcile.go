@@ -192,6 +192,7 @@ func endpoint(service *corev1.Service, pod *corev1.Pod, family discoveryv1.Addre
 	if z := zone(pod.Spec.NodeName); z != "" {
 		e.Zone = &z
 	}
+	e.Hints = hints(service.Spec.TrafficDistribution, e)
 	if pod.Spec.Hostname != "" && pod.Spec.Subdomain == service.Name {
 		e.Hostname = ptr.To(pod.Spec.Hostname)
 	}
