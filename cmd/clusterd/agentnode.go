@@ -105,7 +105,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	}, tellNotReady(log, cfg.Name, n.client()))
 	g.add("node calls", serveHTTP(log, port.HTTPOver(transport.Node), keeper))
 	g.add("agent", keeper.Run)
-	log.Info("clusterd runs as an agent", "version", version(), "go", goruntime.Version(), "procs", goruntime.GOMAXPROCS(0), "addr", cfg.addr(), "data", cfg.Data, "id", n.id.nodeID(), "servers", len(n.servers.All()))
+	log.Info("clusterd runs as an agent", "version", version(), "go", goruntime.Version(), "procs", goruntime.GOMAXPROCS(0), "gogc", gogc(), "addr", cfg.addr(), "data", cfg.Data, "id", n.id.nodeID(), "servers", len(n.servers.All()))
 	return g.run(ctx)
 }
 

@@ -296,7 +296,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 		}
 		return m.notifySystemd(ctx)
 	})
-	m.log.Info("clusterd runs", "version", version(), "go", runtime.Version(), "procs", runtime.GOMAXPROCS(0), "addr", m.cfg.addr(), "data", m.cfg.Data, "id", m.id.nodeID())
+	m.log.Info("clusterd runs", "version", version(), "go", runtime.Version(), "procs", runtime.GOMAXPROCS(0), "gogc", gogc(), "addr", m.cfg.addr(), "data", m.cfg.Data, "id", m.id.nodeID())
 	return g.run(ctx)
 }
 

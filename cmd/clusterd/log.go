@@ -5,6 +5,7 @@ import (
 	"io"
 	"log/slog"
 	"runtime/debug"
+	"runtime/metrics"
 
 	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
@@ -55,3 +56,10 @@ func version() string {
 
 // kubeVersion is the Kubernetes version whose API we speak, as nodes show it.
 func kubeVersion() string { return server.Version() }
+
+// gogc is the growth of the heap, in percent, that starts a garbage collection.
+func gogc() uint64 {
+	sample := []metrics.Sample{{Name: "/gc/gogc:percent"}}
+	metrics.Read(sample)
+	return sample[0].Value.Uint64()
+}

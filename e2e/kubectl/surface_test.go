@@ -35,8 +35,8 @@ func TestE2EXSurface(t *testing.T) {
 		return `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"` + name + `"},"spec":{"containers":[{"name":"c","image":"` + image + `"}]}}`
 	}
 	k.sub("groups and versions", func(k *kit) {
-		features.Shows(k, 36)
-		k.has(k.ok("api-versions"), "v1\n", "apps/v1\n", "rbac.authorization.k8s.io/v1\n", "coordination.k8s.io/v1\n")
+		features.Shows(k, 35, 36)
+		k.has(k.ok("api-versions"), "v1\n", "apps/v1\n", "batch/v1\n", "rbac.authorization.k8s.io/v1\n", "coordination.k8s.io/v1\n")
 		for _, p := range []string{"/api/v1", "/apis/apps/v1"} {
 			if code, body := k.ask("GET", p, ""); code != 200 || !strings.Contains(body, `"kind":"APIResourceList"`) {
 				k.Errorf("%s: %d %s", p, code, body)

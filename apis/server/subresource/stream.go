@@ -92,8 +92,8 @@ func NewPortForward(pods rest.Getter, transport NodeTransport) rest.Storage {
 	}
 }
 
-// New returns an empty Pod: the streams are a pod's.
-func (s *stream) New() runtime.Object { return &corev1.Pod{} }
+// New returns the options: they are what a connect is about, to admission too.
+func (s *stream) New() runtime.Object { return s.options() }
 
 // Destroy does nothing.
 func (s *stream) Destroy() {}
