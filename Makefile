@@ -116,8 +116,9 @@ leaks: ## 110 pods made and deleted 50 times, and nothing of them left (root, lo
 	CLUSTERD_ROOT=1 CGO_ENABLED=0 $(GO) test -count=1 -v -timeout 4h -run RootNothingLeaks ./agent -leak-pods 110 -leak-rounds 50
 
 .PHONY: bench-store
-bench-net: ## connections by Services, and a change of one endpoint, at 10 to 10 000 Services: JSON lines; root
+bench-net: ## connections by Services and a change of one endpoint at 10 to 10 000 Services, names a second: JSON lines; root
 	CLUSTERD_ROOT=1 CLUSTERD_BENCH=1 go test -count=1 -v -run TestRootFigures ./netsetup/lb
+	CLUSTERD_BENCH=1 go test -count=1 -v -run TestFigures ./agent/dns
 
 bench-store: ## the store's reads, writes, watches, failover, beside etcd's if that is on PATH: JSON lines
 	$(GO) run ./bench/store

@@ -51,8 +51,19 @@ func TestE2ENodeLoss(t *testing.T) {
 	bareUID := e.create(ns, bare).UID
 	e.podReady(ns, "bare")
 
+	vip := balancedOn(t, e, ns, lost)
+	var lostPods []string
+	for _, p := range pods {
+		if p.Spec.NodeName == lost {
+			lostPods = append(lostPods, p.Name)
+		}
+	}
 	began := time.Now()
 	if err := e.PowerOff(lost); err != nil {
+		t.Fatal(err)
+	}
+	// Its kernel is this one, and would answer on.
+	if err := e.Partition(lost); err != nil {
 		t.Fatal(err)
 	}
 	notReady := e.eventually(lost+" is not Ready", func(ctx context.Context) error {
@@ -67,6 +78,9 @@ func TestE2ENodeLoss(t *testing.T) {
 		}
 		return fmt.Errorf("conditions %+v", n.Status.Conditions)
 	})
+	vip.moves(e, lostPods)
+	t.Logf("a load balancer's address was on %s: the host is answered over another machine, by none of its pods, after %s",
+		lost, time.Since(began).Round(time.Millisecond))
 	e.eventually("6 pods are Ready on the others", func(ctx context.Context) error {
 		list, err := e.api.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: "app=web"})
 		if err != nil {
@@ -98,6 +112,9 @@ func TestE2ENodeLoss(t *testing.T) {
 		t.Errorf("get pod of a lost node:\n%s", out)
 	}
 
+	if err := e.Heal(lost); err != nil {
+		t.Fatal(err)
+	}
 	if err := e.Start(t.Context(), lost); err != nil {
 		t.Fatal(err)
 	}

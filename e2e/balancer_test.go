@@ -1,0 +1,118 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// balanced is a load balancer's address that one machine answers for.
+type balanced struct {
+	url, vip string
+	mac      string // who answered for it when it was asked first
+}
+
+// balancedOn makes Services of type LoadBalancer for app=web until one's address
+// is on the node, and asks it from the host.
+func balancedOn(t *testing.T, e *env, ns, node string) balanced {
+	t.Helper()
+	first := e.Nodes()[0].Addr.As4()
+	net24 := fmt.Sprintf("%d.%d.%d.", first[0], first[1], first[2])
+	e.ctl("-n", "kube-system", "create", "configmap", "clusterd-load-balancer", "--from-literal=addresses="+net24+"200-"+net24+"230")
+	for i := range 30 {
+		s := e.service(ns, fmt.Sprintf("lb-%d", i), func(s *corev1.ServiceSpec) { s.Type = corev1.ServiceTypeLoadBalancer })
+		var vip, has string
+		e.eventually(s.Name+" has an address, and a node it", func(ctx context.Context) error {
+			s, err := e.api.CoreV1().Services(ns).Get(ctx, s.Name, metav1.GetOptions{})
+			if err != nil || len(s.Status.LoadBalancer.Ingress) == 0 {
+				return errors.Join(err, errors.New("no address"))
+			}
+			vip, has = s.Status.LoadBalancer.Ingress[0].IP, ""
+			for _, n := range e.Nodes() {
+				out, err := e.Exec(ctx, n.Name, "ip", "-o", "addr").CombinedOutput()
+				if err != nil {
+					return err
+				}
+				if strings.Contains(string(out), " "+vip+"/32 ") {
+					has = n.Name
+				}
+			}
+			if has == "" {
+				return errors.New("nobody has " + vip)
+			}
+			return nil
+		})
+		if has != node {
+			continue
+		}
+		b := balanced{url: "http://" + vip + "/", vip: vip}
+		e.eventually("the host is answered by "+vip, func(context.Context) error {
+			_, err := fromHost(b.url)
+			if err == nil {
+				b.mac, err = neighbour(vip)
+			}
+			return err
+		})
+		return b
+	}
+	t.Fatalf("none of 30 addresses is on %s", node)
+	return balanced{}
+}
+
+// moves waits until the host is answered by the address again, over another
+// machine and by none of the lost pods.
+func (b balanced) moves(e *env, lost []string) (took time.Duration) {
+	return e.eventually(b.vip+" moves to another machine", func(context.Context) error {
+		for range 12 {
+			page, err := fromHost(b.url)
+			if err != nil {
+				return err
+			}
+			if slices.Contains(lost, answerer(page)) {
+				return errors.New("a lost pod answered: " + page)
+			}
+		}
+		mac, err := neighbour(b.vip)
+		if err == nil && mac == b.mac {
+			err = errors.New("the host still sends to " + mac)
+		}
+		return err
+	})
+}
+
+// fromHost gets a page over a connection of its own.
+func fromHost(url string) (string, error) {
+	c := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := c.Get(url)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(resp.Body)
+	return string(b), err
+}
+
+// neighbour is the MAC that the host sends to for an address.
+func neighbour(addr string) (string, error) {
+	all, err := netlink.NeighList(0, netlink.FAMILY_V4)
+	if err != nil {
+		return "", err
+	}
+	for _, n := range all {
+		if n.IP.Equal(net.ParseIP(addr)) && len(n.HardwareAddr) > 0 {
+			return n.HardwareAddr.String(), nil
+		}
+	}
+	return "", fmt.Errorf("%s is no neighbour of the host", addr)
+}
