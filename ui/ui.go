@@ -56,9 +56,13 @@ func visits(req *http.Request) bool {
 
 // foreign reports whether a browser was made to ask by a page of another site.
 // A browser sends a client certificate along whoever asks, so such a page
-// could act as its visitor. Following a link to here is no such thing. Programs
-// do not send the header; scripts cannot change it.
+// could act as its visitor. Following a link to here is no such thing, and who
+// sends a token means to: no browser adds one by itself. Programs do not send
+// the header; scripts cannot change it.
 func foreign(req *http.Request) bool {
+	if req.Header.Get("Authorization") != "" {
+		return false
+	}
 	switch req.Header.Get("Sec-Fetch-Site") {
 	case "cross-site", "same-site":
 		return !visits(req)

@@ -54,6 +54,7 @@ func TestWhoIsAnswered(t *testing.T) {
 		{"API, a form of another site", "POST", "/api/v1/pods", []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Dest", "document"}, 403, "another site's page"},
 		{"API, a script of another site", "GET", "/api/v1/pods", []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Dest", "empty"}, 403, "another site's page"},
 		{"API, a frame in another site", "GET", "/api/v1/pods", []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Dest", "iframe"}, 403, "another site's page"},
+		{"API, a front of another site that has a token", "GET", "/api/v1/pods", []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Dest", "empty", "Authorization", "Bearer x"}, 200, "api"},
 		{"exec, a WebSocket of another port of this host", "GET", "/api/v1/namespaces/a/pods/b/exec", []string{"Sec-Fetch-Site", "same-site", "Sec-Fetch-Dest", "websocket"}, 403, "same-site"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
