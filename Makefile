@@ -91,6 +91,10 @@ upgrade-test: build image ## from the programs of PREVIOUS (the last tag) to the
 	hack/previous.sh $(PREVIOUS)
 	CLUSTERD_E2E=netns CLUSTERD_OLD_BIN=$(CURDIR)/bin/old $(GO) test -count=1 -v -timeout 30m -run 'TestE2EUpgrade$$' ./e2e
 
+.PHONY: vagrant-test
+vagrant-test: deb image ## the package on systemd, in NODES (1) emulated machines by the Vagrantfile (root, long)
+	e2e/machines/run.sh
+
 .PHONY: features
 features: build image ## the rows of docs/FEATURES.md that passing tests show
 	CLUSTERD_E2E=netns $(GO) run ./e2e/features/report
