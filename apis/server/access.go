@@ -20,6 +20,8 @@ import (
 	"k8s.io/apiserver/plugin/pkg/authenticator/token/oidc"
 	"k8s.io/apiserver/plugin/pkg/authenticator/token/webhook"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/clusterd/clusterd/apis/server/chain"
 )
 
 // Access are the files by which an operator says who else is known, and what
@@ -32,6 +34,9 @@ type Access struct {
 	Authentication string
 	// TokenWebhook is a kubeconfig of a service that is asked about tokens.
 	TokenWebhook string
+
+	// Authorization is who is asked what they may do, and in which order.
+	Authorization chain.Options
 
 	// AuditPolicy says what of a request is written down; without it nothing
 	// is.

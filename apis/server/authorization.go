@@ -7,12 +7,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/authorization/union"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/clusterd/clusterd/apis/server/auth"
+	"github.com/clusterd/clusterd/apis/server/chain"
 	"github.com/clusterd/clusterd/apis/server/rbac"
 )
 
@@ -21,6 +23,8 @@ import (
 type authorization struct {
 	chain authorizer.Authorizer
 	rules authorizer.RuleResolver
+	// configured is chain, unless the caller brought an authorizer of its own.
+	configured *chain.Chain
 	// rbac decides by the stored roles; it is a part of chain unless the
 	// caller brought an authorizer of its own.
 	rbac      *rbac.Authorizer
@@ -45,20 +49,35 @@ func newAuthorization(config Config, stores *stores, s *Server) (*authorization,
 		z.rules, _ = config.Authorizer.(authorizer.RuleResolver)
 		return z, nil
 	}
-	nodes := auth.NewNodeAuthorizer(stores)
-	z.rules = union.NewRuleResolvers(auth.Masters{}, nodes, z.rbac)
-	z.chain, err = union.New(
-		union.NamedAuthorizer{AuthorizerName: "masters", Authorizer: auth.Masters{}},
-		union.NamedAuthorizer{AuthorizerName: "node", Authorizer: nodes},
-		union.NamedAuthorizer{AuthorizerName: "rbac", Authorizer: z.rbac},
-	)
+	z.configured, err = chain.New(config.Access.Authorization, chain.Parts{
+		First: []union.NamedAuthorizer{
+			{AuthorizerName: "system:masters", Authorizer: auth.Masters{}},
+			{AuthorizerName: "system:controllers", Authorizer: rbac.NewLoops(z.rbac)},
+		},
+		Node: auth.NewNodeAuthorizer(stores), RBAC: z.rbac,
+	})
 	if err != nil {
-		return nil, fmt.Errorf("chain of authorizers: %w", err)
+		return nil, err
 	}
+	z.chain, z.rules = z.configured, z.configured
 	return z, nil
 }
 
 var errNoPolicy = errors.New("the default roles are not in force yet")
+
+// run keeps what decisions are made by current, until ctx ends.
+func (z *authorization) run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return z.stored.Run(ctx) })
+	group.Go(func() error { return z.bootstrap.Run(ctx) })
+	if z.configured != nil {
+		group.Go(func() error {
+			z.configured.Run(ctx)
+			return nil
+		})
+	}
+	return group.Wait()
+}
 
 // check is nil once the default roles and bindings are in force here.
 func (z *authorization) check() error {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/server/healthz"
 
+	"github.com/clusterd/clusterd/apis/server/admission"
 	"github.com/clusterd/clusterd/apis/server/admission/tolerations"
 )
 
@@ -28,9 +29,11 @@ type Config struct {
 	Access Access
 
 	// Authorizer says who may do what. Nil: members of system:masters may do
-	// everything, nodes what their pods need, and all others what the stored
-	// roles permit.
+	// everything, and of all others Access.Authorization says who is asked.
 	Authorizer authorizer.Authorizer
+
+	// Admission says which admission plugins there are.
+	Admission admission.Set
 
 	// Issuer is who the tokens of service accounts say they are from: a URL,
 	// which may be one that only programs in the cluster can reach. Default

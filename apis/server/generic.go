@@ -107,12 +107,9 @@ func (s *Server) newAdmission(c *genericapiserver.RecommendedConfig, client kube
 	s.services = extend.NewServiceResolver(c.SharedInformerFactory)
 	s.webhooks = webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, c.LoopbackClientConfig, c.TracerProvider)
 	s.mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery()))
-	quotas, err := newQuota(c, client, stores)
-	if err != nil {
-		return nil, err
-	}
 	return admission.Chain(stores, admission.Options{
-		Quota:             quotas,
+		Quota:             func() (genericadmission.Interface, error) { return newQuota(c, client, stores) },
+		Set:               s.config.Admission,
 		TolerationSeconds: *s.config.TolerationSeconds,
 		Extensions: &admission.Extensions{
 			Client: client, Dynamic: dynamicClient, Informers: c.SharedInformerFactory, Mapper: s.mapper,

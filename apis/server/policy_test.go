@@ -4,12 +4,15 @@ import (
 	"bufio"
 	"encoding/json"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
@@ -20,6 +23,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/apis/server"
+	"github.com/clusterd/clusterd/apis/server/chain"
 	"github.com/clusterd/clusterd/apis/server/servertest"
 	"github.com/clusterd/clusterd/e2e/features"
 )
@@ -109,10 +113,34 @@ func TestLimitRanges(t *testing.T) {
 	}
 }
 
+// accessHook serves an authorizer and returns its address: bob may create
+// ConfigMaps and must not delete them.
+func accessHook(t *testing.T) string {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		var review authorizationv1.SubjectAccessReview
+		if err := json.NewDecoder(req.Body).Decode(&review); err != nil {
+			http.Error(w, "no review", http.StatusBadRequest)
+			return
+		}
+		if a := review.Spec.ResourceAttributes; a != nil && review.Spec.User == "bob" && a.Resource == "configmaps" {
+			switch a.Verb {
+			case "create":
+				review.Status.Allowed = true
+			case "delete":
+				review.Status = authorizationv1.SubjectAccessReviewStatus{Denied: true, Reason: "bob keeps what he made"}
+			}
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(review)
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
 // TestAccessFiles: tokens from a file, and what is written down about who used
 // them.
 func TestAccessFiles(t *testing.T) {
-	features.Shows(t, 51, 52, 74)
+	features.Shows(t, 51, 52, 55, 56, 57, 74)
 	dir := t.TempDir()
 	write := func(name, content string) string {
 		path := filepath.Join(dir, name)
@@ -124,7 +152,13 @@ func TestAccessFiles(t *testing.T) {
 	log := filepath.Join(dir, "audit.log")
 	s := servertest.Start(t, func(c *server.Config) {
 		c.Access = server.Access{
-			TokenFile: write("tokens.csv", "s3cr3t,jane,uid-1,\"devs,ops\"\n"),
+			TokenFile: write("tokens.csv", "s3cr3t,jane,uid-1,\"devs,ops\"\nb0b,bob,uid-2\n"),
+			Authorization: chain.Options{
+				Modes:      []string{chain.Node, chain.RBAC, chain.ABAC, chain.Webhook},
+				PolicyFile: write("abac.jsonl", `{"apiVersion":"abac.authorization.kubernetes.io/v1beta1","kind":"Policy","spec":{"user":"bob","namespace":"*","resource":"pods","readonly":true}}`),
+				WebhookKubeconfig: write("authz.kubeconfig", "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: '"+accessHook(t)+"'}}]\n"+
+					"users: [{name: u, user: {}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\ncurrent-context: x\n"),
+			},
 			AuditPolicy: write("policy.yaml", `
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -145,6 +179,32 @@ rules:
 	}
 	if code, _, _ := raw(t, bearer(admin, "s3cr3"), "GET", "/api", ""); code != http.StatusUnauthorized {
 		t.Errorf("another token: %d", code)
+	}
+	bob := must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(bearer(admin, "b0b")))
+	if _, err := bob.CoreV1().Pods("default").List(ctx, metav1.ListOptions{}); err != nil {
+		t.Errorf("what the ABAC policy permits: %v", err)
+	}
+	if err := bob.CoreV1().Pods("default").Delete(ctx, "p", metav1.DeleteOptions{}); !apierrors.IsForbidden(err) ||
+		!strings.Contains(err.Error(), `User "bob" cannot delete resource "pods"`) {
+		t.Errorf("what it does not permit: %v", err)
+	}
+	if _, err := bob.CoreV1().ConfigMaps("default").Create(ctx, configMap("asked", nil), metav1.CreateOptions{}); err != nil {
+		t.Errorf("what the webhook permits: %v", err)
+	}
+	if err := bob.CoreV1().ConfigMaps("default").Delete(ctx, "asked", metav1.DeleteOptions{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "bob keeps what he made") {
+		t.Errorf("what the webhook refuses: %v", err)
+	}
+	about := must[*authorizationv1.SelfSubjectAccessReview](t)(bob.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: "default", Verb: "delete", Resource: "configmaps"}},
+	}, metav1.CreateOptions{})).Status
+	if about.Allowed || !about.Denied || about.Reason != "bob keeps what he made" {
+		t.Errorf("can-i: %+v", about)
+	}
+	rules := must[*authorizationv1.SelfSubjectRulesReview](t)(bob.AuthorizationV1().SelfSubjectRulesReviews().Create(ctx, &authorizationv1.SelfSubjectRulesReview{
+		Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: "default"},
+	}, metav1.CreateOptions{})).Status
+	if !rules.Incomplete || !slices.ContainsFunc(rules.ResourceRules, func(r authorizationv1.ResourceRule) bool { return slices.Equal(r.Resources, []string{"pods"}) }) {
+		t.Errorf("can-i --list: %+v", rules)
 	}
 	password := rest.AnonymousClientConfig(admin)
 	password.Username, password.Password = "jane", "s3cr3t"
@@ -184,6 +244,7 @@ rules:
 		return false
 	})
 	for name, access := range map[string]server.Access{
+		"roles left out":         {Authorization: chain.Options{Modes: []string{chain.Node, chain.ABAC}}},
 		"no such token file":     {TokenFile: filepath.Join(dir, "none")},
 		"a log without a policy": {AuditLog: log},
 		"no policy":              {AuditPolicy: write("empty.yaml", "apiVersion: audit.k8s.io/v1\nkind: Policy\n"), AuditLog: log},

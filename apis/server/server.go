@@ -243,8 +243,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return nil
 	})
 	group.Go(func() error { return s.system.run(ctx) })
-	group.Go(func() error { return s.authorization.stored.Run(ctx) })
-	group.Go(func() error { return s.authorization.bootstrap.Run(ctx) })
+	group.Go(func() error { return s.authorization.run(ctx) })
 	group.Go(func() error {
 		// The mapper does not notice by itself that kinds came or went.
 		wait.Until(s.mapper.Reset, mapperReset, ctx.Done())

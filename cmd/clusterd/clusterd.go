@@ -192,6 +192,7 @@ func (m *Main) buildAPI() error {
 	m.api, err = server.New(server.Config{
 		Storage:           kubestore.NewDecorator(kubestore.Config{Store: m.store, Cache: true, Origin: server.Caller, Transformer: m.sealer}),
 		Access:            m.cfg.AccessConfig.access(m.dir.path("audit.log")),
+		Admission:         m.cfg.AccessConfig.admission(),
 		Past:              storepast.New(m.store),
 		Authenticator:     m.rights.check(auth.ClientCert(m.id.ca.Pool())),
 		NodeTransport:     m.peers.transportTo,

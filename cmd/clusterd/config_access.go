@@ -3,10 +3,13 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/pflag"
 
 	"github.com/clusterd/clusterd/apis/server"
+	"github.com/clusterd/clusterd/apis/server/admission"
+	"github.com/clusterd/clusterd/apis/server/chain"
 )
 
 // AccessConfig names the files about who is known beside the holders of
@@ -20,6 +23,24 @@ type AccessConfig struct {
 	AuthenticationConfig string `json:"authenticationConfig,omitempty"`
 	// TokenWebhookConfig is a kubeconfig of a service that is asked about tokens.
 	TokenWebhookConfig string `json:"tokenWebhookConfig,omitempty"`
+	// AuthorizationMode is who is asked what a user may do, in this order, of
+	// Node, RBAC, ABAC and Webhook. Node and RBAC have to be among them.
+	AuthorizationMode string `json:"authorizationMode,omitempty"`
+	// AuthorizationConfig is an AuthorizationConfiguration, in the place of
+	// authorizationMode. It is read again when it changes.
+	AuthorizationConfig string `json:"authorizationConfig,omitempty"`
+	// AuthorizationPolicyFile holds the ABAC policy, one JSON object a line.
+	AuthorizationPolicyFile string `json:"authorizationPolicyFile,omitempty"`
+	// AuthorizationWebhookConfigFile is a kubeconfig of the service that Webhook
+	// asks.
+	AuthorizationWebhookConfigFile string `json:"authorizationWebhookConfigFile,omitempty"`
+	// EnableAdmissionPlugins and DisableAdmissionPlugins are names of admission
+	// plugins, separated by commas, beside and without the default ones.
+	EnableAdmissionPlugins  string `json:"enableAdmissionPlugins,omitempty"`
+	DisableAdmissionPlugins string `json:"disableAdmissionPlugins,omitempty"`
+	// AdmissionControlConfigFile is an AdmissionConfiguration: what single
+	// plugins are to know.
+	AdmissionControlConfigFile string `json:"admissionControlConfigFile,omitempty"`
 	// AuditPolicyFile is an audit Policy; without it nothing is written down.
 	AuditPolicyFile string `json:"auditPolicyFile,omitempty"`
 	// AuditLogPath is the file for it. Default: DATA/audit.log; "-" is standard
@@ -41,6 +62,13 @@ func (c *AccessConfig) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.TokenAuthFile, "token-auth-file", c.TokenAuthFile, `file of tokens, lines of TOKEN,USER,UID[,"GROUP,GROUP"]`)
 	f.StringVar(&c.AuthenticationConfig, "authentication-config", c.AuthenticationConfig, "file with an AuthenticationConfiguration: issuers of OpenID Connect tokens")
 	f.StringVar(&c.TokenWebhookConfig, "authentication-token-webhook-config-file", c.TokenWebhookConfig, "kubeconfig of a service that is asked about tokens")
+	f.StringVar(&c.AuthorizationMode, "authorization-mode", c.AuthorizationMode, "who is asked what a user may do, in this order, of Node, RBAC, ABAC and Webhook (default: Node,RBAC)")
+	f.StringVar(&c.AuthorizationConfig, "authorization-config", c.AuthorizationConfig, "file with an AuthorizationConfiguration, in the place of --authorization-mode; it is read again when it changes")
+	f.StringVar(&c.AuthorizationPolicyFile, "authorization-policy-file", c.AuthorizationPolicyFile, "file of the ABAC policy, one JSON object a line")
+	f.StringVar(&c.AuthorizationWebhookConfigFile, "authorization-webhook-config-file", c.AuthorizationWebhookConfigFile, "kubeconfig of the service that Webhook asks")
+	f.StringVar(&c.EnableAdmissionPlugins, "enable-admission-plugins", c.EnableAdmissionPlugins, "admission plugins beside the default ones, such as AlwaysPullImages,PodNodeSelector")
+	f.StringVar(&c.DisableAdmissionPlugins, "disable-admission-plugins", c.DisableAdmissionPlugins, "default admission plugins that are to be left out")
+	f.StringVar(&c.AdmissionControlConfigFile, "admission-control-config-file", c.AdmissionControlConfigFile, "file with an AdmissionConfiguration: what single admission plugins are to know")
 	f.StringVar(&c.AuditPolicyFile, "audit-policy-file", c.AuditPolicyFile, "file with an audit Policy: what of each request is written down (default: nothing)")
 	f.StringVar(&c.AuditLogPath, "audit-log-path", c.AuditLogPath, "file that it is written to, - for standard output (default: DATA/audit.log)")
 	f.IntVar(&c.AuditLogMaxAge, "audit-log-maxage", c.AuditLogMaxAge, "for how many days its old files are kept")
@@ -66,6 +94,10 @@ func (c *AccessConfig) check() error {
 // said otherwise.
 func (c *AccessConfig) access(log string) server.Access {
 	a := server.Access{
+		Authorization: chain.Options{
+			Modes: commaSeparated(c.AuthorizationMode), File: c.AuthorizationConfig,
+			PolicyFile: c.AuthorizationPolicyFile, WebhookKubeconfig: c.AuthorizationWebhookConfigFile,
+		},
 		TokenFile: c.TokenAuthFile, Authentication: c.AuthenticationConfig, TokenWebhook: c.TokenWebhookConfig,
 		AuditPolicy: c.AuditPolicyFile, AuditLog: c.AuditLogPath, AuditWebhook: c.AuditWebhookConfigFile,
 		AuditMaxAge: c.AuditLogMaxAge, AuditMaxBackups: c.AuditLogMaxBackup, AuditMaxSize: c.AuditLogMaxSize,
@@ -74,4 +106,14 @@ func (c *AccessConfig) access(log string) server.Access {
 		a.AuditLog = log
 	}
 	return a
+}
+
+// admission is which admission plugins there are, for the API server.
+func (c *AccessConfig) admission() admission.Set {
+	return admission.Set{Enable: commaSeparated(c.EnableAdmissionPlugins), Disable: commaSeparated(c.DisableAdmissionPlugins), File: c.AdmissionControlConfigFile}
+}
+
+// commaSeparated are the parts of a list with commas; empty: none.
+func commaSeparated(list string) []string {
+	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' })
 }

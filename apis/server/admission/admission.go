@@ -5,17 +5,27 @@ package admission
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/admission/metrics"
 
+	"github.com/clusterd/clusterd/apis/server/admission/alwayspull"
+	"github.com/clusterd/clusterd/apis/server/admission/autoprovision"
 	"github.com/clusterd/clusterd/apis/server/admission/claimresize"
 	"github.com/clusterd/clusterd/apis/server/admission/defaultstorageclass"
+	"github.com/clusterd/clusterd/apis/server/admission/eventrate"
 	"github.com/clusterd/clusterd/apis/server/admission/expressions"
 	"github.com/clusterd/clusterd/apis/server/admission/limitranger"
+	"github.com/clusterd/clusterd/apis/server/admission/namespaceexists"
 	"github.com/clusterd/clusterd/apis/server/admission/namespacelifecycle"
+	"github.com/clusterd/clusterd/apis/server/admission/newnodes"
 	"github.com/clusterd/clusterd/apis/server/admission/noderestriction"
+	"github.com/clusterd/clusterd/apis/server/admission/nodeselector"
+	"github.com/clusterd/clusterd/apis/server/admission/ownerrefs"
 	"github.com/clusterd/clusterd/apis/server/admission/podsecurity"
 	"github.com/clusterd/clusterd/apis/server/admission/priority"
 	"github.com/clusterd/clusterd/apis/server/admission/runtimeclass"
@@ -40,51 +50,93 @@ type Objects interface {
 
 // Options tune the plugins.
 type Options struct {
+	// Set says which plugins there are.
+	Set Set
 	// TolerationSeconds is how long a pod stays bound to a node that is
 	// NotReady or unreachable, unless it says otherwise itself.
 	TolerationSeconds int64
-	// Quota holds requests to the quotas of their namespaces; nil: there are
-	// none.
-	Quota admission.Interface
+	// Quota makes what holds requests to the quotas of their namespaces. It is
+	// called last, and only if it is wanted: what it makes begins to work at once.
+	Quota func() (admission.Interface, error)
 	// Extensions is what users have registered.
 	Extensions *Extensions
 }
 
-// Chain is the plugins in the order in which they are asked, upstream's. The
-// first refusal ends the chain.
-func Chain(objects Objects, options Options) (admission.Interface, error) {
-	extensions, err := options.Extensions.plugins()
-	if err != nil {
-		return nil, err
-	}
-	security, err := podsecurity.New(objects)
-	if err != nil {
-		return nil, err
-	}
-	plugins := []admission.Interface{
-		measured("NamespaceLifecycle", namespacelifecycle.New(objects)),
-		measured("LimitRanger", limitranger.New(objects)),
-		measured("ServiceAccount", serviceaccount.New(objects)),
-		measured("NodeRestriction", noderestriction.New(objects)),
-		measured("PodSecurity", security),
-		measured("Priority", priority.New(objects)),
-		measured("DefaultTolerationSeconds", tolerations.New(options.TolerationSeconds)),
-		measured("RuntimeClass", runtimeclass.New(objects)),
-		measured("DefaultStorageClass", defaultstorageclass.New(objects)),
-		measured("StorageObjectInUseProtection", storageprotection.New()),
-		measured("PersistentVolumeClaimResize", claimresize.New(objects)),
-		measured("Expressions", expressions.New()),
-	}
-	// What users have registered sees objects as they will be stored.
-	plugins = append(plugins, extensions...)
-	if options.Quota != nil {
-		// What any other refuses must not be counted.
-		plugins = append(plugins, measured("ResourceQuota", options.Quota))
-	}
-	return metrics.WithStepMetrics(admission.NewChainHandler(plugins...)), nil
+// plugin is one entry of the ordered list.
+type plugin struct {
+	name string
+	// on is whether it is there unless somebody says otherwise.
+	on bool
+	// make builds it; config is what the operator wrote for it, nil: nothing.
+	make func(config io.Reader) (admission.Interface, error)
 }
 
-// measured makes the plugin's time and refusals a metric of its name.
-func measured(name string, plugin admission.Interface) admission.Interface {
-	return metrics.WithControllerMetrics(plugin, name)
+// plain is a plugin that has no configuration.
+func plain(make func() admission.Interface) func(io.Reader) (admission.Interface, error) {
+	return func(config io.Reader) (admission.Interface, error) {
+		if config != nil {
+			return nil, errors.New("it takes no configuration")
+		}
+		return make(), nil
+	}
+}
+
+// list is all plugins in the order in which they are asked, upstream's.
+func list(objects Objects, options Options) []plugin {
+	x := options.Extensions
+	return append(append([]plugin{
+		{"NamespaceAutoProvision", false, plain(func() admission.Interface { return autoprovision.New(objects, x.Client) })},
+		{"NamespaceLifecycle", true, plain(func() admission.Interface { return namespacelifecycle.New(objects) })},
+		{"NamespaceExists", false, plain(func() admission.Interface { return namespaceexists.New(objects) })},
+		{"LimitRanger", true, plain(func() admission.Interface { return limitranger.New(objects) })},
+		{"ServiceAccount", true, plain(func() admission.Interface { return serviceaccount.New(objects) })},
+		{"NodeRestriction", true, plain(func() admission.Interface { return noderestriction.New(objects) })},
+		{"TaintNodesByCondition", true, plain(newnodes.New)},
+		{"AlwaysPullImages", false, plain(alwayspull.New)},
+		{"PodSecurity", true, func(config io.Reader) (admission.Interface, error) { return podsecurity.New(objects, config) }},
+		{"PodNodeSelector", false, func(config io.Reader) (admission.Interface, error) { return nodeselector.New(objects, config) }},
+		{"Priority", true, plain(func() admission.Interface { return priority.New(objects) })},
+		{"DefaultTolerationSeconds", true, plain(func() admission.Interface { return tolerations.New(options.TolerationSeconds) })},
+		{"EventRateLimit", false, eventrate.New},
+		{"DefaultStorageClass", true, plain(func() admission.Interface { return defaultstorageclass.New(objects) })},
+		{"StorageObjectInUseProtection", true, plain(func() admission.Interface { return storageprotection.New() })},
+		{"OwnerReferencesPermissionEnforcement", false, plain(func() admission.Interface { return ownerrefs.New(x.Authorizer, x.Mapper) })},
+		{"PersistentVolumeClaimResize", true, plain(func() admission.Interface { return claimresize.New(objects) })},
+		{"RuntimeClass", true, plain(func() admission.Interface { return runtimeclass.New(objects) })},
+		// Expressions is no plugin of upstream's, whose validation does this.
+		{"Expressions", true, plain(func() admission.Interface { return expressions.New() })},
+	},
+		// What users have registered sees objects as they will be stored.
+		x.plugins()...),
+		// What any other refuses must not be counted.
+		plugin{"ResourceQuota", true, func(io.Reader) (admission.Interface, error) { return options.Quota() }})
+}
+
+// Chain is the plugins that options ask for. The first refusal ends the chain.
+func Chain(objects Objects, options Options) (admission.Interface, error) {
+	all := list(objects, options)
+	chosen, err := options.Set.choose(all)
+	if err != nil {
+		return nil, err
+	}
+	configs, err := options.Set.configs(all)
+	if err != nil {
+		return nil, err
+	}
+	var plugins []admission.Interface
+	for _, p := range all {
+		if !chosen[p.name] {
+			continue
+		}
+		config, err := configs.ConfigFor(p.name)
+		if err != nil {
+			return nil, fmt.Errorf("admission plugin %s: %w", p.name, err)
+		}
+		made, err := p.make(config)
+		if err != nil {
+			return nil, fmt.Errorf("admission plugin %s: %w", p.name, err)
+		}
+		plugins = append(plugins, metrics.WithControllerMetrics(made, p.name))
+	}
+	return metrics.WithStepMetrics(admission.NewChainHandler(plugins...)), nil
 }

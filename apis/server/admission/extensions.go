@@ -2,6 +2,7 @@ package admission
 
 import (
 	"fmt"
+	"io"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -49,45 +50,47 @@ var questions = []schema.GroupResource{
 	authorizationv1.Resource("subjectaccessreviews"),
 }
 
-// extensions are the library's plugins, in order: what changes objects first.
-func (e *Extensions) plugins() ([]admission.Interface, error) {
-	var plugins []admission.Interface
-	add := func(name string, plugin admission.Interface, client kubernetes.Interface, err error) error {
-		if err != nil {
-			return fmt.Errorf("admission plugin %s: %w", name, err)
-		}
-		initializer.New(client, e.Dynamic, e.Informers, e.Authorizer, utilfeature.DefaultFeatureGate, e.Version, e.Stopped, e.Mapper).Initialize(plugin)
-		webhookinit.NewPluginInitializer(e.Webhooks, e.Services).Initialize(plugin)
-		if wants, ok := plugin.(initializer.WantsExcludedAdmissionResources); ok {
-			wants.SetExcludedAdmissionResources(questions)
-		}
-		if checked, ok := plugin.(admission.InitializationValidator); ok {
-			if err := checked.ValidateInitialization(); err != nil {
-				return fmt.Errorf("admission plugin %s: %w", name, err)
+// plugins are the library's plugins, in order: what changes objects first.
+func (e *Extensions) plugins() []plugin {
+	return []plugin{
+		{policymutating.PluginName, true, func(config io.Reader) (admission.Interface, error) {
+			schemas, err := newLateSchemas(e.Client, e.Informers.Admissionregistration().V1().MutatingAdmissionPolicies().Informer(), e.Stopped)
+			if err != nil {
+				return nil, fmt.Errorf("watch admission policies: %w", err)
 			}
-		}
-		plugins = append(plugins, measured(name, plugin))
-		return nil
+			made, err := policymutating.NewPlugin(config)
+			return e.ready(made, schemas, err)
+		}},
+		{mutating.PluginName, true, func(config io.Reader) (admission.Interface, error) {
+			made, err := mutating.NewMutatingWebhook(config)
+			return e.ready(made, e.Client, err)
+		}},
+		{policyvalidating.PluginName, true, func(config io.Reader) (admission.Interface, error) {
+			made, err := policyvalidating.NewPlugin(config)
+			return e.ready(made, e.Client, err)
+		}},
+		{validating.PluginName, true, func(config io.Reader) (admission.Interface, error) {
+			made, err := validating.NewValidatingAdmissionWebhook(config)
+			return e.ready(made, e.Client, err)
+		}},
 	}
-	schemas, err := newLateSchemas(e.Client, e.Informers.Admissionregistration().V1().MutatingAdmissionPolicies().Informer(), e.Stopped)
+}
+
+// ready gives a plugin of the library's what it needs, unless it came with an
+// error.
+func (e *Extensions) ready(made admission.Interface, client kubernetes.Interface, err error) (admission.Interface, error) {
 	if err != nil {
-		return nil, fmt.Errorf("watch admission policies: %w", err)
-	}
-	mutatingPolicy, err := policymutating.NewPlugin(nil)
-	if err := add(policymutating.PluginName, mutatingPolicy, schemas, err); err != nil {
 		return nil, err
 	}
-	mutatingWebhook, err := mutating.NewMutatingWebhook(nil)
-	if err := add(mutating.PluginName, mutatingWebhook, e.Client, err); err != nil {
-		return nil, err
+	initializer.New(client, e.Dynamic, e.Informers, e.Authorizer, utilfeature.DefaultFeatureGate, e.Version, e.Stopped, e.Mapper).Initialize(made)
+	webhookinit.NewPluginInitializer(e.Webhooks, e.Services).Initialize(made)
+	if wants, ok := made.(initializer.WantsExcludedAdmissionResources); ok {
+		wants.SetExcludedAdmissionResources(questions)
 	}
-	validatingPolicy, err := policyvalidating.NewPlugin(nil)
-	if err := add(policyvalidating.PluginName, validatingPolicy, e.Client, err); err != nil {
-		return nil, err
+	if checked, ok := made.(admission.InitializationValidator); ok {
+		if err := checked.ValidateInitialization(); err != nil {
+			return nil, err
+		}
 	}
-	validatingWebhook, err := validating.NewValidatingAdmissionWebhook(nil)
-	if err := add(validating.PluginName, validatingWebhook, e.Client, err); err != nil {
-		return nil, err
-	}
-	return plugins, nil
+	return made, nil
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"sync"
 
@@ -46,11 +47,13 @@ var recorder = sync.OnceValue(func() metrics.Recorder {
 	return r
 })
 
-// New makes the plugin. Namespaces without labels are privileged.
-func New(objects Objects) (admission.Interface, error) {
-	configuration, err := load.LoadFromData(nil)
+// New makes the plugin; config is a PodSecurityConfiguration, for what the
+// labels of a namespace leave open and who is exempt; nil: namespaces without
+// labels are privileged, and nobody is exempt.
+func New(objects Objects, config io.Reader) (admission.Interface, error) {
+	configuration, err := load.LoadFromReader(config)
 	if err != nil {
-		return nil, fmt.Errorf("defaults of pod security: %w", err)
+		return nil, fmt.Errorf("configuration of pod security: %w", err)
 	}
 	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
 	if err != nil {
