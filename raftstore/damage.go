@@ -8,26 +8,9 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"github.com/clusterd/clusterd/raftstore/datadir"
 )
-
-// A DamageError names a file of the data folder that does not hold what was
-// written to it.
-type DamageError struct {
-	File   string
-	Offset int64 // bytes into the file; -1: not known
-	Err    error // what is wrong there
-}
-
-// Error names file, offset and fault.
-func (e *DamageError) Error() string {
-	if e.Offset < 0 {
-		return fmt.Sprintf("%s is damaged: %v", e.File, e.Err)
-	}
-	return fmt.Sprintf("%s is damaged at offset %d: %v", e.File, e.Offset, e.Err)
-}
-
-// Unwrap returns the fault.
-func (e *DamageError) Unwrap() error { return e.Err }
 
 // foundDamage tells of it.
 func (s *Store) foundDamage(err error, what string, args ...any) {
@@ -39,8 +22,6 @@ func (s *Store) foundDamage(err error, what string, args ...any) {
 
 // Names in the data folder that have to do with damage.
 const (
-	// damagedDir holds what was found damaged, the latest find only.
-	damagedDir = "damaged"
 	// amnesiaFile is there while this member must not be believed, see amnesia.
 	amnesiaFile = "amnesia.json"
 	// membersFile holds the membership last seen. Nothing but the question
@@ -96,28 +77,11 @@ func (s *Store) setAside(a *amnesia) error {
 		return err
 	}
 	s.cfg.Logger.Error("the store's state was set aside, it will be fetched from the other members",
-		"reason", a.Reason, "kept", s.path(damagedDir))
+		"reason", a.Reason, "kept", s.path(datadir.DamagedDir))
 	return nil
 }
 
-// moveAside moves a file or folder of the data folder, which may not exist,
-// into damagedDir, in place of an earlier find.
-func (s *Store) moveAside(name string) error {
-	from, to := s.path(name), filepath.Join(s.path(damagedDir), filepath.Base(name))
-	if _, err := os.Stat(from); errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err := os.MkdirAll(s.path(damagedDir), 0o700); err != nil {
-		return err
-	}
-	if err := os.RemoveAll(to); err != nil {
-		return err
-	}
-	if err := os.Rename(from, to); err != nil {
-		return err
-	}
-	return errors.Join(syncDir(s.path(damagedDir)), syncDir(filepath.Dir(from)))
-}
+func (s *Store) moveAside(name string) error { return datadir.MoveAside(s.cfg.Dir, name) }
 
 // healable returns nil if other voters are known that can restore this
 // member.
@@ -158,16 +122,5 @@ func (s *Store) writeJSON(name string, v any) error {
 	if err != nil {
 		return err
 	}
-	return replaceFile(s.path(name), append(b, '\n'))
-}
-
-func replaceFile(path string, b []byte) error {
-	err := writeSynced(path+".tmp", b)
-	if err == nil {
-		err = os.Rename(path+".tmp", path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(path+".tmp"))
-	}
-	return syncDir(filepath.Dir(path))
+	return datadir.ReplaceFile(s.path(name), append(b, '\n'))
 }

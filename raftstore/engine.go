@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/clusterd/clusterd/raftstore/boltlog"
+	"github.com/clusterd/clusterd/raftstore/datadir"
 	"github.com/clusterd/clusterd/raftstore/seglog"
 )
 
@@ -62,13 +63,13 @@ func readLogRecord(dir string) (r logRecord, recorded bool, err error) {
 		return r, false, err
 	}
 	if err := json.Unmarshal(b, &r); err != nil {
-		return r, true, &DamageError{path, 0, err}
+		return r, true, &DamageError{File: path, Offset: 0, Err: err}
 	}
 	if r.Version > logFileVersion {
 		return r, true, fmt.Errorf("%s: version %d is not known here: it was written by a newer clusterd", path, r.Version)
 	}
 	if _, err := openLogOf(r.Engine); err != nil || !isLogFolder(r.Folder) {
-		return r, true, &DamageError{path, 0, fmt.Errorf("it names the engine %q and the folder %q", r.Engine, r.Folder)}
+		return r, true, &DamageError{File: path, Offset: 0, Err: fmt.Errorf("it names the engine %q and the folder %q", r.Engine, r.Folder)}
 	}
 	return r, true, nil
 }
@@ -79,7 +80,7 @@ func writeLogRecord(dir string, r logRecord) error {
 	if err != nil {
 		return err
 	}
-	return replaceFile(filepath.Join(dir, logFile), append(b, '\n'))
+	return datadir.ReplaceFile(filepath.Join(dir, logFile), append(b, '\n'))
 }
 
 func isLogFolder(name string) bool {
@@ -157,7 +158,7 @@ func convertLog(dir string, old logRecord, from raftLog, to LogEngine, after uin
 	if err := errors.Join(copyLog(l, from, after, at), l.Close()); err != nil {
 		return old, fmt.Errorf("copy the log from %s to %s: %w", old.Engine, to, err)
 	}
-	if err := errors.Join(syncDir(dir), at("copied")); err != nil {
+	if err := errors.Join(datadir.SyncDir(dir), at("copied")); err != nil {
 		return old, err
 	}
 	if err := writeLogRecord(dir, r); err != nil {
@@ -251,13 +252,13 @@ func (s *Store) openLog(snapshot uint64) error {
 // withoutOld sets aside damaged entries that the snapshot covers. It returns
 // the damage if there is other damage, too.
 func (s *Store) withoutOld(r *logRecord, corrupt *seglog.CorruptError, snapshot uint64) error {
-	damage := logDamage(corrupt)
+	damage := datadir.LogDamage(corrupt)
 	if r.Engine == LogSegments {
 		old, ok := s.segmentsThrough(r.Folder, corrupt.File, snapshot)
 		if !ok {
 			return damage
 		}
-		s.foundDamage(damage, "log entries that a snapshot has made needless are damaged, and were set aside", "kept", s.path(damagedDir))
+		s.foundDamage(damage, "log entries that a snapshot has made needless are damaged, and were set aside", "kept", s.path(datadir.DamagedDir))
 		for _, name := range old {
 			if err := s.moveAside(filepath.Join(r.Folder, name)); err != nil {
 				return err
@@ -272,7 +273,7 @@ func (s *Store) withoutOld(r *logRecord, corrupt *seglog.CorruptError, snapshot 
 	if err != nil {
 		return damage
 	}
-	s.foundDamage(damage, "log entries that a snapshot has made needless are damaged: the log was written anew without them", "kept", s.path(damagedDir))
+	s.foundDamage(damage, "log entries that a snapshot has made needless are damaged: the log was written anew without them", "kept", s.path(datadir.DamagedDir))
 	next, err := convertLog(s.cfg.Dir, *r, l, r.Engine, snapshot, s.cfg.Logger, nil)
 	if err = errors.Join(err, l.Close()); err != nil {
 		return err

@@ -22,7 +22,7 @@ func TestConvertLog(t *testing.T) {
 	for i, from := range LogEngines {
 		to := LogEngines[1-i]
 		for moment := 0; ; moment++ {
-			dir := memDir(t)
+			dir := logtest.MemDir(t)
 			first := logRecord{Engine: from, Folder: logDir}
 			l, err := first.open(dir, 0, logger)
 			if err != nil {
@@ -88,7 +88,7 @@ func TestConvertLog(t *testing.T) {
 }
 
 func TestLogRecord(t *testing.T) {
-	dir := memDir(t)
+	dir := logtest.MemDir(t)
 	if r, recorded, err := readLogRecord(dir); r.Engine != LogSegments || r.Folder != logDir || recorded || err != nil {
 		t.Errorf("without one: %+v, %v, %v", r, recorded, err)
 	}

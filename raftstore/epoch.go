@@ -1,102 +1,23 @@
 package raftstore
 
-import (
-	crand "crypto/rand"
-	"encoding/binary"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
-)
+import "github.com/clusterd/clusterd/raftstore/datadir"
 
-// Epoch names one life of a store. A store that was recovered without its
-// quorum, or restored from a copy, begins another one; members of different
-// epochs do not speak to each other, since both may have gone on from the same
-// state. The zero Epoch is one like any other.
-type Epoch struct {
-	// Number counts the lives, from 1.
-	Number uint64 `json:"number"`
-	// ID is random: two recoveries of the same store are different lives.
-	ID uint64 `json:"id,string"`
-}
+// What the data folder holds is described in package datadir. Those who open a
+// store need these, and no other package.
+type (
+	// Epoch names one life of a store, see datadir.Epoch.
+	Epoch = datadir.Epoch
+	// DamageError names a file of the data folder that does not hold what was
+	// written to it.
+	DamageError = datadir.DamageError
+)
 
 // NewEpoch is the epoch after that of the given number.
-func NewEpoch(after uint64) Epoch {
-	var b [8]byte
-	if _, err := crand.Read(b[:]); err != nil { // it does not fail on Linux
-		panic(err)
-	}
-	return Epoch{Number: after + 1, ID: binary.LittleEndian.Uint64(b[:])}
-}
-
-func (e Epoch) String() string { return fmt.Sprintf("%d (%016x)", e.Number, e.ID) }
-
-const (
-	epochFile    = "epoch.json"
-	epochVersion = 1
-)
-
-type epochOnDisk struct {
-	Version int   `json:"version"`
-	Epoch   Epoch `json:"epoch"`
-}
+func NewEpoch(after uint64) Epoch { return datadir.NewEpoch(after) }
 
 // SetEpoch makes the data folder of a store that is not open, and notes its
-// epoch. It is for a folder without state: that of a first member before it
-// is told to Bootstrap, or of one that is to be added by another.
-func SetEpoch(dir string, e Epoch) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	b, err := json.Marshal(epochOnDisk{epochVersion, e})
-	if err != nil {
-		return err
-	}
-	path := filepath.Join(dir, epochFile)
-	return replaceFile(path, append(b, '\n'))
-}
+// epoch, see datadir.SetEpoch.
+func SetEpoch(dir string, e Epoch) error { return datadir.SetEpoch(dir, e) }
 
 // ReadEpoch is the epoch of a data folder; the zero Epoch if none was set.
-func ReadEpoch(dir string) (Epoch, error) {
-	path := filepath.Join(dir, epochFile)
-	b, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return Epoch{}, nil
-	}
-	if err != nil {
-		return Epoch{}, err
-	}
-	var e epochOnDisk
-	if err := json.Unmarshal(b, &e); err != nil {
-		return Epoch{}, fmt.Errorf("%s: %w", path, err)
-	}
-	if e.Version != epochVersion {
-		return Epoch{}, fmt.Errorf("%s: version %d is not known here", path, e.Version)
-	}
-	return e.Epoch, nil
-}
-
-// Epoch is the life of the store that this member takes part in.
-func (s *Store) Epoch() Epoch { return s.epoch }
-
-func writeSynced(path string, content []byte) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(content)
-	if err == nil {
-		err = f.Sync()
-	}
-	return errors.Join(err, f.Close())
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
+func ReadEpoch(dir string) (Epoch, error) { return datadir.ReadEpoch(dir) }

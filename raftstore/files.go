@@ -11,11 +11,11 @@ import (
 
 	"github.com/hashicorp/raft"
 
-	"github.com/clusterd/clusterd/raftstore/seglog"
+	"github.com/clusterd/clusterd/raftstore/datadir"
 )
 
 // stateFiles are what raft's promises and the keyspace are made of.
-var stateFiles = append([]string{stableFileV1, logFile, logDir, logDir + ".2", snapshotsDir}, stableFiles...)
+var stateFiles = append([]string{datadir.VoteFileV1, logFile, logDir, logDir + ".2", datadir.SnapshotsDir}, datadir.VoteFiles...)
 
 // openState opens raft's files and looks at all of what they hold. What is
 // damaged is repaired from what this member has, else set aside to be fetched
@@ -63,48 +63,34 @@ func (s *Store) openState() error {
 
 func (s *Store) openFiles() (err error) {
 	var repaired error
-	s.stable, repaired, err = openStable(s.cfg.Dir)
+	s.stable, repaired, err = datadir.OpenStable(s.cfg.Dir)
 	if repaired != nil {
 		s.foundDamage(repaired, "one of two copies of term and vote was damaged, and was made good from the other")
 	}
 	if err != nil {
 		return err
 	}
-	index, damage := s.checkSnapshots()
+	index, damage := datadir.CheckSnapshots(s.cfg.Dir, func(err error) {
+		s.foundDamage(err, "a snapshot is damaged and will not be used", "kept", s.path(datadir.DamagedDir))
+	})
 	if damage != nil && !errors.As(damage, new(*DamageError)) {
 		return damage
 	}
 	if err := s.openLog(index); err != nil {
 		return err
 	}
-	if s.snapshots, err = openSnapshots(s.cfg.Dir, raftLogger(s.cfg.Logger)); err != nil {
+	if s.snapshots, err = datadir.OpenSnapshots(s.cfg.Dir, raftLogger(s.cfg.Logger)); err != nil {
 		return err
 	}
-	s.stable.failed = func(err error) { s.fail(err, false) }
+	s.stable.Failed = func(err error) { s.fail(err, false) }
 	first, err := s.log.FirstIndex()
 	if err != nil || first <= index+1 && (damage == nil || index > 0 || first == 1) {
 		return err
 	}
 	if damage == nil {
-		damage = &DamageError{s.path(snapshotsDir), -1, fmt.Errorf("the newest snapshot is of index %d, and the log begins at %d", index, first)}
+		damage = &DamageError{File: s.path(datadir.SnapshotsDir), Offset: -1, Err: fmt.Errorf("the newest snapshot is of index %d, and the log begins at %d", index, first)}
 	}
 	return damage
-}
-
-// asDamage makes what a log's engine found damaged a *DamageError.
-func asDamage(err error) error {
-	if c := new(seglog.CorruptError); errors.As(err, &c) {
-		return logDamage(c)
-	}
-	return err
-}
-
-func logDamage(c *seglog.CorruptError) *DamageError {
-	err := errors.New(c.Reason)
-	if c.Index > 0 {
-		err = fmt.Errorf("entry %d: %s", c.Index, c.Reason)
-	}
-	return &DamageError{c.File, c.Offset, err}
 }
 
 // segmentsThrough names the log's files up to the given one, if the file after
@@ -139,13 +125,13 @@ func (s *Store) checkComplete() error {
 	if err != nil {
 		return err
 	}
-	for _, names := range [][]string{append([]string{stableFileV1}, stableFiles...), {r.Folder}} {
+	for _, names := range [][]string{append([]string{datadir.VoteFileV1}, datadir.VoteFiles...), {r.Folder}} {
 		there, err := s.anyOf(names)
 		if err != nil {
 			return err
 		}
 		if !there {
-			return &DamageError{s.path(names[len(names)-1]), -1, errors.New("it is gone")}
+			return &DamageError{File: s.path(names[len(names)-1]), Offset: -1, Err: errors.New("it is gone")}
 		}
 	}
 	return nil

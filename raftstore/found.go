@@ -13,6 +13,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 
+	"github.com/clusterd/clusterd/raftstore/datadir"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 	"github.com/clusterd/clusterd/raftstore/wire"
 )
@@ -40,15 +41,15 @@ func Found(dir, id string, e Epoch, k *mvcc.Keyspace, term uint64) error {
 	if err := SetEpoch(dir, e); err != nil {
 		return err
 	}
-	stable, _, err := openStable(dir)
+	stable, _, err := datadir.OpenStable(dir)
 	if err != nil {
 		return err
 	}
-	err = stable.SetUint64([]byte(keyTerm), term) // terms go on from the snapshot's
+	err = stable.SetUint64([]byte(datadir.KeyTerm), term) // terms go on from the snapshot's
 	if err := errors.Join(err, stable.Close()); err != nil {
 		return fmt.Errorf("term and vote: %w", err)
 	}
-	snapshots, err := openSnapshots(dir, hclog.NewNullLogger())
+	snapshots, err := datadir.OpenSnapshots(dir, hclog.NewNullLogger())
 	if err != nil {
 		return err
 	}
@@ -63,7 +64,7 @@ func Found(dir, id string, e Epoch, k *mvcc.Keyspace, term uint64) error {
 	if err := sink.Close(); err != nil {
 		return fmt.Errorf("finish snapshot: %w", err)
 	}
-	return syncDir(filepath.Dir(dir))
+	return datadir.SyncDir(filepath.Dir(dir))
 }
 
 // Amend applies a transaction to a keyspace that no store has, as the next
@@ -114,7 +115,7 @@ func replay(dir string, logger *slog.Logger) (*mvcc.Keyspace, uint64, error) {
 	if _, err := os.Stat(filepath.Join(dir, record.Folder)); err != nil {
 		return nil, 0, err
 	}
-	snapshots, err := raft.NewFileSnapshotStore(dir, keptSnapshots, io.Discard)
+	snapshots, err := raft.NewFileSnapshotStore(dir, datadir.KeptSnapshots, io.Discard)
 	if err != nil {
 		return nil, 0, err
 	}

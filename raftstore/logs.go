@@ -11,6 +11,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/clusterd/clusterd/raftstore/boltlog"
+	"github.com/clusterd/clusterd/raftstore/datadir"
 	"github.com/clusterd/clusterd/raftstore/seglog"
 )
 
@@ -44,7 +45,7 @@ func (l *logs) IsMonotonic() bool {
 func (l *logs) GetLog(index uint64, e *raft.Log) error {
 	err := l.LogStore.GetLog(index, e)
 	if c := new(seglog.CorruptError); errors.As(err, &c) {
-		damage := logDamage(c)
+		damage := datadir.LogDamage(c)
 		l.corrupt(damage)
 		return damage
 	}
@@ -71,7 +72,7 @@ func (l *logs) StoreLogs(es []*raft.Log) error {
 			l.synced(len(es), time.Since(start))
 		}
 		if c := new(seglog.CorruptError); errors.Is(err, boltlog.ErrBroken) || errors.As(err, &c) {
-			err = asDamage(err)
+			err = datadir.AsDamage(err)
 			l.corrupt(err)
 		}
 		if !isNoSpace(err) {

@@ -80,3 +80,6 @@ func sizeOf(path string) (n int64) {
 	})
 	return n
 }
+
+// Epoch is the life of the store that this member takes part in.
+func (s *Store) Epoch() Epoch { return s.epoch }

@@ -23,6 +23,7 @@ import (
 	"github.com/hashicorp/raft"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/clusterd/clusterd/raftstore/datadir"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 	"github.com/clusterd/clusterd/raftstore/watch"
 	"github.com/clusterd/clusterd/raftstore/wire"
@@ -30,7 +31,6 @@ import (
 
 // Names in the data folder.
 const (
-	keptSnapshots   = 2
 	raftTimeout     = 10 * time.Second // of one raft RPC
 	raftCommitPause = 200 * time.Millisecond
 )
@@ -51,10 +51,10 @@ type Store struct {
 	patient   *patient // raft's own view of transport
 	gate      *gate
 	disk      *disk
-	stable    *stable
+	stable    *datadir.Stable
 	log       raftLog
 	logs      *logs // raft's own view of log
-	snapshots *snapshots
+	snapshots *datadir.Snapshots
 	raftPtr   atomic.Pointer[raft.Raft]
 	hadState  bool
 	epoch     Epoch
@@ -151,11 +151,11 @@ func (s *Store) openRaft() error {
 		s.foundDamage(err, "a file of the store has become damaged")
 		s.fail(err, false)
 	}
-	s.snapshots.corrupt = corrupt
-	s.snapshots.checked.Store(true)
+	s.snapshots.Corrupt = corrupt
+	s.snapshots.Checked.Store(true)
 	s.logs = &logs{
 		synced:   s.cfg.Events.Synced,
-		LogStore: s.cfg.wrapLog(s.log), disk: s.disk, latest: s.snapshots.latest, log: s.cfg.Logger, ctx: s.ctx,
+		LogStore: s.cfg.wrapLog(s.log), disk: s.disk, latest: s.snapshots.Latest, log: s.cfg.Logger, ctx: s.ctx,
 		corrupt: corrupt,
 	}
 	cached, err := raft.NewLogCache(32, s.logs)
@@ -186,7 +186,7 @@ func (s *Store) openRaft() error {
 	if err != nil {
 		return errors.Join(err, s.transport.Close())
 	}
-	s.snapshots.checked.Store(false)
+	s.snapshots.Checked.Store(false)
 	s.logs.replaced.Store(false) // what was restored was our own
 	s.raftPtr.Store(r)
 
@@ -345,7 +345,7 @@ func (s *Store) snapshotDue() bool {
 
 func enoughLog(least, state int64, id string) int64 {
 	enough := max(least, state)
-	return enough + enough/16*int64(checksum([]byte(id))%8)
+	return enough + enough/16*int64(datadir.Checksum([]byte(id))%8)
 }
 
 // tick puts a CmdTick into the log. One that is lost is made up for by the

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"testing"
 	"time"
 
@@ -22,6 +23,17 @@ type Log interface {
 
 // Opener opens the log in a folder. It fails the test when it cannot.
 type Opener func(t testing.TB, dir string) Log
+
+// MemDir is a folder in memory where there is such a place, for tests that sync
+// a lot. It is removed when the test ends.
+func MemDir(t testing.TB) string {
+	dir, err := os.MkdirTemp("/dev/shm", "raftstore-test-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
 
 // Entry makes one whose data follow from its index and term.
 func Entry(index, term uint64, size int) *raft.Log {

@@ -1,10 +1,9 @@
-package raftstore
+package datadir
 
 import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"os"
 	"path/filepath"
@@ -21,47 +20,55 @@ import (
 // Names in the data folder. The folder and the files below it are named by
 // raft's FileSnapshotStore; metaSum is ours.
 const (
-	snapshotsDir = "snapshots"
+	// SnapshotsDir is the folder of snapshots.
+	SnapshotsDir = "snapshots"
 	snapMeta     = "meta.json"
 	snapState    = "state.bin"
 	snapMetaSum  = "meta.crc32c" // raft has a checksum of state.bin, and none of meta.json
 )
 
-// snapshots is raft's store of snapshot files, with a checksum of the part
+// Snapshots is raft's store of snapshot files, with a checksum of the part
 // that raft has none for.
-type snapshots struct {
+type Snapshots struct {
 	*raft.FileSnapshotStore
 	dir string
-	// checked: checkSnapshots has just read them.
-	checked atomic.Bool
-	// corrupt is told of one that has become damaged since then.
-	corrupt func(error)
+	// Checked is true while CheckSnapshots has just read them: they are not
+	// read a second time.
+	Checked atomic.Bool
+	// Corrupt is told of one that has become damaged since then. nil: nobody is.
+	// It is set before the first Open.
+	Corrupt func(error)
 }
 
-func openSnapshots(dir string, logger hclog.Logger) (*snapshots, error) {
-	s, err := raft.NewFileSnapshotStoreWithLogger(dir, keptSnapshots, logger)
+// KeptSnapshots is how many snapshots are kept: the newest one and, should it
+// turn out damaged, the one before it.
+const KeptSnapshots = 2
+
+// OpenSnapshots opens the snapshots of a data folder, made if need be.
+func OpenSnapshots(dir string, logger hclog.Logger) (*Snapshots, error) {
+	s, err := raft.NewFileSnapshotStoreWithLogger(dir, KeptSnapshots, logger)
 	if err != nil {
 		return nil, err
 	}
-	return &snapshots{FileSnapshotStore: s, dir: filepath.Join(dir, snapshotsDir)}, nil
+	return &Snapshots{FileSnapshotStore: s, dir: filepath.Join(dir, SnapshotsDir)}, nil
 }
 
 // Open implements raft.SnapshotStore. One that has become damaged since the
 // store was opened stops the store: the next start heals it.
-func (s *snapshots) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
-	if s.checked.Load() {
+func (s *Snapshots) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
+	if s.Checked.Load() {
 		return s.openChecked(id)
 	}
 	meta, r, err := s.FileSnapshotStore.Open(id) // with raft's checksum
-	if err != nil && !errors.Is(err, os.ErrNotExist) && s.corrupt != nil {
+	if err != nil && !errors.Is(err, os.ErrNotExist) && s.Corrupt != nil {
 		err = &DamageError{filepath.Join(s.dir, id), -1, err}
-		s.corrupt(err)
+		s.Corrupt(err)
 	}
 	return meta, r, err
 }
 
 // openChecked spares a second reading of all of it.
-func (s *snapshots) openChecked(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
+func (s *Snapshots) openChecked(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
 	b, err := os.ReadFile(filepath.Join(s.dir, id, snapMeta))
 	if err != nil {
 		return nil, nil, err
@@ -75,7 +82,7 @@ func (s *snapshots) openChecked(id string) (*raft.SnapshotMeta, io.ReadCloser, e
 }
 
 // Create implements raft.SnapshotStore.
-func (s *snapshots) Create(version raft.SnapshotVersion, index, term uint64, c raft.Configuration, cIndex uint64, t raft.Transport) (raft.SnapshotSink, error) {
+func (s *Snapshots) Create(version raft.SnapshotVersion, index, term uint64, c raft.Configuration, cIndex uint64, t raft.Transport) (raft.SnapshotSink, error) {
 	inner, err := s.FileSnapshotStore.Create(version, index, term, c, cIndex, t)
 	if err != nil {
 		return nil, err
@@ -98,14 +105,12 @@ func (s *snapshotSink) Close() error {
 	if err != nil {
 		return err
 	}
-	return replaceFile(filepath.Join(s.dir, snapMetaSum), fmt.Appendf(nil, "%08x\n", checksum(b)))
+	return ReplaceFile(filepath.Join(s.dir, snapMetaSum), fmt.Appendf(nil, "%08x\n", Checksum(b)))
 }
 
-func checksum(b []byte) uint32 { return crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)) }
-
-// latest returns the indexes of the newest snapshot and of the one before it; 0
+// Latest returns the indexes of the newest snapshot and of the one before it; 0
 // where there is none.
-func (s *snapshots) latest() (newest, older uint64, err error) {
+func (s *Snapshots) Latest() (newest, older uint64, err error) {
 	list, err := s.List()
 	if len(list) > 0 {
 		newest = list[0].Index
@@ -116,11 +121,12 @@ func (s *snapshots) latest() (newest, older uint64, err error) {
 	return newest, older, err
 }
 
-// checkSnapshots looks at the snapshots from the newest on until one is whole.
-// Damaged ones are moved aside. It returns the index of the whole one, 0 if
-// there is none, and what was wrong with the newest damaged one.
-func (s *Store) checkSnapshots() (index uint64, damage error) {
-	dir := s.path(snapshotsDir)
+// CheckSnapshots looks at the snapshots from the newest on until one is whole.
+// Damaged ones are moved aside, and found is told of each. It returns the index
+// of the whole one, 0 if there is none, and what was wrong with the newest
+// damaged one.
+func CheckSnapshots(data string, found func(damage error)) (index uint64, damage error) {
+	dir := filepath.Join(data, SnapshotsDir)
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return 0, nil
@@ -153,11 +159,11 @@ func (s *Store) checkSnapshots() (index uint64, damage error) {
 		if !errors.As(err, new(*DamageError)) {
 			return 0, err
 		}
-		s.foundDamage(err, "a snapshot is damaged and will not be used", "kept", s.path(damagedDir))
+		found(err)
 		if damage == nil {
 			damage = err
 		}
-		if err := s.moveAside(filepath.Join(snapshotsDir, n.name)); err != nil {
+		if err := MoveAside(data, filepath.Join(SnapshotsDir, n.name)); err != nil {
 			return 0, err
 		}
 	}
@@ -172,8 +178,8 @@ func checkSnapshot(dir string, term, index uint64) error {
 		return &DamageError{path, -1, err}
 	}
 	want, err := os.ReadFile(filepath.Join(dir, snapMetaSum))
-	if err == nil && string(want) != fmt.Sprintf("%08x\n", checksum(b)) {
-		return &DamageError{path, 0, fmt.Errorf("%w: the checksum is %08x, stored was %q", wire.ErrCorrupt, checksum(b), want)}
+	if err == nil && string(want) != fmt.Sprintf("%08x\n", Checksum(b)) {
+		return &DamageError{path, 0, fmt.Errorf("%w: the checksum is %08x, stored was %q", wire.ErrCorrupt, Checksum(b), want)}
 	}
 	var meta raft.SnapshotMeta
 	if err := json.Unmarshal(b, &meta); err != nil {

@@ -1,4 +1,4 @@
-package raftstore
+package datadir
 
 import (
 	"bytes"
@@ -17,22 +17,23 @@ import (
 	"github.com/clusterd/clusterd/raftstore/wire"
 )
 
-// stable keeps raft's term and vote: one record in each of two databases of
+// Stable keeps raft's term and vote: one record in each of two databases of
 // raft-boltdb, with a checksum, written and synced one after the other. bolt
 // replaces the record as a whole, so a crash leaves the old one or the new one
 // in each. A copy that is damaged is made good from the other one. The files
 // have all the pages they will ever need from the beginning, so a full disk
 // does not stop an election.
-type stable struct {
+type Stable struct {
 	mu     sync.Mutex
 	copies []stableCopy
 	rec    stableRecord
 	// voteTerm is the term of a vote whose candidate raft is about to say. The
 	// two are written together. 0: there is none.
 	voteTerm uint64
-	// failed is told of an error in writing, and the goroutine ends: raft would
-	// end the process with a stack trace. nil: the error is returned.
-	failed func(error)
+	// Failed is told of an error in writing, and the goroutine ends: raft would
+	// end the process with a stack trace. nil: the error is returned. It is set
+	// before the first write.
+	Failed func(error)
 }
 
 type stableCopy struct {
@@ -40,7 +41,7 @@ type stableCopy struct {
 	db   *raftboltdb.BoltStore
 }
 
-var _ raft.StableStore = (*stable)(nil)
+var _ raft.StableStore = (*Stable)(nil)
 
 // stableRecord is all that raft ever stores.
 type stableRecord struct {
@@ -50,11 +51,11 @@ type stableRecord struct {
 	voteCand []byte // LastVoteCand
 }
 
-// Names in the data folder.
-var stableFiles = []string{"vote-1.db", "vote-2.db"}
+// VoteFiles are the names of the databases in the data folder.
+var VoteFiles = []string{"vote-1.db", "vote-2.db"}
 
-// stableFileV1 held both copies of version 1.
-const stableFileV1 = "vote"
+// VoteFileV1 is the file of version 1, which held both copies.
+const VoteFileV1 = "vote"
 
 const (
 	stableMagic   = "CLDRVOTE"
@@ -81,7 +82,7 @@ func (r *stableRecord) encode() []byte {
 	b = binary.LittleEndian.AppendUint64(b, r.voteTerm)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(r.voteCand)))
 	b = append(b, r.voteCand...)
-	binary.LittleEndian.PutUint32(b[12:], checksum(b[stableHead:]))
+	binary.LittleEndian.PutUint32(b[12:], Checksum(b[stableHead:]))
 	return b
 }
 
@@ -95,7 +96,7 @@ func decodeStable(b []byte) (r stableRecord, err error) {
 	case v == 1 && len(b) != stableSlotV1:
 		return r, fmt.Errorf("%w: a record of %d bytes", wire.ErrCorrupt, len(b))
 	}
-	if got, want := checksum(b[stableHead:]), binary.LittleEndian.Uint32(b[12:]); got != want {
+	if got, want := Checksum(b[stableHead:]), binary.LittleEndian.Uint32(b[12:]); got != want {
 		return r, fmt.Errorf("%w: the checksum is %08x, stored was %08x", wire.ErrCorrupt, got, want)
 	}
 	r.seq = binary.LittleEndian.Uint64(b[16:])
@@ -109,10 +110,10 @@ func decodeStable(b []byte) (r stableRecord, err error) {
 	return r, nil
 }
 
-// openStable opens the databases, made if need be. With both copies damaged it
+// OpenStable opens the databases, made if need be. With both copies damaged it
 // returns a *DamageError. repaired, if not nil, is what was wrong with one.
-func openStable(dir string) (s *stable, repaired, err error) {
-	s = &stable{}
+func OpenStable(dir string) (s *Stable, repaired, err error) {
+	s = &Stable{}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.Close())
@@ -125,7 +126,7 @@ func openStable(dir string) (s *stable, repaired, err error) {
 			s.rec = r
 		}
 	}
-	for _, name := range stableFiles {
+	for _, name := range VoteFiles {
 		c := stableCopy{path: filepath.Join(dir, name)}
 		r, err := c.open()
 		damage := new(DamageError)
@@ -166,11 +167,11 @@ func openStable(dir string) (s *stable, repaired, err error) {
 	if err := s.write(); err != nil {
 		return s, nil, err
 	}
-	err = os.Remove(filepath.Join(dir, stableFileV1))
+	err = os.Remove(filepath.Join(dir, VoteFileV1))
 	if errors.Is(err, os.ErrNotExist) {
 		return s, repaired, nil
 	}
-	return s, repaired, errors.Join(err, syncDir(dir))
+	return s, repaired, errors.Join(err, SyncDir(dir))
 }
 
 // open opens a copy and reads it. It is not believed if either of bolt's
@@ -205,7 +206,7 @@ func (c *stableCopy) open() (r stableRecord, err error) {
 	case errors.Is(err, raftboltdb.ErrKeyNotFound):
 		err = &DamageError{c.path, 0, errors.New("it holds no record")}
 	default:
-		err = asDamage(err)
+		err = AsDamage(err)
 	}
 	if err != nil && c.db != nil {
 		_ = boltlog.Guard(c.path, c.db.Close)
@@ -232,7 +233,7 @@ func (c *stableCopy) make(r *stableRecord) error {
 		err = os.Rename(temp, c.path)
 	}
 	if err == nil {
-		err = syncDir(filepath.Dir(c.path))
+		err = SyncDir(filepath.Dir(c.path))
 	}
 	if err == nil {
 		c.db, err = boltlog.OpenStore(c.path, 0)
@@ -247,13 +248,13 @@ func pad(path string, size int) error {
 	if err != nil {
 		return err
 	}
-	return writeSynced(path, append(b, make([]byte, max(0, size-len(b)))...))
+	return WriteSynced(path, append(b, make([]byte, max(0, size-len(b)))...))
 }
 
 // readStableV1 reads the copies in a file of version 1; damaged ones are left
 // out, and with none that is whole it returns a *DamageError.
 func readStableV1(dir string) (rs []stableRecord, err error) {
-	path := filepath.Join(dir, stableFileV1)
+	path := filepath.Join(dir, VoteFileV1)
 	b, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -279,9 +280,12 @@ func readStableV1(dir string) (rs []stableRecord, err error) {
 }
 
 // write makes both copies the present record, one after the other. mu is held.
-func (s *stable) write() error {
+func (s *Stable) write() error {
 	b := s.rec.encode()
 	for _, c := range s.copies {
+		if c.db == nil {
+			return fmt.Errorf("%s: %w", c.path, os.ErrClosed)
+		}
 		if err := boltlog.Guard(c.path, func() error { return c.db.Set(stableKey, b) }); err != nil {
 			return fmt.Errorf("%s: %w", c.path, err)
 		}
@@ -289,15 +293,17 @@ func (s *stable) write() error {
 	return nil
 }
 
-// Names that raft uses.
+// KeyTerm is raft's name of the current term.
+const KeyTerm = "CurrentTerm"
+
+// Names that raft uses for the last vote.
 const (
-	keyTerm     = "CurrentTerm"
 	keyVoteTerm = "LastVoteTerm"
 	keyVoteCand = "LastVoteCand"
 )
 
 // update changes the record, on disk first.
-func (s *stable) update(change func(*stableRecord)) error {
+func (s *Stable) update(change func(*stableRecord)) error {
 	s.mu.Lock()
 	old := s.rec
 	s.rec.seq++
@@ -306,7 +312,7 @@ func (s *stable) update(change func(*stableRecord)) error {
 	if err != nil {
 		s.rec = old
 	}
-	failed := s.failed
+	failed := s.Failed
 	s.mu.Unlock()
 	if err == nil || failed == nil {
 		return err
@@ -318,7 +324,7 @@ func (s *stable) update(change func(*stableRecord)) error {
 }
 
 // Set implements raft.StableStore.
-func (s *stable) Set(key, val []byte) error {
+func (s *Stable) Set(key, val []byte) error {
 	if string(key) != keyVoteCand || len(val) > stableCand {
 		return fmt.Errorf("raft stores %q (%d bytes), which there is no place for", key, len(val))
 	}
@@ -332,9 +338,9 @@ func (s *stable) Set(key, val []byte) error {
 
 // SetUint64 implements raft.StableStore. The term of a vote is kept until its
 // candidate is set, as raft always does next: one half is no vote.
-func (s *stable) SetUint64(key []byte, val uint64) error {
+func (s *Stable) SetUint64(key []byte, val uint64) error {
 	switch string(key) {
-	case keyTerm:
+	case KeyTerm:
 		s.mu.Lock()
 		same := s.rec.term == val
 		s.mu.Unlock()
@@ -356,7 +362,7 @@ func (s *stable) SetUint64(key []byte, val uint64) error {
 var errNotFound = errors.New("not found")
 
 // Get implements raft.StableStore.
-func (s *stable) Get(key []byte) ([]byte, error) {
+func (s *Stable) Get(key []byte) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if string(key) != keyVoteCand || len(s.rec.voteCand) == 0 {
@@ -366,11 +372,11 @@ func (s *stable) Get(key []byte) ([]byte, error) {
 }
 
 // GetUint64 implements raft.StableStore.
-func (s *stable) GetUint64(key []byte) (n uint64, err error) {
+func (s *Stable) GetUint64(key []byte) (n uint64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch string(key) {
-	case keyTerm:
+	case KeyTerm:
 		n = s.rec.term
 	case keyVoteTerm:
 		if n = s.voteTerm; n == 0 {
@@ -384,7 +390,7 @@ func (s *stable) GetUint64(key []byte) (n uint64, err error) {
 }
 
 // Close closes the databases.
-func (s *stable) Close() error {
+func (s *Stable) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var errs []error

@@ -1,4 +1,4 @@
-package raftstore
+package datadir
 
 import (
 	"bytes"
@@ -9,11 +9,13 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/clusterd/clusterd/raftstore/logtest"
 )
 
-func openedStable(t testing.TB, dir string) *stable {
+func openedStable(t testing.TB, dir string) *Stable {
 	t.Helper()
-	s, repaired, err := openStable(dir)
+	s, repaired, err := OpenStable(dir)
 	if err != nil || repaired != nil {
 		t.Fatalf("open: %v, repaired: %v", err, repaired)
 	}
@@ -21,20 +23,10 @@ func openedStable(t testing.TB, dir string) *stable {
 	return s
 }
 
-// memDir is in memory where there is such a place: these tests sync a lot.
-func memDir(t testing.TB) string {
-	dir, err := os.MkdirTemp("/dev/shm", "raftstore-test-")
-	if err != nil {
-		return t.TempDir()
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
 func TestStable(t *testing.T) {
-	dir := memDir(t)
+	dir := logtest.MemDir(t)
 	s := openedStable(t, dir)
-	for _, key := range []string{keyTerm, keyVoteTerm} {
+	for _, key := range []string{KeyTerm, keyVoteTerm} {
 		if n, err := s.GetUint64([]byte(key)); n != 0 || err == nil || err.Error() != "not found" {
 			t.Errorf("%s of a new one: %d, %v", key, n, err)
 		}
@@ -43,7 +35,7 @@ func TestStable(t *testing.T) {
 		t.Errorf("candidate of a new one: %q, %v", b, err)
 	}
 	for _, err := range []error{
-		s.SetUint64([]byte(keyTerm), 7), s.SetUint64([]byte(keyVoteTerm), 6), s.Set([]byte(keyVoteCand), []byte("somebody")),
+		s.SetUint64([]byte(KeyTerm), 7), s.SetUint64([]byte(keyVoteTerm), 6), s.Set([]byte(keyVoteCand), []byte("somebody")),
 	} {
 		if err != nil {
 			t.Fatal(err)
@@ -55,23 +47,23 @@ func TestStable(t *testing.T) {
 	if err := s.Set([]byte(keyVoteCand), bytes.Repeat([]byte("x"), stableCand+1)); err == nil {
 		t.Error("took an ID that is too long")
 	}
-	if _, _, err := openStable(dir); err == nil {
+	if _, _, err := OpenStable(dir); err == nil {
 		t.Error("opened twice")
 	}
 	_ = s.Close()
 	var whole [2][]byte
-	for i, name := range stableFiles {
+	for i, name := range VoteFiles {
 		whole[i] = fileOf(t, dir, name)
 	}
 	write := func(i int, b []byte) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(dir, stableFiles[i]), b, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, VoteFiles[i]), b, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	has := func(what string, damaged bool) {
 		t.Helper()
-		s, repaired, err := openStable(dir)
+		s, repaired, err := OpenStable(dir)
 		if err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
@@ -79,24 +71,24 @@ func TestStable(t *testing.T) {
 		if repaired == nil && damaged {
 			t.Errorf("%s: the damage was not told of", what)
 		}
-		term, _ := s.GetUint64([]byte(keyTerm))
+		term, _ := s.GetUint64([]byte(KeyTerm))
 		vote, _ := s.GetUint64([]byte(keyVoteTerm))
 		cand, _ := s.Get([]byte(keyVoteCand))
 		if term != 7 || vote != 6 || string(cand) != "somebody" {
 			t.Errorf("%s: term %d, vote %d for %q", what, term, vote, cand)
 		}
 		_ = s.Close()
-		if s, repaired, err = openStable(dir); err != nil || repaired != nil {
+		if s, repaired, err = OpenStable(dir); err != nil || repaired != nil {
 			t.Fatalf("%s: not made good: %v, %v", what, repaired, err)
 		}
-		for _, name := range stableFiles {
+		for _, name := range VoteFiles {
 			if n := len(fileOf(t, dir, name)); n != stableRoom {
 				t.Errorf("%s: %s has %d bytes", what, name, n)
 			}
 		}
 	}
 	has("as it was", false)
-	for i := range stableFiles {
+	for i := range VoteFiles {
 		used := bytes.TrimRight(whole[i], "\x00")
 		for at := 0; at < len(used); at += 97 {
 			bad := bytes.Clone(whole[i])
@@ -108,15 +100,15 @@ func TestStable(t *testing.T) {
 			write(i, whole[i][:cut])
 			has(fmt.Sprintf("copy %d cut off at %d", i, cut), true)
 		}
-		if err := os.Remove(filepath.Join(dir, stableFiles[i])); err != nil {
+		if err := os.Remove(filepath.Join(dir, VoteFiles[i])); err != nil {
 			t.Fatal(err)
 		}
 		has("gone", true)
 	}
-	for i := range stableFiles {
+	for i := range VoteFiles {
 		write(i, spoiled(whole[i]))
 	}
-	if _, _, err := openStable(dir); !errors.As(err, new(*DamageError)) {
+	if _, _, err := OpenStable(dir); !errors.As(err, new(*DamageError)) {
 		t.Errorf("both copies damaged: %v", err)
 	}
 }
@@ -145,18 +137,18 @@ func fileOf(t testing.TB, dir, name string) []byte {
 
 // Of two copies the newer one counts: a crash came between their writes.
 func TestStableBehind(t *testing.T) {
-	dir := memDir(t)
+	dir := logtest.MemDir(t)
 	s := openedStable(t, dir)
 	for term := range uint64(20) {
-		if err := s.SetUint64([]byte(keyTerm), term+1); err != nil {
+		if err := s.SetUint64([]byte(KeyTerm), term+1); err != nil {
 			t.Fatal(err)
 		}
-		before := fileOf(t, dir, stableFiles[1])
+		before := fileOf(t, dir, VoteFiles[1])
 		if err := errors.Join(s.SetUint64([]byte(keyVoteTerm), term+1), s.Set([]byte(keyVoteCand), []byte("x"))); err != nil {
 			t.Fatal(err)
 		}
 		_ = s.Close()
-		if err := os.WriteFile(filepath.Join(dir, stableFiles[1]), before, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, VoteFiles[1]), before, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		s = openedStable(t, dir)
@@ -168,7 +160,7 @@ func TestStableBehind(t *testing.T) {
 
 // Half a vote is none: raft says the term first and then the candidate.
 func TestStableHalfVote(t *testing.T) {
-	dir := memDir(t)
+	dir := logtest.MemDir(t)
 	s := openedStable(t, dir)
 	if err := errors.Join(s.SetUint64([]byte(keyVoteTerm), 3), s.Set([]byte(keyVoteCand), []byte("a")), s.SetUint64([]byte(keyVoteTerm), 4)); err != nil {
 		t.Fatal(err)
@@ -185,10 +177,10 @@ func TestStableHalfVote(t *testing.T) {
 // A full disk stops no election: thousands of votes take no more room than the
 // first one.
 func TestStableNeedsNoRoom(t *testing.T) {
-	dir := memDir(t)
+	dir := logtest.MemDir(t)
 	s := openedStable(t, dir)
 	room := func() (n int64) {
-		for _, name := range stableFiles {
+		for _, name := range VoteFiles {
 			var st unix.Stat_t
 			if err := unix.Stat(filepath.Join(dir, name), &st); err != nil {
 				t.Fatal(err)
@@ -201,7 +193,7 @@ func TestStableNeedsNoRoom(t *testing.T) {
 	for i := range uint64(2000) {
 		term := i + 1
 		cand := bytes.Repeat([]byte("x"), int(i%stableCand))
-		if err := errors.Join(s.SetUint64([]byte(keyTerm), term), s.SetUint64([]byte(keyVoteTerm), term), s.Set([]byte(keyVoteCand), cand)); err != nil {
+		if err := errors.Join(s.SetUint64([]byte(KeyTerm), term), s.SetUint64([]byte(keyVoteTerm), term), s.Set([]byte(keyVoteCand), cand)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -217,7 +209,7 @@ func TestStableVersion1(t *testing.T) {
 		r := stableRecord{seq: seq, term: term, voteTerm: 6, voteCand: []byte("somebody")}
 		b := append(r.encode(), make([]byte, stableSlotV1)...)[:stableSlotV1]
 		b[8] = 1
-		copy(b[12:16], uint32Bytes(checksum(b[stableHead:])))
+		copy(b[12:16], uint32Bytes(Checksum(b[stableHead:])))
 		return b
 	}
 	for name, file := range map[string][]byte{
@@ -227,7 +219,7 @@ func TestStableVersion1(t *testing.T) {
 	} {
 		for interrupted := range 2 {
 			dir := t.TempDir()
-			path := filepath.Join(dir, stableFileV1)
+			path := filepath.Join(dir, VoteFileV1)
 			if err := os.WriteFile(path, file, 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -237,10 +229,10 @@ func TestStableVersion1(t *testing.T) {
 				if err := os.WriteFile(path, file, 0o600); err != nil { // it was not removed
 					t.Fatal(err)
 				}
-				_ = os.Remove(filepath.Join(dir, stableFiles[1]))
+				_ = os.Remove(filepath.Join(dir, VoteFiles[1]))
 				s = openedStable(t, dir)
 			}
-			term, _ := s.GetUint64([]byte(keyTerm))
+			term, _ := s.GetUint64([]byte(KeyTerm))
 			cand, _ := s.Get([]byte(keyVoteCand))
 			if term != 7 || string(cand) != "somebody" {
 				t.Errorf("%s: term %d, vote for %q", name, term, cand)
@@ -251,10 +243,10 @@ func TestStableVersion1(t *testing.T) {
 		}
 	}
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, stableFileV1), make([]byte, 2*stableSlotV1), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, VoteFileV1), make([]byte, 2*stableSlotV1), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := openStable(dir); !errors.As(err, new(*DamageError)) {
+	if _, _, err := OpenStable(dir); !errors.As(err, new(*DamageError)) {
 		t.Errorf("an old file that is damaged: %v", err)
 	}
 }
@@ -266,7 +258,7 @@ func FuzzDecodeStable(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if len(data) >= stableHead { // else the checksum would hide the rest
 			data = bytes.Clone(data)
-			copy(data[12:16], uint32Bytes(checksum(data[stableHead:])))
+			copy(data[12:16], uint32Bytes(Checksum(data[stableHead:])))
 		}
 		r, err := decodeStable(data)
 		if err != nil {

@@ -1,0 +1,49 @@
+// Package datadir is what a member's data folder holds beside raft's log: term
+// and vote, snapshots, the store's epoch, and what was found damaged. It knows
+// no Store: it says what is on disk and whether that can be believed, the store
+// decides what is done about it.
+package datadir
+
+import (
+	"errors"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+)
+
+// WriteSynced writes a file and syncs it. A crash may leave a part of it.
+func WriteSynced(path string, content []byte) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+// SyncDir makes the names in a folder durable.
+func SyncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// ReplaceFile writes a file: after a crash it is the old one or the new one.
+func ReplaceFile(path string, b []byte) error {
+	err := WriteSynced(path+".tmp", b)
+	if err == nil {
+		err = os.Rename(path+".tmp", path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(path+".tmp"))
+	}
+	return SyncDir(filepath.Dir(path))
+}
+
+// Checksum is the CRC-32C of b.
+func Checksum(b []byte) uint32 { return crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)) }
