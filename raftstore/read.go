@@ -29,6 +29,7 @@ type ListOptions struct {
 	From      string // first key included; "" or anything before the prefix: from its beginning
 	Limit     int    // 0: all
 	CountOnly bool
+	NoCount   bool // Count is not wanted: only what is returned is looked at
 }
 
 // ListResult is a List's result. KVs is shared and must not be changed.
@@ -56,7 +57,7 @@ func (s *Store) List(ctx context.Context, prefix string, o ListOptions) (ListRes
 		return ListResult{}, err
 	}
 	l, err := s.keyspace().List(mvcc.Range{
-		Prefix: prefix, From: o.From, Limit: o.Limit, CountOnly: o.CountOnly, Revision: o.Revision,
+		Prefix: prefix, From: o.From, Limit: o.Limit, CountOnly: o.CountOnly, NoCount: o.NoCount, Revision: o.Revision,
 	})
 	return ListResult(l), err
 }

@@ -141,7 +141,10 @@ func (l *lister) read(page int) (raftstore.ListResult, error) {
 
 func (l *lister) fetch(read raftstore.ReadOptions, page int) (raftstore.ListResult, error) {
 	if l.opts.Recursive {
-		return l.s.list(l.ctx, l.prefix, raftstore.ListOptions{ReadOptions: read, From: l.from, Limit: page})
+		return l.s.list(l.ctx, l.prefix, raftstore.ListOptions{
+			ReadOptions: read, From: l.from, Limit: page,
+			NoCount: l.last != "" || !l.opts.Predicate.Empty(), // no client is told
+		})
 	}
 	kv, rev, err := l.s.get(l.ctx, l.prefix, read)
 	res := raftstore.ListResult{Revision: rev}

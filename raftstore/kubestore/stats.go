@@ -40,7 +40,7 @@ func (s *Storage) Stats(ctx context.Context) (storage.Stats, error) {
 	var stats storage.Stats
 	var bytes int64
 	for from := ""; ; {
-		res, err := s.store.List(ctx, prefix, raftstore.ListOptions{ReadOptions: stale, From: from, Limit: statsPage})
+		res, err := s.store.List(ctx, prefix, raftstore.ListOptions{ReadOptions: stale, From: from, Limit: statsPage, NoCount: true})
 		if err != nil {
 			return storage.Stats{}, explain(err)
 		}

@@ -174,7 +174,7 @@ func (k *Keyspace) replace(prev, v *version, origin string) {
 		v.sum = hashKV(&v.kv)
 		k.account(v, +1)
 	}
-	k.folders.note(v.kv.Key, v.use().minus(prev.use()))
+	k.folders.note(v.kv.Key, v.kv.ModRevision, v.use().minus(prev.use()))
 	v.prev.Store(prev)
 	k.tree.ReplaceOrInsert(item{key: v.kv.Key, head: v})
 	k.history.add(change{v: v, prev: prev, time: k.now, origin: origin})

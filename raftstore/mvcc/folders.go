@@ -26,13 +26,18 @@ func (v *version) use() Use {
 // in no snapshot and no hash.
 type folders struct {
 	mu sync.RWMutex
-	by map[string]*Use
+	by map[string]*folder
 }
 
-func (f *folders) init() { f.by = make(map[string]*Use) }
+type folder struct {
+	Use
+	rev int64 // of the last change of Keys, at least
+}
 
-// note adds d to all folders of key.
-func (f *folders) note(key string, d Use) {
+func (f *folders) init() { f.by = make(map[string]*folder) }
+
+// note adds d, a change of revision rev, to all folders of key.
+func (f *folders) note(key string, rev int64, d Use) {
 	if d == (Use{}) {
 		return
 	}
@@ -46,11 +51,14 @@ func (f *folders) note(key string, d Use) {
 		end += n + 1
 		u := f.by[key[:end]]
 		if u == nil {
-			u = new(Use)
+			u = new(folder)
 			f.by[strings.Clone(key[:end])] = u
 		}
 		u.Keys += d.Keys
 		u.Bytes += d.Bytes
+		if d.Keys != 0 {
+			u.rev = max(u.rev, rev)
+		}
 		if u.Keys == 0 {
 			delete(f.by, key[:end])
 		}
@@ -62,9 +70,21 @@ func (k *Keyspace) Folder(folder string) Use {
 	k.folders.mu.RLock()
 	defer k.folders.mu.RUnlock()
 	if u := k.folders.by[folder]; u != nil {
-		return *u
+		return u.Use
 	}
 	return Use{}
+}
+
+// keysAt is how many keys a folder held at rev; false where it cannot tell,
+// because keys came or went since.
+func (f *folders) keysAt(folder string, rev int64) (int64, bool) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	u := f.by[folder]
+	if u == nil || u.rev > rev {
+		return 0, false
+	}
+	return u.Keys, true
 }
 
 // Folders is the live data below every folder that has any.
@@ -73,7 +93,7 @@ func (k *Keyspace) Folders() map[string]Use {
 	defer k.folders.mu.RUnlock()
 	all := make(map[string]Use, len(k.folders.by))
 	for folder, u := range k.folders.by {
-		all[folder] = *u
+		all[folder] = u.Use
 	}
 	return all
 }

@@ -27,6 +27,7 @@ type Keyspace struct {
 	origins origins
 	history history // its own lock: read by watchers and readers of the past
 	folders folders // its own lock
+	rests   rests   // its own lock
 
 	view atomic.Pointer[view]
 }

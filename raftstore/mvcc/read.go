@@ -1,6 +1,9 @@
 package mvcc
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // CompactedError is returned when a revision has left the history. It matches
 // ErrCompacted.
@@ -36,6 +39,7 @@ type Range struct {
 	From      string // first key wanted; "" or anything before Prefix: from its beginning
 	Limit     int    // 0: all
 	CountOnly bool
+	NoCount   bool  // Count is not wanted: only what is returned is looked at
 	Revision  int64 // 0: the present
 }
 
@@ -43,7 +47,7 @@ type Range struct {
 type Listing struct {
 	KVs      []KeyValue
 	More     bool  // keys follow after the last of KVs
-	Count    int64 // all keys of the range, whatever the limit
+	Count    int64 // all keys of the range, whatever the limit; with NoCount, at least those of KVs
 	Revision int64 // as of which it holds
 }
 
@@ -63,43 +67,61 @@ func (k *Keyspace) Get(key string, revision int64) (*KeyValue, int64, error) {
 	return kv, rev, nil
 }
 
-// List returns the keys of a range in order, all as of one revision.
+// List returns the keys of a range in order, all as of one revision. A page
+// costs what it returns where the count of its range is known, see knownCount.
 func (k *Keyspace) List(r Range) (Listing, error) {
+	res, _, err := k.list(r)
+	return res, err
+}
+
+// list is List, and tells how many keys it has looked at.
+func (k *Keyspace) list(r Range) (res Listing, looked int, err error) {
 	v := k.view.Load()
 	rev, err := k.resolve(v, r.Revision)
 	if err != nil {
-		return Listing{}, err
+		return Listing{}, 0, err
 	}
-	res := Listing{Revision: rev}
-	k.ascend(v, r.Prefix, max(r.From, r.Prefix), func(head *version) {
+	res.Revision = rev
+	count, known := k.knownCount(rev, r.Prefix, r.From)
+	if r.CountOnly && known {
+		res.Count = count
+		return res, 0, k.stillReadable(rev, r.Revision)
+	}
+	ascend(v, r.Prefix, max(r.From, r.Prefix), func(head *version) bool {
+		looked++
 		kv := at(head, rev).current()
 		if kv == nil {
-			return
+			return true
 		}
 		res.Count++
 		switch {
 		case r.CountOnly:
 		case r.Limit > 0 && len(res.KVs) >= r.Limit:
 			res.More = true
+			return !known && !r.NoCount
 		default:
 			res.KVs = append(res.KVs, *kv)
 		}
+		return true
 	})
 	if err := k.stillReadable(rev, r.Revision); err != nil {
-		return Listing{}, err
+		return Listing{}, looked, err
 	}
-	return res, nil
+	if known {
+		res.Count = count
+	}
+	if res.More && (known || !r.NoCount) {
+		last := res.KVs[len(res.KVs)-1].Key
+		k.rests.note(rest{rev, r.Prefix, last + "\x00"}, res.Count-int64(len(res.KVs)))
+	}
+	return res, looked, nil
 }
 
-func (k *Keyspace) ascend(v *view, prefix, from string, visit func(head *version)) {
-	step := func(it item) bool {
-		if len(it.key) < len(prefix) || it.key[:len(prefix)] != prefix {
-			return false
-		}
-		visit(it.head)
-		return true
-	}
-	v.tree.AscendGreaterOrEqual(item{key: from}, step)
+// ascend visits the keys of a prefix in order until visit returns false.
+func ascend(v *view, prefix, from string, visit func(head *version) bool) {
+	v.tree.AscendGreaterOrEqual(item{key: from}, func(it item) bool {
+		return strings.HasPrefix(it.key, prefix) && visit(it.head)
+	})
 }
 
 // resolve turns a revision asked for into one that v can answer.

@@ -16,7 +16,7 @@ func (k *Keyspace) Rebase(by int64) *Keyspace {
 		if it.head.live() {
 			v := &version{kv: it.head.kv, sum: it.head.sum}
 			n.account(v, +1)
-			n.folders.note(v.kv.Key, v.use())
+			n.folders.note(v.kv.Key, n.rev, v.use())
 			n.tree.ReplaceOrInsert(item{key: v.kv.Key, head: v})
 		}
 		return true

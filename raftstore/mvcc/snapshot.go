@@ -136,7 +136,7 @@ func (b *Builder) Base(kv KeyValue) error {
 	}
 	v := &version{kv: kv, sum: hashKV(&kv)}
 	b.k.account(v, +1)
-	b.k.folders.note(kv.Key, v.use())
+	b.k.folders.note(kv.Key, kv.ModRevision, v.use())
 	b.k.tree.ReplaceOrInsert(item{key: kv.Key, head: v})
 	return nil
 }
