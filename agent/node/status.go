@@ -19,6 +19,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
+
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // What the node keeps for itself and the system.
@@ -30,8 +32,11 @@ const maxImages = 50
 // status fills the status in as the machine is now.
 func (n *Node) status(ctx context.Context, node *v1.Node, now time.Time) {
 	s := &node.Status
-	s.Capacity = n.capacity()
-	s.Allocatable = n.allocatable(s.Capacity)
+	capacity := n.capacity()
+	allocatable := n.allocatable(capacity)
+	keepExtended(capacity, s.Capacity)
+	keepExtended(allocatable, s.Allocatable)
+	s.Capacity, s.Allocatable = capacity, allocatable
 	s.Addresses = nil
 	if n.cfg.IP.IsValid() {
 		s.Addresses = append(s.Addresses, v1.NodeAddress{Type: v1.NodeInternalIP, Address: n.cfg.IP.String()})
@@ -123,6 +128,16 @@ func (n *Node) capacity() v1.ResourceList {
 		out[v1.ResourceEphemeralStorage] = *resource.NewQuantity(int64(fs.Blocks)*fs.Bsize, resource.BinarySI)
 	}
 	return out
+}
+
+// keepExtended keeps the extended resources that an administrator has patched
+// into the status: they are nothing that a machine can be asked for.
+func keepExtended(now, before v1.ResourceList) {
+	for name, q := range before {
+		if _, known := now[name]; !known && core.IsExtended(name) {
+			now[name] = q
+		}
+	}
 }
 
 // allocatable is what pods may ask for: what there is, without huge pages,

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 )
@@ -44,5 +45,19 @@ func TestPressureConditions(t *testing.T) {
 		if want := c.Type == v1.NodeDiskPressure || c.Type == v1.NodeReady; (c.Status == v1.ConditionTrue) != want {
 			t.Errorf("%s is %s", c.Type, c.Status)
 		}
+	}
+}
+
+// Extended resources that an administrator announces by a patch of the status
+// stay; what the machine itself no longer has goes.
+func TestExtendedResourcesStay(t *testing.T) {
+	one := resource.MustParse("1")
+	now := v1.ResourceList{v1.ResourceCPU: one}
+	keepExtended(now, v1.ResourceList{
+		v1.ResourceCPU: resource.MustParse("7"), "example.com/gpu": one, "hugepages-2Mi": one, "kubernetes.io/batch-cpu": one, "node.kubernetes.io/x": one,
+	})
+	want := v1.ResourceList{v1.ResourceCPU: one, "example.com/gpu": one}
+	if diff := cmp.Diff(want, now); diff != "" {
+		t.Error(diff)
 	}
 }

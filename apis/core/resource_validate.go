@@ -133,7 +133,7 @@ func validateContainerResourceName(name corev1.ResourceName, at *field.Path) fie
 			return nil
 		}
 		return field.ErrorList{field.Invalid(at, name, "must be a standard resource for containers")}
-	case !isExtended(name):
+	case !IsExtended(name):
 		return field.ErrorList{field.Invalid(at, name, "doesn't follow extended resource name standard")}
 	}
 	return nil
@@ -156,9 +156,10 @@ func isNative(name corev1.ResourceName) bool {
 	return !strings.Contains(string(name), "/") || strings.Contains(string(name), corev1.ResourceDefaultNamespacePrefix)
 }
 
-// isExtended: qualified by a domain that is not ours, and still a qualified
+// IsExtended tells whether a resource is an extended one: qualified by a domain
+// that is not ours, and still a qualified
 // name when a quota prefixes it.
-func isExtended(name corev1.ResourceName) bool {
+func IsExtended(name corev1.ResourceName) bool {
 	return !isNative(name) && !strings.HasPrefix(string(name), corev1.DefaultResourceRequestsPrefix) &&
 		len(validation.IsQualifiedName(corev1.DefaultResourceRequestsPrefix+string(name))) == 0
 }
@@ -171,7 +172,7 @@ func isHugePages(name corev1.ResourceName) bool {
 func overcommits(name corev1.ResourceName) bool { return isNative(name) && !isHugePages(name) }
 
 // countable tells whether a resource comes in pieces.
-func countable(name corev1.ResourceName) bool { return name == corev1.ResourcePods || isExtended(name) }
+func countable(name corev1.ResourceName) bool { return name == corev1.ResourcePods || IsExtended(name) }
 
 func validateResizePolicy(policies []corev1.ContainerResizePolicy, restart corev1.RestartPolicy, at *field.Path) field.ErrorList {
 	var errs field.ErrorList

@@ -1,0 +1,73 @@
+package kubectl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/clusterd/clusterd/e2e/features"
+)
+
+// TestE2EXPreemption fills a resource that only this test uses, so that pods of
+// other tests are left alone.
+func TestE2EXPreemption(t *testing.T) {
+	t.Parallel()
+	k := start(t, "preemption")
+	const scarce = "example.com/scarce"
+	k.ok("patch", "node", node, "--subresource=status", "--type=merge", "-p", `{"status":{"capacity":{"`+scarce+`":"5"},"allocatable":{"`+scarce+`":"5"}}}`)
+	pod := func(name, class string, amount int, more ...string) string {
+		return strings.Replace(simple(name, "sleep", append(more, "priorityClassName: "+class)...), "args:",
+			fmt.Sprintf("resources: {requests: {%s: %d}, limits: {%[1]s: %[2]d}}, args:", scarce, amount), 1)
+	}
+	k.ok("create", "priorityclass", "preempt-low", "--value=10")
+	k.ok("create", "priorityclass", "preempt-high", "--value=1000")
+	k.sub("a pod of higher priority displaces one of lower", func(k *kit) {
+		features.Shows(k, 124)
+		features.Conforms(k, 369, 371)
+		k.okIn(strings.Replace(pod("low", "preempt-low", 3), "metadata: {", "metadata: {finalizers: [example.com/hold], ", 1), "create", "-f", "-")
+		k.okIn(pod("other", "preempt-high", 2), "create", "-f", "-")
+		k.ready("low")
+		k.ready("other")
+		k.okIn(pod("high", "preempt-high", 3), "create", "-f", "-")
+		// The finalizer keeps the victim, so that its condition and the
+		// nomination can be read.
+		victim := k.podIs("low", "is to go", func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil })
+		if condition(victim, corev1.DisruptionTarget) != corev1.ConditionTrue {
+			k.Errorf("the victim's conditions: %v", victim.Status.Conditions)
+		}
+		k.podIs("high", "is nominated", func(p *corev1.Pod) bool { return p.Status.NominatedNodeName == node || p.Spec.NodeName == node })
+		k.ok("patch", "pod", "low", "--type=merge", "-p", `{"metadata":{"finalizers":null}}`)
+		k.gone("low")
+		k.ready("high")
+		k.is("untouched", string(k.pod("other").Status.Phase), "Running")
+		k.ok("delete", "pod", "high", "other")
+	})
+	k.sub("a critical pod displaces one of lower priority", func(k *kit) {
+		features.Conforms(k, 370)
+		k.okIn(pod("meek", "preempt-high", 5), "create", "-f", "-")
+		k.ready("meek")
+		k.okIn(pod("critical", "system-cluster-critical", 5), "create", "-f", "-")
+		k.gone("meek")
+		k.ready("critical")
+		k.ok("delete", "pod", "critical")
+	})
+	k.sub("none goes where none may", func(k *kit) {
+		k.okIn(pod("stays", "preempt-low", 5), "create", "-f", "-")
+		k.ready("stays")
+		k.ok("create", "priorityclass", "preempt-never", "--value=2000", "--preemption-policy=Never")
+		k.okIn(pod("patient", "preempt-never", 5), "create", "-f", "-")
+		k.eventually("it waits", func(context.Context) error {
+			if got := k.field("pod/patient", `{.status.conditions[?(@.type=="PodScheduled")].message}`); !strings.Contains(got, "Insufficient "+scarce) {
+				return errors.New(got)
+			}
+			return nil
+		})
+		k.is("the one that was there", string(k.pod("stays").Status.Phase), "Running")
+		k.ok("delete", "pod", "patient", "stays")
+	})
+	k.ok("delete", "priorityclass", "preempt-low", "preempt-high", "preempt-never")
+}
