@@ -6,6 +6,10 @@
 // folder. It lives as long as the mount, a process in it, or an open
 // descriptor of it; dropping the last of these is also the cheap way to remove
 // every interface in it.
+//
+// Making, opening and entering are vishvananda/netns's. What that lacks is here:
+// a folder of pins of our own that survives crashes in the middle, a thread that
+// is ended when it cannot go back, and owners in user namespaces.
 package netns
 
 import (
@@ -17,6 +21,7 @@ import (
 	"sort"
 	"strings"
 
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -68,10 +73,12 @@ func (d *Dir) Create(name string) (string, error) {
 	}
 	_ = f.Close() // read-only and empty: nothing to lose
 	err = onThread(func() error {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("unshare: %w", err)
+		made, err := netns.New()
+		if err != nil {
+			return fmt.Errorf("make it: %w", err)
 		}
-		if err := unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, ""); err != nil {
+		defer func() { _ = made.Close() }()
+		if err := unix.Mount(own, path, "", unix.MS_BIND, ""); err != nil {
 			return fmt.Errorf("pin at %s: %w", path, err)
 		}
 		return nil
@@ -130,18 +137,18 @@ func (d *Dir) List() ([]string, error) {
 // If the thread cannot go back to where it was it is ended rather than given
 // back to the runtime. A panic of fn is raised again in the caller.
 func Do(path string, fn func() error) error {
-	target, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	target, err := netns.GetFromPath(path)
 	if err != nil {
 		return fmt.Errorf("enter network namespace %s: %w", path, err)
 	}
-	defer func() { _ = unix.Close(target) }()
+	defer func() { _ = target.Close() }()
 	if ok, err := isNamespace(path); err != nil {
 		return fmt.Errorf("enter network namespace %s: %w", path, err)
 	} else if !ok {
 		return fmt.Errorf("enter %s: %w", path, ErrNotNamespace)
 	}
 	return onThread(func() error {
-		if err := unix.Setns(target, unix.CLONE_NEWNET); err != nil {
+		if err := netns.Set(target); err != nil {
 			return fmt.Errorf("enter network namespace %s: %w", path, err)
 		}
 		return fn()
@@ -181,7 +188,7 @@ func lockedRun(fn func() error, out chan<- outcome) {
 		out <- o
 		return
 	}
-	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	home, err := netns.GetFromPath(own)
 	if err != nil {
 		runtime.UnlockOSThread()
 		out <- outcome{err: fmt.Errorf("remember the network namespace: %w", err)}
@@ -192,14 +199,17 @@ func lockedRun(fn func() error, out chan<- outcome) {
 		if p := recover(); p != nil {
 			o.panicked = p
 		}
-		if unix.Setns(home, unix.CLONE_NEWNET) == nil {
+		if netns.Set(home) == nil {
 			runtime.UnlockOSThread()
 		} // else: still locked, so the runtime ends the thread with this goroutine
-		_ = unix.Close(home)
+		_ = home.Close()
 		out <- o
 	}()
 	o.err = fn()
 }
+
+// own is the namespace of the calling thread.
+const own = "/proc/thread-self/ns/net"
 
 // isNamespace says whether a namespace is mounted at path.
 func isNamespace(path string) (bool, error) {
