@@ -34,6 +34,19 @@ bin/podmon: deps $(shell find cmd/podmon agent/podmon -name '*.go' -o -name '*.c
 build: bin/podmon ## build bin/clusterd, bin/clusterctl, bin/podmon
 	$(GO) build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/clusterd ./cmd/clusterctl
 
+bin/kubectl: go.mod $(wildcard hack/kubectl/*.go)
+	$(GO) build -ldflags '$(LDFLAGS)' -o $@ ./hack/kubectl
+
+# The gates' own tools, at the versions of hack/tools/go.mod.
+bin/tools/%: hack/tools/go.mod
+	@mkdir -p bin/tools
+	cd hack/tools && $(GO) build -o ../../bin/tools/ $$($(GO) list tool | grep '/$*$$')
+
+.PHONY: lint
+lint: bin/tools/golangci-lint ## gofmt and the rules of .golangci.yml
+	@bad=$$(gofmt -l $$(git ls-files '*.go' 2>/dev/null || find . -name '*.go')); [ -z "$$bad" ] || { echo "not formatted: $$bad"; exit 1; }
+	bin/tools/golangci-lint run ./...
+
 .PHONY: image
 image: ## build the demo image into bin/hello.tar
 	@mkdir -p bin
@@ -96,16 +109,16 @@ vagrant-test: deb image ## the package on systemd, in NODES (1) emulated machine
 	e2e/machines/run.sh
 
 .PHONY: features
-features: build image ## the rows of docs/FEATURES.md that passing tests show
-	CLUSTERD_E2E=netns $(GO) run ./e2e/features/report
+features: build image bin/kubectl ## the rows of docs/FEATURES.md that passing tests show
+	CLUSTERD_E2E=netns CLUSTERD_KUBECTL=$(CURDIR)/bin/kubectl $(GO) run ./e2e/features/report
 
 .PHONY: conformance
-conformance: build image ## the rows of docs/CONFORMANCE.md that passing tests show
-	CLUSTERD_E2E=netns $(GO) run ./e2e/features/report -list conformance
+conformance: build image bin/kubectl ## the rows of docs/CONFORMANCE.md that passing tests show
+	CLUSTERD_E2E=netns CLUSTERD_KUBECTL=$(CURDIR)/bin/kubectl $(GO) run ./e2e/features/report -list conformance
 
 .PHONY: bench-line
 bench-line: build image ## from apply to Running, memory, start: JSON lines
-	$(GO) run ./bench/line
+	cd bench && $(GO) run ./line
 
 .PHONY: bench-idle
 bench-idle: build ## what a node costs when nobody asks anything: memory, wake-ups, bytes written: JSON lines (root)
@@ -113,19 +126,20 @@ bench-idle: build ## what a node costs when nobody asks anything: memory, wake-u
 
 .PHONY: bench-agent
 bench-agent: bin/podmon ## one node's hands: pods up and down, exec, memory: JSON lines
-	$(GO) run ./bench/agent
+	cd bench && $(GO) run ./agent
 
 .PHONY: leaks
 leaks: ## 110 pods made and deleted 50 times, and nothing of them left (root, long)
 	CLUSTERD_ROOT=1 CGO_ENABLED=0 $(GO) test -count=1 -v -timeout 4h -run RootNothingLeaks ./agent -leak-pods 110 -leak-rounds 50
 
-.PHONY: bench-store
+.PHONY: bench-net
 bench-net: ## connections by Services and a change of one endpoint at 10 to 10 000 Services, names a second: JSON lines; root
-	CLUSTERD_ROOT=1 CLUSTERD_BENCH=1 go test -count=1 -v -run TestRootFigures ./netsetup/lb
-	CLUSTERD_BENCH=1 go test -count=1 -v -run TestFigures ./agent/dns
+	CLUSTERD_ROOT=1 CLUSTERD_BENCH=1 $(GO) test -count=1 -v -run TestRootFigures ./netsetup/lb
+	CLUSTERD_BENCH=1 $(GO) test -count=1 -v -run TestFigures ./agent/dns
 
+.PHONY: bench-store
 bench-store: ## the store's reads, writes, watches, failover, beside etcd's if that is on PATH: JSON lines
-	$(GO) run ./bench/store
+	cd bench && $(GO) run ./store
 
 .PHONY: bench
 bench: bench-store bench-agent bench-line ## all benchmarks

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -196,8 +197,11 @@ func tail(s string, n int) string {
 // run runs clusterctl or kubectl as the administrator.
 func (e *env) run(prog, stdin string, args ...string) (stdout, stderr string, code int) {
 	path := prog
-	if prog == "clusterctl" {
+	switch prog {
+	case "clusterctl":
 		path = e.Bin(prog)
+	case "kubectl":
+		path = kubectlPath()
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(e.t.Context()), patience)
 	defer cancel()
@@ -250,10 +254,14 @@ func (e *env) refused(stdin string, args ...string) string {
 	return out + errs
 }
 
+// kubectlPath is the kubectl that CLUSTERD_KUBECTL names (make test builds one of
+// the server's version), else the one in PATH.
+func kubectlPath() string { return cmp.Or(os.Getenv("CLUSTERD_KUBECTL"), "kubectl") }
+
 // kubectls are the programs that must behave the same.
 func kubectls() []string {
 	progs := []string{"clusterctl"}
-	if _, err := exec.LookPath("kubectl"); err == nil {
+	if _, err := exec.LookPath(kubectlPath()); err == nil {
 		progs = append(progs, "kubectl")
 	}
 	return progs

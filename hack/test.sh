@@ -13,39 +13,44 @@ rows=() failed=0
 # Tests that show rows of docs/FEATURES.md write them down here.
 export CLUSTERD_FEATURES=${CLUSTERD_FEATURES:-$logs/features}
 
-# Packages without Kubernetes' libraries: cheap to build with the race detector.
-RACE_PACKAGES="./gossip/... ./raftstore ./raftstore/mvcc/... ./raftstore/wire/... ./raftstore/watch/... ./netsetup/... ./member/pki ./member/transport ./raftstore/backup ./agent/cpu ./agent/users"
+# kubectl of the API server's version, for every test that calls one.
+export CLUSTERD_KUBECTL=$PWD/bin/kubectl
 
-lint() {
-	local bad
-	bad=$(gofmt -l $(git ls-files '*.go' 2>/dev/null || find . -name '*.go')) || return 1
-	if [ -n "$bad" ]; then
-		echo "not formatted: $bad"
-		return 1
-	fi
-	$GO vet ./...
-}
-build() { make --no-print-directory build image; }
-unit() { $GO test -shuffle=on -timeout 25m ./...; }
-race() { CGO_ENABLED=1 $GO test -race -timeout 25m $RACE_PACKAGES; }
+lint() { make --no-print-directory lint; }
+build() { make --no-print-directory build image && (cd bench && $GO vet ./...); }
+unit() { gotest -shuffle=on -timeout 25m ./...; }
+race() { CGO_ENABLED=1 gotest -race -timeout 25m $(race_packages); }
 root() {
-	CLUSTERD_ROOT=1 $GO test -p 1 -count=1 -run Root $(packages_with 'func TestRoot')
+	CLUSTERD_ROOT=1 gotest -p 1 -count=1 -timeout 20m -run Root $(packages_with 'func TestRoot')
 }
 vm() { make --no-print-directory test-vm; }
 e2e() {
-	local kubectl
-	if kubectl=$(command -v kubectl); then
-		echo "kubectl: $kubectl, $("$kubectl" version --client 2>&1 | tr '\n' ' ')"
-	else
-		echo "kubectl: none on this machine; clusterctl, built on the same packages, stands in"
+	local own
+	CLUSTERD_E2E=netns gotest -p 1 -count=1 -timeout 20m ./e2e/... || return 1
+	# The machine's own kubectl, mostly of another version, goes on a short tour.
+	if own=$(command -v kubectl); then
+		echo "kubectl of this machine: $own, $("$own" version --client 2>&1 | tr '\n' ' ')"
+		CLUSTERD_KUBECTL=$own gotest -count=1 -run Kubectl ./apis/server
 	fi
-	CLUSTERD_E2E=netns $GO test -p 1 -count=1 -timeout 20m ./e2e/...
+}
+
+# gotest is go test whose events are kept, to tell at the end what did not run.
+gotest() { bin/tools/gotestsum --format standard-quiet --hide-summary skipped --jsonfile "$(mktemp -p "$logs" --suffix=.json)" -- "$@"; }
+
+# race_packages lists the packages whose tests link nothing of Kubernetes': cheap
+# to build with the race detector.
+race_packages() {
+	CGO_ENABLED=1 $GO list -test -f '{{if eq .Name "main"}}{{.ImportPath}} {{join .Deps " "}}{{end}}' ./... |
+		grep '^[^ ]*\.test ' | grep -v ' k8s\.io/\(api\|apimachinery\|apiserver\|client-go\)/' | sed 's/\.test .*//'
 }
 
 # packages_with lists the packages whose tests hold a text.
 packages_with() { grep -rl --include='*_test.go' "$1" . | xargs -n 1 dirname | sort -u; }
 
 needs_root() { case $1 in root | e2e | vm) return 0 ;; esac; return 1; }
+
+make --no-print-directory bin/tools/gotestsum bin/kubectl || exit 1
+echo "kubectl: $CLUSTERD_KUBECTL, $("$CLUSTERD_KUBECTL" version --client 2>&1 | tr '\n' ' ')"
 
 for tier in $TIERS; do
 	if needs_root "$tier" && [ "$(id -u)" -ne 0 ]; then
@@ -72,6 +77,10 @@ for row in "${rows[@]}"; do
 	IFS='|' read -r tier result note <<<"$row"
 	printf '%-6s  %-11s  %s\n' "$tier" "$result" "$note"
 done
+if compgen -G "$logs/*.json" >/dev/null; then
+	echo
+	$GO run ./hack/notrun "$logs"/*.json
+fi
 if [ -s "$CLUSTERD_FEATURES" ]; then
 	printf '\n%s (make features lists them)\n' "$($GO run ./e2e/features/report -from "$CLUSTERD_FEATURES" | grep -m 1 '^rows shown')"
 fi

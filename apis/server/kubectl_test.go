@@ -3,6 +3,7 @@ package server_test
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"io"
 	"os"
 	"os/exec"
@@ -22,7 +23,7 @@ import (
 	"github.com/clusterd/clusterd/e2e/features"
 )
 
-// kubectl runs the kubectl of this machine as the given user would.
+// kubectl runs the kubectl that CLUSTERD_KUBECTL names, or this machine's, as the given user would.
 type kubectl struct {
 	path, dir string
 	env       []string
@@ -31,9 +32,9 @@ type kubectl struct {
 // newKubectl skips the test where there is no kubectl.
 func newKubectl(t *testing.T, config *rest.Config) *kubectl {
 	t.Helper()
-	path, err := exec.LookPath("kubectl")
+	path, err := exec.LookPath(cmp.Or(os.Getenv("CLUSTERD_KUBECTL"), "kubectl"))
 	if err != nil {
-		t.Skip("no kubectl in PATH: install one to run this test")
+		t.Skip("no kubectl: make test builds one, or name one in CLUSTERD_KUBECTL")
 	}
 	dir := t.TempDir()
 	kubeconfig := clientcmdapi.Config{

@@ -5,7 +5,7 @@
 // how the two compare. It prints one JSON object per figure. Times hold for the
 // machine they were taken on; compare figures of one run.
 //
-//	make bin/podmon && sudo go run ./bench/agent
+//	make bin/podmon && cd bench && sudo go run ./agent
 package main
 
 import (
@@ -87,7 +87,7 @@ type config struct {
 
 func main() {
 	var cfg config
-	flag.StringVar(&cfg.podmon, "podmon", "bin/podmon", "podmon, from `make bin/podmon`")
+	flag.StringVar(&cfg.podmon, "podmon", "../bin/podmon", "podmon, from `make bin/podmon`")
 	flag.IntVar(&cfg.rounds, "rounds", 3, "rounds of the cases with many pods")
 	flag.StringVar(&cfg.cases, "cases", "", "cases to run: alone, parallel, exec, memory, idle, probes (all)")
 	flag.StringVar(&cfg.profiles, "profiles", "", "a folder for processor and allocation profiles of the cases parallel, idle and probes")

@@ -47,8 +47,8 @@ func (f figure) print() {
 }
 
 func main() {
-	bin := flag.String("bin", "bin", "folder with clusterd and clusterctl")
-	image := flag.String("image", "bin/hello.tar", "demo image, from `make image`")
+	bin := flag.String("bin", "../bin", "folder with clusterd and clusterctl")
+	image := flag.String("image", "../bin/hello.tar", "demo image, from `make image`")
 	rounds := flag.Int("rounds", 5, "rounds of each case")
 	flag.Parse()
 	machine = describeMachine()

@@ -1,16 +1,16 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
 	"reflect"
-	"strings"
 	"time"
 
-	"github.com/pmezard/go-difflib/difflib"
+	"github.com/rogpeppe/go-internal/diff"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
@@ -168,16 +168,9 @@ func (o *objectPath) diff(ctx context.Context, from, to string, managed bool) (s
 	if texts[0] == "" && texts[1] == "" {
 		return "", errors.New(o.String() + " existed at neither moment")
 	}
-	return difflib.GetUnifiedDiffString(difflib.UnifiedDiff{
-		A: lines(texts[0]), B: lines(texts[1]), Context: 3,
-		FromFile: o.String() + " at " + from, ToFile: o.String() + " at " + orNow(to),
-	})
-}
-
-// lines splits text that ends in a newline, or is empty.
-func lines(text string) []string {
-	split := strings.SplitAfter(text, "\n")
-	return split[:len(split)-1]
+	out := diff.Diff(o.String()+" at "+from, []byte(texts[0]), o.String()+" at "+orNow(to), []byte(texts[1]))
+	_, out, _ = bytes.Cut(out, []byte("\n")) // the line that names the command
+	return string(out), nil
 }
 
 func orNow(moment string) string {

@@ -2,6 +2,7 @@ package kubectl
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -193,9 +194,10 @@ func (k *kit) dump() {
 	}
 }
 
-// program is kubectl, or clusterctl where there is none.
+// program is the kubectl that CLUSTERD_KUBECTL names (make test builds one of the
+// server's version), or the one in PATH, or clusterctl where there is none.
 func (k *kit) program() string {
-	if path, err := exec.LookPath("kubectl"); err == nil {
+	if path, err := exec.LookPath(cmp.Or(os.Getenv("CLUSTERD_KUBECTL"), "kubectl")); err == nil {
 		return path
 	}
 	return k.c.Bin("clusterctl")
