@@ -80,8 +80,8 @@ fault-store: ## kill -9 the store's members KILLS times under load, check what c
 FOR  ?= 30m
 SEED ?= 1
 .PHONY: chaos-store
-chaos-store: ## random faults, flipped bytes among them, befall the store for FOR, drawn from SEED
-	$(GO) test ./raftstore -count=1 -v -run 'TestChaos$$' -timeout 24h -args -chaos=$(FOR) -chaos-seed=$(SEED)
+chaos-store: ## random faults befall the store for FOR, drawn from SEED: kills, flipped bytes; then links and disks
+	$(GO) test ./raftstore -count=1 -v -run 'TestChaos' -timeout 48h -args -chaos=$(FOR) -chaos-seed=$(SEED)
 
 FUZZTIME ?= 1m
 .PHONY: fuzz-store

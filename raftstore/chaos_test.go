@@ -55,6 +55,95 @@ func TestChaos(t *testing.T) {
 	t.Logf("seed %d for %v: %d faults: %v", *chaosSeed, *chaosFor, total, count)
 }
 
+// TestChaosLinks lets faults befall three members in one process, whose links
+// and disks the test holds, in an order drawn from the seed: links that are
+// cut, silent or deaf one way, a disk that hangs, a member that is killed again
+// while it comes back from the last time. Every second member has the other
+// log engine, unless RAFTSTORE_TEST_LOG says which.
+func TestChaosLinks(t *testing.T) {
+	if *chaosFor == 0 {
+		t.Skip("runs as make chaos-store")
+	}
+	disks := newFaultyDisks()
+	c := raftstoretest.New(t, 3, disks.config)
+	r := rand.New(rand.NewPCG(*chaosSeed, 1))
+	count := map[string]int{}
+	for round, end := 0, time.Now().Add(*chaosFor); time.Now().Before(end) && !t.Failed(); round++ {
+		h := startHistoryOf(t, *chaosSeed+uint64(round)<<32, fmt.Sprintf("/r/%d/", round), func(r *rand.Rand, in registerInput) (registerOutput, bool) {
+			s := c.Store(c.IDs()[r.IntN(len(c.IDs()))])
+			if s == nil {
+				return registerOutput{}, false
+			}
+			return do(s, in)
+		})
+		for over := time.Now().Add(chaosRound); time.Now().Before(over); {
+			h.more(r.IntN(60))
+			count[befallLinks(c, disks, r)]++
+			h.more(20)
+		}
+		h.check()
+		c.Agree()
+	}
+	t.Logf("seed %d for %v: %v", *chaosSeed, *chaosFor, count)
+}
+
+// befallLinks does one thing to a member or a link and undoes it.
+func befallLinks(c *raftstoretest.Cluster, disks *faultyDisks, r *rand.Rand) string {
+	victim := c.IDs()[r.IntN(len(c.IDs()))]
+	if r.IntN(2) == 0 {
+		victim = c.LeaderID()
+	}
+	spell := func() { time.Sleep(time.Duration(r.Int64N(int64(4 * time.Second)))) } // how long the fault lasts
+	switch r.IntN(6) {
+	case 0:
+		c.Isolate(victim)
+		spell()
+		c.Rejoin(victim)
+		return "cut off"
+	case 1: // what it sends and what is sent to it vanishes, no stream ends
+		c.Mute(victim, true)
+		c.Deafen(victim, true)
+		spell()
+		c.Mute(victim, false)
+		c.Deafen(victim, false)
+		return "silent"
+	case 2:
+		way := (*raftstoretest.Cluster).Mute
+		if r.IntN(2) == 0 {
+			way = (*raftstoretest.Cluster).Deafen
+		}
+		way(c, victim, true)
+		spell()
+		way(c, victim, false)
+		return "one way"
+	case 3:
+		other := c.Follower().Status().ID
+		if other == victim {
+			other = c.LeaderID()
+		}
+		if other != victim {
+			c.Sever(victim, other, true)
+			spell()
+			c.Sever(victim, other, false)
+		}
+		return "one link"
+	case 4:
+		hang := make(chan struct{})
+		log := disks.log(victim)
+		log.set(hang, nil)
+		spell()
+		log.set(nil, nil)
+		close(hang)
+		return "hanging disk"
+	default:
+		for range 1 + r.IntN(3) { // killed again before it has caught up
+			c.Kill(victim)
+			c.Start(victim)
+		}
+		return "killed, again and again"
+	}
+}
+
 // befall does one thing to the members and undoes it.
 func (p *processes) befall(r *rand.Rand) string {
 	p.t.Helper()
