@@ -95,7 +95,7 @@ func TestRootUserNamespace(t *testing.T) {
 		{Name: "host", VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: host}}},
 	}
 	m.create(p)
-	p = m.ready("web")
+	m.ready("web")
 
 	ids := m.idsOf("web")
 	if ids.First < users.Count || ids.Count != users.Count {

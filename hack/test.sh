@@ -16,7 +16,15 @@ export CLUSTERD_FEATURES=${CLUSTERD_FEATURES:-$logs/features}
 # kubectl of the API server's version, for every test that calls one.
 export CLUSTERD_KUBECTL=$PWD/bin/kubectl
 
-lint() { make --no-print-directory lint; }
+lint() {
+	local bad
+	bad=$(gofmt -l $(git ls-files '*.go' 2>/dev/null || find . -name '*.go')) || return 1
+	if [ -n "$bad" ]; then
+		echo "not formatted: $bad"
+		return 1
+	fi
+	$GO vet ./...
+}
 build() { make --no-print-directory build image && (cd bench && $GO vet ./...); }
 unit() { gotest -shuffle=on -timeout 25m ./...; }
 race() { CGO_ENABLED=1 gotest -race -timeout 25m $(race_packages); }

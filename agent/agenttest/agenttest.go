@@ -31,7 +31,6 @@ type Runtime struct {
 	mu         sync.Mutex // guards all below
 	sandboxes  map[string]*api.SandboxStatus
 	containers map[string]*api.ContainerStatus
-	order      []string
 	streams    []chan api.Event
 	pid        int
 	log        []string

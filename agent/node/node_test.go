@@ -156,7 +156,7 @@ func TestStatusWritesAreSpread(t *testing.T) {
 		dir := t.TempDir()
 		for i := range nodes {
 			// The other one builds a REST mapper at each update.
-			api := fake.NewSimpleClientset() //nolint:staticcheck // what it leaves out is not used
+			api := fake.NewSimpleClientset() // what it leaves out is not used
 			api.PrependReactor("update", "nodes", func(a k8stesting.Action) (bool, kruntime.Object, error) {
 				if a.GetSubresource() == "status" {
 					mu.Lock()

@@ -104,7 +104,7 @@ func (m *Manager) ensureImage(ctx context.Context, pod *v1.Pod, ref string, poli
 		tell(v1.EventTypeNormal, "Pulled", fmt.Sprintf("Container image %q already present on machine", ref))
 		return have, "", nil
 	case !present && policy == v1.PullNever:
-		err := fmt.Errorf("Container image %q is not present with pull policy of Never", ref) //nolint: the API's words
+		err := fmt.Errorf("Container image %q is not present with pull policy of Never", ref) //nolint:staticcheck // ST1005: the API's words
 		tell(v1.EventTypeWarning, "ErrImageNeverPull", err.Error())
 		return img, "ErrImageNeverPull", err
 	}

@@ -262,7 +262,7 @@ func lockFile(path string) (*os.File, error) {
 		if err == nil {
 			return f, nil
 		}
-		if err != unix.EWOULDBLOCK || time.Now().After(deadline) {
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
 			f.Close()
 			return nil, fmt.Errorf("another podmon holds %s: %w", path, err)
 		}

@@ -49,7 +49,7 @@ func openProcess(pid int, start uint64) (*process, error) {
 // and that nobody has reaped yet.
 func openProcessDead(pid int, start uint64) (*process, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
-	if err == unix.ESRCH {
+	if errors.Is(err, unix.ESRCH) {
 		return nil, os.ErrProcessDone
 	}
 	if err != nil {
@@ -118,7 +118,7 @@ func (p *process) dead() bool {
 // signal sends sig to the process alone.
 func (p *process) signal(sig unix.Signal) error {
 	err := p.use(func(fd int) error { return unix.PidfdSendSignal(fd, sig, nil, 0) })
-	if err == unix.ESRCH {
+	if errors.Is(err, unix.ESRCH) {
 		return os.ErrProcessDone
 	}
 	return err
@@ -128,7 +128,7 @@ func (p *process) signal(sig unix.Signal) error {
 func (p *process) killGroup() {
 	const signalProcessGroup = 1 << 2 // PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9
 	err := p.use(func(fd int) error { return unix.PidfdSendSignal(fd, unix.SIGKILL, nil, signalProcessGroup) })
-	if err == unix.EINVAL && p.signal(0) == nil {
+	if errors.Is(err, unix.EINVAL) && p.signal(0) == nil {
 		err = unix.Kill(-p.pid, unix.SIGKILL)
 	}
 	if err != nil {

@@ -271,7 +271,7 @@ func (s *Supervisor) startPause(ctx context.Context, spec *api.Sandbox) (pid int
 	switch {
 	case ctx.Err() != nil:
 		return 0, nil, fmt.Errorf("pause does not become ready: %w", context.Cause(ctx))
-	case err != nil && err != io.EOF:
+	case err != nil && !errors.Is(err, io.EOF):
 		return 0, nil, fmt.Errorf("pause: %w", err)
 	case string(said[:n]) != "ok":
 		return 0, nil, fmt.Errorf("pause: %s", cmp.Or(string(said[:n]), "ended without a word"))

@@ -248,7 +248,6 @@ type logReader struct {
 	o       LogOptions
 	w       io.Writer
 	buf     []byte // the beginning of a line not ended yet
-	skip    bool   // of a line begun before Since
 	inLine  bool   // the last part written had no end
 	left    int64
 	limited bool

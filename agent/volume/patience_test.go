@@ -56,7 +56,7 @@ func TestPatience(t *testing.T) {
 			t.Error("still told as hanging")
 		}
 		broken := errors.New("stale file handle")
-		if err := p.do(t.Context(), "uid/nfs", "x", func() error { return broken }); err != broken {
+		if err := p.do(t.Context(), "uid/nfs", "x", func() error { return broken }); !errors.Is(err, broken) {
 			t.Errorf("got %v", err)
 		}
 	})

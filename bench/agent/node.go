@@ -67,7 +67,7 @@ func newNode(ctx context.Context, podmon string) (_ *node, err error) {
 	// The deprecation is for what this one leaves out, server-side apply. The
 	// other one builds a REST mapper at each update, which would be a third of
 	// what is measured here.
-	n.api = fake.NewSimpleClientset() //nolint:staticcheck
+	n.api = fake.NewSimpleClientset()
 	if n.dir, err = os.MkdirTemp("", "clusterd-bench-agent-"); err != nil {
 		return nil, err
 	}

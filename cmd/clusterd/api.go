@@ -187,7 +187,7 @@ func (a *clusterAPI) addProgress(ctx context.Context, members []memberView) {
 // more. What runs on it is not touched; `clusterd reset` there does that.
 func (a *clusterAPI) deleteMember(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("name")
-	rec, err := a.takeVote(r.Context(), name)
+	_, err := a.takeVote(r.Context(), name)
 	var no *conflict
 	if errors.As(err, &no) {
 		refuse(w, http.StatusConflict, no.Error())
@@ -197,7 +197,7 @@ func (a *clusterAPI) deleteMember(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
-	rec, err = join.RemoveMember(r.Context(), a.store, name, time.Now())
+	rec, err := join.RemoveMember(r.Context(), a.store, name, time.Now())
 	if errors.Is(err, join.ErrNotMember) {
 		refuse(w, http.StatusNotFound, fmt.Sprintf("no member is called %q; `clusterctl members` lists them", name))
 		return

@@ -42,10 +42,10 @@ func TestE2EXResize(t *testing.T) {
 	}
 	cgroups(32, "20000")
 	resize(`{"requests":{"cpu":"200m"},"limits":{"cpu":"400m","memory":"64Mi"}}`)
-	got := k.podIs("p", "larger", has("400m", "64Mi"))
+	k.podIs("p", "larger", has("400m", "64Mi"))
 	cgroups(64, "40000")
 	resize(`{"requests":{"cpu":"50m"},"limits":{"cpu":"100m","memory":"24Mi"}}`)
-	got = k.podIs("p", "smaller", has("100m", "24Mi"))
+	got := k.podIs("p", "smaller", has("100m", "24Mi"))
 	cgroups(24, "10000")
 	if s := got.Status.ContainerStatuses[0]; s.RestartCount != 0 || s.AllocatedResources.Cpu().String() != "50m" || k.process(string(p.UID), "sleep") != pid {
 		k.Errorf("the container: %+v", s)

@@ -155,7 +155,7 @@ func TestVMUse(t *testing.T) {
 	p := e.pod("used")
 	p.Spec.Containers[0].LivenessProbe = &corev1.Probe{PeriodSeconds: 1, TimeoutSeconds: 30, ProbeHandler: corev1.ProbeHandler{
 		Exec: &corev1.ExecAction{Command: []string{"/hello", "echo", "alive"}}}}
-	p = e.run(p)
+	e.run(p)
 	if got := e.exec("used", "/hello", "echo", "well", "done"); got != "well done\n" {
 		t.Errorf("exec: %q", got)
 	}

@@ -62,7 +62,7 @@ func TestExplain(t *testing.T) {
 		})
 	}
 	other := errors.New("other")
-	if got := explain(other); got != other {
+	if got := explain(other); !errors.Is(got, other) {
 		t.Errorf("unknown error became %v", got)
 	}
 }

@@ -3,7 +3,6 @@ package kubestore
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"net"
 	"sync/atomic"
@@ -31,7 +30,7 @@ func openStore(t testing.TB, change func(*raftstore.Config)) *raftstore.Store {
 		Dial: func(context.Context, string) (net.Conn, error) {
 			return nil, errors.New("there is nobody else")
 		},
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Logger: slog.New(slog.DiscardHandler),
 		// Alone one is elected as soon as one has waited for a leader.
 		HeartbeatTimeout: 10 * time.Millisecond,
 	}

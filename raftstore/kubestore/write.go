@@ -51,7 +51,7 @@ func (s *Storage) Create(ctx context.Context, key string, obj, out runtime.Objec
 
 // Delete implements storage.Interface.
 func (s *Storage) Delete(ctx context.Context, key string, out runtime.Object, preconditions *storage.Preconditions,
-	validate storage.ValidateObjectFunc, cached runtime.Object, opts storage.DeleteOptions) error {
+	validate storage.ValidateObjectFunc, _ runtime.Object, opts storage.DeleteOptions) error {
 	key, err := s.key(key, false)
 	if err != nil {
 		return err
@@ -61,7 +61,7 @@ func (s *Storage) Delete(ctx context.Context, key string, out runtime.Object, pr
 		return err
 	}
 	if s.values.markCorrupt && opts.ExpectTransformOrDecodeError {
-		c.wantCorrupt, cached = true, nil
+		c.wantCorrupt = true
 	}
 	if err := c.begin(ctx); err != nil {
 		return err

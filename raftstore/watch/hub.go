@@ -196,7 +196,7 @@ func (h *Hub) cut(err error, rev int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for w := range h.watchers {
-		if err == ErrRewound || w.isSynced() {
+		if errors.Is(err, ErrRewound) || w.isSynced() {
 			w.end(err)
 		}
 	}

@@ -68,7 +68,7 @@ func TestOpen(t *testing.T) {
 			}
 			f, err := open(root, tt.name)
 			if want != nil {
-				if !errors.Is(err, want) && (want != escapes || err == nil || !strings.Contains(err.Error(), "escapes")) {
+				if !errors.Is(err, want) && (!errors.Is(want, escapes) || err == nil || !strings.Contains(err.Error(), "escapes")) {
 					t.Errorf("%s %s: %v, want %v", tt.name, how, err, want)
 				}
 				continue

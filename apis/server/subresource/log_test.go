@@ -1,6 +1,7 @@
 package subresource
 
 import (
+	"errors"
 	"io"
 	"strings"
 	"testing"
@@ -15,7 +16,7 @@ func TestEndApart(t *testing.T) {
 	if n, err := r.Read(p); n != 6 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
-	if n, err := r.Read(p); n != 0 || err != io.EOF {
+	if n, err := r.Read(p); n != 0 || !errors.Is(err, io.EOF) {
 		t.Errorf("%d, %v", n, err)
 	}
 }

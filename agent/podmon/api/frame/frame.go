@@ -44,7 +44,7 @@ func decodeBody(r io.Reader, head [4]byte, v any) error {
 	}
 	var body bytes.Buffer
 	if n, err := io.CopyN(&body, r, int64(size)); err != nil {
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
 		}
 		return fmt.Errorf("frame body, %d of %d bytes: %w", n, size, err)

@@ -81,7 +81,7 @@ func TestConnCarriesFiles(t *testing.T) {
 		t.Fatalf("through the passed pipe: %q", got)
 	}
 	a.Close()
-	if _, err := b.Read(&req); err != io.EOF {
+	if _, err := b.Read(&req); !errors.Is(err, io.EOF) {
 		t.Fatalf("after close: %v", err)
 	}
 }

@@ -8,6 +8,7 @@ package namespacelifecycle
 
 import (
 	"context"
+	stderrors "errors"
 	"fmt"
 	"slices"
 
@@ -59,7 +60,8 @@ func (p *plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 		return nil
 	}
 	refusal := admission.NewForbidden(a, fmt.Errorf("unable to create new content in namespace %s because it is being terminated", ns.Name))
-	if status, ok := refusal.(*errors.StatusError); ok {
+	var status *errors.StatusError
+	if stderrors.As(refusal, &status) {
 		status.ErrStatus.Details.Causes = append(status.ErrStatus.Details.Causes, metav1.StatusCause{
 			Type:    corev1.NamespaceTerminatingCause,
 			Message: fmt.Sprintf("namespace %s is being terminated", ns.Name),
