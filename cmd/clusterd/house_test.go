@@ -15,8 +15,8 @@ const root = "../.."
 // treePath finds what looks like a path in the tree of HOUSE.md.
 var treePath = regexp.MustCompile(`[A-Za-z0-9_.*-]+(?:/[A-Za-z0-9_.*-]+)*/?`)
 
-// quoted finds what its sentences call one.
-var quoted = regexp.MustCompile("`([a-z0-9]+/[A-Za-z0-9_./-]+)`")
+// quotedPath finds what its sentences call one.
+var quotedPath = regexp.MustCompile("`([a-z0-9]+/[A-Za-z0-9_./-]+)`")
 
 // TestHouse holds HOUSE.md against the tree: each file and folder that it names
 // is in the room that it names it in. When it fails, change the page: it is
@@ -48,7 +48,7 @@ func TestHouse(t *testing.T) {
 		}
 	}
 	text, _, _ = strings.Cut(text, "\n## 9.") // the examples are others' paths
-	for _, m := range quoted.FindAllStringSubmatch(text, -1) {
+	for _, m := range quotedPath.FindAllStringSubmatch(text, -1) {
 		top, _, _ := strings.Cut(m[1], "/")
 		if paths, ours := rooms[top]; ours && !slices.Contains(paths, strings.TrimSuffix(m[1], "/")) {
 			t.Errorf("HOUSE.md names `%s`, which does not exist", m[1])
