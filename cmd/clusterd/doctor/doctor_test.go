@@ -47,6 +47,8 @@ func TestJudgeMachine(t *testing.T) {
 		{"newer by two digits", func(m *Machine) { m.Release = "5.15.0" }, ""},
 		{"odd kernel", func(m *Machine) { m.Release = "custom" }, ""},
 		{"no nftables", func(m *Machine) { m.Missing["nftables"] = errors.New("protocol not supported") }, "problem kernel: nftables cannot be used: protocol not supported → modprobe nf_tables"},
+		{"no nftables for bridges", func(m *Machine) { m.Missing["nftables for bridges"] = errors.New("operation not supported") }, "problem kernel: nftables for bridges cannot be used: operation not supported → modprobe nf_tables_bridge"},
+		{"no vxlan", func(m *Machine) { m.Missing["vxlan"] = errors.New("operation not supported") }, "warning kernel: vxlan cannot be used: operation not supported; pods of nodes behind a router"},
 		{"no memory controller", func(m *Machine) { m.Controllers = []string{"cpu", "cpuset", "pids"} }, "problem cgroups: without memory → boot with cgroup_enable=memory"},
 		{"cgroup v1", func(m *Machine) { m.CgroupV2 = false }, "warning cgroups: version 1"},
 		{"small", func(m *Machine) { m.Memory = 512 << 20 }, "problem memory: 512 MiB"},

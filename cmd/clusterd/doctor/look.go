@@ -250,6 +250,8 @@ func try() map[string]error {
 		note("bridge", netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "try0"}}))
 		note("veth", netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "try1"}, PeerName: "try2"}))
 		note("nftables", tryTables())
+		note("nftables for bridges", tryBridgeTable())
+		note("vxlan", netlink.LinkAdd(&netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "try3"}, VxlanId: 1, Port: 8473}))
 		return nil
 	})
 	note("namespaces", err)
@@ -268,6 +270,18 @@ func tryTables() error {
 		{Name: "dnat", Type: "nat", Hook: "prerouting", Priority: -100},
 		{Name: "snat", Type: "nat", Hook: "postrouting", Priority: 100},
 		{Name: "forward", Type: "filter", Hook: "forward"},
+	}})
+}
+
+// tryBridgeTable makes a table as the one that holds pods to their addresses.
+func tryBridgeTable() error {
+	t, err := nft.OpenTables()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = t.Close() }()
+	return t.Replace(nft.Table{Name: "clusterd-doctor", Family: nft.Bridge, Chains: []nft.Chain{
+		{Name: "ports", Type: "filter", Hook: "prerouting", Priority: -300},
 	}})
 }
 

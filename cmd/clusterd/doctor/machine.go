@@ -115,11 +115,14 @@ func JudgeMachine(m Machine) []Finding {
 
 // cures of kernel features by name.
 var cures = map[string]string{
-	"overlay":    "modprobe overlay, or use a kernel with CONFIG_OVERLAY_FS",
-	"veth":       "modprobe veth, or use a kernel with CONFIG_VETH",
-	"bridge":     "modprobe bridge, or use a kernel with CONFIG_BRIDGE",
-	"nftables":   "modprobe nf_tables nft_chain_nat nft_ct nft_masq, or use a kernel with CONFIG_NF_TABLES",
-	"namespaces": "use a kernel with network, PID, mount, UTS and IPC namespaces; in a container, run a privileged one",
+	"overlay":  "modprobe overlay, or use a kernel with CONFIG_OVERLAY_FS",
+	"veth":     "modprobe veth, or use a kernel with CONFIG_VETH",
+	"bridge":   "modprobe bridge, or use a kernel with CONFIG_BRIDGE",
+	"nftables": "modprobe nf_tables nft_chain_nat nft_ct nft_masq, or use a kernel with CONFIG_NF_TABLES",
+	// What holds pods to their own addresses; without it none starts.
+	"nftables for bridges": "modprobe nf_tables_bridge nft_meta_bridge, or use a kernel with CONFIG_NF_TABLES_BRIDGE",
+	"vxlan":                "modprobe vxlan, or use a kernel with CONFIG_VXLAN",
+	"namespaces":           "use a kernel with network, PID, mount, UTS and IPC namespaces; in a container, run a privileged one",
 }
 
 func (m Machine) kernel(f *findings) {
@@ -137,10 +140,14 @@ func (m Machine) kernel(f *findings) {
 	}
 	slices.Sort(bad)
 	for _, name := range bad {
+		if name == "vxlan" {
+			f.warn("kernel", cures[name], "vxlan cannot be used: %v; pods of nodes behind a router will be out of reach", m.Missing[name])
+			continue
+		}
 		f.problem("kernel", cures[name], "%s cannot be used: %v", name, m.Missing[name])
 	}
 	if len(bad) == 0 {
-		f.ok("kernel", "network namespaces, veth, bridge, nftables and overlay work")
+		f.ok("kernel", "network namespaces, veth, bridge, VXLAN, nftables and overlay work")
 	}
 }
 
