@@ -36,19 +36,19 @@ func TestE2EJoinRefused(t *testing.T) {
 	if i := strings.Index(expired, "--token "); i >= 0 {
 		expired = strings.Fields(expired[i+len("--token "):])[0]
 	}
-	for _, tt := range []struct{ name, addr, token string }{
-		{"altered", addr, string(flipped)},
-		{"cut short", addr, token[:len(token)/2]},
-		{"nonsense", addr, "letmein"},
-		{"nobody there", e.Nodes()[0].Addr.String() + ":6444", token},
-		{"expired", addr, expired},
+	for _, tt := range []struct{ name, addr, token, says string }{
+		{"altered", addr, string(flipped), "altered"},
+		{"cut short", addr, token[:len(token)/2], "cut when it was copied"},
+		{"nonsense", addr, "letmein", "not a join token"},
+		{"nobody there", e.Nodes()[0].Addr.String() + ":6444", token, "connection refused"},
+		{"expired", addr, expired, "expired"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			data := filepath.Join(t.TempDir(), "joiner")
 			refuse := func() (string, error) {
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
 				defer cancel()
-				cmd := e.Exec(ctx, "n1", e.Bin("clusterd"), "join", tt.addr, "--token", tt.token, "--data", data, "--name", "joiner", "--prepare")
+				cmd := e.Exec(ctx, "n1", e.Bin("clusterd"), "join", tt.addr, "--token", tt.token, "--data", data, "--name", "joiner", "--port", "7443", "--prepare")
 				var out strings.Builder
 				cmd.Stdout, cmd.Stderr = &out, &out
 				err := cmd.Run()
@@ -71,8 +71,15 @@ func TestE2EJoinRefused(t *testing.T) {
 			if !errors.As(err, &exit) || exit.ExitCode() != 1 {
 				t.Fatalf("got %v: %s", err, out)
 			}
-			if lines := strings.Split(strings.TrimSpace(out), "\n"); len(lines) != 1 || len(lines[0]) > 400 {
+			lines := strings.Split(strings.TrimSpace(out), "\n")
+			if strings.HasSuffix(lines[0], "trying for up to 30s …") {
+				lines = lines[1:]
+			}
+			if len(lines) != 1 || len(lines[0]) > 400 {
 				t.Errorf("not one clear sentence:\n%s", out)
+			}
+			if !strings.Contains(out, tt.says) {
+				t.Errorf("%q is not in: %s", tt.says, out)
 			}
 			if _, err := os.Stat(filepath.Join(data, "pki", "node.crt")); !os.IsNotExist(err) {
 				t.Errorf("an identity is left (%v)", err)

@@ -33,7 +33,7 @@ Begin with one machine, add others, and use it with clusterctl or kubectl.`,
 		SilenceErrors: true,
 	}
 	root.SetVersionTemplate("clusterd {{.Version}}\n")
-	root.AddCommand(hinted(initCommand()), hinted(joinNodeCommand()), doctorCommand(), runCommand(), devCommand(), standaloneCommand(), containersCommand(), resetCommand(), versionCommand())
+	root.AddCommand(initCommand(), joinNodeCommand(), doctorCommand(), runCommand(), devCommand(), standaloneCommand(), containersCommand(), resetCommand(), versionCommand())
 	return root
 }
 
@@ -91,7 +91,7 @@ func initCommand() *cobra.Command {
 				fmt.Fprintf(cmd.OutOrStdout(), "%s is ready to begin a cluster: start it with `clusterd run --data %s` or `systemctl start clusterd`, then make a token with `clusterctl token create`.\n", cfg.Name, cfg.Data)
 				return nil
 			}
-			return run(cmd.Context(), cfg, func(ctx context.Context, m *Main) error {
+			return runFirst(cmd, cfg, func(ctx context.Context, m *Main) error {
 				return m.printJoinLines(ctx, cmd.OutOrStdout(), ttl, uses)
 			})
 		},
@@ -150,7 +150,7 @@ from a file, the standard input or the variable ` + tokenEnv + ` it never gets t
 				fmt.Fprintf(cmd.OutOrStdout(), "%s is a member: start it with `clusterd run --data %s` or `systemctl start clusterd`.\n", cfg.Name, cfg.Data)
 				return nil
 			}
-			return run(cmd.Context(), cfg, nil)
+			return runFirst(cmd, cfg, nil)
 		},
 	}
 	cfg.addFlags(cmd.Flags())

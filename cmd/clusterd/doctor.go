@@ -155,17 +155,14 @@ func askCluster(ctx context.Context, kubeconfig string, c *doctor.Cluster) error
 	return nil
 }
 
-// hinted names the doctor when a command that makes a node fails.
-func hinted(cmd *cobra.Command) *cobra.Command {
-	run := cmd.RunE
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		err := run(cmd, args)
-		var gone *goneError
-		var again *restartError
-		if err != nil && !errors.As(err, &gone) && !errors.As(err, &again) && os.Geteuid() == 0 {
-			fmt.Fprintln(cmd.ErrOrStderr(), "clusterd: if the cause is not plain: `clusterd doctor` says what this machine lacks")
-		}
-		return err
+// runFirst runs a node that was just made. When it fails for a cause that may
+// be the machine's, it names the doctor.
+func runFirst(cmd *cobra.Command, cfg Config, ready func(context.Context, *Main) error) error {
+	err := run(cmd.Context(), cfg, ready)
+	var gone *goneError
+	var again *restartError
+	if err != nil && !errors.As(err, &gone) && !errors.As(err, &again) {
+		fmt.Fprintln(cmd.ErrOrStderr(), "clusterd: if the cause is not plain: `clusterd doctor` says what this machine lacks")
 	}
-	return cmd
+	return err
 }

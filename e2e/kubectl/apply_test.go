@@ -209,7 +209,7 @@ func TestE2EXRun(t *testing.T) {
 		if slices.ContainsFunc(requests(out), func(r string) bool { return strings.HasPrefix(r, "POST ") }) {
 			k.Errorf("a POST was sent:\n%s", out)
 		}
-		k.has(k.fails("run", "x", "--image=UPPER//bad"), `Invalid image name "UPPER//bad"`)
+		k.has(k.fails("run", "x", "--image=UPPER//bad"), `nvalid image name "UPPER//bad"`)
 		k.apply(strings.Replace(simple("bad", "sleep"), image, "UPPER//bad", 1))
 		k.eventuallyHas([]string{"get", "pod", "bad"}, "InvalidImageName")
 		k.ok("delete", "pod", "bad")

@@ -270,8 +270,11 @@ func (c *controller) reclaim(ctx context.Context, v *corev1.PersistentVolume, pl
 	return c.writeVolumeStatus(ctx, v, plan.phase, plan.reason, plan.message)
 }
 
+// writeVolumeStatus writes the phase and why. Where the phase stands and this
+// loop has nothing to say of it, words of others in the status stay.
 func (c *controller) writeVolumeStatus(ctx context.Context, v *corev1.PersistentVolume, phase corev1.PersistentVolumePhase, reason, message string) error {
-	if v.Status.Phase == phase && v.Status.Reason == reason && v.Status.Message == message {
+	silent := reason == "" && message == ""
+	if v.Status.Phase == phase && (silent || v.Status.Reason == reason && v.Status.Message == message) {
 		return nil
 	}
 	updated := v.DeepCopy()
