@@ -284,11 +284,14 @@ func (c *controller) remove(ctx context.Context, rs *appsv1.ReplicaSet) error {
 }
 
 // annotate records the revision by a patch of metadata alone, which leaves the
-// generation as it is. It returns the stored Deployment.
+// generation as it is. It returns the stored Deployment, which is the one that
+// was decided on but for the revision: the status that is written next was
+// computed from it.
 func (c *controller) annotate(ctx context.Context, d *appsv1.Deployment, revision string) (*appsv1.Deployment, error) {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid":         d.UID,
-		"annotations": map[string]string{revisionAnnotation: revision},
+		"uid":             d.UID,
+		"resourceVersion": d.ResourceVersion,
+		"annotations":     map[string]string{revisionAnnotation: revision},
 	}})
 	if err != nil {
 		return nil, fmt.Errorf("encode revision patch: %w", err)
