@@ -48,9 +48,10 @@ lint: bin/tools/golangci-lint ## gofmt and the rules of .golangci.yml
 	bin/tools/golangci-lint run ./...
 
 .PHONY: image
-image: ## build the demo image into bin/hello.tar
+image: ## build the examples' images: bin/hello.tar, bin/operator.tar
 	@mkdir -p bin
 	$(GO) run ./examples/hello/pack -o bin/hello.tar
+	$(GO) run ./examples/hello/pack -src ./examples/operator -ref clusterd.local/operator:1 -o bin/operator.tar
 
 .PHONY: demo
 demo: build image ## three nodes on this machine, one manifest, real containers

@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"testing"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -12,41 +11,9 @@ import (
 	"github.com/clusterd/clusterd/e2e/features"
 )
 
-// TestE2EWorkloads applies the everyday examples to one cluster: a StatefulSet
-// and a DaemonSet roll, a CronJob's template runs by hand, a Job past its
-// deadline stops, and an Indexed Job is counted exactly though the leader is
-// killed in the middle of it.
-func TestE2EWorkloads(t *testing.T) {
-	features.Shows(t, 111, 304)
-	e := start(t)
-	ns := e.namespace("work")
-	for _, file := range []string{"statefulset", "daemonset", "cronjob"} {
-		e.ctl("-n", ns, "apply", "-f", "../examples/apps/"+file+".yaml")
-	}
-	e.ctl("-n", ns, "rollout", "status", "statefulset/db", "--timeout=90s")
-	e.ctl("-n", ns, "rollout", "status", "daemonset/logs", "--timeout=90s")
-	members := e.podsReady(ns, "app=db", 3)
-	for i := 1; i < len(members); i++ {
-		for _, p := range members {
-			// In order: none was made before its predecessor.
-			if p.Name == fmt.Sprintf("db-%d", i) && p.CreationTimestamp.Time.Before(e.get(ns, fmt.Sprintf("db-%d", i-1)).CreationTimestamp.Time) {
-				t.Errorf("%s is older than its predecessor", p.Name)
-			}
-		}
-	}
-	nodes := map[string]bool{}
-	for _, p := range e.podsReady(ns, "app=logs", 3) {
-		nodes[p.Spec.NodeName] = true
-	}
-	if len(nodes) != 3 {
-		t.Errorf("the daemons are on %v", nodes)
-	}
-	e.ctl("-n", ns, "set", "env", "statefulset/db", "MESSAGE=second")
-	e.ctl("-n", ns, "set", "env", "daemonset/logs", "MESSAGE=second")
-
-	e.ctl("-n", ns, "create", "job", "by-hand", "--from=cronjob/minutely")
-	e.ctl("-n", ns, "wait", "--for=condition=complete", "job/by-hand", "--timeout=90s")
-
+// lateJobStops: a Job past its deadline fails and its pods go.
+func lateJobStops(e *env, ns string) {
+	features.Shows(e.t, 111)
 	e.ctlIn(lateJob, "-n", ns, "apply", "-f", "-")
 	e.eventually("the late job has failed and its pod is gone", func(ctx context.Context) error {
 		j, err := e.api.BatchV1().Jobs(ns).Get(ctx, "late", metav1.GetOptions{})
@@ -64,10 +31,6 @@ func TestE2EWorkloads(t *testing.T) {
 		}
 		return fmt.Errorf("%d pods, status %+v", len(pods.Items), j.Status)
 	})
-	e.ctl("-n", ns, "rollout", "status", "statefulset/db", "--timeout=90s")
-	e.ctl("-n", ns, "rollout", "status", "daemonset/logs", "--timeout=90s")
-
-	e.jobThroughLeaderLoss(ns)
 }
 
 const lateJob = `

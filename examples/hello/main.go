@@ -21,6 +21,7 @@ import (
 
 const usage = `hello                 serve on :8080 (PORT)
 hello fetch URL       print the page; exit 1 unless the status is 2xx
+hello api PATH        ask the API server by the pod's account and print the answer
 hello dial HOST:PORT  exit 0 when a TCP connection opens
 hello lookup KIND NAME
                       ask by the pod's resolv.conf: host, srv, addr or cname
@@ -33,6 +34,7 @@ hello echo WORD...    print the words
 hello cat FILE        print a file
 hello write FILE WORD...
                       write the words to a file
+hello follow FROM TO  copy a file now and whenever it changes, for ever
 hello make MODE FILE WORD...
                       make a file of this mode (octal) with the words
 hello stat PATH...    print mode, owner, group, kind of file system
@@ -63,6 +65,8 @@ func run(cmd string, args []string) (int, error) {
 		err = serve(ctx)
 	case "fetch":
 		err = withArg(args, func(url string) error { return fetch(ctx, url) })
+	case "api":
+		err = withArg(args, func(path string) error { return askAPI(ctx, path) })
 	case "dial":
 		err = withArg(args, func(addr string) error { return dial(ctx, addr) })
 	case "lookup":
@@ -84,6 +88,8 @@ func run(cmd string, args []string) (int, error) {
 			return 2, fmt.Errorf("a file is needed\n%s", usage)
 		}
 		err = os.WriteFile(args[0], []byte(strings.Join(args[1:], " ")), 0o644)
+	case "follow":
+		err = follow(ctx, args)
 	case "make":
 		err = makeFile(args)
 	case "stat":
@@ -120,6 +126,7 @@ func withArg(args []string, fn func(string) error) error {
 func serve(ctx context.Context) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /busy", busy)
 	mux.HandleFunc("GET /", page)
 	port := os.Getenv("PORT")
 	if port == "" {
@@ -200,14 +207,7 @@ func fetch(ctx context.Context, url string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = resp.Body.Close() }()
-	if _, err := io.Copy(os.Stdout, resp.Body); err != nil {
-		return err
-	}
-	if resp.StatusCode/100 != 2 {
-		return fmt.Errorf("%s answered %s", url, resp.Status)
-	}
-	return nil
+	return show(resp)
 }
 
 func dial(ctx context.Context, addr string) error {

@@ -1,8 +1,9 @@
-// Command pack builds the demo program and packs it as an image, in an archive
-// that "clusterctl image load" takes. It needs the Go tool and nothing else.
-// The same source gives the same bytes.
+// Command pack builds a Go program and packs it as an image, in an archive that
+// "clusterctl image load" takes. It needs the Go tool and nothing else. The same
+// source gives the same bytes.
 //
 //	go run ./examples/hello/pack -o bin/hello.tar
+//	go run ./examples/hello/pack -src ./examples/operator -ref clusterd.local/operator:1 -o bin/operator.tar
 package main
 
 import (
@@ -45,7 +46,7 @@ func run(out, ref, src, arch string) error {
 	if err != nil {
 		return err
 	}
-	img, err := image(bin, arch)
+	img, err := image(filepath.Base(src), bin, arch)
 	if err != nil {
 		return fmt.Errorf("make the image: %w", err)
 	}
@@ -71,12 +72,12 @@ func run(out, ref, src, arch string) error {
 
 // compile builds a static program without traces of time and place.
 func compile(src, arch string) ([]byte, error) {
-	tmp, err := os.MkdirTemp("", "hello-")
+	tmp, err := os.MkdirTemp("", "pack-")
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = os.RemoveAll(tmp) }()
-	bin := filepath.Join(tmp, "hello")
+	bin := filepath.Join(tmp, "program")
 	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-o", bin, src)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
@@ -87,8 +88,8 @@ func compile(src, arch string) ([]byte, error) {
 }
 
 // image holds the program and the few files that make a root file system.
-func image(bin []byte, arch string) (v1.Image, error) {
-	archive, err := rootfs(bin)
+func image(program string, bin []byte, arch string) (v1.Image, error) {
+	archive, err := rootfs(program, bin)
 	if err != nil {
 		return nil, err
 	}
@@ -99,12 +100,12 @@ func image(bin []byte, arch string) (v1.Image, error) {
 	img, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{
 		OS: "linux", Architecture: arch,
 		Config: v1.Config{
-			Entrypoint:   []string{"/hello"},
+			Entrypoint:   []string{"/" + program},
 			Env:          []string{"PATH=/"},
 			User:         "65532:65532",
 			WorkingDir:   "/",
 			ExposedPorts: map[string]struct{}{"8080/tcp": {}},
-			Labels:       map[string]string{"org.opencontainers.image.title": "hello", "org.opencontainers.image.description": "clusterd's demo"},
+			Labels:       map[string]string{"org.opencontainers.image.title": program, "org.opencontainers.image.description": "an example of clusterd's"},
 		},
 	})
 	if err != nil {
@@ -113,7 +114,7 @@ func image(bin []byte, arch string) (v1.Image, error) {
 	return mutate.Append(img, mutate.Addendum{Layer: layer, History: v1.History{CreatedBy: "examples/hello/pack"}})
 }
 
-func rootfs(bin []byte) ([]byte, error) {
+func rootfs(program string, bin []byte) ([]byte, error) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, e := range []struct {
@@ -122,10 +123,10 @@ func rootfs(bin []byte) ([]byte, error) {
 		body string
 	}{
 		{"etc/", 0o755, ""},
-		{"etc/passwd", 0o644, "root:x:0:0:root:/:/hello\nhello:x:65532:65532:hello:/:/hello\n"},
-		{"etc/group", 0o644, "root:x:0:\nhello:x:65532:\n"},
+		{"etc/passwd", 0o644, fmt.Sprintf("root:x:0:0:root:/:/%[1]s\n%[1]s:x:65532:65532:%[1]s:/:/%[1]s\n", program)},
+		{"etc/group", 0o644, fmt.Sprintf("root:x:0:\n%s:x:65532:\n", program)},
 		{"tmp/", 0o1777, ""},
-		{"hello", 0o755, string(bin)},
+		{program, 0o755, string(bin)},
 	} {
 		h := &tar.Header{Name: e.name, Mode: e.mode, Size: int64(len(e.body)), Typeflag: tar.TypeReg, ModTime: time.Unix(0, 0), Format: tar.FormatPAX}
 		if e.name[len(e.name)-1] == '/' {
