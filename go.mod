@@ -73,6 +73,7 @@ require (
 	github.com/gobwas/ws v1.4.0 // indirect
 	github.com/pmezard/go-difflib v1.0.1-0.20181226105442-5d4384ee4fb2 // indirect
 	go.uber.org/zap v1.27.1 // indirect
+	k8s.io/kube-scheduler v0.37.2 // indirect
 )
 
 require (

@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -11,12 +13,34 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/clusterd/clusterd/e2e/cluster"
 	"github.com/clusterd/clusterd/e2e/features"
 )
 
+// schedulerProfiles are the default profile and one that fills nodes up.
+const schedulerProfiles = `
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+profiles:
+- schedulerName: default-scheduler
+- schedulerName: packing
+  pluginConfig:
+  - name: NodeResourcesFit
+    args: {scoringStrategy: {type: MostAllocated}}
+  plugins:
+    score:
+      disabled: [{name: "*"}]
+      enabled: [{name: NodeResourcesFit, weight: 5}]
+`
+
 // TestE2ESchedule lets the scheduler say no, and yes again.
 func TestE2ESchedule(t *testing.T) {
-	e := start(t)
+	profiles := filepath.Join(t.TempDir(), "scheduler.yaml")
+	if err := os.WriteFile(profiles, []byte(schedulerProfiles), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e := startBare(t, 3, func(c *cluster.Config) { c.Args = []string{"--scheduler-config", profiles} })
+	e.ready(3)
 	ns := e.namespace("schedule")
 
 	unschedulable := func(name string, words ...string) {
@@ -102,6 +126,35 @@ func TestE2ESchedule(t *testing.T) {
 			e.ctl("taint", "node", n.Name, "k-")
 		}
 		e.podReady(ns, "kept-off")
+	})
+	t.Run("profiles", func(t *testing.T) {
+		features.Shows(t, 129)
+		// Six pods of the default profile share the nodes; six that ask for the same
+		// under the other name are packed on one. Scores are whole hundredths of a
+		// node, so each pod asks for some of them.
+		n, err := e.api.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		some := resource.NewMilliQuantity(n.Status.Allocatable.Cpu().MilliValue()*4/100, resource.DecimalSI)
+		nodes := func(name, scheduler string) map[string]bool {
+			d := deployment(name, 6)
+			d.Spec.Template.Spec.SchedulerName = scheduler
+			d.Spec.Template.Spec.Containers[0].Resources.Requests[corev1.ResourceCPU] = *some
+			e.createDeployment(ns, d)
+			on := map[string]bool{}
+			for _, p := range e.podsReady(ns, "app="+name, 6) {
+				on[p.Spec.NodeName] = true
+			}
+			return on
+		}
+		if on := nodes("apart", ""); len(on) != 3 {
+			t.Errorf("the default profile uses %v", on)
+		}
+		if on := nodes("together", "packing"); len(on) != 1 {
+			t.Errorf("the profile that packs uses %v", on)
+		}
+		e.ctl("-n", ns, "delete", "deployment", "apart", "together")
 	})
 	t.Run("another scheduler", func(t *testing.T) {
 		features.Shows(t, 125, 126, 128)

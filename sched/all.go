@@ -83,9 +83,19 @@ type Config struct {
 	// set; 0: at once. Pods then stay for their own tolerationSeconds.
 	EvictionDelay time.Duration
 
+	// Scheduler is how pods are placed; see ReadSchedulerConfig. Optional.
+	Scheduler SchedulerConfig
+
 	// Clock is for tests; default: the real one.
 	Clock clock.WithTicker
 }
+
+// SchedulerConfig is what the scheduler can be told; its zero value is the default.
+type SchedulerConfig = scheduler.Config
+
+// ReadSchedulerConfig reads a KubeSchedulerConfiguration, YAML or JSON. Errors
+// name the field and what would do instead.
+func ReadSchedulerConfig(data []byte) (SchedulerConfig, error) { return scheduler.ReadConfig(data) }
 
 // Liveness is implemented by cmd/clusterd from gossip and the nodes' control
 // connections. Both methods may be called from one goroutine each.
@@ -117,7 +127,7 @@ func All(cfg Config) ([]Loop, error) {
 	}
 	constructors := []func() (Loop, error){
 		func() (Loop, error) { return Loop{Name: "events", Run: env.Events.Run}, nil },
-		func() (Loop, error) { return scheduler.New(env), nil },
+		func() (Loop, error) { return scheduler.New(env, cfg.Scheduler), nil },
 		func() (Loop, error) { return deployment.New(env) },
 		func() (Loop, error) { return replicaset.New(env) },
 		func() (Loop, error) { return replicaset.NewForReplicationControllers(env) },

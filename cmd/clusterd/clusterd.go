@@ -32,6 +32,7 @@ import (
 	"github.com/clusterd/clusterd/member/transport"
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/kubestore"
+	"github.com/clusterd/clusterd/sched"
 	"github.com/clusterd/clusterd/ui"
 )
 
@@ -62,6 +63,9 @@ type Main struct {
 	// again holds why this process is to be started again.
 	again chan error
 
+	// scheduler is how pods are placed while this node leads.
+	scheduler sched.SchedulerConfig
+
 	// bootstrap holds the settings of a cluster that begins here and now; nil
 	// on every later start and every other node.
 	bootstrap *join.Cluster
@@ -77,6 +81,12 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		}
 	}()
 	registerMetrics()
+	if m.scheduler, err = cfg.scheduler(); err != nil {
+		return nil, err
+	}
+	for _, words := range m.scheduler.Ignored {
+		log.Warn("the scheduler's configuration says what has no effect", "what", words)
+	}
 	if !m.dir.member() {
 		return nil, fmt.Errorf("%s holds no node: run `clusterd init` to begin a cluster, or `clusterd join ADDRESS --token TOKEN`", cfg.Data)
 	}

@@ -48,6 +48,10 @@ type Config struct {
 	// EvictionDelay is how long the pods of a node that is confirmed to be out
 	// of reach are waited for, unless they say otherwise with a toleration.
 	EvictionDelay Duration `json:"evictionDelay"`
+	// SchedulerConfig is a file with a KubeSchedulerConfiguration: profiles by
+	// schedulerName, their plugins and weights. It is read at start; the same file
+	// belongs on every server.
+	SchedulerConfig string `json:"schedulerConfig,omitempty"`
 	// MaxPods is how many pods this node takes.
 	MaxPods int `json:"maxPods"`
 	// CPUManagerPolicy is none (all pods share all processors) or static
@@ -192,6 +196,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVar(&c.Peers, "peer", nil, "address of another member, if all have moved since this node last ran; may be repeated")
 	f.StringVar(&c.CgroupRoot, "cgroup-root", c.CgroupRoot, "parent of all pods' cgroups")
 	f.DurationVar(&c.EvictionDelay.Duration, "eviction-delay", c.EvictionDelay.Duration, "how long pods of an unreachable node are waited for before they are replaced")
+	f.StringVar(&c.SchedulerConfig, "scheduler-config", c.SchedulerConfig, "file with a KubeSchedulerConfiguration: profiles of the scheduler, their plugins and weights; the same on every server")
 	f.IntVar(&c.MaxPods, "max-pods", c.MaxPods, "how many pods this node takes")
 	f.StringVar(&c.CPUManagerPolicy, "cpu-manager-policy", c.CPUManagerPolicy, "none, or static: Guaranteed pods that ask for whole processors have them for themselves")
 	f.StringVar(&c.ReservedCPUs, "reserved-cpus", c.ReservedCPUs, "processors that the static policy gives nobody alone, such as 0-1")

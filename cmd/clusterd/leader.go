@@ -136,6 +136,7 @@ func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {
 		ServiceCIDR: netip.MustParsePrefix(m.cfg.ServiceCIDR),
 		RootCA:      pki.EncodeCert(m.id.ca.Cert),
 		Liveness:    hints,
+		Scheduler:   m.scheduler,
 	}, nil
 }
 

@@ -35,7 +35,7 @@ func (s *scheduler) bind(ctx context.Context, pod *corev1.Pod, node string, star
 		s.queue.remove(pod.UID)
 		attempts.WithLabelValues("scheduled").Inc()
 		attemptSeconds.Observe(s.clock.Since(start).Seconds())
-		s.events.Eventf(pod, corev1.EventTypeNormal, "Scheduled", "Successfully assigned %s/%s to %s", pod.Namespace, pod.Name, node)
+		s.eventsFor(pod).Eventf(pod, corev1.EventTypeNormal, "Scheduled", "Successfully assigned %s/%s to %s", pod.Namespace, pod.Name, node)
 		return
 	}
 	s.unbound(ctx, pod, node, err)
@@ -57,7 +57,7 @@ func (s *scheduler) unbound(ctx context.Context, pod *corev1.Pod, node string, e
 	attempts.WithLabelValues("error").Inc()
 	klog.FromContext(ctx).Info("bind failed, will retry", "pod", klog.KObj(pod), "node", node, "err", err)
 	if !apierrors.IsConflict(err) {
-		s.events.Eventf(pod, corev1.EventTypeWarning, "FailedScheduling", "binding rejected: %v", err)
+		s.eventsFor(pod).Eventf(pod, corev1.EventTypeWarning, "FailedScheduling", "binding rejected: %v", err)
 	}
 	// If the binding arrived and only its answer was lost, the informer will
 	// show the pod bound and take it out of the queue.

@@ -63,15 +63,6 @@ type verdict struct {
 // and on 5 000. (kube-scheduler takes a share of the nodes, at least 100.)
 const sample = 100
 
-// wanted is how many fitting nodes a search looks for. A pod with preferences of
-// its own chooses among all: the one it prefers may be the last.
-func wanted(p *podInfo, nodes int) int {
-	if p.choosy {
-		return nodes
-	}
-	return min(sample, nodes)
-}
-
 // runFilters finds nodes that p fits; it advances where the next search begins.
 func runFilters(s *snapshot, p *podInfo) verdict {
 	v := verdict{reasons: map[string]int{}, wokenBy: nodeAdded}
@@ -90,12 +81,13 @@ func runFilters(s *snapshot, p *podInfo) verdict {
 		return v
 	}
 	var checks []prepared
-	for i := range filters {
-		if check := filters[i].prepare(s, p); check != nil {
-			checks = append(checks, prepared{&filters[i], check})
+	way := s.profile(p)
+	for i := range way.filters {
+		if check := way.filters[i].prepare(s, p); check != nil {
+			checks = append(checks, prepared{&way.filters[i], check})
 		}
 	}
-	enough := wanted(p, len(s.list))
+	enough := way.wanted(p, len(s.list))
 nodes:
 	for i := range s.list {
 		if len(v.fit) == enough {

@@ -55,7 +55,7 @@ func priority(p *podInfo) int32 { return corev1helpers.PodPriority(p.pod) }
 // mayPreempt reports whether pods may go for this one's sake now. While those
 // that were asked to go before have not gone, no others are.
 func mayPreempt(s *snapshot, p *podInfo) bool {
-	if ptr.Deref(p.pod.Spec.PreemptionPolicy, corev1.PreemptLowerPriority) == corev1.PreemptNever {
+	if !s.profile(p).preempts || ptr.Deref(p.pod.Spec.PreemptionPolicy, corev1.PreemptLowerPriority) == corev1.PreemptNever {
 		return false
 	}
 	n, ok := s.nominated[p.pod.UID]
@@ -90,11 +90,11 @@ func hasLower(n *nodeInfo, p *podInfo) bool {
 
 // hopeless reports whether a rule refuses the node that no pod's loss changes.
 func hopeless(s *snapshot, p *podInfo, n *nodeInfo) bool {
-	for i := range filters {
-		if filters[i].wokenBy&podGone != 0 {
+	for _, f := range s.profile(p).filters {
+		if f.wokenBy&podGone != 0 {
 			continue
 		}
-		if check := filters[i].prepare(s, p); check != nil && len(check(n)) > 0 {
+		if check := f.prepare(s, p); check != nil && len(check(n)) > 0 {
 			return true
 		}
 	}
@@ -103,8 +103,8 @@ func hopeless(s *snapshot, p *podInfo, n *nodeInfo) bool {
 
 // fits reports whether p passes every rule on the node as it is.
 func fits(s *snapshot, p *podInfo, n *nodeInfo) bool {
-	for i := range filters {
-		if check := filters[i].prepare(s, p); check != nil && len(check(n)) > 0 {
+	for _, f := range s.profile(p).filters {
+		if check := f.prepare(s, p); check != nil && len(check(n)) > 0 {
 			return false
 		}
 	}
@@ -265,7 +265,7 @@ func (s *scheduler) evict(ctx context.Context, pod *corev1.Pod, node string, vic
 			"metadata": map[string]any{"uid": victim.UID},
 			"status": map[string]any{"conditions": []corev1.PodCondition{{
 				Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: corev1.PodReasonPreemptionByScheduler,
-				Message:            fmt.Sprintf("%s: preempting to accommodate a higher priority pod", Name),
+				Message:            fmt.Sprintf("%s: preempting to accommodate a higher priority pod", s.snapshot.profiles.of(pod).name),
 				ObservedGeneration: victim.Generation, LastTransitionTime: metav1.NewTime(s.clock.Now()),
 			}}},
 		})
@@ -282,7 +282,7 @@ func (s *scheduler) evict(ctx context.Context, pod *corev1.Pod, node string, vic
 			return fmt.Errorf("preempt %s/%s: %w", victim.Namespace, victim.Name, err)
 		default:
 			preempted.Inc()
-			s.events.Eventf(victim, corev1.EventTypeNormal, "Preempted", "Preempted by pod %s on node %s", pod.UID, node)
+			s.eventsFor(pod).Eventf(victim, corev1.EventTypeNormal, "Preempted", "Preempted by pod %s on node %s", pod.UID, node)
 		}
 	}
 	return nil

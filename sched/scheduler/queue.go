@@ -12,7 +12,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Back-off of a pod between attempts, doubling; and how long a pod may wait for
+// Back-off of a pod between attempts, doubling, unless Config says another; and how long a pod may wait for
 // a change that concerns it before it is tried anyway.
 const (
 	firstBackoff = 100 * time.Millisecond
@@ -60,7 +60,9 @@ type waiting struct {
 // be placed wait aside until something changes that may help them.
 type queue struct {
 	clock clock.WithTicker
-	wake  chan struct{} // capacity 1: look again
+	// first and most bound the back-off.
+	first, most time.Duration
+	wake        chan struct{} // capacity 1: look again
 
 	mu   sync.Mutex // guards below
 	pods map[types.UID]*waiting
@@ -73,7 +75,7 @@ type queue struct {
 }
 
 func newQueue(clock clock.WithTicker) *queue {
-	return &queue{clock: clock, wake: make(chan struct{}, 1), pods: map[types.UID]*waiting{}, parked: map[*waiting]bool{}, inFlight: map[*waiting]bool{}}
+	return &queue{clock: clock, first: firstBackoff, most: maxBackoff, wake: make(chan struct{}, 1), pods: map[types.UID]*waiting{}, parked: map[*waiting]bool{}, inFlight: map[*waiting]bool{}}
 }
 
 func (q *queue) signal() {
@@ -225,7 +227,7 @@ func (q *queue) fail(uid types.UID) {
 
 // retry makes w ready once its back-off, counted from its last attempt, is over.
 func (q *queue) retry(w *waiting) {
-	wait := min(firstBackoff<<min(w.attempts-1, 10), maxBackoff)
+	wait := min(q.first<<min(w.attempts-1, 10), q.most)
 	w.due = w.tried.Add(wait)
 	q.move(w, inBackoff)
 	heap.Push(&q.backed, w)

@@ -27,13 +27,13 @@ import (
 	"github.com/clusterd/clusterd/sched/loop"
 )
 
-// Name is the schedulerName of the pods that this scheduler is responsible for.
+// Name is the schedulerName of pods that name none, and of the default profile.
 const Name = corev1.DefaultSchedulerName
 
 type scheduler struct {
 	client  kubernetes.Interface
 	clock   clock.WithTicker
-	events  record.EventRecorder
+	events  map[string]record.EventRecorder // by the profile's name
 	lister  corelisters.PodLister
 	budgets policylisters.PodDisruptionBudgetLister
 
@@ -63,12 +63,12 @@ type reason struct {
 
 // New returns the loop. It watches Pods, Nodes, Namespaces, claims, volumes and
 // their classes.
-func New(env loop.Env) loop.Loop {
+func New(env loop.Env, cfg Config) loop.Loop {
 	core, classes := env.Informers.Core().V1(), env.Informers.Storage().V1().StorageClasses()
 	s := &scheduler{
 		client:       env.Client,
 		clock:        env.Clock,
-		events:       env.Events.For(Name),
+		events:       map[string]record.EventRecorder{},
 		lister:       core.Pods().Lister(),
 		budgets:      env.Informers.Policy().V1().PodDisruptionBudgets().Lister(),
 		podInformer:  core.Pods().Informer(),
@@ -80,6 +80,13 @@ func New(env loop.Env) loop.Loop {
 	s.claimInformer, s.volumeInformer, s.classInformer = core.PersistentVolumeClaims().Informer(), core.PersistentVolumes().Informer(), classes.Informer()
 	s.storage = &storageView{claims: core.PersistentVolumeClaims().Lister(), volumes: core.PersistentVolumes().Lister(), classes: classes.Lister()}
 	s.snapshot.storage = s.storage
+	if len(cfg.profiles) > 0 {
+		s.snapshot.profiles = profilesOf(cfg.profiles...)
+		s.queue.first, s.queue.most = cfg.firstBackoff, cfg.maxBackoff
+	}
+	for name := range s.snapshot.profiles {
+		s.events[name] = env.Events.For(name)
+	}
 	s.reporter = loop.New("scheduler-reports", env, 4, s.writeReason)
 	return loop.Loop{Name: "scheduler", Run: s.run}
 }
@@ -171,7 +178,7 @@ func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) (node string,
 
 	attempts.WithLabelValues("unschedulable").Inc()
 	message := why.message
-	s.events.Event(pod, corev1.EventTypeWarning, "FailedScheduling", message)
+	s.eventsFor(pod).Event(pod, corev1.EventTypeWarning, "FailedScheduling", message)
 	key := loop.KeyOf(pod)
 	s.why.Store(key, &why) // a pointer: compared when it has been written
 	s.reporter.Enqueue(key)
@@ -210,14 +217,19 @@ func (s *scheduler) makeRoom(p *podInfo, why *reason) {
 // stillWaiting looks whether the cache agrees that the pod needs a node.
 func (s *scheduler) stillWaiting(pod *corev1.Pod) bool {
 	now, err := s.lister.Pods(pod.Namespace).Get(pod.Name)
-	return err == nil && now.UID == pod.UID && ours(now)
+	return err == nil && now.UID == pod.UID && s.ours(now)
+}
+
+// eventsFor signs events with the name of the pod's profile.
+func (s *scheduler) eventsFor(pod *corev1.Pod) record.EventRecorder {
+	return s.events[s.snapshot.profiles.of(pod).name]
 }
 
 // ours reports whether the pod waits for this scheduler.
-func ours(pod *corev1.Pod) bool {
+func (s *scheduler) ours(pod *corev1.Pod) bool {
 	return pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil && !pods.Finished(pod) &&
 		len(pod.Spec.SchedulingGates) == 0 &&
-		(pod.Spec.SchedulerName == Name || pod.Spec.SchedulerName == "")
+		s.snapshot.profiles.of(pod) != nil
 }
 
 // writeReason writes the condition of a pod that fits nowhere.
@@ -228,7 +240,7 @@ func (s *scheduler) writeReason(ctx context.Context, key loop.Key) error {
 	}
 	why := v.(*reason)
 	pod, err := s.lister.Pods(key.Namespace).Get(key.Name)
-	if err == nil && pod.UID == why.uid && ours(pod) {
+	if err == nil && pod.UID == why.uid && s.ours(pod) {
 		if err := s.evict(ctx, pod, why.node, why.victims); err != nil {
 			return err
 		}
@@ -345,9 +357,9 @@ func (s *scheduler) onPod(old, pod *corev1.Pod) {
 		s.snapshot.setPod(pod)
 		s.mu.Unlock()
 		s.queue.changed(placedChange(old, pod))
-	case ours(pod):
+	case s.ours(pod):
 		s.promise(pod)
-		if old != nil && ours(old) && apiequality.Semantic.DeepEqual(old.Spec, pod.Spec) && apiequality.Semantic.DeepEqual(old.Labels, pod.Labels) {
+		if old != nil && s.ours(old) && apiequality.Semantic.DeepEqual(old.Spec, pod.Spec) && apiequality.Semantic.DeepEqual(old.Labels, pod.Labels) {
 			s.queue.refresh(pod)
 			return
 		}

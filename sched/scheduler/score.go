@@ -13,16 +13,18 @@ type Score struct {
 	weight int64
 	// prepare looks at the pod once and returns the value of one node, or nil
 	// if the rule has no opinion about the pod.
-	prepare func(s *snapshot, p *podInfo) func(n *nodeInfo) int64
+	prepare prepareScore
 	// scale maps the values of all candidates to 0 … maxScore; nil: they are.
 	scale func(values []int64)
 }
 
+type prepareScore func(s *snapshot, p *podInfo) func(n *nodeInfo) int64
+
 // scores is THE list of preferences. Spreading one owner's pods outweighs the
 // rest together with a few percent of load: replicas exist to fail apart.
 var scores = []Score{
-	{Name: "LeastAllocated", weight: 1, prepare: scoreLeastAllocated},
-	{Name: "BalancedAllocation", weight: 1, prepare: scoreBalanced},
+	{Name: resourcesFit, weight: 1, prepare: scoreLeastAllocated},
+	{Name: "NodeResourcesBalancedAllocation", weight: 1, prepare: scoreBalanced},
 	{Name: "OwnerSpread", weight: 3, prepare: scoreOwnerSpread, scale: fewerIsBetter},
 	{Name: "TaintToleration", weight: 3, prepare: scoreTaints, scale: fewerIsBetter},
 	{Name: "NodeAffinity", weight: 2, prepare: scoreNodeAffinity, scale: moreIsBetter},
@@ -87,19 +89,19 @@ func best(s *snapshot, p *podInfo, fit []*nodeInfo) *nodeInfo {
 func total(s *snapshot, p *podInfo, fit []*nodeInfo) []int64 {
 	sums := make([]int64, len(fit))
 	values := make([]int64, len(fit))
-	for i := range scores {
-		value := scores[i].prepare(s, p)
+	for _, score := range s.profile(p).scores {
+		value := score.prepare(s, p)
 		if value == nil {
 			continue
 		}
 		for j, n := range fit {
 			values[j] = value(n)
 		}
-		if scores[i].scale != nil {
-			scores[i].scale(values)
+		if score.scale != nil {
+			score.scale(values)
 		}
 		for j := range fit {
-			sums[j] += scores[i].weight * values[j]
+			sums[j] += score.weight * values[j]
 		}
 	}
 	return sums

@@ -81,6 +81,8 @@ type nodeInfo struct {
 // kept up to date change by change; nothing is copied for a decision. The
 // scheduler's mutex guards it.
 type snapshot struct {
+	// profiles are how pods are placed, by their schedulerName.
+	profiles profiles
 	// storage finds claims and volumes; nil: there are none.
 	storage *storageView
 	nodes   map[string]*nodeInfo
@@ -103,6 +105,7 @@ type snapshot struct {
 
 func newSnapshot() *snapshot {
 	return &snapshot{
+		profiles:   profilesOf(defaultProfile()),
 		nodes:      map[string]*nodeInfo{},
 		placed:     map[types.UID]string{},
 		assumed:    map[types.UID]bool{},
@@ -112,6 +115,9 @@ func newSnapshot() *snapshot {
 		repelling:  map[string]*repelling{},
 	}
 }
+
+// profile is the one of p's schedulerName; p is ours.
+func (s *snapshot) profile(p *podInfo) *profile { return s.profiles.of(p.pod) }
 
 func (s *snapshot) entry(name string) *nodeInfo {
 	n := s.nodes[name]
