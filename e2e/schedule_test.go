@@ -92,6 +92,8 @@ func TestE2ESchedule(t *testing.T) {
 		}
 		unschedulable("big-2", "0/3 nodes are available", "1 Insufficient cpu")
 		mustContain(t, "describe", e.ctl("-n", ns, "describe", "pod", "big-2"), "FailedScheduling", "Insufficient cpu")
+		e.ctl("-n", ns, "annotate", "pod", "big-2", "clusterd.local/explain-scheduling=")
+		unschedulable("big-2", "1 Insufficient cpu", "n1: NodeAffinity: node(s) didn't match", "n3: NodeResourcesFit: Insufficient cpu")
 		e.ctl("-n", ns, "delete", "pod", "big-1", "--grace-period=1")
 		e.podReady(ns, "big-2")
 	})

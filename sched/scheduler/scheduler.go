@@ -173,6 +173,9 @@ func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) (node string,
 		return node, choices
 	}
 	why := reason{uid: pod.UID, message: v.explain()}
+	if v.blocked == "" && asksWhy(pod) {
+		why.message += "\n" + whyEach(s.snapshot, p)
+	}
 	s.makeRoom(p, &why)
 	s.mu.Unlock()
 
@@ -359,7 +362,7 @@ func (s *scheduler) onPod(old, pod *corev1.Pod) {
 		s.queue.changed(placedChange(old, pod))
 	case s.ours(pod):
 		s.promise(pod)
-		if old != nil && s.ours(old) && apiequality.Semantic.DeepEqual(old.Spec, pod.Spec) && apiequality.Semantic.DeepEqual(old.Labels, pod.Labels) {
+		if old != nil && s.ours(old) && asksWhy(old) == asksWhy(pod) && apiequality.Semantic.DeepEqual(old.Spec, pod.Spec) && apiequality.Semantic.DeepEqual(old.Labels, pod.Labels) {
 			s.queue.refresh(pod)
 			return
 		}

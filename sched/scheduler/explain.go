@@ -1,0 +1,53 @@
+package scheduler
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// ExplainAnnotation on a waiting pod asks that its PodScheduled condition and the
+// event say of each node what is in the way, not only how many nodes share a
+// reason. "false" is as good as none.
+const ExplainAnnotation = "clusterd.local/explain-scheduling"
+
+// explained is how many nodes are told of: a condition is no place for thousands.
+const explained = 100
+
+func asksWhy(pod *corev1.Pod) bool {
+	value, ok := pod.Annotations[ExplainAnnotation]
+	return ok && value != "false"
+}
+
+// whyEach says of each node, by name, all that keeps p off it, one line a node.
+func whyEach(s *snapshot, p *podInfo) string {
+	type check struct {
+		filter string
+		of     func(*nodeInfo) []string
+	}
+	var checks []check
+	for _, f := range s.profile(p).filters {
+		if of := f.prepare(s, p); of != nil {
+			checks = append(checks, check{f.Name, of})
+		}
+	}
+	nodes := slices.DeleteFunc(slices.Clone(s.list), func(n *nodeInfo) bool { return n.node == nil || n.node.DeletionTimestamp != nil })
+	slices.SortFunc(nodes, func(a, b *nodeInfo) int { return cmp.Compare(a.name, b.name) })
+	var lines []string
+	for _, n := range nodes[:min(explained, len(nodes))] {
+		var reasons []string
+		for _, c := range checks {
+			if refused := c.of(n); len(refused) > 0 {
+				reasons = append(reasons, c.filter+": "+strings.Join(refused, ", "))
+			}
+		}
+		lines = append(lines, n.name+": "+strings.Join(reasons, "; "))
+	}
+	if more := len(nodes) - explained; more > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more nodes", more))
+	}
+	return strings.Join(lines, "\n")
+}
