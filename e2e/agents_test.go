@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -188,6 +189,71 @@ func TestE2EAgents(t *testing.T) {
 		}
 	})
 
+	t.Run("no server is left for a while", func(t *testing.T) {
+		features.Shows(t, 175, 188)
+		uid := string(e.get(ns, "on-a1").UID)
+		kept := e.processOf("a1", string(e.get(ns, "after-n1").UID))
+		for _, server := range []string{"n1", "n2", "n3"} {
+			if err := e.Kill(server); err != nil {
+				t.Fatal(err)
+			}
+		}
+		killed := e.processOf("a1", uid)
+		if err := unix.Kill(killed, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		e.eventually("the agent starts the container again", func(context.Context) error {
+			if pid := e.processOf("a1", uid); pid == 0 || pid == killed {
+				return fmt.Errorf("process %d", pid)
+			}
+			return nil
+		})
+		// An agent that begins without an API knows none of its pods.
+		if err := e.Kill("a1"); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.Start(t.Context(), "a1"); err != nil {
+			t.Fatal(err)
+		}
+		e.eventually("it works, and cannot reach the API", func(context.Context) error {
+			log, err := e.Logs("a1")
+			if err != nil {
+				return err
+			}
+			defer log.Close()
+			b, err := io.ReadAll(log)
+			if err != nil {
+				return err
+			}
+			const runs = `msg="clusterd runs as an agent"`
+			if _, since, _ := strings.Cut(string(b), runs); !strings.Contains(since, runs) {
+				return errors.New("clusterd has not started again")
+			} else if _, since, _ = strings.Cut(since, runs); !strings.Contains(since, "Node is not registered yet") {
+				return errors.New(since)
+			}
+			return nil
+		})
+		again := e.processOf("a1", uid)
+		for _, server := range []string{"n1", "n2", "n3"} {
+			if err := e.Start(t.Context(), server); err != nil {
+				t.Fatal(err)
+			}
+		}
+		e.use("n1")
+		e.podIs(ns, "on-a1", "tells of the restart", func(p *corev1.Pod) error {
+			if s := p.Status.ContainerStatuses[0]; s.RestartCount != 1 || !s.Ready {
+				return fmt.Errorf("%+v", s)
+			}
+			return nil
+		})
+		if got := e.processOf("a1", uid); again == 0 || got != again {
+			t.Errorf("the container is process %d, was %d", got, again)
+		}
+		if got := e.processOf("a1", string(e.get(ns, "after-n1").UID)); kept == 0 || got != kept {
+			t.Errorf("another container is process %d, was %d", got, kept)
+		}
+	})
+
 	t.Run("removed", func(t *testing.T) {
 		e.ctl("members", "rm", "a2")
 		e.eventually("a2 ends, for it is a member no more", func(context.Context) error {
@@ -203,6 +269,22 @@ func TestE2EAgents(t *testing.T) {
 			t.Errorf("the other's does not: %v", err)
 		}
 	})
+}
+
+// processOf is a process of a pod on a node; 0: there is none.
+func (e *env) processOf(node, uid string) int {
+	e.t.Helper()
+	pids, err := e.Processes(node)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	for _, pid := range pids {
+		group, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+		if err == nil && strings.Contains(string(group), uid) {
+			return pid
+		}
+	}
+	return 0
 }
 
 // stolenIdentity is what lies in a node's folder.

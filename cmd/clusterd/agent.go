@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -20,6 +21,7 @@ import (
 	"github.com/clusterd/clusterd/agent/cpu"
 	"github.com/clusterd/clusterd/agent/dns"
 	"github.com/clusterd/clusterd/agent/image"
+	"github.com/clusterd/clusterd/agent/kubeletapi"
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/podnetwork"
 	"github.com/clusterd/clusterd/agent/runtime"
@@ -48,7 +50,7 @@ func (m *Main) newAgentKeeper() *agentKeeper {
 	})
 	clients := nodeClients{agent: who, heartbeat: who, network: network}
 	return newAgentKeeper(m.log, func(ctx context.Context) (startedAgent, error) {
-		return newNodeAgent(ctx, m.cfg, m.log, m.images, clients)
+		return newNodeAgent(ctx, m.cfg, m.log, m.images, clients, m.cert.Load)
 	}, tellNotReady(m.log, m.cfg.Name, who))
 }
 
@@ -98,8 +100,9 @@ func (a *nodeAgent) run(ctx context.Context) error {
 	return work.Wait()
 }
 
-// newNodeAgent finds or starts podmon and builds a node's parts.
-func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *image.Store, clients nodeClients) (_ *nodeAgent, err error) {
+// newNodeAgent finds or starts podmon and builds a node's parts. cert is the
+// node's certificate at the moment.
+func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *image.Store, clients nodeClients, cert func() *tls.Certificate) (_ *nodeAgent, err error) {
 	a := &nodeAgent{}
 	defer func() {
 		if err != nil {
@@ -189,8 +192,18 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 			Settings: reader,
 		}
 	}
-	a.Agent, err = agent.New(settings)
-	return a, err
+	if a.Agent, err = agent.New(settings); err != nil || cfg.KubeletPort == 0 {
+		return a, err
+	}
+	tools, err := kubeletapi.New(kubeletapi.Config{
+		NodeName: cfg.Name, Addr: netip.AddrPortFrom(addr, cfg.KubeletPort), Client: client, Certificate: cert,
+		Handler: a.Handler(), Logger: room(log, "kubeletapi"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	a.parts = append(a.parts, tools.Run)
+	return a, nil
 }
 
 // repaired passes on what the rooms of the network tell while the node runs.

@@ -101,7 +101,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	network := n.client()
 	network.Impersonate = rest.ImpersonationConfig{UserName: rbac.NodeNetwork}
 	keeper := newAgentKeeper(log, func(ctx context.Context) (startedAgent, error) {
-		return newNodeAgent(ctx, cfg, log, images, nodeClients{agent: n.client(), heartbeat: n.client(), network: network})
+		return newNodeAgent(ctx, cfg, log, images, nodeClients{agent: n.client(), heartbeat: n.client(), network: network}, n.cert.Load)
 	}, tellNotReady(log, cfg.Name, n.client()))
 	g.add("node calls", serveHTTP(log, port.HTTPOver(transport.Node), keeper))
 	g.add("agent", keeper.Run)

@@ -23,7 +23,8 @@ import (
 )
 
 // Config is everything one node can be told. Defaults come first, then the
-// file DATA/config.yaml, then flags. `clusterd init` and `clusterd join` write
+// file DATA/config.yaml, then environment variables (CLUSTERD_MAX_PODS for
+// --max-pods), then flags. `clusterd init` and `clusterd join` write
 // the file, so that `clusterd run` needs no flag but --data.
 type Config struct {
 	// Name is the node's name in the cluster. Default: the host name.
@@ -36,6 +37,9 @@ type Config struct {
 	Advertise string `json:"advertise"`
 	// Port serves the API, raft, gossip and node calls: TCP, and UDP for gossip.
 	Port uint16 `json:"port"`
+	// KubeletPort serves metrics, stats and logs of this node to those who show
+	// a token of the cluster, where tools look for the kubelet; 0: not at all.
+	KubeletPort uint16 `json:"kubeletPort"`
 	// Peers are addresses of other members, beside those this node remembers,
 	// for when all have moved: IP or IP:PORT. They are not written down.
 	Peers []string `json:"-"`
@@ -150,6 +154,7 @@ const (
 	DefaultData        = "/var/lib/clusterd"
 	DefaultDevData     = "/var/lib/clusterd-dev"
 	DefaultPort        = 6443
+	DefaultKubeletPort = 10250
 	DefaultClusterCIDR = "10.244.0.0/14"
 	DefaultServiceCIDR = "10.96.0.0/16"
 
@@ -160,6 +165,7 @@ func defaultConfig() Config {
 	return Config{
 		Data:          DefaultData,
 		Port:          DefaultPort,
+		KubeletPort:   DefaultKubeletPort,
 		CgroupRoot:    "/clusterd",
 		ClusterCIDR:   DefaultClusterCIDR,
 		ServiceCIDR:   DefaultServiceCIDR,
@@ -193,6 +199,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.Name, "name", c.Name, "name of this node (default: the host name)")
 	f.StringVar(&c.Advertise, "advertise", c.Advertise, "address the other nodes reach this one at (default: found from the interfaces)")
 	f.Uint16Var(&c.Port, "port", c.Port, "the one port: TCP for API, raft and node calls, UDP for gossip")
+	f.Uint16Var(&c.KubeletPort, "kubelet-port", c.KubeletPort, "port for the metrics, stats and logs of this node, as tools ask the kubelet for them; 0: none")
 	f.StringArrayVar(&c.Peers, "peer", nil, "address of another member, if all have moved since this node last ran; may be repeated")
 	f.StringVar(&c.CgroupRoot, "cgroup-root", c.CgroupRoot, "parent of all pods' cgroups")
 	f.DurationVar(&c.EvictionDelay.Duration, "eviction-delay", c.EvictionDelay.Duration, "how long pods of an unreachable node are waited for before they are replaced")
@@ -275,6 +282,9 @@ func salvage(b []byte, c *Config) {
 }
 
 func (c *Config) loadWith(flags *pflag.FlagSet, parse func([]byte) error) error {
+	if err := c.fromEnvironment(flags); err != nil {
+		return err
+	}
 	given := map[string]string{}
 	flags.Visit(func(f *pflag.Flag) {
 		if _, list := f.Value.(pflag.SliceValue); !list { // lists are no part of the file
@@ -309,6 +319,32 @@ func (c *Config) loadWith(flags *pflag.FlagSet, parse func([]byte) error) error 
 		}
 	}
 	return c.complete()
+}
+
+// fromEnvironment sets the flags of the configuration that were not given from
+// their variables, where there are some.
+func (c *Config) fromEnvironment(flags *pflag.FlagSet) error {
+	known, own := *c, pflag.NewFlagSet("", pflag.ContinueOnError)
+	known.addFlags(own)
+	known.addClusterFlags(own)
+	var err error
+	own.VisitAll(func(f *pflag.Flag) {
+		variable := envName(f.Name)
+		value, set := os.LookupEnv(variable)
+		if !set || err != nil || flags.Lookup(f.Name) == nil || flags.Changed(f.Name) {
+			return
+		}
+		if e := flags.Set(f.Name, value); e != nil {
+			err = fmt.Errorf("environment variable %s=%q, for --%s: %w", variable, value, f.Name, e)
+		}
+	})
+	return err
+}
+
+// envName is the environment variable that stands for a flag: CLUSTERD_MAX_PODS
+// for --max-pods.
+func envName(flag string) string {
+	return "CLUSTERD_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
 // complete finds what was left empty and checks the rest. Every error names

@@ -44,6 +44,25 @@ func TestConfigOrder(t *testing.T) {
 	}
 }
 
+// TestConfigFromEnvironment: a variable wins over the file, a flag over both.
+func TestConfigFromEnvironment(t *testing.T) {
+	t.Setenv("CLUSTERD_PORT", "7002")
+	t.Setenv("CLUSTERD_MAX_PODS", "7")
+	t.Setenv("CLUSTERD_EVICTION_DELAY", "9s")
+	t.Setenv("CLUSTERD_PEER", "192.0.2.7")
+	c, err := parse(t, "name: filed\nport: 7000\nmaxPods: 5\n", "--port=7001", "--advertise=192.0.2.9")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Name != "filed" || c.Port != 7001 || c.MaxPods != 7 || c.EvictionDelay.Duration != 9*time.Second || !slices.Equal(c.Peers, []string{"192.0.2.7"}) {
+		t.Errorf("%+v", c)
+	}
+	t.Setenv("CLUSTERD_MAX_PODS", "many")
+	if _, err := parse(t, "", "--advertise=192.0.2.9"); err == nil || !strings.Contains(err.Error(), `CLUSTERD_MAX_PODS="many", for --max-pods`) {
+		t.Error(err)
+	}
+}
+
 func TestClusterDNS(t *testing.T) {
 	c, err := parse(t, "clusterDNS: 10.96.0.10\nclusterDomain: c.example\n")
 	if err != nil {

@@ -75,6 +75,24 @@ func TestE2EXAdmission(t *testing.T) {
 		k.okIn(simple("ours", "sleep"), "create", "-f", "-")
 		k.noPolicy("Validating", "images")
 	})
+	k.sub("the first refusal is the answer", func(k *kit) {
+		features.Shows(k, 62)
+		for _, name := range []string{"one", "two"} {
+			k.policy("Validating", "says-"+name, podRule, `  matchConditions: [{name: c, expression: "'`+name+`' in object.metadata.labels"}]
+  validations: [{expression: "false", message: `+name+` refuses}]`)
+		}
+		labelled := func(labels string) string {
+			return strings.Replace(simple("refused", "sleep"), "labels: {", "labels: {"+labels, 1)
+		}
+		dry := []string{"create", "-f", "-", "--dry-run=server"}
+		k.refusal(labelled("one: x, "), dry, "one refuses")
+		k.refusal(labelled("two: x, "), dry, "two refuses")
+		if out := k.failsIn(labelled("one: x, two: x, "), dry...); strings.Count(out, " refuses") != 1 {
+			k.Errorf("not one refusal: %s", out)
+		}
+		k.noPolicy("Validating", "says-one")
+		k.noPolicy("Validating", "says-two")
+	})
 	k.sub("what is judged, and what not", func(k *kit) {
 		features.Shows(k, 63)
 		k.ready("ours")

@@ -83,7 +83,7 @@ func TestE2EXNode(t *testing.T) {
 		k.has(k.clusterd("run", "--data", k.c.Nodes()[0].Data), "another clusterd is running", k.c.Nodes()[0].Data)
 	})
 	k.sub("flags and the configuration file", func(k *kit) {
-		features.Shows(k, 52, 132, 138, 151)
+		features.Shows(k, 52, 132, 138, 151, 183)
 		dir := filepath.Join(k.dir, "data")
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			k.Fatal(err)
@@ -101,6 +101,7 @@ func TestE2EXNode(t *testing.T) {
 		k.has(k.clusterd("run", "--data", dir), `"prose"`, "text or json")
 		// A flag wins over the file; then all that is amiss is that nobody began.
 		k.lacks(k.clusterd("run", "--data", dir, "--log-format=json"), "prose")
+		k.has(k.clusterdWith([]string{"CLUSTERD_MAX_PODS=several"}, "run", "--data", dir), `CLUSTERD_MAX_PODS="several", for --max-pods`)
 		k.has(k.clusterd("init", "--prepare", "--data", dir+"2", "--cluster-cidr=10.96.0.0/12"), "overlap")
 		if _, err := os.Stat(dir + "2"); !errors.Is(err, os.ErrNotExist) {
 			k.Errorf("the refused init left %s (%v)", dir+"2", err)
@@ -127,9 +128,16 @@ func TestE2EXNode(t *testing.T) {
 // clusterd runs the program in the node's network; it must not succeed.
 func (k *kit) clusterd(args ...string) string {
 	k.Helper()
+	return k.clusterdWith(nil, args...)
+}
+
+// clusterdWith is clusterd with further environment variables.
+func (k *kit) clusterdWith(env []string, args ...string) string {
+	k.Helper()
 	ctx, cancel := context.WithTimeout(k.Context(), patience)
 	defer cancel()
 	cmd := k.c.Exec(ctx, node, k.c.Bin("clusterd"), args...)
+	cmd.Env = append(os.Environ(), env...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Run(); err == nil || ctx.Err() != nil {

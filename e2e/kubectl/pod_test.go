@@ -163,7 +163,7 @@ func TestE2EXPod(t *testing.T) {
 		k.ok("delete", "pod", "nowhere", "init", "initializing", "runs", "good", "bad")
 	})
 	k.sub("a killed process is noticed and replaced", func(k *kit) {
-		features.Shows(k, 177, 262)
+		features.Shows(k, 177, 199, 262)
 		k.apply(simple("killed", "sleep", `- {name: side, image: "`+image+`", args: [serve]}`))
 		p := k.ready("killed")
 		side := k.process(string(p.UID), "serve")
@@ -185,14 +185,16 @@ func TestE2EXPod(t *testing.T) {
 		k.ok("delete", "pod", "killed")
 	})
 	k.sub("a killed sandbox is built anew", func(k *kit) {
-		features.Shows(k, 201)
-		k.apply(simple("sandbox", "sleep"))
+		features.Shows(k, 199, 201, 257)
+		k.apply(simple("sandbox", "sleep", `- {name: side, image: "`+image+`", args: [serve]}`))
 		p := k.ready("sandbox")
-		main := k.process(string(p.UID), "hello")
+		main := k.process(string(p.UID), "sleep")
+		k.process(string(p.UID), "serve")
 		old := k.processes(string(p.UID))
-		if len(old) != 1 {
+		if len(old) != 2 {
 			k.Fatalf("processes %v", old)
 		}
+		first := k.sandbox("sandbox")
 		k.kill(k.pause(main))
 		again := k.podIs("sandbox", "has a new sandbox", func(p2 *corev1.Pod) bool {
 			return restarts(1)(p2) && p2.Status.PodIP != p.Status.PodIP
@@ -202,6 +204,11 @@ func TestE2EXPod(t *testing.T) {
 				k.Errorf("process %d is from before", pid)
 			}
 		}
+		k.is("the other's restarts", fmt.Sprint(again.Status.ContainerStatuses[1].RestartCount), "1")
+		if second := k.sandbox("sandbox"); second.ID == first.ID || second.Attempt != first.Attempt+1 {
+			k.Errorf("sandbox %+v, before %+v", second, first)
+		}
+		k.has(k.ok("logs", "sandbox", "-c", "side", "--previous"), "serving on")
 		k.ok("delete", "pod", "sandbox")
 	})
 	k.sub("deletion leaves nothing", func(k *kit) {
