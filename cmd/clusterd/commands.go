@@ -288,6 +288,9 @@ func run(ctx context.Context, cfg Config, onReady func(context.Context, *Main) e
 	if role, err := dataDir(cfg.Data).role(); err == nil && role == pki.Agent {
 		return runAgentNode(ctx, cfg, log)
 	}
+	if err := cfg.switchFeatures(); err != nil {
+		return err
+	}
 	m, err := New(ctx, cfg, log)
 	if err != nil {
 		return err

@@ -127,6 +127,9 @@ type Config struct {
 	ImageGCHigh  int `json:"imageGCHigh"`
 	ImageGCLow   int `json:"imageGCLow"`
 	AccessConfig `json:",inline"`
+	// FeatureGates switch features of the API server's library, such as
+	// APIResponseCompression=false. The same belong on every server.
+	FeatureGates string `json:"featureGates,omitempty"`
 	// LogLevel is debug, info, warn or error.
 	LogLevel string `json:"logLevel"`
 	// LogFormat is text or json.
@@ -228,6 +231,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&c.ImageGCHigh, "image-gc-high", c.ImageGCHigh, "percentage of the disk above which images that nothing uses are removed")
 	f.IntVar(&c.ImageGCLow, "image-gc-low", c.ImageGCLow, "percentage of the disk down to which they are removed")
 	c.AccessConfig.addFlags(f)
+	f.StringVar(&c.FeatureGates, "feature-gates", c.FeatureGates, "features of Kubernetes' API server to switch, such as APIResponseCompression=false; the same on every server")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
 }
@@ -395,6 +399,9 @@ func (c *Config) complete() error {
 		return fmt.Errorf("--max-pods %d: give a number between 1 and 10000", c.MaxPods)
 	}
 	if err := c.checkCPUs(); err != nil {
+		return err
+	}
+	if err := c.checkFeatureGates(); err != nil {
 		return err
 	}
 	if err := c.checkDNS(); err != nil {

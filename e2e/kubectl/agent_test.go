@@ -361,8 +361,11 @@ func TestE2EXAgentFaults(t *testing.T) {
 		}
 		k.Errorf("the node was Ready no sooner than %s after its runtime", best)
 	})
-	k.sub("mounts outlive the agent", func(k *kit) {
-		features.Shows(k, 169)
+	k.sub("mounts outlive the agent; a feature is switched off", func(k *kit) {
+		features.Shows(k, 137, 169)
+		k.ok("create", "configmap", "large", "--from-literal=f="+strings.Repeat("x", 100<<10))
+		k.ok("create", "configmap", "large-2", "--from-literal=f="+strings.Repeat("y", 100<<10))
+		k.is("encoding of a long list", k.encoding("configmaps"), "gzip")
 		k.ok("create", "configmap", "c", "--from-literal=f=one")
 		k.apply(strings.Replace(simple("mounts", "sleep", "volumes:", "- {name: mem, emptyDir: {medium: Memory}}", "- {name: config, configMap: {name: c}}"),
 			"args:", "volumeMounts: [{name: mem, mountPath: /m}, {name: config, mountPath: /c}], args:", 1))
@@ -372,12 +375,13 @@ func TestE2EXAgentFaults(t *testing.T) {
 		if err := k.c.Kill(node); err != nil {
 			k.Fatal(err)
 		}
-		if err := k.c.Start(k.Context(), node); err != nil {
+		if err := k.c.StartWith(k.Context(), node, "--feature-gates=APIResponseCompression=false"); err != nil {
 			k.Fatal(err)
 		}
 		k.eventually("the API answers", func(ctx context.Context) error {
 			return k.api.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
 		})
+		k.is("encoding of a long list", k.encoding("configmaps"), "")
 		k.eventually("the file is there", func(context.Context) error {
 			out, errs, code := k.in("", "exec", "mounts", "--", "/hello", "cat", "/m/kept")
 			if code != 0 || strings.TrimSpace(out) != "text" {
@@ -402,6 +406,33 @@ func TestE2EXAgentFaults(t *testing.T) {
 			return err
 		})
 	})
+}
+
+// encoding is how the list of a resource in the namespace comes to a client that
+// takes gzip.
+func (k *kit) encoding(resource string) string {
+	k.Helper()
+	config := rest.CopyConfig(k.config)
+	config.DisableCompression = true // by the client on its own
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		k.Fatal(err)
+	}
+	defer client.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(k.Context(), http.MethodGet, config.Host+"/api/v1/namespaces/"+k.ns+"/"+resource, nil)
+	if err != nil {
+		k.Fatal(err)
+	}
+	req.Header.Set("Accept-Encoding", "gzip")
+	resp, err := client.Do(req)
+	if err != nil {
+		k.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil || resp.StatusCode != http.StatusOK {
+		k.Fatalf("%s: %v", resp.Status, err)
+	}
+	return resp.Header.Get("Content-Encoding")
 }
 
 // podmon is the process that holds the node's containers.

@@ -101,6 +101,7 @@ func TestE2EXNode(t *testing.T) {
 		k.has(k.clusterd("run", "--data", dir), `"prose"`, "text or json")
 		// A flag wins over the file; then all that is amiss is that nobody began.
 		k.lacks(k.clusterd("run", "--data", dir, "--log-format=json"), "prose")
+		k.has(k.clusterd("run", "--data", dir, "--log-format=json", "--feature-gates=NoSuchThing=true"), "--feature-gates", "NoSuchThing", "NAME=true")
 		k.has(k.clusterdWith([]string{"CLUSTERD_MAX_PODS=several"}, "run", "--data", dir), `CLUSTERD_MAX_PODS="several", for --max-pods`)
 		k.has(k.clusterd("init", "--prepare", "--data", dir+"2", "--cluster-cidr=10.96.0.0/12"), "overlap")
 		if _, err := os.Stat(dir + "2"); !errors.Is(err, os.ErrNotExist) {
