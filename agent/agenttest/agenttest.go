@@ -281,6 +281,9 @@ func (r *Runtime) RemoveContainer(_ context.Context, id string) error {
 	return nil
 }
 
+// Ping implements pod.Runtime.
+func (r *Runtime) Ping(context.Context) error { return nil }
+
 // List implements pod.Runtime.
 func (r *Runtime) List(context.Context) ([]api.SandboxStatus, []api.ContainerStatus, error) {
 	r.mu.Lock()

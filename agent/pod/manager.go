@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -55,7 +56,8 @@ type Manager struct {
 	unrouted   map[string]bool      // sandboxes forgotten meanwhile: such a list may still hold them
 	shares     map[string]uint64    // of the class cgroups, as last set
 	synced     bool                 // the API's list has been seen
-	fault      string               // why podmon does not answer, "": it does
+	fault      string               // why podmon's events cannot be had, "": they can
+	hung       string               // why it does not answer otherwise, "": it does
 	wg         sync.WaitGroup
 }
 
@@ -80,13 +82,19 @@ func NewManager(cfg Config) *Manager {
 func (m *Manager) RuntimeFault() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.fault
+	return cmp.Or(m.fault, m.hung)
 }
 
-func (m *Manager) setFault(why string) {
+func (m *Manager) setFault(why string) { m.setOne(&m.fault, why) }
+func (m *Manager) setHung(why string)  { m.setOne(&m.hung, why) }
+
+// setOne sets one of the two faults, and tells when the runtime as a whole has
+// failed or is back.
+func (m *Manager) setOne(fault *string, why string) {
 	m.mu.Lock()
-	changed := (m.fault == "") != (why == "")
-	m.fault = why
+	before := m.fault != "" || m.hung != ""
+	*fault = why
+	changed := before != (m.fault != "" || m.hung != "")
 	m.mu.Unlock()
 	if changed && m.cfg.OnRuntime != nil {
 		m.cfg.OnRuntime()
@@ -128,6 +136,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 	m.keepUsers()
 	m.wg.Go(func() { m.listen(ctx, events) })
+	m.wg.Go(func() { m.watchRuntime(ctx) })
 	if m.cfg.CPUs != nil {
 		m.wg.Go(func() { m.keepPinned(ctx) })
 	}

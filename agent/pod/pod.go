@@ -39,6 +39,8 @@ type Runtime interface {
 	Update(ctx context.Context, u api.Update) error
 	RemoveContainer(ctx context.Context, id string) error
 	List(ctx context.Context) ([]api.SandboxStatus, []api.ContainerStatus, error)
+	// Ping asks whether the runtime answers at all.
+	Ping(ctx context.Context) error
 	// Events streams changes from now on; the channel is closed when the
 	// stream breaks, after which the caller lists.
 	Events(ctx context.Context) (<-chan api.Event, error)

@@ -253,7 +253,7 @@ func (b *builder) phase(initDone bool) v1.PodPhase {
 	for i := range spec.Containers {
 		c := b.o.Containers[spec.Containers[i].Name]
 		switch {
-		case c.Now == nil:
+		case c.Now == nil, hooking(&spec.Containers[i], c) && c.Last == nil:
 			waiting++
 		case c.Now.Running:
 			running++
@@ -306,7 +306,7 @@ func (b *builder) container(spec *v1.Container, kind Kind, idle string) v1.Conta
 		st.LastTerminationState = v1.ContainerState{Terminated: terminatedState(c.Last)}
 	}
 	switch w := b.waiting(spec, kind, c, idle); {
-	case c.running() && kind != KindInit && !c.Now.Started && c.Op == OpStart && spec.Lifecycle != nil && spec.Lifecycle.PostStart != nil:
+	case kind != KindInit && hooking(spec, c):
 		// Not told as running until postStart has ended.
 		st.State.Waiting = &v1.ContainerStateWaiting{Reason: idle, Message: b.slow(spec, c)}
 	case c.running():
@@ -325,6 +325,12 @@ func (b *builder) container(spec *v1.Container, kind Kind, idle string) v1.Conta
 		st.State.Waiting = &v1.ContainerStateWaiting{Reason: idle, Message: b.slow(spec, c)}
 	}
 	return st
+}
+
+// hooking reports whether the container's process runs and its postStart has not
+// ended yet.
+func hooking(spec *v1.Container, c *Container) bool {
+	return c.running() && !c.Now.Started && c.Op == OpStart && spec.Lifecycle != nil && spec.Lifecycle.PostStart != nil
 }
 
 // slow names an operation that takes long.

@@ -232,6 +232,12 @@ func (c *Client) List(ctx context.Context) ([]api.SandboxStatus, []api.Container
 	return resp.Sandboxes, resp.Containers, err
 }
 
+// Ping asks whether podmon answers at all.
+func (c *Client) Ping(ctx context.Context) error {
+	_, err := c.call(ctx, api.Request{Op: api.OpHello}, true)
+	return err
+}
+
 // Update sets other limits on a running container or, with a sandbox's id, on
 // the pod's cgroup. Zero fields are left alone.
 func (c *Client) Update(ctx context.Context, u api.Update) error {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -239,8 +240,11 @@ func TestE2EXKubeletPort(t *testing.T) {
 		}
 	}
 	run := func(c *rest.Config) (string, error) {
-		url := c.Host + "/exec/" + k.ns + "/serves/main?command=/hello&command=echo&command=by-port&output=1"
-		executor, err := remotecommand.NewWebSocketExecutor(c, http.MethodGet, url)
+		to, err := url.Parse(c.Host + "/exec/" + k.ns + "/serves/main?command=/hello&command=echo&command=by-port&output=1")
+		if err != nil {
+			k.Fatal(err)
+		}
+		executor, err := remotecommand.NewSPDYExecutor(c, http.MethodPost, to)
 		if err != nil {
 			k.Fatal(err)
 		}
@@ -331,6 +335,7 @@ func TestE2EXAgentFaults(t *testing.T) {
 	k.sub("the runtime hangs", func(k *kit) {
 		features.Shows(k, 171, 173)
 		podmon := k.podmon()
+		defer func() { _ = syscall.Kill(podmon, syscall.SIGCONT) }()
 		const soon = 2 * time.Second // row 171
 		best := time.Hour
 		for range 3 {

@@ -50,6 +50,9 @@ func nodeRules(node string) []Rule {
 		{Verbs: []string{"create", "update", "patch"}, Groups: []string{"", "events.k8s.io"}, Resources: []string{"events"}},
 		{Verbs: []string{"create"}, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Namespace: corev1.NamespaceNodeLease},
 		{Verbs: []string{"get", "list", "watch", "update", "patch", "delete"}, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Namespace: corev1.NamespaceNodeLease, Names: []string{node}},
+		// Its kubelet's port asks who shows a token, and what that user may.
+		{Verbs: []string{"create"}, Groups: []string{"authentication.k8s.io"}, Resources: []string{"tokenreviews"}},
+		{Verbs: []string{"create"}, Groups: []string{"authorization.k8s.io"}, Resources: []string{"subjectaccessreviews"}},
 		{Verbs: []string{"create"}, Groups: core, Resources: []string{"pods/eviction"}},
 		{Verbs: []string{"update", "patch"}, Groups: core, Resources: []string{"pods/status"}},
 		{Verbs: []string{"patch"}, Groups: core, Resources: []string{"persistentvolumes"}}, // of its own folders only
