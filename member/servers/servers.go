@@ -38,6 +38,8 @@ const (
 	// more rarely, up to refreshLast.
 	refreshFirst = time.Second
 	refreshLast  = 30 * time.Second
+	// That none answers is said at once, and again this often.
+	warnAgain = 5 * time.Minute
 )
 
 // List is the servers an agent knows. Its methods may be called concurrently.
@@ -197,14 +199,18 @@ func (l *List) Transport() http.RoundTripper {
 // that this node is no member; its error ends Run.
 func (l *List) Run(ctx context.Context, refused func(context.Context) error) error {
 	wait := refreshFirst
+	var warned time.Time // zero: a server has answered since
 	for {
 		changed, err := l.Refresh(ctx)
 		var no *join.Refusal
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case err != nil && !errors.As(err, &no) && l.cfg.Warn != nil:
-			l.cfg.Warn("no server answers; pods go on, and what is known of the servers is tried again", err)
+		case err == nil:
+			warned = time.Time{}
+		case !errors.As(err, &no) && l.cfg.Warn != nil && l.now().Sub(warned) >= warnAgain:
+			l.cfg.Warn("no server answers; pods go on, and what is known of the servers is tried again every second", err)
+			warned = l.now()
 		}
 		if err != nil {
 			if err := refused(ctx); err != nil {
