@@ -77,9 +77,9 @@ type Images interface {
 	Verify(ctx context.Context, id string) error
 }
 
-// ErrNetworkNotReady is returned by Network.Attach while the node has no pod
-// range yet. The pod is tried again as soon as Manager.PokeAll is called.
-var ErrNetworkNotReady = errors.New("network is not ready: the node has no pod range yet")
+// ErrNetworkNotReady is wrapped by what Network.Attach returns while the node has
+// no pod range yet, or its bridge cannot be made. The pod is tried again as soon as Manager.PokeAll is called.
+var ErrNetworkNotReady = errors.New("network is not ready")
 
 // Network connects pods. Methods may be called concurrently for different
 // pods; each is idempotent.

@@ -417,12 +417,21 @@ func (n *Network) guarded(ctx context.Context, uid, path string, addrs []netip.A
 	return path, addrs, nil
 }
 
-func (n *Network) attachOwn(uid string) (string, []netip.Addr, error) {
+// laid is the pool of the node's addresses and its gateway, once the network
+// stands.
+func (n *Network) laid() (*ipam.Pool, netip.Addr, error) {
 	n.mu.Lock()
-	pool, gateway := n.pool, n.gateway
-	n.mu.Unlock()
-	if pool == nil {
-		return "", nil, pod.ErrNetworkNotReady
+	defer n.mu.Unlock()
+	if n.pool == nil {
+		return nil, netip.Addr{}, fmt.Errorf("%w: %s", pod.ErrNetworkNotReady, n.fault)
+	}
+	return n.pool, n.gateway, nil
+}
+
+func (n *Network) attachOwn(uid string) (string, []netip.Addr, error) {
+	pool, gateway, err := n.laid()
+	if err != nil {
+		return "", nil, err
 	}
 	if path, addr, ok := n.takeReady(uid); ok {
 		return path, []netip.Addr{addr.Addr()}, nil
@@ -434,11 +443,9 @@ func (n *Network) attachOwn(uid string) (string, []netip.Addr, error) {
 // network namespace: one that is there already is of a former try, with ids
 // that may be another pod's by now, and is replaced.
 func (n *Network) AttachUsers(ctx context.Context, uid string, ids users.Range) (string, []netip.Addr, error) {
-	n.mu.Lock()
-	pool, gateway := n.pool, n.gateway
-	n.mu.Unlock()
-	if pool == nil {
-		return "", nil, pod.ErrNetworkNotReady
+	pool, gateway, err := n.laid()
+	if err != nil {
+		return "", nil, err
 	}
 	path, addrs, err := n.attach(uid, pool, gateway, func(name string) (string, error) {
 		if err := n.spaces.Delete(name); err != nil {

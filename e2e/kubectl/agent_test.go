@@ -11,7 +11,9 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -19,6 +21,7 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -380,12 +383,7 @@ func TestE2EXAgentFaults(t *testing.T) {
 		if err := k.c.Kill(node); err != nil {
 			k.Fatal(err)
 		}
-		if err := k.c.StartWith(k.Context(), node, "--feature-gates=APIResponseCompression=false"); err != nil {
-			k.Fatal(err)
-		}
-		k.eventually("the API answers", func(ctx context.Context) error {
-			return k.api.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
-		})
+		k.again("--feature-gates=APIResponseCompression=false", "--cpu-manager-policy=static", "--reserved-cpus=0")
 		k.is("encoding of a long list", k.encoding("configmaps"), "")
 		k.eventually("the file is there", func(context.Context) error {
 			out, errs, code := k.in("", "exec", "mounts", "--", "/hello", "cat", "/m/kept")
@@ -410,6 +408,88 @@ func TestE2EXAgentFaults(t *testing.T) {
 			}
 			return err
 		})
+	})
+	k.sub("processors of one's own", func(k *kit) { // of the flags above
+		if runtime.NumCPU() < 2 {
+			k.Skip("needs two processors: one is for all")
+		}
+		features.Shows(k, 242)
+		// What its program reads first is what it began with.
+		k.apply(strings.Replace(simple("exclusive", "cat, /proc/self/status", "restartPolicy: Never"), "args:", `resources: {limits: {cpu: "1", memory: 32Mi}}, args:`, 1))
+		k.phase("exclusive", corev1.PodSucceeded)
+		_, list, _ := strings.Cut(k.ok("logs", "exclusive"), "Cpus_allowed_list:")
+		own, err := strconv.Atoi(strings.TrimSpace(strings.SplitN(list, "\n", 2)[0]))
+		if err != nil || own == 0 {
+			k.Errorf("the program began on the processors %q, want one that is not reserved", strings.SplitN(list, "\n", 2)[0])
+		}
+		k.ok("delete", "pod", "exclusive")
+	})
+	k.sub("the bridge cannot be made", func(k *kit) {
+		features.Shows(k, 198, 276)
+		if err := k.c.Kill(node); err != nil {
+			k.Fatal(err)
+		}
+		const bridge = "clusterd0"
+		inWay := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: bridge}, PeerName: "inway"}
+		free := func() error {
+			return k.c.Do(node, func() error {
+				link, err := netlink.LinkByName(bridge)
+				if err != nil || link.Type() != inWay.Type() {
+					return err
+				}
+				return netlink.LinkDel(link)
+			})
+		}
+		defer func() { _ = free() }()
+		if err := k.c.Do(node, func() error {
+			if link, err := netlink.LinkByName(bridge); err == nil {
+				if err := netlink.LinkDel(link); err != nil {
+					return err
+				}
+			}
+			return netlink.LinkAdd(inWay)
+		}); err != nil {
+			k.Fatal(err)
+		}
+		k.again()
+		k.eventually("the node says so", func(ctx context.Context) error {
+			c, err := k.readyCondition(ctx)
+			if err == nil && (c.Status != corev1.ConditionFalse || !strings.Contains(c.Message, "an interface of type veth has that name")) {
+				err = fmt.Errorf("%+v", c)
+			}
+			return err
+		})
+		k.apply(pinned(simple("held", "sleep")))
+		k.apply(pinned(simple("host", "sleep", "hostNetwork: true")))
+		k.ready("host")
+		k.has(k.event("held", "NetworkNotReady"), "an interface of type veth has that name")
+		for _, h := range k.holdings() {
+			if h.Pod == "held" {
+				k.Errorf("without a sandbox there is %+v", h)
+			}
+		}
+		k.is("phase", string(k.pod("held").Status.Phase), "Pending")
+		if err := free(); err != nil {
+			k.Fatal(err)
+		}
+		k.ready("held")
+		k.ok("delete", "pod", "held", "host")
+	})
+}
+
+// pinned puts a pod on the node past the scheduler, whatever the node's taints.
+func pinned(manifest string) string {
+	return manifest + "  nodeName: " + node + "\n  tolerations: [{operator: Exists}]\n"
+}
+
+// again starts the killed clusterd, with more flags, and waits for its API.
+func (k *kit) again(flags ...string) {
+	k.Helper()
+	if err := k.c.StartWith(k.Context(), node, flags...); err != nil {
+		k.Fatal(err)
+	}
+	k.eventually("the API answers", func(ctx context.Context) error {
+		return k.api.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
 	})
 }
 
