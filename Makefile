@@ -138,6 +138,13 @@ bench-net: ## connections by Services and a change of one endpoint at 10 to 10 0
 	CLUSTERD_ROOT=1 CLUSTERD_BENCH=1 $(GO) test -count=1 -v -run TestRootFigures ./netsetup/lb
 	CLUSTERD_BENCH=1 $(GO) test -count=1 -v -run TestFigures ./agent/dns
 
+SERVERS ?= 1
+CASES   ?= 100x400,1000x2500
+.PHONY: bench-sched
+bench-sched: build ## decisions a second; a Deployment of CASES (nodes x pods) on hollow nodes with SERVERS servers: JSON lines (root)
+	CLUSTERD_BENCH=1 $(GO) test -count=1 -v -run TestFigures ./sched/scheduler
+	cd bench && $(GO) run ./sched -servers $(SERVERS) -cases $(CASES)
+
 .PHONY: bench-store
 bench-store: ## the store's reads, writes, watches, failover, beside etcd's if that is on PATH: JSON lines
 	cd bench && $(GO) run ./store

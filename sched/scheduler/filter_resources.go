@@ -31,21 +31,43 @@ func filterResources(s *snapshot, p *podInfo) func(*nodeInfo) []string {
 	}
 }
 
+// What most refusals say, ready made: a pod that fits nowhere is told of it by
+// each of thousands of nodes.
+var (
+	tooManyPods = []string{"Too many pods"}
+	tooLittle   = map[corev1.ResourceName][]string{
+		corev1.ResourceCPU: {"Insufficient cpu"}, corev1.ResourceMemory: {"Insufficient memory"},
+	}
+)
+
+// short names what the node has too little of. The answer is read only.
 func short(n *nodeInfo, p *podInfo) []string {
 	var out []string
 	if allowed, ok := n.allocatable.other[corev1.ResourcePods]; ok && int64(len(n.pods))+1 > allowed {
-		out = append(out, "Too many pods")
+		out = tooManyPods
 	}
-	lacks := func(name corev1.ResourceName, want int64) {
-		if want > 0 && want > n.allocatable.of(name)-n.requested.of(name) {
-			out = append(out, "Insufficient "+string(name))
-		}
-	}
-	lacks(corev1.ResourceCPU, p.requests.cpu)
-	lacks(corev1.ResourceMemory, p.requests.memory)
+	out = lacking(out, n, corev1.ResourceCPU, p.requests.cpu)
+	out = lacking(out, n, corev1.ResourceMemory, p.requests.memory)
 	for name, want := range p.requests.other {
-		lacks(name, want)
+		out = lacking(out, n, name, want)
 	}
-	slices.Sort(out)
+	if len(out) > 1 {
+		slices.Sort(out)
+	}
 	return out
+}
+
+// lacking adds the resource to out if the node has less of it than wanted.
+func lacking(out []string, n *nodeInfo, name corev1.ResourceName, want int64) []string {
+	if want <= 0 || want <= n.allocatable.of(name)-n.requested.of(name) {
+		return out
+	}
+	words := tooLittle[name]
+	if words == nil {
+		words = []string{"Insufficient " + string(name)}
+	}
+	if out == nil {
+		return words
+	}
+	return slices.Concat(out, words)
 }

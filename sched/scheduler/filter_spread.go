@@ -10,8 +10,8 @@ import (
 // each domain it looks at.
 type spread struct {
 	constraint *corev1.TopologySpreadConstraint
-	self       int // 1 if the pod matches its own constraint
-	counts     map[string]int
+	self       int            // 1 if the pod matches its own constraint
+	counts     map[string]int // by domain; none is 0. It may be a tally's own: read only
 	least      int
 }
 
@@ -25,18 +25,15 @@ func spreads(s *snapshot, p *podInfo, action corev1.UnsatisfiableConstraintActio
 			continue
 		}
 		match := withPodLabels(selector(c.LabelSelector), p.pod, c.MatchLabelKeys, nil)
-		sp := spread{constraint: c, counts: map[string]int{}}
+		sp := spread{constraint: c}
 		if match.Matches(labels.Set(p.pod.Labels)) {
 			sp.self = 1
 		}
-		living := s.living(p.pod.Namespace, match)
-		for _, n := range s.list {
-			if value, ok := topologyValue(n, c.TopologyKey); ok && eligible(n, p, c) {
-				sp.counts[value] += living.nodes[n]
-			}
+		domains := sp.count(s, p, s.living(p.pod.Namespace, match))
+		if len(sp.counts) == domains {
+			sp.least = fewest(sp.counts)
 		}
-		sp.least = fewest(sp.counts)
-		if int(ptr.Deref(c.MinDomains, 1)) > len(sp.counts) {
+		if int(ptr.Deref(c.MinDomains, 1)) > domains {
 			sp.least = 0 // too few domains: as if one more stood empty
 		}
 		out = append(out, sp)
@@ -44,11 +41,37 @@ func spreads(s *snapshot, p *podInfo, action corev1.UnsatisfiableConstraintActio
 	return out
 }
 
+// count fills in how many of the living pods are in each eligible domain, and
+// returns how many such domains there are. Where no node is left out, the tallies
+// know it already; otherwise each node is asked.
+func (sp *spread) count(s *snapshot, p *podInfo, living *tally) (domains int) {
+	c := sp.constraint
+	if allEligible(p, c) {
+		sp.counts = living.in(c.TopologyKey)
+		return len(s.all.in(c.TopologyKey))
+	}
+	sp.counts = map[string]int{}
+	for _, n := range s.list {
+		if value, ok := topologyValue(n, c.TopologyKey); ok && eligible(n, p, c) {
+			sp.counts[value] += living.nodes[n]
+		}
+	}
+	return len(sp.counts)
+}
+
 // topologyValue returns the node's value of a topology key: which of its domains
 // the node is in.
 func topologyValue(n *nodeInfo, key string) (string, bool) {
 	v, ok := n.labels()[key]
 	return v, ok
+}
+
+// allEligible reports whether every node takes part in the constraint's count.
+func allEligible(p *podInfo, c *corev1.TopologySpreadConstraint) bool {
+	a := p.pod.Spec.Affinity
+	anywhere := len(p.pod.Spec.NodeSelector) == 0 && (a == nil || a.NodeAffinity == nil || a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil)
+	return (anywhere || ptr.Deref(c.NodeAffinityPolicy, corev1.NodeInclusionPolicyHonor) == corev1.NodeInclusionPolicyIgnore) &&
+		ptr.Deref(c.NodeTaintsPolicy, corev1.NodeInclusionPolicyIgnore) == corev1.NodeInclusionPolicyIgnore
 }
 
 // eligible reports whether the node takes part in the constraint's count.

@@ -66,9 +66,9 @@ func mayPreempt(s *snapshot, p *podInfo) bool {
 // makes room for p hurts least; nil if there is none.
 func preempt(s *snapshot, p *podInfo, budgets []*policyv1.PodDisruptionBudget) *candidate {
 	var best *candidate
-	looked := 0
+	looked, hopeless := 0, hopelessFor(s, p)
 	for _, n := range s.list {
-		if n.node == nil || n.node.DeletionTimestamp != nil || looked >= maxCandidates || !hasLower(n, p) || hopeless(s, p, n) {
+		if n.node == nil || n.node.DeletionTimestamp != nil || looked >= maxCandidates || !hasLower(n, p) || hopeless(n) {
 			continue
 		}
 		looked++
@@ -88,17 +88,21 @@ func hasLower(n *nodeInfo, p *podInfo) bool {
 	return false
 }
 
-// hopeless reports whether a rule refuses the node that no pod's loss changes.
-func hopeless(s *snapshot, p *podInfo, n *nodeInfo) bool {
+// hopelessFor returns what reports whether a rule refuses a node that no pod's
+// loss changes.
+func hopelessFor(s *snapshot, p *podInfo) func(*nodeInfo) bool {
+	var checks []func(*nodeInfo) []string
 	for _, f := range s.profile(p).filters {
 		if f.wokenBy&podGone != 0 {
 			continue
 		}
-		if check := f.prepare(s, p); check != nil && len(check(n)) > 0 {
-			return true
+		if check := f.prepare(s, p); check != nil {
+			checks = append(checks, check)
 		}
 	}
-	return false
+	return func(n *nodeInfo) bool {
+		return slices.ContainsFunc(checks, func(check func(*nodeInfo) []string) bool { return len(check(n)) > 0 })
+	}
 }
 
 // fits reports whether p passes every rule on the node as it is.

@@ -89,6 +89,8 @@ type snapshot struct {
 	// list holds the values of nodes; next is where the next search begins.
 	list []*nodeInfo
 	next int
+	// all counts each known node once: which domains there are.
+	all *tally
 	// placed maps each counted pod to its node.
 	placed map[types.UID]string
 	// assumed holds pods whose binding no informer has confirmed.
@@ -107,6 +109,7 @@ func newSnapshot() *snapshot {
 	return &snapshot{
 		profiles:   profilesOf(defaultProfile()),
 		nodes:      map[string]*nodeInfo{},
+		all:        newTally(),
 		placed:     map[types.UID]string{},
 		assumed:    map[types.UID]bool{},
 		nominated:  map[types.UID]nomination{},
@@ -131,11 +134,17 @@ func (s *snapshot) entry(name string) *nodeInfo {
 
 func (s *snapshot) setNode(node *corev1.Node) {
 	n := s.entry(node.Name)
-	before := n.labels()
+	before, known := n.labels(), n.node != nil
 	n.node = node
+	if !known {
+		s.all.add(n, 1)
+	}
 	n.allocatable = amountsOf(node.Status.Allocatable)
 	if !maps.Equal(before, node.Labels) {
 		s.relabelled(n, before)
+		if known {
+			s.all.relabel(n, before)
+		}
 	}
 }
 
@@ -150,6 +159,9 @@ func (n *nodeInfo) labels() map[string]string {
 func (s *snapshot) removeNode(name string) {
 	if n := s.nodes[name]; n != nil {
 		before := n.labels()
+		if n.node != nil {
+			s.all.add(n, -1)
+		}
 		n.node = nil
 		s.relabelled(n, before)
 		s.prune(n)

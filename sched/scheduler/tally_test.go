@@ -36,7 +36,11 @@ func TestTalliesAreWhatCountingGives(t *testing.T) {
 			uid := types.UID(fmt.Sprint("uid-p", r.IntN(30)))
 			switch r.IntN(10) {
 			case 0:
-				s.setNode(schedtest.Node(node).Label("zone", fmt.Sprint(r.IntN(3))).Obj())
+				n := schedtest.Node(node).Label("everywhere", "yes")
+				if zone := r.IntN(4); zone > 0 {
+					n.Label("zone", fmt.Sprint(zone))
+				}
+				s.setNode(n.Obj())
 			case 1:
 				s.removeNode(node)
 			case 2, 3:
@@ -68,6 +72,26 @@ func TestTalliesAreWhatCountingGives(t *testing.T) {
 			}
 			same("living", living, wantLiving)
 			same("meeting", meeting, wantMeeting)
+			all := newTally()
+			for _, n := range s.list {
+				if n.node != nil {
+					all.add(n, 1)
+				}
+			}
+			same("all", s.all, all)
+			// What is counted at once is what asking each node gives: here they all
+			// have the label that the second pod asks for.
+			free := schedtest.Pod("free").Label("app", "b").Spread("zone", 1, corev1.DoNotSchedule, "app", "b")
+			fixed := schedtest.Pod("fixed").Label("app", "b").Spread("zone", 1, corev1.DoNotSchedule, "app", "b").Select("everywhere", "yes")
+			fast, slow := spreads(s, newPodInfo(free.Obj()), corev1.DoNotSchedule)[0], spreads(s, newPodInfo(fixed.Obj()), corev1.DoNotSchedule)[0]
+			if fast.least != slow.least {
+				t.Fatalf("seed %d, step %d: the emptiest domain has %d, asked node by node %d", seed, step, fast.least, slow.least)
+			}
+			for zone, n := range slow.counts {
+				if fast.counts[zone] != n {
+					t.Fatalf("seed %d, step %d: zone %s has %d, asked node by node %d", seed, step, zone, fast.counts[zone], n)
+				}
+			}
 			repel := newTally()
 			for i, n := range s.list {
 				for _, p := range n.pods {

@@ -1,0 +1,76 @@
+package scheduler
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/clusterd/clusterd/sched/replicaset"
+	"github.com/clusterd/clusterd/sched/schedtest"
+)
+
+// TestFigures prints how many decisions and preemptions a second one goroutine
+// takes, without the API.
+func TestFigures(t *testing.T) {
+	if os.Getenv("CLUSTERD_BENCH") == "" {
+		t.Skip("a benchmark: make bench-sched")
+	}
+	say := func(what string, nodes int, r testing.BenchmarkResult) {
+		fmt.Printf(`{"bench":"sched","case":%q,"nodes":%d,"per_s":%.0f,"us":%.1f,"allocs":%d}`+"\n",
+			what, nodes, float64(r.N)/r.T.Seconds(), float64(r.NsPerOp())/1000, r.AllocsPerOp())
+	}
+	rs := schedtest.ReplicaSet("web", 1)
+	kinds := []struct {
+		name string
+		pod  func(*schedtest.PodBuilder) *schedtest.PodBuilder
+	}{
+		{"decide", func(p *schedtest.PodBuilder) *schedtest.PodBuilder { return p }},
+		{"decide, spread over zones", func(p *schedtest.PodBuilder) *schedtest.PodBuilder {
+			return p.Spread("zone", 1, corev1.DoNotSchedule, "app", "web")
+		}},
+		{"decide, apart by host", func(p *schedtest.PodBuilder) *schedtest.PodBuilder {
+			return p.Apart(corev1.LabelHostname, "app", "other")
+		}},
+	}
+	for _, nodes := range []int{100, 1000, 5000} {
+		world := func(pod func(*schedtest.PodBuilder) *schedtest.PodBuilder, cpu string) (*snapshot, func() *podInfo) {
+			s := newSnapshot()
+			for i := range nodes {
+				name := fmt.Sprintf("n%d", i)
+				s.setNode(schedtest.Node(name).Label("zone", fmt.Sprint(i%3)).Label(corev1.LabelHostname, name).Has("pods", "1000000").Obj())
+			}
+			made := 0
+			next := func() *podInfo {
+				made++
+				return newPodInfo(pod(schedtest.Pod(fmt.Sprintf("p%d", made)).Label("app", "web").CPU(cpu).OwnedBy(rs, replicaset.Kind)).Obj())
+			}
+			for i := range 2 * nodes {
+				s.assume(next(), fmt.Sprintf("n%d", i%nodes))
+			}
+			return s, next
+		}
+		for _, kind := range kinds {
+			s, next := world(kind.pod, "1m")
+			say(kind.name, nodes, testing.Benchmark(func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					p := next()
+					s.assume(p, best(s, p, runFilters(s, p).fit).name)
+				}
+			}))
+		}
+		// Each node is full with two pods; one of them has to go.
+		s, _ := world(kinds[0].pod, "2")
+		urgent := newPodInfo(schedtest.Pod("urgent").CPU("1").Priority(100).Obj())
+		say("preempt", nodes, testing.Benchmark(func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if len(runFilters(s, urgent).fit) > 0 || preempt(s, urgent, nil) == nil {
+					b.Fatal("there is room, or none to be made")
+				}
+			}
+		}))
+	}
+}
