@@ -63,7 +63,8 @@ func New(env loop.Env, metadata metadata.Interface) loop.Loop {
 		}
 	})
 	loop.Watch(c.Controller, core.Pods().Informer(), func(old, pod *corev1.Pod) {
-		if pod == nil || old != nil && ended(pod) != ended(old) || old != nil && !equality.Semantic.DeepEqual(old.Spec, pod.Spec) {
+		// Most updates are of status; the generation tells without a comparison.
+		if pod == nil || old != nil && ended(pod) != ended(old) || old != nil && old.Generation != pod.Generation && !equality.Semantic.DeepEqual(old.Spec, pod.Spec) {
 			c.namespace(loop.Latest(old, pod).Namespace)
 		}
 	})

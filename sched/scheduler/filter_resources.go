@@ -43,11 +43,15 @@ var (
 // short names what the node has too little of. The answer is read only.
 func short(n *nodeInfo, p *podInfo) []string {
 	var out []string
-	if allowed, ok := n.allocatable.other[corev1.ResourcePods]; ok && int64(len(n.pods))+1 > allowed {
+	if int64(len(n.pods))+1 > n.maxPods {
 		out = tooManyPods
 	}
-	out = lacking(out, n, corev1.ResourceCPU, p.requests.cpu)
-	out = lacking(out, n, corev1.ResourceMemory, p.requests.memory)
+	if p.requests.cpu > n.allocatable.cpu-n.requested.cpu {
+		out = lacking(out, n, corev1.ResourceCPU, p.requests.cpu)
+	}
+	if p.requests.memory > n.allocatable.memory-n.requested.memory {
+		out = lacking(out, n, corev1.ResourceMemory, p.requests.memory)
+	}
 	for name, want := range p.requests.other {
 		out = lacking(out, n, name, want)
 	}

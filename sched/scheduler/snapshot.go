@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"maps"
+	"math"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -68,6 +69,7 @@ type nodeInfo struct {
 	// node is nil while only pods of the node are known.
 	node        *corev1.Node
 	allocatable amounts
+	maxPods     int64 // of allocatable; a field, as every pod asks for one
 	pods        map[types.UID]*podInfo
 	requested   amounts
 	weight      amounts
@@ -140,6 +142,10 @@ func (s *snapshot) setNode(node *corev1.Node) {
 		s.all.add(n, 1)
 	}
 	n.allocatable = amountsOf(node.Status.Allocatable)
+	n.maxPods = math.MaxInt64
+	if q, ok := node.Status.Allocatable[corev1.ResourcePods]; ok {
+		n.maxPods = q.Value()
+	}
 	if !maps.Equal(before, node.Labels) {
 		s.relabelled(n, before)
 		if known {
