@@ -124,6 +124,11 @@ type EventListener struct {
 	LeaderChanged func(id string, term uint64)
 	// Applied: a log entry's commands were applied.
 	Applied func(index uint64, commands int, took time.Duration)
+	// Written: a transaction of origin was decided at a store time (unix
+	// milliseconds), succeeded or not, and took or would have taken so many bytes
+	// of the history. Every member is told the same, also while it replays its
+	// log.
+	Written func(origin string, millis, bytes int64)
 	// Committed: one of this leader's log entries was committed and applied.
 	Committed func(commands, bytes int, took time.Duration)
 	// Restored: the keyspace was replaced by a snapshot's.

@@ -67,6 +67,9 @@ func (f *fsm) applyOne(l *raft.Log) {
 	for i := range outcomes {
 		if c := &batch.Commands[i]; c.Type == mvcc.CmdTxn && outcomes[i].Err == nil && !outcomes[i].Duplicate {
 			f.s.usage.note(batch.Time, &c.Txn)
+			if fn := f.s.cfg.Events.Written; fn != nil {
+				fn(c.Txn.Origin, batch.Time, c.Txn.HistoryBytes())
+			}
 		}
 		if id := batch.Commands[i].ID; id.Session == f.s.session {
 			f.s.waiting.resolve(id.Seq, outcomes[i])

@@ -83,6 +83,10 @@ func TestMultiTop(t *testing.T) {
 			top.Writers[0].Bytes != 11+5+11+5+10+5+11+5 {
 			t.Errorf("%s: writers %+v", id, top.Writers)
 		}
+		if h := top.History; h.Bytes != top.Writers[0].HistoryBytes+top.Writers[1].HistoryBytes || top.Writers[0].HistoryBytes <= top.Writers[1].HistoryBytes ||
+			h.MaxBytes != 64<<20 || h.MaxAge != time.Hour.Milliseconds() || h.Age < 0 {
+			t.Errorf("%s: history %+v of %+v", id, h, top.Writers)
+		}
 		places := map[string]raftstore.FolderUse{}
 		for _, f := range top.Folders {
 			places[f.Folder] = f

@@ -24,6 +24,7 @@ type Load struct {
 type WriterUse struct {
 	Origin string `json:"origin"` // mvcc.Txn.Origin; "" when it is not known
 	Load
+	HistoryBytes int64 `json:"historyBytes"` // of the changes that the history still has
 }
 
 // FolderUse is one folder's part: the keys directly in it.
@@ -42,6 +43,16 @@ type Top struct {
 	Live    mvcc.Use    `json:"live"`    // everything
 	Quota   int64       `json:"quotaBytes"`
 	Reserve int64       `json:"reserveBytes"`
+	History HistoryUse  `json:"history"`
+}
+
+// HistoryUse tells how full the history is, and how far back it reaches. Ages
+// are in milliseconds.
+type HistoryUse struct {
+	Bytes    int64 `json:"bytes"`
+	MaxBytes int64 `json:"maxBytes"`
+	Age      int64 `json:"ageMillis"`
+	MaxAge   int64 `json:"maxAgeMillis"`
 }
 
 // Others is the origin and the folder of what was too manifold to be counted
@@ -59,9 +70,21 @@ func (s *Store) Top() Top {
 		Quota: s.cfg.QuotaBytes, Reserve: s.cfg.ReserveBytes,
 		Writers: []WriterUse{}, Folders: []FolderUse{},
 	}
+	limits := ks.Limits()
+	top.History = HistoryUse{Bytes: d.HistoryBytes, MaxBytes: limits.HistoryBytes, Age: now - ks.Extent().OldestTime, MaxAge: limits.HistoryAgeMillis}
 	writers, folders := s.usage.loads(now)
+	history := make(map[string]int64, len(writers))
+	for origin, bytes := range ks.HistoryByOrigin() {
+		if _, ok := writers[origin]; !ok && len(writers) >= maxMeters {
+			origin = Others
+		}
+		if _, ok := writers[origin]; !ok {
+			writers[origin] = Load{} // all of it is from before this member's log begins
+		}
+		history[origin] += bytes
+	}
 	for origin, load := range writers {
-		top.Writers = append(top.Writers, WriterUse{origin, load})
+		top.Writers = append(top.Writers, WriterUse{origin, load, history[origin]})
 	}
 	live := direct(ks.Folders())
 	for folder, u := range live {

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strings"
 
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
@@ -24,12 +25,12 @@ func withAgent(next http.Handler) http.Handler {
 // program where it says more than the user does; "" outside of requests. It is
 // for people: programs choose their own names.
 func Caller(ctx context.Context) string {
-	user, ok := request.UserFrom(ctx)
+	who, ok := request.UserFrom(ctx)
 	if !ok {
 		return ""
 	}
 	userAgent, _ := ctx.Value(agentKey{}).(string)
-	name, program := user.GetName(), programOf(userAgent)
+	name, program := who.GetName(), programOf(userAgent)
 	switch {
 	case program == "":
 		return name
@@ -49,6 +50,20 @@ const ownProgram = "clusterd"
 // PartAgent is the User-Agent of one of several parts of this program that
 // share a user, such as the controllers: Caller names the part.
 func PartAgent(part string) string { return ownProgram + "/part (" + part + ")" }
+
+// WriterOf is whose budget a change of an origin, which is Caller's result,
+// counts against: the user, whatever programs it uses and says it uses. The
+// loops that share the controllers' name are one each.
+func WriterOf(origin string) string {
+	if strings.HasPrefix(origin, user.KubeControllerManager+" (") {
+		return origin
+	}
+	writer, _, _ := strings.Cut(origin, " via ")
+	if strings.HasPrefix(writer, "system:") {
+		writer, _, _ = strings.Cut(writer, " (")
+	}
+	return writer
+}
 
 // programOf is the program in a User-Agent such as "kubectl/v1.37.2
 // (linux/amd64) kubernetes/abc".

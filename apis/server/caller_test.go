@@ -33,6 +33,17 @@ func TestCaller(t *testing.T) {
 			t.Errorf("%q with %q: %q, want %q", tt.user, tt.agent, got, tt.want)
 		}
 	}
+	for origin, want := range map[string]string{
+		"": "", "ann": "ann", "ann via kubectl": "ann", "ann via x via y": "ann", "Ann (sales) via kubectl": "Ann (sales)",
+		"system:node:n1": "system:node:n1", "system:node:n1 via curl": "system:node:n1", "system:node:n1 (whatever)": "system:node:n1",
+		"system:serviceaccount:a:b (deployment)":     "system:serviceaccount:a:b",
+		"system:kube-controller-manager (job)":       "system:kube-controller-manager (job)",
+		"system:kube-controller-manager via kubectl": "system:kube-controller-manager",
+	} {
+		if got := WriterOf(origin); got != want {
+			t.Errorf("writer of %q: %q, want %q", origin, got, want)
+		}
+	}
 	if got := Caller(context.Background()); got != "" {
 		t.Errorf("outside of requests: %q", got)
 	}

@@ -7,8 +7,10 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 	"k8s.io/kubectl/pkg/util/templates"
@@ -23,11 +25,21 @@ type storeLoad struct {
 	WritesPerSecond5m float64 `json:"writesPerSecond5m"`
 }
 
+// storeHistory is how full the history of changes is; ages in milliseconds.
+type storeHistory struct {
+	Bytes    int64 `json:"bytes"`
+	MaxBytes int64 `json:"maxBytes"`
+	Age      int64 `json:"ageMillis"`
+	MaxAge   int64 `json:"maxAgeMillis"`
+}
+
 // storeTop is the answer of GET /clusterd/v1/store/top.
 type storeTop struct {
 	Writers []struct {
 		Origin string `json:"origin"`
 		storeLoad
+		HistoryBytes int64 `json:"historyBytes"`
+		HeldBack     bool  `json:"heldBack"`
 	} `json:"writers"`
 	Folders []struct {
 		Folder string `json:"folder"`
@@ -42,7 +54,8 @@ type storeTop struct {
 		Keys  int64 `json:"keys"`
 		Bytes int64 `json:"bytes"`
 	} `json:"live"`
-	Quota int64 `json:"quotaBytes"`
+	Quota   int64        `json:"quotaBytes"`
+	History storeHistory `json:"history"`
 }
 
 func newStoreTopCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -55,6 +68,10 @@ func newStoreTopCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 			Show who writes most to the store (users, nodes and controllers, each with the
 			program they use), with the rates of the last minute and the last five, and
 			which kinds of objects in which namespaces take the most room.
+
+			HISTORY is a writer's share of the history of changes, by which watches go on
+			after a pause. A writer that would fill it is held back: its writes are refused
+			for a while (storeWriterWindow).
 
 			Writes are counted since the server that is asked took its last snapshot before
 			it started; every server has seen the same writes. It works without a leader.`),
@@ -98,9 +115,14 @@ func topTables(w io.Writer, top *storeTop, limit int) error {
 		if i == limit {
 			break
 		}
-		rows = append(rows, append([]string{orUnknown(writer.Origin)}, writer.cells()...))
+		held := "no"
+		if writer.HeldBack {
+			held = "yes"
+		}
+		row := append([]string{orUnknown(writer.Origin)}, writer.cells()...)
+		rows = append(rows, append(row, top.History.share(writer.HistoryBytes), held))
 	}
-	if err := printTable(w, []string{"WRITER", "WRITES/S 1M", "WRITES/S 5M", "BYTES/S 1M", "WRITES", "WRITTEN"}, rows); err != nil {
+	if err := printTable(w, []string{"WRITER", "WRITES/S 1M", "WRITES/S 5M", "BYTES/S 1M", "WRITES", "WRITTEN", "HISTORY", "HELD BACK"}, rows); err != nil {
 		return err
 	}
 	fmt.Fprintln(w)
@@ -119,8 +141,30 @@ func topTables(w io.Writer, top *storeTop, limit int) error {
 	if err := printTable(w, []string{"KIND", "NAMESPACE", "OBJECTS", "SIZE", "QUOTA", "WRITES/S 1M", "WRITES/S 5M", "BYTES/S 1M", "WRITES", "WRITTEN"}, rows); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(w, "\nIn all %d objects, %s of %s.\n", top.Live.Keys, size(top.Live.Bytes), size(top.Quota))
+	_, err := fmt.Fprintf(w, "\nIn all %d objects, %s of %s.\n%s", top.Live.Keys, size(top.Live.Bytes), size(top.Quota), top.History.line())
 	return err
+}
+
+// share is a part of what the history may hold.
+func (h storeHistory) share(bytes int64) string {
+	if h.MaxBytes == 0 {
+		return "-" // an older server
+	}
+	return fmt.Sprintf("%.0f %%", 100*float64(bytes)/float64(h.MaxBytes))
+}
+
+// line says how far the history reaches back, and why no further.
+func (h storeHistory) line() string {
+	if h.MaxBytes == 0 {
+		return ""
+	}
+	why := ""
+	if h.Age < h.MaxAge && h.Bytes > h.MaxBytes/10*9 {
+		why = ": it is full; raise storeHistorySize or find who writes so much"
+	}
+	age := time.Duration(h.Age) * time.Millisecond
+	return fmt.Sprintf("The history has %s of %s and reaches %s back, of %s%s.\n", size(h.Bytes), size(h.MaxBytes),
+		duration.HumanDuration(age), duration.HumanDuration(time.Duration(h.MaxAge)*time.Millisecond), why)
 }
 
 func (l storeLoad) cells() []string {

@@ -221,22 +221,24 @@ id2   false
 			name: "store top",
 			lay: func(s *server) {
 				s.answers("GET /clusterd/v1/store/top", 200, `{"time":1,"writers":[
-					{"origin":"system:node:n1","writes":40,"bytes":4096,"writesPerSecond1m":1.5,"bytesPerSecond1m":2048,"writesPerSecond5m":0.25},
+					{"origin":"system:node:n1","writes":40,"bytes":4096,"writesPerSecond1m":1.5,"bytesPerSecond1m":2048,"writesPerSecond5m":0.25,"historyBytes":33554432,"heldBack":true},
 					{"origin":"","writes":1,"bytes":10}, {"origin":"third","writes":1}],
 					"folders":[{"folder":"/registry/core/pods/default/","live":{"keys":3,"bytes":3072},"quota":1048576,"writes":9,"bytes":100},
 					{"folder":"/registry/apps/deployments/default/","live":{"keys":1,"bytes":100}},{"folder":"/clusterd/members/","live":{"keys":1,"bytes":1}}],
-					"live":{"keys":5,"bytes":3173},"quotaBytes":8589934592,"reserveBytes":1}`)
+					"live":{"keys":5,"bytes":3173},"quotaBytes":8589934592,"reserveBytes":1,
+					"history":{"bytes":67108000,"maxBytes":67108864,"ageMillis":240000,"maxAgeMillis":3600000}}`)
 			},
 			args: []string{"store", "top", "--limit", "2"},
-			stdout: `WRITER           WRITES/S 1M   WRITES/S 5M   BYTES/S 1M   WRITES   WRITTEN
-system:node:n1   1.50          0.25          2.0 KiB      40       4.0 KiB
-<unknown>        0.00          0.00          0 B          1        10 B
+			stdout: `WRITER           WRITES/S 1M   WRITES/S 5M   BYTES/S 1M   WRITES   WRITTEN   HISTORY   HELD BACK
+system:node:n1   1.50          0.25          2.0 KiB      40       4.0 KiB   50 %      yes
+<unknown>        0.00          0.00          0 B          1        10 B      0 %       no
 
 KIND               NAMESPACE   OBJECTS   SIZE      QUOTA     WRITES/S 1M   WRITES/S 5M   BYTES/S 1M   WRITES   WRITTEN
 pods               default     3         3.0 KiB   1.0 MiB   0.00          0.00          0 B          9        100 B
 deployments.apps   default     1         100 B     -         0.00          0.00          0 B          0        0 B
 
 In all 5 objects, 3.1 KiB of 8.0 GiB.
+The history has 64.0 MiB of 64.0 MiB and reaches 4m back, of 60m: it is full; raise storeHistorySize or find who writes so much.
 `,
 		},
 		{

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
+	"github.com/clusterd/clusterd/apis/server/budget"
 	"github.com/clusterd/clusterd/gossip"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
@@ -25,6 +26,7 @@ import (
 type clusterAPI struct {
 	name    string // of this node
 	store   *raftstore.Store
+	budget  *budget.Budget // nil: writers are not bounded
 	peers   *peers
 	members *gossip.Members
 	ca      *pki.CA

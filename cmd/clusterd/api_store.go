@@ -81,5 +81,9 @@ func differing(servers []storeView) (warnings []string) {
 // getStoreTop names the noisiest writers and the largest folders, as this
 // node has seen them. It works without a leader.
 func (a *clusterAPI) getStoreTop(w http.ResponseWriter, _ *http.Request) {
-	reply(w, http.StatusOK, a.store.Top())
+	top := a.store.Top()
+	reply(w, http.StatusOK, struct {
+		raftstore.Top
+		Writers []writerUse `json:"writers"`
+	}{top, writersOf(top, a.budget)})
 }

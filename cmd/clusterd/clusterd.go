@@ -25,6 +25,7 @@ import (
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/apis/server"
 	"github.com/clusterd/clusterd/apis/server/auth"
+	"github.com/clusterd/clusterd/apis/server/budget"
 	"github.com/clusterd/clusterd/cmd/clusterd/storepast"
 	"github.com/clusterd/clusterd/gossip"
 	"github.com/clusterd/clusterd/member/join"
@@ -53,6 +54,10 @@ type Main struct {
 	store   *raftstore.Store
 	api     *server.Server
 	images  *image.Store
+	// budget bounds the store's writers; nil: nobody is bounded.
+	budget *budget.Budget
+	// heldBack has why a writer begins to be held back.
+	heldBack chan string
 
 	clusterAPI *clusterAPI
 	// seal encrypts secrets at rest; resealNow holds a word when its keys changed.
@@ -142,6 +147,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	if err != nil {
 		return nil, err
 	}
+	m.budget = m.newBudget(limits)
 	store := raftstore.Config{
 		ID:       m.id.nodeID(),
 		Dir:      m.dir.path("store"),
@@ -183,6 +189,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 // storeEvents are the metrics', and what this node must hear of.
 func (m *Main) storeEvents() raftstore.EventListener {
 	events := storeEvents()
+	events.Written = m.budget.Written
 	events.Refused = func(string) {
 		select {
 		case m.refused <- struct{}{}:
@@ -200,7 +207,9 @@ func (m *Main) buildAPI() error {
 		return err
 	}
 	m.api, err = server.New(server.Config{
-		Storage:           kubestore.NewDecorator(kubestore.Config{Store: m.store, Cache: true, Origin: server.Caller, Transformer: m.sealer}),
+		Storage: kubestore.NewDecorator(kubestore.Config{
+			Store: m.store, Cache: true, Origin: server.Caller, Transformer: m.sealer, Reserve: m.budget.Reserve,
+		}),
 		Access:            m.cfg.AccessConfig.access(m.dir.path("audit.log")),
 		Admission:         m.cfg.AccessConfig.admission(),
 		Past:              storepast.New(m.store),
@@ -223,6 +232,7 @@ func (m *Main) newClusterAPI() *clusterAPI {
 	return &clusterAPI{
 		name:    m.cfg.Name,
 		store:   m.store,
+		budget:  m.budget,
 		peers:   m.peers,
 		members: m.members,
 		ca:      m.id.ca,
@@ -254,6 +264,9 @@ func (m *Main) restart(r recovery) error {
 	}
 	return nil
 }
+
+// storeTime is the store's clock. It is asked only once the store is open.
+func (m *Main) storeTime() time.Time { return m.store.Time() }
 
 // storeReady is the readiness of the store as this node's users feel it:
 // there is a leader, and this node has caught up with it.
@@ -290,6 +303,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	g.add("api", m.api.Run)
 	g.add("api port", serveHTTP(m.log, m.port.HTTP(), ui.Over(m.api.Handler())))
 	g.add("leader", m.lead)
+	g.add("held back writers", m.tellHeldBack)
 	g.add("seal", m.keepSeal)
 	keeper := m.newAgentKeeper()
 	g.add("node calls", serveHTTP(m.log, m.port.HTTPOver(transport.Node), m.nodeCalls(keeper)))

@@ -90,6 +90,10 @@ type Config struct {
 	// size, old states of objects are kept. The leader's values hold.
 	StoreHistoryAge  Duration `json:"storeHistoryAge"`
 	StoreHistorySize string   `json:"storeHistorySize"`
+	// StoreWriterWindow is the time in which one writer, a user or a controller,
+	// may fill half of StoreHistorySize; one that writes more is answered 429. 0:
+	// nobody is bounded. The same value belongs on every server.
+	StoreWriterWindow Duration `json:"storeWriterWindow"`
 	// AllowedUnsafeSysctls may be set by pods beside the safe ones: names and
 	// prefixes separated by commas, such as net.core.somaxconn,kernel.msg*.
 	AllowedUnsafeSysctls string `json:"allowedUnsafeSysctls,omitempty"`
@@ -184,6 +188,7 @@ func defaultConfig() Config {
 		PodUserIDs:         users.DefaultArea.String(),
 		StoreHistoryAge:    Duration{time.Hour},
 		StoreHistorySize:   "64Mi",
+		StoreWriterWindow:  Duration{time.Minute},
 		EvictionHard:       pressure.Defaults,
 		EvictionTransition: Duration{5 * time.Minute},
 		ImageGCHigh:        85,
@@ -218,6 +223,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.StoreQuota, "store-quota", c.StoreQuota, "how much the cluster's live objects may take; the same on every server")
 	f.DurationVar(&c.StoreHistoryAge.Duration, "store-history-age", c.StoreHistoryAge.Duration, "how long old states of objects are kept")
 	f.StringVar(&c.StoreHistorySize, "store-history-size", c.StoreHistorySize, "up to what size old states of objects are kept")
+	f.DurationVar(&c.StoreWriterWindow.Duration, "store-writer-window", c.StoreWriterWindow.Duration, "in this time one writer may fill half of the history, more is held back; 0: nobody is bounded; the same on every server")
 	f.StringVar(&c.PodUserIDs, "pod-user-ids", c.PodUserIDs, "ids of the machine, FIRST-LAST, of which each pod with hostUsers: false gets 65536; none: there are no such pods here")
 	f.StringVar(&c.AllowedUnsafeSysctls, "allowed-unsafe-sysctls", c.AllowedUnsafeSysctls, "sysctls that pods may set beside the safe ones, such as net.core.somaxconn,kernel.msg*")
 	f.StringVar(&c.ClusterDNS, "cluster-dns", c.ClusterDNS, "addresses of name servers of the cluster that run elsewhere, such as 192.0.2.53, or none: pods ask those of the host (default: each node answers by itself)")

@@ -180,6 +180,8 @@ func TestConfigRefuses(t *testing.T) {
 		{"", []string{"--store-quota=1Mi"}, "--store-quota 1Mi: give at least 64Mi"},
 		{"", []string{"--store-history-age=1s"}, "--store-history-age 1s"},
 		{"", []string{"--store-history-size=-1Gi"}, "--store-history-size -1Gi"},
+		{"", []string{"--store-writer-window=1ms"}, "--store-writer-window 1ms: give at least 1s, or 0"},
+		{"storeWriterWindow: -1m\n", nil, "--store-writer-window -1m0s"},
 		{"raftLog: tape\n", nil, `--raft-log "tape": give one of ["segments" "bolt"]`},
 		{"storeQuotas: {secret: 1Mi}\n", nil, `storeQuotas: "secret": no such resource`},
 		{"storeQuotas: {nodes/a: 1Mi}\n", nil, `storeQuotas: "nodes/a": nodes are in no namespace`},

@@ -82,7 +82,7 @@ func (m *Main) reign(ctx context.Context) error {
 	}
 	members := join.Reconciler{
 		ID: m.id.nodeID(), Store: m.store, Raft: m.store, Gossip: m.members, Log: room(m.log, "join"),
-		Warn: func(w string) { m.warnEvent(ctx, cfg.EventClient, w) },
+		Warn: func(w string) { m.warnEvent(ctx, cfg.EventClient, "FewVoters", w) },
 	}
 	work, ctx := errgroup.WithContext(ctx)
 	work.Go(func() error { return members.Run(ctx) })
@@ -92,17 +92,17 @@ func (m *Main) reign(ctx context.Context) error {
 	return work.Wait()
 }
 
-// warnEvent makes an Event of what the cluster would not survive, on this node
-// since it leads.
-func (m *Main) warnEvent(ctx context.Context, client kubernetes.Interface, warning string) {
+// warnEvent makes an Event of something that ails the cluster, on this node
+// since it is the one that noticed.
+func (m *Main) warnEvent(ctx context.Context, client kubernetes.Interface, reason, warning string) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	now := metav1.Now()
 	_, err := client.CoreV1().Events(metav1.NamespaceDefault).Create(ctx, &corev1.Event{
-		ObjectMeta:     metav1.ObjectMeta{GenerateName: m.cfg.Name + "."},
+		ObjectMeta:     metav1.ObjectMeta{GenerateName: m.cfg.Name + "-"},
 		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: m.cfg.Name, UID: types.UID(m.cfg.Name)},
 		Type:           corev1.EventTypeWarning,
-		Reason:         "FewVoters",
+		Reason:         reason,
 		Message:        warning,
 		Source:         corev1.EventSource{Component: "clusterd", Host: m.cfg.Name},
 		FirstTimestamp: now, LastTimestamp: now, Count: 1,

@@ -21,6 +21,7 @@ var storeMetrics = struct {
 	leaders                 prometheus.Counter
 	fsync, watchLag         prometheus.Histogram
 	behind, cut, damage     prometheus.Counter
+	heldBack                prometheus.Counter
 	state                   *storeState
 }{
 	fsync: prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -36,6 +37,9 @@ var storeMetrics = struct {
 	}),
 	cut: prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "clusterd_raftstore_watchers_cut_total", Help: "Watchers ended because the history no longer held what they needed.",
+	}),
+	heldBack: prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "clusterd_raftstore_writes_held_back_total", Help: "Writes this server has refused because their writer had used up its budget.",
 	}),
 	state: newStoreState(),
 	commit: prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -69,7 +73,7 @@ var storeMetrics = struct {
 var registerMetrics = sync.OnceFunc(func() {
 	m := storeMetrics
 	legacyregistry.RawMustRegister(m.commit, m.apply, m.snapshot, m.commands, m.bytes, m.leaders,
-		m.fsync, m.watchLag, m.behind, m.cut, m.damage, m.state)
+		m.fsync, m.watchLag, m.behind, m.cut, m.damage, m.heldBack, m.state)
 	legacyregistry.RawMustRegister(sched.Collectors()...)
 	legacyregistry.RawMustRegister(pod.Metrics()...)
 })

@@ -36,7 +36,7 @@ func TestStoreMetrics(t *testing.T) {
 	}
 	registry := prometheus.NewRegistry()
 	m := storeMetrics
-	registry.MustRegister(m.commit, m.apply, m.snapshot, m.commands, m.bytes, m.leaders, m.fsync, m.watchLag, m.behind, m.cut, m.damage, m.state)
+	registry.MustRegister(m.commit, m.apply, m.snapshot, m.commands, m.bytes, m.leaders, m.fsync, m.watchLag, m.behind, m.cut, m.damage, m.heldBack, m.state)
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ func TestStoreMetrics(t *testing.T) {
 	for name, least := range map[string]float64{
 		"commit_seconds": 1, "apply_seconds": 1, "snapshot_seconds": 1, "fsync_seconds": 1, "watch_lag_seconds": 1,
 		"commands_total": 1, "committed_bytes_total": 1, "leader_changes_total": 1,
-		"watchers_behind_total": 0, "watchers_cut_total": 0, "damaged_files_total": 0,
+		"watchers_behind_total": 0, "watchers_cut_total": 0, "damaged_files_total": 0, "writes_held_back_total": 0,
 		"keys": 1, "live_bytes": 7, "quota_bytes": 8 << 30, "history_bytes": 7, "history_seconds": 0, "revision": 2, "oldest_revision": 1,
 		"applied_index": 2, "commit_index": 2, "term": 1, "is_leader": 1, "watchers": 1, "log_bytes": 1, "snapshot_bytes": 1,
 	} {

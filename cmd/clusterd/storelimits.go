@@ -20,6 +20,7 @@ import (
 type storeLimits struct {
 	quota, historyBytes int64
 	historyAge          time.Duration
+	writerWindow        time.Duration // 0: writers are not bounded
 	folders             map[string]int64
 	engine              raftstore.LogEngine
 }
@@ -29,6 +30,7 @@ const (
 	minStoreQuota   = 64 << 20
 	minHistoryBytes = 1 << 20
 	minHistoryAge   = time.Minute
+	minWriterWindow = time.Second
 )
 
 func (c *Config) storeLimits() (l storeLimits, err error) {
@@ -43,6 +45,9 @@ func (c *Config) storeLimits() (l storeLimits, err error) {
 	}
 	if l.historyAge = c.StoreHistoryAge.Duration; l.historyAge < minHistoryAge {
 		return l, fmt.Errorf("--store-history-age %s: give at least %s, which watches need to go on after a pause", l.historyAge, minHistoryAge)
+	}
+	if l.writerWindow = c.StoreWriterWindow.Duration; l.writerWindow != 0 && l.writerWindow < minWriterWindow {
+		return l, fmt.Errorf("--store-writer-window %s: give at least %s, or 0 to bound nobody", l.writerWindow, minWriterWindow)
 	}
 	l.folders = make(map[string]int64, len(c.StoreQuotas))
 	for what, size := range c.StoreQuotas {

@@ -37,6 +37,8 @@ type Config struct {
 	// words that the store's history keeps. Nil: nobody is named. Called
 	// concurrently.
 	Origin func(context.Context) string
+	// Reserve is asked before each write. Nil: all may begin.
+	Reserve ReserveFunc
 
 	clock clock.WithTicker // of the watch cache; nil is the real one
 }
@@ -72,6 +74,7 @@ func NewDecorator(cfg Config) generic.StorageDecorator {
 			Codec:           config.Codec,
 			Transformer:     cfg.transformer(config),
 			Origin:          cfg.Origin,
+			Reserve:         cfg.Reserve,
 			NewFunc:         newFunc,
 			TolerateCorrupt: utilfeature.DefaultFeatureGate.Enabled(features.AllowUnsafeMalformedObjectDeletion),
 		})

@@ -62,6 +62,8 @@ type Options struct {
 	Transformer value.Transformer
 	// Origin says who makes a request; nil: nobody is named.
 	Origin func(context.Context) string
+	// Reserve is Config.Reserve.
+	Reserve ReserveFunc
 	// NewFunc returns an empty object of the resource, for bookmarks.
 	NewFunc func() runtime.Object
 	// TolerateCorrupt marks values that cannot be read as corrupt, so that an
@@ -69,6 +71,11 @@ type Options struct {
 	// instead of the first.
 	TolerateCorrupt bool
 }
+
+// ReserveFunc lets a write of an origin begin that takes so many bytes of the
+// history, or says in an API error why not. done is called when its outcome is
+// known. Called concurrently.
+type ReserveFunc func(ctx context.Context, origin string, bytes int64) (done func(), err error)
 
 // DefaultPrefix is the folder that holds all objects of the API.
 const DefaultPrefix = "/registry"
@@ -85,6 +92,7 @@ type Storage struct {
 	resource       schema.GroupResource
 	newFunc        func() runtime.Object
 	origin         func(context.Context) string
+	reserve        ReserveFunc
 
 	estimateSize atomic.Bool
 	confirmed    atomic.Bool // this node's copy is no older than this process
@@ -114,6 +122,9 @@ func New(o Options) (*Storage, error) {
 	if o.Origin == nil {
 		o.Origin = func(context.Context) string { return "" }
 	}
+	if o.Reserve == nil {
+		o.Reserve = func(context.Context, string, int64) (func(), error) { return func() {}, nil }
+	}
 	if o.TolerateCorrupt {
 		o.Transformer = corruptMarker{o.Transformer}
 	}
@@ -132,6 +143,7 @@ func New(o Options) (*Storage, error) {
 		resource:       o.GroupResource,
 		newFunc:        o.NewFunc,
 		origin:         o.Origin,
+		reserve:        o.Reserve,
 		progress:       make(map[*stream]struct{}),
 	}, nil
 }

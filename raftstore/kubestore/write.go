@@ -33,14 +33,13 @@ func (s *Storage) Create(ctx context.Context, key string, obj, out runtime.Objec
 	if err != nil {
 		return err
 	}
-	res, err := s.store.Txn(ctx, mvcc.Txn{
-		Origin:   s.originOf(ctx),
+	res, err := s.txn(ctx, mvcc.Txn{
 		Compares: []mvcc.Compare{{Key: key}},
 		Ops:      []mvcc.Op{{Type: mvcc.OpPut, Key: key, Value: sealed, TTL: int64(ttl)}},
 	})
 	switch {
 	case err != nil:
-		return explain(err)
+		return err
 	case !res.Succeeded:
 		return storage.NewKeyExistsError(key, 0)
 	case out == nil:
@@ -73,13 +72,12 @@ func (s *Storage) Delete(ctx context.Context, key string, out runtime.Object, pr
 			}
 			continue
 		}
-		res, err := s.store.Txn(ctx, mvcc.Txn{
-			Origin:   s.originOf(ctx),
+		res, err := s.txn(ctx, mvcc.Txn{
 			Compares: []mvcc.Compare{{Key: key, ModRevision: c.rev}},
 			Ops:      []mvcc.Op{{Type: mvcc.OpDelete, Key: key}},
 		})
 		if err != nil {
-			return explain(err)
+			return err
 		}
 		if !res.Succeeded {
 			if err := c.lost(ctx, res); err != nil {
@@ -132,13 +130,12 @@ func (s *Storage) GuaranteedUpdate(ctx context.Context, key string, out runtime.
 		if err != nil {
 			return err
 		}
-		res, err := s.store.Txn(ctx, mvcc.Txn{
-			Origin:   s.originOf(ctx),
+		res, err := s.txn(ctx, mvcc.Txn{
 			Compares: []mvcc.Compare{{Key: key, ModRevision: c.rev}},
 			Ops:      []mvcc.Op{{Type: mvcc.OpPut, Key: key, Value: sealed, TTL: ttl}},
 		})
 		if err != nil {
-			return explain(err)
+			return err
 		}
 		if !res.Succeeded {
 			if err := c.lost(ctx, res); err != nil {
@@ -148,6 +145,21 @@ func (s *Storage) GuaranteedUpdate(ctx context.Context, key string, out runtime.
 		}
 		return s.values.decode(data, out, res.Revision)
 	}
+}
+
+// txn hands a change to the store, once it may begin. Errors are explained.
+func (s *Storage) txn(ctx context.Context, t mvcc.Txn) (mvcc.TxnResult, error) {
+	t.Origin = s.originOf(ctx)
+	done, err := s.reserve(ctx, t.Origin, t.HistoryBytes())
+	if err != nil {
+		return mvcc.TxnResult{}, err
+	}
+	defer done()
+	res, err := s.store.Txn(ctx, t)
+	if err != nil {
+		return res, explain(err)
+	}
+	return res, nil
 }
 
 // candidate is what a write believes to be the present state of its key. It

@@ -24,6 +24,41 @@ func (c *change) size() int64 {
 	return int64(len(c.v.kv.Key)+len(c.v.kv.Value)) + versionOverhead
 }
 
+// HistoryBytes is what the transaction takes of Limits.HistoryBytes when it
+// succeeds.
+func (t *Txn) HistoryBytes() (n int64) {
+	for i := range t.Ops {
+		n += int64(len(t.Ops[i].Key)+len(t.Ops[i].Value)) + versionOverhead
+	}
+	return n
+}
+
+// HistoryByOrigin tells how many bytes of the history each origin has made.
+func (k *Keyspace) HistoryByOrigin() map[string]int64 {
+	all := make(map[string]int64)
+	h := &k.history
+	for next, more := int64(0), true; more; {
+		next, more = h.sumOrigins(all, next)
+	}
+	return all
+}
+
+// sumOrigins adds the changes from revision rev on to sums, some thousands of
+// them so that Apply does not wait for long, and returns where to go on.
+func (h *history) sumOrigins(sums map[string]int64, rev int64) (next int64, more bool) {
+	const step = 4096
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	for i, begin := h.from(rev), h.from(rev); i < len(h.changes); i++ {
+		c := &h.changes[i]
+		if i-begin >= step && c.rev() != h.changes[i-1].rev() {
+			return c.rev(), true
+		}
+		sums[c.origin] += c.size()
+	}
+	return 0, false
+}
+
 // history is the ring of changes, oldest first. compacted is the revision of
 // the newest change that has left it: the state as of compacted can be read,
 // and the events after it.

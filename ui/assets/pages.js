@@ -141,7 +141,7 @@ export function store({view}) {
     fill(use, h('h2', {}, 'Largest folders'),
       plain('Largest folders', ['Folder', 'Objects', 'Size', 'Writes a minute'], t.folders.slice(0, 12).map((f) => [f.folder, f.live.keys, bytes(f.live.bytes), Math.round(f.writesPerSecond1m * 60)])),
       h('h2', {}, 'Busiest writers'),
-      plain('Busiest writers', ['Who', 'Writes a minute', 'Bytes a minute', 'Writes since start'], t.writers.slice(0, 12).map((w) => [w.origin || 'not known', Math.round(w.writesPerSecond1m * 60), bytes(Math.round(w.bytesPerSecond1m * 60)), w.writes])));
+      plain('Busiest writers', ['Who', 'Writes a minute', 'Bytes a minute', 'Writes since start', 'Of the history', 'Held back'], t.writers.slice(0, 12).map((w) => [w.origin || 'not known', Math.round(w.writesPerSecond1m * 60), bytes(Math.round(w.bytesPerSecond1m * 60)), w.writes, t.history && Math.round(100 * w.historyBytes / t.history.maxBytes) + ' %', w.heldBack ? 'yes' : 'no'])));
   });
   return [h('h1', {}, 'Store'), note, where, use];
 }
