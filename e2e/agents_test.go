@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"crypto/tls"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -117,6 +120,35 @@ func TestE2EAgents(t *testing.T) {
 	})
 
 	t.Run("a stolen agent's key", func(t *testing.T) { stolenAgentKey(t, e) })
+
+	t.Run("behind a firewall", func(t *testing.T) {
+		if err := e.Do("a2", closePort6443); err != nil {
+			t.Fatal(err)
+		}
+		for _, server := range []string{"n1", "n2", "n3"} {
+			e.use(server)
+			e.eventually(server+" reads a log there", func(ctx context.Context) error {
+				b, err := e.api.CoreV1().Pods(ns).GetLogs("on-a2", &corev1.PodLogOptions{}).Do(ctx).Raw()
+				if err == nil && !strings.Contains(string(b), "serving on") {
+					err = fmt.Errorf("%q", b)
+				}
+				return err
+			})
+			mustContain(t, "exec by "+server, e.ctl("exec", "-n", ns, "on-a2", "--", "/hello", "echo", "from-a2"), "from-a2")
+		}
+		e.eventually("it answers as a member", func(context.Context) error {
+			list, err := e.members()
+			if err != nil {
+				return err
+			}
+			for _, m := range list.Members {
+				if m.Name == "a2" && m.Gossip != "answers" {
+					return fmt.Errorf("%+v", m)
+				}
+			}
+			return nil
+		})
+	})
 
 	t.Run("its server dies", func(t *testing.T) {
 		features.Shows(t, 143)
@@ -281,6 +313,25 @@ func TestE2EAgents(t *testing.T) {
 			t.Errorf("the other's does not: %v", err)
 		}
 	})
+}
+
+// closePort6443 makes the network namespace drop what comes for that port, as a
+// firewall or NAT does.
+func closePort6443() error {
+	conn, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "firewall"})
+	chain := conn.AddChain(&nftables.Chain{Name: "input", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter})
+	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_TCP}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}, // destination port
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binary.BigEndian.AppendUint16(nil, 6443)},
+		&expr.Verdict{Kind: expr.VerdictDrop},
+	}})
+	return conn.Flush()
 }
 
 // processOf is a process of a pod on a node; 0: there is none.

@@ -20,6 +20,7 @@ import (
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/servers"
 	"github.com/clusterd/clusterd/member/transport"
+	"github.com/clusterd/clusterd/member/tunnel"
 )
 
 // agentNode is a node that runs pods and nothing else: it opens no store, no
@@ -104,6 +105,20 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 		return newNodeAgent(ctx, cfg, log, images, nodeClients{agent: n.client(), heartbeat: n.client(), network: network}, n.cert.Load)
 	}, tellNotReady(log, cfg.Name, n.client()))
 	g.add("node calls", serveHTTP(log, port.HTTPOver(transport.Node), keeper))
+	g.add("tunnels", func(ctx context.Context) error {
+		return tunnel.Keep(ctx, tunnel.Config{
+			Servers: n.servers.All,
+			Dial: func(ctx context.Context, s join.ServerAddr) (net.Conn, error) {
+				c, err := n.tid.Dial(ctx, s.Addr, s.ID, transport.Tunnel)
+				if err != nil {
+					return nil, err
+				}
+				return c, nil
+			},
+			Serve:  func(ctx context.Context, ln net.Listener) error { return serveHTTP(log, ln, keeper)(ctx) },
+			Logger: room(log, "tunnel"),
+		})
+	})
 	g.add("agent", keeper.Run)
 	log.Info("clusterd runs as an agent", "version", version(), "go", goruntime.Version(), "procs", goruntime.GOMAXPROCS(0), "gogc", gogc(), "addr", cfg.addr(), "data", cfg.Data, "id", n.id.nodeID(), "servers", len(n.servers.All()))
 	return g.run(ctx)

@@ -31,6 +31,7 @@ import (
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/transport"
+	"github.com/clusterd/clusterd/member/tunnel"
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/kubestore"
 	"github.com/clusterd/clusterd/sched"
@@ -142,7 +143,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	if err != nil {
 		return nil, err
 	}
-	m.peers = &peers{id: m.tid, members: m.members, record: m.rights.named}
+	m.peers = &peers{id: m.tid, members: m.members, agents: tunnel.NewHub(room(log, "tunnel")), record: m.rights.named}
 	limits, err := cfg.storeLimits()
 	if err != nil {
 		return nil, err
@@ -300,6 +301,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	admission := m.joinServer()
 	g.add("joining", serveHTTP(m.log, m.port.HTTPOver(transport.Join), admission))
 	g.add("members' questions", serveHTTP(m.log, m.port.HTTPOver(transport.Member), admission.Questions()))
+	g.add("agents", func(ctx context.Context) error { return m.peers.agents.Run(ctx, m.port.Protocol(transport.Tunnel)) })
 	g.add("api", m.api.Run)
 	g.add("api port", serveHTTP(m.log, m.port.HTTP(), ui.Over(m.api.Handler())))
 	g.add("leader", m.lead)

@@ -14,6 +14,7 @@ import (
 	"github.com/clusterd/clusterd/gossip"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/transport"
+	"github.com/clusterd/clusterd/member/tunnel"
 )
 
 // peers reaches other nodes' agents by node name, at the address gossip knows
@@ -21,6 +22,8 @@ import (
 type peers struct {
 	id      transport.Identity
 	members *gossip.Members
+	// agents are those that keep a connection to this server.
+	agents *tunnel.Hub
 	// record is the cluster's word on who has a node name.
 	record func(name string) (join.Record, error)
 }
@@ -63,7 +66,7 @@ func (p *peers) transportTo(_ context.Context, node string) (http.RoundTripper, 
 			if err != nil {
 				return nil, err
 			}
-			c, err := p.id.Dial(ctx, addr, id, transport.Node)
+			c, err := p.dial(ctx, id, addr)
 			if err != nil {
 				return nil, err
 			}
@@ -76,6 +79,20 @@ func (p *peers) transportTo(_ context.Context, node string) (http.RoundTripper, 
 		},
 	}
 	return tr, &url.URL{Scheme: "http", Host: node}, nil
+}
+
+// dial connects to a node's calls: over the connection that the agent keeps to
+// this server, or else at its address.
+func (p *peers) dial(ctx context.Context, id string, addr netip.AddrPort) (net.Conn, error) {
+	c, err := p.agents.Dial(ctx, id)
+	if err == nil {
+		return c, nil
+	}
+	direct, err := p.id.Dial(ctx, addr, id, transport.Node)
+	if err != nil {
+		return nil, err
+	}
+	return direct, nil
 }
 
 // call makes a request to the node's agent port, with in as its JSON body

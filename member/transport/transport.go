@@ -1,6 +1,6 @@
 // Package transport is the node's one port. Every connection is TLS; what it
 // is for is agreed in the handshake (ALPN): the API, raft, gossip's streams,
-// node calls, members' questions, or joining. Protocols between nodes are
+// node calls, agents' tunnels, members' questions, or joining. Protocols between nodes are
 // handed on only when the peer proved with its key that it is a node of this
 // cluster, of a role that may use them.
 package transport
@@ -30,6 +30,7 @@ const (
 	Node   = "clusterd-node/1"   // HTTP/1.1 to a node's agent, from servers alone
 	Member = "clusterd-member/1" // HTTP/1.1, what any node may ask a server
 	Join   = "clusterd-join/1"   // HTTP/1.1, the one protocol for strangers
+	Tunnel = "clusterd-tunnel/1" // yamux, by which servers call the agent that dialled
 )
 
 // protocols are the roles that may dial and answer each.
@@ -39,10 +40,12 @@ var protocols = map[string]struct{ dials, answers []pki.Role }{
 	Node:   {dials: servers, answers: all},
 	Member: {dials: all, answers: servers},
 	Join:   {dials: all, answers: servers}, // and strangers dial
+	Tunnel: {dials: agents, answers: servers},
 }
 
 var (
 	servers = []pki.Role{pki.Server}
+	agents  = []pki.Role{pki.Agent}
 	all     = []pki.Role{pki.Server, pki.Agent}
 )
 
@@ -130,6 +133,14 @@ func (l plainListener) Accept() (net.Conn, error) {
 
 // plainConn shows nothing of TLS but to PeerOf.
 type plainConn struct{ net.Conn }
+
+// Over is a connection that runs inside another, whose peer is its peer, too.
+func Over(c, below net.Conn) net.Conn { return overConn{c, below} }
+
+type overConn struct {
+	net.Conn
+	below net.Conn
+}
 
 // Addr is where the port listens.
 func (p *Port) Addr() netip.AddrPort { return p.ln.Addr().(*net.TCPAddr).AddrPort() }
@@ -283,6 +294,9 @@ func (id Identity) verify(chain []*x509.Certificate, use x509.ExtKeyUsage, want 
 // PeerOf says which node is at the other end of a connection that Protocol's or
 // HTTPOver's listener or Dial returned.
 func PeerOf(c net.Conn) (id, name string) {
+	if o, inside := c.(overConn); inside {
+		c = o.below
+	}
 	if p, hidden := c.(plainConn); hidden {
 		c = p.Conn
 	}
