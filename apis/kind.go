@@ -9,6 +9,9 @@ import "github.com/clusterd/clusterd/apis/kind"
 // Kind is everything the API server has to know about one kind of object.
 type Kind = kind.Kind
 
+// View is another version, or another group, that a kind is served in.
+type View = kind.View
+
 // Status describes a kind's status subresource.
 type Status = kind.Status
 

@@ -2,6 +2,7 @@ package apis
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
@@ -81,6 +82,9 @@ func build(s *runtime.Scheme, kinds []Kind) error {
 		if err := g.add(s); err != nil {
 			return fmt.Errorf("add %s to the scheme: %w", g.version, err)
 		}
+		for _, k := range kinds {
+			addViewed(s, k, g.version)
+		}
 		addInternal(s, g.version)
 		if err := s.SetVersionPriority(append(versions[g.version.Group], g.version)...); err != nil {
 			return fmt.Errorf("prioritize %s: %w", g.version, err)
@@ -97,20 +101,35 @@ func build(s *runtime.Scheme, kinds []Kind) error {
 			return fmt.Errorf("%s is in no group of the scheme", k.GVK)
 		}
 		addDefaults(s, k)
-		if err := addFieldLabels(s, k, k.GVK); err != nil {
+		if err := addFieldLabels(s, k, k.GVK, nil); err != nil {
 			return fmt.Errorf("field selectors of %s: %w", k.GVK, err)
 		}
 		for _, view := range k.Views {
-			gvk := schema.GroupVersionKind{Group: k.GVK.Group, Version: view.Version, Kind: k.GVK.Kind}
+			gvk := k.ViewGVK(view)
 			if err := view.AddConversions(s); err != nil {
 				return fmt.Errorf("conversions of %s: %w", gvk, err)
 			}
-			if err := addFieldLabels(s, k, gvk); err != nil {
+			if err := addFieldLabels(s, k, gvk, view.FieldLabels); err != nil {
 				return fmt.Errorf("field selectors of %s: %w", gvk, err)
 			}
 		}
 	}
 	return addQueryConversions(s)
+}
+
+// addViewed registers k's types as the internal version of another group that
+// shows them: core/v1 Event is the hub of events.k8s.io too.
+func addViewed(s *runtime.Scheme, k Kind, version schema.GroupVersion) {
+	for _, view := range k.Views {
+		gvk := k.ViewGVK(view)
+		if gvk.GroupVersion() != version || gvk.Group == k.GVK.Group {
+			continue
+		}
+		gvk.Version = runtime.APIVersionInternal
+		s.AddKnownTypeWithName(gvk, k.New())
+		gvk.Kind += "List"
+		s.AddKnownTypeWithName(gvk, k.NewList())
+	}
 }
 
 // addInternal registers the Go types of version under the internal version
@@ -148,21 +167,28 @@ func addDefaults(s *runtime.Scheme, k Kind) {
 }
 
 // addFieldLabels says which field selectors k understands as gvk: metadata.name,
-// metadata.namespace and the keys of k.Fields.
-func addFieldLabels(s *runtime.Scheme, k Kind, gvk schema.GroupVersionKind) error {
-	known := map[string]bool{"metadata.name": true, "metadata.namespace": k.Namespaced}
-	if k.Fields != nil {
+// metadata.namespace and the keys of k.Fields, or those of renamed, whose
+// values are such keys.
+func addFieldLabels(s *runtime.Scheme, k Kind, gvk schema.GroupVersionKind, renamed map[string]string) error {
+	known := map[string]string{"metadata.name": "metadata.name"}
+	if k.Namespaced {
+		known["metadata.namespace"] = "metadata.namespace"
+	}
+	if renamed != nil {
+		maps.Copy(known, renamed)
+	} else if k.Fields != nil {
 		for label := range k.Fields(k.New()) {
-			known[label] = true
+			known[label] = label
 		}
 	}
+	if gvk == corev1.SchemeGroupVersion.WithKind("Pod") {
+		known["spec.host"] = "spec.nodeName" // the name of the field before v1
+	}
 	return s.AddFieldLabelConversionFunc(gvk, func(label, value string) (string, string, error) {
-		if k.GVK == corev1.SchemeGroupVersion.WithKind("Pod") && label == "spec.host" {
-			label = "spec.nodeName" // the name of the field before v1
-		}
-		if !known[label] {
+		own, ok := known[label]
+		if !ok {
 			return "", "", fmt.Errorf("field label not supported: %s", label)
 		}
-		return label, value, nil
+		return own, value, nil
 	})
 }

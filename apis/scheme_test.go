@@ -80,6 +80,21 @@ func TestFieldSelectors(t *testing.T) {
 	}
 }
 
+// events.k8s.io names what it selects by otherwise than core/v1, which it
+// shows.
+func TestFieldSelectorsOfAView(t *testing.T) {
+	for label, want := range map[string]string{
+		"metadata.name": "metadata.name", "metadata.namespace": "metadata.namespace", "reason": "reason",
+		"regarding.name": "involvedObject.name", "reportingController": "reportingComponent",
+		"involvedObject.name": "", "source": "",
+	} {
+		got, _, err := Scheme.ConvertFieldLabel(eventsv1.SchemeGroupVersion.WithKind("Event"), label, "x")
+		if got != want || (err == nil) != (want != "") {
+			t.Errorf("%s: %q, %v; want %q", label, got, err, want)
+		}
+	}
+}
+
 func TestKindsOfNoGroupAreRefused(t *testing.T) {
 	kinds := []Kind{{GVK: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Ghost"}}}
 	if err := build(runtime.NewScheme(), kinds); err == nil {

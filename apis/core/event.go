@@ -28,7 +28,7 @@ const (
 // Event is the kind Event.
 func Event() kind.Kind {
 	doc, meta := corev1.Event{}.SwaggerDoc(), metav1.ObjectMeta{}.SwaggerDoc()
-	return kind.Typed[*corev1.Event]{
+	k := kind.Typed[*corev1.Event]{
 		GVK:        corev1.SchemeGroupVersion.WithKind("Event"),
 		Resource:   "events",
 		Singular:   "event",
@@ -60,6 +60,8 @@ func Event() kind.Kind {
 		CreateOnUpdate:      true,
 		UnconditionalUpdate: true,
 	}.Kind()
+	k.Views = []kind.View{eventView()}
+	return k
 }
 
 func validateEvent(e *corev1.Event) field.ErrorList {
@@ -67,13 +69,21 @@ func validateEvent(e *corev1.Event) field.ErrorList {
 	return append(errs, validateEventBody(e)...)
 }
 
-// validateEventBody puts an event into the namespace of what it is about, and
-// that of things without a namespace into "default" (node events of older
-// clients) or "kube-system". Events with an eventTime are of the newer sort,
-// whose words must all be there.
+// validateEventBody judges all but the metadata. Events with an eventTime are
+// of the newer sort, whose words must all be there.
 func validateEventBody(e *corev1.Event) field.ErrorList {
+	errs := validateEventPlace(e, field.NewPath("involvedObject", "namespace"))
+	if e.EventTime.IsZero() {
+		return errs
+	}
+	return append(errs, validateEventWords(e, field.NewPath("message"))...)
+}
+
+// validateEventPlace puts an event into the namespace of what it is about, and
+// that of things without a namespace into "default" (node events of older
+// clients) or "kube-system".
+func validateEventPlace(e *corev1.Event, about *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	about := field.NewPath("involvedObject", "namespace")
 	switch {
 	case e.InvolvedObject.Namespace == "":
 		if e.Namespace != metav1.NamespaceDefault && e.Namespace != metav1.NamespaceSystem {
@@ -82,10 +92,11 @@ func validateEventBody(e *corev1.Event) field.ErrorList {
 	case e.InvolvedObject.Namespace != e.Namespace:
 		errs = append(errs, field.Invalid(about, e.InvolvedObject.Namespace, "does not match event.namespace"))
 	}
-	if e.EventTime.IsZero() {
-		return errs
-	}
+	return errs
+}
 
+func validateEventWords(e *corev1.Event, message *field.Path) field.ErrorList {
+	var errs field.ErrorList
 	controller := field.NewPath("reportingController")
 	errs = append(errs, check.RequiredText(controller, e.ReportingController, validation.IsQualifiedName)...)
 	for _, word := range []struct{ name, value string }{
@@ -101,7 +112,7 @@ func validateEventBody(e *corev1.Event) field.ErrorList {
 		}
 	}
 	if len(e.Message) > maxEventMessage {
-		errs = append(errs, field.TooLong(field.NewPath("message"), "", maxEventMessage))
+		errs = append(errs, field.TooLong(message, "", maxEventMessage))
 	}
 	return append(errs, check.OneOf(field.NewPath("type"), e.Type, corev1.EventTypeNormal, corev1.EventTypeWarning)...)
 }

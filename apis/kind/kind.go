@@ -90,10 +90,31 @@ type Kind struct {
 
 // View is a version in which a kind is served beside its storage version.
 type View struct {
+	// Group is the API group of the view; "": the kind's own. The name of the
+	// kind is the same in both.
+	Group   string
 	Version string // "v1"
 	// AddConversions adds the functions between the view's Go types (object
 	// and list) and the hub's. Those into the hub set the hub's defaults.
 	AddConversions func(*runtime.Scheme) error
+	// FieldLabels are the view's names of what Kind.Fields calls otherwise:
+	// "regarding.name" → "involvedObject.name". Nil: they are the same. If not
+	// nil, these (and metadata.name and metadata.namespace) are all there are.
+	FieldLabels map[string]string
+	// Validate and ValidateUpdate judge what is written through the view, in
+	// place of the kind's. They are given the hub's type; their faults name
+	// the view's fields. Nil: the kind's do.
+	Validate       func(obj runtime.Object) field.ErrorList
+	ValidateUpdate func(obj, old runtime.Object) field.ErrorList
+}
+
+// ViewGVK is the kind as it is called in v.
+func (k Kind) ViewGVK(v View) schema.GroupVersionKind {
+	gvk := schema.GroupVersionKind{Group: v.Group, Version: v.Version, Kind: k.GVK.Kind}
+	if gvk.Group == "" {
+		gvk.Group = k.GVK.Group
+	}
+	return gvk
 }
 
 // Status describes a status subresource.

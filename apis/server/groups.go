@@ -84,7 +84,7 @@ func addKind(groups *groupSet, store *resource.Store, z *authorization) {
 	kind := store.Kind()
 	addVersion(groups, store, z, kind.GVK.GroupVersion())
 	for _, view := range kind.Views {
-		addVersion(groups, store, z, schema.GroupVersion{Group: kind.GVK.Group, Version: view.Version})
+		addVersion(groups, store, z, kind.ViewGVK(view).GroupVersion())
 	}
 }
 

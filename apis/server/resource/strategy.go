@@ -5,7 +5,9 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/storage/names"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
@@ -50,14 +52,39 @@ func (s strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
 	}
 }
 
-func (s strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
+// view is the version that the request is made in, if the kind is stored in
+// another one.
+func (s strategy) view(ctx context.Context) apis.View {
+	if len(s.kind.Views) == 0 {
+		return apis.View{}
+	}
+	info, ok := genericapirequest.RequestInfoFrom(ctx)
+	if !ok {
+		return apis.View{}
+	}
+	asked := schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion}
+	for _, view := range s.kind.Views {
+		if s.kind.ViewGVK(view).GroupVersion() == asked {
+			return view
+		}
+	}
+	return apis.View{}
+}
+
+func (s strategy) Validate(ctx context.Context, obj runtime.Object) field.ErrorList {
+	if view := s.view(ctx); view.Validate != nil {
+		return view.Validate(obj)
+	}
 	if s.kind.Validate == nil {
 		return nil
 	}
 	return s.kind.Validate(obj)
 }
 
-func (s strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
+func (s strategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
+	if view := s.view(ctx); view.ValidateUpdate != nil {
+		return view.ValidateUpdate(obj, old)
+	}
 	if s.kind.ValidateUpdate == nil {
 		return nil
 	}
@@ -100,8 +127,7 @@ func (s strategy) reset(field string) map[fieldpath.APIVersion]*fieldpath.Set {
 		fieldpath.APIVersion(version.String()): fieldpath.NewSet(fieldpath.MakePathOrDie(field)),
 	}
 	for _, view := range s.kind.Views {
-		version.Version = view.Version
-		sets[fieldpath.APIVersion(version.String())] = fieldpath.NewSet(fieldpath.MakePathOrDie(field))
+		sets[fieldpath.APIVersion(s.kind.ViewGVK(view).GroupVersion().String())] = fieldpath.NewSet(fieldpath.MakePathOrDie(field))
 	}
 	return sets
 }
