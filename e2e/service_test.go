@@ -197,8 +197,9 @@ func TestE2EService(t *testing.T) {
 	})
 	t.Run("a load balancer's address, on one node", func(t *testing.T) {
 		first := e.Nodes()[0].Addr.As4()
-		vip := fmt.Sprintf("%d.%d.%d.250", first[0], first[1], first[2])
-		e.ctl("-n", "kube-system", "create", "configmap", "clusterd-load-balancer", "--from-literal=addresses="+vip)
+		net24 := fmt.Sprintf("%d.%d.%d.", first[0], first[1], first[2])
+		vip := net24 + "250"
+		e.ctl("-n", "kube-system", "create", "configmap", "clusterd-load-balancer", "--from-literal=addresses="+vip+"-"+net24+"251")
 		balanced := e.service(ns, "lb", func(s *corev1.ServiceSpec) { s.Type = corev1.ServiceTypeLoadBalancer })
 		e.eventually("its status", func(ctx context.Context) error {
 			s, err := e.api.CoreV1().Services(ns).Get(ctx, balanced.Name, metav1.GetOptions{})
@@ -225,6 +226,10 @@ func TestE2EService(t *testing.T) {
 			}
 			return nil
 		})
+	})
+	t.Run("ingress", func(t *testing.T) {
+		first := e.Nodes()[0].Addr.As4()
+		ingress(t, e, fmt.Sprintf("%d.%d.%d.251", first[0], first[1], first[2]))
 	})
 	t.Run("rules that were deleted come back", func(t *testing.T) {
 		e.ctl("-n", ns, "get", "pods") // the cluster answers before

@@ -33,6 +33,7 @@ import (
 	"github.com/clusterd/clusterd/sched/ephemeralvolume"
 	"github.com/clusterd/clusterd/sched/gc"
 	"github.com/clusterd/clusterd/sched/hpa"
+	"github.com/clusterd/clusterd/sched/ingress"
 	"github.com/clusterd/clusterd/sched/job"
 	"github.com/clusterd/clusterd/sched/kubeservice"
 	"github.com/clusterd/clusterd/sched/loadbalancer"
@@ -150,6 +151,7 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return endpoints.New(env), nil },
 		func() (Loop, error) { return kubeservice.New(env, cfg.ServiceCIDR), nil },
 		func() (Loop, error) { return loadbalancer.New(env), nil },
+		func() (Loop, error) { return ingress.New(env), nil },
 		func() (Loop, error) { return disruption.New(env), nil },
 		func() (Loop, error) { return gc.New(env, cfg.Metadata), nil },
 		func() (Loop, error) { return namespace.New(env, cfg.Metadata), nil },

@@ -75,7 +75,13 @@ func (s *Store) Pull(ctx context.Context, ref string, auth Auth) (Image, error) 
 	}
 	return s.pulls.do(ctx, pullKey{full, auth}, func(ctx context.Context) (Image, error) {
 		start := time.Now()
-		img, err := s.pull(ctx, parsed, auth)
+		var img Image
+		var err error
+		if s.own != nil && full == s.own.Ref {
+			img, err = s.makeOwn(ctx)
+		} else {
+			img, err = s.pull(ctx, parsed, auth)
+		}
 		if err != nil {
 			if ctx.Err() != nil {
 				return Image{}, context.Cause(ctx)

@@ -37,6 +37,8 @@ type Config struct {
 	StallTimeout time.Duration
 	// Limits bound what one image may cost; see there for the defaults.
 	Limits Limits
+	// Own is an image that this node makes itself; the zero value: there is none.
+	Own Own
 	// Logger; default: slog.Default().
 	Logger *slog.Logger
 }
@@ -60,6 +62,7 @@ type Image struct {
 type Store struct {
 	cfg     Config
 	log     *slog.Logger
+	own     *own // nil: there is none
 	pulls   flights[pullKey, Image]
 	unpacks flights[string, struct{}]
 
@@ -108,6 +111,7 @@ func Open(cfg Config) (*Store, error) {
 		layers:   map[string]layer{},
 		held:     map[string]int{},
 		lastUsed: map[string]time.Time{},
+		own:      newOwn(cfg.Own, cfg.Platform),
 	}
 	// The layers hold set-uid programs and secrets of images: root's alone.
 	for _, d := range []string{"", "blobs", "layers", "mounts", "volumes"} {
@@ -243,19 +247,28 @@ func (s *Store) removeStrays() error {
 
 // Get finds an image by name ("nginx", "nginx:1.27"), by digest
 // ("nginx@sha256:…") or by ID ("sha256:…"). The name is not looked up at any
-// registry.
+// registry. An image of the own name is found only if it is of the program that
+// runs now.
 func (s *Store) Get(ref string) (Image, bool, error) {
 	ref, err := Normalize(ref)
 	if err != nil {
 		return Image{}, false, err
 	}
+	img, ok := s.get(ref)
+	if ok && s.own != nil && ref == s.own.Ref && !s.own.current(img.ID) {
+		return Image{}, false, nil
+	}
+	return img, ok, nil
+}
+
+func (s *Store) get(ref string) (Image, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	id, ok := s.find(ref)
 	if !ok {
-		return Image{}, false, nil
+		return Image{}, false
 	}
-	return s.image(id), true, nil
+	return s.image(id), true
 }
 
 // List returns all images, sorted by their first name and then by ID.

@@ -21,8 +21,6 @@ import (
 	"github.com/clusterd/clusterd/apis/kind"
 )
 
-const noIngress = "route traffic by Ingress"
-
 // classAnnotation named the class before spec.ingressClassName did.
 const classAnnotation = "kubernetes.io/ingress.class"
 
@@ -61,7 +59,7 @@ func Ingress() kind.Kind {
 			return append(errs, validateIngress(&i.Spec, field.NewPath("spec"))...)
 		},
 		Warnings: func(i *networkingv1.Ingress) []string {
-			warnings := kind.Inert[*networkingv1.Ingress](noIngress)(i)
+			var warnings []string
 			if i.Annotations[classAnnotation] != "" {
 				warnings = append(warnings, fmt.Sprintf("annotation %q is deprecated, please use 'spec.ingressClassName' instead", classAnnotation))
 			}
@@ -293,7 +291,6 @@ func IngressClass() kind.Kind {
 			errs = append(errs, validateIngressClass(&c.Spec, spec)...)
 			return append(errs, apivalidation.ValidateImmutableField(c.Spec.Controller, old.Spec.Controller, spec.Child("controller"))...)
 		},
-		Warnings: kind.Inert[*networkingv1.IngressClass](noIngress),
 
 		Columns: []metav1.TableColumnDefinition{
 			cells.Name,

@@ -8,6 +8,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -286,6 +287,21 @@ func (s *stores) StorageClasses(ctx context.Context) ([]storagev1.StorageClass, 
 	classes, ok := list.(*storagev1.StorageClassList)
 	if !ok {
 		return nil, fmt.Errorf("list storage classes: got a %T", list)
+	}
+	return classes.Items, nil
+}
+
+var ingressClasses = networkingv1.Resource("ingressclasses")
+
+// IngressClasses lists the ingress classes, as this process knows them.
+func (s *stores) IngressClasses(ctx context.Context) ([]networkingv1.IngressClass, error) {
+	list, err := s.byName[ingressClasses].List(lookup(ctx, ingressClasses, ""), &internalversion.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		return nil, fmt.Errorf("list ingress classes: %w", err)
+	}
+	classes, ok := list.(*networkingv1.IngressClassList)
+	if !ok {
+		return nil, fmt.Errorf("list ingress classes: got a %T", list)
 	}
 	return classes.Items, nil
 }

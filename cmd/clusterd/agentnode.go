@@ -86,7 +86,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	images, err := image.Open(image.Config{Dir: n.dir.path("images"), Logger: room(log, "image")})
+	images, err := image.Open(image.Config{Dir: n.dir.path("images"), Own: ownImage(), Logger: room(log, "image")})
 	if err != nil {
 		return fmt.Errorf("open the image store: %w", err)
 	}

@@ -43,6 +43,7 @@ var layers = []layer{
 	{room: "gossip", never: noKubernetes},
 	{room: "netsetup", never: noKubernetes},
 	{room: "sched", may: []string{"apis"}, never: noContainers},
+	{room: "ingress", may: []string{"apis"}, never: noContainers},
 	{room: "agent", may: []string{"apis", "netsetup", "agent/podmon/api"}, never: noContainers},
 	{room: "agent/podmon", may: []string{"agent/podmon/api"}, never: noKubernetes},
 	{room: "agent/podmon/api", never: noKubernetes},
@@ -54,7 +55,7 @@ var layers = []layer{
 		"k8s.io/apiserver/pkg/server": "a client links no server",
 		"github.com/hashicorp/raft":   "a client links no store",
 	}},
-	{room: "cmd/clusterd", may: []string{"apis", "apis/server", "raftstore", "raftstore/backup", "raftstore/kubestore", "gossip", "member", "sched", "agent", "netsetup", "ui"}, never: noContainers, links: []string{
+	{room: "cmd/clusterd", may: []string{"apis", "apis/server", "raftstore", "raftstore/backup", "raftstore/kubestore", "gossip", "member", "sched", "agent", "ingress", "netsetup", "ui"}, never: noContainers, links: []string{
 		"github.com/hashicorp/raft", "github.com/hashicorp/raft-boltdb/v2", "github.com/hashicorp/memberlist",
 		"github.com/vishvananda/netlink", "github.com/vishvananda/netns",
 	}},

@@ -79,7 +79,7 @@ func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives 
 		return err
 	}
 	defer lock.Close()
-	images, err := image.Open(image.Config{Dir: dir.path("images"), Logger: room(log, "image")})
+	images, err := image.Open(image.Config{Dir: dir.path("images"), Own: ownImage(), Logger: room(log, "image")})
 	if err != nil {
 		return fmt.Errorf("open the image store: %w", err)
 	}

@@ -127,6 +127,7 @@ func serve(ctx context.Context) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /busy", busy)
+	mux.HandleFunc("GET /echo", echo)
 	mux.HandleFunc("GET /", page)
 	port := os.Getenv("PORT")
 	if port == "" {
@@ -161,6 +162,22 @@ func page(w http.ResponseWriter, r *http.Request) {
 	from, _, _ := net.SplitHostPort(r.RemoteAddr)
 	fmt.Fprintf(w, "; you come from %s\n", from)
 	fmt.Printf("%s %s from %s\n", r.Method, r.URL.Path, r.RemoteAddr)
+}
+
+// echo sends back what comes over a connection that was upgraded to "echo".
+func echo(w http.ResponseWriter, r *http.Request) {
+	if r.Header.Get("Upgrade") != "echo" {
+		http.Error(w, "ask with Connection: Upgrade and Upgrade: echo", http.StatusUpgradeRequired)
+		return
+	}
+	conn, rw, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	defer func() { _ = conn.Close() }()
+	_, _ = fmt.Fprint(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+	_, _ = io.Copy(conn, rw)
 }
 
 // message comes from the file named by MESSAGE_FILE, else from MESSAGE.

@@ -16,6 +16,7 @@ import (
 	"github.com/clusterd/clusterd/apis/server/admission/alwayspull"
 	"github.com/clusterd/clusterd/apis/server/admission/autoprovision"
 	"github.com/clusterd/clusterd/apis/server/admission/claimresize"
+	"github.com/clusterd/clusterd/apis/server/admission/defaultingressclass"
 	"github.com/clusterd/clusterd/apis/server/admission/defaultstorageclass"
 	"github.com/clusterd/clusterd/apis/server/admission/eventrate"
 	"github.com/clusterd/clusterd/apis/server/admission/expressions"
@@ -43,6 +44,7 @@ type Objects interface {
 	priority.Classes
 	runtimeclass.Classes
 	defaultstorageclass.Classes
+	defaultingressclass.Classes
 	claimresize.Classes
 	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
 	ServiceAccount(ctx context.Context, namespace, name string) (*corev1.ServiceAccount, error)
@@ -103,6 +105,7 @@ func list(objects Objects, options Options) []plugin {
 		{"OwnerReferencesPermissionEnforcement", false, plain(func() admission.Interface { return ownerrefs.New(x.Authorizer, x.Mapper) })},
 		{"PersistentVolumeClaimResize", true, plain(func() admission.Interface { return claimresize.New(objects) })},
 		{"RuntimeClass", true, plain(func() admission.Interface { return runtimeclass.New(objects) })},
+		{"DefaultIngressClass", true, plain(func() admission.Interface { return defaultingressclass.New(objects) })},
 		// Expressions is no plugin of upstream's, whose validation does this.
 		{"Expressions", true, plain(func() admission.Interface { return expressions.New() })},
 	},

@@ -135,6 +135,7 @@ func ClusterRoleBindings() []rbacv1.ClusterRoleBinding {
 		bind("system:node-proxier", toUser(user.KubeProxy)),
 		bind("system:kube-controller-manager", toUser(user.KubeControllerManager)),
 		bind("system:kube-dns", toAccount("kube-dns")),
+		bind("system:clusterd-ingress", toAccount("clusterd-ingress")),
 		bind("system:kube-scheduler", toUser(user.KubeScheduler)),
 		bind("system:volume-scheduler", toUser(user.KubeScheduler)),
 		bind(NodeNetwork, toUser(NodeNetwork)),

@@ -65,6 +65,11 @@ func systemRoles() []rbacv1.ClusterRole {
 			on("networking.k8s.io", "networkpolicies", read), called(on("core", "configmaps", read), "kube-dns")),
 		clusterRole(nodeNetworkUser, called(on("core", "users", do("impersonate")), NodeNetwork)),
 		clusterRole("system:kube-dns", on("core", "endpoints services", listWatch)),
+		// The proxy for Ingresses writes nothing. It asks for Secrets of TLS alone,
+		// which a rule cannot say.
+		clusterRole("system:clusterd-ingress",
+			on("core", "services secrets", listWatch), on("discovery.k8s.io", "endpointslices", listWatch),
+			on("networking.k8s.io", "ingresses ingressclasses", listWatch)),
 		clusterRole("system:kube-aggregator", on("core", "endpoints services", read)),
 
 		clusterRole("system:kube-scheduler", append(delegates(), events,

@@ -1,0 +1,250 @@
+// Package proxy sends HTTP requests to the backends of a route.Table. The
+// standard library's ReverseProxy carries them (HTTP/1.1 and HTTP/2, upgrades,
+// trailers); this package chooses the backend and the endpoint, tries another
+// one when none was reached, and says why when there is none. Whoever asks is
+// a stranger, and so is whoever answers.
+package proxy
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/clusterd/clusterd/ingress/route"
+)
+
+// Config of a Proxy; all of it is optional.
+type Config struct {
+	// ResponseTimeout is how long a backend may take to begin its answer once it
+	// has the request; default one minute. It does not hold for h2c, whose answers
+	// may begin with the first message.
+	ResponseTimeout time.Duration
+	// DialTimeout is how long an endpoint may take to accept a connection;
+	// default two seconds.
+	DialTimeout time.Duration
+	// Drain is how long connections are still taken after the end was announced:
+	// those who send them hear of it meanwhile. Default: no time.
+	Drain time.Duration
+	// Access gets a record for each request that was answered; default: none.
+	Access *slog.Logger
+	// Logger gets what goes wrong beside requests; default slog.Default().
+	Logger *slog.Logger
+}
+
+// Proxy is an http.Handler. It is safe for concurrent use.
+type Proxy struct {
+	cfg     Config
+	table   atomic.Pointer[route.Table]
+	balance *balancer
+	carry   *httputil.ReverseProxy
+	metrics *metrics
+}
+
+// New puts a Proxy together. It answers every request with 503 until it has a
+// table.
+func New(cfg Config) *Proxy {
+	if cfg.ResponseTimeout == 0 {
+		cfg.ResponseTimeout = time.Minute
+	}
+	if cfg.DialTimeout == 0 {
+		cfg.DialTimeout = 2 * time.Second
+	}
+	if cfg.Access == nil {
+		cfg.Access = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	p := &Proxy{cfg: cfg, metrics: newMetrics()}
+	p.balance = newBalancer(cfg, p.metrics)
+	p.carry = &httputil.ReverseProxy{
+		Rewrite:       p.rewrite,
+		Transport:     p.balance,
+		FlushInterval: -1, // streams are passed on as they come
+		ErrorHandler:  p.failed,
+		ErrorLog:      slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug),
+	}
+	return p
+}
+
+// Set makes t what the next requests are answered by.
+func (p *Proxy) Set(t *route.Table) {
+	p.table.Store(t)
+	p.metrics.rules.Set(float64(t.Len()))
+}
+
+// Table is what was set last; nil: nothing was.
+func (p *Proxy) Table() *route.Table { return p.table.Load() }
+
+// Close ends connections to backends that no request is on.
+func (p *Proxy) Close() { p.balance.close() }
+
+// call is what is known of a request under way. The goroutine that serves it
+// owns it.
+type call struct {
+	client   netip.Addr
+	host     string
+	id       string
+	rule     *route.Rule
+	endpoint *endpoint // that was tried last
+	balance  *balancer // that counts the call to endpoint; nil: none does
+	tries    int
+	why      string // an answer of our own, in words
+}
+
+type callKey struct{}
+
+func callOf(ctx context.Context) *call {
+	c, _ := ctx.Value(callKey{}).(*call)
+	return c
+}
+
+// ServeHTTP implements http.Handler.
+func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	start := time.Now()
+	c := &call{host: route.Host(r.Host), client: clientOf(r), id: r.Header.Get("X-Request-Id")}
+	if c.id == "" || len(c.id) > 128 {
+		c.id = strings.ToLower(rand.Text())
+	}
+	told := &recorder{ResponseWriter: w}
+	p.metrics.underWay.Inc()
+	defer func() {
+		p.metrics.underWay.Dec()
+		c.release()
+		p.tell(r, c, told, time.Since(start))
+	}()
+	p.answer(told, r.WithContext(context.WithValue(r.Context(), callKey{}, c)), c)
+}
+
+func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, c *call) {
+	if r.Method == http.MethodConnect {
+		p.refuse(w, c, http.StatusMethodNotAllowed, "CONNECT is not for this proxy")
+		return
+	}
+	if !strings.HasPrefix(r.URL.Path, "/") || hasDots(r.URL.Path) {
+		p.refuse(w, c, http.StatusBadRequest, `the path has to begin with "/" and must not have "." or ".." among its elements`)
+		return
+	}
+	table := p.table.Load()
+	if table == nil {
+		p.refuse(w, c, http.StatusServiceUnavailable, "the rules of this cluster are not known yet")
+		return
+	}
+	rule := table.Find(c.host, r.URL.Path)
+	if rule == nil {
+		p.refuse(w, c, http.StatusNotFound, fmt.Sprintf("no Ingress of this cluster has a rule for host %.260q and path %.260q", c.host, r.URL.Path))
+		return
+	}
+	c.rule = rule
+	if rule.Redirect && r.TLS == nil {
+		if c.host == "" {
+			p.refuse(w, c, http.StatusBadRequest, "the request names no host, so it cannot be sent on to https")
+			return
+		}
+		// 308 keeps the method.
+		http.Redirect(w, r, "https://"+bracketed(c.host)+r.URL.RequestURI(), http.StatusPermanentRedirect)
+		return
+	}
+	if len(rule.Backend.Endpoints) == 0 {
+		why := rule.Backend.Fault
+		if why == "" {
+			why = rule.Backend.Name + " has no ready endpoints"
+		}
+		p.refuse(w, c, http.StatusServiceUnavailable, why)
+		return
+	}
+	p.carry.ServeHTTP(w, r)
+}
+
+// hasDots: programs differ in what such paths mean, so a rule for one path could
+// lead to another one behind the proxy. Browsers never send them.
+func hasDots(path string) bool {
+	if !strings.Contains(path, "/.") {
+		return false
+	}
+	for e := range strings.SplitSeq(path, "/") {
+		if e == "." || e == ".." {
+			return true
+		}
+	}
+	return false
+}
+
+func bracketed(host string) string {
+	if strings.Contains(host, ":") {
+		return "[" + host + "]"
+	}
+	return host
+}
+
+func clientOf(r *http.Request) netip.Addr {
+	a, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return netip.Addr{}
+	}
+	return a.Addr().Unmap()
+}
+
+// rewrite says what the backend is told of the client. What the client said of
+// itself is not passed on: ReverseProxy has removed Forwarded and
+// X-Forwarded-For, -Host and -Proto.
+func (p *Proxy) rewrite(r *httputil.ProxyRequest) {
+	c := callOf(r.In.Context())
+	r.Out.URL.RawQuery = r.In.URL.RawQuery // as it is, also where Go would not read it
+	r.Out.Host = r.In.Host
+	r.SetXForwarded()
+	port := "80"
+	if r.In.TLS != nil {
+		port = "443"
+	}
+	h := r.Out.Header
+	h.Set("X-Forwarded-Port", port)
+	h.Set("X-Real-Ip", c.client.String())
+	h.Set("X-Request-Id", c.id)
+}
+
+// failed answers for a backend that did not.
+func (p *Proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
+	c := callOf(r.Context())
+	if r.Context().Err() != nil { // the client is gone; nobody reads this
+		c.why = "the client went away"
+		w.WriteHeader(statusClientGone)
+		return
+	}
+	name := c.rule.Backend.Name
+	var timeout net.Error
+	switch {
+	case isDial(err):
+		p.refuse(w, c, http.StatusServiceUnavailable, fmt.Sprintf("none of the endpoints of %s that were tried (%d) took the connection", name, c.tries))
+	case errors.As(err, &timeout) && timeout.Timeout():
+		p.refuse(w, c, http.StatusGatewayTimeout, fmt.Sprintf("%s did not answer in %s", name, p.cfg.ResponseTimeout))
+	default:
+		p.refuse(w, c, http.StatusBadGateway, fmt.Sprintf("%s ended the connection before its answer, or gave one that is not HTTP", name))
+	}
+	p.cfg.Logger.Debug("a backend did not answer", "backend", name, "endpoint", c.address(), "err", err)
+}
+
+// statusClientGone is nginx's number for a client that did not wait. It is in
+// logs and metrics only.
+const statusClientGone = 499
+
+// refuse answers in words, as plain text that no browser takes for anything
+// else: they repeat what the client sent.
+func (p *Proxy) refuse(w http.ResponseWriter, c *call, code int, why string) {
+	c.why = why
+	h := w.Header()
+	h.Set("Content-Type", "text/plain; charset=utf-8")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Cache-Control", "no-store")
+	w.WriteHeader(code)
+	fmt.Fprintf(w, "%d %s: %s\n", code, http.StatusText(code), why)
+}
