@@ -84,8 +84,19 @@ spec: {type: ExternalName, externalName: web.%[1]s.svc.cluster.local}
 	if err != nil {
 		t.Fatal(err)
 	}
+	// The Service by which programs find the servers must not lead questions away
+	// from them: it is there before anything is asked.
+	e.eventually("the Service kube-dns", func(ctx context.Context) error {
+		s, err := e.api.CoreV1().Services("kube-system").Get(ctx, "kube-dns", metav1.GetOptions{})
+		if err == nil && s.Spec.ClusterIP != "10.96.0.10" {
+			err = fmt.Errorf("%+v", s.Spec)
+		}
+		return err
+	})
 	for _, name := range append(slices.Clone(askers), "host") {
 		e.podReady(ns, name)
+		e.resolves(ns, name, "host", "kube-dns.kube-system", "10.96.0.10")
+		e.ctl("-n", ns, "exec", name, "--", "/hello", "dial", "10.96.0.10:53")
 		features.Shows(t, 288, 299)
 		conf := e.ctl("-n", ns, "exec", name, "--", "/hello", "cat", "/etc/resolv.conf")
 		mustContain(t, "resolv.conf of "+name, conf, "nameserver 10.96.0.10", "search names.svc.cluster.local svc.cluster.local cluster.local", "ndots:5")

@@ -35,6 +35,7 @@ import (
 	"github.com/clusterd/clusterd/sched/hpa"
 	"github.com/clusterd/clusterd/sched/ingress"
 	"github.com/clusterd/clusterd/sched/job"
+	"github.com/clusterd/clusterd/sched/kubedns"
 	"github.com/clusterd/clusterd/sched/kubeservice"
 	"github.com/clusterd/clusterd/sched/loadbalancer"
 	"github.com/clusterd/clusterd/sched/localpath"
@@ -72,6 +73,10 @@ type Config struct {
 
 	// ServiceCIDR is the range of cluster addresses; default: 10.96.0.0/16.
 	ServiceCIDR netip.Prefix
+
+	// ClusterDNS is the address, of ServiceCIDR, at which each node answers the
+	// cluster's names; the zero value: they are somebody else's.
+	ClusterDNS netip.Addr
 
 	// RootCA is the PEM bundle that pods verify the API server with. If it is
 	// empty, namespaces get no kube-root-ca.crt.
@@ -150,6 +155,7 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return endpointslice.New(env), nil },
 		func() (Loop, error) { return endpoints.New(env), nil },
 		func() (Loop, error) { return kubeservice.New(env, cfg.ServiceCIDR), nil },
+		func() (Loop, error) { return kubedns.New(env, cfg.ClusterDNS), nil },
 		func() (Loop, error) { return loadbalancer.New(env), nil },
 		func() (Loop, error) { return ingress.New(env), nil },
 		func() (Loop, error) { return disruption.New(env), nil },

@@ -134,6 +134,7 @@ func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {
 		Metadata:    meta,
 		ClusterCIDR: netip.MustParsePrefix(m.cfg.ClusterCIDR),
 		ServiceCIDR: netip.MustParsePrefix(m.cfg.ServiceCIDR),
+		ClusterDNS:  m.cfg.nodeDNS(),
 		RootCA:      pki.EncodeCert(m.id.ca.Cert),
 		Liveness:    hints,
 		Scheduler:   m.scheduler,

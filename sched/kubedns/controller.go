@@ -1,0 +1,126 @@
+// Package kubedns keeps the Service "kube-dns" in kube-system: the place where
+// programs look for the address of the cluster's name server. Nothing stands
+// behind it, since each node answers that address by itself.
+package kubedns
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/sched/loop"
+)
+
+const (
+	// labelProxyName tells nodes, and whatever else spreads connections, that the
+	// Service is not theirs: a rule for its address would keep questions from
+	// the name server that has it on the node's loopback.
+	labelProxyName = "service.kubernetes.io/service-proxy-name"
+	labelManagedBy = "app.kubernetes.io/managed-by"
+	own            = "clusterd"
+)
+
+// the is the one object this loop is about.
+var the = loop.Key{Namespace: metav1.NamespaceSystem, Name: "kube-dns"}
+
+type controller struct {
+	*loop.Controller
+	client   kubernetes.Interface
+	services corelisters.ServiceLister
+	address  netip.Addr
+}
+
+// New returns the loop. address is where each node answers; the zero value: the
+// cluster's names are somebody else's, and so is the Service.
+func New(env loop.Env, address netip.Addr) loop.Loop {
+	services := env.Informers.Core().V1().Services()
+	c := &controller{client: env.Client, services: services.Lister(), address: address}
+	c.Controller = loop.New("kubedns", env, 1, c.reconcile)
+	loop.Watch(c.Controller, services.Informer(), func(old, s *corev1.Service) {
+		// One that goes may have had the address.
+		if loop.KeyOf(loop.Latest(old, s)) == the || s == nil && old.Spec.ClusterIP == address.String() {
+			c.Enqueue(the)
+		}
+	})
+	return loop.Loop{Name: "kubedns", Run: func(ctx context.Context) error {
+		return c.RunReady(ctx, func() { c.Enqueue(the) })
+	}}
+}
+
+func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
+	if !c.address.IsValid() {
+		return nil
+	}
+	api := c.client.CoreV1().Services(the.Namespace)
+	service, err := c.services.Services(the.Namespace).Get(the.Name)
+	if apierrors.IsNotFound(err) {
+		_, err = api.Create(ctx, newService(c.address), metav1.CreateOptions{})
+		switch {
+		case apierrors.IsAlreadyExists(err):
+			return nil // the cache will show it
+		case apierrors.IsInvalid(err): // another Service has the address: its owner wants it so
+			klog.FromContext(ctx).Info("the Service of the cluster's DNS was not made", "service", the.String(), "err", err)
+			return nil
+		case err != nil:
+			return fmt.Errorf("make service %s: %w", the, err)
+		}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if fixed := fix(service, c.address); fixed != nil {
+		if _, err := api.Update(ctx, fixed, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("service %s: %w", the, err)
+		}
+	}
+	return nil
+}
+
+func newService(address netip.Addr) *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: the.Namespace, Name: the.Name,
+			Labels: map[string]string{"k8s-app": "kube-dns", labelManagedBy: own, labelProxyName: own},
+		},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeClusterIP, ClusterIP: address.String(),
+			Ports: []corev1.ServicePort{
+				{Name: "dns", Port: 53, Protocol: corev1.ProtocolUDP, TargetPort: intstr.FromInt32(53)},
+				{Name: "dns-tcp", Port: 53, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(53)},
+			},
+		},
+	}
+}
+
+// fix returns the Service put right, nil: it is. What an administrator has made
+// under that name with another address is left alone; one with ours keeps the
+// label without which nobody would be answered. Pure.
+func fix(s *corev1.Service, address netip.Addr) *corev1.Service {
+	if s.Spec.ClusterIP != address.String() {
+		return nil
+	}
+	want := s.DeepCopy()
+	if want.Labels == nil {
+		want.Labels = map[string]string{}
+	}
+	if want.Labels[labelProxyName] == "" {
+		want.Labels[labelProxyName] = own
+	}
+	if want.Labels[labelManagedBy] == own {
+		want.Spec.Selector, want.Spec.Ports = nil, newService(address).Spec.Ports
+	}
+	if apiequality.Semantic.DeepEqual(s, want) {
+		return nil
+	}
+	return want
+}
