@@ -25,8 +25,9 @@ import (
 )
 
 const (
-	atOnce  = 32               // requests under way
-	renewal = 25 * time.Second // of a node's Lease: well within the 40 s after which it counts as silent
+	atOnce   = 32               // requests under way
+	renewers = 16               // of Leases, for one after the other would be too slow for thousands
+	renewal  = 25 * time.Second // of a node's Lease: well within the 40 s after which it counts as silent
 )
 
 // hollow plays nodes and their agents: Leases are renewed, and a pod that is
@@ -80,7 +81,9 @@ func newHollow(ctx context.Context, client kubernetes.Interface, nodes int) (*ho
 	if err := h.settled(ctx); err != nil {
 		return nil, err
 	}
-	h.group.Go(func() error { h.renew(ctx, nodes); return nil })
+	for i := range min(renewers, nodes) {
+		h.group.Go(func() error { h.renew(ctx, i, nodes); return nil })
+	}
 	for range atOnce {
 		h.group.Go(func() error { h.agent(ctx); return nil })
 	}
@@ -135,7 +138,7 @@ func (h *hollow) node(ctx context.Context, i int) error {
 // settled waits until each node has its pod network: what the leader does about
 // new nodes is no part of what a pod costs.
 func (h *hollow) settled(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	for {
 		list, err := h.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
@@ -150,11 +153,11 @@ func (h *hollow) settled(ctx context.Context) error {
 	}
 }
 
-// renew goes round all Leases, evenly over a period.
-func (h *hollow) renew(ctx context.Context, nodes int) {
-	tick := time.NewTicker(max(renewal/time.Duration(nodes), time.Millisecond))
+// renew goes round every so manyth Lease from the first on, evenly over a period.
+func (h *hollow) renew(ctx context.Context, first, nodes int) {
+	tick := time.NewTicker(renewal * renewers / time.Duration(nodes))
 	defer tick.Stop()
-	for i := 0; ; i++ {
+	for i := first; ; i += renewers {
 		select {
 		case <-ctx.Done():
 			return
