@@ -67,6 +67,13 @@ func (d *disk) write() func() {
 	}
 }
 
+// usually is how long writes have taken of late.
+func (d *disk) usually() time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.usual
+}
+
 // slowerThanUsual times what writes take is a disk that hangs.
 const slowerThanUsual = 4
 

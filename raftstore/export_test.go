@@ -1,6 +1,7 @@
 package raftstore
 
 import (
+	"testing"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -38,6 +39,18 @@ type Faults struct {
 	Silence time.Duration
 	// Wall is the clock as it is set by hand; what elapses is not touched.
 	Wall func() time.Time
+}
+
+// Leaders in these tests send entries ahead however fast the disk is: all faults
+// befall that, too.
+func init() { slowSync = 0 }
+
+// SendAhead sets whether leaders of a benchmark send ahead.
+func SendAhead(b *testing.B, on bool) {
+	if !on {
+		slowSync = time.Hour
+		b.Cleanup(func() { slowSync = 0 })
+	}
 }
 
 // Inject puts them there.

@@ -30,6 +30,7 @@ type logs struct {
 	// corrupt is told of an entry that is damaged; it stops the store.
 	corrupt func(error)
 	synced  func(entries int, took time.Duration) // EventListener's; may be nil
+	ahead   *ahead
 }
 
 var _ raft.MonotonicLogStore = (*logs)(nil)
@@ -63,13 +64,17 @@ const spaceRetry = 200 * time.Millisecond
 // over, while reads have nobody to ask. A leader that waits too long loses its
 // leadership for another reason, see disk.stuck.
 func (l *logs) StoreLogs(es []*raft.Log) error {
+	l.ahead.send(es)
 	done := l.disk.write()
 	defer done()
 	for said := false; ; said = true {
 		start := time.Now()
 		err := l.LogStore.StoreLogs(es)
-		if err == nil && l.synced != nil {
-			l.synced(len(es), time.Since(start))
+		if err == nil {
+			l.ahead.wrote(es)
+			if l.synced != nil {
+				l.synced(len(es), time.Since(start))
+			}
 		}
 		if c := new(seglog.CorruptError); errors.Is(err, boltlog.ErrBroken) || errors.As(err, &c) {
 			err = datadir.AsDamage(err)

@@ -47,6 +47,7 @@ type Store struct {
 	streams   *streams
 	peers     *peers
 	nudge     *nudger
+	ahead     *ahead
 	transport *raft.NetworkTransport
 	patient   *patient // raft's own view of transport
 	gate      *gate
@@ -121,6 +122,7 @@ func Open(cfg Config) (*Store, error) {
 	s.fsm = &fsm{s: s}
 	s.fsm.keyspace.Store(mvcc.New())
 	s.nudge = &nudger{s: s, peers: make(map[raft.ServerID]*nudged)}
+	s.ahead = &ahead{s: s, busy: make(map[raft.ServerID]bool)}
 	s.streams = newStreams(&s.cfg, epoch, s.mayStream)
 	s.peers = &peers{
 		ctx: s.ctx, dialTimeout: cfg.ElectionTimeout * 4, byID: make(map[string]*peer),
@@ -156,7 +158,7 @@ func (s *Store) openRaft() error {
 	s.logs = &logs{
 		synced:   s.cfg.Events.Synced,
 		LogStore: s.cfg.wrapLog(s.log), disk: s.disk, latest: s.snapshots.Latest, log: s.cfg.Logger, ctx: s.ctx,
-		corrupt: corrupt,
+		corrupt: corrupt, ahead: s.ahead,
 	}
 	cached, err := raft.NewLogCache(32, s.logs)
 	if err != nil {
@@ -386,22 +388,41 @@ func (s *Store) close(graceful bool) error {
 	defer close(s.done)
 
 	if graceful && s.leads() && s.otherVoters() {
-		if err := s.raft().LeadershipTransfer().Error(); err != nil {
-			s.cfg.Logger.Info("leadership was not handed over", "err", err)
-		}
+		s.letAnotherLead()
 	}
 	s.cancel()
 	s.nudge.close()
+	s.ahead.close()
 	s.peers.close()
 	stopped := s.raft().Shutdown()
 	err := s.streams.Close() // unblocks whoever reads from a peer, raft included
 	err = errors.Join(err, stopped.Error())
 	s.peers.wait()
 	s.nudge.wait()
+	s.ahead.wait()
 	s.streams.wait()
 	s.wg.Wait()
 	s.hub.Close()
 	return errors.Join(err, s.closeFiles())
+}
+
+// handOverPatience is how long a leader that stops waits for its successor.
+// raft waits for its election timeout, also for one that stops as well.
+const handOverPatience = 2 * time.Second
+
+// letAnotherLead lets another voter lead. What is still under way then ends when raft
+// is shut down.
+func (s *Store) letAnotherLead() {
+	done := make(chan error, 1)
+	s.wg.Go(func() { done <- s.raft().LeadershipTransfer().Error() })
+	select {
+	case err := <-done:
+		if err != nil {
+			s.cfg.Logger.Info("leadership was not handed over", "err", err)
+		}
+	case <-time.After(handOverPatience):
+		s.cfg.Logger.Info("leadership was not handed over in time")
+	}
 }
 
 func (s *Store) otherVoters() bool {

@@ -1,0 +1,106 @@
+package raftstore
+
+import (
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// ahead sends the leader's entries to the voters while its own log writes them
+// (Ongaro's thesis, 10.2.1). raft itself writes first and sends after that: two
+// syncs, one after the other, for every write of a single client.
+//
+// What it sends is an ordinary AppendEntries message of this term, behind the
+// last entry that this member's log has. Its answer is not looked at: raft sends
+// the same entries itself once they are on this member's disk, the follower
+// finds that it has them, and only that answer counts. The leader counts itself
+// when its own write has returned, as ever. If it loses the entries before that,
+// they are some that no other member may have with the same index and term:
+// who leads again does so in a later term.
+//
+// Entries go over the network twice, so only small ones of a disk whose syncs
+// take longer than that are sent.
+type ahead struct {
+	s    *Store
+	wg   sync.WaitGroup
+	last struct{ index, term uint64 } // of the last entry written; raft's main loop's own
+
+	mu     sync.Mutex
+	closed bool
+	busy   map[raft.ServerID]bool
+}
+
+// aheadBytes is how much is sent twice at most: what few clients write. With
+// many, syncs are shared anyhow, and processors are what is short.
+const aheadBytes = 16 << 10
+
+// slowSync is from when on a sync is worth a second message. A variable for
+// tests.
+var slowSync = time.Millisecond
+
+// wrote notes the last entry that this member's log has.
+func (a *ahead) wrote(es []*raft.Log) {
+	e := es[len(es)-1]
+	a.last.index, a.last.term = e.Index, e.Term
+}
+
+// send begins to send entries that are about to be written, if this member leads
+// and it is worth it. It does not wait.
+func (a *ahead) send(es []*raft.Log) {
+	r := a.s.raftPtr.Load()
+	if r == nil || r.State() != raft.Leader || a.s.disk.usually() < slowSync {
+		return
+	}
+	term, size := r.CurrentTerm(), 0
+	for i, e := range es {
+		size += len(e.Data)
+		if e.Type != raft.LogCommand || e.Term != term || e.Index != a.last.index+1+uint64(i) || size > aheadBytes {
+			return
+		}
+	}
+	cf := r.GetConfiguration()
+	if cf.Error() != nil {
+		return
+	}
+	self := []byte(a.s.cfg.ID)
+	req := &raft.AppendEntriesRequest{
+		RPCHeader:         raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: self, Addr: self},
+		Term:              term,
+		Leader:            self,
+		PrevLogEntry:      a.last.index,
+		PrevLogTerm:       a.last.term,
+		Entries:           es,
+		LeaderCommitIndex: r.CommitIndex(),
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, m := range cf.Configuration().Servers {
+		if a.closed || a.busy[m.ID] || m.Suffrage != raft.Voter || string(m.ID) == a.s.cfg.ID {
+			continue
+		}
+		a.busy[m.ID] = true
+		a.wg.Add(1)
+		go a.tell(m, req)
+	}
+}
+
+func (a *ahead) tell(m raft.Server, req *raft.AppendEntriesRequest) {
+	defer a.wg.Done()
+	var resp raft.AppendEntriesResponse
+	if err := a.s.transport.AppendEntries(m.ID, m.Address, req, &resp); err != nil {
+		a.s.cfg.Logger.Debug("entries sent ahead", "peer", string(m.ID), "err", err)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.busy[m.ID] = false
+}
+
+func (a *ahead) close() {
+	a.mu.Lock()
+	a.closed = true
+	a.mu.Unlock()
+}
+
+// wait returns when nothing is being sent any more; the streams are closed.
+func (a *ahead) wait() { a.wg.Wait() }
