@@ -24,7 +24,9 @@ const Image = "clusterd.local/clusterd:built-in"
 
 const (
 	httpPort, httpsPort, adminPort = 8080, 8443, 9090
-	user                           = 65532
+	// labelAgent is on machines that hold nothing of the cluster.
+	labelAgent = "node-role.kubernetes.io/agent"
+	user       = 65532
 	// grace is longer than the proxy takes to end: 5 s until nobody sends it new
 	// connections, and 20 s for what is under way.
 	grace = 30
@@ -95,6 +97,7 @@ func newDaemonSet() *appsv1.DaemonSet {
 				ServiceAccountName:            Name.Name,
 				PriorityClassName:             "system-cluster-critical",
 				EnableServiceLinks:            ptr.To(false),
+				Affinity:                      serversOnly(),
 				TerminationGracePeriodSeconds: ptr.To[int64](grace),
 				SecurityContext: &corev1.PodSecurityContext{
 					RunAsNonRoot: ptr.To(true), RunAsUser: ptr.To[int64](user), RunAsGroup: ptr.To[int64](user),
@@ -120,4 +123,15 @@ func newDaemonSet() *appsv1.DaemonSet {
 			},
 		},
 	}}
+}
+
+// serversOnly keeps the pods off agents: a node can have a token of each account
+// whose pods it runs, and this one may read the Secrets of the whole cluster.
+// Servers hold them anyway.
+func serversOnly() *corev1.Affinity {
+	return &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+		NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: labelAgent, Operator: corev1.NodeSelectorOpDoesNotExist},
+		}}},
+	}}}
 }

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
@@ -52,6 +53,18 @@ func TestAddresses(t *testing.T) {
 	want := []networkingv1.IngressLoadBalancerIngress{{IP: "192.0.2.9"}, {Hostname: "lb.example"}, {IP: "192.0.2.1"}}
 	if diff := cmp.Diff(want, addresses(s)); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestNotOnAgents: an agent could have the token of an account that may read all
+// Secrets.
+func TestNotOnAgents(t *testing.T) {
+	on := nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: newDaemonSet().Spec.Template.Spec})
+	for role, want := range map[string]bool{"node-role.kubernetes.io/control-plane": true, "node-role.kubernetes.io/agent": false} {
+		got, err := on.Match(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{role: ""}}})
+		if err != nil || got != want {
+			t.Errorf("%s: %t, %v", role, got, err)
+		}
 	}
 }
 
