@@ -12,6 +12,7 @@ import (
 	"github.com/clusterd/clusterd/apis/node"
 	"github.com/clusterd/clusterd/apis/policy"
 	"github.com/clusterd/clusterd/apis/rbac"
+	"github.com/clusterd/clusterd/apis/resource"
 	"github.com/clusterd/clusterd/apis/scheduling"
 	"github.com/clusterd/clusterd/apis/storage"
 )
@@ -60,6 +61,10 @@ func Kinds() []Kind {
 		rbac.RoleBinding(),
 		rbac.ClusterRole(),
 		rbac.ClusterRoleBinding(),
+		resource.DeviceClass(),
+		resource.ResourceClaim(),
+		resource.ResourceClaimTemplate(),
+		resource.ResourceSlice(),
 		scheduling.PriorityClass(),
 		storage.StorageClass(),
 		storage.VolumeAttachment(),

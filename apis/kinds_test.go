@@ -253,6 +253,10 @@ func TestRows(t *testing.T) {
 		"ValidatingAdmissionPolicyBinding": {"replicas", "replicas", "hello/limits", "<unknown>"},
 		"MutatingAdmissionPolicy":          {"labels", int64(1), "<unset>", "<unknown>"},
 		"MutatingAdmissionPolicyBinding":   {"labels", "labels", "<unset>", "<unknown>"},
+		"DeviceClass":                      {"gpu", "<unknown>"},
+		"ResourceClaim":                    {"one-gpu", "allocated,reserved", "<unknown>"},
+		"ResourceClaimTemplate":            {"one-gpu", "<unknown>"},
+		"ResourceSlice":                    {"n1-gpus", "n1", "gpu.example.com", "n1", "<unknown>"},
 		"PriorityClass":                    {"important", int64(1000), false, "<unknown>", "PreemptLowerPriority"},
 		"NetworkPolicy":                    {"web", "app=web", "<unknown>"},
 	}

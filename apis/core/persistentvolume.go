@@ -157,7 +157,7 @@ func validateVolumeAffinity(spec *corev1.PersistentVolumeSpec, at *field.Path) f
 	case spec.NodeAffinity.Required == nil:
 		return field.ErrorList{field.Required(at.Child("required"), "must specify required node constraints")}
 	}
-	return validateNodeSelector(spec.NodeAffinity.Required, at.Child("required"))
+	return ValidateNodeSelector(spec.NodeAffinity.Required, at.Child("required"))
 }
 
 func validateVolumeUpdate(v, old *corev1.PersistentVolume) field.ErrorList {

@@ -235,8 +235,8 @@ func validateSpread(constraints []corev1.TopologySpreadConstraint, at *field.Pat
 	return errs
 }
 
-// validateNodeSelector wants at least one term, each well-formed.
-func validateNodeSelector(selector *corev1.NodeSelector, at *field.Path) field.ErrorList {
+// ValidateNodeSelector wants at least one term, each well-formed.
+func ValidateNodeSelector(selector *corev1.NodeSelector, at *field.Path) field.ErrorList {
 	at = at.Child("nodeSelectorTerms")
 	if len(selector.NodeSelectorTerms) == 0 {
 		return field.ErrorList{field.Required(at, "must have at least one node selector term")}

@@ -12,10 +12,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/clusterd/clusterd/apis/server/servertest"
+	"github.com/clusterd/clusterd/e2e/features"
 )
 
 // TestEventsOfBothGroups: an event is one object, whichever group wrote it.
 func TestEventsOfBothGroups(t *testing.T) {
+	features.Conforms(t, 206, 207)
 	s := servertest.Start(t, nil)
 	older, newer := s.Client.CoreV1().Events("default"), s.Client.EventsV1().Events("default")
 	watch, err := newer.Watch(t.Context(), metav1.ListOptions{FieldSelector: "regarding.name=web"})
@@ -83,6 +85,20 @@ func TestEventsOfBothGroups(t *testing.T) {
 		t.Errorf("applied to as core/v1: %+v", e)
 	}
 
+	// Updates of a series, and many at once.
+	again.Series.Count = 100
+	again.ResourceVersion = ""
+	again.Note = "yes" // as core/v1 wrote it
+	if e := must[*eventsv1.Event](t)(newer.Update(t.Context(), again, metav1.UpdateOptions{})); e.Series.Count != 100 {
+		t.Errorf("after the update: %+v", e.Series)
+	}
+	if err := newer.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "a=b"}); err != nil {
+		t.Fatal(err)
+	}
+	list = must[*eventsv1.EventList](t)(s.Client.EventsV1().Events("").List(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=applied"}))
+	if len(list.Items) != 0 {
+		t.Errorf("after the deletion of all with a label: %+v", list.Items)
+	}
 	if err := newer.Delete(t.Context(), "older", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
