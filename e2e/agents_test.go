@@ -90,6 +90,43 @@ func TestE2EAgents(t *testing.T) {
 		mustContain(t, "exec", e.ctl("exec", "-n", ns, "on-a1", "--", "/hello", "echo", "from-a1"), "from-a1")
 	})
 
+	t.Run("promoted, and demoted again", func(t *testing.T) {
+		id := e.get(ns, "on-a1").Status.ContainerStatuses[0].ContainerID
+		mustContain(t, "of a server", e.refused("", "members", "promote", "n2"), "n2 has the role server already")
+		mustContain(t, "of nobody", e.refused("", "members", "demote", "ghost"), `no member is called "ghost"`)
+		mustContain(t, "promote", e.ctl("members", "promote", "a1"), `member "a1" is a server now`)
+		e.eventually("a1 serves the API, with the state of all", func(ctx context.Context) error {
+			client, _, err := e.Client("a1")
+			if err != nil {
+				return err
+			}
+			_, err = client.CoreV1().Pods(ns).Get(ctx, "on-a1", metav1.GetOptions{})
+			return err
+		})
+		roleIs := func(want, not string) {
+			e.eventually("its Node is labelled "+want, func(ctx context.Context) error {
+				n, err := e.api.CoreV1().Nodes().Get(ctx, "a1", metav1.GetOptions{})
+				if err != nil {
+					return err
+				}
+				_, has := n.Labels["node-role.kubernetes.io/"+want]
+				_, old := n.Labels["node-role.kubernetes.io/"+not]
+				if !has || old || !nodeReady(n) {
+					return fmt.Errorf("labels %v, conditions %+v", n.Labels, n.Status.Conditions)
+				}
+				return nil
+			})
+		}
+		roleIs("control-plane", "agent")
+		mustContain(t, "logs of the server", e.ctl("logs", "-n", ns, "on-a1"), "serving on")
+		mustContain(t, "demote", e.ctl("members", "demote", "a1"), `member "a1" is an agent now`)
+		roleIs("agent", "control-plane")
+		mustContain(t, "logs of the agent", e.ctl("logs", "-n", ns, "on-a1"), "serving on")
+		if got := e.get(ns, "on-a1").Status.ContainerStatuses[0]; got.ContainerID != id || got.RestartCount != 0 {
+			t.Errorf("its pod was started again: %+v, before %s", got, id)
+		}
+	})
+
 	t.Run("what lies on an agent's disk", func(t *testing.T) {
 		features.Shows(t, 134)
 		data := e.data("a1")

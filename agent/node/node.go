@@ -165,14 +165,7 @@ func (n *Node) register(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("register node %s: %w", n.cfg.Name, err)
 	}
-	missing := false
-	for k, v := range want.Labels {
-		missing = missing || node.Labels[k] != v
-	}
-	for k, v := range want.Annotations {
-		missing = missing || node.Annotations[k] != v
-	}
-	if missing {
+	if !holds(node.Labels, want.Labels) || !holds(node.Annotations, want.Annotations) {
 		node = node.DeepCopy()
 		if node.Labels == nil {
 			node.Labels = map[string]string{}
@@ -189,6 +182,16 @@ func (n *Node) register(ctx context.Context) error {
 	}
 	n.take(node)
 	return nil
+}
+
+// holds reports whether all of want is in have. Values may be empty.
+func holds(have, want map[string]string) bool {
+	for k, v := range want {
+		if got, ok := have[k]; !ok || got != v {
+			return false
+		}
+	}
+	return true
 }
 
 // take notes a version of the object. A node without a status yet keeps the

@@ -23,7 +23,7 @@ func newMembersCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 	cmd := &cobra.Command{
 		Use:     "members",
 		Aliases: []string{"member"},
-		Short:   "List the members of the cluster, or remove one",
+		Short:   "List the members of the cluster, change or remove one",
 		Long: templates.LongDesc(`
 			List the machines that make up the cluster: their part in the store (agents have
 			none), which of them leads, and what the others hear of them.
@@ -48,7 +48,7 @@ func newMembersCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 		},
 	}
 	cmd.Flags().StringVarP((*string)(&out), "output", "o", "", "One of: json, yaml")
-	cmd.AddCommand(newMembersRemoveCommand(f, streams), newMembersVotersCommand(f, streams))
+	cmd.AddCommand(newMembersRemoveCommand(f, streams), newMembersRoleCommand(f, streams, promote), newMembersRoleCommand(f, streams, demote), newMembersVotersCommand(f, streams))
 	return cmd
 }
 

@@ -25,6 +25,7 @@ import (
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/podnetwork"
 	"github.com/clusterd/clusterd/agent/runtime"
+	"github.com/clusterd/clusterd/apis/server/admission/noderestriction"
 	"github.com/clusterd/clusterd/apis/server/rbac"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/netsetup/loopback"
@@ -173,8 +174,12 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 		PidsLimit:       max(cfg.PodPidsLimit, 0),
 		CPUs:            cpus,
 		NodePort:        int32(cfg.Port),
+		NodeLabels:      map[string]string{noderestriction.AgentLabel: ""},
 		StaticDir:       cfg.staticPods(),
 		StaticURL:       cfg.StaticPodsURL,
+	}
+	if pki.NodeRole(cert().Leaf) == pki.Server {
+		settings.NodeLabels = map[string]string{noderestriction.ServerLabel: ""}
 	}
 	if err := cfg.settings(&settings); err != nil {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	goruntime "runtime"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/clusterd/clusterd/agent/image"
+	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/apis/server/rbac"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
@@ -34,6 +36,8 @@ type agentNode struct {
 	log     *slog.Logger
 	tid     transport.Identity
 	servers *servers.List
+	// promoted holds a word when the servers said that this node is one of them.
+	promoted chan struct{}
 }
 
 // role is the role of the member whose data folder it is.
@@ -54,7 +58,7 @@ func (d dataDir) role() (pki.Role, error) {
 
 // runAgentNode runs the node until ctx ends.
 func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
-	n := &agentNode{cfg: cfg, dir: dataDir(cfg.Data), log: log}
+	n := &agentNode{cfg: cfg, dir: dataDir(cfg.Data), log: log, promoted: make(chan struct{}, 1)}
 	lock, err := n.dir.lock()
 	if err != nil {
 		return err
@@ -69,6 +73,9 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	if r := n.dir.removed(); r != nil {
 		return errRemoved(cfg, *r)
 	}
+	if err := n.dir.dropServerState(); err != nil { // of a server that was demoted
+		return fmt.Errorf("remove what is a server's: %w", err)
+	}
 	n.cert.Store(n.id.tlsCertificate())
 	n.tid = transport.Identity{Certificate: n.cert.Load, Roots: n.id.ca.Pool()}
 	known, err := n.dir.readServers()
@@ -81,6 +88,15 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	}
 	n.servers, err = servers.New(servers.Config{
 		Identity: n.tid, ID: n.id.nodeID(), Self: cfg.addr(), Known: known, Save: n.dir.writeServers, Extra: extra,
+		Role: func(role pki.Role) {
+			if role != pki.Server {
+				return
+			}
+			select {
+			case n.promoted <- struct{}{}:
+			default:
+			}
+		},
 		Warn: func(msg string, err error) { log.Warn(msg, "err", err) },
 	})
 	if err != nil {
@@ -98,13 +114,15 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	g := group{log: log}
 	g.add("port", port.Run)
 	g.add("certificate", n.keepCert)
+	g.add("role", n.keepRole)
 	g.add("servers", func(ctx context.Context) error { return n.servers.Run(ctx, n.askStanding) })
 	network := n.client()
 	network.Impersonate = rest.ImpersonationConfig{UserName: rbac.NodeNetwork}
 	keeper := newAgentKeeper(log, func(ctx context.Context) (startedAgent, error) {
 		return newNodeAgent(ctx, cfg, log, images, nodeClients{agent: n.client(), heartbeat: n.client(), network: network}, n.cert.Load)
 	}, tellNotReady(log, cfg.Name, n.client()))
-	g.add("node calls", serveHTTP(log, port.HTTPOver(transport.Node), keeper))
+	calls := n.calls(keeper)
+	g.add("node calls", serveHTTP(log, port.HTTPOver(transport.Node), calls))
 	g.add("tunnels", func(ctx context.Context) error {
 		return tunnel.Keep(ctx, tunnel.Config{
 			Servers: n.servers.All,
@@ -115,13 +133,25 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 				}
 				return c, nil
 			},
-			Serve:  func(ctx context.Context, ln net.Listener) error { return serveHTTP(log, ln, keeper)(ctx) },
+			Serve:  func(ctx context.Context, ln net.Listener) error { return serveHTTP(log, ln, calls)(ctx) },
 			Logger: room(log, "tunnel"),
 		})
 	})
 	g.add("agent", keeper.Run)
 	log.Info("clusterd runs as an agent", "version", version(), "go", goruntime.Version(), "procs", goruntime.GOMAXPROCS(0), "gogc", gogc(), "addr", cfg.addr(), "data", cfg.Data, "id", n.id.nodeID(), "servers", len(n.servers.All()))
 	return g.run(ctx)
+}
+
+// calls answers what servers ask of this node: of its agent, and that it look for
+// news about the members, itself among them.
+func (n *agentNode) calls(agent http.Handler) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/", agent)
+	mux.HandleFunc("POST "+v1.Members, func(w http.ResponseWriter, _ *http.Request) {
+		n.servers.Poke()
+		w.WriteHeader(http.StatusNoContent)
+	})
+	return mux
 }
 
 // client is the configuration of a client with a connection of its own to the
@@ -146,7 +176,10 @@ func (n *agentNode) keepCert(ctx context.Context) error {
 		if pki.NeedsRenewal(n.id.cert, time.Now()) {
 			dial := func(ctx context.Context) (net.Conn, error) { return n.servers.Dial(ctx, transport.Join) }
 			attempt, cancel := context.WithTimeout(ctx, 20*time.Second)
-			cert, err := join.Renew(attempt, dial, n.cfg.Name, n.id.key)
+			cert, _, err := join.Renew(attempt, dial, n.cfg.Name, n.id.key)
+			if err == nil && pki.NodeRole(cert) != pki.Agent {
+				err = errors.New("it is a server's: this node was promoted, and becomes one first")
+			}
 			cancel()
 			if err == nil {
 				err = n.dir.writeNodeCert(cert)

@@ -48,6 +48,7 @@ func (a *clusterAPI) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+v1.Members, a.getMembers)
 	mux.HandleFunc("DELETE "+v1.Members+"/{name}", a.deleteMember)
+	mux.HandleFunc("PUT "+v1.Members+"/{name}/role", a.putRole)
 	mux.HandleFunc("PUT "+v1.Voters, a.putVoters)
 	mux.HandleFunc("GET "+storePath, a.getStore)
 	mux.HandleFunc("GET "+v1.Snapshot, a.getSnapshot)
@@ -255,6 +256,49 @@ func (a *clusterAPI) takeVote(ctx context.Context, name string) (join.Record, er
 		return rec, nil
 	}
 	return rec, a.store.DemoteVoter(ctx, rec.ID)
+}
+
+// putRole makes a server of an agent, or an agent of a server, whose vote is taken
+// first. The member learns of it within seconds.
+func (a *clusterAPI) putRole(w http.ResponseWriter, r *http.Request) {
+	name := r.PathValue("name")
+	var req v1.RoleRequest
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4096)).Decode(&req); err != nil {
+		refuse(w, http.StatusBadRequest, "the request cannot be read: "+err.Error())
+		return
+	}
+	role := pki.Role(req.Role)
+	if role != pki.Server && role != pki.Agent {
+		refuse(w, http.StatusBadRequest, fmt.Sprintf("role %q: give %s or %s", req.Role, pki.Server, pki.Agent))
+		return
+	}
+	var err error
+	if role == pki.Agent {
+		_, err = a.takeVote(r.Context(), name)
+	}
+	var rec join.Record
+	if err == nil {
+		rec, err = join.SetRole(r.Context(), a.store, name, role)
+	}
+	if err == nil && role == pki.Server {
+		// It would ask by itself within half a minute.
+		_ = a.peers.call(r.Context(), name, http.MethodPost, v1.Members, nil, nil)
+	}
+	var no *conflict
+	switch {
+	case errors.As(err, &no):
+		refuse(w, http.StatusConflict, no.Error())
+	case errors.Is(err, join.ErrNotMember):
+		refuse(w, http.StatusNotFound, fmt.Sprintf("no member is called %q; `clusterctl members` lists them", name))
+	case errors.Is(err, join.ErrRole):
+		refuse(w, http.StatusConflict, fmt.Sprintf("%s has the role %s already", name, role))
+	case errors.Is(err, join.ErrNotArrived):
+		refuse(w, http.StatusConflict, fmt.Sprintf("%s has joined and was not seen yet: start clusterd there first", name))
+	case err != nil:
+		fail(w, err)
+	default:
+		reply(w, http.StatusOK, rec)
+	}
 }
 
 // putVoters sets how many voters the cluster is to have.

@@ -290,6 +290,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	g.add("raftstore", m.keepStore)
 	g.add("rights", m.keepRights)
 	g.add("standing", m.keepStanding)
+	g.add("role", m.keepRole)
 	g.add("recovery", func(ctx context.Context) error {
 		select {
 		case err := <-m.again:

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
 
 	"github.com/clusterd/clusterd/member/join"
@@ -102,11 +103,23 @@ func (d dataDir) member() bool {
 // writeIdentity puts pki/ into place in one step: after a crash it is whole
 // or absent.
 func (d dataDir) writeIdentity(id *identity) error {
+	return d.putIdentity(id, func(tmp string) error { return os.Rename(tmp, d.path("pki")) })
+}
+
+// replaceIdentity puts another pki/ into the place of the one that is there in
+// one step: after a crash it is the old or the new one, whole.
+func (d dataDir) replaceIdentity(id *identity) error {
+	return d.putIdentity(id, func(tmp string) error {
+		return unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, d.path("pki"), unix.RENAME_EXCHANGE)
+	})
+}
+
+func (d dataDir) putIdentity(id *identity, place func(tmp string) error) error {
 	tmp, err := os.MkdirTemp(string(d), "pki.new-")
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(tmp)
+	defer os.RemoveAll(tmp) // after an exchange it is the old one
 	nodeKey, err := pki.EncodeKey(id.key)
 	if err != nil {
 		return err
@@ -127,7 +140,7 @@ func (d dataDir) writeIdentity(id *identity) error {
 			return err
 		}
 	}
-	if err := os.Rename(tmp, d.path("pki")); err != nil {
+	if err := place(tmp); err != nil {
 		return fmt.Errorf("write the identity: %w", err)
 	}
 	return syncDir(string(d))

@@ -70,7 +70,12 @@ func (g *group) run(ctx context.Context) error {
 	case <-ctx.Done():
 	case e := <-ended:
 		first = fmt.Errorf("%s: %w", e.name, e.err)
-		g.log.Error("a part of the node ended, stopping the rest", "part", e.name, "err", e.err)
+		var again *restartError
+		if errors.As(e.err, &again) {
+			g.log.Info("this node begins again", "why", again.why)
+		} else {
+			g.log.Error("a part of the node ended, stopping the rest", "part", e.name, "err", e.err)
+		}
 	}
 	for i := len(live) - 1; i >= 0; i-- {
 		r := live[i]

@@ -120,7 +120,8 @@ func (r *rights) recorded(ctx context.Context, leaf *x509.Certificate, name stri
 	defer cancel()
 	rec, err := join.MemberNow(ctx, s, pki.Fingerprint(leaf.PublicKey))
 	switch {
-	case errors.Is(err, join.ErrNotMember), err == nil && (rec.Name != name || rec.IsServer() != (pki.NodeRole(leaf) == pki.Server)):
+	// An agent that was just promoted has its old certificate for a while.
+	case errors.Is(err, join.ErrNotMember), err == nil && (rec.Name != name || !rec.IsServer() && pki.NodeRole(leaf) == pki.Server):
 		return fmt.Errorf("node %s has no such record in the cluster", name)
 	case err != nil && pki.NodeRole(leaf) != pki.Server:
 		return fmt.Errorf("look up node %s: %w", name, err)

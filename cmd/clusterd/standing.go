@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/transport"
 )
 
@@ -62,6 +63,12 @@ func (m *Main) keepStanding(ctx context.Context) error {
 			continue
 		}
 		adopt, err := m.judgeStanding(m.askStanding(ctx, m.everybody(), standingPatience))
+		if errors.Is(err, errDemoted) {
+			if err := m.tryBecomeAgent(ctx); err != nil {
+				return err
+			}
+			continue
+		}
 		if err != nil {
 			return err
 		}
@@ -78,6 +85,9 @@ func (m *Main) keepStanding(ctx context.Context) error {
 // must not find others of it and form a majority with them.
 func (m *Main) startStanding(ctx context.Context) error {
 	adopt, err := m.judgeStanding(m.askStanding(ctx, m.seeds(), startPatience))
+	if errors.Is(err, errDemoted) {
+		return m.becomeAgent(ctx, m.seeds())
+	}
 	if err != nil || adopt == nil {
 		return err
 	}
@@ -131,6 +141,10 @@ func (m *Main) askStanding(ctx context.Context, addrs []netip.AddrPort, patience
 	return answers
 }
 
+// errDemoted is returned by judgeStanding when this node is an agent by now: it
+// was down, or cut off from the store, when that was written.
+var errDemoted = errors.New("this node was demoted")
+
 // judgeStanding decides what follows from the answers: the end of this node,
 // an epoch in which it is to begin anew, or nothing. While this node hears a
 // leader of its own epoch it is part of a majority, and goes on: whoever
@@ -149,6 +163,8 @@ func (m *Main) judgeStanding(answers []join.Standing) (*recovery, error) {
 				"epoch", ours, "other epoch", a.Epoch)
 		case a.Removed != nil && (newer || a.Epoch == ours):
 			return nil, errors.Join(m.errRemoved(*a.Removed), m.dir.markRemoved(*a.Removed))
+		case a.Member && a.Role == pki.Agent && (newer || a.Epoch == ours) && (m.store == nil || m.store.Leader() == ""):
+			return nil, errDemoted
 		case newer && a.Member:
 			return &recovery{Epoch: a.Epoch}, nil
 		}

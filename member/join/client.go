@@ -49,25 +49,26 @@ func Join(ctx context.Context, w Wish) (*Response, error) {
 	return &r, r.check(w)
 }
 
-// Renew asks a server for an agent's next certificate. dial opens a connection
-// for the join protocol to a server that is verified.
-func Renew(ctx context.Context, dial Dialer, name string, key crypto.Signer) (*x509.Certificate, error) {
+// Renew asks a server for a member's next certificate, of the role that its
+// record has. dial opens a connection for the join protocol to a server that is
+// verified.
+func Renew(ctx context.Context, dial Dialer, name string, key crypto.Signer) (*x509.Certificate, *Certificate, error) {
 	csr, err := newCSR(name, key)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var r Certificate
 	if err := ask(ctx, dial, "a server", http.MethodPost, RenewPath, Renewal{CSR: csr}, &r); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	cert, err := pki.ParseCert(r.NodeCert)
 	if err != nil {
-		return nil, fmt.Errorf("the server's answer: %w", err)
+		return nil, nil, fmt.Errorf("the server's answer: %w", err)
 	}
 	if pki.Fingerprint(cert.PublicKey) != pki.Fingerprint(key.Public()) {
-		return nil, errors.New("the server's answer is for another key")
+		return nil, nil, errors.New("the server's answer is for another key")
 	}
-	return cert, nil
+	return cert, &r, nil
 }
 
 // FetchKeys asks a server, over the members' protocol, for what only servers
@@ -83,12 +84,12 @@ func FetchKeys(ctx context.Context, dial Dialer) (*Keys, error) {
 	return &k, nil
 }
 
-// FetchServers asks a server, over the members' protocol, where the servers
-// are, and says where this node listens.
-func FetchServers(ctx context.Context, dial Dialer, self netip.AddrPort) ([]ServerAddr, error) {
+// FetchServers asks a server, over the members' protocol, where the servers are
+// and what this node is, and says where it listens.
+func FetchServers(ctx context.Context, dial Dialer, self netip.AddrPort) (ServerList, error) {
 	var l ServerList
 	err := ask(ctx, dial, "a server", http.MethodGet, ServersPath+"?"+url.Values{"addr": {self.String()}}.Encode(), nil, &l)
-	return l.Servers, err
+	return l, err
 }
 
 // Dialer opens a connection whose other end is verified.

@@ -358,8 +358,8 @@ func TestNoKeyReachesAnAgent(t *testing.T) {
 		t.Errorf("record: %+v %v", rec, err)
 	}
 	moved := netip.MustParseAddrPort("127.0.0.9:7009")
-	if servers, err := FetchServers(t.Context(), w.as(wish, res, transport.Member), moved); err != nil || len(servers) != 1 || servers[0].Name != "n1" {
-		t.Errorf("servers: %v %v", servers, err)
+	if list, err := FetchServers(t.Context(), w.as(wish, res, transport.Member), moved); err != nil || len(list.Servers) != 1 || list.Servers[0].Name != "n1" || list.Role != pki.Agent {
+		t.Errorf("servers: %+v %v", list, err)
 	}
 	if rec, err := Member(t.Context(), w.store, pki.Fingerprint(wish.Key.Public())); err != nil || !rec.Confirmed || rec.Addr != moved {
 		t.Errorf("record once it has arrived: %+v %v", rec, err)
@@ -396,7 +396,7 @@ func TestRenewal(t *testing.T) {
 	dial := func(ctx context.Context) (net.Conn, error) {
 		return stranger.Dial(ctx, netip.MustParseAddrPort(w.addr), "", transport.Join)
 	}
-	cert, err := Renew(t.Context(), dial, "n1", wish.Key)
+	cert, _, err := Renew(t.Context(), dial, "n1", wish.Key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -405,14 +405,62 @@ func TestRenewal(t *testing.T) {
 	}
 	var no *Refusal
 	other, _ := pki.NewKey()
-	if _, err := Renew(t.Context(), dial, "a1", other); !errors.As(err, &no) || no.Code != CodeMember {
+	if _, _, err := Renew(t.Context(), dial, "a1", other); !errors.As(err, &no) || no.Code != CodeMember {
 		t.Errorf("a key without a record: %v", err)
 	}
 	if _, err := RemoveMember(t.Context(), w.store, "a1", time.Now()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Renew(t.Context(), dial, "a1", wish.Key); !errors.As(err, &no) || no.Code != CodeMember {
+	if _, _, err := Renew(t.Context(), dial, "a1", wish.Key); !errors.As(err, &no) || no.Code != CodeMember {
 		t.Errorf("a removed key: %v", err)
+	}
+}
+
+// TestSetRole: a member's next certificate is of the role that its record has,
+// and so is what it may ask.
+func TestSetRole(t *testing.T) {
+	w := newWorld(t)
+	res, wish, err := w.join(t, w.tokenFor(t, TokenWish{Role: pki.Agent, TTL: time.Hour}), "a1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	if _, err := SetRole(ctx, w.store, "ghost", pki.Server); !errors.Is(err, ErrNotMember) {
+		t.Errorf("nobody: %v", err)
+	}
+	if _, err := SetRole(ctx, w.store, "a1", pki.Server); !errors.Is(err, ErrNotArrived) {
+		t.Errorf("one that has not arrived: %v", err)
+	}
+	member := w.as(wish, res, transport.Member)
+	addr := netip.MustParseAddrPort("127.0.0.9:7009")
+	if _, err := FetchServers(ctx, member, addr); err != nil {
+		t.Fatal(err)
+	}
+	for _, role := range []pki.Role{pki.Server, pki.Agent, pki.Server} {
+		rec, err := SetRole(ctx, w.store, "a1", role)
+		if err != nil || rec.IsServer() != (role == pki.Server) {
+			t.Fatalf("%s: %+v %v", role, rec, err)
+		}
+		if _, err := SetRole(ctx, w.store, "a1", role); !errors.Is(err, ErrRole) {
+			t.Errorf("%s again: %v", role, err)
+		}
+		if list, err := FetchServers(ctx, member, addr); err != nil || list.Role != role {
+			t.Errorf("it is told %+v %v, want %s", list, err, role)
+		}
+		cert, answer, err := Renew(ctx, w.as(wish, res, transport.Join), "a1", wish.Key)
+		if err != nil || pki.NodeRole(cert) != role || answer.Epoch != res.Epoch || len(answer.Servers) != 1 {
+			t.Errorf("%s: certificate %v, %+v, %v", role, cert, answer, err)
+		}
+		var no *Refusal
+		if _, err := FetchKeys(ctx, member); role == pki.Server && err != nil || role == pki.Agent && (!errors.As(err, &no) || no.Code != CodeMember) {
+			t.Errorf("%s asks for the keys: %v", role, err)
+		}
+		if role == pki.Server && !slices.ContainsFunc(cert.IPAddresses, func(ip net.IP) bool { return ip.Equal(net.IP(addr.Addr().AsSlice())) }) {
+			t.Errorf("the certificate names %v", cert.IPAddresses)
+		}
+	}
+	if standing, err := AskStanding(ctx, w.as(wish, res, transport.Join), pki.Fingerprint(wish.Key.Public())); err != nil || !standing.Member || standing.Role != pki.Server {
+		t.Errorf("standing %+v %v", standing, err)
 	}
 }
 

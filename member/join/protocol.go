@@ -38,14 +38,18 @@ type Response struct {
 	Servers  []ServerAddr    `json:"servers"`
 }
 
-// Renewal asks for an agent's next certificate.
+// Renewal asks for a member's next certificate: an agent's, or the one with which
+// an agent that was promoted becomes a server, or the other way round.
 type Renewal struct {
 	CSR []byte `json:"csr"` // with the key that joined
 }
 
 // Certificate answers it.
 type Certificate struct {
-	NodeCert []byte `json:"nodeCert"` // PEM
+	NodeCert []byte `json:"nodeCert"` // PEM; it names the member's role
+	// For who becomes another: the life of the store, and where the servers are.
+	Epoch   raftstore.Epoch `json:"epoch"`
+	Servers []ServerAddr    `json:"servers"`
 }
 
 // Paths over the members' protocol: what a node asks a server.
@@ -67,6 +71,9 @@ type ServerAddr struct {
 // ServerList answers ServersPath.
 type ServerList struct {
 	Servers []ServerAddr `json:"servers"`
+	// Role is that of the one who asks, as the cluster has it recorded; empty from
+	// servers that are older than changes of role.
+	Role pki.Role `json:"role,omitempty"`
 }
 
 // Keys are the secrets that all servers share. They travel between two servers

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/netip"
 
+	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/transport"
 )
 
@@ -53,7 +54,11 @@ func (s *Server) getServers(ctx context.Context, who Record, r *http.Request) (a
 			s.Log.Warn("an agent's arrival could not be noted", "node", who.Name, "err", err)
 		}
 	}
-	return ServerList{Servers: s.Servers()}, nil
+	role := pki.Agent
+	if who.IsServer() {
+		role = pki.Server
+	}
+	return ServerList{Servers: s.Servers(), Role: role}, nil
 }
 
 func (s *Server) getKeys(_ context.Context, who Record, _ *http.Request) (any, error) {

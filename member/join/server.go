@@ -147,8 +147,9 @@ func (s *Server) admit(ctx context.Context, req Request, now time.Time) (*Respon
 	}
 }
 
-// renew signs an agent's next certificate. Its request proves the key, and the
-// key has a record: an old certificate is not needed.
+// renew signs a member's next certificate, of the role that its record has. The
+// request proves the key, and the key has a record: an old certificate is not
+// needed.
 func (s *Server) renew(ctx context.Context, req Renewal, now time.Time) (*Certificate, error) {
 	csr, err := parseCSR(req.CSR)
 	if err != nil {
@@ -161,14 +162,11 @@ func (s *Server) renew(ctx context.Context, req Renewal, now time.Time) (*Certif
 	if err != nil {
 		return nil, err
 	}
-	if rec.IsServer() {
-		return nil, &Refusal{CodeMember, rec.Name + " is a server, which signs its own certificate"}
-	}
-	cert, err := s.issue(csr, rec.Name, rec.Role, netip.Addr{}, now)
+	cert, err := s.issue(csr, rec.Name, rec.Role, rec.Addr.Addr(), now)
 	if err != nil {
 		return nil, err
 	}
-	return &Certificate{NodeCert: pki.EncodeCert(cert)}, nil
+	return &Certificate{NodeCert: pki.EncodeCert(cert), Epoch: s.Epoch, Servers: s.Servers()}, nil
 }
 
 func parseCSR(der []byte) (*x509.CertificateRequest, error) {
@@ -183,7 +181,7 @@ func parseCSR(der []byte) (*x509.CertificateRequest, error) {
 }
 
 func (s *Server) issue(csr *x509.CertificateRequest, name string, role pki.Role, addr netip.Addr, now time.Time) (*x509.Certificate, error) {
-	if role == pki.Server {
+	if role != pki.Agent { // records that are older than roles are servers'
 		return s.CA.IssueServer(csr.PublicKey, name, []netip.Addr{addr}, now)
 	}
 	return s.CA.IssueAgent(csr.PublicKey, name, now)

@@ -3,12 +3,14 @@ package join
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/url"
 
+	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/raftstore"
 )
 
@@ -22,8 +24,9 @@ const StandingPath = "/v1/standing"
 type Standing struct {
 	// Epoch is the life of the store that the one who answers takes part in.
 	Epoch raftstore.Epoch `json:"epoch"`
-	// Member: the node has a record there.
-	Member bool `json:"member"`
+	// Member: the node has a record there, of the role.
+	Member bool     `json:"member"`
+	Role   pki.Role `json:"role,omitempty"`
 	// Removed is set when it was a member and is none any more.
 	Removed *Removal `json:"removed,omitempty"`
 }
@@ -33,11 +36,12 @@ type Standing struct {
 func (s *Server) standing(ctx context.Context, id string) (Standing, error) {
 	answer := Standing{Epoch: s.Epoch}
 	stale := raftstore.ReadOptions{Stale: true}
-	rec, _, err := s.Store.Get(ctx, memberPrefix+id, stale)
-	if err != nil {
+	switch rec, _, err := readRecord(ctx, s.Store, id, stale); {
+	case err == nil:
+		answer.Member, answer.Role = true, rec.Role
+	case !errors.Is(err, ErrNotMember):
 		return answer, err
 	}
-	answer.Member = rec != nil
 	gone, _, err := s.Store.Get(ctx, removed+id, stale)
 	if err != nil || gone == nil {
 		return answer, err

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/transport"
 )
 
@@ -51,6 +52,7 @@ type List struct {
 	current string            // the id of the one that answered last
 	failed  map[string]time.Time
 	now     func() time.Time
+	asked   chan struct{} // holds a word when the list is to be asked for now
 }
 
 // Config is what a List needs.
@@ -62,6 +64,9 @@ type Config struct {
 	Save     func([]byte) error
 	// Extra are addresses of servers that a person named, tried last.
 	Extra []netip.AddrPort
+	// Role is told what this node is by the cluster's record, with each answer of
+	// a server. It must not block. May be nil.
+	Role func(pki.Role)
 	// Warn is told what cannot be helped here.
 	Warn func(msg string, err error)
 }
@@ -71,7 +76,7 @@ var ErrNone = errors.New("no server could be reached")
 
 // New reads the list.
 func New(cfg Config) (*List, error) {
-	l := &List{cfg: cfg, failed: map[string]time.Time{}, now: time.Now}
+	l := &List{cfg: cfg, failed: map[string]time.Time{}, now: time.Now, asked: make(chan struct{}, 1)}
 	var known []join.ServerAddr
 	if err := json.Unmarshal(cfg.Known, &known); err != nil {
 		return nil, fmt.Errorf("the list of servers: %w", err)
@@ -224,9 +229,18 @@ func (l *List) Run(ctx context.Context, refused func(context.Context) error) err
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-l.asked:
 		// Nodes that began together do not ask together for ever.
 		case <-time.After(wait + rand.N(wait/4+1)):
 		}
+	}
+}
+
+// Poke lets Run ask now: somebody said that there is news.
+func (l *List) Poke() {
+	select {
+	case l.asked <- struct{}{}:
+	default:
 	}
 }
 
@@ -236,11 +250,17 @@ func (l *List) Refresh(ctx context.Context) (changed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	dial := func(ctx context.Context) (net.Conn, error) { return l.Dial(ctx, transport.Member) }
-	found, err := join.FetchServers(ctx, dial, l.cfg.Self)
-	if err != nil || len(found) == 0 {
+	list, err := join.FetchServers(ctx, dial, l.cfg.Self)
+	if err != nil {
 		return false, err
 	}
-	found = order(l.cfg.ID, found)
+	if l.cfg.Role != nil && list.Role != "" {
+		l.cfg.Role(list.Role)
+	}
+	if len(list.Servers) == 0 {
+		return false, nil
+	}
+	found := order(l.cfg.ID, list.Servers)
 	l.mu.Lock()
 	changed = !slices.Equal(found, l.servers)
 	l.servers = found

@@ -7,7 +7,7 @@ import "time"
 
 // Paths.
 const (
-	Members  = "/clusterd/v1/members" // GET; DELETE …/NAME
+	Members  = "/clusterd/v1/members" // GET; DELETE …/NAME; PUT …/NAME/role RoleRequest
 	Voters   = "/clusterd/v1/voters"  // PUT VotersRequest
 	Tokens   = "/clusterd/v1/tokens"  // GET, POST TokenRequest; DELETE …/ID
 	Store    = "/clusterd/v1/store"   // GET
@@ -48,6 +48,11 @@ type Member struct {
 	// behind the furthest one; nil: it did not answer in time.
 	Applied *uint64 `json:"applied,omitempty"`
 	Lag     *uint64 `json:"lag,omitempty"`
+}
+
+// RoleRequest makes a member a server or an agent.
+type RoleRequest struct {
+	Role string `json:"role"` // server or agent
 }
 
 // VotersRequest asks for a number of voters; 0: the cluster chooses.

@@ -11,19 +11,20 @@ import (
 	"github.com/clusterd/clusterd/apis/server/auth"
 )
 
-// Role labels, as `kubectl get nodes` shows them.
+const roleLabels = "node-role.kubernetes.io"
+
+// Labels of a Node's role, as `kubectl get nodes` shows them.
 const (
-	roleLabels  = "node-role.kubernetes.io"
-	serverLabel = roleLabels + "/control-plane"
-	agentLabel  = roleLabels + "/agent"
+	ServerLabel = roleLabels + "/control-plane"
+	AgentLabel  = roleLabels + "/agent"
 )
 
 // roleLabel is the label of the role that a node's credentials prove.
 func roleLabel(u user.Info) (own, other string) {
 	if slices.Contains(u.GetGroups(), auth.ServersGroup) {
-		return serverLabel, agentLabel
+		return ServerLabel, AgentLabel
 	}
-	return agentLabel, serverLabel
+	return AgentLabel, ServerLabel
 }
 
 var _ admission.MutationInterface = &plugin{}
@@ -36,11 +37,17 @@ func (p *plugin) Admit(_ context.Context, a admission.Attributes, _ admission.Ob
 	if !ok || !isNode || a.GetSubresource() != "" || obj.Name != node {
 		return nil
 	}
-	own, _ := roleLabel(a.GetUserInfo())
+	own, other := roleLabel(a.GetUserInfo())
 	if obj.Labels == nil {
 		obj.Labels = map[string]string{}
 	}
 	obj.Labels[own] = ""
+	// What it had before a promotion or demotion goes; to claim it is refused.
+	if old, ok := a.GetOldObject().(*corev1.Node); ok {
+		if _, had := old.Labels[other]; had {
+			delete(obj.Labels, other)
+		}
+	}
 	return nil
 }
 

@@ -1,0 +1,177 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/servers"
+	"github.com/clusterd/clusterd/member/transport"
+	"github.com/clusterd/clusterd/raftstore"
+)
+
+// A member's role is what its record says (`clusterctl members promote`,
+// `demote`). A node that finds another role there than it has gets a certificate
+// of that role, puts its data folder right and begins again, in the same process
+// and under the same name and key. podmon and the containers do not notice.
+//
+//	agent  ── record says server ──▶ certificate, keys, empty store, pki ──▶ run
+//	server ── record says agent ───▶ certificate, list of servers, pki ────▶ run, and the store goes
+//
+// pki is changed last and in one step: a crash before leaves what the node was,
+// which then tries again.
+
+// rolePeriod is how often a server looks up its own record, and how long after a
+// failed change of role comes the next.
+const rolePeriod = 2 * time.Second
+
+// keepRole waits until the servers say that this agent is a server, and makes it
+// one. It returns a *restartError.
+func (n *agentNode) keepRole(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-n.promoted:
+	}
+	for {
+		err := n.becomeServer(ctx)
+		if err == nil {
+			return &restartError{"this node was promoted and goes on as a server", n.cfg.Data}
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		n.log.Warn("this node was promoted and cannot become a server yet, trying again", "err", err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(rolePeriod):
+		}
+	}
+}
+
+// becomeServer puts into the data folder what a server that joins gets.
+func (n *agentNode) becomeServer(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	over := func(protocol string) join.Dialer {
+		return func(ctx context.Context) (net.Conn, error) { return n.servers.Dial(ctx, protocol) }
+	}
+	cert, answer, err := join.Renew(ctx, over(transport.Join), n.cfg.Name, n.id.key)
+	if err != nil {
+		return fmt.Errorf("get a server's certificate: %w", err)
+	}
+	if pki.NodeRole(cert) != pki.Server {
+		return errors.New("the certificate is an agent's: was it demoted meanwhile?")
+	}
+	keys, err := join.FetchKeys(ctx, over(transport.Member))
+	if err != nil {
+		return fmt.Errorf("get the servers' keys: %w", err)
+	}
+	next := &identity{key: n.id.key, cert: cert, gossipKey: keys.GossipKey}
+	if next.ca, err = pki.LoadCA(pki.EncodeCert(n.id.ca.Cert), keys.CAKey); err != nil {
+		return err
+	}
+	if err := n.dir.dropServerState(); err != nil {
+		return err
+	}
+	if err := raftstore.SetEpoch(n.dir.path("store"), answer.Epoch); err != nil {
+		return err
+	}
+	if err := n.dir.writePeers(serverPeers(answer.Servers)); err != nil {
+		return err
+	}
+	return n.dir.replaceIdentity(next)
+}
+
+// keepRole waits until this server's record says that it is an agent, as far as
+// this member knows, and makes it one. It returns a *restartError.
+func (m *Main) keepRole(ctx context.Context) error {
+	tick := time.NewTicker(rolePeriod)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		rec, err := join.Member(ctx, m.store, m.id.nodeID())
+		if err != nil || rec.IsServer() {
+			continue
+		}
+		if err := m.tryBecomeAgent(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// tryBecomeAgent returns a *restartError once this node is an agent; nil: it is to
+// be tried again.
+func (m *Main) tryBecomeAgent(ctx context.Context) error {
+	err := m.becomeAgent(ctx, m.everybody())
+	var again *restartError
+	if errors.As(err, &again) {
+		return err
+	}
+	if ctx.Err() == nil {
+		m.log.Warn("this node was demoted and cannot become an agent yet, trying again", "err", err)
+	}
+	return nil
+}
+
+// becomeAgent puts an agent's identity into the data folder, and returns a
+// *restartError. What only servers have is removed by the agent's start.
+func (m *Main) becomeAgent(ctx context.Context, addrs []netip.AddrPort) error {
+	var errs []error
+	for _, addr := range addrs {
+		attempt, cancel := context.WithTimeout(ctx, standingPatience)
+		cert, answer, err := join.Renew(attempt, func(ctx context.Context) (net.Conn, error) {
+			c, err := m.tid.Dial(ctx, addr, "", transport.Join)
+			if err != nil {
+				return nil, err
+			}
+			return c, nil
+		}, m.cfg.Name, m.id.key)
+		cancel()
+		if err == nil && pki.NodeRole(cert) != pki.Agent {
+			err = errors.New("the certificate is a server's")
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", addr, err))
+			continue
+		}
+		others := slices.DeleteFunc(answer.Servers, func(s join.ServerAddr) bool { return s.ID == m.id.nodeID() })
+		list, err := servers.Encode(others)
+		if err != nil {
+			return err
+		}
+		if err := m.dir.writeServers(list); err != nil {
+			return err
+		}
+		ca, err := pki.KnowCA(pki.EncodeCert(m.id.ca.Cert))
+		if err != nil {
+			return err
+		}
+		if err := m.dir.replaceIdentity(&identity{ca: ca, key: m.id.key, cert: cert}); err != nil {
+			return err
+		}
+		return &restartError{"this node was demoted and goes on as an agent", m.cfg.Data}
+	}
+	return fmt.Errorf("get an agent's certificate: %w", errors.Join(errs...))
+}
+
+// dropServerState removes what only servers have beside their identity.
+func (d dataDir) dropServerState() error {
+	var errs []error
+	for _, name := range []string{"store", "peers.json", "bootstrap.json", "recovery.json", "admin.kubeconfig"} {
+		errs = append(errs, os.RemoveAll(d.path(name)))
+	}
+	return errors.Join(errs...)
+}
