@@ -119,6 +119,12 @@ func TestE2EAgents(t *testing.T) {
 		}
 		roleIs("control-plane", "agent")
 		mustContain(t, "logs of the server", e.ctl("logs", "-n", ns, "on-a1"), "serving on")
+		leader := e.leader()
+		other := e.other(leader, "a1", "a2") // the leader will have no API to ask
+		e.use(other)
+		by := "--kubeconfig=" + e.Nodes()[slices.IndexFunc(e.Nodes(), func(n cluster.Node) bool { return n.Name == other })].Kubeconfig()
+		mustContain(t, "demote the leader", e.ctl("members", "demote", leader, by), `member "`+leader+`" is an agent now`)
+		mustContain(t, "promote it again", e.ctl("members", "promote", leader, by), `member "`+leader+`" is a server now`)
 		mustContain(t, "demote", e.ctl("members", "demote", "a1"), `member "a1" is an agent now`)
 		roleIs("agent", "control-plane")
 		mustContain(t, "logs of the agent", e.ctl("logs", "-n", ns, "on-a1"), "serving on")

@@ -221,10 +221,11 @@ func (e *env) run(prog, stdin string, args ...string) (stdout, stderr string, co
 	return out.String(), errs.String(), code
 }
 
-// kubeconfig leads to a node that runs.
+// kubeconfig leads to a server that runs.
 func (e *env) kubeconfig() string {
 	for _, n := range e.Nodes() {
-		if _, err := e.Pid(n.Name); err == nil {
+		_, runs := e.Pid(n.Name)
+		if _, serves := os.Stat(n.Kubeconfig()); runs == nil && serves == nil {
 			return n.Kubeconfig()
 		}
 	}

@@ -142,11 +142,12 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	return g.run(ctx)
 }
 
-// calls answers what servers ask of this node: of its agent, and that it look for
-// news about the members, itself among them.
+// calls answers what servers ask of this node: of its agent, whether it runs as
+// one, and that it look for news about the members, itself among them.
 func (n *agentNode) calls(agent http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/", agent)
+	mux.HandleFunc("GET "+v1.Members, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	mux.HandleFunc("POST "+v1.Members, func(w http.ResponseWriter, _ *http.Request) {
 		n.servers.Poke()
 		w.WriteHeader(http.StatusNoContent)

@@ -131,7 +131,7 @@ func (a *clusterAPI) memberViews(records []join.Record, status raftstore.Status)
 		case slices.Contains(status.Members, raftstore.Member{ID: rec.ID}):
 			v.Role = v1.RoleNonvoter
 		}
-		if m, ok := a.members.Get(rec.ID); ok {
+		if m, ok := a.members.Get(rec.ID); ok && v.Role != v1.RoleAgent { // agents do not gossip
 			v.Address, v.Gossip, v.Version = m.Addr.String(), string(m.State), m.Version
 		}
 		views = append(views, v)
@@ -154,11 +154,7 @@ func (a *clusterAPI) addProgress(ctx context.Context, members []memberView) {
 	for i := range members {
 		m := &members[i]
 		if m.Role == v1.RoleAgent {
-			asking.Go(func() {
-				if a.peers.confirm(ctx, m.Name) == nil {
-					m.Gossip = "answers"
-				}
-			})
+			asking.Go(func() { m.Gossip = a.peers.askAgent(ctx, m.Name) })
 			continue
 		}
 		if m.Gossip != string(gossip.Alive) {
@@ -223,7 +219,7 @@ type conflict struct{ error }
 // over, and of two voters neither could do without the other. It refuses, with
 // a *conflict, what would leave no majority.
 func (a *clusterAPI) takeVote(ctx context.Context, name string) (join.Record, error) {
-	records, err := join.Records(ctx, a.store, true)
+	records, err := join.Records(ctx, a.store, false)
 	if err != nil {
 		return join.Record{}, err
 	}

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"net/url"
 
+	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/gossip"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/transport"
@@ -95,6 +96,9 @@ func (p *peers) dial(ctx context.Context, id string, addr netip.AddrPort) (net.C
 	return direct, nil
 }
 
+// errNoSuchCall is returned by call when the node knows none of that path.
+var errNoSuchCall = errors.New("the node does not know this call: it runs another version or in another role")
+
 // call makes a request to the node's agent port, with in as its JSON body
 // unless that is nil. The answer is decoded into into, which may be nil.
 func (p *peers) call(ctx context.Context, node, method, path string, in, into any) error {
@@ -116,6 +120,9 @@ func (p *peers) call(ctx context.Context, node, method, path string, in, into an
 	}
 	defer res.Body.Close()
 	answer, err := io.ReadAll(io.LimitReader(res.Body, 1<<20))
+	if res.StatusCode == http.StatusNotFound {
+		return errNoSuchCall
+	}
 	if res.StatusCode/100 != 2 {
 		var no struct{ Message string }
 		if json.Unmarshal(answer, &no) == nil && no.Message != "" {
@@ -132,6 +139,19 @@ func (p *peers) call(ctx context.Context, node, method, path string, in, into an
 // confirm returns nil when the agent of the node answers.
 func (p *peers) confirm(ctx context.Context, node string) error {
 	return p.call(ctx, node, http.MethodGet, "healthz", nil, nil)
+}
+
+// askAgent says how the member is that is an agent by its record: answers, silent,
+// or changing while it was demoted and still runs as a server, which does not know
+// the call.
+func (p *peers) askAgent(ctx context.Context, node string) string {
+	switch err := p.call(ctx, node, http.MethodGet, v1.Members, nil, nil); {
+	case err == nil:
+		return "answers"
+	case errors.Is(err, errNoSuchCall):
+		return "changing"
+	}
+	return "silent"
 }
 
 // suspects is the controllers' view of gossip while this node leads.

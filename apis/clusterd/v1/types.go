@@ -41,7 +41,8 @@ type Member struct {
 	Role    string `json:"role"`
 	Leader  bool   `json:"leader"`
 	// Gossip is alive, dead, left or unseen; of an agent, which does not gossip,
-	// whether it answered the server that was asked: answers, silent.
+	// whether it answered the server that was asked: answers, silent, or changing
+	// while it was demoted and still runs as a server.
 	Gossip  string `json:"gossip"`
 	Version string `json:"version,omitempty"`
 	// Applied is the last log index a server has applied, and Lag how far that is
