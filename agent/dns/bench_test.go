@@ -23,7 +23,7 @@ func TestFigures(t *testing.T) {
 	}
 	const services = 10_000
 	up := newOutside(t, say("www.example.com. 3600 IN A 192.0.2.8"))
-	s := newTestServer(up.addr)
+	s := newTestServer(t, up.addr)
 	var objs []any
 	for i := range services {
 		objs = append(objs, service("prod", fmt.Sprintf("svc-%d", i), netip.AddrFrom4([4]byte{10, 97, byte(i >> 8), byte(i)}).String()))

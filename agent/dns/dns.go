@@ -113,6 +113,7 @@ func (s *Server) Serving() bool { return int(s.bound.Load()) == len(s.cfg.Addrs)
 func (s *Server) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	defer s.forward.close()
 	s.catalog.run(ctx, &wg)
 	s.settings.run(ctx, &wg)
 	wg.Go(func() { s.keepUpstreams(ctx) })

@@ -27,9 +27,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 var loopback = netip.MustParseAddr("127.0.0.1")
 
 // newTestServer answers testZone's names and asks the upstreams.
-func newTestServer(upstreams ...string) *Server {
+func newTestServer(t testing.TB, upstreams ...string) *Server {
+	t.Helper()
 	m := newMetrics()
 	s := &Server{cfg: Config{Addrs: []netip.Addr{netip.MustParseAddr("10.96.0.10")}}, zone: testZone(), metrics: m, forward: newForwarder(m), clients: newClients(maxForwards, maxForwardsPerClient)}
+	t.Cleanup(s.forward.close)
 	s.forward.set(map[string][]string{".": upstreams})
 	return s
 }
@@ -132,7 +134,7 @@ func data(m *dns.Msg) string {
 
 func TestForwardAndRemember(t *testing.T) {
 	o := newOutside(t, say("www.example.com. 60 IN A 192.0.2.1"))
-	s := newTestServer(o.addr)
+	s := newTestServer(t, o.addr)
 	for range 3 {
 		if m := s.ask(t, "wWw.example.com.", dns.TypeA); data(m) != "192.0.2.1" || m.Authoritative || m.Question[0].Name != "wWw.example.com." {
 			t.Fatal(m)
@@ -157,7 +159,7 @@ func TestForwardAndRemember(t *testing.T) {
 
 func TestDenialIsRemembered(t *testing.T) {
 	o := newOutside(t, say("example.com. 900 IN SOA ns.example.com. root.example.com. 1 2 3 4 60"))
-	s := newTestServer(o.addr)
+	s := newTestServer(t, o.addr)
 	for range 3 {
 		if m := s.ask(t, "no.example.com.", dns.TypeA); m.Rcode != dns.RcodeNameError || len(m.Ns) != 1 {
 			t.Fatal(m)
@@ -172,7 +174,7 @@ func TestUpstreamDies(t *testing.T) {
 	var s *Server
 	for tries := 1; ; tries++ {
 		o := newOutside(t, say("www.example.com. 5 IN A 192.0.2.1"))
-		s = newTestServer(o.addr)
+		s = newTestServer(t, o.addr)
 		s.ask(t, "www.example.com.", dns.TypeA)
 		o.quiet.Store(true)
 		s.forward.cache.now = func() time.Time { return time.Now().Add(time.Minute) }
@@ -208,7 +210,7 @@ func TestNextUpstream(t *testing.T) {
 		t.Fatal(err)
 	}
 	closed.Close()
-	s := newTestServer(closed.LocalAddr().String(), refuses.addr, answers.addr)
+	s := newTestServer(t, closed.LocalAddr().String(), refuses.addr, answers.addr)
 	if m := s.ask(t, "www.example.com.", dns.TypeA); data(m) != "192.0.2.1" {
 		t.Error(m)
 	}
@@ -230,7 +232,7 @@ func TestLies(t *testing.T) {
 		_, _ = w.Write([]byte("rubbish"))
 		say("www.example.com. 5 IN A 192.0.2.1")(w, r)
 	})
-	s := newTestServer(o.addr)
+	s := newTestServer(t, o.addr)
 	if m := s.ask(t, "www.example.com.", dns.TypeA); data(m) != "192.0.2.1" {
 		t.Error(m)
 	}
@@ -250,7 +252,7 @@ func TestLargeAnswers(t *testing.T) {
 		}
 		say(records...)(w, r)
 	})
-	s := newTestServer(o.addr)
+	s := newTestServer(t, o.addr)
 	m := s.ask(t, "big.example.com.", dns.TypeA)
 	m.Compress = true
 	if !m.Truncated || m.Len() > dns.MinMsgSize {
@@ -268,7 +270,7 @@ func TestLargeAnswers(t *testing.T) {
 
 func TestAliasOutside(t *testing.T) {
 	o := newOutside(t, say("db.example.com. 60 IN CNAME db1.example.com.", "db1.example.com. 60 IN A 192.0.2.7"))
-	s := newTestServer(o.addr)
+	s := newTestServer(t, o.addr)
 	for range 2 { // asked, then remembered
 		if m := s.ask(t, "alias.prod.svc.cluster.local.", dns.TypeA); data(m) != "db.example.com.,db1.example.com.,192.0.2.7" {
 			t.Fatal(m)
@@ -288,7 +290,7 @@ func TestAliasOutside(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
-	s := newTestServer()
+	s := newTestServer(t)
 	for name, tt := range map[string]struct {
 		change func(*dns.Msg)
 		want   int
@@ -319,7 +321,7 @@ func TestLoop(t *testing.T) {
 		b, _ := r.Pack()
 		s.packet(context.Background(), b, loopback, func(m *dns.Msg) { _ = w.WriteMsg(m) }, func(later func() *dns.Msg) { _ = w.WriteMsg(later()) })
 	})
-	s = newTestServer()
+	s = newTestServer(t)
 	for _, u := range s.forward.set(map[string][]string{".": {itself.addr}}) {
 		s.forward.probe(t.Context(), u)
 	}
@@ -343,7 +345,7 @@ func TestLoop(t *testing.T) {
 func TestUpstreamsThatDoNotAnswerAreBounded(t *testing.T) {
 	one := newOutside(t, say("www.example.com. 60 IN A 192.0.2.8"))
 	two := newOutside(t, say("www.example.com. 60 IN A 192.0.2.8"))
-	s := newTestServer()
+	s := newTestServer(t)
 	for _, u := range s.forward.set(map[string][]string{".": {one.addr, two.addr}}) {
 		u.failed.Store(time.Now().UnixNano())
 	}
@@ -382,7 +384,7 @@ func TestFloodIsBounded(t *testing.T) {
 	if !c.enter(b) || len(c.active) != 2 {
 		t.Error("a place is not given back")
 	}
-	s := newTestServer("192.0.2.1:53")
+	s := newTestServer(t, "192.0.2.1:53")
 	s.clients = newClients(0, 0)
 	if m := s.ask(t, "example.com.", dns.TypeA); m.Rcode != dns.RcodeServerFailure || testutil.ToFloat64(s.metrics.rejects) != 1 {
 		t.Error(m)
@@ -409,7 +411,7 @@ func TestSettings(t *testing.T) {
 		}
 	}
 	stub := newOutside(t, say("www.acme.example. 60 IN A 192.0.2.8"))
-	s := newTestServer()
+	s := newTestServer(t)
 	s.forward.set(map[string][]string{".": nil, "acme.example": {stub.addr}})
 	if m := s.ask(t, "www.acme.example.", dns.TypeA); data(m) != "192.0.2.8" {
 		t.Error(m)
@@ -492,7 +494,7 @@ func FuzzPacket(f *testing.F) {
 		f.Add(b)
 	}
 	f.Add([]byte{0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0xc0, 0x0c, 0, 1, 0, 1})
-	s := newTestServer()
+	s := newTestServer(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s.packet(t.Context(), b, loopback, func(m *dns.Msg) {
 			if _, err := m.Pack(); err != nil {

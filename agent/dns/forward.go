@@ -57,6 +57,9 @@ type forwarder struct {
 	metrics *metrics
 	flights singleflight.Group
 	routes  atomic.Pointer[[]route] // the longest domain first
+	// life ends the questions under way, whoever asked them.
+	life  context.Context
+	close context.CancelFunc
 
 	mu    sync.Mutex // guards known
 	known map[string]*upstream
@@ -64,6 +67,7 @@ type forwarder struct {
 
 func newForwarder(m *metrics) *forwarder {
 	f := &forwarder{cache: newAnswers(cacheSize), metrics: m, known: map[string]*upstream{}}
+	f.life, f.close = context.WithCancel(context.Background())
 	f.routes.Store(&[]route{})
 	m.entries = f.cache.lru.Len
 	return f
@@ -148,7 +152,7 @@ func (f *forwarder) ask(ctx context.Context, req *dns.Msg, name string) *dns.Msg
 	}
 	done := f.flights.DoChan(fmt.Sprint(k), func() (any, error) {
 		// Who asked first may go; the others still wait.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+		ctx, cancel := context.WithTimeout(f.life, limit)
 		defer cancel()
 		m, err := f.exchange(ctx, k)
 		if err == nil {
@@ -254,6 +258,8 @@ func query(ctx context.Context, network, addr string, k key) (*dns.Msg, error) {
 	if err := conn.SetDeadline(deadline); err != nil {
 		return nil, err
 	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) }) // of a server that ends
+	defer stop()
 	if err := conn.WriteMsg(req); err != nil {
 		return nil, err
 	}
