@@ -25,8 +25,9 @@ install -m 0600 "$keys/vagrant.pub" "$root/home/vagrant/.ssh/authorized_keys"
 chroot "$root" chown -R vagrant:vagrant /home/vagrant/.ssh
 echo 'vagrant ALL=(ALL) NOPASSWD: ALL' >"$root/etc/sudoers.d/vagrant"
 printf 'UseDNS no\n' >"$root/etc/ssh/sshd_config.d/box.conf"
-# systemd-networkd: with ifupdown a machine ends "degraded".
-printf '[Match]\nName=eth0\n[Network]\nDHCP=ipv4\n' >"$root/etc/systemd/network/10-eth0.network"
+# systemd-networkd: with ifupdown a machine ends "degraded". It asks by its MAC:
+# by its machine-id, which machines of one box may share, all get one address.
+printf '[Match]\nName=eth0\n[Network]\nDHCP=ipv4\n[DHCPv4]\nClientIdentifier=mac\n' >"$root/etc/systemd/network/10-eth0.network"
 chroot "$root" systemctl -q enable systemd-networkd
 chroot "$root" systemctl -q mask systemd-networkd-wait-online.service apt-daily.timer apt-daily-upgrade.timer e2scrub_all.timer e2scrub_reap.service fstrim.timer
 echo '/dev/vda / ext4 defaults 0 1' >"$root/etc/fstab"
