@@ -201,6 +201,12 @@ func TestTooSlowWatcherIsCut(t *testing.T) {
 	if _, err := s.hub.Watch(t.Context(), "", 2); !errors.Is(err, mvcc.ErrCompacted) {
 		t.Errorf("a watch from a forgotten revision: %v", err)
 	}
+	// While the hub itself is behind what is kept it cuts whoever follows it.
+	for deadline := time.Now().Add(patience); s.hub.dispatched.Load() < s.Revision(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the hub is at %d, the source at %d", s.hub.dispatched.Load(), s.Revision())
+		}
+	}
 	w = s.watch(t, "", 0)
 	s.put("/again")
 	until(t, w, s.Revision())
