@@ -270,7 +270,7 @@ func setCases(e *env, ns string) {
 		}
 		e.ctl("-n", ns, "delete", "deployment", "again", "--wait=false")
 	})
-	e.cases("DaemonSet", []int{101, 107, 108, 110, 111, 112, 113}, func(e *env) {
+	e.cases("DaemonSet", []int{107, 108, 110, 111, 112, 113}, func(e *env) {
 		sets := e.api.AppsV1().DaemonSets(ns)
 		template := deployment("ds", 1).Spec.Template
 		template.Spec.NodeSelector = map[string]string{"sets": "yes"}

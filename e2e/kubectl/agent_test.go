@@ -54,6 +54,7 @@ func TestE2EXAgent(t *testing.T) {
 		k.ok("delete", "pod", "told", "untold", "--wait=false")
 	})
 	k.sub("each write of a status changes it", func(k *kit) {
+		features.Shows(k, 175)
 		pods := k.api.CoreV1().Pods(k.ns)
 		w, err := pods.Watch(k.Context(), metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", "written").String()})
 		if err != nil {
@@ -134,7 +135,6 @@ func TestE2EXAgent(t *testing.T) {
 		}
 	})
 	k.sub("another container of the machine", func(k *kit) {
-		features.Shows(k, 154)
 		// It is one for the kernel: a cgroup and namespaces of its own.
 		group := "/sys/fs/cgroup/pids/docker/0123456789abcdef"
 		if err := os.MkdirAll(group, 0o755); err != nil {

@@ -83,7 +83,7 @@ func TestE2EXNode(t *testing.T) {
 		k.has(k.clusterd("run", "--data", k.c.Nodes()[0].Data), "another clusterd is running", k.c.Nodes()[0].Data)
 	})
 	k.sub("flags and the configuration file", func(k *kit) {
-		features.Shows(k, 52, 132, 138, 151, 183)
+		features.Shows(k, 52, 132, 137, 138, 151, 183)
 		dir := filepath.Join(k.dir, "data")
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			k.Fatal(err)
