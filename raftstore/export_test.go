@@ -67,3 +67,22 @@ func ShouldStand(s *Store, lost string) bool { return s.shouldStand(s.ctx, lost)
 
 // BreakVote makes every further write of term and vote fail.
 func BreakVote(s *Store) { _ = s.stable.Close() }
+
+// Endless are the kinds of raft's futures that errorOf could not end.
+func (s *Store) Endless() (kinds []string) {
+	r := s.raft()
+	for kind, f := range map[string]raft.Future{
+		"apply":     r.Apply(nil, 0),
+		"add":       r.AddNonvoter("x", "x", 0, 0),
+		"remove":    r.RemoveServer("x", 0, 0),
+		"demote":    r.DemoteVoter("x", 0, 0),
+		"transfer":  r.LeadershipTransfer(),
+		"transfer2": r.LeadershipTransferToServer("x", "x"),
+		"snapshot":  r.Snapshot(),
+	} {
+		if _, ok := shutdownField(f); !ok {
+			kinds = append(kinds, kind)
+		}
+	}
+	return kinds
+}

@@ -202,7 +202,7 @@ func (s *Store) beginTerm(term uint64) {
 	}
 	entry := wire.AppendBatch(nil, s.clock.millis(), [][]byte{wire.AppendCommand(nil, &cmd)})
 	r := s.raft()
-	err := r.Apply(entry, 0).Error()
+	err := s.errorOf(r.Apply(entry, 0))
 	if err != nil || r.State() != raft.Leader || r.CurrentTerm() != term {
 		// A change of state will be, or was, observed: we are called again.
 		s.clock.follow()

@@ -151,7 +151,7 @@ func (s *Store) changeHere(ctx context.Context, op memberOp, id string) (err err
 			done <- fmt.Errorf("%w: membership change %d", ErrInvalid, op)
 			return
 		}
-		err := f.Error()
+		err := s.errorOf(f)
 		if op == remove && err == nil {
 			s.patient.setRemoved(raft.ServerID(id), true)
 		}

@@ -99,9 +99,8 @@ func (s *Store) propose(batch []proposal) {
 		size += len(raws[i]) + 8
 	}
 	entry := wire.AppendBatch(make([]byte, 0, size), s.clock.millis(), raws)
-	// raft answers every future it has taken, also when it shuts down: no
-	// timeout, or a command could be called refused that is in the log.
-	if err := s.raft().Apply(entry, 0).Error(); err != nil {
+	// No timeout, or a command could be called refused that is in the log.
+	if err := s.errorOf(s.raft().Apply(entry, 0)); err != nil {
 		v := judge(err)
 		s.cfg.Logger.Debug("log entry did not get through", "commands", len(batch), "err", err)
 		for _, p := range batch {

@@ -81,7 +81,7 @@ func (s *Store) yield() {
 	s.cfg.Logger.Info("handing over to a member that has room on its disk", "member", best.id, "free", best.bytes)
 	id := best.id
 	s.start(func() {
-		if err := s.raft().LeadershipTransferToServer(raft.ServerID(id), raft.ServerAddress(id)).Error(); err != nil {
+		if err := s.errorOf(s.raft().LeadershipTransferToServer(raft.ServerID(id), raft.ServerAddress(id))); err != nil {
 			s.cfg.Logger.Info("leadership was not handed over", "err", err)
 		}
 	})

@@ -79,6 +79,8 @@ type Store struct {
 	mu     sync.Mutex
 	closed bool
 	done   chan struct{} // closed when Close is through
+	// raftEnded is closed when nothing of raft runs any more, see errorOf.
+	raftEnded chan struct{}
 
 	failure failure
 	noted   []Member  // in membersFile; housekeep's own
@@ -112,6 +114,7 @@ func Open(cfg Config) (*Store, error) {
 		waiting:    &waiting{bySeq: make(map[uint64]chan mvcc.Outcome)},
 		pending:    semaphore.NewWeighted(cfg.MaxPendingBytes),
 		done:       make(chan struct{}),
+		raftEnded:  make(chan struct{}),
 		failure:    failure{ch: make(chan struct{})},
 		disk:       newDisk(&cfg),
 	}
@@ -277,7 +280,7 @@ func (s *Store) Bootstrap() error {
 // Snapshot writes a snapshot now and trims the log.
 func (s *Store) Snapshot(ctx context.Context) error {
 	done := make(chan error, 1)
-	s.start(func() { done <- s.raft().Snapshot().Error() })
+	s.start(func() { done <- s.errorOf(s.raft().Snapshot()) })
 	select {
 	case err := <-done:
 		if errors.Is(err, raft.ErrNothingNewToSnapshot) {
@@ -358,7 +361,7 @@ func (s *Store) tick() {
 	entry := wire.AppendBatch(nil, s.clock.millis(), [][]byte{wire.AppendCommand(nil, &cmd)})
 	s.start(func() {
 		defer close(done)
-		if err := s.raft().Apply(entry, 0).Error(); err != nil {
+		if err := s.errorOf(s.raft().Apply(entry, 0)); err != nil {
 			s.cfg.Logger.Debug("tick", "err", err)
 		}
 	})
@@ -397,6 +400,7 @@ func (s *Store) close(graceful bool) error {
 	stopped := s.raft().Shutdown()
 	err := s.streams.Close() // unblocks whoever reads from a peer, raft included
 	err = errors.Join(err, stopped.Error())
+	close(s.raftEnded)
 	s.peers.wait()
 	s.nudge.wait()
 	s.ahead.wait()
@@ -414,7 +418,7 @@ const handOverPatience = 2 * time.Second
 // is shut down.
 func (s *Store) letAnotherLead() {
 	done := make(chan error, 1)
-	s.wg.Go(func() { done <- s.raft().LeadershipTransfer().Error() })
+	s.wg.Go(func() { done <- s.errorOf(s.raft().LeadershipTransfer()) })
 	select {
 	case err := <-done:
 		if err != nil {
