@@ -8,6 +8,7 @@ import (
 	"github.com/clusterd/clusterd/apis/coordination"
 	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/apis/discovery"
+	"github.com/clusterd/clusterd/apis/flowcontrol"
 	"github.com/clusterd/clusterd/apis/networking"
 	"github.com/clusterd/clusterd/apis/node"
 	"github.com/clusterd/clusterd/apis/policy"
@@ -52,6 +53,8 @@ func Kinds() []Kind {
 		batch.CronJob(),
 		coordination.Lease(),
 		discovery.EndpointSlice(),
+		flowcontrol.FlowSchema(),
+		flowcontrol.PriorityLevelConfiguration(),
 		networking.Ingress(),
 		networking.IngressClass(),
 		networking.NetworkPolicy(),

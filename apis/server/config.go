@@ -14,6 +14,7 @@ import (
 
 	"github.com/clusterd/clusterd/apis/server/admission"
 	"github.com/clusterd/clusterd/apis/server/admission/tolerations"
+	"github.com/clusterd/clusterd/apis/server/fairness"
 )
 
 // Config is what a Server is made from.
@@ -79,6 +80,10 @@ type Config struct {
 	// one minute.
 	RequestTimeout time.Duration
 
+	// Seats is how many requests are worked on at once, shared by priority
+	// levels; see package fairness. Default fairness.Seats.
+	Seats int
+
 	// DrainTimeout is how long Run waits for watches to end when it is
 	// stopped. Default five seconds.
 	DrainTimeout time.Duration
@@ -106,6 +111,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.RequestTimeout == 0 {
 		c.RequestTimeout = time.Minute
+	}
+	if c.Seats == 0 {
+		c.Seats = fairness.Seats
 	}
 	if c.DrainTimeout == 0 {
 		c.DrainTimeout = 5 * time.Second

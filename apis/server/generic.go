@@ -38,13 +38,14 @@ import (
 	"github.com/clusterd/clusterd/apis/openapi"
 	"github.com/clusterd/clusterd/apis/server/admission"
 	"github.com/clusterd/clusterd/apis/server/extend"
+	"github.com/clusterd/clusterd/apis/server/fairness"
 )
 
 // longRunning are the subresources whose requests may take for ever.
 var longRunning = sets.NewString("attach", "exec", "proxy", "log", "portforward")
 
 // newGeneric configures the library: our answers to who, may you and is it
-// sane, and none of its audit, tracing, etcd, or priority and fairness.
+// sane, who is next, and none of its tracing or etcd.
 func newGeneric(config Config, stores *stores, s *Server) (*genericapiserver.RecommendedConfig, error) {
 	c := genericapiserver.NewRecommendedConfig(apis.Codecs)
 	c.EffectiveVersion = newEffectiveVersion()
@@ -68,10 +69,14 @@ func newGeneric(config Config, stores *stores, s *Server) (*genericapiserver.Rec
 	if err := applyAudit(config.Access, &c.Config); err != nil {
 		return nil, err
 	}
-	// Last: the plugins begin to work when they are made.
+	// Last: these begin to work when they are made.
 	if c.AdmissionControl, err = s.newAdmission(c, client, stores); err != nil {
 		return nil, err
 	}
+	if s.fairness, err = fairness.New(client, c.SharedInformerFactory, config.Seats); err != nil {
+		return nil, err
+	}
+	c.FlowControl = s.fairness.Control
 
 	namer := apiopenapi.NewDefinitionNamer(apis.Scheme, crdserver.Scheme, aggregatorscheme.Scheme)
 	c.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(definitions, namer)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/clusterd/clusterd/apis"
 	"github.com/clusterd/clusterd/apis/server/extend"
+	"github.com/clusterd/clusterd/apis/server/fairness"
 	"github.com/clusterd/clusterd/apis/server/inproc"
 )
 
@@ -40,6 +41,8 @@ type Server struct {
 	foreign *foreignTokens
 	// accounts is about the tokens of service accounts.
 	accounts *serviceAccounts
+	// fairness says whose request is next.
+	fairness *fairness.Fairness
 	// door lets clients inside this process in.
 	door *inproc.Door
 	// readable is nil when every kind can be read; opened is closed then.
@@ -244,6 +247,7 @@ func (s *Server) Run(ctx context.Context) error {
 	})
 	group.Go(func() error { return s.system.run(ctx) })
 	group.Go(func() error { return s.authorization.run(ctx) })
+	group.Go(func() error { return s.fairness.Run(ctx) })
 	group.Go(func() error {
 		// The mapper does not notice by itself that kinds came or went.
 		wait.Until(s.mapper.Reset, mapperReset, ctx.Done())
