@@ -5,6 +5,7 @@ import (
 	"github.com/clusterd/clusterd/apis/apps"
 	"github.com/clusterd/clusterd/apis/autoscaling"
 	"github.com/clusterd/clusterd/apis/batch"
+	"github.com/clusterd/clusterd/apis/certificates"
 	"github.com/clusterd/clusterd/apis/coordination"
 	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/apis/discovery"
@@ -51,6 +52,7 @@ func Kinds() []Kind {
 		autoscaling.HorizontalPodAutoscaler(),
 		batch.Job(),
 		batch.CronJob(),
+		certificates.CertificateSigningRequest(),
 		coordination.Lease(),
 		discovery.EndpointSlice(),
 		flowcontrol.FlowSchema(),

@@ -23,6 +23,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/clusterd/clusterd/sched/accounttoken"
+	"github.com/clusterd/clusterd/sched/certificatesigning"
 	"github.com/clusterd/clusterd/sched/clusterroleaggregation"
 	"github.com/clusterd/clusterd/sched/cronjob"
 	"github.com/clusterd/clusterd/sched/daemonset"
@@ -82,6 +83,10 @@ type Config struct {
 	// empty, namespaces get no kube-root-ca.crt.
 	RootCA []byte
 
+	// SignClient signs client certificates for the API; nil: requests for them
+	// stay unsigned.
+	SignClient SignClient
+
 	// Liveness tells of nodes that seem dead sooner than their leases do.
 	// Optional.
 	Liveness Liveness
@@ -102,6 +107,9 @@ type SchedulerConfig = scheduler.Config
 // ReadSchedulerConfig reads a KubeSchedulerConfiguration, YAML or JSON. Errors
 // name the field and what would do instead.
 func ReadSchedulerConfig(data []byte) (SchedulerConfig, error) { return scheduler.ReadConfig(data) }
+
+// SignClient signs what certificatesigning has checked.
+type SignClient = certificatesigning.Sign
 
 // Liveness is implemented by cmd/clusterd from gossip and the nodes' control
 // connections. Both methods may be called from one goroutine each.
@@ -165,6 +173,7 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return clusterroleaggregation.New(env), nil },
 		func() (Loop, error) { return quota.New(env, cfg.Metadata), nil },
 		func() (Loop, error) { return accounttoken.New(env, cfg.RootCA), nil },
+		func() (Loop, error) { return certificatesigning.New(env, cfg.SignClient), nil },
 	}
 	loops := []Loop{{Name: "informers", Run: func(ctx context.Context) error {
 		env.Informers.StartWithContext(ctx)

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/authentication/user"
 )
 
 // Kind is everything the API server has to know about one kind of object.
@@ -35,6 +36,9 @@ type Kind struct {
 	// PrepareCreate clears what a creator may not set (status) and sets what
 	// only the server may (generation 1).
 	PrepareCreate func(obj runtime.Object)
+	// Requested notes in a new object who asks for it, in place of what the
+	// request says of that; it is called after PrepareCreate.
+	Requested func(obj runtime.Object, by user.Info)
 	// PrepareUpdate keeps what an update of the main resource may not change
 	// (status) and bumps metadata.generation when the spec changed.
 	PrepareUpdate func(obj, old runtime.Object)

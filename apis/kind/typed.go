@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/authentication/user"
 )
 
 // Typed is Kind with functions over the kind's own Go type T. Its fields mean
@@ -26,6 +27,7 @@ type Typed[T runtime.Object] struct {
 
 	Default        func(obj T)
 	PrepareCreate  func(obj T)
+	Requested      func(obj T, by user.Info)
 	PrepareUpdate  func(obj, old T)
 	Validate       func(obj T) field.ErrorList
 	ValidateUpdate func(obj, old T) field.ErrorList
@@ -96,6 +98,9 @@ func (t Typed[T]) Kind() Kind {
 		CreateOnUpdate:      t.CreateOnUpdate,
 		UnconditionalUpdate: t.UnconditionalUpdate,
 		Untracked:           t.Untracked,
+	}
+	if t.Requested != nil {
+		k.Requested = func(obj runtime.Object, by user.Info) { t.Requested(obj.(T), by) }
 	}
 	if t.Row != nil {
 		k.Row = func(obj runtime.Object, now time.Time) []any { return t.Row(obj.(T), now) }

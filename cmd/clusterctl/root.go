@@ -32,8 +32,8 @@ func newRoot(streams genericiooptions.IOStreams, search kubeconfigSearch) *cobra
 			clusterctl controls a clusterd cluster.
 
 			It has kubectl's commands, with the same flags and output, and adds commands
-			for the past of objects, for the images on nodes, the members of the cluster, its store and
-			the tokens with which machines join.
+			for the past of objects, for the images on nodes, the members of the cluster, its store,
+			its users and the tokens with which machines join.
 
 			The cluster is found through --kubeconfig, $KUBECONFIG, ~/.kube/config or, on
 			a server node, ` + dataKubeconfig + `.`),
@@ -118,6 +118,7 @@ func ownCommands(f cmdutil.Factory, streams genericiooptions.IOStreams) template
 			newSnapshotCommand(f, streams),
 			newStoreCommand(f, streams),
 			newTokenCommand(f, streams),
+			newUserCommand(f, streams),
 		},
 	}}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/x509"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -136,9 +137,15 @@ func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {
 		ServiceCIDR: netip.MustParsePrefix(m.cfg.ServiceCIDR),
 		ClusterDNS:  m.cfg.nodeDNS(),
 		RootCA:      pki.EncodeCert(m.id.ca.Cert),
+		SignClient:  m.signClient,
 		Liveness:    hints,
 		Scheduler:   m.scheduler,
 	}, nil
+}
+
+// signClient signs with the cluster's authority.
+func (m *Main) signClient(request *x509.CertificateRequest, lifetime time.Duration) (*x509.Certificate, error) {
+	return m.id.ca.IssueClient(request.PublicKey, request.Subject.CommonName, request.Subject.Organization, lifetime, time.Now())
 }
 
 // loopTransport sends what a loop asks under the loop's own identity, and names

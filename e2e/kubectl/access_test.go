@@ -57,6 +57,8 @@ rules: [{apiGroups: [""], resources: [pods, services], verbs: [get, list]}]
 		k.has(k.fails("create", "rolebinding", "mine", "--clusterrole=cluster-admin", "--user=boss", "--as=boss"), "is attempting to grant RBAC permissions not currently held")
 	})
 
+	k.sub("people", people)
+
 	k.sub("tokens", func(k *kit) {
 		features.Shows(k, 31)
 		features.Conforms(k, 172, 174)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/clusterd/clusterd/apis/server/admission/alwayspull"
 	"github.com/clusterd/clusterd/apis/server/admission/autoprovision"
+	"github.com/clusterd/clusterd/apis/server/admission/certificates"
 	"github.com/clusterd/clusterd/apis/server/admission/claimresize"
 	"github.com/clusterd/clusterd/apis/server/admission/defaultingressclass"
 	"github.com/clusterd/clusterd/apis/server/admission/defaultstorageclass"
@@ -105,6 +106,9 @@ func list(objects Objects, options Options) []plugin {
 		{"OwnerReferencesPermissionEnforcement", false, plain(func() admission.Interface { return ownerrefs.New(x.Authorizer, x.Mapper) })},
 		{"PersistentVolumeClaimResize", true, plain(func() admission.Interface { return claimresize.New(objects) })},
 		{"RuntimeClass", true, plain(func() admission.Interface { return runtimeclass.New(objects) })},
+		{"CertificateApproval", true, plain(func() admission.Interface { return certificates.NewApproval(x.Authorizer) })},
+		{"CertificateSigning", true, plain(func() admission.Interface { return certificates.NewSigning(x.Authorizer) })},
+		{"CertificateSubjectRestriction", true, plain(certificates.NewSubjectRestriction)},
 		{"DefaultIngressClass", true, plain(func() admission.Interface { return defaultingressclass.New(objects) })},
 		// Expressions is no plugin of upstream's, whose validation does this.
 		{"Expressions", true, plain(func() admission.Interface { return expressions.New() })},

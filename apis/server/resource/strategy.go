@@ -44,6 +44,11 @@ func (s strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	if s.kind.PrepareCreate != nil {
 		s.kind.PrepareCreate(obj)
 	}
+	if s.kind.Requested != nil {
+		if by, ok := genericapirequest.UserFrom(ctx); ok {
+			s.kind.Requested(obj, by)
+		}
+	}
 }
 
 func (s strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
