@@ -1,7 +1,6 @@
 package podmon
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"fmt"
@@ -11,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/moby/sys/mountinfo"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
 )
@@ -101,17 +102,12 @@ type mountTable map[string]string
 
 func readMountTable() mountTable {
 	t := mountTable{}
-	f, err := os.Open("/proc/self/mountinfo")
+	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {
-		return t
+		return t // a reason less
 	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		before, after, ok := strings.Cut(lines.Text(), " - ")
-		fields, kind := strings.Fields(before), strings.Fields(after)
-		if ok && len(fields) > 4 && len(kind) > 0 {
-			t[fields[4]] = kind[0]
-		}
+	for _, m := range mounts {
+		t[m.Mountpoint] = m.FSType
 	}
 	return t
 }

@@ -105,22 +105,24 @@ func ReadLog(ctx context.Context, path string, o LogOptions, done <-chan struct{
 
 // openLogs opens the log and its rotated parts, oldest first. The parts are
 // opened newest first and told apart by inode, so that a rotation in between
-// neither loses nor repeats one.
+// neither loses nor repeats one. A rotation moves one part at a time, the oldest
+// first: while it goes on one number is free, and the parts end where two are.
 func openLogs(path string) ([]*os.File, error) {
 	var out []*os.File
 	var seen []os.FileInfo
-	for i := 0; ; i++ {
+	for i, free := 0, 0; ; i++ {
 		p := path
 		if i > 0 {
 			p = path + "." + strconv.Itoa(i)
 		}
 		f, err := os.Open(p)
 		if errors.Is(err, fs.ErrNotExist) {
-			if i == 0 {
-				continue // in the middle of a rotation, or never written
+			if free++; free == 2 {
+				return out, nil
 			}
-			return out, nil
+			continue
 		}
+		free = 0
 		if err != nil {
 			return nil, err
 		}

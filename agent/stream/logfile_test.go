@@ -195,3 +195,21 @@ func FuzzReadLog(f *testing.F) {
 		}
 	})
 }
+
+// TestReadLogInRotation: while a rotation goes on one number is free, and what
+// was moved past it is read all the same.
+func TestReadLogInRotation(t *testing.T) {
+	for _, free := range []string{"", ".1", ".2", ".3"} {
+		path := filepath.Join(t.TempDir(), "0.log")
+		want := ""
+		for _, part := range []string{".4", ".3", ".2", ".1", ""} {
+			if part != free {
+				write(t, path+part, line("stdout", "F", "part"+part))
+				want += "part" + part + "\n"
+			}
+		}
+		if got := read(t, path, LogOptions{}); got != want {
+			t.Errorf("with %q free: %q, want %q", free, got, want)
+		}
+	}
+}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/clusterd/clusterd/agent/image"
@@ -115,34 +115,21 @@ func removeFolder(path string) error {
 // unmountBelow detaches every mount in the folder, the deepest first. Mounts
 // that something still uses go when it ends (MNT_DETACH, umount2(2)).
 func unmountBelow(folder string) error {
-	f, err := os.Open("/proc/self/mountinfo")
+	// In the order of mounting. The folder may be a mount point of its own.
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		return !strings.HasPrefix(m.Mountpoint, folder+"/"), false
+	})
 	if err != nil {
-		return err
-	}
-	defer f.Close()
-	var points []string
-	for s := bufio.NewScanner(f); s.Scan(); {
-		fields := strings.Fields(s.Text())
-		if len(fields) < 5 {
-			continue
-		}
-		if p := unescapeMount(fields[4]); strings.HasPrefix(p, folder+"/") {
-			points = append(points, p)
-		}
+		return fmt.Errorf("read the mounts below %s: %w", folder, err)
 	}
 	var errs []error
-	for _, p := range slices.Backward(points) {
-		if err := unix.Unmount(p, unix.MNT_DETACH); err != nil && err != unix.EINVAL && err != unix.ENOENT {
-			errs = append(errs, fmt.Errorf("unmount %s: %w", p, err))
+	for _, m := range slices.Backward(mounts) {
+		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH); err != nil && err != unix.EINVAL && err != unix.ENOENT {
+			errs = append(errs, fmt.Errorf("unmount %s: %w", m.Mountpoint, err))
 		}
 	}
 	return errors.Join(errs...)
 }
-
-// unescapeMount undoes the octal escapes of proc(5) mountinfo.
-var mountEscapes = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
-
-func unescapeMount(s string) string { return mountEscapes.Replace(s) }
 
 // removeCgroups removes our tree from every hierarchy of cgroup v1 and from
 // v2. A cgroup with a process in it stays, and is an error.
