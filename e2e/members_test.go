@@ -7,6 +7,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/clusterd/clusterd/e2e/cluster"
 )
 
 // member is one line of `clusterctl members -o json`.
@@ -109,6 +114,22 @@ func TestE2EVoters(t *testing.T) {
 		}
 		if v := e.voters(); alive != 4 || len(v) != 3 {
 			return fmt.Errorf("%d alive, voters %v", alive, v)
+		}
+		return nil
+	})
+	// A member that is asked to remove itself answers, and its Node goes too.
+	voters := e.voters()
+	self := e.other(voters...)
+	e.use(voters[0])
+	i := slices.IndexFunc(e.Nodes(), func(n cluster.Node) bool { return n.Name == self })
+	e.ctl("members", "rm", self, "--kubeconfig="+e.Nodes()[i].Kubeconfig())
+	e.eventually("who removed itself has ended, and its Node is gone", func(ctx context.Context) error {
+		if pid, err := e.Pid(self); err == nil {
+			return fmt.Errorf("it runs, process %d", pid)
+		}
+		_, err := e.api.CoreV1().Nodes().Get(ctx, self, metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("it is there: %v", err)
 		}
 		return nil
 	})

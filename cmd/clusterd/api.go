@@ -38,6 +38,8 @@ type clusterAPI struct {
 	restart func(recovery) error
 	// deleteNode removes the Node object of a removed member.
 	deleteNode func(ctx context.Context, name string) error
+	// removing is held by removals of members that are being answered.
+	removing sync.RWMutex
 }
 
 // storePath answers with the node's own raftstore.Status, to people through
@@ -185,6 +187,8 @@ func (a *clusterAPI) addProgress(ctx context.Context, members []memberView) {
 // deleteMember takes a machine's membership away: its key opens nothing any
 // more. What runs on it is not touched; `clusterd reset` there does that.
 func (a *clusterAPI) deleteMember(w http.ResponseWriter, r *http.Request) {
+	a.removing.RLock()
+	defer a.removing.RUnlock()
 	name := r.PathValue("name")
 	_, err := a.takeVote(r.Context(), name)
 	var no *conflict
@@ -201,7 +205,8 @@ func (a *clusterAPI) deleteMember(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusNotFound, fmt.Sprintf("no member is called %q; `clusterctl members` lists them", name))
 		return
 	}
-	if err == nil {
+	// Who removed itself may write no more: the leader does it.
+	if err == nil && name != a.name {
 		err = a.deleteNode(r.Context(), name)
 	}
 	if err != nil {
@@ -210,6 +215,25 @@ func (a *clusterAPI) deleteMember(w http.ResponseWriter, r *http.Request) {
 	}
 	reply(w, http.StatusOK, rec)
 }
+
+// answered returns when no removal of a member is being answered, or after a
+// while.
+func (a *clusterAPI) answered() {
+	done := make(chan struct{})
+	go func() {
+		a.removing.Lock()
+		defer a.removing.Unlock()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(answerPatience):
+	}
+}
+
+// answerPatience is how long a member that was removed may take to say so to
+// whoever asked it to.
+const answerPatience = 5 * time.Second
 
 // conflict is a wish that the state of the cluster forbids.
 type conflict struct{ error }

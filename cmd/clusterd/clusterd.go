@@ -16,7 +16,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/server/healthz"
@@ -245,11 +244,7 @@ func (m *Main) newClusterAPI() *clusterAPI {
 			if err != nil {
 				return err
 			}
-			err = client.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{})
-			if apierrors.IsNotFound(err) {
-				return nil
-			}
-			return err
+			return ignoreNotFound(client.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{}))
 		},
 	}
 }

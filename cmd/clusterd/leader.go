@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -11,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -90,7 +92,50 @@ func (m *Main) reign(ctx context.Context) error {
 	work.Go(func() error { return hints.run(ctx) })
 	work.Go(func() error { return sched.Run(ctx, cfg) })
 	work.Go(func() error { return m.reseal(ctx) })
+	work.Go(func() error { return m.forgetNodes(ctx, cfg.Client) })
 	return work.Wait()
+}
+
+// forgetNodes deletes the Nodes of members that are removed. Whoever removed
+// one has done so already, unless it was the member itself, or ended meanwhile.
+func (m *Main) forgetNodes(ctx context.Context, client kubernetes.Interface) error {
+	err := join.Removals(ctx, m.store, func(_ string, r join.Removal) error {
+		for ctx.Err() == nil {
+			err := m.forgetNode(ctx, client, r.Name)
+			if err == nil {
+				break
+			}
+			m.log.Warn("the Node of a removed member is not deleted yet", "node", r.Name, "err", err)
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Second):
+			}
+		}
+		return ctx.Err()
+	})
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// forgetNode deletes the Node, unless a member has that name again.
+func (m *Main) forgetNode(ctx context.Context, client kubernetes.Interface, name string) error {
+	node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return ignoreNotFound(err)
+	}
+	if _, err := join.MemberNamed(ctx, m.store, name); !errors.Is(err, join.ErrNotMember) {
+		return err
+	}
+	return ignoreNotFound(client.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &node.UID}}))
+}
+
+func ignoreNotFound(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
 }
 
 // warnEvent makes an Event of something that ails the cluster, on this node

@@ -134,6 +134,7 @@ func (r *rights) recorded(ctx context.Context, leaf *x509.Certificate, name stri
 func (m *Main) keepRights(ctx context.Context) error {
 	err := join.Removals(ctx, m.store, func(id string, r join.Removal) error {
 		if id == m.id.nodeID() {
+			m.clusterAPI.answered()
 			return errors.Join(m.errRemoved(r), m.dir.markRemoved(r))
 		}
 		m.port.Cut(id)
