@@ -101,7 +101,11 @@ func TestRootPowerCut(t *testing.T) {
 		}
 		return out
 	}
-	m.eventually("end of the deleted pod", func() bool { return count()["pod folders"] == 1 })
+	// The kernel takes the deleted pod's device away a moment after the rest.
+	m.eventually("end of the deleted pod: loopback, bridge and one pod's device are left", func() bool {
+		now := count()
+		return now["pod folders"] == 1 && now["network devices"] == 3
+	})
 	before := count()
 	for cut := range 2 {
 		m.powerCut()
