@@ -36,6 +36,7 @@ func userRoles() []rbacv1.ClusterRole {
 			on("extensions", "daemonsets deployments deployments/rollback ingresses networkpolicies replicasets "+oldScaled, write),
 			on("policy", "poddisruptionbudgets", write),
 			on("networking.k8s.io", "ingresses networkpolicies", write),
+			on("resource.k8s.io", "resourceclaims resourceclaimtemplates", write),
 			on("coordination.k8s.io", "leases", readWrite),
 		)),
 
@@ -51,6 +52,7 @@ func userRoles() []rbacv1.ClusterRole {
 			on("extensions", "daemonsets daemonsets/status deployments deployments/status ingresses ingresses/status networkpolicies replicasets replicasets/status "+oldScaled, read),
 			on("policy", "poddisruptionbudgets poddisruptionbudgets/status", read),
 			on("networking.k8s.io", "ingresses ingresses/status networkpolicies", read),
+			on("resource.k8s.io", "resourceclaims resourceclaims/status resourceclaimtemplates", read),
 		)),
 		// Usage comes with this server, not with an add-on that would bring its
 		// own role.
