@@ -77,17 +77,27 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 		return fmt.Errorf("remove what is a server's: %w", err)
 	}
 	n.cert.Store(n.id.tlsCertificate())
-	n.tid = transport.Identity{Certificate: n.cert.Load, Roots: n.id.ca.Pool()}
+	n.tid = transport.Identity{Certificate: n.cert.Load, Roots: n.id.ca.Pool(), Revoked: func(id string) bool { return n.servers.Removed(id) }}
 	known, err := n.dir.readServers()
 	if err != nil {
 		return err
 	}
+	removed, err := n.dir.readRemovedServers()
+	if err != nil {
+		return err
+	}
+	var port *transport.Port
 	extra, err := cfg.peerAddrs()
 	if err != nil {
 		return err
 	}
 	n.servers, err = servers.New(servers.Config{
 		Identity: n.tid, ID: n.id.nodeID(), Self: cfg.addr(), Known: known, Save: n.dir.writeServers, Extra: extra,
+		KnownRemoved: removed, SaveRemoved: n.dir.writeRemovedServers,
+		Cut: func(id string) {
+			log.Warn("a server was removed from the cluster: this node refuses it from now on", "id", id)
+			port.Cut(id)
+		},
 		Role: func(role pki.Role) {
 			if role != pki.Server {
 				return
@@ -106,7 +116,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("open the image store: %w", err)
 	}
-	port, err := transport.ListenNode(cfg.addr(), n.tid, room(log, "transport"))
+	port, err = transport.ListenNode(cfg.addr(), n.tid, room(log, "transport"))
 	if err != nil {
 		return err
 	}

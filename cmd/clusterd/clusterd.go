@@ -369,6 +369,7 @@ func (m *Main) joinServer() *join.Server {
 		GossipKey: m.id.gossipKey,
 		Epoch:     m.store.Epoch(),
 		Servers:   m.serverAddrs,
+		Removed:   m.rights.removedServers,
 		Log:       room(m.log, "join"),
 	}
 }

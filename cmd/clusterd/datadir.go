@@ -30,6 +30,7 @@ import (
 //	pki/              ca.crt node.crt node.key, and a server's ca.key and
 //	                  gossip.key; its presence means: this machine is a member
 //	servers.json      an agent's list of the servers, see member/servers
+//	removed-servers.json   ids of servers that an agent refuses
 //	peers.json        who the other members are, and where they were last seen
 //	removed           the Removal of this node, once it has learned of it
 //	recovery.json     a new epoch of the store that the next start begins
@@ -274,6 +275,19 @@ func (d dataDir) readServers() ([]byte, error) {
 }
 
 func (d dataDir) writeServers(b []byte) error { return writeFile(d.path("servers.json"), b, 0o600) }
+
+// readRemovedServers is empty when none was removed.
+func (d dataDir) readRemovedServers() ([]byte, error) {
+	b, err := os.ReadFile(d.path("removed-servers.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return b, err
+}
+
+func (d dataDir) writeRemovedServers(b []byte) error {
+	return writeFile(d.path("removed-servers.json"), b, 0o600)
+}
 
 // unnamed are peers of which only the addresses are known.
 func unnamed(addrs []netip.AddrPort) []seenPeer {

@@ -5,8 +5,11 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/netip"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,6 +26,31 @@ import (
 type rights struct {
 	self  string // this member's id
 	store atomic.Pointer[raftstore.Store]
+
+	mu      sync.Mutex
+	removed map[string]join.Removal // of servers, as keepRights heard of them
+}
+
+// note keeps what agents are told of removed servers.
+func (r *rights) note(id string, why join.Removal) {
+	if !why.TellAgents(time.Now()) {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.removed == nil {
+		r.removed = map[string]join.Removal{}
+	}
+	r.removed[id] = why
+}
+
+// removedServers are the ids of removed servers that agents must refuse now.
+func (r *rights) removedServers() []string {
+	now := time.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.removed, func(_ string, why join.Removal) bool { return !why.TellAgents(now) })
+	return slices.Sorted(maps.Keys(r.removed))
 }
 
 // revoked reports whether the key with that id was removed, as far as this
@@ -137,6 +165,7 @@ func (m *Main) keepRights(ctx context.Context) error {
 			m.clusterAPI.answered()
 			return errors.Join(m.errRemoved(r), m.dir.markRemoved(r))
 		}
+		m.rights.note(id, r)
 		m.port.Cut(id)
 		m.members.Forget(id)
 		return nil

@@ -119,6 +119,7 @@ func newWorld(t *testing.T) *world {
 		Servers: func() []ServerAddr {
 			return []ServerAddr{{ID: pki.Fingerprint(key.Public()), Name: "n1", Addr: port.Addr()}}
 		},
+		Removed: func() []string { return []string{"gone"} },
 	}
 	srv := &http.Server{Handler: server}
 	questions := &http.Server{Handler: server.Questions(), ConnContext: transport.WithPeer}
@@ -358,7 +359,7 @@ func TestNoKeyReachesAnAgent(t *testing.T) {
 		t.Errorf("record: %+v %v", rec, err)
 	}
 	moved := netip.MustParseAddrPort("127.0.0.9:7009")
-	if list, err := FetchServers(t.Context(), w.as(wish, res, transport.Member), moved); err != nil || len(list.Servers) != 1 || list.Servers[0].Name != "n1" || list.Role != pki.Agent {
+	if list, err := FetchServers(t.Context(), w.as(wish, res, transport.Member), moved); err != nil || len(list.Servers) != 1 || list.Servers[0].Name != "n1" || list.Role != pki.Agent || !slices.Equal(list.Removed, []string{"gone"}) {
 		t.Errorf("servers: %+v %v", list, err)
 	}
 	if rec, err := Member(t.Context(), w.store, pki.Fingerprint(wish.Key.Public())); err != nil || !rec.Confirmed || rec.Addr != moved {
@@ -381,6 +382,37 @@ func TestNoKeyReachesAnAgent(t *testing.T) {
 	}
 	if _, err := FetchKeys(t.Context(), w.as(wish, res, transport.Member)); !errors.As(err, &no) || no.Code != CodeMember {
 		t.Errorf("a key without a record gets the keys: %v", err)
+	}
+}
+
+// TestTellAgents: agents are told of removed servers for as long as those have
+// certificates, and not of removed agents.
+func TestTellAgents(t *testing.T) {
+	w := newWorld(t)
+	now := time.Now()
+	for name, role := range map[string]pki.Role{"a1": pki.Agent, "n2": pki.Server} {
+		_, wish, err := w.join(t, w.tokenFor(t, TokenWish{Role: role, TTL: time.Hour}), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := RemoveMember(t.Context(), w.store, name, now); err != nil {
+			t.Fatal(err)
+		}
+		var r Removal
+		kv, _, err := w.store.Get(t.Context(), removed+pki.Fingerprint(wish.Key.Public()), raftstore.ReadOptions{})
+		if err != nil || kv == nil {
+			t.Fatalf("%s has no removal (%v)", name, err)
+		}
+		if err := json.Unmarshal(kv.Value, &r); err != nil {
+			t.Fatal(err)
+		}
+		server := role == pki.Server
+		if r.TellAgents(now) != server || r.TellAgents(now.Add(pki.ServerLifetime)) != server || r.TellAgents(now.Add(pki.ServerLifetime+25*time.Hour)) {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+	if old := (Removal{Name: "n3", Removed: now}); !old.TellAgents(now) {
+		t.Error("a removal that is older than roles is not told")
 	}
 }
 

@@ -74,6 +74,9 @@ type ServerList struct {
 	// Role is that of the one who asks, as the cluster has it recorded; empty from
 	// servers that are older than changes of role.
 	Role pki.Role `json:"role,omitempty"`
+	// Removed are the ids of servers that were removed while a certificate of
+	// theirs may still be good: agents refuse them.
+	Removed []string `json:"removed,omitempty"`
 }
 
 // Keys are the secrets that all servers share. They travel between two servers

@@ -58,7 +58,11 @@ func (s *Server) getServers(ctx context.Context, who Record, r *http.Request) (a
 	if who.IsServer() {
 		role = pki.Server
 	}
-	return ServerList{Servers: s.Servers(), Role: role}, nil
+	list := ServerList{Servers: s.Servers(), Role: role}
+	if s.Removed != nil {
+		list.Removed = s.Removed()
+	}
+	return list, nil
 }
 
 func (s *Server) getKeys(_ context.Context, who Record, _ *http.Request) (any, error) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
@@ -17,7 +18,9 @@ import (
 // it could never hear from a leader among them. No key ever comes back, since
 // each join makes a new one.
 type Removal struct {
-	Name    string    `json:"name"`
+	Name string `json:"name"`
+	// Role is what it was; empty: a server, or older than this field.
+	Role    pki.Role  `json:"role,omitempty"`
 	Removed time.Time `json:"removed"`
 	// Why is empty when somebody removed the member, else one of the words
 	// below; Epoch is then the number of the epoch that began without it.
@@ -31,7 +34,18 @@ const (
 	Restored  = "restored"  // it was restored from a copy
 )
 
+// tellFor is how long agents are told of a removed server: its certificate has
+// ended then, also by clocks that differ by a day.
+const tellFor = pki.ServerLifetime + 24*time.Hour
+
+// TellAgents reports whether agents must be told at that time, because the key
+// may still have a server's certificate.
+func (r Removal) TellAgents(now time.Time) bool {
+	return r.Role != pki.Agent && now.Sub(r.Removed) < tellFor
+}
+
 func removalOps(r Record, why Removal) []mvcc.Op {
+	why.Role = r.Role
 	return []mvcc.Op{
 		{Type: mvcc.OpDelete, Key: memberPrefix + r.ID},
 		put(removed+r.ID, why),

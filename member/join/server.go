@@ -24,7 +24,9 @@ type Server struct {
 	GossipKey []byte
 	Epoch     raftstore.Epoch
 	Servers   func() []ServerAddr // those alive now, this one first
-	Log       *slog.Logger
+	// Removed are the ids of removed servers that agents must refuse; nil: none.
+	Removed func() []string
+	Log     *slog.Logger
 
 	strikes strikes
 }

@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -52,6 +53,7 @@ type List struct {
 	current string            // the id of the one that answered last
 	failed  map[string]time.Time
 	now     func() time.Time
+	removal removal
 	asked   chan struct{} // holds a word when the list is to be asked for now
 }
 
@@ -62,6 +64,13 @@ type Config struct {
 	Self     netip.AddrPort // where this node listens, told to the servers
 	Known    []byte         // the list as Save was given it last
 	Save     func([]byte) error
+	// KnownRemoved are the ids of servers that were removed from the cluster, as
+	// SaveRemoved was given them last; empty: none. SaveRemoved may be nil.
+	KnownRemoved []byte
+	SaveRemoved  func([]byte) error
+	// Cut is told the id of a server that was removed: what it has open here is to
+	// be closed. What this List has opened is closed already. May be nil.
+	Cut func(id string)
 	// Extra are addresses of servers that a person named, tried last.
 	Extra []netip.AddrPort
 	// Role is told what this node is by the cluster's record, with each answer of
@@ -81,7 +90,11 @@ func New(cfg Config) (*List, error) {
 	if err := json.Unmarshal(cfg.Known, &known); err != nil {
 		return nil, fmt.Errorf("the list of servers: %w", err)
 	}
-	l.servers = order(cfg.ID, known)
+	var err error
+	if l.removal, err = newRemoval(cfg.KnownRemoved); err != nil {
+		return nil, err
+	}
+	l.servers = l.notRemoved(order(cfg.ID, known))
 	return l, nil
 }
 
@@ -107,11 +120,9 @@ func (l *List) All() []join.ServerAddr {
 	return slices.Clone(l.servers)
 }
 
-// candidates are whom to try, in turn: the one that answered last, the others,
-// those that failed lately, the one that failed last last.
-func (l *List) candidates() []join.ServerAddr {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// candidates are whom to try, in turn: first, the others, those that failed
+// lately, the one that failed last last. l.mu is held.
+func (l *List) candidates(first string) []join.ServerAddr {
 	now := l.now()
 	all := slices.Clone(l.servers)
 	for _, addr := range l.cfg.Extra {
@@ -129,7 +140,7 @@ func (l *List) candidates() []join.ServerAddr {
 		if c := avoided(a).Compare(avoided(b)); c != 0 {
 			return c
 		}
-		switch l.current {
+		switch first {
 		case key(a):
 			return -1
 		case key(b):
@@ -164,28 +175,68 @@ func conn[C net.Conn](c C, err error) (net.Conn, error) {
 	return c, nil
 }
 
-func (l *List) dial(ctx context.Context, one func(context.Context, join.ServerAddr) (net.Conn, error)) (net.Conn, error) {
+type dialOne func(context.Context, join.ServerAddr) (net.Conn, error)
+
+// dial stays with the server that answered last.
+func (l *List) dial(ctx context.Context, one dialOne) (net.Conn, error) {
+	l.mu.Lock()
+	who := l.candidates(l.current)
+	l.mu.Unlock()
+	c, s, err := l.dialOneOf(ctx, who, one)
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.current = key(s)
+	return c, nil
+}
+
+// dialAnother asks another server each time: of one that was removed and does
+// not know it, or does not say so, only others tell.
+func (l *List) dialAnother(ctx context.Context, one dialOne) (net.Conn, error) {
+	l.mu.Lock()
+	first := l.current
+	if len(l.servers) > 0 {
+		first = key(l.servers[rand.N(len(l.servers))])
+	}
+	who := l.candidates(first)
+	l.mu.Unlock()
+	c, _, err := l.dialOneOf(ctx, who, one)
+	return c, err
+}
+
+func (l *List) dialOneOf(ctx context.Context, who []join.ServerAddr, one dialOne) (net.Conn, join.ServerAddr, error) {
 	errs := []error{ErrNone}
-	for _, s := range l.candidates() {
+	for _, s := range who {
 		attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
 		c, err := one(attempt, s)
 		cancel()
+		if t, ok := c.(*tls.Conn); ok && err == nil {
+			l.mu.Lock()
+			if !l.removal.remember(idOf(t), t) {
+				err = errors.New("it was removed from the cluster")
+			}
+			l.mu.Unlock()
+			if err != nil {
+				_ = c.Close()
+			}
+		}
 		if err == nil {
 			l.mu.Lock()
-			l.current = key(s)
 			delete(l.failed, key(s))
 			l.mu.Unlock()
-			return c, nil
+			return c, s, nil
 		}
 		if ctx.Err() != nil {
-			return nil, ctx.Err()
+			return nil, join.ServerAddr{}, ctx.Err()
 		}
 		l.mu.Lock()
 		l.failed[key(s)] = l.now()
 		l.mu.Unlock()
 		errs = append(errs, fmt.Errorf("%s: %w", cmp.Or(s.Name, s.Addr.String()), err))
 	}
-	return nil, errors.Join(errs...)
+	return nil, join.ServerAddr{}, errors.Join(errs...)
 }
 
 // Transport returns a round tripper to the API of whatever server answers. One
@@ -249,19 +300,25 @@ func (l *List) Poke() {
 func (l *List) Refresh(ctx context.Context) (changed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
-	dial := func(ctx context.Context) (net.Conn, error) { return l.Dial(ctx, transport.Member) }
+	dial := func(ctx context.Context) (net.Conn, error) {
+		return l.dialAnother(ctx, func(ctx context.Context, s join.ServerAddr) (net.Conn, error) {
+			return conn(l.cfg.Identity.Dial(ctx, s.Addr, s.ID, transport.Member))
+		})
+	}
 	list, err := join.FetchServers(ctx, dial, l.cfg.Self)
 	if err != nil {
 		return false, err
 	}
+	l.remove(list.Removed)
 	if l.cfg.Role != nil && list.Role != "" {
 		l.cfg.Role(list.Role)
 	}
-	if len(list.Servers) == 0 {
+	l.mu.Lock()
+	found := l.notRemoved(order(l.cfg.ID, list.Servers))
+	if len(found) == 0 {
+		l.mu.Unlock()
 		return false, nil
 	}
-	found := order(l.cfg.ID, list.Servers)
-	l.mu.Lock()
 	changed = !slices.Equal(found, l.servers)
 	l.servers = found
 	l.mu.Unlock()

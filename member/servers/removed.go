@@ -1,0 +1,104 @@
+package servers
+
+import (
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"weak"
+
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/transport"
+)
+
+// removal is what a List knows of servers that were removed from the cluster.
+// It is guarded by List.mu.
+type removal struct {
+	ids map[string]bool
+	// open are the connections to each server, that its removal closes. Who uses
+	// one keeps it; here it may be gone.
+	open map[string][]weak.Pointer[tls.Conn]
+}
+
+func newRemoval(known []byte) (removal, error) {
+	r := removal{ids: map[string]bool{}, open: map[string][]weak.Pointer[tls.Conn]{}}
+	if len(known) == 0 {
+		return r, nil
+	}
+	var ids []string
+	if err := json.Unmarshal(known, &ids); err != nil {
+		return r, fmt.Errorf("the list of removed servers: %w", err)
+	}
+	for _, id := range ids {
+		r.ids[id] = true
+	}
+	return r, nil
+}
+
+// Removed reports whether the key with that id was a server's that the cluster
+// removed, as far as this node has heard. It does not wait for the network.
+func (l *List) Removed(id string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.removal.ids[id]
+}
+
+// remember notes a connection to the server with that id, to be closed with its
+// removal. It reports false when that has come already. l.mu is held.
+func (r *removal) remember(id string, c *tls.Conn) bool {
+	if r.ids[id] {
+		return false
+	}
+	r.open[id] = append(slices.DeleteFunc(r.open[id], func(p weak.Pointer[tls.Conn]) bool { return p.Value() == nil }), weak.Make(c))
+	return true
+}
+
+// remove takes note of removed servers: they are asked nothing any more, and what
+// is open to them is closed. What was heard once stays true, whatever other
+// servers say later: no key comes back.
+func (l *List) remove(ids []string) {
+	var open []weak.Pointer[tls.Conn]
+	l.mu.Lock()
+	news := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return id == "" || l.removal.ids[id] })
+	for _, id := range news {
+		l.removal.ids[id] = true
+		open = append(open, l.removal.open[id]...)
+		delete(l.removal.open, id)
+	}
+	l.servers = l.notRemoved(l.servers)
+	all := slices.Sorted(maps.Keys(l.removal.ids))
+	l.mu.Unlock()
+	if len(news) == 0 {
+		return
+	}
+	for _, p := range open {
+		if c := p.Value(); c != nil {
+			// Not the TLS connection: its Close waits for a writer that waits.
+			_ = c.NetConn().Close()
+		}
+	}
+	if l.cfg.Cut != nil {
+		for _, id := range news {
+			l.cfg.Cut(id)
+		}
+	}
+	b, err := json.Marshal(all)
+	if err == nil && l.cfg.SaveRemoved != nil {
+		err = l.cfg.SaveRemoved(b)
+	}
+	if err != nil && l.cfg.Warn != nil {
+		l.cfg.Warn("the list of removed servers could not be written down", err)
+	}
+}
+
+// notRemoved are those of the servers that were not removed. l.mu is held.
+func (l *List) notRemoved(all []join.ServerAddr) []join.ServerAddr {
+	return slices.DeleteFunc(slices.Clone(all), func(s join.ServerAddr) bool { return l.removal.ids[s.ID] })
+}
+
+// idOf is the id of the server at the other end.
+func idOf(c *tls.Conn) string {
+	id, _ := transport.PeerOf(c)
+	return id
+}
