@@ -11,7 +11,11 @@ import (
 // nodePrefix begins the names of nodes.
 const nodePrefix = "system:node:"
 
-// clusterPrefix begins the groups of clusterd's own certificates.
+// FrontName is the common name by which aggregated APIs know that a request was
+// authenticated by a server of the cluster.
+const FrontName = "clusterd:front-proxy"
+
+// clusterPrefix begins names and groups in clusterd's own certificates.
 const clusterPrefix = "clusterd:"
 
 // CheckClient says why no certificate for the API may be asked for with such a
@@ -24,6 +28,9 @@ func CheckClient(name string, groups []string) error {
 	}
 	if strings.HasPrefix(name, nodePrefix) {
 		return fmt.Errorf("use of %s signer with common name %q is not allowed: a node gets its certificate by joining (clusterd join)", certificatesv1.KubeAPIServerClientSignerName, name)
+	}
+	if strings.HasPrefix(name, clusterPrefix) {
+		return fmt.Errorf("use of %s signer with common name %q is not allowed: names that begin with %s are the cluster's own", certificatesv1.KubeAPIServerClientSignerName, name, clusterPrefix)
 	}
 	for _, group := range groups {
 		if group == user.SystemPrivilegedGroup || group == user.NodesGroup || strings.HasPrefix(group, clusterPrefix) {

@@ -206,6 +206,7 @@ func TestCheckClient(t *testing.T) {
 		{"jane", []string{"dev", "system:authenticated"}, true},
 		{"", nil, false},
 		{"system:node:n1", nil, false},
+		{FrontName, nil, false},
 		{"jane", []string{"system:masters"}, false},
 		{"jane", []string{"dev", "system:nodes"}, false},
 		{"jane", []string{"clusterd:servers"}, false},

@@ -80,6 +80,9 @@ type Config struct {
 	// one minute.
 	RequestTimeout time.Duration
 
+	// Front is how the server proves to aggregated APIs who it is.
+	Front Front
+
 	// Seats is how many requests are worked on at once, shared by priority
 	// levels; see package fairness. Default fairness.Seats.
 	Seats int

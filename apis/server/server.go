@@ -108,6 +108,8 @@ func (s *Server) build(stores *stores) error {
 		Prefix:   StoragePrefix,
 		Services: s.services,
 		Webhooks: s.webhooks,
+		CertFile: s.config.Front.CertFile,
+		KeyFile:  s.config.Front.KeyFile,
 	}
 	s.readable = func() error {
 		if err := stores.ready(); err != nil {
@@ -248,6 +250,7 @@ func (s *Server) Run(ctx context.Context) error {
 	group.Go(func() error { return s.system.run(ctx) })
 	group.Go(func() error { return s.authorization.run(ctx) })
 	group.Go(func() error { return s.fairness.Run(ctx) })
+	group.Go(func() error { return (&trust{s.config.Front, s.LoopbackConfig}).run(ctx) })
 	group.Go(func() error {
 		// The mapper does not notice by itself that kinds came or went.
 		wait.Until(s.mapper.Reset, mapperReset, ctx.Done())

@@ -202,7 +202,7 @@ func (m *Main) storeEvents() raftstore.EventListener {
 func (m *Main) buildAPI() error {
 	m.clusterAPI = m.newClusterAPI()
 	toleration := int64(m.cfg.EvictionDelay.Seconds())
-	err := m.openSeal()
+	err := errors.Join(m.openSeal(), m.renewFront(time.Now()))
 	if err != nil {
 		return err
 	}
@@ -216,6 +216,7 @@ func (m *Main) buildAPI() error {
 		Authenticator:     m.rights.check(auth.ClientCert(m.id.ca.Pool())),
 		NodeTransport:     m.peers.transportTo,
 		ExternalAddress:   m.cfg.addr().String(),
+		Front:             m.front(),
 		ServiceCIDR:       m.cfg.ServiceCIDR,
 		TolerationSeconds: &toleration,
 		RawHandlers:       map[string]http.Handler{"/clusterd/v1/": m.clusterAPI.handler()},
@@ -486,6 +487,9 @@ func (m *Main) keepCert(ctx context.Context) error {
 		case <-time.After(time.Hour):
 		case <-ctx.Done():
 			return nil
+		}
+		if err := m.renewFront(time.Now()); err != nil {
+			m.log.Error("the certificate for aggregated APIs could not be renewed", "err", err)
 		}
 		if err := m.renewCert(time.Now()); err != nil {
 			m.log.Error("the node's certificate could not be renewed", "expires", m.id.cert.NotAfter, "err", err)

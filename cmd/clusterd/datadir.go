@@ -29,6 +29,7 @@ import (
 //	config.yaml       Config
 //	pki/              ca.crt node.crt node.key, and a server's ca.key and
 //	                  gossip.key; its presence means: this machine is a member
+//	front-proxy.*     by what aggregated APIs know a server
 //	servers.json      an agent's list of the servers, see member/servers
 //	removed-servers.json   ids of servers that an agent refuses
 //	peers.json        who the other members are, and where they were last seen

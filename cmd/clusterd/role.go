@@ -170,7 +170,7 @@ func (m *Main) becomeAgent(ctx context.Context, addrs []netip.AddrPort) error {
 // dropServerState removes what only servers have beside their identity.
 func (d dataDir) dropServerState() error {
 	var errs []error
-	for _, name := range []string{"store", "peers.json", "bootstrap.json", "recovery.json", "admin.kubeconfig"} {
+	for _, name := range []string{"store", "peers.json", "bootstrap.json", "recovery.json", "admin.kubeconfig", "front-proxy.crt", "front-proxy.key"} {
 		errs = append(errs, os.RemoveAll(d.path(name)))
 	}
 	return errors.Join(errs...)

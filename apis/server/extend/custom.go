@@ -26,6 +26,9 @@ type Options struct {
 	Services webhook.ServiceResolver
 	// Webhooks says how webhooks are called.
 	Webhooks webhook.AuthenticationInfoResolverWrapper
+	// CertFile and KeyFile identify the front to the APIs of others; empty:
+	// nothing does.
+	CertFile, KeyFile string
 	// Own are the group versions of our kinds, the foremost first.
 	Own []schema.GroupVersion
 

@@ -44,6 +44,8 @@ func NewFront(o *Options, next genericapiserver.DelegationTarget, definitions cr
 	config := apiserver.Config{
 		GenericConfig: c,
 		ExtraConfig: apiserver.ExtraConfig{
+			ProxyClientCertFile:       o.CertFile,
+			ProxyClientKeyFile:        o.KeyFile,
 			ServiceResolver:           o.Services,
 			RejectForwardingRedirects: true,
 		},

@@ -90,6 +90,19 @@ func (b *Bootstrap) reconcile(ctx context.Context) error {
 			return nil
 		})
 	}
+	for _, role := range Roles() {
+		group.Go(func() error {
+			options := reconciliation.ReconcileRoleOptions{
+				Role:    reconciliation.RoleRuleOwner{Role: &role},
+				Confirm: true,
+				Client:  namespacedWriter{ctx, api},
+			}
+			if _, err := options.Run(); err != nil {
+				return fmt.Errorf("role %s/%s: %w", role.Namespace, role.Name, err)
+			}
+			return nil
+		})
+	}
 	for _, binding := range ClusterRoleBindings() {
 		group.Go(func() error {
 			options := reconciliation.ReconcileRoleBindingOptions{
@@ -131,6 +144,33 @@ func (w roleWriter) Create(in reconciliation.RuleOwner) (reconciliation.RuleOwne
 func (w roleWriter) Update(in reconciliation.RuleOwner) (reconciliation.RuleOwner, error) {
 	role, err := w.api.Update(w.ctx, in.(reconciliation.ClusterRoleRuleOwner).ClusterRole, metav1.UpdateOptions{})
 	return reconciliation.ClusterRoleRuleOwner{ClusterRole: role}, retried(err)
+}
+
+// namespacedWriter writes roles of namespaces.
+type namespacedWriter struct {
+	ctx context.Context
+	api typed.RbacV1Interface
+}
+
+// Get implements reconciliation.RuleOwnerModifier.
+func (w namespacedWriter) Get(namespace, name string) (reconciliation.RuleOwner, error) {
+	role, err := w.api.Roles(namespace).Get(w.ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return reconciliation.RoleRuleOwner{Role: role}, nil
+}
+
+// Create implements reconciliation.RuleOwnerModifier.
+func (w namespacedWriter) Create(in reconciliation.RuleOwner) (reconciliation.RuleOwner, error) {
+	role, err := w.api.Roles(in.GetNamespace()).Create(w.ctx, in.(reconciliation.RoleRuleOwner).Role, metav1.CreateOptions{})
+	return reconciliation.RoleRuleOwner{Role: role}, retried(err)
+}
+
+// Update implements reconciliation.RuleOwnerModifier.
+func (w namespacedWriter) Update(in reconciliation.RuleOwner) (reconciliation.RuleOwner, error) {
+	role, err := w.api.Roles(in.GetNamespace()).Update(w.ctx, in.(reconciliation.RoleRuleOwner).Role, metav1.UpdateOptions{})
+	return reconciliation.RoleRuleOwner{Role: role}, retried(err)
 }
 
 // bindingWriter writes cluster role bindings of which it has read all before.

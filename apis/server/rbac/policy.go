@@ -123,6 +123,17 @@ func ClusterRoles() []rbacv1.ClusterRole {
 	return roles
 }
 
+// trustReader reads by whom aggregated APIs know that a request comes from a
+// server of the cluster. Who runs one binds the role to its account.
+const trustReader = "extension-apiserver-authentication-reader"
+
+// Roles are the roles that every cluster has in a namespace.
+func Roles() []rbacv1.Role {
+	role := clusterRole(trustReader, called(on("core", "configmaps", read), "extension-apiserver-authentication"))
+	role.Namespace = systemNamespace
+	return []rbacv1.Role{{ObjectMeta: role.ObjectMeta, Rules: role.Rules}}
+}
+
 // ClusterRoleBindings are the bindings that every cluster has.
 func ClusterRoleBindings() []rbacv1.ClusterRoleBinding {
 	bindings := []rbacv1.ClusterRoleBinding{

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/clusterd/clusterd/apis/certificates"
+	"github.com/clusterd/clusterd/apis/server"
+	"github.com/clusterd/clusterd/member/pki"
+)
+
+// frontLifetime is how long the certificate is good by which aggregated APIs
+// know this server.
+const frontLifetime = pki.ServerLifetime
+
+func (d dataDir) frontCert() string { return d.path("front-proxy.crt") }
+func (d dataDir) frontKey() string  { return d.path("front-proxy.key") }
+
+// front is how this server proves to aggregated APIs who it is.
+func (m *Main) front() server.Front {
+	ca := pki.EncodeCert(m.id.ca.Cert)
+	return server.Front{
+		CertFile: m.dir.frontCert(), KeyFile: m.dir.frontKey(),
+		Name: certificates.FrontName, Authority: ca, ClientAuthority: ca,
+	}
+}
+
+// renewFront makes that certificate, and its key, unless there is one that is
+// good for a while. The API server reads the files again when they change.
+func (m *Main) renewFront(now time.Time) error {
+	cert, err := m.dir.readFrontCert()
+	if err != nil {
+		return fmt.Errorf("certificate for aggregated APIs: %w", err)
+	}
+	if cert != nil && cert.CheckSignatureFrom(m.id.ca.Cert) == nil && !pki.NeedsRenewal(cert, now) {
+		return nil
+	}
+	key, err := pki.NewKey()
+	if err != nil {
+		return err
+	}
+	if cert, err = m.id.ca.IssueClient(key.Public(), certificates.FrontName, nil, frontLifetime, now); err != nil {
+		return err
+	}
+	b, err := pki.EncodeKey(key)
+	if err != nil {
+		return err
+	}
+	// The certificate last: it says that the pair is whole.
+	return errors.Join(writeFile(m.dir.frontKey(), b, 0o600), writeFile(m.dir.frontCert(), pki.EncodeCert(cert), 0o600))
+}
+
+// readFrontCert returns nil if there is no pair whose halves belong together.
+func (d dataDir) readFrontCert() (*x509.Certificate, error) {
+	certPEM, err := os.ReadFile(d.frontCert())
+	if err == nil {
+		var keyPEM []byte
+		if keyPEM, err = os.ReadFile(d.frontKey()); err == nil {
+			return pairOf(certPEM, keyPEM), nil
+		}
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return nil, err
+}
+
+// pairOf is the certificate, nil if it is none, or not that key's.
+func pairOf(certPEM, keyPEM []byte) *x509.Certificate {
+	cert, err := pki.ParseCert(certPEM)
+	if err != nil {
+		return nil
+	}
+	key, err := pki.ParseKey(keyPEM)
+	if err != nil || pki.Fingerprint(key.Public()) != pki.Fingerprint(cert.PublicKey) {
+		return nil
+	}
+	return cert
+}
