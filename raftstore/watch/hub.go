@@ -190,13 +190,14 @@ func (h *Hub) dispatch(since int64) bool {
 	return true
 }
 
-// cut ends the synced watchers, whose next change is gone, and goes on at rev.
-// The others find out by themselves when they read, unless time was rewound.
+// cut ends the synced watchers whose next change is gone, and goes on at rev.
+// Those that began later than that lack nothing: the hub alone is behind. The
+// others find out by themselves when they read, unless time was rewound.
 func (h *Hub) cut(err error, rev int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for w := range h.watchers {
-		if errors.Is(err, ErrRewound) || w.isSynced() {
+		if errors.Is(err, ErrRewound) || w.misses(rev) {
 			w.end(err)
 		}
 	}

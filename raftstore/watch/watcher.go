@@ -73,10 +73,12 @@ func (w *Watcher) end(err error) {
 	}
 }
 
-func (w *Watcher) isSynced() bool {
+// misses reports whether changes of this watcher are lost when the hub goes on
+// after rev.
+func (w *Watcher) misses(rev int64) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.synced
+	return w.synced && w.next <= rev
 }
 
 func (w *Watcher) poke() {
