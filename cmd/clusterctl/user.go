@@ -300,5 +300,8 @@ func tellUser(w io.Writer, u newUser, cert []byte) {
 		fmt.Fprintf(w, "Give it rights: clusterctl create rolebinding %s --clusterrole=edit --user=%s --namespace=NAMESPACE\n", u.name, u.name)
 		return
 	}
-	fmt.Fprintf(w, "Its rights are those of the user and of the groups %s. See them: clusterctl --kubeconfig %s auth can-i --list\n", strings.Join(u.groups, ", "), u.out)
+	fmt.Fprintf(w, "Its rights are those of the user and of the groups: %s\n", strings.Join(u.groups, ", "))
+	if u.out != "-" {
+		fmt.Fprintf(w, "See them: clusterctl --kubeconfig %s auth can-i --list\n", u.out)
+	}
 }
