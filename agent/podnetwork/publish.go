@@ -13,6 +13,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/clusterd/clusterd/agent/internal/durable"
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/netsetup/nft"
 	"github.com/clusterd/clusterd/netsetup/sysctl"
@@ -64,11 +65,7 @@ func (n *Network) savePorts() error {
 	if err != nil {
 		return fmt.Errorf("host ports: %w", err)
 	}
-	tmp := filepath.Join(n.cfg.Dir, hostPortsFile+".new")
-	if err := os.WriteFile(tmp, b, 0o600); err != nil {
-		return fmt.Errorf("host ports: %w", err)
-	}
-	if err := os.Rename(tmp, filepath.Join(n.cfg.Dir, hostPortsFile)); err != nil {
+	if err := durable.ReplaceFile(filepath.Join(n.cfg.Dir, hostPortsFile), b); err != nil {
 		return fmt.Errorf("host ports: %w", err)
 	}
 	return nil
