@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -12,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/clusterd/clusterd/apis/internal/cells"
 	"github.com/clusterd/clusterd/apis/kind"
@@ -85,12 +85,12 @@ func CertificateSigningRequest() kind.Kind {
 }
 
 // noteRequester takes who asks from the request: approvers decide by it.
-func noteRequester(r *request, by user.Info) {
-	r.Spec.Username, r.Spec.UID, r.Spec.Groups, r.Spec.Extra = by.GetName(), by.GetUID(), by.GetGroups(), nil
-	if extra := by.GetExtra(); len(extra) > 0 {
-		r.Spec.Extra = make(map[string]certificatesv1.ExtraValue, len(extra))
-		for key, values := range extra {
-			r.Spec.Extra[key] = values
+func noteRequester(r *request, by authenticationv1.UserInfo) {
+	r.Spec.Username, r.Spec.UID, r.Spec.Groups, r.Spec.Extra = by.Username, by.UID, by.Groups, nil
+	if len(by.Extra) > 0 {
+		r.Spec.Extra = make(map[string]certificatesv1.ExtraValue, len(by.Extra))
+		for key, values := range by.Extra {
+			r.Spec.Extra[key] = certificatesv1.ExtraValue(values)
 		}
 	}
 }

@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/apis/internal/check/checktest"
@@ -122,7 +122,7 @@ func TestRequester(t *testing.T) {
 	r.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{condition(certificatesv1.CertificateApproved)}
 	k := CertificateSigningRequest()
 	k.PrepareCreate(r)
-	k.Requested(r, &user.DefaultInfo{Name: "jane", UID: "7", Groups: []string{"dev"}, Extra: map[string][]string{"a": {"b"}}})
+	k.Requested(r, authenticationv1.UserInfo{Username: "jane", UID: "7", Groups: []string{"dev"}, Extra: map[string]authenticationv1.ExtraValue{"a": {"b"}}})
 	if s := r.Spec; s.Username != "jane" || s.UID != "7" || !slices.Equal(s.Groups, []string{"dev"}) || len(s.Extra) != 1 || len(r.Status.Conditions) != 0 {
 		t.Errorf("spec %+v, status %+v", s, r.Status)
 	}

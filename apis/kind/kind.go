@@ -6,12 +6,12 @@ package kind
 import (
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/apiserver/pkg/authentication/user"
 )
 
 // Kind is everything the API server has to know about one kind of object.
@@ -38,7 +38,7 @@ type Kind struct {
 	PrepareCreate func(obj runtime.Object)
 	// Requested notes in a new object who asks for it, in place of what the
 	// request says of that; it is called after PrepareCreate.
-	Requested func(obj runtime.Object, by user.Info)
+	Requested func(obj runtime.Object, by authenticationv1.UserInfo)
 	// PrepareUpdate keeps what an update of the main resource may not change
 	// (status) and bumps metadata.generation when the spec changed.
 	PrepareUpdate func(obj, old runtime.Object)

@@ -3,12 +3,12 @@ package kind
 import (
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/apiserver/pkg/authentication/user"
 )
 
 // Typed is Kind with functions over the kind's own Go type T. Its fields mean
@@ -27,7 +27,7 @@ type Typed[T runtime.Object] struct {
 
 	Default        func(obj T)
 	PrepareCreate  func(obj T)
-	Requested      func(obj T, by user.Info)
+	Requested      func(obj T, by authenticationv1.UserInfo)
 	PrepareUpdate  func(obj, old T)
 	Validate       func(obj T) field.ErrorList
 	ValidateUpdate func(obj, old T) field.ErrorList
@@ -100,7 +100,7 @@ func (t Typed[T]) Kind() Kind {
 		Untracked:           t.Untracked,
 	}
 	if t.Requested != nil {
-		k.Requested = func(obj runtime.Object, by user.Info) { t.Requested(obj.(T), by) }
+		k.Requested = func(obj runtime.Object, by authenticationv1.UserInfo) { t.Requested(obj.(T), by) }
 	}
 	if t.Row != nil {
 		k.Row = func(obj runtime.Object, now time.Time) []any { return t.Row(obj.(T), now) }

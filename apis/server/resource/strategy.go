@@ -3,10 +3,12 @@ package resource
 import (
 	"context"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/authentication/user"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/storage/names"
@@ -46,9 +48,21 @@ func (s strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	}
 	if s.kind.Requested != nil {
 		if by, ok := genericapirequest.UserFrom(ctx); ok {
-			s.kind.Requested(obj, by)
+			s.kind.Requested(obj, userInfo(by))
 		}
 	}
+}
+
+// userInfo is somebody as the API writes it.
+func userInfo(u user.Info) authenticationv1.UserInfo {
+	info := authenticationv1.UserInfo{Username: u.GetName(), UID: u.GetUID(), Groups: u.GetGroups()}
+	if extra := u.GetExtra(); len(extra) > 0 {
+		info.Extra = make(map[string]authenticationv1.ExtraValue, len(extra))
+		for key, values := range extra {
+			info.Extra[key] = values
+		}
+	}
+	return info
 }
 
 func (s strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
