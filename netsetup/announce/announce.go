@@ -22,6 +22,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/clusterd/clusterd/netsetup/internal/atomicfile"
 	"github.com/clusterd/clusterd/netsetup/internal/nlretry"
 )
 
@@ -151,10 +152,7 @@ func (a *Announcer) Own() []netip.Addr {
 func (a *Announcer) save(addrs []netip.Addr) error {
 	b, err := json.Marshal(addrs)
 	if err == nil {
-		err = os.WriteFile(a.cfg.File+".new", b, 0o600)
-	}
-	if err == nil {
-		err = os.Rename(a.cfg.File+".new", a.cfg.File)
+		err = atomicfile.Replace(a.cfg.File, b)
 	}
 	if err != nil {
 		return fmt.Errorf("announced addresses: %w", err)

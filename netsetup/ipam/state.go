@@ -7,8 +7,9 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"time"
+
+	"github.com/clusterd/clusterd/netsetup/internal/atomicfile"
 )
 
 // stateVersion is the file format's number. A reader refuses newer ones: it
@@ -46,32 +47,12 @@ func decodeState(b []byte, path string) (state, error) {
 	return st, nil
 }
 
-// writeState replaces the file as a whole: after a crash it holds the old or
-// the new state, never a part.
-func writeState(path string, st state) (err error) {
+// writeState replaces the file as a whole.
+func writeState(path string, st state) error {
 	st.Version = stateVersion
 	b, err := json.Marshal(st)
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".tmp*")
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(tmp.Name())
-		}
-	}()
-	_, err = tmp.Write(b)
 	if err == nil {
-		err = tmp.Sync()
-	}
-	if cerr := tmp.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(tmp.Name(), path)
+		err = atomicfile.Replace(path, b)
 	}
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
