@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // conditions sets the node's conditions and keeps all others.
@@ -24,7 +24,7 @@ func (b *builder) conditions(st *v1.PodStatus, initDone bool) {
 		if done && ok && t == v1.PodInitialized && doneReason == "PodCompleted" {
 			c.Reason = doneReason
 		}
-		st.Conditions = append(st.Conditions, carry(c, b.old.Conditions, b.now))
+		st.Conditions = append(st.Conditions, core.TimedPodCondition(b.old.Conditions, c, b.now))
 	}
 
 	set(v1.PodReadyToStartContainers, b.o.Sandbox.State == SandboxReady && b.o.Volumes.Ready, "", "")
@@ -79,7 +79,7 @@ func (b *builder) conditions(st *v1.PodStatus, initDone bool) {
 	if b.o.Disrupted {
 		c := v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet,
 			Message: b.o.Verdict.Message, ObservedGeneration: pod.Generation}
-		st.Conditions = append(st.Conditions, carry(c, b.old.Conditions, b.now))
+		st.Conditions = append(st.Conditions, core.TimedPodCondition(b.old.Conditions, c, b.now))
 	}
 	b.resizeConditions(st)
 
@@ -97,7 +97,7 @@ func (b *builder) resizeConditions(st *v1.PodStatus) {
 	}
 	set := func(t v1.PodConditionType, reason, message string) {
 		c := v1.PodCondition{Type: t, Status: v1.ConditionTrue, Reason: reason, Message: message, ObservedGeneration: b.d.Pod.Generation}
-		st.Conditions = append(st.Conditions, carry(c, b.old.Conditions, b.now))
+		st.Conditions = append(st.Conditions, core.TimedPodCondition(b.old.Conditions, c, b.now))
 	}
 	spec := &b.d.Pod.Spec
 	if f := b.o.ResizePending; f != nil && b.o.wanted(spec) {
@@ -120,16 +120,6 @@ var owned = []v1.PodConditionType{v1.PodReadyToStartContainers, v1.PodInitialize
 // while it is true.
 func isTransient(t v1.PodConditionType) bool {
 	return t == v1.PodResizePending || t == v1.PodResizeInProgress
-}
-
-// carry keeps the old transition time when the condition has not moved.
-func carry(c v1.PodCondition, old []v1.PodCondition, now time.Time) v1.PodCondition {
-	c.LastTransitionTime = metav1.NewTime(now)
-	if i := conditionIndex(old, c.Type); i >= 0 && old[i].Status == c.Status {
-		c.LastTransitionTime = old[i].LastTransitionTime
-		c.LastProbeTime = old[i].LastProbeTime
-	}
-	return c
 }
 
 func conditionIndex(cs []v1.PodCondition, t v1.PodConditionType) int {

@@ -24,6 +24,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // Cluster is a fake API server with nodes that obey it.
@@ -100,7 +102,7 @@ func (c *Cluster) bind(a clienttesting.CreateAction) (runtime.Object, error) {
 		return nil, apierrors.NewConflict(gvr.GroupResource(), pod.Name, fmt.Errorf("pod is bound, deleted or another"))
 	}
 	pod.Spec.NodeName = binding.Target.Name
-	pod.Status.Conditions = append(pod.Status.Conditions, corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionTrue})
+	core.SetPodCondition(&pod.Status, corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}, time.Now())
 	pod.ResourceVersion = c.next()
 	return binding, c.Client.Tracker().Update(gvr, pod, pod.Namespace)
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/sched/internal/pods"
 )
 
@@ -67,21 +68,16 @@ func (s *scheduler) unbound(ctx context.Context, pod *corev1.Pod, node string, e
 // report writes why a pod has no node into its PodScheduled condition.
 // nominated is the node that the pod was promised, if any.
 func (s *scheduler) report(ctx context.Context, pod *corev1.Pod, message, nominated string) error {
-	condition := corev1.PodCondition{
+	condition := core.TimedPodCondition(pod.Status.Conditions, corev1.PodCondition{
 		Type:               corev1.PodScheduled,
 		Status:             corev1.ConditionFalse,
 		Reason:             corev1.PodReasonUnschedulable,
 		Message:            message,
 		ObservedGeneration: pod.Generation,
-		LastTransitionTime: metav1.NewTime(s.clock.Now()),
-	}
-	if old := pods.Condition(pod, corev1.PodScheduled); old != nil {
-		if old.Status == condition.Status && old.Reason == condition.Reason && old.Message == message && pod.Status.NominatedNodeName == nominated {
-			return nil
-		}
-		if old.Status == condition.Status {
-			condition.LastTransitionTime = old.LastTransitionTime
-		}
+	}, s.clock.Now())
+	if old := pods.Condition(pod, corev1.PodScheduled); old != nil && old.Status == condition.Status && old.Reason == condition.Reason &&
+		old.Message == message && pod.Status.NominatedNodeName == nominated {
+		return nil
 	}
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": pod.UID},

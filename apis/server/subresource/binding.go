@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/errors"
@@ -15,6 +16,8 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	storeerr "k8s.io/apiserver/pkg/storage/errors"
 	"k8s.io/apiserver/pkg/util/dryrun"
+
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 var podsResource = corev1.Resource("pods")
@@ -124,26 +127,8 @@ func bind(pod *corev1.Pod, binding *corev1.Binding) error {
 		}
 		maps.Copy(pod.Annotations, binding.Annotations)
 	}
-	setCondition(pod, corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionTrue})
+	core.SetPodCondition(&pod.Status, corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}, time.Now())
 	return nil
-}
-
-// setCondition replaces the condition of the same type. The transition time
-// moves only when the status does.
-func setCondition(pod *corev1.Pod, condition corev1.PodCondition) {
-	condition.LastTransitionTime = metav1.Now()
-	for i, old := range pod.Status.Conditions {
-		if old.Type != condition.Type {
-			continue
-		}
-		if old.Status == condition.Status {
-			condition.LastTransitionTime = old.LastTransitionTime
-		}
-		condition.ObservedGeneration = old.ObservedGeneration
-		pod.Status.Conditions[i] = condition
-		return
-	}
-	pod.Status.Conditions = append(pod.Status.Conditions, condition)
 }
 
 // LegacyBinding serves the collection "bindings", the older way to post the

@@ -3,6 +3,7 @@ package subresource
 import (
 	"context"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -117,12 +118,12 @@ func (e *Eviction) mark(ctx context.Context, name string, options *metav1.Delete
 			if core.Finished(pod) || pod.DeletionTimestamp != nil {
 				return pod, nil
 			}
-			setCondition(pod, corev1.PodCondition{
+			core.SetPodCondition(&pod.Status, corev1.PodCondition{
 				Type:    corev1.DisruptionTarget,
 				Status:  corev1.ConditionTrue,
 				Reason:  "EvictionByEvictionAPI",
 				Message: "Eviction API: evicting",
-			})
+			}, time.Now())
 			return pod, nil
 		}), dryrun.IsDryRun(options.DryRun), nil)
 	if err != nil {
