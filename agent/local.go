@@ -8,6 +8,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/clusterd/clusterd/agent/pod"
+	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/pressure"
 	"github.com/clusterd/clusterd/agent/stats"
 	"github.com/clusterd/clusterd/apis/core"
@@ -69,7 +70,7 @@ func (a *Agent) localPod(view *pod.View) pressure.LocalPod {
 // what its containers may use together, or all pods of the node.
 func (a *Agent) memoryFor(p *v1.Pod) int64 {
 	all := a.allocatable()[v1.ResourceMemory]
-	if own := pod.MemoryLimit(p); own > 0 && (all.IsZero() || own < all.Value()) {
+	if own := podstate.MemoryLimit(p); own > 0 && (all.IsZero() || own < all.Value()) {
 		return own
 	}
 	return all.Value()

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/clusterd/clusterd/agent/pod"
+	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/e2e/features"
 )
 
@@ -17,7 +17,7 @@ func TestRootLogLinks(t *testing.T) {
 	m := newMachine(t)
 	m.create(newPod("one", app("a", "serve", "8080")))
 	m.ready("one")
-	id := strings.TrimPrefix(m.get("one").Status.ContainerStatuses[0].ContainerID, pod.ContainerIDPrefix)
+	id := strings.TrimPrefix(m.get("one").Status.ContainerStatuses[0].ContainerID, podstate.ContainerIDPrefix)
 	link := filepath.Join(m.dir, "links", "one_default_a-"+id+".log")
 	m.eventually("the log by its link", func() bool {
 		b, err := os.ReadFile(link)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/pod"
+	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/pressure"
 	"github.com/clusterd/clusterd/agent/stats"
 	"github.com/clusterd/clusterd/apis/core"
@@ -33,7 +34,7 @@ func (a *Agent) measured(ctx context.Context) ([]stats.Pod, error) {
 		p := v.Pod
 		logs := filepath.Join(a.cfg.PodLogDir, pod.LogFolder(p))
 		one := stats.Pod{
-			Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Cgroup: pod.CgroupParent(a.cfg.CgroupRoot, p), Pid: pids[v.SandboxID],
+			Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Cgroup: podstate.CgroupParent(a.cfg.CgroupRoot, p), Pid: pids[v.SandboxID],
 			HostNetwork: p.Spec.HostNetwork, LogDir: logs, Dir: filepath.Join(a.cfg.DataDir, "pods", string(p.UID)),
 		}
 		started, images := map[string]time.Time{}, map[string]string{}

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	agentpod "github.com/clusterd/clusterd/agent/pod"
+	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/e2e/cluster"
 	"github.com/clusterd/clusterd/e2e/features"
 )
@@ -121,7 +122,7 @@ func (e *env) listedWithout(node string, p *corev1.Pod) {
 		e.t.Errorf("sandbox: %+v", sandbox)
 	}
 	log, err := os.ReadFile(c.LogPath)
-	if c.Type != string(agentpod.KindApp) || !c.Running || c.SandboxID != sandbox.ID || c.Pid == 0 || err != nil || !strings.Contains(string(log), "ending with 7") {
+	if c.Type != string(podstate.KindApp) || !c.Running || c.SandboxID != sandbox.ID || c.Pid == 0 || err != nil || !strings.Contains(string(log), "ending with 7") {
 		e.t.Errorf("container: %+v; its log: %q, %v", c, log, err)
 	}
 }

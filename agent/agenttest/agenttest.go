@@ -19,8 +19,8 @@ import (
 	ocispec "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/clusterd/clusterd/agent/image"
-	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/runtime"
 	"github.com/clusterd/clusterd/agent/users"
 )
@@ -576,7 +576,7 @@ func (s *Images) Mounts() ([]string, error) {
 type Network struct {
 	mu        sync.Mutex // guards all below
 	attached  map[string]netip.Addr
-	published map[string][]pod.HostPort
+	published map[string][]podstate.HostPort
 	users     map[string]users.Range
 	next      netip.Addr
 	// Err is returned by Attach.
@@ -662,18 +662,18 @@ func (n *Network) Live(_ context.Context, uids []string) error {
 }
 
 // Publish notes the ports; Detach drops them.
-func (n *Network) Publish(_ context.Context, uid string, _ netip.Addr, ports []pod.HostPort) error {
+func (n *Network) Publish(_ context.Context, uid string, _ netip.Addr, ports []podstate.HostPort) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.published == nil {
-		n.published = map[string][]pod.HostPort{}
+		n.published = map[string][]podstate.HostPort{}
 	}
 	n.published[uid] = ports
 	return nil
 }
 
 // Published are the ports that lead to the pod.
-func (n *Network) Published(uid string) []pod.HostPort {
+func (n *Network) Published(uid string) []podstate.HostPort {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.published[uid]

@@ -12,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
+	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/apis/core"
 )
 
@@ -29,10 +30,10 @@ func (m *Manager) weigh(ctx context.Context) {
 	total := v1.ResourceList{}
 	for _, p := range m.admitted {
 		if core.QOSClass(p) == v1.PodQOSBurstable {
-			addList(total, core.Requests(p))
+			podstate.AddList(total, core.Requests(p))
 		}
 	}
-	want := map[string]uint64{"besteffort": 2, "burstable": cpuShares(total[v1.ResourceCPU])}
+	want := map[string]uint64{"besteffort": 2, "burstable": podstate.CpuShares(total[v1.ResourceCPU])}
 	for class, shares := range want {
 		if m.shares[class] == shares {
 			delete(want, class)

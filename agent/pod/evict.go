@@ -3,6 +3,8 @@ package pod
 import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/clusterd/clusterd/agent/podstate"
 )
 
 // Evicted is the reason of pods that the node ended, or did not take, because
@@ -30,35 +32,35 @@ func (m *Manager) evict(uid types.UID, message string, hard, disrupted bool) {
 		return
 	}
 	w.send(func() {
-		if ending(Desired{Pod: w.pod, Gone: w.gone}, w.obs) {
+		if podstate.Ending(podstate.Desired{Pod: w.pod, Gone: w.gone}, w.obs) {
 			return // it goes anyway
 		}
-		grace := minGrace
+		grace := podstate.MinGrace
 		if !hard {
-			grace = seconds(30)
+			grace = podstate.Grace(30)
 			if g := w.pod.Spec.TerminationGracePeriodSeconds; g != nil {
-				grace = seconds(*g)
+				grace = podstate.Grace(*g)
 			}
 		}
 		w.obs.EvictGrace, w.obs.Disrupted = &grace, disrupted
-		w.fail(Verdict{Evicted, message})
+		w.fail(podstate.Verdict{Reason: Evicted, Message: message})
 	})
 }
 
 // refusal is the part of a pod's admission that does not depend on other pods:
 // what it asks for that this node does not do, and the node's pressures.
-func (m *Manager) refusal(pod *v1.Pod) *Verdict {
+func (m *Manager) refusal(pod *v1.Pod) *podstate.Verdict {
 	if v := m.unsupported(pod); v != nil {
 		return v
 	}
-	if v := forbiddenSysctl(pod, m.cfg.UnsafeSysctls); v != nil {
+	if v := podstate.ForbiddenSysctl(pod, m.cfg.UnsafeSysctls); v != nil {
 		return v
 	}
 	if m.cfg.Refuse == nil {
 		return nil
 	}
 	if message := m.cfg.Refuse(pod); message != "" {
-		return &Verdict{Evicted, message}
+		return &podstate.Verdict{Reason: Evicted, Message: message}
 	}
 	return nil
 }

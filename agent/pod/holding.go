@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podstate"
 )
 
 // TypeSandbox is the type of a Holding that is a pod's pause and namespaces;
@@ -63,8 +64,8 @@ func Holdings(sandboxes []api.SandboxStatus, containers []api.ContainerStatus) [
 		c := st.Container
 		s := of[c.SandboxID]
 		h := Holding{
-			Namespace: s.Namespace, Pod: s.Name, PodUID: s.PodUID, Name: c.Name, Type: c.Labels[labelType], ID: c.ID, SandboxID: c.SandboxID,
-			Attempt: c.Attempt, Image: c.Labels[labelImage], LogPath: c.LogPath, CgroupParent: s.CgroupParent,
+			Namespace: s.Namespace, Pod: s.Name, PodUID: s.PodUID, Name: c.Name, Type: c.Labels[podstate.LabelType], ID: c.ID, SandboxID: c.SandboxID,
+			Attempt: c.Attempt, Image: c.Labels[podstate.LabelImage], LogPath: c.LogPath, CgroupParent: s.CgroupParent,
 			Running: st.State == api.StateRunning, StartedAt: moment(st.StartedAt),
 		}
 		if h.Running {

@@ -8,7 +8,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/clusterd/clusterd/agent/pod"
+	"github.com/clusterd/clusterd/agent/podstate"
 )
 
 // TestHostPorts: they lead to the pod as long as it is there, and no second
@@ -23,7 +23,7 @@ func TestHostPorts(t *testing.T) {
 		n.create(with("web", v1.ContainerPort{ContainerPort: 80}, v1.ContainerPort{ContainerPort: 80, HostPort: 8080},
 			v1.ContainerPort{ContainerPort: 53, HostPort: 5353, Protocol: v1.ProtocolUDP, HostIP: "127.0.0.1"}))
 		n.after(time.Second)
-		want := []pod.HostPort{
+		want := []podstate.HostPort{
 			{Protocol: "tcp", HostPort: 8080, Port: 80},
 			{Protocol: "udp", HostIP: netip.MustParseAddr("127.0.0.1"), HostPort: 5353, Port: 53},
 		}

@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podstate"
 )
 
 // connect opens podmon's event stream and then lists, so that nothing falls
@@ -66,7 +67,7 @@ func (m *Manager) listen(ctx context.Context, events <-chan api.Event) {
 
 // endAll ends what podmon holds of a pod that has ended here. The caller holds
 // mu.
-func (m *Manager) endAll(rec Records) {
+func (m *Manager) endAll(rec podstate.Records) {
 	m.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(m.ctx, teardownDeadline)
 		defer cancel()
@@ -99,10 +100,10 @@ func (m *Manager) onEvent(ctx context.Context, e api.Event) {
 }
 
 // recordsOf finds or makes the waiting records of a pod. The caller holds mu.
-func (m *Manager) recordsOf(uid types.UID) *Records {
+func (m *Manager) recordsOf(uid types.UID) *podstate.Records {
 	r := m.records[uid]
 	if r == nil {
-		r = &Records{}
+		r = &podstate.Records{}
 		m.records[uid] = r
 	}
 	return r
@@ -128,29 +129,8 @@ func (m *Manager) deliver(s *api.SandboxStatus, c *api.ContainerStatus) {
 	case w != nil:
 		w.send(func() { w.onContainer(*c) })
 	case !m.synced:
-		m.recordsOf(uid).put(s, c)
+		m.recordsOf(uid).Put(s, c)
 	}
-}
-
-// put replaces or adds a status.
-func (r *Records) put(s *api.SandboxStatus, c *api.ContainerStatus) {
-	if s != nil {
-		for i := range r.Sandboxes {
-			if r.Sandboxes[i].Sandbox.ID == s.Sandbox.ID {
-				r.Sandboxes[i] = *s
-				return
-			}
-		}
-		r.Sandboxes = append(r.Sandboxes, *s)
-		return
-	}
-	for i := range r.Containers {
-		if r.Containers[i].Container.ID == c.Container.ID {
-			r.Containers[i] = *c
-			return
-		}
-	}
-	r.Containers = append(r.Containers, *c)
 }
 
 // list takes all that podmon holds: for pods with a worker as news, for
@@ -176,10 +156,10 @@ func (m *Manager) list(ctx context.Context) error {
 	}
 	sandboxes = slices.DeleteFunc(sandboxes, func(s api.SandboxStatus) bool { return m.unrouted[s.Sandbox.ID] })
 	listed := map[string]bool{}
-	fresh := map[types.UID]*Records{}
-	of := func(uid types.UID) *Records {
+	fresh := map[types.UID]*podstate.Records{}
+	of := func(uid types.UID) *podstate.Records {
 		if fresh[uid] == nil {
-			fresh[uid] = &Records{}
+			fresh[uid] = &podstate.Records{}
 		}
 		return fresh[uid]
 	}
@@ -187,15 +167,15 @@ func (m *Manager) list(ctx context.Context) error {
 		uid := types.UID(sandboxes[i].Sandbox.PodUID)
 		m.routes[sandboxes[i].Sandbox.ID] = uid
 		listed[sandboxes[i].Sandbox.ID] = true
-		of(uid).put(&sandboxes[i], nil)
+		of(uid).Put(&sandboxes[i], nil)
 	}
 	for i := range containers {
 		listed[containers[i].Container.ID] = true
 		if uid := m.routes[containers[i].Container.SandboxID]; uid != "" {
-			of(uid).put(nil, &containers[i])
+			of(uid).Put(nil, &containers[i])
 		}
 	}
-	m.records = map[types.UID]*Records{}
+	m.records = map[types.UID]*podstate.Records{}
 	for uid, rec := range fresh {
 		w := m.workers[uid]
 		if w == nil {

@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/clusterd/clusterd/agent/object"
+	"github.com/clusterd/clusterd/agent/podstate"
 )
 
 type sandboxIPs = []netip.Addr
@@ -50,7 +51,7 @@ type Manager struct {
 	staticSeen bool                  // staticRead is closed
 	admitted   map[types.UID]*v1.Pod // who holds a part of the node, as granted
 	deferred   map[types.UID]bool    // who waits for a larger part of the node
-	records    map[types.UID]*Records
+	records    map[types.UID]*podstate.Records
 	routes     map[string]types.UID // sandbox ID → pod
 	listing    int                  // lists of the runtime under way
 	unrouted   map[string]bool      // sandboxes forgotten meanwhile: such a list may still hold them
@@ -73,7 +74,7 @@ func NewManager(cfg Config) *Manager {
 		cfg: cfg, starts: make(chan struct{}, cfg.Parallel), writes: make(chan struct{}, 16), seen: make(chan struct{}), pins: make(chan struct{}, 1), stale: map[string]bool{},
 		workers: map[types.UID]*worker{}, ended: map[types.UID]bool{}, admitted: map[types.UID]*v1.Pod{}, deferred: map[types.UID]bool{},
 		static: map[types.UID]*v1.Pod{}, mirrors: map[string]*v1.Pod{}, staticRead: make(chan struct{}),
-		records: map[types.UID]*Records{}, routes: map[string]types.UID{}, unrouted: map[string]bool{},
+		records: map[types.UID]*podstate.Records{}, routes: map[string]types.UID{}, unrouted: map[string]bool{},
 		shares: map[string]uint64{}, fault: "it was not asked yet",
 	}
 }
@@ -238,11 +239,11 @@ func (m *Manager) begin(pod *v1.Pod, static bool) *worker {
 		w.obs.StartedAt = time.Unix(0, rec.Sandboxes[0].CreatedAt) // no API remembers it
 	}
 	known := len(rec.Sandboxes) > 0 || len(rec.Containers) > 0
-	if !terminal(pod.Status.Phase) && (known || pod.DeletionTimestamp == nil) {
-		var verdict *Verdict
+	if !podstate.Terminal(pod.Status.Phase) && (known || pod.DeletionTimestamp == nil) {
+		var verdict *podstate.Verdict
 		if !known && pod.Status.StartTime == nil {
 			if verdict = m.refusal(pod); verdict == nil {
-				verdict = Admit(pod, m.cfg.Node(), m.holders())
+				verdict = podstate.Admit(pod, m.cfg.Node(), m.holders())
 			}
 		}
 		if verdict == nil {
@@ -252,13 +253,13 @@ func (m *Manager) begin(pod *v1.Pod, static bool) *worker {
 			case known:
 				klog.FromContext(m.ctx).Error(err, "Running pod gets no processors of its own", "namespace", pod.Namespace, "pod", pod.Name)
 			default:
-				verdict = &Verdict{"UnexpectedAdmissionError", "Allocate failed due to " + err.Error() + ", which is unexpected"}
+				verdict = &podstate.Verdict{Reason: "UnexpectedAdmissionError", Message: "Allocate failed due to " + err.Error() + ", which is unexpected"}
 			}
 		}
 		if verdict != nil {
 			w.inbox = append(w.inbox, func() { w.fail(*verdict) })
 		} else {
-			m.admitted[pod.UID] = granted(pod, w.obs.Allocated)
+			m.admitted[pod.UID] = podstate.Granted(pod, w.obs.Allocated)
 		}
 	}
 	containersPerPod.Observe(float64(len(pod.Spec.Containers)))
@@ -373,7 +374,7 @@ func (m *Manager) adopt(uid types.UID) {
 }
 
 // orphan makes up the API object of a pod known only to podmon.
-func orphan(uid types.UID, rec Records) *v1.Pod {
+func orphan(uid types.UID, rec podstate.Records) *v1.Pod {
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid, Name: string(uid), Namespace: "orphans"}}
 	for _, s := range rec.Sandboxes {
 		pod.Name, pod.Namespace = s.Sandbox.Name, s.Sandbox.Namespace
@@ -383,7 +384,7 @@ func orphan(uid types.UID, rec Records) *v1.Pod {
 	for _, c := range rec.Containers {
 		if n := c.Container.Name; !names[n] {
 			names[n] = true
-			pod.Spec.Containers = append(pod.Spec.Containers, v1.Container{Name: n, Image: c.Container.Labels[labelImage]})
+			pod.Spec.Containers = append(pod.Spec.Containers, v1.Container{Name: n, Image: c.Container.Labels[podstate.LabelImage]})
 		}
 	}
 	return pod
@@ -413,11 +414,11 @@ func (m *Manager) sweepFolders(ctx context.Context) {
 }
 
 // take hands the records of a pod to its worker. The caller holds mu.
-func (m *Manager) take(uid types.UID) Records {
+func (m *Manager) take(uid types.UID) podstate.Records {
 	r := m.records[uid]
 	delete(m.records, uid)
 	if r == nil {
-		return Records{}
+		return podstate.Records{}
 	}
 	return *r
 }

@@ -32,6 +32,7 @@ import (
 	"github.com/clusterd/clusterd/agent/object"
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/probe"
 	"github.com/clusterd/clusterd/agent/runtime"
 	"github.com/clusterd/clusterd/agent/volume"
@@ -1104,7 +1105,7 @@ func TestPlaceIsFreeWhenThePodHasEnded(t *testing.T) {
 func TestNetworkNotReady(t *testing.T) {
 	features.ShowsWithDoubles(t, 198, 276)
 	inBubble(t, func(n *node) {
-		n.network.SetErr(pod.ErrNetworkNotReady)
+		n.network.SetErr(podstate.ErrNetworkNotReady)
 		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a")))
 		host := testPod("host", v1.RestartPolicyAlways, ctr("b"))
 		host.Spec.HostNetwork = true

@@ -10,7 +10,7 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
-	"github.com/clusterd/clusterd/apis/core"
+	"github.com/clusterd/clusterd/agent/podstate"
 )
 
 // CPUs knows which processors a container may run on: *cpu.Manager. Methods may
@@ -26,22 +26,6 @@ type CPUs interface {
 	Of(podUID, container string) (set cpuset.CPUSet, own bool)
 }
 
-// exclusiveCPUs is how many processors each container is to have for itself:
-// the app containers and sidecars of a Guaranteed pod that ask for whole ones.
-// Where the pod as a whole asks, its containers share what it has.
-func exclusiveCPUs(pod *v1.Pod) map[string]int {
-	if r := pod.Spec.Resources; core.QOSClass(pod) != v1.PodQOSGuaranteed || r != nil && len(r.Requests)+len(r.Limits) > 0 {
-		return nil
-	}
-	out := map[string]int{}
-	for _, c := range resizable(&pod.Spec) {
-		if q := c.Resources.Limits[v1.ResourceCPU]; !q.IsZero() && q.MilliValue()%1000 == 0 {
-			out[c.Name] = int(q.Value())
-		}
-	}
-	return out
-}
-
 // cpusOf gives the processors of one container of the pod. An init container
 // runs on those that the pod's app containers will have, if they are as many as
 // it asks for.
@@ -49,7 +33,7 @@ func (m *Manager) cpusOf(pod *v1.Pod, name string) (set cpuset.CPUSet, own bool)
 	uid := string(pod.UID)
 	for i := range pod.Spec.InitContainers {
 		c := &pod.Spec.InitContainers[i]
-		if c.Name != name || initKind(c) == KindSidecar {
+		if c.Name != name || podstate.InitKind(c) == podstate.KindSidecar {
 			continue
 		}
 		apps := cpuset.New()
@@ -71,7 +55,7 @@ func (m *Manager) assignCPUs(pod *v1.Pod) error {
 	if m.cfg.CPUs == nil {
 		return nil
 	}
-	return m.cfg.CPUs.Assign(string(pod.UID), exclusiveCPUs(pod))
+	return m.cfg.CPUs.Assign(string(pod.UID), podstate.ExclusiveCPUs(pod))
 }
 
 // releaseCPUs gives the pod's processors to those that share. It does not

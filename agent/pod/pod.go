@@ -1,6 +1,6 @@
 // Package pod makes the pods that the API has bound to this node: one worker
-// a pod, one pure plan from what is desired and what is observed to the next
-// steps, and a status built from the same values.
+// a pod, which does the steps that podstate.Plan gives and tells the API the
+// status that podstate.BuildStatus gives.
 //
 // The worker is the only one that changes what is observed of its pod; all
 // that happens elsewhere (exits, probes, finished operations, changes in the
@@ -9,7 +9,6 @@ package pod
 
 import (
 	"context"
-	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -21,6 +20,7 @@ import (
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/object"
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/probe"
 	"github.com/clusterd/clusterd/agent/runtime"
 	"github.com/clusterd/clusterd/agent/users"
@@ -77,10 +77,6 @@ type Images interface {
 	Verify(ctx context.Context, id string) error
 }
 
-// ErrNetworkNotReady is wrapped by what Network.Attach returns while the node has
-// no pod range yet, or its bridge cannot be made. The pod is tried again as soon as Manager.PokeAll is called.
-var ErrNetworkNotReady = errors.New("network is not ready")
-
 // Network connects pods. Methods may be called concurrently for different
 // pods; each is idempotent.
 type Network interface {
@@ -94,21 +90,12 @@ type Network interface {
 	Users(podUID string) (*os.File, error)
 	// Publish makes ports of the node lead to an attached pod's address, until
 	// Detach.
-	Publish(ctx context.Context, podUID string, addr netip.Addr, ports []HostPort) error
+	Publish(ctx context.Context, podUID string, addr netip.Addr, ports []podstate.HostPort) error
 	Detach(ctx context.Context, podUID string) error
 	// Live tells which pods there are, after a restart; all else is removed.
 	Live(ctx context.Context, podUIDs []string) error
 	// Dial connects to a TCP port inside the pod's namespace.
 	Dial(ctx context.Context, podUID string, hostNetwork bool, port int32) (net.Conn, error)
-}
-
-// HostPort is a port of the node that leads to one of a pod. It is stored by
-// the network: its fields' names never change.
-type HostPort struct {
-	Protocol string     `json:"protocol"`        // "tcp", "udp" or "sctp"
-	HostIP   netip.Addr `json:"hostIP,omitzero"` // invalid: every address of the node
-	HostPort uint16     `json:"hostPort"`
-	Port     uint16     `json:"port"`
 }
 
 // Config of a Manager.

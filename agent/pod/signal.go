@@ -6,6 +6,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/agent/podstate"
 )
 
 // signals by name, without SIG: signal(7) on amd64 and arm64.
@@ -25,7 +27,7 @@ const (
 
 // imageSignal is the stop signal of the image of the container's instance. An
 // agent that has found the instance asks the store for it.
-func (w *worker) imageSignal(c *Container) string {
+func (w *worker) imageSignal(c *podstate.Container) string {
 	if img, ok := w.images[c.Name]; ok {
 		return img.Config.StopSignal
 	}

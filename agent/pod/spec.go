@@ -18,22 +18,8 @@ import (
 
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/volume"
-)
-
-// Labels on sandboxes and containers: what the agent has to find again after
-// its own restart. They are stored by podmon, so a name's meaning never
-// changes.
-const (
-	labelHash    = "hash"    // container: Hash of its spec
-	labelImage   = "image"   // container: the reference in the spec
-	labelImageID = "imageID" // container
-	labelBackOff = "backoff" // container: delay before the next start, a Go duration
-	labelSignal  = "signal"  // container: what stops it, "SIGTERM"
-	labelType    = "type"    // container: its Kind
-	labelMessage = "message" // container: host path of the termination message
-	labelIPs     = "ips"     // sandbox: comma-separated addresses
-	labelGrace   = "grace"   // sandbox: terminationGracePeriodSeconds
 )
 
 // newID names a sandbox or container, unique for all time.
@@ -47,9 +33,9 @@ func newID() string {
 type buildInput struct {
 	pod       *v1.Pod
 	container *v1.Container
-	kind      Kind
+	kind      podstate.Kind
 	id        string
-	sandbox   Sandbox
+	sandbox   podstate.Sandbox
 	attempt   uint32
 	img       image.Image
 	rootfs    string
@@ -68,7 +54,7 @@ func (e createError) Unwrap() error { return e.error }
 // buildReason is the status's word for an error of buildContainer.
 func buildReason(err error) string {
 	if errors.As(err, new(createError)) || errors.Is(err, volume.ErrImageVolume) {
-		return reasonCreateContainer
+		return podstate.ReasonCreateContainer
 	}
 	return "CreateContainerConfigError"
 }
@@ -101,10 +87,10 @@ func (m *Manager) buildContainer(ctx context.Context, in buildInput) (api.Contai
 	out := api.Container{
 		ID: in.id, SandboxID: in.sandbox.ID, Name: c.Name, Attempt: in.attempt, TargetID: in.target, Rootfs: in.rootfs,
 		Env: lines, Cwd: cfg.WorkingDir, TTY: c.TTY, Stdin: c.Stdin, StdinOnce: c.StdinOnce,
-		Resources: containerResources(pod, c.Resources), OOMScoreAdj: oomScoreAdj(pod, c, node.Status.Capacity.Memory().Value()),
+		Resources: podstate.ContainerResources(pod, c.Resources), OOMScoreAdj: podstate.OomScoreAdj(pod, c, node.Status.Capacity.Memory().Value()),
 		Labels: map[string]string{
-			labelHash: Hash(c), labelType: string(in.kind), labelImage: c.Image, labelImageID: in.img.NameFor(c.Image), labelBackOff: in.backOff.String(),
-			labelSignal: signalName(stopSignal(c, cfg.StopSignal)),
+			podstate.LabelHash: podstate.Hash(c), podstate.LabelType: string(in.kind), podstate.LabelImage: c.Image, podstate.LabelImageID: in.img.NameFor(c.Image), podstate.LabelBackOff: in.backOff.String(),
+			podstate.LabelSignal: signalName(stopSignal(c, cfg.StopSignal)),
 		},
 	}
 	if c.WorkingDir != "" {
@@ -117,8 +103,8 @@ func (m *Manager) buildContainer(ctx context.Context, in buildInput) (api.Contai
 	if out.Args, err = argv(c, cfg.Entrypoint, cfg.Cmd, vars); err != nil {
 		return out, err
 	}
-	out.Resources.Hugepages = hugepages(c.Resources.Limits, node.Status.Capacity)
-	if out.OOMSingleProcess, err = oomSingleProcess(pod, c.Name); err != nil {
+	out.Resources.Hugepages = podstate.Hugepages(c.Resources.Limits, node.Status.Capacity)
+	if out.OOMSingleProcess, err = podstate.OomSingleProcess(pod, c.Name); err != nil {
 		return out, err
 	}
 	if err := security(&out, pod, c, filepath.Join(m.cfg.PodDir, "..", "seccomp")); err != nil {
@@ -138,7 +124,7 @@ func (m *Manager) buildContainer(ctx context.Context, in buildInput) (api.Contai
 		return out, err
 	}
 	if msg != "" {
-		out.Labels[labelMessage] = msg
+		out.Labels[podstate.LabelMessage] = msg
 		out.Mounts = append(out.Mounts, api.Mount{Source: msg, Destination: messagePath(c)})
 	}
 	dir := filepath.Join(m.logDir(pod), c.Name)
@@ -196,12 +182,12 @@ func (m *Manager) mounts(ctx context.Context, pod *v1.Pod, c *v1.Container, priv
 			return nil, err
 		}
 		mount := api.Mount{Source: src, Destination: vm.MountPath, ReadOnly: vm.ReadOnly || ro}
-		if recursiveReadOnly(&vm) {
+		if podstate.RecursiveReadOnly(&vm, mountSetattr()) {
 			mount.Options = []string{"rro"}
 		} else if mode := vm.RecursiveReadOnly; mode != nil && *mode == v1.RecursiveReadOnlyEnabled {
 			return nil, fmt.Errorf("volumeMount %q: recursiveReadOnly: Enabled needs Linux 5.12 or newer; IfPossible does without", vm.Name)
 		}
-		if imageSource(&pod.Spec, vm.Name) != nil {
+		if podstate.ImageSource(&pod.Spec, vm.Name) != nil {
 			mount.Mapped = hasUsers(pod) // see mountVolume
 			mount.Options = append(mount.Options, "noexec", "nosuid", "nodev")
 		}
@@ -225,12 +211,6 @@ func (m *Manager) mounts(ctx context.Context, pod *v1.Pod, c *v1.Container, priv
 		}
 	}
 	return out, nil
-}
-
-// recursiveReadOnly reports whether what is mounted below the volume is
-// read-only too (KEP-3857).
-func recursiveReadOnly(m *v1.VolumeMount) bool {
-	return m.ReadOnly && m.RecursiveReadOnly != nil && *m.RecursiveReadOnly != v1.RecursiveReadOnlyDisabled && mountSetattr()
 }
 
 // mountSetattr reports whether the kernel can change a whole tree of mounts

@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
+	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/static"
 )
 
@@ -145,7 +146,7 @@ func (m *Manager) dropMirror(name string) {
 			if err == nil {
 				return
 			}
-			delay = quickBackOff(delay)
+			delay = podstate.QuickBackOff(delay)
 			klog.FromContext(ctx).Info("Mirror of a static pod that is no more stays, will retry", "pod", name, "err", err, "after", delay)
 			select {
 			case <-time.After(delay):
@@ -223,7 +224,7 @@ func (w *worker) reflect(st *v1.PodStatus, now time.Time) (wake time.Time) {
 		})
 	case have.DeletionTimestamp != nil || have.Annotations[v1.MirrorPodAnnotationKey] != string(w.uid):
 		w.mirrorOp(func(ctx context.Context) (*v1.Pod, error) { return nil, w.m.deleteMirror(ctx, have) })
-	case !sameStatus(st, &have.Status):
+	case !podstate.SameStatus(st, &have.Status):
 		w.mirrorOp(func(ctx context.Context) (*v1.Pod, error) { return w.m.writeStatus(ctx, have, st) })
 	}
 	return wake
@@ -241,7 +242,7 @@ func (w *worker) mirrorOp(do func(ctx context.Context) (*v1.Pod, error)) {
 				w.mirror.pod, w.mirror.retryAt, w.mirror.delay, w.mirror.fault = got, time.Time{}, 0, ""
 				return
 			}
-			w.mirror.delay = quickBackOff(w.mirror.delay)
+			w.mirror.delay = podstate.QuickBackOff(w.mirror.delay)
 			w.mirror.retryAt = time.Now().Add(w.mirror.delay)
 			if w.mirror.fault != err.Error() {
 				w.mirror.fault = err.Error()

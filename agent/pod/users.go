@@ -11,6 +11,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/users"
 )
 
@@ -24,7 +25,7 @@ var errNoUsers = errors.New("it is set up to have no ids for them")
 
 // unsupported refuses a pod that wants what this node cannot do, rather than
 // run it with less protection than it asks for.
-func (m *Manager) unsupported(pod *v1.Pod) *Verdict {
+func (m *Manager) unsupported(pod *v1.Pod) *podstate.Verdict {
 	if !hasUsers(pod) {
 		return nil
 	}
@@ -35,7 +36,7 @@ func (m *Manager) unsupported(pod *v1.Pod) *Verdict {
 	if err == nil {
 		return nil
 	}
-	return &Verdict{"UserNamespacesNotSupported", "spec.hostUsers is false, and this node cannot give pods a user namespace: " + err.Error() + ". Remove the field, or let another node run the pod"}
+	return &podstate.Verdict{Reason: "UserNamespacesNotSupported", Message: "spec.hostUsers is false, and this node cannot give pods a user namespace: " + err.Error() + ". Remove the field, or let another node run the pod"}
 }
 
 // attach connects the pod; users is nil for one without a user namespace.

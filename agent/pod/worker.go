@@ -14,6 +14,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podstate"
 )
 
 // Deadlines of operations. A thing that takes longer is given up, told in the
@@ -50,7 +51,7 @@ type worker struct {
 	ctx    context.Context // of the agent's run
 	pod    *v1.Pod
 	gone   bool
-	obs    Observed
+	obs    podstate.Observed
 	ops    map[string]*operation          // by container
 	images map[string]image.Image         // by container, of the last pull
 	exits  map[string]chan struct{}       // by instance ID, closed at its exit
@@ -59,7 +60,7 @@ type worker struct {
 	told   map[string]string              // by container: instance whose back-off was told
 	// backedOff is, by container or "volume/" and a volume's name, the image
 	// fault whose back-off was told.
-	backedOff map[string]*Fault
+	backedOff map[string]*podstate.Fault
 	// volumePulls are the image volumes that are being pulled, by name.
 	volumePulls map[string]context.CancelFunc
 	making      string            // ID of the sandbox that is being created
@@ -95,24 +96,25 @@ type ContainerView struct {
 	Exited   <-chan struct{} // closed at the exit; nil: not running
 }
 
-func newWorker(m *Manager, pod *v1.Pod, gone bool, rec Records) *worker {
+func newWorker(m *Manager, pod *v1.Pod, gone bool, rec podstate.Records) *worker {
 	w := &worker{
 		m: m, uid: pod.UID, poke: make(chan struct{}, 1), pod: pod, gone: gone, since: time.Now(),
 		ops: map[string]*operation{}, images: map[string]image.Image{}, exits: map[string]chan struct{}{},
 		early: map[string]api.ContainerStatus{}, probes: map[string]*probing{}, told: map[string]string{},
-		backedOff: map[string]*Fault{}, starting: map[string]string{}, volumePulls: map[string]context.CancelFunc{},
+		backedOff: map[string]*podstate.Fault{}, starting: map[string]string{}, volumePulls: map[string]context.CancelFunc{},
 	}
 	// The caller holds the manager's lock: files are read by run.
-	w.obs = seed(pod, rec, w.since, func(st api.ContainerStatus, spec *v1.Container) string {
+	w.obs = podstate.Seed(pod, rec, w.since, func(st api.ContainerStatus, spec *v1.Container) string {
 		w.unread = append(w.unread, ended{st, spec})
 		return ""
 	})
+	w.obs.ReadOnlyTrees = mountSetattr()
 	if w.obs.StartedAt.IsZero() {
 		w.obs.StartedAt = w.since
 	}
 	w.status.stored = &pod.Status
 	for _, c := range w.obs.Containers {
-		if c.running() {
+		if c.Running() {
 			w.exits[c.Now.ID] = make(chan struct{})
 		}
 	}
@@ -134,7 +136,7 @@ func (w *worker) readWords() {
 		if c == nil {
 			continue
 		}
-		for _, i := range []*Instance{c.Now, c.Last} {
+		for _, i := range []*podstate.Instance{c.Now, c.Last} {
 			if i != nil && i.ID == u.status.Container.ID && i.Message == "" {
 				i.Message = lastWords(u.status, u.spec)
 			}
@@ -165,7 +167,7 @@ func (w *worker) run(ctx context.Context) {
 	w.m.cfg.Objects.Acquire(w.uid, w.refs())
 	w.readWords()
 	for _, c := range w.obs.Containers {
-		if c.running() {
+		if c.Running() {
 			w.startProbes(c)
 		}
 	}
@@ -207,8 +209,8 @@ func (w *worker) turn() time.Time {
 			wake = t
 		}
 	}
-	for _, s := range Plan(Desired{w.pod, w.gone}, w.obs, now) {
-		if s, ok := s.(Wait); ok {
+	for _, s := range podstate.Plan(podstate.Desired{Pod: w.pod, Gone: w.gone}, w.obs, now) {
+		if s, ok := s.(podstate.Wait); ok {
 			sooner(s.Until)
 			continue
 		}
@@ -222,41 +224,41 @@ func (w *worker) turn() time.Time {
 }
 
 // begin starts one step.
-func (w *worker) begin(s Step) {
+func (w *worker) begin(s podstate.Step) {
 	switch s := s.(type) {
-	case SetupVolumes:
+	case podstate.SetupVolumes:
 		w.setupVolumes()
-	case CreateSandbox:
+	case podstate.CreateSandbox:
 		w.createSandbox(s.Attempt)
-	case RemoveSandbox:
+	case podstate.RemoveSandbox:
 		w.removeSandbox(s.ID)
-	case EndStray:
+	case podstate.EndStray:
 		w.endStray(s.ID)
-	case Pull:
+	case podstate.Pull:
 		w.pull(w.obs.Containers[s.Container], w.spec(s.Container))
-	case Start:
+	case podstate.Start:
 		w.startContainer(w.obs.Containers[s.Container], s.Attempt)
-	case PullVolume:
+	case podstate.PullVolume:
 		w.pullVolume(s.Volume)
-	case CancelVolume:
+	case podstate.CancelVolume:
 		if cancel := w.volumePulls[s.Volume]; cancel != nil {
 			cancel()
 		}
-	case Stop:
+	case podstate.Stop:
 		w.stopContainer(w.obs.Containers[s.Container], s)
-	case Cancel:
+	case podstate.Cancel:
 		if op := w.ops[s.Container]; op != nil {
 			op.cancel()
 		}
-	case Grant:
+	case podstate.Grant:
 		w.grant()
-	case Resize:
+	case podstate.Resize:
 		w.resize()
-	case Fail:
+	case podstate.Fail:
 		w.fail(s.Verdict)
-	case Teardown:
+	case podstate.Teardown:
 		w.teardown()
-	case Finish:
+	case podstate.Finish:
 		w.finish()
 	default:
 		panic(fmt.Sprintf("pod worker: unknown step %T", s))
@@ -264,7 +266,7 @@ func (w *worker) begin(s Step) {
 }
 
 // fail sets the verdict, once.
-func (w *worker) fail(v Verdict) {
+func (w *worker) fail(v podstate.Verdict) {
 	if w.obs.Verdict != nil {
 		return
 	}
@@ -276,7 +278,7 @@ func (w *worker) fail(v Verdict) {
 // operate runs fn for a container on a goroutine of its own; what fn returns
 // is applied by the loop. At most one operation per container counts: a newer
 // one cancels and replaces the older, whose result is then ignored.
-func (w *worker) operate(c *Container, kind Op, fn func(ctx context.Context) (apply func())) {
+func (w *worker) operate(c *podstate.Container, kind podstate.Op, fn func(ctx context.Context) (apply func())) {
 	if old := w.ops[c.Name]; old != nil {
 		old.cancel()
 	}
@@ -292,7 +294,7 @@ func (w *worker) operate(c *Container, kind Op, fn func(ctx context.Context) (ap
 				return
 			}
 			delete(w.ops, c.Name)
-			c.Op, c.StopGrace, c.Stop = OpNone, 0, StopStage{}
+			c.Op, c.StopGrace, c.Stop = podstate.OpNone, 0, podstate.StopStage{}
 			apply()
 		})
 	})
@@ -314,15 +316,15 @@ func (w *worker) setPod(pod *v1.Pod) {
 	}
 	old := w.pod
 	w.pod = pod
-	for _, spec := range allContainers(&pod.Spec) {
+	for _, spec := range podstate.AllContainers(&pod.Spec) {
 		if w.obs.Containers[spec.Name] == nil {
-			w.obs.Containers[spec.Name] = &Container{Name: spec.Name}
+			w.obs.Containers[spec.Name] = &podstate.Container{Name: spec.Name}
 		}
 	}
 	if f := w.obs.ResizePending; f != nil {
 		f.RetryAt = time.Time{} // it may ask for something else now
 	}
-	if !sameStatus(&pod.Status, w.status.stored) && !w.status.writing {
+	if !podstate.SameStatus(&pod.Status, w.status.stored) && !w.status.writing {
 		w.status.stored = &pod.Status // somebody else wrote: put it right
 	}
 	if !maps.Equal(old.Labels, pod.Labels) || !maps.Equal(old.Annotations, pod.Annotations) {
@@ -338,7 +340,7 @@ func (w *worker) setGone() { w.gone = true }
 
 // spec is a container as the node has granted it.
 func (w *worker) spec(name string) *v1.Container {
-	for _, c := range allContainers(&granted(w.pod, w.obs.Allocated).Spec) {
+	for _, c := range podstate.AllContainers(&podstate.Granted(w.pod, w.obs.Allocated).Spec) {
 		if c.Name == name {
 			return c
 		}
@@ -346,30 +348,30 @@ func (w *worker) spec(name string) *v1.Container {
 	return nil
 }
 
-func (w *worker) kind(name string) Kind {
+func (w *worker) kind(name string) podstate.Kind {
 	for i := range w.pod.Spec.InitContainers {
 		if c := &w.pod.Spec.InitContainers[i]; c.Name == name {
-			return initKind(c)
+			return podstate.InitKind(c)
 		}
 	}
 	for i := range w.pod.Spec.Containers {
 		if w.pod.Spec.Containers[i].Name == name {
-			return KindApp
+			return podstate.KindApp
 		}
 	}
-	return KindEphemeral
+	return podstate.KindEphemeral
 }
 
 // tellBackOffs makes one event per instance that has to wait.
 func (w *worker) tellBackOffs(now time.Time) (wake time.Time) {
-	if ending(Desired{w.pod, w.gone}, w.obs) {
+	if podstate.Ending(podstate.Desired{Pod: w.pod, Gone: w.gone}, w.obs) {
 		return wake
 	}
-	pull := func(key string, f *Fault, ref string, tell func(kind, reason, format string, args ...any)) {
+	pull := func(key string, f *podstate.Fault, ref string, tell func(kind, reason, format string, args ...any)) {
 		if f == nil || f.Reason != "ErrImagePull" {
 			return
 		}
-		switch turns := f.At.Add(errImagePullShown); { // the status turns then
+		switch turns := f.At.Add(podstate.ErrImagePullShown); { // the status turns then
 		case turns.After(now):
 			if wake.IsZero() || turns.Before(wake) {
 				wake = turns
@@ -382,19 +384,19 @@ func (w *worker) tellBackOffs(now time.Time) (wake time.Time) {
 	}
 	for name, v := range w.obs.ImageVolumes {
 		if !v.Busy {
-			pull("volume/"+name, v.Err, imageSource(&w.pod.Spec, name).Reference, w.event)
+			pull("volume/"+name, v.Err, podstate.ImageSource(&w.pod.Spec, name).Reference, w.event)
 		}
 	}
 	for name, c := range w.obs.Containers {
-		if c.Op == OpNone {
+		if c.Op == podstate.OpNone {
 			pull(name, c.ImageErr, c.ImageRef, func(kind, reason, format string, args ...any) {
 				w.containerEvent(name, kind, reason, format, args...)
 			})
 		}
-		if c.Now == nil || c.Now.Running || c.Op != OpNone || c.BackOff == 0 || w.told[name] == c.Now.ID || !now.Before(restartAt(c)) {
+		if c.Now == nil || c.Now.Running || c.Op != podstate.OpNone || c.BackOff == 0 || w.told[name] == c.Now.ID || !now.Before(podstate.RestartAt(c)) {
 			continue
 		}
-		if spec := w.spec(name); spec != nil && willRestart(&w.pod.Spec, spec, w.kind(name), c) {
+		if spec := w.spec(name); spec != nil && podstate.WillRestart(&w.pod.Spec, spec, w.kind(name), c) {
 			w.told[name] = c.Now.ID
 			w.containerEvent(name, v1.EventTypeWarning, "BackOff", "Back-off restarting failed container %s in pod %s_%s(%s)",
 				name, w.pod.Name, w.pod.Namespace, w.pod.UID)
@@ -407,12 +409,12 @@ func (w *worker) tellBackOffs(now time.Time) (wake time.Time) {
 // the status.
 func (w *worker) slowOps(now time.Time) (wake time.Time) {
 	named := func(since time.Time) {
-		if t := since.Add(slowAfter); t.After(now) && (wake.IsZero() || t.Before(wake)) {
+		if t := since.Add(podstate.SlowAfter); t.After(now) && (wake.IsZero() || t.Before(wake)) {
 			wake = t
 		}
 	}
 	for _, c := range w.obs.Containers {
-		if c.Op != OpNone {
+		if c.Op != podstate.OpNone {
 			named(c.OpSince)
 		}
 	}
@@ -421,7 +423,7 @@ func (w *worker) slowOps(now time.Time) (wake time.Time) {
 			named(v.Since)
 		}
 	}
-	if s := w.obs.Sandbox.State; s == SandboxCreating || s == SandboxRemoving {
+	if s := w.obs.Sandbox.State; s == podstate.SandboxCreating || s == podstate.SandboxRemoving {
 		named(w.obs.Sandbox.Since)
 	}
 	if w.obs.TearingDown {
@@ -440,9 +442,9 @@ func (w *worker) event(kind, reason, format string, args ...any) {
 func (w *worker) containerEvent(name, kind, reason, format string, args ...any) {
 	path := "spec.containers{" + name + "}"
 	switch w.kind(name) {
-	case KindInit, KindSidecar:
+	case podstate.KindInit, podstate.KindSidecar:
 		path = "spec.initContainers{" + name + "}"
-	case KindEphemeral:
+	case podstate.KindEphemeral:
 		path = "spec.ephemeralContainers{" + name + "}"
 	}
 	w.m.cfg.Recorder.Eventf(w.ref(path), kind, reason, format, args...)

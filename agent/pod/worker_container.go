@@ -16,16 +16,17 @@ import (
 
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podstate"
 )
 
 // pull makes the container's image present, as the pull policy says.
-func (w *worker) pull(c *Container, spec *v1.Container) {
+func (w *worker) pull(c *podstate.Container, spec *v1.Container) {
 	ref, policy, pod := spec.Image, spec.ImagePullPolicy, w.pod
 	if c.ImageRef != ref {
 		c.ImageDelay = 0
 	}
 	name := c.Name
-	w.operate(c, OpPull, func(ctx context.Context) func() {
+	w.operate(c, podstate.OpPull, func(ctx context.Context) func() {
 		ctx, cancel := context.WithTimeout(ctx, pullDeadline)
 		defer cancel()
 		img, reason, err := w.m.ensureImage(ctx, pod, ref, policy, func(kind, reason, msg string) {
@@ -44,9 +45,9 @@ func (w *worker) pull(c *Container, spec *v1.Container) {
 			if _, here, gerr := w.m.cfg.Images.Get(ref); gerr == nil && here && policy != v1.PullAlways {
 				return // it was brought while the pull failed
 			}
-			c.ImageDelay = nextBackOff(c.ImageDelay)
+			c.ImageDelay = podstate.NextBackOff(c.ImageDelay)
 			now := time.Now()
-			c.ImageErr = &Fault{Reason: reason, Message: err.Error(), At: now, RetryAt: now.Add(c.ImageDelay)}
+			c.ImageErr = &podstate.Fault{Reason: reason, Message: err.Error(), At: now, RetryAt: now.Add(c.ImageDelay)}
 			if reason == "ErrImagePull" {
 				w.containerEvent(name, v1.EventTypeWarning, "Failed", "Failed to pull image %q: %v", ref, err)
 			}
@@ -59,9 +60,9 @@ func (w *worker) pull(c *Container, spec *v1.Container) {
 // now waits no longer, neither for its back-off nor for a pull under way, which
 // may hang. One that is to be pulled always has nothing of it.
 func (w *worker) onImages() {
-	for _, spec := range allContainers(&w.pod.Spec) {
+	for _, spec := range podstate.AllContainers(&w.pod.Spec) {
 		c := w.obs.Containers[spec.Name]
-		if spec.ImagePullPolicy == v1.PullAlways || c.Op != OpPull && c.ImageErr == nil {
+		if spec.ImagePullPolicy == v1.PullAlways || c.Op != podstate.OpPull && c.ImageErr == nil {
 			continue
 		}
 		if _, present, err := w.m.cfg.Images.Get(spec.Image); err != nil || !present {
@@ -70,12 +71,12 @@ func (w *worker) onImages() {
 		if c.ImageErr != nil {
 			c.ImageErr.RetryAt = time.Time{}
 		}
-		if c.Op == OpPull {
+		if c.Op == podstate.OpPull {
 			w.ops[c.Name].cancel()
 		}
 	}
 	for name, v := range w.obs.ImageVolumes {
-		src := imageSource(&w.pod.Spec, name)
+		src := podstate.ImageSource(&w.pod.Spec, name)
 		if src.PullPolicy == v1.PullAlways || !v.Busy && v.Err == nil {
 			continue
 		}
@@ -126,21 +127,21 @@ func (m *Manager) ensureImage(ctx context.Context, pod *v1.Pod, ref string, poli
 }
 
 // startContainer makes the next instance.
-func (w *worker) startContainer(c *Container, attempt uint32) {
-	spec, kind, pod, sandbox, img := w.spec(c.Name), w.kind(c.Name), granted(w.pod, w.obs.Allocated), w.obs.Sandbox, w.images[c.Name]
+func (w *worker) startContainer(c *podstate.Container, attempt uint32) {
+	spec, kind, pod, sandbox, img := w.spec(c.Name), w.kind(c.Name), podstate.Granted(w.pod, w.obs.Allocated), w.obs.Sandbox, w.images[c.Name]
 	before := c.StartErr
 	backOff := time.Duration(0)
-	if c.Now != nil && c.Now.StopCause != StopChanged && c.Now.StopCause != StopResized {
+	if c.Now != nil && c.Now.StopCause != podstate.StopChanged && c.Now.StopCause != podstate.StopResized {
 		backOff = c.BackOff
-		if c.Now.FinishedAt.Sub(c.Now.StartedAt) >= resetAfter {
+		if c.Now.FinishedAt.Sub(c.Now.StartedAt) >= podstate.ResetAfter {
 			backOff = 0
 		}
-		backOff = nextBackOff(backOff)
+		backOff = podstate.NextBackOff(backOff)
 	}
 	target, err := w.targetOf(c.Name)
 	if err != nil {
-		c.StartErr = faulted(before, reasonCreateContainer, err)
-		if c.StartErr.news() {
+		c.StartErr = faulted(before, podstate.ReasonCreateContainer, err)
+		if c.StartErr.News() {
 			w.containerEvent(c.Name, v1.EventTypeWarning, "Failed", "Error: %v", err)
 		}
 		w.send(func() {}) // plan the next try
@@ -153,7 +154,7 @@ func (w *worker) startContainer(c *Container, attempt uint32) {
 	c.ImageReady = false
 	id := newID()
 	w.starting[c.Name] = id
-	w.operate(c, OpStart, func(ctx context.Context) func() {
+	w.operate(c, podstate.OpStart, func(ctx context.Context) func() {
 		in := buildInput{pod: pod, container: spec, kind: kind, id: id, sandbox: sandbox, attempt: attempt, img: img, backOff: backOff, target: target, services: services}
 		st, reason, err := w.m.startInstance(ctx, w.ctx, in)
 		if err != nil || st.StartError != "" {
@@ -162,18 +163,18 @@ func (w *worker) startContainer(c *Container, attempt uint32) {
 		if err != nil {
 			return func() {
 				c.StartErr = faulted(before, reason, err)
-				if c.StartErr.news() {
+				if c.StartErr.News() {
 					w.containerEvent(c.Name, v1.EventTypeWarning, "Failed", "Error: %v", err)
 				}
 			}
 		}
-		registered := make(chan *Instance, 1)
+		registered := make(chan *podstate.Instance, 1)
 		w.send(func() { registered <- w.register(c, st, backOff, spec.Resources) })
 		var hookErr error
 		if st.StartError == "" && spec.Lifecycle != nil && spec.Lifecycle.PostStart != nil {
 			hookErr = w.m.runHook(ctx, spec.Lifecycle.PostStart, w.target(spec, st.Container.ID, sandbox), hookDeadline)
 		}
-		var inst *Instance
+		var inst *podstate.Instance
 		select {
 		case inst = <-registered:
 		case <-w.ctx.Done():
@@ -202,7 +203,7 @@ func (w *worker) targetOf(name string) (id string, err error) {
 	}
 	target := w.pod.Spec.EphemeralContainers[i].TargetContainerName
 	c := w.obs.Containers[target]
-	if c == nil || !c.running() {
+	if c == nil || !c.Running() {
 		return "", fmt.Errorf("target container %q is not running: it is tried again until it is", target)
 	}
 	return c.Now.ID, nil
@@ -221,8 +222,8 @@ func (w *worker) verifyImage(ctx context.Context, container string, img image.Im
 
 // register makes a started container the newest instance; size is what it was
 // made with.
-func (w *worker) register(c *Container, st api.ContainerStatus, backOff time.Duration, size v1.ResourceRequirements) *Instance {
-	inst := instanceOf(st)
+func (w *worker) register(c *podstate.Container, st api.ContainerStatus, backOff time.Duration, size v1.ResourceRequirements) *podstate.Instance {
+	inst := podstate.InstanceOf(st)
 	inst.Applied = size
 	inst.CreatedAt = time.Now()
 	w.forget(c)
@@ -246,7 +247,7 @@ func (w *worker) register(c *Container, st api.ContainerStatus, backOff time.Dur
 
 // forget drops the record and log of the instance before the last: one dead
 // instance is kept, for `logs --previous` and lastState.
-func (w *worker) forget(c *Container) {
+func (w *worker) forget(c *podstate.Container) {
 	old := c.Last
 	if old == nil {
 		return
@@ -280,7 +281,7 @@ func (m *Manager) startInstance(ctx, run context.Context, in buildInput) (st api
 	ctx, cancel := context.WithTimeout(ctx, createDeadline)
 	defer cancel()
 	if in.rootfs, err = m.mountRoot(ctx, in.pod, in.img, in.id); err != nil {
-		return st, reasonCreateContainer, fmt.Errorf("mount image: %w", err)
+		return st, podstate.ReasonCreateContainer, fmt.Errorf("mount image: %w", err)
 	}
 	unmount := func() {
 		ctx, cancel := context.WithTimeout(run, apiDeadline)
@@ -317,7 +318,7 @@ func (m *Manager) startInstance(ctx, run context.Context, in buildInput) (st api
 			unmount()
 		}
 		if isCode(err, api.CodeInvalid) {
-			return st, reasonCreateContainer, err
+			return st, podstate.ReasonCreateContainer, err
 		}
 		return st, "RunContainerError", err
 	}
@@ -381,11 +382,11 @@ func (w *worker) onContainer(st api.ContainerStatus) {
 	switch {
 	case w.obs.TornDown || w.obs.TearingDown:
 	case w.obs.Strays[id] != nil:
-	case c != nil && c.Op == OpStart && w.starting[c.Name] == id:
+	case c != nil && c.Op == podstate.OpStart && w.starting[c.Name] == id:
 		if st.State == api.StateExited {
 			w.early[id] = st // its start has not answered yet
 		}
-	case c != nil && c.Op != OpStart && (c.Now == nil || c.Now.Attempt < st.Container.Attempt):
+	case c != nil && c.Op != podstate.OpStart && (c.Now == nil || c.Now.Attempt < st.Container.Attempt):
 		// A start whose answer was lost.
 		inst := w.register(c, st, c.BackOff, w.spec(c.Name).Resources)
 		if inst.Running {
@@ -396,14 +397,14 @@ func (w *worker) onContainer(st api.ContainerStatus) {
 }
 
 // exit takes the end of an instance.
-func (w *worker) exit(c *Container, i *Instance, st api.ContainerStatus) {
+func (w *worker) exit(c *podstate.Container, i *podstate.Instance, st api.ContainerStatus) {
 	if len(st.Container.Labels) == 0 {
-		st.Container.Labels = map[string]string{labelMessage: filepath.Join(w.m.podDir(w.pod), "containers", c.Name, strconv.Itoa(int(i.Attempt)))}
+		st.Container.Labels = map[string]string{podstate.LabelMessage: filepath.Join(w.m.podDir(w.pod), "containers", c.Name, strconv.Itoa(int(i.Attempt)))}
 	}
 	if st.Container.LogPath == "" {
 		st.Container.LogPath = filepath.Join(w.m.logDir(w.pod), c.Name, strconv.Itoa(int(i.Attempt))+".log")
 	}
-	i.exited(st, lastWords(st, w.spec(c.Name)), time.Now())
+	i.Exited(st, lastWords(st, w.spec(c.Name)), time.Now())
 	if ch := w.exits[i.ID]; ch != nil {
 		close(ch)
 		delete(w.exits, i.ID)
@@ -419,13 +420,13 @@ func (w *worker) exit(c *Container, i *Instance, st api.ContainerStatus) {
 
 // exitWords is the event that tells of an instance's end; none for one that was
 // asked for and obeyed, of which Killing has told.
-func exitWords(name string, i *Instance) (kind, reason, message string) {
+func exitWords(name string, i *podstate.Instance) (kind, reason, message string) {
 	switch {
 	case i.Reason == "OOMKilled":
 		return v1.EventTypeWarning, "OOMKilling", fmt.Sprintf("Container %s was killed: it used more memory than its limit", name)
-	case i.StopCause != StopNone && i.Signal == sigKill:
+	case i.StopCause != podstate.StopNone && i.Signal == sigKill:
 		return v1.EventTypeWarning, "Killed", fmt.Sprintf("Container %s was killed: it had not ended within its grace period", name)
-	case i.StopCause != StopNone:
+	case i.StopCause != podstate.StopNone:
 		return "", "", ""
 	case i.Reason == "ContainerStatusUnknown":
 		return v1.EventTypeWarning, "Exited", fmt.Sprintf("Container %s has ended, and its exit code is not known", name)
@@ -450,12 +451,12 @@ func (w *worker) lost(listed map[string]bool, asOf time.Time) {
 }
 
 // stopContainer ends an instance: preStop hook, stop signal, grace, kill.
-func (w *worker) stopContainer(c *Container, s Stop) {
+func (w *worker) stopContainer(c *podstate.Container, s podstate.Stop) {
 	i, spec, pod := c.Now, w.spec(c.Name), w.pod
 	if i == nil || i.ID != s.ID || !i.Running {
 		return
 	}
-	if i.StopCause == StopNone {
+	if i.StopCause == podstate.StopNone {
 		w.containerEvent(c.Name, v1.EventTypeNormal, "Killing", "%s", s.Message)
 	}
 	i.StopCause = s.Cause
@@ -471,12 +472,12 @@ func (w *worker) stopContainer(c *Container, s Stop) {
 	}
 	begun := time.Now()
 	deadline := begun.Add(s.Grace)
-	w.operate(c, OpStop, func(ctx context.Context) func() {
+	w.operate(c, podstate.OpStop, func(ctx context.Context) func() {
 		stage := func(doing string, until time.Time) {
 			now := time.Now()
 			w.send(func() {
 				if ctx.Err() == nil { // else another stop has taken its place
-					c.Stop = StopStage{doing, now, until}
+					c.Stop = podstate.StopStage{Doing: doing, Since: now, Until: until}
 				}
 			})
 		}
@@ -488,7 +489,7 @@ func (w *worker) stopContainer(c *Container, s Stop) {
 			}
 			w.send(func() { i.PreStopDone = true })
 		}
-		grace := max(time.Until(deadline), minGrace)
+		grace := max(time.Until(deadline), podstate.MinGrace)
 		stage(stopEnds, time.Now().Add(grace))
 		err := w.m.endInstance(ctx, i.ID, signal, grace, exited, func() { stage(stopKilled, time.Time{}) })
 		return func() {
@@ -499,7 +500,7 @@ func (w *worker) stopContainer(c *Container, s Stop) {
 	})
 	c.StopGrace = s.Grace
 	if preStop != nil {
-		c.Stop = StopStage{stopPreStop, begun, deadline}
+		c.Stop = podstate.StopStage{Doing: stopPreStop, Since: begun, Until: deadline}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/probe"
 	"github.com/clusterd/clusterd/agent/runtime"
 )
@@ -20,7 +21,7 @@ type probing struct {
 }
 
 // target says where an instance is asked.
-func (w *worker) target(spec *v1.Container, id string, s Sandbox) probe.Target {
+func (w *worker) target(spec *v1.Container, id string, s podstate.Sandbox) probe.Target {
 	t := probe.Target{ContainerID: id, Namespace: w.pod.Namespace, Pod: w.pod.Name, PodUID: string(w.uid)}
 	if spec != nil {
 		t.Ports, t.Container = spec.Ports, spec.Name
@@ -36,9 +37,9 @@ func (w *worker) target(spec *v1.Container, id string, s Sandbox) probe.Target {
 
 // startProbes starts the loops that the instance's state asks for: startup
 // alone first, then liveness and readiness.
-func (w *worker) startProbes(c *Container) {
+func (w *worker) startProbes(c *podstate.Container) {
 	i, spec := c.Now, w.spec(c.Name)
-	if spec == nil || w.kind(c.Name) == KindInit || w.kind(c.Name) == KindEphemeral {
+	if spec == nil || w.kind(c.Name) == podstate.KindInit || w.kind(c.Name) == podstate.KindEphemeral {
 		return
 	}
 	w.stopProbes(i.ID)

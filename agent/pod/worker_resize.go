@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podstate"
 )
 
 // grant asks the node for what the spec wants.
@@ -18,7 +19,7 @@ func (w *worker) grant() {
 	w.send(func() {}) // plan with the answer
 	reason, message := w.m.grant(w.uid, w.pod)
 	if reason == "" {
-		for _, c := range resizable(&w.pod.Spec) {
+		for _, c := range podstate.Resizable(&w.pod.Spec) {
 			w.obs.Allocated[c.Name] = c.Resources
 		}
 		w.obs.ResizePending, w.obs.ResizeErr = nil, nil
@@ -27,7 +28,7 @@ func (w *worker) grant() {
 		return
 	}
 	now, before := time.Now(), w.obs.ResizePending
-	w.obs.ResizePending = &Fault{Reason: reason, Message: message, At: now, RetryAt: now.Add(resizeRetry)}
+	w.obs.ResizePending = &podstate.Fault{Reason: reason, Message: message, At: now, RetryAt: now.Add(podstate.ResizeRetry)}
 	if before == nil || before.Message != message {
 		w.event(v1.EventTypeWarning, "Resize"+reason, "Pod resize is %s: %s", strings.ToLower(reason), message)
 	}
@@ -36,7 +37,7 @@ func (w *worker) grant() {
 // sizeWords says what the containers are to have.
 func sizeWords(pod *v1.Pod) string {
 	var all []string
-	for _, c := range resizable(&pod.Spec) {
+	for _, c := range podstate.Resizable(&pod.Spec) {
 		words := []string{c.Name + ":"}
 		for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
 			if q, ok := c.Resources.Requests[name]; ok {
@@ -56,7 +57,7 @@ func sizeWords(pod *v1.Pod) string {
 func (m *Manager) grant(uid types.UID, pod *v1.Pod) (reason, message string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if had := m.admitted[uid]; m.cfg.CPUs != nil && had != nil && !maps.Equal(exclusiveCPUs(had), exclusiveCPUs(pod)) {
+	if had := m.admitted[uid]; m.cfg.CPUs != nil && had != nil && !maps.Equal(podstate.ExclusiveCPUs(had), podstate.ExclusiveCPUs(pod)) {
 		return v1.PodReasonInfeasible, "containers have processors of their own (static CPU manager policy): how many cannot change while the pod runs"
 	}
 	var others []*v1.Pod
@@ -65,7 +66,7 @@ func (m *Manager) grant(uid types.UID, pod *v1.Pod) (reason, message string) {
 			others = append(others, p)
 		}
 	}
-	reason, message = grantable(pod, m.cfg.Node(), others)
+	reason, message = podstate.Grantable(pod, m.cfg.Node(), others)
 	if reason != "" {
 		m.deferred[uid] = true
 		return reason, message
@@ -104,13 +105,13 @@ type sizing struct {
 func (w *worker) resize() {
 	w.obs.Resizing = true
 	sandbox, before := w.obs.Sandbox, w.obs.ResizeErr
-	limits := podLimits(w.pod, w.obs.Allocated)
+	limits := podstate.PodLimits(w.pod, w.obs.Allocated)
 	var list []sizing
-	applied := map[*Instance]v1.ResourceRequirements{}
-	for _, c := range w.obs.unapplied(&w.pod.Spec) {
-		oc, to := w.obs.Containers[c.Name], w.obs.Allocated.of(c)
-		if oc.Op == OpNone && !needsRestart(c, oc.Now.Applied, to) {
-			list = append(list, sizing{oc.Now.ID, containerResources(w.pod, to)})
+	applied := map[*podstate.Instance]v1.ResourceRequirements{}
+	for _, c := range w.obs.Unapplied(&w.pod.Spec) {
+		oc, to := w.obs.Containers[c.Name], w.obs.Allocated.Of(c)
+		if oc.Op == podstate.OpNone && !podstate.NeedsRestart(c, oc.Now.Applied, to) {
+			list = append(list, sizing{oc.Now.ID, podstate.ContainerResources(w.pod, to)})
 			applied[oc.Now] = to
 		}
 	}
@@ -124,7 +125,7 @@ func (w *worker) resize() {
 			}
 			if err != nil {
 				w.obs.ResizeErr = faulted(before, v1.PodReasonError, err)
-				if w.obs.ResizeErr.news() {
+				if w.obs.ResizeErr.News() {
 					w.event(v1.EventTypeWarning, "ResizeError", "Pod resize failed, will be tried again: %v", err)
 				}
 				return
@@ -133,8 +134,8 @@ func (w *worker) resize() {
 			for i, r := range applied {
 				i.Applied = r
 			}
-			if len(applied) > 0 && len(w.obs.unapplied(&w.pod.Spec)) == 0 {
-				w.event(v1.EventTypeNormal, "ResizeCompleted", "Pod resize completed: %s", sizeWords(granted(w.pod, w.obs.Allocated)))
+			if len(applied) > 0 && len(w.obs.Unapplied(&w.pod.Spec)) == 0 {
+				w.event(v1.EventTypeNormal, "ResizeCompleted", "Pod resize completed: %s", sizeWords(podstate.Granted(w.pod, w.obs.Allocated)))
 			}
 		}
 	})
@@ -143,7 +144,7 @@ func (w *worker) resize() {
 // resize writes cgroups so that a container's limit is never above its pod's:
 // the pod's are raised first and lowered last. held is what the pod's own
 // cgroup has now.
-func (m *Manager) resize(ctx context.Context, s Sandbox, limits api.Resources, list []sizing) (held api.Resources, err error) {
+func (m *Manager) resize(ctx context.Context, s podstate.Sandbox, limits api.Resources, list []sizing) (held api.Resources, err error) {
 	held = s.Limits
 	set := func(to api.Resources) error {
 		to.CPUShares, to.CPUPeriod = limits.CPUShares, limits.CPUPeriod

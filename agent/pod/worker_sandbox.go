@@ -13,6 +13,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/object"
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/volume"
 	"github.com/clusterd/clusterd/apis/core"
 )
@@ -27,22 +28,22 @@ func isCode(err error, code string) bool {
 
 // faulted makes the next fault of a row: delay is kept by the caller in the
 // fault before.
-func faulted(before *Fault, reason string, err error) *Fault {
+func faulted(before *podstate.Fault, reason string, err error) *podstate.Fault {
 	now := time.Now()
 	var d time.Duration
 	told := now
 	if before != nil {
 		d = before.RetryAt.Sub(before.At)
-		if before.Message == err.Error() && now.Sub(before.Told) < retell {
+		if before.Message == err.Error() && now.Sub(before.Told) < podstate.Retell {
 			told = before.Told
 		}
 	}
-	return &Fault{Reason: reason, Message: err.Error(), At: now, RetryAt: now.Add(quickBackOff(d)), Told: told}
+	return &podstate.Fault{Reason: reason, Message: err.Error(), At: now, RetryAt: now.Add(podstate.QuickBackOff(d)), Told: told}
 }
 
 func (w *worker) createSandbox(attempt uint32) {
-	w.obs.Sandbox.State, w.obs.Sandbox.Since = SandboxCreating, time.Now()
-	before, pod, id := w.obs.Sandbox.Err, granted(w.pod, w.obs.Allocated), newID()
+	w.obs.Sandbox.State, w.obs.Sandbox.Since = podstate.SandboxCreating, time.Now()
+	before, pod, id := w.obs.Sandbox.Err, podstate.Granted(w.pod, w.obs.Allocated), newID()
 	w.making = id
 	w.m.routeTo(id, w.uid)
 	w.background(sandboxDeadline, func(ctx context.Context) func() {
@@ -62,18 +63,18 @@ func (w *worker) createSandbox(attempt uint32) {
 				w.m.unroute(id)
 			}
 			if err != nil {
-				w.obs.Sandbox.State = SandboxAbsent
+				w.obs.Sandbox.State = podstate.SandboxAbsent
 				reason := "FailedCreatePodSandBox"
-				if errors.Is(err, ErrNetworkNotReady) {
+				if errors.Is(err, podstate.ErrNetworkNotReady) {
 					reason = "NetworkNotReady"
 				}
 				w.obs.Sandbox.Err = faulted(before, reason, err)
-				if w.obs.Sandbox.Err.news() {
+				if w.obs.Sandbox.Err.News() {
 					w.event(v1.EventTypeWarning, reason, "%s", sandboxWords(reason, err))
 				}
 				return
 			}
-			w.obs.Sandbox = Sandbox{ID: id, State: SandboxReady, Attempt: attempt, Made: true, MadeAt: time.Now(), IPs: ips, Limits: podResources(pod, w.m.cfg.PidsLimit)}
+			w.obs.Sandbox = podstate.Sandbox{ID: id, State: podstate.SandboxReady, Attempt: attempt, Made: true, MadeAt: time.Now(), IPs: ips, Limits: podstate.PodResources(pod, w.m.cfg.PidsLimit)}
 		}
 	})
 }
@@ -119,7 +120,7 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, att
 			klog.FromContext(ctx).Error(derr, "Network of a sandbox that was not made could not be detached")
 		}
 	}
-	if ports := hostPorts(pod); len(ports) > 0 && !pod.Spec.HostNetwork && len(ips) > 0 {
+	if ports := podstate.HostPorts(pod); len(ports) > 0 && !pod.Spec.HostNetwork && len(ips) > 0 {
 		if err := m.cfg.Network.Publish(ctx, string(pod.UID), ips[0], ports); err != nil {
 			undo()
 			return nil, false, fmt.Errorf("host ports: %w", err)
@@ -139,14 +140,14 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, att
 	if g := pod.Spec.TerminationGracePeriodSeconds; g != nil {
 		grace = *g
 	}
-	limits := podResources(pod, m.cfg.PidsLimit)
-	limits.Hugepages = hugepages(core.Requests(pod), m.cfg.Node().Status.Capacity)
+	limits := podstate.PodResources(pod, m.cfg.PidsLimit)
+	limits.Hugepages = podstate.Hugepages(core.Requests(pod), m.cfg.Node().Status.Capacity)
 	made, err := m.cfg.Runtime.CreateSandbox(ctx, api.Sandbox{
 		ID: id, PodUID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name, Attempt: attempt,
 		Hostname: name, NetNS: netns, Users: ids, HostIPC: pod.Spec.HostIPC, HostPID: pod.Spec.HostPID,
 		SharePID: isTrue(pod.Spec.ShareProcessNamespace), Sysctls: sysctls,
-		CgroupParent: CgroupParent(m.cfg.CgroupRoot, pod), PodResources: limits,
-		Labels: map[string]string{labelIPs: joinIPs(ips), labelGrace: strconv.FormatInt(grace, 10)},
+		CgroupParent: podstate.CgroupParent(m.cfg.CgroupRoot, pod), PodResources: limits,
+		Labels: map[string]string{podstate.LabelIPs: podstate.JoinIPs(ips), podstate.LabelGrace: strconv.FormatInt(grace, 10)},
 	})
 	if err == nil && ids != nil && made.Sandbox.Users == nil {
 		err = errors.New("podmon is of an older version that knows no user namespaces (see the node's event RuntimeNotUpgraded)")
@@ -173,14 +174,14 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, att
 // stray takes note of something of the pod that nobody asked for.
 func (w *worker) stray(id string, container bool) {
 	if w.obs.Strays[id] == nil {
-		w.obs.Strays[id] = &Stray{Container: container}
+		w.obs.Strays[id] = &podstate.Stray{Container: container}
 	}
 }
 
 // findStrays looks through what podmon listed for what nothing here stands
 // for. The answer to the request that made it was lost: podmon was killed, or
 // the agent, or a deadline was over.
-func (w *worker) findStrays(listed Records) {
+func (w *worker) findStrays(listed podstate.Records) {
 	if w.obs.Finished {
 		return
 	}
@@ -192,7 +193,7 @@ func (w *worker) findStrays(listed Records) {
 	known := map[string]bool{}
 	for name, c := range w.obs.Containers {
 		known[w.starting[name]] = true
-		for _, i := range []*Instance{c.Now, c.Last} {
+		for _, i := range []*podstate.Instance{c.Now, c.Last} {
 			if i != nil {
 				known[i.ID] = true
 			}
@@ -214,8 +215,8 @@ func (w *worker) endStray(id string) {
 		return func() {
 			s.Busy = false
 			if err != nil {
-				s.Err = faulted(before, reasonKillPod, err)
-				if s.Err.news() {
+				s.Err = faulted(before, podstate.ReasonKillPod, err)
+				if s.Err.News() {
 					w.event(v1.EventTypeWarning, "FailedKillPod", "error killing a left-over of the pod: %v", err)
 				}
 				return
@@ -255,7 +256,7 @@ func (m *Manager) endStray(ctx context.Context, id string, container bool) error
 
 // removeSandbox clears the way for another one.
 func (w *worker) removeSandbox(id string) {
-	w.obs.Sandbox.State, w.obs.Sandbox.Since = SandboxRemoving, time.Now()
+	w.obs.Sandbox.State, w.obs.Sandbox.Since = podstate.SandboxRemoving, time.Now()
 	before := w.obs.Sandbox.Err
 	w.event(v1.EventTypeNormal, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.")
 	w.background(sandboxDeadline, func(ctx context.Context) func() {
@@ -268,13 +269,13 @@ func (w *worker) removeSandbox(id string) {
 		}
 		return func() {
 			if err != nil {
-				w.obs.Sandbox.State = SandboxDead
-				w.obs.Sandbox.Err = faulted(before, reasonKillPod, err)
+				w.obs.Sandbox.State = podstate.SandboxDead
+				w.obs.Sandbox.Err = faulted(before, podstate.ReasonKillPod, err)
 				w.event(v1.EventTypeWarning, "FailedKillPod", "error killing pod: %v", err)
 				return
 			}
 			w.m.unroute(id)
-			w.obs.Sandbox.State, w.obs.Sandbox.Err, w.obs.Sandbox.IPs, w.obs.Sandbox.ID = SandboxAbsent, nil, nil, ""
+			w.obs.Sandbox.State, w.obs.Sandbox.Err, w.obs.Sandbox.IPs, w.obs.Sandbox.ID = podstate.SandboxAbsent, nil, nil, ""
 		}
 	})
 }
@@ -282,35 +283,35 @@ func (w *worker) removeSandbox(id string) {
 // onSandbox takes news of a sandbox.
 func (w *worker) onSandbox(st api.SandboxStatus) {
 	s := &w.obs.Sandbox
-	if st.Sandbox.ID == s.ID && s.State == SandboxReady && st.State != api.StateRunning {
-		s.State = SandboxDead
+	if st.Sandbox.ID == s.ID && s.State == podstate.SandboxReady && st.State != api.StateRunning {
+		s.State = podstate.SandboxDead
 	}
 }
 
 // lostPause takes the disappearance of the sandbox from podmon's list.
 func (w *worker) lostPause(listed map[string]bool, asOf time.Time) {
 	s := &w.obs.Sandbox
-	if s.State == SandboxReady && !listed[s.ID] && s.MadeAt.Before(asOf) {
-		s.State = SandboxDead
+	if s.State == podstate.SandboxReady && !listed[s.ID] && s.MadeAt.Before(asOf) {
+		s.State = podstate.SandboxDead
 	}
 }
 
 func (w *worker) setupVolumes() {
 	w.obs.Volumes.Busy, w.obs.Volumes.Since = true, time.Now()
-	before, pod := w.obs.Volumes.Err, granted(w.pod, w.obs.Allocated)
+	before, pod := w.obs.Volumes.Err, podstate.Granted(w.pod, w.obs.Allocated)
 	w.background(volumeDeadline, func(ctx context.Context) func() {
 		err := w.m.cfg.Volumes.Setup(ctx, pod)
 		return func() {
 			w.obs.Volumes.Busy = false
 			if err == nil {
-				w.obs.Volumes = Volumes{Ready: true}
+				w.obs.Volumes = podstate.Volumes{Ready: true}
 				return
 			}
 			w.obs.Volumes.Err = faulted(before, "FailedMount", err)
 			if errors.Is(err, volume.ErrUnsupported) {
-				w.obs.Volumes.Err.RetryAt = time.Now().Add(backOffMax)
+				w.obs.Volumes.Err.RetryAt = time.Now().Add(podstate.BackOffMax)
 			}
-			if w.obs.Volumes.Err.news() {
+			if w.obs.Volumes.Err.News() {
 				w.event(v1.EventTypeWarning, "FailedMount", "%s", err)
 			}
 		}
@@ -337,7 +338,7 @@ func (w *worker) refresh() {
 	}
 	w.fresh.busy, w.fresh.due = true, time.Now().Add(tokenRefresh)
 	w.obs.Volumes.Busy = true // the teardown waits
-	pod := granted(w.pod, w.obs.Allocated)
+	pod := podstate.Granted(w.pod, w.obs.Allocated)
 	w.background(volumeDeadline, func(ctx context.Context) func() {
 		err := w.m.cfg.Volumes.Refresh(ctx, pod)
 		return func() {
@@ -409,7 +410,7 @@ func (w *worker) teardown() {
 	before := w.obs.TeardownErr
 	var ids []string
 	for _, c := range w.obs.Containers {
-		for _, i := range []*Instance{c.Now, c.Last} {
+		for _, i := range []*podstate.Instance{c.Now, c.Last} {
 			if i != nil && i.Recorded {
 				ids = append(ids, i.ID)
 			}
@@ -429,20 +430,20 @@ func (w *worker) teardown() {
 		return func() {
 			w.obs.TearingDown = false
 			if err != nil {
-				w.obs.TeardownErr = faulted(before, reasonKillPod, err)
+				w.obs.TeardownErr = faulted(before, podstate.ReasonKillPod, err)
 				w.event(v1.EventTypeWarning, "FailedKillPod", "error killing pod: %v", err)
 				return
 			}
 			for _, c := range w.obs.Containers {
-				for _, i := range []*Instance{c.Now, c.Last} {
+				for _, i := range []*podstate.Instance{c.Now, c.Last} {
 					if i != nil {
 						i.Recorded = false
 					}
 				}
 			}
 			w.obs.TornDown, w.obs.TeardownErr = true, nil
-			w.obs.Sandbox = Sandbox{Attempt: w.obs.Sandbox.Attempt, Made: w.obs.Sandbox.Made}
-			w.obs.Volumes, w.obs.ImageVolumes = Volumes{}, seedImageVolumes(&w.pod.Spec)
+			w.obs.Sandbox = podstate.Sandbox{Attempt: w.obs.Sandbox.Attempt, Made: w.obs.Sandbox.Made}
+			w.obs.Volumes, w.obs.ImageVolumes = podstate.Volumes{}, podstate.SeedImageVolumes(&w.pod.Spec)
 			w.m.cfg.Objects.Release(w.uid)
 			w.m.release(w.uid)
 		}

@@ -10,6 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/agent/podstate"
 )
 
 // lazyWrite is how long a status that nobody waits for may be held back: it
@@ -35,11 +37,11 @@ func (w *worker) publish(now time.Time) (wake time.Time) {
 		old = w.status.stored
 	}
 	old = withForeign(old, &w.pod.Status)
-	st := BuildStatus(Desired{w.pod, w.gone}, w.obs, old, w.m.cfg.NodeIP, now)
+	st := podstate.BuildStatus(podstate.Desired{Pod: w.pod, Gone: w.gone}, w.obs, old, w.m.cfg.NodeIP, now)
 	w.status.built = st
 	w.setView(st)
 	w.startMetric(st, now)
-	if terminal(st.Phase) {
+	if podstate.Terminal(st.Phase) {
 		// Nothing of it runs any more. The scheduler gives its place away as
 		// soon as it reads this: the next pod must not be refused here.
 		w.m.release(w.uid)
@@ -48,7 +50,7 @@ func (w *worker) publish(now time.Time) (wake time.Time) {
 		w.obs.StatusStored = w.keepEnd(st) // its end waits for no API
 		return w.reflect(st, now)
 	}
-	same := sameStatus(st, w.status.stored)
+	same := podstate.SameStatus(st, w.status.stored)
 	w.obs.StatusStored = same
 	if same || w.gone {
 		w.status.dirty = time.Time{}
@@ -79,7 +81,7 @@ func (w *worker) urgent(st *v1.PodStatus) bool {
 		return true
 	}
 	for _, t := range []v1.PodConditionType{v1.PodReady, v1.ContainersReady} {
-		i, j := conditionIndex(st.Conditions, t), conditionIndex(w.status.stored.Conditions, t)
+		i, j := podstate.ConditionIndex(st.Conditions, t), podstate.ConditionIndex(w.status.stored.Conditions, t)
 		if i >= 0 && j >= 0 && st.Conditions[i].Status != w.status.stored.Conditions[j].Status {
 			return true
 		}
@@ -100,7 +102,7 @@ func (w *worker) write(st *v1.PodStatus) {
 				// The watch will tell; until then there is nobody to tell.
 				w.status.stored, w.status.delay = st, 0
 			case err != nil:
-				w.status.delay = quickBackOff(w.status.delay)
+				w.status.delay = podstate.QuickBackOff(w.status.delay)
 				w.status.retryAt = time.Now().Add(w.status.delay)
 				klog.FromContext(w.ctx).Info("Status was not written, will retry", "err", err, "after", w.status.delay)
 			default:
@@ -157,13 +159,13 @@ func withForeign(st, live *v1.PodStatus) *v1.PodStatus {
 		}
 	}
 	for _, c := range live.Conditions {
-		if !isOwned(c.Type) || !isTransient(c.Type) && conditionIndex(out.Conditions, c.Type) < 0 {
+		if !isOwned(c.Type) || !podstate.IsTransient(c.Type) && podstate.ConditionIndex(out.Conditions, c.Type) < 0 {
 			out.Conditions = append(out.Conditions, c)
 		}
 	}
 	out.NominatedNodeName = live.NominatedNodeName
 	out.Resize = live.Resize
-	if terminal(live.Phase) && !terminal(out.Phase) {
+	if podstate.Terminal(live.Phase) && !podstate.Terminal(out.Phase) {
 		// Somebody failed the pod (eviction, garbage collection): that stands.
 		out.Phase, out.Reason, out.Message = live.Phase, live.Reason, live.Message
 	}
@@ -171,7 +173,7 @@ func withForeign(st, live *v1.PodStatus) *v1.PodStatus {
 }
 
 func isOwned(t v1.PodConditionType) bool {
-	for _, o := range owned {
+	for _, o := range podstate.Owned {
 		if o == t {
 			return true
 		}

@@ -8,6 +8,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podstate"
 )
 
 // The bug of issue 9: after a restart the messages of ended containers were
@@ -19,8 +20,8 @@ func TestWordsAreReadByTheWorkerItself(t *testing.T) {
 	}
 	p := &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{{Name: "main"}}}}
 	p.UID = "u"
-	w := newWorker(&Manager{}, p, false, Records{Containers: []api.ContainerStatus{{
-		Container: api.Container{ID: "c1", Name: "main", Labels: map[string]string{labelMessage: path}},
+	w := newWorker(&Manager{}, p, false, podstate.Records{Containers: []api.ContainerStatus{{
+		Container: api.Container{ID: "c1", Name: "main", Labels: map[string]string{podstate.LabelMessage: path}},
 		State:     api.StateExited, ExitCode: 3,
 	}}})
 	if got := w.obs.Containers["main"].Now; got == nil || got.Message != "" || len(w.unread) != 1 {

@@ -33,6 +33,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/clusterd/clusterd/agent/pod"
+	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/users"
 	"github.com/clusterd/clusterd/netsetup/antispoof"
 	"github.com/clusterd/clusterd/netsetup/ipam"
@@ -423,7 +424,7 @@ func (n *Network) laid() (*ipam.Pool, netip.Addr, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.pool == nil {
-		return nil, netip.Addr{}, fmt.Errorf("%w: %s", pod.ErrNetworkNotReady, n.fault)
+		return nil, netip.Addr{}, fmt.Errorf("%w: %s", podstate.ErrNetworkNotReady, n.fault)
 	}
 	return n.pool, n.gateway, nil
 }

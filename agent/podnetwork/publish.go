@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/clusterd/clusterd/agent/internal/durable"
-	"github.com/clusterd/clusterd/agent/pod"
+	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/netsetup/nft"
 	"github.com/clusterd/clusterd/netsetup/sysctl"
 )
@@ -33,8 +33,8 @@ type published struct {
 }
 
 type podsPorts struct {
-	Addr  netip.Addr     `json:"addr"`
-	Ports []pod.HostPort `json:"ports"`
+	Addr  netip.Addr          `json:"addr"`
+	Ports []podstate.HostPort `json:"ports"`
 }
 
 // loadPorts reads the file; none is no fault.
@@ -73,7 +73,7 @@ func (n *Network) savePorts() error {
 
 // Publish makes ports of the node lead to the pod, until it is detached. It
 // may be called again.
-func (n *Network) Publish(_ context.Context, uid string, addr netip.Addr, ports []pod.HostPort) error {
+func (n *Network) Publish(_ context.Context, uid string, addr netip.Addr, ports []podstate.HostPort) error {
 	n.portMu.Lock()
 	defer n.portMu.Unlock()
 	now := podsPorts{addr, ports}

@@ -9,16 +9,16 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/clusterd/clusterd/agent/pod"
+	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/netsetup/nft"
 )
 
 func TestWithPorts(t *testing.T) {
 	inside := nft.Inside{Range: netip.MustParsePrefix("10.42.1.0/24"), Interface: "clusterd0"}
 	got := withPorts(nft.Ruleset{}, inside, map[string]podsPorts{
-		"b":   {netip.MustParseAddr("10.42.1.3"), []pod.HostPort{{Protocol: "udp", HostIP: netip.MustParseAddr("127.0.0.1"), HostPort: 53, Port: 5353}}},
-		"a":   {netip.MustParseAddr("10.42.1.2"), []pod.HostPort{{Protocol: "tcp", HostPort: 8080, Port: 80}}},
-		"old": {netip.MustParseAddr("10.99.1.2"), []pod.HostPort{{Protocol: "tcp", HostPort: 1, Port: 1}}},
+		"b":   {netip.MustParseAddr("10.42.1.3"), []podstate.HostPort{{Protocol: "udp", HostIP: netip.MustParseAddr("127.0.0.1"), HostPort: 53, Port: 5353}}},
+		"a":   {netip.MustParseAddr("10.42.1.2"), []podstate.HostPort{{Protocol: "tcp", HostPort: 8080, Port: 80}}},
+		"old": {netip.MustParseAddr("10.99.1.2"), []podstate.HostPort{{Protocol: "tcp", HostPort: 1, Port: 1}}},
 	}).Text("t")
 	want := `table inet t {
 	chain guard {
@@ -60,7 +60,7 @@ func TestWithPorts(t *testing.T) {
 func TestPortsFile(t *testing.T) {
 	dir := t.TempDir()
 	n := &Network{cfg: Config{Dir: dir}, ports: map[string]podsPorts{
-		"a": {netip.MustParseAddr("10.42.1.2"), []pod.HostPort{{Protocol: "tcp", HostPort: 8080, Port: 80}}},
+		"a": {netip.MustParseAddr("10.42.1.2"), []podstate.HostPort{{Protocol: "tcp", HostPort: 8080, Port: 80}}},
 	}}
 	if err := n.savePorts(); err != nil {
 		t.Fatal(err)

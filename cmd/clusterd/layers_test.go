@@ -21,6 +21,8 @@ type layer struct {
 	may  []string // rooms, each a row of its own, that it may import beside itself
 	// never names packages that must not be linked at all, with the reason.
 	never map[string]string
+	// pure is set where functions of values stand alone: no files, no API, no processes.
+	pure bool
 	// links are packages that the room's program is built on: it links them.
 	links []string
 }
@@ -29,6 +31,9 @@ var (
 	noKubernetes = map[string]string{"k8s.io/": "an island knows no Kubernetes types"}
 	noContainers = map[string]string{"github.com/opencontainers/runc": "libcontainer re-executes whatever links it: podmon alone does (DESIGN.md, decision 7)"}
 )
+
+// impure are the packages, with those below them, that a pure room does not import.
+var impure = []string{"os", "io", "net/http", "syscall", "golang.org/x/sys", "k8s.io/client-go", "k8s.io/klog"}
 
 var layers = []layer{
 	{room: "apis", never: noContainers},
@@ -44,7 +49,8 @@ var layers = []layer{
 	{room: "netsetup", never: noKubernetes},
 	{room: "sched", may: []string{"apis"}, never: noContainers},
 	{room: "ingress", may: []string{"apis"}, never: noContainers},
-	{room: "agent", may: []string{"apis", "netsetup", "agent/podmon/api"}, never: noContainers},
+	{room: "agent", may: []string{"apis", "netsetup", "agent/podmon/api", "agent/podstate"}, never: noContainers},
+	{room: "agent/podstate", may: []string{"apis", "agent/podmon/api"}, never: noContainers, pure: true},
 	{room: "agent/podmon", may: []string{"agent/podmon/api"}, never: noKubernetes},
 	{room: "agent/podmon/api", never: noKubernetes},
 	{room: "ui", never: map[string]string{"k8s.io/": "it serves files; what they show, a browser asks the API for"}},
@@ -55,7 +61,7 @@ var layers = []layer{
 		"k8s.io/apiserver/pkg/server": "a client links no server",
 		"github.com/hashicorp/raft":   "a client links no store",
 	}},
-	{room: "cmd/clusterd", may: []string{"apis", "apis/server", "raftstore", "raftstore/backup", "raftstore/kubestore", "gossip", "member", "sched", "agent", "ingress", "netsetup", "ui"}, never: noContainers, links: []string{
+	{room: "cmd/clusterd", may: []string{"apis", "apis/server", "raftstore", "raftstore/backup", "raftstore/kubestore", "gossip", "member", "sched", "agent", "agent/podstate", "ingress", "netsetup", "ui"}, never: noContainers, links: []string{
 		"github.com/hashicorp/raft", "github.com/hashicorp/raft-boltdb/v2", "github.com/hashicorp/memberlist",
 		"github.com/vishvananda/netlink", "github.com/vishvananda/netns",
 	}},
@@ -124,6 +130,11 @@ func TestLayers(t *testing.T) {
 		for _, imp := range p.Imports {
 			if to, ours := strings.CutPrefix(imp, module); ours && !l.allows(to) {
 				t.Errorf("%s imports %s: %s may know only itself and %v (HOUSE.md, section 2)", path, to, l.room, l.may)
+			}
+		}
+		for _, imp := range p.Imports {
+			if l.pure && slices.ContainsFunc(impure, func(r string) bool { return imp == r || strings.HasPrefix(imp, r+"/") }) {
+				t.Errorf("%s imports %s: what is computed there is computed from values", path, imp)
 			}
 		}
 		if path == l.room {

@@ -1,4 +1,4 @@
-package pod
+package podstate
 
 import (
 	"fmt"
@@ -24,7 +24,7 @@ func Admit(pod *v1.Pod, node *v1.Node, others []*v1.Pod) *Verdict {
 	}
 	used := v1.ResourceList{}
 	for _, o := range others {
-		addList(used, core.Requests(o))
+		AddList(used, core.Requests(o))
 	}
 	if max, ok := node.Status.Allocatable[v1.ResourcePods]; ok && int64(len(others)) >= max.Value() {
 		return &Verdict{"OutOfpods", fmt.Sprintf("Node didn't have enough resource: pods, requested: 1, used: %d, capacity: %d", len(others), max.Value())}

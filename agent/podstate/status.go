@@ -1,4 +1,4 @@
-package pod
+package podstate
 
 import (
 	"fmt"
@@ -18,18 +18,22 @@ import (
 // ContainerIDPrefix opens a container's ID in the API.
 const ContainerIDPrefix = "clusterd://"
 
-// errImagePullShown is how long ErrImagePull is shown before the status turns
+// ErrImagePullShown is how long ErrImagePull is shown before the status turns
 // to ImagePullBackOff.
-const errImagePullShown = 2 * time.Second
+const ErrImagePullShown = 2 * time.Second
 
-// reasonKillPod is told of a pod that has ended and does not leave the node.
-const reasonKillPod = "FailedKillPod"
+// ReasonKillPod is told of a pod that has ended and does not leave the node.
+const ReasonKillPod = "FailedKillPod"
 
 // reasonStopping is told of a pod whose end takes long, with what it waits for.
 const reasonStopping = "Stopping"
 
-// slowAfter is how long an operation may take before the status names it.
-const slowAfter = time.Second
+// SlowAfter is how long an operation may take before the status names it.
+const SlowAfter = time.Second
+
+// maxMessages bounds what all containers of a pod together say of their ends, in
+// bytes.
+const maxMessages = 12 << 10
 
 // BuildStatus says in the API's words what is observed. It is pure. The
 // result continues old (the status last known to the API): conditions of
@@ -75,7 +79,7 @@ func BuildStatus(d Desired, o Observed, old *v1.PodStatus, nodeIP netip.Addr, no
 	initDone := b.initialized()
 	for i := range pod.Spec.InitContainers {
 		c := &pod.Spec.InitContainers[i]
-		st.InitContainerStatuses = append(st.InitContainerStatuses, b.container(c, initKind(c), "PodInitializing"))
+		st.InitContainerStatuses = append(st.InitContainerStatuses, b.container(c, InitKind(c), "PodInitializing"))
 	}
 	waiting := "ContainerCreating"
 	if len(pod.Spec.InitContainers) > 0 && !initDone {
@@ -92,14 +96,14 @@ func BuildStatus(d Desired, o Observed, old *v1.PodStatus, nodeIP netip.Addr, no
 	shareMessages(st)
 
 	st.Phase = b.phase(initDone)
-	if terminal(st.Phase) {
+	if Terminal(st.Phase) {
 		b.neverRan(st)
 	}
 	if o.Verdict != nil {
 		st.Reason, st.Message = o.Verdict.Reason, o.Verdict.Message
 	} else if f := o.TeardownErr; f != nil {
 		st.Reason, st.Message = f.Reason, f.Message
-	} else if old.Phase == st.Phase && terminal(old.Phase) && old.Reason != reasonKillPod && old.Reason != reasonStopping {
+	} else if old.Phase == st.Phase && Terminal(old.Phase) && old.Reason != ReasonKillPod && old.Reason != reasonStopping {
 		st.Reason, st.Message = old.Reason, old.Message
 	} else if st.Phase == v1.PodPending {
 		st.Reason, st.Message = b.pendingReason()
@@ -133,9 +137,9 @@ func shareMessages(st *v1.PodStatus) {
 // once that has taken long. An ended pod's own reason stays.
 func (b *builder) slowEnd(st *v1.PodStatus) {
 	var parts []string
-	for _, spec := range allContainers(&b.d.Pod.Spec) {
+	for _, spec := range AllContainers(&b.d.Pod.Spec) {
 		c := b.o.Containers[spec.Name]
-		if c.Op != OpStop || c.Stop.Doing == "" || b.now.Sub(c.OpSince) < slowAfter {
+		if c.Op != OpStop || c.Stop.Doing == "" || b.now.Sub(c.OpSince) < SlowAfter {
 			continue
 		}
 		part := fmt.Sprintf("Stopping container %s: %s since %s", spec.Name, c.Stop.Doing, clock(c.Stop.Since))
@@ -154,14 +158,14 @@ func (b *builder) slowEnd(st *v1.PodStatus) {
 			parts = append(parts, part)
 		}
 	}
-	if len(parts) == 0 || terminal(st.Phase) && st.Reason+st.Message != "" {
+	if len(parts) == 0 || Terminal(st.Phase) && st.Reason+st.Message != "" {
 		return
 	}
 	if st.Message != "" {
 		parts = append([]string{st.Message}, parts...)
 	}
 	st.Message = strings.Join(parts, "; ")
-	if st.Reason == "" && ending(b.d, b.o) {
+	if st.Reason == "" && Ending(b.d, b.o) {
 		st.Reason = reasonStopping
 	}
 }
@@ -192,7 +196,8 @@ func (b *builder) neverRan(st *v1.PodStatus) {
 	}
 }
 
-func terminal(p v1.PodPhase) bool { return p == v1.PodSucceeded || p == v1.PodFailed }
+// Terminal reports whether a phase is the last one of a pod.
+func Terminal(p v1.PodPhase) bool { return p == v1.PodSucceeded || p == v1.PodFailed }
 
 type builder struct {
 	d   Desired
@@ -207,8 +212,8 @@ func (b *builder) initialized() bool {
 	for i := range p.spec.InitContainers {
 		spec := &p.spec.InitContainers[i]
 		c := b.o.Containers[spec.Name]
-		if initKind(spec) == KindSidecar {
-			if !over && !(c.running() && c.Now.Started) {
+		if InitKind(spec) == KindSidecar {
+			if !over && !(c.Running() && c.Now.Started) {
 				return false
 			}
 		} else if !over && !p.initDone(c) {
@@ -235,13 +240,13 @@ func (b *builder) phase(initDone bool) v1.PodPhase {
 	alive := false
 	spec := &b.d.Pod.Spec
 	for _, c := range b.o.Containers {
-		alive = alive || c.running()
+		alive = alive || c.Running()
 	}
-	over := ending(b.d, b.o) && !alive
+	over := Ending(b.d, b.o) && !alive
 	if b.o.Verdict != nil && !alive {
 		return v1.PodFailed
 	}
-	if terminal(b.old.Phase) && !alive {
+	if Terminal(b.old.Phase) && !alive {
 		return b.old.Phase
 	}
 	if initFailed(b.d, b.o) && !alive {
@@ -275,9 +280,9 @@ func (b *builder) phase(initDone bool) v1.PodPhase {
 	return v1.PodRunning
 }
 
-// sameStatus compares what a reader would see: times by the second, as the
+// SameStatus compares what a reader would see: times by the second, as the
 // API stores them.
-func sameStatus(a, b *v1.PodStatus) bool {
+func SameStatus(a, b *v1.PodStatus) bool {
 	return equality.Semantic.DeepEqual(normalize(a), normalize(b))
 }
 

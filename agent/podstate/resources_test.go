@@ -1,4 +1,4 @@
-package pod
+package podstate
 
 import (
 	"strings"
@@ -89,7 +89,7 @@ func TestOOMScore(t *testing.T) {
 		{"never as best effort", small, &small.Spec.Containers[0], 999},
 		{"never as guaranteed", large, &large.Spec.Containers[0], 3},
 	} {
-		if got := oomScoreAdj(tt.pod, tt.c, node); got != tt.want {
+		if got := OomScoreAdj(tt.pod, tt.c, node); got != tt.want {
 			t.Errorf("%s: %d, want %d", tt.name, got, tt.want)
 		}
 	}
@@ -97,11 +97,11 @@ func TestOOMScore(t *testing.T) {
 
 func TestHugepageLimits(t *testing.T) {
 	node := amounts("cpu=4 hugepages-2Mi=64Mi hugepages-64Ki=1Mi hugepages-1Gi=0")
-	got := hugepages(amounts("memory=1Gi hugepages-2Mi=4Mi"), node)
+	got := Hugepages(amounts("memory=1Gi hugepages-2Mi=4Mi"), node)
 	if diff := cmp.Diff(map[string]uint64{"2MB": 4 << 20, "64KB": 0}, got); diff != "" {
 		t.Error(diff)
 	}
-	if got := hugepages(amounts("memory=1Gi"), amounts("hugepages-1Gi=0")); got != nil {
+	if got := Hugepages(amounts("memory=1Gi"), amounts("hugepages-1Gi=0")); got != nil {
 		t.Errorf("a node without huge pages: %v", got)
 	}
 }
@@ -110,21 +110,13 @@ func TestSingleProcessOOMKill(t *testing.T) {
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{SingleProcessOOMKill: "a, b"}},
 		Spec: v1.PodSpec{Containers: []v1.Container{{Name: "a"}, {Name: "b"}, {Name: "c"}}}}
 	for name, want := range map[string]bool{"a": true, "b": true, "c": false} {
-		if got, err := oomSingleProcess(pod, name); err != nil || got != want {
+		if got, err := OomSingleProcess(pod, name); err != nil || got != want {
 			t.Errorf("%s: %v %v", name, got, err)
 		}
 	}
 	pod.Annotations[SingleProcessOOMKill] = "a,x"
-	if _, err := oomSingleProcess(pod, "a"); err == nil || !strings.Contains(err.Error(), `"x"`) {
+	if _, err := OomSingleProcess(pod, "a"); err == nil || !strings.Contains(err.Error(), `"x"`) {
 		t.Errorf("unknown container: %v", err)
-	}
-}
-
-func TestCPUWeight(t *testing.T) {
-	for shares, want := range map[uint64]uint64{2: 1, 512: 59, 1024: 100, 262144: 10000} {
-		if got := cpuWeight(shares); got != want {
-			t.Errorf("%d shares: weight %d, want %d", shares, got, want)
-		}
 	}
 }
 
@@ -169,7 +161,7 @@ func TestOverheadInCgroup(t *testing.T) {
 	} {
 		p := &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{{Name: "a"}}, Overhead: amounts("cpu=250m memory=16Mi")}}
 		tt.change(&p.Spec)
-		if diff := cmp.Diff(tt.want, podResources(defaulted(p), 0)); diff != "" {
+		if diff := cmp.Diff(tt.want, PodResources(defaulted(p), 0)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
 	}
@@ -198,7 +190,7 @@ func TestOOMScoreOfPodLevelRequests(t *testing.T) {
 			p.Spec.Resources = &r
 		}
 		for i, c := range []*v1.Container{&p.Spec.Containers[0], &p.Spec.Containers[1], &p.Spec.InitContainers[1]} {
-			if got := oomScoreAdj(p, c, 1000<<20); got != tt.want[i] {
+			if got := OomScoreAdj(p, c, 1000<<20); got != tt.want[i] {
 				t.Errorf("pod asks for %q: container %s has %d, want %d", tt.pod, c.Name, got, tt.want[i])
 			}
 		}
@@ -216,15 +208,15 @@ func TestPodLevelLimits(t *testing.T) {
 		{CPUShares: 2, CPUQuota: 200_000, CPUPeriod: 100_000, MemoryLimit: 128 << 20},
 		{CPUShares: 512, CPUQuota: 50_000, CPUPeriod: 100_000, MemoryLimit: 32 << 20},
 	} {
-		if diff := cmp.Diff(want, containerResources(p, p.Spec.Containers[i].Resources)); diff != "" {
+		if diff := cmp.Diff(want, ContainerResources(p, p.Spec.Containers[i].Resources)); diff != "" {
 			t.Errorf("container %d (-want +got):\n%s", i, diff)
 		}
 	}
-	if got := podResources(p, 0); got.CPUShares != 2048 || got.CPUQuota != 200_000 || got.MemoryLimit != 128<<20 {
+	if got := PodResources(p, 0); got.CPUShares != 2048 || got.CPUQuota != 200_000 || got.MemoryLimit != 128<<20 {
 		t.Errorf("the pod: %+v", got)
 	}
 	p.Spec.Containers[0] = sized("cpu=1", "cpu=1 memory=64Mi")
-	if got := exclusiveCPUs(p); core.QOSClass(p) != v1.PodQOSGuaranteed || len(got) != 0 {
+	if got := ExclusiveCPUs(p); core.QOSClass(p) != v1.PodQOSGuaranteed || len(got) != 0 {
 		t.Errorf("class %s, processors of their own %v: what a pod asks for as a whole is shared by its containers", core.QOSClass(p), got)
 	}
 }

@@ -1,4 +1,4 @@
-package pod
+package podstate
 
 import "time"
 
@@ -6,34 +6,34 @@ import "time"
 // that ran for resetAfter starts the row anew. The first restart is at once.
 const (
 	backOffFirst = 10 * time.Second
-	backOffMax   = 5 * time.Minute
-	resetAfter   = 10 * time.Minute
+	BackOffMax   = 5 * time.Minute
+	ResetAfter   = 10 * time.Minute
 )
 
-// nextBackOff is the delay that follows cur.
-func nextBackOff(cur time.Duration) time.Duration {
+// NextBackOff is the delay that follows cur.
+func NextBackOff(cur time.Duration) time.Duration {
 	if cur < backOffFirst {
 		return backOffFirst
 	}
-	return min(2*cur, backOffMax)
+	return min(2*cur, BackOffMax)
 }
 
-// quickBackOff is for faults of our own making or that an event may heal
+// QuickBackOff is for faults of our own making or that an event may heal
 // sooner: 1 s doubling to 30 s.
-func quickBackOff(cur time.Duration) time.Duration {
+func QuickBackOff(cur time.Duration) time.Duration {
 	if cur < time.Second {
 		return time.Second
 	}
 	return min(2*cur, 30*time.Second)
 }
 
-// restartAt is when the exited instance may be followed by another.
-func restartAt(c *Container) time.Time {
+// RestartAt is when the exited instance may be followed by another.
+func RestartAt(c *Container) time.Time {
 	i := c.Now
 	if i == nil || i.StopCause == StopChanged {
 		return time.Time{}
 	}
-	if !i.StartedAt.IsZero() && i.FinishedAt.Sub(i.StartedAt) >= resetAfter {
+	if !i.StartedAt.IsZero() && i.FinishedAt.Sub(i.StartedAt) >= ResetAfter {
 		return time.Time{}
 	}
 	if i.EndSeen.IsZero() {

@@ -1,4 +1,4 @@
-package pod
+package podstate
 
 import (
 	"fmt"
@@ -17,10 +17,10 @@ var safeSysctls = []string{
 	"net.ipv4.tcp_keepalive_time", "net.ipv4.tcp_rmem", "net.ipv4.tcp_syncookies", "net.ipv4.tcp_wmem",
 }
 
-// forbiddenSysctl refuses a pod for a sysctl that is neither safe nor allowed
+// ForbiddenSysctl refuses a pod for a sysctl that is neither safe nor allowed
 // on this node, or that belongs to a namespace that the pod shares with the
 // host; nil: it has none. allowed are names, or prefixes that end with "*".
-func forbiddenSysctl(pod *v1.Pod, allowed []string) *Verdict {
+func ForbiddenSysctl(pod *v1.Pod, allowed []string) *Verdict {
 	if pod.Spec.SecurityContext == nil {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package pod
+package podstate
 
 import (
 	"cmp"
@@ -20,16 +20,37 @@ type Records struct {
 	Containers []api.ContainerStatus
 }
 
+// Put replaces or adds a status of the pod; the other of s and c is nil.
+func (r *Records) Put(s *api.SandboxStatus, c *api.ContainerStatus) {
+	if s != nil {
+		for i := range r.Sandboxes {
+			if r.Sandboxes[i].Sandbox.ID == s.Sandbox.ID {
+				r.Sandboxes[i] = *s
+				return
+			}
+		}
+		r.Sandboxes = append(r.Sandboxes, *s)
+		return
+	}
+	for i := range r.Containers {
+		if r.Containers[i].Container.ID == c.Container.ID {
+			r.Containers[i] = *c
+			return
+		}
+	}
+	r.Containers = append(r.Containers, *c)
+}
+
 // lostSandbox marks instances known from the API alone.
 const lostSandbox = "lost"
 
-// seed makes the first observation of a pod from what the runtime holds and
+// Seed makes the first observation of a pod from what the runtime holds and
 // what the API was last told. After a restart of the agent this gives back
 // the state before it; after a boot the API's running containers are known as
 // lost.
-func seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatus, *v1.Container) string) Observed {
+func Seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatus, *v1.Container) string) Observed {
 	o := Observed{Containers: map[string]*Container{}, Strays: map[string]*Stray{}, Allocated: seedAllocation(pod),
-		ImageVolumes: seedImageVolumes(&pod.Spec)}
+		ImageVolumes: SeedImageVolumes(&pod.Spec)}
 	if t := pod.Status.StartTime; t != nil {
 		o.StartedAt = t.Time
 	}
@@ -39,7 +60,7 @@ func seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatu
 			o.Strays[s.Sandbox.ID] = &Stray{}
 			continue
 		}
-		o.Sandbox = Sandbox{ID: s.Sandbox.ID, Attempt: attempt, Made: true, State: SandboxDead, IPs: parseIPs(s.Sandbox.Labels[labelIPs]), Limits: s.Sandbox.PodResources}
+		o.Sandbox = Sandbox{ID: s.Sandbox.ID, Attempt: attempt, Made: true, State: SandboxDead, IPs: parseIPs(s.Sandbox.Labels[LabelIPs]), Limits: s.Sandbox.PodResources}
 		if s.State == api.StateRunning {
 			o.Sandbox.State = SandboxReady
 		}
@@ -54,10 +75,10 @@ func seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatu
 			statuses[s.Name] = s
 		}
 	}
-	if terminal(pod.Status.Phase) && len(rec.Containers) == 0 {
+	if Terminal(pod.Status.Phase) && len(rec.Containers) == 0 {
 		o.Final = true
 	}
-	for _, spec := range allContainers(&pod.Spec) {
+	for _, spec := range AllContainers(&pod.Spec) {
 		c := &Container{Name: spec.Name}
 		o.Containers[spec.Name] = c
 		told, known := statuses[spec.Name]
@@ -70,9 +91,9 @@ func seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatu
 			if i < len(list)-2 { // older than the one before the newest
 				o.Strays[st.Container.ID] = &Stray{Container: true}
 			}
-			inst := instanceOf(st)
+			inst := InstanceOf(st)
 			if inst.Running {
-				inst.Applied = seedApplied(pod, st.Container.Resources, o.Allocated.of(spec), told)
+				inst.Applied = seedApplied(pod, st.Container.Resources, o.Allocated.Of(spec), told)
 				// Probes will say more; until then the API's word stands.
 				inst.Started, inst.Ready = true, true
 				if known && told.ContainerID == ContainerIDPrefix+inst.ID {
@@ -83,10 +104,10 @@ func seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatu
 					inst.Started = spec.StartupProbe == nil
 				}
 			} else {
-				inst.exited(st, words(st, spec), now)
+				inst.Exited(st, words(st, spec), now)
 			}
 			c.Last, c.Now = c.Now, inst
-			if d, err := time.ParseDuration(st.Container.Labels[labelBackOff]); err == nil {
+			if d, err := time.ParseDuration(st.Container.Labels[LabelBackOff]); err == nil {
 				c.BackOff = d
 			}
 			c.Restarts = max(c.Restarts, int32(inst.Attempt))
@@ -176,7 +197,8 @@ func parseIPs(s string) []netip.Addr {
 	return out
 }
 
-func joinIPs(ips []netip.Addr) string {
+// JoinIPs writes addresses as LabelIPs holds them; Seed reads them.
+func JoinIPs(ips []netip.Addr) string {
 	var out []string
 	for _, ip := range ips {
 		out = append(out, ip.String())

@@ -1,4 +1,4 @@
-package pod
+package podstate
 
 import (
 	"fmt"
@@ -36,7 +36,7 @@ func newWorld(policy v1.RestartPolicy, inits, apps []string) *world {
 	for _, n := range apps {
 		p.Spec.Containers = append(p.Spec.Containers, v1.Container{Name: n, Image: "i"})
 	}
-	for _, c := range allContainers(&p.Spec) {
+	for _, c := range AllContainers(&p.Spec) {
 		w.o.Containers[c.Name] = &Container{Name: c.Name}
 	}
 	return w
@@ -69,7 +69,7 @@ func (w *world) imageVolume(name, container string) *world {
 			c.VolumeMounts = append(c.VolumeMounts, v1.VolumeMount{Name: name, MountPath: "/" + name})
 		}
 	}
-	w.o.ImageVolumes = seedImageVolumes(spec)
+	w.o.ImageVolumes = SeedImageVolumes(spec)
 	return w
 }
 
@@ -133,7 +133,7 @@ func TestPlan(t *testing.T) {
 			[]Step{Start{"a", 1}}},
 		{"crash: a long run forgives", newWorld(always, nil, a).up().exited("a", 1).with(func(w *world) {
 			w.o.Containers["a"].BackOff = time.Minute
-			w.o.Containers["a"].Now.StartedAt = t0.Add(-resetAfter)
+			w.o.Containers["a"].Now.StartedAt = t0.Add(-ResetAfter)
 		}), 0, []Step{Start{"a", 1}}},
 		{"on failure: exit 0 stays", newWorld(onFailure, nil, []string{"a", "b"}).up().running("b").exited("a", 0), 0, nil},
 		{"never: stays", newWorld(never, nil, []string{"a", "b"}).up().running("b").exited("a", 1), 0, nil},
@@ -249,7 +249,7 @@ func (w *world) obey(steps []Step, now time.Time) time.Time {
 		case Start:
 			c := w.o.Containers[s.Container]
 			if c.Now != nil {
-				c.BackOff = nextBackOff(c.BackOff)
+				c.BackOff = NextBackOff(c.BackOff)
 			}
 			c.Last, c.ImageReady = c.Now, false
 			c.Now = &Instance{ID: fmt.Sprint(s.Container, s.Attempt), SandboxID: w.o.Sandbox.ID, Attempt: s.Attempt, Running: true, Started: true, StartedAt: now, Hash: Hash(&v1.Container{Name: s.Container, Image: "i"})}
@@ -280,7 +280,7 @@ func TestPlanConverges(t *testing.T) {
 		for range 60 {
 			now = w.obey(Plan(w.d, w.o, now), now).Add(time.Second)
 			for name, c := range w.o.Containers {
-				if !c.running() {
+				if !c.Running() {
 					continue
 				}
 				if name == "i" || name == "j" || r.IntN(10) == 0 { // init containers end, others sometimes
@@ -302,7 +302,7 @@ func TestPlanConverges(t *testing.T) {
 			now = w.obey(Plan(w.d, w.o, now), now).Add(time.Second)
 		}
 		for name, c := range w.o.Containers {
-			if c.running() {
+			if c.Running() {
 				t.Errorf("seed %d: %s runs in a finished pod", seed, name)
 			}
 		}
@@ -314,9 +314,9 @@ func TestPlanConverges(t *testing.T) {
 func TestClockSetBack(t *testing.T) {
 	for name, end := range map[string]time.Time{"set back": t0.Add(time.Hour), "set forward": t0.Add(-time.Hour), "right": t0} {
 		i := &Instance{StartedAt: end.Add(-time.Second)}
-		i.exited(api.ContainerStatus{ExitCode: 1, FinishedAt: end.UnixNano()}, "", t0)
+		i.Exited(api.ContainerStatus{ExitCode: 1, FinishedAt: end.UnixNano()}, "", t0)
 		c := &Container{Now: i, BackOff: 40 * time.Second}
-		at := restartAt(c)
+		at := RestartAt(c)
 		if wait := at.Sub(t0); wait > c.BackOff || name == "right" && wait != c.BackOff {
 			t.Errorf("%s: it waits %s", name, wait)
 		}

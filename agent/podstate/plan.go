@@ -1,4 +1,4 @@
-package pod
+package podstate
 
 import (
 	"crypto/sha256"
@@ -78,8 +78,8 @@ func (Fail) step()          {}
 func (Teardown) step()      {}
 func (Finish) step()        {}
 
-// minGrace is the shortest grace period: SIGTERM and one second.
-const minGrace = time.Second
+// MinGrace is the shortest grace period: SIGTERM and one second.
+const MinGrace = time.Second
 
 // Plan says what to do next for a pod. It is pure: the same values give the
 // same steps. Operations under way (Op, Busy, Creating …) are part of
@@ -98,7 +98,7 @@ func Plan(d Desired, o Observed, now time.Time) []Step {
 		return nil
 	}
 	p.strays()
-	if ending(d, o) {
+	if Ending(d, o) {
 		p.end()
 	} else {
 		p.run()
@@ -144,8 +144,8 @@ func (p *planner) later(t time.Time) bool {
 // held reports whether a fault keeps us from trying now.
 func (p *planner) held(f *Fault) bool { return f != nil && p.later(f.RetryAt) }
 
-// ending reports whether the pod has to stop (or has stopped) for good.
-func ending(d Desired, o Observed) bool {
+// Ending reports whether the pod has to stop (or has stopped) for good.
+func Ending(d Desired, o Observed) bool {
 	return d.Gone || d.Pod.DeletionTimestamp != nil || o.Verdict != nil || o.Final || settled(d, o)
 }
 
@@ -160,7 +160,7 @@ func settled(d Desired, o Observed) bool {
 		if c == nil || c.Now == nil || c.Now.Running || c.Op != OpNone {
 			return false
 		}
-		if willRestart(&d.Pod.Spec, &d.Pod.Spec.Containers[i], KindApp, c) {
+		if WillRestart(&d.Pod.Spec, &d.Pod.Spec.Containers[i], KindApp, c) {
 			return false
 		}
 	}
@@ -172,19 +172,19 @@ func initFailed(d Desired, o Observed) bool {
 	for i := range d.Pod.Spec.InitContainers {
 		spec := &d.Pod.Spec.InitContainers[i]
 		c := o.Containers[spec.Name]
-		if c == nil || c.Now == nil || c.Now.Running || c.Op != OpNone || initKind(spec) != KindInit {
+		if c == nil || c.Now == nil || c.Now.Running || c.Op != OpNone || InitKind(spec) != KindInit {
 			continue
 		}
-		if c.Now.ExitCode != 0 && !willRestart(&d.Pod.Spec, spec, KindInit, c) {
+		if c.Now.ExitCode != 0 && !WillRestart(&d.Pod.Spec, spec, KindInit, c) {
 			return true
 		}
 	}
 	return false
 }
 
-// willRestart says whether an exited instance is followed by another, by the
+// WillRestart says whether an exited instance is followed by another, by the
 // restart policy alone.
-func willRestart(spec *v1.PodSpec, cs *v1.Container, kind Kind, c *Container) bool {
+func WillRestart(spec *v1.PodSpec, cs *v1.Container, kind Kind, c *Container) bool {
 	i := c.Now
 	if i == nil {
 		return true
@@ -283,7 +283,7 @@ func (p *planner) clearDeadSandbox() {
 			p.add(Cancel{oc.Name})
 		case oc.Op != OpNone:
 			clear = false
-		case oc.running():
+		case oc.Running():
 			clear = false
 			p.add(Stop{Container: oc.Name, ID: oc.Now.ID, Grace: 2 * time.Second, Cause: StopSandbox,
 				Message: "Pod sandbox changed, it will be killed and re-created."})
@@ -303,9 +303,9 @@ func (p *planner) initialize(ready bool) bool {
 	for i := range p.spec.InitContainers {
 		spec := &p.spec.InitContainers[i]
 		c := p.o.Containers[spec.Name]
-		if initKind(spec) == KindSidecar {
+		if InitKind(spec) == KindSidecar {
 			p.container(spec, KindSidecar, ready)
-			if !over && !(c.running() && c.Now.Started) {
+			if !over && !(c.Running() && c.Now.Started) {
 				return false
 			}
 			continue
@@ -362,15 +362,15 @@ func (p *planner) container(spec *v1.Container, kind Kind, mayStart bool) {
 	if c.Op != OpNone {
 		return
 	}
-	if c.running() {
+	if c.Running() {
 		p.health(spec, kind, c)
 		return
 	}
 	rerunInit := kind == KindInit && c.Now != nil && !p.current(c.Now)
-	if c.Now != nil && !rerunInit && !willRestart(p.spec, spec, kind, c) {
+	if c.Now != nil && !rerunInit && !WillRestart(p.spec, spec, kind, c) {
 		return
 	}
-	if c.Now != nil && p.later(restartAt(c)) {
+	if c.Now != nil && p.later(RestartAt(c)) {
 		return
 	}
 	if p.held(c.StartErr) {
@@ -404,7 +404,7 @@ func (p *planner) health(spec *v1.Container, kind Kind, c *Container) {
 	case c.Now.Sick != "":
 		grace := p.specGrace()
 		if s := c.Now.SickGrace; s != nil {
-			grace = seconds(*s)
+			grace = Grace(*s)
 		}
 		msg := fmt.Sprintf("Container %s %s", c.Name, c.Now.Sick)
 		if policyOf(p.spec, spec) != v1.RestartPolicyNever {
@@ -415,9 +415,11 @@ func (p *planner) health(spec *v1.Container, kind Kind, c *Container) {
 }
 
 // all lists every container of the spec, init containers first.
-func (p *planner) all() []*v1.Container { return allContainers(p.spec) }
+func (p *planner) all() []*v1.Container { return AllContainers(p.spec) }
 
-func allContainers(spec *v1.PodSpec) []*v1.Container {
+// AllContainers lists every container of a spec: init containers first, ephemeral
+// ones last.
+func AllContainers(spec *v1.PodSpec) []*v1.Container {
 	var out []*v1.Container
 	for i := range spec.InitContainers {
 		out = append(out, &spec.InitContainers[i])
@@ -435,13 +437,14 @@ func allContainers(spec *v1.PodSpec) []*v1.Container {
 // specGrace is the pod's own grace period.
 func (p *planner) specGrace() time.Duration {
 	if s := p.spec.TerminationGracePeriodSeconds; s != nil {
-		return seconds(*s)
+		return Grace(*s)
 	}
 	return 30 * time.Second
 }
 
-func seconds(s int64) time.Duration {
-	return max(time.Duration(s)*time.Second, minGrace)
+// Grace is a grace period of the API, given in seconds; it is at least MinGrace.
+func Grace(s int64) time.Duration {
+	return max(time.Duration(s)*time.Second, MinGrace)
 }
 
 // Hash is a fingerprint of the part of a container's spec that may change

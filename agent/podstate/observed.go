@@ -1,4 +1,4 @@
-package pod
+package podstate
 
 import (
 	"net/netip"
@@ -59,15 +59,15 @@ type Fault struct {
 	Told    time.Time // when an event last told of it
 }
 
-// retell is how often an event repeats a fault that goes on: often enough that
+// Retell is how often an event repeats a fault that goes on: often enough that
 // it is among the pod's events whenever somebody looks (they are kept an hour),
 // and seldom enough that the recorder, which lets a pod say only so much, still
 // passes on what comes after.
-const retell = 5 * time.Minute
+const Retell = 5 * time.Minute
 
-// news reports whether an event is to tell of the fault: it is a new one, or
+// News reports whether an event is to tell of the fault: it is a new one, or
 // was last told long ago.
-func (f *Fault) news() bool { return f.Told.Equal(f.At) }
+func (f *Fault) News() bool { return f.Told.Equal(f.At) }
 
 // Observed is all that Plan knows of the node's side of a pod. It is owned by
 // the pod's worker; Plan and BuildStatus only read it.
@@ -81,6 +81,9 @@ type Observed struct {
 	// Final is set when the API already held a terminal phase when this agent
 	// first saw the pod: nothing is started again.
 	Final bool
+	// ReadOnlyTrees is set when the kernel can make a mount read-only with all that
+	// is mounted below it.
+	ReadOnlyTrees bool
 	// StartedAt is when this node accepted the pod (status.startTime).
 	StartedAt time.Time
 
@@ -258,13 +261,14 @@ type Instance struct {
 	Applied v1.ResourceRequirements
 }
 
-func (c *Container) running() bool { return c.Now != nil && c.Now.Running }
+// Running reports whether its newest instance runs.
+func (c *Container) Running() bool { return c.Now != nil && c.Now.Running }
 
 // busyStarting reports whether the container is on its way to its next run.
 func (c *Container) busyStarting() bool { return c.Op == OpPull || c.Op == OpStart }
 
 // kindOf returns the kind of an init container.
-func initKind(c *v1.Container) Kind {
+func InitKind(c *v1.Container) Kind {
 	if core.IsSidecar(c) {
 		return KindSidecar
 	}

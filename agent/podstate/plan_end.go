@@ -1,4 +1,4 @@
-package pod
+package podstate
 
 import "time"
 
@@ -32,7 +32,7 @@ func (p *planner) stopAll() bool {
 	grace := p.endGrace()
 	sidecars := map[string]bool{}
 	for i := range p.spec.InitContainers {
-		if c := &p.spec.InitContainers[i]; initKind(c) == KindSidecar {
+		if c := &p.spec.InitContainers[i]; InitKind(c) == KindSidecar {
 			sidecars[c.Name] = true
 		}
 	}
@@ -63,7 +63,7 @@ func (p *planner) stopAll() bool {
 // stop plans the stop of one container and reports whether it is down. A stop
 // under way is only repeated to make it sooner.
 func (p *planner) stop(c *Container, grace time.Duration) bool {
-	if !c.running() {
+	if !c.Running() {
 		return c.Op == OpNone
 	}
 	if c.Op == OpNone || c.Op == OpStop && grace < c.StopGrace {
@@ -78,7 +78,7 @@ func (p *planner) endGrace() time.Duration {
 	pod := p.d.Pod
 	switch {
 	case pod.DeletionTimestamp != nil && pod.DeletionGracePeriodSeconds != nil:
-		return seconds(*pod.DeletionGracePeriodSeconds)
+		return Grace(*pod.DeletionGracePeriodSeconds)
 	case p.d.Gone:
 		return 2 * time.Second // forced away: nobody waits for it
 	case p.o.EvictGrace != nil:

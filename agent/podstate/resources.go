@@ -1,4 +1,4 @@
-package pod
+package podstate
 
 import (
 	"fmt"
@@ -33,9 +33,9 @@ const systemNodeCritical = "system-node-critical"
 // when they are out of memory. The other containers die as a whole.
 const SingleProcessOOMKill = "clusterd.local/single-process-oom-kill"
 
-// oomSingleProcess tells whether the annotation names the container. A name
+// OomSingleProcess tells whether the annotation names the container. A name
 // that the pod does not have is an error.
-func oomSingleProcess(pod *v1.Pod, container string) (bool, error) {
+func OomSingleProcess(pod *v1.Pod, container string) (bool, error) {
 	value, ok := pod.Annotations[SingleProcessOOMKill]
 	if !ok {
 		return false, nil
@@ -43,7 +43,7 @@ func oomSingleProcess(pod *v1.Pod, container string) (bool, error) {
 	found := false
 	for name := range strings.SplitSeq(value, ",") {
 		name = strings.TrimSpace(name)
-		if !slices.ContainsFunc(allContainers(&pod.Spec), func(c *v1.Container) bool { return c.Name == name }) {
+		if !slices.ContainsFunc(AllContainers(&pod.Spec), func(c *v1.Container) bool { return c.Name == name }) {
 			return false, fmt.Errorf("annotation %s: %q is no container of the pod: give names of its containers, separated by commas", SingleProcessOOMKill, name)
 		}
 		found = found || name == container
@@ -53,8 +53,8 @@ func oomSingleProcess(pod *v1.Pod, container string) (bool, error) {
 
 const cpuPeriod = 100_000 // microseconds
 
-// cpuShares turns a request into cgroup v1 shares.
-func cpuShares(q resource.Quantity) uint64 {
+// CpuShares turns a request into cgroup v1 shares.
+func CpuShares(q resource.Quantity) uint64 {
 	return uint64(min(max(q.MilliValue()*1024/1000, 2), 262144))
 }
 
@@ -64,10 +64,10 @@ func cpuQuota(q resource.Quantity) int64 {
 	return max(q.MilliValue()*cpuPeriod/1000, 1000)
 }
 
-// containerResources are the cgroup limits of one container of a pod, but for
+// ContainerResources are the cgroup limits of one container of a pod, but for
 // huge pages. A container without a limit of its own has that of its pod, so
 // that a program that looks at its cgroup sees what it can have (KEP-2837).
-func containerResources(pod *v1.Pod, r v1.ResourceRequirements) api.Resources {
+func ContainerResources(pod *v1.Pod, r v1.ResourceRequirements) api.Resources {
 	limit := func(name v1.ResourceName) resource.Quantity {
 		if own := r.Limits[name]; !own.IsZero() || pod.Spec.Resources == nil {
 			return own
@@ -80,7 +80,7 @@ func containerResources(pod *v1.Pod, r v1.ResourceRequirements) api.Resources {
 		req = r.Limits[v1.ResourceCPU]
 	}
 	if !req.IsZero() {
-		out.CPUShares = cpuShares(req)
+		out.CPUShares = CpuShares(req)
 	}
 	if lim := limit(v1.ResourceCPU); !lim.IsZero() {
 		out.CPUQuota, out.CPUPeriod = cpuQuota(lim), cpuPeriod
@@ -91,9 +91,9 @@ func containerResources(pod *v1.Pod, r v1.ResourceRequirements) api.Resources {
 	return out
 }
 
-// hugepages are the limits of huge pages by the kernel's names for their
+// Hugepages are the limits of huge pages by the kernel's names for their
 // sizes: of each size that the node has, none unless asked for.
-func hugepages(limits, capacity v1.ResourceList) map[string]uint64 {
+func Hugepages(limits, capacity v1.ResourceList) map[string]uint64 {
 	var out map[string]uint64
 	for name, have := range capacity {
 		size, ok := strings.CutPrefix(string(name), v1.ResourceHugePagesPrefix)
@@ -124,14 +124,14 @@ func pageName(bytes int64) string {
 	return strconv.FormatInt(bytes, 10) + units[u]
 }
 
-// podResources are the limits of the pod's own cgroup: shares are the sum of
+// PodResources are the limits of the pod's own cgroup: shares are the sum of
 // the requests; a quota or memory limit is set only when every container has
 // one.
-func podResources(pod *v1.Pod, pidsLimit int64) api.Resources {
+func PodResources(pod *v1.Pod, pidsLimit int64) api.Resources {
 	total := core.Requests(pod)
 	out := api.Resources{CPUShares: 2, PidsLimit: pidsLimit}
 	if cpu := total[v1.ResourceCPU]; !cpu.IsZero() {
-		out.CPUShares = cpuShares(cpu)
+		out.CPUShares = CpuShares(cpu)
 	}
 	if cpu, ok := sumLimits(pod, v1.ResourceCPU); ok {
 		out.CPUQuota, out.CPUPeriod = cpuQuota(cpu), cpuPeriod
@@ -158,7 +158,7 @@ func sumLimits(pod *v1.Pod, name v1.ResourceName) (resource.Quantity, bool) {
 		whole = pod.Spec.Resources.Limits
 	}
 	if q := whole[name]; q.IsZero() {
-		for _, c := range allContainers(&pod.Spec) {
+		for _, c := range AllContainers(&pod.Spec) {
 			if q := c.Resources.Limits[name]; len(pod.Spec.EphemeralContainers) > 0 || q.IsZero() {
 				return resource.Quantity{}, false
 			}
@@ -167,7 +167,8 @@ func sumLimits(pod *v1.Pod, name v1.ResourceName) (resource.Quantity, bool) {
 	return core.Limits(pod)[name], true
 }
 
-func addList(into, l v1.ResourceList) {
+// AddList adds the amounts of l to those of into.
+func AddList(into, l v1.ResourceList) {
 	for n, q := range l {
 		have := into[n]
 		have.Add(q)
@@ -175,13 +176,13 @@ func addList(into, l v1.ResourceList) {
 	}
 }
 
-// oomScoreAdj makes the kernel kill best-effort pods first, guaranteed ones
+// OomScoreAdj makes the kernel kill best-effort pods first, guaranteed ones
 // and those the node cannot do without last; burstable ones by how little of
 // the node's memory they asked for. A sidecar is not killed before the app
 // containers that need it (KEP-753).
-func oomScoreAdj(pod *v1.Pod, c *v1.Container, nodeMemory int64) int {
+func OomScoreAdj(pod *v1.Pod, c *v1.Container, nodeMemory int64) int {
 	score := ownOOMScoreAdj(pod, c, nodeMemory)
-	if initKind(c) == KindSidecar && slices.ContainsFunc(pod.Spec.InitContainers, func(i v1.Container) bool { return i.Name == c.Name }) {
+	if InitKind(c) == KindSidecar && slices.ContainsFunc(pod.Spec.InitContainers, func(i v1.Container) bool { return i.Name == c.Name }) {
 		for i := range pod.Spec.Containers {
 			score = min(score, ownOOMScoreAdj(pod, &pod.Spec.Containers[i], nodeMemory))
 		}
@@ -225,7 +226,7 @@ func sharedMemory(pod *v1.Pod) int64 {
 	req := pod.Spec.Resources.Requests[v1.ResourceMemory]
 	left, sharers := req.Value(), int64(0)
 	for i := range pod.Spec.InitContainers {
-		if c := &pod.Spec.InitContainers[i]; initKind(c) == KindSidecar {
+		if c := &pod.Spec.InitContainers[i]; InitKind(c) == KindSidecar {
 			left -= memoryRequest(c)
 			sharers++
 		}
@@ -235,4 +236,20 @@ func sharedMemory(pod *v1.Pod) int64 {
 		sharers++
 	}
 	return max(left, 0) / max(sharers, 1)
+}
+
+// ExclusiveCPUs is how many processors each container is to have for itself:
+// the app containers and sidecars of a Guaranteed pod that ask for whole ones.
+// Where the pod as a whole asks, its containers share what it has.
+func ExclusiveCPUs(pod *v1.Pod) map[string]int {
+	if r := pod.Spec.Resources; core.QOSClass(pod) != v1.PodQOSGuaranteed || r != nil && len(r.Requests)+len(r.Limits) > 0 {
+		return nil
+	}
+	out := map[string]int{}
+	for _, c := range Resizable(&pod.Spec) {
+		if q := c.Resources.Limits[v1.ResourceCPU]; !q.IsZero() && q.MilliValue()%1000 == 0 {
+			out[c.Name] = int(q.Value())
+		}
+	}
+	return out
 }

@@ -1,4 +1,4 @@
-package pod
+package podstate
 
 import (
 	"fmt"
@@ -20,28 +20,28 @@ import (
 // An agent that is killed on the way starts again from what the API was last
 // told was allocated, and asks anew.
 
-// resizeRetry is how often a resize that does not fit is looked at again, even
+// ResizeRetry is how often a resize that does not fit is looked at again, even
 // if no pod of the node has ended.
-const resizeRetry = time.Minute
+const ResizeRetry = time.Minute
 
 // Allocation is what the node has granted, by container; a container without
 // an entry has what its spec says.
 type Allocation map[string]v1.ResourceRequirements
 
-// of is the container's allocation.
-func (a Allocation) of(c *v1.Container) v1.ResourceRequirements {
+// Of is the container's allocation.
+func (a Allocation) Of(c *v1.Container) v1.ResourceRequirements {
 	if r, ok := a[c.Name]; ok {
 		return r
 	}
 	return c.Resources
 }
 
-// granted is the pod as the node has granted it: its resources are what is
+// Granted is the pod as the node has granted it: its resources are what is
 // allocated. The result shares with pod what does not differ.
-func granted(pod *v1.Pod, a Allocation) *v1.Pod {
+func Granted(pod *v1.Pod, a Allocation) *v1.Pod {
 	same := true
 	for name := range a {
-		for _, c := range allContainers(&pod.Spec) {
+		for _, c := range AllContainers(&pod.Spec) {
 			same = same && (c.Name != name || equalResources(a[name], c.Resources))
 		}
 	}
@@ -52,7 +52,7 @@ func granted(pod *v1.Pod, a Allocation) *v1.Pod {
 	apply := func(list []v1.Container) []v1.Container {
 		list = append([]v1.Container(nil), list...)
 		for i := range list {
-			list[i].Resources = a.of(&list[i])
+			list[i].Resources = a.Of(&list[i])
 		}
 		return list
 	}
@@ -74,12 +74,12 @@ func equalResources(a, b v1.ResourceRequirements) bool {
 	return true
 }
 
-// resizable lists the containers that can be resized: app containers and
+// Resizable lists the containers that can be resized: app containers and
 // sidecars.
-func resizable(spec *v1.PodSpec) []*v1.Container {
+func Resizable(spec *v1.PodSpec) []*v1.Container {
 	var out []*v1.Container
 	for i := range spec.InitContainers {
-		if c := &spec.InitContainers[i]; initKind(c) == KindSidecar {
+		if c := &spec.InitContainers[i]; InitKind(c) == KindSidecar {
 			out = append(out, c)
 		}
 	}
@@ -91,29 +91,29 @@ func resizable(spec *v1.PodSpec) []*v1.Container {
 
 // wanted tells whether the spec asks for other resources than are allocated.
 func (o *Observed) wanted(spec *v1.PodSpec) bool {
-	for _, c := range resizable(spec) {
-		if !equalResources(o.Allocated.of(c), c.Resources) {
+	for _, c := range Resizable(spec) {
+		if !equalResources(o.Allocated.Of(c), c.Resources) {
 			return true
 		}
 	}
 	return false
 }
 
-// unapplied lists the running containers whose cgroups do not hold what is
+// Unapplied lists the running containers whose cgroups do not hold what is
 // allocated.
-func (o *Observed) unapplied(spec *v1.PodSpec) []*v1.Container {
+func (o *Observed) Unapplied(spec *v1.PodSpec) []*v1.Container {
 	var out []*v1.Container
-	for _, c := range resizable(spec) {
-		if oc := o.Containers[c.Name]; oc != nil && oc.running() && !equalResources(o.Allocated.of(c), oc.Now.Applied) {
+	for _, c := range Resizable(spec) {
+		if oc := o.Containers[c.Name]; oc != nil && oc.Running() && !equalResources(o.Allocated.Of(c), oc.Now.Applied) {
 			out = append(out, c)
 		}
 	}
 	return out
 }
 
-// needsRestart tells whether the container's policy asks for a restart to go
+// NeedsRestart tells whether the container's policy asks for a restart to go
 // from one size to another.
-func needsRestart(c *v1.Container, from, to v1.ResourceRequirements) bool {
+func NeedsRestart(c *v1.Container, from, to v1.ResourceRequirements) bool {
 	for _, p := range c.ResizePolicy {
 		if p.RestartPolicy != v1.RestartContainer {
 			continue
@@ -142,11 +142,11 @@ func (p *planner) resize() {
 		return // what is granted is applied by the next plan
 	}
 	apply := false
-	for _, c := range p.o.unapplied(p.spec) {
+	for _, c := range p.o.Unapplied(p.spec) {
 		oc := p.o.Containers[c.Name]
 		switch {
 		case oc.Op != OpNone:
-		case needsRestart(c, oc.Now.Applied, p.o.Allocated.of(c)):
+		case NeedsRestart(c, oc.Now.Applied, p.o.Allocated.Of(c)):
 			p.add(Stop{Container: c.Name, ID: oc.Now.ID, Grace: p.specGrace(), Cause: StopResized,
 				Message: fmt.Sprintf("Container %s is resized, will be restarted", c.Name)})
 		default:
@@ -164,23 +164,23 @@ func (o *Observed) podUnapplied(pod *v1.Pod) bool {
 	if o.Sandbox.State != SandboxReady || o.Sandbox.Limits.CPUShares == 0 { // it has always at least 2
 		return false
 	}
-	have, want := o.Sandbox.Limits, podLimits(pod, o.Allocated)
+	have, want := o.Sandbox.Limits, PodLimits(pod, o.Allocated)
 	differs := func(have, want int64) bool { return want != 0 && have != want } // 0: left alone
 	return differs(int64(have.CPUShares), int64(want.CPUShares)) || differs(have.CPUQuota, want.CPUQuota) || differs(have.MemoryLimit, want.MemoryLimit)
 }
 
-// podLimits are the limits of the pod's own cgroup. Ephemeral containers came
+// PodLimits are the limits of the pod's own cgroup. Ephemeral containers came
 // later and change nothing of it.
-func podLimits(pod *v1.Pod, a Allocation) api.Resources {
-	out := *granted(pod, a)
+func PodLimits(pod *v1.Pod, a Allocation) api.Resources {
+	out := *Granted(pod, a)
 	out.Spec.EphemeralContainers = nil
-	return podResources(&out, 0)
+	return PodResources(&out, 0)
 }
 
-// grantable says why the node cannot give the pod what its spec asks for, nil:
+// Grantable says why the node cannot give the pod what its spec asks for, nil:
 // it can. others are the pods that hold a part of the node beside it. It is
 // pure.
-func grantable(pod *v1.Pod, node *v1.Node, others []*v1.Pod) (reason, message string) {
+func Grantable(pod *v1.Pod, node *v1.Node, others []*v1.Pod) (reason, message string) {
 	want := core.Requests(pod)
 	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
 		q, asked := want[name]
@@ -191,7 +191,7 @@ func grantable(pod *v1.Pod, node *v1.Node, others []*v1.Pod) (reason, message st
 	}
 	used := v1.ResourceList{}
 	for _, o := range others {
-		addList(used, core.Requests(o))
+		AddList(used, core.Requests(o))
 	}
 	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
 		q, asked := want[name]
@@ -215,7 +215,7 @@ func seedAllocation(pod *v1.Pod) Allocation {
 		}
 	}
 	out := Allocation{}
-	for _, c := range resizable(&pod.Spec) {
+	for _, c := range Resizable(&pod.Spec) {
 		out[c.Name] = c.Resources
 		if st := told[c.Name]; st != nil && st.Resources != nil {
 			out[c.Name] = overlay(c.Resources, v1.ResourceRequirements{Requests: st.AllocatedResources, Limits: st.Resources.Limits})
@@ -227,7 +227,7 @@ func seedAllocation(pod *v1.Pod) Allocation {
 // seedApplied is what the cgroup of a running instance holds, after a restart
 // of the agent: podmon has the figures, the API the words.
 func seedApplied(pod *v1.Pod, have api.Resources, allocated v1.ResourceRequirements, told v1.ContainerStatus) v1.ResourceRequirements {
-	want := containerResources(pod, allocated)
+	want := ContainerResources(pod, allocated)
 	if have.CPUShares == want.CPUShares && have.CPUQuota == want.CPUQuota && have.MemoryLimit == want.MemoryLimit {
 		return allocated
 	}

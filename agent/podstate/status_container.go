@@ -1,4 +1,4 @@
-package pod
+package podstate
 
 import (
 	"fmt"
@@ -13,12 +13,12 @@ import (
 // container builds one container's status.
 func (b *builder) container(spec *v1.Container, kind Kind, idle string) v1.ContainerStatus {
 	c := b.o.Containers[spec.Name]
-	size := b.o.Allocated.of(spec)
+	size := b.o.Allocated.Of(spec)
 	st := v1.ContainerStatus{
 		Name: spec.Name, Image: spec.Image, RestartCount: c.Restarts, Started: ptr.To(false),
 		AllocatedResources: size.Requests,
 	}
-	if _, sized := b.o.Allocated[spec.Name]; sized && c.running() {
+	if _, sized := b.o.Allocated[spec.Name]; sized && c.Running() {
 		size = c.Now.Applied
 	}
 	if len(size.Requests)+len(size.Limits) > 0 {
@@ -44,7 +44,7 @@ func (b *builder) container(spec *v1.Container, kind Kind, idle string) v1.Conta
 	case kind != KindInit && hooking(spec, c):
 		// Not told as running until postStart has ended.
 		st.State.Waiting = &v1.ContainerStateWaiting{Reason: idle, Message: b.slow(spec, c)}
-	case c.running():
+	case c.Running():
 		st.State.Running = &v1.ContainerStateRunning{StartedAt: metav1.NewTime(c.Now.StartedAt)}
 		st.Started = ptr.To(c.Now.Started)
 		st.Ready = c.Now.Started && c.Now.Ready && kind != KindInit
@@ -65,13 +65,13 @@ func (b *builder) container(spec *v1.Container, kind Kind, idle string) v1.Conta
 // hooking reports whether the container's process runs and its postStart has not
 // ended yet.
 func hooking(spec *v1.Container, c *Container) bool {
-	return c.running() && !c.Now.Started && c.Op == OpStart && spec.Lifecycle != nil && spec.Lifecycle.PostStart != nil
+	return c.Running() && !c.Now.Started && c.Op == OpStart && spec.Lifecycle != nil && spec.Lifecycle.PostStart != nil
 }
 
 // slow names an operation that takes long.
 func (b *builder) slow(spec *v1.Container, c *Container) string {
 	switch {
-	case c.running() && c.Op == OpStart: // started, and now its hook
+	case c.Running() && c.Op == OpStart: // started, and now its hook
 		return b.slowSince("Running the postStart hook", c.OpSince)
 	case c.Op == OpPull:
 		return b.slowSince(fmt.Sprintf("Pulling image %q", spec.Image), c.OpSince)
@@ -91,7 +91,7 @@ func (b *builder) slow(spec *v1.Container, c *Container) string {
 func (b *builder) pulling(spec *v1.Container) string {
 	for _, m := range spec.VolumeMounts {
 		if v := b.o.ImageVolumes[m.Name]; v != nil && v.Busy {
-			ref := imageSource(&b.d.Pod.Spec, m.Name).Reference
+			ref := ImageSource(&b.d.Pod.Spec, m.Name).Reference
 			if s := b.slowSince(fmt.Sprintf("Pulling image %q for volume %q", ref, m.Name), v.Since); s != "" {
 				return s
 			}
@@ -102,7 +102,7 @@ func (b *builder) pulling(spec *v1.Container) string {
 
 // slowSince names what is under way once it has taken long.
 func (b *builder) slowSince(what string, since time.Time) string {
-	if b.now.Sub(since) < slowAfter {
+	if b.now.Sub(since) < SlowAfter {
 		return ""
 	}
 	return what + " since " + clock(since)
@@ -110,7 +110,7 @@ func (b *builder) slowSince(what string, since time.Time) string {
 
 // waiting says why the container is not running but will be; nil: it will not.
 func (b *builder) waiting(spec *v1.Container, kind Kind, c *Container, idle string) *v1.ContainerStateWaiting {
-	if c.running() || ending(b.d, b.o) && c.Now != nil {
+	if c.Running() || Ending(b.d, b.o) && c.Now != nil {
 		return nil
 	}
 	if f := c.ImageErr; f != nil && c.ImageRef == spec.Image {
@@ -128,10 +128,10 @@ func (b *builder) waiting(spec *v1.Container, kind Kind, c *Container, idle stri
 		}
 		return nil
 	}
-	if !willRestart(&b.d.Pod.Spec, spec, kind, c) {
+	if !WillRestart(&b.d.Pod.Spec, spec, kind, c) {
 		return nil
 	}
-	if c.Op == OpNone && b.now.Before(restartAt(c)) {
+	if c.Op == OpNone && b.now.Before(RestartAt(c)) {
 		return &v1.ContainerStateWaiting{Reason: "CrashLoopBackOff",
 			Message: fmt.Sprintf("back-off %s restarting failed container=%s pod=%s_%s(%s)",
 				shortDuration(c.BackOff), spec.Name, b.d.Pod.Name, b.d.Pod.Namespace, b.d.Pod.UID)}
@@ -141,7 +141,7 @@ func (b *builder) waiting(spec *v1.Container, kind Kind, c *Container, idle stri
 
 // imageFault says why an image is not there.
 func (b *builder) imageFault(f *Fault, ref string) *v1.ContainerStateWaiting {
-	if f.Reason == "ErrImagePull" && b.now.Sub(f.At) >= errImagePullShown {
+	if f.Reason == "ErrImagePull" && b.now.Sub(f.At) >= ErrImagePullShown {
 		return &v1.ContainerStateWaiting{Reason: "ImagePullBackOff",
 			Message: fmt.Sprintf("Back-off pulling image %q: ErrImagePull: %s", ref, f.Message)}
 	}
@@ -153,7 +153,7 @@ func (b *builder) imageFault(f *Fault, ref string) *v1.ContainerStateWaiting {
 func (b *builder) imageVolume(spec *v1.Container) *v1.ContainerStateWaiting {
 	for _, m := range spec.VolumeMounts {
 		if v := b.o.ImageVolumes[m.Name]; v != nil && v.Err != nil {
-			return b.imageFault(v.Err, imageSource(&b.d.Pod.Spec, m.Name).Reference)
+			return b.imageFault(v.Err, ImageSource(&b.d.Pod.Spec, m.Name).Reference)
 		}
 	}
 	return nil
@@ -167,7 +167,7 @@ func (b *builder) volumeMounts(spec *v1.Container) []v1.VolumeMountStatus {
 		st := v1.VolumeMountStatus{Name: m.Name, MountPath: m.MountPath, ReadOnly: m.ReadOnly}
 		if m.ReadOnly {
 			st.RecursiveReadOnly = ptr.To(v1.RecursiveReadOnlyDisabled)
-			if recursiveReadOnly(&m) {
+			if RecursiveReadOnly(&m, b.o.ReadOnlyTrees) {
 				st.RecursiveReadOnly = ptr.To(v1.RecursiveReadOnlyEnabled)
 			}
 		}
@@ -226,4 +226,10 @@ func terminatedState(i *Instance) *v1.ContainerStateTerminated {
 		t.ContainerID = ContainerIDPrefix + i.ID
 	}
 	return t
+}
+
+// RecursiveReadOnly reports whether what is mounted below the volume is
+// read-only too (KEP-3857), where the kernel can do that for a whole tree.
+func RecursiveReadOnly(m *v1.VolumeMount, readOnlyTrees bool) bool {
+	return m.ReadOnly && m.RecursiveReadOnly != nil && *m.RecursiveReadOnly != v1.RecursiveReadOnlyDisabled && readOnlyTrees
 }

@@ -1,4 +1,4 @@
-package pod
+package podstate
 
 import (
 	"fmt"
@@ -13,7 +13,7 @@ import (
 // conditions sets the node's conditions and keeps all others.
 func (b *builder) conditions(st *v1.PodStatus, initDone bool) {
 	pod := b.d.Pod
-	done := terminal(st.Phase)
+	done := Terminal(st.Phase)
 	doneReason := map[v1.PodPhase]string{v1.PodSucceeded: "PodCompleted", v1.PodFailed: "PodFailed"}[st.Phase]
 
 	set := func(t v1.PodConditionType, ok bool, reason, message string) {
@@ -49,7 +49,7 @@ func (b *builder) conditions(st *v1.PodStatus, initDone bool) {
 		}
 	}
 	for i := range st.InitContainerStatuses {
-		if initKind(&pod.Spec.InitContainers[i]) == KindSidecar && !st.InitContainerStatuses[i].Ready {
+		if InitKind(&pod.Spec.InitContainers[i]) == KindSidecar && !st.InitContainerStatuses[i].Ready {
 			unready = append(unready, st.InitContainerStatuses[i].Name)
 		}
 	}
@@ -64,7 +64,7 @@ func (b *builder) conditions(st *v1.PodStatus, initDone bool) {
 	if ready {
 		var gates []string
 		for _, g := range pod.Spec.ReadinessGates {
-			if i := conditionIndex(b.old.Conditions, g.ConditionType); i < 0 {
+			if i := ConditionIndex(b.old.Conditions, g.ConditionType); i < 0 {
 				gates = append(gates, fmt.Sprintf("corresponding condition of pod readiness gate %q does not exist.", g.ConditionType))
 			} else if b.old.Conditions[i].Status != v1.ConditionTrue {
 				gates = append(gates, fmt.Sprintf("the status of pod readiness gate %q is not \"True\", but %s", g.ConditionType, b.old.Conditions[i].Status))
@@ -84,7 +84,7 @@ func (b *builder) conditions(st *v1.PodStatus, initDone bool) {
 	b.resizeConditions(st)
 
 	for _, c := range b.old.Conditions {
-		if !isTransient(c.Type) && conditionIndex(st.Conditions, c.Type) < 0 {
+		if !IsTransient(c.Type) && ConditionIndex(st.Conditions, c.Type) < 0 {
 			st.Conditions = append(st.Conditions, c)
 		}
 	}
@@ -92,7 +92,7 @@ func (b *builder) conditions(st *v1.PodStatus, initDone bool) {
 
 // resizeConditions tells of a resize that waits or is under way.
 func (b *builder) resizeConditions(st *v1.PodStatus) {
-	if terminal(st.Phase) {
+	if Terminal(st.Phase) {
 		return
 	}
 	set := func(t v1.PodConditionType, reason, message string) {
@@ -103,7 +103,7 @@ func (b *builder) resizeConditions(st *v1.PodStatus) {
 	if f := b.o.ResizePending; f != nil && b.o.wanted(spec) {
 		set(v1.PodResizePending, f.Reason, f.Message)
 	}
-	if len(b.o.unapplied(spec)) > 0 || b.o.podUnapplied(b.d.Pod) {
+	if len(b.o.Unapplied(spec)) > 0 || b.o.podUnapplied(b.d.Pod) {
 		if f := b.o.ResizeErr; f != nil {
 			set(v1.PodResizeInProgress, f.Reason, f.Message)
 		} else {
@@ -112,16 +112,17 @@ func (b *builder) resizeConditions(st *v1.PodStatus) {
 	}
 }
 
-// owned are the condition types that the agent alone writes.
-var owned = []v1.PodConditionType{v1.PodReadyToStartContainers, v1.PodInitialized, v1.ContainersReady, v1.PodReady, v1.PodScheduled,
+// Owned are the condition types that the agent alone writes.
+var Owned = []v1.PodConditionType{v1.PodReadyToStartContainers, v1.PodInitialized, v1.ContainersReady, v1.PodReady, v1.PodScheduled,
 	v1.PodResizePending, v1.PodResizeInProgress}
 
-// isTransient tells of a condition type of the agent's that is there only
+// IsTransient tells of a condition type of the agent's that is there only
 // while it is true.
-func isTransient(t v1.PodConditionType) bool {
+func IsTransient(t v1.PodConditionType) bool {
 	return t == v1.PodResizePending || t == v1.PodResizeInProgress
 }
 
-func conditionIndex(cs []v1.PodCondition, t v1.PodConditionType) int {
+// ConditionIndex is the place of the condition of that type, -1: there is none.
+func ConditionIndex(cs []v1.PodCondition, t v1.PodConditionType) int {
 	return slices.IndexFunc(cs, func(c v1.PodCondition) bool { return c.Type == t })
 }

@@ -1,4 +1,4 @@
-package pod
+package podstate
 
 import (
 	"strings"
@@ -33,7 +33,7 @@ func TestForbiddenSysctl(t *testing.T) {
 		{"net.ipv4.tcp_syncookies", hostNet, "host net"},
 		{"kernel.msgmax", hostIPC, "host ipc"},
 	} {
-		v := forbiddenSysctl(pod(tt.name, tt.change), []string{"net.core.somaxconn", "kernel.msg*"})
+		v := ForbiddenSysctl(pod(tt.name, tt.change), []string{"net.core.somaxconn", "kernel.msg*"})
 		switch {
 		case v == nil && tt.want != "":
 			t.Errorf("%s: allowed", tt.name)
@@ -41,7 +41,7 @@ func TestForbiddenSysctl(t *testing.T) {
 			t.Errorf("%s: %+v", tt.name, v)
 		}
 	}
-	if v := forbiddenSysctl(&v1.Pod{}, nil); v != nil {
+	if v := ForbiddenSysctl(&v1.Pod{}, nil); v != nil {
 		t.Errorf("none: %+v", v)
 	}
 }

@@ -1,4 +1,4 @@
-package pod
+package podstate
 
 import (
 	"net/netip"
@@ -21,7 +21,7 @@ func (w *world) status(at time.Duration) *v1.PodStatus {
 }
 
 func condOf(s *v1.PodStatus, t v1.PodConditionType) v1.PodCondition {
-	if i := conditionIndex(s.Conditions, t); i >= 0 {
+	if i := ConditionIndex(s.Conditions, t); i >= 0 {
 		return s.Conditions[i]
 	}
 	return v1.PodCondition{}
@@ -130,7 +130,7 @@ func TestConditions(t *testing.T) {
 	if c := condOf(s, v1.PodReady); c.Status != v1.ConditionFalse || c.Reason != "ReadinessGatesNotReady" || !strings.Contains(c.Message, "example.com/gate") {
 		t.Errorf("%+v", c)
 	}
-	s.Conditions[conditionIndex(s.Conditions, "example.com/gate")].Status = v1.ConditionTrue
+	s.Conditions[ConditionIndex(s.Conditions, "example.com/gate")].Status = v1.ConditionTrue
 	w.d.Pod.Status = *s
 	if c := condOf(w.status(2*time.Minute), v1.PodReady); c.Status != v1.ConditionTrue {
 		t.Errorf("%+v", c)
@@ -163,7 +163,7 @@ func TestUser(t *testing.T) {
 		t.Error(d)
 	}
 	w.d.Pod.Status = *st
-	o := seed(w.d.Pod, Records{}, t0, nil)
+	o := Seed(w.d.Pod, Records{}, t0, nil)
 	if d := cmp.Diff(want, o.Containers["a"].Now.User); d != "" {
 		t.Error(d)
 	}
@@ -176,7 +176,7 @@ func TestSeedAfterBoot(t *testing.T) {
 		InitContainerStatuses: []v1.ContainerStatus{{Name: "i", State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{ExitCode: 0, Reason: "Completed", ContainerID: "clusterd://x"}}}},
 		ContainerStatuses:     []v1.ContainerStatus{{Name: "a", RestartCount: 2, ContainerID: "clusterd://y", State: v1.ContainerState{Running: &v1.ContainerStateRunning{}}}},
 	}
-	o := seed(w.d.Pod, Records{}, t0.Add(time.Hour), nil)
+	o := Seed(w.d.Pod, Records{}, t0.Add(time.Hour), nil)
 	if c := o.Containers["a"]; c.Restarts != 2 || c.Now == nil || c.Now.Reason != "ContainerStatusUnknown" || c.Now.ID != "y" {
 		t.Errorf("%+v", c)
 	}
@@ -227,7 +227,7 @@ func TestQOSAndResources(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			r := podResources(defaulted(tt.pod), 0)
+			r := PodResources(defaulted(tt.pod), 0)
 			if core.QOSClass(tt.pod) != tt.class || CgroupParent("/r", tt.pod) != tt.parent || r.CPUShares != tt.shares || r.CPUQuota != tt.quota || r.MemoryLimit != tt.memory {
 				t.Errorf("%s %s %+v", core.QOSClass(tt.pod), CgroupParent("/r", tt.pod), r)
 			}
