@@ -38,6 +38,7 @@ import (
 	"github.com/clusterd/clusterd/agent/node"
 	"github.com/clusterd/clusterd/agent/object"
 	"github.com/clusterd/clusterd/agent/pod"
+	"github.com/clusterd/clusterd/agent/podspec"
 	"github.com/clusterd/clusterd/agent/pressure"
 	"github.com/clusterd/clusterd/agent/probe"
 	"github.com/clusterd/clusterd/agent/runtime"
@@ -363,7 +364,7 @@ func (a *Agent) Node() *v1.Node { return a.node.Object() }
 const servicePatience = 5 * time.Second
 
 // serviceLister makes the watch of Services and gives the way to ask it.
-func (a *Agent) serviceLister() pod.Services {
+func (a *Agent) serviceLister() podspec.Services {
 	if a.cfg.Client == nil {
 		return nil
 	}
@@ -390,7 +391,7 @@ func (a *Agent) newDNS() (*dns.Server, error) {
 	}
 	cfg := *a.cfg.DNS
 	cfg.Domain, cfg.Client, cfg.Services = a.cfg.ClusterDomain, a.cfg.Client, a.services
-	cfg.Upstreams = func() ([]string, error) { return pod.HostNameservers(a.cfg.ResolvConf) }
+	cfg.Upstreams = func() ([]string, error) { return podspec.HostNameservers(a.cfg.ResolvConf) }
 	return dns.New(cfg)
 }
 

@@ -8,6 +8,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/clusterd/clusterd/agent/pod"
+	"github.com/clusterd/clusterd/agent/podspec"
 	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/pressure"
 	"github.com/clusterd/clusterd/agent/stats"
@@ -52,7 +53,7 @@ func (a *Agent) localPod(view *pod.View) pressure.LocalPod {
 		}
 	}
 	out.Limit = core.ContainerLimits(p)[v1.ResourceEphemeralStorage]
-	logs := filepath.Join(a.cfg.PodLogDir, pod.LogFolder(p))
+	logs := filepath.Join(a.cfg.PodLogDir, podspec.LogFolder(p))
 	for _, list := range [][]v1.Container{p.Spec.InitContainers, p.Spec.Containers} {
 		for i := range list {
 			c := &list[i]

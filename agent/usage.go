@@ -12,7 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/clusterd/clusterd/agent/image"
-	"github.com/clusterd/clusterd/agent/pod"
+	"github.com/clusterd/clusterd/agent/podspec"
 	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/pressure"
 	"github.com/clusterd/clusterd/agent/stats"
@@ -32,7 +32,7 @@ func (a *Agent) measured(ctx context.Context) ([]stats.Pod, error) {
 	var out []stats.Pod
 	for _, v := range a.pods.Views() {
 		p := v.Pod
-		logs := filepath.Join(a.cfg.PodLogDir, pod.LogFolder(p))
+		logs := filepath.Join(a.cfg.PodLogDir, podspec.LogFolder(p))
 		one := stats.Pod{
 			Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Cgroup: podstate.CgroupParent(a.cfg.CgroupRoot, p), Pid: pids[v.SandboxID],
 			HostNetwork: p.Spec.HostNetwork, LogDir: logs, Dir: filepath.Join(a.cfg.DataDir, "pods", string(p.UID)),

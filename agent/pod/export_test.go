@@ -1,8 +1,5 @@
 package pod
 
-// MountSetattr is whether this kernel makes mounts read-only as a tree.
-var MountSetattr = mountSetattr
-
 // Ended counts the pods that have ended here and are believed to be in the API.
 func (m *Manager) Ended() int {
 	m.mu.Lock()

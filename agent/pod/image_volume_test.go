@@ -15,8 +15,8 @@ import (
 	ocispec "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/clusterd/clusterd/agent/image"
-	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podspec"
 )
 
 // imagePod has a volume of an image, which a and b mount and c does not.
@@ -229,7 +229,7 @@ func TestVolumeMountsTold(t *testing.T) {
 		n.create(p)
 		n.after(time.Second)
 		recursive := v1.RecursiveReadOnlyDisabled
-		if pod.MountSetattr() {
+		if podspec.ReadOnlyTrees() {
 			recursive = v1.RecursiveReadOnlyEnabled
 		}
 		got := n.get("p").Status.ContainerStatuses[0].VolumeMounts

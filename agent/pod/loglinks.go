@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/agent/podspec"
 )
 
 // LogLinks is a folder of links, one to the log of each container that is
@@ -68,8 +70,8 @@ func (dir LogLinks) removeIf(unwanted func(name, target string) bool) error {
 
 // linkLog makes the link of a container that is about to start. A container
 // does not wait for it: its log is where it is.
-func (m *Manager) linkLog(ctx context.Context, in buildInput, log string) {
-	if err := m.cfg.LogLinks.set(in.pod.Namespace, in.pod.Name, in.container.Name, in.id, log); err != nil {
-		klog.FromContext(ctx).Error(err, "No link to a container's log", "id", in.id)
+func (m *Manager) linkLog(ctx context.Context, in podspec.Input, log string) {
+	if err := m.cfg.LogLinks.set(in.Pod.Namespace, in.Pod.Name, in.Container.Name, in.ID, log); err != nil {
+		klog.FromContext(ctx).Error(err, "No link to a container's log", "id", in.ID)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 
 	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/agent/podspec"
 )
 
 // sweepLogs removes log folders of pods that are no more.
@@ -20,7 +22,7 @@ func (m *Manager) sweepLogs(ctx context.Context) {
 	}
 	used := map[string]bool{}
 	for _, v := range m.Views() {
-		used[LogFolder(v.Pod)] = true
+		used[podspec.LogFolder(v.Pod)] = true
 	}
 	m.mu.Lock()
 	for _, w := range m.workers {

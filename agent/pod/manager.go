@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/clusterd/clusterd/agent/object"
+	"github.com/clusterd/clusterd/agent/podspec"
 	"github.com/clusterd/clusterd/agent/podstate"
 )
 
@@ -27,7 +28,8 @@ type sandboxIPs = []netip.Addr
 // Manager runs one worker for each pod of this node and feeds them: the API's
 // watch, podmon's events, changed ConfigMaps and Secrets.
 type Manager struct {
-	cfg Config
+	cfg  Config
+	spec *podspec.Builder
 
 	starts chan struct{} // a token per sandbox or container start under way
 	writes chan struct{} // a token per status write under way
@@ -71,7 +73,12 @@ func NewManager(cfg Config) *Manager {
 		cfg.ClusterDomain = "cluster.local"
 	}
 	return &Manager{
-		cfg: cfg, starts: make(chan struct{}, cfg.Parallel), writes: make(chan struct{}, 16), seen: make(chan struct{}), pins: make(chan struct{}, 1), stale: map[string]bool{},
+		cfg: cfg,
+		spec: &podspec.Builder{
+			NodeName: cfg.NodeName, NodeIP: cfg.NodeIP, Node: cfg.Node, Volumes: cfg.Volumes, Objects: cfg.Objects, PodDir: cfg.PodDir, LogDir: cfg.LogDir,
+			ResolvConf: cfg.ResolvConf, ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, NoCluster: cfg.Client == nil,
+		},
+		starts: make(chan struct{}, cfg.Parallel), writes: make(chan struct{}, 16), seen: make(chan struct{}), pins: make(chan struct{}, 1), stale: map[string]bool{},
 		workers: map[types.UID]*worker{}, ended: map[types.UID]bool{}, admitted: map[types.UID]*v1.Pod{}, deferred: map[types.UID]bool{},
 		static: map[types.UID]*v1.Pod{}, mirrors: map[string]*v1.Pod{}, staticRead: make(chan struct{}),
 		records: map[types.UID]*podstate.Records{}, routes: map[string]types.UID{}, unrouted: map[string]bool{},

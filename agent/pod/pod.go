@@ -20,6 +20,7 @@ import (
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/object"
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podspec"
 	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/probe"
 	"github.com/clusterd/clusterd/agent/runtime"
@@ -115,7 +116,7 @@ type Config struct {
 	Volumes *volume.Manager
 	Objects *object.Cache
 	// Services are told to pods in their environment; nil: none are.
-	Services Services
+	Services podspec.Services
 	Probes   *probe.Prober
 	Recorder record.EventRecorder
 	// OnRuntime is called when podmon begins or ceases to answer; it must not

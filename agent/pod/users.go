@@ -3,7 +3,6 @@ package pod
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"os"
 
@@ -11,14 +10,10 @@ import (
 
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podspec"
 	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/users"
 )
-
-// hasUsers says whether the pod asks for a user namespace (KEP-127).
-func hasUsers(pod *v1.Pod) bool {
-	return pod.Spec.HostUsers != nil && !*pod.Spec.HostUsers
-}
 
 // errNoUsers is why a node without Config.Users has no such pods.
 var errNoUsers = errors.New("it is set up to have no ids for them")
@@ -26,7 +21,7 @@ var errNoUsers = errors.New("it is set up to have no ids for them")
 // unsupported refuses a pod that wants what this node cannot do, rather than
 // run it with less protection than it asks for.
 func (m *Manager) unsupported(pod *v1.Pod) *podstate.Verdict {
-	if !hasUsers(pod) {
+	if !podspec.HasUsers(pod) {
 		return nil
 	}
 	err := errNoUsers
@@ -41,7 +36,7 @@ func (m *Manager) unsupported(pod *v1.Pod) *podstate.Verdict {
 
 // attach connects the pod; users is nil for one without a user namespace.
 func (m *Manager) attach(ctx context.Context, pod *v1.Pod) (netns string, ips []netip.Addr, ids *api.IDRange, err error) {
-	if !hasUsers(pod) {
+	if !podspec.HasUsers(pod) {
 		netns, ips, err = m.cfg.Network.Attach(ctx, string(pod.UID), pod.Spec.HostNetwork)
 		return netns, ips, nil, err
 	}
@@ -51,19 +46,6 @@ func (m *Manager) attach(ctx context.Context, pod *v1.Pod) (netns string, ips []
 	}
 	netns, ips, err = m.cfg.Network.AttachUsers(ctx, string(pod.UID), have)
 	return netns, ips, &api.IDRange{First: have.First, Count: have.Count}, err
-}
-
-// insideUsers refuses users and groups that the pod's user namespace has not.
-func insideUsers(out *api.Container, pod *v1.Pod) error {
-	if !hasUsers(pod) {
-		return nil
-	}
-	for _, id := range append([]uint32{out.UID, out.GID}, out.ExtraGIDs...) {
-		if id >= users.Count {
-			return fmt.Errorf("user or group %d (of runAsUser, runAsGroup, fsGroup, supplementalGroups or the image) is above %d, the last of a pod with hostUsers: false", id, users.Count-1)
-		}
-	}
-	return nil
 }
 
 // takeUsers gives ids to a pod, or those that it has. If an agent
@@ -87,7 +69,7 @@ func (m *Manager) takeUsers(ctx context.Context, uid string) (users.Range, error
 // cannot be mounted with mapped ids afterwards, as other volumes are.
 func (m *Manager) mountVolume(ctx context.Context, pod *v1.Pod, img image.Image, name string) error {
 	uid := string(pod.UID)
-	if !hasUsers(pod) {
+	if !podspec.HasUsers(pod) {
 		_, err := m.cfg.Images.MountVolume(ctx, img, uid, name)
 		return err
 	}
@@ -104,7 +86,7 @@ func (m *Manager) mountVolume(ctx context.Context, pod *v1.Pod, img image.Image,
 
 // mountRoot mounts a container's root file system, for the pod's own users.
 func (m *Manager) mountRoot(ctx context.Context, pod *v1.Pod, img image.Image, id string) (string, error) {
-	if !hasUsers(pod) {
+	if !podspec.HasUsers(pod) {
 		return m.cfg.Images.Mount(ctx, img, id)
 	}
 	ns, err := m.cfg.Network.Users(string(pod.UID))

@@ -9,6 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/clusterd/clusterd/agent/image"
+	"github.com/clusterd/clusterd/agent/podspec"
 	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/volume"
 )
@@ -63,7 +64,7 @@ func (w *worker) pulledVolume(v *podstate.ImageVolume, src *v1.ImageVolumeSource
 // the status's word for err.
 func (m *Manager) mountImageVolume(ctx context.Context, pod *v1.Pod, name string, src *v1.ImageVolumeSource, tell func(kind, reason, msg string)) (img image.Image, reason string, err error) {
 	failed := func(err error) error { return fmt.Errorf("%w: volume %q: %w", volume.ErrImageVolume, name, err) }
-	if hasUsers(pod) { // before a look at what is mounted
+	if podspec.HasUsers(pod) { // before a look at what is mounted
 		if _, err := m.takeUsers(ctx, string(pod.UID)); err != nil {
 			return img, podstate.ReasonCreateContainer, failed(err)
 		}

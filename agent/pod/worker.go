@@ -14,6 +14,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podspec"
 	"github.com/clusterd/clusterd/agent/podstate"
 )
 
@@ -108,7 +109,7 @@ func newWorker(m *Manager, pod *v1.Pod, gone bool, rec podstate.Records) *worker
 		w.unread = append(w.unread, ended{st, spec})
 		return ""
 	})
-	w.obs.ReadOnlyTrees = mountSetattr()
+	w.obs.ReadOnlyTrees = podspec.ReadOnlyTrees()
 	if w.obs.StartedAt.IsZero() {
 		w.obs.StartedAt = w.since
 	}

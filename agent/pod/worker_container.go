@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podspec"
 	"github.com/clusterd/clusterd/agent/podstate"
 )
 
@@ -152,10 +152,10 @@ func (w *worker) startContainer(c *podstate.Container, attempt uint32) {
 		services = nil // it must run without the API
 	}
 	c.ImageReady = false
-	id := newID()
+	id := podspec.NewID()
 	w.starting[c.Name] = id
 	w.operate(c, podstate.OpStart, func(ctx context.Context) func() {
-		in := buildInput{pod: pod, container: spec, kind: kind, id: id, sandbox: sandbox, attempt: attempt, img: img, backOff: backOff, target: target, services: services}
+		in := podspec.Input{Pod: pod, Container: spec, Kind: kind, ID: id, Sandbox: sandbox, Attempt: attempt, Image: img, BackOff: backOff, Target: target, Services: services}
 		st, reason, err := w.m.startInstance(ctx, w.ctx, in)
 		if err != nil || st.StartError != "" {
 			w.verifyImage(ctx, c.Name, img)
@@ -260,9 +260,8 @@ func (w *worker) forget(c *podstate.Container) {
 				klog.FromContext(ctx).Error(err, "Dead container stays until the pod ends", "container", name)
 			}
 		}
-		n := strconv.Itoa(int(old.Attempt))
-		logs, _ := filepath.Glob(filepath.Join(w.m.logDir(pod), name, n+".log*"))
-		for _, p := range append(logs, filepath.Join(w.m.podDir(pod), "containers", name, n)) {
+		logs, _ := filepath.Glob(w.m.spec.LogPath(pod, name, old.Attempt) + "*") // rotated ones too
+		for _, p := range append(logs, w.m.spec.MessagePath(pod, name, old.Attempt)) {
 			_ = os.Remove(p) // the pod's end removes the folder anyway
 		}
 		return func() {}
@@ -272,7 +271,7 @@ func (w *worker) forget(c *podstate.Container) {
 // startInstance mounts the root file system, builds the spec and starts. ctx
 // ends when the start is given up, run when the agent stops: once podmon was
 // asked, its answer is waited for. reason is the status's word for err.
-func (m *Manager) startInstance(ctx, run context.Context, in buildInput) (st api.ContainerStatus, reason string, err error) {
+func (m *Manager) startInstance(ctx, run context.Context, in podspec.Input) (st api.ContainerStatus, reason string, err error) {
 	release, err := m.slot(ctx)
 	if err != nil {
 		return st, "RunContainerError", err
@@ -280,24 +279,24 @@ func (m *Manager) startInstance(ctx, run context.Context, in buildInput) (st api
 	defer release()
 	ctx, cancel := context.WithTimeout(ctx, createDeadline)
 	defer cancel()
-	if in.rootfs, err = m.mountRoot(ctx, in.pod, in.img, in.id); err != nil {
+	if in.RootFS, err = m.mountRoot(ctx, in.Pod, in.Image, in.ID); err != nil {
 		return st, podstate.ReasonCreateContainer, fmt.Errorf("mount image: %w", err)
 	}
 	unmount := func() {
 		ctx, cancel := context.WithTimeout(run, apiDeadline)
 		defer cancel()
-		if uerr := m.cfg.Images.Unmount(ctx, in.id); uerr != nil {
-			klog.FromContext(run).Error(uerr, "Root file system of a container that was not made stays mounted", "id", in.id)
+		if uerr := m.cfg.Images.Unmount(ctx, in.ID); uerr != nil {
+			klog.FromContext(run).Error(uerr, "Root file system of a container that was not made stays mounted", "id", in.ID)
 		}
 	}
-	msg, err := m.buildContainer(ctx, in)
+	msg, err := m.spec.Container(ctx, in)
 	if err != nil {
 		unmount()
-		return st, buildReason(err), err
+		return st, podspec.Reason(err), err
 	}
 	m.linkLog(ctx, in, msg.LogPath)
 	if m.cfg.CPUs != nil {
-		set, own := m.cpusOf(in.pod, in.container.Name)
+		set, own := m.cpusOf(in.Pod, in.Container.Name)
 		msg.Resources.CpusetCpus = set.String()
 		if own {
 			m.pin(ctx) // others go first
@@ -311,7 +310,7 @@ func (m *Manager) startInstance(ctx, run context.Context, in buildInput) (st api
 	defer cancel2()
 	st, err = m.cfg.Runtime.StartContainer(asked, msg)
 	if err != nil && !refused(err) {
-		st, err = m.outcome(run, in.id, err)
+		st, err = m.outcome(run, in.ID, err)
 	}
 	if err != nil {
 		if run.Err() == nil { // else the next agent finds what has become of it
@@ -324,7 +323,7 @@ func (m *Manager) startInstance(ctx, run context.Context, in buildInput) (st api
 	}
 	st.Container = msg // the answer may leave it out
 	if m.cfg.CPUs != nil {
-		if set, _ := m.cpusOf(in.pod, in.container.Name); set.String() != msg.Resources.CpusetCpus {
+		if set, _ := m.cpusOf(in.Pod, in.Container.Name); set.String() != msg.Resources.CpusetCpus {
 			m.wantPin() // it changed while this one was started
 		}
 	}
@@ -399,10 +398,10 @@ func (w *worker) onContainer(st api.ContainerStatus) {
 // exit takes the end of an instance.
 func (w *worker) exit(c *podstate.Container, i *podstate.Instance, st api.ContainerStatus) {
 	if len(st.Container.Labels) == 0 {
-		st.Container.Labels = map[string]string{podstate.LabelMessage: filepath.Join(w.m.podDir(w.pod), "containers", c.Name, strconv.Itoa(int(i.Attempt)))}
+		st.Container.Labels = map[string]string{podstate.LabelMessage: w.m.spec.MessagePath(w.pod, c.Name, i.Attempt)}
 	}
 	if st.Container.LogPath == "" {
-		st.Container.LogPath = filepath.Join(w.m.logDir(w.pod), c.Name, strconv.Itoa(int(i.Attempt))+".log")
+		st.Container.LogPath = w.m.spec.LogPath(w.pod, c.Name, i.Attempt)
 	}
 	i.Exited(st, lastWords(st, w.spec(c.Name)), time.Now())
 	if ch := w.exits[i.ID]; ch != nil {
@@ -424,7 +423,7 @@ func exitWords(name string, i *podstate.Instance) (kind, reason, message string)
 	switch {
 	case i.Reason == "OOMKilled":
 		return v1.EventTypeWarning, "OOMKilling", fmt.Sprintf("Container %s was killed: it used more memory than its limit", name)
-	case i.StopCause != podstate.StopNone && i.Signal == sigKill:
+	case i.StopCause != podstate.StopNone && i.Signal == podspec.SigKill:
 		return v1.EventTypeWarning, "Killed", fmt.Sprintf("Container %s was killed: it had not ended within its grace period", name)
 	case i.StopCause != podstate.StopNone:
 		return "", "", ""
@@ -465,7 +464,7 @@ func (w *worker) stopContainer(c *podstate.Container, s podstate.Stop) {
 	if spec != nil && spec.Lifecycle != nil && !i.PreStopDone {
 		preStop = spec.Lifecycle.PreStop
 	}
-	signal := stopSignal(spec, w.imageSignal(c))
+	signal := podspec.StopSignal(spec, w.imageSignal(c))
 	target := w.target(spec, i.ID, w.obs.Sandbox)
 	if p := w.probes[i.ID]; p != nil {
 		p.stopLiveness()
@@ -540,10 +539,23 @@ func (m *Manager) endInstance(ctx context.Context, id string, signal int, grace 
 			return ctx.Err()
 		case <-timer.C:
 		}
-		if err := send(sigKill, true); err != nil {
+		if err := send(podspec.SigKill, true); err != nil {
 			return err
 		}
 		killed()
 		timer.Reset(killPatience)
 	}
+}
+
+// imageSignal is the stop signal of the image of the container's instance. An
+// agent that has found the instance asks the store for it.
+func (w *worker) imageSignal(c *podstate.Container) string {
+	if img, ok := w.images[c.Name]; ok {
+		return img.Config.StopSignal
+	}
+	img, _, err := w.m.cfg.Images.Get(c.Now.Image)
+	if err != nil {
+		klog.FromContext(w.ctx).Info("Stop signal of an image is not known, SIGTERM it is", "image", c.Now.Image, "err", err)
+	}
+	return img.Config.StopSignal
 }

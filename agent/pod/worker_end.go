@@ -27,11 +27,11 @@ func (w *worker) finish() {
 			}
 		}
 		if err == nil {
-			if rerr := os.RemoveAll(w.m.logDir(pod)); rerr != nil {
+			if rerr := os.RemoveAll(w.m.spec.PodLogs(pod)); rerr != nil {
 				klog.FromContext(ctx).Error(rerr, "Log folder of a deleted pod stays")
 			}
 			// Containers that a power cut has ended were not removed one by one.
-			if rerr := w.m.cfg.LogLinks.sweep(w.m.logDir(pod)); rerr != nil {
+			if rerr := w.m.cfg.LogLinks.sweep(w.m.spec.PodLogs(pod)); rerr != nil {
 				klog.FromContext(ctx).Error(rerr, "Links to a deleted pod's logs stay")
 			}
 		}

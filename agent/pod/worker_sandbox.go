@@ -10,9 +10,11 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/agent/object"
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podspec"
 	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/volume"
 	"github.com/clusterd/clusterd/apis/core"
@@ -43,7 +45,7 @@ func faulted(before *podstate.Fault, reason string, err error) *podstate.Fault {
 
 func (w *worker) createSandbox(attempt uint32) {
 	w.obs.Sandbox.State, w.obs.Sandbox.Since = podstate.SandboxCreating, time.Now()
-	before, pod, id := w.obs.Sandbox.Err, podstate.Granted(w.pod, w.obs.Allocated), newID()
+	before, pod, id := w.obs.Sandbox.Err, podstate.Granted(w.pod, w.obs.Allocated), podspec.NewID()
 	w.making = id
 	w.m.routeTo(id, w.uid)
 	w.background(sandboxDeadline, func(ctx context.Context) func() {
@@ -101,10 +103,10 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, att
 	if err := m.checkHandler(ctx, pod); err != nil {
 		return nil, false, err
 	}
-	if err := os.MkdirAll(m.logDir(pod), 0o755); err != nil {
+	if err := os.MkdirAll(m.spec.PodLogs(pod), 0o755); err != nil {
 		return nil, false, err
 	}
-	name, err := ownName(pod, m.cfg.NodeName, m.cfg.ClusterDomain)
+	name, err := podspec.Hostname(pod, m.cfg.NodeName, m.cfg.ClusterDomain)
 	if err != nil {
 		return nil, false, err
 	}
@@ -126,7 +128,7 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, att
 			return nil, false, fmt.Errorf("host ports: %w", err)
 		}
 	}
-	if err := m.writePodFiles(pod, ips, warn); err != nil {
+	if err := m.spec.WriteFiles(pod, ips, warn); err != nil {
 		undo()
 		return nil, false, err
 	}
@@ -145,7 +147,7 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, att
 	made, err := m.cfg.Runtime.CreateSandbox(ctx, api.Sandbox{
 		ID: id, PodUID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name, Attempt: attempt,
 		Hostname: name, NetNS: netns, Users: ids, HostIPC: pod.Spec.HostIPC, HostPID: pod.Spec.HostPID,
-		SharePID: isTrue(pod.Spec.ShareProcessNamespace), Sysctls: sysctls,
+		SharePID: ptr.Deref(pod.Spec.ShareProcessNamespace, false), Sysctls: sysctls,
 		CgroupParent: podstate.CgroupParent(m.cfg.CgroupRoot, pod), PodResources: limits,
 		Labels: map[string]string{podstate.LabelIPs: podstate.JoinIPs(ips), podstate.LabelGrace: strconv.FormatInt(grace, 10)},
 	})
@@ -239,7 +241,7 @@ func (m *Manager) endStray(ctx context.Context, id string, container bool) error
 		return err
 	}
 	for again := 10 * time.Millisecond; ; again = min(2*again, time.Second) {
-		err := m.cfg.Runtime.Signal(ctx, api.Signal{ID: id, Signal: sigKill, All: true})
+		err := m.cfg.Runtime.Signal(ctx, api.Signal{ID: id, Signal: podspec.SigKill, All: true})
 		if err != nil && !isNotFound(err) && !isCode(err, api.CodeNotRunning) {
 			return err
 		}

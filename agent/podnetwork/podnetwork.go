@@ -32,7 +32,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
-	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/users"
 	"github.com/clusterd/clusterd/netsetup/antispoof"
@@ -81,7 +80,7 @@ type Guard interface {
 	Release(uid string)
 }
 
-// Network is a pod.Network over netsetup.
+// Network connects pods over netsetup, as agent/pod asks for it.
 type Network struct {
 	cfg    Config
 	spaces *netns.Dir
@@ -555,5 +554,3 @@ func (n *Network) Dial(ctx context.Context, uid string, hostNetwork bool, port i
 	err := netns.Do(n.spaces.Path(name), dial)
 	return conn, err
 }
-
-var _ pod.Network = (*Network)(nil)

@@ -29,6 +29,7 @@ import (
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podspec"
 	"github.com/clusterd/clusterd/agent/runtime"
 )
 
@@ -226,7 +227,7 @@ func (h *handler) logs(w http.ResponseWriter, r *http.Request) {
 		close(ended)
 		done = ended
 	}
-	path := filepath.Join(h.cfg.LogDir, pod.LogFolder(v.Pod), c.Name, strconv.Itoa(int(attempt))+".log")
+	path := filepath.Join(h.cfg.LogDir, podspec.LogFolder(v.Pod), c.Name, strconv.Itoa(int(attempt))+".log")
 	w.Header().Set("Content-Type", "text/plain")
 	w.WriteHeader(http.StatusOK)
 	out := &flusher{w: w}

@@ -1,4 +1,4 @@
-package pod
+package podspec
 
 import (
 	"context"
@@ -6,9 +6,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -17,31 +17,32 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/clusterd/clusterd/agent/image"
+	"github.com/clusterd/clusterd/agent/object"
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/volume"
 )
 
-// newID names a sandbox or container, unique for all time.
-func newID() string {
+// NewID names a sandbox or container, unique for all time.
+func NewID() string {
 	var b [32]byte
 	rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
 }
 
-// buildInput is what a container's runtime spec is made of.
-type buildInput struct {
-	pod       *v1.Pod
-	container *v1.Container
-	kind      podstate.Kind
-	id        string
-	sandbox   podstate.Sandbox
-	attempt   uint32
-	img       image.Image
-	rootfs    string
-	backOff   time.Duration
-	services  Services
-	target    string // the container whose processes it is to see, "": its own
+// Input is what a container's runtime spec is made of.
+type Input struct {
+	Pod       *v1.Pod
+	Container *v1.Container
+	Kind      podstate.Kind
+	ID        string // of the container, made by NewID
+	Sandbox   podstate.Sandbox
+	Attempt   uint32
+	Image     image.Image
+	RootFS    string        // where the image is mounted
+	BackOff   time.Duration // before the start after this one
+	Services  Services
+	Target    string // the container whose processes it is to see, "": its own
 }
 
 // createError marks what is wrong with a container on this node (a profile that
@@ -51,33 +52,57 @@ type createError struct{ error }
 
 func (e createError) Unwrap() error { return e.error }
 
-// buildReason is the status's word for an error of buildContainer.
-func buildReason(err error) string {
+// Reason is the status's word for an error of Builder.Container.
+func Reason(err error) string {
 	if errors.As(err, new(createError)) || errors.Is(err, volume.ErrImageVolume) {
 		return podstate.ReasonCreateContainer
 	}
 	return "CreateContainerConfigError"
 }
 
-// buildContainer translates a container of the API into podmon's message, and
-// makes the files and folders it names.
-func (m *Manager) buildContainer(ctx context.Context, in buildInput) (api.Container, error) {
-	c, pod := in.container, in.pod
-	node := m.cfg.Node()
-	cfg := in.img.Config
+// Builder translates pods of the API into what podmon is asked for. Its methods
+// may be called concurrently for different pods.
+type Builder struct {
+	NodeName string
+	NodeIP   netip.Addr
+	// Node returns the node's object as last known. Never nil.
+	Node func() *v1.Node
+
+	Volumes *volume.Manager
+	Objects *object.Cache
+
+	// PodDir holds one folder a pod; LogDir NS_NAME_UID/CONTAINER/N.log.
+	PodDir, LogDir string
+
+	// ResolvConf is the host's; "": the one in use.
+	ResolvConf string
+	// ClusterDNS are the addresses of the cluster's name servers, ClusterDomain
+	// what the names of Services end with.
+	ClusterDNS    []netip.Addr
+	ClusterDomain string
+	// NoCluster is set where there is no API, and so no names of a cluster.
+	NoCluster bool
+}
+
+// Container translates a container of the API into podmon's message, and makes
+// the files and folders it names. Reason is the status's word for its error.
+func (b *Builder) Container(ctx context.Context, in Input) (api.Container, error) {
+	c, pod := in.Container, in.Pod
+	node := b.Node()
+	cfg := in.Image.Config
 	if err := forbiddenMAC(pod, c); err != nil {
 		return api.Container{}, err
 	}
-	name, err := ownName(pod, m.cfg.NodeName, m.cfg.ClusterDomain)
+	name, err := Hostname(pod, b.NodeName, b.ClusterDomain)
 	if err != nil {
 		return api.Container{}, err
 	}
 	lines, vars, err := buildEnv(ctx, envInput{
-		pod: pod, container: c, image: cfg.Env, objects: m.cfg.Objects, services: in.services, podIPs: in.sandbox.IPs,
-		nodeIP: m.cfg.NodeIP, nodeName: m.cfg.NodeName, allocatable: node.Status.Allocatable, tty: c.TTY,
+		pod: pod, container: c, image: cfg.Env, objects: b.Objects, services: in.Services, podIPs: in.Sandbox.IPs,
+		nodeIP: b.NodeIP, nodeName: b.NodeName, allocatable: node.Status.Allocatable, tty: c.TTY,
 		hostname: name,
 		volumeDir: func(of string) (string, error) {
-			dir, _, err := m.cfg.Volumes.Source(pod, of)
+			dir, _, err := b.Volumes.Source(pod, of)
 			return dir, err
 		},
 	})
@@ -85,12 +110,12 @@ func (m *Manager) buildContainer(ctx context.Context, in buildInput) (api.Contai
 		return api.Container{}, err
 	}
 	out := api.Container{
-		ID: in.id, SandboxID: in.sandbox.ID, Name: c.Name, Attempt: in.attempt, TargetID: in.target, Rootfs: in.rootfs,
+		ID: in.ID, SandboxID: in.Sandbox.ID, Name: c.Name, Attempt: in.Attempt, TargetID: in.Target, Rootfs: in.RootFS,
 		Env: lines, Cwd: cfg.WorkingDir, TTY: c.TTY, Stdin: c.Stdin, StdinOnce: c.StdinOnce,
 		Resources: podstate.ContainerResources(pod, c.Resources), OOMScoreAdj: podstate.OomScoreAdj(pod, c, node.Status.Capacity.Memory().Value()),
 		Labels: map[string]string{
-			podstate.LabelHash: podstate.Hash(c), podstate.LabelType: string(in.kind), podstate.LabelImage: c.Image, podstate.LabelImageID: in.img.NameFor(c.Image), podstate.LabelBackOff: in.backOff.String(),
-			podstate.LabelSignal: signalName(stopSignal(c, cfg.StopSignal)),
+			podstate.LabelHash: podstate.Hash(c), podstate.LabelType: string(in.Kind), podstate.LabelImage: c.Image, podstate.LabelImageID: in.Image.NameFor(c.Image), podstate.LabelBackOff: in.BackOff.String(),
+			podstate.LabelSignal: signalName(StopSignal(c, cfg.StopSignal)),
 		},
 	}
 	if c.WorkingDir != "" {
@@ -107,19 +132,19 @@ func (m *Manager) buildContainer(ctx context.Context, in buildInput) (api.Contai
 	if out.OOMSingleProcess, err = podstate.OomSingleProcess(pod, c.Name); err != nil {
 		return out, err
 	}
-	if err := security(&out, pod, c, filepath.Join(m.cfg.PodDir, "..", "seccomp")); err != nil {
+	if err := security(&out, pod, c, filepath.Join(b.PodDir, "..", "seccomp")); err != nil {
 		return out, err
 	}
-	if err := identity(&out, pod, c, cfg.User, in.rootfs); err != nil {
+	if err := identity(&out, pod, c, cfg.User, in.RootFS); err != nil {
 		return out, err
 	}
 	if err := insideUsers(&out, pod); err != nil {
 		return out, err
 	}
-	if out.Mounts, err = m.mounts(ctx, pod, c, out.Privileged, vars); err != nil {
+	if out.Mounts, err = b.mounts(ctx, pod, c, out.Privileged, vars); err != nil {
 		return out, err
 	}
-	msg, err := m.messageFile(pod, c, in.attempt)
+	msg, err := b.messageFile(pod, c, in.Attempt)
 	if err != nil {
 		return out, err
 	}
@@ -127,12 +152,8 @@ func (m *Manager) buildContainer(ctx context.Context, in buildInput) (api.Contai
 		out.Labels[podstate.LabelMessage] = msg
 		out.Mounts = append(out.Mounts, api.Mount{Source: msg, Destination: messagePath(c)})
 	}
-	dir := filepath.Join(m.logDir(pod), c.Name)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return out, err
-	}
-	out.LogPath = filepath.Join(dir, strconv.Itoa(int(in.attempt))+".log")
-	return out, nil
+	out.LogPath = b.LogPath(pod, c.Name, in.Attempt)
+	return out, os.MkdirAll(filepath.Dir(out.LogPath), 0o755)
 }
 
 // argv is command and args over the image's entrypoint and cmd.
@@ -160,11 +181,11 @@ func argv(c *v1.Container, entrypoint, cmd []string, vars map[string]string) ([]
 }
 
 // mounts are the volumes and the files the node gives every container.
-func (m *Manager) mounts(ctx context.Context, pod *v1.Pod, c *v1.Container, privileged bool, vars map[string]string) ([]api.Mount, error) {
+func (b *Builder) mounts(ctx context.Context, pod *v1.Pod, c *v1.Container, privileged bool, vars map[string]string) ([]api.Mount, error) {
 	out := []api.Mount{}
 	taken := map[string]bool{}
 	for i, vm := range c.VolumeMounts {
-		src, ro, err := m.cfg.Volumes.Source(pod, vm.Name)
+		src, ro, err := b.Volumes.Source(pod, vm.Name)
 		if err != nil {
 			return nil, err
 		}
@@ -175,20 +196,20 @@ func (m *Manager) mounts(ctx context.Context, pod *v1.Pod, c *v1.Container, priv
 			}
 		}
 		if sub != "" {
-			if src, err = m.cfg.Volumes.SubPath(ctx, pod, vm.Name, c.Name, i, sub); err != nil {
+			if src, err = b.Volumes.SubPath(ctx, pod, vm.Name, c.Name, i, sub); err != nil {
 				return nil, err
 			}
-		} else if err := m.cfg.Volumes.Present(ctx, pod, vm.Name, c.Name); err != nil {
+		} else if err := b.Volumes.Present(ctx, pod, vm.Name, c.Name); err != nil {
 			return nil, err
 		}
 		mount := api.Mount{Source: src, Destination: vm.MountPath, ReadOnly: vm.ReadOnly || ro}
-		if podstate.RecursiveReadOnly(&vm, mountSetattr()) {
+		if podstate.RecursiveReadOnly(&vm, ReadOnlyTrees()) {
 			mount.Options = []string{"rro"}
 		} else if mode := vm.RecursiveReadOnly; mode != nil && *mode == v1.RecursiveReadOnlyEnabled {
 			return nil, fmt.Errorf("volumeMount %q: recursiveReadOnly: Enabled needs Linux 5.12 or newer; IfPossible does without", vm.Name)
 		}
 		if podstate.ImageSource(&pod.Spec, vm.Name) != nil {
-			mount.Mapped = hasUsers(pod) // see mountVolume
+			mount.Mapped = HasUsers(pod) // see mountVolume
 			mount.Options = append(mount.Options, "noexec", "nosuid", "nodev")
 		}
 		if p := vm.MountPropagation; p != nil {
@@ -207,15 +228,15 @@ func (m *Manager) mounts(ctx context.Context, pod *v1.Pod, c *v1.Container, priv
 	}
 	for dst, name := range map[string]string{"/etc/hosts": "etc-hosts", "/etc/resolv.conf": "resolv.conf"} {
 		if !taken[dst] && !taken["/etc"] {
-			out = append(out, api.Mount{Source: filepath.Join(m.podDir(pod), name), Destination: dst})
+			out = append(out, api.Mount{Source: filepath.Join(b.podDir(pod), name), Destination: dst})
 		}
 	}
 	return out, nil
 }
 
-// mountSetattr reports whether the kernel can change a whole tree of mounts
+// ReadOnlyTrees reports whether the kernel can change a whole tree of mounts
 // (mount_setattr(2), Linux 5.12): it is asked about no file at all.
-var mountSetattr = sync.OnceValue(func() bool {
+var ReadOnlyTrees = sync.OnceValue(func() bool {
 	return !errors.Is(unix.MountSetattr(-1, "", 0, &unix.MountAttr{}), unix.ENOSYS)
 })
 
@@ -227,12 +248,11 @@ func messagePath(c *v1.Container) string {
 }
 
 // messageFile makes the file in which the container may leave its last words.
-func (m *Manager) messageFile(pod *v1.Pod, c *v1.Container, attempt uint32) (string, error) {
-	dir := filepath.Join(m.podDir(pod), "containers", c.Name)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+func (b *Builder) messageFile(pod *v1.Pod, c *v1.Container, attempt uint32) (string, error) {
+	p := b.MessagePath(pod, c.Name, attempt)
+	if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
 		return "", err
 	}
-	p := filepath.Join(dir, strconv.Itoa(int(attempt)))
 	f, err := os.OpenFile(p, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o666)
 	if err != nil {
 		return "", err

@@ -1,4 +1,4 @@
-package pod
+package podspec
 
 import (
 	"bytes"
@@ -252,7 +252,7 @@ func TestOwnName(t *testing.T) {
 		{full(long, false), long, ""},
 		{full(long, true), "", "has 65 characters, the kernel takes 64"},
 	} {
-		got, err := ownName(test.pod, "n1", "cluster.local")
+		got, err := Hostname(test.pod, "n1", "cluster.local")
 		if got != test.want || (err == nil) != (test.fail == "") || err != nil && !strings.Contains(err.Error(), test.fail) {
 			t.Errorf("%+v: %q, %v", test.pod.Spec, got, err)
 		}
@@ -264,7 +264,7 @@ func TestStopSignal(t *testing.T) {
 		"": 15, "SIGQUIT": 3, "int": 2, "9": 9, "SIGRTMIN": 34, "SIGRTMIN+3": 37, "RTMAX-1": 63, "SIGRTMAX": 64, "SIGCLD": 17, "SIGPOLL": 29, "SIGIOT": 6,
 		"nonsense": 15, "SIGRTMIN+31": 15, "SIGRTMIN+": 15, "SIGRTMAX--1": 15, "65": 15, "0": 15,
 	} {
-		if got := stopSignal(nil, in); got != want {
+		if got := StopSignal(nil, in); got != want {
 			t.Errorf("%q: %d", in, got)
 		}
 	}
@@ -274,31 +274,7 @@ func TestStopSignal(t *testing.T) {
 		}
 	}
 	own := v1.SIGUSR1
-	if got := stopSignal(&v1.Container{Lifecycle: &v1.Lifecycle{StopSignal: &own}}, "SIGQUIT"); got != 10 {
+	if got := StopSignal(&v1.Container{Lifecycle: &v1.Lifecycle{StopSignal: &own}}, "SIGQUIT"); got != 10 {
 		t.Errorf("the spec's: %d", got)
-	}
-}
-
-func TestPullSecret(t *testing.T) {
-	for _, tt := range []struct {
-		entry, image string
-		fits         bool
-	}{
-		{"https://index.docker.io/v1/", "docker.io/library/nginx:1", true},
-		{"registry.io", "registry.io/team/app:1", true},
-		{"registry.io/team", "registry.io/team/app:1", true},
-		{"registry.io/tea", "registry.io/team/app:1", false},
-		{"*.registry.io", "eu.registry.io/app", true},
-		{"*.registry.io", "registry.io/app", false},
-		{"other.io", "registry.io/app", false},
-		{"registry.io:5000", "registry.io:5000/app", true},
-	} {
-		if got := matchRegistry(tt.entry, tt.image) >= 0; got != tt.fits {
-			t.Errorf("%s for %s: %t", tt.entry, tt.image, got)
-		}
-	}
-	e := dockerAuth{Auth: "dXNlcjpwYTpzcw=="} // user:pa:ss
-	if a, err := e.auth(); err != nil || a.Username != "user" || a.Password != "pa:ss" {
-		t.Errorf("%+v %v", a, err)
 	}
 }

@@ -1,4 +1,4 @@
-package pod
+package podspec
 
 import (
 	"context"
@@ -270,9 +270,9 @@ func hostname(pod *v1.Pod, nodeName string) string {
 // maxHostname is HOST_NAME_MAX of Linux.
 const maxHostname = 64
 
-// ownName is what the kernel calls the pod: its host name, or its full name if
+// Hostname is what the kernel calls the pod: its host name, or its full name if
 // it asks for that.
-func ownName(pod *v1.Pod, nodeName, domain string) (string, error) {
+func Hostname(pod *v1.Pod, nodeName, domain string) (string, error) {
 	f := fqdn(pod, domain)
 	if f == "" || !isTrue(pod.Spec.SetHostnameAsFQDN) {
 		return hostname(pod, nodeName), nil

@@ -1,4 +1,4 @@
-package pod
+package podspec
 
 import (
 	"errors"
@@ -49,7 +49,7 @@ func TestSeccompProfile(t *testing.T) {
 		var out api.Container
 		err := security(&out, p, &v1.Container{SecurityContext: &v1.SecurityContext{SeccompProfile: tt.ctr, Privileged: &tt.privileged}}, root)
 		switch {
-		case tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err) || buildReason(err) != "CreateContainerError"):
+		case tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err) || Reason(err) != "CreateContainerError"):
 			t.Errorf("%s: %v, want %s", tt.name, err, tt.err)
 		case tt.err == "" && (err != nil || out.Seccomp != tt.want):
 			t.Errorf("%s: %q, %v; want %q", tt.name, out.Seccomp, err, tt.want)
@@ -129,17 +129,17 @@ func TestForbiddenMAC(t *testing.T) {
 		switch {
 		case err == nil && tt.message != "":
 			t.Errorf("%s: let through", tt.name)
-		case err != nil && (tt.message == "" || !strings.Contains(err.Error(), tt.message) || buildReason(err) != "CreateContainerError"):
+		case err != nil && (tt.message == "" || !strings.Contains(err.Error(), tt.message) || Reason(err) != "CreateContainerError"):
 			t.Errorf("%s: %v", tt.name, err)
 		}
 	}
 }
 
 func TestBuildReason(t *testing.T) {
-	if got := buildReason(errors.New("x")); got != "CreateContainerConfigError" {
+	if got := Reason(errors.New("x")); got != "CreateContainerConfigError" {
 		t.Errorf("an error of the configuration: %s", got)
 	}
-	if got := buildReason(createError{errors.New("x")}); got != "CreateContainerError" {
+	if got := Reason(createError{errors.New("x")}); got != "CreateContainerError" {
 		t.Errorf("an error of the node: %s", got)
 	}
 }

@@ -1,4 +1,4 @@
-package pod
+package podspec
 
 import (
 	"errors"
@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -47,38 +48,50 @@ func hostAliases(pod *v1.Pod) string {
 	return b.String()
 }
 
-// writePodFiles writes etc-hosts and resolv.conf into the pod's folder. warn is
+// WriteFiles writes etc-hosts and resolv.conf into the pod's folder. warn is
 // told what is not as the pod wants it.
-func (m *Manager) writePodFiles(pod *v1.Pod, ips []netip.Addr, warn func(reason, message string)) error {
-	dir := m.podDir(pod)
+func (b *Builder) WriteFiles(pod *v1.Pod, ips []netip.Addr, warn func(reason, message string)) error {
+	dir := b.podDir(pod)
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return err
 	}
-	hosts := hostsFile(pod, ips, m.cfg.ClusterDomain)
+	hosts := hostsFile(pod, ips, b.ClusterDomain)
 	if pod.Spec.HostNetwork {
-		b, err := os.ReadFile("/etc/hosts")
+		own, err := os.ReadFile("/etc/hosts")
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		hosts = string(b) + hostAliases(pod)
+		hosts = string(own) + hostAliases(pod)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "etc-hosts"), []byte(hosts), 0o644); err != nil {
 		return err
 	}
-	host, err := hostResolv(m.cfg.ResolvConf)
+	host, err := hostResolv(b.ResolvConf)
 	if err != nil {
 		return err
 	}
-	if m.cfg.Client == nil {
+	if b.NoCluster {
 		warn = func(string, string) {} // there is no cluster whose names it could want
 	}
-	conf := podResolv(pod, host, m.cfg.ClusterDNS, m.cfg.ClusterDomain, warn)
+	conf := podResolv(pod, host, b.ClusterDNS, b.ClusterDomain, warn)
 	return os.WriteFile(filepath.Join(dir, "resolv.conf"), []byte(conf.String()), 0o644)
 }
 
-func (m *Manager) podDir(pod *v1.Pod) string { return filepath.Join(m.cfg.PodDir, string(pod.UID)) }
+func (b *Builder) podDir(pod *v1.Pod) string { return filepath.Join(b.PodDir, string(pod.UID)) }
+
+// MessagePath is the file in which a container may leave its last words.
+func (b *Builder) MessagePath(pod *v1.Pod, container string, attempt uint32) string {
+	return filepath.Join(b.podDir(pod), "containers", container, strconv.Itoa(int(attempt)))
+}
 
 // LogFolder is the folder of a pod's logs below the log directory.
 func LogFolder(pod *v1.Pod) string { return pod.Namespace + "_" + pod.Name + "_" + string(pod.UID) }
 
-func (m *Manager) logDir(pod *v1.Pod) string { return filepath.Join(m.cfg.LogDir, LogFolder(pod)) }
+// PodLogs is the folder of a pod's logs.
+func (b *Builder) PodLogs(pod *v1.Pod) string { return filepath.Join(b.LogDir, LogFolder(pod)) }
+
+// LogPath is the log of one instance of a container; rotated parts of it begin
+// with the same name.
+func (b *Builder) LogPath(pod *v1.Pod, container string, attempt uint32) string {
+	return filepath.Join(b.PodLogs(pod), container, strconv.Itoa(int(attempt))+".log")
+}

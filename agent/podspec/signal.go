@@ -1,13 +1,10 @@
-package pod
+package podspec
 
 import (
 	"strconv"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/klog/v2"
-
-	"github.com/clusterd/clusterd/agent/podstate"
 )
 
 // signals by name, without SIG: signal(7) on amd64 and arm64.
@@ -20,26 +17,13 @@ var signals = map[string]int{
 
 const (
 	sigTerm = 15
-	sigKill = 9
+	SigKill = 9
 	rtMin   = 34 // the C library keeps two for itself
 	rtMax   = 64
 )
 
-// imageSignal is the stop signal of the image of the container's instance. An
-// agent that has found the instance asks the store for it.
-func (w *worker) imageSignal(c *podstate.Container) string {
-	if img, ok := w.images[c.Name]; ok {
-		return img.Config.StopSignal
-	}
-	img, _, err := w.m.cfg.Images.Get(c.Now.Image)
-	if err != nil {
-		klog.FromContext(w.ctx).Info("Stop signal of an image is not known, SIGTERM it is", "image", c.Now.Image, "err", err)
-	}
-	return img.Config.StopSignal
-}
-
-// stopSignal is the spec's, the image's, or SIGTERM.
-func stopSignal(spec *v1.Container, image string) int {
+// StopSignal is the spec's, the image's, or SIGTERM.
+func StopSignal(spec *v1.Container, image string) int {
 	if spec != nil && spec.Lifecycle != nil && spec.Lifecycle.StopSignal != nil {
 		if n, ok := parseSignal(string(*spec.Lifecycle.StopSignal)); ok {
 			return n

@@ -1,4 +1,4 @@
-package pod
+package podspec
 
 import (
 	"slices"
@@ -48,7 +48,7 @@ func TestCapabilities(t *testing.T) {
 		`securityContext.capabilities.drop[0]: unknown capability "CAP_WRONG"`: {Drop: list("CAP_WRONG")},
 		`securityContext.capabilities.add[0]: unknown capability ""`:           {Add: list("")},
 	} {
-		if _, err := capabilities(&c); err == nil || !strings.HasPrefix(err.Error(), want) || buildReason(err) != "CreateContainerError" {
+		if _, err := capabilities(&c); err == nil || !strings.HasPrefix(err.Error(), want) || Reason(err) != "CreateContainerError" {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
