@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/clusterd/clusterd/raftstore/peer"
 )
 
 // ErrDiverged is why a store stops whose keyspace differs from what most
@@ -87,15 +89,15 @@ func (s *Store) compare(index uint64) bool {
 			continue
 		}
 		asked++
-		call := s.peers.call(m.ID, frameHash, numberBody(index), func(f frame, _ bool, err error) {
+		call := s.peers.Call(m.ID, peer.KindHash, peer.NumberBody(index), func(f peer.Frame, _ bool, err error) {
 			a := answer{id: m.ID}
-			if err == nil && f.kind == frameNumber {
-				a.hash, err = bodyNumber(f.body)
+			if err == nil && f.Kind == peer.KindNumber {
+				a.hash, err = peer.BodyNumber(f.Body)
 				a.ok = err == nil
 			}
 			answers <- a
 		})
-		defer s.peers.forget(m.ID, call)
+		defer s.peers.Forget(m.ID, call)
 	}
 	votes := map[uint64]int{ours: 1}
 	theirs := map[string]uint64{}
@@ -125,7 +127,7 @@ func (s *Store) settle(index, ours uint64, votes map[uint64]int, theirs map[stri
 	for id, hash := range theirs {
 		if hash != right {
 			s.cfg.Logger.Error("a member's keyspace differs, it has to stop", "member", id, "index", index, "has", hashText(hash), "most have", hashText(right))
-			s.peers.call(id, frameDiffers, append(numberBody(index), numberBody(right)...), func(frame, bool, error) {})
+			s.peers.Call(id, peer.KindDiffers, append(peer.NumberBody(index), peer.NumberBody(right)...), func(peer.Frame, bool, error) {})
 		}
 	}
 	if ours != right {
@@ -135,10 +137,10 @@ func (s *Store) settle(index, ours uint64, votes map[uint64]int, theirs map[stri
 
 func hashText(h uint64) string { return fmt.Sprintf("%016x", h) }
 
-// serveHash answers frameHash when this member has come that far.
-func (s *Store) serveHash(ctx context.Context, f frame) frame {
-	no := frame{kind: frameVerdict, call: f.call, body: []byte{byte(refused)}}
-	index, err := bodyNumber(f.body)
+// serveHash answers KindHash when this member has come that far.
+func (s *Store) serveHash(ctx context.Context, f peer.Frame) peer.Frame {
+	no := peer.Frame{Kind: peer.KindVerdict, Call: f.Call, Body: []byte{byte(refused)}}
+	index, err := peer.BodyNumber(f.Body)
 	if err != nil {
 		return no
 	}
@@ -151,7 +153,7 @@ func (s *Store) serveHash(ctx context.Context, f frame) frame {
 	if !ok {
 		return no
 	}
-	return frame{kind: frameNumber, call: f.call, body: numberBody(hash)}
+	return peer.Frame{Kind: peer.KindNumber, Call: f.Call, Body: peer.NumberBody(hash)}
 }
 
 // serveDiffers takes the leader's word that this member differs, if it does.

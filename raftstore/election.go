@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/clusterd/clusterd/raftstore/peer"
 )
 
 // raft elects when no heartbeat has come for HeartbeatTimeout, and waits up to
@@ -135,7 +137,7 @@ const dyingPause = 5 * time.Millisecond
 func (s *Store) dialToSee(ctx context.Context, id string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.HeartbeatTimeout)
 	defer cancel()
-	return s.streams.dial(ctx, id, streamCall)
+	return s.streams.Open(ctx, id, peer.CallStream)
 }
 
 // untilEnd returns when the peer has ended the stream, or with ctx, and closes
@@ -206,14 +208,14 @@ func (s *Store) shouldStand(ctx context.Context, lost string) bool {
 	answers := make(chan *standing, len(others))
 	question := []byte(s.cfg.ID + "\x00" + lost)
 	for _, id := range others {
-		call := s.peers.call(id, frameLeaderless, question, func(f frame, _ bool, err error) {
-			if err != nil || f.kind != frameStanding {
+		call := s.peers.Call(id, peer.KindLeaderless, question, func(f peer.Frame, _ bool, err error) {
+			if err != nil || f.Kind != peer.KindStanding {
 				answers <- nil
 				return
 			}
-			answers <- parseStanding(id, f.body)
+			answers <- parseStanding(id, f.Body)
 		})
-		defer s.peers.forget(id, call)
+		defer s.peers.Forget(id, call)
 	}
 	mine := s.standing()
 	agreed := 1
@@ -273,7 +275,7 @@ func (s *Store) standing() *standing {
 	return st
 }
 
-// answerLeaderless answers frameLeaderless: whether this member has no leader
+// answerLeaderless answers KindLeaderless: whether this member has no leader
 // either, or hears nothing of it. One that it hears and that the caller has lost
 // is tried.
 func (s *Store) answerLeaderless(ctx context.Context, body []byte) []byte {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/peer"
 	"github.com/clusterd/clusterd/raftstore/wire"
 )
 
@@ -204,19 +205,19 @@ func (s *Store) handOver(leader string, raw []byte, failed func(verdict)) (cance
 		s.proposals.add(proposal{raw: raw, failed: failed})
 		return func() {}
 	}
-	call := s.peers.call(leader, frameSubmit, raw, func(f frame, sent bool, err error) {
+	call := s.peers.Call(leader, peer.KindSubmit, raw, func(f peer.Frame, sent bool, err error) {
 		switch {
 		case err != nil && sent:
 			failed(uncertain)
 		case err != nil:
 			failed(unavailable)
-		case f.kind == frameVerdict && len(f.body) == 1:
-			failed(verdict(f.body[0]))
+		case f.Kind == peer.KindVerdict && len(f.Body) == 1:
+			failed(verdict(f.Body[0]))
 		default:
 			failed(uncertain)
 		}
 	})
-	return func() { s.peers.forget(leader, call) }
+	return func() { s.peers.Forget(leader, call) }
 }
 
 // waiting holds this member's commands whose outcome has not come by in the

@@ -1,42 +1,9 @@
 package raftstore
 
 import (
-	"bufio"
-	"bytes"
-	"net"
 	"testing"
 	"time"
 )
-
-func FuzzReadFrame(f *testing.F) {
-	f.Add([]byte{9, 0, 0, 0, frameTerm, 1, 0, 0, 0, 0, 0, 0, 0})
-	f.Add([]byte{17, 0, 0, 0, frameNumber, 1, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8})
-	f.Add([]byte{255, 255, 255, 255, 1})
-	f.Fuzz(func(t *testing.T, data []byte) {
-		fr, err := readFrame(bufio.NewReader(bytes.NewReader(data)))
-		if err != nil {
-			return
-		}
-		// Written again it is what was read.
-		a, b := net.Pipe()
-		w := newFrameWriter(a)
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			w.run()
-		}()
-		if !w.send(fr) {
-			t.Fatal("not sent")
-		}
-		again, err := readFrame(bufio.NewReader(b))
-		w.close()
-		<-done
-		_ = b.Close()
-		if err != nil || again.kind != fr.kind || again.call != fr.call || !bytes.Equal(again.body, fr.body) {
-			t.Fatalf("%+v, %v; want %+v", again, err, fr)
-		}
-	})
-}
 
 func TestClock(t *testing.T) {
 	wall := time.UnixMilli(1_000_000)

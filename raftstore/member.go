@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/clusterd/clusterd/raftstore/peer"
 )
 
 // Member is one member of the store's raft configuration.
@@ -170,19 +172,19 @@ func (s *Store) changeHere(ctx context.Context, op memberOp, id string) (err err
 // changeThere asks the leader to do it.
 func (s *Store) changeThere(ctx context.Context, leader string, op memberOp, id string, changed <-chan struct{}) error {
 	done := make(chan error, 1)
-	call := s.peers.call(leader, frameMember, append([]byte{byte(op)}, id...), func(f frame, _ bool, err error) {
+	call := s.peers.Call(leader, peer.KindMember, append([]byte{byte(op)}, id...), func(f peer.Frame, _ bool, err error) {
 		switch {
 		case err != nil:
 			// It may have happened; repeating it is harmless.
 			err = ErrNoLeader
-		case len(f.body) > 0 && verdict(f.body[0]) == refused:
+		case len(f.Body) > 0 && verdict(f.Body[0]) == refused:
 			err = raft.ErrNotLeader
-		case len(f.body) > 0:
-			err = errors.New(string(f.body[1:]))
+		case len(f.Body) > 0:
+			err = errors.New(string(f.Body[1:]))
 		}
 		done <- err
 	})
-	defer s.peers.forget(leader, call)
+	defer s.peers.Forget(leader, call)
 	select {
 	case err := <-done:
 		return err
@@ -198,7 +200,7 @@ func (s *Store) changeThere(ctx context.Context, leader string, op memberOp, id 
 	}
 }
 
-// serveMember answers frameMember.
+// serveMember answers KindMember.
 func (s *Store) serveMember(ctx context.Context, body []byte) []byte {
 	if len(body) < 1 {
 		return append([]byte{byte(notDecoded)}, "empty request"...)

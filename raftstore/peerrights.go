@@ -5,6 +5,8 @@ import (
 	"net"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/clusterd/clusterd/raftstore/peer"
 )
 
 // A stream is as good as the member at its other end. Raft believes what a
@@ -37,10 +39,10 @@ func (s *Store) mayStream(kind byte, id string) error {
 		return err
 	}
 	servers := cf.Configuration().Servers
-	if allowedBy(servers, kind, id) || len(servers) == 0 || kind == streamCall && s.known(id) {
+	if allowedBy(servers, kind, id) || len(servers) == 0 || kind == peer.CallStream && s.known(id) {
 		return nil
 	}
-	if kind == streamRaft {
+	if kind == peer.RaftStream {
 		return fmt.Errorf("%s has no vote in this member's configuration", id)
 	}
 	return fmt.Errorf("%s is not in this member's configuration", id)
@@ -49,26 +51,26 @@ func (s *Store) mayStream(kind byte, id string) error {
 func (s *Store) known(id string) bool { return s.cfg.Known != nil && s.cfg.Known(id) }
 
 // mayCall says whether the peer of a stream of calls may make this one.
-func (s *Store) mayCall(conn net.Conn, f frame) bool {
-	peer, bound := conn.(boundConn)
-	if !bound {
+func (s *Store) mayCall(conn net.Conn, f peer.Frame) bool {
+	bound, ok := conn.(peer.BoundConn)
+	if !ok {
 		return true
 	}
 	leader, _ := s.leader.current()
-	if leader == "" || leader == peer.id {
+	if leader == "" || leader == bound.ID {
 		return true
 	}
 	cf := s.raft().GetConfiguration()
 	if cf.Error() != nil {
 		return false
 	}
-	if servers := cf.Configuration().Servers; len(servers) == 0 || allowedBy(servers, streamCall, peer.id) {
+	if servers := cf.Configuration().Servers; len(servers) == 0 || allowedBy(servers, peer.CallStream, bound.ID) {
 		return true
 	}
-	if f.kind != frameMember || len(f.body) == 0 || string(f.body[1:]) != peer.id {
+	if f.Kind != peer.KindMember || len(f.Body) == 0 || string(f.Body[1:]) != bound.ID {
 		return false
 	}
-	op := memberOp(f.body[0])
+	op := memberOp(f.Body[0])
 	return op == addNonvoter || op == remove
 }
 
@@ -76,28 +78,8 @@ func (s *Store) mayCall(conn net.Conn, f frame) bool {
 func allowedBy(servers []raft.Server, kind byte, id string) bool {
 	for _, server := range servers {
 		if string(server.ID) == id {
-			return kind != streamRaft || server.Suffrage == raft.Voter
+			return kind != peer.RaftStream || server.Suffrage == raft.Voter
 		}
 	}
 	return false
-}
-
-// boundConn ends when its peer may not use it any more.
-type boundConn struct {
-	net.Conn
-	id  string // of the peer
-	may func() error
-}
-
-// Read asks before what was read is believed.
-func (c boundConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	if err != nil {
-		return n, err
-	}
-	if err := c.may(); err != nil {
-		_ = c.Close()
-		return 0, err
-	}
-	return n, nil
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/clusterd/clusterd/raftstore/peer"
 )
 
 // ErrLastVoter is returned when the only voter is to be demoted or removed:
@@ -102,14 +104,14 @@ func (s *Store) silent(ctx context.Context, ids []string, enough int) []string {
 			answers <- id
 			continue
 		}
-		call := s.peers.call(id, frameProgress, nil, func(f frame, _ bool, err error) {
-			if err != nil || f.kind != frameNumber { // it is not there, or has lost its state
+		call := s.peers.Call(id, peer.KindProgress, nil, func(f peer.Frame, _ bool, err error) {
+			if err != nil || f.Kind != peer.KindNumber { // it is not there, or has lost its state
 				answers <- ""
 				return
 			}
 			answers <- id
 		})
-		defer s.peers.forget(id, call)
+		defer s.peers.Forget(id, call)
 	}
 ask:
 	for range ids {
@@ -145,14 +147,14 @@ func (s *Store) Progress(ctx context.Context, id string) (uint64, error) {
 		err   error
 	}
 	got := make(chan answer, 1)
-	call := s.peers.call(id, frameProgress, nil, func(f frame, _ bool, err error) {
+	call := s.peers.Call(id, peer.KindProgress, nil, func(f peer.Frame, _ bool, err error) {
 		var a answer
 		if a.err = err; err == nil {
-			a.index, a.err = bodyNumber(f.body)
+			a.index, a.err = peer.BodyNumber(f.Body)
 		}
 		got <- a
 	})
-	defer s.peers.forget(id, call)
+	defer s.peers.Forget(id, call)
 	select {
 	case a := <-got:
 		return a.index, a.err

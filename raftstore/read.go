@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/peer"
 	"github.com/clusterd/clusterd/raftstore/watch"
 )
 
@@ -129,17 +130,17 @@ func (s *Store) askReadIndex(ctx context.Context) (uint64, error) {
 		err   error
 	}
 	got := make(chan answer, 1)
-	call := s.peers.call(leader, frameReadIndex, nil, func(f frame, _ bool, err error) {
-		if err == nil && f.kind != frameNumber {
+	call := s.peers.Call(leader, peer.KindReadIndex, nil, func(f peer.Frame, _ bool, err error) {
+		if err == nil && f.Kind != peer.KindNumber {
 			err = ErrNoLeader
 		}
 		var a answer
 		if a.err = err; err == nil {
-			a.index, a.err = bodyNumber(f.body)
+			a.index, a.err = peer.BodyNumber(f.Body)
 		}
 		got <- a
 	})
-	defer s.peers.forget(leader, call)
+	defer s.peers.Forget(leader, call)
 	select {
 	case a := <-got:
 		return a.index, a.err
@@ -204,15 +205,15 @@ func (s *Store) confirmReadIndex(ctx context.Context) (uint64, error) {
 func (s *Store) askTerms(ctx context.Context, others []string, term uint64, agreed, need int) (int, error) {
 	answers := make(chan bool, len(others))
 	for _, id := range others {
-		call := s.peers.call(id, frameTerm, nil, func(f frame, _ bool, err error) {
-			if err != nil || f.kind != frameNumber {
+		call := s.peers.Call(id, peer.KindTerm, nil, func(f peer.Frame, _ bool, err error) {
+			if err != nil || f.Kind != peer.KindNumber {
 				answers <- false
 				return
 			}
-			theirs, err := bodyNumber(f.body)
+			theirs, err := peer.BodyNumber(f.Body)
 			answers <- err == nil && theirs <= term
 		})
-		defer s.peers.forget(id, call)
+		defer s.peers.Forget(id, call)
 	}
 	for range others {
 		select {

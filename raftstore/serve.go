@@ -6,6 +6,7 @@ import (
 	"net"
 	"sync"
 
+	"github.com/clusterd/clusterd/raftstore/peer"
 	"github.com/clusterd/clusterd/raftstore/wire"
 )
 
@@ -17,42 +18,42 @@ const maxServed = 64
 func (s *Store) serveCalls(conn net.Conn) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
-	w := newFrameWriter(conn)
+	w := peer.NewWriter(conn)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	defer w.close()
+	defer w.Close()
 	wg.Add(1)
 	go func() {
 		defer wg.Done()
-		w.run()
+		w.Run()
 	}()
 	slots := make(chan struct{}, maxServed)
-	err := readFrames(conn, func(f frame) error {
+	err := peer.ReadFrames(conn, func(f peer.Frame) error {
 		if !s.mayCall(conn, f) {
-			w.send(frame{kind: frameVerdict, call: f.call, body: []byte{byte(refused)}})
+			w.Send(peer.Frame{Kind: peer.KindVerdict, Call: f.Call, Body: []byte{byte(refused)}})
 			return nil
 		}
-		switch f.kind {
-		case frameSubmit:
+		switch f.Kind {
+		case peer.KindSubmit:
 			s.serveSubmit(w, f)
 			return nil
-		case frameTerm, frameProgress:
-			if f.kind == frameTerm && !s.votes() || s.gate.shut.Load() {
-				w.send(frame{kind: frameVerdict, call: f.call, body: []byte{byte(refused)}})
+		case peer.KindTerm, peer.KindProgress:
+			if f.Kind == peer.KindTerm && !s.votes() || s.gate.shut.Load() {
+				w.Send(peer.Frame{Kind: peer.KindVerdict, Call: f.Call, Body: []byte{byte(refused)}})
 				return nil
 			}
 			n := s.keyspace().Index()
-			if f.kind == frameTerm {
+			if f.Kind == peer.KindTerm {
 				n = s.raft().CurrentTerm()
 			}
-			w.send(frame{kind: frameNumber, call: f.call, body: numberBody(n)})
+			w.Send(peer.Frame{Kind: peer.KindNumber, Call: f.Call, Body: peer.NumberBody(n)})
 			return nil
-		case frameRoom:
-			w.send(frame{kind: frameNumber, call: f.call, body: numberBody(uint64(max(s.disk.room(), 0)))})
+		case peer.KindRoom:
+			w.Send(peer.Frame{Kind: peer.KindNumber, Call: f.Call, Body: peer.NumberBody(uint64(max(s.disk.room(), 0)))})
 			return nil
-		case frameDiffers:
-			s.serveDiffers(f.body)
-			w.send(frame{kind: frameDone, call: f.call})
+		case peer.KindDiffers:
+			s.serveDiffers(f.Body)
+			w.Send(peer.Frame{Kind: peer.KindDone, Call: f.Call})
 			return nil
 		}
 		select {
@@ -64,7 +65,7 @@ func (s *Store) serveCalls(conn net.Conn) {
 		go func() {
 			defer wg.Done()
 			defer func() { <-slots }()
-			w.send(s.answer(ctx, f))
+			w.Send(s.answer(ctx, f))
 		}()
 		return nil
 	})
@@ -72,11 +73,11 @@ func (s *Store) serveCalls(conn net.Conn) {
 	cancel()
 }
 
-func (s *Store) serveSubmit(w *frameWriter, f frame) {
+func (s *Store) serveSubmit(w *peer.Writer, f peer.Frame) {
 	say := func(v verdict) {
-		w.send(frame{kind: frameVerdict, call: f.call, body: []byte{byte(v)}})
+		w.Send(peer.Frame{Kind: peer.KindVerdict, Call: f.Call, Body: []byte{byte(v)}})
 	}
-	if err := wire.CheckCommand(f.body); err != nil {
+	if err := wire.CheckCommand(f.Body); err != nil {
 		s.cfg.Logger.Warn("member submitted a malformed command", "err", err)
 		say(notDecoded)
 		return
@@ -85,32 +86,32 @@ func (s *Store) serveSubmit(w *frameWriter, f frame) {
 		say(refused)
 		return
 	}
-	if s.disk.short.Load() && !s.essential(f.body) {
+	if s.disk.short.Load() && !s.essential(f.Body) {
 		say(diskFull)
 		return
 	}
-	s.proposals.add(proposal{raw: f.body, failed: say})
+	s.proposals.add(proposal{raw: f.Body, failed: say})
 }
 
 // answer does one call that may block.
-func (s *Store) answer(ctx context.Context, f frame) frame {
-	switch f.kind {
-	case frameReadIndex:
+func (s *Store) answer(ctx context.Context, f peer.Frame) peer.Frame {
+	switch f.Kind {
+	case peer.KindReadIndex:
 		index, err := s.leaderReadIndex(ctx)
 		if err != nil {
-			return frame{kind: frameVerdict, call: f.call, body: []byte{byte(refused)}}
+			return peer.Frame{Kind: peer.KindVerdict, Call: f.Call, Body: []byte{byte(refused)}}
 		}
-		return frame{kind: frameNumber, call: f.call, body: numberBody(index)}
-	case frameHash:
+		return peer.Frame{Kind: peer.KindNumber, Call: f.Call, Body: peer.NumberBody(index)}
+	case peer.KindHash:
 		return s.serveHash(ctx, f)
-	case frameMember:
-		return frame{kind: frameDone, call: f.call, body: s.serveMember(ctx, f.body)}
-	case frameLeaderless:
+	case peer.KindMember:
+		return peer.Frame{Kind: peer.KindDone, Call: f.Call, Body: s.serveMember(ctx, f.Body)}
+	case peer.KindLeaderless:
 		if s.gate.shut.Load() {
-			return frame{kind: frameVerdict, call: f.call, body: []byte{byte(refused)}} // it has no vote to give
+			return peer.Frame{Kind: peer.KindVerdict, Call: f.Call, Body: []byte{byte(refused)}} // it has no vote to give
 		}
-		return frame{kind: frameStanding, call: f.call, body: s.answerLeaderless(ctx, f.body)}
+		return peer.Frame{Kind: peer.KindStanding, Call: f.Call, Body: s.answerLeaderless(ctx, f.Body)}
 	default:
-		return frame{kind: frameDone, call: f.call, body: append([]byte{byte(refused)}, fmt.Sprintf("unknown call %d", f.kind)...)}
+		return peer.Frame{Kind: peer.KindDone, Call: f.Call, Body: append([]byte{byte(refused)}, fmt.Sprintf("unknown call %d", f.Kind)...)}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/peer"
 	"github.com/clusterd/clusterd/raftstore/wire"
 )
 
@@ -56,14 +57,14 @@ func (s *Store) yield() {
 			continue
 		}
 		asked++
-		call := s.peers.call(m.ID, frameRoom, nil, func(f frame, _ bool, err error) {
+		call := s.peers.Call(m.ID, peer.KindRoom, nil, func(f peer.Frame, _ bool, err error) {
 			r := room{id: m.ID}
-			if err == nil && f.kind == frameNumber {
-				r.bytes, _ = bodyNumber(f.body)
+			if err == nil && f.Kind == peer.KindNumber {
+				r.bytes, _ = peer.BodyNumber(f.Body)
 			}
 			answers <- r
 		})
-		defer s.peers.forget(m.ID, call)
+		defer s.peers.Forget(m.ID, call)
 	}
 	var best room
 	for range asked {

@@ -25,6 +25,7 @@ import (
 
 	"github.com/clusterd/clusterd/raftstore/datadir"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/peer"
 	"github.com/clusterd/clusterd/raftstore/watch"
 	"github.com/clusterd/clusterd/raftstore/wire"
 )
@@ -44,8 +45,8 @@ type Store struct {
 	fsm       *fsm
 	hub       *watch.Hub
 	clock     *clock
-	streams   *streams
-	peers     *peers
+	streams   *peer.Streams
+	peers     *peer.Calls
 	nudge     *nudger
 	ahead     *ahead
 	transport *raft.NetworkTransport
@@ -126,11 +127,12 @@ func Open(cfg Config) (*Store, error) {
 	s.fsm.keyspace.Store(mvcc.New())
 	s.nudge = &nudger{s: s, peers: make(map[raft.ServerID]*nudged)}
 	s.ahead = &ahead{s: s, busy: make(map[raft.ServerID]bool)}
-	s.streams = newStreams(&s.cfg, epoch, s.mayStream)
-	s.peers = &peers{
-		ctx: s.ctx, dialTimeout: cfg.ElectionTimeout * 4, byID: make(map[string]*peer),
-		dial: func(ctx context.Context, id string) (net.Conn, error) { return s.streams.dial(ctx, id, streamCall) },
-	}
+	s.streams = peer.NewStreams(peer.StreamConfig{
+		ID: cfg.ID, Epoch: epoch, Listener: cfg.Listener, Dial: cfg.Dial, PeerID: cfg.PeerID, May: s.mayStream, Logger: cfg.Logger, Refused: cfg.Events.Refused,
+	})
+	s.peers = peer.NewCalls(s.ctx, cfg.ElectionTimeout*4, func(ctx context.Context, id string) (net.Conn, error) {
+		return s.streams.Open(ctx, id, peer.CallStream)
+	})
 	s.readRounds = rounds{do: s.boundRound(s.askReadIndex), start: s.start, stop: s.ctx.Done()}
 	s.confirmRounds = rounds{do: s.boundRound(s.confirmReadIndex), start: s.start, stop: s.ctx.Done()}
 	s.hub = watch.NewHub(present{s}, s.cfg.Events.Watches)
@@ -203,7 +205,7 @@ func (s *Store) openRaft() error {
 		}
 		return false
 	}))
-	s.streams.start(s.serveCalls)
+	s.streams.Start(s.serveCalls)
 	s.start(func() { s.leaderLoop(observed) })
 	s.start(func() { s.leadership.run(s.ctx.Done()) })
 	s.start(s.housekeep)
@@ -396,15 +398,15 @@ func (s *Store) close(graceful bool) error {
 	s.cancel()
 	s.nudge.close()
 	s.ahead.close()
-	s.peers.close()
+	s.peers.Close()
 	stopped := s.raft().Shutdown()
 	err := s.streams.Close() // unblocks whoever reads from a peer, raft included
 	err = errors.Join(err, stopped.Error())
 	close(s.raftEnded)
-	s.peers.wait()
+	s.peers.Wait()
 	s.nudge.wait()
 	s.ahead.wait()
-	s.streams.wait()
+	s.streams.Wait()
 	s.wg.Wait()
 	s.hub.Close()
 	return errors.Join(err, s.closeFiles())

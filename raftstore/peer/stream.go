@@ -1,4 +1,4 @@
-package raftstore
+package peer
 
 import (
 	"context"
@@ -6,19 +6,22 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/clusterd/clusterd/raftstore/datadir"
 )
 
 // Every stream between members begins with a greeting: what it carries, the
 // version of that, and the dialer's epoch. The answer is one byte, and when it
 // says that the epoch is another, that epoch.
 const (
-	streamRaft = 'R' // hashicorp/raft's RPCs
-	streamCall = 'C' // our own calls, see frame.go
+	RaftStream = 'R' // hashicorp/raft's RPCs
+	CallStream = 'C' // our own calls, see frame.go
 
 	streamVersion = 2
 
@@ -33,32 +36,51 @@ const (
 
 // EpochError is returned for a stream to a member that lives in another epoch.
 type EpochError struct {
-	Member string // its ID
-	Epoch  Epoch  // its own
+	Member string        // its ID
+	Epoch  datadir.Epoch // its own
 }
 
 func (e *EpochError) Error() string {
 	return fmt.Sprintf("member %s lives in epoch %s of the store", e.Member, e.Epoch)
 }
 
-func appendEpoch(b []byte, e Epoch) []byte {
+func appendEpoch(b []byte, e datadir.Epoch) []byte {
 	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(b, e.Number), e.ID)
 }
 
-func epochOf(b []byte) Epoch {
-	return Epoch{Number: binary.LittleEndian.Uint64(b), ID: binary.LittleEndian.Uint64(b[8:])}
+func epochOf(b []byte) datadir.Epoch {
+	return datadir.Epoch{Number: binary.LittleEndian.Uint64(b), ID: binary.LittleEndian.Uint64(b[8:])}
 }
 
-// streams owns the listener and every connection made or accepted, so that
+// StreamConfig of Streams. All but PeerID, May and Refused are required.
+type StreamConfig struct {
+	ID    string // this member's
+	Epoch datadir.Epoch
+	// Listener accepts streams of other members, already authenticated. It is
+	// closed by Close.
+	Listener net.Listener
+	// Dial opens an authenticated stream to a member. Called concurrently.
+	Dial func(ctx context.Context, id string) (net.Conn, error)
+	// PeerID returns the ID that the other end of an accepted stream has proved
+	// to have. Nil: every stream is believed.
+	PeerID func(net.Conn) string
+	// May says why the peer with that ID may not use a stream of that kind now;
+	// nil: it may. It is asked when the stream begins and whenever something was
+	// read from it.
+	May    func(kind byte, id string) error
+	Logger *slog.Logger
+	// Refused is called with the ID of a member that took a connection and
+	// refused the stream. Optional; it must not block.
+	Refused func(id string)
+}
+
+// Streams owns the listener and every connection made or accepted, so that
 // closing it unblocks whoever reads from one. It is raft's StreamLayer: to raft
 // an address is a member's ID.
-type streams struct {
-	cfg    *Config
-	epoch  Epoch
-	raftIn chan net.Conn
-	callIn func(net.Conn) // serves one accepted stream of calls until it ends
-	// may says why the peer with that id may not use a stream of that kind.
-	may      func(kind byte, id string) error
+type Streams struct {
+	cfg      StreamConfig
+	raftIn   chan net.Conn
+	callIn   func(net.Conn) // serves one accepted stream of calls until it ends
 	ctx      context.Context
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
@@ -67,22 +89,23 @@ type streams struct {
 	isClosed bool
 }
 
-var _ raft.StreamLayer = (*streams)(nil)
+var _ raft.StreamLayer = (*Streams)(nil)
 
-func newStreams(cfg *Config, epoch Epoch, may func(kind byte, id string) error) *streams {
-	s := &streams{cfg: cfg, epoch: epoch, may: may, raftIn: make(chan net.Conn), conns: make(map[*trackedConn]struct{})}
+// NewStreams takes the listener over; Close ends what it begins.
+func NewStreams(cfg StreamConfig) *Streams {
+	s := &Streams{cfg: cfg, raftIn: make(chan net.Conn), conns: make(map[*trackedConn]struct{})}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
 }
 
-// start begins to accept; callIn gets the streams of calls.
-func (s *streams) start(callIn func(net.Conn)) {
+// Start begins to accept; callIn gets the streams of calls.
+func (s *Streams) Start(callIn func(net.Conn)) {
 	s.callIn = callIn
 	s.wg.Add(1)
 	go s.acceptLoop()
 }
 
-func (s *streams) acceptLoop() {
+func (s *Streams) acceptLoop() {
 	defer s.wg.Done()
 	for {
 		conn, err := s.cfg.Listener.Accept()
@@ -110,7 +133,7 @@ func (s *streams) acceptLoop() {
 	}
 }
 
-func (s *streams) accepted(conn *trackedConn) {
+func (s *Streams) accepted(conn *trackedConn) {
 	var pre [greetingSize]byte
 	_ = conn.SetDeadline(time.Now().Add(preambleTimeout))
 	if _, err := io.ReadFull(conn, pre[:]); err != nil {
@@ -130,22 +153,22 @@ func (s *streams) accepted(conn *trackedConn) {
 	}
 	answer := []byte{greetingTaken}
 	theirs := epochOf(pre[2:])
-	if theirs != s.epoch {
-		s.cfg.Logger.Debug("refused a stream from another epoch of the store", "theirs", theirs, "ours", s.epoch)
-		answer = appendEpoch([]byte{greetingEpoch}, s.epoch)
+	if theirs != s.cfg.Epoch {
+		s.cfg.Logger.Debug("refused a stream from another epoch of the store", "theirs", theirs, "ours", s.cfg.Epoch)
+		answer = appendEpoch([]byte{greetingEpoch}, s.cfg.Epoch)
 	}
-	if _, err := conn.Write(answer); err != nil || theirs != s.epoch {
+	if _, err := conn.Write(answer); err != nil || theirs != s.cfg.Epoch {
 		_ = conn.Close()
 		return
 	}
 	_ = conn.SetDeadline(time.Time{})
 	switch {
-	case pre[0] == streamRaft:
+	case pre[0] == RaftStream:
 		select {
 		case s.raftIn <- bound:
 		case <-s.ctx.Done():
 		}
-	case pre[0] == streamCall:
+	case pre[0] == CallStream:
 		s.callIn(bound)
 		_ = conn.Close()
 	default:
@@ -154,20 +177,20 @@ func (s *streams) accepted(conn *trackedConn) {
 }
 
 // bind ties an accepted stream to what its peer may do.
-func (s *streams) bind(conn *trackedConn, kind byte) (net.Conn, error) {
+func (s *Streams) bind(conn *trackedConn, kind byte) (net.Conn, error) {
 	if s.cfg.PeerID == nil {
 		return conn, nil
 	}
 	id := s.cfg.PeerID(conn.Conn)
-	may := func() error { return s.may(kind, id) }
+	may := func() error { return s.cfg.May(kind, id) }
 	if err := may(); err != nil {
 		return nil, err
 	}
-	return boundConn{conn, id, may}, nil
+	return BoundConn{conn, id, may}, nil
 }
 
-// dial opens a stream of the given kind to a member.
-func (s *streams) dial(ctx context.Context, id string, kind byte) (net.Conn, error) {
+// Open opens a stream of the given kind to a member.
+func (s *Streams) Open(ctx context.Context, id string, kind byte) (net.Conn, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.ctx, cancel)()
@@ -194,8 +217,8 @@ func (s *streams) dial(ctx context.Context, id string, kind byte) (net.Conn, err
 
 // greet begins a stream. Members that were removed are hung up on without a
 // word; those of another epoch are told.
-func (s *streams) greet(conn net.Conn, id string, kind byte) error {
-	if _, err := conn.Write(appendEpoch([]byte{kind, streamVersion}, s.epoch)); err != nil {
+func (s *Streams) greet(conn net.Conn, id string, kind byte) error {
+	if _, err := conn.Write(appendEpoch([]byte{kind, streamVersion}, s.cfg.Epoch)); err != nil {
 		return err
 	}
 	var answer [1 + epochSize]byte
@@ -210,24 +233,24 @@ func (s *streams) greet(conn net.Conn, id string, kind byte) error {
 	case err == nil:
 		err = fmt.Errorf("it answers %d", answer[0])
 	}
-	if fn := s.cfg.Events.Refused; fn != nil && s.ctx.Err() == nil {
+	if fn := s.cfg.Refused; fn != nil && s.ctx.Err() == nil {
 		fn(id)
 	}
 	return err
 }
 
 // Dial implements raft.StreamLayer.
-func (s *streams) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
+func (s *Streams) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
 	if string(address) == s.cfg.ID {
 		return s.dialSelf(timeout)
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, timeout)
 	defer cancel()
-	return s.dial(ctx, string(address), streamRaft)
+	return s.Open(ctx, string(address), RaftStream)
 }
 
 // dialSelf connects raft with itself, see Store.standForElection.
-func (s *streams) dialSelf(timeout time.Duration) (net.Conn, error) {
+func (s *Streams) dialSelf(timeout time.Duration) (net.Conn, error) {
 	a, b := net.Pipe()
 	near, err := s.track(a)
 	if err != nil {
@@ -249,7 +272,7 @@ func (s *streams) dialSelf(timeout time.Duration) (net.Conn, error) {
 }
 
 // Accept implements net.Listener, for raft.
-func (s *streams) Accept() (net.Conn, error) {
+func (s *Streams) Accept() (net.Conn, error) {
 	select {
 	case c := <-s.raftIn:
 		return c, nil
@@ -259,10 +282,10 @@ func (s *streams) Accept() (net.Conn, error) {
 }
 
 // Addr implements net.Listener: this member's raft address is its ID.
-func (s *streams) Addr() net.Addr { return memberAddr(s.cfg.ID) }
+func (s *Streams) Addr() net.Addr { return memberAddr(s.cfg.ID) }
 
 // Close closes the listener and every connection. It may be called twice.
-func (s *streams) Close() error {
+func (s *Streams) Close() error {
 	s.mu.Lock()
 	closed := s.isClosed
 	s.isClosed = true
@@ -280,8 +303,8 @@ func (s *streams) Close() error {
 	return err
 }
 
-// wait returns when everything that was started has ended. Call after Close.
-func (s *streams) wait() { s.wg.Wait() }
+// Wait returns when everything that was started has ended. Call after Close.
+func (s *Streams) Wait() { s.wg.Wait() }
 
 type memberAddr string
 
@@ -291,10 +314,10 @@ func (a memberAddr) String() string { return string(a) }
 // trackedConn forgets itself when it is closed.
 type trackedConn struct {
 	net.Conn
-	s *streams
+	s *Streams
 }
 
-func (s *streams) track(conn net.Conn) (*trackedConn, error) {
+func (s *Streams) track(conn net.Conn) (*trackedConn, error) {
 	tc := &trackedConn{Conn: conn, s: s}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -311,4 +334,25 @@ func (c *trackedConn) Close() error {
 	delete(c.s.conns, c)
 	c.s.mu.Unlock()
 	return c.Conn.Close()
+}
+
+// BoundConn is an accepted stream that ends when its peer may not use it any
+// more.
+type BoundConn struct {
+	net.Conn
+	ID  string // of the peer, proved
+	may func() error
+}
+
+// Read asks before what was read is believed.
+func (c BoundConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err != nil {
+		return n, err
+	}
+	if err := c.may(); err != nil {
+		_ = c.Close()
+		return 0, err
+	}
+	return n, nil
 }
