@@ -245,6 +245,8 @@ func TestRows(t *testing.T) {
 		"CSIStorageCapacity":               {"fast-n1", "local", "100Gi"},
 		"Ingress":                          {"web", "proxy", "web.example.com", "", "80, 443", "<unknown>"},
 		"IngressClass":                     {"proxy", "example.com/proxy", "Proxy.example.com/outer", "<unknown>"},
+		"IPAddress":                        {"192.0.2.7", "services/default/web", "<unknown>"},
+		"ServiceCIDR":                      {"more", "192.0.2.0/24,2001:db8::/108", "<unknown>"},
 		"PodTemplate":                      {"web", "main", "web:1", "app=web"},
 		"ReplicationController":            {"web", int64(2), int64(2), int64(1), "<unknown>", "main", "web:1", "app=web"},
 		"ValidatingWebhookConfiguration":   {"colours", int64(1), "<unknown>"},

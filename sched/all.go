@@ -35,6 +35,7 @@ import (
 	"github.com/clusterd/clusterd/sched/gc"
 	"github.com/clusterd/clusterd/sched/hpa"
 	"github.com/clusterd/clusterd/sched/ingress"
+	"github.com/clusterd/clusterd/sched/ipaddress"
 	"github.com/clusterd/clusterd/sched/job"
 	"github.com/clusterd/clusterd/sched/kubedns"
 	"github.com/clusterd/clusterd/sched/kubeservice"
@@ -50,6 +51,7 @@ import (
 	"github.com/clusterd/clusterd/sched/replicaset"
 	"github.com/clusterd/clusterd/sched/scheduler"
 	"github.com/clusterd/clusterd/sched/serviceaccount"
+	"github.com/clusterd/clusterd/sched/servicecidr"
 	"github.com/clusterd/clusterd/sched/statefulset"
 	"github.com/clusterd/clusterd/sched/storageprotection"
 )
@@ -164,6 +166,10 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return endpoints.New(env), nil },
 		func() (Loop, error) { return kubeservice.New(env, cfg.ServiceCIDR), nil },
 		func() (Loop, error) { return kubedns.New(env, cfg.ClusterDNS), nil },
+		func() (Loop, error) {
+			return servicecidr.New(env, servicecidr.Ranges{Services: cfg.ServiceCIDR.Masked(), Pods: cfg.ClusterCIDR.Masked()}), nil
+		},
+		func() (Loop, error) { return ipaddress.New(env) },
 		func() (Loop, error) { return loadbalancer.New(env), nil },
 		func() (Loop, error) { return ingress.New(env), nil },
 		func() (Loop, error) { return disruption.New(env), nil },

@@ -25,6 +25,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 
 	"github.com/clusterd/clusterd/apis"
+	"github.com/clusterd/clusterd/apis/networking"
 	"github.com/clusterd/clusterd/apis/server/alloc"
 	"github.com/clusterd/clusterd/apis/server/resource"
 )
@@ -157,7 +158,7 @@ func (s *stores) allocate(cidr string) error {
 	if err != nil {
 		return err
 	}
-	addresses, err := alloc.New(store, network, s.holds)
+	addresses, err := alloc.New(store, network, s.holds, alloc.Others{Ranges: s.serviceRanges, Reserved: s.reserved})
 	if err != nil {
 		s.destroy()
 		s.destroy = nil
@@ -193,6 +194,43 @@ func (s *stores) holds(ctx context.Context, owner alloc.Owner, address netip.Add
 		return false, err
 	}
 	return service.UID == owner.UID && slices.Contains(service.Spec.ClusterIPs, address.String()), nil
+}
+
+var (
+	serviceCIDRs = networkingv1.Resource("servicecidrs")
+	ipAddresses  = networkingv1.Resource("ipaddresses")
+)
+
+// serviceRanges are the ranges that ServiceCIDRs add, in the order of their
+// names, newest state.
+func (s *stores) serviceRanges(ctx context.Context) ([]netip.Prefix, error) {
+	list, err := s.byName[serviceCIDRs].List(lookup(ctx, serviceCIDRs, ""), &internalversion.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list ServiceCIDRs: %w", err)
+	}
+	all, ok := list.(*networkingv1.ServiceCIDRList)
+	if !ok {
+		return nil, fmt.Errorf("list ServiceCIDRs: got a %T", list)
+	}
+	var ranges []netip.Prefix
+	for i := range all.Items {
+		ranges = append(ranges, networking.ServiceRanges(&all.Items[i])...)
+	}
+	return ranges, nil
+}
+
+// reserved reports whether an IPAddress, as this process knows it, keeps an
+// address for something else than owner. Those that mirror Services keep
+// nothing: who holds what is told by the Services.
+func (s *stores) reserved(ctx context.Context, address netip.Addr, owner alloc.Owner) (bool, error) {
+	kept, err := getAt[*networkingv1.IPAddress](lookup(ctx, ipAddresses, ""), s, ipAddresses, address.String(), "0")
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return kept.Labels[networkingv1.LabelManagedBy] != networking.IPAddressManager && !networking.IsOf(kept, owner.Namespace, owner.Name), nil
 }
 
 func (s *stores) core(plural string) *resource.Store { return s.byName[corev1.Resource(plural)] }

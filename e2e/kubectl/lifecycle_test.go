@@ -85,6 +85,9 @@ var lives = []kindLife{
 		body:   `{kind: Ingress, spec: {ingressClassName: no-such-class, defaultBackend: {service: {name: none, port: {number: 80}}}}}`,
 		status: `{"status":{"loadBalancer":{"ingress":[{"ip":"192.0.2.7"}]}}}`, kept: `"ip":"192.0.2.7"`},
 	{rows: []int{231}, gv: "networking.k8s.io/v1", res: "ingressclasses", cluster: true, body: `{kind: IngressClass, spec: {controller: example.com/none}}`},
+	{rows: []int{240}, gv: "networking.k8s.io/v1", res: "ipaddresses", cluster: true, body: `{kind: IPAddress, spec: {parentRef: {group: example.com, resource: nones, namespace: default, name: none}}}`},
+	{rows: []int{241}, gv: "networking.k8s.io/v1", res: "servicecidrs", cluster: true, body: `{kind: ServiceCIDR, spec: {cidrs: [192.0.2.0/24]}}`,
+		status: tried, kept: triedKept, settled: `"type":"Ready"`},
 	{rows: []int{249, 250}, gv: "v1", res: "services", body: `{kind: Service, spec: {clusterIP: None, ports: [{port: 80}]}}`,
 		status: tried, kept: triedKept},
 	{rows: []int{302, 303, 304}, gv: "v1", res: "podtemplates", body: `{kind: PodTemplate, template: {metadata: {labels: {app: life}}, spec: {containers: [{name: c, image: "clusterd.local/none:1"}]}}}`},
@@ -170,6 +173,9 @@ func (k *kit) lives(client dynamic.Interface, l kindLife) {
 	names := []string{"life-one", "life-two", "life-other"}
 	if l.res == "csidrivers" {
 		names = []string{"one.life.example.com", "two.life.example.com", "other.life.example.com"}
+	}
+	if l.res == "ipaddresses" {
+		names = []string{"192.0.2.71", "192.0.2.72", "192.0.2.73"}
 	}
 	for i, name := range names {
 		o := &unstructured.Unstructured{}

@@ -8,8 +8,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -48,25 +49,32 @@ func (o Owner) String() string { return o.Namespace + "/" + o.Name }
 // Holds tells whether a Service has an address, newest state. It may block.
 type Holds func(ctx context.Context, owner Owner, address netip.Addr) (bool, error)
 
-// Addresses allocates from one range. Safe for concurrent use.
+// Others are what a cluster says of its addresses beside the range that it was
+// begun with. Both functions may block, and may be nil.
+type Others struct {
+	// Ranges are what may be given out when the cluster's own range is full.
+	Ranges func(ctx context.Context) ([]netip.Prefix, error)
+	// Reserved tells whether an address is kept for somebody else than owner.
+	Reserved func(ctx context.Context, address netip.Addr, owner Owner) (bool, error)
+}
+
+// Addresses allocates from one range, and from others when that is full. Safe
+// for concurrent use.
 type Addresses struct {
 	leases leases
-	cidr   netip.Prefix
+	span   span
+	others Others
 	holds  Holds
-
-	first, size uint64 // of the addresses that may be given out, from the range's base
-	static      uint64 // how many of them, at the low end, are given out last
 }
 
 // New allocates from cidr, an IPv4 or IPv6 range, and keeps what is taken in
 // store, which stores Leases under Prefix.
-func New(store storage.Interface, cidr netip.Prefix, holds Holds) (*Addresses, error) {
-	bits := cidr.Addr().BitLen() - cidr.Bits()
-	if bits < 3 {
+func New(store storage.Interface, cidr netip.Prefix, holds Holds, others Others) (*Addresses, error) {
+	span, ok := newSpan(cidr)
+	if !ok {
 		return nil, fmt.Errorf("range %s is too small for Services: want at least 8 addresses", cidr)
 	}
-	total := uint64(1) << min(bits, 32)
-	a := &Addresses{cidr: cidr.Masked(), holds: holds, first: 1, size: total - 1}
+	a := &Addresses{span: span, others: others, holds: holds}
 	a.leases = newLeases(store, Prefix, func(ctx context.Context, owner Owner, name string) (bool, error) {
 		address, err := netip.ParseAddr(name)
 		if err != nil {
@@ -74,21 +82,32 @@ func New(store storage.Interface, cidr netip.Prefix, holds Holds) (*Addresses, e
 		}
 		return holds(ctx, owner, address)
 	})
-	if cidr.Addr().Is4() {
-		a.size-- // broadcast
-	}
-	// The low end is where people put addresses they choose themselves.
-	a.static = min(max(16, a.size/16), 256)
-	if a.static >= a.size {
-		a.static = 0
-	}
 	return a, nil
+}
+
+// spans are the ranges in the order in which they are filled. Those of the other
+// family, and those that are too small, are none of ours.
+func (a *Addresses) spans(ctx context.Context) ([]span, error) {
+	spans := []span{a.span}
+	if a.others.Ranges == nil {
+		return spans, nil
+	}
+	ranges, err := a.others.Ranges(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, cidr := range ranges {
+		if s, ok := newSpan(cidr); ok && s.cidr != a.span.cidr && s.cidr.Addr().Is4() == a.span.cidr.Addr().Is4() {
+			spans = append(spans, s)
+		}
+	}
+	return spans, nil
 }
 
 // Take reserves address for owner. One that is reserved for owner, but not in
 // its Service yet, is reserved again: a write may be tried twice.
 func (a *Addresses) Take(ctx context.Context, address netip.Addr, owner Owner) error {
-	if err := a.check(address); err != nil {
+	if err := a.check(ctx, address, owner); err != nil {
 		return err
 	}
 	return a.leases.take(ctx, address.String(), owner)
@@ -96,9 +115,26 @@ func (a *Addresses) Take(ctx context.Context, address netip.Addr, owner Owner) e
 
 // TakeAny reserves a free address for owner.
 func (a *Addresses) TakeAny(ctx context.Context, owner Owner) (netip.Addr, error) {
+	if address, err := a.guess(ctx, a.span, owner); err != nil || address.IsValid() {
+		return address, err
+	}
+	spans, err := a.spans(ctx)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	return a.search(ctx, spans, owner)
+}
+
+// guess tries some addresses at random; an invalid one: none of them was free.
+func (a *Addresses) guess(ctx context.Context, s span, owner Owner) (netip.Addr, error) {
 	for range guesses {
-		address := a.at(a.static + rand.Uint64N(a.size-a.static))
+		address := s.any()
 		if known, err := a.leases.read(ctx, address.String(), "0"); err == nil && known.Name != "" {
+			continue
+		}
+		if reserved, err := a.reserved(ctx, address, owner); err != nil {
+			return netip.Addr{}, err
+		} else if reserved {
 			continue
 		}
 		switch err := a.leases.reserve(ctx, address.String(), owner); {
@@ -108,66 +144,85 @@ func (a *Addresses) TakeAny(ctx context.Context, owner Owner) (netip.Addr, error
 			return netip.Addr{}, err
 		}
 	}
-	return a.search(ctx, owner)
+	return netip.Addr{}, nil
 }
 
-// search goes through the range in order, from a random place above the static
+// search goes through each range in order, from a random place above the static
 // end and around.
-func (a *Addresses) search(ctx context.Context, owner Owner) (netip.Addr, error) {
+func (a *Addresses) search(ctx context.Context, spans []span, owner Owner) (netip.Addr, error) {
 	taken, err := a.leases.taken(ctx)
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	start := a.static + rand.Uint64N(a.size-a.static)
 	// Free ones first; then those that may have been abandoned.
 	for _, wantTaken := range []bool{false, true} {
-		for i := range a.size {
-			address := a.at((start + i) % a.size)
-			if taken[address.String()] != wantTaken {
-				continue
-			}
-			switch err := a.Take(ctx, address, owner); {
-			case err == nil:
-				return address, nil
-			case !errors.Is(err, ErrTaken):
-				return netip.Addr{}, err
+		for _, s := range spans {
+			for address := range s.all() {
+				if taken[address.String()] != wantTaken {
+					continue
+				}
+				switch err := a.take(ctx, address, owner); {
+				case err == nil:
+					return address, nil
+				case !errors.Is(err, ErrTaken):
+					return netip.Addr{}, err
+				}
 			}
 		}
 	}
 	return netip.Addr{}, ErrFull
 }
 
+// take is Take for an address that is known to be in a range.
+func (a *Addresses) take(ctx context.Context, address netip.Addr, owner Owner) error {
+	if reserved, err := a.reserved(ctx, address, owner); err != nil {
+		return err
+	} else if reserved {
+		return ErrTaken
+	}
+	return a.leases.take(ctx, address.String(), owner)
+}
+
+// reserved reports whether address is kept for somebody else.
+func (a *Addresses) reserved(ctx context.Context, address netip.Addr, owner Owner) (bool, error) {
+	if a.others.Reserved == nil {
+		return false, nil
+	}
+	reserved, err := a.others.Reserved(ctx, address, owner)
+	if err != nil {
+		return false, fmt.Errorf("look for who has reserved %s: %w", address, err)
+	}
+	return reserved, nil
+}
+
 // Release gives address back, if it is owner's.
 func (a *Addresses) Release(ctx context.Context, address netip.Addr, owner Owner) error {
-	if !a.contains(address) {
-		return nil
-	}
 	return a.leases.release(ctx, address.String(), owner)
 }
 
-// at is the n-th address that may be given out.
-func (a *Addresses) at(n uint64) netip.Addr {
-	bytes := a.cidr.Addr().AsSlice()
-	n += a.first
-	for i := len(bytes) - 1; i >= 0 && n > 0; i-- {
-		n += uint64(bytes[i])
-		bytes[i] = byte(n)
-		n >>= 8
+// check is nil for an address that may be given to owner if nobody has it.
+func (a *Addresses) check(ctx context.Context, address netip.Addr, owner Owner) error {
+	if !a.span.contains(address) {
+		spans, err := a.spans(ctx)
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(spans, func(s span) bool { return s.contains(address) }) {
+			return fmt.Errorf("%w: the range of valid IPs is %s", ErrOutside, join(spans))
+		}
 	}
-	address, _ := netip.AddrFromSlice(bytes)
-	return address
+	if reserved, err := a.reserved(ctx, address, owner); err != nil {
+		return err
+	} else if reserved {
+		return fmt.Errorf("%w: the IPAddress %s is another's", ErrTaken, address)
+	}
+	return nil
 }
 
-func (a *Addresses) check(address netip.Addr) error {
-	if a.contains(address) {
-		return nil
+func join(spans []span) string {
+	var texts []string
+	for _, s := range spans {
+		texts = append(texts, s.cidr.String())
 	}
-	return fmt.Errorf("%w: the range of valid IPs is %s", ErrOutside, a.cidr)
-}
-
-func (a *Addresses) contains(address netip.Addr) bool {
-	if !a.cidr.Contains(address) || address == a.cidr.Addr() {
-		return false
-	}
-	return !address.Is4() || address.Next().IsValid() && a.cidr.Contains(address.Next())
+	return strings.Join(texts, ", ")
 }

@@ -45,7 +45,7 @@ func newStorage(t *testing.T) storage.Interface {
 
 func newAddresses(t *testing.T, store storage.Interface, cidr string, holds alloc.Holds) *alloc.Addresses {
 	t.Helper()
-	a, err := alloc.New(store, netip.MustParsePrefix(cidr), holds)
+	a, err := alloc.New(store, netip.MustParsePrefix(cidr), holds, alloc.Others{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,6 +119,60 @@ func TestServersNeverGiveTheSameAddress(t *testing.T) {
 	}
 	if _, err := servers[0].TakeAny(t.Context(), owner("more")); !errors.Is(err, alloc.ErrFull) {
 		t.Errorf("%v, want ErrFull", err)
+	}
+}
+
+// TestOthers: a second range is used when the first is full, and what is kept for
+// somebody is not given to others.
+func TestOthers(t *testing.T) {
+	s := &services{held: map[alloc.Owner]netip.Addr{}}
+	first, second, kept := netip.MustParsePrefix("10.0.0.0/29"), netip.MustParsePrefix("192.0.2.0/29"), netip.MustParseAddr("192.0.2.3")
+	var ranges []netip.Prefix
+	a, err := alloc.New(newStorage(t), first, s.holds, alloc.Others{
+		Ranges: func(context.Context) ([]netip.Prefix, error) { return ranges, nil },
+		Reserved: func(_ context.Context, address netip.Addr, by alloc.Owner) (bool, error) {
+			return address == kept && by != owner("heir"), nil
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fill := func(want netip.Prefix, n int) {
+		t.Helper()
+		for i := range n {
+			name := fmt.Sprint(want, i)
+			address, err := a.TakeAny(t.Context(), owner(name))
+			if err != nil || !want.Contains(address) || address == kept {
+				t.Fatalf("%s: got %s, %v", name, address, err)
+			}
+		}
+	}
+	fill(first, 6)
+	if address, err := a.TakeAny(t.Context(), owner("more")); !errors.Is(err, alloc.ErrFull) {
+		t.Fatalf("got %s, %v, want ErrFull", address, err)
+	}
+	if err := a.Take(t.Context(), kept, owner("heir")); !errors.Is(err, alloc.ErrOutside) {
+		t.Errorf("before there is a second range: %v, want ErrOutside", err)
+	}
+	ranges = []netip.Prefix{netip.MustParsePrefix("2001:db8::/108"), netip.MustParsePrefix("198.51.100.0/31"), first, second}
+	fill(second, 5)
+	if address, err := a.TakeAny(t.Context(), owner("more")); !errors.Is(err, alloc.ErrFull) {
+		t.Errorf("got %s, %v, want ErrFull", address, err)
+	}
+	if err := a.Take(t.Context(), kept, owner("more")); !errors.Is(err, alloc.ErrTaken) {
+		t.Errorf("what is kept for another: %v, want ErrTaken", err)
+	}
+	if err := a.Take(t.Context(), kept, owner("heir")); err != nil {
+		t.Error(err)
+	}
+	// A range that is gone takes nothing from those who have it.
+	ranges = nil
+	if err := a.Release(t.Context(), kept, owner("heir")); err != nil {
+		t.Error(err)
+	}
+	ranges = []netip.Prefix{second}
+	if err := a.Take(t.Context(), kept, owner("heir")); err != nil {
+		t.Errorf("after its release: %v", err)
 	}
 }
 

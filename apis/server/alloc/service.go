@@ -118,7 +118,7 @@ var errMalformed = errors.New("not an IP address")
 func (a *Addresses) choose(ctx context.Context, spec *corev1.ServiceSpec, owner Owner, dry bool) (netip.Addr, error) {
 	if spec.ClusterIP == "" {
 		if dry {
-			return a.at(a.static), nil
+			return a.span.at(a.span.static), nil
 		}
 		return a.TakeAny(ctx, owner)
 	}
@@ -127,7 +127,7 @@ func (a *Addresses) choose(ctx context.Context, spec *corev1.ServiceSpec, owner 
 		return netip.Addr{}, fmt.Errorf("%w: %w", errMalformed, err)
 	}
 	if dry {
-		return address, a.check(address)
+		return address, a.check(ctx, address, owner)
 	}
 	return address, a.Take(ctx, address, owner)
 }
@@ -135,7 +135,7 @@ func (a *Addresses) choose(ctx context.Context, spec *corev1.ServiceSpec, owner 
 // families fills in the one address family there is, and refuses others.
 func (a *Addresses) families(spec *corev1.ServiceSpec) *field.Error {
 	family, at := corev1.IPv6Protocol, field.NewPath("spec")
-	if a.cidr.Addr().Is4() {
+	if a.span.cidr.Addr().Is4() {
 		family = corev1.IPv4Protocol
 	}
 	if p := spec.IPFamilyPolicy; p != nil && *p == corev1.IPFamilyPolicyRequireDualStack {
