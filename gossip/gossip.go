@@ -179,8 +179,8 @@ func (m *Members) memberlistConfig(t memberlist.Transport) *memberlist.Config {
 	c.DeadNodeReclaimTime = time.Nanosecond // 0 would mean never
 	c.Events = (*events)(m)
 	c.Delegate = (*delegate)(m)
-	c.Alive = (*doorman)(m)
-	c.Conflict = (*doorman)(m)
+	c.Alive = (*aliveDelegate)(m)
+	c.Conflict = (*aliveDelegate)(m)
 	c.LogOutput = logWriter{m.cfg.Logger}
 	return c
 }
@@ -350,13 +350,13 @@ func (m *Members) prune(list *memberlist.Memberlist) {
 	}
 }
 
-// doorman judges who comes. It keeps those out who may not be here: a removed
+// aliveDelegate judges who comes. It keeps those out who may not be here: a removed
 // member still has the cluster's gossip key.
-type doorman Members
+type aliveDelegate Members
 
 var errNotAdmitted = errors.New("it may not take part")
 
-func (d *doorman) NotifyAlive(n *memberlist.Node) error {
+func (d *aliveDelegate) NotifyAlive(n *memberlist.Node) error {
 	meta, err := decodeMeta(n.Meta)
 	meta.ID = n.Name
 	if err != nil || !(*Members)(d).admits(meta) {
@@ -368,7 +368,7 @@ func (d *doorman) NotifyAlive(n *memberlist.Node) error {
 // NotifyConflict is told when a member is said to be at two addresses. Those
 // who know it at its old one believe nothing else until it is dead there, and
 // by then the news of the new one has passed by. So this node repeats it.
-func (d *doorman) NotifyConflict(existing, _ *memberlist.Node) {
+func (d *aliveDelegate) NotifyConflict(existing, _ *memberlist.Node) {
 	if existing.Name != d.cfg.Meta.ID {
 		return
 	}

@@ -22,35 +22,35 @@ func (s *Store) foundDamage(err error, what string, args ...any) {
 
 // Names in the data folder that have to do with damage.
 const (
-	// amnesiaFile is there while this member must not be believed, see amnesia.
-	amnesiaFile = "amnesia.json"
+	// lostStateFile is there while this member must not be believed, see lostState.
+	lostStateFile = "amnesia.json"
 	// membersFile holds the membership last seen. Nothing but the question
 	// whether damage can be healed from others rests on it.
 	membersFile = "members.json"
 )
 
-// amnesia says that this member has lost what it had promised: entries it had
+// lostState says that this member has lost what it had promised: entries it had
 // acknowledged, or votes it had given. As long as the file is there it takes
 // part in nothing, until the leader has taken it out of the membership.
-type amnesia struct {
+type lostState struct {
 	Since  time.Time `json:"since"`
 	Reason string    `json:"reason"`
 	// Aside is true once the old state has been moved away.
 	Aside bool `json:"aside"`
 }
 
-func (s *Store) readAmnesia() (*amnesia, error) {
-	b, err := os.ReadFile(s.path(amnesiaFile))
+func (s *Store) readLostState() (*lostState, error) {
+	b, err := os.ReadFile(s.path(lostStateFile))
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return nil, nil
 	case err != nil:
 		return nil, err
 	}
-	a := &amnesia{}
+	a := &lostState{}
 	if err := json.Unmarshal(b, a); err != nil {
 		// Only its being there counts.
-		a.Reason = fmt.Sprintf("%s could not be read: %v", amnesiaFile, err)
+		a.Reason = fmt.Sprintf("%s could not be read: %v", lostStateFile, err)
 	}
 	return a, nil
 }
@@ -58,22 +58,22 @@ func (s *Store) readAmnesia() (*amnesia, error) {
 // forget makes this member one that has lost its state: it is noted first, so
 // that a crash in between cannot make a voter of an empty folder.
 func (s *Store) forget(reason error) error {
-	a := amnesia{Since: s.cfg.Now().UTC(), Reason: reason.Error()}
-	if err := s.writeJSON(amnesiaFile, a); err != nil {
+	a := lostState{Since: s.cfg.Now().UTC(), Reason: reason.Error()}
+	if err := s.writeJSON(lostStateFile, a); err != nil {
 		return err
 	}
 	return s.setAside(&a)
 }
 
 // setAside moves the state away, all of it: what is left of a log is no log.
-func (s *Store) setAside(a *amnesia) error {
+func (s *Store) setAside(a *lostState) error {
 	for _, name := range stateFiles {
 		if err := s.moveAside(name); err != nil {
 			return err
 		}
 	}
 	a.Aside = true
-	if err := s.writeJSON(amnesiaFile, a); err != nil {
+	if err := s.writeJSON(lostStateFile, a); err != nil {
 		return err
 	}
 	s.cfg.Logger.Error("the store's state was set aside, it will be fetched from the other members",

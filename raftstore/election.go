@@ -205,19 +205,19 @@ func (s *Store) shouldStand(ctx context.Context, lost string) bool {
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.HeartbeatTimeout/4)
 	defer cancel()
-	answers := make(chan *standing, len(others))
+	answers := make(chan *voterState, len(others))
 	question := []byte(s.cfg.ID + "\x00" + lost)
 	for _, id := range others {
 		call := s.peers.Call(id, peer.KindLeaderless, question, func(f peer.Frame, _ bool, err error) {
-			if err != nil || f.Kind != peer.KindStanding {
+			if err != nil || f.Kind != peer.KindVoterState {
 				answers <- nil
 				return
 			}
-			answers <- parseStanding(id, f.Body)
+			answers <- parseVoterState(id, f.Body)
 		})
 		defer s.peers.Forget(id, call)
 	}
-	mine := s.standing()
+	mine := s.voterState()
 	agreed := 1
 	for range others {
 		select {
@@ -237,8 +237,8 @@ func (s *Store) shouldStand(ctx context.Context, lost string) bool {
 	return agreed > voters/2
 }
 
-// standing is what a voter says of itself.
-type standing struct {
+// voterState is what a voter says of itself.
+type voterState struct {
 	id                        string
 	leaderless                bool // it does not lead, and has no leader
 	candidate                 bool // it is asking for votes in raft's own time
@@ -247,19 +247,19 @@ type standing struct {
 
 // betterThan orders the voters: the one with the newest log, which all others
 // may vote for, and of several such the one with the highest ID.
-func (a *standing) betterThan(b *standing) bool {
+func (a *voterState) betterThan(b *voterState) bool {
 	return a.newerThan(b) || !b.newerThan(a) && a.id > b.id
 }
 
 // newerThan reports whether a would refuse b its vote.
-func (a *standing) newerThan(b *standing) bool {
+func (a *voterState) newerThan(b *voterState) bool {
 	if a.lastTerm != b.lastTerm {
 		return a.lastTerm > b.lastTerm
 	}
 	return a.lastIndex > b.lastIndex
 }
 
-func (s *Store) standing() *standing {
+func (s *Store) voterState() *voterState {
 	r := s.raft()
 	stats := r.Stats()
 	number := func(name string) uint64 {
@@ -267,7 +267,7 @@ func (s *Store) standing() *standing {
 		return n
 	}
 	state := r.State()
-	st := &standing{id: s.cfg.ID, leaderless: state != raft.Leader, candidate: state == raft.Candidate, term: r.CurrentTerm()}
+	st := &voterState{id: s.cfg.ID, leaderless: state != raft.Leader, candidate: state == raft.Candidate, term: r.CurrentTerm()}
 	st.lastTerm, st.lastIndex = number("last_log_term"), number("last_log_index")
 	if at := number("last_snapshot_index"); at > st.lastIndex {
 		st.lastTerm, st.lastIndex = number("last_snapshot_term"), at
@@ -280,7 +280,7 @@ func (s *Store) standing() *standing {
 // is tried.
 func (s *Store) answerLeaderless(ctx context.Context, body []byte) []byte {
 	caller, lost, _ := bytes.Cut(body, []byte{0})
-	st := s.standing()
+	st := s.voterState()
 	leader, _ := s.leader.current()
 	if stood := s.stood.Load(); stood != nil && time.Since(*stood) < s.cfg.ElectionTimeout/2 {
 		st.leaderless = false // its own election is under way
@@ -304,7 +304,7 @@ func (s *Store) refuses(ctx context.Context, id string) bool {
 	return false
 }
 
-func (a *standing) append(b []byte) []byte {
+func (a *voterState) append(b []byte) []byte {
 	switch {
 	case a.leaderless && a.candidate:
 		b = append(b, 2)
@@ -319,13 +319,13 @@ func (a *standing) append(b []byte) []byte {
 	return b
 }
 
-// parseStanding returns nil for what is not one.
-func parseStanding(id string, b []byte) *standing {
+// parseVoterState returns nil for what is not one.
+func parseVoterState(id string, b []byte) *voterState {
 	if len(b) != 25 {
 		return nil
 	}
 	n := func(i int) uint64 { return binary.LittleEndian.Uint64(b[1+8*i:]) }
-	return &standing{id: id, leaderless: b[0] == 1 || b[0] == 2, candidate: b[0] == 2, term: n(0), lastTerm: n(1), lastIndex: n(2)}
+	return &voterState{id: id, leaderless: b[0] == 1 || b[0] == 2, candidate: b[0] == 2, term: n(0), lastTerm: n(1), lastIndex: n(2)}
 }
 
 // standForElection makes this member a candidate at once. To raft it is the

@@ -11,9 +11,9 @@ import (
 
 // Absences is how often replication had to wait for a member.
 func (s *Store) Absences() int {
-	s.patient.mu.Lock()
-	defer s.patient.mu.Unlock()
-	return s.patient.absences
+	s.raftSide.mu.Lock()
+	defer s.raftSide.mu.Unlock()
+	return s.raftSide.absences
 }
 
 // DemoteOp is the first byte of a frame that takes a vote.

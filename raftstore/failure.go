@@ -35,7 +35,7 @@ func (s *Store) fail(err error, forget bool) {
 		if forget {
 			if why := s.healable(); why != nil {
 				s.cfg.Logger.Error("the store's state is wrong, and cannot be fetched from others", "err", why)
-			} else if werr := s.writeJSON(amnesiaFile, amnesia{Since: s.cfg.Now().UTC(), Reason: err.Error()}); werr != nil {
+			} else if werr := s.writeJSON(lostStateFile, lostState{Since: s.cfg.Now().UTC(), Reason: err.Error()}); werr != nil {
 				err = errors.Join(err, werr)
 			}
 		}

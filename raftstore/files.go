@@ -21,7 +21,7 @@ var stateFiles = append([]string{datadir.VoteFileV1, logFile, logDir, logDir + "
 // damaged is repaired from what this member has, else set aside to be fetched
 // from others, else nothing is opened: it is never served.
 func (s *Store) openState() error {
-	a, err := s.readAmnesia()
+	a, err := s.readLostState()
 	if err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func (s *Store) openState() error {
 		if err := s.forget(damage); err != nil {
 			return fmt.Errorf("set the damaged state aside: %w", err)
 		}
-		a = &amnesia{}
+		a = &lostState{}
 		err = s.openFiles()
 	}
 	if err != nil {

@@ -40,7 +40,7 @@ func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 	last := logs[len(logs)-1]
 	f.s.applied.broadcast()
 	f.s.hub.Notify()
-	f.s.nudge.committed(last.Index, last.Term)
+	f.s.notifier.committed(last.Index, last.Term)
 	return make([]any, len(logs))
 }
 

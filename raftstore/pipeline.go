@@ -7,7 +7,7 @@ import (
 )
 
 // AppendEntriesPipeline implements raft.Transport.
-func (p *patient) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAddress) (raft.AppendPipeline, error) {
+func (p *rejoinTransport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAddress) (raft.AppendPipeline, error) {
 	inner, err := p.NetworkTransport.AppendEntriesPipeline(id, target)
 	if err != nil {
 		return nil, err

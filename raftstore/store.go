@@ -47,10 +47,10 @@ type Store struct {
 	clock     *clock
 	streams   *peer.Streams
 	peers     *peer.Calls
-	nudge     *nudger
+	notifier  *commitNotifier
 	ahead     *ahead
 	transport *raft.NetworkTransport
-	patient   *patient // raft's own view of transport
+	raftSide  *rejoinTransport // raft's own view of transport
 	gate      *gate
 	disk      *disk
 	stable    *datadir.Stable
@@ -125,7 +125,7 @@ func Open(cfg Config) (*Store, error) {
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.fsm = &fsm{s: s}
 	s.fsm.keyspace.Store(mvcc.New())
-	s.nudge = &nudger{s: s, peers: make(map[raft.ServerID]*nudged)}
+	s.notifier = &commitNotifier{s: s, peers: make(map[raft.ServerID]*notified)}
 	s.ahead = &ahead{s: s, busy: make(map[raft.ServerID]bool)}
 	s.streams = peer.NewStreams(peer.StreamConfig{
 		ID: cfg.ID, Epoch: epoch, Listener: cfg.Listener, Dial: cfg.Dial, PeerID: cfg.PeerID, May: s.mayStream, Logger: cfg.Logger, Refused: cfg.Events.Refused,
@@ -172,14 +172,14 @@ func (s *Store) openRaft() error {
 	s.transport = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: s.streams, MaxPool: 4, Timeout: raftTimeout, Logger: logger,
 	})
-	s.patient = newPatient(s.transport, s)
+	s.raftSide = newRejoinTransport(s.transport, s)
 	conf := raft.DefaultConfig()
 	conf.LocalID = raft.ServerID(s.cfg.ID)
 	conf.Logger = logger
 	conf.HeartbeatTimeout = s.cfg.HeartbeatTimeout
 	conf.ElectionTimeout = s.cfg.ElectionTimeout
 	conf.LeaderLeaseTimeout = s.cfg.LeaderLease
-	conf.CommitTimeout = raftCommitPause // the nudger is quicker
+	conf.CommitTimeout = raftCommitPause // the commitNotifier is quicker
 	conf.MaxAppendEntries = 32
 	conf.ShutdownOnRemove = false
 	conf.SnapshotThreshold = s.cfg.SnapshotEntries
@@ -189,7 +189,7 @@ func (s *Store) openRaft() error {
 	if s.gate.in != nil {
 		s.start(func() { s.gate.run(s.ctx, s.transport.Consumer()) })
 	}
-	r, err := raft.NewRaft(conf, s.fsm, cached, s.stable, s.snapshots, s.patient)
+	r, err := raft.NewRaft(conf, s.fsm, cached, s.stable, s.snapshots, s.raftSide)
 	if err != nil {
 		return errors.Join(err, s.transport.Close())
 	}
@@ -396,7 +396,7 @@ func (s *Store) close(graceful bool) error {
 		s.letAnotherLead()
 	}
 	s.cancel()
-	s.nudge.close()
+	s.notifier.close()
 	s.ahead.close()
 	s.peers.Close()
 	stopped := s.raft().Shutdown()
@@ -404,7 +404,7 @@ func (s *Store) close(graceful bool) error {
 	err = errors.Join(err, stopped.Error())
 	close(s.raftEnded)
 	s.peers.Wait()
-	s.nudge.wait()
+	s.notifier.wait()
 	s.ahead.wait()
 	s.streams.Wait()
 	s.wg.Wait()

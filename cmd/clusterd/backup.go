@@ -158,7 +158,7 @@ func prepareRestore(cfg Config, c *backup.Content) error {
 		if err := raftstore.Amend(k, t); err != nil {
 			return err
 		}
-		if err := raftstore.Found(dir.path("store"), id.nodeID(), epoch, k, 1); err != nil {
+		if err := raftstore.Recover(dir.path("store"), id.nodeID(), epoch, k, 1); err != nil {
 			return err
 		}
 		if err := dir.writeConfig(cfg); err != nil {

@@ -110,5 +110,5 @@ func (m *Main) makeNext(r recovery, store, next string) error {
 		return err
 	}
 	m.log.Info("this node's state goes on", "epoch", r.Epoch, "index", k.Index(), "term", term, "revision", k.Revision())
-	return raftstore.Found(next, m.id.nodeID(), r.Epoch, k, term)
+	return raftstore.Recover(next, m.id.nodeID(), r.Epoch, k, term)
 }

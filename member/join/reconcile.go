@@ -165,7 +165,7 @@ func (r *Reconciler) do(ctx context.Context, c change) error {
 }
 
 // look finds out how each member is, and which are in raft without a record.
-func (r *Reconciler) look(ctx context.Context, records []Record, current []raftstore.Member, now time.Time) (members []standing, strangers []string) {
+func (r *Reconciler) look(ctx context.Context, records []Record, current []raftstore.Member, now time.Time) (members []memberState, strangers []string) {
 	seen := map[string]bool{}
 	for _, m := range r.Gossip.All() {
 		seen[m.ID] = m.State == gossip.Alive
@@ -175,7 +175,7 @@ func (r *Reconciler) look(ctx context.Context, records []Record, current []rafts
 	for _, rec := range records {
 		i := slices.IndexFunc(current, func(m raftstore.Member) bool { return m.ID == rec.ID })
 		at, answered := progress[rec.ID]
-		s := standing{Record: rec, in: i >= 0, voter: i >= 0 && current[i].Voter, alive: answered || seen[rec.ID]}
+		s := memberState{Record: rec, in: i >= 0, voter: i >= 0 && current[i].Voter, alive: answered || seen[rec.ID]}
 		h := r.health[rec.ID].next(s.alive, now)
 		if s.in {
 			r.health[rec.ID] = h

@@ -14,8 +14,8 @@ const (
 	MaxVoters     = 7
 )
 
-// standing is what is known of one member when the membership is planned.
-type standing struct {
+// memberState is what is known of one member when the membership is planned.
+type memberState struct {
 	Record
 	in    bool // it is in raft's configuration
 	voter bool
@@ -49,13 +49,13 @@ type change struct {
 //
 // A lost voter is demoted before another is promoted: should that one fail in
 // between, the others are a majority of fewer.
-func plan(members []standing, strangers []string, leader string, wanted int) []change {
+func plan(members []memberState, strangers []string, leader string, wanted int) []change {
 	var changes []change
 	for _, id := range strangers {
 		changes = append(changes, change{remove, id})
 	}
 	members = slices.Clone(members)
-	slices.SortFunc(members, func(a, b standing) int { // who joined first comes first
+	slices.SortFunc(members, func(a, b memberState) int { // who joined first comes first
 		return cmp.Or(a.Joined.Compare(b.Joined), cmp.Compare(a.ID, b.ID))
 	})
 	var lost, living, spare []string // voters; voters; to be voters

@@ -53,7 +53,7 @@ func TestPlan(t *testing.T) {
 		{"one was demoted, the rest failed: it goes on", 0, []string{"a avf", "b ln", "c avf", "d anf"}, []string{"add voter d"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			var members []standing
+			var members []memberState
 			var strangers []string
 			for i, m := range tc.members {
 				var id, flags string
@@ -63,7 +63,7 @@ func TestPlan(t *testing.T) {
 					strangers = append(strangers, id)
 					continue
 				}
-				members = append(members, standing{
+				members = append(members, memberState{
 					Record: Record{ID: id, Name: id, Joined: start.Add(time.Duration(i) * time.Minute)},
 					in:     has("v") || has("n"), voter: has("v"), alive: has("a"), lost: has("l"), fit: has("f"),
 				})

@@ -30,13 +30,13 @@ const (
 	KindRoom      = 6 // body: empty. Reply: KindNumber, the free bytes of the callee's disk
 	KindHash      = 7 // body: a log index (8). Reply: KindNumber, the keyspace's hash after it, or KindVerdict
 	KindDiffers   = 8 // body: a log index (8), the hash (8) that most members have after it. Reply: KindDone
-	// body: the caller's ID, 0, the ID of the leader it has lost. Reply: KindStanding
+	// body: the caller's ID, 0, the ID of the leader it has lost. Reply: KindVoterState
 	KindLeaderless = 9
 	KindVerdict    = 65
 	KindNumber     = 66 // body: number (8)
 	KindDone       = 67 // body: verdict, error text; empty when it was done
 	// body: 1 when the callee has no leader either, else 0; its term, and term and index of its last log entry (8 each)
-	KindStanding = 68
+	KindVoterState = 68
 )
 
 const (

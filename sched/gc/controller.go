@@ -146,9 +146,9 @@ func (c *collector) collect(ctx context.Context, o *object) error {
 	if live.UID != o.uid || live.DeletionTimestamp != nil {
 		return nil
 	}
-	standings := make([]standing, len(live.OwnerReferences))
+	states := make([]ownerState, len(live.OwnerReferences))
 	for i := range live.OwnerReferences {
-		if standings[i], err = c.standing(ctx, o, &live.OwnerReferences[i]); err != nil {
+		if states[i], err = c.ownerState(ctx, o, &live.OwnerReferences[i]); err != nil {
 			return err
 		}
 	}
@@ -157,7 +157,7 @@ func (c *collector) collect(ctx context.Context, o *object) error {
 		// of its end will come.
 		defer c.EnqueueAfter(loop.Key{Name: string(o.uid)}, lookAgain)
 	}
-	v := judge(live.OwnerReferences, standings, live.Finalizers, len(c.graph.of(o.uid)) > 0)
+	v := judge(live.OwnerReferences, states, live.Finalizers, len(c.graph.of(o.uid)) > 0)
 	switch v.Do {
 	case prune:
 		return c.prune(ctx, o, live, v.Prune)
@@ -193,8 +193,8 @@ func meant(owner, o *object, ref *metav1.OwnerReference) bool {
 		(owner.namespace == "" || owner.namespace == o.namespace)
 }
 
-// standing finds out about one owner, at the server if the graph does not know.
-func (c *collector) standing(ctx context.Context, o *object, ref *metav1.OwnerReference) (standing, error) {
+// ownerState finds out about one owner, at the server if the graph does not know.
+func (c *collector) ownerState(ctx context.Context, o *object, ref *metav1.OwnerReference) (ownerState, error) {
 	if owner := c.graph.get(ref.UID); owner != nil && meant(owner, o, ref) {
 		if owner.foreground() {
 			return waiting, nil

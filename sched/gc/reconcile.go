@@ -5,13 +5,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// standing is how one owner reference of an object stands.
-type standing int
+// ownerState is what an owner reference of an object leads to.
+type ownerState int
 
 const (
-	solid   standing = iota // the owner exists
-	absent                  // it does not
-	waiting                 // it is being deleted and waits for its dependents
+	solid   ownerState = iota // the owner exists
+	absent                    // it does not
+	waiting                   // it is being deleted and waits for its dependents
 )
 
 // action is what is to be done with an object because of its owners.
@@ -34,12 +34,12 @@ type Verdict struct {
 	Policy metav1.DeletionPropagation
 }
 
-// judge decides about an object from the standing of each of its owners.
+// judge decides about an object from the states of its owners.
 // hasDependents tells whether others depend on it in turn.
-func judge(owners []metav1.OwnerReference, standings []standing, finalizers []string, hasDependents bool) Verdict {
-	counts := map[standing]int{}
+func judge(owners []metav1.OwnerReference, states []ownerState, finalizers []string, hasDependents bool) Verdict {
+	counts := map[ownerState]int{}
 	var unsound []types.UID
-	for i, s := range standings {
+	for i, s := range states {
 		counts[s]++
 		if s != solid {
 			unsound = append(unsound, owners[i].UID)

@@ -27,25 +27,25 @@ func TestJudge(t *testing.T) {
 	tests := []struct {
 		name       string
 		owners     []metav1.OwnerReference
-		standings  []standing
+		states     []ownerState
 		finalizers []string
 		dependents bool
 		want       Verdict
 	}{
 		{"no owners", nil, nil, nil, false, Verdict{Do: keep}},
-		{"owner exists", refs("a"), []standing{solid}, nil, false, Verdict{Do: keep}},
-		{"owner is gone", refs("a"), []standing{absent}, nil, false, Verdict{Do: remove, Policy: background}},
-		{"all owners are gone", refs("a", "b"), []standing{absent, absent}, nil, true, Verdict{Do: remove, Policy: background}},
-		{"one of two is gone", refs("a", "b"), []standing{absent, solid}, nil, false, Verdict{Do: prune, Prune: []types.UID{"a"}}},
-		{"one of two waits", refs("a", "b"), []standing{solid, waiting}, nil, false, Verdict{Do: prune, Prune: []types.UID{"b"}}},
-		{"owner waits", refs("a"), []standing{waiting}, nil, false, Verdict{Do: remove, Policy: background}},
-		{"owner waits for all below", refs("a"), []standing{waiting}, nil, true, Verdict{Do: remove, Policy: foreground}},
-		{"own wish: orphan", refs("a"), []standing{absent}, []string{metav1.FinalizerOrphanDependents}, true, Verdict{Do: remove, Policy: orphan}},
-		{"own wish: foreground", refs("a"), []standing{absent}, []string{"x", metav1.FinalizerDeleteDependents}, false, Verdict{Do: remove, Policy: foreground}},
+		{"owner exists", refs("a"), []ownerState{solid}, nil, false, Verdict{Do: keep}},
+		{"owner is gone", refs("a"), []ownerState{absent}, nil, false, Verdict{Do: remove, Policy: background}},
+		{"all owners are gone", refs("a", "b"), []ownerState{absent, absent}, nil, true, Verdict{Do: remove, Policy: background}},
+		{"one of two is gone", refs("a", "b"), []ownerState{absent, solid}, nil, false, Verdict{Do: prune, Prune: []types.UID{"a"}}},
+		{"one of two waits", refs("a", "b"), []ownerState{solid, waiting}, nil, false, Verdict{Do: prune, Prune: []types.UID{"b"}}},
+		{"owner waits", refs("a"), []ownerState{waiting}, nil, false, Verdict{Do: remove, Policy: background}},
+		{"owner waits for all below", refs("a"), []ownerState{waiting}, nil, true, Verdict{Do: remove, Policy: foreground}},
+		{"own wish: orphan", refs("a"), []ownerState{absent}, []string{metav1.FinalizerOrphanDependents}, true, Verdict{Do: remove, Policy: orphan}},
+		{"own wish: foreground", refs("a"), []ownerState{absent}, []string{"x", metav1.FinalizerDeleteDependents}, false, Verdict{Do: remove, Policy: foreground}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			got := judge(test.owners, test.standings, test.finalizers, test.dependents)
+			got := judge(test.owners, test.states, test.finalizers, test.dependents)
 			got.Prune = slices.Clone(got.Prune)
 			if test.want.Do != prune {
 				got.Prune = nil

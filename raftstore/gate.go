@@ -120,7 +120,7 @@ func (s *Store) rejoin() {
 		return
 	}
 	// From here on it is a machine like one that never was a member.
-	if err := errors.Join(os.Remove(s.path(amnesiaFile)), datadir.SyncDir(s.cfg.Dir)); err != nil {
+	if err := errors.Join(os.Remove(s.path(lostStateFile)), datadir.SyncDir(s.cfg.Dir)); err != nil {
 		s.cfg.Logger.Error("a member that was replaced stays out of the store until it is started again", "err", err)
 		return
 	}

@@ -7,7 +7,8 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// patient is raft's transport with patience for members that are away.
+// rejoinTransport is raft's transport without raft's back-off for members that were
+// away.
 //
 // When a member does not answer, raft's replication waits twice as long before
 // each further attempt, up to 20 s; a member that comes back after a minute
@@ -15,7 +16,7 @@ import (
 // Heartbeats go on all the while at a short interval. So a failed replication
 // call returns only when a heartbeat was answered: then it was the one failure
 // of the whole absence.
-type patient struct {
+type rejoinTransport struct {
 	*raft.NetworkTransport
 	s *Store
 
@@ -25,15 +26,15 @@ type patient struct {
 	absences int                             // how often a call had to wait
 }
 
-func newPatient(t *raft.NetworkTransport, s *Store) *patient {
-	return &patient{
+func newRejoinTransport(t *raft.NetworkTransport, s *Store) *rejoinTransport {
+	return &rejoinTransport{
 		NetworkTransport: t, s: s,
 		met: make(map[raft.ServerID]chan struct{}), removed: make(map[raft.ServerID]bool),
 	}
 }
 
 // AppendEntries implements raft.Transport.
-func (p *patient) AppendEntries(id raft.ServerID, target raft.ServerAddress, req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
+func (p *rejoinTransport) AppendEntries(id raft.ServerID, target raft.ServerAddress, req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
 	err := errStuck
 	if !p.s.disk.stuck() {
 		err = p.NetworkTransport.AppendEntries(id, target, req, resp)
@@ -50,7 +51,7 @@ func (p *patient) AppendEntries(id raft.ServerID, target raft.ServerAddress, req
 }
 
 // InstallSnapshot implements raft.Transport.
-func (p *patient) InstallSnapshot(id raft.ServerID, target raft.ServerAddress, req *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, data io.Reader) error {
+func (p *rejoinTransport) InstallSnapshot(id raft.ServerID, target raft.ServerAddress, req *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, data io.Reader) error {
 	err := p.NetworkTransport.InstallSnapshot(id, target, req, resp, data)
 	if err != nil {
 		p.wait(id)
@@ -64,7 +65,7 @@ func isHeartbeat(req *raft.AppendEntriesRequest) bool {
 	return len(req.Entries) == 0 && req.PrevLogEntry == 0 && req.PrevLogTerm == 0 && req.LeaderCommitIndex == 0
 }
 
-func (p *patient) answered(id raft.ServerID) {
+func (p *rejoinTransport) answered(id raft.ServerID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.release(id)
@@ -73,7 +74,7 @@ func (p *patient) answered(id raft.ServerID) {
 // setRemoved notes that a member was removed, or that it is one again. raft
 // ends its heartbeats to a removed member only after the call that waits for
 // one has returned.
-func (p *patient) setRemoved(id raft.ServerID, removed bool) {
+func (p *rejoinTransport) setRemoved(id raft.ServerID, removed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.removed[id] = removed
@@ -83,7 +84,7 @@ func (p *patient) setRemoved(id raft.ServerID, removed bool) {
 }
 
 // release lets the calls to a member return. mu is held.
-func (p *patient) release(id raft.ServerID) {
+func (p *rejoinTransport) release(id raft.ServerID) {
 	if ch := p.met[id]; ch != nil {
 		close(ch)
 		delete(p.met, id)
@@ -92,7 +93,7 @@ func (p *patient) release(id raft.ServerID) {
 
 // wait returns when the member answers again, when another leads, or when the
 // store closes.
-func (p *patient) wait(id raft.ServerID) {
+func (p *rejoinTransport) wait(id raft.ServerID) {
 	_, changed := p.s.leader.current()
 	if p.s.raftPtr.Load() == nil || !p.s.leads() {
 		return
@@ -117,7 +118,7 @@ func (p *patient) wait(id raft.ServerID) {
 }
 
 // Consumer implements raft.Transport.
-func (p *patient) Consumer() <-chan raft.RPC {
+func (p *rejoinTransport) Consumer() <-chan raft.RPC {
 	if in := p.s.gate.in; in != nil {
 		return in
 	}
@@ -125,7 +126,7 @@ func (p *patient) Consumer() <-chan raft.RPC {
 }
 
 // SetHeartbeatHandler implements raft.Transport.
-func (p *patient) SetHeartbeatHandler(handle func(raft.RPC)) {
+func (p *rejoinTransport) SetHeartbeatHandler(handle func(raft.RPC)) {
 	p.NetworkTransport.SetHeartbeatHandler(func(rpc raft.RPC) {
 		if !p.s.gate.refuse(rpc) {
 			handle(rpc)

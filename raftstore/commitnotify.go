@@ -7,7 +7,7 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// nudger tells the followers of a commit at once. raft itself tells them with
+// commitNotifier tells the followers of a commit at once. raft itself tells them with
 // the next entries, or after CommitTimeout: a write that was forwarded, and
 // every watch on a follower, would wait for that.
 //
@@ -17,22 +17,22 @@ import (
 // comes of it but that it is told again a moment later, for as long as raft
 // would take to tell it. The slowest follower is in that place often: the
 // others are a majority without it.
-type nudger struct {
+type commitNotifier struct {
 	s  *Store
 	wg sync.WaitGroup
 
 	mu     sync.Mutex
 	closed bool
-	peers  map[raft.ServerID]*nudged
+	peers  map[raft.ServerID]*notified
 }
 
-// nudged is what one follower is being told.
-type nudged struct {
+// notified is what one follower is being told.
+type notified struct {
 	busy        bool
 	index, term uint64 // to be told next
 }
 
-func (n *nudger) committed(index, term uint64) {
+func (n *commitNotifier) committed(index, term uint64) {
 	r := n.s.raftPtr.Load()
 	if r == nil || r.State() != raft.Leader || r.CurrentTerm() != term {
 		return
@@ -52,7 +52,7 @@ func (n *nudger) committed(index, term uint64) {
 		}
 		p := n.peers[m.ID]
 		if p == nil {
-			p = &nudged{}
+			p = &notified{}
 			n.peers[m.ID] = p
 		}
 		p.index, p.term = index, term
@@ -64,7 +64,7 @@ func (n *nudger) committed(index, term uint64) {
 	}
 }
 
-func (n *nudger) tell(m raft.Server, p *nudged) {
+func (n *commitNotifier) tell(m raft.Server, p *notified) {
 	defer n.wg.Done()
 	told := uint64(0)
 	var refused time.Duration // how long it has refused for
@@ -89,14 +89,14 @@ func (n *nudger) tell(m raft.Server, p *nudged) {
 		}
 		var resp raft.AppendEntriesResponse
 		if err := n.s.transport.AppendEntries(m.ID, m.Address, &req, &resp); err != nil {
-			n.s.cfg.Logger.Debug("nudge", "peer", string(m.ID), "err", err)
+			n.s.cfg.Logger.Debug("notify of a commit", "peer", string(m.ID), "err", err)
 			continue
 		}
 		if resp.Success || resp.Term != term || refused >= raftCommitPause {
 			refused = 0
 			continue
 		}
-		pause := max(nudgeAgain, refused/2)
+		pause := max(notifyAgain, refused/2)
 		select {
 		case <-time.After(pause):
 		case <-n.s.ctx.Done():
@@ -106,15 +106,15 @@ func (n *nudger) tell(m raft.Server, p *nudged) {
 	}
 }
 
-// nudgeAgain is the first pause before a follower that did not hold the entry
+// notifyAgain is the first pause before a follower that did not hold the entry
 // is told again: about as long as it takes to sync one.
-const nudgeAgain = 500 * time.Microsecond
+const notifyAgain = 500 * time.Microsecond
 
-func (n *nudger) close() {
+func (n *commitNotifier) close() {
 	n.mu.Lock()
 	n.closed = true
 	n.mu.Unlock()
 }
 
 // wait returns when nothing is being told any more; the streams are closed.
-func (n *nudger) wait() { n.wg.Wait() }
+func (n *commitNotifier) wait() { n.wg.Wait() }

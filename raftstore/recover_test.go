@@ -74,10 +74,10 @@ func TestMultiGoesOnWithoutQuorum(t *testing.T) {
 	e := raftstore.NewEpoch(1)
 	next := c.Dir(survivor) + ".next"
 	k = k.Rebase(raftstore.RevisionGap)
-	if err := raftstore.Found(next, survivor, e, k, term); err != nil {
+	if err := raftstore.Recover(next, survivor, e, k, term); err != nil {
 		t.Fatal(err)
 	}
-	if err := raftstore.Found(next, survivor, e, k, term); err == nil {
+	if err := raftstore.Recover(next, survivor, e, k, term); err == nil {
 		t.Error("a folder that is there was written over")
 	}
 	if err := errors.Join(os.RemoveAll(c.Dir(survivor)), os.Rename(next, c.Dir(survivor))); err != nil {
@@ -130,7 +130,7 @@ func TestReplayRefuses(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "none")); err == nil {
 		t.Error("it was made")
 	}
-	if err := raftstore.Found(filepath.Join(dir, "s"), "n", raftstore.Epoch{}, mvcc.New(), 1); !errors.Is(err, raftstore.ErrInvalid) {
+	if err := raftstore.Recover(filepath.Join(dir, "s"), "n", raftstore.Epoch{}, mvcc.New(), 1); !errors.Is(err, raftstore.ErrInvalid) {
 		t.Errorf("a keyspace without a log: %v", err)
 	}
 }

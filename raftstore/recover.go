@@ -23,12 +23,12 @@ import (
 // seen since the copy was made, at 1 500 writes a second for a week.
 const RevisionGap = 1_000_000_000
 
-// Found writes the data folder of a store that goes on from the given
+// Recover writes the data folder of a store that goes on from the given
 // keyspace, with id as its only member, in a new epoch. The folder must not
 // exist. term is the raft term that the keyspace was reached in, at least 1.
-// A folder that is not whole, because Found failed or was interrupted, opens
+// A folder that is not whole, because Recover failed or was interrupted, opens
 // as one without state or not at all: it is to be removed.
-func Found(dir, id string, e Epoch, k *mvcc.Keyspace, term uint64) error {
+func Recover(dir, id string, e Epoch, k *mvcc.Keyspace, term uint64) error {
 	if id == "" || term == 0 || k.Index() == 0 {
 		return fmt.Errorf("%w: a store is founded by a member, in a term, with a keyspace that was applied to", ErrInvalid)
 	}
