@@ -577,6 +577,7 @@ type Network struct {
 	mu        sync.Mutex // guards all below
 	attached  map[string]netip.Addr
 	published map[string][]podstate.HostPort
+	limits    map[string][2]uint64
 	users     map[string]users.Range
 	next      netip.Addr
 	// Err is returned by Attach.
@@ -645,6 +646,7 @@ func (n *Network) Detach(ctx context.Context, uid string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.published, uid)
+	delete(n.limits, uid)
 	delete(n.attached, uid)
 	return nil
 }
@@ -670,6 +672,24 @@ func (n *Network) Publish(_ context.Context, uid string, _ netip.Addr, ports []p
 	}
 	n.published[uid] = ports
 	return nil
+}
+
+// Limit notes the bounds; Detach drops them.
+func (n *Network) Limit(_ context.Context, uid string, in, out uint64) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.limits == nil {
+		n.limits = map[string][2]uint64{}
+	}
+	n.limits[uid] = [2]uint64{in, out}
+	return nil
+}
+
+// Limits are what the pod may receive and send, in bits a second.
+func (n *Network) Limits(uid string) [2]uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.limits[uid]
 }
 
 // Published are the ports that lead to the pod.

@@ -92,6 +92,9 @@ type Network interface {
 	// Publish makes ports of the node lead to an attached pod's address, until
 	// Detach.
 	Publish(ctx context.Context, podUID string, addr netip.Addr, ports []podstate.HostPort) error
+	// Limit bounds what an attached pod receives and sends, in bits a second, until
+	// Detach; 0: not at all.
+	Limit(ctx context.Context, podUID string, in, out uint64) error
 	Detach(ctx context.Context, podUID string) error
 	// Live tells which pods there are, after a restart; all else is removed.
 	Live(ctx context.Context, podUIDs []string) error

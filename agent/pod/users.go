@@ -3,6 +3,7 @@ package pod
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 
@@ -46,6 +47,18 @@ func (m *Manager) attach(ctx context.Context, pod *v1.Pod) (netns string, ips []
 	}
 	netns, ips, err = m.cfg.Network.AttachUsers(ctx, string(pod.UID), have)
 	return netns, ips, &api.IDRange{First: have.First, Count: have.Count}, err
+}
+
+// limit bounds the pod's network as its annotations say.
+func (m *Manager) limit(ctx context.Context, pod *v1.Pod) error {
+	in, out, err := podstate.Bandwidth(pod)
+	if err != nil || in == 0 && out == 0 {
+		return err
+	}
+	if err := m.cfg.Network.Limit(ctx, string(pod.UID), in, out); err != nil {
+		return fmt.Errorf("bandwidth: %w", err)
+	}
+	return nil
 }
 
 // takeUsers gives ids to a pod, or those that it has. If an agent

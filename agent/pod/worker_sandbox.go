@@ -128,6 +128,10 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, att
 			return nil, false, fmt.Errorf("host ports: %w", err)
 		}
 	}
+	if err := m.limit(ctx, pod); err != nil {
+		undo()
+		return nil, false, err
+	}
 	if err := m.spec.WriteFiles(pod, ips, warn); err != nil {
 		undo()
 		return nil, false, err

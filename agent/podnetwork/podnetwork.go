@@ -485,6 +485,17 @@ func (n *Network) attach(uid string, pool *ipam.Pool, gateway netip.Addr, create
 	return n.spaces.Path(name), []netip.Addr{addr.Addr()}, nil
 }
 
+// Limit bounds what the pod receives and sends, in bits a second.
+func (n *Network) Limit(_ context.Context, uid string, in, out uint64) error {
+	n.mu.Lock()
+	name := n.names[uid]
+	n.mu.Unlock()
+	if name == "" {
+		return fmt.Errorf("pod %s has no network", uid)
+	}
+	return n.links.Limit(podnet.Limits{NetNS: n.spaces.Path(name), HostIf: podnet.HostIf(name), In: in, Out: out})
+}
+
 // Detach gives namespace and address back. What is not there is fine.
 func (n *Network) Detach(_ context.Context, uid string) error {
 	n.mu.Lock()

@@ -164,6 +164,25 @@ func TestRootReady(t *testing.T) {
 	if again, ips2, err := n.Attach(t.Context(), "uid-a", false); err != nil || again != path || ips2[0] != ips[0] {
 		t.Errorf("attached again: %s %v %v", again, ips2, err)
 	}
+	if err := n.Limit(t.Context(), "uid-a", 8_000_000, 16_000_000); err != nil {
+		t.Error(err)
+	}
+	if err := netns.Do(path, func() error {
+		link, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		qdiscs, err := netlink.QdiscList(link)
+		if !slices.ContainsFunc(qdiscs, func(q netlink.Qdisc) bool { tbf, ok := q.(*netlink.Tbf); return ok && tbf.Rate == 2_000_000 }) {
+			t.Errorf("what the pod sends is bounded by %v", qdiscs)
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
+	}
+	if err := n.Limit(t.Context(), "uid-nobody", 8_000_000, 0); err == nil {
+		t.Error("a pod without a network was limited")
+	}
 	n.eventually("another in its place", func() bool { return len(n.waiting()) == 3 })
 
 	// A burst drains them; the others are made at once, all different.

@@ -2,10 +2,12 @@ package podstate
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 )
 
 // ErrNetworkNotReady is wrapped by what Network.Attach returns while the node has
@@ -40,6 +42,37 @@ func HostPorts(pod *v1.Pod) []HostPort {
 		}
 	}
 	return out
+}
+
+// The annotations that bound a pod's network, in bits a second: "10M".
+const (
+	AnnotationIngressBandwidth = "kubernetes.io/ingress-bandwidth"
+	AnnotationEgressBandwidth  = "kubernetes.io/egress-bandwidth"
+)
+
+// Bandwidth is how much a pod may receive and send, in bits a second; 0: as much
+// as it can. A pod of the host's network has no network of its own to bound.
+func Bandwidth(pod *v1.Pod) (in, out uint64, err error) {
+	if pod.Spec.HostNetwork {
+		return 0, 0, nil
+	}
+	read := func(name string) (uint64, error) {
+		text, ok := pod.Annotations[name]
+		if !ok {
+			return 0, nil
+		}
+		const least, most = 1_000, 1_000_000_000_000_000 // upstream's
+		q, err := resource.ParseQuantity(text)
+		if err != nil || q.Value() < least || q.Value() > most {
+			return 0, fmt.Errorf("annotation %s: %q: must be bits a second from 1k to 1P, like 10M", name, text)
+		}
+		return uint64(q.Value()), nil
+	}
+	if in, err = read(AnnotationIngressBandwidth); err != nil {
+		return 0, 0, err
+	}
+	out, err = read(AnnotationEgressBandwidth)
+	return in, out, err
 }
 
 // portsClash tells whether two pods want the same port of the node. Ports of
