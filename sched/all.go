@@ -23,6 +23,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/clusterd/clusterd/sched/accounttoken"
+	"github.com/clusterd/clusterd/sched/bootstraptoken"
 	"github.com/clusterd/clusterd/sched/certificatesigning"
 	"github.com/clusterd/clusterd/sched/clusterroleaggregation"
 	"github.com/clusterd/clusterd/sched/cronjob"
@@ -179,6 +180,7 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return clusterroleaggregation.New(env), nil },
 		func() (Loop, error) { return quota.New(env, cfg.Metadata), nil },
 		func() (Loop, error) { return accounttoken.New(env, cfg.RootCA), nil },
+		func() (Loop, error) { return bootstraptoken.New(env), nil },
 		func() (Loop, error) { return certificatesigning.New(env, cfg.SignClient), nil },
 	}
 	loops := []Loop{{Name: "informers", Run: func(ctx context.Context) error {

@@ -25,7 +25,7 @@ func newAuthentication(config Config, accounts *serviceAccounts, foreign *foreig
 	if config.Authenticator != nil {
 		requests = append(requests, config.Authenticator)
 	}
-	tokens := tokenunion.New(accounts.authenticator, foreign)
+	tokens := tokenunion.New(accounts.authenticator, accounts.bootstrap, foreign)
 	cached := tokencache.New(tokens, false, tokenBelieved, 0)
 	bearers = bearertoken.New(cached)
 	requests = append(requests, bearers, websocket.NewProtocolAuthenticator(cached))

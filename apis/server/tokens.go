@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/storage"
 
@@ -36,6 +37,7 @@ const (
 type serviceAccounts struct {
 	issuer        *tokens.Issuer
 	authenticator *tokens.Authenticator
+	bootstrap     authenticator.Token
 	audiences     []string
 	destroy       func()
 }
@@ -49,6 +51,7 @@ func newServiceAccounts(config Config, stores *stores) (*serviceAccounts, error)
 	return &serviceAccounts{
 		issuer:        tokens.NewIssuer(config.Issuer, keys),
 		authenticator: tokens.NewAuthenticator(config.Issuer, keys, config.Audiences, stores),
+		bootstrap:     authenticator.WrapAudienceAgnosticToken(config.Audiences, tokens.NewBootstrap(stores)),
 		audiences:     config.Audiences,
 		destroy:       destroy,
 	}, nil

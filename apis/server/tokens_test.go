@@ -125,6 +125,43 @@ func TestServiceAccountTokens(t *testing.T) {
 	soon(t, "no token of an account that was made anew", func() bool { return code(plain) == http.StatusUnauthorized })
 }
 
+// TestBootstrapTokens: a Secret lets in who has its token, as a bootstrapper and
+// nothing more, until it is gone.
+func TestBootstrapTokens(t *testing.T) {
+	s := servertest.Start(t, nil)
+	ctx, admin := t.Context(), s.Listen(t)
+	secrets := s.Client.CoreV1().Secrets("kube-system")
+	must[*corev1.Secret](t)(secrets.Create(ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-abcdef"}, Type: "bootstrap.kubernetes.io/token",
+		StringData: map[string]string{"token-id": "abcdef", "token-secret": "0123456789abcdef", "usage-bootstrap-authentication": "true", "auth-extra-groups": "system:bootstrappers:lab"},
+	}, metav1.CreateOptions{}))
+	whoami := func(token string) (authenticationv1.UserInfo, error) {
+		client := must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(bearer(admin, token)))
+		review, err := client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+		return review.Status.UserInfo, err
+	}
+	who, err := whoami("abcdef.0123456789abcdef")
+	if err != nil || who.Username != "system:bootstrap:abcdef" || !slices.Equal(who.Groups, []string{"system:bootstrappers", "system:bootstrappers:lab", "system:authenticated"}) {
+		t.Errorf("whoami: %+v %v", who, err)
+	}
+	client := must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(bearer(admin, "abcdef.0123456789abcdef")))
+	if _, err := client.CoreV1().Secrets("kube-system").List(ctx, metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("a bootstrapper lists Secrets: %v", err)
+	}
+	for _, token := range []string{"abcdef.0123456789abcde0", "zzzzzz.0123456789abcdef"} {
+		if who, err := whoami(token); !apierrors.IsUnauthorized(err) {
+			t.Errorf("%s: %+v %v", token, who, err)
+		}
+	}
+	if err := secrets.Delete(ctx, "bootstrap-token-abcdef", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	soon(t, "a token whose Secret is gone is refused", func() bool {
+		_, err := whoami("abcdef.0123456789abcdef")
+		return apierrors.IsUnauthorized(err)
+	})
+}
+
 func TestTokenRequestsRefused(t *testing.T) {
 	s := servertest.Start(t, nil)
 	ctx := t.Context()
