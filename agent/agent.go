@@ -241,7 +241,7 @@ func New(cfg Config) (*Agent, error) {
 	prober := &probe.Prober{Version: cfg.Version, Metrics: probe.NewMetrics()}
 	volumes := volume.Config{Dir: podDir, Mounter: volume.Kernel{}, Tokens: &tokens{client: cfg.Client}, Allocatable: a.allocatable, ImagePath: cfg.Images.VolumePath, Memory: a.memoryFor}
 	a.objects = object.New(cfg.Client, func(uid objectUID, ref object.Ref) { a.pods.ObjectChanged(uid, ref) })
-	volumes.Objects = a.objects
+	volumes.Objects, volumes.TrustBundles = a.objects, a.objects
 	a.recorder = a.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "agent", Host: cfg.NodeName})
 	if cfg.Client != nil {
 		a.claims = claim.New(claim.Config{Client: cfg.Client, NodeName: cfg.NodeName, Dir: a.claimDir(), Recorder: a.recorder, Node: a.node.Object})

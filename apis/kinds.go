@@ -53,6 +53,7 @@ func Kinds() []Kind {
 		batch.Job(),
 		batch.CronJob(),
 		certificates.CertificateSigningRequest(),
+		certificates.ClusterTrustBundle(),
 		coordination.Lease(),
 		discovery.EndpointSlice(),
 		flowcontrol.FlowSchema(),

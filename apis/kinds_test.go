@@ -261,6 +261,7 @@ func TestRows(t *testing.T) {
 		"ResourceSlice":                    {"n1-gpus", "n1", "gpu.example.com", "n1", "<unknown>"},
 		"PriorityClass":                    {"important", int64(1000), false, "<unknown>", "PreemptLowerPriority"},
 		"NetworkPolicy":                    {"web", "app=web", "<unknown>"},
+		"ClusterTrustBundle":               {"example.com:lab:v1", "example.com/lab", "<unknown>"},
 		"CertificateSigningRequest":        {"jane", "<unknown>", "kubernetes.io/kube-apiserver-client", "admin", "24h", "Approved"},
 		"FlowSchema":                       {"reports", "slow", int64(1000), "ByUser", "<unknown>", "?"},
 		"PriorityLevelConfiguration":       {"slow", "Limited", "30", "64", "8", "50", "<unknown>"},

@@ -1,4 +1,5 @@
-// Package object keeps the ConfigMaps and Secrets that this node's pods name,
+// Package object keeps the ConfigMaps, Secrets and ClusterTrustBundles that this
+// node's pods name,
 // each by a watch of its own, so that a node sees no more of them than it
 // needs (and, by its authorization, may). A pod acquires what it names and
 // releases it when it ends; a change tells the pods that hold the object.
@@ -7,10 +8,12 @@ package object
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,19 +24,22 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 )
 
-// Ref names one object.
+// Ref names one object, or the ClusterTrustBundles of a signer.
 type Ref struct {
-	Resource  string // "configmaps" or "secrets"
-	Namespace string
-	Name      string
+	Resource  string // ConfigMaps, Secrets, TrustBundles or SignerBundles
+	Namespace string // "" for bundles
+	Name      string // of SignerBundles: the signer's
 }
 
 // Resources a Ref can name.
 const (
-	ConfigMaps = "configmaps"
-	Secrets    = "secrets"
+	ConfigMaps    = "configmaps"
+	Secrets       = "secrets"
+	TrustBundles  = "clustertrustbundles"
+	SignerBundles = "clustertrustbundles of a signer"
 )
 
 // Cache holds the objects in use. Its methods may be called concurrently.
@@ -121,31 +127,7 @@ func (c *Cache) drop(pod types.UID, r Ref) {
 // start begins the watch of one object. The caller holds mu.
 func (c *Cache) start(r Ref) *entry {
 	ctx, cancel := context.WithCancel(context.Background()) // ends with its last user or Close
-	sel := fields.OneTermEqualSelector(metav1.ObjectNameField, r.Name).String()
-	lw := &cache.ListWatch{}
-	var kind runtime.Object
-	switch r.Resource {
-	case ConfigMaps:
-		kind = &v1.ConfigMap{}
-		lw.ListWithContextFunc = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.FieldSelector = sel
-			return c.client.CoreV1().ConfigMaps(r.Namespace).List(ctx, o)
-		}
-		lw.WatchFuncWithContext = func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = sel
-			return c.client.CoreV1().ConfigMaps(r.Namespace).Watch(ctx, o)
-		}
-	default:
-		kind = &v1.Secret{}
-		lw.ListWithContextFunc = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.FieldSelector = sel
-			return c.client.CoreV1().Secrets(r.Namespace).List(ctx, o)
-		}
-		lw.WatchFuncWithContext = func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = sel
-			return c.client.CoreV1().Secrets(r.Namespace).Watch(ctx, o)
-		}
-	}
+	kind, lw := c.listWatch(r)
 	inf := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, c.client), kind, 0, cache.Indexers{})
 	e := &entry{users: map[types.UID]bool{}, stop: cancel, informer: inf, done: make(chan struct{})}
 	tell := func(any) { c.tell(r) }
@@ -157,6 +139,38 @@ func (c *Cache) start(r Ref) *entry {
 		inf.RunWithContext(ctx)
 	})
 	return e
+}
+
+// listWatch lists and watches what r names, and nothing else.
+func (c *Cache) listWatch(r Ref) (runtime.Object, *cache.ListWatch) {
+	field := metav1.ObjectNameField
+	if r.Resource == SignerBundles {
+		field = "spec.signerName"
+	}
+	sel := fields.OneTermEqualSelector(field, r.Name).String()
+	core := c.client.CoreV1()
+	switch r.Resource {
+	case ConfigMaps:
+		return &v1.ConfigMap{}, only(sel, core.ConfigMaps(r.Namespace).List, core.ConfigMaps(r.Namespace).Watch)
+	case Secrets:
+		return &v1.Secret{}, only(sel, core.Secrets(r.Namespace).List, core.Secrets(r.Namespace).Watch)
+	}
+	bundles := c.client.CertificatesV1().ClusterTrustBundles()
+	return &certificatesv1.ClusterTrustBundle{}, only(sel, bundles.List, bundles.Watch)
+}
+
+// only lists and watches what a field selector selects.
+func only[T runtime.Object](sel string, list func(context.Context, metav1.ListOptions) (T, error), watching func(context.Context, metav1.ListOptions) (watch.Interface, error)) *cache.ListWatch {
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = sel
+			return list(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = sel
+			return watching(ctx, o)
+		},
+	}
 }
 
 func (c *Cache) tell(r Ref) {
@@ -192,33 +206,83 @@ func (c *Cache) Secret(ctx context.Context, namespace, name string) (*v1.Secret,
 	return o.(*v1.Secret), nil
 }
 
+// TrustBundle returns a ClusterTrustBundle like ConfigMap.
+func (c *Cache) TrustBundle(ctx context.Context, name string) (*certificatesv1.ClusterTrustBundle, error) {
+	o, err := c.get(ctx, Ref{Resource: TrustBundles, Name: name})
+	if err != nil {
+		return nil, err
+	}
+	return o.(*certificatesv1.ClusterTrustBundle), nil
+}
+
+// TrustBundlesOf returns the ClusterTrustBundles of a signer, read-only, in the
+// order of their names. It waits for the first answer of the API.
+func (c *Cache) TrustBundlesOf(ctx context.Context, signer string) ([]*certificatesv1.ClusterTrustBundle, error) {
+	r := Ref{Resource: SignerBundles, Name: signer}
+	store, err := c.synced(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	var out []*certificatesv1.ClusterTrustBundle
+	if store == nil {
+		ctx, cancel := context.WithTimeout(ctx, firstAnswer)
+		defer cancel()
+		list, err := c.client.CertificatesV1().ClusterTrustBundles().List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.signerName", signer).String()})
+		if err != nil {
+			return nil, err
+		}
+		for i := range list.Items {
+			out = append(out, &list.Items[i])
+		}
+	} else {
+		for _, o := range store.List() {
+			out = append(out, o.(*certificatesv1.ClusterTrustBundle))
+		}
+	}
+	slices.SortFunc(out, func(a, b *certificatesv1.ClusterTrustBundle) int { return strings.Compare(a.Name, b.Name) })
+	return out, nil
+}
+
 // firstAnswer bounds the wait for an object whose list is refused or stuck.
 const firstAnswer = 10 * time.Second
 
-func (c *Cache) get(ctx context.Context, r Ref) (any, error) {
+// synced is the store of what r names once the API has answered; nil: it is not
+// watched, or the watch gives no answer, and is to be asked for plainly.
+func (c *Cache) synced(ctx context.Context, r Ref) (cache.Store, error) {
 	c.mu.Lock()
 	e := c.entries[r]
 	c.mu.Unlock()
 	if e == nil {
-		return c.direct(ctx, r)
+		return nil, nil
 	}
 	select {
 	case <-e.informer.HasSyncedChecker().Done():
+		return e.informer.GetStore(), nil
 	default:
-		timer := time.NewTimer(firstAnswer)
-		defer timer.Stop()
-		select {
-		case <-e.informer.HasSyncedChecker().Done():
-		case <-e.done:
-			return c.direct(ctx, r)
-		case <-timer.C:
-			// The watch gives no answer: ask plainly, which tells why.
-			return c.direct(ctx, r)
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
 	}
-	o, ok, err := e.informer.GetStore().GetByKey(r.Namespace + "/" + r.Name)
+	timer := time.NewTimer(firstAnswer)
+	defer timer.Stop()
+	select {
+	case <-e.informer.HasSyncedChecker().Done():
+		return e.informer.GetStore(), nil
+	case <-e.done:
+		return nil, nil
+	case <-timer.C:
+		return nil, nil // asked plainly, the API tells why
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (c *Cache) get(ctx context.Context, r Ref) (any, error) {
+	store, err := c.synced(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	if store == nil {
+		return c.direct(ctx, r)
+	}
+	o, ok, err := store.GetByKey(cache.NewObjectName(r.Namespace, r.Name).String())
 	if err != nil {
 		return nil, fmt.Errorf("look up %s %s/%s: %w", r.Resource, r.Namespace, r.Name, err)
 	}
@@ -239,10 +303,13 @@ func (c *Cache) direct(ctx context.Context, r Ref) (any, error) {
 	defer cancel()
 	var o any
 	var err error
-	if r.Resource == ConfigMaps {
+	switch r.Resource {
+	case ConfigMaps:
 		o, err = c.client.CoreV1().ConfigMaps(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
-	} else {
+	case Secrets:
 		o, err = c.client.CoreV1().Secrets(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
+	default:
+		o, err = c.client.CertificatesV1().ClusterTrustBundles().Get(ctx, r.Name, metav1.GetOptions{})
 	}
 	if apierrors.IsNotFound(err) {
 		return nil, notFound(r)
@@ -256,6 +323,9 @@ func RefsOf(pod *v1.Pod) []Ref {
 	seen := map[Ref]bool{}
 	add := func(resource, name string) {
 		r := Ref{resource, pod.Namespace, name}
+		if resource == TrustBundles || resource == SignerBundles {
+			r.Namespace = ""
+		}
 		if name != "" && !seen[r] {
 			seen[r] = true
 			out = append(out, r)
@@ -274,6 +344,10 @@ func RefsOf(pod *v1.Pod) []Ref {
 				}
 				if s.Secret != nil {
 					add(Secrets, s.Secret.Name)
+				}
+				if b := s.ClusterTrustBundle; b != nil {
+					add(TrustBundles, ptr.Deref(b.Name, ""))
+					add(SignerBundles, ptr.Deref(b.SignerName, ""))
 				}
 			}
 		}

@@ -4,12 +4,17 @@ import (
 	"context"
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/clusterd/clusterd/agent/internal/fieldref"
+	"github.com/clusterd/clusterd/apis/certificates"
 )
 
 // file is one rendered file.
@@ -47,7 +52,7 @@ func (m *Manager) render(ctx context.Context, pod *v1.Pod, v *v1.Volume) (map[st
 			case s.ServiceAccountToken != nil:
 				err = r.token(ctx, s.ServiceAccountToken, def)
 			case s.ClusterTrustBundle != nil:
-				err = fmt.Errorf("%w: clusterTrustBundle source of a projected volume: put the certificates into a ConfigMap", ErrUnsupported)
+				err = r.anchors(ctx, s.ClusterTrustBundle, def)
 			case s.PodCertificate != nil:
 				err = fmt.Errorf("%w: podCertificate source of a projected volume: nothing here signs certificates of pods", ErrUnsupported)
 			default:
@@ -123,6 +128,51 @@ func (r renderer) keys(kind, name string, data map[string][]byte, items []v1.Key
 		}
 	}
 	return nil
+}
+
+// anchors adds the certificates of the bundles that a source names, merged. One
+// that may be missing, and is, gives an empty file.
+func (r renderer) anchors(ctx context.Context, p *v1.ClusterTrustBundleProjection, def int32) error {
+	if r.m.cfg.TrustBundles == nil {
+		return fmt.Errorf("%w: clusterTrustBundle source of a projected volume, without an API", ErrUnsupported)
+	}
+	bundles, err := r.bundles(ctx, p)
+	if err != nil {
+		return err
+	}
+	data, err := certificates.MergeAnchors(bundles)
+	if err != nil {
+		return err
+	}
+	return r.add(p.Path, file{data: data, mode: def})
+}
+
+func (r renderer) bundles(ctx context.Context, p *v1.ClusterTrustBundleProjection) ([]*certificatesv1.ClusterTrustBundle, error) {
+	if p.Name != nil {
+		b, err := r.m.cfg.TrustBundles.TrustBundle(ctx, *p.Name)
+		if apierrors.IsNotFound(err) && optional(p.Optional) {
+			return nil, nil
+		}
+		return []*certificatesv1.ClusterTrustBundle{b}, err
+	}
+	// No selector selects nothing, an empty one everything.
+	selector, err := metav1.LabelSelectorAsSelector(p.LabelSelector)
+	if err != nil {
+		return nil, fmt.Errorf("labelSelector of a clusterTrustBundle source: %w", err)
+	}
+	signer := ""
+	if p.SignerName != nil {
+		signer = *p.SignerName
+	}
+	all, err := r.m.cfg.TrustBundles.TrustBundlesOf(ctx, signer)
+	if err != nil {
+		return nil, err
+	}
+	all = slices.DeleteFunc(slices.Clone(all), func(b *certificatesv1.ClusterTrustBundle) bool { return !selector.Matches(labels.Set(b.Labels)) })
+	if len(all) == 0 && !optional(p.Optional) {
+		return nil, fmt.Errorf("no ClusterTrustBundle of signer %q has labels that fit %q", signer, metav1.FormatLabelSelector(p.LabelSelector))
+	}
+	return all, nil
 }
 
 func (r renderer) downward(items []v1.DownwardAPIVolumeFile, def int32) error {

@@ -20,6 +20,7 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
@@ -29,6 +30,14 @@ import (
 type Objects interface {
 	ConfigMap(ctx context.Context, namespace, name string) (*v1.ConfigMap, error)
 	Secret(ctx context.Context, namespace, name string) (*v1.Secret, error)
+}
+
+// TrustBundles gives the ClusterTrustBundles that pods mount.
+type TrustBundles interface {
+	// TrustBundle returns one by its name, or fails with a NotFound StatusError.
+	TrustBundle(ctx context.Context, name string) (*certificatesv1.ClusterTrustBundle, error)
+	// TrustBundlesOf returns those of a signer, in the order of their names.
+	TrustBundlesOf(ctx context.Context, signer string) ([]*certificatesv1.ClusterTrustBundle, error)
 }
 
 // Tokens makes service account tokens bound to a pod. The returned token is
@@ -57,9 +66,11 @@ type Mounter interface {
 type Config struct {
 	Dir     string // holds one folder per pod UID; required
 	Objects Objects
-	Tokens  Tokens // nil: serviceAccountToken sources are refused
-	Mounter Mounter
-	Claims  Claims // nil: claims are refused
+	// TrustBundles: nil on a node without an API.
+	TrustBundles TrustBundles
+	Tokens       Tokens // nil: serviceAccountToken sources are refused
+	Mounter      Mounter
+	Claims       Claims // nil: claims are refused
 	// ImagePath is where the image of a volume is mounted, by whoever pulls
 	// it; nil: image volumes are refused.
 	ImagePath func(podUID, volume string) string

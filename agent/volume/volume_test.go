@@ -64,10 +64,14 @@ func configMap(name string, change ...func(*v1.ConfigMapVolumeSource)) v1.Volume
 	return v1.Volume{Name: "v", VolumeSource: v1.VolumeSource{ConfigMap: s}}
 }
 
-func newManager(t *testing.T) (*volume.Manager, *store, string) {
+func newManager(t *testing.T, change ...func(*volume.Config)) (*volume.Manager, *store, string) {
 	s := &store{data: map[string]map[string]string{}}
 	dir := t.TempDir()
-	return volume.New(volume.Config{Dir: dir, Objects: s, Mounter: &agenttest.Mounter{}}), s, dir
+	cfg := volume.Config{Dir: dir, Objects: s, Mounter: &agenttest.Mounter{}}
+	for _, f := range change {
+		f(&cfg)
+	}
+	return volume.New(cfg), s, dir
 }
 
 func read(t *testing.T, m *volume.Manager, p *v1.Pod, name string) string {

@@ -233,6 +233,20 @@ func TestValidatePod(t *testing.T) {
 			}},
 		{"downward file of nothing", withVolume(corev1.VolumeSource{DownwardAPI: &corev1.DownwardAPIVolumeSource{Items: []corev1.DownwardAPIVolumeFile{{Path: "a"}}}}),
 			[]string{"spec.volumes[0].downwardAPI.items[0]: Required value: one of fieldRef and resourceFieldRef is required"}},
+		{"bundles of trust", withVolume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
+			{ClusterTrustBundle: &corev1.ClusterTrustBundleProjection{Name: ptr.To("example.com:lab:1"), Path: "a"}},
+			{ClusterTrustBundle: &corev1.ClusterTrustBundleProjection{SignerName: ptr.To("example.com/lab"), LabelSelector: &metav1.LabelSelector{}, Path: "b"}},
+			{ClusterTrustBundle: &corev1.ClusterTrustBundleProjection{Path: "c"}},
+			{ClusterTrustBundle: &corev1.ClusterTrustBundleProjection{Name: ptr.To("x"), SignerName: ptr.To("example.com/lab"), Path: "d"}},
+			{ClusterTrustBundle: &corev1.ClusterTrustBundleProjection{Name: ptr.To("x"), LabelSelector: &metav1.LabelSelector{}, Path: "../e"}},
+			{ClusterTrustBundle: &corev1.ClusterTrustBundleProjection{SignerName: ptr.To("lab"), Path: "f"}},
+		}}}), []string{
+			"spec.volumes[0].projected.sources[2].clusterTrustBundle: Required value: either name or signerName must be specified",
+			`spec.volumes[0].projected.sources[3].clusterTrustBundle: Invalid value: "x": only one of name and signerName may be used`,
+			`spec.volumes[0].projected.sources[4].clusterTrustBundle.path: Invalid value`,
+			"spec.volumes[0].projected.sources[4].clusterTrustBundle.labelSelector: Invalid value",
+			`spec.volumes[0].projected.sources[5].clusterTrustBundle.signerName: Invalid value: "lab"`,
+		}},
 		{"projected twice to one path, token too short", withVolume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
 			{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t", ExpirationSeconds: ptr.To[int64](60)}},
 			{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t"}},

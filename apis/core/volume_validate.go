@@ -200,7 +200,7 @@ func validateProjected(v *corev1.ProjectedVolumeSource, at *field.Path) field.Er
 		}
 		if p := source.ClusterTrustBundle; p != nil {
 			at := use("clusterTrustBundle")
-			errs = append(errs, check.RequiredText(at.Child("path"), p.Path, localFile)...)
+			errs = append(errs, validateTrustProjection(p, at)...)
 			claim(p.Path, at)
 		}
 		if p := source.PodCertificate; p != nil {
@@ -215,6 +215,29 @@ func validateProjected(v *corev1.ProjectedVolumeSource, at *field.Path) field.Er
 		}
 	}
 	return errs
+}
+
+// validateTrustProjection wants one bundle by its name, or those of a signer.
+func validateTrustProjection(p *corev1.ClusterTrustBundleProjection, at *field.Path) field.ErrorList {
+	errs := check.RequiredText(at.Child("path"), p.Path, localFile)
+	switch {
+	case p.Name != nil && p.SignerName != nil:
+		return append(errs, field.Invalid(at, *p.Name, "only one of name and signerName may be used"))
+	case p.Name != nil:
+		// Names of signers' bundles hold colons.
+		errs = append(errs, check.RequiredText(at.Child("name"), strings.ReplaceAll(*p.Name, ":", "."), check.Subdomain)...)
+		if p.LabelSelector != nil {
+			errs = append(errs, field.Invalid(at.Child("labelSelector"), p.LabelSelector, "labelSelector must be unset if name is specified"))
+		}
+		return errs
+	case p.SignerName != nil:
+		domain, path, _ := strings.Cut(*p.SignerName, "/")
+		errs = append(errs, check.RequiredText(at.Child("signerName"), *p.SignerName, func(string) []string {
+			return append(check.Subdomain(domain), check.Subdomain(path)...)
+		})...)
+		return append(errs, check.LabelSelector(at.Child("labelSelector"), p.LabelSelector)...)
+	}
+	return append(errs, field.Required(at, "either name or signerName must be specified"))
 }
 
 func validateTokenProjection(p *corev1.ServiceAccountTokenProjection, at *field.Path) field.ErrorList {

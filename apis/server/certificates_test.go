@@ -50,6 +50,15 @@ func someCertificate(t *testing.T) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
+// authority is a certificate of an authority.
+func authority(t *testing.T, name string) string {
+	t.Helper()
+	key := must[*ecdsa.PrivateKey](t)(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true}
+	der := must[[]byte](t)(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+}
+
 func decided(r *signingRequest, kind certificatesv1.RequestConditionType) *signingRequest {
 	r = r.DeepCopy()
 	r.Status.Conditions = append(r.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: kind, Status: corev1.ConditionTrue, Reason: "Test"})
@@ -140,7 +149,7 @@ func TestSigners(t *testing.T) {
 		t.Helper()
 		rules = append(rules, rbacv1.PolicyRule{
 			APIGroups: []string{csr}, Verbs: []string{"*"},
-			Resources: []string{"certificatesigningrequests", "certificatesigningrequests/approval", "certificatesigningrequests/status"},
+			Resources: []string{"certificatesigningrequests", "certificatesigningrequests/approval", "certificatesigningrequests/status", "clustertrustbundles"},
 		})
 		must[*rbacv1.ClusterRole](t)(s.Client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: meta(user), Rules: rules}, metav1.CreateOptions{}))
 		must[*rbacv1.ClusterRoleBinding](t)(s.Client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
@@ -158,6 +167,7 @@ func TestSigners(t *testing.T) {
 		return rbacv1.PolicyRule{APIGroups: []string{csr}, Resources: []string{"signers"}, Verbs: []string{verb}, ResourceNames: names}
 	}
 	plain := grant("plain")
+	attester := grant("attester", on("attest", "example.com/people"))
 	approver := grant("approver", on("approve", "example.com/people"))
 	all := grant("all", on("approve", "example.com/*"))
 	signer := grant("signer", on("sign", "example.com/people"))
@@ -217,6 +227,22 @@ func TestSigners(t *testing.T) {
 	}
 	if err := requests(signer)(people); err != nil {
 		t.Errorf("signed by a signer: %v", err)
+	}
+
+	bundle := &certificatesv1.ClusterTrustBundle{ObjectMeta: meta("example.com:people:v1"), Spec: certificatesv1.ClusterTrustBundleSpec{SignerName: "example.com/people", TrustBundle: authority(t, "one")}}
+	if _, err := plain.CertificatesV1().ClusterTrustBundles().Create(t.Context(), bundle, metav1.CreateOptions{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "user not permitted to attest") {
+		t.Errorf("a bundle without the right for its signer: %v", err)
+	}
+	bundle = must[*certificatesv1.ClusterTrustBundle](t)(attester.CertificatesV1().ClusterTrustBundles().Create(t.Context(), bundle, metav1.CreateOptions{}))
+	bundle.Labels = map[string]string{"a": "b"}
+	bundle = must[*certificatesv1.ClusterTrustBundle](t)(plain.CertificatesV1().ClusterTrustBundles().Update(t.Context(), bundle, metav1.UpdateOptions{}))
+	bundle.Spec.TrustBundle = authority(t, "two")
+	if _, err := plain.CertificatesV1().ClusterTrustBundles().Update(t.Context(), bundle, metav1.UpdateOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("another anchor without the right: %v", err)
+	}
+	ofSigner := must[*certificatesv1.ClusterTrustBundleList](t)(plain.CertificatesV1().ClusterTrustBundles().List(t.Context(), metav1.ListOptions{FieldSelector: "spec.signerName=example.com/people"}))
+	if len(ofSigner.Items) != 1 {
+		t.Errorf("%d bundles of the signer, want 1", len(ofSigner.Items))
 	}
 
 	for _, subject := range []pkix.Name{

@@ -125,6 +125,7 @@ spec:
 		k.eventuallyHas([]string{"describe", "pod", "part"}, "CreateContainerError", `volume "i" has no subPath "no/such"`)
 		k.ok("delete", "pod", "image", "part", "--wait=false")
 	})
+	k.sub("bundles of trust", trustBundles)
 	k.sub("more than it may hold", func(k *kit) {
 		k.apply(strings.Replace(simple("over", "sleep", "volumes:", "- {name: e, emptyDir: {sizeLimit: 1Mi}}"), "args:", "volumeMounts: [{name: e, mountPath: /e}], args:", 1))
 		p := k.ready("over")

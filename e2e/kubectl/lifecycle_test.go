@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -88,6 +89,7 @@ var lives = []kindLife{
 	{rows: []int{240}, gv: "networking.k8s.io/v1", res: "ipaddresses", cluster: true, body: `{kind: IPAddress, spec: {parentRef: {group: example.com, resource: nones, namespace: default, name: none}}}`},
 	{rows: []int{241}, gv: "networking.k8s.io/v1", res: "servicecidrs", cluster: true, body: `{kind: ServiceCIDR, spec: {cidrs: [192.0.2.0/24]}}`,
 		status: tried, kept: triedKept, settled: `"type":"Ready"`},
+	{rows: []int{179}, gv: "certificates.k8s.io/v1", res: "clustertrustbundles", cluster: true, body: `{kind: ClusterTrustBundle, spec: {trustBundle: ` + strconv.Quote(authority("life")) + `}}`},
 	{rows: []int{249, 250}, gv: "v1", res: "services", body: `{kind: Service, spec: {clusterIP: None, ports: [{port: 80}]}}`,
 		status: tried, kept: triedKept},
 	{rows: []int{302, 303, 304}, gv: "v1", res: "podtemplates", body: `{kind: PodTemplate, template: {metadata: {labels: {app: life}}, spec: {containers: [{name: c, image: "clusterd.local/none:1"}]}}}`},

@@ -108,6 +108,7 @@ func list(objects Objects, options Options) []plugin {
 		{"RuntimeClass", true, plain(func() admission.Interface { return runtimeclass.New(objects) })},
 		{"CertificateApproval", true, plain(func() admission.Interface { return certificates.NewApproval(x.Authorizer) })},
 		{"CertificateSigning", true, plain(func() admission.Interface { return certificates.NewSigning(x.Authorizer) })},
+		{"ClusterTrustBundleAttest", true, plain(func() admission.Interface { return certificates.NewAttest(x.Authorizer) })},
 		{"CertificateSubjectRestriction", true, plain(certificates.NewSubjectRestriction)},
 		{"DefaultIngressClass", true, plain(func() admission.Interface { return defaultingressclass.New(objects) })},
 		// Expressions is no plugin of upstream's, whose validation does this.

@@ -43,6 +43,7 @@ func nodeRules(node string) []Rule {
 	return []Rule{
 		{Verbs: read, Groups: core, Resources: []string{"nodes", "services", "namespaces", "endpoints"}},
 		{Verbs: read, Groups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}},
+		{Verbs: read, Groups: []string{"certificates.k8s.io"}, Resources: []string{"clustertrustbundles"}},
 		{Verbs: read, Groups: []string{"node.k8s.io"}, Resources: []string{"runtimeclasses"}},
 		{Verbs: read, Groups: []string{"networking.k8s.io"}, Resources: []string{"networkpolicies"}},
 		{Verbs: []string{"create"}, Groups: core, Resources: []string{"nodes"}},

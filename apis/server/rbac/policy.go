@@ -143,6 +143,7 @@ func ClusterRoleBindings() []rbacv1.ClusterRoleBinding {
 		bind("system:basic-user", toGroup(user.AllAuthenticated)),
 		bind("system:public-info-viewer", toGroup(user.AllAuthenticated), toGroup(user.AllUnauthenticated)),
 		bind("system:service-account-issuer-discovery", toGroup(serviceAccounts)),
+		bind("system:cluster-trust-bundle-discovery", toGroup(serviceAccounts)),
 		bind("system:node-proxier", toUser(user.KubeProxy)),
 		bind("system:kube-controller-manager", toUser(user.KubeControllerManager)),
 		bind("system:kube-dns", toAccount("kube-dns")),

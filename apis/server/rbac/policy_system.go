@@ -32,6 +32,7 @@ func systemRoles() []rbacv1.ClusterRole {
 			on("authentication.k8s.io", "selfsubjectreviews", do("create"))),
 		clusterRole("system:monitoring", paths("/healthz /healthz/* /livez /livez/* /metrics /metrics/slis /readyz /readyz/*", do("get"))),
 		clusterRole("system:service-account-issuer-discovery", paths("/.well-known/openid-configuration /openid/v1/jwks", do("get"))),
+		clusterRole("system:cluster-trust-bundle-discovery", on(csr, "clustertrustbundles", read)),
 		clusterRole("system:auth-delegator", delegates()...),
 
 		clusterRole("system:node", append(delegates(),
