@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/clusterd/clusterd/agent/internal/fieldref"
-	"github.com/clusterd/clusterd/apis/certificates"
 )
 
 // file is one rendered file.
@@ -140,11 +139,7 @@ func (r renderer) anchors(ctx context.Context, p *v1.ClusterTrustBundleProjectio
 	if err != nil {
 		return err
 	}
-	data, err := certificates.MergeAnchors(bundles)
-	if err != nil {
-		return err
-	}
-	return r.add(p.Path, file{data: data, mode: def})
+	return r.add(p.Path, file{data: mergeAnchors(bundles), mode: def})
 }
 
 func (r renderer) bundles(ctx context.Context, p *v1.ClusterTrustBundleProjection) ([]*certificatesv1.ClusterTrustBundle, error) {

@@ -1,7 +1,6 @@
 package certificates
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/pem"
@@ -90,7 +89,7 @@ func validateAnchors(bundle string, at *field.Path) field.ErrorList {
 	if len(bundle) > maxTrustBundle {
 		return field.ErrorList{field.TooLong(at, "", maxTrustBundle)}
 	}
-	blocks, err := AnchorBlocks(bundle)
+	blocks, err := anchorBlocks(bundle)
 	if err != nil {
 		return field.ErrorList{field.Invalid(at, fmt.Sprintf("%d bytes", len(bundle)), err.Error())}
 	}
@@ -122,9 +121,9 @@ func validateAnchors(bundle string, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// AnchorBlocks are the PEM blocks of a bundle. What is between them is left out;
+// anchorBlocks are the PEM blocks of a bundle. What is between them is left out;
 // an error names a block that is no certificate.
-func AnchorBlocks(bundle string) ([]*pem.Block, error) {
+func anchorBlocks(bundle string) ([]*pem.Block, error) {
 	var blocks []*pem.Block
 	rest := []byte(bundle)
 	for {
@@ -138,28 +137,4 @@ func AnchorBlocks(bundle string) ([]*pem.Block, error) {
 		}
 		blocks = append(blocks, block)
 	}
-}
-
-// MergeAnchors are the certificates of several bundles in PEM, each once, in the
-// order in which they come, without headers and without what is between them.
-func MergeAnchors(bundles []*certificatesv1.ClusterTrustBundle) ([]byte, error) {
-	var out bytes.Buffer
-	seen := map[[sha256.Size]byte]bool{}
-	for _, b := range bundles {
-		blocks, err := AnchorBlocks(b.Spec.TrustBundle)
-		if err != nil {
-			return nil, fmt.Errorf("ClusterTrustBundle %q: %w", b.Name, err)
-		}
-		for _, block := range blocks {
-			sum := sha256.Sum256(block.Bytes)
-			if seen[sum] {
-				continue
-			}
-			seen[sum] = true
-			if err := pem.Encode(&out, &pem.Block{Type: block.Type, Bytes: block.Bytes}); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return out.Bytes(), nil
 }
