@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/clusterd/clusterd/apis/server"
 	"github.com/clusterd/clusterd/apis/server/servertest"
@@ -151,6 +152,18 @@ func TestNodePorts(t *testing.T) {
 	lb := must[*corev1.Service](t)(create("lb", func(spec *corev1.ServiceSpec) {
 		spec.Type, spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal
 	}))
+	// A writer that says no more than the type leaves the port to be taken off.
+	typed, err := create("typed", at(30095))
+	if err != nil {
+		t.Fatal(err)
+	}
+	typed = must[*corev1.Service](t)(services.Patch(ctx, typed.Name, types.StrategicMergePatchType, []byte(`{"spec":{"type":"ClusterIP"}}`), metav1.PatchOptions{}))
+	if n := typed.Spec.Ports[0].NodePort; n != 0 {
+		t.Errorf("a ClusterIP has the node port %d", n)
+	}
+	if _, err := create("takes", at(30095)); err != nil {
+		t.Errorf("the port that was taken off: %v", err)
+	}
 	if n := lb.Spec.HealthCheckNodePort; n < 30000 || n == lb.Spec.Ports[0].NodePort {
 		t.Errorf("healthCheckNodePort: %d beside %d", n, lb.Spec.Ports[0].NodePort)
 	}

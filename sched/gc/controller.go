@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/metadata"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/sched/loop"
 )
@@ -311,10 +312,32 @@ func (c *collector) finishForeground(ctx context.Context, o *object) error {
 			c.enqueue(d.uid)
 		}
 	}
+	if ring := c.graph.ring(o); ring != nil {
+		return c.unblock(ctx, o, ring)
+	}
 	if blocked {
 		return nil // the end of each of them wakes us
 	}
 	return c.unhold(ctx, o, metav1.FinalizerDeleteDependents)
+}
+
+// unblock lets the owners in a ring of objects that wait for each other go before
+// o: none of them would ever.
+func (c *collector) unblock(ctx context.Context, o *object, ring map[types.UID]bool) error {
+	live, err := c.live(ctx, o)
+	if apierrors.IsNotFound(err) || err == nil && live.UID != o.uid {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read %s %s: %w", o.kind, o.name, err)
+	}
+	refs := slices.Clone(live.OwnerReferences)
+	for i := range refs {
+		if ring[refs[i].UID] {
+			refs[i].BlockOwnerDeletion = ptr.To(false)
+		}
+	}
+	return c.patch(ctx, o, live.ResourceVersion, "ownerReferences", refs)
 }
 
 // unhold takes one of our finalizers off.

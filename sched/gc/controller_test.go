@@ -225,6 +225,18 @@ func TestForeground(t *testing.T) {
 	}
 }
 
+// TestRing: objects that own each other in a ring go when one of them is deleted,
+// in the foreground, too.
+func TestRing(t *testing.T) {
+	for _, policy := range []metav1.DeletionPropagation{metav1.DeletePropagationForeground, metav1.DeletePropagationBackground} {
+		t.Run(string(policy), func(t *testing.T) {
+			w := newWorld(t, thing("ns/Pod/a", "ns/Pod/b"), thing("ns/Pod/b", "ns/Pod/c"), thing("ns/Pod/c", "ns/Pod/a"), thing("ns/Pod/of-a", "ns/Pod/a"), thing("ns/Pod/bare"))
+			w.remove("ns/Pod/a", policy)
+			w.eventually("ns/Pod/bare")
+		})
+	}
+}
+
 func TestOrphan(t *testing.T) {
 	w := newWorld(t, app()...)
 	w.remove("ns/Deployment/web", metav1.DeletePropagationOrphan)

@@ -37,6 +37,31 @@ func (o *object) blocks(owner types.UID) bool {
 	})
 }
 
+// ring are the objects that wait, directly or through others, for their dependents
+// and are waited for by o in turn; nil: o does not wait for itself.
+func (g *graph) ring(o *object) map[types.UID]bool {
+	seen := map[types.UID]bool{}
+	waits := false
+	var visit func(*object)
+	visit = func(at *object) {
+		for _, d := range g.of(at.uid) {
+			if !d.foreground() || !d.blocks(at.uid) {
+				continue
+			}
+			waits = waits || d.uid == o.uid
+			if !seen[d.uid] {
+				seen[d.uid] = true
+				visit(d)
+			}
+		}
+	}
+	visit(o)
+	if !waits {
+		return nil
+	}
+	return seen
+}
+
 // graph holds every object that informers show, and who depends on whom. It is
 // a cache: nothing is deleted on its word alone.
 type graph struct {

@@ -86,6 +86,9 @@ func followUps(old, now *object, dependents []*object, known func(types.UID) boo
 	if old != nil {
 		for _, ref := range old.owners {
 			had[ref.UID] = true
+			if old.blocks(ref.UID) && !now.blocks(ref.UID) {
+				out = append(out, ref.UID) // waited for it, perhaps
+			}
 		}
 	}
 	for _, ref := range now.owners {
@@ -95,7 +98,9 @@ func followUps(old, now *object, dependents []*object, known func(types.UID) boo
 		delete(had, ref.UID)
 	}
 	for uid := range had { // owners it had and has no more
-		out = append(out, uid)
+		if !old.blocks(uid) {
+			out = append(out, uid)
+		}
 	}
 	if now.foreground() && (old == nil || !old.foreground()) {
 		for _, d := range dependents {

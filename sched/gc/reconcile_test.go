@@ -63,6 +63,8 @@ func TestFollowUps(t *testing.T) {
 	}
 	waits := obj("x")
 	waits.deleting, waits.finalizers = true, []string{metav1.FinalizerDeleteDependents}
+	free := obj("x", "a")
+	free.owners[0].BlockOwnerDeletion = nil
 	below := []*object{obj("d1", "x"), obj("d2", "x")}
 	tests := []struct {
 		name       string
@@ -77,6 +79,7 @@ func TestFollowUps(t *testing.T) {
 		{"gone", obj("x", "a"), nil, below, "", "d1 d2 a"},
 		{"begins to wait", obj("x"), waits, below, "", "x d1 d2"},
 		{"lost an owner", obj("x", "a"), obj("x"), nil, "a", "a"},
+		{"holds its owner up no more", obj("x", "a"), free, nil, "a", "a"},
 		{"new owner that nobody knows", obj("x"), obj("x", "a"), nil, "", "x"},
 	}
 	for _, test := range tests {

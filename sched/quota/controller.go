@@ -58,7 +58,7 @@ func New(env loop.Env, metadata metadata.Interface) loop.Loop {
 	c.Controller = loop.New("quota", env, 2, c.reconcile)
 	loop.Watch(c.Controller, core.ResourceQuotas().Informer(), func(old, q *corev1.ResourceQuota) {
 		// Admission's own writes are right; a recount would only race them.
-		if q != nil && (old == nil || !equality.Semantic.DeepEqual(old.Spec, q.Spec)) {
+		if q != nil && (old == nil || !equality.Semantic.DeepEqual(old.Spec, q.Spec) || !equality.Semantic.DeepEqual(q.Status.Hard, q.Spec.Hard)) {
 			c.Enqueue(loop.KeyOf(q))
 		}
 	})

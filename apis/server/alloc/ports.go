@@ -44,13 +44,13 @@ type Ports struct {
 	holds  HoldsPort
 
 	mu sync.Mutex
-	// dropped are ports that an update under way takes from its Service.
-	dropped map[types.UID]map[int32]bool
+	// had are the ports that Services had before the updates under way.
+	had map[types.UID]map[int32]*field.Path
 }
 
 // NewPorts keeps what is taken in store, which stores Leases under PortsPrefix.
 func NewPorts(store storage.Interface, holds HoldsPort) *Ports {
-	p := &Ports{holds: holds, dropped: map[types.UID]map[int32]bool{}}
+	p := &Ports{holds: holds, had: map[types.UID]map[int32]*field.Path{}}
 	p.leases = newLeases(store, PortsPrefix, func(ctx context.Context, owner Owner, name string) (bool, error) {
 		n, err := strconv.ParseInt(name, 10, 32)
 		if err != nil {
@@ -166,20 +166,16 @@ func (p *Ports) begin(ctx context.Context, service, old *corev1.Service, dry boo
 		back(context.WithoutCancel(ctx))
 		return nil, err
 	}
-	now := needed(service)
-	p.mu.Lock()
-	delete(p.dropped, service.UID)
-	for port := range had {
-		if now[port] == nil && !dry {
-			if p.dropped[service.UID] == nil {
-				p.dropped[service.UID] = map[int32]bool{}
-			}
-			p.dropped[service.UID][port] = true
-		}
+	if len(had) > 0 && !dry {
+		p.mu.Lock()
+		p.had[service.UID] = had
+		p.mu.Unlock()
 	}
-	p.mu.Unlock()
 	return func(ctx context.Context, success bool) {
 		if !success {
+			p.mu.Lock()
+			delete(p.had, service.UID)
+			p.mu.Unlock()
 			back(ctx)
 		}
 	}, nil
@@ -238,14 +234,18 @@ func sibling(ports []corev1.ServicePort, i int) int32 {
 	return 0
 }
 
-// updated gives back what an update took from its Service.
+// updated gives back what an update took from its Service, as it is now: what its
+// type cannot have was taken off after begin.
 func (p *Ports) updated(ctx context.Context, service *corev1.Service) {
 	p.mu.Lock()
-	dropped := p.dropped[service.UID]
-	delete(p.dropped, service.UID)
+	had := p.had[service.UID]
+	delete(p.had, service.UID)
 	p.mu.Unlock()
-	for port := range dropped {
-		p.release(ctx, port, ownerOfService(service))
+	now := needed(service)
+	for port := range had {
+		if now[port] == nil {
+			p.release(ctx, port, ownerOfService(service))
+		}
 	}
 }
 

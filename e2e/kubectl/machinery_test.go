@@ -1,0 +1,673 @@
+package kubectl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/discovery"
+
+	"github.com/clusterd/clusterd/e2e/features"
+)
+
+// TestE2EXMachinery asks the API for what every client rests on, whatever the
+// kind.
+func TestE2EXMachinery(t *testing.T) {
+	t.Parallel()
+	k := start(t, "machinery")
+	k.sub("discovery", discovered)
+	k.sub("the kind of kinds", kindOfKinds)
+	k.sub("defaults", defaultsOfStored)
+	k.sub("strict fields", strictFields)
+	k.sub("quotas", podQuotas)
+	k.sub("watches", watches)
+	k.sub("one order", oneOrder)
+	k.sub("pages", pages)
+	k.sub("owners", owners)
+}
+
+// ours tells groups of the program itself from those of CRDs that tests make.
+func ours(group string) bool { return !strings.HasSuffix(group, ".example.com") }
+
+func discovered(k *kit) {
+	features.Conforms(k, 25, 27, 37, 48, 49)
+	client, err := discovery.NewDiscoveryClientForConfig(k.config)
+	k.must(err)
+	named := func(lists []*metav1.APIResourceList) (names []string) {
+		for _, l := range lists {
+			group, _, _ := strings.Cut(l.GroupVersion, "/")
+			for _, r := range l.APIResources {
+				if ours(group) && !strings.Contains(r.Name, "/") {
+					names = append(names, l.GroupVersion+" "+r.Name)
+				}
+			}
+		}
+		slices.Sort(names)
+		return names
+	}
+	// Groups of CRDs come and go beside this test.
+	whole := func(failed map[schema.GroupVersion]error) {
+		k.Helper()
+		for gv, err := range failed {
+			if ours(gv.Group) {
+				k.Errorf("%s: %v", gv, err)
+			}
+		}
+	}
+	_, byVersion, failed, err := client.GroupsAndMaybeResources()
+	if err != nil || byVersion == nil {
+		k.Fatalf("the aggregated form: %d, %v", len(byVersion), err)
+	}
+	whole(failed)
+	var at []*metav1.APIResourceList
+	for _, l := range byVersion {
+		at = append(at, l)
+	}
+	client.UseLegacyDiscovery = true
+	groups, lists, err := client.ServerGroupsAndResources()
+	if failed, ok := discovery.GroupDiscoveryFailedErrorGroups(err); ok {
+		whole(failed)
+	} else {
+		k.must(err)
+	}
+	if got, want := slices.Compact(named(at)), slices.Compact(named(lists)); !slices.Equal(got, want) || len(want) < 60 {
+		k.Errorf("one document has %q, the single ones %q", got, want)
+	}
+	for _, g := range groups {
+		if !slices.ContainsFunc(g.Versions, func(v metav1.GroupVersionForDiscovery) bool { return v == g.PreferredVersion }) {
+			k.Errorf("group %s prefers %s of %v", g.Name, g.PreferredVersion.GroupVersion, g.Versions)
+		}
+		for _, v := range g.Versions {
+			list, err := client.ServerResourcesForGroupVersion(v.GroupVersion)
+			if err != nil || list.GroupVersion != v.GroupVersion || !slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return len(r.Verbs) > 0 }) {
+				if ours(g.Name) { // others may be going
+					k.Errorf("%s: %+v %v", v.GroupVersion, list, err)
+				}
+			}
+		}
+	}
+	const accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+	for path, holds := range map[string][]string{"/api": {`"resource":"pods"`}, "/apis": {`"name":"apps"`, `"resource":"deployments"`}} {
+		code, body := k.ask(http.MethodGet, path, "", "Accept", accept)
+		if code != http.StatusOK {
+			k.Errorf("%s: %d %s", path, code, body)
+		}
+		k.has(body, append(holds, `"kind":"APIGroupDiscoveryList"`, `"apiVersion":"apidiscovery.k8s.io/v2"`)...)
+	}
+	for path, holds := range map[string]string{
+		"/apis": `"name":"apiextensions.k8s.io"`, "/apis/apiextensions.k8s.io": `"groupVersion":"apiextensions.k8s.io/v1"`,
+		"/apis/apiextensions.k8s.io/v1": `"name":"customresourcedefinitions"`,
+	} {
+		_, body := k.ask(http.MethodGet, path, "", "Accept", "application/json")
+		k.has(body, holds)
+	}
+}
+
+// customKind is a CRD of the group machinery.example.com; schema is that of the
+// whole object.
+func customKind(plural, labels, schema string) string {
+	kind := strings.ToUpper(plural[:1]) + strings.TrimSuffix(plural[1:], "s")
+	return fmt.Sprintf(`apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: %[1]s.machinery.example.com, labels: {%[3]s}}
+spec:
+  group: machinery.example.com
+  scope: Namespaced
+  names: {plural: %[1]s, singular: %[2]s, kind: %[4]s}
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: %[5]s}}]
+---
+`, plural, strings.TrimSuffix(plural, "s"), labels, kind, schema)
+}
+
+// defines makes a CRD and waits until its objects can be asked for.
+func (k *kit) defines(plural, schema string) {
+	k.Helper()
+	k.apply(customKind(plural, "", schema))
+	k.Cleanup(func() {
+		k.in("", "delete", "crd", plural+".machinery.example.com", "--ignore-not-found", "--wait=false")
+	})
+	k.eventually(plural+" are served", func(context.Context) error {
+		code, body := k.ask(http.MethodGet, k.custom(plural), "")
+		if code != http.StatusOK {
+			return fmt.Errorf("%d %s", code, body)
+		}
+		return nil
+	})
+}
+
+func (k *kit) custom(plural string) string {
+	return "/apis/machinery.example.com/v1/namespaces/" + k.ns + "/" + plural
+}
+
+const anything = `{type: object, x-kubernetes-preserve-unknown-fields: true}`
+
+func kindOfKinds(k *kit) {
+	k.sub("in the aggregated form", func(k *kit) {
+		features.Conforms(k, 28)
+		k.defines("kilns", anything)
+		k.eventually("the document lists it", func(context.Context) error {
+			_, body := k.ask(http.MethodGet, "/apis", "", "Accept", "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList")
+			if !strings.Contains(body, `"resource":"kilns"`) || !strings.Contains(body, `"machinery.example.com"`) {
+				return errors.New("it does not")
+			}
+			return nil
+		})
+	})
+	k.sub("its status", func(k *kit) {
+		features.Conforms(k, 34)
+		k.defines("pots", anything)
+		const path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/pots.machinery.example.com/status"
+		condition := func(name string) string {
+			return fmt.Sprintf(`{"type":%q,"status":"True","reason":"Test","message":"by a test","lastTransitionTime":"2026-01-01T00:00:00Z"}`, name)
+		}
+		// Its own loops write the status, too: an update may lose the race.
+		k.eventually("an update of the status", func(context.Context) error {
+			_, body := k.ask(http.MethodGet, path, "")
+			code, said := k.ask(http.MethodPut, path, strings.Replace(body, `"conditions":[`, `"conditions":[`+condition("Updated")+`,`, 1))
+			if code == http.StatusConflict {
+				return errors.New(said)
+			}
+			if code != http.StatusOK {
+				k.Fatalf("%d %s", code, said)
+			}
+			return nil
+		})
+		code, said := k.ask(http.MethodPatch, path, `[{"op":"add","path":"/status/conditions/-","value":`+condition("Patched")+`}]`, "Content-Type", "application/json-patch+json")
+		if code != http.StatusOK {
+			k.Errorf("%d %s", code, said)
+		}
+		_, body := k.ask(http.MethodGet, path, "")
+		k.has(body, `"type":"Updated"`, `"type":"Patched"`, `"type":"Established"`)
+	})
+	k.sub("many at once", func(k *kit) {
+		features.Conforms(k, 35)
+		var all strings.Builder
+		for i := range 10 {
+			all.WriteString(customKind(fmt.Sprintf("cup%ds", i), "many: yes-of-machinery", anything))
+		}
+		all.WriteString(customKind("saucers", "many: not-of-machinery", anything))
+		k.apply(all.String())
+		const path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+		const selected = path + "?labelSelector=many%3Dyes-of-machinery"
+		_, body := k.ask(http.MethodGet, selected, "")
+		if n := strings.Count(body, `"many":"yes-of-machinery"},`) + strings.Count(body, `"many":"yes-of-machinery"}}`); n < 10 {
+			k.Errorf("%d are listed, want 10", n)
+		}
+		k.lacks(body, "saucers")
+		if code, said := k.ask(http.MethodDelete, selected, ""); code != http.StatusOK {
+			k.Errorf("%d %s", code, said)
+		}
+		k.eventually("they are gone", func(context.Context) error {
+			if _, body := k.ask(http.MethodGet, selected, ""); strings.Contains(body, "cup") {
+				return errors.New(body[:min(len(body), 300)])
+			}
+			return nil
+		})
+		k.ok("delete", "crd", "saucers.machinery.example.com")
+	})
+}
+
+func defaultsOfStored(k *kit) {
+	features.Conforms(k, 36)
+	schema := func(def string) string {
+		return `{type: object, properties: {a: {type: string` + def + `}, b: {type: string}}}`
+	}
+	k.defines("bowls", schema(""))
+	bowl := func(name string) string {
+		return "apiVersion: machinery.example.com/v1\nkind: Bowl\nmetadata: {name: " + name + "}\nb: x\n"
+	}
+	k.apply(bowl("old"))
+	k.apply(customKind("bowls", "", schema(", default: given")))
+	k.eventually("a new one has the default", func(context.Context) error {
+		out, errs, code := k.in(bowl("new"), "create", "-f", "-", "--dry-run=server", "-o", "jsonpath={.a}")
+		if code != 0 || out != "given" {
+			return fmt.Errorf("%q %s", out, errs)
+		}
+		return nil
+	})
+	k.apply(bowl("new"))
+	for _, name := range []string{"old", "new"} {
+		k.is(name, k.field("bowls.machinery.example.com/"+name, "{.a} {.b}"), "given x")
+	}
+	// What is said is not replaced.
+	k.apply(bowl("said") + "a: own\n")
+	k.is("said", k.field("bowls.machinery.example.com/said", "{.a}"), "own")
+}
+
+func strictFields(k *kit) {
+	const embedded = `{type: object, x-kubernetes-embedded-resource: true, x-kubernetes-preserve-unknown-fields: true}`
+	k.defines("jars", anything)
+	k.defines("tins", `{type: object, properties: {spec: {type: object, properties: {size: {type: integer}, inner: `+embedded+`}}}}`)
+	// send writes an object strictly, by a POST and by server-side apply; refused is
+	// how its field is named when it is to be refused.
+	send := func(k *kit, path, body, refused string) {
+		k.Helper()
+		code, said := k.ask(http.MethodPost, path+"?fieldValidation=Strict&dryRun=All", body)
+		if refused == "" && code != http.StatusCreated || refused != "" && (code != http.StatusBadRequest || !strings.Contains(said, `unknown field \"`+refused)) {
+			k.Errorf("POST %s: %d %s", body, code, said)
+		}
+		code, said = k.ask(http.MethodPatch, path+"/x?fieldValidation=Strict&fieldManager=test&dryRun=All", body, "Content-Type", "application/apply-patch+yaml")
+		if refused == "" && code != http.StatusCreated || refused != "" && (code < 400 || !strings.Contains(said, "."+refused+": field not declared in schema")) {
+			k.Errorf("apply %s: %d %s", body, code, said)
+		}
+	}
+	object := func(apiVersion, kind, meta, rest string) string {
+		return fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"metadata":{"name":"x"%s}%s}`, apiVersion, kind, meta, rest)
+	}
+	custom := func(kind, meta, rest string) string { return object("machinery.example.com/v1", kind, meta, rest) }
+	const bad = http.StatusBadRequest
+	k.sub("a kind without a schema", func(k *kit) {
+		features.Conforms(k, 50)
+		send(k, k.custom("jars"), custom("Jar", "", `,"spec":{"none":"knows"},"more":1`), "")
+	})
+	k.sub("a valid one", func(k *kit) {
+		features.Conforms(k, 51)
+		send(k, k.custom("tins"), custom("Tin", "", `,"spec":{"size":3}`), "")
+	})
+	k.sub("an unknown field", func(k *kit) {
+		features.Conforms(k, 52)
+		send(k, k.custom("tins"), custom("Tin", "", `,"spec":{"size":3,"colour":"red"}`), "spec.colour")
+	})
+	k.sub("a field twice", func(k *kit) {
+		features.Conforms(k, 53)
+		code, said := k.ask(http.MethodPost, k.custom("jars")+"?fieldValidation=Strict&dryRun=All", custom("Jar", "", `,"spec":{"a":1,"a":2}`))
+		if code != bad {
+			k.Errorf("%d %s", code, said)
+		}
+		k.has(said, `duplicate field \"spec.a\"`)
+	})
+	k.sub("metadata", func(k *kit) {
+		features.Conforms(k, 55)
+		send(k, k.custom("tins"), custom("Tin", `,"nick":"n"`, `,"spec":{"size":3}`), "metadata.nick")
+		code, said := k.ask(http.MethodPost, k.custom("tins")+"?fieldValidation=Strict&dryRun=All",
+			custom("Tin", "", `,"spec":{"inner":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"y","nick":"n"}}}`))
+		if code != bad {
+			k.Errorf("%d %s", code, said)
+		}
+		k.has(said, `unknown field \"spec.inner.metadata.nick\"`)
+	})
+	maps := "/api/v1/namespaces/" + k.ns + "/configmaps"
+	deployments := "/apis/apps/v1/namespaces/" + k.ns + "/deployments"
+	k.sub("a kind of ours", func(k *kit) {
+		features.Conforms(k, 54)
+		spec := `"selector":{"matchLabels":{"a":"b"}},"template":{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"c","image":"clusterd.local/none:1"}]}}`
+		code, said := k.ask(http.MethodPost, deployments+"?fieldValidation=Strict&dryRun=All", object("apps/v1", "Deployment", "", `,"spec":{"replicas":1,"replicas":2,"colour":"red",`+spec+`}`))
+		if code != bad {
+			k.Errorf("%d %s", code, said)
+		}
+		k.has(said, `unknown field \"spec.colour\"`, `duplicate field \"spec.replicas\"`)
+		send(k, deployments, object("apps/v1", "Deployment", "", `,"spec":{"replicas":1,`+spec+`}`), "")
+	})
+	k.sub("its metadata", func(k *kit) {
+		features.Conforms(k, 56)
+		code, said := k.ask(http.MethodPost, maps+"?fieldValidation=Strict&dryRun=All", object("v1", "ConfigMap", `,"nick":"n"`, `,"data":{"a":"b"}`))
+		if code != bad {
+			k.Errorf("%d %s", code, said)
+		}
+		k.has(said, `unknown field \"metadata.nick\"`)
+	})
+}
+
+// gated is a pod that no scheduler takes; rest goes into its spec, resources into
+// its container.
+func gated(name, rest, resources string) string {
+	return fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s}\nspec:\n  schedulingGates: [{name: example.com/never}]\n  containers: [{name: c, image: clusterd.local/none:1, resources: {%s}}]\n%s---\n", name, resources, rest)
+}
+
+func podQuotas(k *kit) {
+	k.ns = "machinery-quotas"
+	k.ok("create", "namespace", k.ns)
+	k.Cleanup(func() { k.in("", "delete", "namespace", k.ns, "--wait=false") })
+	hard := func(quota, want string) {
+		k.Helper()
+		k.eventually(quota+" allows "+want, func(context.Context) error {
+			if got := k.field("quota/"+quota, "{.status.hard}"); got != want {
+				return errors.New(got)
+			}
+			return nil
+		})
+	}
+	k.sub("what it says", func(k *kit) {
+		features.Conforms(k, 75, 76)
+		k.ok("create", "quota", "q", "--hard=cpu=1,memory=500Mi")
+		hard("q", `{"cpu":"1","memory":"500Mi"}`)
+		k.ok("patch", "quota", "q", "--type=merge", "-p", `{"spec":{"hard":{"cpu":"2","memory":"1Gi"}}}`)
+		hard("q", `{"cpu":"2","memory":"1Gi"}`)
+		k.ok("patch", "quota", "q", "--subresource=status", "--type=merge", "-p", `{"spec":{"hard":{"cpu":"7"}},"status":{"hard":{"cpu":"8"}}}`)
+		k.is("the spec", k.field("quota/q", "{.spec.hard}"), `{"cpu":"2","memory":"1Gi"}`)
+		hard("q", `{"cpu":"2","memory":"1Gi"}`) // the loop sets it right
+		path := "/api/v1/namespaces/" + k.ns + "/resourcequotas/q"
+		k.eventually("the status is updated", func(context.Context) error {
+			_, body := k.ask(http.MethodGet, path, "")
+			code, said := k.ask(http.MethodPut, path+"/status", strings.Replace(body, `"spec":{"hard":{"cpu":"2"`, `"spec":{"hard":{"cpu":"9"`, 1))
+			if code != http.StatusOK {
+				return fmt.Errorf("%d %s", code, said)
+			}
+			return nil
+		})
+		k.is("the spec after an update of the status", k.field("quota/q", "{.spec.hard}"), `{"cpu":"2","memory":"1Gi"}`)
+		k.ok("delete", "quota", "q")
+		k.has(k.fails("get", "quota", "q"), "not found")
+	})
+	used := func(quota, want string) {
+		k.Helper()
+		k.eventually(quota+" counts "+want, func(context.Context) error {
+			if got := k.field("quota/"+quota, "{.status.used}"); got != want {
+				return errors.New(got)
+			}
+			return nil
+		})
+	}
+	k.sub("what a pod asks for", func(k *kit) {
+		features.Conforms(k, 78)
+		k.ok("create", "quota", "sum", "--hard=cpu=1,memory=500Mi,ephemeral-storage=50Gi,requests.example.com/dongle=3,pods=5")
+		const none = `{"cpu":"0","ephemeral-storage":"0","memory":"0","pods":"0","requests.example.com/dongle":"0"}`
+		used("sum", none)
+		k.apply(gated("one", "", "requests: {cpu: 500m, memory: 252Mi, ephemeral-storage: 30Gi, example.com/dongle: 2}, limits: {example.com/dongle: 2}"))
+		used("sum", `{"cpu":"500m","ephemeral-storage":"30Gi","memory":"252Mi","pods":"1","requests.example.com/dongle":"2"}`)
+		for what, resources := range map[string]string{
+			"requested: cpu=600m, used: cpu=500m, limited: cpu=1":                "requests: {cpu: 600m, memory: 1Mi, ephemeral-storage: 1Gi}",
+			"requests.example.com/dongle=2":                                      "requests: {cpu: 1m, memory: 1Mi, ephemeral-storage: 1Gi, example.com/dongle: 2}, limits: {example.com/dongle: 2}",
+			"ephemeral-storage=30Gi":                                             "requests: {cpu: 1m, memory: 1Mi, ephemeral-storage: 30Gi}",
+			"requested: memory=300Mi, used: memory=252Mi, limited: memory=500Mi": "requests: {cpu: 1m, memory: 300Mi, ephemeral-storage: 1Gi}",
+		} {
+			k.has(k.failsIn(gated("two", "", resources), "create", "-f", "-"), "exceeded quota: sum", what)
+		}
+		k.ok("delete", "pod", "one")
+		used("sum", none)
+		k.ok("delete", "quota", "sum")
+	})
+	scoped := func(k *kit, first, second, pod, other string) {
+		k.Helper()
+		for _, scope := range []string{first, second} {
+			k.ok("create", "quota", strings.ToLower(scope), "--hard=pods=5", "--scopes="+scope)
+			used(strings.ToLower(scope), `{"pods":"0"}`)
+		}
+		first, second = strings.ToLower(first), strings.ToLower(second)
+		k.apply(pod)
+		used(first, `{"pods":"1"}`)
+		used(second, `{"pods":"0"}`)
+		k.apply(other)
+		used(second, `{"pods":"1"}`)
+		used(first, `{"pods":"1"}`)
+		k.ok("delete", "pod", "--all")
+		used(first, `{"pods":"0"}`)
+		used(second, `{"pods":"0"}`)
+		k.ok("delete", "quota", first, second)
+	}
+	k.sub("by class", func(k *kit) {
+		features.Conforms(k, 85)
+		scoped(k, "BestEffort", "NotBestEffort", gated("best", "", ""), gated("burst", "", "requests: {cpu: 1m}"))
+	})
+	k.sub("by end", func(k *kit) {
+		features.Conforms(k, 86)
+		scoped(k, "Terminating", "NotTerminating", gated("ends", "  activeDeadlineSeconds: 3600\n", ""), gated("stays", "", ""))
+	})
+}
+
+// marked is a ConfigMap with a label.
+func marked(name, label, value string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"watched": label}}, Data: map[string]string{"v": value}}
+}
+
+// next is the next event, as TYPE NAME VALUE.
+func (k *kit) next(w watch.Interface) string {
+	k.Helper()
+	select {
+	case e, ok := <-w.ResultChan():
+		if m, is := e.Object.(*corev1.ConfigMap); ok && is {
+			return fmt.Sprintf("%s %s %s", e.Type, m.Name, m.Data["v"])
+		}
+		k.Fatalf("the watch ended with %v", e.Object)
+	case <-time.After(patience):
+		k.Fatal("no event came")
+	}
+	return ""
+}
+
+func watches(k *kit) {
+	maps := k.api.CoreV1().ConfigMaps(k.ns)
+	ctx := k.Context()
+	open := func(k *kit, from string, labels ...string) watch.Interface {
+		k.Helper()
+		w, err := maps.Watch(ctx, metav1.ListOptions{ResourceVersion: from, LabelSelector: "watched in (" + strings.Join(labels, ",") + ")"})
+		k.must(err)
+		k.Cleanup(w.Stop)
+		return w
+	}
+	create := func(m *corev1.ConfigMap) *corev1.ConfigMap {
+		made, err := maps.Create(ctx, m, metav1.CreateOptions{})
+		k.must(err)
+		return made
+	}
+	update := func(m *corev1.ConfigMap, v string) *corev1.ConfigMap {
+		m = m.DeepCopy()
+		m.Data["v"] = v
+		m, err := maps.Update(ctx, m, metav1.UpdateOptions{})
+		k.must(err)
+		return m
+	}
+	remove := func(m *corev1.ConfigMap) { k.must(maps.Delete(ctx, m.Name, metav1.DeleteOptions{})) }
+	expect := func(k *kit, w watch.Interface, want ...string) {
+		k.Helper()
+		for _, one := range want {
+			k.is("the next event", k.next(w), one)
+		}
+	}
+	k.sub("several", func(k *kit) {
+		features.Conforms(k, 97)
+		a, b, both := open(k, "", "several-a"), open(k, "", "several-b"), open(k, "", "several-a", "several-b")
+		one := create(marked("sa", "several-a", "1"))
+		one = update(one, "2")
+		update(one, "3")
+		remove(one)
+		other := create(marked("sb", "several-b", "1"))
+		remove(other)
+		last := create(marked("sa2", "several-a", "1")) // nothing else came before
+		end := create(marked("sb2", "several-b", "1"))
+		first := []string{"ADDED sa 1", "MODIFIED sa 2", "MODIFIED sa 3", "DELETED sa 3"}
+		second := []string{"ADDED sb 1", "DELETED sb 1"}
+		expect(k, a, append(slices.Clone(first), "ADDED sa2 1")...)
+		expect(k, b, append(slices.Clone(second), "ADDED sb2 1")...)
+		expect(k, both, append(append(slices.Clone(first), second...), "ADDED sa2 1", "ADDED sb2 1")...)
+		remove(last)
+		remove(end)
+	})
+	k.sub("from a version", func(k *kit) {
+		features.Conforms(k, 96)
+		m := create(marked("from", "from", "0"))
+		first := update(m, "1")
+		update(first, "2")
+		remove(m)
+		expect(k, open(k, first.ResourceVersion, "from"), "MODIFIED from 2", "DELETED from 2")
+	})
+	k.sub("from where it ended", func(k *kit) {
+		features.Conforms(k, 95)
+		w := open(k, "", "again")
+		m := create(marked("again", "again", "0"))
+		m = update(m, "1")
+		expect(k, w, "ADDED again 0", "MODIFIED again 1")
+		w.Stop()
+		update(m, "2")
+		remove(m)
+		expect(k, open(k, m.ResourceVersion, "again"), "MODIFIED again 2", "DELETED again 2")
+	})
+}
+
+// oneOrder opens a watch at each event of another one, while objects are written:
+// each sees what the first one saw after it.
+func oneOrder(k *kit) {
+	features.Conforms(k, 99)
+	const events = 60
+	maps := k.api.CoreV1().ConfigMaps(k.ns)
+	ctx, cancel := context.WithCancel(k.Context())
+	options := metav1.ListOptions{LabelSelector: "watched=order"}
+	w, err := maps.Watch(ctx, options)
+	k.must(err)
+	defer w.Stop()
+	done := make(chan struct{})
+	go func() { // writes until the test has seen enough
+		defer close(done)
+		for i := 0; ctx.Err() == nil; i++ {
+			name := fmt.Sprintf("order-%d", i%5)
+			switch i / 5 % 3 {
+			case 0:
+				_, _ = maps.Create(ctx, marked(name, "order", fmt.Sprint(i)), metav1.CreateOptions{})
+			case 1:
+				_, _ = maps.Update(ctx, marked(name, "order", fmt.Sprint(i)), metav1.UpdateOptions{})
+			default:
+				_ = maps.Delete(ctx, name, metav1.DeleteOptions{})
+			}
+		}
+	}()
+	defer func() { cancel(); <-done }()
+	version := func(w watch.Interface) string {
+		select {
+		case e := <-w.ResultChan():
+			if m, ok := e.Object.(*corev1.ConfigMap); ok {
+				return m.ResourceVersion
+			}
+			k.Fatalf("the watch ended with %v", e.Object)
+		case <-time.After(patience):
+			k.Fatal("no event came")
+		}
+		return ""
+	}
+	var seen []string
+	var others []watch.Interface
+	for range events {
+		seen = append(seen, version(w))
+		options.ResourceVersion = seen[len(seen)-1]
+		other, err := maps.Watch(ctx, options)
+		k.must(err)
+		defer other.Stop()
+		others = append(others, other)
+	}
+	for i, other := range others {
+		for _, want := range seen[i+1:] {
+			if got := version(other); got != want {
+				k.Fatalf("the watch from %s saw %s where the first one saw %s", seen[i], got, want)
+			}
+		}
+	}
+}
+
+func pages(k *kit) {
+	templates := k.api.CoreV1().PodTemplates(k.ns)
+	const all, limit = 40, 17
+	for i := range all {
+		_, err := templates.Create(k.Context(), &corev1.PodTemplate{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("page-%02d", i)},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"a": "b"}},
+				Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "clusterd.local/none:1"}}}},
+		}, metav1.CreateOptions{})
+		k.must(err)
+	}
+	k.sub("in chunks", func(k *kit) {
+		features.Conforms(k, 87)
+		for range 2 {
+			options, seen, version := metav1.ListOptions{Limit: limit}, 0, ""
+			for {
+				list, err := templates.List(k.Context(), options)
+				k.must(err)
+				for _, item := range list.Items {
+					k.is("the next item", item.Name, fmt.Sprintf("page-%02d", seen))
+					seen++
+				}
+				if version == "" {
+					version = list.ResourceVersion
+				}
+				k.is("the version of a page", list.ResourceVersion, version)
+				left := int64(0)
+				if list.RemainingItemCount != nil {
+					left = *list.RemainingItemCount
+				}
+				if len(list.Items) > limit || left != int64(all-seen) {
+					k.Errorf("a page of %d, after %d of %d, says that %d are left", len(list.Items), seen, all, left)
+				}
+				if options.Continue = list.Continue; options.Continue == "" {
+					break
+				}
+			}
+			if seen != all {
+				k.Errorf("the pages have %d of %d", seen, all)
+			}
+		}
+		list, err := templates.List(k.Context(), metav1.ListOptions{})
+		k.must(err)
+		if len(list.Items) != all || list.Continue != "" {
+			k.Errorf("without a limit: %d of %d", len(list.Items), all)
+		}
+	})
+	k.sub("no table", func(k *kit) {
+		features.Conforms(k, 89)
+		code, said := k.ask(http.MethodPost, "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+			`{"apiVersion":"authorization.k8s.io/v1","kind":"SelfSubjectAccessReview","spec":{"nonResourceAttributes":{"path":"/","verb":"get"}}}`,
+			"Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
+		if code != http.StatusNotAcceptable {
+			k.Errorf("%d %s", code, said)
+		}
+	})
+}
+
+func owners(k *kit) {
+	owned := func(pod, kind, apiVersion, owner, uid string) {
+		k.Helper()
+		k.ok("patch", "pod", pod, "--type=merge", "-p", fmt.Sprintf(`{"metadata":{"ownerReferences":[{"apiVersion":%q,"kind":%q,"name":%q,"uid":%q,"controller":true,"blockOwnerDeletion":true}]}}`, apiVersion, kind, owner, uid))
+	}
+	k.sub("in a ring", func(k *kit) {
+		features.Conforms(k, 60)
+		names := []string{"ring-0", "ring-1", "ring-2"}
+		for _, name := range names {
+			k.apply(gated(name, "", ""))
+		}
+		for i, name := range names {
+			owner := names[(i+1)%3]
+			owned(name, "Pod", "v1", owner, k.field("pod/"+owner, "{.metadata.uid}"))
+		}
+		k.ok("delete", "pod", "ring-0", "--cascade=foreground", "--wait=false")
+		for _, name := range names {
+			k.gone(name)
+		}
+	})
+	k.sub("of two", func(k *kit) {
+		features.Conforms(k, 61)
+		for _, owner := range []string{"leaves", "stays"} {
+			k.ok("create", "configmap", owner)
+		}
+		leaves, stays := k.field("configmap/leaves", "{.metadata.uid}"), k.field("configmap/stays", "{.metadata.uid}")
+		ref := func(name, uid string) string {
+			return fmt.Sprintf(`{"apiVersion":"v1","kind":"ConfigMap","name":%q,"uid":%q,"blockOwnerDeletion":true}`, name, uid)
+		}
+		for i := range 4 {
+			refs := ref("leaves", leaves)
+			if i%2 == 1 {
+				refs += "," + ref("stays", stays)
+			}
+			name := fmt.Sprintf("two-%d", i)
+			k.apply(gated(name, "", ""))
+			k.ok("patch", "pod", name, "--type=merge", "-p", `{"metadata":{"ownerReferences":[`+refs+`]}}`)
+		}
+		k.ok("delete", "configmap", "leaves", "--cascade=foreground")
+		for i := range 4 {
+			name := fmt.Sprintf("two-%d", i)
+			if i%2 == 0 {
+				k.gone(name)
+				continue
+			}
+			k.is("the owners of "+name, k.field("pod/"+name, "{.metadata.ownerReferences[*].name} {.metadata.deletionTimestamp}"), "stays ")
+		}
+		k.ok("delete", "configmap", "stays")
+		k.gone("two-1")
+		k.gone("two-3")
+	})
+}
