@@ -173,3 +173,56 @@ func TestE2EXControllers(t *testing.T) {
 		k.ok("delete", "namespace", "short-lived", "--wait=false")
 	})
 }
+
+// TestE2EXCron lets minutes pass: what a CronJob does when its time comes and the
+// Job before still runs.
+func TestE2EXCron(t *testing.T) {
+	t.Parallel()
+	k := start(t, "cron")
+	features.Conforms(k, 102, 103, 104, 105)
+	for name, spec := range map[string]string{
+		"suspended": "suspend: true", "forbid": "concurrencyPolicy: Forbid", "replace": "concurrencyPolicy: Replace", "allow": "concurrencyPolicy: Allow",
+	} {
+		k.apply(fmt.Sprintf(`apiVersion: batch/v1
+kind: CronJob
+metadata: {name: %s}
+spec:
+  schedule: "* * * * *"
+  %s
+  jobTemplate: {spec: {template: {spec: {restartPolicy: OnFailure, terminationGracePeriodSeconds: 1, containers: [{name: c, image: %q, args: [sleep]}]}}}}
+`, name, spec, image))
+	}
+	jobs := func(ctx context.Context) map[string][]string {
+		list, err := k.api.BatchV1().Jobs(k.ns).List(ctx, metav1.ListOptions{})
+		k.must(err)
+		of := map[string][]string{}
+		for _, j := range list.Items {
+			if owner := metav1.GetControllerOf(&j); owner != nil && j.DeletionTimestamp == nil {
+				of[owner.Name] = append(of[owner.Name], string(j.UID))
+			}
+		}
+		return of
+	}
+	ctx, cancel := context.WithTimeout(k.Context(), 4*patience) // two full minutes have to come
+	defer cancel()
+	var replaced string
+	k.must(poll(ctx, func(ctx context.Context) error {
+		of := jobs(ctx)
+		if replaced == "" && len(of["replace"]) == 1 {
+			replaced = of["replace"][0]
+		}
+		if n := len(of["forbid"]); n > 1 {
+			k.Fatalf("%d Jobs at once where that is forbidden", n)
+		}
+		if n := len(of["suspended"]); n > 0 {
+			k.Fatalf("%d Jobs of one that is suspended", n)
+		}
+		if len(of["allow"]) < 2 || len(of["forbid"]) != 1 || replaced == "" || len(of["replace"]) != 1 || of["replace"][0] == replaced {
+			return fmt.Errorf("%v; the first one of replace was %s", of, replaced)
+		}
+		return nil
+	}))
+	k.is("active", k.field("cronjob/forbid", "{.status.active[*].kind}"), "Job")
+	k.is("never", k.field("cronjob/suspended", "{.status.active}{.status.lastScheduleTime}"), "")
+	k.ok("delete", "cronjob", "--all")
+}

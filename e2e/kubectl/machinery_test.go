@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
 
 	"github.com/clusterd/clusterd/e2e/features"
 )
@@ -161,6 +162,22 @@ func kindOfKinds(k *kit) {
 			}
 			return nil
 		})
+	})
+	k.sub("a watch", func(k *kit) {
+		features.Conforms(k, 32)
+		client, err := dynamic.NewForConfig(k.config)
+		k.must(err)
+		k.defines("urns", anything)
+		urns := client.Resource(schema.GroupVersionResource{Group: "machinery.example.com", Version: "v1", Resource: "urns"}).Namespace(k.ns)
+		w, err := urns.Watch(k.Context(), metav1.ListOptions{})
+		k.must(err)
+		defer w.Stop()
+		k.okIn("apiVersion: machinery.example.com/v1\nkind: Urn\nmetadata: {name: hot}\n", "create", "-f", "-")
+		k.seen(w, watch.Added, "hot")
+		k.ok("patch", "urns.machinery.example.com", "hot", "--type=merge", "-p", `{"heat":900}`)
+		k.seen(w, watch.Modified, "hot")
+		k.ok("delete", "urns.machinery.example.com", "hot")
+		k.seen(w, watch.Deleted, "hot")
 	})
 	k.sub("its status", func(k *kit) {
 		features.Conforms(k, 34)

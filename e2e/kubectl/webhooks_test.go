@@ -2,6 +2,7 @@ package kubectl
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -18,7 +19,10 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	registrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
@@ -75,6 +79,7 @@ func (k *kit) hooks() *hooks {
 			_ = json.NewEncoder(w).Encode(review)
 		})
 	}
+	mux.HandleFunc("/convert", convert)
 	srv := httptest.NewUnstartedServer(mux)
 	_ = srv.Listener.Close()
 	srv.Listener = l
@@ -82,6 +87,37 @@ func (k *kit) hooks() *hooks {
 	srv.StartTLS()
 	k.Cleanup(srv.Close)
 	return &hooks{"https://" + l.Addr().String(), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: srv.Certificate().Raw})}
+}
+
+// convert serves versions of a kind that differ in where the size is: at spec.size
+// in v1, at size in v2.
+func convert(w http.ResponseWriter, r *http.Request) {
+	var review apiextensionsv1.ConversionReview
+	if err := json.NewDecoder(r.Body).Decode(&review); err != nil || review.Request == nil {
+		http.Error(w, "no review", http.StatusBadRequest)
+		return
+	}
+	review.Response = &apiextensionsv1.ConversionResponse{UID: review.Request.UID, Result: metav1.Status{Status: metav1.StatusSuccess}}
+	for _, raw := range review.Request.Objects {
+		var o unstructured.Unstructured
+		if err := json.Unmarshal(raw.Raw, &o.Object); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		from, to := []string{"size"}, []string{"spec", "size"}
+		if strings.HasSuffix(review.Request.DesiredAPIVersion, "/v2") {
+			from, to = to, from
+		}
+		if size, ok, _ := unstructured.NestedString(o.Object, from...); ok {
+			unstructured.RemoveNestedField(o.Object, from[0])
+			_ = unstructured.SetNestedField(o.Object, size, to...)
+		}
+		o.SetAPIVersion(review.Request.DesiredAPIVersion)
+		review.Response.ConvertedObjects = append(review.Response.ConvertedObjects, runtime.RawExtension{Object: &o})
+	}
+	review.Request = nil
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(review)
 }
 
 func denial(message string) *admissionv1.AdmissionResponse {
@@ -405,6 +441,7 @@ func TestE2EXWebhooks(t *testing.T) {
 		}))
 		k.tries(customKind("refusals", "refused: here", anything), refusedFor("denied by the webhook"))
 	})
+	k.sub("versions", func(k *kit) { versions(k, h) })
 	k.sub("objects of one's own kind", func(k *kit) {
 		features.Conforms(k, 10, 16, 18)
 		k.defines("mugs", `{type: object, properties: {data: {type: object, properties: {a: {type: string}}}}}`)
@@ -428,5 +465,66 @@ func TestE2EXWebhooks(t *testing.T) {
 		k.has(k.fails("delete", name, "x"), "this one is bad")
 		k.ok("label", name, "x", "keep-")
 		k.ok("delete", name, "x")
+	})
+}
+
+// versions are of one kind, and a webhook makes one of the other.
+func versions(k *kit, h *hooks) {
+	features.Conforms(k, 17, 30, 31)
+	crd := func(stored string) string {
+		version := func(name, schema string) string {
+			return fmt.Sprintf("  - {name: %s, served: true, storage: %t, schema: {openAPIV3Schema: %s}}\n", name, name == stored, schema)
+		}
+		return `apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: cans.machinery.example.com}
+spec:
+  group: machinery.example.com
+  scope: Namespaced
+  names: {plural: cans, singular: can, kind: Can}
+  conversion:
+    strategy: Webhook
+    webhook:
+      conversionReviewVersions: [v1]
+      clientConfig: {url: "` + h.url + `/convert", caBundle: ` + base64.StdEncoding.EncodeToString(h.ca) + `}
+  versions:
+` + version("v1", `{type: object, properties: {data: {type: object, x-kubernetes-preserve-unknown-fields: true}, spec: {type: object, properties: {size: {type: string}}}}}`) +
+			version("v2", `{type: object, properties: {data: {type: object, x-kubernetes-preserve-unknown-fields: true}, size: {type: string}}}`)
+	}
+	k.apply(crd("v1"))
+	k.Cleanup(func() { k.in("", "delete", "crd", "cans.machinery.example.com", "--ignore-not-found", "--wait=false") })
+	can := func(version, name, size string) string {
+		return "apiVersion: machinery.example.com/" + version + "\nkind: Can\nmetadata: {name: " + name + ", labels: {of: hooks}}\ndata: {a: b}\n" + size + "\n"
+	}
+	k.eventually("both versions are served", func(context.Context) error {
+		for version, size := range map[string]string{"v1": "spec: {size: s}", "v2": "size: s"} {
+			if _, errs, code := k.in(can(version, "try", size), "create", "--dry-run=server", "-f", "-"); code != 0 {
+				return errors.New(errs)
+			}
+		}
+		return nil
+	})
+	k.okIn(can("v1", "one", "spec: {size: large}"), "create", "-f", "-")
+	k.is("one at v2", k.field("cans.v2.machinery.example.com/one", "{.apiVersion} {.size}{.spec}"), "machinery.example.com/v2 large")
+	k.apply(crd("v2"))
+	k.eventually("v2 is stored", func(context.Context) error {
+		if got := k.field("crd/cans.machinery.example.com", "{.status.storedVersions}"); got != `["v1","v2"]` {
+			return errors.New(got)
+		}
+		return nil
+	})
+	k.okIn(can("v2", "two", "size: small"), "create", "-f", "-")
+	k.is("both at v2", k.ok("get", "cans.v2.machinery.example.com", "-o", "jsonpath={range .items[*]}{.apiVersion} {.metadata.name} {.size}{\"\\n\"}{end}"),
+		"machinery.example.com/v2 one large\nmachinery.example.com/v2 two small\n")
+	k.is("both at v1", k.ok("get", "cans.v1.machinery.example.com", "-o", "jsonpath={range .items[*]}{.apiVersion} {.metadata.name} {.spec.size}{\"\\n\"}{end}"),
+		"machinery.example.com/v1 one large\nmachinery.example.com/v1 two small\n")
+	// What was stored as v1 is changed by a webhook while v2 is stored.
+	k.mutates(h.mutating(k, "hooks-cans", "/field", "update /machinery.example.com/v2/cans", nil))
+	k.eventually("a patch goes through the webhook", func(context.Context) error {
+		k.ok("patch", "cans.v2.machinery.example.com", "one", "--type=merge", "-p", fmt.Sprintf(`{"data":{"at":%q}}`, time.Now()))
+		if got := k.field("cans.v2.machinery.example.com/one", "{.data.hooked} {.size}"); got != "yes large" {
+			return errors.New(got)
+		}
+		return nil
 	})
 }
