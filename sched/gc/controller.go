@@ -312,10 +312,10 @@ func (c *collector) finishForeground(ctx context.Context, o *object) error {
 			c.enqueue(d.uid)
 		}
 	}
-	if ring := c.graph.ring(o); ring != nil {
-		return c.unblock(ctx, o, ring)
-	}
 	if blocked {
+		if ring := c.graph.ring(o); ring != nil {
+			return c.unblock(ctx, o, ring)
+		}
 		return nil // the end of each of them wakes us
 	}
 	return c.unhold(ctx, o, metav1.FinalizerDeleteDependents)

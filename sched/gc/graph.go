@@ -40,6 +40,12 @@ func (o *object) blocks(owner types.UID) bool {
 // ring are the objects that wait, directly or through others, for their dependents
 // and are waited for by o in turn; nil: o does not wait for itself.
 func (g *graph) ring(o *object) map[types.UID]bool {
+	if !slices.ContainsFunc(o.owners, func(ref metav1.OwnerReference) bool {
+		owner := g.get(ref.UID)
+		return owner != nil && owner.foreground() && o.blocks(ref.UID)
+	}) {
+		return nil // nobody waits for it: most objects need no walk
+	}
 	seen := map[types.UID]bool{}
 	waits := false
 	var visit func(*object)
