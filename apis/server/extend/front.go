@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"sync/atomic"
 
 	crdinformers "k8s.io/apiextensions-apiserver/pkg/client/informers/externalversions/apiextensions/v1"
@@ -39,7 +40,9 @@ func NewFront(o *Options, next genericapiserver.DelegationTarget, definitions cr
 	c.RESTOptionsGetter = services
 	c.MergedResourceConfig = enabled(apiregistrationv1.SchemeGroupVersion)
 	c.SkipOpenAPIInstallation = true // it serves the merged documents instead
-	registered := &registered{want: names(o.Own)}
+	// The front names its own group itself: registered, it would be listed twice.
+	own := slices.DeleteFunc(slices.Clone(o.Own), func(v schema.GroupVersion) bool { return v.Group == apiregistrationv1.GroupName })
+	registered := &registered{want: names(own)}
 	c.AddReadyzChecks(healthz.NamedCheck("api-services", registered.check))
 	config := apiserver.Config{
 		GenericConfig: c,
@@ -61,7 +64,7 @@ func NewFront(o *Options, next genericapiserver.DelegationTarget, definitions cr
 	informer := front.APIRegistrationInformers.Apiregistration().V1().APIServices()
 	registered.lister = informer.Lister()
 	auto := autoregister.NewAutoRegisterController(informer, client.ApiregistrationV1())
-	for i, version := range o.Own {
+	for i, version := range own {
 		auto.AddAPIServiceToSyncOnStart(apiService(version, int32(firstPriority-10*i), ownVersion))
 	}
 	custom := newRegistration(definitions, auto, o.Own)
