@@ -269,7 +269,8 @@ func (m *machine) end() {
 		m.t.Error(err)
 	}
 	for i := range list.Items {
-		if err := m.api.CoreV1().Pods("default").Delete(ctx, list.Items[i].Name, metav1.DeleteOptions{}); err != nil {
+		err := m.api.CoreV1().Pods("default").Delete(ctx, list.Items[i].Name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) { // the agent may have ended one meanwhile
 			m.t.Error(err)
 		}
 	}
