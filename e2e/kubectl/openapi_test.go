@@ -63,9 +63,6 @@ func TestE2EXOpenAPI(t *testing.T) {
 	const nested = `{type: object, properties: {spec: {type: object, properties: {within: {type: object, description: Whatever is inside., x-kubernetes-embedded-resource: true, x-kubernetes-preserve-unknown-fields: true}}}}}`
 	k.apply(dish(one, "plates", schema, "v1", "v2") + dish(one, "trays", `{type: object, x-kubernetes-preserve-unknown-fields: true}`, "v1") +
 		dish(one, "boxes", nested, "v1") + dish(other, "glasses", schema, "v1"))
-	t.Cleanup(func() {
-		k.in("", "delete", "crd", "--wait=false", "--ignore-not-found", "plates."+one, "trays."+one, "boxes."+one, "glasses."+other)
-	})
 	k.sub("groups, kinds, versions", func(k *kit) {
 		features.Conforms(k, 45, 46, 47)
 		k.published(one, "v1", "Plate", true)

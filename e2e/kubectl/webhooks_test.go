@@ -492,7 +492,6 @@ spec:
 			version("v2", `{type: object, properties: {data: {type: object, x-kubernetes-preserve-unknown-fields: true}, size: {type: string}}}`)
 	}
 	k.apply(crd("v1"))
-	k.Cleanup(func() { k.in("", "delete", "crd", "cans.machinery.example.com", "--ignore-not-found", "--wait=false") })
 	can := func(version, name, size string) string {
 		return "apiVersion: machinery.example.com/" + version + "\nkind: Can\nmetadata: {name: " + name + ", labels: {of: hooks}}\ndata: {a: b}\n" + size + "\n"
 	}
