@@ -34,6 +34,7 @@ func TestE2EXMachinery(t *testing.T) {
 	k.sub("one order", oneOrder)
 	k.sub("pages", pages)
 	k.sub("owners", owners)
+	k.sub("a namespace that goes", podsFirst)
 }
 
 // ours tells groups of the program itself from those of CRDs that tests make.
@@ -684,5 +685,33 @@ func owners(k *kit) {
 		k.ok("delete", "configmap", "stays")
 		k.gone("two-1")
 		k.gone("two-3")
+	})
+}
+
+// podsFirst deletes a namespace with a pod that somebody holds.
+func podsFirst(k *kit) {
+	features.Conforms(k, 74)
+	k.ns = "machinery-goes"
+	k.ok("create", "namespace", k.ns)
+	k.ok("create", "configmap", "last")
+	k.apply(strings.Replace(gated("first", "", ""), "{name: first}", "{name: first, finalizers: [example.com/held]}", 1))
+	k.ok("delete", "namespace", k.ns, "--wait=false")
+	k.eventually("the pod is what is left", func(context.Context) error {
+		got := k.field("namespace/"+k.ns, `{.status.conditions[?(@.type=="NamespaceContentRemaining")].message}`)
+		if got != "Some resources are remaining: pods has 1 resource instances" {
+			return errors.New(got)
+		}
+		return nil
+	})
+	if k.field("pod/first", "{.metadata.deletionTimestamp}") == "" {
+		k.Error("the pod is not being deleted")
+	}
+	k.is("the ConfigMap's end", k.field("configmap/last", "{.metadata.deletionTimestamp}"), "")
+	k.ok("patch", "pod", "first", "--type=merge", "-p", `{"metadata":{"finalizers":null}}`)
+	k.eventually("the namespace is gone", func(context.Context) error {
+		if _, _, code := k.in("", "get", "namespace", k.ns); code == 0 {
+			return errors.New("it is there")
+		}
+		return nil
 	})
 }

@@ -124,16 +124,13 @@ func (c *controller) finalize(ctx context.Context, ns *corev1.Namespace) error {
 	return nil
 }
 
-// sweep deletes everything in the namespace and reports what is left. A kind
-// that fails, or a group that does not answer, keeps the others from nothing.
+// sweep deletes everything in the namespace and reports what is left. Pods go
+// first, and alone: as long as one runs, the policies and secrets that it is bound
+// by stay (KEP-5080). Of the others a kind that fails, or a group that does not
+// answer, keeps the rest from nothing.
 func (c *controller) sweep(ctx context.Context, namespace string) *Sweep {
 	resources, failed := served.Resources(ctx, c.client.Discovery())
 	s := &Sweep{Discovery: failed, Left: map[schema.GroupResource]int{}, Finalizers: map[string]int{}}
-	type outcome struct {
-		left       int
-		finalizers map[string]int
-		err        error
-	}
 	var targets []served.Resource
 	for _, r := range resources {
 		if r.Namespaced && r.Can("delete") && r.Can("list") {
@@ -143,40 +140,56 @@ func (c *controller) sweep(ctx context.Context, namespace string) *Sweep {
 	if len(targets) == 0 && len(failed) == 0 {
 		s.Discovery = append(s.Discovery, errors.New("the server names no kinds at all"))
 	}
+	if i := slices.IndexFunc(targets, func(r served.Resource) bool { return r.GroupResource() == corev1.Resource("pods") }); i >= 0 {
+		o := c.empty(ctx, targets[i], namespace)
+		if s.add(targets[i].GroupResource(), o); o.left > 0 || o.err != nil {
+			return s
+		}
+		targets = slices.Delete(targets, i, i+1)
+	}
 	outcomes := make([]outcome, len(targets))
 	var group errgroup.Group
 	group.SetLimit(inFlight)
 	for i, r := range targets {
 		group.Go(func() error {
-			o := &outcomes[i]
-			o.left, o.finalizers, o.err = c.empty(ctx, r, namespace)
+			outcomes[i] = c.empty(ctx, r, namespace)
 			return nil
 		})
 	}
 	_ = group.Wait()
 	for i, o := range outcomes {
-		gr := targets[i].GroupResource()
-		if o.err != nil {
-			s.Failures = append(s.Failures, fmt.Errorf("%s: %w", gr, o.err))
-		}
-		if o.left > 0 {
-			s.Left[gr] += o.left
-		}
-		for name, n := range o.finalizers {
-			s.Finalizers[name] += n
-		}
+		s.add(targets[i].GroupResource(), o)
 	}
 	return s
 }
 
+// outcome is what came of the objects of one kind.
+type outcome struct {
+	left       int
+	finalizers map[string]int
+	err        error
+}
+
+func (s *Sweep) add(gr schema.GroupResource, o outcome) {
+	if o.err != nil {
+		s.Failures = append(s.Failures, fmt.Errorf("%s: %w", gr, o.err))
+	}
+	if o.left > 0 {
+		s.Left[gr] += o.left
+	}
+	for name, n := range o.finalizers {
+		s.Finalizers[name] += n
+	}
+}
+
 // empty deletes the namespace's objects of one kind and counts the rest.
-func (c *controller) empty(ctx context.Context, r served.Resource, namespace string) (int, map[string]int, error) {
+func (c *controller) empty(ctx context.Context, r served.Resource, namespace string) outcome {
 	api := c.metadata.Resource(r.GroupVersionResource).Namespace(namespace)
 	background := metav1.DeletePropagationBackground
 	options := metav1.DeleteOptions{PropagationPolicy: &background}
 	if r.Can("deletecollection") {
 		if err := api.DeleteCollection(ctx, options, metav1.ListOptions{}); err != nil && !gone(err) {
-			return 0, nil, fmt.Errorf("delete all: %w", err)
+			return outcome{err: fmt.Errorf("delete all: %w", err)}
 		}
 	}
 	left, held := 0, map[string]int{}
@@ -184,16 +197,16 @@ func (c *controller) empty(ctx context.Context, r served.Resource, namespace str
 	for {
 		list, err := api.List(ctx, metav1.ListOptions{Limit: page, Continue: next})
 		if gone(err) {
-			return 0, nil, nil
+			return outcome{}
 		}
 		if err != nil {
-			return left, held, fmt.Errorf("list: %w", err)
+			return outcome{left, held, fmt.Errorf("list: %w", err)}
 		}
 		for i := range list.Items {
 			item := &list.Items[i]
 			if item.DeletionTimestamp == nil && !r.Can("deletecollection") {
 				if err := api.Delete(ctx, item.Name, options); err != nil && !gone(err) {
-					return left, held, fmt.Errorf("delete %s: %w", item.Name, err)
+					return outcome{left, held, fmt.Errorf("delete %s: %w", item.Name, err)}
 				}
 			}
 			left++
@@ -202,7 +215,7 @@ func (c *controller) empty(ctx context.Context, r served.Resource, namespace str
 			}
 		}
 		if next = list.Continue; next == "" {
-			return left, held, nil
+			return outcome{left, held, nil}
 		}
 	}
 }

@@ -49,6 +49,7 @@ func (k kinds) ServerPreferredResourcesWithContext(context.Context) ([]*metav1.A
 		return nil, nil
 	}
 	lists := []*metav1.APIResourceList{{GroupVersion: "v1", APIResources: []metav1.APIResource{
+		{Name: "pods", Kind: "Pod", Namespaced: true, Verbs: metav1.Verbs{"list", "delete"}},
 		{Name: "configmaps", Kind: "ConfigMap", Namespaced: true, Verbs: metav1.Verbs{"list", "delete"}},
 		{Name: "secrets", Kind: "Secret", Namespaced: true, Verbs: metav1.Verbs{"list", "delete"}},
 		{Name: "namespaces", Kind: "Namespace", Verbs: metav1.Verbs{"list", "delete"}},
@@ -132,6 +133,26 @@ func says(t *testing.T, c *schedtest.Cluster, kind corev1.NamespaceConditionType
 		}
 	}
 	return fmt.Sprintf("conditions %+v, want %s: %s", get(t, c).Status.Conditions, kind, message)
+}
+
+// TestPodsFirst: as long as a pod is there, nothing else goes.
+func TestPodsFirst(t *testing.T) {
+	s := &server{}
+	md, c := start(t, s, object("Pod", "p", "holds.example/it"), object("ConfigMap", "a"), object("Secret", "c"))
+	schedtest.Eventually(t, func() string {
+		return says(t, c, corev1.NamespaceContentRemaining, "Some resources are remaining: pods has 1 resource instances")
+	})
+	pods := corev1.SchemeGroupVersion.WithResource("pods")
+	for _, resource := range []string{"configmaps", "secrets"} {
+		list, err := md.Resource(corev1.SchemeGroupVersion.WithResource(resource)).Namespace("doomed").List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(list.Items) != 1 {
+			t.Errorf("%s while a pod is there: %v %v", resource, list, err)
+		}
+	}
+	if err := md.Tracker().Delete(pods, "doomed", "p"); err != nil {
+		t.Fatal(err)
+	}
+	schedtest.Eventually(t, func() string { return finalized(t, c) })
 }
 
 func TestEmptiesAndFinalizes(t *testing.T) {
