@@ -145,12 +145,12 @@ type Config struct {
 	Reserved   v1.ResourceList
 	Parallel   int // container starts at one time; default 16
 	NodeLabels map[string]string
-	NodePort   int32 // of the node's calls, told in the Node's status
+	NodePort   int32 // of the node's calls, reported in the Node's status
 
 	// StaticDir holds the files of static pods, StaticURL answers with more of
 	// them; empty: none. See agent/static.
 	StaticDir, StaticURL string
-	// OnEvent is told of every event beside the API. It must not block.
+	// OnEvent is called with every event, beside the API. It must not block.
 	// Optional.
 	OnEvent func(*v1.Event)
 }
@@ -354,7 +354,7 @@ func (a *Agent) claimDir() string {
 }
 
 // Handler serves the node's calls (logs, exec, images …). The caller has
-// authenticated and authorized whoever calls.
+// authenticated and authorized the client.
 func (a *Agent) Handler() http.Handler { return a.handler }
 
 // Node is the Node object as last known.
@@ -395,7 +395,7 @@ func (a *Agent) newDNS() (*dns.Server, error) {
 	return dns.New(cfg)
 }
 
-// statics reads the static pods; what is wrong with them is told as events of
+// statics reads the static pods; what is wrong with them is reported by events of
 // the node.
 func (a *Agent) statics(recorder record.EventRecorder) (pod.StaticSource, error) {
 	if a.cfg.StaticDir == "" && a.cfg.StaticURL == "" {
@@ -420,12 +420,12 @@ func nodeRef(name string) *v1.ObjectReference {
 	return &v1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name, UID: types.UID(name)}
 }
 
-// RulesRepaired tells the node's readers that somebody changed rules of the
+// RulesRepaired records an event that another program changed rules of the
 // packet filter that are this program's, and that they were put right. It does
 // not block.
 func (a *Agent) RulesRepaired(table, what string) {
 	a.recorder.Eventf(nodeRef(a.cfg.NodeName), v1.EventTypeWarning, "PacketFilterRepaired",
-		"The packet filter's table %s was changed by somebody else and is put right: %s", table, what)
+		"The packet filter's table %s was changed by another program and is put right: %s", table, what)
 }
 
 // tellUpgrade tells the node's readers that podmon was replaced, or why not.

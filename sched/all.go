@@ -79,7 +79,7 @@ type Config struct {
 	ServiceCIDR netip.Prefix
 
 	// ClusterDNS is the address, of ServiceCIDR, at which each node answers the
-	// cluster's names; the zero value: they are somebody else's.
+	// cluster's names; the zero value: another server answers them.
 	ClusterDNS netip.Addr
 
 	// RootCA is the PEM bundle that pods verify the API server with. If it is
@@ -104,7 +104,7 @@ type Config struct {
 	Clock clock.WithTicker
 }
 
-// SchedulerConfig is what the scheduler can be told; its zero value is the default.
+// SchedulerConfig is the scheduler's configuration; its zero value is the default.
 type SchedulerConfig = scheduler.Config
 
 // ReadSchedulerConfig reads a KubeSchedulerConfiguration, YAML or JSON. Errors
@@ -119,7 +119,7 @@ type SignClient = certificatesigning.Sign
 type Liveness interface {
 	// Suspects yields names of nodes that gossip newly suspects or holds for
 	// dead. It is a hint: nothing follows from it alone. The sender must not
-	// block for long if nobody receives.
+	// block for long without a receiver.
 	Suspects() <-chan string
 	// Confirm returns nil if the node's agent answered over its control
 	// connection before ctx ended.
@@ -247,7 +247,7 @@ func Run(ctx context.Context, cfg Config) error {
 	return err
 }
 
-// errEnded is returned when a loop ended though it was not told to.
+// errEnded is returned when a loop ended before its context.
 var errEnded = errors.New("ended unasked")
 
 func (cfg *Config) complete() error {

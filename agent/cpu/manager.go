@@ -26,7 +26,7 @@ type Config struct {
 	Reserved cpuset.CPUSet
 	// File keeps who has what, so that it holds across restarts. Required.
 	File string
-	// Shared: nobody gets processors of his own, and who had some shares them
+	// Shared: no container gets exclusive processors, and those that had some share them
 	// again. The file is removed.
 	Shared bool
 }
@@ -168,7 +168,7 @@ func (m *Manager) Of(uid, container string) (set cpuset.CPUSet, own bool) {
 	return m.shared(), false
 }
 
-// shared is what nobody has for himself. The caller holds mu.
+// shared is the processors that no container has exclusively. The caller holds mu.
 func (m *Manager) shared() cpuset.CPUSet {
 	out := m.cfg.Topology.All()
 	for _, containers := range m.held {
@@ -179,7 +179,7 @@ func (m *Manager) shared() cpuset.CPUSet {
 	return out
 }
 
-// save writes the file anew. The caller holds mu.
+// save replaces the file. The caller holds mu.
 func (m *Manager) save() error {
 	c := checkpoint{Version: fileVersion, Pods: map[string]map[string]string{}}
 	for uid, containers := range m.held {

@@ -13,8 +13,8 @@ const (
 	maxTTL      = time.Hour
 	maxDenied   = 5 * time.Minute // "no such name" (RFC 2308, section 5)
 	failedTTL   = 5 * time.Second // a server's failure (RFC 2308, section 7)
-	staleFor    = time.Hour       // an answer past its time, while nobody can be asked (RFC 8767)
-	staleTTL    = 30              // seconds, told with it
+	staleFor    = time.Hour       // an expired answer, while no upstream can be asked (RFC 8767)
+	staleTTL    = 30              // seconds, the TTL it is given
 	maxRemember = 8 << 10         // bytes of a message that is remembered
 )
 

@@ -1,7 +1,7 @@
 // Package dns answers the names of the cluster on each node, at an address that
 // every node has for itself: no packet of a lookup leaves the node unless the
-// name is somebody else's. Such names are asked of the node's own name servers
-// and remembered.
+// name is outside the cluster domain. Such names are forwarded to the node's own
+// name servers and cached.
 //
 // Answers about the cluster are made from watches at the moment of the
 // question, so they are as old as the last event that arrived. Without the API
@@ -45,9 +45,9 @@ type Config struct {
 	// Upstreams are the node's name servers as they are now, "192.0.2.53" or
 	// with a port; required. It is called every few seconds.
 	Upstreams func() ([]string, error)
-	// Ranges are the cluster's: of pods and Services. Who is outside of them and
-	// is not this node is refused, and who has which of their addresses is asked
-	// of nobody else.
+	// Ranges are the cluster's: of pods and Services. A client outside of them
+	// that is not this node is refused, and reverse names of their addresses are
+	// never sent upstream.
 	Ranges []netip.Prefix
 	// Address puts an address on the node, or finds it there; nil: it is there.
 	Address func(netip.Addr) error

@@ -57,7 +57,7 @@ type forwarder struct {
 	metrics *metrics
 	flights singleflight.Group
 	routes  atomic.Pointer[[]route] // the longest domain first
-	// life ends the questions under way, whoever asked them.
+	// life ends the questions under way, whichever client asked them.
 	life  context.Context
 	close context.CancelFunc
 
@@ -303,7 +303,7 @@ func (f *forwarder) probe(ctx context.Context, u *upstream) {
 	_, _ = query(ctx, "udp", u.addr, key{name: u.token + loopDomain, kind: dns.TypeHINFO})
 }
 
-// heard is told of a number that came back.
+// heard is called with the number of an answer.
 func (f *forwarder) heard(token string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -52,7 +52,7 @@ func (f *flights[K, V]) do(ctx context.Context, key K, fn func(context.Context) 
 	if c.waiters == 0 {
 		c.cancel()
 		if f.calls[key] == c {
-			delete(f.calls, key) // whoever comes now must not join a dying call
+			delete(f.calls, key) // later callers must not join a dying call
 		}
 	}
 	return zero, ctx.Err()

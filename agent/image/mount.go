@@ -260,7 +260,7 @@ func unmountAll(path string) error {
 	for {
 		err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
 		if errors.Is(err, unix.EBUSY) {
-			// Somebody still stands in it; it goes when they leave.
+			// A process still uses it; it goes when that ends.
 			err = unix.Unmount(path, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
 		}
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
@@ -290,7 +290,7 @@ func (s *Store) discard(dir string) error {
 }
 
 // Mounts returns the ids of all containers' file systems, sorted: after a
-// restart, those that nobody needs are to be unmounted.
+// restart, those that are not used are to be unmounted.
 func (s *Store) Mounts() ([]string, error) {
 	out, err := names(s.path("mounts"))
 	if err != nil {

@@ -30,7 +30,7 @@ type Own struct {
 	Path string
 }
 
-// ownUser is who such an image's program runs as: nobody on the machine.
+// ownUser is the user such an image's program runs as: "nobody" on Debian.
 const ownUser = "65532:65532"
 
 // own makes Config.Own when it is asked for. Its identity is that of the

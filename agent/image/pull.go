@@ -42,7 +42,7 @@ func (a Auth) authenticator() authn.Authenticator {
 }
 
 // pullKey is what makes two pulls the same. Credentials belong to it, so that
-// nobody gets the answer to somebody else's wrong password.
+// no caller gets the answer to another one's wrong password.
 type pullKey struct {
 	ref  string
 	auth Auth

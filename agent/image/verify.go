@@ -113,7 +113,7 @@ func (s *Store) dropLayer(chain string, l layer) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.layers[chain] != l {
-		return nil // somebody was quicker
+		return nil // another caller was quicker
 	}
 	if s.held[chain] > 0 {
 		return errors.New("a pull is using it: it will be dropped later")

@@ -18,7 +18,7 @@ import (
 //	empty       below the lowest layer: overlayfs wants two folders at least
 //	rootfs      where all is mounted together, read-only
 //
-// The owner is whoever has the volume (a pod's UID); all of its volumes go at
+// The owner has the volume (a pod's UID); all of its volumes go at
 // once.
 
 // volumeFlags are those of KEP-4639: nothing in such a volume can be changed or

@@ -1,12 +1,12 @@
 // Package kubeletapi serves a node's calls (metrics, stats, logs, exec) at the
-// port at which tools look for the kubelet's, 10250, to whoever shows a token of
+// port at which tools look for the kubelet's, 10250, to clients that show a token of
 // the cluster and has the right. Members of the cluster reach the same calls
 // over the node's one port, and do not come here.
 //
 // Who asks is found by a TokenReview, what the user may by a
 // SubjectAccessReview: the API server answers both, as it does for the kubelet
 // (https://kubernetes.io/docs/reference/access-authn-authz/kubelet-authn-authz/).
-// Client certificates are not accepted: nobody here learns of their revocation.
+// Client certificates are not accepted: their revocation would not be known here.
 package kubeletapi
 
 import (
@@ -145,7 +145,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		if decision == authorizer.DecisionAllow {
-			// Whoever answers must not see, and pass on, the token.
+			// What answers the request must not see, and pass on, the token.
 			r.Header.Del("Authorization")
 			s.cfg.Handler.ServeHTTP(w, r)
 			return

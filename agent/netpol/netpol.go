@@ -306,7 +306,7 @@ func cmpErr(err, instead error) error {
 }
 
 // awaitPod waits until the watch has the pod. One that never comes is a static
-// pod that the API has not been told of: no policy selects it.
+// pod that the API does not have: no policy selects it.
 func (m *Manager) awaitPod(ctx context.Context, uid types.UID) {
 	limit := time.NewTimer(knownPatience)
 	defer limit.Stop()

@@ -50,7 +50,7 @@ type Config struct {
 	Labels   map[string]string // further labels of the node
 	// Annotations of the node, kept beside those of others.
 	Annotations map[string]string
-	Port        int32 // of the node's calls; 0: not told
+	Port        int32 // of the node's calls; 0: not reported
 	// Handlers are the ways in which the node can run pods, as it is now.
 	Handlers func() []v1.NodeRuntimeHandler
 

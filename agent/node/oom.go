@@ -22,16 +22,16 @@ const KernelLog = "/dev/kmsg"
 
 // WatchOOM tells, as an event SystemOOM of the node, of each process that the
 // kernel kills because the machine as a whole is out of memory, from now on
-// until ctx ends. Who exceeds the limit of a cgroup is told by the container's
+// until ctx ends. A container that exceeds the limit of its cgroup is reported by its
 // own status. It waits for the kernel's messages and costs nothing between
-// them. A machine that does not let its log be read is told once, in our log.
+// them. That a machine does not let its log be read is logged once.
 func WatchOOM(ctx context.Context, node *v1.ObjectReference, recorder record.EventRecorder) error {
 	f, err := os.OpenFile(KernelLog, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err == nil {
 		_, err = f.Seek(0, io.SeekEnd)
 	}
 	if err != nil {
-		klog.FromContext(ctx).Info("Processes that the kernel kills for want of memory will not be told as events", "err", err)
+		klog.FromContext(ctx).Info("Processes that the kernel kills for want of memory will not be reported as events", "err", err)
 		return nil
 	}
 	return watchOOM(ctx, f, node, recorder)
@@ -70,7 +70,7 @@ func victim(message string) (process string, pid int, ok bool) {
 		return "", 0, false
 	}
 	// "PRIORITY,SEQUENCE,MICROSECONDS,FLAGS": from 8 up it is no word of the
-	// kernel's, but somebody who wrote into its log.
+	// kernel's, but a process's that wrote into its log.
 	priority, _, _ := strings.Cut(prefix, ",")
 	if p, err := strconv.Atoi(priority); err != nil || p >= 8 {
 		return "", 0, false

@@ -25,7 +25,7 @@ type dockerAuth struct {
 
 // pullAuth finds the credentials for an image among the pod's pull secrets:
 // of all entries that fit, the one that names the longest part of the image's
-// name. A secret that is missing is told and left out.
+// name. A secret that is missing is reported and left out.
 func (m *Manager) pullAuth(ctx context.Context, pod *v1.Pod, ref string) (image.Auth, error) {
 	if len(pod.Spec.ImagePullSecrets) == 0 {
 		return image.Auth{}, nil

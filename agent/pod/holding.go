@@ -38,7 +38,7 @@ type Holding struct {
 	ExitCode   *int       `json:"exitCode,omitempty"` // once it has ended
 	Signal     int        `json:"signal,omitempty"`
 	// Reason is why it ended, if more is known than the code: OOMKilled,
-	// ContainerStatusUnknown (nobody saw the end), StartError.
+	// ContainerStatusUnknown (its end was not observed), StartError.
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
 }

@@ -38,7 +38,7 @@ func (m *Manager) connect(ctx context.Context) (<-chan api.Event, error) {
 	}
 }
 
-// listen passes podmon's events on, and lists anew after a gap and from time
+// listen passes podmon's events on, and lists again after a gap and from time
 // to time.
 func (m *Manager) listen(ctx context.Context, events <-chan api.Event) {
 	tick := time.NewTicker(resync)

@@ -15,7 +15,7 @@ import (
 
 // LogLinks is a folder of links, one to the log of each container that is
 // there, named POD_NAMESPACE_CONTAINER-ID.log: what ships logs reads from the
-// name whose they are. Empty: nobody wants such links.
+// name whose they are. Empty: no links are made.
 type LogLinks string
 
 // set makes the link of a container. Its log need not be there yet.

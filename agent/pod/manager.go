@@ -163,7 +163,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			return err
 		}
 	}
-	// What podmon holds belongs to nobody only if every source says so.
+	// What podmon holds is an orphan only if no source has its pod.
 	for _, source := range []<-chan struct{}{m.staticRead, listed} {
 		select {
 		case <-source:
@@ -310,8 +310,8 @@ func (m *Manager) remove(pod *v1.Pod) {
 	}
 }
 
-// settle: the API's list is known now, so what podmon holds beside it belongs
-// to nobody.
+// settle: the API's list is known now, so what podmon holds beside it has
+// no pod.
 func (m *Manager) settle(ctx context.Context) {
 	m.mu.Lock()
 	m.synced = true
@@ -353,7 +353,7 @@ func (m *Manager) sweepMounts(ctx context.Context) {
 		return
 	}
 	// Only a mount older than this run, of a container podmon does not hold,
-	// can be nobody's: others may be about to be used.
+	// is unused: others may be about to be used.
 	_, containers, err := m.cfg.Runtime.List(ctx)
 	if err != nil {
 		return // the next start of the agent sweeps

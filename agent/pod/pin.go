@@ -22,7 +22,7 @@ type CPUs interface {
 	Release(podUID string) error
 	// Pods are those that have some.
 	Pods() []string
-	// Of gives the container's processors; own: nobody else runs on them.
+	// Of gives the container's processors; own: they are exclusive.
 	Of(podUID, container string) (set cpuset.CPUSet, own bool)
 }
 
@@ -107,8 +107,8 @@ func (m *Manager) keepPinned(ctx context.Context) {
 }
 
 // pin moves running containers to the processors that they are to be on. When
-// it returns, nobody runs on those that are somebody's own, but for what is
-// being started: that looks again when it runs.
+// it returns, no other container runs on exclusive processors, except one that is
+// being started: that one is checked again when it runs.
 func (m *Manager) pin(ctx context.Context) {
 	m.pinning.Lock()
 	defer m.pinning.Unlock()

@@ -118,7 +118,7 @@ type Config struct {
 	Network Network
 	Volumes *volume.Manager
 	Objects *object.Cache
-	// Services are told to pods in their environment; nil: none are.
+	// Services are announced to pods in their environment; nil: none are.
 	Services podspec.Services
 	Probes   *probe.Prober
 	Recorder record.EventRecorder

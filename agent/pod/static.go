@@ -173,7 +173,7 @@ type mirrorState struct {
 	busy    bool
 	retryAt time.Time
 	delay   time.Duration
-	fault   string // as last told
+	fault   string // as last reported
 }
 
 // setMirror takes the newest version of the mirror, nil: there is none.
@@ -198,7 +198,7 @@ func (w *worker) endStatic() {
 }
 
 // reflect keeps the mirror: there is one, it is of this version of the pod,
-// nobody is deleting it, and it has the status. It returns when it wants to be
+// it is not being deleted, and it has the status. It returns when it wants to be
 // called again.
 func (w *worker) reflect(st *v1.PodStatus, now time.Time) (wake time.Time) {
 	client := w.m.cfg.Client

@@ -49,16 +49,16 @@ type worker struct {
 	view atomic.Pointer[View] // what others may see, replaced at every turn
 
 	// Owned by the loop.
-	ctx    context.Context // of the agent's run
-	pod    *v1.Pod
-	gone   bool
-	obs    podstate.Observed
-	ops    map[string]*operation          // by container
-	images map[string]image.Image         // by container, of the last pull
-	exits  map[string]chan struct{}       // by instance ID, closed at its exit
-	early  map[string]api.ContainerStatus // exits that came before their start's answer
-	probes map[string]*probing            // by instance ID
-	told   map[string]string              // by container: instance whose back-off was told
+	ctx             context.Context // of the agent's run
+	pod             *v1.Pod
+	gone            bool
+	obs             podstate.Observed
+	ops             map[string]*operation          // by container
+	images          map[string]image.Image         // by container, of the last pull
+	exits           map[string]chan struct{}       // by instance ID, closed at its exit
+	early           map[string]api.ContainerStatus // exits that came before their start's answer
+	probes          map[string]*probing            // by instance ID
+	backOffReported map[string]string              // by container: instance whose back-off has an event
 	// backedOff is, by container or "volume/" and a volume's name, the image
 	// fault whose back-off was told.
 	backedOff map[string]*podstate.Fault
@@ -101,7 +101,7 @@ func newWorker(m *Manager, pod *v1.Pod, gone bool, rec podstate.Records) *worker
 	w := &worker{
 		m: m, uid: pod.UID, poke: make(chan struct{}, 1), pod: pod, gone: gone, since: time.Now(),
 		ops: map[string]*operation{}, images: map[string]image.Image{}, exits: map[string]chan struct{}{},
-		early: map[string]api.ContainerStatus{}, probes: map[string]*probing{}, told: map[string]string{},
+		early: map[string]api.ContainerStatus{}, probes: map[string]*probing{}, backOffReported: map[string]string{},
 		backedOff: map[string]*podstate.Fault{}, starting: map[string]string{}, volumePulls: map[string]context.CancelFunc{},
 	}
 	// The caller holds the manager's lock: files are read by run.
@@ -326,7 +326,7 @@ func (w *worker) setPod(pod *v1.Pod) {
 		f.RetryAt = time.Time{} // it may ask for something else now
 	}
 	if !podstate.SameStatus(&pod.Status, w.status.stored) && !w.status.writing {
-		w.status.stored = &pod.Status // somebody else wrote: put it right
+		w.status.stored = &pod.Status // another writer changed it: put it right
 	}
 	if !maps.Equal(old.Labels, pod.Labels) || !maps.Equal(old.Annotations, pod.Annotations) {
 		w.refresh()
@@ -394,11 +394,11 @@ func (w *worker) tellBackOffs(now time.Time) (wake time.Time) {
 				w.containerEvent(name, kind, reason, format, args...)
 			})
 		}
-		if c.Now == nil || c.Now.Running || c.Op != podstate.OpNone || c.BackOff == 0 || w.told[name] == c.Now.ID || !now.Before(podstate.RestartAt(c)) {
+		if c.Now == nil || c.Now.Running || c.Op != podstate.OpNone || c.BackOff == 0 || w.backOffReported[name] == c.Now.ID || !now.Before(podstate.RestartAt(c)) {
 			continue
 		}
 		if spec := w.spec(name); spec != nil && podstate.WillRestart(&w.pod.Spec, spec, w.kind(name), c) {
-			w.told[name] = c.Now.ID
+			w.backOffReported[name] = c.Now.ID
 			w.containerEvent(name, v1.EventTypeWarning, "BackOff", "Back-off restarting failed container %s in pod %s_%s(%s)",
 				name, w.pod.Name, w.pod.Namespace, w.pod.UID)
 		}

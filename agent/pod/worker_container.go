@@ -410,7 +410,7 @@ func (w *worker) exit(c *podstate.Container, i *podstate.Instance, st api.Contai
 	}
 	w.stopProbes(i.ID)
 	if st.StartError != "" {
-		return // told as such
+		return // reported as such
 	}
 	if kind, reason, message := exitWords(c.Name, i); reason != "" {
 		w.containerEvent(c.Name, kind, reason, "%s", message)
@@ -418,7 +418,7 @@ func (w *worker) exit(c *podstate.Container, i *podstate.Instance, st api.Contai
 }
 
 // exitWords is the event that tells of an instance's end; none for one that was
-// asked for and obeyed, of which Killing has told.
+// asked for and obeyed, which the event Killing reported.
 func exitWords(name string, i *podstate.Instance) (kind, reason, message string) {
 	switch {
 	case i.Reason == "OOMKilled":

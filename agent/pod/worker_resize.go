@@ -53,7 +53,7 @@ func sizeWords(pod *v1.Pod) string {
 }
 
 // grant gives a pod the part of the node that its spec asks for, or says why
-// it cannot. One that has to wait is told when another pod's part is free.
+// it cannot. One that has to wait is woken when another pod frees resources.
 func (m *Manager) grant(uid types.UID, pod *v1.Pod) (reason, message string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

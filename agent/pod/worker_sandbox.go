@@ -33,14 +33,14 @@ func isCode(err error, code string) bool {
 func faulted(before *podstate.Fault, reason string, err error) *podstate.Fault {
 	now := time.Now()
 	var d time.Duration
-	told := now
+	reported := now
 	if before != nil {
 		d = before.RetryAt.Sub(before.At)
-		if before.Message == err.Error() && now.Sub(before.Told) < podstate.Retell {
-			told = before.Told
+		if before.Message == err.Error() && now.Sub(before.Reported) < podstate.ReportAgain {
+			reported = before.Reported
 		}
 	}
-	return &podstate.Fault{Reason: reason, Message: err.Error(), At: now, RetryAt: now.Add(podstate.QuickBackOff(d)), Told: told}
+	return &podstate.Fault{Reason: reason, Message: err.Error(), At: now, RetryAt: now.Add(podstate.QuickBackOff(d)), Reported: reported}
 }
 
 func (w *worker) createSandbox(attempt uint32) {
@@ -55,7 +55,7 @@ func (w *worker) createSandbox(attempt uint32) {
 		return func() {
 			w.making = ""
 			for _, n := range warnings {
-				if before == nil { // told once, not with every attempt
+				if before == nil { // reported once, not with every attempt
 					w.event(v1.EventTypeWarning, n.reason, "%s", n.message)
 				}
 			}
@@ -177,7 +177,7 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, att
 	return ips, false, nil
 }
 
-// stray takes note of something of the pod that nobody asked for.
+// stray records a sandbox or container of the pod that its spec does not ask for.
 func (w *worker) stray(id string, container bool) {
 	if w.obs.Strays[id] == nil {
 		w.obs.Strays[id] = &podstate.Stray{Container: container}

@@ -14,7 +14,7 @@ import (
 	"github.com/clusterd/clusterd/agent/podstate"
 )
 
-// lazyWrite is how long a status that nobody waits for may be held back: it
+// lazyWrite is how long a status that is not urgent may be held back: it
 // is usually overtaken by the next one within that time.
 const lazyWrite = 100 * time.Millisecond
 
@@ -75,7 +75,7 @@ func (w *worker) publish(now time.Time) (wake time.Time) {
 	return wake
 }
 
-// urgent: somebody waits for this status.
+// urgent: a client waits for this status.
 func (w *worker) urgent(st *v1.PodStatus) bool {
 	if w.pod.DeletionTimestamp != nil || st.Phase != v1.PodPending || st.Phase != w.status.stored.Phase {
 		return true
@@ -99,7 +99,7 @@ func (w *worker) write(st *v1.PodStatus) {
 			w.status.writing = false
 			switch {
 			case apierrors.IsNotFound(err):
-				// The watch will tell; until then there is nobody to tell.
+				// The pod is gone; the watch will say so.
 				w.status.stored, w.status.delay = st, 0
 			case err != nil:
 				w.status.delay = podstate.QuickBackOff(w.status.delay)
@@ -166,7 +166,7 @@ func withForeign(st, live *v1.PodStatus) *v1.PodStatus {
 	out.NominatedNodeName = live.NominatedNodeName
 	out.Resize = live.Resize
 	if podstate.Terminal(live.Phase) && !podstate.Terminal(out.Phase) {
-		// Somebody failed the pod (eviction, garbage collection): that stands.
+		// Another writer failed the pod (eviction, garbage collection): that stands.
 		out.Phase, out.Reason, out.Message = live.Phase, live.Reason, live.Message
 	}
 	return out

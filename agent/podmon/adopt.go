@@ -131,7 +131,7 @@ func (s *Supervisor) adoptContainer(id string) error {
 		if !errors.Is(err, os.ErrProcessDone) {
 			return err
 		}
-		// It ended and nobody kept it. Its cgroup may still tell of memory.
+		// It ended and was not kept. Its cgroup may still say whether it was OOM killed.
 		c.lc, _ = libcontainer.Load(filepath.Join(s.cfg.Dir, runcStateDir), id)
 	}
 	s.finishContainer(c, lostExit, time.Now())

@@ -111,7 +111,7 @@ func cgroupManager(path string, r api.Resources) (cgroups.Manager, error) {
 }
 
 // managerAt manages the cgroup at an absolute path. The library looks for every
-// hierarchy each time it is not told where they are.
+// hierarchy unless it is given their paths.
 func managerAt(cgroup string, res *cgroups.Resources) (cgroups.Manager, error) {
 	roots, err := cgroupRoots()
 	if err != nil {

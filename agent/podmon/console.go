@@ -51,7 +51,7 @@ func (c *console) receive() (*os.File, error) {
 	return os.NewFile(uintptr(fds[0]), "terminal"), nil
 }
 
-// setSize tells a terminal's size to whoever uses it.
+// setSize sets the size of the terminal that the program sees (TIOCSWINSZ).
 func setSize(master *os.File, width, height uint16) error {
 	if master == nil {
 		return errorf(api.CodeInvalid, "it has no terminal")

@@ -61,8 +61,8 @@ func (s *Supervisor) startContainer(ctx context.Context, spec api.Container) (ap
 	if err := validContainer(spec); err != nil {
 		return api.ContainerStatus{}, err
 	}
-	// What the node's files or the spec have wrong is told before anything is
-	// made: it is no run of the container.
+	// Errors in the node's files or the spec are returned before anything is
+	// made: they do not count as a run of the container.
 	if _, err := seccompFilter(&spec); err != nil {
 		return api.ContainerStatus{}, err
 	}
@@ -266,8 +266,8 @@ func (s *Supervisor) runProcess(c *container, p *libcontainer.Process, cgroupTre
 const initName = "runc:[2:INIT]"
 
 // awaitProgram waits until init has become the user's program, or has ended:
-// told to go on, it has still to close what it holds, and the kernel may refuse
-// to run the program. It looks again and again, for the kernel tells nobody of
+// after it is released it still has to close its files, and the kernel may refuse
+// to run the program. It polls, since the kernel has no notification of
 // an execve; the first looks are nanosleep(2)s apart, as timers of Go's wait a
 // millisecond at least.
 func awaitProgram(pid int) {

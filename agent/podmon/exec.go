@@ -14,8 +14,8 @@ import (
 )
 
 // execution is one more process in a container. It belongs to the connection
-// that asked for it: when that closes, the process is killed, as nobody is left
-// to read its output or exit code.
+// that asked for it: when that closes, the process is killed: its output and exit
+// code have no reader any more.
 type execution struct {
 	id   string
 	proc *process // leads a session and process group of its own

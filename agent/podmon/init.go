@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// initLogLevel is what libcontainer's init logs (logrus's "warning"). Told
-// nothing it writes each step it takes, some forty lines that podmon reads, one
-// by one, to drop them.
+// initLogLevel is what libcontainer's init logs (logrus's "warning"). By
+// default it logs each of its steps, some forty lines, which podmon would read
+// only to drop them.
 const initLogLevel = "3"
 
 const maxProcs = "GOMAXPROCS"

@@ -70,7 +70,7 @@ func (l *link) keep(k kept) { l.send(linkMessage{Op: linkKeep, Kept: &k}, k.file
 // drop makes the keeper let go, once nothing of it is needed any more.
 func (l *link) drop(id string) { l.send(linkMessage{Op: linkDrop, ID: id}) }
 
-// rest ends what a former podmon had kept and nobody adopted: executions, whose
+// rest ends what a former podmon had kept and was not adopted: executions, whose
 // clients have lost them, and containers without a record.
 func (l *link) rest() {
 	if l == nil {

@@ -25,7 +25,7 @@ import (
 //	              └────────── link: kept ◀──▶ ──────┘
 //
 // When the keeper is killed, podmon becomes the keeper: it executes itself
-// anew, children and descriptors stay, and starts another podmon. Only who
+// again, children and descriptors stay, and starts another podmon. Only who
 // kills both at once loses something.
 //
 // When podmon is replaced by another program (upgrade.go) it ends, which leaves
@@ -98,8 +98,8 @@ type keeperConfig struct {
 	dir        string
 	cgroupRoot string
 	args       []string  // of podmon
-	ready      *os.File  // for the first podmon's word; nil: nobody waits for it
-	handover   *handover // of whoever executed this program as the keeper; nil: nobody did
+	ready      *os.File  // written to when the first podmon serves; nil: no one waits for it
+	handover   *handover // of the keeper that executed this program in its place; nil: a first start
 	log        *slog.Logger
 }
 
@@ -258,7 +258,7 @@ func (k *keeper) start() (ended <-chan struct{}, cmd *exec.Cmd, err error) {
 		defer close(done)
 		defer link.Close()
 		if err := k.tell(link); err != nil {
-			k.cfg.log.Warn("podmon was not told what is kept", "err", err)
+			k.cfg.log.Warn("the list of what is kept did not reach podmon", "err", err)
 		}
 		k.hear(link)
 		_ = cmd.Wait()

@@ -54,7 +54,7 @@ var rlimitTypes = map[string]int{
 	"RLIMIT_SIGPENDING": unix.RLIMIT_SIGPENDING, "RLIMIT_STACK": unix.RLIMIT_STACK,
 }
 
-// defaultNoFile is how many files a container may open unless told otherwise.
+// defaultNoFile is how many files a container may open by default.
 const defaultNoFile = 1 << 20
 
 // rlimits are a container's, held within our own hard limits where we lack the

@@ -132,7 +132,7 @@ func inheritedFile(fd int, name string) *os.File {
 	return os.NewFile(uintptr(fd), name)
 }
 
-// startDetached starts the keeper, so that whoever starts this process is not
+// startDetached starts the keeper, so that the caller of this process is not
 // its parent and need not reap it.
 func startDetached(args []string, readyFD int) error {
 	rest := slices.DeleteFunc(slices.Clone(args[1:]), func(a string) bool { return a == "--detach" || a == "-detach" })

@@ -15,7 +15,7 @@ import (
 
 // watchOOM makes a container that is out of memory die as a whole on cgroup v1,
 // as memory.oom.group does on version 2: there the kernel kills one process,
-// and what is left of the container is in a state nobody planned for. Without a
+// and what is left of the container is in an undefined state. Without a
 // memory limit, or when the container asks for it, it stays at one process.
 func (s *Supervisor) watchOOM(c *container) {
 	s.mu.Lock()
@@ -29,18 +29,18 @@ func (s *Supervisor) watchOOM(c *container) {
 		return
 	}
 	dir := m.Path("memory")
-	told, err := oomEvents(dir)
+	events, err := oomEvents(dir)
 	if err != nil {
 		s.log.Warn("a container out of memory will not end as a whole", "id", c.id, "err", err)
 		return
 	}
 	s.wg.Go(func() {
-		defer told.Close()
-		stop := context.AfterFunc(s.life, func() { _ = told.SetReadDeadline(past) })
+		defer events.Close()
+		stop := context.AfterFunc(s.life, func() { _ = events.SetReadDeadline(past) })
 		defer stop()
 		// The removal of the cgroup is an event too, the last one.
 		for count := make([]byte, 8); ; {
-			if _, err := told.Read(count); err != nil {
+			if _, err := events.Read(count); err != nil {
 				return
 			}
 			killed, err := waitOOMKill(dir, c.done)
@@ -70,16 +70,16 @@ func oomEvents(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("eventfd", err)
 	}
-	told := os.NewFile(uintptr(fd), "oom events")
+	events := os.NewFile(uintptr(fd), "oom events")
 	ask := fmt.Sprintf("%d %d", fd, control.Fd())
 	if err := os.WriteFile(filepath.Join(dir, "cgroup.event_control"), []byte(ask), 0); err != nil {
-		told.Close()
+		events.Close()
 		return nil, err
 	}
-	return told, nil
+	return events, nil
 }
 
-// waitOOMKill waits a moment for the kernel to have killed somebody: the event
+// waitOOMKill waits a moment for the kernel to have killed a process: the event
 // comes before. An error says that the cgroup is no more.
 func waitOOMKill(dir string, done <-chan struct{}) (killed bool, err error) {
 	for end, pause := time.Now().Add(5*time.Second), time.Millisecond; time.Now().Before(end); pause = min(2*pause, 50*time.Millisecond) {

@@ -17,7 +17,7 @@ import (
 // orphanReaper reaps what podmon inherits: processes of a pod in the host's pid
 // namespace whose parent has ended. Waiting for any child would steal the exit
 // status of those that someone waits for (containers, execs, libcontainer's
-// short-lived helpers). So an orphan is a child that nobody owns and that is
+// short-lived helpers). So an orphan is a child without an owner and that is
 // found dead in two looks, five seconds apart: nothing libcontainer starts
 // stays a zombie that long.
 type orphanReaper struct {
@@ -29,7 +29,7 @@ const orphanAge = 5 * time.Second
 
 func newOrphanReaper() *orphanReaper { return &orphanReaper{owned: map[int]bool{}} }
 
-// own keeps pid for whoever waits for it, until disown.
+// own keeps pid for the caller, which waits for it, until disown.
 func (o *orphanReaper) own(pid int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -21,14 +21,14 @@ type process struct {
 	fd    *os.File
 }
 
-// exitStatus is how a process ended. Lost: nobody knows.
+// exitStatus is how a process ended. Lost: unknown.
 type exitStatus struct {
 	code   int // 128+signal for a killed one
 	signal int
 	lost   bool
 }
 
-// lostExit is told when nobody was there to see the exit code.
+// lostExit is reported when the exit code could not be read.
 var lostExit = exitStatus{code: 255, lost: true}
 
 // openProcess takes hold of a running process. With start set it must also be
@@ -46,7 +46,7 @@ func openProcess(pid int, start uint64) (*process, error) {
 }
 
 // openProcessDead is openProcess, but it also takes hold of one that has ended
-// and that nobody has reaped yet.
+// and has not been reaped yet.
 func openProcessDead(pid int, start uint64) (*process, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if errors.Is(err, unix.ESRCH) {

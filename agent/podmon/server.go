@@ -248,7 +248,7 @@ func (ss *session) call(req api.Request) (resp api.Response, err error) {
 func (ss *session) events(id uint64) {
 	events, cancel := ss.s.events.subscribe()
 	defer cancel()
-	ss.reply(id, api.Response{}, nil) // subscribed: what happens from now on is told
+	ss.reply(id, api.Response{}, nil) // subscribed: what happens from now on is sent
 	for {
 		select {
 		case e, ok := <-events:

@@ -13,7 +13,7 @@ import (
 const stateVersion = 1
 
 // checkState finds a record below dir that a newer podmon wrote in a way that
-// this one does not know. What cannot be read at all is nobody's.
+// this one does not know. What cannot be read at all is ignored.
 func checkState(dir string) error {
 	for _, kind := range []struct{ dir, file string }{{sandboxesDir, "sandbox.json"}, {containerDir, "container.json"}} {
 		for _, id := range dirNames(filepath.Join(dir, kind.dir)) {

@@ -86,7 +86,7 @@ func whereStuck(pids []int, mounts []api.Mount) string {
 	return b.String()
 }
 
-// remoteType tells of file systems that depend on somebody's answer.
+// remoteType reports whether a file system depends on another process's answer.
 func remoteType(fstype string) bool {
 	kind, _, _ := strings.Cut(fstype, ".") // fuse.sshfs
 	switch kind {

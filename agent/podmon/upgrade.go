@@ -19,7 +19,7 @@ import (
 // Upgrade, or downgrade: podmon and its keeper give way to another program.
 //
 //	clusterd ──the program──▶ podmon ──can it follow?──▶ the program, run once for the answer
-//	                            │ starts under way end, executions end or are told
+//	                            │ starts under way end, executions end or are cut
 //	                            │ replace, and the program
 //	                            ▼
 //	                          keeper: podmon has ended, its children are the keeper's now
@@ -97,9 +97,9 @@ func (s *Supervisor) upgrade(ctx context.Context, req *api.Upgrade, files []*os.
 		return fmt.Errorf("upgrade: tell the keeper: %w", err)
 	}
 	close(s.replaced)
-	told, cancel := context.WithTimeout(ctx, tellTime)
+	drain, cancel := context.WithTimeout(ctx, tellTime)
 	defer cancel()
-	_ = s.drained(told, func() bool { return s.streams() == 0 }) // who does not listen finds the connection broken
+	_ = s.drained(drain, func() bool { return s.streams() == 0 }) // a client that does not read finds the connection broken
 	return nil
 }
 

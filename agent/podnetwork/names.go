@@ -105,14 +105,14 @@ func (n *Network) disconnect(name string) error {
 	return errors.Join(n.links.Detach(podnet.HostIf(name)), n.spaces.Delete(name), n.frames.Remove(podnet.HostIf(name)))
 }
 
-// dropNobodys removes the namespaces that are no pod's: a killed process kept
+// dropOrphans removes the namespaces that are no pod's: a killed process kept
 // them ready. Their interfaces are swept with those of pods that are no more, or
 // go when their address is given out. looking is held for writing, and nothing
 // is ready.
-func (n *Network) dropNobodys() error {
+func (n *Network) dropOrphans() error {
 	pinned, err := n.spaces.List()
 	if err != nil {
-		return fmt.Errorf("networks of nobody: %w", err)
+		return fmt.Errorf("networks without a pod: %w", err)
 	}
 	n.mu.Lock()
 	pods := map[string]bool{}

@@ -46,7 +46,7 @@ import (
 // Config of a Network.
 type Config struct {
 	NodeName string     // required
-	NodeIP   netip.Addr // what pods of the host's network are told; required
+	NodeIP   netip.Addr // the address of pods of the host's network; required
 	// Client watches the nodes; nil: there is no API, PodCIDR is the node's
 	// range and there are no other nodes.
 	Client  kubernetes.Interface
@@ -65,7 +65,7 @@ type Config struct {
 	// Guard holds a pod back until nothing passes to and from its addresses that
 	// must not; nil: there are no such rules.
 	Guard Guard
-	// Repaired is told when somebody else's change of this node's rules was
+	// Repaired is called when another program's change of this node's rules was
 	// undone: the table, and what had changed. It must not block. Default: none.
 	Repaired func(table, what string)
 	Logger   *slog.Logger // for netsetup; default slog.Default()
@@ -76,7 +76,7 @@ type Guard interface {
 	// Guard returns when the rules for the pod are in force. It may block for
 	// some seconds, and may be called again.
 	Guard(ctx context.Context, uid string, addrs []netip.Addr) error
-	// Release is told that the pod has its addresses no more.
+	// Release is called when the pod has its addresses no more.
 	Release(uid string)
 }
 
@@ -107,7 +107,7 @@ type Network struct {
 	cidr    netip.Prefix
 	gateway netip.Addr
 	pool    *ipam.Pool // nil: the node has no range yet
-	live    []string   // told by Live before there was a pool
+	live    []string   // given by Live before there was a pool
 	liveSet bool
 	fault   string // why there is no pool
 	onReady []func()
@@ -349,7 +349,7 @@ func (n *Network) open(cidr netip.Prefix) error {
 	n.looking.Lock()
 	defer n.looking.Unlock()
 	n.dropReady()
-	if err := n.dropNobodys(); err != nil {
+	if err := n.dropOrphans(); err != nil {
 		return err
 	}
 	// Before the bridge, so that no port of it is ever without its rules.

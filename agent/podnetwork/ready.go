@@ -38,7 +38,7 @@ func (n *Network) keepReady(ctx context.Context) {
 			select {
 			case <-ctx.Done():
 				return
-			case <-n.taken: // a pod starts: wait anew
+			case <-n.taken: // a pod starts: wait again
 				continue
 			case <-time.After(refillAfter):
 			}
@@ -115,7 +115,7 @@ func (n *Network) takeReady(uid string) (path string, addr netip.Prefix, ok bool
 	n.ready = n.ready[1:]
 	n.mu.Unlock()
 	n.tellTaken()
-	// Who is killed before this has left a network that is nobody's, after it
+	// Killed before this, the agent leaves a network without a pod; after it,
 	// one that is the pod's.
 	if err := pool.Claim(uid, r.addr); err != nil {
 		err = errors.Join(err, n.disconnect(r.name()))

@@ -20,7 +20,7 @@ type envInput struct {
 	container   *v1.Container
 	image       []string // the image's own KEY=VALUE lines
 	objects     volume.Objects
-	services    Services // nil: the pod is told of none
+	services    Services // nil: no variables of Services
 	podIPs      []netip.Addr
 	nodeIP      netip.Addr
 	nodeName    string

@@ -16,7 +16,7 @@ import (
 // concurrently, and what it returns is read-only.
 type Services func(ctx context.Context, namespace string) ([]*v1.Service, error)
 
-// apiService is the Service that every pod is told of.
+// apiService is the Service that every pod has variables of.
 const (
 	apiServiceNamespace = v1.NamespaceDefault
 	apiServiceName      = "kubernetes"

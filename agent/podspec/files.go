@@ -49,7 +49,7 @@ func hostAliases(pod *v1.Pod) string {
 }
 
 // WriteFiles writes etc-hosts and resolv.conf into the pod's folder. warn is
-// told what is not as the pod wants it.
+// called for what is not as the pod asks.
 func (b *Builder) WriteFiles(pod *v1.Pod, ips []netip.Addr, warn func(reason, message string)) error {
 	dir := b.podDir(pod)
 	if err := os.MkdirAll(dir, 0o750); err != nil {

@@ -109,7 +109,7 @@ func loopback(server string) bool {
 }
 
 // podResolv is a pod's /etc/resolv.conf, by its dnsPolicy and dnsConfig. warn
-// is told of what the pod wants and does not get.
+// is called for what the pod asks for and does not get.
 func podResolv(pod *v1.Pod, host resolv, dns []netip.Addr, domain string, warn func(reason, message string)) resolv {
 	policy := pod.Spec.DNSPolicy
 	if policy == "" {
@@ -118,7 +118,7 @@ func podResolv(pod *v1.Pod, host resolv, dns []netip.Addr, domain string, warn f
 	cluster := policy == v1.DNSClusterFirstWithHostNet || policy == v1.DNSClusterFirst && !pod.Spec.HostNetwork
 	if cluster && len(dns) == 0 {
 		// ClusterFirst is what every pod has that says nothing: on a node without
-		// cluster DNS a warning each would tell nobody anything.
+		// cluster DNS a warning for each pod would be noise.
 		if policy == v1.DNSClusterFirstWithHostNet {
 			warn("MissingClusterDNS", fmt.Sprintf(
 				"The node knows no cluster DNS (--cluster-dns) and cannot create the pod using %q policy. Falling back to %q policy.", policy, v1.DNSDefault))

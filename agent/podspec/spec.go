@@ -258,5 +258,5 @@ func (b *Builder) messageFile(pod *v1.Pod, c *v1.Container, attempt uint32) (str
 		return "", err
 	}
 	defer f.Close()
-	return p, f.Chmod(0o666) // whoever the container runs as
+	return p, f.Chmod(0o666) // for any user the container runs as
 }

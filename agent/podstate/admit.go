@@ -39,7 +39,7 @@ func Admit(pod *v1.Pod, node *v1.Node, others []*v1.Pod) *Verdict {
 		q := want[name]
 		have, known := node.Status.Allocatable[name]
 		if q.IsZero() || !known && !strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix) {
-			continue // what the node does not count is somebody else's matter
+			continue // not counted by the node: checked elsewhere
 		}
 		total := used[name]
 		total.Add(q)

@@ -3,7 +3,7 @@ package podstate
 import "time"
 
 // Back-off of restarts and image pulls: 10 s doubling to 5 min. An instance
-// that ran for resetAfter starts the row anew. The first restart is at once.
+// that ran for resetAfter resets it. The first restart is at once.
 const (
 	backOffFirst = 10 * time.Second
 	BackOffMax   = 5 * time.Minute

@@ -89,6 +89,6 @@ func (p *planner) imageVolumesReady(c *v1.Container) (ready, faulted bool) {
 	return ready, faulted
 }
 
-// ReasonCreateContainer is told when a container cannot be made of what is
+// ReasonCreateContainer is the reason when a container cannot be made of what is
 // there.
 const ReasonCreateContainer = "CreateContainerError"

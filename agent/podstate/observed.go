@@ -14,7 +14,7 @@ import (
 type Desired struct {
 	Pod *v1.Pod
 	// Gone is set when the API has no such pod any more: everything of it is
-	// stopped and removed, and nobody is told.
+	// stopped and removed, without a status or event.
 	Gone bool
 }
 
@@ -52,22 +52,22 @@ const (
 // Fault is why something could not be done, in the words of the status, and
 // when it is tried again.
 type Fault struct {
-	Reason  string
-	Message string
-	At      time.Time
-	RetryAt time.Time
-	Told    time.Time // when an event last told of it
+	Reason   string
+	Message  string
+	At       time.Time
+	RetryAt  time.Time
+	Reported time.Time // when an event last reported it
 }
 
-// Retell is how often an event repeats a fault that goes on: often enough that
-// it is among the pod's events whenever somebody looks (they are kept an hour),
+// ReportAgain is how often an event repeats a fault that goes on: often enough that
+// it is among the pod's events whenever they are listed (they are kept an hour),
 // and seldom enough that the recorder, which lets a pod say only so much, still
 // passes on what comes after.
-const Retell = 5 * time.Minute
+const ReportAgain = 5 * time.Minute
 
-// News reports whether an event is to tell of the fault: it is a new one, or
-// was last told long ago.
-func (f *Fault) News() bool { return f.Told.Equal(f.At) }
+// News reports whether an event is to report the fault: it is a new one, or
+// was last reported long ago.
+func (f *Fault) News() bool { return f.Reported.Equal(f.At) }
 
 // Observed is all that Plan knows of the node's side of a pod. It is owned by
 // the pod's worker; Plan and BuildStatus only read it.
@@ -154,8 +154,8 @@ type Sandbox struct {
 	Err    *Fault
 }
 
-// Stray is a sandbox or container that is to be ended because nobody asked for
-// it, or nobody remembers.
+// Stray is a sandbox or container that is to be ended because no
+// spec asks for it, or its record is lost.
 type Stray struct {
 	Container bool // else a sandbox
 	Busy      bool // it is being ended

@@ -26,7 +26,7 @@ type (
 	// RemoveSandbox removes a dead sandbox and its network, so that another
 	// can be made.
 	RemoveSandbox struct{ ID string }
-	// EndStray ends and removes a sandbox or container that nobody asked for.
+	// EndStray ends and removes a sandbox or container that no spec asks for.
 	EndStray struct{ ID string }
 	// Pull makes the image of a container present.
 	Pull struct{ Container string }
@@ -109,7 +109,7 @@ func Plan(d Desired, o Observed, now time.Time) []Step {
 	return p.steps
 }
 
-// strays plans the end of what nobody asked for. Nothing new is made and
+// strays plans the end of what no spec asks for. Nothing new is made and
 // nothing torn down meanwhile: it has the pod's address and its names.
 func (p *planner) strays() {
 	for _, id := range slices.Sorted(maps.Keys(p.o.Strays)) {

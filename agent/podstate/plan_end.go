@@ -80,7 +80,7 @@ func (p *planner) endGrace() time.Duration {
 	case pod.DeletionTimestamp != nil && pod.DeletionGracePeriodSeconds != nil:
 		return Grace(*pod.DeletionGracePeriodSeconds)
 	case p.d.Gone:
-		return 2 * time.Second // forced away: nobody waits for it
+		return 2 * time.Second // deleted by force: no client waits for it
 	case p.o.EvictGrace != nil:
 		return *p.o.EvictGrace
 	}

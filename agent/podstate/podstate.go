@@ -5,7 +5,7 @@
 //
 //	Admit        may the pod run here?
 //	Plan         which steps are next?
-//	BuildStatus  what is the API told?
+//	BuildStatus  what does the API report?
 //
 // Nothing here opens a file, asks an API or waits; agent/pod does, and changes
 // what is observed.

@@ -18,7 +18,7 @@ import (
 //	        └─ does not fit: PodResizePending    └─ PodResizeInProgress
 //
 // An agent that is killed on the way starts again from what the API was last
-// told was allocated, and asks anew.
+// reported was allocated, and asks again.
 
 // ResizeRetry is how often a resize that does not fit is looked at again, even
 // if no pod of the node has ended.
@@ -205,19 +205,19 @@ func Grantable(pod *v1.Pod, node *v1.Node, others []*v1.Pod) (reason, message st
 	return "", ""
 }
 
-// seedAllocation is what the API was last told was allocated, and for a new
+// seedAllocation is the allocation that the status last reported, and for a new
 // pod what its spec says.
 func seedAllocation(pod *v1.Pod) Allocation {
-	told := map[string]*v1.ContainerStatus{}
+	reported := map[string]*v1.ContainerStatus{}
 	for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
 		for i := range list {
-			told[list[i].Name] = &list[i]
+			reported[list[i].Name] = &list[i]
 		}
 	}
 	out := Allocation{}
 	for _, c := range Resizable(&pod.Spec) {
 		out[c.Name] = c.Resources
-		if st := told[c.Name]; st != nil && st.Resources != nil {
+		if st := reported[c.Name]; st != nil && st.Resources != nil {
 			out[c.Name] = overlay(c.Resources, v1.ResourceRequirements{Requests: st.AllocatedResources, Limits: st.Resources.Limits})
 		}
 	}
@@ -226,13 +226,13 @@ func seedAllocation(pod *v1.Pod) Allocation {
 
 // seedApplied is what the cgroup of a running instance holds, after a restart
 // of the agent: podmon has the figures, the API the words.
-func seedApplied(pod *v1.Pod, have api.Resources, allocated v1.ResourceRequirements, told v1.ContainerStatus) v1.ResourceRequirements {
+func seedApplied(pod *v1.Pod, have api.Resources, allocated v1.ResourceRequirements, reported v1.ContainerStatus) v1.ResourceRequirements {
 	want := ContainerResources(pod, allocated)
 	if have.CPUShares == want.CPUShares && have.CPUQuota == want.CPUQuota && have.MemoryLimit == want.MemoryLimit {
 		return allocated
 	}
-	if told.Resources != nil && !equalResources(*told.Resources, allocated) {
-		return *told.Resources
+	if reported.Resources != nil && !equalResources(*reported.Resources, allocated) {
+		return *reported.Resources
 	}
 	return v1.ResourceRequirements{} // unknown: it is written again
 }

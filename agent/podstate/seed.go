@@ -45,7 +45,7 @@ func (r *Records) Put(s *api.SandboxStatus, c *api.ContainerStatus) {
 const lostSandbox = "lost"
 
 // Seed makes the first observation of a pod from what the runtime holds and
-// what the API was last told. After a restart of the agent this gives back
+// the status that the API last reported. After a restart of the agent this gives back
 // the state before it; after a boot the API's running containers are known as
 // lost.
 func Seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatus, *v1.Container) string) Observed {
@@ -81,9 +81,9 @@ func Seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatu
 	for _, spec := range AllContainers(&pod.Spec) {
 		c := &Container{Name: spec.Name}
 		o.Containers[spec.Name] = c
-		told, known := statuses[spec.Name]
+		reported, known := statuses[spec.Name]
 		if known {
-			c.Restarts = told.RestartCount
+			c.Restarts = reported.RestartCount
 		}
 		list := byName[spec.Name]
 		sort.Slice(list, func(i, j int) bool { return list[i].Container.Attempt < list[j].Container.Attempt })
@@ -93,12 +93,12 @@ func Seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatu
 			}
 			inst := InstanceOf(st)
 			if inst.Running {
-				inst.Applied = seedApplied(pod, st.Container.Resources, o.Allocated.Of(spec), told)
+				inst.Applied = seedApplied(pod, st.Container.Resources, o.Allocated.Of(spec), reported)
 				// Probes will say more; until then the API's word stands.
 				inst.Started, inst.Ready = true, true
-				if known && told.ContainerID == ContainerIDPrefix+inst.ID {
-					inst.Ready = told.Ready || spec.ReadinessProbe == nil
-					inst.Started = spec.StartupProbe == nil || told.Started != nil && *told.Started
+				if known && reported.ContainerID == ContainerIDPrefix+inst.ID {
+					inst.Ready = reported.Ready || spec.ReadinessProbe == nil
+					inst.Started = spec.StartupProbe == nil || reported.Started != nil && *reported.Started
 				} else {
 					inst.Ready = spec.ReadinessProbe == nil
 					inst.Started = spec.StartupProbe == nil
@@ -113,7 +113,7 @@ func Seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatu
 			c.Restarts = max(c.Restarts, int32(inst.Attempt))
 		}
 		if known {
-			seedFromAPI(c, told, now)
+			seedFromAPI(c, reported, now)
 		}
 	}
 	return o
@@ -152,24 +152,24 @@ func bySandboxUse(rec Records) (sandboxes []api.SandboxStatus, attempt uint32) {
 }
 
 // seedFromAPI fills in what only the API remembers.
-func seedFromAPI(c *Container, told v1.ContainerStatus, now time.Time) {
-	if c.Last == nil && told.LastTerminationState.Terminated != nil {
-		c.Last = instanceFromAPI(told, told.LastTerminationState.Terminated)
+func seedFromAPI(c *Container, reported v1.ContainerStatus, now time.Time) {
+	if c.Last == nil && reported.LastTerminationState.Terminated != nil {
+		c.Last = instanceFromAPI(reported, reported.LastTerminationState.Terminated)
 	}
 	if c.Now != nil {
 		return
 	}
 	switch {
-	case told.State.Terminated != nil:
-		c.Now = instanceFromAPI(told, told.State.Terminated)
-	case told.State.Running != nil:
-		c.Now = instanceFromAPI(told, &v1.ContainerStateTerminated{
+	case reported.State.Terminated != nil:
+		c.Now = instanceFromAPI(reported, reported.State.Terminated)
+	case reported.State.Running != nil:
+		c.Now = instanceFromAPI(reported, &v1.ContainerStateTerminated{
 			ExitCode: 137, Reason: "ContainerStatusUnknown",
 			Message:   "The container could not be located when the node's agent came back: its exit code is not known.",
-			StartedAt: told.State.Running.StartedAt, ContainerID: told.ContainerID,
+			StartedAt: reported.State.Running.StartedAt, ContainerID: reported.ContainerID,
 		})
 		c.Now.FinishedAt = now
-	case told.State.Waiting != nil && c.Last != nil:
+	case reported.State.Waiting != nil && c.Last != nil:
 		// It was between two runs.
 		c.Now, c.Last = c.Last, nil
 	}
@@ -178,12 +178,12 @@ func seedFromAPI(c *Container, told v1.ContainerStatus, now time.Time) {
 	}
 }
 
-func instanceFromAPI(told v1.ContainerStatus, t *v1.ContainerStateTerminated) *Instance {
+func instanceFromAPI(reported v1.ContainerStatus, t *v1.ContainerStateTerminated) *Instance {
 	return &Instance{
-		ID: strings.TrimPrefix(t.ContainerID, ContainerIDPrefix), SandboxID: lostSandbox, Attempt: uint32(told.RestartCount),
-		Image: told.Image, ImageID: told.ImageID, StartedAt: t.StartedAt.Time, FinishedAt: t.FinishedAt.Time,
+		ID: strings.TrimPrefix(t.ContainerID, ContainerIDPrefix), SandboxID: lostSandbox, Attempt: uint32(reported.RestartCount),
+		Image: reported.Image, ImageID: reported.ImageID, StartedAt: t.StartedAt.Time, FinishedAt: t.FinishedAt.Time,
 		ExitCode: t.ExitCode, Signal: t.Signal, Reason: t.Reason, Message: t.Message,
-		User: told.User, StopSignal: string(ptr.Deref(told.StopSignal, "")),
+		User: reported.User, StopSignal: string(ptr.Deref(reported.StopSignal, "")),
 	}
 }
 

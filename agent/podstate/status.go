@@ -22,10 +22,10 @@ const ContainerIDPrefix = "clusterd://"
 // to ImagePullBackOff.
 const ErrImagePullShown = 2 * time.Second
 
-// ReasonKillPod is told of a pod that has ended and does not leave the node.
+// ReasonKillPod is the reason of an event about a pod that has ended and does not leave the node.
 const ReasonKillPod = "FailedKillPod"
 
-// reasonStopping is told of a pod whose end takes long, with what it waits for.
+// reasonStopping is the reason of an event about a pod whose end takes long, with what it waits for.
 const reasonStopping = "Stopping"
 
 // SlowAfter is how long an operation may take before the status names it.
@@ -233,7 +233,7 @@ func (b *builder) pendingReason() (reason, message string) {
 	return "", ""
 }
 
-// phase follows from the containers; a terminal phase is final, and is told
+// phase follows from the containers; a terminal phase is final, and is reported
 // only when nothing runs any more.
 func (b *builder) phase(initDone bool) v1.PodPhase {
 	running, failed, waiting := 0, 0, 0

@@ -42,7 +42,7 @@ func (b *builder) container(spec *v1.Container, kind Kind, idle string) v1.Conta
 	}
 	switch w := b.waiting(spec, kind, c, idle); {
 	case kind != KindInit && hooking(spec, c):
-		// Not told as running until postStart has ended.
+		// Not reported as running until postStart has ended.
 		st.State.Waiting = &v1.ContainerStateWaiting{Reason: idle, Message: b.slow(spec, c)}
 	case c.Running():
 		st.State.Running = &v1.ContainerStateRunning{StartedAt: metav1.NewTime(c.Now.StartedAt)}
@@ -180,7 +180,7 @@ func (b *builder) volumeMounts(spec *v1.Container) []v1.VolumeMountStatus {
 }
 
 // imageRef is the digest of the image that a volume was made of; an agent that
-// has not looked yet repeats what was told before.
+// has not looked yet repeats what was reported before.
 func (b *builder) imageRef(volume string) string {
 	v := b.o.ImageVolumes[volume]
 	if v == nil {

@@ -34,7 +34,7 @@ type Config struct {
 	Changed func()
 }
 
-// Defaults are the hard thresholds of a node that was told none.
+// Defaults are the hard thresholds of a node that is given none.
 const Defaults = "memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%,imagefs.available<10%,pid.available<5%"
 
 // patience is how long an evicted pod may take to be gone before another is

@@ -59,7 +59,7 @@ type Prober struct {
 	Exec Execer
 	// Version goes into the User-Agent header.
 	Version string
-	// Metrics count the rounds of loops; nil: nobody counts.
+	// Metrics count the rounds of loops; nil: not counted.
 	Metrics *Metrics
 
 	once sync.Once
@@ -257,8 +257,8 @@ func Port(p intstr.IntOrString, ports []v1.ContainerPort) (int, error) {
 	return n, nil
 }
 
-// Loop asks again and again until ctx ends. round is told every outcome that
-// counts (for events); verdict is told when a threshold is crossed, the first
+// Loop asks again and again until ctx ends. round is called with every outcome that
+// counts (for events); verdict is called when a threshold is crossed, the first
 // time whatever the state is. Both are called from the loop and must not block.
 //
 // An eager loop (startup and readiness) asks more often during its first
@@ -270,7 +270,7 @@ func (p *Prober) Loop(ctx context.Context, kind Kind, spec *v1.Probe, t Target, 
 	timer := time.NewTimer(step)
 	defer timer.Stop()
 	c := counter{success: max(int(spec.SuccessThreshold), 1), failure: max(int(spec.FailureThreshold), 1)}
-	told := p.Metrics.series(kind, t)
+	series := p.Metrics.series(kind, t)
 	var early time.Duration // time spent in extra questions
 	step = eagerFirst
 	for {
@@ -284,8 +284,8 @@ func (p *Prober) Loop(ctx context.Context, kind Kind, spec *v1.Probe, t Target, 
 		if ctx.Err() != nil {
 			return
 		}
-		told.count(r, time.Since(asked))
-		if eager && !r.OK && !c.told && early+step < period {
+		series.count(r, time.Since(asked))
+		if eager && !r.OK && !c.reported && early+step < period {
 			timer.Reset(step)
 			early += step
 			step *= 2
@@ -323,7 +323,7 @@ type counter struct {
 	success, failure int // thresholds
 	run              int // rounds in a row with the same outcome
 	last             bool
-	told             bool
+	reported         bool
 	state            bool
 }
 
@@ -337,9 +337,9 @@ func (c *counter) count(ok bool) (state, crossed bool) {
 	if ok {
 		need = c.success
 	}
-	if c.run < need || c.told && c.state == ok {
+	if c.run < need || c.reported && c.state == ok {
 		return c.state, false
 	}
-	c.told, c.state = true, ok
+	c.reported, c.state = true, ok
 	return ok, true
 }

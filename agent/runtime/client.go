@@ -28,7 +28,7 @@ type Config struct {
 	// CgroupRoot is the node's cgroup, "/clusterd/n1": podmon puts itself
 	// below it, apart from clusterd. Empty: it stays in clusterd's.
 	CgroupRoot string
-	// StartLimit is how long the start of a container may take, told to a
+	// StartLimit is how long the start of a container may take, passed to a
 	// podmon when it is started; 0: podmon's own default, 45 s.
 	StartLimit time.Duration
 	// UpgradePatience is how long executions and attachments under way hold up
@@ -98,7 +98,7 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// connect gives the shared connection, made anew when there is none.
+// connect gives the shared connection, made when there is none.
 func (c *Client) connect(ctx context.Context) (*conn, error) {
 	for {
 		c.mu.Lock()

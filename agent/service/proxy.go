@@ -76,7 +76,7 @@ type Proxy struct {
 	// Owned by Run's loop.
 	claims    map[lb.Frontend][]owned
 	frontends map[types.NamespacedName][]lb.Frontend
-	current   map[lb.Frontend]claim // who won, as told to the Balancer
+	current   map[lb.Frontend]claim // who won, as passed to the Balancer
 	at        view
 }
 
@@ -338,7 +338,7 @@ func (p *Proxy) apply(dirty map[types.NamespacedName]bool, every bool, index cac
 		lost, fl := moved(f, was, had, now)
 		flows, gone = append(flows, fl...), append(gone, lost...)
 	}
-	// The rules are in force: what goes wrong from here on is told and not
+	// The rules are in force: what goes wrong from here on is reported and not
 	// tried again, or every Service would wait for it.
 	if len(flows) > 0 {
 		if n, err := p.cfg.Flows.Delete(flows); err != nil {

@@ -270,7 +270,7 @@ func ending(all []candidate) (out []candidate) {
 
 // hinted are the endpoints meant for this node, else for its zone. All must have
 // a hint, and one must be meant for here: else the hints are half written, or
-// of other zones alone, and nobody would answer.
+// of other zones alone, and no endpoint would answer.
 func hinted(ready []candidate, at view) []candidate {
 	pick := func(of func(candidate) []string, here string) []candidate {
 		var out []candidate

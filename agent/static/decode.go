@@ -141,7 +141,7 @@ func complete(p *v1.Pod, where, source, node string) error {
 	p.UID = types.UID(hex.EncodeToString(sum[:16]))
 	p.Name += "-" + strings.ToLower(node)
 	p.Spec.NodeName = node
-	// Nobody but the file's owner takes it away.
+	// Only the file's owner takes it away.
 	p.Spec.Tolerations = append(p.Spec.Tolerations, v1.Toleration{Operator: v1.TolerationOpExists, Effect: v1.TaintEffectNoExecute})
 	if p.Annotations == nil {
 		p.Annotations = map[string]string{}

@@ -1,10 +1,10 @@
 // Package static reads pods that need no API: one or more in each file of a
 // folder, and a document at an HTTP address. It makes nothing of them: it
-// tells the whole set anew whenever it changed.
+// passes on the whole set whenever it changed.
 //
-// A source that cannot be read, or a file that is wrong, is told and keeps
-// what was last read from it: a slip of the pen stops no pod. What a file
-// holds is forgotten when the file is gone.
+// A source that cannot be read, or a file that is wrong, is reported and keeps
+// what was last read from it: a mistake in a file stops no pod. The pods of a
+// file end when the file is gone.
 package static
 
 import (
@@ -37,7 +37,7 @@ type Config struct {
 	Period time.Duration
 	// Client asks the URL; default: one that gives up after 10 s.
 	Client *http.Client
-	// OnFault is told of each fault once: where names the file or URL. It must
+	// OnFault is called once for each fault: where names the file or URL. It must
 	// not block. Optional.
 	OnFault func(where string, err error)
 }
@@ -54,7 +54,7 @@ type Reader struct {
 	cfg    Config
 	files  map[string]*document // by path
 	remote *document            // nil: never read
-	faults map[string]string    // as last told, by source
+	faults map[string]string    // as last reported, by source
 }
 
 // document is what was last read from one place.
@@ -93,18 +93,18 @@ func (r *Reader) Run(ctx context.Context, set func(pods []*v1.Pod, complete bool
 		}
 		// Without inotify (its instances can run out) there is the period.
 		if w, err := fsnotify.NewWatcher(); err != nil {
-			r.told("inotify", err)
+			r.report("inotify", err)
 		} else {
 			defer w.Close()
 			if err := w.Add(r.cfg.Dir); err != nil {
-				r.told(r.cfg.Dir, err)
+				r.report(r.cfg.Dir, err)
 			} else {
 				events = w.Events
 			}
 		}
 	}
 	var last string
-	told := false
+	passed := false
 	tell := func() {
 		pods := r.pods()
 		complete := r.cfg.URL == "" || r.remote != nil
@@ -112,8 +112,8 @@ func (r *Reader) Run(ctx context.Context, set func(pods []*v1.Pod, complete bool
 		for _, p := range pods {
 			key += " " + string(p.UID)
 		}
-		if !told || key != last {
-			told, last = true, key
+		if !passed || key != last {
+			passed, last = true, key
 			set(pods, complete)
 		}
 	}
@@ -148,9 +148,9 @@ func (r *Reader) Run(ctx context.Context, set func(pods []*v1.Pod, complete bool
 	}
 }
 
-// told passes a fault on, unless it is the one that was told last; nil: all is
+// report passes a fault on, unless it is the one that was reported last; nil: all is
 // well again.
-func (r *Reader) told(where string, err error) {
+func (r *Reader) report(where string, err error) {
 	if err == nil {
 		delete(r.faults, where)
 		return
@@ -170,7 +170,7 @@ func (r *Reader) readDir() {
 		return
 	}
 	entries, err := os.ReadDir(r.cfg.Dir)
-	r.told(r.cfg.Dir, err)
+	r.report(r.cfg.Dir, err)
 	if err != nil {
 		return
 	}
@@ -190,12 +190,12 @@ func (r *Reader) readDir() {
 		if err == nil {
 			err = r.take(r.files[path], text, path, "file", func(d *document) { r.files[path] = d })
 		}
-		r.told(path, err)
+		r.report(path, err)
 	}
 	for path := range r.files {
 		if !here[path] {
 			delete(r.files, path)
-			r.told(path, nil)
+			r.report(path, nil)
 		}
 	}
 }
@@ -232,7 +232,7 @@ func (r *Reader) readURL(ctx context.Context) {
 	if err == nil {
 		err = r.take(r.remote, text, r.cfg.URL, "http", func(d *document) { r.remote = d })
 	}
-	r.told(r.cfg.URL, err)
+	r.report(r.cfg.URL, err)
 }
 
 func (r *Reader) ask(ctx context.Context) (string, error) {
@@ -278,10 +278,10 @@ func (r *Reader) pods() []*v1.Pod {
 			name := p.Namespace + "/" + p.Name
 			other, taken := names[name]
 			if taken && other != where {
-				r.told(where+"#"+p.Name, fmt.Errorf("pod %s is named in %s already: rename one of them", name, other))
+				r.report(where+"#"+p.Name, fmt.Errorf("pod %s is named in %s already: rename one of them", name, other))
 				continue
 			}
-			r.told(where+"#"+p.Name, nil)
+			r.report(where+"#"+p.Name, nil)
 			names[name] = where
 			out = append(out, p)
 		}

@@ -15,7 +15,7 @@ import (
 // Containers collects what /metrics/cadvisor serves: the container_ series by
 // which the usual dashboards draw containers. There is a row per container, a
 // row per pod (container and image empty; it has the network's figures), and
-// one for the machine, whose id is "/". Nothing is measured while nobody asks,
+// one for the machine, whose id is "/". Nothing is measured between requests,
 // and folders at most once a minute.
 type Containers struct {
 	c     *Collector
@@ -124,13 +124,13 @@ func (r Containers) machine(ch chan<- prometheus.Metric) {
 	}
 	startTime.send(ch, unixSeconds(r.c.cfg.BootTime), root...)
 	lastSeen.send(ch, unixSeconds(time.Now()), root...)
-	told := map[string]bool{}
+	seen := map[string]bool{}
 	for _, dir := range []string{r.c.cfg.NodeDir, r.c.cfg.ImageDir} {
 		device, fs := deviceOf(dir), fileSystem(dir)
-		if fs == nil || told[device] {
+		if fs == nil || seen[device] {
 			continue
 		}
-		told[device] = true
+		seen[device] = true
 		labels := append(root, device)
 		fsUsage.send(ch, float64(*fs.UsedBytes), labels...)
 		fsLimit.send(ch, float64(*fs.CapacityBytes), labels...)

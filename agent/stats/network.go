@@ -16,7 +16,7 @@ type networkInterface struct {
 type traffic struct{ bytes, packets, errors, dropped uint64 }
 
 // interfaces reads the counters of a network namespace's interfaces (proc(5),
-// net/dev). Nothing is told of loopback.
+// net/dev). Loopback is left out.
 func interfaces(file string) ([]networkInterface, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 
 // Resource collects what /metrics/resource serves: processor time and memory
 // of node, pods and containers, by the names that Kubernetes holds stable
-// (KEP-727). They are counters and not rates: whoever asks twice has a rate,
-// and nothing is measured while nobody asks.
+// (KEP-727). They are counters and not rates: two readings give a rate,
+// and nothing is measured between requests.
 type Resource struct{ c *Collector }
 
 // Resource returns the collector of /metrics/resource.
@@ -48,14 +48,14 @@ func (r Resource) Collect(ch chan<- prometheus.Metric) {
 	if m := s.Node.Memory; m != nil {
 		nodeMemory.sendAt(ch, m.Time.Time, float64(*m.WorkingSetBytes))
 	}
-	told := map[[2]string]bool{}
+	seen := map[[2]string]bool{}
 	for _, p := range s.Pods {
 		// While a static pod's successor starts there are two of the name.
 		name := [2]string{p.PodRef.Name, p.PodRef.Namespace}
-		if told[name] {
+		if seen[name] {
 			continue
 		}
-		told[name] = true
+		seen[name] = true
 		podCPU.sendAt(ch, p.CPU.Time.Time, seconds(*p.CPU.UsageCoreNanoSeconds), name[:]...)
 		podMemory.sendAt(ch, p.Memory.Time.Time, float64(*p.Memory.WorkingSetBytes), name[:]...)
 		for _, ct := range p.Containers {

@@ -104,7 +104,7 @@ func ReadLog(ctx context.Context, path string, o LogOptions, done <-chan struct{
 }
 
 // openLogs opens the log and its rotated parts, oldest first. The parts are
-// opened newest first and told apart by inode, so that a rotation in between
+// opened newest first and distinguished by inode, so that a rotation in between
 // neither loses nor repeats one. A rotation moves one part at a time, the oldest
 // first: while it goes on one number is free, and the parts end where two are.
 func openLogs(path string) ([]*os.File, error) {

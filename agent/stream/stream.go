@@ -1,6 +1,6 @@
 // Package stream answers the node's calls: logs, exec, attach, port-forward,
-// images and the list of pods. The caller has authenticated and authorized
-// whoever calls.
+// images and the list of pods. The listener has authenticated and authorized
+// the client.
 package stream
 
 import (
@@ -152,7 +152,7 @@ func (h *handler) ready(w http.ResponseWriter, r *http.Request) bool {
 	select {
 	case <-h.cfg.Pods.Seen():
 		return true
-	case <-r.Context().Done(): // nobody is left to be told
+	case <-r.Context().Done(): // the client is gone
 	case <-timer.C:
 		refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable,
 			"the node has just started and has not seen its pods in the API yet, try again")
@@ -271,7 +271,7 @@ func waitingReason(v *pod.View, name string) string {
 	return "ContainerCreating"
 }
 
-// flusher passes each write on at once when somebody follows.
+// flusher passes each write on at once when the client follows.
 type flusher struct {
 	w      http.ResponseWriter
 	always bool

@@ -25,7 +25,7 @@ func Probe(folder string, more func(users *os.File) error) error {
 	})
 }
 
-// Try calls fn with a user namespace of these ids that is nobody's, for mounts
+// Try calls fn with a user namespace of these ids that no process is in, for mounts
 // to be made with them.
 func (r Range) Try(fn func(users *os.File) error) error {
 	return netns.TryOwned(r.First, r.Count, fn)

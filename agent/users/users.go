@@ -112,7 +112,7 @@ func (r *Ranges) Take(podUID string) (Range, error) {
 	return Range{}, fmt.Errorf("%w: all of %s are taken by %d pods or granted to others", ErrFull, r.cfg.Area, len(r.held))
 }
 
-// free says whether nobody has any id of want; mu is held.
+// free reports whether no pod has any id of want; mu is held.
 func (r *Ranges) free(want Range) bool {
 	for _, have := range r.held {
 		if have.overlaps(want) {

@@ -23,7 +23,7 @@ type Claims interface {
 	Volume(ctx context.Context, pod *v1.Pod, claim string) (*v1.PersistentVolume, error)
 }
 
-// isClaim reports whether the volume is somebody else's, by a claim.
+// isClaim reports whether the volume is bound by a claim.
 func isClaim(v *v1.Volume) bool { return v.PersistentVolumeClaim != nil || v.Ephemeral != nil }
 
 // claim mounts a claim's volume at the pod's own place for it. What is mounted

@@ -214,7 +214,7 @@ func (r renderer) token(ctx context.Context, t *v1.ServiceAccountTokenProjection
 		return fmt.Errorf("failed to fetch token: %w", err)
 	}
 	f := file{data: []byte(tok), mode: def}
-	// A token is nobody's business but its user's, where that is known: the
+	// A token is readable by its user alone, where that is known: the
 	// fsGroup, to which the writer opens every file, or the one user that all
 	// containers run as (KEP-2451).
 	if fsGroup(r.pod) != nil {

@@ -128,7 +128,7 @@ func openBeneath(root, sub string) (*os.File, error) {
 	return openat(dir, sub, unix.O_PATH)
 }
 
-// mkdirLike makes a folder with its parent's mode, so that whoever may write
+// mkdirLike makes a folder with its parent's mode, so that a user who may write
 // to the volume may write below; the umask would take bits away. The folder is
 // opened before its mode is set: a container may put a link in its place.
 func mkdirLike(parent *os.File, name string) error {

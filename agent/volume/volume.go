@@ -71,7 +71,7 @@ type Config struct {
 	Tokens       Tokens // nil: serviceAccountToken sources are refused
 	Mounter      Mounter
 	Claims       Claims // nil: claims are refused
-	// ImagePath is where the image of a volume is mounted, by whoever pulls
+	// ImagePath is where the image of a volume is mounted, by the component that pulls
 	// it; nil: image volumes are refused.
 	ImagePath func(podUID, volume string) string
 	// Memory is the most that the pod's volumes in memory can hold, in bytes, 0:

@@ -69,7 +69,7 @@ func validateTrustBundle(b *certificatesv1.ClusterTrustBundle) field.ErrorList {
 }
 
 // trustBundleName is the rule for names: those of a signer's bundles begin with
-// its name, with colons for slashes, so that nobody else can take them.
+// its name, with colons for slashes, so that no other signer can take them.
 func trustBundleName(signer string) apivalidation.ValidateNameFunc {
 	if signer == "" {
 		return apivalidation.NameIsDNSSubdomain

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// legacyUnknown is a signer of v1beta1: nobody signs for it in v1.
+	// legacyUnknown is a signer of v1beta1 that v1 does not have.
 	legacyUnknown = "kubernetes.io/legacy-unknown"
 	// minLifetime is the shortest lifetime that may be asked for, in seconds.
 	minLifetime = 600
@@ -93,7 +93,7 @@ func validateSigner(name string, at *field.Path) field.ErrorList {
 }
 
 // ParseRequest reads the one certificate request, PKCS #10 in PEM, and checks
-// that whoever made it has the key that it names.
+// that its maker has the key that it names.
 func ParseRequest(text []byte) (*x509.CertificateRequest, error) {
 	block, rest := pem.Decode(text)
 	if block == nil || block.Type != "CERTIFICATE REQUEST" {
@@ -135,7 +135,7 @@ func validateConditions(r, old *request) field.ErrorList {
 	if seen.Has(certificatesv1.CertificateApproved) && seen.Has(certificatesv1.CertificateDenied) {
 		errs = append(errs, field.Invalid(at, "Approved, Denied", "Approved and Denied conditions are mutually exclusive"))
 	}
-	// What was decided stays decided: somebody may have acted on it.
+	// A decision is final: a client may have acted on it.
 	for i := range old.Status.Conditions {
 		switch kind := old.Status.Conditions[i].Type; kind {
 		case certificatesv1.CertificateApproved, certificatesv1.CertificateDenied, certificatesv1.CertificateFailed:

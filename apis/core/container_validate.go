@@ -143,7 +143,7 @@ func validateRestartRules(c *corev1.Container, at *field.Path) field.ErrorList {
 	for i, rule := range c.RestartPolicyRules {
 		at := rules.Index(i)
 		// RestartAllContainers would need every container of the pod to be made
-		// anew in place: no node of ours does it yet.
+		// in place: the agent does not do it yet.
 		errs = append(errs, check.OneOf(at.Child("action"), rule.Action, corev1.ContainerRestartRuleActionRestart)...)
 		if rule.ExitCodes == nil {
 			errs = append(errs, field.Required(at.Child("exitCodes"), "must be specified"))

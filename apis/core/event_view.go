@@ -80,7 +80,7 @@ func validateEventSeries(series *corev1.EventSeries) field.ErrorList {
 }
 
 // validateViewedEventUpdate lets the series grow and the metadata change;
-// what happened stays as it was told.
+// what happened stays as it was recorded.
 func validateViewedEventUpdate(e, old *corev1.Event) field.ErrorList {
 	errs := apivalidation.ValidateObjectMetaUpdate(&e.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
 	if e.Series != nil && (old.Series == nil || *e.Series != *old.Series) {

@@ -67,7 +67,7 @@ func optionalName(name string, at *field.Path) field.ErrorList {
 	return check.Text(at, name, check.Subdomain)
 }
 
-// unset is what tables show for a class of attributes that nobody chose.
+// unset is what tables show for a class of attributes that was not chosen.
 func unset(name *string) string {
 	if name == nil || *name == "" {
 		return "<unset>"

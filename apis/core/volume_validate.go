@@ -81,7 +81,7 @@ func validateVolumeSource(source *corev1.VolumeSource, at *field.Path, owner spe
 	case "csi":
 		errs = append(errs, check.RequiredText(at.Child("driver"), source.CSI.Driver, check.Subdomain)...)
 	case "image":
-		if owner == specOfPod { // a template may leave it to somebody who fills it in
+		if owner == specOfPod { // a template may leave it empty, to be filled in later
 			errs = append(errs, check.RequiredText(at.Child("reference"), source.Image.Reference, nil)...)
 		}
 		errs = append(errs, check.OneOfOrEmpty(at.Child("pullPolicy"), source.Image.PullPolicy, corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever)...)

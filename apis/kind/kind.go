@@ -71,7 +71,7 @@ type Kind struct {
 	Parts []Part
 
 	// Untracked: objects that the cluster's own controllers make have no
-	// managedFields until somebody applies to them.
+	// managedFields until a client applies to them.
 	Untracked bool
 
 	// Views are the other versions that the kind is served in; none is stored.

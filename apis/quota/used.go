@@ -43,7 +43,7 @@ func Used(q *corev1.ResourceQuota, resources []schema.GroupResource, list List) 
 	if err != nil {
 		return nil, err
 	}
-	// What nothing measures is used by nobody.
+	// A resource without a measure counts as unused.
 	return quota.Mask(quota.Add(zero(q.Spec.Hard), used), quota.ResourceNames(q.Spec.Hard)), nil
 }
 

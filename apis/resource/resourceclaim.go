@@ -79,7 +79,7 @@ func claimState(c *resourcev1.ResourceClaim) string {
 }
 
 // validateClaimStatus: an allocation is for the claim's requests and does not
-// change; while somebody uses it, it stays.
+// change; while a pod uses it, it stays.
 func validateClaimStatus(c, old *resourcev1.ResourceClaim) field.ErrorList {
 	var errs field.ErrorList
 	status := field.NewPath("status")

@@ -46,7 +46,7 @@ type Access struct {
 	// AuditMaxAge is for how many days, AuditMaxBackups how many, and
 	// AuditMaxSize up to how many MB each, files are kept; 0: no bound.
 	AuditMaxAge, AuditMaxBackups, AuditMaxSize int
-	// AuditWebhook is a kubeconfig of a service that is told.
+	// AuditWebhook is a kubeconfig of a service that audit events are sent to.
 	AuditWebhook string
 }
 

@@ -91,7 +91,7 @@ func (z *authorization) check() error {
 	return nil
 }
 
-// WaitAuthorized blocks until the default roles are in force, so that whoever
+// WaitAuthorized blocks until the default roles are in force, so that a client that
 // is not a member of system:masters may work, or until ctx ends.
 func (s *Server) WaitAuthorized(ctx context.Context) error {
 	return wait.PollUntilContextCancel(ctx, 10*time.Millisecond, true, func(context.Context) (bool, error) {

@@ -23,7 +23,7 @@ type Config struct {
 	Storage generic.StorageDecorator
 
 	// Authenticator says who sends a request that comes from outside the
-	// process, usually auth.ClientCert. Nil: nobody outside is recognised.
+	// process, usually auth.ClientCert. Nil: no client outside is recognised.
 	Authenticator authenticator.Request
 
 	// Access is who else is known, and what is written down of what they do.

@@ -17,12 +17,12 @@ import (
 )
 
 // Front is how a server proves to APIs of others that it sends on what it has
-// authenticated. Its zero value proves nothing: they are told the user and
+// authenticated. Its zero value proves nothing: they get the user and
 // cannot know by whom.
 type Front struct {
 	// CertFile and KeyFile are in PEM; they are read again when they change.
 	CertFile, KeyFile string
-	// Name is the common name of the certificate. Nobody else may get one of it.
+	// Name is the common name of the certificate. No other certificate may have it.
 	Name string
 	// Authority signs it, in PEM; ClientAuthority signs those of users.
 	Authority, ClientAuthority []byte

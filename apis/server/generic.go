@@ -60,7 +60,7 @@ func newGeneric(config Config, stores *stores, s *Server) (*genericapiserver.Rec
 	c.RESTOptionsGetter = stores
 	c.RequestTimeout = config.RequestTimeout
 	c.ShutdownWatchTerminationGracePeriod = config.DrainTimeout
-	// The library insists on listening. It listens to nobody: our caller does.
+	// The library insists on a listener. It gets one without clients: our caller listens.
 	c.SecureServing = &genericapiserver.SecureServingInfo{Listener: newDeafListener()}
 
 	c.Authorization.Authorizer, c.RuleResolver = s.authorization.chain, s.authorization.rules
@@ -156,7 +156,7 @@ func isRaw(handlers map[string]http.Handler, path string) bool {
 	return false
 }
 
-// deafListener is a listener nobody can connect to.
+// deafListener is a listener that accepts no connection.
 type deafListener struct {
 	closed chan struct{}
 	once   sync.Once

@@ -130,7 +130,7 @@ func addPods(groups *groupSet, stores *stores, transport subresource.NodeTranspo
 }
 
 // addUsage adds what nodes and pods use. It comes last: "nodes" and "pods" are
-// those of the core group unless somebody says otherwise.
+// those of the core group unless configured otherwise.
 func addUsage(groups *groupSet, stores *stores, transport usage.Transport) {
 	source := usage.NewSource(transport)
 	groups.add(metricsv1beta1.SchemeGroupVersion, "nodes", usage.NewNodes(stores.core("nodes"), source))

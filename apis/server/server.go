@@ -24,7 +24,7 @@ import (
 	"github.com/clusterd/clusterd/apis/server/inproc"
 )
 
-// Server is an API server that somebody else listens for: it has a Handler,
+// Server is an API server whose caller listens: it has a Handler,
 // and clients inside this process.
 type Server struct {
 	config   Config
@@ -65,7 +65,7 @@ func New(config Config) (*Server, error) {
 	}
 	s := &Server{config: config, opened: make(chan struct{})}
 	// The door is open before there is a handler: the library wants a client
-	// for its construction. Nobody goes through until New has returned.
+	// for its construction. No request goes through until New has returned.
 	s.door = inproc.NewDoor(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		s.generic.Handler.ServeHTTP(w, req)
 	}))
@@ -229,7 +229,7 @@ func until(ctx context.Context, done func() bool) bool {
 
 // Run starts what a server does beside answering requests, makes the system's
 // namespaces, and blocks until ctx ends and requests and watches are drained.
-// Requests from this process are not waited for but cancelled: whoever made
+// Requests from this process are not waited for but cancelled: the part that made
 // them has stopped, and a write without a quorum would be waited for in vain.
 func (s *Server) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)

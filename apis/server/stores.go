@@ -221,7 +221,7 @@ func (s *stores) serviceRanges(ctx context.Context) ([]netip.Prefix, error) {
 
 // reserved reports whether an IPAddress, as this process knows it, keeps an
 // address for something else than owner. Those that mirror Services keep
-// nothing: who holds what is told by the Services.
+// nothing: the Services say who has what.
 func (s *stores) reserved(ctx context.Context, address netip.Addr, owner alloc.Owner) (bool, error) {
 	kept, err := getAt[*networkingv1.IPAddress](lookup(ctx, ipAddresses, ""), s, ipAddresses, address.String(), "0")
 	if apierrors.IsNotFound(err) {

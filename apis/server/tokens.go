@@ -20,7 +20,7 @@ import (
 )
 
 // TokenKeys is the resource, outside of the API, as which the keys that sign
-// service account tokens are stored: for whoever seals resources at rest.
+// service account tokens are stored: for sealing at rest.
 var TokenKeys = schema.GroupResource{Group: "keys", Resource: "serviceaccounts"}
 
 // tokenKeysPrefix is where the keys are stored.

@@ -1,6 +1,6 @@
 // Package certificatesigning signs approved requests for client certificates of
 // the API (signer kubernetes.io/kube-apiserver-client), and deletes requests of
-// any signer that are over. It holds no key: whoever makes the loop gives it
+// any signer that are over. It holds no key: the caller of New gives it
 // the signer.
 package certificatesigning
 

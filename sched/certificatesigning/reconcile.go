@@ -62,7 +62,7 @@ func lifetime(request *certificatesv1.CertificateSigningRequest) time.Duration {
 	return maxLifetime
 }
 
-// over is when nobody needs the request any more.
+// over is when the request is not needed any more.
 func over(request *certificatesv1.CertificateSigningRequest) time.Time {
 	end := request.CreationTimestamp.Add(pendingFor)
 	for _, kind := range []certificatesv1.RequestConditionType{certificatesv1.CertificateApproved, certificatesv1.CertificateDenied, certificatesv1.CertificateFailed} {

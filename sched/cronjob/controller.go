@@ -104,7 +104,7 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 	return c.updateStatus(ctx, cj, plan.Status)
 }
 
-// errTaken is returned when the Job's name belongs to an object of somebody else.
+// errTaken is returned when the Job's name belongs to another owner's object.
 var errTaken = errors.New("the name is taken by a job of another")
 
 func (c *controller) create(ctx context.Context, cj *batchv1.CronJob, j *batchv1.Job) (*batchv1.Job, error) {

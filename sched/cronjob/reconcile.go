@@ -14,7 +14,7 @@ import (
 )
 
 // manyMissed is how many missed times are worth a warning: clocks may have
-// jumped, or nobody led for long.
+// jumped, or there was no leader for long.
 const manyMissed = 100
 
 // Input is all that Decide looks at. Decide changes none of it.

@@ -32,7 +32,7 @@ var Kind = appsv1.SchemeGroupVersion.WithKind("DaemonSet")
 const (
 	name    = "daemonset"
 	workers = 4
-	// Pods that ended are made anew at these intervals, per set and node.
+	// Pods that ended are replaced at these intervals, per set and node.
 	firstBackoff = time.Second
 	maxBackoff   = 15 * time.Minute
 )

@@ -33,7 +33,7 @@ type Plan struct {
 	Create []string
 	Delete []*corev1.Pod
 	// Ended holds pods that ended though daemons do not: they are deleted, at
-	// growing intervals, and made anew.
+	// growing intervals, and replaced.
 	Ended []*corev1.Pod
 	// Status is the new status; Recheck the time after which time alone may
 	// change it (minReadySeconds), 0 for never.
@@ -254,7 +254,7 @@ func (s *state) surge(spots []*spot, room int) {
 			}
 		case sp.leaving || len(s.plan.Create) >= burst:
 		case !s.avail[sp.old[0]]:
-			s.plan.Create = append(s.plan.Create, sp.node) // takes nobody's service
+			s.plan.Create = append(s.plan.Create, sp.node) // costs no availability
 		case room > 0:
 			room--
 			s.plan.Create = append(s.plan.Create, sp.node)

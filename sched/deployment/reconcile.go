@@ -274,7 +274,7 @@ func (r *rollout) shrinkOld() {
 	minAvailable := r.desired() - unavailable
 	notYet := replicas(r.current) - serving(r.current)
 	budget := total(r.sets()) - minAvailable - notYet
-	// Pods that serve nobody go first: they cost no availability.
+	// Pods that are not ready go first: they cost no availability.
 	for _, rs := range r.old {
 		if n := min(budget, replicas(rs)-serving(rs)); n > 0 {
 			r.setReplicas(rs, replicas(rs)-n)

@@ -187,7 +187,7 @@ func (r *rollout) set(s *appsv1.DeploymentStatus, kind appsv1.DeploymentConditio
 }
 
 // refresh writes the Progressing condition even if only its time changes: each
-// advance starts the deadline anew.
+// advance restarts the deadline.
 func (r *rollout) refresh(s *appsv1.DeploymentStatus, status corev1.ConditionStatus, reason, message string) {
 	if c := condition(s, appsv1.DeploymentProgressing); c != nil && c.Status == status {
 		c.Reason, c.Message, c.LastUpdateTime = reason, message, metav1.NewTime(r.now)

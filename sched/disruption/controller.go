@@ -1,5 +1,5 @@
 // Package disruption keeps count, in the status of each PodDisruptionBudget, of
-// how many of its pods may be evicted now. It evicts nobody and prevents
+// how many of its pods may be evicted now. It evicts no pod and prevents
 // nothing itself: the eviction subresource reads the status and decides.
 package disruption
 

@@ -1,6 +1,6 @@
 // Package endpoints translates between the two ways to say what stands behind a
 // Service. Endpoints of a Service with a selector are written from its
-// EndpointSlices, for clients that know nothing newer; Endpoints that somebody
+// EndpointSlices, for clients that know nothing newer; Endpoints that a user
 // wrote for a Service without one are mirrored into EndpointSlices, which is
 // what the cluster reads.
 package endpoints
@@ -32,7 +32,7 @@ type controller struct {
 	endpoints corelisters.EndpointsLister
 	slices    discoverylisters.EndpointSliceLister
 	// gone holds the keys of Services that were seen to go: their Endpoints go
-	// too, whoever wrote them. Endpoints without a Service may also be early.
+	// too, whichever client wrote them. Endpoints without a Service may also be early.
 	gone sync.Map
 }
 

@@ -18,7 +18,7 @@ const (
 	// labelManagedBy marks Endpoints that are written here.
 	labelManagedBy = "endpoints.kubernetes.io/managed-by"
 	managedBy      = "endpoint-controller"
-	// mirrorer marks slices that mirror somebody's Endpoints.
+	// mirrorer marks slices that mirror Endpoints.
 	mirrorer = "endpointslicemirroring-controller.k8s.io"
 	// leaderAnnotation: such Endpoints are an election's, not a Service's.
 	leaderAnnotation = "control-plane.alpha.kubernetes.io/leader"

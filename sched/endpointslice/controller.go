@@ -118,7 +118,7 @@ func selects(s *corev1.Service, pod *corev1.Pod) bool {
 }
 
 // selecting reports whether the Service's endpoints are ours to find: without a
-// selector somebody else says where it leads.
+// selector the user says where it leads.
 func selecting(s *corev1.Service) bool {
 	return len(s.Spec.Selector) > 0 && s.Spec.Type != corev1.ServiceTypeExternalName
 }

@@ -6,7 +6,7 @@ import (
 )
 
 // hints says for which zone and node an endpoint is meant by the Service's
-// trafficDistribution: its own. Whoever finds none that is meant for him takes
+// trafficDistribution: its own. A proxy that finds no endpoint with a hint for it takes
 // all; so does everybody while an endpoint has no hint, as its zone is unknown.
 // Endpoints that are not ready have none: they are used when nothing else is
 // left, wherever they are.

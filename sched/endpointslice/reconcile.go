@@ -57,7 +57,7 @@ func Decide(service *corev1.Service, all []*corev1.Pod, zone func(node string) s
 			wanted[g] = append(wanted[g], e)
 		}
 	}
-	// A Service without endpoints has one empty slice: "nobody" is an answer,
+	// A Service without endpoints has one empty slice: "no endpoints" is an answer,
 	// "unknown" is none.
 	if len(wanted) == 0 {
 		for _, family := range families(service) {

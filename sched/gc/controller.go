@@ -167,7 +167,7 @@ func (c *collector) collect(ctx context.Context, o *object) error {
 		collected.Inc()
 		err := c.resource(o).Delete(ctx, o.name, metav1.DeleteOptions{
 			PropagationPolicy: &v.Policy,
-			// The version: nobody has given it a new owner since.
+			// The version: it was not given a new owner since.
 			Preconditions: &metav1.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion},
 		})
 		if err != nil && !apierrors.IsNotFound(err) {

@@ -44,7 +44,7 @@ func (g *graph) ring(o *object) map[types.UID]bool {
 		owner := g.get(ref.UID)
 		return owner != nil && owner.foreground() && o.blocks(ref.UID)
 	}) {
-		return nil // nobody waits for it: most objects need no walk
+		return nil // no owner waits for it: most objects need no walk
 	}
 	seen := map[types.UID]bool{}
 	waits := false

@@ -195,7 +195,7 @@ func (m *monitors) start(ctx context.Context, group *errgroup.Group, resource sc
 		UpdateFunc: func(old, obj any) {
 			if o, ok := old.(*metav1.PartialObjectMetadata); ok {
 				if n, ok := obj.(*metav1.PartialObjectMetadata); ok && o.UID != n.UID {
-					m.changed(resource, kind, old, nil) // deleted and made anew
+					m.changed(resource, kind, old, nil) // deleted and created again
 				}
 			}
 			m.changed(resource, kind, nil, obj)
@@ -279,7 +279,7 @@ func (m *monitors) waitSynced(ctx context.Context) bool {
 // maxSyncWait bounds waitSynced.
 const maxSyncWait = 30 * time.Second
 
-// errUnknownKind is returned when nobody serves an owner's kind.
+// errUnknownKind is returned when no API serves an owner's kind.
 var errUnknownKind = errors.New("no such kind is served")
 
 // mapping tells how the kind of an owner is served. Any version will do: it is

@@ -54,7 +54,7 @@ func judge(owners []metav1.OwnerReference, states []ownerState, finalizers []str
 		// The owner waits for all below it, so everything below goes first.
 		return Verdict{Do: remove, Policy: metav1.DeletePropagationForeground}
 	}
-	// What somebody asked of the object itself comes first.
+	// What was asked of the object itself comes first.
 	for _, f := range finalizers {
 		switch f {
 		case metav1.FinalizerOrphanDependents:

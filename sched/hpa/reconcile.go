@@ -29,7 +29,7 @@ type Outcome struct {
 	Replicas int32
 	// Reason says in words why Replicas is not what it was.
 	Reason string
-	// Failed: what pods use could not be told, and nothing was decided.
+	// Failed: what pods use is not known, and nothing was decided.
 	Failed  bool
 	Status  autoscalingv2.HorizontalPodAutoscalerStatus
 	Faults  []Fault

@@ -27,7 +27,7 @@ const (
 	// labelAgent is on machines that hold nothing of the cluster.
 	labelAgent = "node-role.kubernetes.io/agent"
 	user       = 65532
-	// grace is longer than the proxy takes to end: 5 s until nobody sends it new
+	// grace is longer than the proxy takes to end: 5 s until no client sends it new
 	// connections, and 20 s for what is under way.
 	grace = 30
 )

@@ -1,5 +1,5 @@
 // Package ipaddress keeps an IPAddress for each cluster address that a Service
-// has, so that one sees in one list who has which, and nobody else reserves it.
+// has, so that one list shows who has which, and no other object reserves it.
 package ipaddress
 
 import (
@@ -80,7 +80,7 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 	step := Decide(key.Name, holders, have)
 	switch {
 	case step.Delete:
-		// What is made anew in between is another object. One that is wanted again is
+		// What is created again in between is another object. One that is wanted again is
 		// made when the watch shows that it is gone.
 		err := api.Delete(ctx, key.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(have.UID))})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {

@@ -15,7 +15,7 @@ import (
 type Step struct {
 	Create *networkingv1.IPAddress
 	Delete bool
-	// Stolen is the Service that has an address which somebody reserved for
+	// Stolen is the Service that has an address which is reserved for
 	// something else.
 	Stolen *corev1.Service
 }

@@ -17,7 +17,7 @@ import (
 const (
 	// burst is the most pods one pass makes or counts for one Job.
 	burst = 500
-	// Pause before a failed pod is made anew, doubling with each failure in a
+	// Pause before a failed pod is replaced, doubling with each failure in a
 	// row.
 	firstBackoff = 10 * time.Second
 	maxBackoff   = 10 * time.Minute
@@ -55,7 +55,7 @@ type Plan struct {
 
 // state is the working state of one Decide call.
 //
-// How a pod's end is counted exactly once, whoever leads and crashes:
+// How a pod's end is counted exactly once, also when leaders change and crash:
 //
 //	pod ended, has finalizer ──► its UID in uncountedTerminatedPods  (status write)
 //	                          ──► finalizer removed                   (pod patch)

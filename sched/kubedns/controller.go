@@ -40,7 +40,7 @@ type controller struct {
 }
 
 // New returns the loop. address is where each node answers; the zero value: the
-// cluster's names are somebody else's, and so is the Service.
+// cluster's names are answered by another server, which has the Service.
 func New(env loop.Env, address netip.Addr) loop.Loop {
 	services := env.Informers.Core().V1().Services()
 	c := &controller{client: env.Client, services: services.Lister(), address: address}
@@ -104,7 +104,7 @@ func newService(address netip.Addr) *corev1.Service {
 
 // fix returns the Service put right, nil: it is. What an administrator has made
 // under that name with another address is left alone; one with ours keeps the
-// label without which nobody would be answered. Pure.
+// label without which no client would be answered. Pure.
 func fix(s *corev1.Service, address netip.Addr) *corev1.Service {
 	if s.Spec.ClusterIP != address.String() {
 		return nil

@@ -36,7 +36,7 @@ func newService(address netip.Addr) *corev1.Service {
 }
 
 // fix returns the Service put right; nil: it is. The port's name must be that of
-// the slices, and with a selector its endpoints would be somebody else's.
+// the slices, and with a selector its endpoints would be other pods.
 func fix(s *corev1.Service) *corev1.Service {
 	want := s.DeepCopy()
 	want.Spec.Selector = nil

@@ -33,10 +33,10 @@ type controller struct {
 	events   record.EventRecorder
 	services corelisters.ServiceLister
 	maps     corelisters.ConfigMapLister
-	// given is what this loop wrote and the cache may not show yet; told is what
+	// given is what this loop wrote and the cache may not show yet; reported is what
 	// was last said to whom. Only reconcile uses them.
-	given map[loop.Key][]string
-	told  map[loop.Key]string
+	given    map[loop.Key][]string
+	reported map[loop.Key]string
 }
 
 // New returns the loop.
@@ -44,7 +44,7 @@ func New(env loop.Env) loop.Loop {
 	core := env.Informers.Core().V1()
 	c := &controller{
 		client: env.Client, events: env.Events.For("loadbalancer"), services: core.Services().Lister(), maps: core.ConfigMaps().Lister(),
-		given: map[loop.Key][]string{}, told: map[loop.Key]string{},
+		given: map[loop.Key][]string{}, reported: map[loop.Key]string{},
 	}
 	c.Controller = loop.New("loadbalancer", env, 1, c.reconcile)
 	loop.Watch(c.Controller, core.Services().Informer(), func(old, s *corev1.Service) {
@@ -76,8 +76,8 @@ func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
 		text = m.Data["addresses"]
 	}
 	ranges, bad := ParsePool(text)
-	if bad != nil && c.told[Pool] != bad.Error() {
-		c.told[Pool] = bad.Error()
+	if bad != nil && c.reported[Pool] != bad.Error() {
+		c.reported[Pool] = bad.Error()
 		c.events.Event(m, corev1.EventTypeWarning, "InvalidPool", bad.Error())
 	}
 	names := map[loop.Key]bool{}
@@ -99,9 +99,9 @@ func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
 			delete(c.given, key)
 		}
 	}
-	for key := range c.told {
+	for key := range c.reported {
 		if !names[key] && key != Pool {
-			delete(c.told, key)
+			delete(c.reported, key)
 		}
 	}
 	for _, d := range Decide(services, ranges) {
@@ -111,12 +111,12 @@ func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
 			if !found {
 				fault = fmt.Sprintf("the cluster has no addresses to give: there is no ConfigMap %s with ranges in its key \"addresses\"", Pool)
 			}
-			if c.told[key] != fault {
-				c.told[key] = fault
+			if c.reported[key] != fault {
+				c.reported[key] = fault
 				c.events.Event(d.Service, corev1.EventTypeWarning, "NoAddress", fault)
 			}
 		} else {
-			delete(c.told, key)
+			delete(c.reported, key)
 		}
 		if slices.Equal(ingress(d.Service), d.IPs) {
 			continue

@@ -18,7 +18,7 @@ const retryConflict = 100 * time.Millisecond
 // Range of addresses, both ends included.
 type Range struct{ First, Last netip.Addr }
 
-// ParsePool reads ranges. What cannot be read is left out and told.
+// ParsePool reads ranges. What cannot be read is left out and reported.
 func ParsePool(text string) (ranges []Range, err error) {
 	var errs []error
 	for _, word := range strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(", \t\r\n", r) }) {
@@ -37,7 +37,7 @@ func parseRange(word string) (Range, error) {
 	if p, err := netip.ParsePrefix(word); err == nil {
 		p = p.Masked()
 		r := Range{p.Addr(), last(p)}
-		if p.Addr().Is4() && p.Bits() < 31 { // network and broadcast are nobody's
+		if p.Addr().Is4() && p.Bits() < 31 { // network and broadcast are not addresses of hosts
 			r = Range{r.First.Next(), r.Last.Prev()}
 		}
 		return r, nil

@@ -123,7 +123,7 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 		prefix, ok = next(c.cluster, c.bits, c.last, used)
 	}
 	if !ok {
-		// Trying again would help nobody, and its events would fill the store:
+		// Trying again would not help, and its events would fill the store:
 		// what helps is a node that goes.
 		if c.setStarved(node, true) {
 			c.events.Eventf(node, corev1.EventTypeWarning, "CIDRNotAvailable", "no network of /%d is free in %v for node %s: %d nodes exist; give the cluster a larger --cluster-cidr, or remove nodes", c.bits, c.cluster, node.Name, len(all))
@@ -137,7 +137,7 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 
 func (c *controller) give(ctx context.Context, node *corev1.Node, prefix netip.Prefix) error {
 	patch, err := json.Marshal(map[string]any{
-		// The version makes sure that nobody has given the node another.
+		// The version makes sure that the node was not given another.
 		"metadata": map[string]any{"uid": node.UID, "resourceVersion": node.ResourceVersion},
 		"spec":     map[string]any{"podCIDR": prefix.String(), "podCIDRs": []string{prefix.String()}},
 	})
@@ -171,7 +171,7 @@ func (c *controller) used(ctx context.Context, all []*corev1.Node) []netip.Prefi
 				continue // validation lets none pass
 			}
 			if other, twice := owner[prefix]; twice {
-				klog.FromContext(ctx).Error(nil, "two nodes have the same pod network; delete one Node and let it register anew",
+				klog.FromContext(ctx).Error(nil, "two nodes have the same pod network; delete one Node and let it register again",
 					"podCIDR", prefix, "node", node.Name, "other", other)
 			}
 			owner[prefix] = node.Name

@@ -18,8 +18,8 @@ const (
 
 // evictionOf decides about a pod on a node with these taints. When the time
 // comes is counted from when each taint was added, which is stored with it, so
-// that a change of leader does not start it anew. first is used for a taint
-// without that time. With suspended, taints of lost nodes evict nobody.
+// that a change of leader does not restart it. first is used for a taint
+// without that time. With suspended, taints of lost nodes evict no pod.
 func evictionOf(pod *corev1.Pod, all []corev1.Taint, first, now time.Time, suspended bool) (eviction, time.Duration) {
 	what, wait := stays, time.Duration(0)
 	for i := range all {

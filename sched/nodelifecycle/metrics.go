@@ -9,7 +9,7 @@ var (
 	})
 	evictionsSuspended = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "clusterd_sched_evictions_suspended",
-		Help: "1 while more than half of all nodes look dead and nobody is evicted from them.",
+		Help: "1 while more than half of all nodes look dead and no pod is evicted from them.",
 	})
 )
 

@@ -1,4 +1,4 @@
-// Package podgc removes pods that nobody else will: those of nodes that no
+// Package podgc removes pods that no other loop removes: those of nodes that no
 // longer exist, those deleted before they got a node, and the oldest finished
 // ones when there are too many.
 package podgc
@@ -139,7 +139,7 @@ func (c *controller) remove(ctx context.Context, v Victim) error {
 	pod := v.Pod
 	klog.FromContext(ctx).V(2).Info("removing pod", "pod", klog.KObj(pod), "node", pod.Spec.NodeName, "why", v.Why)
 	if v.Why == NodeGone && !pods.Finished(pod) {
-		// Whoever counts this pod should see how it ended.
+		// Controllers that count this pod should see how it ended.
 		if err := c.fail(ctx, pod); err != nil {
 			return err
 		}

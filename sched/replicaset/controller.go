@@ -60,7 +60,7 @@ func newLoop(env loop.Env, name, component string, s sets) (loop.Loop, error) {
 	return c.Loop(), nil
 }
 
-// onSet is told of each change of a set, as the object that users know.
+// onSet is called for each change of a set, as the object that users know.
 func (c *controller) onSet(old, now metav1.Object) {
 	if old != nil && (now == nil || now.GetUID() != old.GetUID()) {
 		c.pods.Pending.Forget(loop.KeyOf(old)) // its pods are no business of a namesake

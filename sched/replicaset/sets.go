@@ -19,7 +19,7 @@ import (
 )
 
 // set is what pods are kept for, in the form of a ReplicaSet. It belongs to the
-// cache, or to nobody else: it is not changed.
+// cache: it is not changed.
 type set struct {
 	*appsv1.ReplicaSet
 	owner podctl.Owner // as users know it: owner references and events name it

@@ -15,7 +15,7 @@ import (
 )
 
 // volumeTimeout is how long a pod waits on its node for volumes to be made,
-// before a node is chosen anew.
+// before a node is chosen again.
 const volumeTimeout = 10 * time.Minute
 
 var errVolumesLate = errors.New("timed out waiting for the pod's volumes to be bound")

@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Config is what the scheduler can be told. Its zero value is the default: one
+// Config is the scheduler's configuration. Its zero value is the default: one
 // profile, default-scheduler, with all rules.
 type Config struct {
 	profiles                 []*profile // none: the default one

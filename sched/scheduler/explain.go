@@ -14,7 +14,7 @@ import (
 // reason. "false" is as good as none.
 const ExplainAnnotation = "clusterd.local/explain-scheduling"
 
-// explained is how many nodes are told of: a condition is no place for thousands.
+// explained is how many nodes are listed: a condition is no place for thousands.
 const explained = 100
 
 func asksWhy(pod *corev1.Pod) bool {

@@ -128,7 +128,7 @@ func filterPodAffinity(s *snapshot, p *podInfo) func(*nodeInfo) []string {
 			forbidden = append(forbidden, where{r.topology, r.in(r.topology)})
 		}
 	}
-	// The first of a group that wants to be with its like finds nobody: it may
+	// The first of a group that wants to be with its like finds none: it may
 	// go anywhere that has the topology label.
 	firstOfKind := len(p.attract) > 0 && matchesAll(s, p.attract, p.pod)
 	for _, w := range attracted {

@@ -31,7 +31,7 @@ func filterResources(s *snapshot, p *podInfo) func(*nodeInfo) []string {
 	}
 }
 
-// What most refusals say, ready made: a pod that fits nowhere is told of it by
+// What most refusals say, ready made: a pod that fits nowhere gets it from
 // each of thousands of nodes.
 var (
 	tooManyPods = []string{"Too many pods"}

@@ -123,7 +123,7 @@ func filterVolumes(_ *snapshot, p *podInfo) func(*nodeInfo) []string {
 }
 
 // on says which volumes the waiting claims get on the node; ok is false if one
-// gets none there. A claim that somebody makes a volume for elsewhere waits for
+// gets none there. A claim that a provisioner makes a volume for waits for
 // that one.
 func (d *demand) on(node *corev1.Node) (choices []claimChoice, ok bool) {
 	if d == nil {

@@ -214,7 +214,7 @@ func overdrawn(list []*podInfo, budgets []*policyv1.PodDisruptionBudget) map[*po
 			if err != nil || match.Empty() || !match.Matches(labels.Set(p.pod.Labels)) {
 				continue
 			}
-			if _, told := b.Status.DisruptedPods[p.pod.Name]; told {
+			if _, disrupted := b.Status.DisruptedPods[p.pod.Name]; disrupted {
 				continue // counted already
 			}
 			if left[i]--; left[i] < 0 {

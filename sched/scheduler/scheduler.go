@@ -122,7 +122,7 @@ func (s *scheduler) run(ctx context.Context) error {
 	}
 	logger.V(2).Info("loop started")
 
-	var binds, volumeWaits errgroup.Group // who waits for volumes holds up nobody
+	var binds, volumeWaits errgroup.Group // a pod that waits for volumes does not hold up others
 	binds.SetLimit(bindsInFlight)
 	for {
 		pod, ok := s.queue.pop(ctx)
@@ -342,7 +342,7 @@ func (s *scheduler) onPod(old, pod *corev1.Pod) {
 		s.gone(old)
 		return
 	}
-	if old != nil && old.UID != pod.UID { // deleted and made anew between two events
+	if old != nil && old.UID != pod.UID { // deleted and created again between two events
 		s.queue.remove(old.UID)
 		s.gone(old)
 		old = nil

@@ -11,7 +11,7 @@ import (
 
 // tally counts placed pods, node by node and domain by domain. It is counted
 // once and kept up to date with each pod that comes or goes and each node whose
-// labels change: pods of one template ask the same question, and counting anew
+// labels change: pods of one template ask the same question, and counting again
 // for each would cost as much as there are pods.
 type tally struct {
 	nodes map[*nodeInfo]int // none is 0
@@ -81,7 +81,7 @@ type matching struct {
 }
 
 // maxMatching bounds what is kept: each costs a match for every pod that comes
-// or goes. Templates beyond that count anew.
+// or goes. Templates beyond that are counted each time.
 const maxMatching = 64
 
 // matching returns the tally under a key that says all that match depends on.

@@ -125,7 +125,7 @@ func (c *controller) certificates(ctx context.Context, namespace string) error {
 	return fmt.Errorf("restore %s: %w", rootCAName, err)
 }
 
-// settled reports whether a create needs no retry: it worked, somebody else was
+// settled reports whether a create needs no retry: it worked, another client was
 // faster, or the namespace is on its way out.
 func settled(err error) bool {
 	return err == nil || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) ||

@@ -38,7 +38,7 @@ type Create struct {
 type Plan struct {
 	Create []Create
 	// Delete holds pods to delete: of ordinals beyond the set's, of older
-	// revisions, and finished ones, which are made anew by a later pass.
+	// revisions, and finished ones, which are replaced by a later pass.
 	Delete []*corev1.Pod
 	// Fix holds pods that lack a label of their identity.
 	Fix []*corev1.Pod
@@ -173,7 +173,7 @@ func (s *state) fill() bool {
 		case m.available:
 			continue
 		case s.ordered && !m.ready && s.stale(m):
-			// It serves nobody, and waiting for it would keep its successor
+			// It is not ready, and waiting for it would keep its successor
 			// from ever being tried.
 			s.plan.Delete = append(s.plan.Delete, m.Pod)
 		}

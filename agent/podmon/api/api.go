@@ -233,7 +233,7 @@ type Shutdown struct {
 // Upgrade asks podmon to give way to another program, which travels beside the
 // request as a sealed memory file (package sealed) and goes on with all that
 // podmon has. The answer comes before podmon ends; the client then connects
-// anew.
+// again.
 type Upgrade struct {
 	// PatienceMillis is how long executions and attachments under way may go
 	// on before they are ended, with CodeReplaced.

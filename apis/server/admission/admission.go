@@ -68,7 +68,7 @@ type Options struct {
 // plugin is one entry of the ordered list.
 type plugin struct {
 	name string
-	// on is whether it is there unless somebody says otherwise.
+	// on is whether it is enabled by default.
 	on bool
 	// make builds it; config is what the operator wrote for it, nil: nothing.
 	make func(config io.Reader) (admission.Interface, error)

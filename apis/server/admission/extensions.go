@@ -39,7 +39,7 @@ type Extensions struct {
 	Stopped <-chan struct{}
 }
 
-// questions are the resources that are not stored: nobody may stand between a
+// questions are the resources that are not stored: no webhook may stand between a
 // user and who or what one is allowed.
 var questions = []schema.GroupResource{
 	authenticationv1.Resource("selfsubjectreviews"),

@@ -13,7 +13,7 @@ import (
 // lateSchemas is a client that asks for OpenAPI only once there is a policy
 // that changes objects. The library's plugin asks every five seconds from the
 // start on, and the first question builds the documents of all groups: 50 MB
-// and most of the processor time of a start, for nothing where nobody has such
+// and most of the processor time of a start, for nothing where there are no such
 // a policy.
 type lateSchemas struct {
 	kubernetes.Interface

@@ -54,7 +54,7 @@ type Holds func(ctx context.Context, owner Owner, address netip.Addr) (bool, err
 type Others struct {
 	// Ranges are what may be given out when the cluster's own range is full.
 	Ranges func(ctx context.Context) ([]netip.Prefix, error)
-	// Reserved tells whether an address is kept for somebody else than owner.
+	// Reserved reports whether an address is reserved for another owner.
 	Reserved func(ctx context.Context, address netip.Addr, owner Owner) (bool, error)
 }
 
@@ -183,7 +183,7 @@ func (a *Addresses) take(ctx context.Context, address netip.Addr, owner Owner) e
 	return a.leases.take(ctx, address.String(), owner)
 }
 
-// reserved reports whether address is kept for somebody else.
+// reserved reports whether address is reserved for another owner.
 func (a *Addresses) reserved(ctx context.Context, address netip.Addr, owner Owner) (bool, error) {
 	if a.others.Reserved == nil {
 		return false, nil
@@ -200,7 +200,7 @@ func (a *Addresses) Release(ctx context.Context, address netip.Addr, owner Owner
 	return a.leases.release(ctx, address.String(), owner)
 }
 
-// check is nil for an address that may be given to owner if nobody has it.
+// check is nil for an address that may be given to owner if it is free.
 func (a *Addresses) check(ctx context.Context, address netip.Addr, owner Owner) error {
 	if !a.span.contains(address) {
 		spans, err := a.spans(ctx)

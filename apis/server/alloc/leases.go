@@ -51,7 +51,7 @@ func (l leases) take(ctx context.Context, name string, owner Owner) error {
 		return ErrTaken
 	}
 	if err := l.reserve(ctx, name, owner); storage.IsExist(err) {
-		return ErrTaken // somebody was faster
+		return ErrTaken // another allocation was faster
 	} else if err != nil {
 		return err
 	}

@@ -168,7 +168,7 @@ func ownerOfService(service *corev1.Service) Owner {
 
 // release gives the address of service back, unless service turns out to be
 // stored with it: a write whose outcome is unknown may have happened. A
-// release that fails is left to whoever wants the address next.
+// release that fails is made up for by the next allocation of the address.
 func (a *Addresses) release(ctx context.Context, service *corev1.Service) {
 	address, err := netip.ParseAddr(service.Spec.ClusterIP)
 	if err != nil {

@@ -87,7 +87,7 @@ func (Masters) EvaluateConditions(context.Context, authorizer.ConditionsAwareDec
 // RulesFor lists everything, for members.
 func (Masters) RulesFor(_ context.Context, u user.Info, _ string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
 	if u == nil {
-		return nil, nil, false, fmt.Errorf("rules of nobody: no user given")
+		return nil, nil, false, fmt.Errorf("rules: no user given")
 	}
 	if !isMaster(u) {
 		return nil, nil, false, nil

@@ -2,5 +2,5 @@
 // who are you, and may you. Identities are x509 client certificates or parts
 // of this process; permissions are those of nodes, which follow from the pods
 // bound to them, and of system:masters; everybody else's are stored (package
-// rbac). Nobody is let in by default.
+// rbac). No request is let in by default.
 package auth

@@ -2,7 +2,7 @@ package budget
 
 import "time"
 
-// bucket is a token bucket, told in what was used instead of what is left.
+// bucket is a token bucket that counts what was used instead of what is left.
 // Times are unix milliseconds of the store's clock and may come out of order.
 type bucket struct {
 	used float64 // bytes, as of at; at most twice the burst
@@ -24,7 +24,7 @@ func limitsFor(historyBytes int64, window time.Duration) limits {
 // the log was written.
 func (b *bucket) use(l limits, millis int64, bytes float64) {
 	b.drain(l, millis)
-	// Whoever was far beyond waits one window at most.
+	// A writer far beyond its share waits one window at most.
 	b.used = min(b.used+bytes, 2*l.burst)
 }
 

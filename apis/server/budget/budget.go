@@ -34,7 +34,7 @@ type Config struct {
 	// Now is the store's clock, in which its log is stamped. Nil: time.Now.
 	Now func() time.Time
 	// Refused is called for each write that is refused; begins says that the
-	// writer has not been for a while. It must not wait. Nil: nobody is told.
+	// writer has not been for a while. It must not wait. Nil: no call.
 	Refused func(writer, why string, begins bool)
 }
 
@@ -49,7 +49,7 @@ const others = "(others)"
 // milliseconds.
 const remindAfter = 10 * 60 * 1000
 
-// Budget bounds writers. A nil Budget bounds nobody. It is safe for concurrent
+// Budget bounds writers. A nil Budget bounds no writer. It is safe for concurrent
 // use.
 type Budget struct {
 	cfg    Config
@@ -63,10 +63,10 @@ type Budget struct {
 type writer struct {
 	bucket
 	pending float64 // bytes under way through this server
-	told    int64   // when Refused last heard that it begins; 0: never
+	noticed int64   // when Refused was last called for it; 0: never
 }
 
-// New makes a Budget in which nobody has used anything.
+// New makes a Budget in which nothing is used.
 func New(cfg Config) *Budget {
 	if cfg.Writer == nil {
 		cfg.Writer = func(origin string) string { return origin }
@@ -81,7 +81,7 @@ func New(cfg Config) *Budget {
 }
 
 // Written counts what the log says was written, in order or not; millis is the
-// log's time. Changes of nobody are not counted: the store's own, and those from
+// log's time. Changes without a user are not counted: the store's own, and those from
 // outside of requests.
 func (b *Budget) Written(origin string, millis, bytes int64) {
 	if b == nil || origin == "" {
@@ -105,9 +105,9 @@ func (b *Budget) Reserve(ctx context.Context, origin string, bytes int64) (done 
 	name, w := b.of(origin, now)
 	wait := w.wait(b.limits, now, w.pending)
 	if wait > 0 && !vital(ctx) {
-		begins := w.told == 0 || now-w.told > remindAfter
+		begins := w.noticed == 0 || now-w.noticed > remindAfter
 		if begins {
-			w.told = now
+			w.noticed = now
 		}
 		b.mu.Unlock()
 		why := b.why(name)
@@ -176,7 +176,7 @@ func (b *Budget) forget(millis int64) {
 	}
 }
 
-// vital reports whether the request that ctx belongs to says that somebody is
+// vital reports whether the request that ctx belongs to says that a node is
 // alive.
 func vital(ctx context.Context) bool {
 	info, ok := request.RequestInfoFrom(ctx)

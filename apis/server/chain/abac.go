@@ -69,7 +69,7 @@ func readABAC(path string) (*abac, error) {
 			return nil, fmt.Errorf("ABAC policy %s:%d: apiVersion %q, kind %q: each line must be a Policy of %s", path, n, policy.APIVersion, policy.Kind, abacVersion)
 		}
 		if policy.Spec.User == "" && policy.Spec.Group == "" {
-			return nil, fmt.Errorf("ABAC policy %s:%d: spec.user or spec.group is required: the line permits nobody anything", path, n)
+			return nil, fmt.Errorf("ABAC policy %s:%d: spec.user or spec.group is required: the line permits nothing", path, n)
 		}
 		z.rules = append(z.rules, policy.Spec)
 	}

@@ -62,7 +62,7 @@ func (l *lateOpenAPI) document() http.Handler {
 
 // list names the documents of version 3. The aggregator asks for it at start
 // and once a second. What the library lists as hashes, for which all documents
-// have to be built, is here that of the build: whoever asks for a document with
+// have to be built, is here that of the build: a client that asks for a document with
 // it is redirected to the hash of the content.
 func (l *lateOpenAPI) list(w http.ResponseWriter, _ *http.Request) {
 	all := handler3.OpenAPIV3Discovery{Paths: map[string]handler3.OpenAPIV3DiscoveryGroupVersion{}}

@@ -74,7 +74,7 @@ func (o *objects[T]) ensureOne(ctx context.Context, want T, mandatory, whole boo
 }
 
 // ours says whether a suggested object is kept as it is suggested: its
-// annotation says so, or without one, that nobody has changed it since it was
+// annotation says so, or without one, that it was not changed since it was
 // made.
 func ours(obj metav1.Object) bool {
 	switch obj.GetAnnotations()[flowcontrolv1.AutoUpdateAnnotationKey] {

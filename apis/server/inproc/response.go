@@ -152,7 +152,7 @@ func (r reader) Read(p []byte) (int, error) {
 	return 0, io.EOF
 }
 
-// Close tells the handler that nobody listens any more.
+// Close tells the handler that the client is gone.
 func (r reader) Close() error {
 	r.w.mu.Lock()
 	r.w.closed = true

@@ -25,15 +25,15 @@ import (
 const writers = 16
 
 // Bootstrap makes the roles that every cluster has, at each start: what is
-// missing is added, what is not ours stays. Whoever wants a role left alone
-// says so in its annotation rbac.authorization.kubernetes.io/autoupdate.
+// missing is added, what is not ours stays. A role is left alone when
+// it says so in its annotation rbac.authorization.kubernetes.io/autoupdate.
 type Bootstrap struct {
 	client kubernetes.Interface
 	done   atomic.Bool
 }
 
 // NewBootstrap makes a Bootstrap that writes through client, which has to be
-// a member of system:masters: nobody else holds all that is granted.
+// a member of system:masters: no other user holds all that is granted.
 func NewBootstrap(client kubernetes.Interface) *Bootstrap { return &Bootstrap{client: client} }
 
 // Done reports whether the roles were all there once.

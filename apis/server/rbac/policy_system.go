@@ -8,7 +8,7 @@ const (
 	csr            = "certificates.k8s.io"
 )
 
-// delegates lets a component ask this server who somebody is and what they
+// delegates lets a component ask this server who a user is and what they
 // may do.
 func delegates() []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{

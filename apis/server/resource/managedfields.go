@@ -18,7 +18,7 @@ func ownLoop(ctx context.Context) bool {
 
 // untrack lets an object go without managedFields. The library keeps them only
 // for objects that have them, or from the first server-side apply on, which then
-// finds the earlier writers summed up as "before-first-apply". Nobody applies the
+// finds the earlier writers summed up as "before-first-apply". No client applies the
 // pods that a controller makes, and keeping account of who wrote what is a third
 // of what each update of their status costs.
 func untrack(obj runtime.Object) {

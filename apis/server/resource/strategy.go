@@ -53,7 +53,7 @@ func (s strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	}
 }
 
-// userInfo is somebody as the API writes it.
+// userInfo is a user as the API writes it.
 func userInfo(u user.Info) authenticationv1.UserInfo {
 	info := authenticationv1.UserInfo{Username: u.GetName(), UID: u.GetUID(), Groups: u.GetGroups()}
 	if extra := u.GetExtra(); len(extra) > 0 {

@@ -1,5 +1,5 @@
 // Package review serves the virtual kinds by which a client asks who it is and
-// what it, or somebody, may do. Nothing is stored: an answer is the request,
+// what it, or another user, may do. Nothing is stored: an answer is the request,
 // filled in.
 package review
 
@@ -34,7 +34,7 @@ type (
 	SelfSubject = Storage[*authenticationv1.SelfSubjectReview]
 	// SelfAccess is `kubectl auth can-i`.
 	SelfAccess = Storage[*authorizationv1.SelfSubjectAccessReview]
-	// Access is SelfAccess about somebody.
+	// Access is SelfAccess about any user.
 	Access = Storage[*authorizationv1.SubjectAccessReview]
 	// LocalAccess is Access within one namespace.
 	LocalAccess = Storage[*authorizationv1.LocalSubjectAccessReview]
@@ -107,7 +107,7 @@ func NewSelfAccess(z authorizer.UnconditionalAuthorizer) *SelfAccess {
 	}
 }
 
-// NewAccess says whether somebody may do something.
+// NewAccess answers whether a user may do something.
 func NewAccess(z authorizer.UnconditionalAuthorizer) *Access {
 	return &Access{
 		singular: "subjectaccessreview",
@@ -119,7 +119,7 @@ func NewAccess(z authorizer.UnconditionalAuthorizer) *Access {
 	}
 }
 
-// NewLocalAccess says whether somebody may do something in one namespace.
+// NewLocalAccess answers whether a user may do something in one namespace.
 func NewLocalAccess(z authorizer.UnconditionalAuthorizer) *LocalAccess {
 	return &LocalAccess{
 		singular:   "localsubjectaccessreview",

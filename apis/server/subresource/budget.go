@@ -112,7 +112,7 @@ func refuse(why string, retry int) error {
 	return err
 }
 
-// spareUnready reports whether a pod that serves nobody may go without cost:
+// spareUnready reports whether an unready pod may be evicted without cost:
 // the budget is met without it, or says that such pods do not count.
 func spareUnready(budget *policyv1.PodDisruptionBudget) bool {
 	if p := budget.Spec.UnhealthyPodEvictionPolicy; p != nil && *p == policyv1.AlwaysAllow {

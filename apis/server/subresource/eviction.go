@@ -97,8 +97,8 @@ func (e *Eviction) Create(ctx context.Context, name string, obj runtime.Object, 
 	return &metav1.Status{Status: metav1.StatusSuccess}, nil
 }
 
-// mark writes the reason of the coming deletion into the pod, for whoever
-// looks at it while it ends. A finished pod needs no reason.
+// mark writes the reason of the coming deletion into the pod, where it shows
+// while the pod ends. A finished pod needs no reason.
 func (e *Eviction) mark(ctx context.Context, name string, options *metav1.DeleteOptions) error {
 	key, err := e.pods.KeyFunc(ctx, name)
 	if err != nil {

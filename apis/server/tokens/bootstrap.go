@@ -35,7 +35,7 @@ func NewBootstrap(objects Objects) *Bootstrap {
 
 // AuthenticateToken implements authenticator.Token. It has no opinion about what
 // does not look like a bootstrap token. The error for one that is not good does
-// not say why: whoever tries tokens learns nothing of those that there are.
+// not say why: a client that guesses learns nothing about existing tokens.
 func (b *Bootstrap) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 	if !bootstraputil.IsValidBootstrapToken(token) {
 		return nil, false, nil

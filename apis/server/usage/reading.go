@@ -90,7 +90,7 @@ func labels(m *dto.Metric) (pod Pod, container string) {
 }
 
 // since is what was used from base to r; all tells whether base has everything
-// that r has. Of a pod, all containers are told or none.
+// that r has. Of a pod, all containers are reported or none.
 func (r *reading) since(base reading) (u *Usage, all bool) {
 	u = &Usage{Pods: make(map[Pod]PodUsage, len(r.pods))}
 	if u.Node, all = r.node.since(base.node); !all {

@@ -1,6 +1,6 @@
 // Package usage answers metrics.k8s.io: what nodes and pods use now, which is
-// what `kubectl top` shows. Nothing is stored and nothing is sampled while
-// nobody asks: a question goes to the nodes concerned, which read their
+// what `kubectl top` shows. Nothing is stored and nothing is sampled between
+// requests: a request goes to the nodes concerned, which read their
 // counters of processor time. Two readings some time apart make a rate.
 package usage
 
@@ -21,7 +21,7 @@ import (
 const (
 	// fresh is how long an answer counts: until then others get the same.
 	fresh = 15 * time.Second
-	// window is the shortest time over which a rate is told. Who asks a node
+	// window is the shortest time over which a rate is reported. Who asks a node
 	// that has not been asked of late waits that long.
 	window = time.Second
 	// oldest is how old a reading may be for a rate to begin with it: a rate
@@ -48,12 +48,12 @@ type Source struct {
 
 // node is what is known of one.
 type node struct {
-	turn chan struct{} // holds one token: who has it may use the rest
-	last *reading      // nil: it was never asked
-	told *Usage        // made with last; nil: none
+	turn  chan struct{} // holds one token: who has it may use the rest
+	last  *reading      // nil: it was never asked
+	usage *Usage        // made with last; nil: none
 }
 
-// NewSource returns a Source that has asked nobody yet.
+// NewSource returns a Source that has asked no node yet.
 func NewSource(transport Transport) *Source {
 	return &Source{transport: transport, nodes: map[string]*node{}}
 }
@@ -105,18 +105,18 @@ func (s *Source) Of(ctx context.Context, name string) (*Usage, error) {
 	case <-ctx.Done():
 		return nil, fmt.Errorf("node %s: %w", name, context.Cause(ctx))
 	}
-	if n.told != nil && time.Since(n.last.at) < fresh {
-		return n.told, nil
+	if n.usage != nil && time.Since(n.last.at) < fresh {
+		return n.usage, nil
 	}
-	told, last, err := s.measure(ctx, name, n.last)
+	usage, last, err := s.measure(ctx, name, n.last)
 	if err != nil {
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
 		}
 		return nil, fmt.Errorf("node %s: %w", name, err)
 	}
-	n.told, n.last = told, last
-	return told, nil
+	n.usage, n.last = usage, last
+	return usage, nil
 }
 
 // Keep forgets the nodes that are none of these keys.
@@ -153,7 +153,7 @@ func (s *Source) measure(ctx context.Context, name string, last *reading) (*Usag
 	if err != nil {
 		return nil, nil, err
 	}
-	// What has started in between is told the next time.
+	// What has started in between is reported the next time.
 	u, _ := later.since(*now)
 	return u, later, nil
 }

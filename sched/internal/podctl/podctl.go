@@ -168,7 +168,7 @@ func (c *Control) Patch(ctx context.Context, owner Owner, name string, patch []b
 
 // Create makes the pod, whose name was chosen by the caller.
 func (c *Control) Create(ctx context.Context, owner Owner, pod *corev1.Pod) error {
-	return c.told(ctx, owner, pod, c.create(ctx, owner, pod))
+	return c.record(ctx, owner, pod, c.create(ctx, owner, pod))
 }
 
 // nameTries bounds the names tried for one pod.
@@ -185,7 +185,7 @@ func (c *Control) CreateNamed(ctx context.Context, owner Owner, pod *corev1.Pod)
 			break
 		}
 	}
-	return c.told(ctx, owner, pod, err)
+	return c.record(ctx, owner, pod, err)
 }
 
 func (c *Control) create(ctx context.Context, owner Owner, pod *corev1.Pod) error {
@@ -196,8 +196,8 @@ func (c *Control) create(ctx context.Context, owner Owner, pod *corev1.Pod) erro
 	return err
 }
 
-// told makes an event of what came of a pod's creation.
-func (c *Control) told(ctx context.Context, owner Owner, pod *corev1.Pod, err error) error {
+// record makes an event of the outcome of a pod's creation.
+func (c *Control) record(ctx context.Context, owner Owner, pod *corev1.Pod, err error) error {
 	if err != nil {
 		if !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) && ctx.Err() == nil {
 			c.Events.Eventf(owner, corev1.EventTypeWarning, "FailedCreate", "Error creating: %v", err)

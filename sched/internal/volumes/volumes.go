@@ -33,7 +33,7 @@ func Waits(class *storagev1.StorageClass) bool {
 	return class != nil && ptr.Deref(class.VolumeBindingMode, storagev1.VolumeBindingImmediate) == storagev1.VolumeBindingWaitForFirstConsumer
 }
 
-// Provisions reports whether somebody makes volumes for claims of the class.
+// Provisions reports whether a provisioner makes volumes for claims of the class.
 func Provisions(class *storagev1.StorageClass) bool {
 	return class != nil && class.Provisioner != "" && class.Provisioner != NoProvisioner
 }

@@ -109,7 +109,7 @@ func (c *Conn) Write(v any, files ...*os.File) error {
 }
 
 // withFDs calls f with the files' descriptors, open meanwhile and in the mode
-// they are in (File.Fd would make them blocking for whoever shares them).
+// they are in (File.Fd would make them blocking for every process that shares them).
 func withFDs(files []*os.File, fds []int, f func(fds []int) error) error {
 	if len(files) == 0 {
 		return f(fds)

@@ -1,4 +1,4 @@
-// Package sealed keeps a program in memory so that nobody can change it any
+// Package sealed keeps a program in memory so that it cannot be changed any
 // more: clusterd starts podmon from such a file, and podmon containers' inits.
 package sealed
 
@@ -53,7 +53,7 @@ func Is(f *os.File) bool {
 const sealTries = 40
 
 // seal forbids every further change. The kernel refuses with EBUSY when, after
-// 150 ms, somebody still holds a page of the file, be it its own reclaim or
+// 150 ms, a page of the file is still in use, be it its own reclaim or
 // compaction at work (memfd_wait_for_pins in the kernel's mm/memfd.c).
 func seal(f *os.File) error {
 	for try := 1; ; try++ {

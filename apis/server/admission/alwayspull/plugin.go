@@ -1,5 +1,5 @@
 // Package alwayspull is AlwaysPullImages: every pod asks its registry for its
-// images, so that nobody runs a private image that somebody else had pulled. It
+// images, so that no pod runs a private image that another one had pulled. It
 // is off unless asked for.
 package alwayspull
 

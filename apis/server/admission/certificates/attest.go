@@ -25,7 +25,7 @@ func NewAttest(z authorizer.Authorizer) admission.Interface {
 	return &attest{admission.NewHandler(admission.Create, admission.Update), z}
 }
 
-// Validate asks for the right. Whoever leaves the spec as it is, as the garbage
+// Validate asks for the right. A client that leaves the spec as it is, as the garbage
 // collector does, needs none.
 func (p *attest) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if a.GetResource().GroupResource() != bundles || a.GetSubresource() != "" {

@@ -45,7 +45,7 @@ func objects(a admission.Attributes) (now, was *request, err error) {
 	return now, was, nil
 }
 
-// may says whether somebody has a right for a signer: by its name, or for all
+// may reports whether the user has a right for a signer: by its name, or for all
 // of its domain ("example.com/*").
 func may(ctx context.Context, z authorizer.Authorizer, who user.Info, verb, signer string) bool {
 	domain, _, _ := strings.Cut(signer, "/")
@@ -79,7 +79,7 @@ func NewApproval(z authorizer.Authorizer) admission.Interface {
 }
 
 // NewSigning makes CertificateSigning: a status whose certificate and
-// conditions stay as they are is nobody's signature.
+// conditions stay as they are is not a signature.
 func NewSigning(z authorizer.Authorizer) admission.Interface {
 	return &guard{admission.NewHandler(admission.Update), z, "status", "sign", func(now, was *request) bool {
 		return !slices.Equal(now.Status.Certificate, was.Status.Certificate) ||

@@ -37,7 +37,7 @@ func (p *plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 	if equality.Semantic.DeepEqual(now, was) {
 		return nil
 	}
-	// Somebody who may delete an object may as well let it be deleted.
+	// A user who may delete an object may as well let it be deleted.
 	subresource := a.GetSubresource()
 	if subresource == "status" {
 		subresource = ""

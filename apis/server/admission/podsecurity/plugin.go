@@ -49,7 +49,7 @@ var recorder = sync.OnceValue(func() metrics.Recorder {
 
 // New makes the plugin; config is a PodSecurityConfiguration, for what the
 // labels of a namespace leave open and who is exempt; nil: namespaces without
-// labels are privileged, and nobody is exempt.
+// labels are privileged, and no user is exempt.
 func New(objects Objects, config io.Reader) (admission.Interface, error) {
 	configuration, err := load.LoadFromReader(config)
 	if err != nil {
