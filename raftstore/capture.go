@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
@@ -20,8 +19,8 @@ func (s *Store) Capture(ctx context.Context) (*mvcc.Snapshot, error) {
 	if err := s.linearize(ctx); err != nil {
 		return nil, err
 	}
-	got := s.fsm.captures.ask()
-	defer s.fsm.captures.forget(got)
+	got := s.fsm.captures.Ask()
+	defer s.fsm.captures.Forget(got)
 	err := s.Snapshot(ctx)
 	select {
 	case snap := <-got: // whatever became of the file
@@ -32,36 +31,4 @@ func (s *Store) Capture(ctx context.Context) (*mvcc.Snapshot, error) {
 		err = errors.New("nothing was applied yet")
 	}
 	return nil, fmt.Errorf("take a snapshot: %w", err)
-}
-
-// captures are those who wait for a snapshot.
-type captures struct {
-	mu      sync.Mutex
-	waiting map[chan *mvcc.Snapshot]struct{}
-}
-
-func (c *captures) ask() chan *mvcc.Snapshot {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	ch := make(chan *mvcc.Snapshot, 1)
-	if c.waiting == nil {
-		c.waiting = map[chan *mvcc.Snapshot]struct{}{}
-	}
-	c.waiting[ch] = struct{}{}
-	return ch
-}
-
-func (c *captures) give(snap *mvcc.Snapshot) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for ch := range c.waiting {
-		ch <- snap
-	}
-	clear(c.waiting)
-}
-
-func (c *captures) forget(ch chan *mvcc.Snapshot) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.waiting, ch)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
@@ -104,8 +103,8 @@ func (s *Store) send(ctx context.Context, t mvcc.Txn) (sent, error) {
 		return sent{}, err
 	}
 	defer s.pending.Release(int64(len(raw)))
-	outcome := s.waiting.add(cmd.ID.Seq)
-	defer s.waiting.remove(cmd.ID.Seq)
+	outcome := s.waiting.Add(cmd.ID.Seq)
+	defer s.waiting.Remove(cmd.ID.Seq)
 
 	deadline := time.NewTimer(s.leaderWait())
 	defer deadline.Stop()
@@ -148,7 +147,7 @@ func (s *Store) send(ctx context.Context, t mvcc.Txn) (sent, error) {
 				return sent{out, max(attempts, 1)}, nil
 			}
 			// A snapshot was installed over the entries that may have held it.
-			outcome = s.waiting.add(cmd.ID.Seq)
+			outcome = s.waiting.Add(cmd.ID.Seq)
 			wait = 0
 		case v := <-failed:
 			switch v {
@@ -218,44 +217,4 @@ func (s *Store) handOver(leader string, raw []byte, failed func(verdict)) (cance
 		}
 	})
 	return func() { s.peers.Forget(leader, call) }
-}
-
-// waiting holds this member's commands whose outcome has not come by in the
-// log yet.
-type waiting struct {
-	mu    sync.Mutex
-	bySeq map[uint64]chan mvcc.Outcome
-}
-
-func (w *waiting) add(seq uint64) <-chan mvcc.Outcome {
-	ch := make(chan mvcc.Outcome, 1)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.bySeq[seq] = ch
-	return ch
-}
-
-func (w *waiting) remove(seq uint64) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.bySeq, seq)
-}
-
-func (w *waiting) resolve(seq uint64, out mvcc.Outcome) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if ch, ok := w.bySeq[seq]; ok {
-		delete(w.bySeq, seq)
-		ch <- out
-	}
-}
-
-// askAgain closes every channel: the commands have to be handed over again.
-func (w *waiting) askAgain() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for seq, ch := range w.bySeq {
-		close(ch)
-		delete(w.bySeq, seq)
-	}
 }

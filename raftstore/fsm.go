@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/wait"
 	"github.com/clusterd/clusterd/raftstore/wire"
 )
 
@@ -17,7 +18,7 @@ import (
 // those who wait. raft calls it from one goroutine.
 type fsm struct {
 	s        *Store
-	captures captures
+	captures wait.Next[*mvcc.Snapshot]
 	keyspace atomic.Pointer[mvcc.Keyspace]
 	hashes   hashes
 	restored atomic.Bool  // the keyspace was replaced by a snapshot's, not seen by housekeep yet
@@ -38,7 +39,7 @@ func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 		f.applyOne(l)
 	}
 	last := logs[len(logs)-1]
-	f.s.applied.broadcast()
+	f.s.applied.Broadcast()
 	f.s.hub.Notify()
 	f.s.notifier.committed(last.Index, last.Term)
 	return make([]any, len(logs))
@@ -63,7 +64,7 @@ func (f *fsm) applyOne(l *raft.Log) {
 	outcomes := ks.Apply(l.Index, batch)
 	f.hashes.note(l.Index, ks.Digest().Hash)
 	f.logBytes.Add(int64(len(l.Data)))
-	f.s.clock.observe(batch.Time, f.s.isCurrentTerm(l.Term))
+	f.s.clock.Observe(batch.Time, f.s.isCurrentTerm(l.Term))
 	for i := range outcomes {
 		if c := &batch.Commands[i]; c.Type == mvcc.CmdTxn && outcomes[i].Err == nil && !outcomes[i].Duplicate {
 			f.s.usage.note(batch.Time, &c.Txn)
@@ -72,7 +73,7 @@ func (f *fsm) applyOne(l *raft.Log) {
 			}
 		}
 		if id := batch.Commands[i].ID; id.Session == f.s.session {
-			f.s.waiting.resolve(id.Seq, outcomes[i])
+			f.s.waiting.Resolve(id.Seq, outcomes[i])
 		}
 	}
 	if fn := f.s.cfg.Events.Applied; fn != nil {
@@ -86,7 +87,7 @@ func (f *fsm) snapped(d mvcc.Digest) { f.snapBytes.Store(d.Bytes + d.HistoryByte
 // Snapshot implements raft.FSM.
 func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
 	snap := f.keyspace.Load().Snapshot()
-	f.captures.give(snap)
+	f.captures.Give(snap)
 	f.snapped(f.keyspace.Load().Digest())
 	return &fsmSnapshot{s: f.s, snap: snap, logBytes: f.logBytes.Swap(0)}, nil
 }
@@ -105,11 +106,11 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 	f.snapped(d)
 	f.hashes.note(d.Index, d.Hash)
 	f.s.logs.replaced.Store(true)
-	f.s.clock.observe(d.Time, false)
-	f.s.applied.broadcast()
+	f.s.clock.Observe(d.Time, false)
+	f.s.applied.Broadcast()
 	f.s.hub.Notify()
 	// Commands that were in the entries we skipped will not be seen here.
-	f.s.waiting.askAgain()
+	f.s.waiting.AskAgain()
 	if fn := f.s.cfg.Events.Restored; fn != nil {
 		fn(d)
 	}

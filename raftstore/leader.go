@@ -180,7 +180,7 @@ func (s *Store) lookAtLeader() {
 	if ready != 0 && (ready != term || r.State() != raft.Leader) {
 		s.readyTerm.Store(0)
 		s.leadership.set(0)
-		s.clock.follow()
+		s.clock.Follow()
 		s.cfg.Logger.Info("no longer leading", "term", ready)
 		ready = 0
 	}
@@ -194,23 +194,23 @@ func (s *Store) lookAtLeader() {
 // this term's, and what follows in the log are entries that the keyspace sees
 // (raft's no-op at the beginning of the term is not one).
 func (s *Store) beginTerm(term uint64) {
-	s.clock.lead(s.keyspace().Time())
+	s.clock.Lead(s.keyspace().Time())
 	cmd := mvcc.Command{
 		Type:   mvcc.CmdLimits,
 		ID:     mvcc.CommandID{Session: s.session, Seq: s.seq.Add(1)},
 		Limits: s.cfg.limits(),
 	}
-	entry := wire.AppendBatch(nil, s.clock.millis(), [][]byte{wire.AppendCommand(nil, &cmd)})
+	entry := wire.AppendBatch(nil, s.clock.Millis(), [][]byte{wire.AppendCommand(nil, &cmd)})
 	r := s.raft()
 	err := s.errorOf(r.Apply(entry, 0))
 	if err != nil || r.State() != raft.Leader || r.CurrentTerm() != term {
 		// A change of state will be, or was, observed: we are called again.
-		s.clock.follow()
+		s.clock.Follow()
 		s.cfg.Logger.Info("lost the term before it began", "term", term, "err", err)
 		return
 	}
 	// The state may have come from a log that was applied only now.
-	s.clock.lead(s.keyspace().Time())
+	s.clock.Lead(s.keyspace().Time())
 	s.readyTerm.Store(term)
 	s.leadership.set(term)
 	s.cfg.Logger.Info("leading", "term", term)

@@ -27,4 +27,4 @@ func (s *Store) RevisionAt(t time.Time) (int64, error) {
 func (s *Store) Extent() mvcc.Extent { return s.keyspace().Extent() }
 
 // Time is the store time now, as far as this member can tell.
-func (s *Store) Time() time.Time { return time.UnixMilli(s.clock.millis()) }
+func (s *Store) Time() time.Time { return time.UnixMilli(s.clock.Millis()) }

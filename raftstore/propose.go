@@ -98,7 +98,7 @@ func (s *Store) propose(batch []proposal) {
 		raws[i] = batch[i].raw
 		size += len(raws[i]) + 8
 	}
-	entry := wire.AppendBatch(make([]byte, 0, size), s.clock.millis(), raws)
+	entry := wire.AppendBatch(make([]byte, 0, size), s.clock.Millis(), raws)
 	// No timeout, or a command could be called refused that is in the log.
 	if err := s.errorOf(s.raft().Apply(entry, 0)); err != nil {
 		v := judge(err)

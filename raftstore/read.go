@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -83,7 +82,7 @@ func (s *Store) linearize(ctx context.Context) error {
 	for {
 		leader, changed := s.leader.current()
 		if leader != "" {
-			index, err := s.readRounds.join(ctx)
+			index, err := s.readRounds.Join(ctx)
 			if err == nil {
 				return s.reach(ctx, index)
 			}
@@ -153,7 +152,7 @@ func (s *Store) askReadIndex(ctx context.Context) (uint64, error) {
 
 // leaderReadIndex shares one confirmation among all who ask meanwhile.
 func (s *Store) leaderReadIndex(ctx context.Context) (uint64, error) {
-	return s.confirmRounds.join(ctx)
+	return s.confirmRounds.Join(ctx)
 }
 
 var errNotConfirmed = errors.New("leadership was not confirmed by a majority")
@@ -231,62 +230,6 @@ func (s *Store) askTerms(ctx context.Context, others []string, term uint64, agre
 	return agreed, errNotConfirmed
 }
 
-// rounds runs do once for all who joined before it began. Whoever joins while
-// it runs waits for the next one.
-type rounds struct {
-	do    func(ctx context.Context) (uint64, error)
-	start func(func()) // runs a function in a goroutine of the store's group
-	stop  <-chan struct{}
-
-	mu      sync.Mutex
-	running bool
-	next    *round // joined, not begun
-}
-
-type round struct {
-	done  chan struct{}
-	value uint64
-	err   error
-}
-
-func (r *rounds) join(ctx context.Context) (uint64, error) {
-	r.mu.Lock()
-	if r.next == nil {
-		r.next = &round{done: make(chan struct{})}
-	}
-	mine := r.next
-	if !r.running {
-		r.running = true
-		r.start(r.run)
-	}
-	r.mu.Unlock()
-	select {
-	case <-mine.done:
-		return mine.value, mine.err
-	case <-ctx.Done():
-		return 0, ctx.Err()
-	case <-r.stop:
-		return 0, ErrClosed
-	}
-}
-
-// run works off rounds until nobody has joined the next one.
-func (r *rounds) run() {
-	for {
-		r.mu.Lock()
-		cur := r.next
-		r.next = nil
-		if cur == nil {
-			r.running = false
-			r.mu.Unlock()
-			return
-		}
-		r.mu.Unlock()
-		cur.value, cur.err = r.do(context.Background())
-		close(cur.done)
-	}
-}
-
 // reach is waitIndex for a read: a member that makes no progress for LeaderWait
 // tells the reader to ask another one, rather than wait for as long as the
 // reader would.
@@ -320,7 +263,7 @@ func (s *Store) waitFor(ctx context.Context, ok func() bool) error {
 		if ok() {
 			return nil
 		}
-		changed := s.applied.changed()
+		changed := s.applied.Next()
 		if ok() {
 			return nil
 		}

@@ -23,9 +23,11 @@ import (
 	"github.com/hashicorp/raft"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/clusterd/clusterd/raftstore/clock"
 	"github.com/clusterd/clusterd/raftstore/datadir"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 	"github.com/clusterd/clusterd/raftstore/peer"
+	"github.com/clusterd/clusterd/raftstore/wait"
 	"github.com/clusterd/clusterd/raftstore/watch"
 	"github.com/clusterd/clusterd/raftstore/wire"
 )
@@ -44,7 +46,7 @@ type Store struct {
 
 	fsm       *fsm
 	hub       *watch.Hub
-	clock     *clock
+	clock     *clock.Clock
 	streams   *peer.Streams
 	peers     *peer.Calls
 	notifier  *commitNotifier
@@ -68,11 +70,11 @@ type Store struct {
 
 	usage         *usage
 	proposals     *proposals
-	waiting       *waiting
+	waiting       *wait.Outcomes[mvcc.Outcome]
 	pending       *semaphore.Weighted
-	applied       notifier
-	readRounds    rounds
-	confirmRounds rounds
+	applied       wait.Change
+	readRounds    *wait.Rounds
+	confirmRounds *wait.Rounds
 
 	ctx    context.Context // ends when Close begins
 	cancel context.CancelFunc
@@ -107,20 +109,17 @@ func Open(cfg Config) (*Store, error) {
 		cfg:        cfg,
 		epoch:      epoch,
 		session:    binary.LittleEndian.Uint64(random[:]),
-		clock:      newClock(cfg.Now),
+		clock:      clock.New(cfg.Now, cfg.elapsed),
 		leader:     newLeaderWatch(),
 		leadership: newLeadership(),
 		usage:      newUsage(),
 		proposals:  newProposals(),
-		waiting:    &waiting{bySeq: make(map[uint64]chan mvcc.Outcome)},
+		waiting:    wait.NewOutcomes[mvcc.Outcome](),
 		pending:    semaphore.NewWeighted(cfg.MaxPendingBytes),
 		done:       make(chan struct{}),
 		raftEnded:  make(chan struct{}),
 		failure:    failure{ch: make(chan struct{})},
 		disk:       newDisk(&cfg),
-	}
-	if cfg.elapsed != nil {
-		s.clock.elapsed = cfg.elapsed
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.fsm = &fsm{s: s}
@@ -133,8 +132,8 @@ func Open(cfg Config) (*Store, error) {
 	s.peers = peer.NewCalls(s.ctx, cfg.ElectionTimeout*4, func(ctx context.Context, id string) (net.Conn, error) {
 		return s.streams.Open(ctx, id, peer.CallStream)
 	})
-	s.readRounds = rounds{do: s.boundRound(s.askReadIndex), start: s.start, stop: s.ctx.Done()}
-	s.confirmRounds = rounds{do: s.boundRound(s.confirmReadIndex), start: s.start, stop: s.ctx.Done()}
+	s.readRounds = wait.NewRounds(s.boundRound(s.askReadIndex), s.start, s.ctx.Done())
+	s.confirmRounds = wait.NewRounds(s.boundRound(s.confirmReadIndex), s.start, s.ctx.Done())
 	s.hub = watch.NewHub(present{s}, s.cfg.Events.Watches)
 	if err := s.openRaft(); err != nil {
 		s.cancel()
@@ -326,7 +325,7 @@ func (s *Store) housekeep() {
 		}
 		s.noteMembers()
 		s.lookAtDisk()
-		if s.IsLeader() && s.keyspace().Due(s.clock.millis()) {
+		if s.IsLeader() && s.keyspace().Due(s.clock.Millis()) {
 			s.tick()
 		}
 		if s.snapshotDue() && !s.disk.short.Load() {
@@ -360,7 +359,7 @@ func enoughLog(least, state int64, id string) int64 {
 func (s *Store) tick() {
 	cmd := mvcc.Command{Type: mvcc.CmdTick, ID: mvcc.CommandID{Session: s.session, Seq: s.seq.Add(1)}}
 	done := make(chan struct{})
-	entry := wire.AppendBatch(nil, s.clock.millis(), [][]byte{wire.AppendCommand(nil, &cmd)})
+	entry := wire.AppendBatch(nil, s.clock.Millis(), [][]byte{wire.AppendCommand(nil, &cmd)})
 	s.start(func() {
 		defer close(done)
 		if err := s.errorOf(s.raft().Apply(entry, 0)); err != nil {

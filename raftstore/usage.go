@@ -64,7 +64,7 @@ const Others = "(others)"
 func (s *Store) Top() Top {
 	ks := s.keyspace()
 	d := ks.Digest()
-	now := max(s.clock.millis(), d.Time)
+	now := max(s.clock.Millis(), d.Time)
 	top := Top{
 		Time: now, Live: mvcc.Use{Keys: d.Keys, Bytes: d.Bytes},
 		Quota: s.cfg.QuotaBytes, Reserve: s.cfg.ReserveBytes,

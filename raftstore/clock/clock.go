@@ -1,11 +1,13 @@
-package raftstore
+// Package clock keeps store time: the clock of the log, which leaders stamp and
+// which never goes back.
+package clock
 
 import (
 	"sync"
 	"time"
 )
 
-// clock is store time as one node sees it: the latest time it has found in the
+// Clock is store time as one node sees it: the latest time it has found in the
 // log, plus what its own clock has counted since. It never goes back.
 //
 // A leader stamps its log entries with it. While a member follows, its own
@@ -13,7 +15,7 @@ import (
 // set forward or back by an hour does no harm, as Go counts monotonically. Only
 // a node that has heard no living leader since it started (the first one after
 // all were down) believes its wall clock, so that time stood still for nobody.
-type clock struct {
+type Clock struct {
 	now     func() time.Time
 	elapsed func() time.Duration // since some moment of the past; not moved by setting the clock
 
@@ -26,14 +28,20 @@ type clock struct {
 	leader bool          // we stamp
 }
 
-func newClock(now func() time.Time) *clock {
-	start := now()
-	return &clock{now: now, elapsed: func() time.Duration { return now().Sub(start) }}
+// New makes a clock over the machine's own. elapsed counts the time that has
+// passed since some moment of the past, whatever the machine's clock is set to;
+// nil: it is taken from now, which Go counts monotonically.
+func New(now func() time.Time, elapsed func() time.Duration) *Clock {
+	if elapsed == nil {
+		start := now()
+		elapsed = func() time.Duration { return now().Sub(start) }
+	}
+	return &Clock{now: now, elapsed: elapsed}
 }
 
-// observe notes the time of an applied entry. live: a leader stamped it just
+// Observe notes the time of an applied entry. live: a leader stamped it just
 // now, it is not replayed.
-func (c *clock) observe(stamp int64, live bool) {
+func (c *Clock) Observe(stamp int64, live bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.leader {
@@ -45,8 +53,8 @@ func (c *clock) observe(stamp int64, live bool) {
 	c.live = c.live || live
 }
 
-// lead makes this node the one who stamps, never before floor.
-func (c *clock) lead(floor int64) {
+// Lead makes this node the one who stamps, never before floor.
+func (c *Clock) Lead(floor int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.read()
@@ -57,19 +65,20 @@ func (c *clock) lead(floor int64) {
 	c.live, c.leader = true, true
 }
 
-func (c *clock) set(store int64) {
+func (c *Clock) set(store int64) {
 	c.store, c.seen, c.heard = store, c.elapsed(), true
 }
 
-func (c *clock) follow() {
+// Follow makes it one who listens again.
+func (c *Clock) Follow() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.set(c.read())
 	c.leader = false
 }
 
-// millis is the store time now.
-func (c *clock) millis() int64 {
+// Millis is the store time now.
+func (c *Clock) Millis() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.read()
@@ -77,7 +86,7 @@ func (c *clock) millis() int64 {
 
 // read also remembers what it returns: a clock without a monotonic reading may
 // be set back between two calls.
-func (c *clock) read() int64 {
+func (c *Clock) read() int64 {
 	if c.heard {
 		c.last = max(c.last, c.store+(c.elapsed()-c.seen).Milliseconds())
 	}
