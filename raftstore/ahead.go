@@ -49,7 +49,7 @@ func (a *ahead) wrote(es []*raft.Log) {
 // and it is worth it. It does not wait.
 func (a *ahead) send(es []*raft.Log) {
 	r := a.s.raftPtr.Load()
-	if r == nil || r.State() != raft.Leader || a.s.disk.usually() < slowSync {
+	if r == nil || r.State() != raft.Leader || a.s.disk.Usually() < slowSync {
 		return
 	}
 	term, size := r.CurrentTerm(), 0

@@ -1,6 +1,9 @@
 package raftstore
 
-import "github.com/clusterd/clusterd/raftstore/datadir"
+import (
+	"github.com/clusterd/clusterd/raftstore/datadir"
+	"github.com/clusterd/clusterd/raftstore/quota"
+)
 
 // What the data folder holds is described in package datadir. Those who open a
 // store need these, and no other package.
@@ -21,3 +24,16 @@ func SetEpoch(dir string, e Epoch) error { return datadir.SetEpoch(dir, e) }
 
 // ReadEpoch is the epoch of a data folder; the zero Epoch if none was set.
 func ReadEpoch(dir string) (Epoch, error) { return datadir.ReadEpoch(dir) }
+
+// How much room there is, and who takes it, is package quota's.
+type (
+	// QuotaError is returned for a write that would take more room than there
+	// is. It matches ErrNoSpace. Nothing was written.
+	QuotaError = quota.Error
+	// Top tells who writes most, and where most is.
+	Top = quota.Top
+	// WriterUse is one writer's part of Top.
+	WriterUse = quota.WriterUse
+	// FolderUse is one folder's part of Top.
+	FolderUse = quota.FolderUse
+)

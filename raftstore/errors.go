@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/clusterd/clusterd/raftstore/quota"
 )
 
 // Errors of the Store. Match with errors.Is. Reads and watches of old
@@ -26,7 +28,7 @@ var (
 	// ErrNoSpace is returned for a write that stores something when a quota is
 	// used up (then it is a *QuotaError) or the leader's disk is full. Deletes
 	// pass the quotas.
-	ErrNoSpace = errors.New("no space left in the store")
+	ErrNoSpace = quota.ErrNoSpace
 	// ErrClosed is returned by every call after Close.
 	ErrClosed = errors.New("store is closed")
 	// ErrStateExists is returned by Bootstrap when the data folder already

@@ -79,7 +79,7 @@ func (s *Store) admit(t *mvcc.Txn) error {
 	if total > s.cfg.MaxTxnBytes {
 		return tooLarge("transaction", total, s.cfg.MaxTxnBytes)
 	}
-	return s.checkRoom(t)
+	return s.quotas.Check(s.keyspace(), t)
 }
 
 // maxOrigin bounds what a change says of who asked for it.
@@ -197,7 +197,7 @@ const retryAfter = 20 * time.Millisecond
 // through; cancel says that nobody listens any more.
 func (s *Store) handOver(leader string, raw []byte, failed func(verdict)) (cancel func()) {
 	if leader == s.cfg.ID {
-		if s.disk.short.Load() && !s.essential(raw) {
+		if s.disk.Short() && !s.essential(raw) {
 			failed(diskFull)
 			return func() {}
 		}

@@ -67,7 +67,7 @@ func (f *fsm) applyOne(l *raft.Log) {
 	f.s.clock.Observe(batch.Time, f.s.isCurrentTerm(l.Term))
 	for i := range outcomes {
 		if c := &batch.Commands[i]; c.Type == mvcc.CmdTxn && outcomes[i].Err == nil && !outcomes[i].Duplicate {
-			f.s.usage.note(batch.Time, &c.Txn)
+			f.s.usage.Note(batch.Time, &c.Txn)
 			if fn := f.s.cfg.Events.Written; fn != nil {
 				fn(c.Txn.Origin, batch.Time, c.Txn.HistoryBytes())
 			}

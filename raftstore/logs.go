@@ -12,6 +12,7 @@ import (
 
 	"github.com/clusterd/clusterd/raftstore/boltlog"
 	"github.com/clusterd/clusterd/raftstore/datadir"
+	"github.com/clusterd/clusterd/raftstore/disk"
 	"github.com/clusterd/clusterd/raftstore/seglog"
 )
 
@@ -19,7 +20,7 @@ import (
 // disk, and keeps what a damaged snapshot would be replaced with.
 type logs struct {
 	raft.LogStore
-	disk *disk
+	disk *disk.Disk
 	// latest are the indexes of the two newest snapshots; 0: there is none.
 	latest func() (newest, older uint64, err error)
 	log    *slog.Logger
@@ -62,10 +63,10 @@ const spaceRetry = 200 * time.Millisecond
 // StoreLogs implements raft.LogStore. With the disk full it waits: raft would
 // take an error for the end of a leadership and begin another one, over and
 // over, while reads have nobody to ask. A leader that waits too long loses its
-// leadership for another reason, see disk.stuck.
+// leadership for another reason, see disk.Stuck.
 func (l *logs) StoreLogs(es []*raft.Log) error {
 	l.ahead.send(es)
-	done := l.disk.write()
+	done := l.disk.Write()
 	defer done()
 	for said := false; ; said = true {
 		start := time.Now()
@@ -86,7 +87,7 @@ func (l *logs) StoreLogs(es []*raft.Log) error {
 		if !said {
 			l.log.Error("the disk is full: the log cannot grow", "err", err)
 		}
-		l.disk.foundFull()
+		l.disk.FoundFull()
 		select {
 		case <-time.After(spaceRetry):
 		case <-l.ctx.Done():

@@ -28,3 +28,7 @@ func (s *Store) Extent() mvcc.Extent { return s.keyspace().Extent() }
 
 // Time is the store time now, as far as this member can tell.
 func (s *Store) Time() time.Time { return time.UnixMilli(s.clock.Millis()) }
+
+// Top answers from what this member has applied, without a leader. A member
+// that has restarted counts from the log entry after its newest snapshot on.
+func (s *Store) Top() Top { return s.usage.Top(s.keyspace(), &s.quotas, s.clock.Millis()) }

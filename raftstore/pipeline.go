@@ -4,6 +4,8 @@ import (
 	"sync"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/clusterd/clusterd/raftstore/disk"
 )
 
 // AppendEntriesPipeline implements raft.Transport.
@@ -12,7 +14,7 @@ func (p *rejoinTransport) AppendEntriesPipeline(id raft.ServerID, target raft.Se
 	if err != nil {
 		return nil, err
 	}
-	return newDrained(inner, p.s.disk.stuck), nil
+	return newDrained(inner, p.s.disk.Stuck), nil
 }
 
 // drained is a pipeline whose answers are taken off although nobody reads
@@ -22,7 +24,7 @@ func (p *rejoinTransport) AppendEntriesPipeline(id raft.ServerID, target raft.Se
 // still for as long as the process lived, and the process could not end.
 type drained struct {
 	raft.AppendPipeline
-	stuck   func() bool // see disk.stuck
+	stuck   func() bool // see disk.Disk
 	answers chan raft.AppendFuture
 	closed  chan struct{}
 	close   func()
@@ -57,7 +59,7 @@ func (d *drained) drain() {
 // AppendEntries implements raft.AppendPipeline.
 func (d *drained) AppendEntries(req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) (raft.AppendFuture, error) {
 	if d.stuck() {
-		return nil, errStuck
+		return nil, disk.ErrStuck
 	}
 	return d.AppendPipeline.AppendEntries(req, resp)
 }

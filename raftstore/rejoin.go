@@ -5,6 +5,8 @@ import (
 	"sync"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/clusterd/clusterd/raftstore/disk"
 )
 
 // rejoinTransport is raft's transport without raft's back-off for members that were
@@ -35,8 +37,8 @@ func newRejoinTransport(t *raft.NetworkTransport, s *Store) *rejoinTransport {
 
 // AppendEntries implements raft.Transport.
 func (p *rejoinTransport) AppendEntries(id raft.ServerID, target raft.ServerAddress, req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
-	err := errStuck
-	if !p.s.disk.stuck() {
+	err := disk.ErrStuck
+	if !p.s.disk.Stuck() {
 		err = p.NetworkTransport.AppendEntries(id, target, req, resp)
 	}
 	switch {

@@ -49,7 +49,7 @@ func (s *Store) serveCalls(conn net.Conn) {
 			w.Send(peer.Frame{Kind: peer.KindNumber, Call: f.Call, Body: peer.NumberBody(n)})
 			return nil
 		case peer.KindRoom:
-			w.Send(peer.Frame{Kind: peer.KindNumber, Call: f.Call, Body: peer.NumberBody(uint64(max(s.disk.room(), 0)))})
+			w.Send(peer.Frame{Kind: peer.KindNumber, Call: f.Call, Body: peer.NumberBody(uint64(max(s.disk.Room(), 0)))})
 			return nil
 		case peer.KindDiffers:
 			s.serveDiffers(f.Body)
@@ -86,7 +86,7 @@ func (s *Store) serveSubmit(w *peer.Writer, f peer.Frame) {
 		say(refused)
 		return
 	}
-	if s.disk.short.Load() && !s.essential(f.Body) {
+	if s.disk.Short() && !s.essential(f.Body) {
 		say(diskFull)
 		return
 	}

@@ -7,16 +7,16 @@ import (
 
 	"github.com/hashicorp/raft"
 
-	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/disk"
 	"github.com/clusterd/clusterd/raftstore/peer"
 	"github.com/clusterd/clusterd/raftstore/wire"
 )
 
 // lookAtDisk is housekeep's look at the room that is left.
 func (s *Store) lookAtDisk() {
-	changed, err := s.disk.look()
+	changed, err := s.disk.Look()
 	s.tellRoom(changed, err)
-	if s.disk.short.Load() && s.IsLeader() && time.Since(s.yielded) > yieldPeriod {
+	if s.disk.Short() && s.IsLeader() && time.Since(s.yielded) > yieldPeriod {
 		s.yielded = time.Now()
 		s.yield()
 	}
@@ -27,11 +27,11 @@ func (s *Store) tellRoom(changed bool, err error) {
 	switch {
 	case err != nil:
 		s.cfg.Logger.Warn("look for free space", "err", err)
-	case changed && s.disk.short.Load():
+	case changed && s.disk.Short():
 		s.cfg.Logger.Error("the disk is nearly full: only deletes and small updates are taken until there is room",
-			"dir", s.cfg.Dir, "free", s.disk.room(), "needed", s.cfg.MinFreeBytes+ballastBytes)
+			"dir", s.cfg.Dir, "free", s.disk.Room(), "needed", s.cfg.MinFreeBytes+disk.BallastBytes)
 	case changed:
-		s.cfg.Logger.Info("there is room on the disk again: writes are taken", "dir", s.cfg.Dir, "free", s.disk.room())
+		s.cfg.Logger.Info("there is room on the disk again: writes are taken", "dir", s.cfg.Dir, "free", s.disk.Room())
 	}
 }
 
@@ -76,7 +76,7 @@ func (s *Store) yield() {
 		case <-ctx.Done():
 		}
 	}
-	if best.bytes < uint64(s.cfg.MinFreeBytes+ballastBytes) {
+	if best.bytes < uint64(s.cfg.MinFreeBytes+disk.BallastBytes) {
 		return
 	}
 	s.cfg.Logger.Info("handing over to a member that has room on its disk", "member", best.id, "free", best.bytes)
@@ -95,23 +95,14 @@ func (s *Store) essential(raw []byte) bool {
 	if err != nil {
 		return false
 	}
-	ks := s.keyspace()
-	for i := range cmd.Txn.Ops {
-		op := &cmd.Txn.Ops[i]
-		had := ks.Size(op.Key)
-		grows := int64(len(op.Key)+len(op.Value)) - had
-		if op.Type == mvcc.OpPut && !s.vital(op.Key) && (had == 0 || grows > smallGrowth) {
-			return false
-		}
-	}
-	return true
+	return s.quotas.Essential(s.keyspace(), &cmd.Txn)
 }
 
 // errDiskFull is what a client is told.
 func (s *Store) errDiskFull(leader string) error {
 	if leader == s.cfg.ID {
 		return fmt.Errorf("%w: the disk that holds %s is nearly full (%d bytes are free, %d are needed): deletes and small updates pass, the rest when there is room again",
-			ErrNoSpace, s.cfg.Dir, s.disk.room(), s.cfg.MinFreeBytes+ballastBytes)
+			ErrNoSpace, s.cfg.Dir, s.disk.Room(), s.cfg.MinFreeBytes+disk.BallastBytes)
 	}
 	return fmt.Errorf("%w: the disk of the leader, member %s, is nearly full: deletes and small updates pass, the rest when there is room again", ErrNoSpace, leader)
 }

@@ -25,8 +25,10 @@ import (
 
 	"github.com/clusterd/clusterd/raftstore/clock"
 	"github.com/clusterd/clusterd/raftstore/datadir"
+	"github.com/clusterd/clusterd/raftstore/disk"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 	"github.com/clusterd/clusterd/raftstore/peer"
+	"github.com/clusterd/clusterd/raftstore/quota"
 	"github.com/clusterd/clusterd/raftstore/wait"
 	"github.com/clusterd/clusterd/raftstore/watch"
 	"github.com/clusterd/clusterd/raftstore/wire"
@@ -54,7 +56,7 @@ type Store struct {
 	transport *raft.NetworkTransport
 	raftSide  *rejoinTransport // raft's own view of transport
 	gate      *gate
-	disk      *disk
+	disk      *disk.Disk
 	stable    *datadir.Stable
 	log       raftLog
 	logs      *logs // raft's own view of log
@@ -68,7 +70,8 @@ type Store struct {
 	stood      atomic.Pointer[time.Time] // when this member last made itself a candidate
 	readyTerm  atomic.Uint64             // the term in which this member leads and is ready; 0: it does not
 
-	usage         *usage
+	quotas        quota.Limits
+	usage         *quota.Usage
 	proposals     *proposals
 	waiting       *wait.Outcomes[mvcc.Outcome]
 	pending       *semaphore.Weighted
@@ -112,14 +115,15 @@ func Open(cfg Config) (*Store, error) {
 		clock:      clock.New(cfg.Now, cfg.elapsed),
 		leader:     newLeaderWatch(),
 		leadership: newLeadership(),
-		usage:      newUsage(),
+		quotas:     quota.Limits{Bytes: cfg.QuotaBytes, Reserve: cfg.ReserveBytes, Folders: cfg.FolderQuotas, Prefixes: cfg.VitalPrefixes},
+		usage:      quota.NewUsage(),
 		proposals:  newProposals(),
 		waiting:    wait.NewOutcomes[mvcc.Outcome](),
 		pending:    semaphore.NewWeighted(cfg.MaxPendingBytes),
 		done:       make(chan struct{}),
 		raftEnded:  make(chan struct{}),
 		failure:    failure{ch: make(chan struct{})},
-		disk:       newDisk(&cfg),
+		disk:       disk.New(cfg.Dir, cfg.MinFreeBytes, cfg.SlowDisk, cfg.freeBytes),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.fsm = &fsm{s: s}
@@ -150,8 +154,8 @@ func (s *Store) openRaft() error {
 	if err := s.openState(); err != nil {
 		return err
 	}
-	err := s.disk.begin()
-	s.tellRoom(s.disk.short.Load(), err)
+	err := s.disk.Begin()
+	s.tellRoom(s.disk.Short(), err)
 	logger := raftLogger(s.cfg.Logger)
 	corrupt := func(err error) {
 		s.foundDamage(err, "a file of the store has become damaged")
@@ -328,7 +332,7 @@ func (s *Store) housekeep() {
 		if s.IsLeader() && s.keyspace().Due(s.clock.Millis()) {
 			s.tick()
 		}
-		if s.snapshotDue() && !s.disk.short.Load() {
+		if s.snapshotDue() && !s.disk.Short() {
 			if err := s.Snapshot(s.ctx); err != nil && s.ctx.Err() == nil {
 				s.cfg.Logger.Warn("snapshot", "err", err)
 			}

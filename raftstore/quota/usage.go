@@ -1,4 +1,4 @@
-package raftstore
+package quota
 
 import (
 	"cmp"
@@ -59,20 +59,18 @@ type HistoryUse struct {
 // one by one.
 const Others = "(others)"
 
-// Top answers from what this member has applied, without a leader. A member
-// that has restarted counts from the log entry after its newest snapshot on.
-func (s *Store) Top() Top {
-	ks := s.keyspace()
+// Top tells what was counted of a keyspace, at a store time.
+func (u *Usage) Top(ks *mvcc.Keyspace, l *Limits, millis int64) Top {
 	d := ks.Digest()
-	now := max(s.clock.Millis(), d.Time)
+	now := max(millis, d.Time)
 	top := Top{
 		Time: now, Live: mvcc.Use{Keys: d.Keys, Bytes: d.Bytes},
-		Quota: s.cfg.QuotaBytes, Reserve: s.cfg.ReserveBytes,
+		Quota: l.Bytes, Reserve: l.Reserve,
 		Writers: []WriterUse{}, Folders: []FolderUse{},
 	}
 	limits := ks.Limits()
 	top.History = HistoryUse{Bytes: d.HistoryBytes, MaxBytes: limits.HistoryBytes, Age: now - ks.Extent().OldestTime, MaxAge: limits.HistoryAgeMillis}
-	writers, folders := s.usage.loads(now)
+	writers, folders := u.loads(now)
 	history := make(map[string]int64, len(writers))
 	for origin, bytes := range ks.HistoryByOrigin() {
 		if _, ok := writers[origin]; !ok && len(writers) >= maxMeters {
@@ -87,13 +85,13 @@ func (s *Store) Top() Top {
 		top.Writers = append(top.Writers, WriterUse{origin, load, history[origin]})
 	}
 	live := direct(ks.Folders())
-	for folder, u := range live {
-		if _, ok := folders[folder]; !ok && u.Keys > 0 {
+	for folder, use := range live {
+		if _, ok := folders[folder]; !ok && use.Keys > 0 {
 			folders[folder] = Load{}
 		}
 	}
 	for folder, load := range folders {
-		top.Folders = append(top.Folders, FolderUse{folder, live[folder], s.cfg.FolderQuotas[folder], load})
+		top.Folders = append(top.Folders, FolderUse{folder, live[folder], l.Folders[folder], load})
 	}
 	slices.SortFunc(top.Writers, func(a, b WriterUse) int {
 		return cmp.Or(cmp.Compare(b.WritesPerSecond1m, a.WritesPerSecond1m), cmp.Compare(b.Writes, a.Writes), strings.Compare(a.Origin, b.Origin))
@@ -119,10 +117,10 @@ func direct(all map[string]mvcc.Use) map[string]mvcc.Use {
 // folderOf is the part of key up to and with its last slash.
 func folderOf(key string) string { return key[:strings.LastIndexByte(key, '/')+1] }
 
-// usage counts the transactions that were applied, by who made them and by
+// Usage counts the transactions that were applied, by who made them and by
 // where they wrote. Time is store time, so that replaying the log does not look
 // like a burst.
-type usage struct {
+type Usage struct {
 	mu      sync.Mutex
 	writers map[string]*meter
 	folders map[string]*meter
@@ -131,13 +129,14 @@ type usage struct {
 // maxMeters bounds writers and folders each; what comes after counts as Others.
 const maxMeters = 1000
 
-func newUsage() *usage {
-	return &usage{writers: make(map[string]*meter), folders: make(map[string]*meter)}
+// NewUsage has counted nothing yet.
+func NewUsage() *Usage {
+	return &Usage{writers: make(map[string]*meter), folders: make(map[string]*meter)}
 }
 
-// note counts one transaction that was decided at a store time, succeeded or
+// Note counts one transaction that was decided at a store time, succeeded or
 // not: either has cost a place in the log.
-func (u *usage) note(millis int64, t *mvcc.Txn) {
+func (u *Usage) Note(millis int64, t *mvcc.Txn) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	var bytes int64
@@ -162,7 +161,7 @@ func meterOf(all map[string]*meter, name string) *meter {
 	return m
 }
 
-func (u *usage) loads(millis int64) (writers, folders map[string]Load) {
+func (u *Usage) loads(millis int64) (writers, folders map[string]Load) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	writers, folders = make(map[string]Load, len(u.writers)), make(map[string]Load, len(u.folders))

@@ -1,4 +1,6 @@
-package raftstore
+// Package disk knows how much room the file system below a data folder has, and
+// how long writes to it take.
+package disk
 
 import (
 	"errors"
@@ -12,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// disk is what this member knows of the file system below its data folder.
+// Disk is what a member knows of the file system below its data folder.
 //
 // A ballast file keeps some room. When free space falls below the limit the
 // member is short: as leader it takes only what the cluster cannot do without,
 // and all else is refused before it is in the log. When even the log meets a
 // full disk, the ballast is given up, so that it can go on with the little that
 // is let through until somebody makes room.
-type disk struct {
+type Disk struct {
 	dir     string
 	minFree int64
 	slow    time.Duration
@@ -32,18 +34,23 @@ type disk struct {
 	has   int64         // free bytes at the last look; -1: not known
 }
 
-const (
-	ballastFile  = "ballast"
-	ballastBytes = 16 << 20
-)
+const ballastFile = "ballast"
 
-func newDisk(cfg *Config) *disk {
-	d := &disk{dir: cfg.Dir, minFree: cfg.MinFreeBytes, slow: cfg.SlowDisk, free: freeBytes, has: -1}
-	if cfg.freeBytes != nil {
-		d.free = cfg.freeBytes
+// BallastBytes is how much room is kept for a log that finds the disk full.
+const BallastBytes = 16 << 20
+
+// New takes no look yet, see Begin. Below minFree the member is short of room; a
+// Write that takes longer than slow is stuck. free tells the room below a folder;
+// nil: the kernel does.
+func New(dir string, minFree int64, slow time.Duration, free func(dir string) (int64, error)) *Disk {
+	if free == nil {
+		free = freeBytes
 	}
-	return d
+	return &Disk{dir: dir, minFree: minFree, slow: slow, free: free, has: -1}
 }
+
+// Short reports whether there is less room than there has to be.
+func (d *Disk) Short() bool { return d.short.Load() }
 
 // freeBytes is what an unprivileged process may still write.
 func freeBytes(dir string) (int64, error) {
@@ -54,8 +61,8 @@ func freeBytes(dir string) (int64, error) {
 	return int64(st.Bavail) * int64(st.Bsize), nil
 }
 
-// write notes that a write has begun; the result says that it has ended.
-func (d *disk) write() func() {
+// Write notes that a write has begun; the result says that it has ended.
+func (d *Disk) Write() func() {
 	d.mu.Lock()
 	d.since = time.Now()
 	d.mu.Unlock()
@@ -67,8 +74,8 @@ func (d *disk) write() func() {
 	}
 }
 
-// usually is how long writes have taken of late.
-func (d *disk) usually() time.Duration {
+// Usually is how long writes have taken of late.
+func (d *Disk) Usually() time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.usual
@@ -77,32 +84,33 @@ func (d *disk) usually() time.Duration {
 // slowerThanUsual times what writes take is a disk that hangs.
 const slowerThanUsual = 4
 
-// stuck reports whether a write has been under way for longer than a leader
+// Stuck reports whether a write has been under way for longer than a leader
 // may take. While it is, the leader is silent, and the others elect another
 // one: raft itself would keep sending heartbeats.
 //
 // Where every write takes long, on all members perhaps, a change of leader
 // helps nobody: then it has to take much longer than usual.
-func (d *disk) stuck() bool {
+func (d *Disk) Stuck() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return !d.since.IsZero() && time.Since(d.since) > max(d.slow, slowerThanUsual*d.usual)
 }
 
-var errStuck = errors.New("the leader's disk does not answer")
+// ErrStuck is what a leader answers instead of sending while a write is stuck.
+var ErrStuck = errors.New("the leader's disk does not answer")
 
-// begin takes the first look. Without room the member begins short of it.
-func (d *disk) begin() error {
+// Begin takes the first look. Without room the member begins short of it.
+func (d *Disk) Begin() error {
 	d.short.Store(true)
-	_, err := d.look()
-	if err != nil && d.room() < 0 {
+	_, err := d.Look()
+	if err != nil && d.Room() < 0 {
 		d.short.Store(false) // a file system that does not tell
 	}
 	return err
 }
 
-// look measures the free space and reports whether being short has changed.
-func (d *disk) look() (changed bool, err error) {
+// Look measures the free space and reports whether being short has changed.
+func (d *Disk) Look() (changed bool, err error) {
 	free, err := d.free(d.dir)
 	if err != nil {
 		return false, err
@@ -114,7 +122,7 @@ func (d *disk) look() (changed bool, err error) {
 	case !was && free < d.minFree:
 		d.short.Store(true)
 		return true, nil
-	case was && free >= d.minFree+ballastBytes:
+	case was && free >= d.minFree+BallastBytes:
 		// Enough for the ballast, and to stay above the limit with it.
 		if err := d.ballast(); err != nil {
 			return false, err
@@ -126,12 +134,12 @@ func (d *disk) look() (changed bool, err error) {
 }
 
 // ballast makes the file that keeps room.
-func (d *disk) ballast() error {
+func (d *Disk) ballast() error {
 	f, err := os.OpenFile(filepath.Join(d.dir, ballastFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}
-	err = unix.Fallocate(int(f.Fd()), 0, 0, ballastBytes)
+	err = unix.Fallocate(int(f.Fd()), 0, 0, BallastBytes)
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		err = nil // without it the limit alone has to do
 	}
@@ -141,14 +149,14 @@ func (d *disk) ballast() error {
 	return errors.Join(err, f.Close())
 }
 
-// foundFull gives the ballast up.
-func (d *disk) foundFull() {
+// FoundFull gives the ballast up.
+func (d *Disk) FoundFull() {
 	d.short.Store(true)
 	_ = os.Remove(filepath.Join(d.dir, ballastFile))
 }
 
-// room is the free space at the last look; -1 if it is not known.
-func (d *disk) room() int64 {
+// Room is the free space at the last look; -1 if it is not known.
+func (d *Disk) Room() int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.has

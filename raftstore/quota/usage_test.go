@@ -1,4 +1,4 @@
-package raftstore
+package quota
 
 import (
 	"fmt"
@@ -33,9 +33,9 @@ func TestMeter(t *testing.T) {
 }
 
 func TestUsageIsBounded(t *testing.T) {
-	u := newUsage()
+	u := NewUsage()
 	for i := range 2 * maxMeters {
-		u.note(1000, &mvcc.Txn{Origin: fmt.Sprint("w", i), Ops: []mvcc.Op{{Key: fmt.Sprintf("/%d/k", i)}}})
+		u.Note(1000, &mvcc.Txn{Origin: fmt.Sprint("w", i), Ops: []mvcc.Op{{Key: fmt.Sprintf("/%d/k", i)}}})
 	}
 	writers, folders := u.loads(1000)
 	if len(writers) != maxMeters+1 || writers[Others].Writes != maxMeters || len(folders) != maxMeters+1 || folders[Others].Writes != maxMeters {
