@@ -39,15 +39,15 @@ const aheadBytes = 16 << 10
 // tests.
 var slowSync = time.Millisecond
 
-// wrote notes the last entry that this member's log has.
-func (a *ahead) wrote(es []*raft.Log) {
+// Wrote notes the last entry that this member's log has.
+func (a *ahead) Wrote(es []*raft.Log) {
 	e := es[len(es)-1]
 	a.last.index, a.last.term = e.Index, e.Term
 }
 
-// send begins to send entries that are about to be written, if this member leads
+// Send begins to send entries that are about to be written, if this member leads
 // and it is worth it. It does not wait.
-func (a *ahead) send(es []*raft.Log) {
+func (a *ahead) Send(es []*raft.Log) {
 	r := a.s.raftPtr.Load()
 	if r == nil || r.State() != raft.Leader || a.s.disk.Usually() < slowSync {
 		return

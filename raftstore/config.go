@@ -153,8 +153,8 @@ func (c *Config) setDefaults() error {
 		return errors.New("raftstore: Config needs ID, Dir, Listener and Dial")
 	}
 	setDefault(&c.LogEngine, LogEngines[0])
-	if _, err := openLogOf(c.LogEngine); err != nil {
-		return err
+	if err := c.LogEngine.Check(); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/raftlog"
 	"github.com/clusterd/clusterd/raftstore/raftstoretest"
 )
 
@@ -324,7 +325,7 @@ func TestDamageRepairedAlone(t *testing.T) {
 			c := raftstoretest.New(t, 1, func(cfg *raftstore.Config) {
 				found.listen(cfg)
 				if name == "every snapshot, the log being whole" {
-					cfg.LogEngine = raftstore.LogSegments // bolt's begins behind the older snapshot
+					cfg.LogEngine = raftlog.Segments // bolt's begins behind the older snapshot
 				}
 			})
 			s := c.Leader()

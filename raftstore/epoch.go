@@ -3,6 +3,7 @@ package raftstore
 import (
 	"github.com/clusterd/clusterd/raftstore/datadir"
 	"github.com/clusterd/clusterd/raftstore/quota"
+	"github.com/clusterd/clusterd/raftstore/raftlog"
 )
 
 // What the data folder holds is described in package datadir. Those who open a
@@ -37,3 +38,9 @@ type (
 	// FolderUse is one folder's part of Top.
 	FolderUse = quota.FolderUse
 )
+
+// LogEngine names what keeps raft's log on disk, see package raftlog.
+type LogEngine = raftlog.Engine
+
+// LogEngines are all engines, the default one first.
+var LogEngines = raftlog.Engines

@@ -4,18 +4,16 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"sort"
-	"strconv"
-	"strings"
+	"slices"
 
 	"github.com/hashicorp/raft"
 
 	"github.com/clusterd/clusterd/raftstore/datadir"
+	"github.com/clusterd/clusterd/raftstore/raftlog"
 )
 
 // stateFiles are what raft's promises and the keyspace are made of.
-var stateFiles = append([]string{datadir.VoteFileV1, logFile, logDir, logDir + ".2", datadir.SnapshotsDir}, datadir.VoteFiles...)
+var stateFiles = slices.Concat([]string{datadir.VoteFileV1, datadir.SnapshotsDir}, raftlog.Files, datadir.VoteFiles)
 
 // openState opens raft's files and looks at all of what they hold. What is
 // damaged is repaired from what this member has, else set aside to be fetched
@@ -76,7 +74,8 @@ func (s *Store) openFiles() (err error) {
 	if damage != nil && !errors.As(damage, new(*DamageError)) {
 		return damage
 	}
-	if err := s.openLog(index); err != nil {
+	s.log, err = raftlog.Open(raftlog.Options{Dir: s.cfg.Dir, Engine: s.cfg.LogEngine, Snapshot: index, Logger: s.cfg.Logger, Found: s.foundDamage})
+	if err != nil {
 		return err
 	}
 	if s.snapshots, err = datadir.OpenSnapshots(s.cfg.Dir, raftLogger(s.cfg.Logger)); err != nil {
@@ -93,35 +92,13 @@ func (s *Store) openFiles() (err error) {
 	return damage
 }
 
-// segmentsThrough names the log's files up to the given one, if the file after
-// it begins at or before the first entry that the snapshot does not cover.
-func (s *Store) segmentsThrough(folder, file string, snapshot uint64) (old []string, ok bool) {
-	entries, err := os.ReadDir(s.path(folder))
-	if err != nil {
-		return nil, false
-	}
-	var names []string
-	for _, e := range entries {
-		if strings.HasSuffix(e.Name(), ".seg") {
-			names = append(names, e.Name())
-		}
-	}
-	sort.Strings(names)
-	i := sort.SearchStrings(names, filepath.Base(file))
-	if i+1 >= len(names) {
-		return nil, false
-	}
-	next, err := strconv.ParseUint(strings.TrimSuffix(names[i+1], ".seg"), 16, 64)
-	return names[:i+1], err == nil && next <= snapshot+1
-}
-
 // checkComplete finds that something is gone from the folder of a member that
 // had all of it.
 func (s *Store) checkComplete() error {
 	if _, err := os.Stat(s.path(membersFile)); errors.Is(err, os.ErrNotExist) {
 		return nil // it was none yet
 	}
-	r, _, err := readLogRecord(s.cfg.Dir)
+	r, _, err := raftlog.ReadRecord(s.cfg.Dir)
 	if err != nil {
 		return err
 	}

@@ -105,7 +105,7 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 	d := ks.Digest()
 	f.snapped(d)
 	f.hashes.note(d.Index, d.Hash)
-	f.s.logs.replaced.Store(true)
+	f.s.logs.Replaced.Store(true)
 	f.s.clock.Observe(d.Time, false)
 	f.s.applied.Broadcast()
 	f.s.hub.Notify()

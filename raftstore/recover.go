@@ -15,6 +15,7 @@ import (
 
 	"github.com/clusterd/clusterd/raftstore/datadir"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/raftlog"
 	"github.com/clusterd/clusterd/raftstore/wire"
 )
 
@@ -108,7 +109,7 @@ func Replay(dir string, logger *slog.Logger) (*mvcc.Keyspace, uint64, error) {
 }
 
 func replay(dir string, logger *slog.Logger) (*mvcc.Keyspace, uint64, error) {
-	record, _, err := readLogRecord(dir)
+	record, _, err := raftlog.ReadRecord(dir)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -142,7 +143,7 @@ func replay(dir string, logger *slog.Logger) (*mvcc.Keyspace, uint64, error) {
 	if damaged != nil {
 		return nil, 0, damaged
 	}
-	log, err := record.open(dir, 0, logger)
+	log, err := record.Open(dir, 0, logger)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -152,7 +153,7 @@ func replay(dir string, logger *slog.Logger) (*mvcc.Keyspace, uint64, error) {
 
 // applyLog applies the entries after the keyspace's and returns the last one's
 // term.
-func applyLog(k *mvcc.Keyspace, term uint64, log raftLog) (uint64, error) {
+func applyLog(k *mvcc.Keyspace, term uint64, log raftlog.Log) (uint64, error) {
 	first, err := log.FirstIndex()
 	if err != nil {
 		return 0, err

@@ -29,6 +29,7 @@ import (
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 	"github.com/clusterd/clusterd/raftstore/peer"
 	"github.com/clusterd/clusterd/raftstore/quota"
+	"github.com/clusterd/clusterd/raftstore/raftlog"
 	"github.com/clusterd/clusterd/raftstore/wait"
 	"github.com/clusterd/clusterd/raftstore/watch"
 	"github.com/clusterd/clusterd/raftstore/wire"
@@ -58,8 +59,8 @@ type Store struct {
 	gate      *gate
 	disk      *disk.Disk
 	stable    *datadir.Stable
-	log       raftLog
-	logs      *logs // raft's own view of log
+	log       raftlog.Log
+	logs      *raftlog.Guarded // raft's own view of log
 	snapshots *datadir.Snapshots
 	raftPtr   atomic.Pointer[raft.Raft]
 	hadState  bool
@@ -163,11 +164,10 @@ func (s *Store) openRaft() error {
 	}
 	s.snapshots.Corrupt = corrupt
 	s.snapshots.Checked.Store(true)
-	s.logs = &logs{
-		synced:   s.cfg.Events.Synced,
-		LogStore: s.cfg.wrapLog(s.log), disk: s.disk, latest: s.snapshots.Latest, log: s.cfg.Logger, ctx: s.ctx,
-		corrupt: corrupt, ahead: s.ahead,
-	}
+	s.logs = raftlog.NewGuarded(s.cfg.wrapLog(s.log), raftlog.Guard{
+		Disk: s.disk, Latest: s.snapshots.Latest, Logger: s.cfg.Logger, Done: s.ctx.Done(),
+		Corrupt: corrupt, Synced: s.cfg.Events.Synced, Ahead: s.ahead,
+	})
 	cached, err := raft.NewLogCache(32, s.logs)
 	if err != nil {
 		return err
@@ -187,7 +187,7 @@ func (s *Store) openRaft() error {
 	conf.ShutdownOnRemove = false
 	conf.SnapshotThreshold = s.cfg.SnapshotEntries
 	conf.SnapshotInterval = 30 * time.Second
-	conf.TrailingLogs = 0 // logs.DeleteRange knows what to keep
+	conf.TrailingLogs = 0 // raftlog.Guarded knows what to keep
 	conf.NoLegacyTelemetry = true
 	if s.gate.in != nil {
 		s.start(func() { s.gate.run(s.ctx, s.transport.Consumer()) })
@@ -197,7 +197,7 @@ func (s *Store) openRaft() error {
 		return errors.Join(err, s.transport.Close())
 	}
 	s.snapshots.Checked.Store(false)
-	s.logs.replaced.Store(false) // what was restored was our own
+	s.logs.Replaced.Store(false) // what was restored was our own
 	s.raftPtr.Store(r)
 
 	observed := make(chan raft.Observation, 16)
@@ -316,7 +316,7 @@ func (s *Store) housekeep() {
 		case <-s.ctx.Done():
 			return
 		}
-		if err := s.log.Mark(); err != nil && !isNoSpace(err) {
+		if err := s.log.Mark(); err != nil && !disk.Full(err) {
 			s.cfg.Logger.Warn("mark the end of the log", "err", err)
 		}
 		if s.fsm.restored.Swap(false) {

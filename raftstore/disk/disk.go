@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -153,6 +154,11 @@ func (d *Disk) ballast() error {
 func (d *Disk) FoundFull() {
 	d.short.Store(true)
 	_ = os.Remove(filepath.Join(d.dir, ballastFile))
+}
+
+// Full reports whether an error says that there is no room.
+func Full(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
 // Room is the free space at the last look; -1 if it is not known.

@@ -1,4 +1,4 @@
-package raftstore
+package raftlog
 
 import (
 	"bytes"
@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/clusterd/clusterd/raftstore/datadir"
 	"github.com/clusterd/clusterd/raftstore/logtest"
 )
 
@@ -19,39 +20,39 @@ func TestConvertLog(t *testing.T) {
 	logger := slog.New(slog.DiscardHandler)
 	want := append(logtest.Entries(1, 50, 1, 100), logtest.Entries(51, 53, 2, 700<<10)...)
 	errStop := errors.New("killed")
-	for i, from := range LogEngines {
-		to := LogEngines[1-i]
+	for i, from := range Engines {
+		to := Engines[1-i]
 		for moment := 0; ; moment++ {
 			dir := logtest.MemDir(t)
-			first := logRecord{Engine: from, Folder: logDir}
-			l, err := first.open(dir, 0, logger)
+			first := Record{Engine: from, Folder: logDir}
+			l, err := first.Open(dir, 0, logger)
 			if err != nil {
 				t.Fatal(err)
 			}
 			logtest.Store(t, l, want...)
-			if err := errors.Join(writeLogRecord(dir, first), l.Close()); err != nil {
+			if err := errors.Join(writeRecord(dir, first), l.Close()); err != nil {
 				t.Fatal(err)
 			}
 			// open is what a start does with its wish.
-			open := func(wish LogEngine, at func(string) error) (name string, err error) {
-				s := &Store{cfg: Config{Dir: dir, LogEngine: wish, Logger: logger}}
-				r, _, err := readLogRecord(dir)
+			open := func(wish Engine, at func(string) error) (name string, err error) {
+				var l Log
+				r, _, err := ReadRecord(dir)
 				if err != nil {
 					return "", err
 				}
 				if at == nil {
-					if err := s.openLog(0); err != nil {
+					if l, err = Open(Options{Dir: dir, Engine: wish, Logger: logger}); err != nil {
 						return "", err
 					}
 				} else {
-					if s.log, err = r.open(dir, 0, logger); err != nil {
+					if l, err = r.Open(dir, 0, logger); err != nil {
 						return "", err
 					}
-					if _, err := convertLog(dir, r, s.log, wish, 0, logger, at); err != nil {
-						return "", errors.Join(err, s.log.Close())
+					if _, err := convert(dir, r, l, wish, 0, logger, at); err != nil {
+						return "", errors.Join(err, l.Close())
 					}
 				}
-				got := logtest.Contents(t, s.log)
+				got := logtest.Contents(t, l)
 				same := len(got) == len(want)
 				for i := range got {
 					same = same && got[i].Index == want[i].Index && got[i].Term == want[i].Term && bytes.Equal(got[i].Data, want[i].Data)
@@ -59,8 +60,8 @@ func TestConvertLog(t *testing.T) {
 				if !same {
 					t.Fatalf("%s to %s, moment %d, opened as %s: %d entries, other ones than %d", from, to, moment, wish, len(got), len(want))
 				}
-				r, _, err = readLogRecord(dir)
-				return fmt.Sprint(r.Engine), errors.Join(err, s.log.Close())
+				r, _, err = ReadRecord(dir)
+				return fmt.Sprint(r.Engine), errors.Join(err, l.Close())
 			}
 			n := 0
 			_, err = open(to, func(string) error {
@@ -72,7 +73,7 @@ func TestConvertLog(t *testing.T) {
 			if err != nil && !errors.Is(err, errStop) {
 				t.Fatal(err)
 			}
-			for _, wish := range []LogEngine{from, to, from} {
+			for _, wish := range []Engine{from, to, from} {
 				if got, err := open(wish, nil); err != nil || got != string(wish) {
 					t.Fatalf("%s to %s, killed at moment %d, then wished for as %s: it is %s, %v", from, to, moment, wish, got, err)
 				}
@@ -89,21 +90,21 @@ func TestConvertLog(t *testing.T) {
 
 func TestLogRecord(t *testing.T) {
 	dir := logtest.MemDir(t)
-	if r, recorded, err := readLogRecord(dir); r.Engine != LogSegments || r.Folder != logDir || recorded || err != nil {
+	if r, recorded, err := ReadRecord(dir); r.Engine != Segments || r.Folder != logDir || recorded || err != nil {
 		t.Errorf("without one: %+v, %v, %v", r, recorded, err)
 	}
 	for _, bad := range []string{"", "{", `{"version":1,"engine":"bolt","folder":"../x"}`, `{"version":1,"engine":"tape","folder":"log"}`, `{"version":1,"engine":"bolt","folder":"log/../../x"}`} {
 		if err := os.WriteFile(filepath.Join(dir, logFile), []byte(bad), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := readLogRecord(dir); !errors.As(err, new(*DamageError)) {
+		if _, _, err := ReadRecord(dir); !errors.As(err, new(*datadir.DamageError)) {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
 	if err := os.WriteFile(filepath.Join(dir, logFile), []byte(`{"version":2,"engine":"stone","folder":"log"}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := readLogRecord(dir); err == nil || errors.As(err, new(*DamageError)) {
+	if _, _, err := ReadRecord(dir); err == nil || errors.As(err, new(*datadir.DamageError)) {
 		t.Errorf("of a newer version: %v", err)
 	}
 }

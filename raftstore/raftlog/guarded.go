@@ -1,11 +1,9 @@
-package raftstore
+package raftlog
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -16,46 +14,60 @@ import (
 	"github.com/clusterd/clusterd/raftstore/seglog"
 )
 
-// logs is raft's log as raft sees it: it measures every write, survives a full
+// Guarded is raft's log as raft sees it: it measures every write, survives a full
 // disk, and keeps what a damaged snapshot would be replaced with.
-type logs struct {
+type Guarded struct {
 	raft.LogStore
-	disk *disk.Disk
-	// latest are the indexes of the two newest snapshots; 0: there is none.
-	latest func() (newest, older uint64, err error)
-	log    *slog.Logger
-	ctx    context.Context // ends with the store
-	// replaced is set when a snapshot from elsewhere has taken the log's place:
+	Guard
+	// Replaced is set when a snapshot from elsewhere has taken the log's place:
 	// what it holds may be of another history.
-	replaced atomic.Bool
-	// corrupt is told of an entry that is damaged; it stops the store.
-	corrupt func(error)
-	synced  func(entries int, took time.Duration) // EventListener's; may be nil
-	ahead   *ahead
+	Replaced atomic.Bool
 }
 
-var _ raft.MonotonicLogStore = (*logs)(nil)
+// Guard is what is to happen around a log.
+type Guard struct {
+	Disk *disk.Disk
+	// Latest are the indexes of the two newest snapshots; 0: there is none.
+	Latest func() (newest, older uint64, err error)
+	Logger *slog.Logger
+	Done   <-chan struct{} // closed when nobody wants to write any more
+	// Corrupt is told of an entry that is damaged.
+	Corrupt func(error)
+	Synced  func(entries int, took time.Duration) // after each write; may be nil
+	Ahead   Ahead
+}
+
+// Ahead is told of entries before they are written, and after. It must not wait.
+type Ahead interface {
+	Send(es []*raft.Log)
+	Wrote(es []*raft.Log)
+}
+
+// NewGuarded guards a log.
+func NewGuarded(l raft.LogStore, g Guard) *Guarded { return &Guarded{LogStore: l, Guard: g} }
+
+var _ raft.MonotonicLogStore = (*Guarded)(nil)
 
 // IsMonotonic implements raft.MonotonicLogStore.
-func (l *logs) IsMonotonic() bool {
+func (l *Guarded) IsMonotonic() bool {
 	m, ok := l.LogStore.(raft.MonotonicLogStore)
 	return ok && m.IsMonotonic()
 }
 
 // GetLog implements raft.LogStore. An entry that has become damaged since the
 // log was opened stops the store: the next start heals it.
-func (l *logs) GetLog(index uint64, e *raft.Log) error {
+func (l *Guarded) GetLog(index uint64, e *raft.Log) error {
 	err := l.LogStore.GetLog(index, e)
 	if c := new(seglog.CorruptError); errors.As(err, &c) {
 		damage := datadir.LogDamage(c)
-		l.corrupt(damage)
+		l.Corrupt(damage)
 		return damage
 	}
 	return err
 }
 
 // StoreLog implements raft.LogStore.
-func (l *logs) StoreLog(e *raft.Log) error { return l.StoreLogs([]*raft.Log{e}) }
+func (l *Guarded) StoreLog(e *raft.Log) error { return l.StoreLogs([]*raft.Log{e}) }
 
 // spaceRetry is how often a write is tried again on a full disk.
 const spaceRetry = 200 * time.Millisecond
@@ -63,34 +75,34 @@ const spaceRetry = 200 * time.Millisecond
 // StoreLogs implements raft.LogStore. With the disk full it waits: raft would
 // take an error for the end of a leadership and begin another one, over and
 // over, while reads have nobody to ask. A leader that waits too long loses its
-// leadership for another reason, see disk.Stuck.
-func (l *logs) StoreLogs(es []*raft.Log) error {
-	l.ahead.send(es)
-	done := l.disk.Write()
+// leadership for another reason, see disk.Disk.Stuck.
+func (l *Guarded) StoreLogs(es []*raft.Log) error {
+	l.Ahead.Send(es)
+	done := l.Disk.Write()
 	defer done()
 	for said := false; ; said = true {
 		start := time.Now()
 		err := l.LogStore.StoreLogs(es)
 		if err == nil {
-			l.ahead.wrote(es)
-			if l.synced != nil {
-				l.synced(len(es), time.Since(start))
+			l.Ahead.Wrote(es)
+			if l.Synced != nil {
+				l.Synced(len(es), time.Since(start))
 			}
 		}
 		if c := new(seglog.CorruptError); errors.Is(err, boltlog.ErrBroken) || errors.As(err, &c) {
 			err = datadir.AsDamage(err)
-			l.corrupt(err)
+			l.Corrupt(err)
 		}
-		if !isNoSpace(err) {
+		if !disk.Full(err) {
 			return err
 		}
 		if !said {
-			l.log.Error("the disk is full: the log cannot grow", "err", err)
+			l.Logger.Error("the disk is full: the log cannot grow", "err", err)
 		}
-		l.disk.FoundFull()
+		l.Disk.FoundFull()
 		select {
 		case <-time.After(spaceRetry):
-		case <-l.ctx.Done():
+		case <-l.Done:
 			return err
 		}
 	}
@@ -101,18 +113,18 @@ func (l *logs) StoreLogs(es []*raft.Log) error {
 // one turn out damaged, nothing is lost. They are as many bytes as lie between
 // two snapshots, which is also what a follower may be late by before it is sent
 // a snapshot.
-func (l *logs) DeleteRange(lo, hi uint64) error {
+func (l *Guarded) DeleteRange(lo, hi uint64) error {
 	last, err := l.LastIndex()
 	if err != nil {
 		return err
 	}
-	newest, older, err := l.latest()
+	newest, older, err := l.Latest()
 	if err != nil {
 		return err
 	}
 	switch {
 	case hi > newest: // a conflict with a new leader, or all of it
-	case hi >= last && l.replaced.CompareAndSwap(true, false):
+	case hi >= last && l.Replaced.CompareAndSwap(true, false):
 	default:
 		hi = min(hi, older)
 	}
@@ -120,8 +132,4 @@ func (l *logs) DeleteRange(lo, hi uint64) error {
 		return nil
 	}
 	return l.LogStore.DeleteRange(lo, hi)
-}
-
-func isNoSpace(err error) bool {
-	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
