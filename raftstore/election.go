@@ -200,7 +200,7 @@ func (s *Store) shouldStand(ctx context.Context, lost string) bool {
 			others = append(others, string(m.ID))
 		}
 	}
-	if !voter || s.gate.shut.Load() {
+	if !voter || s.raftSide.Gate.Shut() {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.HeartbeatTimeout/4)
@@ -328,14 +328,11 @@ func parseVoterState(id string, b []byte) *voterState {
 	return &voterState{id: id, leaderless: b[0] == 1 || b[0] == 2, candidate: b[0] == 2, term: n(0), lastTerm: n(1), lastIndex: n(2)}
 }
 
-// standForElection makes this member a candidate at once. To raft it is the
-// message with which a leader hands over.
+// standForElection makes this member a candidate at once.
 func (s *Store) standForElection() {
 	now := time.Now()
 	s.stood.Store(&now)
-	self := []byte(s.cfg.ID)
-	req := raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: self, Addr: self}}
-	if err := s.transport.TimeoutNow(raft.ServerID(s.cfg.ID), raft.ServerAddress(s.cfg.ID), &req, &raft.TimeoutNowResponse{}); err != nil {
+	if err := s.raftSide.StandForElection(); err != nil {
 		s.cfg.Logger.Debug("stand for election", "err", err)
 	}
 }

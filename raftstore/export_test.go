@@ -10,25 +10,17 @@ import (
 )
 
 // Absences is how often replication had to wait for a member.
-func (s *Store) Absences() int {
-	s.raftSide.mu.Lock()
-	defer s.raftSide.mu.Unlock()
-	return s.raftSide.absences
-}
+func (s *Store) Absences() int { return s.raftSide.Absences() }
 
 // DemoteOp is the first byte of a frame that takes a vote.
 const DemoteOp = byte(demote)
 
 // Refused is how many of raft's calls a member that lost its state has
 // refused.
-func (s *Store) Refused() int {
-	s.gate.mu.Lock()
-	defer s.gate.mu.Unlock()
-	return s.gate.refused
-}
+func (s *Store) Refused() int { return s.raftSide.Gate.Refused() }
 
 // Amnesiac reports whether the member takes part in nothing.
-func (s *Store) Amnesiac() bool { return s.gate.shut.Load() }
+func (s *Store) Amnesiac() bool { return s.raftSide.Gate.Shut() }
 
 // Faults are put below a member before it is opened.
 type Faults struct {
@@ -67,25 +59,3 @@ func ShouldStand(s *Store, lost string) bool { return s.shouldStand(s.ctx, lost)
 
 // BreakVote makes every further write of term and vote fail.
 func BreakVote(s *Store) { _ = s.stable.Close() }
-
-// Endless are the kinds of raft's futures that errorOf could not end, asked of
-// a follower, which refuses all that only a leader does.
-func (s *Store) Endless() (kinds []string) {
-	r := s.raft()
-	for kind, ask := range map[string]func() raft.Future{
-		"apply":    func() raft.Future { return r.Apply(nil, 0) },
-		"add":      func() raft.Future { return r.AddNonvoter("x", "x", 0, 0) },
-		"remove":   func() raft.Future { return r.RemoveServer("x", 0, 0) },
-		"demote":   func() raft.Future { return r.DemoteVoter("x", 0, 0) },
-		"transfer": func() raft.Future { return r.LeadershipTransfer() },
-		"to":       func() raft.Future { return r.LeadershipTransferToServer("x", "x") },
-		"snapshot": func() raft.Future { return r.Snapshot() },
-	} {
-		f := ask()
-		if _, ok := shutdownField(f); !ok {
-			kinds = append(kinds, kind)
-		}
-		_ = f.Error() // raft takes one transfer at a time
-	}
-	return kinds
-}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/clusterd/clusterd/raftstore/datadir"
 	"github.com/clusterd/clusterd/raftstore/raftlog"
+	"github.com/clusterd/clusterd/raftstore/raftside"
 )
 
 // stateFiles are what raft's promises and the keyspace are made of.
@@ -51,7 +52,7 @@ func (s *Store) openState() error {
 	if err != nil {
 		return err
 	}
-	s.gate = newGate(a != nil)
+	s.lost = a != nil
 	if s.hadState, err = raft.HasExistingState(s.log, s.stable, s.snapshots); err != nil {
 		return err
 	}
@@ -78,7 +79,7 @@ func (s *Store) openFiles() (err error) {
 	if err != nil {
 		return err
 	}
-	if s.snapshots, err = datadir.OpenSnapshots(s.cfg.Dir, raftLogger(s.cfg.Logger)); err != nil {
+	if s.snapshots, err = datadir.OpenSnapshots(s.cfg.Dir, raftside.NewLogger(s.cfg.Logger)); err != nil {
 		return err
 	}
 	s.stable.Failed = func(err error) { s.fail(err, false) }

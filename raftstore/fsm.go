@@ -41,7 +41,7 @@ func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 	last := logs[len(logs)-1]
 	f.s.applied.Broadcast()
 	f.s.hub.Notify()
-	f.s.notifier.committed(last.Index, last.Term)
+	f.s.raftSide.Committed(last.Index, last.Term)
 	return make([]any, len(logs))
 }
 

@@ -55,12 +55,3 @@ func TestCloseUnderWrites(t *testing.T) {
 		c.Start("n0")
 	}
 }
-
-func TestFuturesEnd(t *testing.T) {
-	t.Parallel()
-	// A follower takes them all, and refuses them.
-	c := raftstoretest.New(t, 2, raftstoretest.Steady)
-	if kinds := c.Follower().Endless(); kinds != nil {
-		t.Errorf("raft's futures of these kinds may never end: %v", kinds)
-	}
-}

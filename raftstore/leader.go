@@ -49,6 +49,12 @@ func (l *leaderWatch) without() time.Duration {
 	return time.Since(l.lost)
 }
 
+// leaderChanged is closed when another leads.
+func (s *Store) leaderChanged() <-chan struct{} {
+	_, changed := s.leader.current()
+	return changed
+}
+
 func (l *leaderWatch) set(id string, term uint64) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -138,10 +138,10 @@ func (s *Store) changeHere(ctx context.Context, op memberOp, id string) (err err
 		var f raft.Future
 		switch op {
 		case addVoter:
-			s.raftSide.setRemoved(raft.ServerID(id), false)
+			s.raftSide.SetRemoved(raft.ServerID(id), false)
 			f = r.AddVoter(raft.ServerID(id), raft.ServerAddress(id), 0, timeout)
 		case addNonvoter:
-			s.raftSide.setRemoved(raft.ServerID(id), false)
+			s.raftSide.SetRemoved(raft.ServerID(id), false)
 			f = r.AddNonvoter(raft.ServerID(id), raft.ServerAddress(id), 0, timeout)
 		case remove:
 			f = r.RemoveServer(raft.ServerID(id), 0, timeout)
@@ -155,7 +155,7 @@ func (s *Store) changeHere(ctx context.Context, op memberOp, id string) (err err
 		}
 		err := s.errorOf(f)
 		if op == remove && err == nil {
-			s.raftSide.setRemoved(raft.ServerID(id), true)
+			s.raftSide.SetRemoved(raft.ServerID(id), true)
 		}
 		done <- err
 	})

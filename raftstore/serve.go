@@ -38,7 +38,7 @@ func (s *Store) serveCalls(conn net.Conn) {
 			s.serveSubmit(w, f)
 			return nil
 		case peer.KindTerm, peer.KindProgress:
-			if f.Kind == peer.KindTerm && !s.votes() || s.gate.shut.Load() {
+			if f.Kind == peer.KindTerm && !s.votes() || s.raftSide.Gate.Shut() {
 				w.Send(peer.Frame{Kind: peer.KindVerdict, Call: f.Call, Body: []byte{byte(refused)}})
 				return nil
 			}
@@ -107,7 +107,7 @@ func (s *Store) answer(ctx context.Context, f peer.Frame) peer.Frame {
 	case peer.KindMember:
 		return peer.Frame{Kind: peer.KindDone, Call: f.Call, Body: s.serveMember(ctx, f.Body)}
 	case peer.KindLeaderless:
-		if s.gate.shut.Load() {
+		if s.raftSide.Gate.Shut() {
 			return peer.Frame{Kind: peer.KindVerdict, Call: f.Call, Body: []byte{byte(refused)}} // it has no vote to give
 		}
 		return peer.Frame{Kind: peer.KindVoterState, Call: f.Call, Body: s.answerLeaderless(ctx, f.Body)}

@@ -30,16 +30,15 @@ import (
 	"github.com/clusterd/clusterd/raftstore/peer"
 	"github.com/clusterd/clusterd/raftstore/quota"
 	"github.com/clusterd/clusterd/raftstore/raftlog"
+	"github.com/clusterd/clusterd/raftstore/raftside"
 	"github.com/clusterd/clusterd/raftstore/wait"
 	"github.com/clusterd/clusterd/raftstore/watch"
 	"github.com/clusterd/clusterd/raftstore/wire"
 )
 
-// Names in the data folder.
-const (
-	raftTimeout     = 10 * time.Second // of one raft RPC
-	raftCommitPause = 200 * time.Millisecond
-)
+// slowSync is from when on a leader sends ahead what it writes. A variable for
+// tests.
+var slowSync time.Duration = raftside.SlowSync
 
 // Store is one member. All methods may be called concurrently.
 type Store struct {
@@ -52,11 +51,7 @@ type Store struct {
 	clock     *clock.Clock
 	streams   *peer.Streams
 	peers     *peer.Calls
-	notifier  *commitNotifier
-	ahead     *ahead
-	transport *raft.NetworkTransport
-	raftSide  *rejoinTransport // raft's own view of transport
-	gate      *gate
+	raftSide  *raftside.Transport
 	disk      *disk.Disk
 	stable    *datadir.Stable
 	log       raftlog.Log
@@ -64,6 +59,7 @@ type Store struct {
 	snapshots *datadir.Snapshots
 	raftPtr   atomic.Pointer[raft.Raft]
 	hadState  bool
+	lost      bool // the state was lost when it was opened
 	epoch     Epoch
 
 	leader     *leaderWatch
@@ -129,8 +125,6 @@ func Open(cfg Config) (*Store, error) {
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.fsm = &fsm{s: s}
 	s.fsm.keyspace.Store(mvcc.New())
-	s.notifier = &commitNotifier{s: s, peers: make(map[raft.ServerID]*notified)}
-	s.ahead = &ahead{s: s, busy: make(map[raft.ServerID]bool)}
 	s.streams = peer.NewStreams(peer.StreamConfig{
 		ID: cfg.ID, Epoch: epoch, Listener: cfg.Listener, Dial: cfg.Dial, PeerID: cfg.PeerID, May: s.mayStream, Logger: cfg.Logger, Refused: cfg.Events.Refused,
 	})
@@ -157,7 +151,9 @@ func (s *Store) openRaft() error {
 	}
 	err := s.disk.Begin()
 	s.tellRoom(s.disk.Short(), err)
-	logger := raftLogger(s.cfg.Logger)
+	s.raftSide = raftside.New(raftside.Config{
+		ID: s.cfg.ID, Streams: s.streams, Logger: s.cfg.Logger, Disk: s.disk, Changed: s.leaderChanged, Done: s.ctx.Done(), SlowSync: slowSync, Lost: s.lost,
+	})
 	corrupt := func(err error) {
 		s.foundDamage(err, "a file of the store has become damaged")
 		s.fail(err, false)
@@ -166,39 +162,34 @@ func (s *Store) openRaft() error {
 	s.snapshots.Checked.Store(true)
 	s.logs = raftlog.NewGuarded(s.cfg.wrapLog(s.log), raftlog.Guard{
 		Disk: s.disk, Latest: s.snapshots.Latest, Logger: s.cfg.Logger, Done: s.ctx.Done(),
-		Corrupt: corrupt, Synced: s.cfg.Events.Synced, Ahead: s.ahead,
+		Corrupt: corrupt, Synced: s.cfg.Events.Synced, Ahead: s.raftSide,
 	})
 	cached, err := raft.NewLogCache(32, s.logs)
 	if err != nil {
 		return err
 	}
-	s.transport = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-		Stream: s.streams, MaxPool: 4, Timeout: raftTimeout, Logger: logger,
-	})
-	s.raftSide = newRejoinTransport(s.transport, s)
 	conf := raft.DefaultConfig()
 	conf.LocalID = raft.ServerID(s.cfg.ID)
-	conf.Logger = logger
+	conf.Logger = raftside.NewLogger(s.cfg.Logger)
 	conf.HeartbeatTimeout = s.cfg.HeartbeatTimeout
 	conf.ElectionTimeout = s.cfg.ElectionTimeout
 	conf.LeaderLeaseTimeout = s.cfg.LeaderLease
-	conf.CommitTimeout = raftCommitPause // the commitNotifier is quicker
+	conf.CommitTimeout = raftside.CommitPause // raftSide is quicker
 	conf.MaxAppendEntries = 32
 	conf.ShutdownOnRemove = false
 	conf.SnapshotThreshold = s.cfg.SnapshotEntries
 	conf.SnapshotInterval = 30 * time.Second
 	conf.TrailingLogs = 0 // raftlog.Guarded knows what to keep
 	conf.NoLegacyTelemetry = true
-	if s.gate.in != nil {
-		s.start(func() { s.gate.run(s.ctx, s.transport.Consumer()) })
-	}
+	s.start(s.raftSide.RunGate)
 	r, err := raft.NewRaft(conf, s.fsm, cached, s.stable, s.snapshots, s.raftSide)
 	if err != nil {
-		return errors.Join(err, s.transport.Close())
+		return errors.Join(err, s.raftSide.Close())
 	}
 	s.snapshots.Checked.Store(false)
 	s.logs.Replaced.Store(false) // what was restored was our own
 	s.raftPtr.Store(r)
+	s.raftSide.Begin(r)
 
 	observed := make(chan raft.Observation, 16)
 	r.RegisterObserver(raft.NewObserver(observed, false, func(o *raft.Observation) bool {
@@ -213,7 +204,7 @@ func (s *Store) openRaft() error {
 	s.start(func() { s.leadership.run(s.ctx.Done()) })
 	s.start(s.housekeep)
 	s.start(s.compareForever)
-	if s.gate.shut.Load() {
+	if s.raftSide.Gate.Shut() {
 		s.start(s.rejoin)
 	}
 	for range entriesInFlight {
@@ -252,6 +243,9 @@ func (s *Store) boundRound(do func(context.Context) (uint64, error)) func(contex
 	}
 }
 
+// errorOf waits for raft's answer to a new future, see raftside.ErrorOf.
+func (s *Store) errorOf(f raft.Future) error { return raftside.ErrorOf(f, s.raftEnded) }
+
 func (s *Store) raft() *raft.Raft         { return s.raftPtr.Load() }
 func (s *Store) keyspace() *mvcc.Keyspace { return s.fsm.keyspace.Load() }
 
@@ -269,7 +263,7 @@ func (s *Store) HasState() bool { return s.hadState }
 
 // Bootstrap makes this member the only voter of a new store.
 func (s *Store) Bootstrap() error {
-	if s.gate.shut.Load() {
+	if s.raftSide.Gate.Shut() {
 		return ErrStateExists // lost, and to be fetched from the others
 	}
 	err := s.raft().BootstrapCluster(onlyVoter(s.cfg.ID)).Error()
@@ -399,16 +393,14 @@ func (s *Store) close(graceful bool) error {
 		s.letAnotherLead()
 	}
 	s.cancel()
-	s.notifier.close()
-	s.ahead.close()
+	s.raftSide.Stop()
 	s.peers.Close()
 	stopped := s.raft().Shutdown()
 	err := s.streams.Close() // unblocks whoever reads from a peer, raft included
 	err = errors.Join(err, stopped.Error())
 	close(s.raftEnded)
 	s.peers.Wait()
-	s.notifier.wait()
-	s.ahead.wait()
+	s.raftSide.Wait()
 	s.streams.Wait()
 	s.wg.Wait()
 	s.hub.Close()

@@ -1,4 +1,4 @@
-package raftstore
+package raftside
 
 import (
 	"sync"
@@ -22,7 +22,7 @@ import (
 // Entries go over the network twice, so only small ones of a disk whose syncs
 // take longer than that are sent.
 type ahead struct {
-	s    *Store
+	p    *Transport
 	wg   sync.WaitGroup
 	last struct{ index, term uint64 } // of the last entry written; raft's main loop's own
 
@@ -35,21 +35,20 @@ type ahead struct {
 // many, syncs are shared anyhow, and processors are what is short.
 const aheadBytes = 16 << 10
 
-// slowSync is from when on a sync is worth a second message. A variable for
-// tests.
-var slowSync = time.Millisecond
+// SlowSync is from when on a sync is worth a second message.
+const SlowSync = time.Millisecond
 
 // Wrote notes the last entry that this member's log has.
-func (a *ahead) Wrote(es []*raft.Log) {
+func (p *Transport) Wrote(es []*raft.Log) {
 	e := es[len(es)-1]
-	a.last.index, a.last.term = e.Index, e.Term
+	p.ahead.last.index, p.ahead.last.term = e.Index, e.Term
 }
 
 // Send begins to send entries that are about to be written, if this member leads
 // and it is worth it. It does not wait.
-func (a *ahead) Send(es []*raft.Log) {
-	r := a.s.raftPtr.Load()
-	if r == nil || r.State() != raft.Leader || a.s.disk.Usually() < slowSync {
+func (p *Transport) Send(es []*raft.Log) {
+	a, r := &p.ahead, p.leading()
+	if r == nil || p.cfg.Disk.Usually() < p.cfg.SlowSync {
 		return
 	}
 	term, size := r.CurrentTerm(), 0
@@ -63,11 +62,10 @@ func (a *ahead) Send(es []*raft.Log) {
 	if cf.Error() != nil {
 		return
 	}
-	self := []byte(a.s.cfg.ID)
 	req := &raft.AppendEntriesRequest{
-		RPCHeader:         raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: self, Addr: self},
+		RPCHeader:         p.header(),
 		Term:              term,
-		Leader:            self,
+		Leader:            []byte(p.cfg.ID),
 		PrevLogEntry:      a.last.index,
 		PrevLogTerm:       a.last.term,
 		Entries:           es,
@@ -76,7 +74,7 @@ func (a *ahead) Send(es []*raft.Log) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, m := range cf.Configuration().Servers {
-		if a.closed || a.busy[m.ID] || m.Suffrage != raft.Voter || string(m.ID) == a.s.cfg.ID {
+		if a.closed || a.busy[m.ID] || m.Suffrage != raft.Voter || string(m.ID) == p.cfg.ID {
 			continue
 		}
 		a.busy[m.ID] = true
@@ -88,8 +86,8 @@ func (a *ahead) Send(es []*raft.Log) {
 func (a *ahead) tell(m raft.Server, req *raft.AppendEntriesRequest) {
 	defer a.wg.Done()
 	var resp raft.AppendEntriesResponse
-	if err := a.s.transport.AppendEntries(m.ID, m.Address, req, &resp); err != nil {
-		a.s.cfg.Logger.Debug("entries sent ahead", "peer", string(m.ID), "err", err)
+	if err := a.p.NetworkTransport.AppendEntries(m.ID, m.Address, req, &resp); err != nil {
+		a.p.cfg.Logger.Debug("entries sent ahead", "peer", string(m.ID), "err", err)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -101,6 +99,3 @@ func (a *ahead) close() {
 	a.closed = true
 	a.mu.Unlock()
 }
-
-// wait returns when nothing is being sent any more; the streams are closed.
-func (a *ahead) wait() { a.wg.Wait() }

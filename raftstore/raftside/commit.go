@@ -1,4 +1,4 @@
-package raftstore
+package raftside
 
 import (
 	"sync"
@@ -7,7 +7,7 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// commitNotifier tells the followers of a commit at once. raft itself tells them with
+// commitNews tells the followers of a commit at once. raft itself tells them with
 // the next entries, or after CommitTimeout: a write that was forwarded, and
 // every watch on a follower, would wait for that.
 //
@@ -17,8 +17,8 @@ import (
 // comes of it but that it is told again a moment later, for as long as raft
 // would take to tell it. The slowest follower is in that place often: the
 // others are a majority without it.
-type commitNotifier struct {
-	s  *Store
+type commitNews struct {
+	p  *Transport
 	wg sync.WaitGroup
 
 	mu     sync.Mutex
@@ -32,74 +32,80 @@ type notified struct {
 	index, term uint64 // to be told next
 }
 
-func (n *commitNotifier) committed(index, term uint64) {
-	r := n.s.raftPtr.Load()
-	if r == nil || r.State() != raft.Leader || r.CurrentTerm() != term {
+// CommitPause is how long raft itself takes to tell an idle follower. Since it
+// is told here it can be long.
+const CommitPause = 200 * time.Millisecond
+
+// Committed tells the followers that an entry has been committed, if this member
+// leads in the term that it is of. It does not wait.
+func (p *Transport) Committed(index, term uint64) {
+	r := p.leading()
+	if r == nil || r.CurrentTerm() != term {
 		return
 	}
 	cf := r.GetConfiguration()
 	if cf.Error() != nil {
 		return
 	}
+	n := &p.commit
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed {
 		return
 	}
 	for _, m := range cf.Configuration().Servers {
-		if string(m.ID) == n.s.cfg.ID {
+		if string(m.ID) == p.cfg.ID {
 			continue
 		}
-		p := n.peers[m.ID]
-		if p == nil {
-			p = &notified{}
-			n.peers[m.ID] = p
+		to := n.peers[m.ID]
+		if to == nil {
+			to = &notified{}
+			n.peers[m.ID] = to
 		}
-		p.index, p.term = index, term
-		if !p.busy {
-			p.busy = true
+		to.index, to.term = index, term
+		if !to.busy {
+			to.busy = true
 			n.wg.Add(1)
-			go n.tell(m, p)
+			go n.tell(m, to)
 		}
 	}
 }
 
-func (n *commitNotifier) tell(m raft.Server, p *notified) {
+func (n *commitNews) tell(m raft.Server, to *notified) {
 	defer n.wg.Done()
 	told := uint64(0)
 	var refused time.Duration // how long it has refused for
 	for {
 		n.mu.Lock()
-		index, term := p.index, p.term
+		index, term := to.index, to.term
 		if n.closed || index == told {
-			p.busy = false
+			to.busy = false
 			n.mu.Unlock()
 			return
 		}
 		n.mu.Unlock()
 		told = index
-		self := []byte(n.s.cfg.ID)
 		req := raft.AppendEntriesRequest{
-			RPCHeader:         raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: self, Addr: self},
+			RPCHeader:         n.p.header(),
 			Term:              term,
-			Leader:            self,
+			Leader:            []byte(n.p.cfg.ID),
 			PrevLogEntry:      index,
 			PrevLogTerm:       term,
 			LeaderCommitIndex: index,
 		}
 		var resp raft.AppendEntriesResponse
-		if err := n.s.transport.AppendEntries(m.ID, m.Address, &req, &resp); err != nil {
-			n.s.cfg.Logger.Debug("notify of a commit", "peer", string(m.ID), "err", err)
+		if err := n.p.NetworkTransport.AppendEntries(m.ID, m.Address, &req, &resp); err != nil {
+			n.p.cfg.Logger.Debug("notify of a commit", "peer", string(m.ID), "err", err)
 			continue
 		}
-		if resp.Success || resp.Term != term || refused >= raftCommitPause {
+		if resp.Success || resp.Term != term || refused >= CommitPause {
 			refused = 0
 			continue
 		}
 		pause := max(notifyAgain, refused/2)
 		select {
 		case <-time.After(pause):
-		case <-n.s.ctx.Done():
+		case <-n.p.cfg.Done:
 		}
 		refused += pause
 		told = 0
@@ -110,11 +116,8 @@ func (n *commitNotifier) tell(m raft.Server, p *notified) {
 // is told again: about as long as it takes to sync one.
 const notifyAgain = 500 * time.Microsecond
 
-func (n *commitNotifier) close() {
+func (n *commitNews) close() {
 	n.mu.Lock()
 	n.closed = true
 	n.mu.Unlock()
 }
-
-// wait returns when nothing is being told any more; the streams are closed.
-func (n *commitNotifier) wait() { n.wg.Wait() }

@@ -1,4 +1,4 @@
-package raftstore
+package raftside
 
 import (
 	"context"
@@ -8,10 +8,10 @@ import (
 	"github.com/hashicorp/go-hclog"
 )
 
-// raftLogger hands raft's log lines to slog, one level lower: what raft calls
+// NewLogger hands raft's log lines to slog, one level lower: what raft calls
 // an error (a peer not reached) heals itself, and its changes of state are
 // reported by the store in its own words.
-func raftLogger(l *slog.Logger) hclog.Logger {
+func NewLogger(l *slog.Logger) hclog.Logger {
 	il := hclog.NewInterceptLogger(&hclog.LoggerOptions{Output: io.Discard, Level: hclog.Off})
 	il.RegisterSink(sink{l})
 	return il

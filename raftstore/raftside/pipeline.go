@@ -1,4 +1,4 @@
-package raftstore
+package raftside
 
 import (
 	"sync"
@@ -9,12 +9,12 @@ import (
 )
 
 // AppendEntriesPipeline implements raft.Transport.
-func (p *rejoinTransport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAddress) (raft.AppendPipeline, error) {
+func (p *Transport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAddress) (raft.AppendPipeline, error) {
 	inner, err := p.NetworkTransport.AppendEntriesPipeline(id, target)
 	if err != nil {
 		return nil, err
 	}
-	return newDrained(inner, p.s.disk.Stuck), nil
+	return newDrained(inner, p.cfg.Disk.Stuck), nil
 }
 
 // drained is a pipeline whose answers are taken off although nobody reads

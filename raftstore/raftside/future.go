@@ -1,4 +1,4 @@
-package raftstore
+package raftside
 
 import (
 	"reflect"
@@ -6,8 +6,8 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// errorOf waits for raft's answer to a future and returns it: raft.ErrRaftShutdown
-// if raft has ended without one.
+// ErrorOf waits for raft's answer to a future and returns it: raft.ErrRaftShutdown
+// if raft has ended without one: ended is closed when nothing of raft runs any more.
 //
 // raft does forget futures when it shuts down: what waits in the channel to its
 // FSM, or in the one for transfers of leadership, is not looked at again, and
@@ -17,9 +17,9 @@ import (
 // but Error reads it. TestFuturesEnd holds every kind that is used to having it.
 //
 // f must be new: nobody has called its Error before.
-func (s *Store) errorOf(f raft.Future) error {
+func ErrorOf(f raft.Future, ended chan struct{}) error {
 	if field, ok := shutdownField(f); ok {
-		field.Set(reflect.ValueOf(s.raftEnded))
+		field.Set(reflect.ValueOf(ended))
 	}
 	return f.Error()
 }
