@@ -113,7 +113,7 @@ type Config struct {
 	freeBytes func(dir string) (int64, error)
 	mangle    func(*mvcc.Batch)
 	elapsed   func() time.Duration
-	silence   time.Duration // see Store.silence
+	silence   time.Duration // see election.Config
 }
 
 // EventListener is told of what happens in a Store. Any function may be nil.

@@ -63,12 +63,12 @@ const minLeaderWait = time.Second
 // from the loss of the last one: in a cluster that stays without, calls are
 // answered soon, and not each after as long as an election may take.
 func (s *Store) leaderWait() time.Duration {
-	return max(s.cfg.LeaderWait-s.leader.without(), min(minLeaderWait, s.cfg.LeaderWait))
+	return max(s.cfg.LeaderWait-s.leader.Without(), min(minLeaderWait, s.cfg.LeaderWait))
 }
 
 // noLeader is the error of a call that has waited for a leader in vain.
 func (s *Store) noLeader() error {
-	without := s.leader.without()
+	without := s.leader.Without()
 	if without < s.cfg.LeaderWait {
 		return ErrNoLeader
 	}

@@ -55,7 +55,7 @@ func (c *Config) Inject(f Faults) {
 }
 
 // ShouldStand asks the others whether lost is gone for them, too.
-func ShouldStand(s *Store, lost string) bool { return s.shouldStand(s.ctx, lost) }
+func ShouldStand(s *Store, lost string) bool { return s.election.ShouldStand(s.ctx, lost) }
 
 // BreakVote makes every further write of term and vote fail.
 func BreakVote(s *Store) { _ = s.stable.Close() }

@@ -123,7 +123,7 @@ func (s *Store) send(ctx context.Context, t mvcc.Txn) (sent, error) {
 		return sent{}, cause
 	}
 	for {
-		leader, changed := s.leader.current()
+		leader, changed := s.leader.Current()
 		failed := make(chan verdict, 1)
 		var cancel func()
 		if leader != "" && wait == 0 {

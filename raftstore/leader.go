@@ -1,7 +1,6 @@
 package raftstore
 
 import (
-	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -9,67 +8,6 @@ import (
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 	"github.com/clusterd/clusterd/raftstore/wire"
 )
-
-// leaderWatch knows who leads, as far as this member has heard.
-type leaderWatch struct {
-	mu      sync.Mutex
-	id      string
-	term    uint64
-	changed chan struct{}
-	at      time.Time // of the last change
-	lost    time.Time // since when there is no leader, if there is none
-}
-
-func newLeaderWatch() *leaderWatch {
-	return &leaderWatch{changed: make(chan struct{}), at: time.Now(), lost: time.Now()}
-}
-
-// since is when the leader has last changed.
-func (l *leaderWatch) since() time.Time {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.at
-}
-
-// current returns the leader's id, "" if there is none, and a channel that is
-// closed when that is no longer so.
-func (l *leaderWatch) current() (string, <-chan struct{}) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.id, l.changed
-}
-
-// without is for how long there has been no leader; 0 while there is one.
-func (l *leaderWatch) without() time.Duration {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.id != "" {
-		return 0
-	}
-	return time.Since(l.lost)
-}
-
-// leaderChanged is closed when another leads.
-func (s *Store) leaderChanged() <-chan struct{} {
-	_, changed := s.leader.current()
-	return changed
-}
-
-func (l *leaderWatch) set(id string, term uint64) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.id == id && l.term == term {
-		return false
-	}
-	l.at = time.Now()
-	if l.id != "" && id == "" { // not at each further election that nobody wins
-		l.lost = l.at
-	}
-	l.id, l.term = id, term
-	close(l.changed)
-	l.changed = make(chan struct{})
-	return true
-}
 
 // leads says whether raft takes commands from this member right now. Being
 // wrong about it costs a detour, not safety.
@@ -90,7 +28,7 @@ func (s *Store) IsLeader() bool {
 // Leader is the ID of the leader as far as this member has heard; "" if there
 // is none.
 func (s *Store) Leader() string {
-	id, _ := s.leader.current()
+	id, _ := s.leader.Current()
 	return id
 }
 
@@ -99,55 +37,7 @@ func (s *Store) Leader() string {
 // alternate, beginning with true; a loss is never skipped, however slow the
 // reader, though several in a row show as one. It is meant for one reader and
 // is closed by Close.
-func (s *Store) LeaderCh() <-chan bool { return s.leadership.ch }
-
-// leadership turns changes into LeaderCh's values.
-type leadership struct {
-	ch   chan bool
-	wake chan struct{}
-
-	mu   sync.Mutex
-	term uint64 // in which this member leads and is ready; 0: it does not
-}
-
-func newLeadership() *leadership {
-	return &leadership{ch: make(chan bool), wake: make(chan struct{}, 1)}
-}
-
-func (l *leadership) set(term uint64) {
-	l.mu.Lock()
-	l.term = term
-	l.mu.Unlock()
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
-}
-
-// run sends until done.
-func (l *leadership) run(done <-chan struct{}) {
-	defer close(l.ch)
-	var told uint64 // the term the reader knows that we lead in; 0: that we do not
-	for {
-		l.mu.Lock()
-		term := l.term
-		l.mu.Unlock()
-		var ch chan bool
-		if told != 0 && term != told {
-			term = 0 // lost, whatever came after: say so first
-		}
-		if told != term {
-			ch = l.ch
-		}
-		select {
-		case ch <- term != 0:
-			told = term
-		case <-l.wake:
-		case <-done:
-			return
-		}
-	}
-}
+func (s *Store) LeaderCh() <-chan bool { return s.leadership.Ch() }
 
 // leaderLoop follows raft's state until the store closes. It looks at the
 // present state whenever something was observed, so that no order of
@@ -166,7 +56,7 @@ func (s *Store) leaderLoop(observed <-chan raft.Observation) {
 		case <-again:
 		case <-s.ctx.Done():
 			s.readyTerm.Store(0)
-			s.leadership.set(0)
+			s.leadership.Set(0)
 			return
 		}
 	}
@@ -176,7 +66,7 @@ func (s *Store) lookAtLeader() {
 	r := s.raft()
 	_, id := r.LeaderWithID()
 	term := r.CurrentTerm()
-	if s.leader.set(string(id), term) {
+	if s.leader.Set(string(id), term) {
 		s.cfg.Logger.Info("leader changed", "leader", string(id), "term", term)
 		if fn := s.cfg.Events.LeaderChanged; fn != nil {
 			fn(string(id), term)
@@ -185,7 +75,7 @@ func (s *Store) lookAtLeader() {
 	ready := s.readyTerm.Load()
 	if ready != 0 && (ready != term || r.State() != raft.Leader) {
 		s.readyTerm.Store(0)
-		s.leadership.set(0)
+		s.leadership.Set(0)
 		s.clock.Follow()
 		s.cfg.Logger.Info("no longer leading", "term", ready)
 		ready = 0
@@ -218,6 +108,6 @@ func (s *Store) beginTerm(term uint64) {
 	// The state may have come from a log that was applied only now.
 	s.clock.Lead(s.keyspace().Time())
 	s.readyTerm.Store(term)
-	s.leadership.set(term)
+	s.leadership.Set(term)
 	s.cfg.Logger.Info("leading", "term", term)
 }

@@ -75,7 +75,7 @@ func (s *Store) change(ctx context.Context, op memberOp, id string) error {
 	}
 	deadline := time.Now().Add(s.cfg.LeaderWait)
 	for {
-		leader, changed := s.leader.current()
+		leader, changed := s.leader.Current()
 		var err error
 		switch leader {
 		case "":

@@ -26,7 +26,7 @@ import (
 
 // mayStream says why a peer may not use a stream of that kind now; nil: it may.
 func (s *Store) mayStream(kind byte, id string) error {
-	leader, _ := s.leader.current()
+	leader, _ := s.leader.Current()
 	if leader == "" || leader == id {
 		return nil
 	}
@@ -56,7 +56,7 @@ func (s *Store) mayCall(conn net.Conn, f peer.Frame) bool {
 	if !ok {
 		return true
 	}
-	leader, _ := s.leader.current()
+	leader, _ := s.leader.Current()
 	if leader == "" || leader == bound.ID {
 		return true
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -97,34 +98,24 @@ func (s *Store) silent(ctx context.Context, ids []string, enough int) []string {
 	ctx, cancel := context.WithTimeout(ctx, quorumPatience)
 	defer cancel()
 	left := map[string]bool{}
-	answers := make(chan string, len(ids)) // "": one that is not there
 	for _, id := range ids {
-		left[id] = true
-		if id == s.cfg.ID {
-			answers <- id
-			continue
-		}
-		call := s.peers.Call(id, peer.KindProgress, nil, func(f peer.Frame, _ bool, err error) {
-			if err != nil || f.Kind != peer.KindNumber { // it is not there, or has lost its state
-				answers <- ""
-				return
-			}
-			answers <- id
-		})
-		defer s.peers.Forget(id, call)
+		left[id] = id != s.cfg.ID
 	}
-ask:
-	for range ids {
+	others := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return !left[id] })
+	there := len(ids) - len(others)
+	answers, forget := s.peers.Ask(others, peer.KindProgress, nil)
+	defer forget()
+	for asked := 0; asked < len(others) && there < enough; asked++ {
 		select {
-		case id := <-answers:
-			delete(left, id)
+		case a := <-answers:
+			if _, ok := a.Number(); ok { // else it is not there, or has lost its state
+				left[a.ID] = false
+				there++
+			}
 		case <-ctx.Done():
-			break ask
+			asked = len(others)
 		case <-s.ctx.Done():
-			break ask
-		}
-		if len(ids)-len(left) >= enough {
-			break
+			asked = len(others)
 		}
 	}
 	var silent []string
@@ -142,22 +133,14 @@ func (s *Store) Progress(ctx context.Context, id string) (uint64, error) {
 	if id == s.cfg.ID {
 		return s.keyspace().Index(), nil
 	}
-	type answer struct {
-		index uint64
-		err   error
-	}
-	got := make(chan answer, 1)
-	call := s.peers.Call(id, peer.KindProgress, nil, func(f peer.Frame, _ bool, err error) {
-		var a answer
-		if a.err = err; err == nil {
-			a.index, a.err = peer.BodyNumber(f.Body)
-		}
-		got <- a
-	})
-	defer s.peers.Forget(id, call)
+	answers, forget := s.peers.Ask([]string{id}, peer.KindProgress, nil)
+	defer forget()
 	select {
-	case a := <-got:
-		return a.index, a.err
+	case a := <-answers:
+		if a.Err != nil {
+			return 0, a.Err
+		}
+		return peer.BodyNumber(a.Frame.Body)
 	case <-ctx.Done():
 		return 0, fmt.Errorf("ask member %s: %w", id, ctx.Err())
 	case <-s.ctx.Done():

@@ -80,7 +80,7 @@ func (s *Store) catchUp(ctx context.Context, o ReadOptions) error {
 func (s *Store) linearize(ctx context.Context) error {
 	deadline := time.Now().Add(s.leaderWait())
 	for {
-		leader, changed := s.leader.current()
+		leader, changed := s.leader.Current()
 		if leader != "" {
 			index, err := s.readRounds.Join(ctx)
 			if err == nil {
@@ -117,7 +117,7 @@ func (s *Store) linearize(ctx context.Context) error {
 // askReadIndex is one round: an index such that everything committed before
 // the round began is at or below it.
 func (s *Store) askReadIndex(ctx context.Context) (uint64, error) {
-	leader, changed := s.leader.current()
+	leader, changed := s.leader.Current()
 	switch leader {
 	case "":
 		return 0, ErrNoLeader
@@ -202,22 +202,12 @@ func (s *Store) confirmReadIndex(ctx context.Context) (uint64, error) {
 }
 
 func (s *Store) askTerms(ctx context.Context, others []string, term uint64, agreed, need int) (int, error) {
-	answers := make(chan bool, len(others))
-	for _, id := range others {
-		call := s.peers.Call(id, peer.KindTerm, nil, func(f peer.Frame, _ bool, err error) {
-			if err != nil || f.Kind != peer.KindNumber {
-				answers <- false
-				return
-			}
-			theirs, err := peer.BodyNumber(f.Body)
-			answers <- err == nil && theirs <= term
-		})
-		defer s.peers.Forget(id, call)
-	}
+	answers, forget := s.peers.Ask(others, peer.KindTerm, nil)
+	defer forget()
 	for range others {
 		select {
-		case yes := <-answers:
-			if yes {
+		case a := <-answers:
+			if theirs, ok := a.Number(); ok && theirs <= term {
 				agreed++
 			}
 		case <-ctx.Done():

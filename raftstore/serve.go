@@ -110,7 +110,7 @@ func (s *Store) answer(ctx context.Context, f peer.Frame) peer.Frame {
 		if s.raftSide.Gate.Shut() {
 			return peer.Frame{Kind: peer.KindVerdict, Call: f.Call, Body: []byte{byte(refused)}} // it has no vote to give
 		}
-		return peer.Frame{Kind: peer.KindVoterState, Call: f.Call, Body: s.answerLeaderless(ctx, f.Body)}
+		return peer.Frame{Kind: peer.KindVoterState, Call: f.Call, Body: s.election.Answer(ctx, f.Body)}
 	default:
 		return peer.Frame{Kind: peer.KindDone, Call: f.Call, Body: append([]byte{byte(refused)}, fmt.Sprintf("unknown call %d", f.Kind)...)}
 	}

@@ -46,41 +46,28 @@ func (s *Store) yield() {
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, 2*time.Second)
 	defer cancel()
-	type room struct {
-		id    string
-		bytes uint64
-	}
-	answers := make(chan room, len(ms))
-	asked := 0
+	var others []string
 	for _, m := range ms {
-		if !m.Voter || m.ID == s.cfg.ID {
-			continue
+		if m.Voter && m.ID != s.cfg.ID {
+			others = append(others, m.ID)
 		}
-		asked++
-		call := s.peers.Call(m.ID, peer.KindRoom, nil, func(f peer.Frame, _ bool, err error) {
-			r := room{id: m.ID}
-			if err == nil && f.Kind == peer.KindNumber {
-				r.bytes, _ = peer.BodyNumber(f.Body)
-			}
-			answers <- r
-		})
-		defer s.peers.Forget(m.ID, call)
 	}
-	var best room
-	for range asked {
+	answers, forget := s.peers.Ask(others, peer.KindRoom, nil)
+	defer forget()
+	id, most := "", uint64(0)
+	for range others {
 		select {
-		case r := <-answers:
-			if r.bytes > best.bytes {
-				best = r
+		case a := <-answers:
+			if bytes, ok := a.Number(); ok && bytes > most {
+				id, most = a.ID, bytes
 			}
 		case <-ctx.Done():
 		}
 	}
-	if best.bytes < uint64(s.cfg.MinFreeBytes+disk.BallastBytes) {
+	if most < uint64(s.cfg.MinFreeBytes+disk.BallastBytes) {
 		return
 	}
-	s.cfg.Logger.Info("handing over to a member that has room on its disk", "member", best.id, "free", best.bytes)
-	id := best.id
+	s.cfg.Logger.Info("handing over to a member that has room on its disk", "member", id, "free", most)
 	s.start(func() {
 		if err := s.errorOf(s.raft().LeadershipTransferToServer(raft.ServerID(id), raft.ServerAddress(id))); err != nil {
 			s.cfg.Logger.Info("leadership was not handed over", "err", err)

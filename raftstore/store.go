@@ -26,6 +26,7 @@ import (
 	"github.com/clusterd/clusterd/raftstore/clock"
 	"github.com/clusterd/clusterd/raftstore/datadir"
 	"github.com/clusterd/clusterd/raftstore/disk"
+	"github.com/clusterd/clusterd/raftstore/election"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 	"github.com/clusterd/clusterd/raftstore/peer"
 	"github.com/clusterd/clusterd/raftstore/quota"
@@ -62,10 +63,10 @@ type Store struct {
 	lost      bool // the state was lost when it was opened
 	epoch     Epoch
 
-	leader     *leaderWatch
-	leadership *leadership
-	stood      atomic.Pointer[time.Time] // when this member last made itself a candidate
-	readyTerm  atomic.Uint64             // the term in which this member leads and is ready; 0: it does not
+	leader     *election.Leader
+	leadership *election.Leadership
+	election   *election.Election
+	readyTerm  atomic.Uint64 // the term in which this member leads and is ready; 0: it does not
 
 	quotas        quota.Limits
 	usage         *quota.Usage
@@ -110,8 +111,8 @@ func Open(cfg Config) (*Store, error) {
 		epoch:      epoch,
 		session:    binary.LittleEndian.Uint64(random[:]),
 		clock:      clock.New(cfg.Now, cfg.elapsed),
-		leader:     newLeaderWatch(),
-		leadership: newLeadership(),
+		leader:     election.NewLeader(),
+		leadership: election.NewLeadership(),
 		quotas:     quota.Limits{Bytes: cfg.QuotaBytes, Reserve: cfg.ReserveBytes, Folders: cfg.FolderQuotas, Prefixes: cfg.VitalPrefixes},
 		usage:      quota.NewUsage(),
 		proposals:  newProposals(),
@@ -128,9 +129,7 @@ func Open(cfg Config) (*Store, error) {
 	s.streams = peer.NewStreams(peer.StreamConfig{
 		ID: cfg.ID, Epoch: epoch, Listener: cfg.Listener, Dial: cfg.Dial, PeerID: cfg.PeerID, May: s.mayStream, Logger: cfg.Logger, Refused: cfg.Events.Refused,
 	})
-	s.peers = peer.NewCalls(s.ctx, cfg.ElectionTimeout*4, func(ctx context.Context, id string) (net.Conn, error) {
-		return s.streams.Open(ctx, id, peer.CallStream)
-	})
+	s.peers = peer.NewCalls(s.ctx, cfg.ElectionTimeout*4, s.openCalls)
 	s.readRounds = wait.NewRounds(s.boundRound(s.askReadIndex), s.start, s.ctx.Done())
 	s.confirmRounds = wait.NewRounds(s.boundRound(s.confirmReadIndex), s.start, s.ctx.Done())
 	s.hub = watch.NewHub(present{s}, s.cfg.Events.Watches)
@@ -152,7 +151,7 @@ func (s *Store) openRaft() error {
 	err := s.disk.Begin()
 	s.tellRoom(s.disk.Short(), err)
 	s.raftSide = raftside.New(raftside.Config{
-		ID: s.cfg.ID, Streams: s.streams, Logger: s.cfg.Logger, Disk: s.disk, Changed: s.leaderChanged, Done: s.ctx.Done(), SlowSync: slowSync, Lost: s.lost,
+		ID: s.cfg.ID, Streams: s.streams, Logger: s.cfg.Logger, Disk: s.disk, Changed: s.leader.Changed, Done: s.ctx.Done(), SlowSync: slowSync, Lost: s.lost,
 	})
 	corrupt := func(err error) {
 		s.foundDamage(err, "a file of the store has become damaged")
@@ -190,6 +189,10 @@ func (s *Store) openRaft() error {
 	s.logs.Replaced.Store(false) // what was restored was our own
 	s.raftPtr.Store(r)
 	s.raftSide.Begin(r)
+	s.election = election.New(election.Config{
+		ID: s.cfg.ID, Raft: r, Voters: s.peers, Leader: s.leader, Dial: s.openCalls, Stand: s.raftSide.StandForElection, Lost: s.raftSide.Gate.Shut, Logger: s.cfg.Logger,
+		HeartbeatTimeout: s.cfg.HeartbeatTimeout, ElectionTimeout: s.cfg.ElectionTimeout, Silence: s.cfg.silence,
+	})
 
 	observed := make(chan raft.Observation, 16)
 	r.RegisterObserver(raft.NewObserver(observed, false, func(o *raft.Observation) bool {
@@ -201,7 +204,7 @@ func (s *Store) openRaft() error {
 	}))
 	s.streams.Start(s.serveCalls)
 	s.start(func() { s.leaderLoop(observed) })
-	s.start(func() { s.leadership.run(s.ctx.Done()) })
+	s.start(func() { s.leadership.Run(s.ctx.Done()) })
 	s.start(s.housekeep)
 	s.start(s.compareForever)
 	if s.raftSide.Gate.Shut() {
@@ -210,10 +213,10 @@ func (s *Store) openRaft() error {
 	for range entriesInFlight {
 		s.start(s.proposeLoop)
 	}
-	s.start(s.attendLeader)
-	s.start(s.attendSilence)
+	s.start(func() { s.election.AttendLeader(s.ctx) })
+	s.start(func() { s.election.AttendSilence(s.ctx) })
 	if s.hadState {
-		s.start(func() { s.agreeOnLeader("") })
+		s.start(func() { s.election.Agree(s.ctx, "") })
 	}
 	return nil
 }
@@ -241,6 +244,11 @@ func (s *Store) boundRound(do func(context.Context) (uint64, error)) func(contex
 		defer cancel()
 		return do(ctx)
 	}
+}
+
+// openCalls opens a stream of calls to a member.
+func (s *Store) openCalls(ctx context.Context, id string) (net.Conn, error) {
+	return s.streams.Open(ctx, id, peer.CallStream)
 }
 
 // errorOf waits for raft's answer to a new future, see raftside.ErrorOf.
@@ -271,7 +279,7 @@ func (s *Store) Bootstrap() error {
 		return ErrStateExists
 	}
 	if err == nil {
-		s.start(s.standForElection)
+		s.start(s.election.Stand)
 	}
 	return err
 }

@@ -1,0 +1,334 @@
+// Package election knows who leads (Leader, Leadership), and has a leader that is
+// gone or silent replaced sooner than raft's own timeouts would (Election). It
+// knows no Store.
+package election
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/clusterd/clusterd/raftstore/peer"
+)
+
+// raft elects when no heartbeat has come for HeartbeatTimeout, and waits up to
+// twice as long. That patience is for a leader that is only slow. A leader whose
+// process has ended can be told from it: its host refuses connections. And
+// members that start together know that nobody leads. In these two cases the
+// voters agree among themselves at once, and one of them stands for election.
+// A leader that is silent, because its machine or its link is down, or frozen,
+// cannot be told from a slow one: there they wait for it, but not for as long as
+// raft, whose members draw times of their own and refuse each other as long as
+// one of them still waits. When a majority has heard nothing for almost
+// HeartbeatTimeout, one of them stands.
+//
+// Nothing of raft's safety rests on this: to raft the one who stands was told
+// by a leader to take over, and the votes decide. What the agreement of a
+// majority prevents is that a leader is deposed because one member cannot reach
+// it.
+
+// Raft is what is asked of it; a *raft.Raft.
+type Raft interface {
+	State() raft.RaftState
+	CurrentTerm() uint64
+	LastContact() time.Time
+	GetConfiguration() raft.ConfigurationFuture
+	Stats() map[string]string
+}
+
+// Voters are the other members, as peer.Calls knows them.
+type Voters interface {
+	Ask(ids []string, kind byte, body []byte) (answers <-chan peer.Answer, forget func())
+}
+
+// Config is what an Election works with. All fields are required.
+type Config struct {
+	ID     string // this member's
+	Raft   Raft
+	Voters Voters
+	Leader *Leader
+	// Dial opens a stream to a member, on which nothing need be said.
+	Dial func(ctx context.Context, id string) (net.Conn, error)
+	// Stand makes this member a candidate now.
+	Stand func() error
+	// Lost says whether this member's state is lost: it has no vote then.
+	Lost   func() bool
+	Logger *slog.Logger
+
+	HeartbeatTimeout, ElectionTimeout time.Duration // raft's
+	// Silence is how long a leader may say nothing before its followers ask each
+	// other. 0: a bit less than raft's own patience, so that nobody is in the
+	// middle of a vain election of raft's then.
+	Silence time.Duration
+}
+
+// Election watches over the leader. Its methods may be called concurrently.
+type Election struct {
+	cfg   Config
+	stood atomic.Pointer[time.Time] // when this member last made itself a candidate
+}
+
+// New starts nothing, see AttendLeader, AttendSilence and Agree.
+func New(cfg Config) *Election {
+	if cfg.Silence == 0 {
+		cfg.Silence = cfg.HeartbeatTimeout * 9 / 10
+	}
+	return &Election{cfg: cfg}
+}
+
+// AttendLeader keeps a silent stream open to each leader in turn. When it ends
+// and cannot be opened again because the host refuses, the leader is gone. It
+// returns with ctx.
+func (e *Election) AttendLeader(ctx context.Context) {
+	for ctx.Err() == nil {
+		leader, changed := e.cfg.Leader.Current()
+		if leader != "" && leader != e.cfg.ID && e.isGone(ctx, leader, changed) {
+			e.Agree(ctx, leader)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// isGone returns true when the leader refuses connections, and false when
+// another one leads, or when it cannot be told.
+func (e *Election) isGone(ctx context.Context, leader string, changed <-chan struct{}) bool {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() {
+		select {
+		case <-changed:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	ended := time.Now()
+	for {
+		conn, err := e.dialToSee(ctx, leader)
+		switch {
+		case ctx.Err() != nil:
+			return false
+		case err == nil:
+			untilEnd(ctx, conn)
+			ended = time.Now()
+		case refusedBy(err):
+			return true
+		case time.Since(ended) > e.cfg.HeartbeatTimeout:
+			return false // it is silent: that is for raft to judge
+		default:
+			// A process that is just ending still takes connections, and
+			// resets them.
+			time.Sleep(dyingPause)
+		}
+	}
+}
+
+// AttendSilence stands for election when the voters agree that they have no
+// leader, or hear nothing of the one they have. It returns with ctx.
+func (e *Election) AttendSilence(ctx context.Context) {
+	again := e.cfg.Silence / 32
+	for asked := 0; ; {
+		wait := e.cfg.Silence
+		leader, changed := e.cfg.Leader.Current()
+		if leader != e.cfg.ID && e.cfg.Raft.State() == raft.Follower {
+			heard := e.cfg.Raft.LastContact()
+			if since := e.cfg.Leader.Since(); since.After(heard) {
+				heard = since // it led itself, or an election has just ended
+			}
+			if wait -= time.Since(heard); wait > 0 {
+				asked = 0
+			} else {
+				if e.ShouldStand(ctx, leader) {
+					e.cfg.Logger.Info("standing for election: the leader is silent", "leader", leader, "for", time.Since(heard).Round(time.Millisecond))
+					e.Stand()
+				}
+				// Without a majority there is nobody to ask all the time.
+				asked++
+				wait = min(again*time.Duration(1+asked/32), e.cfg.Silence)
+			}
+		}
+		select {
+		case <-time.After(wait):
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// isSilent reports whether this member has heard nothing of a leader for that
+// long.
+func (e *Election) isSilent() bool {
+	heard := e.cfg.Raft.LastContact()
+	return !heard.IsZero() && time.Since(heard) >= e.cfg.Silence
+}
+
+// dyingPause is the pause before a leader whose stream has broken is tried
+// again.
+const dyingPause = 5 * time.Millisecond
+
+// dialToSee opens a stream of calls, on which nothing need be said.
+func (e *Election) dialToSee(ctx context.Context, id string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, e.cfg.HeartbeatTimeout)
+	defer cancel()
+	return e.cfg.Dial(ctx, id)
+}
+
+// askAgain is the pause before voters who did not agree are asked again; a change
+// of the leader cuts it short.
+const askAgain = 20 * time.Millisecond
+
+// untilEnd returns when the peer has ended the stream, or with ctx, and closes
+// it.
+func untilEnd(ctx context.Context, conn net.Conn) {
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	defer func() { _ = conn.Close() }()
+	var b [1]byte
+	_, _ = conn.Read(b[:])
+}
+
+// refusedBy reports whether a host said that nobody listens there. A host that
+// is down, or out of reach, says nothing.
+func refusedBy(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
+
+// Agree asks the other voters until somebody leads, this member stands,
+// or raft's own patience has ended. lost is the leader that is gone, "" when
+// this member has known none since it started.
+func (e *Election) Agree(ctx context.Context, lost string) {
+	ctx, cancel := context.WithTimeout(ctx, 2*e.cfg.HeartbeatTimeout)
+	defer cancel()
+	for ctx.Err() == nil {
+		leader, changed := e.cfg.Leader.Current()
+		if leader != "" && leader != lost {
+			return
+		}
+		if e.cfg.Raft.State() == raft.Follower && e.ShouldStand(ctx, lost) {
+			e.cfg.Logger.Info("standing for election at once", "lost", lost)
+			e.Stand()
+			return
+		}
+		select {
+		case <-changed:
+		case <-time.After(askAgain):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// ShouldStand asks every other voter. True: those that answer have no leader
+// either, are a majority together with this member, and none of them would make
+// a better leader.
+func (e *Election) ShouldStand(ctx context.Context, lost string) bool {
+	cf := e.cfg.Raft.GetConfiguration()
+	if cf.Error() != nil {
+		return false
+	}
+	var others []string
+	voter, voters := false, 0
+	for _, m := range cf.Configuration().Servers {
+		if m.Suffrage != raft.Voter {
+			continue
+		}
+		voters++
+		switch string(m.ID) {
+		case e.cfg.ID:
+			voter = true
+		case lost:
+		default:
+			others = append(others, string(m.ID))
+		}
+	}
+	if !voter || e.cfg.Lost() {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, e.cfg.HeartbeatTimeout/4)
+	defer cancel()
+	answers, forget := e.cfg.Voters.Ask(others, peer.KindLeaderless, []byte(e.cfg.ID+"\x00"+lost))
+	defer forget()
+	mine := e.voterState()
+	agreed := 1
+	for range others {
+		select {
+		case answer := <-answers:
+			theirs := voterStateOf(&answer)
+			switch {
+			case theirs == nil:
+			case !theirs.leaderless || theirs.term > mine.term || theirs.betterThan(mine) && !theirs.candidate, theirs.newerThan(mine):
+				// It has a leader, or an election is under way, or it will stand.
+				return false
+			default:
+				agreed++
+			}
+		case <-ctx.Done():
+			return agreed > voters/2 // who is silent that long will not vote soon
+		}
+	}
+	return agreed > voters/2
+}
+
+func (e *Election) voterState() *voterState {
+	r := e.cfg.Raft
+	stats := r.Stats()
+	number := func(name string) uint64 {
+		n, _ := strconv.ParseUint(stats[name], 10, 64)
+		return n
+	}
+	state := r.State()
+	st := &voterState{id: e.cfg.ID, leaderless: state != raft.Leader, candidate: state == raft.Candidate, term: r.CurrentTerm()}
+	st.lastTerm, st.lastIndex = number("last_log_term"), number("last_log_index")
+	if at := number("last_snapshot_index"); at > st.lastIndex {
+		st.lastTerm, st.lastIndex = number("last_snapshot_term"), at
+	}
+	return st
+}
+
+// Answer answers peer.KindLeaderless: whether this member has no leader
+// either, or hears nothing of it. One that it hears and that the caller has lost
+// is tried.
+func (e *Election) Answer(ctx context.Context, body []byte) []byte {
+	caller, lost, _ := bytes.Cut(body, []byte{0})
+	st := e.voterState()
+	leader, _ := e.cfg.Leader.Current()
+	if stood := e.stood.Load(); stood != nil && time.Since(*stood) < e.cfg.ElectionTimeout/2 {
+		st.leaderless = false // its own election is under way
+	}
+	if st.leaderless && leader != "" && leader != string(caller) && !e.isSilent() {
+		st.leaderless = leader == string(lost) && (e.refuses(ctx, leader) || e.isSilent())
+	}
+	return st.append(nil)
+}
+
+// refuses reports whether the member's host refuses connections. It tries for
+// as long as a leader may still be silent.
+func (e *Election) refuses(ctx context.Context, id string) bool {
+	ctx, cancel := context.WithDeadline(ctx, e.cfg.Raft.LastContact().Add(e.cfg.Silence))
+	defer cancel()
+	conn, err := e.dialToSee(ctx, id)
+	if err != nil {
+		return refusedBy(err)
+	}
+	_ = conn.Close()
+	return false
+}
+
+// Stand makes this member a candidate at once.
+func (e *Election) Stand() {
+	now := time.Now()
+	e.stood.Store(&now)
+	if err := e.cfg.Stand(); err != nil {
+		e.cfg.Logger.Debug("stand for election", "err", err)
+	}
+}

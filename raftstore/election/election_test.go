@@ -1,0 +1,184 @@
+package election
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/clusterd/clusterd/raftstore/peer"
+)
+
+// fakeRaft is a follower among voters.
+type fakeRaft struct {
+	voters                    []string
+	term, lastTerm, lastIndex uint64
+	heard                     atomic.Pointer[time.Time]
+}
+
+func (r *fakeRaft) State() raft.RaftState  { return raft.Follower }
+func (r *fakeRaft) CurrentTerm() uint64    { return r.term }
+func (r *fakeRaft) LastContact() time.Time { return *r.heard.Load() }
+func (r *fakeRaft) hear()                  { now := time.Now(); r.heard.Store(&now) }
+func (r *fakeRaft) Stats() map[string]string {
+	return map[string]string{"last_log_term": fmt.Sprint(r.lastTerm), "last_log_index": fmt.Sprint(r.lastIndex)}
+}
+func (r *fakeRaft) GetConfiguration() raft.ConfigurationFuture { return configuration{r.voters} }
+
+type configuration struct{ voters []string }
+
+func (c configuration) Error() error  { return nil }
+func (c configuration) Index() uint64 { return 1 }
+func (c configuration) Configuration() (conf raft.Configuration) {
+	for _, id := range c.voters {
+		conf.Servers = append(conf.Servers, raft.Server{ID: raft.ServerID(id), Suffrage: raft.Voter})
+	}
+	return conf
+}
+
+// fakeVoters answer what they were given; those without an answer are silent,
+// those with nil are not there.
+type fakeVoters map[string]*voterState
+
+func (v fakeVoters) Ask(ids []string, kind byte, _ []byte) (<-chan peer.Answer, func()) {
+	ch := make(chan peer.Answer, len(ids))
+	for _, id := range ids {
+		switch st, ok := v[id]; {
+		case !ok:
+		case st == nil:
+			ch <- peer.Answer{ID: id, Err: peer.ErrStreamLost}
+		case kind == peer.KindLeaderless:
+			ch <- peer.Answer{ID: id, Frame: peer.Frame{Kind: peer.KindVoterState, Body: st.append(nil)}}
+		}
+	}
+	return ch, func() {}
+}
+
+func newElection(r *fakeRaft, v fakeVoters, stand func()) *Election {
+	return New(Config{
+		ID: "b", Raft: r, Voters: v, Leader: NewLeader(), Logger: slog.New(slog.DiscardHandler),
+		Dial:             func(context.Context, string) (net.Conn, error) { return nil, os.ErrDeadlineExceeded },
+		Stand:            func() error { stand(); return nil },
+		Lost:             func() bool { return false },
+		HeartbeatTimeout: time.Second, ElectionTimeout: time.Second,
+	})
+}
+
+// TestShouldStand: member b, whose log ends with entry 10 of term 4 in term 5,
+// has lost l.
+func TestShouldStand(t *testing.T) {
+	free := func(term, lastTerm, lastIndex uint64) *voterState {
+		return &voterState{leaderless: true, term: term, lastTerm: lastTerm, lastIndex: lastIndex}
+	}
+	for _, tc := range []struct {
+		name   string
+		voters []string
+		others fakeVoters
+		want   bool
+	}{
+		{"the other one agrees", []string{"a", "b", "l"}, fakeVoters{"a": free(5, 4, 10)}, true},
+		{"the other one is behind", []string{"b", "c", "l"}, fakeVoters{"c": free(5, 4, 9)}, true},
+		{"the other one has as much and the higher ID", []string{"b", "c", "l"}, fakeVoters{"c": free(5, 4, 10)}, false},
+		{"but is asking for votes in vain", []string{"b", "c", "l"}, fakeVoters{"c": {leaderless: true, candidate: true, term: 5, lastTerm: 4, lastIndex: 10}}, true},
+		{"the other one has a later entry", []string{"a", "b", "l"}, fakeVoters{"a": free(5, 4, 11)}, false},
+		{"the other one has an entry of a later term", []string{"a", "b", "l"}, fakeVoters{"a": free(5, 5, 3)}, false},
+		{"the other one is in a later term", []string{"a", "b", "l"}, fakeVoters{"a": free(6, 4, 9)}, false},
+		{"the other one has a leader", []string{"a", "b", "l"}, fakeVoters{"a": {term: 5, lastTerm: 4, lastIndex: 9}}, false},
+		{"nobody answers", []string{"a", "b", "l"}, fakeVoters{}, false},
+		{"nobody is there", []string{"a", "b", "l"}, fakeVoters{"a": nil}, false},
+		{"a majority of five", []string{"a", "b", "c", "d", "l"}, fakeVoters{"a": free(5, 4, 9), "c": free(5, 4, 9), "d": nil}, true},
+		{"two of five", []string{"a", "b", "c", "d", "l"}, fakeVoters{"a": free(5, 4, 9), "d": nil}, false},
+		{"alone", []string{"b"}, fakeVoters{}, true},
+		{"no voter", []string{"a", "l"}, fakeVoters{"a": free(5, 4, 9)}, false},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			r := &fakeRaft{voters: tc.voters, term: 5, lastTerm: 4, lastIndex: 10}
+			r.hear()
+			e := newElection(r, tc.others, func() {})
+			if got := e.ShouldStand(t.Context(), "l"); got != tc.want {
+				t.Errorf("%s: %v", tc.name, got)
+			}
+			e.cfg.Lost = func() bool { return true }
+			if e.ShouldStand(t.Context(), "l") {
+				t.Errorf("%s: stands although its state is lost", tc.name)
+			}
+		})
+	}
+}
+
+// TestSilentLeader: nobody stands while heartbeats come, late ones too; when they
+// end a member stands before raft would.
+func TestSilentLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &fakeRaft{voters: []string{"a", "b", "l"}, term: 5, lastTerm: 4, lastIndex: 10}
+		r.hear()
+		var stood atomic.Int32
+		e := newElection(r, fakeVoters{"a": {leaderless: true, term: 5, lastTerm: 4, lastIndex: 10}}, func() { stood.Add(1); r.hear() })
+		e.cfg.Leader.Set("l", 5)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { defer close(ended); e.AttendSilence(ctx) }()
+		for range 100 {
+			time.Sleep(800 * time.Millisecond) // a machine that is busy
+			r.hear()
+		}
+		if n := stood.Load(); n != 0 {
+			t.Errorf("stood %d times under a leader that is only slow", n)
+		}
+		time.Sleep(time.Second)
+		if n := stood.Load(); n != 1 {
+			t.Errorf("stood %d times under a leader that was silent for a second", n)
+		}
+		cancel()
+		<-ended
+	})
+}
+
+// TestGoneLeader: a host that refuses is asked about at once; one that says
+// nothing is not taken for gone.
+func TestGoneLeader(t *testing.T) {
+	for _, tc := range []struct {
+		dial error
+		want int32
+	}{{&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}, 1}, {errors.New("i/o timeout"), 0}} {
+		synctest.Test(t, func(t *testing.T) {
+			r := &fakeRaft{voters: []string{"a", "b", "l"}, term: 5, lastTerm: 4, lastIndex: 10}
+			r.hear()
+			var stood atomic.Int32
+			e := newElection(r, fakeVoters{"a": {leaderless: true, term: 5, lastTerm: 4, lastIndex: 10}}, func() { stood.Add(1) })
+			e.cfg.Dial = func(context.Context, string) (net.Conn, error) { return nil, tc.dial }
+			e.cfg.Leader.Set("l", 5)
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			go func() { defer close(ended); e.AttendLeader(ctx) }()
+			time.Sleep(100 * time.Millisecond)
+			if n := stood.Load(); n != tc.want {
+				t.Errorf("dial says %v: stood %d times", tc.dial, n)
+			}
+			cancel()
+			<-ended
+		})
+	}
+}
+
+func TestVoterState(t *testing.T) {
+	for _, st := range []voterState{{}, {leaderless: true}, {leaderless: true, candidate: true}, {term: 1 << 63, lastTerm: 7, lastIndex: 9}} {
+		if got := parseVoterState("", st.append(nil)); got == nil || *got != st {
+			t.Errorf("%+v became %+v", st, got)
+		}
+	}
+	for _, bad := range [][]byte{nil, make([]byte, 24), make([]byte, 26)} {
+		if parseVoterState("", bad) != nil {
+			t.Errorf("%d bytes are taken for a state", len(bad))
+		}
+	}
+}
