@@ -87,7 +87,7 @@ chaos-store: ## random faults befall the store for FOR, drawn from SEED: kills, 
 FUZZTIME ?= 1m
 .PHONY: fuzz-store
 fuzz-store: ## fuzz every decoder of the store, FUZZTIME each
-	@set -e; for f in raftstore:FuzzReadFrame raftstore:FuzzDecodeStable raftstore:FuzzCheckSnapshot raftstore/seglog:FuzzOpen \
+	@set -e; for f in raftstore/peer:FuzzReadFrame raftstore/datadir:FuzzDecodeStable raftstore/datadir:FuzzCheckSnapshot raftstore/backup:FuzzRead raftstore/seglog:FuzzOpen \
 		raftstore/wire:FuzzDecodeBatch raftstore/wire:FuzzDecodeCommand raftstore/wire:FuzzReadSnapshot; do \
 		$(GO) test ./$${f%:*} -run '^$$' -fuzz "^$${f#*:}$$" -fuzztime $(FUZZTIME); done
 

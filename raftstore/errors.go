@@ -8,6 +8,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"github.com/clusterd/clusterd/raftstore/divergence"
 	"github.com/clusterd/clusterd/raftstore/quota"
 )
 
@@ -29,6 +30,9 @@ var (
 	// used up (then it is a *QuotaError) or the leader's disk is full. Deletes
 	// pass the quotas.
 	ErrNoSpace = quota.ErrNoSpace
+	// ErrDiverged is why a store stops whose keyspace differs from what most
+	// members made of the same log.
+	ErrDiverged = divergence.Err
 	// ErrClosed is returned by every call after Close.
 	ErrClosed = errors.New("store is closed")
 	// ErrStateExists is returned by Bootstrap when the data folder already

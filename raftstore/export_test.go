@@ -58,4 +58,4 @@ func (c *Config) Inject(f Faults) {
 func ShouldStand(s *Store, lost string) bool { return s.election.ShouldStand(s.ctx, lost) }
 
 // BreakVote makes every further write of term and vote fail.
-func BreakVote(s *Store) { _ = s.stable.Close() }
+func BreakVote(s *Store) { _ = s.state.Stable.Close() }

@@ -2,12 +2,18 @@ package raftstore
 
 import (
 	"context"
+	crand "crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/semaphore"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 	"github.com/clusterd/clusterd/raftstore/peer"
+	"github.com/clusterd/clusterd/raftstore/wait"
 	"github.com/clusterd/clusterd/raftstore/wire"
 )
 
@@ -85,6 +91,33 @@ func (s *Store) admit(t *mvcc.Txn) error {
 // maxOrigin bounds what a change says of who asked for it.
 const maxOrigin = 256
 
+// commands are this member's own on their way, and as leader those of all.
+type commands struct {
+	session   uint64 // random: this process's
+	seq       atomic.Uint64
+	pending   *semaphore.Weighted // bytes of this member's that are under way
+	waiting   *wait.Outcomes[mvcc.Outcome]
+	proposals *proposals
+}
+
+func newCommands(maxPending int64) (*commands, error) {
+	var random [8]byte
+	if _, err := crand.Read(random[:]); err != nil {
+		return nil, err
+	}
+	return &commands{
+		session:   binary.LittleEndian.Uint64(random[:]),
+		pending:   semaphore.NewWeighted(maxPending),
+		waiting:   wait.NewOutcomes[mvcc.Outcome](),
+		proposals: newProposals(),
+	}, nil
+}
+
+// id is that of a new command.
+func (c *commands) id() mvcc.CommandID {
+	return mvcc.CommandID{Session: c.session, Seq: c.seq.Add(1)}
+}
+
 type sent struct {
 	mvcc.Outcome
 	attempts int
@@ -95,23 +128,23 @@ type sent struct {
 func (s *Store) send(ctx context.Context, t mvcc.Txn) (sent, error) {
 	cmd := mvcc.Command{
 		Type: mvcc.CmdTxn, Txn: t,
-		ID:    mvcc.CommandID{Session: s.session, Seq: s.seq.Add(1)},
+		ID:    s.commands.id(),
 		Basis: s.keyspace().Index(),
 	}
 	raw := wire.AppendCommand(nil, &cmd)
-	if err := s.pending.Acquire(ctx, int64(len(raw))); err != nil {
+	if err := s.commands.pending.Acquire(ctx, int64(len(raw))); err != nil {
 		return sent{}, err
 	}
-	defer s.pending.Release(int64(len(raw)))
-	outcome := s.waiting.Add(cmd.ID.Seq)
-	defer s.waiting.Remove(cmd.ID.Seq)
+	defer s.commands.pending.Release(int64(len(raw)))
+	outcome := s.commands.waiting.Add(cmd.ID.Seq)
+	defer s.commands.waiting.Remove(cmd.ID.Seq)
 
 	deadline := time.NewTimer(s.leaderWait())
 	defer deadline.Stop()
 	var (
 		attempts int  // handed over so often, without being refused for certain
 		noSpace  bool // the last one failed for that
-		wait     time.Duration
+		pause    time.Duration
 	)
 	giveUp := func(cause error) (sent, error) {
 		if noSpace {
@@ -126,16 +159,16 @@ func (s *Store) send(ctx context.Context, t mvcc.Txn) (sent, error) {
 		leader, changed := s.leader.Current()
 		failed := make(chan verdict, 1)
 		var cancel func()
-		if leader != "" && wait == 0 {
+		if leader != "" && pause == 0 {
 			attempts++
 			cancel = s.handOver(leader, raw, func(v verdict) { failed <- v })
 		}
 		var backoff <-chan time.Time
-		if wait > 0 {
-			backoff = time.After(wait)
+		if pause > 0 {
+			backoff = time.After(pause)
 		}
 		var deadlineC <-chan time.Time
-		if leader == "" || wait > 0 {
+		if leader == "" || pause > 0 {
 			deadlineC = deadline.C
 		}
 		select {
@@ -147,8 +180,8 @@ func (s *Store) send(ctx context.Context, t mvcc.Txn) (sent, error) {
 				return sent{out, max(attempts, 1)}, nil
 			}
 			// A snapshot was installed over the entries that may have held it.
-			outcome = s.waiting.Add(cmd.ID.Seq)
-			wait = 0
+			outcome = s.commands.waiting.Add(cmd.ID.Seq)
+			pause = 0
 		case v := <-failed:
 			switch v {
 			case notDecoded:
@@ -163,14 +196,14 @@ func (s *Store) send(ctx context.Context, t mvcc.Txn) (sent, error) {
 				deadline.Reset(s.leaderWait())
 			}
 			noSpace = v == outOfSpace || v == diskFull
-			wait = retryAfter
+			pause = retryAfter
 		case <-changed:
-			wait = 0
+			pause = 0
 			if cancel != nil {
 				deadline.Reset(s.leaderWait())
 			}
 		case <-backoff:
-			wait = 0
+			pause = 0
 			select {
 			case <-deadline.C:
 				return giveUp(s.noLeader())
@@ -201,7 +234,7 @@ func (s *Store) handOver(leader string, raw []byte, failed func(verdict)) (cance
 			failed(diskFull)
 			return func() {}
 		}
-		s.proposals.add(proposal{raw: raw, failed: failed})
+		s.commands.proposals.add(proposal{raw: raw, failed: failed})
 		return func() {}
 	}
 	call := s.peers.Call(leader, peer.KindSubmit, raw, func(f peer.Frame, sent bool, err error) {

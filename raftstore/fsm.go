@@ -9,6 +9,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"github.com/clusterd/clusterd/raftstore/divergence"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 	"github.com/clusterd/clusterd/raftstore/wait"
 	"github.com/clusterd/clusterd/raftstore/wire"
@@ -20,7 +21,7 @@ type fsm struct {
 	s        *Store
 	captures wait.Next[*mvcc.Snapshot]
 	keyspace atomic.Pointer[mvcc.Keyspace]
-	hashes   hashes
+	hashes   divergence.Hashes
 	restored atomic.Bool  // the keyspace was replaced by a snapshot's, not seen by housekeep yet
 	logBytes atomic.Int64 // applied since the last snapshot was begun
 	// snapBytes is how large the state was then.
@@ -62,7 +63,7 @@ func (f *fsm) applyOne(l *raft.Log) {
 		f.s.cfg.mangle(&batch)
 	}
 	outcomes := ks.Apply(l.Index, batch)
-	f.hashes.note(l.Index, ks.Digest().Hash)
+	f.hashes.Note(l.Index, ks.Digest().Hash)
 	f.logBytes.Add(int64(len(l.Data)))
 	f.s.clock.Observe(batch.Time, f.s.isCurrentTerm(l.Term))
 	for i := range outcomes {
@@ -72,8 +73,8 @@ func (f *fsm) applyOne(l *raft.Log) {
 				fn(c.Txn.Origin, batch.Time, c.Txn.HistoryBytes())
 			}
 		}
-		if id := batch.Commands[i].ID; id.Session == f.s.session {
-			f.s.waiting.Resolve(id.Seq, outcomes[i])
+		if id := batch.Commands[i].ID; id.Session == f.s.commands.session {
+			f.s.commands.waiting.Resolve(id.Seq, outcomes[i])
 		}
 	}
 	if fn := f.s.cfg.Events.Applied; fn != nil {
@@ -104,13 +105,13 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 	f.logBytes.Store(0)
 	d := ks.Digest()
 	f.snapped(d)
-	f.hashes.note(d.Index, d.Hash)
+	f.hashes.Note(d.Index, d.Hash)
 	f.s.logs.Replaced.Store(true)
 	f.s.clock.Observe(d.Time, false)
 	f.s.applied.Broadcast()
 	f.s.hub.Notify()
 	// Commands that were in the entries we skipped will not be seen here.
-	f.s.waiting.AskAgain()
+	f.s.commands.waiting.AskAgain()
 	if fn := f.s.cfg.Events.Restored; fn != nil {
 		fn(d)
 	}

@@ -93,7 +93,7 @@ func (s *Store) beginTerm(term uint64) {
 	s.clock.Lead(s.keyspace().Time())
 	cmd := mvcc.Command{
 		Type:   mvcc.CmdLimits,
-		ID:     mvcc.CommandID{Session: s.session, Seq: s.seq.Add(1)},
+		ID:     s.commands.id(),
 		Limits: s.cfg.limits(),
 	}
 	entry := wire.AppendBatch(nil, s.clock.Millis(), [][]byte{wire.AppendCommand(nil, &cmd)})

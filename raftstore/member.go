@@ -11,12 +11,6 @@ import (
 	"github.com/clusterd/clusterd/raftstore/peer"
 )
 
-// Member is one member of the store's raft configuration.
-type Member struct {
-	ID    string `json:"id"`
-	Voter bool   `json:"voter"`
-}
-
 // Members returns the configuration as this member knows it.
 func (s *Store) Members() ([]Member, error) {
 	f := s.raft().GetConfiguration()

@@ -73,15 +73,15 @@ func (p *proposals) take(maxCommands, maxBytes int) []proposal {
 func (s *Store) proposeLoop() {
 	for {
 		select {
-		case <-s.proposals.wake:
+		case <-s.commands.proposals.wake:
 		case <-s.ctx.Done():
-			for _, p := range s.proposals.take(1<<30, 1<<40) {
+			for _, p := range s.commands.proposals.take(1<<30, 1<<40) {
 				p.failed(refused)
 			}
 			return
 		}
 		for {
-			batch := s.proposals.take(s.cfg.MaxBatchCommands, s.cfg.MaxBatchBytes)
+			batch := s.commands.proposals.take(s.cfg.MaxBatchCommands, s.cfg.MaxBatchBytes)
 			if len(batch) == 0 {
 				break
 			}

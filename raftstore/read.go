@@ -114,6 +114,16 @@ func (s *Store) linearize(ctx context.Context) error {
 	}
 }
 
+// boundRound ends a round with the store, or when it takes longer than any
+// leader would keep its lease.
+func (s *Store) boundRound(do func(context.Context) (uint64, error)) func(context.Context) (uint64, error) {
+	return func(context.Context) (uint64, error) {
+		ctx, cancel := context.WithTimeout(s.ctx, 2*s.cfg.ElectionTimeout)
+		defer cancel()
+		return do(ctx)
+	}
+}
+
 // askReadIndex is one round: an index such that everything committed before
 // the round began is at or below it.
 func (s *Store) askReadIndex(ctx context.Context) (uint64, error) {

@@ -13,6 +13,7 @@ import (
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 	"github.com/clusterd/clusterd/raftstore/raftstoretest"
+	"github.com/clusterd/clusterd/raftstore/recovery"
 )
 
 // TestMultiGoesOnWithoutQuorum loses two of three members for good. The third
@@ -60,24 +61,24 @@ func TestMultiGoesOnWithoutQuorum(t *testing.T) {
 		}
 	}
 
-	k, term, err := raftstore.Replay(c.Dir(survivor), slog.Default())
+	k, term, err := recovery.Replay(c.Dir(survivor), slog.Default())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if kv, _, err := k.Get("/tail", 0); err != nil || kv == nil || string(kv.Value) != "kept" || term < before.Term {
 		t.Errorf("the end of the log is missing: %v, %v; term %d after %d", kv, err, term, before.Term)
 	}
-	again, _, err := raftstore.Replay(c.Dir(survivor), slog.Default())
+	again, _, err := recovery.Replay(c.Dir(survivor), slog.Default())
 	if err != nil || again.Digest() != k.Digest() {
 		t.Errorf("the same log gives %+v and %+v (%v)", k.Digest(), again.Digest(), err)
 	}
 	e := raftstore.NewEpoch(1)
 	next := c.Dir(survivor) + ".next"
-	k = k.Rebase(raftstore.RevisionGap)
-	if err := raftstore.Recover(next, survivor, e, k, term); err != nil {
+	k = k.Rebase(recovery.RevisionGap)
+	if err := recovery.Recover(next, survivor, e, k, term); err != nil {
 		t.Fatal(err)
 	}
-	if err := raftstore.Recover(next, survivor, e, k, term); err == nil {
+	if err := recovery.Recover(next, survivor, e, k, term); err == nil {
 		t.Error("a folder that is there was written over")
 	}
 	if err := errors.Join(os.RemoveAll(c.Dir(survivor)), os.Rename(next, c.Dir(survivor))); err != nil {
@@ -89,7 +90,7 @@ func TestMultiGoesOnWithoutQuorum(t *testing.T) {
 	if got := get(t, s, "/k/39"); got != "79" {
 		t.Errorf("/k/39 is %q", got)
 	}
-	if r := mustPut(t, s, "/new", "x"); r.Revision <= last+raftstore.RevisionGap {
+	if r := mustPut(t, s, "/new", "x"); r.Revision <= last+recovery.RevisionGap {
 		t.Errorf("revision %d after %d", r.Revision, last)
 	}
 	if st := s.Status(); st.Epoch != e || st.Term < term || len(st.Members) != 1 {
@@ -124,13 +125,13 @@ func TestMultiGoesOnWithoutQuorum(t *testing.T) {
 
 func TestReplayRefuses(t *testing.T) {
 	dir := t.TempDir()
-	if _, _, err := raftstore.Replay(filepath.Join(dir, "none"), slog.Default()); err == nil {
+	if _, _, err := recovery.Replay(filepath.Join(dir, "none"), slog.Default()); err == nil {
 		t.Error("a folder that is not there")
 	}
 	if _, err := os.Stat(filepath.Join(dir, "none")); err == nil {
 		t.Error("it was made")
 	}
-	if err := raftstore.Recover(filepath.Join(dir, "s"), "n", raftstore.Epoch{}, mvcc.New(), 1); !errors.Is(err, raftstore.ErrInvalid) {
+	if err := recovery.Recover(filepath.Join(dir, "s"), "n", raftstore.Epoch{}, mvcc.New(), 1); !errors.Is(err, mvcc.ErrInvalid) {
 		t.Errorf("a keyspace without a log: %v", err)
 	}
 }

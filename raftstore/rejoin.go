@@ -2,13 +2,9 @@ package raftstore
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"time"
-
-	"github.com/clusterd/clusterd/raftstore/datadir"
 )
 
 // rejoin leads a member that has lost its state back into the membership.
@@ -19,8 +15,7 @@ func (s *Store) rejoin() {
 	if s.ctx.Err() != nil {
 		return
 	}
-	// From here on it is a machine like one that never was a member.
-	if err := errors.Join(os.Remove(s.path(lostStateFile)), datadir.SyncDir(s.cfg.Dir)); err != nil {
+	if err := s.state.Rejoined(); err != nil {
 		s.cfg.Logger.Error("a member that was replaced stays out of the store until it is started again", "err", err)
 		return
 	}

@@ -52,7 +52,7 @@ func (s *Store) serveCalls(conn net.Conn) {
 			w.Send(peer.Frame{Kind: peer.KindNumber, Call: f.Call, Body: peer.NumberBody(uint64(max(s.disk.Room(), 0)))})
 			return nil
 		case peer.KindDiffers:
-			s.serveDiffers(f.Body)
+			s.divergence.Differs(f.Body)
 			w.Send(peer.Frame{Kind: peer.KindDone, Call: f.Call})
 			return nil
 		}
@@ -90,7 +90,7 @@ func (s *Store) serveSubmit(w *peer.Writer, f peer.Frame) {
 		say(diskFull)
 		return
 	}
-	s.proposals.add(proposal{raw: f.Body, failed: say})
+	s.commands.proposals.add(proposal{raw: f.Body, failed: say})
 }
 
 // answer does one call that may block.
@@ -103,7 +103,11 @@ func (s *Store) answer(ctx context.Context, f peer.Frame) peer.Frame {
 		}
 		return peer.Frame{Kind: peer.KindNumber, Call: f.Call, Body: peer.NumberBody(index)}
 	case peer.KindHash:
-		return s.serveHash(ctx, f)
+		hash, ok := s.divergence.Answer(ctx, f.Body)
+		if !ok {
+			return peer.Frame{Kind: peer.KindVerdict, Call: f.Call, Body: []byte{byte(refused)}}
+		}
+		return peer.Frame{Kind: peer.KindNumber, Call: f.Call, Body: peer.NumberBody(hash)}
 	case peer.KindMember:
 		return peer.Frame{Kind: peer.KindDone, Call: f.Call, Body: s.serveMember(ctx, f.Body)}
 	case peer.KindLeaderless:

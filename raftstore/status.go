@@ -47,7 +47,7 @@ func (s *Store) Status() Status {
 		ID: s.cfg.ID, State: r.State().String(), Ready: s.IsLeader(), Term: r.CurrentTerm(), Leader: s.Leader(),
 		Epoch: s.epoch, LastIndex: r.LastIndex(), LastTerm: lastTerm(r), Commit: r.CommitIndex(),
 		Keyspace: s.keyspace().Digest(), History: s.Extent(), QuotaBytes: s.cfg.QuotaBytes, Watchers: s.hub.Len(),
-		LogBytes: s.log.Size(), SnapBytes: sizeOf(filepath.Join(s.cfg.Dir, "snapshots")),
+		LogBytes: s.state.Log.Size(), SnapBytes: sizeOf(filepath.Join(s.cfg.Dir, "snapshots")),
 		DiskFree: s.disk.Room(), DiskShort: s.disk.Short(), LostState: s.raftSide.Gate.Shut(),
 	}
 	if at := r.LastContact(); !st.Ready && !at.IsZero() {

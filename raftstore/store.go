@@ -9,32 +9,28 @@ package raftstore
 
 import (
 	"context"
-	crand "crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"os"
-	"runtime/debug"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/raft"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/clusterd/clusterd/raftstore/clock"
-	"github.com/clusterd/clusterd/raftstore/datadir"
 	"github.com/clusterd/clusterd/raftstore/disk"
+	"github.com/clusterd/clusterd/raftstore/divergence"
 	"github.com/clusterd/clusterd/raftstore/election"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 	"github.com/clusterd/clusterd/raftstore/peer"
 	"github.com/clusterd/clusterd/raftstore/quota"
 	"github.com/clusterd/clusterd/raftstore/raftlog"
 	"github.com/clusterd/clusterd/raftstore/raftside"
+	"github.com/clusterd/clusterd/raftstore/recovery"
+	"github.com/clusterd/clusterd/raftstore/state"
 	"github.com/clusterd/clusterd/raftstore/wait"
 	"github.com/clusterd/clusterd/raftstore/watch"
-	"github.com/clusterd/clusterd/raftstore/wire"
 )
 
 // slowSync is from when on a leader sends ahead what it writes. A variable for
@@ -43,52 +39,34 @@ var slowSync time.Duration = raftside.SlowSync
 
 // Store is one member. All methods may be called concurrently.
 type Store struct {
-	cfg     Config
-	session uint64 // random: this process's commands
-	seq     atomic.Uint64
+	cfg Config
 
-	fsm       *fsm
-	hub       *watch.Hub
-	clock     *clock.Clock
-	streams   *peer.Streams
-	peers     *peer.Calls
-	raftSide  *raftside.Transport
-	disk      *disk.Disk
-	stable    *datadir.Stable
-	log       raftlog.Log
-	logs      *raftlog.Guarded // raft's own view of log
-	snapshots *datadir.Snapshots
-	raftPtr   atomic.Pointer[raft.Raft]
-	hadState  bool
-	lost      bool // the state was lost when it was opened
-	epoch     Epoch
+	fsm      *fsm
+	hub      *watch.Hub
+	clock    *clock.Clock
+	streams  *peer.Streams
+	peers    *peer.Calls
+	raftSide *raftside.Transport
+	disk     *disk.Disk
+	state    *state.State
+	logs     *raftlog.Guarded // raft's own view of state.Log
+	raftPtr  atomic.Pointer[raft.Raft]
+	epoch    Epoch
 
 	leader     *election.Leader
 	leadership *election.Leadership
+	divergence *divergence.Check
 	election   *election.Election
 	readyTerm  atomic.Uint64 // the term in which this member leads and is ready; 0: it does not
 
+	commands      *commands
 	quotas        quota.Limits
 	usage         *quota.Usage
-	proposals     *proposals
-	waiting       *wait.Outcomes[mvcc.Outcome]
-	pending       *semaphore.Weighted
 	applied       wait.Change
 	readRounds    *wait.Rounds
 	confirmRounds *wait.Rounds
 
-	ctx    context.Context // ends when Close begins
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
-	mu     sync.Mutex
-	closed bool
-	done   chan struct{} // closed when Close is through
-	// raftEnded is closed when nothing of raft runs any more, see errorOf.
-	raftEnded chan struct{}
-
-	failure failure
-	noted   []Member  // in membersFile; housekeep's own
-	yielded time.Time // when a leader without room last looked for one with; housekeep's own
+	life
 }
 
 // Open opens the data folder and starts the member: it takes part in raft, and
@@ -102,28 +80,22 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open store in %s: %w", cfg.Dir, err), cfg.Listener.Close())
 	}
-	var random [8]byte
-	if _, err := crand.Read(random[:]); err != nil {
-		return nil, fmt.Errorf("draw a session number: %w", err)
+	commands, err := newCommands(cfg.MaxPendingBytes)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("draw a session number: %w", err), cfg.Listener.Close())
 	}
 	s := &Store{
 		cfg:        cfg,
 		epoch:      epoch,
-		session:    binary.LittleEndian.Uint64(random[:]),
+		commands:   commands,
 		clock:      clock.New(cfg.Now, cfg.elapsed),
 		leader:     election.NewLeader(),
 		leadership: election.NewLeadership(),
 		quotas:     quota.Limits{Bytes: cfg.QuotaBytes, Reserve: cfg.ReserveBytes, Folders: cfg.FolderQuotas, Prefixes: cfg.VitalPrefixes},
 		usage:      quota.NewUsage(),
-		proposals:  newProposals(),
-		waiting:    wait.NewOutcomes[mvcc.Outcome](),
-		pending:    semaphore.NewWeighted(cfg.MaxPendingBytes),
-		done:       make(chan struct{}),
-		raftEnded:  make(chan struct{}),
-		failure:    failure{ch: make(chan struct{})},
 		disk:       disk.New(cfg.Dir, cfg.MinFreeBytes, cfg.SlowDisk, cfg.freeBytes),
 	}
-	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.begin()
 	s.fsm = &fsm{s: s}
 	s.fsm.keyspace.Store(mvcc.New())
 	s.streams = peer.NewStreams(peer.StreamConfig{
@@ -136,31 +108,29 @@ func Open(cfg Config) (*Store, error) {
 	if err := s.openRaft(); err != nil {
 		s.cancel()
 		s.hub.Close()
-		return nil, errors.Join(fmt.Errorf("open store in %s: %w", cfg.Dir, err), s.streams.Close(), s.closeFiles())
+		return nil, errors.Join(fmt.Errorf("open store in %s: %w", cfg.Dir, err), s.streams.Close(), s.closeState())
 	}
 	return s, nil
 }
 
 func (s *Store) openRaft() error {
-	if err := os.MkdirAll(s.cfg.Dir, 0o700); err != nil {
-		return err
-	}
 	if err := s.openState(); err != nil {
 		return err
 	}
 	err := s.disk.Begin()
 	s.tellRoom(s.disk.Short(), err)
 	s.raftSide = raftside.New(raftside.Config{
-		ID: s.cfg.ID, Streams: s.streams, Logger: s.cfg.Logger, Disk: s.disk, Changed: s.leader.Changed, Done: s.ctx.Done(), SlowSync: slowSync, Lost: s.lost,
+		ID: s.cfg.ID, Streams: s.streams, Logger: s.cfg.Logger, Disk: s.disk, Changed: s.leader.Changed, Done: s.ctx.Done(), SlowSync: slowSync, Lost: s.state.Lost,
 	})
 	corrupt := func(err error) {
-		s.foundDamage(err, "a file of the store has become damaged")
+		s.cfg.Logger.Error("a file of the store has become damaged", "err", err)
+		s.damaged(err)
 		s.fail(err, false)
 	}
-	s.snapshots.Corrupt = corrupt
-	s.snapshots.Checked.Store(true)
-	s.logs = raftlog.NewGuarded(s.cfg.wrapLog(s.log), raftlog.Guard{
-		Disk: s.disk, Latest: s.snapshots.Latest, Logger: s.cfg.Logger, Done: s.ctx.Done(),
+	s.state.Snapshots.Corrupt = corrupt
+	s.state.Snapshots.Checked.Store(true)
+	s.logs = raftlog.NewGuarded(s.cfg.wrapLog(s.state.Log), raftlog.Guard{
+		Disk: s.disk, Latest: s.state.Snapshots.Latest, Logger: s.cfg.Logger, Done: s.ctx.Done(),
 		Corrupt: corrupt, Synced: s.cfg.Events.Synced, Ahead: s.raftSide,
 	})
 	cached, err := raft.NewLogCache(32, s.logs)
@@ -181,17 +151,28 @@ func (s *Store) openRaft() error {
 	conf.TrailingLogs = 0 // raftlog.Guarded knows what to keep
 	conf.NoLegacyTelemetry = true
 	s.start(s.raftSide.RunGate)
-	r, err := raft.NewRaft(conf, s.fsm, cached, s.stable, s.snapshots, s.raftSide)
+	r, err := raft.NewRaft(conf, s.fsm, cached, s.state.Stable, s.state.Snapshots, s.raftSide)
 	if err != nil {
 		return errors.Join(err, s.raftSide.Close())
 	}
-	s.snapshots.Checked.Store(false)
+	s.state.Snapshots.Checked.Store(false)
 	s.logs.Replaced.Store(false) // what was restored was our own
 	s.raftPtr.Store(r)
 	s.raftSide.Begin(r)
+	s.begins(r)
+	return nil
+}
+
+// begins makes what works with a raft that runs, and starts it.
+func (s *Store) begins(r *raft.Raft) {
 	s.election = election.New(election.Config{
 		ID: s.cfg.ID, Raft: r, Voters: s.peers, Leader: s.leader, Dial: s.openCalls, Stand: s.raftSide.StandForElection, Lost: s.raftSide.Gate.Shut, Logger: s.cfg.Logger,
 		HeartbeatTimeout: s.cfg.HeartbeatTimeout, ElectionTimeout: s.cfg.ElectionTimeout, Silence: s.cfg.silence,
+	})
+	s.divergence = divergence.New(divergence.Config{
+		ID: s.cfg.ID, Hashes: &s.fsm.hashes, Members: s.peers, IDs: s.memberIDs, Leads: s.IsLeader, Reach: s.waitIndex, Logger: s.cfg.Logger,
+		Applied: func() uint64 { return s.keyspace().Index() },
+		Stop:    func(err error) { s.fail(err, true) },
 	})
 
 	observed := make(chan raft.Observation, 16)
@@ -206,7 +187,7 @@ func (s *Store) openRaft() error {
 	s.start(func() { s.leaderLoop(observed) })
 	s.start(func() { s.leadership.Run(s.ctx.Done()) })
 	s.start(s.housekeep)
-	s.start(s.compareForever)
+	s.start(func() { s.divergence.Run(s.ctx) })
 	if s.raftSide.Gate.Shut() {
 		s.start(s.rejoin)
 	}
@@ -215,44 +196,53 @@ func (s *Store) openRaft() error {
 	}
 	s.start(func() { s.election.AttendLeader(s.ctx) })
 	s.start(func() { s.election.AttendSilence(s.ctx) })
-	if s.hadState {
+	if s.state.Had {
 		s.start(func() { s.election.Agree(s.ctx, "") })
 	}
-	return nil
 }
 
-// start runs f in a goroutine that Close waits for. After Close has begun it
-// does nothing: who waits for f must wait for s.ctx as well.
-func (s *Store) start(f func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return
+// openState opens the data folder.
+func (s *Store) openState() (err error) {
+	if err := os.MkdirAll(s.cfg.Dir, 0o700); err != nil {
+		return err
 	}
-	s.wg.Add(1)
-	go func() {
-		defer s.wg.Done()
-		f()
-	}()
+	s.state, err = state.Open(state.Options{
+		Dir: s.cfg.Dir, ID: s.cfg.ID, Engine: s.cfg.LogEngine, Logger: s.cfg.Logger, Damaged: s.damaged, Now: s.cfg.Now,
+	})
+	if err == nil {
+		s.state.Stable.Failed = func(err error) { s.fail(err, false) }
+	}
+	return err
 }
 
-// boundRound ends a round with the store, or when it takes longer than any
-// leader would keep its lease.
-func (s *Store) boundRound(do func(context.Context) (uint64, error)) func(context.Context) (uint64, error) {
-	return func(context.Context) (uint64, error) {
-		ctx, cancel := context.WithTimeout(s.ctx, 2*s.cfg.ElectionTimeout)
-		defer cancel()
-		return do(ctx)
+func (s *Store) damaged(err error) {
+	if fn := s.cfg.Events.Damaged; fn != nil {
+		fn(err)
 	}
+}
+
+// closeState closes the data folder's files, if they are open.
+func (s *Store) closeState() error {
+	if s.state == nil {
+		return nil
+	}
+	return s.state.Close()
+}
+
+// memberIDs are those of all members.
+func (s *Store) memberIDs() ([]string, error) {
+	ms, err := s.Members()
+	ids := make([]string, len(ms))
+	for i := range ms {
+		ids[i] = ms[i].ID
+	}
+	return ids, err
 }
 
 // openCalls opens a stream of calls to a member.
 func (s *Store) openCalls(ctx context.Context, id string) (net.Conn, error) {
 	return s.streams.Open(ctx, id, peer.CallStream)
 }
-
-// errorOf waits for raft's answer to a new future, see raftside.ErrorOf.
-func (s *Store) errorOf(f raft.Future) error { return raftside.ErrorOf(f, s.raftEnded) }
 
 func (s *Store) raft() *raft.Raft         { return s.raftPtr.Load() }
 func (s *Store) keyspace() *mvcc.Keyspace { return s.fsm.keyspace.Load() }
@@ -267,14 +257,14 @@ func (p present) Events(from int64, limit int) ([]mvcc.Event, int64, error) {
 
 // HasState reports whether the data folder held a member's state when it was
 // opened: then Bootstrap is not for this member.
-func (s *Store) HasState() bool { return s.hadState }
+func (s *Store) HasState() bool { return s.state.Had }
 
 // Bootstrap makes this member the only voter of a new store.
 func (s *Store) Bootstrap() error {
 	if s.raftSide.Gate.Shut() {
 		return ErrStateExists // lost, and to be fetched from the others
 	}
-	err := s.raft().BootstrapCluster(onlyVoter(s.cfg.ID)).Error()
+	err := s.raft().BootstrapCluster(recovery.OnlyVoter(s.cfg.ID)).Error()
 	if errors.Is(err, raft.ErrCantBootstrap) {
 		return ErrStateExists
 	}
@@ -299,150 +289,4 @@ func (s *Store) Snapshot(ctx context.Context) error {
 	case <-s.ctx.Done():
 		return ErrClosed
 	}
-}
-
-// housekeep ticks once a second: as leader it lets keys expire and history age
-// when something is due, and on every member it marks the end of the log and
-// takes a snapshot when much log has come. An idle store is not written to.
-//
-// What a start or a snapshot from elsewhere leaves behind in memory is about as
-// much as the state itself. It is given back once, when it is over: Go would
-// keep it until the state has grown by as much.
-func (s *Store) housekeep() {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	behind, settled := s.raft().LastIndex(), 0
-	for {
-		select {
-		case <-tick.C:
-		case <-s.ctx.Done():
-			return
-		}
-		if err := s.log.Mark(); err != nil && !disk.Full(err) {
-			s.cfg.Logger.Warn("mark the end of the log", "err", err)
-		}
-		if s.fsm.restored.Swap(false) {
-			behind, settled = s.raft().LastIndex(), 0
-		}
-		if s.keyspace().Index() >= behind {
-			if settled++; settled == settledAfter {
-				debug.FreeOSMemory()
-			}
-		}
-		s.noteMembers()
-		s.lookAtDisk()
-		if s.IsLeader() && s.keyspace().Due(s.clock.Millis()) {
-			s.tick()
-		}
-		if s.snapshotDue() && !s.disk.Short() {
-			if err := s.Snapshot(s.ctx); err != nil && s.ctx.Err() == nil {
-				s.cfg.Logger.Warn("snapshot", "err", err)
-			}
-		}
-	}
-}
-
-// settledAfter is how many ticks of housekeep after the last of a start or a
-// restore was applied its memory is given back.
-const settledAfter = 3
-
-// snapshotDue says whether there is enough log for a snapshot: SnapshotBytes,
-// and as much as there was state at the last one, so that at most half of what
-// goes to disk is snapshots. (As much as there is state now would never come
-// together while all that is written is new.) Members differ by up to a half in
-// what they call enough: all of them at once would be felt by every write.
-func (s *Store) snapshotDue() bool {
-	return s.fsm.logBytes.Load() >= enoughLog(s.cfg.SnapshotBytes, s.fsm.snapBytes.Load(), s.cfg.ID)
-}
-
-func enoughLog(least, state int64, id string) int64 {
-	enough := max(least, state)
-	return enough + enough/16*int64(datadir.Checksum([]byte(id))%8)
-}
-
-// tick puts a CmdTick into the log. One that is lost is made up for by the
-// next one.
-func (s *Store) tick() {
-	cmd := mvcc.Command{Type: mvcc.CmdTick, ID: mvcc.CommandID{Session: s.session, Seq: s.seq.Add(1)}}
-	done := make(chan struct{})
-	entry := wire.AppendBatch(nil, s.clock.Millis(), [][]byte{wire.AppendCommand(nil, &cmd)})
-	s.start(func() {
-		defer close(done)
-		if err := s.errorOf(s.raft().Apply(entry, 0)); err != nil {
-			s.cfg.Logger.Debug("tick", "err", err)
-		}
-	})
-	select {
-	case <-done:
-	case <-s.ctx.Done():
-	}
-}
-
-// Close hands leadership over if this member leads and others can take it,
-// stops, and returns when everything that was started has ended. Calls under
-// way return ErrClosed or ErrUnknownOutcome.
-func (s *Store) Close() error { return s.close(true) }
-
-// Kill stops as a crash would: nothing is handed over or finished. For tests.
-func (s *Store) Kill() { _ = s.close(false) }
-
-func (s *Store) close(graceful bool) error {
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		<-s.done
-		return nil
-	}
-	s.closed = true
-	s.mu.Unlock()
-	defer close(s.done)
-
-	if graceful && s.leads() && s.otherVoters() {
-		s.letAnotherLead()
-	}
-	s.cancel()
-	s.raftSide.Stop()
-	s.peers.Close()
-	stopped := s.raft().Shutdown()
-	err := s.streams.Close() // unblocks whoever reads from a peer, raft included
-	err = errors.Join(err, stopped.Error())
-	close(s.raftEnded)
-	s.peers.Wait()
-	s.raftSide.Wait()
-	s.streams.Wait()
-	s.wg.Wait()
-	s.hub.Close()
-	return errors.Join(err, s.closeFiles())
-}
-
-// handOverPatience is how long a leader that stops waits for its successor.
-// raft waits for its election timeout, also for one that stops as well.
-const handOverPatience = 2 * time.Second
-
-// letAnotherLead lets another voter lead. What is still under way then ends when raft
-// is shut down.
-func (s *Store) letAnotherLead() {
-	done := make(chan error, 1)
-	s.wg.Go(func() { done <- s.errorOf(s.raft().LeadershipTransfer()) })
-	select {
-	case err := <-done:
-		if err != nil {
-			s.cfg.Logger.Info("leadership was not handed over", "err", err)
-		}
-	case <-time.After(handOverPatience):
-		s.cfg.Logger.Info("leadership was not handed over in time")
-	}
-}
-
-func (s *Store) otherVoters() bool {
-	ms, err := s.Members()
-	if err != nil {
-		return false
-	}
-	for _, m := range ms {
-		if m.Voter && m.ID != s.cfg.ID {
-			return true
-		}
-	}
-	return false
 }

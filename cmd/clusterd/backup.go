@@ -16,6 +16,7 @@ import (
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/backup"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/recovery"
 )
 
 // getSnapshot answers with the archive of the whole state and the authority,
@@ -147,7 +148,7 @@ func prepareRestore(cfg Config, c *backup.Content) error {
 			return err
 		}
 		epoch := raftstore.NewEpoch(c.Epoch)
-		k := c.Store.Rebase(raftstore.RevisionGap)
+		k := c.Store.Rebase(recovery.RevisionGap)
 		life := join.Life{Epoch: epoch.Number, Why: join.Restored, Now: now, First: &join.Record{
 			ID: id.nodeID(), Name: cfg.Name, Addr: cfg.addr(), Joined: now.UTC(), Confirmed: true,
 		}}
@@ -155,10 +156,10 @@ func prepareRestore(cfg Config, c *backup.Content) error {
 		if err != nil {
 			return err
 		}
-		if err := raftstore.Amend(k, t); err != nil {
+		if err := recovery.Amend(k, t); err != nil {
 			return err
 		}
-		if err := raftstore.Recover(dir.path("store"), id.nodeID(), epoch, k, 1); err != nil {
+		if err := recovery.Recover(dir.path("store"), id.nodeID(), epoch, k, 1); err != nil {
 			return err
 		}
 		if err := dir.writeConfig(cfg); err != nil {

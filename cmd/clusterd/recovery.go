@@ -97,18 +97,18 @@ func (m *Main) makeNext(r recovery, store, next string) error {
 		m.log.Info("beginning anew with an empty store", "epoch", r.Epoch)
 		return raftstore.SetEpoch(next, r.Epoch)
 	}
-	k, term, err := raftstore.Replay(store, m.log)
+	k, term, err := recovery.Replay(store, m.log)
 	if err != nil {
 		return err
 	}
-	k = k.Rebase(raftstore.RevisionGap)
+	k = k.Rebase(recovery.RevisionGap)
 	t, err := join.Life{Epoch: r.Epoch.Number, Why: join.Recovered, Keep: r.Keep, Now: r.Asked}.Begin(k)
 	if err != nil {
 		return err
 	}
-	if err := raftstore.Amend(k, t); err != nil {
+	if err := recovery.Amend(k, t); err != nil {
 		return err
 	}
 	m.log.Info("this node's state goes on", "epoch", r.Epoch, "index", k.Index(), "term", term, "revision", k.Revision())
-	return raftstore.Recover(next, m.id.nodeID(), r.Epoch, k, term)
+	return recovery.Recover(next, m.id.nodeID(), r.Epoch, k, term)
 }

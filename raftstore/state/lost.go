@@ -1,4 +1,4 @@
-package raftstore
+package state
 
 import (
 	"encoding/json"
@@ -12,12 +12,16 @@ import (
 	"github.com/clusterd/clusterd/raftstore/datadir"
 )
 
+// Member is one member of the store's raft configuration.
+type Member struct {
+	ID    string `json:"id"`
+	Voter bool   `json:"voter"`
+}
+
 // foundDamage tells of it.
-func (s *Store) foundDamage(err error, what string, args ...any) {
-	s.cfg.Logger.Error(what, append([]any{"err", err}, args...)...)
-	if fn := s.cfg.Events.Damaged; fn != nil {
-		fn(err)
-	}
+func (s *State) foundDamage(err error, what string, args ...any) {
+	s.opts.Logger.Error(what, append([]any{"err", err}, args...)...)
+	s.opts.Damaged(err)
 }
 
 // Names in the data folder that have to do with damage.
@@ -39,7 +43,7 @@ type lostState struct {
 	Aside bool `json:"aside"`
 }
 
-func (s *Store) readLostState() (*lostState, error) {
+func (s *State) readLostState() (*lostState, error) {
 	b, err := os.ReadFile(s.path(lostStateFile))
 	switch {
 	case errors.Is(err, os.ErrNotExist):
@@ -57,8 +61,8 @@ func (s *Store) readLostState() (*lostState, error) {
 
 // forget makes this member one that has lost its state: it is noted first, so
 // that a crash in between cannot make a voter of an empty folder.
-func (s *Store) forget(reason error) error {
-	a := lostState{Since: s.cfg.Now().UTC(), Reason: reason.Error()}
+func (s *State) forget(reason error) error {
+	a := lostState{Since: s.opts.Now().UTC(), Reason: reason.Error()}
 	if err := s.writeJSON(lostStateFile, a); err != nil {
 		return err
 	}
@@ -66,8 +70,8 @@ func (s *Store) forget(reason error) error {
 }
 
 // setAside moves the state away, all of it: what is left of a log is no log.
-func (s *Store) setAside(a *lostState) error {
-	for _, name := range stateFiles {
+func (s *State) setAside(a *lostState) error {
+	for _, name := range files {
 		if err := s.moveAside(name); err != nil {
 			return err
 		}
@@ -76,16 +80,16 @@ func (s *Store) setAside(a *lostState) error {
 	if err := s.writeJSON(lostStateFile, a); err != nil {
 		return err
 	}
-	s.cfg.Logger.Error("the store's state was set aside, it will be fetched from the other members",
+	s.opts.Logger.Error("the store's state was set aside, it will be fetched from the other members",
 		"reason", a.Reason, "kept", s.path(datadir.DamagedDir))
 	return nil
 }
 
-func (s *Store) moveAside(name string) error { return datadir.MoveAside(s.cfg.Dir, name) }
+func (s *State) moveAside(name string) error { return datadir.MoveAside(s.opts.Dir, name) }
 
 // healable returns nil if other voters are known that can restore this
 // member.
-func (s *Store) healable() error {
+func (s *State) healable() error {
 	var ms []Member
 	b, err := os.ReadFile(s.path(membersFile))
 	if err == nil {
@@ -94,30 +98,46 @@ func (s *Store) healable() error {
 	if err != nil {
 		return fmt.Errorf("the other members are not known (%w)", err)
 	}
-	if !slices.ContainsFunc(ms, func(m Member) bool { return m.Voter && m.ID != s.cfg.ID }) {
+	if !slices.ContainsFunc(ms, func(m Member) bool { return m.Voter && m.ID != s.opts.ID }) {
 		return errors.New("there is no other voter that has a copy")
 	}
 	return nil
 }
 
-// noteMembers writes the membership down when it has changed.
-func (s *Store) noteMembers() {
-	ms, err := s.Members()
-	if err != nil || len(ms) == 0 || slices.Equal(ms, s.noted) {
-		return
+// NoteMembers writes the membership down when it has changed. It is called from
+// one goroutine.
+func (s *State) NoteMembers(ms []Member) error {
+	if len(ms) == 0 || slices.Equal(ms, s.noted) {
+		return nil
 	}
 	if err := s.writeJSON(membersFile, ms); err != nil {
-		s.cfg.Logger.Warn("the members could not be written down", "err", err)
-		return
+		return err
 	}
 	s.noted = ms
+	return nil
 }
 
-func (s *Store) path(name string) string { return filepath.Join(s.cfg.Dir, name) }
+// Disbelieve notes that the state is wrong: at the next start it is set aside, to
+// be fetched from the other members. why is nil if it was noted, or says why it
+// cannot be fetched.
+func (s *State) Disbelieve(reason error) (why, err error) {
+	if why := s.healable(); why != nil {
+		return why, nil
+	}
+	return nil, s.writeJSON(lostStateFile, lostState{Since: s.opts.Now().UTC(), Reason: reason.Error()})
+}
+
+// Rejoined notes that the leader has taken this member out of the membership:
+// from here on it is a machine like one that never was a member.
+func (s *State) Rejoined() error {
+	return errors.Join(os.Remove(s.path(lostStateFile)), datadir.SyncDir(s.opts.Dir))
+}
+
+func (s *State) path(name string) string { return filepath.Join(s.opts.Dir, name) }
 
 // writeJSON replaces a file of the data folder: after a crash it is the old
 // one or the new one.
-func (s *Store) writeJSON(name string, v any) error {
+func (s *State) writeJSON(name string, v any) error {
 	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
 		return err

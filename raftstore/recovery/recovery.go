@@ -1,4 +1,7 @@
-package raftstore
+// Package recovery reads and writes the data folder of a store that does not run:
+// what a member's folder holds, to the end of its log (Replay), and the folder of
+// a store that goes on from that in a new epoch (Recover).
+package recovery
 
 import (
 	crand "crypto/rand"
@@ -29,9 +32,9 @@ const RevisionGap = 1_000_000_000
 // exist. term is the raft term that the keyspace was reached in, at least 1.
 // A folder that is not whole, because Recover failed or was interrupted, opens
 // as one without state or not at all: it is to be removed.
-func Recover(dir, id string, e Epoch, k *mvcc.Keyspace, term uint64) error {
+func Recover(dir, id string, e datadir.Epoch, k *mvcc.Keyspace, term uint64) error {
 	if id == "" || term == 0 || k.Index() == 0 {
-		return fmt.Errorf("%w: a store is founded by a member, in a term, with a keyspace that was applied to", ErrInvalid)
+		return fmt.Errorf("%w: a store is founded by a member, in a term, with a keyspace that was applied to", mvcc.ErrInvalid)
 	}
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		return err
@@ -39,7 +42,7 @@ func Recover(dir, id string, e Epoch, k *mvcc.Keyspace, term uint64) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
-	if err := SetEpoch(dir, e); err != nil {
+	if err := datadir.SetEpoch(dir, e); err != nil {
 		return err
 	}
 	stable, _, err := datadir.OpenStable(dir)
@@ -55,7 +58,7 @@ func Recover(dir, id string, e Epoch, k *mvcc.Keyspace, term uint64) error {
 		return err
 	}
 	_, trans := raft.NewInmemTransport(raft.ServerAddress(id)) // encodes addresses
-	sink, err := snapshots.Create(raft.SnapshotVersionMax, k.Index(), term, onlyVoter(id), k.Index(), trans)
+	sink, err := snapshots.Create(raft.SnapshotVersionMax, k.Index(), term, OnlyVoter(id), k.Index(), trans)
 	if err != nil {
 		return fmt.Errorf("write snapshot: %w", err)
 	}
@@ -83,12 +86,13 @@ func Amend(k *mvcc.Keyspace, t mvcc.Txn) error {
 	case out[0].Err != nil:
 		return out[0].Err
 	case !out[0].Result.Succeeded:
-		return fmt.Errorf("%w: a comparison does not hold", ErrInvalid)
+		return fmt.Errorf("%w: a comparison does not hold", mvcc.ErrInvalid)
 	}
 	return nil
 }
 
-func onlyVoter(id string) raft.Configuration {
+// OnlyVoter is the configuration of a store with one member.
+func OnlyVoter(id string) raft.Configuration {
 	return raft.Configuration{Servers: []raft.Server{{
 		Suffrage: raft.Voter, ID: raft.ServerID(id), Address: raft.ServerAddress(id),
 	}}}

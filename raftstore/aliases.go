@@ -4,11 +4,14 @@ import (
 	"github.com/clusterd/clusterd/raftstore/datadir"
 	"github.com/clusterd/clusterd/raftstore/quota"
 	"github.com/clusterd/clusterd/raftstore/raftlog"
+	"github.com/clusterd/clusterd/raftstore/state"
 )
 
-// What the data folder holds is described in package datadir. Those who open a
-// store need these, and no other package.
+// What the data folder holds is described in packages datadir and state. Those who
+// open a store need these, and no other package.
 type (
+	// Member is one member of the store's raft configuration.
+	Member = state.Member
 	// Epoch names one life of a store, see datadir.Epoch.
 	Epoch = datadir.Epoch
 	// DamageError names a file of the data folder that does not hold what was

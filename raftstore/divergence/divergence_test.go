@@ -1,0 +1,106 @@
+package divergence
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/clusterd/clusterd/raftstore/peer"
+)
+
+// fakeMembers answer with their hashes, and note who was told to stop. A member
+// without a hash is silent.
+type fakeMembers struct {
+	hashes map[string]uint64
+	told   []string
+}
+
+func (f *fakeMembers) Ask(ids []string, _ byte, _ []byte) (<-chan peer.Answer, func()) {
+	ch := make(chan peer.Answer, len(ids))
+	for _, id := range ids {
+		if hash, ok := f.hashes[id]; ok {
+			ch <- peer.Answer{ID: id, Frame: peer.Frame{Kind: peer.KindNumber, Body: peer.NumberBody(hash)}}
+		}
+	}
+	return ch, func() {}
+}
+
+func (f *fakeMembers) Call(id string, _ byte, _ []byte, _ peer.ReplyFunc) uint64 {
+	f.told = append(f.told, id)
+	return 0
+}
+
+// TestCompare: the leader a has hash 1 after entry 7.
+func TestCompare(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		hashes  map[string]uint64
+		told    []string
+		stopped bool
+	}{
+		{"all agree", map[string]uint64{"b": 1, "c": 1}, nil, false},
+		{"one of three differs", map[string]uint64{"b": 1, "c": 2}, []string{"c"}, false},
+		{"the leader differs", map[string]uint64{"b": 2, "c": 2}, nil, true},
+		{"one of two differs: the leader is right", map[string]uint64{"b": 2}, []string{"b"}, false},
+		{"one is silent", map[string]uint64{"b": 1}, nil, false},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			m := &fakeMembers{hashes: tc.hashes}
+			hashes := &Hashes{}
+			hashes.Note(7, 1)
+			var stopped error
+			c := New(Config{
+				ID: "a", Hashes: hashes, Members: m, Logger: slog.New(slog.DiscardHandler),
+				IDs:   func() ([]string, error) { return []string{"a", "b", "c"}, nil },
+				Leads: func() bool { return true }, Applied: func() uint64 { return 7 },
+				Stop: func(err error) { stopped = err; cancel() },
+			})
+			ended := make(chan struct{})
+			go func() { defer close(ended); c.Run(ctx) }()
+			time.Sleep(comparePeriod + comparePatience + time.Millisecond)
+			cancel()
+			<-ended
+			if told := slices.Compact(m.told); !slices.Equal(told, tc.told) {
+				t.Errorf("%s: told to stop: %v", tc.name, m.told)
+			}
+			if (stopped != nil) != tc.stopped || stopped != nil && !errors.Is(stopped, Err) {
+				t.Errorf("%s: the leader stops: %v", tc.name, stopped)
+			}
+		})
+	}
+}
+
+// TestDiffers: a member believes the leader only about what it can see itself.
+func TestDiffers(t *testing.T) {
+	hashes := &Hashes{}
+	hashes.Note(7, 1)
+	var stopped error
+	reached := error(nil)
+	c := New(Config{Hashes: hashes, Stop: func(err error) { stopped = err }, Reach: func(context.Context, uint64) error { return reached }})
+	word := func(index, right uint64) []byte { return append(peer.NumberBody(index), peer.NumberBody(right)...) }
+	for _, body := range [][]byte{nil, word(7, 1), word(8, 2), word(7+4096, 2), word(7, 2)[:15]} {
+		if c.Differs(body); stopped != nil {
+			t.Errorf("%v: %v", body, stopped)
+			stopped = nil
+		}
+	}
+	if c.Differs(word(7, 2)); !errors.Is(stopped, Err) {
+		t.Errorf("it differs, and goes on: %v", stopped)
+	}
+	if hash, ok := c.Answer(t.Context(), peer.NumberBody(7)); hash != 1 || !ok {
+		t.Errorf("answers %d, %v", hash, ok)
+	}
+	if _, ok := c.Answer(t.Context(), peer.NumberBody(8)); ok {
+		t.Error("answers for an entry that it has not seen")
+	}
+	reached = context.DeadlineExceeded
+	if _, ok := c.Answer(t.Context(), peer.NumberBody(7)); ok {
+		t.Error("answers for an entry that it has not reached")
+	}
+}
