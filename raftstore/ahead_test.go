@@ -15,17 +15,18 @@ import (
 	"github.com/clusterd/clusterd/raftstore/raftstoretest"
 )
 
-// heldLog is a log whose writes can be made to wait, and then to fail.
+// heldLog is a log whose next write can be made to wait, and then to fail.
 type heldLog struct {
 	raft.LogStore
 
 	mu      sync.Mutex
-	outcome chan error // nil: writes pass
+	outcome chan error // nil: the next write passes
 }
 
 func (l *heldLog) StoreLogs(es []*raft.Log) error {
 	l.mu.Lock()
 	outcome := l.outcome
+	l.outcome = nil
 	l.mu.Unlock()
 	if outcome != nil {
 		if err := <-outcome; err != nil {
@@ -82,29 +83,53 @@ func TestMultiAhead(t *testing.T) {
 				}
 				return own, least
 			}
-			before, least := lasts()
-			if before != least {
-				t.Fatalf("the leader's log ends at %d, a follower's at %d", before, least)
-			}
-			revision := leader.Revision()
-
-			let := make(chan error)
-			held[id].hold(let)
 			type answer struct {
 				res mvcc.TxnResult
 				err error
 			}
-			done := make(chan answer, 1)
-			go func() {
-				res, err := leader.Txn(testContext(t), mvcc.Txn{
-					Compares: []mvcc.Compare{{Key: "/ahead"}},
-					Ops:      []mvcc.Op{{Type: mvcc.OpPut, Key: "/ahead", Value: []byte("1")}},
-				})
-				done <- answer{res, err}
-			}()
-			c.Wait("the followers to have the entry", func() bool { _, least := lasts(); return least == before+1 })
-			if own, _ := lasts(); own != before {
-				t.Errorf("the leader's own log went on to %d", own)
+			var (
+				let      = make(chan error)
+				done     = make(chan answer, 1)
+				key      string
+				revision int64
+			)
+			// Until it is let go the leader cannot be closed.
+			t.Cleanup(func() { close(let) })
+			// Sending ahead is a try: a member that has not answered the message
+			// before is left out. Then the write is let go, and another one held.
+			ahead := func(try int) bool {
+				c.Agree()
+				before, least := lasts()
+				if before != least {
+					t.Fatalf("the leader's log ends at %d, a follower's at %d", before, least)
+				}
+				revision, key = leader.Revision(), fmt.Sprint("/ahead/", try)
+				held[id].hold(let)
+				go func() {
+					res, err := leader.Txn(testContext(t), mvcc.Txn{
+						Compares: []mvcc.Compare{{Key: key}},
+						Ops:      []mvcc.Op{{Type: mvcc.OpPut, Key: key, Value: []byte("1")}},
+					})
+					done <- answer{res, err}
+				}()
+				for deadline := time.Now().Add(4 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+					if _, least := lasts(); least > before {
+						if own, _ := lasts(); own != before {
+							t.Errorf("the leader's own log went on to %d", own)
+						}
+						return true
+					}
+				}
+				let <- nil
+				if a := <-done; a.err != nil {
+					t.Fatalf("a write that was not sent ahead: %v", a.err)
+				}
+				return false
+			}
+			for try := 1; !ahead(try); try++ {
+				if try == 10 {
+					t.Fatalf("of %d entries none was on the followers' disks before the leader had written it", try)
+				}
 			}
 			for id, s := range c.Running() {
 				if s.Revision() != revision {
@@ -116,7 +141,6 @@ func TestMultiAhead(t *testing.T) {
 				t.Fatalf("acknowledged before the leader has written it: %+v", a)
 			default:
 			}
-			held[id].hold(nil)
 			let <- outcome
 
 			a := <-done
@@ -125,7 +149,7 @@ func TestMultiAhead(t *testing.T) {
 			}
 			c.Agree()
 			for id, s := range c.Running() {
-				kv, _, err := s.Get(testContext(t), "/ahead", raftstore.ReadOptions{})
+				kv, _, err := s.Get(testContext(t), key, raftstore.ReadOptions{})
 				if err != nil || kv == nil || kv.ModRevision != a.res.Revision || kv.CreateRevision != kv.ModRevision || s.Revision() != revision+1 {
 					t.Errorf("%s: %+v, %v, at revision %d after %d", id, kv, err, s.Revision(), revision)
 				}

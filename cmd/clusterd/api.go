@@ -35,7 +35,7 @@ type clusterAPI struct {
 	seen func() []seenPeer
 	// restart writes a recovery down and ends this process, to be started
 	// again.
-	restart func(recovery) error
+	restart func(recoveryOrder) error
 	// deleteNode removes the Node object of a removed member.
 	deleteNode func(ctx context.Context, name string) error
 	// removing is held by removals of members that are being answered.

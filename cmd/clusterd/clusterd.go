@@ -251,7 +251,7 @@ func (m *Main) newClusterAPI() *clusterAPI {
 }
 
 // restart writes a recovery down and lets Run end with a *restartError.
-func (m *Main) restart(r recovery) error {
+func (m *Main) restart(r recoveryOrder) error {
 	if err := m.dir.writeRecovery(r); err != nil {
 		return err
 	}

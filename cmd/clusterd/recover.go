@@ -184,11 +184,11 @@ func (a *clusterAPI) postRecovery(w http.ResponseWriter, r *http.Request) {
 }
 
 // order checks that a wish fits what is so now.
-func (s *survey) order(wish v1.RecoveryRequest, now time.Time) (order recovery, from survivor, err error) {
+func (s *survey) order(wish v1.RecoveryRequest, now time.Time) (order recoveryOrder, from survivor, err error) {
 	if s.Obstacle != "" {
 		return order, from, errors.New(s.Obstacle)
 	}
-	order = recovery{Epoch: raftstore.NewEpoch(s.Epoch.Number), Asked: now.UTC()}
+	order = recoveryOrder{Epoch: raftstore.NewEpoch(s.Epoch.Number), Asked: now.UTC()}
 	for _, m := range s.Members {
 		wanted := slices.Contains(wish.Keep, m.Name)
 		switch {
@@ -214,7 +214,7 @@ func (s *survey) order(wish v1.RecoveryRequest, now time.Time) (order recovery, 
 
 // recoverHere writes the order down and ends this process, whose next start
 // carries it out.
-func (a *clusterAPI) recoverHere(order recovery) error {
+func (a *clusterAPI) recoverHere(order recoveryOrder) error {
 	st := a.store.Status()
 	switch {
 	case len(order.Keep) == 0 || !slices.Contains(order.Keep, st.ID):
@@ -229,7 +229,7 @@ func (a *clusterAPI) recoverHere(order recovery) error {
 
 // postRecoveryOrder takes an order from another node.
 func (a *clusterAPI) postRecoveryOrder(w http.ResponseWriter, r *http.Request) {
-	var order recovery
+	var order recoveryOrder
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&order); err != nil {
 		refuse(w, http.StatusBadRequest, "the order cannot be read: "+err.Error())
 		return

@@ -10,11 +10,12 @@ import (
 
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/raftstore"
+	"github.com/clusterd/clusterd/raftstore/recovery"
 )
 
-// recovery is written down before a node begins a new epoch of the store, and
+// recoveryOrder is written down before a node begins a new epoch of the store, and
 // carried out by its next start, which opens the store only then.
-type recovery struct {
+type recoveryOrder struct {
 	Epoch raftstore.Epoch `json:"epoch"`
 	// Keep are the ids of the members that take part, this one included, when
 	// it is this node's state that goes on. Empty: this node begins with an
@@ -31,7 +32,7 @@ func (e *restartError) Error() string { return e.why }
 
 func (d dataDir) epoch() (raftstore.Epoch, error) { return raftstore.ReadEpoch(d.path("store")) }
 
-func (d dataDir) writeRecovery(r recovery) error {
+func (d dataDir) writeRecovery(r recoveryOrder) error {
 	b, err := json.Marshal(r)
 	if err != nil {
 		return err
@@ -40,7 +41,7 @@ func (d dataDir) writeRecovery(r recovery) error {
 }
 
 // readRecovery returns nil when there is nothing to do.
-func (d dataDir) readRecovery() (*recovery, error) {
+func (d dataDir) readRecovery() (*recoveryOrder, error) {
 	b, err := os.ReadFile(d.path("recovery.json"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -48,7 +49,7 @@ func (d dataDir) readRecovery() (*recovery, error) {
 	if err != nil {
 		return nil, err
 	}
-	var r recovery
+	var r recoveryOrder
 	if err := json.Unmarshal(b, &r); err != nil {
 		return nil, fmt.Errorf("%s: %w", d.path("recovery.json"), err)
 	}
@@ -89,7 +90,7 @@ func (m *Main) recoverStore() error {
 }
 
 // makeNext makes the folder of the new epoch.
-func (m *Main) makeNext(r recovery, store, next string) error {
+func (m *Main) makeNext(r recoveryOrder, store, next string) error {
 	if err := os.RemoveAll(next); err != nil {
 		return err
 	}

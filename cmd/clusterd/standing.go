@@ -150,7 +150,7 @@ var errDemoted = errors.New("this node was demoted")
 // leader of its own epoch it is part of a majority, and goes on: whoever
 // recovered the cluster elsewhere was wrong about that majority, and to end it
 // would lose what it has written.
-func (m *Main) judgeStanding(answers []join.Standing) (*recovery, error) {
+func (m *Main) judgeStanding(answers []join.Standing) (*recoveryOrder, error) {
 	ours, err := m.dir.epoch()
 	if err != nil {
 		return nil, err
@@ -166,7 +166,7 @@ func (m *Main) judgeStanding(answers []join.Standing) (*recovery, error) {
 		case a.Member && a.Role == pki.Agent && (newer || a.Epoch == ours) && (m.store == nil || m.store.Leader() == ""):
 			return nil, errDemoted
 		case newer && a.Member:
-			return &recovery{Epoch: a.Epoch}, nil
+			return &recoveryOrder{Epoch: a.Epoch}, nil
 		}
 	}
 	return nil, nil
