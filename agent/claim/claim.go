@@ -29,6 +29,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/clusterd/clusterd/apis/storage"
+	"github.com/clusterd/clusterd/durable"
 )
 
 // Config of a Keeper. All fields are required.
@@ -114,18 +115,7 @@ func makeFolder(dir string) error {
 	if err := os.Chmod(tmp, 0o777); err != nil { // Mkdir is subject to the umask
 		return err
 	}
-	if err := os.Rename(tmp, dir); err != nil {
-		return err
-	}
-	return syncDir(parent)
-}
-
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
+	return durable.Rename(tmp, dir)
 }
 
 func (k *Keeper) patch(ctx context.Context, v *v1.PersistentVolume, meta map[string]any) error {
@@ -194,7 +184,7 @@ func (k *Keeper) remove(ctx context.Context, v *v1.PersistentVolume) error {
 		if err := os.RemoveAll(gone); err != nil {
 			return err
 		}
-		if err := os.Rename(dir, gone); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := durable.Rename(dir, gone); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		if err := os.RemoveAll(gone); err != nil {

@@ -14,7 +14,7 @@ import (
 
 	"k8s.io/utils/cpuset"
 
-	"github.com/clusterd/clusterd/agent/internal/durable"
+	"github.com/clusterd/clusterd/durable"
 )
 
 // Config of a Manager.
@@ -192,7 +192,7 @@ func (m *Manager) save() error {
 	if err != nil {
 		return err
 	}
-	return durable.ReplaceFile(m.cfg.File, b)
+	return durable.ReplaceFile(m.cfg.File, b, 0o600)
 }
 
 // bySize orders names by what they want, the most first, then by name.

@@ -168,7 +168,7 @@ func (s *Store) trashUnclaimed(claimed map[string]bool, trash string) error {
 		if claimed[chain] || s.held[chain] > 0 || below[l.Dir] {
 			continue
 		}
-		if err := os.Rename(s.layerPath(l.Dir), filepath.Join(trash, "layer-"+l.Dir)); err != nil {
+		if err := os.Rename(s.layerPath(l.Dir), filepath.Join(trash, "layer-"+l.Dir)); err != nil { //nolint:forbidigo // it is thrown away
 			return err
 		}
 		delete(s.layers, chain)
@@ -181,7 +181,7 @@ func (s *Store) trashUnclaimed(claimed map[string]bool, trash string) error {
 		if s.blobWanted(b.Name()) {
 			continue
 		}
-		if err := os.Rename(s.path("blobs", b.Name()), filepath.Join(trash, "blob-"+b.Name())); err != nil {
+		if err := os.Rename(s.path("blobs", b.Name()), filepath.Join(trash, "blob-"+b.Name())); err != nil { //nolint:forbidigo // it is thrown away
 			return err
 		}
 	}

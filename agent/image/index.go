@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"strconv"
+
+	"github.com/clusterd/clusterd/durable"
 )
 
 const (
@@ -76,28 +78,16 @@ func dirNumber(dir string) int {
 }
 
 // writeFile replaces a file as a whole: after a crash it has the old or the
-// new content.
-func (s *Store) writeFile(path string, b []byte) (err error) {
+// new content. Where it is made, no sweep of blobs finds it.
+func (s *Store) writeFile(path string, b []byte) error {
 	tmp, err := os.CreateTemp(s.path("tmp"), "file-")
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(tmp.Name())
-		}
-	}()
-	_, err = tmp.Write(b)
-	if err == nil {
-		err = tmp.Sync()
+	if _, err := tmp.Write(b); err != nil {
+		return errors.Join(err, tmp.Close(), os.Remove(tmp.Name()))
 	}
-	if cerr := tmp.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	return err
+	return durable.Commit(tmp, path)
 }
 
 // saveIndex writes images.json; mu is held.

@@ -120,10 +120,10 @@ func (s *Store) record(imageID string) (mountRecord, error) {
 // replaceFile writes a mount's record in one step. No sync: after a power cut
 // nothing is mounted any more.
 func replaceFile(path string, content []byte) error {
-	if err := os.WriteFile(path+".new", content, 0o600); err != nil {
+	if err := os.WriteFile(path+".new", content, 0o600); err != nil { //nolint:forbidigo // no power cut leaves a mount
 		return err
 	}
-	return os.Rename(path+".new", path)
+	return os.Rename(path+".new", path) //nolint:forbidigo // no power cut leaves a mount
 }
 
 func readMount(dir string) (mountRecord, error) {
@@ -282,7 +282,7 @@ func (s *Store) discard(dir string) error {
 	if err != nil {
 		return err
 	}
-	err = os.Rename(dir, filepath.Join(trash, "m"))
+	err = os.Rename(dir, filepath.Join(trash, "m")) //nolint:forbidigo // it is thrown away
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}

@@ -20,6 +20,8 @@ import (
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/clusterd/clusterd/durable"
 )
 
 // Config of a Store.
@@ -148,7 +150,7 @@ func (s *Store) recover() error {
 		// All images can be pulled again; only those loaded from files are
 		// lost. Layers below containers stay, by their mount records.
 		s.log.Warn("no image is known any more: the damaged index is set aside", "as", indexFile+".damaged", "err", err)
-		if err := os.Rename(s.path(indexFile), s.path(indexFile+".damaged")); err != nil {
+		if err := durable.Rename(s.path(indexFile), s.path(indexFile+".damaged")); err != nil {
 			return err
 		}
 		ix, err = readIndex(s.path(indexFile))

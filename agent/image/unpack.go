@@ -16,6 +16,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/clusterd/clusterd/durable"
 )
 
 // source is a layer to be unpacked.
@@ -111,7 +113,7 @@ func (s *Store) unpack(ctx context.Context, chain string, below []string, src so
 		return nil
 	}
 	dir := strconv.Itoa(s.nextDir)
-	if err := os.Rename(tmp, s.layerPath(dir)); err != nil {
+	if err := durable.Rename(tmp, s.layerPath(dir)); err != nil {
 		return err
 	}
 	s.nextDir++

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/clusterd/clusterd/agent/internal/durable"
 	"github.com/clusterd/clusterd/agent/podstate"
+	"github.com/clusterd/clusterd/durable"
 )
 
 // A static pod that has ended for good (its restart policy asks for no more)
@@ -43,7 +43,7 @@ func (m *Manager) saveEnded(uid types.UID, st *v1.PodStatus) error {
 	if err != nil {
 		return err
 	}
-	return durable.ReplaceFile(m.endedPath(uid), b)
+	return durable.ReplaceFile(m.endedPath(uid), b, 0o600)
 }
 
 // loadEnded gives the last status of a static pod that has ended, nil if it has

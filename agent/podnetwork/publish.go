@@ -13,8 +13,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/clusterd/clusterd/agent/internal/durable"
 	"github.com/clusterd/clusterd/agent/podstate"
+	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/netsetup/nft"
 	"github.com/clusterd/clusterd/netsetup/sysctl"
 )
@@ -65,7 +65,7 @@ func (n *Network) savePorts() error {
 	if err != nil {
 		return fmt.Errorf("host ports: %w", err)
 	}
-	if err := durable.ReplaceFile(filepath.Join(n.cfg.Dir, hostPortsFile), b); err != nil {
+	if err := durable.ReplaceFile(filepath.Join(n.cfg.Dir, hostPortsFile), b, 0o600); err != nil {
 		return fmt.Errorf("host ports: %w", err)
 	}
 	return nil

@@ -63,7 +63,7 @@ func (b *Builder) WriteFiles(pod *v1.Pod, ips []netip.Addr, warn func(reason, me
 		}
 		hosts = string(own) + hostAliases(pod)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "etc-hosts"), []byte(hosts), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "etc-hosts"), []byte(hosts), 0o644); err != nil { //nolint:forbidigo // written anew for each start
 		return err
 	}
 	host, err := hostResolv(b.ResolvConf)
@@ -74,7 +74,7 @@ func (b *Builder) WriteFiles(pod *v1.Pod, ips []netip.Addr, warn func(reason, me
 		warn = func(string, string) {} // there is no cluster whose names it could want
 	}
 	conf := podResolv(pod, host, b.ClusterDNS, b.ClusterDomain, warn)
-	return os.WriteFile(filepath.Join(dir, "resolv.conf"), []byte(conf.String()), 0o644)
+	return os.WriteFile(filepath.Join(dir, "resolv.conf"), []byte(conf.String()), 0o644) //nolint:forbidigo // written anew for each start
 }
 
 func (b *Builder) podDir(pod *v1.Pod) string { return filepath.Join(b.PodDir, string(pod.UID)) }

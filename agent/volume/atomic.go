@@ -45,7 +45,7 @@ func writeFiles(dir string, files map[string]file, group *int64) error {
 	if err := os.Symlink(filepath.Base(next), tmp); err != nil {
 		return err
 	}
-	if err := os.Rename(tmp, filepath.Join(dir, dataLink)); err != nil {
+	if err := os.Rename(tmp, filepath.Join(dir, dataLink)); err != nil { //nolint:forbidigo // written from objects: the next start does so again
 		return err
 	}
 	if err := link(dir, files); err != nil {
@@ -68,7 +68,7 @@ func fill(dir string, files map[string]file, group *int64) error {
 		if group != nil {
 			mode |= 0o040
 		}
-		if err := os.WriteFile(p, f.data, 0o600); err != nil {
+		if err := os.WriteFile(p, f.data, 0o600); err != nil { //nolint:forbidigo // as its folder
 			return err
 		}
 		uid, gid := -1, -1

@@ -22,6 +22,7 @@ import (
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 	"k8s.io/kubectl/pkg/util/templates"
 
+	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/raftstore/backup"
 )
 
@@ -134,11 +135,7 @@ func saveSnapshot(ctx context.Context, a *api, path string, lock backup.Lock) (_
 	if err := os.Link(part.Name(), path); err != nil {
 		return nil, err
 	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return nil, err
-	}
-	return c, errors.Join(dir.Sync(), dir.Close())
+	return c, durable.SyncDir(filepath.Dir(path))
 }
 
 func newSnapshotVerifyCommand(streams genericiooptions.IOStreams) *cobra.Command {

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
 
+	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 )
@@ -105,7 +106,7 @@ func (d dataDir) member() bool {
 // writeIdentity puts pki/ into place in one step: after a crash it is whole
 // or absent.
 func (d dataDir) writeIdentity(id *identity) error {
-	return d.putIdentity(id, func(tmp string) error { return os.Rename(tmp, d.path("pki")) })
+	return d.putIdentity(id, func(tmp string) error { return durable.Rename(tmp, d.path("pki")) })
 }
 
 // replaceIdentity puts another pki/ into the place of the one that is there in
@@ -145,7 +146,7 @@ func (d dataDir) putIdentity(id *identity, place func(tmp string) error) error {
 	if err := place(tmp); err != nil {
 		return fmt.Errorf("write the identity: %w", err)
 	}
-	return syncDir(string(d))
+	return durable.SyncDir(string(d))
 }
 
 // writeNodeCert replaces the node's certificate after a renewal.
@@ -309,36 +310,10 @@ func (d dataDir) writePeers(peers []seenPeer) error {
 
 // writeFile replaces a file so that after a crash it is old or new, whole.
 func writeFile(path string, content []byte, mode fs.FileMode) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	if _, err = f.Write(content); err == nil {
-		err = f.Chmod(mode)
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
+	if err := durable.ReplaceFile(path, content, mode); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
+	return nil
 }
 
 func newGossipKey() []byte {

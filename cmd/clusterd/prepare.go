@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/servers"
@@ -215,5 +216,5 @@ func (d dataDir) removeBootstrap() error {
 	if err := os.Remove(d.path("bootstrap.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return syncDir(string(d))
+	return durable.SyncDir(string(d))
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/recovery"
@@ -77,16 +78,16 @@ func (m *Main) recoverStore() error {
 					os.Remove(m.dir.path("recovery.json")))
 			}
 			aside := fmt.Sprintf("%s.epoch-%d", store, now.Number)
-			if err := errors.Join(os.RemoveAll(aside), os.Rename(store, aside)); err != nil {
+			if err := errors.Join(os.RemoveAll(aside), durable.Rename(store, aside)); err != nil {
 				return err
 			}
 			m.log.Info("the store as it was is kept", "path", aside)
 		}
-		if err := errors.Join(os.Rename(next, store), syncDir(string(m.dir))); err != nil {
+		if err := durable.Rename(next, store); err != nil {
 			return fmt.Errorf("begin epoch %s of the store: %w", r.Epoch, err)
 		}
 	}
-	return errors.Join(os.Remove(m.dir.path("recovery.json")), syncDir(string(m.dir)))
+	return errors.Join(os.Remove(m.dir.path("recovery.json")), durable.SyncDir(string(m.dir)))
 }
 
 // makeNext makes the folder of the new epoch.

@@ -22,7 +22,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/clusterd/clusterd/netsetup/internal/atomicfile"
+	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/netsetup/internal/nlretry"
 )
 
@@ -152,7 +152,7 @@ func (a *Announcer) Own() []netip.Addr {
 func (a *Announcer) save(addrs []netip.Addr) error {
 	b, err := json.Marshal(addrs)
 	if err == nil {
-		err = atomicfile.Replace(a.cfg.File, b)
+		err = durable.ReplaceFile(a.cfg.File, b, 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("announced addresses: %w", err)

@@ -9,7 +9,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/clusterd/clusterd/netsetup/internal/atomicfile"
+	"github.com/clusterd/clusterd/durable"
 )
 
 // stateVersion is the file format's number. A reader refuses newer ones: it
@@ -52,7 +52,7 @@ func writeState(path string, st state) error {
 	st.Version = stateVersion
 	b, err := json.Marshal(st)
 	if err == nil {
-		err = atomicfile.Replace(path, b)
+		err = durable.ReplaceFile(path, b, 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/raftstore/seglog"
 )
 
@@ -63,8 +64,5 @@ func MoveAside(dir, name string) error {
 	if err := os.RemoveAll(to); err != nil {
 		return err
 	}
-	if err := os.Rename(from, to); err != nil {
-		return err
-	}
-	return errors.Join(SyncDir(damaged), SyncDir(filepath.Dir(from)))
+	return durable.Rename(from, to)
 }

@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/clusterd/clusterd/durable"
 )
 
 // Epoch names one life of a store. A store that was recovered without its
@@ -55,7 +57,7 @@ func SetEpoch(dir string, e Epoch) error {
 		return err
 	}
 	path := filepath.Join(dir, epochFile)
-	return ReplaceFile(path, append(b, '\n'))
+	return durable.ReplaceFile(path, append(b, '\n'), 0o600)
 }
 
 // ReadEpoch is the epoch of a data folder; the zero Epoch if none was set.

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"hash/crc32"
 	"os"
-	"path/filepath"
 )
 
 // WriteSynced writes a file and syncs it. A crash may leave a part of it.
@@ -22,27 +21,6 @@ func WriteSynced(path string, content []byte) error {
 		err = f.Sync()
 	}
 	return errors.Join(err, f.Close())
-}
-
-// SyncDir makes the names in a folder durable.
-func SyncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
-
-// ReplaceFile writes a file: after a crash it is the old one or the new one.
-func ReplaceFile(path string, b []byte) error {
-	err := WriteSynced(path+".tmp", b)
-	if err == nil {
-		err = os.Rename(path+".tmp", path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(path+".tmp"))
-	}
-	return SyncDir(filepath.Dir(path))
 }
 
 // Checksum is the CRC-32C of b.

@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 
+	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/raftstore/wire"
 )
 
@@ -105,7 +106,7 @@ func (s *snapshotSink) Close() error {
 	if err != nil {
 		return err
 	}
-	return ReplaceFile(filepath.Join(s.dir, snapMetaSum), fmt.Appendf(nil, "%08x\n", Checksum(b)))
+	return durable.ReplaceFile(filepath.Join(s.dir, snapMetaSum), fmt.Appendf(nil, "%08x\n", Checksum(b)), 0o600)
 }
 
 // Latest returns the indexes of the newest snapshot and of the one before it; 0

@@ -13,6 +13,7 @@ import (
 	"github.com/hashicorp/raft"
 	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 
+	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/raftstore/boltlog"
 	"github.com/clusterd/clusterd/raftstore/wire"
 )
@@ -171,7 +172,7 @@ func OpenStable(dir string) (s *Stable, repaired, err error) {
 	if errors.Is(err, os.ErrNotExist) {
 		return s, repaired, nil
 	}
-	return s, repaired, errors.Join(err, SyncDir(dir))
+	return s, repaired, errors.Join(err, durable.SyncDir(dir))
 }
 
 // open opens a copy and reads it. It is not believed if either of bolt's
@@ -230,10 +231,7 @@ func (c *stableCopy) make(r *stableRecord) error {
 		err = pad(temp, stableRoom)
 	}
 	if err == nil {
-		err = os.Rename(temp, c.path)
-	}
-	if err == nil {
-		err = SyncDir(filepath.Dir(c.path))
+		err = durable.Rename(temp, c.path)
 	}
 	if err == nil {
 		c.db, err = boltlog.OpenStore(c.path, 0)

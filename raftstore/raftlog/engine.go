@@ -14,6 +14,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/raftstore/boltlog"
 	"github.com/clusterd/clusterd/raftstore/datadir"
 	"github.com/clusterd/clusterd/raftstore/seglog"
@@ -87,7 +88,7 @@ func writeRecord(dir string, r Record) error {
 	if err != nil {
 		return err
 	}
-	return datadir.ReplaceFile(filepath.Join(dir, logFile), append(b, '\n'))
+	return durable.ReplaceFile(filepath.Join(dir, logFile), append(b, '\n'), 0o600)
 }
 
 func isLogFolder(name string) bool {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/raftstore/datadir"
 	"github.com/clusterd/clusterd/raftstore/disk"
 	"github.com/clusterd/clusterd/raftstore/seglog"
@@ -154,7 +155,7 @@ func convert(dir string, old Record, from Log, to Engine, after uint64, logger *
 	if err := errors.Join(copyLog(l, from, after, at), l.Close()); err != nil {
 		return old, fmt.Errorf("copy the log from %s to %s: %w", old.Engine, to, err)
 	}
-	if err := errors.Join(datadir.SyncDir(dir), at("copied")); err != nil {
+	if err := errors.Join(durable.SyncDir(dir), at("copied")); err != nil {
 		return old, err
 	}
 	if err := writeRecord(dir, r); err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 
+	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/raftstore/datadir"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 	"github.com/clusterd/clusterd/raftstore/raftlog"
@@ -68,7 +69,7 @@ func Recover(dir, id string, e datadir.Epoch, k *mvcc.Keyspace, term uint64) err
 	if err := sink.Close(); err != nil {
 		return fmt.Errorf("finish snapshot: %w", err)
 	}
-	return datadir.SyncDir(filepath.Dir(dir))
+	return durable.SyncDir(filepath.Dir(dir))
 }
 
 // Amend applies a transaction to a keyspace that no store has, as the next

@@ -1,12 +1,13 @@
 package seglog
 
 import (
-	"errors"
 	"io"
 	"os"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/clusterd/clusterd/durable"
 )
 
 // folder is where a log's files are. Names are relative to it. Changes of names
@@ -44,7 +45,7 @@ func makeFolder(path string) (osFolder, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return "", err
 	}
-	return osFolder(path), syncDir(filepath.Dir(path))
+	return osFolder(path), durable.SyncDir(filepath.Dir(path))
 }
 
 func (d osFolder) path(name string) string { return filepath.Join(string(d), name) }
@@ -71,9 +72,9 @@ func (d osFolder) openFile(name string, flag int) (file, error) {
 	return osFile{f}, nil
 }
 
-func (d osFolder) rename(from, to string) error { return os.Rename(d.path(from), d.path(to)) }
+func (d osFolder) rename(from, to string) error { return os.Rename(d.path(from), d.path(to)) } //nolint:forbidigo // sync comes apart: the crash model tells them apart
 func (d osFolder) remove(name string) error     { return os.Remove(d.path(name)) }
-func (d osFolder) sync() error                  { return syncDir(string(d)) }
+func (d osFolder) sync() error                  { return durable.SyncDir(string(d)) }
 
 type osFile struct{ *os.File }
 
@@ -96,11 +97,3 @@ func (f osFile) datasync() error {
 }
 
 func (f osFile) forget() { _ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) }
-
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}

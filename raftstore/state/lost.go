@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/raftstore/datadir"
 )
 
@@ -130,7 +131,7 @@ func (s *State) Disbelieve(reason error) (why, err error) {
 // Rejoined notes that the leader has taken this member out of the membership:
 // from here on it is a machine like one that never was a member.
 func (s *State) Rejoined() error {
-	return errors.Join(os.Remove(s.path(lostStateFile)), datadir.SyncDir(s.opts.Dir))
+	return errors.Join(os.Remove(s.path(lostStateFile)), durable.SyncDir(s.opts.Dir))
 }
 
 func (s *State) path(name string) string { return filepath.Join(s.opts.Dir, name) }
@@ -142,5 +143,5 @@ func (s *State) writeJSON(name string, v any) error {
 	if err != nil {
 		return err
 	}
-	return datadir.ReplaceFile(s.path(name), append(b, '\n'))
+	return durable.ReplaceFile(s.path(name), append(b, '\n'), 0o600)
 }

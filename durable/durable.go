@@ -1,0 +1,66 @@
+// Package durable writes what must outlive a power cut: a file is the old one or
+// the new one afterwards, never a part, and a name that was given stays given.
+// It stands beside the rooms, so that all of them write in one way; it knows
+// files and nothing else. State that means nothing after a power cut (of
+// processes, of mounts) needs none of it.
+package durable
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// ReplaceFile writes b to the file name. After a power cut it is the old one or
+// the new one; when ReplaceFile returned without an error, the new one. The
+// folder must exist. Calls for one file may run at once: the last one wins.
+func ReplaceFile(name string, b []byte, mode fs.FileMode) error {
+	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err == nil {
+		err = f.Chmod(mode)
+	}
+	if err != nil {
+		return errors.Join(err, f.Close(), os.Remove(f.Name()))
+	}
+	return Commit(f, name)
+}
+
+// Commit syncs and closes a written file and gives it a name of the same file
+// system, in place of what bore it. When it fails, the file is gone.
+func Commit(f *os.File, name string) error {
+	err := errors.Join(f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), name)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return SyncDir(filepath.Dir(name))
+}
+
+// Rename gives a file or folder another name, for good. What is in it must have
+// been synced before.
+func Rename(from, to string) error {
+	if err := os.Rename(from, to); err != nil {
+		return err
+	}
+	err := SyncDir(filepath.Dir(to))
+	if filepath.Dir(from) != filepath.Dir(to) {
+		err = errors.Join(err, SyncDir(filepath.Dir(from)))
+	}
+	return err
+}
+
+// SyncDir makes the names in a folder durable: those given, and those removed.
+func SyncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
