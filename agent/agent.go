@@ -48,7 +48,7 @@ import (
 	"github.com/clusterd/clusterd/agent/users"
 	"github.com/clusterd/clusterd/agent/volume"
 	"github.com/clusterd/clusterd/apis/core"
-	"github.com/clusterd/clusterd/apis/storage"
+	"github.com/clusterd/clusterd/apis/names"
 )
 
 // Runtime owns the containers: *runtime.Client.
@@ -231,7 +231,7 @@ func New(cfg Config) (*Agent, error) {
 	a.node = node.New(node.Config{
 		Name: cfg.NodeName, IP: cfg.NodeIP, Client: cfg.Client, Heartbeat: cfg.HeartbeatClient, Version: cfg.Version,
 		MaxPods: cfg.MaxPods, DataDir: cfg.DataDir, Labels: cfg.NodeLabels, Port: cfg.NodePort,
-		Annotations: map[string]string{storage.LocalPathFolder: a.claimDir()},
+		Annotations: map[string]string{names.LocalPathRoot: a.claimDir()},
 		Reserved:    cfg.Reserved, Pressure: a.guard.Under,
 		Images: a.nodeImages, Ready: a.faults,
 		Handlers: func() []v1.NodeRuntimeHandler {

@@ -28,6 +28,7 @@ import (
 	helper "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 
+	"github.com/clusterd/clusterd/apis/names"
 	"github.com/clusterd/clusterd/apis/storage"
 	"github.com/clusterd/clusterd/durable"
 )
@@ -70,7 +71,7 @@ func (k *Keeper) Volume(ctx context.Context, pod *v1.Pod, name string) (*v1.Pers
 	case helper.CheckNodeAffinity(v, k.cfg.Node().Labels) != nil:
 		return nil, fmt.Errorf("persistentvolume %q cannot be reached from node %q: its node affinity says so", v.Name, k.cfg.NodeName)
 	}
-	if v.Labels[storage.LocalPathNode] != "" {
+	if v.Labels[names.LocalPathNode] != "" {
 		return v, k.make(ctx, v)
 	}
 	return v, nil
@@ -85,7 +86,7 @@ func (k *Keeper) make(ctx context.Context, v *v1.PersistentVolume) error {
 		return fmt.Errorf("persistentvolume %q is no folder below %s of node %q", v.Name, k.cfg.Dir, k.cfg.NodeName)
 	}
 	_, err := os.Lstat(dir)
-	made := v.Annotations[storage.LocalPathMade] != ""
+	made := v.Annotations[names.LocalPathMade] != ""
 	switch {
 	case err == nil && made:
 		return nil
@@ -98,7 +99,7 @@ func (k *Keeper) make(ctx context.Context, v *v1.PersistentVolume) error {
 	case err != nil:
 		return err
 	}
-	return k.patch(ctx, v, map[string]any{"annotations": map[string]any{storage.LocalPathMade: time.Now().UTC().Format(time.RFC3339)}})
+	return k.patch(ctx, v, map[string]any{"annotations": map[string]any{names.LocalPathMade: time.Now().UTC().Format(time.RFC3339)}})
 }
 
 // makeFolder makes a folder that everybody may write to. It is on disk when it
@@ -131,7 +132,7 @@ func (k *Keeper) patch(ctx context.Context, v *v1.PersistentVolume, meta map[str
 // Run removes the folders of deleted volumes until ctx ends.
 func (k *Keeper) Run(ctx context.Context) error {
 	factory := informers.NewSharedInformerFactoryWithOptions(k.cfg.Client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-		o.LabelSelector = labels.Set{storage.LocalPathNode: k.cfg.NodeName}.String()
+		o.LabelSelector = labels.Set{names.LocalPathNode: k.cfg.NodeName}.String()
 	}))
 	volumes := factory.Core().V1().PersistentVolumes()
 	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]())
@@ -173,7 +174,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 // removable reports whether the volume's folder is to go: its object is
 // deleted, and no claim is bound to it.
 func removable(v *v1.PersistentVolume) bool {
-	return v.DeletionTimestamp != nil && v.Status.Phase != v1.VolumeBound && slices.Contains(v.Finalizers, storage.LocalPathFinalizer)
+	return v.DeletionTimestamp != nil && v.Status.Phase != v1.VolumeBound && slices.Contains(v.Finalizers, names.LocalPathFinalizer)
 }
 
 // remove removes the folder, then lets the object go. A volume whose path is
@@ -191,6 +192,6 @@ func (k *Keeper) remove(ctx context.Context, v *v1.PersistentVolume) error {
 			return err
 		}
 	}
-	left := slices.DeleteFunc(slices.Clone(v.Finalizers), func(f string) bool { return f == storage.LocalPathFinalizer })
+	left := slices.DeleteFunc(slices.Clone(v.Finalizers), func(f string) bool { return f == names.LocalPathFinalizer })
 	return k.patch(ctx, v, map[string]any{"finalizers": left})
 }

@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
 
-	"github.com/clusterd/clusterd/apis/storage"
+	"github.com/clusterd/clusterd/apis/names"
 )
 
 func setup(t *testing.T) (*Keeper, *fake.Clientset, *v1.Pod, string) {
@@ -22,7 +22,7 @@ func setup(t *testing.T) (*Keeper, *fake.Clientset, *v1.Pod, string) {
 		Spec:       v1.PersistentVolumeClaimSpec{VolumeName: "pvc-c1"}, Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound},
 	}
 	volume := &v1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: "pvc-c1", UID: "v1", Labels: map[string]string{storage.LocalPathNode: "n1"}, Finalizers: []string{storage.LocalPathFinalizer}},
+		ObjectMeta: metav1.ObjectMeta{Name: "pvc-c1", UID: "v1", Labels: map[string]string{names.LocalPathNode: "n1"}, Finalizers: []string{names.LocalPathFinalizer}},
 		Spec: v1.PersistentVolumeSpec{
 			PersistentVolumeSource:        v1.PersistentVolumeSource{Local: &v1.LocalVolumeSource{Path: filepath.Join(dir, "pvc-c1")}},
 			ClaimRef:                      &v1.ObjectReference{Namespace: "d", Name: "c", UID: "c1"},
@@ -90,7 +90,7 @@ func TestOnlyItsOwnFolderIsRemoved(t *testing.T) {
 		t.Errorf("behind a link: %v", err)
 	}
 	now, err := client.CoreV1().PersistentVolumes().Get(t.Context(), v.Name, metav1.GetOptions{})
-	if err != nil || slices.Contains(now.Finalizers, storage.LocalPathFinalizer) {
+	if err != nil || slices.Contains(now.Finalizers, names.LocalPathFinalizer) {
 		t.Errorf("finalizers %v, %v", now.Finalizers, err)
 	}
 }

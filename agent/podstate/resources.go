@@ -11,6 +11,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/clusterd/clusterd/apis/core"
+	"github.com/clusterd/clusterd/apis/names"
 )
 
 // CgroupParent is the cgroup of a pod below each controller. Guaranteed pods
@@ -28,15 +29,12 @@ func CgroupParent(root string, pod *v1.Pod) string {
 // systemNodeCritical is the class of pods that a node cannot do without.
 const systemNodeCritical = "system-node-critical"
 
-// SingleProcessOOMKill is an annotation of pods: the names, separated by
-// commas, of containers of which just the process chosen by the kernel dies
-// when they are out of memory. The other containers die as a whole.
-const SingleProcessOOMKill = "clusterd.local/single-process-oom-kill"
-
-// OomSingleProcess tells whether the annotation names the container. A name
-// that the pod does not have is an error.
+// OomSingleProcess tells whether just the process chosen by the kernel dies when
+// the container is out of memory: the annotation names.SingleProcessOOMKill has
+// it among its names, which commas separate. Other containers die as a whole. A
+// name that the pod does not have is an error.
 func OomSingleProcess(pod *v1.Pod, container string) (bool, error) {
-	value, ok := pod.Annotations[SingleProcessOOMKill]
+	value, ok := pod.Annotations[names.SingleProcessOOMKill]
 	if !ok {
 		return false, nil
 	}
@@ -44,7 +42,7 @@ func OomSingleProcess(pod *v1.Pod, container string) (bool, error) {
 	for name := range strings.SplitSeq(value, ",") {
 		name = strings.TrimSpace(name)
 		if !slices.ContainsFunc(AllContainers(&pod.Spec), func(c *v1.Container) bool { return c.Name == name }) {
-			return false, fmt.Errorf("annotation %s: %q is no container of the pod: give names of its containers, separated by commas", SingleProcessOOMKill, name)
+			return false, fmt.Errorf("annotation %s: %q is no container of the pod: give names of its containers, separated by commas", names.SingleProcessOOMKill, name)
 		}
 		found = found || name == container
 	}

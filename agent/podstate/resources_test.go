@@ -12,6 +12,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/clusterd/clusterd/apis/core"
+	"github.com/clusterd/clusterd/apis/names"
 )
 
 // amounts reads "cpu=1 memory=64Mi".
@@ -107,14 +108,14 @@ func TestHugepageLimits(t *testing.T) {
 }
 
 func TestSingleProcessOOMKill(t *testing.T) {
-	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{SingleProcessOOMKill: "a, b"}},
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{names.SingleProcessOOMKill: "a, b"}},
 		Spec: v1.PodSpec{Containers: []v1.Container{{Name: "a"}, {Name: "b"}, {Name: "c"}}}}
 	for name, want := range map[string]bool{"a": true, "b": true, "c": false} {
 		if got, err := OomSingleProcess(pod, name); err != nil || got != want {
 			t.Errorf("%s: %v %v", name, got, err)
 		}
 	}
-	pod.Annotations[SingleProcessOOMKill] = "a,x"
+	pod.Annotations[names.SingleProcessOOMKill] = "a,x"
 	if _, err := OomSingleProcess(pod, "a"); err == nil || !strings.Contains(err.Error(), `"x"`) {
 		t.Errorf("unknown container: %v", err)
 	}

@@ -10,11 +10,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/conversion"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/clusterd/clusterd/apis/names"
 )
 
 // restAnnotation holds, in objects seen as autoscaling/v1, what that version
 // has no fields for: who writes such an object back loses nothing.
-const restAnnotation = "autoscaling.clusterd/v2"
+const restAnnotation = names.AutoscalingV2
 
 // rest is the value of restAnnotation.
 type rest struct {

@@ -2,14 +2,9 @@ package networking
 
 import networkingv1 "k8s.io/api/networking/v1"
 
-const (
-	// IngressController is what IngressClasses name in spec.controller whose
-	// Ingresses clusterd's own proxy serves.
-	IngressController = "clusterd.local/ingress"
-	// DefaultIngressClass is the annotation of the class for Ingresses that name
-	// none.
-	DefaultIngressClass = networkingv1.AnnotationIsDefaultIngressClass
-)
+// DefaultIngressClass is the annotation of the class for Ingresses that name
+// none.
+const DefaultIngressClass = networkingv1.AnnotationIsDefaultIngressClass
 
 // ClassOf is the name of an Ingress's class; "": it has none.
 func ClassOf(i *networkingv1.Ingress) string {

@@ -15,6 +15,7 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/clusterd/clusterd/apis/names"
 	"github.com/clusterd/clusterd/apis/server/resource"
 	"github.com/clusterd/clusterd/apis/server/tokens"
 )
@@ -119,7 +120,7 @@ func (s tokenKeyStore) List(ctx context.Context) ([]tokens.StoredKey, error) {
 func (s tokenKeyStore) Create(ctx context.Context, key tokens.StoredKey) error {
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: strconv.Itoa(key.Number), CreationTimestamp: metav1.NewTime(key.Created)},
-		Type:       "clusterd.local/token-key",
+		Type:       names.TokenKey,
 		Data:       map[string][]byte{keyPrivate: key.Private, keyCreated: []byte(key.Created.Format(time.RFC3339))},
 	}
 	at, err := keyOfTokenKey(secret)

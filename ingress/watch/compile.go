@@ -15,13 +15,10 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/clusterd/clusterd/apis/names"
 	"github.com/clusterd/clusterd/apis/networking"
 	"github.com/clusterd/clusterd/ingress/route"
 )
-
-// redirectAnnotation set to "false" has plain requests served where there is a
-// certificate, which are sent on to https otherwise.
-const redirectAnnotation = "ingress.clusterd.local/ssl-redirect"
 
 // objects is what is compiled. The functions return nil for what is not there.
 type objects struct {
@@ -37,7 +34,7 @@ type objects struct {
 func compile(o objects) (rules []route.Rule, certificates []route.Certificate, faults []string) {
 	own := map[string]bool{}
 	for _, c := range o.classes {
-		own[c.Name] = c.Spec.Controller == networking.IngressController
+		own[c.Name] = c.Spec.Controller == names.IngressController
 	}
 	// The oldest first: the certificate of a host is that of its oldest Ingress.
 	all := slices.SortedFunc(slices.Values(o.ingresses), func(a, b *networkingv1.Ingress) int {
@@ -70,7 +67,7 @@ func (c *compiler) fault(i *networkingv1.Ingress, format string, args ...any) {
 }
 
 func (c *compiler) ingress(i *networkingv1.Ingress) {
-	redirects := i.Annotations[redirectAnnotation] != "false"
+	redirects := i.Annotations[names.SSLRedirect] != "false"
 	add := func(r route.Rule, b *networkingv1.IngressBackend) {
 		r.Host = strings.ToLower(r.Host)
 		r.Backend = c.backend(i, b)

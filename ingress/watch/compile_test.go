@@ -25,7 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/utils/ptr"
 
-	"github.com/clusterd/clusterd/apis/networking"
+	"github.com/clusterd/clusterd/apis/names"
 	"github.com/clusterd/clusterd/ingress/route"
 )
 
@@ -98,7 +98,7 @@ func world(t *testing.T, all ...*networkingv1.Ingress) objects {
 	pair, _ := certificate(t, "a.example")
 	return objects{
 		ingresses: all,
-		classes:   []*networkingv1.IngressClass{class("ours", networking.IngressController), class("theirs", "example.com/other")},
+		classes:   []*networkingv1.IngressClass{class("ours", names.IngressController), class("theirs", "example.com/other")},
 		service:   func(ns, name string) *corev1.Service { return services[ns+"/"+name] },
 		slices: func(ns, name string) []*discoveryv1.EndpointSlice {
 			return map[string][]*discoveryv1.EndpointSlice{"shop/web": {web}, "shop/sticky": {ending}}[ns+"/"+name]
@@ -186,7 +186,7 @@ func TestCompile(t *testing.T) {
 		}, []string{"a.example/ prefix https[10.0.0.5:8443] redirect sticky", "c.example/ prefix https[10.0.0.5:8443] sticky", "x.b.example/ prefix https[10.0.0.5:8443] redirect sticky"},
 			[]string{"*.b.example", "a.example"}, []string{`the certificate in Secret "a" is not for host "*.b.example", which it is shown for`}},
 		{"TLS for all, no redirect", func(i *networkingv1.Ingress) {
-			i.Annotations = map[string]string{redirectAnnotation: "false"}
+			i.Annotations = map[string]string{names.SSLRedirect: "false"}
 			i.Spec.TLS = []networkingv1.IngressTLS{{SecretName: "a"}}
 			i.Spec.Rules = []networkingv1.IngressRule{rule("a.example", path("/", prefix, "sticky:80"))}
 		}, []string{"a.example/ prefix https[10.0.0.5:8443] sticky"}, []string{""}, nil},
@@ -253,7 +253,7 @@ func TestTheOldestHasTheCertificate(t *testing.T) {
 // TestRun: tables follow the objects, and a Secret of another type is not read.
 func TestRun(t *testing.T) {
 	_, data := certificate(t, "a.example")
-	client := fake.NewClientset(class("ours", networking.IngressController),
+	client := fake.NewClientset(class("ours", names.IngressController),
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "a"}, Type: corev1.SecretTypeTLS, Data: data},
 		ingress("i", func(i *networkingv1.Ingress) {
 			i.Spec.TLS = []networkingv1.IngressTLS{{Hosts: []string{"a.example"}, SecretName: "a"}}

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
+	"github.com/clusterd/clusterd/apis/names"
 	"github.com/clusterd/clusterd/apis/networking"
 	"github.com/clusterd/clusterd/sched/loop"
 )
@@ -36,7 +37,7 @@ const (
 func ours(i *networkingv1.Ingress, classes []*networkingv1.IngressClass) bool {
 	name := networking.ClassOf(i)
 	return slices.ContainsFunc(classes, func(c *networkingv1.IngressClass) bool {
-		return c.Name == name && c.Spec.Controller == networking.IngressController
+		return c.Name == name && c.Spec.Controller == names.IngressController
 	})
 }
 
@@ -56,7 +57,7 @@ func addresses(s *corev1.Service) (out []networkingv1.IngressLoadBalancerIngress
 func newClass() *networkingv1.IngressClass {
 	return &networkingv1.IngressClass{
 		ObjectMeta: metav1.ObjectMeta{Name: "clusterd", Annotations: map[string]string{networking.DefaultIngressClass: "true"}},
-		Spec:       networkingv1.IngressClassSpec{Controller: networking.IngressController},
+		Spec:       networkingv1.IngressClassSpec{Controller: names.IngressController},
 	}
 }
 

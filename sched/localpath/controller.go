@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	helper "k8s.io/component-helpers/storage/volume"
 
-	"github.com/clusterd/clusterd/apis/storage"
+	"github.com/clusterd/clusterd/apis/names"
 	"github.com/clusterd/clusterd/sched/internal/volumes"
 	"github.com/clusterd/clusterd/sched/loop"
 )
@@ -48,7 +48,7 @@ func New(env loop.Env) loop.Loop {
 	core := env.Informers.Core().V1()
 	classes := env.Informers.Storage().V1().StorageClasses()
 	c := &controller{
-		client: env.Client, events: env.Events.For(storage.LocalPathProvisioner),
+		client: env.Client, events: env.Events.For(names.LocalPathProvisioner),
 		claims: core.PersistentVolumeClaims().Lister(), volumes: core.PersistentVolumes().Lister(),
 		nodes: core.Nodes().Lister(), classes: classes.Lister(),
 	}
@@ -75,12 +75,12 @@ func New(env loop.Env) loop.Loop {
 }
 
 func ours(v *corev1.PersistentVolume) bool {
-	return v.Annotations[volumes.ProvisionedBy] == storage.LocalPathProvisioner
+	return v.Annotations[volumes.ProvisionedBy] == names.LocalPathProvisioner
 }
 
 // orphan looks at the volumes of a node that is gone.
 func (c *controller) orphan(node string) {
-	all, err := c.volumes.List(labels.SelectorFromSet(labels.Set{storage.LocalPathNode: node}))
+	all, err := c.volumes.List(labels.SelectorFromSet(labels.Set{names.LocalPathNode: node}))
 	if err != nil {
 		return
 	}
@@ -115,7 +115,7 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 // provision makes the object of a volume for a claim that the binder has asked
 // one for.
 func (c *controller) provision(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
-	if claim.Annotations[volumes.Provisioner] != storage.LocalPathProvisioner {
+	if claim.Annotations[volumes.Provisioner] != names.LocalPathProvisioner {
 		return nil
 	}
 	class, err := c.classes.Get(helper.GetPersistentVolumeClaimClass(claim))
@@ -145,10 +145,10 @@ func (c *controller) provision(ctx context.Context, claim *corev1.PersistentVolu
 	if err != nil {
 		return fmt.Errorf("read node %s: %w", name, err)
 	}
-	dir := node.Annotations[storage.LocalPathFolder]
+	dir := node.Annotations[names.LocalPathRoot]
 	if dir == "" || node.Labels[corev1.LabelHostname] == "" {
 		c.events.Eventf(claim, corev1.EventTypeWarning, "ProvisioningFailed", "node %q does not say where its volumes are: its agent is older than this", name)
-		return fmt.Errorf("node %s has no annotation %s or no label %s", name, storage.LocalPathFolder, corev1.LabelHostname)
+		return fmt.Errorf("node %s has no annotation %s or no label %s", name, names.LocalPathRoot, corev1.LabelHostname)
 	}
 	v := newVolume(claim, class, node, dir)
 	_, err = c.client.CoreV1().PersistentVolumes().Create(ctx, v, metav1.CreateOptions{})
@@ -213,16 +213,16 @@ func (c *controller) reconcileVolume(ctx context.Context, name string) error {
 		}
 		return nil
 	}
-	if v.Status.Phase == corev1.VolumeBound || !slices.Contains(v.Finalizers, storage.LocalPathFinalizer) {
+	if v.Status.Phase == corev1.VolumeBound || !slices.Contains(v.Finalizers, names.LocalPathFinalizer) {
 		return nil
 	}
-	node := v.Labels[storage.LocalPathNode]
+	node := v.Labels[names.LocalPathNode]
 	if _, err := api.Nodes().Get(ctx, node, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		return err // the node removes the folder, now or when it is back
 	}
 	c.events.Eventf(v, corev1.EventTypeWarning, "VolumeFailedDelete", "node %q is gone: its folder %s was not removed", node, v.Spec.Local.Path)
 	updated := v.DeepCopy()
-	updated.Finalizers = slices.DeleteFunc(updated.Finalizers, func(f string) bool { return f == storage.LocalPathFinalizer })
+	updated.Finalizers = slices.DeleteFunc(updated.Finalizers, func(f string) bool { return f == names.LocalPathFinalizer })
 	if _, err := api.PersistentVolumes().Update(ctx, updated, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("let volume go: %w", err)
 	}

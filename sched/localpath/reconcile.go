@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/clusterd/clusterd/apis/names"
 	"github.com/clusterd/clusterd/apis/storage"
 	"github.com/clusterd/clusterd/sched/internal/volumes"
 )
@@ -45,9 +46,9 @@ func newVolume(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClas
 	return &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:        name,
-			Labels:      map[string]string{storage.LocalPathNode: node.Name},
-			Annotations: map[string]string{volumes.ProvisionedBy: storage.LocalPathProvisioner},
-			Finalizers:  []string{storage.LocalPathFinalizer},
+			Labels:      map[string]string{names.LocalPathNode: node.Name},
+			Annotations: map[string]string{volumes.ProvisionedBy: names.LocalPathProvisioner},
+			Finalizers:  []string{names.LocalPathFinalizer},
 		},
 		Spec: corev1.PersistentVolumeSpec{
 			PersistentVolumeSource:        corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: filepath.Join(dir, name)}},
@@ -72,7 +73,7 @@ func newVolume(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClas
 func defaultClass() *storagev1.StorageClass {
 	return &storagev1.StorageClass{
 		ObjectMeta:           metav1.ObjectMeta{Name: "local-path", Annotations: map[string]string{storage.DefaultClass: "true"}},
-		Provisioner:          storage.LocalPathProvisioner,
+		Provisioner:          names.LocalPathProvisioner,
 		ReclaimPolicy:        ptr.To(corev1.PersistentVolumeReclaimDelete),
 		VolumeBindingMode:    ptr.To(storagev1.VolumeBindingWaitForFirstConsumer),
 		AllowVolumeExpansion: ptr.To(true),

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/clusterd/clusterd/apis/names"
 	"github.com/clusterd/clusterd/apis/storage"
 	"github.com/clusterd/clusterd/sched/internal/volumes"
 )
@@ -72,7 +73,7 @@ func TestNewVolumeSuitsItsClaimAndNodeOnly(t *testing.T) {
 		t.Errorf("folder %q, %t", path, ok)
 	}
 	for what, change := range map[string]func(*corev1.PersistentVolume){
-		"another node's": func(v *corev1.PersistentVolume) { v.Labels[storage.LocalPathNode] = "n2" },
+		"another node's": func(v *corev1.PersistentVolume) { v.Labels[names.LocalPathNode] = "n2" },
 		"another path":   func(v *corev1.PersistentVolume) { v.Spec.Local.Path = "/etc" },
 		"upwards":        func(v *corev1.PersistentVolume) { v.Name, v.Spec.Local.Path = "..", "/data" },
 		"the top":        func(v *corev1.PersistentVolume) { v.Name, v.Spec.Local.Path = ".", "/data/claims" },

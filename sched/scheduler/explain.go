@@ -7,18 +7,17 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-)
 
-// ExplainAnnotation on a waiting pod asks that its PodScheduled condition and the
-// event say of each node what is in the way, not only how many nodes share a
-// reason. "false" is as good as none.
-const ExplainAnnotation = "clusterd.local/explain-scheduling"
+	"github.com/clusterd/clusterd/apis/names"
+)
 
 // explained is how many nodes are listed: a condition is no place for thousands.
 const explained = 100
 
+// asksWhy tells whether the pod's PodScheduled condition and the event are to say
+// of each node what is in the way, not only how many nodes share a reason.
 func asksWhy(pod *corev1.Pod) bool {
-	value, ok := pod.Annotations[ExplainAnnotation]
+	value, ok := pod.Annotations[names.ExplainScheduling]
 	return ok && value != "false"
 }
 

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/clusterd/clusterd/apis/names"
 	"github.com/clusterd/clusterd/sched/schedtest"
 )
 
@@ -43,7 +44,7 @@ func TestExplainIsAskedFor(t *testing.T) {
 	queue.park(before.UID, nodeAdded)
 	other, asked := before.DeepCopy(), before.DeepCopy()
 	other.Annotations = map[string]string{"team": "a"}
-	asked.Annotations = map[string]string{ExplainAnnotation: ""}
+	asked.Annotations = map[string]string{names.ExplainScheduling: ""}
 	s.onPod(before, other)
 	if w := queue.pods[before.UID]; w.place != parked {
 		t.Errorf("another annotation: it is %s", w.place)
@@ -54,7 +55,7 @@ func TestExplainIsAskedFor(t *testing.T) {
 	if !asksWhy(asked) || asksWhy(before) {
 		t.Error("what is asked is misread")
 	}
-	asked.Annotations[ExplainAnnotation] = "false"
+	asked.Annotations[names.ExplainScheduling] = "false"
 	if asksWhy(asked) {
 		t.Error(`"false" asks`)
 	}

@@ -189,10 +189,10 @@ func TestNodesSeeVolumesOfTheirPodsOnly(t *testing.T) {
 		{"volume of a pod's claim", resource("get", "", "persistentvolumes", "", "", "disk"), true},
 		{"another volume", resource("get", "", "persistentvolumes", "", "", "other"), false},
 		{"all volumes", resource("list", "", "persistentvolumes", "", "", ""), false},
-		{"its own folders", selected("watch", "local-path.clusterd.io/node=n1"), true},
-		{"another's folders", selected("list", "local-path.clusterd.io/node=n2"), false},
-		{"its own and another's", selected("list", "local-path.clusterd.io/node in (n1,n2)"), false},
-		{"all but another's", selected("list", "local-path.clusterd.io/node!=n2"), false},
+		{"its own folders", selected("watch", "clusterd.local/local-path-node=n1"), true},
+		{"another's folders", selected("list", "clusterd.local/local-path-node=n2"), false},
+		{"its own and another's", selected("list", "clusterd.local/local-path-node in (n1,n2)"), false},
+		{"all but another's", selected("list", "clusterd.local/local-path-node!=n2"), false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			test.asks.User = who("system:node:n1", user.NodesGroup)

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/component-helpers/storage/ephemeral"
 
-	"github.com/clusterd/clusterd/apis/storage"
+	"github.com/clusterd/clusterd/apis/names"
 )
 
 // Pods tells which pods are bound to a node. It is called on requests of
@@ -115,12 +115,12 @@ func (z *NodeAuthorizer) readVolumes(ctx context.Context, node string, a authori
 	requirements, _ := a.GetLabelSelector()
 	for _, r := range requirements {
 		value, one := r.Values().PopAny()
-		if r.Key() == storage.LocalPathNode && (r.Operator() == selection.Equals || r.Operator() == selection.DoubleEquals || r.Operator() == selection.In) && one && value == node && r.Values().Len() == 1 {
+		if r.Key() == names.LocalPathNode && (r.Operator() == selection.Equals || r.Operator() == selection.DoubleEquals || r.Operator() == selection.In) && one && value == node && r.Values().Len() == 1 {
 			return authorizer.DecisionAllow, "", nil
 		}
 	}
 	if a.GetVerb() != "get" || a.GetName() == "" {
-		return authorizer.DecisionNoOpinion, "a node may only list and watch persistentvolumes with label selector " + storage.LocalPathNode + "=" + node, nil
+		return authorizer.DecisionNoOpinion, "a node may only list and watch persistentvolumes with label selector " + names.LocalPathNode + "=" + node, nil
 	}
 	pods, err := z.pods.OnNode(ctx, node, "")
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 	kubeletapis "k8s.io/kubelet/pkg/apis"
 
+	"github.com/clusterd/clusterd/apis/names"
 	"github.com/clusterd/clusterd/apis/server/auth"
-	"github.com/clusterd/clusterd/apis/storage"
 )
 
 // restrictedLabels is the label domain by which administrators keep workloads
@@ -202,18 +202,18 @@ func bound(node string, pod *corev1.Pod, a admission.Attributes, verb string) er
 func folder(node string, a admission.Attributes) error {
 	old, wasOK := a.GetOldObject().(*corev1.PersistentVolume)
 	obj, ok := a.GetObject().(*corev1.PersistentVolume)
-	if a.GetOperation() != admission.Update || a.GetSubresource() != "" || !ok || !wasOK || old.Labels[storage.LocalPathNode] != node {
+	if a.GetOperation() != admission.Update || a.GetSubresource() != "" || !ok || !wasOK || old.Labels[names.LocalPathNode] != node {
 		return refuse(a, "node %q may only update volumes that are folders of its own", node)
 	}
 	was, is := old.DeepCopy(), obj.DeepCopy()
 	for _, v := range []*corev1.PersistentVolume{was, is} {
 		v.ManagedFields, v.ResourceVersion, v.Generation = nil, "", 0
-		delete(v.Annotations, storage.LocalPathMade)
+		delete(v.Annotations, names.LocalPathMade)
 		if len(v.Annotations) == 0 {
 			v.Annotations = nil
 		}
 	}
-	gone := slices.DeleteFunc(slices.Clone(was.Finalizers), func(f string) bool { return f == storage.LocalPathFinalizer })
+	gone := slices.DeleteFunc(slices.Clone(was.Finalizers), func(f string) bool { return f == names.LocalPathFinalizer })
 	if old.DeletionTimestamp != nil && slices.Equal(is.Finalizers, gone) {
 		was.Finalizers, is.Finalizers = nil, nil
 	}

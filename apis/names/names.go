@@ -1,0 +1,59 @@
+// Package names is the register of what clusterd calls by names of its own in
+// objects: annotations, labels, finalizers and the like. All have one prefix.
+// docs/names.md is printed from it; a test holds both together, and finds names
+// with the prefix that are written anywhere else.
+package names
+
+import "strings"
+
+// Prefix of every name. Nobody can own a domain below .local.
+const Prefix = "clusterd.local/"
+
+// The names. All says what each is for.
+const (
+	ExplainScheduling    = Prefix + "explain-scheduling"
+	SingleProcessOOMKill = Prefix + "single-process-oom-kill"
+	SSLRedirect          = Prefix + "ssl-redirect"
+	IngressController    = Prefix + "ingress"
+	LocalPathProvisioner = Prefix + "local-path"
+	LocalPathNode        = Prefix + "local-path-node"
+	LocalPathFinalizer   = Prefix + "local-path-folder"
+	LocalPathMade        = Prefix + "local-path-made"
+	LocalPathRoot        = Prefix + "local-path-root"
+	AutoscalingV2        = Prefix + "autoscaling-v2"
+	TokenKey             = Prefix + "token-key"
+)
+
+// Name is one row of the register.
+type Name struct {
+	Name string
+	Kind string // "annotation", "label", "finalizer", or the field that holds it
+	On   string // kinds of objects
+	By   string // who writes it: "users" or a part of clusterd
+	For  string // what it does
+}
+
+// All are the names, those for users first.
+var All = []Name{
+	{ExplainScheduling, "annotation", "Pod", "users", "on a pod that waits: its condition PodScheduled and its events say of each node all that is in the way; `false` switches it off"},
+	{SingleProcessOOMKill, "annotation", "Pod", "users", "names of containers, separated by commas, of which only one process dies when their memory is used up"},
+	{SSLRedirect, "annotation", "Ingress", "users", "`false`: plain requests for a host with TLS are answered, not sent to https"},
+	{IngressController, "`spec.controller`", "IngressClass", "users", "Ingresses of the class are served by clusterd's proxy"},
+	{LocalPathProvisioner, "`provisioner`", "StorageClass", "users", "claims of the class get folders of a node's disk"},
+	{LocalPathNode, "label", "PersistentVolume", "leader", "the node that has the volume's folder"},
+	{LocalPathFinalizer, "finalizer", "PersistentVolume", "leader", "stays until the node has removed the folder"},
+	{LocalPathMade, "annotation", "PersistentVolume", "the node", "when the folder was made: if it is missing after that, data is lost"},
+	{LocalPathRoot, "annotation", "Node", "the node", "the folder that holds those of its volumes"},
+	{AutoscalingV2, "annotation", "HorizontalPodAutoscaler in autoscaling/v1", "API server", "what that version has no field for, so that nothing is lost when it is written back"},
+	{TokenKey, "`type`", "Secret", "API server", "the keys that sign service accounts' tokens"},
+}
+
+// Table is the register as a table of Markdown.
+func Table() string {
+	var b strings.Builder
+	b.WriteString("| name | what | on | written by | what for |\n|---|---|---|---|---|\n")
+	for _, n := range All {
+		b.WriteString("| `" + n.Name + "` | " + strings.Join([]string{n.Kind, n.On, n.By, n.For}, " | ") + " |\n")
+	}
+	return b.String()
+}
