@@ -38,7 +38,7 @@ type node struct {
 	net   *podnet.Network
 	over  *overlay.Mesh
 	kept  *nft.Tables
-	nft   *nft.Filter
+	nft   *nft.Keeper
 	rules nft.Ruleset
 	pool  *ipam.Pool
 	pods  *netns.Dir
@@ -58,16 +58,13 @@ func newNode(t *testing.T, addr, cidr string) *node {
 		if n.over, err = overlay.OpenMesh(overlay.MeshConfig{Kernel: n.kept}); err != nil {
 			return err
 		}
-		if n.nft, err = nft.Open(nft.Config{}); err != nil {
-			return err
-		}
+		n.nft = nft.NewKeeper(nft.KeeperConfig{Kernel: n.kept})
 		return errors.Join(sysctl.Set(sysctl.Router()), sysctl.SetPresent(sysctl.Bridge()))
 	})
 	t.Cleanup(func() {
 		n.net.Close()
 		n.over.Close()
 		_ = n.kept.Close()
-		_ = n.nft.Close()
 	})
 	var err error
 	if n.pods, err = netns.Open(filepath.Join(n.state, "netns")); err != nil {
@@ -84,10 +81,20 @@ func newNode(t *testing.T, addr, cidr string) *node {
 		Forward:    []netip.Prefix{netip.MustParsePrefix(clusterCIDR)},
 		Masquerade: []nft.Masquerade{{From: n.cidr, Except: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}}},
 	}
-	if err = n.nft.Apply(n.rules); err != nil {
+	n.filter(t, n.rules)
+	return n
+}
+
+// filter gives the packet filter the rules.
+func (n *node) filter(t *testing.T, r nft.Ruleset) {
+	t.Helper()
+	table, err := r.Table(nft.DefaultTable)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return n
+	if err := n.nft.Set(table); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (n *node) gateway() netip.Addr { return n.cidr.Addr().Next() }
@@ -309,9 +316,7 @@ func (n *node) publish(t *testing.T, ports ...nft.Publish) {
 	n.ns.Do(func() error { return sysctl.Set(map[string]string{"net.ipv4.conf.pods0.route_localnet": "1"}) })
 	r := n.rules
 	r.Publish, r.Inside = ports, nft.Inside{Range: n.cidr, Interface: "pods0"}
-	if err := n.nft.Apply(r); err != nil {
-		t.Fatal(err)
-	}
+	n.filter(t, r)
 }
 
 // takeDown removes what the node made and checks that nothing is left.
@@ -336,7 +341,7 @@ func (n *node) takeDown(t *testing.T) {
 		if err := n.over.CleanUp(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if err := n.nft.CleanUp(); err != nil {
+		if err := n.nft.CleanUp(nft.Table{Name: nft.DefaultTable}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -355,8 +360,10 @@ func (n *node) takeDown(t *testing.T) {
 	if routes, err := n.over.List(); err != nil || len(routes) > 0 {
 		t.Errorf("routes left: %v, %v", routes, err)
 	}
-	if rules, err := n.nft.List(); err != nil || len(rules) > 0 {
-		t.Errorf("rules left: %v, %v", rules, err)
+	if table, err := n.rules.Table(nft.DefaultTable); err != nil {
+		t.Error(err)
+	} else if have, err := n.kept.Read(table, true); err != nil || have.Whole {
+		t.Errorf("rules left: %+v, %v", have, err)
 	}
 	if names, err := n.pods.List(); err != nil || len(names) > 0 {
 		t.Errorf("namespaces left: %v, %v", names, err)

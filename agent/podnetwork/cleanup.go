@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/clusterd/clusterd/netsetup/nft"
 )
 
 // CleanUp removes everything a Network of that configuration made, in the
@@ -26,7 +28,7 @@ func CleanUp(ctx context.Context, cfg Config) error {
 			errs = append(errs, fmt.Errorf("namespace %s: %w", name, err))
 		}
 	}
-	errs = append(errs, n.links.CleanUp(n.cfg.Bridge), n.routes.CleanUp(ctx), n.filter.CleanUp(), n.frames.CleanUp())
+	errs = append(errs, n.links.CleanUp(n.cfg.Bridge), n.routes.CleanUp(ctx), n.filter.CleanUp(nft.Table{Name: nft.DefaultTable}), n.frames.CleanUp())
 	return errors.Join(errs...)
 }
 
@@ -34,6 +36,5 @@ func CleanUp(ctx context.Context, cfg Config) error {
 func (n *Network) close() {
 	n.links.Close()
 	n.routes.Close()
-	_ = n.filter.Close()
 	_ = n.tables.Close()
 }

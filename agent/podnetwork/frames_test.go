@@ -111,11 +111,16 @@ func TestRootRulesComeBack(t *testing.T) {
 	want := nft.Ruleset{Forward: []netip.Prefix{own}, Masquerade: []nft.Masquerade{{From: own, Except: []netip.Prefix{own}}}}
 	check := func(events int) {
 		t.Helper()
-		if err := n.checkRules(); err != nil {
+		if err := n.filter.Check(); err != nil {
 			t.Fatal(err)
 		}
-		if holds, err := n.filter.Holds(want); err != nil || !holds {
-			t.Errorf("the rules are not there: %v", err)
+		table, err := want.Table(nft.DefaultTable)
+		if err != nil {
+			t.Fatal(err)
+		}
+		have, err := n.tables.Read(table, true)
+		if c := nft.Diff(have, table); err != nil || !have.Whole || !c.Empty() {
+			t.Errorf("the rules are not there: %+v, %v", have, err)
 		}
 		if len(told) != events {
 			t.Errorf("told: %q, want %d", told, events)
@@ -125,12 +130,16 @@ func TestRootRulesComeBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	check(0)
-	if err := n.filter.CleanUp(); err != nil {
+	if err := n.tables.Delete(nft.Table{Name: nft.DefaultTable}); err != nil {
 		t.Fatal(err)
 	}
 	check(1)
 	check(1)
-	if err := n.filter.Apply(nft.Ruleset{Forward: want.Forward}); err != nil {
+	fewer, err := nft.Ruleset{Forward: want.Forward}.Table(nft.DefaultTable)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.tables.Replace(fewer); err != nil {
 		t.Fatal(err)
 	}
 	check(2)

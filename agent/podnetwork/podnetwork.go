@@ -86,8 +86,9 @@ type Network struct {
 	spaces *netns.Dir
 	links  *podnet.Network
 	routes *overlay.Mesh
-	filter *nft.Filter
 	tables *nft.Tables
+	// filter keeps the rules of the nodes and of the published ports.
+	filter *nft.Keeper
 	// frames holds what each pod's port may send: nothing that bears another's
 	// address gets past it.
 	frames *antispoof.Guard
@@ -96,12 +97,10 @@ type Network struct {
 	looking sync.RWMutex
 	taken   chan struct{} // holds one: a pod has asked for a network, see ready.go
 
-	portMu sync.Mutex // guards ports, rules, own, rulesGen, and the file of the ports
+	portMu sync.Mutex // guards ports, rules, own, and the file of the ports
 	ports  map[string]podsPorts
 	rules  nft.Ruleset // of the nodes, without the ports
 	own    netip.Prefix
-	// rulesGen is the packet filter's generation at the last look at the rules.
-	rulesGen uint32
 
 	mu      sync.Mutex // guards all below
 	cidr    netip.Prefix
@@ -144,19 +143,14 @@ func New(cfg Config) (*Network, error) {
 	if n.links, err = podnet.Open(podnet.Config{Logger: cfg.Logger}); err != nil {
 		return nil, fmt.Errorf("pod network: %w", err)
 	}
-	if n.filter, err = nft.Open(nft.Config{}); err != nil {
-		n.links.Close()
-		return nil, fmt.Errorf("pod network: %w", err)
-	}
 	if n.tables, err = nft.OpenTables(); err != nil {
 		n.links.Close()
-		_ = n.filter.Close()
 		return nil, fmt.Errorf("pod network: %w", err)
 	}
+	n.filter = nft.NewKeeper(nft.KeeperConfig{Kernel: n.tables, Logger: cfg.Logger, Repaired: cfg.Repaired})
 	n.routes, err = overlay.OpenMesh(overlay.MeshConfig{Config: overlay.Config{Logger: cfg.Logger}, Kernel: n.tables, Repaired: cfg.Repaired})
 	if err != nil {
 		n.links.Close()
-		_ = n.filter.Close()
 		_ = n.tables.Close()
 		return nil, fmt.Errorf("pod network: %w", err)
 	}
@@ -178,7 +172,7 @@ func (n *Network) Run(ctx context.Context) error {
 	defer wg.Wait()
 	wg.Go(func() { n.frames.Run(ctx) })
 	wg.Go(func() { n.routes.Run(ctx) })
-	wg.Go(func() { n.watchRules(ctx) })
+	wg.Go(func() { n.filter.Run(ctx) })
 	if n.cfg.Ready > 0 {
 		wg.Go(func() { n.keepReady(ctx) })
 	}

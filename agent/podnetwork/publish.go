@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/durable"
@@ -110,59 +109,20 @@ func (n *Network) filterPorts() error {
 	if !n.own.IsValid() {
 		return nil // before the node has a range, nothing is inside
 	}
-	r := n.ruleset()
+	r := withPorts(n.rules, nft.Inside{Range: n.own, Interface: n.cfg.Bridge}, n.ports)
 	if len(r.Publish) > 0 {
 		if err := sysctl.Set(map[string]string{"net.ipv4.conf." + n.cfg.Bridge + ".route_localnet": "1"}); err != nil {
 			return fmt.Errorf("kernel switches: %w", err)
 		}
 	}
-	if err := n.filter.Apply(r); err != nil {
+	table, err := r.Table(nft.DefaultTable)
+	if err == nil {
+		err = n.filter.Set(table)
+	}
+	if err != nil {
 		return fmt.Errorf("packet filter: %w", err)
 	}
 	return nil
-}
-
-// ruleset is what the packet filter is to hold. The caller holds portMu.
-func (n *Network) ruleset() nft.Ruleset {
-	return withPorts(n.rules, nft.Inside{Range: n.own, Interface: n.cfg.Bridge}, n.ports)
-}
-
-// watchRules puts right what others change of the rules, until ctx ends.
-func (n *Network) watchRules(ctx context.Context) {
-	tick := time.NewTicker(nft.KeeperPeriod)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			if err := n.checkRules(); err != nil {
-				n.cfg.Logger.Warn("rules of the packet filter are not as they should be", "err", err)
-			}
-		}
-	}
-}
-
-// checkRules puts right what others changed of the rules. It is a look at one
-// number while nobody changes a rule of any table.
-func (n *Network) checkRules() error {
-	n.portMu.Lock()
-	defer n.portMu.Unlock()
-	gen, err := n.tables.Generation()
-	if err != nil || gen == n.rulesGen || !n.own.IsValid() {
-		return err
-	}
-	holds, err := n.filter.Holds(n.ruleset())
-	if err == nil && !holds {
-		if err = n.filterPorts(); err == nil {
-			n.cfg.Logger.Warn("rules of the packet filter were changed by somebody else and are put right", "table", nft.DefaultTable)
-			n.cfg.Repaired(nft.DefaultTable, "its rules were gone or others")
-		}
-	}
-	if err == nil {
-		n.rulesGen = gen // one that was ours costs a look more
-	}
-	return err
 }
 
 // withPorts adds the published ports to the rules, those of one address

@@ -55,9 +55,10 @@ func NewKeeper(cfg KeeperConfig) *Keeper {
 func (k *Keeper) Set(want Table) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	first := !k.set
+	// Other definitions are another table: it is made anew as a whole.
+	anew := !k.set || !k.have.Whole || want.fingerprint() != k.want.fingerprint()
 	k.want, k.set = want, true
-	if first || !k.have.Whole {
+	if anew {
 		_, err := k.restore()
 		return err
 	}

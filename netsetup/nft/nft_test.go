@@ -1,13 +1,13 @@
 package nft
 
 import (
-	"errors"
 	"flag"
 	"net/netip"
 	"os"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/clusterd/clusterd/netsetup/netnstest"
 )
@@ -55,83 +55,84 @@ func TestInvalidRangesAreRefused(t *testing.T) {
 		"from":           {Masquerade: []Masquerade{{}}},
 		"mixed families": {Masquerade: []Masquerade{{From: prefixes("10.0.0.0/8")[0], Except: prefixes("fd00::/8")}}},
 	} {
-		if err := new(Fake).Apply(r); err == nil {
+		if _, err := r.Table(DefaultTable); err == nil {
 			t.Errorf("%s: passed", name)
 		}
 	}
 }
 
-// filter is what both the kernel and the fake do.
-type filter interface {
-	Apply(Ruleset) error
-	List() ([]string, error)
-	CleanUp() error
+// published is sample with a port of the node that leads inside: it has more
+// base chains.
+func published() Ruleset {
+	r := sample()
+	r.Inside = Inside{Range: prefixes("10.42.1.0/24")[0], Interface: "pods0"}
+	r.Publish = []Publish{{Protocol: "tcp", Port: 80, To: netip.MustParseAddrPort("10.42.1.2:8080")}}
+	return r
 }
 
-// suite holds for both twins.
-func suite(t *testing.T, f filter) {
+// suite keeps rulesets in a kernel, or its twin, by a Keeper.
+func suite(t *testing.T, kernel TableKernel) {
 	t.Helper()
-	want := []string{
-		"forward: ip saddr 10.42.0.0/16 accept",
-		"forward: ip daddr 10.42.0.0/16 accept",
-		"forward: ip6 saddr fd42::/48 accept",
-		"forward: ip6 daddr fd42::/48 accept",
-		"postrouting: ip saddr 10.42.1.0/24 ip daddr 10.42.0.0/16 return",
-		"postrouting: ip saddr 10.42.1.0/24 ip daddr 224.0.0.0/4 return",
-		"postrouting: ip saddr 10.42.1.0/24 masquerade",
-		"postrouting: ip6 saddr fd42:0:0:1::/64 ip6 daddr fd42::/48 return",
-		"postrouting: ip6 saddr fd42:0:0:1::/64 masquerade",
-	}
-	expect := func(want []string) {
+	var repaired []string
+	k := NewKeeper(KeeperConfig{Kernel: kernel, Repaired: func(_, what string) { repaired = append(repaired, what) }})
+	table := func(r Ruleset) Table {
 		t.Helper()
-		got, err := f.List()
+		table, err := r.Table(DefaultTable)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if d := cmp.Diff(want, got); d != "" {
-			t.Fatal(d)
-		}
+		return table
 	}
-	if err := f.CleanUp(); err != nil {
-		t.Fatalf("clean up of nothing: %v", err)
-	}
-	expect(nil)
-	for range 2 { // twice is once
-		if err := f.Apply(sample()); err != nil {
+	set := func(r Ruleset) {
+		t.Helper()
+		if err := k.Set(table(r)); err != nil {
 			t.Fatal(err)
 		}
-		expect(want)
+		have, err := kernel.Read(table(r), true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range table(r).Chains {
+			if d := cmp.Diff(c.Comments(), have.Chains[c.Name], cmpopts.EquateEmpty()); d != "" {
+				t.Errorf("chain %s (-want +got):\n%s", c.Name, d)
+			}
+		}
+		if !have.Whole || len(repaired) > 0 {
+			t.Errorf("whole %t, repaired %q", have.Whole, repaired)
+		}
+		// What the Keeper did itself is nobody else's change.
+		if err := k.Check(); err != nil || len(repaired) > 0 {
+			t.Errorf("the next look: %v, repaired %q", err, repaired)
+		}
 	}
-	if err := f.Apply(Ruleset{Forward: []netip.Prefix{{}}}); err == nil {
-		t.Fatal("an invalid ruleset passed")
+	for _, r := range []Ruleset{sample(), sample(), published(), {Forward: prefixes("10.42.0.0/16")}, published(), sample()} {
+		set(r)
 	}
-	expect(want)
-	if err := f.Apply(Ruleset{Forward: prefixes("10.42.0.0/16")}); err != nil {
+	if err := kernel.Delete(table(sample())); err != nil {
 		t.Fatal(err)
 	}
-	expect(want[:2])
-	if err := f.CleanUp(); err != nil {
-		t.Fatal(err)
+	if err := k.Check(); err != nil || len(repaired) != 1 {
+		t.Errorf("the table was gone: %v, repaired %q", err, repaired)
 	}
-	expect(nil)
-}
-
-func TestFake(t *testing.T) {
-	suite(t, new(Fake))
-	broken := &Fake{Err: errors.New("no kernel")}
-	if err := broken.Apply(sample()); !errors.Is(err, broken.Err) || broken.Applied() != 0 {
-		t.Fatalf("got %v, applied %d", err, broken.Applied())
+	for range 2 {
+		if err := k.CleanUp(table(sample())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if have, err := kernel.Read(table(sample()), true); err != nil || have.Whole {
+		t.Errorf("after the clean-up: %+v, %v", have, err)
 	}
 }
 
-func TestRootKernel(t *testing.T) {
+func TestRulesetFake(t *testing.T) { suite(t, new(FakeTables)) }
+
+func TestRootRulesetKernel(t *testing.T) {
 	netnstest.NeedRoot(t)
-	ns := netnstest.New(t)
-	var f *Filter
-	ns.Do(func() (err error) {
-		f, err = Open(Config{})
+	var tables *Tables
+	netnstest.New(t).Do(func() (err error) {
+		tables, err = OpenTables()
 		return err
 	})
-	defer func() { _ = f.Close() }()
-	suite(t, f)
+	defer func() { _ = tables.Close() }()
+	suite(t, tables)
 }

@@ -46,7 +46,7 @@ type Masquerade struct {
 }
 
 // Text renders the ruleset as nft(8) would take it: for people, logs and
-// golden files. It is made of the same rules that Apply sends to the kernel.
+// golden files. It is made of the same rules as Table.
 func (r Ruleset) Text(table string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "table inet %s {\n", table)
@@ -64,15 +64,25 @@ func (r Ruleset) Text(table string) string {
 	return b.String()
 }
 
-// lines are the rules as Filter.List gives them.
-func (r Ruleset) lines() (lines []string) {
-	for _, c := range compile(r) {
-		for _, rule := range c.rules {
-			lines = append(lines, c.name+": "+rule.String())
-		}
+// Table is the ruleset as a table, for a Keeper. It refuses what cannot be turned
+// into rules.
+func (r Ruleset) Table(name string) (Table, error) {
+	if err := r.check(); err != nil {
+		return Table{}, err
 	}
-	return lines
+	t := Table{Name: name}
+	for _, c := range compile(r) {
+		k := Chain{Name: c.name, Type: c.kind, Hook: c.hook, Priority: priorities[c.priority]}
+		for _, rule := range c.rules {
+			k.Rules = append(k.Rules, Rule{{rule.String(), rule.exprs()}})
+		}
+		t.Chains = append(t.Chains, k)
+	}
+	return t, nil
 }
+
+// priorities by their names in nft(8).
+var priorities = map[string]int{"raw": -300, "dstnat": -100, "filter": 0, "srcnat": 100}
 
 // check refuses what cannot be turned into rules.
 func (r Ruleset) check() error {
