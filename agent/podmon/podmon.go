@@ -50,7 +50,7 @@ const (
 
 	keeperLockName = "keeper.lock"
 	pidName        = "podmon.pid"      // for people and tests; nothing relies on it
-	liveDir        = "live"            // a tmpfs: what tells of processes
+	liveDir        = "live"            // a tmpfs: the state of processes
 	sandboxesDir   = "live/sandboxes"  // <id>/sandbox.json, <id>/shm
 	containerDir   = "live/containers" // <id>/container.json, <id>/stdin, stdout, stderr (FIFOs)
 	runcStateDir   = "live/state"      // libcontainer's own
@@ -132,7 +132,7 @@ func New(cfg Config) (_ *Supervisor, err error) {
 	if err := makeDirs(cfg.Dir, sandboxesDir, containerDir, runcStateDir); err != nil {
 		return nil, err
 	}
-	if err := checkState(cfg.Dir); err != nil { // dropping it would end what it tells of
+	if err := checkState(cfg.Dir); err != nil { // dropping it would end the containers it describes
 		return nil, err
 	}
 	if _, err := cgroupHierarchies(); err != nil { // no container could be made, limited or ended

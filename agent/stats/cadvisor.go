@@ -108,7 +108,7 @@ func (r Containers) Collect(ch chan<- prometheus.Metric) {
 	r.disks.keep(alive)
 }
 
-// machine tells of the whole.
+// machine gives the figures of the whole machine.
 func (r Containers) machine(ch chan<- prometheus.Metric) {
 	n := r.c.node()
 	root := []string{"", "/", "", "", "", ""}
@@ -140,7 +140,7 @@ func (r Containers) machine(ch chan<- prometheus.Metric) {
 	sendNetwork(ch, "/proc/net/dev", root)
 }
 
-// pod tells of a pod and its containers.
+// pod gives the figures of a pod and its containers.
 func (r Containers) pod(ctx context.Context, ch chan<- prometheus.Metric, p Pod, alive map[string]bool) {
 	labels := []string{"", p.Cgroup, "", "", p.Namespace, p.Name}
 	if !r.cgroup(ch, p.Cgroup, p.Started, labels) {

@@ -250,8 +250,8 @@ func summary(fields []fieldChange, secret, all bool) string {
 	return strings.Join(texts, "; ")
 }
 
-// whoMade names who made a change: whom the server has recorded, and the field
-// manager where that says more, such as the name a CI job gives itself.
+// whoMade names who made a change: the user that the server recorded, and the
+// field manager where that says more, such as the name a CI job gives itself.
 func whoMade(c past.Change, before, after *unstructured.Unstructured) string {
 	manager := ""
 	if c.Type != past.Deleted {

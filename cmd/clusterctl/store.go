@@ -63,9 +63,9 @@ func newStoreStatusCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 	return cmd
 }
 
-// storeTable shows whatever the server tells of its store, in the server's
-// order, so that a newer server may tell more: scalars as lines, lists of
-// objects as tables.
+// storeTable shows every field of the server's answer about its store, in the
+// server's order, so that a newer server may send more: scalars as lines, lists
+// of objects as tables.
 func storeTable(w io.Writer, raw json.RawMessage) error {
 	fields, err := fieldsOf(raw)
 	if err != nil {

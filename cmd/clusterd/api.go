@@ -88,7 +88,7 @@ func (a *clusterAPI) roll(ctx context.Context, status raftstore.Status) ([]join.
 	return records, nil
 }
 
-// memberView is a Member with what it told of its store.
+// memberView is a Member with its answer about its store.
 type memberView struct {
 	v1.Member
 	store *raftstore.Status

@@ -9,8 +9,8 @@ import (
 	"github.com/clusterd/clusterd/raftstore"
 )
 
-// storeView is one server's store in the answer about all of them. What a
-// server that does not answer would have told is nil.
+// storeView is one server's store in the answer about all of them. For a server
+// that does not answer the pointers are nil.
 type storeView struct {
 	Name     string  `json:"name"`
 	Role     string  `json:"role"`
@@ -28,8 +28,8 @@ type storeView struct {
 	Watchers     *int    `json:"watchers"`
 }
 
-// getStore tells of this node's store, and what the others tell of theirs. It
-// works without a leader.
+// getStore answers with the state of this node's store and of the others', which
+// it asks. It works without a leader.
 func (a *clusterAPI) getStore(w http.ResponseWriter, r *http.Request) {
 	answer := struct {
 		raftstore.Status

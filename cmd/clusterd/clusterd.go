@@ -54,7 +54,7 @@ type Main struct {
 	store   *raftstore.Store
 	api     *server.Server
 	images  *image.Store
-	// budget bounds the store's writers; nil: nobody is bounded.
+	// budget bounds the store's writers; nil: they are not bounded.
 	budget *budget.Budget
 	// heldBack has why a writer begins to be held back.
 	heldBack chan string
@@ -448,7 +448,7 @@ func (m *Main) keepPeers(ctx context.Context) error {
 	written := m.dir.readPeers()
 	for {
 		changed := m.members.Changed()
-		// A node that sees nobody keeps what it knew.
+		// A node that sees no other member keeps the list it has.
 		if alive := m.alive(); len(alive) > 0 {
 			peers := keptPeers(alive, written, m.rights.revoked)
 			if !slices.Equal(peers, written) {

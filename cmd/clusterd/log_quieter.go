@@ -19,8 +19,8 @@ var clientsDoing = map[string]bool{
 	"Unable to authenticate the request":         true,
 }
 
-// toNobody reports whether a record tells of an answer whose client had gone
-// before it was written, or of a request that ended with its client. A server
+// toNobody reports whether a record is about an answer whose client had gone
+// before it was written, or about a request that ended with its client. A server
 // that stops has many of them.
 func toNobody(r slog.Record) (is bool) {
 	if r.Message != "Unhandled Error" {

@@ -13,8 +13,8 @@ import (
 )
 
 // newPolicies opens what puts network policies into force on this node. closing
-// gives the sockets back; the rules stay. repaired is
-// told when others' changes of the rules were undone.
+// gives the sockets back; the rules stay. repaired is called when others' changes
+// of the rules were undone.
 func newPolicies(cfg Config, log *slog.Logger, client kubernetes.Interface, repaired func(table, what string)) (_ *netpol.Manager, closing func(), err error) {
 	tables, err := nft.OpenTables()
 	if err != nil {

@@ -21,17 +21,17 @@ import (
 	"github.com/clusterd/clusterd/raftstore"
 )
 
-// rights knows whose key was taken away. It is made before the store is open,
-// and until then nobody's was.
+// rights knows which members' keys were revoked. It is made before the store is
+// open, and until then none is.
 type rights struct {
 	self  string // this member's id
 	store atomic.Pointer[raftstore.Store]
 
 	mu      sync.Mutex
-	removed map[string]join.Removal // of servers, as keepRights heard of them
+	removed map[string]join.Removal // of servers, as keepRights read them
 }
 
-// note keeps what agents are told of removed servers.
+// note keeps a removed server for the list that agents get.
 func (r *rights) note(id string, why join.Removal) {
 	if !why.TellAgents(time.Now()) {
 		return

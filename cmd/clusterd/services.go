@@ -17,8 +17,8 @@ import (
 const podBridge = "clusterd0"
 
 // newServiceProxy opens what makes Services answer on this node. closing gives
-// the sockets back; the rules stay. repaired is told when others' changes of the
-// rules were undone.
+// the sockets back; the rules stay. repaired is called when others' changes of
+// the rules were undone.
 func newServiceProxy(cfg Config, log *slog.Logger, client kubernetes.Interface, repaired func(table, what string)) (_ *service.Proxy, closing func(), err error) {
 	var undo []func()
 	closing = func() {

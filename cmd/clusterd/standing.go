@@ -42,7 +42,7 @@ const (
 	standingPatience = 3 * time.Second
 )
 
-// keepStanding finds out why nobody speaks to this node: with no leader, or
+// keepStanding finds out why no member answers this node: without a leader, or
 // when a member has refused it, it asks the others what they know of it.
 func (m *Main) keepStanding(ctx context.Context) error {
 	tick := time.NewTicker(standingPeriod)

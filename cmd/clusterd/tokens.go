@@ -46,7 +46,7 @@ func (m *Main) printJoinLines(ctx context.Context, out io.Writer, ttl time.Durat
 	return nil
 }
 
-// joinCommand is the line another machine is told to run.
+// joinCommand is the command line that makes another machine join.
 func joinCommand(server netip.AddrPort, token pki.Token) string {
 	return fmt.Sprintf("clusterd join %s --token %s", server, token)
 }

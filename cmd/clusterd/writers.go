@@ -10,8 +10,8 @@ import (
 	"github.com/clusterd/clusterd/raftstore"
 )
 
-// newBudget bounds the writers of the store; nil where nobody is bounded. It
-// exists before the store, whose log it hears of from its first entry on.
+// newBudget bounds the writers of the store; nil where they are not bounded. It is
+// made before the store, so that it sees the log from its first entry on.
 func (m *Main) newBudget(l storeLimits) *budget.Budget {
 	if l.writerWindow == 0 {
 		return nil

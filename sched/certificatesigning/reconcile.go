@@ -14,8 +14,8 @@ const (
 	// maxLifetime is how long a certificate is good for at most, and unless the
 	// request says otherwise.
 	maxLifetime = 365 * 24 * time.Hour
-	// pendingFor and decidedFor are how long a request is kept that nobody
-	// decided on, and one that was decided on: upstream's times.
+	// pendingFor and decidedFor are how long a request is kept that is pending, and
+	// one that was approved or denied: upstream's times.
 	pendingFor = 24 * time.Hour
 	decidedFor = time.Hour
 )

@@ -68,8 +68,8 @@ func (g *graph) ring(o *object) map[types.UID]bool {
 	return seen
 }
 
-// graph holds every object that informers show, and who depends on whom. It is
-// a cache: nothing is deleted on its word alone.
+// graph holds every object that informers show, with its owners and dependents.
+// It is a cache: the API is asked before anything is deleted.
 type graph struct {
 	mu         sync.RWMutex // guards below
 	objects    map[types.UID]*object

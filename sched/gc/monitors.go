@@ -108,8 +108,8 @@ func (m *monitors) run(ctx context.Context) error {
 	return nil
 }
 
-// watchFailed tells of watches that failed, but of kinds that are served no
-// more: those are stopped when discovery says so, too.
+// watchFailed logs that a watch failed, unless its kind is no longer served: such
+// watches are stopped when discovery says so.
 func (m *monitors) watchFailed(ctx context.Context, r *cache.Reflector, err error) {
 	if !apierrors.IsNotFound(err) {
 		cache.DefaultWatchErrorHandler(ctx, r, err)

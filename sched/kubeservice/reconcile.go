@@ -49,7 +49,7 @@ func fix(s *corev1.Service) *corev1.Service {
 	return want
 }
 
-// server is what a node tells of its API server.
+// server is the API server of a node, as its Node object describes it.
 type server struct {
 	name  string
 	addr  netip.AddrPort

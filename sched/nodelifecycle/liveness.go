@@ -12,7 +12,7 @@ import (
 	"github.com/clusterd/clusterd/sched/loop"
 )
 
-// Liveness tells of nodes that seem dead; see sched.Liveness.
+// Liveness reports nodes that seem dead; see sched.Liveness.
 type Liveness interface {
 	Suspects() <-chan string
 	Confirm(ctx context.Context, node string) error

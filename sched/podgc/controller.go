@@ -27,8 +27,8 @@ import (
 const (
 	// every is how often all pods are looked over.
 	every = 20 * time.Second
-	// quarantine is how long a node must be missing before pods that nobody
-	// deleted are lost with it: it may be about to register.
+	// quarantine is how long a node must be missing before its pods count as lost
+	// with it: it may be about to register.
 	quarantine = 40 * time.Second
 	// maxFinished is how many finished pods are kept.
 	maxFinished = 12500

@@ -11,9 +11,9 @@ import (
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 )
 
-// Cluster is what a member's API tells of the cluster.
+// Cluster is the cluster as a member's API shows it.
 type Cluster struct {
-	// Err: the API did not answer, or not all of it; what it told is judged.
+	// Err: the API did not answer, or not all of it; what there is of the answer is judged.
 	Err     error
 	Members v1.MemberList
 	Store   Store

@@ -22,7 +22,7 @@ import (
 	"github.com/clusterd/clusterd/netsetup/nft"
 )
 
-// Ask is what a look is told.
+// Ask says what to look at.
 type Ask struct {
 	Name    string
 	Addr    netip.AddrPort
