@@ -6,14 +6,12 @@ import (
 	"github.com/clusterd/clusterd/agent/agenttest"
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/clusterd/clusterd/agent/runtime/runtimetest"
-	"github.com/clusterd/clusterd/e2e/features"
 )
 
 // TestTwin: a runtime that lives in memory keeps the same contract. So what a
 // sandbox is made of is the runtime's own matter; agent/pod's tests run whole
 // pods on this one.
 func TestTwin(t *testing.T) {
-	features.ShowsWithDoubles(t, 261)
 	runtimetest.Run(t, func(t *testing.T) runtimetest.Harness {
 		r := agenttest.NewRuntime()
 		r.StartErr = func(c api.Container) (string, error) {
