@@ -1,0 +1,163 @@
+// Package podresources tells programs of this machine which resources its
+// containers have for themselves, at the socket and by the protocol of a
+// kubelet (k8s.io/kubelet/pkg/apis/podresources/v1): monitors of devices, and
+// who places work by processors, read it. It only tells.
+package podresources
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/net/netutil"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// SocketName is the socket's name in its folder.
+const SocketName = "kubelet.sock"
+
+// Pod is a pod that has not ended.
+type Pod struct {
+	Namespace, Name string
+	Containers      []Container
+}
+
+// Container is one of its containers.
+type Container struct {
+	Name string
+	CPUs []int64 // processors that no other container runs on
+	// Memory is what is kept for it alone, by type ("memory", "hugepages-2Mi"),
+	// in bytes.
+	Memory map[string]uint64
+}
+
+// Config of a Server.
+type Config struct {
+	// Socket is the path to listen at; its folder is there. Required.
+	Socket string
+	// Pods are the node's, in the order in which they are told. Required.
+	Pods func() []Pod
+	// Known is closed once Pods knows all of them. Required.
+	Known <-chan struct{}
+	// CPUs are the processors that containers can have for themselves.
+	CPUs []int64
+	// Memory is what pods can have, by type, in bytes.
+	Memory func() map[string]uint64
+}
+
+// Server answers at the socket.
+type Server struct {
+	podresources.UnimplementedPodResourcesListerServer
+	cfg Config
+}
+
+// New checks the configuration. It starts nothing.
+func New(cfg Config) (*Server, error) {
+	if cfg.Socket == "" || cfg.Pods == nil || cfg.Known == nil || cfg.Memory == nil {
+		return nil, errors.New("podresources: Socket, Pods, Known and Memory are required")
+	}
+	return &Server{cfg: cfg}, nil
+}
+
+// Bounds of what one machine's programs can make the node do.
+const (
+	maxConnections = 64
+	maxStreams     = 16
+	maxRequest     = 64 << 10
+	stopPatience   = time.Second
+)
+
+// Run serves until ctx ends, and removes the socket.
+func (s *Server) Run(ctx context.Context) error {
+	// Of an agent that was killed; the data folder's lock says that none lives.
+	if err := os.Remove(s.cfg.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("podresources: %w", err)
+	}
+	// A socket's address has 107 bytes, and data folders may lie deep.
+	dir, err := os.Open(filepath.Dir(s.cfg.Socket))
+	if err != nil {
+		return fmt.Errorf("podresources: %w", err)
+	}
+	defer dir.Close()
+	ln, err := net.Listen("unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(s.cfg.Socket)))
+	if err != nil {
+		return fmt.Errorf("podresources: listen at %s: %w", s.cfg.Socket, err)
+	}
+	if err := os.Chmod(s.cfg.Socket, 0o600); err != nil {
+		ln.Close()
+		return fmt.Errorf("podresources: %w", err)
+	}
+	srv := grpc.NewServer(grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(maxRequest), grpc.ConnectionTimeout(10*time.Second))
+	podresources.RegisterPodResourcesListerServer(srv, s)
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(netutil.LimitListener(ln, maxConnections)) }()
+	select {
+	case err := <-done:
+		return fmt.Errorf("podresources: %w", err)
+	case <-ctx.Done():
+	}
+	late := time.AfterFunc(stopPatience, srv.Stop)
+	defer late.Stop()
+	srv.GracefulStop()
+	<-done
+	return nil
+}
+
+// pods waits until all are known.
+func (s *Server) pods(ctx context.Context) ([]Pod, error) {
+	select {
+	case <-s.cfg.Known:
+		return s.cfg.Pods(), nil
+	case <-ctx.Done():
+	case <-time.After(10 * time.Second):
+	}
+	return nil, status.Error(codes.Unavailable, "the node has just started and does not know its pods yet: try again")
+}
+
+// List implements podresources.PodResourcesListerServer.
+func (s *Server) List(ctx context.Context, _ *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+	pods, err := s.pods(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := &podresources.ListPodResourcesResponse{}
+	for _, p := range pods {
+		out.PodResources = append(out.PodResources, told(p))
+	}
+	return out, nil
+}
+
+// Get implements podresources.PodResourcesListerServer.
+func (s *Server) Get(ctx context.Context, q *podresources.GetPodResourcesRequest) (*podresources.GetPodResourcesResponse, error) {
+	pods, err := s.pods(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range pods {
+		if p.Namespace == q.GetPodNamespace() && p.Name == q.GetPodName() {
+			return &podresources.GetPodResourcesResponse{PodResources: told(p)}, nil
+		}
+	}
+	return nil, status.Errorf(codes.NotFound, "pod %s in namespace %s is not on this node", q.GetPodName(), q.GetPodNamespace())
+}
+
+// GetAllocatableResources implements podresources.PodResourcesListerServer.
+func (s *Server) GetAllocatableResources(context.Context, *podresources.AllocatableResourcesRequest) (*podresources.AllocatableResourcesResponse, error) {
+	return &podresources.AllocatableResourcesResponse{CpuIds: s.cfg.CPUs, Memory: memory(s.cfg.Memory())}, nil
+}
+
+func told(p Pod) *podresources.PodResources {
+	out := &podresources.PodResources{Name: p.Name, Namespace: p.Namespace}
+	for _, c := range p.Containers {
+		out.Containers = append(out.Containers, &podresources.ContainerResources{Name: c.Name, CpuIds: c.CPUs, Memory: memory(c.Memory)})
+	}
+	return out
+}
