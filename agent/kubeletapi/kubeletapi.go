@@ -89,41 +89,17 @@ func New(cfg Config) (*Server, error) {
 // Run serves until ctx ends. While another program has the port it says so in
 // the log, and tries again: the node does not depend on this.
 func (s *Server) Run(ctx context.Context) error {
-	for said := false; ; said = true {
-		ln, err := net.Listen("tcp", s.cfg.Addr.String())
-		if err == nil {
-			return s.serve(ctx, ln)
+	return listen(ctx, s.cfg.Addr, s.cfg.Logger, "the kubelet's port cannot be served: end what listens there, or give another --kubelet-port (0: none)", func(ln net.Listener) error {
+		srv := &http.Server{
+			Handler: s, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 90 * time.Second, MaxHeaderBytes: 64 << 10,
+			ErrorLog: slog.NewLogLogger(s.cfg.Logger.Handler(), slog.LevelDebug),
+			TLSConfig: &tls.Config{
+				MinVersion:     tls.VersionTLS13,
+				GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.cfg.Certificate(), nil },
+			},
 		}
-		if !said {
-			s.cfg.Logger.Warn("the kubelet's port cannot be served: end what listens there, or give another --kubelet-port (0: none)", "addr", s.cfg.Addr, "err", err)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(listenAgain):
-		}
-	}
-}
-
-func (s *Server) serve(ctx context.Context, ln net.Listener) error {
-	srv := &http.Server{
-		Handler: s, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 90 * time.Second, MaxHeaderBytes: 64 << 10,
-		ErrorLog: slog.NewLogLogger(s.cfg.Logger.Handler(), slog.LevelDebug),
-		TLSConfig: &tls.Config{
-			MinVersion:     tls.VersionTLS13,
-			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.cfg.Certificate(), nil },
-		},
-	}
-	done := make(chan error, 1)
-	go func() { done <- srv.ServeTLS(ln, "", "") }()
-	select {
-	case err := <-done:
-		return fmt.Errorf("kubeletapi: %w", err)
-	case <-ctx.Done():
-		_ = srv.Close()
-		<-done
-		return nil
-	}
+		return until(ctx, srv, func() error { return srv.ServeTLS(ln, "", "") })
+	})
 }
 
 // ServeHTTP answers a request whose user is known and may ask it.
