@@ -146,6 +146,14 @@ func (m *Manager) Release(uid string) error {
 	return m.save()
 }
 
+// Allocatable are the processors that can be given to one container alone.
+func (m *Manager) Allocatable() cpuset.CPUSet {
+	if m.cfg.Shared {
+		return cpuset.New()
+	}
+	return m.cfg.Topology.All().Difference(m.cfg.Reserved)
+}
+
 // Pods lists who has processors of their own.
 func (m *Manager) Pods() []string {
 	m.mu.Lock()

@@ -31,9 +31,11 @@ import (
 
 // Config of a Node.
 type Config struct {
-	Name   string     // required
-	IP     netip.Addr // InternalIP
-	Client kubernetes.Interface
+	Name string     // required
+	IP   netip.Addr // InternalIP
+	// Addresses are further ones of the node, beside IP and its name.
+	Addresses []v1.NodeAddress
+	Client    kubernetes.Interface
 	// Heartbeat renews the Lease, apart from the other traffic so that it is
 	// never queued behind it; default Client.
 	Heartbeat kubernetes.Interface
@@ -311,7 +313,9 @@ func (n *Node) keepStatus(ctx context.Context) {
 		if ok, err := n.writeStatus(ctx, !time.Now().Before(due)); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Info("Node status was not written, will retry", "err", err)
 		} else if ok {
-			due = time.Now().Add(wait.Jitter(statusPeriod, spread))
+			in := wait.Jitter(statusPeriod, spread)
+			due = time.Now().Add(in)
+			klog.FromContext(ctx).Info("Node status was written, and is again if nothing changes", "in", in)
 		}
 		select {
 		case <-ctx.Done():

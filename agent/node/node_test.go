@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -37,6 +38,7 @@ func TestNode(t *testing.T) {
 		dir := t.TempDir()
 		n := node.New(node.Config{
 			Name: "n1", IP: netip.MustParseAddr("192.0.2.1"), Client: api, Version: "v1.37.0", MaxPods: 50, DataDir: dir, Labels: map[string]string{"zone": "a"}, Port: 6443,
+			Addresses: []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: "2001:db8::1"}, {Type: v1.NodeExternalIP, Address: "203.0.113.1"}},
 			Images: func(context.Context) ([]v1.ContainerImage, error) {
 				return []v1.ContainerImage{{Names: []string{"small"}, SizeBytes: 1}, {Names: []string{"big"}, SizeBytes: 9}}, nil
 			},
@@ -80,6 +82,13 @@ func TestNode(t *testing.T) {
 		}
 		if o.Status.Images[0].Names[0] != "big" || o.Status.Addresses[0].Address != "192.0.2.1" || o.Status.NodeInfo.KubeletVersion != "v1.37.0" || o.Status.DaemonEndpoints.KubeletEndpoint.Port != 6443 {
 			t.Errorf("status %+v", o.Status)
+		}
+		var addrs []string
+		for _, a := range o.Status.Addresses {
+			addrs = append(addrs, string(a.Type)+" "+a.Address)
+		}
+		if want := []string{"InternalIP 192.0.2.1", "InternalIP 2001:db8::1", "ExternalIP 203.0.113.1", "Hostname n1"}; !slices.Equal(addrs, want) {
+			t.Errorf("addresses %q, want %q", addrs, want)
 		}
 		down.Store(false)
 		n.Poke()

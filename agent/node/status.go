@@ -41,6 +41,7 @@ func (n *Node) status(ctx context.Context, node *v1.Node, now time.Time) {
 	if n.cfg.IP.IsValid() {
 		s.Addresses = append(s.Addresses, v1.NodeAddress{Type: v1.NodeInternalIP, Address: n.cfg.IP.String()})
 	}
+	s.Addresses = append(s.Addresses, n.cfg.Addresses...)
 	s.Addresses = append(s.Addresses, v1.NodeAddress{Type: v1.NodeHostName, Address: n.cfg.Name})
 	s.Features = &v1.NodeFeatures{SupplementalGroupsPolicy: ptr.To(true)}
 	s.DaemonEndpoints.KubeletEndpoint.Port = n.cfg.Port
