@@ -61,8 +61,20 @@ const (
 // CA signs the cluster's certificates. Without a key, as agents have it, it
 // only knows whom to believe. It is immutable and may be used concurrently.
 type CA struct {
-	Cert *x509.Certificate
-	key  crypto.Signer
+	Cert    *x509.Certificate
+	key     crypto.Signer
+	shorter time.Duration // than this no node's certificate lives longer; 0: as by its role
+}
+
+// Shorter is the same authority, whose nodes' certificates live no longer than
+// that; 0: as by the node's role.
+func (ca *CA) Shorter(life time.Duration) *CA { return &CA{Cert: ca.Cert, key: ca.key, shorter: life} }
+
+func (ca *CA) life(byRole time.Duration) time.Duration {
+	if ca.shorter > 0 {
+		return min(byRole, ca.shorter)
+	}
+	return byRole
 }
 
 // NewCA makes an authority of its own for the cluster of that name.
@@ -138,7 +150,7 @@ func (ca *CA) Pool() *x509.CertPool {
 // the node as Kubernetes does, and every address and name the API may be
 // called by.
 func (ca *CA) IssueServer(pub crypto.PublicKey, name string, ips []netip.Addr, now time.Time) (*x509.Certificate, error) {
-	t := nodeTemplate(name, now.Add(ServerLifetime))
+	t := nodeTemplate(name, now.Add(ca.life(ServerLifetime)))
 	t.Subject.Organization = append(t.Subject.Organization, ServersGroup)
 	t.DNSNames = []string{name, "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}
 	for _, ip := range ips {
@@ -151,7 +163,7 @@ func (ca *CA) IssueServer(pub crypto.PublicKey, name string, ips []netip.Addr, n
 // host name: servers know agents by their keys, and to everybody else it must
 // not pass for the API.
 func (ca *CA) IssueAgent(pub crypto.PublicKey, name string, now time.Time) (*x509.Certificate, error) {
-	return ca.sign(nodeTemplate(name, now.Add(AgentLifetime)), pub, now)
+	return ca.sign(nodeTemplate(name, now.Add(ca.life(AgentLifetime))), pub, now)
 }
 
 func nodeTemplate(name string, end time.Time) *x509.Certificate {
@@ -176,7 +188,8 @@ func (ca *CA) sign(t *x509.Certificate, pub crypto.PublicKey, now time.Time) (*x
 		return nil, errNoKey
 	}
 	t.SerialNumber = serial()
-	t.NotBefore = now.Add(-backdate)
+	// One that lives shortly is not to be born old.
+	t.NotBefore = now.Add(-min(backdate, t.NotAfter.Sub(now)/10))
 	if t.NotAfter.After(ca.Cert.NotAfter) {
 		t.NotAfter = ca.Cert.NotAfter
 	}
@@ -187,6 +200,11 @@ func (ca *CA) sign(t *x509.Certificate, pub crypto.PublicKey, now time.Time) (*x
 		return nil, fmt.Errorf("sign a certificate for %s: %w", t.Subject.CommonName, err)
 	}
 	return x509.ParseCertificate(der)
+}
+
+// LookAgain is how long after a look at NeedsRenewal the next one is due.
+func LookAgain(cert *x509.Certificate) time.Duration {
+	return max(cert.NotAfter.Sub(cert.NotBefore)/50, 100*time.Millisecond)
 }
 
 // NeedsRenewal reports whether a certificate has used about two thirds of its

@@ -164,3 +164,27 @@ func FuzzParseToken(f *testing.F) {
 		}
 	})
 }
+
+// TestShortLives: certificates of nodes live as short as they are told to, are
+// not born old, and are looked at often enough.
+func TestShortLives(t *testing.T) {
+	ca := newCA(t).Shorter(40 * time.Second)
+	cert, err := ca.IssueServer(ca.key.Public(), "n1", nil, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if life := cert.NotAfter.Sub(now); life > 40*time.Second || NeedsRenewal(cert, now.Add(20*time.Second)) || !NeedsRenewal(cert, now.Add(30*time.Second)) {
+		t.Errorf("it lives %s", life)
+	}
+	if again := LookAgain(cert); again > time.Second || again <= 0 {
+		t.Errorf("looked at each %s", again)
+	}
+	person, err := ca.IssueClient(ca.key.Public(), "admin", nil, AdminLifetime, now)
+	if err != nil || person.NotAfter.Sub(now) < AdminLifetime-time.Minute {
+		t.Errorf("a person's lives %s, %v", person.NotAfter.Sub(now), err)
+	}
+	long, err := ca.Shorter(0).IssueServer(ca.key.Public(), "n1", nil, now)
+	if err != nil || long.NotAfter.Sub(now) < ServerLifetime-time.Minute || LookAgain(long) < time.Hour {
+		t.Errorf("without it: %s, %v", long.NotAfter.Sub(now), err)
+	}
+}
