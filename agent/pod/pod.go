@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 
+	"go.opentelemetry.io/otel/trace"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
@@ -164,6 +165,9 @@ type Config struct {
 
 	// PidsLimit of one pod; 0: none.
 	PidsLimit int64
+	// Tracer makes the spans of workers' turns and of what they begin; nil: there
+	// are none.
+	Tracer trace.Tracer
 	// Parallel bounds the container and sandbox starts under way at one time
 	// on the node; default 16.
 	Parallel int

@@ -71,6 +71,7 @@ type worker struct {
 	status      statusState
 	mirror      mirrorState // of a static pod
 	end         endState    // of a static pod
+	span        spanState
 	fresh       refreshState
 	wg          sync.WaitGroup // operations under way
 }
@@ -204,6 +205,7 @@ func (w *worker) run(ctx context.Context) {
 // wants to be called again at the latest.
 func (w *worker) turn() time.Time {
 	now := time.Now()
+	defer w.beginTurn()()
 	wake := w.publish(now)
 	sooner := func(t time.Time) {
 		if !t.IsZero() && (wake.IsZero() || t.Before(wake)) {
@@ -226,6 +228,8 @@ func (w *worker) turn() time.Time {
 
 // begin starts one step.
 func (w *worker) begin(s podstate.Step) {
+	w.span.step = stepName(s)
+	defer func() { w.span.step = "" }()
 	switch s := s.(type) {
 	case podstate.SetupVolumes:
 		w.setupVolumes()
@@ -287,9 +291,11 @@ func (w *worker) operate(c *podstate.Container, kind podstate.Op, fn func(ctx co
 	op := &operation{cancel}
 	w.ops[c.Name] = op
 	c.Op, c.OpSince = kind, time.Now()
+	ctx, ended := w.traced(ctx)
 	w.wg.Go(func() {
 		defer cancel()
 		apply := fn(ctx)
+		ended()
 		w.send(func() {
 			if w.ops[c.Name] != op {
 				return
@@ -304,9 +310,12 @@ func (w *worker) operate(c *podstate.Container, kind podstate.Op, fn func(ctx co
 // background runs fn on a goroutine with a deadline; apply runs in the loop.
 func (w *worker) background(deadline time.Duration, fn func(ctx context.Context) (apply func())) {
 	ctx, cancel := context.WithTimeout(w.ctx, deadline)
+	ctx, ended := w.traced(ctx)
 	w.wg.Go(func() {
 		defer cancel()
-		w.send(fn(ctx))
+		apply := fn(ctx)
+		ended()
+		w.send(apply)
 	})
 }
 
