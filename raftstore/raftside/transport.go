@@ -34,6 +34,7 @@ type Transport struct {
 	raft   atomic.Pointer[raft.Raft] // nil: it has not begun
 	commit commitNews
 	ahead  ahead
+	votes  sync.WaitGroup
 
 	mu       sync.Mutex
 	met      map[raft.ServerID]chan struct{} // closed at the next answered heartbeat
@@ -55,14 +56,16 @@ type Config struct {
 	Lost     bool // the gate is shut
 }
 
-// rpcTimeout is that of one of raft's RPCs.
-const rpcTimeout = 10 * time.Second
+const (
+	rpcTimeout = 10 * time.Second // of one of raft's RPCs
+	poolSize   = 4                // connections to a member that raft keeps for later
+)
 
 // New makes a transport for a raft that is yet to be made, see Begin.
 func New(cfg Config) *Transport {
 	p := &Transport{
 		NetworkTransport: raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-			Stream: cfg.Streams, MaxPool: 4, Timeout: rpcTimeout, Logger: NewLogger(cfg.Logger),
+			Stream: cfg.Streams, MaxPool: poolSize, Timeout: rpcTimeout, Logger: NewLogger(cfg.Logger),
 		}),
 		cfg: cfg, Gate: newGate(cfg.Lost),
 		met: make(map[raft.ServerID]chan struct{}), removed: make(map[raft.ServerID]bool),
@@ -94,6 +97,7 @@ func (p *Transport) Stop() {
 func (p *Transport) Wait() {
 	p.commit.wg.Wait()
 	p.ahead.wg.Wait()
+	p.votes.Wait()
 }
 
 // header is that of what this member sends in raft's name.
