@@ -84,6 +84,11 @@ SEED ?= 1
 chaos-store: ## random faults befall the store for FOR, drawn from SEED: kills, flipped bytes; then links and disks
 	$(GO) test ./raftstore -count=1 -v -run 'TestChaos' -timeout 48h -args -chaos=$(FOR) -chaos-seed=$(SEED)
 
+LOAD ?= 20
+.PHONY: calm-store
+calm-store: ## the store serves for FOR beside LOAD processes that want a processor: not one election may happen
+	$(GO) test ./raftstore -count=1 -v -run 'TestCalm' -timeout 48h -args -calm=$(FOR) -calm-load=$(LOAD)
+
 FUZZTIME ?= 1m
 .PHONY: fuzz-store
 fuzz-store: ## fuzz every decoder of the store, FUZZTIME each
