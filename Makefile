@@ -151,7 +151,7 @@ bench-sched: build ## decisions a second; a Deployment of CASES (nodes x pods) o
 	cd bench && $(GO) run ./sched -servers $(SERVERS) -cases $(CASES)
 
 .PHONY: bench-store
-bench-store: ## the store's reads, writes, watches, failover, beside etcd's if that is on PATH: JSON lines
+bench-store: ## the store beside etcd: in process, by the same gRPC, and as an API server sees them; failover, silent leaders (root), memory: JSON lines
 	cd bench && $(GO) run ./store
 
 .PHONY: bench

@@ -11,14 +11,16 @@ import (
 	"time"
 )
 
-// client is a store as its caller sees it: ours in the member's process, etcd
-// through clientv3. All methods may be called concurrently.
+// client is a store as its caller sees it, see via. All methods may be called
+// concurrently.
 type client interface {
 	put(ctx context.Context, key string, value []byte) error
 	// compareAndSet writes when the key's revision is rev (0: absent). It
 	// returns the key's revision now, whether it wrote or not.
 	compareAndSet(ctx context.Context, key string, rev int64, value []byte) (int64, error)
 	get(ctx context.Context, key string) error
+	// count is linearizable, too.
+	count(ctx context.Context, prefix string) (int64, error)
 	// watch calls got with each value written under prefix until ctx ends. It
 	// returns when the watch is in place.
 	watch(ctx context.Context, prefix string, got func(value []byte)) error
@@ -200,4 +202,21 @@ func probe(ctx context.Context, c client, d time.Duration) (got []Success) {
 		time.Sleep(time.Millisecond)
 	}
 	return got
+}
+
+// first writes one key again and again until it is acknowledged.
+func first(ctx context.Context, c client) (Success, error) {
+	for {
+		try, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		start := time.Now()
+		err := c.put(try, "/silent", []byte("x"))
+		cancel()
+		if err == nil {
+			return Success{start.UnixNano(), time.Now().UnixNano()}, nil
+		}
+		if ctx.Err() != nil {
+			return Success{}, err
+		}
+		time.Sleep(time.Millisecond)
+	}
 }

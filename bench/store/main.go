@@ -1,10 +1,17 @@
-// Command store measures raftstore and, when an etcd binary is on PATH, etcd
-// beside it: three members each, in processes of their own, over loopback TCP,
-// on real files with fsync. Rounds of the two alternate. It prints one JSON
-// object per line: figures, then the goals that need both.
+// Command store measures raftstore, and etcd's server module beside it: three
+// members each, in processes of their own that speak TLS with each other over
+// loopback, on real files with fsync. Rounds of the two alternate. It prints one
+// JSON object per line: figures, then the goals that need both.
 //
-// Each side is called as an API server would call it: etcd through clientv3,
-// ours in the process of the leader, and in that of a follower, which forwards.
+// Speed is compared in three ways, and the case says which one it is of:
+//
+//	in-process/  Go calls in the member's process on both sides; etcd's by its
+//	             v3client. What the stores themselves can do.
+//	grpc/        one driver, clientv3 in another process, calls etcd's gRPC services
+//	             of both; over raftstore they are a thin layer of this benchmark.
+//	api-server/  what an API server sees: ours in its own process, etcd through
+//	             clientv3. The other cases are of this kind, too.
+//
 // Times hold for the machine they were taken on; compare figures of one run.
 //
 //	make bench-store
@@ -17,13 +24,14 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
 	"time"
+
+	"go.etcd.io/etcd/api/v3/version"
 )
 
 const (
@@ -35,20 +43,24 @@ const (
 
 func main() {
 	b := bench{out: json.NewEncoder(os.Stdout)}
-	var member, peers string
+	var member memberFlags
 	flag.StringVar(&b.dir, "dir", "", "folder for the members' data, on the disk to be measured; default: a temporary one")
 	flag.DurationVar(&b.dur, "for", 3*time.Second, "how long each round of a case runs")
 	flag.IntVar(&b.rounds, "rounds", 3, "rounds of each case; the medians are printed")
 	flag.IntVar(&b.keys, "keys", 100000, "keys for the cases of memory and restart")
+	flag.IntVar(&b.silent, "silent", 20, "rounds of each case of a leader that falls silent")
 	flag.DurationVar(&b.idle, "idle", 60*time.Second, "how long idle members are looked at")
 	flag.StringVar(&b.only, "run", "", "run only the cases whose name contains one of these, separated by commas")
 	flag.BoolVar(&b.alone, "alone", false, "do not measure etcd")
-	flag.StringVar(&member, "member", "", "internal: be the member with this name")
-	flag.StringVar(&peers, "peers", "", "internal: the members' addresses")
+	flag.StringVar(&member.kind, "member", "", "internal: be a member of this store, ours or etcd")
+	flag.StringVar(&member.name, "name", "", "internal: the member's name")
+	flag.StringVar(&member.peers, "peers", "", "internal: the members' addresses")
+	flag.StringVar(&member.client, "client", "", "internal: the address of the member's gRPC services")
 	flag.Parse()
 	var err error
-	if member != "" {
-		err = serveMember(member, b.dir, peers)
+	if member.kind != "" {
+		member.dir = b.dir
+		err = serveMember(member)
 	} else {
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 		defer stop()
@@ -60,39 +72,17 @@ func main() {
 	}
 }
 
-// side is one of the two stores that are measured. Members are numbered.
-type side interface {
-	name() string
-	start(ctx context.Context) error // all members; returns when one leads
-	startMember(i int) error
-	kill(i int)
-	stop(sig os.Signal)
-	close()
-	pids() []int
-	leader(ctx context.Context) (int, error)
-	load(ctx context.Context, member int, l Load) (Times, error)
-	stamp(ctx context.Context, member int, s Stamps) error
-	receive(ctx context.Context, member, watchers, prefixes int) error
-	received(member int) (Times, error)
-	probe(ctx context.Context, member int, d time.Duration) ([]Success, error)
-	count(ctx context.Context, member int, prefix string) (int64, error)
-}
-
-var (
-	_ side = (*ours)(nil)
-	_ side = (*etcd)(nil)
-)
-
 type bench struct {
 	dir    string
 	dur    time.Duration
 	rounds int
 	keys   int
+	silent int
 	idle   time.Duration
 	only   string
 	alone  bool
 	out    *json.Encoder
-	peer   string // etcd's version; "": it is not measured
+	peer   string // etcd and its version; "": it is not measured
 	goals  []goal
 }
 
@@ -113,9 +103,8 @@ func (b *bench) run(ctx context.Context) (err error) {
 		}
 		defer func() { err = errors.Join(err, os.RemoveAll(b.dir)) }()
 	}
-	if version, err := exec.Command("etcd", "--version").Output(); err == nil && !b.alone {
-		line, _, _ := strings.Cut(string(version), "\n")
-		b.peer = "etcd " + strings.TrimPrefix(line, "etcd Version: ")
+	if !b.alone {
+		b.peer = "etcd " + version.Version
 	}
 	if err := b.machine("begin"); err != nil {
 		return err
@@ -124,6 +113,9 @@ func (b *bench) run(ctx context.Context) (err error) {
 		return err
 	}
 	if err := b.withSides(ctx, "state", b.state); err != nil {
+		return err
+	}
+	if err := b.silentLeader(ctx); err != nil {
 		return err
 	}
 	for _, g := range b.goals {
@@ -146,29 +138,35 @@ func (b *bench) machine(when string) error {
 	})
 }
 
-// withSides runs f with fresh members of both sides, ours first.
-func (b *bench) withSides(ctx context.Context, name string, f func(context.Context, []side) error) error {
-	dir := filepath.Join(b.dir, name)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
+// newSides makes fresh members of both sides, ours first. They are to be closed,
+// also after an error.
+func (b *bench) newSides(name string, apart bool) (sides []*side, err error) {
+	kinds := []string{"ours", "etcd"}
+	if b.peer == "" {
+		kinds = kinds[:1]
 	}
-	o, err := newOurs(dir)
+	for _, kind := range kinds {
+		s, err := newSide(kind, filepath.Join(b.dir, name), apart)
+		if s != nil {
+			sides = append(sides, s)
+		}
+		if err != nil {
+			return sides, err
+		}
+	}
+	return sides, nil
+}
+
+// withSides runs f with them.
+func (b *bench) withSides(ctx context.Context, name string, f func(context.Context, []*side) error) error {
+	sides, err := b.newSides(name, false)
+	defer closeAll(sides)
 	if err != nil {
 		return err
 	}
-	sides := []side{o}
-	defer o.close()
-	if b.peer != "" {
-		e, err := newEtcd(dir)
-		if err != nil {
-			return err
-		}
-		defer e.close()
-		sides = append(sides, e)
-	}
 	for _, s := range sides {
 		if err := s.start(ctx); err != nil {
-			return fmt.Errorf("start %s: %w", s.name(), err)
+			return fmt.Errorf("start %s: %w", s.kind, err)
 		}
 	}
 	return f(ctx, sides)

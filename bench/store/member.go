@@ -3,58 +3,65 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"log/slog"
-	"net"
 	"net/rpc"
 	"os"
-	"path/filepath"
 	"runtime/debug"
 	"strings"
 	"time"
-
-	"github.com/clusterd/clusterd/raftstore"
-	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
 
-// serveMember is a process with one raftstore member. It does what it is asked
-// over its standard input and output, and ends with them.
-func serveMember(id, dir, peers string) error {
-	addrs := map[string]string{}
-	for p := range strings.SplitSeq(peers, ",") {
-		name, addr, _ := strings.Cut(p, "=")
-		addrs[name] = addr
-	}
-	l, err := net.Listen("tcp", addrs[id])
-	if err != nil {
-		return err
-	}
-	s, err := raftstore.Open(raftstore.Config{
-		ID: id, Dir: filepath.Join(dir, id), Listener: l,
-		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
-		Dial: func(ctx context.Context, id string) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, "tcp", addrs[id])
-		},
-	})
+// host is the store that runs in a member's process.
+type host interface {
+	bootstrap() error
+	add(id string) error
+	leads() bool  // and is ready to serve
+	call() client // without a network in between
+	close() error
+}
+
+// serveMember is a process with one member of ours or of etcd. It does what it is
+// asked over its standard input and output, and ends with them.
+func serveMember(m memberFlags) error {
+	h, err := m.open()
 	if err != nil {
 		return err
 	}
 	server := rpc.NewServer()
-	if err := server.Register(&Member{store: s, conns: []client{inProcess{s}}}); err != nil {
-		return errors.Join(err, s.Close())
+	if err := server.Register(&Member{host: h, conns: []client{h.call()}}); err != nil {
+		return errors.Join(err, h.close())
 	}
 	server.ServeConn(struct {
 		io.Reader
 		io.WriteCloser
 	}{os.Stdin, os.Stdout})
-	return s.Close()
+	return h.close()
+}
+
+// memberFlags say which member a process is.
+type memberFlags struct {
+	kind   string // ours or etcd; "": the process is none
+	name   string
+	dir    string
+	peers  string // name=address of all, separated by commas
+	client string // address of its gRPC services
+}
+
+func (m *memberFlags) open() (host, error) {
+	addrs := map[string]string{}
+	for p := range strings.SplitSeq(m.peers, ",") {
+		name, addr, _ := strings.Cut(p, "=")
+		addrs[name] = addr
+	}
+	if m.kind == "etcd" {
+		return openEtcd(m, addrs)
+	}
+	return openOurs(m, addrs)
 }
 
 // Member is what the benchmark asks of a member's process.
 type Member struct {
-	store *raftstore.Store
+	host  host
 	conns []client
 	got   *deliveries
 }
@@ -63,20 +70,14 @@ type Member struct {
 type None struct{}
 
 // Bootstrap makes the member the first one of a store.
-func (m *Member) Bootstrap(None, *None) error { return m.store.Bootstrap() }
+func (m *Member) Bootstrap(None, *None) error { return m.host.bootstrap() }
 
 // Add makes id a voter.
-func (m *Member) Add(id string, _ *None) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	return m.store.AddVoter(ctx, id)
-}
+func (m *Member) Add(id string, _ *None) error { return m.host.add(id) }
 
-// Leader returns the ID of the leader, "" when it is not ready to serve.
-func (m *Member) Leader(_ None, id *string) error {
-	if *id = m.store.Leader(); *id == m.store.Status().ID && !m.store.IsLeader() {
-		*id = ""
-	}
+// Leads says whether the member leads and is ready to serve.
+func (m *Member) Leads(_ None, leads *bool) error {
+	*leads = m.host.leads()
 	return nil
 }
 
@@ -86,9 +87,11 @@ func (m *Member) Count(prefix string, n *int64) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for {
-		l, err := m.store.List(ctx, prefix, raftstore.ListOptions{CountOnly: true})
+		try, cancel := context.WithTimeout(ctx, time.Second)
+		count, err := m.conns[0].count(try, prefix)
+		cancel()
 		if err == nil {
-			*n = l.Count
+			*n = count
 			return nil
 		}
 		if ctx.Err() != nil {
@@ -132,55 +135,16 @@ func (m *Member) Probe(d time.Duration, got *[]Success) error {
 	return nil
 }
 
+// First is first.
+func (m *Member) First(_ None, got *Success) (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	*got, err = first(ctx, m.conns[0])
+	return err
+}
+
 // Settle gives memory that is free back to the system.
 func (m *Member) Settle(None, *None) error {
 	debug.FreeOSMemory()
-	return nil
-}
-
-// inProcess is a store called without a network in between.
-type inProcess struct{ s *raftstore.Store }
-
-func (c inProcess) put(ctx context.Context, key string, value []byte) error {
-	_, err := c.s.Txn(ctx, mvcc.Txn{Ops: []mvcc.Op{{Type: mvcc.OpPut, Key: key, Value: value}}})
-	return err
-}
-
-func (c inProcess) compareAndSet(ctx context.Context, key string, rev int64, value []byte) (int64, error) {
-	res, err := c.s.Txn(ctx, mvcc.Txn{
-		Compares: []mvcc.Compare{{Key: key, ModRevision: rev}},
-		Ops:      []mvcc.Op{{Type: mvcc.OpPut, Key: key, Value: value}},
-	})
-	switch {
-	case err != nil:
-		return 0, err
-	case res.Succeeded:
-		return res.Revision, nil
-	case res.Current[0] != nil:
-		return res.Current[0].ModRevision, nil
-	}
-	return 0, nil
-}
-
-func (c inProcess) get(ctx context.Context, key string) error {
-	kv, _, err := c.s.Get(ctx, key, raftstore.ReadOptions{})
-	if err == nil && kv == nil {
-		err = fmt.Errorf("%s is not there", key)
-	}
-	return err
-}
-
-func (c inProcess) watch(ctx context.Context, prefix string, got func([]byte)) error {
-	w, err := c.s.Watch(ctx, prefix, raftstore.WatchOptions{})
-	if err != nil {
-		return err
-	}
-	go func() {
-		for b := range w.C() {
-			for _, e := range b.Events {
-				got(e.KV.Value)
-			}
-		}
-	}()
 	return nil
 }
