@@ -1,5 +1,5 @@
-// Package ingress is the way in for HTTP: the program of a pod that answers on
-// two ports by the cluster's Ingresses. It is a client of the API that reads and
+// Package ingress is the way in for HTTP: the program of a pod that answers by
+// the cluster's Ingresses, and the routes of its Gateways. It is a client of the API that reads and
 // never writes.
 package ingress
 
@@ -16,8 +16,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/clusterd/clusterd/ingress/kinds"
 	"github.com/clusterd/clusterd/ingress/proxy"
 	"github.com/clusterd/clusterd/ingress/watch"
 )
@@ -25,6 +27,8 @@ import (
 // Config of Run. Addresses are as net.Listen takes them and required.
 type Config struct {
 	Client kubernetes.Interface
+	// Dynamic is for the kinds of Gateways. Required.
+	Dynamic dynamic.Interface
 	// HTTP and HTTPS are for strangers; Admin has /healthz, /readyz and /metrics.
 	HTTP, HTTPS, Admin string
 	// Proxy is how requests are carried.
@@ -61,7 +65,10 @@ func Run(ctx context.Context, cfg Config) error {
 		defer over()
 		return p.Serve(stopping, listeners[0], listeners[1])
 	})
-	work.Go(func() error { return watch.Run(rest, watch.Config{Client: cfg.Client, Set: p.Set, Logger: cfg.Logger}) })
+	work.Go(func() error {
+		k := kinds.New(cfg.Dynamic, cfg.Client.Discovery())
+		return watch.Run(rest, watch.Config{Client: cfg.Client, Kinds: k, Set: p.Set, Logger: cfg.Logger})
+	})
 	work.Go(func() error {
 		if err := admin.Serve(listeners[2]); !errors.Is(err, http.ErrServerClosed) {
 			return err

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -24,10 +25,11 @@ func ingressCommand() *cobra.Command {
 	access := true
 	cmd := &cobra.Command{
 		Use:   "ingress",
-		Short: "Serve the cluster's Ingresses; what the pods of kube-system/clusterd-ingress run",
-		Long: `Serve the cluster's Ingresses. It is the program of the pods of the DaemonSet
-kube-system/clusterd-ingress, which clusterd makes when there is an Ingress of
-one of its classes, and reads the API as its pod's service account.`,
+		Short: "Serve the cluster's Ingresses and Gateways; what the pods of kube-system/clusterd-ingress run",
+		Long: `Serve the cluster's Ingresses and Gateways. It is the program of the pods of the
+DaemonSet kube-system/clusterd-ingress, which clusterd makes when there is an
+Ingress or a Gateway of one of its classes, and reads the API as its pod's
+service account.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			in, err := rest.InClusterConfig()
@@ -38,6 +40,9 @@ one of its classes, and reads the API as its pod's service account.`,
 			in.UserAgent = "clusterd-ingress"
 			in.ContentType, in.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json"
 			if cfg.Client, err = kubernetes.NewForConfig(in); err != nil {
+				return err
+			}
+			if cfg.Dynamic, err = dynamic.NewForConfig(in); err != nil {
 				return err
 			}
 			cfg.Logger = slog.New(slog.NewJSONHandler(os.Stderr, nil))

@@ -34,7 +34,9 @@ type endpoint struct {
 // endpoints.
 type balancer struct {
 	plain, secure, h2c *http.Transport
-	metrics            *metrics
+	// patient and patientSecure leave it to the route how long an answer may take.
+	patient, patientSecure *http.Transport
+	metrics                *metrics
 
 	mu sync.Mutex // guards both
 	// busy are the endpoints that requests are on.
@@ -59,21 +61,25 @@ func newBalancer(cfg Config, m *metrics) *balancer {
 		set(t.Protocols)
 		return t
 	}
+	one := func(p *http.Protocols) { p.SetHTTP1(true) }
+	both := func(p *http.Protocols) { p.SetHTTP1(true); p.SetHTTP2(true) }
 	b := &balancer{
-		plain:   transport(cfg.ResponseTimeout, func(p *http.Protocols) { p.SetHTTP1(true) }),
-		secure:  transport(cfg.ResponseTimeout, func(p *http.Protocols) { p.SetHTTP1(true); p.SetHTTP2(true) }),
+		plain: transport(cfg.ResponseTimeout, one), patient: transport(0, one),
+		secure: transport(cfg.ResponseTimeout, both), patientSecure: transport(0, both),
 		h2c:     transport(0, func(p *http.Protocols) { p.SetUnencryptedHTTP2(true) }),
 		metrics: m,
 		busy:    map[netip.AddrPort]*endpoint{},
 		bad:     map[netip.AddrPort]time.Time{},
 	}
-	// A pod's certificate names no address, and no authority is known for it.
-	b.secure.TLSClientConfig = &tls.Config{InsecureSkipVerify: true} //nolint:gosec // see above
+	for _, t := range []*http.Transport{b.secure, b.patientSecure} {
+		// A pod's certificate names no address, and no authority is known for it.
+		t.TLSClientConfig = &tls.Config{InsecureSkipVerify: true} //nolint:gosec // see above
+	}
 	return b
 }
 
 func (b *balancer) close() {
-	for _, t := range []*http.Transport{b.plain, b.secure, b.h2c} {
+	for _, t := range []*http.Transport{b.plain, b.secure, b.h2c, b.patient, b.patientSecure} {
 		t.CloseIdleConnections()
 	}
 }
@@ -83,7 +89,7 @@ func (b *balancer) close() {
 // does no harm.
 func (b *balancer) RoundTrip(req *http.Request) (*http.Response, error) {
 	c := callOf(req.Context())
-	backend := c.rule.Backend
+	backend := c.backend
 	body := &heldBody{under: req.Body}
 	for {
 		addr, ok := b.choose(backend, c)
@@ -98,7 +104,8 @@ func (b *balancer) RoundTrip(req *http.Request) (*http.Response, error) {
 		if req.Body != nil && req.Body != http.NoBody {
 			out.Body = body
 		}
-		resp, err := b.transport(backend.Protocol, &out).RoundTrip(&out)
+		transport := b.transport(backend.Protocol, &out, c.rule.Do != nil && c.rule.Do.Patient)
+		resp, err := c.try(&out, transport)
 		if err == nil {
 			return resp, nil
 		}
@@ -116,15 +123,21 @@ func (b *balancer) RoundTrip(req *http.Request) (*http.Response, error) {
 
 var errNone = errors.New("the backend has no endpoints")
 
-func (b *balancer) transport(p route.Protocol, out *http.Request) *http.Transport {
+func (b *balancer) transport(p route.Protocol, out *http.Request, patient bool) *http.Transport {
 	switch p {
 	case route.HTTPS:
 		out.URL.Scheme = "https"
+		if patient {
+			return b.patientSecure
+		}
 		return b.secure
 	case route.H2C:
 		if out.Header.Get("Upgrade") == "" { // HTTP/2 has none
 			return b.h2c
 		}
+	}
+	if patient {
+		return b.patient
 	}
 	return b.plain
 }

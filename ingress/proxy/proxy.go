@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/netip"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -34,6 +35,9 @@ type Config struct {
 	// Drain is how long connections are still taken after the end was announced:
 	// those who send them hear of it meanwhile. Default: no time.
 	Drain time.Duration
+	// Listen opens a port that a Gateway has beside those that Serve is given;
+	// default: on all addresses.
+	Listen func(ctx context.Context, port uint16) (net.Listener, error)
 	// Access gets a record for each request that was answered; default: none.
 	Access *slog.Logger
 	// Logger gets what goes wrong beside requests; default slog.Default().
@@ -47,6 +51,8 @@ type Proxy struct {
 	balance *balancer
 	carry   *httputil.ReverseProxy
 	metrics *metrics
+	// changed holds a word if a table was set since the ports were last compared.
+	changed chan struct{}
 }
 
 // New puts a Proxy together. It answers every request with 503 until it has a
@@ -58,20 +64,26 @@ func New(cfg Config) *Proxy {
 	if cfg.DialTimeout == 0 {
 		cfg.DialTimeout = 2 * time.Second
 	}
+	if cfg.Listen == nil {
+		cfg.Listen = func(ctx context.Context, port uint16) (net.Listener, error) {
+			return new(net.ListenConfig).Listen(ctx, "tcp", fmt.Sprintf(":%d", port))
+		}
+	}
 	if cfg.Access == nil {
 		cfg.Access = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	p := &Proxy{cfg: cfg, metrics: newMetrics()}
+	p := &Proxy{cfg: cfg, metrics: newMetrics(), changed: make(chan struct{}, 1)}
 	p.balance = newBalancer(cfg, p.metrics)
 	p.carry = &httputil.ReverseProxy{
-		Rewrite:       p.rewrite,
-		Transport:     p.balance,
-		FlushInterval: -1, // streams are passed on as they come
-		ErrorHandler:  p.failed,
-		ErrorLog:      slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug),
+		Rewrite:        p.rewrite,
+		Transport:      p.balance,
+		FlushInterval:  -1, // streams are passed on as they come
+		ModifyResponse: answered,
+		ErrorHandler:   p.failed,
+		ErrorLog:       slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug),
 	}
 	return p
 }
@@ -80,6 +92,10 @@ func New(cfg Config) *Proxy {
 func (p *Proxy) Set(t *route.Table) {
 	p.table.Store(t)
 	p.metrics.rules.Set(float64(t.Len()))
+	select {
+	case p.changed <- struct{}{}:
+	default:
+	}
 }
 
 // Table is what was set last; nil: nothing was.
@@ -94,9 +110,14 @@ type call struct {
 	client   netip.Addr
 	host     string
 	id       string
+	port     uint16 // that the client came to
 	rule     *route.Rule
-	endpoint *endpoint // that was tried last
-	balance  *balancer // that counts the call to endpoint; nil: none does
+	prefix   string         // of the path, by which a Gateway's rule was found
+	share    *route.Share   // of a Gateway's rule
+	backend  *route.Backend // nil: none was chosen
+	timer    *time.Timer    // ends the request; nil: nothing does
+	endpoint *endpoint      // that was tried last
+	balance  *balancer      // that counts the call to endpoint; nil: none does
 	tries    int
 	why      string // an answer of our own, in words
 }
@@ -139,12 +160,25 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, c *call) {
 		p.refuse(w, c, http.StatusServiceUnavailable, "the rules of this cluster are not known yet")
 		return
 	}
-	rule := table.Find(c.host, r.URL.Path)
-	if rule == nil {
-		p.refuse(w, c, http.StatusNotFound, fmt.Sprintf("no Ingress of this cluster has a rule for host %.260q and path %.260q", c.host, r.URL.Path))
+	hit := table.Ask(p.request(table, r, c))
+	switch hit.Refused {
+	case route.TooLong:
+		p.refuse(w, c, http.StatusBadRequest, "the path, or a header or parameter that a route looks at, is too long")
+		return
+	case route.Misdirected:
+		p.refuse(w, c, http.StatusMisdirectedRequest, fmt.Sprintf("host %.260q is not for a connection that was opened for %.260q", c.host, r.TLS.ServerName))
 		return
 	}
-	c.rule = rule
+	rule := hit.Rule
+	if rule == nil {
+		p.refuse(w, c, http.StatusNotFound, nothing(table, c, r))
+		return
+	}
+	c.rule, c.prefix = rule, hit.Prefix
+	if rule.Do != nil {
+		p.do(w, r, c)
+		return
+	}
 	if rule.Redirect && r.TLS == nil {
 		if c.host == "" {
 			p.refuse(w, c, http.StatusBadRequest, "the request names no host, so it cannot be sent on to https")
@@ -154,10 +188,28 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, c *call) {
 		http.Redirect(w, r, "https://"+bracketed(c.host)+r.URL.RequestURI(), http.StatusPermanentRedirect)
 		return
 	}
-	if len(rule.Backend.Endpoints) == 0 {
-		why := rule.Backend.Fault
+	c.backend = rule.Backend
+	p.send(w, r, c)
+}
+
+// nothing says that there is no rule for a request.
+func nothing(table *route.Table, c *call, r *http.Request) string {
+	what := "no Ingress of this cluster has a rule"
+	switch of80 := c.port == 80 || c.port == 443; {
+	case !of80:
+		what = fmt.Sprintf("no route at port %d of a Gateway has a rule", c.port)
+	case table.Gateway(c.port):
+		what = "no route of a Gateway and " + what
+	}
+	return fmt.Sprintf("%s for host %.260q and path %.260q", what, c.host, r.URL.Path)
+}
+
+// send has the request's backend answer.
+func (p *Proxy) send(w http.ResponseWriter, r *http.Request, c *call) {
+	if len(c.backend.Endpoints) == 0 {
+		why := c.backend.Fault
 		if why == "" {
-			why = rule.Backend.Name + " has no ready endpoints"
+			why = c.backend.Name + " has no ready endpoints"
 		}
 		p.refuse(w, c, http.StatusServiceUnavailable, why)
 		return
@@ -202,29 +254,34 @@ func (p *Proxy) rewrite(r *httputil.ProxyRequest) {
 	r.Out.URL.RawQuery = r.In.URL.RawQuery // as it is, also where Go would not read it
 	r.Out.Host = r.In.Host
 	r.SetXForwarded()
-	port := "80"
-	if r.In.TLS != nil {
-		port = "443"
-	}
 	h := r.Out.Header
-	h.Set("X-Forwarded-Port", port)
+	h.Set("X-Forwarded-Port", strconv.Itoa(int(c.port)))
 	h.Set("X-Real-Ip", c.client.String())
 	h.Set("X-Request-Id", c.id)
+	if c.share != nil {
+		c.edit(r.Out)
+	}
 }
 
 // failed answers for a backend that did not.
 func (p *Proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
 	c := callOf(r.Context())
+	if errors.Is(context.Cause(r.Context()), errLate) {
+		p.refuse(w, c, http.StatusGatewayTimeout, fmt.Sprintf("%s did not answer in the %s that the route gives it", c.backend.Name, c.rule.Do.Timeout))
+		return
+	}
 	if r.Context().Err() != nil { // the client is gone; nobody reads this
 		c.why = "the client went away"
 		w.WriteHeader(statusClientGone)
 		return
 	}
-	name := c.rule.Backend.Name
+	name := c.backend.Name
 	var timeout net.Error
 	switch {
 	case isDial(err):
 		p.refuse(w, c, http.StatusServiceUnavailable, fmt.Sprintf("none of the endpoints of %s that were tried (%d) took the connection", name, c.tries))
+	case errors.Is(err, errSlow):
+		p.refuse(w, c, http.StatusGatewayTimeout, fmt.Sprintf("%s did not answer in the %s that the route gives an endpoint", name, c.rule.Do.Try))
 	case errors.As(err, &timeout) && timeout.Timeout():
 		p.refuse(w, c, http.StatusGatewayTimeout, fmt.Sprintf("%s did not answer in %s", name, p.cfg.ResponseTimeout))
 	default:

@@ -14,7 +14,6 @@ import (
 	"math/big"
 	"net"
 	"net/http"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -32,7 +31,8 @@ const (
 	last = 20 * time.Second
 )
 
-// Serve answers on both listeners until ctx ends, and then lets what is under
+// Serve answers on both listeners, and on the ports that the table's Gateways
+// have beside them, until ctx ends, and then lets what is under
 // way end. It closes the listeners.
 func (p *Proxy) Serve(ctx context.Context, plain, secure net.Listener) error {
 	self, err := selfSigned()
@@ -58,8 +58,11 @@ func (p *Proxy) Serve(ctx context.Context, plain, secure net.Listener) error {
 		MinVersion: tls.VersionTLS12,
 		GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 			if t := p.table.Load(); t != nil {
-				if c := t.Certificate(strings.ToLower(strings.TrimSuffix(hello.ServerName, "."))); c != nil {
-					return c, nil
+				all := t.Certificates(t.Came(localPort(hello.Conn.LocalAddr()), true), serverName(hello.ServerName))
+				for _, c := range all {
+					if len(all) == 1 || hello.SupportsCertificate(c) == nil {
+						return c, nil
+					}
 				}
 			}
 			return self, nil
@@ -68,11 +71,15 @@ func (p *Proxy) Serve(ctx context.Context, plain, secure net.Listener) error {
 	work, stopped := errgroup.WithContext(ctx)
 	work.Go(func() error { return served(open.Serve(plain)) })
 	work.Go(func() error { return served(closed.ServeTLS(secure, "", "")) })
+	// Ports are kept while connections are still taken.
+	ports, over := context.WithCancel(context.WithoutCancel(ctx))
+	work.Go(func() error { return p.ports(ports, open, closed) })
 	work.Go(func() error {
 		<-stopped.Done()
 		if ctx.Err() != nil {
 			time.Sleep(p.cfg.Drain)
 		}
+		over()
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), last)
 		defer cancel()
 		var both errgroup.Group

@@ -1,9 +1,11 @@
 package proxy
 
 import (
+	"cmp"
 	"log/slog"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -49,6 +51,9 @@ func (p *Proxy) tell(r *http.Request, c *call, told *recorder, took time.Duratio
 	var namespace, name string
 	if c.rule != nil {
 		namespace, name = c.rule.Owner.Namespace, c.rule.Owner.Name
+		if c.rule.Kind != "" {
+			name = strings.ToLower(c.rule.Kind) + "/" + name
+		}
 	}
 	p.metrics.requests.WithLabelValues(namespace, name, strconv.Itoa(code)).Inc()
 	if code != http.StatusSwitchingProtocols { // an upgraded connection lasts as long as it likes
@@ -68,7 +73,10 @@ func (p *Proxy) tell(r *http.Request, c *call, told *recorder, took time.Duratio
 		slog.String("id", c.id),
 	}
 	if c.rule != nil {
-		attrs = append(attrs, slog.String("ingress", c.rule.Owner.String()), slog.String("backend", c.rule.Backend.Name))
+		attrs = append(attrs, slog.String(cmp.Or(strings.ToLower(c.rule.Kind), "ingress"), c.rule.Owner.String()))
+	}
+	if c.backend != nil {
+		attrs = append(attrs, slog.String("backend", c.backend.Name))
 	}
 	if c.endpoint != nil {
 		attrs = append(attrs, slog.String("endpoint", c.address()), slog.Int("tries", c.tries))

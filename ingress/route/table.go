@@ -65,6 +65,11 @@ type Rule struct {
 	// Redirect answers plain requests with the same address under https.
 	Redirect bool
 	Owner    Owner
+	// Kind is that of the owner; "" is Ingress.
+	Kind string
+	// Do is what a Gateway's route asks for; nil for Ingresses. Its rules have no
+	// Host, Path and Backend.
+	Do *Action
 	// Since decides between rules of the same host and path: the oldest owner's
 	// has them, and of equally old ones the first by name.
 	Since time.Time
@@ -81,6 +86,8 @@ type Table struct {
 	rules, defaults hosts
 	certificates    map[string]*tls.Certificate
 	count           int
+	gateways        map[uint16]*port // by the port that clients come to
+	binds           []Bind
 }
 
 // hosts are rules by the kind of host they name. Wildcards are kept under the
@@ -183,15 +190,21 @@ func (p *paths) find(path string) *Rule {
 }
 
 func (h *hosts) find(host, path string) *Rule {
+	if r := h.named(host, path); r != nil {
+		return r
+	}
+	return h.any.find(path)
+}
+
+// named is find without the rules for every host.
+func (h *hosts) named(host, path string) *Rule {
 	if r := h.exact[host].find(path); r != nil {
 		return r
 	}
 	if _, parent, ok := strings.Cut(host, "."); ok {
-		if r := h.wild[parent].find(path); r != nil {
-			return r
-		}
+		return h.wild[parent].find(path)
 	}
-	return h.any.find(path)
+	return nil
 }
 
 // Find returns the rule for a request; nil: there is none. host is as Host

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/apis/names"
@@ -27,6 +28,7 @@ type objects struct {
 	service   func(namespace, name string) *corev1.Service
 	slices    func(namespace, service string) []*discoveryv1.EndpointSlice
 	pair      func(namespace, secret string) (*tls.Certificate, error)
+	namespace func(name string) labels.Set // its labels
 }
 
 // compile makes rules of all Ingresses of our classes. faults say what of them

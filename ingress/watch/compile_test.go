@@ -22,10 +22,15 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/utils/ptr"
 
+	"github.com/clusterd/clusterd/apis/gateway"
 	"github.com/clusterd/clusterd/apis/names"
+	"github.com/clusterd/clusterd/ingress/kinds"
 	"github.com/clusterd/clusterd/ingress/route"
 )
 
@@ -261,8 +266,17 @@ func TestRun(t *testing.T) {
 		}))
 	ctx, stop := context.WithCancel(t.Context())
 	tables, ended := make(chan *route.Table, 100), make(chan error, 1)
+	custom := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), listKinds)
+	of := func(resource string) schema.GroupVersionResource {
+		return schema.GroupVersionResource{Group: gateway.Group, Version: "v1", Resource: resource}
+	}
+	for _, u := range customObjects(t) {
+		if _, err := custom.Resource(of(strings.ToLower(u.GetKind())+map[bool]string{true: "es", false: "s"}[u.GetKind() == "GatewayClass"])).Namespace(u.GetNamespace()).Create(ctx, u, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
 	go func() {
-		ended <- Run(ctx, Config{Client: client, Set: func(t *route.Table) { tables <- t }})
+		ended <- Run(ctx, Config{Client: client, Kinds: kinds.New(custom, client.Discovery()), Set: func(t *route.Table) { tables <- t }})
 	}()
 	t.Cleanup(func() {
 		stop()
@@ -303,6 +317,19 @@ func TestRun(t *testing.T) {
 		}
 		return nil
 	})
+	client.Resources = []*metav1.APIResourceList{{GroupVersion: "gateway.networking.k8s.io/v1", APIResources: []metav1.APIResource{
+		{Name: "gatewayclasses"}, {Name: "gateways"}, {Name: "httproutes"},
+	}}}
+	await("the kinds of Gateways are served, and one route that cannot be read hinders no other", func(table *route.Table) error {
+		h := table.Ask(&route.Request{Port: 80, Host: "g.example", Path: "/"})
+		if h.Rule == nil || len(h.Rule.Do.Shares[0].Backend.Endpoints) != 1 {
+			return fmt.Errorf("%+v", h)
+		}
+		return nil
+	})
+	if err := custom.Resource(of("gateways")).Namespace("shop").Delete(ctx, "g", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	if err := client.NetworkingV1().Ingresses("shop").Delete(ctx, "i", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}

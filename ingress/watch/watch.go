@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -18,8 +19,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/clusterd/clusterd/apis/gateway"
+	"github.com/clusterd/clusterd/ingress/kinds"
 	"github.com/clusterd/clusterd/ingress/route"
 )
 
@@ -29,6 +33,8 @@ const settle = 50 * time.Millisecond
 // Config of Run. All fields are required unless they say otherwise.
 type Config struct {
 	Client kubernetes.Interface
+	// Kinds are the caches of the kinds of Gateways, which Run runs.
+	Kinds *kinds.Kinds
 	// Set is given each table that differs from the one before, by one goroutine.
 	Set    func(*route.Table)
 	Logger *slog.Logger // default slog.Default()
@@ -58,6 +64,7 @@ func Run(ctx context.Context, cfg Config) error {
 		}))
 	net, core := all.Networking().V1(), all.Core().V1()
 	ingresses, classes, services := net.Ingresses(), net.IngressClasses(), core.Services()
+	spaces := core.Namespaces()
 	endpoints, pairs := all.Discovery().V1().EndpointSlices(), secrets.Core().V1().Secrets()
 	if err := endpoints.Informer().AddIndexers(cache.Indexers{byService: func(obj any) ([]string, error) {
 		s := obj.(*discoveryv1.EndpointSlice)
@@ -73,7 +80,7 @@ func Run(ctx context.Context, cfg Config) error {
 		}
 	}
 	var known []cache.ResourceEventHandlerRegistration
-	for _, informer := range []cache.SharedIndexInformer{ingresses.Informer(), classes.Informer(), services.Informer(), endpoints.Informer(), pairs.Informer()} {
+	for _, informer := range []cache.SharedIndexInformer{ingresses.Informer(), classes.Informer(), services.Informer(), endpoints.Informer(), pairs.Informer(), spaces.Informer()} {
 		h, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: poke, UpdateFunc: func(_, o any) { poke(o) }, DeleteFunc: poke})
 		if err != nil {
 			return fmt.Errorf("watch: %w", err)
@@ -84,14 +91,6 @@ func Run(ctx context.Context, cfg Config) error {
 	secrets.StartWithContext(ctx)
 	defer all.Shutdown()
 	defer secrets.Shutdown()
-	for _, h := range known {
-		select {
-		case <-h.HasSyncedChecker().Done():
-		case <-ctx.Done():
-			return nil
-		}
-	}
-	certificates := map[string]parsed{}
 	o := objects{
 		service: func(namespace, name string) *corev1.Service {
 			s, err := services.Lister().Services(namespace).Get(name)
@@ -107,20 +106,54 @@ func Run(ctx context.Context, cfg Config) error {
 			}
 			return out
 		},
+		namespace: func(name string) labels.Set {
+			n, err := spaces.Lister().Get(name)
+			if err != nil {
+				return nil
+			}
+			return n.Labels
+		},
 	}
+	lists := func(o *objects) (err error) {
+		if o.ingresses, err = ingresses.Lister().List(labels.Everything()); err == nil {
+			o.classes, err = classes.Lister().List(labels.Everything())
+		}
+		return err
+	}
+	work, ctx := errgroup.WithContext(ctx)
+	work.Go(func() error { return cfg.Kinds.Run(ctx, func() { poke(nil) }) })
+	work.Go(func() error {
+		for _, h := range known {
+			select {
+			case <-h.HasSyncedChecker().Done():
+			case <-ctx.Done():
+				return nil
+			}
+		}
+		for !cfg.Kinds.Known() {
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return nil
+			}
+		}
+		return tables(ctx, cfg, o, pairs.Lister(), lists, changed)
+	})
+	return work.Wait()
+}
+
+// tables makes one after another, until ctx ends.
+func tables(ctx context.Context, cfg Config, o objects, pairs corelisters.SecretLister, lists func(*objects) error, changed <-chan struct{}) error {
+	certificates := map[string]parsed{}
 	var told []string
 	for {
-		var err error
-		if o.ingresses, err = ingresses.Lister().List(labels.Everything()); err != nil {
-			return fmt.Errorf("watch: %w", err)
-		}
-		if o.classes, err = classes.Lister().List(labels.Everything()); err != nil {
+		if err := lists(&o); err != nil {
 			return fmt.Errorf("watch: %w", err)
 		}
 		used := map[string]parsed{}
 		o.pair = func(namespace, name string) (*tls.Certificate, error) {
 			key := namespace + "/" + name
-			s, err := pairs.Lister().Secrets(namespace).Get(name)
+			s, err := pairs.Secrets(namespace).Get(name)
 			if err != nil {
 				return nil, fmt.Errorf("there is no Secret %q of type %s", name, corev1.SecretTypeTLS)
 			}
@@ -133,14 +166,19 @@ func Run(ctx context.Context, cfg Config) error {
 			return p.pair, p.err
 		}
 		rules, shown, faults := compile(o)
-		certificates = used
 		table, hidden := route.Build(rules, shown)
+		asked := gateway.Objects{Namespace: o.namespace, Service: o.service, Certificate: o.certificate}
+		cfg.Kinds.Fill(&asked)
+		listeners, binds, wrong := compileGateways(o, gateway.Evaluate(asked))
+		table = route.Merge(table, listeners, binds)
+		certificates = used
 		for _, h := range hidden {
 			faults = append(faults, fmt.Sprintf("Ingress %s: an older one has host %q and path %q", h.Owner, h.Host, h.Path))
 		}
+		faults = append(faults, wrong...)
 		for _, f := range faults {
 			if !slices.Contains(told, f) {
-				cfg.Logger.Warn("an Ingress is not served as it says", "why", f)
+				cfg.Logger.Warn("an Ingress or Gateway is not served as it says", "why", f)
 			}
 		}
 		told = faults
@@ -185,6 +223,8 @@ func slim(obj any) (any, error) {
 	case *corev1.Secret:
 		o.ManagedFields, o.Annotations = nil, nil
 		o.Data = map[string][]byte{corev1.TLSCertKey: o.Data[corev1.TLSCertKey], corev1.TLSPrivateKeyKey: o.Data[corev1.TLSPrivateKeyKey]}
+	case *corev1.Namespace:
+		o.ManagedFields, o.Annotations = nil, nil
 	case *networkingv1.Ingress:
 		o.ManagedFields, o.Status = nil, networkingv1.IngressStatus{}
 	}

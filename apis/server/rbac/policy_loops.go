@@ -17,6 +17,8 @@ type controller struct {
 	rules   []rbacv1.PolicyRule
 }
 
+const gatewayGroup = "gateway.networking.k8s.io"
+
 // controllers are the loops that hold more, or much less, than
 // system:kube-controller-manager does, which is who all others are.
 var controllers = []controller{
@@ -33,6 +35,17 @@ var controllers = []controller{
 		on("*", "*/scale", do("get", "update")),
 		on("core", "pods", do("list")),
 		on("metrics.k8s.io", "pods", do("list")), events}},
+	{loop: "gateway", account: "gateway-controller", rules: []rbacv1.PolicyRule{
+		on("apiextensions.k8s.io", "customresourcedefinitions", do("create")),
+		called(on("apiextensions.k8s.io", "customresourcedefinitions", do("get", "patch")),
+			"gatewayclasses."+gatewayGroup, "gateways."+gatewayGroup, "httproutes."+gatewayGroup, "grpcroutes."+gatewayGroup, "referencegrants."+gatewayGroup),
+		on(gatewayGroup, "gatewayclasses gateways httproutes grpcroutes referencegrants", listWatch),
+		on(gatewayGroup, "gatewayclasses", do("create")),
+		on(gatewayGroup, "gatewayclasses/status gateways/status httproutes/status grpcroutes/status", do("update")),
+		on("core", "configmaps services serviceaccounts", do("create")),
+		called(on("core", "configmaps", do("get", "update")), "clusterd-gateway-api"),
+		called(on("core", "services", do("update")), "clusterd-ingress"),
+		on("apps", "daemonsets", do("create"))}},
 	{loop: "clusterroleaggregation", account: "clusterrole-aggregation-controller", rules: []rbacv1.PolicyRule{
 		on("rbac.authorization.k8s.io", "clusterroles", do("escalate", "get", "list", "patch", "update", "watch"))}},
 }

@@ -70,7 +70,8 @@ func systemRoles() []rbacv1.ClusterRole {
 		// which a rule cannot say.
 		clusterRole("system:clusterd-ingress",
 			on("core", "services secrets", listWatch), on("discovery.k8s.io", "endpointslices", listWatch),
-			on("networking.k8s.io", "ingresses ingressclasses", listWatch)),
+			on("networking.k8s.io", "ingresses ingressclasses", listWatch), on("core", "namespaces", listWatch),
+			on(gatewayGroup, "gatewayclasses gateways httproutes grpcroutes referencegrants", listWatch)),
 		clusterRole("system:kube-aggregator", on("core", "endpoints services", read)),
 
 		clusterRole("system:kube-scheduler", append(delegates(), events,

@@ -1,0 +1,205 @@
+package watch
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/clusterd/clusterd/apis/gateway"
+	"github.com/clusterd/clusterd/ingress/route"
+)
+
+var listKinds = map[schema.GroupVersionResource]string{}
+
+func init() {
+	for resource, kind := range map[string]string{"gatewayclasses": "GatewayClass", "gateways": "Gateway", "httproutes": "HTTPRoute", "grpcroutes": "GRPCRoute", "referencegrants": "ReferenceGrant"} {
+		listKinds[schema.GroupVersionResource{Group: gateway.Group, Version: "v1", Resource: resource}] = kind + "List"
+	}
+}
+
+// customObjects are a Gateway, a route of it, and another that no version of the kind
+// has ever been like.
+func customObjects(t *testing.T) (out []*unstructured.Unstructured) {
+	for _, text := range []string{
+		"{kind: GatewayClass, metadata: {name: clusterd}, spec: {controllerName: clusterd.local/gateway}}",
+		"{kind: Gateway, metadata: {name: g, namespace: shop}, spec: {gatewayClassName: clusterd, listeners: [{name: a, port: 80, protocol: HTTP}]}}",
+		"{kind: HTTPRoute, metadata: {name: bad, namespace: shop}, spec: {parentRefs: all, rules: {a: b}}}",
+		"{kind: HTTPRoute, metadata: {name: good, namespace: shop}, spec: {parentRefs: [{name: g}], hostnames: [g.example], rules: [{backendRefs: [{name: web, port: 80}]}]}}",
+	} {
+		u := &unstructured.Unstructured{}
+		if err := yaml.Unmarshal([]byte(text), &u.Object); err != nil {
+			t.Fatal(err)
+		}
+		u.SetAPIVersion(gateway.Group + "/v1")
+		out = append(out, u)
+	}
+	return out
+}
+
+const routes = `
+- kind: HTTPRoute
+  metadata: {name: web, namespace: shop}
+  spec:
+    parentRefs: [{name: g}]
+    hostnames: [Web.example]
+    rules:
+    - matches: [{path: {value: /a}}, {path: {type: Exact, value: /exact}, method: POST}]
+      backendRefs: [{name: web, port: 80, weight: 3}, {name: sticky, port: 80, weight: 0}, {name: none, port: 80}]
+    - matches:
+      - {path: {type: RegularExpression, value: "/r/[0-9]+"}, headers: [{name: X-A, value: "1"}, {name: x-a, value: "2"}], queryParams: [{name: q, type: RegularExpression, value: "[a-c]"}]}
+      filters:
+      - {type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: A, value: b}], add: [{name: C, value: d}], remove: [e]}}
+      - {type: URLRewrite, urlRewrite: {hostname: b.example, path: {type: ReplaceFullPath, replaceFullPath: /x}}}
+      backendRefs: [{name: web, port: 81, filters: [{type: ResponseHeaderModifier, responseHeaderModifier: {set: [{name: F, value: g}]}}]}]
+      timeouts: {request: 1m, backendRequest: 500ms}
+    - matches: [{path: {value: /moved}}]
+      filters: [{type: RequestRedirect, requestRedirect: {scheme: https, port: 8443, statusCode: 301, path: {type: ReplacePrefixMatch, replacePrefixMatch: /to}}}]
+- kind: GRPCRoute
+  metadata: {name: calls, namespace: shop}
+  spec:
+    parentRefs: [{name: g, sectionName: b}]
+    hostnames: [calls.example]
+    rules:
+    - matches: [{method: {service: shop.Cart, method: Add}}, {method: {service: shop.Stock}, headers: [{name: v, value: "2"}]}]
+      backendRefs: [{name: web, port: 80}]
+    - matches: [{method: {method: Check}}, {method: {type: RegularExpression, service: "x|y", method: "z.*"}}]
+      backendRefs: [{name: sticky, port: 80}]
+`
+
+func view(t *testing.T, o objects) *gateway.View {
+	var list []map[string]any
+	if err := yaml.Unmarshal([]byte(routes), &list); err != nil {
+		t.Fatal(err)
+	}
+	g := gateway.Objects{Namespace: func(string) labels.Set { return nil }, Service: o.service, Certificate: o.certificate}
+	for _, one := range list {
+		obj, err := gateway.Typed(&unstructured.Unstructured{Object: one})
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch r := obj.(type) {
+		case *gatewayv1.HTTPRoute:
+			g.HTTPRoutes = append(g.HTTPRoutes, r)
+		case *gatewayv1.GRPCRoute:
+			g.GRPCRoutes = append(g.GRPCRoutes, r)
+		default:
+			t.Fatalf("%T", obj)
+		}
+	}
+	g.Classes = []*gatewayv1.GatewayClass{{ObjectMeta: metav1.ObjectMeta{Name: "clusterd"}, Spec: gatewayv1.GatewayClassSpec{ControllerName: gateway.Controller}}}
+	gw := &gatewayv1.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "g"}}
+	if err := yaml.Unmarshal([]byte(`{gatewayClassName: clusterd, listeners: [
+		{name: a, port: 80, protocol: HTTP, hostname: "*.example"}, {name: b, port: 9000, protocol: HTTP},
+		{name: c, port: 443, protocol: HTTPS, hostname: a.example, tls: {certificateRefs: [{name: a}]}}, {name: d, port: 90, protocol: TCP}]}`), &gw.Spec); err != nil {
+		t.Fatal(err)
+	}
+	g.Gateways = []*gatewayv1.Gateway{gw}
+	return gateway.Evaluate(g)
+}
+
+// shares says where a rule's requests go.
+func shares(a *route.Action) string {
+	var out []string
+	for _, s := range a.Shares {
+		if s.Broken != "" {
+			out = append(out, fmt.Sprintf("%d of %s", s.Weight, s.Broken))
+			continue
+		}
+		out = append(out, fmt.Sprintf("%d of %s %s%v", s.Weight, s.Backend.Protocol, s.Backend.Name, s.Backend.Endpoints))
+	}
+	return strings.Join(out, ", ")
+}
+
+func TestCompileGateways(t *testing.T) {
+	o := world(t)
+	services := o.service
+	o.service = func(ns, name string) *corev1.Service {
+		if ns == serviceNamespace && name == serviceName {
+			return &corev1.Service{Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromString("http")}, {Port: 9000, TargetPort: intstr.FromInt32(10000)}}}}
+		}
+		return services(ns, name)
+	}
+	listeners, binds, faults := compileGateways(o, view(t, o))
+	if len(faults) != 0 || len(listeners) != 3 {
+		t.Fatal(faults, len(listeners))
+	}
+	if diff := cmp.Diff([]route.Bind{{Local: 10000, Port: 9000}}, binds); diff != "" {
+		t.Error(diff)
+	}
+	if l := listeners[2]; !l.TLS || l.Host != "a.example" || len(l.Certificates) != 1 {
+		t.Errorf("%+v", l)
+	}
+	table := route.Merge(new(route.Table), listeners, binds)
+	web := "3 of http shop/web:80[10.0.0.1:8080 10.0.0.2:8080], 0 of https shop/sticky:80[10.0.0.5:8443], 1 of Service shop/none does not exist"
+	for _, tt := range []struct {
+		port                uint16
+		method, url, header string
+		want                string
+	}{
+		{80, "GET", "web.example/a/b", "", web},
+		{80, "POST", "web.example/exact", "", web},
+		{80, "GET", "web.example/exact", "", ""},
+		{9000, "GET", "web.example/a", "", web},
+		{443, "GET", "web.example/a", "", ""},
+		{80, "GET", "web.example/r/1?q=b", "1", "1 of h2c shop/web:81[10.0.0.1:9090 10.0.0.2:9090]"},
+		{80, "GET", "web.example/r/1?q=bb", "1", ""},
+		{80, "GET", "web.example/r/1x?q=b", "1", ""},
+		{80, "GET", "web.example/r/1?q=b", "2", ""},
+		{80, "GET", "web.example/moved/x", "", ""},
+		{9000, "POST", "calls.example/shop.Cart/Add", "", "1 of h2c shop/web:80[10.0.0.1:8080 10.0.0.2:8080]"},
+		{9000, "POST", "calls.example/shop.Cart/Remove", "", ""},
+		{9000, "POST", "calls.example/shop.Stock/Any", "2", "1 of h2c shop/web:80[10.0.0.1:8080 10.0.0.2:8080]"},
+		{9000, "POST", "calls.example/shop.Stock/Any", "", ""},
+		{9000, "POST", "calls.example/any.Service/Check", "", "1 of https shop/sticky:80[10.0.0.5:8443]"},
+		{9000, "POST", "calls.example/any.Service/CheckAll", "", ""},
+		{9000, "POST", "calls.example/y/zoo", "", "1 of https shop/sticky:80[10.0.0.5:8443]"},
+		{9000, "POST", "calls.example/yy/zoo", "", ""},
+		{80, "POST", "calls.example/shop.Cart/Add", "", ""},
+	} {
+		target, query, _ := strings.Cut(tt.url, "?")
+		host, path, _ := strings.Cut(target, "/")
+		h := http.Header{}
+		if tt.header != "" {
+			h.Set("X-A", tt.header)
+			h.Set("V", tt.header)
+		}
+		got := ""
+		hit := table.Ask(&route.Request{Port: tt.port, Host: host, Method: tt.method, Path: "/" + path, Query: query, Header: h})
+		if hit.Rule != nil {
+			got = shares(hit.Rule.Do)
+		}
+		if got != tt.want {
+			t.Errorf("%d %s %s %s: %q, want %q", tt.port, tt.method, tt.url, tt.header, got, tt.want)
+		}
+	}
+	http := slices.Collect(func(yield func(*route.Action) bool) {
+		for _, r := range listeners[0].Rules {
+			yield(r.Rule.Do)
+		}
+	})
+	a, b := *http[1], *http[2]
+	a.Shares[0].Backend = nil
+	want := route.Action{
+		Rewrite: route.Rewrite{Host: "b.example", Path: &route.Path{Value: "/x"}}, Timeout: 60e9, Try: 500e6, Patient: true,
+		Headers: route.Changes{Request: route.Edit{Set: []route.Field{{Name: "A", Value: "b"}}, Add: []route.Field{{Name: "C", Value: "d"}}, Remove: []string{"e"}}},
+		Shares:  []route.Share{{Weight: 1, Headers: route.Changes{Response: route.Edit{Set: []route.Field{{Name: "F", Value: "g"}}}}}},
+	}
+	if diff := cmp.Diff(want, a); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(route.Action{Redirect: &route.Redirect{Scheme: "https", Port: 8443, Code: 301, Path: &route.Path{Value: "/to", Prefix: true}}}, b); diff != "" {
+		t.Error(diff)
+	}
+}
