@@ -30,8 +30,12 @@ bin/podmon: deps $(shell find cmd/podmon agent/podmon -name '*.go' -o -name '*.c
 	CGO_ENABLED=1 $(GO) build -tags '$(PODMON_TAGS)' -ldflags '$(PODMON_LDFLAGS)' -o $@ ./cmd/podmon
 	cp $@ agent/runtime/podmonbin/podmon
 
+# The definitions of the kinds of Gateways, from the module in whose releases they are.
+sched/gateway/crds/crds.json.gz: go.mod hack/gatewaycrds/main.go
+	$(GO) run ./hack/gatewaycrds -o $@
+
 .PHONY: build
-build: bin/podmon ## build bin/clusterd, bin/clusterctl, bin/podmon
+build: bin/podmon sched/gateway/crds/crds.json.gz ## build bin/clusterd, bin/clusterctl, bin/podmon
 	$(GO) build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/clusterd ./cmd/clusterctl
 
 bin/kubectl: go.mod $(wildcard hack/kubectl/*.go)
@@ -173,4 +177,4 @@ deb: build ## build dist/clusterd_….deb and the tarball beside it
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin dist agent/runtime/podmonbin/podmon
+	rm -rf bin dist agent/runtime/podmonbin/podmon sched/gateway/crds/crds.json.gz

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
@@ -33,6 +34,7 @@ import (
 	"github.com/clusterd/clusterd/sched/endpoints"
 	"github.com/clusterd/clusterd/sched/endpointslice"
 	"github.com/clusterd/clusterd/sched/ephemeralvolume"
+	"github.com/clusterd/clusterd/sched/gateway"
 	"github.com/clusterd/clusterd/sched/gc"
 	"github.com/clusterd/clusterd/sched/hpa"
 	"github.com/clusterd/clusterd/sched/ingress"
@@ -69,6 +71,11 @@ type Config struct {
 	// Metadata reads and deletes objects of any kind, for garbage collection
 	// and namespace deletion.
 	Metadata metadata.Interface
+
+	// Dynamic and Gateways are for the Gateway API: a client for its kinds, which
+	// are custom ones, and caches of them. nil: Gateways are somebody else's.
+	Dynamic  dynamic.Interface
+	Gateways Gateways
 
 	// ClusterCIDR is cut into pod networks of NodeCIDRBits each. Defaults:
 	// 10.244.0.0/14 and 24.
@@ -113,6 +120,9 @@ func ReadSchedulerConfig(data []byte) (SchedulerConfig, error) { return schedule
 
 // SignClient signs what certificatesigning has checked.
 type SignClient = certificatesigning.Sign
+
+// Gateways are caches of the kinds of Gateways; they are run once.
+type Gateways = gateway.Kinds
 
 // Liveness is implemented by cmd/clusterd from gossip and the nodes' control
 // connections. Both methods may be called from one goroutine each.
@@ -182,6 +192,9 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return accounttoken.New(env, cfg.RootCA), nil },
 		func() (Loop, error) { return bootstraptoken.New(env), nil },
 		func() (Loop, error) { return certificatesigning.New(env, cfg.SignClient), nil },
+	}
+	if cfg.Dynamic != nil && cfg.Gateways != nil {
+		constructors = append(constructors, func() (Loop, error) { return gateway.New(env, cfg.Dynamic, cfg.Gateways), nil })
 	}
 	loops := []Loop{{Name: "informers", Run: func(ctx context.Context) error {
 		env.Informers.StartWithContext(ctx)

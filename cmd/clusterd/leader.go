@@ -15,10 +15,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 
 	"github.com/clusterd/clusterd/apis/server"
+	"github.com/clusterd/clusterd/ingress/kinds"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/sched"
@@ -174,10 +176,16 @@ func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {
 	if err != nil {
 		return sched.Config{}, fmt.Errorf("make the controllers' client: %w", err)
 	}
+	custom, err := dynamic.NewForConfig(rest)
+	if err != nil {
+		return sched.Config{}, fmt.Errorf("make the controllers' client: %w", err)
+	}
 	return sched.Config{
 		Client:      client,
 		EventClient: events,
 		Metadata:    meta,
+		Dynamic:     custom,
+		Gateways:    kinds.New(custom, client.Discovery()),
 		ClusterCIDR: netip.MustParsePrefix(m.cfg.ClusterCIDR),
 		ServiceCIDR: netip.MustParsePrefix(m.cfg.ServiceCIDR),
 		ClusterDNS:  m.cfg.nodeDNS(),

@@ -33,6 +33,10 @@ const (
 	grace = 30
 )
 
+// PodPorts are the ports at which the proxies listen for Ingresses, and for whoever
+// asks how they are.
+var PodPorts = []int32{httpPort, httpsPort, adminPort}
+
 // ours reports whether the Ingress is of a class that our proxy serves.
 func ours(i *networkingv1.Ingress, classes []*networkingv1.IngressClass) bool {
 	name := networking.ClassOf(i)
@@ -41,8 +45,8 @@ func ours(i *networkingv1.Ingress, classes []*networkingv1.IngressClass) bool {
 	})
 }
 
-// addresses are those under which the Service is reached from outside.
-func addresses(s *corev1.Service) (out []networkingv1.IngressLoadBalancerIngress) {
+// Addresses are those under which the Service is reached from outside.
+func Addresses(s *corev1.Service) (out []networkingv1.IngressLoadBalancerIngress) {
 	for _, in := range s.Status.LoadBalancer.Ingress {
 		out = append(out, networkingv1.IngressLoadBalancerIngress{IP: in.IP, Hostname: in.Hostname})
 	}

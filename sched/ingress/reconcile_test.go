@@ -51,7 +51,7 @@ func TestAddresses(t *testing.T) {
 	s := &corev1.Service{Spec: corev1.ServiceSpec{ExternalIPs: []string{"192.0.2.1", "192.0.2.9"}}}
 	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.9"}, {Hostname: "lb.example"}}
 	want := []networkingv1.IngressLoadBalancerIngress{{IP: "192.0.2.9"}, {Hostname: "lb.example"}, {IP: "192.0.2.1"}}
-	if diff := cmp.Diff(want, addresses(s)); diff != "" {
+	if diff := cmp.Diff(want, Addresses(s)); diff != "" {
 		t.Error(diff)
 	}
 }

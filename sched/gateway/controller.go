@@ -1,0 +1,256 @@
+// Package gateway keeps what serves Gateways: the kinds themselves and the
+// GatewayClass, made once, and, as soon as there is a Gateway of a class of ours,
+// the proxies, with the ports that its listeners have. It writes the statuses of
+// classes, Gateways and routes, so that the proxies only read. What the objects
+// mean is said by apis/gateway.
+package gateway
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/clusterd/clusterd/apis/gateway"
+	"github.com/clusterd/clusterd/sched/ingress"
+	"github.com/clusterd/clusterd/sched/loop"
+)
+
+const (
+	// settle is how long changes are gathered before all is judged again.
+	settle = 100 * time.Millisecond
+	// patience is how long it takes until a kind that was just made is looked for
+	// again.
+	patience = time.Second
+)
+
+var (
+	// kindsKey asks for the kinds and the class, allKey for all statuses.
+	kindsKey = loop.Key{Name: "!kinds"}
+	allKey   = loop.Key{Name: "!all"}
+)
+
+// Kinds are caches of the kinds of Gateways. Run blocks until ctx ends and calls
+// changed, which does not block, after each change; the others may be called
+// meanwhile from any goroutine.
+type Kinds interface {
+	Run(ctx context.Context, changed func()) error
+	// Known reports whether the caches hold what there was at the start.
+	Known() bool
+	// Served reports whether the server knows Gateways.
+	Served() bool
+	// Fill sets the lists of o, whose objects are not to be changed.
+	Fill(o *gateway.Objects)
+}
+
+type controller struct {
+	*loop.Controller
+	env     loop.Env
+	client  kubernetes.Interface
+	dynamic dynamic.Interface
+	kinds   Kinds
+	proxies *ingress.Proxies
+
+	services corelisters.ServiceLister
+	secrets  corelisters.SecretLister
+	spaces   corelisters.NamespaceLister
+}
+
+// New returns the loop.
+func New(env loop.Env, client dynamic.Interface, kinds Kinds) loop.Loop {
+	core := env.Informers.Core().V1()
+	c := &controller{
+		env: env, client: env.Client, dynamic: client, kinds: kinds, proxies: ingress.NewProxies(env),
+		services: core.Services().Lister(), secrets: core.Secrets().Lister(), spaces: core.Namespaces().Lister(),
+	}
+	c.Controller = loop.New("gateway", env, 1, c.reconcile)
+	loop.Watch(c.Controller, core.Secrets().Informer(), func(old, s *corev1.Secret) {
+		if loop.Latest(old, s).Type == corev1.SecretTypeTLS {
+			c.all()
+		}
+	})
+	loop.Watch(c.Controller, core.Namespaces().Informer(), func(old, n *corev1.Namespace) {
+		if old == nil || n == nil || !apiequality.Semantic.DeepEqual(old.Labels, n.Labels) {
+			c.all()
+		}
+	})
+	loop.Watch(c.Controller, core.Services().Informer(), func(old, s *corev1.Service) {
+		if old == nil || s == nil || !apiequality.Semantic.DeepEqual(old.Spec, s.Spec) {
+			c.all()
+		}
+	})
+	c.proxies.Watch(c.Controller, c.all)
+	return loop.Loop{Name: "gateway", Run: func(ctx context.Context) error {
+		work, ctx := errgroup.WithContext(ctx)
+		ready := make(chan struct{})
+		work.Go(func() error { return c.RunReady(ctx, func() { close(ready) }) })
+		work.Go(func() error {
+			select {
+			case <-ready:
+			case <-ctx.Done():
+				return nil
+			}
+			c.Enqueue(kindsKey)
+			return c.kinds.Run(ctx, c.all)
+		})
+		return work.Wait()
+	}}
+}
+
+func (c *controller) all() { c.EnqueueAfter(allKey, settle) }
+
+func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
+	if key == kindsKey {
+		done, err := c.install(ctx)
+		if err == nil && !done {
+			c.EnqueueAfter(kindsKey, patience)
+		}
+		return err
+	}
+	if !c.kinds.Known() {
+		return nil
+	}
+	o := c.objects()
+	v := gateway.Evaluate(o)
+	addresses, err := c.reach(ctx, v)
+	return errors.Join(err, c.tell(ctx, o, v, addresses))
+}
+
+// objects are all that Gateways are about, as they are now.
+func (c *controller) objects() gateway.Objects {
+	o := gateway.Objects{
+		Namespace: func(name string) labels.Set {
+			n, err := c.spaces.Get(name)
+			if err != nil {
+				return nil
+			}
+			return n.Labels
+		},
+		Service: func(namespace, name string) *corev1.Service {
+			s, err := c.services.Services(namespace).Get(name)
+			if err != nil {
+				return nil
+			}
+			return s
+		},
+		Certificate: c.certificate,
+	}
+	c.kinds.Fill(&o)
+	return o
+}
+
+func (c *controller) certificate(namespace, name string) error {
+	s, err := c.secrets.Secrets(namespace).Get(name)
+	if err != nil || s.Type != corev1.SecretTypeTLS {
+		return fmt.Errorf("there is no Secret %s/%s of type %s", namespace, name, corev1.SecretTypeTLS)
+	}
+	if _, err := tls.X509KeyPair(s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey]); err != nil {
+		return fmt.Errorf("Secret %s/%s holds no certificate with its key in %s and %s", namespace, name, corev1.TLSCertKey, corev1.TLSPrivateKeyKey)
+	}
+	return nil
+}
+
+// reach has the proxies run and their Service have the ports of all listeners.
+// It returns the addresses of that.
+func (c *controller) reach(ctx context.Context, v *gateway.View) ([]gatewayv1.GatewayStatusAddress, error) {
+	var s *corev1.Service
+	var err error
+	if len(v.Gateways) > 0 {
+		s, err = c.proxies.Ensure(ctx)
+	} else if s, err = c.services.Services(ingress.Name.Namespace).Get(ingress.Name.Name); apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil || s == nil {
+		return nil, err
+	}
+	if ports, differ := servicePorts(s.Spec.Ports, v.Ports()); differ {
+		next := s.DeepCopy()
+		next.Spec.Ports = ports
+		if _, err := c.client.CoreV1().Services(s.Namespace).Update(ctx, next, metav1.UpdateOptions{}); err != nil {
+			return addresses(s), fmt.Errorf("ports of service %s: %w", ingress.Name, err)
+		}
+	}
+	return addresses(s), nil
+}
+
+// tell writes the statuses that are not what they should be. One that cannot be
+// written keeps no other from being so.
+func (c *controller) tell(ctx context.Context, o gateway.Objects, v *gateway.View, addresses []gatewayv1.GatewayStatusAddress) error {
+	now := metav1.NewTime(c.env.Clock.Now())
+	var failed []error
+	write := func(resource, kind string, m metav1.Object, status any) {
+		if err := c.status(ctx, resource, kind, m, status); err != nil {
+			failed = append(failed, fmt.Errorf("status of %s %s/%s: %w", kind, m.GetNamespace(), m.GetName(), err))
+		}
+	}
+	for _, class := range o.Classes {
+		if class.Spec.ControllerName != gateway.Controller {
+			continue
+		}
+		if want := gateway.ClassStatus(class, now); !apiequality.Semantic.DeepEqual(class.Status, want) {
+			write(gateway.Classes, "GatewayClass", class, &want)
+		}
+	}
+	for _, g := range v.Gateways {
+		want := g.Status(addresses, now)
+		want.AttachedListenerSets = g.Gateway.Status.AttachedListenerSets
+		if !apiequality.Semantic.DeepEqual(g.Gateway.Status, want) {
+			write(gateway.Gateways, "Gateway", g.Gateway, &want)
+		}
+	}
+	ours := map[metav1.Object][]gatewayv1.RouteParentStatus{}
+	for _, r := range v.Routes {
+		ours[r.Object()] = r.ParentStatuses(now)
+	}
+	route := func(resource, kind string, m metav1.Object, old []gatewayv1.RouteParentStatus) {
+		want, ok := ours[m]
+		if !ok {
+			want = gateway.Foreign(old)
+		}
+		if !apiequality.Semantic.DeepEqual(old, want) && len(old)+len(want) > 0 {
+			write(resource, kind, m, &gatewayv1.RouteStatus{Parents: want})
+		}
+	}
+	for _, r := range o.HTTPRoutes {
+		route(gateway.HTTPRoutes, gateway.HTTPRoute, r, r.Status.Parents)
+	}
+	for _, r := range o.GRPCRoutes {
+		route(gateway.GRPCRoutes, gateway.GRPCRoute, r, r.Status.Parents)
+	}
+	return errors.Join(failed...)
+}
+
+// status writes one, a pointer to a struct, unless the object has changed meanwhile.
+func (c *controller) status(ctx context.Context, resource, kind string, m metav1.Object, status any) error {
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(status)
+	if err != nil {
+		return err
+	}
+	u := &unstructured.Unstructured{Object: map[string]any{"status": fields}}
+	u.SetGroupVersionKind(schema.GroupVersionKind{Group: gateway.Group, Version: "v1", Kind: kind})
+	u.SetNamespace(m.GetNamespace())
+	u.SetName(m.GetName())
+	u.SetUID(m.GetUID())
+	u.SetResourceVersion(m.GetResourceVersion())
+	gvr := schema.GroupVersionResource{Group: gateway.Group, Version: "v1", Resource: resource}
+	_, err = c.dynamic.Resource(gvr).Namespace(m.GetNamespace()).UpdateStatus(ctx, u, metav1.UpdateOptions{FieldManager: "clusterd-gateway"})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil // it has changed or is gone; the cache will show it
+	}
+	return err
+}

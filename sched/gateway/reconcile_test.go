@@ -1,0 +1,113 @@
+package gateway
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/clusterd/clusterd/apis/gateway"
+	"github.com/clusterd/clusterd/sched/gateway/crds"
+)
+
+// TestServicePorts: each listener's port has one of the pods', which stays; what
+// an administrator added does too.
+func TestServicePorts(t *testing.T) {
+	port := func(name string, port, target int32) corev1.ServicePort {
+		return corev1.ServicePort{Name: name, Port: port, TargetPort: intstr.FromInt32(target), Protocol: corev1.ProtocolTCP}
+	}
+	named := corev1.ServicePort{Name: "http", Port: 80, TargetPort: intstr.FromString("http")}
+	for _, tt := range []struct {
+		name   string
+		has    []corev1.ServicePort
+		want   []int32
+		ports  []corev1.ServicePort
+		differ bool
+	}{
+		{"nothing to do", []corev1.ServicePort{named}, nil, []corev1.ServicePort{named}, false},
+		{"its own port", []corev1.ServicePort{named}, []int32{8081}, []corev1.ServicePort{named, port("gateway-8081", 8081, 8081)}, true},
+		{"ports that pods may not or cannot have", []corev1.ServicePort{named}, []int32{81, 8080, 8443, 9090},
+			[]corev1.ServicePort{named, port("gateway-81", 81, 10000), port("gateway-8080", 8080, 10001), port("gateway-8443", 8443, 10002), port("gateway-9090", 9090, 10003)}, true},
+		{"one that another has taken", []corev1.ServicePort{named, port("gateway-81", 81, 10000)}, []int32{81, 10000},
+			[]corev1.ServicePort{named, port("gateway-81", 81, 10000), port("gateway-10000", 10000, 10001)}, true},
+		{"there already", []corev1.ServicePort{named, port("gateway-81", 81, 10007)}, []int32{81}, []corev1.ServicePort{named, port("gateway-81", 81, 10007)}, false},
+		{"the administrator's", []corev1.ServicePort{named, port("own", 81, 5)}, []int32{81}, []corev1.ServicePort{named, port("own", 81, 5)}, false},
+		{"no listener any more", []corev1.ServicePort{named, port("gateway-81", 81, 10000), port("own", 82, 5)}, nil, []corev1.ServicePort{named, port("own", 82, 5)}, true},
+	} {
+		got, differ := servicePorts(tt.has, tt.want)
+		if diff := cmp.Diff(tt.ports, got); diff != "" || differ != tt.differ {
+			t.Errorf("%s: %t %s", tt.name, differ, diff)
+		}
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	s := &corev1.Service{Spec: corev1.ServiceSpec{ExternalIPs: []string{"192.0.2.1"}}}
+	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{Hostname: "lb.example"}}
+	for i := range 30 {
+		s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprint("192.0.2.", 2+i))
+	}
+	got := addresses(s)
+	if len(got) != 16 || *got[0].Type != "Hostname" || got[0].Value != "lb.example" || *got[1].Type != "IPAddress" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// TestForeign: what somebody else installed is not ours to change.
+func TestForeign(t *testing.T) {
+	one := func(release, applied string) *unstructured.Unstructured {
+		u := &unstructured.Unstructured{Object: map[string]any{}}
+		u.SetAnnotations(map[string]string{crds.BundleVersion: release})
+		if applied != "" {
+			u.SetAnnotations(map[string]string{crds.BundleVersion: release, lastApplied: applied})
+		}
+		return u
+	}
+	if foreign(one("v1.6.0", ""), "v1.6.0") || !foreign(one("v1.7.0", ""), "v1.6.0") || !foreign(one("v1.6.0", "{}"), "v1.6.0") {
+		t.Error("wrong")
+	}
+	for _, tt := range []struct {
+		release, made string
+		want          bool
+	}{{"v1.6.3", "", true}, {"v1.10.0", "v1.6.3", true}, {"v1.6.3", "v1.6.3", false}, {"v1.6.0", "v1.6.3", false}, {"v1.6.0", "?", false}} {
+		if newer(tt.release, tt.made) != tt.want {
+			t.Errorf("%s after %s: not %t", tt.release, tt.made, tt.want)
+		}
+	}
+}
+
+// TestCRDs: each kind that is looked at is there, in the version that is asked
+// for. Without them the error says what to do.
+func TestCRDs(t *testing.T) {
+	all, release, err := crds.Read()
+	if err != nil {
+		if !strings.Contains(err.Error(), "make build") {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	if newer("v1.6.3", release) || len(all) != len(gateway.Resources) {
+		t.Errorf("%d of release %s", len(all), release)
+	}
+	for i, one := range all {
+		versions, _, err := unstructured.NestedSlice(one.Object, "spec", "versions")
+		if err != nil || one.GetName() != gateway.Resources[i]+"."+gateway.Group {
+			t.Error(one.GetName(), err)
+		}
+		served := []*metav1.APIResourceList{}
+		for _, v := range versions {
+			v := v.(map[string]any)
+			if v["served"] == true {
+				served = append(served, &metav1.APIResourceList{GroupVersion: gateway.Group + "/" + v["name"].(string), APIResources: []metav1.APIResource{{Name: gateway.Resources[i]}}})
+			}
+		}
+		if gvr, ok := gateway.Version(gateway.Resources[i], served); !ok || gvr.Version != "v1" {
+			t.Error(one.GetName(), gvr)
+		}
+	}
+}
