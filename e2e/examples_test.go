@@ -33,7 +33,7 @@ func TestE2EExamples(t *testing.T) {
 			"web": webExample, "statefulset": statefulSetExample, "daemonset": daemonSetExample,
 			"cronjob": func(e *env, ns string) { cronJobExample(e, ns); minutely = ns },
 			"hpa":     hpaExample, "networkpolicy": networkPolicyExample, "pdb": budgetExample, "claim": claimExample,
-			"operator": operatorExample, "rbac": accountExample, "reload": reloadExample, "late-job": lateJobStops,
+			"operator": operatorExample, "gateway": gatewayExample, "rbac": accountExample, "reload": reloadExample, "late-job": lateJobStops,
 			"jobs": jobCases, "sets": setCases,
 		} {
 			t.Run(name, func(t *testing.T) {
@@ -146,6 +146,22 @@ func webExample(e *env, ns string) {
 		return nil
 	})
 	e.shows(ns, "deploy/web", "http://web."+ns+".svc", "Hello from clusterd!")
+}
+
+func gatewayExample(e *env, ns string) {
+	e.gatewayClass()
+	e.example(ns, "gateway")
+	e.rolledOut(ns, "deployment/blue", "deployment/green")
+	answered := map[string]bool{}
+	e.eventually("both versions answer through the Gateway", func(context.Context) error {
+		page := e.hello(ns, "deploy/blue", "fetch", "http://clusterd-ingress.kube-system.svc:8000/old")
+		version, _, _ := strings.Cut(answerer(page), "-")
+		answered[version] = true
+		if !answered["blue"] || !answered["green"] {
+			return fmt.Errorf("only %v answered", answered)
+		}
+		return nil
+	})
 }
 
 func statefulSetExample(e *env, ns string) {

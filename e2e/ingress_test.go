@@ -57,9 +57,10 @@ spec:
 
 // wayIn asks an address from n1's network for hosts that no DNS knows.
 type wayIn struct {
-	e     *env
-	vip   string
-	roots *x509.CertPool
+	e      *env
+	vip    string
+	roots  *x509.CertPool
+	header http.Header
 }
 
 func (w wayIn) dial(ctx context.Context, port string) (conn net.Conn, err error) {
@@ -80,7 +81,12 @@ func (w wayIn) get(url string) (int, string, string, error) {
 		},
 	}
 	c := &http.Client{Timeout: 10 * time.Second, Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-	resp, err := c.Get(url)
+	req, err := http.NewRequestWithContext(w.e.t.Context(), http.MethodGet, url, nil)
+	if err != nil {
+		return 0, "", "", err
+	}
+	req.Header = w.header.Clone()
+	resp, err := c.Do(req)
 	if err != nil {
 		return 0, "", "", err
 	}
@@ -124,7 +130,7 @@ func ingress(t *testing.T, e *env, vip string) {
 		return err
 	})
 	e.podsReady("kube-system", "app.kubernetes.io/name=clusterd-ingress", len(e.Nodes()))
-	w := wayIn{e, vip, roots}
+	w := wayIn{e: e, vip: vip, roots: roots}
 	everybody := func(names []string) {
 		t.Helper()
 		e.eventually("all pods answer by the host's name", func(context.Context) error {

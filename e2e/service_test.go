@@ -230,6 +230,11 @@ func TestE2EService(t *testing.T) {
 	t.Run("ingress", func(t *testing.T) {
 		first := e.Nodes()[0].Addr.As4()
 		ingress(t, e, fmt.Sprintf("%d.%d.%d.251", first[0], first[1], first[2]))
+		t.Run("gateway", func(t *testing.T) {
+			mine := *e
+			mine.t = t
+			gateways(t, &mine, fmt.Sprintf("%d.%d.%d.251", first[0], first[1], first[2]))
+		})
 	})
 	t.Run("rules that were deleted come back", func(t *testing.T) {
 		e.ctl("-n", ns, "get", "pods") // the cluster answers before

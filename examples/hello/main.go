@@ -128,12 +128,15 @@ func serve(ctx context.Context) error {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /busy", busy)
 	mux.HandleFunc("GET /echo", echo)
+	mux.HandleFunc("POST /grpc.health.v1.Health/Check", health)
 	mux.HandleFunc("GET /", page)
 	port := os.Getenv("PORT")
 	if port == "" {
 		port = "8080"
 	}
-	srv := &http.Server{Addr: ":" + port, Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	srv := &http.Server{Addr: ":" + port, Handler: mux, ReadHeaderTimeout: 5 * time.Second, Protocols: new(http.Protocols)}
+	srv.Protocols.SetHTTP1(true)
+	srv.Protocols.SetUnencryptedHTTP2(true) // as gRPC is spoken
 	done := make(chan error, 1)
 	go func() { done <- srv.ListenAndServe() }()
 	fmt.Printf("hello from %s, serving on :%s\n", podName(), port)
@@ -162,6 +165,21 @@ func page(w http.ResponseWriter, r *http.Request) {
 	from, _, _ := net.SplitHostPort(r.RemoteAddr)
 	fmt.Fprintf(w, "; you come from %s\n", from)
 	fmt.Printf("%s %s from %s\n", r.Method, r.URL.Path, r.RemoteAddr)
+}
+
+// health answers the one call of gRPC that is known here: the pod, named in a
+// header, serves.
+func health(w http.ResponseWriter, r *http.Request) {
+	if r.ProtoMajor < 2 || r.Header.Get("Content-Type") != "application/grpc" {
+		http.Error(w, "ask over gRPC", http.StatusUnsupportedMediaType)
+		return
+	}
+	w.Header().Set("Content-Type", "application/grpc")
+	w.Header().Set("X-Pod", podName())
+	w.Header().Set("Trailer", "Grpc-Status")
+	// A message of two bytes, not compressed: field 1 (status) is 1, SERVING.
+	_, _ = w.Write([]byte{0, 0, 0, 0, 2, 8, 1})
+	w.Header().Set("Grpc-Status", "0")
 }
 
 // echo sends back what comes over a connection that was upgraded to "echo".
