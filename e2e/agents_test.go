@@ -416,7 +416,7 @@ func stolenIdentity(e *env, node string) transport.Identity {
 		e.t.Fatal(err)
 	}
 	pair := &tls.Certificate{Certificate: [][]byte{cert.Raw, ca.Cert.Raw}, PrivateKey: key, Leaf: cert}
-	return transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: ca.Pool()}
+	return transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: ca.Pool}
 }
 
 // dialAs opens a connection with a node's key, and reports whether its other
@@ -506,7 +506,7 @@ func stolenAgentKey(t *testing.T, e *env) {
 		c.Close()
 		t.Error("an agent takes another for a server")
 	}
-	if c, err := tls.Dial("tcp", here.String(), &tls.Config{RootCAs: id.Roots}); err == nil {
+	if c, err := tls.Dial("tcp", here.String(), &tls.Config{RootCAs: id.Roots()}); err == nil {
 		c.Close()
 		t.Error("an agent's certificate vouches for an address")
 	}

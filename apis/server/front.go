@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -24,8 +25,9 @@ type Front struct {
 	CertFile, KeyFile string
 	// Name is the common name of the certificate. No other certificate may have it.
 	Name string
-	// Authority signs it, in PEM; ClientAuthority signs those of users.
-	Authority, ClientAuthority []byte
+	// Authorities gives the bundle, in PEM, of those that sign it, and those of
+	// users. It may change.
+	Authorities func() []byte
 }
 
 // trustName and trustNamespace name the ConfigMap by which servers of others
@@ -38,6 +40,9 @@ const (
 
 // trustReview is how often it is compared with what it should be.
 const trustReview = time.Minute
+
+// bundleLook is how often it is looked whether the authorities changed.
+const bundleLook = 5 * time.Second
 
 // trust keeps that ConfigMap.
 type trust struct {
@@ -58,22 +63,34 @@ func (t *trust) run(ctx context.Context) error {
 	failed := backoff
 	for {
 		pause := wait.Jitter(trustReview, 0.2)
-		if err := t.ensure(ctx, client.ConfigMaps(trustNamespace)); err != nil {
+		bundle := t.front.Authorities()
+		if err := t.ensure(ctx, client.ConfigMaps(trustNamespace), bundle); err != nil {
 			klog.FromContext(ctx).V(2).Info("ConfigMap for aggregated APIs not written yet, trying again", "name", trustName, "err", err)
 			pause = failed.Step()
 		} else {
 			failed = backoff
 		}
-		select {
-		case <-ctx.Done():
+		if !t.rest(ctx, pause, bundle) {
 			return nil
-		case <-time.After(pause):
 		}
 	}
 }
 
-func (t *trust) ensure(ctx context.Context, client v1.ConfigMapInterface) error {
-	want, err := t.data()
+// rest waits for so long, or until the bundle is another one. It returns false
+// when ctx has ended.
+func (t *trust) rest(ctx context.Context, pause time.Duration, bundle []byte) bool {
+	for end := time.Now().Add(pause); time.Now().Before(end) && bytes.Equal(bundle, t.front.Authorities()); {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(min(pause, bundleLook)):
+		}
+	}
+	return true
+}
+
+func (t *trust) ensure(ctx context.Context, client v1.ConfigMapInterface, bundle []byte) error {
+	want, err := t.data(bundle)
 	if err != nil {
 		return err
 	}
@@ -101,10 +118,10 @@ func (t *trust) ensure(ctx context.Context, client v1.ConfigMapInterface) error 
 }
 
 // data is what the library of aggregated APIs reads.
-func (t *trust) data() (map[string]string, error) {
+func (t *trust) data(bundle []byte) (map[string]string, error) {
 	data := map[string]string{
-		"client-ca-file":               string(t.front.ClientAuthority),
-		"requestheader-client-ca-file": string(t.front.Authority),
+		"client-ca-file":               string(bundle),
+		"requestheader-client-ca-file": string(bundle),
 	}
 	for key, values := range map[string][]string{
 		"requestheader-allowed-names":        {t.front.Name},

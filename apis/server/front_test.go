@@ -56,7 +56,7 @@ func newFront(t *testing.T) server.Front {
 	dir := t.TempDir()
 	f := server.Front{
 		CertFile: filepath.Join(dir, "front.crt"), KeyFile: filepath.Join(dir, "front.key"),
-		Name: "front", Authority: encode(ca), ClientAuthority: encode(ca),
+		Name: "front", Authorities: func() []byte { return encode(ca) },
 	}
 	der := must[[]byte](t)(x509.MarshalPKCS8PrivateKey(key))
 	for path, content := range map[string][]byte{f.CertFile: encode(leaf), f.KeyFile: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})} {
@@ -83,7 +83,7 @@ func TestFront(t *testing.T) {
 	}
 	comesTrue(t, "the ConfigMap", func(ctx context.Context) bool { return stored(ctx) != nil })
 	m := stored(t.Context())
-	if m.Data["client-ca-file"] != string(front.ClientAuthority) || m.Data["requestheader-client-ca-file"] != string(front.Authority) {
+	if m.Data["client-ca-file"] != string(front.Authorities()) || m.Data["requestheader-client-ca-file"] != string(front.Authorities()) {
 		t.Errorf("authorities: %v", m.Data)
 	}
 	believed := headerrequest.NewRequestHeaderAuthRequestController(name, metav1.NamespaceSystem, s.Client,

@@ -22,7 +22,7 @@ func testRoot(out *bytes.Buffer) *cobra.Command {
 // The help of the program and of our own verbs is read like code.
 func TestHelp(t *testing.T) {
 	for _, command := range []string{
-		"", "image", "image load", "image ls", "history", "history diff", "undo", "members", "members rm", "members voters", "recover", "snapshot", "snapshot restore", "snapshot save", "snapshot verify", "store", "store status", "store top",
+		"", "ca", "ca rotate", "ca status", "image", "image load", "image ls", "history", "history diff", "undo", "members", "members rm", "members voters", "recover", "snapshot", "snapshot restore", "snapshot save", "snapshot verify", "store", "store status", "store top",
 		"token", "token create", "token ls", "token rm", "user", "user add", "version",
 	} {
 		t.Run(strings.TrimSpace("clusterctl "+command), func(t *testing.T) {
@@ -69,7 +69,7 @@ func TestCommandsAreDescribed(t *testing.T) {
 	}
 	for _, c := range testRoot(&out).Commands() {
 		switch c.Name() {
-		case "history", "image", "undo", "members", "store", "token", "user", "version":
+		case "ca", "history", "image", "undo", "members", "store", "token", "user", "version":
 			check(c, true)
 		default:
 			check(c, false)

@@ -112,6 +112,7 @@ func ownCommands(f cmdutil.Factory, streams genericiooptions.IOStreams) template
 	}, {
 		Message: "Cluster Commands:",
 		Commands: []*cobra.Command{
+			newCACommand(f, streams),
 			newImageCommand(f, streams),
 			newMembersCommand(f, streams),
 			newRecoverCommand(f, streams),

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,6 +11,8 @@ import (
 	"net/http"
 	"os"
 	goruntime "runtime"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -32,7 +35,11 @@ type agentNode struct {
 	cfg     Config
 	dir     dataDir
 	id      *identity
+	idMu    sync.Mutex // guards id.cert and id.trust, and pki/ on disk
+	trust   pki.LiveTrust
 	cert    atomic.Pointer[tls.Certificate]
+	renew   chan struct{} // holds a word when the certificate is to be looked at
+	port    *transport.Port
 	log     *slog.Logger
 	tid     transport.Identity
 	servers *servers.List
@@ -58,7 +65,7 @@ func (d dataDir) role() (pki.Role, error) {
 
 // runAgentNode runs the node until ctx ends.
 func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
-	n := &agentNode{cfg: cfg, dir: dataDir(cfg.Data), log: log, promoted: make(chan struct{}, 1)}
+	n := &agentNode{cfg: cfg, dir: dataDir(cfg.Data), log: log, promoted: make(chan struct{}, 1), renew: make(chan struct{}, 1)}
 	lock, err := n.dir.lock()
 	if err != nil {
 		return err
@@ -76,8 +83,8 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	if err := n.dir.dropServerState(); err != nil { // of a server that was demoted
 		return fmt.Errorf("remove what is a server's: %w", err)
 	}
-	n.cert.Store(n.id.tlsCertificate())
-	n.tid = transport.Identity{Certificate: n.cert.Load, Roots: n.id.ca.Pool(), Revoked: func(id string) bool { return n.servers.Removed(id) }}
+	n.useIdentity()
+	n.tid = transport.Identity{Certificate: n.cert.Load, Roots: n.trust.Pool, Revoked: func(id string) bool { return n.servers.Removed(id) }}
 	known, err := n.dir.readServers()
 	if err != nil {
 		return err
@@ -86,7 +93,6 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	var port *transport.Port
 	extra, err := cfg.peerAddrs()
 	if err != nil {
 		return err
@@ -96,7 +102,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 		KnownRemoved: removed, SaveRemoved: n.dir.writeRemovedServers,
 		Cut: func(id string) {
 			log.Warn("a server was removed from the cluster: this node refuses it from now on", "id", id)
-			port.Cut(id)
+			n.port.Cut(id)
 		},
 		Role: func(role pki.Role) {
 			if role != pki.Server {
@@ -107,7 +113,9 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 			default:
 			}
 		},
-		Warn: func(msg string, err error) { log.Warn(msg, "err", err) },
+		Trust:    n.learn,
+		Believes: n.believes,
+		Warn:     func(msg string, err error) { log.Warn(msg, "err", err) },
 	})
 	if err != nil {
 		return err
@@ -116,13 +124,13 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("open the image store: %w", err)
 	}
-	port, err = transport.ListenNode(cfg.addr(), n.tid, room(log, "transport"))
+	n.port, err = transport.ListenNode(cfg.addr(), n.tid, room(log, "transport"))
 	if err != nil {
 		return err
 	}
-	defer port.Close()
+	defer n.port.Close()
 	g := group{log: log}
-	g.add("port", port.Run)
+	g.add("port", n.port.Run)
 	g.add("certificate", n.keepCert)
 	g.add("role", n.keepRole)
 	g.add("servers", func(ctx context.Context) error { return n.servers.Run(ctx, n.askStanding) })
@@ -132,7 +140,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 		return newNodeAgent(ctx, cfg, log, images, nodeClients{agent: n.client(), heartbeat: n.client(), network: network}, n.cert.Load)
 	}, tellNotReady(log, cfg.Name, n.client()))
 	calls := n.calls(keeper)
-	g.add("node calls", serveHTTP(log, port.HTTPOver(transport.Node), calls))
+	g.add("node calls", serveHTTP(log, n.port.HTTPOver(transport.Node), calls))
 	g.add("tunnels", func(ctx context.Context) error {
 		return tunnel.Keep(ctx, tunnel.Config{
 			Servers: n.servers.All,
@@ -184,33 +192,119 @@ func (n *agentNode) client() *rest.Config {
 func (n *agentNode) keepCert(ctx context.Context) error {
 	for {
 		wait := time.Minute
-		if pki.NeedsRenewal(n.id.cert, time.Now()) {
-			dial := func(ctx context.Context) (net.Conn, error) { return n.servers.Dial(ctx, transport.Join) }
-			attempt, cancel := context.WithTimeout(ctx, 20*time.Second)
-			cert, _, err := join.Renew(attempt, dial, n.cfg.Name, n.id.key)
-			if err == nil && pki.NodeRole(cert) != pki.Agent {
-				err = errors.New("it is a server's: this node was promoted, and becomes one first")
-			}
-			cancel()
-			if err == nil {
-				err = n.dir.writeNodeCert(cert)
-			}
+		cert := n.cert.Load().Leaf
+		if pki.NeedsRenewal(cert, time.Now()) || !n.trust.Load().Signer().Signed(cert) {
+			cert, err := n.renewCert(ctx)
 			switch {
 			case err == nil:
-				n.id.cert = cert
-				n.cert.Store(n.id.tlsCertificate())
 				n.log.Info("the node's certificate was renewed", "expires", cert.NotAfter)
+				if !n.trust.Load().Signer().Signed(cert) { // by a server that is behind
+					wait = time.Second
+				}
 			case ctx.Err() == nil:
 				wait = 5 * time.Second
-				n.log.Warn("the node's certificate could not be renewed", "expires", n.id.cert.NotAfter, "err", err)
+				n.log.Warn("the node's certificate could not be renewed", "expires", n.cert.Load().Leaf.NotAfter, "err", err)
 			}
 		}
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-n.renew:
 		case <-time.After(wait):
 		}
 	}
+}
+
+// renewCert gets the next certificate from a server, and hears from it whom to
+// believe.
+func (n *agentNode) renewCert(ctx context.Context) (*x509.Certificate, error) {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	known := false
+	cert, answer, err := join.Renew(ctx, func(ctx context.Context) (net.Conn, error) {
+		c, err := n.servers.Dial(ctx, transport.Join)
+		if err == nil {
+			id, _ := transport.PeerOf(c)
+			known = n.knows(id)
+		}
+		return c, err
+	}, n.cfg.Name, n.id.key)
+	if err == nil && pki.NodeRole(cert) != pki.Agent {
+		err = errors.New("it is a server's: this node was promoted, and becomes one first")
+	}
+	if err != nil {
+		return nil, err
+	}
+	if answer.Trust != nil && known {
+		n.learn(*answer.Trust)
+	}
+	n.idMu.Lock()
+	defer n.idMu.Unlock()
+	if err := n.dir.writeNodeCert(cert); err != nil {
+		return nil, err
+	}
+	n.id.cert = cert
+	n.useIdentity()
+	n.servers.Poke() // it may be what others wait for
+	return cert, nil
+}
+
+// knows reports whether the key with that id is one of the servers' that this
+// node was told of.
+func (n *agentNode) knows(id string) bool {
+	return slices.ContainsFunc(n.servers.All(), func(s join.ServerAddr) bool { return s.ID == id })
+}
+
+// useIdentity shows and believes what n.id holds. idMu is held, once there are others.
+func (n *agentNode) useIdentity() {
+	n.trust.Store(n.id.trust)
+	n.cert.Store(n.id.tlsCertificate())
+}
+
+// learn takes up whom the servers believe, unless it is old news. The word comes
+// from a server whose key this node knows: it takes more than the authority's
+// key to tell agents of another authority.
+func (n *agentNode) learn(word join.TrustWord) {
+	n.idMu.Lock()
+	defer n.idMu.Unlock()
+	had := n.id.trust
+	if word.Number <= had.Number {
+		return
+	}
+	next, err := pki.ParseTrust(word.Number, word.Authorities, nil)
+	if err == nil {
+		id := *n.id
+		id.trust = next
+		err = n.dir.replaceIdentity(&id)
+	}
+	if err != nil {
+		n.log.Warn("the servers' word on the authority could not be taken up", "number", word.Number, "err", err)
+		return
+	}
+	n.id.trust = next
+	n.useIdentity()
+	n.log.Info("this node follows the exchange of the authority", "number", word.Number, "authorities", len(next.All()))
+	select {
+	case n.renew <- struct{}{}:
+	default:
+	}
+	n.servers.Poke()
+	for _, ca := range had.All() {
+		if next.Find(ca.ID()) == nil {
+			n.port.CutDistrusted(n.knows)
+			return
+		}
+	}
+}
+
+// believes is the number of the servers' last word on the authority that this node
+// has done all of: its certificate is the one's that signs.
+func (n *agentNode) believes() uint64 {
+	trust := n.trust.Load()
+	if !trust.Signer().Signed(n.cert.Load().Leaf) {
+		return 0
+	}
+	return trust.Number
 }
 
 // askStanding asks the servers why none of them answers this node: it may have
@@ -228,6 +322,13 @@ func (n *agentNode) askStanding(ctx context.Context) error {
 		cancel()
 		if err == nil && answer.Removed != nil {
 			return errors.Join(errRemoved(n.cfg, *answer.Removed), n.dir.markRemoved(*answer.Removed))
+		}
+	}
+	if len(n.trust.Load().All()) > 1 {
+		// The cluster may have gone on with one of them while this node was away, so
+		// that its certificate opens nothing but this.
+		if _, err := n.renewCert(ctx); err != nil {
+			n.log.Debug("the node's certificate could not be renewed", "err", err)
 		}
 	}
 	return nil

@@ -29,8 +29,10 @@ type clusterAPI struct {
 	budget  *budget.Budget // nil: writers are not bounded
 	peers   *peers
 	members *gossip.Members
-	ca      *pki.CA
-	self    netip.AddrPort
+	trust   *pki.LiveTrust
+	// exchange is what this server does of an exchange of the authority.
+	exchange *exchange
+	self     netip.AddrPort
 	// seen are the other members as this node last saw them.
 	seen func() []seenPeer
 	// restart writes a recovery down and ends this process, to be started
@@ -60,6 +62,9 @@ func (a *clusterAPI) handler() http.Handler {
 	mux.HandleFunc("GET "+v1.Tokens, a.getTokens)
 	mux.HandleFunc("POST "+v1.Tokens, a.postToken)
 	mux.HandleFunc("DELETE "+v1.Tokens+"/{id}", a.deleteToken)
+	mux.HandleFunc("GET "+v1.Authority, a.getAuthority)
+	mux.HandleFunc("POST "+v1.Authority, a.postAuthority)
+	mux.HandleFunc("POST "+v1.Authority+"/finish", a.postAuthorityFinish)
 	return mux
 }
 
@@ -379,7 +384,7 @@ func (a *clusterAPI) postToken(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadRequest, fmt.Sprintf("uses %d: give how many machines may join by the token, at most %d, or 0 for any number", wish.Uses, maxTokenUses))
 		return
 	}
-	token, info, err := join.CreateToken(r.Context(), a.store, a.ca.Cert, wish, time.Now())
+	token, info, err := join.CreateToken(r.Context(), a.store, a.trust.Load().Signer().Cert, wish, time.Now())
 	if err != nil {
 		fail(w, err)
 		return

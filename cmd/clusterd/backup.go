@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
+	"github.com/clusterd/clusterd/member/authority"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/raftstore"
@@ -33,7 +34,7 @@ func (a *clusterAPI) getSnapshot(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
-	caKey, err := a.ca.EncodeCAKey()
+	secrets, err := a.exchange.secrets()
 	if err != nil {
 		fail(w, err)
 		return
@@ -45,7 +46,7 @@ func (a *clusterAPI) getSnapshot(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/x-tar")
 	m := backup.Manifest{Cluster: cluster.Name, Node: a.name, Release: version(), Taken: time.Now().UTC(), Epoch: a.store.Epoch().Number}
-	if err := backup.Write(w, m, pki.EncodeCert(a.ca.Cert), caKey, snap, counts); err != nil {
+	if err := backup.Write(w, m, secrets, snap, counts); err != nil {
 		// The answer has begun: cutting it off is the only way left to say no.
 		panic(http.ErrAbortHandler)
 	}
@@ -156,6 +157,11 @@ func prepareRestore(cfg Config, c *backup.Content) error {
 		if err != nil {
 			return err
 		}
+		forget, err := authority.Forget(k)
+		if err != nil {
+			return err
+		}
+		t.Ops = append(t.Ops, forget...)
 		if err := recovery.Amend(k, t); err != nil {
 			return err
 		}
@@ -177,7 +183,7 @@ func restoredIdentity(cfg Config, c *backup.Content, now time.Time) (*identity, 
 	if now.After(ca.Cert.NotAfter) {
 		return nil, fmt.Errorf("the snapshot: its authority's certificate was valid until %s (is this machine's clock right?)", ca.Cert.NotAfter)
 	}
-	id := &identity{ca: ca, gossipKey: newGossipKey()}
+	id := &identity{trust: pki.NewTrust(0, ca), gossipKey: newGossipKey(), retiredSeals: c.SealKeys}
 	if id.key, err = pki.NewKey(); err != nil {
 		return nil, err
 	}

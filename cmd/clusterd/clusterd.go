@@ -12,6 +12,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,6 +28,7 @@ import (
 	"github.com/clusterd/clusterd/apis/server/budget"
 	"github.com/clusterd/clusterd/cmd/clusterd/storepast"
 	"github.com/clusterd/clusterd/gossip"
+	"github.com/clusterd/clusterd/member/authority"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/transport"
@@ -39,12 +41,19 @@ import (
 
 // Main is one node: every room is built, started and stopped here.
 type Main struct {
-	cfg  Config
-	dir  dataDir
-	id   *identity
-	cert atomic.Pointer[tls.Certificate]
-	log  *slog.Logger
-	lock *os.File
+	cfg Config
+	dir dataDir
+	id  *identity
+	// idMu guards id.cert and id.trust, and pki/ on disk; trust and cert are
+	// what is used.
+	idMu         sync.Mutex
+	trust        pki.LiveTrust
+	trustChanged notice
+	cert         atomic.Pointer[tls.Certificate]
+	shown        atomic.Pointer[shownCertificates]
+	exchange     *exchange
+	log          *slog.Logger
+	lock         *os.File
 
 	rights  rights
 	tid     transport.Identity
@@ -114,10 +123,12 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	if m.bootstrap, err = m.dir.readBootstrap(); err != nil {
 		return nil, err
 	}
+	m.trust.Store(m.id.trust)
+	m.exchange = &exchange{main: m}
 	if err = m.renewCert(time.Now()); err != nil {
 		return nil, err
 	}
-	m.tid = transport.Identity{Certificate: m.cert.Load, Roots: m.id.ca.Pool(), Revoked: m.rights.revoked}
+	m.tid = transport.Identity{Certificate: m.cert.Load, Shown: m.showCert, Roots: m.trust.Pool, Revoked: m.rights.revoked}
 	if err = m.startStanding(ctx); err != nil {
 		return nil, err
 	}
@@ -179,8 +190,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	if m.images, err = image.Open(image.Config{Dir: m.dir.path("images"), Own: ownImage(), Logger: room(log, "image")}); err != nil {
 		return nil, fmt.Errorf("open the image store: %w", err)
 	}
-	server := "https://" + cfg.addr().String()
-	if err = writeKubeconfig(m.dir, m.id, server, "clusterd"); err != nil {
+	if err = m.writeKubeconfig(); err != nil {
 		return nil, err
 	}
 	return m, nil
@@ -213,7 +223,7 @@ func (m *Main) buildAPI() error {
 		Access:            m.cfg.AccessConfig.access(m.dir.path("audit.log")),
 		Admission:         m.cfg.AccessConfig.admission(),
 		Past:              storepast.New(m.store),
-		Authenticator:     m.rights.check(auth.ClientCert(m.id.ca.Pool())),
+		Authenticator:     m.rights.check(auth.ClientCert(m.trust.Pool)),
 		NodeTransport:     m.peers.transportTo,
 		ExternalAddress:   m.cfg.addr().String(),
 		Front:             m.front(),
@@ -231,15 +241,16 @@ func (m *Main) buildAPI() error {
 // newClusterAPI is called before the API server is built whose client it uses.
 func (m *Main) newClusterAPI() *clusterAPI {
 	return &clusterAPI{
-		name:    m.cfg.Name,
-		store:   m.store,
-		budget:  m.budget,
-		peers:   m.peers,
-		members: m.members,
-		ca:      m.id.ca,
-		self:    m.cfg.addr(),
-		restart: m.restart,
-		seen:    m.dir.readPeers,
+		name:     m.cfg.Name,
+		store:    m.store,
+		budget:   m.budget,
+		peers:    m.peers,
+		members:  m.members,
+		trust:    &m.trust,
+		exchange: m.exchange,
+		self:     m.cfg.addr(),
+		restart:  m.restart,
+		seen:     m.dir.readPeers,
 		deleteNode: func(ctx context.Context, name string) error {
 			client, err := kubernetes.NewForConfig(m.api.LoopbackConfig())
 			if err != nil {
@@ -309,6 +320,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	g.add("agent", keeper.Run)
 	g.add("peers file", m.keepPeers)
 	g.add("certificate", m.keepCert)
+	g.add("authority", m.exchange.run)
 	g.add("ready", func(ctx context.Context) error {
 		if err := m.waitReady(ctx); err != nil {
 			return err
@@ -365,8 +377,12 @@ func (m *Main) recordCluster(ctx context.Context) error {
 
 func (m *Main) joinServer() *join.Server {
 	return &join.Server{
-		Store:     m.store,
-		CA:        m.id.ca,
+		Store:    m.store,
+		Trust:    m.trust.Load,
+		SealKeys: m.exchange.retired,
+		Believes: func(ctx context.Context, id string, number uint64) error {
+			return authority.Has(ctx, m.store, id, number)
+		},
 		GossipKey: m.id.gossipKey,
 		Epoch:     m.store.Epoch(),
 		Servers:   m.serverAddrs,
@@ -492,7 +508,7 @@ func (m *Main) keepCert(ctx context.Context) error {
 			m.log.Error("the certificate for aggregated APIs could not be renewed", "err", err)
 		}
 		if err := m.renewCert(time.Now()); err != nil {
-			m.log.Error("the node's certificate could not be renewed", "expires", m.id.cert.NotAfter, "err", err)
+			m.log.Error("the node's certificate could not be renewed", "expires", m.cert.Load().Leaf.NotAfter, "err", err)
 		}
 	}
 }
@@ -500,9 +516,12 @@ func (m *Main) keepCert(ctx context.Context) error {
 // renewCert loads the node's certificate, a new one if it nears its end or
 // does not name all that the API is called by today.
 func (m *Main) renewCert(now time.Time) error {
+	m.idMu.Lock()
+	defer m.idMu.Unlock()
+	signer := m.id.trust.Signer()
 	unnamed := slices.ContainsFunc(certAddrs(m.cfg), func(a netip.Addr) bool { return m.id.cert.VerifyHostname(a.String()) != nil })
-	if pki.NeedsRenewal(m.id.cert, now) || pki.NodeRole(m.id.cert) != pki.Server || unnamed {
-		cert, err := m.id.ca.IssueServer(m.id.key.Public(), m.cfg.Name, certAddrs(m.cfg), now)
+	if pki.NeedsRenewal(m.id.cert, now) || pki.NodeRole(m.id.cert) != pki.Server || unnamed || !signer.Signed(m.id.cert) {
+		cert, err := signer.IssueServer(m.id.key.Public(), m.cfg.Name, certAddrs(m.cfg), now)
 		if err != nil {
 			return err
 		}
@@ -511,8 +530,7 @@ func (m *Main) renewCert(now time.Time) error {
 		}
 		m.id.cert = cert
 	}
-	m.cert.Store(m.id.tlsCertificate())
-	return nil
+	return m.useIdentity(now)
 }
 
 // serveHTTP serves a handler on a listener until its context ends; then it

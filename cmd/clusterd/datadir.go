@@ -12,6 +12,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -29,7 +31,12 @@ import (
 //	lock              held by the running clusterd
 //	config.yaml       Config
 //	pki/              ca.crt node.crt node.key, and a server's ca.key and
-//	                  gossip.key; its presence means: this machine is a member
+//	                  gossip.key; its presence means: this machine is a member.
+//	                  ca.crt and ca.key hold two authorities while the cluster
+//	                  changes its authority, the one that signs first; trust is
+//	                  the number of the cluster's last word on that, retired-seal.keys
+//	                  what secrets may be sealed with since former authorities
+//	authority-ID.pem  an authority that this server made and that is to follow
 //	front-proxy.*     by what aggregated APIs know a server
 //	servers.json      an agent's list of the servers, see member/servers
 //	removed-servers.json   ids of servers that an agent refuses
@@ -50,10 +57,12 @@ func (d dataDir) kubeconfig() string { return d.path("admin.kubeconfig") }
 
 // identity is the content of pki/.
 type identity struct {
-	ca        *pki.CA
+	trust     *pki.Trust
 	key       crypto.Signer
 	cert      *x509.Certificate
 	gossipKey []byte
+	// retiredSeals is a list of keys that follow from authorities of the past.
+	retiredSeals []byte
 }
 
 func (id *identity) role() pki.Role { return pki.NodeRole(id.cert) }
@@ -61,7 +70,17 @@ func (id *identity) role() pki.Role { return pki.NodeRole(id.cert) }
 func (id *identity) nodeID() string { return pki.Fingerprint(id.key.Public()) }
 
 func (id *identity) tlsCertificate() *tls.Certificate {
-	return &tls.Certificate{Certificate: [][]byte{id.cert.Raw, id.ca.Cert.Raw}, PrivateKey: id.key, Leaf: id.cert}
+	signer := id.trust.Signer()
+	for _, ca := range id.trust.All() {
+		if ca.Signed(id.cert) {
+			signer = ca
+		}
+	}
+	return tlsCertificate(signer, id.cert, id.key)
+}
+
+func tlsCertificate(signer *pki.CA, cert *x509.Certificate, key crypto.Signer) *tls.Certificate {
+	return &tls.Certificate{Certificate: [][]byte{cert.Raw, signer.Cert.Raw}, PrivateKey: key, Leaf: cert}
 }
 
 // errInUse is returned when another clusterd runs on the data folder.
@@ -128,14 +147,20 @@ func (d dataDir) putIdentity(id *identity, place func(tmp string) error) error {
 		return err
 	}
 	files := map[string][]byte{
-		"ca.crt":   pki.EncodeCert(id.ca.Cert),
+		"ca.crt":   id.trust.Bundle(),
 		"node.crt": pki.EncodeCert(id.cert),
 		"node.key": nodeKey,
 	}
+	if id.trust.Number > 0 {
+		files["trust"] = strconv.AppendUint(nil, id.trust.Number, 10)
+	}
 	if id.role() == pki.Server {
 		files["gossip.key"] = id.gossipKey
-		if files["ca.key"], err = id.ca.EncodeCAKey(); err != nil {
+		if files["ca.key"], err = id.trust.Keys(); err != nil {
 			return err
+		}
+		if len(id.retiredSeals) > 0 {
+			files["retired-seal.keys"] = id.retiredSeals
 		}
 	}
 	for name, content := range files {
@@ -170,13 +195,23 @@ func (d dataDir) readIdentity() (*identity, error) {
 		return nil, fmt.Errorf("read the identity: %w", err)
 	}
 	id := &identity{}
+	number, err := d.readTrustNumber()
+	if err != nil {
+		return nil, err
+	}
 	caKey, err := read("ca.key")
 	switch {
 	case errors.Is(err, fs.ErrNotExist): // an agent's
-		id.ca, err = pki.KnowCA(caCert)
+		id.trust, err = pki.ParseTrust(number, caCert, nil)
 	case err == nil:
-		if id.ca, err = pki.LoadCA(caCert, caKey); err == nil {
+		if id.trust, err = pki.ParseTrust(number, caCert, caKey); err == nil {
 			id.gossipKey, err = read("gossip.key")
+		}
+		if err == nil {
+			id.retiredSeals, err = read("retired-seal.keys")
+		}
+		if errors.Is(err, fs.ErrNotExist) && id.gossipKey != nil {
+			err = nil
 		}
 	}
 	if err != nil {
@@ -192,6 +227,22 @@ func (d dataDir) readIdentity() (*identity, error) {
 		return nil, fmt.Errorf("%s: node.crt and node.key do not belong together", d.path("pki"))
 	}
 	return id, nil
+}
+
+// readTrustNumber is 0 for a node whose cluster never changed its authority.
+func (d dataDir) readTrustNumber() (uint64, error) {
+	b, err := os.ReadFile(d.path("pki", "trust"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read the identity: %w", err)
+	}
+	number, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", d.path("pki", "trust"), err)
+	}
+	return number, nil
 }
 
 // markRemoved notes that this machine is a member no more: once the others

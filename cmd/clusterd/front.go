@@ -22,28 +22,30 @@ func (d dataDir) frontKey() string  { return d.path("front-proxy.key") }
 
 // front is how this server proves to aggregated APIs who it is.
 func (m *Main) front() server.Front {
-	ca := pki.EncodeCert(m.id.ca.Cert)
 	return server.Front{
 		CertFile: m.dir.frontCert(), KeyFile: m.dir.frontKey(),
-		Name: certificates.FrontName, Authority: ca, ClientAuthority: ca,
+		Name: certificates.FrontName, Authorities: func() []byte { return m.trust.Load().Bundle() },
 	}
 }
 
 // renewFront makes that certificate, and its key, unless there is one that is
 // good for a while. The API server reads the files again when they change.
 func (m *Main) renewFront(now time.Time) error {
+	// Aggregated APIs hear of a new authority when they do: they may know the old
+	// one alone until the exchange ends.
+	elder := m.trust.Load().Elder()
 	cert, err := m.dir.readFrontCert()
 	if err != nil {
 		return fmt.Errorf("certificate for aggregated APIs: %w", err)
 	}
-	if cert != nil && cert.CheckSignatureFrom(m.id.ca.Cert) == nil && !pki.NeedsRenewal(cert, now) {
+	if cert != nil && elder.Signed(cert) && !pki.NeedsRenewal(cert, now) {
 		return nil
 	}
 	key, err := pki.NewKey()
 	if err != nil {
 		return err
 	}
-	if cert, err = m.id.ca.IssueClient(key.Public(), certificates.FrontName, nil, frontLifetime, now); err != nil {
+	if cert, err = elder.IssueClient(key.Public(), certificates.FrontName, nil, frontLifetime, now); err != nil {
 		return err
 	}
 	b, err := pki.EncodeKey(key)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"time"
@@ -13,17 +14,17 @@ import (
 
 // writeKubeconfig makes sure that the data folder has a kubeconfig for the
 // administrator that leads to this node: it is made anew when it is missing,
-// points elsewhere, belongs to another authority or nears its end.
-func writeKubeconfig(d dataDir, id *identity, server, cluster string) error {
+// points elsewhere, believes or belongs to other authorities or nears its end.
+func writeKubeconfig(d dataDir, trust *pki.Trust, server, cluster string) error {
 	now := time.Now()
-	if kubeconfigGood(d.kubeconfig(), id, server, now) {
+	if kubeconfigGood(d.kubeconfig(), trust, server, now) {
 		return nil
 	}
 	key, err := pki.NewKey()
 	if err != nil {
 		return err
 	}
-	cert, err := id.ca.IssueClient(key.Public(), "admin", []string{pki.AdminsGroup}, pki.AdminLifetime, now)
+	cert, err := trust.Signer().IssueClient(key.Public(), "admin", []string{pki.AdminsGroup}, pki.AdminLifetime, now)
 	if err != nil {
 		return err
 	}
@@ -32,7 +33,7 @@ func writeKubeconfig(d dataDir, id *identity, server, cluster string) error {
 		return err
 	}
 	config := api.NewConfig()
-	config.Clusters[cluster] = &api.Cluster{Server: server, CertificateAuthorityData: pki.EncodeCert(id.ca.Cert)}
+	config.Clusters[cluster] = &api.Cluster{Server: server, CertificateAuthorityData: trust.Bundle()}
 	config.AuthInfos["admin"] = &api.AuthInfo{ClientCertificateData: pki.EncodeCert(cert), ClientKeyData: keyPEM}
 	config.Contexts[cluster] = &api.Context{Cluster: cluster, AuthInfo: "admin"}
 	config.CurrentContext = cluster
@@ -43,7 +44,7 @@ func writeKubeconfig(d dataDir, id *identity, server, cluster string) error {
 	return writeFile(d.kubeconfig(), b, 0o600)
 }
 
-func kubeconfigGood(path string, id *identity, server string, now time.Time) bool {
+func kubeconfigGood(path string, trust *pki.Trust, server string, now time.Time) bool {
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return false
@@ -57,9 +58,9 @@ func kubeconfigGood(path string, id *identity, server string, now time.Time) boo
 		return false
 	}
 	cluster, user := config.Clusters[ctx.Cluster], config.AuthInfos[ctx.AuthInfo]
-	if cluster == nil || user == nil || cluster.Server != server {
+	if cluster == nil || user == nil || cluster.Server != server || !bytes.Equal(cluster.CertificateAuthorityData, trust.Bundle()) {
 		return false
 	}
 	cert, err := pki.ParseCert(user.ClientCertificateData)
-	return err == nil && cert.CheckSignatureFrom(id.ca.Cert) == nil && !pki.NeedsRenewal(cert, now)
+	return err == nil && trust.Signer().Signed(cert) && !pki.NeedsRenewal(cert, now)
 }

@@ -22,7 +22,6 @@ import (
 	"github.com/clusterd/clusterd/apis/server"
 	"github.com/clusterd/clusterd/ingress/kinds"
 	"github.com/clusterd/clusterd/member/join"
-	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/sched"
 )
 
@@ -92,10 +91,40 @@ func (m *Main) reign(ctx context.Context) error {
 	work, ctx := errgroup.WithContext(ctx)
 	work.Go(func() error { return members.Run(ctx) })
 	work.Go(func() error { return hints.run(ctx) })
-	work.Go(func() error { return sched.Run(ctx, cfg) })
+	work.Go(func() error { return m.schedule(ctx, hints) })
+	work.Go(func() error { return m.leadExchange(ctx) })
 	work.Go(func() error { return m.reseal(ctx) })
 	work.Go(func() error { return m.forgetNodes(ctx, cfg.Client) })
 	return work.Wait()
+}
+
+// schedule runs the controllers, and anew when the authorities have changed that
+// pods are to believe.
+func (m *Main) schedule(ctx context.Context, hints sched.Liveness) error {
+	for ctx.Err() == nil {
+		changed := m.trustChanged.next()
+		cfg, err := m.schedConfig(hints)
+		if err != nil {
+			return err
+		}
+		round, over := context.WithCancel(ctx)
+		var listener sync.WaitGroup
+		listener.Go(func() {
+			select {
+			case <-changed:
+			case <-round.Done():
+			}
+			over()
+		})
+		err = sched.Run(round, cfg)
+		ended := round.Err() != nil
+		over()
+		listener.Wait()
+		if err != nil || !ended {
+			return err
+		}
+	}
+	return nil
 }
 
 // forgetNodes deletes the Nodes of members that are removed. Whoever removed
@@ -189,7 +218,7 @@ func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {
 		ClusterCIDR: netip.MustParsePrefix(m.cfg.ClusterCIDR),
 		ServiceCIDR: netip.MustParsePrefix(m.cfg.ServiceCIDR),
 		ClusterDNS:  m.cfg.nodeDNS(),
-		RootCA:      pki.EncodeCert(m.id.ca.Cert),
+		RootCA:      m.trust.Load().Bundle(),
 		SignClient:  m.signClient,
 		Liveness:    hints,
 		Scheduler:   m.scheduler,
@@ -198,7 +227,7 @@ func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {
 
 // signClient signs with the cluster's authority.
 func (m *Main) signClient(request *x509.CertificateRequest, lifetime time.Duration) (*x509.Certificate, error) {
-	return m.id.ca.IssueClient(request.PublicKey, request.Subject.CommonName, request.Subject.Organization, lifetime, time.Now())
+	return m.trust.Load().Signer().IssueClient(request.PublicKey, request.Subject.CommonName, request.Subject.Organization, lifetime, time.Now())
 }
 
 // loopTransport sends what a loop asks under the loop's own identity, and names

@@ -30,7 +30,7 @@ func prepareInit(cfg Config) error {
 		if err != nil {
 			return err
 		}
-		id := &identity{ca: ca, gossipKey: newGossipKey()}
+		id := &identity{trust: pki.NewTrust(0, ca), gossipKey: newGossipKey()}
 		if id.key, err = pki.NewKey(); err != nil {
 			return err
 		}
@@ -70,7 +70,7 @@ func prepareJoin(ctx context.Context, cfg Config, server string, token pki.Token
 			return err
 		}
 		id := &identity{key: key}
-		if id.ca, err = pki.KnowCA(res.CACert); err != nil {
+		if id.trust, err = pki.ParseTrust(res.Trust, res.CACert, nil); err != nil {
 			return err
 		}
 		if id.cert, err = pki.ParseCert(res.NodeCert); err != nil {
@@ -99,7 +99,7 @@ func prepareJoin(ctx context.Context, cfg Config, server string, token pki.Token
 // prepareServer gets what only servers know, now that this machine is one by
 // its record, and begins the store.
 func prepareServer(ctx context.Context, dir dataDir, id *identity, server string, res *join.Response, progress io.Writer) error {
-	tid := transport.Identity{Certificate: id.tlsCertificate, Roots: id.ca.Pool()}
+	tid := transport.Identity{Certificate: id.tlsCertificate, Roots: id.trust.Pool}
 	keys, err := patiently(ctx, progress, func(ctx context.Context) (*join.Keys, error) {
 		return join.FetchKeys(ctx, func(ctx context.Context) (net.Conn, error) {
 			c, err := tid.DialHost(ctx, server, "", transport.Member)
@@ -112,14 +112,24 @@ func prepareServer(ctx context.Context, dir dataDir, id *identity, server string
 	if err != nil {
 		return err
 	}
-	id.gossipKey = keys.GossipKey
-	if id.ca, err = pki.LoadCA(res.CACert, keys.CAKey); err != nil {
+	if err := id.takeKeys(keys); err != nil {
 		return err
 	}
 	if err := raftstore.SetEpoch(dir.path("store"), res.Epoch); err != nil {
 		return err
 	}
 	return dir.writePeers(serverPeers(res.Servers))
+}
+
+// takeKeys makes a server's identity of what it was told as a member.
+func (id *identity) takeKeys(keys *join.Keys) (err error) {
+	id.gossipKey, id.retiredSeals = keys.GossipKey, keys.SealKeys
+	bundle, number := id.trust.Bundle(), id.trust.Number
+	if keys.Trust != nil {
+		bundle, number = keys.Trust.Authorities, keys.Trust.Number
+	}
+	id.trust, err = pki.ParseTrust(number, bundle, keys.CAKey)
+	return err
 }
 
 // prepare runs write under the folder's lock, and removes what it left when

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -75,8 +76,8 @@ func (n *agentNode) becomeServer(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("get the servers' keys: %w", err)
 	}
-	next := &identity{key: n.id.key, cert: cert, gossipKey: keys.GossipKey}
-	if next.ca, err = pki.LoadCA(pki.EncodeCert(n.id.ca.Cert), keys.CAKey); err != nil {
+	next := &identity{key: n.id.key, cert: cert, trust: n.trust.Load()}
+	if err := next.takeKeys(keys); err != nil {
 		return err
 	}
 	if err := n.dir.dropServerState(); err != nil {
@@ -155,11 +156,15 @@ func (m *Main) becomeAgent(ctx context.Context, addrs []netip.AddrPort) error {
 		if err := m.dir.writeServers(list); err != nil {
 			return err
 		}
-		ca, err := pki.KnowCA(pki.EncodeCert(m.id.ca.Cert))
+		now := m.trust.Load()
+		trust, err := pki.ParseTrust(now.Number, now.Bundle(), nil)
 		if err != nil {
 			return err
 		}
-		if err := m.dir.replaceIdentity(&identity{ca: ca, key: m.id.key, cert: cert}); err != nil {
+		m.idMu.Lock()
+		err = m.dir.replaceIdentity(&identity{trust: trust, key: m.id.key, cert: cert})
+		m.idMu.Unlock()
+		if err != nil {
 			return err
 		}
 		return &restartError{"this node was demoted and goes on as an agent", m.cfg.Data}
@@ -172,6 +177,11 @@ func (d dataDir) dropServerState() error {
 	var errs []error
 	for _, name := range []string{"store", "peers.json", "bootstrap.json", "recovery.json", "admin.kubeconfig", "front-proxy.crt", "front-proxy.key"} {
 		errs = append(errs, os.RemoveAll(d.path(name)))
+	}
+	made, err := filepath.Glob(d.successor("*"))
+	errs = append(errs, err)
+	for _, path := range made {
+		errs = append(errs, os.Remove(path))
 	}
 	return errors.Join(errs...)
 }

@@ -19,8 +19,9 @@ import (
 	"github.com/clusterd/clusterd/raftstore/kubestore"
 )
 
-// authoritySeal is the id of the key that follows from the authority's: every
-// server has it, and a snapshot brings it along.
+// authoritySeal is the id of the key that follows from the first authority's:
+// every server has it, and a snapshot brings it along. Of later authorities a part
+// of their id is added.
 const authoritySeal = "authority"
 
 const (
@@ -49,15 +50,11 @@ func (m *Main) sealKeys() ([]kubestore.SealKey, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", m.dir.path(sealFile), err)
 	}
-	master, err := m.id.ca.EncodeCAKey()
+	own, err := m.exchange.sealKeys()
 	if err != nil {
 		return nil, err
 	}
-	own, err := kubestore.DeriveSealKey(authoritySeal, master)
-	if err != nil {
-		return nil, err
-	}
-	return append(keys, own), nil
+	return append(keys, own...), nil
 }
 
 // openSeal makes the seal that the store's decorator uses.
@@ -92,20 +89,27 @@ func (m *Main) keepSeal(ctx context.Context) error {
 			continue
 		}
 		stamp = now
-		keys, err := m.sealKeys()
-		if err == nil {
-			err = m.seal.Use(keys)
-		}
-		if err != nil {
+		if err := m.newSealKeys(); err != nil {
 			m.log.Error("the keys for secrets at rest stay as they were", "err", err)
-			continue
-		}
-		m.log.Info("new keys for secrets at rest", "writes", keys[0].ID, "keys", len(keys))
-		select {
-		case m.resealNow <- struct{}{}:
-		default:
 		}
 	}
+}
+
+// newSealKeys takes up keys that changed.
+func (m *Main) newSealKeys() error {
+	keys, err := m.sealKeys()
+	if err == nil {
+		err = m.seal.Use(keys)
+	}
+	if err != nil {
+		return err
+	}
+	m.log.Info("new keys for secrets at rest", "writes", keys[0].ID, "keys", len(keys))
+	select {
+	case m.resealNow <- struct{}{}:
+	default:
+	}
+	return nil
 }
 
 // sealStamp changes when the file does.

@@ -16,6 +16,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -85,10 +86,15 @@ func FetchKeys(ctx context.Context, dial Dialer) (*Keys, error) {
 }
 
 // FetchServers asks a server, over the members' protocol, where the servers are
-// and what this node is, and says where it listens.
-func FetchServers(ctx context.Context, dial Dialer, self netip.AddrPort) (ServerList, error) {
+// and what this node is, and says where it listens and, unless it is 0, the
+// number of the last word on the authority that it has.
+func FetchServers(ctx context.Context, dial Dialer, self netip.AddrPort, trust uint64) (ServerList, error) {
 	var l ServerList
-	err := ask(ctx, dial, "a server", http.MethodGet, ServersPath+"?"+url.Values{"addr": {self.String()}}.Encode(), nil, &l)
+	query := url.Values{"addr": {self.String()}}
+	if trust > 0 {
+		query.Set("trust", strconv.FormatUint(trust, 10))
+	}
+	err := ask(ctx, dial, "a server", http.MethodGet, ServersPath+"?"+query.Encode(), nil, &l)
 	return l, err
 }
 
@@ -154,7 +160,7 @@ func ask(ctx context.Context, dial Dialer, server, method, path string, in, into
 // check makes sure that the answer fits together, before anything of it is
 // written down.
 func (r *Response) check(w Wish) error {
-	ca, err := pki.KnowCA(r.CACert)
+	trust, err := pki.ParseTrust(r.Trust, r.CACert, nil)
 	if err != nil {
 		return fmt.Errorf("the cluster's answer: %w", err)
 	}
@@ -162,11 +168,11 @@ func (r *Response) check(w Wish) error {
 	if err != nil {
 		return fmt.Errorf("the cluster's answer: node certificate: %w", err)
 	}
-	peer, err := pki.VerifyPeer([]*x509.Certificate{cert}, ca.Pool(), x509.ExtKeyUsageClientAuth, time.Now())
+	peer, err := pki.VerifyPeer([]*x509.Certificate{cert}, trust.Pool(), x509.ExtKeyUsageClientAuth, time.Now())
 	if err != nil {
 		return fmt.Errorf("the cluster's answer (is this machine's clock right?): %w", err)
 	}
-	if !w.Token.Pins(ca.Cert) || peer.ID != pki.Fingerprint(w.Key.Public()) || peer.Name != w.Name || peer.Role != r.Role {
+	if trust.Find(w.Token.Authority) == nil || peer.ID != pki.Fingerprint(w.Key.Public()) || peer.Name != w.Name || peer.Role != r.Role {
 		return errors.New("the cluster's answer does not belong to this request")
 	}
 	return nil
@@ -180,6 +186,7 @@ func dialPinned(ctx context.Context, server string, token pki.Token) (net.Conn, 
 		Config: &tls.Config{
 			MinVersion:         tls.VersionTLS13,
 			NextProtos:         []string{transport.Join},
+			ServerName:         transport.AuthorityName(token.Authority),
 			InsecureSkipVerify: true, // by name; VerifyConnection checks the pinned authority
 			VerifyConnection: func(s tls.ConnectionState) error {
 				return verifyPinned(s.PeerCertificates, token, server)
@@ -218,5 +225,5 @@ func verifyPinned(chain []*x509.Certificate, token pki.Token, server string) err
 		}
 		return nil
 	}
-	return &Refusal{CodeToken, fmt.Sprintf("%s belongs to another cluster than the join token: check the address, or make a token on that cluster with `clusterctl token create`", server)}
+	return &Refusal{CodeToken, fmt.Sprintf("%s belongs to another cluster than the join token: check the address; if it is right, the cluster has changed its authority since the token was made: make another there with `clusterctl token create`", server)}
 }

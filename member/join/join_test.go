@@ -84,9 +84,11 @@ func (s *memory) List(_ context.Context, prefix string, _ raftstore.ListOptions)
 
 // world is a cluster of one node that admits others.
 type world struct {
-	store *memory
-	ca    *pki.CA
-	addr  string
+	store  *memory
+	ca     *pki.CA
+	trust  pki.LiveTrust // of the server
+	addr   string
+	server *Server
 }
 
 func newWorld(t *testing.T) *world {
@@ -101,6 +103,7 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	w := &world{store: newMemory(), ca: ca}
+	w.trust.Store(pki.NewTrust(0, ca))
 	err = PutCluster(t.Context(), w.store, Cluster{
 		Name: "c", ClusterCIDR: netip.MustParsePrefix("10.244.0.0/16"), ServiceCIDR: netip.MustParsePrefix("10.96.0.0/16"),
 	}, Record{ID: pki.Fingerprint(key.Public()), Name: "n1", Confirmed: true})
@@ -109,18 +112,19 @@ func newWorld(t *testing.T) *world {
 	}
 	pair := &tls.Certificate{Certificate: [][]byte{cert.Raw, ca.Cert.Raw}, PrivateKey: key}
 	port, err := transport.Listen(netip.MustParseAddrPort("127.0.0.1:0"),
-		transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: ca.Pool()}, slog.New(slog.DiscardHandler))
+		transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: ca.Pool}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	w.addr = port.Addr().String()
 	server := &Server{
-		Store: w.store, CA: ca, GossipKey: make([]byte, 32), Log: slog.New(slog.DiscardHandler),
+		Store: w.store, Trust: w.trust.Load, GossipKey: make([]byte, 32), Log: slog.New(slog.DiscardHandler),
 		Servers: func() []ServerAddr {
 			return []ServerAddr{{ID: pki.Fingerprint(key.Public()), Name: "n1", Addr: port.Addr()}}
 		},
 		Removed: func() []string { return []string{"gone"} },
 	}
+	w.server = server
 	srv := &http.Server{Handler: server}
 	questions := &http.Server{Handler: server.Questions(), ConnContext: transport.WithPeer}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -326,7 +330,7 @@ func (w *world) as(wish Wish, res *Response, protocol string) Dialer {
 		panic(err)
 	}
 	pair := &tls.Certificate{Certificate: [][]byte{cert.Raw, w.ca.Cert.Raw}, PrivateKey: wish.Key}
-	id := transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: w.ca.Pool()}
+	id := transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: w.ca.Pool}
 	return func(ctx context.Context) (net.Conn, error) {
 		return id.Dial(ctx, netip.MustParseAddrPort(w.addr), "", protocol)
 	}
@@ -359,7 +363,7 @@ func TestNoKeyReachesAnAgent(t *testing.T) {
 		t.Errorf("record: %+v %v", rec, err)
 	}
 	moved := netip.MustParseAddrPort("127.0.0.9:7009")
-	if list, err := FetchServers(t.Context(), w.as(wish, res, transport.Member), moved); err != nil || len(list.Servers) != 1 || list.Servers[0].Name != "n1" || list.Role != pki.Agent || !slices.Equal(list.Removed, []string{"gone"}) {
+	if list, err := FetchServers(t.Context(), w.as(wish, res, transport.Member), moved, 0); err != nil || len(list.Servers) != 1 || list.Servers[0].Name != "n1" || list.Role != pki.Agent || !slices.Equal(list.Removed, []string{"gone"}) {
 		t.Errorf("servers: %+v %v", list, err)
 	}
 	if rec, err := Member(t.Context(), w.store, pki.Fingerprint(wish.Key.Public())); err != nil || !rec.Confirmed || rec.Addr != moved {
@@ -424,7 +428,7 @@ func TestRenewal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stranger := transport.Identity{Certificate: func() *tls.Certificate { return &tls.Certificate{} }, Roots: w.ca.Pool()}
+	stranger := transport.Identity{Certificate: func() *tls.Certificate { return &tls.Certificate{} }, Roots: w.ca.Pool}
 	dial := func(ctx context.Context) (net.Conn, error) {
 		return stranger.Dial(ctx, netip.MustParseAddrPort(w.addr), "", transport.Join)
 	}
@@ -465,7 +469,7 @@ func TestSetRole(t *testing.T) {
 	}
 	member := w.as(wish, res, transport.Member)
 	addr := netip.MustParseAddrPort("127.0.0.9:7009")
-	if _, err := FetchServers(ctx, member, addr); err != nil {
+	if _, err := FetchServers(ctx, member, addr, 0); err != nil {
 		t.Fatal(err)
 	}
 	for _, role := range []pki.Role{pki.Server, pki.Agent, pki.Server} {
@@ -476,7 +480,7 @@ func TestSetRole(t *testing.T) {
 		if _, err := SetRole(ctx, w.store, "a1", role); !errors.Is(err, ErrRole) {
 			t.Errorf("%s again: %v", role, err)
 		}
-		if list, err := FetchServers(ctx, member, addr); err != nil || list.Role != role {
+		if list, err := FetchServers(ctx, member, addr, 0); err != nil || list.Role != role {
 			t.Errorf("it is told %+v %v, want %s", list, err, role)
 		}
 		cert, answer, err := Renew(ctx, w.as(wish, res, transport.Join), "a1", wish.Key)

@@ -30,9 +30,12 @@ type Request struct {
 // Response makes the machine a member. It holds no private key: what a server
 // needs beside, it asks for as a member (KeysPath).
 type Response struct {
-	Role     pki.Role        `json:"role"`
-	Cluster  Cluster         `json:"cluster"`
-	CACert   []byte          `json:"caCert"` // PEM
+	Role    pki.Role `json:"role"`
+	Cluster Cluster  `json:"cluster"`
+	// CACert is the authority in PEM; during its exchange both, the one that signs
+	// first, and Trust says which word of the cluster that is.
+	CACert   []byte          `json:"caCert"`
+	Trust    uint64          `json:"trust,omitempty"`
 	NodeCert []byte          `json:"nodeCert"`
 	Epoch    raftstore.Epoch `json:"epoch"` // the life of the store to take part in
 	Servers  []ServerAddr    `json:"servers"`
@@ -50,12 +53,24 @@ type Certificate struct {
 	// For who becomes another: the life of the store, and where the servers are.
 	Epoch   raftstore.Epoch `json:"epoch"`
 	Servers []ServerAddr    `json:"servers"`
+	// Trust is whom to believe; nil from servers that are older than exchanges of
+	// the authority.
+	Trust *TrustWord `json:"trust,omitempty"`
 }
+
+// TrustWord is whom a member is to believe.
+type TrustWord struct {
+	Number      uint64 `json:"number"`
+	Authorities []byte `json:"authorities"` // PEM, the one that signs first
+}
+
+func trustWord(t *pki.Trust) *TrustWord { return &TrustWord{Number: t.Number, Authorities: t.Bundle()} }
 
 // Paths over the members' protocol: what a node asks a server.
 const (
 	// ServersPath tells where the servers are (GET; addr is where the one who
-	// asks listens), and takes down that the member has arrived.
+	// asks listens, trust whom it believes), and takes down that the member has
+	// arrived.
 	ServersPath = "/v1/servers"
 	// KeysPath tells a server what only servers know (GET).
 	KeysPath = "/v1/keys"
@@ -77,13 +92,19 @@ type ServerList struct {
 	// Removed are the ids of servers that were removed while a certificate of
 	// theirs may still be good: agents refuse them.
 	Removed []string `json:"removed,omitempty"`
+	// Trust is whom to believe now.
+	Trust *TrustWord `json:"trust,omitempty"`
 }
 
 // Keys are the secrets that all servers share. They travel between two servers
 // of the record alone, each of which has proved its key.
 type Keys struct {
-	CAKey     []byte `json:"caKey"` // PEM
+	CAKey     []byte `json:"caKey"` // PEM; of all authorities, as in Trust
 	GossipKey []byte `json:"gossipKey"`
+	// Trust is nil from servers that are older than exchanges of the authority.
+	Trust *TrustWord `json:"trust,omitempty"`
+	// SealKeys is a list of keys that secrets at rest may be sealed with.
+	SealKeys []byte `json:"sealKeys,omitempty"`
 }
 
 // Codes of a Refusal.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/http"
 	"net/netip"
+	"strconv"
 
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/transport"
@@ -54,11 +55,16 @@ func (s *Server) getServers(ctx context.Context, who Record, r *http.Request) (a
 			s.Log.Warn("an agent's arrival could not be noted", "node", who.Name, "err", err)
 		}
 	}
+	if has, err := strconv.ParseUint(r.URL.Query().Get("trust"), 10, 64); err == nil && s.Believes != nil {
+		if err := s.Believes(ctx, who.ID, has); err != nil {
+			s.Log.Warn("whom a member believes could not be noted", "node", who.Name, "err", err)
+		}
+	}
 	role := pki.Agent
 	if who.IsServer() {
 		role = pki.Server
 	}
-	list := ServerList{Servers: s.Servers(), Role: role}
+	list := ServerList{Servers: s.Servers(), Role: role, Trust: trustWord(s.Trust())}
 	if s.Removed != nil {
 		list.Removed = s.Removed()
 	}
@@ -69,9 +75,14 @@ func (s *Server) getKeys(_ context.Context, who Record, _ *http.Request) (any, e
 	if !who.IsServer() {
 		return nil, &Refusal{CodeMember, "node " + who.Name + " is an agent: only servers hold the cluster's keys"}
 	}
-	key, err := s.CA.EncodeCAKey()
+	trust := s.Trust()
+	key, err := trust.Keys()
 	if err != nil {
 		return nil, err
 	}
-	return Keys{CAKey: key, GossipKey: s.GossipKey}, nil
+	keys := Keys{CAKey: key, GossipKey: s.GossipKey, Trust: trustWord(trust)}
+	if s.SealKeys != nil {
+		keys.SealKeys = s.SealKeys()
+	}
+	return keys, nil
 }

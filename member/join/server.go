@@ -20,10 +20,15 @@ import (
 // Server answers joiners, and members' questions (see Questions).
 type Server struct {
 	Store     Store
-	CA        *pki.CA
+	Trust     func() *pki.Trust // with keys
 	GossipKey []byte
-	Epoch     raftstore.Epoch
-	Servers   func() []ServerAddr // those alive now, this one first
+	// SealKeys are the keys of secrets at rest that follow from authorities of the
+	// past, as a list; nil: none.
+	SealKeys func() []byte
+	// Believes notes that a member has a state of the authority; nil: nobody does.
+	Believes func(ctx context.Context, id string, number uint64) error
+	Epoch    raftstore.Epoch
+	Servers  func() []ServerAddr // those alive now, this one first
 	// Removed are the ids of removed servers that agents must refuse; nil: none.
 	Removed func() []string
 	Log     *slog.Logger
@@ -122,7 +127,8 @@ func (s *Server) admit(ctx context.Context, req Request, now time.Time) (*Respon
 		if err != nil {
 			return nil, err
 		}
-		cert, err := s.issue(csr, req.Name, token.Role, req.Addr.Addr(), now)
+		trust := s.Trust()
+		cert, err := issue(trust, csr, req.Name, token.Role, req.Addr.Addr(), now)
 		if err != nil {
 			return nil, err
 		}
@@ -141,7 +147,8 @@ func (s *Server) admit(ctx context.Context, req Request, now time.Time) (*Respon
 		return &Response{
 			Role:     token.Role,
 			Cluster:  cluster,
-			CACert:   pki.EncodeCert(s.CA.Cert),
+			CACert:   trust.Bundle(),
+			Trust:    trust.Number,
 			NodeCert: pki.EncodeCert(cert),
 			Epoch:    s.Epoch,
 			Servers:  s.Servers(),
@@ -164,11 +171,12 @@ func (s *Server) renew(ctx context.Context, req Renewal, now time.Time) (*Certif
 	if err != nil {
 		return nil, err
 	}
-	cert, err := s.issue(csr, rec.Name, rec.Role, rec.Addr.Addr(), now)
+	trust := s.Trust()
+	cert, err := issue(trust, csr, rec.Name, rec.Role, rec.Addr.Addr(), now)
 	if err != nil {
 		return nil, err
 	}
-	return &Certificate{NodeCert: pki.EncodeCert(cert), Epoch: s.Epoch, Servers: s.Servers()}, nil
+	return &Certificate{NodeCert: pki.EncodeCert(cert), Epoch: s.Epoch, Servers: s.Servers(), Trust: trustWord(trust)}, nil
 }
 
 func parseCSR(der []byte) (*x509.CertificateRequest, error) {
@@ -182,11 +190,11 @@ func parseCSR(der []byte) (*x509.CertificateRequest, error) {
 	return csr, nil
 }
 
-func (s *Server) issue(csr *x509.CertificateRequest, name string, role pki.Role, addr netip.Addr, now time.Time) (*x509.Certificate, error) {
+func issue(trust *pki.Trust, csr *x509.CertificateRequest, name string, role pki.Role, addr netip.Addr, now time.Time) (*x509.Certificate, error) {
 	if role != pki.Agent { // records that are older than roles are servers'
-		return s.CA.IssueServer(csr.PublicKey, name, []netip.Addr{addr}, now)
+		return trust.Signer().IssueServer(csr.PublicKey, name, []netip.Addr{addr}, now)
 	}
-	return s.CA.IssueAgent(csr.PublicKey, name, now)
+	return trust.Signer().IssueAgent(csr.PublicKey, name, now)
 }
 
 func refuse(w http.ResponseWriter, status int, r *Refusal) {

@@ -23,6 +23,8 @@ type TokenInfo struct {
 	Used    int       `json:"used"`
 	Created time.Time `json:"created"`
 	Expires time.Time `json:"expires"`
+	// Authority is the id of the one that the token pins; empty in old records.
+	Authority string `json:"authority,omitempty"`
 }
 
 type tokenRecord struct {
@@ -44,7 +46,7 @@ const tokenKept = 7 * 24 * time.Hour
 // CreateToken makes and records a token.
 func CreateToken(ctx context.Context, s Store, ca *x509.Certificate, wish TokenWish, now time.Time) (pki.Token, TokenInfo, error) {
 	t := pki.NewToken(ca)
-	info := TokenInfo{ID: t.ID, Role: wish.Role, Uses: wish.Uses, Created: now.UTC(), Expires: now.Add(wish.TTL).UTC()}
+	info := TokenInfo{ID: t.ID, Role: wish.Role, Uses: wish.Uses, Created: now.UTC(), Expires: now.Add(wish.TTL).UTC(), Authority: t.Authority}
 	op := tokenRecord{TokenInfo: info, Hash: pki.HashSecret(t.Secret)}.put(now)
 	res, err := s.Txn(ctx, mvcc.Txn{Origin: origin, Compares: []mvcc.Compare{{Key: op.Key}}, Ops: []mvcc.Op{op}})
 	if err != nil {
@@ -107,6 +109,22 @@ func DeleteToken(ctx context.Context, s Store, id string) (bool, error) {
 			return res.Succeeded, err
 		}
 	}
+}
+
+// DropTokens is the change that removes the tokens which pin another authority
+// than the one with that id: nobody can join by them any more.
+func DropTokens(ctx context.Context, s Store, authority string) ([]mvcc.Op, error) {
+	tokens, err := Tokens(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	var ops []mvcc.Op
+	for _, t := range tokens {
+		if t.Authority != authority {
+			ops = append(ops, mvcc.Op{Type: mvcc.OpDelete, Key: tokenPrefix + t.ID})
+		}
+	}
+	return ops, nil
 }
 
 // storedToken is a token's record as it was read.

@@ -83,16 +83,7 @@ func NewCA(cluster string, now time.Time) (*CA, error) {
 	if err != nil {
 		return nil, err
 	}
-	template := &x509.Certificate{
-		SerialNumber:          serial(),
-		Subject:               pkix.Name{CommonName: "clusterd " + cluster},
-		NotBefore:             now.Add(-backdate),
-		NotAfter:              now.Add(CALifetime),
-		IsCA:                  true,
-		BasicConstraintsValid: true,
-		MaxPathLenZero:        true,
-		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
-	}
+	template := authorityTemplate(pkix.Name{CommonName: "clusterd " + cluster}, now)
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
 		return nil, fmt.Errorf("sign the authority's certificate: %w", err)
@@ -102,6 +93,19 @@ func NewCA(cluster string, now time.Time) (*CA, error) {
 		return nil, err
 	}
 	return &CA{Cert: cert, key: key}, nil
+}
+
+func authorityTemplate(subject pkix.Name, now time.Time) *x509.Certificate {
+	return &x509.Certificate{
+		SerialNumber:          serial(),
+		Subject:               subject,
+		NotBefore:             now.Add(-backdate),
+		NotAfter:              now.Add(CALifetime),
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		MaxPathLenZero:        true,
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+	}
 }
 
 // LoadCA reads an authority from its PEM files' contents and checks that they

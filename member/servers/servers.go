@@ -76,6 +76,12 @@ type Config struct {
 	// Role is told what this node is by the cluster's record, with each answer of
 	// a server. It must not block. May be nil.
 	Role func(pki.Role)
+	// Trust is told whom this node is to believe, by servers whose key is in the
+	// list. It must not block for long. May be nil.
+	Trust func(join.TrustWord)
+	// Believes is the number of the last word on the authority that this node has;
+	// nil: it does not say.
+	Believes func() uint64
 	// Warn is told what cannot be helped here.
 	Warn func(msg string, err error)
 }
@@ -241,8 +247,41 @@ func (l *List) dialOneOf(ctx context.Context, who []join.ServerAddr, one dialOne
 
 // Transport returns a round tripper to the API of whatever server answers. One
 // that falls silent is given up within seconds. Each Transport has a
-// connection of its own.
-func (l *List) Transport() http.RoundTripper {
+// connection of its own, and another one for what is asked after the node has got
+// another certificate: a server judges each request by that of its connection.
+func (l *List) Transport() http.RoundTripper { return &renewed{list: l} }
+
+// renewed is the way to the API by the node's certificate of the moment.
+type renewed struct {
+	list *List
+
+	mu   sync.Mutex
+	cert *tls.Certificate
+	way  *http.Transport
+}
+
+// RoundTrip implements http.RoundTripper.
+func (r *renewed) RoundTrip(req *http.Request) (*http.Response, error) {
+	return r.now().RoundTrip(req)
+}
+
+// CloseIdleConnections is what http.Client calls.
+func (r *renewed) CloseIdleConnections() { r.now().CloseIdleConnections() }
+
+func (r *renewed) now() *http.Transport {
+	cert := r.list.cfg.Identity.Certificate()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.way == nil || r.cert != cert {
+		if r.way != nil {
+			r.way.CloseIdleConnections() // watches go on to their end, and then it is idle
+		}
+		r.cert, r.way = cert, r.list.transport()
+	}
+	return r.way
+}
+
+func (l *List) transport() *http.Transport {
 	return &http.Transport{
 		DialTLSContext:    l.dialAPI,
 		ForceAttemptHTTP2: true,
@@ -300,16 +339,25 @@ func (l *List) Poke() {
 func (l *List) Refresh(ctx context.Context) (changed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
+	known := false // whether its key was in the list, and not only its authority's name on it
 	dial := func(ctx context.Context) (net.Conn, error) {
 		return l.dialAnother(ctx, func(ctx context.Context, s join.ServerAddr) (net.Conn, error) {
+			known = s.ID != ""
 			return conn(l.cfg.Identity.Dial(ctx, s.Addr, s.ID, transport.Member))
 		})
 	}
-	list, err := join.FetchServers(ctx, dial, l.cfg.Self)
+	var believes uint64
+	if l.cfg.Believes != nil {
+		believes = l.cfg.Believes()
+	}
+	list, err := join.FetchServers(ctx, dial, l.cfg.Self, believes)
 	if err != nil {
 		return false, err
 	}
 	l.remove(list.Removed)
+	if l.cfg.Trust != nil && list.Trust != nil && known {
+		l.cfg.Trust(*list.Trust)
+	}
 	if l.cfg.Role != nil && list.Role != "" {
 		l.cfg.Role(list.Role)
 	}

@@ -1,12 +1,13 @@
 package transport
 
 import (
+	"crypto/x509"
 	"net"
 	"sync"
 )
 
-// live holds the open connections from nodes, by the peer's id. Its zero value
-// is ready.
+// live holds the open connections of those who showed a certificate, by the id of
+// its key. Its zero value is ready.
 type live struct {
 	mu    sync.Mutex
 	conns map[string]map[*liveConn]struct{}
@@ -16,7 +17,8 @@ type live struct {
 type liveConn struct {
 	net.Conn
 	all  *live
-	peer string // "": not known yet, or not a node; guarded by all.mu
+	peer string // "": not known yet; guarded by all.mu, as leaf
+	leaf *x509.Certificate
 }
 
 // Close implements net.Conn.
@@ -31,7 +33,7 @@ func (c *liveConn) Close() error {
 }
 
 // add notes whose connection it is.
-func (l *live) add(peer string, c *liveConn) {
+func (l *live) add(peer string, leaf *x509.Certificate, c *liveConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.conns == nil {
@@ -40,7 +42,7 @@ func (l *live) add(peer string, c *liveConn) {
 	if l.conns[peer] == nil {
 		l.conns[peer] = map[*liveConn]struct{}{}
 	}
-	c.peer = peer
+	c.peer, c.leaf = peer, leaf
 	l.conns[peer][c] = struct{}{}
 }
 
@@ -52,5 +54,28 @@ func (l *live) cut(peer string) {
 	for c := range conns {
 		// Its user sees the error and closes it, too.
 		c.Conn.Close()
+	}
+}
+
+// cutIf cuts those that judge says so of.
+func (l *live) cutIf(judge func(peer string, leaf *x509.Certificate) bool) {
+	type one struct {
+		conn *liveConn
+		leaf *x509.Certificate
+	}
+	all := map[string][]one{}
+	l.mu.Lock()
+	for peer, conns := range l.conns {
+		for c := range conns {
+			all[peer] = append(all[peer], one{c, c.leaf})
+		}
+	}
+	l.mu.Unlock()
+	for peer, conns := range all {
+		for _, o := range conns {
+			if judge(peer, o.leaf) {
+				o.conn.Conn.Close()
+			}
+		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -56,7 +57,10 @@ const handshakeTimeout = 10 * time.Second
 // handshake, so that a renewed certificate needs no restart.
 type Identity struct {
 	Certificate func() *tls.Certificate // leaf, then the authority
-	Roots       *x509.CertPool
+	// Shown is what clients of the API and joiners are shown, of the authority with
+	// that id if there is one; nil: Certificate.
+	Shown func(authority string) *tls.Certificate
+	Roots func() *x509.CertPool
 	// Revoked reports whether the key with that id may no longer take part;
 	// nil: none is.
 	Revoked func(id string) bool
@@ -198,11 +202,34 @@ func (p *Port) serverConfig() *tls.Config {
 		CipherSuites: authenticated,
 		NextProtos:   protos,
 		ClientAuth:   tls.RequestClientCert,
-		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+			if p.id.Shown != nil && p.forStrangers(hello.SupportedProtos) {
+				authority, _ := strings.CutSuffix(hello.ServerName, authorityDomain)
+				return p.id.Shown(authority), nil
+			}
 			return p.id.Certificate(), nil
 		},
 	}
 }
+
+// forStrangers reports whether a connection that offers these protocols is one to
+// the API, or of a machine that joins.
+func (p *Port) forStrangers(offered []string) bool {
+	for _, proto := range offered {
+		if _, ours := p.split[proto]; ours && proto != Join {
+			return false
+		}
+	}
+	return true
+}
+
+// authorityDomain ends the names by which joiners ask for a certificate of the
+// authority that their token pins.
+const authorityDomain = ".authority.clusterd"
+
+// AuthorityName is the server name (SNI) to ask for a certificate of the authority
+// with that id.
+func AuthorityName(id string) string { return id + authorityDomain }
 
 // authenticated are TLS 1.2's suites with forward secrecy and authenticated
 // encryption, for clients of the API that lack 1.3. Nodes speak 1.3 alone.
@@ -227,12 +254,11 @@ func (p *Port) handshake(ctx context.Context, below *liveConn, c *tls.Conn) {
 			c.Close()
 			return
 		}
-		// Whether the certificate is good is the authenticator's to say; that a
-		// node that is removed is cut off is ours.
+		// Whether the certificate is good is the authenticator's to say; that
+		// whoever lost his rights is cut off is ours.
 		if len(state.PeerCertificates) > 0 {
-			if leaf := state.PeerCertificates[0]; isNode(leaf) {
-				p.live.add(pki.Fingerprint(leaf.PublicKey), below)
-			}
+			leaf := state.PeerCertificates[0]
+			p.live.add(pki.Fingerprint(leaf.PublicKey), leaf, below)
 		}
 		p.http.put(c)
 		return
@@ -252,7 +278,7 @@ func (p *Port) handshake(ctx context.Context, below *liveConn, c *tls.Conn) {
 		c.Close()
 		return
 	}
-	p.live.add(peer.ID, below)
+	p.live.add(peer.ID, peer.Cert, below)
 	if p.id.Revoked != nil && p.id.Revoked(peer.ID) { // since it was verified
 		c.Close()
 		return
@@ -260,19 +286,29 @@ func (p *Port) handshake(ctx context.Context, below *liveConn, c *tls.Conn) {
 	q.put(c)
 }
 
-func isNode(leaf *x509.Certificate) bool {
-	_, ok := pki.NodeName(leaf)
-	return ok
-}
-
 // Cut closes what the node with that id has open here, requests to the API
 // included. It can connect again unless its key is revoked.
 func (p *Port) Cut(id string) { p.live.cut(id) }
 
+// CutDistrusted closes what was opened with certificates that the authorities of
+// now have not signed, but for those of the keys that keep vouches for.
+func (p *Port) CutDistrusted(keep func(id string) bool) {
+	roots := p.id.Roots()
+	p.live.cutIf(func(id string, leaf *x509.Certificate) bool {
+		_, err := leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+		var end x509.CertificateInvalidError
+		if err == nil || errors.As(err, &end) && end.Reason == x509.Expired {
+			return false
+		}
+		_, node := pki.NodeName(leaf)
+		return !node || !keep(id)
+	})
+}
+
 // verify checks that a chain is a node's in one of the roles; of the node with
 // that id, if any is given.
 func (id Identity) verify(chain []*x509.Certificate, use x509.ExtKeyUsage, want string, roles []pki.Role) (pki.Peer, error) {
-	peer, err := pki.VerifyPeer(chain, id.Roots, use, time.Now())
+	peer, err := pki.VerifyPeer(chain, id.Roots(), use, time.Now())
 	if err != nil {
 		return pki.Peer{}, err
 	}

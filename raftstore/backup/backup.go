@@ -21,14 +21,16 @@ import (
 	"github.com/clusterd/clusterd/raftstore/wire"
 )
 
-// Version of the format. Files of a later one are refused.
-const Version = 1
+// Version of the format. Files of a later one are refused. A file says 1 unless it
+// has a part that older releases do not know.
+const Version = 2
 
 // Names in the archive, in their order.
 const (
 	manifestName = "manifest.json"
 	caCertName   = "ca.crt"
 	caKeyName    = "ca.key"
+	sealKeysName = "seal.keys" // since version 2, and only if there are any
 	storeName    = "store.bin"
 )
 
@@ -62,21 +64,41 @@ type Manifest struct {
 // Content is a backup that was read and found whole.
 type Content struct {
 	Manifest
+	Secrets
+	Store *mvcc.Keyspace
+}
+
+// Secrets are what the state is worth nothing without.
+type Secrets struct {
 	CACert, CAKey []byte // PEM
-	Store         *mvcc.Keyspace
+	// SealKeys is a list of the keys, beside the one that follows from CAKey, that
+	// secrets in the state may be sealed with; empty: none.
+	SealKeys []byte
 }
 
 // Write writes the archive of a snapshot. What depends on the parts is filled
 // into the manifest here. The snapshot is gone through twice: its size and
 // hash come first.
-func Write(w io.Writer, m Manifest, caCert, caKey []byte, snap *mvcc.Snapshot, counts map[string]int64) error {
+func Write(w io.Writer, m Manifest, secrets Secrets, snap *mvcc.Snapshot, counts map[string]int64) error {
 	sum := sha256.New()
 	size := counter{w: sum}
 	if err := wire.WriteSnapshot(&size, snap); err != nil {
 		return err
 	}
-	m.Version, m.Digest, m.Counts = Version, snap.Header().Digest, counts
-	m.SHA256 = map[string]string{caCertName: sumOf(caCert), caKeyName: sumOf(caKey), storeName: hex.EncodeToString(sum.Sum(nil))}
+	type smallPart struct {
+		name    string
+		content []byte
+	}
+	parts := []smallPart{{caCertName, secrets.CACert}, {caKeyName, secrets.CAKey}}
+	m.Version, m.Digest, m.Counts = 1, snap.Header().Digest, counts
+	if len(secrets.SealKeys) > 0 {
+		m.Version = 2
+		parts = append(parts, smallPart{sealKeysName, secrets.SealKeys})
+	}
+	m.SHA256 = map[string]string{storeName: hex.EncodeToString(sum.Sum(nil))}
+	for _, p := range parts {
+		m.SHA256[p.name] = sumOf(p.content)
+	}
 	manifest, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
 		return err
@@ -85,10 +107,7 @@ func Write(w io.Writer, m Manifest, caCert, caKey []byte, snap *mvcc.Snapshot, c
 	part := func(name string, size int64) error {
 		return t.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: size, ModTime: m.Taken.Truncate(time.Second), Format: tar.FormatPAX})
 	}
-	for _, p := range []struct {
-		name    string
-		content []byte
-	}{{manifestName, manifest}, {caCertName, caCert}, {caKeyName, caKey}} {
+	for _, p := range append([]smallPart{{manifestName, manifest}}, parts...) {
 		if err := part(p.name, int64(len(p.content))); err != nil {
 			return err
 		}
@@ -150,6 +169,11 @@ func Read(r io.Reader) (*Content, error) {
 	}
 	if c.CAKey, err = c.part(t, caKeyName); err != nil {
 		return nil, err
+	}
+	if _, has := c.SHA256[sealKeysName]; has && c.Version > 1 {
+		if c.SealKeys, err = c.part(t, sealKeysName); err != nil {
+			return nil, err
+		}
 	}
 	if err := next(t, storeName); err != nil {
 		return nil, err

@@ -38,7 +38,7 @@ func archive(t testing.TB, k *mvcc.Keyspace) []byte {
 	}
 	var b bytes.Buffer
 	m := backup.Manifest{Cluster: "c", Node: "n1", Taken: time.Unix(1_800_000_000, 5).UTC(), Epoch: 3}
-	if err := backup.Write(&b, m, []byte("CERT"), []byte("KEY"), k.Snapshot(), counts); err != nil {
+	if err := backup.Write(&b, m, backup.Secrets{CACert: []byte("CERT"), CAKey: []byte("KEY")}, k.Snapshot(), counts); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
@@ -168,7 +168,7 @@ func FuzzRead(f *testing.F) {
 		if c, err := backup.Read(bytes.NewReader(data)); err == nil {
 			// What is taken can be written, and is the same.
 			var b bytes.Buffer
-			if err := backup.Write(&b, c.Manifest, c.CACert, c.CAKey, c.Store.Snapshot(), c.Counts); err != nil {
+			if err := backup.Write(&b, c.Manifest, c.Secrets, c.Store.Snapshot(), c.Counts); err != nil {
 				t.Fatal(err)
 			}
 			if again, err := backup.Read(io.Reader(&b)); err != nil || again.Digest != c.Digest {

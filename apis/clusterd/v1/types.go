@@ -13,6 +13,9 @@ const (
 	Store    = "/clusterd/v1/store"   // GET
 	Snapshot = "/clusterd/v1/snapshot"
 	Recovery = "/clusterd/v1/recovery" // GET Survey, POST RecoveryRequest
+	// Authority is the cluster's certificate authority: GET AuthorityStatus, POST
+	// AuthorityRequest begins its exchange; POST …/finish ends the grace.
+	Authority = "/clusterd/v1/authority"
 )
 
 // Roles of a Member.
@@ -111,4 +114,47 @@ type Epoch struct {
 type RecoveryRequest struct {
 	From string   `json:"from"` // the member whose state goes on
 	Keep []string `json:"keep"` // the members that answered; all others are left out
+}
+
+// AuthorityRequest begins an exchange of the authority.
+type AuthorityRequest struct {
+	// Grace is how long the old one is believed at least once all members show
+	// certificates of the new one, such as 24h, the default.
+	Grace string `json:"grace,omitempty"`
+	// Finish: no longer than the members need.
+	Finish bool `json:"finish,omitempty"`
+}
+
+// Phases of an AuthorityStatus.
+const (
+	AuthorityStable     = "stable"     // there is one
+	AuthorityDistribute = "distribute" // the new one is made known
+	AuthorityReissue    = "reissue"    // the new one signs, the old one is believed still
+)
+
+// AuthorityStatus is how far the exchange of the authority is.
+type AuthorityStatus struct {
+	Phase  string    `json:"phase"`
+	Number uint64    `json:"number"` // grows with each step; 0: it was never exchanged
+	Since  time.Time `json:"since,omitzero"`
+	// Ends is when the old authority is given up at the earliest, in reissue.
+	Ends        time.Time         `json:"ends,omitzero"`
+	Authorities []AuthorityInfo   `json:"authorities"`
+	Members     []AuthorityMember `json:"members"`
+}
+
+// AuthorityInfo is a certificate authority that is believed.
+type AuthorityInfo struct {
+	ID      string    `json:"id"` // of its key; join tokens begin with it, after "cd1."
+	Signs   bool      `json:"signs"`
+	Expires time.Time `json:"expires"`
+}
+
+// AuthorityMember is what a member has done of the exchange.
+type AuthorityMember struct {
+	Name string `json:"name"`
+	Role string `json:"role"` // server or agent
+	// Ready: it has done all that the phase asks. Waited: the next one waits for it.
+	Ready  bool `json:"ready"`
+	Waited bool `json:"waited"`
 }

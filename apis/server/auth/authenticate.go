@@ -22,8 +22,7 @@ import (
 var PublicPaths = []string{"/healthz", "/livez", "/readyz", "/version"}
 
 // verifiedFor is how long a verified certificate is believed before its chain
-// is checked again. It bounds how long a CA that was taken out of the pool
-// lives on; expiry of the certificate itself is checked on every request.
+// is checked again; expiry of the certificate itself is checked on every request.
 const verifiedFor = time.Minute
 
 // maxVerified bounds the memory of the verified certificates.
@@ -42,16 +41,19 @@ func Chain(authenticators ...authenticator.Request) authenticator.Request {
 }
 
 // ClientCert recognises the holder of a client certificate that chains to
-// pool: common name is the user, organizations are the groups.
-func ClientCert(pool *x509.CertPool) authenticator.Request {
+// pool's: common name is the user, organizations are the groups. pool is asked
+// at each request; with another one nothing that was verified before counts.
+func ClientCert(pool func() *x509.CertPool) authenticator.Request {
 	return &clientCert{pool: pool, verified: map[[sha256.Size]byte]time.Time{}, now: time.Now}
 }
 
 type clientCert struct {
-	pool *x509.CertPool
+	pool func() *x509.CertPool
 	now  func() time.Time
 
 	mu sync.Mutex
+	// of is the pool that verified is about.
+	of *x509.CertPool
 	// verified holds until when a leaf's chain need not be checked again.
 	// Verifying costs more than a small read, and clients keep their
 	// certificate for thousands of requests.
@@ -81,7 +83,12 @@ func (c *clientCert) AuthenticateRequest(req *http.Request) (*authenticator.Resp
 func (c *clientCert) verify(leaf *x509.Certificate, rest []*x509.Certificate) error {
 	now := c.now()
 	key := sha256.Sum256(leaf.Raw)
+	pool := c.pool()
 	c.mu.Lock()
+	if pool != c.of {
+		clear(c.verified)
+		c.of = pool
+	}
 	until, ok := c.verified[key]
 	c.mu.Unlock()
 	if ok && now.Before(until) {
@@ -92,7 +99,7 @@ func (c *clientCert) verify(leaf *x509.Certificate, rest []*x509.Certificate) er
 		intermediates.AddCert(cert)
 	}
 	if _, err := leaf.Verify(x509.VerifyOptions{
-		Roots:         c.pool,
+		Roots:         pool,
 		Intermediates: intermediates,
 		CurrentTime:   now,
 		KeyUsages:     []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
@@ -105,6 +112,9 @@ func (c *clientCert) verify(leaf *x509.Certificate, rest []*x509.Certificate) er
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.of != pool {
+		return nil // it changed meanwhile
+	}
 	if len(c.verified) >= maxVerified {
 		clear(c.verified)
 	}

@@ -1,0 +1,266 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+	"k8s.io/kubectl/pkg/util/templates"
+
+	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
+)
+
+func newCACommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "ca",
+		Short: "Show or exchange the cluster's certificate authority",
+		Long: templates.LongDesc(`
+			Show or exchange the cluster's certificate authority, whose key signs the
+			certificates of all nodes and people.`),
+		Example: templates.Examples(`
+			# How far is the exchange?
+			clusterctl ca status
+
+			# Exchange it
+			clusterctl ca rotate`),
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newCAStatusCommand(f, streams), newCARotateCommand(f, streams))
+	return cmd
+}
+
+func newCAStatusCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	var out output
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show the authority, and how far its exchange is",
+		Long: templates.LongDesc(`
+			Show the authorities that are believed and, while they are being exchanged, which
+			members have done what the phase asks.`),
+		Example: templates.Examples(`
+			# Show the authority
+			clusterctl ca status
+
+			# The members that the next phase waits for
+			clusterctl ca status -o json | jq -r '.members[] | select(.waited) | .name'`),
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := out.validate(); err != nil {
+				return err
+			}
+			a, err := newAPI(f)
+			if err != nil {
+				return err
+			}
+			var status v1.AuthorityStatus
+			if err := a.do(cmd.Context(), http.MethodGet, pathOf("authority"), nil, &status); err != nil {
+				return err
+			}
+			return out.print(streams.Out, status, func(w io.Writer) error { return authorityTable(w, status, time.Now()) })
+		},
+	}
+	cmd.Flags().StringVarP((*string)(&out), "output", "o", "", "One of: json, yaml")
+	return cmd
+}
+
+func authorityTable(w io.Writer, s v1.AuthorityStatus, now time.Time) error {
+	fmt.Fprintf(w, "Phase: %s\n\n", phaseWords(s, now))
+	var rows [][]string
+	for _, ca := range s.Authorities {
+		signs := "no"
+		if ca.Signs {
+			signs = "yes"
+		}
+		rows = append(rows, []string{ca.ID, signs, ca.Expires.Format(time.RFC3339)})
+	}
+	if err := printTable(w, []string{"AUTHORITY", "SIGNS", "EXPIRES"}, rows); err != nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	rows = nil
+	for _, m := range s.Members {
+		state := "ready"
+		switch {
+		case m.Waited:
+			state = "waited for"
+		case !m.Ready:
+			state = "away"
+		}
+		rows = append(rows, []string{m.Name, m.Role, state})
+	}
+	return printTable(w, []string{"MEMBER", "ROLE", "STATE"}, rows)
+}
+
+// phaseWords says in a line what the phase is and what comes next.
+func phaseWords(s v1.AuthorityStatus, now time.Time) string {
+	waited := 0
+	for _, m := range s.Members {
+		if m.Waited {
+			waited++
+		}
+	}
+	switch s.Phase {
+	case v1.AuthorityDistribute:
+		return fmt.Sprintf("%s; the new authority is made known, %d members are waited for", s.Phase, waited)
+	case v1.AuthorityReissue:
+		switch {
+		case waited > 0:
+			return fmt.Sprintf("%s; the new authority signs, %d members are waited for", s.Phase, waited)
+		case s.Ends.After(now):
+			return fmt.Sprintf("%s; both authorities are believed until %s (clusterctl ca rotate --finish ends that now)", s.Phase, s.Ends.Format(time.RFC3339))
+		}
+		return s.Phase + "; the old authority is being given up"
+	}
+	return s.Phase
+}
+
+type rotateOptions struct {
+	genericiooptions.IOStreams
+	yes, finish, wait bool
+	grace             time.Duration
+	timeout           time.Duration
+}
+
+func newCARotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	o := rotateOptions{IOStreams: streams}
+	cmd := &cobra.Command{
+		Use:   "rotate",
+		Short: "Exchange the authority while the cluster works",
+		Long: templates.LongDesc(`
+			Exchange the cluster's certificate authority while the cluster works.
+
+			A new authority is made and made known to every member; when all believe it, it
+			signs, and all certificates are issued anew; when the grace is over, the old one
+			is believed no more, and what was opened with its certificates is closed. Each
+			step waits for all members: start clusterd where it is down, or remove that
+			member with clusterctl members rm.
+
+			Servers' kubeconfigs are written anew. Everybody else's, and the certificates of
+			clusterctl user add, are good until the old authority goes: copy a server's
+			admin.kubeconfig again, run clusterctl user add again. Pods are told by themselves.
+			Join tokens that were made before the new authority signed go with the old one.`),
+		Example: templates.Examples(`
+			# Exchange it, and give everybody a week to get a new kubeconfig
+			clusterctl ca rotate --grace 168h
+
+			# The old key was stolen: as fast as the members can
+			clusterctl ca rotate --finish --wait --yes
+
+			# End the grace of an exchange that is under way
+			clusterctl ca rotate --finish`),
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			a, err := newAPI(f)
+			if err != nil {
+				return err
+			}
+			return o.run(cmd.Context(), a, cmd.Flags().Changed("grace"))
+		},
+	}
+	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "Do not ask for confirmation")
+	cmd.Flags().DurationVar(&o.grace, "grace", 24*time.Hour, "How long the old authority is believed at least, once all members have new certificates")
+	cmd.Flags().BoolVar(&o.finish, "finish", false, "No grace; of an exchange that is under way, its end")
+	cmd.Flags().BoolVar(&o.wait, "wait", false, "Wait until the exchange is at its end, or its grace has begun")
+	cmd.Flags().DurationVar(&o.timeout, "timeout", 10*time.Minute, "How long to wait")
+	return cmd
+}
+
+func (o *rotateOptions) run(ctx context.Context, a *api, graceGiven bool) error {
+	if o.finish && graceGiven {
+		return errors.New("--grace and --finish: give one of them")
+	}
+	var now v1.AuthorityStatus
+	if err := a.do(ctx, http.MethodGet, pathOf("authority"), nil, &now); err != nil {
+		return err
+	}
+	path, request := pathOf("authority"), v1.AuthorityRequest{Grace: o.grace.String(), Finish: o.finish}
+	question := "The cluster gets a new certificate authority. Kubeconfigs and join tokens that were handed out end with the old one"
+	if now.Phase != v1.AuthorityStable {
+		if !o.finish {
+			return fmt.Errorf("the authority is being exchanged already (%s); end its grace with --finish", now.Phase)
+		}
+		path, request = pathOf("authority", "finish"), v1.AuthorityRequest{}
+		question = "Kubeconfigs and join tokens of the old authority end as soon as all members are ready"
+	}
+	if !o.yes {
+		fmt.Fprintf(o.ErrOut, "%s.\nGo on? [y/N] ", question)
+		var answer string
+		fmt.Fscanln(o.In, &answer)
+		if answer = strings.ToLower(answer); answer != "y" && answer != "yes" {
+			return errors.New("nothing was changed (give --yes where nobody can answer)")
+		}
+	}
+	body, err := jsonBody(request)
+	if err != nil {
+		return err
+	}
+	if err := a.do(ctx, http.MethodPost, path, body, &now); err != nil {
+		return err
+	}
+	fmt.Fprintf(o.Out, "authority: %s\n", phaseWords(now, time.Now()))
+	if o.wait {
+		if now, err = o.await(ctx, a, now); err != nil {
+			return err
+		}
+	}
+	if now.Phase == v1.AuthorityStable {
+		fmt.Fprintln(o.Out, "The old authority is gone. Copy admin.kubeconfig of a server again to where it is used, and make join tokens and users' kubeconfigs anew.")
+	} else {
+		fmt.Fprintln(o.Out, "See clusterctl ca status. Before the old authority goes: copy admin.kubeconfig of a server again to where it is used, and run clusterctl user add again for each user with a certificate.")
+	}
+	return nil
+}
+
+// await follows the exchange. At its end this kubeconfig may be none that the
+// cluster knows: then it is at its end.
+func (o *rotateOptions) await(ctx context.Context, a *api, now v1.AuthorityStatus) (v1.AuthorityStatus, error) {
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	told := phaseWords(now, time.Now())
+	for {
+		if now.Phase == v1.AuthorityStable || !o.finish && now.Phase == v1.AuthorityReissue && nobodyWaited(now) {
+			return now, nil
+		}
+		select {
+		case <-ctx.Done():
+			return now, fmt.Errorf("after %s it is in the phase %s: see clusterctl ca status", o.timeout, now.Phase)
+		case <-time.After(time.Second):
+		}
+		next := v1.AuthorityStatus{}
+		switch err := a.do(ctx, http.MethodGet, pathOf("authority"), nil, &next); {
+		case err == nil:
+			now = next
+		case now.Phase == v1.AuthorityReissue && givenUp(err):
+			now.Phase = v1.AuthorityStable
+		case ctx.Err() == nil: // a server that is being started, say
+			continue
+		}
+		if words := phaseWords(now, time.Now()); words != told {
+			fmt.Fprintf(o.Out, "authority: %s\n", words)
+			told = words
+		}
+	}
+}
+
+func nobodyWaited(s v1.AuthorityStatus) bool {
+	for _, m := range s.Members {
+		if m.Waited {
+			return false
+		}
+	}
+	return true
+}
+
+// givenUp reports whether the server does not know this kubeconfig's certificate
+// any more, or this kubeconfig does not know the server's.
+func givenUp(err error) bool {
+	return isCode(err, http.StatusUnauthorized) || strings.Contains(err.Error(), "signed by unknown authority")
+}

@@ -1,0 +1,439 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
+	"github.com/clusterd/clusterd/member/authority"
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/transport"
+	"github.com/clusterd/clusterd/raftstore/backup"
+	"github.com/clusterd/clusterd/raftstore/kubestore"
+)
+
+// exchange is what this server does of an exchange of the authority: it follows
+// the cluster's state, and says so when it has what that asks.
+//
+// The new authority's key is never in the store. Whoever makes it has it on disk
+// before the state names it; the other servers ask each other for it, over
+// connections that prove keys of the records, which the old authority's key does
+// not help to forge.
+type exchange struct {
+	main *Main
+	// told is what the log said last.
+	told string
+}
+
+const (
+	exchangePeriod = time.Second
+	// keysPatience is how long another server may take to tell its keys.
+	keysPatience = 5 * time.Second
+)
+
+// run follows the state until ctx ends.
+func (x *exchange) run(ctx context.Context) error {
+	for {
+		if err := x.follow(ctx); err != nil && ctx.Err() == nil && err.Error() != x.told {
+			x.told = err.Error()
+			x.main.log.Warn("the exchange of the authority cannot be followed yet, trying again", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(exchangePeriod):
+		}
+	}
+}
+
+func (x *exchange) follow(ctx context.Context) error {
+	m := x.main
+	state, err := authority.Get(ctx, m.store, true)
+	if err != nil || state.Number == 0 {
+		return err
+	}
+	if state.Number > m.trust.Load().Number {
+		next, err := x.trustOf(ctx, state)
+		if err != nil {
+			return err
+		}
+		if err := x.adopt(next, time.Now()); err != nil {
+			return err
+		}
+		m.log.Info("this server follows the exchange of the authority", "phase", state.Phase, "number", state.Number)
+	}
+	if m.trust.Load().Number != state.Number || m.store.Leader() == "" {
+		return nil // its own word on a state to come waits until the store has that
+	}
+	ctx, cancel := context.WithTimeout(ctx, keysPatience)
+	defer cancel()
+	return authority.Has(ctx, m.store, m.id.nodeID(), state.Number)
+}
+
+// trustOf is the state with the keys of its authorities.
+func (x *exchange) trustOf(ctx context.Context, state authority.State) (*pki.Trust, error) {
+	public, err := state.Trust()
+	if err != nil {
+		return nil, err
+	}
+	var cas []*pki.CA
+	for _, ca := range public.All() {
+		whole, err := x.withKey(ctx, ca)
+		if err != nil {
+			return nil, err
+		}
+		cas = append(cas, whole)
+	}
+	return pki.NewTrust(state.Number, cas[0], cas[1:]...), nil
+}
+
+// withKey finds the authority's key: here, in what this server made, or with
+// another server.
+func (x *exchange) withKey(ctx context.Context, ca *pki.CA) (*pki.CA, error) {
+	m := x.main
+	if known := m.trust.Load().Find(ca.ID()); known != nil && known.HasKey() {
+		return known, nil
+	}
+	if made, err := m.dir.readSuccessor(ca.ID()); err != nil || made != nil {
+		return made, err
+	}
+	records, err := join.Records(ctx, m.store, true)
+	if err != nil {
+		return nil, err
+	}
+	for _, rec := range join.Servers(records) {
+		at, seen := m.members.Get(rec.ID)
+		if rec.ID == m.id.nodeID() || !seen {
+			continue
+		}
+		attempt, cancel := context.WithTimeout(ctx, keysPatience)
+		keys, err := join.FetchKeys(attempt, func(ctx context.Context) (net.Conn, error) {
+			c, err := m.tid.Dial(ctx, at.Addr, rec.ID, transport.Member)
+			if err != nil {
+				return nil, err
+			}
+			return c, nil
+		})
+		cancel()
+		if err != nil || keys.Trust == nil {
+			m.log.Debug("ask a server for the authority's key", "node", rec.Name, "err", err)
+			continue
+		}
+		theirs, err := pki.ParseTrust(keys.Trust.Number, keys.Trust.Authorities, keys.CAKey)
+		if err != nil {
+			return nil, fmt.Errorf("the keys of %s: %w", rec.Name, err)
+		}
+		if found := theirs.Find(ca.ID()); found != nil {
+			return found, nil
+		}
+	}
+	return nil, fmt.Errorf("no server that answers holds the key of authority %s yet", ca.ID())
+}
+
+// adopt makes a state this server's: on disk in one step, then in use.
+func (x *exchange) adopt(next *pki.Trust, now time.Time) error {
+	m := x.main
+	had := m.trust.Load()
+	if err := x.write(next, now); err != nil {
+		return err
+	}
+	for _, ca := range next.All() {
+		if err := m.dir.dropSuccessor(ca.ID()); err != nil {
+			return err
+		}
+	}
+	errs := []error{m.newSealKeys(), m.renewFront(now), m.writeKubeconfig()}
+	m.trustChanged.tell()
+	for _, ca := range had.All() {
+		if next.Find(ca.ID()) == nil {
+			// Keys that have a record are the members', whoever signed for them once.
+			m.port.CutDistrusted(m.rights.recordedKey)
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (x *exchange) write(next *pki.Trust, now time.Time) error {
+	m := x.main
+	m.idMu.Lock()
+	defer m.idMu.Unlock()
+	id := *m.id
+	id.trust = next
+	for _, ca := range m.id.trust.All() {
+		if next.Find(ca.ID()) != nil {
+			continue
+		}
+		key, err := sealKeyOf(ca)
+		if err != nil {
+			return err
+		}
+		id.retiredSeals = append(slices.Clone(id.retiredSeals), sealLine(key)...)
+	}
+	if !next.Signer().Signed(id.cert) {
+		cert, err := next.Signer().IssueServer(id.key.Public(), m.cfg.Name, certAddrs(m.cfg), now)
+		if err != nil {
+			return err
+		}
+		id.cert = cert
+	}
+	if err := m.dir.replaceIdentity(&id); err != nil {
+		return err
+	}
+	m.id.trust, m.id.cert, m.id.retiredSeals = id.trust, id.cert, id.retiredSeals
+	return m.useIdentity(now)
+}
+
+// useIdentity shows and believes what m.id holds from now on. idMu is held.
+func (m *Main) useIdentity(now time.Time) error {
+	shown, err := m.shownNow(now)
+	if err != nil {
+		return err
+	}
+	m.cert.Store(m.id.tlsCertificate())
+	m.shown.Store(shown)
+	m.trust.Store(m.id.trust)
+	return nil
+}
+
+// shownCertificates are what clients of the API and joiners are shown, by the id
+// of the authority that signed it.
+type shownCertificates struct {
+	of        map[string]*tls.Certificate
+	otherwise *tls.Certificate
+}
+
+// shownNow makes them. The API's clients know the older authority and may not know
+// the newer one yet. idMu is held.
+func (m *Main) shownNow(now time.Time) (*shownCertificates, error) {
+	own, signer := m.id.tlsCertificate(), m.id.trust.Signer()
+	shown := &shownCertificates{of: map[string]*tls.Certificate{signer.ID(): own}, otherwise: own}
+	if elder := m.id.trust.Elder(); elder != signer {
+		cert, err := elder.IssueServer(m.id.key.Public(), m.cfg.Name, certAddrs(m.cfg), now)
+		if err != nil {
+			return nil, err
+		}
+		shown.otherwise = tlsCertificate(elder, cert, m.id.key)
+		shown.of[elder.ID()] = shown.otherwise
+	}
+	return shown, nil
+}
+
+// showCert is transport.Identity's Shown.
+func (m *Main) showCert(authority string) *tls.Certificate {
+	shown := m.shown.Load()
+	if cert, ok := shown.of[authority]; ok {
+		return cert
+	}
+	return shown.otherwise
+}
+
+// writeKubeconfig keeps the administrator's kubeconfig of this machine.
+func (m *Main) writeKubeconfig() error {
+	return writeKubeconfig(m.dir, m.trust.Load(), "https://"+m.cfg.addr().String(), "clusterd")
+}
+
+// make makes a successor of the authority and has begin name it to the cluster.
+// Its key is on disk before.
+func (x *exchange) make(begin func(successor []byte) error) error {
+	m := x.main
+	successor, err := m.trust.Load().Signer().NewSuccessor(time.Now())
+	if err != nil {
+		return err
+	}
+	if err := m.dir.writeSuccessor(successor); err != nil {
+		return err
+	}
+	err = begin(pki.EncodeCert(successor.Cert))
+	if errors.Is(err, authority.ErrUnderWay) { // after any other error it may have begun
+		err = errors.Join(err, m.dir.dropSuccessor(successor.ID()))
+	}
+	return err
+}
+
+// begin begins an exchange.
+func (x *exchange) begin(ctx context.Context, grace time.Duration) error {
+	m := x.main
+	return x.make(func(successor []byte) error {
+		return authority.Begin(ctx, m.store, pki.EncodeCert(m.trust.Load().Signer().Cert), successor, m.id.nodeID(), grace, time.Now())
+	})
+}
+
+// leadExchange takes exchanges from step to step while this node leads.
+func (m *Main) leadExchange(ctx context.Context) error {
+	var poking sync.WaitGroup
+	defer poking.Wait()
+	leader := authority.Leader{
+		Store: m.store,
+		Log:   room(m.log, "authority"),
+		Make: func(ctx context.Context) error {
+			return m.exchange.make(func(successor []byte) error {
+				return authority.BeginAgain(ctx, m.store, successor, m.id.nodeID(), time.Now())
+			})
+		},
+		Poke: func(name string) {
+			poking.Go(func() {
+				ctx, cancel := context.WithTimeout(ctx, progressPatience)
+				defer cancel()
+				_ = m.peers.call(ctx, name, http.MethodPost, v1.Members, nil, nil) // it asks by itself, later
+			})
+		},
+	}
+	return leader.Run(ctx)
+}
+
+// recordedKey reports whether the key with that id is a member's.
+func (r *rights) recordedKey(id string) bool {
+	s := r.store.Load()
+	if s == nil {
+		return false
+	}
+	_, err := join.Member(context.Background(), s, id)
+	return err == nil
+}
+
+// sealKeyOf is the key for secrets at rest that follows from an authority's.
+func sealKeyOf(ca *pki.CA) (kubestore.SealKey, error) {
+	master, err := ca.EncodeCAKey()
+	if err != nil {
+		return kubestore.SealKey{}, err
+	}
+	id := authoritySeal
+	if !ca.First() {
+		id += "-" + ca.ID()[:12]
+	}
+	return kubestore.DeriveSealKey(id, master)
+}
+
+// sealLine is the key's line in a list of them.
+func sealLine(key kubestore.SealKey) []byte {
+	return fmt.Appendf(nil, "%s %s\n", key.ID, base64.StdEncoding.EncodeToString(key.Secret))
+}
+
+// sealKeys are the keys for secrets at rest that follow from authorities: of the
+// one that signs first, then of those beside it and of the past, which only read.
+func (x *exchange) sealKeys() ([]kubestore.SealKey, error) {
+	m := x.main
+	m.idMu.Lock()
+	trust, retired := m.id.trust, m.id.retiredSeals
+	m.idMu.Unlock()
+	var keys []kubestore.SealKey
+	for _, ca := range trust.All() {
+		key, err := sealKeyOf(ca)
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, key)
+	}
+	past, err := kubestore.ParseSealKeys(string(retired))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", m.dir.path("pki", "retired-seal.keys"), err)
+	}
+	for _, key := range past {
+		if !slices.ContainsFunc(keys, func(k kubestore.SealKey) bool { return k.ID == key.ID }) {
+			keys = append(keys, key)
+		}
+	}
+	return keys, nil
+}
+
+// retired is the list of keys of authorities of the past.
+func (x *exchange) retired() []byte {
+	x.main.idMu.Lock()
+	defer x.main.idMu.Unlock()
+	return x.main.id.retiredSeals
+}
+
+// secrets are what a snapshot of the state needs beside it.
+func (x *exchange) secrets() (backup.Secrets, error) {
+	keys, err := x.sealKeys()
+	if err != nil {
+		return backup.Secrets{}, err
+	}
+	signer := x.main.trust.Load().Signer()
+	secrets := backup.Secrets{CACert: pki.EncodeCert(signer.Cert)}
+	own, err := sealKeyOf(signer)
+	if err != nil {
+		return secrets, err
+	}
+	for _, key := range keys {
+		if key.ID != own.ID {
+			secrets.SealKeys = append(secrets.SealKeys, sealLine(key)...)
+		}
+	}
+	secrets.CAKey, err = signer.EncodeCAKey()
+	return secrets, err
+}
+
+// successor is the file of an authority that this server made and that the
+// cluster's state may name; it is in pki/ once this server follows that.
+func (d dataDir) successor(id string) string { return d.path("authority-" + id + ".pem") }
+
+func (d dataDir) writeSuccessor(ca *pki.CA) error {
+	key, err := ca.EncodeCAKey()
+	if err != nil {
+		return err
+	}
+	return writeFile(d.successor(ca.ID()), append(pki.EncodeCert(ca.Cert), key...), 0o600)
+}
+
+// readSuccessor returns nil if there is none.
+func (d dataDir) readSuccessor(id string) (*pki.CA, error) {
+	b, err := os.ReadFile(d.successor(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	cert, key := pki.CutPEM(b)
+	ca, err := pki.LoadCA(cert, key)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", d.successor(id), err)
+	}
+	return ca, nil
+}
+
+func (d dataDir) dropSuccessor(id string) error {
+	err := os.Remove(d.successor(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// notice wakes those who wait for a change. Its zero value is ready.
+type notice struct {
+	mu sync.Mutex
+	ch chan struct{}
+}
+
+// next is closed by the next tell.
+func (n *notice) next() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.ch == nil {
+		n.ch = make(chan struct{})
+	}
+	return n.ch
+}
+
+func (n *notice) tell() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.ch != nil {
+		close(n.ch)
+	}
+	n.ch = nil
+}

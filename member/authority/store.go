@@ -1,0 +1,182 @@
+package authority
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/raftstore"
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+)
+
+// origin names the maker of these records in the store's history.
+const origin = "clusterd authority"
+
+// Keys in the store.
+const (
+	stateKey  = "/clusterd/authority"      // → State
+	hasPrefix = "/clusterd/authority-has/" // + id → hasRecord
+)
+
+type hasRecord struct {
+	Number uint64 `json:"number"`
+}
+
+// ErrUnderWay is returned by Begin while an exchange is under way.
+var ErrUnderWay = errors.New("the authority is being exchanged already: see clusterctl ca status")
+
+// ErrNone is returned by Finish when no exchange is under way.
+var ErrNone = errors.New("the authority is not being exchanged: begin with clusterctl ca rotate")
+
+// Get reads the state. A cluster whose authority was never exchanged has the zero
+// State. A stale one needs no leader.
+func Get(ctx context.Context, s join.Store, stale bool) (State, error) {
+	state, _, err := get(ctx, s, stale)
+	return state, err
+}
+
+func get(ctx context.Context, s join.Store, stale bool) (State, int64, error) {
+	var state State
+	kv, _, err := s.Get(ctx, stateKey, raftstore.ReadOptions{Stale: stale})
+	if err != nil || kv == nil {
+		return State{Phase: Stable}, 0, wrap("read the state of the authority", err)
+	}
+	return state, kv.ModRevision, wrap("the state of the authority", json.Unmarshal(kv.Value, &state))
+}
+
+func wrap(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// put replaces the state that was read at the revision, and reports whether
+// nobody was quicker.
+func put(ctx context.Context, s join.Store, revision int64, next State, more ...mvcc.Op) (bool, error) {
+	b, err := json.Marshal(next)
+	if err != nil {
+		return false, err
+	}
+	res, err := s.Txn(ctx, mvcc.Txn{
+		Origin:   origin,
+		Compares: []mvcc.Compare{{Key: stateKey, ModRevision: revision}},
+		Ops:      append([]mvcc.Op{{Type: mvcc.OpPut, Key: stateKey, Value: b}}, more...),
+	})
+	if err != nil {
+		return false, wrap("write the state of the authority", err)
+	}
+	return res.Succeeded, nil
+}
+
+// Begin begins an exchange. The maker, whose id it is, has the successor's key on
+// its disk.
+func Begin(ctx context.Context, s join.Store, signer, successor []byte, maker string, grace time.Duration, now time.Time) error {
+	state, revision, err := get(ctx, s, false)
+	if err != nil {
+		return err
+	}
+	if state.Phase != Stable {
+		return ErrUnderWay
+	}
+	return begin(ctx, s, state, revision, signer, successor, maker, grace, now)
+}
+
+// BeginAgain puts another successor into the place of one whose key is lost.
+func BeginAgain(ctx context.Context, s join.Store, successor []byte, maker string, now time.Time) error {
+	state, revision, err := get(ctx, s, false)
+	if err != nil {
+		return err
+	}
+	members, err := Members(ctx, s, false)
+	if err != nil || !state.Lost(members) {
+		return err
+	}
+	return begin(ctx, s, state, revision, nil, successor, maker, 0, now)
+}
+
+func begin(ctx context.Context, s join.Store, state State, revision int64, signer, successor []byte, maker string, grace time.Duration, now time.Time) error {
+	next, err := state.begin(signer, successor, maker, grace, now)
+	if err != nil {
+		return err
+	}
+	done, err := put(ctx, s, revision, next)
+	if err == nil && !done {
+		err = ErrUnderWay
+	}
+	return err
+}
+
+// Finish asks that the exchange under way end as soon as all members are ready.
+func Finish(ctx context.Context, s join.Store) error {
+	for {
+		state, revision, err := get(ctx, s, false)
+		if err != nil {
+			return err
+		}
+		if state.Phase == Stable {
+			return ErrNone
+		}
+		state.Finish = true
+		if done, err := put(ctx, s, revision, state); err != nil || done {
+			return err
+		}
+	}
+}
+
+// Has records that a member has a state.
+func Has(ctx context.Context, s join.Store, id string, number uint64) error {
+	b, err := json.Marshal(hasRecord{number})
+	if err != nil {
+		return err
+	}
+	kv, _, err := s.Get(ctx, hasPrefix+id, raftstore.ReadOptions{Stale: true})
+	if err == nil && kv != nil && string(kv.Value) == string(b) {
+		return nil
+	}
+	_, err = s.Txn(ctx, mvcc.Txn{Origin: origin, Ops: []mvcc.Op{{Type: mvcc.OpPut, Key: hasPrefix + id, Value: b}}})
+	return wrap("note what a member believes", err)
+}
+
+// Members are the members of the records and what they have.
+func Members(ctx context.Context, s join.Store, stale bool) ([]Member, error) {
+	records, err := join.Records(ctx, s, stale)
+	if err != nil {
+		return nil, err
+	}
+	list, err := s.List(ctx, hasPrefix, raftstore.ListOptions{ReadOptions: raftstore.ReadOptions{Stale: stale}})
+	if err != nil {
+		return nil, wrap("list what members believe", err)
+	}
+	has := map[string]uint64{}
+	for _, kv := range list.KVs {
+		var r hasRecord
+		if err := json.Unmarshal(kv.Value, &r); err != nil {
+			return nil, wrap(kv.Key, err)
+		}
+		has[strings.TrimPrefix(kv.Key, hasPrefix)] = r.Number
+	}
+	members := make([]Member, 0, len(records))
+	for _, r := range records {
+		members = append(members, Member{ID: r.ID, Name: r.Name, Server: r.IsServer(), Arrived: r.Confirmed, Joined: r.Joined, Has: has[r.ID]})
+	}
+	return members, nil
+}
+
+// Forget is the change that makes a keyspace one whose authority is not being
+// exchanged: of a cluster that begins on new machines, from a copy.
+func Forget(k *mvcc.Keyspace) ([]mvcc.Op, error) {
+	ops := []mvcc.Op{{Type: mvcc.OpDelete, Key: stateKey}}
+	has, err := k.List(mvcc.Range{Prefix: hasPrefix})
+	if err != nil {
+		return nil, err
+	}
+	for _, kv := range has.KVs {
+		ops = append(ops, mvcc.Op{Type: mvcc.OpDelete, Key: kv.Key})
+	}
+	return ops, nil
+}
