@@ -180,6 +180,7 @@ func TestE2EAuthority(t *testing.T) {
 		})
 	})
 
+	t.Run("revoked users", func(t *testing.T) { revokedUsers(t, e, asked) })
 }
 
 // authorityState is what clusterctl ca status says.

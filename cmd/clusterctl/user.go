@@ -50,7 +50,7 @@ func newUserCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 			to a group.`),
 		Run: cmdutil.DefaultSubCommandRun(streams.ErrOut),
 	}
-	cmd.AddCommand(newUserAddCommand(f, streams))
+	cmd.AddCommand(newUserAddCommand(f, streams), newUserRevokeCommand(f, streams), newUserRevokedCommand(f, streams))
 	return cmd
 }
 
@@ -75,8 +75,8 @@ func newUserAddCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 			You need the right to create and approve CertificateSigningRequests of the signer
 			kubernetes.io/kube-apiserver-client; administrators have it. The user has no
 			rights until a role is bound to the name or to one of the groups. A certificate
-			cannot be taken back before it ends: choose --for with that in mind, and unbind
-			the roles of a user who leaves.`),
+			can be taken back before it ends, see clusterctl user revoke; unbind the roles of
+			a user who leaves.`),
 		Example: templates.Examples(`
 			# A kubeconfig for jane, in jane.kubeconfig, good for 90 days
 			clusterctl user add jane

@@ -321,6 +321,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	g.add("peers file", m.keepPeers)
 	g.add("certificate", m.keepCert)
 	g.add("authority", m.exchange.run)
+	g.add("revocations", m.keepRevoked)
 	g.add("ready", func(ctx context.Context) error {
 		if err := m.waitReady(ctx); err != nil {
 			return err

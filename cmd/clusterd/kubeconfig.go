@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"crypto/x509"
 	"fmt"
 	"os"
 	"time"
@@ -14,10 +15,11 @@ import (
 
 // writeKubeconfig makes sure that the data folder has a kubeconfig for the
 // administrator that leads to this node: it is made anew when it is missing,
-// points elsewhere, believes or belongs to other authorities or nears its end.
-func writeKubeconfig(d dataDir, trust *pki.Trust, server, cluster string) error {
+// points elsewhere, believes or belongs to other authorities, was revoked or nears
+// its end.
+func writeKubeconfig(d dataDir, trust *pki.Trust, server, cluster string, revoked func(*x509.Certificate) bool) error {
 	now := time.Now()
-	if kubeconfigGood(d.kubeconfig(), trust, server, now) {
+	if kubeconfigGood(d.kubeconfig(), trust, server, now, revoked) {
 		return nil
 	}
 	key, err := pki.NewKey()
@@ -44,7 +46,7 @@ func writeKubeconfig(d dataDir, trust *pki.Trust, server, cluster string) error 
 	return writeFile(d.kubeconfig(), b, 0o600)
 }
 
-func kubeconfigGood(path string, trust *pki.Trust, server string, now time.Time) bool {
+func kubeconfigGood(path string, trust *pki.Trust, server string, now time.Time, revoked func(*x509.Certificate) bool) bool {
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return false
@@ -62,5 +64,5 @@ func kubeconfigGood(path string, trust *pki.Trust, server string, now time.Time)
 		return false
 	}
 	cert, err := pki.ParseCert(user.ClientCertificateData)
-	return err == nil && trust.Signer().Signed(cert) && !pki.NeedsRenewal(cert, now)
+	return err == nil && trust.Signer().Signed(cert) && !pki.NeedsRenewal(cert, now) && !revoked(cert)
 }

@@ -117,12 +117,26 @@ func (r *rights) named(name string) (join.Record, error) {
 	return join.MemberNamed(context.Background(), s, name)
 }
 
-// check refuses the certificates of removed nodes to the API, and asks next
-// about all others.
+// revokedCertificate reports whether a client certificate was taken away, as far as
+// this member knows. It never waits.
+func (r *rights) revokedCertificate(leaf *x509.Certificate) bool {
+	s := r.store.Load()
+	if s == nil {
+		return false
+	}
+	gone, err := join.IsRevoked(context.Background(), s, leaf)
+	return err == nil && gone
+}
+
+// check refuses revoked certificates and those of removed nodes to the API, and
+// asks next about all others.
 func (r *rights) check(next authenticator.Request) authenticator.Request {
 	return authenticator.RequestFunc(func(req *http.Request) (*authenticator.Response, bool, error) {
 		if req.TLS != nil && len(req.TLS.PeerCertificates) > 0 {
 			leaf := req.TLS.PeerCertificates[0]
+			if r.revokedCertificate(leaf) {
+				return nil, false, fmt.Errorf("this certificate of %s was revoked: ask for another", leaf.Subject.CommonName)
+			}
 			if name, isNode := pki.NodeName(leaf); isNode {
 				if r.revoked(pki.Fingerprint(leaf.PublicKey)) {
 					return nil, false, fmt.Errorf("node %s was removed from the cluster", name)

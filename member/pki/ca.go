@@ -33,6 +33,8 @@ const (
 	// An agent asks a server for its next certificate.
 	AgentLifetime = 24 * time.Hour
 	AdminLifetime = 365 * 24 * time.Hour
+	// MaxClientLifetime is more than any person's or program's certificate lives.
+	MaxClientLifetime = AdminLifetime + 24*time.Hour
 	// backdate forgives clocks that differ a little.
 	backdate = 5 * time.Minute
 )
@@ -210,6 +212,9 @@ func (ca *CA) sign(t *x509.Certificate, pub crypto.PublicKey, now time.Time) (*x
 func LookAgain(cert *x509.Certificate) time.Duration {
 	return max(cert.NotAfter.Sub(cert.NotBefore)/50, 100*time.Millisecond)
 }
+
+// SignedAt is the second in which an authority of this package signed.
+func SignedAt(cert *x509.Certificate) time.Time { return cert.NotBefore.Add(backdate) }
 
 // NeedsRenewal reports whether a certificate has used about two thirds of its
 // life: of each another share, from 60 to 73 %, that its serial number gives. A

@@ -305,6 +305,12 @@ func (p *Port) CutDistrusted(keep func(id string) bool) {
 	})
 }
 
+// CutCertificates closes what was opened with the certificates that gone says so
+// of.
+func (p *Port) CutCertificates(gone func(*x509.Certificate) bool) {
+	p.live.cutIf(func(_ string, leaf *x509.Certificate) bool { return gone(leaf) })
+}
+
 // verify checks that a chain is a node's in one of the roles; of the node with
 // that id, if any is given.
 func (id Identity) verify(chain []*x509.Certificate, use x509.ExtKeyUsage, want string, roles []pki.Role) (pki.Peer, error) {

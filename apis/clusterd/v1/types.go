@@ -16,6 +16,9 @@ const (
 	// Authority is the cluster's certificate authority: GET AuthorityStatus, POST
 	// AuthorityRequest begins its exchange; POST …/finish ends the grace.
 	Authority = "/clusterd/v1/authority"
+	// Revocations are client certificates that were taken away: GET RevocationList,
+	// POST RevocationRequest.
+	Revocations = "/clusterd/v1/revocations"
 )
 
 // Roles of a Member.
@@ -157,4 +160,25 @@ type AuthorityMember struct {
 	// Ready: it has done all that the phase asks. Waited: the next one waits for it.
 	Ready  bool `json:"ready"`
 	Waited bool `json:"waited"`
+}
+
+// RevocationRequest takes client certificates away: all of a user that were signed
+// until now, or the one with the serial number, in hexadecimal.
+type RevocationRequest struct {
+	User   string `json:"user,omitempty"`
+	Serial string `json:"serial,omitempty"`
+}
+
+// RevocationList is the answer of GET Revocations.
+type RevocationList struct {
+	Revocations []Revocation `json:"revocations"`
+}
+
+// Revocation is what is revoked. It is kept until the last such certificate has
+// ended by itself.
+type Revocation struct {
+	User    string    `json:"user,omitempty"`
+	Serial  string    `json:"serial,omitempty"`
+	Revoked time.Time `json:"revoked"`
+	Ends    time.Time `json:"ends"`
 }

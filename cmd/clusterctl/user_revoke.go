@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+	"k8s.io/kubectl/pkg/util/templates"
+
+	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
+)
+
+func newUserRevokeCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	var serial string
+	cmd := &cobra.Command{
+		Use:   "revoke NAME",
+		Short: "Take a user's certificates away",
+		Long: templates.LongDesc(`
+			Take away all client certificates of a user that were signed until now, or one by
+			its serial number. Every server refuses them as soon as it has heard of it, within
+			a second, and closes what they have open. Certificates that are signed later are
+			good: unbind the roles of a user who is to have no rights any more.
+
+			The user of admin.kubeconfig is called admin: each server writes itself another.`),
+		Example: templates.Examples(`
+			# The laptop with jane's kubeconfig is gone
+			clusterctl user revoke jane
+			clusterctl user add jane
+
+			# One certificate of several
+			clusterctl user revoke --serial 5B2C9F`),
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if (len(args) == 0) == (serial == "") {
+				return errors.New("give the name of a user or --serial, and not both")
+			}
+			req := v1.RevocationRequest{Serial: serial}
+			if len(args) == 1 {
+				req.User = args[0]
+			}
+			return revokeUser(cmd.Context(), f, streams, req)
+		},
+	}
+	cmd.Flags().StringVar(&serial, "serial", "", "Serial number of the certificate, in hexadecimal, as openssl x509 -serial prints it")
+	return cmd
+}
+
+func revokeUser(ctx context.Context, f cmdutil.Factory, streams genericiooptions.IOStreams, req v1.RevocationRequest) error {
+	a, err := newAPI(f)
+	if err != nil {
+		return err
+	}
+	body, err := jsonBody(req)
+	if err != nil {
+		return err
+	}
+	var done v1.Revocation
+	if err := a.do(ctx, http.MethodPost, pathOf("revocations"), body, &done); err != nil {
+		return err
+	}
+	if done.Serial != "" {
+		fmt.Fprintf(streams.Out, "certificate %s revoked\n", done.Serial)
+		return nil
+	}
+	fmt.Fprintf(streams.Out, "user %q revoked: certificates that were signed until %s are refused\n", done.User, done.Revoked.Format(time.RFC3339))
+	return nil
+}
+
+func newUserRevokedCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	var out output
+	cmd := &cobra.Command{
+		Use:   "revoked",
+		Short: "List what is revoked",
+		Long:  "List revoked certificates, until the last of them has ended by itself.",
+		Example: templates.Examples(`
+			# List what is revoked
+			clusterctl user revoked`),
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := out.validate(); err != nil {
+				return err
+			}
+			a, err := newAPI(f)
+			if err != nil {
+				return err
+			}
+			var list v1.RevocationList
+			if err := a.do(cmd.Context(), http.MethodGet, pathOf("revocations"), nil, &list); err != nil {
+				return err
+			}
+			return out.print(streams.Out, list, func(w io.Writer) error {
+				var rows [][]string
+				for _, r := range list.Revocations {
+					rows = append(rows, []string{orNone(r.User), orNone(r.Serial), r.Revoked.Format(time.RFC3339), r.Ends.Format(time.RFC3339)})
+				}
+				return printTable(w, []string{"USER", "SERIAL", "REVOKED", "KEPT UNTIL"}, rows)
+			})
+		},
+	}
+	cmd.Flags().StringVarP((*string)(&out), "output", "o", "", "One of: json, yaml")
+	return cmd
+}

@@ -1,0 +1,117 @@
+package join
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/raftstore"
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+)
+
+// revokedPrefix + the name of a user or "serial:" and a number → Revocation.
+const revokedPrefix = "/clusterd/revoked/"
+
+// Revocation takes client certificates of people and programs away.
+type Revocation struct {
+	// User: all certificates of that name which were signed up to Revoked. Later
+	// ones are good.
+	User string `json:"user,omitempty"`
+	// Serial: the one with that number, in hexadecimal.
+	Serial  string    `json:"serial,omitempty"`
+	Revoked time.Time `json:"revoked"`
+	// Ends is when the last such certificate has ended by itself, and this goes.
+	Ends time.Time `json:"ends"`
+}
+
+func (r Revocation) key() string {
+	if r.Serial != "" {
+		return revokedPrefix + "serial:" + r.Serial
+	}
+	return revokedPrefix + "user:" + r.User
+}
+
+// Serial is how a certificate's number is written here.
+func Serial(cert *x509.Certificate) string { return fmt.Sprintf("%x", cert.SerialNumber) }
+
+// Takes reports whether the certificate is one of those.
+func (r Revocation) Takes(cert *x509.Certificate) bool {
+	if _, node := pki.NodeName(cert); node { // whose right is a record, see Removal
+		return false
+	}
+	if r.Serial != "" {
+		return Serial(cert) == r.Serial
+	}
+	return cert.Subject.CommonName == r.User && !pki.SignedAt(cert).After(r.Revoked)
+}
+
+// Revoke records it. A user's certificates of until now are told from later ones by
+// the second in which they were signed.
+func Revoke(ctx context.Context, s Store, r Revocation, now time.Time) (Revocation, error) {
+	r.Serial = strings.ToLower(strings.ReplaceAll(r.Serial, ":", ""))
+	r.Serial = strings.TrimLeft(r.Serial, "0")
+	r.Revoked, r.Ends = now.UTC().Truncate(time.Second), now.Add(pki.MaxClientLifetime).UTC()
+	b, err := json.Marshal(r)
+	if err != nil {
+		return r, err
+	}
+	_, err = s.Txn(ctx, mvcc.Txn{Origin: origin, Ops: []mvcc.Op{{
+		Type: mvcc.OpPut, Key: r.key(), Value: b, TTL: int64(pki.MaxClientLifetime / time.Second),
+	}}})
+	if err != nil {
+		return r, fmt.Errorf("record what is revoked: %w", err)
+	}
+	return r, nil
+}
+
+// Revocations lists them by key. A stale list needs no leader.
+func Revocations(ctx context.Context, s Store, stale bool) ([]Revocation, error) {
+	list, err := s.List(ctx, revokedPrefix, raftstore.ListOptions{ReadOptions: raftstore.ReadOptions{Stale: stale}})
+	if err != nil {
+		return nil, fmt.Errorf("list what is revoked: %w", err)
+	}
+	all := make([]Revocation, 0, len(list.KVs))
+	for _, kv := range list.KVs {
+		var r Revocation
+		if err := json.Unmarshal(kv.Value, &r); err != nil {
+			return nil, fmt.Errorf("%s: %w", kv.Key, err)
+		}
+		all = append(all, r)
+	}
+	return all, nil
+}
+
+// IsRevoked reports whether this member knows that a client certificate was taken
+// away. It asks nobody and does not wait.
+func IsRevoked(ctx context.Context, s Store, cert *x509.Certificate) (bool, error) {
+	for _, key := range []string{
+		Revocation{User: cert.Subject.CommonName}.key(),
+		Revocation{Serial: Serial(cert)}.key(),
+	} {
+		kv, _, err := s.Get(ctx, key, raftstore.ReadOptions{Stale: true})
+		if err != nil {
+			return false, fmt.Errorf("look up whether a certificate was revoked: %w", err)
+		}
+		var r Revocation
+		if kv == nil {
+			continue
+		}
+		if err := json.Unmarshal(kv.Value, &r); err != nil {
+			return false, fmt.Errorf("%s: %w", key, err)
+		}
+		if r.Takes(cert) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// Taken reports whether one of them takes the certificate.
+func Taken(all []Revocation, cert *x509.Certificate) bool {
+	return slices.ContainsFunc(all, func(r Revocation) bool { return r.Takes(cert) })
+}
