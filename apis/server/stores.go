@@ -284,6 +284,21 @@ func (s *stores) Claim(ctx context.Context, namespace, name string) (*corev1.Per
 	return get(ctx, s, corev1.Resource("persistentvolumeclaims"), namespace, name, func(c *corev1.PersistentVolumeClaim) bool { return c.Spec.VolumeName != "" })
 }
 
+// Volume reads a volume.
+func (s *stores) Volume(ctx context.Context, name string) (*corev1.PersistentVolume, error) {
+	return get(ctx, s, corev1.Resource("persistentvolumes"), "", name, func(v *corev1.PersistentVolume) bool { return v.Spec.ClaimRef != nil && v.Spec.ClaimRef.UID != "" })
+}
+
+// Attachment reads what is attached, or to be.
+func (s *stores) Attachment(ctx context.Context, name string) (*storagev1.VolumeAttachment, error) {
+	return get(ctx, s, storagev1.Resource("volumeattachments"), "", name, func(*storagev1.VolumeAttachment) bool { return true })
+}
+
+// CSIDriver reads what is said of a driver.
+func (s *stores) CSIDriver(ctx context.Context, name string) (*storagev1.CSIDriver, error) {
+	return get(ctx, s, storagev1.Resource("csidrivers"), "", name, func(*storagev1.CSIDriver) bool { return true })
+}
+
 // ServiceAccount reads a service account.
 func (s *stores) ServiceAccount(ctx context.Context, namespace, name string) (*corev1.ServiceAccount, error) {
 	return get(ctx, s, corev1.Resource("serviceaccounts"), namespace, name, func(*corev1.ServiceAccount) bool { return true })

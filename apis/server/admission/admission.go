@@ -47,7 +47,7 @@ type Objects interface {
 	defaultstorageclass.Classes
 	defaultingressclass.Classes
 	claimresize.Classes
-	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
+	noderestriction.Objects
 	ServiceAccount(ctx context.Context, namespace, name string) (*corev1.ServiceAccount, error)
 }
 

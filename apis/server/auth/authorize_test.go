@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -32,7 +33,24 @@ func (f fakePods) Claim(_ context.Context, namespace, name string) (*corev1.Pers
 	if namespace != "default" || name != "data" {
 		return nil, apierrors.NewNotFound(corev1.Resource("persistentvolumeclaims"), name)
 	}
-	return &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "disk"}}, nil
+	return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{UID: "c1"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "disk"}}, nil
+}
+
+func (f fakePods) Volume(_ context.Context, name string) (*corev1.PersistentVolume, error) {
+	if name != "disk" {
+		return nil, apierrors.NewNotFound(corev1.Resource("persistentvolumes"), name)
+	}
+	v := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{ClaimRef: &corev1.ObjectReference{UID: "c1"}}}
+	v.Spec.CSI = &corev1.CSIPersistentVolumeSource{NodeStageSecretRef: &corev1.SecretReference{Namespace: "vault", Name: "stage"}}
+	return v, nil
+}
+
+func (f fakePods) Attachment(_ context.Context, name string) (*storagev1.VolumeAttachment, error) {
+	node, ok := map[string]string{"mine": "n1", "theirs": "n2"}[name]
+	if !ok {
+		return nil, apierrors.NewNotFound(storagev1.Resource("volumeattachments"), name)
+	}
+	return &storagev1.VolumeAttachment{Spec: storagev1.VolumeAttachmentSpec{NodeName: node}}, nil
 }
 
 func who(name string, groups ...string) user.Info {
@@ -188,6 +206,23 @@ func TestNodesSeeVolumesOfTheirPodsOnly(t *testing.T) {
 		{"changing a claim", resource("update", "", "persistentvolumeclaims", "", "default", "data"), false},
 		{"volume of a pod's claim", resource("get", "", "persistentvolumes", "", "", "disk"), true},
 		{"another volume", resource("get", "", "persistentvolumes", "", "", "other"), false},
+		{"a pod's claim, watched", func() authorizer.AttributesRecord {
+			a := resource("watch", "", "persistentvolumeclaims", "", "default", "")
+			a.FieldSelectorRequirements = fields.OneTermEqualSelector("metadata.name", "data").Requirements()
+			return a
+		}(), true},
+		{"size of a pod's claim", resource("patch", "", "persistentvolumeclaims", "status", "default", "data"), true},
+		{"size of another claim", resource("patch", "", "persistentvolumeclaims", "status", "default", "other"), false},
+		{"secret for the driver of a pod's volume", resource("get", "", "secrets", "", "vault", "stage"), true},
+		{"another secret there", resource("get", "", "secrets", "", "vault", "other"), false},
+		{"that secret elsewhere", resource("get", "", "secrets", "", "default", "stage"), false},
+		{"what is attached to it", resource("get", "storage.k8s.io", "volumeattachments", "", "", "mine"), true},
+		{"what is attached to another", resource("get", "storage.k8s.io", "volumeattachments", "", "", "theirs"), false},
+		{"what does not exist", resource("get", "storage.k8s.io", "volumeattachments", "", "", "none"), false},
+		{"attaching", resource("create", "storage.k8s.io", "volumeattachments", "", "", "mine"), false},
+		{"drivers", resource("watch", "storage.k8s.io", "csidrivers", "", "", ""), true},
+		{"its drivers", resource("update", "storage.k8s.io", "csinodes", "", "", "n1"), true},
+		{"another's drivers", resource("update", "storage.k8s.io", "csinodes", "", "", "n2"), false},
 		{"all volumes", resource("list", "", "persistentvolumes", "", "", ""), false},
 		{"its own folders", selected("watch", "clusterd.local/local-path-node=n1"), true},
 		{"another's folders", selected("list", "clusterd.local/local-path-node=n2"), false},

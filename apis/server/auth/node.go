@@ -21,8 +21,7 @@ type Pods interface {
 	// OnNode lists the pods bound to node, in one namespace or, if namespace
 	// is empty, in all.
 	OnNode(ctx context.Context, node, namespace string) ([]*corev1.Pod, error)
-	// Claim finds a claim, or fails with a NotFound StatusError.
-	Claim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error)
+	Volumes
 }
 
 // NodeName is the node that u is, if u is one: user system:node:NAME in group
@@ -51,6 +50,9 @@ func nodeRules(node string) []Rule {
 		{Verbs: []string{"create", "update", "patch"}, Groups: []string{"", "events.k8s.io"}, Resources: []string{"events"}},
 		{Verbs: []string{"create"}, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Namespace: corev1.NamespaceNodeLease},
 		{Verbs: []string{"get", "list", "watch", "update", "patch", "delete"}, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Namespace: corev1.NamespaceNodeLease, Names: []string{node}},
+		{Verbs: read, Groups: []string{"storage.k8s.io"}, Resources: []string{"csidrivers"}},
+		{Verbs: []string{"create"}, Groups: []string{"storage.k8s.io"}, Resources: []string{"csinodes"}},
+		{Verbs: []string{"get", "update", "patch", "delete"}, Groups: []string{"storage.k8s.io"}, Resources: []string{"csinodes"}, Names: []string{node}},
 		// Its kubelet's port asks who shows a token, and what that user may.
 		{Verbs: []string{"create"}, Groups: []string{"authentication.k8s.io"}, Resources: []string{"tokenreviews"}},
 		{Verbs: []string{"create"}, Groups: []string{"authorization.k8s.io"}, Resources: []string{"subjectaccessreviews"}},
@@ -71,18 +73,19 @@ func (z *NodeAuthorizer) authorizeNode(ctx context.Context, node string, a autho
 		// To which pod the token is bound, noderestriction looks at.
 		return z.readReferenced(ctx, node, a)
 	}
+	if claimStatus(a) {
+		return z.readReferenced(ctx, node, a)
+	}
+	if a.IsResourceRequest() && a.GetAPIGroup() == "storage.k8s.io" && a.GetResource() == "volumeattachments" && a.GetSubresource() == "" {
+		return z.readAttachment(ctx, node, a)
+	}
 	if !a.IsResourceRequest() || a.GetAPIGroup() != "" || a.GetSubresource() != "" || !slices.Contains(read, a.GetVerb()) {
 		return authorizer.DecisionNoOpinion, "", nil
 	}
 	switch a.GetResource() {
 	case "pods":
 		return z.readPods(ctx, node, a)
-	case "secrets", "configmaps", "serviceaccounts":
-		return z.readReferenced(ctx, node, a)
-	case "persistentvolumeclaims":
-		if a.GetVerb() != "get" {
-			return authorizer.DecisionNoOpinion, "a node may only get a claim that one of its pods uses", nil
-		}
+	case "secrets", "configmaps", "serviceaccounts", "persistentvolumeclaims":
 		return z.readReferenced(ctx, node, a)
 	case "persistentvolumes":
 		return z.readVolumes(ctx, node, a)
@@ -168,6 +171,14 @@ func (z *NodeAuthorizer) readReferenced(ctx context.Context, node string, a auth
 	for _, pod := range pods {
 		if a.GetResource() == "persistentvolumeclaims" && slices.Contains(claimsOf(pod), name) || Refers(pod, a.GetResource(), name) {
 			return authorizer.DecisionAllow, "", nil
+		}
+	}
+	if a.GetResource() == "secrets" && a.GetVerb() == "get" {
+		if ok, err := z.driverSecret(ctx, node, a.GetNamespace(), name); ok || err != nil {
+			if ok {
+				return authorizer.DecisionAllow, "", nil
+			}
+			return authorizer.DecisionNoOpinion, "", err
 		}
 	}
 	return authorizer.DecisionNoOpinion, fmt.Sprintf("no pod bound to node %s refers to it", node), nil

@@ -13,6 +13,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/admission"
@@ -26,21 +27,24 @@ import (
 // to trusted nodes; a node may not claim it.
 const restrictedLabels = "node-restriction.kubernetes.io"
 
-// Pods finds a pod, or fails with a NotFound StatusError.
-type Pods interface {
+// Objects finds pods and what their volumes lead to. Missing objects are
+// NotFound StatusErrors.
+type Objects interface {
+	auth.Volumes
 	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
+	CSIDriver(ctx context.Context, name string) (*storagev1.CSIDriver, error)
 }
 
 type plugin struct {
 	*admission.Handler
-	pods Pods
+	objects Objects
 }
 
 var _ admission.ValidationInterface = &plugin{}
 
 // New makes the plugin.
-func New(pods Pods) admission.Interface {
-	return &plugin{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete), pods: pods}
+func New(objects Objects) admission.Interface {
+	return &plugin{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete), objects: objects}
 }
 
 // Validate lets everybody but nodes pass.
@@ -56,6 +60,10 @@ func (p *plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 		return own(node, a)
 	case corev1.Resource("persistentvolumes"):
 		return folder(node, a)
+	case corev1.Resource("persistentvolumeclaims"):
+		return claim(node, a)
+	case storagev1.Resource("csinodes"):
+		return csiNode(node, a)
 	case corev1.Resource("serviceaccounts"):
 		if a.GetSubresource() == "token" {
 			return p.token(ctx, node, a)
@@ -80,7 +88,7 @@ func (p *plugin) token(ctx context.Context, node string, a admission.Attributes)
 	case ref.UID == "":
 		return refuse(a, "node requested token with a pod binding without a uid")
 	}
-	pod, err := p.pods.Pod(ctx, a.GetNamespace(), ref.Name)
+	pod, err := p.objects.Pod(ctx, a.GetNamespace(), ref.Name)
 	if errors.IsNotFound(err) {
 		return err
 	}
@@ -99,7 +107,7 @@ func (p *plugin) token(ctx context.Context, node string, a admission.Attributes)
 		audiences = []string{""} // this server's
 	}
 	for _, audience := range audiences {
-		if !slices.Contains(allowed, audience) {
+		if !slices.Contains(allowed, audience) && !slices.Contains(p.driverAudiences(ctx, pod), audience) {
 			return refuse(a, "audience %q not found in pod spec volume", audience)
 		}
 	}
@@ -125,7 +133,7 @@ func audiencesOf(pod *corev1.Pod) []string {
 
 func (p *plugin) pod(ctx context.Context, node string, a admission.Attributes) error {
 	if a.GetSubresource() == "eviction" {
-		pod, err := p.pods.Pod(ctx, a.GetNamespace(), a.GetName())
+		pod, err := p.objects.Pod(ctx, a.GetNamespace(), a.GetName())
 		if errors.IsNotFound(err) {
 			return err
 		}
