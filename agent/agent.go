@@ -33,6 +33,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/clusterd/clusterd/agent/claim"
+	"github.com/clusterd/clusterd/agent/csi"
 	"github.com/clusterd/clusterd/agent/dns"
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/node"
@@ -107,6 +108,9 @@ type Config struct {
 
 	Version string // "v1.37.0", shown as the node's version
 	MaxPods int    // default 110
+	// DriverDir is where CSI drivers look for a kubelet: an absolute path, of one
+	// node alone; default DataDir/kubelet.
+	DriverDir string
 	// PodLogDir holds the containers' logs; default DataDir/log/pods. Folders
 	// of unknown pods are removed only from the default.
 	PodLogDir string
@@ -174,6 +178,7 @@ type Agent struct {
 	services cache.SharedIndexInformer
 	dns      *dns.Server   // nil: there is none
 	claims   *claim.Keeper // nil: there is no API
+	drivers  *csi.Manager  // nil: there is no API
 	handler  http.Handler
 }
 
@@ -197,6 +202,12 @@ func New(cfg Config) (*Agent, error) {
 	if err := os.MkdirAll(cfg.DataDir, 0o755); err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
+	if cfg.DriverDir == "" {
+		var err error
+		if cfg.DriverDir, err = filepath.Abs(filepath.Join(cfg.DataDir, "kubelet")); err != nil {
+			return nil, fmt.Errorf("agent: %w", err)
+		}
+	}
 	if cfg.Eviction == nil {
 		var err error
 		if cfg.Eviction, err = pressure.Parse(pressure.Defaults); err != nil {
@@ -218,6 +229,7 @@ func New(cfg Config) (*Agent, error) {
 			l := machine.Measure()[pressure.MemoryAvailable]
 			return l.Available, l.Capacity
 		},
+		Volumes: a.volumeUse,
 		Processes: func() (int64, int64) {
 			l := machine.Measure()[pressure.PidAvailable]
 			return l.Capacity - l.Available, l.Capacity
@@ -232,20 +244,24 @@ func New(cfg Config) (*Agent, error) {
 		Name: cfg.NodeName, IP: cfg.NodeIP, Client: cfg.Client, Heartbeat: cfg.HeartbeatClient, Version: cfg.Version,
 		MaxPods: cfg.MaxPods, DataDir: cfg.DataDir, Labels: cfg.NodeLabels, Port: cfg.NodePort,
 		Annotations: map[string]string{names.LocalPathRoot: a.claimDir()},
-		Reserved:    cfg.Reserved, Pressure: a.guard.Under,
+		Reserved:    cfg.Reserved, Pressure: a.guard.Under, VolumesInUse: a.volumesInUse,
 		Images: a.nodeImages, Ready: a.faults,
 		Handlers: func() []v1.NodeRuntimeHandler {
 			return pod.RuntimeHandlers(&v1.NodeRuntimeHandlerFeatures{UserNamespaces: new(podUsers != nil && podUsers.Supported() == nil)})
 		},
 	})
 	prober := &probe.Prober{Version: cfg.Version, Metrics: probe.NewMetrics()}
-	volumes := volume.Config{Dir: podDir, Mounter: volume.Kernel{}, Tokens: &tokens{client: cfg.Client}, Allocatable: a.allocatable, ImagePath: cfg.Images.VolumePath, Memory: a.memoryFor}
+	issuer := &tokens{client: cfg.Client}
+	volumes := volume.Config{Dir: podDir, Mounter: volume.Kernel{}, Tokens: issuer, Allocatable: a.allocatable, ImagePath: cfg.Images.VolumePath, Memory: a.memoryFor}
 	a.objects = object.New(cfg.Client, func(uid objectUID, ref object.Ref) { a.pods.ObjectChanged(uid, ref) })
 	volumes.Objects, volumes.TrustBundles = a.objects, a.objects
 	a.recorder = a.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "agent", Host: cfg.NodeName})
 	if cfg.Client != nil {
 		a.claims = claim.New(claim.Config{Client: cfg.Client, NodeName: cfg.NodeName, Dir: a.claimDir(), Recorder: a.recorder, Node: a.node.Object})
-		volumes.Claims = a.claims
+		a.drivers = csi.New(csi.Config{
+			Client: cfg.Client, NodeName: cfg.NodeName, Node: a.node, Root: cfg.DriverDir, Tokens: issuer, Recorder: a.recorder, Mounted: volume.Kernel{}.Mounted,
+		})
+		volumes.Claims, volumes.Drivers = a.claims, a.drivers
 	}
 	statics, err := a.statics(a.recorder)
 	if err != nil {
@@ -319,6 +335,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if a.cfg.Client != nil {
 		part(ctx, "node", a.node.Run)
 		part(ctx, "claims", a.claims.Run)
+		part(outer, "CSI drivers", a.drivers.Run)
 	}
 	if a.services != nil {
 		part(ctx, "services", func(ctx context.Context) error {
@@ -342,6 +359,29 @@ func (a *Agent) Run(ctx context.Context) error {
 	})
 	wg.Wait()
 	return errors.Join(errs...)
+}
+
+// volumesInUse are the attached volumes that drivers mount here.
+func (a *Agent) volumesInUse() []v1.UniqueVolumeName {
+	if a.drivers == nil {
+		return nil
+	}
+	return a.drivers.InUse()
+}
+
+// volumeUse is what drivers say of a pod's volumes.
+func (a *Agent) volumeUse(ctx context.Context, podUID string) []stats.Volume {
+	if a.drivers == nil {
+		return nil
+	}
+	var out []stats.Volume
+	for _, u := range a.drivers.Usage(ctx, types.UID(podUID)) {
+		out = append(out, stats.Volume{
+			Name: u.Name, Claim: u.Claim, Total: u.Bytes.Total, Available: u.Bytes.Available, Used: u.Bytes.Used,
+			InodesTotal: u.Inodes.Total, InodesAvailable: u.Inodes.Available, InodesUsed: u.Inodes.Used,
+		})
+	}
+	return out
 }
 
 // claimDir holds the volumes that are folders of this node.
@@ -475,7 +515,7 @@ func (a *Agent) configz() any {
 	c := a.cfg
 	return map[string]any{"agent": map[string]any{
 		"nodeName": c.NodeName, "nodeIP": c.NodeIP, "dataDir": c.DataDir, "cgroupRoot": c.CgroupRoot, "version": c.Version,
-		"maxPods": c.MaxPods, "podLogDir": c.PodLogDir, "logLinks": c.LogLinks, "resolvConf": c.ResolvConf, "clusterDNS": c.ClusterDNS,
+		"maxPods": c.MaxPods, "driverDir": c.DriverDir, "podLogDir": c.PodLogDir, "logLinks": c.LogLinks, "resolvConf": c.ResolvConf, "clusterDNS": c.ClusterDNS,
 		"clusterDomain": c.ClusterDomain, "pidsLimit": c.PidsLimit, "parallel": c.Parallel,
 		"staticDir": c.StaticDir, "staticURL": c.StaticURL,
 		"eviction": c.Eviction, "imageGC": c.ImageGC, "reserved": c.Reserved, "staticCPUs": c.CPUs != nil,

@@ -39,7 +39,7 @@ func (a *Agent) localPod(view *pod.View) pressure.LocalPod {
 		vol := &p.Spec.Volumes[i]
 		path, _, err := a.volumes.Source(p, vol.Name)
 		switch {
-		case err != nil || vol.HostPath != nil || vol.Image != nil || vol.PersistentVolumeClaim != nil || vol.Ephemeral != nil:
+		case err != nil || vol.HostPath != nil || vol.Image != nil || vol.PersistentVolumeClaim != nil || vol.Ephemeral != nil || vol.CSI != nil:
 		case vol.EmptyDir == nil:
 			if kind := filepath.Dir(path); !slices.Contains(out.Others, kind) {
 				out.Others = append(out.Others, kind)

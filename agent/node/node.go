@@ -56,6 +56,9 @@ type Config struct {
 	// Handlers are the ways in which the node can run pods, as it is now.
 	Handlers func() []v1.NodeRuntimeHandler
 
+	// VolumesInUse are the attached volumes that must not be detached; nil: none.
+	VolumesInUse func() []v1.UniqueVolumeName
+
 	// Images lists what the node holds.
 	Images func(ctx context.Context) ([]v1.ContainerImage, error)
 	// Ready are further reasons not to be ready, asked for at each look:
@@ -80,6 +83,10 @@ type Node struct {
 	cfg    Config
 	poke   chan struct{}
 	latest atomic.Pointer[v1.Node] // last seen or written
+	news   news                    // of latest
+
+	mu     sync.Mutex        // guards all below
+	labels map[string]string // by SetLabels
 }
 
 // New returns a Node; it starts nothing.
@@ -145,9 +152,10 @@ func (n *Node) fresh() *v1.Node {
 		v1.LabelHostname: n.cfg.Name, v1.LabelOSStable: "linux", v1.LabelArchStable: runtime.GOARCH,
 		"beta.kubernetes.io/os": "linux", "beta.kubernetes.io/arch": runtime.GOARCH,
 	}
-	for k, v := range n.cfg.Labels {
-		labels[k] = v
-	}
+	maps.Copy(labels, n.cfg.Labels)
+	n.mu.Lock()
+	maps.Copy(labels, n.labels)
+	n.mu.Unlock()
 	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.cfg.Name, Labels: labels, Annotations: maps.Clone(n.cfg.Annotations)}}
 	capacity := n.capacity()
 	node.Status.Capacity, node.Status.Allocatable = capacity, n.allocatable(capacity)
@@ -204,7 +212,15 @@ func (n *Node) take(node *v1.Node) {
 		node.Status.Capacity = n.capacity()
 		node.Status.Allocatable = n.allocatable(node.Status.Capacity)
 	}
-	n.latest.Store(node)
+	n.mu.Lock()
+	newer := !older(node, n.latest.Load())
+	if newer { // a watch may be behind what was written since
+		n.latest.Store(node)
+	}
+	n.mu.Unlock()
+	if newer {
+		n.news.tell()
+	}
 }
 
 // watch follows the node's own object: users change labels, the leader writes
@@ -332,6 +348,12 @@ func (n *Node) writeStatus(ctx context.Context, always bool) (written bool, err 
 	ctx, cancel := context.WithTimeout(ctx, n.cfg.Period)
 	defer cancel()
 	now := time.Now()
+	told := n.news.begun()
+	defer func() {
+		if err == nil && n.Object().UID != "" {
+			told()
+		}
+	}()
 	node := n.Object()
 	for try := 0; ; try++ {
 		next := node.DeepCopy()

@@ -49,6 +49,9 @@ func (n *Node) status(ctx context.Context, node *v1.Node, now time.Time) {
 	if n.cfg.Handlers != nil {
 		s.RuntimeHandlers = n.cfg.Handlers()
 	}
+	if n.cfg.VolumesInUse != nil {
+		s.VolumesInUse = n.cfg.VolumesInUse()
+	}
 	if n.cfg.Images != nil {
 		images, err := n.cfg.Images(ctx)
 		if err != nil {

@@ -414,14 +414,43 @@ func (m *Manager) sweepFolders(ctx context.Context) {
 		if used {
 			continue
 		}
-		sweep, cancel := context.WithTimeout(ctx, apiDeadline)
+		sweep, cancel := context.WithTimeout(ctx, sweepPatience)
 		err := m.cfg.Volumes.Teardown(sweep, uid)
 		cancel()
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Folder of a pod that is no more stays", "uid", uid)
+			klog.FromContext(ctx).Error(err, "Folder of a pod that is no more stays, will retry", "uid", uid)
+			m.wg.Go(func() { m.sweepLater(ctx, uid) })
 		}
 	}
 	m.sweepLogs(ctx)
+}
+
+// sweepPatience bounds what the start of the agent waits for one folder.
+const sweepPatience = 5 * time.Second
+
+// sweepLater removes a folder that could not be removed at once: the CSI
+// driver that has a mount in it may start later than the agent.
+func (m *Manager) sweepLater(ctx context.Context, uid types.UID) {
+	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+		m.mu.Lock()
+		used := m.workers[uid] != nil
+		m.mu.Unlock()
+		if used {
+			return
+		}
+		sweep, cancel := context.WithTimeout(ctx, teardownDeadline)
+		err := m.cfg.Volumes.Teardown(sweep, uid)
+		cancel()
+		if err == nil {
+			klog.FromContext(ctx).Info("Folder of a pod that is no more is removed", "uid", uid)
+			return
+		}
+	}
 }
 
 // take hands the records of a pod to its worker. The caller holds mu.

@@ -50,6 +50,13 @@ func (s *Supervisor) containerConfig(spec *api.Container, sb *sandbox) (*configs
 		}
 		cfg.Devices = append(cfg.Devices, d)
 	}
+	for _, v := range spec.Volumes {
+		d, err := volumeDevice(v)
+		if err != nil {
+			return nil, err
+		}
+		cfg.Devices = append(cfg.Devices, d)
+	}
 	res.Devices = deviceRules(spec.Privileged, cfg.Devices)
 	if cfg.Capabilities, err = capabilities(spec); err != nil {
 		return nil, err

@@ -7,6 +7,8 @@ import (
 
 	devices "github.com/opencontainers/cgroups/devices/config"
 	"golang.org/x/sys/unix"
+
+	"github.com/clusterd/clusterd/agent/podmon/api"
 )
 
 func charDevice(path string, major, minor int64) *devices.Device {
@@ -48,6 +50,23 @@ func hostDevice(path string) (*devices.Device, error) {
 		d.Type = devices.BlockDevice
 	default:
 		return nil, fmt.Errorf("device %s: not a device node", path)
+	}
+	return d, nil
+}
+
+// volumeDevice describes a device node of the host under the container's own
+// name for it.
+func volumeDevice(v api.DeviceVolume) (*devices.Device, error) {
+	d, err := hostDevice(v.Source)
+	if err != nil {
+		return nil, err
+	}
+	if !isHostPath(v.Destination) || v.Destination == "/" {
+		return nil, invalidf("device %s: destination %q is not an absolute path", v.Source, v.Destination)
+	}
+	d.Path = v.Destination
+	if v.ReadOnly {
+		d.Permissions = "rm"
 	}
 	return d, nil
 }

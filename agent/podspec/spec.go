@@ -144,6 +144,9 @@ func (b *Builder) Container(ctx context.Context, in Input) (api.Container, error
 	if out.Mounts, err = b.mounts(ctx, pod, c, out.Privileged, vars); err != nil {
 		return out, err
 	}
+	if out.Volumes, err = b.devices(pod, c); err != nil {
+		return out, err
+	}
 	msg, err := b.messageFile(pod, c, in.Attempt)
 	if err != nil {
 		return out, err
@@ -185,6 +188,9 @@ func (b *Builder) mounts(ctx context.Context, pod *v1.Pod, c *v1.Container, priv
 	out := []api.Mount{}
 	taken := map[string]bool{}
 	for i, vm := range c.VolumeMounts {
+		if b.Volumes.IsDevice(pod, vm.Name) {
+			return nil, fmt.Errorf("volume %q has volumeMode Block, but is named in volumeMounts: name it in volumeDevices", vm.Name)
+		}
 		src, ro, err := b.Volumes.Source(pod, vm.Name)
 		if err != nil {
 			return nil, err
@@ -230,6 +236,19 @@ func (b *Builder) mounts(ctx context.Context, pod *v1.Pod, c *v1.Container, priv
 		if !taken[dst] && !taken["/etc"] {
 			out = append(out, api.Mount{Source: filepath.Join(b.podDir(pod), name), Destination: dst})
 		}
+	}
+	return out, nil
+}
+
+// devices are the volumes that the container has as block devices.
+func (b *Builder) devices(pod *v1.Pod, c *v1.Container) ([]api.DeviceVolume, error) {
+	var out []api.DeviceVolume
+	for _, vd := range c.VolumeDevices {
+		src, ro, err := b.Volumes.Device(pod, vd.Name)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, api.DeviceVolume{Source: src, Destination: vd.DevicePath, ReadOnly: ro})
 	}
 	return out, nil
 }

@@ -45,6 +45,39 @@ type Config struct {
 	MemoryOf  func() (available, capacity int64) // the node's, bytes
 	Pods      func(ctx context.Context) ([]Pod, error)
 	Processes func() (running, limit int64)
+	// Volumes tells what CSI drivers know of a pod's volumes; nil:
+	// nothing.
+	Volumes func(ctx context.Context, podUID string) []Volume
+}
+
+// Volume is one of a pod that its driver measures.
+type Volume struct {
+	Name  string // the pod's own for it
+	Claim string // "": it has none
+	// In bytes and inodes; a total of 0 is not known.
+	Total, Available, Used, InodesTotal, InodesAvailable, InodesUsed int64
+}
+
+// volumes are a pod's in the summary's words.
+func (c *Collector) volumes(ctx context.Context, p Pod) []summary.VolumeStats {
+	if c.cfg.Volumes == nil {
+		return nil
+	}
+	var out []summary.VolumeStats
+	for _, v := range c.cfg.Volumes(ctx, p.UID) {
+		one := summary.VolumeStats{Name: v.Name, FsStats: summary.FsStats{Time: metav1.Now()}}
+		if v.Claim != "" {
+			one.PVCRef = &summary.PVCReference{Name: v.Claim, Namespace: p.Namespace}
+		}
+		if v.Total > 0 {
+			one.CapacityBytes, one.AvailableBytes, one.UsedBytes = ptr.To(uint64(v.Total)), ptr.To(uint64(max(v.Available, 0))), ptr.To(uint64(max(v.Used, 0)))
+		}
+		if v.InodesTotal > 0 {
+			one.Inodes, one.InodesFree, one.InodesUsed = ptr.To(uint64(v.InodesTotal)), ptr.To(uint64(max(v.InodesAvailable, 0))), ptr.To(uint64(max(v.InodesUsed, 0)))
+		}
+		out = append(out, one)
+	}
+	return out
 }
 
 // Collector measures on demand; it keeps only what rates are made of. Its
@@ -115,6 +148,7 @@ func (c *Collector) Summary(ctx context.Context, onlyCPUAndMemory bool) (*summar
 			st.Containers = append(st.Containers, cs)
 		}
 		if !onlyCPUAndMemory {
+			st.VolumeStats = c.volumes(ctx, p)
 			c.used(ctx, c.cfg.NodeDir, p.Dir, &total)
 			st.EphemeralStorage = fileSystem(c.cfg.NodeDir)
 			if st.EphemeralStorage != nil {

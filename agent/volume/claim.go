@@ -33,12 +33,10 @@ func (m *Manager) claim(ctx context.Context, pod *v1.Pod, v *v1.Volume) error {
 		return fmt.Errorf("%w: %s, without an API", ErrUnsupported, kindName(v))
 	}
 	target := m.path(pod.UID, v)
-	if _, err := os.Lstat(target); err == nil {
-		if mounted, err := m.cfg.Mounter.Mounted(target); err != nil || mounted {
+	for _, place := range []string{target, m.device(pod.UID, v.Name)} {
+		if done, err := m.mountedAt(place); done || err != nil {
 			return err
 		}
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		return err
 	}
 	name, readOnly := "", false
 	if c := v.PersistentVolumeClaim; c != nil {
@@ -50,11 +48,23 @@ func (m *Manager) claim(ctx context.Context, pod *v1.Pod, v *v1.Volume) error {
 	if err != nil {
 		return err
 	}
-	if mode := pv.Spec.VolumeMode; mode != nil && *mode == v1.PersistentVolumeBlock {
-		return fmt.Errorf("%w: volumeMode Block of persistentvolume %q", ErrUnsupported, pv.Name)
+	block := pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == v1.PersistentVolumeBlock
+	if block {
+		target = m.device(pod.UID, v.Name)
 	}
 	key := string(pod.UID) + "/" + v.Name
 	switch {
+	case pv.Spec.CSI != nil:
+		return m.driven(ctx, pod, Driven{Name: v.Name, PV: pv, Claim: name, ReadOnly: readOnly}, target)
+	case block && pv.Spec.Local != nil:
+		return m.patience.do(ctx, key, "local volume "+pv.Spec.Local.Path, func() error {
+			if err := blockDevice(pv.Spec.Local.Path); err != nil {
+				return fmt.Errorf("volumeMode Block of persistentvolume %q: %w", pv.Name, err)
+			}
+			return m.bindPath(pv.Spec.Local.Path, target)
+		})
+	case block:
+		return fmt.Errorf("%w: volumeMode Block of persistentvolume %q: only local and csi volumes can be block devices", ErrUnsupported, pv.Name)
 	case pv.Spec.Local != nil:
 		return m.patience.do(ctx, key, "local volume "+pv.Spec.Local.Path, func() error {
 			if group := fsGroup(pod); group != nil && !readOnly {
@@ -80,7 +90,7 @@ func (m *Manager) claim(ctx context.Context, pod *v1.Pod, v *v1.Volume) error {
 			return mountNFS(ctx, pv.Spec.NFS.Server, pv.Spec.NFS.Path, target, options)
 		})
 	}
-	return fmt.Errorf("%w: the source of persistentvolume %q is none of local, hostPath and nfs", ErrUnsupported, pv.Name)
+	return fmt.Errorf("%w: the source of persistentvolume %q is none of csi, local, hostPath and nfs", ErrUnsupported, pv.Name)
 }
 
 // bindPath mounts a file or folder of the host at target.
@@ -186,8 +196,12 @@ func own(dir string, group int, onMismatch bool) error {
 // they were unmounted. It fails if anything is in one: what is there belongs to
 // the volume, not to the pod.
 func emptyPlaces(dir string) error {
-	for _, kind := range []*v1.Volume{{VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{}}}, {VolumeSource: v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{}}}} {
-		places, err := filepath.Glob(filepath.Join(dir, volumesDir, "kubernetes.io~"+kindName(kind), "*"))
+	patterns := []string{filepath.Join(dir, devicesDir, "*")}
+	for _, kind := range []v1.VolumeSource{{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{}}, {Ephemeral: &v1.EphemeralVolumeSource{}}, {CSI: &v1.CSIVolumeSource{}}} {
+		patterns = append(patterns, filepath.Join(dir, volumesDir, "kubernetes.io~"+kindName(&v1.Volume{VolumeSource: kind}), "*"))
+	}
+	for _, pattern := range patterns {
+		places, err := filepath.Glob(pattern)
 		if err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@
 //
 //	pods/UID/volumes/kubernetes.io~KIND/NAME     one folder a volume
 //	pods/UID/volume-subpaths/NAME/CONTAINER/N    bind mounts of subPaths
+//	pods/UID/volume-devices/NAME                 bind mounts of block devices
 package volume
 
 import (
@@ -71,6 +72,8 @@ type Config struct {
 	Tokens       Tokens // nil: serviceAccountToken sources are refused
 	Mounter      Mounter
 	Claims       Claims // nil: claims are refused
+	// Drivers mount the volumes of CSI drivers; nil: those are refused.
+	Drivers Drivers
 	// ImagePath is where the image of a volume is mounted, by the component that pulls
 	// it; nil: image volumes are refused.
 	ImagePath func(podUID, volume string) string
@@ -134,6 +137,8 @@ func (m *Manager) setup(ctx context.Context, pod *v1.Pod, v *v1.Volume) error {
 		return m.emptyDir(pod, v)
 	case isClaim(v):
 		return m.claim(ctx, pod, v)
+	case v.CSI != nil:
+		return m.inline(ctx, pod, v)
 	case v.Image != nil && m.cfg.ImagePath != nil:
 		return nil // pulling takes its own time: see ImagePath
 	case v.ConfigMap != nil, v.Secret != nil, v.Projected != nil, v.DownwardAPI != nil:
@@ -386,6 +391,9 @@ func (m *Manager) Source(pod *v1.Pod, name string) (path string, readOnly bool, 
 		if isClaim(v) {
 			return m.path(pod.UID, v), v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ReadOnly, nil
 		}
+		if v.CSI != nil {
+			return m.path(pod.UID, v), v.CSI.ReadOnly != nil && *v.CSI.ReadOnly, nil
+		}
 		// Rendered files belong to their sources: a writer would be undone.
 		return m.path(pod.UID, v), v.EmptyDir == nil, nil
 	}
@@ -396,6 +404,7 @@ func (m *Manager) Source(pod *v1.Pod, name string) (path string, readOnly bool, 
 const (
 	volumesDir  = "volumes"
 	subPathsDir = "volume-subpaths"
+	devicesDir  = "volume-devices" // volumes that are block devices
 )
 
 func (m *Manager) podDir(uid types.UID) string { return filepath.Join(m.cfg.Dir, string(uid)) }
@@ -412,13 +421,20 @@ func (m *Manager) Teardown(ctx context.Context, uid types.UID) error {
 		return fmt.Errorf("pod folder of uid %q: not a folder name", uid)
 	}
 	dir := m.podDir(uid)
-	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(dir); err == nil {
+		if since, hangs := m.patience.below(string(uid) + "/"); hangs {
+			return hungError("UnmountVolume.TearDown failed: a volume", since)
+		}
+		if err := m.patience.do(ctx, string(uid)+"/", "folder "+dir, func() error { return m.teardown(dir) }); err != nil {
+			return err
+		}
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if m.cfg.Drivers == nil {
 		return nil
 	}
-	if since, hangs := m.patience.below(string(uid) + "/"); hangs {
-		return hungError("UnmountVolume.TearDown failed: a volume", since)
-	}
-	return m.patience.do(ctx, string(uid)+"/", "folder "+dir, func() error { return m.teardown(dir) })
+	return m.cfg.Drivers.Release(ctx, uid)
 }
 
 func (m *Manager) teardown(dir string) error {
@@ -457,7 +473,7 @@ func (m *Manager) teardown(dir string) error {
 // node shall see do it there. All else in the folder is files of the agent. The
 // mount table, which tells for certain, takes the longer the more pods there are.
 func mayHoldMounts(dir string) (bool, error) {
-	for _, name := range []string{volumesDir, subPathsDir} {
+	for _, name := range []string{volumesDir, subPathsDir, devicesDir} {
 		if _, err := os.Lstat(filepath.Join(dir, name)); !errors.Is(err, fs.ErrNotExist) {
 			return err == nil, err
 		}
@@ -465,17 +481,26 @@ func mayHoldMounts(dir string) (bool, error) {
 	return false, nil
 }
 
-// Pods lists the pods that have a folder.
+// Pods lists the pods that have a folder, or something that a driver mounted.
 func (m *Manager) Pods() ([]types.UID, error) {
 	entries, err := os.ReadDir(m.cfg.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		err = nil
 	}
 	var out []types.UID
 	for _, e := range entries {
 		out = append(out, types.UID(e.Name()))
 	}
-	return out, err
+	if m.cfg.Drivers == nil {
+		return out, err
+	}
+	driven, driversErr := m.cfg.Drivers.Pods()
+	for _, uid := range driven {
+		if !slices.Contains(out, uid) {
+			out = append(out, uid)
+		}
+	}
+	return out, errors.Join(err, driversErr)
 }
 
 func kindName(v *v1.Volume) string {

@@ -77,6 +77,11 @@ type Config struct {
 	// log shippers for Kubernetes read, POD_NAMESPACE_CONTAINER-ID.log; they look
 	// for it in /var/log/containers. Empty: there are no links.
 	LogLinks string `json:"logLinks,omitempty"`
+	// KubeletRoot is the folder in which CSI drivers look for a kubelet: they
+	// register in plugins_registry, and volumes are mounted below pods and plugins.
+	// Drivers made for Kubernetes mount /var/lib/kubelet, which is what the packaged
+	// unit says. Each node on a machine needs its own. Default: DATA/kubelet.
+	KubeletRoot string `json:"kubeletRoot,omitempty"`
 	// RaftLog is what keeps raft's log on this node: segments, or bolt for
 	// hashicorp/raft-boltdb. A log that was kept otherwise is converted at start.
 	RaftLog string `json:"raftLog"`
@@ -219,6 +224,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.StaticPods, "static-pods", c.StaticPods, "folder of the files of static pods (default: DATA/static-pods)")
 	f.StringVar(&c.StaticPodsURL, "static-pods-url", c.StaticPodsURL, "address that answers with more static pods")
 	f.StringVar(&c.LogLinks, "log-links", c.LogLinks, "folder for a link to each container's log, as log shippers look for it in /var/log/containers; empty: none")
+	f.StringVar(&c.KubeletRoot, "kubelet-root", c.KubeletRoot, "folder in which CSI drivers look for a kubelet, of this node alone: most want /var/lib/kubelet (default: DATA/kubelet)")
 	f.StringVar(&c.RaftLog, "raft-log", c.RaftLog, "what keeps raft's log on this node: segments, or bolt (hashicorp/raft-boltdb); it is converted at start when this has changed")
 	f.StringVar(&c.StoreQuota, "store-quota", c.StoreQuota, "how much the cluster's live objects may take; the same on every server")
 	f.DurationVar(&c.StoreHistoryAge.Duration, "store-history-age", c.StoreHistoryAge.Duration, "how long old states of objects are kept")
@@ -439,6 +445,9 @@ func (c *Config) complete() error {
 	}
 	if c.LogLinks != "" && !filepath.IsAbs(c.LogLinks) {
 		return fmt.Errorf("--log-links %q: an absolute path is required, such as /var/log/containers", c.LogLinks)
+	}
+	if c.KubeletRoot != "" && (!filepath.IsAbs(c.KubeletRoot) || filepath.Clean(c.KubeletRoot) == "/") {
+		return fmt.Errorf("--kubelet-root %q: an absolute path of a folder is required, such as /var/lib/kubelet", c.KubeletRoot)
 	}
 	if u, err := url.Parse(c.StaticPodsURL); c.StaticPodsURL != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
 		return fmt.Errorf("--static-pods-url %q: an address is required, such as http://192.0.2.7/pods.yaml", c.StaticPodsURL)

@@ -176,7 +176,7 @@ func (c *Config) podUserIDs() (users.Range, error) {
 // settings puts what the configuration says of the node's resources, name
 // servers and pods into the agent's.
 func (c *Config) settings(to *agent.Config) (err error) {
-	to.LogLinks = c.LogLinks
+	to.LogLinks, to.DriverDir = c.LogLinks, c.KubeletRoot
 	if to.Eviction, err = c.eviction(); err != nil {
 		return err
 	}

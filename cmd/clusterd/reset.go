@@ -16,6 +16,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/clusterd/clusterd/agent/csi"
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/podnetwork"
 	"github.com/clusterd/clusterd/netsetup/loopback"
@@ -50,6 +51,7 @@ func reset(ctx context.Context, cfg Config, out io.Writer) error {
 		{"network policies", removePolicies},
 		{"address of DNS", func() error { return removeDNS(cfg) }},
 		{"mounts", func() error { return errors.Join(image.CleanUp(dir.path("images")), unmountBelow(cfg.Data)) }},
+		{"volumes of CSI drivers", func() error { return removeDriven(cfg.KubeletRoot) }},
 		{"cgroups", func() error { return removeCgroups(cfg.CgroupRoot) }},
 		{"data folder", func() error { return removeFolder(cfg.Data) }},
 	}
@@ -98,6 +100,23 @@ func stopContainers(cfg Config) error {
 	}
 	defer containers.Close()
 	return containers.Shutdown(ctx, true)
+}
+
+// removeDriven removes what drivers have mounted outside of the data folder, and
+// what is on record of it. Drivers' own folders stay.
+func removeDriven(root string) error {
+	if root == "" {
+		return nil // in the data folder
+	}
+	var errs []error
+	for _, dir := range csi.Owned(root) {
+		if err := unmountBelow(dir); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		errs = append(errs, os.RemoveAll(dir))
+	}
+	return errors.Join(errs...)
 }
 
 // removeFolder removes a folder with all that is in it. One that is a file

@@ -94,6 +94,8 @@ type Container struct {
 	ExtraGIDs      []uint32
 	Mounts         []Mount
 	Devices        []string // host device paths given to the container as they are
+	// Volumes are device nodes that the container has under other names.
+	Volumes []DeviceVolume `json:",omitempty"`
 
 	Privileged      bool
 	NoNewPrivileges bool
@@ -134,6 +136,12 @@ type Mount struct {
 	Options     []string // further mount options: "size=64m", "noexec"
 	// Mapped: the source shows the ids of the pod's user namespace already.
 	Mapped bool `json:",omitempty"`
+}
+
+// DeviceVolume is a device node of the host that a container has as a volume.
+type DeviceVolume struct {
+	Source, Destination string
+	ReadOnly            bool `json:",omitempty"`
 }
 
 // Rlimit is one resource limit (getrlimit(2)).

@@ -1,0 +1,143 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"encoding/json"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+)
+
+// news wakes callers that wait for the node's object.
+type news struct {
+	mu          sync.Mutex // guards all below
+	next        chan struct{}
+	asked, told uint64 // statuses that Told waits for: of these the first told ones are the API's
+}
+
+// wait returns a channel that is closed with the next change.
+func (n *news) wait() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.next == nil {
+		n.next = make(chan struct{})
+	}
+	return n.next
+}
+
+func (n *news) tell() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.next != nil {
+		close(n.next)
+		n.next = nil
+	}
+}
+
+// ask returns the number that told has to reach.
+func (n *news) ask() uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.asked++
+	return n.asked
+}
+
+// begun is to be called before a status is made, its result when the API has it.
+func (n *news) begun() (done func()) {
+	n.mu.Lock()
+	asked := n.asked
+	n.mu.Unlock()
+	return func() {
+		n.mu.Lock()
+		n.told = max(n.told, asked)
+		n.mu.Unlock()
+		n.tell()
+	}
+}
+
+func (n *news) reached(number uint64) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.told >= number
+}
+
+// Told returns when a status that was made after the call is the API's.
+func (n *Node) Told(ctx context.Context) error {
+	number := n.news.ask()
+	n.Poke()
+	for {
+		changed := n.news.wait()
+		if n.news.reached(number) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		}
+	}
+}
+
+// Until waits for an object that cond holds for.
+func (n *Node) Until(ctx context.Context, cond func(*v1.Node) bool) error {
+	for {
+		changed := n.news.wait()
+		if cond(n.Object()) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		}
+	}
+}
+
+// SetLabels has the node carry labels beside its others. They stay when it
+// registers again.
+func (n *Node) SetLabels(ctx context.Context, labels map[string]string) error {
+	node := n.Object()
+	if node.UID == "" {
+		return errors.New("the node is not registered yet")
+	}
+	n.mu.Lock()
+	if n.labels == nil {
+		n.labels = map[string]string{}
+	}
+	for k, v := range labels {
+		n.labels[k] = v
+	}
+	n.mu.Unlock()
+	if holds(node.Labels, labels) {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": node.UID, "labels": labels}})
+	if err != nil {
+		return err
+	}
+	got, err := n.cfg.Client.CoreV1().Nodes().Patch(ctx, n.cfg.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	if err != nil {
+		n.mu.Lock()
+		for k := range labels {
+			delete(n.labels, k)
+		}
+		n.mu.Unlock()
+		return err
+	}
+	n.take(got)
+	return nil
+}
+
+// older reports whether a is an earlier version of b. Objects with other UIDs
+// are others.
+func older(a, b *v1.Node) bool {
+	if a.UID != b.UID || a.ResourceVersion == "" || b.ResourceVersion == "" {
+		return false
+	}
+	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
+	return err == nil && order < 0
+}
