@@ -24,6 +24,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/clusterd/clusterd/sched/accounttoken"
+	"github.com/clusterd/clusterd/sched/attachdetach"
 	"github.com/clusterd/clusterd/sched/bootstraptoken"
 	"github.com/clusterd/clusterd/sched/certificatesigning"
 	"github.com/clusterd/clusterd/sched/clusterroleaggregation"
@@ -171,6 +172,7 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return podgc.New(env), nil },
 		func() (Loop, error) { return persistentvolume.New(env), nil },
 		func() (Loop, error) { return localpath.New(env), nil },
+		func() (Loop, error) { return attachdetach.New(env) },
 		func() (Loop, error) { return ephemeralvolume.New(env), nil },
 		func() (Loop, error) { return storageprotection.New(env), nil },
 		func() (Loop, error) { return endpointslice.New(env), nil },

@@ -177,6 +177,10 @@ func (c *controller) bind(ctx context.Context, claim *corev1.PersistentVolumeCla
 		metav1.SetMetaDataAnnotation(&updated.ObjectMeta, volumes.BoundByController, "yes")
 	}
 	metav1.SetMetaDataAnnotation(&updated.ObjectMeta, volumes.BindCompleted, "yes")
+	if resizer := resizerOf(claim, v); resizer != "" && claim.Annotations[volumes.Resizer] != resizer {
+		metav1.SetMetaDataAnnotation(&updated.ObjectMeta, volumes.Resizer, resizer)
+		c.events.Eventf(claim, corev1.EventTypeNormal, "ExternalExpanding", "waiting for an external controller to expand this PVC: that of driver %s", resizer)
+	}
 	if updated.Spec.VolumeName != claim.Spec.VolumeName || !apiequality.Semantic.DeepEqual(updated.Annotations, claim.Annotations) {
 		if updated, err = api.PersistentVolumeClaims(claim.Namespace).Update(ctx, updated, metav1.UpdateOptions{}); err != nil {
 			return fmt.Errorf("bind claim to volume %s: %w", v.Name, err)

@@ -188,3 +188,13 @@ func released(v *corev1.PersistentVolume, deleter bool) volumePlan {
 	}
 	return plan
 }
+
+// resizerOf is the driver that is to expand the claim's volume, "": none is
+// needed.
+func resizerOf(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) string {
+	want, has := claim.Spec.Resources.Requests[corev1.ResourceStorage], claim.Status.Capacity[corev1.ResourceStorage]
+	if v.Spec.CSI == nil || claim.Status.Phase != corev1.ClaimBound || want.Cmp(has) <= 0 {
+		return ""
+	}
+	return v.Spec.CSI.Driver
+}

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	helper "k8s.io/component-helpers/storage/volume"
 
 	"github.com/clusterd/clusterd/sched/internal/volumes"
@@ -49,6 +50,7 @@ func (n *news) tell() {
 // waits until they are bound. Each write names the version that was decided on.
 func (s *scheduler) bindVolumes(ctx context.Context, pod *corev1.Pod, node string, choices []claimChoice) error {
 	api := s.client.CoreV1()
+	asked := map[string]string{} // by claim: the version with the node in it
 	for _, choice := range choices {
 		if choice.volume != nil {
 			bound, dirty, err := helper.GetBindVolumeToClaim(choice.volume, choice.claim)
@@ -67,9 +69,11 @@ func (s *scheduler) bindVolumes(ctx context.Context, pod *corev1.Pod, node strin
 		}
 		updated := choice.claim.DeepCopy()
 		metav1.SetMetaDataAnnotation(&updated.ObjectMeta, volumes.SelectedNode, node)
-		if _, err := api.PersistentVolumeClaims(pod.Namespace).Update(ctx, updated, metav1.UpdateOptions{}); err != nil {
+		written, err := api.PersistentVolumeClaims(pod.Namespace).Update(ctx, updated, metav1.UpdateOptions{})
+		if err != nil {
 			return fmt.Errorf("choose node %s for claim %s: %w", node, choice.claim.Name, err)
 		}
+		asked[choice.claim.Name] = written.ResourceVersion
 	}
 	timeout := s.clock.NewTimer(volumeTimeout)
 	defer timeout.Stop()
@@ -84,8 +88,12 @@ func (s *scheduler) bindVolumes(ctx context.Context, pod *corev1.Pod, node strin
 			if err != nil || claim.UID != choice.claim.UID {
 				return fmt.Errorf("persistentvolumeclaim %q was deleted", choice.claim.Name)
 			}
-			if !volumes.Bound(claim) {
-				missing = claim.Name
+			if volumes.Bound(claim) {
+				continue
+			}
+			missing = claim.Name
+			if version, ok := asked[claim.Name]; ok && claim.Annotations[volumes.SelectedNode] != node && !older(claim.ResourceVersion, version) {
+				return fmt.Errorf("%w: %q", errNotThere, claim.Name)
 			}
 		}
 		if missing == "" {
@@ -100,6 +108,16 @@ func (s *scheduler) bindVolumes(ctx context.Context, pod *corev1.Pod, node strin
 		}
 	}
 }
+
+// older reports whether version a comes before b.
+func older(a, b string) bool {
+	order, err := resourceversion.CompareResourceVersion(a, b)
+	return err != nil || order < 0
+}
+
+// errNotThere is returned when the provisioner has given the node back: a
+// volume cannot be made for it now.
+var errNotThere = errors.New("the provisioner cannot make the volume for this node")
 
 // errGone is returned for a pod that needs no node any more.
 var errGone = errors.New("the pod is gone or has a node")

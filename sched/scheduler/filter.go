@@ -27,6 +27,7 @@ var filters = []Filter{
 	{Name: "NodeAffinity", prepare: filterNodeAffinity, wokenBy: nodeAdded | nodeLabels},
 	{Name: "NodePorts", prepare: filterPorts, wokenBy: nodeAdded | podGone},
 	{Name: "VolumeBinding", prepare: filterVolumes, wokenBy: nodeAdded | nodeLabels | volumeChanged},
+	{Name: "NodeVolumeLimits", prepare: filterVolumeLimits, wokenBy: nodeAdded | volumeChanged | podGone},
 	{Name: "NodeResourcesFit", prepare: filterResources, wokenBy: nodeAdded | nodeAllocatable | podGone},
 	{Name: "InterPodAffinity", prepare: filterPodAffinity, wokenBy: nodeAdded | nodeLabels | podGone | podPlaced},
 	{Name: "PodTopologySpread", prepare: filterSpread, wokenBy: nodeAdded | nodeLabels | podGone | podPlaced},

@@ -21,6 +21,10 @@ type storageView struct {
 	claims  corelisters.PersistentVolumeClaimLister
 	volumes corelisters.PersistentVolumeLister
 	classes storagelisters.StorageClassLister
+	// Of drivers; nil: nothing is known of any.
+	csiNodes   storagelisters.CSINodeLister
+	csiDrivers storagelisters.CSIDriverLister
+	capacities storagelisters.CSIStorageCapacityLister
 }
 
 // demand is what a pod asks of a node's storage.
@@ -34,6 +38,9 @@ type demand struct {
 type waitingClaim struct {
 	claim *corev1.PersistentVolumeClaim
 	class *storagev1.StorageClass
+	// rooms say where its volume can be made, if bounded.
+	rooms   []room
+	bounded bool
 }
 
 // claimChoice is what is to be done for a claim on the node that was chosen:
@@ -78,7 +85,8 @@ func (w *storageView) need(s *snapshot, pod *corev1.Pod) (d *demand, why string,
 		if err != nil || claim.Spec.VolumeName != "" || !volumes.Waits(class) {
 			return nil, fmt.Sprintf("pod has unbound immediate PersistentVolumeClaims: %q has no volume yet", use.Claim), volumeChanged
 		}
-		d.waiting = append(d.waiting, waitingClaim{claim, class})
+		rooms, bounded := w.rooms(class)
+		d.waiting = append(d.waiting, waitingClaim{claim, class, rooms, bounded})
 	}
 	if len(d.waiting) > 0 {
 		if d.free, _ = w.volumes.List(labels.Everything()); d.free == nil {
@@ -118,6 +126,9 @@ func filterVolumes(_ *snapshot, p *podInfo) func(*nodeInfo) []string {
 		if _, ok := p.storage.on(n.node); !ok {
 			return []string{"node(s) didn't find available persistent volumes to bind"}
 		}
+		if p.storage.short(n.node) {
+			return []string{"node(s) did not have enough free storage"}
+		}
 		return nil
 	}
 }
@@ -144,6 +155,18 @@ func (d *demand) on(node *corev1.Node) (choices []claimChoice, ok bool) {
 		choices = append(choices, claimChoice{w.claim, v})
 	}
 	return choices, true
+}
+
+// short reports whether a volume is to be made for the node and there is no room
+// for it. One that was asked for already is not asked about again: its room is
+// counted as taken.
+func (d *demand) short(node *corev1.Node) bool {
+	for _, w := range d.waiting {
+		if w.bounded && w.claim.Annotations[volumes.SelectedNode] == "" && volumes.Best(w.claim, d.free, node, false, nil) == nil && !enough(w.rooms, w.claim, node) {
+			return true
+		}
+	}
+	return false
 }
 
 // allowedBy reports whether the class lets volumes be made for the node.

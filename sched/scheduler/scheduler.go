@@ -39,6 +39,7 @@ type scheduler struct {
 
 	podInformer, nodeInformer, nsInformer        cache.SharedIndexInformer
 	claimInformer, volumeInformer, classInformer cache.SharedIndexInformer
+	csiNodes, csiDrivers, capacities             cache.SharedIndexInformer
 
 	storage    *storageView
 	volumeNews news // a claim changed, or a pod went
@@ -61,8 +62,8 @@ type reason struct {
 	victims []*corev1.Pod
 }
 
-// New returns the loop. It watches Pods, Nodes, Namespaces, claims, volumes and
-// their classes.
+// New returns the loop. It watches Pods, Nodes, Namespaces, claims, volumes,
+// their classes, and what CSI drivers tell.
 func New(env loop.Env, cfg Config) loop.Loop {
 	core, classes := env.Informers.Core().V1(), env.Informers.Storage().V1().StorageClasses()
 	s := &scheduler{
@@ -78,7 +79,12 @@ func New(env loop.Env, cfg Config) loop.Loop {
 		snapshot:     newSnapshot(),
 	}
 	s.claimInformer, s.volumeInformer, s.classInformer = core.PersistentVolumeClaims().Informer(), core.PersistentVolumes().Informer(), classes.Informer()
-	s.storage = &storageView{claims: core.PersistentVolumeClaims().Lister(), volumes: core.PersistentVolumes().Lister(), classes: classes.Lister()}
+	storage := env.Informers.Storage().V1()
+	s.csiNodes, s.csiDrivers, s.capacities = storage.CSINodes().Informer(), storage.CSIDrivers().Informer(), storage.CSIStorageCapacities().Informer()
+	s.storage = &storageView{
+		claims: core.PersistentVolumeClaims().Lister(), volumes: core.PersistentVolumes().Lister(), classes: classes.Lister(),
+		csiNodes: storage.CSINodes().Lister(), csiDrivers: storage.CSIDrivers().Lister(), capacities: storage.CSIStorageCapacities().Lister(),
+	}
 	s.snapshot.storage = s.storage
 	if len(cfg.profiles) > 0 {
 		s.snapshot.profiles = profilesOf(cfg.profiles...)
@@ -271,6 +277,15 @@ func (s *scheduler) watch() ([]cache.InformerSynced, error) {
 		},
 		func() (cache.ResourceEventHandlerRegistration, error) {
 			return loop.Handle(s.classInformer, func(_, _ *storagev1.StorageClass) { s.onStorage() })
+		},
+		func() (cache.ResourceEventHandlerRegistration, error) {
+			return loop.Handle(s.csiNodes, func(_, _ *storagev1.CSINode) { s.onStorage() })
+		},
+		func() (cache.ResourceEventHandlerRegistration, error) {
+			return loop.Handle(s.csiDrivers, func(_, _ *storagev1.CSIDriver) { s.onStorage() })
+		},
+		func() (cache.ResourceEventHandlerRegistration, error) {
+			return loop.Handle(s.capacities, func(_, _ *storagev1.CSIStorageCapacity) { s.onStorage() })
 		},
 		func() (cache.ResourceEventHandlerRegistration, error) { return loop.Handle(s.podInformer, s.onPod) },
 	} {

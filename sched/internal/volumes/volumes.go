@@ -24,6 +24,9 @@ const (
 	ProvisionedBy     = helper.AnnDynamicallyProvisioned
 )
 
+// Resizer is the annotation of claims that names the resizer of their volume.
+const Resizer = "volume.kubernetes.io/storage-resizer"
+
 // NoProvisioner is the provisioner of classes whose volumes people make.
 const NoProvisioner = "kubernetes.io/no-provisioner"
 
