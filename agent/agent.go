@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -31,14 +32,17 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/cpuset"
 
 	"github.com/clusterd/clusterd/agent/claim"
 	"github.com/clusterd/clusterd/agent/csi"
 	"github.com/clusterd/clusterd/agent/dns"
+	"github.com/clusterd/clusterd/agent/host"
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/node"
 	"github.com/clusterd/clusterd/agent/object"
 	"github.com/clusterd/clusterd/agent/pod"
+	"github.com/clusterd/clusterd/agent/podresources"
 	"github.com/clusterd/clusterd/agent/podspec"
 	"github.com/clusterd/clusterd/agent/pressure"
 	"github.com/clusterd/clusterd/agent/probe"
@@ -92,6 +96,11 @@ type Network interface {
 type Config struct {
 	NodeName string     // required
 	NodeIP   netip.Addr // the node's InternalIP; required
+	// NodeAddresses are told beside NodeIP and NodeName: an InternalIP of the
+	// other family, and what others than the cluster reach the node by.
+	NodeAddresses []v1.NodeAddress
+	// Notices are told as events of the node at the start.
+	Notices []host.Notice
 	// DataDir holds pods, logs and volumes; required.
 	DataDir string
 	// CgroupRoot is the parent of all pods' cgroups; required, "/clusterd-n1".
@@ -101,6 +110,9 @@ type Config struct {
 	Client kubernetes.Interface
 	// HeartbeatClient renews the Lease; default Client.
 	HeartbeatClient kubernetes.Interface
+	// EventClient writes events, apart from the rest, which never waits for
+	// them; default Client.
+	EventClient kubernetes.Interface
 
 	Runtime Runtime // required
 	Images  Images  // required
@@ -132,6 +144,10 @@ type Config struct {
 	UserIDs users.Range
 	// CPUs says on which processors containers run; nil: on all.
 	CPUs pod.CPUs
+	// AllocatableCPUs are those that containers can have for themselves.
+	AllocatableCPUs cpuset.CPUSet
+	// NodeLogs answers with the machine's logs at /logs/; nil: they are not told.
+	NodeLogs http.Handler
 	// UnsafeSysctls may be set by pods beside the safe ones: names, or prefixes
 	// that end with "*".
 	UnsafeSysctls []string
@@ -146,14 +162,18 @@ type Config struct {
 	LocalStoragePeriod time.Duration
 	ImageGC            ImageGC
 	// Reserved is kept from pods; nil: some memory.
-	Reserved   v1.ResourceList
-	Parallel   int // container starts at one time; default 16
+	Reserved v1.ResourceList
+	Parallel int // container starts at one time; default 16
+	// Tracer makes spans of what is done for pods; nil: there are none.
+	Tracer     trace.Tracer
 	NodeLabels map[string]string
 	NodePort   int32 // of the node's calls, reported in the Node's status
 
 	// StaticDir holds the files of static pods, StaticURL answers with more of
 	// them; empty: none. See agent/static.
 	StaticDir, StaticURL string
+	// statics, if set, is read in the place of these two.
+	statics pod.StaticSource
 	// OnEvent is called with every event, beside the API. It must not block.
 	// Optional.
 	OnEvent func(*v1.Event)
@@ -180,6 +200,7 @@ type Agent struct {
 	claims   *claim.Keeper // nil: there is no API
 	drivers  *csi.Manager  // nil: there is no API
 	handler  http.Handler
+	told     *podresources.Server
 }
 
 // New checks the configuration and puts the parts together. It starts nothing.
@@ -195,11 +216,14 @@ func New(cfg Config) (*Agent, error) {
 	if cfg.HeartbeatClient == nil {
 		cfg.HeartbeatClient = cfg.Client
 	}
+	if cfg.EventClient == nil {
+		cfg.EventClient = cfg.Client
+	}
 	ownLogs := cfg.PodLogDir == ""
 	if ownLogs {
 		cfg.PodLogDir = filepath.Join(cfg.DataDir, "log", "pods")
 	}
-	if err := os.MkdirAll(cfg.DataDir, 0o755); err != nil {
+	if err := host.Folders(cfg.DataDir); err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
 	if cfg.DriverDir == "" {
@@ -241,7 +265,7 @@ func New(cfg Config) (*Agent, error) {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
 	a.node = node.New(node.Config{
-		Name: cfg.NodeName, IP: cfg.NodeIP, Client: cfg.Client, Heartbeat: cfg.HeartbeatClient, Version: cfg.Version,
+		Name: cfg.NodeName, IP: cfg.NodeIP, Addresses: cfg.NodeAddresses, Client: cfg.Client, Heartbeat: cfg.HeartbeatClient, Version: cfg.Version,
 		MaxPods: cfg.MaxPods, DataDir: cfg.DataDir, Labels: cfg.NodeLabels, Port: cfg.NodePort,
 		Annotations: map[string]string{names.LocalPathRoot: a.claimDir()},
 		Reserved:    cfg.Reserved, Pressure: a.guard.Under, VolumesInUse: a.volumesInUse,
@@ -281,7 +305,7 @@ func New(cfg Config) (*Agent, error) {
 		PodDir: podDir, EndedDir: filepath.Join(cfg.DataDir, "static-ended"), LogDir: cfg.PodLogDir, SweepLogs: ownLogs, LogLinks: pod.LogLinks(cfg.LogLinks), CgroupRoot: cfg.CgroupRoot,
 		ResolvConf: cfg.ResolvConf, ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain,
 		PidsLimit: cfg.PidsLimit, Users: podUsers, CPUs: cfg.CPUs, UnsafeSysctls: cfg.UnsafeSysctls,
-		Refuse: func(p *v1.Pod) string { return pressure.Refuses(p, core.QOSClass(p), a.guard.Under) }, Parallel: cfg.Parallel,
+		Refuse: func(p *v1.Pod) string { return pressure.Refuses(p, core.QOSClass(p), a.guard.Under) }, Parallel: cfg.Parallel, Tracer: cfg.Tracer,
 	})
 	prober.Exec = a.pods
 	if a.dns, err = a.newDNS(); err != nil {
@@ -291,8 +315,15 @@ func New(cfg Config) (*Agent, error) {
 	a.handler = stream.NewHandler(stream.Config{
 		Pods: a.pods, Runtime: cfg.Runtime, Images: cfg.Images, Network: cfg.Network, LogDir: cfg.PodLogDir,
 		ImagesChanged: func() { a.node.Poke(); a.pods.ImagesChanged() }, Configz: a.configz(),
-		Summary: a.stats.Summary, Metrics: a.metrics(prober.Metrics),
+		Summary: a.stats.Summary, Metrics: a.metrics(prober.Metrics), NodeLogs: cfg.NodeLogs,
 	})
+	a.told, err = podresources.New(podresources.Config{
+		Socket: filepath.Join(cfg.DataDir, host.PodResources, podresources.SocketName), Pods: a.podResources, Known: a.pods.Seen(),
+		CPUs: ids(cfg.AllocatableCPUs), Memory: func() map[string]uint64 { return podresources.Memory(a.allocatable()) },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("agent: %w", err)
+	}
 	return a, nil
 }
 
@@ -305,13 +336,16 @@ func (a *Agent) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if a.cfg.Client != nil {
-		a.events.StartRecordingToSink(&typedcore.EventSinkImpl{Interface: a.cfg.Client.CoreV1().Events("")})
+		a.events.StartRecordingToSink(&typedcore.EventSinkImpl{Interface: a.cfg.EventClient.CoreV1().Events("")})
 	}
 	if a.cfg.OnEvent != nil {
 		a.events.StartEventWatcher(a.cfg.OnEvent)
 	}
 	defer a.events.Shutdown()
 	tellUpgrade(a.recorder, nodeRef(a.cfg.NodeName), a.cfg.Runtime.Upgraded())
+	for _, n := range a.cfg.Notices {
+		a.recorder.Event(nodeRef(a.cfg.NodeName), v1.EventTypeWarning, n.Reason, n.Message)
+	}
 	defer a.objects.Close()
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -349,6 +383,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	part(ctx, "pressure", a.guard.Run)
 	part(ctx, "local storage", a.local.Run)
 	part(ctx, "images", a.collectImages)
+	part(ctx, "pod resources", a.told.Run)
 	part(ctx, "kernel's log", func(ctx context.Context) error {
 		return node.WatchOOM(ctx, nodeRef(a.cfg.NodeName), a.recorder)
 	})
@@ -438,8 +473,8 @@ func (a *Agent) newDNS() (*dns.Server, error) {
 // statics reads the static pods; what is wrong with them is reported by events of
 // the node.
 func (a *Agent) statics(recorder record.EventRecorder) (pod.StaticSource, error) {
-	if a.cfg.StaticDir == "" && a.cfg.StaticURL == "" {
-		return nil, nil
+	if a.cfg.statics != nil || a.cfg.StaticDir == "" && a.cfg.StaticURL == "" {
+		return a.cfg.statics, nil
 	}
 	r, err := static.New(static.Config{
 		NodeName: a.cfg.NodeName, Dir: a.cfg.StaticDir, URL: a.cfg.StaticURL,

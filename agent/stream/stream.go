@@ -73,6 +73,8 @@ type Config struct {
 	Summary func(ctx context.Context, onlyCPUAndMemory bool) (*summary.Summary, error)
 	// Metrics are, by path, what Prometheus may read here.
 	Metrics map[string]prometheus.Gatherer
+	// NodeLogs answers with the machine's logs, at /logs/; nil: nobody does.
+	NodeLogs http.Handler
 	// ImagesChanged is called after images were loaded. It must not block.
 	ImagesChanged func()
 }
@@ -107,6 +109,9 @@ func NewHandler(cfg Config) http.Handler {
 	mux.HandleFunc("GET /healthz", h.healthz)
 	for path, g := range cfg.Metrics {
 		mux.Handle("GET "+path, promhttp.HandlerFor(g, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
+	}
+	if cfg.NodeLogs != nil {
+		mux.Handle("GET /logs/", cfg.NodeLogs)
 	}
 	mux.HandleFunc("GET /configz", func(w http.ResponseWriter, _ *http.Request) { answer(w, cfg.Configz) })
 	return mux
