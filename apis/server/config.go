@@ -11,6 +11,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/component-base/tracing"
 
 	"github.com/clusterd/clusterd/apis/server/admission"
 	"github.com/clusterd/clusterd/apis/server/admission/tolerations"
@@ -75,6 +76,9 @@ type Config struct {
 
 	// ReadyChecks have to pass for /readyz, beside the server's own.
 	ReadyChecks []healthz.HealthChecker
+
+	// Tracer makes spans of requests, and of the server's own. Nil: there are none.
+	Tracer tracing.TracerProvider
 
 	// RequestTimeout ends requests that are no watch, log or stream. Default
 	// one minute.

@@ -30,6 +30,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/restmapper"
+	"k8s.io/component-base/tracing"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	aggregatoropenapi "k8s.io/kube-aggregator/pkg/generated/openapi"
 	"k8s.io/kube-openapi/pkg/common"
@@ -45,12 +46,16 @@ import (
 var longRunning = sets.NewString("attach", "exec", "proxy", "log", "portforward")
 
 // newGeneric configures the library: our answers to who, may you and is it
-// sane, who is next, and none of its tracing or etcd.
+// sane, who is next, and none of its etcd.
 func newGeneric(config Config, stores *stores, s *Server) (*genericapiserver.RecommendedConfig, error) {
 	c := genericapiserver.NewRecommendedConfig(apis.Codecs)
 	c.EffectiveVersion = newEffectiveVersion()
 	c.ExternalAddress = config.ExternalAddress
 	c.LoopbackClientConfig = s.libraryConfig()
+	if config.Tracer != nil {
+		c.TracerProvider = config.Tracer
+		c.LoopbackClientConfig.Wrap(tracing.WrapperFor(config.Tracer))
+	}
 	client, err := kubernetes.NewForConfig(c.LoopbackClientConfig)
 	if err != nil {
 		return nil, fmt.Errorf("client for the API server library: %w", err)
