@@ -103,6 +103,7 @@ func TestE2ERestart(t *testing.T) {
 	if err != nil {
 		t.Errorf("the web server: %v (%s)", err, page)
 	}
+	e.cases("volumes of a CSI driver", nil, (*env).csiVolumes)
 }
 
 // listedWithout asks for a pod's containers on a node where clusterd is down.

@@ -18,8 +18,6 @@ import (
 	"github.com/clusterd/clusterd/apis/kind"
 )
 
-const noDrivers = "run CSI drivers"
-
 // maxDriverName is how long a CSI driver's name may be.
 const maxDriverName = 63
 
@@ -63,7 +61,6 @@ func CSIDriver() kind.Kind {
 			errs = append(errs, apivalidation.ValidateImmutableField(d.Spec.AttachRequired, old.Spec.AttachRequired, spec.Child("attachRequired"))...)
 			return append(errs, apivalidation.ValidateImmutableField(d.Spec.VolumeLifecycleModes, old.Spec.VolumeLifecycleModes, spec.Child("volumeLifecycleModes"))...)
 		},
-		Warnings: kind.Inert[*storagev1.CSIDriver](noDrivers),
 
 		Columns: []metav1.TableColumnDefinition{
 			cells.Name,
@@ -152,7 +149,6 @@ func CSINode() kind.Kind {
 			}
 			return errs
 		},
-		Warnings: kind.Inert[*storagev1.CSINode](noDrivers),
 
 		Columns: []metav1.TableColumnDefinition{
 			cells.Name,
@@ -214,7 +210,6 @@ func CSIStorageCapacity() kind.Kind {
 			errs = append(errs, apivalidation.ValidateImmutableField(c.NodeTopology, old.NodeTopology, field.NewPath("nodeTopology"))...)
 			return append(errs, apivalidation.ValidateImmutableField(c.StorageClassName, old.StorageClassName, field.NewPath("storageClassName"))...)
 		},
-		Warnings: kind.Inert[*storagev1.CSIStorageCapacity](noDrivers),
 
 		Columns: []metav1.TableColumnDefinition{
 			cells.Name,

@@ -50,7 +50,6 @@ func VolumeAttachment() kind.Kind {
 			}
 			return errs
 		},
-		Warnings: kind.Inert[*storagev1.VolumeAttachment]("attach volumes"),
 
 		Columns: []metav1.TableColumnDefinition{
 			cells.Name,
