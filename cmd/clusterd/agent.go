@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -20,6 +21,7 @@ import (
 	"github.com/clusterd/clusterd/agent"
 	"github.com/clusterd/clusterd/agent/cpu"
 	"github.com/clusterd/clusterd/agent/dns"
+	"github.com/clusterd/clusterd/agent/host"
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/kubeletapi"
 	"github.com/clusterd/clusterd/agent/pod"
@@ -49,7 +51,8 @@ func (m *Main) newAgentKeeper() *agentKeeper {
 			return next.RoundTrip(req)
 		})
 	})
-	clients := nodeClients{agent: who, heartbeat: who, network: network}
+	traced := tracedClient(m.cfg, rest.CopyConfig(who), m.agentTracer)
+	clients := nodeClients{agent: traced, heartbeat: who, events: who, network: network, tracer: m.agentTracer}
 	return newAgentKeeper(m.log, func(ctx context.Context) (startedAgent, error) {
 		return newNodeAgent(ctx, m.cfg, m.log, m.images, clients, m.cert.Load)
 	}, tellNotReady(m.log, m.cfg.Name, who))
@@ -73,9 +76,11 @@ func (m *Main) nodeCalls(agent http.Handler) http.Handler {
 
 // nodeClients say how the parts of a node reach the API.
 type nodeClients struct {
-	// agent and heartbeat are apart: heartbeats do not queue behind the rest.
-	agent, heartbeat *rest.Config
-	network          *rest.Config // of the part that names and guards pods
+	// They are apart: heartbeats do not queue behind the rest, nor does anything
+	// behind events.
+	agent, heartbeat, events *rest.Config
+	network                  *rest.Config // of the part that names and guards pods
+	tracer                   trace.TracerProvider
 }
 
 // nodeAgent is what every node of a cluster has, servers and agents alike.
@@ -123,6 +128,10 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	if err != nil {
 		return nil, fmt.Errorf("make the agent's client: %w", err)
 	}
+	events, err := kubernetes.NewForConfig(clients.events)
+	if err != nil {
+		return nil, fmt.Errorf("make the agent's client: %w", err)
+	}
 	addr := cfg.addr().Addr()
 	reader, err := kubernetes.NewForConfig(clients.network)
 	if err != nil {
@@ -138,7 +147,7 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 		Guard:    policies,
 		Repaired: a.repaired,
 		NodeName: cfg.Name,
-		NodeIP:   addr,
+		NodeIP:   cfg.nodeIP(),
 		Client:   client,
 		Bridge:   podBridge,
 		Dir:      dataDir(cfg.Data).path("network"),
@@ -155,17 +164,18 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	}
 	a.parts = append(a.parts, services.Run)
 	a.undo = append(a.undo, closeServices)
-	cpus, err := processors(cfg)
+	cpus, allocatable, err := processors(cfg)
 	if err != nil {
 		return nil, err
 	}
 	settings := agent.Config{
 		NodeName:        cfg.Name,
-		NodeIP:          addr,
 		DataDir:         cfg.Data,
 		CgroupRoot:      cfg.CgroupRoot,
 		Client:          client,
 		HeartbeatClient: heartbeat,
+		EventClient:     events,
+		Tracer:          clients.tracer.Tracer(tracerName),
 		Runtime:         containers,
 		Images:          images,
 		Network:         network,
@@ -173,6 +183,7 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 		MaxPods:         cfg.MaxPods,
 		PidsLimit:       max(cfg.PodPidsLimit, 0),
 		CPUs:            cpus,
+		AllocatableCPUs: allocatable,
 		NodePort:        int32(cfg.Port),
 		NodeLabels:      map[string]string{noderestriction.AgentLabel: ""},
 		StaticDir:       cfg.staticPods(),
@@ -181,9 +192,10 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	if pki.NodeRole(cert().Leaf) == pki.Server {
 		settings.NodeLabels = map[string]string{noderestriction.ServerLabel: ""}
 	}
-	if err := cfg.settings(&settings); err != nil {
+	if err := errors.Join(cfg.settings(&settings), cfg.hostSettings(&settings)); err != nil {
 		return nil, err
 	}
+	warnOf(log, settings.Notices)
 	lo, err := loopback.Open()
 	if err != nil {
 		return nil, err
@@ -197,8 +209,14 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 			Settings: reader,
 		}
 	}
-	if a.Agent, err = agent.New(settings); err != nil || cfg.KubeletPort == 0 {
-		return a, err
+	if a.Agent, err = agent.New(settings); err != nil {
+		return nil, err
+	}
+	if cfg.ReadOnlyPort != 0 {
+		a.parts = append(a.parts, readOnly(cfg, log, a.Handler()))
+	}
+	if cfg.KubeletPort == 0 {
+		return a, nil
 	}
 	tools, err := kubeletapi.New(kubeletapi.Config{
 		NodeName: cfg.Name, Addr: netip.AddrPortFrom(addr, cfg.KubeletPort), Client: client, Certificate: cert,
@@ -211,26 +229,49 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	return a, nil
 }
 
+// tracerName is the instrumentation scope of the agent's spans.
+const tracerName = "github.com/clusterd/clusterd/agent"
+
+// warnOf says in the log what pods are worse off for on this machine.
+func warnOf(log *slog.Logger, notices []host.Notice) {
+	for _, n := range notices {
+		log.Warn(n.Message, "reason", n.Reason)
+	}
+}
+
+// readOnly is the part that serves the read-only port.
+func readOnly(cfg Config, log *slog.Logger, h http.Handler) func(context.Context) error {
+	return func(ctx context.Context) error {
+		return kubeletapi.ServeReadOnly(ctx, kubeletapi.ReadOnlyConfig{
+			Addr: netip.AddrPortFrom(cfg.addr().Addr(), cfg.ReadOnlyPort), Handler: h, Logger: room(log, "kubeletapi"),
+		})
+	}
+}
+
 // repaired passes on what the rooms of the network tell while the node runs.
 func (a *nodeAgent) repaired(table, what string) { a.Agent.RulesRepaired(table, what) }
 
 // processors says which containers have processors of their own. Without the
 // static policy it takes back what was given while it was in force.
-func processors(cfg Config) (pod.CPUs, error) {
+func processors(cfg Config) (_ pod.CPUs, allocatable cpuset.CPUSet, _ error) {
 	file := dataDir(cfg.Data).path("cpus.json")
 	static := cfg.CPUManagerPolicy == cpuPolicyStatic
 	if _, err := os.Stat(file); !static && errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return nil, allocatable, nil
 	}
 	topology, err := cpu.Discover("/sys")
 	if err != nil {
-		return nil, err
+		return nil, allocatable, err
 	}
 	reserved, err := cpuset.Parse(cfg.ReservedCPUs)
 	if err != nil {
-		return nil, err
+		return nil, allocatable, err
 	}
-	return cpu.New(cpu.Config{Topology: topology, Reserved: reserved, File: file, Shared: !static})
+	cpus, err := cpu.New(cpu.Config{Topology: topology, Reserved: reserved, File: file, Shared: !static})
+	if err != nil {
+		return nil, allocatable, err
+	}
+	return cpus, cpus.Allocatable(), nil
 }
 
 // startRuntime connects to the data folder's podmon, starting one if none

@@ -136,9 +136,16 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	g.add("servers", func(ctx context.Context) error { return n.servers.Run(ctx, n.askStanding) })
 	network := n.client()
 	network.Impersonate = rest.ImpersonationConfig{UserName: rbac.NodeNetwork}
+	tracer, flush, err := newTracer(ctx, cfg, log, agentService)
+	if err != nil {
+		return err
+	}
+	defer flush()
+	traced := tracedClient(cfg, n.client(), tracer)
 	keeper := newAgentKeeper(log, func(ctx context.Context) (startedAgent, error) {
-		return newNodeAgent(ctx, cfg, log, images, nodeClients{agent: n.client(), heartbeat: n.client(), network: network}, n.cert.Load)
+		return newNodeAgent(ctx, cfg, log, images, nodeClients{agent: traced, heartbeat: n.client(), events: n.client(), network: network, tracer: tracer}, n.cert.Load)
 	}, tellNotReady(log, cfg.Name, n.client()))
+	keeper.tries = setupTries
 	calls := n.calls(keeper)
 	g.add("node calls", serveHTTP(log, n.port.HTTPOver(transport.Node), calls))
 	g.add("tunnels", func(ctx context.Context) error {
@@ -191,8 +198,8 @@ func (n *agentNode) client() *rest.Config {
 // keepCert renews the node's certificate in time, and after it has ended, too.
 func (n *agentNode) keepCert(ctx context.Context) error {
 	for {
-		wait := time.Minute
 		cert := n.cert.Load().Leaf
+		wait := min(time.Minute, pki.LookAgain(cert))
 		if pki.NeedsRenewal(cert, time.Now()) || !n.trust.Load().Signer().Signed(cert) {
 			cert, err := n.renewCert(ctx)
 			switch {

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/component-base/tracing"
 
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/apis/server"
@@ -63,6 +64,10 @@ type Main struct {
 	store   *raftstore.Store
 	api     *server.Server
 	images  *image.Store
+	// agentTracer makes the agent's spans, serverTracer the API server's; flush sends
+	// what is left of them.
+	agentTracer, serverTracer tracing.TracerProvider
+	flush                     []func()
 	// budget bounds the store's writers; nil: they are not bounded.
 	budget *budget.Budget
 	// heldBack has why a writer begins to be held back.
@@ -128,6 +133,15 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	if err = m.renewCert(time.Now()); err != nil {
 		return nil, err
 	}
+	var flush func()
+	if m.serverTracer, flush, err = newTracer(ctx, cfg, log, serverService); err != nil {
+		return nil, err
+	}
+	m.flush = append(m.flush, flush)
+	if m.agentTracer, flush, err = newTracer(ctx, cfg, log, agentService); err != nil {
+		return nil, err
+	}
+	m.flush = append(m.flush, flush)
 	m.tid = transport.Identity{Certificate: m.cert.Load, Shown: m.showCert, Roots: m.trust.Pool, Revoked: m.rights.revoked}
 	if err = m.startStanding(ctx); err != nil {
 		return nil, err
@@ -211,6 +225,10 @@ func (m *Main) storeEvents() raftstore.EventListener {
 
 func (m *Main) buildAPI() error {
 	m.clusterAPI = m.newClusterAPI()
+	var tracer tracing.TracerProvider // none at all costs less than one that makes nothing
+	if m.cfg.TracingConfig != "" {
+		tracer = m.serverTracer
+	}
 	toleration := int64(m.cfg.EvictionDelay.Seconds())
 	err := errors.Join(m.openSeal(), m.renewFront(time.Now()))
 	if err != nil {
@@ -230,6 +248,7 @@ func (m *Main) buildAPI() error {
 		ServiceCIDR:       m.cfg.ServiceCIDR,
 		TolerationSeconds: &toleration,
 		RawHandlers:       map[string]http.Handler{"/clusterd/v1/": m.clusterAPI.handler()},
+		Tracer:            tracer,
 		ReadyChecks:       []healthz.HealthChecker{healthz.NamedCheck("raftstore", m.storeReady)},
 	})
 	if err != nil {
@@ -501,7 +520,7 @@ func keptPeers(alive, written []seenPeer, removed func(id string) bool) []seenPe
 func (m *Main) keepCert(ctx context.Context) error {
 	for {
 		select {
-		case <-time.After(time.Hour):
+		case <-time.After(min(time.Hour, pki.LookAgain(m.cert.Load().Leaf))):
 		case <-ctx.Done():
 			return nil
 		}
@@ -564,6 +583,9 @@ func serveHTTP(log *slog.Logger, ln net.Listener, h http.Handler) func(context.C
 
 // close gives back what New took, in reverse.
 func (m *Main) close() {
+	for _, flush := range m.flush {
+		flush()
+	}
 	if m.store != nil {
 		if err := m.store.Close(); err != nil {
 			m.log.Warn("the store did not close cleanly", "err", err)

@@ -269,7 +269,10 @@ func start(cmd *cobra.Command, cfg *Config) error {
 	if err := needRoot(cmd); err != nil {
 		return err
 	}
-	return cfg.load(cmd.Flags())
+	if err := cfg.load(cmd.Flags()); err != nil {
+		return err
+	}
+	return cfg.checkMachine()
 }
 
 func needRoot(cmd *cobra.Command) error {
@@ -281,7 +284,7 @@ func needRoot(cmd *cobra.Command) error {
 
 // run runs the node until ctx ends. onReady is called once the API answers.
 func run(ctx context.Context, cfg Config, onReady func(context.Context, *Main) error) error {
-	log, err := newLogger(cfg, os.Stderr)
+	log, err := newLogger(cfg, cfg.withOwnLog(os.Stderr))
 	if err != nil {
 		return err
 	}

@@ -136,6 +136,7 @@ type Config struct {
 	ImageGCHigh  int `json:"imageGCHigh"`
 	ImageGCLow   int `json:"imageGCLow"`
 	AccessConfig `json:",inline"`
+	HostConfig   `json:",inline"`
 	// FeatureGates switch features of the API server's library, such as
 	// APIResponseCompression=false. The same belong on every server.
 	FeatureGates string `json:"featureGates,omitempty"`
@@ -200,6 +201,7 @@ func defaultConfig() Config {
 		ImageGCLow:         80,
 
 		AccessConfig: defaultAccess(),
+		HostConfig:   defaultHost(),
 
 		LogLevel:  "info",
 		LogFormat: "text",
@@ -243,6 +245,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&c.ImageGCHigh, "image-gc-high", c.ImageGCHigh, "percentage of the disk above which images that nothing uses are removed")
 	f.IntVar(&c.ImageGCLow, "image-gc-low", c.ImageGCLow, "percentage of the disk down to which they are removed")
 	c.AccessConfig.addFlags(f)
+	c.HostConfig.addFlags(f)
 	f.StringVar(&c.FeatureGates, "feature-gates", c.FeatureGates, "features of Kubernetes' API server to switch, such as APIResponseCompression=false; the same on every server")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
@@ -420,6 +423,9 @@ func (c *Config) complete() error {
 		return err
 	}
 	if err := c.AccessConfig.check(); err != nil {
+		return err
+	}
+	if err := c.HostConfig.check(c.KubeletPort, c.Port); err != nil {
 		return err
 	}
 	if _, err := c.eviction(); err != nil {

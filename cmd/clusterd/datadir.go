@@ -205,6 +205,7 @@ func (d dataDir) readIdentity() (*identity, error) {
 		id.trust, err = pki.ParseTrust(number, caCert, nil)
 	case err == nil:
 		if id.trust, err = pki.ParseTrust(number, caCert, caKey); err == nil {
+			id.trust = id.trust.Shorter(debugCertLife())
 			id.gossipKey, err = read("gossip.key")
 		}
 		if err == nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -37,6 +38,9 @@ type agentKeeper struct {
 	handler atomic.Pointer[http.Handler]
 	// minPause and maxPause are as the constants say.
 	minPause, maxPause time.Duration
+	// tries is how often in a row an agent may fail to start before Run gives up;
+	// 0: for ever, as more than the agent depends on this process.
+	tries int
 }
 
 // startedAgent is an agent that was built, to be run once and closed.
@@ -52,7 +56,7 @@ func newAgentKeeper(log *slog.Logger, start func(context.Context) (startedAgent,
 
 // Run keeps an agent running until ctx ends.
 func (k *agentKeeper) Run(ctx context.Context) error {
-	pause := k.minPause
+	pause, failed := k.minPause, 0
 	for {
 		began := time.Now()
 		err := k.once(ctx)
@@ -64,6 +68,14 @@ func (k *agentKeeper) Run(ctx context.Context) error {
 		}
 		if time.Since(began) >= steadyAgent {
 			pause = k.minPause
+		}
+		var setup *setupError
+		if failed++; !errors.As(err, &setup) {
+			failed = 0
+		}
+		if failed > 0 && failed == k.tries {
+			k.failed(ctx, err)
+			return fmt.Errorf("the node's agent could not be started, %d times in a row: containers run on: %w", failed, err)
 		}
 		k.log.Error("the node's agent failed: containers run on, and it is started again", "in", pause, "err", err)
 		k.failed(ctx, err)
@@ -79,7 +91,7 @@ func (k *agentKeeper) Run(ctx context.Context) error {
 func (k *agentKeeper) once(ctx context.Context) error {
 	a, err := k.start(ctx)
 	if err != nil {
-		return err
+		return &setupError{err}
 	}
 	defer a.close()
 	h := a.Handler()
@@ -104,6 +116,7 @@ const agentFailed = "AgentFailed"
 // tellNotReady writes into the Node why it takes no pods. The agent's own
 // status follows once it runs again.
 func tellNotReady(log *slog.Logger, name string, clients *rest.Config) func(context.Context, error) {
+	told := setupEvents{node: name}
 	return func(ctx context.Context, why error) {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
@@ -111,6 +124,9 @@ func tellNotReady(log *slog.Logger, name string, clients *rest.Config) func(cont
 			client, err := kubernetes.NewForConfig(clients)
 			if err != nil {
 				return err
+			}
+			if err := told.tell(ctx, client, why); err != nil {
+				log.Warn("the start that failed is told by the log alone", "err", err)
 			}
 			node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) {

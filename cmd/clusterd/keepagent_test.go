@@ -3,17 +3,20 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
 )
 
 type testAgent struct {
@@ -82,6 +85,53 @@ func TestAgentKeeper(t *testing.T) {
 	defer mu.Unlock()
 	if want := []string{"no podmon", "node: out of memory", errEndedEarly.Error()}; !slices.Equal(told, want) || built != 4 || closed != 3 {
 		t.Errorf("told %q, built %d, closed %d", told, built, closed)
+	}
+}
+
+// TestAgentKeeperGivesUp: an agent that cannot be started ends the program where
+// nothing else is done by it, and one that has run does not.
+func TestAgentKeeperGivesUp(t *testing.T) {
+	built := 0
+	start := func(context.Context) (startedAgent, error) {
+		if built++; built == 2 { // the count begins anew
+			return testAgent{runs: func(context.Context) error { return errors.New("it ran and failed") }, closed: func() {}}, nil
+		}
+		return nil, errors.New("no podmon")
+	}
+	told := 0
+	k := newAgentKeeper(slog.New(slog.DiscardHandler), start, func(_ context.Context, err error) {
+		var setup *setupError
+		if told++; errors.As(err, &setup) == (told == 2) {
+			t.Errorf("the %d. failure is told as %v", told, err)
+		}
+	})
+	k.minPause, k.maxPause, k.tries = time.Millisecond, time.Millisecond, 3
+	if err := k.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "no podmon") || built != 5 || told != 5 {
+		t.Errorf("%v after %d, told %d", err, built, told)
+	}
+}
+
+// TestSetupEvents: one event, counted on; another cause is another one.
+func TestSetupEvents(t *testing.T) {
+	client := fake.NewClientset()
+	s := setupEvents{node: "n1"}
+	for _, why := range []error{errors.New("it ran"), &setupError{errors.New("a")}, &setupError{errors.New("a")}, fmt.Errorf("w: %w", &setupError{errors.New("b")})} {
+		if err := s.tell(t.Context(), client, why); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list, err := client.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range list.Items {
+		got = append(got, fmt.Sprintf("%s %s %s %d", e.Reason, e.InvolvedObject.Name, e.Message, e.Count))
+	}
+	slices.Sort(got)
+	want := []string{"KubeletSetupFailed n1 a part of the node's agent could not be started: a 2", "KubeletSetupFailed n1 a part of the node's agent could not be started: b 1"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 

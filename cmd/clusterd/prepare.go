@@ -34,7 +34,7 @@ func prepareInit(cfg Config) error {
 		if id.key, err = pki.NewKey(); err != nil {
 			return err
 		}
-		if id.cert, err = ca.IssueServer(id.key.Public(), cfg.Name, certAddrs(cfg), now); err != nil {
+		if id.cert, err = ca.Shorter(debugCertLife()).IssueServer(id.key.Public(), cfg.Name, certAddrs(cfg), now); err != nil {
 			return err
 		}
 		if err := dir.writeBootstrap(join.Cluster{

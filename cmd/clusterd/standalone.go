@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -29,6 +31,7 @@ func standaloneCommand() *cobra.Command {
 	cfg.CgroupRoot = "/clusterd-standalone"
 	podCIDR := DefaultStandaloneCIDR
 	var archives []string
+	var once bool
 	cmd := &cobra.Command{
 		Use:   "standalone",
 		Short: "Run static pods on this machine alone, without a cluster and without an API",
@@ -39,6 +42,9 @@ seen at once. Containers outlive this command: started again, it finds them.
 The node's calls are answered on the socket agent.sock of the data folder.`,
 		Example: `  sudo clusterd standalone --static-pods /etc/pods
   sudo clusterd standalone --static-pods-url http://192.0.2.7/pods.yaml --image app.tar
+
+  # Run what is in the folder to its end; the exit code says whether all succeeded:
+  sudo clusterd standalone --run-once --static-pods /etc/jobs
 
   # What runs, and what a container wrote:
   sudo curl --unix-socket ` + DefaultStandaloneData + `/agent.sock http://node/pods
@@ -55,21 +61,23 @@ The node's calls are answered on the socket agent.sock of the data folder.`,
 			if dataDir(cfg.Data).member() {
 				return fmt.Errorf("--data %s: this is a cluster's node, whose static pods `clusterd run` runs; choose another folder", cfg.Data)
 			}
-			return standalone(cmd.Context(), cfg, cidr, archives)
+			return standalone(cmd.Context(), cfg, cidr, archives, once)
 		},
 	}
 	cfg.addFlags(cmd.Flags())
 	cmd.Flags().StringVar(&podCIDR, "pod-cidr", podCIDR, "range of the pods' addresses")
 	cmd.Flags().StringArrayVar(&archives, "image", nil, "archive of images to load first, as docker save writes it; may be repeated")
+	cmd.Flags().BoolVar(&once, "run-once", false, "run the pods, each of which has to end, and end when they have: 0 if all succeeded, else 1")
 	for _, name := range []string{"port", "eviction-delay"} { // of clusters
 		_ = cmd.Flags().MarkHidden(name)
 	}
 	return cmd
 }
 
-// standalone runs the agent and nothing else until ctx ends.
-func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives []string) error {
-	log, err := newLogger(cfg, os.Stderr)
+// standalone runs the agent and nothing else until ctx ends; once: until the
+// pods have ended.
+func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives []string, once bool) error {
+	log, err := newLogger(cfg, cfg.withOwnLog(os.Stderr))
 	if err != nil {
 		return err
 	}
@@ -94,19 +102,24 @@ func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives 
 	}
 	defer containers.Close()
 	network, err := podnetwork.New(podnetwork.Config{
-		NodeName: cfg.Name, NodeIP: cfg.addr().Addr(), PodCIDR: podCIDR, Dir: dir.path("network"), Ready: readyNetworks, Logger: room(log, "netsetup"),
+		NodeName: cfg.Name, NodeIP: cfg.nodeIP(), PodCIDR: podCIDR, Dir: dir.path("network"), Ready: readyNetworks, Logger: room(log, "netsetup"),
 	})
 	if err != nil {
 		return fmt.Errorf("open the pod network: %w", err)
 	}
-	cpus, err := processors(cfg)
+	cpus, allocatable, err := processors(cfg)
 	if err != nil {
 		return err
 	}
+	tracer, flush, err := newTracer(ctx, cfg, log, agentService)
+	if err != nil {
+		return err
+	}
+	defer flush()
 	settings := agent.Config{
-		NodeName: cfg.Name, NodeIP: cfg.addr().Addr(), DataDir: cfg.Data, CgroupRoot: cfg.CgroupRoot,
+		NodeName: cfg.Name, DataDir: cfg.Data, CgroupRoot: cfg.CgroupRoot,
 		Runtime: containers, Images: images, Network: network, Version: kubeVersion(), MaxPods: cfg.MaxPods,
-		PidsLimit: max(cfg.PodPidsLimit, 0), CPUs: cpus,
+		PidsLimit: max(cfg.PodPidsLimit, 0), CPUs: cpus, AllocatableCPUs: allocatable, Tracer: tracer.Tracer(tracerName),
 		StaticDir: cfg.staticPods(), StaticURL: cfg.StaticPodsURL,
 		OnEvent: func(e *corev1.Event) {
 			level := slog.LevelInfo
@@ -117,11 +130,15 @@ func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives 
 			log.Log(context.Background(), level, e.Message, "reason", e.Reason, "kind", o.Kind, "object", o.Name, "field", o.FieldPath)
 		},
 	}
-	if err := cfg.settings(&settings); err != nil {
+	if err := errors.Join(cfg.settings(&settings), cfg.hostSettings(&settings)); err != nil {
 		return err
 	}
+	warnOf(log, settings.Notices)
 	if cfg.nodeDNS().IsValid() {
 		settings.ClusterDNS = nil // there is no cluster whose names it could answer
+	}
+	if once {
+		return runOnce(ctx, settings, log)
 	}
 	a, err := agent.New(settings)
 	if err != nil {
@@ -141,7 +158,35 @@ func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives 
 	work, ctx := errgroup.WithContext(ctx)
 	work.Go(func() error { return a.Run(ctx) })
 	work.Go(func() error { return serveHTTP(log, ln, a.Handler())(ctx) })
+	if cfg.ReadOnlyPort != 0 {
+		work.Go(func() error { return readOnly(cfg, log, a.Handler())(ctx) })
+	}
 	return work.Wait()
+}
+
+// runOnce runs the static pods to their end. It is an error if one has failed.
+func runOnce(ctx context.Context, settings agent.Config, log *slog.Logger) error {
+	log.Info("static pods are run to their end", "folder", settings.StaticDir, "url", settings.StaticURL, "data", settings.DataDir)
+	results, err := agent.RunOnce(ctx, settings, func(r agent.PodResult) {
+		if r.Phase == corev1.PodSucceeded {
+			log.Info("a pod has succeeded", "pod", r.Name)
+		} else {
+			log.Warn("a pod has failed", "pod", r.Name, "why", r.Why)
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("--run-once: %w", err)
+	}
+	var failed []string
+	for _, r := range results {
+		if r.Phase != corev1.PodSucceeded {
+			failed = append(failed, r.Name)
+		}
+	}
+	if len(failed) > 0 {
+		return fmt.Errorf("--run-once: %d of %d pods have failed: %s", len(failed), len(results), strings.Join(failed, ", "))
+	}
+	return nil
 }
 
 // loadArchive loads the images of a file.

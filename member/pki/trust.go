@@ -35,6 +35,12 @@ func NewTrust(number uint64, signer *CA, others ...*CA) *Trust {
 // Signer signs what is issued now.
 func (t *Trust) Signer() *CA { return t.cas[0] }
 
+// Shorter is the same trust, whose nodes' certificates live no longer than that,
+// see CA.Shorter.
+func (t *Trust) Shorter(life time.Duration) *Trust {
+	return NewTrust(t.Number, t.cas[0].Shorter(life), t.cas[1:]...)
+}
+
 // Elder is the oldest of them: the one that everybody knows who knows any.
 func (t *Trust) Elder() *CA {
 	elder := t.cas[0]

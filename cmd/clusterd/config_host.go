@@ -1,0 +1,138 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apiserver/pkg/server/options"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	tracingapi "k8s.io/component-base/tracing/api/v1"
+
+	"github.com/clusterd/clusterd/agent"
+	"github.com/clusterd/clusterd/agent/host"
+	"github.com/clusterd/clusterd/agent/nodelog"
+)
+
+// HostConfig is what the machine of a node is to be like and is known by, and
+// what it tells to whom.
+type HostConfig struct {
+	// FailSwapOn refuses to start on a machine that swaps. Containers with a limit
+	// of memory never swap; those without may.
+	FailSwapOn bool `json:"failSwapOn,omitempty"`
+	// NodeIP is the node's InternalIP, or one of each family, IPv4 and IPv6,
+	// separated by a comma, the first being the primary. An interface of the
+	// machine has each. Default: the address that is advertised.
+	NodeIP string `json:"nodeIP,omitempty"`
+	// NodeAddresses are further addresses in the Node's status, which a cloud would
+	// tell elsewhere: TYPE=ADDRESS, separated by commas, of the types ExternalIP,
+	// ExternalDNS and InternalDNS.
+	NodeAddresses string `json:"nodeAddresses,omitempty"`
+	// ReadOnlyPort serves pods, metrics and stats of this node to whoever reaches
+	// it, without a token and without TLS; 0: not at all.
+	ReadOnlyPort uint16 `json:"readOnlyPort,omitempty"`
+	// NodeLogs answers at /logs/ of the node's calls with the machine's logs, to
+	// those who may read nodes/log or nodes/proxy.
+	NodeLogs bool `json:"nodeLogs"`
+	// TracingConfig is a file with a TracingConfiguration
+	// (apiserver.config.k8s.io/v1): where the spans of the API server and of the
+	// agent are sent to, by OTLP, and how many of them.
+	TracingConfig string `json:"tracingConfig,omitempty"`
+}
+
+func defaultHost() HostConfig { return HostConfig{NodeLogs: true} }
+
+func (c *HostConfig) addFlags(f *pflag.FlagSet) {
+	f.BoolVar(&c.FailSwapOn, "fail-swap-on", c.FailSwapOn, "refuse to start on a machine that swaps")
+	f.StringVar(&c.NodeIP, "node-ip", c.NodeIP, "the node's InternalIP, or one of IPv4 and one of IPv6, separated by a comma (default: the advertised address)")
+	f.StringVar(&c.NodeAddresses, "node-addresses", c.NodeAddresses, "further addresses of the node for its status, such as ExternalIP=203.0.113.7,ExternalDNS=n1.example.org")
+	f.Uint16Var(&c.ReadOnlyPort, "read-only-port", c.ReadOnlyPort, "port for the pods, metrics and stats of this node, for whoever reaches it, without a token and without TLS; 0: none")
+	f.BoolVar(&c.NodeLogs, "node-logs", c.NodeLogs, "answer with the machine's logs to those who may read nodes/log")
+	f.StringVar(&c.TracingConfig, "tracing-config", c.TracingConfig, "file with a TracingConfiguration: where spans of the API server and the agent are sent to by OTLP (default: nowhere)")
+}
+
+// check holds what can be held against nothing but itself.
+func (c *HostConfig) check(kubeletPort, port uint16) error {
+	if _, err := host.NodeIPs(c.NodeIP); err != nil {
+		return err
+	}
+	if _, err := host.Addresses(c.NodeAddresses); err != nil {
+		return err
+	}
+	if c.ReadOnlyPort != 0 && (c.ReadOnlyPort == kubeletPort || c.ReadOnlyPort == port) {
+		return fmt.Errorf("--read-only-port %d: it is --port or --kubelet-port too: choose another, such as 10255", c.ReadOnlyPort)
+	}
+	return nil
+}
+
+// tracing reads TracingConfig; nil: nothing is traced.
+func (c *HostConfig) tracing() (*tracingapi.TracingConfiguration, error) {
+	if c.TracingConfig == "" {
+		return nil, nil
+	}
+	t, err := options.ReadTracingConfiguration(c.TracingConfig)
+	if err != nil {
+		return nil, fmt.Errorf("--tracing-config %s: %w", c.TracingConfig, err)
+	}
+	if errs := tracingapi.ValidateTracingConfiguration(t, utilfeature.DefaultFeatureGate, nil); len(errs) > 0 {
+		return nil, fmt.Errorf("--tracing-config %s: %w", c.TracingConfig, errs.ToAggregate())
+	}
+	return t, nil
+}
+
+// checkMachine holds the configuration against the machine, before a node is
+// begun or run on it.
+func (c *Config) checkMachine() error {
+	m, err := host.Look()
+	if err != nil {
+		return err
+	}
+	if c.FailSwapOn {
+		if err := m.RefuseSwap(); err != nil {
+			return err
+		}
+	}
+	ips, err := host.NodeIPs(c.NodeIP)
+	if err != nil {
+		return err
+	}
+	_, err = c.tracing()
+	return errors.Join(m.CheckNodeIPs(ips), err)
+}
+
+// nodeIP is the node's primary InternalIP.
+func (c *Config) nodeIP() netip.Addr {
+	if ips, err := host.NodeIPs(c.NodeIP); err == nil && len(ips) > 0 {
+		return ips[0]
+	}
+	return c.addr().Addr()
+}
+
+// hostSettings puts what the configuration says of the machine into the
+// agent's.
+func (c *Config) hostSettings(to *agent.Config) error {
+	to.NodeIP = c.nodeIP()
+	ips, err := host.NodeIPs(c.NodeIP)
+	if err != nil {
+		return err
+	}
+	if len(ips) == 2 {
+		to.NodeAddresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: ips[1].String()}}
+	}
+	more, err := host.Addresses(c.NodeAddresses)
+	if err != nil {
+		return err
+	}
+	to.NodeAddresses = append(to.NodeAddresses, more...)
+	m, err := host.Look()
+	if err != nil {
+		return err
+	}
+	to.Notices = m.Notices()
+	if c.NodeLogs {
+		to.NodeLogs = nodelog.New(nodelog.Config{Own: c.ownLog()})
+	}
+	return nil
+}

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+func hostFlags(t *testing.T, args ...string) (Config, error) {
+	t.Helper()
+	cfg := defaultConfig()
+	cfg.Data = t.TempDir()
+	cfg.Name, cfg.Advertise = "n1", "192.0.2.1"
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	cfg.addFlags(flags)
+	if err := flags.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return cfg, cfg.complete()
+}
+
+func TestHostOptions(t *testing.T) {
+	for _, c := range []struct{ flag, err string }{
+		{"--node-ip=127.0.0.1", "loopback"},
+		{"--node-ip=192.0.2.7,192.0.2.8", "one family"},
+		{"--node-addresses=InternalIP=192.0.2.7", "--node-ip"},
+		{"--read-only-port=10250", "--kubelet-port"},
+		{"--read-only-port=6443", "--port"},
+		{"--node-ip=192.0.2.7,2001:db8::7", ""},
+	} {
+		cfg, err := hostFlags(t, c.flag)
+		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: %v", c.flag, err)
+		}
+		if err == nil && cfg.nodeIP().String() != "192.0.2.7" {
+			t.Errorf("%s: the primary is %s", c.flag, cfg.nodeIP())
+		}
+	}
+	cfg, err := hostFlags(t)
+	if err != nil || cfg.nodeIP().String() != "192.0.2.1" || cfg.ReadOnlyPort != 0 || cfg.FailSwapOn || !cfg.NodeLogs {
+		t.Errorf("defaults: %+v, %v", cfg.HostConfig, err)
+	}
+	cfg.NodeIP = "192.0.2.1"
+	if err := cfg.checkMachine(); err == nil || !strings.Contains(err.Error(), "no interface") {
+		t.Errorf("an address of no interface: %v", err)
+	}
+}
+
+func TestTracingConfig(t *testing.T) {
+	for text, want := range map[string]string{
+		"apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\nendpoint: localhost:4317\nsamplingRatePerMillion: 100\n": "",
+		"apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\nsamplingRatePerMillion: 2000000\n":                       "samplingRatePerMillion",
+		"apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\nendpoint: https://x\n":                                   "unsupported scheme",
+		"apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\nendpiont: x\n":                                           "endpiont",
+		"nonsense": "--tracing-config",
+	} {
+		path := filepath.Join(t.TempDir(), "tracing.yaml")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c := HostConfig{TracingConfig: path}
+		got, err := c.tracing()
+		if (err == nil) != (want == "") || err != nil && (!strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), path)) || err == nil && *got.Endpoint != "localhost:4317" {
+			t.Errorf("%s: %v, %v", text, got, err)
+		}
+	}
+	if got, err := (&HostConfig{}).tracing(); got != nil || err != nil {
+		t.Errorf("without one: %v, %v", got, err)
+	}
+	if _, err := (&HostConfig{TracingConfig: filepath.Join(t.TempDir(), "none")}).tracing(); err == nil {
+		t.Error("a file that is not passed")
+	}
+}
+
+func TestOwnLog(t *testing.T) {
+	t.Setenv("JOURNAL_STREAM", "")
+	cfg := Config{Data: filepath.Join(t.TempDir(), "data"), HostConfig: defaultHost()}
+	var out strings.Builder
+	w := cfg.withOwnLog(&out)
+	if _, err := w.Write([]byte("a line\n")); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(filepath.Join(cfg.Data, "log", "clusterd.log"))
+	if err != nil || string(b) != "a line\n" || out.String() != "a line\n" {
+		t.Errorf("%q, %q, %v", b, out.String(), err)
+	}
+	// A file that cannot be written keeps nothing from being logged.
+	cfg.Data = filepath.Join(cfg.Data, "log", "clusterd.log")
+	if _, err := cfg.withOwnLog(&out).Write([]byte("another\n")); err != nil || !strings.HasSuffix(out.String(), "another\n") {
+		t.Errorf("%q, %v", out.String(), err)
+	}
+	t.Setenv("JOURNAL_STREAM", "8:1")
+	if got := cfg.ownLog(); got != "" {
+		t.Errorf("beside the journal: %s", got)
+	}
+}
+
+func TestDebugCertLife(t *testing.T) {
+	for text, want := range map[string]time.Duration{"": 0, "30s": 30 * time.Second, "nonsense": 0, "-1s": 0, "1ms": 0} {
+		t.Setenv(certLifeEnv, text)
+		if got := debugCertLife(); got != want {
+			t.Errorf("%q: %s", text, got)
+		}
+	}
+}
