@@ -34,7 +34,7 @@ func TestE2EExamples(t *testing.T) {
 			"cronjob": func(e *env, ns string) { cronJobExample(e, ns); minutely = ns },
 			"hpa":     hpaExample, "networkpolicy": networkPolicyExample, "pdb": budgetExample, "claim": claimExample,
 			"operator": operatorExample, "gateway": gatewayExample, "rbac": accountExample, "reload": reloadExample, "late-job": lateJobStops,
-			"jobs": jobCases, "sets": setCases,
+			"jobs": jobCases, "sets": setCases, "order": orderCases,
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()

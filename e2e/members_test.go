@@ -3,15 +3,22 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
+	"github.com/vishvananda/netlink"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/clusterd/clusterd/e2e/cluster"
+	"github.com/clusterd/clusterd/e2e/features"
 )
 
 // member is one line of `clusterctl members -o json`.
@@ -62,7 +69,10 @@ func (e *env) voters() (names []string) {
 // TestE2EVoters loses a voter of a cluster that has a member to spare: that
 // one votes in its place, and the lost one comes back without a vote. What
 // would then leave no majority is refused.
+//
+// The pods' ranges of new nodes are reachable, that of the node that left is not.
 func TestE2EVoters(t *testing.T) {
+	features.Shows(t, 290)
 	e := startBare(t, 4)
 	var before []string
 	e.eventually("three of four vote", func(context.Context) error {
@@ -121,6 +131,9 @@ func TestE2EVoters(t *testing.T) {
 	voters := e.voters()
 	self := e.other(voters...)
 	e.use(voters[0])
+	leaves := e.podRange(self)
+	e.routed(voters[0], leaves, true)
+	e.eventually(leaves.String()+" is reachable from "+voters[0], func(context.Context) error { return e.arrives(voters[0], leaves) })
 	i := slices.IndexFunc(e.Nodes(), func(n cluster.Node) bool { return n.Name == self })
 	e.ctl("members", "rm", self, "--kubeconfig="+e.Nodes()[i].Kubeconfig())
 	e.eventually("who removed itself has ended, and its Node is gone", func(ctx context.Context) error {
@@ -133,7 +146,56 @@ func TestE2EVoters(t *testing.T) {
 		}
 		return nil
 	})
+	e.routed(voters[0], leaves, false)
+	e.routed(voters[0], e.podRange(voters[1]), true)
 	mustContain(t, "the only voter", e.refusedOnlyVoter(), "alone holds the cluster's state")
+}
+
+// podRange waits for the range of a node's pods.
+func (e *env) podRange(node string) (cidr netip.Prefix) {
+	e.t.Helper()
+	e.eventually(node+" has a range for its pods", func(ctx context.Context) error {
+		n, err := e.api.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+		if err == nil {
+			cidr, err = netip.ParsePrefix(n.Spec.PodCIDR)
+		}
+		return err
+	})
+	return cidr
+}
+
+// routed waits until a node has a route to a range, or has none.
+func (e *env) routed(node string, to netip.Prefix, want bool) {
+	e.t.Helper()
+	e.eventually(fmt.Sprintf("%s has a route to %s: %t", node, to, want), func(context.Context) error {
+		var routes []netlink.Route
+		err := e.Do(node, func() (err error) {
+			routes, err = netlink.RouteList(nil, netlink.FAMILY_V4)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.Dst != nil && r.Dst.String() == to.String() }) != want {
+			return fmt.Errorf("its routes are %v", routes)
+		}
+		return nil
+	})
+}
+
+// arrives sends something to the first address of a node's range, which is its
+// bridge's: it accepts a connection or refuses it.
+func (e *env) arrives(node string, to netip.Prefix) error {
+	return e.Do(node, func() error {
+		conn, err := net.DialTimeout("tcp", netip.AddrPortFrom(to.Addr().Next(), 10250).String(), 2*time.Second)
+		if err == nil {
+			return conn.Close()
+		}
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			return nil
+		}
+		return err
+	})
 }
 
 // refusedOnlyVoter makes the leader the only voter and tries to remove it.
