@@ -113,8 +113,6 @@ func TestE2ENodeOptions(t *testing.T) {
 		mustContain(t, "the log", e.log("n1"), "the read-only port is open")
 	})
 	t.Run("pod resources", func(t *testing.T) {
-		// No device is given to containers yet: the list of devices is empty.
-		features.Shows(t, 157)
 		e.showPodResources(n1, ns)
 	})
 	t.Run("logs of the node", func(t *testing.T) {
