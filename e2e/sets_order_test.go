@@ -226,9 +226,10 @@ func orderCase(e *env, ns string) {
 	e.stsIs(ns, "order", "whole", func(s *appsv1.StatefulSet) bool { return s.Status.ReadyReplicas == 3 })
 	be("order-0", corev1.ConditionFalse)
 	e.stsIs(ns, "order", "short of one", func(s *appsv1.StatefulSet) bool { return s.Status.ReadyReplicas == 2 })
-	e.ctl("-n", ns, "scale", "statefulset/order", "--replicas=0")
-	e.stsIs(ns, "order", "told", func(s *appsv1.StatefulSet) bool { return s.Status.ObservedGeneration == s.Generation })
+	e.ctl("-n", ns, "scale", "statefulset/order", "--replicas=1")
+	e.stsIs(ns, "order", "seen to be smaller", func(s *appsv1.StatefulSet) bool { return s.Status.ObservedGeneration == s.Generation })
 	be("order-0", corev1.ConditionTrue)
+	e.ctl("-n", ns, "scale", "statefulset/order", "--replicas=0")
 
 	var happened []string
 	there, ready, leaving := map[string]bool{}, map[string]bool{}, map[string]bool{}

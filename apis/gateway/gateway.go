@@ -12,12 +12,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/clusterd/clusterd/apis/names"
 )
 
 const (
 	// Controller is what GatewayClasses name in spec.controllerName whose Gateways
 	// clusterd's own proxy serves.
-	Controller gatewayv1.GatewayController = "clusterd.local/gateway"
+	Controller gatewayv1.GatewayController = names.GatewayController
 	// Class is the name of the GatewayClass that clusterd makes.
 	Class = "clusterd"
 	// MaxPorts is how many ports beside 80 and 443 the listeners of all Gateways

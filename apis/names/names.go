@@ -15,6 +15,7 @@ const (
 	SingleProcessOOMKill = Prefix + "single-process-oom-kill"
 	SSLRedirect          = Prefix + "ssl-redirect"
 	IngressController    = Prefix + "ingress"
+	GatewayController    = Prefix + "gateway"
 	LocalPathProvisioner = Prefix + "local-path"
 	LocalPathNode        = Prefix + "local-path-node"
 	LocalPathFinalizer   = Prefix + "local-path-folder"
@@ -39,6 +40,7 @@ var All = []Name{
 	{SingleProcessOOMKill, "annotation", "Pod", "users", "names of containers, separated by commas, of which only one process dies when their memory is used up"},
 	{SSLRedirect, "annotation", "Ingress", "users", "`false`: plain requests for a host with TLS are answered, not sent to https"},
 	{IngressController, "`spec.controller`", "IngressClass", "users", "Ingresses of the class are served by clusterd's proxy"},
+	{GatewayController, "`spec.controllerName`", "GatewayClass", "users and the leader", "Gateways of the class are served by clusterd's proxy"},
 	{LocalPathProvisioner, "`provisioner`", "StorageClass", "users", "claims of the class get folders of a node's disk"},
 	{LocalPathNode, "label", "PersistentVolume", "leader", "the node that has the volume's folder"},
 	{LocalPathFinalizer, "finalizer", "PersistentVolume", "leader", "stays until the node has removed the folder"},

@@ -65,7 +65,7 @@ func TestE2EXRunOnce(t *testing.T) {
 		return text
 	}
 	put(t, filepath.Join(folder, "for-ever.yaml"), simple("for-ever", "serve"))
-	put(t, filepath.Join(folder, "good.yaml"), simple("good", `echo, ran`, "  restartPolicy: Never"))
+	put(t, filepath.Join(folder, "good.yaml"), simple("good", `echo, ran`, "restartPolicy: Never"))
 	k.has(once(1), "pod for-ever-once", "restartPolicy is Always", "Never or OnFailure")
 	put(t, filepath.Join(folder, "for-ever.yaml"), "kind: Pod\n")
 	text := once(1)
@@ -77,7 +77,7 @@ func TestE2EXRunOnce(t *testing.T) {
 	for range 2 { // nothing of the first run is left that the second could take for its own
 		k.has(once(0), `msg="a pod has succeeded"`, "pod=good-once")
 	}
-	put(t, filepath.Join(folder, "bad.yaml"), simple("bad", `exit, "7"`, "  restartPolicy: Never"))
+	put(t, filepath.Join(folder, "bad.yaml"), simple("bad", `exit, "7"`, "restartPolicy: Never"))
 	k.has(once(1), "pod=good-once", "pod=bad-once", "container main: Error, exit code 7", "1 of 2 pods have failed: bad-once")
 	if pods, err := os.ReadDir(filepath.Join(dir, "data", "pods")); err != nil || len(pods) > 0 {
 		t.Errorf("left of the pods: %v (%v)", pods, err)

@@ -136,12 +136,9 @@ func TestGateways(t *testing.T) {
 		}
 		return fmt.Sprintf("%+v", service.Spec.Ports)
 	})
-	service, err := services.Get(ctx, "clusterd-ingress", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	service.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
-	if _, err := services.UpdateStatus(ctx, service, metav1.UpdateOptions{}); err != nil {
+	if _, err := s.Client.CoreV1().ConfigMaps("kube-system").Create(ctx, &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "clusterd-load-balancer"}, Data: map[string]string{"addresses": "192.0.2.1/32"},
+	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	says("gateways", "g", "Accepted=ListenersNotValid Programmed=Programmed")

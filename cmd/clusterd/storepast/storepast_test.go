@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -222,7 +223,7 @@ func TestMultiHistoryMovesOn(t *testing.T) {
 		return store.OldestRevision() > rev
 	})
 	code, _, body := ask(t, s.LoopbackConfig(), "/api/v1/namespaces/default/configmaps/a", at(rev))
-	if want := fmt.Sprintf("the oldest revision is %d, of 2", store.OldestRevision()); code != 410 || !strings.Contains(string(body), want) {
+	if want := regexp.MustCompile(`the oldest revision is \d+, of 2`); code != 410 || !want.Match(body) { // it moves on all the time
 		t.Errorf("at a forgotten revision: %d %s, want %q", code, body, want)
 	}
 	// What has not changed since is known all the same.
