@@ -108,12 +108,13 @@ type Config struct {
 
 	// For tests: a log that misbehaves, a disk that says it is full, entries
 	// that come out different, a monotonic clock beside one that is set, less
-	// patience with a silent leader. Zero in earnest.
+	// patience with a silent leader, a version of before. Zero in earnest.
 	wrapLog   func(raft.LogStore) raft.LogStore
 	freeBytes func(dir string) (int64, error)
 	mangle    func(*mvcc.Batch)
 	elapsed   func() time.Duration
 	silence   time.Duration // see election.Config
+	older     bool          // it has never heard of mvcc.CmdDelete
 }
 
 // EventListener is told of what happens in a Store. Any function may be nil.

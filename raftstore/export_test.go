@@ -29,6 +29,8 @@ type Faults struct {
 	Mangle func(*mvcc.Batch)
 	// Silence is how long a leader may be silent; 0: as in earnest.
 	Silence time.Duration
+	// Older: the member has never heard of deletions of many keys.
+	Older bool
 	// Wall is the clock as it is set by hand; what elapses is not touched.
 	Wall func() time.Time
 }
@@ -47,7 +49,7 @@ func SendAhead(b *testing.B, on bool) {
 
 // Inject puts them there.
 func (c *Config) Inject(f Faults) {
-	c.wrapLog, c.freeBytes, c.mangle, c.silence = f.Log, f.Free, f.Mangle, f.Silence
+	c.wrapLog, c.freeBytes, c.mangle, c.silence, c.older = f.Log, f.Free, f.Mangle, f.Silence, f.Older
 	if f.Wall != nil {
 		start := time.Now()
 		c.Now, c.elapsed = f.Wall, func() time.Duration { return time.Since(start) }

@@ -32,8 +32,13 @@ func (s *Store) Txn(ctx context.Context, t mvcc.Txn) (mvcc.TxnResult, error) {
 	if err := s.admit(&t); err != nil {
 		return mvcc.TxnResult{}, err
 	}
+	return s.decide(ctx, mvcc.Command{Type: mvcc.CmdTxn, Txn: t})
+}
+
+// decide carries a command through that was admitted.
+func (s *Store) decide(ctx context.Context, cmd mvcc.Command) (mvcc.TxnResult, error) {
 	for {
-		out, err := s.send(ctx, t)
+		out, err := s.send(ctx, cmd)
 		switch {
 		case err != nil:
 			return mvcc.TxnResult{}, err
@@ -125,12 +130,9 @@ type sent struct {
 
 // send carries one command through: hand it to the leader, wait until it comes
 // back in the log, hand it over again when its leader is lost.
-func (s *Store) send(ctx context.Context, t mvcc.Txn) (sent, error) {
-	cmd := mvcc.Command{
-		Type: mvcc.CmdTxn, Txn: t,
-		ID:    s.commands.id(),
-		Basis: s.keyspace().Index(),
-	}
+func (s *Store) send(ctx context.Context, cmd mvcc.Command) (sent, error) {
+	cmd.ID = s.commands.id()
+	cmd.Basis = s.keyspace().Index()
 	raw := wire.AppendCommand(nil, &cmd)
 	if err := s.commands.pending.Acquire(ctx, int64(len(raw))); err != nil {
 		return sent{}, err

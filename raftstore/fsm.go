@@ -67,10 +67,11 @@ func (f *fsm) applyOne(l *raft.Log) {
 	f.logBytes.Add(int64(len(l.Data)))
 	f.s.clock.Observe(batch.Time, f.s.isCurrentTerm(l.Term))
 	for i := range outcomes {
-		if c := &batch.Commands[i]; c.Type == mvcc.CmdTxn && outcomes[i].Err == nil && !outcomes[i].Duplicate {
-			f.s.usage.Note(batch.Time, &c.Txn)
+		c := &batch.Commands[i]
+		if (c.Type == mvcc.CmdTxn || c.Type == mvcc.CmdDelete) && outcomes[i].Err == nil && !outcomes[i].Duplicate {
+			f.s.usage.Note(batch.Time, c)
 			if fn := f.s.cfg.Events.Written; fn != nil {
-				fn(c.Txn.Origin, batch.Time, c.Txn.HistoryBytes())
+				fn(c.Origin(), batch.Time, c.HistoryBytes())
 			}
 		}
 		if id := batch.Commands[i].ID; id.Session == f.s.commands.session {

@@ -52,7 +52,7 @@ func (p *proposals) take(maxCommands, maxBytes int) []proposal {
 	defer p.mu.Unlock()
 	n, size := 0, 0
 	for n < len(p.queue) && n < maxCommands {
-		size += len(p.queue[n].raw)
+		size += wire.Weight(p.queue[n].raw)
 		if n > 0 && size > maxBytes {
 			break
 		}

@@ -48,6 +48,11 @@ func (s *Store) serveCalls(conn net.Conn) {
 			}
 			w.Send(peer.Frame{Kind: peer.KindNumber, Call: f.Call, Body: peer.NumberBody(n)})
 			return nil
+		case peer.KindSpeaks:
+			if n := s.speaks(); n > 0 {
+				w.Send(peer.Frame{Kind: peer.KindNumber, Call: f.Call, Body: peer.NumberBody(n)})
+				return nil
+			}
 		case peer.KindRoom:
 			w.Send(peer.Frame{Kind: peer.KindNumber, Call: f.Call, Body: peer.NumberBody(uint64(max(s.disk.Room(), 0)))})
 			return nil

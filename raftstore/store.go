@@ -18,6 +18,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"github.com/clusterd/clusterd/raftstore/capability"
 	"github.com/clusterd/clusterd/raftstore/clock"
 	"github.com/clusterd/clusterd/raftstore/disk"
 	"github.com/clusterd/clusterd/raftstore/divergence"
@@ -62,6 +63,7 @@ type Store struct {
 	commands      *commands
 	quotas        quota.Limits
 	usage         *quota.Usage
+	capabilities  *capability.Known
 	applied       wait.Change
 	readRounds    *wait.Rounds
 	confirmRounds *wait.Rounds
@@ -102,6 +104,7 @@ func Open(cfg Config) (*Store, error) {
 		ID: cfg.ID, Epoch: epoch, Listener: cfg.Listener, Dial: cfg.Dial, PeerID: cfg.PeerID, May: s.mayStream, Logger: cfg.Logger, Refused: cfg.Events.Refused,
 	})
 	s.peers = peer.NewCalls(s.ctx, cfg.ElectionTimeout*4, s.openCalls)
+	s.capabilities = capability.New(s.peers)
 	s.readRounds = wait.NewRounds(s.boundRound(s.askReadIndex), s.start, s.ctx.Done())
 	s.confirmRounds = wait.NewRounds(s.boundRound(s.confirmReadIndex), s.start, s.ctx.Done())
 	s.hub = watch.NewHub(present{s}, s.cfg.Events.Watches)

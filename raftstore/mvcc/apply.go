@@ -20,7 +20,7 @@ func (k *Keyspace) Apply(index uint64, b Batch) []Outcome {
 	for i := range b.Commands {
 		c := &b.Commands[i]
 		switch c.Type {
-		case CmdTxn:
+		case CmdTxn, CmdDelete:
 			out[i] = k.applyCommand(c)
 		case CmdTick:
 			k.expire()
@@ -53,11 +53,16 @@ func (k *Keyspace) applyCommand(c *Command) Outcome {
 	if c.Basis < k.window.floor {
 		return Outcome{Err: ErrExpired}
 	}
-	if err := c.Txn.Validate(); err != nil {
+	if err := c.validate(); err != nil {
 		return Outcome{Err: err}
 	}
 	before := k.rev
-	res := k.applyTxn(&c.Txn)
+	var res TxnResult
+	if c.Type == CmdDelete {
+		res = k.applyDelete(&c.Delete)
+	} else {
+		res = k.applyTxn(&c.Txn)
+	}
 	verdict := Failed
 	switch {
 	case res.Succeeded && k.rev != before:
@@ -109,6 +114,9 @@ func (k *Keyspace) currentOf(cs []Compare, rev int64) []*KeyValue {
 // what its comparisons met then: the present may have changed, and could even
 // satisfy them.
 func (k *Keyspace) repeat(c *Command, d decided) Outcome {
+	if c.Type == CmdDelete {
+		return k.repeatDelete(&c.Delete, d)
+	}
 	res := TxnResult{Succeeded: d.verdict != Failed, Revision: d.rev}
 	if d.verdict == Failed {
 		if d.rev < k.Oldest() {

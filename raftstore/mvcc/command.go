@@ -19,6 +19,9 @@ const (
 	// the limits that decide about compaction come from the log and not from
 	// the configuration of each node.
 	CmdLimits CommandType = 3
+	// CmdDelete applies Command.Delete. (4 is how package wire writes a CmdTxn
+	// with an origin.)
+	CmdDelete CommandType = 5
 )
 
 // CommandID names one command for ever, however often it reaches the log.
@@ -39,6 +42,31 @@ type Command struct {
 	Basis  uint64
 	Txn    Txn
 	Limits Limits
+	Delete Deletion
+}
+
+func (c *Command) validate() error {
+	if c.Type == CmdDelete {
+		return c.Delete.Validate()
+	}
+	return c.Txn.Validate()
+}
+
+// Origin says who asked for the command; "" when it is not known.
+func (c *Command) Origin() string {
+	if c.Type == CmdDelete {
+		return c.Delete.Origin
+	}
+	return c.Txn.Origin
+}
+
+// HistoryBytes is what the command takes of Limits.HistoryBytes when it
+// succeeds.
+func (c *Command) HistoryBytes() int64 {
+	if c.Type == CmdDelete {
+		return c.Delete.HistoryBytes()
+	}
+	return c.Txn.HistoryBytes()
 }
 
 // Batch is what one log entry holds: commands that are applied in order, and

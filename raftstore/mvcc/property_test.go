@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// randomBatches is a log: puts, deletes, comparisons, expiries, repeated
+// randomBatches is a log: puts, deletes one by one and together, comparisons, expiries, repeated
 // commands, changing limits and clocks that jump.
 func randomBatches(r *rand.Rand, n int) []Batch {
 	var (
@@ -36,6 +36,15 @@ func randomBatches(r *rand.Rand, n int) []Batch {
 				}}
 			case p < 5 && len(sent) > 0:
 				c = sent[max(0, len(sent)-1-r.IntN(30))]
+			case p < 7:
+				c.Type = CmdDelete
+				c.Delete.Origin = fmt.Sprint("maker of ", seq)
+				for n := 1 + r.IntN(8); n > 0; n-- {
+					c.Delete.Keys = append(c.Delete.Keys, Compare{key(), 1 + int64(r.IntN(2*i+2))})
+				}
+				slices.SortFunc(c.Delete.Keys, func(a, b Compare) int { return strings.Compare(a.Key, b.Key) })
+				c.Delete.Keys = slices.CompactFunc(c.Delete.Keys, func(a, b Compare) bool { return a.Key == b.Key })
+				sent = append(sent, c)
 			default:
 				c.Txn.Origin = fmt.Sprint("maker of ", seq)
 				for range r.IntN(3) {

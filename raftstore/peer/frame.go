@@ -32,9 +32,11 @@ const (
 	KindDiffers   = 8 // body: a log index (8), the hash (8) that most members have after it. Reply: KindDone
 	// body: the caller's ID, 0, the ID of the leader it has lost. Reply: KindVoterState
 	KindLeaderless = 9
-	KindVerdict    = 65
-	KindNumber     = 66 // body: number (8)
-	KindDone       = 67 // body: verdict, error text; empty when it was done
+	// body: empty. Reply: KindNumber, the highest number of a command that the callee can read; KindDone from those older than the question
+	KindSpeaks  = 10
+	KindVerdict = 65
+	KindNumber  = 66 // body: number (8)
+	KindDone    = 67 // body: verdict, error text; empty when it was done
 	// body: 1 when the callee has no leader either, else 0; its term, and term and index of its last log entry (8 each)
 	KindVoterState = 68
 )

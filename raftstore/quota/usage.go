@@ -134,18 +134,29 @@ func NewUsage() *Usage {
 	return &Usage{writers: make(map[string]*meter), folders: make(map[string]*meter)}
 }
 
-// Note counts one transaction that was decided at a store time, succeeded or
-// not: either has cost a place in the log.
-func (u *Usage) Note(millis int64, t *mvcc.Txn) {
+// Note counts one command that was decided at a store time, succeeded or not:
+// either has cost a place in the log. Each key that a deletion names is a write.
+func (u *Usage) Note(millis int64, c *mvcc.Command) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	var bytes int64
-	for i := range t.Ops {
-		n := int64(len(t.Ops[i].Key) + len(t.Ops[i].Value))
+	for i := range c.Txn.Ops {
+		op := &c.Txn.Ops[i]
+		n := int64(len(op.Key) + len(op.Value))
 		bytes += n
-		meterOf(u.folders, folderOf(t.Ops[i].Key)).add(millis, n)
+		meterOf(u.folders, folderOf(op.Key)).add(millis, 1, n)
 	}
-	meterOf(u.writers, t.Origin).add(millis, bytes)
+	var folder string
+	var m *meter
+	for i := range c.Delete.Keys {
+		key := c.Delete.Keys[i].Key
+		if f := folderOf(key); m == nil || f != folder {
+			folder, m = f, meterOf(u.folders, f)
+		}
+		m.add(millis, 1, int64(len(key)))
+		bytes += int64(len(key))
+	}
+	meterOf(u.writers, c.Origin()).add(millis, int64(max(1, len(c.Delete.Keys))), bytes)
 }
 
 func meterOf(all map[string]*meter, name string) *meter {
@@ -195,12 +206,12 @@ func (m *meter) advance(millis int64) {
 	m.newest = max(m.newest, now)
 }
 
-func (m *meter) add(millis, bytes int64) {
+func (m *meter) add(millis, writes, bytes int64) {
 	m.advance(millis)
-	m.writes++
+	m.writes += writes
 	m.bytes += bytes
 	s := &m.slot[m.newest%slots]
-	s.writes++
+	s.writes += writes
 	s.bytes += bytes
 }
 

@@ -39,6 +39,8 @@ func AppendCommand(dst []byte, c *mvcc.Command) []byte {
 		dst = binary.AppendUvarint(dst, uint64(c.Limits.HistoryBytes))
 		dst = binary.AppendUvarint(dst, uint64(c.Limits.HistoryAgeMillis))
 		dst = binary.AppendUvarint(dst, uint64(c.Limits.Window))
+	case mvcc.CmdDelete:
+		dst = appendDelete(dst, &c.Delete)
 	}
 	return dst
 }
@@ -97,6 +99,8 @@ func decodeCommand(raw []byte) (mvcc.Command, error) {
 	case mvcc.CmdTick:
 	case mvcc.CmdLimits:
 		c.Limits = mvcc.Limits{HistoryBytes: r.int(), HistoryAgeMillis: r.int(), Window: r.int()}
+	case mvcc.CmdDelete:
+		r.delete(&c.Delete)
 	default:
 		if r.err == nil {
 			return c, fmt.Errorf("%w: command type %d", ErrVersion, c.Type)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -43,6 +44,21 @@ func named() []mvcc.Command {
 		{Type: mvcc.CmdTxn, ID: mvcc.CommandID{Session: 3, Seq: 2}, Basis: 9, Txn: mvcc.Txn{
 			Origin: "gc", Ops: []mvcc.Op{{Type: mvcc.OpDelete, Key: "/registry/pods/default/web-1"}},
 		}},
+	}
+}
+
+// deletions are the commands that take many keys away.
+func deletions() []mvcc.Command {
+	return []mvcc.Command{
+		{Type: mvcc.CmdDelete, ID: mvcc.CommandID{Session: 3, Seq: 3}, Basis: 9, Delete: mvcc.Deletion{
+			Origin: "namespace controller",
+			Keys: []mvcc.Compare{
+				{Key: "/registry/pods/default/web-0", ModRevision: 2},
+				{Key: "/registry/pods/default/web-1", ModRevision: 300},
+				{Key: "/registry/secrets/default/s", ModRevision: 1 << 40},
+			},
+		}},
+		{Type: mvcc.CmdDelete, ID: mvcc.CommandID{Session: 3, Seq: 4}, Delete: mvcc.Deletion{Keys: []mvcc.Compare{{Key: "/k", ModRevision: 1}}}},
 	}
 }
 
@@ -120,6 +136,16 @@ func TestGolden(t *testing.T) {
 	if diff := cmp.Diff(mvcc.Batch{Time: 1_789_000_000_000, Commands: named()}, b); diff != "" {
 		t.Error(diff)
 	}
+	together := golden(t, "batch-v1-delete.bin", encoded(deletions()))
+	if !bytes.Equal(together, encoded(deletions())) {
+		t.Error("a log entry with deletions looks different now: that is a new version")
+	}
+	if b, err = DecodeBatch(together); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(mvcc.Batch{Time: 1_789_000_000_000, Commands: deletions()}, b); diff != "" {
+		t.Error(diff)
+	}
 	snap := golden(t, "snapshot-v2.bin", encodedSnapshot(t))
 	if !bytes.Equal(snap, encodedSnapshot(t)) {
 		t.Error("a snapshot looks different now: that is a new version")
@@ -158,6 +184,7 @@ func TestDamage(t *testing.T) {
 		read func([]byte) error
 	}{
 		"batch":    {batch, func(b []byte) error { _, err := DecodeBatch(b); return err }},
+		"deletes":  {encoded(deletions()), func(b []byte) error { _, err := DecodeBatch(b); return err }},
 		"snapshot": {snap, func(b []byte) error { _, err := ReadSnapshot(bytes.NewReader(b)); return err }},
 		"check":    {snap, func(b []byte) error { return CheckSnapshot(bytes.NewReader(b)) }},
 	} {
@@ -220,6 +247,7 @@ func (failing) Write([]byte) (int, error) { return 0, os.ErrClosed }
 func FuzzDecodeBatch(f *testing.F) {
 	f.Add(encodedBatch())
 	f.Add(encoded(named()))
+	f.Add(encoded(deletions()))
 	f.Add([]byte{1})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		// Repair the checksum, or nothing behind it is ever reached.
@@ -250,7 +278,7 @@ func FuzzDecodeBatch(f *testing.F) {
 }
 
 func FuzzDecodeCommand(f *testing.F) {
-	for _, c := range append(commands(), named()...) {
+	for _, c := range slices.Concat(commands(), named(), deletions()) {
 		f.Add(AppendCommand(nil, &c))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
@@ -260,6 +288,9 @@ func FuzzDecodeCommand(f *testing.F) {
 		}
 		if id, idErr := CommandID(raw); err == nil && (idErr != nil || id != c.ID) {
 			t.Fatalf("identity %v, %v", id, idErr)
+		}
+		if w := Weight(raw); err == nil && w != len(raw)+deleteWeight*len(c.Delete.Keys) {
+			t.Fatalf("weighs %d", w)
 		}
 	})
 }
