@@ -41,6 +41,36 @@ func (f *folders) note(key string, rev int64, d Use) {
 	if d == (Use{}) {
 		return
 	}
+	f.noteIn(key, rev, d)
+}
+
+// folderRun gathers live keys of one folder that come one after the other.
+type folderRun struct {
+	folder string
+	rev    int64
+	use    Use
+}
+
+func (r *folderRun) add(f *folders, v *version) {
+	key := v.kv.Key
+	if n := len(r.folder); n == 0 || !strings.HasPrefix(key, r.folder) || strings.IndexByte(key[n:], '/') >= 0 {
+		r.flush(f)
+		r.folder = key[:strings.LastIndexByte(key, '/')+1]
+	}
+	use := v.use()
+	r.use.Keys += use.Keys
+	r.use.Bytes += use.Bytes
+	r.rev = max(r.rev, v.kv.ModRevision)
+}
+
+func (r *folderRun) flush(f *folders) {
+	if r.use.Keys > 0 {
+		f.noteIn(r.folder, r.rev, r.use)
+	}
+	*r = folderRun{}
+}
+
+func (f *folders) noteIn(key string, rev int64, d Use) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for end := 0; ; {

@@ -114,8 +114,10 @@ func (s *Snapshot) Window(yield func(WindowEntry) error) error {
 
 // Builder makes a Keyspace from the parts of a Snapshot, given in its order.
 type Builder struct {
-	k      *Keyspace
-	header Header
+	k       *Keyspace
+	header  Header
+	highest string // of the base's keys
+	run     folderRun
 }
 
 // NewBuilder starts with an empty keyspace.
@@ -126,23 +128,37 @@ func NewBuilder(h Header) *Builder {
 	return &Builder{k: k, header: h}
 }
 
+// BaseKey is a key as of the oldest readable revision, ready to be added. To
+// make one is most of the work, and needs no Builder.
+type BaseKey struct{ v *version }
+
+// NewBaseKey makes one.
+func NewBaseKey(kv KeyValue) BaseKey { return BaseKey{&version{kv: kv, sum: hashKV(&kv)}} }
+
 // Base adds a key as of the oldest readable revision.
-func (b *Builder) Base(kv KeyValue) error {
-	if kv.ModRevision > b.header.Digest.Oldest {
-		return fmt.Errorf("%w: key %q of revision %d lies after the base's revision %d", ErrCorrupt, kv.Key, kv.ModRevision, b.header.Digest.Oldest)
+func (b *Builder) Base(kv KeyValue) error { return b.BaseKey(NewBaseKey(kv)) }
+
+// BaseKey is Base for a key made before. It takes less where the keys come in
+// order.
+func (b *Builder) BaseKey(base BaseKey) error {
+	v := base.v
+	key := v.kv.Key
+	if v.kv.ModRevision > b.header.Digest.Oldest {
+		return fmt.Errorf("%w: key %q of revision %d lies after the base's revision %d", ErrCorrupt, key, v.kv.ModRevision, b.header.Digest.Oldest)
 	}
-	if b.k.head(kv.Key) != nil {
-		return fmt.Errorf("%w: key %q occurs twice", ErrCorrupt, kv.Key)
+	if key <= b.highest && b.k.head(key) != nil {
+		return fmt.Errorf("%w: key %q occurs twice", ErrCorrupt, key)
 	}
-	v := &version{kv: kv, sum: hashKV(&kv)}
+	b.highest = max(b.highest, key)
 	b.k.account(v, +1)
-	b.k.folders.note(kv.Key, kv.ModRevision, v.use())
-	b.k.tree.ReplaceOrInsert(item{key: kv.Key, head: v})
+	b.run.add(&b.k.folders, v)
+	b.k.tree.ReplaceOrInsert(item{key: key, head: v})
 	return nil
 }
 
 // Change adds an entry of the history.
 func (b *Builder) Change(c Change) error {
+	b.run.flush(&b.k.folders)
 	if c.KV.ModRevision < b.k.rev || c.KV.ModRevision <= b.header.Digest.Oldest {
 		return fmt.Errorf("%w: the change of %q at revision %d is out of order", ErrCorrupt, c.KV.Key, c.KV.ModRevision)
 	}
@@ -175,6 +191,7 @@ func (b *Builder) Window(e WindowEntry) error {
 
 // Finish returns the keyspace when its digest is the header's.
 func (b *Builder) Finish() (*Keyspace, error) {
+	b.run.flush(&b.k.folders)
 	k, want := b.k, b.header.Digest
 	k.index, k.rev, k.now = want.Index, want.Revision, want.Time
 	k.window.floor = b.header.Floor

@@ -26,7 +26,7 @@ func (e *DamageError) Unwrap() error { return e.Err }
 // building the keyspace: the version, every chunk's checksum, their order, and
 // that the end is there. A fault comes as a *DamageError.
 func CheckSnapshot(src io.Reader) error {
-	s := snapshotReader{r: bufio.NewReaderSize(src, 256<<10), reuse: true}
+	s := snapshotReader{r: bufio.NewReaderSize(src, 256<<10)}
 	if err := s.check(); err != nil {
 		return &DamageError{s.off, err}
 	}

@@ -138,35 +138,18 @@ func (r *reader) kv() mvcc.KeyValue {
 	}
 }
 
-// ReadSnapshot reads what WriteSnapshot wrote and rebuilds the keyspace. It
-// returns one only if every checksum and the keyspace's own hash agree; a fault
-// comes as a *DamageError.
-func ReadSnapshot(src io.Reader) (*mvcc.Keyspace, error) {
-	sr := snapshotReader{r: bufio.NewReaderSize(src, 256<<10)}
-	k, err := sr.read()
-	if err != nil {
-		return nil, &DamageError{sr.off, err}
-	}
-	return k, nil
-}
-
 type snapshotReader struct {
-	r *bufio.Reader
-	// reuse: what full returns is overwritten by the next call.
-	reuse bool
-	buf   []byte
-	off   int64 // of the chunk being read
-	pos   int64
+	r   *bufio.Reader
+	buf []byte // what full returns is in it, and overwritten by the next call
+	off int64  // of the chunk being read
+	pos int64
 }
 
 func (s *snapshotReader) full(n int) ([]byte, error) {
 	// In steps, so that a length that lies costs no more memory than there is
 	// input.
 	const step = 1 << 20
-	var b []byte
-	if s.reuse {
-		b = s.buf[:0]
-	}
+	b := s.buf[:0]
 	for len(b) < n {
 		m := min(step, n-len(b))
 		b = slices.Grow(b, m)[:len(b)+m]
@@ -176,53 +159,8 @@ func (s *snapshotReader) full(n int) ([]byte, error) {
 			return nil, fmt.Errorf("%w: it ends after %d bytes", ErrCorrupt, s.pos)
 		}
 	}
-	if s.reuse {
-		s.buf = b
-	}
+	s.buf = b
 	return b, nil
-}
-
-func (s *snapshotReader) read() (*mvcc.Keyspace, error) {
-	version, err := s.begin()
-	if err != nil {
-		return nil, err
-	}
-	var (
-		builder *mvcc.Builder
-		records uint64
-		last    byte
-	)
-	for {
-		s.off = s.pos
-		kind, payload, err := s.chunk()
-		if err != nil {
-			return nil, err
-		}
-		if kind < last || (builder == nil) != (kind == chunkHeader) {
-			return nil, fmt.Errorf("%w: chunk of kind %d after %d", ErrCorrupt, kind, last)
-		}
-		last = kind
-		r := reader{b: payload}
-		if kind == chunkEnd {
-			want := r.uvarint()
-			if err := r.done(); err != nil {
-				return nil, err
-			}
-			if want != records {
-				return nil, fmt.Errorf("%w: %d records, %d were written", ErrCorrupt, records, want)
-			}
-			return builder.Finish()
-		}
-		for r.rest() > 0 {
-			if kind == chunkHeader && builder != nil {
-				return nil, fmt.Errorf("%w: second header", ErrCorrupt)
-			}
-			if builder, err = r.into(builder, kind, version); err != nil {
-				return nil, err
-			}
-			records++
-		}
-	}
 }
 
 func (s *snapshotReader) chunk() (kind byte, payload []byte, err error) {
@@ -245,36 +183,4 @@ func (s *snapshotReader) chunk() (kind byte, payload []byte, err error) {
 		return 0, nil, fmt.Errorf("%w: chunk's checksum is %08x, stored was %08x", ErrCorrupt, sum, want)
 	}
 	return kind, payload, nil
-}
-
-// into adds one record to the builder, which a header creates.
-func (r *reader) into(b *mvcc.Builder, kind byte, version uint32) (*mvcc.Builder, error) {
-	var add func() error
-	switch kind {
-	case chunkHeader:
-		h := r.header()
-		add = func() error { b = mvcc.NewBuilder(h); return nil }
-	case chunkBase:
-		kv := r.kv()
-		add = func() error { return b.Base(kv) }
-	case chunkChange:
-		c := mvcc.Change{Type: mvcc.EventType(r.byte()), Time: int64(r.uint64())}
-		if version > 1 {
-			c.Origin = r.string()
-		}
-		c.KV = r.kv()
-		add = func() error { return b.Change(c) }
-	case chunkWindow:
-		e := mvcc.WindowEntry{
-			ID:      mvcc.CommandID{Session: r.uint64(), Seq: r.uvarint()},
-			Verdict: mvcc.Verdict(r.byte()), Revision: r.int(), Index: r.uvarint(),
-		}
-		add = func() error { return b.Window(e) }
-	default:
-		return nil, fmt.Errorf("%w: chunk of kind %d", ErrVersion, kind)
-	}
-	if r.err != nil {
-		return nil, r.err
-	}
-	return b, add()
 }
