@@ -57,15 +57,47 @@ func OpenSnapshots(dir string, logger hclog.Logger) (*Snapshots, error) {
 // Open implements raft.SnapshotStore. One that has become damaged since the
 // store was opened stops the store: the next start heals it.
 func (s *Snapshots) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
+	open := s.FileSnapshotStore.Open // with raft's checksum
 	if s.Checked.Load() {
-		return s.openChecked(id)
+		open = s.openChecked
 	}
-	meta, r, err := s.FileSnapshotStore.Open(id) // with raft's checksum
+	meta, r, err := open(id)
+	if err == nil {
+		if r, meta.Size, err = s.unpack(id, r); err == nil {
+			return meta, r, nil
+		}
+	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) && s.Corrupt != nil {
 		err = &DamageError{filepath.Join(s.dir, id), -1, err}
 		s.Corrupt(err)
 	}
-	return meta, r, err
+	return nil, nil, err
+}
+
+// unpack returns what a snapshot's file holds, and how much that is: what is
+// sent to other members is not packed, whatever their version.
+func (s *Snapshots) unpack(id string, r io.ReadCloser) (io.ReadCloser, int64, error) {
+	f, err := os.Open(filepath.Join(s.dir, id, snapState))
+	if err != nil {
+		return nil, 0, errors.Join(err, r.Close())
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, 0, errors.Join(err, r.Close())
+	}
+	packed, holds, err := isPacked(f, info.Size())
+	if err != nil {
+		return nil, 0, errors.Join(err, r.Close())
+	}
+	if !packed {
+		return r, holds, nil
+	}
+	u, err := newUnpacker(r)
+	if err != nil {
+		return nil, 0, errors.Join(err, r.Close())
+	}
+	return u, holds, nil
 }
 
 // openChecked spares a second reading of all of it.
@@ -88,17 +120,29 @@ func (s *Snapshots) Create(version raft.SnapshotVersion, index, term uint64, c r
 	if err != nil {
 		return nil, err
 	}
-	return &snapshotSink{newPaced(inner, s.dir), filepath.Join(s.dir, inner.ID())}, nil
+	paced := newPaced(inner, s.dir)
+	pack, err := newPacker(paced)
+	if err != nil {
+		return nil, errors.Join(err, paced.Cancel())
+	}
+	return &snapshotSink{paced, pack, filepath.Join(s.dir, inner.ID())}, nil
 }
 
 type snapshotSink struct {
 	*paced
-	dir string
+	pack *packer
+	dir  string
 }
+
+// Write implements io.Writer.
+func (s *snapshotSink) Write(b []byte) (int, error) { return s.pack.Write(b) }
 
 // Close finishes the snapshot. It stands from then on; a crash before the
 // checksum is written leaves one whose meta.json is believed.
 func (s *snapshotSink) Close() error {
+	if err := s.pack.finish(); err != nil {
+		return errors.Join(err, s.paced.Cancel())
+	}
 	if err := s.paced.Close(); err != nil {
 		return err
 	}
@@ -203,7 +247,7 @@ func checkSnapshot(dir string, term, index uint64) error {
 	if err != nil {
 		return err
 	}
-	if err := wire.CheckSnapshot(f); err != nil {
+	if err := checkState(f, info.Size()); err != nil {
 		if at := new(wire.DamageError); errors.As(err, &at) && !errors.Is(err, wire.ErrVersion) {
 			return &DamageError{path, at.Offset, at.Err}
 		}
@@ -213,4 +257,26 @@ func checkSnapshot(dir string, term, index uint64) error {
 		return &DamageError{path, min(info.Size(), meta.Size), fmt.Errorf("%w: it has %d bytes, %d were written", wire.ErrCorrupt, info.Size(), meta.Size)}
 	}
 	return nil
+}
+
+// checkState looks for damage in a snapshot's file.
+func checkState(f *os.File, size int64) error {
+	packed, _, err := isPacked(f, size)
+	switch {
+	case err != nil:
+		return err
+	case packed:
+		return checkPacked(f)
+	default:
+		return wire.CheckSnapshot(f) // written before there was packing
+	}
+}
+
+// Size is how many bytes of disk the newest snapshot takes; 0: there is none.
+func (s *Snapshots) Size() int64 {
+	list, err := s.List()
+	if err != nil || len(list) == 0 {
+		return 0
+	}
+	return list[0].Size
 }

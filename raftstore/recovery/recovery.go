@@ -8,7 +8,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -121,7 +120,7 @@ func replay(dir string, logger *slog.Logger) (*mvcc.Keyspace, uint64, error) {
 	if _, err := os.Stat(filepath.Join(dir, record.Folder)); err != nil {
 		return nil, 0, err
 	}
-	snapshots, err := raft.NewFileSnapshotStore(dir, datadir.KeptSnapshots, io.Discard)
+	snapshots, err := datadir.OpenSnapshots(dir, hclog.NewNullLogger())
 	if err != nil {
 		return nil, 0, err
 	}

@@ -120,3 +120,6 @@ func (r *reader) done() error {
 }
 
 func update(sum uint32, b []byte) uint32 { return crc32.Update(sum, castagnoli, b) }
+
+// Update adds b to a checksum; that of nothing is 0.
+func Update(sum uint32, b []byte) uint32 { return update(sum, b) }
