@@ -71,7 +71,8 @@ type Config struct {
 
 	// SnapshotEntries and SnapshotBytes: a snapshot is taken when this much
 	// log has come since the last one; as for the bytes, not before there is as
-	// much log as state. Default: 20000 entries, 64 MiB.
+	// much log as the last snapshot takes of the disk, and a third of the state.
+	// Default: 20000 entries, 64 MiB.
 	SnapshotEntries uint64
 	SnapshotBytes   int64
 	// MinFreeBytes is how much room the data folder's disk must have: with less

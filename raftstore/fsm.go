@@ -24,6 +24,7 @@ type fsm struct {
 	hashes   divergence.Hashes
 	restored atomic.Bool  // the keyspace was replaced by a snapshot's, not seen by housekeep yet
 	logBytes atomic.Int64 // applied since the last snapshot was begun
+	applied  atomic.Int64 // … since the start
 	// snapBytes is how large the state was then.
 	snapBytes atomic.Int64
 }
@@ -65,6 +66,7 @@ func (f *fsm) applyOne(l *raft.Log) {
 	outcomes := ks.Apply(l.Index, batch)
 	f.hashes.Note(l.Index, ks.Digest().Hash)
 	f.logBytes.Add(int64(len(l.Data)))
+	f.applied.Add(int64(len(l.Data)))
 	f.s.clock.Observe(batch.Time, f.s.isCurrentTerm(l.Term))
 	for i := range outcomes {
 		c := &batch.Commands[i]

@@ -19,13 +19,14 @@ import (
 // when something is due, and on every member it marks the end of the log and
 // takes a snapshot when much log has come. An idle store is not written to.
 //
-// What a start or a snapshot from elsewhere leaves behind in memory is about as
-// much as the state itself. It is given back once, when it is over: Go would
-// keep it until the state has grown by as much.
+// What a start, a snapshot from elsewhere or many writes leave behind in memory
+// is about as much as the state itself. It is given back once, when that is
+// over: Go would keep it until the state has grown by as much.
 func (s *Store) housekeep() {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	behind, settled := s.raft().LastIndex(), 0
+	var burst burst
 	var yielded time.Time // when a leader without room last looked for one with
 	for {
 		select {
@@ -44,6 +45,9 @@ func (s *Store) housekeep() {
 				debug.FreeOSMemory()
 			}
 		}
+		if burst.over(s.fsm.applied.Load()) {
+			debug.FreeOSMemory()
+		}
 		if ms, err := s.Members(); err == nil {
 			if err := s.state.NoteMembers(ms); err != nil {
 				s.cfg.Logger.Warn("the members could not be written down", "err", err)
@@ -61,22 +65,50 @@ func (s *Store) housekeep() {
 	}
 }
 
-// settledAfter is how many ticks of housekeep after the last of a start or a
-// restore was applied its memory is given back.
+// settledAfter is how many ticks of housekeep after the last of a start, a
+// restore or a burst of writes was applied its memory is given back.
 const settledAfter = 3
 
-// snapshotDue says whether there is enough log for a snapshot: SnapshotBytes,
-// and as much as there was state at the last one, so that at most half of what
-// goes to disk is snapshots. (As much as there is state now would never come
-// together while all that is written is new.) Members differ by up to a half in
-// what they call enough: all of them at once would be felt by every write.
-func (s *Store) snapshotDue() bool {
-	return s.fsm.logBytes.Load() >= enoughLog(s.cfg.SnapshotBytes, s.fsm.snapBytes.Load(), s.cfg.ID)
+const (
+	burstBytes = 64 << 20  // so much of log in all is a burst
+	quietBytes = 256 << 10 // in one tick: nothing but heartbeats
+)
+
+// burst tells when many writes are over, from how much log was applied in all.
+type burst struct {
+	seen, last int64
+	quiet      int
 }
 
-func enoughLog(least, state int64, id string) int64 {
-	enough := max(least, state)
-	return enough + enough/16*int64(datadir.Checksum([]byte(id))%8)
+// over is asked once a tick.
+func (b *burst) over(applied int64) bool {
+	if b.quiet++; applied-b.last > quietBytes {
+		b.quiet = 0
+	}
+	b.last = applied
+	if b.quiet < settledAfter || applied-b.seen < burstBytes {
+		return false
+	}
+	b.seen = applied
+	return true
+}
+
+// snapshotDue says whether there is enough log for a snapshot, see enoughLog.
+func (s *Store) snapshotDue() bool {
+	log := s.fsm.logBytes.Load()
+	return log >= s.cfg.SnapshotBytes && log >= enoughLog(s.cfg.SnapshotBytes, s.fsm.snapBytes.Load(), s.state.Snapshots.Size(), s.cfg.ID)
+}
+
+// enoughLog is how much log has to come before another snapshot: as much as the
+// last one takes of the disk, so that at most half of what is written there is
+// snapshots; and a third of the state that is in it, for the processor's sake.
+// (Of the state now it would never come together while all that is written is
+// new.) What a start has to read of the log is bounded by that, too. Members
+// differ by up to a fifth in what they call enough: all of them at once would be
+// felt by every write.
+func enoughLog(least, state, onDisk int64, id string) int64 {
+	enough := max(least, state/3, onDisk)
+	return enough + enough/32*int64(datadir.Checksum([]byte(id))%8)
 }
 
 // tick puts a CmdTick into the log. One that is lost is made up for by the

@@ -21,7 +21,7 @@ type Options struct {
 	// its own. Default: 16 MiB.
 	SegmentBytes int64
 	// MaxSpares is how many dropped segments are kept to be written over
-	// again. Default: 4.
+	// again. Default: 2.
 	MaxSpares int
 	// Logger is told when an unfinished append was cut off. Default:
 	// slog.Default().
@@ -98,7 +98,7 @@ func openIn(files folder, dir string, opts Options) (*Log, error) {
 		opts.SegmentBytes = 16 << 20
 	}
 	if opts.MaxSpares == 0 {
-		opts.MaxSpares = 4
+		opts.MaxSpares = 2
 	}
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
