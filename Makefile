@@ -155,8 +155,9 @@ bench-sched: build ## decisions a second; a Deployment of CASES (nodes x pods) o
 	cd bench && $(GO) run ./sched -servers $(SERVERS) -cases $(CASES)
 
 .PHONY: bench-store
-bench-store: ## the store beside etcd: in process, by the same gRPC, and as an API server sees them; failover, silent leaders (root), memory: JSON lines
+bench-store: ## the store beside etcd: in process, by the same gRPC, and as an API server sees them; failover, silent leaders (root), memory; 300 000 objects: JSON lines
 	cd bench && $(GO) run ./store
+	cd bench && $(GO) run ./scale
 
 .PHONY: bench
 bench: bench-store bench-agent bench-line ## all benchmarks
