@@ -99,12 +99,21 @@ func ofClaim(name string) corev1.VolumeSource {
 	return corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}
 }
 
+// write has a pod write into a file or a device.
+func (d *disks) write(in, path, words string) {
+	d.t.Helper()
+	if _, stderr, code := d.run("clusterctl", "", "-n", d.ns, "exec", in, "--", "/hello", "write", path, words); code != 0 {
+		d.t.Fatalf("%s writes to %s: exit %d: %s", in, path, code, stderr)
+	}
+}
+
 // holds waits until a file that a pod sees says so.
 func (d *disks) holds(in, path, words string) {
 	d.t.Helper()
 	d.eventually(in+" reads "+words+" in "+path, func(context.Context) error {
-		if got := d.hello(d.ns, in, "cat", path); !strings.Contains(got, words) {
-			return fmt.Errorf("it reads %.80q", got)
+		got, stderr, code := d.run("clusterctl", "", "-n", d.ns, "exec", in, "--", "/hello", "cat", path)
+		if code != 0 || !strings.Contains(got, words) {
+			return fmt.Errorf("it reads %.80q, exit %d: %s", got, code, stderr)
 		}
 		return nil
 	})
@@ -116,7 +125,7 @@ func (d *disks) moves() {
 	d.t.Helper()
 	d.create(d.ns, d.user("first", "n2", ofClaim("notes")))
 	d.podReady(d.ns, "first")
-	d.hello(d.ns, "first", "write", "/data/note", "kept")
+	d.write("first", "/data/note", "kept")
 	d.holds("first", "/data/note", "kept")
 	d.create(d.ns, d.user("second", "n3", ofClaim("notes")))
 	d.eventually("the second is told that the volume is on another node", func(ctx context.Context) error {
@@ -180,14 +189,15 @@ func (d *disks) inlineAndBlock() {
 	d.claim("raw", corev1.PersistentVolumeBlock)
 	raw := d.user("raw", "n2", ofClaim("raw"))
 	raw.Spec.Containers[0].VolumeMounts = nil
+	raw.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{RunAsUser: ptr.To[int64](0)} // the device has the host's owner
 	raw.Spec.Containers[0].VolumeDevices = []corev1.VolumeDevice{{Name: "data", DevicePath: "/dev/disk"}}
 	d.create(d.ns, raw)
 	for _, name := range []string{"inline", "scratch", "raw"} {
 		d.podReady(d.ns, name)
 	}
-	d.hello(d.ns, "inline", "write", "/data/x", "mine")
+	d.write("inline", "/data/x", "mine")
 	d.holds("inline", "/data/x", "mine")
-	d.hello(d.ns, "raw", "write", "/dev/disk", "blocks")
+	d.write("raw", "/dev/disk", "blocks")
 	d.holds("raw", "/dev/disk", "blocks")
 	d.eventually("it is on the disk", func(context.Context) error {
 		images, err := filepath.Glob(filepath.Join(d.dir, "*.img"))
