@@ -256,6 +256,13 @@ func (d *disks) nothingLeft() {
 	if left, err := os.ReadDir(d.dir); err != nil || len(left) > 0 {
 		d.t.Errorf("disks left: %v, %v", left, err)
 	}
+	loops, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	d.must(err)
+	for _, loop := range loops {
+		if file, err := os.ReadFile(loop); err == nil && strings.HasPrefix(string(file), d.dir) { // one of another may go meanwhile
+			d.t.Errorf("%s still has %s", loop, file)
+		}
+	}
 	table, err := os.ReadFile("/proc/self/mountinfo")
 	d.must(err)
 	for _, n := range d.Nodes() {
