@@ -123,7 +123,7 @@ func validatePodCIDRs(spec *corev1.NodeSpec, at *field.Path) field.ErrorList {
 	for i, cidr := range spec.PodCIDRs {
 		errs = append(errs, validation.IsValidCIDRForLegacyField(cidrs.Index(i), cidr, true, nil)...)
 	}
-	if len(spec.PodCIDRs) > maxCIDRs {
+	if len(spec.PodCIDRs) > maxCIDRs || len(spec.PodCIDRs) == 2 && strings.Contains(spec.PodCIDRs[0], ":") == strings.Contains(spec.PodCIDRs[1], ":") {
 		errs = append(errs, field.Invalid(cidrs, spec.PodCIDRs, "may specify no more than one CIDR for each IP family"))
 	}
 	if len(spec.PodCIDRs) > 0 && spec.PodCIDR != spec.PodCIDRs[0] {
@@ -163,7 +163,9 @@ func validateNodeUpdate(n, old *corev1.Node) field.ErrorList {
 	errs = append(errs, validatePodCIDRs(&n.Spec, spec)...)
 
 	rest := n.Spec.DeepCopy()
-	if len(old.Spec.PodCIDRs) > 0 && !slices.Equal(n.Spec.PodCIDRs, old.Spec.PodCIDRs) {
+	// One of the other family may join the first: the cluster has got a second range.
+	joined := len(old.Spec.PodCIDRs) == 1 && len(n.Spec.PodCIDRs) == 2 && n.Spec.PodCIDRs[0] == old.Spec.PodCIDRs[0]
+	if len(old.Spec.PodCIDRs) > 0 && !joined && !slices.Equal(n.Spec.PodCIDRs, old.Spec.PodCIDRs) {
 		errs = append(errs, field.Forbidden(spec.Child("podCIDRs"), "node updates may not change podCIDR except from \"\" to valid"))
 	}
 	rest.PodCIDR, rest.PodCIDRs = old.Spec.PodCIDR, old.Spec.PodCIDRs

@@ -124,19 +124,14 @@ func reachedFromOutside(spec *corev1.ServiceSpec) bool {
 // have is taken away, if it is unchanged.
 func prepareServiceUpdate(s, old *corev1.Service) {
 	s.Status = old.Status
+	KeepGiven(&s.Spec, &old.Spec)
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
 		dropClusterIPs(s, old)
-	} else if old.Spec.Type != corev1.ServiceTypeExternalName {
-		keepClusterIPs(&s.Spec, &old.Spec)
 	}
-	if hasNodePorts(&s.Spec) && hasNodePorts(&old.Spec) {
-		keepNodePorts(&s.Spec, &old.Spec)
-	} else if !hasNodePorts(&s.Spec) {
+	if !hasNodePorts(&s.Spec) {
 		dropNodePorts(&s.Spec, &old.Spec)
 	}
-	if needsHealthPort(&s.Spec) && needsHealthPort(&old.Spec) && s.Spec.HealthCheckNodePort == 0 {
-		s.Spec.HealthCheckNodePort = old.Spec.HealthCheckNodePort
-	} else if !needsHealthPort(&s.Spec) && s.Spec.HealthCheckNodePort == old.Spec.HealthCheckNodePort {
+	if !needsHealthPort(&s.Spec) && s.Spec.HealthCheckNodePort == old.Spec.HealthCheckNodePort {
 		s.Spec.HealthCheckNodePort = 0
 	}
 	if !reachedFromOutside(&s.Spec) && s.Spec.ExternalTrafficPolicy == old.Spec.ExternalTrafficPolicy {
@@ -150,6 +145,20 @@ func prepareServiceUpdate(s, old *corev1.Service) {
 			s.Spec.LoadBalancerClass = nil
 		}
 		s.Status.LoadBalancer = corev1.LoadBalancerStatus{}
+	}
+}
+
+// KeepGiven puts into an update what the server gave out before and the writer did
+// not mention.
+func KeepGiven(spec, old *corev1.ServiceSpec) {
+	if spec.Type != corev1.ServiceTypeExternalName && old.Type != corev1.ServiceTypeExternalName {
+		keepClusterIPs(spec, old)
+	}
+	if hasNodePorts(spec) && hasNodePorts(old) {
+		keepNodePorts(spec, old)
+	}
+	if needsHealthPort(spec) && needsHealthPort(old) && spec.HealthCheckNodePort == 0 {
+		spec.HealthCheckNodePort = old.HealthCheckNodePort
 	}
 }
 

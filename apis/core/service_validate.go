@@ -159,11 +159,45 @@ func validateClusterIPs(spec *corev1.ServiceSpec, at *field.Path) field.ErrorLis
 			errs = append(errs, field.Invalid(ips.Index(i), ip, fmt.Sprintf("may not be set to 'None' for %s services", spec.Type)))
 		}
 	}
+	errs = append(errs, validateFamilies(spec, at)...)
+	return errs
+}
+
+// ValidateServiceAddresses checks what a Service that is no ExternalName says of
+// its cluster addresses and their families.
+func ValidateServiceAddresses(spec *corev1.ServiceSpec, at *field.Path) field.ErrorList {
+	return validateClusterIPs(spec, at)
+}
+
+// validateFamilies: one address of each family, in the order of ipFamilies.
+func validateFamilies(spec *corev1.ServiceSpec, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	families, ips := at.Child("ipFamilies"), at.Child("clusterIPs")
+	if len(spec.IPFamilies) > 2 {
+		errs = append(errs, field.Invalid(families, spec.IPFamilies, "may only hold up to 2 values"))
+	}
+	seen := sets.New[corev1.IPFamily]()
 	for i, family := range spec.IPFamilies {
-		errs = append(errs, check.OneOf(at.Child("ipFamilies").Index(i), family, corev1.IPv4Protocol, corev1.IPv6Protocol)...)
+		errs = append(errs, check.OneOf(families.Index(i), family, corev1.IPv4Protocol, corev1.IPv6Protocol)...)
+		if seen.Has(family) {
+			errs = append(errs, field.Duplicate(families.Index(i), family))
+		}
+		seen.Insert(family)
 	}
 	errs = append(errs, check.OneOfOrNil(at.Child("ipFamilyPolicy"), spec.IPFamilyPolicy,
 		corev1.IPFamilyPolicySingleStack, corev1.IPFamilyPolicyPreferDualStack, corev1.IPFamilyPolicyRequireDualStack)...)
+	if len(errs) > 0 || len(spec.ClusterIPs) > 0 && spec.ClusterIPs[0] == corev1.ClusterIPNone {
+		return errs
+	}
+	six := func(ip string) bool { return strings.Contains(ip, ":") }
+	if len(spec.ClusterIPs) == 2 && six(spec.ClusterIPs[0]) == six(spec.ClusterIPs[1]) {
+		return append(errs, field.Invalid(ips, spec.ClusterIPs, "may specify no more than one IP for each IP family"))
+	}
+	for i, ip := range spec.ClusterIPs {
+		if i < len(spec.IPFamilies) && six(ip) != (spec.IPFamilies[i] == corev1.IPv6Protocol) {
+			errs = append(errs, field.Invalid(ips.Index(i), ip, fmt.Sprintf("expected an %v value as indicated by `ipFamilies[%d]`", spec.IPFamilies[i], i)))
+		}
+	}
 	return errs
 }
 
@@ -195,22 +229,33 @@ func validateTraffic(spec *corev1.ServiceSpec, at *field.Path) field.ErrorList {
 func validateServiceUpdate(s, old *corev1.Service) field.ErrorList {
 	errs := apivalidation.ValidateObjectMetaUpdate(&s.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
 	errs = append(errs, validateServiceSpec(&s.Spec, field.NewPath("spec"))...)
-	return append(errs, validateClusterIPUpdate(&s.Spec, &old.Spec, field.NewPath("spec", "clusterIPs"))...)
+	return append(errs, validateClusterIPUpdate(&s.Spec, &old.Spec, field.NewPath("spec"))...)
 }
 
-// validateClusterIPUpdate: clients and names point at the first address, so it
-// stays for as long as the service has one.
+// validateClusterIPUpdate: clients and names point at the addresses, so they stay
+// for as long as the service has them. The second one may come and go.
 func validateClusterIPUpdate(spec, old *corev1.ServiceSpec, at *field.Path) field.ErrorList {
 	if old.Type == corev1.ServiceTypeExternalName || spec.Type == corev1.ServiceTypeExternalName || old.ClusterIP == "" {
 		return nil
 	}
+	ips, families := at.Child("clusterIPs"), at.Child("ipFamilies")
 	switch spec.ClusterIP {
 	case old.ClusterIP:
-		return nil
 	case "":
-		return field.ErrorList{field.Invalid(at.Index(0), spec.ClusterIPs, "primary clusterIP can not be unset")}
+		return field.ErrorList{field.Invalid(ips.Index(0), spec.ClusterIPs, "primary clusterIP can not be unset")}
+	default:
+		return field.ErrorList{field.Invalid(ips.Index(0), spec.ClusterIPs, "may not change once set")}
 	}
-	return field.ErrorList{field.Invalid(at.Index(0), spec.ClusterIPs, "may not change once set")}
+	var errs field.ErrorList
+	if len(spec.ClusterIPs) == 2 && len(old.ClusterIPs) == 2 && spec.ClusterIPs[1] != old.ClusterIPs[1] {
+		errs = append(errs, field.Invalid(ips.Index(1), spec.ClusterIPs, "may not change once set"))
+	}
+	// Whoever fills in the endpoints knows their families.
+	free := isHeadless(spec) && len(spec.Selector) == 0
+	if !free && len(spec.IPFamilies) > 0 && len(old.IPFamilies) > 0 && spec.IPFamilies[0] != old.IPFamilies[0] {
+		errs = append(errs, field.Invalid(families.Index(0), spec.IPFamilies, "may not change once set"))
+	}
+	return errs
 }
 
 func validateServiceStatusUpdate(s, old *corev1.Service) field.ErrorList {

@@ -62,7 +62,9 @@ type Config struct {
 	ExternalAddress string
 
 	// ServiceCIDR is where cluster IPs of Services are taken from, like
-	// "10.96.0.0/12". Empty: Services get none.
+	// "10.96.0.0/12", or two ranges of different IP families with a comma between:
+	// the first one's is that of Services that ask for none. Empty: Services get
+	// none.
 	ServiceCIDR string
 
 	// TolerationSeconds is how long pods stay bound to a node that is not

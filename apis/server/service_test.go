@@ -90,7 +90,7 @@ func TestClusterAddresses(t *testing.T) {
 }
 
 func TestBadServiceRange(t *testing.T) {
-	for _, cidr := range []string{"nonsense", "10.0.0.0/31"} {
+	for _, cidr := range []string{"nonsense", "10.0.0.0/31", "10.0.0.0/24,10.1.0.0/24", "10.0.0.0/24,fd00::/112,10.1.0.0/24"} {
 		if _, err := server.New(server.Config{Storage: servertest.NewMemory().Decorator(), ServiceCIDR: cidr}); err == nil || !strings.Contains(err.Error(), "ServiceCIDR") {
 			t.Errorf("%s: %v", cidr, err)
 		}
@@ -172,4 +172,73 @@ func TestNodePorts(t *testing.T) {
 	}
 	must[*corev1.Service](t)(services.Create(ctx, service("dry", func(spec *corev1.ServiceSpec) { spec.Type, spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, 30090 }), metav1.CreateOptions{DryRun: []string{"All"}}))
 	must[*corev1.Service](t)(create("seven", at(30090)))
+}
+
+// TestTwoFamilies: addresses of both families are given, refused, kept and taken
+// back, each out of its own range.
+func TestTwoFamilies(t *testing.T) {
+	s := servertest.Start(t, func(c *server.Config) { c.ServiceCIDR = "10.96.0.0/29,fd00:96::/125" }) // six and seven
+	ctx, services := t.Context(), s.Client.CoreV1().Services("default")
+	dual := func(ips ...string) func(*corev1.ServiceSpec) {
+		return func(spec *corev1.ServiceSpec) {
+			policy := corev1.IPFamilyPolicyRequireDualStack
+			spec.IPFamilyPolicy, spec.ClusterIPs = &policy, ips
+			if len(ips) > 0 {
+				spec.ClusterIP = ips[0]
+			}
+		}
+	}
+	create := func(name string, change func(*corev1.ServiceSpec)) (*corev1.Service, error) {
+		return services.Create(ctx, service(name, change), metav1.CreateOptions{})
+	}
+	named := must[*corev1.Service](t)(create("named", dual("fd00:96::3", "10.96.0.3")))
+	if f := named.Spec.IPFamilies; len(f) != 2 || f[0] != corev1.IPv6Protocol || named.Spec.ClusterIP != "fd00:96::3" {
+		t.Errorf("named: %+v", named.Spec)
+	}
+	// The second address is another's: the first one is not left reserved.
+	if _, err := create("bad", dual("10.96.0.4", "fd00:96::3")); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "fd00:96::3: provided IP is already allocated") {
+		t.Errorf("another's address: %v", err)
+	}
+	must[*corev1.Service](t)(create("four", func(spec *corev1.ServiceSpec) { spec.ClusterIP = "10.96.0.4" }))
+
+	up := must[*corev1.Service](t)(services.Patch(ctx, "four", types.MergePatchType, []byte(`{"spec":{"ipFamilyPolicy":"PreferDualStack","clusterIPs":["10.96.0.4","fd00:96::4"]}}`), metav1.PatchOptions{}))
+	if len(up.Spec.ClusterIPs) != 2 || up.Spec.ClusterIPs[1] != "fd00:96::4" || len(up.Spec.IPFamilies) != 2 {
+		t.Errorf("up: %+v", up.Spec)
+	}
+	// A writer that says nothing of the addresses keeps them.
+	sent := up.DeepCopy()
+	sent.Spec.ClusterIP, sent.Spec.ClusterIPs, sent.Spec.IPFamilies, sent.Spec.IPFamilyPolicy = "", nil, nil, nil
+	if kept := must[*corev1.Service](t)(services.Update(ctx, sent, metav1.UpdateOptions{})); strings.Join(kept.Spec.ClusterIPs, " ") != "10.96.0.4 fd00:96::4" {
+		t.Errorf("kept: %+v", kept.Spec)
+	}
+	for patch, want := range map[string]string{
+		`{"spec":{"clusterIPs":["10.96.0.4","fd00:96::5"]}}`: "spec.clusterIPs[1]: Invalid value",
+		`{"spec":{"clusterIPs":["10.96.0.4"]}}`:              "must be 'SingleStack' to release the secondary cluster IP",
+		`{"spec":{"ipFamilies":["IPv6","IPv4"]}}`:            "spec.clusterIPs[0]: Invalid value",
+	} {
+		if _, err := services.Patch(ctx, "four", types.MergePatchType, []byte(patch), metav1.PatchOptions{}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", patch, err, want)
+		}
+	}
+	down := must[*corev1.Service](t)(services.Patch(ctx, "four", types.MergePatchType, []byte(`{"spec":{"ipFamilyPolicy":"SingleStack"}}`), metav1.PatchOptions{}))
+	if len(down.Spec.ClusterIPs) != 1 || len(down.Spec.IPFamilies) != 1 {
+		t.Errorf("down: %+v", down.Spec)
+	}
+	must[*corev1.Service](t)(create("takes", func(spec *corev1.ServiceSpec) { spec.ClusterIP = "fd00:96::4" }))
+
+	// Both are free again with their Service.
+	if err := services.Delete(ctx, "named", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	must[*corev1.Service](t)(create("heir", dual("10.96.0.3", "fd00:96::3")))
+	if _, err := create("nowhere", func(spec *corev1.ServiceSpec) { spec.ClusterIP = "fd00:97::1" }); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "the range of valid IPs is fd00:96::/125") {
+		t.Errorf("outside: %v", err)
+	}
+	// An update without a node port keeps it.
+	port := must[*corev1.Service](t)(create("port", func(spec *corev1.ServiceSpec) { spec.Type = corev1.ServiceTypeNodePort }))
+	had := port.Spec.Ports[0].NodePort
+	port.Spec.Ports[0].NodePort = 0
+	if port = must[*corev1.Service](t)(services.Update(ctx, port, metav1.UpdateOptions{})); port.Spec.Ports[0].NodePort != had {
+		t.Errorf("the node port went from %d to %d", had, port.Spec.Ports[0].NodePort)
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -129,9 +130,9 @@ func (s *stores) ready() error {
 	return nil
 }
 
-// allocate makes Services get cluster addresses from cidr.
-func (s *stores) allocate(cidr string) error {
-	network, err := netip.ParsePrefix(cidr)
+// allocate makes Services get cluster addresses from cidrs.
+func (s *stores) allocate(cidrs string) error {
+	networks, err := serviceNetworks(cidrs)
 	if err != nil {
 		return fmt.Errorf("API server config: ServiceCIDR: %w", err)
 	}
@@ -158,17 +159,38 @@ func (s *stores) allocate(cidr string) error {
 	if err != nil {
 		return err
 	}
-	addresses, err := alloc.New(store, network, s.holds, alloc.Others{Ranges: s.serviceRanges, Reserved: s.reserved})
-	if err != nil {
-		s.destroy()
-		s.destroy = nil
-		return fmt.Errorf("API server config: ServiceCIDR: %w", err)
+	var addresses []*alloc.Addresses
+	for _, network := range networks {
+		one, err := alloc.New(store, network, s.holds, alloc.Others{Ranges: s.serviceRanges, Reserved: s.reserved})
+		if err != nil {
+			s.destroy()
+			s.destroy = nil
+			return fmt.Errorf("API server config: ServiceCIDR: %w", err)
+		}
+		addresses = append(addresses, one)
 	}
 	if store, err = place("nodeports", alloc.PortsPrefix); err != nil {
 		return err
 	}
-	alloc.Attach(s.core("services").Store, addresses, alloc.NewPorts(store, s.holdsPort))
+	alloc.Attach(s.core("services").Store, alloc.NewFamilies(addresses...), alloc.NewPorts(store, s.holdsPort))
 	return nil
+}
+
+// serviceNetworks parses one range, or two of different IP families with a comma
+// between.
+func serviceNetworks(cidrs string) ([]netip.Prefix, error) {
+	var networks []netip.Prefix
+	for text := range strings.SplitSeq(cidrs, ",") {
+		network, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, err
+		}
+		if len(networks) > 1 || len(networks) == 1 && networks[0].Addr().Is4() == network.Addr().Is4() {
+			return nil, fmt.Errorf("%q: give one range, or one of each IP family", cidrs)
+		}
+		networks = append(networks, network)
+	}
+	return networks, nil
 }
 
 // holdsPort reports whether a Service is stored with a node port.

@@ -19,6 +19,9 @@ func NewStatus(main *Store) *Status {
 	store := *main.Store
 	s := statusStrategy{main.CreateStrategy.(strategy)}
 	store.UpdateStrategy, store.ResetFieldsStrategy = s, s
+	// What the spec asks for is given out when the spec is written: the one that comes
+	// with a status counts for nothing.
+	store.BeginUpdate, store.AfterUpdate = nil, nil
 	return &Status{writer{&store}}
 }
 
