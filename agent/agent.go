@@ -94,10 +94,12 @@ type Network interface {
 
 // Config of an Agent.
 type Config struct {
-	NodeName string     // required
-	NodeIP   netip.Addr // the node's InternalIP; required
-	// NodeAddresses are told beside NodeIP and NodeName: an InternalIP of the
-	// other family, and what others than the cluster reach the node by.
+	NodeName string // required
+	// NodeIPs are the node's InternalIPs, one of each family at most, the primary
+	// first; required.
+	NodeIPs []netip.Addr
+	// NodeAddresses are told beside NodeIPs and NodeName: what others than the
+	// cluster reach the node by.
 	NodeAddresses []v1.NodeAddress
 	// Notices are told as events of the node at the start.
 	Notices []host.Notice
@@ -208,8 +210,8 @@ func New(cfg Config) (*Agent, error) {
 	switch {
 	case cfg.NodeName == "" || cfg.DataDir == "" || cfg.CgroupRoot == "":
 		return nil, errors.New("agent: NodeName, DataDir and CgroupRoot are required")
-	case !cfg.NodeIP.IsValid():
-		return nil, errors.New("agent: NodeIP is required")
+	case len(cfg.NodeIPs) == 0:
+		return nil, errors.New("agent: NodeIPs is required")
 	case cfg.Runtime == nil || cfg.Images == nil || cfg.Network == nil:
 		return nil, errors.New("agent: Runtime, Images and Network are required")
 	}
@@ -265,7 +267,7 @@ func New(cfg Config) (*Agent, error) {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
 	a.node = node.New(node.Config{
-		Name: cfg.NodeName, IP: cfg.NodeIP, Addresses: cfg.NodeAddresses, Client: cfg.Client, Heartbeat: cfg.HeartbeatClient, Version: cfg.Version,
+		Name: cfg.NodeName, IPs: cfg.NodeIPs, Addresses: cfg.NodeAddresses, Client: cfg.Client, Heartbeat: cfg.HeartbeatClient, Version: cfg.Version,
 		MaxPods: cfg.MaxPods, DataDir: cfg.DataDir, Labels: cfg.NodeLabels, Port: cfg.NodePort,
 		Annotations: map[string]string{names.LocalPathRoot: a.claimDir()},
 		Reserved:    cfg.Reserved, Pressure: a.guard.Under, VolumesInUse: a.volumesInUse,
@@ -299,7 +301,7 @@ func New(cfg Config) (*Agent, error) {
 	a.pods = pod.NewManager(pod.Config{
 		Static:   statics,
 		Services: a.serviceLister(),
-		NodeName: cfg.NodeName, NodeIP: cfg.NodeIP, Node: a.node.Object, Client: cfg.Client,
+		NodeName: cfg.NodeName, NodeIPs: cfg.NodeIPs, Node: a.node.Object, Client: cfg.Client,
 		Runtime: cfg.Runtime, Images: cfg.Images, Network: cfg.Network, Volumes: a.volumes, Objects: a.objects,
 		Probes: prober, OnRuntime: a.node.Poke, Recorder: a.recorder,
 		PodDir: podDir, EndedDir: filepath.Join(cfg.DataDir, "static-ended"), LogDir: cfg.PodLogDir, SweepLogs: ownLogs, LogLinks: pod.LogLinks(cfg.LogLinks), CgroupRoot: cfg.CgroupRoot,
@@ -549,7 +551,7 @@ func (a *Agent) nodeImages(ctx context.Context) ([]v1.ContainerImage, error) {
 func (a *Agent) configz() any {
 	c := a.cfg
 	return map[string]any{"agent": map[string]any{
-		"nodeName": c.NodeName, "nodeIP": c.NodeIP, "dataDir": c.DataDir, "cgroupRoot": c.CgroupRoot, "version": c.Version,
+		"nodeName": c.NodeName, "nodeIPs": c.NodeIPs, "dataDir": c.DataDir, "cgroupRoot": c.CgroupRoot, "version": c.Version,
 		"maxPods": c.MaxPods, "driverDir": c.DriverDir, "podLogDir": c.PodLogDir, "logLinks": c.LogLinks, "resolvConf": c.ResolvConf, "clusterDNS": c.ClusterDNS,
 		"clusterDomain": c.ClusterDomain, "pidsLimit": c.PidsLimit, "parallel": c.Parallel,
 		"staticDir": c.StaticDir, "staticURL": c.StaticURL,

@@ -222,12 +222,12 @@ func (m *machine) runtimeConfig() runtime.Config {
 // start runs an agent over what there is.
 func (m *machine) start() {
 	m.t.Helper()
-	network, err := podnetwork.New(podnetwork.Config{NodeName: "n1", NodeIP: netip.MustParseAddr("192.0.2.1"), Client: m.api, Dir: filepath.Join(m.dir, "net"), Ready: m.networksAhead(), Logger: slog.New(slog.DiscardHandler)})
+	network, err := podnetwork.New(podnetwork.Config{NodeName: "n1", NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Client: m.api, Dir: filepath.Join(m.dir, "net"), Ready: m.networksAhead(), Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		m.t.Fatal(err)
 	}
 	a, err := agent.New(agent.Config{
-		NodeName: "n1", NodeIP: netip.MustParseAddr("192.0.2.1"), DataDir: m.dir, CgroupRoot: m.cgroup,
+		NodeName: "n1", NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, DataDir: m.dir, CgroupRoot: m.cgroup,
 		Client: m.api, Runtime: m.wrapRuntime(), Images: m.wrapImages(), Network: m.wrapNetwork(network), Version: "v1.37.0-test",
 		ClusterDNS: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
 		UserIDs:    users.DefaultArea,

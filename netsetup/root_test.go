@@ -24,9 +24,10 @@ import (
 )
 
 const (
-	clusterCIDR = "10.42.0.0/16"
-	outsideAddr = "192.0.2.254"
-	waitAtMost  = 30 * time.Second
+	clusterCIDR  = "10.42.0.0/16"
+	clusterCIDR6 = "fd42::/32"
+	outsideAddr  = "192.0.2.254"
+	waitAtMost   = 30 * time.Second
 )
 
 // node is one machine, made of the room's packages as clusterd would do it.
@@ -43,11 +44,23 @@ type node struct {
 	pool  *ipam.Pool
 	pods  *netns.Dir
 	state string
+
+	// The second family's, if the node has one; addr6 may be invalid all the same.
+	addr6 netip.Addr
+	cidr6 netip.Prefix
+	pool6 *ipam.Pool
 }
 
 func newNode(t *testing.T, addr, cidr string) *node {
 	t.Helper()
-	n := &node{t: t, ns: netnstest.New(t), addr: netip.MustParseAddr(addr), cidr: netip.MustParsePrefix(cidr), state: t.TempDir()}
+	return (&node{t: t, addr: netip.MustParseAddr(addr), cidr: netip.MustParsePrefix(cidr)}).open()
+}
+
+// open makes the machine with what the node's addresses and ranges ask for.
+func (n *node) open() *node {
+	t := n.t
+	t.Helper()
+	n.ns, n.state = netnstest.New(t), t.TempDir()
 	n.ns.Do(func() (err error) {
 		if n.net, err = podnet.Open(podnet.Config{}); err != nil {
 			return err
@@ -74,13 +87,29 @@ func newNode(t *testing.T, addr, cidr string) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := n.net.EnsureBridge(podnet.Bridge{Name: "pods0", Addr: netip.PrefixFrom(n.gateway(), n.cidr.Bits())}); err != nil {
-		t.Fatal(err)
+	all := netip.MustParsePrefix(clusterCIDR)
+	if n.cidr.Addr().Is6() {
+		all = netip.MustParsePrefix(clusterCIDR6)
 	}
 	n.rules = nft.Ruleset{
-		Forward:    []netip.Prefix{netip.MustParsePrefix(clusterCIDR)},
-		Masquerade: []nft.Masquerade{{From: n.cidr, Except: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}}},
+		Forward:    []netip.Prefix{all},
+		Masquerade: []nft.Masquerade{{From: n.cidr, Except: []netip.Prefix{all}}},
 	}
+	bridge := podnet.Bridge{Name: "pods0", Addrs: []netip.Prefix{netip.PrefixFrom(n.gateway(), n.cidr.Bits())}}
+	if n.cidr6.IsValid() || n.cidr.Addr().Is6() {
+		n.ns.Do(func() error { return errors.Join(sysctl.KeepRouters(), sysctl.Set(sysctl.Router6())) })
+	}
+	if n.cidr6.IsValid() {
+		n.pool6, err = ipam.Open(ipam.Config{File: filepath.Join(n.state, "ipam6.json"), Prefix: n.cidr6, Reserved: []netip.Addr{n.cidr6.Addr().Next()}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		bridge.Addrs = append(bridge.Addrs, netip.PrefixFrom(n.cidr6.Addr().Next(), n.cidr6.Bits()))
+		all := netip.MustParsePrefix(clusterCIDR6)
+		n.rules.Forward = append(n.rules.Forward, all)
+		n.rules.Masquerade = append(n.rules.Masquerade, nft.Masquerade{From: n.cidr6, Except: []netip.Prefix{all}})
+	}
+	n.ns.Do(func() error { return n.net.EnsureBridge(bridge) })
 	n.filter(t, n.rules)
 	return n
 }
@@ -102,8 +131,8 @@ func (n *node) gateway() netip.Addr { return n.cidr.Addr().Next() }
 // pod is a namespace with a web server that answers with its name and the
 // caller's address.
 type pod struct {
-	path string
-	addr netip.Addr
+	path        string
+	addr, addr6 netip.Addr
 }
 
 func (n *node) startPod(name string) pod {
@@ -117,12 +146,24 @@ func (n *node) startPod(name string) pod {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	err = n.net.Attach(podnet.Pod{NetNS: path, HostIf: podnet.HostIf(name), Bridge: "pods0", Addr: netip.PrefixFrom(addr.Addr(), 32), Gateway: n.gateway()})
-	if err != nil {
-		n.t.Fatal(err)
+	p := pod{path: path, addr: addr.Addr()}
+	attached := podnet.Pod{NetNS: path, HostIf: podnet.HostIf(name), Bridge: "pods0", Addrs: []podnet.Address{{Addr: netip.PrefixFrom(p.addr, p.addr.BitLen()), Gateway: n.gateway()}}}
+	listen := p.addr.String()
+	if n.pool6 != nil {
+		addr6, err := n.pool6.Allocate(name)
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		p.addr6, listen = addr6.Addr(), ""
+		attached.Addrs = append(attached.Addrs, podnet.Address{Addr: netip.PrefixFrom(p.addr6, 128), Gateway: n.cidr6.Addr().Next()})
 	}
-	serve(n.t, path, net.JoinHostPort(addr.Addr().String(), "80"), name)
-	return pod{path: path, addr: addr.Addr()}
+	for range 2 { // twice is once
+		if err = n.net.Attach(attached); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	serve(n.t, path, net.JoinHostPort(listen, "80"), name)
+	return p
 }
 
 // serve runs a web server in a namespace until the test ends.
@@ -242,7 +283,10 @@ func join(t *testing.T, outside *netnstest.NS, nodes ...*node) {
 			if err != nil {
 				return err
 			}
-			return netlink.AddrAdd(link, addr)
+			if err := netlink.AddrAdd(link, addr); err != nil || !n.addr6.IsValid() {
+				return err
+			}
+			return address6("up0", n.addr6.String()+"/64")
 		})
 	}
 }
@@ -299,14 +343,22 @@ func TestRootTwoNodes(t *testing.T) {
 // reach connects the node with others.
 func (n *node) reach(others ...*node) {
 	n.t.Helper()
-	var routes []overlay.Route
+	of := func(n *node) overlay.Node {
+		o := overlay.Node{Ranges: []netip.Prefix{n.cidr}, Addrs: []netip.Addr{n.addr}}
+		if n.cidr6.IsValid() {
+			o.Ranges = append(o.Ranges, n.cidr6)
+		}
+		if n.addr6.IsValid() {
+			o.Addrs = append(o.Addrs, n.addr6)
+		}
+		return o
+	}
+	nodes := overlay.Nodes{Own: of(n).Ranges}
 	for _, o := range others {
-		routes = append(routes, overlay.Route{Dst: o.cidr, Via: o.addr})
+		nodes.Others = append(nodes.Others, of(o))
 	}
 	for range 2 { // twice is once
-		if err := n.over.Set(n.t.Context(), overlay.Nodes{Own: n.cidr, Routes: routes}); err != nil {
-			n.t.Fatal(err)
-		}
+		n.ns.Do(func() error { return n.over.Set(n.t.Context(), nodes) })
 	}
 }
 
@@ -315,7 +367,10 @@ func (n *node) publish(t *testing.T, ports ...nft.Publish) {
 	t.Helper()
 	n.ns.Do(func() error { return sysctl.Set(map[string]string{"net.ipv4.conf.pods0.route_localnet": "1"}) })
 	r := n.rules
-	r.Publish, r.Inside = ports, nft.Inside{Range: n.cidr, Interface: "pods0"}
+	r.Publish, r.Inside = ports, nft.Inside{Ranges: []netip.Prefix{n.cidr}, Interface: "pods0"}
+	if n.cidr6.IsValid() {
+		r.Inside.Ranges = append(r.Inside.Ranges, n.cidr6)
+	}
 	n.filter(t, r)
 }
 

@@ -78,17 +78,19 @@ type Config struct {
 	Dynamic  dynamic.Interface
 	Gateways Gateways
 
-	// ClusterCIDR is cut into pod networks of NodeCIDRBits each. Defaults:
-	// 10.244.0.0/14 and 24.
-	ClusterCIDR  netip.Prefix
+	// ClusterCIDR is cut into pod networks of NodeCIDRBits each, a range of IPv6 into
+	// ones of 64. Two ranges are of different IP families. Defaults: 10.244.0.0/14
+	// and 24.
+	ClusterCIDR  []netip.Prefix
 	NodeCIDRBits int
 
-	// ServiceCIDR is the range of cluster addresses; default: 10.96.0.0/16.
-	ServiceCIDR netip.Prefix
+	// ServiceCIDR are the ranges of cluster addresses, one of each family that
+	// ClusterCIDR has and in its order; default: 10.96.0.0/16.
+	ServiceCIDR []netip.Prefix
 
-	// ClusterDNS is the address, of ServiceCIDR, at which each node answers the
-	// cluster's names; the zero value: another server answers them.
-	ClusterDNS netip.Addr
+	// ClusterDNS are the addresses, one of each ServiceCIDR, at which each node
+	// answers the cluster's names; none: another server answers them.
+	ClusterDNS []netip.Addr
 
 	// RootCA is the PEM bundle that pods verify the API server with. If it is
 	// empty, namespaces get no kube-root-ca.crt.
@@ -168,7 +170,7 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) {
 			return nodelifecycle.New(env, nodelifecycle.Config{Liveness: cfg.Liveness, EvictionDelay: cfg.EvictionDelay})
 		},
-		func() (Loop, error) { return nodeipam.New(env, cfg.ClusterCIDR, cfg.NodeCIDRBits) },
+		func() (Loop, error) { return nodeipam.New(env, cfg.nodeRanges()) },
 		func() (Loop, error) { return podgc.New(env), nil },
 		func() (Loop, error) { return persistentvolume.New(env), nil },
 		func() (Loop, error) { return localpath.New(env), nil },
@@ -177,10 +179,10 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return storageprotection.New(env), nil },
 		func() (Loop, error) { return endpointslice.New(env), nil },
 		func() (Loop, error) { return endpoints.New(env), nil },
-		func() (Loop, error) { return kubeservice.New(env, cfg.ServiceCIDR), nil },
+		func() (Loop, error) { return kubeservice.New(env, cfg.ServiceCIDR[0]), nil },
 		func() (Loop, error) { return kubedns.New(env, cfg.ClusterDNS), nil },
 		func() (Loop, error) {
-			return servicecidr.New(env, servicecidr.Ranges{Services: cfg.ServiceCIDR.Masked(), Pods: cfg.ClusterCIDR.Masked()}), nil
+			return servicecidr.New(env, servicecidr.Ranges{Services: cfg.ServiceCIDR, Pods: cfg.ClusterCIDR}), nil
 		},
 		func() (Loop, error) { return ipaddress.New(env) },
 		func() (Loop, error) { return loadbalancer.New(env), nil },
@@ -272,11 +274,11 @@ func (cfg *Config) complete() error {
 	if cfg.EventClient == nil {
 		cfg.EventClient = cfg.Client
 	}
-	if !cfg.ClusterCIDR.IsValid() {
-		cfg.ClusterCIDR = netip.MustParsePrefix("10.244.0.0/14")
+	if len(cfg.ClusterCIDR) == 0 {
+		cfg.ClusterCIDR = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/14")}
 	}
-	if !cfg.ServiceCIDR.IsValid() {
-		cfg.ServiceCIDR = netip.MustParsePrefix("10.96.0.0/16")
+	if len(cfg.ServiceCIDR) == 0 {
+		cfg.ServiceCIDR = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}
 	}
 	if cfg.NodeCIDRBits == 0 {
 		cfg.NodeCIDRBits = 24
@@ -285,6 +287,20 @@ func (cfg *Config) complete() error {
 		cfg.Clock = clock.RealClock{}
 	}
 	return nil
+}
+
+// nodeBits6 is the length of a node's range of IPv6: that of a subnet.
+const nodeBits6 = 64
+
+func (cfg *Config) nodeRanges() (out []nodeipam.Range) {
+	for _, cluster := range cfg.ClusterCIDR {
+		r := nodeipam.Range{Cluster: cluster, Bits: cfg.NodeCIDRBits}
+		if cluster.Addr().Is6() {
+			r.Bits = nodeBits6
+		}
+		out = append(out, r)
+	}
+	return out
 }
 
 // LoopOf names the loop in whose work a request with this context is made; ""

@@ -664,7 +664,7 @@ func (n *Network) Live(_ context.Context, uids []string) error {
 }
 
 // Publish notes the ports; Detach drops them.
-func (n *Network) Publish(_ context.Context, uid string, _ netip.Addr, ports []podstate.HostPort) error {
+func (n *Network) Publish(_ context.Context, uid string, _ []netip.Addr, ports []podstate.HostPort) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.published == nil {

@@ -31,9 +31,9 @@ import (
 
 // Config of a Node.
 type Config struct {
-	Name string     // required
-	IP   netip.Addr // InternalIP
-	// Addresses are further ones of the node, beside IP and its name.
+	Name string       // required
+	IPs  []netip.Addr // InternalIPs
+	// Addresses are further ones of the node, beside IPs and its name.
 	Addresses []v1.NodeAddress
 	Client    kubernetes.Interface
 	// Heartbeat renews the Lease, apart from the other traffic so that it is

@@ -37,8 +37,8 @@ func TestNode(t *testing.T) {
 		down.Store(true)
 		dir := t.TempDir()
 		n := node.New(node.Config{
-			Name: "n1", IP: netip.MustParseAddr("192.0.2.1"), Client: api, Version: "v1.37.0", MaxPods: 50, DataDir: dir, Labels: map[string]string{"zone": "a"}, Port: 6443,
-			Addresses: []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: "2001:db8::1"}, {Type: v1.NodeExternalIP, Address: "203.0.113.1"}},
+			Name: "n1", IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}, Client: api, Version: "v1.37.0", MaxPods: 50, DataDir: dir, Labels: map[string]string{"zone": "a"}, Port: 6443,
+			Addresses: []v1.NodeAddress{{Type: v1.NodeExternalIP, Address: "203.0.113.1"}},
 			Images: func(context.Context) ([]v1.ContainerImage, error) {
 				return []v1.ContainerImage{{Names: []string{"small"}, SizeBytes: 1}, {Names: []string{"big"}, SizeBytes: 9}}, nil
 			},
@@ -174,7 +174,7 @@ func TestStatusWritesAreSpread(t *testing.T) {
 				}
 				return false, nil, nil
 			})
-			n := node.New(node.Config{Name: "n1", IP: netip.MustParseAddr("192.0.2.1"), Client: api, DataDir: dir})
+			n := node.New(node.Config{Name: "n1", IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Client: api, DataDir: dir})
 			wg.Go(func() {
 				if err := n.Run(ctx); err != nil {
 					t.Error(err)

@@ -38,8 +38,8 @@ func (n *Node) status(ctx context.Context, node *v1.Node, now time.Time) {
 	keepExtended(allocatable, s.Allocatable)
 	s.Capacity, s.Allocatable = capacity, allocatable
 	s.Addresses = nil
-	if n.cfg.IP.IsValid() {
-		s.Addresses = append(s.Addresses, v1.NodeAddress{Type: v1.NodeInternalIP, Address: n.cfg.IP.String()})
+	for _, ip := range n.cfg.IPs {
+		s.Addresses = append(s.Addresses, v1.NodeAddress{Type: v1.NodeInternalIP, Address: ip.String()})
 	}
 	s.Addresses = append(s.Addresses, n.cfg.Addresses...)
 	s.Addresses = append(s.Addresses, v1.NodeAddress{Type: v1.NodeHostName, Address: n.cfg.Name})

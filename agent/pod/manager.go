@@ -79,7 +79,7 @@ func NewManager(cfg Config) *Manager {
 	return &Manager{
 		cfg: cfg,
 		spec: &podspec.Builder{
-			NodeName: cfg.NodeName, NodeIP: cfg.NodeIP, Node: cfg.Node, Volumes: cfg.Volumes, Objects: cfg.Objects, PodDir: cfg.PodDir, LogDir: cfg.LogDir,
+			NodeName: cfg.NodeName, NodeIPs: cfg.NodeIPs, Node: cfg.Node, Volumes: cfg.Volumes, Objects: cfg.Objects, PodDir: cfg.PodDir, LogDir: cfg.LogDir,
 			ResolvConf: cfg.ResolvConf, ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, NoCluster: cfg.Client == nil,
 		},
 		starts: make(chan struct{}, cfg.Parallel), writes: make(chan struct{}, 16), seen: make(chan struct{}), pins: make(chan struct{}, 1), stale: map[string]bool{},

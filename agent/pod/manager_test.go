@@ -107,7 +107,7 @@ func (n *node) start() {
 	pods := filepath.Join(n.dir, "pods")
 	prober := &probe.Prober{}
 	cfg := pod.Config{
-		NodeName: "n1", NodeIP: netip.MustParseAddr("192.0.2.1"), Node: func() *v1.Node { return obj },
+		NodeName: "n1", NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Node: func() *v1.Node { return obj },
 		Client: n.api, Runtime: n.runtime, Images: n.images, Network: n.network, Objects: objects, Probes: prober, Recorder: rec,
 		Volumes: volume.New(volume.Config{Dir: pods, Objects: objects, Mounter: &agenttest.Mounter{}, ImagePath: n.images.VolumePath}),
 		PodDir:  pods, EndedDir: filepath.Join(n.dir, "ended"), LogDir: filepath.Join(n.dir, "log"), SweepLogs: true, CgroupRoot: "/clusterd-n1", ResolvConf: "/etc/resolv.conf",

@@ -92,7 +92,7 @@ type Network interface {
 	Users(podUID string) (*os.File, error)
 	// Publish makes ports of the node lead to an attached pod's address, until
 	// Detach.
-	Publish(ctx context.Context, podUID string, addr netip.Addr, ports []podstate.HostPort) error
+	Publish(ctx context.Context, podUID string, addrs []netip.Addr, ports []podstate.HostPort) error
 	// Limit bounds what an attached pod receives and sends, in bits a second, until
 	// Detach; 0: not at all.
 	Limit(ctx context.Context, podUID string, in, out uint64) error
@@ -106,7 +106,7 @@ type Network interface {
 // Config of a Manager.
 type Config struct {
 	NodeName string
-	NodeIP   netip.Addr
+	NodeIPs  []netip.Addr
 	// Node returns the node's object as last known; its allocatable resources
 	// and labels decide admission. Never nil.
 	Node func() *v1.Node

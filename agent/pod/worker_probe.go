@@ -29,8 +29,8 @@ func (w *worker) target(spec *v1.Container, id string, s podstate.Sandbox) probe
 	switch {
 	case len(s.IPs) > 0:
 		t.PodIP = s.IPs[0].String()
-	case w.m.cfg.NodeIP.IsValid():
-		t.PodIP = w.m.cfg.NodeIP.String()
+	case len(w.m.cfg.NodeIPs) > 0:
+		t.PodIP = w.m.cfg.NodeIPs[0].String()
 	}
 	return t
 }

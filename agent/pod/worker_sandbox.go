@@ -123,7 +123,7 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, att
 		}
 	}
 	if ports := podstate.HostPorts(pod); len(ports) > 0 && !pod.Spec.HostNetwork && len(ips) > 0 {
-		if err := m.cfg.Network.Publish(ctx, string(pod.UID), ips[0], ports); err != nil {
+		if err := m.cfg.Network.Publish(ctx, string(pod.UID), ips, ports); err != nil {
 			undo()
 			return nil, false, fmt.Errorf("host ports: %w", err)
 		}

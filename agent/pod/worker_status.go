@@ -37,7 +37,7 @@ func (w *worker) publish(now time.Time) (wake time.Time) {
 		old = w.status.stored
 	}
 	old = withForeign(old, &w.pod.Status)
-	st := podstate.BuildStatus(podstate.Desired{Pod: w.pod, Gone: w.gone}, w.obs, old, w.m.cfg.NodeIP, now)
+	st := podstate.BuildStatus(podstate.Desired{Pod: w.pod, Gone: w.gone}, w.obs, old, w.m.cfg.NodeIPs, now)
 	w.status.built = st
 	w.setView(st)
 	w.startMetric(st, now)

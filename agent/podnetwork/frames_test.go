@@ -126,7 +126,7 @@ func TestRootRulesComeBack(t *testing.T) {
 			t.Errorf("told: %q, want %d", told, events)
 		}
 	}
-	if err := n.setRules(want, own); err != nil {
+	if err := n.setRules(want, []netip.Prefix{own}); err != nil {
 		t.Fatal(err)
 	}
 	check(0)
@@ -144,7 +144,7 @@ func TestRootRulesComeBack(t *testing.T) {
 	}
 	check(2)
 	want.Masquerade = nil
-	if err := n.setRules(want, own); err != nil {
+	if err := n.setRules(want, []netip.Prefix{own}); err != nil {
 		t.Fatal(err)
 	}
 	check(2)

@@ -5,28 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"path/filepath"
 
 	"k8s.io/klog/v2"
 
 	"github.com/clusterd/clusterd/netsetup/antispoof"
-	"github.com/clusterd/clusterd/netsetup/ipam"
 	"github.com/clusterd/clusterd/netsetup/netns"
 	"github.com/clusterd/clusterd/netsetup/podnet"
 )
 
-const ipamFile = "ipam.json" // below Config.Dir
-
 // networkName names a network, its pinned namespace and by that its interface
-// on the node: by its address, which it has before a pod has it. Whose it is
+// on the node: by its first address, which it has before a pod has it. Whose it is
 // stands in ipam.json alone, so that nothing of it changes when a pod takes it.
-func networkName(addr netip.Prefix) string { return addr.Addr().String() }
+func networkName(addrs []netip.Prefix) string { return addrs[0].Addr().String() }
 
 // loadNames gives the names of the pods' networks by UID, as a former process
 // left them. Namespaces pinned under another name than an address are of an
 // earlier version, which named them by the pod.
 func loadNames(dir string, spaces *netns.Dir) (map[string]string, error) {
-	allocated, err := ipam.Allocated(filepath.Join(dir, ipamFile))
+	allocated, err := onRecord(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -35,8 +31,8 @@ func loadNames(dir string, spaces *netns.Dir) (map[string]string, error) {
 		return nil, err
 	}
 	names := map[string]string{}
-	for uid, addr := range allocated {
-		names[uid] = addr.String()
+	for uid, addrs := range allocated {
+		names[uid] = addrs[0].String()
 	}
 	for _, name := range pinned {
 		if _, err := netip.ParseAddr(name); err != nil {
@@ -57,19 +53,23 @@ func (n *Network) setName(uid, name string) {
 	}
 }
 
-// connect makes the network of that address, or what is missing of it, with the
+// connect makes the network of those addresses, or what is missing of it, with the
 // namespace that create makes or finds. On an error nothing of it stays.
-func (n *Network) connect(addr netip.Prefix, gateway netip.Addr, create func(name string) (path string, err error)) error {
-	name := networkName(addr)
+func (n *Network) connect(addrs []netip.Prefix, create func(name string) (path string, err error)) error {
+	name := networkName(addrs)
 	path, err := create(name)
 	if err == nil {
-		err = n.frames.Add(framesOf(name, addr.Addr()))
+		err = n.frames.Add(framesOf(name, bare(addrs)))
 	}
 	if err == nil {
-		// A single address: what pods of one node say to each other passes the
-		// node's packet filter too, where Services and policies are.
-		single := netip.PrefixFrom(addr.Addr(), addr.Addr().BitLen())
-		err = n.links.Attach(podnet.Pod{NetNS: path, HostIf: podnet.HostIf(name), Bridge: n.cfg.Bridge, Addr: single, Gateway: gateway, MTU: n.cfg.MTU})
+		pod := podnet.Pod{NetNS: path, HostIf: podnet.HostIf(name), Bridge: n.cfg.Bridge, MTU: n.cfg.MTU}
+		for _, a := range addrs {
+			// A single address: what pods of one node say to each other passes the
+			// node's packet filter too, where Services and policies are.
+			single := netip.PrefixFrom(a.Addr(), a.Addr().BitLen())
+			pod.Addrs = append(pod.Addrs, podnet.Address{Addr: single, Gateway: gatewayOf(a.Masked())})
+		}
+		err = n.links.Attach(pod)
 	}
 	if err != nil {
 		return errors.Join(err, n.spaces.Delete(name), n.frames.Remove(podnet.HostIf(name)))
@@ -77,23 +77,23 @@ func (n *Network) connect(addr netip.Prefix, gateway netip.Addr, create func(nam
 	return nil
 }
 
-// framesOf is what the network of that name and address may send.
-func framesOf(name string, addr netip.Addr) antispoof.Port {
-	return antispoof.Port{Interface: podnet.HostIf(name), MAC: podnet.HardwareAddr(addr), Addrs: []netip.Addr{addr}}
+// framesOf is what the network of that name and addresses may send.
+func framesOf(name string, addrs []netip.Addr) antispoof.Port {
+	return antispoof.Port{Interface: podnet.HostIf(name), MAC: podnet.HardwareAddr(addrs[0]), Addrs: addrs}
 }
 
 // setKnownFrames lets the pods send that a former process left: they go on
 // without a packet lost. looking is held for writing, and nothing is ready.
 func (n *Network) setKnownFrames() error {
-	addrs, err := ipam.Allocated(filepath.Join(n.cfg.Dir, ipamFile))
+	addrs, err := onRecord(n.cfg.Dir)
 	if err != nil {
 		return err
 	}
 	var ports []antispoof.Port
 	n.mu.Lock()
 	for uid, name := range n.names {
-		if addr, ok := addrs[uid]; ok {
-			ports = append(ports, framesOf(name, addr))
+		if own, ok := addrs[uid]; ok {
+			ports = append(ports, framesOf(name, own))
 		}
 	}
 	n.mu.Unlock()

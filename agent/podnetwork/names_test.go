@@ -27,7 +27,7 @@ func TestRootNetworksOfFormerProcess(t *testing.T) {
 	}
 	named, err := former.spaces.Create("uid-of-old")
 	if err == nil {
-		err = former.links.Attach(podnet.Pod{NetNS: named, HostIf: podnet.HostIf("uid-of-old"), Bridge: former.cfg.Bridge, Addr: netip.MustParsePrefix("10.42.1.200/24")})
+		err = former.links.Attach(podnet.Pod{NetNS: named, HostIf: podnet.HostIf("uid-of-old"), Bridge: former.cfg.Bridge, Addrs: []podnet.Address{{Addr: netip.MustParsePrefix("10.42.1.200/24")}}})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -36,7 +36,7 @@ func TestRootNetworksOfFormerProcess(t *testing.T) {
 
 	n := readyNode{t: t, ns: ns}
 	ns.Do(func() (err error) {
-		n.Network, err = New(Config{NodeName: "n1", NodeIP: netip.MustParseAddr("192.0.2.1"), Dir: dir, Logger: slog.New(slog.DiscardHandler)})
+		n.Network, err = New(Config{NodeName: "n1", NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Dir: dir, Logger: slog.New(slog.DiscardHandler)})
 		return err
 	})
 	defer n.close()
@@ -57,7 +57,7 @@ func TestRootNetworksOfFormerProcess(t *testing.T) {
 	if got := pinned(); !slices.Equal(got, want) {
 		t.Errorf("namespaces %v, want %v", got, want)
 	}
-	ns.Do(func() error { return n.open(netip.MustParsePrefix("10.42.1.0/24")) })
+	ns.Do(func() error { return n.open([]netip.Prefix{netip.MustParsePrefix("10.42.1.0/24")}) })
 	if err := n.Live(t.Context(), []string{"lives"}); err != nil {
 		t.Error(err)
 	}

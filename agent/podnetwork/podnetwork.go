@@ -35,7 +35,6 @@ import (
 	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/users"
 	"github.com/clusterd/clusterd/netsetup/antispoof"
-	"github.com/clusterd/clusterd/netsetup/ipam"
 	"github.com/clusterd/clusterd/netsetup/netns"
 	"github.com/clusterd/clusterd/netsetup/nft"
 	"github.com/clusterd/clusterd/netsetup/overlay"
@@ -45,8 +44,9 @@ import (
 
 // Config of a Network.
 type Config struct {
-	NodeName string     // required
-	NodeIP   netip.Addr // the address of pods of the host's network; required
+	NodeName string // required
+	// NodeIPs are the addresses of pods of the host's network; required.
+	NodeIPs []netip.Addr
 	// Client watches the nodes; nil: there is no API, PodCIDR is the node's
 	// range and there are no other nodes.
 	Client  kubernetes.Interface
@@ -100,15 +100,14 @@ type Network struct {
 	portMu sync.Mutex // guards ports, rules, own, and the file of the ports
 	ports  map[string]podsPorts
 	rules  nft.Ruleset // of the nodes, without the ports
-	own    netip.Prefix
+	own    []netip.Prefix
 
 	mu      sync.Mutex // guards all below
-	cidr    netip.Prefix
-	gateway netip.Addr
-	pool    *ipam.Pool // nil: the node has no range yet
-	live    []string   // given by Live before there was a pool
+	cidrs   []netip.Prefix
+	pools   pools    // nil: the node has no range yet
+	live    []string // given by Live before there were pools
 	liveSet bool
-	fault   string // why there is no pool
+	fault   string // why there are no pools
 	onReady []func()
 	ready   []readyNet
 	names   map[string]string // of the pods' networks by UID, see loadNames
@@ -252,24 +251,42 @@ func (n *Network) keep(ctx context.Context, changed <-chan struct{}, list func()
 
 // sameNet reports whether nothing changed that the network depends on.
 func sameNet(a, b *v1.Node) bool {
-	return a.Spec.PodCIDR == b.Spec.PodCIDR && internalIP(a) == internalIP(b)
+	return slices.Equal(rangesOf(a), rangesOf(b)) && slices.Equal(internalIPs(a), internalIPs(b))
 }
 
-func internalIP(n *v1.Node) netip.Addr {
+// internalIPs are the node's addresses, one of each family at most.
+func internalIPs(n *v1.Node) (out []netip.Addr) {
 	for _, a := range n.Status.Addresses {
-		if a.Type == v1.NodeInternalIP {
-			if ip, err := netip.ParseAddr(a.Address); err == nil {
-				return ip
-			}
+		if a.Type != v1.NodeInternalIP {
+			continue
+		}
+		ip, err := netip.ParseAddr(a.Address)
+		if err == nil && !slices.ContainsFunc(out, func(o netip.Addr) bool { return o.Is4() == ip.Is4() }) {
+			out = append(out, ip)
 		}
 	}
-	return netip.Addr{}
+	return out
+}
+
+// rangesOf are the node's pod ranges, one of each family at most.
+func rangesOf(n *v1.Node) (out []netip.Prefix) {
+	texts := n.Spec.PodCIDRs
+	if len(texts) == 0 {
+		texts = []string{n.Spec.PodCIDR}
+	}
+	for _, text := range texts {
+		p, err := netip.ParsePrefix(text)
+		if err == nil && !slices.ContainsFunc(out, func(o netip.Prefix) bool { return o.Addr().Is4() == p.Addr().Is4() }) {
+			out = append(out, p.Masked())
+		}
+	}
+	return out
 }
 
 // plan is what the nodes ask of this node's network. Pure.
 type plan struct {
-	own    netip.Prefix
-	routes []overlay.Route
+	own    []netip.Prefix
+	others []overlay.Node
 	rules  nft.Ruleset
 }
 
@@ -277,25 +294,33 @@ func makePlan(self string, cluster []netip.Prefix, nodes []*v1.Node) plan {
 	var p plan
 	within := slices.Clone(cluster)
 	for _, node := range nodes {
-		cidr, err := netip.ParsePrefix(node.Spec.PodCIDR)
-		if err != nil {
-			continue // no range yet
+		ranges := rangesOf(node)
+		if len(ranges) == 0 {
+			continue // not yet
 		}
-		cidr = cidr.Masked()
-		within = append(within, cidr)
+		within = append(within, ranges...)
 		if node.Name == self {
-			p.own = cidr
+			p.own = ranges
 			continue
 		}
-		if via := internalIP(node); via.IsValid() {
-			p.routes = append(p.routes, overlay.Route{Dst: cidr, Via: via})
+		if addrs := internalIPs(node); len(addrs) > 0 {
+			p.others = append(p.others, overlay.Node{Ranges: ranges, Addrs: addrs})
 		}
 	}
-	slices.SortFunc(p.routes, func(a, b overlay.Route) int { return comparePrefix(a.Dst, b.Dst) })
+	slices.SortFunc(p.others, func(a, b overlay.Node) int { return comparePrefix(a.Ranges[0], b.Ranges[0]) })
 	slices.SortFunc(within, comparePrefix)
 	within = slices.Compact(within)
-	if p.own.IsValid() {
-		p.rules = nft.Ruleset{Forward: within, Masquerade: []nft.Masquerade{{From: p.own, Except: within}}}
+	if len(p.own) > 0 {
+		p.rules.Forward = within
+	}
+	for _, own := range p.own {
+		m := nft.Masquerade{From: own}
+		for _, w := range within {
+			if w.Addr().Is4() == own.Addr().Is4() {
+				m.Except = append(m.Except, w)
+			}
+		}
+		p.rules.Masquerade = append(p.rules.Masquerade, m)
 	}
 	return p
 }
@@ -307,7 +332,7 @@ func comparePrefix(a, b netip.Prefix) int {
 // apply brings the kernel to what the nodes say.
 func (n *Network) apply(ctx context.Context, nodes []*v1.Node) error {
 	p := makePlan(n.cfg.NodeName, n.cfg.PodCIDRs, nodes)
-	if !p.own.IsValid() {
+	if len(p.own) == 0 {
 		return nil // the range will come with another change
 	}
 	if err := n.open(p.own); err != nil {
@@ -323,21 +348,21 @@ func (n *Network) apply(ctx context.Context, nodes []*v1.Node) error {
 	if err := n.setRules(p.rules, p.own); err != nil {
 		return err
 	}
-	if err := n.routes.Set(ctx, overlay.Nodes{Own: p.own, Routes: p.routes}); err != nil {
+	if err := n.routes.Set(ctx, overlay.Nodes{Own: p.own, Others: p.others}); err != nil {
 		return fmt.Errorf("routes to nodes: %w", err)
 	}
 	return nil
 }
 
-// open makes bridge and address pool for the node's range.
-func (n *Network) open(cidr netip.Prefix) error {
+// open makes bridge and address pools for the node's ranges.
+func (n *Network) open(cidrs []netip.Prefix) error {
 	n.mu.Lock()
-	had := n.cidr
+	had := n.cidrs
 	n.mu.Unlock()
-	if had == cidr {
+	if slices.Equal(had, cidrs) {
 		return nil
 	}
-	if err := sysctl.Set(sysctl.Router()); err != nil {
+	if err := setSwitches(cidrs); err != nil {
 		return fmt.Errorf("kernel switches: %w", err)
 	}
 	n.looking.Lock()
@@ -350,22 +375,25 @@ func (n *Network) open(cidr netip.Prefix) error {
 	if err := n.setKnownFrames(); err != nil {
 		return err
 	}
-	gateway := cidr.Addr().Next()
-	if err := n.links.EnsureBridge(podnet.Bridge{Name: n.cfg.Bridge, Addr: netip.PrefixFrom(gateway, cidr.Bits()), MTU: n.cfg.MTU}); err != nil {
+	bridge := podnet.Bridge{Name: n.cfg.Bridge, MTU: n.cfg.MTU}
+	for _, cidr := range cidrs {
+		bridge.Addrs = append(bridge.Addrs, netip.PrefixFrom(gatewayOf(cidr), cidr.Bits()))
+	}
+	if err := n.links.EnsureBridge(bridge); err != nil {
 		return fmt.Errorf("bridge: %w", err)
 	}
-	pool, err := ipam.Open(ipam.Config{File: filepath.Join(n.cfg.Dir, ipamFile), Prefix: cidr, Reserved: []netip.Addr{gateway}})
+	pools, err := openPools(n.cfg.Dir, cidrs)
 	if err != nil {
 		return fmt.Errorf("addresses: %w", err)
 	}
 	n.mu.Lock()
-	n.cidr, n.gateway, n.pool, n.fault = cidr, gateway, pool, ""
+	n.cidrs, n.pools, n.fault = cidrs, pools, ""
 	live, told := n.live, n.liveSet
 	n.live, n.liveSet = nil, false
 	hooks := n.onReady
 	n.mu.Unlock()
 	if told {
-		if _, err := pool.Reconcile(live); err != nil {
+		if err := pools.reconcile(live); err != nil {
 			return fmt.Errorf("addresses of pods that are no more: %w", err)
 		}
 	}
@@ -376,11 +404,20 @@ func (n *Network) open(cidr netip.Prefix) error {
 	return nil
 }
 
+// setSwitches makes the machine a router of the ranges' families.
+func setSwitches(cidrs []netip.Prefix) error {
+	errs := []error{sysctl.Set(sysctl.Router())}
+	if slices.ContainsFunc(cidrs, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
+		errs = append(errs, sysctl.KeepRouters(), sysctl.Set(sysctl.Router6()))
+	}
+	return errors.Join(errs...)
+}
+
 // Ready reports whether pods can get a network, and why not.
 func (n *Network) Ready() (bool, string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.pool != nil, n.fault
+	return n.pools != nil, n.fault
 }
 
 // OnReady asks for a call when the network gets ready. Call it before Run; fn
@@ -394,7 +431,7 @@ func (n *Network) OnReady(fn func()) {
 // Attach makes the pod's namespace and address, or finds them.
 func (n *Network) Attach(ctx context.Context, uid string, hostNetwork bool) (string, []netip.Addr, error) {
 	if hostNetwork {
-		return "", []netip.Addr{n.cfg.NodeIP}, nil
+		return "", n.cfg.NodeIPs, nil
 	}
 	path, addrs, err := n.attachOwn(uid)
 	return n.guarded(ctx, uid, path, addrs, err)
@@ -411,37 +448,36 @@ func (n *Network) guarded(ctx context.Context, uid, path string, addrs []netip.A
 	return path, addrs, nil
 }
 
-// laid is the pool of the node's addresses and its gateway, once the network
-// stands.
-func (n *Network) laid() (*ipam.Pool, netip.Addr, error) {
+// laid are the pools of the node's addresses, once the network stands.
+func (n *Network) laid() (pools, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.pool == nil {
-		return nil, netip.Addr{}, fmt.Errorf("%w: %s", podstate.ErrNetworkNotReady, n.fault)
+	if n.pools == nil {
+		return nil, fmt.Errorf("%w: %s", podstate.ErrNetworkNotReady, n.fault)
 	}
-	return n.pool, n.gateway, nil
+	return n.pools, nil
 }
 
 func (n *Network) attachOwn(uid string) (string, []netip.Addr, error) {
-	pool, gateway, err := n.laid()
+	pools, err := n.laid()
 	if err != nil {
 		return "", nil, err
 	}
-	if path, addr, ok := n.takeReady(uid); ok {
-		return path, []netip.Addr{addr.Addr()}, nil
+	if path, addrs, ok := n.takeReady(uid); ok {
+		return path, bare(addrs), nil
 	}
-	return n.attach(uid, pool, gateway, n.spaces.Create)
+	return n.attach(uid, pools, n.spaces.Create)
 }
 
 // AttachUsers is Attach for a pod with a user namespace, which owns the pod's
 // network namespace: one that is there already is of a former try, with ids
 // that may be another pod's by now, and is replaced.
 func (n *Network) AttachUsers(ctx context.Context, uid string, ids users.Range) (string, []netip.Addr, error) {
-	pool, gateway, err := n.laid()
+	pools, err := n.laid()
 	if err != nil {
 		return "", nil, err
 	}
-	path, addrs, err := n.attach(uid, pool, gateway, func(name string) (string, error) {
+	path, addrs, err := n.attach(uid, pools, func(name string) (string, error) {
 		if err := n.spaces.Delete(name); err != nil {
 			return "", err
 		}
@@ -461,22 +497,22 @@ func (n *Network) Users(uid string) (*os.File, error) {
 	return netns.Owner(n.spaces.Path(name))
 }
 
-// attach gives the pod an address, and a namespace that create makes or finds.
-func (n *Network) attach(uid string, pool *ipam.Pool, gateway netip.Addr, create func(name string) (path string, err error)) (string, []netip.Addr, error) {
+// attach gives the pod its addresses, and a namespace that create makes or finds.
+func (n *Network) attach(uid string, pools pools, create func(name string) (path string, err error)) (string, []netip.Addr, error) {
 	n.looking.RLock()
 	defer n.looking.RUnlock()
-	addr, err := pool.Allocate(uid)
+	addrs, err := pools.allocate(uid)
 	if err != nil {
 		return "", nil, fmt.Errorf("address for the pod: %w", err)
 	}
-	name := networkName(addr)
+	name := networkName(addrs)
 	n.setName(uid, name)
-	if err := n.connect(addr, gateway, create); err != nil {
-		err = errors.Join(fmt.Errorf("connect the pod: %w", err), pool.Release(uid))
+	if err := n.connect(addrs, create); err != nil {
+		err = errors.Join(fmt.Errorf("connect the pod: %w", err), pools.release(uid))
 		n.setName(uid, "")
 		return "", nil, err
 	}
-	return n.spaces.Path(name), []netip.Addr{addr.Addr()}, nil
+	return n.spaces.Path(name), bare(addrs), nil
 }
 
 // Limit bounds what the pod receives and sends, in bits a second.
@@ -493,14 +529,14 @@ func (n *Network) Limit(_ context.Context, uid string, in, out uint64) error {
 // Detach gives namespace and address back. What is not there is fine.
 func (n *Network) Detach(_ context.Context, uid string) error {
 	n.mu.Lock()
-	pool, name := n.pool, n.names[uid]
+	pools, name := n.pools, n.names[uid]
 	n.mu.Unlock()
 	err := n.unpublish(func(u string) bool { return u != uid })
 	if name != "" {
 		err = errors.Join(err, n.disconnect(name))
 	}
-	if err == nil && pool != nil {
-		err = pool.Release(uid)
+	if err == nil && pools != nil {
+		err = pools.release(uid)
 	}
 	if err == nil {
 		n.setName(uid, "")
@@ -520,14 +556,13 @@ func (n *Network) Live(ctx context.Context, uids []string) error {
 	err := n.sweep(ctx, keep)
 	errs := []error{err, n.unpublish(func(uid string) bool { return keep[uid] })}
 	n.mu.Lock()
-	pool := n.pool
-	if pool == nil {
+	pools := n.pools
+	if pools == nil {
 		n.live, n.liveSet = uids, true
 	}
 	n.mu.Unlock()
-	if pool != nil {
-		_, err := pool.Reconcile(uids)
-		errs = append(errs, err)
+	if pools != nil {
+		errs = append(errs, pools.reconcile(uids))
 	}
 	return errors.Join(errs...)
 }

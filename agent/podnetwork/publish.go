@@ -33,6 +33,7 @@ type published struct {
 
 type podsPorts struct {
 	Addr  netip.Addr          `json:"addr"`
+	Other netip.Addr          `json:"other,omitzero"` // of the second family, if it has one
 	Ports []podstate.HostPort `json:"ports"`
 }
 
@@ -70,13 +71,21 @@ func (n *Network) savePorts() error {
 	return nil
 }
 
-// Publish makes ports of the node lead to the pod, until it is detached. It
-// may be called again.
-func (n *Network) Publish(_ context.Context, uid string, addr netip.Addr, ports []podstate.HostPort) error {
+// Publish makes ports of the node lead to the pod's addresses, each by its own
+// family, until it is detached. It may be called again.
+func (n *Network) Publish(_ context.Context, uid string, addrs []netip.Addr, ports []podstate.HostPort) error {
 	n.portMu.Lock()
 	defer n.portMu.Unlock()
-	now := podsPorts{addr, ports}
-	if have, ok := n.ports[uid]; ok && have.Addr == addr && slices.Equal(have.Ports, ports) {
+	now := podsPorts{Ports: ports}
+	for i, a := range addrs {
+		switch i {
+		case 0:
+			now.Addr = a
+		case 1:
+			now.Other = a
+		}
+	}
+	if have, ok := n.ports[uid]; ok && have.Addr == now.Addr && have.Other == now.Other && slices.Equal(have.Ports, ports) {
 		return nil
 	}
 	n.ports[uid] = now
@@ -97,7 +106,7 @@ func (n *Network) unpublish(keep func(uid string) bool) error {
 
 // setRules gives the packet filter the rules of the nodes, and those of the
 // published ports with them.
-func (n *Network) setRules(r nft.Ruleset, own netip.Prefix) error {
+func (n *Network) setRules(r nft.Ruleset, own []netip.Prefix) error {
 	n.portMu.Lock()
 	defer n.portMu.Unlock()
 	n.rules, n.own = r, own
@@ -106,10 +115,10 @@ func (n *Network) setRules(r nft.Ruleset, own netip.Prefix) error {
 
 // filterPorts applies the rules. The caller holds portMu.
 func (n *Network) filterPorts() error {
-	if !n.own.IsValid() {
+	if len(n.own) == 0 {
 		return nil // before the node has a range, nothing is inside
 	}
-	r := withPorts(n.rules, nft.Inside{Range: n.own, Interface: n.cfg.Bridge}, n.ports)
+	r := withPorts(n.rules, nft.Inside{Ranges: n.own, Interface: n.cfg.Bridge}, n.ports)
 	if len(r.Publish) > 0 {
 		if err := sysctl.Set(map[string]string{"net.ipv4.conf." + n.cfg.Bridge + ".route_localnet": "1"}); err != nil {
 			return fmt.Errorf("kernel switches: %w", err)
@@ -131,11 +140,16 @@ func withPorts(r nft.Ruleset, inside nft.Inside, pods map[string]podsPorts) nft.
 	r.Inside = inside
 	for _, uid := range slices.Sorted(maps.Keys(pods)) {
 		p := pods[uid]
-		if !inside.Range.Contains(p.Addr) {
-			continue // of a range that the node no longer has
-		}
-		for _, port := range p.Ports {
-			r.Publish = append(r.Publish, nft.Publish{Protocol: port.Protocol, Addr: port.HostIP, Port: port.HostPort, To: netip.AddrPortFrom(p.Addr, port.Port)})
+		for _, addr := range []netip.Addr{p.Addr, p.Other} {
+			if !addr.IsValid() || !inside.Contains(addr) {
+				continue // none, or of a range that the node no longer has
+			}
+			for _, port := range p.Ports {
+				if port.HostIP.IsValid() && port.HostIP.Is4() != addr.Is4() {
+					continue // the other address' port
+				}
+				r.Publish = append(r.Publish, nft.Publish{Protocol: port.Protocol, Addr: port.HostIP, Port: port.HostPort, To: netip.AddrPortFrom(addr, port.Port)})
+			}
 		}
 	}
 	slices.SortStableFunc(r.Publish, func(a, b nft.Publish) int {

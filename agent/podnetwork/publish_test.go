@@ -14,11 +14,11 @@ import (
 )
 
 func TestWithPorts(t *testing.T) {
-	inside := nft.Inside{Range: netip.MustParsePrefix("10.42.1.0/24"), Interface: "clusterd0"}
+	inside := nft.Inside{Ranges: []netip.Prefix{netip.MustParsePrefix("10.42.1.0/24"), netip.MustParsePrefix("fd42:0:0:1::/64")}, Interface: "clusterd0"}
 	got := withPorts(nft.Ruleset{}, inside, map[string]podsPorts{
-		"b":   {netip.MustParseAddr("10.42.1.3"), []podstate.HostPort{{Protocol: "udp", HostIP: netip.MustParseAddr("127.0.0.1"), HostPort: 53, Port: 5353}}},
-		"a":   {netip.MustParseAddr("10.42.1.2"), []podstate.HostPort{{Protocol: "tcp", HostPort: 8080, Port: 80}}},
-		"old": {netip.MustParseAddr("10.99.1.2"), []podstate.HostPort{{Protocol: "tcp", HostPort: 1, Port: 1}}},
+		"b":   {Addr: netip.MustParseAddr("10.42.1.3"), Ports: []podstate.HostPort{{Protocol: "udp", HostIP: netip.MustParseAddr("127.0.0.1"), HostPort: 53, Port: 5353}}},
+		"a":   {Addr: netip.MustParseAddr("10.42.1.2"), Other: netip.MustParseAddr("fd42:0:0:1::2"), Ports: []podstate.HostPort{{Protocol: "tcp", HostPort: 8080, Port: 80}}},
+		"old": {Addr: netip.MustParseAddr("10.99.1.2"), Ports: []podstate.HostPort{{Protocol: "tcp", HostPort: 1, Port: 1}}},
 	}).Text("t")
 	want := `table inet t {
 	chain guard {
@@ -30,12 +30,15 @@ func TestWithPorts(t *testing.T) {
 		type nat hook prerouting priority dstnat; policy accept;
 		ip daddr 127.0.0.1/32 udp dport 53 dnat ip to 10.42.1.3:5353
 		fib daddr type local tcp dport 8080 dnat ip to 10.42.1.2:80
+		fib daddr type local tcp dport 8080 dnat ip6 to [fd42:0:0:1::2]:80
 	}
 
 	chain output {
 		type nat hook output priority dstnat; policy accept;
+		ip6 daddr ::1/128 return
 		ip daddr 127.0.0.1/32 udp dport 53 dnat ip to 10.42.1.3:5353
 		fib daddr type local tcp dport 8080 dnat ip to 10.42.1.2:80
+		fib daddr type local tcp dport 8080 dnat ip6 to [fd42:0:0:1::2]:80
 	}
 
 	chain forward {
@@ -47,6 +50,7 @@ func TestWithPorts(t *testing.T) {
 		ip saddr 127.0.0.0/8 ip daddr 10.42.1.0/24 ct status dnat masquerade
 		ip saddr 10.42.1.3/32 ip daddr 10.42.1.3/32 ct status dnat masquerade
 		ip saddr 10.42.1.2/32 ip daddr 10.42.1.2/32 ct status dnat masquerade
+		ip6 saddr fd42:0:0:1::2/128 ip6 daddr fd42:0:0:1::2/128 ct status dnat masquerade
 	}
 }
 `
@@ -60,7 +64,7 @@ func TestWithPorts(t *testing.T) {
 func TestPortsFile(t *testing.T) {
 	dir := t.TempDir()
 	n := &Network{cfg: Config{Dir: dir}, ports: map[string]podsPorts{
-		"a": {netip.MustParseAddr("10.42.1.2"), []podstate.HostPort{{Protocol: "tcp", HostPort: 8080, Port: 80}}},
+		"a": {Addr: netip.MustParseAddr("10.42.1.2"), Ports: []podstate.HostPort{{Protocol: "tcp", HostPort: 8080, Port: 80}}},
 	}}
 	if err := n.savePorts(); err != nil {
 		t.Fatal(err)

@@ -12,9 +12,9 @@ import (
 // readyNet is a network that no pod has yet: a namespace, connected to the
 // bridge. It is whole, and named as a pod's is: all that a pod changes by taking
 // it is the record of addresses.
-type readyNet struct{ addr netip.Prefix }
+type readyNet struct{ addrs []netip.Prefix }
 
-func (r readyNet) name() string { return networkName(r.addr) }
+func (r readyNet) name() string { return networkName(r.addrs) }
 
 // refillAfter is how long no pod has asked for a network before new ones are
 // made ahead: while pods start, they need the processors more.
@@ -55,7 +55,7 @@ func (n *Network) keepReady(ctx context.Context) {
 func (n *Network) wantsReady() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.pool != nil && len(n.ready) < n.cfg.Ready
+	return n.pools != nil && len(n.ready) < n.cfg.Ready
 }
 
 var errNoRoom = errors.New("too few free addresses")
@@ -65,18 +65,18 @@ func (n *Network) makeReady() error {
 	n.looking.RLock()
 	defer n.looking.RUnlock()
 	n.mu.Lock()
-	pool, gateway := n.pool, n.gateway
+	pools := n.pools
 	n.mu.Unlock()
-	addr, ok := pool.Reserve()
+	addrs, ok := pools.reserve()
 	if !ok {
 		return errNoRoom
 	}
-	if err := n.connect(addr, gateway, n.spaces.Create); err != nil {
-		pool.Forget(addr)
+	if err := n.connect(addrs, n.spaces.Create); err != nil {
+		pools.forget(addrs)
 		return err
 	}
 	n.mu.Lock()
-	n.ready = append(n.ready, readyNet{addr})
+	n.ready = append(n.ready, readyNet{addrs})
 	n.mu.Unlock()
 	return nil
 }
@@ -84,32 +84,32 @@ func (n *Network) makeReady() error {
 // dropReady takes all of them away; looking is held for writing.
 func (n *Network) dropReady() {
 	n.mu.Lock()
-	pool, ready := n.pool, n.ready
+	pools, ready := n.pools, n.ready
 	n.ready = nil
 	n.mu.Unlock()
 	for _, r := range ready {
 		// What stays is found by the next start.
 		_ = n.disconnect(r.name())
-		pool.Forget(r.addr)
+		pools.forget(r.addrs)
 	}
 }
 
 // takeReady gives a ready network to a pod that has none, if there is one.
-func (n *Network) takeReady(uid string) (path string, addr netip.Prefix, ok bool) {
+func (n *Network) takeReady(uid string) (path string, addrs []netip.Prefix, ok bool) {
 	if n.cfg.Ready == 0 || !n.looking.TryRLock() {
-		return "", addr, false
+		return "", nil, false
 	}
 	defer n.looking.RUnlock()
 	n.mu.Lock()
-	pool := n.pool
+	pools := n.pools
 	if len(n.ready) == 0 {
 		n.mu.Unlock()
 		n.tellTaken()
-		return "", addr, false
+		return "", nil, false
 	}
-	if _, has := pool.Lookup(uid); has { // one that is made again keeps its address
+	if pools.has(uid) { // one that is made again keeps its address
 		n.mu.Unlock()
-		return "", addr, false
+		return "", nil, false
 	}
 	r := n.ready[0]
 	n.ready = n.ready[1:]
@@ -117,14 +117,14 @@ func (n *Network) takeReady(uid string) (path string, addr netip.Prefix, ok bool
 	n.tellTaken()
 	// Killed before this, the agent leaves a network without a pod; after it,
 	// one that is the pod's.
-	if err := pool.Claim(uid, r.addr); err != nil {
+	if err := pools.claim(uid, r.addrs); err != nil {
 		err = errors.Join(err, n.disconnect(r.name()))
-		pool.Forget(r.addr)
+		pools.forget(r.addrs)
 		n.cfg.Logger.Warn("a ready network is of no use; the pod gets a new one", "address", r.name(), "err", err)
-		return "", addr, false
+		return "", nil, false
 	}
 	n.setName(uid, r.name())
-	return n.spaces.Path(r.name()), r.addr, true
+	return n.spaces.Path(r.name()), r.addrs, true
 }
 
 // tellTaken wakes keepReady.

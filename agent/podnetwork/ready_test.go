@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -28,16 +29,20 @@ type readyNode struct {
 	ns *netnstest.NS
 }
 
-func newReadyNode(t *testing.T, ns *netnstest.NS, dir, cidr string, ready int) readyNode {
+func newReadyNode(t *testing.T, ns *netnstest.NS, dir, cidrs string, ready int) readyNode {
 	t.Helper()
 	n := readyNode{t: t, ns: ns}
+	var ranges []netip.Prefix
+	for cidr := range strings.SplitSeq(cidrs, ",") {
+		ranges = append(ranges, netip.MustParsePrefix(cidr))
+	}
 	ns.Do(func() (err error) {
 		n.Network, err = New(Config{
-			NodeName: "n1", NodeIP: netip.MustParseAddr("192.0.2.1"), PodCIDR: netip.MustParsePrefix(cidr),
+			NodeName: "n1", NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, PodCIDR: ranges[0],
 			Dir: dir, Ready: ready, Logger: slog.New(slog.DiscardHandler),
 		})
 		if err == nil {
-			err = n.open(netip.MustParsePrefix(cidr))
+			err = n.open(ranges)
 		}
 		return err
 	})

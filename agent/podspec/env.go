@@ -22,7 +22,7 @@ type envInput struct {
 	objects     volume.Objects
 	services    Services // nil: no variables of Services
 	podIPs      []netip.Addr
-	nodeIP      netip.Addr
+	nodeIPs     []netip.Addr
 	nodeName    string
 	hostname    string // the pod's own name, as the kernel tells it
 	allocatable v1.ResourceList
@@ -191,24 +191,25 @@ func fieldValue(in envInput, path string) (string, error) {
 		return in.pod.Spec.NodeName, nil
 	case "spec.serviceAccountName":
 		return in.pod.Spec.ServiceAccountName, nil
-	case "status.hostIP", "status.hostIPs":
-		if in.nodeIP.IsValid() {
-			return in.nodeIP.String(), nil
-		}
-		return "", nil
+	case "status.hostIP":
+		return list(in.nodeIPs[:min(1, len(in.nodeIPs))]), nil
+	case "status.hostIPs":
+		return list(in.nodeIPs), nil
 	case "status.podIP":
-		if len(in.podIPs) > 0 {
-			return in.podIPs[0].String(), nil
-		}
-		return "", nil
+		return list(in.podIPs[:min(1, len(in.podIPs))]), nil
 	case "status.podIPs":
-		var all []string
-		for _, ip := range in.podIPs {
-			all = append(all, ip.String())
-		}
-		return strings.Join(all, ","), nil
+		return list(in.podIPs), nil
 	}
 	return "", fmt.Errorf("unsupported fieldPath: %s", path)
+}
+
+// list joins addresses by commas.
+func list(addrs []netip.Addr) string {
+	texts := make([]string, len(addrs))
+	for i, a := range addrs {
+		texts[i] = a.String()
+	}
+	return strings.Join(texts, ",")
 }
 
 // Expand replaces $(NAME) by the variable's value. A name that is not set

@@ -116,7 +116,7 @@ func TestBuildEnv(t *testing.T) {
 			p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns", UID: "u", Labels: map[string]string{"l": "v"}}, Spec: v1.PodSpec{NodeName: "n1", ServiceAccountName: "web"}}
 			lines, _, err := buildEnv(t.Context(), envInput{
 				pod: p, container: &v1.Container{Name: "c", EnvFrom: tt.from, Env: tt.env}, image: []string{"PATH=/bin", "IMG=image"}, objects: objs,
-				podIPs: []netip.Addr{netip.MustParseAddr("10.0.0.9")}, nodeIP: netip.MustParseAddr("192.0.2.1"), nodeName: "n1", hostname: "p",
+				podIPs: []netip.Addr{netip.MustParseAddr("10.0.0.9")}, nodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, nodeName: "n1", hostname: "p",
 			})
 			if tt.err != "" {
 				if err == nil || err.Error() != tt.err {

@@ -64,7 +64,7 @@ func Reason(err error) string {
 // may be called concurrently for different pods.
 type Builder struct {
 	NodeName string
-	NodeIP   netip.Addr
+	NodeIPs  []netip.Addr
 	// Node returns the node's object as last known. Never nil.
 	Node func() *v1.Node
 
@@ -99,7 +99,7 @@ func (b *Builder) Container(ctx context.Context, in Input) (api.Container, error
 	}
 	lines, vars, err := buildEnv(ctx, envInput{
 		pod: pod, container: c, image: cfg.Env, objects: b.Objects, services: in.Services, podIPs: in.Sandbox.IPs,
-		nodeIP: b.NodeIP, nodeName: b.NodeName, allocatable: node.Status.Allocatable, tty: c.TTY,
+		nodeIPs: b.NodeIPs, nodeName: b.NodeName, allocatable: node.Status.Allocatable, tty: c.TTY,
 		hostname: name,
 		volumeDir: func(of string) (string, error) {
 			dir, _, err := b.Volumes.Source(pod, of)

@@ -38,7 +38,7 @@ const maxMessages = 12 << 10
 // BuildStatus says in the API's words what is observed. It is pure. The
 // result continues old (the status last known to the API): conditions of
 // others are kept, and transition times move only when a condition does.
-func BuildStatus(d Desired, o Observed, old *v1.PodStatus, nodeIP netip.Addr, now time.Time) *v1.PodStatus {
+func BuildStatus(d Desired, o Observed, old *v1.PodStatus, nodeIPs []netip.Addr, now time.Time) *v1.PodStatus {
 	pod := d.Pod
 	if o.Final {
 		// Nothing was run by this agent: the API knows better than we do.
@@ -58,13 +58,15 @@ func BuildStatus(d Desired, o Observed, old *v1.PodStatus, nodeIP netip.Addr, no
 	if !o.StartedAt.IsZero() {
 		st.StartTime = ptr.To(metav1.NewTime(o.StartedAt))
 	}
-	if nodeIP.IsValid() {
-		st.HostIP = nodeIP.String()
-		st.HostIPs = []v1.HostIP{{IP: nodeIP.String()}}
+	for i, ip := range nodeIPs {
+		if i == 0 {
+			st.HostIP = ip.String()
+		}
+		st.HostIPs = append(st.HostIPs, v1.HostIP{IP: ip.String()})
 	}
 	ips := o.Sandbox.IPs
-	if pod.Spec.HostNetwork && len(ips) == 0 && nodeIP.IsValid() && o.Sandbox.State == SandboxReady {
-		ips = []netip.Addr{nodeIP}
+	if pod.Spec.HostNetwork && len(ips) == 0 && o.Sandbox.State == SandboxReady {
+		ips = nodeIPs
 	}
 	for _, ip := range ips {
 		st.PodIPs = append(st.PodIPs, v1.PodIP{IP: ip.String()})

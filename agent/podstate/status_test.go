@@ -17,7 +17,7 @@ import (
 )
 
 func (w *world) status(at time.Duration) *v1.PodStatus {
-	return BuildStatus(w.d, w.o, &w.d.Pod.Status, netip.MustParseAddr("192.0.2.1"), t0.Add(at))
+	return BuildStatus(w.d, w.o, &w.d.Pod.Status, []netip.Addr{netip.MustParseAddr("192.0.2.1")}, t0.Add(at))
 }
 
 func condOf(s *v1.PodStatus, t v1.PodConditionType) v1.PodCondition {

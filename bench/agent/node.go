@@ -91,12 +91,12 @@ func newNode(ctx context.Context, podmon string) (_ *node, err error) {
 		return false, nil, nil
 	})
 	ip := netip.MustParseAddr("192.0.2.1")
-	network, err := podnetwork.New(podnetwork.Config{NodeName: "n1", NodeIP: ip, Client: n.api, Dir: filepath.Join(n.dir, "net"), Ready: 8, Logger: log})
+	network, err := podnetwork.New(podnetwork.Config{NodeName: "n1", NodeIPs: []netip.Addr{ip}, Client: n.api, Dir: filepath.Join(n.dir, "net"), Ready: 8, Logger: log})
 	if err != nil {
 		return nil, err
 	}
 	a, err := agent.New(agent.Config{
-		NodeName: "n1", NodeIP: ip, DataDir: n.dir, CgroupRoot: n.cgroup, Client: n.api, MaxPods: 500,
+		NodeName: "n1", NodeIPs: []netip.Addr{ip}, DataDir: n.dir, CgroupRoot: n.cgroup, Client: n.api, MaxPods: 500,
 		Runtime: timed{n.runtime, n.starts}, Images: n.images, Network: network, Version: "v1.37.0-bench",
 	})
 	if err != nil {

@@ -132,7 +132,7 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	if err != nil {
 		return nil, fmt.Errorf("make the agent's client: %w", err)
 	}
-	addr := cfg.addr().Addr()
+	addr, nodeIPs := cfg.addr().Addr(), cfg.nodeIPs(log)
 	reader, err := kubernetes.NewForConfig(clients.network)
 	if err != nil {
 		return nil, fmt.Errorf("make the network's client: %w", err)
@@ -147,11 +147,11 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 		Guard:    policies,
 		Repaired: a.repaired,
 		NodeName: cfg.Name,
-		NodeIP:   cfg.nodeIP(),
+		NodeIPs:  nodeIPs,
 		Client:   client,
 		Bridge:   podBridge,
 		Dir:      dataDir(cfg.Data).path("network"),
-		PodCIDRs: []netip.Prefix{netip.MustParsePrefix(cfg.ClusterCIDR)},
+		PodCIDRs: cfg.podRanges(),
 		Ready:    readyNetworks,
 		Logger:   room(log, "netsetup"),
 	})
@@ -170,6 +170,7 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	}
 	settings := agent.Config{
 		NodeName:        cfg.Name,
+		NodeIPs:         nodeIPs,
 		DataDir:         cfg.Data,
 		CgroupRoot:      cfg.CgroupRoot,
 		Client:          client,
@@ -201,10 +202,10 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 		return nil, err
 	}
 	a.undo = append(a.undo, func() { lo.Close() })
-	if addr := cfg.nodeDNS(); addr.IsValid() {
+	if addrs := cfg.nodeDNS(); len(addrs) > 0 {
 		settings.DNS = &dns.Config{
-			Addrs:    []netip.Addr{addr},
-			Ranges:   []netip.Prefix{netip.MustParsePrefix(cfg.ClusterCIDR), netip.MustParsePrefix(cfg.ServiceCIDR)},
+			Addrs:    addrs,
+			Ranges:   slices.Concat(cfg.podRanges(), cfg.serviceRanges()),
 			Address:  lo.Ensure,
 			Settings: reader,
 		}

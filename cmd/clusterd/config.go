@@ -45,9 +45,12 @@ type Config struct {
 	Peers []string `json:"-"`
 	// CgroupRoot is the parent of all pods' cgroups on this machine.
 	CgroupRoot string `json:"cgroupRoot"`
-	// ClusterCIDR is the range pod addresses come from, fixed at init.
+	// ClusterCIDR is the range pod addresses come from, fixed at init; or two ranges
+	// of different IP families with a comma between, the cluster's own family first.
+	// A second one may be added later, behind the first, on every node.
 	ClusterCIDR string `json:"clusterCIDR,omitempty"`
-	// ServiceCIDR is the range Service addresses come from, fixed at init.
+	// ServiceCIDR is the range Service addresses come from, fixed at init; one of
+	// each family that ClusterCIDR has, in the same order.
 	ServiceCIDR string `json:"serviceCIDR,omitempty"`
 	// EvictionDelay is how long the pods of a node that is confirmed to be out
 	// of reach are waited for, unless they say otherwise with a toleration.
@@ -254,8 +257,8 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 // addClusterFlags binds the flags that only `init` has: they hold for the
 // whole cluster.
 func (c *Config) addClusterFlags(f *pflag.FlagSet) {
-	f.StringVar(&c.ClusterCIDR, "cluster-cidr", c.ClusterCIDR, "range of the pods' addresses, for the whole cluster")
-	f.StringVar(&c.ServiceCIDR, "service-cidr", c.ServiceCIDR, "range of the Services' addresses, for the whole cluster")
+	f.StringVar(&c.ClusterCIDR, "cluster-cidr", c.ClusterCIDR, "range of the pods' addresses, for the whole cluster; one of IPv4, one of IPv6, or both with a comma between")
+	f.StringVar(&c.ServiceCIDR, "service-cidr", c.ServiceCIDR, "range of the Services' addresses, for the whole cluster; of the same IP families as --cluster-cidr")
 }
 
 func configPath(data string) string { return filepath.Join(data, "config.yaml") }
@@ -398,14 +401,8 @@ func (c *Config) complete() error {
 	if !strings.HasPrefix(c.CgroupRoot, "/") || filepath.Clean(c.CgroupRoot) != c.CgroupRoot || c.CgroupRoot == "/" {
 		return fmt.Errorf("--cgroup-root %q: an absolute path below the root is required, such as /clusterd", c.CgroupRoot)
 	}
-	for flag, cidr := range map[string]string{"--cluster-cidr": c.ClusterCIDR, "--service-cidr": c.ServiceCIDR} {
-		p, err := netip.ParsePrefix(cidr)
-		if err != nil || p != p.Masked() {
-			return fmt.Errorf("%s %q: a range is required, such as %s", flag, cidr, DefaultClusterCIDR)
-		}
-	}
-	if a, b := netip.MustParsePrefix(c.ClusterCIDR), netip.MustParsePrefix(c.ServiceCIDR); a.Overlaps(b) {
-		return fmt.Errorf("--cluster-cidr %s and --service-cidr %s overlap: choose ranges apart", a, b)
+	if err := c.checkRanges(); err != nil {
+		return err
 	}
 	if c.EvictionDelay.Duration < 0 {
 		return fmt.Errorf("--eviction-delay %s: it cannot be negative", c.EvictionDelay)

@@ -3,10 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 
 	"github.com/spf13/pflag"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apiserver/pkg/server/options"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	tracingapi "k8s.io/component-base/tracing/api/v1"
@@ -24,7 +22,8 @@ type HostConfig struct {
 	FailSwapOn bool `json:"failSwapOn,omitempty"`
 	// NodeIP is the node's InternalIP, or one of each family, IPv4 and IPv6,
 	// separated by a comma, the first being the primary. An interface of the
-	// machine has each. Default: the address that is advertised.
+	// machine has each. Default: the address that is advertised, and in a cluster of
+	// two IP families the other family's of the same interface, if it has one.
 	NodeIP string `json:"nodeIP,omitempty"`
 	// NodeAddresses are further addresses in the Node's status, which a cloud would
 	// tell elsewhere: TYPE=ADDRESS, separated by commas, of the types ExternalIP,
@@ -46,7 +45,7 @@ func defaultHost() HostConfig { return HostConfig{NodeLogs: true} }
 
 func (c *HostConfig) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&c.FailSwapOn, "fail-swap-on", c.FailSwapOn, "refuse to start on a machine that swaps")
-	f.StringVar(&c.NodeIP, "node-ip", c.NodeIP, "the node's InternalIP, or one of IPv4 and one of IPv6, separated by a comma (default: the advertised address)")
+	f.StringVar(&c.NodeIP, "node-ip", c.NodeIP, "the node's InternalIP, or one of IPv4 and one of IPv6, separated by a comma (default: the advertised address, and in a cluster of two IP families the other family's of the same interface)")
 	f.StringVar(&c.NodeAddresses, "node-addresses", c.NodeAddresses, "further addresses of the node for its status, such as ExternalIP=203.0.113.7,ExternalDNS=n1.example.org")
 	f.Uint16Var(&c.ReadOnlyPort, "read-only-port", c.ReadOnlyPort, "port for the pods, metrics and stats of this node, for whoever reaches it, without a token and without TLS; 0: none")
 	f.BoolVar(&c.NodeLogs, "node-logs", c.NodeLogs, "answer with the machine's logs to those who may read nodes/log")
@@ -102,30 +101,13 @@ func (c *Config) checkMachine() error {
 	return errors.Join(m.CheckNodeIPs(ips), err)
 }
 
-// nodeIP is the node's primary InternalIP.
-func (c *Config) nodeIP() netip.Addr {
-	if ips, err := host.NodeIPs(c.NodeIP); err == nil && len(ips) > 0 {
-		return ips[0]
-	}
-	return c.addr().Addr()
-}
-
 // hostSettings puts what the configuration says of the machine into the
 // agent's.
 func (c *Config) hostSettings(to *agent.Config) error {
-	to.NodeIP = c.nodeIP()
-	ips, err := host.NodeIPs(c.NodeIP)
-	if err != nil {
+	var err error
+	if to.NodeAddresses, err = host.Addresses(c.NodeAddresses); err != nil {
 		return err
 	}
-	if len(ips) == 2 {
-		to.NodeAddresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: ips[1].String()}}
-	}
-	more, err := host.Addresses(c.NodeAddresses)
-	if err != nil {
-		return err
-	}
-	to.NodeAddresses = append(to.NodeAddresses, more...)
 	m, err := host.Look()
 	if err != nil {
 		return err

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,6 +19,7 @@ func hostFlags(t *testing.T, args ...string) (Config, error) {
 	cfg.Name, cfg.Advertise = "n1", "192.0.2.1"
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	cfg.addFlags(flags)
+	cfg.addClusterFlags(flags)
 	if err := flags.Parse(args); err != nil {
 		t.Fatal(err)
 	}
@@ -24,24 +27,31 @@ func hostFlags(t *testing.T, args ...string) (Config, error) {
 }
 
 func TestHostOptions(t *testing.T) {
-	for _, c := range []struct{ flag, err string }{
-		{"--node-ip=127.0.0.1", "loopback"},
-		{"--node-ip=192.0.2.7,192.0.2.8", "one family"},
-		{"--node-addresses=InternalIP=192.0.2.7", "--node-ip"},
-		{"--read-only-port=10250", "--kubelet-port"},
-		{"--read-only-port=6443", "--port"},
-		{"--node-ip=192.0.2.7,2001:db8::7", ""},
+	const two = "--cluster-cidr=10.244.0.0/14,fd00:244::/48 --service-cidr=10.96.0.0/16,fd00:96::/112 "
+	for _, c := range []struct{ flags, err, ips string }{
+		{"--node-ip=127.0.0.1", "loopback", ""},
+		{"--node-ip=192.0.2.7,192.0.2.8", "one family", ""},
+		{"--node-addresses=InternalIP=192.0.2.7", "--node-ip", ""},
+		{"--read-only-port=10250", "--kubelet-port", ""},
+		{"--read-only-port=6443", "--port", ""},
+		{"--node-ip=192.0.2.7,2001:db8::7", "", "[192.0.2.7 2001:db8::7]"},
+		{two + "--node-ip=192.0.2.7,2001:db8::7", "", "[192.0.2.7 2001:db8::7]"},
+		{two + "--node-ip=192.0.2.7", "", "[192.0.2.7]"},
+		{two + "--node-ip=2001:db8::7,192.0.2.7", "give the node's address of that family first", ""},
 	} {
-		cfg, err := hostFlags(t, c.flag)
+		cfg, err := hostFlags(t, strings.Fields(c.flags)...)
 		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("%s: %v", c.flag, err)
+			t.Errorf("%s: %v", c.flags, err)
 		}
-		if err == nil && cfg.nodeIP().String() != "192.0.2.7" {
-			t.Errorf("%s: the primary is %s", c.flag, cfg.nodeIP())
+		if err != nil {
+			continue
+		}
+		if got := fmt.Sprint(cfg.nodeIPs(slog.New(slog.DiscardHandler))); got != c.ips {
+			t.Errorf("%s: the node's addresses are %s, want %s", c.flags, got, c.ips)
 		}
 	}
 	cfg, err := hostFlags(t)
-	if err != nil || cfg.nodeIP().String() != "192.0.2.1" || cfg.ReadOnlyPort != 0 || cfg.FailSwapOn || !cfg.NodeLogs {
+	if err != nil || fmt.Sprint(cfg.nodeIPs(slog.New(slog.DiscardHandler))) != "[192.0.2.1]" || cfg.ReadOnlyPort != 0 || cfg.FailSwapOn || !cfg.NodeLogs {
 		t.Errorf("defaults: %+v, %v", cfg.HostConfig, err)
 	}
 	cfg.NodeIP = "192.0.2.1"

@@ -46,12 +46,16 @@ const maxClusterDNS = 3
 // noClusterDNS is the value of ClusterDNS with which there is none.
 const noClusterDNS = "none"
 
-// nodeDNS is where this node answers names itself; not valid: it does not.
-func (c *Config) nodeDNS() netip.Addr {
+// nodeDNS are the addresses, one of each family, where this node answers names
+// itself; none: it does not.
+func (c *Config) nodeDNS() (out []netip.Addr) {
 	if c.ClusterDNS != "" {
-		return netip.Addr{}
+		return nil
 	}
-	return dnsAddress(netip.MustParsePrefix(c.ServiceCIDR))
+	for _, r := range c.serviceRanges() {
+		out = append(out, dnsAddress(r))
+	}
+	return out
 }
 
 // dnsAddress is the tenth address of the Services' range, or the second of a
@@ -75,7 +79,7 @@ func (c *Config) clusterDNS() ([]netip.Addr, error) {
 	case noClusterDNS:
 		return nil, nil
 	case "":
-		return []netip.Addr{c.nodeDNS()}, nil
+		return c.nodeDNS()[:1], nil // all answer alike
 	}
 	for text := range strings.SplitSeq(c.ClusterDNS, ",") {
 		a, err := netip.ParseAddr(strings.TrimSpace(text))

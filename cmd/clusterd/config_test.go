@@ -154,6 +154,13 @@ func TestConfigRefuses(t *testing.T) {
 		{"", []string{"--cgroup-root=/"}, `--cgroup-root "/"`},
 		{"", []string{"--cluster-cidr=10.0.0.1/8"}, `--cluster-cidr "10.0.0.1/8"`},
 		{"", []string{"--service-cidr=10.244.7.0/24"}, "overlap"},
+		{"", []string{"--cluster-cidr=10.0.0.0/14,10.4.0.0/14"}, "are of one IP family"},
+		{"", []string{"--cluster-cidr=10.0.0.0/14,fd00::/48,fd01::/48"}, "one range of each IP family"},
+		{"", []string{"--cluster-cidr=10.244.0.0/14,fd00::/48"}, "both need ranges of the same IP families in the same order"},
+		{"", []string{"--cluster-cidr=10.244.0.0/14,fd00::/48", "--service-cidr=fd01::/112,10.96.0.0/16"}, "both need ranges of the same IP families in the same order"},
+		{"", []string{"--cluster-cidr=10.244.0.0/14,fd00::/72", "--service-cidr=10.96.0.0/16,fd01::/112"}, "each node gets a /64"},
+		{"", []string{"--cluster-cidr=10.244.0.0/14,fd00::/48", "--service-cidr=10.96.0.0/16,fd00::/112"}, "overlap"},
+		{"", []string{"--cluster-cidr=fd00::/48", "--service-cidr=fd01::/112", "--advertise=192.0.2.7"}, "--advertise 192.0.2.7: the nodes' addresses and the first range"},
 		{"", []string{"--eviction-delay=-1s"}, "--eviction-delay"},
 		{"", []string{"--max-pods=0"}, "--max-pods 0"},
 		{"", []string{"--cpu-manager-policy=dynamic"}, `--cpu-manager-policy "dynamic"`},
@@ -235,15 +242,20 @@ func TestNodeDNS(t *testing.T) {
 		{"", "10.96.0.10"},
 		{"--service-cidr=10.32.0.0/24", "10.32.0.10"},
 		{"--service-cidr=10.32.0.8/29", "10.32.0.10"},
-		{"--service-cidr=fd00:96::/112", "fd00:96::a"},
-		{"--cluster-dns=none", "invalid IP"},
-		{"--cluster-dns=192.0.2.53", "invalid IP"},
+		{"--service-cidr=fd00:96::/112 --cluster-cidr=fd00:244::/48 --advertise=2001:db8::7", "fd00:96::a"},
+		{"--service-cidr=10.32.0.0/24,fd00:96::/112 --cluster-cidr=10.244.0.0/14,fd00:244::/48 --advertise=192.0.2.7", "10.32.0.10,fd00:96::a"},
+		{"--cluster-dns=none", ""},
+		{"--cluster-dns=192.0.2.53", ""},
 	} {
-		c, err := parse(t, "", slices.DeleteFunc([]string{tt.args}, func(s string) bool { return s == "" })...)
+		c, err := parse(t, "", strings.Fields(tt.args)...)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := c.nodeDNS().String(); got != tt.want {
+		var got []string
+		for _, a := range c.nodeDNS() {
+			got = append(got, a.String())
+		}
+		if got := strings.Join(got, ","); got != tt.want {
 			t.Errorf("%s: %s, want %s", tt.args, got, tt.want)
 		}
 	}

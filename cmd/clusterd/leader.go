@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -75,6 +74,9 @@ func heard(ctx context.Context, word <-chan bool, want bool) bool {
 func (m *Main) reign(ctx context.Context) error {
 	if err := m.recordCluster(ctx); err != nil {
 		return err
+	}
+	if err := join.Widen(ctx, m.store, m.cfg.podRanges(), m.cfg.serviceRanges()); err != nil {
+		m.log.Warn("the ranges of addresses are not those of the cluster", "err", err)
 	}
 	if err := m.api.WaitAuthorized(ctx); err != nil {
 		return nil // the term is over
@@ -215,8 +217,8 @@ func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {
 		Metadata:    meta,
 		Dynamic:     custom,
 		Gateways:    kinds.New(custom, client.Discovery()),
-		ClusterCIDR: netip.MustParsePrefix(m.cfg.ClusterCIDR),
-		ServiceCIDR: netip.MustParsePrefix(m.cfg.ServiceCIDR),
+		ClusterCIDR: m.cfg.podRanges(),
+		ServiceCIDR: m.cfg.serviceRanges(),
 		ClusterDNS:  m.cfg.nodeDNS(),
 		RootCA:      m.trust.Load().Bundle(),
 		SignClient:  m.signClient,

@@ -39,8 +39,8 @@ func prepareInit(cfg Config) error {
 		}
 		if err := dir.writeBootstrap(join.Cluster{
 			Name:        "clusterd",
-			ClusterCIDR: netip.MustParsePrefix(cfg.ClusterCIDR),
-			ServiceCIDR: netip.MustParsePrefix(cfg.ServiceCIDR),
+			ClusterCIDR: cfg.podRanges(),
+			ServiceCIDR: cfg.serviceRanges(),
 			Created:     now.UTC(),
 		}); err != nil {
 			return err
@@ -78,6 +78,9 @@ func prepareJoin(ctx context.Context, cfg Config, server string, token pki.Token
 		}
 		cfg.ClusterCIDR = res.Cluster.ClusterCIDR.String()
 		cfg.ServiceCIDR = res.Cluster.ServiceCIDR.String()
+		if err := cfg.checkFamily(); err != nil {
+			return err
+		}
 		if res.Role == pki.Server {
 			err = prepareServer(ctx, dir, id, server, res, progress)
 		} else {
@@ -178,8 +181,11 @@ func portFree(cfg Config) error {
 // certAddrs is what a node's certificate names beside its own name.
 func certAddrs(cfg Config) []netip.Addr {
 	addrs := []netip.Addr{netip.MustParseAddr(cfg.Advertise), netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}
-	// The first address of the Service range is the API's own.
-	return append(addrs, netip.MustParsePrefix(cfg.ServiceCIDR).Addr().Next())
+	// The first address of each Service range is the API's own.
+	for _, r := range cfg.serviceRanges() {
+		addrs = append(addrs, r.Addr().Next())
+	}
+	return addrs
 }
 
 // serverAddress completes HOST or HOST:PORT.

@@ -71,10 +71,10 @@ func reset(ctx context.Context, cfg Config, out io.Writer) error {
 	return nil
 }
 
-// removeDNS takes the address away at which the node answered names.
+// removeDNS takes the addresses away at which the node answered names.
 func removeDNS(cfg Config) error {
-	addr := cfg.nodeDNS()
-	if !addr.IsValid() {
+	addrs := cfg.nodeDNS()
+	if len(addrs) == 0 {
 		return nil
 	}
 	lo, err := loopback.Open()
@@ -82,7 +82,11 @@ func removeDNS(cfg Config) error {
 		return err
 	}
 	defer lo.Close()
-	return lo.Remove(addr)
+	var errs []error
+	for _, addr := range addrs {
+		errs = append(errs, lo.Remove(addr))
+	}
+	return errors.Join(errs...)
 }
 
 // stopContainers ends every container of the data folder, and podmon.

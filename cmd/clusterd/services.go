@@ -42,7 +42,7 @@ func newServiceProxy(cfg Config, log *slog.Logger, client kubernetes.Interface, 
 		return nil, nil, err
 	}
 	undo = append(undo, flows.Close)
-	ranges := []netip.Prefix{netip.MustParsePrefix(cfg.ServiceCIDR)}
+	ranges := cfg.serviceRanges()
 	ways, err := lb.OpenWays(podBridge, ranges)
 	if err != nil {
 		return nil, nil, err
@@ -57,7 +57,7 @@ func newServiceProxy(cfg Config, log *slog.Logger, client kubernetes.Interface, 
 	balancer.Repaired = repaired
 	proxy, err := service.New(service.Config{
 		NodeName: cfg.Name, Client: client, Balancer: balancer, Flows: flows, Announcer: announcer,
-		PodCIDRs: []netip.Prefix{netip.MustParsePrefix(cfg.ClusterCIDR)}, ServiceCIDRs: ranges, Ways: ways.Ensure, Logger: log,
+		PodCIDRs: cfg.podRanges(), ServiceCIDRs: ranges, Ways: ways.Ensure, Logger: log,
 	})
 	return proxy, closing, err
 }

@@ -101,8 +101,9 @@ func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives 
 		return err
 	}
 	defer containers.Close()
+	nodeIPs := cfg.nodeIPs(log)
 	network, err := podnetwork.New(podnetwork.Config{
-		NodeName: cfg.Name, NodeIP: cfg.nodeIP(), PodCIDR: podCIDR, Dir: dir.path("network"), Ready: readyNetworks, Logger: room(log, "netsetup"),
+		NodeName: cfg.Name, NodeIPs: nodeIPs, PodCIDR: podCIDR, Dir: dir.path("network"), Ready: readyNetworks, Logger: room(log, "netsetup"),
 	})
 	if err != nil {
 		return fmt.Errorf("open the pod network: %w", err)
@@ -117,7 +118,7 @@ func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives 
 	}
 	defer flush()
 	settings := agent.Config{
-		NodeName: cfg.Name, DataDir: cfg.Data, CgroupRoot: cfg.CgroupRoot,
+		NodeName: cfg.Name, NodeIPs: nodeIPs, DataDir: cfg.Data, CgroupRoot: cfg.CgroupRoot,
 		Runtime: containers, Images: images, Network: network, Version: kubeVersion(), MaxPods: cfg.MaxPods,
 		PidsLimit: max(cfg.PodPidsLimit, 0), CPUs: cpus, AllocatableCPUs: allocatable, Tracer: tracer.Tracer(tracerName),
 		StaticDir: cfg.staticPods(), StaticURL: cfg.StaticPodsURL,
@@ -134,7 +135,7 @@ func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives 
 		return err
 	}
 	warnOf(log, settings.Notices)
-	if cfg.nodeDNS().IsValid() {
+	if len(cfg.nodeDNS()) > 0 {
 		settings.ClusterDNS = nil // there is no cluster whose names it could answer
 	}
 	if once {

@@ -18,6 +18,7 @@ import (
 type Node struct {
 	Name       string     `json:"name"`
 	Addr       netip.Addr `json:"addr"`
+	Addr6      netip.Addr `json:"addr6,omitzero"`  // of the second family, if it has one
 	Moved      bool       `json:"moved,omitempty"` // it joined with another address
 	Agent      bool       `json:"agent,omitempty"` // it has no API of its own
 	Far        bool       `json:"far,omitempty"`   // a router is between it and the others

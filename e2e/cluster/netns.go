@@ -42,6 +42,12 @@ type Config struct {
 	// Subnet is the machines' network. The host has the first address, the
 	// nodes follow. Default 10.89.0.0/24.
 	Subnet netip.Prefix
+	// Subnet6 is the machines' network of IPv6 beside Subnet, on one segment; not
+	// valid: they have IPv4 alone, as has the last of them so many as Only4 says.
+	Subnet6 netip.Prefix
+	Only4   int
+	// InitArgs are further flags for the clusterd that begins the cluster.
+	InitArgs []string
 	// Lasting is set for a cluster that is meant to outlive the process that
 	// makes it. Any other is removed by the next Up with the same bridge once
 	// that process has ended without Down.
@@ -131,8 +137,14 @@ func Up(ctx context.Context, cfg Config) (_ *Netns, err error) {
 		if agent {
 			name = fmt.Sprintf("a%d", i-cfg.Nodes+1)
 		}
+		var addr6 netip.Addr
+		if cfg.Subnet6.IsValid() && i < cfg.Nodes+cfg.Agents-cfg.Only4 {
+			b := cfg.Subnet6.Masked().Addr().As16()
+			b[15] = addr.As4()[3]
+			addr6 = netip.AddrFrom16(b)
+		}
 		c.state.Nodes = append(c.state.Nodes, Node{
-			Name: name, Addr: addr, Agent: agent, Far: far,
+			Name: name, Addr: addr, Addr6: addr6, Agent: agent, Far: far,
 			Data:       filepath.Join(cfg.Dir, name),
 			CgroupRoot: "/" + cfg.Bridge + "/" + name,
 		})
@@ -303,6 +315,9 @@ func (c *Netns) launch(n Node, command ...string) error {
 		// The machines share this one's disk: how full it is says nothing of them.
 		args = append(args, "--eviction-hard", "memory.available<100Mi", "--image-gc-high", "100", "--image-gc-low", "99")
 		args = append(args, c.cfg.Args...)
+		if command[0] == "init" {
+			args = append(args, c.cfg.InitArgs...)
+		}
 	}
 	cmd := exec.Command(c.Bin("clusterd"), args...)
 	cmd.Stdout, cmd.Stderr = out, log

@@ -129,6 +129,12 @@ func (c *Netns) makeMachine(n Node) error {
 		if err := netlink.AddrAdd(eth, c.onSubnet(n.Addr)); err != nil {
 			return err
 		}
+		if n.Addr6.IsValid() {
+			six := &netlink.Addr{IPNet: &net.IPNet{IP: n.Addr6.AsSlice(), Mask: net.CIDRMask(64, 128)}, Flags: unix.IFA_F_NODAD}
+			if err := netlink.AddrAdd(eth, six); err != nil {
+				return err
+			}
+		}
 		if err := netlink.LinkSetUp(eth); err != nil {
 			return err
 		}

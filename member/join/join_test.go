@@ -105,7 +105,7 @@ func newWorld(t *testing.T) *world {
 	w := &world{store: newMemory(), ca: ca}
 	w.trust.Store(pki.NewTrust(0, ca))
 	err = PutCluster(t.Context(), w.store, Cluster{
-		Name: "c", ClusterCIDR: netip.MustParsePrefix("10.244.0.0/16"), ServiceCIDR: netip.MustParsePrefix("10.96.0.0/16"),
+		Name: "c", ClusterCIDR: Ranges{netip.MustParsePrefix("10.244.0.0/16")}, ServiceCIDR: Ranges{netip.MustParsePrefix("10.96.0.0/16")},
 	}, Record{ID: pki.Fingerprint(key.Public()), Name: "n1", Confirmed: true})
 	if err != nil {
 		t.Fatal(err)

@@ -39,12 +39,13 @@ type Store interface {
 }
 
 // Cluster holds the settings that every node must share. They are fixed by
-// `clusterd init`.
+// `clusterd init`, but that a range of the second IP family may be added: see
+// Widen.
 type Cluster struct {
-	Name        string       `json:"name"`
-	ClusterCIDR netip.Prefix `json:"clusterCIDR"` // pod addresses, a part of it for each node
-	ServiceCIDR netip.Prefix `json:"serviceCIDR"`
-	Created     time.Time    `json:"created"`
+	Name        string    `json:"name"`
+	ClusterCIDR Ranges    `json:"clusterCIDR"` // pod addresses, a part of it for each node
+	ServiceCIDR Ranges    `json:"serviceCIDR"`
+	Created     time.Time `json:"created"`
 }
 
 // Record is the cluster's word that a key belongs to a member.

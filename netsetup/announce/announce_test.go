@@ -4,7 +4,13 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/clusterd/clusterd/netsetup/netnstest"
 )
 
 // TestSaveLeavesNothing: what could not take the file's name does not stay
@@ -32,4 +38,56 @@ func TestSaveLeavesNothing(t *testing.T) {
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 2 {
 		t.Errorf("left in the folder: %v %v", left, err)
 	}
+}
+
+// TestRootBeside: the address of the other family is one of a network; what is
+// announced here, and what stands alone while there is another, is none.
+func TestRootBeside(t *testing.T) {
+	netnstest.NeedRoot(t)
+	ns, other := netnstest.New(t), netnstest.New(t)
+	netnstest.Join(t, ns, "up0", other, "up0")
+	file := filepath.Join(t.TempDir(), "announced.json")
+	if err := os.WriteFile(file, []byte(`["2001:db8::100"]`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	add := func(addr string) error {
+		link, err := netlink.LinkByName("up0")
+		if err != nil {
+			return err
+		}
+		a, err := netlink.ParseAddr(addr)
+		if err != nil {
+			return err
+		}
+		a.Flags = unix.IFA_F_NODAD
+		if strings.Contains(addr, ".") {
+			a.Flags = 0
+		}
+		return netlink.AddrAdd(link, a)
+	}
+	ns.Do(func() error {
+		if err := add("192.0.2.1/24"); err != nil {
+			return err
+		}
+		for _, step := range []struct{ add, want string }{
+			{"2001:db8::100/128", "invalid IP"}, // announced; the link's own address is none either
+			{"2001:db8::7/128", "2001:db8::7"},
+			{"2001:db8::8/64", "2001:db8::8"},
+		} {
+			if err := add(step.add); err != nil {
+				return err
+			}
+			got, err := Beside(Config{Node: netip.MustParseAddr("192.0.2.1"), File: file})
+			if err != nil || got.String() != step.want {
+				t.Errorf("with %s: %s, %v; want %s", step.add, got, err, step.want)
+			}
+		}
+		if got, err := Beside(Config{Node: netip.MustParseAddr("2001:db8::8"), File: file}); err != nil || got.String() != "192.0.2.1" {
+			t.Errorf("beside IPv6: %s, %v", got, err)
+		}
+		if _, err := Beside(Config{Node: netip.MustParseAddr("192.0.2.9"), File: file}); err == nil {
+			t.Error("an address that is on no interface has one beside it")
+		}
+		return nil
+	})
 }

@@ -37,7 +37,7 @@ func TestRootForgedFramesAreDropped(t *testing.T) {
 		if tables, err = nft.OpenTables(); err != nil {
 			return err
 		}
-		return errors.Join(sysctl.Set(sysctl.Router()), sysctl.SetPresent(sysctl.Bridge()), links.EnsureBridge(podnet.Bridge{Name: "br0", Addr: netip.MustParsePrefix("10.42.1.1/24")}))
+		return errors.Join(sysctl.Set(sysctl.Router()), sysctl.SetPresent(sysctl.Bridge()), links.EnsureBridge(podnet.Bridge{Name: "br0", Addrs: []netip.Prefix{netip.MustParsePrefix("10.42.1.1/24")}}))
 	})
 	t.Cleanup(func() { links.Close(); _ = tables.Close() })
 	own, other := addr("10.42.1.2"), addr("10.42.1.3")
@@ -60,7 +60,7 @@ func TestRootForgedFramesAreDropped(t *testing.T) {
 	t.Cleanup(func() { _ = spaces.Delete("pod") })
 	attach := func() {
 		t.Helper()
-		if err := links.Attach(podnet.Pod{NetNS: path, HostIf: podnet.HostIf("pod"), Bridge: "br0", Addr: netip.PrefixFrom(own, 32), Gateway: addr("10.42.1.1")}); err != nil {
+		if err := links.Attach(podnet.Pod{NetNS: path, HostIf: podnet.HostIf("pod"), Bridge: "br0", Addrs: []podnet.Address{{Addr: netip.PrefixFrom(own, 32), Gateway: addr("10.42.1.1")}}}); err != nil {
 			t.Fatal(err)
 		}
 	}

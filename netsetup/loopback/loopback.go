@@ -6,6 +6,7 @@ package loopback
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 
@@ -15,6 +16,9 @@ import (
 
 // label marks what is ours; the kernel wants the interface's name before it.
 const label = "lo:clusterd"
+
+// forever is how long the kernel keeps an address without an end.
+const forever = math.MaxUint32
 
 // Interface is a network namespace's loopback.
 type Interface struct{ h *netlink.Handle }
@@ -62,6 +66,9 @@ func address(a netip.Addr) *netlink.Addr {
 		n.Label = label
 	} else {
 		n.Flags = unix.IFA_F_NODAD
+		// Deprecated from the beginning: IPv6 takes no account of the scope when it
+		// chooses a sender's address.
+		n.ValidLft, n.PreferedLft = forever, 0
 	}
 	return n
 }

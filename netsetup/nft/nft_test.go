@@ -65,7 +65,7 @@ func TestInvalidRangesAreRefused(t *testing.T) {
 // base chains.
 func published() Ruleset {
 	r := sample()
-	r.Inside = Inside{Range: prefixes("10.42.1.0/24")[0], Interface: "pods0"}
+	r.Inside = Inside{Ranges: prefixes("10.42.1.0/24"), Interface: "pods0"}
 	r.Publish = []Publish{{Protocol: "tcp", Port: 80, To: netip.MustParseAddrPort("10.42.1.2:8080")}}
 	return r
 }

@@ -3,6 +3,7 @@ package nft
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -32,10 +33,16 @@ type Publish struct {
 	To   netip.AddrPort
 }
 
-// Inside is a range of addresses behind an interface of the node.
+// Inside are ranges of addresses behind an interface of the node, one of each
+// family at most.
 type Inside struct {
-	Range     netip.Prefix
+	Ranges    []netip.Prefix
 	Interface string
+}
+
+// Contains reports whether an address is of one of the ranges.
+func (i Inside) Contains(a netip.Addr) bool {
+	return slices.ContainsFunc(i.Ranges, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // Masquerade says that packets from a range leave under the address of the
@@ -99,8 +106,8 @@ func (r Ruleset) check() error {
 		}
 	}
 	for _, p := range r.Publish {
-		if protocols[p.Protocol] == 0 || p.Port == 0 || p.To.Port() == 0 || !r.Inside.Range.Contains(p.To.Addr()) {
-			return fmt.Errorf("ruleset: publish %s port %d to %s: a protocol, two ports and a target in %s are required", p.Protocol, p.Port, p.To, r.Inside.Range)
+		if protocols[p.Protocol] == 0 || p.Port == 0 || p.To.Port() == 0 || !r.Inside.Contains(p.To.Addr()) {
+			return fmt.Errorf("ruleset: publish %s port %d to %s: a protocol, two ports and a target in %s are required", p.Protocol, p.Port, p.To, r.Inside.Ranges)
 		}
 		if p.Addr.IsValid() && p.Addr.Is4() != p.To.Addr().Is4() {
 			return fmt.Errorf("ruleset: publish %s: its target %s is of another family", p.Addr, p.To)
@@ -195,8 +202,10 @@ func compile(r Ruleset) []chain {
 	if len(published) > 0 {
 		// One of Inside that asks itself by a port of the node would not take its
 		// own address for a stranger's, nor the node's loopback for anyone's.
-		if r.Inside.Range.Addr().Is4() {
-			post.rules = append(post.rules, rule{src: loopback, dst: r.Inside.Range.Masked(), dnatted: true, verdict: masquerade})
+		for _, p := range r.Inside.Ranges {
+			if p.Addr().Is4() {
+				post.rules = append(post.rules, rule{src: loopback, dst: p.Masked(), dnatted: true, verdict: masquerade})
+			}
 		}
 		seen := map[netip.Addr]bool{}
 		for _, p := range r.Publish {
@@ -217,7 +226,10 @@ func compile(r Ruleset) []chain {
 	return append(published, forward, post)
 }
 
-var loopback = netip.MustParsePrefix("127.0.0.0/8")
+var (
+	loopback  = netip.MustParsePrefix("127.0.0.0/8")
+	loopback6 = netip.MustParsePrefix("::1/128")
+)
 
 // publish are the chains of published ports: none without one.
 func publish(r Ruleset) []chain {
@@ -231,6 +243,10 @@ func publish(r Ruleset) []chain {
 		rules: []rule{{iif: r.Inside.Interface, dst: loopback, verdict: drop}}}
 	pre := chain{name: "prerouting", kind: "nat", hook: "prerouting", priority: "dstnat"}
 	out := chain{name: "output", kind: "nat", hook: "output", priority: "dstnat"}
+	if slices.ContainsFunc(r.Publish, func(p Publish) bool { return p.To.Addr().Is6() }) {
+		// A packet from ::1 gets no further than the loopback: it is refused at once.
+		out.rules = append(out.rules, rule{dst: loopback6, verdict: leave})
+	}
 	for _, p := range r.Publish {
 		to := rule{protocol: p.Protocol, port: p.Port, verdict: dnat, to: p.To, local: !p.Addr.IsValid()}
 		if p.Addr.IsValid() {

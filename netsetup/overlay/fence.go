@@ -11,15 +11,17 @@ const (
 )
 
 // Fence is the table that lets members alone into the tunnel: what comes to its
-// port from others is dropped, and what this node's own range sends to a member's
+// port from others is dropped, and what this node's own ranges send to a member's
 // port, too, as it would get there under this node's address. Pure.
 func Fence(port int, n Nodes) nft.Table {
 	four, six := nft.Elements{}, nft.Elements{}
-	for _, r := range n.Routes {
-		if a := r.Via.Unmap(); a.Is4() {
-			four[nft.Key(a)] = ""
-		} else {
-			six[nft.Key(a)] = ""
+	for _, o := range n.Others {
+		for _, a := range o.Addrs {
+			if a = a.Unmap(); a.Is4() {
+				four[nft.Key(a)] = ""
+			} else {
+				six[nft.Key(a)] = ""
+			}
 		}
 	}
 	udp, _ := nft.ParseProtocol("udp")
@@ -30,13 +32,12 @@ func Fence(port int, n Nodes) nft.Table {
 		rule(nft.Family6, nft.NotIn(members6, nft.Saddr6), nft.DropPacket),
 	}}
 	forward := nft.Chain{Name: "forward", Type: "filter", Hook: "forward", Priority: -10}
-	if n.Own.IsValid() {
-		from := nft.From(n.Own.Masked())
+	for _, own := range n.Own {
 		to := nft.In(members4, nft.Daddr4)
-		if n.Own.Addr().Is6() {
+		if own.Addr().Is6() {
 			to = nft.In(members6, nft.Daddr6)
 		}
-		forward.Rules = []nft.Rule{rule(from, to, nft.DropPacket)}
+		forward.Rules = append(forward.Rules, rule(nft.From(own.Masked()), to, nft.DropPacket))
 	}
 	return nft.Table{
 		Name: FenceTable,

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/clusterd/clusterd/netsetup/nft"
 )
@@ -30,12 +31,20 @@ type MeshConfig struct {
 	Repaired func(table, what string)
 }
 
-// Nodes is what a Mesh connects: this node's range and the others.
+// Node is another node. Ranges and Addrs are of one or both families, the
+// cluster's first one first: the node's MAC in the tunnel follows from its first
+// range, on all nodes alike.
+type Node struct {
+	Ranges []netip.Prefix
+	Addrs  []netip.Addr
+}
+
+// Nodes is what a Mesh connects: this node and the others.
 type Nodes struct {
-	// Own is this node's range; its first address is the node's in the tunnel, on
-	// all nodes alike.
-	Own    netip.Prefix
-	Routes []Route // Dev is the Mesh's to choose
+	// Own are this node's ranges; the first address of each is the node's in the
+	// tunnel, on all nodes alike.
+	Own    []netip.Prefix
+	Others []Node
 }
 
 // Mesh carries packets to each other node the plainest way there is: by a host
@@ -92,12 +101,14 @@ func (m *Mesh) Set(ctx context.Context, n Nodes) error {
 		return fmt.Errorf("fence of the tunnel: %w", err)
 	}
 	ways := map[netip.Addr]way{}
-	for _, r := range n.Routes {
-		w, err := m.wayTo(r.Via)
-		if err != nil {
-			w.err = err
+	for _, o := range n.Others {
+		for _, a := range o.Addrs {
+			w, err := m.wayTo(a)
+			if err != nil {
+				w.err = err
+			}
+			ways[a] = w
 		}
-		ways[r.Via] = w
 	}
 	plan := choose(m.tunnel.name, n, ways)
 	err := m.setTunnel(n, plan)
@@ -110,10 +121,10 @@ func (m *Mesh) Set(ctx context.Context, n Nodes) error {
 }
 
 func (m *Mesh) setTunnel(n Nodes, p plan) error {
-	if len(n.Routes) == 0 || !n.Own.Addr().Is4() {
+	if len(n.Others) == 0 {
 		return m.tunnel.remove()
 	}
-	link, err := m.tunnel.ensure(n.inner(), p.mtu)
+	link, err := m.tunnel.ensure(n.inner(), p)
 	if err == nil {
 		err = m.tunnel.setPeers(link, p.peers)
 	}
@@ -129,12 +140,24 @@ func (m *Mesh) CleanUp(ctx context.Context) error {
 }
 
 func (n Nodes) check() error {
-	if len(n.Routes) > 0 && !n.Own.IsValid() {
+	if len(n.Others) > 0 && len(n.Own) == 0 {
 		return errors.New("set routes: this node has no range")
 	}
-	for _, r := range n.Routes {
-		if !r.Dst.IsValid() || !r.Via.IsValid() || r.Dev != "" {
-			return fmt.Errorf("set routes: invalid route %s via %s %s", r.Dst, r.Via, r.Dev)
+	for _, p := range n.Own {
+		if !p.IsValid() {
+			return errors.New("set routes: an own range is invalid")
+		}
+	}
+	for _, o := range n.Others {
+		invalid := len(o.Ranges) == 0 || len(o.Addrs) == 0
+		for _, p := range o.Ranges {
+			invalid = invalid || !p.IsValid()
+		}
+		for _, a := range o.Addrs {
+			invalid = invalid || !a.IsValid()
+		}
+		if invalid {
+			return fmt.Errorf("set routes: invalid node with ranges %v at %v", o.Ranges, o.Addrs)
 		}
 	}
 	return nil
@@ -143,13 +166,20 @@ func (n Nodes) check() error {
 // inner is a node's address in the tunnel.
 func inner(p netip.Prefix) netip.Addr { return p.Masked().Addr().Next() }
 
-func (n Nodes) inner() netip.Addr { return inner(n.Own) }
+func (n Nodes) inner() []netip.Addr {
+	out := make([]netip.Addr, len(n.Own))
+	for i, p := range n.Own {
+		out[i] = inner(p)
+	}
+	return out
+}
 
 // way is how the kernel reaches a node.
 type way struct {
 	gateway bool // through another machine
 	mtu     int
-	err     error // not at all, at present
+	src     netip.Addr // the sender's address of packets that go there
+	err     error      // not at all, at present
 }
 
 func (m *Mesh) wayTo(node netip.Addr) (way, error) {
@@ -159,6 +189,9 @@ func (m *Mesh) wayTo(node netip.Addr) (way, error) {
 	}
 	r := found[0]
 	w := way{gateway: len(r.Gw) > 0 || r.Via != nil, mtu: r.MTU}
+	if src, ok := netip.AddrFromSlice(r.Src); ok {
+		w.src = src.Unmap()
+	}
 	link, err := m.routes.h.LinkByIndex(r.LinkIndex)
 	if err != nil {
 		return way{}, fmt.Errorf("way to node %s: %w", node, err)
@@ -174,33 +207,67 @@ type plan struct {
 	routes []Route
 	peers  []Peer
 	mtu    int // of the tunnel
+	// local is this node's address that the tunnel is bound to, where its packets
+	// between nodes are of IPv6; invalid: they are of IPv4.
+	local netip.Addr
 }
 
 // defaultMTU is that of Ethernet, for a tunnel that nobody uses yet.
 const defaultMTU = 1500
 
-// choose takes the tunnel for nodes behind a gateway. One that there is no way to
-// keeps a plain route, which the kernel refuses with its reason. Pure.
+// choose takes, for each range of each node, a host route by the node's address of
+// that family where there is no gateway before it; else the tunnel, to the node's
+// address of IPv4 if it has one: one interface sends packets of one family. A node
+// that there is no way to keeps a plain route, which the kernel refuses with its
+// reason. Pure.
 func choose(tunnel string, n Nodes, ways map[netip.Addr]way) plan {
 	var p plan
-	for _, r := range n.Routes {
-		w := ways[r.Via]
-		if w.err == nil && w.gateway && r.Dst.Addr().Is4() {
-			p.peers = append(p.peers, Peer{Inner: inner(r.Dst), Node: r.Via})
-			r = Route{Dst: r.Dst, Via: inner(r.Dst), Dev: tunnel}
+	for _, o := range n.Others {
+		peer := Peer{MAC: tunnelMAC(inner(o.Ranges[0])), Node: underlay(o.Addrs)}
+		for _, r := range o.Ranges {
+			same := slices.IndexFunc(o.Addrs, func(a netip.Addr) bool { return a.Is4() == r.Addr().Is4() })
+			direct := same >= 0 && ways[o.Addrs[same]].err == nil && !ways[o.Addrs[same]].gateway
+			if lost := ways[peer.Node].err != nil; direct || lost && same >= 0 {
+				p.routes = append(p.routes, Route{Dst: r, Via: o.Addrs[same]})
+				continue
+			}
+			via := inner(r)
+			if via.Is6() {
+				// An address of the link, which the kernel asks no other route about.
+				via = linkLocal(peer.MAC)
+			}
+			peer.Inner = append(peer.Inner, via)
+			p.routes = append(p.routes, Route{Dst: r, Via: via, Dev: tunnel})
 		}
-		p.routes = append(p.routes, r)
+		if len(peer.Inner) > 0 {
+			p.peers = append(p.peers, peer)
+		}
 	}
 	// One interface serves all: the narrowest way counts.
+	six := len(p.peers) > 0
 	for _, peer := range p.peers {
-		if mtu := ways[peer.Node].mtu - overhead(peer.Node); p.mtu == 0 || mtu < p.mtu {
+		if mtu := ways[peer.Node].mtu - overhead(peer.Node); mtu > 0 && (p.mtu == 0 || mtu < p.mtu) {
 			p.mtu = mtu
 		}
+		six = six && peer.Node.Is6()
+	}
+	if six {
+		p.local = ways[p.peers[0].Node].src
 	}
 	if p.mtu == 0 {
 		p.mtu = defaultMTU - overhead(netip.IPv4Unspecified())
 	}
 	return p
+}
+
+// underlay is the address of a node that packets of the tunnel are sent to.
+func underlay(addrs []netip.Addr) netip.Addr {
+	for _, a := range addrs {
+		if a.Is4() {
+			return a
+		}
+	}
+	return addrs[0]
 }
 
 // FenceTable is the table that lets members alone into the tunnel.

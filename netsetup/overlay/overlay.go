@@ -156,7 +156,10 @@ func (g *HostGW) kernelRoute(r Route) (*netlink.Route, error) {
 		if err != nil {
 			return nil, fmt.Errorf("interface %s: %w", r.Dev, err)
 		}
-		k.LinkIndex, k.Flags = link.Attrs().Index, int(netlink.FLAG_ONLINK)
+		k.LinkIndex = link.Attrs().Index
+		if !r.Via.IsLinkLocalUnicast() { // those are on the link
+			k.Flags = int(netlink.FLAG_ONLINK)
+		}
 	}
 	return k, nil
 }
@@ -189,7 +192,7 @@ func (g *HostGW) list() ([]installed, error) {
 				continue
 			}
 			k := installed{Route: Route{Dst: netip.PrefixFrom(addr.Unmap(), bits), Via: via.Unmap()}, kernel: &r}
-			if k.tunnel = r.Flags&int(netlink.FLAG_ONLINK) != 0; k.tunnel {
+			if k.tunnel = r.Flags&int(netlink.FLAG_ONLINK) != 0 || k.Via.IsLinkLocalUnicast(); k.tunnel {
 				if names[r.LinkIndex] == "" {
 					if link, err := g.h.LinkByIndex(r.LinkIndex); err == nil {
 						names[r.LinkIndex] = link.Attrs().Name

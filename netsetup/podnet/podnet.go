@@ -1,5 +1,6 @@
 // Package podnet connects network namespaces to a bridge: one veth pair each,
-// with an address, a default route and a working loopback. It takes plain
+// with one address of each family it is to have, default routes and a working
+// loopback. It takes plain
 // values and has never heard of a Pod's API object.
 //
 // It works in the network namespace in which its Network was opened, which
@@ -15,12 +16,14 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/clusterd/clusterd/netsetup/internal/nlretry"
 	"github.com/clusterd/clusterd/netsetup/netns"
+	"github.com/clusterd/clusterd/netsetup/sysctl"
 )
 
 // ErrNoBridge is returned when the bridge to attach to does not exist, or the
@@ -80,28 +83,30 @@ func (n *Network) Close() {
 // Bridge is the node's switch for its pods.
 type Bridge struct {
 	Name string // interface name, at most 15 bytes; required
-	// Addr is the bridge's own address with the length of the pods' subnet:
-	// the pods' gateway, "10.42.1.1/24"; required.
-	Addr netip.Prefix
-	MTU  int // bytes; 0: the kernel's default
+	// Addrs are the bridge's own addresses with the length of the pods' subnet:
+	// the pods' gateways, "10.42.1.1/24"; one of each family at most, required.
+	Addrs []netip.Prefix
+	MTU   int // bytes; 0: the kernel's default
 }
 
 // EnsureBridge makes the bridge or brings it to what b says. A bridge whose
 // address changed loses the old one. Its hardware address is fixed, so that it
-// does not change with every pod that comes and goes.
+// does not change with every pod that comes and goes. With an address of IPv6 it
+// sets kernel switches of the calling thread's namespace, which has to be the
+// Network's.
 func (n *Network) EnsureBridge(b Bridge) error {
 	if err := checkIfName(b.Name); err != nil {
 		return fmt.Errorf("bridge: %w", err)
 	}
-	if !b.Addr.IsValid() {
-		return fmt.Errorf("bridge %s: no address given", b.Name)
+	if err := checkFamilies(b.Addrs); err != nil {
+		return fmt.Errorf("bridge %s: %w", b.Name, err)
 	}
 	link, err := n.h.LinkByName(b.Name)
 	if isNotFound(err) {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = b.Name
 		attrs.MTU = b.MTU
-		attrs.HardwareAddr = HardwareAddr(b.Addr.Addr())
+		attrs.HardwareAddr = HardwareAddr(b.Addrs[0].Addr())
 		err = n.h.LinkAdd(&netlink.Bridge{LinkAttrs: attrs})
 		if err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("bridge %s: create: %w", b.Name, err)
@@ -119,8 +124,15 @@ func (n *Network) EnsureBridge(b Bridge) error {
 			return fmt.Errorf("bridge %s: set MTU %d: %w", b.Name, b.MTU, err)
 		}
 	}
-	if err := setAddr(n.h, link, b.Addr); err != nil {
-		return fmt.Errorf("bridge %s: %w", b.Name, err)
+	for _, a := range b.Addrs {
+		if a.Addr().Is6() {
+			if err := sysctl.Set(sysctl.Host6(b.Name)); err != nil {
+				return fmt.Errorf("bridge %s: %w", b.Name, err)
+			}
+		}
+		if err := setAddr(n.h, link, a); err != nil {
+			return fmt.Errorf("bridge %s: %w", b.Name, err)
+		}
 	}
 	if err := n.h.LinkSetUp(link); err != nil {
 		return fmt.Errorf("bridge %s: set up: %w", b.Name, err)
@@ -130,16 +142,31 @@ func (n *Network) EnsureBridge(b Bridge) error {
 
 // Pod is one network namespace to connect.
 type Pod struct {
-	NetNS  string // path of the pinned namespace; required
-	IfName string // interface inside; default "eth0"
-	HostIf string // interface outside, see HostIf; required
-	Bridge string // name of the bridge; required
-	// Addr is the pod's address with the subnet's length; required. With a
-	// single address (/32, /128) the port is isolated: the pod reaches the
-	// others of its bridge through the node, whose packet filter sees it all.
+	NetNS  string    // path of the pinned namespace; required
+	IfName string    // interface inside; default "eth0"
+	HostIf string    // interface outside, see HostIf; required
+	Bridge string    // name of the bridge; required
+	Addrs  []Address // one of each family at most; required
+	MTU    int       // bytes; 0: the kernel's default
+}
+
+// Address is one that a pod has.
+type Address struct {
+	// Addr is the address with the subnet's length; required. With single
+	// addresses (/32, /128) the port is isolated: the pod reaches the others of its
+	// bridge through the node, whose packet filter sees it all.
 	Addr    netip.Prefix
-	Gateway netip.Addr // default route's next hop; zero: no default route
-	MTU     int        // bytes; 0: the kernel's default
+	Gateway netip.Addr // next hop of the family's default route; zero: no such route
+}
+
+// has6 reports whether the pod has an address of IPv6.
+func (p Pod) has6() bool {
+	return slices.ContainsFunc(p.Addrs, func(a Address) bool { return a.Addr.Addr().Is6() })
+}
+
+// single reports whether all addresses are single ones.
+func (p Pod) single() bool {
+	return !slices.ContainsFunc(p.Addrs, func(a Address) bool { return !a.Addr.IsSingleIP() })
 }
 
 // HostIf derives the name of the host-side interface from an id that is unique
@@ -176,6 +203,11 @@ func (n *Network) attach(p Pod) error {
 	}
 	var inside *netlink.Handle
 	err = netns.Do(p.NetNS, func() (err error) {
+		if p.has6() {
+			if err := sysctl.Set(sysctl.Host6("default")); err != nil { // for the interface to come
+				return err
+			}
+		}
 		inside, err = netlink.NewHandle(unix.NETLINK_ROUTE)
 		return err
 	})
@@ -193,7 +225,7 @@ func (n *Network) attach(p Pod) error {
 		return fmt.Errorf("set hairpin: %w", err)
 	}
 	// No frame of its own making gets around the node to another such pod.
-	if err := n.h.LinkSetIsolated(host, p.Addr.IsSingleIP()); err != nil {
+	if err := n.h.LinkSetIsolated(host, p.single()); err != nil {
 		return fmt.Errorf("isolate the port: %w", err)
 	}
 	if err := n.h.LinkSetUp(host); err != nil {
@@ -209,8 +241,28 @@ func (p Pod) check() error {
 	if err := checkIfName(p.IfName); err != nil {
 		return err
 	}
-	if !p.Addr.IsValid() {
+	addrs := make([]netip.Prefix, len(p.Addrs))
+	for i, a := range p.Addrs {
+		addrs[i] = a.Addr
+		if a.Gateway.IsValid() && a.Gateway.Is4() != a.Addr.Addr().Is4() {
+			return fmt.Errorf("gateway %s of %s: it is of the other family", a.Gateway, a.Addr)
+		}
+	}
+	return checkFamilies(addrs)
+}
+
+// checkFamilies refuses what are not one or two addresses of different families.
+func checkFamilies(addrs []netip.Prefix) error {
+	if len(addrs) == 0 {
 		return errors.New("no address given")
+	}
+	for i, a := range addrs {
+		switch {
+		case !a.IsValid():
+			return errors.New("no address given")
+		case i > 1, i == 1 && a.Addr().Is4() == addrs[0].Addr().Is4():
+			return fmt.Errorf("addresses %v: there may be one of each family", addrs)
+		}
 	}
 	return nil
 }
@@ -249,7 +301,7 @@ func (n *Network) ensurePair(p Pod, inside *netlink.Handle, bridge netlink.Link)
 	veth := netlink.NewVeth(attrs)
 	veth.PeerName = p.IfName
 	veth.PeerNamespace = netlink.NsFd(int(ns.Fd()))
-	veth.PeerHardwareAddr = HardwareAddr(p.Addr.Addr())
+	veth.PeerHardwareAddr = HardwareAddr(p.Addrs[0].Addr.Addr())
 	if err := n.h.LinkAdd(veth); err != nil {
 		return nil, fmt.Errorf("create the pair: %w", err)
 	}
@@ -312,21 +364,25 @@ func configureInside(h *netlink.Handle, p Pod) error {
 			return fmt.Errorf("%s: set MTU %d: %w", p.IfName, p.MTU, err)
 		}
 	}
-	if err := setAddr(h, link, p.Addr); err != nil {
-		return fmt.Errorf("%s: %w", p.IfName, err)
+	for _, a := range p.Addrs {
+		if err := setAddr(h, link, a.Addr); err != nil {
+			return fmt.Errorf("%s: %w", p.IfName, err)
+		}
 	}
 	if err := h.LinkSetUp(link); err != nil {
 		return fmt.Errorf("%s: set up: %w", p.IfName, err)
 	}
-	if !p.Gateway.IsValid() {
-		return nil
-	}
-	route := &netlink.Route{LinkIndex: link.Attrs().Index, Gw: p.Gateway.AsSlice()}
-	if !p.Addr.Contains(p.Gateway) {
-		route.Flags = int(netlink.FLAG_ONLINK)
-	}
-	if err := h.RouteReplace(route); err != nil {
-		return fmt.Errorf("%s: default route via %s: %w", p.IfName, p.Gateway, err)
+	for _, a := range p.Addrs {
+		if !a.Gateway.IsValid() {
+			continue
+		}
+		route := &netlink.Route{LinkIndex: link.Attrs().Index, Gw: a.Gateway.AsSlice()}
+		if !a.Addr.Contains(a.Gateway) {
+			route.Flags = int(netlink.FLAG_ONLINK)
+		}
+		if err := h.RouteReplace(route); err != nil {
+			return fmt.Errorf("%s: default route via %s: %w", p.IfName, a.Gateway, err)
+		}
 	}
 	return nil
 }

@@ -76,11 +76,11 @@ func (n node) pod(t *testing.T, id, addr string) Pod {
 	}
 	return Pod{
 		NetNS: path, HostIf: HostIf(id), Bridge: "br0", MTU: 1400,
-		Addr: netip.MustParsePrefix(addr), Gateway: netip.MustParseAddr("10.42.1.1"),
+		Addrs: []Address{{Addr: netip.MustParsePrefix(addr), Gateway: netip.MustParseAddr("10.42.1.1")}},
 	}
 }
 
-var bridge = Bridge{Name: "br0", Addr: netip.MustParsePrefix("10.42.1.1/24"), MTU: 1400}
+var bridge = Bridge{Name: "br0", Addrs: []netip.Prefix{netip.MustParsePrefix("10.42.1.1/24")}, MTU: 1400}
 
 // interior is what a process in the pod sees.
 type interior struct {
@@ -158,7 +158,7 @@ func TestRootAttach(t *testing.T) {
 	}
 	// A single address and a gateway outside it: the route is on-link.
 	single := p
-	single.Addr = netip.MustParsePrefix("10.42.1.2/32")
+	single.Addrs = []Address{{Addr: netip.MustParsePrefix("10.42.1.2/32"), Gateway: p.Addrs[0].Gateway}}
 	if err := n.net.Attach(single); err != nil {
 		t.Fatal(err)
 	}
@@ -167,10 +167,10 @@ func TestRootAttach(t *testing.T) {
 		t.Fatal(d)
 	}
 	for name, bad := range map[string]Pod{
-		"no namespace": {NetNS: "/nowhere", HostIf: "cdx", Bridge: "br0", Addr: p.Addr},
+		"no namespace": {NetNS: "/nowhere", HostIf: "cdx", Bridge: "br0", Addrs: p.Addrs},
 		"no address":   {NetNS: p.NetNS, HostIf: "cdx", Bridge: "br0"},
-		"no host name": {NetNS: p.NetNS, Bridge: "br0", Addr: p.Addr},
-		"not a bridge": {NetNS: p.NetNS, HostIf: "cdx", Bridge: "lo", Addr: p.Addr},
+		"no host name": {NetNS: p.NetNS, Bridge: "br0", Addrs: p.Addrs},
+		"not a bridge": {NetNS: p.NetNS, HostIf: "cdx", Bridge: "lo", Addrs: p.Addrs},
 	} {
 		if err := n.net.Attach(bad); err == nil {
 			t.Errorf("%s: passed", name)
@@ -207,7 +207,7 @@ func TestRootBridgeChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	changed := bridge
-	changed.Addr, changed.MTU = netip.MustParsePrefix("10.42.7.1/24"), 1300
+	changed.Addrs, changed.MTU = []netip.Prefix{netip.MustParsePrefix("10.42.7.1/24")}, 1300
 	if err := n.net.EnsureBridge(changed); err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +222,7 @@ func TestRootBridgeChanges(t *testing.T) {
 	if len(addrs) != 1 || addrs[0].IPNet.String() != "10.42.7.1/24" || link.Attrs().MTU != 1300 {
 		t.Fatalf("addresses %v, MTU %d", addrs, link.Attrs().MTU)
 	}
-	if err := n.net.EnsureBridge(Bridge{Name: "lo", Addr: bridge.Addr}); !errors.Is(err, ErrNoBridge) {
+	if err := n.net.EnsureBridge(Bridge{Name: "lo", Addrs: bridge.Addrs}); !errors.Is(err, ErrNoBridge) {
 		t.Fatalf("lo as a bridge: %v", err)
 	}
 }

@@ -30,7 +30,7 @@ func TestRootPackets(t *testing.T) {
 		if tables, err = nft.OpenTables(); err != nil {
 			return err
 		}
-		return errors.Join(sysctl.Set(sysctl.Router()), sysctl.SetPresent(sysctl.Bridge()), links.EnsureBridge(podnet.Bridge{Name: "br0", Addr: prefix("10.42.1.1/24")}))
+		return errors.Join(sysctl.Set(sysctl.Router()), sysctl.SetPresent(sysctl.Bridge()), links.EnsureBridge(podnet.Bridge{Name: "br0", Addrs: []netip.Prefix{prefix("10.42.1.1/24")}}))
 	})
 	t.Cleanup(func() { links.Close(); _ = tables.Close() })
 	spaces, err := netns.Open(t.TempDir())
@@ -43,7 +43,7 @@ func TestRootPackets(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = spaces.Delete(name) })
-		if err := links.Attach(podnet.Pod{NetNS: path, HostIf: podnet.HostIf(name), Bridge: "br0", Addr: netip.PrefixFrom(addr(a), 32), Gateway: addr("10.42.1.1")}); err != nil {
+		if err := links.Attach(podnet.Pod{NetNS: path, HostIf: podnet.HostIf(name), Bridge: "br0", Addrs: []podnet.Address{{Addr: netip.PrefixFrom(addr(a), 32), Gateway: addr("10.42.1.1")}}}); err != nil {
 			t.Fatal(err)
 		}
 		return path

@@ -24,6 +24,51 @@ func Router() map[string]string {
 	}
 }
 
+// Router6 is Router for packets of IPv6. Interfaces on which the machine hears
+// of routers (accept_ra 1) have to go on with it, as a router itself does not
+// unless it is told to: see KeepRouters.
+func Router6() map[string]string {
+	return map[string]string{"net.ipv6.conf.all.forwarding": "1"}
+}
+
+// Host6 is what an interface of pods is to have, on the node and inside: IPv6,
+// and no word of others about routers and ways. iface may be "default": those
+// that will be made.
+func Host6(iface string) map[string]string {
+	at := "net.ipv6.conf." + iface + "."
+	return map[string]string{at + "disable_ipv6": "0", at + "accept_ra": "0", at + "accept_redirects": "0"}
+}
+
+// KeepRouters makes the interfaces that hear of routers do so though the machine
+// is one: without that it would lose the default route it was told of once that
+// expires. A machine that passes packets of IPv6 on already is left as it is. Call
+// it before Router6 is set.
+func KeepRouters() error {
+	const dir = "/proc/sys/net/ipv6/conf"
+	if is, err := Get("net.ipv6.conf.all.forwarding"); err == nil && is == "1" {
+		return nil
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("IPv6 of this machine (is it switched off, by ipv6.disable=1?): %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		if e.Name() == "all" || e.Name() == "default" {
+			continue
+		}
+		path := filepath.Join(dir, e.Name(), "accept_ra")
+		have, err := os.ReadFile(path)
+		if err == nil && strings.TrimSpace(string(have)) == "1" {
+			err = os.WriteFile(path, []byte("2"), 0o644)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // it went in between
+			errs = append(errs, fmt.Errorf("set accept_ra of %s: %w", e.Name(), err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // Bridge keeps br_netfilter, where the kernel has it, off: it would hand frames
 // whose destination was translated to the port of the new one, past the router
 // that packets between isolated ports need.

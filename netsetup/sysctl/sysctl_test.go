@@ -39,3 +39,38 @@ func TestRootRouter(t *testing.T) {
 		return nil
 	})
 }
+
+// TestRootKeepRouters: interfaces that hear of routers go on with it when the
+// machine becomes one, and what an administrator chose stays.
+func TestRootKeepRouters(t *testing.T) {
+	netnstest.NeedRoot(t)
+	ns, other := netnstest.New(t), netnstest.New(t)
+	for _, name := range []string{"hears", "deaf"} {
+		netnstest.Join(t, ns, name, other, name)
+	}
+	ns.Do(func() error {
+		const hears, deaf = "net.ipv6.conf.hears.accept_ra", "net.ipv6.conf.deaf.accept_ra"
+		if err := Set(map[string]string{hears: "1", deaf: "0"}); err != nil {
+			return err
+		}
+		if err := errors.Join(KeepRouters(), Set(Router6())); err != nil {
+			return err
+		}
+		for key, want := range map[string]string{hears: "2", deaf: "0", "net.ipv6.conf.all.forwarding": "1"} {
+			if got, err := Get(key); err != nil || got != want {
+				t.Errorf("%s = %q, %v; want %q", key, got, err, want)
+			}
+		}
+		// It is a router now, and whoever sets 1 means it.
+		if err := Set(map[string]string{hears: "1"}); err != nil {
+			return err
+		}
+		if err := KeepRouters(); err != nil {
+			return err
+		}
+		if got, err := Get(hears); err != nil || got != "1" {
+			t.Errorf("a router's own choice became %q, %v", got, err)
+		}
+		return nil
+	})
+}

@@ -21,7 +21,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var address = netip.MustParseAddr("10.96.0.10")
+var (
+	address = netip.MustParseAddr("10.96.0.10")
+	addrs   = []netip.Addr{address}
+)
 
 func TestFix(t *testing.T) {
 	for name, tt := range map[string]struct {
@@ -55,9 +58,9 @@ func TestFix(t *testing.T) {
 			return nil
 		}},
 	} {
-		s := newService(address)
+		s := newService(addrs)
 		tt.change(s)
-		got := fix(s, address)
+		got := fix(s, addrs)
 		switch {
 		case (got == nil) != (tt.want == nil):
 			t.Errorf("%s: %+v", name, got)
@@ -65,15 +68,34 @@ func TestFix(t *testing.T) {
 			if err := tt.want(got); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
-			if again := fix(got, address); again != nil {
+			if again := fix(got, addrs); again != nil {
 				t.Errorf("%s: not right after it was put right: %+v", name, again)
 			}
 		}
 	}
 }
 
+// TestSecondFamily: the Service gets the second address when the cluster has one.
+func TestSecondFamily(t *testing.T) {
+	both := []netip.Addr{address, netip.MustParseAddr("fd00:96::a")}
+	had := newService(addrs)
+	had.Spec.ClusterIPs, had.Spec.IPFamilies = []string{address.String()}, []corev1.IPFamily{corev1.IPv4Protocol}
+	got := fix(had, both)
+	if got == nil || len(got.Spec.ClusterIPs) != 2 || got.Spec.ClusterIPs[1] != "fd00:96::a" || *got.Spec.IPFamilyPolicy != corev1.IPFamilyPolicyPreferDualStack {
+		t.Fatalf("%+v", got)
+	}
+	if again := fix(got, both); again != nil {
+		t.Errorf("not right after it was put right: %+v", again)
+	}
+	made, k := newService(both), core.Service()
+	k.Default(made)
+	if errs := k.Validate(made); len(errs) > 0 {
+		t.Error(errs)
+	}
+}
+
 func TestWhatIsMadeIsValid(t *testing.T) {
-	s, k := newService(address), core.Service()
+	s, k := newService(addrs), core.Service()
 	k.Default(s)
 	k.PrepareCreate(s)
 	if errs := k.Validate(s); len(errs) > 0 {
@@ -86,7 +108,7 @@ func TestLoop(t *testing.T) {
 	client := fake.NewClientset()
 	ctx, cancel := context.WithCancel(t.Context())
 	env := loop.Env{Client: client, Informers: informers.NewSharedInformerFactory(client, 0), Events: loop.NewEvents(client, clock.RealClock{}), Clock: clock.RealClock{}}
-	l := New(env, address)
+	l := New(env, addrs)
 	env.Informers.StartWithContext(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- l.Run(ctx) }()

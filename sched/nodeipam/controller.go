@@ -1,5 +1,5 @@
-// Package nodeipam gives each Node a pod network of its own out of the
-// cluster's. What it has given stands in the Node and nowhere else, so that
+// Package nodeipam gives each Node a pod network of its own out of each of the
+// cluster's ranges, one of each IP family it has. What it has given stands in the Node and nowhere else, so that
 // there is nothing to lose and nothing to restore.
 package nodeipam
 
@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -25,19 +26,18 @@ import (
 
 type controller struct {
 	*loop.Controller
-	client  kubernetes.Interface
-	events  record.EventRecorder
-	nodes   corelisters.NodeLister
-	cluster netip.Prefix
-	bits    int
+	client kubernetes.Interface
+	events record.EventRecorder
+	nodes  corelisters.NodeLister
+	ranges []Range
 
 	// Of the one worker alone, so without a lock:
 	// given holds what was written and the cache may not show yet, by node UID.
-	given map[types.UID]netip.Prefix
-	// last is the network given last: the next search begins behind it, so that
-	// the network of a node just removed is not given away while routes and
-	// connections to it linger.
-	last netip.Prefix
+	given map[types.UID][]netip.Prefix
+	// last are the networks given last, of each range: the next search begins behind
+	// it, so that the network of a node just removed is not given away while routes
+	// and connections to it linger.
+	last []netip.Prefix
 
 	mu sync.Mutex
 	// starved are the nodes that there was no network for. Each was told so
@@ -45,16 +45,25 @@ type controller struct {
 	starved map[types.UID]bool
 }
 
-// New returns the loop; it watches Nodes. cluster is cut into networks with
-// prefixes of the given number of bits.
-func New(env loop.Env, cluster netip.Prefix, bits int) (loop.Loop, error) {
-	if cluster = cluster.Masked(); bits < cluster.Bits() || bits > cluster.Addr().BitLen() {
-		return loop.Loop{}, fmt.Errorf("cut %v into networks of /%d: not a part of it", cluster, bits)
+// Range is cut into networks with prefixes of so many bits.
+type Range struct {
+	Cluster netip.Prefix
+	Bits    int
+}
+
+// New returns the loop; it watches Nodes. ranges are one or two, of different
+// families; a node's networks stand in their order.
+func New(env loop.Env, ranges []Range) (loop.Loop, error) {
+	for i := range ranges {
+		r := &ranges[i]
+		if r.Cluster = r.Cluster.Masked(); r.Bits < r.Cluster.Bits() || r.Bits > r.Cluster.Addr().BitLen() {
+			return loop.Loop{}, fmt.Errorf("cut %v into networks of /%d: not a part of it", r.Cluster, r.Bits)
+		}
 	}
 	informer := env.Informers.Core().V1().Nodes()
 	c := &controller{
 		client: env.Client, events: env.Events.For("node-ipam"), nodes: informer.Lister(),
-		cluster: cluster, bits: bits, given: map[types.UID]netip.Prefix{}, starved: map[types.UID]bool{},
+		ranges: ranges, given: map[types.UID][]netip.Prefix{}, last: make([]netip.Prefix, len(ranges)), starved: map[types.UID]bool{},
 	}
 	c.Controller = loop.New("nodeipam", env, 1, c.reconcile) // one: allocation is a single thought
 	loop.Watch(c.Controller, informer.Informer(), func(old, node *corev1.Node) {
@@ -63,7 +72,7 @@ func New(env loop.Env, cluster netip.Prefix, bits int) (loop.Loop, error) {
 			if starved := c.setStarved(old, false); !starved {
 				c.wakeStarved() // a network has become free
 			}
-		case node.Spec.PodCIDR == "" && node.DeletionTimestamp == nil && !c.isStarved(node):
+		case len(lacks(node.Spec.PodCIDRs, c.ranges)) > 0 && node.DeletionTimestamp == nil && !c.isStarved(node):
 			c.Enqueue(loop.KeyOf(node))
 		}
 	})
@@ -96,7 +105,7 @@ func (c *controller) wakeStarved() {
 		return
 	}
 	for _, node := range nodes {
-		if node.Spec.PodCIDR == "" {
+		if len(lacks(node.Spec.PodCIDRs, c.ranges)) > 0 {
 			c.Enqueue(loop.KeyOf(node))
 		}
 	}
@@ -110,7 +119,8 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 	if err != nil {
 		return err
 	}
-	if node.Spec.PodCIDR != "" || node.DeletionTimestamp != nil {
+	missing := lacks(node.Spec.PodCIDRs, c.ranges)
+	if len(missing) == 0 || node.DeletionTimestamp != nil {
 		return nil
 	}
 	all, err := c.nodes.List(labels.Everything())
@@ -118,43 +128,58 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 		return err
 	}
 	used := c.used(ctx, all)
-	prefix, ok := c.given[node.UID]
-	if !ok {
-		prefix, ok = next(c.cluster, c.bits, c.last, used)
-	}
-	if !ok {
-		// Trying again would not help, and its events would fill the store:
-		// what helps is a node that goes.
-		if c.setStarved(node, true) {
-			c.events.Eventf(node, corev1.EventTypeWarning, "CIDRNotAvailable", "no network of /%d is free in %v for node %s: %d nodes exist; give the cluster a larger --cluster-cidr, or remove nodes", c.bits, c.cluster, node.Name, len(all))
-			klog.FromContext(ctx).Info("no pod network is free", "node", node.Name, "cluster", c.cluster, "bits", c.bits, "nodes", len(all))
+	// One that has its first network already keeps it, and gets the second.
+	texts := slices.Clone(node.Spec.PodCIDRs)
+	given := slices.Clone(c.given[node.UID])
+	for _, i := range missing {
+		r := c.ranges[i]
+		at := slices.IndexFunc(given, func(p netip.Prefix) bool { return r.Cluster.Contains(p.Addr()) })
+		if at < 0 {
+			prefix, ok := next(r.Cluster, r.Bits, c.last[i], used)
+			if !ok {
+				// Trying again would not help, and its events would fill the store:
+				// what helps is a node that goes.
+				if c.setStarved(node, true) {
+					c.events.Eventf(node, corev1.EventTypeWarning, "CIDRNotAvailable", "no network of /%d is free in %v for node %s: %d nodes exist; give the cluster a larger --cluster-cidr, or remove nodes", r.Bits, r.Cluster, node.Name, len(all))
+					klog.FromContext(ctx).Info("no pod network is free", "node", node.Name, "cluster", r.Cluster, "bits", r.Bits, "nodes", len(all))
+				}
+				return nil
+			}
+			at, given = len(given), append(given, prefix)
 		}
-		return nil
+		texts = append(texts, given[at].String())
 	}
 	c.setStarved(node, false)
-	return c.give(ctx, node, prefix)
+	return c.give(ctx, node, texts, given)
 }
 
-func (c *controller) give(ctx context.Context, node *corev1.Node, prefix netip.Prefix) error {
+// give writes the node's networks; given are those of them that are new.
+func (c *controller) give(ctx context.Context, node *corev1.Node, texts []string, given []netip.Prefix) error {
 	patch, err := json.Marshal(map[string]any{
 		// The version makes sure that the node was not given another.
 		"metadata": map[string]any{"uid": node.UID, "resourceVersion": node.ResourceVersion},
-		"spec":     map[string]any{"podCIDR": prefix.String(), "podCIDRs": []string{prefix.String()}},
+		"spec":     map[string]any{"podCIDR": texts[0], "podCIDRs": texts},
 	})
 	if err != nil {
 		return fmt.Errorf("encode podCIDR: %w", err)
 	}
 	// Noted before it is sent and kept whatever the answer: an answer that got
 	// lost must not let the network be given twice. It is freed with the node.
-	c.given[node.UID] = prefix
-	c.last = prefix
+	c.given[node.UID] = given
+	for i, r := range c.ranges {
+		for _, p := range given {
+			if r.Cluster.Contains(p.Addr()) {
+				c.last[i] = p
+			}
+		}
+	}
 	if _, err := c.client.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return fmt.Errorf("give %v to node: %w", prefix, err)
+		return fmt.Errorf("give %v to node: %w", texts, err)
 	}
-	klog.FromContext(ctx).Info("node has a pod network", "node", node.Name, "podCIDR", prefix)
+	klog.FromContext(ctx).Info("node has a pod network", "node", node.Name, "podCIDRs", texts)
 	return nil
 }
 
@@ -178,9 +203,9 @@ func (c *controller) used(ctx context.Context, all []*corev1.Node) []netip.Prefi
 			out = append(out, prefix)
 		}
 	}
-	for uid, prefix := range c.given {
+	for uid, given := range c.given {
 		if exists[uid] {
-			out = append(out, prefix)
+			out = append(out, given...)
 		} else {
 			delete(c.given, uid)
 		}

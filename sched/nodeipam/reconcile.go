@@ -3,7 +3,24 @@ package nodeipam
 import (
 	"math/big"
 	"net/netip"
+	"slices"
 )
+
+// lacks are the indexes of the ranges that a node with those networks is still to
+// get one of. A node gets what stands behind the networks it has: the first of them
+// never changes. Pure.
+func lacks(have []string, ranges []Range) (missing []int) {
+	for i, r := range ranges {
+		has := slices.ContainsFunc(have, func(text string) bool {
+			p, err := netip.ParsePrefix(text)
+			return err == nil && p.Addr().Is4() == r.Cluster.Addr().Is4()
+		})
+		if !has && i >= len(have) {
+			missing = append(missing, i)
+		}
+	}
+	return missing
+}
 
 // next returns the first network of the given size behind last, wrapping
 // around at the end of cluster, that overlaps none of used. An invalid last

@@ -2,6 +2,7 @@ package nodeipam
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -68,5 +69,27 @@ func TestNextFillsTheCluster(t *testing.T) {
 	}
 	if len(used) != 16 {
 		t.Errorf("%d networks, want 16", len(used))
+	}
+}
+
+func TestLacks(t *testing.T) {
+	four, six := Range{netip.MustParsePrefix("10.244.0.0/14"), 24}, Range{netip.MustParsePrefix("fd00:10:244::/48"), 64}
+	for _, tt := range []struct {
+		name   string
+		have   []string
+		ranges []Range
+		want   []int
+	}{
+		{"new", nil, []Range{four}, []int{0}},
+		{"new, two", nil, []Range{four, six}, []int{0, 1}},
+		{"one of one", []string{"10.244.1.0/24"}, []Range{four}, nil},
+		{"one of two", []string{"10.244.1.0/24"}, []Range{four, six}, []int{1}},
+		{"both", []string{"10.244.1.0/24", "fd00:10:244:1::/64"}, []Range{four, six}, nil},
+		{"in the other order", []string{"10.244.1.0/24"}, []Range{six, four}, nil},
+		{"of former ranges", []string{"10.1.0.0/24"}, []Range{four}, nil},
+	} {
+		if got := lacks(tt.have, tt.ranges); !slices.Equal(got, tt.want) {
+			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
+		}
 	}
 }

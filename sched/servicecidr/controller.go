@@ -80,6 +80,12 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 	if have.DeletionTimestamp != nil && !slices.Contains(have.Finalizers, networking.ServiceCIDRFinalizer) {
 		return nil
 	}
+	if wider := c.ranges.widen(have); wider != nil {
+		if _, err := c.client.NetworkingV1().ServiceCIDRs().Update(ctx, wider, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("add a range to ServiceCIDR %s: %w", key.Name, err)
+		}
+		return nil // the watch shows it
+	}
 	user, err := c.user(ctx, have)
 	if err != nil {
 		return err
@@ -136,9 +142,10 @@ func (c *controller) write(ctx context.Context, have *networkingv1.ServiceCIDR, 
 	return nil
 }
 
-func newDefault(services netip.Prefix) *networkingv1.ServiceCIDR {
-	return &networkingv1.ServiceCIDR{
-		ObjectMeta: metav1.ObjectMeta{Name: networking.DefaultServiceCIDR},
-		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{services.Masked().String()}},
+func newDefault(services []netip.Prefix) *networkingv1.ServiceCIDR {
+	c := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: networking.DefaultServiceCIDR}}
+	for _, s := range services {
+		c.Spec.CIDRs = append(c.Spec.CIDRs, s.Masked().String())
 	}
+	return c
 }

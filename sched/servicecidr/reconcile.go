@@ -12,8 +12,8 @@ import (
 	"github.com/clusterd/clusterd/apis/networking"
 )
 
-// Ranges are those that the cluster was begun with.
-type Ranges struct{ Services, Pods netip.Prefix }
+// Ranges are those of the cluster's configuration, one of each IP family it has.
+type Ranges struct{ Services, Pods []netip.Prefix }
 
 // Reasons of a ServiceCIDR that is not ready, beside upstream's "Terminating".
 const (
@@ -35,18 +35,32 @@ func (r Ranges) Condition(c *networkingv1.ServiceCIDR, user string) metav1.Condi
 	}
 	usable := false
 	for _, cidr := range prefixes(c) {
-		if cidr.Overlaps(r.Pods) {
-			return no(reasonOverlap, "%s overlaps %s, the pods' range: delete this ServiceCIDR and choose another range", cidr, r.Pods)
+		for _, pods := range r.Pods {
+			if cidr.Overlaps(pods) {
+				return no(reasonOverlap, "%s overlaps %s, the pods' range: delete this ServiceCIDR and choose another range", cidr, pods)
+			}
 		}
-		usable = usable || cidr.Addr().Is4() == r.Services.Addr().Is4()
+		usable = usable || slices.ContainsFunc(r.Services, func(s netip.Prefix) bool { return cidr.Addr().Is4() == s.Addr().Is4() })
 	}
 	if !usable {
-		return no(reasonFamily, "the Services' addresses of this cluster, %s, are of the other IP family", r.Services)
+		return no(reasonFamily, "the Services' addresses of this cluster, %s, are of the other IP family", r.Services[0])
 	}
 	return metav1.Condition{
 		Type: networkingv1.ServiceCIDRConditionReady, Status: metav1.ConditionTrue, ObservedGeneration: c.Generation,
 		Reason: "Usable", Message: "Services are given addresses of it",
 	}
+}
+
+// widen is the default ServiceCIDR with the second range that the cluster has got
+// since it was made; nil: it needs none. Pure.
+func (r Ranges) widen(c *networkingv1.ServiceCIDR) *networkingv1.ServiceCIDR {
+	want := newDefault(r.Services).Spec.CIDRs
+	if c.Name != networking.DefaultServiceCIDR || c.DeletionTimestamp != nil || len(c.Spec.CIDRs) != 1 || len(want) != 2 || want[0] != c.Spec.CIDRs[0] {
+		return nil
+	}
+	c = c.DeepCopy()
+	c.Spec.CIDRs = want
+	return c
 }
 
 // User is the first Service with an address of a ServiceCIDR that no other one

@@ -2,6 +2,7 @@ package servicecidr
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -15,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var ranges = Ranges{Services: netip.MustParsePrefix("10.96.0.0/16"), Pods: netip.MustParsePrefix("10.244.0.0/14")}
+var ranges = Ranges{Services: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/14")}}
 
 func cidr(name string, cidrs ...string) *networkingv1.ServiceCIDR {
 	return &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: name, Generation: 3}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: cidrs}}
@@ -77,5 +78,25 @@ func TestUser(t *testing.T) {
 		if got := User(tt.going, tt.others, services); got != tt.want {
 			t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
 		}
+	}
+}
+
+func TestSecondRange(t *testing.T) {
+	both := Ranges{Services: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/112")}, Pods: ranges.Pods}
+	had := newDefault(ranges.Services)
+	if w := ranges.widen(had); w != nil {
+		t.Errorf("a cluster of one family: %v", w.Spec.CIDRs)
+	}
+	wide := both.widen(had)
+	if wide == nil || !slices.Equal(wide.Spec.CIDRs, []string{"10.96.0.0/16", "fd00:96::/112"}) || len(had.Spec.CIDRs) != 1 {
+		t.Fatalf("%+v", wide)
+	}
+	for _, other := range []*networkingv1.ServiceCIDR{wide, cidr("more", "10.96.0.0/16"), cidr(networking.DefaultServiceCIDR, "10.97.0.0/16")} {
+		if w := both.widen(other); w != nil {
+			t.Errorf("%s %v was changed to %v", other.Name, other.Spec.CIDRs, w.Spec.CIDRs)
+		}
+	}
+	if c := both.Condition(cidr("six", "fd00:97::/112"), ""); c.Status != metav1.ConditionTrue {
+		t.Errorf("a range of the second family: %+v", c)
 	}
 }

@@ -29,7 +29,7 @@ type Ask struct {
 	Data    string
 	Member  bool
 	Running bool
-	Ranges  map[string]netip.Prefix
+	Ranges  map[string][]netip.Prefix
 	Built   time.Time
 	Server  string // HOST:PORT of a member; "": none
 }

@@ -34,7 +34,7 @@ type Machine struct {
 	// Local are the machine's own addresses, with their networks.
 	Local []netip.Prefix
 	// Ranges are the cluster's: pods and Services.
-	Ranges map[string]netip.Prefix
+	Ranges map[string][]netip.Prefix
 	// Now and Built: the clock, and when this program was made; zero: not known.
 	Now, Built time.Time
 	// Synced tells whether the kernel's clock is kept by NTP or the like.
@@ -234,11 +234,10 @@ func (m Machine) address(f *findings) {
 	if m.Running {
 		return // the cluster's own addresses are among the machine's
 	}
-	for what, r := range m.Ranges {
-		for _, p := range m.Local {
-			if p.Overlaps(r) {
-				f.problem("address", "begin the cluster with another range: clusterd init --cluster-cidr … --service-cidr …", "this machine's network %s overlaps the range of %s, %s", p.Masked(), what, r)
-				break
+	for what, ranges := range m.Ranges {
+		for _, r := range ranges {
+			if i := slices.IndexFunc(m.Local, r.Overlaps); i >= 0 {
+				f.problem("address", "begin the cluster with another range: clusterd init --cluster-cidr … --service-cidr …", "this machine's network %s overlaps the range of %s, %s", m.Local[i].Masked(), what, r)
 			}
 		}
 	}
@@ -260,8 +259,8 @@ func (m Machine) firewall(f *findings) {
 	allow := fmt.Sprintf("let %d/tcp and %d/udp in from the other machines", port, port)
 	for _, name := range m.Firewalls {
 		how := map[string]string{
-			"ufw":       fmt.Sprintf("ufw allow %d; ufw route allow from %s", port, m.Ranges["pods"]),
-			"firewalld": fmt.Sprintf("firewall-cmd --permanent --add-port=%d/tcp --add-port=%d/udp; firewall-cmd --permanent --zone=trusted --add-source=%s; firewall-cmd --reload", port, port, m.Ranges["pods"]),
+			"ufw":       fmt.Sprintf("ufw allow %d", port) + m.eachPods("; ufw route allow from "),
+			"firewalld": fmt.Sprintf("firewall-cmd --permanent --add-port=%d/tcp --add-port=%d/udp; firewall-cmd --permanent --zone=trusted%s; firewall-cmd --reload", port, port, m.eachPods(" --add-source=")),
 		}[name]
 		f.warn("firewall", how, "%s is active: unless it has been told, it keeps the other machines and the pods out", name)
 	}
@@ -273,7 +272,7 @@ func (m Machine) firewall(f *findings) {
 		case "input":
 			f.warn("firewall", allow, "chain %s drops what it does not know", h.Name)
 		case "forward":
-			f.warn("firewall", fmt.Sprintf("accept what is forwarded from and to %s (with Docker: in its chain DOCKER-USER)", m.Ranges["pods"]), "chain %s drops what it does not know: pods of different machines may not reach each other", h.Name)
+			f.warn("firewall", fmt.Sprintf("accept what is forwarded from and to %s (with Docker: in its chain DOCKER-USER)", strings.Join(texts(m.Ranges["pods"]), " and ")), "chain %s drops what it does not know: pods of different machines may not reach each other", h.Name)
 		}
 	}
 	if len(m.Hooks) == 0 {
@@ -312,4 +311,20 @@ func older(release, than string) bool {
 	}
 	fmt.Sscanf(than, "%d.%d", &b[0], &b[1])
 	return slices.Compare(a[:], b[:]) < 0
+}
+
+// eachPods is every range of the pods with the words before it.
+func (m Machine) eachPods(before string) string {
+	var b strings.Builder
+	for _, text := range texts(m.Ranges["pods"]) {
+		b.WriteString(before + text)
+	}
+	return b.String()
+}
+
+func texts(ranges []netip.Prefix) (out []string) {
+	for _, r := range ranges {
+		out = append(out, r.String())
+	}
+	return out
 }

@@ -1,0 +1,105 @@
+package join
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/clusterd/clusterd/raftstore"
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+)
+
+// Ranges are one range of addresses, or two of different IP families: the first is
+// the cluster's own family. As text, in files and in answers too, they have a comma
+// between.
+type Ranges []netip.Prefix
+
+// ParseRanges reads the text form.
+func ParseRanges(text string) (Ranges, error) {
+	var r Ranges
+	for part := range strings.SplitSeq(text, ",") {
+		p, err := netip.ParsePrefix(strings.TrimSpace(part))
+		a := p.Addr()
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("%q is no range", part)
+		case p != p.Masked():
+			return nil, fmt.Errorf("%s is no range: its first address is %s", p, p.Masked().Addr())
+		case a.Is4In6() || a.IsMulticast() || a.IsLinkLocalUnicast() || a.IsLoopback():
+			return nil, fmt.Errorf("%s: such addresses reach no other machine", p)
+		case len(r) > 1:
+			return nil, errors.New("there may be one range of each IP family")
+		case len(r) == 1 && r[0].Addr().Is4() == a.Is4():
+			return nil, fmt.Errorf("%s and %s are of one IP family: there may be one range of each", r[0], p)
+		}
+		r = append(r, p)
+	}
+	return r, nil
+}
+
+// String is the text form.
+func (r Ranges) String() string {
+	texts := make([]string, len(r))
+	for i, p := range r {
+		texts[i] = p.String()
+	}
+	return strings.Join(texts, ",")
+}
+
+// MarshalText writes the text form.
+func (r Ranges) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// UnmarshalText reads the text form.
+func (r *Ranges) UnmarshalText(b []byte) (err error) {
+	*r, err = ParseRanges(string(b))
+	return err
+}
+
+// widens reports whether to is r with a second range.
+func (r Ranges) widens(to Ranges) bool { return len(r) == 1 && len(to) == 2 && r[0] == to[0] }
+
+// Widen adds to the cluster's settings the ranges of a second IP family that this
+// node's configuration has and they lack, so that those who join hear of them. Any
+// other difference is an error: addresses were given out of the ranges.
+func Widen(ctx context.Context, s Store, pods, services Ranges) error {
+	kv, _, err := s.Get(ctx, clusterKey, raftstore.ReadOptions{})
+	if err != nil {
+		return fmt.Errorf("read the cluster's settings: %w", err)
+	}
+	if kv == nil {
+		return errors.New("read the cluster's settings: there are none")
+	}
+	var c Cluster
+	if err := json.Unmarshal(kv.Value, &c); err != nil {
+		return fmt.Errorf("read the cluster's settings: %w", err)
+	}
+	changed := false
+	for _, one := range []struct {
+		name string
+		has  *Ranges
+		want Ranges
+	}{{"pods", &c.ClusterCIDR, pods}, {"Services", &c.ServiceCIDR, services}} {
+		switch {
+		case slices.Equal(*one.has, one.want):
+		case one.has.widens(one.want):
+			*one.has, changed = one.want, true
+		default:
+			return fmt.Errorf("the configuration of this node has the ranges %s for %s, the cluster has %s: only a second range, of the other IP family, may be added behind the one there is", one.want, one.name, one.has)
+		}
+	}
+	if !changed {
+		return nil
+	}
+	res, err := s.Txn(ctx, mvcc.Txn{Origin: origin, Compares: []mvcc.Compare{{Key: clusterKey, ModRevision: kv.ModRevision}}, Ops: []mvcc.Op{put(clusterKey, c)}})
+	if err == nil && !res.Succeeded {
+		err = errors.New("they were changed at the same time")
+	}
+	if err != nil {
+		return fmt.Errorf("add ranges to the cluster's settings: %w", err)
+	}
+	return nil
+}
