@@ -143,7 +143,7 @@ from a file, the standard input or the variable ` + tokenEnv + ` it never gets t
 			if err := start(cmd, &cfg); err != nil {
 				return err
 			}
-			if err := prepareJoin(cmd.Context(), cfg, server, t, cmd.ErrOrStderr()); err != nil {
+			if err := prepareJoin(cmd.Context(), &cfg, server, t, cmd.ErrOrStderr()); err != nil {
 				return err
 			}
 			if prepare {

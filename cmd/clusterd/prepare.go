@@ -56,9 +56,9 @@ func prepareInit(cfg Config) error {
 }
 
 // prepareJoin asks a member for admission and writes the data folder. On
-// error nothing of it stays.
-func prepareJoin(ctx context.Context, cfg Config, server string, token pki.Token, progress io.Writer) error {
-	return prepare(cfg, func(dir dataDir) error {
+// error nothing of it stays. cfg has the cluster's ranges afterwards.
+func prepareJoin(ctx context.Context, cfg *Config, server string, token pki.Token, progress io.Writer) error {
+	return prepare(*cfg, func(dir dataDir) error {
 		key, err := pki.NewKey()
 		if err != nil {
 			return err
@@ -92,7 +92,7 @@ func prepareJoin(ctx context.Context, cfg Config, server string, token pki.Token
 		if err != nil {
 			return err
 		}
-		if err := dir.writeConfig(cfg); err != nil {
+		if err := dir.writeConfig(*cfg); err != nil {
 			return err
 		}
 		return dir.writeIdentity(id)
