@@ -106,7 +106,10 @@ func TestRootRulesComeBack(t *testing.T) {
 	n := newReadyNode(t, netnstest.New(t), t.TempDir(), "10.42.1.0/24", 0)
 	defer n.close()
 	var told []string
-	n.cfg.Repaired = func(table, what string) { told = append(told, table+": "+what) }
+	n.filter = nft.NewKeeper(nft.KeeperConfig{
+		Kernel: n.tables, Logger: n.cfg.Logger,
+		Repaired: func(table, what string) { told = append(told, table+": "+what) },
+	})
 	own := netip.MustParsePrefix("10.42.1.0/24")
 	want := nft.Ruleset{Forward: []netip.Prefix{own}, Masquerade: []nft.Masquerade{{From: own, Except: []netip.Prefix{own}}}}
 	check := func(events int) {
