@@ -155,6 +155,6 @@ func TestFront(t *testing.T) {
 	again := servertest.Start(t, func(c *server.Config) { c.Front, c.Storage = front, s.Memory.Decorator() })
 	comesTrue(t, "the ConfigMap to be whole again", func(ctx context.Context) bool {
 		m, err := again.Client.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, name, metav1.GetOptions{})
-		return err == nil && m.Data["own"] == "stays" && m.Data["requestheader-client-ca-file"] == string(front.Authority)
+		return err == nil && m.Data["own"] == "stays" && m.Data["requestheader-client-ca-file"] == string(front.Authorities())
 	})
 }
