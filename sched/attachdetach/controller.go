@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -259,6 +260,8 @@ func (c *controller) look(name string) (*input, error) {
 		return places[node]
 	}
 	have, err := c.attachments.ByIndex(attachmentsByPV, name)
+	// What others made under names of their own is theirs.
+	have = slices.DeleteFunc(slices.Clone(have), func(a any) bool { return !strings.HasPrefix(a.(*storagev1.VolumeAttachment).Name, "csi-") })
 	if err != nil {
 		return nil, err
 	}
