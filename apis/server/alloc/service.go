@@ -45,8 +45,8 @@ func Attach(services *registry.Store, f *Families, p *Ports) {
 	// Before this hook an update may still fail: what it dropped is kept so long.
 	services.AfterUpdate = func(obj runtime.Object, options *metav1.UpdateOptions) {
 		if !dryrun.IsDryRun(options.DryRun) {
-			f.updated(context.TODO(), obj.(*corev1.Service)) // the hook is given no context
-			p.updated(context.TODO(), obj.(*corev1.Service))
+			f.updated(context.Background(), obj.(*corev1.Service)) // the hook is given no context
+			p.updated(context.Background(), obj.(*corev1.Service))
 		}
 	}
 	services.AfterDelete = func(obj runtime.Object, options *metav1.DeleteOptions) {
@@ -54,9 +54,9 @@ func Attach(services *registry.Store, f *Families, p *Ports) {
 			return
 		}
 		service := obj.(*corev1.Service)
-		f.release(context.TODO(), service, service.Spec.ClusterIPs)
+		f.release(context.Background(), service, service.Spec.ClusterIPs)
 		for port := range needed(service) {
-			p.release(context.TODO(), port, ownerOfService(service))
+			p.release(context.Background(), port, ownerOfService(service))
 		}
 	}
 }
