@@ -197,12 +197,12 @@ type Agent struct {
 	recorder record.EventRecorder
 	// services watches all Services, for the environments of pods; nil: there
 	// is no API.
-	services cache.SharedIndexInformer
-	dns      *dns.Server   // nil: there is none
-	claims   *claim.Keeper // nil: there is no API
-	drivers  *csi.Manager  // nil: there is no API
-	handler  http.Handler
-	told     *podresources.Server
+	services  cache.SharedIndexInformer
+	dns       *dns.Server   // nil: there is none
+	claims    *claim.Keeper // nil: there is no API
+	drivers   *csi.Manager  // nil: there is no API
+	handler   http.Handler
+	podServer *podresources.Server
 }
 
 // New checks the configuration and puts the parts together. It starts nothing.
@@ -319,7 +319,7 @@ func New(cfg Config) (*Agent, error) {
 		ImagesChanged: func() { a.node.Poke(); a.pods.ImagesChanged() }, Configz: a.configz(),
 		Summary: a.stats.Summary, Metrics: a.metrics(prober.Metrics), NodeLogs: cfg.NodeLogs,
 	})
-	a.told, err = podresources.New(podresources.Config{
+	a.podServer, err = podresources.New(podresources.Config{
 		Socket: filepath.Join(cfg.DataDir, host.PodResources, podresources.SocketName), Pods: a.podResources, Known: a.pods.Seen(),
 		CPUs: ids(cfg.AllocatableCPUs), Memory: func() map[string]uint64 { return podresources.Memory(a.allocatable()) },
 	})
@@ -385,7 +385,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	part(ctx, "pressure", a.guard.Run)
 	part(ctx, "local storage", a.local.Run)
 	part(ctx, "images", a.collectImages)
-	part(ctx, "pod resources", a.told.Run)
+	part(ctx, "pod resources", a.podServer.Run)
 	part(ctx, "kernel's log", func(ctx context.Context) error {
 		return node.WatchOOM(ctx, nodeRef(a.cfg.NodeName), a.recorder)
 	})

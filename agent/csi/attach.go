@@ -27,7 +27,7 @@ func attachment(handle, driver, node string) string {
 // taken it back before.
 func (m *Manager) awaitAttached(ctx context.Context, r *record) (map[string]string, error) {
 	name := r.unique()
-	if err := m.cfg.Node.Told(ctx); err != nil {
+	if err := m.cfg.Node.StatusWritten(ctx); err != nil {
 		return nil, fmt.Errorf("tell that volume %s is in use: %w", r.Spec, err)
 	}
 	err := m.cfg.Node.Until(ctx, func(n *v1.Node) bool {

@@ -38,8 +38,8 @@ import (
 type Node interface {
 	// Object is never nil.
 	Object() *v1.Node
-	// Told returns when a status that was made after the call is the API's.
-	Told(ctx context.Context) error
+	// StatusWritten returns when a status that was made after the call is the API's.
+	StatusWritten(ctx context.Context) error
 	// Until waits for an object that cond holds for.
 	Until(ctx context.Context, cond func(*v1.Node) bool) error
 	// SetLabels has the node carry labels beside its others.

@@ -45,7 +45,7 @@ func (n *fakeNode) Object() *v1.Node {
 	}
 	return node
 }
-func (n *fakeNode) Told(context.Context) error { return nil }
+func (n *fakeNode) StatusWritten(context.Context) error { return nil }
 func (n *fakeNode) Poke()                      {}
 func (n *fakeNode) Until(ctx context.Context, cond func(*v1.Node) bool) error {
 	for !cond(n.Object()) {

@@ -80,10 +80,10 @@ const LeaseNamespace = v1.NamespaceNodeLease
 
 // Node keeps one Node object.
 type Node struct {
-	cfg    Config
-	poke   chan struct{}
-	latest atomic.Pointer[v1.Node] // last seen or written
-	news   news                    // of latest
+	cfg     Config
+	poke    chan struct{}
+	latest  atomic.Pointer[v1.Node] // last seen or written
+	changes changes                 // of latest
 
 	mu     sync.Mutex        // guards all below
 	labels map[string]string // by SetLabels
@@ -219,7 +219,7 @@ func (n *Node) take(node *v1.Node) {
 	}
 	n.mu.Unlock()
 	if newer {
-		n.news.tell()
+		n.changes.wake()
 	}
 }
 
@@ -348,10 +348,10 @@ func (n *Node) writeStatus(ctx context.Context, always bool) (written bool, err 
 	ctx, cancel := context.WithTimeout(ctx, n.cfg.Period)
 	defer cancel()
 	now := time.Now()
-	told := n.news.begun()
+	done := n.changes.begun()
 	defer func() {
 		if err == nil && n.Object().UID != "" {
-			told()
+			done()
 		}
 	}()
 	node := n.Object()

@@ -33,7 +33,7 @@ import (
 type exchange struct {
 	main *Main
 	// told is what the log said last.
-	told string
+	reported string
 }
 
 const (
@@ -45,8 +45,8 @@ const (
 // run follows the state until ctx ends.
 func (x *exchange) run(ctx context.Context) error {
 	for {
-		if err := x.follow(ctx); err != nil && ctx.Err() == nil && err.Error() != x.told {
-			x.told = err.Error()
+		if err := x.follow(ctx); err != nil && ctx.Err() == nil && err.Error() != x.reported {
+			x.reported = err.Error()
 			x.main.log.Warn("the exchange of the authority cannot be followed yet, trying again", "err", err)
 		}
 		select {

@@ -116,7 +116,7 @@ const agentFailed = "AgentFailed"
 // tellNotReady writes into the Node why it takes no pods. The agent's own
 // status follows once it runs again.
 func tellNotReady(log *slog.Logger, name string, clients *rest.Config) func(context.Context, error) {
-	told := setupEvents{node: name}
+	events := setupEvents{node: name}
 	return func(ctx context.Context, why error) {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
@@ -125,8 +125,8 @@ func tellNotReady(log *slog.Logger, name string, clients *rest.Config) func(cont
 			if err != nil {
 				return err
 			}
-			if err := told.tell(ctx, client, why); err != nil {
-				log.Warn("the start that failed is told by the log alone", "err", err)
+			if err := events.record(ctx, client, why); err != nil {
+				log.Warn("the start that failed is in the log alone", "err", err)
 			}
 			node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) {

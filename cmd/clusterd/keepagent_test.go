@@ -116,7 +116,7 @@ func TestSetupEvents(t *testing.T) {
 	client := fake.NewClientset()
 	s := setupEvents{node: "n1"}
 	for _, why := range []error{errors.New("it ran"), &setupError{errors.New("a")}, &setupError{errors.New("a")}, fmt.Errorf("w: %w", &setupError{errors.New("b")})} {
-		if err := s.tell(t.Context(), client, why); err != nil {
+		if err := s.record(t.Context(), client, why); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -31,8 +31,8 @@ type setupEvents struct {
 	told *corev1.Event
 }
 
-// tell writes the event. Another error than setupError is none of its.
-func (s *setupEvents) tell(ctx context.Context, client kubernetes.Interface, why error) error {
+// record writes the event. Another error than setupError is none of its.
+func (s *setupEvents) record(ctx context.Context, client kubernetes.Interface, why error) error {
 	var failed *setupError
 	if !errors.As(why, &failed) {
 		return nil

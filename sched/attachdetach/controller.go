@@ -260,15 +260,13 @@ func (c *controller) look(name string) (*input, error) {
 		return places[node]
 	}
 	have, err := c.attachments.ByIndex(attachmentsByPV, name)
-	// What others made under names of their own is theirs.
-	have = slices.DeleteFunc(slices.Clone(have), func(a any) bool { return !strings.HasPrefix(a.(*storagev1.VolumeAttachment).Name, "csi-") })
 	if err != nil {
 		return nil, err
 	}
 	for _, obj := range have {
 		a := obj.(*storagev1.VolumeAttachment)
 		if in.volume != nil && a.Spec.Attacher == in.volume.Spec.CSI.Driver && a.Name == attachmentOf(in.volume, a.Spec.NodeName).Name ||
-			in.volume == nil {
+			in.volume == nil && strings.HasPrefix(a.Name, attachmentPrefix) {
 			at(a.Spec.NodeName).attachment = a
 		}
 	}
@@ -365,7 +363,7 @@ func (c *controller) report(b block) {
 // tell writes into the node's status whether a volume is attached. It names the
 // version that was decided on.
 func (c *controller) tell(ctx context.Context, node *corev1.Node, name corev1.UniqueVolumeName, attached bool) error {
-	if told(node, name) == attached {
+	if reported(node, name) == attached {
 		return nil
 	}
 	next := node.DeepCopy()
@@ -384,7 +382,7 @@ func (c *controller) tell(ctx context.Context, node *corev1.Node, name corev1.Un
 // attachment goes.
 func (c *controller) take(ctx context.Context, in input, p place) error {
 	if name := uniqueOf(in.volume); name != "" && p.node != nil {
-		if !told(p.node, name) {
+		if !reported(p.node, name) {
 			// Nothing is to be unsaid: a node that has not been told mounts nothing.
 			// That it was not told by an earlier leader either is asked of the server.
 			if err := c.confirm(ctx, p.node); err != nil {

@@ -79,7 +79,7 @@ func decide(in input) plan {
 				}
 				out.attach = append(out.attach, p.name)
 			case a.DeletionTimestamp != nil: // it is detached first, then attached anew
-			case a.Status.Attached && !told(p.node, unique(in.volume)):
+			case a.Status.Attached && !reported(p.node, unique(in.volume)):
 				out.tell = append(out.tell, p.name)
 			}
 		case a == nil || a.DeletionTimestamp != nil:
@@ -165,7 +165,7 @@ func readySince(node *corev1.Node) time.Time {
 }
 
 // told reports whether the node has been told that the volume is attached.
-func told(node *corev1.Node, name corev1.UniqueVolumeName) bool {
+func reported(node *corev1.Node, name corev1.UniqueVolumeName) bool {
 	return slices.ContainsFunc(node.Status.VolumesAttached, func(a corev1.AttachedVolume) bool { return a.Name == name })
 }
 
@@ -183,11 +183,15 @@ func uniqueOf(v *corev1.PersistentVolume) corev1.UniqueVolumeName {
 	return unique(v)
 }
 
+// attachmentPrefix begins the names of this loop's VolumeAttachments, as of
+// upstream's; those of other names belong to their makers.
+const attachmentPrefix = "csi-"
+
 // attachmentOf is the attachment of a volume at a node.
 func attachmentOf(v *corev1.PersistentVolume, node string) *storagev1.VolumeAttachment {
 	name := v.Name
 	return &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("csi-%x", sha256.Sum256([]byte(v.Spec.CSI.VolumeHandle+v.Spec.CSI.Driver+node)))},
+		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf(attachmentPrefix+"%x", sha256.Sum256([]byte(v.Spec.CSI.VolumeHandle+v.Spec.CSI.Driver+node)))},
 		Spec: storagev1.VolumeAttachmentSpec{
 			Attacher: v.Spec.CSI.Driver, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &name},
 		},

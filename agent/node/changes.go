@@ -2,25 +2,25 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"sync"
 
-	"encoding/json"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
-// news wakes callers that wait for the node's object.
-type news struct {
-	mu          sync.Mutex // guards all below
-	next        chan struct{}
-	asked, told uint64 // statuses that Told waits for: of these the first told ones are the API's
+// changes wakes callers that wait for a change of the node's object.
+type changes struct {
+	mu             sync.Mutex // guards all below
+	next           chan struct{}
+	asked, written uint64 // statuses that StatusWritten waits for; the first written of them are the API's
 }
 
 // wait returns a channel that is closed with the next change.
-func (n *news) wait() <-chan struct{} {
+func (n *changes) wait() <-chan struct{} {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.next == nil {
@@ -29,7 +29,7 @@ func (n *news) wait() <-chan struct{} {
 	return n.next
 }
 
-func (n *news) tell() {
+func (n *changes) wake() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.next != nil {
@@ -38,8 +38,8 @@ func (n *news) tell() {
 	}
 }
 
-// ask returns the number that told has to reach.
-func (n *news) ask() uint64 {
+// ask returns the number that written has to reach.
+func (n *changes) ask() uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.asked++
@@ -47,31 +47,31 @@ func (n *news) ask() uint64 {
 }
 
 // begun is to be called before a status is made, its result when the API has it.
-func (n *news) begun() (done func()) {
+func (n *changes) begun() (done func()) {
 	n.mu.Lock()
 	asked := n.asked
 	n.mu.Unlock()
 	return func() {
 		n.mu.Lock()
-		n.told = max(n.told, asked)
+		n.written = max(n.written, asked)
 		n.mu.Unlock()
-		n.tell()
+		n.wake()
 	}
 }
 
-func (n *news) reached(number uint64) bool {
+func (n *changes) reached(number uint64) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.told >= number
+	return n.written >= number
 }
 
-// Told returns when a status that was made after the call is the API's.
-func (n *Node) Told(ctx context.Context) error {
-	number := n.news.ask()
+// StatusWritten returns when a status that was made after the call is the API's.
+func (n *Node) StatusWritten(ctx context.Context) error {
+	number := n.changes.ask()
 	n.Poke()
 	for {
-		changed := n.news.wait()
-		if n.news.reached(number) {
+		changed := n.changes.wait()
+		if n.changes.reached(number) {
 			return nil
 		}
 		select {
@@ -85,7 +85,7 @@ func (n *Node) Told(ctx context.Context) error {
 // Until waits for an object that cond holds for.
 func (n *Node) Until(ctx context.Context, cond func(*v1.Node) bool) error {
 	for {
-		changed := n.news.wait()
+		changed := n.changes.wait()
 		if cond(n.Object()) {
 			return nil
 		}
