@@ -93,6 +93,8 @@ func (d *decoding) read(s *snapshotReader) {
 		}
 		c := &chunk{off: s.off, done: make(chan struct{})}
 		c.kind, c.payload, c.err = s.chunk()
+		// Decided before a worker has the chunk: from then on it is the worker's.
+		last := c.err != nil || c.kind == chunkEnd
 		if c.err != nil {
 			close(c.done)
 		} else {
@@ -107,7 +109,7 @@ func (d *decoding) read(s *snapshotReader) {
 		case <-d.stop:
 			return
 		}
-		if c.err != nil || c.kind == chunkEnd {
+		if last {
 			return
 		}
 	}
