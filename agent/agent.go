@@ -101,7 +101,7 @@ type Config struct {
 	// NodeAddresses are told beside NodeIPs and NodeName: what others than the
 	// cluster reach the node by.
 	NodeAddresses []v1.NodeAddress
-	// Notices are told as events of the node at the start.
+	// Notices become events of the node when it is registered.
 	Notices []host.Notice
 	// DataDir holds pods, logs and volumes; required.
 	DataDir string
@@ -329,6 +329,18 @@ func New(cfg Config) (*Agent, error) {
 	return a, nil
 }
 
+// recordNotices makes an event of each notice once the node is registered: a
+// server that does not let it in yet refuses its events, and the recorder does
+// not try those again.
+func (a *Agent) recordNotices(ctx context.Context) {
+	if a.cfg.Client != nil && a.node.Until(ctx, func(n *v1.Node) bool { return n.UID != "" }) != nil {
+		return
+	}
+	for _, n := range a.cfg.Notices {
+		a.recorder.Event(nodeRef(a.cfg.NodeName), v1.EventTypeWarning, n.Reason, n.Message)
+	}
+}
+
 // Run serves the node until ctx ends. It returns when all that it started has
 // ended; containers run on.
 func (a *Agent) Run(ctx context.Context) error {
@@ -345,11 +357,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	defer a.events.Shutdown()
 	tellUpgrade(a.recorder, nodeRef(a.cfg.NodeName), a.cfg.Runtime.Upgraded())
-	for _, n := range a.cfg.Notices {
-		a.recorder.Event(nodeRef(a.cfg.NodeName), v1.EventTypeWarning, n.Reason, n.Message)
-	}
 	defer a.objects.Close()
 	var wg sync.WaitGroup
+	wg.Go(func() { a.recordNotices(ctx) })
 	var mu sync.Mutex
 	var errs []error
 	part := func(ctx context.Context, name string, run func(context.Context) error) {

@@ -42,7 +42,6 @@ func TestE2ENodeOptions(t *testing.T) {
 	n1, a1 := e.Nodes()[0], e.Nodes()[1]
 	ns := e.namespace("options")
 	certs := e.watchCerts(n1)
-	storm := e.eventStorm(ns)
 
 	pinned := pod("pinned", "serve")
 	pinned.Spec.NodeName = "n1"
@@ -123,6 +122,9 @@ func TestE2ENodeOptions(t *testing.T) {
 		features.Shows(t, 159)
 		spans.show(e, string(e.get(ns, "pinned").UID))
 	})
+	// From here on: before, the storm would hold back the node's own events, as
+	// it is written in its name.
+	storm := e.eventStorm(ns)
 	t.Run("addresses", func(t *testing.T) {
 		features.Shows(t, 149, 156, 168)
 		for flag, word := range map[string]string{
@@ -223,7 +225,7 @@ func (e *env) log(node string) string {
 func (e *env) nodeEvent(node, reason string, words ...string) {
 	e.t.Helper()
 	e.eventually("event "+reason+" about "+node, func(ctx context.Context) error {
-		list, err := e.api.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "reason=" + reason + ",involvedObject.kind=Node,involvedObject.name=" + node})
+		list, err := e.api.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "reason=" + reason + ",involvedObject.kind=Node,involvedObject.name=" + node})
 		if err != nil {
 			return err
 		}

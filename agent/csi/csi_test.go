@@ -46,7 +46,7 @@ func (n *fakeNode) Object() *v1.Node {
 	return node
 }
 func (n *fakeNode) StatusWritten(context.Context) error { return nil }
-func (n *fakeNode) Poke()                      {}
+func (n *fakeNode) Poke()                               {}
 func (n *fakeNode) Until(ctx context.Context, cond func(*v1.Node) bool) error {
 	for !cond(n.Object()) {
 		select {
