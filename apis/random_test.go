@@ -1,7 +1,7 @@
 package apis
 
 import (
-	"math/rand"
+	"math/rand" //nolint:depguard // what upstream's fuzzer takes
 	"testing"
 
 	"github.com/google/go-cmp/cmp"

@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/clusterd/clusterd/durable"
 )
 
 // paths are those below the folder that drivers look for.
@@ -119,17 +121,7 @@ func (p paths) write(r *record) error {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(dir, ".record~")
-	if err != nil {
-		return err
-	}
-	_, err = tmp.Write(data)
-	err = errors.Join(err, tmp.Sync(), tmp.Close())
-	if err == nil {
-		err = os.Rename(tmp.Name(), filepath.Join(dir, recordFile))
-	}
-	if err != nil {
-		_ = os.Remove(tmp.Name())
+	if err := durable.ReplaceFile(filepath.Join(dir, recordFile), data, 0o600); err != nil {
 		return fmt.Errorf("record of volume %s: %w", r.Spec, err)
 	}
 	return nil
@@ -138,7 +130,7 @@ func (p paths) write(r *record) error {
 // forget removes the record and its folders.
 func (p paths) forget(r *record) error {
 	dir := p.record(r)
-	left, err := filepath.Glob(filepath.Join(dir, ".record~*"))
+	left, err := filepath.Glob(filepath.Join(dir, "."+recordFile+".*"))
 	if err != nil {
 		return err
 	}

@@ -106,7 +106,7 @@ func (c ctxReader) Read(p []byte) (int, error) {
 }
 
 func spool(file string, r io.Reader) error {
-	f, err := os.Create(file)
+	f, err := os.Create(file) //nolint:forbidigo // it is removed after the load
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
 package nodelog
 
 import (
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -220,7 +219,7 @@ func TestOwnLog(t *testing.T) {
 	if older := OlderLogs(path); len(older) == 0 {
 		t.Error("no older file")
 	}
-	put(t, filepath.Join(filepath.Dir(path), "clusterd-late.txt"), fmt.Sprint("not one of them"))
+	put(t, filepath.Join(filepath.Dir(path), "clusterd-late.txt"), "not one of them")
 	if older := OlderLogs(path); len(older) > 0 && strings.HasSuffix(older[len(older)-1], ".txt") {
 		t.Error(older)
 	}

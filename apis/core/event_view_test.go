@@ -1,7 +1,7 @@
 package core
 
 import (
-	"math/rand"
+	"math/rand" //nolint:depguard // what upstream's fuzzer takes
 	"testing"
 	"time"
 

@@ -32,11 +32,9 @@ func TestEventsOfBothGroups(t *testing.T) {
 		Reason:         "BackOff", Message: "waits", Type: "Warning", Count: 7,
 		Source: corev1.EventSource{Component: "agent"},
 	}, metav1.CreateOptions{}))
-	for event := range watch.ResultChan() {
-		if e, ok := event.Object.(*eventsv1.Event); !ok || e.UID != old.UID || e.Regarding.Name != "web" || e.Note != "waits" || e.DeprecatedCount != 7 {
-			t.Errorf("watched %T %+v", event.Object, event.Object)
-		}
-		break
+	event := <-watch.ResultChan()
+	if e, ok := event.Object.(*eventsv1.Event); !ok || e.UID != old.UID || e.Regarding.Name != "web" || e.Note != "waits" || e.DeprecatedCount != 7 {
+		t.Errorf("watched %T %+v", event.Object, event.Object)
 	}
 
 	made := must[*eventsv1.Event](t)(newer.Create(t.Context(), &eventsv1.Event{

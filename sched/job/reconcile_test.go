@@ -2,7 +2,7 @@ package job
 
 import (
 	"fmt"
-	"math/rand"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -253,12 +253,12 @@ func TestIndexes(t *testing.T) {
 // and no more pods run than may.
 func TestCountsExactly(t *testing.T) {
 	for seed := range int64(80) {
-		r := rand.New(rand.NewSource(seed))
-		j := newJob(size(int32(1+r.Intn(4)), int32(1+r.Intn(8))), limit(1000))
-		if r.Intn(2) == 0 {
+		r := rand.New(rand.NewPCG(uint64(seed), 0))
+		j := newJob(size(int32(1+r.IntN(4)), int32(1+r.IntN(8))), limit(1000))
+		if r.IntN(2) == 0 {
 			index(j)
 		}
-		if r.Intn(3) == 0 && indexed(j) {
+		if r.IntN(3) == 0 && indexed(j) {
 			perIndexLimit(1000)(j)
 		}
 		clock := now
@@ -269,7 +269,7 @@ func TestCountsExactly(t *testing.T) {
 			if step > 3000 {
 				t.Fatalf("seed %d: does not end: %+v", seed, j.Status)
 			}
-			clock = clock.Add(time.Duration(r.Intn(60)) * time.Second)
+			clock = clock.Add(time.Duration(r.IntN(60)) * time.Second)
 			var mine []*corev1.Pod
 			active := 0
 			for _, p := range have {
@@ -283,12 +283,12 @@ func TestCountsExactly(t *testing.T) {
 			}
 			plan := Decide(Input{Job: j, Pods: mine, Now: clock})
 			// The leader may die after each write.
-			dies := r.Intn(6)
+			dies := r.IntN(6)
 			if dies > 0 {
 				j.Status = plan.Status
 			}
 			for _, p := range plan.Release {
-				if dies > 1 && r.Intn(4) > 0 {
+				if dies > 1 && r.IntN(4) > 0 {
 					p.Finalizers = nil
 				}
 			}
@@ -310,12 +310,12 @@ func TestCountsExactly(t *testing.T) {
 				}
 			}
 			for uid, p := range have {
-				if pods.Active(p) && r.Intn(3) == 0 {
-					p.Status.Phase = []corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed}[r.Intn(2)]
+				if pods.Active(p) && r.IntN(3) == 0 {
+					p.Status.Phase = []corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed}[r.IntN(2)]
 					ended[uid] = p.Status.Phase
 					p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{FinishedAt: metav1.NewTime(clock)}}}}
 				}
-				if !tracked(p) && r.Intn(3) == 0 { // somebody cleans up
+				if !tracked(p) && r.IntN(3) == 0 { // somebody cleans up
 					delete(have, uid)
 				}
 			}

@@ -3,7 +3,7 @@ package statefulset
 import (
 	"fmt"
 	"math"
-	"math/rand"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
@@ -198,9 +198,9 @@ func TestStatus(t *testing.T) {
 // available ones taken away by a roll.
 func TestRandomWorkloads(t *testing.T) {
 	for seed := range int64(60) {
-		r := rand.New(rand.NewSource(seed))
-		set := newSet(int32(r.Intn(6)))
-		if r.Intn(2) == 0 {
+		r := rand.New(rand.NewPCG(uint64(seed), 0))
+		set := newSet(int32(r.IntN(6)))
+		if r.IntN(2) == 0 {
 			parallel(set)
 		}
 		current, update := "r0", "r0"
@@ -249,7 +249,7 @@ func TestRandomWorkloads(t *testing.T) {
 			// The node moves some pods on.
 			for name, p := range have {
 				switch {
-				case faults && r.Intn(3) > 0:
+				case faults && r.IntN(3) > 0:
 				case p.DeletionTimestamp != nil:
 					delete(have, name)
 					changed = true
@@ -258,22 +258,22 @@ func TestRandomWorkloads(t *testing.T) {
 					(&schedtest.PodBuilder{P: p}).Ready(now)
 					changed = true
 				}
-				if faults && r.Intn(20) == 0 {
-					p.Status = corev1.PodStatus{Phase: []corev1.PodPhase{corev1.PodFailed, corev1.PodRunning}[r.Intn(2)]}
+				if faults && r.IntN(20) == 0 {
+					p.Status = corev1.PodStatus{Phase: []corev1.PodPhase{corev1.PodFailed, corev1.PodRunning}[r.IntN(2)]}
 				}
 			}
 			return changed
 		}
 		for range 40 {
-			switch r.Intn(8) {
+			switch r.IntN(8) {
 			case 0:
-				set.Spec.Replicas = ptr.To(int32(r.Intn(6)))
+				set.Spec.Replicas = ptr.To(int32(r.IntN(6)))
 			case 1:
-				update = []string{"r0", "r1", "r2", "broken"}[r.Intn(4)]
+				update = []string{"r0", "r1", "r2", "broken"}[r.IntN(4)]
 			case 2:
-				set.Spec.Ordinals = &appsv1.StatefulSetOrdinals{Start: int32(r.Intn(3))}
+				set.Spec.Ordinals = &appsv1.StatefulSetOrdinals{Start: int32(r.IntN(3))}
 			case 3:
-				unavailable(intstr.FromInt32(int32(1 + r.Intn(2))))(set)
+				unavailable(intstr.FromInt32(int32(1 + r.IntN(2))))(set)
 			}
 			step(true)
 		}
