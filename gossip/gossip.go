@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -77,6 +78,7 @@ type Members struct {
 
 	mu      sync.Mutex
 	table   map[string]Member // by id; never forgets a dead member (Forget does)
+	present map[string]Member // whom gossip takes for alive, admitted or not
 	list    *memberlist.Memberlist
 	leaving bool
 	changed chan struct{} // closed and replaced at each change of table
@@ -108,7 +110,7 @@ func New(cfg Config) (*Members, error) {
 	if cfg.Probe == 0 {
 		cfg.Probe = time.Second
 	}
-	m := &Members{cfg: cfg, table: map[string]Member{}, changed: make(chan struct{}), contested: make(chan struct{}, 1)}
+	m := &Members{cfg: cfg, table: map[string]Member{}, present: map[string]Member{}, changed: make(chan struct{}), contested: make(chan struct{}, 1)}
 	m.table[cfg.Meta.ID] = Member{Meta: cfg.Meta, Addr: cfg.Addr, State: Alive, Since: time.Now()}
 	return m, nil
 }
@@ -146,7 +148,7 @@ func (m *Members) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-rejoin.C:
-			m.prune(list)
+			m.prune()
 			m.reach(list)
 		case <-m.contested:
 			if times == 0 {
@@ -303,7 +305,8 @@ func (m *Members) Changed() <-chan struct{} {
 	return m.changed
 }
 
-// set records what gossip says of a node. mu is taken here.
+// set records what gossip says of a node; n is read only here, where memberlist
+// holds its lock: it changes nodes in place. mu is taken here.
 func (m *Members) set(n *memberlist.Node, state State) {
 	meta, err := decodeMeta(n.Meta)
 	if err != nil {
@@ -312,23 +315,42 @@ func (m *Members) set(n *memberlist.Node, state State) {
 	}
 	meta.ID = n.Name
 	ip, ok := netip.AddrFromSlice(n.Addr)
-	if !ok || !m.admits(meta) {
+	if !ok {
+		return
+	}
+	mem := Member{Meta: meta, Addr: netip.AddrPortFrom(ip.Unmap(), n.Port), State: state}
+	m.mu.Lock()
+	if state == Alive {
+		m.present[mem.ID] = mem
+	} else {
+		delete(m.present, mem.ID)
+	}
+	m.mu.Unlock()
+	m.put(mem)
+}
+
+// put enters a member into the table, if it may be here. mu is taken here.
+func (m *Members) put(next Member) {
+	if !m.admits(next.Meta) {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	old, known := m.table[n.Name]
-	next := Member{Meta: meta, Addr: netip.AddrPortFrom(ip.Unmap(), n.Port), State: state, Since: old.Since}
-	if !known || old.State != state {
+	if have, ok := m.present[next.ID]; ok != (next.State == Alive) || ok && have != next {
+		return // there is later news
+	}
+	old, known := m.table[next.ID]
+	next.Since = old.Since
+	if !known || old.State != next.State {
 		next.Since = time.Now()
 	}
 	if known && old == next {
 		return
 	}
-	m.table[n.Name] = next
+	m.table[next.ID] = next
 	m.signal()
-	if !known || old.State != state {
-		m.cfg.Logger.Info("member", "node", meta.Name, "state", state, "addr", next.Addr)
+	if !known || old.State != next.State {
+		m.cfg.Logger.Info("member", "node", next.Name, "state", next.State, "addr", next.Addr)
 	}
 }
 
@@ -339,14 +361,17 @@ func (m *Members) admits(meta Meta) bool {
 
 // prune drops members that may not be here any more, or were taken for
 // members while nothing better was known, and takes in those who now may.
-func (m *Members) prune(list *memberlist.Memberlist) {
+func (m *Members) prune() {
 	for _, mem := range m.All() {
 		if !m.admits(mem.Meta) {
 			m.Forget(mem.ID)
 		}
 	}
-	for _, n := range list.Members() { // some may have become members since
-		m.set(n, Alive)
+	m.mu.Lock()
+	present := slices.Collect(maps.Values(m.present))
+	m.mu.Unlock()
+	for _, mem := range present { // some may have become members since
+		m.put(mem)
 	}
 }
 
