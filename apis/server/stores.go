@@ -94,7 +94,7 @@ func (s *stores) options(kind apis.Kind) generic.RESTOptions {
 		},
 		Decorator:               s.storage,
 		EnableGarbageCollection: true,
-		DeleteCollectionWorkers: 4,
+		DeleteCollectionWorkers: 16,
 		ResourcePrefix:          prefix(name),
 	}
 }

@@ -34,6 +34,8 @@ import (
 // touches those it has handed over.
 type Store interface {
 	Txn(ctx context.Context, txn mvcc.Txn) (mvcc.TxnResult, error)
+	// Delete deletes those keys that have the revisions named; see raftstore.
+	Delete(ctx context.Context, keys []mvcc.Compare, origin string) ([]*mvcc.KeyValue, error)
 	Get(ctx context.Context, key string, o raftstore.ReadOptions) (*mvcc.KeyValue, int64, error)
 	List(ctx context.Context, prefix string, o raftstore.ListOptions) (raftstore.ListResult, error)
 	Watch(ctx context.Context, prefix string, o raftstore.WatchOptions) (*raftstore.Watcher, error)

@@ -40,7 +40,7 @@ func (s *storage) GetRESTOptions(name schema.GroupResource, _ runtime.Object) (g
 		},
 		Decorator:               s.decorator,
 		EnableGarbageCollection: true,
-		DeleteCollectionWorkers: 4,
+		DeleteCollectionWorkers: 16,
 		ResourcePrefix:          s.prefix(name.Group, name.Resource),
 	}, nil
 }

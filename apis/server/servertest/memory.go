@@ -171,6 +171,26 @@ func (s *memoryStorage) Delete(ctx context.Context, key string, out runtime.Obje
 	}
 }
 
+// DeleteEach is resource.EachDeleter's.
+func (s *memoryStorage) DeleteEach(_ context.Context, keys []string, versions []uint64) ([]bool, error) {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	if s.m.unready != nil {
+		return nil, s.m.unready
+	}
+	deleted := make([]bool, len(keys))
+	for i, key := range keys {
+		if i > 0 && key <= keys[i-1] {
+			return deleted, fmt.Errorf("delete %s after %s: the keys do not ascend", key, keys[i-1])
+		}
+		if e, ok := s.m.entries[key]; ok && e.revision == versions[i] {
+			s.m.remove(key)
+			deleted[i] = true
+		}
+	}
+	return deleted, nil
+}
+
 func (s *memoryStorage) read(key string) (entry, error) {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
