@@ -12,8 +12,14 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/clusterd/clusterd/apis/server"
 	"github.com/clusterd/clusterd/apis/server/servertest"
@@ -208,12 +214,31 @@ func TestDeleteCollectionRefused(t *testing.T) {
 }
 
 // BenchmarkDeleteCollection has the API server delete 10 000 ConfigMaps of one
-// namespace, over a real store of one member.
+// namespace, over a real store of one member: together, and as the library does
+// it over a storage that deletes one object at a time.
 func BenchmarkDeleteCollection(b *testing.B) {
+	for _, together := range []bool{false, true} {
+		b.Run(fmt.Sprintf("together=%t", together), func(b *testing.B) { benchmarkDeleteCollection(b, together) })
+	}
+}
+
+// singly hides that a storage can delete many objects at once.
+func singly(inner generic.StorageDecorator) generic.StorageDecorator {
+	return func(config *storagebackend.ConfigForResource, prefix string, key func(runtime.Object) (string, error), newFunc, newList func() runtime.Object,
+		attrs storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers) (storage.Interface, factory.DestroyFunc, error) {
+		s, destroy, err := inner(config, prefix, key, newFunc, newList, attrs, triggers, indexers)
+		return struct{ storage.Interface }{s}, destroy, err
+	}
+}
+
+func benchmarkDeleteCollection(b *testing.B, together bool) {
 	members := raftstoretest.New(b, 1, func(c *raftstore.Config) { raftstoretest.Steady(c) })
 	store := members.Leader()
 	s := servertest.Start(b, func(c *server.Config) {
 		c.Storage = kubestore.NewDecorator(kubestore.Config{Store: store, Cache: true, Origin: server.Caller})
+		if !together {
+			c.Storage = singly(c.Storage)
+		}
 	})
 	maps := s.Client.CoreV1().ConfigMaps("default")
 	const n = 10_000
