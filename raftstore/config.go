@@ -75,6 +75,10 @@ type Config struct {
 	// Default: 20000 entries, 64 MiB.
 	SnapshotEntries uint64
 	SnapshotBytes   int64
+	// FormatAfter is for how long all members of a store that was upgraded have to
+	// have known a new format, one that versions before cannot read, until it is
+	// used. See package settle. Default: 24 h.
+	FormatAfter time.Duration
 	// MinFreeBytes is how much room the data folder's disk must have: with less
 	// of it, this member as leader takes only deletes and what the reserve is
 	// for. Default: 64 MiB.
@@ -115,7 +119,8 @@ type Config struct {
 	mangle    func(*mvcc.Batch)
 	elapsed   func() time.Duration
 	silence   time.Duration // see election.Config
-	older     bool          // it has never heard of mvcc.CmdDelete
+	lookAt    time.Duration // how often the members' formats are asked for
+	older     bool          // it has never heard of format 2, see package settle
 }
 
 // EventListener is told of what happens in a Store. Any function may be nil.
@@ -173,6 +178,8 @@ func (c *Config) setDefaults() error {
 	setDefault(&c.ResultWindow, mvcc.DefaultLimits.Window)
 	setDefault(&c.SnapshotEntries, 20000)
 	setDefault(&c.SnapshotBytes, 64<<20)
+	setDefault(&c.FormatAfter, 24*time.Hour)
+	setDefault(&c.lookAt, min(max(c.FormatAfter/20, time.Second), time.Minute))
 	setDefault(&c.MinFreeBytes, 64<<20)
 	setDefault(&c.SlowDisk, time.Second)
 	if c.wrapLog == nil {

@@ -6,7 +6,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
-	"github.com/clusterd/clusterd/raftstore/wire"
 )
 
 // deleteStep is how many keys one command of Delete names: some hundred are as
@@ -24,9 +23,9 @@ const deleteWorkers = 64
 // Txn) part of the keys may be gone, also some that the result does not show.
 //
 // Members that are older than the command it takes would stop at it. So it is
-// used only when all members, voters or not, have said that they know it; else
-// each key takes a transaction of its own (and while one has never been heard
-// since this member started, because it is away).
+// used only when all members, voters or not, have said that they take it (see
+// format.go); else each key takes a transaction of its own (and while one has
+// never been heard since this member started, because it is away).
 func (s *Store) Delete(ctx context.Context, keys []mvcc.Compare, origin string) ([]*mvcc.KeyValue, error) {
 	deleted := make([]*mvcc.KeyValue, len(keys))
 	if !s.allSpeak(ctx, uint64(mvcc.CmdDelete)) {
@@ -99,16 +98,7 @@ func (s *Store) deleteSingly(ctx context.Context, keys []mvcc.Compare, origin st
 	return group.Wait()
 }
 
-// speaks is the highest number of a command that this member can read; 0: it
-// does not know the question.
-func (s *Store) speaks() uint64 {
-	if s.cfg.older {
-		return 0
-	}
-	return wire.Newest
-}
-
-// allSpeak reports whether every member of the configuration is known to read
+// allSpeak reports whether every member of the configuration is known to take
 // commands up to a number. One that joins later and does not will stop, and
 // say so.
 func (s *Store) allSpeak(ctx context.Context, command uint64) bool {

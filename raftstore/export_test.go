@@ -29,8 +29,10 @@ type Faults struct {
 	Mangle func(*mvcc.Batch)
 	// Silence is how long a leader may be silent; 0: as in earnest.
 	Silence time.Duration
-	// Older: the member has never heard of deletions of many keys.
+	// Older: the member has never heard of format 2.
 	Older bool
+	// LookAt is how often the others' formats are asked for; 0: as in earnest.
+	LookAt time.Duration
 	// Wall is the clock as it is set by hand; what elapses is not touched.
 	Wall func() time.Time
 }
@@ -49,7 +51,7 @@ func SendAhead(b *testing.B, on bool) {
 
 // Inject puts them there.
 func (c *Config) Inject(f Faults) {
-	c.wrapLog, c.freeBytes, c.mangle, c.silence, c.older = f.Log, f.Free, f.Mangle, f.Silence, f.Older
+	c.wrapLog, c.freeBytes, c.mangle, c.silence, c.older, c.lookAt = f.Log, f.Free, f.Mangle, f.Silence, f.Older, f.LookAt
 	if f.Wall != nil {
 		start := time.Now()
 		c.Now, c.elapsed = f.Wall, func() time.Duration { return time.Since(start) }

@@ -127,6 +127,9 @@ func (s *Store) close(graceful bool) error {
 	s.streams.Wait()
 	s.wg.Wait()
 	s.hub.Close()
+	if graceful && !s.cfg.older {
+		err = errors.Join(err, s.settling.Close(s.raft().LastIndex()))
+	}
 	return errors.Join(err, s.closeState())
 }
 

@@ -53,6 +53,11 @@ func (s *Store) serveCalls(conn net.Conn) {
 				w.Send(peer.Frame{Kind: peer.KindNumber, Call: f.Call, Body: peer.NumberBody(n)})
 				return nil
 			}
+		case peer.KindFormats:
+			if !s.cfg.older {
+				w.Send(peer.Frame{Kind: peer.KindNumber, Call: f.Call, Body: peer.NumberBody(s.formats())})
+				return nil
+			}
 		case peer.KindRoom:
 			w.Send(peer.Frame{Kind: peer.KindNumber, Call: f.Call, Body: peer.NumberBody(uint64(max(s.disk.Room(), 0)))})
 			return nil

@@ -9,6 +9,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/settle"
 )
 
 // Status describes a member. It needs no leader.
@@ -34,6 +35,8 @@ type Status struct {
 	// with DiskShort this member as leader takes little more than deletes.
 	DiskFree  int64 `json:"diskFreeBytes"`
 	DiskShort bool  `json:"diskShort,omitempty"`
+	// Format is what this member writes.
+	Format settle.Status `json:"format"`
 	// LostState: it takes part in nothing until the leader has taken it
 	// out of the membership, see DESIGN.md.
 	LostState bool     `json:"lostState,omitempty"`
@@ -49,6 +52,7 @@ func (s *Store) Status() Status {
 		Keyspace: s.keyspace().Digest(), History: s.Extent(), QuotaBytes: s.cfg.QuotaBytes, Watchers: s.hub.Len(),
 		LogBytes: s.state.Log.Size(), SnapBytes: sizeOf(filepath.Join(s.cfg.Dir, "snapshots")),
 		DiskFree: s.disk.Room(), DiskShort: s.disk.Short(), LostState: s.raftSide.Gate.Shut(),
+		Format: s.settling.Status(),
 	}
 	if at := r.LastContact(); !st.Ready && !at.IsZero() {
 		st.LastContact = time.Since(at)

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -29,6 +30,7 @@ import (
 	"github.com/clusterd/clusterd/raftstore/raftlog"
 	"github.com/clusterd/clusterd/raftstore/raftside"
 	"github.com/clusterd/clusterd/raftstore/recovery"
+	"github.com/clusterd/clusterd/raftstore/settle"
 	"github.com/clusterd/clusterd/raftstore/state"
 	"github.com/clusterd/clusterd/raftstore/wait"
 	"github.com/clusterd/clusterd/raftstore/watch"
@@ -64,6 +66,8 @@ type Store struct {
 	quotas        quota.Limits
 	usage         *quota.Usage
 	capabilities  *capability.Known
+	settling      *settle.Settling
+	founding      sync.Mutex // held while this member founds a store, or looks at the others' formats
 	applied       wait.Change
 	readRounds    *wait.Rounds
 	confirmRounds *wait.Rounds
@@ -191,6 +195,7 @@ func (s *Store) begins(r *raft.Raft) {
 	s.start(func() { s.leadership.Run(s.ctx.Done()) })
 	s.start(s.housekeep)
 	s.start(func() { s.divergence.Run(s.ctx) })
+	s.start(s.attendFormat)
 	if s.raftSide.Gate.Shut() {
 		s.start(s.rejoin)
 	}
@@ -212,10 +217,11 @@ func (s *Store) openState() (err error) {
 	s.state, err = state.Open(state.Options{
 		Dir: s.cfg.Dir, ID: s.cfg.ID, Engine: s.cfg.LogEngine, Logger: s.cfg.Logger, Damaged: s.damaged, Now: s.cfg.Now,
 	})
-	if err == nil {
-		s.state.Stable.Failed = func(err error) { s.fail(err, false) }
+	if err != nil {
+		return err
 	}
-	return err
+	s.state.Stable.Failed = func(err error) { s.fail(err, false) }
+	return s.openFormat()
 }
 
 func (s *Store) damaged(err error) {
@@ -267,7 +273,12 @@ func (s *Store) Bootstrap() error {
 	if s.raftSide.Gate.Shut() {
 		return ErrStateExists // lost, and to be fetched from the others
 	}
+	s.founding.Lock()
 	err := s.raft().BootstrapCluster(recovery.OnlyVoter(s.cfg.ID)).Error()
+	if err == nil && !s.cfg.older {
+		err = s.settling.Found()
+	}
+	s.founding.Unlock()
 	if errors.Is(err, raft.ErrCantBootstrap) {
 		return ErrStateExists
 	}

@@ -26,6 +26,7 @@ type storeView struct {
 	LogBytes     *int64  `json:"logBytes"`
 	SnapBytes    *int64  `json:"snapshotBytes"`
 	Watchers     *int    `json:"watchers"`
+	Format       *int    `json:"format"` // that it writes; nil: it is older than the question
 }
 
 // getStore answers with the state of this node's store and of the others', which
@@ -55,6 +56,9 @@ func viewOf(m memberView) storeView {
 		v.State, v.Term, v.Applied, v.Lag = s.State, &s.Term, m.Applied, m.Lag
 		v.Revision, v.Hash, v.Bytes, v.HistoryBytes = &s.Keyspace.Revision, &hash, &s.Keyspace.Bytes, &s.Keyspace.HistoryBytes
 		v.LogBytes, v.SnapBytes, v.Watchers = &s.LogBytes, &s.SnapBytes, &s.Watchers
+		if s.Format.InUse > 0 {
+			v.Format = &s.Format.InUse
+		}
 	}
 	return v
 }

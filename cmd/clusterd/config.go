@@ -88,6 +88,10 @@ type Config struct {
 	// RaftLog is what keeps raft's log on this node: segments, or bolt for
 	// hashicorp/raft-boltdb. A log that was kept otherwise is converted at start.
 	RaftLog string `json:"raftLog"`
+	// StoreFormatAfter is for how long all servers of a cluster that was upgraded
+	// have to have known a new format of the store before it is used: until then
+	// the version before can come back. Each server counts for itself.
+	StoreFormatAfter Duration `json:"storeFormatAfter"`
 	// StoreQuota is how much the live objects of the whole cluster may take, such
 	// as 8Gi. The same value belongs on every server.
 	StoreQuota string `json:"storeQuota"`
@@ -193,6 +197,7 @@ func defaultConfig() Config {
 		ClusterDomain:    defaultClusterDomain,
 
 		RaftLog:            string(raftstore.LogEngines[0]),
+		StoreFormatAfter:   Duration{24 * time.Hour},
 		StoreQuota:         "8Gi",
 		PodUserIDs:         users.DefaultArea.String(),
 		StoreHistoryAge:    Duration{time.Hour},
@@ -231,6 +236,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.LogLinks, "log-links", c.LogLinks, "folder for a link to each container's log, as log shippers look for it in /var/log/containers; empty: none")
 	f.StringVar(&c.KubeletRoot, "kubelet-root", c.KubeletRoot, "folder in which CSI drivers look for a kubelet, of this node alone: most want /var/lib/kubelet (default: DATA/kubelet)")
 	f.StringVar(&c.RaftLog, "raft-log", c.RaftLog, "what keeps raft's log on this node: segments, or bolt (hashicorp/raft-boltdb); it is converted at start when this has changed")
+	f.DurationVar(&c.StoreFormatAfter.Duration, "store-format-after", c.StoreFormatAfter.Duration, "how long all servers of an upgraded cluster have to have known a new format of the store before it is used, and the version before cannot come back any more")
 	f.StringVar(&c.StoreQuota, "store-quota", c.StoreQuota, "how much the cluster's live objects may take; the same on every server")
 	f.DurationVar(&c.StoreHistoryAge.Duration, "store-history-age", c.StoreHistoryAge.Duration, "how long old states of objects are kept")
 	f.StringVar(&c.StoreHistorySize, "store-history-size", c.StoreHistorySize, "up to what size old states of objects are kept")

@@ -190,6 +190,7 @@ func TestConfigRefuses(t *testing.T) {
 		{"", []string{"--store-writer-window=1ms"}, "--store-writer-window 1ms: give at least 1s, or 0"},
 		{"storeWriterWindow: -1m\n", nil, "--store-writer-window -1m0s"},
 		{"raftLog: tape\n", nil, `--raft-log "tape": give one of ["segments" "bolt"]`},
+		{"storeFormatAfter: 0s\n", nil, "--store-format-after 0s: give at least 1s"},
 		{"storeQuotas: {secret: 1Mi}\n", nil, `storeQuotas: "secret": no such resource`},
 		{"storeQuotas: {nodes/a: 1Mi}\n", nil, `storeQuotas: "nodes/a": nodes are in no namespace`},
 		{"storeQuotas: {secrets/A_b: 1Mi}\n", nil, `"A_b" is no namespace`},

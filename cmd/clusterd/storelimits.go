@@ -23,6 +23,7 @@ type storeLimits struct {
 	writerWindow        time.Duration // 0: writers are not bounded
 	folders             map[string]int64
 	engine              raftstore.LogEngine
+	formatAfter         time.Duration
 }
 
 // Least values with which a cluster still works.
@@ -31,6 +32,7 @@ const (
 	minHistoryBytes = 1 << 20
 	minHistoryAge   = time.Minute
 	minWriterWindow = time.Second
+	minFormatAfter  = time.Second
 )
 
 func (c *Config) storeLimits() (l storeLimits, err error) {
@@ -48,6 +50,9 @@ func (c *Config) storeLimits() (l storeLimits, err error) {
 	}
 	if l.writerWindow = c.StoreWriterWindow.Duration; l.writerWindow != 0 && l.writerWindow < minWriterWindow {
 		return l, fmt.Errorf("--store-writer-window %s: give at least %s, or 0 to bound nobody", l.writerWindow, minWriterWindow)
+	}
+	if l.formatAfter = c.StoreFormatAfter.Duration; l.formatAfter < minFormatAfter {
+		return l, fmt.Errorf("--store-format-after %s: give at least %s", l.formatAfter, minFormatAfter)
 	}
 	l.folders = make(map[string]int64, len(c.StoreQuotas))
 	for what, size := range c.StoreQuotas {
@@ -112,5 +117,5 @@ const maxObjectBytes = 3 << 19
 func (l storeLimits) apply(c *raftstore.Config) {
 	c.QuotaBytes, c.FolderQuotas, c.VitalPrefixes = l.quota, l.folders, vitalPrefixes
 	c.MaxValueBytes, c.LogEngine = maxObjectBytes, l.engine
-	c.HistoryAge, c.HistoryBytes = l.historyAge, l.historyBytes
+	c.HistoryAge, c.HistoryBytes, c.FormatAfter = l.historyAge, l.historyBytes, l.formatAfter
 }

@@ -39,6 +39,10 @@ type Snapshots struct {
 	// Corrupt is told of one that has become damaged since then. nil: nobody is.
 	// It is set before the first Open.
 	Corrupt func(error)
+	// Pack says whether a snapshot that is begun now is compressed; nil: none is.
+	// Versions before packing cannot read those that are. It is set before the
+	// first Create.
+	Pack func() bool
 }
 
 // KeptSnapshots is how many snapshots are kept: the newest one and, should it
@@ -121,27 +125,37 @@ func (s *Snapshots) Create(version raft.SnapshotVersion, index, term uint64, c r
 		return nil, err
 	}
 	paced := newPaced(inner, s.dir)
-	pack, err := newPacker(paced)
-	if err != nil {
+	sink := &snapshotSink{paced: paced, dir: filepath.Join(s.dir, inner.ID())}
+	if s.Pack == nil || !s.Pack() {
+		return sink, nil
+	}
+	if sink.pack, err = newPacker(paced); err != nil {
 		return nil, errors.Join(err, paced.Cancel())
 	}
-	return &snapshotSink{paced, pack, filepath.Join(s.dir, inner.ID())}, nil
+	return sink, nil
 }
 
 type snapshotSink struct {
 	*paced
-	pack *packer
+	pack *packer // nil: it is written as it comes
 	dir  string
 }
 
 // Write implements io.Writer.
-func (s *snapshotSink) Write(b []byte) (int, error) { return s.pack.Write(b) }
+func (s *snapshotSink) Write(b []byte) (int, error) {
+	if s.pack == nil {
+		return s.paced.Write(b)
+	}
+	return s.pack.Write(b)
+}
 
 // Close finishes the snapshot. It stands from then on; a crash before the
 // checksum is written leaves one whose meta.json is believed.
 func (s *snapshotSink) Close() error {
-	if err := s.pack.finish(); err != nil {
-		return errors.Join(err, s.paced.Cancel())
+	if s.pack != nil {
+		if err := s.pack.finish(); err != nil {
+			return errors.Join(err, s.paced.Cancel())
+		}
 	}
 	if err := s.paced.Close(); err != nil {
 		return err

@@ -32,8 +32,11 @@ const (
 	KindDiffers   = 8 // body: a log index (8), the hash (8) that most members have after it. Reply: KindDone
 	// body: the caller's ID, 0, the ID of the leader it has lost. Reply: KindVoterState
 	KindLeaderless = 9
-	// body: empty. Reply: KindNumber, the highest number of a command that the callee can read; KindDone from those older than the question
-	KindSpeaks  = 10
+	// body: empty. Reply: KindNumber, the highest number of a command that may be in the callee's log; KindDone from those older than the question
+	KindSpeaks = 10
+	// body: empty. Reply: KindNumber, the format (package settle) that the callee
+	// uses, times 2^32, and the highest one that it knows; KindDone as above
+	KindFormats = 11
 	KindVerdict = 65
 	KindNumber  = 66 // body: number (8)
 	KindDone    = 67 // body: verdict, error text; empty when it was done
