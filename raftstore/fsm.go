@@ -99,7 +99,12 @@ func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
 // Restore implements raft.FSM. The present keyspace stays in place until the
 // new one has proved whole.
 func (f *fsm) Restore(rc io.ReadCloser) error {
-	ks, err := wire.ReadSnapshot(rc)
+	begins := func(h mvcc.Header) {
+		if f.keyspace.Load().Index() == 0 { // the heap is empty, and is to be filled at once
+			makeRoom(roomFor(h.Digest))
+		}
+	}
+	ks, err := wire.ReadSnapshotOf(rc, begins)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,35 @@
 package raftstore
 
-import "testing"
+import (
+	"math"
+	"testing"
+
+	"github.com/clusterd/clusterd/raftstore/mvcc"
+)
+
+// What a snapshot says of itself may be anything.
+func TestRoomFor(t *testing.T) {
+	const mib = 1 << 20
+	for _, tt := range []struct {
+		d    mvcc.Digest
+		want int
+	}{
+		{mvcc.Digest{}, 0},
+		{mvcc.Digest{Keys: 100, Bytes: 1 * mib}, 0},
+		{mvcc.Digest{Keys: 4096, Bytes: 79 * mib}, 100 * mib},
+		{mvcc.Digest{Bytes: 80 * mib, HistoryBytes: 80 * mib}, 200 * mib},
+		{mvcc.Digest{Bytes: 15 << 30, HistoryBytes: 15 << 30, Keys: 1}, roomMost},
+		{mvcc.Digest{Bytes: math.MaxInt64, HistoryBytes: math.MaxInt64}, 0},
+		{mvcc.Digest{Bytes: -1, HistoryBytes: 1 << 30}, 0},
+		{mvcc.Digest{Keys: math.MaxInt64}, 0},
+	} {
+		if got := roomFor(tt.d); got != tt.want {
+			t.Errorf("%+v: %d bytes, want %d", tt.d, got, tt.want)
+		}
+	}
+	makeRoom(0)
+	makeRoom(roomLeast)
+}
 
 func TestProposalsAreBounded(t *testing.T) {
 	p := newProposals()

@@ -16,7 +16,11 @@ import (
 //
 // One goroutine reads chunks and checks them, some decode them, and the caller's
 // puts the records together in their order. All have ended when it returns.
-func ReadSnapshot(src io.Reader) (*mvcc.Keyspace, error) {
+func ReadSnapshot(src io.Reader) (*mvcc.Keyspace, error) { return ReadSnapshotOf(src, nil) }
+
+// ReadSnapshotOf is ReadSnapshot; begins is told what the snapshot says of itself
+// before the rest is read. It may be a lie: the chunk's checksum holds, no more.
+func ReadSnapshotOf(src io.Reader, begins func(mvcc.Header)) (*mvcc.Keyspace, error) {
 	s := snapshotReader{r: bufio.NewReaderSize(src, 256<<10)}
 	version, err := s.begin()
 	if err != nil {
@@ -36,7 +40,7 @@ func ReadSnapshot(src io.Reader) (*mvcc.Keyspace, error) {
 	for range max(1, runtime.GOMAXPROCS(0)-1) {
 		wg.Go(d.work)
 	}
-	a := assembly{}
+	a := assembly{begins: begins}
 	for c := range d.order {
 		<-c.done
 		k, err := a.take(c)
@@ -169,6 +173,7 @@ func (c *chunk) decode(version uint32) {
 
 // assembly puts the records of chunks together.
 type assembly struct {
+	begins  func(mvcc.Header) // may be nil
 	builder *mvcc.Builder
 	records uint64
 	last    byte
@@ -190,6 +195,9 @@ func (a *assembly) take(c *chunk) (*mvcc.Keyspace, error) {
 	switch c.kind {
 	case chunkHeader:
 		if len(c.headers) == 1 {
+			if a.begins != nil {
+				a.begins(c.headers[0])
+			}
 			a.builder = mvcc.NewBuilder(c.headers[0])
 		}
 	case chunkEnd:
