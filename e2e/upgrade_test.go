@@ -17,6 +17,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -77,11 +78,58 @@ func TestE2EUpgrade(t *testing.T) {
 			}
 			return nil
 		})
+		if to == current {
+			e.keepsTheWayBack(ns)
+		}
 	}
 	load.end()
 	if after := e.runs(ns); !maps.Equal(before, after) {
 		t.Errorf("containers are not the same:\nbefore %v\nafter  %v", before, after)
 	}
+}
+
+// keepsTheWayBack deletes many objects at once, which all servers could by a
+// command that the version before cannot read, and checks that the store is still
+// in that version's format. Its servers then have to read all of the log.
+func (e *env) keepsTheWayBack(ns string) {
+	e.t.Helper()
+	e.eventually("many objects are deleted at once", func(ctx context.Context) error {
+		objects := e.api.CoreV1().ConfigMaps(ns)
+		for i := range 20 {
+			m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("gone-", i), Labels: map[string]string{"goes": "at-once"}}}
+			if _, err := objects.Create(ctx, m, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+				return err
+			}
+		}
+		which := metav1.ListOptions{LabelSelector: "goes=at-once"}
+		if err := objects.DeleteCollection(ctx, metav1.DeleteOptions{}, which); err != nil {
+			return err
+		}
+		left, err := objects.List(ctx, which)
+		if err == nil && len(left.Items) > 0 {
+			err = fmt.Errorf("%d of them are left", len(left.Items))
+		}
+		return err
+	})
+	e.eventually("the servers have asked each other for their formats", func(context.Context) error {
+		out, errs, code := e.run("clusterctl", "", "store", "status", "-o", "json")
+		var status struct {
+			Format struct {
+				InUse int
+				Note  string
+			}
+		}
+		if code != 0 || json.Unmarshal([]byte(out), &status) != nil {
+			return errors.New(errs)
+		}
+		if status.Format.InUse != 1 {
+			e.t.Fatalf("right after the upgrade the store has a format of its own: %+v", status.Format)
+		}
+		if !strings.HasPrefix(status.Format.Note, "all members know format 2") {
+			return fmt.Errorf("%+v", status.Format)
+		}
+		return nil
+	})
 }
 
 // install puts a copy of a program in another's place, at once.

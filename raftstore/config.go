@@ -179,7 +179,7 @@ func (c *Config) setDefaults() error {
 	setDefault(&c.SnapshotEntries, 20000)
 	setDefault(&c.SnapshotBytes, 64<<20)
 	setDefault(&c.FormatAfter, 24*time.Hour)
-	setDefault(&c.lookAt, min(max(c.FormatAfter/20, time.Second), time.Minute))
+	setDefault(&c.lookAt, min(max(c.FormatAfter/20, time.Second), 10*time.Second))
 	setDefault(&c.MinFreeBytes, 64<<20)
 	setDefault(&c.SlowDisk, time.Second)
 	if c.wrapLog == nil {

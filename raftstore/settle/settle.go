@@ -63,6 +63,7 @@ type Settling struct {
 
 	mu     sync.Mutex
 	rec    record
+	noted  int64 // rec.KnownMillis as it is on disk
 	asked  bool  // there was a Look
 	looked int64 // store time of the last one; 0: none, or the count stood still
 	older  []string
@@ -93,6 +94,7 @@ func Open(dir string, had bool, lastIndex uint64, after time.Duration) (*Settlin
 	if s.rec.LastIndex != lastIndex {
 		s.rec.KnownMillis = 0
 	}
+	s.noted = s.rec.KnownMillis
 	return s, nil
 }
 
@@ -112,6 +114,9 @@ func (s *Settling) use(format int) error {
 	defer s.mu.Unlock()
 	return s.write(record{Format: format})
 }
+
+// noteEach is how much of the count may be lost in a crash.
+const noteEach = time.Minute
 
 // maxStep bounds what one Look adds to the count, whatever clocks did.
 const maxStep = 2 * time.Minute
@@ -158,8 +163,9 @@ func (s *Settling) Look(others []Other, now int64, lastIndex uint64) (changed bo
 	if next == s.rec || was >= Newest {
 		return false, nil
 	}
-	// Without a change of the count the log's end alone is not worth a write.
-	if was != 0 && next.Format == was && next.KnownMillis == s.rec.KnownMillis {
+	// The log's end alone, and a step of the count, are not worth a write.
+	if grown := next.KnownMillis - s.noted; was != 0 && next.Format == was && grown >= 0 && grown < noteEach.Milliseconds() {
+		s.rec.KnownMillis = next.KnownMillis
 		return false, nil
 	}
 	if err := s.write(next); err != nil {
@@ -189,7 +195,7 @@ func (s *Settling) write(r record) error {
 	if err := durable.ReplaceFile(s.path, append(b, '\n'), 0o600); err != nil {
 		return fmt.Errorf("note the store's format: %w", err)
 	}
-	s.rec = r
+	s.rec, s.noted = r, r.KnownMillis
 	return nil
 }
 
