@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"flag"
 	"io"
 	"math/rand/v2"
+	"os"
 	"testing"
 
 	"github.com/clusterd/clusterd/raftstore/wire"
@@ -55,6 +57,27 @@ func unpack(file []byte) ([]byte, error) {
 		return nil, wire.ErrCorrupt
 	}
 	return got, nil
+}
+
+var rewrite = flag.Bool("update", false, "rewrite the golden file of the present version")
+
+// TestPackedGolden: what a version before packed can be read. (What is packed now
+// may look different: that is the compressor's business.)
+func TestPackedGolden(t *testing.T) {
+	const name = "testdata/packed-v1.bin"
+	want := bytes.Repeat([]byte("objects of the API, more than a block of them\n"), blockBytes/30)
+	if *rewrite {
+		if err := os.WriteFile(name, packedOf(t, want, 1000), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	file, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := unpack(file); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%d bytes of %d: %v", len(got), len(want), err)
+	}
 }
 
 func TestPack(t *testing.T) {
