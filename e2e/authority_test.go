@@ -47,6 +47,7 @@ func TestE2EAuthority(t *testing.T) {
 	if forged, _ := forgedServer(t, stolen, stolen); holdOpen(t, forged, e, "a1", transport.Node) != nil {
 		t.Error("the stolen key opens nothing even before: what follows shows nothing")
 	}
+	firstGossipKey := e.gossipRing("n1").Keys[0]
 	leader := e.leader()
 	asked := e.other(leader, "a1") // of all that follows; it runs throughout
 	away := e.other(leader, asked, "a1")
@@ -180,6 +181,11 @@ func TestE2EAuthority(t *testing.T) {
 		})
 	})
 
+	t.Run("the gossip key", func(t *testing.T) {
+		e.use(asked)
+		e.gossipKeyChanged(t, firstGossipKey, "n1", "n2", "n3") // the end of the exchange has
+		gossipKeyAway(t, e, asked, away, leader)
+	})
 	t.Run("revoked users", func(t *testing.T) { revokedUsers(t, e, asked) })
 }
 

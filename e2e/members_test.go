@@ -148,6 +148,7 @@ func TestE2EVoters(t *testing.T) {
 	})
 	e.routed(voters[0], leaves, false)
 	e.routed(voters[0], e.podRange(voters[1]), true)
+	e.gossipKeyChanged(t, e.gossipRing(self).Keys[0], voters...)
 	mustContain(t, "the only voter", e.refusedOnlyVoter(), "alone holds the cluster's state")
 }
 

@@ -44,9 +44,11 @@ type Member struct {
 // Config is what a Members needs. All fields are required unless they say
 // otherwise.
 type Config struct {
-	Meta   Meta
-	Addr   netip.AddrPort // advertised; also where packets are received
-	Key    []byte         // 32 bytes, shared by the cluster: AES-256-GCM
+	Meta Meta
+	Addr netip.AddrPort // advertised; also where packets are received
+	// Keys are of 32 bytes, shared by the cluster: AES-256-GCM. The first encrypts,
+	// all decrypt. SetKeys changes them.
+	Keys   [][]byte
 	Stream Stream
 	// Seeds are tried until one answers, and again whenever this node is
 	// alone. May return none: this is the first node.
@@ -80,11 +82,15 @@ type Members struct {
 	table   map[string]Member // by id; never forgets a dead member (Forget does)
 	present map[string]Member // whom gossip takes for alive, admitted or not
 	list    *memberlist.Memberlist
+	ring    *memberlist.Keyring // of list
 	leaving bool
+	keys    [][]byte
 	changed chan struct{} // closed and replaced at each change of table
 
 	// contested holds a word when others know this node at another address.
 	contested chan struct{}
+	// rekeyed holds a word when the keys have changed: others may be heard now.
+	rekeyed chan struct{}
 }
 
 const rejoinPeriod = 5 * time.Second
@@ -101,8 +107,8 @@ func New(cfg Config) (*Members, error) {
 	if !cfg.Addr.IsValid() || cfg.Addr.Port() == 0 {
 		return nil, fmt.Errorf("gossip: Addr %q: an address and port are required", cfg.Addr)
 	}
-	if n := len(cfg.Key); n != 32 {
-		return nil, fmt.Errorf("gossip: Key has %d bytes, not 32", n)
+	if err := checkKeys(cfg.Keys); err != nil {
+		return nil, err
 	}
 	if _, err := cfg.Meta.encode(memberlist.MetaMaxSize - len(`"l":true,`)); err != nil {
 		return nil, err
@@ -110,7 +116,10 @@ func New(cfg Config) (*Members, error) {
 	if cfg.Probe == 0 {
 		cfg.Probe = time.Second
 	}
-	m := &Members{cfg: cfg, table: map[string]Member{}, present: map[string]Member{}, changed: make(chan struct{}), contested: make(chan struct{}, 1)}
+	m := &Members{
+		cfg: cfg, table: map[string]Member{}, present: map[string]Member{}, keys: cfg.Keys,
+		changed: make(chan struct{}), contested: make(chan struct{}, 1), rekeyed: make(chan struct{}, 1),
+	}
 	m.table[cfg.Meta.ID] = Member{Meta: cfg.Meta, Addr: cfg.Addr, State: Alive, Since: time.Now()}
 	return m, nil
 }
@@ -123,7 +132,15 @@ func (m *Members) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	list, err := memberlist.Create(m.memberlistConfig(transport))
+	m.mu.Lock()
+	ring, err := memberlist.NewKeyring(m.keys, m.keys[0])
+	m.ring = ring
+	m.mu.Unlock()
+	if err != nil {
+		transport.Shutdown()
+		return fmt.Errorf("gossip's keys: %w", err)
+	}
+	list, err := memberlist.Create(m.memberlistConfig(transport, ring))
 	if err != nil {
 		transport.Shutdown()
 		return fmt.Errorf("start gossip on %s: %w", m.cfg.Addr, err)
@@ -133,7 +150,7 @@ func (m *Members) Run(ctx context.Context) error {
 	m.mu.Unlock()
 	defer func() {
 		m.mu.Lock()
-		m.list = nil
+		m.list, m.ring = nil, nil
 		m.mu.Unlock()
 		list.Shutdown()
 	}()
@@ -150,6 +167,8 @@ func (m *Members) Run(ctx context.Context) error {
 		case <-rejoin.C:
 			m.prune()
 			m.reach(list)
+		case <-m.rekeyed:
+			m.reach(list)
 		case <-m.contested:
 			if times == 0 {
 				announce = time.After(m.cfg.Probe)
@@ -165,14 +184,14 @@ func (m *Members) Run(ctx context.Context) error {
 	}
 }
 
-func (m *Members) memberlistConfig(t memberlist.Transport) *memberlist.Config {
+func (m *Members) memberlistConfig(t memberlist.Transport, ring *memberlist.Keyring) *memberlist.Config {
 	c := memberlist.DefaultLANConfig()
 	c.Name = m.cfg.Meta.ID
 	c.AdvertiseAddr = m.cfg.Addr.Addr().String()
 	c.AdvertisePort = int(m.cfg.Addr.Port())
 	c.BindAddr, c.BindPort = c.AdvertiseAddr, c.AdvertisePort
 	c.Transport = t
-	c.SecretKey = m.cfg.Key
+	c.Keyring = ring
 	c.ProbeInterval = m.cfg.Probe
 	c.ProbeTimeout = m.cfg.Probe / 2
 	// A false alarm costs one confirmation over a connection, so be quick.

@@ -34,6 +34,11 @@ func start(t *testing.T, id, name string, addr netip.AddrPort, seeds ...netip.Ad
 
 func startProbing(t *testing.T, probe time.Duration, id, name string, addr netip.AddrPort, seeds ...netip.AddrPort) *node {
 	t.Helper()
+	return startWith(t, probe, testKeys(7), id, name, addr, seeds...)
+}
+
+func startWith(t *testing.T, probe time.Duration, keys [][]byte, id, name string, addr netip.AddrPort, seeds ...netip.AddrPort) *node {
+	t.Helper()
 	if !addr.IsValid() {
 		addr = netip.MustParseAddrPort("127.0.0.1:0")
 	}
@@ -59,7 +64,7 @@ func startProbing(t *testing.T, probe time.Duration, id, name string, addr netip
 	m, err := New(Config{
 		Meta:  Meta{ID: id, Name: name, Version: "test"},
 		Addr:  addr,
-		Key:   bytes.Repeat([]byte{7}, 32),
+		Keys:  keys,
 		Seeds: func() []netip.AddrPort { return seeds },
 		Admits: func(m Meta) bool {
 			_, id := barred.Load(m.ID)
@@ -258,12 +263,13 @@ func TestMultiStopUnderSilence(t *testing.T) {
 }
 
 func TestNewRefuses(t *testing.T) {
-	good := Config{Meta: Meta{ID: "i", Name: "n"}, Addr: netip.MustParseAddrPort("127.0.0.1:1"), Key: make([]byte, 32)}
+	good := Config{Meta: Meta{ID: "i", Name: "n"}, Addr: netip.MustParseAddrPort("127.0.0.1:1"), Keys: [][]byte{make([]byte, 32)}}
 	for name, spoil := range map[string]func(*Config){
 		"no id":     func(c *Config) { c.Meta.ID = "" },
 		"no name":   func(c *Config) { c.Meta.Name = "" },
 		"no port":   func(c *Config) { c.Addr = netip.MustParseAddrPort("127.0.0.1:0") },
-		"short key": func(c *Config) { c.Key = make([]byte, 16) },
+		"short key": func(c *Config) { c.Keys = [][]byte{make([]byte, 32), make([]byte, 16)} },
+		"no key":    func(c *Config) { c.Keys = nil },
 		"long name": func(c *Config) { c.Meta.Name = string(bytes.Repeat([]byte{'x'}, 600)) },
 	} {
 		c := good

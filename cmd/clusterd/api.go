@@ -64,6 +64,8 @@ func (a *clusterAPI) handler() http.Handler {
 	mux.HandleFunc("DELETE "+v1.Tokens+"/{id}", a.deleteToken)
 	mux.HandleFunc("GET "+v1.Revocations, a.getRevocations)
 	mux.HandleFunc("POST "+v1.Revocations, a.postRevocation)
+	mux.HandleFunc("GET "+v1.GossipKey, a.getGossipKey)
+	mux.HandleFunc("POST "+v1.GossipKey, a.postGossipKey)
 	mux.HandleFunc("GET "+v1.Authority, a.getAuthority)
 	mux.HandleFunc("POST "+v1.Authority, a.postAuthority)
 	mux.HandleFunc("POST "+v1.Authority+"/finish", a.postAuthorityFinish)

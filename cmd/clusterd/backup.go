@@ -12,6 +12,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/clusterd/clusterd/member/authority"
+	"github.com/clusterd/clusterd/member/gossipkey"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/raftstore"
@@ -162,6 +163,10 @@ func prepareRestore(cfg Config, c *backup.Content) error {
 			return err
 		}
 		t.Ops = append(t.Ops, forget...)
+		if forget, err = gossipkey.Forget(k); err != nil {
+			return err
+		}
+		t.Ops = append(t.Ops, forget...)
 		if err := recovery.Amend(k, t); err != nil {
 			return err
 		}
@@ -183,7 +188,7 @@ func restoredIdentity(cfg Config, c *backup.Content, now time.Time) (*identity, 
 	if now.After(ca.Cert.NotAfter) {
 		return nil, fmt.Errorf("the snapshot: its authority's certificate was valid until %s (is this machine's clock right?)", ca.Cert.NotAfter)
 	}
-	id := &identity{trust: pki.NewTrust(0, ca), gossipKey: newGossipKey(), retiredSeals: c.SealKeys}
+	id := &identity{trust: pki.NewTrust(0, ca), ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}, retiredSeals: c.SealKeys}
 	if id.key, err = pki.NewKey(); err != nil {
 		return nil, err
 	}

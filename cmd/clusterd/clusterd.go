@@ -53,6 +53,7 @@ type Main struct {
 	cert         atomic.Pointer[tls.Certificate]
 	shown        atomic.Pointer[shownCertificates]
 	exchange     *exchange
+	gossipKeys   *gossipKeys
 	log          *slog.Logger
 	lock         *os.File
 
@@ -129,7 +130,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		return nil, err
 	}
 	m.trust.Store(m.id.trust)
-	m.exchange = &exchange{main: m}
+	m.exchange, m.gossipKeys = &exchange{main: m}, &gossipKeys{main: m}
 	if err = m.renewCert(time.Now()); err != nil {
 		return nil, err
 	}
@@ -152,7 +153,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	m.members, err = gossip.New(gossip.Config{
 		Meta:   gossip.Meta{ID: m.id.nodeID(), Name: cfg.Name, Version: version()},
 		Addr:   cfg.addr(),
-		Key:    m.id.gossipKey,
+		Keys:   m.id.ring.Keys,
 		Seeds:  m.seeds,
 		Admits: m.rights.admitted,
 		Expect: m.rights.servers,
@@ -178,11 +179,11 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		Dir:      m.dir.path("store"),
 		Listener: m.port.Protocol(transport.Raft),
 		Dial: func(ctx context.Context, id string) (net.Conn, error) {
-			mem, ok := m.members.Get(id)
-			if !ok {
+			addr := m.serverAddr(id)
+			if !addr.IsValid() {
 				return nil, fmt.Errorf("member %s was not met yet", id)
 			}
-			return m.tid.Dial(ctx, mem.Addr, id, transport.Raft)
+			return m.tid.Dial(ctx, addr, id, transport.Raft)
 		},
 		PeerID: func(c net.Conn) string {
 			id, _ := transport.PeerOf(c)
@@ -197,6 +198,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		return nil, err
 	}
 	storeMetrics.state.store.Store(m.store)
+	gossipKeyMetrics.store.Store(m.store)
 	m.rights.store.Store(m.store)
 	if err = m.buildAPI(); err != nil {
 		return nil, err
@@ -340,6 +342,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	g.add("peers file", m.keepPeers)
 	g.add("certificate", m.keepCert)
 	g.add("authority", m.exchange.run)
+	g.add("gossip key", m.gossipKeys.run)
 	g.add("revocations", m.keepRevoked)
 	g.add("ready", func(ctx context.Context) error {
 		if err := m.waitReady(ctx); err != nil {
@@ -403,11 +406,11 @@ func (m *Main) joinServer() *join.Server {
 		Believes: func(ctx context.Context, id string, number uint64) error {
 			return authority.Has(ctx, m.store, id, number)
 		},
-		GossipKey: m.id.gossipKey,
-		Epoch:     m.store.Epoch(),
-		Servers:   m.serverAddrs,
-		Removed:   m.rights.removedServers,
-		Log:       room(m.log, "join"),
+		GossipKeys: m.gossipKeys.tell,
+		Epoch:      m.store.Epoch(),
+		Servers:    m.serverAddrs,
+		Removed:    m.rights.removedServers,
+		Log:        room(m.log, "join"),
 	}
 }
 
@@ -430,6 +433,21 @@ func (m *Main) serverAddrs() []join.ServerAddr {
 		}
 	}
 	return all
+}
+
+// serverAddr is where the server with that id is: as gossip has it, else where it was
+// last seen, else where it joined. Whoever is met there has to prove the id. It is not
+// valid for one that nobody knows.
+func (m *Main) serverAddr(id string) netip.AddrPort {
+	if seen, known := m.members.Get(id); known {
+		return seen.Addr
+	}
+	for _, p := range m.dir.readPeers() {
+		if p.ID == id {
+			return p.Addr
+		}
+	}
+	return m.rights.servers()[id]
 }
 
 // seeds are where other members were last seen, and where they are said to be.

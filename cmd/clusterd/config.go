@@ -55,6 +55,9 @@ type Config struct {
 	// EvictionDelay is how long the pods of a node that is confirmed to be out
 	// of reach are waited for, unless they say otherwise with a toleration.
 	EvictionDelay Duration `json:"evictionDelay"`
+	// GossipKeyAge is how long servers encrypt gossip with the same key at most; 0:
+	// until a server is removed or another key is asked for. The leader's value holds.
+	GossipKeyAge Duration `json:"gossipKeyAge"`
 	// SchedulerConfig is a file with a KubeSchedulerConfiguration: profiles by
 	// schedulerName, their plugins and weights. It is read at start; the same file
 	// belongs on every server.
@@ -190,6 +193,7 @@ func defaultConfig() Config {
 		ClusterCIDR:   DefaultClusterCIDR,
 		ServiceCIDR:   DefaultServiceCIDR,
 		EvictionDelay: Duration{30 * time.Second},
+		GossipKeyAge:  Duration{24 * time.Hour},
 		MaxPods:       110,
 		PodPidsLimit:  4096,
 
@@ -226,6 +230,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVar(&c.Peers, "peer", nil, "address of another member, if all have moved since this node last ran; may be repeated")
 	f.StringVar(&c.CgroupRoot, "cgroup-root", c.CgroupRoot, "parent of all pods' cgroups")
 	f.DurationVar(&c.EvictionDelay.Duration, "eviction-delay", c.EvictionDelay.Duration, "how long pods of an unreachable node are waited for before they are replaced")
+	f.DurationVar(&c.GossipKeyAge.Duration, "gossip-key-age", c.GossipKeyAge.Duration, "how long gossip is encrypted with the same key at most; 0: until a server is removed")
 	f.StringVar(&c.SchedulerConfig, "scheduler-config", c.SchedulerConfig, "file with a KubeSchedulerConfiguration: profiles of the scheduler, their plugins and weights; the same on every server")
 	f.IntVar(&c.MaxPods, "max-pods", c.MaxPods, "how many pods this node takes")
 	f.StringVar(&c.CPUManagerPolicy, "cpu-manager-policy", c.CPUManagerPolicy, "none, or static: Guaranteed pods that ask for whole processors have them for themselves")
@@ -412,6 +417,9 @@ func (c *Config) complete() error {
 	}
 	if c.EvictionDelay.Duration < 0 {
 		return fmt.Errorf("--eviction-delay %s: it cannot be negative", c.EvictionDelay)
+	}
+	if age := c.GossipKeyAge.Duration; age != 0 && age < time.Minute {
+		return fmt.Errorf("--gossip-key-age %s: give 1m or more, or 0", c.GossipKeyAge)
 	}
 	if c.MaxPods < 1 || c.MaxPods > 10000 {
 		return fmt.Errorf("--max-pods %d: give a number between 1 and 10000", c.MaxPods)

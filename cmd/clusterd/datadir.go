@@ -2,7 +2,6 @@ package main
 
 import (
 	"crypto"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -21,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/clusterd/clusterd/durable"
+	"github.com/clusterd/clusterd/member/gossipkey"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 )
@@ -31,7 +31,8 @@ import (
 //	lock              held by the running clusterd
 //	config.yaml       Config
 //	pki/              ca.crt node.crt node.key, and a server's ca.key and
-//	                  gossip.key; its presence means: this machine is a member.
+//	                  gossip.key, and gossip-ring.json once that has been changed;
+//	                  its presence means: this machine is a member.
 //	                  ca.crt and ca.key hold two authorities while the cluster
 //	                  changes its authority, the one that signs first; trust is
 //	                  the number of the cluster's last word on that, retired-seal.keys
@@ -57,10 +58,10 @@ func (d dataDir) kubeconfig() string { return d.path("admin.kubeconfig") }
 
 // identity is the content of pki/.
 type identity struct {
-	trust     *pki.Trust
-	key       crypto.Signer
-	cert      *x509.Certificate
-	gossipKey []byte
+	trust *pki.Trust
+	key   crypto.Signer
+	cert  *x509.Certificate
+	ring  gossipkey.Ring // a server's
 	// retiredSeals is a list of keys that follow from authorities of the past.
 	retiredSeals []byte
 }
@@ -155,7 +156,13 @@ func (d dataDir) putIdentity(id *identity, place func(tmp string) error) error {
 		files["trust"] = strconv.AppendUint(nil, id.trust.Number, 10)
 	}
 	if id.role() == pki.Server {
-		files["gossip.key"] = id.gossipKey
+		first, rest, err := id.ring.Encode()
+		if err != nil {
+			return err
+		}
+		if files["gossip.key"] = first; rest != nil {
+			files["gossip-ring.json"] = rest
+		}
 		if files["ca.key"], err = id.trust.Keys(); err != nil {
 			return err
 		}
@@ -206,13 +213,12 @@ func (d dataDir) readIdentity() (*identity, error) {
 	case err == nil:
 		if id.trust, err = pki.ParseTrust(number, caCert, caKey); err == nil {
 			id.trust = id.trust.Shorter(debugCertLife())
-			id.gossipKey, err = read("gossip.key")
+			id.ring, err = d.readGossipRing()
 		}
 		if err == nil {
-			id.retiredSeals, err = read("retired-seal.keys")
-		}
-		if errors.Is(err, fs.ErrNotExist) && id.gossipKey != nil {
-			err = nil
+			if id.retiredSeals, err = read("retired-seal.keys"); errors.Is(err, fs.ErrNotExist) {
+				err = nil
+			}
 		}
 	}
 	if err != nil {
@@ -228,6 +234,18 @@ func (d dataDir) readIdentity() (*identity, error) {
 		return nil, fmt.Errorf("%s: node.crt and node.key do not belong together", d.path("pki"))
 	}
 	return id, nil
+}
+
+func (d dataDir) readGossipRing() (gossipkey.Ring, error) {
+	first, err := os.ReadFile(d.path("pki", "gossip.key"))
+	if err != nil {
+		return gossipkey.Ring{}, err
+	}
+	rest, err := os.ReadFile(d.path("pki", "gossip-ring.json"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return gossipkey.Ring{}, err
+	}
+	return gossipkey.Parse(first, rest)
 }
 
 // readTrustNumber is 0 for a node whose cluster never changed its authority.
@@ -366,10 +384,4 @@ func writeFile(path string, content []byte, mode fs.FileMode) error {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil
-}
-
-func newGossipKey() []byte {
-	key := make([]byte, 32)
-	rand.Read(key) // never fails
-	return key
 }

@@ -113,13 +113,12 @@ func (x *exchange) withKey(ctx context.Context, ca *pki.CA) (*pki.CA, error) {
 		return nil, err
 	}
 	for _, rec := range join.Servers(records) {
-		at, seen := m.members.Get(rec.ID)
-		if rec.ID == m.id.nodeID() || !seen {
+		if rec.ID == m.id.nodeID() {
 			continue
 		}
 		attempt, cancel := context.WithTimeout(ctx, keysPatience)
 		keys, err := join.FetchKeys(attempt, func(ctx context.Context) (net.Conn, error) {
-			c, err := m.tid.Dial(ctx, at.Addr, rec.ID, transport.Member)
+			c, err := m.tid.Dial(ctx, m.serverAddr(rec.ID), rec.ID, transport.Member)
 			if err != nil {
 				return nil, err
 			}

@@ -95,6 +95,7 @@ func (m *Main) reign(ctx context.Context) error {
 	work.Go(func() error { return hints.run(ctx) })
 	work.Go(func() error { return m.schedule(ctx, hints) })
 	work.Go(func() error { return m.leadExchange(ctx) })
+	work.Go(func() error { return m.gossipKeys.lead(ctx) })
 	work.Go(func() error { return m.reseal(ctx) })
 	work.Go(func() error { return m.forgetNodes(ctx, cfg.Client) })
 	return work.Wait()

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/clusterd/clusterd/durable"
+	"github.com/clusterd/clusterd/member/gossipkey"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/servers"
@@ -30,7 +31,7 @@ func prepareInit(cfg Config) error {
 		if err != nil {
 			return err
 		}
-		id := &identity{trust: pki.NewTrust(0, ca), gossipKey: newGossipKey()}
+		id := &identity{trust: pki.NewTrust(0, ca), ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}}
 		if id.key, err = pki.NewKey(); err != nil {
 			return err
 		}
@@ -126,7 +127,10 @@ func prepareServer(ctx context.Context, dir dataDir, id *identity, server string
 
 // takeKeys makes a server's identity of what it was told as a member.
 func (id *identity) takeKeys(keys *join.Keys) (err error) {
-	id.gossipKey, id.retiredSeals = keys.GossipKey, keys.SealKeys
+	if id.ring, err = ringIn(keys); err != nil {
+		return err
+	}
+	id.retiredSeals = keys.SealKeys
 	bundle, number := id.trust.Bundle(), id.trust.Number
 	if keys.Trust != nil {
 		bundle, number = keys.Trust.Authorities, keys.Trust.Number

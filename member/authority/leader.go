@@ -76,6 +76,7 @@ func (l *Leader) look(ctx context.Context, now time.Time) error {
 		if err != nil {
 			return err
 		}
+		more = append(more, join.GossipKeyWish("the authority was exchanged"))
 	}
 	done, err := put(ctx, l.Store, revision, next, more...)
 	if done {

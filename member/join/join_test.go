@@ -89,6 +89,14 @@ type world struct {
 	trust  pki.LiveTrust // of the server
 	addr   string
 	server *Server
+	behind atomic.Bool // whether the server may hand out gossip's keys
+}
+
+func (w *world) gossipKeys(context.Context) (GossipKeys, error) {
+	if w.behind.Load() {
+		return GossipKeys{}, errors.New("behind")
+	}
+	return GossipKeys{Number: 3, Keys: [][]byte{make([]byte, 32), bytes.Repeat([]byte{1}, 32)}}, nil
 }
 
 func newWorld(t *testing.T) *world {
@@ -118,7 +126,7 @@ func newWorld(t *testing.T) *world {
 	}
 	w.addr = port.Addr().String()
 	server := &Server{
-		Store: w.store, Trust: w.trust.Load, GossipKey: make([]byte, 32), Log: slog.New(slog.DiscardHandler),
+		Store: w.store, Trust: w.trust.Load, GossipKeys: w.gossipKeys, Log: slog.New(slog.DiscardHandler),
 		Servers: func() []ServerAddr {
 			return []ServerAddr{{ID: pki.Fingerprint(key.Public()), Name: "n1", Addr: port.Addr()}}
 		},
@@ -378,9 +386,14 @@ func TestNoKeyReachesAnAgent(t *testing.T) {
 		t.Errorf("a joiner is given %s", answer)
 	}
 	keys, err := FetchKeys(t.Context(), w.as(wish, res, transport.Member))
-	if err != nil || !bytes.Equal(keys.CAKey, caKey) {
+	if err != nil || !bytes.Equal(keys.CAKey, caKey) || keys.Gossip == nil || keys.Gossip.Number != 3 || len(keys.Gossip.Keys) != 2 || !bytes.Equal(keys.GossipKey, keys.Gossip.Keys[0]) {
 		t.Errorf("a server asks for the keys: %v", err)
 	}
+	w.behind.Store(true)
+	if keys, err := FetchKeys(t.Context(), w.as(wish, res, transport.Member)); err == nil || errors.As(err, &no) {
+		t.Errorf("a server that is behind hands out %+v, %v", keys, err)
+	}
+	w.behind.Store(false)
 	if _, err := RemoveMember(t.Context(), w.store, "n2", time.Now()); err != nil {
 		t.Fatal(err)
 	}

@@ -54,6 +54,7 @@ func (l Life) Begin(k *mvcc.Keyspace) (mvcc.Txn, error) {
 		return t, fmt.Errorf("of %d members that are to stay, %d have a record", len(l.Keep), kept)
 	}
 	if l.First == nil {
+		t.Ops = append(t.Ops, GossipKeyWish("the cluster was "+l.Why))
 		return t, nil
 	}
 	t.Ops = append(t.Ops, recordOps(*l.First)...)

@@ -101,10 +101,20 @@ type ServerList struct {
 type Keys struct {
 	CAKey     []byte `json:"caKey"` // PEM; of all authorities, as in Trust
 	GossipKey []byte `json:"gossipKey"`
+	// Gossip are all keys of gossip while the key is being changed, GossipKey first,
+	// and the number of the state that they are from. nil from servers that are older
+	// than such changes.
+	Gossip *GossipKeys `json:"gossip,omitempty"`
 	// Trust is nil from servers that are older than exchanges of the authority.
 	Trust *TrustWord `json:"trust,omitempty"`
 	// SealKeys is a list of keys that secrets at rest may be sealed with.
 	SealKeys []byte `json:"sealKeys,omitempty"`
+}
+
+// GossipKeys is a ring of gossip's keys: see member/gossipkey.
+type GossipKeys struct {
+	Number uint64   `json:"number"`
+	Keys   [][]byte `json:"keys"`
 }
 
 // Codes of a Refusal.

@@ -71,7 +71,7 @@ func (s *Server) getServers(ctx context.Context, who Record, r *http.Request) (a
 	return list, nil
 }
 
-func (s *Server) getKeys(_ context.Context, who Record, _ *http.Request) (any, error) {
+func (s *Server) getKeys(ctx context.Context, who Record, _ *http.Request) (any, error) {
 	if !who.IsServer() {
 		return nil, &Refusal{CodeMember, "node " + who.Name + " is an agent: only servers hold the cluster's keys"}
 	}
@@ -80,7 +80,11 @@ func (s *Server) getKeys(_ context.Context, who Record, _ *http.Request) (any, e
 	if err != nil {
 		return nil, err
 	}
-	keys := Keys{CAKey: key, GossipKey: s.GossipKey, Trust: trustWord(trust)}
+	gossip, err := s.GossipKeys(ctx)
+	if err != nil {
+		return nil, err
+	}
+	keys := Keys{CAKey: key, GossipKey: gossip.Keys[0], Gossip: &gossip, Trust: trustWord(trust)}
 	if s.SealKeys != nil {
 		keys.SealKeys = s.SealKeys()
 	}

@@ -172,6 +172,9 @@ func addMember(ctx context.Context, s Store, r Record, token storedToken) error 
 			if err == nil {
 				again = old.Token == r.Token
 				t.Ops = append(t.Ops, removalOps(old, Removal{Name: old.Name, Removed: r.Joined.UTC()})...)
+				if old.IsServer() {
+					t.Ops = append(t.Ops, GossipKeyWish("another machine joined in the place of "+old.Name))
+				}
 			}
 		}
 	}
@@ -229,6 +232,9 @@ func RemoveMember(ctx context.Context, s Store, name string, now time.Time) (Rec
 		}
 		if rev != 0 {
 			t.Ops = append(t.Ops, removalOps(r, Removal{Name: r.Name, Removed: now.UTC()})...)
+			if r.IsServer() {
+				t.Ops = append(t.Ops, GossipKeyWish(r.Name+" was removed"))
+			}
 		}
 		res, err := s.Txn(ctx, t)
 		if err != nil {

@@ -41,10 +41,14 @@ func SetRole(ctx context.Context, s Store, name string, role pki.Role) (Record, 
 			return rec, fmt.Errorf("%s: %w", name, ErrNotArrived)
 		}
 		rec.Role = role
+		ops := []mvcc.Op{put(memberPrefix+rec.ID, rec)}
+		if role == pki.Agent {
+			ops = append(ops, GossipKeyWish(name+" was demoted"))
+		}
 		res, err := s.Txn(ctx, mvcc.Txn{
 			Origin:   origin,
 			Compares: []mvcc.Compare{{Key: memberPrefix + rec.ID, ModRevision: rev}},
-			Ops:      []mvcc.Op{put(memberPrefix+rec.ID, rec)},
+			Ops:      ops,
 		})
 		if err != nil {
 			return Record{}, fmt.Errorf("record the role of %s: %w", name, err)

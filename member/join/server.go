@@ -19,9 +19,11 @@ import (
 
 // Server answers joiners, and members' questions (see Questions).
 type Server struct {
-	Store     Store
-	Trust     func() *pki.Trust // with keys
-	GossipKey []byte
+	Store Store
+	Trust func() *pki.Trust // with keys
+	// GossipKeys are the keys of gossip, the one that encrypts first. An error says
+	// why this server cannot hand them out now.
+	GossipKeys func(context.Context) (GossipKeys, error)
 	// SealKeys are the keys of secrets at rest that follow from authorities of the
 	// past, as a list; nil: none.
 	SealKeys func() []byte

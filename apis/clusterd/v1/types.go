@@ -16,6 +16,9 @@ const (
 	// Authority is the cluster's certificate authority: GET AuthorityStatus, POST
 	// AuthorityRequest begins its exchange; POST …/finish ends the grace.
 	Authority = "/clusterd/v1/authority"
+	// GossipKey is the key that servers encrypt gossip with: GET GossipKeyStatus, POST
+	// asks for another.
+	GossipKey = "/clusterd/v1/gossip-key"
 	// Revocations are client certificates that were taken away: GET RevocationList,
 	// POST RevocationRequest.
 	Revocations = "/clusterd/v1/revocations"
@@ -160,6 +163,24 @@ type AuthorityMember struct {
 	// Ready: it has done all that the phase asks. Waited: the next one waits for it.
 	Ready  bool `json:"ready"`
 	Waited bool `json:"waited"`
+}
+
+// GossipKeyStatus is how far a change of the gossip key is.
+type GossipKeyStatus struct {
+	Phase      string `json:"phase"`      // stable, distribute, use
+	Number     uint64 `json:"number"`     // grows with each step
+	Generation uint64 `json:"generation"` // grows with each key; 0: the first one
+	// Wanted: another key was asked for, and the change has not begun yet.
+	Wanted  bool              `json:"wanted,omitempty"`
+	Used    time.Time         `json:"used,omitzero"` // since when the key of now is; none for the first one
+	Since   time.Time         `json:"since,omitzero"`
+	Servers []GossipKeyServer `json:"servers"`
+}
+
+// GossipKeyServer is a server, and whether it has done what the phase asks.
+type GossipKeyServer struct {
+	Name  string `json:"name"`
+	Ready bool   `json:"ready"`
 }
 
 // RevocationRequest takes client certificates away: all of a user that were signed

@@ -1,0 +1,74 @@
+package main
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/clusterd/clusterd/member/gossipkey"
+	"github.com/clusterd/clusterd/raftstore"
+)
+
+// keyBox holds keys by their id. Its zero value is ready.
+type keyBox struct {
+	mu   sync.Mutex
+	keys map[string][]byte
+}
+
+// put takes the place of what was put before: no more than one is on its way.
+func (b *keyBox) put(key []byte) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.keys = map[string][]byte{gossipkey.ID(key): key}
+}
+
+func (b *keyBox) get(id string) []byte {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.keys[id]
+}
+
+// gossipKeyState tells Prometheus about the gossip key, as this server's store has it.
+type gossipKeyState struct {
+	store                    atomic.Pointer[raftstore.Store] // nil until it is open
+	generation, age, lagging *prometheus.Desc
+}
+
+var gossipKeyMetrics = &gossipKeyState{
+	generation: prometheus.NewDesc("clusterd_gossip_key_generation", "How often the key of gossip has been changed.", nil, nil),
+	age:        prometheus.NewDesc("clusterd_gossip_key_age_seconds", "How long the key of gossip has been in use; none while it is the cluster's first.", nil, nil),
+	lagging:    prometheus.NewDesc("clusterd_gossip_key_lagging_servers", "Servers that do not have the key of gossip of now.", nil, nil),
+}
+
+// Describe implements prometheus.Collector.
+func (s *gossipKeyState) Describe(ch chan<- *prometheus.Desc) {
+	ch <- s.generation
+	ch <- s.age
+	ch <- s.lagging
+}
+
+// Collect implements prometheus.Collector.
+func (s *gossipKeyState) Collect(ch chan<- prometheus.Metric) {
+	store := s.store.Load()
+	if store == nil {
+		return
+	}
+	ctx := context.Background() // stale reads do not wait
+	state, err := gossipkey.Get(ctx, store, true)
+	if err != nil {
+		return
+	}
+	servers, err := gossipkey.Servers(ctx, store, true)
+	if err != nil {
+		return
+	}
+	gauge := func(d *prometheus.Desc, v float64) { ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v) }
+	gauge(s.generation, float64(state.Generation))
+	if !state.Used.IsZero() {
+		gauge(s.age, time.Since(state.Used).Seconds())
+	}
+	gauge(s.lagging, float64(len(state.Lagging(servers))))
+}

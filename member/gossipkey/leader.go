@@ -1,0 +1,126 @@
+package gossipkey
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/clusterd/clusterd/member/join"
+)
+
+// Leader takes changes of the key from step to step while this node leads. Nothing
+// is remembered between two looks: another leader goes on where this one ended.
+type Leader struct {
+	Store join.Store
+	// Every is how long a key is used at most; 0: until another is asked for.
+	Every time.Duration
+	// Make makes a key that this server holds from then on, and returns its id, and
+	// that of the key that this server encrypts with now.
+	Make func() (first, id string)
+	Log  *slog.Logger
+
+	told string // what the log said last of who is waited for
+}
+
+// lookPeriod is how often the leader looks whether it is time for a step.
+const lookPeriod = time.Second
+
+// Run works until ctx ends.
+func (l *Leader) Run(ctx context.Context) error {
+	for {
+		if err := l.look(ctx, time.Now()); err != nil && ctx.Err() == nil {
+			l.Log.Warn("the change of the gossip key waits", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(lookPeriod):
+		}
+	}
+}
+
+func (l *Leader) look(ctx context.Context, now time.Time) error {
+	// A stale look costs nothing; what is written compares what was read.
+	state, revision, err := get(ctx, l.Store, true)
+	if err != nil {
+		return err
+	}
+	wished, err := Wished(ctx, l.Store)
+	if err != nil {
+		return err
+	}
+	var due string
+	if state.Phase == Stable {
+		if due, err = l.due(ctx, state, wished, now); err != nil || due == "" {
+			return err
+		}
+	}
+	servers, err := Servers(ctx, l.Store, true)
+	if err != nil {
+		return err
+	}
+	switch next, step := state.Next(servers, now); {
+	case due != "":
+		var old []string
+		for _, m := range servers {
+			if m.Arrived && !m.Knows {
+				old = append(old, m.Name)
+			}
+		}
+		if len(old) > 0 {
+			l.tell("another gossip key is due and waits for servers that have not said yet that they can change it: start them, with this version of clusterd", old)
+			return nil
+		}
+		return l.begin(ctx, state, revision, wished, due, now)
+	case state.Lost(servers, now):
+		return l.begin(ctx, state, revision, wished, "nobody holds the one that was to follow", now)
+	case step:
+		done, err := put(ctx, l.Store, revision, next)
+		if done {
+			l.told = ""
+			l.Log.Info("the change of the gossip key goes on", "phase", next.Phase, "generation", next.Generation)
+		}
+		return err
+	default:
+		var names []string
+		for _, m := range state.Lagging(servers) {
+			names = append(names, m.Name)
+		}
+		l.tell("the change of the gossip key waits for servers", names)
+		return nil
+	}
+}
+
+func (l *Leader) due(ctx context.Context, state State, wished int64, now time.Time) (string, error) {
+	began := now
+	if state.Used.IsZero() && l.Every > 0 {
+		cluster, err := join.GetCluster(ctx, l.Store)
+		if err != nil {
+			return "", err
+		}
+		if !cluster.Created.IsZero() {
+			began = cluster.Created
+		}
+	}
+	return state.Due(wished, l.Every, began, now), nil
+}
+
+func (l *Leader) begin(ctx context.Context, state State, revision, wished int64, why string, now time.Time) error {
+	first, id := l.Make()
+	done, err := put(ctx, l.Store, revision, state.Begin(first, id, wished, now))
+	if done {
+		l.Log.Info("the gossip key is being changed", "why", why)
+	}
+	return err
+}
+
+// tell says who is waited for, when that has changed.
+func (l *Leader) tell(what string, names []string) {
+	slices.Sort(names)
+	if told := what + strings.Join(names, " "); told != l.told {
+		l.told = told
+		l.Log.Info(what, "for", names)
+	}
+}
