@@ -163,6 +163,7 @@ func TestE2EAgents(t *testing.T) {
 	})
 
 	t.Run("a stolen agent's key", func(t *testing.T) { stolenAgentKey(t, e) })
+	t.Run("a stolen server's key", func(t *testing.T) { stolenServerKey(t, e, ns) })
 
 	t.Run("behind a firewall", func(t *testing.T) {
 		if err := e.Do("a2", closePort6443); err != nil {

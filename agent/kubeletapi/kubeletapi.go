@@ -18,6 +18,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -68,22 +69,34 @@ func New(cfg Config) (*Server, error) {
 	if cfg.NodeName == "" || !cfg.Addr.IsValid() || cfg.Client == nil || cfg.Certificate == nil || cfg.Handler == nil || cfg.Logger == nil {
 		return nil, errors.New("kubeletapi: NodeName, Addr, Client, Certificate, Handler and Logger are required")
 	}
-	retry := &wait.Backoff{Duration: 200 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 3}
 	who, _, err := authenticatorfactory.DelegatingAuthenticatorConfig{
 		TokenAccessReviewClient: cfg.Client.AuthenticationV1(), TokenAccessReviewTimeout: reviewTimeout,
-		WebhookRetryBackoff: retry, CacheTTL: tokenTTL,
+		WebhookRetryBackoff: retry(), CacheTTL: tokenTTL,
 	}.New()
 	if err != nil {
 		return nil, fmt.Errorf("kubeletapi: %w", err)
 	}
-	what, err := authorizerfactory.DelegatingAuthorizerConfig{
-		SubjectAccessReviewClient: cfg.Client.AuthorizationV1(),
-		AllowCacheTTL:             allowTTL, DenyCacheTTL: denyTTL, WebhookRetryBackoff: retry,
-	}.New()
+	what, err := delegate(cfg.Client)
 	if err != nil {
-		return nil, fmt.Errorf("kubeletapi: %w", err)
+		return nil, err
 	}
 	return &Server{cfg: cfg, who: who, what: what}, nil
+}
+
+func retry() *wait.Backoff {
+	return &wait.Backoff{Duration: 200 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 3}
+}
+
+// delegate asks the API server what a user may.
+func delegate(client kubernetes.Interface) (authorizer.Authorizer, error) {
+	what, err := authorizerfactory.DelegatingAuthorizerConfig{
+		SubjectAccessReviewClient: client.AuthorizationV1(),
+		AllowCacheTTL:             allowTTL, DenyCacheTTL: denyTTL, WebhookRetryBackoff: retry(),
+	}.New()
+	if err != nil {
+		return nil, fmt.Errorf("kubeletapi: %w", err)
+	}
+	return what, nil
 }
 
 // Run serves until ctx ends. While another program has the port it says so in
@@ -113,25 +126,36 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "Unauthorized: send a token of the cluster as Authorization: Bearer TOKEN", http.StatusUnauthorized)
 		return
 	}
-	asked := attributes(s.cfg.NodeName, who.User, r)
+	if permit(w, r, s.what, attributes(s.cfg.NodeName, who.User, r), s.cfg.NodeName) {
+		// What answers the request must not see, and pass on, the token.
+		r.Header.Del("Authorization")
+		s.cfg.Handler.ServeHTTP(w, r)
+	}
+}
+
+// permit reports whether the user has one of the rights asked for, and answers the
+// request if not.
+func permit(w http.ResponseWriter, r *http.Request, what authorizer.Authorizer, asked []authorizer.AttributesRecord, node string) bool {
+	who := asked[0].User.GetName()
 	for _, a := range asked {
-		decision, _, err := s.what.Authorize(r.Context(), a)
+		decision, _, err := what.Authorize(r.Context(), a)
 		if err != nil {
-			http.Error(w, fmt.Sprintf("the API server could not be asked what user %q may do: %v", who.User.GetName(), err), http.StatusServiceUnavailable)
-			return
+			http.Error(w, fmt.Sprintf("the API server could not be asked what user %q may do: %v", who, err), http.StatusServiceUnavailable)
+			return false
 		}
 		if decision == authorizer.DecisionAllow {
-			// What answers the request must not see, and pass on, the token.
-			r.Header.Del("Authorization")
-			s.cfg.Handler.ServeHTTP(w, r)
-			return
+			return true
 		}
 	}
 	var names []string
 	for _, a := range asked {
-		names = append(names, a.GetResource()+"/"+a.GetSubresource())
+		name := a.GetResource() + "/" + a.GetSubresource()
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
 	}
-	http.Error(w, fmt.Sprintf("Forbidden: user %q may not %s %s of node %s", who.User.GetName(), asked[0].GetVerb(), strings.Join(names, " or "), s.cfg.NodeName), http.StatusForbidden)
+	http.Error(w, fmt.Sprintf("Forbidden: user %q may not %s %s of node %s", who, asked[0].GetVerb(), strings.Join(names, " or "), node), http.StatusForbidden)
+	return false
 }
 
 // attributes are the rights one of which a request needs: that of its path, then

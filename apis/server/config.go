@@ -52,7 +52,8 @@ type Config struct {
 
 	// NodeTransport reaches the agent of a node for logs, exec, attach,
 	// port-forward and nodes/proxy: a transport and the agent's base URL.
-	// Address, TLS and credentials are its business. For streams the transport
+	// Address, TLS and credentials are its business; the user that the call is for
+	// is in ctx, none if it is for this server itself. For streams the transport
 	// has to be an *http.Transport or wrap one (its DialContext and
 	// TLSClientConfig are used). Nil: those requests answer 503.
 	NodeTransport func(ctx context.Context, nodeName string) (http.RoundTripper, *url.URL, error)

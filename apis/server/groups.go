@@ -1,7 +1,10 @@
 package server
 
 import (
+	"context"
 	"fmt"
+	"net/http"
+	"net/url"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -10,6 +13,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
@@ -39,6 +43,17 @@ func (g *groupSet) add(version schema.GroupVersion, path string, storage rest.St
 	g.resources[version][path] = storage
 }
 
+// ownTransport makes the calls of this server's own: what a node uses is measured for
+// all who may read it.
+func ownTransport(t func(context.Context, string) (http.RoundTripper, *url.URL, error)) usage.Transport {
+	if t == nil {
+		return nil
+	}
+	return func(ctx context.Context, node string) (http.RoundTripper, *url.URL, error) {
+		return t(request.WithUser(ctx, nil), node)
+	}
+}
+
 // installGroups makes every resource and subresource answer under its path,
 // and returns the group versions in the order of discovery.
 func installGroups(server *genericapiserver.GenericAPIServer, config Config, stores *stores, s *Server) ([]schema.GroupVersion, error) {
@@ -50,7 +65,7 @@ func installGroups(server *genericapiserver.GenericAPIServer, config Config, sto
 	addReviews(groups, s.authorization.chain, s.authorization.rules)
 	groups.add(corev1.SchemeGroupVersion, "serviceaccounts/token", tokens.NewRequest(s.accounts.issuer, s.accounts.audiences, stores))
 	groups.add(authenticationv1.SchemeGroupVersion, "tokenreviews", review.NewToken(s.tokens, s.accounts.audiences))
-	addUsage(groups, stores, usage.Transport(config.NodeTransport))
+	addUsage(groups, stores, ownTransport(config.NodeTransport))
 
 	var named []*genericapiserver.APIGroupInfo
 	byGroup := map[string]*genericapiserver.APIGroupInfo{}

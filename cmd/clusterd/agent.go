@@ -14,6 +14,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/cpuset"
@@ -30,6 +31,7 @@ import (
 	"github.com/clusterd/clusterd/apis/server/admission/noderestriction"
 	"github.com/clusterd/clusterd/apis/server/rbac"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/transport"
 	"github.com/clusterd/clusterd/netsetup/loopback"
 )
 
@@ -67,11 +69,32 @@ func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { ret
 func (m *Main) nodeCalls(agent http.Handler) http.Handler {
 	calls := http.NewServeMux()
 	calls.Handle("/", agent)
-	calls.HandleFunc("GET "+storePath, func(w http.ResponseWriter, _ *http.Request) {
+	calls.HandleFunc("GET "+storePath, serversOwn(func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, http.StatusOK, m.store.Status())
-	})
-	calls.HandleFunc("POST "+recoveryPath, m.clusterAPI.postRecoveryOrder)
+	}))
+	calls.HandleFunc("POST "+recoveryPath, serversOwn(m.clusterAPI.postRecoveryOrder))
 	return calls
+}
+
+// serversOwn is for what servers ask for themselves: a user's request that was passed
+// on, to a path of his choice, is refused.
+func serversOwn(do http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if who := transport.CallerFrom(r.Context()); who != nil {
+			refuse(w, http.StatusForbidden, fmt.Sprintf("user %q: only servers ask for this, for themselves", who.User))
+			return
+		}
+		do(w, r)
+	}
+}
+
+// callerOf is the user for whom a server makes a node call; nil: for itself.
+func callerOf(ctx context.Context) user.Info {
+	who := transport.CallerFrom(ctx)
+	if who == nil {
+		return nil
+	}
+	return &user.DefaultInfo{Name: who.User, UID: who.UID, Groups: who.Groups, Extra: who.Extra}
 }
 
 // nodeClients say how the parts of a node reach the API.
@@ -86,6 +109,7 @@ type nodeClients struct {
 // nodeAgent is what every node of a cluster has, servers and agents alike.
 type nodeAgent struct {
 	*agent.Agent
+	calls *kubeletapi.Calls
 	parts []func(context.Context) error // that run beside it
 	undo  []func()
 }
@@ -96,6 +120,9 @@ func (a *nodeAgent) close() {
 		f()
 	}
 }
+
+// Handler answers servers' calls that their users may make.
+func (a *nodeAgent) Handler() http.Handler { return a.calls }
 
 // run runs the node's parts until ctx or one of them ends.
 func (a *nodeAgent) run(ctx context.Context) error {
@@ -213,15 +240,21 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	if a.Agent, err = agent.New(settings); err != nil {
 		return nil, err
 	}
+	a.calls, err = kubeletapi.NewCalls(kubeletapi.CallsConfig{
+		NodeName: cfg.Name, Client: client, Caller: callerOf, Handler: a.Agent.Handler(), Logger: room(log, "kubeletapi"),
+	})
+	if err != nil {
+		return nil, err
+	}
 	if cfg.ReadOnlyPort != 0 {
-		a.parts = append(a.parts, readOnly(cfg, log, a.Handler()))
+		a.parts = append(a.parts, readOnly(cfg, log, a.Agent.Handler()))
 	}
 	if cfg.KubeletPort == 0 {
 		return a, nil
 	}
 	tools, err := kubeletapi.New(kubeletapi.Config{
 		NodeName: cfg.Name, Addr: netip.AddrPortFrom(addr, cfg.KubeletPort), Client: client, Certificate: cert,
-		Handler: a.Handler(), Logger: room(log, "kubeletapi"),
+		Handler: a.Agent.Handler(), Logger: room(log, "kubeletapi"),
 	})
 	if err != nil {
 		return nil, err

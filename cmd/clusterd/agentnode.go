@@ -147,7 +147,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	}, tellNotReady(log, cfg.Name, n.client()))
 	keeper.tries = setupTries
 	calls := n.calls(keeper)
-	g.add("node calls", serveHTTP(log, n.port.HTTPOver(transport.Node), calls))
+	g.add("node calls", serveHTTP(log, transport.Calls(n.port.HTTPOver(transport.Node)), calls))
 	g.add("tunnels", func(ctx context.Context) error {
 		return tunnel.Keep(ctx, tunnel.Config{
 			Servers: n.servers.All,
@@ -158,7 +158,9 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 				}
 				return c, nil
 			},
-			Serve:  func(ctx context.Context, ln net.Listener) error { return serveHTTP(log, ln, calls)(ctx) },
+			Serve: func(ctx context.Context, ln net.Listener) error {
+				return serveHTTP(log, transport.Calls(ln), calls)(ctx)
+			},
 			Logger: room(log, "tunnel"),
 		})
 	})
@@ -172,11 +174,11 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 func (n *agentNode) calls(agent http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/", agent)
-	mux.HandleFunc("GET "+v1.Members, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-	mux.HandleFunc("POST "+v1.Members, func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET "+v1.Members, serversOwn(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }))
+	mux.HandleFunc("POST "+v1.Members, serversOwn(func(w http.ResponseWriter, _ *http.Request) {
 		n.servers.Poke()
 		w.WriteHeader(http.StatusNoContent)
-	})
+	}))
 	return mux
 }
 

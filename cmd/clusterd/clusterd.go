@@ -337,7 +337,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	g.add("held back writers", m.tellHeldBack)
 	g.add("seal", m.keepSeal)
 	keeper := m.newAgentKeeper()
-	g.add("node calls", serveHTTP(m.log, m.port.HTTPOver(transport.Node), m.nodeCalls(keeper)))
+	g.add("node calls", serveHTTP(m.log, transport.Calls(m.port.HTTPOver(transport.Node)), m.nodeCalls(keeper)))
 	g.add("agent", keeper.Run)
 	g.add("peers file", m.keepPeers)
 	g.add("certificate", m.keepCert)

@@ -11,6 +11,8 @@ import (
 	"net/netip"
 	"net/url"
 
+	"k8s.io/apiserver/pkg/endpoints/request"
+
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/gossip"
 	"github.com/clusterd/clusterd/member/join"
@@ -56,7 +58,19 @@ func (p *peers) find(node string) (id string, addr netip.AddrPort, err error) {
 // returns is the finished TLS connection. Each call over it is a connection
 // of its own: exec and logs hold theirs for long, and a dead node's must not
 // be reused.
-func (p *peers) transportTo(_ context.Context, node string) (http.RoundTripper, *url.URL, error) {
+//
+// The calls are for the user of ctx, whom the node is told; for none: for this
+// server itself.
+func (p *peers) transportTo(ctx context.Context, node string) (http.RoundTripper, *url.URL, error) {
+	var who *transport.Caller
+	if u, ok := request.UserFrom(ctx); ok && u != nil {
+		who = &transport.Caller{User: u.GetName(), UID: u.GetUID(), Groups: u.GetGroups(), Extra: u.GetExtra()}
+	}
+	return p.transportFor(who, node)
+}
+
+// transportFor is transportTo for that user; nil: for this server itself.
+func (p *peers) transportFor(who *transport.Caller, node string) (http.RoundTripper, *url.URL, error) {
 	if _, _, err := p.find(node); err != nil {
 		return nil, nil, err
 	}
@@ -75,6 +89,13 @@ func (p *peers) transportTo(_ context.Context, node string) (http.RoundTripper, 
 			if _, name := transport.PeerOf(c); name != node {
 				c.Close()
 				return nil, fmt.Errorf("at %s, where node %s is said to be, there is node %s", addr, node, name)
+			}
+			// An older node does not ask back, and does not understand it.
+			if spoken := transport.Spoken(c); who != nil && (spoken == transport.Node || spoken == transport.Tunnel) {
+				if err := transport.Announce(c, *who); err != nil {
+					c.Close()
+					return nil, err
+				}
 			}
 			return c, nil
 		},
@@ -99,10 +120,10 @@ func (p *peers) dial(ctx context.Context, id string, addr netip.AddrPort) (net.C
 // errNoSuchCall is returned by call when the node knows none of that path.
 var errNoSuchCall = errors.New("the node does not know this call: it runs another version or in another role")
 
-// call makes a request to the node's agent port, with in as its JSON body
+// call makes a request of this server's own to the node's agent port, with in as its JSON body
 // unless that is nil. The answer is decoded into into, which may be nil.
 func (p *peers) call(ctx context.Context, node, method, path string, in, into any) error {
-	tr, base, err := p.transportTo(ctx, node)
+	tr, base, err := p.transportFor(nil, node)
 	if err != nil {
 		return err
 	}

@@ -28,11 +28,15 @@ import (
 const (
 	Raft   = "clusterd-raft/1"
 	Gossip = "clusterd-gossip/1"
-	Node   = "clusterd-node/1"   // HTTP/1.1 to a node's agent, from servers alone
+	Node   = "clusterd-node/2"   // HTTP/1.1 to a node's agent, from servers alone, see Announce
 	Member = "clusterd-member/1" // HTTP/1.1, what any node may ask a server
 	Join   = "clusterd-join/1"   // HTTP/1.1, the one protocol for strangers
-	Tunnel = "clusterd-tunnel/1" // yamux, by which servers call the agent that dialled
+	Tunnel = "clusterd-tunnel/2" // yamux, by which servers call the agent that dialled
 )
+
+// former are protocols by the names of those that take their place: the same but for
+// who a call is for, which older nodes do not say and do not understand.
+var former = map[string]string{Node: "clusterd-node/1", Tunnel: "clusterd-tunnel/1"}
 
 // protocols are the roles that may dial and answer each.
 var protocols = map[string]struct{ dials, answers []pki.Role }{
@@ -85,6 +89,9 @@ func Listen(addr netip.AddrPort, id Identity, log *slog.Logger) (*Port, error) {
 	p := &Port{ln: ln, id: id, log: log, http: newQueue(ln.Addr()), split: map[string]*queue{}}
 	for proto := range protocols {
 		p.split[proto] = newQueue(ln.Addr())
+		if old, had := former[proto]; had {
+			p.split[old] = p.split[proto]
+		}
 	}
 	return p, nil
 }
@@ -95,8 +102,8 @@ func ListenNode(addr netip.AddrPort, id Identity, log *slog.Logger) (*Port, erro
 	if err != nil {
 		return nil, err
 	}
-	for proto := range protocols {
-		if proto != Node {
+	for proto := range p.split {
+		if proto != Node && proto != former[Node] {
 			delete(p.split, proto)
 		}
 	}
@@ -193,7 +200,9 @@ func (p *Port) Close() error {
 }
 
 func (p *Port) serverConfig() *tls.Config {
+	// A later version of a protocol comes first: what is offered is taken in this order.
 	protos := slices.Sorted(maps.Keys(p.split))
+	slices.Reverse(protos)
 	if p.http != nil {
 		protos = append([]string{"h2", "http/1.1"}, protos...)
 	}
@@ -272,7 +281,7 @@ func (p *Port) handshake(ctx context.Context, below *liveConn, c *tls.Conn) {
 		q.put(c)
 		return
 	}
-	peer, err := p.id.verify(state.PeerCertificates, x509.ExtKeyUsageClientAuth, "", protocols[state.NegotiatedProtocol].dials)
+	peer, err := p.id.verify(state.PeerCertificates, x509.ExtKeyUsageClientAuth, "", protocols[present(state.NegotiatedProtocol)].dials)
 	if err != nil {
 		p.log.Warn("a connection between nodes was refused", "peer", c.RemoteAddr(), "protocol", state.NegotiatedProtocol, "err", err)
 		c.Close()
@@ -336,14 +345,8 @@ func (id Identity) verify(chain []*x509.Certificate, use x509.ExtKeyUsage, want 
 // PeerOf says which node is at the other end of a connection that Protocol's or
 // HTTPOver's listener or Dial returned.
 func PeerOf(c net.Conn) (id, name string) {
-	if o, inside := c.(overConn); inside {
-		c = o.below
-	}
-	if p, hidden := c.(plainConn); hidden {
-		c = p.Conn
-	}
-	t, ok := c.(interface{ ConnectionState() tls.ConnectionState })
-	if !ok {
+	t := tlsOf(c)
+	if t == nil {
 		return "", ""
 	}
 	certs := t.ConnectionState().PeerCertificates
@@ -354,6 +357,36 @@ func PeerOf(c net.Conn) (id, name string) {
 	return pki.Fingerprint(certs[0].PublicKey), name
 }
 
+// present is the protocol whose former name it may be.
+func present(protocol string) string {
+	for now, old := range former {
+		if protocol == old {
+			return now
+		}
+	}
+	return protocol
+}
+
+type withState interface{ ConnectionState() tls.ConnectionState }
+
+// tlsOf is what a connection of this package's runs over; nil: it is none.
+func tlsOf(c net.Conn) withState {
+	if o, ok := c.(*callConn); ok {
+		c = o.Conn
+	}
+	if o, inside := c.(overConn); inside {
+		c = o.below
+	}
+	if p, hidden := c.(plainConn); hidden {
+		c = p.Conn
+	}
+	t, ok := c.(withState)
+	if !ok {
+		return nil
+	}
+	return t
+}
+
 type peerKey struct{}
 
 type peerOf struct{ id, name string }
@@ -362,6 +395,9 @@ type peerOf struct{ id, name string }
 // ConnContext for HTTPOver's listeners.
 func WithPeer(ctx context.Context, c net.Conn) context.Context {
 	id, name := PeerOf(c)
+	if call, ok := c.(*callConn); ok {
+		ctx = context.WithValue(ctx, callKey{}, call)
+	}
 	return context.WithValue(ctx, peerKey{}, peerOf{id, name})
 }
 
@@ -379,11 +415,15 @@ func (id Identity) Dial(ctx context.Context, addr netip.AddrPort, want, protocol
 
 // DialHost is Dial to HOST:PORT.
 func (id Identity) DialHost(ctx context.Context, addr, want, protocol string) (*tls.Conn, error) {
-	t, err := id.dial(ctx, addr, want, protocols[protocol].answers, protocol)
+	offered := []string{protocol}
+	if old, had := former[protocol]; had {
+		offered = append(offered, old)
+	}
+	t, err := id.dial(ctx, addr, want, protocols[protocol].answers, offered...)
 	if err != nil {
 		return nil, err
 	}
-	if got := t.ConnectionState().NegotiatedProtocol; got != protocol {
+	if got := t.ConnectionState().NegotiatedProtocol; present(got) != protocol {
 		t.Close()
 		return nil, fmt.Errorf("connect to %s: it does not speak %s", addr, protocol)
 	}
