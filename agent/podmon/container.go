@@ -73,6 +73,9 @@ func (s *Supervisor) startContainer(ctx context.Context, spec api.Container) (ap
 	if err != nil {
 		return api.ContainerStatus{}, err
 	}
+	if err := s.fence.refuses(sb.status.Sandbox.PodUID); err != nil {
+		return api.ContainerStatus{}, err
+	}
 	c := &container{
 		id: spec.ID, state: stateStarting, done: make(chan struct{}),
 		status: api.ContainerStatus{Container: spec},

@@ -20,6 +20,8 @@ func FuzzRequest(f *testing.F) {
 		{Op: api.OpCreateSandbox, Sandbox: &api.Sandbox{ID: "../p", CgroupParent: "/a/../..", Sysctls: map[string]string{"net/../../../etc/passwd": "x", "kernel.core_pattern": "|x"}}},
 		{Op: api.OpStartContainer, Container: &api.Container{ID: "c", SandboxID: "p", Rootfs: "/r", Args: []string{"a"}, Mounts: []api.Mount{{Destination: "../x"}}, LogPath: "log"}},
 		{Op: api.OpSignal, Signal: &api.Signal{ID: "c", Signal: 99}},
+		{Op: api.OpFence, Fence: &api.Fence{Deadline: 1 << 40, Add: []api.FencedPod{{UID: "u", Dirs: []string{"/var/lib/x/pods/u"}}}, Drop: []string{"v"}}},
+		{Op: api.OpFence, Fence: &api.Fence{Deadline: -1, Add: []api.FencedPod{{Dirs: []string{"/", "../x"}}}}},
 	} {
 		b, err := frame.Encode(req)
 		if err != nil {
@@ -42,6 +44,15 @@ func FuzzRequest(f *testing.F) {
 				if err != nil || path.Clean(file) != file || !strings.HasPrefix(file, "/proc/sys/net/") && !strings.HasPrefix(file, "/proc/sys/kernel/shm") &&
 					!strings.HasPrefix(file, "/proc/sys/kernel/msg") && file != "/proc/sys/kernel/sem" && !strings.HasPrefix(file, "/proc/sys/fs/mqueue/") {
 					t.Errorf("sysctl %q is taken as %s, %v", name, file, err)
+				}
+			}
+		}
+		if f := req.Fence; f != nil && validFence(*f) == nil {
+			for _, p := range f.Add {
+				for _, d := range p.Dirs {
+					if path.Clean(d) != d || !path.IsAbs(d) || d == "/" {
+						t.Errorf("taken: %+v", f)
+					}
 				}
 			}
 		}

@@ -54,6 +54,7 @@ const (
 	sandboxesDir   = "live/sandboxes"  // <id>/sandbox.json, <id>/shm
 	containerDir   = "live/containers" // <id>/container.json, <id>/stdin, stdout, stderr (FIFOs)
 	runcStateDir   = "live/state"      // libcontainer's own
+	fenceName      = "live/fence.json" // see fenceFile
 	emptyDir       = "empty"           // where the empty mount namespace is made
 )
 
@@ -69,6 +70,7 @@ type Supervisor struct {
 	orphans *orphanReaper
 	link    *link // nil without a keeper
 	pauses  *pauseMaker
+	fence   *fence
 	stop    context.CancelCauseFunc
 
 	// life is done when the supervisor ends; what must not outlive it waits
@@ -153,6 +155,9 @@ func New(cfg Config) (_ *Supervisor, err error) {
 	if s.nowhere, err = emptyMountNamespace(filepath.Join(cfg.Dir, emptyDir)); err != nil {
 		return nil, fmt.Errorf("make empty mount namespace: %w", err)
 	}
+	if s.fence, err = newFence(s); err != nil {
+		return nil, err
+	}
 	s.adoptAll()
 	s.link.rest()
 	s.endStrayPauses()
@@ -170,6 +175,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	defer s.close()
 	context.AfterFunc(ctx, func() { s.stop(context.Cause(ctx)) })
 	s.wg.Go(func() { s.orphans.run(s.life) })
+	s.wg.Go(s.fence.run)
 	if s.link != nil {
 		watching := make(chan struct{})
 		go func() {
@@ -239,6 +245,9 @@ func (s *Supervisor) close() {
 		s.ln.Close()
 	}
 	s.pauses.close()
+	if s.fence != nil {
+		s.fence.timer.Close()
+	}
 	if s.nowhere != nil {
 		s.nowhere.Close()
 	}

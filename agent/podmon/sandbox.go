@@ -53,6 +53,9 @@ func (s *Supervisor) createSandbox(ctx context.Context, spec api.Sandbox) (api.S
 	if err := validSandbox(spec); err != nil {
 		return api.SandboxStatus{}, err
 	}
+	if err := s.fence.refuses(spec.PodUID); err != nil {
+		return api.SandboxStatus{}, err
+	}
 	sb := &sandbox{status: api.SandboxStatus{Sandbox: spec, State: api.StateExited, CreatedAt: time.Now().UnixNano()}, exited: make(chan struct{})}
 	sb.op.Lock()
 	defer sb.op.Unlock()

@@ -237,6 +237,12 @@ func (ss *session) call(req api.Request) (resp api.Response, err error) {
 			s.closeStdin(c)
 		}
 		return resp, nil
+	case api.OpFence:
+		if req.Fence == nil {
+			return resp, errMissing
+		}
+		st, err := s.fence.change(*req.Fence)
+		return api.Response{Fence: &st}, err
 	case api.OpList:
 		resp.Sandboxes, resp.Containers = s.list()
 		return resp, nil
@@ -356,6 +362,7 @@ func (s *Supervisor) shutdown(force bool) error {
 		s.mu.Unlock()
 		return err
 	}
+	s.fence.forget()
 	// Before the answer: who asked may look at once whether anything is left.
 	s.pauses.close()
 	if err := s.leaveCgroup(); err != nil {

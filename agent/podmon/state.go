@@ -12,6 +12,19 @@ import (
 // stateVersion is in every state file; see formats in DESIGN.md.
 const stateVersion = 1
 
+// fenceFile is live/fence.json.
+type fenceFile struct {
+	Version  int
+	BootID   string
+	Deadline int64 // see api.Fence
+	Pods     []fenceFilePod
+}
+
+type fenceFilePod struct {
+	api.FencedPod
+	Fenced, Ended bool
+}
+
 // checkState finds a record below dir that a newer podmon wrote in a way that
 // this one does not know. What cannot be read at all is ignored.
 func checkState(dir string) error {
@@ -20,11 +33,15 @@ func checkState(dir string) error {
 			path := filepath.Join(dir, kind.dir, id, kind.file)
 			var f struct{ Version int }
 			if err := readState(path, &f); err == nil && f.Version > stateVersion {
-				return fmt.Errorf("%s has version %d, this podmon knows up to %d", path, f.Version, stateVersion)
+				return tooNew(path, f.Version)
 			}
 		}
 	}
 	return nil
+}
+
+func tooNew(path string, version int) error {
+	return fmt.Errorf("%s has version %d, this podmon knows up to %d", path, version, stateVersion)
 }
 
 // sandboxFile is sandboxes/<id>/sandbox.json.

@@ -245,6 +245,19 @@ func (c *Client) Update(ctx context.Context, u api.Update) error {
 	return err
 }
 
+// Fence changes, or with an empty f asks, which pods podmon ends by itself at
+// which deadline.
+func (c *Client) Fence(ctx context.Context, f api.Fence) (api.FenceStatus, error) {
+	resp, err := c.call(ctx, api.Request{Op: api.OpFence, Fence: &f}, true)
+	if err != nil {
+		return api.FenceStatus{}, err
+	}
+	if resp.Fence == nil {
+		return api.FenceStatus{}, errEmptyAnswer
+	}
+	return *resp.Fence, nil
+}
+
 // Resize sets the size of a container's terminal.
 func (c *Client) Resize(ctx context.Context, r api.Resize) error {
 	_, err := c.call(ctx, api.Request{Op: api.OpResize, Resize: &r}, true)

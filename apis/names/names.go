@@ -23,6 +23,10 @@ const (
 	LocalPathRoot        = Prefix + "local-path-root"
 	AutoscalingV2        = Prefix + "autoscaling-v2"
 	TokenKey             = Prefix + "token-key"
+	SelfFencing          = Prefix + "self-fencing"
+	SelfFencingCondition = Prefix + "SelfFencing"
+	FencingPromise       = Prefix + "fencing-promise"
+	Fenced               = Prefix + "fenced"
 )
 
 // Name is one row of the register.
@@ -38,6 +42,7 @@ type Name struct {
 var All = []Name{
 	{ExplainScheduling, "annotation", "Pod", "users", "on a pod that waits: its condition PodScheduled and its events say of each node all that is in the way; `false` switches it off"},
 	{SingleProcessOOMKill, "annotation", "Pod", "users", "names of containers, separated by commas, of which only one process dies when their memory is used up"},
+	{SelfFencing, "annotation", "Pod", "users", "`true`: the pod is ended by its node when that cannot renew its lease, and replaced elsewhere then; `false`: it is not, though the node's `fenceClaims` is on"},
 	{SSLRedirect, "annotation", "Ingress", "users", "`false`: plain requests for a host with TLS are answered, not sent to https"},
 	{IngressController, "`spec.controller`", "IngressClass", "users", "Ingresses of the class are served by clusterd's proxy"},
 	{GatewayController, "`spec.controllerName`", "GatewayClass", "users and the leader", "Gateways of the class are served by clusterd's proxy"},
@@ -47,6 +52,9 @@ var All = []Name{
 	{LocalPathMade, "annotation", "PersistentVolume", "the node", "when the folder was made: if it is missing after that, data is lost"},
 	{LocalPathRoot, "annotation", "Node", "the node", "the folder that holds those of its volumes"},
 	{AutoscalingV2, "annotation", "HorizontalPodAutoscaler in autoscaling/v1", "API server", "what that version has no field for, so that nothing is lost when it is written back"},
+	{SelfFencingCondition, "condition", "Pod", "the node", "the pod is ended by its node when that cannot renew its lease"},
+	{FencingPromise, "annotation", "Lease of a node", "the node", "the `renewTime` for which the node promises to end such pods before the lease has run out"},
+	{Fenced, "annotation", "Lease of a node", "leader", "since when such pods of the node are replaced: the node takes the annotation off when it has ended them and said so"},
 	{TokenKey, "`type`", "Secret", "API server", "the keys that sign service accounts' tokens"},
 }
 

@@ -275,6 +275,7 @@ type Request struct {
 	Update    *Update    `json:",omitempty"`
 	Shutdown  *Shutdown  `json:",omitempty"`
 	Upgrade   *Upgrade   `json:",omitempty"`
+	Fence     *Fence     `json:",omitempty"`
 	Target    string     `json:",omitempty"` // id for remove, reopenLog, execWait
 }
 
@@ -292,12 +293,13 @@ type Response struct {
 	Sandboxes  []SandboxStatus   `json:",omitempty"`
 	Containers []ContainerStatus `json:",omitempty"`
 	Event      *Event            `json:",omitempty"`
+	Fence      *FenceStatus      `json:",omitempty"`
 }
 
 // Event tells of a change of state; its sender never waits for the receiver
 // (who lists after a gap).
 type Event struct {
-	Kind string // "sandboxExited", "containerStarted", "containerExited"
+	Kind string // "sandboxExited", "containerStarted", "containerExited", EventFenced
 	ID   string
 
 	// Sandbox or Container is what the event's subject had become when the
