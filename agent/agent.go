@@ -37,6 +37,7 @@ import (
 	"github.com/clusterd/clusterd/agent/claim"
 	"github.com/clusterd/clusterd/agent/csi"
 	"github.com/clusterd/clusterd/agent/dns"
+	"github.com/clusterd/clusterd/agent/fence"
 	"github.com/clusterd/clusterd/agent/host"
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/node"
@@ -60,6 +61,7 @@ import (
 type Runtime interface {
 	pod.Runtime
 	Attach(ctx context.Context, id string, io runtime.ExecIO, tty bool) error
+	fence.Podmon
 	// Upgraded says what was done about a podmon of another clusterd.
 	Upgraded() runtime.Upgrade
 }
@@ -122,6 +124,12 @@ type Config struct {
 
 	Version string // "v1.37.0", shown as the node's version
 	MaxPods int    // default 110
+	// LeaseTime is after what time without a renewal the node's Lease has run
+	// out; default 40 s.
+	LeaseTime time.Duration
+	// FenceClaims: pods with claims end with the Lease unless they say that they
+	// do not; else just those that say that they do.
+	FenceClaims bool
 	// DriverDir is where CSI drivers look for a kubelet: an absolute path, of one
 	// node alone; default DataDir/kubelet.
 	DriverDir string
@@ -266,8 +274,10 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
-	a.node = node.New(node.Config{
-		Name: cfg.NodeName, IPs: cfg.NodeIPs, Addresses: cfg.NodeAddresses, Client: cfg.Client, Heartbeat: cfg.HeartbeatClient, Version: cfg.Version,
+	a.recorder = a.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "agent", Host: cfg.NodeName})
+	nodeConfig := node.Config{
+		LeaseTime: cmp.Or(cfg.LeaseTime, defaultLeaseTime),
+		Name:      cfg.NodeName, IPs: cfg.NodeIPs, Addresses: cfg.NodeAddresses, Client: cfg.Client, Heartbeat: cfg.HeartbeatClient, Version: cfg.Version,
 		MaxPods: cfg.MaxPods, DataDir: cfg.DataDir, Labels: cfg.NodeLabels, Port: cfg.NodePort,
 		Annotations: map[string]string{names.LocalPathRoot: a.claimDir()},
 		Reserved:    cfg.Reserved, Pressure: a.guard.Under, VolumesInUse: a.volumesInUse,
@@ -275,13 +285,18 @@ func New(cfg Config) (*Agent, error) {
 		Handlers: func() []v1.NodeRuntimeHandler {
 			return pod.RuntimeHandlers(&v1.NodeRuntimeHandlerFeatures{UserNamespaces: new(podUsers != nil && podUsers.Supported() == nil)})
 		},
-	})
+	}
+	var podFence pod.Fence // stays nil without an API
+	if cfg.Client != nil {
+		f := a.newFence(nodeConfig.LeaseTime, podDir)
+		nodeConfig.Fence, podFence = f, f
+	}
+	a.node = node.New(nodeConfig)
 	prober := &probe.Prober{Version: cfg.Version, Metrics: probe.NewMetrics()}
 	issuer := &tokens{client: cfg.Client}
 	volumes := volume.Config{Dir: podDir, Mounter: volume.Kernel{}, Tokens: issuer, Allocatable: a.allocatable, ImagePath: cfg.Images.VolumePath, Memory: a.memoryFor}
 	a.objects = object.New(cfg.Client, func(uid objectUID, ref object.Ref) { a.pods.ObjectChanged(uid, ref) })
 	volumes.Objects, volumes.TrustBundles = a.objects, a.objects
-	a.recorder = a.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "agent", Host: cfg.NodeName})
 	if cfg.Client != nil {
 		a.claims = claim.New(claim.Config{Client: cfg.Client, NodeName: cfg.NodeName, Dir: a.claimDir(), Recorder: a.recorder, Node: a.node.Object})
 		a.drivers = csi.New(csi.Config{
@@ -306,7 +321,7 @@ func New(cfg Config) (*Agent, error) {
 		Probes: prober, OnRuntime: a.node.Poke, Recorder: a.recorder,
 		PodDir: podDir, EndedDir: filepath.Join(cfg.DataDir, "static-ended"), LogDir: cfg.PodLogDir, SweepLogs: ownLogs, LogLinks: pod.LogLinks(cfg.LogLinks), CgroupRoot: cfg.CgroupRoot,
 		ResolvConf: cfg.ResolvConf, ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain,
-		PidsLimit: cfg.PidsLimit, Users: podUsers, CPUs: cfg.CPUs, UnsafeSysctls: cfg.UnsafeSysctls,
+		PidsLimit: cfg.PidsLimit, Fence: podFence, Users: podUsers, CPUs: cfg.CPUs, UnsafeSysctls: cfg.UnsafeSysctls,
 		Refuse: func(p *v1.Pod) string { return pressure.Refuses(p, core.QOSClass(p), a.guard.Under) }, Parallel: cfg.Parallel, Tracer: cfg.Tracer,
 	})
 	prober.Exec = a.pods
@@ -408,6 +423,31 @@ func (a *Agent) Run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// defaultLeaseTime is upstream's.
+const defaultLeaseTime = 40 * time.Second
+
+// newFence makes what ends pods with the node's Lease.
+func (a *Agent) newFence(leaseTime time.Duration, podDir string) *fence.Fence {
+	return fence.New(fence.Config{
+		NodeName: a.cfg.NodeName, Client: a.cfg.Client, Podmon: a.cfg.Runtime, RenewDeadline: node.RenewDeadline(leaseTime), Claims: a.cfg.FenceClaims, Recorder: a.recorder,
+		Volume: func(ctx context.Context, p *v1.Pod, name string) (*v1.PersistentVolume, error) {
+			return a.claims.Volume(ctx, p, name)
+		},
+		Dirs: func(uid types.UID) []string {
+			return []string{absolute(filepath.Join(podDir, string(uid))), filepath.Join(a.cfg.DriverDir, "pods", string(uid))}
+		},
+		Fail: func(uid types.UID) { a.pods.FailFenced(uid) },
+	})
+}
+
+// absolute is the path from the root, or the path itself where that cannot be told.
+func absolute(path string) string {
+	if abs, err := filepath.Abs(path); err == nil {
+		return abs
+	}
+	return path
+}
+
 // volumesInUse are the attached volumes that drivers mount here.
 func (a *Agent) volumesInUse() []v1.UniqueVolumeName {
 	if a.drivers == nil {
@@ -433,11 +473,7 @@ func (a *Agent) volumeUse(ctx context.Context, podUID string) []stats.Volume {
 
 // claimDir holds the volumes that are folders of this node.
 func (a *Agent) claimDir() string {
-	dir := filepath.Join(a.cfg.DataDir, "claims")
-	if abs, err := filepath.Abs(dir); err == nil {
-		return abs
-	}
-	return dir
+	return absolute(filepath.Join(a.cfg.DataDir, "claims"))
 }
 
 // Handler serves the node's calls (logs, exec, images …). The caller has

@@ -35,6 +35,8 @@ type Runtime struct {
 	pid        int
 	log        []string
 	execs      [][]string
+	deadline   int64
+	fenced     map[string]api.FencedPodStatus // the list, by the pods' UIDs
 
 	// StartErr, when it returns an error or a start error, decides over a
 	// start. Set it before use.
@@ -159,6 +161,8 @@ func (r *Runtime) StartContainer(_ context.Context, c api.Container) (api.Contai
 	switch {
 	case s == nil:
 		refused = notFound(c.SandboxID)
+	case r.fenced[s.Sandbox.PodUID].Fenced:
+		refused = &api.Error{Code: api.CodeFenced, Message: "the pod was fenced"}
 	case s.State != api.StateRunning:
 		refused = notRunning(c.SandboxID)
 	case r.containers[c.ID] != nil:
@@ -279,6 +283,42 @@ func (r *Runtime) RemoveContainer(_ context.Context, id string) error {
 	}
 	delete(r.containers, id)
 	return nil
+}
+
+// Fence implements fence.Podmon. Its deadlines are never reached by time alone.
+func (r *Runtime) Fence(_ context.Context, f api.Fence) (api.FenceStatus, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if f.Deadline != 0 {
+		r.deadline = f.Deadline
+	}
+	if len(f.Add) > 0 && r.deadline <= 1 {
+		return api.FenceStatus{}, &api.Error{Code: api.CodeFenced, Message: "no deadline"}
+	}
+	if r.fenced == nil {
+		r.fenced = map[string]api.FencedPodStatus{}
+	}
+	for _, uid := range f.Drop {
+		delete(r.fenced, uid)
+	}
+	for _, p := range f.Add {
+		r.fenced[p.UID] = api.FencedPodStatus{UID: p.UID}
+	}
+	st := api.FenceStatus{Deadline: r.deadline}
+	for uid, p := range r.fenced {
+		if r.deadline == 1 && !p.Fenced { // a nanosecond after the boot
+			p.Fenced, p.Ended = true, true
+			r.fenced[uid] = p
+			for _, c := range r.containers {
+				if s := r.sandboxes[c.Container.SandboxID]; s != nil && s.Sandbox.PodUID == uid {
+					r.exit(c, 137, false)
+				}
+			}
+			r.emit(api.Event{Kind: api.EventFenced, ID: uid})
+		}
+		st.Pods = append(st.Pods, p)
+	}
+	return st, nil
 }
 
 // Ping implements pod.Runtime.

@@ -1,7 +1,8 @@
 // Package node speaks for the machine: it registers the Node object, renews
 // the Lease that says the node is alive, and keeps the node's status true.
 // The status is written when it changes and every five minutes; the Lease
-// every ten seconds.
+// every ten seconds. When the Lease cannot be renewed, pods that share their
+// volumes with other nodes are ended: see Fence.
 package node
 
 import (
@@ -14,7 +15,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	coordination "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -26,7 +26,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/ptr"
 )
 
 // Config of a Node.
@@ -65,8 +64,25 @@ type Config struct {
 	// "network" → its fault, "" when all is well. Must not block.
 	Ready func() []Fault
 
-	Period    time.Duration // between renewals of the Lease; default 10 s
 	LeaseTime time.Duration // after which the Lease counts as lapsed; default 40 s
+	Period    time.Duration // between renewals of the Lease; default a quarter of LeaseTime
+	// Fence ends pods when the Lease is not renewed; nil: nothing does.
+	Fence Fence
+}
+
+// Fence keeps pods from running on without the Lease: *fence.Fence.
+type Fence interface {
+	// Promises reports whether it can.
+	Promises(ctx context.Context) bool
+	// Now is its clock.
+	Now() int64
+	// Held reports whether the newest renewal still counts.
+	Held(ctx context.Context) bool
+	// Renewed tells of a renewal that was begun at a time of its clock.
+	Renewed(ctx context.Context, began int64)
+	// End ends these pods, Settle tells the API of those it may hold for running.
+	End(ctx context.Context) error
+	Settle(ctx context.Context) error
 }
 
 // Fault is a reason not to be ready.
@@ -97,11 +113,11 @@ func New(cfg Config) *Node {
 	if cfg.MaxPods == 0 {
 		cfg.MaxPods = 110
 	}
-	if cfg.Period == 0 {
-		cfg.Period = 10 * time.Second
-	}
 	if cfg.LeaseTime == 0 {
 		cfg.LeaseTime = 40 * time.Second
+	}
+	if cfg.Period == 0 {
+		cfg.Period = cfg.LeaseTime / 4
 	}
 	n := &Node{cfg: cfg, poke: make(chan struct{}, 1)}
 	n.latest.Store(n.fresh())
@@ -258,62 +274,6 @@ func (n *Node) again(ctx context.Context) {
 		klog.FromContext(ctx).Error(err, "Node was not registered again")
 	}
 	n.Poke()
-}
-
-// renew keeps the Lease.
-func (n *Node) renew(ctx context.Context) {
-	var lease *coordination.Lease
-	tick := time.NewTicker(n.cfg.Period)
-	defer tick.Stop()
-	failed := false
-	for {
-		var err error
-		if lease, err = n.renewOnce(ctx, lease); err != nil && ctx.Err() == nil {
-			if !failed {
-				klog.FromContext(ctx).Info("Lease was not renewed", "err", err)
-			}
-			failed, lease = true, nil
-		} else {
-			failed = false
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
-}
-
-// renewOnce writes the Lease; lease is the one of last time, nil: look it up.
-func (n *Node) renewOnce(ctx context.Context, lease *coordination.Lease) (*coordination.Lease, error) {
-	ctx, cancel := context.WithTimeout(ctx, n.cfg.Period)
-	defer cancel()
-	leases := n.cfg.Heartbeat.CoordinationV1().Leases(LeaseNamespace)
-	now := metav1.NewMicroTime(time.Now())
-	if lease == nil {
-		var err error
-		lease, err = leases.Get(ctx, n.cfg.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			fresh := &coordination.Lease{
-				ObjectMeta: metav1.ObjectMeta{Name: n.cfg.Name, Namespace: LeaseNamespace},
-				Spec: coordination.LeaseSpec{
-					HolderIdentity: &n.cfg.Name, LeaseDurationSeconds: ptr.To(int32(n.cfg.LeaseTime.Seconds())), RenewTime: &now,
-				},
-			}
-			if node := n.Object(); node.UID != "" {
-				fresh.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}
-			}
-			return leases.Create(ctx, fresh, metav1.CreateOptions{})
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	lease = lease.DeepCopy()
-	lease.Spec.HolderIdentity = &n.cfg.Name
-	lease.Spec.LeaseDurationSeconds = ptr.To(int32(n.cfg.LeaseTime.Seconds()))
-	lease.Spec.RenewTime = &now
-	return leases.Update(ctx, lease, metav1.UpdateOptions{})
 }
 
 // spread is by how much of itself a period may be longer, at random, so that

@@ -88,6 +88,8 @@ func (m *Manager) endAll(rec podstate.Records) {
 
 func (m *Manager) onEvent(ctx context.Context, e api.Event) {
 	switch {
+	case e.Kind == api.EventFenced:
+		m.FailFenced(types.UID(e.ID))
 	case e.Container != nil:
 		m.deliver(nil, e.Container)
 	case e.Sandbox != nil:

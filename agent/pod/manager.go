@@ -346,6 +346,9 @@ func (m *Manager) settle(ctx context.Context) {
 	if err := m.sweepImageVolumes(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "Image volumes of pods that are no more stay mounted")
 	}
+	if err := m.sweepFence(ctx); err != nil {
+		klog.FromContext(ctx).Info("Pods that are no more stay on the list of those that end with the node's lease", "err", err)
+	}
 	m.sweepEnded()
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 
@@ -103,6 +104,18 @@ type Network interface {
 	Dial(ctx context.Context, podUID string, hostNetwork bool, port int32) (net.Conn, error)
 }
 
+// Fence knows the pods that end with the node's Lease: *fence.Fence. Methods may
+// be called concurrently.
+type Fence interface {
+	// Guard is called before anything of the pod is mounted. It blocks while the
+	// node has no Lease and the pod is one of them.
+	Guard(ctx context.Context, pod *v1.Pod) (guarded bool, err error)
+	// Drop is called when nothing of the pod is left.
+	Drop(ctx context.Context, uid types.UID) error
+	// Sweep drops all pods that are not here.
+	Sweep(ctx context.Context, here func(types.UID) bool) error
+}
+
 // Config of a Manager.
 type Config struct {
 	NodeName string
@@ -155,6 +168,10 @@ type Config struct {
 	// Refuse says why the node takes no such pod now because it runs short of
 	// something, "": it does. It must not block. Optional.
 	Refuse func(pod *v1.Pod) string
+
+	// Fence ends pods whose volumes may be used elsewhere when the node has lost
+	// its Lease; nil: nothing does.
+	Fence Fence
 
 	// Users are the ids of pods with a user namespace; nil: there are no such
 	// pods on this node.

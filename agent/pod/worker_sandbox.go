@@ -304,11 +304,15 @@ func (w *worker) lostPause(listed map[string]bool, asOf time.Time) {
 
 func (w *worker) setupVolumes() {
 	w.obs.Volumes.Busy, w.obs.Volumes.Since = true, time.Now()
-	before, pod := w.obs.Volumes.Err, podstate.Granted(w.pod, w.obs.Allocated)
+	before, pod, static := w.obs.Volumes.Err, podstate.Granted(w.pod, w.obs.Allocated), w.static
 	w.background(volumeDeadline, func(ctx context.Context) func() {
-		err := w.m.cfg.Volumes.Setup(ctx, pod)
+		guarded, err := w.m.guard(ctx, pod, static)
+		if err == nil {
+			err = w.m.cfg.Volumes.Setup(ctx, pod)
+		}
 		return func() {
 			w.obs.Volumes.Busy = false
+			w.obs.SelfFencing = w.obs.SelfFencing || guarded
 			if err == nil {
 				w.obs.Volumes = podstate.Volumes{Ready: true}
 				return
@@ -486,6 +490,9 @@ func (m *Manager) teardown(ctx context.Context, uid string, containers, sandboxe
 	at("Unmounting its volumes")
 	note("unmount image volumes", m.cfg.Images.UnmountVolumes(ctx, uid))
 	note("remove volumes", m.cfg.Volumes.Teardown(ctx, volumeUID(uid)))
+	if len(errs) == 0 {
+		note("forget its deadline", m.unguard(ctx, uid))
+	}
 	if len(errs) == 0 {
 		m.freeUsers(uid)
 		for _, id := range sandboxes {

@@ -78,6 +78,8 @@ type Observed struct {
 	EvictGrace *time.Duration
 	// Disrupted is set when it was evicted for the node's sake.
 	Disrupted bool
+	// SelfFencing is set when podmon ends the pod if the node loses its Lease.
+	SelfFencing bool
 	// Final is set when the API already held a terminal phase when this agent
 	// first saw the pod: nothing is started again.
 	Final bool

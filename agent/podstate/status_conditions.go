@@ -8,6 +8,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/clusterd/clusterd/apis/core"
+	"github.com/clusterd/clusterd/apis/names"
 )
 
 // conditions sets the node's conditions and keeps all others.
@@ -80,6 +81,9 @@ func (b *builder) conditions(st *v1.PodStatus, initDone bool) {
 		c := v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet,
 			Message: b.o.Verdict.Message, ObservedGeneration: pod.Generation}
 		st.Conditions = append(st.Conditions, core.TimedPodCondition(b.old.Conditions, c, b.now))
+	}
+	if b.o.SelfFencing {
+		set(names.SelfFencingCondition, true, "", "")
 	}
 	b.resizeConditions(st)
 
