@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -25,12 +26,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
+	coordinationlisters "k8s.io/client-go/listers/coordination/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	storagelisters "k8s.io/client-go/listers/storage/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
 
+	"github.com/clusterd/clusterd/apis/coordination"
 	"github.com/clusterd/clusterd/sched/internal/pods"
 	"github.com/clusterd/clusterd/sched/internal/volumes"
 	"github.com/clusterd/clusterd/sched/loop"
@@ -54,6 +57,7 @@ type controller struct {
 	claims      corelisters.PersistentVolumeClaimLister
 	volumes     corelisters.PersistentVolumeLister
 	nodes       corelisters.NodeLister
+	leases      coordinationlisters.LeaseNamespaceLister
 	drivers     storagelisters.CSIDriverLister
 	pods        cache.Indexer
 	attachments cache.Indexer
@@ -65,11 +69,13 @@ type controller struct {
 
 type unwantedKey struct{ volume, node string }
 
-// New returns the loop. It watches Pods, claims, volumes, Nodes, CSIDrivers and
-// VolumeAttachments.
+// New returns the loop. It watches Pods, claims, volumes, Nodes and their Leases,
+// CSIDrivers and VolumeAttachments.
 func New(env loop.Env) (loop.Loop, error) {
 	core, storage := env.Informers.Core().V1(), env.Informers.Storage().V1()
+	leases := env.Informers.Coordination().V1().Leases()
 	c := &controller{
+		leases: leases.Lister().Leases(corev1.NamespaceNodeLease),
 		client: env.Client, clock: env.Clock, events: env.Events.For("attachdetach-controller"),
 		claims: core.PersistentVolumeClaims().Lister(), volumes: core.PersistentVolumes().Lister(), nodes: core.Nodes().Lister(), drivers: storage.CSIDrivers().Lister(),
 		pods: core.Pods().Informer().GetIndexer(), attachments: storage.VolumeAttachments().Informer().GetIndexer(),
@@ -113,6 +119,11 @@ func New(env loop.Env) (loop.Loop, error) {
 			return
 		}
 		c.enqueueAt(loop.Latest(old, node).Name)
+	})
+	loop.Watch(c.Controller, leases.Informer(), func(old, lease *coordinationv1.Lease) {
+		if lease != nil && coordination.Taken(lease) && (old == nil || !coordination.Taken(old)) {
+			c.enqueueAt(lease.Name)
+		}
 	})
 	loop.Watch(c.Controller, storage.CSIDrivers().Informer(), func(old, d *storagev1.CSIDriver) {
 		if old != nil && d != nil && attaches(old) == attaches(d) {
@@ -254,6 +265,9 @@ func (c *controller) look(name string) (*input, error) {
 			p := &place{name: node}
 			if n, err := c.nodes.Get(node); err == nil {
 				p.node = n
+			}
+			if l, err := c.leases.Get(node); err == nil {
+				p.fenced = coordination.Taken(l)
 			}
 			places[node] = p
 		}

@@ -24,6 +24,8 @@ type place struct {
 	name string
 	// node is its object, nil: there is none.
 	node *corev1.Node
+	// fenced: the node has lost its Lease, and with it all that it may mount.
+	fenced bool
 	// pods want the volume there.
 	pods []*corev1.Pod
 	// attachment is the volume's at this node, nil: there is none.
@@ -134,6 +136,8 @@ func mayTake(p place, name corev1.UniqueVolumeName, now time.Time) (may bool, af
 		return true, 0
 	case healthy(p.node):
 		return false, 0 // its next status tells
+	case p.fenced:
+		return true, 0
 	}
 	since := p.unwanted
 	if t := readySince(p.node); t.After(since) {

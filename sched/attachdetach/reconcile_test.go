@@ -42,8 +42,9 @@ func inUse(p *place) {
 func knows(p *place) {
 	p.node.Status.VolumesAttached = []corev1.AttachedVolume{{Name: "kubernetes.io/csi/d.example.com^h"}}
 }
-func gone(p *place) { p.node = nil }
-func off(p *place)  { p.node.Spec.Taints = []corev1.Taint{{Key: outOfService}} }
+func gone(p *place)   { p.node = nil }
+func fenced(p *place) { p.fenced = true }
+func off(p *place)    { p.node.Spec.Taints = []corev1.Taint{{Key: outOfService}} }
 func silent(since time.Duration) func(*place) {
 	return func(p *place) {
 		p.node.Status.Conditions[0].Status = corev1.ConditionUnknown
@@ -82,6 +83,9 @@ func TestDecide(t *testing.T) {
 		"two want it at once":                  {volume: once, places: []place{at("a", wanted), at("b", wanted)}, want: "attach a; blocked p-b: pod d/p-a uses it on node a"},
 		"its node object was deleted":          {volume: once, places: []place{at("a", attached, gone), at("b", wanted)}, want: "blocked p-b: still attached; take a"},
 		"its node is out of service":           {volume: once, places: []place{at("a", attached, knows, inUse, silent(time.Minute), off)}, want: "take a"},
+		"its node has lost its lease":          {volume: once, places: []place{at("a", attached, knows, inUse, silent(time.Second), idle(time.Second), fenced)}, want: "take a"},
+		"its node had lost its lease":          {volume: once, places: []place{at("a", attached, knows, inUse, fenced)}},
+		"wanted where the lease was lost":      {volume: once, places: []place{at("a", wanted, attached, knows, inUse, silent(time.Hour), fenced), at("b", wanted)}, want: "blocked p-b: attached to node a, where pod d/p-a uses it"},
 		"its node is silent for a while":       {volume: once, places: []place{at("a", attached, inUse, silent(5*time.Minute), idle(time.Hour))}, want: "again 1m0s"},
 		"its node is silent, pods left lately": {volume: once, places: []place{at("a", attached, inUse, silent(time.Hour), idle(4*time.Minute))}, want: "again 2m0s"},
 		"its node is silent for long":          {volume: once, places: []place{at("a", attached, inUse, silent(time.Hour), idle(7*time.Minute))}, want: "take a"},

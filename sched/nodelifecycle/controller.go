@@ -1,7 +1,8 @@
 // Package nodelifecycle notices nodes that have gone silent, says so in their
 // status, taints them, and evicts pods from nodes whose NoExecute taints they
 // do not tolerate. It never deletes a node and never forces a pod: whether a
-// process on an unreachable machine has ended is not for it to claim.
+// process on an unreachable machine has ended is not for it to claim. What it can
+// do is take the Lease from a node that has promised to end pods without it.
 package nodelifecycle
 
 import (
@@ -144,7 +145,18 @@ func sameConditions(old, node *corev1.Node) bool {
 }
 
 func (c *controller) onLease(old, lease *coordinationv1.Lease) {
-	if lease == nil || lease.Namespace != corev1.NamespaceNodeLease {
+	if loop.Latest(old, lease).Namespace != corev1.NamespaceNodeLease {
+		return
+	}
+	c.mu.Lock()
+	if s := c.entry(loop.Latest(old, lease).Name); lease == nil {
+		s.lease = nil
+	} else {
+		// Any write by anybody counts as a renewal here: too late is safe.
+		s.lease, s.renewed = lease, c.clock.Now()
+	}
+	c.mu.Unlock()
+	if lease == nil {
 		return
 	}
 	if old == nil || !old.Spec.RenewTime.Equal(lease.Spec.RenewTime) {
@@ -175,7 +187,13 @@ func (c *controller) entry(node string) *seen {
 
 // onPod wakes the node of a pod that may have to leave it.
 func (c *controller) onPod(old, pod *corev1.Pod) {
-	if pod == nil || pod.Spec.NodeName == "" || pod.DeletionTimestamp != nil {
+	if pod == nil || pod.Spec.NodeName == "" {
+		return
+	}
+	if pod.DeletionTimestamp != nil {
+		if pods.SelfFencing(pod) && (old == nil || old.DeletionTimestamp == nil) {
+			c.Enqueue(loop.Key{Name: pod.Spec.NodeName}) // it may be waiting for the node's Lease
+		}
 		return
 	}
 	if old != nil && old.Spec.NodeName == pod.Spec.NodeName && apiequality.Semantic.DeepEqual(old.Spec.Tolerations, pod.Spec.Tolerations) {
@@ -250,7 +268,7 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 	if node, err = c.taint(ctx, key, node, now); err != nil {
 		return err
 	}
-	return errors.Join(c.markPods(ctx, node), c.evict(ctx, key, node, now))
+	return errors.Join(c.markPods(ctx, node), c.evict(ctx, key, node, now), c.fence(ctx, key, node, now))
 }
 
 // silence sets the conditions of a silent node to Unknown.

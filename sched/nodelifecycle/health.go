@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -17,6 +18,10 @@ type seen struct {
 	// heartbeat is when the node's Lease or its Ready condition was last seen
 	// to change; a new leader begins with the moment it first saw the node.
 	heartbeat time.Time
+	// lease is the node's Lease, nil: it has none; renewed is when this version of
+	// it was first seen.
+	lease   *coordinationv1.Lease
+	renewed time.Time
 	// dead: gossip suspected the node and its agent did not answer; no
 	// heartbeat since.
 	dead bool

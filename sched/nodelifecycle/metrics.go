@@ -7,6 +7,10 @@ var (
 		Name: "clusterd_sched_taint_evictions_total",
 		Help: "Pods deleted because they do not tolerate a NoExecute taint of their node.",
 	})
+	leasesTaken = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "clusterd_sched_leases_taken_total",
+		Help: "Leases taken from nodes that had not renewed them, so that pods that such a node has ended by itself are replaced.",
+	})
 	evictionsSuspended = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "clusterd_sched_evictions_suspended",
 		Help: "1 while more than half of all nodes look dead and no pod is evicted from them.",
@@ -15,5 +19,5 @@ var (
 
 // Collectors returns the metrics, for the process's registry.
 func Collectors() []prometheus.Collector {
-	return []prometheus.Collector{evictions, evictionsSuspended}
+	return []prometheus.Collector{evictions, leasesTaken, evictionsSuspended}
 }

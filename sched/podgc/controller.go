@@ -1,6 +1,7 @@
 // Package podgc removes pods that no other loop removes: those of nodes that no
-// longer exist, those deleted before they got a node, and the oldest finished
-// ones when there are too many.
+// longer exist or are out of service, those that a node has ended by itself and
+// cannot say so, those deleted before they got a node, and the oldest finished ones
+// when there are too many.
 package podgc
 
 import (
@@ -10,16 +11,19 @@ import (
 	"fmt"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	coordinationlisters "k8s.io/client-go/listers/coordination/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/clusterd/clusterd/apis/coordination"
 	"github.com/clusterd/clusterd/sched/internal/pods"
 	"github.com/clusterd/clusterd/sched/loop"
 )
@@ -43,22 +47,29 @@ type controller struct {
 	clock   clock.PassiveClock
 	pods    corelisters.PodLister
 	nodes   corelisters.NodeLister
+	leases  coordinationlisters.LeaseNamespaceLister
 	missing map[string]time.Time // since when a node is missing; the one worker's
 }
 
-// New returns the loop. It watches Pods and Nodes.
+// New returns the loop. It watches Pods, Nodes and their Leases.
 func New(env loop.Env) loop.Loop {
-	core := env.Informers.Core().V1()
+	core, leases := env.Informers.Core().V1(), env.Informers.Coordination().V1().Leases()
 	c := &controller{
 		client:  env.Client,
 		clock:   env.Clock,
 		pods:    core.Pods().Lister(),
 		nodes:   core.Nodes().Lister(),
+		leases:  leases.Lister().Leases(corev1.NamespaceNodeLease),
 		missing: map[string]time.Time{},
 	}
 	c.Controller = loop.New("podgc", env, 1, c.reconcile)
-	loop.Watch(c.Controller, core.Nodes().Informer(), func(_, node *corev1.Node) {
-		if node == nil {
+	loop.Watch(c.Controller, core.Nodes().Informer(), func(old, node *corev1.Node) {
+		if node == nil || outOfService(node) && (old == nil || !outOfService(old)) {
+			c.Enqueue(all)
+		}
+	})
+	loop.Watch(c.Controller, leases.Informer(), func(old, lease *coordinationv1.Lease) {
+		if lease != nil && coordination.Taken(lease) && (old == nil || !coordination.Taken(old)) {
 			c.Enqueue(all)
 		}
 	})
@@ -90,10 +101,11 @@ func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
 	c.observe(everyPod, known, now)
 
 	var errs []error
-	for _, victim := range Decide(everyPod, known, c.missing, now) {
-		if victim.Why == NodeGone {
-			gone, err := c.really(ctx, victim.Pod.Spec.NodeName)
-			if err != nil || !gone {
+	for _, victim := range Decide(everyPod, known, c.missing, c.taken, now) {
+		// What the cache says is asked of the server, after the pod was seen.
+		confirm := map[Why]func(context.Context, string) (bool, error){NodeGone: c.really, Fenced: c.stillTaken}[victim.Why]
+		if confirm != nil {
+			if sure, err := confirm(ctx, victim.Pod.Spec.NodeName); err != nil || !sure {
 				errs = append(errs, err)
 				continue
 			}
@@ -135,12 +147,32 @@ func (c *controller) really(ctx context.Context, node string) (bool, error) {
 	return false, nil
 }
 
+// taken tells, as the cache has it, whether a node's Lease was taken from it.
+func (c *controller) taken(node string) bool {
+	lease, err := c.leases.Get(node)
+	return err == nil && coordination.Taken(lease)
+}
+
+// stillTaken asks the server for the same. If it is so now, it was so when the
+// pod was seen: the node has not told since what it runs, and will say of this
+// pod that it has failed.
+func (c *controller) stillTaken(ctx context.Context, node string) (bool, error) {
+	lease, err := c.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, node, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("look for the lease of node %s: %w", node, err)
+	}
+	return coordination.Taken(lease), nil
+}
+
 func (c *controller) remove(ctx context.Context, v Victim) error {
 	pod := v.Pod
 	klog.FromContext(ctx).V(2).Info("removing pod", "pod", klog.KObj(pod), "node", pod.Spec.NodeName, "why", v.Why)
-	if v.Why == NodeGone && !pods.Finished(pod) {
+	if !pods.Finished(pod) && (v.Why == NodeGone || v.Why == OutOfService || v.Why == Fenced) {
 		// Controllers that count this pod should see how it ended.
-		if err := c.fail(ctx, pod); err != nil {
+		if err := c.fail(ctx, pod, v.Why == NodeGone); err != nil {
 			return err
 		}
 	}
@@ -153,18 +185,17 @@ func (c *controller) remove(ctx context.Context, v Victim) error {
 	return nil
 }
 
-func (c *controller) fail(ctx context.Context, pod *corev1.Pod) error {
-	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": pod.UID},
-		"status": map[string]any{
-			"phase": corev1.PodFailed,
-			"conditions": []corev1.PodCondition{{
-				Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue,
-				Reason: "DeletionByPodGC", Message: "PodGC: node no longer exists",
-				LastTransitionTime: metav1.NewTime(c.clock.Now()),
-			}},
-		},
-	})
+// fail says that the pod has failed. disrupted: no eviction has told why before.
+func (c *controller) fail(ctx context.Context, pod *corev1.Pod, disrupted bool) error {
+	status := map[string]any{"phase": corev1.PodFailed}
+	if disrupted {
+		status["conditions"] = []corev1.PodCondition{{
+			Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue,
+			Reason: "DeletionByPodGC", Message: "PodGC: node no longer exists",
+			LastTransitionTime: metav1.NewTime(c.clock.Now()),
+		}}
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": status})
 	if err != nil {
 		return fmt.Errorf("encode pod status: %w", err)
 	}

@@ -17,6 +17,7 @@ const (
 	NodeGone     Why = "node is gone"
 	NeverPlaced  Why = "deleted before it was scheduled"
 	OutOfService Why = "node is out of service"
+	Fenced       Why = "node has ended it: it has lost its lease"
 	TooMany      Why = "too many finished pods"
 )
 
@@ -27,8 +28,8 @@ type Victim struct {
 }
 
 // Decide picks the pods to remove. missing tells since when nodes that pods
-// name are not among nodes.
-func Decide(all []*corev1.Pod, nodes map[string]*corev1.Node, missing map[string]time.Time, now time.Time) []Victim {
+// name are not among nodes; taken tells of nodes whose Lease was taken from them.
+func Decide(all []*corev1.Pod, nodes map[string]*corev1.Node, missing map[string]time.Time, taken func(node string) bool, now time.Time) []Victim {
 	var out []Victim
 	var finished []*corev1.Pod
 	for _, pod := range all {
@@ -44,6 +45,8 @@ func Decide(all []*corev1.Pod, nodes map[string]*corev1.Node, missing map[string
 			}
 		case deleting && node != nil && outOfService(node):
 			out = append(out, Victim{pod, OutOfService})
+		case deleting && node != nil && pods.SelfFencing(pod) && taken(name):
+			out = append(out, Victim{pod, Fenced})
 		case pods.Finished(pod) && !deleting:
 			finished = append(finished, pod)
 		}

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/clusterd/clusterd/apis/core"
+	"github.com/clusterd/clusterd/apis/names"
 )
 
 // Condition returns the pod's condition of that type, or nil.
@@ -57,3 +58,10 @@ func Active(pod *corev1.Pod) bool { return !Finished(pod) && pod.DeletionTimesta
 
 // Terminating reports whether the pod is being deleted and not finished yet.
 func Terminating(pod *corev1.Pod) bool { return !Finished(pod) && pod.DeletionTimestamp != nil }
+
+// SelfFencing reports whether the pod's node has said that the pod ends when the
+// node loses its Lease.
+func SelfFencing(pod *corev1.Pod) bool {
+	c := Condition(pod, names.SelfFencingCondition)
+	return c != nil && c.Status == corev1.ConditionTrue
+}
