@@ -209,6 +209,8 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 		Network:         network,
 		Version:         kubeVersion(),
 		MaxPods:         cfg.MaxPods,
+		LeaseTime:       cfg.NodeLeaseDuration.Duration,
+		FenceClaims:     cfg.FenceClaims,
 		PidsLimit:       max(cfg.PodPidsLimit, 0),
 		CPUs:            cpus,
 		AllocatableCPUs: allocatable,

@@ -22,6 +22,9 @@ import (
 	"github.com/clusterd/clusterd/raftstore"
 )
 
+// minLeaseDuration leaves some time for a renewal, and for ending pods.
+const minLeaseDuration = 4 * time.Second
+
 // Config is everything one node can be told. Defaults come first, then the
 // file DATA/config.yaml, then environment variables (CLUSTERD_MAX_PODS for
 // --max-pods), then flags. `clusterd init` and `clusterd join` write
@@ -58,6 +61,14 @@ type Config struct {
 	// GossipKeyAge is how long servers encrypt gossip with the same key at most; 0:
 	// until a server is removed or another key is asked for. The leader's value holds.
 	GossipKeyAge Duration `json:"gossipKeyAge"`
+	// NodeLeaseDuration is after what time without a renewal this node's lease has
+	// run out: whole seconds. Pods that are fenced are ended after three quarters of
+	// it, and replaced on other nodes after all of it.
+	NodeLeaseDuration Duration `json:"nodeLeaseDuration"`
+	// FenceClaims: pods of this node with claims are fenced too, if other nodes
+	// reach their volumes, unless their annotation clusterd.local/self-fencing is
+	// "false". Default: pods whose annotation is "true", and no others.
+	FenceClaims bool `json:"fenceClaims,omitempty"`
 	// SchedulerConfig is a file with a KubeSchedulerConfiguration: profiles by
 	// schedulerName, their plugins and weights. It is read at start; the same file
 	// belongs on every server.
@@ -194,8 +205,11 @@ func defaultConfig() Config {
 		ServiceCIDR:   DefaultServiceCIDR,
 		EvictionDelay: Duration{30 * time.Second},
 		GossipKeyAge:  Duration{24 * time.Hour},
-		MaxPods:       110,
-		PodPidsLimit:  4096,
+
+		NodeLeaseDuration: Duration{40 * time.Second},
+
+		MaxPods:      110,
+		PodPidsLimit: 4096,
 
 		CPUManagerPolicy: cpuPolicyNone,
 		ClusterDomain:    defaultClusterDomain,
@@ -232,6 +246,8 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.DurationVar(&c.EvictionDelay.Duration, "eviction-delay", c.EvictionDelay.Duration, "how long pods of an unreachable node are waited for before they are replaced")
 	f.DurationVar(&c.GossipKeyAge.Duration, "gossip-key-age", c.GossipKeyAge.Duration, "how long gossip is encrypted with the same key at most; 0: until a server is removed")
 	f.StringVar(&c.SchedulerConfig, "scheduler-config", c.SchedulerConfig, "file with a KubeSchedulerConfiguration: profiles of the scheduler, their plugins and weights; the same on every server")
+	f.DurationVar(&c.NodeLeaseDuration.Duration, "node-lease-duration", c.NodeLeaseDuration.Duration, "after what time without a renewal this node's lease has run out")
+	f.BoolVar(&c.FenceClaims, "fence-claims", c.FenceClaims, "end pods with claims that other nodes reach too when this node cannot renew its lease, so that they are replaced elsewhere")
 	f.IntVar(&c.MaxPods, "max-pods", c.MaxPods, "how many pods this node takes")
 	f.StringVar(&c.CPUManagerPolicy, "cpu-manager-policy", c.CPUManagerPolicy, "none, or static: Guaranteed pods that ask for whole processors have them for themselves")
 	f.StringVar(&c.ReservedCPUs, "reserved-cpus", c.ReservedCPUs, "processors that the static policy gives nobody alone, such as 0-1")
@@ -420,6 +436,9 @@ func (c *Config) complete() error {
 	}
 	if age := c.GossipKeyAge.Duration; age != 0 && age < time.Minute {
 		return fmt.Errorf("--gossip-key-age %s: give 1m or more, or 0", c.GossipKeyAge)
+	}
+	if d := c.NodeLeaseDuration.Duration; d < minLeaseDuration || d > time.Hour || d%time.Second != 0 {
+		return fmt.Errorf("--node-lease-duration %s: give whole seconds between %s and 1h", d, minLeaseDuration)
 	}
 	if c.MaxPods < 1 || c.MaxPods > 10000 {
 		return fmt.Errorf("--max-pods %d: give a number between 1 and 10000", c.MaxPods)

@@ -162,6 +162,8 @@ func TestConfigRefuses(t *testing.T) {
 		{"", []string{"--cluster-cidr=10.244.0.0/14,fd00::/48", "--service-cidr=10.96.0.0/16,fd00::/112"}, "overlap"},
 		{"", []string{"--cluster-cidr=fd00::/48", "--service-cidr=fd01::/112", "--advertise=192.0.2.7"}, "--advertise 192.0.2.7: the nodes' addresses and the first range"},
 		{"", []string{"--eviction-delay=-1s"}, "--eviction-delay"},
+		{"", []string{"--node-lease-duration=1s"}, "--node-lease-duration 1s: give whole seconds between 4s and 1h"},
+		{"", []string{"--node-lease-duration=10500ms"}, "--node-lease-duration"},
 		{"", []string{"--max-pods=0"}, "--max-pods 0"},
 		{"", []string{"--cpu-manager-policy=dynamic"}, `--cpu-manager-policy "dynamic"`},
 		{"", []string{"--cpu-manager-policy=static"}, "--reserved-cpus 0"},

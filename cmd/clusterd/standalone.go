@@ -68,7 +68,7 @@ The node's calls are answered on the socket agent.sock of the data folder.`,
 	cmd.Flags().StringVar(&podCIDR, "pod-cidr", podCIDR, "range of the pods' addresses")
 	cmd.Flags().StringArrayVar(&archives, "image", nil, "archive of images to load first, as docker save writes it; may be repeated")
 	cmd.Flags().BoolVar(&once, "run-once", false, "run the pods, each of which has to end, and end when they have: 0 if all succeeded, else 1")
-	for _, name := range []string{"port", "eviction-delay"} { // of clusters
+	for _, name := range []string{"port", "eviction-delay", "node-lease-duration", "fence-claims"} { // of clusters
 		_ = cmd.Flags().MarkHidden(name)
 	}
 	return cmd
