@@ -34,6 +34,7 @@ hello echo WORD...    print the words
 hello cat FILE        print a file
 hello write FILE WORD...
                       write the words to a file
+hello sign FILE WORD  add a line with the word to the file every 5 ms, for ever
 hello follow FROM TO  copy a file now and whenever it changes, for ever
 hello make MODE FILE WORD...
                       make a file of this mode (octal) with the words
@@ -88,6 +89,8 @@ func run(cmd string, args []string) (int, error) {
 			return 2, fmt.Errorf("a file is needed\n%s", usage)
 		}
 		err = os.WriteFile(args[0], []byte(strings.Join(args[1:], " ")), 0o644)
+	case "sign":
+		err = sign(ctx, args)
 	case "follow":
 		err = follow(ctx, args)
 	case "make":
