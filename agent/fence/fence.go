@@ -232,10 +232,16 @@ func (f *Fence) Sweep(ctx context.Context, here func(types.UID) bool) error {
 // Now is the clock of deadlines, in nanoseconds.
 func (f *Fence) Now() int64 { return f.cfg.Now() }
 
+// patience is how long a renewal of the Lease waits for podmon: one that hangs
+// must not make the node look dead.
+const patience = 2 * time.Second
+
 // Promises reports whether podmon is one that fences.
 func (f *Fence) Promises(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	err := f.load(ctx)
-	if err != nil && ctx.Err() == nil {
+	if err != nil {
 		klog.FromContext(ctx).Info("The node promises to fence no pods", "err", err)
 	}
 	return err == nil
@@ -253,7 +259,9 @@ func (f *Fence) Held(ctx context.Context) bool {
 
 // Renewed moves the deadline on: a renewal that was begun then has succeeded.
 func (f *Fence) Renewed(ctx context.Context, began int64) {
-	if err := f.ask(ctx, api.Fence{Deadline: began + int64(f.cfg.RenewDeadline)}); err != nil && ctx.Err() == nil {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if err := f.ask(ctx, api.Fence{Deadline: began + int64(f.cfg.RenewDeadline)}); err != nil {
 		klog.FromContext(ctx).Error(err, "Pods that are fenced were not given more time")
 	}
 }
