@@ -105,6 +105,21 @@ test-vm: build image ## podmon's suite and clusterd on cgroup v2 alone, in an em
 	CGO_ENABLED=1 $(GO) build -tags '$(PODMON_TAGS) faultpoints' -ldflags '$(PODMON_LDFLAGS)' -o bin/vm/podmon ./cmd/podmon
 	e2e/vm/run.sh $(if $(VM_TESTS),'$(VM_TESTS)')
 
+# Programs of others and what is tried with them, at the versions of hack/peers/go.mod.
+.PHONY: peers
+peers: ## build the tools that tools-test tries into bin/peers
+	@mkdir -p bin/peers
+	cd hack/peers && for pkg in $$($(GO) list tool) ./promparse; do nice $(GO) build -ldflags '-s -w' -o ../../bin/peers/ $$pkg || exit 1; done
+	@rm -rf bin/peers/stages && mkdir bin/peers/stages
+	cd hack/peers && kwok=$$($(GO) list -m -f '{{.Dir}}' sigs.k8s.io/kwok) && for kind in node pod; do \
+		for f in $$kwok/kustomize/stage/$$kind/fast/$$kind-*.yaml; do install -m 0644 $$f ../../bin/peers/stages/; done; done
+
+.PHONY: tools-test
+tools-test: build image peers ## helm, stern, kustomize, kwok and more, unmodified, on a cluster (root, long to build)
+	@cd hack/peers && $(GO) list -m -f '{{.Path}} {{.Version}}' helm.sh/helm/v4 github.com/stern/stern sigs.k8s.io/kustomize/kustomize/v5 sigs.k8s.io/kwok \
+		github.com/prometheus/prometheus k8s.io/client-go
+	CLUSTERD_TOOLS=$(CURDIR)/bin/peers $(GO) test -count=1 -v -timeout 40m ./e2e/tools $(if $(KWOK_NODES),-kwok-nodes $(KWOK_NODES))
+
 .PHONY: ui-test
 ui-test: build image ## the web page in headless Chromium, beside three nodes; screenshots in bin/ui (root)
 	e2e/browser/run.sh

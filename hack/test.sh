@@ -32,6 +32,7 @@ root() {
 	CLUSTERD_ROOT=1 gotest -p 1 -count=1 -timeout 20m -run Root $(packages_with 'func TestRoot')
 }
 vm() { make --no-print-directory test-vm; }
+tools() { make --no-print-directory tools-test; }
 e2e() {
 	local own
 	CLUSTERD_E2E=netns gotest -p 1 -count=1 -timeout 20m ./e2e/... || return 1
@@ -55,7 +56,7 @@ race_packages() {
 # packages_with lists the packages whose tests hold a text.
 packages_with() { grep -rl --include='*_test.go' "$1" . | xargs -n 1 dirname | sort -u; }
 
-needs_root() { case $1 in root | e2e | vm) return 0 ;; esac; return 1; }
+needs_root() { case $1 in root | e2e | vm | tools) return 0 ;; esac; return 1; }
 
 make --no-print-directory bin/tools/gotestsum bin/kubectl || exit 1
 echo "kubectl: $CLUSTERD_KUBECTL, $("$CLUSTERD_KUBECTL" version --client 2>&1 | tr '\n' ' ')"
@@ -78,7 +79,9 @@ for tier in $TIERS; do
 	rows+=("$tier|$result|$((SECONDS - began)) s$([ "$ok" -gt 0 ] && echo ", $ok packages")")
 done
 
-case " $TIERS " in *" vm "*) ;; *) rows+=("vm|did not run|is run when asked for: TIERS=vm") ;; esac
+for tier in vm tools; do
+	case " $TIERS " in *" $tier "*) ;; *) rows+=("$tier|did not run|is run when asked for: TIERS=$tier") ;; esac
+done
 
 echo "── summary ───────────────────────────────────────"
 for row in "${rows[@]}"; do

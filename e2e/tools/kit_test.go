@@ -1,0 +1,297 @@
+package tools
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/clusterd/clusterd/e2e/cluster"
+)
+
+const (
+	image = "clusterd.local/hello:1"
+	node  = "n1"
+	// patience is how long anything may take on a busy machine.
+	patience = 3 * time.Minute
+)
+
+// shared is the cluster that all tests of the package use.
+var shared struct {
+	once   sync.Once
+	err    error
+	dir    string
+	c      *cluster.Netns
+	api    kubernetes.Interface
+	config *rest.Config
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if shared.c != nil {
+		if err := takeDown(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	if shared.dir != "" {
+		_ = os.RemoveAll(shared.dir)
+	}
+	os.Exit(code)
+}
+
+// bringUp makes the cluster, waits for its node and loads the demo image.
+func bringUp(peers string) (err error) {
+	bin := filepath.Dir(peers)
+	if shared.dir, err = os.MkdirTemp("", "clusterd-tools-"); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := cluster.Up(ctx, cluster.Config{
+		Dir: filepath.Join(shared.dir, "c"), Bin: bin, Nodes: 1,
+		Bridge: "cdtools", Subnet: netip.MustParsePrefix("10.86.0.0/24"),
+	})
+	if err != nil {
+		return err
+	}
+	shared.c = c
+	if shared.api, shared.config, err = c.Client(node); err != nil {
+		return err
+	}
+	if err := poll(ctx, func(ctx context.Context) error {
+		n, err := shared.api.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, c := range n.Status.Conditions {
+			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+				return nil
+			}
+		}
+		return fmt.Errorf("%s is not Ready: %+v", node, n.Status.Conditions)
+	}); err != nil {
+		return err
+	}
+	load := exec.CommandContext(ctx, c.Bin("clusterctl"), "image", "load", filepath.Join(bin, "hello.tar"))
+	load.Env = append(os.Environ(), "KUBECONFIG="+c.Nodes()[0].Kubeconfig())
+	if out, err := load.CombinedOutput(); err != nil {
+		return fmt.Errorf("clusterctl image load: %w: %s", err, out)
+	}
+	return nil
+}
+
+// takeDown removes the cluster; nothing of it may be left on the machine.
+func takeDown() error {
+	marks := append(shared.c.Marks(), shared.dir)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := shared.c.Down(ctx); err != nil {
+		return fmt.Errorf("take the cluster down: %w", err)
+	}
+	left, err := cluster.Remains(marks...)
+	if err == nil && len(left) > 0 {
+		err = fmt.Errorf("left behind: %q", left)
+	}
+	return err
+}
+
+// kit is one test's hold on the cluster.
+type kit struct {
+	*testing.T
+	c      *cluster.Netns
+	api    kubernetes.Interface
+	config *rest.Config
+	peers  string // folder of the tools
+	ns     string // the test's own namespace
+}
+
+// start gives the cluster to a test, with a namespace of the given name.
+func start(t *testing.T, ns string) *kit {
+	t.Helper()
+	peers := os.Getenv("CLUSTERD_TOOLS")
+	if peers == "" {
+		t.Skip("needs root and tools of others: make tools-test")
+	}
+	if os.Geteuid() != 0 {
+		t.Fatal("CLUSTERD_TOOLS is set, but this is not root")
+	}
+	shared.once.Do(func() { shared.err = bringUp(peers) })
+	if shared.err != nil {
+		t.Fatal(shared.err)
+	}
+	k := &kit{T: t, c: shared.c, api: shared.api, config: shared.config, peers: peers, ns: ns}
+	k.ok("clusterctl", "create", "namespace", ns)
+	t.Cleanup(func() {
+		if t.Failed() {
+			k.dump()
+		}
+		// What a test leaves would be in the way of the next.
+		k.ok("clusterctl", "delete", "namespace", ns, "--timeout="+patience.String())
+	})
+	return k
+}
+
+func (k *kit) dump() {
+	for _, args := range [][]string{{"get", "deploy,jobs,pods,pvc,leases", "-o", "wide"}, {"get", "events", "--sort-by=.lastTimestamp"}, {"logs", "--prefix", "--tail=30", "-l", "app=operator"}} {
+		out, errs, _ := k.run("", "clusterctl", args...)
+		k.Logf("$ clusterctl %s\n%s%s", strings.Join(args, " "), out, errs)
+	}
+	if r, err := k.c.Logs(node); err == nil {
+		b, _ := io.ReadAll(r)
+		_ = r.Close()
+		lines := strings.Split(strings.TrimSpace(string(b)), "\n")
+		k.Logf("--- %s:\n%s", node, strings.Join(lines[max(0, len(lines)-40):], "\n"))
+	}
+}
+
+// command prepares a tool as the administrator, in the test's namespace and in
+// the node's network.
+func (k *kit) command(ctx context.Context, tool string, args ...string) *exec.Cmd {
+	path := filepath.Join(k.peers, tool)
+	switch tool {
+	case "clusterctl":
+		path = k.c.Bin(tool)
+		args = append([]string{"--namespace", k.ns}, args...)
+	case "helm", "stern":
+		args = append([]string{"--namespace", k.ns}, args...)
+	}
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+k.c.Nodes()[0].Kubeconfig(), "HOME="+shared.dir, "NO_COLOR=1")
+	cmd.WaitDelay = 5 * time.Second
+	return cmd
+}
+
+// run runs a tool with something on its standard input.
+func (k *kit) run(stdin, tool string, args ...string) (stdout, stderr string, code int) {
+	k.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(k.Context()), patience+30*time.Second)
+	defer cancel()
+	cmd := k.command(ctx, tool, args...)
+	var out, errs bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errs
+	err := cmd.Run()
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit):
+		code = exit.ExitCode()
+	case err != nil:
+		k.Fatalf("%s: %v", cmd, err)
+	}
+	return out.String(), errs.String(), code
+}
+
+// ok runs a tool, which must succeed, and returns its standard output.
+func (k *kit) ok(tool string, args ...string) string {
+	k.Helper()
+	return k.okIn("", tool, args...)
+}
+
+// okIn is ok with something on standard input.
+func (k *kit) okIn(stdin, tool string, args ...string) string {
+	k.Helper()
+	out, errs, code := k.run(stdin, tool, args...)
+	if code != 0 {
+		k.Fatalf("%s %s: exit %d: %s%s", tool, strings.Join(args, " "), code, out, errs)
+	}
+	return out
+}
+
+// fails runs a tool, which must not succeed, and returns what it says.
+func (k *kit) fails(tool string, args ...string) string {
+	k.Helper()
+	out, errs, code := k.run("", tool, args...)
+	if code == 0 {
+		k.Fatalf("%s %s passed: %s%s", tool, strings.Join(args, " "), out, errs)
+	}
+	return out + errs
+}
+
+// has fails the test unless the text has all the words.
+func (k *kit) has(text string, words ...string) {
+	k.Helper()
+	for _, w := range words {
+		if !strings.Contains(text, w) {
+			k.Errorf("%q is not in:\n%s", w, text)
+		}
+	}
+}
+
+// lacks fails the test if the text has one of the words.
+func (k *kit) lacks(text string, words ...string) {
+	k.Helper()
+	for _, w := range words {
+		if strings.Contains(text, w) {
+			k.Errorf("%q is in:\n%s", w, text)
+		}
+	}
+}
+
+// is fails the test unless both are the same.
+func (k *kit) is(what, got, want string) {
+	k.Helper()
+	if got != want {
+		k.Errorf("%s is %q, want %q", what, got, want)
+	}
+}
+
+// field is one field of an object, as jsonpath prints it.
+func (k *kit) field(object, path string) string {
+	k.Helper()
+	return k.ok("clusterctl", "get", object, "-o", "jsonpath="+path)
+}
+
+// poll asks until there is nothing to complain of.
+func poll(ctx context.Context, check func(context.Context) error) error {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		ask, stop := context.WithTimeout(ctx, 20*time.Second)
+		err := check(ask)
+		stop()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// eventually waits until check has nothing to complain of.
+func (k *kit) eventually(what string, check func(context.Context) error) {
+	k.Helper()
+	ctx, cancel := context.WithTimeout(k.Context(), patience)
+	defer cancel()
+	if err := poll(ctx, check); err != nil {
+		k.Fatalf("waited %s for: %s; but: %v", patience, what, err)
+	}
+}
+
+// eventuallyIs waits until a field of an object has a value.
+func (k *kit) eventuallyIs(object, path, want string) {
+	k.Helper()
+	k.eventually(fmt.Sprintf("%s of %s is %q", path, object, want), func(context.Context) error {
+		out, errs, code := k.run("", "clusterctl", "get", object, "-o", "jsonpath="+path)
+		if code != 0 || out != want {
+			return fmt.Errorf("%q %s", out, errs)
+		}
+		return nil
+	})
+}
