@@ -109,15 +109,17 @@ test-vm: build image ## podmon's suite and clusterd on cgroup v2 alone, in an em
 .PHONY: peers
 peers: ## build the tools that tools-test tries into bin/peers
 	@mkdir -p bin/peers
+	$(GO) build -o bin/pack ./examples/hello/pack
 	cd hack/peers && for pkg in $$($(GO) list tool) ./promparse; do nice $(GO) build -ldflags '-s -w' -o ../../bin/peers/ $$pkg || exit 1; done
 	@rm -rf bin/peers/stages && mkdir bin/peers/stages
 	cd hack/peers && kwok=$$($(GO) list -m -f '{{.Dir}}' sigs.k8s.io/kwok) && for kind in node pod; do \
 		for f in $$kwok/kustomize/stage/$$kind/fast/$$kind-*.yaml; do install -m 0644 $$f ../../bin/peers/stages/; done; done
+	cd hack/peers && nice ../../bin/pack -src ./operator -ref clusterd.local/peer-operator:1 -o ../../bin/peers/operator.tar
 
 .PHONY: tools-test
-tools-test: build image peers ## helm, stern, kustomize, kwok and more, unmodified, on a cluster (root, long to build)
+tools-test: build image peers ## helm, stern, kustomize, kwok, an operator and more, unmodified, on a cluster (root, long to build)
 	@cd hack/peers && $(GO) list -m -f '{{.Path}} {{.Version}}' helm.sh/helm/v4 github.com/stern/stern sigs.k8s.io/kustomize/kustomize/v5 sigs.k8s.io/kwok \
-		github.com/prometheus/prometheus k8s.io/client-go
+		sigs.k8s.io/controller-runtime github.com/prometheus/prometheus k8s.io/client-go
 	CLUSTERD_TOOLS=$(CURDIR)/bin/peers $(GO) test -count=1 -v -timeout 40m ./e2e/tools $(if $(KWOK_NODES),-kwok-nodes $(KWOK_NODES))
 
 .PHONY: ui-test
