@@ -55,6 +55,7 @@ import (
 	"github.com/clusterd/clusterd/agent/volume"
 	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/apis/names"
+	"github.com/clusterd/clusterd/apis/paths"
 )
 
 // Runtime owns the containers: *runtime.Client.
@@ -156,6 +157,9 @@ type Config struct {
 	CPUs pod.CPUs
 	// AllocatableCPUs are those that containers can have for themselves.
 	AllocatableCPUs cpuset.CPUSet
+	// Paths is what is measured of the ways to other nodes:
+	// (*podnetwork.Network).Paths; nil: nothing. It must not block.
+	Paths func() paths.Report
 	// NodeLogs answers with the machine's logs at /logs/; nil: they are not told.
 	NodeLogs http.Handler
 	// UnsafeSysctls may be set by pods beside the safe ones: names, or prefixes
@@ -206,6 +210,7 @@ type Agent struct {
 	// services watches all Services, for the environments of pods; nil: there
 	// is no API.
 	services  cache.SharedIndexInformer
+	paths     *pathWatch    // nil: nobody measures
 	dns       *dns.Server   // nil: there is none
 	claims    *claim.Keeper // nil: there is no API
 	drivers   *csi.Manager  // nil: there is no API
@@ -281,7 +286,7 @@ func New(cfg Config) (*Agent, error) {
 		MaxPods: cfg.MaxPods, DataDir: cfg.DataDir, Labels: cfg.NodeLabels, Port: cfg.NodePort,
 		Annotations: map[string]string{names.LocalPathRoot: a.claimDir()},
 		Reserved:    cfg.Reserved, Pressure: a.guard.Under, VolumesInUse: a.volumesInUse,
-		Images: a.nodeImages, Ready: a.faults,
+		Images: a.nodeImages, Ready: a.faults, Conditions: a.conditions,
 		Handlers: func() []v1.NodeRuntimeHandler {
 			return pod.RuntimeHandlers(&v1.NodeRuntimeHandlerFeatures{UserNamespaces: new(podUsers != nil && podUsers.Supported() == nil)})
 		},
@@ -329,10 +334,13 @@ func New(cfg Config) (*Agent, error) {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
 	cfg.Network.OnReady(func() { a.node.Poke(); a.pods.PokeAll() })
+	if cfg.Paths != nil {
+		a.paths = newPathWatch(cfg.Paths)
+	}
 	a.handler = stream.NewHandler(stream.Config{
 		Pods: a.pods, Runtime: cfg.Runtime, Images: cfg.Images, Network: cfg.Network, LogDir: cfg.PodLogDir,
 		ImagesChanged: func() { a.node.Poke(); a.pods.ImagesChanged() }, Configz: a.configz(),
-		Summary: a.stats.Summary, Metrics: a.metrics(prober.Metrics), NodeLogs: cfg.NodeLogs,
+		Summary: a.stats.Summary, Metrics: a.metrics(prober.Metrics), NodeLogs: cfg.NodeLogs, Paths: cfg.Paths,
 	})
 	a.podServer, err = podresources.New(podresources.Config{
 		Socket: filepath.Join(cfg.DataDir, host.PodResources, podresources.SocketName), Pods: a.podResources, Known: a.pods.Seen(),
@@ -406,6 +414,12 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	if a.dns != nil {
 		part(ctx, "dns", a.dns.Run)
+	}
+	if a.paths != nil {
+		part(ctx, "paths", func(ctx context.Context) error {
+			a.paths.run(ctx, a.node.Poke)
+			return nil
+		})
 	}
 	part(ctx, "pressure", a.guard.Run)
 	part(ctx, "local storage", a.local.Run)
@@ -574,6 +588,14 @@ func (a *Agent) faults() []node.Fault {
 		out = append(out, node.Fault{Reason: "RuntimeNotReady", Message: "container runtime is not ready: " + why})
 	}
 	return out
+}
+
+// conditions are those of the node besides a kubelet's.
+func (a *Agent) conditions() []v1.NodeCondition {
+	if a.paths == nil {
+		return nil
+	}
+	return a.paths.conditions()
 }
 
 // nodeImages lists the images for the Node's status.

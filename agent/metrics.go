@@ -14,6 +14,9 @@ import (
 func (a *Agent) metrics(probes *probe.Metrics) map[string]prometheus.Gatherer {
 	own := append(append(pod.Metrics(), runtime.Metrics()...), &population{a},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if a.paths != nil {
+		own = append(own, a.paths)
+	}
 	if a.dns != nil {
 		own = append(own, a.dns.Metrics())
 	}

@@ -58,6 +58,10 @@ type Config struct {
 	// VolumesInUse are the attached volumes that must not be detached; nil: none.
 	VolumesInUse func() []v1.UniqueVolumeName
 
+	// Conditions are further ones of the node, besides those of a kubelet; nil:
+	// none. It must not block.
+	Conditions func() []v1.NodeCondition
+
 	// Images lists what the node holds.
 	Images func(ctx context.Context) ([]v1.ContainerImage, error)
 	// Ready are further reasons not to be ready, asked for at each look:

@@ -61,7 +61,11 @@ func (n *Node) status(ctx context.Context, node *v1.Node, now time.Time) {
 			s.Images = images[:min(len(images), maxImages)]
 		}
 	}
-	for _, c := range n.conditions() {
+	conditions := n.conditions()
+	if n.cfg.Conditions != nil {
+		conditions = append(n.cfg.Conditions(), conditions...)
+	}
+	for _, c := range conditions {
 		setCondition(s, c, now)
 	}
 }

@@ -34,10 +34,12 @@ import (
 
 	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/users"
+	"github.com/clusterd/clusterd/apis/paths"
 	"github.com/clusterd/clusterd/netsetup/antispoof"
 	"github.com/clusterd/clusterd/netsetup/netns"
 	"github.com/clusterd/clusterd/netsetup/nft"
 	"github.com/clusterd/clusterd/netsetup/overlay"
+	"github.com/clusterd/clusterd/netsetup/pathprobe"
 	"github.com/clusterd/clusterd/netsetup/podnet"
 	"github.com/clusterd/clusterd/netsetup/sysctl"
 )
@@ -92,6 +94,8 @@ type Network struct {
 	// frames holds what each pod's port may send: nothing that bears another's
 	// address gets past it.
 	frames *antispoof.Guard
+	// probes measures the ways to the other nodes.
+	probes *pathprobe.Prober
 	// looking is taken before mu: for reading while a network is made or given
 	// away, for writing while all are swept.
 	looking sync.RWMutex
@@ -111,6 +115,8 @@ type Network struct {
 	onReady []func()
 	ready   []readyNet
 	names   map[string]string // of the pods' networks by UID, see loadNames
+
+	readyNodes map[string]bool // by name; replaced as a whole
 }
 
 // New binds a Network to the present network namespace. It changes nothing
@@ -146,6 +152,7 @@ func New(cfg Config) (*Network, error) {
 		n.links.Close()
 		return nil, fmt.Errorf("pod network: %w", err)
 	}
+	n.probes = pathprobe.New(pathprobe.Config{Port: paths.Port, Logger: cfg.Logger})
 	n.filter = nft.NewKeeper(nft.KeeperConfig{Kernel: n.tables, Logger: cfg.Logger, Repaired: cfg.Repaired})
 	n.routes, err = overlay.OpenMesh(overlay.MeshConfig{Config: overlay.Config{Logger: cfg.Logger}, Kernel: n.tables, Repaired: cfg.Repaired})
 	if err != nil {
@@ -170,6 +177,7 @@ func (n *Network) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { n.frames.Run(ctx) })
+	wg.Go(func() { n.probes.Run(ctx) })
 	wg.Go(func() { n.routes.Run(ctx) })
 	wg.Go(func() { n.filter.Run(ctx) })
 	if n.cfg.Ready > 0 {
@@ -251,7 +259,7 @@ func (n *Network) keep(ctx context.Context, changed <-chan struct{}, list func()
 
 // sameNet reports whether nothing changed that the network depends on.
 func sameNet(a, b *v1.Node) bool {
-	return slices.Equal(rangesOf(a), rangesOf(b)) && slices.Equal(internalIPs(a), internalIPs(b))
+	return slices.Equal(rangesOf(a), rangesOf(b)) && slices.Equal(internalIPs(a), internalIPs(b)) && isReady(a) == isReady(b)
 }
 
 // internalIPs are the node's addresses, one of each family at most.
@@ -348,7 +356,13 @@ func (n *Network) apply(ctx context.Context, nodes []*v1.Node) error {
 	if err := n.setRules(p.rules, p.own); err != nil {
 		return err
 	}
-	if err := n.routes.Set(ctx, overlay.Nodes{Own: p.own, Others: p.others}); err != nil {
+	err := n.routes.Set(ctx, overlay.Nodes{Own: p.own, Others: p.others})
+	probed := makeProbed(n.cfg.NodeName, nodes)
+	n.probes.Set(probed.own, probed.peers)
+	n.mu.Lock()
+	n.readyNodes = probed.ready
+	n.mu.Unlock()
+	if err != nil {
 		return fmt.Errorf("routes to nodes: %w", err)
 	}
 	return nil

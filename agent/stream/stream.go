@@ -31,6 +31,7 @@ import (
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/clusterd/clusterd/agent/podspec"
 	"github.com/clusterd/clusterd/agent/runtime"
+	"github.com/clusterd/clusterd/apis/paths"
 )
 
 // Pods finds the pods of this node.
@@ -75,6 +76,8 @@ type Config struct {
 	Metrics map[string]prometheus.Gatherer
 	// NodeLogs answers with the machine's logs, at /logs/; nil: nobody does.
 	NodeLogs http.Handler
+	// Paths is what is known of the ways to other nodes, for /paths; nil: nothing.
+	Paths func() paths.Report
 	// ImagesChanged is called after images were loaded. It must not block.
 	ImagesChanged func()
 }
@@ -112,6 +115,9 @@ func NewHandler(cfg Config) http.Handler {
 	}
 	if cfg.NodeLogs != nil {
 		mux.Handle("GET /logs/", cfg.NodeLogs)
+	}
+	if cfg.Paths != nil {
+		mux.HandleFunc("GET /paths", func(w http.ResponseWriter, _ *http.Request) { answer(w, cfg.Paths()) })
 	}
 	mux.HandleFunc("GET /configz", func(w http.ResponseWriter, _ *http.Request) { answer(w, cfg.Configz) })
 	return mux

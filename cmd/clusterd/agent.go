@@ -207,6 +207,7 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 		Runtime:         containers,
 		Images:          images,
 		Network:         network,
+		Paths:           network.Paths,
 		Version:         kubeVersion(),
 		MaxPods:         cfg.MaxPods,
 		LeaseTime:       cfg.NodeLeaseDuration.Duration,

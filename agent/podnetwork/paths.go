@@ -1,0 +1,79 @@
+package podnetwork
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/clusterd/clusterd/apis/paths"
+	"github.com/clusterd/clusterd/netsetup/pathprobe"
+)
+
+// probed is what of the nodes the ways are measured from and to: first pod
+// addresses, of families that this node has, and which of the nodes are Ready.
+type probed struct {
+	own   []netip.Addr
+	peers []pathprobe.Peer
+	ready map[string]bool // by node
+}
+
+func makeProbed(self string, nodes []*v1.Node) probed {
+	p := probed{ready: map[string]bool{}}
+	four, six := false, false
+	for _, node := range nodes {
+		if node.Name == self {
+			for _, r := range rangesOf(node) {
+				p.own = append(p.own, gatewayOf(r))
+				four, six = four || r.Addr().Is4(), six || r.Addr().Is6()
+			}
+		}
+	}
+	for _, node := range nodes {
+		if node.Name == self || len(internalIPs(node)) == 0 {
+			continue
+		}
+		p.ready[node.Name] = isReady(node)
+		for _, r := range rangesOf(node) {
+			if r.Addr().Is4() && four || r.Addr().Is6() && six {
+				p.peers = append(p.peers, pathprobe.Peer{Name: node.Name, Addr: gatewayOf(r)})
+			}
+		}
+	}
+	return p
+}
+
+func isReady(n *v1.Node) bool {
+	return slices.ContainsFunc(n.Status.Conditions, func(c v1.NodeCondition) bool {
+		return c.Type == v1.NodeReady && c.Status == v1.ConditionTrue
+	})
+}
+
+// Paths is what was measured of the ways to other nodes. It may be called at any
+// time.
+func (n *Network) Paths() paths.Report {
+	now := time.Now()
+	n.mu.Lock()
+	ready := n.readyNodes
+	n.mu.Unlock()
+	out := paths.Report{Node: n.cfg.NodeName, Paths: []paths.Path{}}
+	for _, r := range n.probes.Results() {
+		p := paths.Path{
+			Peer: r.Name, Address: r.Addr.String(), Expected: ready[r.Name],
+			Sent: r.Sent, Lost: r.Lost, LostThere: r.LostThere, LostBack: r.LostBack, Silent: r.Silent,
+			RTT: milliseconds(r.RTT), MaxRTT: milliseconds(r.MaxRTT), Heard: -1,
+			MTU: r.MTU, Carries: r.Carries, Damaged: r.Damaged, Streamed: !r.Streamed.IsZero(),
+		}
+		if !r.Heard.IsZero() {
+			p.Heard = now.Sub(r.Heard).Seconds()
+		}
+		if r.Stream != nil {
+			p.Stream = r.Stream.Error()
+		}
+		out.Paths = append(out.Paths, p)
+	}
+	return out
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
