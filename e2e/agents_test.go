@@ -82,13 +82,19 @@ func TestE2EAgents(t *testing.T) {
 
 	t.Run("pods", func(t *testing.T) {
 		for _, from := range []string{"n1", "a2"} {
-			if body, err := e.page(from, first.Status.PodIP); err != nil || body == "" {
-				t.Errorf("from %s: %q %v", from, body, err)
-			}
+			e.eventually("the page of a pod on a1 from "+from, func(context.Context) error {
+				body, err := e.page(from, first.Status.PodIP)
+				if err == nil && body == "" {
+					err = errors.New("an empty page")
+				}
+				return err
+			})
 		}
 		mustContain(t, "logs", e.ctl("logs", "-n", ns, "on-a1"), "serving on")
 		mustContain(t, "exec", e.ctl("exec", "-n", ns, "on-a1", "--", "/hello", "echo", "from-a1"), "from-a1")
 	})
+
+	t.Run("ways between nodes", func(t *testing.T) { e.netDoctor(t, "n1", "a1") })
 
 	t.Run("promoted, and demoted again", func(t *testing.T) {
 		id := e.get(ns, "on-a1").Status.ContainerStatuses[0].ContainerID

@@ -115,6 +115,7 @@ func ownCommands(f cmdutil.Factory, streams genericiooptions.IOStreams) template
 			newCACommand(f, streams),
 			newImageCommand(f, streams),
 			newMembersCommand(f, streams),
+			newNetCommand(f, streams),
 			newRecoverCommand(f, streams),
 			newSnapshotCommand(f, streams),
 			newStoreCommand(f, streams),
