@@ -151,7 +151,6 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		return nil, err
 	}
 	m.members, err = gossip.New(gossip.Config{
-		Probe:  gossipProbe,
 		Meta:   gossip.Meta{ID: m.id.nodeID(), Name: cfg.Name, Version: version()},
 		Addr:   cfg.addr(),
 		Keys:   m.id.ring.Keys,

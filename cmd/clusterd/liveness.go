@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
-	"time"
 
 	"k8s.io/apiserver/pkg/endpoints/request"
 
@@ -20,12 +19,6 @@ import (
 	"github.com/clusterd/clusterd/member/transport"
 	"github.com/clusterd/clusterd/member/tunnel"
 )
-
-// gossipProbe is how often members are probed. A dead one is told of after about
-// four probes, is asked for 1.5 s then (sched/nodelifecycle), and its pods that may
-// be doubled are to run elsewhere 5 s after its end. Whom an overloaded member
-// accuses wrongly, these questions clear.
-const gossipProbe = 500 * time.Millisecond
 
 // peers reaches other nodes' agents by node name, at the address gossip knows
 // today, and makes gossip's hints into something the controllers can ask.
