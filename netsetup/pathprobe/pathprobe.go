@@ -66,7 +66,8 @@ const (
 	searchPeriod = time.Second            // while a length is looked for
 	sizePatience = 500 * time.Millisecond // and four of the last round trips: for long pings
 	streamPeriod = time.Minute
-	streamPause  = time.Second
+	streamRetry  = 5 * time.Second // after one that failed
+	streamPause  = time.Second     // between two, to whichever peer
 	bindRetry    = time.Second
 )
 

@@ -23,27 +23,13 @@ const (
 	streamsAtOnce = 16 // answered
 )
 
-// stream tries one peer after the other.
+// stream tries the peer that is due the longest, one at a time.
 func (p *Prober) stream(ctx context.Context) {
-	var round []*peer
 	for {
 		p.mu.Lock()
-		if len(round) == 0 {
-			round = p.inOrder()
-		}
-		var o *peer
-		pause := streamPeriod
-		if len(round) > 0 {
-			pause = max(streamPeriod/time.Duration(len(p.peers)), streamPause)
-			o, round = round[0], round[1:]
-			if o.streamed.IsZero() {
-				pause = streamPause // a new one: soon
-			}
-		}
+		o := p.streamDue(time.Now())
 		p.mu.Unlock()
-		if o == nil {
-			pause = pingPeriod
-		} else {
+		if o != nil {
 			err := p.streamTo(ctx, o.Addr)
 			if ctx.Err() != nil {
 				return
@@ -55,9 +41,25 @@ func (p *Prober) stream(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(pause):
+		case <-time.After(streamPause):
 		}
 	}
+}
+
+// streamDue is the peer to try now, or nil; p.mu is held.
+func (p *Prober) streamDue(now time.Time) *peer {
+	var next *peer
+	var nextDue time.Time
+	for _, o := range p.peers {
+		due := o.streamed.Add(streamPeriod)
+		if o.stream != nil {
+			due = o.streamed.Add(streamRetry)
+		}
+		if !due.After(now) && (next == nil || due.Before(nextDue)) {
+			next, nextDue = o, due
+		}
+	}
+	return next
 }
 
 // streamTo sends bytes to a peer and compares what comes back.
