@@ -578,43 +578,6 @@ func tellUpgrade(recorder record.EventRecorder, node *v1.ObjectReference, u runt
 
 func (a *Agent) allocatable() v1.ResourceList { return a.node.Object().Status.Allocatable }
 
-// faults are the reasons for which the node is not ready.
-func (a *Agent) faults() []node.Fault {
-	var out []node.Fault
-	if ok, why := a.cfg.Network.Ready(); !ok {
-		out = append(out, node.Fault{Reason: "NetworkNotReady", Message: "pod network is not ready: " + why})
-	}
-	if why := a.pods.RuntimeFault(); why != "" {
-		out = append(out, node.Fault{Reason: "RuntimeNotReady", Message: "container runtime is not ready: " + why})
-	}
-	return out
-}
-
-// conditions are those of the node besides a kubelet's.
-func (a *Agent) conditions() []v1.NodeCondition {
-	if a.paths == nil {
-		return nil
-	}
-	return a.paths.conditions()
-}
-
-// nodeImages lists the images for the Node's status.
-func (a *Agent) nodeImages(ctx context.Context) ([]v1.ContainerImage, error) {
-	list, err := a.cfg.Images.List(ctx)
-	if err != nil {
-		return nil, err
-	}
-	out := make([]v1.ContainerImage, 0, len(list))
-	for _, i := range list {
-		names := append(append([]string{}, i.RepoDigests...), i.Refs...)
-		if len(names) == 0 {
-			names = []string{i.ID}
-		}
-		out = append(out, v1.ContainerImage{Names: names, SizeBytes: i.Size})
-	}
-	return out, nil
-}
-
 // configz is what /configz shows: the settings, no secrets and no clients.
 func (a *Agent) configz() any {
 	c := a.cfg

@@ -21,7 +21,7 @@ type Leader struct {
 	Make func() (first, id string)
 	Log  *slog.Logger
 
-	told string // what the log said last of who is waited for
+	logged string // what the log said last of who is waited for
 }
 
 // lookPeriod is how often the leader looks whether it is time for a step.
@@ -70,7 +70,7 @@ func (l *Leader) look(ctx context.Context, now time.Time) error {
 			}
 		}
 		if len(old) > 0 {
-			l.tell("another gossip key is due and waits for servers that have not said yet that they can change it: start them, with this version of clusterd", old)
+			l.logWaiting("another gossip key is due and waits for servers that have not said yet that they can change it: start them, with this version of clusterd", old)
 			return nil
 		}
 		return l.begin(ctx, state, revision, wished, due, now)
@@ -79,7 +79,7 @@ func (l *Leader) look(ctx context.Context, now time.Time) error {
 	case step:
 		done, err := put(ctx, l.Store, revision, next)
 		if done {
-			l.told = ""
+			l.logged = ""
 			l.Log.Info("the change of the gossip key goes on", "phase", next.Phase, "generation", next.Generation)
 		}
 		return err
@@ -88,7 +88,7 @@ func (l *Leader) look(ctx context.Context, now time.Time) error {
 		for _, m := range state.Lagging(servers) {
 			names = append(names, m.Name)
 		}
-		l.tell("the change of the gossip key waits for servers", names)
+		l.logWaiting("the change of the gossip key waits for servers", names)
 		return nil
 	}
 }
@@ -116,11 +116,11 @@ func (l *Leader) begin(ctx context.Context, state State, revision, wished int64,
 	return err
 }
 
-// tell says who is waited for, when that has changed.
-func (l *Leader) tell(what string, names []string) {
+// logWaiting logs who is waited for, when that has changed.
+func (l *Leader) logWaiting(what string, names []string) {
 	slices.Sort(names)
-	if told := what + strings.Join(names, " "); told != l.told {
-		l.told = told
+	if line := what + strings.Join(names, " "); line != l.logged {
+		l.logged = line
 		l.Log.Info(what, "for", names)
 	}
 }

@@ -357,7 +357,6 @@ func (p *Prober) pingOne(o *peer, now time.Time) {
 			return
 		}
 		s.failed(o.answered.After(s.sent))
-		s.sent = time.Time{}
 	}
 	wait := sizePeriod
 	if s.searching() {

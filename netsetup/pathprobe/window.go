@@ -118,7 +118,7 @@ type sizes struct {
 // lossesInARow make a length one that does not pass.
 const lossesInARow = 3
 
-// close is how near good and bad come to each other.
+// closeEnough is how near good and bad come to each other.
 const closeEnough = 4
 
 // aim sets what the kernel believes in.
