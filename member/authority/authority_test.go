@@ -8,13 +8,12 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/join/jointest"
 	"github.com/clusterd/clusterd/member/pki"
-	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
 
@@ -107,70 +106,6 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// memory is a Store in a map. It fails every write that fails says so of, before
-// or after it is done, as a leader that is killed does.
-type memory struct {
-	mu    sync.Mutex
-	rev   int64
-	kvs   map[string]mvcc.KeyValue
-	fails func(write int64) (before, after bool)
-	tries int64
-}
-
-var errKilled = errors.New("killed")
-
-func (s *memory) Txn(_ context.Context, t mvcc.Txn) (mvcc.TxnResult, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.tries++
-	before, after := false, false
-	if s.fails != nil {
-		before, after = s.fails(s.tries)
-	}
-	if before {
-		return mvcc.TxnResult{}, errKilled
-	}
-	for _, c := range t.Compares {
-		if s.kvs[c.Key].ModRevision != c.ModRevision {
-			return mvcc.TxnResult{Revision: s.rev}, nil
-		}
-	}
-	s.rev++
-	for _, op := range t.Ops {
-		if op.Type == mvcc.OpDelete {
-			delete(s.kvs, op.Key)
-			continue
-		}
-		s.kvs[op.Key] = mvcc.KeyValue{Key: op.Key, Value: op.Value, ModRevision: s.rev}
-	}
-	if after {
-		return mvcc.TxnResult{}, errKilled
-	}
-	return mvcc.TxnResult{Succeeded: true, Revision: s.rev}, nil
-}
-
-func (s *memory) Get(_ context.Context, key string, _ raftstore.ReadOptions) (*mvcc.KeyValue, int64, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if kv, ok := s.kvs[key]; ok {
-		return &kv, s.rev, nil
-	}
-	return nil, s.rev, nil
-}
-
-func (s *memory) List(_ context.Context, prefix string, _ raftstore.ListOptions) (raftstore.ListResult, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var r raftstore.ListResult
-	for k, kv := range s.kvs {
-		if strings.HasPrefix(k, prefix) {
-			r.KVs = append(r.KVs, kv)
-		}
-	}
-	slices.SortFunc(r.KVs, func(a, b mvcc.KeyValue) int { return strings.Compare(a.Key, b.Key) })
-	return r, nil
-}
-
 // member is one that follows the state as cmd/clusterd's do.
 type member struct {
 	id     string
@@ -228,7 +163,7 @@ func TestKilledAtEveryWrite(t *testing.T) {
 
 func exchangeWithKill(t *testing.T, kill int64, after bool) {
 	ctx := t.Context()
-	s := &memory{kvs: map[string]mvcc.KeyValue{}}
+	s := jointest.New()
 	old, err := pki.NewCA("test", now)
 	if err != nil {
 		t.Fatal(err)
@@ -252,15 +187,14 @@ func exchangeWithKill(t *testing.T, kill int64, after bool) {
 		made[next.ID()] = next
 		return begin(pki.EncodeCert(next.Cert))
 	}
-	s.tries = 0
-	s.fails = func(write int64) (bool, bool) { return write == kill && !after, write == kill && after }
+	s.KillAt(kill, after)
 	begin := func() error {
 		return make(func(next []byte) error {
 			return Begin(ctx, s, pki.EncodeCert(old.Cert), next, "n1", 0, now)
 		})
 	}
 	if err := begin(); err != nil {
-		if !errors.Is(err, errKilled) {
+		if !errors.Is(err, jointest.ErrKilled) {
 			t.Fatal(err)
 		}
 		// Who asked for it tries again, and may learn that it has begun.
@@ -277,12 +211,12 @@ func exchangeWithKill(t *testing.T, kill int64, after bool) {
 		at = at.Add(settle)
 		// Another leads in each round, and remembers nothing.
 		leader := Leader{Store: s, Log: slog.New(slog.DiscardHandler), Make: func(context.Context) error { t.Error("the key was thought lost"); return nil }}
-		if err := leader.look(ctx, at); err != nil && !errors.Is(err, errKilled) {
+		if err := leader.look(ctx, at); err != nil && !errors.Is(err, jointest.ErrKilled) {
 			t.Fatal(err)
 		}
 		for i := range all {
 			m := all[(i+round)%len(all)]
-			if err := m.follow(ctx, s, made, all); err != nil && !errors.Is(err, errKilled) {
+			if err := m.follow(ctx, s, made, all); err != nil && !errors.Is(err, jointest.ErrKilled) {
 				t.Fatal(err)
 			}
 			for _, x := range all {
@@ -308,7 +242,7 @@ func exchangeWithKill(t *testing.T, kill int64, after bool) {
 // another one has its key.
 func TestLostKeyIsMadeAnew(t *testing.T) {
 	ctx := t.Context()
-	s := &memory{kvs: map[string]mvcc.KeyValue{}}
+	s := jointest.New()
 	old, err := pki.NewCA("test", now)
 	if err != nil {
 		t.Fatal(err)
@@ -341,7 +275,7 @@ func TestLostKeyIsMadeAnew(t *testing.T) {
 // TestOldTokensGo: who joins by them would believe the authority that is given up.
 func TestOldTokensGo(t *testing.T) {
 	ctx := t.Context()
-	s := &memory{kvs: map[string]mvcc.KeyValue{}}
+	s := jointest.New()
 	old, err := pki.NewCA("test", now)
 	if err != nil {
 		t.Fatal(err)
@@ -383,7 +317,7 @@ func TestOldTokensGo(t *testing.T) {
 }
 
 // record puts a member's record where package join has it.
-func record(t *testing.T, s *memory, r join.Record) {
+func record(t *testing.T, s *jointest.Store, r join.Record) {
 	t.Helper()
 	b, err := json.Marshal(r)
 	if err != nil {

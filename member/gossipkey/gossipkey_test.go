@@ -9,13 +9,12 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/join/jointest"
 	"github.com/clusterd/clusterd/member/pki"
-	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
 
@@ -144,70 +143,6 @@ func TestRingOnDisk(t *testing.T) {
 	}
 }
 
-// memory is a Store in a map. It fails every write that fails says so of, before or
-// after it is done, as a leader that is killed does.
-type memory struct {
-	mu    sync.Mutex
-	rev   int64
-	kvs   map[string]mvcc.KeyValue
-	fails func(write int64) (before, after bool)
-	tries int64
-}
-
-var errKilled = errors.New("killed")
-
-func (s *memory) Txn(_ context.Context, t mvcc.Txn) (mvcc.TxnResult, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.tries++
-	before, after := false, false
-	if s.fails != nil {
-		before, after = s.fails(s.tries)
-	}
-	if before {
-		return mvcc.TxnResult{}, errKilled
-	}
-	for _, c := range t.Compares {
-		if s.kvs[c.Key].ModRevision != c.ModRevision {
-			return mvcc.TxnResult{Revision: s.rev}, nil
-		}
-	}
-	s.rev++
-	for _, op := range t.Ops {
-		if op.Type == mvcc.OpDelete {
-			delete(s.kvs, op.Key)
-			continue
-		}
-		s.kvs[op.Key] = mvcc.KeyValue{Key: op.Key, Value: op.Value, ModRevision: s.rev}
-	}
-	if after {
-		return mvcc.TxnResult{}, errKilled
-	}
-	return mvcc.TxnResult{Succeeded: true, Revision: s.rev}, nil
-}
-
-func (s *memory) Get(_ context.Context, key string, _ raftstore.ReadOptions) (*mvcc.KeyValue, int64, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if kv, ok := s.kvs[key]; ok {
-		return &kv, s.rev, nil
-	}
-	return nil, s.rev, nil
-}
-
-func (s *memory) List(_ context.Context, prefix string, _ raftstore.ListOptions) (raftstore.ListResult, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var r raftstore.ListResult
-	for k, kv := range s.kvs {
-		if strings.HasPrefix(k, prefix) {
-			r.KVs = append(r.KVs, kv)
-		}
-	}
-	slices.SortFunc(r.KVs, func(a, b mvcc.KeyValue) int { return strings.Compare(a.Key, b.Key) })
-	return r, nil
-}
-
 // server is one that follows the state as cmd/clusterd's does.
 type server struct {
 	id   string
@@ -252,9 +187,9 @@ func (m *server) follow(s join.Store, all []*server) error {
 
 func (m *server) hears(other *server) bool { return m.ring.Find(ID(other.ring.Keys[0])) != nil }
 
-func cluster(t *testing.T, ids ...string) (*memory, []*server) {
+func cluster(t *testing.T, ids ...string) (*jointest.Store, []*server) {
 	t.Helper()
-	s := &memory{kvs: map[string]mvcc.KeyValue{}}
+	s := jointest.New()
 	first := New()
 	var all []*server
 	for _, id := range ids {
@@ -281,8 +216,7 @@ func changeWithKill(t *testing.T, kill int64, after bool) {
 	if err := Wish(t.Context(), s, "a test"); err != nil {
 		t.Fatal(err)
 	}
-	s.tries = 0
-	s.fails = func(write int64) (bool, bool) { return write == kill && !after, write == kill && after }
+	s.KillAt(kill, after)
 	at := now
 	for round := 0; ; round++ {
 		state, _ := Get(t.Context(), s, true)
@@ -295,13 +229,13 @@ func changeWithKill(t *testing.T, kill int64, after bool) {
 		at = at.Add(patience / 3)
 		// Another leads in each round; a leader that is killed forgets the key it made.
 		leader := all[round%3]
-		if err := leader.lead(s, at); err != nil && !errors.Is(err, errKilled) {
+		if err := leader.lead(s, at); err != nil && !errors.Is(err, jointest.ErrKilled) {
 			t.Fatal(err)
 		} else if err != nil {
 			leader.made = nil
 		}
 		for i := range all {
-			if err := all[(i+round)%3].follow(s, all); err != nil && !errors.Is(err, errKilled) {
+			if err := all[(i+round)%3].follow(s, all); err != nil && !errors.Is(err, jointest.ErrKilled) {
 				t.Fatal(err)
 			}
 			for _, x := range all {
@@ -435,7 +369,7 @@ func TestWishes(t *testing.T) {
 	}
 }
 
-func record(t *testing.T, s *memory, r join.Record) {
+func record(t *testing.T, s *jointest.Store, r join.Record) {
 	t.Helper()
 	b, err := json.Marshal(r)
 	if err != nil {

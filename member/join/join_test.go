@@ -20,71 +20,17 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/clusterd/clusterd/member/join/jointest"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/transport"
 	"github.com/clusterd/clusterd/raftstore"
-	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// memory is a Store in a map: enough of one for the records.
-type memory struct {
-	mu  sync.Mutex
-	rev int64
-	kvs map[string]mvcc.KeyValue
-	err error // returned by everything when set
-}
-
-func newMemory() *memory { return &memory{kvs: map[string]mvcc.KeyValue{}} }
-
-func (s *memory) Txn(_ context.Context, t mvcc.Txn) (mvcc.TxnResult, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.err != nil {
-		return mvcc.TxnResult{}, s.err
-	}
-	for _, c := range t.Compares {
-		if s.kvs[c.Key].ModRevision != c.ModRevision {
-			return mvcc.TxnResult{Revision: s.rev}, nil
-		}
-	}
-	s.rev++
-	for _, op := range t.Ops {
-		if op.Type == mvcc.OpDelete {
-			delete(s.kvs, op.Key)
-			continue
-		}
-		s.kvs[op.Key] = mvcc.KeyValue{Key: op.Key, Value: op.Value, ModRevision: s.rev}
-	}
-	return mvcc.TxnResult{Succeeded: true, Revision: s.rev}, nil
-}
-
-func (s *memory) Get(_ context.Context, key string, _ raftstore.ReadOptions) (*mvcc.KeyValue, int64, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if kv, ok := s.kvs[key]; ok && s.err == nil {
-		return &kv, s.rev, nil
-	}
-	return nil, s.rev, s.err
-}
-
-func (s *memory) List(_ context.Context, prefix string, _ raftstore.ListOptions) (raftstore.ListResult, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var r raftstore.ListResult
-	for k, kv := range s.kvs {
-		if strings.HasPrefix(k, prefix) {
-			r.KVs = append(r.KVs, kv)
-		}
-	}
-	slices.SortFunc(r.KVs, func(a, b mvcc.KeyValue) int { return strings.Compare(a.Key, b.Key) })
-	return r, s.err
-}
-
 // world is a cluster of one node that admits others.
 type world struct {
-	store  *memory
+	store  *jointest.Store
 	ca     *pki.CA
 	trust  pki.LiveTrust // of the server
 	addr   string
@@ -110,7 +56,7 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{store: newMemory(), ca: ca}
+	w := &world{store: jointest.New(), ca: ca}
 	w.trust.Store(pki.NewTrust(0, ca))
 	err = PutCluster(t.Context(), w.store, Cluster{
 		Name: "c", ClusterCIDR: Ranges{netip.MustParsePrefix("10.244.0.0/16")}, ServiceCIDR: Ranges{netip.MustParsePrefix("10.96.0.0/16")},
@@ -228,7 +174,7 @@ func TestJoinRefused(t *testing.T) {
 func TestJoinWithoutLeaderMayPass(t *testing.T) {
 	w := newWorld(t)
 	tok := w.token(t, time.Hour)
-	w.store.err = raftstore.ErrNoLeader
+	w.store.FailWith(raftstore.ErrNoLeader)
 	_, _, err := w.join(t, tok, "n2")
 	var no *Refusal
 	if err == nil || errors.As(err, &no) {
@@ -284,9 +230,13 @@ func TestTokens(t *testing.T) {
 	if err != nil || len(infos) != 1 || infos[0].ID != tok.ID {
 		t.Fatalf("tokens: %+v, %v", infos, err)
 	}
-	for k, kv := range w.store.kvs {
+	all, err := w.store.List(t.Context(), "", raftstore.ListOptions{})
+	if err != nil || len(all.KVs) == 0 {
+		t.Fatal(err)
+	}
+	for _, kv := range all.KVs {
 		if strings.Contains(string(kv.Value), tok.Secret) {
-			t.Errorf("the secret is stored at %s", k)
+			t.Errorf("the secret is stored at %s", kv.Key)
 		}
 	}
 	if found, err := DeleteToken(t.Context(), w.store, tok.ID); !found || err != nil {

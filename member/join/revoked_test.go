@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/clusterd/clusterd/member/join/jointest"
 	"github.com/clusterd/clusterd/member/pki"
 )
 
@@ -29,7 +30,7 @@ func TestRevoke(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := newMemory()
+	s := jointest.New()
 	one := person("ci", now.Add(-time.Hour))
 	certs := map[string]struct {
 		cert *x509.Certificate
