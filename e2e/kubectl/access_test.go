@@ -152,7 +152,7 @@ rules: [{apiGroups: [""], resources: [pods, services], verbs: [get, list]}]
 		k.is("read back", k.ok("get", "secret", "known", "-o", "go-template={{.data.password | base64decode}}"), known)
 		var clear []string
 		plain := 0
-		root := filepath.Join(shared.dir, "c", node)
+		root := filepath.Join(shared.Dir, "c", node)
 		k.must(filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 			if err != nil || !entry.Type().IsRegular() {
 				return nil // it went meanwhile, or holds nothing

@@ -10,6 +10,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/clusterd/clusterd/e2e/cluster/clustertest"
 	"github.com/clusterd/clusterd/e2e/features"
 )
 
@@ -206,7 +207,7 @@ spec:
 	ctx, cancel := context.WithTimeout(k.Context(), 4*patience) // two full minutes have to come
 	defer cancel()
 	var replaced string
-	k.must(poll(ctx, func(ctx context.Context) error {
+	k.must(clustertest.Poll(ctx, func(ctx context.Context) error {
 		of := jobs(ctx)
 		if replaced == "" && len(of["replace"]) == 1 {
 			replaced = of["replace"][0]

@@ -1,11 +1,9 @@
 package kubectl
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -16,7 +14,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -26,11 +23,12 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/clusterd/clusterd/e2e/cluster"
+	"github.com/clusterd/clusterd/e2e/cluster/clustertest"
 )
 
 const (
 	image = "clusterd.local/hello:1"
-	node  = "n1"
+	node  = clustertest.Node
 	// patience is how long anything may take on a busy machine.
 	patience = 60 * time.Second
 	// stalled is longer than any step takes unless something waits that should
@@ -39,87 +37,9 @@ const (
 )
 
 // shared is the cluster that all tests of the package use.
-var shared struct {
-	once   sync.Once
-	err    error
-	dir    string
-	c      *cluster.Netns
-	api    kubernetes.Interface
-	config *rest.Config
-}
+var shared = clustertest.Shared{Name: "clusterd-kubectl", Bridge: "cdkubectl", Subnet: netip.MustParsePrefix("10.87.0.0/24")}
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if shared.c != nil {
-		if err := takeDown(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	if shared.dir != "" {
-		_ = os.RemoveAll(shared.dir)
-	}
-	os.Exit(code)
-}
-
-// bringUp makes the cluster, waits for its node and loads the demo image.
-func bringUp() error {
-	bin, err := binDir()
-	if err != nil {
-		return err
-	}
-	if shared.dir, err = os.MkdirTemp("", "clusterd-kubectl-"); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	c, err := cluster.Up(ctx, cluster.Config{
-		Dir: filepath.Join(shared.dir, "c"), Bin: bin, Nodes: 1,
-		Bridge: "cdkubectl", Subnet: netip.MustParsePrefix("10.87.0.0/24"),
-	})
-	if err != nil {
-		return err
-	}
-	shared.c = c
-	if shared.api, shared.config, err = c.Client(node); err != nil {
-		return err
-	}
-	if err := poll(ctx, func(ctx context.Context) error {
-		n, err := shared.api.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		for _, c := range n.Status.Conditions {
-			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
-				return nil
-			}
-		}
-		return fmt.Errorf("%s is not Ready: %+v", node, n.Status.Conditions)
-	}); err != nil {
-		return err
-	}
-	load := exec.CommandContext(ctx, c.Bin("clusterctl"), "image", "load", filepath.Join(bin, "hello.tar"))
-	load.Env = append(os.Environ(), "KUBECONFIG="+c.Nodes()[0].Kubeconfig())
-	if out, err := load.CombinedOutput(); err != nil {
-		return fmt.Errorf("clusterctl image load: %w: %s", err, out)
-	}
-	return nil
-}
-
-// takeDown removes the cluster; nothing of it may be left on the machine.
-func takeDown() error {
-	marks := append(shared.c.Marks(), shared.dir)
-	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
-	defer cancel()
-	if err := shared.c.Down(ctx); err != nil {
-		return fmt.Errorf("take the cluster down: %w", err)
-	}
-	left, err := cluster.Remains(marks...)
-	if err == nil && len(left) > 0 {
-		err = fmt.Errorf("left behind: %q", left)
-	}
-	return err
-}
+func TestMain(m *testing.M) { os.Exit(shared.Main(m)) }
 
 func binDir() (string, error) {
 	dir := os.Getenv("CLUSTERD_BIN")
@@ -157,11 +77,14 @@ func start(t *testing.T, ns string) *kit {
 	if os.Geteuid() != 0 {
 		t.Fatal("CLUSTERD_E2E is set, but this is not root")
 	}
-	shared.once.Do(func() { shared.err = bringUp() })
-	if shared.err != nil {
-		t.Fatal(shared.err)
+	bin, err := binDir()
+	if err != nil {
+		t.Fatal(err)
 	}
-	k := &kit{T: t, c: shared.c, api: shared.api, config: shared.config, ns: ns, dir: t.TempDir()}
+	if err := shared.Start(bin); err != nil {
+		t.Fatal(err)
+	}
+	k := &kit{T: t, c: shared.Cluster, api: shared.API, config: shared.Config, ns: ns, dir: t.TempDir()}
 	k.ok("create", "namespace", ns)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -186,12 +109,7 @@ func (k *kit) dump() {
 		out, errs, _ := k.in("", args...)
 		k.Logf("$ kubectl %s\n%s%s", strings.Join(args, " "), out, errs)
 	}
-	if r, err := k.c.Logs(node); err == nil {
-		b, _ := io.ReadAll(r)
-		_ = r.Close()
-		lines := strings.Split(strings.TrimSpace(string(b)), "\n")
-		k.Logf("--- %s:\n%s", node, strings.Join(lines[max(0, len(lines)-20):], "\n"))
-	}
+	k.Logf("--- %s:\n%s", node, shared.LastLog(20))
 }
 
 // program is the kubectl that CLUSTERD_KUBECTL names (make test builds one of the
@@ -208,7 +126,7 @@ func (k *kit) program() string {
 func (k *kit) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, k.program(), append([]string{"--namespace", k.ns}, args...)...)
 	cmd.Dir = k.dir
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+k.c.Nodes()[0].Kubeconfig(), "HOME="+shared.dir,
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+k.c.Nodes()[0].Kubeconfig(), "HOME="+shared.Dir,
 		"KUBECTL_EXTERNAL_DIFF=diff -u")
 	cmd.WaitDelay = 5 * time.Second
 	return cmd
@@ -225,17 +143,11 @@ func (k *kit) in(stdin string, args ...string) (stdout, stderr string, code int)
 // finish runs a prepared command to its end.
 func (k *kit) finish(cmd *exec.Cmd, stdin string) (stdout, stderr string, code int) {
 	k.Helper()
-	var out, errs bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errs
-	err := cmd.Run()
-	var exit *exec.ExitError
-	switch {
-	case errors.As(err, &exit):
-		code = exit.ExitCode()
-	case err != nil:
+	stdout, stderr, code, err := clustertest.Finish(cmd, stdin)
+	if err != nil {
 		k.Fatalf("%s: %v", cmd, err)
 	}
-	return out.String(), errs.String(), code
+	return stdout, stderr, code
 }
 
 // ok runs kubectl, which must succeed.
@@ -319,31 +231,12 @@ func (k *kit) field(object, path string) string {
 	return k.ok("get", object, "-o", "jsonpath="+path)
 }
 
-// poll asks until there is nothing to complain of.
-func poll(ctx context.Context, check func(context.Context) error) error {
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		ask, stop := context.WithTimeout(ctx, 5*time.Second)
-		err := check(ask)
-		stop()
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return err
-		}
-	}
-}
-
 // eventually waits until check has nothing to complain of.
 func (k *kit) eventually(what string, check func(context.Context) error) {
 	k.Helper()
 	ctx, cancel := context.WithTimeout(k.Context(), patience)
 	defer cancel()
-	if err := poll(ctx, check); err != nil {
+	if err := clustertest.Poll(ctx, check); err != nil {
 		k.Fatalf("waited %s for: %s; but: %v", patience, what, err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -22,10 +23,11 @@ func TestE2EXNode(t *testing.T) {
 	t.Parallel()
 	k := start(t, "node")
 	lease := func() time.Time {
-		l, err := k.api.CoordinationV1().Leases("kube-node-lease").Get(k.Context(), node, metav1.GetOptions{})
-		if err != nil {
-			k.Fatal(err)
-		}
+		var l *coordinationv1.Lease
+		k.eventually("the node's Lease", func(ctx context.Context) (err error) { // it comes beside the first status
+			l, err = k.api.CoordinationV1().Leases("kube-node-lease").Get(ctx, node, metav1.GetOptions{})
+			return err
+		})
 		k.is("holder", *l.Spec.HolderIdentity, node)
 		return l.Spec.RenewTime.Time
 	}

@@ -24,7 +24,7 @@ func people(k *kit) {
 		defer cancel()
 		cmd := exec.CommandContext(ctx, k.c.Bin("clusterctl"), args...)
 		cmd.Dir = k.dir
-		cmd.Env = append(os.Environ(), "KUBECONFIG="+k.c.Nodes()[0].Kubeconfig(), "HOME="+shared.dir)
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+k.c.Nodes()[0].Kubeconfig(), "HOME="+shared.Dir)
 		return k.finish(cmd, "")
 	}
 	file := filepath.Join(k.dir, "pat.kubeconfig")

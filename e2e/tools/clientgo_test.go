@@ -20,6 +20,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/clusterd/clusterd/e2e/cluster/clustertest"
 )
 
 const manyObjects = 10_000
@@ -87,7 +89,7 @@ func TestE2EClientGo(t *testing.T) {
 	// Changes, before the kill and after it; some while the server is away, which
 	// are tried until they are acknowledged.
 	change := func(i int, n string) error {
-		return poll(t.Context(), func(ctx context.Context) error {
+		return clustertest.Poll(t.Context(), func(ctx context.Context) error {
 			_, err := maps.Patch(ctx, name(i), types.MergePatchType, []byte(`{"data":{"n":"`+n+`"}}`), metav1.PatchOptions{})
 			return err
 		})

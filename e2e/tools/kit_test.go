@@ -1,114 +1,34 @@
 package tools
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/clusterd/clusterd/e2e/cluster"
+	"github.com/clusterd/clusterd/e2e/cluster/clustertest"
 )
 
 const (
 	image = "clusterd.local/hello:1"
-	node  = "n1"
+	node  = clustertest.Node
 	// patience is how long anything may take on a busy machine.
 	patience = 3 * time.Minute
 )
 
 // shared is the cluster that all tests of the package use.
-var shared struct {
-	once   sync.Once
-	err    error
-	dir    string
-	c      *cluster.Netns
-	api    kubernetes.Interface
-	config *rest.Config
-}
+var shared = clustertest.Shared{Name: "clusterd-tools", Bridge: "cdtools", Subnet: netip.MustParsePrefix("10.86.0.0/24")}
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if shared.c != nil {
-		if err := takeDown(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	if shared.dir != "" {
-		_ = os.RemoveAll(shared.dir)
-	}
-	os.Exit(code)
-}
-
-// bringUp makes the cluster, waits for its node and loads the demo image.
-func bringUp(peers string) (err error) {
-	bin := filepath.Dir(peers)
-	if shared.dir, err = os.MkdirTemp("", "clusterd-tools-"); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	c, err := cluster.Up(ctx, cluster.Config{
-		Dir: filepath.Join(shared.dir, "c"), Bin: bin, Nodes: 1,
-		Bridge: "cdtools", Subnet: netip.MustParsePrefix("10.86.0.0/24"),
-	})
-	if err != nil {
-		return err
-	}
-	shared.c = c
-	if shared.api, shared.config, err = c.Client(node); err != nil {
-		return err
-	}
-	if err := poll(ctx, func(ctx context.Context) error {
-		n, err := shared.api.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		for _, c := range n.Status.Conditions {
-			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
-				return nil
-			}
-		}
-		return fmt.Errorf("%s is not Ready: %+v", node, n.Status.Conditions)
-	}); err != nil {
-		return err
-	}
-	load := exec.CommandContext(ctx, c.Bin("clusterctl"), "image", "load", filepath.Join(bin, "hello.tar"))
-	load.Env = append(os.Environ(), "KUBECONFIG="+c.Nodes()[0].Kubeconfig())
-	if out, err := load.CombinedOutput(); err != nil {
-		return fmt.Errorf("clusterctl image load: %w: %s", err, out)
-	}
-	return nil
-}
-
-// takeDown removes the cluster; nothing of it may be left on the machine.
-func takeDown() error {
-	marks := append(shared.c.Marks(), shared.dir)
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	if err := shared.c.Down(ctx); err != nil {
-		return fmt.Errorf("take the cluster down: %w", err)
-	}
-	left, err := cluster.Remains(marks...)
-	if err == nil && len(left) > 0 {
-		err = fmt.Errorf("left behind: %q", left)
-	}
-	return err
-}
+func TestMain(m *testing.M) { os.Exit(shared.Main(m)) }
 
 // kit is one test's hold on the cluster.
 type kit struct {
@@ -130,11 +50,10 @@ func start(t *testing.T, ns string) *kit {
 	if os.Geteuid() != 0 {
 		t.Fatal("CLUSTERD_TOOLS is set, but this is not root")
 	}
-	shared.once.Do(func() { shared.err = bringUp(peers) })
-	if shared.err != nil {
-		t.Fatal(shared.err)
+	if err := shared.Start(filepath.Dir(peers)); err != nil {
+		t.Fatal(err)
 	}
-	k := &kit{T: t, c: shared.c, api: shared.api, config: shared.config, peers: peers, ns: ns}
+	k := &kit{T: t, c: shared.Cluster, api: shared.API, config: shared.Config, peers: peers, ns: ns}
 	k.ok("clusterctl", "create", "namespace", ns)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -151,12 +70,7 @@ func (k *kit) dump() {
 		out, errs, _ := k.run("", "clusterctl", args...)
 		k.Logf("$ clusterctl %s\n%s%s", strings.Join(args, " "), out, errs)
 	}
-	if r, err := k.c.Logs(node); err == nil {
-		b, _ := io.ReadAll(r)
-		_ = r.Close()
-		lines := strings.Split(strings.TrimSpace(string(b)), "\n")
-		k.Logf("--- %s:\n%s", node, strings.Join(lines[max(0, len(lines)-40):], "\n"))
-	}
+	k.Logf("--- %s:\n%s", node, shared.LastLog(40))
 }
 
 // command prepares a tool as the administrator, in the test's namespace and in
@@ -171,7 +85,7 @@ func (k *kit) command(ctx context.Context, tool string, args ...string) *exec.Cm
 		args = append([]string{"--namespace", k.ns}, args...)
 	}
 	cmd := exec.CommandContext(ctx, path, args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+k.c.Nodes()[0].Kubeconfig(), "HOME="+shared.dir, "NO_COLOR=1")
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+k.c.Nodes()[0].Kubeconfig(), "HOME="+shared.Dir, "NO_COLOR=1")
 	cmd.WaitDelay = 5 * time.Second
 	return cmd
 }
@@ -182,17 +96,11 @@ func (k *kit) run(stdin, tool string, args ...string) (stdout, stderr string, co
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(k.Context()), patience+30*time.Second)
 	defer cancel()
 	cmd := k.command(ctx, tool, args...)
-	var out, errs bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errs
-	err := cmd.Run()
-	var exit *exec.ExitError
-	switch {
-	case errors.As(err, &exit):
-		code = exit.ExitCode()
-	case err != nil:
+	stdout, stderr, code, err := clustertest.Finish(cmd, stdin)
+	if err != nil {
 		k.Fatalf("%s: %v", cmd, err)
 	}
-	return out.String(), errs.String(), code
+	return stdout, stderr, code
 }
 
 // ok runs a tool, which must succeed, and returns its standard output.
@@ -255,31 +163,12 @@ func (k *kit) field(object, path string) string {
 	return k.ok("clusterctl", "get", object, "-o", "jsonpath="+path)
 }
 
-// poll asks until there is nothing to complain of.
-func poll(ctx context.Context, check func(context.Context) error) error {
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		ask, stop := context.WithTimeout(ctx, 20*time.Second)
-		err := check(ask)
-		stop()
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return err
-		}
-	}
-}
-
 // eventually waits until check has nothing to complain of.
 func (k *kit) eventually(what string, check func(context.Context) error) {
 	k.Helper()
 	ctx, cancel := context.WithTimeout(k.Context(), patience)
 	defer cancel()
-	if err := poll(ctx, check); err != nil {
+	if err := clustertest.Poll(ctx, check); err != nil {
 		k.Fatalf("waited %s for: %s; but: %v", patience, what, err)
 	}
 }
