@@ -19,13 +19,18 @@ import (
 // that do not run at the same speed.
 func RenewDeadline(leaseTime time.Duration) time.Duration { return leaseTime * 3 / 4 }
 
+// firstRetry is how soon a renewal that failed is tried again; the time doubles up
+// to the period.
+const firstRetry = 200 * time.Millisecond
+
 // renew keeps the Lease.
 func (n *Node) renew(ctx context.Context) {
 	var lease *coordinationv1.Lease
-	tick := time.NewTicker(n.cfg.Period)
-	defer tick.Stop()
-	failed := false
+	wait := time.NewTimer(0)
+	defer wait.Stop()
+	failed, retry := false, firstRetry
 	for {
+		began := time.Now()
 		var err error
 		lease, err = n.renewOnce(ctx, lease)
 		if apierrors.IsConflict(err) { // somebody else has written it: it may have been taken
@@ -36,13 +41,16 @@ func (n *Node) renew(ctx context.Context) {
 				klog.FromContext(ctx).Info("Lease was not renewed", "err", err)
 			}
 			failed, lease = true, nil
+			wait.Reset(retry)
+			retry = min(2*retry, n.cfg.Period)
 		} else {
-			failed = false
+			failed, retry = false, firstRetry
+			wait.Reset(n.cfg.Period - time.Since(began))
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-wait.C:
 		}
 	}
 }

@@ -148,3 +148,45 @@ func TestRenewDeadline(t *testing.T) {
 		t.Errorf("%s of a Lease of 40 s", d)
 	}
 }
+
+// TestLeaseIsTriedAgainSoon: a renewal that failed does not wait for the next
+// period, and then renewals go on at their pace.
+func TestLeaseIsTriedAgainSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := fake.NewClientset()
+		began := time.Now()
+		var mu sync.Mutex
+		var creates, updates []time.Duration
+		api.PrependReactor("create", "leases", func(k8stesting.Action) (bool, kruntime.Object, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if creates = append(creates, time.Since(began)); len(creates) < 3 {
+				return true, nil, apierrors.NewNotFound(coordinationv1.Resource("namespaces"), node.LeaseNamespace)
+			}
+			return false, nil, nil
+		})
+		api.PrependReactor("update", "leases", func(k8stesting.Action) (bool, kruntime.Object, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			updates = append(updates, time.Since(began))
+			return false, nil, nil
+		})
+		n := node.New(node.Config{Name: "n1", IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Client: api, DataDir: t.TempDir(), LeaseTime: 40 * time.Second})
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if err := n.Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		time.Sleep(25 * time.Second)
+		cancel()
+		wg.Wait()
+		if len(creates) != 3 || creates[2]-creates[0] != 600*time.Millisecond {
+			t.Errorf("it was made at %v", creates)
+		}
+		if len(updates) != 2 || updates[0]-creates[2] != 10*time.Second || updates[1]-updates[0] != 10*time.Second {
+			t.Errorf("it was renewed at %v", updates)
+		}
+	})
+}
