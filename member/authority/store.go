@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/clusterd/clusterd/member/join"
@@ -16,15 +15,11 @@ import (
 // origin names the maker of these records in the store's history.
 const origin = "clusterd authority"
 
-// Keys in the store.
-const (
-	stateKey  = "/clusterd/authority"      // → State
-	hasPrefix = "/clusterd/authority-has/" // + id → hasRecord
-)
+// stateKey is the key in the store of the State.
+const stateKey = "/clusterd/authority"
 
-type hasRecord struct {
-	Number uint64 `json:"number"`
-}
+// progress is which state each member has.
+var progress = join.Progress{Prefix: "/clusterd/authority-has/", Origin: origin}
 
 // ErrUnderWay is returned by Begin while an exchange is under way.
 var ErrUnderWay = errors.New("the authority is being exchanged already: see clusterctl ca status")
@@ -130,16 +125,7 @@ func Finish(ctx context.Context, s join.Store) error {
 
 // Has records that a member has a state.
 func Has(ctx context.Context, s join.Store, id string, number uint64) error {
-	b, err := json.Marshal(hasRecord{number})
-	if err != nil {
-		return err
-	}
-	kv, _, err := s.Get(ctx, hasPrefix+id, raftstore.ReadOptions{Stale: true})
-	if err == nil && kv != nil && string(kv.Value) == string(b) {
-		return nil
-	}
-	_, err = s.Txn(ctx, mvcc.Txn{Origin: origin, Ops: []mvcc.Op{{Type: mvcc.OpPut, Key: hasPrefix + id, Value: b}}})
-	return wrap("note what a member believes", err)
+	return progress.Note(ctx, s, id, number)
 }
 
 // Members are the members of the records and what they have.
@@ -148,17 +134,9 @@ func Members(ctx context.Context, s join.Store, stale bool) ([]Member, error) {
 	if err != nil {
 		return nil, err
 	}
-	list, err := s.List(ctx, hasPrefix, raftstore.ListOptions{ReadOptions: raftstore.ReadOptions{Stale: stale}})
+	has, err := progress.All(ctx, s, stale)
 	if err != nil {
-		return nil, wrap("list what members believe", err)
-	}
-	has := map[string]uint64{}
-	for _, kv := range list.KVs {
-		var r hasRecord
-		if err := json.Unmarshal(kv.Value, &r); err != nil {
-			return nil, wrap(kv.Key, err)
-		}
-		has[strings.TrimPrefix(kv.Key, hasPrefix)] = r.Number
+		return nil, err
 	}
 	members := make([]Member, 0, len(records))
 	for _, r := range records {
@@ -170,13 +148,6 @@ func Members(ctx context.Context, s join.Store, stale bool) ([]Member, error) {
 // Forget is the change that makes a keyspace one whose authority is not being
 // exchanged: of a cluster that begins on new machines, from a copy.
 func Forget(k *mvcc.Keyspace) ([]mvcc.Op, error) {
-	ops := []mvcc.Op{{Type: mvcc.OpDelete, Key: stateKey}}
-	has, err := k.List(mvcc.Range{Prefix: hasPrefix})
-	if err != nil {
-		return nil, err
-	}
-	for _, kv := range has.KVs {
-		ops = append(ops, mvcc.Op{Type: mvcc.OpDelete, Key: kv.Key})
-	}
-	return ops, nil
+	ops, err := progress.Forget(k)
+	return append([]mvcc.Op{{Type: mvcc.OpDelete, Key: stateKey}}, ops...), err
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"strings"
 
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/raftstore"
@@ -14,15 +13,11 @@ import (
 // origin names the maker of these records in the store's history.
 const origin = "clusterd gossip key"
 
-// Keys in the store.
-const (
-	stateKey  = "/clusterd/gossip-key"      // → State
-	hasPrefix = "/clusterd/gossip-key-has/" // + id → hasRecord
-)
+// stateKey is the key in the store of the State.
+const stateKey = "/clusterd/gossip-key"
 
-type hasRecord struct {
-	Number uint64 `json:"number"`
-}
+// progress is which state each server has.
+var progress = join.Progress{Prefix: "/clusterd/gossip-key-has/", Origin: origin}
 
 // Get reads the state. A cluster that has its first key has the zero State, but for
 // its phase. A stale one needs no leader.
@@ -64,16 +59,7 @@ func put(ctx context.Context, s join.Store, revision int64, next State) (bool, e
 
 // Has records that a server has the state with that number.
 func Has(ctx context.Context, s join.Store, id string, number uint64) error {
-	b, err := json.Marshal(hasRecord{number})
-	if err != nil {
-		return err
-	}
-	kv, _, err := s.Get(ctx, hasPrefix+id, raftstore.ReadOptions{Stale: true})
-	if err == nil && kv != nil && string(kv.Value) == string(b) {
-		return nil
-	}
-	_, err = s.Txn(ctx, mvcc.Txn{Origin: origin, Ops: []mvcc.Op{{Type: mvcc.OpPut, Key: hasPrefix + id, Value: b}}})
-	return wrap("note which gossip keys a server has", err)
+	return progress.Note(ctx, s, id, number)
 }
 
 // Wish asks the leader for another key, for a reason.
@@ -97,17 +83,9 @@ func Servers(ctx context.Context, s join.Store, stale bool) ([]Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	list, err := s.List(ctx, hasPrefix, raftstore.ListOptions{ReadOptions: raftstore.ReadOptions{Stale: stale}})
+	has, err := progress.All(ctx, s, stale)
 	if err != nil {
-		return nil, wrap("list which gossip keys servers have", err)
-	}
-	has := map[string]uint64{}
-	for _, kv := range list.KVs {
-		var r hasRecord
-		if err := json.Unmarshal(kv.Value, &r); err != nil {
-			return nil, wrap(kv.Key, err)
-		}
-		has[strings.TrimPrefix(kv.Key, hasPrefix)] = r.Number
+		return nil, err
 	}
 	var servers []Server
 	for _, r := range join.Servers(records) {
@@ -120,13 +98,6 @@ func Servers(ctx context.Context, s join.Store, stale bool) ([]Server, error) {
 // Forget is the change that makes a keyspace one that has its first key: of a
 // cluster that begins on new machines, from a copy.
 func Forget(k *mvcc.Keyspace) ([]mvcc.Op, error) {
-	ops := []mvcc.Op{{Type: mvcc.OpDelete, Key: stateKey}, {Type: mvcc.OpDelete, Key: join.GossipKeyWishKey}}
-	has, err := k.List(mvcc.Range{Prefix: hasPrefix})
-	if err != nil {
-		return nil, err
-	}
-	for _, kv := range has.KVs {
-		ops = append(ops, mvcc.Op{Type: mvcc.OpDelete, Key: kv.Key})
-	}
-	return ops, nil
+	ops, err := progress.Forget(k)
+	return append([]mvcc.Op{{Type: mvcc.OpDelete, Key: stateKey}, {Type: mvcc.OpDelete, Key: join.GossipKeyWishKey}}, ops...), err
 }
