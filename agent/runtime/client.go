@@ -87,9 +87,9 @@ func (c *Client) Upgraded() Upgrade { return c.upgraded }
 // Close ends the connection, with its streams of events, execs and attachments.
 // Podmon and its containers go on.
 func (c *Client) Close() error {
-	c.stop()
 	c.mu.Lock()
-	c.closed = true
+	c.closed = true // before what is under way ends by stop, and asks why
+	c.stop()
 	if c.conn != nil {
 		c.conn.close(ErrClosed)
 	}
