@@ -36,6 +36,8 @@ type Shared struct {
 	Cluster *cluster.Netns
 	API     kubernetes.Interface
 	Config  *rest.Config
+	Began   time.Time    // when Start began to make the cluster
+	First   *corev1.Node // the node as it was when it was Ready for the first time
 
 	once sync.Once
 	err  error
@@ -60,6 +62,7 @@ func (s *Shared) up(bin string) (err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
+	s.Began = time.Now()
 	c, err := cluster.Up(ctx, cluster.Config{Dir: filepath.Join(s.Dir, "c"), Bin: bin, Nodes: 1, Bridge: s.Bridge, Subnet: s.Subnet})
 	if err != nil {
 		return err
@@ -75,6 +78,7 @@ func (s *Shared) up(bin string) (err error) {
 		}
 		for _, c := range n.Status.Conditions {
 			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+				s.First = n
 				return nil
 			}
 		}
