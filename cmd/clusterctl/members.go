@@ -48,7 +48,8 @@ func newMembersCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 		},
 	}
 	cmd.Flags().StringVarP((*string)(&out), "output", "o", "", "One of: json, yaml")
-	cmd.AddCommand(newMembersRemoveCommand(f, streams), newMembersRoleCommand(f, streams, promote), newMembersRoleCommand(f, streams, demote), newMembersVotersCommand(f, streams), newGossipKeyCommand(f, streams))
+	cmd.AddCommand(newMembersRemoveCommand(f, streams), newMembersRoleCommand(f, streams, promote), newMembersRoleCommand(f, streams, demote), newMembersVotersCommand(f, streams),
+		newMembersAskingCommand(f, streams), newMembersApproveCommand(f, streams), newMembersDenyCommand(f, streams), newGossipKeyCommand(f, streams))
 	return cmd
 }
 

@@ -108,17 +108,21 @@ func initCommand() *cobra.Command {
 func joinNodeCommand() *cobra.Command {
 	cfg := defaultConfig()
 	var token, tokenFile string
-	var prepare bool
+	var ask, prepare bool
 	cmd := &cobra.Command{
-		Use:   "join ADDRESS --token TOKEN",
+		Use:   "join ADDRESS {--token TOKEN | --ask}",
 		Short: "Make this machine a member of a cluster, and run it",
 		Long: `Make this machine a member of a cluster, and run it. The token says what it
 becomes: a server, which keeps the cluster's state with the others, or an
 agent, which runs pods and holds nothing of the cluster.
 
 Whoever has the token can join. It is wiped from the list of processes at once;
-from a file, the standard input or the variable ` + tokenEnv + ` it never gets there.`,
+from a file, the standard input or the variable ` + tokenEnv + ` it never gets there.
+
+Without a token, --ask shows a code and waits: whoever may make tokens lets this
+machine in with "clusterctl members approve CODE", and says there what it becomes.`,
 		Example: `  sudo clusterd join 192.0.2.7:6443 --token cd1.…
+  sudo clusterd join 192.0.2.7:6443 --ask
   sudo clusterd join 192.0.2.7:6443 --token-file token --name n2 --prepare
   ssh n1 clusterctl token create --role agent -o json | jq -r .token | sudo clusterd join 192.0.2.7:6443 --token-file -`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -128,13 +132,20 @@ from a file, the standard input or the variable ` + tokenEnv + ` it never gets t
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			text, err := readToken(token, tokenFile, cmd.InOrStdin())
-			if err != nil {
-				return err
+			var t *pki.Token
+			if ask && (token != "" || tokenFile != "") {
+				return errors.New("--ask is for machines without a token: give it or a token")
 			}
-			t, err := pki.ParseToken(text)
-			if err != nil {
-				return err
+			if !ask {
+				text, err := readToken(token, tokenFile, cmd.InOrStdin())
+				if err != nil {
+					return err
+				}
+				parsed, err := pki.ParseToken(text)
+				if err != nil {
+					return err
+				}
+				t = &parsed
 			}
 			server, err := serverAddress(args[0])
 			if err != nil {
@@ -156,6 +167,7 @@ from a file, the standard input or the variable ` + tokenEnv + ` it never gets t
 	cfg.addFlags(cmd.Flags())
 	cmd.Flags().StringVar(&token, "token", "", "the join token")
 	cmd.Flags().StringVar(&tokenFile, "token-file", "", "file with the join token; - for the standard input")
+	cmd.Flags().BoolVar(&ask, "ask", false, "join without a token: show a code and wait until it is approved")
 	cmd.Flags().BoolVar(&prepare, "prepare", false, "only join and write the data folder; do not run")
 	return cmd
 }

@@ -56,17 +56,22 @@ func prepareInit(cfg Config) error {
 	})
 }
 
-// prepareJoin asks a member for admission and writes the data folder. On
-// error nothing of it stays. cfg has the cluster's ranges afterwards.
-func prepareJoin(ctx context.Context, cfg *Config, server string, token pki.Token, progress io.Writer) error {
+// prepareJoin asks a member for admission and writes the data folder. Without a
+// token it waits for a person's approval before. On error nothing of it stays. cfg
+// has the cluster's ranges afterwards.
+func prepareJoin(ctx context.Context, cfg *Config, server string, token *pki.Token, progress io.Writer) error {
 	return prepare(*cfg, func(dir dataDir) error {
 		key, err := pki.NewKey()
 		if err != nil {
 			return err
 		}
-		res, err := patiently(ctx, progress, func(ctx context.Context) (*join.Response, error) {
-			return join.Join(ctx, join.Wish{Server: server, Token: token, Name: cfg.Name, Addr: cfg.addr(), Key: key, Version: version()})
-		})
+		wish := join.Wish{Server: server, Name: cfg.Name, Addr: cfg.addr(), Key: key, Version: version()}
+		if token != nil {
+			wish.Token = *token
+		} else if wish.Token, err = approval(ctx, wish, progress); err != nil {
+			return err
+		}
+		res, err := patiently(ctx, progress, func(ctx context.Context) (*join.Response, error) { return join.Join(ctx, wish) })
 		if err != nil {
 			return err
 		}
@@ -98,6 +103,26 @@ func prepareJoin(ctx context.Context, cfg *Config, server string, token pki.Toke
 		}
 		return dir.writeIdentity(id)
 	})
+}
+
+// approval asks to join without a token, shows the code, and waits until a person has
+// repeated it to the cluster.
+func approval(ctx context.Context, wish join.Wish, progress io.Writer) (pki.Token, error) {
+	var code string
+	token, err := patiently(ctx, progress, func(ctx context.Context) (token pki.Token, err error) {
+		token, code, err = join.AskToJoin(ctx, wish)
+		return token, err
+	})
+	if err != nil {
+		return token, err
+	}
+	fmt.Fprintf(progress, `%s asks to join the cluster of %s. Approve it there, with the code that stands here:
+
+  clusterctl members approve %s --role agent      (or: --role server)
+
+Waiting …
+`, wish.Name, wish.Server, code)
+	return token, join.AwaitApproval(ctx, wish.Server, token)
 }
 
 // prepareServer gets what only servers know, now that this machine is one by

@@ -75,7 +75,7 @@ func readToken(flag, file string, stdin io.Reader) (string, error) {
 	case fromEnv != "":
 		return fromEnv, nil
 	}
-	return "", errors.New("--token is required (or --token-file, or " + tokenEnv + "): `clusterd init` printed one, and `clusterctl token create` makes another")
+	return "", errors.New("--token is required (or --token-file, or " + tokenEnv + "): `clusterd init` printed one, and `clusterctl token create` makes another; with --ask a person approves this machine instead")
 }
 
 // hideArgument wipes a secret from this process's command line, which every

@@ -16,19 +16,21 @@ import (
 	"strings"
 )
 
+// clusterctl runs it as the administrator.
+func (k *kit) clusterctl(args ...string) (stdout, stderr string, code int) {
+	k.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, k.c.Bin("clusterctl"), args...)
+	cmd.Dir = k.dir
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+k.c.Nodes()[0].Kubeconfig(), "HOME="+shared.Dir)
+	return k.finish(cmd, "")
+}
+
 // people get certificates: by one command, and by hand.
 func people(k *kit) {
-	clusterctl := func(args ...string) (stdout, stderr string, code int) {
-		k.Helper()
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		cmd := exec.CommandContext(ctx, k.c.Bin("clusterctl"), args...)
-		cmd.Dir = k.dir
-		cmd.Env = append(os.Environ(), "KUBECONFIG="+k.c.Nodes()[0].Kubeconfig(), "HOME="+shared.Dir)
-		return k.finish(cmd, "")
-	}
 	file := filepath.Join(k.dir, "pat.kubeconfig")
-	out, said, code := clusterctl("user", "add", "pat", "--group", "guild", "--for", "1h", "--out", file)
+	out, said, code := k.clusterctl("user", "add", "pat", "--group", "guild", "--for", "1h", "--out", file)
 	if code != 0 || out != "" {
 		k.Fatalf("user add: %d %s%s", code, out, said)
 	}
@@ -61,17 +63,17 @@ func people(k *kit) {
 	k.is("what is left of the request", strings.TrimSpace(k.ok("get", "csr", "-o", "name")), "")
 
 	// Nothing is overwritten or left behind, and nobody becomes more than a user.
-	_, said, code = clusterctl("user", "add", "pat", "--out", file)
+	_, said, code = k.clusterctl("user", "add", "pat", "--out", file)
 	if code != 1 || !strings.Contains(said, file+" exists") {
 		k.Errorf("over an existing file: %d %s", code, said)
 	}
 	for _, args := range [][]string{{"root", "--group", "system:masters"}, {"system:node:n1"}, {"x", "--for", "1m"}, {"a/b"}} {
-		_, said, code := clusterctl(append([]string{"user", "add"}, args...)...)
+		_, said, code := k.clusterctl(append([]string{"user", "add"}, args...)...)
 		if code != 1 || strings.Count(strings.TrimSpace(said), "\n") > 0 {
 			k.Errorf("user add %v: %d %s", args, code, said)
 		}
 	}
-	_, said, code = clusterctl("--kubeconfig", file, "user", "add", "friend", "--out", filepath.Join(k.dir, "friend.kubeconfig"))
+	_, said, code = k.clusterctl("--kubeconfig", file, "user", "add", "friend", "--out", filepath.Join(k.dir, "friend.kubeconfig"))
 	if code != 1 || !strings.Contains(said, `User "pat" cannot create resource "certificatesigningrequests"`) {
 		k.Errorf("by somebody without the right: %d %s", code, said)
 	}

@@ -181,16 +181,22 @@ func (r *Response) check(w Wish) error {
 // dialPinned connects for the join protocol and checks, before a byte is
 // sent, that the server holds a certificate of the authority the token pins.
 func dialPinned(ctx context.Context, server string, token pki.Token) (net.Conn, error) {
+	return dialJoin(ctx, server, transport.AuthorityName(token.Authority), func(s tls.ConnectionState) error {
+		return verifyPinned(s.PeerCertificates, token, server)
+	})
+}
+
+// dialJoin connects for the join protocol. name is the TLS server name, verify all
+// that judges the server's certificate.
+func dialJoin(ctx context.Context, server, name string, verify func(tls.ConnectionState) error) (net.Conn, error) {
 	d := tls.Dialer{
 		NetDialer: &net.Dialer{Timeout: 10 * time.Second},
 		Config: &tls.Config{
 			MinVersion:         tls.VersionTLS13,
 			NextProtos:         []string{transport.Join},
-			ServerName:         transport.AuthorityName(token.Authority),
-			InsecureSkipVerify: true, // by name; VerifyConnection checks the pinned authority
-			VerifyConnection: func(s tls.ConnectionState) error {
-				return verifyPinned(s.PeerCertificates, token, server)
-			},
+			ServerName:         name,
+			InsecureSkipVerify: true, // by name; verify checks the authority
+			VerifyConnection:   verify,
 		},
 	}
 	c, err := d.DialContext(ctx, "tcp", server)

@@ -27,6 +27,7 @@ const (
 	namePrefix   = "/clusterd/names/"   // + node name → id
 	removed      = "/clusterd/removed/" // + id → Removal
 	tokenPrefix  = "/clusterd/tokens/"  // + token id → tokenRecord
+	askPrefix    = "/clusterd/asking/"  // + token id → askRecord
 	clusterKey   = "/clusterd/cluster"  // → Cluster
 	votersKey    = "/clusterd/voters"   // → votersRecord
 )

@@ -36,6 +36,7 @@ type Server struct {
 	Log     *slog.Logger
 
 	strikes strikes
+	asks    asks
 }
 
 const (
@@ -52,18 +53,30 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodGet && r.URL.Path == StandingPath:
 		s.serveStanding(w, r)
 	case r.Method == http.MethodPost && r.URL.Path == Path:
-		serveStranger(ctx, s, w, r, s.admit)
+		serveStranger(ctx, s, w, r, given, s.admit)
 	case r.Method == http.MethodPost && r.URL.Path == RenewPath:
-		serveStranger(ctx, s, w, r, s.renew)
+		serveStranger(ctx, s, w, r, given, s.renew)
+	case r.Method == http.MethodPost && r.URL.Path == AskPath:
+		s.strikes.add(r.RemoteAddr, time.Now()) // whoever asks, asks for a person's time
+		serveStranger(ctx, s, w, r, "", s.ask)
+	case r.Method == http.MethodPost && r.URL.Path == RevealPath:
+		serveStranger(ctx, s, w, r, "a machine asks to join", func(ctx context.Context, in Reveal, now time.Time) (*AskState, error) {
+			return s.reveal(ctx, in, r.RemoteAddr, now)
+		})
+	case r.Method == http.MethodPost && r.URL.Path == AskStatePath:
+		serveStranger(ctx, s, w, r, "", s.askState)
 	default:
 		http.NotFound(w, r)
 	}
 }
 
-// serveStranger answers one request of somebody who has proved nothing yet.
-// Too many wrong ones from one address, or from all, are refused before they
+// given is what the log says of a certificate that was signed.
+const given = "a machine was given a certificate"
+
+// serveStranger answers one request of somebody who has proved nothing yet; done,
+// unless it is empty, is what the log says of an answer. Too many wrong ones from one address, or from all, are refused before they
 // cost the store anything.
-func serveStranger[In interface{ who() string }, Out any](ctx context.Context, s *Server, w http.ResponseWriter, r *http.Request, do func(context.Context, In, time.Time) (Out, error)) {
+func serveStranger[In interface{ who() string }, Out any](ctx context.Context, s *Server, w http.ResponseWriter, r *http.Request, done string, do func(context.Context, In, time.Time) (Out, error)) {
 	now := time.Now()
 	if !s.strikes.allow(r.RemoteAddr, now) {
 		w.Header().Set("Retry-After", "1")
@@ -76,10 +89,7 @@ func serveStranger[In interface{ who() string }, Out any](ctx context.Context, s
 		refuse(w, http.StatusBadRequest, &Refusal{CodeRequest, "the request cannot be read: " + err.Error()})
 		return
 	}
-	name := req.who()
-	if len(name) > maxNameShown {
-		name = name[:maxNameShown] + "…"
-	}
+	name := cut(req.who())
 	out, err := do(ctx, req, now)
 	var no *Refusal
 	switch {
@@ -95,7 +105,9 @@ func serveStranger[In interface{ who() string }, Out any](ctx context.Context, s
 		s.Log.Warn("a machine could not be answered now", "node", name, "peer", r.RemoteAddr, "err", err)
 		refuse(w, http.StatusServiceUnavailable, &Refusal{CodeBusy, "the cluster cannot answer right now: " + err.Error()})
 	default:
-		s.Log.Info("a machine was given a certificate", "node", name, "peer", r.RemoteAddr)
+		if done != "" {
+			s.Log.Info(done, "node", name, "peer", r.RemoteAddr)
+		}
 		w.Header().Set("Content-Type", "application/json")
 		json.NewEncoder(w).Encode(out)
 	}
@@ -107,22 +119,20 @@ func (Renewal) who() string   { return "" }
 // admit checks everything before it records anything, and records before it
 // hands out a certificate.
 func (s *Server) admit(ctx context.Context, req Request, now time.Time) (*Response, error) {
-	if errs := validation.IsDNS1123Subdomain(req.Name); len(errs) > 0 {
-		if len(req.Name) > maxNameShown {
-			req.Name = req.Name[:maxNameShown] + "…"
-		}
-		return nil, &Refusal{CodeName, fmt.Sprintf("the node name %q cannot be used: %s; choose another with --name", req.Name, errs[0])}
+	if err := checkJoiner(req.Name, req.Addr); err != nil {
+		return nil, err
 	}
 	csr, err := parseCSR(req.CSR)
 	if err != nil {
 		return nil, err
 	}
-	if !req.Addr.IsValid() || req.Addr.Addr().IsUnspecified() {
-		return nil, &Refusal{CodeRequest, fmt.Sprintf("the address %q: an address that other nodes can reach is required; set --advertise", req.Addr)}
-	}
+	key := pki.Fingerprint(csr.PublicKey)
 	for {
 		token, err := checkToken(ctx, s.Store, req.TokenID, req.TokenSecret, now)
 		if err != nil {
+			return nil, err
+		}
+		if err := token.fits(key, req.Name); err != nil {
 			return nil, err
 		}
 		cluster, err := GetCluster(ctx, s.Store)
@@ -135,7 +145,7 @@ func (s *Server) admit(ctx context.Context, req Request, now time.Time) (*Respon
 			return nil, err
 		}
 		err = addMember(ctx, s.Store, Record{
-			ID: pki.Fingerprint(csr.PublicKey), Name: req.Name, Role: token.Role, Addr: req.Addr, Joined: now.UTC(), Token: token.ID,
+			ID: key, Name: req.Name, Role: token.Role, Addr: req.Addr, Joined: now.UTC(), Token: token.ID,
 		}, token)
 		var taken *NameTakenError
 		switch {
@@ -179,6 +189,25 @@ func (s *Server) renew(ctx context.Context, req Renewal, now time.Time) (*Certif
 		return nil, err
 	}
 	return &Certificate{NodeCert: pki.EncodeCert(cert), Epoch: s.Epoch, Servers: s.Servers(), Trust: trustWord(trust)}, nil
+}
+
+// checkJoiner says what is wrong with a machine's name or address.
+func checkJoiner(name string, addr netip.AddrPort) error {
+	if errs := validation.IsDNS1123Subdomain(name); len(errs) > 0 {
+		return &Refusal{CodeName, fmt.Sprintf("the node name %q cannot be used: %s; choose another with --name", cut(name), errs[0])}
+	}
+	if !addr.IsValid() || addr.Addr().IsUnspecified() {
+		return &Refusal{CodeRequest, fmt.Sprintf("the address %q: an address that other nodes can reach is required; set --advertise", addr)}
+	}
+	return nil
+}
+
+// cut shortens a stranger's words.
+func cut(text string) string {
+	if len(text) > maxNameShown {
+		return text[:maxNameShown] + "…"
+	}
+	return text
 }
 
 func parseCSR(der []byte) (*x509.CertificateRequest, error) {

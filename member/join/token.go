@@ -25,11 +25,15 @@ type TokenInfo struct {
 	Expires time.Time `json:"expires"`
 	// Authority is the id of the one that the token pins; empty in old records.
 	Authority string `json:"authority,omitempty"`
+	// For is the machine that an approved token is for, and no other; else empty.
+	For string `json:"for,omitempty"`
 }
 
 type tokenRecord struct {
 	TokenInfo
 	Hash string `json:"hash"` // pki.HashSecret
+	// Key is the id of the one key that may join by an approved token; else empty.
+	Key string `json:"key,omitempty"`
 }
 
 // TokenWish is what a token is to be good for.
@@ -161,6 +165,14 @@ func checkToken(ctx context.Context, s Store, id, secret string, now time.Time) 
 			id, max(time.Second, now.Sub(r.Expires).Round(time.Second)), r.Expires.Format(time.RFC3339))
 	}
 	return storedToken{tokenRecord: r, key: kv.Key, revision: kv.ModRevision, now: now}, nil
+}
+
+// fits says whether a machine with that key and name may use the token.
+func (t storedToken) fits(key, name string) error {
+	if t.Key != "" && (t.Key != key || t.For != name) {
+		return &Refusal{CodeToken, fmt.Sprintf("the join token %s was approved for another machine, %s", t.ID, t.For)}
+	}
+	return nil
 }
 
 // use is the change that notes that a machine was admitted. again: it takes the

@@ -7,10 +7,13 @@ import "time"
 
 // Paths.
 const (
-	Members  = "/clusterd/v1/members" // GET; DELETE …/NAME; PUT …/NAME/role RoleRequest
-	Voters   = "/clusterd/v1/voters"  // PUT VotersRequest
-	Tokens   = "/clusterd/v1/tokens"  // GET, POST TokenRequest; DELETE …/ID
-	Store    = "/clusterd/v1/store"   // GET
+	Members = "/clusterd/v1/members" // GET; DELETE …/NAME; PUT …/NAME/role RoleRequest
+	Voters  = "/clusterd/v1/voters"  // PUT VotersRequest
+	Tokens  = "/clusterd/v1/tokens"  // GET, POST TokenRequest; DELETE …/ID
+	// Asking are machines that wait to be approved: GET AskingList; POST Approval, which
+	// answers with the AskingMachine; DELETE …/ID denies one.
+	Asking   = "/clusterd/v1/asking"
+	Store    = "/clusterd/v1/store" // GET
 	Snapshot = "/clusterd/v1/snapshot"
 	Recovery = "/clusterd/v1/recovery" // GET Survey, POST RecoveryRequest
 	// Authority is the cluster's certificate authority: GET AuthorityStatus, POST
@@ -108,6 +111,28 @@ type Token struct {
 	Used    int       `json:"used"`
 	Created time.Time `json:"created,omitzero"`
 	Expires time.Time `json:"expires,omitzero"`
+}
+
+// AskingList is the answer of GET Asking.
+type AskingList struct {
+	Machines []AskingMachine `json:"machines"`
+}
+
+// AskingMachine is a machine without a token that waits to be approved. Its code is
+// not told: who approves it reads it from the machine.
+type AskingMachine struct {
+	ID      string    `json:"id"`
+	Name    string    `json:"name"`
+	Addr    string    `json:"addr"` // where it will listen
+	Peer    string    `json:"peer"` // where its question came from
+	Version string    `json:"version"`
+	Since   time.Time `json:"since"`
+}
+
+// Approval lets the machine with a code join.
+type Approval struct {
+	Code string `json:"code"`
+	Role string `json:"role"` // server or agent
 }
 
 // Epoch is one life of the store.
