@@ -1,9 +1,13 @@
 #!/usr/bin/env bash
-# Packs bin/ as a Debian package and a tarball, into dist/.
+# Packs bin/ as a Debian package and a tarball, into dist/. For another ARCH the
+# programs are those of the folder that is given; bin/ prints their manual pages.
+#
+#   packaging/build.sh
+#   ARCH=arm64 packaging/build.sh bin/arm64
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-arch=${ARCH:-$(dpkg --print-architecture)}
+arch=${ARCH:-$(dpkg --print-architecture)} programs=${1:-bin}
 # Versions order by the number of commits; two builds of one commit are equal.
 commits=$(git rev-list --count HEAD 2>/dev/null || echo 0)
 date=$(git log -1 --format=%cD 2>/dev/null || date -R)
@@ -16,7 +20,7 @@ chmod 0755 "$stage"
 trap 'rm -rf "$stage"' EXIT
 doc=$stage/usr/share/doc/clusterd
 
-install -D -m 0755 bin/clusterd bin/clusterctl -t "$stage/usr/bin"
+install -D -m 0755 "$programs/clusterd" "$programs/clusterctl" -t "$stage/usr/bin"
 install -D -m 0644 packaging/clusterd.service -t "$stage/lib/systemd/system"
 install -D -m 0644 README.md packaging/copyright -t "$doc"
 install -D -m 0644 packaging/lintian-overrides "$stage/usr/share/lintian/overrides/clusterd"
