@@ -28,6 +28,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/vishvananda/netlink"
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -58,7 +59,7 @@ var programs string // folder with podmon and app
 
 func TestMain(m *testing.M) {
 	if os.Getenv("CLUSTERD_ROOT") == "" || os.Geteuid() != 0 {
-		os.Exit(m.Run())
+		goleak.VerifyTestMain(m) // ends the process
 	}
 	if os.Getenv(inNamespace) == "" {
 		dir, err := os.MkdirTemp("", "agent-test")
