@@ -32,6 +32,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 	"k8s.io/utils/cpuset"
 
 	"github.com/clusterd/clusterd/agent/claim"
@@ -43,6 +44,7 @@ import (
 	"github.com/clusterd/clusterd/agent/node"
 	"github.com/clusterd/clusterd/agent/object"
 	"github.com/clusterd/clusterd/agent/pod"
+	"github.com/clusterd/clusterd/agent/podcertificate"
 	"github.com/clusterd/clusterd/agent/podresources"
 	"github.com/clusterd/clusterd/agent/podspec"
 	"github.com/clusterd/clusterd/agent/pressure"
@@ -209,13 +211,14 @@ type Agent struct {
 	recorder record.EventRecorder
 	// services watches all Services, for the environments of pods; nil: there
 	// is no API.
-	services  cache.SharedIndexInformer
-	paths     *pathWatch    // nil: nobody measures
-	dns       *dns.Server   // nil: there is none
-	claims    *claim.Keeper // nil: there is no API
-	drivers   *csi.Manager  // nil: there is no API
-	handler   http.Handler
-	podServer *podresources.Server
+	services     cache.SharedIndexInformer
+	paths        *pathWatch             // nil: nobody measures
+	dns          *dns.Server            // nil: there is none
+	claims       *claim.Keeper          // nil: there is no API
+	drivers      *csi.Manager           // nil: there is no API
+	certificates *podcertificate.Keeper // of pods; nil: there is no API
+	handler      http.Handler
+	podServer    *podresources.Server
 }
 
 // New checks the configuration and puts the parts together. It starts nothing.
@@ -307,7 +310,11 @@ func New(cfg Config) (*Agent, error) {
 		a.drivers = csi.New(csi.Config{
 			Client: cfg.Client, NodeName: cfg.NodeName, Node: a.node, Root: cfg.DriverDir, Tokens: issuer, Recorder: a.recorder, Mounted: volume.Kernel{}.Mounted,
 		})
-		volumes.Claims, volumes.Drivers = a.claims, a.drivers
+		a.certificates = podcertificate.New(podcertificate.Config{
+			Client: cfg.Client, NodeName: cfg.NodeName, Node: a.node.Object, Recorder: a.recorder, Clock: clock.RealClock{},
+			Changed: func(uid types.UID) { a.pods.VolumesChanged(uid) },
+		})
+		volumes.Claims, volumes.Drivers, volumes.Certificates = a.claims, a.drivers, a.certificates
 	}
 	statics, err := a.statics(a.recorder)
 	if err != nil {
@@ -404,6 +411,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if a.cfg.Client != nil {
 		part(ctx, "node", a.node.Run)
 		part(ctx, "claims", a.claims.Run)
+		part(ctx, "certificates of pods", a.certificates.Run)
 		part(outer, "CSI drivers", a.drivers.Run)
 	}
 	if a.services != nil {

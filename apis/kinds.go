@@ -54,6 +54,7 @@ func Kinds() []Kind {
 		batch.CronJob(),
 		certificates.CertificateSigningRequest(),
 		certificates.ClusterTrustBundle(),
+		certificates.PodCertificateRequest(),
 		coordination.Lease(),
 		discovery.EndpointSlice(),
 		flowcontrol.FlowSchema(),

@@ -261,6 +261,7 @@ func TestRows(t *testing.T) {
 		"ResourceSlice":                    {"n1-gpus", "n1", "gpu.example.com", "n1", "<unknown>"},
 		"PriorityClass":                    {"important", int64(1000), false, "<unknown>", "PreemptLowerPriority"},
 		"NetworkPolicy":                    {"web", "app=web", "<unknown>"},
+		"PodCertificateRequest":            {"req-7x2lq", "web", "web", "n1", "example.com/lab", "Pending", "<unknown>"},
 		"ClusterTrustBundle":               {"example.com:lab:v1", "example.com/lab", "<unknown>"},
 		"CertificateSigningRequest":        {"jane", "<unknown>", "kubernetes.io/kube-apiserver-client", "admin", "24h", "Approved"},
 		"FlowSchema":                       {"reports", "slow", int64(1000), "ByUser", "<unknown>", "?"},

@@ -50,6 +50,7 @@ import (
 	"github.com/clusterd/clusterd/sched/nodeipam"
 	"github.com/clusterd/clusterd/sched/nodelifecycle"
 	"github.com/clusterd/clusterd/sched/persistentvolume"
+	"github.com/clusterd/clusterd/sched/podcertificate"
 	"github.com/clusterd/clusterd/sched/podgc"
 	"github.com/clusterd/clusterd/sched/quota"
 	"github.com/clusterd/clusterd/sched/replicaset"
@@ -196,6 +197,7 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return accounttoken.New(env, cfg.RootCA), nil },
 		func() (Loop, error) { return bootstraptoken.New(env), nil },
 		func() (Loop, error) { return certificatesigning.New(env, cfg.SignClient), nil },
+		func() (Loop, error) { return podcertificate.New(env), nil },
 	}
 	if cfg.Dynamic != nil && cfg.Gateways != nil {
 		constructors = append(constructors, func() (Loop, error) { return gateway.New(env, cfg.Dynamic, cfg.Gateways), nil })

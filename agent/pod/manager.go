@@ -515,7 +515,11 @@ func (m *Manager) PokeAll() {
 }
 
 // ObjectChanged is for object.New.
-func (m *Manager) ObjectChanged(uid types.UID, _ object.Ref) {
+func (m *Manager) ObjectChanged(uid types.UID, _ object.Ref) { m.VolumesChanged(uid) }
+
+// VolumesChanged makes a pod's volumes be looked at again: what one of their
+// sources waits for may be there.
+func (m *Manager) VolumesChanged(uid types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if w := m.workers[uid]; w != nil {

@@ -331,10 +331,10 @@ func (w *worker) setupVolumes() {
 // refreshState keeps one rendering of the changing volumes under way.
 type refreshState struct {
 	busy, again bool
-	due         time.Time // tokens are renewed then
+	due         time.Time // tokens and certificates are renewed then
 }
 
-// tokenRefresh is how often projected tokens are looked at.
+// tokenRefresh is how often projected tokens and certificates are looked at.
 const tokenRefresh = 5 * time.Minute
 
 // refresh renders ConfigMap, Secret and downward volumes again.
@@ -364,9 +364,9 @@ func (w *worker) refresh() {
 	})
 }
 
-// refreshDue renews tokens in time.
+// refreshDue renews tokens and certificates in time.
 func (w *worker) refreshDue(now time.Time) time.Time {
-	if !hasToken(w.pod) || !w.obs.Volumes.Ready || w.obs.TornDown || w.obs.TearingDown {
+	if !expires(w.pod) || !w.obs.Volumes.Ready || w.obs.TornDown || w.obs.TearingDown {
 		return time.Time{}
 	}
 	if w.fresh.due.IsZero() {
@@ -378,13 +378,14 @@ func (w *worker) refreshDue(now time.Time) time.Time {
 	return w.fresh.due
 }
 
-func hasToken(pod *v1.Pod) bool {
+// expires reports whether the pod's volumes hold what has to be renewed.
+func expires(pod *v1.Pod) bool {
 	for _, v := range pod.Spec.Volumes {
 		if v.Projected == nil {
 			continue
 		}
 		for _, s := range v.Projected.Sources {
-			if s.ServiceAccountToken != nil {
+			if s.ServiceAccountToken != nil || s.PodCertificate != nil {
 				return true
 			}
 		}

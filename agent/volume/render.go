@@ -40,7 +40,8 @@ func (m *Manager) render(ctx context.Context, pod *v1.Pod, v *v1.Volume) (map[st
 		err = r.downward(v.DownwardAPI.Items, mode(v.DownwardAPI.DefaultMode))
 	case v.Projected != nil:
 		def := mode(v.Projected.DefaultMode)
-		for _, s := range v.Projected.Sources {
+		r.dir = m.path(pod.UID, v)
+		for i, s := range v.Projected.Sources {
 			switch {
 			case s.ConfigMap != nil:
 				err = r.configMap(ctx, s.ConfigMap.Name, s.ConfigMap.Items, def, optional(s.ConfigMap.Optional))
@@ -53,7 +54,7 @@ func (m *Manager) render(ctx context.Context, pod *v1.Pod, v *v1.Volume) (map[st
 			case s.ClusterTrustBundle != nil:
 				err = r.anchors(ctx, s.ClusterTrustBundle, def)
 			case s.PodCertificate != nil:
-				err = fmt.Errorf("%w: podCertificate source of a projected volume: nothing here signs certificates of pods", ErrUnsupported)
+				err = r.certificate(ctx, CertificateSource{Volume: v.Name, Index: i, PodCertificateProjection: s.PodCertificate}, def)
 			default:
 				err = fmt.Errorf("%w: a source of a projected volume that this node does not know", ErrUnsupported)
 			}
@@ -69,6 +70,7 @@ type renderer struct {
 	m   *Manager
 	pod *v1.Pod
 	out map[string]file
+	dir string // of the volume, with what it holds so far
 }
 
 func (r renderer) configMap(ctx context.Context, name string, items []v1.KeyToPath, def int32, optional bool) error {
@@ -213,16 +215,7 @@ func (r renderer) token(ctx context.Context, t *v1.ServiceAccountTokenProjection
 	if err != nil {
 		return fmt.Errorf("failed to fetch token: %w", err)
 	}
-	f := file{data: []byte(tok), mode: def}
-	// A token is readable by its user alone, where that is known: the
-	// fsGroup, to which the writer opens every file, or the one user that all
-	// containers run as (KEP-2451).
-	if fsGroup(r.pod) != nil {
-		f.mode = 0o600
-	} else if f.uid = onlyUser(r.pod); f.uid != nil {
-		f.mode = 0o600
-	}
-	return r.add(t.Path, f)
+	return r.add(t.Path, r.secretFile([]byte(tok), def))
 }
 
 // onlyUser is the user all containers run as, nil when they differ or it is

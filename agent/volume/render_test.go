@@ -71,7 +71,7 @@ func TestUnknownSources(t *testing.T) {
 	m, _, _ := newManager(t)
 	for want, source := range map[string]v1.VolumeProjection{
 		"clusterTrustBundle":  {ClusterTrustBundle: &v1.ClusterTrustBundleProjection{Name: ptr.To("b"), Path: "p"}},
-		"podCertificate":      {PodCertificate: &v1.PodCertificateProjection{SignerName: "s"}},
+		"podCertificate":      {PodCertificate: &v1.PodCertificateProjection{SignerName: "s", CredentialBundlePath: "b"}},
 		"serviceAccountToken": {ServiceAccountToken: &v1.ServiceAccountTokenProjection{Path: "t"}}, // a node without an API
 	} {
 		p := pod(v1.Volume{Name: "v", VolumeSource: v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{Sources: []v1.VolumeProjection{source}}}})

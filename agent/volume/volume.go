@@ -70,6 +70,8 @@ type Config struct {
 	// TrustBundles: nil on a node without an API.
 	TrustBundles TrustBundles
 	Tokens       Tokens // nil: serviceAccountToken sources are refused
+	// Certificates: nil on a node without an API.
+	Certificates Certificates
 	Mounter      Mounter
 	Claims       Claims // nil: claims are refused
 	// Drivers mount the volumes of CSI drivers; nil: those are refused.
@@ -167,7 +169,7 @@ func secretive(v *v1.Volume) bool {
 	}
 	if v.Projected != nil {
 		for _, s := range v.Projected.Sources {
-			if s.Secret != nil || s.ServiceAccountToken != nil {
+			if s.Secret != nil || s.ServiceAccountToken != nil || s.PodCertificate != nil {
 				return true
 			}
 		}
@@ -419,6 +421,9 @@ func (m *Manager) path(uid types.UID, v *v1.Volume) string {
 func (m *Manager) Teardown(ctx context.Context, uid types.UID) error {
 	if uid == "" || strings.ContainsAny(string(uid), "/") || uid == "." || uid == ".." {
 		return fmt.Errorf("pod folder of uid %q: not a folder name", uid)
+	}
+	if m.cfg.Certificates != nil {
+		m.cfg.Certificates.Forget(uid)
 	}
 	dir := m.podDir(uid)
 	if _, err := os.Lstat(dir); err == nil {

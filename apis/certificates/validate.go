@@ -5,13 +5,11 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
-	"strings"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/clusterd/clusterd/apis/internal/check"
@@ -22,8 +20,6 @@ const (
 	legacyUnknown = "kubernetes.io/legacy-unknown"
 	// minLifetime is the shortest lifetime that may be asked for, in seconds.
 	minLifetime = 600
-	// maxSignerPath is the length of a domain, a slash and a namespaced name.
-	maxSignerPath = validation.DNS1123SubdomainMaxLength + 1 + validation.DNS1123LabelMaxLength
 )
 
 var usages = sets.New(
@@ -68,28 +64,10 @@ func validateSpec(spec *certificatesv1.CertificateSigningRequestSpec, at *field.
 
 // validateSigner wants DOMAIN/PATH, as upstream does.
 func validateSigner(name string, at *field.Path) field.ErrorList {
-	if name == "" {
-		return field.ErrorList{field.Required(at, "")}
-	}
 	if name == legacyUnknown {
 		return field.ErrorList{field.Invalid(at, name, "the legacy signerName is not allowed via this API version")}
 	}
-	domain, path, ok := strings.Cut(name, "/")
-	if !ok {
-		return field.ErrorList{field.Invalid(at, name, "must be a fully qualified domain and path of the form 'example.com/signer-name'")}
-	}
-	errs := check.Text(at, domain, check.Subdomain)
-	if !strings.Contains(domain, ".") {
-		errs = append(errs, field.Invalid(at, domain, "should be a domain with at least two segments separated by dots"))
-	}
-	if path == "" {
-		return append(errs, field.Invalid(at, name, "must have a path after the domain: 'example.com/signer-name'"))
-	}
-	errs = append(errs, check.Text(at, path, check.Subdomain)...)
-	if len(name) > maxSignerPath {
-		errs = append(errs, field.TooLong(at, "", maxSignerPath))
-	}
-	return errs
+	return check.Signer(at, name)
 }
 
 // ParseRequest reads the one certificate request, PKCS #10 in PEM, and checks

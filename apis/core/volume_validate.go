@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -205,7 +206,7 @@ func validateProjected(v *corev1.ProjectedVolumeSource, at *field.Path) field.Er
 		}
 		if p := source.PodCertificate; p != nil {
 			at := use("podCertificate")
-			errs = append(errs, check.RequiredText(at.Child("signerName"), p.SignerName, nil)...)
+			errs = append(errs, validateCertificateProjection(p, at)...)
 			for _, path := range []string{p.CredentialBundlePath, p.KeyPath, p.CertificateChainPath} {
 				claim(path, at)
 			}
@@ -238,6 +239,38 @@ func validateTrustProjection(p *corev1.ClusterTrustBundleProjection, at *field.P
 		return append(errs, check.LabelSelector(at.Child("labelSelector"), p.LabelSelector)...)
 	}
 	return append(errs, field.Required(at, "either name or signerName must be specified"))
+}
+
+// keyTypes are the keys that a node can make for a pod.
+var keyTypes = []string{"ECDSAP256", "ECDSAP384", "ECDSAP521", "ED25519", "RSA3072", "RSA4096"}
+
+// validateCertificateProjection wants a signer, a sort of key and a file.
+func validateCertificateProjection(p *corev1.PodCertificateProjection, at *field.Path) field.ErrorList {
+	errs := check.Signer(at.Child("signerName"), p.SignerName)
+	errs = append(errs, check.OneOf(at.Child("keyType"), p.KeyType, slices.Clone(keyTypes)...)...)
+	if s := p.MaxExpirationSeconds; s != nil {
+		most := check.MaxPodCertificateOf(p.SignerName)
+		at := at.Child("maxExpirationSeconds")
+		switch {
+		case *s < check.MinPodCertificate:
+			errs = append(errs, field.Invalid(at, *s, fmt.Sprintf("if provided, maxExpirationSeconds must be >= %d", check.MinPodCertificate)))
+		case *s > most:
+			errs = append(errs, field.Invalid(at, *s, fmt.Sprintf("if provided, maxExpirationSeconds must be <= %d", most)))
+		}
+	}
+	paths := 0
+	for _, file := range []struct{ name, path string }{
+		{"credentialBundlePath", p.CredentialBundlePath}, {"keyPath", p.KeyPath}, {"certificateChainPath", p.CertificateChainPath},
+	} {
+		if file.path != "" {
+			paths++
+			errs = append(errs, check.Text(at.Child(file.name), file.path, localFile)...)
+		}
+	}
+	if paths == 0 {
+		errs = append(errs, field.Required(at, "specify at least one of credentialBundlePath, keyPath, and certificateChainPath"))
+	}
+	return append(errs, check.SignerAnnotations(at.Child("userAnnotations"), p.UserAnnotations)...)
 }
 
 func validateTokenProjection(p *corev1.ServiceAccountTokenProjection, at *field.Path) field.ErrorList {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -314,6 +315,16 @@ func (s *stores) Volume(ctx context.Context, name string) (*corev1.PersistentVol
 // Attachment reads what is attached, or to be.
 func (s *stores) Attachment(ctx context.Context, name string) (*storagev1.VolumeAttachment, error) {
 	return get(ctx, s, storagev1.Resource("volumeattachments"), "", name, func(*storagev1.VolumeAttachment) bool { return true })
+}
+
+// PodCertificateRequest reads a request for the certificate of a pod.
+func (s *stores) PodCertificateRequest(ctx context.Context, namespace, name string) (*certificatesv1.PodCertificateRequest, error) {
+	return get(ctx, s, certificatesv1.Resource("podcertificaterequests"), namespace, name, func(*certificatesv1.PodCertificateRequest) bool { return true })
+}
+
+// Node reads a node.
+func (s *stores) Node(ctx context.Context, name string) (*corev1.Node, error) {
+	return get(ctx, s, corev1.Resource("nodes"), "", name, func(*corev1.Node) bool { return true })
 }
 
 // CSIDriver reads what is said of a driver.

@@ -126,6 +126,7 @@ spec:
 		k.ok("delete", "pod", "image", "part", "--wait=false")
 	})
 	k.sub("bundles of trust", trustBundles)
+	k.sub("certificates of pods", podCertificates)
 	k.sub("more than it may hold", func(k *kit) {
 		k.apply(strings.Replace(simple("over", "sleep", "volumes:", "- {name: e, emptyDir: {sizeLimit: 1Mi}}"), "args:", "volumeMounts: [{name: e, mountPath: /e}], args:", 1))
 		p := k.ready("over")

@@ -4,8 +4,8 @@ package check
 
 import (
 	"net/netip"
-
 	"slices"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
@@ -36,6 +36,68 @@ func RequiredText(path *field.Path, value string, rule func(string) []string) fi
 
 // Subdomain is the rule for names of most objects.
 func Subdomain(name string) []string { return validation.IsDNS1123Subdomain(name) }
+
+// maxSigner is the length of a domain, a slash and a namespaced name.
+const maxSigner = validation.DNS1123SubdomainMaxLength + 1 + validation.DNS1123LabelMaxLength
+
+// Signer wants the name of a signer of certificates: DOMAIN/PATH.
+func Signer(path *field.Path, name string) field.ErrorList {
+	if name == "" {
+		return field.ErrorList{field.Required(path, "")}
+	}
+	domain, rest, ok := strings.Cut(name, "/")
+	if !ok {
+		return field.ErrorList{field.Invalid(path, name, "must be a fully qualified domain and path of the form 'example.com/signer-name'")}
+	}
+	errs := Text(path, domain, Subdomain)
+	if !strings.Contains(domain, ".") {
+		errs = append(errs, field.Invalid(path, domain, "should be a domain with at least two segments separated by dots"))
+	}
+	if rest == "" {
+		return append(errs, field.Invalid(path, name, "must have a path after the domain: 'example.com/signer-name'"))
+	}
+	errs = append(errs, Text(path, rest, Subdomain)...)
+	if len(name) > maxSigner {
+		errs = append(errs, field.TooLong(path, "", maxSigner))
+	}
+	return errs
+}
+
+// The bounds of the lifetime of a pod's certificate, in seconds: an hour, 91
+// days, and a day for signers of Kubernetes' own.
+const (
+	MinPodCertificate = 3600
+	MaxPodCertificate = 7862400
+	maxOfKubernetes   = 86400
+)
+
+// MaxPodCertificateOf is the longest lifetime of a certificate that a signer
+// may be asked for, in seconds.
+func MaxPodCertificateOf(signer string) int32 {
+	domain, _, _ := strings.Cut(signer, "/")
+	if domain == "kubernetes.io" || strings.HasSuffix(domain, ".kubernetes.io") {
+		return maxOfKubernetes
+	}
+	return MaxPodCertificate
+}
+
+// maxAnnotations is the size of all of a map of annotations.
+const maxAnnotations = 256 << 10
+
+// SignerAnnotations wants what a pod's author tells a signer to be annotations,
+// each with a domain before its name.
+func SignerAnnotations(path *field.Path, annotations map[string]string) field.ErrorList {
+	var errs field.ErrorList
+	size := 0
+	for key, value := range annotations {
+		errs = append(errs, validation.IsDomainPrefixedKey(path, strings.ToLower(key))...)
+		size += len(key) + len(value)
+	}
+	if size > maxAnnotations {
+		errs = append(errs, field.TooLong(path, "", maxAnnotations))
+	}
+	return errs
+}
 
 // OneOf wants value to be one of allowed; an empty value is Required.
 func OneOf[T ~string](path *field.Path, value T, allowed ...T) field.ErrorList {

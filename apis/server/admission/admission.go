@@ -4,12 +4,10 @@
 package admission
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/admission/metrics"
 
@@ -48,7 +46,6 @@ type Objects interface {
 	defaultingressclass.Classes
 	claimresize.Classes
 	noderestriction.Objects
-	ServiceAccount(ctx context.Context, namespace, name string) (*corev1.ServiceAccount, error)
 }
 
 // Options tune the plugins.
@@ -108,6 +105,8 @@ func list(objects Objects, options Options) []plugin {
 		{"RuntimeClass", true, plain(func() admission.Interface { return runtimeclass.New(objects) })},
 		{"CertificateApproval", true, plain(func() admission.Interface { return certificates.NewApproval(x.Authorizer) })},
 		{"CertificateSigning", true, plain(func() admission.Interface { return certificates.NewSigning(x.Authorizer) })},
+		// PodCertificateSigning is no plugin of upstream's, whose strategy does this.
+		{"PodCertificateSigning", true, plain(func() admission.Interface { return certificates.NewPodSigning(x.Authorizer) })},
 		{"ClusterTrustBundleAttest", true, plain(func() admission.Interface { return certificates.NewAttest(x.Authorizer) })},
 		{"CertificateSubjectRestriction", true, plain(certificates.NewSubjectRestriction)},
 		{"DefaultIngressClass", true, plain(func() admission.Interface { return defaultingressclass.New(objects) })},

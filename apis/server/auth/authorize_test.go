@@ -5,12 +5,14 @@ import (
 	"errors"
 	"testing"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/authorization/union"
@@ -53,6 +55,14 @@ func (f fakePods) Attachment(_ context.Context, name string) (*storagev1.VolumeA
 	return &storagev1.VolumeAttachment{Spec: storagev1.VolumeAttachmentSpec{NodeName: node}}, nil
 }
 
+func (f fakePods) PodCertificateRequest(_ context.Context, _, name string) (*certificatesv1.PodCertificateRequest, error) {
+	node, ok := map[string]types.NodeName{"mine": "n1", "theirs": "n2"}[name]
+	if !ok {
+		return nil, apierrors.NewNotFound(certificatesv1.Resource("podcertificaterequests"), name)
+	}
+	return &certificatesv1.PodCertificateRequest{Spec: certificatesv1.PodCertificateRequestSpec{NodeName: node}}, nil
+}
+
 func who(name string, groups ...string) user.Info {
 	return &user.DefaultInfo{Name: name, Groups: append(groups, user.AllAuthenticated)}
 }
@@ -86,6 +96,12 @@ func TestNodesAndMasters(t *testing.T) {
 		{"node, no paths", node, path("get", "/metrics"), false},
 		{"node, its lease", node, resource("update", "coordination.k8s.io", "leases", "", "kube-node-lease", "n1"), true},
 		{"node, no other lease", node, resource("update", "coordination.k8s.io", "leases", "", "default", "n1"), false},
+		{"node, a certificate for a pod", node, resource("create", "certificates.k8s.io", "podcertificaterequests", "", "default", ""), true},
+		{"node, its request for one", node, resource("get", "certificates.k8s.io", "podcertificaterequests", "", "default", "mine"), true},
+		{"node, another's request", node, resource("get", "certificates.k8s.io", "podcertificaterequests", "", "default", "theirs"), false},
+		{"node, no request", node, resource("get", "certificates.k8s.io", "podcertificaterequests", "", "default", "none"), false},
+		{"node, all requests", node, resource("list", "certificates.k8s.io", "podcertificaterequests", "", "", ""), false},
+		{"node, an answer", node, resource("update", "certificates.k8s.io", "podcertificaterequests", "status", "default", "mine"), false},
 		{"a node's name without its group", who("system:node:n1"), resource("list", "", "services", "", "", ""), false},
 		{"a node's group without its name", who("n1", user.NodesGroup), resource("list", "", "services", "", "", ""), false},
 		{"a node without a name", who("system:node:", user.NodesGroup), resource("list", "", "services", "", "", ""), false},

@@ -6,7 +6,9 @@ import (
 	"slices"
 	"strings"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -21,6 +23,9 @@ type Pods interface {
 	// OnNode lists the pods bound to node, in one namespace or, if namespace
 	// is empty, in all.
 	OnNode(ctx context.Context, node, namespace string) ([]*corev1.Pod, error)
+	// PodCertificateRequest reads one. One that is missing is a NotFound
+	// StatusError.
+	PodCertificateRequest(ctx context.Context, namespace, name string) (*certificatesv1.PodCertificateRequest, error)
 	Volumes
 }
 
@@ -43,6 +48,7 @@ func nodeRules(node string) []Rule {
 		{Verbs: read, Groups: core, Resources: []string{"nodes", "services", "namespaces", "endpoints"}},
 		{Verbs: read, Groups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}},
 		{Verbs: read, Groups: []string{"certificates.k8s.io"}, Resources: []string{"clustertrustbundles"}},
+		{Verbs: []string{"create"}, Groups: []string{"certificates.k8s.io"}, Resources: []string{"podcertificaterequests"}}, // of its pods only
 		{Verbs: read, Groups: []string{"node.k8s.io"}, Resources: []string{"runtimeclasses"}},
 		{Verbs: read, Groups: []string{"networking.k8s.io"}, Resources: []string{"networkpolicies"}},
 		{Verbs: []string{"create"}, Groups: core, Resources: []string{"nodes"}},
@@ -79,6 +85,9 @@ func (z *NodeAuthorizer) authorizeNode(ctx context.Context, node string, a autho
 	if a.IsResourceRequest() && a.GetAPIGroup() == "storage.k8s.io" && a.GetResource() == "volumeattachments" && a.GetSubresource() == "" {
 		return z.readAttachment(ctx, node, a)
 	}
+	if a.IsResourceRequest() && a.GetAPIGroup() == "certificates.k8s.io" && a.GetResource() == "podcertificaterequests" && a.GetSubresource() == "" && slices.Contains(read, a.GetVerb()) {
+		return z.readPodRequests(ctx, node, a)
+	}
 	if !a.IsResourceRequest() || a.GetAPIGroup() != "" || a.GetSubresource() != "" || !slices.Contains(read, a.GetVerb()) {
 		return authorizer.DecisionNoOpinion, "", nil
 	}
@@ -110,6 +119,27 @@ func (z *NodeAuthorizer) readPods(ctx context.Context, node string, a authorizer
 		return authorizer.DecisionAllow, "", nil
 	}
 	return authorizer.DecisionNoOpinion, fmt.Sprintf("pod %s is not bound to node %s", a.GetName(), node), nil
+}
+
+// readPodRequests lets a node see the requests for certificates of its own
+// pods: by field selector, or one by name.
+func (z *NodeAuthorizer) readPodRequests(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if selected(a, "spec.nodeName") == node {
+		return authorizer.DecisionAllow, "", nil
+	}
+	if a.GetVerb() != "get" || a.GetName() == "" {
+		return authorizer.DecisionNoOpinion, "a node may only list and watch podcertificaterequests with field selector spec.nodeName=" + node, nil
+	}
+	found, err := z.pods.PodCertificateRequest(ctx, a.GetNamespace(), a.GetName())
+	switch {
+	case apierrors.IsNotFound(err):
+		return authorizer.DecisionNoOpinion, fmt.Sprintf("node %s has asked for no certificate by that name", node), nil
+	case err != nil:
+		return authorizer.DecisionNoOpinion, "", err
+	case string(found.Spec.NodeName) != node:
+		return authorizer.DecisionNoOpinion, "it is of another node", nil
+	}
+	return authorizer.DecisionAllow, "", nil
 }
 
 // readVolumes lets a node see the volumes that are folders of its own, by label

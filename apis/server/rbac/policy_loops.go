@@ -78,7 +78,7 @@ func managerRules() []rbacv1.PolicyRule {
 		on("apps batch autoscaling policy networking.k8s.io discovery.k8s.io storage.k8s.io coordination.k8s.io", "*", readWrite),
 		on("apiextensions.k8s.io apiregistration.k8s.io", "customresourcedefinitions/status apiservices/status", do("patch", "update")),
 		on("admissionregistration.k8s.io", "validatingadmissionpolicies/status mutatingadmissionpolicies/status", do("patch", "update")),
-		on(csr, "certificatesigningrequests", do("get", "delete")),
+		on(csr, "certificatesigningrequests podcertificaterequests", do("get", "delete")),
 		on(csr, "certificatesigningrequests/status certificatesigningrequests/approval", do("update", "patch")),
 		called(on(csr, "signers", do("approve", "sign")), "kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"),
 		on("*", "*/scale", do("get", "update", "patch")),

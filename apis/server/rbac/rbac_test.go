@@ -152,9 +152,9 @@ func TestLoopsHoldNoMore(t *testing.T) {
 func TestPeopleReachWhatNamespacesHold(t *testing.T) {
 	// Upstream leaves these out: Secrets and roles would let a reader become
 	// more; the rest is of controllers and drivers.
-	unseen := map[string]bool{"secrets": true, "roles": true, "rolebindings": true, "leases": true, "podtemplates": true, "csistoragecapacities": true}
+	unseen := map[string]bool{"podcertificaterequests": true, "secrets": true, "roles": true, "rolebindings": true, "leases": true, "podtemplates": true, "csistoragecapacities": true}
 	// Nor may these be edited: they bound the namespace, or are made by controllers.
-	kept := map[string]bool{"limitranges": true, "resourcequotas": true, "endpoints": true, "endpointslices": true, "controllerrevisions": true,
+	kept := map[string]bool{"podcertificaterequests": true, "limitranges": true, "resourcequotas": true, "endpoints": true, "endpointslices": true, "controllerrevisions": true,
 		"roles": true, "rolebindings": true, "podtemplates": true, "csistoragecapacities": true}
 	rules := map[string][]rbacv1.PolicyRule{}
 	for _, role := range ClusterRoles() {

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -27,12 +28,14 @@ import (
 // to trusted nodes; a node may not claim it.
 const restrictedLabels = "node-restriction.kubernetes.io"
 
-// Objects finds pods and what their volumes lead to. Missing objects are
+// Objects finds pods, who they run as and where, and what their volumes lead to. Missing objects are
 // NotFound StatusErrors.
 type Objects interface {
 	auth.Volumes
 	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
 	CSIDriver(ctx context.Context, name string) (*storagev1.CSIDriver, error)
+	ServiceAccount(ctx context.Context, namespace, name string) (*corev1.ServiceAccount, error)
+	Node(ctx context.Context, name string) (*corev1.Node, error)
 }
 
 type plugin struct {
@@ -64,6 +67,8 @@ func (p *plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 		return claim(node, a)
 	case storagev1.Resource("csinodes"):
 		return csiNode(node, a)
+	case certificatesv1.Resource("podcertificaterequests"):
+		return p.podCertificate(ctx, node, a)
 	case corev1.Resource("serviceaccounts"):
 		if a.GetSubresource() == "token" {
 			return p.token(ctx, node, a)

@@ -92,6 +92,14 @@ func (nothing) CSIDriver(context.Context, string) (*storagev1.CSIDriver, error) 
 	return nil, errors.NewNotFound(storagev1.Resource("csidrivers"), "")
 }
 
+func (nothing) ServiceAccount(context.Context, string, string) (*corev1.ServiceAccount, error) {
+	return nil, errors.NewNotFound(corev1.Resource("serviceaccounts"), "")
+}
+
+func (nothing) Node(context.Context, string) (*corev1.Node, error) {
+	return nil, errors.NewNotFound(corev1.Resource("nodes"), "")
+}
+
 // vault has a claim "c" whose volume's driver wants tokens for the vault.
 type vault struct{ nothing }
 

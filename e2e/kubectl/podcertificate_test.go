@@ -1,0 +1,147 @@
+package kubectl
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net/url"
+	"strings"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
+
+	"github.com/clusterd/clusterd/e2e/features"
+)
+
+// podSigner signs requests for pods' certificates, and denies those that say so.
+type podSigner struct {
+	client kubernetes.Interface
+	name   string
+	key    *ecdsa.PrivateKey
+	cert   *x509.Certificate
+}
+
+const (
+	spiffePath = "spiffe.example.com/path"
+	denyMe     = "spiffe.example.com/deny"
+)
+
+// run answers until ctx ends.
+func (s *podSigner) run(ctx context.Context) error {
+	for {
+		list, err := s.client.CertificatesV1().PodCertificateRequests("").List(ctx, metav1.ListOptions{FieldSelector: "spec.signerName=" + s.name})
+		if err == nil {
+			for i := range list.Items {
+				if len(list.Items[i].Status.Conditions) == 0 {
+					err = errors.Join(err, s.answer(ctx, &list.Items[i]))
+				}
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(100 * time.Millisecond):
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (s *podSigner) answer(ctx context.Context, r *certificatesv1.PodCertificateRequest) error {
+	condition := metav1.Condition{Type: certificatesv1.PodCertificateRequestConditionTypeIssued, Status: metav1.ConditionTrue, Reason: "Test", LastTransitionTime: metav1.Now()}
+	if why := r.Spec.UnverifiedUserAnnotations[denyMe]; why != "" {
+		condition.Type, condition.Message = certificatesv1.PodCertificateRequestConditionTypeDenied, why
+	} else {
+		request, err := x509.ParseCertificateRequest(r.Spec.StubPKCS10Request)
+		if err != nil {
+			return err
+		}
+		path := r.Spec.UnverifiedUserAnnotations[spiffePath]
+		if path == "" {
+			path = "/ns/" + r.Namespace + "/sa/" + r.Spec.ServiceAccountName
+		}
+		begin := time.Now().Truncate(time.Second)
+		template := &x509.Certificate{
+			SerialNumber: big.NewInt(begin.UnixNano()), Subject: pkix.Name{CommonName: r.Spec.PodName}, URIs: []*url.URL{{Scheme: "spiffe", Host: "example.com", Path: path}},
+			NotBefore: begin, NotAfter: begin.Add(time.Duration(*r.Spec.MaxExpirationSeconds) * time.Second),
+		}
+		der, err := x509.CreateCertificate(rand.Reader, template, s.cert, request.PublicKey, s.key)
+		if err != nil {
+			return err
+		}
+		r.Status.CertificateChain = string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+		r.Status.NotBefore, r.Status.NotAfter = ptr.To(metav1.NewTime(template.NotBefore)), ptr.To(metav1.NewTime(template.NotAfter))
+		r.Status.BeginRefreshAt = ptr.To(metav1.NewTime(begin.Add(template.NotAfter.Sub(begin) * 2 / 3)))
+	}
+	r.Status.Conditions = []metav1.Condition{condition}
+	_, err := s.client.CertificatesV1().PodCertificateRequests(r.Namespace).UpdateStatus(ctx, r, metav1.UpdateOptions{})
+	return err
+}
+
+// podCertificates gives pods certificates of a signer that is a client of the API.
+func podCertificates(k *kit) {
+	features.Conforms(k, 164, 165, 166, 167, 169)
+	const signer = "pods.example.com/lab"
+	mounting := func(name, source string) string {
+		return strings.Replace(simple(name, "sleep", fmt.Sprintf("volumes: [{name: v, projected: {sources: [{podCertificate: {signerName: %s, %s}}]}}]", signer, source)),
+			"args:", "volumeMounts: [{name: v, mountPath: /v}], args:", 1)
+	}
+	for seconds, says := range map[int]string{7862401: "if provided, maxExpirationSeconds must be <= 7862400", 3599: "if provided, maxExpirationSeconds must be >= 3600"} {
+		k.has(k.failsIn(mounting("bad", fmt.Sprintf("keyType: ED25519, credentialBundlePath: b, maxExpirationSeconds: %d", seconds)), "apply", "-f", "-"), says)
+	}
+	k.apply(mounting("cert-day", "keyType: ECDSAP256, credentialBundlePath: b.pem"))
+	k.has(k.event("cert-day", "FailedMount"), `certificate of signer "`+signer+`" is not issued yet`)
+	if p := k.pod("cert-day"); p.Status.Phase != corev1.PodPending {
+		k.Errorf("without a certificate the pod is %s", p.Status.Phase)
+	}
+	k.has(k.ok("get", "podcertificaterequests"), "PODNAME", "cert-day", signer, "Pending")
+
+	client, err := kubernetes.NewForConfig(k.config)
+	k.must(err)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	k.must(err)
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	s := &podSigner{client: client, name: signer, key: key, cert: &x509.Certificate{Subject: pkix.Name{CommonName: "lab"}}}
+	go func() { done <- s.run(ctx) }()
+	defer func() {
+		stop()
+		if err := <-done; err != nil {
+			k.Errorf("signer: %v", err)
+		}
+	}()
+	k.apply(mounting("cert-hour", "keyType: ED25519, keyPath: key.pem, certificateChainPath: chain.pem, maxExpirationSeconds: 3600, userAnnotations: {"+spiffePath+": /custom}"))
+	k.apply(mounting("cert-denied", "keyType: ED25519, credentialBundlePath: b.pem, userAnnotations: {"+denyMe+": because}"))
+	k.ready("cert-day")
+	k.ready("cert-hour")
+	for _, c := range []struct {
+		pod, key, chain, path string
+		life                  time.Duration
+	}{
+		{"cert-day", "b.pem", "b.pem", "/sa/default", 24 * time.Hour},
+		{"cert-hour", "key.pem", "chain.pem", "/custom", time.Hour},
+	} {
+		pair, err := tls.X509KeyPair([]byte(k.exec(c.pod, "main", "cat", "/v/"+c.chain)), []byte(k.exec(c.pod, "main", "cat", "/v/"+c.key)))
+		k.must(err)
+		k.is("lifetime of "+c.pod, pair.Leaf.NotAfter.Sub(pair.Leaf.NotBefore).String(), c.life.String())
+		if len(pair.Leaf.URIs) != 1 || !strings.HasSuffix(pair.Leaf.URIs[0].Path, c.path) {
+			k.Errorf("%s: URIs %v, want %s", c.pod, pair.Leaf.URIs, c.path)
+		}
+		k.is("user of "+c.pod, pair.Leaf.Subject.CommonName, c.pod)
+	}
+	k.has(k.event("cert-denied", "Denied"), signer, "because")
+	k.ok("delete", "pod", "cert-day", "cert-hour", "cert-denied", "--wait=false")
+}
