@@ -565,6 +565,13 @@ func nodeRef(name string) *v1.ObjectReference {
 	return &v1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name, UID: types.UID(name)}
 }
 
+// PodNetworkBlocked records an event that pods get no network, and why. It does not
+// block, and has the node look at its state.
+func (a *Agent) PodNetworkBlocked(reason, why string) {
+	a.recorder.Event(nodeRef(a.cfg.NodeName), v1.EventTypeWarning, reason, "Pods get no network: "+why)
+	a.node.Poke()
+}
+
 // RulesRepaired records an event that another program changed rules of the
 // packet filter that are this program's, and that they were put right. It does
 // not block.

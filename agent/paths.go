@@ -117,6 +117,9 @@ func (w *pathWatch) conditions() []v1.NodeCondition {
 var (
 	pathLost = prometheus.NewDesc("clusterd_path_lost_ratio", "Share of the last pings to the node that were not answered", []string{"node", "address"}, nil)
 	pathRTT  = prometheus.NewDesc("clusterd_path_rtt_seconds", "Median round trip of the last pings to the node", []string{"node", "address"}, nil)
+	wgAge    = prometheus.NewDesc("clusterd_wireguard_handshake_age_seconds", "Since the last handshake of WireGuard with the node", []string{"node"}, nil)
+	wgIn     = prometheus.NewDesc("clusterd_wireguard_received_bytes_total", "Bytes that came from the node by WireGuard", []string{"node"}, nil)
+	wgOut    = prometheus.NewDesc("clusterd_wireguard_sent_bytes_total", "Bytes that were sent to the node by WireGuard", []string{"node"}, nil)
 	pathOK   = prometheus.NewDesc("clusterd_path_ok", "1 where nothing is found wrong with the way to the node, else 0 with what it is like", []string{"node", "address", "state"}, nil)
 )
 
@@ -125,13 +128,25 @@ func (w *pathWatch) Describe(ch chan<- *prometheus.Desc) {
 	ch <- pathLost
 	ch <- pathRTT
 	ch <- pathOK
+	ch <- wgAge
+	ch <- wgIn
+	ch <- wgOut
 }
 
 // Collect implements prometheus.Collector.
 func (w *pathWatch) Collect(ch chan<- prometheus.Metric) {
 	report := w.report()
 	within := paths.HeardWithin(len(report.Paths))
+	tunnels := map[string]bool{} // by peer: one may have two addresses
 	for _, p := range report.Paths {
+		if t := p.WireGuard; t != nil && !tunnels[p.Peer] {
+			tunnels[p.Peer] = true
+			ch <- prometheus.MustNewConstMetric(wgIn, prometheus.CounterValue, float64(t.Received), p.Peer)
+			ch <- prometheus.MustNewConstMetric(wgOut, prometheus.CounterValue, float64(t.Sent), p.Peer)
+			if t.Handshake >= 0 {
+				ch <- prometheus.MustNewConstMetric(wgAge, prometheus.GaugeValue, t.Handshake, p.Peer)
+			}
+		}
 		gauge := func(d *prometheus.Desc, v float64, more ...string) {
 			ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, append([]string{p.Peer, p.Address}, more...)...)
 		}

@@ -21,6 +21,7 @@ import (
 	"github.com/clusterd/clusterd/netsetup/overlay"
 	"github.com/clusterd/clusterd/netsetup/podnet"
 	"github.com/clusterd/clusterd/netsetup/sysctl"
+	"github.com/clusterd/clusterd/netsetup/wireguard"
 )
 
 const (
@@ -49,6 +50,10 @@ type node struct {
 	addr6 netip.Addr
 	cidr6 netip.Prefix
 	pool6 *ipam.Pool
+
+	// A node that encrypts: its private key, and whether the others know it.
+	key  wireguard.Key
+	told bool
 }
 
 func newNode(t *testing.T, addr, cidr string) *node {
@@ -68,7 +73,8 @@ func (n *node) open() *node {
 		if n.kept, err = nft.OpenTables(); err != nil {
 			return err
 		}
-		if n.over, err = overlay.OpenMesh(overlay.MeshConfig{Kernel: n.kept}); err != nil {
+		encrypt := n.key != (wireguard.Key{})
+		if n.over, err = overlay.OpenMesh(overlay.MeshConfig{Kernel: n.kept, Encrypt: encrypt, Inside: []string{"pods0"}}); err != nil {
 			return err
 		}
 		n.nft = nft.NewKeeper(nft.KeeperConfig{Kernel: n.kept})
@@ -351,9 +357,12 @@ func (n *node) reach(others ...*node) {
 		if n.addr6.IsValid() {
 			o.Addrs = append(o.Addrs, n.addr6)
 		}
+		if n.told {
+			o.Key, o.Port = n.key.PublicKey(), overlay.DefaultWireGuardPort
+		}
 		return o
 	}
-	nodes := overlay.Nodes{Own: of(n).Ranges}
+	nodes := overlay.Nodes{Own: of(n).Ranges, Key: n.key, Hold: !n.told, Within: n.rules.Forward}
 	for _, o := range others {
 		nodes.Others = append(nodes.Others, of(o))
 	}

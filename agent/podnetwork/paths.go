@@ -55,8 +55,9 @@ func isReady(n *v1.Node) bool {
 func (n *Network) Paths() paths.Report {
 	now := time.Now()
 	n.mu.Lock()
-	ready := n.readyNodes
+	ready, keys := n.readyNodes, n.keys
 	n.mu.Unlock()
+	tunnels := n.tunnels()
 	out := paths.Report{Node: n.cfg.NodeName, Paths: []paths.Path{}}
 	for _, r := range n.probes.Results() {
 		p := paths.Path{
@@ -71,6 +72,7 @@ func (n *Network) Paths() paths.Report {
 		if r.Stream != nil {
 			p.Stream = r.Stream.Error()
 		}
+		keys[r.Name].tellTunnel(&p, tunnels, now)
 		out.Paths = append(out.Paths, p)
 	}
 	return out

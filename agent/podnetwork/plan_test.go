@@ -2,6 +2,7 @@ package podnetwork
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -76,7 +77,12 @@ func TestMakePlan(t *testing.T) {
 	eq := cmp.Options{cmp.AllowUnexported(plan{}), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if d := cmp.Diff(tt.want, makePlan("me", []netip.Prefix{cluster}, tt.nodes), eq); d != "" {
+			got := makePlan("me", []netip.Prefix{cluster}, tt.nodes, nil)
+			if len(got.own) > 0 && !slices.Equal(got.within, got.rules.Forward) {
+				t.Errorf("within %v", got.within)
+			}
+			got.within = nil // as Forward has them
+			if d := cmp.Diff(tt.want, got, eq); d != "" {
 				t.Error(d)
 			}
 		})

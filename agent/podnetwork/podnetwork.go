@@ -34,6 +34,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/users"
+	"github.com/clusterd/clusterd/apis/names"
 	"github.com/clusterd/clusterd/apis/paths"
 	"github.com/clusterd/clusterd/netsetup/antispoof"
 	"github.com/clusterd/clusterd/netsetup/netns"
@@ -64,6 +65,14 @@ type Config struct {
 	// pod's start does not wait for its own; default 0. Fewer are kept where
 	// addresses are scarce.
 	Ready int
+	// Encrypt sends pods' packets to other nodes through WireGuard, and nothing in
+	// clear; it needs a Client. KeyAge is after what time the node makes itself
+	// another key; 0: it keeps the one it has.
+	Encrypt bool
+	KeyAge  time.Duration
+	// Blocked is called when pods get no network since it cannot be encrypted: a
+	// reason for an event, and why. It must not block. Default: none.
+	Blocked func(reason, why string)
 	// Guard holds a pod back until nothing passes to and from its addresses that
 	// must not; nil: there are no such rules.
 	Guard Guard
@@ -117,6 +126,8 @@ type Network struct {
 	names   map[string]string // of the pods' networks by UID, see loadNames
 
 	readyNodes map[string]bool // by name; replaced as a whole
+	keys       nodeKeys        // replaced as a whole
+	blocked    string          // why what is there is not to be used; "": it is
 }
 
 // New binds a Network to the present network namespace. It changes nothing
@@ -130,6 +141,12 @@ func New(cfg Config) (*Network, error) {
 	}
 	if cfg.Repaired == nil {
 		cfg.Repaired = func(string, string) {}
+	}
+	if cfg.Blocked == nil {
+		cfg.Blocked = func(string, string) {}
+	}
+	if cfg.Encrypt && cfg.Client == nil {
+		return nil, errors.New("pod network: to encrypt it takes a Client, that nodes tell each other their keys")
 	}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("pod network: %w", err)
@@ -154,7 +171,9 @@ func New(cfg Config) (*Network, error) {
 	}
 	n.probes = pathprobe.New(pathprobe.Config{Port: paths.Port, Logger: cfg.Logger})
 	n.filter = nft.NewKeeper(nft.KeeperConfig{Kernel: n.tables, Logger: cfg.Logger, Repaired: cfg.Repaired})
-	n.routes, err = overlay.OpenMesh(overlay.MeshConfig{Config: overlay.Config{Logger: cfg.Logger}, Kernel: n.tables, Repaired: cfg.Repaired})
+	n.routes, err = overlay.OpenMesh(overlay.MeshConfig{
+		Config: overlay.Config{Logger: cfg.Logger}, Kernel: n.tables, Repaired: cfg.Repaired, Encrypt: cfg.Encrypt, Inside: []string{cfg.Bridge},
+	})
 	if err != nil {
 		n.links.Close()
 		_ = n.tables.Close()
@@ -259,89 +278,24 @@ func (n *Network) keep(ctx context.Context, changed <-chan struct{}, list func()
 
 // sameNet reports whether nothing changed that the network depends on.
 func sameNet(a, b *v1.Node) bool {
-	return slices.Equal(rangesOf(a), rangesOf(b)) && slices.Equal(internalIPs(a), internalIPs(b)) && isReady(a) == isReady(b)
-}
-
-// internalIPs are the node's addresses, one of each family at most.
-func internalIPs(n *v1.Node) (out []netip.Addr) {
-	for _, a := range n.Status.Addresses {
-		if a.Type != v1.NodeInternalIP {
-			continue
-		}
-		ip, err := netip.ParseAddr(a.Address)
-		if err == nil && !slices.ContainsFunc(out, func(o netip.Addr) bool { return o.Is4() == ip.Is4() }) {
-			out = append(out, ip)
-		}
-	}
-	return out
-}
-
-// rangesOf are the node's pod ranges, one of each family at most.
-func rangesOf(n *v1.Node) (out []netip.Prefix) {
-	texts := n.Spec.PodCIDRs
-	if len(texts) == 0 {
-		texts = []string{n.Spec.PodCIDR}
-	}
-	for _, text := range texts {
-		p, err := netip.ParsePrefix(text)
-		if err == nil && !slices.ContainsFunc(out, func(o netip.Prefix) bool { return o.Addr().Is4() == p.Addr().Is4() }) {
-			out = append(out, p.Masked())
-		}
-	}
-	return out
-}
-
-// plan is what the nodes ask of this node's network. Pure.
-type plan struct {
-	own    []netip.Prefix
-	others []overlay.Node
-	rules  nft.Ruleset
-}
-
-func makePlan(self string, cluster []netip.Prefix, nodes []*v1.Node) plan {
-	var p plan
-	within := slices.Clone(cluster)
-	for _, node := range nodes {
-		ranges := rangesOf(node)
-		if len(ranges) == 0 {
-			continue // not yet
-		}
-		within = append(within, ranges...)
-		if node.Name == self {
-			p.own = ranges
-			continue
-		}
-		if addrs := internalIPs(node); len(addrs) > 0 {
-			p.others = append(p.others, overlay.Node{Ranges: ranges, Addrs: addrs})
-		}
-	}
-	slices.SortFunc(p.others, func(a, b overlay.Node) int { return comparePrefix(a.Ranges[0], b.Ranges[0]) })
-	slices.SortFunc(within, comparePrefix)
-	within = slices.Compact(within)
-	if len(p.own) > 0 {
-		p.rules.Forward = within
-	}
-	for _, own := range p.own {
-		m := nft.Masquerade{From: own}
-		for _, w := range within {
-			if w.Addr().Is4() == own.Addr().Is4() {
-				m.Except = append(m.Except, w)
-			}
-		}
-		p.rules.Masquerade = append(p.rules.Masquerade, m)
-	}
-	return p
-}
-
-func comparePrefix(a, b netip.Prefix) int {
-	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+	return slices.Equal(rangesOf(a), rangesOf(b)) && slices.Equal(internalIPs(a), internalIPs(b)) && isReady(a) == isReady(b) &&
+		a.Annotations[names.WireGuard] == b.Annotations[names.WireGuard]
 }
 
 // apply brings the kernel to what the nodes say.
 func (n *Network) apply(ctx context.Context, nodes []*v1.Node) error {
-	p := makePlan(n.cfg.NodeName, n.cfg.PodCIDRs, nodes)
+	keys := keysOf(n.cfg.NodeName, nodes)
+	if !n.cfg.Encrypt {
+		keys = keys.inClear()
+	}
+	p := makePlan(n.cfg.NodeName, n.cfg.PodCIDRs, nodes, keys)
 	if len(p.own) == 0 {
 		return nil // the range will come with another change
+	}
+	between := overlay.Nodes{Own: p.own, Others: p.others, Within: p.within}
+	unpublished, err := n.guardClear(ctx, nodes, &between)
+	if err != nil {
+		return err
 	}
 	if err := n.open(p.own); err != nil {
 		n.mu.Lock()
@@ -356,11 +310,11 @@ func (n *Network) apply(ctx context.Context, nodes []*v1.Node) error {
 	if err := n.setRules(p.rules, p.own); err != nil {
 		return err
 	}
-	err := n.routes.Set(ctx, overlay.Nodes{Own: p.own, Others: p.others})
+	err = errors.Join(n.routes.Set(ctx, between), unpublished)
 	probed := makeProbed(n.cfg.NodeName, nodes)
 	n.probes.Set(probed.own, probed.peers)
 	n.mu.Lock()
-	n.readyNodes = probed.ready
+	n.readyNodes, n.keys = probed.ready, keys
 	n.mu.Unlock()
 	if err != nil {
 		return fmt.Errorf("routes to nodes: %w", err)
@@ -431,7 +385,7 @@ func setSwitches(cidrs []netip.Prefix) error {
 func (n *Network) Ready() (bool, string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.pools != nil, n.fault
+	return n.pools != nil && n.blocked == "", cmp.Or(n.blocked, n.fault)
 }
 
 // OnReady asks for a call when the network gets ready. Call it before Run; fn

@@ -27,6 +27,7 @@ const (
 	SelfFencingCondition = Prefix + "SelfFencing"
 	FencingPromise       = Prefix + "fencing-promise"
 	Fenced               = Prefix + "fenced"
+	WireGuard            = Prefix + "wireguard"
 )
 
 // Name is one row of the register.
@@ -55,6 +56,7 @@ var All = []Name{
 	{SelfFencingCondition, "condition", "Pod", "the node", "the pod is ended by its node when that cannot renew its lease"},
 	{FencingPromise, "annotation", "Lease of a node", "the node", "the `renewTime` for which the node promises to end such pods before the lease has run out"},
 	{Fenced, "annotation", "Lease of a node", "leader", "since when such pods of the node are replaced: the node takes the annotation off when it has ended them and said so"},
+	{WireGuard, "annotation", "Node", "the node", "the UDP port and the public key of its WireGuard, where pod traffic is encrypted"},
 	{TokenKey, "`type`", "Secret", "API server", "the keys that sign service accounts' tokens"},
 }
 

@@ -53,6 +53,11 @@ type Path struct {
 	MTU     int `json:"mtu"`
 	Carries int `json:"carries,omitempty"`
 
+	// WireGuard is set where packets to the peer go through it, KeyFault where the
+	// two cannot encrypt what goes between them: why.
+	WireGuard *Tunnel `json:"wireguard,omitempty"`
+	KeyFault  string  `json:"keyFault,omitempty"`
+
 	// Damaged are packets that came with other bytes than were sent.
 	Damaged int `json:"damaged"`
 	// Streamed reports whether a stream of bytes was tried, Stream why it did not
@@ -61,12 +66,22 @@ type Path struct {
 	Stream   string `json:"stream,omitempty"`
 }
 
+// Tunnel is what WireGuard tells of a peer.
+type Tunnel struct {
+	Endpoint string `json:"endpoint"` // where its packets come from
+	// Handshake says how long ago the last one was; -1: there was none.
+	Handshake float64 `json:"handshakeSecondsAgo"`
+	Received  int64   `json:"receivedBytes"`
+	Sent      int64   `json:"sentBytes"`
+}
+
 // State is what a way is like.
 type State string
 
 // The states, the worst first.
 const (
 	Unknown State = "unknown" // too little was measured
+	NoKey   State = "no key"  // nothing is sent, for want of a key
 	Down    State = "down"    // nothing comes back
 	OneWay  State = "one-way" // the peer's packets come, ours are not answered
 	Damage  State = "damaged" // bytes are changed on the way
@@ -89,6 +104,8 @@ const (
 // ping may have come for it to count as heard.
 func Judge(p Path, heardWithin time.Duration) State {
 	switch {
+	case p.KeyFault != "":
+		return NoKey
 	case p.Silent >= silence && p.Heard >= 0 && p.Heard <= heardWithin.Seconds():
 		return OneWay
 	case p.Silent >= silence:
@@ -139,9 +156,16 @@ func Findings(r Report) []Finding {
 		switch f.State {
 		case OK, Unknown:
 			continue
+		case NoKey:
+			f.What = "no packets of pods pass: " + p.KeyFault
+			f.Cure = fmt.Sprintf("give podEncryption the same value in config.yaml of %s and %s, and start clusterd again where it was changed; `clusterd doctor` on %s says whether its kernel has WireGuard", r.Node, p.Peer, p.Peer)
 		case Down:
 			f.What = fmt.Sprintf("%s does not answer", p.Address)
 			f.Cure = fmt.Sprintf("let UDP and TCP port %d between pod addresses through, and UDP port 8473 between the nodes where a router is between them; look at a firewall of either machine or of the network", Port)
+			if p.WireGuard != nil {
+				f.What += ", " + p.WireGuard.handshake()
+				f.Cure = "let UDP port 8475 between the nodes through; look at a firewall of either machine or of the network"
+			}
 		case OneWay:
 			f.What = fmt.Sprintf("%s does not answer, but its packets come here", p.Address)
 			f.Cure = fmt.Sprintf("look at the way from %s to %s: a firewall, a route or a security group of one direction", r.Node, p.Peer)
@@ -161,6 +185,14 @@ func Findings(r Report) []Finding {
 		out = append(out, f)
 	}
 	return out
+}
+
+// handshake is when the last one was, in words.
+func (t Tunnel) handshake() string {
+	if t.Handshake < 0 {
+		return "and there was no handshake of WireGuard yet"
+	}
+	return fmt.Sprintf("the last handshake of WireGuard was %.0f s ago", t.Handshake)
 }
 
 // where is on which way packets are lost.

@@ -42,7 +42,9 @@ func newNetDoctorCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 			address: whether packets pass and on which way they are lost, how long they
 			take, how long they may be, and whether a stream of bytes comes through. The
 			table has a row for each node that measured, a column for each that was
-			measured, and the median round trip, or what is wrong, in between.
+			measured, and the median round trip, or what is wrong, in between. Where
+			packets go through WireGuard it says so, with how long ago the last handshake
+			was.
 
 			The exit code is 1 when something is wrong or a node could not be asked.`),
 		Example: templates.Examples(`
@@ -190,6 +192,14 @@ func (h netHealth) matrix(w io.Writer, names []string) error {
 	return printTable(w, append([]string{"FROM \\ TO"}, names...), rows)
 }
 
+// through is the tunnel of a way, with the age of its last handshake.
+func through(p paths.Path) string {
+	if p.WireGuard == nil || p.WireGuard.Handshake < 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (wireguard, %.0f s)", p.WireGuard.Handshake)
+}
+
 // cell is how a node reaches another, by both families where there are two.
 func cell(r paths.Report, to string) string {
 	if r.Node == to {
@@ -203,7 +213,7 @@ func cell(r paths.Report, to string) string {
 		state := paths.Judge(p, paths.HeardWithin(len(r.Paths)))
 		switch {
 		case state == paths.OK:
-			words = append(words, fmt.Sprintf("%.1f ms", p.RTT))
+			words = append(words, fmt.Sprintf("%.1f ms%s", p.RTT, through(p)))
 		case !p.Expected && state != paths.Unknown:
 			words = append(words, string(state)+" (not Ready)")
 		case state == paths.Lossy:

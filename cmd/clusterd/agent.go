@@ -180,6 +180,9 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 		Dir:      dataDir(cfg.Data).path("network"),
 		PodCIDRs: cfg.podRanges(),
 		Ready:    readyNetworks,
+		Encrypt:  cfg.PodEncryption == podEncryptionWireGuard,
+		KeyAge:   cfg.WireGuardKeyAge.Duration,
+		Blocked:  a.blocked,
 		Logger:   room(log, "netsetup"),
 	})
 	if err != nil {
@@ -286,6 +289,9 @@ func readOnly(cfg Config, log *slog.Logger, h http.Handler) func(context.Context
 }
 
 // repaired passes on what the rooms of the network tell while the node runs.
+// blocked tells of pods that get no network.
+func (a *nodeAgent) blocked(reason, why string) { a.Agent.PodNetworkBlocked(reason, why) }
+
 func (a *nodeAgent) repaired(table, what string) { a.Agent.RulesRepaired(table, what) }
 
 // processors says which containers have processors of their own. Without the

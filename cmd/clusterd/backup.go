@@ -143,6 +143,10 @@ func prepareRestore(cfg Config, c *backup.Content) error {
 	}
 	// These are as fixed as the addresses that were given out from them.
 	cfg.ClusterCIDR, cfg.ServiceCIDR = cluster.ClusterCIDR.String(), cluster.ServiceCIDR.String()
+	cfg.PodEncryption = cluster.PodEncryption
+	if err := cfg.EncryptionConfig.check(); err != nil {
+		return err
+	}
 	return prepare(cfg, func(dir dataDir) error {
 		now := time.Now()
 		id, err := restoredIdentity(cfg, c, now)

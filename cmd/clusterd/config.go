@@ -158,6 +158,8 @@ type Config struct {
 	ImageGCLow   int `json:"imageGCLow"`
 	AccessConfig `json:",inline"`
 	HostConfig   `json:",inline"`
+
+	EncryptionConfig `json:",inline"`
 	// FeatureGates switch features of the API server's library, such as
 	// APIResponseCompression=false. The same belong on every server.
 	FeatureGates string `json:"featureGates,omitempty"`
@@ -229,6 +231,8 @@ func defaultConfig() Config {
 		AccessConfig: defaultAccess(),
 		HostConfig:   defaultHost(),
 
+		EncryptionConfig: defaultEncryption(),
+
 		LogLevel:  "info",
 		LogFormat: "text",
 	}
@@ -276,6 +280,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&c.ImageGCLow, "image-gc-low", c.ImageGCLow, "percentage of the disk down to which they are removed")
 	c.AccessConfig.addFlags(f)
 	c.HostConfig.addFlags(f)
+	c.EncryptionConfig.addFlags(f)
 	f.StringVar(&c.FeatureGates, "feature-gates", c.FeatureGates, "features of Kubernetes' API server to switch, such as APIResponseCompression=false; the same on every server")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
@@ -286,6 +291,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 func (c *Config) addClusterFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.ClusterCIDR, "cluster-cidr", c.ClusterCIDR, "range of the pods' addresses, for the whole cluster; one of IPv4, one of IPv6, or both with a comma between")
 	f.StringVar(&c.ServiceCIDR, "service-cidr", c.ServiceCIDR, "range of the Services' addresses, for the whole cluster; of the same IP families as --cluster-cidr")
+	c.EncryptionConfig.addClusterFlags(f)
 }
 
 func configPath(data string) string { return filepath.Join(data, "config.yaml") }
@@ -450,6 +456,9 @@ func (c *Config) complete() error {
 		return err
 	}
 	if err := c.checkDNS(); err != nil {
+		return err
+	}
+	if err := c.EncryptionConfig.check(); err != nil {
 		return err
 	}
 	if err := c.AccessConfig.check(); err != nil {

@@ -97,7 +97,7 @@ func examine(ctx context.Context, cfg Config, configured error, server string) [
 	dir := dataDir(cfg.Data)
 	built, _ := time.Parse(time.RFC3339, kubeversion.Get().BuildDate) // zero where it was built without
 	return doctor.JudgeMachine(doctor.Look(ctx, doctor.Ask{
-		Name: cfg.Name, Addr: cfg.addr(), Data: cfg.Data, Member: dir.member(), Running: dir.held(), Built: built, Server: server,
+		Name: cfg.Name, Addr: cfg.addr(), Data: cfg.Data, Member: dir.member(), Running: dir.held(), Built: built, Server: server, Encrypted: cfg.PodEncryption == podEncryptionWireGuard,
 		Ranges: map[string][]netip.Prefix{"pods": cfg.podRanges(), "Services": cfg.serviceRanges()},
 	}))
 }

@@ -78,6 +78,9 @@ func (m *Main) reign(ctx context.Context) error {
 	if err := join.Widen(ctx, m.store, m.cfg.podRanges(), m.cfg.serviceRanges()); err != nil {
 		m.log.Warn("the ranges of addresses are not those of the cluster", "err", err)
 	}
+	if err := join.SetPodEncryption(ctx, m.store, m.cfg.PodEncryption); err != nil {
+		m.log.Warn("nodes that join are not told whether pod traffic is encrypted", "err", err)
+	}
 	if err := m.api.WaitAuthorized(ctx); err != nil {
 		return nil // the term is over
 	}

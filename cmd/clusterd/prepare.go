@@ -43,6 +43,8 @@ func prepareInit(cfg Config) error {
 			ClusterCIDR: cfg.podRanges(),
 			ServiceCIDR: cfg.serviceRanges(),
 			Created:     now.UTC(),
+
+			PodEncryption: cfg.PodEncryption,
 		}); err != nil {
 			return err
 		}
@@ -58,7 +60,7 @@ func prepareInit(cfg Config) error {
 
 // prepareJoin asks a member for admission and writes the data folder. Without a
 // token it waits for a person's approval before. On error nothing of it stays. cfg
-// has the cluster's ranges afterwards.
+// has the cluster's settings afterwards.
 func prepareJoin(ctx context.Context, cfg *Config, server string, token *pki.Token, progress io.Writer) error {
 	return prepare(*cfg, func(dir dataDir) error {
 		key, err := pki.NewKey()
@@ -84,7 +86,8 @@ func prepareJoin(ctx context.Context, cfg *Config, server string, token *pki.Tok
 		}
 		cfg.ClusterCIDR = res.Cluster.ClusterCIDR.String()
 		cfg.ServiceCIDR = res.Cluster.ServiceCIDR.String()
-		if err := cfg.checkFamily(); err != nil {
+		cfg.PodEncryption = res.Cluster.PodEncryption
+		if err := errors.Join(cfg.checkFamily(), cfg.EncryptionConfig.check()); err != nil {
 			return err
 		}
 		if res.Role == pki.Server {

@@ -21,6 +21,7 @@ checks)
 	echo "VM: Linux $(uname -r), $(nproc) processors, up $(cut -d' ' -f1 /proc/uptime) s"
 	pattern=$(cat /etc/pattern) code=0
 	CLUSTERD_ROOT=1 CLUSTERD_TEST_PROGRAMS=/programs podmon.test -test.v -test.run "$pattern" -test.timeout 30m || code=1
+	netsetup.test -test.v -test.run "$pattern" -test.skip '^TestRoot' -test.timeout 10m || code=1
 	vm.test -test.v -test.run "$pattern" -test.timeout 30m || code=1
 	[ ! -e /run/features ] || sed 's/^/FEATURE /' /run/features
 	echo "VM-RESULT $code"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Boots Debian's cloud kernel in an emulated machine, where cgroup v2 is alone,
-# and runs there podmon's suite (agent/runtime) and the TestVM… tests of this
-# folder, which use `clusterd dev`.
+# and runs there podmon's suite (agent/runtime), netsetup's TestVM…, for which that
+# kernel has WireGuard, and the TestVM… tests of this folder, which use `clusterd dev`.
 # Needs no hardware virtualization and no root. `make test-vm` builds what it
 # takes and calls it.
 #
@@ -84,6 +84,7 @@ printf '%s\n' "$pattern" >"$root/etc/pattern"
 export CGO_ENABLED=0 GOARCH=$arch
 $GO test -c -o "$root/bin/vm.test" ./e2e/vm
 $GO test -c -o "$root/bin/podmon.test" ./agent/runtime
+$GO test -c -o "$root/bin/netsetup.test" ./netsetup
 mkdir "$root/programs"
 cp "$programs/vm/podmon" "$root/programs/"
 $GO build -ldflags '-s -w' -o "$root/programs/box" ./agent/runtime/testdata/box

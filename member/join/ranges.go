@@ -2,15 +2,11 @@ package join
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
-
-	"github.com/clusterd/clusterd/raftstore"
-	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
 
 // Ranges are one range of addresses, or two of different IP families: the first is
@@ -66,16 +62,9 @@ func (r Ranges) widens(to Ranges) bool { return len(r) == 1 && len(to) == 2 && r
 // node's configuration has and they lack, so that those who join hear of them. Any
 // other difference is an error: addresses were given out of the ranges.
 func Widen(ctx context.Context, s Store, pods, services Ranges) error {
-	kv, _, err := s.Get(ctx, clusterKey, raftstore.ReadOptions{})
+	c, revision, err := clusterNow(ctx, s)
 	if err != nil {
-		return fmt.Errorf("read the cluster's settings: %w", err)
-	}
-	if kv == nil {
-		return errors.New("read the cluster's settings: there are none")
-	}
-	var c Cluster
-	if err := json.Unmarshal(kv.Value, &c); err != nil {
-		return fmt.Errorf("read the cluster's settings: %w", err)
+		return err
 	}
 	changed := false
 	for _, one := range []struct {
@@ -94,11 +83,7 @@ func Widen(ctx context.Context, s Store, pods, services Ranges) error {
 	if !changed {
 		return nil
 	}
-	res, err := s.Txn(ctx, mvcc.Txn{Origin: origin, Compares: []mvcc.Compare{{Key: clusterKey, ModRevision: kv.ModRevision}}, Ops: []mvcc.Op{put(clusterKey, c)}})
-	if err == nil && !res.Succeeded {
-		err = errors.New("they were changed at the same time")
-	}
-	if err != nil {
+	if err := putCluster(ctx, s, c, revision); err != nil {
 		return fmt.Errorf("add ranges to the cluster's settings: %w", err)
 	}
 	return nil

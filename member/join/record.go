@@ -40,13 +40,16 @@ type Store interface {
 }
 
 // Cluster holds the settings that every node must share. They are fixed by
-// `clusterd init`, but that a range of the second IP family may be added: see
-// Widen.
+// `clusterd init`, but that a range of the second IP family may be added, see
+// Widen, and that encryption of pods' packets may be switched, see SetPodEncryption.
 type Cluster struct {
 	Name        string    `json:"name"`
 	ClusterCIDR Ranges    `json:"clusterCIDR"` // pod addresses, a part of it for each node
 	ServiceCIDR Ranges    `json:"serviceCIDR"`
 	Created     time.Time `json:"created"`
+	// PodEncryption is how packets of pods are encrypted between nodes; empty in
+	// records that are older than that: they are not.
+	PodEncryption string `json:"podEncryption,omitempty"`
 }
 
 // Record is the cluster's word that a key belongs to a member.

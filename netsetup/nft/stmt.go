@@ -43,8 +43,10 @@ var (
 	L4Proto = Field{"meta l4proto", Proto, meta(expr.MetaKeyL4PROTO)}
 	// Dport is the destination port of TCP, UDP and SCTP alike.
 	Dport = Field{"th dport", Port, payload(expr.PayloadBaseTransportHeader, 2, 2)}
-	// Iif is the name of the interface that it came in by.
+	// Iif is the name of the interface that it came in by, Oif of the one that it
+	// leaves by.
 	Iif = Field{"iifname", IfName, meta(expr.MetaKeyIIFNAME)}
+	Oif = Field{"oifname", IfName, meta(expr.MetaKeyOIFNAME)}
 	// EtherSaddr is the frame's sender; ARPEther and ARPSaddr are what an ARP
 	// packet says of its sender, NDTarget whom a neighbour message of ICMPv6 is
 	// about.

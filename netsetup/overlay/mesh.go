@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/clusterd/clusterd/netsetup/nft"
+	"github.com/clusterd/clusterd/netsetup/wireguard"
 )
 
 // The tunnel's defaults. The port is not that of VXLAN (4789), which other
@@ -26,6 +27,12 @@ type MeshConfig struct {
 	Tunnel    string
 	VNI, Port int
 	Kernel    nft.TableKernel // required: holds the fence
+	// Encrypt sends all that goes from node to node through WireGuard, and nothing
+	// in clear: not to a node whose key is not known either.
+	Encrypt bool
+	// Inside are the interfaces of this node's own pods, the bridge: what Encrypt
+	// lets pass by them, beside the loopback.
+	Inside []string
 	// Repaired is told when somebody else's change of the fence was undone; see
 	// nft.KeeperConfig.
 	Repaired func(table, what string)
@@ -37,6 +44,9 @@ type MeshConfig struct {
 type Node struct {
 	Ranges []netip.Prefix
 	Addrs  []netip.Addr
+	// Key and Port are those of its WireGuard; no key: it told of none.
+	Key  wireguard.Key
+	Port int
 }
 
 // Nodes is what a Mesh connects: this node and the others.
@@ -45,6 +55,13 @@ type Nodes struct {
 	// tunnel, on all nodes alike.
 	Own    []netip.Prefix
 	Others []Node
+
+	// With Encrypt: Key is this node's private key, and Hold leaves the interface
+	// the one that it has; see wireguard.State.
+	Key  wireguard.Key
+	Hold bool
+	// Within are all ranges of pods, whose packets leave and enter no other way.
+	Within []netip.Prefix
 }
 
 // Mesh carries packets to each other node the plainest way there is: by a host
@@ -55,6 +72,7 @@ type Mesh struct {
 	routes *HostGW
 	tunnel vxlan
 	fence  *nft.Keeper
+	crypt  crypt
 }
 
 // OpenMesh binds a Mesh to the calling thread's network namespace. It changes
@@ -77,11 +95,15 @@ func OpenMesh(cfg MeshConfig) (*Mesh, error) {
 		routes: routes,
 		tunnel: vxlan{h: routes.h, name: cfg.Tunnel, vni: cfg.VNI, port: cfg.Port, log: routes.log},
 		fence:  nft.NewKeeper(nft.KeeperConfig{Kernel: cfg.Kernel, Logger: cfg.Logger, Repaired: cfg.Repaired}),
+		crypt:  crypt{h: routes.h, on: cfg.Encrypt, name: routes.wg, inside: cfg.Inside, log: routes.log, open: wireguard.OpenControl},
 	}, nil
 }
 
 // Close gives the socket back; routes and tunnel stay.
-func (m *Mesh) Close() { m.routes.Close() }
+func (m *Mesh) Close() {
+	m.routes.Close()
+	m.crypt.close()
+}
 
 // Run keeps the fence right until ctx ends.
 func (m *Mesh) Run(ctx context.Context) { m.fence.Run(ctx) }
@@ -96,28 +118,21 @@ func (m *Mesh) Set(ctx context.Context, n Nodes) error {
 	if err := n.check(); err != nil {
 		return err
 	}
+	if m.crypt.on {
+		return m.setEncrypted(ctx, n)
+	}
 	// First the fence: no packet comes out of a tunnel that has none.
 	if err := m.fence.Set(Fence(m.tunnel.port, n)); err != nil {
 		return fmt.Errorf("fence of the tunnel: %w", err)
 	}
-	ways := map[netip.Addr]way{}
-	for _, o := range n.Others {
-		for _, a := range o.Addrs {
-			w, err := m.wayTo(a)
-			if err != nil {
-				w.err = err
-			}
-			ways[a] = w
-		}
-	}
-	plan := choose(m.tunnel.name, n, ways)
+	plan := choose(m.tunnel.name, n, m.waysTo(n))
 	err := m.setTunnel(n, plan)
 	if err != nil && len(plan.peers) == 0 {
 		// Nobody here needs it; one who thinks otherwise is not heard.
 		m.tunnel.log.Debug("no tunnel", "err", err)
 		err = nil
 	}
-	return errors.Join(err, m.routes.Set(ctx, plan.routes))
+	return errors.Join(err, m.routes.Set(ctx, plan.routes), m.crypt.remove())
 }
 
 func (m *Mesh) setTunnel(n Nodes, p plan) error {
@@ -136,7 +151,7 @@ func (m *Mesh) setTunnel(n Nodes, p plan) error {
 
 // CleanUp removes routes, tunnel and fence, also those of an earlier process.
 func (m *Mesh) CleanUp(ctx context.Context) error {
-	return errors.Join(m.routes.CleanUp(ctx), m.tunnel.remove(), m.fence.CleanUp(nft.Table{Name: FenceTable}))
+	return errors.Join(m.routes.CleanUp(ctx), m.tunnel.remove(), m.crypt.remove(), m.fence.CleanUp(nft.Table{Name: FenceTable}))
 }
 
 func (n Nodes) check() error {
@@ -180,6 +195,21 @@ type way struct {
 	mtu     int
 	src     netip.Addr // the sender's address of packets that go there
 	err     error      // not at all, at present
+}
+
+// waysTo asks the kernel for its way to each address of the others.
+func (m *Mesh) waysTo(n Nodes) map[netip.Addr]way {
+	ways := map[netip.Addr]way{}
+	for _, o := range n.Others {
+		for _, a := range o.Addrs {
+			w, err := m.wayTo(a)
+			if err != nil {
+				w.err = err
+			}
+			ways[a] = w
+		}
+	}
+	return ways
 }
 
 func (m *Mesh) wayTo(node netip.Addr) (way, error) {

@@ -2,7 +2,8 @@
 // given the whole desired state as one value; setting it twice is fine.
 //
 // HostGW adds plain routes and needs the nodes to share a segment. Mesh does so
-// where they do, and goes through a VXLAN tunnel where they do not.
+// where they do, and goes through a VXLAN tunnel where they do not. Or it sends all
+// of it through WireGuard, and nothing in clear.
 package overlay
 
 import (
@@ -29,14 +30,37 @@ type Route struct {
 	Dst netip.Prefix // the node's pod range
 	Via netip.Addr   // the node's address; with Dev, the other end of the tunnel
 	// Dev is the interface of a tunnel that it goes by, "" for the one that leads
-	// to Via.
+	// to Via. That of WireGuard needs no Via.
 	Dev string
+	// Refuse: nothing is sent there, and senders are told; it has no Via.
+	Refuse bool
+}
+
+func (r Route) valid() bool {
+	if r.Refuse {
+		return r.Dst.IsValid() && !r.Via.IsValid() && r.Dev == ""
+	}
+	return r.Dst.IsValid() && (r.Via.IsValid() || r.Dev != "")
+}
+
+// way is what the log says of it.
+func (r Route) way() string {
+	switch {
+	case r.Refuse:
+		return "refused"
+	case !r.Via.IsValid():
+		return r.Dev
+	}
+	return r.Via.String()
 }
 
 // Config of a HostGW.
 type Config struct {
 	// Protocol is the route protocol number, 5…255; default DefaultProtocol.
 	Protocol int
+	// WireGuard is the interface whose routes have no gateway; default
+	// DefaultWireGuard.
+	WireGuard string
 	// Logger; default: slog.Default().
 	Logger *slog.Logger
 }
@@ -46,6 +70,7 @@ type Config struct {
 type HostGW struct {
 	h     *netlink.Handle
 	proto netlink.RouteProtocol
+	wg    string
 	log   *slog.Logger
 }
 
@@ -60,11 +85,14 @@ func OpenHostGW(cfg Config) (*HostGW, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
+	if cfg.WireGuard == "" {
+		cfg.WireGuard = DefaultWireGuard
+	}
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
-	return &HostGW{h: h, proto: netlink.RouteProtocol(cfg.Protocol), log: cfg.Logger}, nil
+	return &HostGW{h: h, proto: netlink.RouteProtocol(cfg.Protocol), wg: cfg.WireGuard, log: cfg.Logger}, nil
 }
 
 // Close gives the socket back; the routes stay.
@@ -76,12 +104,12 @@ func (g *HostGW) Close() { g.h.Close() }
 func (g *HostGW) Set(ctx context.Context, routes []Route) error {
 	want := map[netip.Prefix]Route{}
 	for _, r := range routes {
-		if !r.Dst.IsValid() || !r.Via.IsValid() {
+		if !r.valid() {
 			return fmt.Errorf("set routes: invalid route %s via %s", r.Dst, r.Via)
 		}
 		r.Dst = r.Dst.Masked()
 		if other, twice := want[r.Dst]; twice && other != r {
-			return fmt.Errorf("set routes: %s via both %s and %s", r.Dst, other.Via, r.Via)
+			return fmt.Errorf("set routes: %s via both %s and %s", r.Dst, other.way(), r.way())
 		}
 		want[r.Dst] = r
 	}
@@ -93,14 +121,14 @@ func (g *HostGW) Set(ctx context.Context, routes []Route) error {
 	current := map[netip.Prefix]bool{}
 	for _, k := range have {
 		if r, ok := want[k.Dst]; ok {
-			current[k.Dst] = r.Via == k.Via && (r.Dev == k.Dev || r.Dev == "" && !k.tunnel)
+			current[k.Dst] = r.Via == k.Via && r.Refuse == k.Refuse && (r.Dev == k.Dev || r.Dev == "" && !k.tunnel)
 			continue
 		}
 		if err := g.h.RouteDel(k.kernel); err != nil && !errors.Is(err, unix.ESRCH) {
-			errs = append(errs, fmt.Errorf("delete %s via %s: %w", k.Dst, k.Via, err))
+			errs = append(errs, fmt.Errorf("delete %s via %s: %w", k.Dst, k.way(), err))
 			continue
 		}
-		g.log.Info("route removed", "dst", k.Dst.String(), "via", k.Via.String())
+		g.log.Info("route removed", "dst", k.Dst.String(), "via", k.way())
 	}
 	for _, dst := range sortedKeys(want) {
 		if err := ctx.Err(); err != nil {
@@ -117,10 +145,10 @@ func (g *HostGW) Set(ctx context.Context, routes []Route) error {
 			err = g.h.RouteReplace(kernel)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("add %s via %s: %w", dst, r.Via, err))
+			errs = append(errs, fmt.Errorf("add %s via %s: %w", dst, r.way(), err))
 			continue
 		}
-		g.log.Info("route set", "dst", dst.String(), "via", r.Via.String(), "tunnel", r.Dev)
+		g.log.Info("route set", "dst", dst.String(), "via", r.way(), "tunnel", r.Dev)
 	}
 	if len(errs) > 0 {
 		return fmt.Errorf("set routes: %w", errors.Join(errs...))
@@ -151,13 +179,18 @@ func (g *HostGW) kernelRoute(r Route) (*netlink.Route, error) {
 		Gw:       r.Via.AsSlice(),
 		Protocol: g.proto,
 	}
+	if r.Refuse {
+		k.Type = unix.RTN_UNREACHABLE
+	}
 	if r.Dev != "" {
 		link, err := g.h.LinkByName(r.Dev)
 		if err != nil {
 			return nil, fmt.Errorf("interface %s: %w", r.Dev, err)
 		}
 		k.LinkIndex = link.Attrs().Index
-		if !r.Via.IsLinkLocalUnicast() { // those are on the link
+		if !r.Via.IsValid() {
+			k.Scope = netlink.SCOPE_LINK
+		} else if !r.Via.IsLinkLocalUnicast() { // those are on the link
 			k.Flags = int(netlink.FLAG_ONLINK)
 		}
 	}
@@ -167,13 +200,21 @@ func (g *HostGW) kernelRoute(r Route) (*netlink.Route, error) {
 // installed is a route of ours with what the kernel needs to delete it.
 type installed struct {
 	Route
-	tunnel bool // it leads to an address that is on the link by its own word alone
+	tunnel bool // it leads to an address that is on the link by its own word alone, or by WireGuard
 	kernel *netlink.Route
 }
 
 func (g *HostGW) list() ([]installed, error) {
 	var out []installed
 	names := map[int]string{}
+	name := func(index int) string {
+		if names[index] == "" {
+			if link, err := g.h.LinkByIndex(index); err == nil {
+				names[index] = link.Attrs().Name
+			}
+		}
+		return names[index]
+	}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		routes, err := nlretry.List(func() ([]netlink.Route, error) {
 			return g.h.RouteListFiltered(family, &netlink.Route{Protocol: g.proto}, netlink.RT_FILTER_PROTOCOL)
@@ -185,20 +226,24 @@ func (g *HostGW) list() ([]installed, error) {
 			if r.Dst == nil {
 				continue
 			}
-			addr, ok1 := netip.AddrFromSlice(r.Dst.IP)
-			via, ok2 := netip.AddrFromSlice(r.Gw)
+			addr, ok := netip.AddrFromSlice(r.Dst.IP)
 			bits, _ := r.Dst.Mask.Size()
-			if !ok1 || !ok2 {
+			if !ok {
 				continue
 			}
-			k := installed{Route: Route{Dst: netip.PrefixFrom(addr.Unmap(), bits), Via: via.Unmap()}, kernel: &r}
-			if k.tunnel = r.Flags&int(netlink.FLAG_ONLINK) != 0 || k.Via.IsLinkLocalUnicast(); k.tunnel {
-				if names[r.LinkIndex] == "" {
-					if link, err := g.h.LinkByIndex(r.LinkIndex); err == nil {
-						names[r.LinkIndex] = link.Attrs().Name
-					}
+			k := installed{Route: Route{Dst: netip.PrefixFrom(addr.Unmap(), bits), Refuse: r.Type == unix.RTN_UNREACHABLE}, kernel: &r}
+			via, gateway := netip.AddrFromSlice(r.Gw)
+			switch {
+			case k.Refuse:
+			case gateway:
+				k.Via = via.Unmap()
+				if k.tunnel = r.Flags&int(netlink.FLAG_ONLINK) != 0 || k.Via.IsLinkLocalUnicast(); k.tunnel {
+					k.Dev = name(r.LinkIndex)
 				}
-				k.Dev = names[r.LinkIndex]
+			case name(r.LinkIndex) == g.wg:
+				k.Dev, k.tunnel = g.wg, true
+			default:
+				continue // another package's
 			}
 			out = append(out, k)
 		}

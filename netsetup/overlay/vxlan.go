@@ -109,12 +109,7 @@ func (v *vxlan) ensure(own []netip.Addr, p plan) (netlink.Link, error) {
 		}
 	}
 	for _, a := range own {
-		if a.Is6() {
-			if err := sysctl.Set(sysctl.Host6(v.name)); err != nil {
-				return nil, err
-			}
-		}
-		if err := v.setAddr(link, a); err != nil {
+		if err := setAddr(v.h, link, a); err != nil {
 			return nil, err
 		}
 	}
@@ -127,12 +122,15 @@ func (v *vxlan) ensure(own []netip.Addr, p plan) (netlink.Link, error) {
 // setAddr makes own the interface's only address of its family, but for that of
 // the link: what the node itself sends through the tunnel bears it, and is answered
 // through the tunnel.
-func (v *vxlan) setAddr(link netlink.Link, own netip.Addr) error {
+func setAddr(h *netlink.Handle, link netlink.Link, own netip.Addr) error {
 	family := netlink.FAMILY_V4
 	if own.Is6() {
 		family = netlink.FAMILY_V6
+		if err := sysctl.Set(sysctl.Host6(link.Attrs().Name)); err != nil {
+			return err
+		}
 	}
-	have, err := nlretry.List(func() ([]netlink.Addr, error) { return v.h.AddrList(link, family) })
+	have, err := nlretry.List(func() ([]netlink.Addr, error) { return h.AddrList(link, family) })
 	if err != nil {
 		return fmt.Errorf("list addresses: %w", err)
 	}
@@ -143,7 +141,7 @@ func (v *vxlan) setAddr(link netlink.Link, own netip.Addr) error {
 			found = true
 		} else if a.IP.IsLinkLocalUnicast() && own.Is6() {
 			continue
-		} else if err := v.h.AddrDel(link, &a); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+		} else if err := h.AddrDel(link, &a); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 			return fmt.Errorf("remove address %s: %w", a.IPNet, err)
 		}
 	}
@@ -153,7 +151,7 @@ func (v *vxlan) setAddr(link netlink.Link, own netip.Addr) error {
 	if own.Is6() {
 		want.Flags = unix.IFA_F_NODAD // unique by construction
 	}
-	if err := v.h.AddrReplace(link, want); err != nil {
+	if err := h.AddrReplace(link, want); err != nil {
 		return fmt.Errorf("add address %s: %w", own, err)
 	}
 	return nil

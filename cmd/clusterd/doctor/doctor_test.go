@@ -49,6 +49,10 @@ func TestJudgeMachine(t *testing.T) {
 		{"no nftables", func(m *Machine) { m.Missing["nftables"] = errors.New("protocol not supported") }, "problem kernel: nftables cannot be used: protocol not supported → modprobe nf_tables"},
 		{"no nftables for bridges", func(m *Machine) { m.Missing["nftables for bridges"] = errors.New("operation not supported") }, "problem kernel: nftables for bridges cannot be used: operation not supported → modprobe nf_tables_bridge"},
 		{"no vxlan", func(m *Machine) { m.Missing["vxlan"] = errors.New("operation not supported") }, "warning kernel: vxlan cannot be used: operation not supported; pods of nodes behind a router"},
+		{"no wireguard, not asked for", func(m *Machine) { m.Missing["wireguard"] = errors.New("operation not supported") }, ""},
+		{"no wireguard", func(m *Machine) {
+			m.Missing["wireguard"], m.Encrypted = errors.New("operation not supported"), true
+		}, "problem kernel: wireguard cannot be used: operation not supported → modprobe wireguard"},
 		{"no memory controller", func(m *Machine) { m.Controllers = []string{"cpu", "cpuset", "pids"} }, "problem cgroups: without memory → boot with cgroup_enable=memory"},
 		{"cgroup v1", func(m *Machine) { m.CgroupV2 = false }, "warning cgroups: version 1"},
 		{"small", func(m *Machine) { m.Memory = 512 << 20 }, "problem memory: 512 MiB"},

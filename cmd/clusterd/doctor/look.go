@@ -32,6 +32,8 @@ type Ask struct {
 	Ranges  map[string][]netip.Prefix
 	Built   time.Time
 	Server  string // HOST:PORT of a member; "": none
+	// Encrypted: see Machine.
+	Encrypted bool
 }
 
 // Look gathers what is seen of this machine. It changes nothing that stays: what
@@ -39,7 +41,7 @@ type Ask struct {
 func Look(ctx context.Context, a Ask) Machine {
 	m := Machine{
 		Root: os.Geteuid() == 0, Name: a.Name, Addr: a.Addr, Member: a.Member, Running: a.Running,
-		Ranges: a.Ranges, Now: time.Now(), Built: a.Built, Local: localAddrs(), Synced: synced(),
+		Ranges: a.Ranges, Encrypted: a.Encrypted, Now: time.Now(), Built: a.Built, Local: localAddrs(), Synced: synced(),
 	}
 	m.Release = release()
 	m.CgroupV2, m.Controllers = cgroups("/sys/fs/cgroup", "/proc/cgroups")
@@ -252,6 +254,7 @@ func try() map[string]error {
 		note("nftables", tryTables())
 		note("nftables for bridges", tryBridgeTable())
 		note("vxlan", netlink.LinkAdd(&netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "try3"}, VxlanId: 1, Port: 8473}))
+		note("wireguard", netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: netlink.LinkAttrs{Name: "try4"}}))
 		return nil
 	})
 	note("namespaces", err)

@@ -21,6 +21,8 @@ type Machine struct {
 	// Missing are the kernel's features that were tried and failed, each with
 	// the error; nil map: nothing could be tried, for lack of root.
 	Missing map[string]error
+	// Encrypted: the node is to encrypt what its pods send to other nodes.
+	Encrypted bool
 	// CgroupV2 is set when version 2 is alone; else Controllers are version 1's
 	// or of both.
 	CgroupV2    bool
@@ -122,6 +124,7 @@ var cures = map[string]string{
 	// What holds pods to their own addresses; without it none starts.
 	"nftables for bridges": "modprobe nf_tables_bridge nft_meta_bridge, or use a kernel with CONFIG_NF_TABLES_BRIDGE",
 	"vxlan":                "modprobe vxlan, or use a kernel with CONFIG_VXLAN",
+	"wireguard":            "modprobe wireguard, or use a kernel with CONFIG_WIREGUARD",
 	"namespaces":           "use a kernel with network, PID, mount, UTS and IPC namespaces; in a container, run a privileged one",
 }
 
@@ -140,13 +143,17 @@ func (m Machine) kernel(f *findings) {
 	}
 	slices.Sort(bad)
 	for _, name := range bad {
+		if name == "wireguard" && !m.Encrypted {
+			f.ok("kernel", "there is no WireGuard, which --pod-encryption wireguard would need: %v", m.Missing[name])
+			continue
+		}
 		if name == "vxlan" {
 			f.warn("kernel", cures[name], "vxlan cannot be used: %v; pods of nodes behind a router will be out of reach", m.Missing[name])
 			continue
 		}
 		f.problem("kernel", cures[name], "%s cannot be used: %v", name, m.Missing[name])
 	}
-	if len(bad) == 0 {
+	if others := slices.DeleteFunc(bad, func(name string) bool { return name == "wireguard" }); len(others) == 0 {
 		f.ok("kernel", "network namespaces, veth, bridge, VXLAN, nftables and overlay work")
 	}
 }

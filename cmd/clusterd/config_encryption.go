@@ -1,0 +1,55 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/clusterd/clusterd/member/join"
+)
+
+// Values of PodEncryption.
+const (
+	podEncryptionOff       = join.PodEncryptionOff
+	podEncryptionWireGuard = "wireguard"
+)
+
+// EncryptionConfig says how what pods send to other nodes is encrypted.
+type EncryptionConfig struct {
+	// PodEncryption is off or wireguard: what pods send to pods of other nodes goes
+	// through WireGuard, and nothing of it in clear. It is chosen at init, and nodes
+	// that join take it over. Another value later belongs on every node: between
+	// one that encrypts and one that does not, nothing passes. Those that join
+	// afterwards are told the leader's.
+	PodEncryption string `json:"podEncryption"`
+	// WireGuardKeyAge is after what time this node makes itself another key for
+	// WireGuard; 0: never. Connections go on.
+	WireGuardKeyAge Duration `json:"wireguardKeyAge"`
+}
+
+func defaultEncryption() EncryptionConfig {
+	return EncryptionConfig{PodEncryption: podEncryptionOff, WireGuardKeyAge: Duration{30 * 24 * time.Hour}}
+}
+
+func (c *EncryptionConfig) addFlags(f *pflag.FlagSet) {
+	f.DurationVar(&c.WireGuardKeyAge.Duration, "wireguard-key-age", c.WireGuardKeyAge.Duration, "after what time this node makes itself another key for WireGuard; 0: never")
+}
+
+func (c *EncryptionConfig) addClusterFlags(f *pflag.FlagSet) {
+	f.StringVar(&c.PodEncryption, "pod-encryption", c.PodEncryption, "off, or wireguard: what pods send to other nodes is encrypted, for the whole cluster")
+}
+
+func (c *EncryptionConfig) check() error {
+	switch c.PodEncryption {
+	case podEncryptionOff, podEncryptionWireGuard:
+	case "": // a cluster of before, in its record
+		c.PodEncryption = podEncryptionOff
+	default:
+		return fmt.Errorf("--pod-encryption %q: %s or %s", c.PodEncryption, podEncryptionOff, podEncryptionWireGuard)
+	}
+	if age := c.WireGuardKeyAge.Duration; age != 0 && age < time.Minute {
+		return fmt.Errorf("--wireguard-key-age %s: give 1m or more, or 0", age)
+	}
+	return nil
+}
