@@ -35,7 +35,8 @@ vm() { make --no-print-directory test-vm; }
 tools() { make --no-print-directory tools-test; }
 e2e() {
 	local own
-	CLUSTERD_E2E=netns gotest -p 1 -count=1 -timeout 40m ./e2e/... || return 1
+	# Two packages at a time: their clusters have bridges of their own, and mostly wait.
+	CLUSTERD_E2E=netns gotest -p 2 -count=1 -timeout 40m ./e2e/... || return 1
 	# The machine's own kubectl, mostly of another version, goes on a short tour.
 	if own=$(command -v kubectl); then
 		echo "kubectl of this machine: $own, $("$own" version --client 2>&1 | tr '\n' ' ')"
