@@ -288,10 +288,10 @@ func readOnly(cfg Config, log *slog.Logger, h http.Handler) func(context.Context
 	}
 }
 
-// repaired passes on what the rooms of the network tell while the node runs.
-// blocked tells of pods that get no network.
+// blocked passes on why pods get no network.
 func (a *nodeAgent) blocked(reason, why string) { a.Agent.PodNetworkBlocked(reason, why) }
 
+// repaired passes on what the rooms of the network tell while the node runs.
 func (a *nodeAgent) repaired(table, what string) { a.Agent.RulesRepaired(table, what) }
 
 // processors says which containers have processors of their own. Without the

@@ -168,6 +168,7 @@ func removeCgroups(root string) error {
 			bases = append(bases, filepath.Join("/sys/fs/cgroup", e.Name()))
 		}
 	}
+	deadline := time.Now().Add(5 * time.Second) // for all of them
 	for _, base := range bases {
 		top := filepath.Join(base, root)
 		var dirs []string
@@ -178,7 +179,7 @@ func removeCgroups(root string) error {
 			return nil
 		})
 		for _, d := range slices.Backward(dirs) {
-			if err := removeCgroup(d); err != nil {
+			if err := removeCgroup(d, deadline); err != nil {
 				errs = append(errs, err)
 			}
 		}
@@ -186,10 +187,10 @@ func removeCgroups(root string) error {
 	return errors.Join(errs...)
 }
 
-// removeCgroup retries while the kernel still counts processes that have
-// been killed.
-func removeCgroup(path string) error {
-	for deadline := time.Now().Add(5 * time.Second); ; {
+// removeCgroup retries until the deadline while the kernel still counts processes
+// that have been killed.
+func removeCgroup(path string, deadline time.Time) error {
+	for {
 		err := os.Remove(path)
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
 			return nil
