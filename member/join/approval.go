@@ -204,7 +204,7 @@ func (s *Server) reveal(ctx context.Context, r Reveal, peer string, now time.Tim
 }
 
 // askState tells a machine whether it may join now.
-func (s *Server) askState(ctx context.Context, ask AskID, now time.Time) (*AskState, error) {
+func (s *Server) askState(ctx context.Context, ask AskID, _ time.Time) (*AskState, error) {
 	if err := checkAskID(ask.ID); err != nil {
 		return nil, err
 	}

@@ -27,23 +27,14 @@ func AskToJoin(ctx context.Context, w Wish) (pki.Token, string, error) {
 	if err != nil {
 		return pki.Token{}, "", err
 	}
-	var token pki.Token
-	dial := func(ctx context.Context) (net.Conn, error) {
-		if token.Authority != "" {
-			return dialPinned(ctx, w.Server, token)
-		}
-		conn, ca, err := dialUnknown(ctx, w.Server)
-		if err == nil {
-			token = pki.NewToken(ca)
-		}
-		return conn, err
-	}
-	// The first connection only looks at the authority: the token's id is in the Ask.
-	conn, err := dial(ctx)
+	// The first connection only looks at the authority; the others pin it.
+	conn, ca, err := dialUnknown(ctx, w.Server)
 	if err != nil {
 		return pki.Token{}, "", err
 	}
 	conn.Close()
+	token := pki.NewToken(ca)
+	dial := func(ctx context.Context) (net.Conn, error) { return dialPinned(ctx, w.Server, token) }
 
 	r := Reveal{ID: token.ID, Nonce: make([]byte, nonceBytes), Name: w.Name, Addr: w.Addr, CSR: csr, SecretHash: pki.HashSecret(token.Secret), Version: w.Version}
 	if _, err := rand.Read(r.Nonce); err != nil {
