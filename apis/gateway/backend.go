@@ -63,6 +63,11 @@ func (r *Route) Backend(ref gatewayv1.BackendRef) Backend {
 	return b
 }
 
+// MirrorRef is the backend of a mirror, as Backend takes it.
+func MirrorRef(m *gatewayv1.HTTPRequestMirrorFilter) gatewayv1.BackendRef {
+	return gatewayv1.BackendRef{BackendObjectReference: m.BackendRef}
+}
+
 // resolve looks for the first backend that cannot be used.
 func (r *Route) resolve() {
 	note := func(ref gatewayv1.BackendRef) {
@@ -70,10 +75,18 @@ func (r *Route) resolve() {
 			r.Unresolved = r.Backend(ref).Fault
 		}
 	}
+	mirror := func(m *gatewayv1.HTTPRequestMirrorFilter) {
+		if m != nil {
+			note(MirrorRef(m))
+		}
+	}
 	if r.GRPC != nil {
 		for i := range r.GRPC.Spec.Rules {
 			for _, b := range r.GRPC.Spec.Rules[i].BackendRefs {
 				note(b.BackendRef)
+			}
+			for _, f := range r.GRPC.Spec.Rules[i].Filters {
+				mirror(f.RequestMirror)
 			}
 		}
 		return
@@ -81,6 +94,9 @@ func (r *Route) resolve() {
 	for i := range r.HTTP.Spec.Rules {
 		for _, b := range r.HTTP.Spec.Rules[i].BackendRefs {
 			note(b.BackendRef)
+		}
+		for _, f := range r.HTTP.Spec.Rules[i].Filters {
+			mirror(f.RequestMirror)
 		}
 	}
 }

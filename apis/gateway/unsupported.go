@@ -59,8 +59,8 @@ func refused(rule int, err error) Fault {
 }
 
 func httpRule(r *gatewayv1.HTTPRouteRule) error {
-	if r.Retry != nil {
-		return errors.New("retry: is not served; leave it out")
+	if err := retry(r.Retry); err != nil {
+		return fmt.Errorf("retry.%w", err)
 	}
 	if r.SessionPersistence != nil {
 		return errors.New("sessionPersistence: is not served; give the Service sessionAffinity: ClientIP")
@@ -189,8 +189,76 @@ func httpFilter(f *gatewayv1.HTTPRouteFilter, prefixes bool) error {
 		return modifier("requestRedirect.path", r.Path, prefixes)
 	case f.Type == gatewayv1.HTTPRouteFilterURLRewrite && f.URLRewrite != nil:
 		return modifier("urlRewrite.path", f.URLRewrite.Path, prefixes)
+	case f.Type == gatewayv1.HTTPRouteFilterRequestMirror && f.RequestMirror != nil:
+		_, _, err := Fraction(f.RequestMirror)
+		return err
+	case f.Type == gatewayv1.HTTPRouteFilterCORS && f.CORS != nil:
+		return cors(f.CORS)
 	}
-	return fmt.Errorf("type: %s is not served; RequestHeaderModifier, ResponseHeaderModifier, RequestRedirect and URLRewrite are", f.Type)
+	return fmt.Errorf("type: %s is not served; RequestHeaderModifier, ResponseHeaderModifier, RequestRedirect, URLRewrite, RequestMirror and CORS are", f.Type)
+}
+
+// maxAttempts is how often a request is sent again at most, whatever its route says.
+const maxAttempts = 10
+
+func retry(r *gatewayv1.HTTPRouteRetry) error {
+	if r == nil {
+		return nil
+	}
+	for i, c := range r.Codes {
+		if c < 400 || c > 599 {
+			return fmt.Errorf("codes[%d]: %d is no status of an error; 400 to 599 are", i, c)
+		}
+	}
+	if n := ptr.Deref(r.Attempts, 1); n < 1 || n > maxAttempts {
+		return fmt.Errorf("attempts: %d is not served; 1 to %d are", n, maxAttempts)
+	}
+	if _, err := Duration(r.Backoff); err != nil {
+		return fmt.Errorf("backoff: %w", err)
+	}
+	return nil
+}
+
+// Fraction is how many of how many requests a mirror gets.
+func Fraction(m *gatewayv1.HTTPRequestMirrorFilter) (of, in int, err error) {
+	of, in = 100, 100
+	switch {
+	case m.Percent != nil && m.Fraction != nil:
+		return 0, 0, errors.New("requestMirror: percent and fraction do not go together")
+	case m.Percent != nil:
+		of = int(*m.Percent)
+	case m.Fraction != nil:
+		of, in = int(m.Fraction.Numerator), int(ptr.Deref(m.Fraction.Denominator, 100))
+	}
+	if in < 1 || of < 0 || of > in {
+		return 0, 0, fmt.Errorf("requestMirror: %d of %d requests cannot be mirrored", of, in)
+	}
+	return of, in, nil
+}
+
+func cors(c *gatewayv1.HTTPCORSFilter) error {
+	for i, o := range c.AllowOrigins {
+		if o == "*" && len(c.AllowOrigins) == 1 {
+			continue
+		}
+		scheme, host, ok := strings.Cut(string(o), "://")
+		if !ok || scheme != "http" && scheme != "https" || host == "" || strings.ContainsAny(host, "/?# ") || strings.Count(host, "*") > 1 {
+			return fmt.Errorf("cors.allowOrigins[%d]: %q is not served; http://HOST[:PORT] and https://HOST[:PORT] are, with one * in HOST at most, or * alone", i, o)
+		}
+	}
+	for i, m := range c.AllowMethods {
+		if !httpguts.ValidHeaderFieldName(string(m)) { // both are tokens
+			return fmt.Errorf("cors.allowMethods[%d]: %q is no method", i, m)
+		}
+	}
+	for at, list := range map[string][]gatewayv1.HTTPHeaderName{"allowHeaders": c.AllowHeaders, "exposeHeaders": c.ExposeHeaders} {
+		for i, n := range list {
+			if !httpguts.ValidHeaderFieldName(string(n)) {
+				return fmt.Errorf("cors.%s[%d]: %q is no name of a header", at, i, n)
+			}
+		}
+	}
+	return nil
 }
 
 func modifier(at string, m *gatewayv1.HTTPPathModifier, prefixes bool) error {
@@ -264,7 +332,12 @@ func grpcRule(r *gatewayv1.GRPCRouteRule) error {
 	}
 	for i := range r.BackendRefs {
 		for j := range r.BackendRefs[i].Filters {
-			if err := grpcFilter(&r.BackendRefs[i].Filters[j]); err != nil {
+			f := &r.BackendRefs[i].Filters[j]
+			err := headersOnly(string(f.Type))
+			if err == nil {
+				err = grpcFilter(f)
+			}
+			if err != nil {
 				return fmt.Errorf("backendRefs[%d].filters[%d].%w", i, j, err)
 			}
 		}
@@ -278,6 +351,9 @@ func grpcFilter(f *gatewayv1.GRPCRouteFilter) error {
 		return headers("requestHeaderModifier", f.RequestHeaderModifier)
 	case f.Type == gatewayv1.GRPCRouteFilterResponseHeaderModifier && f.ResponseHeaderModifier != nil:
 		return headers("responseHeaderModifier", f.ResponseHeaderModifier)
+	case f.Type == gatewayv1.GRPCRouteFilterRequestMirror && f.RequestMirror != nil:
+		_, _, err := Fraction(f.RequestMirror)
+		return err
 	}
-	return fmt.Errorf("type: %s is not served; RequestHeaderModifier and ResponseHeaderModifier are", f.Type)
+	return fmt.Errorf("type: %s is not served; RequestHeaderModifier, ResponseHeaderModifier and RequestMirror are", f.Type)
 }

@@ -84,41 +84,55 @@ func (b *balancer) close() {
 	}
 }
 
-// RoundTrip implements http.RoundTripper. A request that no endpoint has seen is
-// sent to the next one; one that may have been seen only if sending it twice
-// does no harm.
+// RoundTrip implements http.RoundTripper. Unless a route says when to try again, a
+// request that no endpoint has seen is sent to the next one; one that may have been
+// seen only if sending it twice does no harm.
 func (b *balancer) RoundTrip(req *http.Request) (*http.Response, error) {
 	c := callOf(req.Context())
-	backend := c.backend
-	body := &heldBody{under: req.Body}
+	if c.rule.Do != nil && c.rule.Do.Retry != nil {
+		return b.retry(req, c)
+	}
+	var held *heldBody
+	body := req.Body
+	if body != nil && body != http.NoBody {
+		held = &heldBody{under: body}
+		body = held
+	}
 	for {
-		addr, ok := b.choose(backend, c)
-		if !ok {
-			return nil, errNone
-		}
-		c.take(b, addr)
-		out := *req
-		u := *req.URL
-		u.Scheme, u.Host = "http", addr.String()
-		out.URL = &u
-		if req.Body != nil && req.Body != http.NoBody {
-			out.Body = body
-		}
-		transport := b.transport(backend.Protocol, &out, c.rule.Do != nil && c.rule.Do.Patient)
-		resp, err := c.try(&out, transport)
+		resp, err := b.once(req, c, body)
 		if err == nil {
 			return resp, nil
 		}
-		if isDial(err) {
-			b.avoid(addr)
+		again := c.tries < tries && req.Context().Err() == nil && !errors.Is(err, errNone)
+		if held != nil {
+			again = again && isDial(err) && !held.seen.Load()
+		} else {
+			again = again && (isDial(err) || repeatable(req.Method))
 		}
-		again := c.tries < tries && req.Context().Err() == nil && !body.seen.Load() &&
-			(isDial(err) || out.Body != body && repeatable(req.Method))
 		if !again {
 			return nil, err
 		}
 		b.metrics.retries.Inc()
 	}
+}
+
+// once sends the request, with body, to one endpoint.
+func (b *balancer) once(req *http.Request, c *call, body io.ReadCloser) (*http.Response, error) {
+	addr, ok := b.choose(c.backend, c)
+	if !ok {
+		return nil, errNone
+	}
+	c.take(b, addr)
+	out := *req
+	u := *req.URL
+	u.Scheme, u.Host = "http", addr.String()
+	out.URL, out.Body = &u, body
+	transport := b.transport(c.backend.Protocol, &out, c.rule.Do != nil && c.rule.Do.Patient)
+	resp, err := c.try(&out, transport)
+	if isDial(err) {
+		b.avoid(addr)
+	}
+	return resp, err
 }
 
 var errNone = errors.New("the backend has no endpoints")

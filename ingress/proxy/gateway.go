@@ -47,11 +47,20 @@ func serverName(s string) string { return strings.ToLower(strings.TrimSuffix(s, 
 // do answers by a Gateway's rule.
 func (p *Proxy) do(w http.ResponseWriter, r *http.Request, c *call) {
 	a := c.rule.Do
+	if a.CORS != nil {
+		if isPreflight(r) {
+			preflight(w.Header(), a.CORS, r.Header)
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		c.origin = r.Header.Get("Origin")
+	}
 	if a.Redirect != nil {
 		if a.Redirect.Host == "" && c.host == "" {
 			p.refuse(w, c, http.StatusBadRequest, "the request names no host, so it cannot be sent on")
 			return
 		}
+		c.allowOrigin(w.Header())
 		change(w.Header(), a.Headers.Response)
 		w.Header().Set("Location", location(a.Redirect, r, c))
 		w.WriteHeader(a.Redirect.Code)
@@ -87,7 +96,7 @@ func (p *Proxy) broken(c *call) int {
 	return http.StatusInternalServerError
 }
 
-// edit makes the request what its route says that the backend is to get.
+// edit makes the request what its route's rule says that backends are to get.
 func (c *call) edit(out *http.Request) {
 	a := c.rule.Do
 	if a.Rewrite.Host != "" {
@@ -97,7 +106,13 @@ func (c *call) edit(out *http.Request) {
 		out.URL.Path, out.URL.RawPath = repath(a.Rewrite.Path, out.URL, c.prefix)
 	}
 	change(out.Header, a.Headers.Request)
-	change(out.Header, c.share.Headers.Request)
+}
+
+// allowOrigin puts into an answer what the rule says of pages of other origins.
+func (c *call) allowOrigin(h http.Header) {
+	if c.rule != nil && c.rule.Do != nil && c.rule.Do.CORS != nil {
+		shareWith(h, c.rule.Do.CORS, c.origin)
+	}
 }
 
 // answered makes the answer what the route says that the client is to get.
@@ -109,6 +124,7 @@ func answered(resp *http.Response) error {
 	if resp.StatusCode == http.StatusSwitchingProtocols && c.timer != nil {
 		c.timer.Stop() // an upgraded connection lasts as long as it likes
 	}
+	c.allowOrigin(resp.Header)
 	change(resp.Header, c.share.Headers.Response)
 	change(resp.Header, c.rule.Do.Headers.Response)
 	return nil

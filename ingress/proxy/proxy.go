@@ -17,6 +17,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -51,6 +52,12 @@ type Proxy struct {
 	balance *balancer
 	carry   *httputil.ReverseProxy
 	metrics *metrics
+	// mirroring holds a word for each copy of a request that is under way; mirrors
+	// are those that are being sent, until mirrorCtx ends.
+	mirroring chan struct{}
+	mirrors   sync.WaitGroup
+	mirrorCtx context.Context
+	unmirror  context.CancelFunc
 	// changed holds a word if a table was set since the ports were last compared.
 	changed chan struct{}
 }
@@ -75,7 +82,8 @@ func New(cfg Config) *Proxy {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	p := &Proxy{cfg: cfg, metrics: newMetrics(), changed: make(chan struct{}, 1)}
+	p := &Proxy{cfg: cfg, metrics: newMetrics(), changed: make(chan struct{}, 1), mirroring: make(chan struct{}, mirrors)}
+	p.mirrorCtx, p.unmirror = context.WithCancel(context.Background())
 	p.balance = newBalancer(cfg, p.metrics)
 	p.carry = &httputil.ReverseProxy{
 		Rewrite:        p.rewrite,
@@ -101,8 +109,13 @@ func (p *Proxy) Set(t *route.Table) {
 // Table is what was set last; nil: nothing was.
 func (p *Proxy) Table() *route.Table { return p.table.Load() }
 
-// Close ends connections to backends that no request is on.
-func (p *Proxy) Close() { p.balance.close() }
+// Close ends connections to backends that no request is on, and copies of requests
+// that are under way. It is called after the last request.
+func (p *Proxy) Close() {
+	p.unmirror()
+	p.mirrors.Wait()
+	p.balance.close()
+}
 
 // call is what is known of a request under way. The goroutine that serves it
 // owns it.
@@ -120,6 +133,9 @@ type call struct {
 	balance  *balancer      // that counts the call to endpoint; nil: none does
 	tries    int
 	why      string // an answer of our own, in words
+	origin   string // of the page that asks, where the rule has CORS
+	// duplicates are copies for mirrors whose body is on its way.
+	duplicates []*duplicate
 }
 
 type callKey struct{}
@@ -141,6 +157,9 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer func() {
 		p.metrics.underWay.Dec()
 		c.release()
+		for _, d := range c.duplicates {
+			d.finish(false)
+		}
 		p.tell(r, c, told, time.Since(start))
 	}()
 	p.answer(told, r.WithContext(context.WithValue(r.Context(), callKey{}, c)), c)
@@ -260,6 +279,8 @@ func (p *Proxy) rewrite(r *httputil.ProxyRequest) {
 	h.Set("X-Request-Id", c.id)
 	if c.share != nil {
 		c.edit(r.Out)
+		p.mirror(c, r.Out)
+		change(r.Out.Header, c.share.Headers.Request)
 	}
 }
 
@@ -299,6 +320,7 @@ const statusClientGone = 499
 func (p *Proxy) refuse(w http.ResponseWriter, c *call, code int, why string) {
 	c.why = why
 	h := w.Header()
+	c.allowOrigin(h)
 	h.Set("Content-Type", "text/plain; charset=utf-8")
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Cache-Control", "no-store")

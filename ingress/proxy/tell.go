@@ -99,6 +99,7 @@ type metrics struct {
 	requests *prometheus.CounterVec
 	took     *prometheus.HistogramVec
 	retries  prometheus.Counter
+	mirrored *prometheus.CounterVec
 	underWay prometheus.Gauge
 	rules    prometheus.Gauge
 }
@@ -107,7 +108,8 @@ func newMetrics() *metrics {
 	return &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "clusterd_ingress_requests_total", Help: "Requests answered, by the Ingress whose rule they met (none: empty) and status code."}, []string{"namespace", "ingress", "code"}),
 		took:     prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "clusterd_ingress_request_duration_seconds", Help: "Time from a request's header to the end of its answer, upgraded connections left out.", Buckets: prometheus.ExponentialBuckets(0.001, 2.5, 12)}, []string{"namespace", "ingress"}),
-		retries:  prometheus.NewCounter(prometheus.CounterOpts{Name: "clusterd_ingress_retries_total", Help: "Requests sent to a further endpoint since the one before did not take them."}),
+		retries:  prometheus.NewCounter(prometheus.CounterOpts{Name: "clusterd_ingress_retries_total", Help: "Requests sent to a further endpoint since the one before did not take them, or answered so that the route has them sent again."}),
+		mirrored: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "clusterd_ingress_mirrored_total", Help: "Copies of requests for mirrors: sent, failed (the mirror did not answer), dropped (the body was too long or did not come to its end, or too many were under way)."}, []string{"result"}),
 		underWay: prometheus.NewGauge(prometheus.GaugeOpts{Name: "clusterd_ingress_requests_under_way", Help: "Requests that are being answered, upgraded connections among them."}),
 		rules:    prometheus.NewGauge(prometheus.GaugeOpts{Name: "clusterd_ingress_rules", Help: "Rules in force."}),
 	}
@@ -116,5 +118,5 @@ func newMetrics() *metrics {
 // Collectors returns the metrics, for the process's registry.
 func (p *Proxy) Collectors() []prometheus.Collector {
 	m := p.metrics
-	return []prometheus.Collector{m.requests, m.took, m.retries, m.underWay, m.rules}
+	return []prometheus.Collector{m.requests, m.took, m.retries, m.mirrored, m.underWay, m.rules}
 }

@@ -8,6 +8,13 @@ type Action struct {
 	Redirect *Redirect
 	Rewrite  Rewrite
 	Headers  Changes
+	// CORS answers what browsers ask before requests of other origins; nil: that
+	// is the backend's to do.
+	CORS *CORS
+	// Mirrors get copies of the requests.
+	Mirrors []Mirror
+	// Retry is when another endpoint is asked; nil: as without a Gateway.
+	Retry *Retry
 	// Shares are drawn from by their weights. Without one that has a weight
 	// there is no backend.
 	Shares []Share
@@ -60,6 +67,32 @@ type Redirect struct {
 	Port         uint16
 	Path         *Path
 	Code         int
+}
+
+// Mirror is a backend that gets a copy of Of in each In requests; its answers are
+// dropped.
+type Mirror struct {
+	Backend *Backend
+	Of, In  int
+}
+
+// Retry says which answers of an endpoint have the request sent again, at most
+// Attempts times, Backoff later or more.
+type Retry struct {
+	Codes    []int // of answers; a connection that fails counts without being here
+	Attempts int
+	Backoff  time.Duration
+}
+
+// CORS is what pages of other origins may do (https://fetch.spec.whatwg.org, 3.3).
+type CORS struct {
+	// Origins are those that may, each "SCHEME://HOST[:PORT]", where a "*" in the
+	// host stands for any of its beginning; "*" alone is every origin.
+	Origins []string
+	// Methods, Headers and Expose may be "*" alone.
+	Methods, Headers, Expose []string
+	Credentials              bool
+	MaxAge                   int // seconds
 }
 
 // Total is the sum of the weights.

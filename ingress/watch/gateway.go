@@ -132,6 +132,21 @@ func (c *compiler) httpRule(r *gateway.Route, rule *gatewayv1.HTTPRouteRule) (wh
 		if w := f.URLRewrite; w != nil {
 			a.Rewrite = route.Rewrite{Host: string(ptr.Deref(w.Hostname, "")), Path: change(w.Path)}
 		}
+		if f.CORS != nil {
+			a.CORS = corsOf(f.CORS)
+		}
+		if err := c.mirror(r, a, f.RequestMirror); err != nil {
+			return nil, nil, err
+		}
+	}
+	if t := rule.Retry; t != nil {
+		a.Retry = &route.Retry{Attempts: ptr.Deref(t.Attempts, 1)}
+		for _, code := range t.Codes {
+			a.Retry.Codes = append(a.Retry.Codes, int(code))
+		}
+		if a.Retry.Backoff, err = gateway.Duration(t.Backoff); err != nil {
+			return nil, nil, err
+		}
 	}
 	if t := rule.Timeouts; t != nil {
 		a.Patient = true
@@ -174,7 +189,11 @@ func (c *compiler) grpcRule(r *gateway.Route, rule *gatewayv1.GRPCRouteRule) (wh
 	}
 	a := &route.Action{Patient: true}
 	for i := range rule.Filters {
-		changes(&a.Headers, rule.Filters[i].RequestHeaderModifier, rule.Filters[i].ResponseHeaderModifier)
+		f := &rule.Filters[i]
+		changes(&a.Headers, f.RequestHeaderModifier, f.ResponseHeaderModifier)
+		if err := c.mirror(r, a, f.RequestMirror); err != nil {
+			return nil, nil, err
+		}
 	}
 	for i := range rule.BackendRefs {
 		ref := &rule.BackendRefs[i]
@@ -185,6 +204,39 @@ func (c *compiler) grpcRule(r *gateway.Route, rule *gatewayv1.GRPCRouteRule) (wh
 		a.Shares = append(a.Shares, s)
 	}
 	return when, a, nil
+}
+
+// mirror adds a filter's to those of a rule. One whose backend cannot be used gets
+// nothing: the route's status says why.
+func (c *compiler) mirror(r *gateway.Route, a *route.Action, f *gatewayv1.HTTPRequestMirrorFilter) error {
+	if f == nil {
+		return nil
+	}
+	of, in, err := gateway.Fraction(f)
+	if err != nil {
+		return err
+	}
+	if s := c.share(r, gateway.MirrorRef(f)); s.Broken == "" && of > 0 {
+		a.Mirrors = append(a.Mirrors, route.Mirror{Backend: s.Backend, Of: of, In: in})
+	}
+	return nil
+}
+
+func corsOf(f *gatewayv1.HTTPCORSFilter) *route.CORS {
+	out := &route.CORS{Credentials: ptr.Deref(f.AllowCredentials, false), MaxAge: int(cmp.Or(f.MaxAge, 5))}
+	for _, o := range f.AllowOrigins {
+		out.Origins = append(out.Origins, string(o))
+	}
+	for _, m := range f.AllowMethods {
+		out.Methods = append(out.Methods, string(m))
+	}
+	for _, h := range f.AllowHeaders {
+		out.Headers = append(out.Headers, string(h))
+	}
+	for _, h := range f.ExposeHeaders {
+		out.Expose = append(out.Expose, string(h))
+	}
+	return out
 }
 
 // share is the part of the requests that one backendRef has.

@@ -66,6 +66,15 @@ const routes = `
       timeouts: {request: 1m, backendRequest: 500ms}
     - matches: [{path: {value: /moved}}]
       filters: [{type: RequestRedirect, requestRedirect: {scheme: https, port: 8443, statusCode: 301, path: {type: ReplacePrefixMatch, replacePrefixMatch: /to}}}]
+    - matches: [{path: {value: /copied}}]
+      filters:
+      - {type: RequestMirror, requestMirror: {backendRef: {name: web, port: 81}, percent: 10}}
+      - {type: RequestMirror, requestMirror: {backendRef: {name: web, port: 80}, fraction: {numerator: 1, denominator: 3}}}
+      - {type: RequestMirror, requestMirror: {backendRef: {name: sticky, port: 80}}}
+      - {type: RequestMirror, requestMirror: {backendRef: {name: web, port: 80}, percent: 0}}
+      - {type: RequestMirror, requestMirror: {backendRef: {name: none, port: 80}}}
+      - {type: CORS, cors: {allowOrigins: ["https://*.example"], allowMethods: [PUT], allowHeaders: [X-A], exposeHeaders: [X-B], allowCredentials: true}}
+      retry: {codes: [502, 503], attempts: 3, backoff: 100ms}
 - kind: GRPCRoute
   metadata: {name: calls, namespace: shop}
   spec:
@@ -200,6 +209,22 @@ func TestCompileGateways(t *testing.T) {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff(route.Action{Redirect: &route.Redirect{Scheme: "https", Port: 8443, Code: 301, Path: &route.Path{Value: "/to", Prefix: true}}}, b); diff != "" {
+		t.Error(diff)
+	}
+	c := *http[3]
+	var mirrors []string
+	for _, m := range c.Mirrors {
+		mirrors = append(mirrors, fmt.Sprintf("%d in %d to %s %s", m.Of, m.In, m.Backend.Protocol, m.Backend.Name))
+	}
+	if got := strings.Join(mirrors, ", "); got != "10 in 100 to h2c shop/web:81, 1 in 3 to http shop/web:80, 100 in 100 to https shop/sticky:80" {
+		t.Errorf("mirrors: %s", got)
+	}
+	c.Mirrors = nil
+	want = route.Action{
+		CORS:  &route.CORS{Origins: []string{"https://*.example"}, Methods: []string{"PUT"}, Headers: []string{"X-A"}, Expose: []string{"X-B"}, Credentials: true, MaxAge: 5},
+		Retry: &route.Retry{Codes: []int{502, 503}, Attempts: 3, Backoff: 100e6},
+	}
+	if diff := cmp.Diff(want, c); diff != "" {
 		t.Error(diff)
 	}
 }
