@@ -50,6 +50,11 @@ spec:
     backendRefs: [{name: green, port: 80}]
   - matches: [{path: {value: /old}}]
     filters: [{type: RequestRedirect, requestRedirect: {scheme: https, statusCode: 301, path: {type: ReplacePrefixMatch, replacePrefixMatch: /new}}}]
+  - matches: [{path: {value: /copied}}]
+    filters:
+    - {type: RequestMirror, requestMirror: {backendRef: {name: green, port: 80}}}
+    - {type: CORS, cors: {allowOrigins: ["https://page.example"], allowMethods: [PUT], exposeHeaders: [X-Request-Id], maxAge: 60}}
+    backendRefs: [{name: blue, port: 80}]
   - matches: [{path: {value: /nobody}}]
     backendRefs: [{name: nobody, port: 80}]
 ---
@@ -150,6 +155,7 @@ func gateways(t *testing.T, e *env, vip string) {
 	if code, _, to, err := w.get("http://shop.example/old/a?b=c"); err != nil || code != http.StatusMovedPermanently || to != "https://shop.example/new/a?b=c" {
 		t.Errorf("the redirect: %d to %q, %v", code, to, err)
 	}
+	copies(t, w, ns)
 	w.says("http://shop.example/nobody", http.StatusInternalServerError, "Service doors/nobody does not exist")
 	w.says("http://else.example/", http.StatusNotFound, `"else.example"`)
 
@@ -175,4 +181,29 @@ func gateways(t *testing.T, e *env, vip string) {
 	}
 	e.ctl("-n", ns, "delete", "gateway", "doors")
 	w.says("http://shop.example/", http.StatusNotFound, `"shop.example"`)
+}
+
+// copies: blue answers, green gets a copy; pages of one origin may.
+func copies(t *testing.T, w wayIn, ns string) {
+	green := w.e.podsReady(ns, "app=green", 1)[0].Name
+	if code, page, _, err := w.get("http://shop.example/copied/a"); err != nil || code != http.StatusOK || !strings.HasPrefix(answerer(page), "blue-") {
+		t.Errorf("a request that is mirrored: %d %s, %v", code, page, err)
+	}
+	w.e.eventually("the mirror got a copy", func(context.Context) error {
+		if log := w.e.ctl("-n", ns, "logs", green); !strings.Contains(log, "GET /copied/a from") {
+			return errors.New(tail(log, 3))
+		}
+		return nil
+	})
+	for origin, allows := range map[string]string{"https://page.example": "https://page.example", "https://other.example": ""} {
+		w.header = http.Header{"Origin": {origin}}
+		if code, _, h, err := w.ask(http.MethodGet, "http://shop.example/copied"); err != nil || code != http.StatusOK || h.Get("Access-Control-Allow-Origin") != allows {
+			t.Errorf("from %s: %d %v, %v", origin, code, h, err)
+		}
+		w.header.Set("Access-Control-Request-Method", http.MethodPut)
+		if code, _, h, err := w.ask(http.MethodOptions, "http://shop.example/copied"); err != nil || code != http.StatusNoContent ||
+			h.Get("Access-Control-Allow-Origin") != allows || (h.Get("Access-Control-Allow-Methods") == "PUT") != (allows != "") {
+			t.Errorf("%s asks: %d %v, %v", origin, code, h, err)
+		}
+	}
 }

@@ -73,6 +73,12 @@ func (w wayIn) dial(ctx context.Context, port string) (conn net.Conn, err error)
 
 // get returns the status, the page, and where a redirect leads.
 func (w wayIn) get(url string) (int, string, string, error) {
+	code, page, h, err := w.ask(http.MethodGet, url)
+	return code, page, h.Get("Location"), err
+}
+
+// ask returns the status, the page and the header of the answer.
+func (w wayIn) ask(method, url string) (int, string, http.Header, error) {
 	t := &http.Transport{
 		DisableKeepAlives: true, ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{RootCAs: w.roots},
 		DialContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
@@ -81,18 +87,18 @@ func (w wayIn) get(url string) (int, string, string, error) {
 		},
 	}
 	c := &http.Client{Timeout: 10 * time.Second, Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-	req, err := http.NewRequestWithContext(w.e.t.Context(), http.MethodGet, url, nil)
+	req, err := http.NewRequestWithContext(w.e.t.Context(), method, url, nil)
 	if err != nil {
-		return 0, "", "", err
+		return 0, "", nil, err
 	}
 	req.Header = w.header.Clone()
 	resp, err := c.Do(req)
 	if err != nil {
-		return 0, "", "", err
+		return 0, "", nil, err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	b, err := io.ReadAll(resp.Body)
-	return resp.StatusCode, string(b), resp.Header.Get("Location"), err
+	return resp.StatusCode, string(b), resp.Header, err
 }
 
 // says waits until a URL is answered so.

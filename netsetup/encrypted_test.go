@@ -67,50 +67,19 @@ func (c *capture) counts() counted {
 // listen captures what passes the interface until the test ends.
 func listen(t *testing.T, ns *netnstest.NS, device string, port uint16) *capture {
 	t.Helper()
-	const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8 // in network order
-	var fd int
-	ns.Do(func() error {
-		link, err := netlink.LinkByName(device)
-		if err != nil {
-			return err
+	c := &capture{}
+	netnstest.Capture(t, ns.Do, device, func(f []byte) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if len(f) > 38 && f[12] == 8 && f[13] == 0 && f[23] == unix.IPPROTO_UDP && binary.BigEndian.Uint16(f[36:]) == port {
+			c.port++
 		}
-		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, all); err != nil {
-			return err
+		if bytes.Contains(f, []byte(marker)) {
+			c.marked++
 		}
-		return errors.Join(unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: link.Attrs().Index}),
-			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}))
-	})
-	c, done := &capture{}, make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		buf := make([]byte, 1<<16)
-		for {
-			select {
-			case <-done:
-				return
-			default:
-			}
-			n, _, err := unix.Recvfrom(fd, buf, 0)
-			if err != nil {
-				continue // the time is over; look whether to end
-			}
-			c.mu.Lock()
-			if f := buf[:n]; n > 38 && f[12] == 8 && f[13] == 0 && f[23] == unix.IPPROTO_UDP && binary.BigEndian.Uint16(f[36:]) == port {
-				c.port++
-			}
-			if bytes.Contains(buf[:n], []byte(marker)) {
-				c.marked++
-			}
-			if bytes.Contains(buf[:n], []byte(control)) {
-				c.controls++
-			}
-			c.mu.Unlock()
+		if bytes.Contains(f, []byte(control)) {
+			c.controls++
 		}
-	})
-	t.Cleanup(func() {
-		close(done)
-		wg.Wait()
-		_ = unix.Close(fd)
 	})
 	return c
 }

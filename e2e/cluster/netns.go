@@ -367,7 +367,7 @@ func (c *Netns) waitServing(ctx context.Context, n Node) error {
 }
 
 // patience bounds every wait for a node.
-const patience = 60 * time.Second
+const patience = 3 * time.Minute
 
 // poll waits for a condition of a node, and gives up early when its clusterd
 // has ended.

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Boots Debian's cloud kernel in an emulated machine, where cgroup v2 is alone,
-# and runs there podmon's suite (agent/runtime), netsetup's TestVM…, for which that
-# kernel has WireGuard, and the TestVM… tests of this folder, which use `clusterd dev`.
+# and runs there podmon's suite (agent/runtime), what needs a kernel with WireGuard
+# (netsetup's TestVM…, e2e's TestE2EWireGuard), and the TestVM… tests of this folder,
+# which use `clusterd dev`.
 # Needs no hardware virtualization and no root. `make test-vm` builds what it
 # takes and calls it.
 #
@@ -19,7 +20,7 @@ arch=${ARCH:-$host} programs=bin
 [ "$arch" = "$host" ] || programs=bin/$arch
 keep=
 [ "${1:-}" = -k ] && keep=1 && shift
-pattern=${1:-TestRoot|TestVM}
+pattern=${1:-TestRoot|TestVM|TestE2EWireGuard}
 
 fail() { echo "vm: $*" >&2; exit 1; }
 
@@ -85,6 +86,7 @@ export CGO_ENABLED=0 GOARCH=$arch
 $GO test -c -o "$root/bin/vm.test" ./e2e/vm
 $GO test -c -o "$root/bin/podmon.test" ./agent/runtime
 $GO test -c -o "$root/bin/netsetup.test" ./netsetup
+$GO test -c -o "$root/bin/e2e.test" ./e2e
 mkdir "$root/programs"
 cp "$programs/vm/podmon" "$root/programs/"
 $GO build -ldflags '-s -w' -o "$root/programs/box" ./agent/runtime/testdata/box
