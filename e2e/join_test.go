@@ -21,10 +21,14 @@ import (
 func TestE2EJoinRefused(t *testing.T) {
 	e := startBare(t, 1)
 	addr := e.Nodes()[0].Addr.String() + ":6443"
-	token := strings.TrimSpace(e.ctl("token", "create"))
-	if i := strings.Index(token, "--token "); i >= 0 {
-		token = strings.Fields(token[i+len("--token "):])[0]
+	newToken := func(flags ...string) string {
+		out := strings.TrimSpace(e.ctl(append([]string{"token", "create"}, flags...)...))
+		if _, after, ok := strings.Cut(out, "--token "); ok {
+			return strings.Fields(after)[0]
+		}
+		return out
 	}
+	token := newToken()
 	flipped := []byte(token)
 	for i := len(flipped) - 3; i > 0; i-- { // a letter near the end, changed
 		if c := flipped[i]; c >= 'a' && c < 'z' {
@@ -32,18 +36,17 @@ func TestE2EJoinRefused(t *testing.T) {
 			break
 		}
 	}
-	expired := strings.TrimSpace(e.ctl("token", "create", "--ttl=1s"))
-	if i := strings.Index(expired, "--token "); i >= 0 {
-		expired = strings.Fields(expired[i+len("--token "):])[0]
-	}
+	expired := newToken("--ttl=1s")
 	for _, tt := range []struct{ name, addr, token, says string }{
 		{"altered", addr, string(flipped), "altered"},
 		{"cut short", addr, token[:len(token)/2], "cut when it was copied"},
 		{"nonsense", addr, "letmein", "not a join token"},
 		{"nobody there", e.Nodes()[0].Addr.String() + ":6444", token, "connection refused"},
 		{"expired", addr, expired, "expired"},
+		{"for another name", addr, newToken("--name=other"), "is for the machine other, and this one is joiner"},
+		{"from elsewhere", addr, newToken("--from=203.0.113.0/24", "--role=agent"), "is good from 203.0.113.0/24"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
+		t.Run(strings.ReplaceAll(tt.name, " ", "_"), func(t *testing.T) {
 			data := filepath.Join(t.TempDir(), "joiner")
 			refuse := func() (string, error) {
 				ctx, cancel := context.WithTimeout(t.Context(), patience)

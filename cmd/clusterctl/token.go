@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -33,7 +35,7 @@ func newTokenCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 
 func newTokenCreateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	var out output
-	ttl, role, uses := defaultTTL, v1.TokenServer, 1
+	ttl, wish, uses := defaultTTL, v1.TokenRequest{Role: v1.TokenServer}, 1
 	cmd := &cobra.Command{
 		Use:   "create",
 		Short: "Create a token and print the command with which a machine joins",
@@ -46,6 +48,9 @@ func newTokenCreateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 
 			# For five agents
 			clusterctl token create --role agent --uses 5
+
+			# For the agent n7 alone, and from one network
+			clusterctl token create --role agent --name n7 --from 192.0.2.0/24
 
 			# Let a machine join, with a token for this one occasion
 			ssh root@n4 "$(clusterctl token create --ttl 10m)"
@@ -64,7 +69,8 @@ func newTokenCreateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 			if err != nil {
 				return err
 			}
-			in, err := jsonBody(v1.TokenRequest{TTL: ttl.String(), Role: role, Uses: &uses})
+			wish.TTL, wish.Uses = ttl.String(), &uses
+			in, err := jsonBody(wish)
 			if err != nil {
 				return err
 			}
@@ -73,7 +79,7 @@ func newTokenCreateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 				return fmt.Errorf("create a token: %w", err)
 			}
 			if out == "" {
-				fmt.Fprintf(streams.ErrOut, "Valid for %s and %s; run this as root on the machine that is to become %s:\n", short(ttl), machines(uses), map[string]string{v1.TokenServer: "a server", v1.TokenAgent: "an agent"}[role])
+				fmt.Fprintf(streams.ErrOut, "Valid for %s and %s; run this as root on the machine that is to become %s:\n", short(ttl), machines(uses), map[string]string{v1.TokenServer: "a server", v1.TokenAgent: "an agent"}[wish.Role])
 			}
 			return out.print(streams.Out, t, func(w io.Writer) error {
 				_, err := fmt.Fprintln(w, t.JoinCommand)
@@ -82,7 +88,9 @@ func newTokenCreateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 		},
 	}
 	cmd.Flags().DurationVar(&ttl, "ttl", ttl, "How long machines may join with the token")
-	cmd.Flags().StringVar(&role, "role", role, "What machines become: server, which keeps the cluster's state too, or agent, which runs pods and nothing else")
+	cmd.Flags().StringVar(&wish.Role, "role", wish.Role, "What machines become: server, which keeps the cluster's state too, or agent, which runs pods and nothing else")
+	cmd.Flags().StringVar(&wish.Name, "name", "", "The name of the one machine that may join with the token; default: any")
+	cmd.Flags().StringSliceVar(&wish.From, "from", nil, "Addresses or ranges (192.0.2.0/24) that machines may join from, as the servers see them; default: any")
 	cmd.Flags().IntVar(&uses, "uses", uses, "How many machines may join with the token; 0: any number")
 	cmd.Flags().StringVarP((*string)(&out), "output", "o", "", "One of: json, yaml")
 	return cmd
@@ -135,9 +143,9 @@ func tokenTable(w io.Writer, l v1.TokenList, now time.Time) error {
 		if t.Uses == 0 {
 			uses = fmt.Sprintf("%d of any", t.Used)
 		}
-		rows = append(rows, []string{t.ID, t.Role, uses, left, age(t.Created, now)})
+		rows = append(rows, []string{t.ID, t.Role, cmp.Or(t.Name, "<any>"), cmp.Or(strings.Join(t.From, ","), "<any>"), uses, left, age(t.Created, now)})
 	}
-	return printTable(w, []string{"ID", "ROLE", "USED", "EXPIRES IN", "AGE"}, rows)
+	return printTable(w, []string{"ID", "ROLE", "NAME", "FROM", "USED", "EXPIRES IN", "AGE"}, rows)
 }
 
 func newTokenRemoveCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {

@@ -358,7 +358,11 @@ func (a *clusterAPI) getTokens(w http.ResponseWriter, r *http.Request) {
 	}
 	list := v1.TokenList{Tokens: []v1.Token{}}
 	for _, t := range tokens {
-		list.Tokens = append(list.Tokens, v1.Token{ID: t.ID, Role: string(t.Role), Uses: t.Uses, Used: t.Used, Created: t.Created, Expires: t.Expires})
+		one := v1.Token{ID: t.ID, Role: string(t.Role), Uses: t.Uses, Used: t.Used, Name: t.For, Created: t.Created, Expires: t.Expires}
+		for _, p := range t.From {
+			one.From = append(one.From, p.String())
+		}
+		list.Tokens = append(list.Tokens, one)
 	}
 	reply(w, http.StatusOK, list)
 }
@@ -379,7 +383,7 @@ func (a *clusterAPI) postToken(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	wish := join.TokenWish{Role: pki.Role(cmp.Or(req.Role, v1.TokenServer)), Uses: 1, TTL: ttl}
+	wish := join.TokenWish{Role: pki.Role(cmp.Or(req.Role, v1.TokenServer)), Uses: 1, TTL: ttl, Name: req.Name}
 	if wish.Role != pki.Server && wish.Role != pki.Agent {
 		refuse(w, http.StatusBadRequest, fmt.Sprintf("role %q: give %s or %s", req.Role, v1.TokenServer, v1.TokenAgent))
 		return
@@ -389,6 +393,14 @@ func (a *clusterAPI) postToken(w http.ResponseWriter, r *http.Request) {
 	}
 	if wish.Uses < 0 || wish.Uses > maxTokenUses {
 		refuse(w, http.StatusBadRequest, fmt.Sprintf("uses %d: give how many machines may join by the token, at most %d, or 0 for any number", wish.Uses, maxTokenUses))
+		return
+	}
+	var err error
+	if wish.From, err = tokenOrigins(req.From); err == nil {
+		err = wish.Check()
+	}
+	if err != nil {
+		refuse(w, http.StatusBadRequest, err.Error())
 		return
 	}
 	token, info, err := join.CreateToken(r.Context(), a.store, a.trust.Load().Signer().Cert, wish, time.Now())

@@ -51,6 +51,28 @@ func joinCommand(server netip.AddrPort, token pki.Token) string {
 	return fmt.Sprintf("clusterd join %s --token %s", server, token)
 }
 
+// maxTokenOrigins is how many ranges of addresses a token may name.
+const maxTokenOrigins = 32
+
+// tokenOrigins reads addresses and ranges of them.
+func tokenOrigins(list []string) (out []netip.Prefix, err error) {
+	if len(list) > maxTokenOrigins {
+		return nil, fmt.Errorf("from: %d ranges; give at most %d", len(list), maxTokenOrigins)
+	}
+	for _, text := range list {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			a, aerr := netip.ParseAddr(text)
+			if aerr != nil {
+				return nil, fmt.Errorf("from %q: give an address such as 192.0.2.7, or a range such as 192.0.2.0/24", text)
+			}
+			p = netip.PrefixFrom(a.Unmap().WithZone(""), a.Unmap().BitLen())
+		}
+		out = append(out, p.Masked())
+	}
+	return out, nil
+}
+
 // readToken takes the token from where it was given: the flag, a file, the
 // standard input ("-"), or the environment.
 func readToken(flag, file string, stdin io.Reader) (string, error) {

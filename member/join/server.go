@@ -53,7 +53,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodGet && r.URL.Path == StandingPath:
 		s.serveStanding(w, r)
 	case r.Method == http.MethodPost && r.URL.Path == Path:
-		serveStranger(ctx, s, w, r, given, s.admit)
+		serveStranger(ctx, s, w, r, given, func(ctx context.Context, in Request, now time.Time) (*Response, error) {
+			return s.admit(ctx, in, r.RemoteAddr, now)
+		})
 	case r.Method == http.MethodPost && r.URL.Path == RenewPath:
 		serveStranger(ctx, s, w, r, given, s.renew)
 	case r.Method == http.MethodPost && r.URL.Path == AskPath:
@@ -118,7 +120,7 @@ func (Renewal) who() string   { return "" }
 
 // admit checks everything before it records anything, and records before it
 // hands out a certificate.
-func (s *Server) admit(ctx context.Context, req Request, now time.Time) (*Response, error) {
+func (s *Server) admit(ctx context.Context, req Request, peer string, now time.Time) (*Response, error) {
 	if err := checkJoiner(req.Name, req.Addr); err != nil {
 		return nil, err
 	}
@@ -132,7 +134,7 @@ func (s *Server) admit(ctx context.Context, req Request, now time.Time) (*Respon
 		if err != nil {
 			return nil, err
 		}
-		if err := token.fits(key, req.Name); err != nil {
+		if err := token.fits(key, req.Name, peer); err != nil {
 			return nil, err
 		}
 		cluster, err := GetCluster(ctx, s.Store)

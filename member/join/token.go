@@ -6,7 +6,12 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/raftstore"
@@ -25,8 +30,10 @@ type TokenInfo struct {
 	Expires time.Time `json:"expires"`
 	// Authority is the id of the one that the token pins; empty in old records.
 	Authority string `json:"authority,omitempty"`
-	// For is the machine that an approved token is for, and no other; else empty.
+	// For is the name of the machine that the token is for, and no other; else empty.
 	For string `json:"for,omitempty"`
+	// From are the addresses that a machine may join from by the token; none: any.
+	From []netip.Prefix `json:"from,omitempty"`
 }
 
 type tokenRecord struct {
@@ -41,6 +48,25 @@ type TokenWish struct {
 	Role pki.Role
 	Uses int // 0: any number
 	TTL  time.Duration
+	// Name and From, where given, bind the token to a machine's name and to addresses
+	// that it joins from.
+	Name string
+	From []netip.Prefix
+}
+
+// Check says what cannot be wished: a name that no machine can have, or that is for
+// more machines than one.
+func (w TokenWish) Check() error {
+	if w.Name == "" {
+		return nil
+	}
+	if errs := validation.IsDNS1123Subdomain(w.Name); len(errs) > 0 {
+		return fmt.Errorf("name %q: no machine can have it: %s", w.Name, errs[0])
+	}
+	if w.Uses != 1 {
+		return fmt.Errorf("name %q: one machine has it, and uses is %d: leave one of them out", w.Name, w.Uses)
+	}
+	return nil
 }
 
 // tokenKept is how much longer than its life a token's record is kept, so that
@@ -50,7 +76,7 @@ const tokenKept = 7 * 24 * time.Hour
 // CreateToken makes and records a token.
 func CreateToken(ctx context.Context, s Store, ca *x509.Certificate, wish TokenWish, now time.Time) (pki.Token, TokenInfo, error) {
 	t := pki.NewToken(ca)
-	info := TokenInfo{ID: t.ID, Role: wish.Role, Uses: wish.Uses, Created: now.UTC(), Expires: now.Add(wish.TTL).UTC(), Authority: t.Authority}
+	info := TokenInfo{ID: t.ID, Role: wish.Role, Uses: wish.Uses, Created: now.UTC(), Expires: now.Add(wish.TTL).UTC(), Authority: t.Authority, For: wish.Name, From: wish.From}
 	op := tokenRecord{TokenInfo: info, Hash: pki.HashSecret(t.Secret)}.put(now)
 	res, err := s.Txn(ctx, mvcc.Txn{Origin: origin, Compares: []mvcc.Compare{{Key: op.Key}}, Ops: []mvcc.Op{op}})
 	if err != nil {
@@ -167,12 +193,34 @@ func checkToken(ctx context.Context, s Store, id, secret string, now time.Time) 
 	return storedToken{tokenRecord: r, key: kv.Key, revision: kv.ModRevision, now: now}, nil
 }
 
-// fits says whether a machine with that key and name may use the token.
-func (t storedToken) fits(key, name string) error {
+// fits says whether a machine with that key and name may use the token from peer,
+// the address that its connection comes from.
+func (t storedToken) fits(key, name, peer string) error {
+	no := func(format string, args ...any) error {
+		return &Refusal{CodeToken, fmt.Sprintf("the join token %s ", t.ID) + fmt.Sprintf(format, args...)}
+	}
 	if t.Key != "" && (t.Key != key || t.For != name) {
-		return &Refusal{CodeToken, fmt.Sprintf("the join token %s was approved for another machine, %s", t.ID, t.For)}
+		return no("was approved for another machine, %s", t.For)
+	}
+	if t.For != "" && t.For != name {
+		return no("is for the machine %s, and this one is %s: give --name %s, or make a token for %s with `clusterctl token create`", t.For, name, t.For, name)
+	}
+	if len(t.From) == 0 {
+		return nil
+	}
+	at, err := netip.ParseAddrPort(peer)
+	if err != nil || !slices.ContainsFunc(t.From, func(p netip.Prefix) bool { return p.Contains(at.Addr().Unmap()) }) {
+		return no("is good from %s, and this machine asks from %s: make another with `clusterctl token create --from`", prefixes(t.From), peer)
 	}
 	return nil
+}
+
+func prefixes(list []netip.Prefix) string {
+	var out []string
+	for _, p := range list {
+		out = append(out, p.String())
+	}
+	return strings.Join(out, ", ")
 }
 
 // use is the change that notes that a machine was admitted. again: it takes the

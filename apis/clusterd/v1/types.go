@@ -86,6 +86,10 @@ type TokenRequest struct {
 	Role string `json:"role,omitempty"`
 	// Uses is how many machines it admits; nil: one; 0: any number.
 	Uses *int `json:"uses,omitempty"`
+	// Name is that of the one machine that may join by it; "": any.
+	Name string `json:"name,omitempty"`
+	// From are addresses, or ranges of them, that machines may join from; none: any.
+	From []string `json:"from,omitempty"`
 }
 
 // NewToken is the answer to a TokenRequest: the one time a secret is shown.
@@ -109,6 +113,8 @@ type Token struct {
 	Role    string    `json:"role"`
 	Uses    int       `json:"uses"` // 0: any number
 	Used    int       `json:"used"`
+	Name    string    `json:"name,omitempty"` // of the one machine that it is for
+	From    []string  `json:"from,omitempty"` // ranges that machines may join from
 	Created time.Time `json:"created,omitzero"`
 	Expires time.Time `json:"expires,omitzero"`
 }
