@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	ours "github.com/clusterd/clusterd/apis/names"
@@ -176,10 +177,14 @@ func TestE2EWireGuard(t *testing.T) {
 	for _, n := range []cluster.Node{near, far} {
 		e.answers("by a port of "+n.Name, "http://"+n.Addr.String()+":"+strconv.Itoa(int(svc.Spec.Ports[0].NodePort))+"/", []string{near.Name}, "web")
 	}
-	e.ctlIn(strings.ReplaceAll(`apiVersion: networking.k8s.io/v1
-kind: NetworkPolicy
-metadata: {name: p, namespace: NS}
-spec: {podSelector: {matchLabels: {app: web}}, ingress: [{from: [{podSelector: {matchLabels: {app: far}}}]}]}`, "NS", ns), "apply", "-f", "-")
+	from := metav1.LabelSelector{MatchLabels: map[string]string{"app": "far"}}
+	_, err := e.api.NetworkingV1().NetworkPolicies(ns).Create(t.Context(), &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: networkingv1.NetworkPolicySpec{
+		PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
+		Ingress:     []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &from}}}},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	e.reaches(false, ns, "near", addr)
 	e.reaches(true, ns, "far", addr)
 	e.ctl("-n", ns, "delete", "networkpolicy", "p")
