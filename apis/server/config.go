@@ -15,6 +15,7 @@ import (
 
 	"github.com/clusterd/clusterd/apis/server/admission"
 	"github.com/clusterd/clusterd/apis/server/admission/tolerations"
+	"github.com/clusterd/clusterd/apis/server/components"
 	"github.com/clusterd/clusterd/apis/server/fairness"
 )
 
@@ -79,6 +80,9 @@ type Config struct {
 
 	// ReadyChecks have to pass for /readyz, beside the server's own.
 	ReadyChecks []healthz.HealthChecker
+
+	// Components are what ComponentStatus tells of; none: its list is empty.
+	Components []components.Component
 
 	// Tracer makes spans of requests, and of the server's own. Nil: there are none.
 	Tracer tracing.TracerProvider

@@ -19,6 +19,7 @@ import (
 	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 
 	"github.com/clusterd/clusterd/apis"
+	"github.com/clusterd/clusterd/apis/server/components"
 	"github.com/clusterd/clusterd/apis/server/rbac"
 	"github.com/clusterd/clusterd/apis/server/resource"
 	"github.com/clusterd/clusterd/apis/server/review"
@@ -61,6 +62,7 @@ func installGroups(server *genericapiserver.GenericAPIServer, config Config, sto
 	for _, store := range stores.list {
 		addKind(groups, store, s.authorization)
 	}
+	groups.add(corev1.SchemeGroupVersion, "componentstatuses", components.New(config.Components))
 	addPods(groups, stores, subresource.NodeTransport(config.NodeTransport))
 	addReviews(groups, s.authorization.chain, s.authorization.rules)
 	groups.add(corev1.SchemeGroupVersion, "serviceaccounts/token", tokens.NewRequest(s.accounts.issuer, s.accounts.audiences, stores))

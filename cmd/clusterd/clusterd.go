@@ -83,8 +83,10 @@ type Main struct {
 	// again holds why this process is to be started again.
 	again chan error
 
-	// scheduler is how pods are placed while this node leads.
-	scheduler sched.SchedulerConfig
+	// scheduler is how pods are placed while this node leads; scheduling says that
+	// the leader's loops run here.
+	scheduler  sched.SchedulerConfig
+	scheduling atomic.Bool
 
 	// bootstrap holds the settings of a cluster that begins here and now; nil
 	// on every later start and every other node.
@@ -251,6 +253,7 @@ func (m *Main) buildAPI() error {
 		TolerationSeconds: &toleration,
 		RawHandlers:       map[string]http.Handler{"/clusterd/v1/": m.clusterAPI.handler()},
 		Tracer:            tracer,
+		Components:        m.components(),
 		ReadyChecks:       []healthz.HealthChecker{healthz.NamedCheck("raftstore", m.storeReady)},
 	})
 	if err != nil {

@@ -122,7 +122,9 @@ func (m *Main) schedule(ctx context.Context, hints sched.Liveness) error {
 			}
 			over()
 		})
+		m.scheduling.Store(true)
 		err = sched.Run(round, cfg)
+		m.scheduling.Store(false)
 		ended := round.Err() != nil
 		over()
 		listener.Wait()

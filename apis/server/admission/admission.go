@@ -19,6 +19,7 @@ import (
 	"github.com/clusterd/clusterd/apis/server/admission/defaultstorageclass"
 	"github.com/clusterd/clusterd/apis/server/admission/eventrate"
 	"github.com/clusterd/clusterd/apis/server/admission/expressions"
+	"github.com/clusterd/clusterd/apis/server/admission/imagepolicy"
 	"github.com/clusterd/clusterd/apis/server/admission/limitranger"
 	"github.com/clusterd/clusterd/apis/server/admission/namespaceexists"
 	"github.com/clusterd/clusterd/apis/server/admission/namespacelifecycle"
@@ -93,6 +94,7 @@ func list(objects Objects, options Options) []plugin {
 		{"NodeRestriction", true, plain(func() admission.Interface { return noderestriction.New(objects) })},
 		{"TaintNodesByCondition", true, plain(newnodes.New)},
 		{"AlwaysPullImages", false, plain(alwayspull.New)},
+		{"ImagePolicyWebhook", false, imagepolicy.New},
 		{"PodSecurity", true, func(config io.Reader) (admission.Interface, error) { return podsecurity.New(objects, config) }},
 		{"PodNodeSelector", false, func(config io.Reader) (admission.Interface, error) { return nodeselector.New(objects, config) }},
 		{"Priority", true, plain(func() admission.Interface { return priority.New(objects) })},

@@ -6,6 +6,7 @@ const (
 	publicPaths    = "/healthz /livez /readyz /version /version/"
 	discoveryPaths = publicPaths + " /api /api/* /apis /apis/* /openapi /openapi/*"
 	csr            = "certificates.k8s.io"
+	devices        = "resource.k8s.io"
 )
 
 // delegates lets a component ask this server who a user is and what they
@@ -30,8 +31,10 @@ func systemRoles() []rbacv1.ClusterRole {
 		clusterRole("system:basic-user",
 			on("authorization.k8s.io", "selfsubjectaccessreviews selfsubjectrulesreviews", do("create")),
 			on("authentication.k8s.io", "selfsubjectreviews", do("create"))),
-		clusterRole("system:monitoring", paths("/healthz /healthz/* /livez /livez/* /metrics /metrics/slis /readyz /readyz/*", do("get"))),
-		clusterRole("system:service-account-issuer-discovery", paths("/.well-known/openid-configuration /openid/v1/jwks", do("get"))),
+		clusterRole("system:monitoring",
+			paths("/healthz /healthz/* /livez /livez/* /metrics /metrics/slis /readyz /readyz/* /statusz /flagz", do("get")),
+			on("core", "nodes/metrics", do("get"))),
+		clusterRole("system:service-account-issuer-discovery", paths("/.well-known/openid-configuration /.well-known/openid-configuration/ /openid/v1/jwks /openid/v1/jwks/", do("get"))),
 		clusterRole("system:cluster-trust-bundle-discovery", on(csr, "clustertrustbundles", read)),
 		clusterRole("system:auth-delegator", delegates()...),
 
@@ -40,11 +43,13 @@ func systemRoles() []rbacv1.ClusterRole {
 			on("core", "services", read),
 			on("core", "nodes", do("create", "get", "list", "watch", "patch", "update")),
 			on("core", "nodes/status pods/status", do("patch", "update")),
-			on("core", "events", do("create", "patch", "update")),
+			events,
 			on("core", "pods", do("get", "list", "watch", "create", "delete")),
 			on("core", "pods/eviction serviceaccounts/token", do("create")),
 			on("core", "configmaps secrets", read),
-			on("core", "persistentvolumeclaims persistentvolumes endpoints", do("get")),
+			on("core", "persistentvolumeclaims persistentvolumes endpoints serviceaccounts", do("get")),
+			on(devices, "resourceclaims", do("get")),
+			on(devices, "resourceslices", do("deletecollection")),
 			on(csr, "certificatesigningrequests podcertificaterequests", do("create", "get", "list", "watch")),
 			on(csr, "clustertrustbundles", read),
 			on("coordination.k8s.io", "leases", do("create", "delete", "get", "patch", "update")),
@@ -57,10 +62,11 @@ func systemRoles() []rbacv1.ClusterRole {
 		clusterRole("system:node-bootstrapper", on(csr, "certificatesigningrequests", do("create", "get", "list", "watch"))),
 		clusterRole("system:node-proxier",
 			on("core", "endpoints services", listWatch), on("core", "nodes", read), events,
-			on("discovery.k8s.io", "endpointslices", listWatch)),
+			on("discovery.k8s.io", "endpointslices", listWatch),
+			on("networking.k8s.io", "servicecidrs", listWatch)),
 		clusterRole("system:kubelet-api-admin",
 			on("core", "nodes", do("get", "list", "watch", "proxy")),
-			on("core", "nodes/log nodes/metrics nodes/proxy nodes/stats", all)),
+			on("core", "nodes/configz nodes/healthz nodes/log nodes/metrics nodes/pods nodes/proxy nodes/stats", all)),
 		// What of a node must know all pods, to name and to guard them.
 		clusterRole(NodeNetwork,
 			on("core", "pods namespaces services nodes", read), on("discovery.k8s.io", "endpointslices", read),
@@ -77,7 +83,8 @@ func systemRoles() []rbacv1.ClusterRole {
 
 		clusterRole("system:kube-scheduler", append(delegates(), events,
 			on("coordination.k8s.io", "leases", do("create")),
-			called(on("coordination.k8s.io", "leases", do("get", "update")), "kube-scheduler"),
+			called(on("coordination.k8s.io", "leases", do("get", "list", "update", "watch")), "kube-scheduler"),
+			on("coordination.k8s.io", "leasecandidates", readWrite),
 			on("core", "nodes namespaces replicationcontrollers services persistentvolumeclaims persistentvolumes", read),
 			on("core", "pods", do("delete", "get", "list", "watch")),
 			on("core", "bindings pods/binding", do("create")),
@@ -85,7 +92,14 @@ func systemRoles() []rbacv1.ClusterRole {
 			on("apps extensions", "replicasets", read),
 			on("apps", "statefulsets", read),
 			on("policy", "poddisruptionbudgets", read),
-			on("storage.k8s.io", "csinodes csidrivers csistoragecapacities", read))...),
+			on("storage.k8s.io", "csinodes csidrivers csistoragecapacities volumeattachments", read),
+			// Ours does not ask for these. They are for schedulers of users', which are
+			// bound to this role.
+			on("core", "pods/finalizers", do("update")),
+			on(devices, "deviceclasses devicetaintrules resourceslices", read),
+			on(devices, "resourceclaims", do("create", "delete", "get", "list", "patch", "update", "watch")),
+			on(devices, "resourceclaims/status", do("get", "list", "patch", "update", "watch")),
+			on(devices, "resourceclaims/binding", do("patch", "update")))...),
 		clusterRole("system:volume-scheduler",
 			on("core", "persistentvolumes persistentvolumeclaims", do("get", "list", "patch", "update", "watch")),
 			on("storage.k8s.io", "storageclasses", read)),

@@ -7,7 +7,7 @@ const (
 	scaled     = "deployments/scale replicasets/scale statefulsets/scale"
 	oldScaled  = "deployments/scale replicasets/scale replicationcontrollers/scale"
 	terminals  = "pods/attach pods/exec pods/portforward pods/proxy"
-	configured = "configmaps events persistentvolumeclaims replicationcontrollers replicationcontrollers/scale secrets serviceaccounts services services/proxy"
+	configured = "configmaps persistentvolumeclaims replicationcontrollers replicationcontrollers/scale secrets serviceaccounts services services/proxy"
 )
 
 // userRoles are the roles for people: cluster-admin may do everything; admin,
@@ -30,6 +30,7 @@ func userRoles() []rbacv1.ClusterRole {
 			on("core", "pods "+terminals, write),
 			on("core", "pods/eviction serviceaccounts/token", do("create")),
 			on("core", configured, write),
+			on("core events.k8s.io", "events", write),
 			on("apps", "daemonsets deployments deployments/rollback replicasets statefulsets "+scaled, write),
 			on("autoscaling", "horizontalpodautoscalers", write),
 			on("batch", "cronjobs jobs", write),
@@ -43,8 +44,9 @@ func userRoles() []rbacv1.ClusterRole {
 		into("edit", sum("view")),
 		into("view", clusterRole("system:aggregate-to-view",
 			on("core", "configmaps endpoints persistentvolumeclaims persistentvolumeclaims/status pods replicationcontrollers replicationcontrollers/scale serviceaccounts services services/status", read),
-			on("core", "bindings events limitranges namespaces/status pods/log pods/status replicationcontrollers/status resourcequotas resourcequotas/status", read),
+			on("core", "bindings limitranges namespaces/status pods/log pods/status replicationcontrollers/status resourcequotas resourcequotas/status", read),
 			on("core", "namespaces", read),
+			on("core events.k8s.io", "events", read),
 			on("discovery.k8s.io", "endpointslices", read),
 			on("apps", "controllerrevisions daemonsets daemonsets/status deployments deployments/status replicasets replicasets/status statefulsets statefulsets/status "+scaled, read),
 			on("autoscaling", "horizontalpodautoscalers horizontalpodautoscalers/status", read),
