@@ -83,6 +83,9 @@ type Main struct {
 	// again holds why this process is to be started again.
 	again chan error
 
+	// parts is how far the parts of this server are.
+	parts components
+
 	// scheduler is how pods are placed while this node leads.
 	scheduler sched.SchedulerConfig
 
@@ -94,7 +97,7 @@ type Main struct {
 // New opens what the node keeps on disk and builds its rooms. It listens on
 // the port but answers nothing yet. On error everything is closed again.
 func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error) {
-	m := &Main{cfg: cfg, dir: dataDir(cfg.Data), log: log, refused: make(chan struct{}, 1), resealNow: make(chan struct{}, 1), again: make(chan error, 1)}
+	m := &Main{cfg: cfg, dir: dataDir(cfg.Data), log: log, parts: components{began: time.Now()}, refused: make(chan struct{}, 1), resealNow: make(chan struct{}, 1), again: make(chan error, 1)}
 	defer func() {
 		if err != nil {
 			m.close()
@@ -251,7 +254,7 @@ func (m *Main) buildAPI() error {
 		TolerationSeconds: &toleration,
 		RawHandlers:       map[string]http.Handler{"/clusterd/v1/": m.clusterAPI.handler()},
 		Tracer:            tracer,
-		ReadyChecks:       []healthz.HealthChecker{healthz.NamedCheck("raftstore", m.storeReady)},
+		ReadyChecks:       append([]healthz.HealthChecker{healthz.NamedCheck("raftstore", m.storeReady)}, m.parts.readyChecks()...),
 	})
 	if err != nil {
 		return fmt.Errorf("build the API server: %w", err)
@@ -348,6 +351,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 		if err := m.waitReady(ctx); err != nil {
 			return err
 		}
+		m.parts.serves.Store(true)
 		if onReady != nil {
 			if err := onReady(ctx, m); err != nil {
 				return err
