@@ -82,13 +82,7 @@ func (m *Manager) claim(ctx context.Context, pod *v1.Pod, v *v1.Volume) error {
 			return m.bindPath(pv.Spec.HostPath.Path, target)
 		})
 	case pv.Spec.NFS != nil:
-		options := pv.Spec.MountOptions
-		if pv.Spec.NFS.ReadOnly || readOnly {
-			options = append(options[:len(options):len(options)], "ro")
-		}
-		return m.patience.do(ctx, key, "NFS server "+pv.Spec.NFS.Server, func() error {
-			return mountNFS(ctx, pv.Spec.NFS.Server, pv.Spec.NFS.Path, target, options)
-		})
+		return m.nfs(ctx, key, pv.Spec.NFS, pv.Spec.NFS.ReadOnly || readOnly, target, pv.Spec.MountOptions)
 	}
 	return fmt.Errorf("%w: the source of persistentvolume %q is none of csi, local, hostPath and nfs", ErrUnsupported, pv.Name)
 }
@@ -113,6 +107,17 @@ func (m *Manager) bindPath(path, target string) error {
 		return err
 	}
 	return m.cfg.Mounter.Bind(source, target)
+}
+
+// nfs mounts a folder of an NFS server at target; key is the pod's volume. A server
+// that does not answer holds up the caller until ctx ends, and nobody else.
+func (m *Manager) nfs(ctx context.Context, key string, source *v1.NFSVolumeSource, readOnly bool, target string, options []string) error {
+	if readOnly {
+		options = append(options[:len(options):len(options)], "ro")
+	}
+	return m.patience.do(ctx, key, "NFS server "+source.Server, func() error {
+		return mountNFS(ctx, source.Server, source.Path, target, options)
+	})
 }
 
 // mountNFS mounts by the program that comes with the system's NFS client.
@@ -197,7 +202,7 @@ func own(dir string, group int, onMismatch bool) error {
 // the volume, not to the pod.
 func emptyPlaces(dir string) error {
 	patterns := []string{filepath.Join(dir, devicesDir, "*")}
-	for _, kind := range []v1.VolumeSource{{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{}}, {Ephemeral: &v1.EphemeralVolumeSource{}}, {CSI: &v1.CSIVolumeSource{}}} {
+	for _, kind := range []v1.VolumeSource{{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{}}, {Ephemeral: &v1.EphemeralVolumeSource{}}, {CSI: &v1.CSIVolumeSource{}}, {NFS: &v1.NFSVolumeSource{}}} {
 		patterns = append(patterns, filepath.Join(dir, volumesDir, "kubernetes.io~"+kindName(&v1.Volume{VolumeSource: kind}), "*"))
 	}
 	for _, pattern := range patterns {

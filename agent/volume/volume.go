@@ -141,6 +141,12 @@ func (m *Manager) setup(ctx context.Context, pod *v1.Pod, v *v1.Volume) error {
 		return m.claim(ctx, pod, v)
 	case v.CSI != nil:
 		return m.inline(ctx, pod, v)
+	case v.NFS != nil:
+		target := m.path(pod.UID, v)
+		if done, err := m.mountedAt(target); done || err != nil {
+			return err
+		}
+		return m.nfs(ctx, string(pod.UID)+"/"+v.Name, v.NFS, v.NFS.ReadOnly, target, nil)
 	case v.Image != nil && m.cfg.ImagePath != nil:
 		return nil // pulling takes its own time: see ImagePath
 	case v.ConfigMap != nil, v.Secret != nil, v.Projected != nil, v.DownwardAPI != nil:

@@ -295,8 +295,8 @@ func TestEmptyDirAndHostPath(t *testing.T) {
 
 func TestUnsupported(t *testing.T) {
 	m, _, _ := newManager(t)
-	p := pod(v1.Volume{Name: "v", VolumeSource: v1.VolumeSource{NFS: &v1.NFSVolumeSource{}}})
-	if err := m.Setup(t.Context(), p); !errors.Is(err, volume.ErrUnsupported) || !strings.Contains(err.Error(), "nfs") {
+	p := pod(v1.Volume{Name: "v", VolumeSource: v1.VolumeSource{ISCSI: &v1.ISCSIVolumeSource{}}})
+	if err := m.Setup(t.Context(), p); !errors.Is(err, volume.ErrUnsupported) || !strings.Contains(err.Error(), "unknown") {
 		t.Errorf("error %v", err)
 	}
 	for _, uid := range []types.UID{"", "..", "a/b"} {

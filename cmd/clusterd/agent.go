@@ -56,6 +56,7 @@ func (m *Main) newAgentKeeper() *agentKeeper {
 	traced := tracedClient(m.cfg, rest.CopyConfig(who), m.agentTracer)
 	clients := nodeClients{agent: traced, heartbeat: who, events: who, network: network, tracer: m.agentTracer}
 	return newAgentKeeper(m.log, func(ctx context.Context) (startedAgent, error) {
+		defer m.parts.agent.Store(true)
 		return newNodeAgent(ctx, m.cfg, m.log, m.images, clients, m.cert.Load)
 	}, tellNotReady(m.log, m.cfg.Name, who))
 }

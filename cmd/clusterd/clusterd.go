@@ -83,10 +83,11 @@ type Main struct {
 	// again holds why this process is to be started again.
 	again chan error
 
-	// scheduler is how pods are placed while this node leads; scheduling says that
-	// the leader's loops run here.
-	scheduler  sched.SchedulerConfig
-	scheduling atomic.Bool
+	// parts is how far the parts of this server are.
+	parts serverParts
+
+	// scheduler is how pods are placed while this node leads.
+	scheduler sched.SchedulerConfig
 
 	// bootstrap holds the settings of a cluster that begins here and now; nil
 	// on every later start and every other node.
@@ -96,7 +97,7 @@ type Main struct {
 // New opens what the node keeps on disk and builds its rooms. It listens on
 // the port but answers nothing yet. On error everything is closed again.
 func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error) {
-	m := &Main{cfg: cfg, dir: dataDir(cfg.Data), log: log, refused: make(chan struct{}, 1), resealNow: make(chan struct{}, 1), again: make(chan error, 1)}
+	m := &Main{cfg: cfg, dir: dataDir(cfg.Data), log: log, parts: serverParts{began: time.Now()}, refused: make(chan struct{}, 1), resealNow: make(chan struct{}, 1), again: make(chan error, 1)}
 	defer func() {
 		if err != nil {
 			m.close()
@@ -254,7 +255,7 @@ func (m *Main) buildAPI() error {
 		RawHandlers:       map[string]http.Handler{"/clusterd/v1/": m.clusterAPI.handler()},
 		Tracer:            tracer,
 		Components:        m.components(),
-		ReadyChecks:       []healthz.HealthChecker{healthz.NamedCheck("raftstore", m.storeReady)},
+		ReadyChecks:       append([]healthz.HealthChecker{healthz.NamedCheck("raftstore", m.storeReady)}, m.parts.readyChecks()...),
 	})
 	if err != nil {
 		return fmt.Errorf("build the API server: %w", err)
@@ -351,6 +352,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 		if err := m.waitReady(ctx); err != nil {
 			return err
 		}
+		m.parts.serves.Store(true)
 		if onReady != nil {
 			if err := onReady(ctx, m); err != nil {
 				return err

@@ -30,6 +30,8 @@ func (m *Main) lead(ctx context.Context) error {
 	word := m.store.LeaderCh()
 	for heard(ctx, word, true) {
 		m.log.Info("this node leads the cluster")
+		since := time.Now()
+		m.parts.leading(&since)
 		term, over := context.WithCancel(ctx)
 		var listener sync.WaitGroup
 		listener.Go(func() {
@@ -47,6 +49,7 @@ func (m *Main) lead(ctx context.Context) error {
 		}
 		over()
 		listener.Wait()
+		m.parts.leading(nil)
 		m.log.Info("this node no longer leads the cluster")
 	}
 	return nil
@@ -122,9 +125,9 @@ func (m *Main) schedule(ctx context.Context, hints sched.Liveness) error {
 			}
 			over()
 		})
-		m.scheduling.Store(true)
+		m.parts.loops.Store(true)
 		err = sched.Run(round, cfg)
-		m.scheduling.Store(false)
+		m.parts.loops.Store(false)
 		ended := round.Err() != nil
 		over()
 		listener.Wait()

@@ -57,6 +57,7 @@ func (k *kit) hooks() *hooks {
 			return patching(`[{"op":"add","path":"/data/first","value":"yes"}]`)
 		},
 		"/second": second,
+		"/a":      visited("a"), "/b": visited("b"), "/c": visited("c"),
 		"/init": func(*admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
 			return patching(`[{"op":"add","path":"/spec/initContainers","value":[{"name":"added","image":"clusterd.local/none:1"}]}]`)
 		},
@@ -142,6 +143,17 @@ func second(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
 		return &admissionv1.AdmissionResponse{Allowed: true}
 	}
 	return patching(`[{"op":"add","path":"/data/second","value":"yes"}]`)
+}
+
+// visited adds a name to the list of those that have seen the object.
+func visited(name string) func(*admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+	return func(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+		var cm corev1.ConfigMap
+		if err := json.Unmarshal(r.Object.Raw, &cm); err != nil {
+			return denial(err.Error())
+		}
+		return patching(fmt.Sprintf(`[{"op":"add","path":"/data/visited","value":%q}]`, strings.TrimSpace(cm.Data["visited"]+" "+name)))
+	}
 }
 
 // rule is what a webhook looks at: "create,update configmaps", "connect pods/attach",
@@ -341,6 +353,32 @@ func TestE2EXWebhooks(t *testing.T) {
 		k.mutates(h.mutating(k, "hooks-order-1", "/first", "create configmaps", nil))
 		k.mutates(h.mutating(k, "hooks-order-2", "/second", "create configmaps", nil))
 		k.tries(hookedMap("order", ""), madeWith(`"first": "yes"`, `"second": "yes"`))
+	})
+	k.sub("in the order of names, and again", func(k *kit) {
+		features.Shows(k, 84)
+		labelled := func(w *registrationv1.MutatingWebhook, label string) *registrationv1.MutatingWebhook {
+			w.ObjectSelector = &metav1.LabelSelector{MatchLabels: map[string]string{label: "yes"}}
+			return w
+		}
+		// The second by name is made first; of one configuration the list counts.
+		last := h.mutating(k, "hooks-named-2", "/c", "create configmaps", func(w *registrationv1.MutatingWebhook) { labelled(w, "all") })
+		first := h.mutating(k, "hooks-named-1", "/b", "create configmaps", func(w *registrationv1.MutatingWebhook) { labelled(w, "some") })
+		after := h.mutating(k, "hooks-named-0", "/a", "create configmaps", func(w *registrationv1.MutatingWebhook) { labelled(w, "all") }).Webhooks[0]
+		first.Webhooks = append(first.Webhooks, after)
+		k.mutates(last)
+		first = k.mutates(first)
+		all, alone := hookedMap("named", ", all: 'yes', some: 'yes'"), hookedMap("named", ", some: 'yes'")
+		k.tries(all, madeWith(`"visited": "b a c"`))
+		k.tries(alone, madeWith(`"visited": "b"`))
+		// One that is to see what later ones have changed is asked once more, and no
+		// other is; nor is it if nothing was changed.
+		first.Webhooks[0].ReinvocationPolicy = ptr.To(registrationv1.IfNeededReinvocationPolicy)
+		_, err := k.api.AdmissionregistrationV1().MutatingWebhookConfigurations().Update(k.Context(), first, metav1.UpdateOptions{})
+		k.must(err)
+		k.tries(all, madeWith(`"visited": "b a c b"`))
+		k.tries(alone, madeWith(`"visited": "b"`))
+		k.okIn(all, "create", "-f", "-")
+		k.is("what is stored", k.field("configmap/named", "{.data.visited}"), "b a c b")
 	})
 	k.sub("defaults of what was added", func(k *kit) {
 		features.Conforms(k, 20)
