@@ -160,7 +160,11 @@ bench-line: build image ## from apply to Running, memory, start: JSON lines
 
 .PHONY: bench-idle
 bench-idle: build ## what a node costs when nobody asks anything: memory, wake-ups, bytes written: JSON lines (root)
-	$(GO) run ./bench/idle
+	cd bench && $(GO) run ./idle -bin ../bin
+
+.PHONY: bench-swarm
+bench-swarm: build image ## one node beside one of Docker's swarm mode: start, memory, three replicas: JSON lines (root, docker.io)
+	bench/swarm/run.sh
 
 .PHONY: bench-agent
 bench-agent: bin/podmon ## one node's hands: pods up and down, exec, memory: JSON lines

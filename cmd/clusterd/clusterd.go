@@ -348,6 +348,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	g.add("authority", m.exchange.run)
 	g.add("gossip key", m.gossipKeys.run)
 	g.add("revocations", m.keepRevoked)
+	g.add("memory", keepMemory)
 	g.add("ready", func(ctx context.Context) error {
 		if err := m.waitReady(ctx); err != nil {
 			return err
