@@ -17,6 +17,7 @@ import (
 	"github.com/clusterd/clusterd/apis/resource"
 	"github.com/clusterd/clusterd/apis/scheduling"
 	"github.com/clusterd/clusterd/apis/storage"
+	"github.com/clusterd/clusterd/apis/storagemigration"
 )
 
 // Kinds returns the kinds clusterd serves, each in its storage version. This
@@ -81,5 +82,6 @@ func Kinds() []Kind {
 		storage.CSIDriver(),
 		storage.CSINode(),
 		storage.CSIStorageCapacity(),
+		storagemigration.StorageVersionMigration(),
 	}
 }

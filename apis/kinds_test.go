@@ -243,6 +243,7 @@ func TestRows(t *testing.T) {
 		"CSIDriver":                        {"disks.example.com", true, true, false, "vault", false, "Persistent", "<unknown>"},
 		"CSINode":                          {"n1", int64(1), "<unknown>"},
 		"CSIStorageCapacity":               {"fast-n1", "local", "100Gi"},
+		"StorageVersionMigration":          {"ovens", "ovens.kitchen.example.com", "Running"},
 		"Ingress":                          {"web", "proxy", "web.example.com", "", "80, 443", "<unknown>"},
 		"IngressClass":                     {"proxy", "example.com/proxy", "Proxy.example.com/outer", "<unknown>"},
 		"IPAddress":                        {"192.0.2.7", "services/default/web", "<unknown>"},
