@@ -72,6 +72,7 @@ func Kinds() []Kind {
 		rbac.ClusterRole(),
 		rbac.ClusterRoleBinding(),
 		resource.DeviceClass(),
+		resource.DeviceTaintRule(),
 		resource.ResourceClaim(),
 		resource.ResourceClaimTemplate(),
 		resource.ResourceSlice(),

@@ -257,6 +257,7 @@ func TestRows(t *testing.T) {
 		"MutatingAdmissionPolicy":          {"labels", int64(1), "<unset>", "<unknown>"},
 		"MutatingAdmissionPolicyBinding":   {"labels", "labels", "<unset>", "<unknown>"},
 		"DeviceClass":                      {"gpu", "<unknown>"},
+		"DeviceTaintRule":                  {"hot-gpus", "gpu.example.com/hot", "yes", "NoExecute", "5m", "<unknown>"},
 		"ResourceClaim":                    {"one-gpu", "allocated,reserved", "<unknown>"},
 		"ResourceClaimTemplate":            {"one-gpu", "<unknown>"},
 		"ResourceSlice":                    {"n1-gpus", "n1", "gpu.example.com", "n1", "<unknown>"},
