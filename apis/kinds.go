@@ -17,6 +17,7 @@ import (
 	"github.com/clusterd/clusterd/apis/resource"
 	"github.com/clusterd/clusterd/apis/scheduling"
 	"github.com/clusterd/clusterd/apis/storage"
+	"github.com/clusterd/clusterd/apis/storagemigration"
 )
 
 // Kinds returns the kinds clusterd serves, each in its storage version. This
@@ -71,6 +72,7 @@ func Kinds() []Kind {
 		rbac.ClusterRole(),
 		rbac.ClusterRoleBinding(),
 		resource.DeviceClass(),
+		resource.DeviceTaintRule(),
 		resource.ResourceClaim(),
 		resource.ResourceClaimTemplate(),
 		resource.ResourceSlice(),
@@ -81,5 +83,6 @@ func Kinds() []Kind {
 		storage.CSIDriver(),
 		storage.CSINode(),
 		storage.CSIStorageCapacity(),
+		storagemigration.StorageVersionMigration(),
 	}
 }

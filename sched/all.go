@@ -58,6 +58,7 @@ import (
 	"github.com/clusterd/clusterd/sched/serviceaccount"
 	"github.com/clusterd/clusterd/sched/servicecidr"
 	"github.com/clusterd/clusterd/sched/statefulset"
+	"github.com/clusterd/clusterd/sched/storagemigration"
 	"github.com/clusterd/clusterd/sched/storageprotection"
 )
 
@@ -74,8 +75,9 @@ type Config struct {
 	// and namespace deletion.
 	Metadata metadata.Interface
 
-	// Dynamic and Gateways are for the Gateway API: a client for its kinds, which
-	// are custom ones, and caches of them. nil: Gateways are somebody else's.
+	// Dynamic is a client for custom kinds; nil: StorageVersionMigrations and
+	// Gateways are somebody else's. Gateways are caches of the kinds of the Gateway
+	// API; nil: they are somebody else's.
 	Dynamic  dynamic.Interface
 	Gateways Gateways
 
@@ -198,6 +200,9 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return bootstraptoken.New(env), nil },
 		func() (Loop, error) { return certificatesigning.New(env, cfg.SignClient), nil },
 		func() (Loop, error) { return podcertificate.New(env), nil },
+	}
+	if cfg.Dynamic != nil {
+		constructors = append(constructors, func() (Loop, error) { return storagemigration.New(env, cfg.Metadata, cfg.Dynamic), nil })
 	}
 	if cfg.Dynamic != nil && cfg.Gateways != nil {
 		constructors = append(constructors, func() (Loop, error) { return gateway.New(env, cfg.Dynamic, cfg.Gateways), nil })

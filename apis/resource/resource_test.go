@@ -1,8 +1,10 @@
 package resource
 
 import (
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -161,5 +163,67 @@ func TestClassGeneration(t *testing.T) {
 	c.Spec.ExtendedResourceName = ptr.To("example.com/gpu")
 	if k.PrepareUpdate(c, old); c.Generation != 2 {
 		t.Errorf("after a change generation %d, want 2", c.Generation)
+	}
+}
+
+func TestTaintRules(t *testing.T) {
+	rule := func(edit func(*resourcev1.DeviceTaintRule)) *resourcev1.DeviceTaintRule {
+		r := &resourcev1.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: "r", ResourceVersion: "1", Generation: 1}}
+		r.Spec.DeviceSelector = &resourcev1.DeviceTaintSelector{Driver: ptr.To("gpu.example.com"), Pool: ptr.To("rack/n1"), Device: ptr.To("gpu-0")}
+		r.Spec.Taint = resourcev1.DeviceTaint{Key: "gpu.example.com/hot", Value: "yes", Effect: resourcev1.DeviceTaintEffectNoExecute, TimeAdded: &metav1.Time{Time: time.Unix(1, 0)}}
+		edit(r)
+		return r
+	}
+	k := DeviceTaintRule()
+	for _, test := range []struct {
+		name string
+		edit func(*resourcev1.DeviceTaintRule)
+		want []string
+	}{
+		{"whole", func(*resourcev1.DeviceTaintRule) {}, nil},
+		{"all devices", func(r *resourcev1.DeviceTaintRule) { r.Spec.DeviceSelector = &resourcev1.DeviceTaintSelector{} }, nil},
+		{"no device", func(r *resourcev1.DeviceTaintRule) { r.Spec.DeviceSelector = nil }, nil},
+		{"selectors", func(r *resourcev1.DeviceTaintRule) {
+			r.Spec.DeviceSelector = &resourcev1.DeviceTaintSelector{Driver: ptr.To("gpu_x"), Pool: ptr.To("rack//n1"), Device: ptr.To("gpu.0")}
+		}, []string{`spec.deviceSelector.driver: Invalid value: "gpu_x"`, "spec.deviceSelector.pool: Invalid value", `spec.deviceSelector.device: Invalid value: "gpu.0"`}},
+		{"empty selectors", func(r *resourcev1.DeviceTaintRule) {
+			r.Spec.DeviceSelector = &resourcev1.DeviceTaintSelector{Driver: ptr.To(""), Pool: ptr.To(""), Device: ptr.To("")}
+		}, []string{"spec.deviceSelector.driver: Required value", "spec.deviceSelector.pool: Required value", "spec.deviceSelector.device: Required value"}},
+		{"no taint", func(r *resourcev1.DeviceTaintRule) { r.Spec.Taint = resourcev1.DeviceTaint{} }, []string{"spec.taint.key: Required value", "spec.taint.effect: Required value"}},
+		{"a wrong taint", func(r *resourcev1.DeviceTaintRule) {
+			r.Spec.Taint = resourcev1.DeviceTaint{Key: "a b", Value: "c d", Effect: "PreferNoSchedule"}
+		}, []string{`spec.taint.key: Invalid value: "a b"`, `spec.taint.value: Invalid value: "c d"`, `spec.taint.effect: Unsupported value: "PreferNoSchedule"`}},
+		{"a name", func(r *resourcev1.DeviceTaintRule) { r.Name = "R" }, []string{`metadata.name: Invalid value: "R"`}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			checktest.Faults(t, k.Validate(rule(test.edit)), test.want...)
+			if test.name != "a name" {
+				checktest.Faults(t, k.ValidateUpdate(rule(test.edit), rule(func(*resourcev1.DeviceTaintRule) {})), test.want...)
+			}
+		})
+	}
+
+	// The time is that of the effect.
+	old := rule(func(*resourcev1.DeviceTaintRule) {})
+	milder := rule(func(r *resourcev1.DeviceTaintRule) { r.Spec.Taint.Effect = resourcev1.DeviceTaintEffectNone })
+	k.PrepareUpdate(milder, old)
+	if milder.Spec.Taint.TimeAdded != nil || milder.Generation != 2 {
+		t.Errorf("another effect: since %v, generation %d", milder.Spec.Taint.TimeAdded, milder.Generation)
+	}
+	dated := rule(func(r *resourcev1.DeviceTaintRule) {
+		r.Spec.Taint.Effect, r.Spec.Taint.TimeAdded = resourcev1.DeviceTaintEffectNone, &metav1.Time{Time: time.Unix(9, 0)}
+	})
+	k.PrepareUpdate(dated, old)
+	if dated.Spec.Taint.TimeAdded == nil || dated.Spec.Taint.TimeAdded.Unix() != 9 {
+		t.Errorf("another effect and time: since %v", dated.Spec.Taint.TimeAdded)
+	}
+	crowded := rule(func(r *resourcev1.DeviceTaintRule) {
+		for i := range resourcev1.DeviceTaintRuleStatusMaxConditions + 1 {
+			r.Status.Conditions = append(r.Status.Conditions, metav1.Condition{Type: "C" + strconv.Itoa(i), Status: "True", Reason: "R", LastTransitionTime: metav1.Time{Time: time.Unix(1, 0)}})
+		}
+	})
+	checktest.Faults(t, k.Status.ValidateUpdate(crowded, old), "status.conditions: Too many: 9")
+	if len(k.Warnings(old)) != 1 {
+		t.Errorf("warnings: %q", k.Warnings(old))
 	}
 }

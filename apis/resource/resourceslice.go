@@ -169,9 +169,7 @@ func validateOffer(d *resourcev1.Device, choosesNodes bool, at *field.Path) fiel
 	taints := at.Child("taints")
 	errs = append(errs, atMost(taints, len(d.Taints), resourcev1.DeviceTaintsMaxLength)...)
 	for i, taint := range d.Taints {
-		errs = append(errs, check.RequiredText(taints.Index(i).Child("key"), taint.Key, validation.IsQualifiedName)...)
-		errs = append(errs, check.Text(taints.Index(i).Child("value"), taint.Value, validation.IsValidLabelValue)...)
-		errs = append(errs, check.OneOf(taints.Index(i).Child("effect"), taint.Effect, resourcev1.DeviceTaintEffectNone, resourcev1.DeviceTaintEffectNoExecute, resourcev1.DeviceTaintEffectNoSchedule)...)
+		errs = append(errs, validateTaint(taint, taints.Index(i))...)
 	}
 	consumes, seen := at.Child("consumesCounters"), sets.New[string]()
 	errs = append(errs, atMost(consumes, len(d.ConsumesCounters), resourcev1.ResourceSliceMaxDeviceCounterConsumptionsPerDevice)...)

@@ -19,13 +19,15 @@ import (
 )
 
 // TestDeviceKinds: each kind of resource.k8s.io answers every verb, and says at
-// a write that nothing acts on it.
+// a write that nothing acts on it; so does StorageVersionMigration, on which a
+// loop acts.
 func TestDeviceKinds(t *testing.T) {
-	features.Conforms(t, 356, 358, 359, 360)
+	features.Conforms(t, 90, 356, 357, 358, 359, 360)
 	s := servertest.Start(t, nil)
 	client := must[*dynamic.DynamicClient](t)(dynamic.NewForConfig(s.LoopbackConfig()))
 	for _, kind := range apis.Kinds() {
-		if kind.GVK.Group != "resource.k8s.io" {
+		devices := kind.GVK.Group == "resource.k8s.io"
+		if !devices && kind.GVK.Group != "storagemigration.k8s.io" {
 			continue
 		}
 		t.Run(kind.Resource, func(t *testing.T) {
@@ -38,14 +40,14 @@ func TestDeviceKinds(t *testing.T) {
 			delete(obj.Object, "status")
 			all := client.Resource(kind.GVK.GroupVersion().WithResource(kind.Resource))
 			var c dynamic.ResourceInterface = all
-			path := "/apis/resource.k8s.io/v1/" + kind.Resource
+			path := "/apis/" + kind.GVK.Group + "/v1/" + kind.Resource
 			if kind.Namespaced {
 				obj.SetNamespace("default")
 				c, path = all.Namespace("default"), "/apis/resource.k8s.io/v1/namespaces/default/"+kind.Resource
 			}
 			body := string(must[[]byte](t)(obj.MarshalJSON()))
 			code, refusal, warnings := raw(t, s.LoopbackConfig(), "POST", path+"?dryRun=All", body)
-			if code != 201 || !strings.Contains(strings.Join(warnings, ""), "clusterd does not allocate devices yet") {
+			if code != 201 || devices != strings.Contains(strings.Join(warnings, ""), "clusterd does not allocate devices yet") {
 				t.Fatalf("dry run: %d %s, warnings %q", code, refusal.Message, warnings)
 			}
 
@@ -60,7 +62,7 @@ func TestDeviceKinds(t *testing.T) {
 			must[*unstructured.Unstructured](t)(c.Update(t.Context(), made, metav1.UpdateOptions{}))
 			must[*unstructured.Unstructured](t)(c.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"labels":{"c":"d"}}}`), metav1.PatchOptions{}))
 			must[*unstructured.Unstructured](t)(c.Apply(t.Context(), name, &unstructured.Unstructured{Object: map[string]any{
-				"apiVersion": "resource.k8s.io/v1", "kind": kind.GVK.Kind, "metadata": map[string]any{"name": name, "labels": map[string]any{"e": "f"}},
+				"apiVersion": kind.GVK.Group + "/v1", "kind": kind.GVK.Kind, "metadata": map[string]any{"name": name, "labels": map[string]any{"e": "f"}},
 			}}, metav1.ApplyOptions{FieldManager: "test"}))
 			read := must[*unstructured.Unstructured](t)(c.Get(t.Context(), name, metav1.GetOptions{}))
 			if labels := read.GetLabels(); len(labels) != 3 {
@@ -69,8 +71,10 @@ func TestDeviceKinds(t *testing.T) {
 			if kind.Status != nil {
 				read.Object["status"] = status
 				written := must[*unstructured.Unstructured](t)(c.UpdateStatus(t.Context(), read, metav1.UpdateOptions{}))
-				if results, _, _ := unstructured.NestedSlice(written.Object, "status", "allocation", "devices", "results"); len(results) != 1 {
-					t.Errorf("status %v, want the allocation", written.Object["status"])
+				results, _, _ := unstructured.NestedSlice(written.Object, "status", "allocation", "devices", "results")
+				conditions, _, _ := unstructured.NestedSlice(written.Object, "status", "conditions")
+				if len(results)+len(conditions) != 1 {
+					t.Errorf("status %v, want the allocation or the condition", written.Object["status"])
 				}
 			}
 			if list := must[*unstructured.UnstructuredList](t)(all.List(t.Context(), metav1.ListOptions{LabelSelector: "c=d"})); len(list.Items) != 1 {

@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/clientcmd"
@@ -75,6 +76,10 @@ func newLineWith(t *testing.T, change func(*server.Config)) *line {
 	if err != nil {
 		t.Fatal(err)
 	}
+	custom, err := dynamic.NewForConfig(s.LoopbackConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
 	if _, err := l.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +100,7 @@ func newLineWith(t *testing.T, change func(*server.Config)) *line {
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		err := sched.Run(ctx, sched.Config{Client: l.client, Metadata: md, RootCA: []byte("PEM"), Liveness: l})
+		err := sched.Run(ctx, sched.Config{Client: l.client, Metadata: md, Dynamic: custom, RootCA: []byte("PEM"), Liveness: l})
 		if err != nil {
 			t.Errorf("loops ended with %v", err)
 		}

@@ -46,6 +46,11 @@ var controllers = []controller{
 		called(on("core", "configmaps", do("get", "update")), "clusterd-gateway-api"),
 		called(on("core", "services", do("update")), "clusterd-ingress"),
 		on("apps", "daemonsets", do("create"))}},
+	{loop: "storagemigration", account: "storage-version-migrator-controller", rules: []rbacv1.PolicyRule{
+		on("*", "*", do("list", "patch")),
+		on("apiextensions.k8s.io", "customresourcedefinitions", do("get")),
+		on("apiextensions.k8s.io", "customresourcedefinitions/status", do("patch")),
+		on("storagemigration.k8s.io", "storageversionmigrations/status", do("update"))}},
 	{loop: "clusterroleaggregation", account: "clusterrole-aggregation-controller", rules: []rbacv1.PolicyRule{
 		on("rbac.authorization.k8s.io", "clusterroles", do("escalate", "get", "list", "patch", "update", "watch"))}},
 }

@@ -107,7 +107,7 @@ func TestDefaultRolesAreSound(t *testing.T) {
 // TestLoopsHoldNoMore: no loop is a master, and those without a name of their
 // own can neither grant rights nor act as somebody else nor enter containers.
 func TestLoopsHoldNoMore(t *testing.T) {
-	for _, loop := range []string{"", "deployment", "scheduler", "gc", "namespace", "clusterroleaggregation", "gateway"} {
+	for _, loop := range []string{"", "deployment", "scheduler", "gc", "namespace", "clusterroleaggregation", "gateway", "storagemigration"} {
 		name, groups := LoopIdentity(loop)
 		if name == "" {
 			t.Errorf("loop %q is nobody", loop)

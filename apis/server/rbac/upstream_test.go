@@ -123,7 +123,6 @@ func readUpstream(t *testing.T) (map[string]*upstreamRole, map[string][]string) 
 // controllers at the end of upstream.txt are absent for one reason: loops that need
 // nothing of their own share system:kube-controller-manager.
 var absent = map[string]string{
-	"system:controller:storage-version-migrator-controller": "there are no StorageVersionMigrations",
 	"system:heapster": "Heapster has been retired since 2018; usage is served by the server itself",
 }
 
