@@ -43,6 +43,10 @@ sched/gateway/crds/crds.json.gz: go.mod hack/gatewaycrds/main.go
 build: bin/podmon sched/gateway/crds/crds.json.gz ## build bin/clusterd, bin/clusterctl, bin/podmon
 	$(GO) build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/clusterd ./cmd/clusterctl
 
+.PHONY: build-race
+build-race: bin/podmon sched/gateway/crds/crds.json.gz ## build bin/race/clusterd, with the race detector, for e2e's TestE2ERace (long)
+	CGO_ENABLED=1 $(GO) build -race -ldflags '$(LDFLAGS)' -o bin/race/ ./cmd/clusterd
+
 .PHONY: cross
 cross: sched/gateway/crds/crds.json.gz ## build the programs for ARCH (arm64) into bin/ARCH
 	@ARCH=$(ARCH) FAULTPOINTS=$(FAULTPOINTS) LDFLAGS='$(LDFLAGS)' PODMON_TAGS='$(PODMON_TAGS)' PODMON_LDFLAGS='$(PODMON_LDFLAGS)' hack/cross.sh
@@ -147,7 +151,7 @@ vagrant-test: deb image ## the package on systemd, in NODES (1) emulated machine
 	e2e/machines/run.sh
 
 .PHONY: features
-features: build image bin/kubectl ## the rows of docs/FEATURES.md that passing tests show
+features: build build-race image bin/kubectl ## the rows of docs/FEATURES.md that passing tests show
 	CLUSTERD_E2E=netns CLUSTERD_KUBECTL=$(CURDIR)/bin/kubectl $(GO) run ./e2e/features/report
 
 .PHONY: conformance

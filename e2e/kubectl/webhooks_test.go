@@ -379,6 +379,16 @@ func TestE2EXWebhooks(t *testing.T) {
 		k.tries(alone, madeWith(`"visited": "b"`))
 		k.okIn(all, "create", "-f", "-")
 		k.is("what is stored", k.field("configmap/named", "{.data.visited}"), "b a c b")
+		// What the server itself completes is completed once.
+		init := h.mutating(k, "hooks-pod-1", "/init", "create pods", nil)
+		init.Webhooks[0].ReinvocationPolicy = ptr.To(registrationv1.IfNeededReinvocationPolicy)
+		k.mutates(init)
+		k.mutates(h.mutating(k, "hooks-pod-2", "/label", "create pods", nil))
+		k.tries(strings.Replace(gated("twice", "", ""), "{name: twice}", "{name: twice, labels: {of: hooks}}", 1), func(out, _ string, code int) bool {
+			var p corev1.Pod
+			return code == 0 && json.Unmarshal([]byte(out), &p) == nil && p.Labels["hooked"] == "yes" && len(p.Spec.InitContainers) == 1 &&
+				len(p.Spec.Volumes) == 1 && len(p.Spec.Containers[0].VolumeMounts) == 1 && len(p.Spec.Tolerations) == 2
+		})
 	})
 	k.sub("defaults of what was added", func(k *kit) {
 		features.Conforms(k, 20)

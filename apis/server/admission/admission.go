@@ -122,6 +122,7 @@ func list(objects Objects, options Options) []plugin {
 }
 
 // Chain is the plugins that options ask for. The first refusal ends the chain.
+// Webhooks and policies that are to see later ones' changes are asked again.
 func Chain(objects Objects, options Options) (admission.Interface, error) {
 	all := list(objects, options)
 	chosen, err := options.Set.choose(all)
@@ -147,5 +148,5 @@ func Chain(objects Objects, options Options) (admission.Interface, error) {
 		}
 		plugins = append(plugins, metrics.WithControllerMetrics(made, p.name))
 	}
-	return metrics.WithStepMetrics(admission.NewChainHandler(plugins...)), nil
+	return metrics.WithStepMetrics(again{admission.NewChainHandler(plugins...)}), nil
 }
