@@ -1,4 +1,4 @@
-// Package release is a new clusterd on its way onto a machine: the signed file
+// Package releases is about a new clusterd on its way onto a machine: the signed file
 // that it comes in, the place beside the program that runs where it is kept, and
 // the trial that it is on until somebody has seen it work.
 //
@@ -9,7 +9,7 @@
 // It knows files, signatures and processes. It does not know the cluster: whether
 // a node is well is judged by whoever confirms. Nothing is run of a file before
 // its signature, all of its bytes and its architecture were checked here.
-package release
+package releases
 
 import (
 	"errors"
