@@ -36,7 +36,11 @@ import (
 // node itself, and the roll-out stops there; a good one arrives everywhere, also when
 // the command is killed in between; and no container is ever started again.
 func TestE2ERelease(t *testing.T) {
-	e := startBare(t, 3, func(c *cluster.Config) { c.Agents, c.OwnBin = 1, true })
+	e := startBare(t, 3, func(c *cluster.Config) {
+		c.Agents, c.OwnBin = 1, true
+		// A node that is slow to come back on a busy machine keeps its pods.
+		c.Args = []string{"--eviction-delay", "10m"}
+	})
 	e.ready(4)
 	ns := e.namespace("release")
 	for _, n := range e.Nodes() {
@@ -84,11 +88,14 @@ func TestE2ERelease(t *testing.T) {
 		file := f.pack("idles.tar.gz", f.broken("v0.1.0-idles", "idles"))
 		e.ctl("upgrade", "sign", file, "--key", f.path("release.key"))
 		follower := e.follower()
-		said := e.ctlLong(t, 5*time.Minute, false, "upgrade", "--to", file, "--canary", follower, "--timeout", "10s")
-		mustContain(t, "the roll-out", said, follower+" did not become well with v0.1.0-idles and is back at "+old, "not within 10s")
+		said := e.ctlLong(t, 5*time.Minute, false, "upgrade", "--to", file, "--canary", follower, "--start-timeout", "10s")
+		mustContain(t, "the roll-out", said, follower+" did not become well with v0.1.0-idles and is back at "+old, "it was not up within 10s")
 		e.allRun(old)
 	})
 	unchanged(t, "a release that is never Ready")
+
+	t.Run("taken back on request", func(t *testing.T) { testReleaseTakenBack(t, e, good, old) })
+	unchanged(t, "taken back on request")
 
 	t.Run("a good release", func(t *testing.T) {
 		plan := e.ctl("upgrade", "--to", good, "--dry-run")
@@ -99,7 +106,7 @@ func TestE2ERelease(t *testing.T) {
 		}
 		e.allRun(old)
 		// The command is killed as soon as the first node is on trial.
-		cmd := exec.CommandContext(t.Context(), e.Bin("clusterctl"), "upgrade", "--to", good)
+		cmd := exec.CommandContext(t.Context(), e.Bin("clusterctl"), "upgrade", "--to", good, "--start-timeout", "3m")
 		cmd.Env = append(os.Environ(), "KUBECONFIG="+e.kubeconfig())
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
@@ -120,7 +127,7 @@ func TestE2ERelease(t *testing.T) {
 			}
 			return nil
 		})
-		said := e.ctlLong(t, 10*time.Minute, true, "upgrade", "--to", good)
+		said := e.ctlLong(t, 10*time.Minute, true, "upgrade", "--to", good, "--start-timeout", "3m")
 		t.Log("\n" + said)
 		e.allRun("v0.1.0-next")
 		unchanged(t, "a good release")
@@ -193,6 +200,53 @@ func testReleaseRefusals(t *testing.T, e *env, f *releaseMaker, good string) {
 		t.Fatal(err)
 	}
 	mustContain(t, "a stranger's signature", e.refused("", "upgrade", "--to", unsigned), "a1: it does not trust key "+stranger.Public().Name())
+}
+
+// testReleaseTakenBack has a server go on with a release that works, and back, as
+// `clusterctl upgrade` does when a node does not pass: in the same process.
+func testReleaseTakenBack(t *testing.T, e *env, good, old string) {
+	node := e.follower()
+	pid, err := e.Pid(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if code, said := e.sendRelease(t, node, readFile(t, good), readFile(t, good+".minisig")); code != http.StatusOK {
+		t.Fatalf("%d %s", code, said)
+	}
+	r, err := e.nodeRelease(t.Context(), node)
+	if err != nil || r.Staged == nil {
+		t.Fatalf("%+v %v", r, err)
+	}
+	post := func(what string, in any) error {
+		b, err := json.Marshal(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e.api.Discovery().RESTClient().Post().AbsPath(v1.Upgrade + "/nodes/" + node + "/" + what).Body(b).Do(t.Context()).Error()
+	}
+	if err := post("switch", v1.SwitchRequest{Digest: r.Staged.Digest, Limit: "30m", StartLimit: "10m"}); err != nil {
+		t.Fatal(err)
+	}
+	e.eventually(node+" is on trial with the release", func(ctx context.Context) error {
+		r, err := e.nodeRelease(ctx, node)
+		if err == nil && (r.Version != "v0.1.0-next" || r.Trial == nil || !r.AgentRuns) {
+			err = fmt.Errorf("%+v", r)
+		}
+		return err
+	})
+	if err := post("confirm", v1.TrialRequest{Version: "v0.1.0-other"}); err == nil {
+		t.Error("another version was confirmed")
+	}
+	if err := post("back", v1.TrialRequest{Version: "v0.1.0-next", Why: "a test said so"}); err != nil {
+		t.Fatal(err)
+	}
+	e.allRun(old)
+	if r, err := e.nodeRelease(t.Context(), node); err != nil || r.Failure == nil || r.Failure.Why != "a test said so" {
+		t.Errorf("%+v %v", r, err)
+	}
+	if now, err := e.Pid(node); err != nil || now != pid {
+		t.Errorf("process %d has become %d (%v)", pid, now, err)
+	}
 }
 
 // sendRelease puts a file to a node, past clusterctl.

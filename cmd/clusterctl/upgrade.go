@@ -29,7 +29,7 @@ type upgradeOptions struct {
 	to, signature, canary string
 	except                []string
 	dryRun                bool
-	timeout               time.Duration
+	timeout, start        time.Duration
 }
 
 // Bounds of how long a node may take: nodes keep a trial for an hour at most.
@@ -55,7 +55,8 @@ func newUpgradeCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 			A node is on trial until it runs the new version, is Ready, its store has caught
 			up and its containers run on. If it is not so within --timeout, it goes back to
 			the version before, and the roll-out stops there. It goes back by itself if the
-			new program ends, or if nobody confirms it.
+			new program ends, is not up within --start-timeout, or if nobody confirms it.
+			Containers that failed before are not counted.
 
 			The command can be ended and run again at any time: nodes that have the version
 			are left alone.`),
@@ -76,6 +77,9 @@ func newUpgradeCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 			if o.timeout < minUpgradeTimeout || o.timeout > maxUpgradeTimeout {
 				return fmt.Errorf("--timeout %s: give a duration from %s to %s", o.timeout, minUpgradeTimeout, maxUpgradeTimeout)
 			}
+			if o.start <= 0 || o.start > o.timeout {
+				return fmt.Errorf("--start-timeout %s: give a duration of at most --timeout, which is %s", o.start, o.timeout)
+			}
 			a, err := newAPI(f)
 			if err != nil {
 				return err
@@ -89,6 +93,7 @@ func newUpgradeCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 	cmd.Flags().StringSliceVar(&o.except, "except", nil, "Nodes to leave out")
 	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "Print what would be done, and do nothing")
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 5*time.Minute, "How long each node may take to be well with the new version")
+	cmd.Flags().DurationVar(&o.start, "start-timeout", 25*time.Second, "How long the parts of each node may take to work; pods of a node that is silent for longer than its --eviction-delay are replaced elsewhere")
 	cmdutil.CheckErr(cmd.RegisterFlagCompletionFunc("canary", completeFrom(f, memberNames)))
 	cmdutil.CheckErr(cmd.RegisterFlagCompletionFunc("except", completeFrom(f, memberNames)))
 	cmd.AddCommand(newUpgradeStatusCommand(f, streams), newUpgradeTrustCommand(f, streams), newUpgradeDistrustCommand(f, streams), newUpgradeKeyCommand(streams), newUpgradeSignCommand(streams))
@@ -111,7 +116,7 @@ func (o *upgradeOptions) run(ctx context.Context, a *api) error {
 	if o.dryRun || len(plan.steps) == 0 {
 		return plan.table(o.Out)
 	}
-	return newRoller(a, file, plan, o.timeout, o.Out, o.ErrOut).run(ctx)
+	return newRoller(a, file, plan, o.timeout, o.start, o.Out, o.ErrOut).run(ctx)
 }
 
 // releaseFile is a release on this disk. Its signature is judged by the nodes.

@@ -18,12 +18,13 @@ import (
 // runningContainers are the containers that run on a node, by what names them.
 type runningContainers map[string]string // pod's UID/container's name → container's id
 
-// containersOf takes down what runs of the pods of a node.
+// containersOf takes down what runs of the pods of a node. A container that failed
+// before will do so again, and says nothing of the node.
 func containersOf(pods []corev1.Pod) runningContainers {
 	run := runningContainers{}
 	for _, p := range pods {
 		for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
-			if s.State.Running != nil {
+			if last := s.LastTerminationState.Terminated; s.State.Running != nil && (last == nil || last.ExitCode == 0) {
 				run[containerKey(p, s)] = s.ContainerID
 			}
 		}

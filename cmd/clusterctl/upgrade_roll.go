@@ -23,11 +23,11 @@ type roller struct {
 	a    *api
 	file *releaseFile
 	plan upgradePlan
-	// limit is how long a node may take to pass its gate.
-	limit time.Duration
-	rec   v1.Rollout
-	told  time.Time // when the record was written last
-	out   io.Writer // lines of the table
+	// limit is how long a node may take to pass its gate, start to begin with it.
+	limit, start time.Duration
+	rec          v1.Rollout
+	told         time.Time // when the record was written last
+	out          io.Writer // lines of the table
 	// errOut is for remarks.
 	errOut io.Writer
 	wide   int // of the longest name
@@ -47,9 +47,9 @@ const (
 	handoverPatience = time.Minute
 )
 
-func newRoller(a *api, file *releaseFile, plan upgradePlan, limit time.Duration, out, errOut io.Writer) *roller {
+func newRoller(a *api, file *releaseFile, plan upgradePlan, limit, start time.Duration, out, errOut io.Writer) *roller {
 	now := time.Now().UTC()
-	r := &roller{a: a, file: file, plan: plan, limit: limit, out: out, errOut: errOut, wide: len("NODE")}
+	r := &roller{a: a, file: file, plan: plan, limit: limit, start: start, out: out, errOut: errOut, wide: len("NODE")}
 	r.rec = v1.Rollout{ID: fmt.Sprintf("%d-%d", now.UnixNano(), os.Getpid()), Version: file.manifest.Version, State: v1.RolloutRunning, Began: now}
 	for _, n := range plan.steps {
 		r.rec.Nodes = append(r.rec.Nodes, v1.RolloutNode{Name: n.name(), Role: n.role(), From: fromOf(n), State: v1.RolloutWaiting})
@@ -225,7 +225,7 @@ func (r *roller) step(ctx context.Context, n upgradeNode) error {
 			return fmt.Errorf("stopped before %s, which was not changed: %w", n.name(), err)
 		}
 		r.note(ctx, n.name(), v1.RolloutTrial, "")
-		if err := r.post(ctx, n.name(), "switch", v1.SwitchRequest{Digest: r.file.digest, Limit: (r.limit + trialMargin).String()}); err != nil {
+		if err := r.post(ctx, n.name(), "switch", v1.SwitchRequest{Digest: r.file.digest, Limit: (r.limit + trialMargin).String(), StartLimit: r.start.String()}); err != nil {
 			r.note(ctx, n.name(), v1.RolloutWaiting, err.Error())
 			return fmt.Errorf("%s did not take the new program: %w", n.name(), err)
 		}

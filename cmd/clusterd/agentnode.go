@@ -154,7 +154,8 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	}
 	program.clusterKeys, program.agentRuns, program.again = n.releaseKeys, keeper.runs, n.again
 	program.storeReady = func(context.Context) bool { return true }
-	g.add("upgrade", func(ctx context.Context) error {
+	g.add("upgrade", program.run)
+	g.add("next program", func(ctx context.Context) error {
 		select {
 		case err := <-n.again:
 			return err

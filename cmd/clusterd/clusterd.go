@@ -342,6 +342,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	if err != nil {
 		return err
 	}
+	g.add("upgrade", program.run)
 	g.add("node calls", serveHTTP(m.log, transport.Calls(m.port.HTTPOver(transport.Node)), m.nodeCalls(keeper, program)))
 	g.add("agent", keeper.Run)
 	g.add("peers file", m.keepPeers)

@@ -48,6 +48,11 @@ const releaseSilence = time.Minute
 const (
 	minTrial = 10 * time.Second
 	maxTrial = time.Hour
+	// defaultUp is below the time after which the pods of a node that says nothing are
+	// replaced (EvictionDelay), and leaves some for the way back.
+	defaultUp = 25 * time.Second
+	// upPeriod is how often a node on trial looks whether it is up.
+	upPeriod = 200 * time.Millisecond
 )
 
 func newNodeRelease(cfg Config, log *slog.Logger) (*nodeRelease, error) {
@@ -155,8 +160,12 @@ func (n *nodeRelease) putFile(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
-	staged, err := n.place.Stage(&slowReader{r.Body, http.NewResponseController(w)}, signature, keys)
+	file := &slowReader{from: r.Body, conn: http.NewResponseController(w)}
+	staged, err := n.place.Stage(file, signature, keys)
 	if err != nil {
+		if file.begun { // the sender hears nothing before it has sent all
+			_, _ = io.Copy(io.Discard, file)
+		}
 		n.refused(w, "a release was not taken", err)
 		return
 	}
@@ -166,11 +175,13 @@ func (n *nodeRelease) putFile(w http.ResponseWriter, r *http.Request) {
 
 // slowReader gives up on a sender that says nothing.
 type slowReader struct {
-	from io.Reader
-	conn *http.ResponseController
+	from  io.Reader
+	conn  *http.ResponseController
+	begun bool
 }
 
 func (s *slowReader) Read(p []byte) (int, error) {
+	s.begun = true
 	_ = s.conn.SetReadDeadline(time.Now().Add(releaseSilence)) // not every connection can
 	return s.from.Read(p)
 }
@@ -195,11 +206,19 @@ func (n *nodeRelease) postSwitch(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadRequest, fmt.Sprintf("limit %q: give a duration from %s to %s", req.Limit, minTrial, maxTrial))
 		return
 	}
+	up := defaultUp
+	if req.StartLimit != "" {
+		up, err = time.ParseDuration(req.StartLimit)
+	}
+	if err != nil || up <= 0 {
+		refuse(w, http.StatusBadRequest, fmt.Sprintf("startLimit %q: give a duration such as 25s", req.StartLimit))
+		return
+	}
 	if why := obstacle(); why != "" {
 		refuse(w, http.StatusConflict, why)
 		return
 	}
-	trial, err := n.place.Switch(r.Context(), req.Digest, version(), runArgs(n.cfg.Data), limit, time.Now())
+	trial, err := n.place.Switch(r.Context(), req.Digest, releases.Trial{From: version(), Args: runArgs(n.cfg.Data), Limit: limit, UpWithin: up}, time.Now())
 	if err != nil {
 		n.refused(w, "the program was not exchanged", err)
 		return
@@ -234,6 +253,29 @@ func (n *nodeRelease) postBack(w http.ResponseWriter, r *http.Request) {
 	n.log.Warn("the program is taken back", "version", req.Version, "why", req.Why)
 	reply(w, http.StatusAccepted, map[string]any{})
 	n.restart("version " + req.Version + " is taken back")
+}
+
+// run notes when the node is up with a version that is on trial.
+func (n *nodeRelease) run(ctx context.Context) error {
+	tick := time.NewTicker(upPeriod)
+	defer tick.Stop()
+	for t, err := n.place.Trial(); err == nil && t != nil && !t.Up; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		if !n.agentRuns() || !n.storeReady(ctx) {
+			continue
+		}
+		if _, err := n.place.Up(version()); err != nil {
+			n.log.Warn("that this node is up could not be noted for its upgrade", "err", err)
+			continue
+		}
+		break
+	}
+	<-ctx.Done()
+	return nil
 }
 
 func (n *nodeRelease) restart(why string) {

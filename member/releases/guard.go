@@ -86,10 +86,10 @@ func (p Place) Guard(pid int, log io.Writer) (start bool, args []string, err err
 			return false, nil, nil // its next start goes on with the trial
 		case gone:
 			why = "it ended by itself"
-		case time.Now().After(t.Deadline):
-			why = fmt.Sprintf("it was not confirmed within %s", t.Limit)
 		default:
-			continue
+			if why = t.late(time.Now()); why == "" {
+				continue
+			}
 		}
 		fmt.Fprintf(log, "clusterd %s: release %s is taken back: %s\n", GuardCommand, t.Version, why)
 		// The program first: whoever starts the node next starts the right one.

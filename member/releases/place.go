@@ -255,10 +255,11 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// Switch makes the staged release with that digest the installed program, on trial.
-// The one that runs now is kept. The caller starts the program anew.
-func (p Place) Switch(ctx context.Context, digest, from string, args []string, limit time.Duration, now time.Time) (Trial, error) {
-	var t Trial
+// Switch makes the staged release with that digest the installed program, on trial
+// with what t says of it: From, Args, Limit and UpWithin. The one that runs now is
+// kept. The caller starts the program anew.
+func (p Place) Switch(ctx context.Context, digest string, t Trial, now time.Time) (Trial, error) {
+	began := time.Now()
 	err := p.locked(func() error {
 		if running, err := p.Trial(); err != nil || running != nil {
 			return errors.Join(err, p.onTrial(running))
@@ -279,7 +280,9 @@ func (p Place) Switch(ctx context.Context, digest, from string, args []string, l
 		if err := keepRunning(p.Previous()); err != nil {
 			return fmt.Errorf("keep the present program: %w", err)
 		}
-		t = Trial{Version: s.Version, From: from, Args: args, Limit: limit, Began: now.UTC(), Deadline: now.Add(limit).UTC()}
+		// What came before took its time, too.
+		now = now.Add(time.Since(began))
+		t.Version, t.Began, t.Deadline, t.UpBy = s.Version, now.UTC(), now.Add(t.Limit).UTC(), now.Add(t.UpWithin).UTC()
 		if err := p.write("trial.json", t); err != nil {
 			return err
 		}

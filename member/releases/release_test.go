@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -264,7 +263,7 @@ func staged(t *testing.T, version string) (Place, Staged) {
 
 func (p Place) mustSwitch(t *testing.T, digest string, limit time.Duration) {
 	t.Helper()
-	if _, err := p.Switch(context.Background(), digest, "v1", []string{"clusterd", "run"}, limit, time.Now()); err != nil {
+	if _, err := p.Switch(t.Context(), digest, Trial{From: "v1", Args: []string{"clusterd", "run"}, Limit: limit, UpWithin: limit / 2}, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -298,14 +297,14 @@ func TestSwitchAndConfirm(t *testing.T) {
 	if err := os.WriteFile(ctl, []byte("old"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Switch(t.Context(), "0123456789abcdef", "v1", nil, time.Minute, time.Now()); !IsRefused(err) {
+	if _, err := p.Switch(t.Context(), "0123456789abcdef", Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, time.Now()); !IsRefused(err) {
 		t.Errorf("another release was switched to: %v", err)
 	}
 	p.mustSwitch(t, s.Digest, time.Minute)
 	if !same(t, p.Exe, self(t)) || !same(t, p.Previous(), self(t)) {
 		t.Error("the programs are not in their places")
 	}
-	if _, err := p.Switch(t.Context(), s.Digest, "v1", nil, time.Minute, time.Now()); !IsRefused(err) || !strings.Contains(err.Error(), "on trial") {
+	if _, err := p.Switch(t.Context(), s.Digest, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, time.Now()); !IsRefused(err) || !strings.Contains(err.Error(), "on trial") {
 		t.Errorf("a second switch: %v", err)
 	}
 	if err := p.Confirm("v3"); !IsRefused(err) {
@@ -333,7 +332,7 @@ func TestSwitchAndConfirm(t *testing.T) {
 
 func TestSwitchTriesTheProgram(t *testing.T) {
 	p, s := staged(t, "v3")
-	if _, err := p.Switch(t.Context(), s.Digest, "v1", nil, time.Minute, time.Now()); !IsRefused(err) || !strings.Contains(err.Error(), "signed as v2") {
+	if _, err := p.Switch(t.Context(), s.Digest, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, time.Now()); !IsRefused(err) || !strings.Contains(err.Error(), "signed as v2") {
 		t.Errorf("a program of another version: %v", err)
 	}
 	if !same(t, p.Exe, []byte("installed")) {
@@ -342,7 +341,7 @@ func TestSwitchTriesTheProgram(t *testing.T) {
 	if err := os.WriteFile(p.file("next"), []byte("half"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Switch(t.Context(), s.Digest, "v1", nil, time.Minute, time.Now()); !IsRefused(err) || !strings.Contains(err.Error(), "damaged") {
+	if _, err := p.Switch(t.Context(), s.Digest, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, time.Now()); !IsRefused(err) || !strings.Contains(err.Error(), "damaged") {
 		t.Errorf("a damaged program: %v", err)
 	}
 	if s, err := p.Staged(); s != nil || err != nil {
@@ -368,7 +367,9 @@ func TestStart(t *testing.T) {
 				t.Fatal(err)
 			}
 		}},
-		{what: "one too late", version: "v2", after: time.Hour, back: true, failure: "not confirmed within 1m0s"},
+		{what: "one too late", version: "v2", after: time.Hour, back: true, failure: "not up within 30s"},
+		{what: "one too late that was up", version: "v2", after: time.Hour, back: true, failure: "not confirmed within 1m0s", prepare: beUp},
+		{what: "one that was up in time", version: "v2", after: 40 * time.Second, prepare: beUp},
 		{what: "another program", version: "v1", failure: "version v1 was started instead"},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
@@ -395,6 +396,15 @@ func TestStart(t *testing.T) {
 func startOnce(t *testing.T, p Place) {
 	if back, _, err := p.Start("v2", time.Now()); back || err != nil {
 		t.Fatal(back, err)
+	}
+}
+
+func beUp(t *testing.T, p Place) {
+	if on, err := p.Up("v1"); on || err != nil {
+		t.Fatal("another version is up", err)
+	}
+	if on, err := p.Up("v2"); !on || err != nil {
+		t.Fatal(on, err)
 	}
 }
 
@@ -442,6 +452,7 @@ func TestGuard(t *testing.T) {
 			_ = c.Process.Kill()
 			_ = c.Wait()
 		}, left, ""},
+		{"not up in time", time.Second, func(_ *testing.T, _ Place, c *exec.Cmd) { _ = c.Wait() }, taken, "not up within 500ms"},
 		{"not confirmed in time", time.Millisecond, func(_ *testing.T, _ Place, c *exec.Cmd) { _ = c.Wait() }, taken, "not confirmed"},
 		{"taken back by another", time.Hour, func(t *testing.T, p Place, _ *exec.Cmd) {
 			if err := p.Back("v2", "it is not Ready", time.Now()); err != nil {
@@ -452,6 +463,9 @@ func TestGuard(t *testing.T) {
 		t.Run(tt.what, func(t *testing.T) {
 			p, s := staged(t, "v2")
 			p.mustSwitch(t, s.Digest, tt.limit)
+			if tt.failure == "not confirmed" {
+				beUp(t, p)
+			}
 			c := node(t)
 			end := guard(p, c.Process.Pid)
 			tt.do(t, p, c)

@@ -22,10 +22,25 @@ type Trial struct {
 	Limit    time.Duration `json:"limit"`
 	Began    time.Time     `json:"began"`
 	Deadline time.Time     `json:"deadline"`
+	// UpWithin and UpBy are the same for being up, which is less: the node's parts work.
+	UpWithin time.Duration `json:"upWithin"`
+	UpBy     time.Time     `json:"upBy"`
+	Up       bool          `json:"up,omitempty"`
 	// Starts is how often the program on trial has begun.
 	Starts int `json:"starts"`
 	// Orderly: it was stopped by somebody who wanted it to stop.
 	Orderly bool `json:"orderly,omitempty"`
+}
+
+// late says why its time is over; "": it is not.
+func (t Trial) late(now time.Time) string {
+	switch {
+	case !t.Up && now.After(t.UpBy):
+		return fmt.Sprintf("it was not up within %s", t.UpWithin)
+	case now.After(t.Deadline):
+		return fmt.Sprintf("it was not confirmed within %s", t.Limit)
+	}
+	return ""
 }
 
 // Start is called by every start of a node, with the version of the program that
@@ -48,9 +63,9 @@ func (p Place) Start(version string, now time.Time) (back bool, on *Trial, err e
 		case t.Starts > 0 && !t.Orderly:
 			why = "it ended by itself and nothing had taken it back"
 			fallthrough
-		case now.After(t.Deadline):
+		case t.late(now) != "":
 			if why == "" {
-				why = fmt.Sprintf("it was not confirmed within %s", t.Limit)
+				why = t.late(now)
 			}
 			back = true
 			return p.takeBack(*t, why, now)
@@ -77,6 +92,21 @@ func (p Place) Stopping() error {
 		t.Orderly = true
 		return p.write("trial.json", *t)
 	})
+}
+
+// Up notes that the node's parts work with the version that is on trial, and reports
+// whether one is.
+func (p Place) Up(version string) (bool, error) {
+	on := false
+	err := p.locked(func() error {
+		t, err := p.Trial()
+		if err != nil || t == nil || t.Version != version {
+			return err
+		}
+		t.Up, on = true, true
+		return p.write("trial.json", *t)
+	})
+	return on, err
 }
 
 // Confirm ends the trial of that version: it stays. Its clusterctl takes the place of

@@ -69,8 +69,9 @@ type ReleaseFailure struct {
 type SwitchRequest struct {
 	Digest string `json:"digest"`
 	// Limit is after what time the node goes back by itself unless it was confirmed,
-	// such as 5m.
-	Limit string `json:"limit"`
+	// such as 5m. StartLimit is the same for its parts to work; the default is 25s.
+	Limit      string `json:"limit"`
+	StartLimit string `json:"startLimit,omitempty"`
 }
 
 // TrialRequest ends the trial of a version: it stays, or it goes for a reason.
