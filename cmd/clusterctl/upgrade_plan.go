@@ -104,6 +104,31 @@ func planUpgrade(nodes []upgradeNode, wish planWish) (upgradePlan, error) {
 	return plan, nil
 }
 
+// quorumWithout refuses to stop a server for a moment when the others are too few to
+// go on. A cluster of one voter cannot do better.
+func quorumWithout(list v1.MemberList, name string) error {
+	voters, others, stops := 0, 0, false
+	var silent []string
+	for _, m := range list.Members {
+		if m.Role != v1.RoleVoter {
+			continue
+		}
+		voters++
+		switch {
+		case m.Name == name:
+			stops = true
+		case m.Gossip == "alive":
+			others++
+		default:
+			silent = append(silent, m.Name)
+		}
+	}
+	if need := voters/2 + 1; stops && voters > 1 && others < need {
+		return &hopeless{fmt.Errorf("without %s the store would have %d of %d voters, and %d are needed: start clusterd on %s, or remove it with clusterctl members rm", name, others, voters, need, strings.Join(silent, ", "))}
+	}
+	return nil
+}
+
 func trustedBy(r *v1.NodeRelease) string {
 	if len(r.Keys) == 0 {
 		return "it trusts none"

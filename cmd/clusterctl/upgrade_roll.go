@@ -27,7 +27,10 @@ type roller struct {
 	limit, start time.Duration
 	rec          v1.Rollout
 	told         time.Time // when the record was written last
-	out          io.Writer // lines of the table
+	// taken says that another command runs the roll-out now: this one stood still for
+	// so long that it was thought dead. It changes nothing more.
+	taken error
+	out   io.Writer // lines of the table
 	// errOut is for remarks.
 	errOut io.Writer
 	wide   int // of the longest name
@@ -70,7 +73,7 @@ func fromOf(n upgradeNode) string {
 }
 
 func (r *roller) line(node, role, state, detail string) {
-	fmt.Fprintf(r.out, "%-*s  %-8s  %-10s  %s\n", r.wide, node, role, state, detail)
+	fmt.Fprintf(r.out, "%-*s  %-8s  %-11s  %s\n", r.wide, node, role, state, detail)
 }
 
 // run rolls the release out.
@@ -86,6 +89,9 @@ func (r *roller) run(ctx context.Context) error {
 			err = r.step(ctx, left[next])
 			left = slices.Delete(left, next, next+1)
 		}
+	}
+	if r.taken != nil {
+		return err
 	}
 	r.rec.State = v1.RolloutDone
 	if err != nil {
@@ -136,7 +142,14 @@ func (r *roller) note(ctx context.Context, name, state, why string) {
 			n.State, n.Why = state, why
 		}
 	}
-	_ = r.record(ctx)
+	r.keep(ctx)
+}
+
+// keep records, and finds out whether the roll-out is another's.
+func (r *roller) keep(ctx context.Context) {
+	if err := r.record(ctx); isCode(err, http.StatusConflict) {
+		r.taken = fmt.Errorf("another command has taken the roll-out over: %w", err)
+	}
 }
 
 // send brings the file to all nodes before any of them is changed.
@@ -151,7 +164,9 @@ func (r *roller) send(ctx context.Context) error {
 			return fmt.Errorf("send the release to %s, nothing was changed: %w", n.name(), err)
 		}
 		r.line(n.name(), n.role(), "sent", fmt.Sprintf("%s in %.1fs, signed by %s", size(r.file.size), time.Since(began).Seconds(), r.file.signature.KeyName()))
-		r.alive(ctx)
+		if r.alive(ctx); r.taken != nil {
+			return r.taken
+		}
 	}
 	return nil
 }
@@ -159,7 +174,7 @@ func (r *roller) send(ctx context.Context) error {
 // alive says that this command lives, now and then.
 func (r *roller) alive(ctx context.Context) {
 	if time.Since(r.told) >= recordPeriod {
-		_ = r.record(ctx)
+		r.keep(ctx)
 	}
 }
 
@@ -184,7 +199,7 @@ func (r *roller) next(ctx context.Context, left []upgradeNode) (int, error) {
 			}
 		}
 		next = max(0, slices.IndexFunc(left, func(n upgradeNode) bool { return n.name() != list.Leader }))
-		return nil
+		return quorumWithout(list, left[next].name())
 	})
 	if err != nil {
 		return 0, fmt.Errorf("stopped before %s, which was not changed: the other members are not well: %w", left[0].name(), err)
@@ -204,7 +219,9 @@ func (r *roller) await(ctx context.Context, limit time.Duration, ask func(contex
 		if err == nil || errors.As(err, &no) {
 			return err
 		}
-		r.alive(ctx)
+		if r.alive(ctx); r.taken != nil {
+			return &hopeless{r.taken}
+		}
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("not within %s: %w", limit, err)
@@ -224,10 +241,17 @@ func (r *roller) step(ctx context.Context, n upgradeNode) error {
 		if err := r.handOver(ctx, n); err != nil {
 			return fmt.Errorf("stopped before %s, which was not changed: %w", n.name(), err)
 		}
-		r.note(ctx, n.name(), v1.RolloutTrial, "")
+		if r.note(ctx, n.name(), v1.RolloutTrial, ""); r.taken != nil {
+			return r.taken
+		}
 		if err := r.post(ctx, n.name(), "switch", v1.SwitchRequest{Digest: r.file.digest, Limit: (r.limit + trialMargin).String(), StartLimit: r.start.String()}); err != nil {
-			r.note(ctx, n.name(), v1.RolloutWaiting, err.Error())
-			return fmt.Errorf("%s did not take the new program: %w", n.name(), err)
+			var no *refused
+			if errors.As(err, &no) && no.code < http.StatusInternalServerError {
+				r.note(ctx, n.name(), v1.RolloutWaiting, err.Error())
+				return fmt.Errorf("%s did not take the new program: %w", n.name(), err)
+			}
+			// It may have, and its answer was lost: the gate finds out.
+			fmt.Fprintf(r.errOut, "%s: %v; looking whether it took the new program …\n", n.name(), err)
 		}
 	}
 	r.line(n.name(), n.role(), "on trial", fmt.Sprintf("%s → %s", fromOf(n), r.file.manifest.Version))
@@ -242,6 +266,9 @@ func (r *roller) step(ctx context.Context, n upgradeNode) error {
 		err = r.await(ctx, askFor, func(ctx context.Context) error {
 			return r.post(ctx, n.name(), "confirm", v1.TrialRequest{Version: r.file.manifest.Version})
 		})
+	}
+	if r.taken != nil {
+		return r.taken
 	}
 	if err != nil {
 		return r.back(ctx, n, err)

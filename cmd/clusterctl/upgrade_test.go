@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -92,6 +93,33 @@ func TestPlanUpgrade(t *testing.T) {
 			continue
 		}
 		t.Errorf("%s: %v, %v; want %q", tt.what, order, err, tt.want)
+	}
+}
+
+func TestQuorumWithout(t *testing.T) {
+	voters := func(gossip ...string) (l v1.MemberList) {
+		for i, g := range gossip {
+			l.Members = append(l.Members, v1.Member{Name: fmt.Sprint("n", i+1), Role: v1.RoleVoter, Gossip: g})
+		}
+		l.Members = append(l.Members, v1.Member{Name: "a1", Role: v1.RoleAgent, Gossip: "answers"}, v1.Member{Name: "s1", Role: v1.RoleNonvoter, Gossip: "alive"})
+		return l
+	}
+	for _, tt := range []struct {
+		list v1.MemberList
+		name string
+		want string
+	}{
+		{voters("alive", "alive", "alive"), "n1", ""},
+		{voters("alive", "alive", "dead"), "n1", "1 of 3 voters, and 2 are needed: start clusterd on n3"},
+		{voters("alive", "alive", "dead"), "a1", ""},
+		{voters("alive", "alive", "dead"), "s1", ""},
+		{voters("alive", "alive", "alive", "alive", "dead"), "n1", ""},
+		{voters("alive"), "n1", ""},
+	} {
+		err := quorumWithout(tt.list, tt.name)
+		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s of %+v: %v, want %q", tt.name, tt.list.Members, err, tt.want)
+		}
 	}
 }
 

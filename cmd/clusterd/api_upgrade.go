@@ -79,7 +79,8 @@ func (a *clusterAPI) passOn(ctx context.Context, w http.ResponseWriter, r *http.
 	req.ContentLength = r.ContentLength
 	if sig := r.Header.Get(v1.ReleaseSignature); sig != "" {
 		req.Header.Set(v1.ReleaseSignature, sig)
-		// A file that is refused by its signature is not sent.
+	}
+	if r.Method == http.MethodPut { // a file that is refused by its signature is not sent
 		req.Header.Set("Expect", "100-continue")
 	}
 	res, err := tr.RoundTrip(req)

@@ -168,6 +168,47 @@ func TestSignature(t *testing.T) {
 	}
 }
 
+// What minisign 0.11 has made, for this test, with -G -W and -S -H.
+const (
+	minisignSecret = `untrusted comment: minisign encrypted secret key
+RWQAAEIyAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAmA8HvYc51WCg2mYLw5mXbtlUCk3xy8ieWifgcUkoGDQanz/bhFkFVrqQHXB6P+EaRQsPykVY6esIS97IO6H76YMLS9GaRBzYAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=
+`
+	minisignPublic = `untrusted comment: minisign public key 60D53987BD070F98
+RWSYDwe9hznVYLqQHXB6P+EaRQsPykVY6esIS97IO6H76YMLS9GaRBzY
+`
+	minisignSignature = `untrusted comment: signature from minisign secret key
+RUSYDwe9hznVYEG612736gkpPwr0TrCq06BwnMRG3x+L4wRFSMwiMRJqm6IYstHK+YGTI0hTu+HswrS0cDT8qrSk7P2IgVBT8gs=
+trusted comment: clusterd v9 linux/amd64
+/zC9vTpboeFhCgWyrX4hJzRAWSW13PlKBHhNW9Pw2dTjx/11f6W8s3U9lEGQkq9UNrkqvDIxBuKlq7bc+Op0CQ==
+`
+)
+
+func TestMinisign(t *testing.T) {
+	secret, err := ParseSecretKey([]byte(minisignSecret))
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := ParseKey(minisignPublic)
+	if err != nil || public.String() != secret.Public().String() {
+		t.Fatalf("%s %v", public, err)
+	}
+	if !strings.Contains(minisignPublic, public.Name()) {
+		t.Errorf("the key is called %s", public.Name())
+	}
+	file, m := "hello", Manifest{"v9", "amd64"}
+	ours := sign(t, secret, []byte(file), m)
+	if got, want := strings.Split(string(ours), "\n")[1:], strings.Split(minisignSignature, "\n")[1:]; strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("signed as\n%s\nand by minisign as\n%s", got, want)
+	}
+	theirs, err := ParseSignature([]byte(minisignSignature))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := theirs.Verify(strings.NewReader(file), []Key{public}); err != nil || got != m {
+		t.Errorf("%+v %v", got, err)
+	}
+}
+
 func FuzzParseSignature(f *testing.F) {
 	f.Add([]byte("untrusted comment: x\nRUQ=\ntrusted comment: clusterd v1 linux/amd64\nAA==\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
