@@ -27,6 +27,8 @@ type roller struct {
 	limit, start time.Duration
 	rec          v1.Rollout
 	told         time.Time // when the record was written last
+	// begun: the roll-out is this command's.
+	begun bool
 	// taken says that another command runs the roll-out now: this one stood still for
 	// so long that it was thought dead. It changes nothing more.
 	taken error
@@ -107,7 +109,7 @@ func (r *roller) run(ctx context.Context) error {
 // was killed when nothing was heard of it for a while, and from no other.
 func (r *roller) begin(ctx context.Context) error {
 	told := false
-	return r.await(ctx, v1.RolloutSilence+2*recordPeriod, func(ctx context.Context) error {
+	err := r.await(ctx, v1.RolloutSilence+2*recordPeriod, func(ctx context.Context) error {
 		err := r.record(ctx)
 		if isCode(err, http.StatusConflict) && !told {
 			told = true
@@ -118,6 +120,8 @@ func (r *roller) begin(ctx context.Context) error {
 		}
 		return err
 	})
+	r.begun = err == nil
+	return err
 }
 
 // record writes down how far it is.
@@ -173,7 +177,7 @@ func (r *roller) send(ctx context.Context) error {
 
 // alive says that this command lives, now and then.
 func (r *roller) alive(ctx context.Context) {
-	if time.Since(r.told) >= recordPeriod {
+	if r.begun && time.Since(r.told) >= recordPeriod {
 		r.keep(ctx)
 	}
 }
