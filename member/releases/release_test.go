@@ -18,16 +18,6 @@ import (
 	"time"
 )
 
-// The test's program is a clusterd too: with CLUSTERD_TEST_VERSION it answers to
-// `clusterd version`, and as the guard it is started by SpawnGuard.
-func TestMain(m *testing.M) {
-	if v := os.Getenv("CLUSTERD_TEST_VERSION"); v != "" && len(os.Args) > 1 && os.Args[1] == "version" {
-		fmt.Println("clusterd", v)
-		os.Exit(0)
-	}
-	os.Exit(m.Run())
-}
-
 func newKey(t *testing.T) SecretKey {
 	t.Helper()
 	k, err := NewSecretKey()
@@ -288,14 +278,16 @@ type failing struct{}
 
 func (failing) Read([]byte) (int, error) { return 0, errors.New("the line is cut") }
 
-// staged is a place with v2 on its disk; the program says version.
+// program is a small clusterd of that version, as a release's would be.
+func program(version string) []byte { return fmt.Appendf(nil, "#!/bin/sh\necho clusterd %s\n", version) }
+
+// staged is a place with v2 on its disk, as Stage leaves it; the program says version.
 func staged(t *testing.T, version string) (Place, Staged) {
 	t.Helper()
-	t.Setenv("CLUSTERD_TEST_VERSION", version)
-	k := newKey(t)
-	file := tarball(t, map[string][]byte{"clusterd": self(t), "clusterctl": self(t)})
 	p := place(t)
-	s, err := p.Stage(bytes.NewReader(file), sign(t, k, file, here), []Key{k.Public()})
+	sum := sha256.Sum256(program(version))
+	s := Staged{Version: "v2", Digest: "a digest of a file", Program: hex.EncodeToString(sum[:])}
+	err := errors.Join(p.open(), os.WriteFile(p.file("next"), program(version), 0o755), os.WriteFile(p.file("next-clusterctl"), []byte("new"), 0o755), p.write("staged.json", s))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -342,7 +334,7 @@ func TestSwitchAndConfirm(t *testing.T) {
 		t.Errorf("another release was switched to: %v", err)
 	}
 	p.mustSwitch(t, s.Digest, time.Minute)
-	if !same(t, p.Exe, self(t)) || !same(t, p.Previous(), self(t)) {
+	if !same(t, p.Exe, program("v2")) || !same(t, p.Previous(), self(t)) {
 		t.Error("the programs are not in their places")
 	}
 	if _, err := p.Switch(t.Context(), s.Digest, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, time.Now()); !IsRefused(err) || !strings.Contains(err.Error(), "on trial") {
@@ -363,7 +355,7 @@ func TestSwitchAndConfirm(t *testing.T) {
 	if trial, failure := p.outcome(t); trial || failure != "" {
 		t.Errorf("%v %q", trial, failure)
 	}
-	if !same(t, ctl, self(t)) {
+	if !same(t, ctl, []byte("new")) {
 		t.Error("clusterctl was not replaced")
 	}
 	if back, on, err := p.Start("v2", time.Now()); back || on != nil || err != nil {
@@ -520,6 +512,28 @@ func TestGuard(t *testing.T) {
 			}
 			if _, failure := p.outcome(t); !strings.Contains(failure, tt.failure) || tt.failure == "" && failure != "" {
 				t.Errorf("failure %q, want %q", failure, tt.failure)
+			}
+		})
+	}
+}
+
+// Where a service manager starts the node again, the guard leaves that to it.
+func TestGuardOfAService(t *testing.T) {
+	for _, env := range []string{"NOTIFY_SOCKET", "SYSTEMD_EXEC_PID"} {
+		t.Run(env, func(t *testing.T) {
+			p, s := staged(t, "v2")
+			p.mustSwitch(t, s.Digest, time.Hour)
+			c := node(t)
+			t.Setenv("NOTIFY_SOCKET", "")
+			t.Setenv(env, fmt.Sprint(c.Process.Pid))
+			end := guard(p, c.Process.Pid)
+			_ = c.Process.Kill()
+			_ = c.Wait()
+			if got := <-end; got != "false [clusterd run] <nil>" {
+				t.Error(got)
+			}
+			if _, failure := p.outcome(t); !strings.Contains(failure, "ended by itself") {
+				t.Errorf("failure %q", failure)
 			}
 		})
 	}
