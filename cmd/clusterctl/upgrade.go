@@ -105,11 +105,7 @@ func (o *upgradeOptions) run(ctx context.Context, a *api) error {
 	if err != nil {
 		return err
 	}
-	nodes, err := surveyUpgrade(ctx, a)
-	if err != nil {
-		return err
-	}
-	plan, err := planUpgrade(nodes, planWish{release: file.manifest, key: file.signature.KeyName(), canary: o.canary, except: o.except})
+	plan, err := o.plan(ctx, a, planWish{release: file.manifest, key: file.signature.KeyName(), canary: o.canary, except: o.except})
 	if err != nil {
 		return err
 	}
@@ -117,6 +113,34 @@ func (o *upgradeOptions) run(ctx context.Context, a *api) error {
 		return plan.table(o.Out)
 	}
 	return newRoller(a, file, plan, o.timeout, o.start, o.Out, o.ErrOut).run(ctx)
+}
+
+// planPatience is how long nodes that are not well are waited for before a roll-out.
+const planPatience = 30 * time.Second
+
+// plan asks all nodes and makes the plan.
+func (o *upgradeOptions) plan(ctx context.Context, a *api, wish planWish) (upgradePlan, error) {
+	until := time.Now().Add(planPatience)
+	for told := false; ; {
+		nodes, err := surveyUpgrade(ctx, a)
+		if err != nil {
+			return upgradePlan{}, err
+		}
+		plan, err := planUpgrade(nodes, wish)
+		var no *planError
+		if !errors.As(err, &no) || !no.passing || time.Now().After(until) {
+			return plan, err
+		}
+		if !told {
+			told = true
+			fmt.Fprintf(o.ErrOut, "%v\nwaiting for up to %s …\n", err, planPatience)
+		}
+		select {
+		case <-ctx.Done():
+			return plan, err
+		case <-time.After(gatePeriod):
+		}
+	}
 }
 
 // releaseFile is a release on this disk. Its signature is judged by the nodes.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -56,11 +55,17 @@ type planWish struct {
 func planUpgrade(nodes []upgradeNode, wish planWish) (upgradePlan, error) {
 	plan := upgradePlan{release: wish.release}
 	var against []string
+	passing := true // all that stands against it may be over in a moment
 	object := func(n upgradeNode, format string, args ...any) {
 		against = append(against, n.name()+": "+fmt.Sprintf(format, args...))
 	}
+	objectForGood := func(n upgradeNode, format string, args ...any) {
+		passing = false
+		object(n, format, args...)
+	}
 	for _, named := range append(slices.Clone(wish.except), wish.canary) {
 		if named != "" && !slices.ContainsFunc(nodes, func(n upgradeNode) bool { return n.name() == named }) {
+			passing = false
 			against = append(against, fmt.Sprintf("%s: no member is called so; `clusterctl members` lists them", named))
 		}
 	}
@@ -74,13 +79,13 @@ func planUpgrade(nodes []upgradeNode, wish planWish) (upgradePlan, error) {
 		case r.Version == wish.release.Version && r.Trial == nil:
 			plan.done = append(plan.done, n.name())
 		case r.Trial != nil && r.Trial.Version != wish.release.Version:
-			object(n, "version %s is on trial there until %s: wait until it has ended", r.Trial.Version, r.Trial.Deadline.Local().Format("15:04:05"))
+			objectForGood(n, "version %s is on trial there until %s: wait until it has ended", r.Trial.Version, r.Trial.Deadline.Local().Format("15:04:05"))
 		case r.Obstacle != "":
-			object(n, "%s", r.Obstacle)
+			objectForGood(n, "%s", r.Obstacle)
 		case r.Arch != wish.release.Arch:
-			object(n, "it is linux/%s, and the file is for %s: leave it out with --except, and give it the file for its architecture in a second run", r.Arch, wish.release.Platform())
+			objectForGood(n, "it is linux/%s, and the file is for %s: leave it out with --except, and give it the file for its architecture in a second run", r.Arch, wish.release.Platform())
 		case !slices.Contains(r.Keys, wish.key):
-			object(n, "it does not trust key %s, which has signed the file (%s); add the key with clusterctl upgrade trust KEY%s", wish.key, trustedBy(r), ownKeys(r))
+			objectForGood(n, "it does not trust key %s, which has signed the file (%s); add the key with clusterctl upgrade trust KEY%s", wish.key, trustedBy(r), ownKeys(r))
 		case !n.ready || n.member.Gossip != "alive" && n.member.Gossip != "answers":
 			object(n, "it is not Ready (%s): start clusterd there, or leave it out with --except", orNone(n.member.Gossip))
 		default:
@@ -88,7 +93,7 @@ func planUpgrade(nodes []upgradeNode, wish planWish) (upgradePlan, error) {
 		}
 	}
 	if len(against) > 0 {
-		return plan, errors.New("the release cannot be rolled out:\n  " + strings.Join(against, "\n  "))
+		return plan, &planError{"the release cannot be rolled out:\n  " + strings.Join(against, "\n  "), passing}
 	}
 	rank := func(n upgradeNode) int { return slices.Index([]string{"follower", v1.RoleAgent, "leader"}, n.role()) }
 	slices.SortFunc(plan.steps, func(a, b upgradeNode) int {
@@ -103,6 +108,15 @@ func planUpgrade(nodes []upgradeNode, wish planWish) (upgradePlan, error) {
 	}
 	return plan, nil
 }
+
+// planError is all that stands against a roll-out. What is passing may be over in a
+// moment: a node that has just begun anew is found to be away and back.
+type planError struct {
+	words   string
+	passing bool
+}
+
+func (e *planError) Error() string { return e.words }
 
 // quorumWithout refuses to stop a server for a moment when the others are too few to
 // go on. A cluster of one voter cannot do better.

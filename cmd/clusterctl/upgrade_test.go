@@ -89,6 +89,10 @@ func TestPlanUpgrade(t *testing.T) {
 		for _, n := range plan.steps {
 			order = append(order, n.name())
 		}
+		var no *planError
+		if passing := strings.Contains(tt.want, "not Ready") || strings.Contains(tt.want, "is away"); errors.As(err, &no) && no.passing != passing {
+			t.Errorf("%s: passing %v, want %v", tt.what, no.passing, passing)
+		}
 		if err != nil && strings.Contains(err.Error(), tt.want) || err == nil && strings.Join(order, " ") == tt.want {
 			continue
 		}

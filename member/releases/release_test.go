@@ -279,7 +279,9 @@ type failing struct{}
 func (failing) Read([]byte) (int, error) { return 0, errors.New("the line is cut") }
 
 // program is a small clusterd of that version, as a release's would be.
-func program(version string) []byte { return fmt.Appendf(nil, "#!/bin/sh\necho clusterd %s\n", version) }
+func program(version string) []byte {
+	return fmt.Appendf(nil, "#!/bin/sh\necho clusterd %s\n", version)
+}
 
 // staged is a place with v2 on its disk, as Stage leaves it; the program says version.
 func staged(t *testing.T, version string) (Place, Staged) {
