@@ -55,7 +55,7 @@ func newUpgradeCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 			A node is on trial until it runs the new version, is Ready, its store has caught
 			up and its containers run on. If it is not so within --timeout, it goes back to
 			the version before, and the roll-out stops there. It goes back by itself if the
-			new program ends, is not up within --start-timeout, or if nobody confirms it.
+			new program ends, is not up within --start-timeout, or if it is not confirmed.
 			Containers that failed before are not counted.
 
 			The command can be ended and run again at any time: nodes that have the version
@@ -115,13 +115,13 @@ func (o *upgradeOptions) run(ctx context.Context, a *api) error {
 	return newRoller(a, file, plan, o.timeout, o.start, o.Out, o.ErrOut).run(ctx)
 }
 
-// planPatience is how long nodes that are not well are waited for before a roll-out.
-const planPatience = 30 * time.Second
+// planTimeout is how long nodes that are not well are waited for before a roll-out.
+const planTimeout = 30 * time.Second
 
 // plan asks all nodes and makes the plan.
 func (o *upgradeOptions) plan(ctx context.Context, a *api, wish planWish) (upgradePlan, error) {
-	until := time.Now().Add(planPatience)
-	for told := false; ; {
+	until := time.Now().Add(planTimeout)
+	for warned := false; ; {
 		nodes, err := surveyUpgrade(ctx, a)
 		if err != nil {
 			return upgradePlan{}, err
@@ -131,9 +131,9 @@ func (o *upgradeOptions) plan(ctx context.Context, a *api, wish planWish) (upgra
 		if !errors.As(err, &no) || !no.passing || time.Now().After(until) {
 			return plan, err
 		}
-		if !told {
-			told = true
-			fmt.Fprintf(o.ErrOut, "%v\nwaiting for up to %s …\n", err, planPatience)
+		if !warned {
+			warned = true
+			fmt.Fprintf(o.ErrOut, "%v\nwaiting for up to %s …\n", err, planTimeout)
 		}
 		select {
 		case <-ctx.Done():

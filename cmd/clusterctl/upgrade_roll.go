@@ -26,7 +26,7 @@ type roller struct {
 	// limit is how long a node may take to pass its gate, start to begin with it.
 	limit, start time.Duration
 	rec          v1.Rollout
-	told         time.Time // when the record was written last
+	recorded     time.Time // when the record was written last
 	// begun: the roll-out is this command's.
 	begun bool
 	// taken says that another command runs the roll-out now: this one stood still for
@@ -43,13 +43,13 @@ const (
 	gatePeriod = 500 * time.Millisecond
 	// recordPeriod is how often the record says that this command lives.
 	recordPeriod = 10 * time.Second
-	// trialMargin is what a node waits for longer than this command does, so that it
-	// is told why it goes back.
+	// trialMargin is what a node waits for longer than this command does, which
+	// can say why it goes back.
 	trialMargin = time.Minute
-	// backPatience is how long a node that goes back may take beyond its trial.
-	backPatience = 2 * time.Minute
-	// handoverPatience is how long another leader may take.
-	handoverPatience = time.Minute
+	// backTimeout is how long a node that goes back may take beyond its trial.
+	backTimeout = 2 * time.Minute
+	// handoverTimeout is how long another leader may take.
+	handoverTimeout = time.Minute
 )
 
 func newRoller(a *api, file *releaseFile, plan upgradePlan, limit, start time.Duration, out, errOut io.Writer) *roller {
@@ -108,11 +108,11 @@ func (r *roller) run(ctx context.Context) error {
 // begin takes the roll-out over: from a command that has ended at once, from one that
 // was killed when nothing was heard of it for a while, and from no other.
 func (r *roller) begin(ctx context.Context) error {
-	told := false
+	warned := false
 	err := r.await(ctx, v1.RolloutSilence+2*recordPeriod, func(ctx context.Context) error {
 		err := r.record(ctx)
-		if isCode(err, http.StatusConflict) && !told {
-			told = true
+		if isCode(err, http.StatusConflict) && !warned {
+			warned = true
 			fmt.Fprintf(r.errOut, "%v; waiting whether it goes on …\n", err)
 		}
 		if err != nil && !isCode(err, http.StatusConflict) && !isCode(err, http.StatusServiceUnavailable) {
@@ -133,7 +133,7 @@ func (r *roller) record(ctx context.Context) error {
 		err = r.a.do(ctx, http.MethodPut, pathOf("upgrade"), in, nil)
 	}
 	if err == nil {
-		r.told = time.Now()
+		r.recorded = time.Now()
 	}
 	return err
 }
@@ -177,7 +177,7 @@ func (r *roller) send(ctx context.Context) error {
 
 // alive says that this command lives, now and then.
 func (r *roller) alive(ctx context.Context) {
-	if r.begun && time.Since(r.told) >= recordPeriod {
+	if r.begun && time.Since(r.recorded) >= recordPeriod {
 		r.keep(ctx)
 	}
 }
@@ -321,7 +321,7 @@ func (r *roller) handOver(ctx context.Context, n upgradeNode) error {
 		return err
 	}
 	asked := false
-	return r.await(ctx, handoverPatience, func(ctx context.Context) error {
+	return r.await(ctx, handoverTimeout, func(ctx context.Context) error {
 		if !asked {
 			if err := r.a.do(ctx, http.MethodPost, pathOf("upgrade", "handover"), nil, nil); err != nil {
 				return fmt.Errorf("hand the leadership over: %w", err)
@@ -357,7 +357,7 @@ func (r *roller) back(ctx context.Context, n upgradeNode, why error) error {
 	from := fromOf(n)
 	r.line(n.name(), n.role(), "failed", why.Error())
 	words := strings.TrimSpace(why.Error())
-	err := r.await(ctx, r.limit+trialMargin+backPatience, func(ctx context.Context) error {
+	err := r.await(ctx, r.limit+trialMargin+backTimeout, func(ctx context.Context) error {
 		now, err := observe(ctx, r.a, n.name())
 		if err != nil {
 			return err

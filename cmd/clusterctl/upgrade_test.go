@@ -82,7 +82,7 @@ func TestPlanUpgrade(t *testing.T) {
 		{"one that does not answer", []upgradeNode{anUpgradeNode("n1", "leader", func(n *upgradeNode) { n.release, n.problem = nil, "it is away" })}, aWish(), "n1: it is away"},
 		{"one that does not answer, left out", append([]upgradeNode{anUpgradeNode("n9", "follower", func(n *upgradeNode) { n.release = nil })}, five...), aWish(func(w *planWish) { w.except = []string{"n9"} }), "a1 n2 n3 a2 n1"},
 		{"one with an obstacle", []upgradeNode{anUpgradeNode("n1", "leader", func(n *upgradeNode) { n.release.Obstacle = "it was not started so" })}, aWish(), "n1: it was not started so"},
-		{"a name that is nobody's", five, aWish(func(w *planWish) { w.canary = "n7" }), "n7: no member"},
+		{"a name that no member has", five, aWish(func(w *planWish) { w.canary = "n7" }), "n7: no member"},
 	} {
 		plan, err := planUpgrade(tt.nodes, tt.wish)
 		var order []string

@@ -35,8 +35,8 @@ func (a *clusterAPI) registerUpgrade(mux *http.ServeMux) {
 	}
 }
 
-// releasePatience is how long a node may take for an answer, but to a file.
-const releasePatience = 90 * time.Second
+// nodeAnswerTimeout is how long a node may take for an answer, but to a file.
+const nodeAnswerTimeout = 90 * time.Second
 
 // passRelease passes a request on to the node that it is about.
 func (a *clusterAPI) passRelease(what string) http.HandlerFunc {
@@ -52,7 +52,7 @@ func (a *clusterAPI) passRelease(what string) http.HandlerFunc {
 		ctx := r.Context()
 		if what != "/file" {
 			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, releasePatience)
+			ctx, cancel = context.WithTimeout(ctx, nodeAnswerTimeout)
 			defer cancel()
 		}
 		if name == a.name {
@@ -177,7 +177,7 @@ func (a *clusterAPI) deleteReleaseKey(w http.ResponseWriter, r *http.Request) {
 
 // postHandover makes another voter lead.
 func (a *clusterAPI) postHandover(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), releasePatience)
+	ctx, cancel := context.WithTimeout(r.Context(), nodeAnswerTimeout)
 	defer cancel()
 	if err := a.store.TransferLeadership(ctx); err != nil {
 		fail(w, err)

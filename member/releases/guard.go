@@ -29,7 +29,7 @@ const (
 // SpawnGuard starts the guard of the node with that pid. One that has a guard already
 // keeps that one: the second ends by itself.
 func (p Place) SpawnGuard(pid int, data string) error {
-	// The command starts itself again and ends, so that nobody has to wait for it.
+	// The command starts itself again and ends, so that it needs no parent that waits for it.
 	cmd := exec.Command(p.Previous(), GuardCommand, "--data", data, "--exe", p.Exe, "--pid", strconv.Itoa(pid), "--detach")
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {
@@ -48,7 +48,7 @@ func Detach() error {
 }
 
 // Guard watches the process until the trial is over. When it returns true the guard
-// has taken the program back and nobody will start the node: the caller does, with
+// has taken the program back and no service manager starts the node: the caller does, with
 // the arguments.
 func (p Place) Guard(pid int, log io.Writer) (start bool, args []string, err error) {
 	lock, err := os.OpenFile(p.state("guard.lock"), os.O_CREATE|os.O_RDWR|syscall.O_CLOEXEC, 0o600)

@@ -93,7 +93,7 @@ func (p Place) open() error {
 	return errors.Join(os.MkdirAll(p.State, 0o700), os.MkdirAll(p.dir(), 0o755))
 }
 
-// locked runs do while nobody else changes the place.
+// locked runs do while no other process changes the place.
 func (p Place) locked(do func() error) error {
 	if err := os.MkdirAll(p.State, 0o700); err != nil {
 		return err

@@ -114,7 +114,7 @@ func NewSecretKey() (SecretKey, error) {
 
 // Public is the key that its signatures are checked with.
 func (k SecretKey) Public() Key {
-	return Key{k.id, k.secret.Public().(ed25519.PublicKey)} //nolint:errcheck // ed25519 has no other
+	return Key{k.id, k.secret.Public().(ed25519.PublicKey)}
 }
 
 // A secret key file's content: algorithm, key derivation, checksum's algorithm, salt,
@@ -182,7 +182,7 @@ func newDigest() hash.Hash {
 	return h
 }
 
-// Signature is a signature as it was read: nobody has checked it.
+// Signature is a signature as it was read, not checked yet.
 type Signature struct {
 	key     [8]byte
 	sig     []byte

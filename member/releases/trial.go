@@ -11,7 +11,7 @@ import (
 	"github.com/clusterd/clusterd/durable"
 )
 
-// Trial is a program that was put in place and that nobody has confirmed. It ends in
+// Trial is a program that was put in place and is not confirmed yet. It ends in
 // one of three ways: Confirm; Back, by whoever has seen that the node is not well; or
 // it is taken back by the guard, a process of the program before, or by the program's
 // own second start, should the guard be gone.

@@ -51,7 +51,7 @@ type StagedRelease struct {
 	Key     string `json:"key"`
 }
 
-// ReleaseTrial is a program that nobody has confirmed yet.
+// ReleaseTrial is a program that is not confirmed yet.
 type ReleaseTrial struct {
 	Version  string    `json:"version"`
 	From     string    `json:"from"`
