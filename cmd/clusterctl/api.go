@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -44,6 +45,7 @@ type body struct {
 	io.Reader
 	contentType string
 	size        int64 // -1: not known
+	header      http.Header
 }
 
 func jsonBody(v any) (*body, error) {
@@ -68,6 +70,7 @@ func (a *api) do(ctx context.Context, method, path string, in *body, out any) er
 	req.Header.Set("Accept", "application/json")
 	if in != nil {
 		req.Body, req.ContentLength = io.NopCloser(in.Reader), in.size
+		maps.Copy(req.Header, in.header)
 		req.Header.Set("Content-Type", in.contentType)
 	}
 	resp, err := a.http.Do(req)

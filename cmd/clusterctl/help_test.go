@@ -23,7 +23,7 @@ func testRoot(out *bytes.Buffer) *cobra.Command {
 func TestHelp(t *testing.T) {
 	for _, command := range []string{
 		"", "ca", "ca rotate", "ca status", "image", "image load", "image ls", "history", "history diff", "undo", "members", "members approve", "members asking", "members deny", "members rm", "members voters", "recover", "snapshot", "snapshot restore", "snapshot save", "snapshot verify", "store", "store status", "store top",
-		"token", "token create", "token ls", "token rm", "user", "user add", "user revoke", "user revoked", "version",
+		"token", "token create", "token ls", "token rm", "upgrade", "upgrade distrust", "upgrade key", "upgrade sign", "upgrade status", "upgrade trust", "user", "user add", "user revoke", "user revoked", "version",
 	} {
 		t.Run(strings.TrimSpace("clusterctl "+command), func(t *testing.T) {
 			var out bytes.Buffer
@@ -69,7 +69,7 @@ func TestCommandsAreDescribed(t *testing.T) {
 	}
 	for _, c := range testRoot(&out).Commands() {
 		switch c.Name() {
-		case "ca", "history", "image", "undo", "members", "store", "token", "user", "version":
+		case "ca", "history", "image", "undo", "members", "store", "token", "upgrade", "user", "version":
 			check(c, true)
 		default:
 			check(c, false)

@@ -67,12 +67,13 @@ func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { ret
 
 // nodeCalls answers what other members ask of this node: of its agent while
 // that runs, of its store always.
-func (m *Main) nodeCalls(agent http.Handler) http.Handler {
+func (m *Main) nodeCalls(agent http.Handler, program *nodeRelease) http.Handler {
 	calls := http.NewServeMux()
 	calls.Handle("/", agent)
 	calls.HandleFunc("GET "+storePath, serversOwn(func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, http.StatusOK, m.store.Status())
 	}))
+	program.register(calls)
 	calls.HandleFunc("POST "+recoveryPath, serversOwn(m.clusterAPI.postRecoveryOrder))
 	return calls
 }

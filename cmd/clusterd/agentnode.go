@@ -43,6 +43,8 @@ type agentNode struct {
 	log     *slog.Logger
 	tid     transport.Identity
 	servers *servers.List
+	// again takes why this process is to be started again.
+	again chan error
 	// promoted holds a word when the servers said that this node is one of them.
 	promoted chan struct{}
 }
@@ -65,7 +67,7 @@ func (d dataDir) role() (pki.Role, error) {
 
 // runAgentNode runs the node until ctx ends.
 func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
-	n := &agentNode{cfg: cfg, dir: dataDir(cfg.Data), log: log, promoted: make(chan struct{}, 1), renew: make(chan struct{}, 1)}
+	n := &agentNode{cfg: cfg, dir: dataDir(cfg.Data), log: log, promoted: make(chan struct{}, 1), again: make(chan error, 1), renew: make(chan struct{}, 1)}
 	lock, err := n.dir.lock()
 	if err != nil {
 		return err
@@ -146,7 +148,22 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 		return newNodeAgent(ctx, cfg, log, images, nodeClients{agent: traced, heartbeat: n.client(), events: n.client(), network: network, tracer: tracer}, n.cert.Load)
 	}, tellNotReady(log, cfg.Name, n.client()))
 	keeper.tries = setupTries
-	calls := n.calls(keeper)
+	program, err := newNodeRelease(cfg, log)
+	if err != nil {
+		return err
+	}
+	program.clusterKeys, program.agentRuns, program.again = n.releaseKeys, keeper.runs, n.again
+	program.storeReady = func(context.Context) bool { return true }
+	g.add("upgrade", program.run)
+	g.add("next program", func(ctx context.Context) error {
+		select {
+		case err := <-n.again:
+			return err
+		case <-ctx.Done():
+			return nil
+		}
+	})
+	calls := n.calls(keeper, program)
 	g.add("node calls", serveHTTP(log, transport.Calls(n.port.HTTPOver(transport.Node)), calls))
 	g.add("tunnels", func(ctx context.Context) error {
 		return tunnel.Keep(ctx, tunnel.Config{
@@ -172,8 +189,9 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 
 // calls answers what servers ask of this node: of its agent, whether it runs as
 // one, and that it look for news about the members, itself among them.
-func (n *agentNode) calls(agent http.Handler) http.Handler {
+func (n *agentNode) calls(agent http.Handler, program *nodeRelease) http.Handler {
 	mux := http.NewServeMux()
+	program.register(mux)
 	mux.Handle("/", agent)
 	mux.HandleFunc("GET "+v1.Members, serversOwn(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }))
 	mux.HandleFunc("POST "+v1.Members, serversOwn(func(w http.ResponseWriter, _ *http.Request) {
@@ -181,6 +199,11 @@ func (n *agentNode) calls(agent http.Handler) http.Handler {
 		w.WriteHeader(http.StatusNoContent)
 	}))
 	return mux
+}
+
+// releaseKeys are the keys that the cluster trusts, as a server says.
+func (n *agentNode) releaseKeys(ctx context.Context) ([]string, error) {
+	return join.FetchReleaseKeys(ctx, func(ctx context.Context) (net.Conn, error) { return n.servers.Dial(ctx, transport.Member) })
 }
 
 // client is the configuration of a client with a connection of its own to the

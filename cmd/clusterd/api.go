@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -40,6 +41,9 @@ type clusterAPI struct {
 	restart func(recoveryOrder) error
 	// deleteNode removes the Node object of a removed member.
 	deleteNode func(ctx context.Context, name string) error
+	// release answers for this node's own program.
+	release http.Handler
+	log     *slog.Logger
 	// removing is held by removals of members that are being answered.
 	removing sync.RWMutex
 }
@@ -72,6 +76,7 @@ func (a *clusterAPI) handler() http.Handler {
 	mux.HandleFunc("GET "+v1.Authority, a.getAuthority)
 	mux.HandleFunc("POST "+v1.Authority, a.postAuthority)
 	mux.HandleFunc("POST "+v1.Authority+"/finish", a.postAuthorityFinish)
+	a.registerUpgrade(mux)
 	return mux
 }
 

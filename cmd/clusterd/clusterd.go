@@ -274,6 +274,7 @@ func (m *Main) newClusterAPI() *clusterAPI {
 		trust:    &m.trust,
 		exchange: m.exchange,
 		self:     m.cfg.addr(),
+		log:      room(m.log, "api"),
 		restart:  m.restart,
 		seen:     m.dir.readPeers,
 		deleteNode: func(ctx context.Context, name string) error {
@@ -341,7 +342,12 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	g.add("held back writers", m.tellHeldBack)
 	g.add("seal", m.keepSeal)
 	keeper := m.newAgentKeeper()
-	g.add("node calls", serveHTTP(m.log, transport.Calls(m.port.HTTPOver(transport.Node)), m.nodeCalls(keeper)))
+	program, err := m.newNodeRelease(keeper)
+	if err != nil {
+		return err
+	}
+	g.add("upgrade", program.run)
+	g.add("node calls", serveHTTP(m.log, transport.Calls(m.port.HTTPOver(transport.Node)), m.nodeCalls(keeper, program)))
 	g.add("agent", keeper.Run)
 	g.add("peers file", m.keepPeers)
 	g.add("certificate", m.keepCert)
@@ -412,11 +418,12 @@ func (m *Main) joinServer() *join.Server {
 		Believes: func(ctx context.Context, id string, number uint64) error {
 			return authority.Has(ctx, m.store, id, number)
 		},
-		GossipKeys: m.gossipKeys.tell,
-		Epoch:      m.store.Epoch(),
-		Servers:    m.serverAddrs,
-		Removed:    m.rights.removedServers,
-		Log:        room(m.log, "join"),
+		GossipKeys:  m.gossipKeys.tell,
+		Epoch:       m.store.Epoch(),
+		Servers:     m.serverAddrs,
+		Removed:     m.rights.removedServers,
+		ReleaseKeys: m.releaseKeys,
+		Log:         room(m.log, "join"),
 	}
 }
 

@@ -33,7 +33,7 @@ Begin with one machine, add others, and use it with clusterctl or kubectl.`,
 		SilenceErrors: true,
 	}
 	root.SetVersionTemplate("clusterd {{.Version}}\n")
-	root.AddCommand(initCommand(), joinNodeCommand(), doctorCommand(), runCommand(), devCommand(), standaloneCommand(), containersCommand(), ingressCommand(), resetCommand(), versionCommand())
+	root.AddCommand(initCommand(), joinNodeCommand(), doctorCommand(), runCommand(), devCommand(), standaloneCommand(), containersCommand(), ingressCommand(), resetCommand(), upgradeGuardCommand(), versionCommand())
 	return root
 }
 
@@ -300,6 +300,10 @@ func run(ctx context.Context, cfg Config, onReady func(context.Context, *Main) e
 	if err != nil {
 		return err
 	}
+	if err := startOnTrial(cfg, log); err != nil {
+		return err
+	}
+	defer noteStopping(ctx, cfg, log)
 	if role, err := dataDir(cfg.Data).role(); err == nil && role == pki.Agent {
 		return runAgentNode(ctx, cfg, log)
 	}

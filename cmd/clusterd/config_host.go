@@ -12,6 +12,7 @@ import (
 	"github.com/clusterd/clusterd/agent"
 	"github.com/clusterd/clusterd/agent/host"
 	"github.com/clusterd/clusterd/agent/nodelog"
+	"github.com/clusterd/clusterd/member/releases"
 )
 
 // HostConfig is what the machine of a node is to be like and is known by, and
@@ -39,6 +40,10 @@ type HostConfig struct {
 	// (apiserver.config.k8s.io/v1): where the spans of the API server and of the
 	// agent are sent to, by OTLP, and how many of them.
 	TracingConfig string `json:"tracingConfig,omitempty"`
+	// ReleaseKeys are the public keys of minisign's, separated by commas, that this
+	// node takes releases by (clusterctl upgrade). Default: those that the cluster
+	// trusts (clusterctl upgrade trust), which servers tell.
+	ReleaseKeys string `json:"releaseKeys,omitempty"`
 }
 
 func defaultHost() HostConfig { return HostConfig{NodeLogs: true} }
@@ -50,6 +55,7 @@ func (c *HostConfig) addFlags(f *pflag.FlagSet) {
 	f.Uint16Var(&c.ReadOnlyPort, "read-only-port", c.ReadOnlyPort, "port for the pods, metrics and stats of this node, for whoever reaches it, without a token and without TLS; 0: none")
 	f.BoolVar(&c.NodeLogs, "node-logs", c.NodeLogs, "answer with the machine's logs to those who may read nodes/log")
 	f.StringVar(&c.TracingConfig, "tracing-config", c.TracingConfig, "file with a TracingConfiguration: where spans of the API server and the agent are sent to by OTLP (default: nowhere)")
+	f.StringVar(&c.ReleaseKeys, "release-keys", c.ReleaseKeys, "public keys of minisign's that this node takes releases by, separated by commas (default: those that the cluster trusts)")
 }
 
 // check holds what can be held against nothing but itself.
@@ -62,6 +68,9 @@ func (c *HostConfig) check(kubeletPort, port uint16) error {
 	}
 	if c.ReadOnlyPort != 0 && (c.ReadOnlyPort == kubeletPort || c.ReadOnlyPort == port) {
 		return fmt.Errorf("--read-only-port %d: it is --port or --kubelet-port too: choose another, such as 10255", c.ReadOnlyPort)
+	}
+	if _, err := releases.ParseKeys(c.ReleaseKeys); err != nil {
+		return fmt.Errorf("--release-keys: %w", err)
 	}
 	return nil
 }

@@ -47,7 +47,7 @@ import (
 //	admin.kubeconfig  for the person at this machine
 //	store.epoch-N     the store as it was before a recovery; may be deleted
 //
-// and the rooms' folders: store, podmon, images, pods, netns, logs.
+// and the rooms' folders: store, podmon, images, pods, netns, logs, upgrade.
 type dataDir string
 
 func (d dataDir) path(elem ...string) string {

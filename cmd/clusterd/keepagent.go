@@ -100,6 +100,9 @@ func (k *agentKeeper) once(ctx context.Context) error {
 	return a.run(ctx)
 }
 
+// runs reports whether an agent runs now.
+func (k *agentKeeper) runs() bool { return k.handler.Load() != nil }
+
 // ServeHTTP answers the node's calls: it listens whether or not an agent runs.
 func (k *agentKeeper) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if h := k.handler.Load(); h != nil {

@@ -60,13 +60,17 @@ var layers = []layer{
 	{room: "agent/podmon/api", never: noKubernetes},
 	{room: "ui", never: map[string]string{"k8s.io/": "it serves files; what they show, a browser asks the API for"}},
 	// Membership is where gossip's hints meet raft's configuration.
-	{room: "member", may: []string{"apis", "raftstore", "gossip"}, never: noContainers},
+	{room: "member", may: []string{"apis", "raftstore", "gossip", "member/releases"}, never: noContainers},
+	{room: "member/releases", never: map[string]string{
+		"k8s.io/":               "files, signatures and processes know no Kubernetes types",
+		"github.com/hashicorp/": "clusterctl links it, and links no store",
+	}},
 	{room: "cmd/podmon", may: []string{"agent/podmon", "agent/podmon/api"}, never: noKubernetes, links: []string{"github.com/opencontainers/runc/libcontainer"}},
-	{room: "cmd/clusterctl", may: []string{"apis", "raftstore/backup"}, never: map[string]string{
+	{room: "cmd/clusterctl", may: []string{"apis", "raftstore/backup", "member/releases"}, never: map[string]string{
 		"k8s.io/apiserver/pkg/server": "a client links no server",
 		"github.com/hashicorp/raft":   "a client links no store",
 	}},
-	{room: "cmd/clusterd", may: []string{"apis", "apis/server", "raftstore", "raftstore/backup", "raftstore/kubestore", "gossip", "member", "sched", "agent", "agent/podstate", "ingress", "netsetup", "ui"}, never: noContainers, links: []string{
+	{room: "cmd/clusterd", may: []string{"apis", "apis/server", "raftstore", "raftstore/backup", "raftstore/kubestore", "gossip", "member", "member/releases", "sched", "agent", "agent/podstate", "ingress", "netsetup", "ui"}, never: noContainers, links: []string{
 		"github.com/hashicorp/raft", "github.com/hashicorp/raft-boltdb/v2", "github.com/hashicorp/memberlist",
 		"github.com/vishvananda/netlink", "github.com/vishvananda/netns",
 	}},

@@ -76,6 +76,8 @@ func (p *peers) transportFor(who *transport.Caller, node string) (http.RoundTrip
 	}
 	tr := &http.Transport{
 		DisableKeepAlives: true,
+		// Of requests that ask whether their body is wanted, see passOn.
+		ExpectContinueTimeout: nodeAnswerTimeout,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			id, addr, err := p.find(node)
 			if err != nil {

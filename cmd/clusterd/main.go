@@ -42,10 +42,6 @@ func main() {
 // so that the pid stays. What was given to `clusterd run` is given again;
 // `init` and `join` have written theirs down.
 func runAgain(data string) error {
-	args := []string{os.Args[0], "run", "--data", data}
-	if len(os.Args) > 1 && os.Args[1] == "run" {
-		args = os.Args
-	}
 	exe, err := os.Executable()
 	if err != nil {
 		return err
@@ -53,5 +49,16 @@ func runAgain(data string) error {
 	if _, err := os.Stat(exe); err != nil { // it was replaced or removed
 		exe = "/proc/self/exe"
 	}
-	return fmt.Errorf("start again: %w", syscall.Exec(exe, args, os.Environ()))
+	if err := guardTrial(data); err != nil {
+		return err
+	}
+	return fmt.Errorf("start again: %w", syscall.Exec(exe, runArgs(data), os.Environ()))
+}
+
+// runArgs is the command line that starts this process's node again.
+func runArgs(data string) []string {
+	if len(os.Args) > 1 && os.Args[1] == "run" {
+		return os.Args
+	}
+	return []string{os.Args[0], "run", "--data", data}
 }

@@ -53,6 +53,7 @@ func reset(ctx context.Context, cfg Config, out io.Writer) error {
 		{"mounts", func() error { return errors.Join(image.CleanUp(dir.path("images")), unmountBelow(cfg.Data)) }},
 		{"volumes of CSI drivers", func() error { return removeDriven(cfg.KubeletRoot) }},
 		{"cgroups", func() error { return removeCgroups(cfg.CgroupRoot) }},
+		{"releases", func() error { return removeReleases(cfg.Data) }},
 		{"data folder", func() error { return removeFolder(cfg.Data) }},
 	}
 	var errs []error

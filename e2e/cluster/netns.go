@@ -29,6 +29,9 @@ type Config struct {
 	Dir string
 	// Bin is the folder with clusterd and clusterctl.
 	Bin string
+	// OwnBin gives each machine a clusterd of its own, a copy of Bin's, that may be
+	// replaced.
+	OwnBin bool
 	// Nodes is how many servers, n1, n2 …; default 3.
 	Nodes int
 	// Agents is how many machines join as agents, a1, a2 ….
@@ -72,6 +75,7 @@ type state struct {
 	Bridge string       `json:"bridge"`
 	Subnet netip.Prefix `json:"subnet"`
 	Bin    string       `json:"bin"`
+	OwnBin bool         `json:"ownBin,omitempty"`
 	Nodes  []Node       `json:"nodes"`
 }
 
@@ -121,7 +125,7 @@ func Up(ctx context.Context, cfg Config) (_ *Netns, err error) {
 	if err := os.MkdirAll(cfg.Dir, 0o755); err != nil {
 		return nil, err
 	}
-	c := &Netns{cfg: cfg, state: state{Bridge: cfg.Bridge, Subnet: cfg.Subnet, Bin: cfg.Bin}}
+	c := &Netns{cfg: cfg, state: state{Bridge: cfg.Bridge, Subnet: cfg.Subnet, Bin: cfg.Bin, OwnBin: cfg.OwnBin}}
 	if c.ns, err = netns.Open(filepath.Join(cfg.Dir, "netns")); err != nil {
 		return nil, err
 	}
@@ -319,7 +323,11 @@ func (c *Netns) launch(n Node, command ...string) error {
 			args = append(args, c.cfg.InitArgs...)
 		}
 	}
-	cmd := exec.Command(c.Bin("clusterd"), args...)
+	program, err := c.clusterd(n)
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(program, args...)
 	cmd.Stdout, cmd.Stderr = out, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	// The child is born in the network namespace of the thread that forks.

@@ -256,10 +256,53 @@ func (c *Netns) Pid(name string) (int, error) {
 		return 0, err
 	}
 	pid, err := readPid(c.pidPath(n))
+	if errors.Is(err, ErrNotRunning) && c.state.OwnBin {
+		pid, err = c.comeBack(n)
+	}
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", name, err)
 	}
 	return pid, nil
+}
+
+// comeBack finds the clusterd of a machine that was started again by the guard of an
+// upgrade, with another pid.
+func (c *Netns) comeBack(n Node) (int, error) {
+	pids, err := c.processes(n)
+	if err != nil {
+		return 0, err
+	}
+	for _, pid := range pids {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if err != nil {
+			continue // it has ended
+		}
+		args := strings.Split(string(b), "\x00")
+		if len(args) > 3 && args[1] == "run" && slices.Contains(args, n.Data) {
+			return pid, writePid(c.pidPath(n), pid)
+		}
+	}
+	return 0, ErrNotRunning
+}
+
+// clusterd is the program of a machine.
+func (c *Netns) clusterd(n Node) (string, error) {
+	shared := c.Bin("clusterd")
+	if !c.state.OwnBin {
+		return shared, nil
+	}
+	own := filepath.Join(c.cfg.Dir, n.Name+".bin", "clusterd")
+	if _, err := os.Stat(own); err == nil {
+		return own, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(own), 0o755); err != nil {
+		return "", err
+	}
+	b, err := os.ReadFile(shared)
+	if err != nil {
+		return "", err
+	}
+	return own, os.WriteFile(own, b, 0o755)
 }
 
 // A pid file holds the pid and the process's start time, so that a stranger

@@ -98,6 +98,14 @@ func FetchServers(ctx context.Context, dial Dialer, self netip.AddrPort, trust u
 	return l, err
 }
 
+// FetchReleaseKeys asks a server, over the members' protocol, which keys releases may
+// be signed with.
+func FetchReleaseKeys(ctx context.Context, dial Dialer) ([]string, error) {
+	var k ReleaseKeys
+	err := ask(ctx, dial, "a server", http.MethodGet, ReleaseKeysPath, nil, &k)
+	return k.Keys, err
+}
+
 // Dialer opens a connection whose other end is verified.
 type Dialer func(context.Context) (net.Conn, error)
 

@@ -74,6 +74,8 @@ const (
 	ServersPath = "/v1/servers"
 	// KeysPath tells a server what only servers know (GET).
 	KeysPath = "/v1/keys"
+	// ReleaseKeysPath tells a node which keys releases may be signed with (GET).
+	ReleaseKeysPath = "/v1/release-keys"
 )
 
 // ServerAddr is where a server is now.
@@ -134,3 +136,8 @@ type Refusal struct {
 }
 
 func (r *Refusal) Error() string { return r.Message }
+
+// ReleaseKeys are the keys that releases may be signed with, each on a line.
+type ReleaseKeys struct {
+	Keys []string `json:"keys"`
+}

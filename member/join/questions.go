@@ -18,6 +18,7 @@ func (s *Server) Questions() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+ServersPath, s.asMember(s.getServers))
 	mux.HandleFunc("GET "+KeysPath, s.asMember(s.getKeys))
+	mux.HandleFunc("GET "+ReleaseKeysPath, s.asMember(s.getReleaseKeys))
 	return mux
 }
 
@@ -89,4 +90,12 @@ func (s *Server) getKeys(ctx context.Context, who Record, _ *http.Request) (any,
 		keys.SealKeys = s.SealKeys()
 	}
 	return keys, nil
+}
+
+func (s *Server) getReleaseKeys(ctx context.Context, _ Record, _ *http.Request) (any, error) {
+	if s.ReleaseKeys == nil {
+		return ReleaseKeys{}, nil
+	}
+	keys, err := s.ReleaseKeys(ctx)
+	return ReleaseKeys{Keys: keys}, err
 }

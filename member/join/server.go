@@ -33,7 +33,9 @@ type Server struct {
 	Servers  func() []ServerAddr // those alive now, this one first
 	// Removed are the ids of removed servers that agents must refuse; nil: none.
 	Removed func() []string
-	Log     *slog.Logger
+	// ReleaseKeys are the keys that releases may be signed with; nil: none.
+	ReleaseKeys func(context.Context) ([]string, error)
+	Log         *slog.Logger
 
 	strikes strikes
 	asks    asks

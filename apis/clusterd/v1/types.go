@@ -25,6 +25,15 @@ const (
 	// Revocations are client certificates that were taken away: GET RevocationList,
 	// POST RevocationRequest.
 	Revocations = "/clusterd/v1/revocations"
+	// Upgrade is the last roll-out of a release: GET Rollout, PUT Rollout. Below it are
+	// …/keys: GET ReleaseKeyList, POST ReleaseKey, DELETE …/keys/ID; POST …/handover,
+	// after which another server leads; and …/nodes/NAME with what NodeRelease has.
+	Upgrade = "/clusterd/v1/upgrade"
+	// NodeReleasePath is a node's program: GET NodeRelease; PUT …/file takes a release's
+	// file, its signature in the header ReleaseSignature; POST …/switch SwitchRequest,
+	// …/confirm and …/back TrialRequest. Servers ask nodes for it, and pass on below
+	// Upgrade what users ask.
+	NodeReleasePath = "/clusterd/v1/release"
 )
 
 // Roles of a Member.
