@@ -176,8 +176,8 @@ func (c *controller) rewrite(ctx context.Context, m *storagemigrationv1.StorageV
 			default:
 				err = fmt.Errorf("write %s %s: %w", resource.GroupResource(), klog.KObj(object), err)
 				// What is in the way is said where its author looks; it passes, or is mended.
-				if _, told := c.write(ctx, runs(m, fmt.Sprintf("The migration is running; transient error: %v", err), c.clock.Now())); told != nil {
-					klog.FromContext(ctx).V(2).Info("migration not described", "migration", m.Name, "err", told)
+				if _, failed := c.write(ctx, runs(m, fmt.Sprintf("The migration is running; transient error: %v", err), c.clock.Now())); failed != nil {
+					klog.FromContext(ctx).V(2).Info("migration not described", "migration", m.Name, "err", failed)
 				}
 				return err
 			}

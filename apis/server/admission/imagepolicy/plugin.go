@@ -28,7 +28,7 @@ const (
 	FailedOpen = "alpha.image-policy.k8s.io/failed-open"
 	// mark is in the annotations of a pod that the backend is shown.
 	mark = ".image-policy.k8s.io/"
-	// auditPrefix precedes what the audit log is told.
+	// auditPrefix precedes the keys of annotations in the audit log.
 	auditPrefix = "imagepolicywebhook.image-policy.k8s.io/"
 
 	ephemeral = "ephemeralcontainers"
