@@ -77,6 +77,8 @@ type Images interface {
 	// VerifyAll drops the images that are damaged on disk.
 	VerifyAll(ctx context.Context) error
 	GC(ctx context.Context, p image.GCPolicy) ([]image.Image, error)
+	Remove(ctx context.Context, ref string) error
+	Pin(ctx context.Context, ref string, pinned bool) error
 	// TryMapped says why root file systems cannot be mounted in that user
 	// namespace, nil: they can.
 	TryMapped(users *os.File) error
@@ -345,7 +347,7 @@ func New(cfg Config) (*Agent, error) {
 		a.paths = newPathWatch(cfg.Paths)
 	}
 	a.handler = stream.NewHandler(stream.Config{
-		Pods: a.pods, Runtime: cfg.Runtime, Images: cfg.Images, Network: cfg.Network, LogDir: cfg.PodLogDir,
+		Pods: a.pods, Runtime: cfg.Runtime, Images: nodesImages{a}, Network: cfg.Network, LogDir: cfg.PodLogDir,
 		ImagesChanged: func() { a.node.Poke(); a.pods.ImagesChanged() }, Configz: a.configz(),
 		Summary: a.stats.Summary, Metrics: a.metrics(prober.Metrics), NodeLogs: cfg.NodeLogs, Paths: cfg.Paths,
 	})

@@ -11,7 +11,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
-	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/podspec"
 	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/pressure"
@@ -94,79 +93,6 @@ func (a *Agent) candidates(ctx context.Context, of pressure.Signal) []pressure.C
 		out = append(out, c)
 	}
 	return out
-}
-
-// ImageGC says when images that nothing uses go.
-type ImageGC struct {
-	// High and Low are percentages of the images' file system: above High the
-	// least recently used go until Low is reached. High 0: 85, Low 0: 80.
-	High, Low int
-	// MinAge spares images pulled or used less than that ago; default 2 min.
-	MinAge time.Duration
-}
-
-const imageGCPeriod = 5 * time.Minute
-
-// collectImages keeps the images' share of the disk below the high mark.
-func (a *Agent) collectImages(ctx context.Context) error {
-	tick := time.NewTicker(imageGCPeriod)
-	defer tick.Stop()
-	for {
-		if st, err := stats.FileSystem(a.imageDir()); err == nil && st.Blocks > 0 {
-			if excess := excessBytes(int64(st.Blocks), int64(st.Bavail), st.Bsize, a.cfg.ImageGC); excess > 0 {
-				if err := a.removeImages(ctx, image.GCPolicy{MinAge: a.cfg.ImageGC.MinAge, Bytes: excess}); err != nil {
-					klog.FromContext(ctx).Error(err, "Images that nothing uses stay")
-				}
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-	}
-}
-
-// excessBytes is how much has to go: 0 below the high mark.
-func excessBytes(blocks, free, size int64, gc ImageGC) int64 {
-	used := blocks - free
-	if used*100 < blocks*int64(gc.High) {
-		return 0
-	}
-	return (used - blocks*int64(gc.Low)/100) * size
-}
-
-// reclaim frees what disk space it can without ending a pod.
-func (a *Agent) reclaim(ctx context.Context) error {
-	return a.removeImages(ctx, image.GCPolicy{})
-}
-
-// removeImages removes images but those of the node's pods.
-func (a *Agent) removeImages(ctx context.Context, policy image.GCPolicy) error {
-	for _, v := range a.pods.Views() {
-		spec := &v.Pod.Spec
-		for _, list := range [][]v1.Container{spec.InitContainers, spec.Containers} {
-			for _, c := range list {
-				policy.Keep = append(policy.Keep, c.Image)
-			}
-		}
-		for _, c := range spec.EphemeralContainers {
-			policy.Keep = append(policy.Keep, c.Image)
-		}
-		for _, v := range spec.Volumes {
-			if v.Image != nil {
-				policy.Keep = append(policy.Keep, v.Image.Reference)
-			}
-		}
-	}
-	removed, err := a.cfg.Images.GC(ctx, policy)
-	for _, img := range removed {
-		klog.FromContext(ctx).Info("Image removed to free disk space", "id", img.ID, "names", img.Refs, "bytes", img.Size)
-	}
-	if len(removed) > 0 {
-		a.node.Poke()
-	}
-	return err
 }
 
 func (a *Agent) imageDir() string { return filepath.Join(a.cfg.DataDir, "images") }

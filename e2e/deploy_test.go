@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -51,6 +52,7 @@ func TestE2EDeploy(t *testing.T) {
 			}
 		}
 	})
+	t.Run("images are kept, pinned and removed", func(t *testing.T) { imagesOnNodes(t, e) })
 	t.Run("pages across the pod network", func(t *testing.T) {
 		for _, p := range pods {
 			for _, n := range e.Nodes() {
@@ -233,5 +235,61 @@ func TestE2EDeploy(t *testing.T) {
 		if err != nil || len(list.Items) != 0 {
 			t.Errorf("pods %v, %v", list.Items, err)
 		}
+	})
+}
+
+// imagesOnNodes removes images that pods need and others, while pods of hello:1 run on
+// all three nodes.
+func imagesOnNodes(t *testing.T, e *env) {
+	if out := e.refused("", "image", "rm", image); !strings.Contains(out, "failed on 3 of 3 nodes") || !strings.Contains(out, "pod hello/hello-") {
+		t.Errorf("an image that pods need: %s", out)
+	}
+	if out := e.refused("", "image", "rm", "nothing:1", "--node", "n1"); !strings.Contains(out, "this node has no such image") {
+		t.Errorf("an image that is not there: %s", out)
+	}
+	const other = "clusterd.local/operator:1"
+	on := func() string {
+		for line := range strings.Lines(e.ctl("image", "ls")) {
+			if f := strings.Fields(line); f[0] == other {
+				return strings.Join(f[len(f)-3:], " ") // the size's unit is in between
+			}
+		}
+		return ""
+	}
+	e.ctl("image", "load", filepath.Join(e.binDir(), "operator.tar"))
+	if got := on(); got != "yes all 3" {
+		t.Errorf("loaded: %q", got)
+	}
+	e.ctl("image", "prune") // what else is there is none of ours to count
+	if got := on(); got != "yes all 3" {
+		t.Errorf("pruned while it is pinned: %q", got)
+	}
+	e.ctl("image", "unpin", other, "--node", "n1,n2")
+	if got := on(); got != "1 all 3" && got != "on 1 all 3" {
+		t.Errorf("unpinned on two: %q", got)
+	}
+	mustContain(t, "prune", e.ctl("image", "prune", "--node", "n1"), "n1: 1 image removed, ")
+	e.ctl("image", "pin", other, "--node", "n2")
+	e.ctl("image", "rm", other, "--node", "n3")
+	if got := on(); got != "MiB yes n2" {
+		t.Errorf("left on one: %q", got)
+	}
+	e.ctl("image", "rm", other, "--node", "n2")
+	if got := on(); got != "" {
+		t.Errorf("removed everywhere: %q", got)
+	}
+	e.eventually("no Node lists it", func(ctx context.Context) error {
+		list, err := e.api.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, n := range list.Items {
+			for _, i := range n.Status.Images {
+				if slices.Contains(i.Names, other) {
+					return fmt.Errorf("%s does: %v", n.Name, i.Names)
+				}
+			}
+		}
+		return nil
 	})
 }

@@ -49,6 +49,32 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	return nil
 }
 
+// Pin says whether GC leaves an image alone until it is told otherwise. ErrNotFound:
+// there is no such image.
+func (s *Store) Pin(ctx context.Context, ref string, pinned bool) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	full, err := Normalize(ref)
+	if err != nil {
+		return err
+	}
+	err = s.change(func(ix *index) error {
+		id, ok := s.find(full)
+		if !ok {
+			return ErrNotFound
+		}
+		rec := ix.Images[id]
+		rec.Pinned = pinned
+		ix.Images[id] = rec
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("pin image %s: %w", ref, err)
+	}
+	return nil
+}
+
 // GCPolicy says which images may stay.
 type GCPolicy struct {
 	// Keep are names, digests or IDs that are wanted, mounted or not.

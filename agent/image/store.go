@@ -56,7 +56,7 @@ type Image struct {
 	RepoDigests []string
 	Size        int64 // bytes on disk, unpacked; layers shared with other images count in full
 	Config      v1.Config
-	Pinned      bool // was loaded from a file and so cannot be pulled again: GC leaves it
+	Pinned      bool // GC leaves it: it was loaded from a file and so cannot be pulled again, or Pin says so
 }
 
 // Store is safe for concurrent use. One process may have one Store for a

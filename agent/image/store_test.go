@@ -197,6 +197,40 @@ func TestRemoveAndGC(t *testing.T) {
 
 // TestGCStopsWhenEnough: the images that have not been used for longest go, and
 // no more than are needed.
+// TestPin: GC leaves a pinned image alone, also one that was opened again, until it is
+// unpinned.
+func TestPin(t *testing.T) {
+	host := serve(t, nil)
+	dir := t.TempDir()
+	s := open(t, dir)
+	push(t, host+"/p:1", build(t, v1.Config{}, archive(t, entry{name: "f", body: "p"})))
+	if _, err := s.Pull(t.Context(), host+"/p:1", Auth{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Pin(t.Context(), host+"/none:1", true); !errors.Is(err, ErrNotFound) {
+		t.Errorf("an image that is not there: %v", err)
+	}
+	if err := s.Pin(t.Context(), host+"/p:1", true); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := s.List(t.Context()); err != nil || len(list) != 1 || !list[0].Pinned {
+		t.Errorf("pinned: %+v %v", list, err)
+	}
+	if gone, err := s.GC(t.Context(), GCPolicy{}); err != nil || len(gone) != 0 {
+		t.Errorf("removed %+v, %v", gone, err)
+	}
+	s = open(t, dir)
+	if gone, err := s.GC(t.Context(), GCPolicy{}); err != nil || len(gone) != 0 {
+		t.Errorf("after a restart: removed %+v, %v", gone, err)
+	}
+	if err := s.Pin(t.Context(), host+"/p:1", false); err != nil {
+		t.Fatal(err)
+	}
+	if gone, err := s.GC(t.Context(), GCPolicy{}); err != nil || len(gone) != 1 {
+		t.Errorf("unpinned: removed %+v, %v", gone, err)
+	}
+}
+
 func TestGCStopsWhenEnough(t *testing.T) {
 	host := serve(t, nil)
 	s := open(t, t.TempDir())

@@ -26,7 +26,6 @@ import (
 	summary "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 	utilexec "k8s.io/utils/exec"
 
-	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/clusterd/clusterd/agent/podspec"
@@ -46,12 +45,6 @@ type Pods interface {
 type Runtime interface {
 	Exec(ctx context.Context, e api.Exec, io runtime.ExecIO) (int, error)
 	Attach(ctx context.Context, id string, io runtime.ExecIO, tty bool) error
-}
-
-// Images are the images of this node.
-type Images interface {
-	List(ctx context.Context) ([]image.Image, error)
-	Load(ctx context.Context, r io.Reader) ([]image.Image, error)
 }
 
 // Dialer connects to a port inside a pod.
@@ -78,7 +71,8 @@ type Config struct {
 	NodeLogs http.Handler
 	// Paths is what is known of the ways to other nodes, for /paths; nil: nothing.
 	Paths func() paths.Report
-	// ImagesChanged is called after images were loaded. It must not block.
+	// ImagesChanged is called after images were loaded, removed or pinned. It must not
+	// block.
 	ImagesChanged func()
 }
 
@@ -105,8 +99,7 @@ func NewHandler(cfg Config) http.Handler {
 		mux.HandleFunc(m+" /portForward/{ns}/{pod}", h.portForward)
 		mux.HandleFunc(m+" /portForward/{ns}/{pod}/{uid}", h.portForward)
 	}
-	mux.HandleFunc("GET /images", h.images)
-	mux.HandleFunc("POST /images/load", h.load)
+	h.routeImages(mux)
 	mux.HandleFunc("GET /pods", h.pods)
 	mux.HandleFunc("GET /stats/summary", h.summary)
 	mux.HandleFunc("GET /healthz", h.healthz)
@@ -518,63 +511,6 @@ func (f *forwarder) PortForward(ctx context.Context, _ string, uid string, port 
 	})
 	_, err = io.Copy(stream, conn)
 	return err
-}
-
-// imageList is the answer of GET /images.
-type imageList struct {
-	Images []imageEntry `json:"images"`
-}
-
-type imageEntry struct {
-	Refs []string `json:"refs"`
-	ID   string   `json:"id"`
-	Size int64    `json:"size"`
-}
-
-func (h *handler) images(w http.ResponseWriter, r *http.Request) {
-	list, err := h.cfg.Images.List(r.Context())
-	if err != nil {
-		refuse(w, http.StatusInternalServerError, metav1.StatusReasonInternalError, "list images: %v", err)
-		return
-	}
-	out := imageList{Images: []imageEntry{}}
-	for _, i := range list {
-		out.Images = append(out.Images, imageEntry{Refs: i.Refs, ID: i.ID, Size: i.Size})
-	}
-	answer(w, out)
-}
-
-// loadResult is the answer of POST /images/load.
-type loadResult struct {
-	Images []loadEntry `json:"images"`
-}
-
-type loadEntry struct {
-	Ref    string `json:"ref"`
-	Digest string `json:"digest"`
-	Size   int64  `json:"size"`
-}
-
-func (h *handler) load(w http.ResponseWriter, r *http.Request) {
-	list, err := h.cfg.Images.Load(r.Context(), r.Body)
-	if len(list) > 0 && h.cfg.ImagesChanged != nil {
-		h.cfg.ImagesChanged()
-	}
-	if err != nil {
-		refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, "load image: %v", err)
-		return
-	}
-	out := loadResult{Images: []loadEntry{}}
-	for _, i := range list {
-		refs := i.Refs
-		if len(refs) == 0 {
-			refs = []string{""}
-		}
-		for _, ref := range refs {
-			out.Images = append(out.Images, loadEntry{Ref: ref, Digest: i.ID, Size: i.Size})
-		}
-	}
-	answer(w, out)
 }
 
 func (h *handler) pods(w http.ResponseWriter, r *http.Request) {

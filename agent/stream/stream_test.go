@@ -118,6 +118,23 @@ func (i images) List(context.Context) ([]image.Image, error) {
 	return []image.Image{{ID: "sha256:1", Refs: []string{"docker.io/library/a:1"}, Size: 7}}, i.err
 }
 
+func (i images) Remove(_ context.Context, ref string) error { return named(ref) }
+
+func (i images) Pin(_ context.Context, ref string, _ bool) error { return named(ref) }
+
+// named is what the store says of the names of TestChangeImages.
+func named(ref string) error {
+	switch ref {
+	case "used:1":
+		return fmt.Errorf("remove image %s: %w: pod default/web names it", ref, image.ErrInUse)
+	case "none:1":
+		return fmt.Errorf("%w", image.ErrNotFound)
+	}
+	return nil
+}
+
+func (i images) Prune(ctx context.Context) ([]image.Image, error) { return i.List(ctx) }
+
 func (i images) Load(_ context.Context, r io.Reader) ([]image.Image, error) {
 	b, err := io.ReadAll(r)
 	if err != nil || string(b) != "tar" {
@@ -257,6 +274,41 @@ func TestExec(t *testing.T) {
 	}
 	if code, _ := get(t, s.URL+"/exec/ns/p/other/c?command=x&stdout=1"); code != 404 {
 		t.Errorf("another UID: %d", code)
+	}
+}
+
+// TestChangeImages: what is said of a removal, a prune and a pin.
+func TestChangeImages(t *testing.T) {
+	s, _ := serve(t, agenttest.NewRuntime(), view())
+	for _, tt := range []struct {
+		method, path string
+		code         int
+		says         string
+	}{
+		{"DELETE", "/images?name=a:1", 200, "{}"},
+		{"DELETE", "/images?name=used:1", 409, "pod default/web names it"},
+		{"DELETE", "/images?name=none:1", 404, "clusterctl image ls"},
+		{"DELETE", "/images?name=A B", 400, "parameter name"},
+		{"DELETE", "/images", 400, "parameter name"},
+		{"PUT", "/images/pin?name=a:1", 200, "{}"},
+		{"PUT", "/images/pin?name=none:1", 404, "pin image none:1"},
+		{"DELETE", "/images/pin?name=a:1", 200, "{}"},
+		{"POST", "/images/prune", 200, `"docker.io/library/a:1"`},
+		{"GET", "/images/prune", 405, ""},
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), tt.method, s.URL+strings.ReplaceAll(tt.path, " ", "%20"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, _ := io.ReadAll(res.Body)
+		res.Body.Close()
+		if res.StatusCode != tt.code || !strings.Contains(string(b), tt.says) {
+			t.Errorf("%s %s: %d %s", tt.method, tt.path, res.StatusCode, b)
+		}
 	}
 }
 

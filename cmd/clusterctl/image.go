@@ -22,14 +22,17 @@ func newImageCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 	cmd := &cobra.Command{
 		Use:     "image",
 		Aliases: []string{"images"},
-		Short:   "Load images onto nodes and list those that are there",
+		Short:   "Load, list, pin and remove images on nodes",
 		Long: templates.LongDesc(`
-			Load images onto nodes and list those that are there. A loaded image needs no
-			registry: a pod that names it and does not ask for imagePullPolicy Always
-			starts from it.`),
+			Load images onto nodes, list those that are there, keep and remove them. A loaded
+			image needs no registry: a pod that names it and does not ask for imagePullPolicy
+			Always starts from it.`),
 		Run: cmdutil.DefaultSubCommandRun(streams.ErrOut),
 	}
-	cmd.AddCommand(newImageLoadCommand(f, streams), newImageListCommand(f, streams))
+	cmd.AddCommand(newImageLoadCommand(f, streams), newImageListCommand(f, streams), newImagePruneCommand(f, streams))
+	for _, c := range imageChanges {
+		cmd.AddCommand(c.command(f, streams))
+	}
 	return cmd
 }
 

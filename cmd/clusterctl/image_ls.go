@@ -25,6 +25,8 @@ type image struct {
 	Refs []string `json:"refs"`
 	ID   string   `json:"id"`
 	Size int64    `json:"size"`
+	// Pinned: the node keeps it when it makes room.
+	Pinned bool `json:"pinned,omitempty"`
 }
 
 // nodeImageList is what -o json prints for one node.
@@ -96,8 +98,9 @@ func imageTable(w io.Writer, lists []nodeImageList) error {
 	type key struct{ ref, id string }
 	type row struct {
 		key
-		size  int64
-		nodes []string
+		size   int64
+		nodes  []string
+		pinned int // nodes on which it is
 	}
 	rows := map[key]*row{}
 	for _, l := range lists {
@@ -112,6 +115,9 @@ func imageTable(w io.Writer, lists []nodeImageList) error {
 					rows[k] = &row{key: k, size: img.Size}
 				}
 				rows[k].nodes = append(rows[k].nodes, l.Node)
+				if img.Pinned {
+					rows[k].pinned++
+				}
 			}
 		}
 	}
@@ -128,7 +134,15 @@ func imageTable(w io.Writer, lists []nodeImageList) error {
 		if len(lists) > 1 && len(r.nodes) == len(lists) {
 			where = fmt.Sprintf("all %d", len(lists))
 		}
-		cells = append(cells, []string{orNone(r.ref), shortID(r.id), size(r.size), where})
+		pinned := "-"
+		switch r.pinned {
+		case 0:
+		case len(r.nodes):
+			pinned = "yes"
+		default:
+			pinned = fmt.Sprintf("on %d", r.pinned)
+		}
+		cells = append(cells, []string{orNone(r.ref), shortID(r.id), size(r.size), pinned, where})
 	}
-	return printTable(w, []string{"IMAGE", "ID", "SIZE", "NODES"}, cells)
+	return printTable(w, []string{"IMAGE", "ID", "SIZE", "PINNED", "NODES"}, cells)
 }

@@ -245,14 +245,14 @@ The history has 64.0 MiB of 64.0 MiB and reaches 4m back, of 60m: it is full; ra
 			name: "image ls",
 			lay: func(s *server) {
 				s.answers("GET /api/v1/nodes", 200, threeNodes)
-				s.answers("GET /api/v1/nodes/n1/proxy/images", 200, `{"images":[{"refs":["hello:1","hello:latest"],"id":"sha256:0123456789abcdef","size":5242880}]}`)
+				s.answers("GET /api/v1/nodes/n1/proxy/images", 200, `{"images":[{"refs":["hello:1","hello:latest"],"id":"sha256:0123456789abcdef","size":5242880,"pinned":true}]}`)
 				s.answers("GET /api/v1/nodes/n2/proxy/images", 200, `{"images":[{"refs":["hello:1"],"id":"sha256:0123456789abcdef","size":5242880},{"refs":[],"id":"sha256:fedcba9876543210","size":100}]}`)
 			},
 			args: []string{"image", "ls"},
-			stdout: `IMAGE          ID             SIZE      NODES
-<none>         fedcba987654   100 B     n2
-hello:1        0123456789ab   5.0 MiB   all 2
-hello:latest   0123456789ab   5.0 MiB   n1
+			stdout: `IMAGE          ID             SIZE      PINNED   NODES
+<none>         fedcba987654   100 B     -        n2
+hello:1        0123456789ab   5.0 MiB   on 1     all 2
+hello:latest   0123456789ab   5.0 MiB   yes      n1
 `,
 			stderr: "Left out because not Ready: n3 (use --all to try them too)\n",
 		},
@@ -276,6 +276,34 @@ hello:latest   0123456789ab   5.0 MiB   n1
 			},
 			args: []string{"image", "ls"},
 			err:  "no node is Ready (0 are known); see: clusterctl get nodes",
+		},
+		{
+			name: "image rm",
+			lay: func(s *server) {
+				s.answers("GET /api/v1/nodes", 200, threeNodes)
+				s.answers("DELETE /api/v1/nodes/n1/proxy/images", 200, `{}`)
+				s.answers("DELETE /api/v1/nodes/n2/proxy/images", 409, `{"kind":"Status","apiVersion":"v1","status":"Failure","message":"remove image hello:1: image is in use: pod default/web names it","code":409}`)
+			},
+			args:   []string{"image", "rm", "hello:1"},
+			stdout: "n1: image \"hello:1\" removed\n",
+			stderr: "Left out because not Ready: n3 (use --all to try them too)\n",
+			err:    "remove image hello:1 failed on 1 of 2 nodes:\n  n2: remove image hello:1: image is in use: pod default/web names it\nTry these again with: --node n2",
+		},
+		{
+			name:   "image pin",
+			lay:    func(s *server) { s.answers("PUT /api/v1/nodes/n1/proxy/images/pin", 200, `{}`) },
+			args:   []string{"image", "pin", "hello:1", "--node", "n1"},
+			stdout: "n1: image \"hello:1\" pinned\n",
+			seen:   []string{"PUT /api/v1/nodes/n1/proxy/images/pin"},
+		},
+		{
+			name: "image prune",
+			lay: func(s *server) {
+				s.answers("POST /api/v1/nodes/n1/proxy/images/prune", 200, `{"images":[{"refs":["a:1"],"id":"sha256:0123456789abcdef","size":5242880}]}`)
+				s.answers("POST /api/v1/nodes/n2/proxy/images/prune", 200, `{"images":[]}`)
+			},
+			args:   []string{"image", "prune", "--node", "n1,n2"},
+			stdout: "n1: 1 image removed, 5.0 MiB freed\nn2: nothing to remove\n",
 		},
 		{
 			name:   "version",
