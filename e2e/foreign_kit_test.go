@@ -42,8 +42,8 @@ type foreignState struct {
 const (
 	// foreignName is its name, and part of no other.
 	foreignName = "somebody-elses"
-	// foreignCgroup is above those that podman makes.
-	foreignCgroup = "/clusterd-e2e-foreign"
+	// foreignCgroup is above those that podman makes, and bears no mark of a cluster.
+	foreignCgroup = "/somebody-elses"
 )
 
 // startForeign starts the container, before there is a cluster. It is removed after
