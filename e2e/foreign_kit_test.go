@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,8 +39,12 @@ type foreignState struct {
 	}
 }
 
-// foreignName is its name, and part of no other.
-const foreignName = "somebody-elses"
+const (
+	// foreignName is its name, and part of no other.
+	foreignName = "somebody-elses"
+	// foreignCgroup is above those that podman makes, and bears no mark of a cluster.
+	foreignCgroup = "/somebody-elses"
+)
 
 // startForeign starts the container, before there is a cluster. It is removed after
 // the cluster is, and has to run until then.
@@ -61,7 +66,7 @@ func startForeign(t *testing.T) *foreign {
 	if runc, err := exec.LookPath("runc"); err == nil { // crun wants one version of cgroups alone
 		f.podman = append(f.podman, "--runtime", runc)
 	}
-	if _, err := f.run(t.Context(), "run", "--detach", "--name", foreignName, "--network", "none", "--log-driver", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", // the default is more than some machines give
+	if _, err := f.run(t.Context(), "run", "--detach", "--name", foreignName, "--network", "none", "--cgroup-parent", foreignCgroup, "--log-driver", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", // the default is more than some machines give
 		"--rootfs", root, "/hello", "sleep"); err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +82,7 @@ func startForeign(t *testing.T) *foreign {
 		if _, err := f.run(ctx, "rm", "--force", "--time", "0", foreignName); err != nil {
 			t.Error(err)
 		}
-		if err := os.RemoveAll(dir); err != nil {
+		if err := errors.Join(os.RemoveAll(dir), removeCgroups(foreignCgroup)); err != nil {
 			t.Error(err)
 		}
 	})
@@ -143,6 +148,34 @@ func (f *foreign) show(t *testing.T, e *env) {
 			}
 		}
 	}
+}
+
+// removeCgroups removes a cgroup that has no processes any more, and those below it,
+// from each hierarchy.
+func removeCgroups(name string) error {
+	var dirs []string
+	for _, pattern := range []string{"/sys/fs/cgroup" + name, "/sys/fs/cgroup/*" + name} {
+		roots, err := filepath.Glob(pattern)
+		if err != nil {
+			return err
+		}
+		for _, root := range roots {
+			if err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+				if err == nil && d.IsDir() {
+					dirs = append(dirs, path)
+				}
+				return err
+			}); err != nil {
+				return err
+			}
+		}
+	}
+	for _, dir := range slices.Backward(dirs) { // those below come first
+		if err := os.Remove(dir); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // unpack writes the files of an image to a folder.

@@ -54,7 +54,7 @@ func TestE2ERace(t *testing.T) {
 	e.ready(2)
 	ns := e.namespace("race")
 
-	const clients, rounds = 4, 10
+	const clients, rounds = 4, 4
 	faults := make(chan error, clients)
 	var work sync.WaitGroup
 	for c := range clients {
