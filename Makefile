@@ -215,7 +215,7 @@ deb: build $(CROSS) ## build dist/clusterd_….deb and the tarball beside it; AR
 .PHONY: release
 release: deb ## the tarball of `make deb`, signed with RELEASE_KEY for clusterctl upgrade
 	@[ -n '$(RELEASE_KEY)' ] || { echo 'give the secret key: make release RELEASE_KEY=FILE (bin/clusterctl upgrade key FILE makes one)' >&2; exit 1; }
-	bin/clusterctl upgrade sign "$$(ls -t dist/clusterd_*_$(ARCH).tar.gz | head -1)" --key '$(RELEASE_KEY)' --release v0.1.0-$(VERSION)
+	bin/clusterctl upgrade sign "$$(ls -t dist/clusterd_*_$(ARCH).tar.gz | head -1)" --key '$(RELEASE_KEY)' $(if $(CROSS),--release v0.1.0-$(VERSION))
 
 .PHONY: clean
 clean: ## remove what was built
