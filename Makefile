@@ -142,9 +142,13 @@ ui-test: build image ## the web page in headless Chromium, beside three nodes; s
 	e2e/browser/run.sh
 
 .PHONY: upgrade-test
-upgrade-test: build image ## from the programs of PREVIOUS (the last tag) to these and back, under traffic (root)
+upgrade-test: build image ## from the programs of PREVIOUS (the last tag) to these and back, under traffic; then release-test (root)
 	hack/previous.sh $(PREVIOUS)
-	CLUSTERD_E2E=netns CLUSTERD_OLD_BIN=$(CURDIR)/bin/old $(GO) test -count=1 -v -timeout 30m -run 'TestE2EUpgrade$$' ./e2e
+	CLUSTERD_E2E=netns CLUSTERD_OLD_BIN=$(CURDIR)/bin/old CLUSTERD_UPGRADE=1 $(GO) test -count=1 -v -timeout 50m -run 'TestE2E(Upgrade|Release)$$' ./e2e
+
+.PHONY: release-test
+release-test: build image ## a signed release goes over a cluster by `clusterctl upgrade`, and bad ones go back (root)
+	CLUSTERD_E2E=netns CLUSTERD_UPGRADE=1 $(GO) test -count=1 -v -timeout 30m -run 'TestE2ERelease$$' ./e2e
 
 .PHONY: vagrant-test
 vagrant-test: deb image ## the package on systemd, in NODES (1) emulated machines by the Vagrantfile (root, long)

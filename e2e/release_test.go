@@ -34,8 +34,13 @@ import (
 // with `clusterctl upgrade`, under running pods: nodes refuse what is not signed or
 // not whole; releases that end at once or never become Ready are taken back by the
 // node itself, and the roll-out stops there; a good one arrives everywhere, also when
-// the command is killed in between; and no container is ever started again.
+// the command is killed in between; and no container is ever started again. It takes
+// minutes, and builds another clusterd.
 func TestE2ERelease(t *testing.T) {
+	need(t)
+	if os.Getenv("CLUSTERD_UPGRADE") == "" {
+		t.Skip("takes minutes: make upgrade-test, or make release-test for this one alone")
+	}
 	e := startBare(t, 3, func(c *cluster.Config) {
 		c.Agents, c.OwnBin = 1, true
 		// A node that is slow to come back on a busy machine keeps its pods.
