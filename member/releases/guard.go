@@ -71,12 +71,21 @@ func (p Place) Guard(pid int, log io.Writer) (start bool, args []string, err err
 	} else {
 		fd = -1
 	}
+	began, unread := time.Now(), false
 	for {
 		gone, err := ended(fd, look)
 		if err != nil {
 			return false, nil, err
 		}
 		t, err := p.Trial()
+		if err != nil && !gone {
+			// Too many open files on the machine, say: the node is still to be guarded.
+			if !unread {
+				unread = true
+				fmt.Fprintf(log, "clusterd %s: the trial cannot be read, trying on: %v\n", GuardCommand, err)
+			}
+			continue
+		}
 		if err != nil || t == nil {
 			return false, nil, err
 		}
@@ -87,7 +96,7 @@ func (p Place) Guard(pid int, log io.Writer) (start bool, args []string, err err
 		case gone:
 			why = "it ended by itself"
 		default:
-			if why = t.late(time.Now()); why == "" {
+			if why = t.late(time.Now(), time.Since(began)); why == "" {
 				continue
 			}
 		}
