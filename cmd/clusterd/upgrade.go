@@ -354,7 +354,7 @@ func guardTrial(data string) error {
 	if t.Starts > 0 { // it begins again by its own will
 		return place.Stopping()
 	}
-	return place.SpawnGuard(os.Getpid(), data)
+	return place.Guarded(*t, os.Getpid(), data, time.Now())
 }
 
 // upgradeGuardCommand is the guard, see releases.Place.Guard. People do not call it.

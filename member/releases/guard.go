@@ -38,6 +38,19 @@ func (p Place) SpawnGuard(pid int, data string) error {
 	return nil
 }
 
+// Guarded starts the guard before a program on trial runs for the first time. Where that
+// cannot be done, the trial is taken back: nothing that is not guarded is begun.
+func (p Place) Guarded(t Trial, pid int, data string, now time.Time) error {
+	err := p.SpawnGuard(pid, data)
+	if err == nil {
+		return nil
+	}
+	if back := p.Back(t.Version, err.Error(), now); back != nil {
+		return errors.Join(err, back)
+	}
+	return nil
+}
+
 // Detach starts this process's command again, without the last argument, and does
 // not wait for it.
 func Detach() error {

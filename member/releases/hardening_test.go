@@ -189,3 +189,22 @@ func TestGuardReadsAgain(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+// A program on trial is not begun without a guard: the one before goes on.
+func TestGuardedOrBack(t *testing.T) {
+	p, s := staged(t, "v2")
+	p.mustSwitch(t, s.Digest, time.Minute)
+	if err := os.Chmod(p.Previous(), 0o600); err != nil { // it cannot be started
+		t.Fatal(err)
+	}
+	tr, err := p.Trial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Guarded(*tr, os.Getpid(), "data", time.Now()); err != nil {
+		t.Error(err)
+	}
+	if trial, failure := p.outcome(t); trial || !strings.Contains(failure, "start the guard of the upgrade") || !same(t, p.Exe, self(t)) {
+		t.Errorf("on trial %v, failure %q", trial, failure)
+	}
+}
