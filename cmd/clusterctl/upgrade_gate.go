@@ -108,7 +108,7 @@ func (g *upgradeGate) judgeProgram(r v1.NodeRelease) error {
 	if r.Version == g.version {
 		return nil
 	}
-	if f := r.Failure; f != nil && f.Version == g.version && f.At.After(g.since) {
+	if f := r.Failure; f != nil && f.Version == g.version && !f.At.Equal(g.since) { // the node's clock may have been set back
 		return &hopeless{&tookBack{f.Why}}
 	}
 	return fmt.Errorf("the node runs %s", r.Version)

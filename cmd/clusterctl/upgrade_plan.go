@@ -48,7 +48,8 @@ type planWish struct {
 	except  []string
 }
 
-// planUpgrade orders the nodes: one canary (an agent if there is one, which holds no
+// planUpgrade orders the nodes: those that an earlier command has left on trial, before
+// their time is over; one canary (an agent if there is one, which holds no
 // state of the cluster; else a follower), the followers, the other agents, the leader.
 // What stands against a roll-out is found before anything is done: all of it is in the
 // error.
@@ -95,16 +96,27 @@ func planUpgrade(nodes []upgradeNode, wish planWish) (upgradePlan, error) {
 	if len(against) > 0 {
 		return plan, &planError{"the release cannot be rolled out:\n  " + strings.Join(against, "\n  "), passing}
 	}
-	rank := func(n upgradeNode) int { return slices.Index([]string{"follower", v1.RoleAgent, "leader"}, n.role()) }
+	onTrial := 0
+	rank := func(n upgradeNode) int {
+		if n.release.Trial != nil {
+			return -1
+		}
+		return slices.Index([]string{"follower", v1.RoleAgent, "leader"}, n.role())
+	}
+	for _, n := range plan.steps {
+		if n.release.Trial != nil {
+			onTrial++
+		}
+	}
 	slices.SortFunc(plan.steps, func(a, b upgradeNode) int {
 		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.name(), b.name()))
 	})
 	canary := slices.IndexFunc(plan.steps, func(n upgradeNode) bool {
 		return n.name() == wish.canary || wish.canary == "" && n.role() == v1.RoleAgent
 	})
-	if canary > 0 {
+	if canary > onTrial {
 		first := plan.steps[canary]
-		plan.steps = slices.Insert(slices.Delete(plan.steps, canary, canary+1), 0, first)
+		plan.steps = slices.Insert(slices.Delete(plan.steps, canary, canary+1), onTrial, first)
 	}
 	return plan, nil
 }
@@ -136,6 +148,9 @@ func quorumWithout(list v1.MemberList, name string) error {
 		default:
 			silent = append(silent, m.Name)
 		}
+	}
+	if stops && voters == 2 && others == 1 {
+		return &hopeless{fmt.Errorf("without %s the store would have 1 of 2 voters, and both are needed: join a third server, or remove one with clusterctl members rm", name)}
 	}
 	if need := voters/2 + 1; stops && voters > 1 && others < need {
 		return &hopeless{fmt.Errorf("without %s the store would have %d of %d voters, and %d are needed: start clusterd on %s, or remove it with clusterctl members rm", name, others, voters, need, strings.Join(silent, ", "))}

@@ -182,8 +182,8 @@ func (r *roller) alive(ctx context.Context) {
 	}
 }
 
-// next chooses the node that comes now: the first that does not lead. All others have
-// to be well, so that never two are away at once.
+// next chooses the node that comes now: the first that does not lead, or is on trial.
+// All others have to be well, so that never two are away at once.
 func (r *roller) next(ctx context.Context, left []upgradeNode) (int, error) {
 	next := 0
 	err := r.await(ctx, r.limit, func(ctx context.Context) error {
@@ -202,7 +202,10 @@ func (r *roller) next(ctx context.Context, left []upgradeNode) (int, error) {
 				return fmt.Errorf("%s is %s", m.Name, m.Gossip)
 			}
 		}
-		next = max(0, slices.IndexFunc(left, func(n upgradeNode) bool { return n.name() != list.Leader }))
+		next = max(0, slices.IndexFunc(left, func(n upgradeNode) bool { return n.release.Trial != nil || n.name() != list.Leader }))
+		if left[next].release.Trial != nil {
+			return nil // it is not stopped
+		}
 		return quorumWithout(list, left[next].name())
 	})
 	if err != nil {
@@ -250,7 +253,7 @@ func (r *roller) step(ctx context.Context, n upgradeNode) error {
 		}
 		if err := r.post(ctx, n.name(), "switch", v1.SwitchRequest{Digest: r.file.digest, Limit: (r.limit + trialMargin).String(), StartLimit: r.start.String()}); err != nil {
 			var no *refused
-			if errors.As(err, &no) && no.code < http.StatusInternalServerError {
+			if errors.As(err, &no) && no.code <= http.StatusInternalServerError {
 				r.note(ctx, n.name(), v1.RolloutWaiting, err.Error())
 				return fmt.Errorf("%s did not take the new program: %w", n.name(), err)
 			}
@@ -296,8 +299,12 @@ func (r *roller) prepare(ctx context.Context, gate *upgradeGate) error {
 		if err := r.a.do(ctx, http.MethodGet, pathOf("upgrade", "nodes", gate.node.name()), nil, &now); err != nil {
 			return err
 		}
-		if now.Failure != nil {
-			gate.since = now.Failure.At
+		last := now.Failure
+		if gate.node.release.Trial != nil { // it may have gone back since it was found on trial
+			last = gate.node.release.Failure
+		}
+		if last != nil {
+			gate.since = last.At
 		}
 		pods, err := podsOn(ctx, r.a, gate.node.name())
 		gate.before = containersOf(pods)

@@ -25,6 +25,9 @@ type upgradeCluster struct {
 	mu sync.Mutex
 	// bad is the node that goes back by itself, or that is never well: unwell.
 	bad, unwell string
+	// quits goes back from its trial when the first file is sent; full has no room for
+	// the program before.
+	quits, full string
 	nodes       map[string]*v1.NodeRelease
 	roles       map[string]string
 	leader      string
@@ -83,6 +86,15 @@ func (c *upgradeCluster) serve(w http.ResponseWriter, r *http.Request) {
 		name, what, _ := strings.Cut(strings.TrimPrefix(path, v1.Upgrade+"/nodes/"), "/")
 		if what != "" {
 			c.log = append(c.log, what+" "+name)
+		}
+		if what == "switch" && name == c.full {
+			w.WriteHeader(http.StatusInternalServerError)
+			answer(map[string]string{"message": "keep the present program: no space left on device"})
+			return
+		}
+		if what == "file" && c.quits != "" {
+			n := c.nodes[c.quits]
+			n.Version, n.Trial, n.Failure = oldRelease, nil, &v1.ReleaseFailure{Version: newRelease, Why: "it ended by itself", At: time.Now()}
 		}
 		c.do(c.nodes[name], what)
 		answer(c.nodes[name])
@@ -173,7 +185,7 @@ func TestRoll(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	c.did("file a1, file n1, switch a1, confirm a1, switch n2, confirm n2, confirm n3, handover, switch n1, confirm n1")
+	c.did("file a1, file n1, confirm n3, switch a1, confirm a1, switch n2, confirm n2, handover, switch n1, confirm n1")
 	if c.record.State != v1.RolloutDone || len(c.record.Nodes) != 4 {
 		t.Errorf("%+v", c.record)
 	}
@@ -195,6 +207,10 @@ func TestRollStops(t *testing.T) {
 	}{
 		{"a node that goes back by itself", func(c *upgradeCluster) { c.bad = "n2" }, time.Minute,
 			"file a1, file n2, file n3, file n1, switch a1, confirm a1, switch n2", "n2 did not become well with v2 and is back at v1: the node went back by itself: it ended by itself", v1.RolloutTookBack},
+		{"a node that was on trial and has gone back since", func(c *upgradeCluster) { c.do(c.nodes["n3"], "switch"); c.quits = "n3" }, time.Minute,
+			"file a1, file n2, file n1", "n3 did not become well with v2 and is back at v1: the node went back by itself: it ended by itself", v1.RolloutTookBack},
+		{"a node without room", func(c *upgradeCluster) { c.full = "a1" }, time.Minute,
+			"file a1, file n2, file n3, file n1, switch a1", "a1 did not take the new program: keep the present program: no space left", ""},
 		{"a node that is not well", func(c *upgradeCluster) { c.unwell = "a1" }, 2 * time.Second,
 			"file a1, file n2, file n3, file n1, switch a1, back a1", "a1 did not become well with v2 and is back at v1: not within 2s: the Node is not Ready", v1.RolloutTookBack},
 	} {

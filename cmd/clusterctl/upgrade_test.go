@@ -70,6 +70,12 @@ func TestPlanUpgrade(t *testing.T) {
 		{"one that is on trial with it", []upgradeNode{five[0], anUpgradeNode("a1", "agent", hasIt, func(n *upgradeNode) {
 			n.release.Trial = &v1.ReleaseTrial{Version: newRelease, From: oldRelease}
 		})}, aWish(), "a1 n1"},
+		{"one that is on trial with it, before the canary", []upgradeNode{five[0], five[1], anUpgradeNode("n3", "follower", hasIt, func(n *upgradeNode) {
+			n.release.Trial = &v1.ReleaseTrial{Version: newRelease, From: oldRelease}
+		}), five[3]}, aWish(), "n3 a2 n2 n1"},
+		{"a leader that is on trial with it", []upgradeNode{anUpgradeNode("n1", "leader", hasIt, func(n *upgradeNode) {
+			n.release.Trial = &v1.ReleaseTrial{Version: newRelease, From: oldRelease}
+		}), five[2], five[3]}, aWish(func(w *planWish) { w.canary = "n3" }), "n1 n3 n2"},
 		{"one that is on trial with another", []upgradeNode{anUpgradeNode("a1", "agent", func(n *upgradeNode) {
 			n.release.Trial = &v1.ReleaseTrial{Version: "v3", From: oldRelease}
 		})}, aWish(), "a1: version v3 is on trial there"},
@@ -119,6 +125,7 @@ func TestQuorumWithout(t *testing.T) {
 		{voters("alive", "alive", "dead"), "s1", ""},
 		{voters("alive", "alive", "alive", "alive", "dead"), "n1", ""},
 		{voters("alive"), "n1", ""},
+		{voters("alive", "alive"), "n1", "1 of 2 voters, and both are needed: join a third server"},
 	} {
 		err := quorumWithout(tt.list, tt.name)
 		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
@@ -204,6 +211,9 @@ func TestUpgradeGate(t *testing.T) {
 		}, want: "the node runs v1"},
 		{what: "gone back", change: func(o *observation) {
 			o.release.Version, o.release.Failure = oldRelease, &v1.ReleaseFailure{Version: newRelease, Why: "it ended", At: began.Add(time.Minute)}
+		}, want: "went back by itself: it ended", never: true},
+		{what: "gone back, after its clock was set back", change: func(o *observation) {
+			o.release.Version, o.release.Failure = oldRelease, &v1.ReleaseFailure{Version: newRelease, Why: "it ended", At: began.Add(-time.Hour)}
 		}, want: "went back by itself: it ended", never: true},
 		{what: "no agent", change: func(o *observation) { o.release.AgentRuns = false }, want: "agent does not run"},
 		{what: "not Ready", change: func(o *observation) { o.ready = false }, want: "not Ready"},

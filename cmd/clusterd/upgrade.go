@@ -183,7 +183,12 @@ type slowReader struct {
 func (s *slowReader) Read(p []byte) (int, error) {
 	s.begun = true
 	_ = s.conn.SetReadDeadline(time.Now().Add(releaseSilence)) // not every connection can
-	return s.from.Read(p)
+	n, err := s.from.Read(p)
+	if err != nil {
+		// The request ends with its connection's deadline, also while what came is unpacked.
+		_ = s.conn.SetReadDeadline(time.Time{})
+	}
+	return n, err
 }
 
 // refused answers what a *releases.RefusedError says, or a fault of this machine.
@@ -218,7 +223,12 @@ func (n *nodeRelease) postSwitch(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusConflict, why)
 		return
 	}
-	trial, err := n.place.Switch(r.Context(), req.Digest, releases.Trial{From: version(), Args: runArgs(n.cfg.Data), Limit: limit, UpWithin: up}, time.Now())
+	keys, _, err := n.keys(r.Context())
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	trial, err := n.place.Switch(r.Context(), req.Digest, keys, releases.Trial{From: version(), Args: runArgs(n.cfg.Data), Limit: limit, UpWithin: up}, time.Now())
 	if err != nil {
 		n.refused(w, "the program was not exchanged", err)
 		return
@@ -344,7 +354,7 @@ func guardTrial(data string) error {
 	if t.Starts > 0 { // it begins again by its own will
 		return place.Stopping()
 	}
-	return place.SpawnGuard(os.Getpid(), data)
+	return place.Guarded(*t, os.Getpid(), data, time.Now())
 }
 
 // upgradeGuardCommand is the guard, see releases.Place.Guard. People do not call it.

@@ -38,6 +38,19 @@ func (p Place) SpawnGuard(pid int, data string) error {
 	return nil
 }
 
+// Guarded starts the guard before a program on trial runs for the first time. Where that
+// cannot be done, the trial is taken back: nothing that is not guarded is begun.
+func (p Place) Guarded(t Trial, pid int, data string, now time.Time) error {
+	err := p.SpawnGuard(pid, data)
+	if err == nil {
+		return nil
+	}
+	if back := p.Back(t.Version, err.Error(), now); back != nil {
+		return errors.Join(err, back)
+	}
+	return nil
+}
+
 // Detach starts this process's command again, without the last argument, and does
 // not wait for it.
 func Detach() error {
@@ -71,12 +84,21 @@ func (p Place) Guard(pid int, log io.Writer) (start bool, args []string, err err
 	} else {
 		fd = -1
 	}
+	began, unread := time.Now(), false
 	for {
 		gone, err := ended(fd, look)
 		if err != nil {
 			return false, nil, err
 		}
 		t, err := p.Trial()
+		if err != nil && !gone {
+			// Too many open files on the machine, say: the node is still to be guarded.
+			if !unread {
+				unread = true
+				fmt.Fprintf(log, "clusterd %s: the trial cannot be read, trying on: %v\n", GuardCommand, err)
+			}
+			continue
+		}
 		if err != nil || t == nil {
 			return false, nil, err
 		}
@@ -87,7 +109,7 @@ func (p Place) Guard(pid int, log io.Writer) (start bool, args []string, err err
 		case gone:
 			why = "it ended by itself"
 		default:
-			if why = t.late(time.Now()); why == "" {
+			if why = t.late(time.Now(), time.Since(began)); why == "" {
 				continue
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -89,8 +90,34 @@ const (
 	tryFor = time.Minute
 )
 
+// open makes the folders. What lies beside the program is run, so that nobody else may
+// be able to write there: the program may lie where others can make folders.
 func (p Place) open() error {
-	return errors.Join(os.MkdirAll(p.State, 0o700), os.MkdirAll(p.dir(), 0o755))
+	dir := p.dir()
+	if err := errors.Join(os.MkdirAll(p.State, 0o700), os.MkdirAll(dir, 0o755)); err != nil {
+		return fmt.Errorf("make room beside %s for a release: %w", p.Exe, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil {
+		return &os.PathError{Op: "lstat", Path: dir, Err: err}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0 {
+		return refusedf("%s has to be a folder of user %d that no other user can write to, for what lies there is run: remove it", dir, os.Geteuid())
+	}
+	return nil
+}
+
+// sweep removes what a process that was killed in the middle has left.
+func (p Place) sweep() error {
+	var errs []error
+	for _, pattern := range []string{".unpack-*", ".previous-*"} {
+		left, err := filepath.Glob(p.file(pattern))
+		errs = append(errs, err)
+		for _, name := range left {
+			errs = append(errs, ignoreMissing(os.Remove(name)))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // locked runs do while no other process changes the place.
@@ -126,8 +153,8 @@ func (p Place) Stage(file io.Reader, signature []byte, keys []Key) (Staged, erro
 	}
 	var s Staged
 	err = p.locked(func() error {
-		if err := p.open(); err != nil {
-			return fmt.Errorf("make room beside %s for a release: %w", p.Exe, err)
+		if err := errors.Join(p.open(), p.sweep()); err != nil {
+			return err
 		}
 		if t, err := p.Trial(); err != nil || t != nil {
 			return errors.Join(err, p.onTrial(t))
@@ -256,9 +283,10 @@ func ignoreMissing(err error) error {
 }
 
 // Switch makes the staged release with that digest the installed program, on trial
-// with what t says of it: From, Args, Limit and UpWithin. The one that runs now is
-// kept. The caller starts the program anew.
-func (p Place) Switch(ctx context.Context, digest string, t Trial, now time.Time) (Trial, error) {
+// with what t says of it: From, Args, Limit and UpWithin. The key that it was signed
+// with has to be trusted still. The one that runs now is kept. The caller starts the
+// program anew.
+func (p Place) Switch(ctx context.Context, digest string, keys []Key, t Trial, now time.Time) (Trial, error) {
 	began := time.Now()
 	err := p.locked(func() error {
 		if running, err := p.Trial(); err != nil || running != nil {
@@ -270,6 +298,12 @@ func (p Place) Switch(ctx context.Context, digest string, t Trial, now time.Time
 		}
 		if s == nil || s.Digest != digest {
 			return refusedf("the release with digest %.12s is not on this node: send it first", digest)
+		}
+		if !slices.ContainsFunc(keys, func(k Key) bool { return k.Name() == s.Key }) {
+			return refusedf("release %s on this node is signed with key %s, which is trusted no more (trusted: %s): send one that is signed with a key that is", s.Version, s.Key, names(keys))
+		}
+		if err := p.open(); err != nil {
+			return err
 		}
 		if sum, err := fileSum(p.file("next")); err != nil || sum != s.Program {
 			return errors.Join(refusedf("the staged program of release %s is damaged on disk: send the file again", s.Version), err, os.Remove(p.state("staged.json")))

@@ -283,12 +283,15 @@ func program(version string) []byte {
 	return fmt.Appendf(nil, "#!/bin/sh\necho clusterd %s\n", version)
 }
 
+// stagedKey is the key that staged's release was signed with.
+var stagedKey = Key{ID: [8]byte{1}}
+
 // staged is a place with v2 on its disk, as Stage leaves it; the program says version.
 func staged(t *testing.T, version string) (Place, Staged) {
 	t.Helper()
 	p := place(t)
 	sum := sha256.Sum256(program(version))
-	s := Staged{Version: "v2", Digest: "a digest of a file", Program: hex.EncodeToString(sum[:])}
+	s := Staged{Version: "v2", Digest: "a digest of a file", Key: stagedKey.Name(), Program: hex.EncodeToString(sum[:])}
 	err := errors.Join(p.open(), os.WriteFile(p.file("next"), program(version), 0o755), os.WriteFile(p.file("next-clusterctl"), []byte("new"), 0o755), p.write("staged.json", s))
 	if err != nil {
 		t.Fatal(err)
@@ -298,7 +301,7 @@ func staged(t *testing.T, version string) (Place, Staged) {
 
 func (p Place) mustSwitch(t *testing.T, digest string, limit time.Duration) {
 	t.Helper()
-	if _, err := p.Switch(t.Context(), digest, Trial{From: "v1", Args: []string{"clusterd", "run"}, Limit: limit, UpWithin: limit / 2}, time.Now()); err != nil {
+	if _, err := p.Switch(t.Context(), digest, []Key{stagedKey}, Trial{From: "v1", Args: []string{"clusterd", "run"}, Limit: limit, UpWithin: limit / 2}, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -332,14 +335,14 @@ func TestSwitchAndConfirm(t *testing.T) {
 	if err := os.WriteFile(ctl, []byte("old"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Switch(t.Context(), "0123456789abcdef", Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, time.Now()); !IsRefused(err) {
+	if _, err := p.Switch(t.Context(), "0123456789abcdef", []Key{stagedKey}, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, time.Now()); !IsRefused(err) {
 		t.Errorf("another release was switched to: %v", err)
 	}
 	p.mustSwitch(t, s.Digest, time.Minute)
 	if !same(t, p.Exe, program("v2")) || !same(t, p.Previous(), self(t)) {
 		t.Error("the programs are not in their places")
 	}
-	if _, err := p.Switch(t.Context(), s.Digest, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, time.Now()); !IsRefused(err) || !strings.Contains(err.Error(), "on trial") {
+	if _, err := p.Switch(t.Context(), s.Digest, []Key{stagedKey}, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, time.Now()); !IsRefused(err) || !strings.Contains(err.Error(), "on trial") {
 		t.Errorf("a second switch: %v", err)
 	}
 	if err := p.Confirm("v3"); !IsRefused(err) {
@@ -367,7 +370,7 @@ func TestSwitchAndConfirm(t *testing.T) {
 
 func TestSwitchTriesTheProgram(t *testing.T) {
 	p, s := staged(t, "v3")
-	if _, err := p.Switch(t.Context(), s.Digest, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, time.Now()); !IsRefused(err) || !strings.Contains(err.Error(), "signed as v2") {
+	if _, err := p.Switch(t.Context(), s.Digest, []Key{stagedKey}, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, time.Now()); !IsRefused(err) || !strings.Contains(err.Error(), "signed as v2") {
 		t.Errorf("a program of another version: %v", err)
 	}
 	if !same(t, p.Exe, []byte("installed")) {
@@ -376,7 +379,7 @@ func TestSwitchTriesTheProgram(t *testing.T) {
 	if err := os.WriteFile(p.file("next"), []byte("half"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Switch(t.Context(), s.Digest, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, time.Now()); !IsRefused(err) || !strings.Contains(err.Error(), "damaged") {
+	if _, err := p.Switch(t.Context(), s.Digest, []Key{stagedKey}, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, time.Now()); !IsRefused(err) || !strings.Contains(err.Error(), "damaged") {
 		t.Errorf("a damaged program: %v", err)
 	}
 	if s, err := p.Staged(); s != nil || err != nil {

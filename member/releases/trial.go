@@ -32,12 +32,13 @@ type Trial struct {
 	Orderly bool `json:"orderly,omitempty"`
 }
 
-// late says why its time is over; "": it is not.
-func (t Trial) late(now time.Time) string {
+// late says why its time is over; "": it is not. It was watched for that long, which
+// counts where the machine's clock was set back since.
+func (t Trial) late(now time.Time, watched time.Duration) string {
 	switch {
-	case !t.Up && now.After(t.UpBy):
+	case !t.Up && (now.After(t.UpBy) || watched > t.UpWithin):
 		return fmt.Sprintf("it was not up within %s", t.UpWithin)
-	case now.After(t.Deadline):
+	case now.After(t.Deadline) || watched > t.Limit:
 		return fmt.Sprintf("it was not confirmed within %s", t.Limit)
 	}
 	return ""
@@ -63,9 +64,9 @@ func (p Place) Start(version string, now time.Time) (back bool, on *Trial, err e
 		case t.Starts > 0 && !t.Orderly:
 			why = "it ended by itself and nothing had taken it back"
 			fallthrough
-		case t.late(now) != "":
+		case t.late(now, 0) != "":
 			if why == "" {
-				why = t.late(now)
+				why = t.late(now, 0)
 			}
 			back = true
 			return p.takeBack(*t, why, now)
@@ -157,9 +158,9 @@ func (p Place) takeBack(t Trial, why string, now time.Time) error {
 	return p.over(t, why, now)
 }
 
-// over records a trial that has failed.
+// over ends a trial that has failed. The reason is noted if it can be: on a full disk,
+// which the program on trial may have filled, the node goes back all the same.
 func (p Place) over(t Trial, why string, now time.Time) error {
-	return errors.Join(
-		p.write("failure.json", Failure{Version: t.Version, Why: why, At: now.UTC()}),
-		os.Remove(p.state("trial.json")), durable.SyncDir(p.State))
+	_ = p.write("failure.json", Failure{Version: t.Version, Why: why, At: now.UTC()})
+	return errors.Join(os.Remove(p.state("trial.json")), durable.SyncDir(p.State))
 }
