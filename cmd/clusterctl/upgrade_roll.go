@@ -270,7 +270,8 @@ func (r *roller) step(ctx context.Context, n upgradeNode) error {
 		return gate.judge(now)
 	})
 	if err == nil {
-		err = r.await(ctx, askFor, func(ctx context.Context) error {
+		// The node waits that much longer than the gate does; an election fits into it.
+		err = r.await(ctx, trialMargin/2, func(ctx context.Context) error {
 			return r.post(ctx, n.name(), "confirm", v1.TrialRequest{Version: r.file.manifest.Version})
 		})
 	}

@@ -22,8 +22,10 @@ const (
 
 	// look is how often the guard looks whether the trial is over.
 	look = 200 * time.Millisecond
-	// endFor is how long a node may take to stop in order before it is killed.
-	endFor = 40 * time.Second
+	// endFor is how long a node may take to stop in order before it is killed; neverUp
+	// is the same for one that was never up, whose pods others are about to replace.
+	endFor  = 40 * time.Second
+	neverUp = 3 * time.Second
 )
 
 // SpawnGuard starts the guard of the node with that pid. One that has a guard already
@@ -122,7 +124,11 @@ func (p Place) Guard(pid int, log io.Writer) (start bool, args []string, err err
 			return false, nil, err
 		}
 		if !gone {
-			if err := end(fd); err != nil {
+			limit := endFor
+			if !t.Up {
+				limit = neverUp
+			}
+			if err := end(fd, limit); err != nil {
 				return false, nil, err
 			}
 		}
@@ -149,13 +155,16 @@ func ended(pidfd int, wait time.Duration) (bool, error) {
 	return n > 0, err
 }
 
-// end stops a process, in order if it can.
-func end(pidfd int) error {
+// end stops a process, in order if it does so within limit.
+func end(pidfd int, limit time.Duration) error {
 	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
 		if err := unix.PidfdSendSignal(pidfd, sig, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 			return err
 		}
-		for deadline := time.Now().Add(endFor); time.Now().Before(deadline); {
+		if sig == unix.SIGKILL {
+			limit = endFor
+		}
+		for deadline := time.Now().Add(limit); time.Now().Before(deadline); {
 			if gone, err := ended(pidfd, look); gone || err != nil {
 				return err
 			}
