@@ -62,7 +62,7 @@ type Config struct {
 	Expect func() map[string]netip.AddrPort
 	Logger *slog.Logger
 	// Probe is the time between two probes of a random member; default 1 s.
-	// With a few members a dead one is told of after about four of them.
+	// With a few members a dead one is noticed after about four of them.
 	Probe time.Duration
 }
 
@@ -409,7 +409,7 @@ func (d *aliveDelegate) NotifyAlive(n *memberlist.Node) error {
 	return nil
 }
 
-// NotifyConflict is told when a member is said to be at two addresses. Those
+// NotifyConflict is called when a member is said to be at two addresses. Those
 // who know it at its old one believe nothing else until it is dead there, and
 // by then the news of the new one has passed by. So this node repeats it.
 func (d *aliveDelegate) NotifyConflict(existing, _ *memberlist.Node) {

@@ -123,7 +123,7 @@ type Config struct {
 	older     bool          // it has never heard of format 2, see package settle
 }
 
-// EventListener is told of what happens in a Store. Any function may be nil.
+// EventListener is called for what happens in a Store. Any function may be nil.
 // They are called from the store's own goroutines: they must return at once and
 // must not call the store.
 type EventListener struct {
@@ -133,7 +133,7 @@ type EventListener struct {
 	Applied func(index uint64, commands int, took time.Duration)
 	// Written: a transaction of origin was decided at a store time (unix
 	// milliseconds), succeeded or not, and took or would have taken so many bytes
-	// of the history. Every member is told the same, also while it replays its
+	// of the history. It is called with the same on every member, also while it replays its
 	// log.
 	Written func(origin string, millis, bytes int64)
 	// Committed: one of this leader's log entries was committed and applied.
@@ -147,7 +147,7 @@ type EventListener struct {
 	Snapshotted func(index uint64, took time.Duration)
 	// Synced: entries were written to the log and are on disk.
 	Synced func(entries int, took time.Duration)
-	// Watches is told how the watchers are served.
+	// Watches is called with how the watchers are served.
 	Watches watch.Listener
 	// Refused: another member was reached and did not take the stream. Mostly
 	// it is just stopping; or this one is no member to it, or lives in another

@@ -35,7 +35,7 @@ var _ raft.BatchingFSM = (*fsm)(nil)
 func (f *fsm) Apply(l *raft.Log) any { return f.ApplyBatch([]*raft.Log{l})[0] }
 
 // ApplyBatch implements raft.BatchingFSM. The results are nil: whoever waits
-// for a command's outcome is told by its identity.
+// for a command's outcome is recognised by its identity.
 func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 	for _, l := range logs {
 		f.applyOne(l)

@@ -202,7 +202,7 @@ func (s *Store) essential(raw []byte) bool {
 	return s.quotas.Essential(s.keyspace(), &cmd.Txn)
 }
 
-// errDiskFull is what a client is told.
+// errDiskFull is the error that clients get.
 func (s *Store) errDiskFull(leader string) error {
 	if leader == s.cfg.ID {
 		return fmt.Errorf("%w: the disk that holds %s is nearly full (%d bytes are free, %d are needed): deletes and small updates pass, the rest when there is room again",

@@ -76,8 +76,8 @@ type Store struct {
 }
 
 // Open opens the data folder and starts the member: it takes part in raft, and
-// serves once a leader is known. The first member of all is then told to
-// Bootstrap; others wait until a member adds them. Close it.
+// serves once a leader is known. The first member of all is bootstrapped then
+// (Bootstrap); others wait until a member adds them. Close it.
 func Open(cfg Config) (*Store, error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err

@@ -232,7 +232,7 @@ func single(addr netip.Addr) *netlink.Addr {
 	return &netlink.Addr{IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())}, Flags: unix.IFA_F_NODAD}
 }
 
-// tellTimes is how often neighbours are told, tellEvery apart: a frame may be
+// tellTimes is how often an address is announced, tellEvery apart: a frame may be
 // lost, and a switch may be learning.
 const (
 	tellTimes = 3
@@ -253,7 +253,7 @@ func (a *Announcer) tell(link netlink.Link, addr netip.Addr) {
 	copy(to.Addr[:], frame[:6])
 	send := func() {
 		if err := unix.Sendto(a.fd, frame, 0, to); err != nil {
-			a.cfg.Logger.Debug("neighbours were not told of an address", "address", addr.String(), "err", err)
+			a.cfg.Logger.Debug("an address could not be announced", "address", addr.String(), "err", err)
 		}
 	}
 	send()

@@ -54,7 +54,7 @@ type Config struct {
 	// port of one of them, and is not among what Ports allow, is dropped. Required.
 	Groups []uint32
 	Logger *slog.Logger // default slog.Default()
-	// Repaired is told when somebody else's change of the table was undone; see
+	// Repaired is called when somebody else's change of the table was undone; see
 	// nft.KeeperConfig.
 	Repaired func(table, what string)
 }

@@ -30,7 +30,7 @@ type Balancer struct {
 	kernel Kernel
 	log    *slog.Logger
 
-	// Repaired is told when somebody else's change of the table was undone; see
+	// Repaired is called when somebody else's change of the table was undone; see
 	// nft.KeeperConfig. Set it before the first call of another method. Default:
 	// none.
 	Repaired func(table, what string)

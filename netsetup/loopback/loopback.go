@@ -1,5 +1,5 @@
 // Package loopback gives a node addresses that are its own alone: every node
-// may have the same ones, as nobody else is told of them. A program of the node
+// may have the same ones, as they are announced nowhere. A program of the node
 // and whoever is behind one of its interfaces reach them without translation.
 package loopback
 

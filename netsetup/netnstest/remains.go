@@ -14,7 +14,7 @@ import (
 )
 
 // A namespace is pinned in a folder that is named for the process that made it
-// and for that process's start, so that one with a used pid is told apart.
+// and for that process's start, so that one with a used pid is distinguished.
 const prefix = "netnstest-"
 
 var sweep sync.Once

@@ -21,7 +21,7 @@ type TableKernel interface {
 type KeeperConfig struct {
 	Kernel TableKernel  // required
 	Logger *slog.Logger // default slog.Default()
-	// Repaired is told when somebody else's change of the table was undone, with
+	// Repaired is called when somebody else's change of the table was undone, with
 	// what it was, "the table was gone" say. It must not block. Default: none.
 	Repaired func(table, what string)
 }

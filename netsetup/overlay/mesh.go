@@ -33,7 +33,7 @@ type MeshConfig struct {
 	// Inside are the interfaces of this node's own pods, the bridge: what Encrypt
 	// lets pass by them, beside the loopback.
 	Inside []string
-	// Repaired is told when somebody else's change of the fence was undone; see
+	// Repaired is called when somebody else's change of the fence was undone; see
 	// nft.KeeperConfig.
 	Repaired func(table, what string)
 }
@@ -44,7 +44,7 @@ type MeshConfig struct {
 type Node struct {
 	Ranges []netip.Prefix
 	Addrs  []netip.Addr
-	// Key and Port are those of its WireGuard; no key: it told of none.
+	// Key and Port are those of its WireGuard; no key: it has published none.
 	Key  wireguard.Key
 	Port int
 }

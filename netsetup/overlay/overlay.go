@@ -32,7 +32,7 @@ type Route struct {
 	// Dev is the interface of a tunnel that it goes by, "" for the one that leads
 	// to Via. That of WireGuard needs no Via.
 	Dev string
-	// Refuse: nothing is sent there, and senders are told; it has no Via.
+	// Refuse: nothing is sent there, and senders get an ICMP error; it has no Via.
 	Refuse bool
 }
 

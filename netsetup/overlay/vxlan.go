@@ -36,7 +36,7 @@ func overhead(node netip.Addr) int {
 }
 
 // vxlan keeps one tunnel interface with its neighbours. Nothing in it is
-// learned: what the kernel knows of peers is what it was told here.
+// learned: what the kernel knows of peers is what was set here.
 type vxlan struct {
 	h    *netlink.Handle
 	name string

@@ -15,7 +15,7 @@ type Kernel = nft.TableKernel
 type Config struct {
 	Kernel Kernel       // required
 	Logger *slog.Logger // default slog.Default()
-	// Repaired is told when somebody else's change of the table was undone; see
+	// Repaired is called when somebody else's change of the table was undone; see
 	// nft.KeeperConfig.
 	Repaired func(table, what string)
 }

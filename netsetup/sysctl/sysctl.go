@@ -26,7 +26,7 @@ func Router() map[string]string {
 
 // Router6 is Router for packets of IPv6. Interfaces on which the machine hears
 // of routers (accept_ra 1) have to go on with it, as a router itself does not
-// unless it is told to: see KeepRouters.
+// unless it is set to: see KeepRouters.
 func Router6() map[string]string {
 	return map[string]string{"net.ipv6.conf.all.forwarding": "1"}
 }
@@ -40,7 +40,7 @@ func Host6(iface string) map[string]string {
 }
 
 // KeepRouters makes the interfaces that hear of routers do so though the machine
-// is one: without that it would lose the default route it was told of once that
+// is one: without that it would lose the default route that a router advertised once that
 // expires. A machine that passes packets of IPv6 on already is left as it is. Call
 // it before Router6 is set.
 func KeepRouters() error {

@@ -64,7 +64,7 @@ func (s State) check() error {
 	return nil
 }
 
-// Changes are what has to be told to the kernel for an interface to become what is
+// Changes are what has to be set in the kernel for an interface to become what is
 // wanted; false: nothing. A peer of which nothing changes is not touched: its
 // session goes on. Pure.
 func Changes(have wgtypes.Device, want State) (wgtypes.Config, bool) {

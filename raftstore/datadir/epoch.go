@@ -47,7 +47,7 @@ type epochOnDisk struct {
 
 // SetEpoch makes the data folder of a store that is not open, and notes its
 // epoch. It is for a folder without state: that of a first member before it
-// is told to Bootstrap, or of one that is to be added by another.
+// bootstraps, or of one that is to be added by another.
 func SetEpoch(dir string, e Epoch) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err

@@ -36,7 +36,7 @@ type Snapshots struct {
 	// Checked is true while CheckSnapshots has just read them: they are not
 	// read a second time.
 	Checked atomic.Bool
-	// Corrupt is told of one that has become damaged since then. nil: nobody is.
+	// Corrupt is called for one that has become damaged since then; may be nil.
 	// It is set before the first Open.
 	Corrupt func(error)
 	// Pack says whether a snapshot that is begun now is compressed; nil: none is.
@@ -181,7 +181,7 @@ func (s *Snapshots) Latest() (newest, older uint64, err error) {
 }
 
 // CheckSnapshots looks at the snapshots from the newest on until one is whole.
-// Damaged ones are moved aside, and found is told of each. It returns the index
+// Damaged ones are moved aside, and found is called for each. It returns the index
 // of the whole one, 0 if there is none, and what was wrong with the newest
 // damaged one.
 func CheckSnapshots(data string, found func(damage error)) (index uint64, damage error) {

@@ -31,7 +31,7 @@ type Stable struct {
 	// voteTerm is the term of a vote whose candidate raft is about to say. The
 	// two are written together. 0: there is none.
 	voteTerm uint64
-	// Failed is told of an error in writing, and the goroutine ends: raft would
+	// Failed is called with an error in writing, and the goroutine ends: raft would
 	// end the process with a stack trace. nil: the error is returned. It is set
 	// before the first write.
 	Failed func(error)

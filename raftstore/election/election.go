@@ -22,11 +22,11 @@ import (
 
 // raft elects when no heartbeat has come for HeartbeatTimeout, and waits up to
 // twice as long. That patience is for a leader that is only slow. A leader whose
-// process has ended can be told from it: its host refuses connections. And
+// process has ended can be distinguished from it: its host refuses connections. And
 // members that start together know that nobody leads. In these two cases the
 // voters agree among themselves at once, and one of them stands for election.
 // A leader that is silent, because its machine or its link is down, or frozen,
-// cannot be told from a slow one: there they wait for it, but not for as long as
+// cannot be distinguished from a slow one: there they wait for it, but not for as long as
 // raft, whose members draw times of their own and refuse each other as long as
 // one of them still waits. When a majority has heard nothing for almost
 // HeartbeatTimeout, one of them stands.
@@ -102,7 +102,7 @@ func (e *Election) AttendLeader(ctx context.Context) {
 }
 
 // isGone returns true when the leader refuses connections, and false when
-// another one leads, or when it cannot be told.
+// another one leads, or when it is not known.
 func (e *Election) isGone(ctx context.Context, leader string, changed <-chan struct{}) bool {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup

@@ -21,7 +21,7 @@ import (
 // no leader; an election takes about that long.
 const retryAfterSeconds = 1
 
-// faults says, for each way the store can fail, what a client is told. A fault
+// faults says, for each way the store can fail, what a client gets. A fault
 // after which nothing has been written carries a Retry-After, which makes
 // clients repeat the request by themselves; one with an unknown outcome must
 // not. The first match counts.

@@ -143,7 +143,7 @@ func (l *lister) fetch(read raftstore.ReadOptions, page int) (raftstore.ListResu
 	if l.opts.Recursive {
 		return l.s.list(l.ctx, l.prefix, raftstore.ListOptions{
 			ReadOptions: read, From: l.from, Limit: page,
-			NoCount: l.last != "" || !l.opts.Predicate.Empty(), // no client is told
+			NoCount: l.last != "" || !l.opts.Predicate.Empty(), // no client gets it
 		})
 	}
 	kv, rev, err := l.s.get(l.ctx, l.prefix, read)

@@ -167,7 +167,7 @@ func (s *Storage) txn(ctx context.Context, t mvcc.Txn) (mvcc.TxnResult, error) {
 // leader. (The object that a caller has cached is never newer, lacks the expiry
 // and would have to be encoded to be compared.) The comparison in
 // the transaction proves a right guess; a refusal that rests on a guess is
-// never told to the caller before the leader has confirmed it.
+// never returned to the caller before the leader has confirmed it.
 type candidate struct {
 	s           *Storage
 	key         string

@@ -103,7 +103,7 @@ var (
 	ErrInvalid = errors.New("invalid transaction")
 	// ErrExpired is returned for a command whose Basis is older than the
 	// result window: it was not applied now, and never will be; whether an
-	// earlier occurrence was cannot be told.
+	// earlier occurrence was is not known.
 	ErrExpired = errors.New("command is older than the result window")
 	// ErrForgotten is returned for a command that was applied before, when the
 	// values it replaced have left the history.

@@ -2,7 +2,7 @@ package mvcc
 
 // window remembers the outcomes of the latest transactions, so that one that
 // reaches the log twice is decided once. A failed comparison is remembered too:
-// its maker may have been told, and a later occurrence must not succeed.
+// its client may have the answer, and a later occurrence must not succeed.
 //
 // Every transaction decided after log index floor is in it.
 type window struct {

@@ -216,7 +216,7 @@ func (s *Streams) Open(ctx context.Context, id string, kind byte) (net.Conn, err
 }
 
 // greet begins a stream. Members that were removed are hung up on without a
-// word; those of another epoch are told.
+// word; those of another epoch get an answer.
 func (s *Streams) greet(conn net.Conn, id string, kind byte) error {
 	if _, err := conn.Write(appendEpoch([]byte{kind, streamVersion}, s.cfg.Epoch)); err != nil {
 		return err

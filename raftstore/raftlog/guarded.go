@@ -31,13 +31,13 @@ type Guard struct {
 	Latest func() (newest, older uint64, err error)
 	Logger *slog.Logger
 	Done   <-chan struct{} // closed when nobody wants to write any more
-	// Corrupt is told of an entry that is damaged.
+	// Corrupt is called for an entry that is damaged.
 	Corrupt func(error)
 	Synced  func(entries int, took time.Duration) // after each write; may be nil
 	Ahead   Ahead
 }
 
-// Ahead is told of entries before they are written, and after. It must not wait.
+// Ahead is called with entries before they are written, and after. It must not wait.
 type Ahead interface {
 	Send(es []*raft.Log)
 	Wrote(es []*raft.Log)

@@ -135,7 +135,7 @@ func segmentsThrough(folder, file string, snapshot uint64) (old []string, ok boo
 
 // convert copies the entries after an index into a new log of another
 // engine, and makes that one the member's. old is what opened is of. A crash at
-// any moment leaves the one or the other, whole; at is told of the moments, and
+// any moment leaves the one or the other, whole; at is called at each of the moments, and
 // stops it with an error (for tests; may be nil).
 func convert(dir string, old Record, from Log, to Engine, after uint64, logger *slog.Logger, at func(moment string) error) (r Record, err error) {
 	if at == nil {

@@ -14,7 +14,7 @@ import (
 // What it sends is an ordinary AppendEntries message without entries, of the
 // kind the leader may send at any time: the entry at index, of this very term,
 // is committed. A follower that does not hold it yet refuses; nothing else
-// comes of it but that it is told again a moment later, for as long as raft
+// comes of it but that it is sent again a moment later, for as long as raft
 // would take to tell it. The slowest follower is in that place often: the
 // others are a majority without it.
 type commitNews struct {
@@ -26,14 +26,14 @@ type commitNews struct {
 	peers  map[raft.ServerID]*notified
 }
 
-// notified is what one follower is being told.
+// notified is what one follower is being sent.
 type notified struct {
 	busy        bool
-	index, term uint64 // to be told next
+	index, term uint64 // to be sent next
 }
 
 // CommitPause is how long raft itself takes to tell an idle follower. Since it
-// is told here it can be long.
+// is sent here it can be long.
 const CommitPause = 200 * time.Millisecond
 
 // Committed tells the followers that an entry has been committed, if this member
@@ -113,7 +113,7 @@ func (n *commitNews) tell(m raft.Server, to *notified) {
 }
 
 // notifyAgain is the first pause before a follower that did not hold the entry
-// is told again: about as long as it takes to sync one.
+// is sent again: about as long as it takes to sync one.
 const notifyAgain = 500 * time.Microsecond
 
 func (n *commitNews) close() {

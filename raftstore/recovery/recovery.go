@@ -101,7 +101,7 @@ func OnlyVoter(id string) raft.Configuration {
 // Replay reads the data folder of a member that does not run: its newest
 // snapshot and its whole log, to the end. Entries that this member did not
 // know to be committed are applied too: they may have been, and a client may
-// have been told. It returns the keyspace and the term of the last entry. It
+// have been acknowledged. It returns the keyspace and the term of the last entry. It
 // changes nothing but what opening the log does: an append that a crash left
 // unfinished is cut off.
 func Replay(dir string, logger *slog.Logger) (*mvcc.Keyspace, uint64, error) {

@@ -23,7 +23,7 @@ type Options struct {
 	// MaxSpares is how many dropped segments are kept to be written over
 	// again. Default: 2.
 	MaxSpares int
-	// Logger is told when an unfinished append was cut off. Default:
+	// Logger gets a line when an unfinished append was cut off. Default:
 	// slog.Default().
 	Logger *slog.Logger
 }
@@ -368,7 +368,7 @@ func (l *Log) dropThrough(index uint64) error {
 }
 
 // Mark notes after the last entry that all before it has been synced, so that
-// damage to the last append is told from an append that a crash cut short. It
+// damage to the last append is distinguished from an append that a crash cut short. It
 // is not synced itself: the next append does that, or the kernel in time.
 func (l *Log) Mark() error {
 	l.write.Lock()

@@ -17,7 +17,7 @@ import (
 //	│ header │ entries │ mark │ leftovers │
 //
 // Up to end is synced. Beyond it lies nothing of value: a mark, zeros, or what
-// the file held in an earlier life, told apart by the salt of its records.
+// the file held in an earlier life, distinguished by the salt of its records.
 //
 // Each record holds the checksum of the one before it: what an append that was
 // torn left behind cannot become the continuation of another one.

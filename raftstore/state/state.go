@@ -28,7 +28,7 @@ type Options struct {
 	ID     string // this member's
 	Engine raftlog.Engine
 	Logger *slog.Logger
-	// Damaged is told of every damage that is found.
+	// Damaged is called for every damage that is found.
 	Damaged func(err error)
 	Now     func() time.Time
 }

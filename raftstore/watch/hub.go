@@ -37,7 +37,7 @@ const (
 	maxQueue = 2000 // events queued for one watcher before it has to catch up
 )
 
-// Listener is told of what happens in a Hub; any function may be nil. They are
+// Listener is called for what happens in a Hub; any function may be nil. They are
 // called from the hub's goroutines and must return at once.
 type Listener struct {
 	// Dispatched: changes were queued for their watchers, so long after the hub
@@ -51,11 +51,11 @@ type Listener struct {
 
 // Hub is the fan-out. The zero value is not usable: call NewHub.
 type Hub struct {
-	src  Source
-	wake chan struct{}
-	done chan struct{}
-	wg   sync.WaitGroup
-	told Listener
+	src      Source
+	wake     chan struct{}
+	done     chan struct{}
+	wg       sync.WaitGroup
+	listener Listener
 	// notified is when changes that are not dispatched yet were first heard of,
 	// unix nanoseconds; 0: there are none.
 	notified atomic.Int64
@@ -74,10 +74,10 @@ type Hub struct {
 }
 
 // NewHub starts a hub at the source's present revision.
-func NewHub(src Source, told Listener) *Hub {
+func NewHub(src Source, listener Listener) *Hub {
 	h := &Hub{
 		src:      src,
-		told:     told,
+		listener: listener,
 		wake:     make(chan struct{}, 1),
 		done:     make(chan struct{}),
 		watchers: make(map[*Watcher]struct{}),
@@ -160,8 +160,8 @@ func (h *Hub) dispatch(since int64) bool {
 			for w := range h.synced[key[:n]] {
 				if !w.push(&events[i]) {
 					h.unsync(w)
-					if h.told.FellBehind != nil {
-						h.told.FellBehind()
+					if h.listener.FellBehind != nil {
+						h.listener.FellBehind()
 					}
 				}
 				if !w.dirty {
@@ -178,8 +178,8 @@ func (h *Hub) dispatch(since int64) bool {
 		h.dirty[i] = nil
 	}
 	h.dirty = h.dirty[:0]
-	if h.told.Dispatched != nil && since > 0 {
-		h.told.Dispatched(len(events), time.Duration(time.Now().UnixNano()-since))
+	if h.listener.Dispatched != nil && since > 0 {
+		h.listener.Dispatched(len(events), time.Duration(time.Now().UnixNano()-since))
 	}
 	for w, target := range h.progress {
 		if through >= target {

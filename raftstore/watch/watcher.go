@@ -67,8 +67,8 @@ func (w *Watcher) end(err error) {
 	if !w.ended {
 		w.ended, w.err = true, err
 		close(w.stop)
-		if errors.Is(err, mvcc.ErrCompacted) && w.hub.told.Cut != nil {
-			w.hub.told.Cut()
+		if errors.Is(err, mvcc.ErrCompacted) && w.hub.listener.Cut != nil {
+			w.hub.listener.Cut()
 		}
 	}
 }

@@ -18,7 +18,7 @@ import (
 // puts the records together in their order. All have ended when it returns.
 func ReadSnapshot(src io.Reader) (*mvcc.Keyspace, error) { return ReadSnapshotOf(src, nil) }
 
-// ReadSnapshotOf is ReadSnapshot; begins is told what the snapshot says of itself
+// ReadSnapshotOf is ReadSnapshot; begins is called with what the snapshot says of itself
 // before the rest is read. It may be a lie: the chunk's checksum holds, no more.
 func ReadSnapshotOf(src io.Reader, begins func(mvcc.Header)) (*mvcc.Keyspace, error) {
 	s := snapshotReader{r: bufio.NewReaderSize(src, 256<<10)}
