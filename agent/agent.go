@@ -105,7 +105,7 @@ type Config struct {
 	// NodeIPs are the node's InternalIPs, one of each family at most, the primary
 	// first; required.
 	NodeIPs []netip.Addr
-	// NodeAddresses are told beside NodeIPs and NodeName: what others than the
+	// NodeAddresses are reported beside NodeIPs and NodeName: what others than the
 	// cluster reach the node by.
 	NodeAddresses []v1.NodeAddress
 	// Notices become events of the node when it is registered.
@@ -164,7 +164,7 @@ type Config struct {
 	// Paths is what is measured of the ways to other nodes:
 	// (*podnetwork.Network).Paths; nil: nothing. It must not block.
 	Paths func() paths.Report
-	// NodeLogs answers with the machine's logs at /logs/; nil: they are not told.
+	// NodeLogs answers with the machine's logs at /logs/; nil: they are not served.
 	NodeLogs http.Handler
 	// UnsafeSysctls may be set by pods beside the safe ones: names, or prefixes
 	// that end with "*".
@@ -464,7 +464,7 @@ func (a *Agent) newFence(leaseTime time.Duration, podDir string) *fence.Fence {
 	})
 }
 
-// absolute is the path from the root, or the path itself where that cannot be told.
+// absolute is the path from the root, or the path itself where that is not known.
 func absolute(path string) string {
 	if abs, err := filepath.Abs(path); err == nil {
 		return abs

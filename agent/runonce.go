@@ -23,7 +23,7 @@ type PodResult struct {
 }
 
 // RunOnce runs the pods of cfg's static sources to their end, tears them down
-// and returns how each ended. onEnd is told of each as it ends. It is for an
+// and returns how each ended. onEnd is called for each as it ends. It is for an
 // agent without an API; containers run on if ctx ends before they have.
 func RunOnce(ctx context.Context, cfg Config, onEnd func(PodResult)) ([]PodResult, error) {
 	once, err := static.ReadOnce(ctx, static.Config{NodeName: cfg.NodeName, Dir: cfg.StaticDir, URL: cfg.StaticURL})

@@ -1,6 +1,6 @@
 // Package agenttest has twins of what the agent works with: a runtime, an
 // image store and a network that live in memory, behave as the real ones do,
-// and can be told to fail.
+// and can be made to fail.
 package agenttest
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/clusterd/clusterd/agent/runtime"
 )
 
-// Runtime is a podmon in memory. Containers run until they are told to exit.
+// Runtime is a podmon in memory. Containers run until they are made to exit.
 // The zero value is not usable; see NewRuntime.
 type Runtime struct {
 	mu         sync.Mutex // guards all below

@@ -64,7 +64,7 @@ type Config struct {
 	Recorder events.EventRecorder
 	// Mounted says whether a path, which exists, is a mount point.
 	Mounted func(path string) (bool, error)
-	// Republish is how often drivers that ask for it are told anew of what they
+	// Republish is how often drivers that ask for it are called anew for what they
 	// have published; default 1 min.
 	Republish time.Duration
 }
@@ -137,7 +137,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	return m.drivers.watch(ctx, m.paths.registry())
 }
 
-// patience is how long a call waits for what the API has not told yet.
+// patience is how long a call waits for objects that the API has not sent yet.
 const patience = 10 * time.Second
 
 // object is the driver's CSIDriver object, or what holds for drivers without

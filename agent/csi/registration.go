@@ -47,7 +47,7 @@ type socket struct {
 	id       string // of its inode: a driver that comes back makes another
 	driver   string // which it registered, "": none yet
 	busy     bool
-	fault    string // why it did not register, as last told
+	fault    string // why it did not register, as last reported
 	ignored  bool   // it is none of a CSI driver
 	answered bool   // it has said what it is
 }
@@ -198,7 +198,7 @@ func (d *drivers) register(ctx context.Context, path string, s *socket) {
 }
 
 // meet speaks to the server of the socket. ours is false for plugins of other
-// kinds; the driver is told what became of it.
+// kinds; the driver gets the outcome.
 func (d *drivers) meet(ctx context.Context, path string) (one *driver, ours bool, err error) {
 	conn, err := dial(path)
 	if err != nil {

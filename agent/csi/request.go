@@ -84,7 +84,7 @@ func (w *wish) capability(can caps, group *int64) *spec.VolumeCapability {
 }
 
 // accessMode is the first of a volume's modes in CSI's words. Drivers that know
-// the difference are told whether one pod or the pods of one node write.
+// the difference get whether one pod or the pods of one node write.
 func accessMode(modes []v1.PersistentVolumeAccessMode, can caps) spec.VolumeCapability_AccessMode_Mode {
 	mode := v1.ReadWriteOnce
 	if len(modes) > 0 {
@@ -139,7 +139,7 @@ func mayBe(d *storagev1.CSIDriver, inline bool) error {
 	return nil
 }
 
-// podContext is what a driver that asks for it is told of the pod.
+// podContext is what a driver that asks for it gets of the pod.
 func podContext(d *storagev1.CSIDriver, pod *v1.Pod, inline bool) map[string]string {
 	if !isTrue(d.Spec.PodInfoOnMount) {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"github.com/clusterd/clusterd/apis/names"
 )
 
-// Guarded reports whether the API has been told that the pod is fenced.
+// Guarded reports whether the API knows that the pod is fenced.
 func Guarded(pod *v1.Pod) bool {
 	return slices.ContainsFunc(pod.Status.Conditions, func(c v1.PodCondition) bool {
 		return c.Type == names.SelfFencingCondition && c.Status == v1.ConditionTrue

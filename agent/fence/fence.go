@@ -49,7 +49,7 @@ type Config struct {
 	// Dirs are the folders in which a pod's volumes are mounted.
 	Dirs func(uid types.UID) []string
 	// Fail ends a pod for good because it was fenced. It must not block, and may
-	// be told of the same pod again, and of pods that are no more.
+	// be called for the same pod again, and of pods that are no more.
 	Fail     func(uid types.UID)
 	Recorder record.EventRecorder
 	// Now is CLOCK_BOOTTIME in nanoseconds; default: the kernel's.

@@ -49,7 +49,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	return nil
 }
 
-// Pin says whether GC leaves an image alone until it is told otherwise. ErrNotFound:
+// Pin says whether GC leaves an image alone until it is unpinned. ErrNotFound:
 // there is no such image.
 func (s *Store) Pin(ctx context.Context, ref string, pinned bool) error {
 	if err := ctx.Err(); err != nil {

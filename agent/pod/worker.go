@@ -18,7 +18,7 @@ import (
 	"github.com/clusterd/clusterd/agent/podstate"
 )
 
-// Deadlines of operations. A thing that takes longer is given up, told in the
+// Deadlines of operations. A thing that takes longer is given up, reported in the
 // status, and tried again after its back-off.
 const (
 	sandboxDeadline  = time.Minute
@@ -60,7 +60,7 @@ type worker struct {
 	probes          map[string]*probing            // by instance ID
 	backOffReported map[string]string              // by container: instance whose back-off has an event
 	// backedOff is, by container or "volume/" and a volume's name, the image
-	// fault whose back-off was told.
+	// fault whose back-off was reported.
 	backedOff map[string]*podstate.Fault
 	// volumePulls are the image volumes that are being pulled, by name.
 	volumePulls map[string]context.CancelFunc

@@ -92,7 +92,7 @@ func sandboxWords(reason string, err error) string {
 type warning struct{ reason, message string }
 
 // createSandbox makes network, files and pause. What it made before it failed
-// is taken back; left says that podmon may still hold the sandbox. warn is told
+// is taken back; left says that podmon may still hold the sandbox. warn is called with
 // what is not as the pod wants it.
 func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, attempt uint32, warn func(reason, message string)) (ips sandboxIPs, left bool, err error) {
 	release, err := m.slot(ctx)

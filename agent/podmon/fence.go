@@ -42,7 +42,7 @@ type fencedPod struct {
 // fenceRetry is how often what does not die is killed again.
 const fenceRetry = 50 * time.Millisecond
 
-// newFence goes on with what a former podmon of this boot was told.
+// newFence goes on with the fences that a former podmon of this boot had.
 func newFence(s *Supervisor) (*fence, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_BOOTTIME, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
 	if err != nil {

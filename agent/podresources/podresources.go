@@ -43,7 +43,7 @@ type Container struct {
 type Config struct {
 	// Socket is the path to listen at; its folder is there. Required.
 	Socket string
-	// Pods are the node's, in the order in which they are told. Required.
+	// Pods are the node's, in the order in which they are listed. Required.
 	Pods func() []Pod
 	// Known is closed once Pods knows all of them. Required.
 	Known <-chan struct{}
@@ -130,7 +130,7 @@ func (s *Server) List(ctx context.Context, _ *podresources.ListPodResourcesReque
 	}
 	out := &podresources.ListPodResourcesResponse{}
 	for _, p := range pods {
-		out.PodResources = append(out.PodResources, told(p))
+		out.PodResources = append(out.PodResources, asMessage(p))
 	}
 	return out, nil
 }
@@ -143,7 +143,7 @@ func (s *Server) Get(ctx context.Context, q *podresources.GetPodResourcesRequest
 	}
 	for _, p := range pods {
 		if p.Namespace == q.GetPodNamespace() && p.Name == q.GetPodName() {
-			return &podresources.GetPodResourcesResponse{PodResources: told(p)}, nil
+			return &podresources.GetPodResourcesResponse{PodResources: asMessage(p)}, nil
 		}
 	}
 	return nil, status.Errorf(codes.NotFound, "pod %s in namespace %s is not on this node", q.GetPodName(), q.GetPodNamespace())
@@ -154,7 +154,7 @@ func (s *Server) GetAllocatableResources(context.Context, *podresources.Allocata
 	return &podresources.AllocatableResourcesResponse{CpuIds: s.cfg.CPUs, Memory: memory(s.cfg.Memory())}, nil
 }
 
-func told(p Pod) *podresources.PodResources {
+func asMessage(p Pod) *podresources.PodResources {
 	out := &podresources.PodResources{Name: p.Name, Namespace: p.Namespace}
 	for _, c := range p.Containers {
 		out.Containers = append(out.Containers, &podresources.ContainerResources{Name: c.Name, CpuIds: c.CPUs, Memory: memory(c.Memory)})

@@ -111,7 +111,7 @@ type tarReader struct {
 
 func (t *tarReader) Close() error { return t.file.Close() }
 
-// tar opens the archive; sent is told how much of the file has been read.
+// tar opens the archive; sent is called with how much of the file has been read.
 func (a *archive) tar(sent func(n int64)) (*tarReader, error) {
 	f, err := os.Open(a.path)
 	if err != nil {

@@ -54,7 +54,7 @@ func newUserCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 	return cmd
 }
 
-// newUser is what user add is told.
+// newUser is what user add is given.
 type newUser struct {
 	name     string
 	groups   []string

@@ -283,7 +283,7 @@ func (n *agentNode) renewCert(ctx context.Context) (*x509.Certificate, error) {
 }
 
 // knows reports whether the key with that id is one of the servers' that this
-// node was told of.
+// node knows.
 func (n *agentNode) knows(id string) bool {
 	return slices.ContainsFunc(n.servers.All(), func(s join.ServerAddr) bool { return s.ID == id })
 }

@@ -25,7 +25,7 @@ import (
 // minLeaseDuration leaves some time for a renewal, and for ending pods.
 const minLeaseDuration = 4 * time.Second
 
-// Config is everything one node can be told. Defaults come first, then the
+// Config is all settings of one node. Defaults come first, then the
 // file DATA/config.yaml, then environment variables (CLUSTERD_MAX_PODS for
 // --max-pods), then flags. `clusterd init` and `clusterd join` write
 // the file, so that `clusterd run` needs no flag but --data.
@@ -304,7 +304,7 @@ func (c *Config) load(flags *pflag.FlagSet) error {
 
 // loadForReset is load for who is about to remove the node: a file that is not
 // as it should be does not keep anybody from that. What can be read of it
-// counts, as it says where cgroups and the like are; warn is told the rest.
+// counts, as it says where cgroups and the like are; warn is called with the rest.
 func (c *Config) loadForReset(flags *pflag.FlagSet, warn func(error)) error {
 	return c.loadWith(flags, func(b []byte) error {
 		whole := *c

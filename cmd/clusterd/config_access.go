@@ -50,7 +50,7 @@ type AccessConfig struct {
 	AuditLogMaxAge    int `json:"auditLogMaxAge,omitempty"`
 	AuditLogMaxBackup int `json:"auditLogMaxBackup,omitempty"`
 	AuditLogMaxSize   int `json:"auditLogMaxSize,omitempty"`
-	// AuditWebhookConfigFile is a kubeconfig of a service that is told.
+	// AuditWebhookConfigFile is a kubeconfig of a service that gets the events.
 	AuditWebhookConfigFile string `json:"auditWebhookConfigFile,omitempty"`
 }
 

@@ -21,7 +21,7 @@ type EncryptionConfig struct {
 	// through WireGuard, and nothing of it in clear. It is chosen at init, and nodes
 	// that join take it over. Another value later belongs on every node: between
 	// one that encrypts and one that does not, nothing passes. Those that join
-	// afterwards are told the leader's.
+	// afterwards get the leader's.
 	PodEncryption string `json:"podEncryption"`
 	// WireGuardKeyAge is after what time this node makes itself another key for
 	// WireGuard; 0: never. Connections go on.

@@ -72,7 +72,7 @@ func dnsAddress(services netip.Prefix) netip.Addr {
 	return tenth
 }
 
-// clusterDNS are the name servers that pods are told of, parsed.
+// clusterDNS are the name servers of pods, parsed.
 func (c *Config) clusterDNS() ([]netip.Addr, error) {
 	var out []netip.Addr
 	switch c.ClusterDNS {

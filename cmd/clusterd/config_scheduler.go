@@ -7,7 +7,7 @@ import (
 	"github.com/clusterd/clusterd/sched"
 )
 
-// scheduler reads what the scheduler is told, if there is a file.
+// scheduler reads the scheduler's configuration, if there is a file.
 func (c *Config) scheduler() (sched.SchedulerConfig, error) {
 	if c.SchedulerConfig == "" {
 		return sched.SchedulerConfig{}, nil

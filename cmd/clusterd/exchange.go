@@ -32,7 +32,7 @@ import (
 // not help to forge.
 type exchange struct {
 	main *Main
-	// told is what the log said last.
+	// told is the last line of the log.
 	reported string
 }
 

@@ -215,7 +215,7 @@ func (g *gossipKeys) adopt(ring gossipkey.Ring) error {
 	return m.members.SetKeys(ring.Keys)
 }
 
-// tell is what other servers are told. A server hands out no keys of a state that its
+// tell is what other servers get. A server hands out no keys of a state that its
 // own store has not applied: it would not know yet who was removed before that key was
 // made.
 func (g *gossipKeys) tell(ctx context.Context) (join.GossipKeys, error) {

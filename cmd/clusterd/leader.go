@@ -242,7 +242,7 @@ func (m *Main) signClient(request *x509.CertificateRequest, lifetime time.Durati
 }
 
 // loopTransport sends what a loop asks under the loop's own identity, and names
-// the loop, so that loops which share an identity can be told apart.
+// the loop, so that loops which share an identity can be distinguished.
 type loopTransport struct {
 	api *server.Server
 

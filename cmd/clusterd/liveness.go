@@ -59,7 +59,7 @@ func (p *peers) find(node string) (id string, addr netip.AddrPort, err error) {
 // of its own: exec and logs hold theirs for long, and a dead node's must not
 // be reused.
 //
-// The calls are for the user of ctx, whom the node is told; for none: for this
+// The calls are for the user of ctx, whose name the node gets; for none: for this
 // server itself.
 func (p *peers) transportTo(ctx context.Context, node string) (http.RoundTripper, *url.URL, error) {
 	var who *transport.Caller

@@ -153,7 +153,7 @@ func prepareServer(ctx context.Context, dir dataDir, id *identity, server string
 	return dir.writePeers(serverPeers(res.Servers))
 }
 
-// takeKeys makes a server's identity of what it was told as a member.
+// takeKeys makes a server's identity of what it got as a member.
 func (id *identity) takeKeys(keys *join.Keys) (err error) {
 	if id.ring, err = ringIn(keys); err != nil {
 		return err

@@ -48,7 +48,7 @@ func (s *setupEvents) record(ctx context.Context, client kubernetes.Interface, w
 		if got, err := events.Update(ctx, next, metav1.UpdateOptions{}); err == nil {
 			s.told = got
 			return nil
-		} // it is gone: it is told anew
+		} // it is gone: another is made
 	}
 	got, err := events.Create(ctx, setupEvent(s.node, failed, now), metav1.CreateOptions{})
 	if err != nil {

@@ -102,7 +102,7 @@ func quotaFolder(what string) (string, error) {
 }
 
 // vitalPrefixes begin the keys that a full store still takes: who is a member,
-// who is alive, and what a cluster needs to be told of its nodes.
+// who is alive, and what a cluster needs to know of its nodes.
 var vitalPrefixes = []string{
 	"/clusterd/",
 	kubestore.Folder(server.StoragePrefix("coordination.k8s.io", "leases"), ""),

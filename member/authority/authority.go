@@ -12,7 +12,7 @@
 // their keys if it is a server, and shows a certificate of the first of them.
 // Each step waits until every member has the one before. So each may be down,
 // or be killed, or lead or not, at any moment: nobody is asked to believe what
-// it was not told of. In between all believe both.
+// it does not know. In between all believe both.
 package authority
 
 import (
@@ -78,7 +78,7 @@ const arrivalPatience = 5 * time.Minute
 // believe the new authority by then, and get a new certificate when they come.
 const absencePatience = time.Minute
 
-// settle is how long an exchange lasts at least: pods and aggregated APIs are told
+// settle is how long an exchange lasts at least: pods and aggregated APIs get it
 // of the new authority when it begins, and it is not known when they have heard.
 const settle = 30 * time.Second
 

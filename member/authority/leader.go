@@ -24,13 +24,13 @@ type Leader struct {
 	Log  *slog.Logger
 
 	told  string    // what the log said last of who is waited for
-	poked time.Time // when agents were told last
+	poked time.Time // when agents were last asked to look
 }
 
 const (
 	// lookPeriod is how often the leader looks whether it is time for a step.
 	lookPeriod = time.Second
-	// pokePeriod is how often agents that are waited for are told so.
+	// pokePeriod is how often agents that are waited for are asked to look.
 	pokePeriod = 5 * time.Second
 )
 

@@ -44,12 +44,12 @@ type Reconciler struct {
 	Raft   Raft
 	Gossip View
 	Log    *slog.Logger
-	// Warn is told what the cluster would not survive, once for each time it
+	// Warn is called with what the cluster would not survive, once for each time it
 	// becomes so. May be nil.
 	Warn func(warning string)
 
 	health   map[string]health
-	warnings map[string]time.Time // when each came up; zero: it was told
+	warnings map[string]time.Time // when each came up; zero: it was logged
 }
 
 // health is what this leader has seen of a member.

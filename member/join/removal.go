@@ -34,11 +34,11 @@ const (
 	Restored  = "restored"  // it was restored from a copy
 )
 
-// tellFor is how long agents are told of a removed server: its certificate has
+// tellFor is how long agents are sent a removed server's id: its certificate has
 // ended then, also by clocks that differ by a day.
 const tellFor = pki.ServerLifetime + 24*time.Hour
 
-// TellAgents reports whether agents must be told at that time, because the key
+// TellAgents reports whether agents must be informed at that time, because the key
 // may still have a server's certificate.
 func (r Removal) TellAgents(now time.Time) bool {
 	return r.Role != pki.Agent && now.Sub(r.Removed) < tellFor
@@ -69,7 +69,7 @@ type Watched interface {
 }
 
 // Removals tells each of every removed key, those of the past first, until ctx
-// ends or each returns an error. A key may be told of again.
+// ends or each returns an error. A key may be reported again.
 func Removals(ctx context.Context, s Watched, each func(id string, r Removal) error) error {
 	for {
 		err := removals(ctx, s, each)

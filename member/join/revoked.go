@@ -50,7 +50,7 @@ func (r Revocation) Takes(cert *x509.Certificate) bool {
 	return cert.Subject.CommonName == r.User && !pki.SignedAt(cert).After(r.Revoked)
 }
 
-// Revoke records it. A user's certificates of until now are told from later ones by
+// Revoke records it. A user's certificates of until now are distinguished from later ones by
 // the second in which they were signed.
 func Revoke(ctx context.Context, s Store, r Revocation, now time.Time) (Revocation, error) {
 	r.Serial = strings.ToLower(strings.ReplaceAll(r.Serial, ":", ""))

@@ -70,7 +70,7 @@ func (w TokenWish) Check() error {
 }
 
 // tokenKept is how much longer than its life a token's record is kept, so that
-// a late joiner is told "expired" and not "unknown".
+// a late joiner gets "expired" and not "unknown".
 const tokenKept = 7 * 24 * time.Hour
 
 // CreateToken makes and records a token.

@@ -45,7 +45,7 @@ type change struct {
 // record go, living ones with a record come in without a vote, and votes are
 // kept at an odd number: given to those who are fit, taken from those who are
 // lost once there is another for it. wanted is how many voters the cluster was
-// told to have (0: nobody said). The leader keeps its vote.
+// set to have (0: it is not set). The leader keeps its vote.
 //
 // A lost voter is demoted before another is promoted: should that one fail in
 // between, the others are a majority of fewer.

@@ -61,28 +61,28 @@ type List struct {
 type Config struct {
 	Identity transport.Identity
 	ID       string         // this node's; spreads the nodes over the servers
-	Self     netip.AddrPort // where this node listens, told to the servers
+	Self     netip.AddrPort // where this node listens; sent to the servers
 	Known    []byte         // the list as Save was given it last
 	Save     func([]byte) error
 	// KnownRemoved are the ids of servers that were removed from the cluster, as
 	// SaveRemoved was given them last; empty: none. SaveRemoved may be nil.
 	KnownRemoved []byte
 	SaveRemoved  func([]byte) error
-	// Cut is told the id of a server that was removed: what it has open here is to
+	// Cut is called with the id of a server that was removed: what it has open here is to
 	// be closed. What this List has opened is closed already. May be nil.
 	Cut func(id string)
 	// Extra are addresses of servers that a person named, tried last.
 	Extra []netip.AddrPort
-	// Role is told what this node is by the cluster's record, with each answer of
+	// Role is called with what this node is by the cluster's record, with each answer of
 	// a server. It must not block. May be nil.
 	Role func(pki.Role)
-	// Trust is told whom this node is to believe, by servers whose key is in the
+	// Trust is called with whom this node is to believe, by servers whose key is in the
 	// list. It must not block for long. May be nil.
 	Trust func(join.TrustWord)
 	// Believes is the number of the last word on the authority that this node has;
 	// nil: it does not say.
 	Believes func() uint64
-	// Warn is told what cannot be helped here.
+	// Warn is called with what cannot be mended here.
 	Warn func(msg string, err error)
 }
 
