@@ -78,7 +78,7 @@ const arrivalPatience = 5 * time.Minute
 // believe the new authority by then, and get a new certificate when they come.
 const absencePatience = time.Minute
 
-// settle is how long an exchange lasts at least: pods and aggregated APIs get it
+// settle is how long an exchange lasts at least: pods and aggregated APIs hear
 // of the new authority when it begins, and it is not known when they have heard.
 const settle = 30 * time.Second
 
