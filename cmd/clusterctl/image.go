@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"slices"
@@ -73,6 +72,20 @@ func (c *nodeChoice) pick(ctx context.Context, a *api) (picked, notReady []strin
 		return nil, nil, fmt.Errorf("no node is Ready (%d are known); see: clusterctl get nodes", len(nodes))
 	}
 	return picked, notReady, nil
+}
+
+// open returns a client and the names of the nodes to speak to; it says which were
+// left out.
+func (c *nodeChoice) open(ctx context.Context, f cmdutil.Factory, streams genericiooptions.IOStreams) (*api, []string, error) {
+	a, err := newAPI(f)
+	if err != nil {
+		return nil, nil, err
+	}
+	nodes, notReady, err := c.pick(ctx, a)
+	if err == nil && len(notReady) > 0 {
+		fmt.Fprintf(streams.ErrOut, "Left out because not Ready: %s (use --all to try them too)\n", strings.Join(notReady, ", "))
+	}
+	return a, nodes, err
 }
 
 func listNodes(ctx context.Context, a *api) ([]corev1.Node, error) {
@@ -161,9 +174,3 @@ func (e *nodeErrors) err(what string) error {
 type partialError struct{ text string }
 
 func (e *partialError) Error() string { return e.text }
-
-func warnNotReady(w io.Writer, notReady []string) {
-	if len(notReady) > 0 {
-		fmt.Fprintf(w, "Left out because not Ready: %s (use --all to try them too)\n", strings.Join(notReady, ", "))
-	}
-}

@@ -60,15 +60,10 @@ func newImageLoadCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 }
 
 func loadImages(ctx context.Context, f cmdutil.Factory, streams genericiooptions.IOStreams, archive *archive, choice *nodeChoice) error {
-	a, err := newAPI(f)
+	a, nodes, err := choice.open(ctx, f, streams)
 	if err != nil {
 		return err
 	}
-	nodes, notReady, err := choice.pick(ctx, a)
-	if err != nil {
-		return err
-	}
-	warnNotReady(streams.ErrOut, notReady)
 	show := newProgress(streams.ErrOut, archive.name, archive.size, nodes)
 	defer show.stop()
 	report := loadReport{w: streams.Out}

@@ -62,15 +62,10 @@ func newImageListCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 }
 
 func listImages(ctx context.Context, f cmdutil.Factory, streams genericiooptions.IOStreams, choice *nodeChoice, out output) error {
-	a, err := newAPI(f)
+	a, nodes, err := choice.open(ctx, f, streams)
 	if err != nil {
 		return err
 	}
-	nodes, notReady, err := choice.pick(ctx, a)
-	if err != nil {
-		return err
-	}
-	warnNotReady(streams.ErrOut, notReady)
 	var mu sync.Mutex
 	lists := []nodeImageList{}
 	failed := onNodes(nodes, func(node string) error {

@@ -112,15 +112,10 @@ func newImagePruneCommand(f cmdutil.Factory, streams genericiooptions.IOStreams)
 
 // eachNode does something on the chosen nodes, and says of each what was done.
 func eachNode(ctx context.Context, f cmdutil.Factory, streams genericiooptions.IOStreams, choice *nodeChoice, what string, do func(ctx context.Context, a *api, node string) (string, error)) error {
-	a, err := newAPI(f)
+	a, nodes, err := choice.open(ctx, f, streams)
 	if err != nil {
 		return err
 	}
-	nodes, notReady, err := choice.pick(ctx, a)
-	if err != nil {
-		return err
-	}
-	warnNotReady(streams.ErrOut, notReady)
 	var mu sync.Mutex
 	var said []string
 	failed := onNodes(nodes, func(node string) error {

@@ -62,22 +62,13 @@ func newMembersAskingCommand(f cmdutil.Factory, streams genericiooptions.IOStrea
 			clusterctl members asking`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := out.validate(); err != nil {
-				return err
-			}
-			a, err := newAPI(f)
-			if err != nil {
-				return err
-			}
 			list := v1.AskingList{Machines: []v1.AskingMachine{}}
-			if err := a.do(cmd.Context(), http.MethodGet, pathOf("asking"), nil, &list); err != nil {
-				return fmt.Errorf("list the machines that ask to join: %w", err)
-			}
-			if len(list.Machines) == 0 && out == "" {
-				fmt.Fprintln(streams.ErrOut, "No machine waits; start one with: clusterd join ADDRESS --ask")
-				return nil
-			}
-			return out.print(streams.Out, list, func(w io.Writer) error {
+			return showList(cmd.Context(), f, streams, out, "list the machines that ask to join", pathOf("asking"), &list, func() string {
+				if len(list.Machines) == 0 {
+					return "No machine waits; start one with: clusterd join ADDRESS --ask"
+				}
+				return ""
+			}, func(w io.Writer) error {
 				var rows [][]string
 				for _, m := range list.Machines {
 					rows = append(rows, []string{m.ID, m.Name, m.Addr, m.Peer, m.Version, age(m.Since, time.Now())})

@@ -73,15 +73,10 @@ type netHealth struct {
 }
 
 func netDoctor(ctx context.Context, f cmdutil.Factory, streams genericiooptions.IOStreams, choice *nodeChoice, out output) error {
-	a, err := newAPI(f)
+	a, nodes, err := choice.open(ctx, f, streams)
 	if err != nil {
 		return err
 	}
-	nodes, notReady, err := choice.pick(ctx, a)
-	if err != nil {
-		return err
-	}
-	warnNotReady(streams.ErrOut, notReady)
 	var mu sync.Mutex
 	health := netHealth{Nodes: []paths.Report{}, Findings: []paths.Finding{}}
 	failed := onNodes(nodes, func(node string) error {

@@ -1,14 +1,18 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
 	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/cli-runtime/pkg/printers"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 	"sigs.k8s.io/yaml"
 )
 
@@ -83,4 +87,27 @@ func size(n int64) string {
 		v, unit = v/1024, unit+1
 	}
 	return fmt.Sprintf("%.1f %ciB", v, units[unit])
+}
+
+// showList reads a list from path into list, and prints it as out asks. none says in
+// the place of a table that there is nothing; "", or a nil none: print the table. what
+// is what an error says could not be done.
+func showList(ctx context.Context, f cmdutil.Factory, streams genericiooptions.IOStreams, out output, what, path string, list any, none func() string, table func(w io.Writer) error) error {
+	if err := out.validate(); err != nil {
+		return err
+	}
+	a, err := newAPI(f)
+	if err != nil {
+		return err
+	}
+	if err := a.do(ctx, http.MethodGet, path, nil, list); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	if out == "" && none != nil {
+		if text := none(); text != "" {
+			fmt.Fprintln(streams.ErrOut, text)
+			return nil
+		}
+	}
+	return out.print(streams.Out, list, table)
 }

@@ -107,22 +107,13 @@ func newTokenListCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 			clusterctl token ls`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := out.validate(); err != nil {
-				return err
-			}
-			a, err := newAPI(f)
-			if err != nil {
-				return err
-			}
 			list := v1.TokenList{Tokens: []v1.Token{}}
-			if err := a.do(cmd.Context(), http.MethodGet, pathOf("tokens"), nil, &list); err != nil {
-				return fmt.Errorf("list the tokens: %w", err)
-			}
-			if len(list.Tokens) == 0 && out == "" {
-				fmt.Fprintln(streams.ErrOut, "No tokens; create one with: clusterctl token create")
-				return nil
-			}
-			return out.print(streams.Out, list, func(w io.Writer) error { return tokenTable(w, list, time.Now()) })
+			return showList(cmd.Context(), f, streams, out, "list the tokens", pathOf("tokens"), &list, func() string {
+				if len(list.Tokens) == 0 {
+					return "No tokens; create one with: clusterctl token create"
+				}
+				return ""
+			}, func(w io.Writer) error { return tokenTable(w, list, time.Now()) })
 		},
 	}
 	cmd.Flags().StringVarP((*string)(&out), "output", "o", "", "One of: json, yaml")

@@ -83,18 +83,8 @@ func newUserRevokedCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 			clusterctl user revoked`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := out.validate(); err != nil {
-				return err
-			}
-			a, err := newAPI(f)
-			if err != nil {
-				return err
-			}
 			var list v1.RevocationList
-			if err := a.do(cmd.Context(), http.MethodGet, pathOf("revocations"), nil, &list); err != nil {
-				return err
-			}
-			return out.print(streams.Out, list, func(w io.Writer) error {
+			return showList(cmd.Context(), f, streams, out, "list what is revoked", pathOf("revocations"), &list, nil, func(w io.Writer) error {
 				var rows [][]string
 				for _, r := range list.Revocations {
 					rows = append(rows, []string{orNone(r.User), orNone(r.Serial), r.Revoked.Format(time.RFC3339), r.Ends.Format(time.RFC3339)})
