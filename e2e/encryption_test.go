@@ -175,8 +175,10 @@ func TestE2EWireGuard(t *testing.T) {
 	fetches("by address", "http://"+addr+"/")
 	fetches("by name", "http://web."+ns+"/")
 	e.answers("by the cluster address of both nodes", "http://"+svc.Spec.ClusterIP+"/", []string{near.Name, far.Name}, "web")
+	// A port of a node, asked on that node: what clients send to another node's address
+	// is theirs to encrypt.
 	for _, n := range []cluster.Node{near, far} {
-		e.answers("by a port of "+n.Name, "http://"+n.Addr.String()+":"+strconv.Itoa(int(svc.Spec.Ports[0].NodePort))+"/", []string{near.Name}, "web")
+		e.answers("by a port of "+n.Name, "http://"+n.Addr.String()+":"+strconv.Itoa(int(svc.Spec.Ports[0].NodePort))+"/", []string{n.Name}, "web")
 	}
 	from := metav1.LabelSelector{MatchLabels: map[string]string{"app": "far"}}
 	_, err := e.api.NetworkingV1().NetworkPolicies(ns).Create(t.Context(), &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: networkingv1.NetworkPolicySpec{
