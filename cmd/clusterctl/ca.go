@@ -53,18 +53,8 @@ func newCAStatusCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 			clusterctl ca status -o json | jq -r '.members[] | select(.waited) | .name'`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := out.validate(); err != nil {
-				return err
-			}
-			a, err := newAPI(f)
-			if err != nil {
-				return err
-			}
 			var status v1.AuthorityStatus
-			if err := a.do(cmd.Context(), http.MethodGet, pathOf("authority"), nil, &status); err != nil {
-				return err
-			}
-			return out.print(streams.Out, status, func(w io.Writer) error { return authorityTable(w, status, time.Now()) })
+			return show(cmd.Context(), f, streams, out, "show the authority", pathOf("authority"), &status, nil, func(w io.Writer) error { return authorityTable(w, status, time.Now()) })
 		},
 	}
 	cmd.Flags().StringVarP((*string)(&out), "output", "o", "", "One of: json, yaml")

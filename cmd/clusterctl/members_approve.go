@@ -63,7 +63,7 @@ func newMembersAskingCommand(f cmdutil.Factory, streams genericiooptions.IOStrea
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			list := v1.AskingList{Machines: []v1.AskingMachine{}}
-			return showList(cmd.Context(), f, streams, out, "list the machines that ask to join", pathOf("asking"), &list, func() string {
+			return show(cmd.Context(), f, streams, out, "list the machines that ask to join", pathOf("asking"), &list, func() string {
 				if len(list.Machines) == 0 {
 					return "No machine waits; start one with: clusterd join ADDRESS --ask"
 				}

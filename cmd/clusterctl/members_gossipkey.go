@@ -32,18 +32,8 @@ func newGossipKeyCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 			clusterctl members gossip-key -o json | jq -r '.servers[] | select(.ready | not) | .name'`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := out.validate(); err != nil {
-				return err
-			}
-			a, err := newAPI(f)
-			if err != nil {
-				return err
-			}
 			var status v1.GossipKeyStatus
-			if err := a.do(cmd.Context(), http.MethodGet, pathOf("gossip-key"), nil, &status); err != nil {
-				return err
-			}
-			return out.print(streams.Out, status, func(w io.Writer) error { return gossipKeyTable(w, status, time.Now()) })
+			return show(cmd.Context(), f, streams, out, "show the key of gossip", pathOf("gossip-key"), &status, nil, func(w io.Writer) error { return gossipKeyTable(w, status, time.Now()) })
 		},
 	}
 	cmd.Flags().StringVarP((*string)(&out), "output", "o", "", "One of: json, yaml")

@@ -89,10 +89,10 @@ func size(n int64) string {
 	return fmt.Sprintf("%.1f %ciB", v, units[unit])
 }
 
-// showList reads a list from path into list, and prints it as out asks. none says in
+// show reads what path answers with into v, and prints it as out asks. none says in
 // the place of a table that there is nothing; "", or a nil none: print the table. what
 // is what an error says could not be done.
-func showList(ctx context.Context, f cmdutil.Factory, streams genericiooptions.IOStreams, out output, what, path string, list any, none func() string, table func(w io.Writer) error) error {
+func show(ctx context.Context, f cmdutil.Factory, streams genericiooptions.IOStreams, out output, what, path string, v any, none func() string, table func(w io.Writer) error) error {
 	if err := out.validate(); err != nil {
 		return err
 	}
@@ -100,7 +100,7 @@ func showList(ctx context.Context, f cmdutil.Factory, streams genericiooptions.I
 	if err != nil {
 		return err
 	}
-	if err := a.do(ctx, http.MethodGet, path, nil, list); err != nil {
+	if err := a.do(ctx, http.MethodGet, path, nil, v); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	if out == "" && none != nil {
@@ -109,5 +109,5 @@ func showList(ctx context.Context, f cmdutil.Factory, streams genericiooptions.I
 			return nil
 		}
 	}
-	return out.print(streams.Out, list, table)
+	return out.print(streams.Out, v, table)
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -45,18 +44,8 @@ func newStoreStatusCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 			clusterctl store status --server https://n2:6443`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := out.validate(); err != nil {
-				return err
-			}
-			a, err := newAPI(f)
-			if err != nil {
-				return err
-			}
 			var raw json.RawMessage
-			if err := a.do(cmd.Context(), http.MethodGet, pathOf("store"), nil, &raw); err != nil {
-				return fmt.Errorf("state of the store: %w", err)
-			}
-			return out.print(streams.Out, raw, func(w io.Writer) error { return storeTable(w, raw) })
+			return show(cmd.Context(), f, streams, out, "state of the store", pathOf("store"), &raw, nil, func(w io.Writer) error { return storeTable(w, raw) })
 		},
 	}
 	cmd.Flags().StringVarP((*string)(&out), "output", "o", "", "One of: json, yaml")

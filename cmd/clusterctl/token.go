@@ -108,7 +108,7 @@ func newTokenListCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			list := v1.TokenList{Tokens: []v1.Token{}}
-			return showList(cmd.Context(), f, streams, out, "list the tokens", pathOf("tokens"), &list, func() string {
+			return show(cmd.Context(), f, streams, out, "list the tokens", pathOf("tokens"), &list, func() string {
 				if len(list.Tokens) == 0 {
 					return "No tokens; create one with: clusterctl token create"
 				}

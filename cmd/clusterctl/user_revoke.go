@@ -84,7 +84,7 @@ func newUserRevokedCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var list v1.RevocationList
-			return showList(cmd.Context(), f, streams, out, "list what is revoked", pathOf("revocations"), &list, nil, func(w io.Writer) error {
+			return show(cmd.Context(), f, streams, out, "list what is revoked", pathOf("revocations"), &list, nil, func(w io.Writer) error {
 				var rows [][]string
 				for _, r := range list.Revocations {
 					rows = append(rows, []string{orNone(r.User), orNone(r.Serial), r.Revoked.Format(time.RFC3339), r.Ends.Format(time.RFC3339)})
