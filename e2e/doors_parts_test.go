@@ -265,7 +265,7 @@ type deadServer struct {
 
 func newDeadServer(t *testing.T) *deadServer {
 	t.Helper()
-	const host = "10.90.0.1"
+	host := segment().Addr().Next().String()
 	ln, err := net.Listen("tcp", host+":2049")
 	if err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -38,6 +39,17 @@ const (
 	// not. How fast a step is, the benchmarks tell.
 	stalled = 30 * time.Second
 )
+
+// lane tells two runs of this package apart that go on at once: each has a bridge
+// and a segment of its own. It is empty or a digit from 1 on.
+var lane = os.Getenv("CLUSTERD_E2E_LANE")
+
+// segment is where the nodes of this run's clusters have their addresses; the next
+// one may be used too, see cluster.FarSubnet.
+func segment() netip.Prefix {
+	n, _ := strconv.Atoi(lane)
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 90, byte(2 * n), 0}), 24)
+}
 
 // env is a cluster under test, with the demo image on every node.
 type env struct {
@@ -113,7 +125,7 @@ func startBare(t *testing.T, nodes int, change ...func(*cluster.Config)) *env {
 	dir := filepath.Join(t.TempDir(), "c")
 	cfg := cluster.Config{
 		Dir: dir, Bin: bin(t), Nodes: nodes,
-		Bridge: "clusterd-e2e", Subnet: netip.MustParsePrefix("10.90.0.0/24"),
+		Bridge: "cde2e" + lane, Subnet: segment(),
 	}
 	for _, fn := range change {
 		fn(&cfg)
