@@ -159,7 +159,7 @@ func (p *peers) call(ctx context.Context, node, method, path string, in, into an
 	return json.Unmarshal(answer, into)
 }
 
-// confirm returns nil when the agent of the node answers.
+// confirm returns nil when the agent of the node answers this server.
 func (p *peers) confirm(ctx context.Context, node string) error {
 	return p.call(ctx, node, http.MethodGet, "healthz", nil, nil)
 }
@@ -175,44 +175,4 @@ func (p *peers) askAgent(ctx context.Context, node string) string {
 		return "changing"
 	}
 	return "silent"
-}
-
-// suspects is the controllers' view of gossip while this node leads.
-type suspects struct {
-	*peers
-	names chan string
-}
-
-// Suspects delivers the names of nodes that gossip calls dead, once per
-// change, and all that are dead when the leadership begins.
-func (s *suspects) Suspects() <-chan string { return s.names }
-
-// Confirm is peers.confirm.
-func (s *suspects) Confirm(ctx context.Context, node string) error { return s.confirm(ctx, node) }
-
-// run feeds the channel until ctx ends.
-func (s *suspects) run(ctx context.Context) error {
-	told := map[string]gossip.State{} // by id
-	for {
-		changed := s.members.Changed()
-		for _, m := range s.members.All() {
-			if m.State == told[m.ID] {
-				continue
-			}
-			told[m.ID] = m.State
-			if m.State == gossip.Alive {
-				continue
-			}
-			select {
-			case s.names <- m.Name:
-			case <-ctx.Done():
-				return nil
-			}
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return nil
-		}
-	}
 }

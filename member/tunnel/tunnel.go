@@ -17,6 +17,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/yamux"
@@ -64,6 +65,9 @@ type Hub struct {
 type session struct {
 	*yamux.Session
 	conn net.Conn // below it: TLS, with the agent's certificate
+
+	heard   atomic.Pointer[time.Time] // the agent's last sign of life, see Probe
+	pinging atomic.Bool
 }
 
 // NewHub returns a Hub without sessions.
@@ -92,7 +96,8 @@ func (h *Hub) Run(ctx context.Context, ln net.Listener) error {
 			h.log.Warn("an agent's connection could not be used", "node", name, "err", err)
 			continue
 		}
-		s := &session{mux, conn}
+		s := &session{Session: mux, conn: conn}
+		s.hear()
 		h.put(id, s)
 		wg.Go(func() {
 			<-s.CloseChan()

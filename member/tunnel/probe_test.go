@@ -1,0 +1,173 @@
+package tunnel
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/transport"
+)
+
+// valve holds back what arrives on connections while it is shut.
+type valve struct {
+	mu   sync.Mutex
+	open chan struct{} // closed: open
+}
+
+func newValve() *valve {
+	v := &valve{open: make(chan struct{})}
+	close(v.open)
+	return v
+}
+
+func (v *valve) set(open bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if open {
+		close(v.open)
+	} else {
+		v.open = make(chan struct{})
+	}
+}
+
+type valvedConn struct {
+	net.Conn
+	v *valve
+}
+
+func (c valvedConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.v.mu.Lock()
+	open := c.v.open
+	c.v.mu.Unlock()
+	<-open
+	return n, err
+}
+
+// probedAgent is an agent with a valve before its end of the tunnel to one server.
+func probedAgent(t *testing.T) (hub *Hub, id string, v *valve, end func()) {
+	t.Helper()
+	ca, err := pki.NewCA("test", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	n1, a1 := newMember(t, ca, "n1", pki.Server), newMember(t, ca, "a1", pki.Agent)
+	p, hub, _ := server(t, n1, "127.0.0.1:0")
+	v = newValve()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	end = sync.OnceFunc(func() { cancel(); <-done })
+	t.Cleanup(end)
+	go func() {
+		defer close(done)
+		_ = Keep(ctx, Config{
+			Servers: func() []join.ServerAddr { return []join.ServerAddr{{ID: n1.id, Name: "n1", Addr: p.Addr()}} },
+			Logger:  quiet,
+			Dial: func(ctx context.Context, s join.ServerAddr) (net.Conn, error) {
+				c, err := a1.Dial(ctx, s.Addr, s.ID, transport.Tunnel)
+				if err != nil {
+					return nil, err
+				}
+				return valvedConn{c, v}, nil
+			},
+			Serve: func(ctx context.Context, ln net.Listener) error {
+				srv := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.NotFoundHandler()}
+				stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
+				defer stop()
+				return srv.Serve(ln)
+			},
+		})
+	}()
+	ask(t, hub, a1.id)
+	return hub, a1.id, v, end
+}
+
+// named waits for a suspicion.
+func named(t *testing.T, suspects <-chan string) {
+	t.Helper()
+	select {
+	case name := <-suspects:
+		if name != "a1" {
+			t.Errorf("%q is suspected", name)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("the agent is not suspected")
+	}
+}
+
+// heardAfter waits until the agent has given a sign of life after at.
+func heardAfter(t *testing.T, hub *Hub, id string, at time.Time) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		hub.mu.Lock()
+		s := hub.sessions[id]
+		hub.mu.Unlock()
+		if s != nil && s.heard.Load().After(at) {
+			return
+		}
+	}
+	t.Fatal("the agent gave no sign of life")
+}
+
+// TestProbe: an agent whose link is silent is suspected, again when that happens
+// again, and one that has gone is.
+func TestProbe(t *testing.T) {
+	hub, id, v, end := probedAgent(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	suspects, done := make(chan string), make(chan struct{})
+	go func() { defer close(done); hub.Probe(ctx, suspects) }()
+	defer func() { cancel(); <-done }()
+
+	heardAfter(t, hub, id, time.Now()) // it answers pings
+	for range 2 {
+		v.set(false)
+		named(t, suspects)
+		at := time.Now()
+		v.set(true)
+		heardAfter(t, hub, id, at)
+	}
+	end()
+	named(t, suspects)
+}
+
+// TestProbeOnce looks at one connection at chosen times.
+func TestProbeOnce(t *testing.T) {
+	hub, id, v, end := probedAgent(t)
+	known := map[string]*probed{}
+	begin := time.Now()
+	if silent := hub.probeOnce(known, begin); len(silent) > 0 {
+		t.Errorf("suspected at once: %q", silent)
+	}
+	heardAfter(t, hub, id, begin)
+	if silent := hub.probeOnce(known, begin.Add(Silence)); len(silent) > 0 {
+		t.Errorf("suspected although it answered: %q", silent)
+	}
+	v.set(false)
+	defer v.set(true)
+	last := known[id].heard
+	if silent := hub.probeOnce(known, last.Add(Silence)); len(silent) > 0 {
+		t.Errorf("suspected before its time: %q", silent)
+	}
+	late := time.Now().Add(time.Minute) // later than any answer that was under way
+	if silent := hub.probeOnce(known, late); len(silent) != 1 || silent[0] != "a1" {
+		t.Errorf("silent for a minute: %q", silent)
+	}
+	if silent := hub.probeOnce(known, late.Add(again)); len(silent) > 0 {
+		t.Errorf("named again at once: %q", silent)
+	}
+	if silent := hub.probeOnce(known, late.Add(again+time.Millisecond)); len(silent) != 1 {
+		t.Errorf("silent for longer: %q", silent)
+	}
+	v.set(true)
+	end()
+	v.set(false) // for the deferred call
+	hub.probeOnce(known, late.Add(time.Hour))
+	if len(known) > 0 {
+		t.Errorf("%d are remembered", len(known))
+	}
+}
