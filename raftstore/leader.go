@@ -32,6 +32,17 @@ func (s *Store) Leader() string {
 	return id
 }
 
+// Answered returns when each other member last answered a heartbeat that this
+// member sent as leader, now or in an earlier term, by id. Heartbeats go out several
+// times a second.
+func (s *Store) Answered() map[string]time.Time {
+	out := map[string]time.Time{}
+	for id, at := range s.raftSide.Answered() {
+		out[string(id)] = at
+	}
+	return out
+}
+
 // LeaderCh delivers true when this member has become leader and has applied
 // everything committed before, and false when it no longer is. The values
 // alternate, beginning with true; a loss is never skipped, however slow the

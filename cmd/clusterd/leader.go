@@ -87,7 +87,7 @@ func (m *Main) reign(ctx context.Context) error {
 	if err := m.api.WaitAuthorized(ctx); err != nil {
 		return nil // the term is over
 	}
-	hints := &suspects{peers: m.peers, self: m.id.nodeID(), names: make(chan string)}
+	hints := &suspects{peers: m.peers, self: m.id.nodeID(), answered: m.store.Answered, names: make(chan string)}
 	cfg, err := m.schedConfig(hints)
 	if err != nil {
 		return err

@@ -9,11 +9,14 @@ import (
 	"time"
 
 	"github.com/clusterd/clusterd/gossip"
+	"github.com/clusterd/clusterd/member/silence"
 )
 
 const (
 	// relays is how many other servers are asked whether a node answers them.
 	relays = 2
+	// heartbeatTick is how often the answers to heartbeats are looked at.
+	heartbeatTick = 200 * time.Millisecond
 	// reachPath/NODE is what a leader asks another server: does the node answer you?
 	reachPath    = "/clusterd/v1/reach/"
 	reachTimeout = 5 * time.Second
@@ -22,13 +25,14 @@ const (
 // suspects is the controllers' view of the nodes' liveness while this node leads.
 type suspects struct {
 	*peers
-	self  string // this server's id
-	names chan string
+	self     string                      // this server's id
+	answered func() map[string]time.Time // when servers answered this leader, by id
+	names    chan string
 }
 
-// Suspects delivers the names of servers that gossip calls dead, once per change,
-// and all that are dead when the leadership begins; and those of agents that do not
-// answer on the connection that they keep to this server.
+// Suspects delivers the names of servers that gossip calls dead or that do not answer
+// this leader's heartbeats, and of agents that do not answer on the connection that
+// they keep to this server.
 func (s *suspects) Suspects() <-chan string { return s.names }
 
 // Confirm returns nil when the agent of the node answers, this server or another
@@ -68,9 +72,10 @@ func (s *suspects) others(node string) (out []string) {
 
 // run feeds the channel until ctx ends.
 func (s *suspects) run(ctx context.Context) error {
-	var probe sync.WaitGroup
-	defer probe.Wait()
-	probe.Go(func() { s.agents.Probe(ctx, s.names) })
+	var sources sync.WaitGroup
+	defer sources.Wait()
+	sources.Go(func() { s.agents.Probe(ctx, s.names) })
+	sources.Go(func() { s.heartbeats(ctx) })
 	seen := map[string]gossip.State{} // by id
 	for {
 		changed := s.members.Changed()
@@ -79,12 +84,7 @@ func (s *suspects) run(ctx context.Context) error {
 				continue
 			}
 			seen[m.ID] = m.State
-			if m.State == gossip.Alive {
-				continue
-			}
-			select {
-			case s.names <- m.Name:
-			case <-ctx.Done():
+			if m.State != gossip.Alive && !s.send(ctx, m.Name) {
 				return nil
 			}
 		}
@@ -93,6 +93,49 @@ func (s *suspects) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
+	}
+}
+
+// heartbeats suspects servers that leave the heartbeats of the store unanswered.
+func (s *suspects) heartbeats(ctx context.Context) {
+	var known silence.Tracker
+	tick := time.NewTicker(heartbeatTick)
+	defer tick.Stop()
+	last := time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now := time.Now()
+		if pause := now.Sub(last); pause > silence.After/2 {
+			known.Paused(pause)
+		}
+		last = now
+		for id, at := range s.answered() {
+			if m, ok := s.members.Get(id); ok && m.ID != s.self {
+				if !known.Knows(id) {
+					known.Heard(id, m.Name, now) // it may be of an earlier term
+				}
+				known.Heard(id, m.Name, at)
+			}
+		}
+		for _, name := range known.Suspects(now) {
+			if !s.send(ctx, name) {
+				return
+			}
+		}
+	}
+}
+
+// send reports false when ctx has ended.
+func (s *suspects) send(ctx context.Context, name string) bool {
+	select {
+	case s.names <- name:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 

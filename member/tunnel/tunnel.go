@@ -28,9 +28,9 @@ import (
 
 const (
 	// A session is asked whether it lives every keepAlive, and is given up when
-	// an answer or a write takes longer than silence.
-	keepAlive = 10 * time.Second
-	silence   = 10 * time.Second
+	// an answer or a write takes longer than answerTimeout.
+	keepAlive     = 10 * time.Second
+	answerTimeout = 10 * time.Second
 	// openTimeout is what an agent may take to accept a call.
 	openTimeout = 10 * time.Second
 	// refresh is how often the list of servers is looked at.
@@ -43,7 +43,7 @@ const (
 
 func config() *yamux.Config {
 	c := yamux.DefaultConfig()
-	c.KeepAliveInterval, c.ConnectionWriteTimeout = keepAlive, silence
+	c.KeepAliveInterval, c.ConnectionWriteTimeout = keepAlive, answerTimeout
 	c.StreamOpenTimeout, c.StreamCloseTimeout = openTimeout, time.Minute
 	c.LogOutput, c.Logger = io.Discard, nil // what ends a session is returned
 	return c
@@ -66,8 +66,11 @@ type session struct {
 	*yamux.Session
 	conn net.Conn // below it: TLS, with the agent's certificate
 
-	heard   atomic.Pointer[time.Time] // the agent's last sign of life, see Probe
-	pinging atomic.Bool
+	// Of Probe: the agent's last sign of life, whether a ping is under way, and when
+	// the next one is due (of Probe's goroutine).
+	heard    atomic.Pointer[time.Time]
+	pinging  atomic.Bool
+	nextPing time.Time
 }
 
 // NewHub returns a Hub without sessions.

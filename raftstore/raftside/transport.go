@@ -7,6 +7,7 @@ package raftside
 import (
 	"io"
 	"log/slog"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,6 +39,7 @@ type Transport struct {
 
 	mu       sync.Mutex
 	met      map[raft.ServerID]chan struct{} // closed at the next answered heartbeat
+	heard    map[raft.ServerID]time.Time     // when one was answered last
 	removed  map[raft.ServerID]bool          // nobody waits for these
 	absences int                             // how often a call had to wait
 }
@@ -68,7 +70,7 @@ func New(cfg Config) *Transport {
 			Stream: cfg.Streams, MaxPool: poolSize, Timeout: rpcTimeout, Logger: NewLogger(cfg.Logger),
 		}),
 		cfg: cfg, Gate: newGate(cfg.Lost),
-		met: make(map[raft.ServerID]chan struct{}), removed: make(map[raft.ServerID]bool),
+		met: make(map[raft.ServerID]chan struct{}), heard: make(map[raft.ServerID]time.Time), removed: make(map[raft.ServerID]bool),
 	}
 	p.commit = commitNews{p: p, peers: make(map[raft.ServerID]*notified)}
 	p.ahead = ahead{p: p, busy: make(map[raft.ServerID]bool)}
@@ -148,7 +150,16 @@ func isHeartbeat(req *raft.AppendEntriesRequest) bool {
 func (p *Transport) answered(id raft.ServerID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.heard[id] = time.Now()
 	p.release(id)
+}
+
+// Answered returns when each member answered a heartbeat of this one last, also
+// in an earlier term.
+func (p *Transport) Answered() map[raft.ServerID]time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(p.heard)
 }
 
 // SetRemoved notes that a member was removed, or that it is one again. raft
@@ -159,6 +170,7 @@ func (p *Transport) SetRemoved(id raft.ServerID, removed bool) {
 	defer p.mu.Unlock()
 	p.removed[id] = removed
 	if removed {
+		delete(p.heard, id)
 		p.release(id)
 	}
 }

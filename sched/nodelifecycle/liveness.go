@@ -19,8 +19,10 @@ type Liveness interface {
 }
 
 const (
-	// confirmTries questions, each with its own deadline, decide whether a
-	// suspected node is dead: together at most 1.5 s.
+	// confirmTries questions decide whether a suspected node is dead, each with its
+	// own deadline: together at most 1.5 s. The second follows when the first one's
+	// time is over, also if it was refused at once: a node that is started again
+	// refuses connections until it listens.
 	confirmTries   = 2
 	confirmTimeout = 750 * time.Millisecond
 	// asksInFlight bounds how many nodes are asked at once.
@@ -116,10 +118,14 @@ func (c *controller) deadNodes() (out []string) {
 func (c *controller) confirm(ctx context.Context, node string) {
 	begin := c.clock.Now()
 	var err error
-	for range confirmTries {
-		err = c.ask(ctx, node)
-		if err == nil || ctx.Err() != nil {
+	for try := range confirmTries {
+		over := time.After(confirmTimeout)
+		if err = c.ask(ctx, node); err == nil || try == confirmTries-1 {
 			break
+		}
+		select {
+		case <-over:
+		case <-ctx.Done():
 		}
 	}
 	if ctx.Err() != nil {

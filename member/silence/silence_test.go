@@ -1,0 +1,45 @@
+package silence
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+func TestTracker(t *testing.T) {
+	begin := time.Now()
+	at := func(d time.Duration) time.Time { return begin.Add(d) }
+	var tr Tracker
+	if tr.Knows("1") {
+		t.Error("knows a node that was never heard")
+	}
+	tr.Heard("1", "n1", at(0))
+	tr.Heard("2", "n2", at(0))
+	for _, step := range []struct {
+		what string
+		now  time.Duration
+		do   func()
+		want []string
+	}{
+		{"not yet", After, nil, nil},
+		{"n1 spoke, n2 did not", After + 1, func() { tr.Heard("1", "n1", at(time.Second)) }, []string{"n2"}},
+		{"not again at once", After + Again, nil, []string{"n1"}},
+		{"again", After + Again + 2, nil, []string{"n2"}},
+		{"an old sign of life changes nothing", 2*After + 2*Again, func() { tr.Heard("1", "n1", at(0)) }, []string{"n1", "n2"}},
+		{"this process stood still", 4 * Again, func() { tr.Paused(3 * Again) }, nil},
+		{"and heard nothing since", 7 * Again, nil, []string{"n1", "n2"}},
+		{"one speaks under another name", time.Hour, func() { tr.Heard("1", "m1", at(time.Hour-After-1)) }, []string{"m1"}},
+	} {
+		if step.do != nil {
+			step.do()
+		}
+		got := tr.Suspects(at(step.now))
+		slices.Sort(got)
+		if !slices.Equal(got, step.want) {
+			t.Errorf("%s: %q, want %q", step.what, got, step.want)
+		}
+	}
+	if tr.Knows("2") || !tr.Knows("1") {
+		t.Error("a node is remembered that was silent for an hour, or one forgotten that was not")
+	}
+}
