@@ -14,18 +14,7 @@ import (
 // Remove takes a name away, and with its last name the image. Removing by ID
 // takes all names. An image below a container or volume is ErrInUse.
 func (s *Store) Remove(ctx context.Context, ref string) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	full, err := Normalize(ref)
-	if err != nil {
-		return err
-	}
-	err = s.change(func(ix *index) error {
-		id, ok := s.find(full)
-		if !ok {
-			return ErrNotFound
-		}
+	return s.changeNamed(ctx, "remove", ref, func(ix *index, id, full string) error {
 		rec := ix.Images[id]
 		rec.Refs = without(rec.Refs, full)
 		rec.RepoDigests = without(rec.RepoDigests, full)
@@ -43,15 +32,22 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 		delete(ix.Images, id)
 		return nil
 	})
-	if err != nil {
-		return fmt.Errorf("remove image %s: %w", ref, err)
-	}
-	return nil
 }
 
 // Pin says whether GC leaves an image alone until it is unpinned. ErrNotFound:
 // there is no such image.
 func (s *Store) Pin(ctx context.Context, ref string, pinned bool) error {
+	return s.changeNamed(ctx, "pin", ref, func(ix *index, id, _ string) error {
+		rec := ix.Images[id]
+		rec.Pinned = pinned
+		ix.Images[id] = rec
+		return nil
+	})
+}
+
+// changeNamed changes what is known of the image that ref names: id, and full is ref as
+// it is kept. what is the change, for an error.
+func (s *Store) changeNamed(ctx context.Context, what, ref string, do func(ix *index, id, full string) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -64,13 +60,10 @@ func (s *Store) Pin(ctx context.Context, ref string, pinned bool) error {
 		if !ok {
 			return ErrNotFound
 		}
-		rec := ix.Images[id]
-		rec.Pinned = pinned
-		ix.Images[id] = rec
-		return nil
+		return do(ix, id, full)
 	})
 	if err != nil {
-		return fmt.Errorf("pin image %s: %w", ref, err)
+		return fmt.Errorf("%s image %s: %w", what, ref, err)
 	}
 	return nil
 }

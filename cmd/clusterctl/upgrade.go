@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 	"k8s.io/kubectl/pkg/util/templates"
@@ -230,18 +231,12 @@ func newUpgradeStatusCommand(f cmdutil.Factory, streams genericiooptions.IOStrea
 			clusterctl upgrade status -o json | jq -r .why`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := out.validate(); err != nil {
-				return err
-			}
-			a, err := newAPI(f)
-			if err != nil {
-				return err
-			}
 			var rollout v1.Rollout
-			if err := a.do(cmd.Context(), http.MethodGet, pathOf("upgrade"), nil, &rollout); err != nil {
-				return err
-			}
-			return out.print(streams.Out, rollout, func(w io.Writer) error {
+			return show(cmd.Context(), f, streams, out, "show the roll-out", pathOf("upgrade"), &rollout, nil, func(w io.Writer) error {
+				a, err := newAPI(f)
+				if err != nil {
+					return err
+				}
 				nodes, err := surveyUpgrade(cmd.Context(), a)
 				if err != nil {
 					fmt.Fprintln(streams.ErrOut, "Which versions run now is not known:", err)
@@ -255,14 +250,14 @@ func newUpgradeStatusCommand(f cmdutil.Factory, streams genericiooptions.IOStrea
 }
 
 func rolloutTable(w io.Writer, r v1.Rollout, nodes []upgradeNode, now time.Time) error {
-	state := r.State
+	state, quiet := r.State, r.Silence(now)
 	switch {
 	case r.State == v1.RolloutStopped:
 		state += ": " + r.Why
-	case r.GoesOn(now):
-		state += ", heard " + age(r.Updated, now) + " ago"
+	case r.GoesOn(quiet):
+		state += ", heard " + duration.HumanDuration(quiet) + " ago"
 	case r.State == v1.RolloutRunning:
-		state = "its command ended, and was heard " + age(r.Updated, now) + " ago: run clusterctl upgrade --to again"
+		state = "its command ended, and was heard " + duration.HumanDuration(quiet) + " ago: run clusterctl upgrade --to again"
 	}
 	fmt.Fprintf(w, "Release: %s\nState:   %s\n\n", r.Version, state)
 	var rows [][]string

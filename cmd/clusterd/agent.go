@@ -70,7 +70,7 @@ func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { ret
 func (m *Main) nodeCalls(agent http.Handler, program *nodeRelease) http.Handler {
 	calls := http.NewServeMux()
 	calls.Handle("/", agent)
-	calls.HandleFunc("GET "+storePath, serversOwn(func(w http.ResponseWriter, _ *http.Request) {
+	calls.HandleFunc("GET "+storePath, serversAsk(func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, http.StatusOK, m.store.Status())
 	}))
 	calls.HandleFunc("GET "+reachPath+"{node}", serversOwn(m.peers.getReach))
@@ -79,9 +79,10 @@ func (m *Main) nodeCalls(agent http.Handler, program *nodeRelease) http.Handler 
 	return calls
 }
 
-// serversOwn is for what servers ask for themselves: a user's request that was passed
-// on, to a path of his choice, is refused.
-func serversOwn(do http.HandlerFunc) http.HandlerFunc {
+// serversAsk is for what servers ask for themselves: a user's request that was passed
+// on, to a path of his choice, is refused. An older server does not say whose request it
+// is: what changes anything is serversOwn's.
+func serversAsk(do http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if who := transport.CallerFrom(r.Context()); who != nil {
 			refuse(w, http.StatusForbidden, fmt.Sprintf("user %q: only servers ask for this, for themselves", who.User))
@@ -89,6 +90,17 @@ func serversOwn(do http.HandlerFunc) http.HandlerFunc {
 		}
 		do(w, r)
 	}
+}
+
+// serversOwn is serversAsk for what only servers may do that say for whom they ask.
+func serversOwn(do http.HandlerFunc) http.HandlerFunc {
+	return serversAsk(func(w http.ResponseWriter, r *http.Request) {
+		if transport.Unsaid(r.Context()) {
+			refuse(w, http.StatusForbidden, "the server that asks runs a version that does not say for whom it asks: upgrade it first, or ask through another server")
+			return
+		}
+		do(w, r)
+	})
 }
 
 // callerOf is the user for whom a server makes a node call; nil: for itself.

@@ -193,8 +193,8 @@ func (n *agentNode) calls(agent http.Handler, program *nodeRelease) http.Handler
 	mux := http.NewServeMux()
 	program.register(mux)
 	mux.Handle("/", agent)
-	mux.HandleFunc("GET "+v1.Members, serversOwn(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }))
-	mux.HandleFunc("POST "+v1.Members, serversOwn(func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET "+v1.Members, serversAsk(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }))
+	mux.HandleFunc("POST "+v1.Members, serversAsk(func(w http.ResponseWriter, _ *http.Request) {
 		n.servers.Poke()
 		w.WriteHeader(http.StatusNoContent)
 	}))

@@ -156,11 +156,14 @@ func (a *clusterAPI) postReleaseKey(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	key, err := upgrade.Trust(r.Context(), a.store, req.Key, time.Now())
-	if err != nil {
+	switch {
+	case errors.Is(err, upgrade.ErrOtherKey):
+		refuse(w, http.StatusConflict, err.Error())
+	case err != nil:
 		fail(w, err)
-		return
+	default:
+		reply(w, http.StatusCreated, key)
 	}
-	reply(w, http.StatusCreated, key)
 }
 
 func (a *clusterAPI) deleteReleaseKey(w http.ResponseWriter, r *http.Request) {

@@ -300,9 +300,6 @@ func run(ctx context.Context, cfg Config, onReady func(context.Context, *Main) e
 	if err != nil {
 		return err
 	}
-	if err := startOnTrial(cfg, log); err != nil {
-		return err
-	}
 	defer noteStopping(ctx, cfg, log)
 	if role, err := dataDir(cfg.Data).role(); err == nil && role == pki.Agent {
 		return runAgentNode(ctx, cfg, log)

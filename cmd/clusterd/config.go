@@ -346,13 +346,9 @@ func (c *Config) loadWith(flags *pflag.FlagSet, parse func([]byte) error) error 
 			given[f.Name] = f.Value.String()
 		}
 	})
-	data, err := filepath.Abs(c.Data)
+	data, err := realData(c.Data)
 	if err != nil {
 		return err
-	}
-	// The kernel tells of mounts by their real paths.
-	if real, err := filepath.EvalSymlinks(data); err == nil {
-		data = real
 	}
 	c.Data = data
 	b, err := os.ReadFile(configPath(data))
@@ -374,6 +370,18 @@ func (c *Config) loadWith(flags *pflag.FlagSet, parse func([]byte) error) error 
 		}
 	}
 	return c.complete()
+}
+
+// realData is the path of a data folder as the kernel tells of mounts: the real one.
+func realData(data string) (string, error) {
+	data, err := filepath.Abs(data)
+	if err != nil {
+		return "", err
+	}
+	if real, err := filepath.EvalSymlinks(data); err == nil {
+		data = real
+	}
+	return data, nil
 }
 
 // fromEnvironment sets the flags of the configuration that were not given from

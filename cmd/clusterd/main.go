@@ -21,7 +21,10 @@ const exitGone = 78
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	err := rootCommand().ExecuteContext(ctx)
+	err := startOnTrial(os.Args, os.Stderr)
+	if err == nil {
+		err = rootCommand().ExecuteContext(ctx)
+	}
 	var again *restartError
 	if errors.As(err, &again) {
 		fmt.Fprintln(os.Stderr, "clusterd:", again)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/member/releases"
@@ -228,7 +230,7 @@ func (n *nodeRelease) postSwitch(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
-	trial, err := n.place.Switch(r.Context(), req.Digest, keys, releases.Trial{From: version(), Args: runArgs(n.cfg.Data), Limit: limit, UpWithin: up}, time.Now())
+	trial, err := n.place.Switch(r.Context(), req.Digest, keys, releases.Trial{From: version(), Args: runArgs(n.cfg.Data), Limit: limit, UpWithin: up}, n.guard, time.Now())
 	if err != nil {
 		n.refused(w, "the program was not exchanged", err)
 		return
@@ -237,6 +239,9 @@ func (n *nodeRelease) postSwitch(w http.ResponseWriter, r *http.Request) {
 	reply(w, http.StatusAccepted, v1.ReleaseTrial{Version: trial.Version, From: trial.From, Deadline: trial.Deadline})
 	n.restart("this node goes on with version " + trial.Version)
 }
+
+// guard starts the guard of this process.
+func (n *nodeRelease) guard() error { return n.place.SpawnGuard(os.Getpid(), n.cfg.Data) }
 
 func (n *nodeRelease) postConfirm(w http.ResponseWriter, r *http.Request) {
 	var req v1.TrialRequest
@@ -256,6 +261,10 @@ func (n *nodeRelease) postBack(w http.ResponseWriter, r *http.Request) {
 	if !decode(w, r, &req) {
 		return
 	}
+	// On its way back, too. It was started at the switch, and may have been killed.
+	if err := n.guard(); err != nil {
+		n.log.Warn("the way back is not guarded", "err", err)
+	}
 	if err := n.place.Back(req.Version, req.Why, time.Now()); err != nil {
 		n.refused(w, "the program was not taken back", err)
 		return
@@ -267,9 +276,13 @@ func (n *nodeRelease) postBack(w http.ResponseWriter, r *http.Request) {
 
 // run notes when the node is up with a version that is on trial.
 func (n *nodeRelease) run(ctx context.Context) error {
+	t, err := n.place.Trial()
+	if t != nil {
+		n.log.Info("this version is on trial", "version", t.Version, "from", t.From, "until", t.Deadline)
+	}
 	tick := time.NewTicker(upPeriod)
 	defer tick.Stop()
-	for t, err := n.place.Trial(); err == nil && t != nil && !t.Up; {
+	for err == nil && t != nil && !t.Up {
 		select {
 		case <-ctx.Done():
 			return nil
@@ -304,26 +317,60 @@ func decode(w http.ResponseWriter, r *http.Request, into any) bool {
 	return err == nil
 }
 
-// startOnTrial is the beginning of every start: the program may be on trial, or have
-// been taken back, which is a *restartError.
-func startOnTrial(cfg Config, log *slog.Logger) error {
-	place, err := releases.Here(cfg.Data)
+// startOnTrial is the beginning of every `clusterd run`, before anything is read that
+// a program on trial may not understand: its flags, variables and configuration. Where
+// that program was taken back it returns a *restartError. All is said on log, since how
+// the node logs is not known yet.
+func startOnTrial(args []string, log io.Writer) error {
+	if len(args) < 2 || args[1] != "run" {
+		return nil
+	}
+	data, err := dataOf(args[2:])
+	if err == nil {
+		data, err = realData(data)
+	}
+	if err != nil {
+		return nil // there will be no node, and the command says why
+	}
+	place, err := releases.Here(data)
 	if err != nil {
 		return err
 	}
+	return startAt(place, data, log)
+}
+
+func startAt(place releases.Place, data string, log io.Writer) error {
 	back, on, err := place.Start(version(), time.Now())
 	switch {
 	case back && err == nil:
-		return &restartError{"version " + version() + " was on trial and is taken back", cfg.Data}
+		return &restartError{"version " + version() + " was on trial and is taken back", data}
+	case errors.Is(err, fs.ErrPermission): // it needs root, which the command says
 	case err != nil:
-		log.Error("what is known of an upgrade of this node cannot be used: it runs as it is", "err", err)
+		fmt.Fprintf(log, "clusterd: what is known of an upgrade of this node cannot be used, it runs as it is: %v\n", err)
 	case on != nil:
-		log.Info("this version is on trial", "version", on.Version, "from", on.From, "until", on.Deadline)
-		if err := place.SpawnGuard(os.Getpid(), cfg.Data); err != nil {
-			log.Warn("nothing but the next start of this node can take this version back", "err", err)
+		if err := place.SpawnGuard(os.Getpid(), data); err != nil {
+			fmt.Fprintf(log, "clusterd: nothing but the next start of this node can take version %s back: %v\n", on.Version, err)
 		}
 	}
 	return nil
+}
+
+// dataOf is the data folder that a node's command line and environment name. What else
+// is there is not understood, as far as that is possible: a flag that is not known takes
+// the argument behind it for its value, unless that is a flag. It returns pflag.ErrHelp
+// for who asks for help.
+func dataOf(args []string) (string, error) {
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	flags.ParseErrorsAllowlist.UnknownFlags = true
+	flags.Usage = func() {}
+	data := flags.String("data", DefaultData, "")
+	if err := flags.Parse(args); err != nil {
+		return "", err
+	}
+	if value, set := os.LookupEnv(envName("data")); set && !flags.Changed("data") {
+		return value, nil
+	}
+	return *data, nil
 }
 
 // noteStopping is called when the node has ended: whether somebody wanted that.
@@ -348,7 +395,7 @@ func guardTrial(data string) error {
 		return err
 	}
 	t, err := place.Trial()
-	if err != nil || t == nil {
+	if err != nil || t == nil || t.Back != "" {
 		return err
 	}
 	if t.Starts > 0 { // it begins again by its own will
@@ -361,7 +408,7 @@ func guardTrial(data string) error {
 func upgradeGuardCommand() *cobra.Command {
 	var data, exe string
 	var pid int
-	var detach bool
+	var detach, ready bool
 	cmd := &cobra.Command{
 		Use:    releases.GuardCommand,
 		Short:  "Take a release back that does not work on this node",
@@ -371,8 +418,12 @@ func upgradeGuardCommand() *cobra.Command {
 			if detach {
 				return releases.Detach()
 			}
+			watching := func() {}
+			if ready {
+				watching = releases.Ready
+			}
 			place := releases.Place{Exe: exe, State: dataDir(data).path("upgrade")}
-			start, args, err := place.Guard(pid, cmd.ErrOrStderr())
+			start, args, err := place.Guard(pid, watching, cmd.ErrOrStderr())
 			if err != nil || !start {
 				return err
 			}
@@ -383,6 +434,7 @@ func upgradeGuardCommand() *cobra.Command {
 	cmd.Flags().StringVar(&exe, "exe", "", "the installed program")
 	cmd.Flags().IntVar(&pid, "pid", 0, "the node's process")
 	cmd.Flags().BoolVar(&detach, "detach", false, "go on in the background")
+	cmd.Flags().BoolVar(&ready, releases.ReadyFlag, false, "say so when it watches")
 	return cmd
 }
 

@@ -38,7 +38,7 @@ func reap(t *testing.T, c *exec.Cmd) {
 func TestSwitchAsksForTheKey(t *testing.T) {
 	p, s := staged(t, "v2")
 	for _, keys := range [][]Key{nil, {newKey(t).Public()}} {
-		_, err := p.Switch(t.Context(), s.Digest, keys, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, time.Now())
+		_, err := p.Switch(t.Context(), s.Digest, keys, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, unguarded, time.Now())
 		if !IsRefused(err) || !strings.Contains(err.Error(), "key "+stagedKey.Name()+", which is trusted no more") {
 			t.Errorf("%v", err)
 		}
@@ -68,7 +68,7 @@ func TestPlaceOfOthers(t *testing.T) {
 	if err := os.Chmod(p.dir(), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Switch(t.Context(), s.Digest, []Key{stagedKey}, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, time.Now()); !IsRefused(err) {
+	if _, err := p.Switch(t.Context(), s.Digest, []Key{stagedKey}, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, unguarded, time.Now()); !IsRefused(err) {
 		t.Errorf("a program was run from it: %v", err)
 	}
 }
@@ -108,7 +108,7 @@ func TestGuardOnAFullDisk(t *testing.T) {
 	}
 	c := node(t)
 	reap(t, c)
-	if got := ending(t, guard(p, c.Process.Pid)); got != "true [clusterd run] <nil>" {
+	if got := ending(t, guardOf(p, c.Process.Pid)); got != "true [clusterd run] <nil>" {
 		t.Error(got)
 	}
 	if tr, err := p.Trial(); tr != nil || err != nil || !same(t, p.Exe, self(t)) {
@@ -125,22 +125,58 @@ func TestGuardOnAFullDisk(t *testing.T) {
 	}
 }
 
-// A clock that is set back gives the program no more time.
+// A clock that is set gives the program no more time and no less. One that an older
+// version has begun goes by the clock and by how long it was watched.
+func TestTrialAndTheClock(t *testing.T) {
+	boot, uptime := machineTime()
+	if boot == "" || uptime <= 0 {
+		t.Fatalf("run of the kernel %q, for %s", boot, uptime)
+	}
+	now := time.Now()
+	ours := Trial{Began: now, Boot: boot, Uptime: uptime, Limit: time.Hour, UpWithin: time.Minute}
+	other, older := ours, ours
+	other.Boot, older.Boot = "another", ""
+	for _, tt := range []struct {
+		what    string
+		trial   Trial
+		now     time.Time
+		watched time.Duration
+		late    bool
+	}{
+		{"a clock set forward", ours, now.Add(24 * time.Hour), 0, false},
+		{"a clock set back", ours, now.Add(-24 * time.Hour), 0, false},
+		{"watched for too long", ours, now, 2 * time.Minute, true},
+		{"after a new start of the machine", other, now.Add(2 * time.Minute), 0, true},
+		{"after a quick one", other, now.Add(30 * time.Second), 0, false},
+		{"an older version's", older, now.Add(2 * time.Minute), 0, true},
+		{"an older version's, the clock set back", older, now.Add(-24 * time.Hour), 2 * time.Minute, true},
+	} {
+		if why := tt.trial.late(tt.now, tt.watched); (why != "") != tt.late {
+			t.Errorf("%s: late %q, want %v", tt.what, why, tt.late)
+		}
+	}
+	ours.Uptime -= 2 * time.Minute
+	if why := ours.late(now.Add(-24*time.Hour), 0); why != "it was not up within 1m0s" {
+		t.Errorf("%q", why)
+	}
+}
+
+// A trial that an older version has begun, whose clock was set back since, is over when
+// it was watched for its time.
 func TestGuardAfterTheClockWasSetBack(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", "")
 	for _, up := range []bool{false, true} {
 		p, s := staged(t, "v2")
-		if _, err := p.Switch(t.Context(), s.Digest, []Key{stagedKey}, Trial{From: "v1", Args: []string{"clusterd", "run"}, Limit: time.Second, UpWithin: time.Second}, time.Now().Add(24*time.Hour)); err != nil {
-			t.Fatal(err)
-		}
+		p.mustSwitch(t, s.Digest, 2*time.Second)
+		p.change(t, func(tr *Trial) { tr.Boot, tr.Began = "", tr.Began.Add(24*time.Hour) })
 		want := "not up within 1s"
 		if up {
 			beUp(t, p)
-			want = "not confirmed within 1s"
+			want = "not confirmed within 2s"
 		}
 		c := node(t)
 		reap(t, c)
-		if got := ending(t, guard(p, c.Process.Pid)); got != "true [clusterd run] <nil>" {
+		if got := ending(t, guardOf(p, c.Process.Pid)); got != "true [clusterd run] <nil>" {
 			t.Error(got)
 		}
 		if _, failure := p.outcome(t); !strings.Contains(failure, want) {
@@ -169,7 +205,7 @@ func TestGuardReadsAgain(t *testing.T) {
 	}
 	end := make(chan result, 1)
 	go func() {
-		start, _, err := p.Guard(c.Process.Pid, log)
+		start, _, err := p.Guard(c.Process.Pid, func() {}, log)
 		log.Close()
 		end <- result{start, err}
 	}()

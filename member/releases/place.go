@@ -35,6 +35,7 @@ import (
 //	    staged.json       Staged: written after next is whole
 //	    trial.json        Trial: the program was switched and is not confirmed
 //	    failure.json      Failure: the last switch that was taken back
+//	    stopped           the node was asked to end while it went back
 //	    lock              held while one of these changes; guard.lock by the guard
 //
 // Exe is replaced by rename alone.
@@ -171,6 +172,9 @@ func (p Place) onTrial(t *Trial) error {
 	if t == nil {
 		return nil
 	}
+	if t.Back != "" {
+		return refusedf("release %s was taken back on this node: %s", t.Version, t.Back)
+	}
 	return refusedf("release %s is on trial on this node until %s: confirm it or take it back first", t.Version, t.Deadline.Format(time.RFC3339))
 }
 
@@ -282,11 +286,26 @@ func ignoreMissing(err error) error {
 	return err
 }
 
+// rename and syncDir are durable's; they are replaced by tests of disks that fail.
+var (
+	rename  = durable.Rename
+	syncDir = durable.SyncDir
+)
+
+// notRenamed tells an error of rename that changed nothing from one that came after it:
+// the file has its new name then, and a power cut may undo that.
+func notRenamed(err error) bool {
+	var link *os.LinkError
+	return errors.As(err, &link)
+}
+
 // Switch makes the staged release with that digest the installed program, on trial
 // with what t says of it: From, Args, Limit and UpWithin. The key that it was signed
-// with has to be trusted still. The one that runs now is kept. The caller starts the
-// program anew.
-func (p Place) Switch(ctx context.Context, digest string, keys []Key, t Trial, now time.Time) (Trial, error) {
+// with has to be trusted still. The one that runs now is kept. guard is called when
+// all is ready, to start the guard of the node's process: an error of it stops the
+// switch. The caller starts the program anew. After an error the program is the one
+// that was.
+func (p Place) Switch(ctx context.Context, digest string, keys []Key, t Trial, guard func() error, now time.Time) (Trial, error) {
 	began := time.Now()
 	err := p.locked(func() error {
 		if running, err := p.Trial(); err != nil || running != nil {
@@ -317,15 +336,32 @@ func (p Place) Switch(ctx context.Context, digest string, keys []Key, t Trial, n
 		// What came before took its time, too.
 		now = now.Add(time.Since(began))
 		t.Version, t.Began, t.Deadline, t.UpBy = s.Version, now.UTC(), now.Add(t.Limit).UTC(), now.Add(t.UpWithin).UTC()
-		if err := p.write("trial.json", t); err != nil {
-			return err
-		}
-		if err := durable.Rename(p.file("next"), p.Exe); err != nil {
-			return errors.Join(fmt.Errorf("put the new program in place of %s: %w", p.Exe, err), os.Remove(p.state("trial.json")))
-		}
-		return ignoreMissing(os.Remove(p.state("staged.json")))
+		t.Boot, t.Uptime = machineTime()
+		return p.begin(t, guard, now)
 	})
 	return t, err
+}
+
+// begin writes the trial down, has it guarded and puts the new program in place.
+func (p Place) begin(t Trial, guard func() error, now time.Time) error {
+	err := p.write("trial.json", t)
+	if err == nil {
+		err = guard()
+	}
+	if err != nil {
+		return errors.Join(err, ignoreMissing(os.Remove(p.state("trial.json"))))
+	}
+	err = rename(p.file("next"), p.Exe)
+	if notRenamed(err) {
+		return errors.Join(fmt.Errorf("put the new program in place of %s: %w", p.Exe, err), os.Remove(p.state("trial.json")))
+	}
+	// What was staged is no more; a file that is left says so, as the program is gone.
+	_ = os.Remove(p.state("staged.json"))
+	if err != nil {
+		why := fmt.Sprintf("the folder of %s could not be synced after the new program was put there, so a power cut might undo that", p.Exe)
+		return errors.Join(fmt.Errorf("%s; the program before is in place again: look at the disk: %w", why, err), p.takeBack(t, why, now))
+	}
+	return nil
 }
 
 // tryVersion runs the program once, for its version: one that cannot be executed

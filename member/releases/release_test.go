@@ -299,9 +299,12 @@ func staged(t *testing.T, version string) (Place, Staged) {
 	return p, s
 }
 
+// unguarded is in the place of the start of a guard.
+func unguarded() error { return nil }
+
 func (p Place) mustSwitch(t *testing.T, digest string, limit time.Duration) {
 	t.Helper()
-	if _, err := p.Switch(t.Context(), digest, []Key{stagedKey}, Trial{From: "v1", Args: []string{"clusterd", "run"}, Limit: limit, UpWithin: limit / 2}, time.Now()); err != nil {
+	if _, err := p.Switch(t.Context(), digest, []Key{stagedKey}, Trial{From: "v1", Args: []string{"clusterd", "run"}, Limit: limit, UpWithin: limit / 2}, unguarded, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -335,14 +338,14 @@ func TestSwitchAndConfirm(t *testing.T) {
 	if err := os.WriteFile(ctl, []byte("old"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Switch(t.Context(), "0123456789abcdef", []Key{stagedKey}, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, time.Now()); !IsRefused(err) {
+	if _, err := p.Switch(t.Context(), "0123456789abcdef", []Key{stagedKey}, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, unguarded, time.Now()); !IsRefused(err) {
 		t.Errorf("another release was switched to: %v", err)
 	}
 	p.mustSwitch(t, s.Digest, time.Minute)
 	if !same(t, p.Exe, program("v2")) || !same(t, p.Previous(), self(t)) {
 		t.Error("the programs are not in their places")
 	}
-	if _, err := p.Switch(t.Context(), s.Digest, []Key{stagedKey}, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, time.Now()); !IsRefused(err) || !strings.Contains(err.Error(), "on trial") {
+	if _, err := p.Switch(t.Context(), s.Digest, []Key{stagedKey}, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, unguarded, time.Now()); !IsRefused(err) || !strings.Contains(err.Error(), "on trial") {
 		t.Errorf("a second switch: %v", err)
 	}
 	if err := p.Confirm("v3"); !IsRefused(err) {
@@ -370,7 +373,7 @@ func TestSwitchAndConfirm(t *testing.T) {
 
 func TestSwitchTriesTheProgram(t *testing.T) {
 	p, s := staged(t, "v3")
-	if _, err := p.Switch(t.Context(), s.Digest, []Key{stagedKey}, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, time.Now()); !IsRefused(err) || !strings.Contains(err.Error(), "signed as v2") {
+	if _, err := p.Switch(t.Context(), s.Digest, []Key{stagedKey}, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, unguarded, time.Now()); !IsRefused(err) || !strings.Contains(err.Error(), "signed as v2") {
 		t.Errorf("a program of another version: %v", err)
 	}
 	if !same(t, p.Exe, []byte("installed")) {
@@ -379,7 +382,7 @@ func TestSwitchTriesTheProgram(t *testing.T) {
 	if err := os.WriteFile(p.file("next"), []byte("half"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Switch(t.Context(), s.Digest, []Key{stagedKey}, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, time.Now()); !IsRefused(err) || !strings.Contains(err.Error(), "damaged") {
+	if _, err := p.Switch(t.Context(), s.Digest, []Key{stagedKey}, Trial{From: "v1", Limit: time.Minute, UpWithin: time.Minute}, unguarded, time.Now()); !IsRefused(err) || !strings.Contains(err.Error(), "damaged") {
 		t.Errorf("a damaged program: %v", err)
 	}
 	if s, err := p.Staged(); s != nil || err != nil {
@@ -416,7 +419,8 @@ func TestStart(t *testing.T) {
 			if tt.prepare != nil {
 				tt.prepare(t, p)
 			}
-			back, on, err := p.Start(tt.version, time.Now().Add(tt.after))
+			p.age(t, tt.after)
+			back, on, err := p.Start(tt.version, time.Now())
 			if err != nil || back != tt.back || (on != nil) != (tt.failure == "") {
 				t.Errorf("back %v, on trial %+v, %v", back, on, err)
 			}
@@ -428,6 +432,25 @@ func TestStart(t *testing.T) {
 				t.Errorf("taken back %v, and the program before: %v", tt.back, err)
 			}
 		})
+	}
+}
+
+// age makes a trial older than it is.
+func (p Place) age(t *testing.T, by time.Duration) {
+	t.Helper()
+	p.change(t, func(tr *Trial) { tr.Uptime -= by })
+}
+
+// change changes what is written of the trial.
+func (p Place) change(t *testing.T, do func(*Trial)) {
+	t.Helper()
+	tr, err := p.Trial()
+	if err != nil || tr == nil {
+		t.Fatal(tr, err)
+	}
+	do(tr)
+	if err := p.write("trial.json", *tr); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -457,11 +480,11 @@ func node(t *testing.T) *exec.Cmd {
 	return c
 }
 
-// guard runs one for the node; the channel has its end.
-func guard(p Place, pid int) <-chan string {
+// guardOf runs one for the node; the channel has its end.
+func guardOf(p Place, pid int) <-chan string {
 	end := make(chan string, 1)
 	go func() {
-		start, args, err := p.Guard(pid, io.Discard)
+		start, args, err := p.Guard(pid, func() {}, io.Discard)
 		end <- fmt.Sprint(start, args, err)
 	}()
 	return end
@@ -482,7 +505,7 @@ func TestGuard(t *testing.T) {
 				t.Error(err)
 			}
 		}, left, ""},
-		{"ended by itself", time.Hour, func(_ *testing.T, _ Place, c *exec.Cmd) { _ = c.Process.Kill(); _ = c.Wait() }, taken, "ended by itself"},
+		{"ended by itself", time.Hour, func(t *testing.T, p Place, c *exec.Cmd) { startOnce(t, p); _ = c.Process.Kill(); _ = c.Wait() }, taken, "ended by itself"},
 		{"stopped by somebody", time.Hour, func(t *testing.T, p Place, c *exec.Cmd) {
 			if err := p.Stopping(); err != nil {
 				t.Error(err)
@@ -505,7 +528,7 @@ func TestGuard(t *testing.T) {
 				beUp(t, p)
 			}
 			c := node(t)
-			end := guard(p, c.Process.Pid)
+			end := guardOf(p, c.Process.Pid)
 			tt.do(t, p, c)
 			select {
 			case got := <-end:
@@ -528,13 +551,14 @@ func TestGuardOfAService(t *testing.T) {
 		t.Run(env, func(t *testing.T) {
 			p, s := staged(t, "v2")
 			p.mustSwitch(t, s.Digest, time.Hour)
+			startOnce(t, p)
 			c := node(t)
 			t.Setenv("NOTIFY_SOCKET", "")
 			t.Setenv(env, fmt.Sprint(c.Process.Pid))
-			end := guard(p, c.Process.Pid)
+			end := guardOf(p, c.Process.Pid)
 			_ = c.Process.Kill()
 			_ = c.Wait()
-			if got := <-end; got != "false [clusterd run] <nil>" {
+			if got := <-end; got != "false [] <nil>" {
 				t.Error(got)
 			}
 			if _, failure := p.outcome(t); !strings.Contains(failure, "ended by itself") {
@@ -549,8 +573,8 @@ func TestGuardIsAlone(t *testing.T) {
 	p, s := staged(t, "v2")
 	p.mustSwitch(t, s.Digest, time.Hour)
 	c := node(t)
-	first := guard(p, c.Process.Pid)
-	second := guard(p, c.Process.Pid)
+	first := guardOf(p, c.Process.Pid)
+	second := guardOf(p, c.Process.Pid)
 	select {
 	case got := <-second:
 		if got != "false [] <nil>" {

@@ -6,7 +6,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/clusterd/clusterd/durable"
 )
@@ -30,18 +33,49 @@ type Trial struct {
 	Starts int `json:"starts"`
 	// Orderly: it was stopped by somebody who wanted it to stop.
 	Orderly bool `json:"orderly,omitempty"`
+	// Boot is the run of the kernel in which the trial began, and Uptime how long that
+	// had lasted: they say what has passed since, whatever the clock was set to.
+	Boot   string        `json:"boot,omitempty"`
+	Uptime time.Duration `json:"uptime,omitempty"`
+	// Back is why it was taken back, as long as that is not safe on the disk: the program
+	// before is in place again, and the folder could not be synced.
+	Back string `json:"back,omitempty"`
 }
 
 // late says why its time is over; "": it is not. It was watched for that long, which
-// counts where the machine's clock was set back since.
+// counts where nothing better than the machine's clock says what has passed.
 func (t Trial) late(now time.Time, watched time.Duration) string {
+	passed := max(t.passed(now), watched)
 	switch {
-	case !t.Up && (now.After(t.UpBy) || watched > t.UpWithin):
+	case !t.Up && passed > t.UpWithin:
 		return fmt.Sprintf("it was not up within %s", t.UpWithin)
-	case now.After(t.Deadline) || watched > t.Limit:
+	case passed > t.Limit:
 		return fmt.Sprintf("it was not confirmed within %s", t.Limit)
 	}
 	return ""
+}
+
+// passed is the time since it began. The machine's clock is asked only across a new
+// start of the machine, or for a trial that an older version has begun.
+func (t Trial) passed(now time.Time) time.Duration {
+	if boot, uptime := machineTime(); t.Boot != "" && t.Boot == boot {
+		return uptime - t.Uptime
+	}
+	return now.Sub(t.Began)
+}
+
+// machineTime names the run of the kernel and says how long it has lasted, sleep
+// included; "": that is not known.
+func machineTime() (boot string, uptime time.Duration) {
+	var ts unix.Timespec
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err == nil {
+		err = unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts)
+	}
+	if err != nil {
+		return "", 0
+	}
+	return strings.TrimSpace(string(id)), time.Duration(ts.Nano())
 }
 
 // Start is called by every start of a node, with the version of the program that
@@ -59,8 +93,15 @@ func (p Place) Start(version string, now time.Time) (back bool, on *Trial, err e
 		}
 		switch why := ""; {
 		case t.Version != version:
-			// Somebody has installed another program, or was killed while he took it back.
-			return p.over(*t, fmt.Sprintf("version %s was started instead", version), now)
+			// It was taken back, or somebody has installed another program, or was killed
+			// while he took it back.
+			if why = t.Back; why == "" {
+				why = fmt.Sprintf("version %s was started instead", version)
+			}
+			return p.over(*t, why, now)
+		case t.Back != "": // and a power cut has undone it
+			back = true
+			return p.takeBack(*t, t.Back, now)
 		case t.Starts > 0 && !t.Orderly:
 			why = "it ended by itself and nothing had taken it back"
 			fallthrough
@@ -80,10 +121,13 @@ func (p Place) Start(version string, now time.Time) (back bool, on *Trial, err e
 }
 
 // Stopping notes that the node ends because it was asked to: that it ends says
-// nothing of the program on trial.
+// nothing of the program on trial, and the guard of a way back does not start it.
 func (p Place) Stopping() error {
 	if _, err := os.Stat(p.state("trial.json")); errors.Is(err, fs.ErrNotExist) {
-		return nil
+		if !p.hasGuard() {
+			return nil
+		}
+		return p.write(stoppedFile, struct{}{})
 	}
 	return p.locked(func() error {
 		t, err := p.Trial()
@@ -145,22 +189,40 @@ func (p Place) Back(version, why string, now time.Time) error {
 		if t == nil || t.Version != version {
 			return refusedf("version %s is not on trial on this node", version)
 		}
+		if t.Back != "" { // what is left of it is to make it safe on the disk
+			return p.over(*t, t.Back, now)
+		}
 		return p.takeBack(*t, why, now)
 	})
 }
 
 // takeBack puts the program before in place again. The lock is held. Killed in the
-// middle, it is done again, or ended by the start of the program before.
+// middle, it is done again, or ended by the start of the program before. Where the
+// folder cannot be synced the node goes back all the same, and the trial is kept until
+// that is safe: a power cut may put the program on trial in place again.
 func (p Place) takeBack(t Trial, why string, now time.Time) error {
-	if err := durable.Rename(p.Previous(), p.Exe); err != nil {
+	err := rename(p.Previous(), p.Exe)
+	if notRenamed(err) {
 		return fmt.Errorf("put the program of %s in place again: %w", t.From, err)
 	}
-	return p.over(t, why, now)
+	if err == nil {
+		return p.over(t, why, now)
+	}
+	t.Back = fmt.Sprintf("%s (%s is the program of %s again, but its folder could not be synced: %v; look at the disk, then start clusterd again)", why, p.Exe, t.From, err)
+	_ = p.write("failure.json", Failure{Version: t.Version, Why: t.Back, At: now.UTC()})
+	// Without this note the program before ends the trial when it starts, for another reason.
+	_ = p.write("trial.json", t)
+	return nil
 }
 
 // over ends a trial that has failed. The reason is noted if it can be: on a full disk,
 // which the program on trial may have filled, the node goes back all the same.
 func (p Place) over(t Trial, why string, now time.Time) error {
+	if t.Back != "" {
+		if err := syncDir(filepath.Dir(p.Exe)); err != nil {
+			return fmt.Errorf("release %s was taken back, but the folder of %s cannot be synced: look at the disk, then start clusterd again: %w", t.Version, p.Exe, err)
+		}
+	}
 	_ = p.write("failure.json", Failure{Version: t.Version, Why: why, At: now.UTC()})
 	return errors.Join(os.Remove(p.state("trial.json")), durable.SyncDir(p.State))
 }

@@ -131,7 +131,7 @@ func broken(err error) error { return fmt.Errorf("for whom a node call is: %v", 
 type callKey struct{}
 
 // CallerFrom is the user for whom the request is; nil: the server that sends it asks
-// for itself, or is of a version that does not say.
+// for itself, or is of a version that does not say, see Unsaid.
 func CallerFrom(ctx context.Context) *Caller {
 	c, ok := ctx.Value(callKey{}).(*callConn)
 	if !ok {
@@ -140,6 +140,17 @@ func CallerFrom(ctx context.Context) *Caller {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.caller
+}
+
+// Unsaid reports whether the request came over the former name of a protocol: servers
+// that speak it do not say for whom a call is, be it themselves or any user of theirs.
+func Unsaid(ctx context.Context) bool {
+	c, ok := ctx.Value(callKey{}).(*callConn)
+	if !ok {
+		return false
+	}
+	spoken := Spoken(c)
+	return present(spoken) != spoken
 }
 
 // Spoken is the protocol of a connection that Dial returned, or that runs over one.

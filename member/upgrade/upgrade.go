@@ -31,7 +31,12 @@ var ErrNone = errors.New("there is none")
 // ErrUnderWay is returned when another roll-out goes on.
 var ErrUnderWay = errors.New("another roll-out goes on")
 
-// Trust records a key that releases may be signed with. It may be trusted already.
+// ErrOtherKey is returned when another key is trusted under the id of one that is to be.
+var ErrOtherKey = errors.New("another key is trusted under that id")
+
+// Trust records a key that releases may be signed with. It may be trusted already, and
+// stays as it is then. Another key of its id is ErrOtherKey: an id is chosen by whoever
+// makes a key, and says nothing of it.
 func Trust(ctx context.Context, s join.Store, text string, now time.Time) (v1.ReleaseKey, error) {
 	k, err := releases.ParseKey(text)
 	if err != nil {
@@ -42,9 +47,30 @@ func Trust(ctx context.Context, s join.Store, text string, now time.Time) (v1.Re
 	if err != nil {
 		return rec, err
 	}
-	_, err = s.Txn(ctx, mvcc.Txn{Origin: origin, Ops: []mvcc.Op{{Type: mvcc.OpPut, Key: keysPrefix + rec.ID, Value: b}}})
+	kv, _, err := s.Get(ctx, keysPrefix+rec.ID, raftstore.ReadOptions{})
+	if err != nil {
+		return rec, fmt.Errorf("read the key of releases: %w", err)
+	}
+	if kv != nil {
+		var old v1.ReleaseKey
+		if err := json.Unmarshal(kv.Value, &old); err != nil {
+			return rec, fmt.Errorf("%s: %w", kv.Key, err)
+		}
+		if old.Key == rec.Key {
+			return old, nil
+		}
+		return rec, fmt.Errorf("key %s: %w, since %s: if it is to take that one's place, take that away first with `clusterctl upgrade distrust %s`; if not, find out who has made a key of the same id", rec.ID, ErrOtherKey, old.Since.Format(time.RFC3339), rec.ID)
+	}
+	res, err := s.Txn(ctx, mvcc.Txn{
+		Origin:   origin,
+		Compares: []mvcc.Compare{{Key: keysPrefix + rec.ID}}, // there is none still
+		Ops:      []mvcc.Op{{Type: mvcc.OpPut, Key: keysPrefix + rec.ID, Value: b}},
+	})
 	if err != nil {
 		return rec, fmt.Errorf("record the key of releases: %w", err)
+	}
+	if !res.Succeeded { // somebody has just added one of that id
+		return Trust(ctx, s, text, now)
 	}
 	return rec, nil
 }
@@ -91,13 +117,33 @@ func Parse(lines []string) ([]releases.Key, error) {
 	return keys, nil
 }
 
-// Get is the last roll-out; ErrNone: there was none.
-func Get(ctx context.Context, s join.Store) (v1.Rollout, error) {
+// Store is what roll-outs are kept in. Time is store time, which the machines' clocks
+// do not move.
+type Store interface {
+	join.Store
+	Time() time.Time
+}
+
+// Get is the last roll-out, and for how long nothing was heard of its command; ErrNone:
+// there was none.
+func Get(ctx context.Context, s Store) (v1.Rollout, error) {
 	r, _, err := get(ctx, s)
+	if err == nil {
+		r.HeardAgo = silence(s, r).String()
+	}
 	return r, err
 }
 
-func get(ctx context.Context, s join.Store) (r v1.Rollout, revision int64, err error) {
+// silence is for how long nothing was heard of a roll-out's command. A record of a
+// version that did not note store time is judged by its wall clock.
+func silence(s Store, r v1.Rollout) time.Duration {
+	if r.Heard.IsZero() {
+		return time.Since(r.Updated)
+	}
+	return max(0, s.Time().Sub(r.Heard))
+}
+
+func get(ctx context.Context, s Store) (r v1.Rollout, revision int64, err error) {
 	kv, _, err := s.Get(ctx, rolloutKey, raftstore.ReadOptions{})
 	switch {
 	case err != nil:
@@ -112,16 +158,17 @@ func get(ctx context.Context, s join.Store) (r v1.Rollout, revision int64, err e
 }
 
 // Put records how far a roll-out is, unless another command's goes on, which has said
-// so within v1.RolloutSilence. The time of the record is now.
-func Put(ctx context.Context, s join.Store, r v1.Rollout, now time.Time) (v1.Rollout, error) {
+// so within v1.RolloutSilence of store time: whatever server was asked, and whatever its
+// clock is set to. now is what people see as the time of the record.
+func Put(ctx context.Context, s Store, r v1.Rollout, now time.Time) (v1.Rollout, error) {
 	old, revision, err := get(ctx, s)
 	if err != nil && !errors.Is(err, ErrNone) {
 		return r, err
 	}
-	if old.ID != r.ID && old.GoesOn(now) {
-		return r, fmt.Errorf("%w: to %s, by another command that was heard %s ago; see `clusterctl upgrade status`", ErrUnderWay, old.Version, now.Sub(old.Updated).Round(time.Second))
+	if quiet := silence(s, old); old.ID != r.ID && old.GoesOn(quiet) {
+		return r, fmt.Errorf("%w: to %s, by another command that was heard %s ago; see `clusterctl upgrade status`", ErrUnderWay, old.Version, quiet.Round(time.Second))
 	}
-	r.Updated = now.UTC()
+	r.Updated, r.Heard, r.HeardAgo = now.UTC(), s.Time().UTC(), ""
 	b, err := json.Marshal(r)
 	if err != nil {
 		return r, err

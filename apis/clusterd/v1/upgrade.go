@@ -96,18 +96,31 @@ const RolloutSilence = 40 * time.Second
 
 // Rollout is a release on its way over the cluster.
 type Rollout struct {
-	ID      string        `json:"id"` // of the command that runs it
-	Version string        `json:"version"`
-	State   string        `json:"state"`
-	Why     string        `json:"why,omitempty"` // it stopped
-	Began   time.Time     `json:"began"`
-	Updated time.Time     `json:"updated"`
-	Nodes   []RolloutNode `json:"nodes"`
+	ID      string    `json:"id"` // of the command that runs it
+	Version string    `json:"version"`
+	State   string    `json:"state"`
+	Why     string    `json:"why,omitempty"` // it stopped
+	Began   time.Time `json:"began"`
+	Updated time.Time `json:"updated"`
+	// Heard is when its command was heard last, in store time. HeardAgo is how long ago
+	// that is, in answers alone.
+	Heard    time.Time     `json:"heard,omitzero"`
+	HeardAgo string        `json:"heardAgo,omitempty"`
+	Nodes    []RolloutNode `json:"nodes"`
 }
 
-// GoesOn reports whether its command was heard lately.
-func (r Rollout) GoesOn(now time.Time) bool {
-	return r.State == RolloutRunning && now.Sub(r.Updated) < RolloutSilence
+// GoesOn reports whether its command lives, of which nothing was heard for that long.
+func (r Rollout) GoesOn(silence time.Duration) bool {
+	return r.State == RolloutRunning && silence < RolloutSilence
+}
+
+// Silence is for how long nothing was heard of its command, as the server said that
+// answered; an older one leaves that to the clocks.
+func (r Rollout) Silence(now time.Time) time.Duration {
+	if ago, err := time.ParseDuration(r.HeardAgo); err == nil {
+		return ago
+	}
+	return now.Sub(r.Updated)
 }
 
 // RolloutNode is one node of a Rollout, in its order.
