@@ -73,7 +73,7 @@ func (m *Main) nodeCalls(agent http.Handler, program *nodeRelease) http.Handler 
 	calls.HandleFunc("GET "+storePath, serversAsk(func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, http.StatusOK, m.store.Status())
 	}))
-	calls.HandleFunc("GET "+reachPath+"{node}", serversOwn(m.peers.getReach))
+	calls.HandleFunc("GET "+reachPath+"{node}", serversAsk(m.peers.getReach))
 	program.register(calls)
 	calls.HandleFunc("POST "+recoveryPath, serversOwn(m.clusterAPI.postRecoveryOrder))
 	return calls
