@@ -44,7 +44,7 @@ func TestE2EDoors(t *testing.T) {
 	e.ready(2)
 	n1, a1 := e.Nodes()[0], e.Nodes()[1]
 	ns := e.namespace("doors")
-	out := newOutside(t, "gates."+ns+".svc", "localhost")
+	out := newOutside(t, "gates."+ns+".svc", "metrics."+ns+".svc", "localhost")
 	provider := out.newIssuer(e, "n1")
 	config := fmt.Sprintf("apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\njwt:\n"+
 		"- issuer: {url: %q, audiences: [doors], certificateAuthority: %q}\n"+
@@ -80,6 +80,7 @@ func TestE2EDoors(t *testing.T) {
 		features.Shows(t, 54)
 		e.showTokensStay(t, ns, out, token, n1)
 	})
+	t.Run("metrics of another", func(t *testing.T) { e.showCustomMetrics(t, ns, out, n1) })
 	t.Run("the parts of a node", func(t *testing.T) {
 		features.Shows(t, 47)
 		e.showParts(t, ns)
@@ -186,18 +187,7 @@ func (e *env) showAggregation(t *testing.T, ns string, out *outside, n cluster.N
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.ctlIn(fmt.Sprintf(`apiVersion: v1
-kind: Service
-metadata: {name: gates, namespace: %[1]s}
-spec: {ports: [{port: 443, targetPort: %[2]d}]}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: gates-1, namespace: %[1]s, labels: {kubernetes.io/service-name: gates}}
-addressType: IPv4
-endpoints: [{addresses: [%[3]s], conditions: {ready: true}}]
-ports: [{name: "", port: %[2]d, protocol: TCP}]
----
+	e.ctlIn(serviceOf("gates", ns, n, port)+fmt.Sprintf(`---
 apiVersion: apiregistration.k8s.io/v1
 kind: APIService
 metadata: {name: v1.doors.example.com}
@@ -206,15 +196,10 @@ spec:
   version: v1
   groupPriorityMinimum: 1000
   versionPriority: 10
-  service: {name: gates, namespace: %[1]s}
-  caBundle: %[4]s
-`, ns, port, n.Addr, ca), "apply", "-f", "-")
-	e.eventually("the API is available", func(context.Context) error {
-		if got := e.ctl("get", "apiservice", "v1.doors.example.com", "-o", `jsonpath={.status.conditions[?(@.type=="Available")].status}`); got != "True" {
-			return errors.New(e.ctl("get", "apiservice", "v1.doors.example.com", "-o", "jsonpath={.status.conditions}"))
-		}
-		return nil
-	})
+  service: {name: gates, namespace: %s}
+  caBundle: %s
+`, ns, ca), "apply", "-f", "-")
+	e.apiAvailable("v1.doors.example.com")
 	for _, prog := range kubectls() {
 		e.eventually("it is listed", func(context.Context) error {
 			list, errs, code := e.run(prog, "", "api-resources", "--api-group=doors.example.com", "--no-headers")
@@ -233,6 +218,33 @@ spec:
 	if asked := out.requests("/apis/doors.example.com/v1/gates"); len(asked) == 0 {
 		t.Error("it was asked for nothing")
 	}
+}
+
+// serviceOf is a Service in front of a port of a node, which no pod serves.
+func serviceOf(name, ns string, n cluster.Node, port uint16) string {
+	return fmt.Sprintf(`apiVersion: v1
+kind: Service
+metadata: {name: %[1]s, namespace: %[2]s}
+spec: {ports: [{port: 443, targetPort: %[3]d}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: %[1]s-1, namespace: %[2]s, labels: {kubernetes.io/service-name: %[1]s}}
+addressType: IPv4
+endpoints: [{addresses: [%[4]s], conditions: {ready: true}}]
+ports: [{name: "", port: %[3]d, protocol: TCP}]
+`, name, ns, port, n.Addr)
+}
+
+// apiAvailable waits until an aggregated API is.
+func (e *env) apiAvailable(name string) {
+	e.t.Helper()
+	e.eventually("the API "+name+" is available", func(context.Context) error {
+		if got := e.ctl("get", "apiservice", name, "-o", `jsonpath={.status.conditions[?(@.type=="Available")].status}`); got != "True" {
+			return errors.New(e.ctl("get", "apiservice", name, "-o", "jsonpath={.status.conditions}"))
+		}
+		return nil
+	})
 }
 
 // showTokensStay sends a token to the API, to an API behind it, and by what a

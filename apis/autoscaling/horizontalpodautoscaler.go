@@ -56,7 +56,6 @@ func HorizontalPodAutoscaler() kind.Kind {
 			errs := apivalidation.ValidateObjectMetaUpdate(&a.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
 			return append(errs, validateSpec(&a.Spec, field.NewPath("spec"))...)
 		},
-		Warnings: warnings,
 
 		Columns: []metav1.TableColumnDefinition{
 			cells.Name,
@@ -155,17 +154,6 @@ func utilization(percent int32) autoscalingv2.MetricSpec {
 	}
 }
 
-func warnings(a *hpa) []string {
-	var out []string
-	for i, m := range a.Spec.Metrics {
-		switch m.Type {
-		case autoscalingv2.PodsMetricSourceType, autoscalingv2.ObjectMetricSourceType, autoscalingv2.ExternalMetricSourceType:
-			out = append(out, fmt.Sprintf("spec.metrics[%d]: clusterd does not read metrics of type %s yet; use Resource or ContainerResource", i, m.Type))
-		}
-	}
-	return out
-}
-
 // shown is how many metrics the table tells.
 const shown = 2
 
@@ -206,10 +194,19 @@ func pair(m autoscalingv2.MetricSpec, s autoscalingv2.MetricStatus) string {
 		}
 		return string(m.ContainerResource.Name) + ": " + compared(now, m.ContainerResource.Target)
 	case m.Pods != nil:
+		if s.Pods != nil {
+			now = s.Pods.Current
+		}
 		return compared(now, m.Pods.Target)
 	case m.Object != nil:
+		if s.Object != nil {
+			now = s.Object.Current
+		}
 		return compared(now, m.Object.Target)
 	case m.External != nil:
+		if s.External != nil {
+			now = s.External.Current
+		}
 		return compared(now, m.External.Target)
 	}
 	return "<unknown type>"

@@ -83,15 +83,30 @@ func TestUpdates(t *testing.T) {
 	}
 }
 
-func TestWarnsOfWhatIsNotRead(t *testing.T) {
+// TestTargets: the column shows what is known of each type of metric.
+func TestTargets(t *testing.T) {
+	quantity := func(s string) *resource.Quantity { return ptr.To(resource.MustParse(s)) }
+	each := autoscalingv2.MetricTarget{Type: "AverageValue", AverageValue: quantity("2")}
 	a := scaler(func(s *autoscalingv2.HorizontalPodAutoscalerSpec) {
-		s.Metrics = []autoscalingv2.MetricSpec{{Type: "External", External: &autoscalingv2.ExternalMetricSource{}}}
+		s.Metrics = []autoscalingv2.MetricSpec{
+			{Type: "Pods", Pods: &autoscalingv2.PodsMetricSource{Target: each}},
+			{Type: "Object", Object: &autoscalingv2.ObjectMetricSource{Target: autoscalingv2.MetricTarget{Type: "Value", Value: quantity("9")}}},
+		}
 	})
-	if got := warnings(a); len(got) != 1 {
-		t.Errorf("warnings %q, want one", got)
+	if got := targets(a); got != "<unknown>/2, <unknown>/9" {
+		t.Errorf("before anything is known: %q", got)
 	}
-	if got := warnings(scaler(nil)); len(got) != 0 {
-		t.Errorf("warnings %q, want none", got)
+	a.Status.CurrentMetrics = []autoscalingv2.MetricStatus{
+		{Type: "Pods", Pods: &autoscalingv2.PodsMetricStatus{Current: autoscalingv2.MetricValueStatus{AverageValue: quantity("1500m")}}},
+		{Type: "Object", Object: &autoscalingv2.ObjectMetricStatus{Current: autoscalingv2.MetricValueStatus{Value: quantity("7")}}},
+	}
+	if got := targets(a); got != "1500m/2, 7/9" {
+		t.Errorf("got %q", got)
+	}
+	a.Spec.Metrics = []autoscalingv2.MetricSpec{{Type: "External", External: &autoscalingv2.ExternalMetricSource{Target: each}}}
+	a.Status.CurrentMetrics = []autoscalingv2.MetricStatus{{Type: "External", External: &autoscalingv2.ExternalMetricStatus{Current: autoscalingv2.MetricValueStatus{AverageValue: quantity("1")}}}}
+	if got := targets(a); got != "1/2" {
+		t.Errorf("got %q", got)
 	}
 }
 

@@ -1,13 +1,12 @@
 // Package hpa scales what HorizontalPodAutoscalers point at to the number of
-// replicas at which each uses as much as its target says. It reads what pods
-// use from metrics.k8s.io every fifteen seconds and writes scale subresources.
+// replicas at which each uses as much as its target says. Every fifteen seconds it
+// reads metrics.k8s.io, custom.metrics.k8s.io and external.metrics.k8s.io, as far as
+// the metrics of an autoscaler are there, and writes scale subresources.
 package hpa
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"net/url"
 	"sync"
 	"time"
 
@@ -28,7 +27,6 @@ import (
 	"k8s.io/client-go/restmapper"
 	"k8s.io/client-go/scale"
 	"k8s.io/client-go/tools/record"
-	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 	"k8s.io/utils/clock"
 
 	"github.com/clusterd/clusterd/sched/loop"
@@ -37,8 +35,9 @@ import (
 // period is the time between two looks at one autoscaler.
 const period = 15 * time.Second
 
-// patience is how long metrics may take: nodes are asked for them.
-const patience = 12 * time.Second
+// metricsTimeout is how long the metrics of one autoscaler may take: nodes are asked
+// for them.
+const metricsTimeout = 12 * time.Second
 
 type controller struct {
 	*loop.Controller
@@ -133,7 +132,7 @@ func (c *controller) look(ctx context.Context, key loop.Key, a *autoscalingv2.Ho
 	if err != nil {
 		return failed(autoscalingv2.AbleToScale, "FailedGetScale", fmt.Sprintf("the HPA controller was unable to get the target's current scale: %v", err))
 	}
-	in := Input{Autoscaler: a.DeepCopy(), Replicas: target.Spec.Replicas, Now: now}
+	in := Input{Autoscaler: a.DeepCopy(), Replicas: target.Spec.Replicas, Exist: target.Status.Replicas, Now: now}
 	conditions{&in.Autoscaler.Status, now}.set(autoscalingv2.AbleToScale, true, "SucceededGetScale", "the HPA controller was able to get the target's current scale")
 	status = *in.Autoscaler.Status.DeepCopy()
 	selector, err := labels.Parse(target.Status.Selector)
@@ -143,7 +142,7 @@ func (c *controller) look(ctx context.Context, key loop.Key, a *autoscalingv2.Ho
 	if in.Pods, err = c.pods.Pods(key.Namespace).List(selector); err != nil {
 		return failed(autoscalingv2.ScalingActive, "FailedListPods", err.Error())
 	}
-	in.Metrics, in.MetricsErr = c.metrics(ctx, key.Namespace, target.Status.Selector)
+	c.ask(ctx, &in, target.Status.Selector)
 	// Metrics of nodes that do not answer take their time.
 	in.Now = c.clock.Now()
 
@@ -211,25 +210,4 @@ func (c *controller) scale(ctx context.Context, a *autoscalingv2.HorizontalPodAu
 	of := mapping.Resource.GroupResource()
 	found, err := c.scales.Scales(a.Namespace).Get(ctx, of, ref.Name, metav1.GetOptions{})
 	return found, of, err
-}
-
-// metrics asks what the pods of a selector use.
-func (c *controller) metrics(ctx context.Context, namespace, selector string) ([]metricsv1beta1.PodMetrics, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	const api = "resource metrics API (metrics.k8s.io)"
-	body, err := c.client.AutoscalingV2().RESTClient().Get().
-		AbsPath("/apis/metrics.k8s.io/v1beta1/namespaces", url.PathEscape(namespace), "pods").Param("labelSelector", selector).
-		SetHeader("Accept", "application/json").Do(ctx).Raw()
-	if err != nil {
-		return nil, fmt.Errorf("unable to fetch metrics from %s: %w", api, err)
-	}
-	var list metricsv1beta1.PodMetricsList
-	if err := json.Unmarshal(body, &list); err != nil {
-		return nil, fmt.Errorf("unable to read the answer of %s: %w", api, err)
-	}
-	if len(list.Items) == 0 {
-		return nil, fmt.Errorf("no metrics returned from %s", api)
-	}
-	return list.Items, nil
 }

@@ -42,15 +42,21 @@ func tolerances(b *autoscalingv2.HorizontalPodAutoscalerBehavior) (up, down floa
 	return up, down
 }
 
-func proposalOf(m *autoscalingv2.MetricSpec, in Input, up, down float64) (proposal, error) {
+func proposalOf(m *autoscalingv2.MetricSpec, a Answer, in Input, up, down float64) (proposal, error) {
 	q := question{in: in, up: up, down: down}
 	switch {
 	case m.Type == autoscalingv2.ResourceMetricSourceType && m.Resource != nil:
 		q.resource, q.target = m.Resource.Name, m.Resource.Target
 	case m.Type == autoscalingv2.ContainerResourceMetricSourceType && m.ContainerResource != nil:
 		q.resource, q.target, q.container = m.ContainerResource.Name, m.ContainerResource.Target, m.ContainerResource.Container
+	case m.Type == autoscalingv2.PodsMetricSourceType && m.Pods != nil:
+		return q.ofPods(m.Pods, a)
+	case m.Type == autoscalingv2.ObjectMetricSourceType && m.Object != nil:
+		return q.ofObject(m.Object, a)
+	case m.Type == autoscalingv2.ExternalMetricSourceType && m.External != nil:
+		return q.ofExternal(m.External, a)
 	default:
-		return proposal{}, fmt.Errorf("metrics of type %s are not read by clusterd yet; use Resource or ContainerResource", m.Type)
+		return proposal{}, fmt.Errorf("there is no metric of type %q", m.Type)
 	}
 	replicas, current, err := q.answer()
 	if err != nil {
@@ -67,11 +73,13 @@ func proposalOf(m *autoscalingv2.MetricSpec, in Input, up, down float64) (propos
 	return p, nil
 }
 
-// question is one metric of resources that pods use.
+// question is one metric.
 type question struct {
-	in        Input
+	in Input
+	// resource is what pods use of; "": each pod has a value in custom.
 	resource  corev1.ResourceName
-	container string // empty: all of a pod
+	custom    map[string]int64 // in thousandths, by the pod's name
+	container string           // empty: all of a pod
 	target    autoscalingv2.MetricTarget
 	up, down  float64
 }
@@ -93,7 +101,7 @@ type groups struct {
 // answer is the number of replicas with which the average would be the target.
 func (q question) answer() (int32, autoscalingv2.MetricValueStatus, error) {
 	var none autoscalingv2.MetricValueStatus
-	if q.in.MetricsErr != nil {
+	if q.custom == nil && q.in.MetricsErr != nil {
 		return 0, none, q.in.MetricsErr
 	}
 	g, err := q.group()
@@ -157,7 +165,7 @@ func (q question) ratio(g groups) (float64, autoscalingv2.MetricValueStatus) {
 	}
 	average := used / int64(len(g.used))
 	format := resource.DecimalSI
-	if q.resource != corev1.ResourceCPU {
+	if q.custom == nil && q.resource != corev1.ResourceCPU {
 		format = resource.BinarySI
 	}
 	current := autoscalingv2.MetricValueStatus{AverageValue: resource.NewMilliQuantity(average, format)}
@@ -173,9 +181,12 @@ func (q question) ratio(g groups) (float64, autoscalingv2.MetricValueStatus) {
 func (q question) group() (groups, error) {
 	g := groups{used: map[string]int64{}, requests: map[string]int64{}}
 	amounts := map[string]sample{}
+	for name, n := range q.custom {
+		amounts[name] = sample{amount: n}
+	}
 	for i := range q.in.Metrics {
 		m := &q.in.Metrics[i]
-		if n, ok := q.usage(m.Containers); ok {
+		if n, ok := q.usage(m.Containers); ok && q.custom == nil {
 			amounts[m.Name] = sample{n, m.Timestamp.Time, m.Window.Duration}
 		}
 	}

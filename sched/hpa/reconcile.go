@@ -6,6 +6,7 @@ import (
 
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 	"k8s.io/utils/ptr"
@@ -14,14 +15,17 @@ import (
 // Input is what one decision is made from.
 type Input struct {
 	Autoscaler *autoscalingv2.HorizontalPodAutoscaler
-	// Replicas is what the target's scale asks for.
-	Replicas int32
+	// Replicas is what the target's scale asks for, Exist how many it says there are.
+	Replicas, Exist int32
 	// Pods are those that the scale's selector matches.
 	Pods []*corev1.Pod
 	// Metrics is what pods use; MetricsErr says why that is not known.
 	Metrics    []metricsv1beta1.PodMetrics
 	MetricsErr error
-	Now        time.Time
+	// Answers are those to the metrics of the spec that are not of resources, by
+	// their place in it.
+	Answers map[int]Answer
+	Now     time.Time
 }
 
 // Outcome is what should become of the target.
@@ -100,7 +104,7 @@ func (out *Outcome) propose(in Input, c conditions) (wanted int32, metric string
 	known := 0
 	for i := range in.Autoscaler.Spec.Metrics {
 		m := &in.Autoscaler.Spec.Metrics[i]
-		p, err := proposalOf(m, in, up, down)
+		p, err := proposalOf(m, in.Answers[i], in, up, down)
 		if err != nil {
 			fault := Fault{Reason: "FailedGet" + string(m.Type) + "Metric", Message: err.Error()}
 			out.Faults = append(out.Faults, fault)
@@ -132,7 +136,7 @@ func (out *Outcome) propose(in Input, c conditions) (wanted int32, metric string
 // answered drops statuses that say nothing, from the end on: what stays is in
 // the order of the metrics.
 func answered(all []autoscalingv2.MetricStatus) []autoscalingv2.MetricStatus {
-	for len(all) > 0 && all[len(all)-1].Resource == nil && all[len(all)-1].ContainerResource == nil {
+	for len(all) > 0 && equality.Semantic.DeepEqual(all[len(all)-1], autoscalingv2.MetricStatus{Type: all[len(all)-1].Type}) {
 		all = all[:len(all)-1]
 	}
 	if len(all) == 0 {

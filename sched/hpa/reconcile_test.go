@@ -116,9 +116,9 @@ func TestDecide(t *testing.T) {
 		{name: "the highest of two", used: []int64{300, 300}, metrics: []autoscalingv2.MetricSpec{cpu(50), mem("100Mi")}, want: 6, active: "True ValidMetricFound", limited: "False DesiredWithinRange", reason: "memory resource usage above target"},
 		{name: "a container", used: []int64{900, 900}, metrics: []autoscalingv2.MetricSpec{container("c", 50)}, want: 4, active: "True ValidMetricFound", limited: "False DesiredWithinRange", reason: "cpu container resource utilization (percentage of request) above target"},
 		{name: "no such container", used: []int64{900}, metrics: []autoscalingv2.MetricSpec{container("x", 50)}, want: 1, active: "False FailedGetContainerResourceMetric", fault: "no container x"},
-		{name: "a type that is not read", used: []int64{900}, metrics: []autoscalingv2.MetricSpec{{Type: "Pods"}}, want: 1, active: "False FailedGetPodsMetric", fault: "not read by clusterd yet"},
-		{name: "an unknown metric forbids to go down", used: []int64{100, 100}, behavior: quick, metrics: []autoscalingv2.MetricSpec{cpu(50), {Type: "External"}}, want: 2, active: "False FailedGetExternalMetric", fault: "not read by clusterd yet"},
-		{name: "an unknown metric does not forbid to go up", used: []int64{900, 900}, metrics: []autoscalingv2.MetricSpec{{Type: "External"}, cpu(50)}, want: 4, active: "True ValidMetricFound", limited: "False DesiredWithinRange", reason: "cpu resource utilization (percentage of request) above target", fault: "not read by clusterd yet"},
+		{name: "a type that is not known", used: []int64{900}, metrics: []autoscalingv2.MetricSpec{{Type: "Dice"}}, want: 1, active: "False FailedGetDiceMetric", fault: `no metric of type "Dice"`},
+		{name: "an unknown metric forbids to go down", used: []int64{100, 100}, behavior: quick, metrics: []autoscalingv2.MetricSpec{cpu(50), queue("1")}, want: 2, active: "False FailedGetExternalMetric", fault: "not asked for"},
+		{name: "an unknown metric does not forbid to go up", used: []int64{900, 900}, metrics: []autoscalingv2.MetricSpec{queue("1"), cpu(50)}, want: 4, active: "True ValidMetricFound", limited: "False DesiredWithinRange", reason: "cpu resource utilization (percentage of request) above target", fault: "not asked for"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

@@ -34,7 +34,8 @@ var controllers = []controller{
 		on("autoscaling", "horizontalpodautoscalers/status", do("update")),
 		on("*", "*/scale", do("get", "update")),
 		on("core", "pods", do("list")),
-		on("metrics.k8s.io", "pods", do("list")), events}},
+		on("metrics.k8s.io", "pods", do("list")),
+		on("custom.metrics.k8s.io external.metrics.k8s.io", "*", do("get", "list")), events}},
 	{loop: "gateway", account: "gateway-controller", rules: []rbacv1.PolicyRule{
 		on("apiextensions.k8s.io", "customresourcedefinitions", do("create")),
 		called(on("apiextensions.k8s.io", "customresourcedefinitions", do("get", "patch")),
