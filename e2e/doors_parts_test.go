@@ -387,7 +387,7 @@ spec: {accessModes: [ReadWriteMany], storageClassName: "", volumeName: dead, res
 	e.ctl("-n", ns, "delete", "pvc/dead", "pv/dead", "--wait=false")
 }
 
-// closed refuses every write but those of one user, whoever asks for it.
+// closed refuses every write but those of one user.
 const closed = `apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
 metadata: {name: closed}
@@ -460,7 +460,7 @@ func (e *env) showOneDoor(t *testing.T, ns string) {
 		t.Errorf("leases were renewed: %v, %v", renewed, now)
 	}
 	if p := e.get(ns, "stalls"); p.Status.Phase != corev1.PodPending || len(p.Status.ContainerStatuses) > 0 {
-		t.Errorf("the agent told of its pod: %s", brief(p))
+		t.Errorf("the agent reported its pod: %s", brief(p))
 	}
 	if sets := e.ctl("-n", ns, "get", "replicasets", "-l", "app=stalls", "-o", "name"); sets != "" {
 		t.Errorf("the controllers made %s", sets)
@@ -475,7 +475,7 @@ func (e *env) showOneDoor(t *testing.T, ns string) {
 		return err
 	})
 
-	// The agent has nothing but the API: with that stopped it works and tells nobody.
+	// The agent has nothing but the API: with that stopped it works and cannot report.
 	n1, a1 := e.Nodes()[0], e.Nodes()[1]
 	if _, err := os.Stat(filepath.Join(a1.Data, "store")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the agent has a store (%v)", err)
@@ -503,7 +503,7 @@ func (e *env) showOneDoor(t *testing.T, ns string) {
 	if before != after {
 		t.Error("the store has changed while the API was stopped")
 	}
-	e.podIs(ns, "stalls", "told of when the API is back", func(p *corev1.Pod) error {
+	e.podIs(ns, "stalls", "reported when the API is back", func(p *corev1.Pod) error {
 		if p.Status.ContainerStatuses[0].RestartCount != 1 || !podReady(p) {
 			return errors.New("not yet")
 		}

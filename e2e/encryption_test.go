@@ -48,7 +48,7 @@ func TestE2ENoWireGuard(t *testing.T) {
 			if nodeReady(&n) {
 				return fmt.Errorf("%s is Ready", n.Name)
 			}
-			if _, told := n.Annotations[ours.WireGuard]; told {
+			if _, has := n.Annotations[ours.WireGuard]; has {
 				return fmt.Errorf("%s has a key: %v", n.Name, n.Annotations)
 			}
 			if !strings.Contains(fmt.Sprint(n.Status.Conditions), why) {

@@ -41,9 +41,9 @@ type foreignState struct {
 
 const (
 	// foreignName is its name, and part of no other.
-	foreignName = "somebody-elses"
+	foreignName = "not-of-clusterd"
 	// foreignCgroup is above those that podman makes, and bears no mark of a cluster.
-	foreignCgroup = "/somebody-elses"
+	foreignCgroup = "/not-of-clusterd"
 )
 
 // startForeign starts the container, before there is a cluster. It is removed after

@@ -121,7 +121,7 @@ func (e *env) showPodResources(n cluster.Node, ns string) {
 	if err != nil || one.GetPodResources().GetName() != "pinned" {
 		e.t.Errorf("%v, %v", one, err)
 	}
-	if _, err := client.Get(ctx, &podresources.GetPodResourcesRequest{PodNamespace: ns, PodName: "nobody"}); status.Code(err) != codes.NotFound {
+	if _, err := client.Get(ctx, &podresources.GetPodResourcesRequest{PodNamespace: ns, PodName: "absent"}); status.Code(err) != codes.NotFound {
 		e.t.Errorf("a pod that is not: %v", err)
 	}
 }
@@ -365,7 +365,7 @@ func (k *keptConn) use(c net.Conn) {
 	}
 }
 
-// dial makes a connection, and believes only what is valid now.
+// dial makes a connection, and accepts only a certificate that is valid now.
 func (w *certWatch) dial(port string) (*tls.Conn, error) {
 	return tls.DialWithDialer(&net.Dialer{Timeout: 10 * time.Second}, "tcp", net.JoinHostPort(w.node.Addr.String(), port), &tls.Config{RootCAs: w.roots, NextProtos: []string{"http/1.1"}})
 }

@@ -74,7 +74,7 @@ func TestE2ERecover(t *testing.T) {
 	e.use(left)
 	var table string
 	e.eventually("the two that are left answer", func(context.Context) error {
-		out, errs, _ := e.runOn(left, "recover", "--from", "nobody")
+		out, errs, _ := e.runOn(left, "recover", "--from", "unknown")
 		table = out
 		if n := strings.Count(out, "answers"); n != 2 {
 			return fmt.Errorf("%d do: %s%s", n, out, errs)

@@ -93,7 +93,7 @@ func TestE2EServers(t *testing.T) {
 			return nil
 		})
 	})
-	t.Run("made while nobody leads", func(t *testing.T) {
+	t.Run("made while there is no leader", func(t *testing.T) {
 		features.Shows(t, 92)
 		leader := e.leader()
 		if err := e.Kill(leader); err != nil {

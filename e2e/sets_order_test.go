@@ -78,7 +78,7 @@ func (e *env) next(w watch.Interface) (watch.EventType, *corev1.Pod) {
 		}
 		e.t.Fatalf("the watch ended: %+v", ev.Object)
 	case <-time.After(patience):
-		e.t.Fatalf("the watch told nothing for %s", patience)
+		e.t.Fatalf("the watch sent nothing for %s", patience)
 	}
 	return "", nil
 }

@@ -33,7 +33,7 @@ type peers struct {
 
 // find says which key a node has and where it is now. The record names the
 // key; gossip says where a server lives. A member that is behind may lack the
-// record, and then believes gossip: the certificate at that address settles it.
+// record, and then trusts gossip: the certificate at that address settles it.
 func (p *peers) find(node string) (id string, addr netip.AddrPort, err error) {
 	rec, err := p.record(node)
 	switch {
@@ -192,14 +192,14 @@ func (s *suspects) Confirm(ctx context.Context, node string) error { return s.co
 
 // run feeds the channel until ctx ends.
 func (s *suspects) run(ctx context.Context) error {
-	told := map[string]gossip.State{} // by id
+	reported := map[string]gossip.State{} // by id
 	for {
 		changed := s.members.Changed()
 		for _, m := range s.members.All() {
-			if m.State == told[m.ID] {
+			if m.State == reported[m.ID] {
 				continue
 			}
-			told[m.ID] = m.State
+			reported[m.ID] = m.State
 			if m.State == gossip.Alive {
 				continue
 			}

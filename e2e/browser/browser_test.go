@@ -182,7 +182,7 @@ func TestNothingWithoutALogin(t *testing.T) {
 	p.shows("Sign in", "Token of a service account")
 	for _, secret := range []string{"n1", "hello", "leader"} {
 		if text := p.text(); strings.Contains(text, secret) {
-			t.Errorf("%q is shown to nobody in particular:\n%s", secret, text)
+			t.Errorf("%q is shown without a login:\n%s", secret, text)
 		}
 	}
 	p.do(chromedp.SetValue("#token", "nonsense"), chromedp.Click("form.login button"))

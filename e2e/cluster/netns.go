@@ -57,7 +57,7 @@ type Config struct {
 	Lasting bool
 	// Args are further flags for every clusterd.
 	Args []string
-	// Progress is told what happens, in words; may be nil.
+	// Progress is called with a message for each step; may be nil.
 	Progress func(what string)
 }
 
@@ -271,8 +271,8 @@ func (c *Netns) Client(name string) (kubernetes.Interface, *rest.Config, error) 
 	return client, config, err
 }
 
-// Progress sets who is told what happens, in words.
-func (c *Netns) Progress(told func(what string)) { c.cfg.Progress = told }
+// Progress sets the function that is called with a message for each step.
+func (c *Netns) Progress(report func(what string)) { c.cfg.Progress = report }
 
 // Marks are texts of which every trace of this cluster outside its folder
 // bears one: names of interfaces and cgroups, and its processes.
@@ -523,7 +523,7 @@ func (c *Netns) Resume(name string) error { return c.signal(name, unix.SIGCONT) 
 
 // ErrHung is returned by Stop when clusterd did not end by itself and had to
 // be killed. Its log then holds the stacks of all its goroutines.
-var ErrHung = errors.New("clusterd did not stop when it was told to")
+var ErrHung = errors.New("clusterd did not stop when it was asked to")
 
 // stopPatience is how long clusterd may take to stop in order.
 const stopPatience = 20 * time.Second

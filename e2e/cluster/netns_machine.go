@@ -191,7 +191,7 @@ func (c *Netns) makeRouter(host netip.Addr) error {
 		}
 		return sysctl.Set(map[string]string{
 			"net.ipv4.ip_forward": "1",
-			// It tells nobody of the shorter way.
+			// It sends no ICMP redirects.
 			"net.ipv4.conf.all.send_redirects": "0", "net.ipv4.conf.eth0.send_redirects": "0",
 		})
 	})

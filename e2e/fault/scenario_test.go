@@ -92,7 +92,7 @@ func TestFaultAddressChanged(t *testing.T) {
 		if err := r.c.Start(t.Context(), node); err != nil {
 			t.Fatal(err)
 		}
-		// Everybody follows but a client that was told the old address.
+		// All follow but a client that has the old address.
 		took := r.eventually(t.Context(), node+" answers at "+addr.String(), func(ctx context.Context) error {
 			api, config, err := r.c.Client(node)
 			if err != nil {
@@ -156,7 +156,7 @@ func TestFaultAddressChanged(t *testing.T) {
 }
 
 // TestFaultAllMoved starts all nodes on other addresses than they ever had. One
-// address is told to the others; the rest they learn by gossip.
+// address is given to the others; the rest they learn by gossip.
 func TestFaultAllMoved(t *testing.T) {
 	r := newRun(t, nil)
 	r.prepare(t.Context())

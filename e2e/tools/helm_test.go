@@ -22,7 +22,7 @@ func TestE2EHelm(t *testing.T) {
 			t.Errorf("%s left %s", what, left)
 		}
 	}
-	refuse("a chart with a kind that nobody serves", []string{"install", "shop", chart, "--set", "stray=true", "--rollback-on-failure"},
+	refuse("a chart with a kind that is not served", []string{"install", "shop", chart, "--set", "stray=true", "--rollback-on-failure"},
 		`no matches for kind "Oven" in version "nowhere.example/v1"`)
 	refuse("a chart with a bad manifest", []string{"install", "shop", chart, "--set", "replicas=-1", "--rollback-on-failure"},
 		`spec.replicas: Invalid value: -1`)
@@ -57,7 +57,7 @@ func TestE2EHelm(t *testing.T) {
 	k.has(k.ok("helm", "test", "shop", "--logs", "--timeout", patience.String()), "grown")
 	k.has(k.ok("helm", "get", "values", "shop"), "message: grown")
 
-	// An image that nobody has: the upgrade fails, and what was before is back.
+	// An image that does not exist: the upgrade fails, and what was before is back.
 	out = k.fails("helm", "upgrade", "shop", chart, "--set", "image=clusterd.local/none:1", "--rollback-on-failure", "--timeout", "20s")
 	k.has(out, "release shop failed, and has been rolled back due to rollback-on-failure being set")
 	k.is("the image after the rollback", k.field("deploy/shop", "{.spec.template.spec.containers[0].image}"), image)

@@ -48,7 +48,7 @@ spec:
 	k.has(k.ok("stern", pods[0], "--no-follow", "--color=never", "--tail=1", "--timestamps=short", "--include=warming"), "warming up")
 	k.has(k.fails("stern", "cupboard/talk", "--no-follow"), "cupboard")
 
-	// Followed: a pod that comes later is heard as well, and its end is told.
+	// Followed: a later pod's log is read as well, and its end is reported.
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	cmd := k.command(ctx, "stern", "talk", "--container", "main", "--color=never")

@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 }
 
 // runWithCluster runs the tests against one `clusterd dev`, which must start,
-// end when told to, and leave no cgroup and no mount behind.
+// end when asked to, and leave no cgroup and no mount behind.
 func runWithCluster(m *testing.M) (int, error) {
 	cmd := exec.Command("clusterd", "dev", "--advertise", "127.0.0.1",
 		"--cpu-manager-policy", "static", "--reserved-cpus", "0", "--pod-pids-limit", "300")

@@ -175,7 +175,7 @@ func OpenStable(dir string) (s *Stable, repaired, err error) {
 	return s, repaired, errors.Join(err, durable.SyncDir(dir))
 }
 
-// open opens a copy and reads it. It is not believed if either of bolt's
+// open opens a copy and reads it. It is not used if either of bolt's
 // descriptions of the file is damaged: the other one may be of the record
 // before.
 func (c *stableCopy) open() (r stableRecord, err error) {

@@ -162,7 +162,7 @@ func (s *Storage) txn(ctx context.Context, t mvcc.Txn) (mvcc.TxnResult, error) {
 	return res, nil
 }
 
-// candidate is what a write believes to be the present state of its key. It
+// candidate is what a write takes for the present state of its key. It
 // starts as a guess, this node's own copy, which costs no round trip to the
 // leader. (The object that a caller has cached is never newer, lacks the expiry
 // and would have to be encoded to be compared.) The comparison in

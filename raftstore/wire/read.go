@@ -81,7 +81,7 @@ type decoding struct {
 	todo    chan *chunk
 	order   chan *chunk // the same in the order of the file; closed behind the last one
 	free    chan []byte
-	stop    chan struct{} // closed when nobody waits for more
+	stop    chan struct{} // closed when the reader wants no more
 }
 
 // read hands out the chunks of a file up to the last one, or to a fault.

@@ -37,8 +37,8 @@ import (
 // period is the time between two looks at one autoscaler.
 const period = 15 * time.Second
 
-// patience is how long metrics may take: nodes are asked for them.
-const patience = 12 * time.Second
+// metricsTimeout is how long metrics may take: nodes are asked for them.
+const metricsTimeout = 12 * time.Second
 
 type controller struct {
 	*loop.Controller
@@ -215,7 +215,7 @@ func (c *controller) scale(ctx context.Context, a *autoscalingv2.HorizontalPodAu
 
 // metrics asks what the pods of a selector use.
 func (c *controller) metrics(ctx context.Context, namespace, selector string) ([]metricsv1beta1.PodMetrics, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, metricsTimeout)
 	defer cancel()
 	const api = "resource metrics API (metrics.k8s.io)"
 	body, err := c.client.AutoscalingV2().RESTClient().Get().
