@@ -429,7 +429,7 @@ func stolenIdentity(e *env, node string) transport.Identity {
 // dialAs opens a connection with a node's key, and reports whether its other
 // end kept it open. The host reaches every machine.
 func dialAs(e *env, key, to, protocol string) error {
-	ctx, cancel := context.WithTimeout(e.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(e.t.Context(), testTimeout)
 	defer cancel()
 	c, err := stolenIdentity(e, key).Dial(ctx, addrOf(e, to), "", protocol)
 	if err != nil {

@@ -303,7 +303,7 @@ func forgedServer(t *testing.T, stolen, trusts *pki.CA) (transport.Identity, cry
 
 // holdOpen opens a connection, and reports whether its other end kept it open.
 func holdOpen(t *testing.T, id transport.Identity, e *env, to, protocol string) error {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	c, err := id.Dial(ctx, addrOf(e, to), "", protocol)
 	if err != nil {
@@ -376,7 +376,7 @@ func beginLoad(t *testing.T, config *rest.Config, ns, name string) *load {
 // opened again, has reported each.
 func (l *load) check(t *testing.T, when string) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(testTimeout); ; time.Sleep(50 * time.Millisecond) {
 		l.mu.Lock()
 		missing := 0
 		for name := range l.written {

@@ -164,7 +164,7 @@ func TestE2EWireGuard(t *testing.T) {
 	fetches := func(when, url string) {
 		t.Helper()
 		// An emulated machine takes minutes to start a clusterd.
-		e.within(3*patience, when+": the page of "+url, func(context.Context) error {
+		e.within(3*testTimeout, when+": the page of "+url, func(context.Context) error {
 			out, errs, code := e.run("clusterctl", "", "-n", ns, "exec", "near", "--", "/hello", "fetch", url)
 			if code != 0 || !strings.Contains(out, secretText) {
 				return fmt.Errorf("exit %d: %s%s", code, out, errs)

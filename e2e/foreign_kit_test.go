@@ -74,7 +74,7 @@ func startForeign(t *testing.T) *foreign {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), testTimeout)
 		defer cancel()
 		if now, err := f.inspect(ctx); err != nil || now != f.state {
 			t.Errorf("after the cluster is gone: %+v (%v)", now, err)

@@ -49,7 +49,7 @@ func TestE2EJoinRefused(t *testing.T) {
 		t.Run(strings.ReplaceAll(tt.name, " ", "_"), func(t *testing.T) {
 			data := filepath.Join(t.TempDir(), "joiner")
 			refuse := func() (string, error) {
-				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 				defer cancel()
 				cmd := e.Exec(ctx, "n1", e.Bin("clusterd"), "join", tt.addr, "--token", tt.token, "--data", data, "--name", "joiner", "--port", "7443", "--prepare")
 				var out strings.Builder

@@ -16,7 +16,7 @@ import (
 // callAs makes a node call with a node's key, for a user or without one.
 func callAs(e *env, key, to string, who *transport.Caller, method, path string) (code int, body string) {
 	e.t.Helper()
-	ctx, cancel := context.WithTimeout(e.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(e.t.Context(), testTimeout)
 	defer cancel()
 	tr := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		c, err := stolenIdentity(e, key).Dial(ctx, addrOf(e, to), "", transport.Node)

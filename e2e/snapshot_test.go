@@ -57,7 +57,7 @@ func TestE2ESnapshot(t *testing.T) {
 		}
 	}
 	onMachine := func(node string, args ...string) (string, error) {
-		limit, cancel := context.WithTimeout(ctx, patience)
+		limit, cancel := context.WithTimeout(ctx, testTimeout)
 		defer cancel()
 		out, err := e.Exec(limit, node, e.Bin(args[0]), args[1:]...).CombinedOutput()
 		return string(out), err

@@ -366,8 +366,8 @@ func stopped(pid int) bool {
 	return true
 }
 
-func waitGone(ctx context.Context, pid int, patience time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func waitGone(ctx context.Context, pid int, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
 		if _, err := startTime(pid); err != nil {
@@ -388,7 +388,7 @@ func (c *Netns) PowerOff(name string) error {
 	if err != nil {
 		return err
 	}
-	for deadline := time.Now().Add(patience); ; {
+	for deadline := time.Now().Add(timeout); ; {
 		pids, err := c.processes(n)
 		if err != nil {
 			return err

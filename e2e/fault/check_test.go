@@ -171,16 +171,16 @@ func (r *run) podsRun(ctx context.Context) error {
 	return nil
 }
 
-// patience is how long a healed cluster may take until anything holds again,
+// recoveryTimeout is how long a healed cluster may take until anything holds again,
 // on a busy machine.
-const patience = 2 * time.Minute
+const recoveryTimeout = 2 * time.Minute
 
 // eventually waits until check has nothing to complain of, and ends the test
 // when that takes too long.
 func (r *run) eventually(ctx context.Context, what string, check func(context.Context) error) time.Duration {
 	r.t.Helper()
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, recoveryTimeout)
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -198,7 +198,7 @@ func (r *run) eventually(ctx context.Context, what string, check func(context.Co
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			r.t.Fatalf("waited %s until %s; but: %v", patience, what, err)
+			r.t.Fatalf("waited %s until %s; but: %v", recoveryTimeout, what, err)
 		}
 	}
 }

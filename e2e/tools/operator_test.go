@@ -37,10 +37,10 @@ func TestE2EOperator(t *testing.T) {
 	t.Cleanup(func() {
 		// The webhooks go before the pods that answer for them.
 		k.ok("clusterctl", "delete", "mutatingwebhookconfiguration/pages", "validatingwebhookconfiguration/pages", "--ignore-not-found")
-		k.ok("clusterctl", "delete", "crd", "pages.peers.clusterd.local", "--ignore-not-found", "--timeout="+patience.String())
+		k.ok("clusterctl", "delete", "crd", "pages.peers.clusterd.local", "--ignore-not-found", "--timeout="+testTimeout.String())
 	})
 	k.okIn(strings.ReplaceAll(string(manifest), "${CA}", base64.StdEncoding.EncodeToString(crt)), "clusterctl", "apply", "-f", "-")
-	k.ok("clusterctl", "rollout", "status", "deployment/operator", "--timeout="+patience.String())
+	k.ok("clusterctl", "rollout", "status", "deployment/operator", "--timeout="+testTimeout.String())
 	first := k.leader("")
 
 	page := func(name, version, rest string) string {
@@ -106,7 +106,7 @@ func TestE2EOperator(t *testing.T) {
 
 	// Deleted: the finalizer takes what has no owner, the collector the rest.
 	k.is("the record", k.field("configmap/record-one", "{.data.message}"), "changed")
-	k.ok("clusterctl", "delete", "page", "--all", "--timeout="+patience.String())
+	k.ok("clusterctl", "delete", "page", "--all", "--timeout="+testTimeout.String())
 	for _, name := range []string{"one", "two", "three", "old", "none"} {
 		if _, err := k.api.CoreV1().ConfigMaps(k.ns).Get(t.Context(), "record-"+name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			t.Errorf("the record of %s: %v", name, err)

@@ -31,7 +31,7 @@ spec:
       - {name: main, image: "`+image+`", args: [serve]}
       - {name: side, image: "`+image+`", args: [sleep]}
 `, "clusterctl", "apply", "-f", "-")
-	k.ok("clusterctl", "rollout", "status", "deployment/talk", "--timeout="+patience.String())
+	k.ok("clusterctl", "rollout", "status", "deployment/talk", "--timeout="+testTimeout.String())
 	pods := strings.Fields(k.field("pods", "{.items[*].metadata.name}"))
 	if len(pods) != 2 {
 		t.Fatalf("pods %q", pods)
