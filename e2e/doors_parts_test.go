@@ -83,7 +83,7 @@ func (e *env) showDroppedWatch(t *testing.T, ns string, server cluster.Node, res
 		if !slices.ContainsFunc(all[len(events):], func(ev auditEvent) bool {
 			return ev.User.Username == "system:node:a1" && (ev.Verb == "watch" || ev.Verb == "list") && ev.ObjectRef.Resource == resource
 		}) {
-			t.Errorf("the agent did not resume or list anew its %s", resource)
+			t.Errorf("the agent did not resume or list again its %s", resource)
 		}
 	}
 }
@@ -96,7 +96,7 @@ func (e *env) showInformers(t *testing.T, ns string, server cluster.Node) {
 		return strings.HasPrefix(ev.User.Username, "system:kube-") || strings.HasPrefix(ev.User.Username, "system:serviceaccount:kube-system:")
 	}
 	reads := func(ev auditEvent) bool { return ev.Verb == "get" || ev.Verb == "list" }
-	// The leader's loops were begun anew a moment ago: they have settled when a
+	// The leader's loops were restarted a moment ago: they have settled when a
 	// pod and a ReplicaSet of their own were seen to.
 	round := func(name string, n int) []auditEvent {
 		before, _ := e.audit(server)
@@ -287,7 +287,7 @@ func newDeadServer(t *testing.T) *deadServer {
 	return d
 }
 
-// close ends it, as a machine does that is switched off for good.
+// close ends it, as a machine does that is switched off permanently.
 func (d *deadServer) close() {
 	d.ln.Close()
 	d.wg.Wait()

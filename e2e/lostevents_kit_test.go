@@ -36,7 +36,7 @@ const (
 	realSocket   = "podmon.real.sock"
 )
 
-// standBetween puts itself at the place of podmon's socket, and starts clusterd anew.
+// standBetween puts itself at the place of podmon's socket, and restarts clusterd.
 func (e *env) standBetween(n cluster.Node) *between {
 	e.t.Helper()
 	if err := e.Stop(e.t.Context(), n.Name); err != nil {

@@ -25,7 +25,7 @@ func gone(seconds int64) []corev1.Toleration {
 	return out
 }
 
-// TestE2ENodeLoss switches a machine off: its pods are made anew on the
+// TestE2ENodeLoss switches a machine off: its pods are created again on the
 // others, a bare pod is not; switched on again, it takes part again.
 func TestE2ENodeLoss(t *testing.T) {
 	features.Shows(t, 110, 210, 218, 236)

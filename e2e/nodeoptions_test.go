@@ -265,7 +265,7 @@ func (e *env) withSwap(file, node string, args ...string) (text string, code int
 	return finish(e.t, e.Exec(e.t.Context(), node, "unshare", append([]string{"--mount", "sh", "-c", script, swaps, e.Bin("clusterd")}, args...)...))
 }
 
-// reconfigure starts a node anew with another configuration.
+// reconfigure restarts a node with another configuration.
 func (e *env) reconfigure(n cluster.Node, change func(string) string) {
 	e.t.Helper()
 	if err := e.Stop(e.t.Context(), n.Name); err != nil {

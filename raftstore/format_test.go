@@ -151,7 +151,7 @@ func TestMultiUpgradeAndBack(t *testing.T) {
 		v.none(t, c)
 	}
 	v.again(t, c, "n1", false)
-	c.Wait("n1 knows of older members", func() bool { return strings.Contains(c.Store("n1").Status().Format.Note, "do not know it: [n0 n2]") })
+	c.Wait("n1 knows about older members", func() bool { return strings.Contains(c.Store("n1").Status().Format.Note, "do not know it: [n0 n2]") })
 	v.none(t, c)
 
 	// Upgraded permanently. One has counted to the end, and the others follow.

@@ -23,7 +23,7 @@ func (s *Store) rejoin() {
 	s.cfg.Logger.Info("taken out of the membership, coming back as a new member")
 	s.untilDone("be added to the membership", func(ctx context.Context, leader string) error {
 		if ms, err := s.Members(); err == nil && slices.ContainsFunc(ms, func(m Member) bool { return m.ID == s.cfg.ID }) {
-			return nil // an earlier request removed it
+			return nil // an earlier request added it
 		}
 		return s.changeThere(ctx, leader, addNonvoter, s.cfg.ID, nil)
 	})

@@ -30,7 +30,7 @@ func errRemoved(cfg Config, r join.Removal) error {
 		happened = fmt.Sprintf("was left out when the cluster was %s on %s, where it was called %s: the cluster goes on in epoch %d, without what only this machine knows",
 			r.Why, r.Removed.Format(time.RFC3339), cfg.Name, r.Epoch)
 	}
-	return &goneError{fmt.Sprintf("this machine %s; its containers go on without an agent: end them with `clusterd reset --data %s`, after which it can join again", happened, cfg.Data)}
+	return &goneError{fmt.Sprintf("this machine %s; its containers go on without anybody to look after them: end them with `clusterd reset --data %s`, after which it can join again", happened, cfg.Data)}
 }
 
 const (

@@ -68,7 +68,7 @@ func (o owner) alive() bool {
 type claim int
 
 const (
-	refuseClaim claim = iota // it is someone else's for good
+	refuseClaim claim = iota // it belongs to another run permanently
 	awaitOwner               // its owner lives and will remove it
 	takeOver                 // its owner is dead: remove what is left
 )

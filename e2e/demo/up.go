@@ -69,7 +69,7 @@ func up(ctx context.Context, o options, out *screen) error {
 }
 
 // nodes starts the cluster, or finds the one that runs. One that a reboot or
-// a failure left half is made anew.
+// a failure left incomplete is made again.
 func nodes(ctx context.Context, o options, out *screen) (*cluster.Netns, error) {
 	c, err := cluster.Open(o.dir)
 	switch {

@@ -389,7 +389,7 @@ func TestFaultFullDisk(t *testing.T) {
 }
 
 // TestFaultDamagedStore flips a byte in the log of a follower that was killed:
-// the node names file and offset, the others go on, and it is filled anew by
+// the node names file and offset, the others go on, and it is filled again by
 // itself. (member/join gives it its vote again when it has been steady.)
 func TestFaultDamagedStore(t *testing.T) {
 	r := newRun(t, nil)
@@ -430,7 +430,7 @@ func TestFaultDamagedStore(t *testing.T) {
 		}
 		return err
 	})
-	t.Logf("%s was filled anew %s after its start", node.Name, took)
+	t.Logf("%s was filled again %s after its start", node.Name, took)
 	finish()
 }
 

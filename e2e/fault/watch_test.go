@@ -30,9 +30,9 @@ type watcher struct {
 	mu      sync.Mutex
 	heard   []seen
 	last    int64 // of events and bookmarks
-	resumed int   // how often the watch was opened anew
+	resumed int   // how often the watch was opened again
 	// gaps are the times the node had forgotten the revisions in between, and
-	// everything had to be listed anew. Clients know how to; it costs them.
+	// everything had to be listed again, which clients support at a cost.
 	gaps [][2]int64
 }
 

@@ -82,7 +82,7 @@ func (b *Balancer) Update(changed map[Frontend]*Backend) error {
 	}
 	if err := b.kernel.Commit(skeleton(b.base), c); err != nil {
 		b.stale = true
-		b.log.Warn("the packet filter refused a change; its rules are read and put right", "err", err)
+		b.log.Warn("the packet filter refused a change; its rules are read and corrected", "err", err)
 		return b.restore()
 	}
 	return nil

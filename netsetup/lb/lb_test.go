@@ -74,7 +74,7 @@ func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 func set(b Backend) *Backend { return &b }
 
 // TestUpdatesAreCompile: after any history of changes the kernel holds what
-// Compile makes of the frontends, and a look finds nothing to put right.
+// Compile makes of the frontends, and a check finds nothing to correct.
 func TestUpdatesAreCompile(t *testing.T) {
 	for seed := range uint64(20) {
 		r := rand.New(rand.NewPCG(seed, 1))

@@ -55,10 +55,10 @@ func NewKeeper(cfg KeeperConfig) *Keeper {
 func (k *Keeper) Set(want Table) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	// Other definitions are another table: it is made anew as a whole.
-	anew := !k.set || !k.have.Whole || want.fingerprint() != k.want.fingerprint()
+	// Other definitions are another table: it is replaced as a whole.
+	replace := !k.set || !k.have.Whole || want.fingerprint() != k.want.fingerprint()
 	k.want, k.set = want, true
-	if anew {
+	if replace {
 		_, err := k.restore()
 		return err
 	}
@@ -67,7 +67,7 @@ func (k *Keeper) Set(want Table) error {
 		return nil
 	}
 	if err := k.cfg.Kernel.Commit(want, c); err != nil {
-		k.cfg.Logger.Warn("the packet filter refused a change; its rules are read and put right", "table", want.Name, "err", err)
+		k.cfg.Logger.Warn("the packet filter refused a change; its rules are read and corrected", "table", want.Name, "err", err)
 		_, err := k.restore()
 		return err
 	}

@@ -71,7 +71,7 @@ const (
 	bindRetry    = time.Second
 )
 
-// peer is what a Prober knows of one.
+// peer is what a Prober knows about one.
 type peer struct {
 	Peer
 	window   window

@@ -143,7 +143,7 @@ func TestRootPackets(t *testing.T) {
 	}
 	if c, err := dial(client, time.Second); err == nil {
 		c.Close()
-		t.Error("the table is not put right")
+		t.Error("the table is not restored")
 	}
 	// A new process finds the rules and alters nothing that is as it should be.
 	before, err := tables.Generation()

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Disk is what a member knows of the file system below its data folder.
+// Disk is what a member knows about the file system below its data folder.
 //
 // A ballast file keeps some room. When free space falls below the limit the
 // member is short: as leader it takes only what the cluster cannot do without,

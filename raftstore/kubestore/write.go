@@ -315,7 +315,7 @@ func (c *candidate) read(ctx context.Context, kv *mvcc.KeyValue) error {
 }
 
 // secondsLeft is how long a key with this expiry still lives at now, at least
-// 1; 0 is for ever.
+// 1; 0 is without a limit.
 func secondsLeft(expiresAt int64, now time.Time) int64 {
 	if expiresAt == 0 {
 		return 0

@@ -67,7 +67,7 @@ func TestRevisions(t *testing.T) {
 		t.Fatalf("%v, %v", rev, err)
 	}
 	if diff := cmp.Diff(&KeyValue{Key: "a", Value: []byte("3"), CreateRevision: 5, ModRevision: 5, Version: 1}, kv); diff != "" {
-		t.Errorf("created anew: %s", diff)
+		t.Errorf("created again: %s", diff)
 	}
 	for rev, value := range map[int64]string{1: "", 2: "1", 3: "2", 4: "", 5: "3"} {
 		kv, _, err := k.Get("a", rev)
