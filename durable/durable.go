@@ -43,7 +43,7 @@ func Commit(f *os.File, name string) error {
 	return SyncDir(filepath.Dir(name))
 }
 
-// Rename gives a file or folder another name, for good. What is in it must have
+// Rename gives a file or folder another name, permanently. What is in it must have
 // been synced before.
 func Rename(from, to string) error {
 	if err := os.Rename(from, to); err != nil {

@@ -69,7 +69,7 @@ func TestReplaceFileAtOnce(t *testing.T) {
 	}
 	wg.Wait()
 	if got := content(t, name); got != "aaaaaaaa" && got != "bbbbbbbb" && got != "cccccccc" {
-		t.Errorf("%q is of nobody", got)
+		t.Errorf("%q is of no writer", got)
 	}
 	holds(t, dir, 1)
 }

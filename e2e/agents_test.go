@@ -99,7 +99,7 @@ func TestE2EAgents(t *testing.T) {
 	t.Run("promoted, and demoted again", func(t *testing.T) {
 		id := e.get(ns, "on-a1").Status.ContainerStatuses[0].ContainerID
 		mustContain(t, "of a server", e.refused("", "members", "promote", "n2"), "n2 has the role server already")
-		mustContain(t, "of nobody", e.refused("", "members", "demote", "ghost"), `no member is called "ghost"`)
+		mustContain(t, "of an unknown name", e.refused("", "members", "demote", "ghost"), `no member is called "ghost"`)
 		mustContain(t, "promote", e.ctl("members", "promote", "a1"), `member "a1" is a server now`)
 		e.eventually("a1 serves the API, with the state of all", func(ctx context.Context) error {
 			client, _, err := e.Client("a1")
@@ -300,7 +300,7 @@ func TestE2EAgents(t *testing.T) {
 			t.Fatal(err)
 		}
 		e.eventually("it works, and cannot reach the API", func(ctx context.Context) error {
-			// Who shows no token is sent away without a question to the API.
+			// A client without a token is rejected without a request to the API.
 			var conn *tls.Conn
 			err := e.Do("a1", func() error {
 				d := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} // only whether something answers
@@ -350,7 +350,7 @@ func TestE2EAgents(t *testing.T) {
 
 	t.Run("removed", func(t *testing.T) {
 		e.ctl("members", "rm", "a2")
-		e.eventually("a2 ends, for it is a member no more", func(context.Context) error {
+		e.eventually("a2 ends, as it is not a member any more", func(context.Context) error {
 			if pid, err := e.Pid("a2"); err == nil {
 				return fmt.Errorf("process %d lives", pid)
 			}
@@ -429,7 +429,7 @@ func stolenIdentity(e *env, node string) transport.Identity {
 // dialAs opens a connection with a node's key, and reports whether its other
 // end kept it open. The host reaches every machine.
 func dialAs(e *env, key, to, protocol string) error {
-	ctx, cancel := context.WithTimeout(e.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(e.t.Context(), testTimeout)
 	defer cancel()
 	c, err := stolenIdentity(e, key).Dial(ctx, addrOf(e, to), "", protocol)
 	if err != nil {

@@ -32,7 +32,7 @@ import (
 
 // TestE2EAuthority exchanges the authority of three servers and an agent under
 // load, with one server down when it begins and the leader killed in the middle.
-// Then the old authority's key, which somebody has stolen, opens nothing.
+// Then the old authority's key, which was stolen, opens nothing.
 func TestE2EAuthority(t *testing.T) {
 	e := startBare(t, 3, func(c *cluster.Config) { c.Agents = 1 })
 	e.ready(4)
@@ -73,7 +73,7 @@ func TestE2EAuthority(t *testing.T) {
 	}
 	mustContain(t, "rotate", e.ctl("ca", "rotate", "--yes", "--grace=1h", kubeconfig), "distribute")
 	mustContain(t, "rotate again", e.refused("", "ca", "rotate", "--yes", kubeconfig), "is being exchanged already")
-	e.eventually("it waits for the server that is away, and for nobody else", func(context.Context) error {
+	e.eventually("it waits for the server that is away, and for no other member", func(context.Context) error {
 		s, err := status()
 		names := s.waited()
 		if err != nil || s.Phase != "distribute" || !slices.Equal(names, []string{away}) {
@@ -123,14 +123,14 @@ func TestE2EAuthority(t *testing.T) {
 		}
 		return nil
 	})
-	e.eventually("all members believe it alone", func(context.Context) error {
+	e.eventually("all members trust it alone", func(context.Context) error {
 		for _, node := range []string{"n1", "n2", "n3", "a1"} {
 			b, err := os.ReadFile(filepath.Join(e.data(node), "pki", "ca.crt"))
 			if err != nil {
 				return err
 			}
 			if trust, err := pki.ParseTrust(0, b, nil); err != nil || len(trust.All()) != 1 || trust.Find(stolen.ID()) != nil {
-				return fmt.Errorf("%s believes %s (%v)", node, b, err)
+				return fmt.Errorf("%s trusts %s (%v)", node, b, err)
 			}
 		}
 		return nil
@@ -147,7 +147,7 @@ func TestE2EAuthority(t *testing.T) {
 			mustContain(t, "a secret from before, by "+server, e.ctl("get", "secret", "-n", ns, "kept", "-o", "jsonpath={.data.word}", by), "ZnJvbS1iZWZvcmU=")
 			mustContain(t, "exec by "+server, e.ctl("exec", "-n", ns, "on-a1", by, "--", "/hello", "echo", "still"), "still")
 		}
-		e.eventually("pods are told", func(ctx context.Context) error {
+		e.eventually("pods get the new authority", func(ctx context.Context) error {
 			cm, err := e.api.CoreV1().ConfigMaps(ns).Get(ctx, "kube-root-ca.crt", metav1.GetOptions{})
 			if err != nil {
 				return err
@@ -245,7 +245,7 @@ func stealAuthority(e *env, server string) *pki.CA {
 
 // stolenAuthority makes itself identities with the old authority's key.
 func stolenAuthority(t *testing.T, e *env, stolen *pki.CA, old *rest.Config) {
-	// It believes the cluster; the cluster does not believe it.
+	// It trusts the cluster; the cluster does not trust it.
 	id, key := forgedServer(t, stolen, stealAuthority(e, "n2"))
 	for _, to := range []string{"n1", "n2", "n3", "a1"} {
 		for _, protocol := range []string{transport.Raft, transport.Gossip, transport.Node, transport.Member} {
@@ -286,8 +286,8 @@ func stolenAuthority(t *testing.T, e *env, stolen *pki.CA, old *rest.Config) {
 	}
 }
 
-// forgedServer is a server by the stolen authority, which believes another.
-func forgedServer(t *testing.T, stolen, believes *pki.CA) (transport.Identity, crypto.Signer) {
+// forgedServer is a server by the stolen authority, which trusts another.
+func forgedServer(t *testing.T, stolen, trusts *pki.CA) (transport.Identity, crypto.Signer) {
 	t.Helper()
 	key, err := pki.NewKey()
 	if err != nil {
@@ -298,12 +298,12 @@ func forgedServer(t *testing.T, stolen, believes *pki.CA) (transport.Identity, c
 		t.Fatal(err)
 	}
 	pair := &tls.Certificate{Certificate: [][]byte{cert.Raw, stolen.Cert.Raw}, PrivateKey: key, Leaf: cert}
-	return transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: believes.Pool}, key
+	return transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: trusts.Pool}, key
 }
 
 // holdOpen opens a connection, and reports whether its other end kept it open.
 func holdOpen(t *testing.T, id transport.Identity, e *env, to, protocol string) error {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	c, err := id.Dial(ctx, addrOf(e, to), "", protocol)
 	if err != nil {
@@ -373,10 +373,10 @@ func beginLoad(t *testing.T, config *rest.Config, ns, name string) *load {
 }
 
 // check ends the load: every write has succeeded, and the watch, which was never
-// opened again, has told of each.
+// opened again, has reported each.
 func (l *load) check(t *testing.T, when string) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(testTimeout); ; time.Sleep(50 * time.Millisecond) {
 		l.mu.Lock()
 		missing := 0
 		for name := range l.written {
@@ -402,7 +402,7 @@ func (l *load) check(t *testing.T, when string) {
 	}
 }
 
-// session is an exec that stays open, and says what it is told.
+// session is an exec that stays open, and echoes its input.
 type session struct {
 	cmd  *exec.Cmd
 	in   io.WriteCloser

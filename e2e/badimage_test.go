@@ -34,8 +34,8 @@ func TestE2EBadImage(t *testing.T) {
 		name, image string
 		words       []string // of the message
 	}{
-		{"unknown", host + "/nobody/nothing:1", []string{"NAME_UNKNOWN"}},
-		{"nobody-there", "127.0.0.1:1/a/b:1", []string{"connection refused"}},
+		{"unknown", host + "/absent/nothing:1", []string{"NAME_UNKNOWN"}},
+		{"refused", "127.0.0.1:1/a/b:1", []string{"connection refused"}},
 	} {
 		p := pod(tt.name)
 		p.Spec.NodeName = "n2"
@@ -95,15 +95,15 @@ func TestE2EBadImage(t *testing.T) {
 	})
 
 	// Pushed at last, it is found at the next try.
-	e.push("n2", host+"/nobody/nothing:1")
+	e.push("n2", host+"/absent/nothing:1")
 	e.podReady(ns, "unknown")
 	second := pod("second")
 	second.Spec.NodeName = "n2"
-	second.Spec.Containers[0].Image = host + "/nobody/nothing:1"
+	second.Spec.Containers[0].Image = host + "/absent/nothing:1"
 	e.create(ns, second)
 	e.podReady(ns, "second")
 	mustContain(t, "describe", e.ctl("-n", ns, "describe", "pod", "second"), "already present on machine")
-	for _, name := range []string{"nobody-there", "bad-name", "never"} {
+	for _, name := range []string{"refused", "bad-name", "never"} {
 		e.ctl("-n", ns, "delete", "pod", name, "--timeout=30s")
 	}
 }

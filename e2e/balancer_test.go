@@ -49,7 +49,7 @@ func balancedOn(t *testing.T, e *env, ns, node string) balanced {
 				}
 			}
 			if has == "" {
-				return errors.New("nobody has " + vip)
+				return errors.New("no node has " + vip)
 			}
 			return nil
 		})

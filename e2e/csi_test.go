@@ -120,7 +120,7 @@ func (d *disks) holds(in, path, words string) {
 }
 
 // moves: a volume is made, attached and mounted; a pod on another node has to
-// wait for it, is told so, and then finds what was written.
+// wait for it, gets an event that says so, and then finds what was written.
 func (d *disks) moves() {
 	d.t.Helper()
 	d.create(d.ns, d.user("first", "n2", ofClaim("notes")))
@@ -128,8 +128,8 @@ func (d *disks) moves() {
 	d.write("first", "/data/note", "kept")
 	d.holds("first", "/data/note", "kept")
 	d.create(d.ns, d.user("second", "n3", ofClaim("notes")))
-	d.eventually("the second is told that the volume is on another node", func(ctx context.Context) error {
-		return d.told(ctx, "second", "Multi-Attach error")
+	d.eventually("the second gets an event that the volume is on another node", func(ctx context.Context) error {
+		return d.reported(ctx, "second", "Multi-Attach error")
 	})
 	d.ctl("-n", d.ns, "delete", "pod", "first")
 	d.podReady(d.ns, "second")
@@ -139,7 +139,7 @@ func (d *disks) moves() {
 	}
 }
 
-func (d *disks) told(ctx context.Context, pod, words string) error {
+func (d *disks) reported(ctx context.Context, pod, words string) error {
 	list, err := d.api.CoreV1().Events(d.ns).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
 	if err != nil {
 		return err
@@ -211,7 +211,7 @@ func (d *disks) inlineAndBlock() {
 	})
 }
 
-// killed: a driver that is gone delays its own pods alone and is told of; a node
+// killed: a driver that is gone delays its own pods alone and is reported; a node
 // whose clusterd is killed between staging and publishing a volume goes on.
 func (d *disks) killed() {
 	d.t.Helper()
@@ -221,8 +221,8 @@ func (d *disks) killed() {
 	other.Spec.NodeName = "n2"
 	d.create(d.ns, other)
 	d.podReady(d.ns, "other")
-	d.eventually("the pod is told of its driver", func(ctx context.Context) error {
-		return d.told(ctx, "late", "does not answer")
+	d.eventually("the pod gets an event about its driver", func(ctx context.Context) error {
+		return d.reported(ctx, "late", "does not answer")
 	})
 	d.must(d.drivers["n2"].Start())
 	d.podReady(d.ns, "late")
@@ -230,7 +230,7 @@ func (d *disks) killed() {
 	d.claim("cut", corev1.PersistentVolumeFilesystem)
 	d.drivers["n2"].Fail("NodePublishVolume", status.Error(codes.Internal, "not now"))
 	d.create(d.ns, d.user("cut", "n2", ofClaim("cut")))
-	d.eventually("the volume is staged and not published", func(ctx context.Context) error { return d.told(ctx, "cut", "not now") })
+	d.eventually("the volume is staged and not published", func(ctx context.Context) error { return d.reported(ctx, "cut", "not now") })
 	d.must(d.Kill("n2"))
 	d.drivers["n2"].Fail("NodePublishVolume", nil)
 	d.must(d.Start(d.t.Context(), "n2"))

@@ -177,7 +177,7 @@ func TestE2EDeploy(t *testing.T) {
 			e.podsReady("hello", "app=hello", n)
 		}
 	})
-	t.Run("a deleted pod is made anew", func(t *testing.T) {
+	t.Run("a deleted pod is replaced", func(t *testing.T) {
 		features.Shows(t, 90)
 		old := e.podsReady("hello", "app=hello", 2)[0]
 		e.ctl("-n", "hello", "delete", "pod", old.Name, "--grace-period=1")

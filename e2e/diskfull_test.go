@@ -18,7 +18,7 @@ import (
 )
 
 // TestE2EDiskFull lets a node's disk run full: it says so, ends its pods one by
-// one, takes no new ones, and their controller makes them anew elsewhere; with
+// one, takes no new ones, and their controller creates them elsewhere; with
 // room again it takes part again.
 func TestE2EDiskFull(t *testing.T) {
 	features.Shows(t, 235, 268)

@@ -76,7 +76,7 @@ func (o *outside) serve(e *env, node string, addr netip.Addr, h http.Handler) (p
 		o.t.Fatal(err)
 	}
 	srv := &http.Server{
-		ReadHeaderTimeout: patience, ErrorLog: log.New(io.Discard, "", 0),
+		ReadHeaderTimeout: testTimeout, ErrorLog: log.New(io.Discard, "", 0),
 		TLSConfig: &tls.Config{Certificates: []tls.Certificate{o.cert}, ClientAuth: tls.RequestClientCert},
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			body, err := io.ReadAll(r.Body)

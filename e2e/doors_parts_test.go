@@ -83,7 +83,7 @@ func (e *env) showDroppedWatch(t *testing.T, ns string, server cluster.Node, res
 		if !slices.ContainsFunc(all[len(events):], func(ev auditEvent) bool {
 			return ev.User.Username == "system:node:a1" && (ev.Verb == "watch" || ev.Verb == "list") && ev.ObjectRef.Resource == resource
 		}) {
-			t.Errorf("the agent did not resume or list anew its %s", resource)
+			t.Errorf("the agent did not resume or list again its %s", resource)
 		}
 	}
 }
@@ -96,7 +96,7 @@ func (e *env) showInformers(t *testing.T, ns string, server cluster.Node) {
 		return strings.HasPrefix(ev.User.Username, "system:kube-") || strings.HasPrefix(ev.User.Username, "system:serviceaccount:kube-system:")
 	}
 	reads := func(ev auditEvent) bool { return ev.Verb == "get" || ev.Verb == "list" }
-	// The leader's loops were begun anew a moment ago: they have settled when a
+	// The leader's loops were restarted a moment ago: they have settled when a
 	// pod and a ReplicaSet of their own were seen to.
 	round := func(name string, n int) []auditEvent {
 		before, _ := e.audit(server)
@@ -287,7 +287,7 @@ func newDeadServer(t *testing.T) *deadServer {
 	return d
 }
 
-// close ends it, as a machine does that is switched off for good.
+// close ends it, as a machine does that is switched off permanently.
 func (d *deadServer) close() {
 	d.ln.Close()
 	d.wg.Wait()
@@ -387,7 +387,7 @@ spec: {accessModes: [ReadWriteMany], storageClassName: "", volumeName: dead, res
 	e.ctl("-n", ns, "delete", "pvc/dead", "pv/dead", "--wait=false")
 }
 
-// closed refuses every write but those of one user, whoever asks for it.
+// closed refuses every write but those of one user.
 const closed = `apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
 metadata: {name: closed}
@@ -460,7 +460,7 @@ func (e *env) showOneDoor(t *testing.T, ns string) {
 		t.Errorf("leases were renewed: %v, %v", renewed, now)
 	}
 	if p := e.get(ns, "stalls"); p.Status.Phase != corev1.PodPending || len(p.Status.ContainerStatuses) > 0 {
-		t.Errorf("the agent told of its pod: %s", brief(p))
+		t.Errorf("the agent reported its pod: %s", brief(p))
 	}
 	if sets := e.ctl("-n", ns, "get", "replicasets", "-l", "app=stalls", "-o", "name"); sets != "" {
 		t.Errorf("the controllers made %s", sets)
@@ -475,7 +475,7 @@ func (e *env) showOneDoor(t *testing.T, ns string) {
 		return err
 	})
 
-	// The agent has nothing but the API: with that stopped it works and tells nobody.
+	// The agent has nothing but the API: with that stopped it works and cannot report.
 	n1, a1 := e.Nodes()[0], e.Nodes()[1]
 	if _, err := os.Stat(filepath.Join(a1.Data, "store")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the agent has a store (%v)", err)
@@ -503,7 +503,7 @@ func (e *env) showOneDoor(t *testing.T, ns string) {
 	if before != after {
 		t.Error("the store has changed while the API was stopped")
 	}
-	e.podIs(ns, "stalls", "told of when the API is back", func(p *corev1.Pod) error {
+	e.podIs(ns, "stalls", "reported when the API is back", func(p *corev1.Pod) error {
 		if p.Status.ContainerStatuses[0].RestartCount != 1 || !podReady(p) {
 			return errors.New("not yet")
 		}

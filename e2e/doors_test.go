@@ -27,7 +27,7 @@ import (
 // TestE2EDoors is a server and an agent on a machine on which others have
 // containers too: who gets in by a token, what is passed on to the APIs and
 // webhooks of others, which parts there are, and what stands still when the API
-// does. One container's end is never told to the agent.
+// does. One container's end is never reported to the agent.
 func TestE2EDoors(t *testing.T) {
 	need(t)
 	foreign := startForeign(t)
@@ -93,7 +93,7 @@ func TestE2EDoors(t *testing.T) {
 		features.Shows(t, 46)
 		e.showOneDoor(t, ns)
 	})
-	t.Run("an end that nothing told of", func(t *testing.T) {
+	t.Run("an end without an event", func(t *testing.T) {
 		features.Shows(t, 189)
 		e.showResync(t, line, ns, "victim", lost)
 	})
@@ -286,7 +286,7 @@ webhooks:
 		}
 		return nil
 	})
-	// Who says that he is another is himself all the same.
+	// A user who claims to be another keeps his own identity.
 	client, err := rest.HTTPClientFor(e.holderConfig(token))
 	if err != nil {
 		t.Fatal(err)
@@ -308,7 +308,7 @@ webhooks:
 
 	asked := slices.DeleteFunc(out.requests(path), func(r sentRequest) bool { return r.header.Get("X-Remote-User") != "oidc:ann" })
 	if len(asked) == 0 {
-		t.Fatal("the API of another was not told of the user")
+		t.Fatal("the aggregated API did not receive the user")
 	}
 	for _, r := range asked {
 		if groups := r.header.Values("X-Remote-Group"); !slices.Contains(groups, "team:smiths") || slices.Contains(groups, "system:masters") || r.client != "clusterd:front-proxy" {

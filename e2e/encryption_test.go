@@ -48,7 +48,7 @@ func TestE2ENoWireGuard(t *testing.T) {
 			if nodeReady(&n) {
 				return fmt.Errorf("%s is Ready", n.Name)
 			}
-			if _, told := n.Annotations[ours.WireGuard]; told {
+			if _, has := n.Annotations[ours.WireGuard]; has {
 				return fmt.Errorf("%s has a key: %v", n.Name, n.Annotations)
 			}
 			if !strings.Contains(fmt.Sprint(n.Status.Conditions), why) {
@@ -164,7 +164,7 @@ func TestE2EWireGuard(t *testing.T) {
 	fetches := func(when, url string) {
 		t.Helper()
 		// An emulated machine takes minutes to start a clusterd.
-		e.within(3*patience, when+": the page of "+url, func(context.Context) error {
+		e.within(3*testTimeout, when+": the page of "+url, func(context.Context) error {
 			out, errs, code := e.run("clusterctl", "", "-n", ns, "exec", "near", "--", "/hello", "fetch", url)
 			if code != 0 || !strings.Contains(out, secretText) {
 				return fmt.Errorf("exit %d: %s%s", code, out, errs)

@@ -53,7 +53,7 @@ func TestE2EFencing(t *testing.T) {
 		}, func(node string) error { return errors.Join(e.Heal(node), e.Start(t.Context(), node)) }},
 	} {
 		node := f.lose(fault.how, fault.lose)
-		// Whoever was away comes back, and finds that its pod is somebody else's.
+		// The lost node comes back, and finds that its pod runs on another node.
 		f.back(node, fault.back)
 	}
 	t.Logf("pods that may be doubled run elsewhere after %s at best", slices.Min(f.took).Round(10*time.Millisecond))
@@ -106,7 +106,7 @@ func (f *fencing) statefulSet() {
 	}
 }
 
-// stateless runs pods that may be doubled: nobody waits for the lost ones.
+// stateless runs pods that may be doubled: their controller does not wait for the lost ones.
 func (f *fencing) stateless() {
 	f.t.Helper()
 	d := deployment("web", 4)

@@ -41,9 +41,9 @@ type foreignState struct {
 
 const (
 	// foreignName is its name, and part of no other.
-	foreignName = "somebody-elses"
+	foreignName = "not-of-clusterd"
 	// foreignCgroup is above those that podman makes, and bears no mark of a cluster.
-	foreignCgroup = "/somebody-elses"
+	foreignCgroup = "/not-of-clusterd"
 )
 
 // startForeign starts the container, before there is a cluster. It is removed after
@@ -74,7 +74,7 @@ func startForeign(t *testing.T) *foreign {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), testTimeout)
 		defer cancel()
 		if now, err := f.inspect(ctx); err != nil || now != f.state {
 			t.Errorf("after the cluster is gone: %+v (%v)", now, err)

@@ -55,8 +55,8 @@ spec:
     - {type: RequestMirror, requestMirror: {backendRef: {name: green, port: 80}}}
     - {type: CORS, cors: {allowOrigins: ["https://page.example"], allowMethods: [PUT], exposeHeaders: [X-Request-Id], maxAge: 60}}
     backendRefs: [{name: blue, port: 80}]
-  - matches: [{path: {value: /nobody}}]
-    backendRefs: [{name: nobody, port: 80}]
+  - matches: [{path: {value: /absent}}]
+    backendRefs: [{name: absent, port: 80}]
 ---
 apiVersion: gateway.networking.k8s.io/v1
 kind: GRPCRoute
@@ -156,7 +156,7 @@ func gateways(t *testing.T, e *env, vip string) {
 		t.Errorf("the redirect: %d to %q, %v", code, to, err)
 	}
 	copies(t, w, ns)
-	w.says("http://shop.example/nobody", http.StatusInternalServerError, "Service doors/nobody does not exist")
+	w.says("http://shop.example/absent", http.StatusInternalServerError, "Service doors/absent does not exist")
 	w.says("http://else.example/", http.StatusNotFound, `"else.example"`)
 
 	conn, err := grpc.NewClient("passthrough:///calls.example", grpc.WithTransportCredentials(insecure.NewCredentials()),

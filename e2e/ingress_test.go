@@ -52,7 +52,7 @@ spec:
     http:
       paths:
       - {path: /, pathType: Prefix, backend: {service: {name: shop, port: {number: 80}}}}
-      - {path: /nobody, pathType: Prefix, backend: {service: {name: nobody, port: {number: 80}}}}
+      - {path: /absent, pathType: Prefix, backend: {service: {name: absent, port: {number: 80}}}}
 `
 
 // wayIn asks an address from n1's network for hosts that no DNS knows.
@@ -147,7 +147,7 @@ func ingress(t *testing.T, e *env, vip string) {
 					return errors.Join(err, fmt.Errorf("%d %s", code, page))
 				}
 				if !slices.Contains(names, answerer(page)) {
-					return errors.New("somebody else answered: " + page)
+					return errors.New("another pod answered: " + page)
 				}
 				seen[answerer(page)] = true
 			}
@@ -163,7 +163,7 @@ func ingress(t *testing.T, e *env, vip string) {
 		t.Errorf("a host with TLS, asked without: %d to %q, %v", code, to, err)
 	}
 	w.says("http://other.example/", http.StatusNotFound, `no Ingress of this cluster has a rule for host "other.example"`)
-	w.says("http://plain.example/nobody/here", http.StatusServiceUnavailable, "Service ways/nobody does not exist")
+	w.says("http://plain.example/absent/here", http.StatusServiceUnavailable, "Service ways/absent does not exist")
 
 	conn, err := w.dial(t.Context(), "80")
 	if err != nil {

@@ -41,7 +41,7 @@ func TestE2EJoinRefused(t *testing.T) {
 		{"altered", addr, string(flipped), "altered"},
 		{"cut short", addr, token[:len(token)/2], "cut when it was copied"},
 		{"nonsense", addr, "letmein", "not a join token"},
-		{"nobody there", e.Nodes()[0].Addr.String() + ":6444", token, "connection refused"},
+		{"connection refused", e.Nodes()[0].Addr.String() + ":6444", token, "connection refused"},
 		{"expired", addr, expired, "expired"},
 		{"for another name", addr, newToken("--name=other"), "is for the machine other, and this one is joiner"},
 		{"from elsewhere", addr, newToken("--from=203.0.113.0/24", "--role=agent"), "is good from 203.0.113.0/24"},
@@ -49,7 +49,7 @@ func TestE2EJoinRefused(t *testing.T) {
 		t.Run(strings.ReplaceAll(tt.name, " ", "_"), func(t *testing.T) {
 			data := filepath.Join(t.TempDir(), "joiner")
 			refuse := func() (string, error) {
-				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 				defer cancel()
 				cmd := e.Exec(ctx, "n1", e.Bin("clusterd"), "join", tt.addr, "--token", tt.token, "--data", data, "--name", "joiner", "--port", "7443", "--prepare")
 				var out strings.Builder

@@ -32,9 +32,9 @@ import (
 
 const (
 	image = "clusterd.local/hello:1"
-	// patience is how long anything may take on a busy machine. Tests wait for
+	// testTimeout is how long anything may take on a busy machine. Tests wait for
 	// a condition and so rarely this long.
-	patience = 2 * time.Minute
+	testTimeout = 2 * time.Minute
 	// stalled is longer than any step takes unless something waits that should
 	// not. How fast a step is, the benchmarks tell.
 	stalled = 30 * time.Second
@@ -215,7 +215,7 @@ func (e *env) run(prog, stdin string, args ...string) (stdout, stderr string, co
 	case "kubectl":
 		path = kubectlPath()
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(e.t.Context()), patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(e.t.Context()), testTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Stdin = strings.NewReader(stdin)
@@ -283,7 +283,7 @@ func kubectls() []string {
 // eventually waits until check has nothing to complain of.
 func (e *env) eventually(what string, check func(context.Context) error) time.Duration {
 	e.t.Helper()
-	return e.within(patience, what, check)
+	return e.within(testTimeout, what, check)
 }
 
 func (e *env) within(limit time.Duration, what string, check func(context.Context) error) time.Duration {

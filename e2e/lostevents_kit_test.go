@@ -36,7 +36,7 @@ const (
 	realSocket   = "podmon.real.sock"
 )
 
-// standBetween puts itself at the place of podmon's socket, and starts clusterd anew.
+// standBetween puts itself at the place of podmon's socket, and restarts clusterd.
 func (e *env) standBetween(n cluster.Node) *between {
 	e.t.Helper()
 	if err := e.Stop(e.t.Context(), n.Name); err != nil {
@@ -82,7 +82,7 @@ func (e *env) losesEnd(line *between, n cluster.Node, ns, name string) corev1.Co
 }
 
 // showResync waits until the pod's container was started again: podmon's list is
-// compared with what the agent believes once a minute.
+// compared with the agent's state once a minute.
 func (e *env) showResync(t *testing.T, line *between, ns, name string, lost corev1.ContainerStatus) {
 	again := e.podIs(ns, name, "started again", func(p *corev1.Pod) error {
 		if s := p.Status.ContainerStatuses; len(s) != 1 || s[0].RestartCount == 0 || !podReady(p) {
@@ -175,7 +175,7 @@ func carry(from, to *frame.Conn, passes func(json.RawMessage) bool) {
 	}
 }
 
-// loses keeps back what is told of a container from now on.
+// loses drops the events of a container from now on.
 func (b *between) loses(containerID string) {
 	_, id, _ := strings.Cut(containerID, "://")
 	b.id.Store(&id)

@@ -17,8 +17,8 @@ import (
 )
 
 // netDoctor: all ways are measured and work; one that leads in one direction
-// alone is found from both its ends, told by the nodes' conditions, and forgotten
-// when it is mended.
+// alone is found from both its ends, reported by the nodes' conditions, and cleared
+// when it is repaired.
 func (e *env) netDoctor(t *testing.T, from, to string) {
 	names := []string{}
 	for _, n := range e.Nodes() {

@@ -81,7 +81,7 @@ func policies(t *testing.T, e *env) {
 	apply(`{podSelector: {matchLabels: {app: near}}, egress: [{to: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: guarded}}, podSelector: {matchLabels: {app: server}}}]}], policyTypes: [Egress]}`)
 	e.reaches(true, ns, "near", addr)
 
-	// An administrator's flush is put right.
+	// An administrator's flush is undone.
 	apply(`{podSelector: {matchLabels: {app: server}}, policyTypes: [Ingress]}`)
 	e.reaches(false, ns, "far", addr)
 	err := e.Do("n1", func() error {

@@ -13,10 +13,10 @@ import (
 	"github.com/clusterd/clusterd/member/transport"
 )
 
-// callAs makes a node call with a node's key, for a user or for nobody.
+// callAs makes a node call with a node's key, for a user or without one.
 func callAs(e *env, key, to string, who *transport.Caller, method, path string) (code int, body string) {
 	e.t.Helper()
-	ctx, cancel := context.WithTimeout(e.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(e.t.Context(), testTimeout)
 	defer cancel()
 	tr := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		c, err := stolenIdentity(e, key).Dial(ctx, addrOf(e, to), "", transport.Node)
@@ -53,7 +53,7 @@ func stolenServerKey(t *testing.T, e *env, ns string) {
 		for _, call := range []string{"GET " + log, "POST /exec/" + ns + "/on-a1/main?command=/hello&output=1", "GET /pods", "GET /images", "POST /images/load", "GET /logs/", "GET /configz"} {
 			method, path, _ := strings.Cut(call, " ")
 			if code, body := callAs(e, "n1", to, nil, method, path); code != http.StatusForbidden || !strings.Contains(body, "names no user") {
-				t.Errorf("%s: %s for nobody: %d %s", to, call, code, body)
+				t.Errorf("%s: %s without a user: %d %s", to, call, code, body)
 			}
 			if code, body := callAs(e, "n1", to, eve, method, path); code != http.StatusForbidden || !strings.Contains(body, `user "eve" may not`) {
 				t.Errorf("%s: %s for eve: %d %s", to, call, code, body)
@@ -79,7 +79,7 @@ func stolenServerKey(t *testing.T, e *env, ns string) {
 		}
 	}
 
-	// Somebody who may read the logs of one namespace, and nothing else.
+	// A user who may read the logs of one namespace, and nothing else.
 	e.ctl("create", "role", "reader", "-n", ns, "--verb=get", "--resource=pods,pods/log")
 	e.ctl("create", "rolebinding", "reader", "-n", ns, "--role=reader", "--user=ann")
 	mustContain(t, "ann reads logs", e.ctl("logs", "-n", ns, "on-a1", "--as=ann"), "serving on")

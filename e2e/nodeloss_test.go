@@ -25,7 +25,7 @@ func gone(seconds int64) []corev1.Toleration {
 	return out
 }
 
-// TestE2ENodeLoss switches a machine off: its pods are made anew on the
+// TestE2ENodeLoss switches a machine off: its pods are created again on the
 // others, a bare pod is not; switched on again, it takes part again.
 func TestE2ENodeLoss(t *testing.T) {
 	features.Shows(t, 110, 210, 218, 236)
@@ -100,7 +100,7 @@ func TestE2ENodeLoss(t *testing.T) {
 	t.Logf("%s switched off: not Ready after %s, its %d pods replaced and Ready after %s (they tolerate 1 s)",
 		lost, notReady.Round(time.Millisecond), onLost, time.Since(began).Round(time.Millisecond))
 
-	// Nobody knows how its pods are: they keep their phase and are not Ready.
+	// The state of its pods is not known: they keep their phase and are not Ready.
 	e.podIs(ns, "bare", "Running, not Ready, and on its way out", func(p *corev1.Pod) error {
 		c := podCondition(p, corev1.PodReady)
 		if p.Status.Phase != corev1.PodRunning || c == nil || c.Status != corev1.ConditionFalse || p.DeletionTimestamp == nil {
@@ -126,13 +126,13 @@ func TestE2ENodeLoss(t *testing.T) {
 		return err
 	})
 	e.podsReady(ns, "app=web", 6) // and the lost ones are forgotten
-	e.eventually("the bare pod is gone for good", func(ctx context.Context) error {
+	e.eventually("the bare pod is gone", func(ctx context.Context) error {
 		p, err := e.api.CoreV1().Pods(ns).Get(ctx, "bare", metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
 		if err == nil && p.UID != bareUID {
-			t.Errorf("somebody made the bare pod anew on %s", p.Spec.NodeName)
+			t.Errorf("the bare pod was created again on %s", p.Spec.NodeName)
 			return nil
 		}
 		return fmt.Errorf("still there (%v)", err)
@@ -144,7 +144,7 @@ func TestE2ENodeLoss(t *testing.T) {
 }
 
 // TestE2EPartition cuts a node's cable: what runs there goes on, and once it
-// is mended, nothing is there twice.
+// is restored, nothing is there twice.
 func TestE2EPartition(t *testing.T) {
 	e := start(t)
 	ns := e.namespace("partition")

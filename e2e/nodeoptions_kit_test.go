@@ -80,7 +80,7 @@ func (e *env) showPodResources(n cluster.Node, ns string) {
 	}
 	defer conn.Close()
 	client := podresources.NewPodResourcesListerClient(conn)
-	ctx, cancel := context.WithTimeout(e.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(e.t.Context(), testTimeout)
 	defer cancel()
 	list, err := client.List(ctx, &podresources.ListPodResourcesRequest{})
 	if err != nil {
@@ -121,7 +121,7 @@ func (e *env) showPodResources(n cluster.Node, ns string) {
 	if err != nil || one.GetPodResources().GetName() != "pinned" {
 		e.t.Errorf("%v, %v", one, err)
 	}
-	if _, err := client.Get(ctx, &podresources.GetPodResourcesRequest{PodNamespace: ns, PodName: "nobody"}); status.Code(err) != codes.NotFound {
+	if _, err := client.Get(ctx, &podresources.GetPodResourcesRequest{PodNamespace: ns, PodName: "absent"}); status.Code(err) != codes.NotFound {
 		e.t.Errorf("a pod that is not: %v", err)
 	}
 }
@@ -345,7 +345,7 @@ func (e *env) watchCerts(n cluster.Node) *certWatch {
 func (k *keptConn) use(c net.Conn) {
 	from := bufio.NewReader(c)
 	for {
-		_ = c.SetDeadline(time.Now().Add(patience))
+		_ = c.SetDeadline(time.Now().Add(testTimeout))
 		_, err := fmt.Fprintf(c, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
 		if err == nil {
 			var res *http.Response
@@ -365,7 +365,7 @@ func (k *keptConn) use(c net.Conn) {
 	}
 }
 
-// dial makes a connection, and believes only what is valid now.
+// dial makes a connection, and accepts only a certificate that is valid now.
 func (w *certWatch) dial(port string) (*tls.Conn, error) {
 	return tls.DialWithDialer(&net.Dialer{Timeout: 10 * time.Second}, "tcp", net.JoinHostPort(w.node.Addr.String(), port), &tls.Config{RootCAs: w.roots, NextProtos: []string{"http/1.1"}})
 }
@@ -379,7 +379,7 @@ func (w *certWatch) show(t *testing.T) {
 		if life := first.NotAfter.Sub(first.NotBefore); life > 2*time.Minute {
 			t.Fatalf("the certificate of %s lives %s: this test would see nothing", port, life)
 		}
-		for deadline := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
+		for deadline := time.Now().Add(testTimeout); ; time.Sleep(200 * time.Millisecond) {
 			c, err := w.dial(port)
 			if err == nil {
 				now := c.ConnectionState().PeerCertificates[0]
@@ -392,7 +392,7 @@ func (w *certWatch) show(t *testing.T) {
 				t.Fatalf("port %s: the certificate was not replaced: %v", port, err)
 			}
 		}
-		for deadline := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
+		for deadline := time.Now().Add(testTimeout); ; time.Sleep(200 * time.Millisecond) {
 			kept := w.kept[port]
 			kept.mu.Lock()
 			last, err := kept.last, kept.err

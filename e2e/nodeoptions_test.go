@@ -65,8 +65,8 @@ func TestE2ENodeOptions(t *testing.T) {
 	t.Run("the machine's cgroups", func(t *testing.T) {
 		_, err := os.Stat("/sys/fs/cgroup/cgroup.controllers")
 		v2 := err == nil
-		if told := strings.Contains(e.log("n1"), "memory QoS is not to be had"); told == v2 {
-			t.Errorf("cgroup v2: %v; the log warns: %v", v2, told)
+		if warned := strings.Contains(e.log("n1"), "memory QoS is not to be had"); warned == v2 {
+			t.Errorf("cgroup v2: %v; the log warns: %v", v2, warned)
 		}
 		if v2 {
 			return // nothing to warn of; the row is shown where there is
@@ -144,7 +144,7 @@ func TestE2ENodeOptions(t *testing.T) {
 			return strings.Replace(config, "readOnlyPort: 10255\n", "", 1) + "nodeIP: " + a1.Addr.String() + "," + six + "\n"
 		})
 		want := fmt.Sprintf("InternalIP=%s InternalIP=%s ExternalIP=203.0.113.7 ExternalDNS=n.example.org Hostname=a1 ", a1.Addr, six)
-		e.eventually("both addresses are told", func(ctx context.Context) error {
+		e.eventually("both addresses are reported", func(ctx context.Context) error {
 			n, err := e.api.CoreV1().Nodes().Get(ctx, "a1", metav1.GetOptions{})
 			if err != nil {
 				return err
@@ -158,7 +158,7 @@ func TestE2ENodeOptions(t *testing.T) {
 			}
 			return nil
 		})
-		// Without the option nobody listens.
+		// Without the option the port is closed.
 		if c, err := net.Dial("tcp", net.JoinHostPort(a1.Addr.String(), "10255")); err == nil {
 			c.Close()
 			t.Error("the read-only port is open by default")
@@ -265,7 +265,7 @@ func (e *env) withSwap(file, node string, args ...string) (text string, code int
 	return finish(e.t, e.Exec(e.t.Context(), node, "unshare", append([]string{"--mount", "sh", "-c", script, swaps, e.Bin("clusterd")}, args...)...))
 }
 
-// reconfigure starts a node anew with another configuration.
+// reconfigure restarts a node with another configuration.
 func (e *env) reconfigure(n cluster.Node, change func(string) string) {
 	e.t.Helper()
 	if err := e.Stop(e.t.Context(), n.Name); err != nil {

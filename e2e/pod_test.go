@@ -231,7 +231,7 @@ func (e *env) follow(ns string) {
 	e.t.Helper()
 	e.create(ns, pod("count", "count"))
 	e.podReady(ns, "count")
-	ctx, cancel := context.WithTimeout(e.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(e.t.Context(), testTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, e.Bin("clusterctl"), "-n", ns, "logs", "-f", "count")
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+e.kubeconfig())
@@ -257,7 +257,7 @@ func (e *env) follow(ns string) {
 // and returns what it printed.
 func (e *env) startCtl(args ...string) func() string {
 	e.t.Helper()
-	ctx, cancel := context.WithTimeout(e.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(e.t.Context(), testTimeout)
 	e.t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, e.Bin("clusterctl"), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+e.kubeconfig())

@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestE2ERecover loses two of three voters for ever. The cluster goes on from
+// TestE2ERecover loses two of three voters permanently. The cluster goes on from
 // the newest of what is left, on every member that is left; the lost ones are
 // refused when they come back, and say why.
 func TestE2ERecover(t *testing.T) {
@@ -74,7 +74,7 @@ func TestE2ERecover(t *testing.T) {
 	e.use(left)
 	var table string
 	e.eventually("the two that are left answer", func(context.Context) error {
-		out, errs, _ := e.runOn(left, "recover", "--from", "nobody")
+		out, errs, _ := e.runOn(left, "recover", "--from", "unknown")
 		table = out
 		if n := strings.Count(out, "answers"); n != 2 {
 			return fmt.Errorf("%d do: %s%s", n, out, errs)

@@ -147,7 +147,7 @@ func TestE2ERelease(t *testing.T) {
 	})
 }
 
-// testReleaseRefusals sends files to nodes as whoever has a server's ear could.
+// testReleaseRefusals sends files to nodes as a client of a server could.
 func testReleaseRefusals(t *testing.T, e *env, f *releaseMaker, good string) {
 	content := readFile(t, good)
 	signed := readFile(t, good+".minisig")

@@ -21,7 +21,7 @@ import (
 
 // TestE2ERestart kills clusterd under running pods and starts it again: the
 // same processes go on, no log line is missing, and an exit code from the time
-// without clusterd is told.
+// without clusterd is reported.
 func TestE2ERestart(t *testing.T) {
 	features.Shows(t, 80, 192, 270)
 	e := start(t)
@@ -30,7 +30,7 @@ func TestE2ERestart(t *testing.T) {
 	on := func(p *corev1.Pod) *corev1.Pod { p.Spec.NodeName = node; return p }
 	e.create(ns, on(pod("count", "count")))
 	e.create(ns, on(pod("web")))
-	// It ends while nobody looks.
+	// It ends while clusterd is down.
 	short := on(pod("short", "exit", "7", "600"))
 	short.Spec.RestartPolicy = corev1.RestartPolicyNever
 	e.create(ns, short)
@@ -67,7 +67,7 @@ func TestE2ERestart(t *testing.T) {
 		}
 		return nil
 	})
-	// Told to end, the program exits with 7: the kernel told podmon alone.
+	// Asked to end, the program exits with 7: only podmon got that from the kernel.
 	if s := ended.Status.ContainerStatuses[0].State.Terminated; s == nil || s.ExitCode != 7 {
 		t.Errorf("the exit code was lost: %s", brief(ended))
 	}

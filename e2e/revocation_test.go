@@ -70,7 +70,7 @@ func revokedUsers(t *testing.T, e *env, asked string) {
 	mustContain(t, "a word", e.refused("", "user", "revoke", "--serial=xyz", by), "give it in hexadecimal")
 	mustContain(t, "revoke", e.ctl("user", "revoke", "jane", by), `user "jane" revoked`)
 	refusedEverywhere("jane's certificate", jane)
-	ended := time.After(patience)
+	ended := time.After(testTimeout)
 	for open := true; open; {
 		select {
 		case _, open = <-watch.ResultChan():

@@ -161,7 +161,7 @@ func TestE2ESchedule(t *testing.T) {
 	t.Run("another scheduler", func(t *testing.T) {
 		features.Shows(t, 125, 126, 128)
 		p := pod("foreign", "sleep")
-		p.Spec.SchedulerName = "somebody-else"
+		p.Spec.SchedulerName = "another-scheduler"
 		p = e.create(ns, p)
 		e.create(ns, pod("own", "sleep")) // made later, so looked at later
 		e.podReady(ns, "own")

@@ -60,7 +60,7 @@ func TestE2EServers(t *testing.T) {
 		}
 		tries := 0
 		e.eventually("the leader's controllers have worked, and no others", func(context.Context) error {
-			// Each wait in here has its own patience.
+			// Each wait in here has its own timeout.
 			leader := e.leader()
 			before := map[string]string{}
 			for _, n := range e.Nodes() {
@@ -93,7 +93,7 @@ func TestE2EServers(t *testing.T) {
 			return nil
 		})
 	})
-	t.Run("made while nobody leads", func(t *testing.T) {
+	t.Run("made while there is no leader", func(t *testing.T) {
 		features.Shows(t, 92)
 		leader := e.leader()
 		if err := e.Kill(leader); err != nil {
@@ -156,7 +156,7 @@ func TestE2EServers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		client.Timeout = patience
+		client.Timeout = testTimeout
 		began := time.Now()
 		resp, err := client.Post(e.config.Host+"/api/v1/namespaces/"+ns+"/configmaps", "application/json",
 			strings.NewReader(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"lost"}}`))

@@ -138,8 +138,8 @@ func TestE2EService(t *testing.T) {
 			return err
 		})
 	})
-	t.Run("nobody there: refused at once", func(t *testing.T) {
-		empty := e.service(ns, "empty", func(s *corev1.ServiceSpec) { s.Selector = map[string]string{"app": "nobody"} })
+	t.Run("no endpoints: refused at once", func(t *testing.T) {
+		empty := e.service(ns, "empty", func(s *corev1.ServiceSpec) { s.Selector = map[string]string{"app": "absent"} })
 		e.eventually("a refusal", func(context.Context) error {
 			_, err := e.fetch("n2", "http://"+empty.Spec.ClusterIP+"/")
 			if err == nil || !strings.Contains(err.Error(), "refused") {

@@ -77,8 +77,8 @@ func (e *env) next(w watch.Interface) (watch.EventType, *corev1.Pod) {
 			return ev.Type, p
 		}
 		e.t.Fatalf("the watch ended: %+v", ev.Object)
-	case <-time.After(patience):
-		e.t.Fatalf("the watch told nothing for %s", patience)
+	case <-time.After(testTimeout):
+		e.t.Fatalf("the watch sent nothing for %s", testTimeout)
 	}
 	return "", nil
 }

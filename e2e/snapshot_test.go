@@ -18,7 +18,7 @@ import (
 
 // TestE2ESnapshot saves a cluster of two, verifies the file, and begins it
 // again on a machine of another name. All objects are there, revisions go on
-// upwards, a machine of the old cluster is told what happened, and joins anew.
+// upwards, a machine of the old cluster reports what happened, and joins again.
 func TestE2ESnapshot(t *testing.T) {
 	e := startBare(t, 2)
 	ctx := t.Context()
@@ -57,7 +57,7 @@ func TestE2ESnapshot(t *testing.T) {
 		}
 	}
 	onMachine := func(node string, args ...string) (string, error) {
-		limit, cancel := context.WithTimeout(ctx, patience)
+		limit, cancel := context.WithTimeout(ctx, testTimeout)
 		defer cancel()
 		out, err := e.Exec(limit, node, e.Bin(args[0]), args[1:]...).CombinedOutput()
 		return string(out), err
@@ -119,7 +119,7 @@ func TestE2ESnapshot(t *testing.T) {
 		t.Errorf("machines of the old cluster are members:\n%s", members)
 	}
 
-	// n1 wakes up: it is told, resets, and joins anew under its name.
+	// n1 wakes up: it learns of it, is reset, and joins again under its name.
 	first := e.Nodes()[0]
 	limit, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()

@@ -17,7 +17,7 @@ func (e *env) webPage() {
 		if err != nil {
 			e.t.Fatal(err)
 		}
-		nobody := rest.AnonymousClientConfig(config)
+		anonymous := rest.AnonymousClientConfig(config)
 		for _, test := range []struct {
 			name   string
 			config *rest.Config
@@ -26,9 +26,9 @@ func (e *env) webPage() {
 			code   int
 			has    string
 		}{
-			{"the page", nobody, "/ui/", "none", 200, "<!doctype html>"},
-			{"its program", nobody, "/ui/main.js", "same-origin", 200, "import"},
-			{"the cluster without a login", nobody, "/api/v1/pods", "same-origin", 401, "Unauthorized"},
+			{"the page", anonymous, "/ui/", "none", 200, "<!doctype html>"},
+			{"its program", anonymous, "/ui/main.js", "same-origin", 200, "import"},
+			{"the cluster without a login", anonymous, "/api/v1/pods", "same-origin", 401, "Unauthorized"},
 			{"the cluster with a certificate", config, "/api/v1/namespaces/hello/pods", "same-origin", 200, "hello-"},
 			{"metrics of the libraries, which alerts name", config, "/metrics", "none", 200, "process_resident_memory_bytes "},
 			{"the API's own", config, "/metrics", "none", 200, "apiserver_request_total{"},

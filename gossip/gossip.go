@@ -21,7 +21,7 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// State is what gossip believes of a member.
+// State is a member's state as gossip sees it.
 type State string
 
 const (
@@ -54,7 +54,7 @@ type Config struct {
 	// alone. May return none: this is the first node.
 	Seeds func() []netip.AddrPort
 	// Admits says whether a member may be here, by what it says of itself; nil:
-	// any that holds the key. It is asked at every word of a member, and again
+	// any that holds the key. It is called for every message about a member, and again
 	// and again while it is here, and must not wait.
 	Admits func(Meta) bool
 	// Expect are the members that should be here, by id, and where they might
@@ -95,8 +95,8 @@ type Members struct {
 
 const rejoinPeriod = 5 * time.Second
 
-// insistence is for how many probes a node that moved keeps telling the others
-// so: they believe it once they have found nobody at its old address.
+// insistence is for how many probes a node that moved keeps announcing its
+// new address: the others accept it once no node answers at the old one.
 const insistence = 30
 
 // New checks cfg. It starts nothing.
@@ -207,7 +207,7 @@ func (m *Members) memberlistConfig(t memberlist.Transport, ring *memberlist.Keyr
 }
 
 // reach tries to meet every member that is known but not alive, and the seeds
-// while nobody else is. memberlist alone forgets a dead member, and a healed
+// while no other member is alive. memberlist alone forgets a dead member, and a healed
 // partition would stay two clusters.
 func (m *Members) reach(list *memberlist.Memberlist) {
 	alone := !slices.ContainsFunc(m.All(), func(mem Member) bool {
@@ -248,7 +248,7 @@ func (m *Members) meet(list *memberlist.Memberlist, wanted func(Member) bool, se
 	}
 }
 
-// Leave tells the others that this node is going for good, and waits until
+// Leave tells the others that this node leaves permanently, and waits until
 // the word has spread or timeout has passed.
 func (m *Members) Leave(timeout time.Duration) error {
 	m.mu.Lock()
@@ -288,7 +288,7 @@ func (m *Members) Get(id string) (Member, bool) {
 }
 
 // ByName returns the member with that node name; of several (a machine that
-// was made anew under its old name) the one that is alive, else the latest.
+// was rebuilt under its old name) the one that is alive, else the latest.
 func (m *Members) ByName(name string) (Member, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -356,7 +356,7 @@ func (m *Members) put(next Member) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if have, ok := m.present[next.ID]; ok != (next.State == Alive) || ok && have != next {
-		return // there is later news
+		return // there is a later state
 	}
 	old, known := m.table[next.ID]
 	next.Since = old.Since
@@ -409,9 +409,9 @@ func (d *aliveDelegate) NotifyAlive(n *memberlist.Node) error {
 	return nil
 }
 
-// NotifyConflict is called when a member is said to be at two addresses. Those
-// who know it at its old one believe nothing else until it is dead there, and
-// by then the news of the new one has passed by. So this node repeats it.
+// NotifyConflict is called when a member is said to be at two addresses. Members
+// that know the old one accept no other until the member is dead there, and by
+// then the announcement of the new one is over. So this node repeats it.
 func (d *aliveDelegate) NotifyConflict(existing, _ *memberlist.Node) {
 	if existing.Name != d.cfg.Meta.ID {
 		return
@@ -474,7 +474,7 @@ func (w logWriter) Write(p []byte) (int, error) {
 			case "WARN":
 				level = slog.LevelWarn
 			case "ERR", "ERROR":
-				// memberlist calls every unanswered dial an error; it heals itself.
+				// memberlist calls every unanswered dial an error; it retries by itself.
 				level = slog.LevelWarn
 			}
 			line = strings.TrimPrefix(strings.TrimSpace(line[i+j+1:]), "memberlist: ")

@@ -145,7 +145,7 @@ func TestMultiMembersMeetDieAndReturn(t *testing.T) {
 	// by nothing but its own seeds, and know it by its key.
 	c2 := start(t, "id-c", "n3", none, b.addr)
 	if mem := a.wait(t, "id-c", Alive); mem.Addr != c2.addr {
-		t.Fatalf("n3 is back at %v, a believes %v", c2.addr, mem.Addr)
+		t.Fatalf("n3 is back at %v, a has %v", c2.addr, mem.Addr)
 	}
 }
 
@@ -161,7 +161,7 @@ func TestMultiDeadMemberIsSoughtAgain(t *testing.T) {
 	a.wait(t, "id-b", Alive)
 }
 
-// A member that is back at another address before it was missed is believed as
+// A member that is back at another address before it was missed is accepted as
 // soon as it was missed at the old one, not at the next full exchange (30 s).
 func TestMultiQuickMoveIsBelievedSoon(t *testing.T) {
 	none := netip.AddrPort{}
@@ -188,11 +188,11 @@ func TestMultiQuickMoveIsBelievedSoon(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("believed after %s", time.Since(began).Round(time.Millisecond))
+	t.Logf("accepted after %s", time.Since(began).Round(time.Millisecond))
 }
 
-// A removed member still has the key and goes on talking; nobody who knows
-// that it was removed lists it again.
+// A removed member still has the key and goes on talking; no member that
+// knows of the removal lists it again.
 func TestMultiRemovedMemberStaysForgotten(t *testing.T) {
 	none := netip.AddrPort{}
 	a := start(t, "id-a", "n1", none)
@@ -294,7 +294,7 @@ func FuzzMeta(f *testing.F) {
 	})
 }
 
-// TestMultiBorrowedName: whoever calls itself by another's name is not listed,
+// TestMultiBorrowedName: a node under another node's name is not listed,
 // however often it says so, and is once it may be called so.
 func TestMultiBorrowedName(t *testing.T) {
 	a := start(t, "id-a", "n1", netip.AddrPort{})

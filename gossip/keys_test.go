@@ -22,8 +22,8 @@ func testKeys(ids ...byte) (keys [][]byte) {
 	return keys
 }
 
-// TestMultiKeysChange changes the key of members that gossip, step by step. Somebody
-// who kept the old one is alone then: nobody hears what it says, and it hears nobody.
+// TestMultiKeysChange changes the key of members that gossip, step by step. A node
+// that kept the old one is alone then: no member reads its messages, and it reads none.
 func TestMultiKeysChange(t *testing.T) {
 	a := start(t, "id-a", "n1", netip.AddrPort{})
 	b := start(t, "id-b", "n2", netip.AddrPort{}, a.addr)
@@ -40,7 +40,7 @@ func TestMultiKeysChange(t *testing.T) {
 		t.Fatalf("with the key it sees %d members", n)
 	}
 	if _, err := spy.Ping("id-a", net.UDPAddrFromAddrPort(a.addr)); err != nil {
-		t.Fatalf("with the key nobody answers it: %v", err)
+		t.Fatalf("no member answers it although it has the key: %v", err)
 	}
 
 	// One of the two is a step ahead of the other for a while, whichever.
@@ -73,12 +73,12 @@ func TestMultiKeysChange(t *testing.T) {
 	c.wait(t, "id-b", Alive)
 	for _, n := range spy.Members() {
 		if n.Name == "id-c" {
-			t.Error("with the old key it hears of a new member")
+			t.Error("with the old key it learns of a new member")
 		}
 	}
 	for _, n := range []*node{a, b, c} {
 		if mem, ok := n.Get("id-spy"); ok && mem.State == Alive {
-			t.Errorf("%s believes it", n.cfg.Meta.Name)
+			t.Errorf("%s accepts its messages", n.cfg.Meta.Name)
 		}
 	}
 

@@ -14,7 +14,7 @@ type Meta struct {
 	Name string `json:"n"`
 	// Version is the clusterd release the node runs.
 	Version string `json:"v,omitempty"`
-	// Leaving is set when the node goes for good. (memberlist v0.5 does not
+	// Leaving is set when the node leaves permanently. (memberlist v0.5 does not
 	// tell its delegates a member that left from one that died.)
 	Leaving bool `json:"l,omitempty"`
 }

@@ -24,7 +24,7 @@ func (l *flakyListener) Accept() (net.Conn, error) {
 	return l.Listener.Accept()
 }
 
-// The bug of issue 9: one error of Accept ended gossip's streams for good.
+// The bug of issue 9: one error of Accept ended gossip's streams permanently.
 func TestStreamsAreAcceptedAfterAnError(t *testing.T) {
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

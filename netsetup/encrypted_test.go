@@ -132,7 +132,7 @@ func readInClear(t *testing.T, c *capture, from *node) int {
 }
 
 // refused says whether a connection is refused a way, by the kernel's own answer:
-// UDP is not told of that.
+// UDP sockets do not report that.
 func refused(t *testing.T, ns, to string) bool {
 	t.Helper()
 	var failed error
@@ -164,7 +164,7 @@ func (n *node) addRoute(dst string, via netip.Addr) {
 
 // TestRootNoWireGuardNothingInClear: where the kernel has no WireGuard, or the other's
 // key is not known, no packet of a pod leaves the node, whatever the routes say, and
-// the senders are told. It needs no WireGuard: that is what it is about.
+// the senders get an error. It needs no WireGuard: that is what it is about.
 func TestRootNoWireGuardNothingInClear(t *testing.T) {
 	netnstest.NeedRoot(t)
 	outside := netnstest.New(t)
@@ -190,10 +190,10 @@ func TestRootNoWireGuardNothingInClear(t *testing.T) {
 		t.Errorf("within the node: %q", got)
 	}
 	for _, to := range []string{b1.addr.String(), b1.addr6.String(), "10.42.77.1", "fd42:0:77::1"} {
-		eventually(t, "a1 is not told that there is no way to "+to, func() bool { return refused(t, a1.path, to) })
+		eventually(t, "a1 gets no error although there is no route to "+to, func() bool { return refused(t, a1.path, to) })
 		_ = shout(t, a1.path, to)
 		if !refused(t, a.ns.Path, to) {
-			t.Errorf("the node is not told that there is no way to %s", to)
+			t.Errorf("the node gets no error although there is no route to %s", to)
 		}
 	}
 	// Routes of others lead there in clear: the fence stands.
@@ -220,7 +220,7 @@ func TestRootNoWireGuardNothingInClear(t *testing.T) {
 }
 
 // TestVMWireguard joins nodes by a switch that is listened to: what their pods send
-// to each other arrives, in both families, and no word of it is read on the way. A
+// to each other arrives, in both families, and no byte of it can be read on the way. A
 // key is changed under a connection; a node that goes is out at once.
 func TestVMWireguard(t *testing.T) {
 	if os.Getenv("CLUSTERD_VM") == "" {
@@ -249,8 +249,8 @@ func TestVMWireguard(t *testing.T) {
 		}
 	}
 	reach(a, b, c)
-	eventually(t, "a1 is not told that there is no way yet", func() bool { return refused(t, a1.path, b1.addr.String()) })
-	a.told, b.told, c.told = true, true, true
+	eventually(t, "a1 gets no error although there is no route yet", func() bool { return refused(t, a1.path, b1.addr.String()) })
+	a.announced, b.announced, c.announced = true, true, true
 	reach(a, b, c)
 	for _, tt := range []struct{ name, from, to, want string }{
 		{"address kept", a1.path, b1.addr.String(), "b1 saw 10.42.1.2"},
@@ -292,12 +292,12 @@ func TestVMWireguard(t *testing.T) {
 	// A clear packet with a pod's address does not get in.
 	b.keepsOut(t, outside, netip.MustParseAddr("10.42.3.77"), a1, b1)
 
-	// b gets another key: the others hear of it, then it goes over.
+	// b gets another key: the others receive it, then it goes over.
 	was, began := b.key, time.Now()
-	b.key, b.told = newKey(t), false
+	b.key, b.announced = newKey(t), false
 	b.reach(a, c) // it holds the one it has
 	talk("before the others know")
-	b.told = true
+	b.announced = true
 	a.reach(b, c)
 	b.reach(a, c)
 	talk("after the change")

@@ -52,8 +52,8 @@ type node struct {
 	pool6 *ipam.Pool
 
 	// A node that encrypts: its private key, and whether the others know it.
-	key  wireguard.Key
-	told bool
+	key       wireguard.Key
+	announced bool
 }
 
 func newNode(t *testing.T, addr, cidr string) *node {
@@ -357,12 +357,12 @@ func (n *node) reach(others ...*node) {
 		if n.addr6.IsValid() {
 			o.Addrs = append(o.Addrs, n.addr6)
 		}
-		if n.told {
+		if n.announced {
 			o.Key, o.Port = n.key.PublicKey(), overlay.DefaultWireGuardPort
 		}
 		return o
 	}
-	nodes := overlay.Nodes{Own: of(n).Ranges, Key: n.key, Hold: !n.told, Within: n.rules.Forward}
+	nodes := overlay.Nodes{Own: of(n).Ranges, Key: n.key, Hold: !n.announced, Within: n.rules.Forward}
 	for _, o := range others {
 		nodes.Others = append(nodes.Others, of(o))
 	}

@@ -20,7 +20,7 @@ import (
 )
 
 // TestRootTwoSegments puts a router between nodes: pages go through the tunnel
-// to those behind it, and by a host route to the neighbour; nobody but a member
+// to those behind it, and by a host route to the neighbour; only a member
 // gets into the tunnel.
 func TestRootTwoSegments(t *testing.T) {
 	netnstest.NeedRoot(t)

@@ -18,7 +18,7 @@ import (
 	"github.com/clusterd/clusterd/raftstore/raftstoretest"
 )
 
-// another waits until somebody other than that member leads.
+// another waits until a member other than that one leads.
 func another(c *raftstoretest.Cluster, than string) (leader string) {
 	c.Wait("another leader than "+than, func() bool {
 		for id, s := range c.Running() {
@@ -32,8 +32,8 @@ func another(c *raftstoretest.Cluster, than string) (leader string) {
 	return leader
 }
 
-// A leader that can only hear, or only speak, is replaced, and nobody is told
-// anything wrong meanwhile.
+// A leader that can only hear, or only speak, is replaced, and no client gets a
+// wrong answer meanwhile.
 func TestMultiOneWayPartition(t *testing.T) {
 	for name, fault := range map[string]func(c *raftstoretest.Cluster, id string, on bool){
 		"mute": (*raftstoretest.Cluster).Mute,
@@ -86,7 +86,7 @@ func TestMultiClockJumps(t *testing.T) {
 	}
 }
 
-// faultyLog is a log whose writes hang or fail when it is told so.
+// faultyLog is a log whose writes hang or fail on request.
 type faultyLog struct {
 	raft.LogStore
 	mu   sync.Mutex
@@ -308,7 +308,7 @@ func TestFullDisk(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := s.Txn(ctx, put("/k", "late")); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("a small update whose caller has no patience: %v", err)
+		t.Errorf("a small update whose caller's deadline has passed: %v", err)
 	}
 	disks.free["n0"].Store(1 << 40)
 	disks.log("n0").set(nil, nil)

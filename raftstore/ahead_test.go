@@ -52,7 +52,7 @@ func TestMultiAhead(t *testing.T) {
 			var mu sync.Mutex
 			held := map[string]*heldLog{}
 			c := raftstoretest.New(t, 3, func(cfg *raftstore.Config) {
-				// Nobody gives the leader up while its log waits, but the lost
+				// No follower gives the leader up while its log waits, but the lost
 				// entry's leader soon enough.
 				raftstoretest.Steady(cfg)
 				cfg.HeartbeatTimeout, cfg.ElectionTimeout, cfg.LeaderLease = 5*time.Second, 5*time.Second, 5*time.Second

@@ -14,10 +14,10 @@ var (
 	calmLoad = flag.Int("calm-load", 20, "how many processes want a processor all that while; without -calm: 2")
 )
 
-// TestCalm: nobody is deposed by a busy machine. Three members in processes of
-// their own, with the timeouts of earnest, serve clients beside processes that
+// TestCalm: a busy machine deposes no leader. Three members in processes of
+// their own, with the default timeouts, serve clients beside processes that
 // take all the processors they can get. With -calm not one election may happen in
-// that time. Without it the machine may be busier than anybody has promised for:
+// that time. Without it the machine may be busier than the timeouts allow for:
 // then one quiet try of some is enough.
 func TestCalm(t *testing.T) {
 	tries, window, load := 5, 4*time.Second, 2

@@ -15,15 +15,15 @@ import (
 )
 
 var (
-	chaosFor  = flag.Duration("chaos", 0, "how long TestChaos lets faults befall the store; 0: not at all (make chaos-store: 30m)")
+	chaosFor  = flag.Duration("chaos", 0, "how long TestChaos injects faults into the store; 0: not at all (make chaos-store: 30m)")
 	chaosSeed = flag.Uint64("chaos-seed", 1, "what its faults and their order are drawn from")
 )
 
-// chaosRound is how long one history is recorded for: what nobody knows the
-// outcome of makes its check dearer the longer it gets.
+// chaosRound is how long one history is recorded for: operations
+// of unknown outcome make its check more expensive the longer it gets.
 const chaosRound = 30 * time.Second
 
-// TestChaos lets faults befall three members in processes of their own, in an
+// TestChaos injects faults into three members in processes of their own, in an
 // order drawn from the seed, while clients work: kill -9 of one or of all,
 // SIGSTOP, and bytes flipped in the files of a member that was killed. After
 // each round the history is checked and the keyspaces are compared.
@@ -55,7 +55,7 @@ func TestChaos(t *testing.T) {
 	t.Logf("seed %d for %v: %d faults: %v", *chaosSeed, *chaosFor, total, count)
 }
 
-// TestChaosLinks lets faults befall three members in one process, whose links
+// TestChaosLinks injects faults into three members in one process, whose links
 // and disks the test holds, in an order drawn from the seed: links that are
 // cut, silent or deaf one way, a disk that hangs, a member that is killed again
 // while it comes back from the last time. Every second member has the other

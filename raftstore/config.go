@@ -32,7 +32,7 @@ type Config struct {
 	Dial func(ctx context.Context, id string) (net.Conn, error)
 	// PeerID returns the ID that the other end of a stream from Listener has
 	// proved to have. Streams are bound to it, see peerrights.go. Default: every
-	// stream is believed, for tests and benchmarks alone.
+	// stream is trusted, for tests and benchmarks alone.
 	PeerID func(net.Conn) string
 	// LogEngine keeps raft's log. A log that was kept otherwise is converted
 	// when the store is opened. Default: LogSegments.
@@ -113,14 +113,14 @@ type Config struct {
 
 	// For tests: a log that misbehaves, a disk that says it is full, entries
 	// that come out different, a monotonic clock beside one that is set, less
-	// patience with a silent leader, a version of before. Zero in earnest.
+	// timeout of a silent leader, an earlier version. Zero in production.
 	wrapLog   func(raft.LogStore) raft.LogStore
 	freeBytes func(dir string) (int64, error)
 	mangle    func(*mvcc.Batch)
 	elapsed   func() time.Duration
 	silence   time.Duration // see election.Config
 	lookAt    time.Duration // how often the members' formats are asked for
-	older     bool          // it has never heard of format 2, see package settle
+	older     bool          // it does not know format 2, see package settle
 }
 
 // EventListener is called for what happens in a Store. Any function may be nil.

@@ -215,7 +215,7 @@ func TestMultiDamageHealedByOthers(t *testing.T) {
 			found.has(t, file, at)
 			c.Wait("it is a member again, without a vote", func() bool {
 				member, voter := isVoter(t, c.Leader(), id)
-				return member && !voter && !s.Amnesiac()
+				return member && !voter && !s.LostState()
 			})
 			c.Wait("it reads what it had lost", func() bool {
 				kv, _, err := s.Get(testContext(t), "/k/3", raftstore.ReadOptions{})
@@ -244,7 +244,7 @@ func TestMultiDamageHealedByOthers(t *testing.T) {
 // never had it.
 func TestMultiLostStateDoesNotVote(t *testing.T) {
 	t.Parallel()
-	c := raftstoretest.New(t, 3, func(cfg *raftstore.Config) { cfg.LeaderWait = raftstoretest.Patience })
+	c := raftstoretest.New(t, 3, func(cfg *raftstore.Config) { cfg.LeaderWait = raftstoretest.Timeout })
 	knowsMembers(c)
 	leader := c.LeaderID()
 	var forgetful, behind string
@@ -264,8 +264,8 @@ func TestMultiLostStateDoesNotVote(t *testing.T) {
 	c.Rejoin(behind)
 	spoilLog(t, c.Dir(forgetful))
 	s := c.Start(forgetful)
-	if !s.Amnesiac() {
-		t.Fatal("it believes what is left of its log")
+	if !s.LostState() {
+		t.Fatal("it trusts what is left of its log")
 	}
 	c.Wait("the one that is behind to ask for its vote, again and again", func() bool { return s.Refused() >= 5 })
 	if st := c.Store(behind).Status(); st.State == "Leader" {
@@ -409,7 +409,7 @@ func TestMultiDivergence(t *testing.T) {
 	wrong := s.Status().ID
 	p, _ := ids.Load(wrong)
 	victim.Store(p.(*string))
-	ctx, cancel := context.WithTimeout(context.Background(), raftstoretest.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), raftstoretest.Timeout)
 	defer cancel()
 	mustPut(t, c.Leader(), "/k", "right")
 	select {
@@ -443,7 +443,7 @@ func TestMultiVoteCannotBeWritten(t *testing.T) {
 	id := s.Status().ID
 	raftstore.BreakVote(s)
 	c.Kill(c.LeaderID())
-	ctx, cancel := context.WithTimeout(context.Background(), raftstoretest.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), raftstoretest.Timeout)
 	defer cancel()
 	select {
 	case <-s.Failed():

@@ -137,7 +137,7 @@ func TestMultiDeleteBesideOlderMember(t *testing.T) {
 	renewed.Store(true)
 	c.Stop("n2")
 	c.Start("n2")
-	// Those who were told no ask again after a while.
+	// Members that got a negative answer ask again after a while.
 	c.Wait("the command is used", func() bool {
 		keys := filled(t, c.Store("n0"), 10)
 		if _, err := c.Store("n0").Delete(ctx, keys, "sweeper"); err != nil {

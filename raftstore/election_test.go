@@ -11,9 +11,9 @@ import (
 	"github.com/clusterd/clusterd/raftstore/raftstoretest"
 )
 
-// patientRaft would not elect anybody before the test has given up waiting.
-func patientRaft(c *raftstore.Config) {
-	const t = raftstoretest.Patience + time.Second
+// longTimeouts has raft elect no leader before the test fails for its own timeout.
+func longTimeouts(c *raftstore.Config) {
+	const t = raftstoretest.Timeout + time.Second
 	c.HeartbeatTimeout, c.ElectionTimeout, c.LeaderLease = t, t, t
 	c.LeaderWait = t
 }
@@ -24,7 +24,7 @@ func TestMultiLeaderKilled(t *testing.T) {
 	for _, n := range []int{3, 5} {
 		t.Run(fmt.Sprintf("%d members", n), func(t *testing.T) {
 			t.Parallel()
-			c := raftstoretest.New(t, n, patientRaft)
+			c := raftstoretest.New(t, n, longTimeouts)
 			mustPut(t, c.Leader(), "/a", "1")
 			for _, id := range c.IDs() {
 				c.Wait(id+" has the first write", func() bool { return c.Store(id).Status().Keyspace.Keys == 1 })
@@ -39,7 +39,7 @@ func TestMultiLeaderKilled(t *testing.T) {
 // waiting for raft's timeout.
 func TestMultiRestartAll(t *testing.T) {
 	t.Parallel()
-	c := raftstoretest.New(t, 3, patientRaft)
+	c := raftstoretest.New(t, 3, longTimeouts)
 	mustPut(t, c.Leader(), "/a", "1")
 	for _, id := range c.IDs() {
 		c.Kill(id)
@@ -56,7 +56,7 @@ func TestMultiRestartAll(t *testing.T) {
 // depose it, refused or not.
 func TestMultiLeaderOutOfReach(t *testing.T) {
 	t.Parallel()
-	c := raftstoretest.New(t, 3, patientRaft)
+	c := raftstoretest.New(t, 3, longTimeouts)
 	leader, follower := c.LeaderID(), c.Follower().Status().ID
 	mustPut(t, c.Leader(), "/a", "1")
 	term := c.Leader().Status().Term
@@ -74,12 +74,12 @@ func TestMultiSilentLeader(t *testing.T) {
 	for _, n := range []int{3, 5} {
 		t.Run(fmt.Sprintf("%d members", n), func(t *testing.T) {
 			t.Parallel()
-			// raft would not elect anybody in less than this.
-			const patience = 40 * time.Second
+			// raft would not elect a leader in less than this.
+			const timeout = 40 * time.Second
 			c := raftstoretest.New(t, n, func(cfg *raftstore.Config) {
-				cfg.HeartbeatTimeout, cfg.ElectionTimeout, cfg.LeaderLease = patience, patience, patience
-				cfg.LeaderWait = raftstoretest.Patience
-				cfg.Inject(raftstore.Faults{Silence: patience / 4}) // a heartbeat comes every four to eight seconds
+				cfg.HeartbeatTimeout, cfg.ElectionTimeout, cfg.LeaderLease = timeout, timeout, timeout
+				cfg.LeaderWait = raftstoretest.Timeout
+				cfg.Inject(raftstore.Faults{Silence: timeout / 4}) // a heartbeat comes every four to eight seconds
 			})
 			mustPut(t, c.Leader(), "/a", "1")
 			for _, id := range c.IDs() {
@@ -99,8 +99,8 @@ func TestMultiSilentLeader(t *testing.T) {
 				}
 				return false
 			})
-			if took := time.Since(began); took > patience*9/10 {
-				t.Errorf("it took %v: that was raft's own patience", took)
+			if took := time.Since(began); took > timeout*9/10 {
+				t.Errorf("it took %v: that was raft's own timeout", took)
 			}
 			mustPut(t, next, "/b", "2")
 			c.Mute(leader, false)
@@ -109,8 +109,8 @@ func TestMultiSilentLeader(t *testing.T) {
 	}
 }
 
-// TestMultiSilentForOne: a member that alone does not hear the leader deposes
-// nobody, however long that lasts.
+// TestMultiSilentForOne: a member that alone does not hear the leader does
+// not depose it, however long that lasts.
 func TestMultiSilentForOne(t *testing.T) {
 	t.Parallel()
 	// A busy machine keeps the others from hearing the leader too, for a while.
@@ -127,7 +127,7 @@ func TestMultiSilentForOne(t *testing.T) {
 		if raftstore.ShouldStand(c.Store(deaf), leader) {
 			t.Fatal("it would stand although the leader serves the others")
 		}
-		time.Sleep(100 * time.Millisecond) // the leader is heard of more often than a heartbeat comes
+		time.Sleep(100 * time.Millisecond) // the leader is heard more often than a heartbeat comes
 	}
 	if got := c.Store(leader).Status(); got.State != "Leader" || got.Term != term {
 		t.Errorf("%s is %s in term %d, led in %d", leader, got.State, got.Term, term)

@@ -18,8 +18,8 @@ var (
 	// ErrNoLeader is returned when no leader answered in time; a write was
 	// certainly not applied and never will be.
 	ErrNoLeader = errors.New("no leader")
-	// ErrUnknownOutcome is returned when a write was handed over and nobody
-	// could say in time what became of it: it may have been applied, or be
+	// ErrUnknownOutcome is returned when a write was handed over and its
+	// outcome was not known in time: it may have been applied, or be
 	// applied later. When the caller's context ended, it matches that error
 	// as well.
 	ErrUnknownOutcome = errors.New("outcome of the write is unknown")

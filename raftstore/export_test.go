@@ -19,26 +19,26 @@ const DemoteOp = byte(demote)
 // refused.
 func (s *Store) Refused() int { return s.raftSide.Gate.Refused() }
 
-// Amnesiac reports whether the member takes part in nothing.
-func (s *Store) Amnesiac() bool { return s.raftSide.Gate.Shut() }
+// LostState reports whether the member has lost its state and takes part in nothing.
+func (s *Store) LostState() bool { return s.raftSide.Gate.Shut() }
 
 // Faults are put below a member before it is opened.
 type Faults struct {
 	Log    func(raft.LogStore) raft.LogStore
 	Free   func(dir string) (int64, error)
 	Mangle func(*mvcc.Batch)
-	// Silence is how long a leader may be silent; 0: as in earnest.
+	// Silence is how long a leader may be silent; 0: as in production.
 	Silence time.Duration
-	// Older: the member has never heard of format 2.
+	// Older: the member does not know format 2.
 	Older bool
-	// LookAt is how often the others' formats are asked for; 0: as in earnest.
+	// LookAt is how often the others' formats are asked for; 0: as in production.
 	LookAt time.Duration
 	// Wall is the clock as it is set by hand; what elapses is not touched.
 	Wall func() time.Time
 }
 
 // Leaders in these tests send entries ahead however fast the disk is: all faults
-// befall that, too.
+// happen to that, too.
 func init() { slowSync = 0 }
 
 // SendAhead sets whether leaders of a benchmark send ahead.

@@ -55,7 +55,7 @@ func (w *writers) run(id string, worker int) {
 			continue
 		}
 		key := fmt.Sprintf("/w/%s/%d/%d", id, worker, n)
-		ctx, cancel := context.WithTimeout(context.Background(), raftstoretest.Patience)
+		ctx, cancel := context.WithTimeout(context.Background(), raftstoretest.Timeout)
 		res, err := s.Txn(ctx, mvcc.Txn{
 			Compares: []mvcc.Compare{{Key: key}},
 			Ops:      []mvcc.Op{{Type: mvcc.OpPut, Key: key, Value: []byte(key)}},
@@ -64,7 +64,7 @@ func (w *writers) run(id string, worker int) {
 		switch {
 		case err != nil: // the member was killed: nothing is promised
 		case !res.Succeeded:
-			// Nobody else writes it: the command took effect twice.
+			// No other goroutine writes it: the command took effect twice.
 			w.t.Errorf("create of %s was refused: %+v", key, res.Current[0])
 		default:
 			w.mu.Lock()
@@ -189,8 +189,8 @@ func TestMultiCatchUpBySnapshot(t *testing.T) {
 	if got := get(t, behind, "/k"); got != "50" {
 		t.Errorf("reads %q", got)
 	}
-	// The listener is told after readers can see the state.
-	c.Wait("the listener to be told of the snapshot", func() bool { return restored.Load() > 0 })
+	// The listener is called after readers can see the state.
+	c.Wait("the listener to be called for the snapshot", func() bool { return restored.Load() > 0 })
 	// The history came with the snapshot: the watch goes on without a gap.
 	for next, n := last.Revision-49, 0; n < 50; {
 		select {
@@ -205,7 +205,7 @@ func TestMultiCatchUpBySnapshot(t *testing.T) {
 				next++
 				n++
 			}
-		case <-time.After(raftstoretest.Patience):
+		case <-time.After(raftstoretest.Timeout):
 			t.Fatal("nothing came")
 		}
 	}
@@ -220,8 +220,8 @@ func TestMultiCatchUpBySnapshot(t *testing.T) {
 	}
 }
 
-// A leader that is cut off must not answer a linearizable read, whatever it
-// believes.
+// A leader that is cut off must not answer a linearizable read, even if it
+// considers itself the leader.
 func TestMultiNoStaleReads(t *testing.T) {
 	t.Parallel()
 	c := raftstoretest.New(t, 3, nil)
@@ -285,7 +285,7 @@ func TestMultiWithoutQuorum(t *testing.T) {
 	leader := c.LeaderID()
 	s := c.Store(leader)
 	c.Isolate(leader)
-	// It still believes to lead: the write is in its log, and nobody can say.
+	// It still considers itself the leader: the write is in its log, and its outcome is unknown.
 	handedOver := make(chan error, 1)
 	go func() {
 		_, err := s.Txn(testContext(t), put("/a", "1"))

@@ -151,10 +151,10 @@ func TestMultiUpgradeAndBack(t *testing.T) {
 		v.none(t, c)
 	}
 	v.again(t, c, "n1", false)
-	c.Wait("n1 knows of older members", func() bool { return strings.Contains(c.Store("n1").Status().Format.Note, "do not know it: [n0 n2]") })
+	c.Wait("n1 knows about older members", func() bool { return strings.Contains(c.Store("n1").Status().Format.Note, "do not know it: [n0 n2]") })
 	v.none(t, c)
 
-	// Upgraded for good. One has counted to the end, and the others follow.
+	// Upgraded permanently. One has counted to the end, and the others follow.
 	v.set(v.soon, "n2", true)
 	v.again(t, c, "n0", false)
 	v.again(t, c, "n2", false)

@@ -23,7 +23,7 @@ import (
 // A command keeps its identity however often it is handed over, and takes
 // effect once: when a leader dies in the middle, it is handed to the next one.
 // Only when the context ends (or no leader appears for LeaderWait) before
-// anyone could say what became of it is the outcome unknown.
+// its outcome was reported is the outcome unknown.
 //
 // Errors: ErrNoLeader (a *NoLeaderError once it lasts), ErrUnknownOutcome, ErrTooLarge, ErrNoSpace, ErrClosed,
 // mvcc.ErrInvalid, and the context's error when nothing was handed over yet. A
@@ -47,7 +47,7 @@ func (s *Store) decide(ctx context.Context, cmd mvcc.Command) (mvcc.TxnResult, e
 		case out.attempts > 1:
 			return mvcc.TxnResult{}, fmt.Errorf("%w: %w", ErrUnknownOutcome, out.Err)
 		}
-		// Handed over once, came too late, and will never be applied: ask anew
+		// Handed over once, came too late, and will never be applied: ask again
 		// under a new identity.
 	}
 }
@@ -93,7 +93,7 @@ func (s *Store) admit(t *mvcc.Txn) error {
 	return s.quotas.Check(s.keyspace(), t)
 }
 
-// maxOrigin bounds what a change says of who asked for it.
+// maxOrigin bounds the name of a change's author.
 const maxOrigin = 256
 
 // commands are this member's own on their way, and as leader those of all.
@@ -229,7 +229,7 @@ func (s *Store) send(ctx context.Context, cmd mvcc.Command) (sent, error) {
 const retryAfter = 20 * time.Millisecond
 
 // handOver gives the command to the leader. failed is called if it did not get
-// through; cancel says that nobody listens any more.
+// through; cancel says that no goroutine waits any more.
 func (s *Store) handOver(leader string, raw []byte, failed func(verdict)) (cancel func()) {
 	if leader == s.cfg.ID {
 		if s.disk.Short() && !s.essential(raw) {

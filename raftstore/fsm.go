@@ -34,8 +34,8 @@ var _ raft.BatchingFSM = (*fsm)(nil)
 // Apply implements raft.FSM.
 func (f *fsm) Apply(l *raft.Log) any { return f.ApplyBatch([]*raft.Log{l})[0] }
 
-// ApplyBatch implements raft.BatchingFSM. The results are nil: whoever waits
-// for a command's outcome is recognised by its identity.
+// ApplyBatch implements raft.BatchingFSM. The results are nil: the outcome
+// of a command reaches its waiter by the command's identity.
 func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 	for _, l := range logs {
 		f.applyOne(l)
@@ -57,7 +57,7 @@ func (f *fsm) applyOne(l *raft.Log) {
 	batch, err := wire.DecodeBatch(l.Data)
 	if err != nil {
 		// Going on without this entry would make this node differ from the
-		// others for ever. Stopping is the lesser evil.
+		// others permanently. Stopping is the lesser evil.
 		panic(fmt.Sprintf("raftstore: log entry %d of term %d in %s: %v", l.Index, l.Term, f.s.cfg.Dir, err))
 	}
 	if f.s.cfg.mangle != nil {

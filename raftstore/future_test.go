@@ -49,7 +49,7 @@ func TestCloseUnderWrites(t *testing.T) {
 		}()
 		select {
 		case <-killed:
-		case <-time.After(raftstoretest.Patience):
+		case <-time.After(raftstoretest.Timeout):
 			t.Fatal("the store does not end")
 		}
 		c.Start("n0")

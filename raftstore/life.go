@@ -57,7 +57,7 @@ type failure struct {
 
 // Failed is closed when the store has stopped because it could no longer
 // answer for what it holds; Err then says why. The process should end: at the
-// next start the store heals itself from the other members if it can.
+// next start the store repairs itself from the other members if it can.
 func (s *Store) Failed() <-chan struct{} { return s.failure.ch }
 
 // Err is why the store stopped by itself; nil if it did not.
@@ -70,7 +70,7 @@ func (s *Store) Err() error {
 	}
 }
 
-// fail stops the store. forget: its state must not be believed at the next
+// fail stops the store. forget: its state must not be used at the next
 // start either. It may be called from any goroutine, and returns before the
 // store has ended.
 func (s *Store) fail(err error, forget bool) {
@@ -119,7 +119,7 @@ func (s *Store) close(graceful bool) error {
 	s.raftSide.Stop()
 	s.peers.Close()
 	stopped := s.raft().Shutdown()
-	err := s.streams.Close() // unblocks whoever reads from a peer, raft included
+	err := s.streams.Close() // unblocks all readers of a peer, raft included
 	err = errors.Join(err, stopped.Error())
 	close(s.raftEnded)
 	s.peers.Wait()
@@ -133,9 +133,9 @@ func (s *Store) close(graceful bool) error {
 	return errors.Join(err, s.closeState())
 }
 
-// handOverPatience is how long a leader that stops waits for its successor.
+// handOverTimeout is how long a leader that stops waits for its successor.
 // raft waits for its election timeout, also for one that stops as well.
-const handOverPatience = 2 * time.Second
+const handOverTimeout = 2 * time.Second
 
 // letAnotherLead lets another voter lead. What is still under way then ends when raft
 // is shut down.
@@ -147,7 +147,7 @@ func (s *Store) letAnotherLead() {
 		if err != nil {
 			s.cfg.Logger.Info("leadership was not handed over", "err", err)
 		}
-	case <-time.After(handOverPatience):
+	case <-time.After(handOverTimeout):
 		s.cfg.Logger.Info("leadership was not handed over in time")
 	}
 }

@@ -132,7 +132,7 @@ func startHistory(t *testing.T, c *raftstoretest.Cluster) *history {
 	})
 }
 
-// startHistoryOf starts them on keys below a prefix that nobody wrote to before.
+// startHistoryOf starts them on keys below a prefix without earlier writes.
 func startHistoryOf(t *testing.T, seed uint64, prefix string, try func(*rand.Rand, registerInput) (registerOutput, bool)) *history {
 	h := &history{t: t, try: try, prefix: prefix, seed: seed, begin: time.Now(), stop: make(chan struct{})}
 	t.Logf("seed %d", h.seed)
@@ -210,7 +210,7 @@ func (h *history) check() {
 			return answered
 		})
 	}
-	res, info := porcupine.CheckOperationsVerbose(register.ToModel(), h.ops, 5*raftstoretest.Patience)
+	res, info := porcupine.CheckOperationsVerbose(register.ToModel(), h.ops, 5*raftstoretest.Timeout)
 	unknown := 0
 	for _, o := range h.ops {
 		if o.Output.(registerOutput).unknown {

@@ -9,20 +9,20 @@ import (
 	"github.com/clusterd/clusterd/raftstore/peer"
 )
 
-// A stream is as good as the member at its other end. Raft believes what a
-// message says of its sender: one entry with a high term deposes a leader. So
+// A stream is as good as the member at its other end. Raft trusts what a
+// message says about its sender: one entry with a high term deposes a leader. So
 // every stream is bound to the id that its peer has proved (Config.PeerID):
 //
 //	raft's messages   from voters of this member's configuration
 //	our own calls     from any member of it
-//	both              from the leader that this member follows, and from anybody
+//	both              from the leader that this member follows, and from any node
 //	                  who may dial while it follows none
 //	a call to be      from one that Config.Known admits, for itself: it lost its
 //	taken out or in   store and must go and come back as a new member
 //
 // The last line is for a member that is behind: those who lead today may have
 // joined after the last entry it knows. A member with a live leader, and the
-// leader itself, hear nobody from outside the configuration.
+// leader itself, hear no member outside the configuration.
 
 // mayStream says why a peer may not use a stream of that kind now; nil: it may.
 func (s *Store) mayStream(kind byte, id string) error {

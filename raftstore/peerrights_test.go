@@ -32,7 +32,7 @@ func (i intruder) open(ctx context.Context, to string, kind byte) (net.Conn, err
 	}
 	greeting := binary.LittleEndian.AppendUint64([]byte{kind, 2}, i.epoch.Number)
 	greeting = binary.LittleEndian.AppendUint64(greeting, i.epoch.ID)
-	_ = conn.SetDeadline(time.Now().Add(raftstoretest.Patience))
+	_ = conn.SetDeadline(time.Now().Add(raftstoretest.Timeout))
 	var answer [1]byte
 	if _, err := conn.Write(greeting); err == nil {
 		_, err = io.ReadFull(conn, answer[:])
@@ -54,7 +54,7 @@ func (i intruder) Accept() (net.Conn, error) { return nil, net.ErrClosed }
 func (i intruder) Close() error              { return nil }
 func (i intruder) Addr() net.Addr            { return &net.TCPAddr{} }
 
-// TestMultiForgedMessages: whoever is not in the configuration deposes nobody,
+// TestMultiForgedMessages: a node outside the configuration deposes no leader,
 // takes no vote and writes nothing, whatever id the messages name; neither
 // does one without a vote by raft's messages.
 func TestMultiForgedMessages(t *testing.T) {
@@ -68,7 +68,7 @@ func TestMultiForgedMessages(t *testing.T) {
 			}
 		}
 		in := intruder{c, id, before.Epoch}
-		tr := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{Stream: in, MaxPool: 1, Timeout: raftstoretest.Patience})
+		tr := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{Stream: in, MaxPool: 1, Timeout: raftstoretest.Timeout})
 		t.Cleanup(func() { _ = tr.Close() })
 		for _, to := range c.IDs() {
 			// It calls itself the leader, and a voter.

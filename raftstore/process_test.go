@@ -287,8 +287,8 @@ func TestProcessKilled(t *testing.T) {
 	p.agree()
 }
 
-// A leader frozen for ten seconds believes to lead when it wakes up. It tells
-// nobody anything wrong.
+// A leader frozen for ten seconds considers itself the leader when it wakes up. It
+// gives no client a wrong answer.
 func TestProcessFrozenLeader(t *testing.T) {
 	t.Parallel()
 	p := startProcesses(t)

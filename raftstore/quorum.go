@@ -29,8 +29,8 @@ func (e *QuorumError) Error() string {
 		e.Voters, len(e.Silent), strings.Join(e.Silent, ", "), e.Voters/2+1)
 }
 
-// quorumPatience is how long a voter may take to show that it is there.
-const quorumPatience = 5 * time.Second
+// quorumTimeout is how long a voter may take to show that it is there.
+const quorumTimeout = 5 * time.Second
 
 // CheckRemoval says whether the member could be removed now: nil,
 // ErrLastVoter, or a *QuorumError. Any member can be asked; the leader asks
@@ -95,7 +95,7 @@ func votersAfter(ms []Member, op memberOp, id string) (after []string, changes b
 // silent asks members whether they are there and returns those who did not
 // answer, as soon as enough others have.
 func (s *Store) silent(ctx context.Context, ids []string, enough int) []string {
-	ctx, cancel := context.WithTimeout(ctx, quorumPatience)
+	ctx, cancel := context.WithTimeout(ctx, quorumTimeout)
 	defer cancel()
 	left := map[string]bool{}
 	for _, id := range ids {

@@ -63,7 +63,7 @@ func (s *Store) List(ctx context.Context, prefix string, o ListOptions) (ListRes
 }
 
 // catchUp returns when this member's state is recent enough for the read. What
-// was at a past revision does not change any more, so nobody has to be asked.
+// was at a past revision does not change any more, so no other member has to be asked.
 func (s *Store) catchUp(ctx context.Context, o ReadOptions) error {
 	switch {
 	case s.ctx.Err() != nil:
@@ -168,8 +168,8 @@ func (s *Store) leaderReadIndex(ctx context.Context) (uint64, error) {
 var errNotConfirmed = errors.New("leadership was not confirmed by a majority")
 
 // confirmReadIndex returns the commit index after a majority of voters has
-// said, after it was read, that it knows of no later term: so nobody else had
-// been elected, and nothing else committed, by then.
+// said, after it was read, that it knows of no later term: so no other member
+// had been elected, and nothing else committed, by then.
 //
 // raft.VerifyLeader is not used: it counts non-voters, and heartbeats that
 // were under way before it was asked.
@@ -319,7 +319,7 @@ func (s *Store) History(ctx context.Context, key string, limit int, o ReadOption
 }
 
 // RevisionAt is the revision that was the present one at t, by store time. A
-// time before the history gives a *mvcc.TimeCompactedError. It asks nobody:
+// time before the history gives a *mvcc.TimeCompactedError. It asks no other member:
 // what this member has not applied yet counts as not happened.
 func (s *Store) RevisionAt(t time.Time) (int64, error) {
 	return s.keyspace().RevisionAt(t.UnixMilli())

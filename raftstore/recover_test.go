@@ -16,9 +16,9 @@ import (
 	"github.com/clusterd/clusterd/raftstore/recovery"
 )
 
-// TestMultiGoesOnWithoutQuorum loses two of three members for good. The third
+// TestMultiGoesOnWithoutQuorum loses two of three members permanently. The third
 // one's state, entries included that it did not know to be committed, begins a
-// new epoch; a member of the old one is shut out until it begins anew.
+// new epoch; a member of the old one is shut out until it starts over.
 func TestMultiGoesOnWithoutQuorum(t *testing.T) {
 	t.Parallel()
 	var refused atomic.Int64
@@ -33,7 +33,7 @@ func TestMultiGoesOnWithoutQuorum(t *testing.T) {
 		last = mustPut(t, c.Leader(), fmt.Sprintf("/k/%02d", i%40), fmt.Sprint(i)).Revision
 	}
 	survivor := c.LeaderID()
-	// The last write reaches the survivor's log and nobody else.
+	// The last write reaches the survivor's log and no other member.
 	before := c.Store(survivor).Status()
 	c.Isolate(survivor)
 	ctx, cancel := context.WithCancel(testContext(t))
@@ -118,7 +118,7 @@ func TestMultiGoesOnWithoutQuorum(t *testing.T) {
 	}
 	o = c.Start(old)
 	if got := get(t, o, "/new"); got != "x" {
-		t.Errorf("begun anew, it reads %q", got)
+		t.Errorf("started over, it reads %q", got)
 	}
 	c.Wait("they agree", func() bool { return o.Status().Keyspace == s.Status().Keyspace })
 }

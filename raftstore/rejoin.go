@@ -23,7 +23,7 @@ func (s *Store) rejoin() {
 	s.cfg.Logger.Info("taken out of the membership, coming back as a new member")
 	s.untilDone("be added to the membership", func(ctx context.Context, leader string) error {
 		if ms, err := s.Members(); err == nil && slices.ContainsFunc(ms, func(m Member) bool { return m.ID == s.cfg.ID }) {
-			return nil // somebody else saw to it
+			return nil // an earlier request added it
 		}
 		return s.changeThere(ctx, leader, addNonvoter, s.cfg.ID, nil)
 	})
@@ -55,7 +55,7 @@ func (s *Store) untilDone(what string, ask func(ctx context.Context, leader stri
 	}
 }
 
-// votes reports whether this member may be counted as a voter by whoever asks:
+// votes reports whether this member may be counted as a voter by the asking member:
 // it knows itself to be one.
 func (s *Store) votes() bool {
 	if s.raftSide.Gate.Shut() {

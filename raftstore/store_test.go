@@ -13,7 +13,7 @@ import (
 )
 
 func testContext(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), raftstoretest.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), raftstoretest.Timeout)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -209,7 +209,7 @@ func TestMultiLeaderCh(t *testing.T) {
 				t.Fatal("closed")
 			}
 			return v
-		case <-time.After(raftstoretest.Patience):
+		case <-time.After(raftstoretest.Timeout):
 			t.Fatal("nothing came")
 		}
 		return false
@@ -222,7 +222,7 @@ func TestMultiLeaderCh(t *testing.T) {
 		t.Fatal(err)
 	}
 	if next(first) {
-		t.Error("the loss was not told")
+		t.Error("the loss was not reported")
 	}
 	second := c.Leader()
 	if second == first {

@@ -208,7 +208,7 @@ func TestCareOfNamespacesAndNodes(t *testing.T) {
 		}
 		return fmt.Sprintf("pod networks %v, want three different ones", given)
 	})
-	// Somebody spoils both; both come back.
+	// Both are changed; both are restored.
 	if err := c.Client.CoreV1().ServiceAccounts(schedtest.Namespace).Delete(t.Context(), "default", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}

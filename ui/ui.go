@@ -1,5 +1,5 @@
 // Package ui is the web page of a cluster: files that a browser runs, which
-// ask the API with the rights of whoever looks. It knows no object, no store
+// ask the API with the rights of the page's user. It knows no object, no store
 // and no user; it only serves its files. See DESIGN.md.
 package ui
 
@@ -30,8 +30,8 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src
 // Over serves the page at Path and leaves all else to api, but for what other
 // sites make a browser ask.
 //
-// The page's files are the same for everybody and hold nothing of the cluster:
-// they are served to anybody. What they show they fetch from api, which
+// The page's files are the same for all users and hold nothing of the cluster:
+// they are served to every client. What they show they fetch from api, which
 // authenticates and authorizes each request.
 func Over(api http.Handler) http.Handler {
 	files := load()
@@ -55,7 +55,7 @@ func visits(req *http.Request) bool {
 }
 
 // foreign reports whether a browser was made to ask by a page of another site.
-// A browser sends a client certificate along whoever asks, so such a page
+// A browser sends a client certificate along with requests from any page, so such a page
 // could act as its visitor. Following a link to here is no such thing, and who
 // sends a token means to: no browser adds one by itself. Programs do not send
 // the header; scripts cannot change it.

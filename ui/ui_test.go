@@ -105,7 +105,7 @@ func TestHeaders(t *testing.T) {
 // maxSize of all files together, in bytes.
 const maxSize = 300 << 10
 
-// forbidden is what makes HTML or code of text, or asks somebody else.
+// forbidden is what makes HTML or code of text, or calls another site.
 var forbidden = regexp.MustCompile(`innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser|createContextualFragment|srcdoc|localStorage|sessionStorage|document\.cookie|https?://[a-z]`)
 
 // TestAssets reads the page's files as a reviewer would: they are small, load

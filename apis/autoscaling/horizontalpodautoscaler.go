@@ -92,7 +92,7 @@ func HorizontalPodAutoscaler() kind.Kind {
 	return k
 }
 
-// defaultUtilization is the target of who names no metric.
+// defaultUtilization is the target of an autoscaler without metrics.
 const defaultUtilization = 80
 
 func setDefaults(a *hpa) {
@@ -108,7 +108,7 @@ func setDefaults(a *hpa) {
 	}
 }
 
-// DefaultRules are the rules of who sets none: up by four pods or to the
+// DefaultRules are the rules of an autoscaler that sets none: up by four pods or to the
 // double every 15 s, down at once after the stabilization window.
 func DefaultRules() (up, down *autoscalingv2.HPAScalingRules) {
 	up = &autoscalingv2.HPAScalingRules{

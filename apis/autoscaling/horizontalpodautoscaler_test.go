@@ -141,7 +141,7 @@ func TestV1RoundTrip(t *testing.T) {
 			}
 		})
 	}
-	// Who writes v1 alone gets the defaults of the hub.
+	// A client that writes v1 alone gets the defaults of the hub.
 	var a hpa
 	if err := fromV1(&autoscalingv1.HorizontalPodAutoscaler{}, &a); err != nil || *a.Spec.MinReplicas != 1 || *a.Spec.Metrics[0].Resource.Target.AverageUtilization != 80 {
 		t.Errorf("%+v, %v", a.Spec, err)

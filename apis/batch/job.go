@@ -142,7 +142,7 @@ func setDefault[T any](field **T, value T) {
 }
 
 // generateSelector marks the pods of this Job by its UID, so that no two Jobs
-// ever count one pod. Who sets manualSelector vouches for that himself.
+// ever count one pod. A user who sets manualSelector is responsible for that.
 func generateSelector(j *batchv1.Job) {
 	if j.Spec.ManualSelector != nil && *j.Spec.ManualSelector {
 		return

@@ -227,7 +227,7 @@ func TestPodRequestStatus(t *testing.T) {
 		"renewed at the end": {changed(good, func(s *status) { s.BeginRefreshAt = ptr.To(metav1.NewTime(now.Add(111 * time.Minute))) }), asked,
 			[]string{"status.beginRefreshAt: Invalid value"}},
 		"a name that is none": {issue(t, asked, key, now, 2*time.Hour, func(c *x509.Certificate) { c.DNSNames = []string{".example.com"} }), asked, []string{"status.certificateChain: Invalid value"}},
-		"an address that is none": {issue(t, asked, key, now, 2*time.Hour, func(c *x509.Certificate) { c.EmailAddresses = []string{"nobody"} }), asked,
+		"an address that is none": {issue(t, asked, key, now, 2*time.Hour, func(c *x509.Certificate) { c.EmailAddresses = []string{"no-address"} }), asked,
 			[]string{"status.certificateChain: Invalid value"}},
 	} {
 		t.Run(name, func(t *testing.T) { checktest.Faults(t, validatePodStatus(c.r, c.old, now), c.want...) })

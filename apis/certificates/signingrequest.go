@@ -62,7 +62,7 @@ func CertificateSigningRequest() kind.Kind {
 		Status: &kind.TypedStatus[*request]{
 			PrepareUpdate: func(r, old *request) {
 				r.Spec = old.Spec
-				// Who approves is not who signs.
+				// The approver and the signer differ.
 				r.Status.Conditions = replaceConditions(r.Status.Conditions, old.Status.Conditions, isDecision)
 				stamp(r, old)
 			},

@@ -105,7 +105,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// TestForgedRequest: whoever asks must have the key that the request names.
+// TestForgedRequest: the requester must have the key that the request names.
 func TestForgedRequest(t *testing.T) {
 	r := newSigningRequest(t)
 	block, _ := pem.Decode(r.Spec.Request)

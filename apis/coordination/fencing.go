@@ -15,7 +15,7 @@ import (
 // takes a Lease that has run out: from that write on every renewal is refused
 // until the node has read what became of it.
 //
-//	held ──leader takes it──▶ taken ──node is back──▶ returning ──its pods are told to have failed──▶ held
+//	held ──leader takes it──▶ taken ──node is back──▶ returning ──its pods are reported as failed──▶ held
 //	                            ▲                        │
 //	                            └────runs out again──────┘
 //

@@ -46,7 +46,7 @@ func (r *Route) Backend(ref gatewayv1.BackendRef) Backend {
 		return b
 	}
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
-		// Whoever may write a Service could have the proxy ask anybody.
+		// A user who may write a Service could have the proxy connect anywhere.
 		b.Fault = fault(gatewayv1.RouteReasonUnsupportedValue, "Service %s/%s is of type ExternalName, which is not served", b.Namespace, b.Service)
 		return b
 	}

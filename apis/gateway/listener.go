@@ -20,7 +20,7 @@ func newGateway(gw *gatewayv1.Gateway, o Objects, g grants) *Gateway {
 	case s.Infrastructure != nil && s.Infrastructure.ParametersRef != nil:
 		out.Refused = fault(gatewayv1.GatewayReasonInvalidParameters, "spec.infrastructure.parametersRef: there are no parameters; leave it out")
 	case s.TLS != nil && s.TLS.Frontend != nil:
-		// Whoever asks for it relies on nobody else being let in.
+		// Its user relies on all other clients being refused.
 		out.Refused = fault(gatewayv1.ListenerReasonUnsupportedValue, "spec.tls.frontend: clients' certificates are not verified; leave it out")
 	case s.TLS != nil && s.TLS.Backend != nil:
 		out.Refused = fault(gatewayv1.ListenerReasonUnsupportedValue, "spec.tls.backend: backends are shown no certificate; leave it out")

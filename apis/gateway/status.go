@@ -76,7 +76,7 @@ var Features = slices.Sorted(slices.Values([]features.FeatureName{
 	features.SupportGRPCRoute, features.SupportGRPCRouteNamedRouteRule,
 }))
 
-// pending is told while the Service has no address.
+// pending is the message while the Service has no address.
 const pending = "the Service kube-system/clusterd-ingress has no address yet: load balancers need a pool of them (ConfigMap kube-system/clusterd-load-balancer), or the Service externalIPs"
 
 // Status is the Gateway's, with the addresses of the proxies' Service.

@@ -83,7 +83,7 @@ type Kind struct {
 	Grace func(obj runtime.Object, options *metav1.DeleteOptions) bool
 
 	// TTLSeconds is how long an object is kept after its last write; nil or
-	// 0: for ever.
+	// 0: without a limit.
 	TTLSeconds func(obj runtime.Object) uint64
 
 	// CreateOnUpdate allows PUT to create (Lease, Event as upstream does).

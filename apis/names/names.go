@@ -6,7 +6,7 @@ package names
 
 import "strings"
 
-// Prefix of every name. Nobody can own a domain below .local.
+// Prefix of every name. A domain below .local cannot be registered.
 const Prefix = "clusterd.local/"
 
 // The names. All says what each is for.

@@ -48,7 +48,7 @@ func TestValidatePolicy(t *testing.T) {
 		{"except outside", block("10.0.0.0/8", "11.0.0.0/16"), []string{`spec.ingress[0].from[0].ipBlock.except[0]: Invalid value: "11.0.0.0/16": must be a strict subset of cidr 10.0.0.0/8`}},
 		{"except all", block("10.0.0.0/8", "10.0.0.0/8"), []string{`spec.ingress[0].from[0].ipBlock.except[0]: Invalid value: "10.0.0.0/8"`}},
 		{"except of the other family", block("10.0.0.0/8", "2001:db8::/48"), []string{`spec.ingress[0].from[0].ipBlock.except[0]: Invalid value`}},
-		{"nobody", from(networkingv1.NetworkPolicyPeer{}), []string{"spec.ingress[0].from[0]: Required value: must specify a peer"}},
+		{"no peer", from(networkingv1.NetworkPolicyPeer{}), []string{"spec.ingress[0].from[0]: Required value: must specify a peer"}},
 		{"two kinds", from(networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.0.0/8"}, PodSelector: &metav1.LabelSelector{}}), []string{"spec.ingress[0].from[0]: Forbidden: may not specify both ipBlock and another peer"}},
 		{"selector", from(networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "-"}}}), []string{"spec.ingress[0].from[0].podSelector.matchLabels: Invalid value"}},
 		{"port", to(networkingv1.NetworkPolicyPort{Port: ptr.To(intstr.FromInt32(0))}), []string{"spec.egress[0].ports[0].port: Invalid value: 0"}},

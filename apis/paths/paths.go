@@ -48,7 +48,7 @@ type Path struct {
 	// Heard says how long ago the peer's own ping came; -1: none came yet.
 	Heard float64 `json:"heardSecondsAgo"`
 
-	// MTU is what the kernel believes the way carries, bytes with the IP header;
+	// MTU is the kernel's MTU of the path, bytes with the IP header;
 	// 0: not known. Carries is set where that is less.
 	MTU     int `json:"mtu"`
 	Carries int `json:"carries,omitempty"`
@@ -174,7 +174,7 @@ func Findings(r Report) []Finding {
 			f.Cure = "a network card, cable or driver is faulty; try its offloads off: ethtool -K DEVICE tx off rx off"
 		case Short:
 			f.What = fmt.Sprintf("packets of more than %d bytes are lost, the interface takes %d", p.Carries, p.MTU)
-			f.Cure = fmt.Sprintf("set the MTU of the interface between the nodes to %d, on both: ip link set DEVICE mtu %d; or mend the network between them", p.Carries, p.Carries)
+			f.Cure = fmt.Sprintf("set the MTU of the interface between the nodes to %d, on both: ip link set DEVICE mtu %d; or repair the network between them", p.Carries, p.Carries)
 		case Stream:
 			f.What = "packets pass, TCP does not: " + p.Stream
 			f.Cure = fmt.Sprintf("let TCP port %d between pod addresses through; if it is, try the offloads of the interface off: ethtool -K DEVICE tx off tso off gso off", Port)

@@ -123,7 +123,7 @@ plugins:
 		t.Error("EventRateLimit: all were taken")
 	}
 
-	// Who may write an object, but not delete it, cannot make it go with another.
+	// A user who may write an object, but not delete it, cannot have it deleted with its owner.
 	grant := func(name string, rules []rbacv1.PolicyRule) {
 		must[*rbacv1.Role](t)(s.Client.RbacV1().Roles("made").Create(ctx, &rbacv1.Role{ObjectMeta: meta(name), Rules: rules}, metav1.CreateOptions{}))
 		must[*rbacv1.RoleBinding](t)(s.Client.RbacV1().RoleBindings("made").Create(ctx, &rbacv1.RoleBinding{ObjectMeta: meta(name),

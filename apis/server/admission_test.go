@@ -74,11 +74,11 @@ func TestPodsAreCompleted(t *testing.T) {
 	if plain.Spec.ServiceAccountName != "default" || plain.Spec.Priority == nil || *plain.Spec.Priority != 0 {
 		t.Errorf("service account %q, priority %v", plain.Spec.ServiceAccountName, plain.Spec.Priority)
 	}
-	patience := map[string]int64{}
+	seconds := map[string]int64{}
 	for _, toleration := range plain.Spec.Tolerations {
-		patience[toleration.Key] = *toleration.TolerationSeconds
+		seconds[toleration.Key] = *toleration.TolerationSeconds
 	}
-	if patience["node.kubernetes.io/not-ready"] != 7 || patience["node.kubernetes.io/unreachable"] != 7 {
+	if seconds["node.kubernetes.io/not-ready"] != 7 || seconds["node.kubernetes.io/unreachable"] != 7 {
 		t.Errorf("tolerations: %v", plain.Spec.Tolerations)
 	}
 
@@ -225,12 +225,12 @@ func TestMirrorPods(t *testing.T) {
 		edit func(*corev1.Pod)
 		want string
 	}{
-		"plain":    {func(p *corev1.Pod) { p.Annotations = nil }, `pod does not have "kubernetes.io/config.mirror" annotation`},
-		"foreign":  {func(p *corev1.Pod) { p.Spec.NodeName = "n2" }, "with spec.nodeName set to itself"},
-		"orphan":   {func(p *corev1.Pod) { p.OwnerReferences = nil }, "a single owner reference set to itself"},
-		"of n2":    {func(p *corev1.Pod) { p.OwnerReferences[0].Name = "n2" }, "a single owner reference set to itself"},
-		"curious":  {func(p *corev1.Pod) { p.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "s"}} }, "can not create pods that reference secrets/s"},
-		"somebody": {func(p *corev1.Pod) { p.Spec.ServiceAccountName = "robot" }, "reference"},
+		"plain":         {func(p *corev1.Pod) { p.Annotations = nil }, `pod does not have "kubernetes.io/config.mirror" annotation`},
+		"foreign":       {func(p *corev1.Pod) { p.Spec.NodeName = "n2" }, "with spec.nodeName set to itself"},
+		"orphan":        {func(p *corev1.Pod) { p.OwnerReferences = nil }, "a single owner reference set to itself"},
+		"of n2":         {func(p *corev1.Pod) { p.OwnerReferences[0].Name = "n2" }, "a single owner reference set to itself"},
+		"curious":       {func(p *corev1.Pod) { p.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "s"}} }, "can not create pods that reference secrets/s"},
+		"other account": {func(p *corev1.Pod) { p.Spec.ServiceAccountName = "robot" }, "reference"},
 		"in env": {func(p *corev1.Pod) {
 			p.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "c"}}}}
 		}, "can not create pods that reference configmaps/c"},

@@ -23,7 +23,7 @@ import (
 	"github.com/clusterd/clusterd/apis/server/servertest"
 )
 
-// TestAggregatedAPI has somebody else's API behind a Service.
+// TestAggregatedAPI has an aggregated API behind a Service.
 func TestAggregatedAPI(t *testing.T) {
 	s := servertest.Start(t, nil)
 	users := make(chan string, 100)
@@ -65,7 +65,7 @@ func TestAggregatedAPI(t *testing.T) {
 	}
 	var body string
 	var err error
-	wait.PollUntilContextCancel(patient(t), 20*time.Millisecond, true, func(ctx context.Context) (bool, error) { //nolint:errcheck // its outcome is err
+	wait.PollUntilContextCancel(waitContext(t), 20*time.Millisecond, true, func(ctx context.Context) (bool, error) { //nolint:errcheck // its outcome is err
 		body, err = get(ctx)
 		return err == nil, nil
 	})
@@ -73,7 +73,7 @@ func TestAggregatedAPI(t *testing.T) {
 		t.Fatalf("the other's API: %v\n%s", err, body)
 	}
 	if user := <-users; user != "system:apiserver" {
-		t.Errorf("the other was told of user %q", user)
+		t.Errorf("the other received user %q", user)
 	}
 	discovered(t, s, "shop.example.com/v1")
 

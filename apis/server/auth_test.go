@@ -28,7 +28,7 @@ func TestWhoMayWhat(t *testing.T) {
 	})
 	admin := s.Listen(t)
 	address := strings.TrimPrefix(admin.Host, "https://")
-	nobody := rest.AnonymousClientConfig(admin)
+	anonymous := rest.AnonymousClientConfig(admin)
 	stranger := s.CertConfig(t, address, "jane", "developers")
 	foreign := servertest.Start(t, nil).CertConfig(t, address, "admin", "system:masters")
 	foreign.CAData = admin.CAData
@@ -47,12 +47,12 @@ func TestWhoMayWhat(t *testing.T) {
 		code    int
 		message string
 	}{
-		{"no credentials", nobody, "/api/v1/pods", 401, "Unauthorized"},
-		{"no credentials, discovery", nobody, "/api", 401, "Unauthorized"},
-		{"no credentials, health", nobody, "/healthz", 200, ""},
-		{"no credentials, ready", nobody, "/readyz", 200, ""},
-		{"no credentials, version", nobody, "/version", 200, ""},
-		{"no credentials, metrics", nobody, "/metrics", 401, "Unauthorized"},
+		{"no credentials", anonymous, "/api/v1/pods", 401, "Unauthorized"},
+		{"no credentials, discovery", anonymous, "/api", 401, "Unauthorized"},
+		{"no credentials, health", anonymous, "/healthz", 200, ""},
+		{"no credentials, ready", anonymous, "/readyz", 200, ""},
+		{"no credentials, version", anonymous, "/version", 200, ""},
+		{"no credentials, metrics", anonymous, "/metrics", 401, "Unauthorized"},
 		{"certificate of another CA", foreign, "/api/v1/pods", 401, "Unauthorized"},
 		{"certificate of another CA, health", foreign, "/healthz", 200, ""},
 		{"nonsense token", token, "/api/v1/pods", 401, "Unauthorized"},

@@ -16,7 +16,7 @@ import (
 
 // TestTooManyKeys has objects whose number of parts, not their size, is the
 // burden. Each refusal has to come before anything is computed of it: the
-// client's patience is far below what the computation would take.
+// client's timeout is far below what the computation would take.
 func TestTooManyKeys(t *testing.T) {
 	s := servertest.Start(t, nil)
 	keys := make(map[string]string, 150_000)

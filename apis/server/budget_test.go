@@ -21,8 +21,8 @@ import (
 	"github.com/clusterd/clusterd/raftstore/raftstoretest"
 )
 
-// TestMultiBudget: a writer in a loop is held back by every server, and nobody
-// else is; heartbeats go on, its own too.
+// TestMultiBudget: a writer in a loop is held back by every server, and no other
+// writer is; heartbeats go on, its own too.
 func TestMultiBudget(t *testing.T) {
 	t.Parallel()
 	// A quarter of the history at once: more than two servers write when they
@@ -72,14 +72,14 @@ func TestMultiBudget(t *testing.T) {
 		t.Fatalf("a loop ended with %d after %d writes of 64 KiB, want 429 after 2 MiB: %+v", code, written, status)
 	}
 	if !strings.Contains(status.Message, `writer "ann" is held back`) || status.Details == nil || status.Details.RetryAfterSeconds < 1 {
-		t.Errorf("the loop is told %+v", status)
+		t.Errorf("the loop receives %+v", status)
 	}
 	renew(loop, "ann")
 	renew(as(servers[0], "system:node:n1", "clusterd/1"), "n1")
 	if code, status := write(as(servers[0], "bob", "loop/1"), "b"); code != http.StatusCreated {
-		t.Errorf("somebody else: %d %+v", code, status)
+		t.Errorf("another writer: %d %+v", code, status)
 	}
-	// The other server has heard of it from the log, once it has applied it.
+	// The other server has read it from the log, once it has applied it.
 	members.Agree()
 	if code, status := write(as(servers[1], "ann", "another/1"), "other"); code != http.StatusTooManyRequests {
 		t.Errorf("by another program through another server: %d %+v", code, status)

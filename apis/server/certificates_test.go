@@ -85,16 +85,16 @@ func TestSigningRequestVerbs(t *testing.T) {
 			if event.Type != want {
 				t.Errorf("watched %s, want %s", event.Type, want)
 			}
-		case <-patient(t).Done():
+		case <-waitContext(t).Done():
 			t.Fatalf("no %s was watched", want)
 		}
 	}
 	asked := newSigningRequest(t, "a", "example.com/people", pkix.Name{CommonName: "jane"})
 	asked.Labels = map[string]string{"test": "verbs"}
-	asked.Spec.Username = "somebody-else"
+	asked.Spec.Username = "another-user"
 	made := must[*signingRequest](t)(c.Create(t.Context(), asked, metav1.CreateOptions{}))
 	next(watch.Added)
-	if made.Spec.Username == "somebody-else" || made.Spec.Username == "" {
+	if made.Spec.Username == "another-user" || made.Spec.Username == "" {
 		t.Errorf("asked by %q", made.Spec.Username)
 	}
 	must[*signingRequest](t)(c.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"metadata":{"annotations":{"patched":"yes"}},"spec":{"signerName":"example.com/others"}}`), metav1.PatchOptions{}))
@@ -193,7 +193,7 @@ func TestSigners(t *testing.T) {
 		signer string
 		ok     bool
 	}{
-		{"nobody's right", plain, "example.com/people", false},
+		{"no right", plain, "example.com/people", false},
 		{"the signer's", signer, "example.com/people", false},
 		{"the approver's", approver, "example.com/people", true},
 		{"the approver's, of another signer", approver, "example.com/others", false},

@@ -256,7 +256,7 @@ func TestMultiDeleteCollectionSurvivesLeader(t *testing.T) {
 	members.Kill(leader)
 	done.Wait()
 	if left := must[*corev1.ConfigMapList](t)(maps.List(t.Context(), stays)).Items; len(left) != 5 {
-		t.Errorf("%d of 5 objects stay that nobody deleted", len(left))
+		t.Errorf("%d of 5 objects are left that were not deleted", len(left))
 	}
 	members.Start(leader)
 }

@@ -154,7 +154,7 @@ func TestDeleteCollectionConditions(t *testing.T) {
 	}
 }
 
-// TestDeleteCollectionRefused: an object that admission keeps is told of, and
+// TestDeleteCollectionRefused: an object that admission keeps is reported, and
 // keeps no other.
 func TestDeleteCollectionRefused(t *testing.T) {
 	t.Parallel()
@@ -191,7 +191,7 @@ func TestDeleteCollectionRefused(t *testing.T) {
 		err := maps.Delete(ctx, "kept", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
 		return err != nil && strings.Contains(err.Error(), "it is kept"), nil
 	}
-	if err := wait.PollUntilContextCancel(patient(t), 10*time.Millisecond, true, holds); err != nil {
+	if err := wait.PollUntilContextCancel(waitContext(t), 10*time.Millisecond, true, holds); err != nil {
 		t.Fatalf("the policy does not hold: %v", err)
 	}
 	for i := range 20 {

@@ -47,7 +47,7 @@ func TestComponentStatus(t *testing.T) {
 		t.Errorf("delete: %v", err)
 	}
 
-	// Who asks is warned, and a table has upstream's columns.
+	// The client gets a warning, and a table has upstream's columns.
 	if _, _, warned := raw(t, s.LoopbackConfig(), "GET", "/api/v1/componentstatuses", ""); len(warned) != 1 || !strings.Contains(warned[0], "v1 ComponentStatus is deprecated in v1.19+") {
 		t.Errorf("warnings: %q", warned)
 	}

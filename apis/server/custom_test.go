@@ -78,7 +78,7 @@ func define(t *testing.T, config *rest.Config, manifest string) *apiextensionsv1
 	client := must[*crdclient.Clientset](t)(crdclient.NewForConfig(config)).ApiextensionsV1().CustomResourceDefinitions()
 	must[*apiextensionsv1.CustomResourceDefinition](t)(client.Create(t.Context(), &definition, metav1.CreateOptions{}))
 	var last *apiextensionsv1.CustomResourceDefinition
-	err := wait.PollUntilContextCancel(patient(t), 5*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextCancel(waitContext(t), 5*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		var err error
 		last, err = client.Get(ctx, definition.Name, metav1.GetOptions{})
 		return err == nil && slices.ContainsFunc(last.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
@@ -187,7 +187,7 @@ func TestCustomKind(t *testing.T) {
 	if err := definitions.Delete(ctx, "ovens.kitchen.example.com", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	err := wait.PollUntilContextCancel(patient(t), 5*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextCancel(waitContext(t), 5*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		_, err := definitions.Get(ctx, "ovens.kitchen.example.com", metav1.GetOptions{})
 		return apierrors.IsNotFound(err), nil
 	})
@@ -232,7 +232,7 @@ func TestCustomKindEverywhere(t *testing.T) {
 		"/openapi/v3": "apis/kitchen.example.com/v1",
 		"/apis":       "kitchen.example.com",
 	} {
-		err := wait.PollUntilContextCancel(patient(t), 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		err := wait.PollUntilContextCancel(waitContext(t), 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 			body, err := s.Client.Discovery().RESTClient().Get().AbsPath(path).SetHeader("Accept", "application/json").DoRaw(ctx)
 			return err == nil && strings.Contains(string(body), want), nil
 		})
@@ -245,7 +245,7 @@ func TestCustomKindEverywhere(t *testing.T) {
 // discovered waits until a group version is in aggregated discovery.
 func discovered(t *testing.T, s *servertest.Server, version string) {
 	t.Helper()
-	err := wait.PollUntilContextCancel(patient(t), 5*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextCancel(waitContext(t), 5*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		groups, err := s.Client.Discovery().ServerGroups()
 		if err != nil {
 			return false, nil

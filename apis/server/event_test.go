@@ -60,7 +60,7 @@ func TestEventsOfBothGroups(t *testing.T) {
 	if _, err := newer.Patch(t.Context(), "newer", types.MergePatchType, []byte(`{"note":"no"}`), metav1.PatchOptions{}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "note: Invalid value") {
 		t.Errorf("another note: %v", err)
 	}
-	// core/v1 lets its writers say it anew.
+	// core/v1 lets its writers set it again.
 	if _, err := older.Patch(t.Context(), "newer", types.MergePatchType, []byte(`{"message":"yes"}`), metav1.PatchOptions{}); err != nil {
 		t.Errorf("another message: %v", err)
 	}

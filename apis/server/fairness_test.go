@@ -34,7 +34,7 @@ import (
 // comesTrue fails the test if ok does not.
 func comesTrue(t *testing.T, what string, ok func(context.Context) bool) {
 	t.Helper()
-	if err := wait.PollUntilContextCancel(patient(t), 10*time.Millisecond, true, func(ctx context.Context) (bool, error) { return ok(ctx), nil }); err != nil {
+	if err := wait.PollUntilContextCancel(waitContext(t), 10*time.Millisecond, true, func(ctx context.Context) (bool, error) { return ok(ctx), nil }); err != nil {
 		t.Fatalf("waited for %s: %v", what, err)
 	}
 }
@@ -76,7 +76,7 @@ func ask(t *testing.T, ctx context.Context, config *rest.Config, path string) (c
 // inJail is a line of the library's dump of requests that wait.
 var inJail = regexp.MustCompile(`(?m)^jail, +jail, +\d+, +\d+,`)
 
-// TestFairness: who has no seat is sent away or waits, and nobody else is.
+// TestFairness: a client without a seat is rejected or waits, and no other client is.
 func TestFairness(t *testing.T) {
 	// So few that a share is one.
 	s := servertest.Start(t, func(c *server.Config) { c.Seats = 100 })
@@ -90,7 +90,7 @@ func TestFairness(t *testing.T) {
 		}
 		return got.Status.Conditions[0].Status
 	}
-	comesTrue(t, "the missing level to be told", func(ctx context.Context) bool { return dangling(ctx) == flowcontrolv1.ConditionTrue })
+	comesTrue(t, "the missing level to be reported", func(ctx context.Context) bool { return dangling(ctx) == flowcontrolv1.ConditionTrue })
 	level = must[*flowcontrolv1.PriorityLevelConfiguration](t)(api.PriorityLevelConfigurations().Create(t.Context(), level, metav1.CreateOptions{}))
 	comesTrue(t, "the level to be found", func(ctx context.Context) bool { return dangling(ctx) == flowcontrolv1.ConditionFalse })
 
@@ -176,7 +176,7 @@ func TestFairness(t *testing.T) {
 		if code != http.StatusOK {
 			t.Errorf("answered %d, want 200", code)
 		}
-	case <-patient(t).Done():
+	case <-waitContext(t).Done():
 		t.Error("not answered with a seat free")
 	}
 }
@@ -207,7 +207,7 @@ func TestFairnessVerbs(t *testing.T) {
 	}
 }
 
-// unlessConflict writes until nobody else did meanwhile.
+// unlessConflict repeats a write until it meets no conflict.
 func unlessConflict(t *testing.T, write func() error) {
 	t.Helper()
 	if err := retry.RetryOnConflict(wait.Backoff{Steps: 20, Duration: 5 * time.Millisecond}, write); err != nil {
@@ -251,7 +251,7 @@ func everyVerb(t *testing.T, s *servertest.Server, resource string, obj any, def
 				if event.Type != watch.Modified { // conditions are written meanwhile
 					t.Fatalf("watched %s, want %s", event.Type, want)
 				}
-			case <-patient(t).Done():
+			case <-waitContext(t).Done():
 				t.Fatalf("no %s was watched", want)
 			}
 		}

@@ -30,8 +30,8 @@ type Front struct {
 	Authorities func() []byte
 }
 
-// trustName and trustNamespace name the ConfigMap by which servers of others
-// know whom to believe. It is part of upstream's API: their libraries do not
+// trustName and trustNamespace name the ConfigMap by which aggregated API
+// servers know which authorities to trust. It is part of upstream's API: their libraries do not
 // start without it.
 const (
 	trustName      = "extension-apiserver-authentication"
@@ -57,7 +57,7 @@ func (t *trust) run(ctx context.Context) error {
 	}
 	client, err := v1.NewForConfig(t.client())
 	if err != nil {
-		return fmt.Errorf("client for what others believe us by: %w", err)
+		return fmt.Errorf("client for the ConfigMap by which aggregated APIs trust this server: %w", err)
 	}
 	backoff := wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 10, Cap: 10 * time.Second}
 	failed := backoff

@@ -67,7 +67,7 @@ func newFront(t *testing.T) server.Front {
 	return f
 }
 
-// TestFront: an aggregated API finds out by the ConfigMap whom to believe, as
+// TestFront: an aggregated API finds out by the ConfigMap whom to trust, as
 // upstream's library does, and the server is the one.
 func TestFront(t *testing.T) {
 	front := newFront(t)
@@ -115,7 +115,7 @@ func TestFront(t *testing.T) {
 			_ = json.NewEncoder(w).Encode(metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: "bar.example.com/v1"})
 			return
 		}
-		who := "nobody"
+		who := "none"
 		if slices.Contains(believed.AllowedClientNames(), req.TLS.PeerCertificates[0].Subject.CommonName) {
 			who = req.Header.Get(believed.UsernameHeaders()[0])
 		}
@@ -146,10 +146,10 @@ func TestFront(t *testing.T) {
 		return err == nil
 	})
 	if who := <-asked; who != "system:apiserver" {
-		t.Errorf("the other's API believes to be asked by %q", who)
+		t.Errorf("the aggregated API takes the caller for %q", who)
 	}
 
-	// Who spoils it is put right; what others add stays.
+	// Damage to it is repaired; what others add stays.
 	m.Data = map[string]string{"own": "stays"}
 	must[*corev1.ConfigMap](t)(maps.Update(t.Context(), m, metav1.UpdateOptions{}))
 	again := servertest.Start(t, func(c *server.Config) { c.Front, c.Storage = front, s.Memory.Decorator() })

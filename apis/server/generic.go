@@ -42,7 +42,7 @@ import (
 	"github.com/clusterd/clusterd/apis/server/fairness"
 )
 
-// longRunning are the subresources whose requests may take for ever.
+// longRunning are the subresources whose requests have no time limit.
 var longRunning = sets.NewString("attach", "exec", "proxy", "log", "portforward")
 
 // newGeneric configures the library: our answers to who, may you and is it
@@ -183,7 +183,7 @@ func (l *deafListener) Close() error {
 	return nil
 }
 
-// Addr is no address anybody could dial. The library logs it.
+// Addr is no address that can be dialled. The library logs it.
 func (l *deafListener) Addr() net.Addr { return nowhere{} }
 
 type nowhere struct{}

@@ -89,7 +89,7 @@ func TestKubectlApply(t *testing.T) {
 			{args: "-n kube-public apply --prune -l app=x --prune-allowlist=core/v1/ConfigMap -f prune2.yaml", out: `^configmap/p2 configured\nconfigmap/p1 pruned$`},
 			{args: "-n kube-public get cm p2 -o name", out: `^configmap/p2$`},
 		}},
-		{"prints as it is told", []int{12}, []step{
+		{"prints as requested", []int{12}, []step{
 			{args: "apply -f one.yaml -o yaml", out: `^apiVersion: v1\n`},
 			{args: "apply -f one.yaml -o json", out: `^\{\n +"apiVersion": "v1"`},
 			{args: "apply -f one.yaml -o name", out: `^configmap/one$`},

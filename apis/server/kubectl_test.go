@@ -238,7 +238,7 @@ func TestKubectlWatches(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	stop := time.AfterFunc(patience, func() { cmd.Process.Kill() })
+	stop := time.AfterFunc(testTimeout, func() { cmd.Process.Kill() })
 	defer stop.Stop()
 	lines := bufio.NewScanner(out)
 	expectLine := func(want string) {

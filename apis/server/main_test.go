@@ -19,8 +19,8 @@ func TestMain(m *testing.M) {
 		goleak.IgnoreAnyFunction("k8s.io/apiserver/pkg/storage/cacher.(*watchCache).waitUntilFreshLocked.func2"))
 }
 
-// patience bounds every wait in these tests. CI is busy.
-const patience = time.Minute
+// testTimeout bounds every wait in these tests. CI is busy.
+const testTimeout = time.Minute
 
 func meta(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name} }
 
@@ -80,10 +80,10 @@ func binding(pod, node string) *corev1.Binding {
 	return &corev1.Binding{ObjectMeta: meta(pod), Target: corev1.ObjectReference{Kind: "Node", Name: node}}
 }
 
-// patient is the context for a wait.
-func patient(t *testing.T) context.Context {
+// waitContext is the context for a wait.
+func waitContext(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // Pods that controllers make carry no managedFields, through all updates of
-// their status, until somebody applies to them; everybody else's pods do.
+// their status, until a client applies to them; pods of all other clients do.
 func TestPodsOfControllersHaveNoManagedFields(t *testing.T) {
 	s := servertest.Start(t, nil)
 	ctx := t.Context()

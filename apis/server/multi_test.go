@@ -64,7 +64,7 @@ func TestMultiServers(t *testing.T) {
 			if errs[0] != nil || !apierrors.IsConflict(errs[1]) {
 				t.Errorf("bind through two servers: %v", errs)
 			}
-			// What admission knows of a namespace may be old, but never so old
+			// What admission knows about a namespace may be old, but never so old
 			// that a client cannot use what it has just made elsewhere.
 			for i := range 5 {
 				name := fmt.Sprint("fresh-", i)
@@ -74,7 +74,7 @@ func TestMultiServers(t *testing.T) {
 
 			members.Kill(leader)
 			begin := time.Now()
-			err := wait.PollUntilContextCancel(patient(t), 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+			err := wait.PollUntilContextCancel(waitContext(t), 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 				_, err := writer.CoreV1().ConfigMaps("default").Create(ctx, configMap("after", nil), metav1.CreateOptions{})
 				return err == nil || apierrors.IsAlreadyExists(err), nil
 			})

@@ -44,7 +44,7 @@ type Extent struct {
 	Now        time.Time // by the storage's clock
 }
 
-// Changes are what a Past knows of one key.
+// Changes are what a Past holds about one key.
 type Changes struct {
 	List []StoredChange
 	// Base is the revision at which the state before List was made; 0: there

@@ -150,7 +150,7 @@ func TestEvictionWithinABudget(t *testing.T) {
 
 	refused := func(name, why string) {
 		t.Helper()
-		// One request: client-go would wait as it is told and try again.
+		// One request: client-go would wait for Retry-After and try again.
 		code, status, _ := raw(t, s.LoopbackConfig(), "POST", "/api/v1/namespaces/default/pods/"+name+"/eviction",
 			`{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"`+name+`"}}`)
 		if code != 429 || status.Details == nil || len(status.Details.Causes) == 0 || !strings.Contains(status.Details.Causes[len(status.Details.Causes)-1].Message, why) {

@@ -81,7 +81,7 @@ func TestPodCertificateRequestVerbs(t *testing.T) {
 			if event.Type != want {
 				t.Errorf("watched %s, want %s", event.Type, want)
 			}
-		case <-patient(t).Done():
+		case <-waitContext(t).Done():
 			t.Fatalf("no %s was watched", want)
 		}
 	}
@@ -158,7 +158,7 @@ func TestPodSigners(t *testing.T) {
 	}
 	key := podKey(t)
 	n := 0
-	for who, signers := range map[string][]string{"nobody": nil, "another": {"example.com/others"}, "signer": {"example.com/lab"}, "domain": {"example.com/*"}} {
+	for who, signers := range map[string][]string{"without": nil, "another": {"example.com/others"}, "signer": {"example.com/lab"}, "domain": {"example.com/*"}} {
 		client := grant(who, signers...)
 		may := who == "signer" || who == "domain"
 		for answer, change := range map[string]func(*podRequest) *podRequest{

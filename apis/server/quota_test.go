@@ -31,7 +31,7 @@ func TestQuotaIsExact(t *testing.T) {
 		quantity := now.Status.Used["count/configmaps"]
 		return quantity.Value()
 	}
-	// Until admission has heard of the quota, it counts nothing.
+	// Until admission has the quota in its cache, it counts nothing.
 	firsts := 0
 	soon(t, "the quota counts", func() bool {
 		firsts++

@@ -91,7 +91,7 @@ func TestRolesGrant(t *testing.T) {
 		ObjectMeta: roleMeta("dangling"), RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "ghost"},
 		Subjects: []rbacv1.Subject{{Kind: "User", Name: "jane"}},
 	}, metav1.CreateOptions{}))
-	soon(t, "the reason is told", func() bool {
+	soon(t, "the reason is reported", func() bool {
 		_, err := jane.CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
 		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), `clusterrole.rbac.authorization.k8s.io "ghost" not found`)
 	})
@@ -179,13 +179,13 @@ func TestNobodyGrantsMoreThanTheyHold(t *testing.T) {
 	if _, err := own.RoleBindings("default").Create(ctx, bound("ghost", "ClusterRole", "ghost"), metav1.CreateOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("binding of a role that is not there: %v, want NotFound", err)
 	}
-	// Labels may be written by who holds nothing of it.
+	// Labels may be written by a user who holds no right of it.
 	if _, err := own.ClusterRoles().Patch(ctx, "cluster-admin", types.MergePatchType, []byte(`{"metadata":{"labels":{"seen":"yes"}}}`), metav1.PatchOptions{}); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestDefaultRolesComeBack: a server mends what was taken out of the default
+// TestDefaultRolesComeBack: a server restores what was taken out of the default
 // roles at its start, and leaves alone what was added and what says so.
 func TestDefaultRolesComeBack(t *testing.T) {
 	first := servertest.Start(t, nil)

@@ -230,7 +230,7 @@ func until(ctx context.Context, done func() bool) bool {
 // Run starts what a server does beside answering requests, makes the system's
 // namespaces, and blocks until ctx ends and requests and watches are drained.
 // Requests from this process are not waited for but cancelled: the part that made
-// them has stopped, and a write without a quorum would be waited for in vain.
+// them has stopped, and a write without a quorum would not return.
 func (s *Server) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	stop := context.AfterFunc(ctx, s.door.Close)

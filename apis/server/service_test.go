@@ -129,7 +129,7 @@ func TestNodePorts(t *testing.T) {
 	if p[0].NodePort < 30000 || p[0].NodePort > 32767 || p[0].NodePort != p[1].NodePort || p[2].NodePort == p[0].NodePort || p[2].NodePort == 0 {
 		t.Errorf("given ports: %+v", p)
 	}
-	// What a change or an end frees another may have; what it keeps nobody.
+	// Another Service may have what a change or an end frees, and not what it keeps.
 	one.Spec.Ports[0].NodePort = 30081
 	one = must[*corev1.Service](t)(services.Update(ctx, one, metav1.UpdateOptions{}))
 	must[*corev1.Service](t)(create("two", at(30080)))

@@ -59,7 +59,7 @@ func newAgent(t *testing.T) *fakeAgent {
 			return
 		}
 		agentremotecommand.ServeExec(w, req, parrot{}, req.PathValue("pod"), req.PathValue("uid"), req.PathValue("container"),
-			req.URL.Query()["command"], options, patience, patience, agentremotecommand.SupportedStreamingProtocols)
+			req.URL.Query()["command"], options, testTimeout, testTimeout, agentremotecommand.SupportedStreamingProtocols)
 	})
 	mux.HandleFunc("/attach/{ns}/{pod}/{uid}/{container}", func(w http.ResponseWriter, req *http.Request) {
 		options, err := agentremotecommand.NewOptions(req)
@@ -68,7 +68,7 @@ func newAgent(t *testing.T) *fakeAgent {
 			return
 		}
 		agentremotecommand.ServeAttach(w, req, parrot{}, req.PathValue("pod"), req.PathValue("uid"), req.PathValue("container"),
-			options, patience, patience, agentremotecommand.SupportedStreamingProtocols)
+			options, testTimeout, testTimeout, agentremotecommand.SupportedStreamingProtocols)
 	})
 	mux.HandleFunc("/portForward/{ns}/{pod}/{uid}", func(w http.ResponseWriter, req *http.Request) {
 		options, err := agentportforward.NewV4Options(req)
@@ -76,7 +76,7 @@ func newAgent(t *testing.T) *fakeAgent {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		agentportforward.ServePortForward(w, req, parrot{}, req.PathValue("pod"), req.PathValue("uid"), options, patience, patience, agentportforward.SupportedProtocols)
+		agentportforward.ServePortForward(w, req, parrot{}, req.PathValue("pod"), req.PathValue("uid"), options, testTimeout, testTimeout, agentportforward.SupportedProtocols)
 	})
 	mux.HandleFunc("/metrics/{rest...}", func(w http.ResponseWriter, req *http.Request) {
 		fmt.Fprintf(w, "%s %s?%s", req.Method, req.URL.Path, req.URL.RawQuery)
@@ -177,7 +177,7 @@ func TestLog(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var got []byte
-			stream, err := pods.GetLogs(test.pod, &test.options).Stream(patient(t))
+			stream, err := pods.GetLogs(test.pod, &test.options).Stream(waitContext(t))
 			if err == nil {
 				got, err = io.ReadAll(stream)
 				stream.Close()
@@ -222,7 +222,7 @@ func TestExecAndAttach(t *testing.T) {
 			if in != "" {
 				streams.Stdin = strings.NewReader(in)
 			}
-			err = executor.StreamWithContext(patient(t), streams)
+			err = executor.StreamWithContext(waitContext(t), streams)
 			return out.String(), errOut.String(), err
 		}
 		t.Run(wire, func(t *testing.T) {
@@ -295,7 +295,7 @@ func TestPortForward(t *testing.T) {
 func TestNodeProxy(t *testing.T) {
 	_, _, client := withAgent(t)
 	get := func(node, path string) (string, error) {
-		body, err := client.CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes/"+node+"/proxy/"+path).Param("a", "b").DoRaw(patient(t))
+		body, err := client.CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes/"+node+"/proxy/"+path).Param("a", "b").DoRaw(waitContext(t))
 		return string(body), err
 	}
 	if body, err := get("n1", "metrics/cadvisor"); err != nil || body != "GET /metrics/cadvisor?a=b" {

@@ -83,7 +83,7 @@ func TestServiceAccountTokens(t *testing.T) {
 		t.Errorf("review for its audience: %+v", st)
 	}
 	if st := review(elsewhere); st.Authenticated || !strings.Contains(st.Error, "invalid for the target audiences") {
-		t.Errorf("review of a token for somebody else: %+v", st)
+		t.Errorf("review of a token for another audience: %+v", st)
 	}
 	if st := review("nonsense"); st.Authenticated {
 		t.Errorf("review of nonsense: %+v", st)
@@ -94,7 +94,7 @@ func TestServiceAccountTokens(t *testing.T) {
 	forged := parts[0] + "." + base64.RawURLEncoding.EncodeToString([]byte(strings.Replace(string(must[[]byte](t)(base64.RawURLEncoding.DecodeString(parts[1]))), "robot", "admin", 1))) + "." + parts[2]
 	none := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none","typ":"JWT"}`)) + "." + parts[1] + "."
 	for name, token := range map[string]string{
-		"forged": forged, "without signature": none, "cut": plain[:len(plain)-8], "for somebody else": elsewhere, "empty": "", "dots": "..", "long": strings.Repeat("x.", 20000),
+		"forged": forged, "without signature": none, "cut": plain[:len(plain)-8], "for another audience": elsewhere, "empty": "", "dots": "..", "long": strings.Repeat("x.", 20000),
 	} {
 		if code, status, _ := raw(t, bearer(admin, token), "GET", "/api/v1/pods", ""); code != http.StatusUnauthorized {
 			t.Errorf("%s: %d %s", name, code, status.Message)
@@ -122,7 +122,7 @@ func TestServiceAccountTokens(t *testing.T) {
 		t.Fatal(err)
 	}
 	must[*corev1.ServiceAccount](t)(accounts.Create(ctx, &corev1.ServiceAccount{ObjectMeta: roleMeta("robot")}, metav1.CreateOptions{}))
-	soon(t, "no token of an account that was made anew", func() bool { return code(plain) == http.StatusUnauthorized })
+	soon(t, "no token of an account that was recreated", func() bool { return code(plain) == http.StatusUnauthorized })
 }
 
 // TestBootstrapTokens: a Secret lets in who has its token, as a bootstrapper and
@@ -213,7 +213,7 @@ func TestTokenRequestsRefused(t *testing.T) {
 	}
 }
 
-// TestIssuerDiscovery: whoever verifies tokens elsewhere finds the keys; a
+// TestIssuerDiscovery: an external verifier of tokens finds the keys; a
 // rotated key does not end the tokens of the one before.
 func TestIssuerDiscovery(t *testing.T) {
 	s := servertest.Start(t, nil)

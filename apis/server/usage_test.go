@@ -84,27 +84,27 @@ func TestUsage(t *testing.T) {
 	config.ContentType = "application/vnd.kubernetes.protobuf" // as kubectl top does
 	api := must[*client.Clientset](t)(client.NewForConfig(config))
 
-	nodes := must[*metrics.NodeMetricsList](t)(api.MetricsV1beta1().NodeMetricses().List(patient(t), metav1.ListOptions{}))
+	nodes := must[*metrics.NodeMetricsList](t)(api.MetricsV1beta1().NodeMetricses().List(waitContext(t), metav1.ListOptions{}))
 	if len(nodes.Items) != 1 || nodes.Items[0].Name != "n1" || nodes.Items[0].Usage.Memory().Value() != 4096 || nodes.Items[0].Window.Duration <= 0 {
 		t.Errorf("nodes %+v", nodes.Items)
 	}
 	if len(warned.said) != 1 || warned.said[0] != "nothing is known of the usage on node n2: no route" {
 		t.Errorf("warnings %q", warned.said)
 	}
-	_, err := api.MetricsV1beta1().NodeMetricses().Get(patient(t), "n2", metav1.GetOptions{})
+	_, err := api.MetricsV1beta1().NodeMetricses().Get(waitContext(t), "n2", metav1.GetOptions{})
 	if !apierrors.IsServiceUnavailable(err) || !strings.Contains(err.Error(), "node n2: no route") {
 		t.Errorf("a node that does not answer: %v", err)
 	}
-	if _, err := api.MetricsV1beta1().NodeMetricses().Get(patient(t), "n9", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+	if _, err := api.MetricsV1beta1().NodeMetricses().Get(waitContext(t), "n9", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("no such node: %v", err)
 	}
 
 	pods := api.MetricsV1beta1().PodMetricses("default")
 	names := func(o metav1.ListOptions) (out []string) {
-		for _, p := range must[*metrics.PodMetricsList](t)(pods.List(patient(t), o)).Items {
+		for _, p := range must[*metrics.PodMetricsList](t)(pods.List(waitContext(t), o)).Items {
 			for _, c := range p.Containers {
 				out = append(out, fmt.Sprintf("%s/%s %s/%s %s", p.Namespace, p.Name, p.Labels["app"], c.Name, c.Usage.Memory()))
-				if n := c.Usage.Cpu().MilliValue(); n < 225 || n > 275 { // the clock of a sample is told in milliseconds
+				if n := c.Usage.Cpu().MilliValue(); n < 225 || n > 275 { // a sample's time is rounded to milliseconds
 					t.Errorf("%s/%s uses %d thousandths of a processor, want 250", p.Name, c.Name, n)
 				}
 			}
@@ -120,19 +120,19 @@ func TestUsage(t *testing.T) {
 	if diff := cmp.Diff([]string{"default/one one/main 2Ki"}, names(metav1.ListOptions{FieldSelector: "metadata.name=one"})); diff != "" {
 		t.Error(diff)
 	}
-	if list := must[*metrics.PodMetricsList](t)(api.MetricsV1beta1().PodMetricses("other").List(patient(t), metav1.ListOptions{})); len(list.Items) != 0 {
+	if list := must[*metrics.PodMetricsList](t)(api.MetricsV1beta1().PodMetricses("other").List(waitContext(t), metav1.ListOptions{})); len(list.Items) != 0 {
 		t.Errorf("another namespace has %+v", list.Items)
 	}
 	for _, name := range []string{"waiting", "none"} {
-		if _, err := pods.Get(patient(t), name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		if _, err := pods.Get(waitContext(t), name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if p := must[*metrics.PodMetrics](t)(pods.Get(patient(t), "two", metav1.GetOptions{})); len(p.Containers) != 2 {
+	if p := must[*metrics.PodMetrics](t)(pods.Get(waitContext(t), "two", metav1.GetOptions{})); len(p.Containers) != 2 {
 		t.Errorf("%+v", p)
 	}
 
-	first := must[*metrics.PodMetricsList](t)(pods.List(patient(t), metav1.ListOptions{Limit: 1}))
+	first := must[*metrics.PodMetricsList](t)(pods.List(waitContext(t), metav1.ListOptions{Limit: 1}))
 	if first.Continue == "" {
 		t.Errorf("the first page of pods does not say where the next begins: %+v", first.ListMeta)
 	}
@@ -150,7 +150,7 @@ func TestUsage(t *testing.T) {
 		t.Errorf("groups %+v", groups.Groups)
 	}
 	table := must[[]byte](t)(s.Client.CoreV1().RESTClient().Get().AbsPath("/apis/metrics.k8s.io/v1beta1/namespaces/default/pods").
-		SetHeader("Accept", "application/json;as=Table;g=meta.k8s.io;v=v1").DoRaw(patient(t)))
+		SetHeader("Accept", "application/json;as=Table;g=meta.k8s.io;v=v1").DoRaw(waitContext(t)))
 	for _, part := range []string{`"kind":"Table"`, `"name":"cpu"`, `"cells":["one",`, `"2Ki"`} {
 		if !strings.Contains(string(table), part) {
 			t.Errorf("the table has no %s: %s", part, table)

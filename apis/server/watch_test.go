@@ -29,7 +29,7 @@ func expect(t *testing.T, w watch.Interface, kind watch.EventType, name string) 
 		if e.Type != kind || isMap && name != "" && obj.Name != name {
 			t.Fatalf("got %s %v, want %s %s", e.Type, e.Object, kind, name)
 		}
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatalf("no event, want %s %s", kind, name)
 	}
 }
@@ -85,7 +85,7 @@ func TestWatchBookmarks(t *testing.T) {
 		if e.Type != watch.Bookmark || !ok || m.Annotations[metav1.InitialEventsAnnotationKey] != "true" {
 			t.Errorf("got %s %v, want the bookmark that ends the initial events", e.Type, e.Object)
 		}
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Error("no bookmark")
 	}
 }
@@ -106,7 +106,7 @@ func TestInformer(t *testing.T) {
 	factory.Start(ctx.Done())
 	defer factory.Shutdown()
 	defer cancel()
-	if !cache.WaitForCacheSync(patient(t).Done(), informer.HasSynced) {
+	if !cache.WaitForCacheSync(waitContext(t).Done(), informer.HasSynced) {
 		t.Fatal("informer did not sync")
 	}
 	must[*corev1.ConfigMap](t)(s.Client.CoreV1().ConfigMaps("default").Create(t.Context(), configMap("later", nil), metav1.CreateOptions{}))
@@ -115,7 +115,7 @@ func TestInformer(t *testing.T) {
 		if name != "later" {
 			t.Errorf("saw %s", name)
 		}
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Error("informer saw nothing")
 	}
 }

@@ -113,7 +113,7 @@ func eventually(t *testing.T, s *servertest.Server, data map[string]string, want
 	var last error
 	var made *corev1.ConfigMap
 	n := 0
-	err := wait.PollUntilContextCancel(patient(t), 5*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextCancel(waitContext(t), 5*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		n++
 		made, last = s.Client.CoreV1().ConfigMaps("default").Create(ctx, configMap(strings.ToLower(strings.NewReplacer("/", "-", "_", "-", "#", "-").Replace(t.Name()))+"-"+strconv.Itoa(n), data), metav1.CreateOptions{})
 		return want(made, last), nil

@@ -45,7 +45,7 @@ import (
 
 const (
 	boxImage = "bench.local/box:1"
-	patience = time.Minute
+	timeout  = time.Minute
 )
 
 // node is an agent with all that it needs.
@@ -113,7 +113,7 @@ func newNode(ctx context.Context, podmon string) (_ *node, err error) {
 
 // end removes all that newNode made.
 func (n *node) end() error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	errs := []error{n.stop(), n.runtime.Shutdown(ctx, true), n.runtime.Close()}
 	mounts, err := n.images.Mounts()
@@ -230,7 +230,7 @@ func (n *node) pss() (float64, error) { return cgroupPSS(n.cgroup) }
 // await asks every few milliseconds, with an end. The figures of pod_down are
 // as coarse as that.
 func await(ctx context.Context, what string, holds func() bool) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for !holds() {
 		if err := sleep(ctx, 3*time.Millisecond); err != nil {
@@ -265,7 +265,7 @@ func (t *starts) of(name string) *started {
 
 // wait returns when the pod's container was running.
 func (t *starts) wait(ctx context.Context, name string) (time.Time, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	s := t.of(name)
 	select {

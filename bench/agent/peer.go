@@ -138,7 +138,7 @@ func (c *containerd) start(ctx context.Context) error {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}
-		if strings.HasPrefix(dir, "/sys/fs/cgroup/cpuset/") { // has no processors until told
+		if strings.HasPrefix(dir, "/sys/fs/cgroup/cpuset/") { // has no processors until set
 			for _, d := range []string{filepath.Dir(dir), dir} {
 				for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 					b, err := os.ReadFile(filepath.Join(filepath.Dir(d), file))
@@ -184,7 +184,7 @@ func (c *containerd) start(ctx context.Context) error {
 
 // end stops containerd and takes away all that it made.
 func (c *containerd) end() error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	var errs []error
 	c.mu.Lock()
@@ -209,7 +209,7 @@ func (c *containerd) end() error {
 }
 
 func (c *containerd) up(ctx context.Context, name string) (time.Duration, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	logs := c.logs(name)
 	if err := os.MkdirAll(logs, 0o700); err != nil {
@@ -269,7 +269,7 @@ func (c *containerd) hears(ctx context.Context, name string) error {
 func (c *containerd) logs(name string) string { return filepath.Join(c.dir, "logs", name) }
 
 func (c *containerd) down(ctx context.Context, name string) (time.Duration, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	p := c.pod(name)
 	began := time.Now()

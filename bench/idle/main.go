@@ -1,5 +1,5 @@
-// Command idle measures what clusters of one and three nodes cost when nobody
-// asks anything of them: memory, processor time, wake-ups and bytes written to
+// Command idle measures what clusters of one and three nodes cost without
+// requests: memory, processor time, wake-ups and bytes written to
 // disk, a node. It prints one JSON object per figure and fails when one is
 // beyond its bound, which are wide: they catch a loop that spins or a log that
 // grows, not a slow machine.

@@ -80,7 +80,7 @@ func devOnce(ctx context.Context, bin, image string) (ready, first time.Duration
 
 // devReady waits for the kubeconfig to appear and its API to be ready.
 func devReady(ctx context.Context, kubeconfig string) (*workload, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
 		if config, err := clientcmd.BuildConfigFromFlags("", kubeconfig); err == nil {

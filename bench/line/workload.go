@@ -19,7 +19,7 @@ import (
 
 const (
 	helloImage = "clusterd.local/hello:1"
-	patience   = 3 * time.Minute
+	timeout    = 3 * time.Minute
 )
 
 // workload makes Deployments and times their pods.
@@ -32,7 +32,7 @@ func newWorkload(c *cluster.Netns) (*workload, error) {
 
 // waitNodes waits until that many nodes are Ready.
 func (w *workload) waitNodes(ctx context.Context, n int) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
 		list, err := w.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
@@ -93,7 +93,7 @@ func (w *workload) applyAndWait(ctx context.Context, name string, pods int) ([]t
 // request it was seen Running. It looks through an informer, as controllers
 // do: a watch that the server ends in a burst is taken up again.
 func (w *workload) apply(ctx context.Context, name string, pods int) ([]time.Duration, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	factory := informers.NewSharedInformerFactoryWithOptions(w.client, 0,
 		informers.WithNamespace(metav1.NamespaceDefault),
@@ -142,7 +142,7 @@ func (w *workload) apply(ctx context.Context, name string, pods int) ([]time.Dur
 
 // remove deletes the Deployment and waits until its pods are gone.
 func (w *workload) remove(ctx context.Context, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if err := w.client.AppsV1().Deployments(metav1.NamespaceDefault).Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
 		return err

@@ -28,15 +28,15 @@ const (
 	deletes = 10_000
 	// settle is how long a store that is done may take to write a last snapshot
 	// and give memory back.
-	settle   = 30 * time.Second
-	patience = 10 * time.Minute
+	settle  = 30 * time.Second
+	timeout = 10 * time.Minute
 )
 
 func key(i int) string { return fmt.Sprintf("%sobject-%07d", folder, i) }
 
 // work does one phase, prints its figure and ends.
 func work(o options, phase string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	f := figure{Bench: "store-scale", Case: phase, Nodes: 1, Size: o.size, Objects: o.objects, Values: o.values}
 	stop, err := profile(o, phase)

@@ -31,7 +31,7 @@ const (
 )
 
 // hollow plays nodes and their agents: Leases are renewed, and a pod that is
-// bound is told to run at once.
+// bound is reported as running at once.
 type hollow struct {
 	client kubernetes.Interface
 	group  errgroup.Group

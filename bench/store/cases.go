@@ -226,7 +226,7 @@ func (b *bench) memory(ctx context.Context, sides []*side, name, note string) er
 	return err
 }
 
-// idling reports what members do when nobody asks anything of them.
+// idling reports what members do without requests.
 func (b *bench) idling(ctx context.Context, sides []*side) error {
 	if err := pause(ctx, 10*time.Second); err != nil {
 		return err

@@ -37,8 +37,8 @@ import (
 const (
 	nodes     = 3
 	valueSize = 1024
-	// patience is how long anything may take on a busy machine.
-	patience = time.Minute
+	// timeout is how long anything may take on a busy machine.
+	timeout = time.Minute
 )
 
 func main() {

@@ -84,7 +84,7 @@ func (m *Member) Leads(_ None, leads *bool) error {
 // Count waits until the member answers a linearizable read, and returns how
 // many keys there are under prefix.
 func (m *Member) Count(prefix string, n *int64) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	for {
 		try, cancel := context.WithTimeout(ctx, time.Second)
@@ -103,7 +103,7 @@ func (m *Member) Count(prefix string, n *int64) error {
 
 // Load runs a load in this process.
 func (m *Member) Load(l Load, t *Times) (err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), l.For+patience)
+	ctx, cancel := context.WithTimeout(context.Background(), l.For+timeout)
 	defer cancel()
 	*t, err = run(ctx, m.conns, l)
 	return err
@@ -111,7 +111,7 @@ func (m *Member) Load(l Load, t *Times) (err error) {
 
 // Stamp is stamp.
 func (m *Member) Stamp(s Stamps, _ *None) error {
-	ctx, cancel := context.WithTimeout(context.Background(), s.For+patience)
+	ctx, cancel := context.WithTimeout(context.Background(), s.For+timeout)
 	defer cancel()
 	return stamp(ctx, m.conns, s)
 }
@@ -137,7 +137,7 @@ func (m *Member) Probe(d time.Duration, got *[]Success) error {
 
 // First is first.
 func (m *Member) First(_ None, got *Success) (err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	*got, err = first(ctx, m.conns[0])
 	return err

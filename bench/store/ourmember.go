@@ -83,7 +83,7 @@ func openOurs(m *memberFlags, addrs map[string]string) (host, error) {
 func (o *ourMember) bootstrap() error { return o.s.Bootstrap() }
 
 func (o *ourMember) add(id string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	return o.s.AddVoter(ctx, id)
 }

@@ -42,7 +42,7 @@ func (p *procs) kill(i int) {
 	}
 }
 
-// stop ends all of them, with patience for those that put things in order.
+// stop ends all of them and gives those that shut down cleanly a timeout.
 func (p *procs) stop(sig os.Signal) {
 	for _, cmd := range p.cmds {
 		if cmd != nil {
@@ -122,7 +122,7 @@ func numbers(path string) (map[string]int64, error) {
 	return m, nil
 }
 
-// freeAddrs returns addresses on loopback that nobody listens on.
+// freeAddrs returns addresses on loopback without a listener.
 func freeAddrs(n int) (addrs []string, err error) {
 	for range n {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -137,7 +137,7 @@ func freeAddrs(n int) (addrs []string, err error) {
 
 // waitLeader asks until there is a leader.
 func waitLeader(ctx context.Context, ask func() int) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
 		if i := ask(); i >= 0 {

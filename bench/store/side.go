@@ -45,7 +45,7 @@ type side struct {
 const grpcConns = 8
 
 // newSide makes a side that is yet to be started. apart: its members are on
-// machines of their own, and nobody calls their gRPC services.
+// machines of their own, and their gRPC services are not called.
 func newSide(kind, dir string, apart bool) (*side, error) {
 	s := &side{kind: kind, dir: filepath.Join(dir, kind)}
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {

@@ -10,7 +10,7 @@ import (
 
 // silentLeader measures how long a client of another member waits for its write
 // when the leader falls silent: its process is frozen, its cable is pulled, or the
-// network drops its packets. Nobody is told of any of it: that is what timeouts
+// network drops its packets. No process is notified of it: that is what timeouts
 // are for. The members are in network namespaces, so it takes root.
 func (b *bench) silentLeader(ctx context.Context) error {
 	if !b.wants("silent-stop") && !b.wants("silent-link") && !b.wants("silent-drop") {

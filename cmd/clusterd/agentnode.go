@@ -115,9 +115,9 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 			default:
 			}
 		},
-		Trust:    n.learn,
-		Believes: n.believes,
-		Warn:     func(msg string, err error) { log.Warn(msg, "err", err) },
+		Trust:       n.learn,
+		TrustNumber: n.trustNumber,
+		Warn:        func(msg string, err error) { log.Warn(msg, "err", err) },
 	})
 	if err != nil {
 		return err
@@ -135,7 +135,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	g.add("port", n.port.Run)
 	g.add("certificate", n.keepCert)
 	g.add("role", n.keepRole)
-	g.add("servers", func(ctx context.Context) error { return n.servers.Run(ctx, n.askStanding) })
+	g.add("servers", func(ctx context.Context) error { return n.servers.Run(ctx, n.askMembership) })
 	network := n.client()
 	network.Impersonate = rest.ImpersonationConfig{UserName: rbac.NodeNetwork}
 	tracer, flush, err := newTracer(ctx, cfg, log, agentService)
@@ -188,7 +188,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 }
 
 // calls answers what servers ask of this node: of its agent, whether it runs as
-// one, and that it look for news about the members, itself among them.
+// one, and that it ask for changes of the members, itself among them.
 func (n *agentNode) calls(agent http.Handler, program *nodeRelease) http.Handler {
 	mux := http.NewServeMux()
 	program.register(mux)
@@ -248,8 +248,8 @@ func (n *agentNode) keepCert(ctx context.Context) error {
 	}
 }
 
-// renewCert gets the next certificate from a server, and hears from it whom to
-// believe.
+// renewCert gets the next certificate from a server, and receives from it which
+// authorities to trust.
 func (n *agentNode) renewCert(ctx context.Context) (*x509.Certificate, error) {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
@@ -288,13 +288,13 @@ func (n *agentNode) knows(id string) bool {
 	return slices.ContainsFunc(n.servers.All(), func(s join.ServerAddr) bool { return s.ID == id })
 }
 
-// useIdentity shows and believes what n.id holds. idMu is held, once there are others.
+// useIdentity shows the certificate of n.id and trusts its authorities. idMu is held, once there are others.
 func (n *agentNode) useIdentity() {
 	n.trust.Store(n.id.trust)
 	n.cert.Store(n.id.tlsCertificate())
 }
 
-// learn takes up whom the servers believe, unless it is old news. The word comes
+// learn takes up the authorities that the servers trust, unless it is an old state. The word comes
 // from a server whose key this node knows: it takes more than the authority's
 // key to tell agents of another authority.
 func (n *agentNode) learn(word join.TrustWord) {
@@ -330,9 +330,9 @@ func (n *agentNode) learn(word join.TrustWord) {
 	}
 }
 
-// believes is the number of the servers' last word on the authority that this node
-// has done all of: its certificate is the one's that signs.
-func (n *agentNode) believes() uint64 {
+// trustNumber is the number of the servers' last state of the authority that this
+// node has applied: its certificate is the one's that signs.
+func (n *agentNode) trustNumber() uint64 {
 	trust := n.trust.Load()
 	if !trust.Signer().Signed(n.cert.Load().Leaf) {
 		return 0
@@ -340,12 +340,12 @@ func (n *agentNode) believes() uint64 {
 	return trust.Number
 }
 
-// askStanding asks the servers why none of them answers this node: it may have
+// askMembership asks the servers why none of them answers this node: it may have
 // been removed.
-func (n *agentNode) askStanding(ctx context.Context) error {
+func (n *agentNode) askMembership(ctx context.Context) error {
 	for _, s := range n.servers.All() {
-		attempt, cancel := context.WithTimeout(ctx, standingPatience)
-		answer, err := join.AskStanding(attempt, func(ctx context.Context) (net.Conn, error) {
+		attempt, cancel := context.WithTimeout(ctx, membershipTimeout)
+		answer, err := join.AskMembershipStatus(attempt, func(ctx context.Context) (net.Conn, error) {
 			c, err := n.tid.Dial(ctx, s.Addr, s.ID, transport.Join)
 			if err != nil {
 				return nil, err

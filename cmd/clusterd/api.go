@@ -162,12 +162,12 @@ func isVoter(status raftstore.Status, id string) bool {
 	return slices.Contains(status.Members, raftstore.Member{ID: id, Voter: true})
 }
 
-// progressPatience bounds what a member that does not answer can cost.
-const progressPatience = time.Second
+// progressTimeout bounds what a member that does not answer can cost.
+const progressTimeout = time.Second
 
 // addProgress asks the living members, all at once, how far they are.
 func (a *clusterAPI) addProgress(ctx context.Context, members []memberView) {
-	ctx, cancel := context.WithTimeout(ctx, progressPatience)
+	ctx, cancel := context.WithTimeout(ctx, progressTimeout)
 	defer cancel()
 	var asking sync.WaitGroup
 	for i := range members {
@@ -222,7 +222,7 @@ func (a *clusterAPI) deleteMember(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusNotFound, fmt.Sprintf("no member is called %q; `clusterctl members` lists them", name))
 		return
 	}
-	// Who removed itself may write no more: the leader does it.
+	// A node that removed itself cannot write any more: the leader does it.
 	if err == nil && name != a.name {
 		err = a.deleteNode(r.Context(), name)
 	}
@@ -244,19 +244,19 @@ func (a *clusterAPI) answered() {
 	}()
 	select {
 	case <-done:
-	case <-time.After(answerPatience):
+	case <-time.After(answerTimeout):
 	}
 }
 
-// answerPatience is how long a member that was removed may take to say so to
-// whoever asked it to.
-const answerPatience = 5 * time.Second
+// answerTimeout is how long a member that was removed may take to say so to
+// its caller.
+const answerTimeout = 5 * time.Second
 
 // conflict is a wish that the state of the cluster forbids.
 type conflict struct{ error }
 
-// takeVote takes the vote of a member that is to be removed, while everybody
-// still listens to it: were its key refused first, a leader could not hand
+// takeVote takes the vote of a member that is to be removed, while all members
+// still listen to it: were its key refused first, a leader could not hand
 // over, and of two voters neither could do without the other. It refuses, with
 // a *conflict, what would leave no majority.
 func (a *clusterAPI) takeVote(ctx context.Context, name string) (join.Record, error) {
@@ -285,7 +285,7 @@ func (a *clusterAPI) takeVote(ctx context.Context, name string) (join.Record, er
 			}
 		}
 		who := strings.Join(silent, " and ")
-		return rec, &conflict{fmt.Errorf("removing %s would stop the cluster: %d voters would be left, and %s does not answer; start clusterd there, or, if it is gone for good, remove it first with `clusterctl members rm %s`", name, few.Voters, who, silent[0])}
+		return rec, &conflict{fmt.Errorf("removing %s would stop the cluster: %d voters would be left, and %s does not answer; start clusterd there, or, if it is permanently gone, remove it first with `clusterctl members rm %s`", name, few.Voters, who, silent[0])}
 	case err != nil:
 		return rec, err
 	}

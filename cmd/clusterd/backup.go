@@ -134,7 +134,7 @@ func (r *restoreFlags) key() (backup.Key, error) {
 
 // prepareRestore writes the data folder of the first node of a cluster that
 // goes on from a snapshot, in a new epoch. The members of the cluster that was
-// are none of this one: its machines join anew. The gossip key is new as well,
+// are none of this one: its machines join again. The gossip key is new as well,
 // so that the two clusters, should both live, do not meet.
 func prepareRestore(cfg Config, c *backup.Content) error {
 	cluster, err := join.ClusterOf(c.Store)
@@ -202,6 +202,6 @@ func restoredIdentity(cfg Config, c *backup.Content, now time.Time) (*identity, 
 
 // tellRestored says what a person should know after a restore.
 func tellRestored(w io.Writer, cfg Config, c *backup.Content) {
-	fmt.Fprintf(w, "%s begins with the state of cluster %s of %s (%d keys). Its former machines show as NotReady until they join anew (clusterd reset, then join) or are deleted (kubectl delete node NAME).\n",
+	fmt.Fprintf(w, "%s begins with the state of cluster %s of %s (%d keys). Its former machines show as NotReady until they join again (clusterd reset, then join) or are deleted (kubectl delete node NAME).\n",
 		cfg.Name, c.Cluster, c.Taken.Format(time.RFC3339), c.Digest.Keys)
 }

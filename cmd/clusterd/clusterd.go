@@ -147,7 +147,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	}
 	m.flush = append(m.flush, flush)
 	m.tid = transport.Identity{Certificate: m.cert.Load, Shown: m.showCert, Roots: m.trust.Pool, Revoked: m.rights.revoked}
-	if err = m.startStanding(ctx); err != nil {
+	if err = m.checkMembership(ctx); err != nil {
 		return nil, err
 	}
 	if m.port, err = transport.Listen(cfg.addr(), m.tid, room(log, "transport")); err != nil {
@@ -215,7 +215,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	return m, nil
 }
 
-// storeEvents are the metrics', and what this node must hear of.
+// storeEvents are the metrics', and what this node must react to.
 func (m *Main) storeEvents() raftstore.EventListener {
 	events := storeEvents()
 	events.Written = m.budget.Written
@@ -322,7 +322,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	g.add("gossip", m.members.Run)
 	g.add("raftstore", m.keepStore)
 	g.add("rights", m.keepRights)
-	g.add("standing", m.keepStanding)
+	g.add("membership", m.watchMembership)
 	g.add("role", m.keepRole)
 	g.add("recovery", func(ctx context.Context) error {
 		select {
@@ -415,7 +415,7 @@ func (m *Main) joinServer() *join.Server {
 		Store:    m.store,
 		Trust:    m.trust.Load,
 		SealKeys: m.exchange.retired,
-		Believes: func(ctx context.Context, id string, number uint64) error {
+		NoteTrust: func(ctx context.Context, id string, number uint64) error {
 			return authority.Has(ctx, m.store, id, number)
 		},
 		GossipKeys:  m.gossipKeys.tell,
@@ -511,9 +511,9 @@ func serveHTTP(log *slog.Logger, ln net.Listener, h http.Handler) func(context.C
 			return err
 		case <-ctx.Done():
 		}
-		patience, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		shutdownCtx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
-		if srv.Shutdown(patience) != nil {
+		if srv.Shutdown(shutdownCtx) != nil {
 			srv.Close()
 		}
 		<-done

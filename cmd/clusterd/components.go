@@ -33,8 +33,8 @@ func (m *Main) components() []components.Component {
 	}
 }
 
-// loopsHealth is what one server knows of the leader's loops: of its own, whether
-// they run; of another's, that it is heard, for it begins them anew whenever they end.
+// loopsHealth is what one server knows about the leader's loops: of its own, whether
+// they run; of another's, that it is heard, for it restarts them whenever they end.
 func loopsHealth(leader, name string, here, running bool) (string, error) {
 	switch {
 	case leader == "":

@@ -79,8 +79,8 @@ type Config struct {
 	// (containers of Guaranteed pods that ask for whole processors have them for
 	// themselves).
 	CPUManagerPolicy string `json:"cpuManagerPolicy,omitempty"`
-	// ReservedCPUs are processors that the static policy gives nobody alone,
-	// such as 0 or 0-1,8.
+	// ReservedCPUs are processors that the static policy never assigns
+	// exclusively, such as 0 or 0-1,8.
 	ReservedCPUs string `json:"reservedCPUs,omitempty"`
 	// PodPidsLimit is how many processes and threads one pod may have; 0 or -1:
 	// as many as the node.
@@ -118,7 +118,7 @@ type Config struct {
 	StoreHistorySize string   `json:"storeHistorySize"`
 	// StoreWriterWindow is the time in which one writer, a user or a controller,
 	// may fill half of StoreHistorySize; one that writes more is answered 429. 0:
-	// nobody is bounded. The same value belongs on every server.
+	// no writer is bounded. The same value belongs on every server.
 	StoreWriterWindow Duration `json:"storeWriterWindow"`
 	// AllowedUnsafeSysctls may be set by pods beside the safe ones: names and
 	// prefixes separated by commas, such as net.core.somaxconn,kernel.msg*.
@@ -254,7 +254,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&c.FenceClaims, "fence-claims", c.FenceClaims, "end pods with claims that other nodes reach too when this node cannot renew its lease, so that they are replaced elsewhere")
 	f.IntVar(&c.MaxPods, "max-pods", c.MaxPods, "how many pods this node takes")
 	f.StringVar(&c.CPUManagerPolicy, "cpu-manager-policy", c.CPUManagerPolicy, "none, or static: Guaranteed pods that ask for whole processors have them for themselves")
-	f.StringVar(&c.ReservedCPUs, "reserved-cpus", c.ReservedCPUs, "processors that the static policy gives nobody alone, such as 0-1")
+	f.StringVar(&c.ReservedCPUs, "reserved-cpus", c.ReservedCPUs, "processors that the static policy never assigns exclusively, such as 0-1")
 	f.Int64Var(&c.PodPidsLimit, "pod-pids-limit", c.PodPidsLimit, "how many processes and threads one pod may have; 0 or -1: no limit")
 	f.StringVar(&c.StaticPods, "static-pods", c.StaticPods, "folder of the files of static pods (default: DATA/static-pods)")
 	f.StringVar(&c.StaticPodsURL, "static-pods-url", c.StaticPodsURL, "address that answers with more static pods")
@@ -265,7 +265,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.StoreQuota, "store-quota", c.StoreQuota, "how much the cluster's live objects may take; the same on every server")
 	f.DurationVar(&c.StoreHistoryAge.Duration, "store-history-age", c.StoreHistoryAge.Duration, "how long old states of objects are kept")
 	f.StringVar(&c.StoreHistorySize, "store-history-size", c.StoreHistorySize, "up to what size old states of objects are kept")
-	f.DurationVar(&c.StoreWriterWindow.Duration, "store-writer-window", c.StoreWriterWindow.Duration, "in this time one writer may fill half of the history, more is held back; 0: nobody is bounded; the same on every server")
+	f.DurationVar(&c.StoreWriterWindow.Duration, "store-writer-window", c.StoreWriterWindow.Duration, "in this time one writer may fill half of the history, more is held back; 0: no bound; the same on every server")
 	f.StringVar(&c.PodUserIDs, "pod-user-ids", c.PodUserIDs, "ids of the machine, FIRST-LAST, of which each pod with hostUsers: false gets 65536; none: there are no such pods here")
 	f.StringVar(&c.AllowedUnsafeSysctls, "allowed-unsafe-sysctls", c.AllowedUnsafeSysctls, "sysctls that pods may set beside the safe ones, such as net.core.somaxconn,kernel.msg*")
 	f.StringVar(&c.ClusterDNS, "cluster-dns", c.ClusterDNS, "addresses of name servers of the cluster that run elsewhere, such as 192.0.2.53, or none: pods ask those of the host (default: each node answers by itself)")
@@ -302,8 +302,8 @@ func (c *Config) load(flags *pflag.FlagSet) error {
 	return c.loadWith(flags, func(b []byte) error { return yaml.UnmarshalStrict(b, c) })
 }
 
-// loadForReset is load for who is about to remove the node: a file that is not
-// as it should be does not keep anybody from that. What can be read of it
+// loadForReset is load for a command that removes the node: a file that is not
+// valid does not prevent that. What can be read of it
 // counts, as it says where cgroups and the like are; warn is called with the rest.
 func (c *Config) loadForReset(flags *pflag.FlagSet, warn func(error)) error {
 	return c.loadWith(flags, func(b []byte) error {

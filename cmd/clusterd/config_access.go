@@ -74,7 +74,7 @@ func (c *AccessConfig) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&c.AuditLogMaxAge, "audit-log-maxage", c.AuditLogMaxAge, "for how many days its old files are kept")
 	f.IntVar(&c.AuditLogMaxBackup, "audit-log-maxbackup", c.AuditLogMaxBackup, "how many of its old files are kept")
 	f.IntVar(&c.AuditLogMaxSize, "audit-log-maxsize", c.AuditLogMaxSize, "size in MB at which a new file is begun")
-	f.StringVar(&c.AuditWebhookConfigFile, "audit-webhook-config-file", c.AuditWebhookConfigFile, "kubeconfig of a service that is told of requests, too")
+	f.StringVar(&c.AuditWebhookConfigFile, "audit-webhook-config-file", c.AuditWebhookConfigFile, "kubeconfig of a service that also receives the audit events")
 }
 
 // check names what would not be acted on.

@@ -30,8 +30,8 @@ type HostConfig struct {
 	// tell elsewhere: TYPE=ADDRESS, separated by commas, of the types ExternalIP,
 	// ExternalDNS and InternalDNS.
 	NodeAddresses string `json:"nodeAddresses,omitempty"`
-	// ReadOnlyPort serves pods, metrics and stats of this node to whoever reaches
-	// it, without a token and without TLS; 0: not at all.
+	// ReadOnlyPort serves pods, metrics and stats of this node to every client that
+	// reaches it, without a token and without TLS; 0: not at all.
 	ReadOnlyPort uint16 `json:"readOnlyPort,omitempty"`
 	// NodeLogs answers at /logs/ of the node's calls with the machine's logs, to
 	// those who may read nodes/log or nodes/proxy.
@@ -52,7 +52,7 @@ func (c *HostConfig) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&c.FailSwapOn, "fail-swap-on", c.FailSwapOn, "refuse to start on a machine that swaps")
 	f.StringVar(&c.NodeIP, "node-ip", c.NodeIP, "the node's InternalIP, or one of IPv4 and one of IPv6, separated by a comma (default: the advertised address, and in a cluster of two IP families the other family's of the same interface)")
 	f.StringVar(&c.NodeAddresses, "node-addresses", c.NodeAddresses, "further addresses of the node for its status, such as ExternalIP=203.0.113.7,ExternalDNS=n1.example.org")
-	f.Uint16Var(&c.ReadOnlyPort, "read-only-port", c.ReadOnlyPort, "port for the pods, metrics and stats of this node, for whoever reaches it, without a token and without TLS; 0: none")
+	f.Uint16Var(&c.ReadOnlyPort, "read-only-port", c.ReadOnlyPort, "port for the pods, metrics and stats of this node, for every client that reaches it, without a token and without TLS; 0: none")
 	f.BoolVar(&c.NodeLogs, "node-logs", c.NodeLogs, "answer with the machine's logs to those who may read nodes/log")
 	f.StringVar(&c.TracingConfig, "tracing-config", c.TracingConfig, "file with a TracingConfiguration: where spans of the API server and the agent are sent to by OTLP (default: nowhere)")
 	f.StringVar(&c.ReleaseKeys, "release-keys", c.ReleaseKeys, "public keys of minisign's that this node takes releases by, separated by commas (default: those that the cluster trusts)")

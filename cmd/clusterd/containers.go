@@ -20,8 +20,8 @@ import (
 	"github.com/clusterd/clusterd/agent/runtime"
 )
 
-// lookPatience is how long podmon may take to answer.
-const lookPatience = 20 * time.Second
+// podmonTimeout is how long podmon may take to answer.
+const podmonTimeout = 20 * time.Second
 
 func containersCommand() *cobra.Command {
 	data, output := DefaultData, "table"
@@ -74,7 +74,7 @@ func holdings(ctx context.Context, data string) ([]pod.Holding, error) {
 	if st, err := os.Stat(data); err != nil || !st.IsDir() {
 		return nil, fmt.Errorf("--data %q: there is no such folder: name the one that `clusterd run` was given", data)
 	}
-	ctx, cancel := context.WithTimeout(ctx, lookPatience)
+	ctx, cancel := context.WithTimeout(ctx, podmonTimeout)
 	defer cancel()
 	dir := dataDir(data).path("podmon")
 	sandboxes, containers, err := runtime.Look(ctx, dir)

@@ -87,9 +87,9 @@ func tlsCertificate(signer *pki.CA, cert *x509.Certificate, key crypto.Signer) *
 // errInUse is returned when another clusterd runs on the data folder.
 var errInUse = errors.New("another clusterd is running on this data folder")
 
-// lockPatience is how long a clusterd that was killed may take to be gone: the
+// lockTimeout is how long a clusterd that was killed may take to be gone: the
 // kernel frees its lock only when the last of its threads has ended.
-const lockPatience = 3 * time.Second
+const lockTimeout = 3 * time.Second
 
 // lock makes the folder and takes its lock, which the kernel gives back when
 // the process ends.
@@ -101,7 +101,7 @@ func (d dataDir) lock() (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock the data folder: %w", err)
 	}
-	for deadline := time.Now().Add(lockPatience); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(lockTimeout); ; time.Sleep(10 * time.Millisecond) {
 		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil {
 			return f, nil
@@ -264,7 +264,7 @@ func (d dataDir) readTrustNumber() (uint64, error) {
 	return number, nil
 }
 
-// markRemoved notes that this machine is a member no more: once the others
+// markRemoved records that this machine is not a member any more: once the others
 // refuse it, it could not find out again.
 func (d dataDir) markRemoved(r join.Removal) error {
 	b, err := json.Marshal(r)

@@ -17,7 +17,7 @@ func TestLockOutlivesItsHolderShortly(t *testing.T) {
 	if _, err := dir.lock(); !errors.Is(err, errInUse) {
 		t.Fatalf("a lock that is held: %v", err)
 	}
-	time.AfterFunc(lockPatience/10, func() { held.Close() })
+	time.AfterFunc(lockTimeout/10, func() { held.Close() })
 	again, err := dir.lock()
 	if err != nil {
 		t.Fatal(err)

@@ -21,8 +21,8 @@ import (
 	"github.com/clusterd/clusterd/member/pki"
 )
 
-// doctorPatience is how long the cluster may take to answer.
-const doctorPatience = 10 * time.Second
+// doctorTimeout is how long the cluster may take to answer.
+const doctorTimeout = 10 * time.Second
 
 // errUnwell ends `clusterd doctor` with a failure after it has said why.
 var errUnwell = errors.New("something does not work: the cures are above")
@@ -123,7 +123,7 @@ func examineCluster(ctx context.Context, cfg Config) []doctor.Finding {
 	if id, err := dir.readIdentity(); err == nil {
 		c.Expires = id.cert.NotAfter
 	}
-	ctx, cancel := context.WithTimeout(ctx, doctorPatience)
+	ctx, cancel := context.WithTimeout(ctx, doctorTimeout)
 	defer cancel()
 	c.Err = askCluster(ctx, dir.kubeconfig(), &c)
 	return doctor.JudgeCluster(c)

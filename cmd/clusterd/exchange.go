@@ -26,20 +26,20 @@ import (
 // exchange is what this server does of an exchange of the authority: it follows
 // the cluster's state, and says so when it has what that asks.
 //
-// The new authority's key is never in the store. Whoever makes it has it on disk
+// The new authority's key is never in the store. Its maker has it on disk
 // before the state names it; the other servers ask each other for it, over
 // connections that prove keys of the records, which the old authority's key does
 // not help to forge.
 type exchange struct {
 	main *Main
-	// told is the last line of the log.
+	// reported is the last line of the log.
 	reported string
 }
 
 const (
 	exchangePeriod = time.Second
-	// keysPatience is how long another server may take to tell its keys.
-	keysPatience = 5 * time.Second
+	// keysTimeout is how long another server may take to tell its keys.
+	keysTimeout = 5 * time.Second
 )
 
 // run follows the state until ctx ends.
@@ -76,7 +76,7 @@ func (x *exchange) follow(ctx context.Context) error {
 	if m.trust.Load().Number != state.Number || m.store.Leader() == "" {
 		return nil // its own word on a state to come waits until the store has that
 	}
-	ctx, cancel := context.WithTimeout(ctx, keysPatience)
+	ctx, cancel := context.WithTimeout(ctx, keysTimeout)
 	defer cancel()
 	return authority.Has(ctx, m.store, m.id.nodeID(), state.Number)
 }
@@ -116,7 +116,7 @@ func (x *exchange) withKey(ctx context.Context, ca *pki.CA) (*pki.CA, error) {
 		if rec.ID == m.id.nodeID() {
 			continue
 		}
-		attempt, cancel := context.WithTimeout(ctx, keysPatience)
+		attempt, cancel := context.WithTimeout(ctx, keysTimeout)
 		keys, err := join.FetchKeys(attempt, func(ctx context.Context) (net.Conn, error) {
 			c, err := m.tid.Dial(ctx, m.serverAddr(rec.ID), rec.ID, transport.Member)
 			if err != nil {
@@ -156,7 +156,7 @@ func (x *exchange) adopt(next *pki.Trust, now time.Time) error {
 	m.trustChanged.tell()
 	for _, ca := range had.All() {
 		if next.Find(ca.ID()) == nil {
-			// Keys that have a record are the members', whoever signed for them once.
+			// Keys that have a record are the members', no matter which authority signed for them.
 			m.port.CutDistrusted(m.rights.recordedKey)
 			break
 		}
@@ -194,7 +194,7 @@ func (x *exchange) write(next *pki.Trust, now time.Time) error {
 	return m.useIdentity(now)
 }
 
-// useIdentity shows and believes what m.id holds from now on. idMu is held.
+// useIdentity shows the certificate of m.id and trusts its authorities from now on. idMu is held.
 func (m *Main) useIdentity(now time.Time) error {
 	shown, err := m.shownNow(now)
 	if err != nil {
@@ -283,7 +283,7 @@ func (m *Main) leadExchange(ctx context.Context) error {
 		},
 		Poke: func(name string) {
 			poking.Go(func() {
-				ctx, cancel := context.WithTimeout(ctx, progressPatience)
+				ctx, cancel := context.WithTimeout(ctx, progressTimeout)
 				defer cancel()
 				_ = m.peers.call(ctx, name, http.MethodPost, v1.Members, nil, nil) // it asks by itself, later
 			})

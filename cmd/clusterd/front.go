@@ -31,8 +31,8 @@ func (m *Main) front() server.Front {
 // renewFront makes that certificate, and its key, unless there is one that is
 // good for a while. The API server reads the files again when they change.
 func (m *Main) renewFront(now time.Time) error {
-	// Aggregated APIs hear of a new authority when they do: they may know the old
-	// one alone until the exchange ends.
+	// Aggregated APIs learn a new authority late: they may know the old one
+	// alone until the exchange ends.
 	elder := m.trust.Load().Elder()
 	cert, err := m.dir.readFrontCert()
 	if err != nil {

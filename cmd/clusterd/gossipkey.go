@@ -78,9 +78,9 @@ func (g *gossipKeys) follow(ctx context.Context) error {
 	ring := g.ring()
 	if state.Number != 0 && !ring.Names(state.Keys) {
 		if state.Number <= ring.Number {
-			// It has keys of a state that its store has not heard of; or the cluster was
+			// It has keys of a state that its store does not have yet; or the cluster was
 			// recovered from one that had not.
-			now, cancel := context.WithTimeout(ctx, keysPatience)
+			now, cancel := context.WithTimeout(ctx, keysTimeout)
 			defer cancel()
 			if state, err = gossipkey.Get(now, m.store, false); err != nil || ring.Names(state.Keys) {
 				return nil // there is no leader just now, or the store comes to it
@@ -102,7 +102,7 @@ func (g *gossipKeys) follow(ctx context.Context) error {
 	if m.store.Leader() == "" || ring.Number != state.Number {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, keysPatience)
+	ctx, cancel := context.WithTimeout(ctx, keysTimeout)
 	defer cancel()
 	return gossipkey.Has(ctx, m.store, m.id.nodeID(), state.Number)
 }
@@ -161,7 +161,7 @@ func (g *gossipKeys) fetch(ctx context.Context, wanted func(gossipkey.Ring) bool
 
 // ask asks the server at an address; want is the id that it must have; empty: any.
 func (g *gossipKeys) ask(ctx context.Context, addr netip.AddrPort, want string) (gossipkey.Ring, error) {
-	ctx, cancel := context.WithTimeout(ctx, keysPatience)
+	ctx, cancel := context.WithTimeout(ctx, keysTimeout)
 	defer cancel()
 	keys, err := join.FetchKeys(ctx, func(ctx context.Context) (net.Conn, error) {
 		c, err := g.main.tid.Dial(ctx, addr, want, transport.Member)
@@ -176,10 +176,10 @@ func (g *gossipKeys) ask(ctx context.Context, addr netip.AddrPort, want string) 
 	return ringIn(keys)
 }
 
-// askAround takes up a later ring from whoever has one: while this server was away
-// the key was changed, and so it is not heard by those who could let it follow.
+// askAround takes up a later ring from any server that has one: the key was changed
+// while this server was away, and the others do not accept its messages.
 func (g *gossipKeys) askAround(ctx context.Context) error {
-	addrs := g.main.everybody()
+	addrs := g.main.memberAddrs()
 	slices.SortFunc(addrs, netip.AddrPort.Compare)
 	for _, addr := range slices.Compact(addrs) {
 		if addr == g.main.cfg.addr() {
@@ -290,7 +290,7 @@ func gossipKeyStatus(state gossipkey.State, servers []gossipkey.Server) v1.Gossi
 
 // postGossipKey asks the leader for another key.
 func (a *clusterAPI) postGossipKey(w http.ResponseWriter, r *http.Request) {
-	if err := gossipkey.Wish(r.Context(), a.store, "somebody asked for it"); err != nil {
+	if err := gossipkey.Wish(r.Context(), a.store, "an administrator asked for it"); err != nil {
 		fail(w, err)
 		return
 	}

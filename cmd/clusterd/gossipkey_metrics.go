@@ -18,7 +18,7 @@ type keyBox struct {
 	keys map[string][]byte
 }
 
-// put takes the place of what was put before: no more than one is on its way.
+// put takes the place of what was put before: at most one is on its way.
 func (b *keyBox) put(key []byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

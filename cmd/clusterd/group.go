@@ -9,7 +9,7 @@ import (
 )
 
 // group runs the parts of a node: started in the order they were added,
-// stopped in the reverse order, each given stopPatience to end.
+// stopped in the reverse order, each given stopTimeout to end.
 type group struct {
 	log   *slog.Logger
 	parts []part
@@ -20,9 +20,9 @@ type part struct {
 	run  func(ctx context.Context) error
 }
 
-// stopPatience bounds what one part may take to stop. A part that takes
+// stopTimeout bounds what one part may take to stop. A part that takes
 // longer is left behind: the process ends anyway.
-const stopPatience = 10 * time.Second
+const stopTimeout = 10 * time.Second
 
 // errEndedEarly is returned when a part ended by itself without an error.
 var errEndedEarly = errors.New("ended unexpectedly")
@@ -53,7 +53,7 @@ func (g *group) run(ctx context.Context) error {
 		go func() {
 			defer close(r.done)
 			err := p.run(pctx)
-			if pctx.Err() == nil { // nobody asked it to
+			if pctx.Err() == nil { // it was not asked to
 				if err == nil {
 					err = errEndedEarly
 				}
@@ -82,7 +82,7 @@ func (g *group) run(ctx context.Context) error {
 		r.cancel()
 		select {
 		case <-r.done:
-		case <-time.After(stopPatience):
+		case <-time.After(stopTimeout):
 			g.log.Warn("a part takes too long to stop, going on without it", "part", r.name)
 		}
 	}

@@ -64,7 +64,7 @@ func TestGroupLeavesAStuckPartBehind(t *testing.T) {
 		if err := g.run(ctx); err != nil {
 			t.Error(err)
 		}
-		if d := time.Since(start); d != stopPatience {
+		if d := time.Since(start); d != stopTimeout {
 			t.Errorf("waited %s", d)
 		}
 		close(release)

@@ -17,7 +17,7 @@ import (
 )
 
 // An agent that failed is started again after a pause that doubles from
-// minAgentPause to maxAgentPause; one that ran for steadyAgent begins anew.
+// minAgentPause to maxAgentPause; one that ran for steadyAgent starts at minAgentPause again.
 // maxAgentPause is below the time after which a node that says nothing is
 // Unknown, so that its own reason stays to be seen.
 const (
@@ -39,7 +39,7 @@ type agentKeeper struct {
 	// minPause and maxPause are as the constants say.
 	minPause, maxPause time.Duration
 	// tries is how often in a row an agent may fail to start before Run gives up;
-	// 0: for ever, as more than the agent depends on this process.
+	// 0: without a limit, as more than the agent depends on this process.
 	tries int
 }
 
@@ -143,7 +143,7 @@ func tellNotReady(log *slog.Logger, name string, clients *rest.Config) func(cont
 			return err
 		}()
 		if err != nil && ctx.Err() == nil {
-			log.Warn("the Node could not be told that its agent failed", "err", err)
+			log.Warn("the failure of the agent could not be written to the Node", "err", err)
 		}
 	}
 }

@@ -36,7 +36,7 @@ func TestAgentKeeper(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var mu sync.Mutex
-	var told []string
+	var reported []string
 	built, closed := 0, 0
 	up := make(chan struct{})
 	start := func(context.Context) (startedAgent, error) {
@@ -57,7 +57,7 @@ func TestAgentKeeper(t *testing.T) {
 	k := newAgentKeeper(slog.New(slog.DiscardHandler), start, func(_ context.Context, err error) {
 		mu.Lock()
 		defer mu.Unlock()
-		told = append(told, err.Error())
+		reported = append(reported, err.Error())
 	})
 	k.minPause, k.maxPause = time.Millisecond, 2*time.Millisecond
 	ask := func() (int, string) {
@@ -83,8 +83,8 @@ func TestAgentKeeper(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if want := []string{"no podmon", "node: out of memory", errEndedEarly.Error()}; !slices.Equal(told, want) || built != 4 || closed != 3 {
-		t.Errorf("told %q, built %d, closed %d", told, built, closed)
+	if want := []string{"no podmon", "node: out of memory", errEndedEarly.Error()}; !slices.Equal(reported, want) || built != 4 || closed != 3 {
+		t.Errorf("reported %q, built %d, closed %d", reported, built, closed)
 	}
 }
 
@@ -93,21 +93,21 @@ func TestAgentKeeper(t *testing.T) {
 func TestAgentKeeperGivesUp(t *testing.T) {
 	built := 0
 	start := func(context.Context) (startedAgent, error) {
-		if built++; built == 2 { // the count begins anew
+		if built++; built == 2 { // the count starts again
 			return testAgent{runs: func(context.Context) error { return errors.New("it ran and failed") }, closed: func() {}}, nil
 		}
 		return nil, errors.New("no podmon")
 	}
-	told := 0
+	reported := 0
 	k := newAgentKeeper(slog.New(slog.DiscardHandler), start, func(_ context.Context, err error) {
 		var setup *setupError
-		if told++; errors.As(err, &setup) == (told == 2) {
-			t.Errorf("the %d. failure is told as %v", told, err)
+		if reported++; errors.As(err, &setup) == (reported == 2) {
+			t.Errorf("the %d. failure is reported as %v", reported, err)
 		}
 	})
 	k.minPause, k.maxPause, k.tries = time.Millisecond, time.Millisecond, 3
-	if err := k.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "no podmon") || built != 5 || told != 5 {
-		t.Errorf("%v after %d, told %d", err, built, told)
+	if err := k.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "no podmon") || built != 5 || reported != 5 {
+		t.Errorf("%v after %d, reported %d", err, built, reported)
 	}
 }
 

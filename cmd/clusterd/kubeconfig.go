@@ -14,8 +14,8 @@ import (
 )
 
 // writeKubeconfig makes sure that the data folder has a kubeconfig for the
-// administrator that leads to this node: it is made anew when it is missing,
-// points elsewhere, believes or belongs to other authorities, was revoked or nears
+// administrator that leads to this node: it is made again when it is missing,
+// points elsewhere, trusts or belongs to other authorities, was revoked or nears
 // its end.
 func writeKubeconfig(d dataDir, trust *pki.Trust, server, cluster string, revoked func(*x509.Certificate) bool) error {
 	now := time.Now()

@@ -39,7 +39,7 @@ func (m *Main) lead(ctx context.Context) error {
 			over()
 		})
 		for term.Err() == nil {
-			if err := m.reign(term); term.Err() == nil {
+			if err := m.runTerm(term); term.Err() == nil {
 				m.log.Error("the leader's work ended, beginning it again", "err", err)
 				select {
 				case <-term.Done():
@@ -55,8 +55,8 @@ func (m *Main) lead(ctx context.Context) error {
 	return nil
 }
 
-// heard waits for the store's word that this node leads, or leads no more. It
-// returns false when there will be no such word.
+// heard waits for the store's message that this node leads, or does not any more. It
+// returns false when there will be no such message.
 func heard(ctx context.Context, word <-chan bool, want bool) bool {
 	for {
 		select {
@@ -73,8 +73,8 @@ func heard(ctx context.Context, word <-chan bool, want bool) bool {
 	}
 }
 
-// reign runs the leader's work until ctx ends or a part of it fails.
-func (m *Main) reign(ctx context.Context) error {
+// runTerm runs the leader's work until ctx ends or a part of it fails.
+func (m *Main) runTerm(ctx context.Context) error {
 	if err := m.recordCluster(ctx); err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func (m *Main) reign(ctx context.Context) error {
 		m.log.Warn("the ranges of addresses are not those of the cluster", "err", err)
 	}
 	if err := join.SetPodEncryption(ctx, m.store, m.cfg.PodEncryption); err != nil {
-		m.log.Warn("nodes that join are not told whether pod traffic is encrypted", "err", err)
+		m.log.Warn("whether pod traffic is encrypted could not be recorded for nodes that join", "err", err)
 	}
 	if err := m.api.WaitAuthorized(ctx); err != nil {
 		return nil // the term is over
@@ -107,8 +107,8 @@ func (m *Main) reign(ctx context.Context) error {
 	return work.Wait()
 }
 
-// schedule runs the controllers, and anew when the authorities have changed that
-// pods are to believe.
+// schedule runs the controllers, and restarts them when the authorities that pods
+// trust have changed.
 func (m *Main) schedule(ctx context.Context, hints sched.Liveness) error {
 	for ctx.Err() == nil {
 		changed := m.trustChanged.next()
@@ -138,8 +138,9 @@ func (m *Main) schedule(ctx context.Context, hints sched.Liveness) error {
 	return nil
 }
 
-// forgetNodes deletes the Nodes of members that are removed. Whoever removed
-// one has done so already, unless it was the member itself, or ended meanwhile.
+// forgetNodes deletes the Nodes of members that are removed. The server that
+// removed one has done so already, unless it was the member itself, or ended
+// meanwhile.
 func (m *Main) forgetNodes(ctx context.Context, client kubernetes.Interface) error {
 	err := join.Removals(ctx, m.store, func(_ string, r join.Removal) error {
 		for ctx.Err() == nil {
@@ -180,7 +181,7 @@ func ignoreNotFound(err error) error {
 	return err
 }
 
-// warnEvent makes an Event of something that ails the cluster, on this node
+// warnEvent makes an Event of a problem of the cluster, on this node
 // since it is the one that noticed.
 func (m *Main) warnEvent(ctx context.Context, client kubernetes.Interface, reason, warning string) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)

@@ -33,7 +33,7 @@ type peers struct {
 
 // find says which key a node has and where it is now. The record names the
 // key; gossip says where a server lives. A member that is behind may lack the
-// record, and then believes gossip: the certificate at that address settles it.
+// record, and then trusts gossip: the certificate at that address settles it.
 func (p *peers) find(node string) (id string, addr netip.AddrPort, err error) {
 	rec, err := p.record(node)
 	switch {

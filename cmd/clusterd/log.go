@@ -26,8 +26,8 @@ func newLogger(cfg Config, w io.Writer) (*slog.Logger, error) {
 		h = slog.NewJSONHandler(w, opts)
 	}
 	log := slog.New(h).With("node", cfg.Name)
-	// The libraries are chatty at their info level: what is news to them is
-	// seldom news to an operator. One level down, then.
+	// The libraries are verbose at their info level: what they report is
+	// seldom of use to an operator. One level down, then.
 	klog.SetLoggerWithOptions(logr.FromSlogHandler(quieter{log.Handler()}), klog.ContextualLogger(true))
 	slog.SetDefault(log)
 	return log, nil

@@ -7,7 +7,7 @@ import (
 )
 
 // quieter lowers what the Kubernetes libraries log: info records to debug,
-// errors that heal themselves to warnings, and what any client can cause at
+// errors that are retried to warnings, and what any client can cause at
 // will to debug.
 type quieter struct{ slog.Handler }
 

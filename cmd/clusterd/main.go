@@ -12,8 +12,8 @@ import (
 	"syscall"
 )
 
-// exitGone tells whoever starts clusterd that starting it again is of no use:
-// this machine belongs to the cluster no more. systemd's unit knows it
+// exitGone tells the process manager that starting clusterd again is of no use:
+// this machine does not belong to the cluster any more. systemd's unit knows it
 // (RestartPreventExitStatus). The number is EX_CONFIG of sysexits(3): something
 // a person must change.
 const exitGone = 78

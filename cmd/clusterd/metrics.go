@@ -61,7 +61,7 @@ var storeMetrics = struct {
 		Name: "clusterd_raftstore_committed_bytes_total", Help: "Bytes of log entries committed by this node as leader.",
 	}),
 	leaders: prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "clusterd_raftstore_leader_changes_total", Help: "Changes of leader that this node has heard of.",
+		Name: "clusterd_raftstore_leader_changes_total", Help: "Changes of leader that this node has seen.",
 	}),
 	damage: prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "clusterd_raftstore_damaged_files_total", Help: "Damaged files found in the store's data folder since this process started. The log names them.",

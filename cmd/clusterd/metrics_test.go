@@ -11,13 +11,13 @@ import (
 	"github.com/clusterd/clusterd/raftstore/raftstoretest"
 )
 
-// Every metric of the store has its name for good, and tells of what happens.
+// Metric names of the store are stable, and each metric counts what happens.
 func TestStoreMetrics(t *testing.T) {
 	members := raftstoretest.New(t, 1, func(c *raftstore.Config) { c.Events = storeEvents() })
 	store := members.Leader()
 	storeMetrics.state.store.Store(store)
 	t.Cleanup(func() { storeMetrics.state.store.Store(nil) })
-	ctx, cancel := context.WithTimeout(t.Context(), raftstoretest.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), raftstoretest.Timeout)
 	defer cancel()
 	w, err := store.Watch(ctx, "/", raftstore.WatchOptions{})
 	if err != nil {

@@ -48,6 +48,6 @@ func TestServerParts(t *testing.T) {
 	c.loops.Store(false)
 	c.leading(nil)
 	if err := c.checkLoops(late); err != nil {
-		t.Errorf("it leads no more: %v", err)
+		t.Errorf("it does not lead any more: %v", err)
 	}
 }

@@ -31,8 +31,8 @@ func (m *Main) serverAddrs() []join.ServerAddr {
 }
 
 // serverAddr is where the server with that id is: as gossip has it, else where it was
-// last seen, else where it joined. Whoever is met there has to prove the id. It is not
-// valid for one that nobody knows.
+// last seen, else where it joined. The server there has to prove the id. It is not
+// valid for an unknown server.
 func (m *Main) serverAddr(id string) netip.AddrPort {
 	if seen, known := m.members.Get(id); known {
 		return seen.Addr
@@ -89,7 +89,7 @@ func (m *Main) keepPeers(ctx context.Context) error {
 
 // keptPeers are those that are alive now, then those that are away: one that
 // was written down stays until it is removed from the cluster, also when it was
-// away before this node was started, so that gossip has never heard of it.
+// away before this node was started, so that gossip does not know it.
 func keptPeers(alive, written []seenPeer, removed func(id string) bool) []seenPeer {
 	peers := slices.Clone(alive)
 	for _, old := range written {

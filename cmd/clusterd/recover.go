@@ -50,7 +50,7 @@ type survey struct {
 	Obstacle string `json:"obstacle,omitempty"`
 }
 
-const surveyPatience = 3 * time.Second
+const surveyTimeout = 3 * time.Second
 
 // makeSurvey asks all members at once. It needs no leader.
 func (a *clusterAPI) makeSurvey(ctx context.Context) (survey, error) {
@@ -60,7 +60,7 @@ func (a *clusterAPI) makeSurvey(ctx context.Context) (survey, error) {
 		return survey{}, err
 	}
 	records = join.Servers(records) // agents hold nothing
-	ctx, cancel := context.WithTimeout(ctx, surveyPatience)
+	ctx, cancel := context.WithTimeout(ctx, surveyTimeout)
 	defer cancel()
 	s := survey{Epoch: own.Epoch, Members: make([]survivor, len(records))}
 	var asking sync.WaitGroup
@@ -154,7 +154,7 @@ func (a *clusterAPI) getRecovery(w http.ResponseWriter, r *http.Request) {
 }
 
 // postRecovery looks again, and tells the chosen member to begin a new epoch.
-// The others that are kept hear of it when they ask why they have no leader.
+// The others that are kept learn of it when they ask why they have no leader.
 func (a *clusterAPI) postRecovery(w http.ResponseWriter, r *http.Request) {
 	var wish v1.RecoveryRequest
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&wish); err != nil {

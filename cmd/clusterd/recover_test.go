@@ -58,7 +58,7 @@ func TestRecoveryOrder(t *testing.T) {
 		{"one that answers would be left out", v1.RecoveryRequest{From: "a", Keep: []string{"a"}}, "b answers now"},
 		{"one has gone meanwhile", v1.RecoveryRequest{From: "a", Keep: []string{"a", "b", "c"}}, "c no longer answers"},
 		{"from one that does not answer", v1.RecoveryRequest{From: "c", Keep: []string{"a", "b"}}, `"c" is none`},
-		{"from nobody", v1.RecoveryRequest{Keep: []string{"a", "b"}}, "is none"},
+		{"from no member", v1.RecoveryRequest{Keep: []string{"a", "b"}}, "is none"},
 	} {
 		s := survey{Epoch: raftstore.Epoch{Number: 4}, Members: members}
 		s.judge()

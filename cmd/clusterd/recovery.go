@@ -96,7 +96,7 @@ func (m *Main) makeNext(r recoveryOrder, store, next string) error {
 		return err
 	}
 	if len(r.Keep) == 0 {
-		m.log.Info("beginning anew with an empty store", "epoch", r.Epoch)
+		m.log.Info("starting over with an empty store", "epoch", r.Epoch)
 		return raftstore.SetEpoch(next, r.Epoch)
 	}
 	k, term, err := recovery.Replay(store, m.log)

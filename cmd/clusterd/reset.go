@@ -22,8 +22,8 @@ import (
 	"github.com/clusterd/clusterd/netsetup/loopback"
 )
 
-// shutdownPatience bounds how long podmon may take to kill every container.
-const shutdownPatience = 30 * time.Second
+// shutdownTimeout bounds how long podmon may take to kill every container.
+const shutdownTimeout = 30 * time.Second
 
 // reset undoes all that clusterd did on this machine for one data folder. It
 // can be called again after it failed half-way.
@@ -96,7 +96,7 @@ func stopContainers(cfg Config) error {
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), shutdownPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
 	// One that was killed is started again: it adopts what it left behind.
 	containers, err := startRuntime(ctx, cfg, slog.New(slog.DiscardHandler))

@@ -151,7 +151,7 @@ func (r *rights) check(next authenticator.Request) authenticator.Request {
 }
 
 // recorded refuses a node's certificate that no record stands behind. This
-// member may not have heard of one that has just joined: then the leader is
+// member may not know one that has just joined: then the leader is
 // asked.
 func (r *rights) recorded(ctx context.Context, leaf *x509.Certificate, name string) error {
 	s := r.store.Load()

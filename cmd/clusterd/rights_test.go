@@ -9,7 +9,7 @@ import (
 	"github.com/clusterd/clusterd/member/pki"
 )
 
-// TestRemovedServers: what agents are told is of servers, and of late.
+// TestRemovedServers: agents receive recently removed servers only.
 func TestRemovedServers(t *testing.T) {
 	var r rights
 	if got := r.removedServers(); len(got) != 0 {
@@ -18,10 +18,10 @@ func TestRemovedServers(t *testing.T) {
 	now := time.Now()
 	r.note("n3", join.Removal{Removed: now, Role: pki.Server})
 	r.note("n2", join.Removal{Removed: now})
-	r.note("n2", join.Removal{Removed: now}) // told of again
+	r.note("n2", join.Removal{Removed: now}) // reported again
 	r.note("a1", join.Removal{Removed: now, Role: pki.Agent})
 	r.note("n4", join.Removal{Removed: now.Add(-2 * pki.ServerLifetime), Role: pki.Server})
 	if got := r.removedServers(); !slices.Equal(got, []string{"n2", "n3"}) {
-		t.Errorf("agents are told %v", got)
+		t.Errorf("agents receive %v", got)
 	}
 }

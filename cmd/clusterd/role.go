@@ -116,7 +116,7 @@ func (m *Main) keepRole(ctx context.Context) error {
 // tryBecomeAgent returns a *restartError once this node is an agent; nil: it is to
 // be tried again.
 func (m *Main) tryBecomeAgent(ctx context.Context) error {
-	err := m.becomeAgent(ctx, m.everybody())
+	err := m.becomeAgent(ctx, m.memberAddrs())
 	var again *restartError
 	if errors.As(err, &again) {
 		return err
@@ -132,7 +132,7 @@ func (m *Main) tryBecomeAgent(ctx context.Context) error {
 func (m *Main) becomeAgent(ctx context.Context, addrs []netip.AddrPort) error {
 	var errs []error
 	for _, addr := range addrs {
-		attempt, cancel := context.WithTimeout(ctx, standingPatience)
+		attempt, cancel := context.WithTimeout(ctx, membershipTimeout)
 		cert, answer, err := join.Renew(attempt, func(ctx context.Context) (net.Conn, error) {
 			c, err := m.tid.Dial(ctx, addr, "", transport.Join)
 			if err != nil {

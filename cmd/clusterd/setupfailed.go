@@ -28,7 +28,7 @@ type setupEvents struct {
 	node string
 
 	mu   sync.Mutex
-	told *corev1.Event
+	last *corev1.Event
 }
 
 // record writes the event. Another error than setupError is none of its.
@@ -41,12 +41,12 @@ func (s *setupEvents) record(ctx context.Context, client kubernetes.Interface, w
 	defer s.mu.Unlock()
 	now := metav1.Now()
 	events := client.CoreV1().Events(metav1.NamespaceDefault)
-	if s.told != nil && s.told.Message == setupMessage(failed) {
-		next := s.told.DeepCopy()
+	if s.last != nil && s.last.Message == setupMessage(failed) {
+		next := s.last.DeepCopy()
 		next.Count++
 		next.LastTimestamp = now
 		if got, err := events.Update(ctx, next, metav1.UpdateOptions{}); err == nil {
-			s.told = got
+			s.last = got
 			return nil
 		} // it is gone: another is made
 	}
@@ -54,7 +54,7 @@ func (s *setupEvents) record(ctx context.Context, client kubernetes.Interface, w
 	if err != nil {
 		return fmt.Errorf("tell of it in an event: %w", err)
 	}
-	s.told = got
+	s.last = got
 	return nil
 }
 
@@ -77,5 +77,5 @@ func setupEvent(node string, err error, now metav1.Time) *corev1.Event {
 }
 
 // setupTries is how often in a row the agent of a node that is nothing else may
-// fail to start before the program ends, for whoever started it to see.
+// fail to start before the program ends, so that its starter sees it.
 const setupTries = 4

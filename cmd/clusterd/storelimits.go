@@ -49,7 +49,7 @@ func (c *Config) storeLimits() (l storeLimits, err error) {
 		return l, fmt.Errorf("--store-history-age %s: give at least %s, which watches need to go on after a pause", l.historyAge, minHistoryAge)
 	}
 	if l.writerWindow = c.StoreWriterWindow.Duration; l.writerWindow != 0 && l.writerWindow < minWriterWindow {
-		return l, fmt.Errorf("--store-writer-window %s: give at least %s, or 0 to bound nobody", l.writerWindow, minWriterWindow)
+		return l, fmt.Errorf("--store-writer-window %s: give at least %s, or 0 for no bound", l.writerWindow, minWriterWindow)
 	}
 	if l.formatAfter = c.StoreFormatAfter.Duration; l.formatAfter < minFormatAfter {
 		return l, fmt.Errorf("--store-format-after %s: give at least %s", l.formatAfter, minFormatAfter)

@@ -20,8 +20,8 @@ const (
 	agentService  = "kubelet"
 )
 
-// flushPatience is how long the last spans may take at the end.
-const flushPatience = 5 * time.Second
+// flushTimeout is how long the last spans may take at the end.
+const flushTimeout = 5 * time.Second
 
 // newTracer makes the provider of spans of one service of this node; end sends
 // those that are left. Without a configuration it makes none.
@@ -38,7 +38,7 @@ func newTracer(ctx context.Context, cfg Config, log *slog.Logger, service string
 		return nil, nil, fmt.Errorf("--tracing-config %s: %w", cfg.TracingConfig, err)
 	}
 	return provider, func() {
-		ctx, cancel := context.WithTimeout(context.Background(), flushPatience)
+		ctx, cancel := context.WithTimeout(context.Background(), flushTimeout)
 		defer cancel()
 		if err := provider.Shutdown(ctx); err != nil {
 			log.Warn("the last spans were not sent", "service", service, "err", err)

@@ -19,15 +19,15 @@ import (
 	"github.com/clusterd/clusterd/raftstore/raftstoretest"
 )
 
-// TestWriterHeldBack: who is held back is counted, told once in an Event of
-// this node, and seen in the store's load.
+// TestWriterHeldBack: a writer that is held back is counted, reported once in an Event
+// of this node, and seen in the store's load.
 func TestWriterHeldBack(t *testing.T) {
 	api := servertest.Start(t, nil)
 	m := &Main{cfg: Config{Name: "n1"}, log: slog.Default(), api: api.Server}
 	m.budget = m.newBudget(storeLimits{historyBytes: 4096, writerWindow: time.Hour})
 	members := raftstoretest.New(t, 1, func(c *raftstore.Config) { c.Events.Written = m.budget.Written })
 	m.store = members.Leader()
-	ctx, cancel := context.WithTimeout(t.Context(), raftstoretest.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), raftstoretest.Timeout)
 	defer cancel()
 	for _, origin := range []string{"ann via kubectl", "bob"} {
 		value := make([]byte, 10)
@@ -58,15 +58,15 @@ func TestWriterHeldBack(t *testing.T) {
 	ended := make(chan error, 1)
 	telling, stop := context.WithCancel(ctx)
 	go func() { ended <- m.tellHeldBack(telling) }()
-	told := heldBackEvents(t, ctx, api.Client)
+	events := heldBackEvents(t, ctx, api.Client)
 	stop()
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	e := told[0]
-	if len(told) != 1 || e.Type != corev1.EventTypeWarning || e.InvolvedObject.Kind != "Node" || e.InvolvedObject.Name != "n1" ||
+	e := events[0]
+	if len(events) != 1 || e.Type != corev1.EventTypeWarning || e.InvolvedObject.Kind != "Node" || e.InvolvedObject.Name != "n1" ||
 		!strings.Contains(e.Message, `writer "ann" is held back`) || len(m.heldBack) != 0 {
-		t.Errorf("told %+v, %d more to tell", told, len(m.heldBack))
+		t.Errorf("events %+v, %d more to report", events, len(m.heldBack))
 	}
 
 	none := &Main{}

@@ -19,8 +19,8 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// patience is how long anything may take to show. The machine is busy.
-const patience = time.Minute
+// testTimeout is how long anything may take to show. The machine is busy.
+const testTimeout = time.Minute
 
 // page is a browser's tab at the cluster's page.
 type page struct {
@@ -47,7 +47,7 @@ func open(t *testing.T) *page {
 	t.Helper()
 	url := server(t)
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.NoSandbox, chromedp.Flag("ignore-certificate-errors", true),
-		chromedp.Flag("disable-gpu", true), chromedp.Flag("disable-dev-shm-usage", true), chromedp.WindowSize(1280, 900), chromedp.WSURLReadTimeout(patience))
+		chromedp.Flag("disable-gpu", true), chromedp.Flag("disable-dev-shm-usage", true), chromedp.WindowSize(1280, 900), chromedp.WSURLReadTimeout(testTimeout))
 	alloc, cancel := chromedp.NewExecAllocator(context.Background(), options...) // it outlives the test, for the last picture
 	t.Cleanup(cancel)
 	ctx, end := chromedp.NewContext(alloc)
@@ -89,7 +89,7 @@ func (p *page) fault(text string) {
 
 func (p *page) do(actions ...chromedp.Action) {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.ctx, patience)
+	ctx, cancel := context.WithTimeout(p.ctx, testTimeout)
 	defer cancel()
 	if err := chromedp.Run(ctx, actions...); err != nil {
 		p.t.Fatal(err)
@@ -109,7 +109,7 @@ func (p *page) text() string { return eval[string](p, "document.body.innerText")
 // shows waits until the page shows all of these texts.
 func (p *page) shows(want ...string) {
 	p.t.Helper()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(testTimeout)
 	for {
 		text, missing := p.text(), ""
 		for _, w := range want {
@@ -182,7 +182,7 @@ func TestNothingWithoutALogin(t *testing.T) {
 	p.shows("Sign in", "Token of a service account")
 	for _, secret := range []string{"n1", "hello", "leader"} {
 		if text := p.text(); strings.Contains(text, secret) {
-			t.Errorf("%q is shown to nobody in particular:\n%s", secret, text)
+			t.Errorf("%q is shown without a login:\n%s", secret, text)
 		}
 	}
 	p.do(chromedp.SetValue("#token", "nonsense"), chromedp.Click("form.login button"))
@@ -237,7 +237,7 @@ func TestAPodsStory(t *testing.T) {
 
 	t.Run("its log follows", func(t *testing.T) {
 		count := func() int { return eval[int](p, `document.querySelectorAll('.log span').length`) }
-		before, deadline := count(), time.Now().Add(patience)
+		before, deadline := count(), time.Now().Add(testTimeout)
 		for count() < before+2 {
 			if time.Now().After(deadline) {
 				t.Fatalf("no new line: %d", before)
@@ -272,7 +272,7 @@ func TestItLives(t *testing.T) {
 	p.shows("3 ready of 3")
 	rows := func(n int) {
 		t.Helper()
-		deadline := time.Now().Add(patience)
+		deadline := time.Now().Add(testTimeout)
 		for {
 			if got := eval[int](p, `[...document.querySelectorAll('section.list')].find((s) => s.querySelector('h2').textContent.startsWith('Pods')).querySelectorAll('tbody tr').length`); got == n {
 				return

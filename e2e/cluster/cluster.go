@@ -49,7 +49,7 @@ type Cluster interface {
 	// PowerOff ends everything that runs on the node at once: clusterd, podmon
 	// and every container.
 	PowerOff(node string) error
-	// Partition cuts the node's line to all others, Heal mends it.
+	// Partition cuts the node's link to all others, Heal restores it.
 	Partition(node string) error
 	Heal(node string) error
 

@@ -242,8 +242,8 @@ func reach(c *cluster.Netns, from string, to cluster.Node) error {
 
 func TestE2EHarness(t *testing.T) {
 	cfg := config(t)
-	var told []string
-	cfg.Progress = func(what string) { told = append(told, what) }
+	var progress []string
+	cfg.Progress = func(what string) { progress = append(progress, what) }
 	c, err := cluster.Up(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -268,8 +268,8 @@ func TestE2EHarness(t *testing.T) {
 		t.Errorf("the rival's folder is left: %v", err)
 	}
 	nodes := c.Nodes()
-	if len(nodes) != 3 || nodes[2].Name != "n3" || nodes[2].Addr.String() != "10.88.0.4" || len(told) < 3 {
-		t.Fatalf("nodes %+v, told %q", nodes, told)
+	if len(nodes) != 3 || nodes[2].Name != "n3" || nodes[2].Addr.String() != "10.88.0.4" || len(progress) < 3 {
+		t.Fatalf("nodes %+v, progress %q", nodes, progress)
 	}
 	for _, n := range nodes {
 		if err := ready(t, c, n.Name); err != nil {
@@ -351,7 +351,7 @@ func TestE2EHarness(t *testing.T) {
 		if err := c.Heal("n3"); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the line to be mended", func() bool { return reach(c, "n1", nodes[2]) == nil })
+		eventually(t, "the link to be restored", func() bool { return reach(c, "n1", nodes[2]) == nil })
 	})
 	t.Run("power off", func(t *testing.T) {
 		if err := c.PowerOff("n3"); err != nil {
@@ -477,14 +477,14 @@ func TestE2EHarnessKilled(t *testing.T) {
 	if err := unix.Mount("none", mounted, "tmpfs", 0, ""); err != nil {
 		t.Fatal(err)
 	}
-	var told []string
-	cfg.Progress = func(what string) { told = append(told, what) }
+	var progress []string
+	cfg.Progress = func(what string) { progress = append(progress, what) }
 	c, err := cluster.Up(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(told) == 0 || !strings.Contains(told[0], "killed run") {
-		t.Errorf("told %q", told)
+	if len(progress) == 0 || !strings.Contains(progress[0], "killed run") {
+		t.Errorf("progress %q", progress)
 	}
 	if _, err := killed.Pid("n2"); !errors.Is(err, cluster.ErrNotRunning) {
 		t.Errorf("process %d of the killed run lives: %v", pid, err)

@@ -57,7 +57,7 @@ type Config struct {
 	Lasting bool
 	// Args are further flags for every clusterd.
 	Args []string
-	// Progress is told what happens, in words; may be nil.
+	// Progress is called with a message for each step; may be nil.
 	Progress func(what string)
 }
 
@@ -271,8 +271,8 @@ func (c *Netns) Client(name string) (kubernetes.Interface, *rest.Config, error) 
 	return client, config, err
 }
 
-// Progress sets who is told what happens, in words.
-func (c *Netns) Progress(told func(what string)) { c.cfg.Progress = told }
+// Progress sets the function that is called with a message for each step.
+func (c *Netns) Progress(report func(what string)) { c.cfg.Progress = report }
 
 // Marks are texts of which every trace of this cluster outside its folder
 // bears one: names of interfaces and cgroups, and its processes.
@@ -374,13 +374,13 @@ func (c *Netns) waitServing(ctx context.Context, n Node) error {
 	})
 }
 
-// patience bounds every wait for a node.
-const patience = 3 * time.Minute
+// nodeTimeout bounds every wait for a node.
+const nodeTimeout = 3 * time.Minute
 
 // poll waits for a condition of a node, and gives up early when its clusterd
 // has ended.
 func (c *Netns) poll(ctx context.Context, n Node, what string, done func() bool) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, nodeTimeout)
 	defer cancel()
 	for !done() {
 		if _, err := c.Pid(n.Name); err != nil {
@@ -497,7 +497,7 @@ func (c *Netns) Kill(name string) error {
 	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 		return err
 	}
-	return waitGone(context.Background(), pid, patience)
+	return waitGone(context.Background(), pid, nodeTimeout)
 }
 
 // Pause implements Cluster. It returns when every thread has stopped: the
@@ -510,7 +510,7 @@ func (c *Netns) Pause(name string) error {
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		return err
 	}
-	for deadline := time.Now().Add(patience); !stopped(pid); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(nodeTimeout); !stopped(pid); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("%s: process %d does not stop", name, pid)
 		}
@@ -523,10 +523,10 @@ func (c *Netns) Resume(name string) error { return c.signal(name, unix.SIGCONT) 
 
 // ErrHung is returned by Stop when clusterd did not end by itself and had to
 // be killed. Its log then holds the stacks of all its goroutines.
-var ErrHung = errors.New("clusterd did not stop when it was told to")
+var ErrHung = errors.New("clusterd did not stop when it was asked to")
 
-// stopPatience is how long clusterd may take to stop in order.
-const stopPatience = 20 * time.Second
+// stopTimeout is how long clusterd may take to stop in order.
+const stopTimeout = 20 * time.Second
 
 // Stop implements Cluster. A clusterd that does not stop has to say what it is
 // at, and is killed.
@@ -541,7 +541,7 @@ func (c *Netns) Stop(ctx context.Context, name string) error {
 	if err := unix.Kill(pid, unix.SIGTERM); err != nil && err != unix.ESRCH {
 		return err
 	}
-	if waitGone(ctx, pid, stopPatience) == nil {
+	if waitGone(ctx, pid, stopTimeout) == nil {
 		return nil
 	}
 	ctx = context.WithoutCancel(ctx)
@@ -550,7 +550,7 @@ func (c *Netns) Stop(ctx context.Context, name string) error {
 			return err
 		}
 		if waitGone(ctx, pid, 10*time.Second) == nil {
-			return fmt.Errorf("%s: %w within %s", name, ErrHung, stopPatience)
+			return fmt.Errorf("%s: %w within %s", name, ErrHung, stopTimeout)
 		}
 	}
 	return fmt.Errorf("%s: process %d cannot be killed", name, pid)

@@ -191,7 +191,7 @@ func (c *Netns) makeRouter(host netip.Addr) error {
 		}
 		return sysctl.Set(map[string]string{
 			"net.ipv4.ip_forward": "1",
-			// It tells nobody of the shorter way.
+			// It sends no ICMP redirects.
 			"net.ipv4.conf.all.send_redirects": "0", "net.ipv4.conf.eth0.send_redirects": "0",
 		})
 	})
@@ -366,8 +366,8 @@ func stopped(pid int) bool {
 	return true
 }
 
-func waitGone(ctx context.Context, pid int, patience time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func waitGone(ctx context.Context, pid int, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
 		if _, err := startTime(pid); err != nil {
@@ -388,7 +388,7 @@ func (c *Netns) PowerOff(name string) error {
 	if err != nil {
 		return err
 	}
-	for deadline := time.Now().Add(patience); ; {
+	for deadline := time.Now().Add(timeout); ; {
 		pids, err := c.processes(n)
 		if err != nil {
 			return err

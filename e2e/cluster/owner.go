@@ -68,7 +68,7 @@ func (o owner) alive() bool {
 type claim int
 
 const (
-	refuseClaim claim = iota // it is someone else's for good
+	refuseClaim claim = iota // it belongs to another run permanently
 	awaitOwner               // its owner lives and will remove it
 	takeOver                 // its owner is dead: remove what is left
 )
@@ -91,8 +91,8 @@ func claimOn(was, me owner, alive bool) claim {
 	return awaitOwner
 }
 
-// ownerPatience is how long Up waits for a cluster whose owner lives.
-const ownerPatience = 15 * time.Minute
+// ownerTimeout is how long Up waits for a cluster whose owner lives.
+const ownerTimeout = 15 * time.Minute
 
 // claimBridge makes the bridge. What a dead owner left is removed before; one
 // that lives is waited for.
@@ -105,7 +105,7 @@ func (c *Netns) claimBridge(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, ownerPatience)
+	ctx, cancel := context.WithTimeout(ctx, ownerTimeout)
 	defer cancel()
 	for {
 		taken := c.makeBridge(alias)

@@ -25,8 +25,8 @@ const (
 	namespace = "hello"
 	selector  = "app=hello"
 	replicas  = 3
-	// patience bounds each wait; the whole demo takes some seconds.
-	patience = 90 * time.Second
+	// waitTimeout bounds each wait; the whole demo takes some seconds.
+	waitTimeout = 90 * time.Second
 )
 
 func up(ctx context.Context, o options, out *screen) error {
@@ -52,7 +52,7 @@ func up(ctx context.Context, o options, out *screen) error {
 		{"apply -f examples/hello.yaml", d.apply},
 		{"every pod is Ready", d.waitPods},
 	} {
-		ctx, cancel := context.WithTimeout(ctx, patience)
+		ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 		err := out.step(s.title, func(say func(string)) error { return s.do(ctx, say) })
 		cancel()
 		if err != nil {
@@ -69,7 +69,7 @@ func up(ctx context.Context, o options, out *screen) error {
 }
 
 // nodes starts the cluster, or finds the one that runs. One that a reboot or
-// a failure left half is made anew.
+// a failure left incomplete is made again.
 func nodes(ctx context.Context, o options, out *screen) (*cluster.Netns, error) {
 	c, err := cluster.Open(o.dir)
 	switch {

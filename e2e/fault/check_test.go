@@ -22,7 +22,7 @@ func (r *run) check(ctx context.Context) {
 	}
 	r.eventually(ctx, "the members agree", r.sameHash)
 	for _, w := range r.watchers {
-		r.eventually(ctx, fmt.Sprintf("the watcher of n%d was told of every acknowledged write", w.node+1), func(context.Context) error {
+		r.eventually(ctx, fmt.Sprintf("the watcher of n%d received every acknowledged write", w.node+1), func(context.Context) error {
 			missed := w.missed(r.acks.all)
 			if len(missed) == 0 {
 				return nil
@@ -106,15 +106,15 @@ func (r *run) sameHash(ctx context.Context) error {
 	return nil
 }
 
-// sameEvents compares what the watchers were told where none had a gap.
+// sameEvents compares what the watchers received where none had a gap.
 func (r *run) sameEvents() {
-	told := map[int64]seen{}
+	received := map[int64]seen{}
 	for _, w := range r.watchers {
 		for _, s := range w.heard {
-			if other, ok := told[s.revision]; ok && other != s {
-				r.t.Errorf("revision %d was told as %+v and, by n%d, as %+v", s.revision, other, w.node+1, s)
+			if other, ok := received[s.revision]; ok && other != s {
+				r.t.Errorf("revision %d was received as %+v and, by n%d, as %+v", s.revision, other, w.node+1, s)
 			}
-			told[s.revision] = s
+			received[s.revision] = s
 		}
 	}
 	for _, w := range r.watchers {
@@ -122,9 +122,9 @@ func (r *run) sameEvents() {
 		for _, s := range w.heard {
 			mine[s.revision] = true
 		}
-		for revision, s := range told {
+		for revision, s := range received {
 			if !mine[revision] && !w.inGap(revision) {
-				r.t.Errorf("the watcher of n%d was not told of %+v", w.node+1, s)
+				r.t.Errorf("the watcher of n%d did not receive %+v", w.node+1, s)
 			}
 		}
 	}
@@ -171,16 +171,16 @@ func (r *run) podsRun(ctx context.Context) error {
 	return nil
 }
 
-// patience is how long a healed cluster may take until anything holds again,
+// recoveryTimeout is how long a healed cluster may take until anything holds again,
 // on a busy machine.
-const patience = 2 * time.Minute
+const recoveryTimeout = 2 * time.Minute
 
 // eventually waits until check has nothing to complain of, and ends the test
 // when that takes too long.
 func (r *run) eventually(ctx context.Context, what string, check func(context.Context) error) time.Duration {
 	r.t.Helper()
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, recoveryTimeout)
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -198,7 +198,7 @@ func (r *run) eventually(ctx context.Context, what string, check func(context.Co
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			r.t.Fatalf("waited %s until %s; but: %v", patience, what, err)
+			r.t.Fatalf("waited %s until %s; but: %v", recoveryTimeout, what, err)
 		}
 	}
 }

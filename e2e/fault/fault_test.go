@@ -71,7 +71,7 @@ func TestFaultRandom(t *testing.T) {
 	finish()
 	t.Logf("%d writes were acknowledged, %d were not", r.acks.count(), r.acks.failed.Load())
 	for _, w := range r.watchers {
-		t.Logf("the watcher of n%d was told of %d revisions over %d connections, and had to list anew %d times", w.node+1, len(w.heard), w.resumed, len(w.gaps))
+		t.Logf("the watcher of n%d received %d revisions over %d connections, and had to list again %d times", w.node+1, len(w.heard), w.resumed, len(w.gaps))
 	}
 }
 

@@ -19,8 +19,8 @@ const (
 	writers   = 4
 	// pace of each writer: faults are to be met by writes, not by load.
 	pace = 25 * time.Millisecond
-	// patience of one request. Longer than an election, shorter than a fault.
-	requestPatience = 2 * time.Second
+	// requestTimeout bounds one request. Longer than an election, shorter than a fault.
+	requestTimeout = 2 * time.Second
 )
 
 // ack is a write that the cluster acknowledged.
@@ -78,11 +78,11 @@ func (r *run) write(ctx context.Context, key string) {
 			writes = (writes + 1) % len(r.apis)
 		}
 		api := r.api(reads)
-		ask, cancel := context.WithTimeout(ctx, requestPatience)
+		ask, cancel := context.WithTimeout(ctx, requestTimeout)
 		cm, err := api.CoreV1().ConfigMaps(namespace).Get(ask, key, metav1.GetOptions{})
 		cancel()
 		if err != nil {
-			avoid[reads] = time.Now().Add(requestPatience)
+			avoid[reads] = time.Now().Add(requestTimeout)
 			continue
 		}
 		n, revision, err := counted(cm)
@@ -99,12 +99,12 @@ func (r *run) write(ctx context.Context, key string) {
 		api = r.api(writes)
 		cm.Data["n"] = strconv.Itoa(n + 1)
 		tried = max(tried, n+1)
-		ask, cancel = context.WithTimeout(ctx, requestPatience)
+		ask, cancel = context.WithTimeout(ctx, requestTimeout)
 		cm, err = api.CoreV1().ConfigMaps(namespace).Update(ask, cm, metav1.UpdateOptions{})
 		cancel()
 		if err != nil {
 			r.acks.failed.Add(1)
-			avoid[writes] = time.Now().Add(requestPatience)
+			avoid[writes] = time.Now().Add(requestTimeout)
 			continue
 		}
 		n, revision, err = counted(cm)
@@ -147,7 +147,7 @@ func (r *run) churn(ctx context.Context) {
 }
 
 func (r *run) patchDeployment(ctx context.Context, api kubernetes.Interface, patch string) error {
-	ctx, cancel := context.WithTimeout(ctx, requestPatience)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	_, err := api.AppsV1().Deployments(namespace).Patch(ctx, "web", types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 	return err

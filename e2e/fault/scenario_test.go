@@ -92,7 +92,7 @@ func TestFaultAddressChanged(t *testing.T) {
 		if err := r.c.Start(t.Context(), node); err != nil {
 			t.Fatal(err)
 		}
-		// Everybody follows but a client that was told the old address.
+		// All follow but a client that has the old address.
 		took := r.eventually(t.Context(), node+" answers at "+addr.String(), func(ctx context.Context) error {
 			api, config, err := r.c.Client(node)
 			if err != nil {
@@ -156,7 +156,7 @@ func TestFaultAddressChanged(t *testing.T) {
 }
 
 // TestFaultAllMoved starts all nodes on other addresses than they ever had. One
-// address is told to the others; the rest they learn by gossip.
+// address is given to the others; the rest they learn by gossip.
 func TestFaultAllMoved(t *testing.T) {
 	r := newRun(t, nil)
 	r.prepare(t.Context())
@@ -389,7 +389,7 @@ func TestFaultFullDisk(t *testing.T) {
 }
 
 // TestFaultDamagedStore flips a byte in the log of a follower that was killed:
-// the node names file and offset, the others go on, and it is filled anew by
+// the node names file and offset, the others go on, and it is filled again by
 // itself. (member/join gives it its vote again when it has been steady.)
 func TestFaultDamagedStore(t *testing.T) {
 	r := newRun(t, nil)
@@ -430,7 +430,7 @@ func TestFaultDamagedStore(t *testing.T) {
 		}
 		return err
 	})
-	t.Logf("%s was filled anew %s after its start", node.Name, took)
+	t.Logf("%s was filled again %s after its start", node.Name, took)
 	finish()
 }
 

@@ -13,7 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// seen is one revision that a watcher was told of.
+// seen is one revision that a watcher received.
 type seen struct {
 	revision int64
 	key      string
@@ -21,7 +21,7 @@ type seen struct {
 }
 
 // watcher follows the ConfigMaps through one node. When its connection breaks
-// it goes on after the last revision it heard of.
+// it goes on after the last revision it received.
 type watcher struct {
 	r    *run
 	node int
@@ -30,9 +30,9 @@ type watcher struct {
 	mu      sync.Mutex
 	heard   []seen
 	last    int64 // of events and bookmarks
-	resumed int   // how often the watch was opened anew
+	resumed int   // how often the watch was opened again
 	// gaps are the times the node had forgotten the revisions in between, and
-	// everything had to be listed anew. Clients know how to; it costs them.
+	// everything had to be listed again, which clients support at a cost.
 	gaps [][2]int64
 }
 
@@ -83,7 +83,7 @@ func (w *watcher) at() int64 {
 func (w *watcher) hear(e watch.Event) bool {
 	cm, ok := e.Object.(*corev1.ConfigMap)
 	if !ok {
-		w.r.t.Errorf("the watcher of n%d was told of %T", w.node+1, e.Object)
+		w.r.t.Errorf("the watcher of n%d received a %T", w.node+1, e.Object)
 		return false
 	}
 	w.mu.Lock()
@@ -102,7 +102,7 @@ func (w *watcher) hear(e watch.Event) bool {
 	}
 	n, revision, err := counted(cm)
 	if err != nil || revision <= w.last {
-		w.r.t.Errorf("OUT OF ORDER: the watcher of n%d is at %d and was told of %s %s = %d at %d (%v)", w.node+1, w.last, e.Type, cm.Name, n, revision, err)
+		w.r.t.Errorf("OUT OF ORDER: the watcher of n%d is at %d and received %s %s = %d at %d (%v)", w.node+1, w.last, e.Type, cm.Name, n, revision, err)
 		return false
 	}
 	w.last = revision
@@ -110,7 +110,7 @@ func (w *watcher) hear(e watch.Event) bool {
 	return true
 }
 
-// relist begins anew where the node is now.
+// relist lists and starts over where the node is now.
 func (w *watcher) relist(ctx context.Context) {
 	list, err := w.r.api(w.node).CoreV1().ConfigMaps(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -127,18 +127,18 @@ func (w *watcher) relist(ctx context.Context) {
 	w.last = revision
 }
 
-// missed returns the acknowledged writes that the watcher was not told of.
+// missed returns the acknowledged writes that the watcher did not receive.
 func (w *watcher) missed(all map[string][]ack) []ack {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	told := map[int64]seen{}
+	received := map[int64]seen{}
 	for _, s := range w.heard {
-		told[s.revision] = s
+		received[s.revision] = s
 	}
 	var missed []ack
 	for _, acks := range all {
 		for _, a := range acks {
-			if s, ok := told[a.revision]; (ok && s.key == a.key && s.n == a.n) || w.inGap(a.revision) {
+			if s, ok := received[a.revision]; (ok && s.key == a.key && s.n == a.n) || w.inGap(a.revision) {
 				continue
 			}
 			missed = append(missed, a)

@@ -4,7 +4,7 @@
 //
 // A row counts only when every test that names it has passed, and at least one
 // of them on the real program. A row of CONFORMANCE is another project's test
-// told in one line: shown means that the same is seen here, not that their test
+// described in one line: shown means that the same is seen here, not that their test
 // was run.
 package features
 
@@ -23,7 +23,7 @@ const (
 )
 
 // States of a test that names a row. Began is recorded at once, so that a test
-// whose process died is told from one that never ran.
+// whose process died is distinguished from one that never ran.
 const (
 	Began   = "began"
 	Passed  = "passed"

@@ -318,7 +318,7 @@ func (k *kit) hangingServer() *hanging {
 	free := make(chan struct{})
 	h.release = sync.OnceFunc(func() { close(free) })
 	asked := sync.OnceFunc(func() { close(h.asked) })
-	srv := &http.Server{ReadHeaderTimeout: patience, Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+	srv := &http.Server{ReadHeaderTimeout: testTimeout, Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		asked()
 		<-free
 	})}

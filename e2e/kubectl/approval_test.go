@@ -15,7 +15,7 @@ import (
 func TestE2EXJoinByApproval(t *testing.T) {
 	t.Parallel()
 	k := start(t, "approval")
-	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*testTimeout)
 	defer cancel()
 	clusterctl := func(args ...string) string {
 		k.Helper()

@@ -91,7 +91,7 @@ func TestE2EXCommandLine(t *testing.T) {
 			return string(b)
 		}
 		for _, flag := range []string{"--unix-socket=" + socket, "--port=0"} {
-			ctx, cancel := context.WithTimeout(k.Context(), patience)
+			ctx, cancel := context.WithTimeout(k.Context(), testTimeout)
 			cmd := k.command(ctx, "proxy", flag)
 			out, err := cmd.StdoutPipe()
 			k.must(err)

@@ -163,7 +163,7 @@ func TestE2EXCommands(t *testing.T) {
 		}, "exec", "-it", "one", "--", "/hello", "cat", "/dev/tty")
 	})
 	k.sub("port-forward", func(k *kit) {
-		ctx, cancel := context.WithTimeout(k.Context(), patience)
+		ctx, cancel := context.WithTimeout(k.Context(), testTimeout)
 		defer cancel()
 		cmd := k.command(ctx, "port-forward", "pod/one", ":8080", "--address=127.0.0.1")
 		out, err := cmd.StdoutPipe()
@@ -232,7 +232,7 @@ func TestE2EXDrain(t *testing.T) {
 // page gets a page over HTTP.
 func (k *kit) page(url string) string {
 	k.Helper()
-	client := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := http.Client{Timeout: testTimeout, Transport: &http.Transport{DisableKeepAlives: true}}
 	resp, err := client.Get(url)
 	if err != nil {
 		k.Fatal(err)
@@ -275,7 +275,7 @@ func (k *kit) terminal(use func(*terminal), args ...string) {
 	if err != nil {
 		k.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(k.Context(), patience)
+	ctx, cancel := context.WithTimeout(k.Context(), testTimeout)
 	defer cancel()
 	cmd := k.command(ctx, args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = end, end, end
@@ -324,7 +324,7 @@ func (t *terminal) write(keys string) {
 
 func (t *terminal) waitFor(text string) {
 	t.k.Helper()
-	late := time.After(patience)
+	late := time.After(testTimeout)
 	for !strings.Contains(t.text(), text) {
 		select {
 		case <-t.news:

@@ -45,7 +45,7 @@ func (k *kit) kubeconfig(file, name, server string, user clientcmdapi.AuthInfo) 
 // with runs kubectl with further environment; it must succeed.
 func (k *kit) with(env []string, args ...string) string {
 	k.Helper()
-	ctx, cancel := context.WithTimeout(k.Context(), patience)
+	ctx, cancel := context.WithTimeout(k.Context(), testTimeout)
 	defer cancel()
 	cmd := k.command(ctx, args...)
 	cmd.Env = append(cmd.Env, env...)
@@ -90,7 +90,7 @@ func TestE2EXConfig(t *testing.T) {
 		k.with(env, "config", "use-context", "real")
 		k.has(k.with(env, "get", "nodes"), node)
 		k.with(env, "config", "use-context", "a")
-		ctx, cancel := context.WithTimeout(k.Context(), patience)
+		ctx, cancel := context.WithTimeout(k.Context(), testTimeout)
 		defer cancel()
 		cmd := k.command(ctx, "get", "nodes", "--request-timeout=5s")
 		cmd.Env = append(cmd.Env, env...)

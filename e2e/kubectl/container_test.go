@@ -443,7 +443,7 @@ func (k *kit) websocketLog(pod string) string {
 		k.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }()
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(testTimeout)); err != nil {
 		k.Fatal(err)
 	}
 	b, err := io.ReadAll(conn)

@@ -204,7 +204,7 @@ spec:
 		}
 		return of
 	}
-	ctx, cancel := context.WithTimeout(k.Context(), 4*patience) // two full minutes have to come
+	ctx, cancel := context.WithTimeout(k.Context(), 4*testTimeout) // two full minutes have to come
 	defer cancel()
 	var replaced string
 	k.must(clustertest.Poll(ctx, func(ctx context.Context) error {

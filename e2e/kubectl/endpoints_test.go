@@ -289,7 +289,7 @@ func endpointsLife(k *kit) {
 			k.must(err)
 			k.is("event", string(e.Type), string(kind))
 			k.has(string(b), words...)
-		case <-time.After(patience):
+		case <-time.After(testTimeout):
 			k.Fatalf("no event came, want %s", kind)
 		}
 	}

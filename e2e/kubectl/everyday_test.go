@@ -153,7 +153,7 @@ func deploymentLife(k *kit) {
 	defer w.Stop()
 	sees := func(what string, is func(watch.EventType, *appsv1.Deployment) bool) {
 		k.Helper()
-		late := time.After(patience)
+		late := time.After(testTimeout)
 		for {
 			select {
 			case e := <-w.ResultChan():

@@ -422,7 +422,7 @@ func TestE2EXNetwork(t *testing.T) {
 		if err != nil {
 			k.Fatal(err)
 		}
-		srv := &http.Server{ReadHeaderTimeout: patience, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		srv := &http.Server{ReadHeaderTimeout: testTimeout, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			fmt.Fprintf(w, "you come from %s", r.RemoteAddr)
 		})}
 		done := make(chan struct{})

@@ -29,8 +29,8 @@ import (
 const (
 	image = "clusterd.local/hello:1"
 	node  = clustertest.Node
-	// patience is how long anything may take on a busy machine.
-	patience = 60 * time.Second
+	// testTimeout is how long anything may take on a busy machine.
+	testTimeout = 60 * time.Second
 	// stalled is longer than any step takes unless something waits that should
 	// not. How fast a step is, the benchmarks tell.
 	stalled = 30 * time.Second
@@ -135,7 +135,7 @@ func (k *kit) command(ctx context.Context, args ...string) *exec.Cmd {
 // in runs kubectl with something on its standard input.
 func (k *kit) in(stdin string, args ...string) (stdout, stderr string, code int) {
 	k.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience+10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout+10*time.Second)
 	defer cancel()
 	return k.finish(k.command(ctx, args...), stdin)
 }
@@ -234,10 +234,10 @@ func (k *kit) field(object, path string) string {
 // eventually waits until check has nothing to complain of.
 func (k *kit) eventually(what string, check func(context.Context) error) {
 	k.Helper()
-	ctx, cancel := context.WithTimeout(k.Context(), patience)
+	ctx, cancel := context.WithTimeout(k.Context(), testTimeout)
 	defer cancel()
 	if err := clustertest.Poll(ctx, check); err != nil {
-		k.Fatalf("waited %s for: %s; but: %v", patience, what, err)
+		k.Fatalf("waited %s for: %s; but: %v", testTimeout, what, err)
 	}
 }
 

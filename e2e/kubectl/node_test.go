@@ -141,7 +141,7 @@ func (k *kit) clusterd(args ...string) string {
 // clusterdWith is clusterd with further environment variables.
 func (k *kit) clusterdWith(env []string, args ...string) string {
 	k.Helper()
-	ctx, cancel := context.WithTimeout(k.Context(), patience)
+	ctx, cancel := context.WithTimeout(k.Context(), testTimeout)
 	defer cancel()
 	cmd := k.c.Exec(ctx, node, k.c.Bin("clusterd"), args...)
 	cmd.Env = append(os.Environ(), env...)

@@ -216,7 +216,7 @@ func TestE2EXPodLife(t *testing.T) {
 		k.is("the condition", string(condition(k.pod("watched"), "example.com/Mine")), "False")
 		k.must(pods.Delete(ctx, "watched", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](20)}))
 		stamped, modified := false, false
-		for ended := time.After(patience); ; {
+		for ended := time.After(testTimeout); ; {
 			var e watch.Event
 			select {
 			case e = <-w.ResultChan():

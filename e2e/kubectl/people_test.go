@@ -19,7 +19,7 @@ import (
 // clusterctl runs it as the administrator.
 func (k *kit) clusterctl(args ...string) (stdout, stderr string, code int) {
 	k.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, k.c.Bin("clusterctl"), args...)
 	cmd.Dir = k.dir

@@ -397,7 +397,7 @@ func (k *kit) registry(user, password string) (host string, manifests *atomic.In
 	host = l.Addr().String()
 	manifests = new(atomic.Int32)
 	open := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
-	srv := &http.Server{ReadHeaderTimeout: patience, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	srv := &http.Server{ReadHeaderTimeout: testTimeout, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if u, p, _ := r.BasicAuth(); user != "" && r.Header.Get("X-Push") == "" && (u != user || p != password) {
 			w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
 			w.WriteHeader(http.StatusUnauthorized)

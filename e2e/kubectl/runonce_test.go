@@ -34,7 +34,7 @@ func TestE2EXRunOnce(t *testing.T) {
 	common := []string{"--data", filepath.Join(dir, "data"), "--cgroup-root", fmt.Sprintf("/runonce-%d", os.Getpid()), "--name", "once", "--advertise", "127.0.0.1"}
 	clusterd := func(args ...string) (text string, code int) {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, filepath.Join(bin, "clusterd"), append(args, common...)...)
 		var out bytes.Buffer

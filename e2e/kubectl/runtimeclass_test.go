@@ -135,7 +135,7 @@ func TestE2EXRuntimeClassAPI(t *testing.T) {
 				t.Fatalf("watch: %+v", e)
 			}
 			seen = append(seen, string(e.Type)+" "+strings.TrimPrefix(c.Name, "e2e-api-"))
-		case <-time.After(patience):
+		case <-time.After(testTimeout):
 			t.Fatalf("watch: only %v", seen)
 		}
 	}

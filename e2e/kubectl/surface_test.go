@@ -117,7 +117,7 @@ func TestE2EXSurface(t *testing.T) {
 	})
 	k.sub("watch", func(k *kit) {
 		features.Shows(k, 45)
-		ctx, cancel := context.WithTimeout(k.Context(), patience)
+		ctx, cancel := context.WithTimeout(k.Context(), testTimeout)
 		defer cancel()
 		cmd := k.command(ctx, "get", "pods", "-w", "--output-watch-events", "-l", "watched=yes")
 		out, err := cmd.StdoutPipe()

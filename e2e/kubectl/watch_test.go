@@ -29,7 +29,7 @@ func (k *kit) next(w watch.Interface) string {
 			return fmt.Sprintf("%s %s %s", e.Type, m.Name, m.Data["v"])
 		}
 		k.Fatalf("the watch ended with %v", e.Object)
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		k.Fatal("no event came")
 	}
 	return ""
@@ -138,7 +138,7 @@ func oneOrder(k *kit) {
 				return m.ResourceVersion
 			}
 			k.Fatalf("the watch ended with %v", e.Object)
-		case <-time.After(patience):
+		case <-time.After(testTimeout):
 			k.Fatal("no event came")
 		}
 		return ""

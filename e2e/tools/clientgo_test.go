@@ -52,11 +52,11 @@ func TestE2EClientGo(t *testing.T) {
 	}
 	t.Logf("%d objects after %s", manyObjects, time.Since(began).Round(time.Second))
 
-	// What the informer's handlers were told must add up to what is there.
-	var told told
+	// What the informer's handlers received must add up to what is there.
+	var handled handled
 	factory := informers.NewSharedInformerFactoryWithOptions(api, 0, informers.WithNamespace(k.ns), informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = "many=yes" }))
 	informer := factory.Core().V1().ConfigMaps()
-	handler, err := informer.Informer().AddEventHandler(told.handler())
+	handler, err := informer.Informer().AddEventHandler(handled.handler())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,8 +73,8 @@ func TestE2EClientGo(t *testing.T) {
 		}
 		return nil
 	})
-	if n := told.count(); n != manyObjects {
-		t.Fatalf("the handlers were told of %d objects, want %d", n, manyObjects)
+	if n := handled.count(); n != manyObjects {
+		t.Fatalf("the handlers received %d objects, want %d", n, manyObjects)
 	}
 
 	leaders := &leaders{api: api, ns: k.ns}
@@ -132,22 +132,22 @@ func TestE2EClientGo(t *testing.T) {
 		for _, o := range cached {
 			have[o.Name] = o.ResourceVersion
 		}
-		if len(list.Items) != manyObjects-100 || len(have) != len(list.Items) || told.count() != len(list.Items) {
-			return fmt.Errorf("the server has %d objects, the cache %d, the handlers %d", len(list.Items), len(have), told.count())
+		if len(list.Items) != manyObjects-100 || len(have) != len(list.Items) || handled.count() != len(list.Items) {
+			return fmt.Errorf("the server has %d objects, the cache %d, the handlers %d", len(list.Items), len(have), handled.count())
 		}
 		for i := range list.Items {
 			o := &list.Items[i]
-			if have[o.Name] != o.ResourceVersion || told.version(o.Name) != o.ResourceVersion {
-				return fmt.Errorf("%s is %s, in the cache %s, told %s", o.Name, o.ResourceVersion, have[o.Name], told.version(o.Name))
+			if have[o.Name] != o.ResourceVersion || handled.version(o.Name) != o.ResourceVersion {
+				return fmt.Errorf("%s is %s, in the cache %s, handled %s", o.Name, o.ResourceVersion, have[o.Name], handled.version(o.Name))
 			}
 		}
 		return nil
 	})
-	if back := told.back.Load(); back != 0 {
-		t.Errorf("%d times a handler was told of an older version than before", back)
+	if back := handled.back.Load(); back != 0 {
+		t.Errorf("%d times a handler received an older version than before", back)
 	}
 
-	// Whoever led goes on, or the other does; who stops is followed by the other.
+	// The leader goes on, or the other takes over; a leader that stops is followed by the other.
 	now := k.leads(leaders, "")
 	t.Logf("%s led, after the kill %s", first, now)
 	stops[now]()
@@ -159,13 +159,13 @@ func TestE2EClientGo(t *testing.T) {
 	}
 }
 
-// told is what an informer's handlers know: each object's version.
-type told struct {
+// handled is what an informer's handlers received: each object's version.
+type handled struct {
 	all  sync.Map // name → version
 	back atomic.Int64
 }
 
-func (o *told) handler() cache.ResourceEventHandlerFuncs {
+func (o *handled) handler() cache.ResourceEventHandlerFuncs {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) { o.seen(obj) },
 		UpdateFunc: func(_, obj any) {
@@ -180,7 +180,7 @@ func (o *told) handler() cache.ResourceEventHandlerFuncs {
 	}
 }
 
-func (o *told) seen(obj any) {
+func (o *handled) seen(obj any) {
 	m := obj.(*corev1.ConfigMap)
 	was, ok := o.all.Swap(m.Name, m.ResourceVersion)
 	if ok && number(was.(string)) > number(m.ResourceVersion) {
@@ -194,12 +194,12 @@ func number(version string) uint64 {
 	return n
 }
 
-func (o *told) count() (n int) {
+func (o *handled) count() (n int) {
 	o.all.Range(func(any, any) bool { n++; return true })
 	return n
 }
 
-func (o *told) version(name string) string {
+func (o *handled) version(name string) string {
 	v, _ := o.all.Load(name)
 	s, _ := v.(string)
 	return s

@@ -22,14 +22,14 @@ func TestE2EHelm(t *testing.T) {
 			t.Errorf("%s left %s", what, left)
 		}
 	}
-	refuse("a chart with a kind that nobody serves", []string{"install", "shop", chart, "--set", "stray=true", "--rollback-on-failure"},
+	refuse("a chart with a kind that is not served", []string{"install", "shop", chart, "--set", "stray=true", "--rollback-on-failure"},
 		`no matches for kind "Oven" in version "nowhere.example/v1"`)
 	refuse("a chart with a bad manifest", []string{"install", "shop", chart, "--set", "replicas=-1", "--rollback-on-failure"},
 		`spec.replicas: Invalid value: -1`)
 	refuse("a server-side dry run", []string{"install", "shop", chart, "--set", "stray=true", "--dry-run=server"}, `no matches for kind "Oven" in version "nowhere.example/v1"`)
 
 	// Installed: helm waits until all of it is as its status says it must be.
-	out := k.ok("helm", "install", "shop", chart, "--wait", "--timeout", patience.String())
+	out := k.ok("helm", "install", "shop", chart, "--wait", "--timeout", testTimeout.String())
 	k.has(out, "STATUS: deployed", "REVISION: 1", "shop says opened (revision 1).")
 	k.is("the Deployment's ready pods", k.field("deploy/shop", "{.status.readyReplicas}"), "1")
 	k.is("the claim", k.field("pvc/shop-data", "{.status.phase}"), "Bound")
@@ -38,7 +38,7 @@ func TestE2EHelm(t *testing.T) {
 	k.has(k.ok("clusterctl", "get", "ingress", "shop"), "shop.example")
 	k.is("who applied the Deployment", k.field("deploy/shop", "{.metadata.managedFields[?(@.operation=='Apply')].manager}"), "helm")
 
-	k.has(k.ok("helm", "test", "shop", "--logs", "--timeout", patience.String()), "Phase:          Succeeded", "opened")
+	k.has(k.ok("helm", "test", "shop", "--logs", "--timeout", testTimeout.String()), "Phase:          Succeeded", "opened")
 	k.is("releases", k.release("status"), "deployed")
 	k.has(k.ok("helm", "status", "shop"), "STATUS: deployed", "TEST SUITE:     shop-page")
 	manifest := k.ok("helm", "get", "manifest", "shop")
@@ -49,15 +49,15 @@ func TestE2EHelm(t *testing.T) {
 		t.Errorf("a second release of the name: %s", again)
 	}
 
-	out = k.ok("helm", "upgrade", "shop", chart, "--set", "message=grown,replicas=2", "--wait", "--timeout", patience.String())
+	out = k.ok("helm", "upgrade", "shop", chart, "--set", "message=grown,replicas=2", "--wait", "--timeout", testTimeout.String())
 	k.has(out, "STATUS: deployed", "REVISION: 2")
 	k.is("ready pods after the upgrade", k.field("deploy/shop", "{.status.readyReplicas}"), "2")
 	k.is("boards after the upgrade", k.field("shelves/shop", "{.spec.boards}"), "2")
 	k.has(k.ok("clusterctl", "logs", "job/shop-post-upgrade"), "post-upgrade revision 2")
-	k.has(k.ok("helm", "test", "shop", "--logs", "--timeout", patience.String()), "grown")
+	k.has(k.ok("helm", "test", "shop", "--logs", "--timeout", testTimeout.String()), "grown")
 	k.has(k.ok("helm", "get", "values", "shop"), "message: grown")
 
-	// An image that nobody has: the upgrade fails, and what was before is back.
+	// An image that does not exist: the upgrade fails, and what was before is back.
 	out = k.fails("helm", "upgrade", "shop", chart, "--set", "image=clusterd.local/none:1", "--rollback-on-failure", "--timeout", "20s")
 	k.has(out, "release shop failed, and has been rolled back due to rollback-on-failure being set")
 	k.is("the image after the rollback", k.field("deploy/shop", "{.spec.template.spec.containers[0].image}"), image)
@@ -67,7 +67,7 @@ func TestE2EHelm(t *testing.T) {
 	k.has(out, "spec.replicas: Invalid value: -1")
 	k.is("replicas after the refusal", k.field("deploy/shop", "{.spec.replicas}"), "2")
 
-	k.has(k.ok("helm", "rollback", "shop", "1", "--wait", "--timeout", patience.String()), "Rollback was a success")
+	k.has(k.ok("helm", "rollback", "shop", "1", "--wait", "--timeout", testTimeout.String()), "Rollback was a success")
 	k.is("message after the rollback", k.field("deploy/shop", "{.spec.template.spec.containers[0].env[0].value}"), "opened")
 	k.is("replicas after the rollback", k.field("deploy/shop", "{.status.readyReplicas}"), "1")
 	var history []struct {
@@ -87,7 +87,7 @@ func TestE2EHelm(t *testing.T) {
 	// Each revision is a Secret; every one of them is there.
 	k.is("release Secrets", strings.TrimSpace(k.ok("clusterctl", "get", "secrets", "--field-selector=type=helm.sh/release.v1", "-l", "owner=helm,name=shop", "-o", "go-template={{len .items}}")), "6")
 
-	k.has(k.ok("helm", "uninstall", "shop", "--wait", "--timeout", patience.String()), `release "shop" uninstalled`)
+	k.has(k.ok("helm", "uninstall", "shop", "--wait", "--timeout", testTimeout.String()), `release "shop" uninstalled`)
 	k.is("what is left", k.ok("clusterctl", "get", "deploy,svc,pvc,ingress,shelves,pods", "-l", "app=shop", "-o", "name")+k.ok("clusterctl", "get", "deploy,svc,pvc,ingress,shelves", "-o", "name"), "")
 	k.is("the definition, which helm leaves", k.field("crd/shelves.shop.example", "{.metadata.name}"), "shelves.shop.example")
 	k.is("releases after all", strings.TrimSpace(k.ok("helm", "list", "-A", "-q")), "")

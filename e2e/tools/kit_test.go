@@ -21,8 +21,8 @@ import (
 const (
 	image = "clusterd.local/hello:1"
 	node  = clustertest.Node
-	// patience is how long anything may take on a busy machine.
-	patience = 3 * time.Minute
+	// testTimeout is how long anything may take on a busy machine.
+	testTimeout = 3 * time.Minute
 )
 
 // shared is the cluster that all tests of the package use.
@@ -60,7 +60,7 @@ func start(t *testing.T, ns string) *kit {
 			k.dump()
 		}
 		// What a test leaves would be in the way of the next.
-		k.ok("clusterctl", "delete", "namespace", ns, "--timeout="+patience.String())
+		k.ok("clusterctl", "delete", "namespace", ns, "--timeout="+testTimeout.String())
 	})
 	return k
 }
@@ -93,7 +93,7 @@ func (k *kit) command(ctx context.Context, tool string, args ...string) *exec.Cm
 // run runs a tool with something on its standard input.
 func (k *kit) run(stdin, tool string, args ...string) (stdout, stderr string, code int) {
 	k.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(k.Context()), patience+30*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(k.Context()), testTimeout+30*time.Second)
 	defer cancel()
 	cmd := k.command(ctx, tool, args...)
 	stdout, stderr, code, err := clustertest.Finish(cmd, stdin)
@@ -166,10 +166,10 @@ func (k *kit) field(object, path string) string {
 // eventually waits until check has nothing to complain of.
 func (k *kit) eventually(what string, check func(context.Context) error) {
 	k.Helper()
-	ctx, cancel := context.WithTimeout(k.Context(), patience)
+	ctx, cancel := context.WithTimeout(k.Context(), testTimeout)
 	defer cancel()
 	if err := clustertest.Poll(ctx, check); err != nil {
-		k.Fatalf("waited %s for: %s; but: %v", patience, what, err)
+		k.Fatalf("waited %s for: %s; but: %v", testTimeout, what, err)
 	}
 }
 

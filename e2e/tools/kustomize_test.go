@@ -13,7 +13,7 @@ func TestE2EKustomize(t *testing.T) {
 	manifest := k.ok("kustomize", "build", overlay)
 	k.is("what clusterctl makes of it", k.ok("clusterctl", "kustomize", overlay), manifest)
 	k.okIn(manifest, "clusterctl", "apply", "-f", "-")
-	k.ok("clusterctl", "rollout", "status", "deployment/blue-web", "--timeout="+patience.String())
+	k.ok("clusterctl", "rollout", "status", "deployment/blue-web", "--timeout="+testTimeout.String())
 	k.is("ready pods", k.field("deployment/blue-web", "{.status.readyReplicas}"), "2")
 	k.has(k.ok("clusterctl", "exec", "deployment/blue-web", "--", "/hello", "env"), "MESSAGE=blue")
 	k.is("pods of the label", k.ok("clusterctl", "get", "pods", "-l", "colour=blue", "-o", "go-template={{len .items}}"), "2")

@@ -52,9 +52,9 @@ func TestE2EKwok(t *testing.T) {
 	go func() { ended <- cmd.Wait() }()
 	t.Cleanup(func() {
 		for _, kind := range []string{"deployments", "pods"} { // while kwok is there to end them
-			k.ok("clusterctl", "delete", kind, "--all", "--timeout="+patience.String())
+			k.ok("clusterctl", "delete", kind, "--all", "--timeout="+testTimeout.String())
 		}
-		k.ok("clusterctl", "delete", "nodes", "-l", "type=kwok", "--timeout="+patience.String())
+		k.ok("clusterctl", "delete", "nodes", "-l", "type=kwok", "--timeout="+testTimeout.String())
 		select {
 		case err := <-ended:
 			t.Errorf("kwok ended: %v", err)

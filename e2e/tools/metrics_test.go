@@ -16,7 +16,7 @@ func TestE2EMetrics(t *testing.T) {
 	// A pod with a probe, for pages that tell of pods.
 	k.okIn(`{apiVersion: v1, kind: Pod, metadata: {name: web}, spec: {terminationGracePeriodSeconds: 1, containers: [{name: main, image: "`+image+`",
 		readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1}}]}}`, "clusterctl", "apply", "-f", "-")
-	k.ok("clusterctl", "wait", "--for=condition=Ready", "pod/web", "--timeout="+patience.String())
+	k.ok("clusterctl", "wait", "--for=condition=Ready", "pod/web", "--timeout="+testTimeout.String())
 	client, err := rest.HTTPClientFor(k.config)
 	if err != nil {
 		t.Fatal(err)

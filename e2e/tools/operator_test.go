@@ -37,16 +37,16 @@ func TestE2EOperator(t *testing.T) {
 	t.Cleanup(func() {
 		// The webhooks go before the pods that answer for them.
 		k.ok("clusterctl", "delete", "mutatingwebhookconfiguration/pages", "validatingwebhookconfiguration/pages", "--ignore-not-found")
-		k.ok("clusterctl", "delete", "crd", "pages.peers.clusterd.local", "--ignore-not-found", "--timeout="+patience.String())
+		k.ok("clusterctl", "delete", "crd", "pages.peers.clusterd.local", "--ignore-not-found", "--timeout="+testTimeout.String())
 	})
 	k.okIn(strings.ReplaceAll(string(manifest), "${CA}", base64.StdEncoding.EncodeToString(crt)), "clusterctl", "apply", "-f", "-")
-	k.ok("clusterctl", "rollout", "status", "deployment/operator", "--timeout="+patience.String())
+	k.ok("clusterctl", "rollout", "status", "deployment/operator", "--timeout="+testTimeout.String())
 	first := k.leader("")
 
 	page := func(name, version, rest string) string {
 		return fmt.Sprintf("{apiVersion: peers.clusterd.local/%s, kind: Page, metadata: {name: %s}, %s}", version, name, rest)
 	}
-	// Filled in, made, told.
+	// Defaulted, created, reported.
 	k.okIn(page("one", "v1", "spec: {message: first}"), "clusterctl", "apply", "-f", "-")
 	k.is("what the webhook filled in", k.field("page/one", "{.spec.replicas}"), "2")
 	k.eventuallyIs("page/one", "{.status.ready} {.status.by}", "2 "+first)
@@ -60,7 +60,7 @@ func TestE2EOperator(t *testing.T) {
 	k.is("what was written in the old version", k.field("pages.v1.peers.clusterd.local/old", "{.spec.message} {.spec.replicas}"), "older 1")
 	k.eventuallyIs("pages.v1alpha1.peers.clusterd.local/old", "{.status.ready}", "1")
 
-	// Judged: the webhook's words reach whoever asked. In whichever version: the
+	// Validated: the webhook's warning reaches the client. In whichever version: the
 	// rules name v1, and are asked about what is equal to it.
 	_, errs, code := k.run(page("big", "v1", "spec: {message: big, replicas: 6}"), "clusterctl", "apply", "-f", "-")
 	if code == 0 || !strings.Contains(errs, "spec.replicas: 6 servers are more than 5") {
@@ -71,7 +71,7 @@ func TestE2EOperator(t *testing.T) {
 		t.Errorf("seven in the old version: exit %d %s", code, errs)
 	}
 	_, errs, code = k.run(page("none", "v1", "spec: {message: quiet, replicas: 0}"), "clusterctl", "apply", "-f", "-")
-	if code != 0 || !strings.Contains(errs, "spec.replicas: nobody will answer") {
+	if code != 0 || !strings.Contains(errs, "spec.replicas: no pod will answer") {
 		t.Errorf("no servers: exit %d, %s; want a warning", code, errs)
 	}
 	k.ok("clusterctl", "label", "page/one", "keep=yes")
@@ -106,7 +106,7 @@ func TestE2EOperator(t *testing.T) {
 
 	// Deleted: the finalizer takes what has no owner, the collector the rest.
 	k.is("the record", k.field("configmap/record-one", "{.data.message}"), "changed")
-	k.ok("clusterctl", "delete", "page", "--all", "--timeout="+patience.String())
+	k.ok("clusterctl", "delete", "page", "--all", "--timeout="+testTimeout.String())
 	for _, name := range []string{"one", "two", "three", "old", "none"} {
 		if _, err := k.api.CoreV1().ConfigMaps(k.ns).Get(t.Context(), "record-"+name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			t.Errorf("the record of %s: %v", name, err)

@@ -31,7 +31,7 @@ spec:
       - {name: main, image: "`+image+`", args: [serve]}
       - {name: side, image: "`+image+`", args: [sleep]}
 `, "clusterctl", "apply", "-f", "-")
-	k.ok("clusterctl", "rollout", "status", "deployment/talk", "--timeout="+patience.String())
+	k.ok("clusterctl", "rollout", "status", "deployment/talk", "--timeout="+testTimeout.String())
 	pods := strings.Fields(k.field("pods", "{.items[*].metadata.name}"))
 	if len(pods) != 2 {
 		t.Fatalf("pods %q", pods)
@@ -48,7 +48,7 @@ spec:
 	k.has(k.ok("stern", pods[0], "--no-follow", "--color=never", "--tail=1", "--timestamps=short", "--include=warming"), "warming up")
 	k.has(k.fails("stern", "cupboard/talk", "--no-follow"), "cupboard")
 
-	// Followed: a pod that comes later is heard as well, and its end is told.
+	// Followed: a later pod's log is read as well, and its end is reported.
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	cmd := k.command(ctx, "stern", "talk", "--container", "main", "--color=never")

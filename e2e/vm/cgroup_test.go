@@ -35,7 +35,7 @@ func TestVMAlone(t *testing.T) {
 	}
 }
 
-// TestVMLimits: the three classes and what the kernel is told of each.
+// TestVMLimits: the three classes and the kernel's limits of each.
 func TestVMLimits(t *testing.T) {
 	features.Shows(t, 237, 238, 239)
 	e := newEnv(t)
@@ -94,7 +94,7 @@ func TestVMPinned(t *testing.T) {
 	})
 }
 
-// TestVMHugepages: the kernel is told how many huge pages a container may use,
+// TestVMHugepages: the kernel limits how many huge pages a container may use,
 // and one that asks for none gets none.
 func TestVMHugepages(t *testing.T) {
 	e := newEnv(t)

@@ -26,8 +26,8 @@ const (
 	data  = "/var/lib/clusterd-dev"
 	group = "/clusterd-dev" // parent of all pods' cgroups
 	mount = "/sys/fs/cgroup"
-	// patience is how long one thing may take on an emulated processor.
-	patience = 4 * time.Minute
+	// testTimeout is how long one thing may take on an emulated processor.
+	testTimeout = 4 * time.Minute
 )
 
 func TestMain(m *testing.M) {
@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 }
 
 // runWithCluster runs the tests against one `clusterd dev`, which must start,
-// end when told to, and leave no cgroup and no mount behind.
+// end when asked to, and leave no cgroup and no mount behind.
 func runWithCluster(m *testing.M) (int, error) {
 	cmd := exec.Command("clusterd", "dev", "--advertise", "127.0.0.1",
 		"--cpu-manager-policy", "static", "--reserved-cpus", "0", "--pod-pids-limit", "300")
@@ -64,7 +64,7 @@ func runWithCluster(m *testing.M) (int, error) {
 	select {
 	case werr := <-ended:
 		err = errors.Join(err, werr)
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		return code, errors.Join(err, errors.New("clusterd dev does not end"))
 	}
 	return code, errors.Join(err, remains())
@@ -72,7 +72,7 @@ func runWithCluster(m *testing.M) (int, error) {
 
 // prepare waits for the node and gives it the image.
 func prepare(ended <-chan error) error {
-	for deadline := time.Now().Add(patience); ; {
+	for deadline := time.Now().Add(testTimeout); ; {
 		out, err := ctl("get", "nodes", "-o", `jsonpath={.items[*].status.conditions[?(@.type=="Ready")].status}`)
 		if err == nil && out == "True" {
 			break
@@ -110,7 +110,7 @@ func remains() error {
 
 // ctl runs clusterctl.
 func ctl(args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "clusterctl", args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+data+"/admin.kubeconfig")
@@ -207,7 +207,7 @@ func (e *env) eventually(what string, check func() error) {
 	e.t.Helper()
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(patience); ; <-tick.C {
+	for deadline := time.Now().Add(testTimeout); ; <-tick.C {
 		err := check()
 		if err == nil {
 			return

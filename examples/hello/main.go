@@ -125,7 +125,7 @@ func withArg(args []string, fn func(string) error) error {
 	return fn(args[0])
 }
 
-// serve answers until it is told to stop, then lets running requests end.
+// serve answers until it is asked to stop, then lets running requests end.
 func serve(ctx context.Context) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -293,7 +293,7 @@ func lookup(ctx context.Context, args []string) error {
 	return nil
 }
 
-// sleep ends with 0 when the time is over and with 143 when it was told to end.
+// sleep ends with 0 when the time is over and with 143 when a signal ended it.
 func sleep(ctx context.Context, args []string) (int, error) {
 	var over <-chan time.Time
 	if len(args) > 0 {
@@ -311,7 +311,7 @@ func sleep(ctx context.Context, args []string) (int, error) {
 	}
 }
 
-// exit ends with a code, at once or later; told to end, it ends at once.
+// exit ends with a code, at once or later; a signal ends it at once.
 func exit(ctx context.Context, args []string) (int, error) {
 	if len(args) == 0 || len(args) > 2 {
 		return 1, fmt.Errorf("a code is needed, and perhaps a time\n%s", usage)
@@ -321,7 +321,7 @@ func exit(ctx context.Context, args []string) (int, error) {
 		return 1, err
 	}
 	if len(args) == 2 {
-		// Whoever reads this may send a signal: it is listened for by now.
+		// A reader of this may send a signal: the handler is installed by now.
 		fmt.Printf("ending with %d in %s s\n", code, args[1])
 	}
 	if _, err := sleep(ctx, append(args[1:], "0")[:1]); err != nil {

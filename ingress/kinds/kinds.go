@@ -47,7 +47,7 @@ func (k *Kinds) Run(ctx context.Context, changed func()) error {
 	work.Go(func() error {
 		for n := 0; ; n++ {
 			wait := k.again
-			if n < 30 { // somebody may be about to bring them
+			if n < 30 { // they may be about to be installed
 				wait = k.retry
 			}
 			lists, err := k.ask(ctx)

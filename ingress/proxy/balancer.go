@@ -34,8 +34,8 @@ type endpoint struct {
 // endpoints.
 type balancer struct {
 	plain, secure, h2c *http.Transport
-	// patient and patientSecure leave it to the route how long an answer may take.
-	patient, patientSecure *http.Transport
+	// untimed and untimedSecure have no ResponseTimeout: the route bounds the time.
+	untimed, untimedSecure *http.Transport
 	metrics                *metrics
 
 	mu sync.Mutex // guards both
@@ -64,14 +64,14 @@ func newBalancer(cfg Config, m *metrics) *balancer {
 	one := func(p *http.Protocols) { p.SetHTTP1(true) }
 	both := func(p *http.Protocols) { p.SetHTTP1(true); p.SetHTTP2(true) }
 	b := &balancer{
-		plain: transport(cfg.ResponseTimeout, one), patient: transport(0, one),
-		secure: transport(cfg.ResponseTimeout, both), patientSecure: transport(0, both),
+		plain: transport(cfg.ResponseTimeout, one), untimed: transport(0, one),
+		secure: transport(cfg.ResponseTimeout, both), untimedSecure: transport(0, both),
 		h2c:     transport(0, func(p *http.Protocols) { p.SetUnencryptedHTTP2(true) }),
 		metrics: m,
 		busy:    map[netip.AddrPort]*endpoint{},
 		bad:     map[netip.AddrPort]time.Time{},
 	}
-	for _, t := range []*http.Transport{b.secure, b.patientSecure} {
+	for _, t := range []*http.Transport{b.secure, b.untimedSecure} {
 		// A pod's certificate names no address, and no authority is known for it.
 		t.TLSClientConfig = &tls.Config{InsecureSkipVerify: true} //nolint:gosec // see above
 	}
@@ -79,7 +79,7 @@ func newBalancer(cfg Config, m *metrics) *balancer {
 }
 
 func (b *balancer) close() {
-	for _, t := range []*http.Transport{b.plain, b.secure, b.h2c, b.patient, b.patientSecure} {
+	for _, t := range []*http.Transport{b.plain, b.secure, b.h2c, b.untimed, b.untimedSecure} {
 		t.CloseIdleConnections()
 	}
 }
@@ -127,7 +127,7 @@ func (b *balancer) once(req *http.Request, c *call, body io.ReadCloser) (*http.R
 	u := *req.URL
 	u.Scheme, u.Host = "http", addr.String()
 	out.URL, out.Body = &u, body
-	transport := b.transport(c.backend.Protocol, &out, c.rule.Do != nil && c.rule.Do.Patient)
+	transport := b.transport(c.backend.Protocol, &out, c.rule.Do != nil && c.rule.Do.NoResponseTimeout)
 	resp, err := c.try(&out, transport)
 	if isDial(err) {
 		b.avoid(addr)
@@ -137,12 +137,12 @@ func (b *balancer) once(req *http.Request, c *call, body io.ReadCloser) (*http.R
 
 var errNone = errors.New("the backend has no endpoints")
 
-func (b *balancer) transport(p route.Protocol, out *http.Request, patient bool) *http.Transport {
+func (b *balancer) transport(p route.Protocol, out *http.Request, untimed bool) *http.Transport {
 	switch p {
 	case route.HTTPS:
 		out.URL.Scheme = "https"
-		if patient {
-			return b.patientSecure
+		if untimed {
+			return b.untimedSecure
 		}
 		return b.secure
 	case route.H2C:
@@ -150,8 +150,8 @@ func (b *balancer) transport(p route.Protocol, out *http.Request, patient bool) 
 			return b.h2c
 		}
 	}
-	if patient {
-		return b.patient
+	if untimed {
+		return b.untimed
 	}
 	return b.plain
 }
@@ -232,7 +232,7 @@ func (b *balancer) choose(backend *route.Backend, c *call) (netip.AddrPort, bool
 }
 
 // weight is how much an endpoint is a client's: the highest of all has it, and
-// one that goes takes nobody's but its own along (rendezvous hashing).
+// when one goes, only its own clients get another (rendezvous hashing).
 func weight(client netip.Addr, a netip.AddrPort) uint64 {
 	h := fnv.New64a()
 	raw, _ := a.MarshalBinary()

@@ -147,7 +147,7 @@ func TestRetry(t *testing.T) {
 		{"an endpoint that is late", "POST", 3, route.Retry{Attempts: 1}, time.Second, then(-1, 200), 200, 2},
 	} {
 		web, a := start(tt.codes)
-		k.gateway(when("/", route.Action{Retry: &tt.retry, Try: tt.try, Patient: true, Shares: all(to("shop/web:80", web))}))
+		k.gateway(when("/", route.Action{Retry: &tt.retry, Try: tt.try, NoResponseTimeout: true, Shares: all(to("shop/web:80", web))}))
 		got, page, _ := k.ask(tt.method, "http://a.example/", strings.Repeat("x", tt.body))
 		if got != tt.want || a.n.Load() != int64(tt.attempts) {
 			t.Errorf("%s: %d after %d attempts: %s", tt.name, got, a.n.Load(), page)
@@ -170,7 +170,7 @@ func TestRetry(t *testing.T) {
 	if got, page, _ := k.ask("GET", "http://a.example/", ""); got != http.StatusGatewayTimeout {
 		t.Errorf("%d: %s", got, page)
 	}
-	none := to("shop/none:80", nobody(t))
+	none := to("shop/none:80", refusing(t))
 	k.gateway(when("/", route.Action{Retry: &route.Retry{Attempts: 1}, Shares: all(none)}))
 	if got, page, _ := k.ask("GET", "http://a.example/", ""); got != 503 || !strings.Contains(page, "(2)") {
 		t.Errorf("%d: %s", got, page)
@@ -245,7 +245,7 @@ func TestMirror(t *testing.T) {
 
 	serve(0, 1)
 	ask("GET", "/x", "")
-	serve(1, 2, route.Mirror{Backend: to("shop/gone:80", nobody(t)), Of: 1, In: 1})
+	serve(1, 2, route.Mirror{Backend: to("shop/gone:80", refusing(t)), Of: 1, In: 1})
 	const requests = 200
 	for range requests {
 		ask("GET", "/x", "")

@@ -199,11 +199,11 @@ func TestTimeouts(t *testing.T) {
 		_, _ = io.WriteString(w, "late")
 	})
 	k.gateway(
-		when("/late", route.Action{Shares: all(to("a/late:80", late)), Patient: true}),
-		when("/all", route.Action{Shares: all(to("a/b:80", slow)), Timeout: 100 * time.Millisecond, Patient: true}),
-		when("/begun", route.Action{Shares: all(to("a/b:80", slow)), Try: 100 * time.Millisecond, Patient: true}),
-		when("/one", route.Action{Shares: all(to("a/b:80", slow)), Try: 100 * time.Millisecond, Patient: true}),
-		when("/enough", route.Action{Shares: all(to("a/late:80", late)), Try: time.Minute, Timeout: time.Minute, Patient: true}),
+		when("/late", route.Action{Shares: all(to("a/late:80", late)), NoResponseTimeout: true}),
+		when("/all", route.Action{Shares: all(to("a/b:80", slow)), Timeout: 100 * time.Millisecond, NoResponseTimeout: true}),
+		when("/begun", route.Action{Shares: all(to("a/b:80", slow)), Try: 100 * time.Millisecond, NoResponseTimeout: true}),
+		when("/one", route.Action{Shares: all(to("a/b:80", slow)), Try: 100 * time.Millisecond, NoResponseTimeout: true}),
+		when("/enough", route.Action{Shares: all(to("a/late:80", late)), Try: time.Minute, Timeout: time.Minute, NoResponseTimeout: true}),
 	)
 	for path, want := range map[string]string{"/all": "in the 100ms that the route gives it", "/one": "in the 100ms that the route gives an endpoint"} {
 		if code, body, _ := k.ask("GET", "http://a.example"+path, ""); code != 504 || !strings.Contains(body, want) {

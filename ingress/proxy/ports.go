@@ -19,7 +19,7 @@ const relisten = 5 * time.Second
 // always: until ctx ends, whose servers close them.
 func (p *Proxy) ports(ctx context.Context, plain, secure *http.Server) error {
 	open := map[route.Bind]net.Listener{}
-	failed := map[route.Bind]bool{} // told of
+	failed := map[route.Bind]bool{} // reported
 	var serving errgroup.Group
 	again := time.NewTicker(relisten)
 	defer again.Stop()

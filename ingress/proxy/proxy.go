@@ -1,8 +1,8 @@
 // Package proxy sends HTTP requests to the backends of a route.Table. The
 // standard library's ReverseProxy carries them (HTTP/1.1 and HTTP/2, upgrades,
 // trailers); this package chooses the backend and the endpoint, tries another
-// one when none was reached, and says why when there is none. Whoever asks is
-// a stranger, and so is whoever answers.
+// one when none was reached, and says why when there is none. Neither
+// clients nor backends are trusted.
 package proxy
 
 import (
@@ -34,7 +34,7 @@ type Config struct {
 	// default two seconds.
 	DialTimeout time.Duration
 	// Drain is how long connections are still taken after the end was announced:
-	// those who send them hear of it meanwhile. Default: no time.
+	// those who send them notice meanwhile. Default: no time.
 	Drain time.Duration
 	// Listen opens a port that a Gateway has beside those that Serve is given;
 	// default: on all addresses.
@@ -152,7 +152,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if c.id == "" || len(c.id) > 128 {
 		c.id = strings.ToLower(rand.Text())
 	}
-	told := &recorder{ResponseWriter: w}
+	recorded := &recorder{ResponseWriter: w}
 	p.metrics.underWay.Inc()
 	defer func() {
 		p.metrics.underWay.Dec()
@@ -160,9 +160,9 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		for _, d := range c.duplicates {
 			d.finish(false)
 		}
-		p.tell(r, c, told, time.Since(start))
+		p.tell(r, c, recorded, time.Since(start))
 	}()
-	p.answer(told, r.WithContext(context.WithValue(r.Context(), callKey{}, c)), c)
+	p.answer(recorded, r.WithContext(context.WithValue(r.Context(), callKey{}, c)), c)
 }
 
 func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, c *call) {
@@ -265,7 +265,7 @@ func clientOf(r *http.Request) netip.Addr {
 	return a.Addr().Unmap()
 }
 
-// rewrite says what the backend is told of the client. What the client said of
+// rewrite sets what the backend receives about the client. What the client said of
 // itself is not passed on: ReverseProxy has removed Forwarded and
 // X-Forwarded-For, -Host and -Proto.
 func (p *Proxy) rewrite(r *httputil.ProxyRequest) {
@@ -291,7 +291,7 @@ func (p *Proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
 		p.refuse(w, c, http.StatusGatewayTimeout, fmt.Sprintf("%s did not answer in the %s that the route gives it", c.backend.Name, c.rule.Do.Timeout))
 		return
 	}
-	if r.Context().Err() != nil { // the client is gone; nobody reads this
+	if r.Context().Err() != nil { // the client is gone and does not read this
 		c.why = "the client went away"
 		w.WriteHeader(statusClientGone)
 		return

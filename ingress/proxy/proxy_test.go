@@ -103,9 +103,9 @@ func backend(t *testing.T, fn http.HandlerFunc) netip.AddrPort {
 	return netip.MustParseAddrPort(s.Listener.Addr().String())
 }
 
-// nobody is an address that refuses connections: bound, so that nobody else
-// gets it, and not listened on.
-func nobody(t *testing.T) netip.AddrPort {
+// refusing returns an address that refuses connections: bound, so that no other
+// socket gets it, and not listened on.
+func refusing(t *testing.T) netip.AddrPort {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -201,7 +201,7 @@ func TestRefusals(t *testing.T) {
 	k.rules(
 		route.Rule{Host: "a.example", Path: "/none", Backend: to("a/none:80")},
 		route.Rule{Host: "a.example", Path: "/fault", Backend: &route.Backend{Fault: "Service a/x does not exist"}},
-		route.Rule{Host: "a.example", Path: "/dead", Backend: to("a/dead:80", nobody(t), nobody(t))},
+		route.Rule{Host: "a.example", Path: "/dead", Backend: to("a/dead:80", refusing(t), refusing(t))},
 		route.Rule{Host: "a.example", Path: "/rude", Backend: to("a/rude:80", rude)},
 		route.Rule{Path: "/secure", Backend: to("a/b:80"), Redirect: true},
 	)
@@ -243,7 +243,7 @@ func TestASlowBackend(t *testing.T) {
 	}
 }
 
-// TestABackendDies: a request that nobody has seen is answered by who stands,
+// TestABackendDies: a request that no endpoint has seen is answered by a live one,
 // whatever its method; one that may have been seen is sent again only if that
 // does no harm.
 func TestABackendDies(t *testing.T) {
@@ -253,7 +253,7 @@ func TestABackendDies(t *testing.T) {
 		fmt.Fprintf(w, "%s %s", r.Method, b)
 	})
 	for range 8 {
-		k.rules(route.Rule{Backend: to("a/b:80", nobody(t), alive)})
+		k.rules(route.Rule{Backend: to("a/b:80", refusing(t), alive)})
 		for _, method := range []string{"GET", "POST"} {
 			if code, body, _ := k.ask(method, "http://a.example/", "text"); code != 200 || body != method+" text" {
 				t.Fatalf("%s: %d %s", method, code, body)

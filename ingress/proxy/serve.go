@@ -20,11 +20,11 @@ import (
 )
 
 const (
-	// headerPatience is how long a client may take to send a request's header.
-	headerPatience = 30 * time.Second
-	// idlePatience is how long a connection may be without a request. It is longer
+	// headerTimeout is how long a client may take to send a request's header.
+	headerTimeout = 30 * time.Second
+	// idleTimeout is how long a connection may be without a request. It is longer
 	// than the minute that balancers in front of this one often keep theirs.
-	idlePatience = 90 * time.Second
+	idleTimeout = 90 * time.Second
 	// maxHeader is how many bytes a request's header may have.
 	maxHeader = 64 << 10
 	// last is how long requests that are under way may take after the drain.
@@ -42,8 +42,8 @@ func (p *Proxy) Serve(ctx context.Context, plain, secure net.Listener) error {
 	server := func() *http.Server {
 		return &http.Server{
 			Handler:           p,
-			ReadHeaderTimeout: headerPatience,
-			IdleTimeout:       idlePatience,
+			ReadHeaderTimeout: headerTimeout,
+			IdleTimeout:       idleTimeout,
 			MaxHeaderBytes:    maxHeader,
 			ErrorLog:          slog.NewLogLogger(p.cfg.Logger.Handler(), slog.LevelDebug), // strangers' faults
 			Protocols:         new(http.Protocols),
@@ -102,7 +102,7 @@ func served(err error) error {
 }
 
 // selfSigned is shown where no certificate is known for the host: clients see
-// that it is nobody's, and those that look no further are answered.
+// that no authority signed it, and those that do not verify are answered.
 func selfSigned() (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -42,9 +42,9 @@ func (r *recorder) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// tell writes the request down: to the log of accesses and into the metrics.
-func (p *Proxy) tell(r *http.Request, c *call, told *recorder, took time.Duration) {
-	code := told.code
+// tell records the request in the access log and the metrics.
+func (p *Proxy) tell(r *http.Request, c *call, recorded *recorder, took time.Duration) {
+	code := recorded.code
 	if code == 0 { // nothing was written: net/http answers for us
 		code = http.StatusOK
 	}
@@ -66,7 +66,7 @@ func (p *Proxy) tell(r *http.Request, c *call, told *recorder, took time.Duratio
 		slog.String("path", cut(r.URL.EscapedPath())),
 		slog.String("proto", r.Proto),
 		slog.Int("status", code),
-		slog.Int64("bytes", told.bytes),
+		slog.Int64("bytes", recorded.bytes),
 		slog.Float64("ms", float64(took.Microseconds())/1000),
 		slog.Bool("tls", r.TLS != nil),
 		slog.String("agent", cut(r.UserAgent())),

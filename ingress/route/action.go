@@ -21,9 +21,9 @@ type Action struct {
 	// Timeout bounds the time from the request to the end of its answer, and Try
 	// the same of one endpoint; 0: nothing does.
 	Timeout, Try time.Duration
-	// Patient has the proxy's own bound on how long an answer may take to begin
-	// not hold: the route says something of the time.
-	Patient bool
+	// NoResponseTimeout: the proxy's own ResponseTimeout does not apply, as the route
+	// sets timeouts of its own.
+	NoResponseTimeout bool
 }
 
 // Share is the part of a rule's requests that one backend has.

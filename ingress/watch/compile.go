@@ -170,7 +170,7 @@ func (c *compiler) serviceBackend(key backendKey, want networkingv1.ServiceBacke
 		return out
 	}
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
-		// Whoever may write a Service could have this proxy ask anybody.
+		// A user who may write a Service could have this proxy connect anywhere.
 		out.Fault = fmt.Sprintf("Service %s/%s is of type ExternalName, which is not served", key.namespace, key.service)
 		return out
 	}
@@ -231,7 +231,7 @@ func endpoints(all []*discoveryv1.EndpointSlice, port string) []netip.AddrPort {
 	return slices.Compact(ready)
 }
 
-// forbidden: slices may be written by hand, and nobody is to reach through this
+// forbidden: slices may be written by hand, and no client may reach through this
 // proxy what only its own pod or its node reaches.
 func forbidden(a netip.Addr) bool {
 	a = a.Unmap()

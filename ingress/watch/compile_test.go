@@ -177,7 +177,7 @@ func TestCompile(t *testing.T) {
 			i.Spec.DefaultBackend = backend("sticky:80")
 			i.Spec.Rules = []networkingv1.IngressRule{rule("a.example", path("/x", prefix, "web:80")), rule("b.example")}
 		}, []string{"a.example prefix https[10.0.0.5:8443] default sticky", "a.example/x prefix http[10.0.0.1:8080 10.0.0.2:8080]", "b.example prefix https[10.0.0.5:8443] default sticky", "b.example prefix https[10.0.0.5:8443] sticky"}, nil, nil},
-		{"the annotation of old", func(i *networkingv1.Ingress) {
+		{"the older annotation", func(i *networkingv1.Ingress) {
 			i.Spec.IngressClassName, i.Annotations = nil, map[string]string{"kubernetes.io/ingress.class": "ours"}
 			i.Spec.DefaultBackend = backend("web:80")
 		}, []string{" prefix http[10.0.0.1:8080 10.0.0.2:8080] default"}, nil, nil},
@@ -237,7 +237,7 @@ func TestCompile(t *testing.T) {
 	}
 }
 
-// TestTheOldestHasTheCertificate: whoever comes later cannot take a host's.
+// TestTheOldestHasTheCertificate: a later Ingress cannot take a host's.
 func TestTheOldestHasTheCertificate(t *testing.T) {
 	withTLS := func(name string, age int64) *networkingv1.Ingress {
 		return ingress(name, func(i *networkingv1.Ingress) {
@@ -287,11 +287,11 @@ func TestRun(t *testing.T) {
 	await := func(what string, ok func(*route.Table) error) {
 		t.Helper()
 		err := errors.New("no table")
-		for patience := time.After(time.Minute); err != nil; {
+		for timeout := time.After(time.Minute); err != nil; {
 			select {
 			case table := <-tables:
 				err = ok(table)
-			case <-patience:
+			case <-timeout:
 				t.Fatalf("%s: %v", what, err)
 			}
 		}

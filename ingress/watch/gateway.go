@@ -149,7 +149,7 @@ func (c *compiler) httpRule(r *gateway.Route, rule *gatewayv1.HTTPRouteRule) (wh
 		}
 	}
 	if t := rule.Timeouts; t != nil {
-		a.Patient = true
+		a.NoResponseTimeout = true
 		if a.Timeout, err = gateway.Duration(t.Request); err != nil {
 			return nil, nil, err
 		}
@@ -187,7 +187,7 @@ func (c *compiler) grpcRule(r *gateway.Route, rule *gatewayv1.GRPCRouteRule) (wh
 	if len(when) == 0 {
 		when = []route.Condition{{}}
 	}
-	a := &route.Action{Patient: true}
+	a := &route.Action{NoResponseTimeout: true}
 	for i := range rule.Filters {
 		f := &rule.Filters[i]
 		changes(&a.Headers, f.RequestHeaderModifier, f.ResponseHeaderModifier)

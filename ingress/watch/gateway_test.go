@@ -201,7 +201,7 @@ func TestCompileGateways(t *testing.T) {
 	a, b := *http[1], *http[2]
 	a.Shares[0].Backend = nil
 	want := route.Action{
-		Rewrite: route.Rewrite{Host: "b.example", Path: &route.Path{Value: "/x"}}, Timeout: 60e9, Try: 500e6, Patient: true,
+		Rewrite: route.Rewrite{Host: "b.example", Path: &route.Path{Value: "/x"}}, Timeout: 60e9, Try: 500e6, NoResponseTimeout: true,
 		Headers: route.Changes{Request: route.Edit{Set: []route.Field{{Name: "A", Value: "b"}}, Add: []route.Field{{Name: "C", Value: "d"}}, Remove: []string{"e"}}},
 		Shares:  []route.Share{{Weight: 1, Headers: route.Changes{Response: route.Edit{Set: []route.Field{{Name: "F", Value: "g"}}}}}},
 	}

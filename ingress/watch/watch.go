@@ -51,7 +51,7 @@ type parsed struct {
 const byService = "service"
 
 // Run keeps the table until ctx ends. The first one is set when all objects are
-// known: before that a request could be told that there is no rule for it.
+// known: before that a request could be answered that there is no rule for it.
 func Run(ctx context.Context, cfg Config) error {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
@@ -145,7 +145,7 @@ func Run(ctx context.Context, cfg Config) error {
 // tables makes one after another, until ctx ends.
 func tables(ctx context.Context, cfg Config, o objects, pairs corelisters.SecretLister, lists func(*objects) error, changed <-chan struct{}) error {
 	certificates := map[string]parsed{}
-	var told []string
+	var reported []string
 	for {
 		if err := lists(&o); err != nil {
 			return fmt.Errorf("watch: %w", err)
@@ -177,11 +177,11 @@ func tables(ctx context.Context, cfg Config, o objects, pairs corelisters.Secret
 		}
 		faults = append(faults, wrong...)
 		for _, f := range faults {
-			if !slices.Contains(told, f) {
+			if !slices.Contains(reported, f) {
 				cfg.Logger.Warn("an Ingress or Gateway is not served as it says", "why", f)
 			}
 		}
-		told = faults
+		reported = faults
 		cfg.Set(table)
 		select {
 		case <-ctx.Done():

@@ -8,11 +8,11 @@
 //	   ▲                                                                │
 //	   └────────────────────────────── stable (new) ◀───────────────────┘
 //
-// A member has a state when it believes the authorities that it names, holds
+// A member has a state when it trusts the authorities that it names, holds
 // their keys if it is a server, and shows a certificate of the first of them.
 // Each step waits until every member has the one before. So each may be down,
-// or be killed, or lead or not, at any moment: nobody is asked to believe what
-// it does not know. In between all believe both.
+// or be killed, or lead or not, at any moment: no member is asked to trust an
+// authority that it does not know. In between all trust both.
 package authority
 
 import (
@@ -30,7 +30,7 @@ const (
 	Stable Phase = "stable"
 	// Distribute: the new authority is made known. It signs nothing yet.
 	Distribute Phase = "distribute"
-	// Reissue: the new authority signs, and the old one is believed still. The API
+	// Reissue: the new authority signs, and the old one is still trusted. The API
 	// shows certificates of the old one until the end: people's kubeconfigs know
 	// no other.
 	Reissue Phase = "reissue"
@@ -70,13 +70,13 @@ type Member struct {
 	Has uint64
 }
 
-// arrivalPatience is how long a member is waited for that has a record and was
+// arrivalTimeout is how long a member is waited for that has a record and was
 // never seen: machines that broke off while they joined have one, too.
-const arrivalPatience = 5 * time.Minute
+const arrivalTimeout = 5 * time.Minute
 
-// absencePatience is how long a step that was asked for waits for agents. They
-// believe the new authority by then, and get a new certificate when they come.
-const absencePatience = time.Minute
+// absenceTimeout is how long a step that was asked for waits for agents. They
+// trust the new authority by then, and get a new certificate when they come.
+const absenceTimeout = time.Minute
 
 // settle is how long an exchange lasts at least: pods and aggregated APIs hear
 // of the new authority when it begins, and it is not known when they have heard.
@@ -86,8 +86,8 @@ const settle = 30 * time.Second
 func (s State) Waiting(members []Member, now time.Time) []Member {
 	var waiting []Member
 	for _, m := range members {
-		gone := !m.Arrived && now.Sub(m.Joined) > arrivalPatience
-		spared := s.Phase == Reissue && s.Finish && !m.Server && now.Sub(s.Since) > absencePatience
+		gone := !m.Arrived && now.Sub(m.Joined) > arrivalTimeout
+		spared := s.Phase == Reissue && s.Finish && !m.Server && now.Sub(s.Since) > absenceTimeout
 		if m.Has < s.Number && !gone && !spared {
 			waiting = append(waiting, m)
 		}
@@ -95,7 +95,7 @@ func (s State) Waiting(members []Member, now time.Time) []Member {
 	return waiting
 }
 
-// Lost reports whether nobody is left who might hold the new authority's key: the
+// Lost reports whether no member is left that might hold the new authority's key: the
 // server that made it was removed before another one had it. Nothing was signed
 // with it, so another is made in its place.
 func (s State) Lost(members []Member) bool {
@@ -130,7 +130,7 @@ func (s State) begin(signer, successor []byte, maker string, grace time.Duration
 	case Reissue:
 		return s, ErrUnderWay
 	default:
-		if s.Number > 0 { // whoever asks may not have heard of it yet
+		if s.Number > 0 { // the asking member may not know it yet
 			signer = s.Authorities[0]
 		}
 	}

@@ -53,11 +53,11 @@ func TestNext(t *testing.T) {
 		{"grace", state(Reissue, time.Minute, false), []Member{server("n1", 5)}, "", ""},
 		{"the grace is over", state(Reissue, 2*time.Hour, false), []Member{server("n1", 5)}, "", Stable},
 		{"the grace is over, and one is not ready", state(Reissue, 2*time.Hour, false), []Member{server("n1", 5), agent("a1", 4)}, "a1", ""},
-		{"it shall end", state(Reissue, time.Second, true), []Member{server("n1", 5), agent("a1", 5)}, "", Stable},
-		{"it shall end, and has only begun", fresh, []Member{server("n1", 5)}, "", ""},
-		{"it shall end, and an agent is on its way", state(Reissue, time.Second, true), []Member{server("n1", 5), agent("a1", 4)}, "a1", ""},
-		{"it shall end, and an agent is away", state(Reissue, time.Hour, true), []Member{server("n1", 5), agent("a1", 4)}, "", Stable},
-		{"it shall end, and a server is away", state(Reissue, time.Hour, true), []Member{server("n1", 5), server("n2", 4)}, "n2", ""},
+		{"finish is set", state(Reissue, time.Second, true), []Member{server("n1", 5), agent("a1", 5)}, "", Stable},
+		{"finish is set, and it has only begun", fresh, []Member{server("n1", 5)}, "", ""},
+		{"finish is set, and an agent is on its way", state(Reissue, time.Second, true), []Member{server("n1", 5), agent("a1", 4)}, "a1", ""},
+		{"finish is set, and an agent is away", state(Reissue, time.Hour, true), []Member{server("n1", 5), agent("a1", 4)}, "", Stable},
+		{"finish is set, and a server is away", state(Reissue, time.Hour, true), []Member{server("n1", 5), server("n2", 4)}, "n2", ""},
 	} {
 		var waiting []string
 		for _, m := range test.state.Waiting(test.members, now) {
@@ -151,8 +151,8 @@ func (m *member) follow(ctx context.Context, s join.Store, made map[string]*pki.
 }
 
 // TestKilledAtEveryWrite: whichever write of an exchange a killed member made or
-// did not make, and whoever leads then, it comes to its end, and at no moment do two
-// members not believe each other.
+// did not make, and whichever member leads then, it comes to its end, and at all times any two
+// members trust each other.
 func TestKilledAtEveryWrite(t *testing.T) {
 	for kill := int64(1); kill <= 12; kill++ {
 		for _, after := range []bool{false, true} {
@@ -222,7 +222,7 @@ func exchangeWithKill(t *testing.T, kill int64, after bool) {
 			for _, x := range all {
 				for _, y := range all {
 					if x.trust.Find(y.cert.ID()) == nil {
-						t.Fatalf("round %d: %s (state %d) does not believe %s (state %d)", round, x.id, x.trust.Number, y.id, y.trust.Number)
+						t.Fatalf("round %d: %s (state %d) does not trust %s (state %d)", round, x.id, x.trust.Number, y.id, y.trust.Number)
 					}
 				}
 			}
@@ -233,7 +233,7 @@ func exchangeWithKill(t *testing.T, kill int64, after bool) {
 	}
 	for _, m := range all {
 		if len(m.trust.All()) != 1 || m.trust.Find(old.ID()) != nil || m.server && !m.trust.Signer().HasKey() {
-			t.Errorf("%s believes %+v", m.id, m.trust)
+			t.Errorf("%s trusts %+v", m.id, m.trust)
 		}
 	}
 }
@@ -272,7 +272,7 @@ func TestLostKeyIsMadeAnew(t *testing.T) {
 	}
 }
 
-// TestOldTokensGo: who joins by them would believe the authority that is given up.
+// TestOldTokensGo: a machine that joins by them would trust the authority that is given up.
 func TestOldTokensGo(t *testing.T) {
 	ctx := t.Context()
 	s := jointest.New()

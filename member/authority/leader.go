@@ -18,13 +18,13 @@ type Leader struct {
 	// Make makes another successor, writes its key to this node's disk, and begins
 	// again with it.
 	Make func(context.Context) error
-	// Poke tells an agent, by name, to ask for news; it must not wait. May be nil:
+	// Poke has an agent, by name, ask for changes; it must not block. May be nil:
 	// agents ask by themselves.
 	Poke func(name string)
 	Log  *slog.Logger
 
-	told  string    // what the log said last of who is waited for
-	poked time.Time // when agents were last asked to look
+	logged string    // the last log line about the members that are waited for
+	poked  time.Time // when agents were last asked to look
 }
 
 const (
@@ -59,7 +59,7 @@ func (l *Leader) look(ctx context.Context, now time.Time) error {
 		return err
 	}
 	if state.Lost(members) {
-		l.Log.Warn("nobody holds the key of the authority that is to follow: another is made")
+		l.Log.Warn("no member holds the key of the new authority: another one is made")
 		return l.Make(ctx)
 	}
 	next, due := state.Next(members, now)
@@ -100,8 +100,8 @@ func (l *Leader) tellWaiting(state State, members []Member, now time.Time) {
 	}
 	slices.Sort(names)
 	names = names[:min(len(names), 10)]
-	if told := string(state.Phase) + " " + strings.Join(names, " "); told != l.told {
-		l.told = told
+	if line := string(state.Phase) + " " + strings.Join(names, " "); line != l.logged {
+		l.logged = line
 		l.Log.Info("the exchange of the authority waits for members", "phase", state.Phase, "for", names)
 	}
 }

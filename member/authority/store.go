@@ -51,7 +51,7 @@ func wrap(what string, err error) error {
 }
 
 // put replaces the state that was read at the revision, and reports whether
-// nobody was quicker.
+// no other write came first.
 func put(ctx context.Context, s join.Store, revision int64, next State, more ...mvcc.Op) (bool, error) {
 	b, err := json.Marshal(next)
 	if err != nil {

@@ -133,9 +133,9 @@ type Server struct {
 	Has   uint64
 }
 
-// patience is how long a step waits for servers that do not have the state, when a
+// stepTimeout is how long a step waits for servers that do not have the state, when a
 // majority has it.
-const patience = 10 * time.Second
+const stepTimeout = 10 * time.Second
 
 // Lagging are the servers that do not have the state yet. One that never arrived
 // gets the keys when it comes.
@@ -159,7 +159,7 @@ func (s State) Next(servers []Server, now time.Time) (State, bool) {
 		}
 	}
 	if s.Phase == Stable || len(s.Keys) != 2 || arrived == 0 ||
-		lagging > 0 && (now.Sub(s.Since) < patience || arrived-lagging <= arrived/2) {
+		lagging > 0 && (now.Sub(s.Since) < stepTimeout || arrived-lagging <= arrived/2) {
 		return s, false
 	}
 	next := s
@@ -176,10 +176,10 @@ func (s State) Next(servers []Server, now time.Time) (State, bool) {
 	return next, true
 }
 
-// Lost reports whether the new key is to be given up for another: whoever made it
-// has ended before anybody had it.
+// Lost reports whether the new key is to be given up for another: its maker
+// has ended before another server had it.
 func (s State) Lost(servers []Server, now time.Time) bool {
-	return s.Phase == Distribute && now.Sub(s.Since) >= patience &&
+	return s.Phase == Distribute && now.Sub(s.Since) >= stepTimeout &&
 		!slices.ContainsFunc(servers, func(m Server) bool { return m.Has >= s.Number })
 }
 

@@ -39,14 +39,14 @@ func TestNext(t *testing.T) {
 		{"nothing to do", State{Phase: Stable, Number: 5, Keys: []string{"a"}}, []Server{has("n1", 5)}, "", ""},
 		{"all have it", state(Distribute, 0), []Server{has("n1", 5), has("n2", 5)}, "", Use},
 		{"one lacks it", state(Distribute, time.Second), []Server{has("n1", 5), has("n2", 5), has("n3", 4)}, "n3", ""},
-		{"one is away", state(Distribute, patience), []Server{has("n1", 5), has("n2", 5), has("n3", 4)}, "n3", Use},
+		{"one is away", state(Distribute, stepTimeout), []Server{has("n1", 5), has("n2", 5), has("n3", 4)}, "n3", Use},
 		{"one is too old to say", state(Distribute, time.Second), []Server{has("n1", 5), has("n2", 5), older}, "n3", ""},
 		{"no majority has it", state(Distribute, time.Hour), []Server{has("n1", 5), has("n2", 4)}, "n2", ""},
 		{"one joins now", state(Distribute, 0), []Server{has("n1", 5), {ID: "n2", Name: "n2"}}, "", Use},
-		{"nobody is there", state(Distribute, time.Hour), nil, "", ""},
+		{"no server", state(Distribute, time.Hour), nil, "", ""},
 		{"all use it", state(Use, 0), []Server{has("n1", 5), has("n2", 6)}, "", Stable},
 		{"one does not use it yet", state(Use, 0), []Server{has("n1", 5), has("n2", 5), has("n3", 4)}, "n3", ""},
-		{"one that was to use it is away", state(Use, patience), []Server{has("n1", 5), has("n2", 5), has("n3", 4)}, "n3", Stable},
+		{"one that was to use it is away", state(Use, stepTimeout), []Server{has("n1", 5), has("n2", 5), has("n3", 4)}, "n3", Stable},
 	} {
 		var lagging []string
 		for _, m := range test.state.Lagging(test.servers) {
@@ -95,7 +95,7 @@ func TestDueAndLost(t *testing.T) {
 			t.Errorf("%s: due %q", test.name, got)
 		}
 	}
-	state := State{Number: 5, Phase: Distribute, Since: now.Add(-patience)}
+	state := State{Number: 5, Phase: Distribute, Since: now.Add(-stepTimeout)}
 	young := state
 	young.Since = now
 	for _, test := range []struct {
@@ -104,10 +104,10 @@ func TestDueAndLost(t *testing.T) {
 		servers []Server
 		want    bool
 	}{
-		{"nobody has it", state, []Server{has("n1", 4), has("n2", 3)}, true},
-		{"nobody has it yet", young, []Server{has("n1", 4)}, false},
+		{"no server has it", state, []Server{has("n1", 4), has("n2", 3)}, true},
+		{"no server has it yet", young, []Server{has("n1", 4)}, false},
 		{"one has it", state, []Server{has("n1", 5), has("n2", 3)}, false},
-		{"it is in use", State{Number: 5, Phase: Use, Since: now.Add(-patience)}, []Server{has("n1", 4)}, false},
+		{"it is in use", State{Number: 5, Phase: Use, Since: now.Add(-stepTimeout)}, []Server{has("n1", 4)}, false},
 	} {
 		if got := test.state.Lost(test.servers, now); got != test.want {
 			t.Errorf("%s: %t", test.name, got)
@@ -200,8 +200,8 @@ func cluster(t *testing.T, ids ...string) (*jointest.Store, []*server) {
 }
 
 // TestKilledAtEveryWrite: whichever write of a change a killed server made or did
-// not make, and whoever leads then, it comes to its end, and at no moment does one
-// server not hear another.
+// not make, and whichever server leads then, it comes to its end, and at all times each
+// server hears all others.
 func TestKilledAtEveryWrite(t *testing.T) {
 	for kill := int64(1); kill <= 16; kill++ {
 		for _, after := range []bool{false, true} {
@@ -226,7 +226,7 @@ func changeWithKill(t *testing.T, kill int64, after bool) {
 		if state.Generation > 0 && state.Phase == Stable && !slices.ContainsFunc(all, func(m *server) bool { return m.ring.Number < state.Number }) {
 			break
 		}
-		at = at.Add(patience / 3)
+		at = at.Add(stepTimeout / 3)
 		// Another leads in each round; a leader that is killed forgets the key it made.
 		leader := all[round%3]
 		if err := leader.lead(s, at); err != nil && !errors.Is(err, jointest.ErrKilled) {
@@ -254,7 +254,7 @@ func changeWithKill(t *testing.T, kill int64, after bool) {
 	}
 }
 
-// TestAway: a server that is away holds nobody up for long, and gets the keys when it
+// TestAway: a server that is away delays the others only for a while, and gets the keys when it
 // comes back; one that does not know of changes is not left behind.
 func TestAway(t *testing.T) {
 	s, all := cluster(t, "n1", "n2", "n3")
@@ -276,7 +276,7 @@ func TestAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	if state := step(now); state.Number != 0 {
-		t.Fatalf("it begins without one that never said that it knows of this: %+v", state)
+		t.Fatalf("it begins without one that never said that it supports this: %+v", state)
 	}
 	if err := away.follow(s, all); err != nil {
 		t.Fatal(err)
@@ -284,12 +284,12 @@ func TestAway(t *testing.T) {
 	if state := step(now); state.Phase != Distribute {
 		t.Fatalf("%+v", state)
 	}
-	if state := step(now.Add(patience - 1)); state.Phase != Distribute {
+	if state := step(now.Add(stepTimeout - 1)); state.Phase != Distribute {
 		t.Errorf("it is not waited for: %+v", state)
 	}
 	at := now
 	for range 3 {
-		at = at.Add(patience)
+		at = at.Add(stepTimeout)
 		step(at)
 	}
 	if state, _ := Get(t.Context(), s, true); state.Phase != Stable || state.Generation != 1 || away.hears(all[0]) {
@@ -352,7 +352,7 @@ func TestWishes(t *testing.T) {
 	if state := round(); state.Phase != Distribute {
 		t.Fatalf("%+v", state)
 	}
-	removed := all[2] // which has heard of the key that follows
+	removed := all[2] // which has received the next key
 	if _, err := join.RemoveMember(t.Context(), s, "n3", now); err != nil {
 		t.Fatal(err)
 	}

@@ -21,7 +21,7 @@ type Leader struct {
 	Make func() (first, id string)
 	Log  *slog.Logger
 
-	logged string // what the log said last of who is waited for
+	logged string // the last log line about the servers that are waited for
 }
 
 // lookPeriod is how often the leader looks whether it is time for a step.
@@ -75,7 +75,7 @@ func (l *Leader) look(ctx context.Context, now time.Time) error {
 		}
 		return l.begin(ctx, state, revision, wished, due, now)
 	case state.Lost(servers, now):
-		return l.begin(ctx, state, revision, wished, "nobody holds the one that was to follow", now)
+		return l.begin(ctx, state, revision, wished, "no server holds the next one", now)
 	case step:
 		done, err := put(ctx, l.Store, revision, next)
 		if done {

@@ -42,8 +42,8 @@ func wrap(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// put replaces the state that was read at the revision, and reports whether nobody
-// was quicker.
+// put replaces the state that was read at the revision, and reports whether no
+// other write came first.
 func put(ctx context.Context, s join.Store, revision int64, next State) (bool, error) {
 	b, err := json.Marshal(next)
 	if err != nil {

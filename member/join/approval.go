@@ -214,7 +214,7 @@ func (s *Server) askState(ctx context.Context, ask AskID, _ time.Time) (*AskStat
 			return &AskState{Approved: key == tokenPrefix}, err
 		}
 	}
-	return nil, &Refusal{CodeToken, fmt.Sprintf("nobody approved this machine within %s, or it was denied: ask again", askLife)}
+	return nil, &Refusal{CodeToken, fmt.Sprintf("this machine was not approved within %s, or it was denied: ask again", askLife)}
 }
 
 // AskingMachines lists the machines that wait for their approval.

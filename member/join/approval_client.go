@@ -19,7 +19,7 @@ import (
 // (see AwaitApproval), and the code for the person who approves it. Errors are those
 // of Join.
 //
-// The server's authority is believed as it is shown. The code depends on it, on the
+// The server's authority is accepted as it is shown. The code depends on it, on the
 // machine's key and on what both ends drew: another server in between has another
 // code, which the cluster does not know.
 func AskToJoin(ctx context.Context, w Wish) (pki.Token, string, error) {

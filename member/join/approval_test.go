@@ -124,7 +124,7 @@ func TestApprovalDuringExchange(t *testing.T) {
 	}
 }
 
-// Who sits between the machine and the server with an authority of his own asks in
+// An attacker between the machine and the server with an authority of his own asks in
 // his own name, and repeats what he can: the codes differ.
 func TestApprovalInBetween(t *testing.T) {
 	w, evil := newWorld(t), newWorld(t)
@@ -142,7 +142,7 @@ func TestApprovalInBetween(t *testing.T) {
 		t.Fatal("one code for two exchanges")
 	}
 	if _, err := Approve(t.Context(), w.store, code, pki.Agent, time.Now()); !errors.Is(err, ErrNotAsking) {
-		t.Errorf("the victim's code admits somebody: %v", err)
+		t.Errorf("the victim's code admits a machine: %v", err)
 	}
 	thief.Token = thiefToken
 	_, err = Join(t.Context(), thief)

@@ -10,7 +10,7 @@ import (
 // codeLetters are Crockford's: none of them is taken for another.
 var codeLetters = base32.NewEncoding("0123456789ABCDEFGHJKMNPQRSTVWXYZ").WithPadding(base32.NoPadding)
 
-// codeBytes make eight letters. Who sits between the machine and the server can
+// codeBytes make eight letters. An attacker between the machine and the server can
 // try one code for each time that a person is asked: see Reveal.
 const codeBytes = 5
 

@@ -9,7 +9,7 @@ import (
 const GossipKeyWishKey = "/clusterd/gossip-key-wish"
 
 // GossipKeyWish asks for another gossip key, in the transaction of what makes it
-// necessary: whoever ceased to be a server knows the one of now.
+// necessary: a former server knows the current one.
 func GossipKeyWish(why string) mvcc.Op {
 	return put(GossipKeyWishKey, gossipKeyWish{why})
 }

@@ -352,7 +352,7 @@ func TestNoKeyReachesAnAgent(t *testing.T) {
 	}
 }
 
-// TestTellAgents: agents are told of removed servers for as long as those have
+// TestTellAgents: agents learn of removed servers for as long as those have
 // certificates, and not of removed agents.
 func TestTellAgents(t *testing.T) {
 	w := newWorld(t)
@@ -379,12 +379,12 @@ func TestTellAgents(t *testing.T) {
 		}
 	}
 	if old := (Removal{Name: "n3", Removed: now}); !old.TellAgents(now) {
-		t.Error("a removal that is older than roles is not told")
+		t.Error("a removal that is older than roles is not sent to agents")
 	}
 }
 
 // TestRenewal: an agent is given another certificate for its key, long after
-// the last has ended, as long as its record stands; nobody else is.
+// the last has ended, as long as its record exists; no other machine is.
 func TestRenewal(t *testing.T) {
 	w := newWorld(t)
 	_, wish, err := w.join(t, w.tokenFor(t, TokenWish{Role: pki.Agent, TTL: time.Hour}), "a1")
@@ -425,7 +425,7 @@ func TestSetRole(t *testing.T) {
 	}
 	ctx := t.Context()
 	if _, err := SetRole(ctx, w.store, "ghost", pki.Server); !errors.Is(err, ErrNotMember) {
-		t.Errorf("nobody: %v", err)
+		t.Errorf("unknown name: %v", err)
 	}
 	if _, err := SetRole(ctx, w.store, "a1", pki.Server); !errors.Is(err, ErrNotArrived) {
 		t.Errorf("one that has not arrived: %v", err)
@@ -444,7 +444,7 @@ func TestSetRole(t *testing.T) {
 			t.Errorf("%s again: %v", role, err)
 		}
 		if list, err := FetchServers(ctx, member, addr, 0); err != nil || list.Role != role {
-			t.Errorf("it is told %+v %v, want %s", list, err, role)
+			t.Errorf("it receives %+v %v, want %s", list, err, role)
 		}
 		cert, answer, err := Renew(ctx, w.as(wish, res, transport.Join), "a1", wish.Key)
 		if err != nil || pki.NodeRole(cert) != role || answer.Epoch != res.Epoch || len(answer.Servers) != 1 {
@@ -458,8 +458,8 @@ func TestSetRole(t *testing.T) {
 			t.Errorf("the certificate names %v", cert.IPAddresses)
 		}
 	}
-	if standing, err := AskStanding(ctx, w.as(wish, res, transport.Join), pki.Fingerprint(wish.Key.Public())); err != nil || !standing.Member || standing.Role != pki.Server {
-		t.Errorf("standing %+v %v", standing, err)
+	if status, err := AskMembershipStatus(ctx, w.as(wish, res, transport.Join), pki.Fingerprint(wish.Key.Public())); err != nil || !status.Member || status.Role != pki.Server {
+		t.Errorf("membership status %+v %v", status, err)
 	}
 }
 
@@ -485,7 +485,7 @@ func TestTokenUses(t *testing.T) {
 	if _, _, err := w.join(t, tok, "a3"); !errors.As(err, &no) || no.Code != CodeToken || !strings.Contains(no.Message, "used 2 times") {
 		t.Errorf("a third machine: %v", err)
 	}
-	// Who has arrived is not replaced, and becomes nothing else by another token.
+	// A member that has arrived is not replaced, and becomes nothing else by another token.
 	id := pki.Fingerprint(again.Key.Public())
 	if err := arrived(t.Context(), w.store, id, again.Addr); err != nil {
 		t.Fatal(err)
@@ -550,6 +550,6 @@ func TestStrikes(t *testing.T) {
 	}
 	now = now.Add(time.Minute)
 	if !wrong("192.0.2.1:1") {
-		t.Error("an address is refused for ever")
+		t.Error("an address is refused permanently")
 	}
 }

@@ -33,7 +33,7 @@ type Response struct {
 	Role    pki.Role `json:"role"`
 	Cluster Cluster  `json:"cluster"`
 	// CACert is the authority in PEM; during its exchange both, the one that signs
-	// first, and Trust says which word of the cluster that is.
+	// first, and Trust says which state of the exchange that is.
 	CACert   []byte          `json:"caCert"`
 	Trust    uint64          `json:"trust,omitempty"`
 	NodeCert []byte          `json:"nodeCert"`
@@ -53,12 +53,12 @@ type Certificate struct {
 	// For who becomes another: the life of the store, and where the servers are.
 	Epoch   raftstore.Epoch `json:"epoch"`
 	Servers []ServerAddr    `json:"servers"`
-	// Trust is whom to believe; nil from servers that are older than exchanges of
+	// Trust is which authorities to trust; nil from servers that are older than exchanges of
 	// the authority.
 	Trust *TrustWord `json:"trust,omitempty"`
 }
 
-// TrustWord is whom a member is to believe.
+// TrustWord is which authorities a member must trust.
 type TrustWord struct {
 	Number      uint64 `json:"number"`
 	Authorities []byte `json:"authorities"` // PEM, the one that signs first
@@ -69,7 +69,7 @@ func trustWord(t *pki.Trust) *TrustWord { return &TrustWord{Number: t.Number, Au
 // Paths over the members' protocol: what a node asks a server.
 const (
 	// ServersPath tells where the servers are (GET; addr is where the one who
-	// asks listens, trust whom it believes), and takes down that the member has
+	// asks listens, trust which state it has), and records that the member has
 	// arrived.
 	ServersPath = "/v1/servers"
 	// KeysPath tells a server what only servers know (GET).
@@ -94,7 +94,7 @@ type ServerList struct {
 	// Removed are the ids of servers that were removed while a certificate of
 	// theirs may still be good: agents refuse them.
 	Removed []string `json:"removed,omitempty"`
-	// Trust is whom to believe now.
+	// Trust is which authorities to trust now.
 	Trust *TrustWord `json:"trust,omitempty"`
 }
 

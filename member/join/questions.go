@@ -56,9 +56,9 @@ func (s *Server) getServers(ctx context.Context, who Record, r *http.Request) (a
 			s.Log.Warn("an agent's arrival could not be noted", "node", who.Name, "err", err)
 		}
 	}
-	if has, err := strconv.ParseUint(r.URL.Query().Get("trust"), 10, 64); err == nil && s.Believes != nil {
-		if err := s.Believes(ctx, who.ID, has); err != nil {
-			s.Log.Warn("whom a member believes could not be noted", "node", who.Name, "err", err)
+	if has, err := strconv.ParseUint(r.URL.Query().Get("trust"), 10, 64); err == nil && s.NoteTrust != nil {
+		if err := s.NoteTrust(ctx, who.ID, has); err != nil {
+			s.Log.Warn("the authorities that a member trusts could not be recorded", "node", who.Name, "err", err)
 		}
 	}
 	role := pki.Agent

@@ -59,7 +59,7 @@ func (r *Ranges) UnmarshalText(b []byte) (err error) {
 func (r Ranges) widens(to Ranges) bool { return len(r) == 1 && len(to) == 2 && r[0] == to[0] }
 
 // Widen adds to the cluster's settings the ranges of a second IP family that this
-// node's configuration has and they lack, so that those who join hear of them. Any
+// node's configuration has and they lack, so that those who join receive them. Any
 // other difference is an error: addresses were given out of the ranges.
 func Widen(ctx context.Context, s Store, pods, services Ranges) error {
 	c, revision, err := clusterNow(ctx, s)

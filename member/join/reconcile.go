@@ -37,7 +37,7 @@ type View interface {
 
 // Reconciler gives raft the members that the records admit and gossip sees,
 // and the votes to those who are fit for one. It runs on the leader only; what
-// it remembers of its members' health begins anew with each leader.
+// it remembers of its members' health starts empty with each leader.
 type Reconciler struct {
 	ID     string // this member's
 	Store  Store
@@ -77,8 +77,8 @@ const (
 	maxLag = 250
 	// warnAfter is how long a cluster must be in danger before it is warned.
 	warnAfter = 30 * time.Second
-	// askPatience is what a member may take to say how far it is.
-	askPatience = time.Second
+	// askTimeout is what a member may take to say how far it is.
+	askTimeout = time.Second
 )
 
 // Run reconciles until ctx ends, which it does when leadership is lost.
@@ -213,7 +213,7 @@ func (h health) steady(now time.Time) bool {
 // ask asks all members at once how far they are. Those who do not answer in
 // time are missing.
 func (r *Reconciler) ask(ctx context.Context, current []raftstore.Member) map[string]uint64 {
-	ctx, cancel := context.WithTimeout(ctx, askPatience)
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	var mu sync.Mutex
 	progress := map[string]uint64{}

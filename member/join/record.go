@@ -88,7 +88,7 @@ type NameTakenError struct {
 }
 
 func (e *NameTakenError) Error() string {
-	return fmt.Sprintf("the node name %q is taken by a member with another key (%s): choose another with --name, or, if that machine is gone for good, remove it with `clusterctl members rm %s` and join again", e.Name, e.ID, e.Name)
+	return fmt.Sprintf("the node name %q is taken by a member with another key (%s): choose another with --name, or, if that machine is permanently gone, remove it with `clusterctl members rm %s` and join again", e.Name, e.ID, e.Name)
 }
 
 // PutCluster records the cluster's settings and its first member.

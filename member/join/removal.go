@@ -13,7 +13,7 @@ import (
 )
 
 // Removal is the cluster's word that a key belongs to no member any more. It
-// is kept for good. A missing Record would not do in its place: a member that
+// is kept permanently. A missing Record would not do in its place: a member that
 // is behind lacks the records of those who joined last, and if it refused them
 // it could never hear from a leader among them. No key ever comes back, since
 // each join makes a new one.
@@ -22,7 +22,7 @@ type Removal struct {
 	// Role is what it was; empty: a server, or older than this field.
 	Role    pki.Role  `json:"role,omitempty"`
 	Removed time.Time `json:"removed"`
-	// Why is empty when somebody removed the member, else one of the words
+	// Why is empty when an administrator removed the member, else one of the words
 	// below; Epoch is then the number of the epoch that began without it.
 	Why   string `json:"why,omitempty"`
 	Epoch uint64 `json:"epoch,omitempty"`
@@ -53,7 +53,7 @@ func removalOps(r Record, why Removal) []mvcc.Op {
 }
 
 // IsRemoved reports whether this member knows that the key was removed. It
-// asks nobody and does not wait.
+// asks no other member and does not wait.
 func IsRemoved(ctx context.Context, s Store, id string) (bool, error) {
 	kv, _, err := s.Get(ctx, removed+id, raftstore.ReadOptions{Stale: true})
 	if err != nil {

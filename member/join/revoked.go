@@ -87,7 +87,7 @@ func Revocations(ctx context.Context, s Store, stale bool) ([]Revocation, error)
 }
 
 // IsRevoked reports whether this member knows that a client certificate was taken
-// away. It asks nobody and does not wait.
+// away. It asks no other member and does not wait.
 func IsRevoked(ctx context.Context, s Store, cert *x509.Certificate) (bool, error) {
 	for _, key := range []string{
 		Revocation{User: cert.Subject.CommonName}.key(),

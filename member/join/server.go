@@ -27,10 +27,10 @@ type Server struct {
 	// SealKeys are the keys of secrets at rest that follow from authorities of the
 	// past, as a list; nil: none.
 	SealKeys func() []byte
-	// Believes notes that a member has a state of the authority; nil: nobody does.
-	Believes func(ctx context.Context, id string, number uint64) error
-	Epoch    raftstore.Epoch
-	Servers  func() []ServerAddr // those alive now, this one first
+	// NoteTrust records that a member has a state of the authority; nil: not recorded.
+	NoteTrust func(ctx context.Context, id string, number uint64) error
+	Epoch     raftstore.Epoch
+	Servers   func() []ServerAddr // those alive now, this one first
 	// Removed are the ids of removed servers that agents must refuse; nil: none.
 	Removed func() []string
 	// ReleaseKeys are the keys that releases may be signed with; nil: none.
@@ -52,8 +52,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
 	defer cancel()
 	switch {
-	case r.Method == http.MethodGet && r.URL.Path == StandingPath:
-		s.serveStanding(w, r)
+	case r.Method == http.MethodGet && r.URL.Path == MembershipStatusPath:
+		s.serveMembershipStatus(w, r)
 	case r.Method == http.MethodPost && r.URL.Path == Path:
 		serveStranger(ctx, s, w, r, given, func(ctx context.Context, in Request, now time.Time) (*Response, error) {
 			return s.admit(ctx, in, r.RemoteAddr, now)
@@ -61,7 +61,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodPost && r.URL.Path == RenewPath:
 		serveStranger(ctx, s, w, r, given, s.renew)
 	case r.Method == http.MethodPost && r.URL.Path == AskPath:
-		s.strikes.add(r.RemoteAddr, time.Now()) // whoever asks, asks for a person's time
+		s.strikes.add(r.RemoteAddr, time.Now()) // each request costs an administrator's time
 		serveStranger(ctx, s, w, r, "", s.ask)
 	case r.Method == http.MethodPost && r.URL.Path == RevealPath:
 		serveStranger(ctx, s, w, r, "a machine asks to join", func(ctx context.Context, in Reveal, now time.Time) (*AskState, error) {
@@ -77,7 +77,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // given is what the log says of a certificate that was signed.
 const given = "a machine was given a certificate"
 
-// serveStranger answers one request of somebody who has proved nothing yet; done,
+// serveStranger answers one request of an unauthenticated client; done,
 // unless it is empty, is what the log says of an answer. Too many wrong ones from one address, or from all, are refused before they
 // cost the store anything.
 func serveStranger[In interface{ who() string }, Out any](ctx context.Context, s *Server, w http.ResponseWriter, r *http.Request, done string, do func(context.Context, In, time.Time) (Out, error)) {

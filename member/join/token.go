@@ -18,7 +18,7 @@ import (
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
 
-// TokenInfo is what the cluster knows of a join token; never its secret.
+// TokenInfo describes a join token; it never has its secret.
 type TokenInfo struct {
 	ID string `json:"id"`
 	// Role is what machines become by it; empty in old records: servers.
@@ -142,7 +142,7 @@ func DeleteToken(ctx context.Context, s Store, id string) (bool, error) {
 }
 
 // DropTokens is the change that removes the tokens which pin another authority
-// than the one with that id: nobody can join by them any more.
+// than the one with that id: no machine can join by them any more.
 func DropTokens(ctx context.Context, s Store, authority string) ([]mvcc.Op, error) {
 	tokens, err := Tokens(ctx, s)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/clusterd/clusterd/member/pki"
 )
 
-// TestBoundToken: one that is for a name and for addresses is good for nobody else, and
-// who is refused uses nothing up.
+// TestBoundToken: one that is for a name and for addresses is good for no other machine,
+// and a refused attempt uses nothing up.
 func TestBoundToken(t *testing.T) {
 	w := newWorld(t)
 	here := []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("127.0.0.0/8")}

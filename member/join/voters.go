@@ -9,7 +9,7 @@ import (
 // Numbers of voters that can be asked for. Each write waits for a majority of
 // them, so more than seven only cost.
 const (
-	// DefaultVoters is how many are wanted when nobody says: two may be lost.
+	// DefaultVoters is how many are wanted by default: two may be lost.
 	DefaultVoters = 5
 	MaxVoters     = 7
 )
@@ -91,7 +91,7 @@ func plan(members []memberState, strangers []string, leader string, wanted int) 
 		}
 	}
 	// All members that are missing come in one go: an even number of voters
-	// stands no more losses than one fewer.
+	// tolerates no more losses than one fewer.
 	have := len(lost) + len(living)
 	if n := min(target-have, len(spare)); n > 0 {
 		if (have+n)%2 == 0 {

@@ -95,7 +95,7 @@ func TestHealth(t *testing.T) {
 		{time.Second, false, true, false},
 		{time.Second, true, false, false}, // back
 		{steadyAfter - time.Second, true, false, false},
-		{0, false, false, false}, // gone again: both begin anew
+		{0, false, false, false}, // gone again: both start over
 		{time.Second, true, false, false},
 		{steadyAfter, true, false, true},
 	} {
@@ -140,8 +140,8 @@ func (v fakeView) All() []gossip.Member   { return v }
 func (fakeView) Changed() <-chan struct{} { return nil }
 func (fakeView) Forget(string)            {}
 
-// TestLook: gossip's hint alone makes nobody lost, and only who has caught up
-// is fit.
+// TestLook: gossip's hint alone makes no member lost, and only a member that has
+// caught up is fit.
 func TestLook(t *testing.T) {
 	raft := &fakeRaft{answering: map[string]uint64{"a": 1000, "b": 1000 - maxLag, "c": 1000 - maxLag - 1, "d": 1000}}
 	var records []Record
@@ -204,9 +204,9 @@ func TestWarnings(t *testing.T) {
 // TestWarnOnce: a cluster that grows through two members is not warned, one
 // that stays there is, once.
 func TestWarnOnce(t *testing.T) {
-	var told []string
+	var warned []string
 	r := Reconciler{
-		Log: slog.New(slog.DiscardHandler), Warn: func(w string) { told = append(told, w) },
+		Log: slog.New(slog.DiscardHandler), Warn: func(w string) { warned = append(warned, w) },
 		health: map[string]health{}, warnings: map[string]time.Time{},
 	}
 	two := []Record{{ID: "a", Name: "a"}, {ID: "b", Name: "b"}}
@@ -223,8 +223,8 @@ func TestWarnOnce(t *testing.T) {
 	} {
 		now = now.Add(s.after)
 		r.warn(s.records, voters, now)
-		if len(told) != s.want {
-			t.Errorf("told %q, want %d", told, s.want)
+		if len(warned) != s.want {
+			t.Errorf("warned %q, want %d", warned, s.want)
 		}
 	}
 }

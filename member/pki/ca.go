@@ -61,7 +61,7 @@ const (
 )
 
 // CA signs the cluster's certificates. Without a key, as agents have it, it
-// only knows whom to believe. It is immutable and may be used concurrently.
+// only verifies certificates. It is immutable and may be used concurrently.
 type CA struct {
 	Cert    *x509.Certificate
 	key     crypto.Signer
@@ -218,7 +218,7 @@ func SignedAt(cert *x509.Certificate) time.Time { return cert.NotBefore.Add(back
 
 // NeedsRenewal reports whether a certificate has used about two thirds of its
 // life: of each another share, from 60 to 73 %, that its serial number gives. A
-// thousand agents that joined at once then do not come back at once, for ever.
+// thousand agents that joined at once then do not all come back at the same time again and again.
 func NeedsRenewal(cert *x509.Certificate, now time.Time) bool {
 	life := cert.NotAfter.Sub(cert.NotBefore)
 	var share big.Int
@@ -278,8 +278,8 @@ func EncodeKey(key crypto.Signer) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
 
-// EncodeCAKey gives the PEM form of the authority's key. Whoever holds it can
-// become anyone: servers only, mode 0600.
+// EncodeCAKey gives the PEM form of the authority's key. Its holder can
+// impersonate any member and user: servers only, mode 0600.
 func (ca *CA) EncodeCAKey() ([]byte, error) {
 	if ca.key == nil {
 		return nil, errNoKey

@@ -165,7 +165,7 @@ func FuzzParseToken(f *testing.F) {
 	})
 }
 
-// TestShortLives: certificates of nodes live as short as they are told to, are
+// TestShortLives: certificates of nodes live as short as requested, are
 // not born old, and are looked at often enough.
 func TestShortLives(t *testing.T) {
 	ca := newCA(t).Shorter(40 * time.Second)

@@ -14,10 +14,10 @@ import (
 	"time"
 )
 
-// Trust is the authorities that a node believes: the one that signs, and, while
+// Trust is the authorities that a node trusts: the one that signs, and, while
 // the cluster changes its authority, the one before or after it. It is immutable.
 type Trust struct {
-	// Number says which word of the cluster it follows; a higher one is newer.
+	// Number says which state of the exchange it follows; a higher one is newer.
 	Number uint64
 	cas    []*CA // the first signs
 	pool   *x509.CertPool
@@ -41,7 +41,7 @@ func (t *Trust) Shorter(life time.Duration) *Trust {
 	return NewTrust(t.Number, t.cas[0].Shorter(life), t.cas[1:]...)
 }
 
-// Elder is the oldest of them: the one that everybody knows who knows any.
+// Elder is the oldest of them: the one that every member knows that knows any.
 func (t *Trust) Elder() *CA {
 	elder := t.cas[0]
 	for _, ca := range t.cas[1:] {
@@ -52,7 +52,7 @@ func (t *Trust) Elder() *CA {
 	return elder
 }
 
-// All are the authorities that are believed, the signer first.
+// All are the authorities that are trusted, the signer first.
 func (t *Trust) All() []*CA { return t.cas }
 
 // Pool is what to verify with.

@@ -12,7 +12,7 @@ import (
 	"github.com/clusterd/clusterd/member/transport"
 )
 
-// removal is what a List knows of servers that were removed from the cluster.
+// removal is what a List knows about servers that were removed from the cluster.
 // It is guarded by List.mu.
 type removal struct {
 	ids map[string]bool
@@ -60,8 +60,8 @@ func (r *removal) remember(id string, c *tls.Conn) bool {
 func (l *List) remove(ids []string) {
 	var open []weak.Pointer[tls.Conn]
 	l.mu.Lock()
-	news := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return id == "" || l.removal.ids[id] })
-	for _, id := range news {
+	added := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return id == "" || l.removal.ids[id] })
+	for _, id := range added {
 		l.removal.ids[id] = true
 		open = append(open, l.removal.open[id]...)
 		delete(l.removal.open, id)
@@ -69,7 +69,7 @@ func (l *List) remove(ids []string) {
 	l.servers = l.notRemoved(l.servers)
 	all := slices.Sorted(maps.Keys(l.removal.ids))
 	l.mu.Unlock()
-	if len(news) == 0 {
+	if len(added) == 0 {
 		return
 	}
 	for _, p := range open {
@@ -79,7 +79,7 @@ func (l *List) remove(ids []string) {
 		}
 	}
 	if l.cfg.Cut != nil {
-		for _, id := range news {
+		for _, id := range added {
 			l.cfg.Cut(id)
 		}
 	}

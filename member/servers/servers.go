@@ -76,13 +76,13 @@ type Config struct {
 	// Role is called with what this node is by the cluster's record, with each answer of
 	// a server. It must not block. May be nil.
 	Role func(pki.Role)
-	// Trust is called with whom this node is to believe, by servers whose key is in the
+	// Trust is called with the authorities to trust, from servers whose key is in the
 	// list. It must not block for long. May be nil.
 	Trust func(join.TrustWord)
-	// Believes is the number of the last word on the authority that this node has;
-	// nil: it does not say.
-	Believes func() uint64
-	// Warn is called with what cannot be mended here.
+	// TrustNumber returns the number of the last state of the authority that this node
+	// has; nil: it does not say.
+	TrustNumber func() uint64
+	// Warn is called with what cannot be repaired here.
 	Warn func(msg string, err error)
 }
 
@@ -320,13 +320,13 @@ func (l *List) Run(ctx context.Context, refused func(context.Context) error) err
 		case <-ctx.Done():
 			return nil
 		case <-l.asked:
-		// Nodes that began together do not ask together for ever.
+		// Nodes that began together do not keep asking at the same time.
 		case <-time.After(wait + rand.N(wait/4+1)):
 		}
 	}
 }
 
-// Poke lets Run ask now: somebody said that there is news.
+// Poke has Run ask now: a server said that there are changes.
 func (l *List) Poke() {
 	select {
 	case l.asked <- struct{}{}:
@@ -334,8 +334,8 @@ func (l *List) Poke() {
 	}
 }
 
-// Refresh asks a server where all of them are, and reports whether that is
-// news.
+// Refresh asks a server where all of them are, and reports whether that
+// changed the list.
 func (l *List) Refresh(ctx context.Context) (changed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
@@ -346,11 +346,11 @@ func (l *List) Refresh(ctx context.Context) (changed bool, err error) {
 			return conn(l.cfg.Identity.Dial(ctx, s.Addr, s.ID, transport.Member))
 		})
 	}
-	var believes uint64
-	if l.cfg.Believes != nil {
-		believes = l.cfg.Believes()
+	var trust uint64
+	if l.cfg.TrustNumber != nil {
+		trust = l.cfg.TrustNumber()
 	}
-	list, err := join.FetchServers(ctx, dial, l.cfg.Self, believes)
+	list, err := join.FetchServers(ctx, dial, l.cfg.Self, trust)
 	if err != nil {
 		return false, err
 	}

@@ -17,7 +17,7 @@ func newQueue(addr net.Addr) *queue {
 	return &queue{addr: addr, conns: make(chan net.Conn), done: make(chan struct{})}
 }
 
-// put hands c to the next Accept, or closes it when nobody will accept again.
+// put hands c to the next Accept, or closes it when Accept will not be called again.
 func (q *queue) put(c net.Conn) {
 	select {
 	case q.conns <- c:

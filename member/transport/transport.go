@@ -263,8 +263,8 @@ func (p *Port) handshake(ctx context.Context, below *liveConn, c *tls.Conn) {
 			c.Close()
 			return
 		}
-		// Whether the certificate is good is the authenticator's to say; that
-		// whoever lost his rights is cut off is ours.
+		// Whether the certificate is good is the authenticator's to say; cutting
+		// off a user who lost his rights is done here.
 		if len(state.PeerCertificates) > 0 {
 			leaf := state.PeerCertificates[0]
 			p.live.add(pki.Fingerprint(leaf.PublicKey), leaf, below)

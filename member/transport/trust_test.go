@@ -36,7 +36,7 @@ func TestShown(t *testing.T) {
 		{"a joiner of an older release", "", []string{Join}, old},
 		{"a joiner whose token pins the old one", AuthorityName(old.ID()), []string{Join}, old},
 		{"a joiner whose token pins the new one", AuthorityName(next.ID()), []string{Join}, next},
-		{"a joiner whose token pins another", AuthorityName("nobody"), []string{Join}, old},
+		{"a joiner whose token pins another", AuthorityName("other"), []string{Join}, old},
 		{"raft", AuthorityName(old.ID()), []string{Raft}, next},
 		{"members' questions", "", []string{Member}, next},
 	} {
@@ -52,7 +52,7 @@ func TestShown(t *testing.T) {
 }
 
 // TestCutDistrusted: with its authority goes what was opened with its
-// certificates, whoever holds them, but not what a member's key opened.
+// certificates, of any holder, but not what a member's key opened.
 func TestCutDistrusted(t *testing.T) {
 	old, next := newCA(t), newCA(t)
 	trust := &pki.LiveTrust{}
@@ -101,11 +101,11 @@ func TestCutDistrusted(t *testing.T) {
 	forged, _ := open(old, "n2", Node)
 	renewed, _ := open(next, "n3", Raft)
 	oldJane, newJane := person(old), person(next)
-	nobody, err := net.Dial("tcp", netip.AddrPort(p.Addr()).String()) // has not said a word
+	silent, err := net.Dial("tcp", netip.AddrPort(p.Addr()).String()) // has not said a word
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer nobody.Close()
+	defer silent.Close()
 
 	trust.Store(pki.NewTrust(2, next))
 	p.CutDistrusted(func(id string) bool { return id == memberID })

@@ -189,7 +189,7 @@ func TestOnlyAgentsTunnel(t *testing.T) {
 	n1 := newMember(t, ca, "n1", pki.Server)
 	p, hub, _ := server(t, n1, "127.0.0.1:0")
 	stranger := newMember(t, other, "a1", pki.Agent)
-	stranger.Roots = ca.Pool // it believes the server
+	stranger.Roots = ca.Pool // it trusts the server
 	for name, who := range map[string]member{"a server": newMember(t, ca, "n2", pki.Server), "another cluster's agent": stranger} {
 		c, err := who.Dial(t.Context(), p.Addr(), n1.id, transport.Tunnel)
 		if err == nil {

@@ -239,11 +239,11 @@ const (
 	tellEvery = 250 * time.Millisecond
 )
 
-// tell sends the news; that it is lost costs only the time until neighbours ask.
+// tell sends the announcement; losing it costs only the time until neighbours ask.
 func (a *Announcer) tell(link netlink.Link, addr netip.Addr) {
 	mac := link.Attrs().HardwareAddr
 	if len(mac) != 6 {
-		return // no Ethernet: nobody asks
+		return // no Ethernet: there is no ARP
 	}
 	frame, protocol := arp(mac, addr), uint16(unix.ETH_P_ARP)
 	if addr.Is6() {

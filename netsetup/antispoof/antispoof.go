@@ -54,7 +54,7 @@ type Config struct {
 	// port of one of them, and is not among what Ports allow, is dropped. Required.
 	Groups []uint32
 	Logger *slog.Logger // default slog.Default()
-	// Repaired is called when somebody else's change of the table was undone; see
+	// Repaired is called when another program's change of the table was undone; see
 	// nft.KeeperConfig.
 	Repaired func(table, what string)
 }
@@ -137,7 +137,7 @@ func (g *Guard) change(now map[string]Port) error {
 // Run puts right what others change, until ctx ends.
 func (g *Guard) Run(ctx context.Context) { g.keeper.Run(ctx) }
 
-// Check puts right what others changed, at once.
+// Check undoes the changes of other programs at once.
 func (g *Guard) Check() error { return g.keeper.Check() }
 
 // CleanUp removes the table.

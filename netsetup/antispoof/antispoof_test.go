@@ -71,11 +71,11 @@ func TestPortsThatMakeNoSenseAreRefused(t *testing.T) {
 }
 
 // TestChangesAreOfElements: a port that comes or goes alters its own elements
-// and no others, a table that was deleted comes back and is told.
+// and no others, a table that was deleted comes back and is reported.
 func TestChangesAreOfElements(t *testing.T) {
 	k := &nft.FakeTables{}
-	var told []string
-	g := New(Config{Kernel: k, Groups: []uint32{7}, Repaired: func(table, what string) { told = append(told, table+": "+what) }})
+	var reported []string
+	g := New(Config{Kernel: k, Groups: []uint32{7}, Repaired: func(table, what string) { reported = append(reported, table+": "+what) }})
 	one := Port{"one", mac(t, "0a:cd:0a:2a:01:02"), []netip.Addr{addr("10.42.1.2")}}
 	two := Port{"two", mac(t, "0a:cd:0a:2a:01:03"), []netip.Addr{addr("10.42.1.3")}}
 	if err := g.Add(one); err == nil {
@@ -103,8 +103,8 @@ func TestChangesAreOfElements(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if k.Commits != before || told != nil {
-		t.Errorf("%d transactions without a change; told %q", k.Commits-before, told)
+	if k.Commits != before || reported != nil {
+		t.Errorf("%d transactions without a change; reported %q", k.Commits-before, reported)
 	}
 	if err := k.Delete(nft.Table{Name: TableName, Family: nft.Bridge}); err != nil {
 		t.Fatal(err)
@@ -112,8 +112,8 @@ func TestChangesAreOfElements(t *testing.T) {
 	if err := g.Check(); err != nil {
 		t.Fatal(err)
 	}
-	if len(k.Names()) != 1 || len(told) != 1 || !strings.Contains(told[0], "gone") {
-		t.Errorf("tables %q, told %q", k.Names(), told)
+	if len(k.Names()) != 1 || len(reported) != 1 || !strings.Contains(reported[0], "gone") {
+		t.Errorf("tables %q, reported %q", k.Names(), reported)
 	}
 	if err := g.CleanUp(); err != nil || len(k.Names()) != 0 {
 		t.Errorf("left: %q, %v", k.Names(), err)

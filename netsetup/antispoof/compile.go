@@ -59,7 +59,7 @@ func Compile(groups []uint32, ports []Port) nft.Table {
 			{Name: judge, Rules: []nft.Rule{
 				{nft.EtherType(unix.ETH_P_IP), sender4, nft.Accept},
 				append(nft.Rule(arp), nft.In(own4, nft.Iif, nft.EtherSaddr, nft.ARPSaddr), nft.In(own4, nft.Iif, nft.ARPEther, nft.ARPSaddr), nft.Accept),
-				// A pod is nobody's router, and speaks of its own addresses alone.
+				// A pod is no router, and advertises its own addresses only.
 				{ip6, nft.ICMPv6(routerAdvertisement), nft.DropPacket},
 				{ip6, nft.ICMPv6(redirect), nft.DropPacket},
 				{ip6, nft.ICMPv6(neighbourAdvertisement), sender6, about6, nft.Accept},

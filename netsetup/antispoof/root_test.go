@@ -147,7 +147,7 @@ func TestRootForgedFramesAreDropped(t *testing.T) {
 	if err := g.Check(); err != nil {
 		t.Fatal(err)
 	}
-	check(3, "after it was put right")
+	check(3, "after it was restored")
 	// The next process finds the table and alters nothing.
 	before, err := tables.Generation()
 	if err != nil {

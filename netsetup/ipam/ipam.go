@@ -15,7 +15,7 @@ import (
 // DefaultQuarantine is how long an address rests after its release.
 const DefaultQuarantine = 10 * time.Second
 
-// ExhaustedError is returned by Allocate when no address is free. It heals
+// ExhaustedError is returned by Allocate when no address is free. It ends
 // when addresses are released and rested.
 type ExhaustedError struct {
 	Prefix      netip.Prefix
@@ -57,7 +57,7 @@ type Pool struct {
 }
 
 // Open reads the allocations. Those outside the range, after the range was
-// changed, are dropped: their pods must be made anew.
+// changed, are dropped: their pods must be created again.
 func Open(cfg Config) (*Pool, error) {
 	if !cfg.Prefix.IsValid() || cfg.Prefix != cfg.Prefix.Masked() {
 		return nil, fmt.Errorf("address pool %s: not a range", cfg.Prefix)
@@ -269,7 +269,7 @@ func (p *Pool) releaseLocked(ids []string) ([]string, error) {
 // findFree looks for an address from the one after the last given, once round.
 func (p *Pool) findFree(now time.Time) (netip.Addr, bool) {
 	for a, at := range p.resting {
-		// A clock that was set back must not keep an address for ever.
+		// A clock that was set back must not keep an address permanently.
 		if rested := now.Sub(at); rested >= p.cfg.Quarantine || rested < 0 {
 			delete(p.resting, a)
 		}

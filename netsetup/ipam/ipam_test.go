@@ -81,7 +81,7 @@ func TestUsable(t *testing.T) {
 		if got := p.usable(); got != tt.want {
 			t.Errorf("%s: usable %d, want %d", tt.prefix, got, tt.want)
 		}
-		// The law: as many as usable can be given out, all different, and no more.
+		// The invariant: as many as usable can be given out, all different, and no more.
 		if tt.want > 300 {
 			continue
 		}

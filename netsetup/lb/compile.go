@@ -1,7 +1,7 @@
 // Package lb spreads connections to virtual addresses over endpoints, with
 // nftables maps: the number of rules a packet meets does not depend on how many
 // addresses there are, and a change of one endpoint is a change of a few
-// elements. It takes plain values and has never heard of a Service.
+// elements. It takes plain values and knows no Service.
 //
 // A connection's way: its address, protocol and port lead to a class, which
 // says how many endpoints there are and how they are chosen; all addresses of a

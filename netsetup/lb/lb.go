@@ -30,7 +30,7 @@ type Balancer struct {
 	kernel Kernel
 	log    *slog.Logger
 
-	// Repaired is called when somebody else's change of the table was undone; see
+	// Repaired is called when another program's change of the table was undone; see
 	// nft.KeeperConfig. Set it before the first call of another method. Default:
 	// none.
 	Repaired func(table, what string)
@@ -82,7 +82,7 @@ func (b *Balancer) Update(changed map[Frontend]*Backend) error {
 	}
 	if err := b.kernel.Commit(skeleton(b.base), c); err != nil {
 		b.stale = true
-		b.log.Warn("the packet filter refused a change; its rules are read and put right", "err", err)
+		b.log.Warn("the packet filter refused a change; its rules are read and corrected", "err", err)
 		return b.restore()
 	}
 	return nil
@@ -95,7 +95,7 @@ func (b *Balancer) SetBase(base Base) error {
 	if !b.stale && slices.Equal(b.base.Inside, base.Inside) && slices.Equal(b.base.Ranges, base.Ranges) {
 		return nil
 	}
-	b.base, b.stale = base, true // what differs now is our doing
+	b.base, b.stale = base, true // what differs now is our change
 	return b.restore()
 }
 
@@ -128,8 +128,8 @@ func (b *Balancer) change(c *nft.Change, f Frontend, to *Backend) {
 	for e := range old {
 		c.Take(e.set, e.key, e.data)
 	}
-	// A class that nobody uses any more stays until the next look at all: one
-	// endpoint more or less would make and end chains all the time.
+	// An unused class stays until the next full check: else one endpoint
+	// more or less would create and delete chains all the time.
 	for _, k := range after.classes {
 		if count(b.classes, k, 1) && !b.idle[k] {
 			if k.class != 0 {
@@ -233,7 +233,7 @@ func (b *Balancer) restore() error {
 		}
 		if b.begun && !b.stale && !b.leftovers(c) {
 			defer b.tell(fmt.Sprintf("%d of its chains and %d of its elements differed", len(c.Chains)+len(c.Drop), c.Elements()))
-			b.log.Warn("the rules for Services were changed by somebody else and are put right", "table", TableName, "elements", c.Elements(), "chains", len(c.Chains))
+			b.log.Warn("the rules for Services were changed by another program and are restored", "table", TableName, "elements", c.Elements(), "chains", len(c.Chains))
 		}
 		if err = b.kernel.Commit(want, c); err == nil {
 			b.settled()
@@ -241,7 +241,7 @@ func (b *Balancer) restore() error {
 		}
 	}
 	if b.begun {
-		b.log.Warn("the rules for Services are made anew", "table", TableName, "err", err)
+		b.log.Warn("the rules for Services are rebuilt", "table", TableName, "err", err)
 	}
 	gone := b.begun && !b.stale && err == nil
 	if err := b.kernel.Replace(want); err != nil {
@@ -292,16 +292,16 @@ func (b *Balancer) settled() {
 	clear(b.idle)
 }
 
-// CheckEvery is how often Run asks whether somebody changed rules, and FullCheck
+// CheckEvery is how often Run checks whether rules were changed, and FullCheck
 // how often it then reads all of them.
 const (
 	CheckEvery = 2 * time.Second
 	FullCheck  = time.Minute
 )
 
-// Run puts right what others change, until ctx ends: a table that was deleted
-// within CheckEvery, a single element within FullCheck. While nobody changes
-// any rule it reads none.
+// Run undoes changes of other programs until ctx ends: a table that was deleted
+// within CheckEvery, a single element within FullCheck. While no rule
+// changes it reads none.
 func (b *Balancer) Run(ctx context.Context) {
 	tick := time.NewTicker(CheckEvery)
 	defer tick.Stop()
@@ -357,7 +357,7 @@ func (b *Balancer) Check(full bool) error {
 	return nil
 }
 
-// Forget drops what is remembered of clients of endpoints that are no more.
+// Forget drops what is remembered of clients of endpoints that do not exist any more.
 func (b *Balancer) Forget(gone []netip.AddrPort) error {
 	if len(gone) == 0 {
 		return nil

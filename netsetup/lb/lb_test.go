@@ -74,7 +74,7 @@ func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 func set(b Backend) *Backend { return &b }
 
 // TestUpdatesAreCompile: after any history of changes the kernel holds what
-// Compile makes of the frontends, and a look finds nothing to put right.
+// Compile makes of the frontends, and a check finds nothing to correct.
 func TestUpdatesAreCompile(t *testing.T) {
 	for seed := range uint64(20) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -125,7 +125,7 @@ func TestUpdatesAreCompile(t *testing.T) {
 				t.Fatal(have.Whole, err)
 			}
 			c := nft.Diff(have, want)
-			c.Drop = nil // classes that nobody uses stay for a while
+			c.Drop = nil // unused classes stay for a while
 			for set := range c.Remove {
 				if strings.HasPrefix(set, "class_") && len(c.Add[set]) == 0 {
 					delete(c.Remove, set)
@@ -174,8 +174,8 @@ func TestOneEndpoint(t *testing.T) {
 func TestWhatOthersDo(t *testing.T) {
 	k := &nft.FakeTables{}
 	b := New(k, quiet())
-	var told []string
-	b.Repaired = func(_, what string) { told = append(told, what) }
+	var reported []string
+	b.Repaired = func(_, what string) { reported = append(reported, what) }
 	all := map[Frontend]*Backend{}
 	for f, back := range sample() {
 		all[f] = set(back)
@@ -186,8 +186,8 @@ func TestWhatOthersDo(t *testing.T) {
 	if err := b.Update(all); err != nil {
 		t.Fatal(err)
 	}
-	if told != nil {
-		t.Errorf("told without anybody's doing: %q", told)
+	if reported != nil {
+		t.Errorf("reported without a change: %q", reported)
 	}
 	if err := k.Delete(nft.Table{Name: TableName}); err != nil {
 		t.Fatal(err)
@@ -214,8 +214,8 @@ func TestWhatOthersDo(t *testing.T) {
 	if c := nft.Diff(have, want); !c.Empty() {
 		t.Fatalf("an element that was taken is not back: %+v", c)
 	}
-	if len(told) != 2 || !strings.Contains(told[0], "gone") || !strings.Contains(told[1], "1 of its elements") {
-		t.Errorf("told: %q", told)
+	if len(reported) != 2 || !strings.Contains(reported[0], "gone") || !strings.Contains(reported[1], "1 of its elements") {
+		t.Errorf("reported: %q", reported)
 	}
 	before, gen := k.Commits, func() uint32 { g, _ := k.Generation(); return g }()
 	next := New(k, quiet())
@@ -257,8 +257,8 @@ func TestOwnChangesAreNotOthers(t *testing.T) {
 	if err := k.Commit(want, c); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Check(true); err != nil || !strings.Contains(log.String(), "somebody else") {
-		t.Errorf("%v: what others took was not told: %s", err, &log)
+	if err := b.Check(true); err != nil || !strings.Contains(log.String(), "another program") {
+		t.Errorf("%v: the removal by another program was not logged: %s", err, &log)
 	}
 }
 

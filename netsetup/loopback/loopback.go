@@ -1,6 +1,6 @@
 // Package loopback gives a node addresses that are its own alone: every node
-// may have the same ones, as they are announced nowhere. A program of the node
-// and whoever is behind one of its interfaces reach them without translation.
+// may have the same ones, as they are announced nowhere. The node's programs
+// and hosts behind one of its interfaces reach them without translation.
 package loopback
 
 import (

@@ -115,7 +115,7 @@ func (d *Dir) Delete(name string) error {
 }
 
 // List returns the names of everything in the folder, sorted: also of files on
-// which nothing is mounted, so that whoever cleans up sees them.
+// which nothing is mounted, so that a cleanup sees them.
 func (d *Dir) List() ([]string, error) {
 	entries, err := os.ReadDir(d.path)
 	if err != nil {

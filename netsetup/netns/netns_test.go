@@ -28,7 +28,7 @@ func TestDeleteUnknownIsNoError(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Delete("nobody"); err != nil {
+	if err := d.Delete("absent"); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -67,7 +67,7 @@ func TestRootOwned(t *testing.T) {
 	if _, err := netns.Owner(d.Path("file")); !errors.Is(err, netns.ErrNotNamespace) {
 		t.Errorf("the owner of a file: %v", err)
 	}
-	// Nobody is left of those who made them.
+	// The processes that made them have ended.
 	var ws unix.WaitStatus
 	if pid, err := unix.Wait4(-1, &ws, unix.WNOHANG, nil); err != unix.ECHILD {
 		t.Errorf("child %d is left (%v)", pid, err)

@@ -12,8 +12,8 @@ type DropHook struct {
 	Hook string // "input", "forward"
 }
 
-// Dropping lists the chains of the calling thread's network namespace, whoever
-// made them, that drop what they do not know on its way in or through. Those of
+// Dropping lists the chains of the calling thread's network namespace, of any
+// program, that drop what they do not know on its way in or through. Those of
 // iptables are seen where it is built on nftables.
 func Dropping() ([]DropHook, error) {
 	conn, err := nftables.New()

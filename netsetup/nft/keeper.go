@@ -21,7 +21,7 @@ type TableKernel interface {
 type KeeperConfig struct {
 	Kernel TableKernel  // required
 	Logger *slog.Logger // default slog.Default()
-	// Repaired is called when somebody else's change of the table was undone, with
+	// Repaired is called when another program's change of the table was undone, with
 	// what it was, "the table was gone" say. It must not block. Default: none.
 	Repaired func(table, what string)
 }
@@ -55,10 +55,10 @@ func NewKeeper(cfg KeeperConfig) *Keeper {
 func (k *Keeper) Set(want Table) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	// Other definitions are another table: it is made anew as a whole.
-	anew := !k.set || !k.have.Whole || want.fingerprint() != k.want.fingerprint()
+	// Other definitions are another table: it is replaced as a whole.
+	replace := !k.set || !k.have.Whole || want.fingerprint() != k.want.fingerprint()
 	k.want, k.set = want, true
-	if anew {
+	if replace {
 		_, err := k.restore()
 		return err
 	}
@@ -67,7 +67,7 @@ func (k *Keeper) Set(want Table) error {
 		return nil
 	}
 	if err := k.cfg.Kernel.Commit(want, c); err != nil {
-		k.cfg.Logger.Warn("the packet filter refused a change; its rules are read and put right", "table", want.Name, "err", err)
+		k.cfg.Logger.Warn("the packet filter refused a change; its rules are read and corrected", "table", want.Name, "err", err)
 		_, err := k.restore()
 		return err
 	}
@@ -110,7 +110,7 @@ func StateOf(t Table) State {
 	return s
 }
 
-// KeeperPeriod is how often Run asks whether somebody changed rules.
+// KeeperPeriod is how often Run checks whether rules were changed.
 const KeeperPeriod = 2 * time.Second
 
 // Run puts right what others change, until ctx ends.
@@ -129,8 +129,8 @@ func (k *Keeper) Run(ctx context.Context) {
 	}
 }
 
-// Check puts right what others changed. It is a look at one number while nobody
-// changes a rule of any table.
+// Check undoes the changes of other programs. It reads one number while no rule
+// of any table changes.
 func (k *Keeper) Check() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -150,7 +150,7 @@ func (k *Keeper) Check() error {
 		return err
 	}
 	if known && changed != "" {
-		k.cfg.Logger.Warn("rules of the packet filter were changed by somebody else and are put right", "table", k.want.Name, "what", changed)
+		k.cfg.Logger.Warn("rules of the packet filter were changed by another program and are restored", "table", k.want.Name, "what", changed)
 		k.cfg.Repaired(k.want.Name, changed)
 	}
 	k.gen = gen // one that was ours costs a look more

@@ -1,6 +1,6 @@
 // Package nft keeps tables of the kernel's packet filter equal to values: each
 // change is one transaction, so that a packet sees the old rules or the new ones
-// and never a mixture, and what others change is put right. It is the one
+// and never a mixture, and changes of other programs are undone. It is the one
 // package that knows the nftables library.
 package nft
 

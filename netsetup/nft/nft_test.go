@@ -100,7 +100,7 @@ func suite(t *testing.T, kernel TableKernel) {
 		if !have.Whole || len(repaired) > 0 {
 			t.Errorf("whole %t, repaired %q", have.Whole, repaired)
 		}
-		// What the Keeper did itself is nobody else's change.
+		// What the Keeper did itself is not another program's change.
 		if err := k.Check(); err != nil || len(repaired) > 0 {
 			t.Errorf("the next look: %v, repaired %q", err, repaired)
 		}

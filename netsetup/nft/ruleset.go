@@ -237,7 +237,7 @@ func publish(r Ruleset) []chain {
 		return nil
 	}
 	// For the node's own loopback to work, its inner interface has to take
-	// packets of such addresses (route_localnet). Nobody inside may use that
+	// packets of such addresses (route_localnet). No program inside may use that
 	// (CVE-2020-8558); answers are still addressed to the node here.
 	guard := chain{name: "guard", kind: "filter", hook: "prerouting", priority: "raw",
 		rules: []rule{{iif: r.Inside.Interface, dst: loopback, verdict: drop}}}

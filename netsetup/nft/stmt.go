@@ -16,8 +16,8 @@ import (
 
 var nativeEndian = binary.NativeEndian
 
-// Stmt is one statement of a Rule: what nft(8) shows, and what the kernel is
-// told.
+// Stmt is one statement of a Rule: what nft(8) shows, and what is sent to the
+// kernel.
 type Stmt struct {
 	text  string
 	exprs []expr.Any
@@ -297,7 +297,7 @@ var (
 	// Hide gives the packet the address of the interface that it leaves by, and
 	// a port by chance.
 	Hide = Stmt{"masquerade fully-random", []expr.Any{&expr.Masq{FullyRandom: true}}}
-	// Refuse tells the sender that nobody listens there; RefuseTCP is the way
+	// Refuse answers that the port is unreachable; RefuseTCP is the way
 	// that TCP knows.
 	Refuse    = Stmt{"reject", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH}}}
 	RefuseTCP = Stmt{"reject with tcp reset", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}}

@@ -338,7 +338,7 @@ func put(m *map[string]Elements, set, key, data string) {
 // State is what the kernel holds of a table.
 type State struct {
 	// Whole: the table is there and its definitions are those of the Table that
-	// was asked for. If not, the rest is empty, and the table has to be made anew.
+	// was asked for. If not, the rest is empty, and the table has to be created again.
 	Whole  bool
 	Chains map[string][]string // rules' texts by chain
 	Sets   map[string]Elements // not the dynamic ones

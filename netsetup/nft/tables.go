@@ -50,7 +50,7 @@ func (t *Tables) Close() error { return errors.Join(t.conn.CloseLasting(), t.ask
 // fingerprint of the table's definitions.
 const marker = "definitions"
 
-// Replace makes the table anew in one transaction. What dynamic sets held is
+// Replace deletes and creates the table in one transaction. What dynamic sets held is
 // lost.
 func (t *Tables) Replace(want Table) error {
 	t.mu.Lock()
@@ -128,7 +128,7 @@ func (t *Tables) Delete(which Table) error {
 }
 
 // Generation is a number that every change of any table in this namespace
-// raises, whoever made it.
+// raises, by whichever program.
 func (t *Tables) Generation() (uint32, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -33,7 +33,7 @@ type MeshConfig struct {
 	// Inside are the interfaces of this node's own pods, the bridge: what Encrypt
 	// lets pass by them, beside the loopback.
 	Inside []string
-	// Repaired is called when somebody else's change of the fence was undone; see
+	// Repaired is called when another program's change of the fence was undone; see
 	// nft.KeeperConfig.
 	Repaired func(table, what string)
 }
@@ -128,7 +128,7 @@ func (m *Mesh) Set(ctx context.Context, n Nodes) error {
 	plan := choose(m.tunnel.name, n, m.waysTo(n))
 	err := m.setTunnel(n, plan)
 	if err != nil && len(plan.peers) == 0 {
-		// Nobody here needs it; one who thinks otherwise is not heard.
+		// This node needs no tunnel; packets of a node that uses one are lost.
 		m.tunnel.log.Debug("no tunnel", "err", err)
 		err = nil
 	}
@@ -242,7 +242,7 @@ type plan struct {
 	local netip.Addr
 }
 
-// defaultMTU is that of Ethernet, for a tunnel that nobody uses yet.
+// defaultMTU is that of Ethernet, for a tunnel without peers yet.
 const defaultMTU = 1500
 
 // choose takes, for each range of each node, a host route by the node's address of

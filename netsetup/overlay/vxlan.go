@@ -36,7 +36,7 @@ func overhead(node netip.Addr) int {
 }
 
 // vxlan keeps one tunnel interface with its neighbours. Nothing in it is
-// learned: what the kernel knows of peers is what was set here.
+// learned: what the kernel knows about peers is what was set here.
 type vxlan struct {
 	h    *netlink.Handle
 	name string
@@ -72,7 +72,7 @@ func (v *vxlan) ensure(own []netip.Addr, p plan) (netlink.Link, error) {
 			return nil, fmt.Errorf("an interface of type %s has that name", link.Type())
 		}
 		local, _ := netip.AddrFromSlice(have.SrcAddr)
-		otherwise := len(p.peers) > 0 && local.Unmap() != p.local // while nobody is at its other end, either will do
+		otherwise := len(p.peers) > 0 && local.Unmap() != p.local // without peers, either will do
 		if have.VxlanId != v.vni || have.Port != v.port || have.Learning || otherwise {
 			if err := v.h.LinkDel(link); err != nil && !isNotFound(err) {
 				return nil, fmt.Errorf("remove a former one: %w", err)

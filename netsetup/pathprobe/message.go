@@ -10,7 +10,7 @@ import (
 //	magic 4 | version 1 | kind 1 | reserved 2 | run 8 | seq 4 | received 4 | checksum 4 | filling
 //
 // Numbers are big-endian. An answer is as long as what it answers, so that
-// nobody gets more out of a node than was put in.
+// a node cannot be used to amplify traffic.
 type message struct {
 	kind kind
 	run  uint64 // the sender's of the ping: another one after each start

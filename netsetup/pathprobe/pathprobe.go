@@ -46,7 +46,7 @@ type Result struct {
 	// Answered and Heard are when the last answer and the last of the peer's own
 	// pings came; zero: none.
 	Answered, Heard time.Time
-	// MTU is what the kernel believes the way carries, in bytes; 0: not known.
+	// MTU is the kernel's MTU of the path, in bytes; 0: not known.
 	// Carries is what it does carry where that is less; 0: nothing says so.
 	MTU, Carries int
 	// Damaged are packets that came with other bytes than were sent.
@@ -64,14 +64,14 @@ const (
 	pingPause    = 50 * time.Millisecond
 	sizePeriod   = 10 * time.Second       // between long pings to one peer
 	searchPeriod = time.Second            // while a length is looked for
-	sizePatience = 500 * time.Millisecond // and four of the last round trips: for long pings
+	sizeTimeout  = 500 * time.Millisecond // and four of the last round trips: for long pings
 	streamPeriod = time.Minute
 	streamRetry  = 5 * time.Second // after one that failed
 	streamPause  = time.Second     // between two, to whichever peer
 	bindRetry    = time.Second
 )
 
-// peer is what a Prober knows of one.
+// peer is what a Prober knows about one.
 type peer struct {
 	Peer
 	window   window
@@ -330,8 +330,8 @@ func (p *Prober) inOrder() []*peer {
 	return out
 }
 
-// pingOne sends what is due; p.mu is held. Writing to a UDP socket waits for
-// nobody: what has no room is lost, as on the way.
+// pingOne sends what is due; p.mu is held. Writing to a UDP socket does not
+// block: what has no room is lost, as on the way.
 func (p *Prober) pingOne(o *peer, now time.Time) {
 	conn := p.conns[o.Addr.Is4()]
 	if conn == nil {
@@ -353,7 +353,7 @@ func (p *Prober) pingOne(o *peer, now time.Time) {
 	}
 	s := &o.sizes
 	if !s.sent.IsZero() {
-		if now.Sub(s.sent) <= min(patience, sizePatience+4*o.rtt) {
+		if now.Sub(s.sent) <= min(answerTimeout, sizeTimeout+4*o.rtt) {
 			return
 		}
 		s.failed(o.answered.After(s.sent))

@@ -13,7 +13,7 @@ import (
 var (
 	addrA = netip.MustParseAddr("127.0.0.2")
 	addrB = netip.MustParseAddr("127.0.0.3")
-	addrC = netip.MustParseAddr("127.0.0.4") // nobody
+	addrC = netip.MustParseAddr("127.0.0.4") // no host
 )
 
 // start runs a Prober until the test ends.
@@ -28,7 +28,7 @@ func start(t *testing.T, port int, own netip.Addr, peers ...Peer) *Prober {
 	return p
 }
 
-// freePort is one that nobody has at the tests' addresses.
+// freePort is one that is free at the tests' addresses.
 func freePort(t *testing.T) int {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.2:0")

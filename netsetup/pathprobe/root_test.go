@@ -68,5 +68,5 @@ func TestRootFaultyWays(t *testing.T) {
 		return netlink.RouteAdd(&netlink.Route{Dst: netlink.NewIPNet(addrs[a].AsSlice()), Type: unix.RTN_BLACKHOLE})
 	})
 	wait(t, probers[b], "a", "one direction", func(r Result) bool { return r.Silent >= 3 && r.Heard.After(r.Answered) })
-	wait(t, probers[a], "b", "silence", func(r Result) bool { return r.Silent >= 3 && !r.Heard.After(r.Answered.Add(patience)) })
+	wait(t, probers[a], "b", "silence", func(r Result) bool { return r.Silent >= 3 && !r.Heard.After(r.Answered.Add(answerTimeout)) })
 }

@@ -13,7 +13,7 @@ import (
 
 // listenUDP opens a socket whose packets are never cut into fragments, and may
 // be as long as the interface takes: what ICMP messages said of the way is not
-// believed (IP_PMTUDISC_PROBE, ip(7)).
+// trusted (IP_PMTUDISC_PROBE, ip(7)).
 func listenUDP(at netip.AddrPort) (*net.UDPConn, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error

@@ -13,8 +13,8 @@ const windowLen = 60
 // as it is now.
 const outage = 5
 
-// patience is how long an answer may take.
-const patience = 2 * time.Second
+// answerTimeout is how long an answer may take.
+const answerTimeout = 2 * time.Second
 
 // ping is one that was sent.
 type ping struct {
@@ -43,7 +43,7 @@ func (w *window) send(now time.Time) uint32 {
 // lost: a way that takes so long is none.
 func (w *window) answer(seq, received uint32, now time.Time) bool {
 	p := &w.pings[seq%windowLen]
-	if seq >= w.next || p.seq != seq || p.answered || now.Sub(p.sent) > patience {
+	if seq >= w.next || p.seq != seq || p.answered || now.Sub(p.sent) > answerTimeout {
 		return false
 	}
 	p.answered, p.rtt, p.received = true, now.Sub(p.sent), received
@@ -71,7 +71,7 @@ func (w *window) count(now time.Time) Counts {
 	for seq := w.next - min(w.next, windowLen); seq != w.next; seq++ {
 		p := &w.pings[seq%windowLen]
 		if !p.answered {
-			if now.Sub(p.sent) > patience {
+			if now.Sub(p.sent) > answerTimeout {
 				c.Sent++
 				c.Lost++
 				c.Silent++
@@ -101,7 +101,7 @@ func (w *window) count(now time.Time) Counts {
 
 // sizes looks for the longest packet that gets through. Pure.
 //
-// It tries the length that the kernel believes in. Three losses in a row, while
+// It tries the kernel's MTU of the path. Three losses in a row, while
 // short packets get through, make it one that does not pass; then it halves the
 // distance to one that does.
 type sizes struct {
@@ -121,7 +121,7 @@ const lossesInARow = 3
 // closeEnough is how near good and bad come to each other.
 const closeEnough = 4
 
-// aim sets what the kernel believes in.
+// aim sets the kernel's MTU of the path.
 func (s *sizes) aim(want int) {
 	if want != s.want {
 		*s = sizes{want: want}
@@ -133,7 +133,7 @@ func (s *sizes) searching() bool {
 	return s.want > 0 && (s.good < s.want && s.bad == 0 || s.bad > 0 && s.bad-s.least() > closeEnough)
 }
 
-// shortest is what each way carries: nobody believes in less (RFC 791, RFC 8200).
+// shortest is what each path carries at least (RFC 791, RFC 8200).
 const (
 	shortest4 = 576
 	shortest6 = 1280
@@ -170,7 +170,7 @@ func (s *sizes) failed(short bool) {
 		return
 	}
 	s.lost = 0
-	if s.good >= s.size { // it passed once, and does so no more
+	if s.good >= s.size { // it passed once, and does not any more
 		s.good = 0
 	}
 	if s.bad == 0 || s.size < s.bad {

@@ -1,7 +1,7 @@
 // Package podnet connects network namespaces to a bridge: one veth pair each,
 // with one address of each family it is to have, default routes and a working
 // loopback. It takes plain
-// values and has never heard of a Pod's API object.
+// values and knows no Pod's API object.
 //
 // It works in the network namespace in which its Network was opened, which
 // for clusterd is the one of the process.
@@ -280,7 +280,7 @@ func (n *Network) ensurePair(p Pod, inside *netlink.Handle, bridge netlink.Link)
 			return host, n.adopt(host, bridge, p.MTU)
 		}
 		// The other end is in a namespace that is going away, or was never
-		// moved here: start anew. This is the slow path (tens of milliseconds).
+		// moved here: build it again. This is the slow path (tens of milliseconds).
 		n.log.Info("replacing a stale interface", "interface", p.HostIf)
 		if err := n.h.LinkDel(host); err != nil && !isNotFound(err) {
 			return nil, fmt.Errorf("delete stale pair: %w", err)

@@ -15,7 +15,7 @@ type Kernel = nft.TableKernel
 type Config struct {
 	Kernel Kernel       // required
 	Logger *slog.Logger // default slog.Default()
-	// Repaired is called when somebody else's change of the table was undone; see
+	// Repaired is called when another program's change of the table was undone; see
 	// nft.KeeperConfig.
 	Repaired func(table, what string)
 }
@@ -41,8 +41,8 @@ func (e *Enforcer) Set(groups []Group) error {
 // Run puts right what others change, until ctx ends.
 func (e *Enforcer) Run(ctx context.Context) { e.keeper.Run(ctx) }
 
-// Check puts right what others changed. It is a look at one number while nobody
-// changes a rule of any table.
+// Check undoes the changes of other programs. It reads one number while no rule
+// of any table changes.
 func (e *Enforcer) Check() error { return e.keeper.Check() }
 
 // CleanUp removes the table.

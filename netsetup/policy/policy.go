@@ -1,7 +1,7 @@
 // Package policy decides which packets between addresses pass, with nftables
 // sets: what a packet meets does not depend on how many addresses there are,
 // and a change of one address is a change of a few elements. It takes plain
-// values and has never heard of a NetworkPolicy.
+// values and knows no NetworkPolicy.
 //
 // It judges what the node forwards, after Services have been translated: the
 // node's own packets are not judged, nor answers. Every packet of a
@@ -52,7 +52,7 @@ type Target struct {
 
 // Rule lets connections pass: those with one of the peers, to one of the ports.
 type Rule struct {
-	// AnyPeer: everybody. Else Peers and Blocks count, perhaps none.
+	// AnyPeer: all peers. Else Peers and Blocks count, perhaps none.
 	AnyPeer bool
 	Peers   []netip.Addr
 	Blocks  []netip.Prefix
@@ -70,7 +70,7 @@ type Rule struct {
 // the rules lets pass is dropped.
 type Group struct {
 	// Name is unique and says what the rules are made of: a group that keeps its
-	// name is altered, not made anew. At most 100 bytes, letters, digits and "-".
+	// name is altered, not recreated. At most 100 bytes, letters, digits and "-".
 	Name      string
 	Direction Direction
 	Addrs     []netip.Addr

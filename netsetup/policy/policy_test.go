@@ -31,9 +31,9 @@ func TestCompile(t *testing.T) {
 			{Peers: []netip.Addr{addr("10.244.2.9"), addr("fd00:2::9")}, Ports: []Port{{tcp, 8080, 8090}, {tcp, 8085, 8100}, {udp, 53, 53}}},
 			{Blocks: []netip.Prefix{prefix("192.0.2.0/24")}, Except: map[int][]netip.Prefix{0: {prefix("192.0.2.64/26")}}, AnyPort: true},
 			{AnyPeer: true, Targets: []Target{{addr("10.244.1.3"), tcp, 9090}}},
-			{AnyPort: true},                // nobody
+			{AnyPort: true},                // no peer
 			{AnyPeer: true},                // no port
-			{AnyPeer: true, AnyPort: true}, // everybody
+			{AnyPeer: true, AnyPort: true}, // all peers
 		}},
 		{Name: "out", Direction: Egress, Addrs: []netip.Addr{addr("10.244.1.3")}, Rules: []Rule{{Peers: []netip.Addr{addr("10.244.2.9")}, AnyPort: true}}},
 	}).Text()

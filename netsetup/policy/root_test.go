@@ -14,8 +14,8 @@ import (
 	"github.com/clusterd/clusterd/netsetup/sysctl"
 )
 
-// patience is how long a connection that is allowed may take on a busy machine.
-const patience = 30 * time.Second
+// connectTimeout is how long a connection that is allowed may take on a busy machine.
+const connectTimeout = 30 * time.Second
 
 // TestRootPackets sends packets between two of a node and judges them.
 func TestRootPackets(t *testing.T) {
@@ -70,7 +70,7 @@ func TestRootPackets(t *testing.T) {
 		if err := e.Set(groups); err != nil {
 			t.Fatal(err)
 		}
-		wait := patience
+		wait := connectTimeout
 		if !want {
 			wait = time.Second
 		}
@@ -81,7 +81,7 @@ func TestRootPackets(t *testing.T) {
 		if (err == nil) != want {
 			t.Errorf("%s: %v", what, err)
 		}
-		c, err = dial(ns.Path, patience)
+		c, err = dial(ns.Path, connectTimeout)
 		if err != nil {
 			t.Errorf("%s: the node does not reach it: %v", what, err)
 			return
@@ -96,8 +96,8 @@ func TestRootPackets(t *testing.T) {
 	}
 	peer := []netip.Addr{addr("10.42.1.2")}
 	passes("nothing said", true)
-	passes("nobody may", false, in())
-	passes("nobody may go out", false, out())
+	passes("no peer may", false, in())
+	passes("no peer may go out", false, out())
 	passes("a peer", true, in(Rule{Peers: peer, AnyPort: true}))
 	passes("another peer", false, in(Rule{Peers: []netip.Addr{addr("10.42.1.9")}, AnyPort: true}))
 	passes("its port", true, in(Rule{Peers: peer, Ports: []Port{{tcp, 79, 81}}}))
@@ -112,7 +112,7 @@ func TestRootPackets(t *testing.T) {
 	if err := e.Set([]Group{{Name: "s", Direction: Egress, Addrs: []netip.Addr{addr("10.42.1.3")}}}); err != nil {
 		t.Fatal(err)
 	}
-	c, err := dial(client, patience)
+	c, err := dial(client, connectTimeout)
 	if err != nil {
 		t.Fatalf("answers are judged: %v", err)
 	}
@@ -134,7 +134,7 @@ func TestRootPackets(t *testing.T) {
 	if _, err := peerConn.Read(make([]byte, 1)); err == nil {
 		t.Error("a policy does not hold for a connection that was there before")
 	}
-	// Who deletes the table does not get far.
+	// A deleted table is restored.
 	if err := tables.Delete(nft.Table{Name: TableName}); err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +143,7 @@ func TestRootPackets(t *testing.T) {
 	}
 	if c, err := dial(client, time.Second); err == nil {
 		c.Close()
-		t.Error("the table is not put right")
+		t.Error("the table is not restored")
 	}
 	// A new process finds the rules and alters nothing that is as it should be.
 	before, err := tables.Generation()

@@ -32,14 +32,14 @@ func Router6() map[string]string {
 }
 
 // Host6 is what an interface of pods is to have, on the node and inside: IPv6,
-// and no word of others about routers and ways. iface may be "default": those
+// and no messages of others about routers and routes. iface may be "default": those
 // that will be made.
 func Host6(iface string) map[string]string {
 	at := "net.ipv6.conf." + iface + "."
 	return map[string]string{at + "disable_ipv6": "0", at + "accept_ra": "0", at + "accept_redirects": "0"}
 }
 
-// KeepRouters makes the interfaces that hear of routers do so though the machine
+// KeepRouters makes the interfaces that accept router advertisements do so though the machine
 // is one: without that it would lose the default route that a router advertised once that
 // expires. A machine that passes packets of IPv6 on already is left as it is. Call
 // it before Router6 is set.

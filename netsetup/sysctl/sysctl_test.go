@@ -40,7 +40,7 @@ func TestRootRouter(t *testing.T) {
 	})
 }
 
-// TestRootKeepRouters: interfaces that hear of routers go on with it when the
+// TestRootKeepRouters: interfaces that accept router advertisements go on with it when the
 // machine becomes one, and what an administrator chose stays.
 func TestRootKeepRouters(t *testing.T) {
 	netnstest.NeedRoot(t)
@@ -61,7 +61,7 @@ func TestRootKeepRouters(t *testing.T) {
 				t.Errorf("%s = %q, %v; want %q", key, got, err, want)
 			}
 		}
-		// It is a router now, and whoever sets 1 means it.
+		// It is a router now, and a 1 that is set later is intended.
 		if err := Set(map[string]string{hears: "1"}); err != nil {
 			return err
 		}

@@ -40,7 +40,7 @@ func TestPublic(t *testing.T) {
 	}
 }
 
-// TestEnsureKey: a key is made once, is its owner's alone, and is made anew when it
+// TestEnsureKey: a key is made once, is its owner's alone, and is made again when it
 // is old or its file was removed; a file that cannot be read is not overwritten.
 func TestEnsureKey(t *testing.T) {
 	file, now := filepath.Join(t.TempDir(), "key.json"), time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
@@ -84,7 +84,7 @@ func TestEnsureKey(t *testing.T) {
 }
 
 // TestSet drives one interface through the states of a cluster, each from the one
-// before it, and looks at what the kernel would hold and was told.
+// before it, and looks at what the kernel would hold and which calls it got.
 func TestSet(t *testing.T) {
 	k := &Fake{Devices: map[string]*wgtypes.Device{"wg": {Name: "wg"}}}
 	b := func(at string) Peer { return peer(2, at, "10.42.2.0/24", "fd42:2::/64") }
@@ -95,7 +95,7 @@ func TestSet(t *testing.T) {
 		key   byte // that the interface has then
 		calls int
 	}{
-		{"alone", State{Private: key(1), Hold: true, Port: 8475}, 1, 1}, // it had none: nobody knows another
+		{"alone", State{Private: key(1), Hold: true, Port: 8475}, 1, 1}, // it had none: no peer knows another
 		{"a node comes", State{Private: key(1), Port: 8475, Peers: []Peer{b("192.0.2.2:8475")}}, 1, 1},
 		{"nothing changes", State{Private: key(1), Port: 8475, Peers: []Peer{b("192.0.2.2:8475")}}, 1, 0},
 		{"one more", State{Private: key(1), Port: 8475, Peers: []Peer{c, b("192.0.2.2:8475")}}, 1, 1},
@@ -127,7 +127,7 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// TestChangesOfOthers: what another program changed is put right, and no more.
+// TestChangesOfOthers: what another program changed is restored, and nothing else.
 func TestChangesOfOthers(t *testing.T) {
 	every := 25 * time.Second
 	want := State{Private: key(1), Port: 8475, Peers: []Peer{peer(2, "192.0.2.2:8475", "10.42.2.0/24"), peer(3, "192.0.2.3:8475", "10.42.3.0/24")}}

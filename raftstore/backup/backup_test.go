@@ -91,10 +91,10 @@ func TestSealedRoundTrip(t *testing.T) {
 		bad := bytes.Clone(sealed.Bytes())
 		bad[at] ^= 1
 		if _, err := read(bad, backup.Key{id}); err == nil {
-			t.Errorf("byte %d of %d was changed, and nobody noticed", at, n)
+			t.Errorf("byte %d of %d was changed, and Read did not notice", at, n)
 		}
 		if _, err := read(sealed.Bytes()[:at], backup.Key{id}); err == nil {
-			t.Errorf("it was cut at %d of %d, and nobody noticed", at, n)
+			t.Errorf("it was cut at %d of %d, and Read did not notice", at, n)
 		}
 	}
 	other, err := age.GenerateX25519Identity()

@@ -18,7 +18,7 @@ type (
 )
 
 // minPassphrase is how long a passphrase must be: the file holds the
-// cluster's authority, and may be guessed at for ever.
+// cluster's authority, and can be attacked without a time limit.
 const minPassphrase = 8
 
 // Passphrase is the lock and the key of one passphrase. To open a file with it

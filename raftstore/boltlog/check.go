@@ -12,7 +12,7 @@ import (
 )
 
 // bolt trusts its file: a page number that points anywhere is followed, beyond
-// the end of the file and in goroutines of its own, where nobody can recover;
+// the end of the file and in goroutines of its own, where no caller can recover a panic;
 // a count of keys that is too low hides the last ones. So the structure is
 // checked before bolt sees it. bolt's format has been the same since 2013:
 // pages of a B+tree that begin with their number, and two descriptions of the

@@ -35,7 +35,7 @@ type Log struct {
 	path string
 	db   *raftboltdb.BoltStore
 
-	// write is held by whoever changes the log. mu guards what follows.
+	// write is held by the goroutine that changes the log. mu guards what follows.
 	write sync.Mutex
 	// around runs each transaction. Tests put themselves around it.
 	around   func(transaction func() error) error
@@ -60,7 +60,7 @@ var (
 var ErrBroken = errors.New("the log is not written to any more after an error")
 
 // Open opens the log in dir, made if need be, and checks every entry. What is
-// in the log when it returns is on disk, whoever wrote it. Damage gives a
+// in the log when it returns is on disk, no matter which process wrote it. Damage gives a
 // *seglog.CorruptError. One Log at a time may use a folder; its caller sees to
 // that.
 //
@@ -311,8 +311,8 @@ func (l *Log) StoreLogs(logs []*raft.Log) error {
 
 // change runs a transaction. write is held. Of one that failed for want of room
 // nothing is in the file: bolt writes the pages that hold it before the one that
-// makes them valid, and that one has its room. After any other error nobody
-// knows, and nothing is written any more.
+// makes them valid, and that one has its room. After any other error it is
+// not known what the file holds, and nothing is written any more.
 func (l *Log) change(f func() error) error {
 	err := l.around(func() error { return guard(l.path, f) })
 	if err != nil && !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
@@ -333,7 +333,7 @@ func (l *Log) writable() error {
 }
 
 // DeleteRange implements raft.LogStore for ranges that reach from the first
-// entry or to the last one. What is cut off at the end is gone for good when it
+// entry or to the last one. What is cut off at the end is permanently gone when it
 // returns.
 func (l *Log) DeleteRange(lo, hi uint64) error {
 	l.write.Lock()

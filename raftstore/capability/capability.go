@@ -19,8 +19,8 @@ type Members interface {
 // newer, not older: what one has said once holds, also while it is away. Its
 // methods may be called concurrently.
 type Known struct {
-	members         Members
-	patience, pause time.Duration
+	members        Members
+	timeout, pause time.Duration
 
 	mu     sync.Mutex
 	newest map[string]uint64
@@ -29,19 +29,19 @@ type Known struct {
 }
 
 const (
-	patience = 500 * time.Millisecond // how long All waits for answers
-	pause    = 10 * time.Second       // how long one that said no, or nothing, is left alone
+	timeout = 500 * time.Millisecond // how long All waits for answers
+	pause   = 10 * time.Second       // how long one that said no, or nothing, is left alone
 )
 
-// New has asked nobody yet.
+// New returns a Known that has not asked any member yet.
 func New(members Members) *Known {
-	return &Known{members: members, patience: patience, pause: pause, newest: make(map[string]uint64), quiet: make(map[string]time.Time)}
+	return &Known{members: members, timeout: timeout, pause: pause, newest: make(map[string]uint64), quiet: make(map[string]time.Time)}
 }
 
 // All reports whether each of the members is known to read commands up to a
 // number. It asks those that have not said so, and waits a moment for them.
 func (k *Known) All(ctx context.Context, ids []string, command uint64) bool {
-	ctx, cancel := context.WithTimeout(ctx, k.patience)
+	ctx, cancel := context.WithTimeout(ctx, k.timeout)
 	defer cancel()
 	answers := make(chan bool, len(ids))
 	for _, id := range ids {

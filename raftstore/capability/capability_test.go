@@ -37,13 +37,13 @@ func TestAll(t *testing.T) {
 	ctx := context.Background()
 	m := &fakeMembers{newest: map[string]uint64{"a": 5, "b": 6, "old": 0, "four": 4}, asked: make(map[string]int)}
 	k := New(m)
-	k.patience = time.Millisecond
+	k.timeout = time.Millisecond
 	for _, tc := range []struct {
 		what string
 		ids  []string
 		want bool
 	}{
-		{"nobody else", nil, true},
+		{"no other member", nil, true},
 		{"all new", []string{"a", "b"}, true},
 		{"one older than the question", []string{"a", "old"}, false},
 		{"one that knows less", []string{"a", "four"}, false},
@@ -61,7 +61,7 @@ func TestAll(t *testing.T) {
 		}
 	}
 
-	// A number above what was said before is asked for anew.
+	// A number above what was said before is asked for again.
 	m.newest["a"] = 7
 	if k.All(ctx, []string{"a"}, 8) || !k.All(ctx, []string{"a"}, 7) || m.asked["a"] != 2 {
 		t.Errorf("a was asked %d times", m.asked["a"])
@@ -71,7 +71,7 @@ func TestAll(t *testing.T) {
 	if !k.All(ctx, []string{"away"}, 5) {
 		t.Error("an answer came too late to count")
 	}
-	// Who was older is asked again after the pause.
+	// A member that was older is asked again after the pause.
 	k.quiet["old"] = time.Now().Add(-time.Second)
 	m.newest["old"] = 5
 	if !k.All(ctx, []string{"old"}, 5) {
@@ -82,7 +82,7 @@ func TestAll(t *testing.T) {
 func TestAllLostStream(t *testing.T) {
 	m := &fakeMembers{newest: map[string]uint64{}, asked: make(map[string]int)}
 	k := New(m)
-	k.patience = time.Hour
+	k.timeout = time.Hour
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if k.All(ctx, []string{"a"}, 5) || len(m.late) != 1 {

@@ -14,7 +14,7 @@ import (
 // clock's readings do not matter, only how much time passes: a clock that is
 // set forward or back by an hour does no harm, as Go counts monotonically. Only
 // a node that has heard no living leader since it started (the first one after
-// all were down) believes its wall clock, so that time stood still for nobody.
+// all were down) takes the time of its wall clock, so that the outage counts as elapsed time.
 type Clock struct {
 	now     func() time.Time
 	elapsed func() time.Duration // since some moment of the past; not moved by setting the clock

@@ -15,7 +15,7 @@ func TestClock(t *testing.T) {
 	}{
 		{"nothing heard", func() {}, 0},
 		{"replayed log", func() { c.Observe(500_000, false) }, 500_000},
-		{"first leader after an outage believes its wall clock", func() { c.Lead(500_000) }, 1_000_000},
+		{"first leader after an outage takes the time of its wall clock", func() { c.Lead(500_000) }, 1_000_000},
 		{"time passes", func() { wall = wall.Add(time.Second) }, 1_001_000},
 		{"set back an hour: it stands", func() { wall = wall.Add(-time.Hour) }, 1_001_000},
 		{"a new term goes on from the log", func() { c.Follow(); c.Lead(1_001_000) }, 1_001_000},

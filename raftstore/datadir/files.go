@@ -1,6 +1,6 @@
 // Package datadir is what a member's data folder holds beside raft's log: term
 // and vote, snapshots, the store's epoch, and what was found damaged. It knows
-// no Store: it says what is on disk and whether that can be believed, the store
+// no Store: it says what is on disk and whether that is intact, the store
 // decides what is done about it.
 package datadir
 

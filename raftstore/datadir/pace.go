@@ -40,7 +40,7 @@ func (p *paced) Write(b []byte) (int, error) {
 	began := time.Now()
 	const wait = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
 	if unix.SyncFileRange(int(p.f.Fd()), p.sent, p.written-p.sent, wait) != nil {
-		p.end() // it is no more than a kindness; the sync at the end counts
+		p.end() // it only spreads the load; the sync at the end counts
 		return n, err
 	}
 	p.sent = p.written

@@ -59,7 +59,7 @@ func OpenSnapshots(dir string, logger hclog.Logger) (*Snapshots, error) {
 }
 
 // Open implements raft.SnapshotStore. One that has become damaged since the
-// store was opened stops the store: the next start heals it.
+// store was opened stops the store: the next start repairs it.
 func (s *Snapshots) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
 	open := s.FileSnapshotStore.Open // with raft's checksum
 	if s.Checked.Load() {
@@ -150,7 +150,7 @@ func (s *snapshotSink) Write(b []byte) (int, error) {
 }
 
 // Close finishes the snapshot. It stands from then on; a crash before the
-// checksum is written leaves one whose meta.json is believed.
+// checksum is written leaves one whose meta.json is accepted.
 func (s *snapshotSink) Close() error {
 	if s.pack != nil {
 		if err := s.pack.finish(); err != nil {

@@ -175,7 +175,7 @@ func OpenStable(dir string) (s *Stable, repaired, err error) {
 	return s, repaired, errors.Join(err, durable.SyncDir(dir))
 }
 
-// open opens a copy and reads it. It is not believed if either of bolt's
+// open opens a copy and reads it. It is not used if either of bolt's
 // descriptions of the file is damaged: the other one may be of the record
 // before.
 func (c *stableCopy) open() (r stableRecord, err error) {
@@ -216,7 +216,7 @@ func (c *stableCopy) open() (r stableRecord, err error) {
 	return r, err
 }
 
-// make makes a copy anew. It gets its name when it is whole.
+// make creates a copy. It gets its name when it is whole.
 func (c *stableCopy) make(r *stableRecord) error {
 	temp := c.path + ".tmp"
 	if err := os.Remove(temp); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -343,7 +343,7 @@ func (s *Stable) SetUint64(key []byte, val uint64) error {
 		same := s.rec.term == val
 		s.mu.Unlock()
 		if same {
-			return nil // raft sets it anew at each start, from its caller's goroutine
+			return nil // raft sets it at each start, from its caller's goroutine
 		}
 		return s.update(func(r *stableRecord) { r.term = val })
 	case keyVoteTerm:

@@ -35,7 +35,7 @@ func TestStable(t *testing.T) {
 		t.Errorf("candidate of a new one: %q, %v", b, err)
 	}
 	for _, err := range []error{
-		s.SetUint64([]byte(KeyTerm), 7), s.SetUint64([]byte(keyVoteTerm), 6), s.Set([]byte(keyVoteCand), []byte("somebody")),
+		s.SetUint64([]byte(KeyTerm), 7), s.SetUint64([]byte(keyVoteTerm), 6), s.Set([]byte(keyVoteCand), []byte("candidate")),
 	} {
 		if err != nil {
 			t.Fatal(err)
@@ -69,12 +69,12 @@ func TestStable(t *testing.T) {
 		}
 		defer func() { _ = s.Close() }()
 		if repaired == nil && damaged {
-			t.Errorf("%s: the damage was not told of", what)
+			t.Errorf("%s: the damage was not reported", what)
 		}
 		term, _ := s.GetUint64([]byte(KeyTerm))
 		vote, _ := s.GetUint64([]byte(keyVoteTerm))
 		cand, _ := s.Get([]byte(keyVoteCand))
-		if term != 7 || vote != 6 || string(cand) != "somebody" {
+		if term != 7 || vote != 6 || string(cand) != "candidate" {
 			t.Errorf("%s: term %d, vote %d for %q", what, term, vote, cand)
 		}
 		_ = s.Close()
@@ -206,7 +206,7 @@ func TestStableNeedsNoRoom(t *testing.T) {
 // also when that is interrupted.
 func TestStableVersion1(t *testing.T) {
 	record := func(seq, term uint64) []byte {
-		r := stableRecord{seq: seq, term: term, voteTerm: 6, voteCand: []byte("somebody")}
+		r := stableRecord{seq: seq, term: term, voteTerm: 6, voteCand: []byte("candidate")}
 		b := append(r.encode(), make([]byte, stableSlotV1)...)[:stableSlotV1]
 		b[8] = 1
 		copy(b[12:16], uint32Bytes(Checksum(b[stableHead:])))
@@ -234,7 +234,7 @@ func TestStableVersion1(t *testing.T) {
 			}
 			term, _ := s.GetUint64([]byte(KeyTerm))
 			cand, _ := s.Get([]byte(keyVoteCand))
-			if term != 7 || string(cand) != "somebody" {
+			if term != 7 || string(cand) != "candidate" {
 				t.Errorf("%s: term %d, vote for %q", name, term, cand)
 			}
 			if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
@@ -252,7 +252,7 @@ func TestStableVersion1(t *testing.T) {
 }
 
 func FuzzDecodeStable(f *testing.F) {
-	one := (&stableRecord{seq: 3, term: 7, voteTerm: 6, voteCand: []byte("somebody")}).encode()
+	one := (&stableRecord{seq: 3, term: 7, voteTerm: 6, voteCand: []byte("candidate")}).encode()
 	f.Add(one)
 	f.Add([]byte(stableMagic))
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -15,13 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Disk is what a member knows of the file system below its data folder.
+// Disk is what a member knows about the file system below its data folder.
 //
 // A ballast file keeps some room. When free space falls below the limit the
 // member is short: as leader it takes only what the cluster cannot do without,
 // and all else is refused before it is in the log. When even the log meets a
 // full disk, the ballast is given up, so that it can go on with the little that
-// is let through until somebody makes room.
+// is let through until an administrator makes room.
 type Disk struct {
 	dir     string
 	minFree int64
@@ -90,7 +90,7 @@ const slowerThanUsual = 4
 // one: raft itself would keep sending heartbeats.
 //
 // Where every write takes long, on all members perhaps, a change of leader
-// helps nobody: then it has to take much longer than usual.
+// does not help: then a write has to take much longer than usual.
 func (d *Disk) Stuck() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

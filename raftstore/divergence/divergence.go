@@ -47,9 +47,9 @@ const (
 	// comparePeriod is how often the leader compares, when something has been
 	// applied since.
 	comparePeriod = time.Second
-	// comparePatience is how long a member may take to apply what the leader
+	// compareTimeout is how long a member may take to apply what the leader
 	// has applied; a later one is asked the next time.
-	comparePatience = 5 * time.Second
+	compareTimeout = 5 * time.Second
 )
 
 // Members are the others, as peer.Calls knows them.
@@ -108,7 +108,7 @@ func (c *Check) compare(ctx context.Context, index uint64) bool {
 		return false
 	}
 	others = slices.DeleteFunc(others, func(id string) bool { return id == c.cfg.ID })
-	ctx, cancel := context.WithTimeout(ctx, comparePatience)
+	ctx, cancel := context.WithTimeout(ctx, compareTimeout)
 	defer cancel()
 	answers, forget := c.cfg.Members.Ask(others, peer.KindHash, peer.NumberBody(index))
 	defer forget()
@@ -157,7 +157,7 @@ func (c *Check) Answer(ctx context.Context, body []byte) (hash uint64, ok bool) 
 	if err != nil {
 		return 0, false
 	}
-	ctx, cancel := context.WithTimeout(ctx, comparePatience)
+	ctx, cancel := context.WithTimeout(ctx, compareTimeout)
 	defer cancel()
 	if err := c.cfg.Reach(ctx, index); err != nil {
 		return 0, false

@@ -12,11 +12,11 @@ import (
 	"github.com/clusterd/clusterd/raftstore/peer"
 )
 
-// fakeMembers answer with their hashes, and note who was told to stop. A member
+// fakeMembers answer with their hashes, and note which members were called. A member
 // without a hash is silent.
 type fakeMembers struct {
 	hashes map[string]uint64
-	told   []string
+	called []string
 }
 
 func (f *fakeMembers) Ask(ids []string, _ byte, _ []byte) (<-chan peer.Answer, func()) {
@@ -30,7 +30,7 @@ func (f *fakeMembers) Ask(ids []string, _ byte, _ []byte) (<-chan peer.Answer, f
 }
 
 func (f *fakeMembers) Call(id string, _ byte, _ []byte, _ peer.ReplyFunc) uint64 {
-	f.told = append(f.told, id)
+	f.called = append(f.called, id)
 	return 0
 }
 
@@ -39,7 +39,7 @@ func TestCompare(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		hashes  map[string]uint64
-		told    []string
+		called  []string
 		stopped bool
 	}{
 		{"all agree", map[string]uint64{"b": 1, "c": 1}, nil, false},
@@ -63,11 +63,11 @@ func TestCompare(t *testing.T) {
 			})
 			ended := make(chan struct{})
 			go func() { defer close(ended); c.Run(ctx) }()
-			time.Sleep(comparePeriod + comparePatience + time.Millisecond)
+			time.Sleep(comparePeriod + compareTimeout + time.Millisecond)
 			cancel()
 			<-ended
-			if told := slices.Compact(m.told); !slices.Equal(told, tc.told) {
-				t.Errorf("%s: told to stop: %v", tc.name, m.told)
+			if called := slices.Compact(m.called); !slices.Equal(called, tc.called) {
+				t.Errorf("%s: asked to stop: %v", tc.name, m.called)
 			}
 			if (stopped != nil) != tc.stopped || stopped != nil && !errors.Is(stopped, Err) {
 				t.Errorf("%s: the leader stops: %v", tc.name, stopped)
@@ -76,7 +76,7 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// TestDiffers: a member believes the leader only about what it can see itself.
+// TestDiffers: a member trusts the leader's hash only for entries that it has itself.
 func TestDiffers(t *testing.T) {
 	hashes := &Hashes{}
 	hashes.Note(7, 1)

@@ -21,9 +21,9 @@ import (
 )
 
 // raft elects when no heartbeat has come for HeartbeatTimeout, and waits up to
-// twice as long. That patience is for a leader that is only slow. A leader whose
+// twice as long. That time is for a leader that is only slow. A leader whose
 // process has ended can be distinguished from it: its host refuses connections. And
-// members that start together know that nobody leads. In these two cases the
+// members that start together know that there is no leader. In these two cases the
 // voters agree among themselves at once, and one of them stands for election.
 // A leader that is silent, because its machine or its link is down, or frozen,
 // cannot be distinguished from a slow one: there they wait for it, but not for as long as
@@ -31,8 +31,8 @@ import (
 // one of them still waits. When a majority has heard nothing for almost
 // HeartbeatTimeout, one of them stands.
 //
-// Nothing of raft's safety rests on this: to raft the one who stands was told
-// by a leader to take over, and the votes decide. What the agreement of a
+// Nothing of raft's safety rests on this: raft takes the candidacy for a
+// transfer of leadership, and the votes decide. What the agreement of a
 // majority prevents is that a leader is deposed because one member cannot reach
 // it.
 
@@ -66,8 +66,8 @@ type Config struct {
 
 	HeartbeatTimeout, ElectionTimeout time.Duration // raft's
 	// Silence is how long a leader may say nothing before its followers ask each
-	// other. 0: a bit less than raft's own patience, so that nobody is in the
-	// middle of a vain election of raft's then.
+	// other. 0: a bit less than raft's own timeout, so that no member is in the
+	// middle of an election of raft's that it cannot win.
 	Silence time.Duration
 }
 
@@ -155,7 +155,7 @@ func (e *Election) AttendSilence(ctx context.Context) {
 					e.cfg.Logger.Info("standing for election: the leader is silent", "leader", leader, "for", time.Since(heard).Round(time.Millisecond))
 					e.Stand()
 				}
-				// Without a majority there is nobody to ask all the time.
+				// Without a majority there is no reason to ask all the time.
 				asked++
 				wait = min(again*time.Duration(1+asked/32), e.cfg.Silence)
 			}
@@ -200,12 +200,12 @@ func untilEnd(ctx context.Context, conn net.Conn) {
 	_, _ = conn.Read(b[:])
 }
 
-// refusedBy reports whether a host said that nobody listens there. A host that
+// refusedBy reports whether a host refused the connection. A host that
 // is down, or out of reach, says nothing.
 func refusedBy(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
-// Agree asks the other voters until somebody leads, this member stands,
-// or raft's own patience has ended. lost is the leader that is gone, "" when
+// Agree asks the other voters until there is a leader, this member stands,
+// or raft's own timeout has passed. lost is the leader that is gone, "" when
 // this member has known none since it started.
 func (e *Election) Agree(ctx context.Context, lost string) {
 	ctx, cancel := context.WithTimeout(ctx, 2*e.cfg.HeartbeatTimeout)

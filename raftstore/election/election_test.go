@@ -93,8 +93,8 @@ func TestShouldStand(t *testing.T) {
 		{"the other one has an entry of a later term", []string{"a", "b", "l"}, fakeVoters{"a": free(5, 5, 3)}, false},
 		{"the other one is in a later term", []string{"a", "b", "l"}, fakeVoters{"a": free(6, 4, 9)}, false},
 		{"the other one has a leader", []string{"a", "b", "l"}, fakeVoters{"a": {term: 5, lastTerm: 4, lastIndex: 9}}, false},
-		{"nobody answers", []string{"a", "b", "l"}, fakeVoters{}, false},
-		{"nobody is there", []string{"a", "b", "l"}, fakeVoters{"a": nil}, false},
+		{"no answers", []string{"a", "b", "l"}, fakeVoters{}, false},
+		{"the other one refuses connections", []string{"a", "b", "l"}, fakeVoters{"a": nil}, false},
 		{"a majority of five", []string{"a", "b", "c", "d", "l"}, fakeVoters{"a": free(5, 4, 9), "c": free(5, 4, 9), "d": nil}, true},
 		{"two of five", []string{"a", "b", "c", "d", "l"}, fakeVoters{"a": free(5, 4, 9), "d": nil}, false},
 		{"alone", []string{"b"}, fakeVoters{}, true},
@@ -115,7 +115,7 @@ func TestShouldStand(t *testing.T) {
 	}
 }
 
-// TestSilentLeader: nobody stands while heartbeats come, late ones too; when they
+// TestSilentLeader: no member stands while heartbeats come, late ones too; when they
 // end a member stands before raft would.
 func TestSilentLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -15,7 +15,7 @@ type Leader struct {
 	lost    time.Time // since when there is no leader, if there is none
 }
 
-// NewLeader has heard of none yet.
+// NewLeader returns a Leader that knows of none yet.
 func NewLeader() *Leader {
 	return &Leader{changed: make(chan struct{}), at: time.Now(), lost: time.Now()}
 }
@@ -35,7 +35,7 @@ func (l *Leader) Current() (string, <-chan struct{}) {
 	return l.id, l.changed
 }
 
-// Changed returns a channel that is closed when another leads, or nobody.
+// Changed returns a channel that is closed when another member leads, or none.
 func (l *Leader) Changed() <-chan struct{} {
 	_, changed := l.Current()
 	return changed
@@ -51,7 +51,7 @@ func (l *Leader) Without() time.Duration {
 	return time.Since(l.lost)
 }
 
-// Set notes who leads in a term, and reports whether that is news.
+// Set notes who leads in a term, and reports whether that is a change.
 func (l *Leader) Set(id string, term uint64) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -59,7 +59,7 @@ func (l *Leader) Set(id string, term uint64) bool {
 		return false
 	}
 	l.at = time.Now()
-	if l.id != "" && id == "" { // not at each further election that nobody wins
+	if l.id != "" && id == "" { // not at each further election without a winner
 		l.lost = l.at
 	}
 	l.id, l.term = id, term
@@ -101,21 +101,21 @@ func (l *Leadership) Ch() <-chan bool { return l.ch }
 // Run sends until done.
 func (l *Leadership) Run(done <-chan struct{}) {
 	defer close(l.ch)
-	var told uint64 // the term the reader knows that we lead in; 0: that we do not
+	var sent uint64 // the term the reader knows that we lead in; 0: that we do not
 	for {
 		l.mu.Lock()
 		term := l.term
 		l.mu.Unlock()
 		var ch chan bool
-		if told != 0 && term != told {
+		if sent != 0 && term != sent {
 			term = 0 // lost, whatever came after: say so first
 		}
-		if told != term {
+		if sent != term {
 			ch = l.ch
 		}
 		select {
 		case ch <- term != 0:
-			told = term
+			sent = term
 		case <-l.wake:
 		case <-done:
 			return

@@ -34,7 +34,7 @@ type Config struct {
 	// stores them as they are.
 	Transformer func(schema.GroupResource) value.Transformer
 	// Origin says who makes the request that a context belongs to, in a few
-	// words that the store's history keeps. Nil: nobody is named. Called
+	// words that the store's history keeps. Nil: no writer is named. Called
 	// concurrently.
 	Origin func(context.Context) string
 	// Reserve is asked before each write. Nil: all may begin.

@@ -60,7 +60,7 @@ func (s *Storage) deleteEach(ctx context.Context, keys []mvcc.Compare, deleted [
 	return nil
 }
 
-// DeleteEach is Storage's: the cache hears of it as of every other change.
+// DeleteEach is Storage's: the cache sees it like every other change.
 func (r *resuming) DeleteEach(ctx context.Context, keys []string, versions []uint64) ([]bool, error) {
 	return r.raw.DeleteEach(ctx, keys, versions)
 }

@@ -38,7 +38,7 @@ var faults = []struct {
 			// Without a Retry-After: clients would repeat the request ten times
 			// in silence before they say why.
 			return unavailable(fmt.Sprintf("the cluster has had no leader for %s, nothing was changed: %d of its %d voters are needed. "+
-				"Start clusterd on the others (`clusterctl members` shows which are alive). If they are lost for ever: `clusterctl recover`",
+				"Start clusterd on the others (`clusterctl members` shows which are alive). If they are permanently lost: `clusterctl recover`",
 				lasting.For.Round(time.Second), lasting.Needed(), lasting.Voters), 0)
 		}
 		return unavailable(fmt.Sprintf("the cluster has no leader at the moment, nothing was changed: %v", err), retryAfterSeconds)
@@ -136,11 +136,11 @@ const (
 )
 
 // Explain turns an error of the store into the Status that a client of the API
-// server is told; other errors, and nil, are returned as they are.
+// server receives; other errors, and nil, are returned as they are.
 func Explain(err error) error { return explain(err) }
 
-// explain turns an error of the store into what the API server's client is
-// told; errors without an entry above pass through.
+// explain turns an error of the store into what the API server's client
+// receives; errors without an entry above pass through.
 func explain(err error) error {
 	for _, f := range faults {
 		if errors.Is(err, f.is) {

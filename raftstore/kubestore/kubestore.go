@@ -62,7 +62,7 @@ type Options struct {
 	Codec runtime.Codec
 	// Transformer seals values at rest; nil stores them as they are.
 	Transformer value.Transformer
-	// Origin says who makes a request; nil: nobody is named.
+	// Origin says who makes a request; nil: no writer is named.
 	Origin func(context.Context) string
 	// Reserve is Config.Reserve.
 	Reserve ReserveFunc

@@ -73,12 +73,12 @@ func TestMultiReadAfterWriteElsewhere(t *testing.T) {
 	}
 }
 
-// Three API servers count one object up, each from what it believes the object
-// to be; the leader is killed meanwhile. No acknowledged step may be lost, none
+// Three API servers count one object up, each from its own cached state of
+// the object; the leader is killed meanwhile. No acknowledged step may be lost, none
 // may count twice, and a watch sees every step once and in order.
 func TestMultiUpdatesSurviveLeader(t *testing.T) {
 	const steps = 40
-	members := raftstoretest.New(t, 3, func(c *raftstore.Config) { c.LeaderWait = raftstoretest.Patience })
+	members := raftstoretest.New(t, 3, func(c *raftstore.Config) { c.LeaderWait = raftstoretest.Timeout })
 	victim := members.LeaderID()
 	var watcher storage.Interface
 	servers := map[string]storage.Interface{}

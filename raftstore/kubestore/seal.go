@@ -62,7 +62,7 @@ func ParseSealKeys(list string) ([]SealKey, error) {
 
 // Seal is a value.Transformer that can change its keys while it is in use. The
 // first key writes, all of them read; what is stored in clear or under another
-// key than the first is read as stale, so that its next write seals it anew.
+// key than the first is read as stale, so that its next write seals it with the first.
 type Seal struct {
 	current atomic.Pointer[value.Transformer]
 }

@@ -19,14 +19,14 @@ func sealKey(t *testing.T, id string) SealKey {
 }
 
 func TestSealRotates(t *testing.T) {
-	clear, at := []byte("k8s\x00 a secret that nobody should see"), value.DefaultContext("/registry/core/secrets/default/s")
+	clear, at := []byte("k8s\x00 a secret that must stay secret"), value.DefaultContext("/registry/core/secrets/default/s")
 	old, young := sealKey(t, "one"), sealKey(t, "two")
 	seal, err := NewSeal([]SealKey{old})
 	if err != nil {
 		t.Fatal(err)
 	}
 	sealed, err := seal.TransformToStorage(t.Context(), clear, at)
-	if err != nil || bytes.Contains(sealed, []byte("nobody")) || !bytes.HasPrefix(sealed, []byte("k8s:enc:clusterd:one:")) {
+	if err != nil || bytes.Contains(sealed, []byte("stay secret")) || !bytes.HasPrefix(sealed, []byte("k8s:enc:clusterd:one:")) {
 		t.Fatalf("%q %v", sealed, err)
 	}
 	read := func(what string, data []byte, where value.Context, wantStale, wantErr bool) {

@@ -28,7 +28,7 @@ func openStore(t testing.TB, change func(*raftstore.Config)) *raftstore.Store {
 		Dir:      t.TempDir(),
 		Listener: l,
 		Dial: func(context.Context, string) (net.Conn, error) {
-			return nil, errors.New("there is nobody else")
+			return nil, errors.New("there is no other member")
 		},
 		Logger: slog.New(slog.DiscardHandler),
 		// Alone one is elected as soon as one has waited for a leader.
@@ -53,7 +53,7 @@ func openStore(t testing.TB, change func(*raftstore.Config)) *raftstore.Store {
 	return s
 }
 
-// compactable is a store that can be told where its history begins, which the
+// compactable is a store whose history's beginning can be set, which the
 // real one decides by age and size.
 type compactable struct {
 	*raftstore.Store

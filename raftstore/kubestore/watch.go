@@ -100,7 +100,7 @@ func (w *stream) ResultChan() <-chan watch.Event { return w.results }
 func (w *stream) run() {
 	defer close(w.results)
 	defer w.cancel()
-	// Whoever waits for the start must not wait for a stream that failed.
+	// Callers that wait for the start must not wait for a stream that failed.
 	defer flowcontrol.WatchInitialized(w.ctx)
 	err := w.deliver()
 	if err == nil || w.ctx.Err() != nil {

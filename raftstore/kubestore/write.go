@@ -162,7 +162,7 @@ func (s *Storage) txn(ctx context.Context, t mvcc.Txn) (mvcc.TxnResult, error) {
 	return res, nil
 }
 
-// candidate is what a write believes to be the present state of its key. It
+// candidate is what a write takes for the present state of its key. It
 // starts as a guess, this node's own copy, which costs no round trip to the
 // leader. (The object that a caller has cached is never newer, lacks the expiry
 // and would have to be encoded to be compared.) The comparison in
@@ -315,7 +315,7 @@ func (c *candidate) read(ctx context.Context, kv *mvcc.KeyValue) error {
 }
 
 // secondsLeft is how long a key with this expiry still lives at now, at least
-// 1; 0 is for ever.
+// 1; 0 is without a limit.
 func secondsLeft(expiresAt int64, now time.Time) int64 {
 	if expiresAt == 0 {
 		return 0

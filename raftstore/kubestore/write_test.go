@@ -37,7 +37,7 @@ func TestUpdateKeepsTTL(t *testing.T) {
 			t.Fatal(err)
 		}
 		if seen < 3000 || seen > 3601 {
-			t.Errorf("%s: update was told a TTL of %d s", key, seen)
+			t.Errorf("%s: update received a TTL of %d s", key, seen)
 		}
 		kv, _, err := f.store.Get(f.ctx, "/registry"+key, raftstore.ReadOptions{})
 		if err != nil {

@@ -95,7 +95,7 @@ func Store(t testing.TB, s raft.LogStore, es ...*raft.Log) {
 // long the comparison with a model goes on.
 func Suite(t *testing.T, open Opener, dir func(testing.TB) string, steps int) {
 	t.Run("against a model", func(t *testing.T) { againstModel(t, open, dir(t), steps) })
-	t.Run("a gap begins anew", func(t *testing.T) { gapBeginsAnew(t, open, dir(t)) })
+	t.Run("a gap starts a new log", func(t *testing.T) { gapBeginsAnew(t, open, dir(t)) })
 	t.Run("the middle cannot be deleted", func(t *testing.T) { middleCannotBeDeleted(t, open, dir(t)) })
 	t.Run("readers and a writer", func(t *testing.T) { readersAndWriter(t, open, dir(t)) })
 }

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// CommandType says what a Command does. Numbers are for ever: they are in
+// CommandType says what a Command does. Numbers never change: they are in
 // logs on disk.
 type CommandType uint8
 
@@ -24,7 +24,7 @@ const (
 	CmdDelete CommandType = 5
 )
 
-// CommandID names one command for ever, however often it reaches the log.
+// CommandID identifies one command, however often it reaches the log.
 // Session is a random number of the process that made it, Seq counts up there.
 type CommandID struct {
 	Session uint64

@@ -67,7 +67,7 @@ func TestRevisions(t *testing.T) {
 		t.Fatalf("%v, %v", rev, err)
 	}
 	if diff := cmp.Diff(&KeyValue{Key: "a", Value: []byte("3"), CreateRevision: 5, ModRevision: 5, Version: 1}, kv); diff != "" {
-		t.Errorf("created anew: %s", diff)
+		t.Errorf("created again: %s", diff)
 	}
 	for rev, value := range map[int64]string{1: "", 2: "1", 3: "2", 4: "", 5: "3"} {
 		kv, _, err := k.Get("a", rev)
@@ -174,13 +174,13 @@ func TestRepeatedCommand(t *testing.T) {
 		t.Errorf("a repeated refusal: %s", diff)
 	}
 
-	// One that changed nothing must not be told what another changed.
+	// One that changed nothing must not return what another changed.
 	k.put("c", "1")
 	nothing := Command{Type: CmdTxn, ID: CommandID{7, 3}, Basis: k.index, Txn: Txn{Ops: []Op{{Type: OpDelete, Key: "c"}}}}
 	k.del("c")
 	k.command(nothing)
 	if out := k.command(nothing); out.Result.Previous[0] != nil {
-		t.Errorf("told of %+v", out.Result.Previous[0])
+		t.Errorf("it returned %+v", out.Result.Previous[0])
 	}
 
 	// Older than the window: refused, and never applied.

@@ -81,7 +81,7 @@ type KeyChange struct {
 	Origin string // who asked; "" when it is not known
 }
 
-// KeyHistory is what the history knows of one key.
+// KeyHistory is what the history holds about one key.
 type KeyHistory struct {
 	// Base is the key as of Extent.Oldest; nil when it did not exist then.
 	Base *KeyValue

@@ -4,7 +4,7 @@ package mvcc
 // whose revision is higher by the given number and whose history begins there.
 // It is for a state that goes on elsewhere than where its clients saw it last:
 // they may have seen later revisions of it, which must not come again with
-// another meaning. Watchers of the past get a CompactedError and begin anew.
+// another meaning. Watchers of the past get a CompactedError and start over.
 //
 // k must not be applied to meanwhile; it shares its keys with the result.
 func (k *Keyspace) Rebase(by int64) *Keyspace {

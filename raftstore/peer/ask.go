@@ -8,7 +8,7 @@ type Answer struct {
 }
 
 // Ask asks several members the same. One answer for each will be had from the
-// channel, unless forget says before that nobody waits any more. It does not
+// channel, unless forget was called before. It does not
 // block, and forget has to be called.
 func (c *Calls) Ask(ids []string, kind byte, body []byte) (answers <-chan Answer, forget func()) {
 	ch := make(chan Answer, len(ids))

@@ -81,7 +81,7 @@ func (c *Calls) Call(id string, kind byte, body []byte, reply ReplyFunc) uint64 
 	return n
 }
 
-// Forget drops a call whose reply nobody waits for any more.
+// Forget drops a call whose caller has stopped waiting for the reply.
 func (c *Calls) Forget(id string, call uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -162,7 +162,7 @@ func (c *Calls) watchdog(pr *callStream, w *Writer, stop <-chan struct{}) {
 			w.Close()
 			return
 		default:
-			w.Send(Frame{Kind: KindTerm}) // call 0: nobody waits for the reply
+			w.Send(Frame{Kind: KindTerm}) // call 0: no caller waits for the reply
 		}
 	}
 }

@@ -62,7 +62,7 @@ type StreamConfig struct {
 	// Dial opens an authenticated stream to a member. Called concurrently.
 	Dial func(ctx context.Context, id string) (net.Conn, error)
 	// PeerID returns the ID that the other end of an accepted stream has proved
-	// to have. Nil: every stream is believed.
+	// to have. Nil: every stream is trusted.
 	PeerID func(net.Conn) string
 	// May says why the peer with that ID may not use a stream of that kind now;
 	// nil: it may. It is asked when the stream begins and whenever something was
@@ -75,7 +75,7 @@ type StreamConfig struct {
 }
 
 // Streams owns the listener and every connection made or accepted, so that
-// closing it unblocks whoever reads from one. It is raft's StreamLayer: to raft
+// closing it unblocks all their readers. It is raft's StreamLayer: to raft
 // an address is a member's ID.
 type Streams struct {
 	cfg      StreamConfig
@@ -344,7 +344,7 @@ type BoundConn struct {
 	may func() error
 }
 
-// Read asks before what was read is believed.
+// Read checks the right before it returns what was read.
 func (c BoundConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if err != nil {

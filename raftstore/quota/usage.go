@@ -9,7 +9,7 @@ import (
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
 
-// Load is what was written by somebody or into some place.
+// Load is what was written by one writer or into one place.
 type Load struct {
 	Writes int64 `json:"writes"` // since this member's log begins
 	Bytes  int64 `json:"bytes"`  // of their keys and values

@@ -136,7 +136,7 @@ func (r Record) Open(dir string, after uint64, logger *slog.Logger) (Log, error)
 }
 
 // removeOtherLogs removes what a crash has left of a conversion: a log that is
-// not whole yet, or one that is needed no more.
+// not whole yet, or one that is not needed any more.
 func removeOtherLogs(dir string, r Record) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

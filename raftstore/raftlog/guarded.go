@@ -30,7 +30,7 @@ type Guard struct {
 	// Latest are the indexes of the two newest snapshots; 0: there is none.
 	Latest func() (newest, older uint64, err error)
 	Logger *slog.Logger
-	Done   <-chan struct{} // closed when nobody wants to write any more
+	Done   <-chan struct{} // closed when the store stops writing
 	// Corrupt is called for an entry that is damaged.
 	Corrupt func(error)
 	Synced  func(entries int, took time.Duration) // after each write; may be nil
@@ -55,7 +55,7 @@ func (l *Guarded) IsMonotonic() bool {
 }
 
 // GetLog implements raft.LogStore. An entry that has become damaged since the
-// log was opened stops the store: the next start heals it.
+// log was opened stops the store: the next start repairs it.
 func (l *Guarded) GetLog(index uint64, e *raft.Log) error {
 	err := l.LogStore.GetLog(index, e)
 	if c := new(seglog.CorruptError); errors.As(err, &c) {
@@ -74,7 +74,7 @@ const spaceRetry = 200 * time.Millisecond
 
 // StoreLogs implements raft.LogStore. With the disk full it waits: raft would
 // take an error for the end of a leadership and begin another one, over and
-// over, while reads have nobody to ask. A leader that waits too long loses its
+// over, while reads find no leader. A leader that waits too long loses its
 // leadership for another reason, see disk.Disk.Stuck.
 func (l *Guarded) StoreLogs(es []*raft.Log) error {
 	l.Ahead.Send(es)

@@ -101,7 +101,7 @@ func (o *Options) withoutOld(r *Record, corrupt *seglog.CorruptError) error {
 	if err != nil {
 		return damage
 	}
-	o.Found(damage, "log entries that a snapshot has made needless are damaged: the log was written anew without them", "kept", filepath.Join(o.Dir, datadir.DamagedDir))
+	o.Found(damage, "log entries that a snapshot has made needless are damaged: the log was rewritten without them", "kept", filepath.Join(o.Dir, datadir.DamagedDir))
 	next, err := convert(o.Dir, *r, l, r.Engine, o.Snapshot, o.Logger, nil)
 	if err = errors.Join(err, l.Close()); err != nil {
 		return err

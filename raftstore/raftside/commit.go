@@ -73,18 +73,18 @@ func (p *Transport) Committed(index, term uint64) {
 
 func (n *commitNews) tell(m raft.Server, to *notified) {
 	defer n.wg.Done()
-	told := uint64(0)
+	notified := uint64(0)
 	var refused time.Duration // how long it has refused for
 	for {
 		n.mu.Lock()
 		index, term := to.index, to.term
-		if n.closed || index == told {
+		if n.closed || index == notified {
 			to.busy = false
 			n.mu.Unlock()
 			return
 		}
 		n.mu.Unlock()
-		told = index
+		notified = index
 		req := raft.AppendEntriesRequest{
 			RPCHeader:         n.p.header(),
 			Term:              term,
@@ -108,7 +108,7 @@ func (n *commitNews) tell(m raft.Server, to *notified) {
 		case <-n.p.cfg.Done:
 		}
 		refused += pause
-		told = 0
+		notified = 0
 	}
 }
 

@@ -13,10 +13,10 @@ import (
 // FSM, or in the one for transfers of leadership, is not looked at again, and
 // Error would never return (hashicorp/raft 1.7.3: runFSM, raft.fsmMutateCh). A
 // future has a field for just this, ShutdownCh, exported in a type that is not,
-// and raft sets it on two kinds only; so it is set here, by reflection. Nobody
-// but Error reads it. TestFuturesEnd holds every kind that is used to having it.
+// and raft sets it on two kinds only; so it is set here, by reflection. Only
+// Error reads it. TestFuturesEnd holds every kind that is used to having it.
 //
-// f must be new: nobody has called its Error before.
+// f must be new: its Error has not been called before.
 func ErrorOf(f raft.Future, ended chan struct{}) error {
 	if field, ok := shutdownField(f); ok {
 		field.Set(reflect.ValueOf(ended))

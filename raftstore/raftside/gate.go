@@ -29,7 +29,7 @@ type Gate struct {
 	called  chan struct{}
 }
 
-var errAmnesia = errors.New("this member has lost its state and must be taken out of the membership first")
+var errLostState = errors.New("this member has lost its state and must be taken out of the membership first")
 
 func newGate(shut bool) *Gate {
 	g := &Gate{called: make(chan struct{}, 1)}
@@ -94,20 +94,20 @@ func (g *Gate) refuse(rpc raft.RPC) bool {
 	switch c := rpc.Command.(type) {
 	case *raft.AppendEntriesRequest:
 		g.note(c.RPCHeader)
-		rpc.Respond(&raft.AppendEntriesResponse{}, errAmnesia)
+		rpc.Respond(&raft.AppendEntriesResponse{}, errLostState)
 	case *raft.InstallSnapshotRequest:
 		g.note(c.RPCHeader)
 		// The stream cannot be used again after an unread snapshot; the caller
 		// opens another one.
-		rpc.Respond(&raft.InstallSnapshotResponse{}, errAmnesia)
+		rpc.Respond(&raft.InstallSnapshotResponse{}, errLostState)
 	case *raft.RequestVoteRequest:
-		rpc.Respond(&raft.RequestVoteResponse{}, errAmnesia)
+		rpc.Respond(&raft.RequestVoteResponse{}, errLostState)
 	case *raft.RequestPreVoteRequest:
-		rpc.Respond(&raft.RequestPreVoteResponse{}, errAmnesia)
+		rpc.Respond(&raft.RequestPreVoteResponse{}, errLostState)
 	case *raft.TimeoutNowRequest:
-		rpc.Respond(&raft.TimeoutNowResponse{}, errAmnesia)
+		rpc.Respond(&raft.TimeoutNowResponse{}, errLostState)
 	default:
-		rpc.Respond(nil, errAmnesia)
+		rpc.Respond(nil, errLostState)
 	}
 	return true
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // NewLogger hands raft's log lines to slog, one level lower: what raft calls
-// an error (a peer not reached) heals itself, and its changes of state are
+// an error (a peer not reached) is retried by raft, and its changes of state are
 // reported by the store in its own words.
 func NewLogger(l *slog.Logger) hclog.Logger {
 	il := hclog.NewInterceptLogger(&hclog.LoggerOptions{Output: io.Discard, Level: hclog.Off})

@@ -17,7 +17,7 @@ func (p *Transport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAd
 	return newDrained(inner, p.cfg.Disk.Stuck), nil
 }
 
-// drained is a pipeline whose answers are taken off although nobody reads
+// drained is a pipeline whose answers are taken off although raft does not read
 // them. raft stops reading at the first refusal, and only then, after its next
 // send, closes the pipeline. With two requests under way that send waited for
 // room that only the reader could make: the replication to that member stood

@@ -17,7 +17,7 @@ import (
 	"github.com/clusterd/clusterd/raftstore/disk"
 )
 
-// Transport is raft's transport. It hands followers news of a commit (Committed)
+// Transport is raft's transport. It notifies followers of a commit (Committed)
 // and entries that are still being written (Send), is silent while the disk is
 // stuck, and does without raft's back-off for members that were away:
 //
@@ -40,7 +40,7 @@ type Transport struct {
 	mu       sync.Mutex
 	met      map[raft.ServerID]chan struct{} // closed at the next answered heartbeat
 	heard    map[raft.ServerID]time.Time     // when one was answered last
-	removed  map[raft.ServerID]bool          // nobody waits for these
+	removed  map[raft.ServerID]bool          // no call waits for these
 	absences int                             // how often a call had to wait
 }
 

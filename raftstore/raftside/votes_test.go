@@ -31,7 +31,7 @@ func TestVoteIsAskedForAgain(t *testing.T) {
 		{"a pool of dead connections", []try{{0, dead}, {0, dead}, {0, dead}, {0, dead}, {0, nil}}, nil, 0, 5},
 		{"one that is silent", []try{{10 * time.Second, dead}, {time.Millisecond, nil}}, nil, askVoteAgain + time.Millisecond, 2},
 		{"a slow voter", []try{{200 * time.Millisecond, nil}, {time.Second, nil}}, nil, 200 * time.Millisecond, 2},
-		{"nobody listens", []try{{0, gone}}, gone, 0, 1},
+		{"connection refused", []try{{0, gone}}, gone, 0, 1},
 		{"out of reach", []try{{0, dead}}, dead, 0, voteTries},
 		{"all silent", []try{{10 * time.Second, dead}}, dead, 10*time.Second + (voteTries-1)*askVoteAgain, voteTries},
 	} {

@@ -15,8 +15,8 @@ import (
 	"github.com/clusterd/clusterd/raftstore"
 )
 
-// Patience is how long a wait may take on a busy machine before it fails.
-const Patience = 3 * time.Minute
+// Timeout is how long a wait may take on a busy machine before it fails.
+const Timeout = 3 * time.Minute
 
 // steadyTimeout is longer than a member's process is ever kept from running by
 // a busy machine.
@@ -62,7 +62,7 @@ func New(t testing.TB, n int, config func(*raftstore.Config)) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t, net: newNetwork(), dir: t.TempDir(), Config: config, stores: map[string]*raftstore.Store{}}
 	t.Cleanup(c.finish)
-	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
 	defer cancel()
 	for i := range n {
 		id := fmt.Sprintf("n%d", i)
@@ -204,7 +204,7 @@ func (c *Cluster) Isolate(id string) { c.each(id, true) }
 // Rejoin undoes Isolate.
 func (c *Cluster) Rejoin(id string) { c.each(id, false) }
 
-// Sever cuts (or heals) the link between two members, both ways.
+// Sever cuts (or restores) the link between two members, both ways.
 func (c *Cluster) Sever(a, b string, cut bool) { c.net.sever(a, b, cut) }
 
 // known is every member's Config.Known.
@@ -214,8 +214,8 @@ func (c *Cluster) known(id string) bool { return slices.Contains(c.ids, id) || i
 // configuration.
 const Lost = "lost"
 
-// DialAs opens a connection to a member as somebody with that id, who need not
-// be a member: what he says is his own affair.
+// DialAs opens a connection to a member as a node with that id, which need not
+// be a member. What it sends is up to the caller.
 func (c *Cluster) DialAs(ctx context.Context, from, to string) (net.Conn, error) {
 	return c.net.dialer(from)(ctx, to)
 }
@@ -255,10 +255,10 @@ func (c *Cluster) Wait(what string, ok func() bool) {
 // Wait fails the test if ok does not come true.
 func Wait(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(Patience)
+	deadline := time.Now().Add(Timeout)
 	for !ok() {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited %v for: %s", Patience, what)
+			t.Fatalf("waited %v for: %s", Timeout, what)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}

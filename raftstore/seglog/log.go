@@ -37,7 +37,7 @@ type Log struct {
 	files folder
 	opts  Options
 
-	// write is held by whoever changes the files. mu guards what follows and
+	// write is held by the goroutine that changes the files. mu guards what follows and
 	// is held for changing it only, so that entries can be read while others
 	// are being synced.
 	write  sync.Mutex
@@ -79,11 +79,11 @@ func (e *CorruptError) Error() string {
 // Open opens the log in dir, made if need be, and checks every entry. One Log
 // at a time may use a folder; its caller sees to that.
 //
-// What is in the log when it returns is on disk, whoever wrote it. The end of
+// What is in the log when it returns is on disk, no matter which process wrote it. The end of
 // an append that a crash left unfinished is cut off; damage to what had been
 // synced gives a *CorruptError.
 //
-// The two cannot always be told apart: when the damage is in the very last
+// The two cannot always be distinguished: when the damage is in the very last
 // append, and neither Mark nor Close came after it, it looks unfinished.
 func Open(dir string, opts Options) (*Log, error) {
 	files, err := makeFolder(dir)
@@ -140,7 +140,7 @@ func (l *Log) load() error {
 
 // setBounds takes first and last from the segments. A last segment without
 // entries, left by a crash right after it was begun or by a truncation, counts
-// for nothing but a place to go on. mu is held, or nobody else is there yet.
+// for nothing but a place to go on. mu is held, or no other goroutine has the log yet.
 func (l *Log) setBounds() {
 	l.first, l.last = 0, 0
 	if len(l.segments) == 0 {
@@ -283,7 +283,7 @@ func (l *Log) segmentFor(next uint64, size int64) (*segment, error) {
 }
 
 // DeleteRange implements raft.LogStore for ranges that reach from the first
-// entry or to the last one. What is cut off at the end is gone for good when it
+// entry or to the last one. What is cut off at the end is permanently gone when it
 // returns; room at the beginning is freed in whole segments.
 func (l *Log) DeleteRange(lo, hi uint64) error {
 	l.write.Lock()

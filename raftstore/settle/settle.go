@@ -123,7 +123,7 @@ const maxStep = 2 * time.Minute
 
 // Look takes what all other members have said at a store time (milliseconds),
 // and reports whether the format in use has changed. A member that does not
-// know the newest format begins the count anew; while one does not answer it
+// know the newest format restarts the count; while one does not answer it
 // stands still. Where another one uses the newest format already, this one does
 // too: there is no way back for the cluster. An error is that of the disk;
 // the format stays as it was.

@@ -50,7 +50,7 @@ func TestSettling(t *testing.T) {
 		"founded elsewhere, not asked yet":      {false, nil, 0},
 		"joins a store of the new format":       {false, []Other{uses}, Packed},
 		"joins a store of the old one":          {false, []Other{knows}, Plain},
-		"joins, and nobody answers":             {false, []Other{silent, silent, silent, silent, silent, silent, silent, silent}, 0},
+		"joins, and no member answers":          {false, []Other{silent, silent, silent, silent, silent, silent, silent, silent}, 0},
 		"upgraded":                              {true, []Other{knows, knows, knows}, Plain},
 		"upgraded for long enough":              {true, []Other{knows, knows, knows, knows, knows, knows}, Packed},
 		"one is older":                          {true, []Other{older, older, older, older, older, older, older}, Plain},

@@ -27,7 +27,7 @@ func (s *State) foundDamage(err error, what string, args ...any) {
 
 // Names in the data folder that have to do with damage.
 const (
-	// lostStateFile is there while this member must not be believed, see lostState.
+	// lostStateFile exists while this member must not take part, see lostState.
 	lostStateFile = "amnesia.json"
 	// membersFile holds the membership last seen. Nothing but the question
 	// whether damage can be healed from others rests on it.

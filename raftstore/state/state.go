@@ -49,7 +49,7 @@ type State struct {
 }
 
 // Open opens the state of a member. The error is a *datadir.DamageError where it
-// is damaged and nobody else has it.
+// is damaged and no other member has it.
 func Open(o Options) (*State, error) {
 	s := &State{opts: o}
 	if err := s.open(); err != nil {

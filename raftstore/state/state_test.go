@@ -48,7 +48,7 @@ func TestLostState(t *testing.T) {
 	}
 	for range 2 { // the second time is as the first
 		if _, damaged, err := open(t, dir); !errors.As(err, new(*datadir.DamageError)) || len(damaged) != 1 {
-			t.Fatalf("no votes, and nobody to ask: %v, %v", damaged, err)
+			t.Fatalf("no votes, and no other member: %v, %v", damaged, err)
 		}
 	}
 	for name, b := range votes { // a person has found them
@@ -69,7 +69,7 @@ func TestLostState(t *testing.T) {
 	}
 	for range 2 {
 		if s, _, err = open(t, dir); err != nil || !s.Lost || !s.Had {
-			t.Fatalf("no votes, and somebody to ask: %+v, %v", s, err)
+			t.Fatalf("no votes, and another member: %+v, %v", s, err)
 		}
 		if last, err := s.Log.LastIndex(); last != 0 || err != nil {
 			t.Errorf("the log of a member that has lost its state ends at %d, %v", last, err)

@@ -8,7 +8,7 @@ import "sync"
 // Change wakes everyone who waits for something to have changed.
 type Change struct {
 	mu sync.Mutex
-	ch chan struct{} // nil: nobody waits
+	ch chan struct{} // nil: no goroutine waits
 }
 
 // Next is closed by the next Broadcast. Take it before looking at what is

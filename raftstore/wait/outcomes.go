@@ -28,7 +28,7 @@ func (w *Outcomes[T]) Remove(seq uint64) {
 	delete(w.bySeq, seq)
 }
 
-// Resolve hands it to who waits for it, if anybody does.
+// Resolve hands it to the goroutine that waits for it, if there is one.
 func (w *Outcomes[T]) Resolve(seq uint64, out T) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

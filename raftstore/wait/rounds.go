@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// Rounds run a question once for all who joined before it began. Whoever joins while
+// Rounds run a question once for all who joined before it began. A caller that joins while
 // it runs waits for the next one.
 type Rounds struct {
 	do    func(ctx context.Context) (uint64, error)
@@ -55,7 +55,7 @@ func (r *Rounds) Join(ctx context.Context) (uint64, error) {
 	}
 }
 
-// run works off rounds until nobody has joined the next one.
+// run works off rounds until no caller has joined the next one.
 func (r *Rounds) run() {
 	for {
 		r.mu.Lock()

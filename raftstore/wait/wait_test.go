@@ -82,7 +82,7 @@ func TestNextAndChange(t *testing.T) {
 		t.Errorf("got %d, %d and %d more", got, len(a), len(b))
 	}
 	var c Change
-	c.Broadcast() // nobody waits
+	c.Broadcast() // no goroutine waits
 	before := c.Next()
 	c.Broadcast()
 	<-before

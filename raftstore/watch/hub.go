@@ -56,7 +56,7 @@ type Hub struct {
 	done     chan struct{}
 	wg       sync.WaitGroup
 	listener Listener
-	// notified is when changes that are not dispatched yet were first heard of,
+	// notified is when changes that are not dispatched yet were first reported,
 	// unix nanoseconds; 0: there are none.
 	notified atomic.Int64
 

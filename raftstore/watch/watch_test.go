@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const patience = 30 * time.Second
+const testTimeout = 30 * time.Second
 
 // source is a keyspace that can be written and replaced.
 type source struct {
@@ -80,7 +80,7 @@ func next(t *testing.T, w *Watcher) Batch {
 			t.Fatalf("ended: %v", w.Err())
 		}
 		return b
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("nothing came")
 	}
 	return Batch{}
@@ -110,7 +110,7 @@ func until(t *testing.T, w *Watcher, rev int64) (got []string) {
 
 func ended(t *testing.T, w *Watcher) error {
 	t.Helper()
-	deadline := time.After(patience)
+	deadline := time.After(testTimeout)
 	for {
 		select {
 		case _, ok := <-w.C():
@@ -184,7 +184,7 @@ func TestSlowWatcherCatchesUp(t *testing.T) {
 	}
 }
 
-// One that reads too slowly for the history is told so, with the oldest
+// One that reads too slowly for the history gets an error, with the oldest
 // revision.
 func TestTooSlowWatcherIsCut(t *testing.T) {
 	s := newSource(t)
@@ -201,7 +201,7 @@ func TestTooSlowWatcherIsCut(t *testing.T) {
 	if _, err := s.hub.Watch(t.Context(), "", 2); !errors.Is(err, mvcc.ErrCompacted) {
 		t.Errorf("a watch from a forgotten revision: %v", err)
 	}
-	// The hub itself may still be behind what is kept. Who begins now lacks nothing
+	// The hub itself may still be behind what is kept. A watcher that starts now misses nothing
 	// of what is gone.
 	w = s.watch(t, "", 0)
 	s.put("/again")

@@ -54,7 +54,7 @@ func (w *Watcher) Err() error {
 	return w.err
 }
 
-// Stop ends the watcher. C is closed soon after; nobody needs to drain it.
+// Stop ends the watcher. C is closed soon after; it need not be drained.
 func (w *Watcher) Stop() { w.end(nil) }
 
 // RequestProgress asks for a Batch whose Revision is at least the source's

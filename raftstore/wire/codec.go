@@ -1,7 +1,7 @@
 // Package wire is how raftstore's values look as bytes: log entries,
 // snapshots, and the frames between members. Every format begins with a
 // version, carries a checksum, and is described in ../formats.md. What is
-// decoded was written by a disk or a peer, so nothing in it is believed before
+// decoded was written by a disk or a peer, so nothing in it is trusted before
 // it is checked.
 package wire
 

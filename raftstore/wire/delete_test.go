@@ -14,7 +14,7 @@ import (
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
 
-// What a peer writes short must not become more than anybody may ask for.
+// What a peer encodes in few bytes must not become more than a request may ask for.
 func TestDeletionBounds(t *testing.T) {
 	head := binary.AppendUvarint(binary.AppendUvarint(append([]byte{byte(mvcc.CmdDelete)}, make([]byte, 8)...), 1), 1)
 	head = appendString(head, "origin")

@@ -19,7 +19,7 @@ import (
 func ReadSnapshot(src io.Reader) (*mvcc.Keyspace, error) { return ReadSnapshotOf(src, nil) }
 
 // ReadSnapshotOf is ReadSnapshot; begins is called with what the snapshot says of itself
-// before the rest is read. It may be a lie: the chunk's checksum holds, no more.
+// before the rest is read. It may be a lie: only the chunk's checksum is verified.
 func ReadSnapshotOf(src io.Reader, begins func(mvcc.Header)) (*mvcc.Keyspace, error) {
 	s := snapshotReader{r: bufio.NewReaderSize(src, 256<<10)}
 	version, err := s.begin()
@@ -81,7 +81,7 @@ type decoding struct {
 	todo    chan *chunk
 	order   chan *chunk // the same in the order of the file; closed behind the last one
 	free    chan []byte
-	stop    chan struct{} // closed when nobody waits for more
+	stop    chan struct{} // closed when the reader wants no more
 }
 
 // read hands out the chunks of a file up to the last one, or to a fault.

@@ -3,10 +3,10 @@
 // VolumeAttachments, which the drivers' external attachers carry out, and tells
 // each node in its status what is attached to it.
 //
-// A node mounts nothing before it is told so, and says what it uses. A volume is
-// taken back by a write to the node's status that names the version in which the
+// A node mounts a volume only after it is listed in volumesAttached, and reports
+// what it uses. A volume is taken back by a write to the node's status that names the version in which the
 // node did not use it: a node that begins to use it meanwhile makes that write
-// fail, one that begins later sees that it has it no more.
+// fail, one that begins later sees that it does not have it any more.
 package attachdetach
 
 import (
@@ -44,7 +44,7 @@ const (
 	podsByClaim        = "attachdetach/claim"
 	attachmentsByPV    = "attachdetach/volume"
 	attachmentsByNode  = "attachdetach/node"
-	reportEvery        = time.Minute // how often a pod that waits is told why
+	reportEvery        = time.Minute // how often a waiting pod gets an event that says why
 	kindOfBlockedEvent = "FailedAttachVolume"
 )
 
@@ -397,8 +397,8 @@ func (c *controller) tell(ctx context.Context, node *corev1.Node, name corev1.Un
 func (c *controller) take(ctx context.Context, in input, p place) error {
 	if name := uniqueOf(in.volume); name != "" && p.node != nil {
 		if !reported(p.node, name) {
-			// Nothing is to be unsaid: a node that has not been told mounts nothing.
-			// That it was not told by an earlier leader either is asked of the server.
+			// Nothing is to be withdrawn: the node's status does not list the volume,
+			// so the node mounts nothing. The server confirms that no earlier leader listed it.
 			if err := c.confirm(ctx, p.node); err != nil {
 				return err
 			}

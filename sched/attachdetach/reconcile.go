@@ -11,9 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// unmountPatience is how long a node that is not healthy is waited for before a
+// unmountTimeout is how long a node that is not healthy is waited for before a
 // volume is taken from it that it may still have mounted.
-const unmountPatience = 6 * time.Minute
+const unmountTimeout = 6 * time.Minute
 
 // outOfService is the taint by which an administrator says that a node is off
 // and will not come back as it was.
@@ -80,7 +80,7 @@ func decide(in input) plan {
 					continue
 				}
 				out.attach = append(out.attach, p.name)
-			case a.DeletionTimestamp != nil: // it is detached first, then attached anew
+			case a.DeletionTimestamp != nil: // it is detached first, then attached again
 			case a.Status.Attached && !reported(p.node, unique(in.volume)):
 				out.tell = append(out.tell, p.name)
 			}
@@ -128,7 +128,7 @@ func taken(in input, node string) string {
 // it, or after what time it may.
 func mayTake(p place, name corev1.UniqueVolumeName, now time.Time) (may bool, after time.Duration) {
 	switch {
-	case p.node == nil: // its deletion says that the machine is no more
+	case p.node == nil: // its deletion says that the machine is gone
 		return true, 0
 	case !slices.Contains(p.node.Status.VolumesInUse, name):
 		return true, 0
@@ -143,7 +143,7 @@ func mayTake(p place, name corev1.UniqueVolumeName, now time.Time) (may bool, af
 	if t := readySince(p.node); t.After(since) {
 		since = t
 	}
-	if left := unmountPatience - now.Sub(since); left > 0 {
+	if left := unmountTimeout - now.Sub(since); left > 0 {
 		return false, left
 	}
 	return true, 0
@@ -168,7 +168,7 @@ func readySince(node *corev1.Node) time.Time {
 	return time.Time{}
 }
 
-// told reports whether the node has been told that the volume is attached.
+// reported reports whether the node's status lists the volume as attached.
 func reported(node *corev1.Node, name corev1.UniqueVolumeName) bool {
 	return slices.ContainsFunc(node.Status.VolumesAttached, func(a corev1.AttachedVolume) bool { return a.Name == name })
 }

@@ -109,7 +109,7 @@ func TestIssue(t *testing.T) {
 		{name: "approved", request: with(newRequest(t, "jane"), approved), issued: true, lifetime: maxLifetime},
 		{name: "for an hour", request: with(newRequest(t, "jane"), approved), issued: true, lifetime: time.Hour,
 			change: func(s *certificatesv1.CertificateSigningRequestSpec) { s.ExpirationSeconds = ptr.To(int32(3600)) }},
-		{name: "for ever", request: with(newRequest(t, "jane"), approved), issued: true, lifetime: maxLifetime,
+		{name: "without a limit", request: with(newRequest(t, "jane"), approved), issued: true, lifetime: maxLifetime,
 			change: func(s *certificatesv1.CertificateSigningRequestSpec) { s.ExpirationSeconds = ptr.To(int32(1 << 30)) }},
 		{name: "another signer", request: with(newRequest(t, "jane"), approved),
 			change: func(s *certificatesv1.CertificateSigningRequestSpec) { s.SignerName = "example.com/people" }},

@@ -177,7 +177,7 @@ func surplus(cj *batchv1.CronJob, jobs []*batchv1.Job) []*batchv1.Job {
 }
 
 // newJob returns the Job of that time. Its name is a function of the time: a
-// second create is refused, whatever a cache believes.
+// second create is refused, however old a cache is.
 func newJob(cj *batchv1.CronJob, at time.Time) *batchv1.Job {
 	annotations := maps.Clone(cj.Spec.JobTemplate.Annotations)
 	if annotations == nil {

@@ -77,7 +77,7 @@ func newReplicaSet(d *appsv1.Deployment) (*appsv1.ReplicaSet, error) {
 	return &appsv1.ReplicaSet{
 		ObjectMeta: metav1.ObjectMeta{
 			// The name is a function of the template: creating it twice is
-			// refused by the server, whatever a cache believes.
+			// refused by the server, however old a cache is.
 			Name:            d.Name + "-" + hash,
 			Namespace:       d.Namespace,
 			Labels:          maps.Clone(template.Labels),

@@ -13,13 +13,13 @@ import (
 	"github.com/clusterd/clusterd/sched/internal/pods"
 )
 
-// believed is how long an eviction that was granted is counted as a pod that
+// evictionTTL is how long an eviction that was granted is counted as a pod that
 // is about to go, though the pod shows no sign of it.
-const believed = 2 * time.Minute
+const evictionTTL = 2 * time.Minute
 
 // Status computes a budget's status. all are the pods it selects, expected the
 // number of pods their controllers want (or an error if that is unknown).
-// recheck is the time until a granted eviction is believed no longer, 0 for
+// recheck is the time until a granted eviction is not counted any longer, 0 for
 // never.
 func Status(pdb *policyv1.PodDisruptionBudget, all []*corev1.Pod, expected func() (int32, error), now time.Time) (status policyv1.PodDisruptionBudgetStatus, recheck time.Duration) {
 	status = *pdb.Status.DeepCopy()
@@ -90,7 +90,7 @@ func granted(noted map[string]metav1.Time, all []*corev1.Pod, now time.Time) (ma
 		if !ok || pod.DeletionTimestamp != nil {
 			continue
 		}
-		left := since.Add(believed).Sub(now)
+		left := since.Add(evictionTTL).Sub(now)
 		if left <= 0 {
 			continue
 		}

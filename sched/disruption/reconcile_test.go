@@ -40,15 +40,15 @@ func TestStatus(t *testing.T) {
 		{name: "max 1, one is missing", max: ref(number(1)), pods: three[:2], expected: 3, allowed: 0, desired: 2, reason: "InsufficientPods"},
 		{name: "max more than all", max: ref(number(9)), pods: three, expected: 3, allowed: 3, desired: 0, reason: "SufficientPods"},
 		{name: "sick and going pods do not count", min: ref(number(1)), pods: sick, allowed: 1, desired: 1, reason: "SufficientPods"},
-		{name: "nobody", max: ref(number(1)), reason: "InsufficientPods"},
+		{name: "no pods", max: ref(number(1)), reason: "InsufficientPods"},
 		{name: "unknown controller", max: ref(number(1)), pods: three, expectedErr: errors.New("found no controllers"), reason: "SyncFailed"},
 		{
 			name: "granted a moment ago", min: ref(number(2)), pods: three, disrupted: map[string]metav1.Time{"a": ago(time.Second)},
-			allowed: 0, desired: 2, reason: "InsufficientPods", left: 1, recheck: believed - time.Second,
+			allowed: 0, desired: 2, reason: "InsufficientPods", left: 1, recheck: evictionTTL - time.Second,
 		},
 		{
 			name: "granted long ago, or done", min: ref(number(2)), pods: append(three, schedtest.Pod("d").Deleting(now).Obj()),
-			disrupted: map[string]metav1.Time{"a": ago(believed), "d": ago(0), "gone": ago(0)},
+			disrupted: map[string]metav1.Time{"a": ago(evictionTTL), "d": ago(0), "gone": ago(0)},
 			allowed:   1, desired: 2, reason: "SufficientPods",
 		},
 	}

@@ -75,12 +75,12 @@ func TestFromSlices(t *testing.T) {
 		from []*discoveryv1.EndpointSlice
 		want string
 	}{
-		{"nobody", []*discoveryv1.EndpointSlice{slice(by, 80)}, ""},
+		{"no endpoints", []*discoveryv1.EndpointSlice{slice(by, 80)}, ""},
 		{"sorted, ends left out", []*discoveryv1.EndpointSlice{slice(by, 80, "+10.0.0.3", "-10.0.0.2", "~10.0.0.4"), slice(by, 80, "+10.0.0.1")}, "80+10.0.0.1+10.0.0.3-10.0.0.2"},
 		{"other ports", []*discoveryv1.EndpointSlice{slice(by, 80, "+10.0.0.1"), slice(by, 70, "+10.0.0.2")}, "70+10.0.0.2 80+10.0.0.1"},
 		{"in two slices", []*discoveryv1.EndpointSlice{slice(by, 80, "+10.0.0.1"), slice(by, 80, "+10.0.0.1")}, "80+10.0.0.1"},
 		{"other family", []*discoveryv1.EndpointSlice{six, slice(by, 80, "+10.0.0.1")}, "80+10.0.0.1"},
-		{"somebody else's slice", []*discoveryv1.EndpointSlice{slice("me", 80, "+10.0.0.9"), slice(by, 80, "+10.0.0.1")}, "80+10.0.0.1"},
+		{"another manager's slice", []*discoveryv1.EndpointSlice{slice("me", 80, "+10.0.0.9"), slice(by, 80, "+10.0.0.1")}, "80+10.0.0.1"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

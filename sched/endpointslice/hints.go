@@ -7,7 +7,7 @@ import (
 
 // hints says for which zone and node an endpoint is meant by the Service's
 // trafficDistribution: its own. A proxy that finds no endpoint with a hint for it takes
-// all; so does everybody while an endpoint has no hint, as its zone is unknown.
+// all; so do all nodes while an endpoint has no hint, as its zone is unknown.
 // Endpoints that are not ready have none: they are used when nothing else is
 // left, wherever they are.
 func hints(distribution *string, e discoveryv1.Endpoint) *discoveryv1.EndpointHints {

@@ -83,7 +83,7 @@ func TestDecideFromNothing(t *testing.T) {
 		pods   []*schedtest.PodBuilder
 		want   string
 	}{
-		{"nobody", nil, nil, "IPv4:"},
+		{"no pods", nil, nil, "IPv4:"},
 		{"ready", nil, []*schedtest.PodBuilder{pod("a", "10.0.0.1")}, "IPv4 http=8080: 10.0.0.1RS"},
 		{"not ready", nil, []*schedtest.PodBuilder{notReady}, "IPv4 http=8080: 10.0.0.3"},
 		{"not ready, published", func(s *corev1.Service) { s.Spec.PublishNotReadyAddresses = true }, []*schedtest.PodBuilder{notReady}, "IPv4 http=8080: 10.0.0.3R"},

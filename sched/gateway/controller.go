@@ -34,9 +34,9 @@ import (
 const (
 	// settle is how long changes are gathered before all is judged again.
 	settle = 100 * time.Millisecond
-	// patience is how long it takes until a kind that was just made is looked for
-	// again.
-	patience = time.Second
+	// discoveryDelay is how long it takes until a kind that was just made is looked
+	// for again.
+	discoveryDelay = time.Second
 )
 
 var (
@@ -118,7 +118,7 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 	if key == kindsKey {
 		done, err := c.install(ctx)
 		if err == nil && !done {
-			c.EnqueueAfter(kindsKey, patience)
+			c.EnqueueAfter(kindsKey, discoveryDelay)
 		}
 		return err
 	}

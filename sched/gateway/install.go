@@ -26,10 +26,10 @@ const (
 	markClass   = "class"
 
 	// owner is who the definitions' fields belong to. It is what `kubectl apply
-	// --server-side` calls itself, so that whoever installs another release as its
-	// makers say takes them over without a conflict.
+	// --server-side` calls itself, so that an installation of another release by the
+	// project's instructions takes them over without a conflict.
 	owner = "kubectl"
-	// lastApplied is on what somebody applied without --server-side.
+	// lastApplied is on what was applied without --server-side.
 	lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 )
 
@@ -95,8 +95,8 @@ func (c *controller) note(ctx context.Context, m *corev1.ConfigMap, key, value s
 }
 
 // define makes one kind, or brings it from the release that was made here to a
-// newer one. What somebody else has made or changed stays, and so does what
-// somebody has deleted.
+// newer one. What a user has made or changed stays, and what a user has deleted
+// stays deleted.
 func (c *controller) define(ctx context.Context, one *unstructured.Unstructured, before string) error {
 	old, err := c.dynamic.Resource(definitions).Get(ctx, one.GetName(), metav1.GetOptions{})
 	switch {

@@ -59,7 +59,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestForeign: what somebody else installed is not ours to change.
+// TestForeign: what a user installed is not changed.
 func TestForeign(t *testing.T) {
 	one := func(release, applied string) *unstructured.Unstructured {
 		u := &unstructured.Unstructured{Object: map[string]any{}}

@@ -118,7 +118,7 @@ func (c *collector) onChange(old, now *object) {
 func (c *collector) reconcile(ctx context.Context, key loop.Key) error {
 	o := c.graph.get(types.UID(key.Name))
 	if o == nil {
-		return nil // gone; its dependents were enqueued with that news
+		return nil // gone; its dependents were enqueued by that event
 	}
 	switch {
 	case o.orphaning():
@@ -154,7 +154,7 @@ func (c *collector) collect(ctx context.Context, o *object) error {
 		}
 	}
 	if !c.allKnown(o) {
-		// Some owner is of a kind that is not watched, perhaps not yet: no news
+		// Some owner is of a kind that is not watched, perhaps not yet: no event
 		// of its end will come.
 		defer c.EnqueueAfter(loop.Key{Name: string(o.uid)}, lookAgain)
 	}
@@ -247,7 +247,7 @@ func (c *collector) live(ctx context.Context, o *object) (*metav1.PartialObjectM
 	return c.resource(o).Get(ctx, o.name, metav1.GetOptions{})
 }
 
-// prune takes references to owners that are no more off an object that has
+// prune removes references to owners that do not exist any more from an object that has
 // others.
 func (c *collector) prune(ctx context.Context, o *object, live *metav1.PartialObjectMetadata, gone []types.UID) error {
 	left := slices.DeleteFunc(slices.Clone(live.OwnerReferences), func(r metav1.OwnerReference) bool {

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// object is what the collector knows of one object. Values are immutable: a
+// object is what the collector knows about one object. Values are immutable: a
 // change replaces the object.
 type object struct {
 	uid        types.UID

@@ -43,7 +43,7 @@ type monitors struct {
 	clock     clock.WithTicker
 	onChange  func(old, now *object)
 	first     chan struct{} // closed after the first discovery
-	gone      chan struct{} // a kind that is watched is served no more
+	gone      chan struct{} // a kind that is watched is not served any more
 
 	mu      sync.Mutex // guards below
 	running map[schema.GroupVersionResource]*monitor
@@ -254,7 +254,7 @@ func newObject(resource schema.GroupVersionResource, kind schema.GroupKind, o *m
 
 // waitSynced waits until the kinds of the first discovery have been listed. It
 // returns false if ctx ends before. A kind that cannot be listed (its server
-// is down) must not hold up all others for ever: what depends on it is safe,
+// is down) must not hold up all others without a limit: what depends on it is safe,
 // since owners that the graph lacks are looked up at the server.
 func (m *monitors) waitSynced(ctx context.Context) bool {
 	select {

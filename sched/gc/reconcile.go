@@ -97,7 +97,7 @@ func followUps(old, now *object, dependents []*object, known func(types.UID) boo
 		}
 		delete(had, ref.UID)
 	}
-	for uid := range had { // owners it had and has no more
+	for uid := range had { // owners it had and does not have any more
 		if !old.blocks(uid) {
 			out = append(out, uid)
 		}

@@ -79,8 +79,8 @@ func TestFollowUps(t *testing.T) {
 		{"gone", obj("x", "a"), nil, below, "", "d1 d2 a"},
 		{"begins to wait", obj("x"), waits, below, "", "x d1 d2"},
 		{"lost an owner", obj("x", "a"), obj("x"), nil, "a", "a"},
-		{"holds its owner up no more", obj("x", "a"), free, nil, "a", "a"},
-		{"new owner that nobody knows", obj("x"), obj("x", "a"), nil, "", "x"},
+		{"does not block its owner any more", obj("x", "a"), free, nil, "a", "a"},
+		{"new owner that is unknown", obj("x"), obj("x", "a"), nil, "", "x"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 	"github.com/clusterd/clusterd/apis/autoscaling"
 )
 
-// defaultDownWindow is the stabilization window of who sets none.
+// defaultDownWindow is the stabilization window of an autoscaler that sets none.
 const defaultDownWindow = 5 * time.Minute
 
 // keep is how long changes are remembered: the longest period of a policy.

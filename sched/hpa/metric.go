@@ -20,7 +20,7 @@ const (
 	// firstReady is how long after its start a pod that was never ready may
 	// have become unready without having been so.
 	firstReady = 30 * time.Second
-	// usual is the tolerance of who sets none.
+	// usual is the tolerance of an autoscaler that sets none.
 	usual = 0.1
 )
 
@@ -118,7 +118,7 @@ func (q question) answer() (int32, autoscalingv2.MetricValueStatus, error) {
 		}
 		return whole(ratio * float64(len(g.used))), current, nil
 	}
-	// Who is not known is taken for what makes the change smaller.
+	// A pod without a value is taken for what makes the change smaller.
 	for _, name := range g.missing {
 		switch {
 		case ratio < 1:

@@ -33,8 +33,8 @@ const (
 	grace = 30
 )
 
-// PodPorts are the ports at which the proxies listen for Ingresses, and for whoever
-// asks how they are.
+// PodPorts are the ports at which the proxies listen for Ingresses, and for
+// health checks.
 var PodPorts = []int32{httpPort, httpsPort, adminPort}
 
 // ours reports whether the Ingress is of a class that our proxy serves.

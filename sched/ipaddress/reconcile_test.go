@@ -39,7 +39,7 @@ func TestDecide(t *testing.T) {
 		have    *networkingv1.IPAddress
 		want    string
 	}{
-		{"nobody has it", nil, nil, ""},
+		{"no Service has it", nil, nil, ""},
 		{"new", []*corev1.Service{web}, nil, "create web"},
 		{"two for a moment", []*corev1.Service{api, web}, nil, "create web"},
 		{"as it is", []*corev1.Service{web}, ours, ""},
@@ -48,9 +48,9 @@ func TestDecide(t *testing.T) {
 		{"it goes already", nil, going, ""},
 		{"now another's", []*corev1.Service{api}, ours, "delete"},
 		{"now another's, and it goes already", []*corev1.Service{api}, going, ""},
-		{"somebody keeps it", nil, foreign("web"), ""},
-		{"somebody kept it for this one", []*corev1.Service{web}, foreign("web"), ""},
-		{"somebody took it", []*corev1.Service{web}, foreign("else"), "stolen web"},
+		{"another Service keeps it", nil, foreign("web"), ""},
+		{"it was kept for this one", []*corev1.Service{web}, foreign("web"), ""},
+		{"another took it", []*corev1.Service{web}, foreign("else"), "stolen web"},
 	} {
 		step := Decide(address, tt.holders, tt.have)
 		got := ""

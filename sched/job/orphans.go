@@ -21,7 +21,7 @@ import (
 
 const strategic = types.StrategicMergePatchType
 
-// orphans takes the tracking finalizer off pods whose Job is no more, which
+// orphans takes the tracking finalizer off pods whose Job does not exist any more, which
 // could never be deleted otherwise. Its keys are pods.
 type orphans struct {
 	*loop.Controller

@@ -315,7 +315,7 @@ func TestCountsExactly(t *testing.T) {
 					ended[uid] = p.Status.Phase
 					p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{FinishedAt: metav1.NewTime(clock)}}}}
 				}
-				if !tracked(p) && r.IntN(3) == 0 { // somebody cleans up
+				if !tracked(p) && r.IntN(3) == 0 { // a user cleans up
 					delete(have, uid)
 				}
 			}

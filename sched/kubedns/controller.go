@@ -120,7 +120,7 @@ func addSecond(spec *corev1.ServiceSpec, addrs []netip.Addr) {
 	}
 }
 
-// fix returns the Service put right, nil: it is. What an administrator has made
+// fix returns the corrected Service, nil: it is correct. What an administrator has made
 // under that name with another address is left alone; one with ours keeps the
 // label without which no client would be answered. Pure.
 func fix(s *corev1.Service, addrs []netip.Addr) *corev1.Service {

@@ -69,7 +69,7 @@ func TestFix(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 			if again := fix(got, addrs); again != nil {
-				t.Errorf("%s: not right after it was put right: %+v", name, again)
+				t.Errorf("%s: not right after it was corrected: %+v", name, again)
 			}
 		}
 	}
@@ -85,7 +85,7 @@ func TestSecondFamily(t *testing.T) {
 		t.Fatalf("%+v", got)
 	}
 	if again := fix(got, both); again != nil {
-		t.Errorf("not right after it was put right: %+v", again)
+		t.Errorf("not right after it was corrected: %+v", again)
 	}
 	made, k := newService(both), core.Service()
 	k.Default(made)

@@ -35,7 +35,7 @@ func newService(address netip.Addr) *corev1.Service {
 	}
 }
 
-// fix returns the Service put right; nil: it is. The port's name must be that of
+// fix returns the corrected Service; nil: it is correct. The port's name must be that of
 // the slices, and with a selector its endpoints would be other pods.
 func fix(s *corev1.Service) *corev1.Service {
 	want := s.DeepCopy()
@@ -57,7 +57,7 @@ type server struct {
 	marks bool // it says that it is one
 }
 
-// tells reads a node. One whose agent is heard of lives, ready or not: the agent
+// tells reads a node. One whose agent reports is alive, ready or not: the agent
 // is a part of the same program.
 func tells(n *corev1.Node) server {
 	s := server{name: n.Name}

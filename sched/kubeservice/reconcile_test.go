@@ -29,10 +29,10 @@ func TestDecide(t *testing.T) {
 		nodes []*corev1.Node
 		want  []string // NAME ADDRESS...
 	}{
-		{"nobody yet", nil, nil},
+		{"no server yet", nil, nil},
 		{"all live", []*corev1.Node{node("b", "192.0.2.2", 7443, "True"), node("a", "192.0.2.1", 7443, "True")}, []string{"kubernetes 192.0.2.1 192.0.2.2"}},
 		{"one is dead, one is not ready", []*corev1.Node{node("a", "192.0.2.1", 7443, "False"), node("b", "192.0.2.2", 7443, "Unknown")}, []string{"kubernetes 192.0.2.1"}},
-		{"one has not told of itself", []*corev1.Node{node("a", "192.0.2.1", 7443, "True"), node("b", "", 7443, "True"), node("c", "192.0.2.3", 0, "True")}, []string{"kubernetes 192.0.2.1"}},
+		{"one has not published itself", []*corev1.Node{node("a", "192.0.2.1", 7443, "True"), node("b", "", 7443, "True"), node("c", "192.0.2.3", 0, "True")}, []string{"kubernetes 192.0.2.1"}},
 		{"different ports", []*corev1.Node{node("a", "192.0.2.1", 7443, "True"), node("b", "192.0.2.2", 7444, "True")}, []string{"kubernetes 192.0.2.1", "kubernetes-7444 192.0.2.2"}},
 		{"some are servers", []*corev1.Node{node("a", "192.0.2.1", 7443, "True", server1), node("b", "192.0.2.2", 7443, "True")}, []string{"kubernetes 192.0.2.1"}},
 		{"the server is dead", []*corev1.Node{node("a", "192.0.2.1", 7443, "Unknown", server1), node("b", "192.0.2.2", 7443, "True")}, nil},
@@ -66,7 +66,7 @@ func TestFix(t *testing.T) {
 		bad := s.DeepCopy()
 		harm(bad)
 		if good := fix(bad); good == nil || fix(good) != nil {
-			t.Errorf("%s: not put right: %+v", name, good)
+			t.Errorf("%s: not corrected: %+v", name, good)
 		}
 	}
 }

@@ -22,7 +22,7 @@ func TestParsePool(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	if err == nil || !strings.Contains(err.Error(), `"nonsense"`) || !strings.Contains(err.Error(), `"192.0.2.9-192.0.2.1"`) {
-		t.Errorf("what cannot be read is not told: %v", err)
+		t.Errorf("what cannot be read is not reported: %v", err)
 	}
 }
 

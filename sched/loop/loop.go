@@ -113,7 +113,7 @@ func Handle[T any](informer cache.SharedIndexInformer, f func(old, obj *T)) (cac
 	})
 }
 
-// Latest returns obj, or old if obj is nil: what a handler knows of an object
+// Latest returns obj, or old if obj is nil: what a handler knows about an object
 // whether it changed or went.
 func Latest[T any](old, obj *T) *T {
 	if obj != nil {

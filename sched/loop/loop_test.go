@@ -92,11 +92,11 @@ func TestPending(t *testing.T) {
 		{"answer lost, was not made", func(p *Pending) { p.Creating(owner, pod); p.Answered(owner, pod, lostAnswer) }, verifyAfter, nil, true},
 		{"answer lost, was made", func(p *Pending) { p.Creating(owner, pod); p.Answered(owner, pod, lostAnswer) }, verifyAfter, alive, false},
 		{"deleting, not seen", func(p *Pending) { p.Deleting(owner, pod, "u") }, 0, dying, false},
-		{"deleting, other news", func(p *Pending) { p.Deleting(owner, pod, "u"); p.SawPresent(owner, pod) }, 0, dying, false},
+		{"deleting, another event", func(p *Pending) { p.Deleting(owner, pod, "u"); p.SawPresent(owner, pod) }, 0, dying, false},
 		{"deleting, seen", func(p *Pending) { p.Deleting(owner, pod, "u"); p.SawGone(owner, pod) }, 0, nil, true},
 		{"deleting, was gone", func(p *Pending) { p.Deleting(owner, pod, "u"); p.Answered(owner, pod, notFound) }, 0, nil, true},
 		{"delete got lost", func(p *Pending) { p.Deleting(owner, pod, "u") }, verifyAfter, alive, true},
-		{"deleted and made anew", func(p *Pending) { p.Deleting(owner, pod, "other") }, verifyAfter, alive, true},
+		{"deleted and recreated", func(p *Pending) { p.Deleting(owner, pod, "other") }, verifyAfter, alive, true},
 		{"cache is far behind", func(p *Pending) { p.Deleting(owner, pod, "u") }, verifyAfter, dying, false},
 		{"owner forgotten", func(p *Pending) { p.Creating(owner, pod); p.Forget(owner) }, 0, alive, true},
 	}
@@ -157,7 +157,7 @@ func TestEventsAreCounted(t *testing.T) {
 	})
 }
 
-// Nobody reads the queue: recording goes on, and does not block.
+// No goroutine reads the queue: recording goes on, and does not block.
 func TestEventsNeverBlock(t *testing.T) {
 	events := NewEvents(fake.NewSimpleClientset(), clock.RealClock{})
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}}

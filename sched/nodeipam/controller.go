@@ -40,7 +40,7 @@ type controller struct {
 	last []netip.Prefix
 
 	mu sync.Mutex
-	// starved are the nodes that there was no network for. Each was told so
+	// starved are the nodes that there was no network for. Each got an event
 	// once, and is looked at again when a network has become free.
 	starved map[types.UID]bool
 }

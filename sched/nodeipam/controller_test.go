@@ -18,7 +18,7 @@ import (
 	"github.com/clusterd/clusterd/sched/schedtest"
 )
 
-// TestStarvedNodes: nodes that there is no network for are told so once, and are
+// TestStarvedNodes: nodes that there is no network for get one event, and are
 // not tried again until a node with a network goes.
 func TestStarvedNodes(t *testing.T) {
 	const nodes, networks = 8, 4
@@ -83,7 +83,7 @@ func TestStarvedNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	wait("the freed network to be given", func() bool { return len(with()) == networks })
-	// Those that are still without one were looked at again, and not told again.
+	// Those that are still without one were looked at again, and got no further event.
 	if n := events(); n != nodes-networks {
 		t.Errorf("%d events for %d nodes without a network", n, nodes-networks)
 	}

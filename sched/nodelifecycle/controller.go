@@ -152,7 +152,7 @@ func (c *controller) onLease(old, lease *coordinationv1.Lease) {
 	if s := c.entry(loop.Latest(old, lease).Name); lease == nil {
 		s.lease = nil
 	} else {
-		// Any write by anybody counts as a renewal here: too late is safe.
+		// Any write by any client counts as a renewal here: too late is safe.
 		s.lease, s.renewed = lease, c.clock.Now()
 	}
 	c.mu.Unlock()
@@ -298,7 +298,7 @@ func (c *controller) taint(ctx context.Context, key loop.Key, node *corev1.Node,
 	suspended := c.suspended
 	c.mu.Unlock()
 	// A mass failure holds back new NoExecute taints of unreachable nodes. Only
-	// a live agent reports NotReady, so that is believed.
+	// a live agent reports NotReady, so that is trusted.
 	evict := !suspended || readiness(node) == corev1.ConditionFalse
 	wanted, recheck := taints(node, evict, c.cfg.EvictionDelay, now)
 	if recheck > 0 {

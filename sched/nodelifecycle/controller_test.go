@@ -164,8 +164,8 @@ func TestFalseAccusation(t *testing.T) {
 	}
 }
 
-// If most nodes look dead nobody is evicted; when they come back all is as before.
-func TestMassFailureEvictsNobody(t *testing.T) {
+// If most nodes look dead no pod is evicted; when they come back all is as before.
+func TestMassFailureEvictsNoPod(t *testing.T) {
 	c := schedtest.New(t, append(nodes(3), schedtest.Pod("p").On("n3").Ready(time.Now()).Obj())...)
 	w := &wire{suspects: make(chan string), silent: map[string]bool{"n1": true}}
 	start(t, c, w) // asks all, and finds n1

@@ -32,7 +32,7 @@ func evictionOf(pod *corev1.Pod, all []corev1.Taint, first, now time.Time, suspe
 			return leaves, 0
 		}
 		if seconds == nil {
-			continue // for ever
+			continue // without a limit
 		}
 		since := first
 		if taint.TimeAdded != nil {
@@ -56,7 +56,7 @@ func lost(taint *corev1.Taint) bool {
 }
 
 // tolerance returns for how many seconds the pod tolerates the taint; nil is
-// for ever. The shortest of the matching tolerations with a limit counts.
+// without a limit. The shortest of the matching tolerations with a limit counts.
 func tolerance(pod *corev1.Pod, taint *corev1.Taint) (seconds *int64, tolerated bool) {
 	for i := range pod.Spec.Tolerations {
 		t := &pod.Spec.Tolerations[i]

@@ -32,7 +32,7 @@ func mayTake(lease *coordinationv1.Lease, renewed, now time.Time) (may bool, wai
 }
 
 // fence takes the Lease of a node that is silent, if that lets pods go that are on
-// their way out and cannot be heard of. From then on podgc removes them.
+// their way out and cannot report it. From then on podgc removes them.
 func (c *controller) fence(ctx context.Context, key loop.Key, node *corev1.Node, now time.Time) error {
 	if readiness(node) == corev1.ConditionTrue {
 		return nil

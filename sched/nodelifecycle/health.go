@@ -101,7 +101,7 @@ var ours = []string{
 	corev1.TaintNodeNetworkUnavailable,
 }
 
-// taints returns the taints the node should have: everybody else's as they
+// taints returns the taints the node should have: all foreign ones as they
 // are, ours as its conditions say. The NoExecute taint of a node that is not
 // ready is set only if evict is true; once set it stays until the node is
 // ready. recheck is the time until delay has passed, 0 if it plays no part.
@@ -183,5 +183,5 @@ func stamp(t time.Time) *metav1.Time {
 
 // massFailure reports whether so many nodes look dead that the fault is likely
 // to be on this side: more than half. Evicting everything everywhere would not
-// help anybody then.
+// help then.
 func massFailure(lost, all int) bool { return 2*lost > all }

@@ -124,7 +124,7 @@ func TestEvictionOf(t *testing.T) {
 		{"no taint", nil, nil, false, stays, 0},
 		{"not of the kind that evicts", []corev1.Taint{noSchedule}, nil, false, stays, 0},
 		{"not tolerated", []corev1.Taint{unreachable}, nil, false, leaves, 0},
-		{"tolerated for ever", []corev1.Taint{unreachable}, []corev1.Toleration{tolerate(unreachable.Key, nil)}, false, stays, 0},
+		{"tolerated without a limit", []corev1.Taint{unreachable}, []corev1.Toleration{tolerate(unreachable.Key, nil)}, false, stays, 0},
 		{"tolerated for a while", []corev1.Taint{unreachable}, []corev1.Toleration{tolerate(unreachable.Key, ptr.To[int64](300))}, false, later, 290 * time.Second},
 		{"time is up", []corev1.Taint{unreachable}, []corev1.Toleration{tolerate(unreachable.Key, ptr.To[int64](10))}, false, leaves, 0},
 		{"shortest counts", []corev1.Taint{unreachable}, []corev1.Toleration{tolerate("", nil), tolerate(unreachable.Key, ptr.To[int64](60))}, false, later, 50 * time.Second},

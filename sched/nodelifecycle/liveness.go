@@ -69,7 +69,7 @@ func (c *controller) listen(ctx context.Context) {
 	}
 
 	// A new leader has missed the suspicions of its predecessor's time, not the
-	// least those about its predecessor: it asks everybody once.
+	// least those about its predecessor: it asks all nodes once.
 	for _, node := range c.allNodes() {
 		ask(node)
 	}

@@ -154,8 +154,8 @@ func (c *controller) reconcileClaim(ctx context.Context, key loop.Key) error {
 	return c.writeClaimStatus(ctx, claim, plan.phase, nil)
 }
 
-// bind ties both ends, the volume first: once it names the claim nobody else
-// gets it. Each write names the version it was decided on, and a bind that was
+// bind ties both ends, the volume first: once it names the claim no other
+// claim gets it. Each write names the version it was decided on, and a bind that was
 // interrupted is finished by the next pass.
 func (c *controller) bind(ctx context.Context, claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) error {
 	bound, dirty, err := helper.GetBindVolumeToClaim(v, claim)
@@ -190,7 +190,7 @@ func (c *controller) bind(ctx context.Context, claim *corev1.PersistentVolumeCla
 }
 
 // writeClaimStatus writes the phase, and what the claim has of its volume. A
-// bound claim's capacity is left to who makes it grow.
+// bound claim's capacity is left to the resizer.
 func (c *controller) writeClaimStatus(ctx context.Context, claim *corev1.PersistentVolumeClaim, phase corev1.PersistentVolumeClaimPhase, v *corev1.PersistentVolume) error {
 	updated := claim.DeepCopy()
 	status := &updated.Status
@@ -248,7 +248,7 @@ func (c *controller) unbind(ctx context.Context, v *corev1.PersistentVolume) err
 		updated.Spec.ClaimRef = nil
 		delete(updated.Annotations, volumes.BoundByController)
 	} else {
-		updated.Spec.ClaimRef.UID = "" // somebody kept it for a claim of that name
+		updated.Spec.ClaimRef.UID = "" // an administrator reserved it for a claim of that name
 	}
 	updated, err := c.client.CoreV1().PersistentVolumes().Update(ctx, updated, metav1.UpdateOptions{})
 	if err != nil {

@@ -29,12 +29,12 @@ type claimInput struct {
 //	           a volume suits, or is made
 //	Pending ─────────────────────────────► Bound ──── its volume goes ───► Lost
 //	   │ ▲                                   ▲                              │
-//	   └─┘ none yet: told why                └──── the volume is back ──────┘
+//	   └─┘ none yet: event why               └──── the volume is back ──────┘
 type claimPlan struct {
 	// bind is the volume that the claim gets, or has and whose other end is to
-	// be put right. It is written before the claim.
+	// be corrected. It is written before the claim.
 	bind *corev1.PersistentVolume
-	// provisioner is who shall make a volume, "": nobody.
+	// provisioner makes the volume; "": none does.
 	provisioner string
 	phase       corev1.PersistentVolumeClaimPhase
 	note        *note
@@ -76,7 +76,7 @@ func decideClaim(in claimInput) claimPlan {
 	case in.class == nil:
 		plan.note = warn("ProvisioningFailed", "storageclass.storage.k8s.io %q not found", className)
 	default:
-		plan.note = &note{corev1.EventTypeNormal, "FailedBinding", fmt.Sprintf("no persistent volumes available for this claim, and nobody makes volumes of storage class %q", className)}
+		plan.note = &note{corev1.EventTypeNormal, "FailedBinding", fmt.Sprintf("no persistent volumes available for this claim, and storage class %q has no provisioner", className)}
 	}
 	return plan
 }
@@ -132,16 +132,16 @@ func named(all []*corev1.PersistentVolume, name string) *corev1.PersistentVolume
 // volumePlan is what to do about a volume.
 //
 //	Pending ──► Available ──► Bound ──► Released ──► (gone)     Delete
-//	                ▲           │           │  └───► Failed     nobody can
+//	                ▲           │           │  └───► Failed     no deleter
 //	                └───────────┘           └────── stays       Retain
 //	              its claim has another
 type volumePlan struct {
 	phase           corev1.PersistentVolumePhase
 	reason, message string
 	// unbind takes the claim's reference away: all of it where this loop wrote
-	// it, the UID where somebody kept the volume for the claim.
+	// it, the UID where an administrator reserved the volume for the claim.
 	unbind bool
-	// reclaim: the claim is gone for good. It is done after the server has
+	// reclaim: the claim is permanently gone. It is done after the server has
 	// confirmed it.
 	reclaim bool
 	note    *note
@@ -149,7 +149,7 @@ type volumePlan struct {
 
 // decideVolume says what to do about the volume. claim is the one that it
 // refers to, nil: there is none of that name. deleter reports whether
-// somebody removes the volume when its object is deleted.
+// a provisioner removes the volume when its object is deleted.
 func decideVolume(v *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim, deleter bool) volumePlan {
 	ref := v.Spec.ClaimRef
 	switch {
@@ -178,7 +178,7 @@ func released(v *corev1.PersistentVolume, deleter bool) volumePlan {
 	case corev1.PersistentVolumeReclaimDelete:
 		if !deleter {
 			plan.phase, plan.reason = corev1.VolumeFailed, "VolumeFailedDelete"
-			plan.message = "nobody deletes volumes of this kind: the data is kept, and the object can be deleted by hand"
+			plan.message = "volumes of this kind have no deleter: the data is kept, and the object can be deleted by hand"
 			plan.note = warn(plan.reason, "%s", plan.message)
 		}
 	default:

@@ -1,6 +1,6 @@
 // Package podcertificate deletes requests for certificates of pods that are
 // over: a node needs one until it is answered, which takes a signer moments, and
-// asks anew otherwise.
+// asks again otherwise.
 package podcertificate
 
 import (

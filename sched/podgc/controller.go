@@ -154,8 +154,8 @@ func (c *controller) taken(node string) bool {
 }
 
 // stillTaken asks the server for the same. If it is so now, it was so when the
-// pod was seen: the node has not told since what it runs, and will say of this
-// pod that it has failed.
+// pod was seen: the node has not reported since what it runs, and will report
+// this pod as failed.
 func (c *controller) stillTaken(ctx context.Context, node string) (bool, error) {
 	lease, err := c.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, node, metav1.GetOptions{})
 	switch {
@@ -185,7 +185,7 @@ func (c *controller) remove(ctx context.Context, v Victim) error {
 	return nil
 }
 
-// fail says that the pod has failed. disrupted: no eviction has told why before.
+// fail reports that the pod has failed. disrupted: no eviction has set a reason before.
 func (c *controller) fail(ctx context.Context, pod *corev1.Pod, disrupted bool) error {
 	status := map[string]any{"phase": corev1.PodFailed}
 	if disrupted {

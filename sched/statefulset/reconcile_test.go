@@ -279,7 +279,7 @@ func TestRandomWorkloads(t *testing.T) {
 		}
 		update = "last"
 		// In order a set that shrinks waits for its unhealthy pods, as its user
-		// has to heal them: here the nodes do.
+		// has to repair them: here the nodes do.
 		for _, p := range have {
 			if p.Labels[history.HashLabel] == "broken" && !pods.Finished(p) {
 				(&schedtest.PodBuilder{P: p}).Ready(now)

@@ -170,7 +170,7 @@ func (c *controller) rewrite(ctx context.Context, m *storagemigrationv1.StorageV
 			case err == nil:
 				done++
 			case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-				// Somebody else has written or deleted it.
+				// Another client has written or deleted it.
 			case final(err):
 				return c.end(ctx, m, fmt.Sprintf("%s %s cannot be written, mend or delete it and make another StorageVersionMigration: %v", resource.GroupResource(), klog.KObj(object), err), "")
 			default:

@@ -22,7 +22,7 @@ const (
 )
 
 // migrating is the condition of a CustomResourceDefinition whose objects are
-// being written anew.
+// being rewritten.
 const migrating = "StorageMigrating"
 
 // phase is what has to be done next about a migration.
@@ -109,7 +109,7 @@ func touch(version string) ([]byte, error) {
 }
 
 // begun is the status patch of a definition whose objects are about to be written
-// anew; nil: it says so already. Pure.
+// again; nil: it says so already. Pure.
 func begun(definition *unstructured.Unstructured, name string, now time.Time) ([]byte, error) {
 	if c := conditionOf(definition); c != nil && c["status"] == "True" && generationOf(c) == definition.GetGeneration() {
 		return nil, nil

@@ -110,7 +110,7 @@ func TestDefinitions(t *testing.T) {
 		{"finished, but changed meanwhile", func() ([]byte, error) { return finished(definition(4, said("True", 3)), true, begin) }, "False", ""},
 		{"failed", func() ([]byte, error) { return finished(definition(3, said("True", 3)), false, begin) }, "False", ""},
 		{"finished already", func() ([]byte, error) { return finished(definition(3, said("False", 3)), true, begin) }, "", ""},
-		{"made anew", func() ([]byte, error) { return finished(definition(1), true, begin) }, "", ""},
+		{"recreated", func() ([]byte, error) { return finished(definition(1), true, begin) }, "", ""},
 	} {
 		patch, err := test.patch()
 		if err != nil || (patch == nil) != (test.status == "") {

@@ -1,4 +1,4 @@
-// Requests to the API with the rights of whoever looks. The token lives in this
+// Requests to the API with the rights of the user. The token lives in this
 // variable alone: not in a cookie, which every request would carry, and not in
 // storage, which other pages of this server could read. Reloading forgets it.
 

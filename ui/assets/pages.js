@@ -22,7 +22,7 @@ function heading(text, at, resource) {
   return h('h1', {}, text, !KINDS[resource]?.cluster && at.namespace ? h('span', {class: 'dim'}, ' in ' + at.namespace) : null);
 }
 
-// overview counts, and names what needs somebody's attention.
+// overview counts, and names what needs attention.
 export function overview(at) {
   const {view, namespace} = at;
   const cards = h('div', {class: 'cards'});

@@ -134,7 +134,7 @@ type AskingList struct {
 }
 
 // AskingMachine is a machine without a token that waits to be approved. Its code is
-// not told: who approves it reads it from the machine.
+// not part of it: the administrator who approves it reads it from the machine.
 type AskingMachine struct {
 	ID      string    `json:"id"`
 	Name    string    `json:"name"`
@@ -164,7 +164,7 @@ type RecoveryRequest struct {
 
 // AuthorityRequest begins an exchange of the authority.
 type AuthorityRequest struct {
-	// Grace is how long the old one is believed at least once all members show
+	// Grace is how long the old one is trusted at least once all members show
 	// certificates of the new one, such as 24h, the default.
 	Grace string `json:"grace,omitempty"`
 	// Finish: no longer than the members need.
@@ -175,7 +175,7 @@ type AuthorityRequest struct {
 const (
 	AuthorityStable     = "stable"     // there is one
 	AuthorityDistribute = "distribute" // the new one is made known
-	AuthorityReissue    = "reissue"    // the new one signs, the old one is believed still
+	AuthorityReissue    = "reissue"    // the new one signs, the old one is still trusted
 )
 
 // AuthorityStatus is how far the exchange of the authority is.
@@ -189,7 +189,7 @@ type AuthorityStatus struct {
 	Members     []AuthorityMember `json:"members"`
 }
 
-// AuthorityInfo is a certificate authority that is believed.
+// AuthorityInfo is a certificate authority that is trusted.
 type AuthorityInfo struct {
 	ID      string    `json:"id"` // of its key; join tokens begin with it, after "cd1."
 	Signs   bool      `json:"signs"`

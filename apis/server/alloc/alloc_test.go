@@ -83,7 +83,7 @@ func TestAnAbandonedAddressIsTakenBack(t *testing.T) {
 		t.Errorf("while a Service holds it: %v, want ErrTaken", err)
 	}
 	if err := a.Release(t.Context(), address, owner("lost")); err != nil {
-		t.Errorf("release by who lost it: %v", err)
+		t.Errorf("release by the former owner: %v", err)
 	}
 	if err := a.Take(t.Context(), address, owner("third")); !errors.Is(err, alloc.ErrTaken) {
 		t.Errorf("after a release by another: %v, want ErrTaken", err)
@@ -123,7 +123,7 @@ func TestServersNeverGiveTheSameAddress(t *testing.T) {
 }
 
 // TestOthers: a second range is used when the first is full, and what is kept for
-// somebody is not given to others.
+// one Service is not given to others.
 func TestOthers(t *testing.T) {
 	s := &services{held: map[alloc.Owner]netip.Addr{}}
 	first, second, kept := netip.MustParsePrefix("10.0.0.0/29"), netip.MustParsePrefix("192.0.2.0/29"), netip.MustParseAddr("192.0.2.3")

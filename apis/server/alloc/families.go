@@ -55,7 +55,7 @@ func (f *Families) settle(spec, old *corev1.ServiceSpec) field.ErrorList {
 		slices.Equal(spec.ClusterIPs, old.ClusterIPs) && slices.Equal(spec.IPFamilies, old.IPFamilies) {
 		return nil
 	}
-	// Whoever fills in the endpoints of such a Service knows their families.
+	// The author of such a Service's endpoints knows their families.
 	free := f.dual() && spec.ClusterIP == corev1.ClusterIPNone && len(spec.Selector) == 0
 	if spec.IPFamilyPolicy == nil {
 		policy := corev1.IPFamilyPolicySingleStack

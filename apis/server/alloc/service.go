@@ -37,7 +37,7 @@ func Attach(services *registry.Store, f *Families, p *Ports) {
 	}
 	services.BeginUpdate = func(ctx context.Context, obj, old runtime.Object, options *metav1.UpdateOptions) (registry.FinishFunc, error) {
 		service, before, dry := obj.(*corev1.Service), old.(*corev1.Service), dryrun.IsDryRun(options.DryRun)
-		core.KeepGiven(&service.Spec, &before.Spec) // what is not mentioned is not to be given anew
+		core.KeepGiven(&service.Spec, &before.Spec) // what is not mentioned is not to be allocated again
 		return both(ctx,
 			func() (registry.FinishFunc, error) { return f.begin(ctx, service, before, dry) },
 			func() (registry.FinishFunc, error) { return p.begin(ctx, service, before, dry) })

@@ -21,7 +21,7 @@ import (
 // says what the cluster holds.
 var PublicPaths = []string{"/healthz", "/livez", "/readyz", "/version"}
 
-// verifiedFor is how long a verified certificate is believed before its chain
+// verifiedFor is how long a verified certificate is cached before its chain
 // is checked again; expiry of the certificate itself is checked on every request.
 const verifiedFor = time.Minute
 

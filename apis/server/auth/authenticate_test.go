@@ -86,7 +86,7 @@ func TestClientCert(t *testing.T) {
 		{name: "of another CA", cert: newAuthority(t).issue(t, nil), err: "signed by unknown authority"},
 		{name: "for servers only", err: "incompatible key usage",
 			cert: ca.issue(t, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} })},
-		{name: "of nobody", cert: ca.issue(t, func(c *x509.Certificate) { c.Subject.CommonName = "" })},
+		{name: "without a name", cert: ca.issue(t, func(c *x509.Certificate) { c.Subject.CommonName = "" })},
 		{name: "none"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -127,12 +127,12 @@ func TestAVerifiedCertificateStillExpires(t *testing.T) {
 	}
 	now = epoch.Add(time.Hour + time.Second)
 	if _, ok, err := a.AuthenticateRequest(req); ok || err == nil {
-		t.Errorf("an expired certificate was believed from memory: %t %v", ok, err)
+		t.Errorf("an expired certificate was accepted from the cache: %t %v", ok, err)
 	}
 }
 
 // TestAVerifiedCertificateGoesWithItsAuthority: that it was verified before is
-// worth nothing once the authority is not believed any more.
+// worth nothing once the authority is not trusted any more.
 func TestAVerifiedCertificateGoesWithItsAuthority(t *testing.T) {
 	old, next := newAuthority(t), newAuthority(t)
 	pool := x509.NewCertPool()
@@ -147,7 +147,7 @@ func TestAVerifiedCertificateGoesWithItsAuthority(t *testing.T) {
 	pool = x509.NewCertPool()
 	pool.AddCert(next.cert)
 	if _, ok, err := a.AuthenticateRequest(req); ok || err == nil {
-		t.Errorf("a certificate of the old authority was believed from memory: %t %v", ok, err)
+		t.Errorf("a certificate of the old authority was accepted from the cache: %t %v", ok, err)
 	}
 }
 

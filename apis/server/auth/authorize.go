@@ -58,7 +58,7 @@ func (z *NodeAuthorizer) RulesFor(_ context.Context, u user.Info, namespace stri
 }
 
 // Masters lets members of system:masters do anything, whatever is stored: it is
-// how a cluster whose roles were spoiled is mended.
+// how a cluster with broken roles is repaired.
 type Masters struct{}
 
 var (

@@ -40,7 +40,7 @@ func NodeName(u user.Info) (string, bool) {
 }
 
 // nodeRules is what every node may do whatever runs on it: what its agent
-// needs to publish itself, and what its network needs to know of all others.
+// needs to publish itself, and what its network needs to know about all others.
 // Which objects a node may write is narrowed further by the noderestriction
 // admission plugin.
 func nodeRules(node string) []Rule {

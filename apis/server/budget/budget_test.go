@@ -125,7 +125,7 @@ func TestBudget(t *testing.T) {
 		}
 	}
 	if !b.HeldBack("ann via anything") || b.HeldBack("bob") || b.HeldBack("") {
-		t.Error("who is held back is told wrong")
+		t.Error("HeldBack names the wrong writers")
 	}
 	for _, vital := range []context.Context{requestOf("coordination.k8s.io", "leases", ""), requestOf("", "nodes", "status")} {
 		if err := write(vital, "ann via kubectl", 1); err != nil {
@@ -138,7 +138,7 @@ func TestBudget(t *testing.T) {
 		}
 	}
 	if err := write(maps, "bob", 1); err != nil {
-		t.Errorf("somebody else: %v", err)
+		t.Errorf("another writer: %v", err)
 	}
 	if err := write(maps, "", 1<<30); err != nil {
 		t.Errorf("the store itself: %v", err)
@@ -161,7 +161,7 @@ func TestBudget(t *testing.T) {
 		t.Error("what failed counts")
 	}
 
-	// Told once, and again after a while.
+	// Reported once, and again after a while.
 	b.Written("ann", c.millis, 5000)
 	_ = write(maps, "ann", 1)
 	c.millis += remindAfter
@@ -174,7 +174,7 @@ func TestBudget(t *testing.T) {
 		}
 	}
 	if !heard[0].begins || begins != 2 || len(heard) != 7 || !heard[len(heard)-1].begins {
-		t.Errorf("told %+v, want the first and the last to begin", heard)
+		t.Errorf("reported %+v, want the first and the last to begin", heard)
 	}
 }
 

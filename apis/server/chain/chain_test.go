@@ -175,7 +175,7 @@ func TestConfigurationIsReadAgain(t *testing.T) {
 			t.Errorf("%s: taken over", name)
 		}
 		if changed, err := c.reload(); changed || err != nil {
-			t.Errorf("%s: told of twice: %v", name, err)
+			t.Errorf("%s: reported twice: %v", name, err)
 		}
 		if got := decide(t, c, "never", "list"); got != authorizer.DecisionDeny {
 			t.Errorf("%s: the order before does not hold: %v", name, got)
@@ -193,7 +193,7 @@ func TestConfigurationIsReadAgain(t *testing.T) {
 func TestWrongOptions(t *testing.T) {
 	kubeconfig, _ := oracle(t)
 	good := write(t, "authz.yaml", configuration(nodeAndRBAC))
-	policy := write(t, "abac.jsonl", "# nobody\n")
+	policy := write(t, "abac.jsonl", "# no policy\n")
 	for want, options := range map[string]Options{
 		`"AlwaysAllow"`:         {Modes: []string{Node, RBAC, "AlwaysAllow"}},
 		"type RBAC":             {Modes: []string{Node}},

@@ -10,7 +10,7 @@ import (
 	serviceinformers "k8s.io/kube-aggregator/pkg/client/informers/externalversions"
 )
 
-// Informers are what the servers of the chain know of the store.
+// Informers are the caches of the store that the servers of the chain share.
 type Informers struct {
 	Ours        informers.SharedInformerFactory
 	Definitions crdinformers.SharedInformerFactory

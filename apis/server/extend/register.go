@@ -22,7 +22,7 @@ type registration struct {
 	lister  listers.CustomResourceDefinitionLister
 	handler cache.ResourceEventHandlerRegistration
 	target  autoregister.AutoAPIServiceRegistration
-	own     []schema.GroupVersion // registered by others, for good
+	own     []schema.GroupVersion // registered by others, permanently
 	queue   workqueue.TypedInterface[schema.GroupVersion]
 	first   atomic.Bool // every version known at the start was looked at
 }

@@ -11,8 +11,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// TestEnsure: a suggested object is put right unless somebody has made it his
-// own, and only by a whole pass.
+// TestEnsure: a suggested object is restored unless an administrator has changed
+// it, and only by a whole pass.
 func TestEnsure(t *testing.T) {
 	want := bootstrap.SuggestedPriorityLevelConfigurationWorkloadLow
 	const theirs = 7

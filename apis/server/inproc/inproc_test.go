@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const patience = time.Minute
+const testTimeout = time.Minute
 
 func client(t *testing.T, handler http.HandlerFunc) (*http.Client, *Door) {
 	t.Helper()
@@ -102,7 +102,7 @@ func ends(t *testing.T, ended <-chan struct{}) {
 	t.Helper()
 	select {
 	case <-ended:
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Error("the handler did not end")
 	}
 }

@@ -25,7 +25,7 @@ import (
 )
 
 // Memory is a revisioned keyspace in memory: the twin of the real store for
-// tests. It keeps every event for ever and objects past their time to live.
+// tests. It keeps every event permanently and objects past their time to live.
 type Memory struct {
 	mu       sync.Mutex
 	changed  *sync.Cond
@@ -350,7 +350,7 @@ func (s *memoryStorage) EnableResourceSizeEstimation(storage.KeysFunc) error { r
 
 func (s *memoryStorage) CompactRevision() int64 { return 0 }
 
-// bookmarkEvery is how often a watch that allows it hears of the revision.
+// bookmarkEvery is how often a watch that allows it gets a bookmark of the revision.
 const bookmarkEvery = time.Second
 
 func (s *memoryStorage) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {

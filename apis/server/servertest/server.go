@@ -25,8 +25,8 @@ import (
 	"github.com/clusterd/clusterd/apis/server/auth"
 )
 
-// patience is how long a test server may take for anything. CI is busy.
-const patience = time.Minute
+// testTimeout is how long a test server may take for anything. CI is busy.
+const testTimeout = time.Minute
 
 // Server is an API server that ends with its test.
 type Server struct {
@@ -62,7 +62,7 @@ func Start(t testing.TB, change func(*server.Config)) *Server {
 			if err != nil {
 				t.Errorf("API server ended with: %v", err)
 			}
-		case <-time.After(patience):
+		case <-time.After(testTimeout):
 			t.Error("API server did not end")
 		}
 	})
@@ -75,7 +75,7 @@ func Start(t testing.TB, change func(*server.Config)) *Server {
 
 func (s *Server) waitReady(t testing.TB, ctx context.Context) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, testTimeout)
 	defer cancel()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -112,7 +112,7 @@ func (s *Server) Listen(t testing.TB) *rest.Config {
 	}
 	web := &http.Server{
 		Handler:           s.Handler(),
-		ReadHeaderTimeout: patience,
+		ReadHeaderTimeout: testTimeout,
 		TLSConfig: &tls.Config{
 			MinVersion:   tls.VersionTLS12,
 			Certificates: []tls.Certificate{s.ca.issue(t, "server", nil)},

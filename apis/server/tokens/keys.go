@@ -24,7 +24,7 @@ const (
 	// publishedFor is how long a new key is published before it signs, so that
 	// no verifier meets a token whose key it cannot know.
 	publishedFor = time.Minute
-	// freshFor is how long the list of keys is believed.
+	// freshFor is how long the list of keys is cached.
 	freshFor = 20 * time.Second
 	// askAgain bounds how often tokens of unknown keys cost a read.
 	askAgain = time.Second

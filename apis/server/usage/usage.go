@@ -27,8 +27,8 @@ const (
 	// oldest is how old a reading may be for a rate to begin with it: a rate
 	// of now is no average over an hour.
 	oldest = time.Minute
-	// patience bounds the questions to one node, the window between included.
-	patience = 10 * time.Second
+	// nodeTimeout bounds the requests to one node, the window between included.
+	nodeTimeout = 10 * time.Second
 	// limit is how much of a node's answer is read, in bytes.
 	limit = 64 << 20
 )
@@ -89,7 +89,7 @@ func (s Sample) list() corev1.ResourceList {
 // Of is what a node and its pods use, measured at most fifteen seconds ago.
 // The error says why the node does not tell.
 func (s *Source) Of(ctx context.Context, name string) (*Usage, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("it has not answered within %s", patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, nodeTimeout, fmt.Errorf("it has not answered within %s", nodeTimeout))
 	defer cancel()
 	s.mu.Lock()
 	n := s.nodes[name]

@@ -137,7 +137,7 @@ func TestRates(t *testing.T) {
 		time.Sleep(time.Hour)
 		want(t, s, n, time.Second, 5, time.Second, "a", "b") // a rate of now
 		time.Sleep(20 * time.Second)
-		n.start("a") // again: its counter begins anew
+		n.start("a") // again: its counter starts at zero
 		time.Sleep(time.Second)
 		want(t, s, n, time.Second, 7, time.Second, "a", "b")
 		s.Keep(map[string]runtime.Object{"n2": nil})

@@ -37,7 +37,7 @@ type Store struct {
 // mostLag is how many log entries a healthy member may be behind for a moment.
 const mostLag = 10000
 
-// JudgeCluster says what ails a cluster.
+// JudgeCluster reports the problems of a cluster.
 func JudgeCluster(c Cluster) []Finding {
 	var f findings
 	if c.Err != nil {
@@ -53,7 +53,7 @@ func JudgeCluster(c Cluster) []Finding {
 	if left := c.Expires.Sub(c.Now); !c.Expires.IsZero() {
 		switch {
 		case left <= 0:
-			f.problem("cert", "set the clock if it is wrong; else start clusterd, which renews its certificate, or join anew", "this node's certificate ended %s", c.Expires.UTC().Format(time.RFC3339))
+			f.problem("cert", "set the clock if it is wrong; else start clusterd, which renews its certificate, or join again", "this node's certificate ended %s", c.Expires.UTC().Format(time.RFC3339))
 		case left < 7*24*time.Hour:
 			f.warn("cert", "see why clusterd does not renew it: journalctl -u clusterd | grep certificate", "this node's certificate ends in %s", left.Round(time.Hour))
 		default:
@@ -85,7 +85,7 @@ func (c Cluster) members(f *findings) {
 	need := voters/2 + 1
 	switch {
 	case alive < need:
-		f.problem("quorum", "start clusterd on the others; if they are lost for ever: clusterctl recover", "%d of %d voters are alive and %d are needed: nothing can be changed", alive, voters, need)
+		f.problem("quorum", "start clusterd on the others; if they are permanently lost: clusterctl recover", "%d of %d voters are alive and %d are needed: nothing can be changed", alive, voters, need)
 	case c.Members.Leader == "":
 		f.problem("quorum", "wait some seconds; if it stays so, look at the logs of clusterd on the voters", "%d of %d voters are alive, but there is no leader", alive, voters)
 	case alive == need && voters > 1:
@@ -96,7 +96,7 @@ func (c Cluster) members(f *findings) {
 		f.ok("quorum", "%d of %d voters are alive, led by %s", alive, voters, c.Members.Leader)
 	}
 	if len(away) > 0 {
-		f.warn("members", "start clusterd there, or remove them for good: clusterctl members rm NAME", "not here: %s", strings.Join(away, ", "))
+		f.warn("members", "start clusterd there, or remove them: clusterctl members rm NAME", "not here: %s", strings.Join(away, ", "))
 	}
 	if len(behind) > 0 {
 		f.warn("members", "look at their disks and network: clusterd doctor there", "behind: %s", strings.Join(behind, ", "))

@@ -269,7 +269,7 @@ func (m Machine) firewall(f *findings) {
 			"ufw":       fmt.Sprintf("ufw allow %d", port) + m.eachPods("; ufw route allow from "),
 			"firewalld": fmt.Sprintf("firewall-cmd --permanent --add-port=%d/tcp --add-port=%d/udp; firewall-cmd --permanent --zone=trusted%s; firewall-cmd --reload", port, port, m.eachPods(" --add-source=")),
 		}[name]
-		f.warn("firewall", how, "%s is active: unless it has been told, it keeps the other machines and the pods out", name)
+		f.warn("firewall", how, "%s is active: without rules for the cluster it keeps the other machines and the pods out", name)
 	}
 	if len(m.Firewalls) > 0 {
 		return // the chains are theirs

@@ -70,8 +70,8 @@ func revisionOf(t *testing.T, obj metav1.Object) int64 {
 	return rev
 }
 
-// Objects and lists are shown as they were, any member tells the same, and
-// whoever may not read the present may not read the past.
+// Objects and lists are shown as they were, any member answers the same, and
+// a user who may not read the present may not read the past.
 func TestMultiLookingBack(t *testing.T) {
 	t.Parallel()
 	members := raftstoretest.New(t, 3, nil)

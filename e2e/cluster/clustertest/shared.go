@@ -46,8 +46,8 @@ type Shared struct {
 // Node is the node of a Shared.
 const Node = "n1"
 
-// patience is how long a Shared may take to come and to go on a busy machine.
-const patience = 3 * time.Minute
+// startTimeout is how long a Shared may take to come and to go on a busy machine.
+const startTimeout = 3 * time.Minute
 
 // Start makes the cluster of the programs in bin once, waits for its node and loads
 // the image hello.tar of that folder. Each call returns the same error.
@@ -60,7 +60,7 @@ func (s *Shared) up(bin string) (err error) {
 	if s.Dir, err = os.MkdirTemp("", s.Name+"-"); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	s.Began = time.Now()
 	c, err := cluster.Up(ctx, cluster.Config{Dir: filepath.Join(s.Dir, "c"), Bin: bin, Nodes: 1, Bridge: s.Bridge, Subnet: s.Subnet})
@@ -112,7 +112,7 @@ func (s *Shared) Main(m *testing.M) int {
 
 func (s *Shared) down() error {
 	marks := append(s.Cluster.Marks(), s.Dir)
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	if err := s.Cluster.Down(ctx); err != nil {
 		return fmt.Errorf("take the cluster down: %w", err)

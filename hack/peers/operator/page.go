@@ -135,7 +135,7 @@ func (rules) ValidateCreate(_ context.Context, page *Page) (admission.Warnings, 
 	case n > most:
 		return nil, fmt.Errorf("spec.replicas: %d servers are more than %d", n, most)
 	case n == 0:
-		return admission.Warnings{"spec.replicas: nobody will answer"}, nil
+		return admission.Warnings{"spec.replicas: no pod will answer"}, nil
 	}
 	return nil, nil
 }

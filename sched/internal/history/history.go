@@ -77,7 +77,7 @@ func Same(r *appsv1.ControllerRevision, template *corev1.PodTemplateSpec) bool {
 
 // New returns the revision of a template that none of the owner's has. Its
 // name is a function of template and collisions: creating it twice is refused
-// by the server, whatever a cache believes.
+// by the server, however old a cache is.
 func New(owner metav1.Object, kind schema.GroupVersionKind, template *corev1.PodTemplateSpec, number int64, collisions *int32) (*appsv1.ControllerRevision, error) {
 	data, err := encode(template)
 	if err != nil {

@@ -45,7 +45,7 @@ func (k *Keeper) Watch(controller *loop.Controller, env loop.Env, wake func(loop
 	})
 }
 
-// Owner is what a Keeper has to know of the owner of revisions.
+// Owner is what a Keeper has to know about the owner of revisions.
 type Owner struct {
 	podctl.Owner
 	Selector   *metav1.LabelSelector

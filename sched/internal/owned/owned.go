@@ -80,7 +80,7 @@ type Claimer struct {
 var errMayNotAdopt = errors.New("owner is gone or being deleted")
 
 // Claim returns those of objs that the owner controls after adopting matching
-// orphans and releasing owned objects that match no more. objs must be the
+// orphans and releasing owned objects that do not match any more. objs must be the
 // owner's dependents and orphans of its namespace. When some could not be
 // adopted or released it returns the others and an error.
 func Claim[T any, P interface {

@@ -40,7 +40,7 @@ func TestTakenNameIsTriedAnew(t *testing.T) {
 	if err != nil || len(list.Items) != 1 || list.Items[0].GenerateName != "web-" {
 		t.Errorf("%+v %v", list.Items, err)
 	}
-	// It is not tried for ever.
+	// The number of tries is bounded.
 	taken = -1000
 	client.PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 		taken++

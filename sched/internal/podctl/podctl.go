@@ -118,7 +118,7 @@ func (c *Control) Owned(owner types.UID) ([]*corev1.Pod, error) {
 }
 
 // Claim returns the owner's pods after adopting orphans that match its
-// selector and releasing those that match no more. mayAdopt says which orphans
+// selector and releasing those that do not match any more. mayAdopt says which orphans
 // come into question. live reads the owner from the server.
 //
 // A wait above 0 says that the pods may lack writes of ours: nothing may be

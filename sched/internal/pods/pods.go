@@ -47,7 +47,7 @@ func Available(pod *corev1.Pod, minReady time.Duration, now time.Time) (availabl
 	return false, left
 }
 
-// Finished reports whether the pod has ended for good.
+// Finished reports whether the pod has ended permanently.
 func Finished(pod *corev1.Pod) bool {
 	return core.Finished(pod)
 }

@@ -41,7 +41,7 @@ func Provisions(class *storagev1.StorageClass) bool {
 	return class != nil && class.Provisioner != "" && class.Provisioner != NoProvisioner
 }
 
-// Bound reports whether the claim has its volume for good.
+// Bound reports whether the claim is permanently bound to its volume.
 func Bound(claim *corev1.PersistentVolumeClaim) bool {
 	_, done := claim.Annotations[BindCompleted]
 	return done && claim.Spec.VolumeName != "" && claim.Status.Phase == corev1.ClaimBound

@@ -27,10 +27,10 @@ func TestAdmit(t *testing.T) {
 		annotations map[string]string
 		want        *string
 	}{
-		"none":            {all, nil, nil, ptr.To("also-new")},
-		"no default":      {all[:1], nil, nil, nil},
-		"named":           {all, ptr.To("plain"), nil, ptr.To("plain")},
-		"named as of old": {all, nil, map[string]string{"kubernetes.io/ingress.class": "nginx"}, nil},
+		"none":                    {all, nil, nil, ptr.To("also-new")},
+		"no default":              {all[:1], nil, nil, nil},
+		"named":                   {all, ptr.To("plain"), nil, ptr.To("plain")},
+		"named by the annotation": {all, nil, map[string]string{"kubernetes.io/ingress.class": "nginx"}, nil},
 	} {
 		i := &networkingv1.Ingress{ObjectMeta: metav1.ObjectMeta{Annotations: tt.annotations}, Spec: networkingv1.IngressSpec{IngressClassName: tt.named}}
 		a := admission.NewAttributesRecord(i, nil, networkingv1.SchemeGroupVersion.WithKind("Ingress"), "n", "i", networkingv1.SchemeGroupVersion.WithResource("ingresses"), "", admission.Create, nil, false, nil)

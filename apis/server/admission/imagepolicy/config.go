@@ -104,7 +104,7 @@ func backend(kubeconfig string, backoff time.Duration) (*webhook.GenericWebhook,
 		return nil, err
 	}
 	if !strings.HasPrefix(config.Host, "https://") {
-		return nil, fmt.Errorf("cluster.server: %q: must begin with https://, or whoever is on the way decides", config.Host)
+		return nil, fmt.Errorf("cluster.server: %q: must begin with https://, or any host on the path can decide", config.Host)
 	}
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {

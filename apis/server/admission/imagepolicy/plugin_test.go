@@ -144,7 +144,7 @@ func TestDecisions(t *testing.T) {
 		t.Errorf("one request asks once (-want +got):\n%s", diff)
 	}
 	if _, there := good.Annotations[FailedOpen]; there {
-		t.Error("a user said that the backend had not answered, and was believed")
+		t.Error("a user said that the backend had not answered, and it was accepted")
 	}
 
 	err := p.both(t, pod("good:1", "bad:1"), nil, "")

@@ -50,7 +50,7 @@ func New(objects Objects) admission.Interface {
 	return &plugin{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete), objects: objects}
 }
 
-// Validate lets everybody but nodes pass.
+// Validate admits all users but nodes.
 func (p *plugin) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	node, ok := auth.NodeName(a.GetUserInfo())
 	if !ok {

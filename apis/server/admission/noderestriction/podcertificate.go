@@ -12,7 +12,7 @@ import (
 
 // podCertificate lets a node ask for certificates of its pods only: of those
 // that run on it, for the account they run as, and from the signers that their
-// volumes name. Everything that a signer believes is compared with what is
+// volumes name. Everything that a signer relies on is compared with what is
 // stored; what an old copy can make differ is a conflict, to be tried again.
 func (p *plugin) podCertificate(ctx context.Context, node string, a admission.Attributes) error {
 	if a.GetOperation() != admission.Create || a.GetSubresource() != "" {

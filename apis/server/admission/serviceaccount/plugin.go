@@ -91,8 +91,8 @@ func (p *plugin) missing(a admission.Attributes, pod *corev1.Pod, err error) err
 	return admission.NewForbidden(a, fmt.Errorf("error looking up service account %s/%s: %w", a.GetNamespace(), name, err))
 }
 
-// isMirror tells of a pod that only shows what a node runs by itself: it runs
-// as nobody.
+// isMirror reports whether a pod only shows what a node runs by itself: it runs
+// without a service account.
 func isMirror(pod *corev1.Pod) bool {
 	_, ok := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	return ok

@@ -1,5 +1,5 @@
-// Package tolerations gives each pod a bounded patience with a node that is
-// not ready or cannot be reached, unless the pod says otherwise itself.
+// Package tolerations bounds how long a pod stays on a node that is not
+// ready or cannot be reached, unless the pod sets its own tolerations.
 package tolerations
 
 import (
@@ -12,7 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 )
 
-// DefaultSeconds is the patience when none is configured.
+// DefaultSeconds is the bound when none is configured.
 const DefaultSeconds int64 = 300
 
 type plugin struct {
@@ -22,7 +22,7 @@ type plugin struct {
 
 var _ admission.MutationInterface = &plugin{}
 
-// New makes the plugin; seconds is the patience it gives.
+// New makes the plugin; seconds is the bound it sets.
 func New(seconds int64) admission.Interface {
 	return &plugin{Handler: admission.NewHandler(admission.Create, admission.Update), seconds: seconds}
 }

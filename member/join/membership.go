@@ -14,27 +14,27 @@ import (
 	"github.com/clusterd/clusterd/raftstore"
 )
 
-// StandingPath answers, over the join protocol, what the cluster knows of a
-// node: GET with its id. A node that is refused everywhere else can ask there
-// why. The answer says nothing to those who do not hold the id, which is 130
+// MembershipStatusPath answers, over the join protocol, with the membership status
+// of a node: GET with its id. A node that is refused everywhere else can ask
+// there why. The answer says nothing to those who do not hold the id, which is 130
 // bits of a fingerprint.
-const StandingPath = "/v1/standing"
+const MembershipStatusPath = "/v1/standing"
 
-// Standing is what one member knows of a node.
-type Standing struct {
+// MembershipStatus is what one member knows about a node.
+type MembershipStatus struct {
 	// Epoch is the life of the store that the one who answers takes part in.
 	Epoch raftstore.Epoch `json:"epoch"`
 	// Member: the node has a record there, of the role.
 	Member bool     `json:"member"`
 	Role   pki.Role `json:"role,omitempty"`
-	// Removed is set when it was a member and is none any more.
+	// Removed is set when it was a member and is not any more.
 	Removed *Removal `json:"removed,omitempty"`
 }
 
-// standing looks a node up in this member's own store: it works without a
-// leader.
-func (s *Server) standing(ctx context.Context, id string) (Standing, error) {
-	answer := Standing{Epoch: s.Epoch}
+// membershipStatus looks a node up in this member's own store: it works
+// without a leader.
+func (s *Server) membershipStatus(ctx context.Context, id string) (MembershipStatus, error) {
+	answer := MembershipStatus{Epoch: s.Epoch}
 	stale := raftstore.ReadOptions{Stale: true}
 	switch rec, _, err := readRecord(ctx, s.Store, id, stale); {
 	case err == nil:
@@ -50,26 +50,26 @@ func (s *Server) standing(ctx context.Context, id string) (Standing, error) {
 	return answer, json.Unmarshal(gone.Value, answer.Removed)
 }
 
-func (s *Server) serveStanding(w http.ResponseWriter, r *http.Request) {
-	answer, err := s.standing(r.Context(), r.URL.Query().Get("id"))
+func (s *Server) serveMembershipStatus(w http.ResponseWriter, r *http.Request) {
+	answer, err := s.membershipStatus(r.Context(), r.URL.Query().Get("id"))
 	if err != nil {
-		s.Log.Warn("a node's standing could not be looked up", "peer", r.RemoteAddr, "err", err)
-		refuse(w, http.StatusServiceUnavailable, &Refusal{CodeBusy, "the node's standing cannot be looked up right now: " + err.Error()})
+		s.Log.Warn("a node's membership status could not be looked up", "peer", r.RemoteAddr, "err", err)
+		refuse(w, http.StatusServiceUnavailable, &Refusal{CodeBusy, "the node's membership status cannot be looked up right now: " + err.Error()})
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
 	json.NewEncoder(w).Encode(answer)
 }
 
-// AskStanding asks a member what it knows of the node with that id. dial opens
-// a connection for the join protocol and has verified who is at its other end.
-func AskStanding(ctx context.Context, dial func(context.Context) (net.Conn, error), id string) (Standing, error) {
+// AskMembershipStatus asks a member for the membership status of the node with
+// that id. dial opens a connection for the join protocol and has verified who is at its other end.
+func AskMembershipStatus(ctx context.Context, dial func(context.Context) (net.Conn, error), id string) (MembershipStatus, error) {
 	tr := &http.Transport{
 		DisableKeepAlives: true,
 		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
 	}
-	var answer Standing
-	target := url.URL{Scheme: "http", Host: "member", Path: StandingPath, RawQuery: url.Values{"id": {id}}.Encode()}
+	var answer MembershipStatus
+	target := url.URL{Scheme: "http", Host: "member", Path: MembershipStatusPath, RawQuery: url.Values{"id": {id}}.Encode()}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
 	if err != nil {
 		return answer, err

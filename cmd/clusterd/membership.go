@@ -15,7 +15,7 @@ import (
 	"github.com/clusterd/clusterd/member/transport"
 )
 
-// goneError ends a node that belongs to the cluster no more. Starting it again
+// goneError ends a node that does not belong to the cluster any more. Starting it again
 // does not help.
 type goneError struct{ why string }
 
@@ -34,18 +34,18 @@ func errRemoved(cfg Config, r join.Removal) error {
 }
 
 const (
-	// standingPeriod is how often a node without a leader asks the others why.
-	standingPeriod = 2 * time.Second
+	// membershipPeriod is how often a node without a leader asks the others why.
+	membershipPeriod = 2 * time.Second
 	// A node that starts asks before it takes part. A member whose clusterd is
 	// down says so at once; one whose machine is silent costs this much.
-	startPatience    = 3 * time.Second
-	standingPatience = 3 * time.Second
+	startTimeout      = 3 * time.Second
+	membershipTimeout = 3 * time.Second
 )
 
-// keepStanding finds out why no member answers this node: without a leader, or
-// when a member has refused it, it asks the others what they know of it.
-func (m *Main) keepStanding(ctx context.Context) error {
-	tick := time.NewTicker(standingPeriod)
+// watchMembership finds out why no member answers this node: without a leader, or
+// when a member has refused it, it asks the others for its membership status.
+func (m *Main) watchMembership(ctx context.Context) error {
+	tick := time.NewTicker(membershipPeriod)
 	defer tick.Stop()
 	for {
 		wasRefused := false
@@ -62,7 +62,7 @@ func (m *Main) keepStanding(ctx context.Context) error {
 		if !wasRefused && m.store.Leader() != "" {
 			continue
 		}
-		adopt, err := m.judgeStanding(m.askStanding(ctx, m.everybody(), standingPatience))
+		adopt, err := m.judgeMembership(m.askMembership(ctx, m.memberAddrs(), membershipTimeout))
 		if errors.Is(err, errDemoted) {
 			if err := m.tryBecomeAgent(ctx); err != nil {
 				return err
@@ -76,15 +76,15 @@ func (m *Main) keepStanding(ctx context.Context) error {
 			if err := m.dir.writeRecovery(*adopt); err != nil {
 				return err
 			}
-			return &restartError{"this node begins anew in epoch " + adopt.Epoch.String() + " of the store", m.cfg.Data}
+			return &restartError{"this node starts over in epoch " + adopt.Epoch.String() + " of the store", m.cfg.Data}
 		}
 	}
 }
 
-// startStanding is asked before the store is opened: a member of a past epoch
+// checkMembership is called before the store is opened: a member of a past epoch
 // must not find others of it and form a majority with them.
-func (m *Main) startStanding(ctx context.Context) error {
-	adopt, err := m.judgeStanding(m.askStanding(ctx, m.seeds(), startPatience))
+func (m *Main) checkMembership(ctx context.Context) error {
+	adopt, err := m.judgeMembership(m.askMembership(ctx, m.seeds(), startTimeout))
 	if errors.Is(err, errDemoted) {
 		return m.becomeAgent(ctx, m.seeds())
 	}
@@ -97,8 +97,8 @@ func (m *Main) startStanding(ctx context.Context) error {
 	return m.recoverStore()
 }
 
-// everybody is where other members are, or were.
-func (m *Main) everybody() []netip.AddrPort {
+// memberAddrs are the addresses where other members are, or were.
+func (m *Main) memberAddrs() []netip.AddrPort {
 	addrs := m.seeds()
 	for _, mem := range m.members.All() {
 		if mem.ID != m.id.nodeID() {
@@ -108,15 +108,15 @@ func (m *Main) everybody() []netip.AddrPort {
 	return addrs
 }
 
-// askStanding asks all of them at once and returns what those said who
-// answered in time.
-func (m *Main) askStanding(ctx context.Context, addrs []netip.AddrPort, patience time.Duration) []join.Standing {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+// askMembership asks all of them at once and returns the answers that came
+// in time.
+func (m *Main) askMembership(ctx context.Context, addrs []netip.AddrPort, timeout time.Duration) []join.MembershipStatus {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	addrs = slices.Clone(addrs)
 	slices.SortFunc(addrs, netip.AddrPort.Compare)
 	var mu sync.Mutex
-	var answers []join.Standing
+	var answers []join.MembershipStatus
 	var asking sync.WaitGroup
 	for _, addr := range slices.Compact(addrs) {
 		asking.Go(func() {
@@ -127,9 +127,9 @@ func (m *Main) askStanding(ctx context.Context, addrs []netip.AddrPort, patience
 				}
 				return c, nil
 			}
-			answer, err := join.AskStanding(ctx, dial, m.id.nodeID())
+			answer, err := join.AskMembershipStatus(ctx, dial, m.id.nodeID())
 			if err != nil {
-				m.log.Debug("ask a member what it knows of this node", "peer", addr, "err", err)
+				m.log.Debug("ask a member for this node's membership status", "peer", addr, "err", err)
 				return
 			}
 			mu.Lock()
@@ -141,16 +141,16 @@ func (m *Main) askStanding(ctx context.Context, addrs []netip.AddrPort, patience
 	return answers
 }
 
-// errDemoted is returned by judgeStanding when this node is an agent by now: it
+// errDemoted is returned by judgeMembership when this node is an agent by now: it
 // was down, or cut off from the store, when that was written.
 var errDemoted = errors.New("this node was demoted")
 
-// judgeStanding decides what follows from the answers: the end of this node,
-// an epoch in which it is to begin anew, or nothing. While this node hears a
-// leader of its own epoch it is part of a majority, and goes on: whoever
-// recovered the cluster elsewhere was wrong about that majority, and to end it
-// would lose what it has written.
-func (m *Main) judgeStanding(answers []join.Standing) (*recoveryOrder, error) {
+// judgeMembership decides what follows from the answers: the end of this node,
+// an epoch in which it is to start over, or nothing. While this node hears a
+// leader of its own epoch it is part of a majority, and goes on: the cluster
+// was recovered elsewhere although that majority lived, and ending it would
+// lose what it has written.
+func (m *Main) judgeMembership(answers []join.MembershipStatus) (*recoveryOrder, error) {
 	ours, err := m.dir.epoch()
 	if err != nil {
 		return nil, err
@@ -159,7 +159,7 @@ func (m *Main) judgeStanding(answers []join.Standing) (*recoveryOrder, error) {
 		newer := a.Epoch.Number > ours.Number
 		switch {
 		case newer && m.store != nil && m.store.Leader() != "":
-			m.log.Error("another part of this cluster was recovered or restored and lives on without this one: members do not speak to each other across epochs; end one of the two with `clusterd reset` on its machines",
+			m.log.Error("another part of this cluster was recovered or restored and runs on without this one: members do not speak to each other across epochs; end one of the two with `clusterd reset` on its machines",
 				"epoch", ours, "other epoch", a.Epoch)
 		case a.Removed != nil && (newer || a.Epoch == ours):
 			return nil, errors.Join(m.errRemoved(*a.Removed), m.dir.markRemoved(*a.Removed))
