@@ -74,11 +74,11 @@ func TestPodsAreCompleted(t *testing.T) {
 	if plain.Spec.ServiceAccountName != "default" || plain.Spec.Priority == nil || *plain.Spec.Priority != 0 {
 		t.Errorf("service account %q, priority %v", plain.Spec.ServiceAccountName, plain.Spec.Priority)
 	}
-	seconds := map[string]int64{}
+	tolerated := map[string]int64{}
 	for _, toleration := range plain.Spec.Tolerations {
-		seconds[toleration.Key] = *toleration.TolerationSeconds
+		tolerated[toleration.Key] = *toleration.TolerationSeconds
 	}
-	if seconds["node.kubernetes.io/not-ready"] != 7 || seconds["node.kubernetes.io/unreachable"] != 7 {
+	if tolerated["node.kubernetes.io/not-ready"] != 7 || tolerated["node.kubernetes.io/unreachable"] != 7 {
 		t.Errorf("tolerations: %v", plain.Spec.Tolerations)
 	}
 

@@ -388,7 +388,7 @@ func (c *Netns) PowerOff(name string) error {
 	if err != nil {
 		return err
 	}
-	for deadline := time.Now().Add(timeout); ; {
+	for deadline := time.Now().Add(nodeTimeout); ; {
 		pids, err := c.processes(n)
 		if err != nil {
 			return err
