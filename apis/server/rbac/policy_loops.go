@@ -84,6 +84,7 @@ func managerRules() []rbacv1.PolicyRule {
 		on("apiextensions.k8s.io apiregistration.k8s.io", "customresourcedefinitions/status apiservices/status", do("patch", "update")),
 		on("admissionregistration.k8s.io", "validatingadmissionpolicies/status mutatingadmissionpolicies/status", do("patch", "update")),
 		on(csr, "certificatesigningrequests podcertificaterequests", do("get", "delete")),
+		on("scheduling.k8s.io", "podgroups", do("patch", "update")), // their finalizer
 		on(csr, "certificatesigningrequests/status certificatesigningrequests/approval", do("update", "patch")),
 		called(on(csr, "signers", do("approve", "sign")), "kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"),
 		on("*", "*/scale", do("get", "update", "patch")),
