@@ -44,6 +44,7 @@ const (
 	podGone                // a bound pod ended or went: room
 	podPlaced              // a pod was bound or its labels changed
 	volumeChanged          // a claim, a volume or a storage class changed
+	groupChanged           // the pod's group, or what it needs
 	anything        change = 1<<iota - 1
 )
 

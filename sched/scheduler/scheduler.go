@@ -41,6 +41,8 @@ type scheduler struct {
 	claimInformer, volumeInformer, classInformer cache.SharedIndexInformer
 	csiNodes, csiDrivers, capacities             cache.SharedIndexInformer
 
+	groups groups
+
 	storage    *storageView
 	volumeNews news // a claim changed, or a pod went
 
@@ -63,8 +65,12 @@ type reason struct {
 }
 
 // New returns the loop. It watches Pods, Nodes, Namespaces, claims, volumes,
-// their classes, and what CSI drivers tell.
+// their classes, what CSI drivers tell, and PodGroups.
 func New(env loop.Env, cfg Config) loop.Loop {
+	return loop.Loop{Name: "scheduler", Run: newScheduler(env, cfg).run}
+}
+
+func newScheduler(env loop.Env, cfg Config) *scheduler {
 	core, classes := env.Informers.Core().V1(), env.Informers.Storage().V1().StorageClasses()
 	s := &scheduler{
 		client:       env.Client,
@@ -93,8 +99,13 @@ func New(env loop.Env, cfg Config) loop.Loop {
 	for name := range s.snapshot.profiles {
 		s.events[name] = env.Events.For(name)
 	}
+	s.groups = newGroups()
+	podGroups := env.Informers.Scheduling().V1beta1().PodGroups()
+	s.groups.lister, s.groups.informer = podGroups.Lister(), podGroups.Informer()
+	s.groups.reporter = loop.New("scheduler-groups", env, 2, s.reportGroup)
+	s.queue.priorityOf = s.groups.priorityOf
 	s.reporter = loop.New("scheduler-reports", env, 4, s.writeReason)
-	return loop.Loop{Name: "scheduler", Run: s.run}
+	return s
 }
 
 func (s *scheduler) run(ctx context.Context) error {
@@ -106,14 +117,16 @@ func (s *scheduler) run(ctx context.Context) error {
 	defer group.Wait() //nolint:errcheck // its error is returned below, unless another came first
 	defer cancel()
 	waitingPods.Reset()
-	reporting := make(chan struct{})
-	group.Go(func() error {
-		return s.reporter.RunReady(ctx, func() { close(reporting) })
-	})
-	select {
-	case <-reporting:
-	case <-ctx.Done():
-		return group.Wait()
+	for _, reporter := range []*loop.Controller{s.reporter, s.groups.reporter} {
+		reporting := make(chan struct{})
+		group.Go(func() error {
+			return reporter.RunReady(ctx, func() { close(reporting) })
+		})
+		select {
+		case <-reporting:
+		case <-ctx.Done():
+			return group.Wait()
+		}
 	}
 
 	synced, err := s.watch()
@@ -136,19 +149,25 @@ func (s *scheduler) run(ctx context.Context) error {
 			break
 		}
 		start := s.clock.Now()
-		switch node, choices := s.schedule(ctx, pod); {
-		case node == "":
-		case len(choices) > 0:
+		if pod.Spec.SchedulingGroup != nil {
+			if places, handled := s.scheduleGroup(ctx, pod); handled {
+				s.bindGroup(ctx, places, start, &binds, &volumeWaits)
+				continue
+			}
+		}
+		switch place := s.schedule(ctx, pod); {
+		case place.node == "":
+		case place.prepares():
 			volumeWaits.Go(func() error {
-				if err := s.bindVolumes(ctx, pod, node, choices); err != nil {
-					s.unbound(ctx, pod, node, err)
+				if err := s.prepare(ctx, place); err != nil {
+					s.unbound(ctx, pod, place.node, err)
 				} else {
-					s.bind(ctx, pod, node, start)
+					s.bind(ctx, pod, place.node, start)
 				}
 				return nil
 			})
 		default:
-			binds.Go(func() error { s.bind(ctx, pod, node, start); return nil })
+			binds.Go(func() error { s.bind(ctx, pod, place.node, start); return nil })
 		}
 	}
 	_ = volumeWaits.Wait()
@@ -156,27 +175,48 @@ func (s *scheduler) run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// schedule chooses a node for the pod and assumes it there. It returns "" if
-// there is nothing to bind; the pod is then parked or out of the queue. choices
-// are what to do for its claims before that.
-func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) (node string, choices []claimChoice) {
+// placement is a pod that is assumed on a node.
+type placement struct {
+	pod  *corev1.Pod
+	node string // "": the pod has none
+	// choices are what to do for its claims before it is bound.
+	choices []claimChoice
+}
+
+// prepares reports whether something is to be written before the pod is bound.
+func (p placement) prepares() bool { return len(p.choices) > 0 }
+
+// prepare writes it, and waits until it has had its effect.
+func (s *scheduler) prepare(ctx context.Context, p placement) error {
+	return s.bindVolumes(ctx, p.pod, p.node, p.choices)
+}
+
+// take assumes p on the best of the nodes that fit it. s.mu is held.
+func (s *scheduler) take(p *podInfo, v verdict) placement {
+	chosen := best(s.snapshot, p, v.fit)
+	place := placement{pod: p.pod, node: chosen.name}
+	place.choices, _ = p.storage.on(chosen.node)
+	s.snapshot.assume(p, chosen.name)
+	return place
+}
+
+// schedule chooses a node for the pod and assumes it there. The node is "" if
+// there is nothing to bind; the pod is then parked or out of the queue.
+func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) placement {
 	s.mu.Lock()
 	if _, placed := s.snapshot.placed[pod.UID]; placed || !s.stillWaiting(pod) {
 		s.mu.Unlock()
 		s.queue.remove(pod.UID)
-		return "", nil
+		return placement{}
 	}
 	p := newPodInfo(pod)
 	v := runFilters(s.snapshot, p)
 	if len(v.fit) > 0 {
-		chosen := best(s.snapshot, p, v.fit)
-		node = chosen.name
-		choices, _ = p.storage.on(chosen.node)
-		s.snapshot.assume(p, node)
+		place := s.take(p, v)
 		s.mu.Unlock()
 		// Affinity of other waiting pods may be met now.
 		s.queue.changed(podPlaced)
-		return node, choices
+		return place
 	}
 	why := reason{uid: pod.UID, message: v.explain()}
 	if v.blocked == "" && asksWhy(pod) {
@@ -193,7 +233,7 @@ func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) (node string,
 	s.reporter.Enqueue(key)
 	s.queue.park(pod.UID, v.wokenBy)
 	klog.FromContext(ctx).V(3).Info("pod fits no node", "pod", klog.KObj(pod), "why", message)
-	return "", nil
+	return placement{}
 }
 
 // makeRoom preempts for a pod that fits nowhere, if it may. The writes are the
@@ -287,6 +327,9 @@ func (s *scheduler) watch() ([]cache.InformerSynced, error) {
 		func() (cache.ResourceEventHandlerRegistration, error) {
 			return loop.Handle(s.capacities, func(_, _ *storagev1.CSIStorageCapacity) { s.onStorage() })
 		},
+		func() (cache.ResourceEventHandlerRegistration, error) {
+			return loop.Handle(s.groups.informer, s.onGroup)
+		},
 		func() (cache.ResourceEventHandlerRegistration, error) { return loop.Handle(s.podInformer, s.onPod) },
 	} {
 		registration, err := add()
@@ -352,6 +395,12 @@ func nodeChange(old, node *corev1.Node) (c change) {
 }
 
 func (s *scheduler) onPod(old, pod *corev1.Pod) {
+	if old != nil && old.Spec.SchedulingGroup != nil && (pod == nil || pod.UID != old.UID) {
+		s.groupPodGone(old)
+	}
+	if pod != nil && pod.Spec.SchedulingGroup != nil {
+		s.onGroupPod(old, pod)
+	}
 	if pod == nil {
 		s.queue.remove(old.UID)
 		s.gone(old)
