@@ -549,26 +549,34 @@ func allOrNone(t *testing.T, r *rand.Rand) {
 			}
 			whole++
 		}
-		// Nothing but what is bound or on its way counts on any node.
-		x.s.mu.Lock()
-		for uid := range x.s.snapshot.assumed {
-			if !slices.ContainsFunc(x.begun, func(p placement) bool { return p.pod.UID == uid }) {
-				t.Fatalf("step %d: %s is assumed while nobody binds it", step, uid)
-			}
+		if fault := x.fault(); fault != "" {
+			t.Fatalf("step %d: %s", step, fault)
 		}
-		for _, n := range x.s.snapshot.list {
-			sum := int64(0)
-			for _, p := range n.pods {
-				sum += p.requests.cpu
-			}
-			if sum != n.requested.cpu || n.node != nil && sum > n.allocatable.cpu && len(x.s.snapshot.nominated) == 0 && !over(n) {
-				t.Fatalf("step %d: node %s counts %dm of %dm, its pods ask for %dm", step, n.name, n.requested.cpu, n.allocatable.cpu, sum)
-			}
-		}
-		x.s.mu.Unlock()
 	}
 	t.Logf("%d decisions placed pods of a gang", whole)
 }
 
-// over reports whether a node was removed and is back: what is bound to it still counts.
-func over(n *nodeInfo) bool { return n.requested.cpu > n.allocatable.cpu }
+// fault is what is wrong with the sums of the snapshot, or with what is assumed:
+// nothing but what is bound or on its way counts on any node.
+func (x *table) fault() string {
+	x.s.mu.Lock()
+	defer x.s.mu.Unlock()
+	for uid := range x.s.snapshot.assumed {
+		if !slices.ContainsFunc(x.begun, func(p placement) bool { return p.pod.UID == uid }) {
+			return fmt.Sprintf("%s is assumed while nobody binds it", uid)
+		}
+	}
+	for _, n := range x.s.snapshot.list {
+		sum := int64(0)
+		for _, p := range n.pods {
+			sum += p.requests.cpu
+		}
+		if sum != n.requested.cpu {
+			return fmt.Sprintf("node %s counts %dm, its pods ask for %dm", n.name, n.requested.cpu, sum)
+		}
+		if n.node != nil && sum > n.allocatable.cpu {
+			return fmt.Sprintf("node %s has %dm, its pods ask for %dm", n.name, n.allocatable.cpu, sum)
+		}
+	}
+	return ""
+}
