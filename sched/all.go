@@ -55,6 +55,7 @@ import (
 	"github.com/clusterd/clusterd/sched/podgroupprotection"
 	"github.com/clusterd/clusterd/sched/quota"
 	"github.com/clusterd/clusterd/sched/replicaset"
+	"github.com/clusterd/clusterd/sched/resourceclaim"
 	"github.com/clusterd/clusterd/sched/scheduler"
 	"github.com/clusterd/clusterd/sched/serviceaccount"
 	"github.com/clusterd/clusterd/sched/servicecidr"
@@ -180,6 +181,7 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return localpath.New(env), nil },
 		func() (Loop, error) { return attachdetach.New(env) },
 		func() (Loop, error) { return ephemeralvolume.New(env), nil },
+		func() (Loop, error) { return resourceclaim.New(env) },
 		func() (Loop, error) { return storageprotection.New(env), nil },
 		func() (Loop, error) { return podgroupprotection.New(env), nil },
 		func() (Loop, error) { return endpointslice.New(env), nil },

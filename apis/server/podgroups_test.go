@@ -7,7 +7,7 @@ import (
 
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -53,7 +53,7 @@ func TestPodGroupsAreServed(t *testing.T) {
 	}
 	patched := must[*schedulingv1beta1.PodGroup](t)(client.PodGroups("default").Patch(ctx, "workers", types.StrategicMergePatchType,
 		[]byte(`{"spec":{"schedulingPolicy":{"gang":{"minCount":9}}},"status":{"conditions":[{"type":"PodGroupInitiallyScheduled","status":"True","reason":"Scheduled","message":"","lastTransitionTime":"2026-01-02T03:04:05Z"}]}}`), metav1.PatchOptions{}, "status"))
-	if !meta.IsStatusConditionTrue(patched.Status.Conditions, schedulingv1beta1.PodGroupInitiallyScheduled) || patched.Spec.SchedulingPolicy.Gang.MinCount != 2 {
+	if !apimeta.IsStatusConditionTrue(patched.Status.Conditions, schedulingv1beta1.PodGroupInitiallyScheduled) || patched.Spec.SchedulingPolicy.Gang.MinCount != 2 {
 		t.Errorf("the status of its own: %+v", patched)
 	}
 	body := `{"apiVersion":"scheduling.k8s.io/v1beta1","kind":"PodGroup","metadata":{"name":"b"},"spec":{"schedulingPolicy":{"gang":{"minCount":2}},"schedulingConstraints":{"topology":[{"key":"rack"}]},"disruptionMode":{"all":{}}}}`

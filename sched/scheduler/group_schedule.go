@@ -3,7 +3,6 @@ package scheduler
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -87,6 +86,9 @@ func (s *scheduler) scheduleGroup(ctx context.Context, pod *corev1.Pod) (places 
 	reasons := make([]*reason, len(members))
 	for i, p := range members {
 		reasons[i] = &reason{uid: p.pod.UID, message: message, node: s.snapshot.nominated[p.pod.UID].node}
+		if a.first == p {
+			reasons[i].astray = p.devices.givesBack(p.pod)
+		}
 		if asksWhy(p.pod) && a.each != "" {
 			reasons[i].message += "\n" + a.each
 		}
@@ -196,7 +198,7 @@ func (s *scheduler) placeAll(members []*podInfo, need int) (a attempt) {
 	a.found = len(a.places)
 	if a.found < need {
 		for _, place := range a.places {
-			s.snapshot.forget(place.pod.UID)
+			s.untake(place)
 		}
 		a.places, a.left = nil, members
 		s.snapshot.promise(promised)
@@ -270,21 +272,25 @@ func (s *scheduler) displace(members []*podInfo, need int) (plan map[types.UID]n
 			break
 		}
 		n := nomination{p: p}
-		if v := runFilters(s.snapshot, p); len(v.fit) > 0 {
-			n.node = best(s.snapshot, p, v.fit).name
-		} else if c := s.candidateFor(p, v, budgets, own); c != nil {
-			n.node = c.node.name
+		v := runFilters(s.snapshot, p)
+		if len(v.fit) == 0 {
+			c := s.candidateFor(p, v, budgets, own)
+			if c == nil {
+				continue
+			}
 			for _, victim := range c.victims {
 				n.victims = append(n.victims, victim.pod.UID)
-				undo = append(undo, s.snapshot.without1(victim, n.node))
+				undo = append(undo, s.snapshot.without1(victim, c.node.name))
 			}
 			budgets = spent(budgets, c.victims)
 			victims += len(c.victims)
-		} else {
-			continue
+			if v = runFilters(s.snapshot, p); len(v.fit) == 0 {
+				break // a rule that the search for victims does not know
+			}
 		}
-		s.snapshot.assume(p, n.node)
-		undo = append(undo, func() { s.snapshot.forget(p.pod.UID) })
+		place := s.take(p, v)
+		undo = append(undo, func() { s.untake(place) })
+		n.node = place.node
 		plan[p.pod.UID] = n
 	}
 	for _, f := range slices.Backward(undo) {
@@ -363,11 +369,11 @@ func (s *scheduler) bindGroup(ctx context.Context, places []placement, start tim
 	}
 	key, _ := groupOf(places[0].pod)
 	waits.Go(func() error {
-		preparing, each := errgroup.WithContext(ctx)
+		var preparing errgroup.Group // each learns what becomes of its writes, also if another fails
 		errs := make([]error, len(places))
 		for i, place := range places {
 			preparing.Go(func() error {
-				errs[i] = s.prepare(each, place)
+				errs[i] = s.prepare(ctx, place)
 				return errs[i]
 			})
 		}
@@ -381,8 +387,8 @@ func (s *scheduler) bindGroup(ctx context.Context, places []placement, start tim
 		for i, place := range places {
 			switch {
 			case err == nil:
-			case errs[i] == nil || errors.Is(errs[i], context.Canceled):
-				// The others' reason is no fault of this pod.
+			case errs[i] == nil: // the others' reason is no fault of this pod
+				s.unprepare(ctx, place)
 				s.unbound(ctx, place.pod, place.node, fmt.Errorf("taken back with PodGroup %q: %s", key.Name, err.Error()))
 			default:
 				s.unbound(ctx, place.pod, place.node, errs[i])

@@ -11,15 +11,18 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	resourceinformers "k8s.io/client-go/informers/resource/v1"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	policylisters "k8s.io/client-go/listers/policy/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -40,11 +43,14 @@ type scheduler struct {
 	podInformer, nodeInformer, nsInformer        cache.SharedIndexInformer
 	claimInformer, volumeInformer, classInformer cache.SharedIndexInformer
 	csiNodes, csiDrivers, capacities             cache.SharedIndexInformer
+	deviceInformers                              resourceinformers.Interface
 
 	groups groups
 
 	storage    *storageView
-	volumeNews news // a claim changed, or a pod went
+	volumeNews news        // a claim changed, or a pod went
+	devices    *deviceView // mu guards it
+	deviceNews news        // a claim to devices changed
 
 	queue    *queue
 	reporter *loop.Controller
@@ -62,10 +68,13 @@ type reason struct {
 	// its sake.
 	node    string
 	victims []*corev1.Pod
+	// astray is a claim whose devices are given back for the pod's sake.
+	astray *resourcev1.ResourceClaim
 }
 
 // New returns the loop. It watches Pods, Nodes, Namespaces, claims, volumes,
-// their classes, what CSI drivers tell, and PodGroups.
+// their classes, what CSI drivers tell, devices with the claims to them, and
+// PodGroups.
 func New(env loop.Env, cfg Config) loop.Loop {
 	return loop.Loop{Name: "scheduler", Run: newScheduler(env, cfg).run}
 }
@@ -92,6 +101,9 @@ func newScheduler(env loop.Env, cfg Config) *scheduler {
 		csiNodes: storage.CSINodes().Lister(), csiDrivers: storage.CSIDrivers().Lister(), capacities: storage.CSIStorageCapacities().Lister(),
 	}
 	s.snapshot.storage = s.storage
+	s.deviceInformers = env.Informers.Resource().V1()
+	s.devices = newDeviceView(s.deviceInformers.DeviceClasses().Lister(), s.deviceInformers.ResourceSlices().Lister(), s.deviceInformers.DeviceTaintRules().Lister())
+	s.snapshot.devices = s.devices
 	if len(cfg.profiles) > 0 {
 		s.snapshot.profiles = profilesOf(cfg.profiles...)
 		s.queue.first, s.queue.most = cfg.firstBackoff, cfg.maxBackoff
@@ -141,7 +153,7 @@ func (s *scheduler) run(ctx context.Context) error {
 	}
 	logger.V(2).Info("loop started")
 
-	var binds, volumeWaits errgroup.Group // a pod that waits for volumes does not hold up others
+	var binds, waits errgroup.Group // a pod that waits for volumes or devices does not hold up others
 	binds.SetLimit(bindsInFlight)
 	for {
 		pod, ok := s.queue.pop(ctx)
@@ -151,14 +163,14 @@ func (s *scheduler) run(ctx context.Context) error {
 		start := s.clock.Now()
 		if pod.Spec.SchedulingGroup != nil {
 			if places, handled := s.scheduleGroup(ctx, pod); handled {
-				s.bindGroup(ctx, places, start, &binds, &volumeWaits)
+				s.bindGroup(ctx, places, start, &binds, &waits)
 				continue
 			}
 		}
 		switch place := s.schedule(ctx, pod); {
 		case place.node == "":
 		case place.prepares():
-			volumeWaits.Go(func() error {
+			waits.Go(func() error {
 				if err := s.prepare(ctx, place); err != nil {
 					s.unbound(ctx, pod, place.node, err)
 				} else {
@@ -170,34 +182,9 @@ func (s *scheduler) run(ctx context.Context) error {
 			binds.Go(func() error { s.bind(ctx, pod, place.node, start); return nil })
 		}
 	}
-	_ = volumeWaits.Wait()
+	_ = waits.Wait()
 	_ = binds.Wait()
 	return group.Wait()
-}
-
-// placement is a pod that is assumed on a node.
-type placement struct {
-	pod  *corev1.Pod
-	node string // "": the pod has none
-	// choices are what to do for its claims before it is bound.
-	choices []claimChoice
-}
-
-// prepares reports whether something is to be written before the pod is bound.
-func (p placement) prepares() bool { return len(p.choices) > 0 }
-
-// prepare writes it, and waits until it has had its effect.
-func (s *scheduler) prepare(ctx context.Context, p placement) error {
-	return s.bindVolumes(ctx, p.pod, p.node, p.choices)
-}
-
-// take assumes p on the best of the nodes that fit it. s.mu is held.
-func (s *scheduler) take(p *podInfo, v verdict) placement {
-	chosen := best(s.snapshot, p, v.fit)
-	place := placement{pod: p.pod, node: chosen.name}
-	place.choices, _ = p.storage.on(chosen.node)
-	s.snapshot.assume(p, chosen.name)
-	return place
 }
 
 // schedule chooses a node for the pod and assumes it there. The node is "" if
@@ -218,11 +205,15 @@ func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) placement {
 		s.queue.changed(podPlaced)
 		return place
 	}
-	why := reason{uid: pod.UID, message: v.explain()}
+	why := reason{uid: pod.UID, message: v.explain(), astray: p.devices.givesBack(pod)}
 	if v.blocked == "" && asksWhy(pod) {
 		why.message += "\n" + whyEach(s.snapshot, p)
 	}
-	s.makeRoom(p, &why)
+	if v.blocked == "" {
+		s.makeRoom(p, &why)
+	} else if n, ok := s.snapshot.nominated[pod.UID]; ok {
+		why.node = n.node // nobody's loss helps
+	}
 	s.mu.Unlock()
 
 	attempts.WithLabelValues("unschedulable").Inc()
@@ -293,6 +284,11 @@ func (s *scheduler) writeReason(ctx context.Context, key loop.Key) error {
 		if err := s.evict(ctx, pod, why.node, why.victims); err != nil {
 			return err
 		}
+		if why.astray != nil {
+			if err := s.giveBack(ctx, pod, why.astray); err != nil {
+				return err
+			}
+		}
 		if err := s.report(ctx, pod, why.message, why.node); err != nil {
 			return fmt.Errorf("report unschedulable: %w", err)
 		}
@@ -328,6 +324,18 @@ func (s *scheduler) watch() ([]cache.InformerSynced, error) {
 			return loop.Handle(s.capacities, func(_, _ *storagev1.CSIStorageCapacity) { s.onStorage() })
 		},
 		func() (cache.ResourceEventHandlerRegistration, error) {
+			return loop.Handle(s.deviceInformers.ResourceClaims().Informer(), s.onResourceClaim)
+		},
+		func() (cache.ResourceEventHandlerRegistration, error) {
+			return loop.Handle(s.deviceInformers.ResourceSlices().Informer(), s.onResourceSlice)
+		},
+		func() (cache.ResourceEventHandlerRegistration, error) {
+			return loop.Handle(s.deviceInformers.DeviceTaintRules().Informer(), func(_, _ *resourcev1.DeviceTaintRule) { s.onDevices() })
+		},
+		func() (cache.ResourceEventHandlerRegistration, error) {
+			return loop.Handle(s.deviceInformers.DeviceClasses().Informer(), func(_, _ *resourcev1.DeviceClass) { s.queue.changed(deviceChanged) })
+		},
+		func() (cache.ResourceEventHandlerRegistration, error) {
 			return loop.Handle(s.groups.informer, s.onGroup)
 		},
 		func() (cache.ResourceEventHandlerRegistration, error) { return loop.Handle(s.podInformer, s.onPod) },
@@ -344,6 +352,38 @@ func (s *scheduler) watch() ([]cache.InformerSynced, error) {
 func (s *scheduler) onStorage() {
 	s.queue.changed(volumeChanged)
 	s.volumeNews.tell()
+}
+
+// onDevices takes note that other devices are offered, or that their taints
+// are others.
+func (s *scheduler) onDevices() {
+	s.mu.Lock()
+	s.devices.stale = true
+	s.mu.Unlock()
+	s.queue.changed(deviceChanged)
+}
+
+func (s *scheduler) onResourceSlice(old, slice *resourcev1.ResourceSlice) {
+	if old == nil || slice == nil || !apiequality.Semantic.DeepEqual(old.Spec, slice.Spec) {
+		s.onDevices()
+	}
+}
+
+func (s *scheduler) onResourceClaim(old, claim *resourcev1.ResourceClaim) {
+	s.mu.Lock()
+	s.devices.show(old, claim)
+	s.mu.Unlock()
+	if claimMatters(old, claim) {
+		s.queue.changed(deviceChanged)
+	}
+	s.deviceNews.tell()
+}
+
+// claimMatters reports whether a pod may wait for the change of a claim: it came
+// or went, got its devices or gave them back, or is used by fewer.
+func claimMatters(old, claim *resourcev1.ResourceClaim) bool {
+	return old == nil || claim == nil || old.UID != claim.UID || (old.DeletionTimestamp == nil) != (claim.DeletionTimestamp == nil) ||
+		(old.Status.Allocation == nil) != (claim.Status.Allocation == nil) || len(claim.Status.ReservedFor) < len(old.Status.ReservedFor)
 }
 
 func (s *scheduler) onNamespace(old, ns *corev1.Namespace) {
@@ -426,7 +466,8 @@ func (s *scheduler) onPod(old, pod *corev1.Pod) {
 		s.queue.changed(placedChange(old, pod))
 	case s.ours(pod):
 		s.promise(pod)
-		if old != nil && s.ours(old) && asksWhy(old) == asksWhy(pod) && apiequality.Semantic.DeepEqual(old.Spec, pod.Spec) && apiequality.Semantic.DeepEqual(old.Labels, pod.Labels) {
+		if old != nil && s.ours(old) && asksWhy(old) == asksWhy(pod) && resourceclaim.PodStatusEqual(old.Status.ResourceClaimStatuses, pod.Status.ResourceClaimStatuses) &&
+			apiequality.Semantic.DeepEqual(old.Spec, pod.Spec) && apiequality.Semantic.DeepEqual(old.Labels, pod.Labels) {
 			s.queue.refresh(pod)
 			return
 		}
