@@ -77,6 +77,8 @@ func Kinds() []Kind {
 		resource.ResourceClaimTemplate(),
 		resource.ResourceSlice(),
 		scheduling.PriorityClass(),
+		scheduling.PodGroup(),
+		scheduling.Workload(),
 		storage.StorageClass(),
 		storage.VolumeAttachment(),
 		storage.VolumeAttributesClass(),

@@ -243,6 +243,8 @@ func TestRows(t *testing.T) {
 		"CSIDriver":                        {"disks.example.com", true, true, false, "vault", false, "Persistent", "<unknown>"},
 		"CSINode":                          {"n1", int64(1), "<unknown>"},
 		"CSIStorageCapacity":               {"fast-n1", "local", "100Gi"},
+		"PodGroup":                         {"train-workers", "Gang(4)", "False", "<unknown>", "train"},
+		"Workload":                         {"train", "workers:Gang(4),driver:Basic", "<unknown>", "Job/train"},
 		"StorageVersionMigration":          {"ovens", "ovens.kitchen.example.com", "Running"},
 		"Ingress":                          {"web", "proxy", "web.example.com", "", "80, 443", "<unknown>"},
 		"IngressClass":                     {"proxy", "example.com/proxy", "Proxy.example.com/outer", "<unknown>"},

@@ -24,6 +24,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	storagev1 "k8s.io/api/storage/v1"
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -72,6 +73,7 @@ var groups = []struct {
 	{rbacv1.SchemeGroupVersion, rbacv1.AddToScheme},
 	{resourcev1.SchemeGroupVersion, resourcev1.AddToScheme},
 	{schedulingv1.SchemeGroupVersion, schedulingv1.AddToScheme},
+	{schedulingv1beta1.SchemeGroupVersion, addPodGroups},
 	{storagev1.SchemeGroupVersion, storagev1.AddToScheme},
 	{storagemigrationv1.SchemeGroupVersion, storagemigrationv1.AddToScheme},
 	{metricsv1beta1.SchemeGroupVersion, metricsv1beta1.AddToScheme},
@@ -123,6 +125,15 @@ func build(s *runtime.Scheme, kinds []Kind) error {
 		}
 	}
 	return addQueryConversions(s)
+}
+
+// addPodGroups registers what scheduling.k8s.io/v1beta1 holds today. Upstream's
+// function adds PriorityClass to it, of which no server serves that version.
+func addPodGroups(s *runtime.Scheme) error {
+	s.AddKnownTypes(schedulingv1beta1.SchemeGroupVersion,
+		&schedulingv1beta1.PodGroup{}, &schedulingv1beta1.PodGroupList{}, &schedulingv1beta1.Workload{}, &schedulingv1beta1.WorkloadList{})
+	metav1.AddToGroupVersion(s, schedulingv1beta1.SchemeGroupVersion)
+	return nil
 }
 
 // addViewed registers k's types as the internal version of another group that

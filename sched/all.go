@@ -52,8 +52,10 @@ import (
 	"github.com/clusterd/clusterd/sched/persistentvolume"
 	"github.com/clusterd/clusterd/sched/podcertificate"
 	"github.com/clusterd/clusterd/sched/podgc"
+	"github.com/clusterd/clusterd/sched/podgroupprotection"
 	"github.com/clusterd/clusterd/sched/quota"
 	"github.com/clusterd/clusterd/sched/replicaset"
+	"github.com/clusterd/clusterd/sched/resourceclaim"
 	"github.com/clusterd/clusterd/sched/scheduler"
 	"github.com/clusterd/clusterd/sched/serviceaccount"
 	"github.com/clusterd/clusterd/sched/servicecidr"
@@ -179,7 +181,9 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return localpath.New(env), nil },
 		func() (Loop, error) { return attachdetach.New(env) },
 		func() (Loop, error) { return ephemeralvolume.New(env), nil },
+		func() (Loop, error) { return resourceclaim.New(env) },
 		func() (Loop, error) { return storageprotection.New(env), nil },
+		func() (Loop, error) { return podgroupprotection.New(env), nil },
 		func() (Loop, error) { return endpointslice.New(env), nil },
 		func() (Loop, error) { return endpoints.New(env), nil },
 		func() (Loop, error) { return kubeservice.New(env, cfg.ServiceCIDR[0]), nil },

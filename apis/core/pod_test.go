@@ -124,6 +124,11 @@ func TestValidatePod(t *testing.T) {
 		{"sound", func(*corev1.Pod) {}, nil},
 		{"bad name", func(p *corev1.Pod) { p.Name = "Web" }, []string{`metadata.name: Invalid value: "Web": a lowercase RFC 1123 subdomain must consist of`}},
 		{"no namespace", func(p *corev1.Pod) { p.Namespace = "" }, []string{"metadata.namespace: Required value"}},
+		{"a group", func(p *corev1.Pod) {
+			p.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: ptr.To("workers")}
+		}, nil},
+		{"a group without a name", func(p *corev1.Pod) { p.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{} }, []string{"spec.schedulingGroup.podGroupName: Required value"}},
+		{"a bad name of a group", func(p *corev1.Pod) { p.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: ptr.To("A")} }, []string{`spec.schedulingGroup.podGroupName: Invalid value: "A"`}},
 		{"bad label", func(p *corev1.Pod) { p.Labels = map[string]string{"a": "b c"} }, []string{`metadata.labels: Invalid value: "b c": a valid label must be`}},
 		{"no containers", func(p *corev1.Pod) { p.Spec.Containers = nil }, []string{"spec.containers: Required value"}},
 		{"container without name and image", func(p *corev1.Pod) { p.Spec.Containers = []corev1.Container{{}} },

@@ -188,6 +188,13 @@ func validateNames(spec *corev1.PodSpec, path *field.Path) field.ErrorList {
 		}
 		gates.Insert(gate.Name)
 	}
+	if group := spec.SchedulingGroup; group != nil {
+		if at := path.Child("schedulingGroup"); group.PodGroupName == nil {
+			errs = append(errs, field.Required(at.Child("podGroupName"), "the name of a PodGroup"))
+		} else {
+			errs = append(errs, check.RequiredText(at.Child("podGroupName"), *group.PodGroupName, check.Subdomain)...)
+		}
+	}
 	if spec.OS != nil {
 		errs = append(errs, check.OneOf(path.Child("os", "name"), spec.OS.Name, corev1.Linux, corev1.Windows)...)
 	}

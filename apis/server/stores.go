@@ -13,6 +13,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
@@ -355,6 +356,11 @@ func (s *stores) PriorityClasses(ctx context.Context) ([]schedulingv1.PriorityCl
 		return nil, fmt.Errorf("list priority classes: got a %T", list)
 	}
 	return classes.Items, nil
+}
+
+// Workload reads a Workload.
+func (s *stores) Workload(ctx context.Context, namespace, name string) (*schedulingv1beta1.Workload, error) {
+	return get(ctx, s, schedulingv1beta1.Resource("workloads"), namespace, name, func(*schedulingv1beta1.Workload) bool { return true })
 }
 
 var storageClasses = storagev1.Resource("storageclasses")

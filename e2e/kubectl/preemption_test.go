@@ -69,5 +69,42 @@ func TestE2EXPreemption(t *testing.T) {
 		k.is("the one that was there", string(k.pod("stays").Status.Phase), "Running")
 		k.ok("delete", "pod", "patient", "stays")
 	})
+	k.sub("a gang gets its nodes at once or not at all", func(k *kit) {
+		member := func(name string, amount int) string { return pod(name, "preempt-low", amount) }
+		in := func(group, manifest string) string {
+			return strings.Replace(manifest, "priorityClassName:", "schedulingGroup: {podGroupName: "+group+"}\n  priorityClassName:", 1)
+		}
+		gang := func(name string) string {
+			return `{apiVersion: scheduling.k8s.io/v1beta1, kind: PodGroup, metadata: {name: ` + name + `}, spec: {priorityClassName: preempt-low, schedulingPolicy: {gang: {minCount: 2}}}}`
+		}
+		waits := func(name, why string) {
+			k.eventually(name+" waits", func(context.Context) error {
+				if got := k.field("pod/"+name, `{.status.conditions[?(@.type=="PodScheduled")].message}`); !strings.Contains(got, why) {
+					return errors.New(got)
+				}
+				return nil
+			})
+		}
+		k.okIn(gang("left"), "create", "-f", "-")
+		k.okIn(gang("right"), "create", "-f", "-")
+		k.okIn(in("left", member("left-0", 2)), "create", "-f", "-")
+		waits("left-0", `1 of the 2 pods that PodGroup "left" needs at the same time are there`)
+		k.okIn(in("left", member("left-1", 2)), "create", "-f", "-")
+		k.ready("left-0")
+		k.ready("left-1")
+		k.okIn(in("right", member("right-0", 1)), "create", "-f", "-")
+		k.okIn(in("right", member("right-1", 1)), "create", "-f", "-")
+		waits("right-0", "1 of 2 found one") // of five one is left, and it stays free
+		k.is("the one that would have fitted", k.pod("right-0").Spec.NodeName, "")
+		k.okIn(pod("single", "preempt-low", 1), "create", "-f", "-")
+		k.ready("single")
+		k.is("right, in the table", strings.Join(strings.Fields(k.ok("get", "podgroup", "right", "--no-headers"))[:3], " "), "right Gang(2) False")
+		k.ok("delete", "pod", "left-0", "left-1")
+		k.ready("right-0")
+		k.ready("right-1")
+		k.ok("wait", "--for=condition=PodGroupInitiallyScheduled", "podgroup/right", "--timeout=60s")
+		k.ok("delete", "pod", "single", "right-0", "right-1")
+		k.ok("delete", "podgroup", "left", "right")
+	})
 	k.ok("delete", "priorityclass", "preempt-low", "preempt-high", "preempt-never")
 }

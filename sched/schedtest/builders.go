@@ -9,6 +9,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -100,6 +101,22 @@ func (b *PodBuilder) HostPort(port int32) *PodBuilder {
 
 // Priority sets the priority.
 func (b *PodBuilder) Priority(n int32) *PodBuilder { b.P.Spec.Priority = &n; return b }
+
+// Group makes the pod one of a PodGroup.
+func (b *PodBuilder) Group(name string) *PodBuilder {
+	b.P.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: &name}
+	return b
+}
+
+// Gang returns a PodGroup of which n pods must have nodes at the same time.
+func Gang(name string, n int32) *schedulingv1beta1.PodGroup {
+	return &schedulingv1beta1.PodGroup{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: Namespace, UID: types.UID("uid-" + name), Generation: 1},
+		Spec: schedulingv1beta1.PodGroupSpec{
+			SchedulingPolicy: schedulingv1beta1.PodGroupSchedulingPolicy{Gang: &schedulingv1beta1.GangSchedulingPolicy{MinCount: n}},
+		},
+	}
+}
 
 // Apart refuses to share a domain of the topology key with pods of the label.
 func (b *PodBuilder) Apart(topology, k, v string) *PodBuilder {

@@ -207,15 +207,8 @@ func overdrawn(list []*podInfo, budgets []*policyv1.PodDisruptionBudget) map[*po
 	}
 	for _, p := range sorted {
 		for i, b := range budgets {
-			if b.Namespace != p.pod.Namespace || len(p.pod.Labels) == 0 {
+			if !guards(b, p) {
 				continue
-			}
-			match, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
-			if err != nil || match.Empty() || !match.Matches(labels.Set(p.pod.Labels)) {
-				continue
-			}
-			if _, disrupted := b.Status.DisruptedPods[p.pod.Name]; disrupted {
-				continue // counted already
 			}
 			if left[i]--; left[i] < 0 {
 				out[p] = true
@@ -223,6 +216,19 @@ func overdrawn(list []*podInfo, budgets []*policyv1.PodDisruptionBudget) map[*po
 		}
 	}
 	return out
+}
+
+// guards reports whether the loss of the pod counts against the budget.
+func guards(b *policyv1.PodDisruptionBudget, p *podInfo) bool {
+	if b.Namespace != p.pod.Namespace || len(p.pod.Labels) == 0 {
+		return false
+	}
+	match, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+	if err != nil || match.Empty() || !match.Matches(labels.Set(p.pod.Labels)) {
+		return false
+	}
+	_, disrupted := b.Status.DisruptedPods[p.pod.Name] // counted already
+	return !disrupted
 }
 
 // better reports whether losing c's victims hurts less than losing d's.

@@ -63,6 +63,8 @@ type queue struct {
 	// first and most bound the back-off.
 	first, most time.Duration
 	wake        chan struct{} // capacity 1: look again
+	// priorityOf is by which a pod waits.
+	priorityOf func(*corev1.Pod) int32
 
 	mu   sync.Mutex // guards below
 	pods map[types.UID]*waiting
@@ -75,7 +77,7 @@ type queue struct {
 }
 
 func newQueue(clock clock.WithTicker) *queue {
-	return &queue{clock: clock, first: firstBackoff, most: maxBackoff, wake: make(chan struct{}, 1), pods: map[types.UID]*waiting{}, parked: map[*waiting]bool{}, inFlight: map[*waiting]bool{}}
+	return &queue{clock: clock, first: firstBackoff, most: maxBackoff, wake: make(chan struct{}, 1), priorityOf: corev1helpers.PodPriority, pods: map[types.UID]*waiting{}, parked: map[*waiting]bool{}, inFlight: map[*waiting]bool{}}
 }
 
 func (q *queue) signal() {
@@ -91,22 +93,61 @@ func (q *queue) add(pod *corev1.Pod) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if w := q.pods[pod.UID]; w != nil {
-		w.pod = pod
-		w.priority = corev1helpers.PodPriority(pod)
-		switch w.place {
-		case ready:
-			heap.Fix(&q.ready, w.index)
-		case parked:
-			q.retry(w)
-		case inFlight:
-			w.missed = anything
-		}
+		q.again(w, pod)
 		return
 	}
 	q.seq++
-	w := &waiting{pod: pod, priority: corev1helpers.PodPriority(pod), seq: q.seq, place: nowhere}
+	w := &waiting{pod: pod, priority: q.priorityOf(pod), seq: q.seq, place: nowhere}
 	q.pods[pod.UID] = w
 	q.push(w)
+}
+
+// renew is add for a pod that waits already, if it does.
+func (q *queue) renew(pod *corev1.Pod) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if w := q.pods[pod.UID]; w != nil {
+		q.again(w, pod)
+	}
+}
+
+func (q *queue) again(w *waiting, pod *corev1.Pod) {
+	w.pod = pod
+	w.priority = q.priorityOf(pod)
+	switch w.place {
+	case ready:
+		heap.Fix(&q.ready, w.index)
+	case parked:
+		q.retry(w)
+	case inFlight:
+		w.missed = anything
+	}
+}
+
+// takeToo takes a pod that is not in flight, wherever it waits, to be decided
+// together with one that pop gave. It reports whether it was there.
+func (q *queue) takeToo(uid types.UID) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	w := q.pods[uid]
+	if w == nil || w.place == inFlight {
+		return false
+	}
+	switch w.place {
+	case ready:
+		heap.Remove(&q.ready, w.index)
+	case inBackoff:
+		heap.Remove(&q.backed, w.index)
+	}
+	q.flies(w, q.clock.Now())
+	return true
+}
+
+// flies makes a pod that is in no heap the caller's, for one attempt.
+func (q *queue) flies(w *waiting, now time.Time) {
+	w.tried, w.missed = now, 0
+	w.attempts++
+	q.move(w, inFlight)
 }
 
 // refresh renews what is known of a waiting pod without trying it again: only
@@ -180,9 +221,7 @@ func (q *queue) take() (*corev1.Pod, time.Duration) {
 	}
 	if len(q.ready) > 0 {
 		w := heap.Pop(&q.ready).(*waiting)
-		w.tried, w.missed = now, 0
-		q.move(w, inFlight)
-		w.attempts++
+		q.flies(w, now)
 		return w.pod, 0
 	}
 	next := maxParked

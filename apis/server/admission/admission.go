@@ -27,6 +27,7 @@ import (
 	"github.com/clusterd/clusterd/apis/server/admission/noderestriction"
 	"github.com/clusterd/clusterd/apis/server/admission/nodeselector"
 	"github.com/clusterd/clusterd/apis/server/admission/ownerrefs"
+	"github.com/clusterd/clusterd/apis/server/admission/podgroups"
 	"github.com/clusterd/clusterd/apis/server/admission/podsecurity"
 	"github.com/clusterd/clusterd/apis/server/admission/priority"
 	"github.com/clusterd/clusterd/apis/server/admission/runtimeclass"
@@ -47,6 +48,7 @@ type Objects interface {
 	defaultingressclass.Classes
 	claimresize.Classes
 	noderestriction.Objects
+	podgroups.Workloads
 }
 
 // Options tune the plugins.
@@ -102,9 +104,11 @@ func list(objects Objects, options Options) []plugin {
 		{"EventRateLimit", false, eventrate.New},
 		{"DefaultStorageClass", true, plain(func() admission.Interface { return defaultstorageclass.New(objects) })},
 		{"StorageObjectInUseProtection", true, plain(func() admission.Interface { return storageprotection.New() })},
+		{"PodGroupProtection", true, plain(podgroups.NewProtection)},
 		{"OwnerReferencesPermissionEnforcement", false, plain(func() admission.Interface { return ownerrefs.New(x.Authorizer, x.Mapper) })},
 		{"PersistentVolumeClaimResize", true, plain(func() admission.Interface { return claimresize.New(objects) })},
 		{"RuntimeClass", true, plain(func() admission.Interface { return runtimeclass.New(objects) })},
+		{"PodGroupWorkloadExists", true, plain(func() admission.Interface { return podgroups.NewWorkloadExists(objects) })},
 		{"CertificateApproval", true, plain(func() admission.Interface { return certificates.NewApproval(x.Authorizer) })},
 		{"CertificateSigning", true, plain(func() admission.Interface { return certificates.NewSigning(x.Authorizer) })},
 		// PodCertificateSigning is no plugin of upstream's, whose strategy does this.

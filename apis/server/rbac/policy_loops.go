@@ -52,6 +52,12 @@ var controllers = []controller{
 		on("apiextensions.k8s.io", "customresourcedefinitions", do("get")),
 		on("apiextensions.k8s.io", "customresourcedefinitions/status", do("patch")),
 		on("storagemigration.k8s.io", "storageversionmigrations/status", do("update"))}},
+	{loop: "resourceclaim", account: "resource-claim-controller", rules: []rbacv1.PolicyRule{
+		on("core", "pods", read),
+		on("core", "pods/finalizers", do("update")),
+		on("core", "pods/status", do("patch", "update")),
+		on(devices, "resourceclaims", do("create", "delete", "get", "list", "patch", "update", "watch")),
+		on(devices, "resourceclaims/binding resourceclaims/status", do("patch", "update")), events}},
 	{loop: "clusterroleaggregation", account: "clusterrole-aggregation-controller", rules: []rbacv1.PolicyRule{
 		on("rbac.authorization.k8s.io", "clusterroles", do("escalate", "get", "list", "patch", "update", "watch"))}},
 }
@@ -85,6 +91,7 @@ func managerRules() []rbacv1.PolicyRule {
 		on("apiextensions.k8s.io apiregistration.k8s.io", "customresourcedefinitions/status apiservices/status", do("patch", "update")),
 		on("admissionregistration.k8s.io", "validatingadmissionpolicies/status mutatingadmissionpolicies/status", do("patch", "update")),
 		on(csr, "certificatesigningrequests podcertificaterequests", do("get", "delete")),
+		on("scheduling.k8s.io", "podgroups", do("patch", "update")), // their finalizer
 		on(csr, "certificatesigningrequests/status certificatesigningrequests/approval", do("update", "patch")),
 		called(on(csr, "signers", do("approve", "sign")), "kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"),
 		on("*", "*/scale", do("get", "update", "patch")),

@@ -92,6 +92,8 @@ func systemRoles() []rbacv1.ClusterRole {
 			on("apps extensions", "replicasets", read),
 			on("apps", "statefulsets", read),
 			on("policy", "poddisruptionbudgets", read),
+			on("scheduling.k8s.io", "podgroups", read),
+			on("scheduling.k8s.io", "podgroups/status", do("patch", "update")),
 			on("storage.k8s.io", "csinodes csidrivers csistoragecapacities volumeattachments", read),
 			// Ours does not ask for these. They are for schedulers of users', which are
 			// bound to this role.

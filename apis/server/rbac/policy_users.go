@@ -38,6 +38,7 @@ func userRoles() []rbacv1.ClusterRole {
 			on("policy", "poddisruptionbudgets", write),
 			on("networking.k8s.io", "ingresses networkpolicies", write),
 			on("resource.k8s.io", "resourceclaims resourceclaimtemplates", write),
+			on("scheduling.k8s.io", "podgroups workloads", write),
 			on("coordination.k8s.io", "leases", readWrite),
 		)),
 
@@ -55,6 +56,7 @@ func userRoles() []rbacv1.ClusterRole {
 			on("policy", "poddisruptionbudgets poddisruptionbudgets/status", read),
 			on("networking.k8s.io", "ingresses ingresses/status networkpolicies", read),
 			on("resource.k8s.io", "resourceclaims resourceclaims/status resourceclaimtemplates", read),
+			on("scheduling.k8s.io", "podgroups podgroups/status workloads", read),
 		)),
 		// Usage comes with this server, not with an add-on that would bring its
 		// own role.

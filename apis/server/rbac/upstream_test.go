@@ -145,6 +145,18 @@ var differences = map[string]struct {
 			"custom.metrics.k8s.io watch: *", "external.metrics.k8s.io watch: *",
 		},
 	},
+	"system:kube-scheduler": {
+		why:  "upstream's has these with the gate GenericWorkload, beta and off by default; PodGroups are served here",
+		more: []string{"scheduling.k8s.io read: podgroups", "scheduling.k8s.io patch,update: podgroups/status"},
+	},
+	"system:aggregate-to-edit": {
+		why:  "PodGroups and Workloads are served, and are for whoever writes the pods",
+		more: []string{"scheduling.k8s.io write: podgroups workloads"},
+	},
+	"system:aggregate-to-view": {
+		why:  "PodGroups and Workloads are served",
+		more: []string{"scheduling.k8s.io read: podgroups podgroups/status workloads"},
+	},
 	"system:controller:namespace-controller": {
 		why:  "the loop lists what a namespace holds, and watches none of it",
 		less: []string{"* watch: *"},

@@ -1,4 +1,4 @@
-// Package priority turns the priority class a pod names into its priority. The
+// Package priority turns the priority class a pod or a PodGroup names into its priority. The
 // two classes every cluster has are built in; a pod that names none gets the
 // class that is marked as the global default, or priority 0.
 package priority
@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	"k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/admission"
@@ -40,33 +41,58 @@ func New(classes Classes) admission.Interface {
 	return &plugin{Handler: admission.NewHandler(admission.Create), classes: classes}
 }
 
-// Admit sets the pod's priority and preemption policy. A pod may repeat what
-// its class gives it, and may not contradict it.
+// Admit sets the priority and preemption policy of a pod or a PodGroup. It may
+// repeat what its class gives it, and may not contradict it.
 func (p *plugin) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	if a.GetResource().GroupResource() != corev1.Resource("pods") || a.GetSubresource() != "" {
+	if a.GetSubresource() != "" {
 		return nil
 	}
-	pod, ok := a.GetObject().(*corev1.Pod)
-	if !ok {
-		return errors.NewBadRequest(fmt.Sprintf("expected a Pod, got %T", a.GetObject()))
-	}
-	class, err := p.class(ctx, pod.Spec.PriorityClassName)
-	if errors.IsNotFound(err) {
-		return admission.NewForbidden(a, fmt.Errorf("no PriorityClass with name %s was found", pod.Spec.PriorityClassName))
-	}
-	if err != nil {
-		return errors.NewInternalError(fmt.Errorf("find the priority of pod %s: %w", pod.Name, err))
-	}
-	value := class.Value
-	if pod.Spec.Priority != nil && *pod.Spec.Priority != value {
-		return admission.NewForbidden(a, fmt.Errorf("the integer value of priority (%d) must not be provided in pod spec; priority admission controller computed %d from the given PriorityClass name", *pod.Spec.Priority, value))
-	}
-	pod.Spec.PriorityClassName = class.Name
-	pod.Spec.Priority = &value
-	if pod.Spec.PreemptionPolicy == nil {
-		pod.Spec.PreemptionPolicy = class.PreemptionPolicy
+	switch a.GetResource().GroupResource() {
+	case corev1.Resource("pods"):
+		pod, ok := a.GetObject().(*corev1.Pod)
+		if !ok {
+			return errors.NewBadRequest(fmt.Sprintf("expected a Pod, got %T", a.GetObject()))
+		}
+		class, err := p.resolve(ctx, a, "pod "+pod.Name, pod.Spec.PriorityClassName, pod.Spec.Priority, "pod spec")
+		if err != nil {
+			return err
+		}
+		pod.Spec.PriorityClassName, pod.Spec.Priority = class.Name, &class.Value
+		if pod.Spec.PreemptionPolicy == nil {
+			pod.Spec.PreemptionPolicy = class.PreemptionPolicy
+		}
+	case schedulingv1beta1.Resource("podgroups"):
+		group, ok := a.GetObject().(*schedulingv1beta1.PodGroup)
+		if !ok {
+			return errors.NewBadRequest(fmt.Sprintf("expected a PodGroup, got %T", a.GetObject()))
+		}
+		class, err := p.resolve(ctx, a, "pod group "+group.Name, group.Spec.PriorityClassName, group.Spec.Priority, "pod group spec")
+		if err != nil {
+			return err
+		}
+		group.Spec.PriorityClassName, group.Spec.Priority = class.Name, &class.Value
+		if group.Spec.PreemptionPolicy == nil {
+			policy := schedulingv1beta1.PreemptionPolicy(*class.PreemptionPolicy)
+			group.Spec.PreemptionPolicy = &policy
+		}
 	}
 	return nil
+}
+
+// resolve finds the class of what is called who; given is the priority that it
+// came with, in the part that where names.
+func (p *plugin) resolve(ctx context.Context, a admission.Attributes, who, name string, given *int32, where string) (schedulingv1.PriorityClass, error) {
+	class, err := p.class(ctx, name)
+	if errors.IsNotFound(err) {
+		return class, admission.NewForbidden(a, fmt.Errorf("no PriorityClass with name %s was found", name))
+	}
+	if err != nil {
+		return class, errors.NewInternalError(fmt.Errorf("find the priority of %s: %w", who, err))
+	}
+	if given != nil && *given != class.Value {
+		return class, admission.NewForbidden(a, fmt.Errorf("the integer value of priority (%d) must not be provided in %s; priority admission controller computed %d from the given PriorityClass name", *given, where, class.Value))
+	}
+	return class, nil
 }
 
 // class is the class called name, or the one that stands for no name.
