@@ -135,7 +135,7 @@ func (s *Server) build(stores *stores) error {
 	if err != nil {
 		return err
 	}
-	extend.InstallLateOpenAPI(kinds, own.OpenAPIConfig, own.OpenAPIV3Config)
+	extend.InstallLateOpenAPI(kinds, own.OpenAPIConfig, own.OpenAPIV3Config, nil)
 	options.Own = append(served, extend.Versions...)
 	for path, handler := range s.config.RawHandlers {
 		kinds.Handler.NonGoRestfulMux.HandlePrefix(path, handler)
@@ -152,6 +152,9 @@ func (s *Server) build(stores *stores) error {
 	s.generic = front.GenericAPIServer
 	s.informers = extend.Informers{Ours: base.SharedInformerFactory, Definitions: custom.Informers, Services: front.APIRegistrationInformers}
 	s.prepared, err = front.Prepare()
+	// The definitions of all types, from which the library has built what it needs
+	// to merge fields. A document asks for them again when it is built.
+	base.OpenAPIV3Config.Definitions = nil
 	return err
 }
 
