@@ -66,10 +66,11 @@ type quiet struct {
 	cycles   uint64 // at the last look
 	since    time.Time
 	returned bool // since then
+	started  bool // memory was given back once
 }
 
 // due says whether memory is to be given back now: once after each quietFor without
-// a collection, if there is enough of it.
+// a collection, if there is enough of it. What a start left behind always goes.
 func (q *quiet) due(now time.Time, h heap) bool {
 	if h.cycles != q.cycles || q.since.IsZero() {
 		q.cycles, q.since, q.returned = h.cycles, now, false
@@ -78,8 +79,9 @@ func (q *quiet) due(now time.Time, h heap) bool {
 	if q.returned || now.Sub(q.since) < quietFor {
 		return false
 	}
-	q.returned = true
-	return h.spare >= spareAtLeast
+	due := !q.started || h.spare >= spareAtLeast
+	q.returned, q.started = true, true
+	return due
 }
 
 // unmapProgram takes the pages of the program's file out of this process. They

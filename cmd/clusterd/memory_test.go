@@ -29,6 +29,12 @@ func TestQuiet(t *testing.T) {
 			t.Errorf("after %d s: %t", tt.at, got)
 		}
 	}
+	var little quiet
+	for at, want := range []bool{false, true, false, false} { // a start that left little; later there has to be much
+		if got := little.due(began.Add(time.Duration(at)*quietFor), heap{uint64(at / 2), much - 1}); got != want {
+			t.Errorf("with little, at %d: %t", at, got)
+		}
+	}
 	if h := readHeap(); h.spare == 0 {
 		t.Errorf("the runtime says %+v", h)
 	}
