@@ -51,6 +51,10 @@ type Config struct {
 	// and for the history of objects. Nil: such requests are refused.
 	Past Past
 
+	// Keys tells which folders of Storage are empty, so that custom kinds without
+	// an object cost little. Nil: they cost what others do.
+	Keys Keys
+
 	// NodeTransport reaches the agent of a node for logs, exec, attach,
 	// port-forward and nodes/proxy: a transport and the agent's base URL.
 	// Address, TLS and credentials are its business; the user that the call is for

@@ -16,7 +16,14 @@ import (
 
 	"github.com/clusterd/clusterd/apis"
 	"github.com/clusterd/clusterd/apis/past"
+	"github.com/clusterd/clusterd/apis/server/extend"
 )
+
+// Keys tells whether there is anything below a folder of the storage.
+type Keys = extend.Keys
+
+// ErrWritten is returned by Keys.
+var ErrWritten = extend.ErrWritten
 
 // Past is the history of the storage. Its methods are called concurrently and
 // may block until ctx ends; errors that are Kubernetes statuses reach the

@@ -55,6 +55,8 @@ type Server struct {
 	services webhook.ServiceResolver
 	webhooks webhook.AuthenticationInfoResolverWrapper
 	mapper   meta.ResettableRESTMapper
+	// quiet answers for custom kinds without an object; nil: the library does.
+	quiet *extend.Quiet
 }
 
 // New builds the server. It starts nothing and does not touch the storage.
@@ -123,6 +125,11 @@ func (s *Server) build(stores *stores) error {
 	if err != nil {
 		return err
 	}
+	if s.config.Keys != nil {
+		if s.quiet, err = extend.NewQuiet(s.config.Keys, StoragePrefix, custom.Informers.Apiextensions().V1().CustomResourceDefinitions()); err != nil {
+			return err
+		}
+	}
 	own := *base
 	own.PostStartHooks = map[string]genericapiserver.PostStartHookConfigEntry{}
 	own.BuildHandlerChainFunc = extend.Unfiltered
@@ -135,7 +142,7 @@ func (s *Server) build(stores *stores) error {
 	if err != nil {
 		return err
 	}
-	extend.InstallLateOpenAPI(kinds, own.OpenAPIConfig, own.OpenAPIV3Config)
+	extend.InstallLateOpenAPI(kinds, own.OpenAPIConfig, own.OpenAPIV3Config, nil)
 	options.Own = append(served, extend.Versions...)
 	for path, handler := range s.config.RawHandlers {
 		kinds.Handler.NonGoRestfulMux.HandlePrefix(path, handler)
@@ -152,7 +159,19 @@ func (s *Server) build(stores *stores) error {
 	s.generic = front.GenericAPIServer
 	s.informers = extend.Informers{Ours: base.SharedInformerFactory, Definitions: custom.Informers, Services: front.APIRegistrationInformers}
 	s.prepared, err = front.Prepare()
+	// The definitions of all types, from which the library has built what it needs
+	// to merge fields. A document asks for them again when it is built.
+	base.OpenAPIV3Config.Definitions = nil
 	return err
+}
+
+// quietly is next, but for what Quiet answers. It is made before Quiet is.
+func (s *Server) quietly(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if s.quiet == nil || !s.quiet.Answer(w, req) {
+			next.ServeHTTP(w, req)
+		}
+	})
 }
 
 // mapperReset is how long a kind may be unknown to policies.

@@ -246,6 +246,7 @@ func (m *Main) buildAPI() error {
 		Access:            m.cfg.AccessConfig.access(m.dir.path("audit.log")),
 		Admission:         m.cfg.AccessConfig.admission(),
 		Past:              storepast.New(m.store),
+		Keys:              storepast.NewKeys(m.store),
 		Authenticator:     m.rights.check(auth.ClientCert(m.trust.Pool)),
 		NodeTransport:     m.peers.transportTo,
 		ExternalAddress:   m.cfg.addr().String(),

@@ -2,9 +2,16 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"os"
 	"runtime/debug"
 	"runtime/metrics"
+	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 )
 
 const (
@@ -16,7 +23,8 @@ const (
 
 // keepMemory gives memory that a start or a burst of requests left behind back to
 // the kernel, once it is over. Go keeps it until the heap has grown by as much,
-// which at rest it never does. The store returns what is its own sooner.
+// which at rest it never does. The store returns what is its own sooner. Pages of
+// the program's file go too, at most half of which are used again at rest.
 func keepMemory(ctx context.Context) error {
 	tick := time.NewTicker(quietFor / 4)
 	defer tick.Stop()
@@ -26,6 +34,9 @@ func keepMemory(ctx context.Context) error {
 		case now := <-tick.C:
 			if q.due(now, readHeap()) {
 				debug.FreeOSMemory()
+				if err := unmapProgram(); err != nil {
+					klog.FromContext(ctx).Info("pages of the program's file stay in memory", "err", err)
+				}
 			}
 		case <-ctx.Done():
 			return nil
@@ -55,10 +66,11 @@ type quiet struct {
 	cycles   uint64 // at the last look
 	since    time.Time
 	returned bool // since then
+	started  bool // memory was given back once
 }
 
 // due says whether memory is to be given back now: once after each quietFor without
-// a collection, if there is enough of it.
+// a collection, if there is enough of it. What a start left behind always goes.
 func (q *quiet) due(now time.Time, h heap) bool {
 	if h.cycles != q.cycles || q.since.IsZero() {
 		q.cycles, q.since, q.returned = h.cycles, now, false
@@ -67,6 +79,57 @@ func (q *quiet) due(now time.Time, h heap) bool {
 	if q.returned || now.Sub(q.since) < quietFor {
 		return false
 	}
-	q.returned = true
-	return h.spare >= spareAtLeast
+	due := !q.started || h.spare >= spareAtLeast
+	q.returned, q.started = true, true
+	return due
+}
+
+// unmapProgram takes the pages of the program's file out of this process. They
+// stay in the kernel's page cache, from where those that are needed come back at
+// their next use; the others the kernel may drop without looking for users of
+// them first.
+func unmapProgram() error {
+	exe, err := os.Readlink("/proc/self/exe")
+	if err != nil {
+		return err
+	}
+	maps, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, m := range fileMappings(string(maps), exe) {
+		// No memory of Go's: the pointer is the kernel's word.
+		if _, _, errno := unix.Syscall(unix.SYS_MADVISE, m.from, m.to-m.from, unix.MADV_DONTNEED); errno != 0 {
+			errs = append(errs, fmt.Errorf("madvise %x-%x: %w", m.from, m.to, errno))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+type mapping struct{ from, to uintptr }
+
+// fileMappings are the mappings of a file in the text of /proc/PID/smaps that may be
+// read from it again: no page of them can be written, and none was, by whom ever
+// (relocations, a debugger).
+func fileMappings(smaps, file string) (all []mapping) {
+	var now mapping
+	for line := range strings.Lines(smaps) {
+		fields := strings.Fields(line)
+		switch {
+		case len(fields) == 0:
+		case len(fields) >= 5 && strings.Contains(fields[0], "-"): // FROM-TO rwxp OFFSET DEVICE INODE PATH
+			now = mapping{}
+			_, path, _ := strings.Cut(line, "/")
+			if "/"+strings.TrimSuffix(path, "\n") != file || strings.Contains(fields[1], "w") {
+				continue
+			}
+			if _, err := fmt.Sscanf(fields[0], "%x-%x", &now.from, &now.to); err != nil {
+				now = mapping{}
+			}
+		case fields[0] == "Anonymous:" && now.to != 0 && len(fields) > 1 && fields[1] == "0":
+			all = append(all, now)
+		}
+	}
+	return all
 }

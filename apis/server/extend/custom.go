@@ -58,6 +58,7 @@ func NewCustom(o *Options, next genericapiserver.DelegationTarget) (*crdserver.C
 	c.BuildHandlerChainFunc = Unfiltered
 	c.RESTOptionsGetter = definitions
 	c.MergedResourceConfig = enabled(apiextensionsv1.SchemeGroupVersion)
+	c.SkipOpenAPIInstallation = true // or it would build the documents of all custom kinds at start
 	config := crdserver.Config{
 		GenericConfig: c,
 		ExtraConfig: crdserver.ExtraConfig{
@@ -74,6 +75,7 @@ func NewCustom(o *Options, next genericapiserver.DelegationTarget) (*crdserver.C
 	if err != nil {
 		return nil, fmt.Errorf("configure the server of custom kinds: %w", err)
 	}
+	InstallLateOpenAPI(server.GenericAPIServer, c.OpenAPIConfig, c.OpenAPIV3Config, server.Informers.Apiextensions().V1().CustomResourceDefinitions().Lister())
 	return server, nil
 }
 

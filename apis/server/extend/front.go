@@ -18,6 +18,7 @@ import (
 	"k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
 	listers "k8s.io/kube-aggregator/pkg/client/listers/apiregistration/v1"
 	"k8s.io/kube-aggregator/pkg/controllers/autoregister"
+	aggregatoropenapi "k8s.io/kube-aggregator/pkg/generated/openapi"
 )
 
 // Priorities of groups in discovery: kubectl takes a short name for that of
@@ -40,6 +41,10 @@ func NewFront(o *Options, next genericapiserver.DelegationTarget, definitions cr
 	c.RESTOptionsGetter = services
 	c.MergedResourceConfig = enabled(apiregistrationv1.SchemeGroupVersion)
 	c.SkipOpenAPIInstallation = true // it serves the merged documents instead
+	// Into these goes a document of its own kinds alone, which it builds at start.
+	alone := *c.OpenAPIConfig
+	alone.GetDefinitions = aggregatoropenapi.GetOpenAPIDefinitions
+	c.OpenAPIConfig = &alone
 	// The front names its own group itself: registered, it would be listed twice.
 	own := slices.DeleteFunc(slices.Clone(o.Own), func(v schema.GroupVersion) bool { return v.Group == apiregistrationv1.GroupName })
 	registered := &registered{want: names(own)}

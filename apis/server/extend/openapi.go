@@ -11,6 +11,8 @@ import (
 	"sync"
 
 	restful "github.com/emicklei/go-restful/v3"
+	crdlisters "k8s.io/apiextensions-apiserver/pkg/client/listers/apiextensions/v1"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/mux"
 	"k8s.io/apiserver/pkg/server/routes"
@@ -24,24 +26,31 @@ const (
 	openAPIv3 = "/openapi/v3"
 )
 
-// lateOpenAPI serves the OpenAPI documents of a server's own kinds and builds
-// each when it is first asked for: version 2 as a whole, version 3 for one
-// group version at a time. The library would build all of them at start.
+// lateOpenAPI serves the OpenAPI documents of a server's kinds and builds each
+// when it is first asked for: version 2 as a whole, version 3 for one group
+// version at a time. The library would build all of them at start.
 type lateOpenAPI struct {
 	container *restful.Container
 	v2        *common.Config
 	v3        *common.OpenAPIV3Config
+	// definitions are the custom kinds that it serves too; nil: none.
+	definitions crdlisters.CustomResourceDefinitionLister
 	// building keeps two documents from being built at a time: the
 	// configurations are shared.
 	building sync.Mutex
 	whole    http.Handler            // nil until asked for
 	groups   map[string]http.Handler // by path below openAPIv3
+	custom   map[string]customGroup  // the same of custom kinds
 }
 
 // InstallLateOpenAPI puts the documents of server in place. Its configuration
-// has to have SkipOpenAPIInstallation.
-func InstallLateOpenAPI(server *genericapiserver.GenericAPIServer, v2 *common.Config, v3 *common.OpenAPIV3Config) {
-	l := &lateOpenAPI{container: server.Handler.GoRestfulContainer, v2: v2, v3: v3, groups: map[string]http.Handler{}}
+// has to have SkipOpenAPIInstallation. definitions are custom kinds that it
+// serves; nil: none.
+func InstallLateOpenAPI(server *genericapiserver.GenericAPIServer, v2 *common.Config, v3 *common.OpenAPIV3Config, definitions crdlisters.CustomResourceDefinitionLister) {
+	l := &lateOpenAPI{
+		container: server.Handler.GoRestfulContainer, v2: v2, v3: v3, definitions: definitions,
+		groups: map[string]http.Handler{}, custom: map[string]customGroup{},
+	}
 	paths := server.Handler.NonGoRestfulMux
 	paths.HandleFunc(openAPIv2, func(w http.ResponseWriter, req *http.Request) { l.document().ServeHTTP(w, req) })
 	paths.HandleFunc(openAPIv3, l.list)
@@ -54,7 +63,10 @@ func (l *lateOpenAPI) document() http.Handler {
 	defer l.building.Unlock()
 	if l.whole == nil {
 		paths := mux.NewPathRecorderMux("openapi-v2")
-		routes.OpenAPI{Config: l.v2}.InstallV2(l.container, paths)
+		service, fixed := routes.OpenAPI{Config: l.v2}.InstallV2(l.container, paths)
+		if l.definitions != nil {
+			service.UpdateSpecLazy((&mergedDocument{fixed: fixed, definitions: l.definitions}).value())
+		}
 		l.whole = paths
 	}
 	return l.whole
@@ -64,11 +76,24 @@ func (l *lateOpenAPI) document() http.Handler {
 // and once a second. What the library lists as hashes, for which all documents
 // have to be built, is here that of the build: a client that asks for a document with
 // it is redirected to the hash of the content.
-func (l *lateOpenAPI) list(w http.ResponseWriter, _ *http.Request) {
+func (l *lateOpenAPI) list(w http.ResponseWriter, req *http.Request) {
 	all := handler3.OpenAPIV3Discovery{Paths: map[string]handler3.OpenAPIV3DiscoveryGroupVersion{}}
+	add := func(path, hash string) {
+		location := url.URL{Path: openAPIv3 + "/" + path, RawQuery: "hash=" + hash}
+		all.Paths[path] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: location.String()}
+	}
 	for _, service := range l.container.RegisteredWebServices() {
-		location := url.URL{Path: openAPIv3 + service.RootPath(), RawQuery: "hash=" + buildHash()}
-		all.Paths[below(service)] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: location.String()}
+		add(below(service), buildHash())
+	}
+	if l.definitions != nil {
+		groups, err := customGroups(l.definitions)
+		if err != nil {
+			responsewriters.InternalError(w, req, err)
+			return
+		}
+		for path, definitions := range groups {
+			add(path, customHash(definitions))
+		}
 	}
 	w.Header().Set("Content-Type", "application/json")
 	if err := json.NewEncoder(w).Encode(all); err != nil {
@@ -92,6 +117,9 @@ func (l *lateOpenAPI) groupDocument(path string) http.Handler {
 	defer l.building.Unlock()
 	if known := l.groups[path]; known != nil {
 		return known
+	}
+	if custom := l.customDocument(path); custom != nil {
+		return custom
 	}
 	for _, service := range l.container.RegisteredWebServices() {
 		if below(service) != path {

@@ -157,6 +157,12 @@ func (c callerContext) AfterFunc(f func()) (stop func() bool) {
 	return context.AfterFunc(c.Context, f)
 }
 
+// Inside reports whether a request with this context came through a Transport.
+func Inside(ctx context.Context) bool {
+	_, ok := ctx.Value(userKey{}).(user.Info)
+	return ok
+}
+
 // Authenticator recognises requests that came through a Transport. It has no
 // opinion about any other.
 func Authenticator() authenticator.Request {
