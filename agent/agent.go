@@ -43,6 +43,7 @@ import (
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/node"
 	"github.com/clusterd/clusterd/agent/object"
+	"github.com/clusterd/clusterd/agent/plugin"
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/podcertificate"
 	"github.com/clusterd/clusterd/agent/podresources"
@@ -135,7 +136,7 @@ type Config struct {
 	// FenceClaims: pods with claims end with the Lease unless they say that they
 	// do not; else just those that say that they do.
 	FenceClaims bool
-	// DriverDir is where CSI drivers look for a kubelet: an absolute path, of one
+	// DriverDir is where plugins (drivers of volumes and devices) look for a kubelet: an absolute path, of one
 	// node alone; default DataDir/kubelet.
 	DriverDir string
 	// PodLogDir holds the containers' logs; default DataDir/log/pods. Folders
@@ -217,6 +218,7 @@ type Agent struct {
 	paths        *pathWatch             // nil: nobody measures
 	dns          *dns.Server            // nil: there is none
 	claims       *claim.Keeper          // nil: there is no API
+	plugins      *plugin.Registry       // nil: there is no API
 	drivers      *csi.Manager           // nil: there is no API
 	certificates *podcertificate.Keeper // of pods; nil: there is no API
 	handler      http.Handler
@@ -309,8 +311,9 @@ func New(cfg Config) (*Agent, error) {
 	volumes.Objects, volumes.TrustBundles = a.objects, a.objects
 	if cfg.Client != nil {
 		a.claims = claim.New(claim.Config{Client: cfg.Client, NodeName: cfg.NodeName, Dir: a.claimDir(), Recorder: a.recorder, Node: a.node.Object})
+		a.plugins = plugin.New(cfg.DriverDir)
 		a.drivers = csi.New(csi.Config{
-			Client: cfg.Client, NodeName: cfg.NodeName, Node: a.node, Root: cfg.DriverDir, Tokens: issuer, Recorder: a.recorder, Mounted: volume.Kernel{}.Mounted,
+			Client: cfg.Client, NodeName: cfg.NodeName, Node: a.node, Root: cfg.DriverDir, Plugins: a.plugins, Tokens: issuer, Recorder: a.recorder, Mounted: volume.Kernel{}.Mounted,
 		})
 		a.certificates = podcertificate.New(podcertificate.Config{
 			Client: cfg.Client, NodeName: cfg.NodeName, Node: a.node.Object, Recorder: a.recorder, Clock: clock.RealClock{},
@@ -414,6 +417,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		part(ctx, "node", a.node.Run)
 		part(ctx, "claims", a.claims.Run)
 		part(ctx, "certificates of pods", a.certificates.Run)
+		part(outer, "plugins", a.plugins.Run)
 		part(outer, "CSI drivers", a.drivers.Run)
 	}
 	if a.services != nil {
