@@ -38,6 +38,7 @@ import (
 	"github.com/clusterd/clusterd/agent/claim"
 	"github.com/clusterd/clusterd/agent/csi"
 	"github.com/clusterd/clusterd/agent/dns"
+	"github.com/clusterd/clusterd/agent/dra"
 	"github.com/clusterd/clusterd/agent/fence"
 	"github.com/clusterd/clusterd/agent/host"
 	"github.com/clusterd/clusterd/agent/image"
@@ -139,6 +140,9 @@ type Config struct {
 	// DriverDir is where plugins (drivers of volumes and devices) look for a kubelet: an absolute path, of one
 	// node alone; default DataDir/kubelet.
 	DriverDir string
+	// CDIDirs hold the descriptions of devices (Container Device Interface); default
+	// /etc/cdi and /var/run/cdi.
+	CDIDirs []string
 	// PodLogDir holds the containers' logs; default DataDir/log/pods. Folders
 	// of unknown pods are removed only from the default.
 	PodLogDir string
@@ -220,6 +224,7 @@ type Agent struct {
 	claims       *claim.Keeper          // nil: there is no API
 	plugins      *plugin.Registry       // nil: there is no API
 	drivers      *csi.Manager           // nil: there is no API
+	devices      *dra.Manager           // nil: there is no API
 	certificates *podcertificate.Keeper // of pods; nil: there is no API
 	handler      http.Handler
 	podServer    *podresources.Server
@@ -315,6 +320,10 @@ func New(cfg Config) (*Agent, error) {
 		a.drivers = csi.New(csi.Config{
 			Client: cfg.Client, NodeName: cfg.NodeName, Node: a.node, Root: cfg.DriverDir, Plugins: a.plugins, Tokens: issuer, Recorder: a.recorder, Mounted: volume.Kernel{}.Mounted,
 		})
+		a.devices = dra.New(dra.Config{
+			Client: cfg.Client, NodeName: cfg.NodeName, Node: a.node.Object, Plugins: a.plugins, Dir: filepath.Join(cfg.DataDir, "devices", "claims"), CDIDirs: cfg.CDIDirs,
+			Changed: func() { a.pods.DevicesChanged() },
+		})
 		a.certificates = podcertificate.New(podcertificate.Config{
 			Client: cfg.Client, NodeName: cfg.NodeName, Node: a.node.Object, Recorder: a.recorder, Clock: clock.RealClock{},
 			Changed: func(uid types.UID) { a.pods.VolumesChanged(uid) },
@@ -330,7 +339,12 @@ func New(cfg Config) (*Agent, error) {
 		Period: cfg.LocalStoragePeriod, Pods: a.localPods, Use: a.localUse,
 		Evict: func(uid types.UID, message string) { a.pods.EvictOver(uid, message) },
 	})
+	var devices pod.Devices // stays nil without an API
+	if a.devices != nil {
+		devices = a.devices
+	}
 	a.pods = pod.NewManager(pod.Config{
+		Devices:  devices,
 		Static:   statics,
 		Services: a.serviceLister(),
 		NodeName: cfg.NodeName, NodeIPs: cfg.NodeIPs, Node: a.node.Object, Client: cfg.Client,
@@ -419,6 +433,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		part(ctx, "certificates of pods", a.certificates.Run)
 		part(outer, "plugins", a.plugins.Run)
 		part(outer, "CSI drivers", a.drivers.Run)
+		part(outer, "drivers of devices", a.devices.Run)
 	}
 	if a.services != nil {
 		part(ctx, "services", func(ctx context.Context) error {
