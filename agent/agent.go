@@ -38,7 +38,6 @@ import (
 	"github.com/clusterd/clusterd/agent/claim"
 	"github.com/clusterd/clusterd/agent/csi"
 	"github.com/clusterd/clusterd/agent/dns"
-	"github.com/clusterd/clusterd/agent/dra"
 	"github.com/clusterd/clusterd/agent/fence"
 	"github.com/clusterd/clusterd/agent/host"
 	"github.com/clusterd/clusterd/agent/image"
@@ -224,7 +223,7 @@ type Agent struct {
 	claims       *claim.Keeper          // nil: there is no API
 	plugins      *plugin.Registry       // nil: there is no API
 	drivers      *csi.Manager           // nil: there is no API
-	devices      *dra.Manager           // nil: there is no API
+	devices      *devices               // nil: there is no API
 	certificates *podcertificate.Keeper // of pods; nil: there is no API
 	handler      http.Handler
 	podServer    *podresources.Server
@@ -297,6 +296,7 @@ func New(cfg Config) (*Agent, error) {
 		Name:      cfg.NodeName, IPs: cfg.NodeIPs, Addresses: cfg.NodeAddresses, Client: cfg.Client, Heartbeat: cfg.HeartbeatClient, Version: cfg.Version,
 		MaxPods: cfg.MaxPods, DataDir: cfg.DataDir, Labels: cfg.NodeLabels, Port: cfg.NodePort,
 		Annotations: map[string]string{names.LocalPathRoot: a.claimDir()},
+		Devices:     a.deviceCounts,
 		Reserved:    cfg.Reserved, Pressure: a.guard.Under, VolumesInUse: a.volumesInUse,
 		Images: a.nodeImages, Ready: a.faults, Conditions: a.conditions,
 		Handlers: func() []v1.NodeRuntimeHandler {
@@ -320,10 +320,9 @@ func New(cfg Config) (*Agent, error) {
 		a.drivers = csi.New(csi.Config{
 			Client: cfg.Client, NodeName: cfg.NodeName, Node: a.node, Root: cfg.DriverDir, Plugins: a.plugins, Tokens: issuer, Recorder: a.recorder, Mounted: volume.Kernel{}.Mounted,
 		})
-		a.devices = dra.New(dra.Config{
-			Client: cfg.Client, NodeName: cfg.NodeName, Node: a.node.Object, Plugins: a.plugins, Dir: filepath.Join(cfg.DataDir, "devices", "claims"), CDIDirs: cfg.CDIDirs,
-			Changed: func() { a.pods.DevicesChanged() },
-		})
+		if a.devices, err = a.newDevices(); err != nil {
+			return nil, fmt.Errorf("agent: %w", err)
+		}
 		a.certificates = podcertificate.New(podcertificate.Config{
 			Client: cfg.Client, NodeName: cfg.NodeName, Node: a.node.Object, Recorder: a.recorder, Clock: clock.RealClock{},
 			Changed: func(uid types.UID) { a.pods.VolumesChanged(uid) },
@@ -339,12 +338,12 @@ func New(cfg Config) (*Agent, error) {
 		Period: cfg.LocalStoragePeriod, Pods: a.localPods, Use: a.localUse,
 		Evict: func(uid types.UID, message string) { a.pods.EvictOver(uid, message) },
 	})
-	var devices pod.Devices // stays nil without an API
+	var podDevices pod.Devices // stays nil without an API
 	if a.devices != nil {
-		devices = a.devices
+		podDevices = *a.devices
 	}
 	a.pods = pod.NewManager(pod.Config{
-		Devices:  devices,
+		Devices:  podDevices,
 		Static:   statics,
 		Services: a.serviceLister(),
 		NodeName: cfg.NodeName, NodeIPs: cfg.NodeIPs, Node: a.node.Object, Client: cfg.Client,
@@ -370,7 +369,8 @@ func New(cfg Config) (*Agent, error) {
 	})
 	a.podServer, err = podresources.New(podresources.Config{
 		Socket: filepath.Join(cfg.DataDir, host.PodResources, podresources.SocketName), Pods: a.podResources, Known: a.pods.Seen(),
-		CPUs: ids(cfg.AllocatableCPUs), Memory: func() map[string]uint64 { return podresources.Memory(a.allocatable()) },
+		Devices: func() []podresources.Devices { return a.devices.allocatable() },
+		CPUs:    ids(cfg.AllocatableCPUs), Memory: func() map[string]uint64 { return podresources.Memory(a.allocatable()) },
 	})
 	if err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
@@ -433,7 +433,8 @@ func (a *Agent) Run(ctx context.Context) error {
 		part(ctx, "certificates of pods", a.certificates.Run)
 		part(outer, "plugins", a.plugins.Run)
 		part(outer, "CSI drivers", a.drivers.Run)
-		part(outer, "drivers of devices", a.devices.Run)
+		part(outer, "drivers of devices", a.devices.claims.Run)
+		part(outer, "device plugins", a.devices.plugins.Run)
 	}
 	if a.services != nil {
 		part(ctx, "services", func(ctx context.Context) error {

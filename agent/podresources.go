@@ -19,7 +19,7 @@ func (a *Agent) podResources() []podresources.Pod {
 	var out []podresources.Pod
 	for _, v := range a.pods.Views() {
 		if v.Status == nil || !podstate.Terminal(v.Status.Phase) {
-			out = append(out, resourcesOf(v.Pod, a.cfg.CPUs, a.claimed))
+			out = append(out, resourcesOf(v.Pod, a.cfg.CPUs, a.devices))
 		}
 	}
 	slices.SortFunc(out, func(a, b podresources.Pod) int {
@@ -28,26 +28,9 @@ func (a *Agent) podResources() []podresources.Pod {
 	return out
 }
 
-// claimed are the devices that a container has of its pod's claims; those of a
-// pod that waits for them are not listed.
-func (a *Agent) claimed(p *v1.Pod, c *v1.Container) []podresources.Claimed {
-	if a.devices == nil || !podstate.UsesClaims(p) {
-		return nil
-	}
-	all, err := a.devices.Resources(p, c)
-	if err != nil {
-		return nil
-	}
-	var out []podresources.Claimed
-	for _, r := range all {
-		out = append(out, podresources.Claimed(r))
-	}
-	return out
-}
-
 // resourcesOf are one pod's. Init containers that end are left out: what they
 // have had, others have by now.
-func resourcesOf(p *v1.Pod, cpus pod.CPUs, claimed func(*v1.Pod, *v1.Container) []podresources.Claimed) podresources.Pod {
+func resourcesOf(p *v1.Pod, cpus pod.CPUs, has *devices) podresources.Pod {
 	out := podresources.Pod{Namespace: p.Namespace, Name: p.Name}
 	var list []*v1.Container
 	for i := range p.Spec.InitContainers {
@@ -60,7 +43,8 @@ func resourcesOf(p *v1.Pod, cpus pod.CPUs, claimed func(*v1.Pod, *v1.Container) 
 	}
 	guaranteed := core.QOSClass(p) == v1.PodQOSGuaranteed
 	for _, c := range list {
-		r := podresources.Container{Name: c.Name, Claimed: claimed(p, c)}
+		r := podresources.Container{Name: c.Name}
+		r.Devices, r.Claimed = has.has(p, c)
 		if guaranteed {
 			r.Memory = podresources.Memory(c.Resources.Limits)
 		}

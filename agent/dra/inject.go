@@ -1,6 +1,8 @@
 package dra
 
 import (
+	"context"
+
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/clusterd/clusterd/agent/cdi"
@@ -9,7 +11,7 @@ import (
 )
 
 // Inject gives a container the devices that it asks for.
-func (m *Manager) Inject(pod *v1.Pod, container *v1.Container, c *api.Container) error {
+func (m *Manager) Inject(_ context.Context, pod *v1.Pod, container *v1.Container, c *api.Container) error {
 	if !podstate.UsesClaims(pod) {
 		return nil
 	}

@@ -18,7 +18,7 @@ const devicesDeadline = 2 * time.Minute
 
 var errNoDevices = errors.New("this node has no API, which says what the pod's resourceClaims were given")
 
-// prepareDevices has drivers prepare what the pod's claims were given.
+// prepareDevices has drivers and plugins prepare the pod's devices.
 func (w *worker) prepareDevices() {
 	d := &w.obs.Devices
 	before, pod, devices := d.Err, w.pod, w.m.cfg.Devices
@@ -28,8 +28,11 @@ func (w *worker) prepareDevices() {
 	ctx, ended := w.traced(ctx)
 	w.wg.Go(func() {
 		defer cancel()
-		err, held := errNoDevices, false
-		if devices != nil {
+		var err error
+		held := false
+		if devices == nil && podstate.UsesClaims(pod) {
+			err = errNoDevices
+		} else if devices != nil {
 			err = devices.Prepare(ctx, pod)
 			held = devices.Held(pod.UID)
 		}
@@ -70,8 +73,8 @@ func (w *worker) releaseDevices() {
 	})
 }
 
-// DevicesChanged makes every pod look again at once that waits for a driver of
-// devices: one has come.
+// DevicesChanged makes every pod look again at once that waits for devices or for
+// their driver: some are free, or one has come.
 func (m *Manager) DevicesChanged() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -87,12 +90,12 @@ func (m *Manager) DevicesChanged() {
 	}
 }
 
-// inject gives a container the devices of its pod's claims.
-func (m *Manager) inject(pod *v1.Pod, c *v1.Container, to *api.Container) error {
+// inject gives a container its devices.
+func (m *Manager) inject(ctx context.Context, pod *v1.Pod, c *v1.Container, to *api.Container) error {
 	if m.cfg.Devices == nil {
 		return nil
 	}
-	return m.cfg.Devices.Inject(pod, c, to)
+	return m.cfg.Devices.Inject(ctx, pod, c, to)
 }
 
 // sweepDevices has devices taken back that pods had which are no more.

@@ -96,7 +96,7 @@ func (d *devices) Pods() ([]types.UID, error) {
 	return out, nil
 }
 
-func (d *devices) Inject(_ *v1.Pod, c *v1.Container, to *api.Container) error {
+func (d *devices) Inject(_ context.Context, _ *v1.Pod, c *v1.Container, to *api.Container) error {
 	for _, use := range c.Resources.Claims {
 		to.Env = append(to.Env, "DEVICE="+use.Name)
 	}

@@ -119,7 +119,8 @@ type Fence interface {
 // Devices are those of the node that pods have for themselves. Methods may be
 // called concurrently for different pods; each is idempotent.
 type Devices interface {
-	// Prepare makes ready what the pod's claims were given. It blocks on drivers.
+	// Prepare makes ready what the pod's claims were given, and chooses what it asks
+	// for of device plugins. It blocks on drivers and plugins.
 	Prepare(ctx context.Context, pod *v1.Pod) error
 	// Unprepare takes it back; when it returns nil nothing is held.
 	Unprepare(ctx context.Context, uid types.UID) error
@@ -128,7 +129,7 @@ type Devices interface {
 	// Pods are those that something is held for.
 	Pods() ([]types.UID, error)
 	// Inject gives a container the devices that it asks for.
-	Inject(pod *v1.Pod, container *v1.Container, c *api.Container) error
+	Inject(ctx context.Context, pod *v1.Pod, container *v1.Container, c *api.Container) error
 }
 
 // Config of a Manager.
@@ -195,7 +196,8 @@ type Config struct {
 	// CPUs says on which processors containers run; nil: on all.
 	CPUs CPUs
 
-	// Devices serves the pods' claims; nil: pods with claims wait.
+	// Devices are what pods' claims and extended resources are served with; nil: pods
+	// with claims wait.
 	Devices Devices
 
 	// PidsLimit of one pod; 0: none.

@@ -294,7 +294,7 @@ func (m *Manager) startInstance(ctx, run context.Context, in podspec.Input) (st 
 		unmount()
 		return st, podspec.Reason(err), err
 	}
-	if err := m.inject(in.Pod, in.Container, &msg); err != nil {
+	if err := m.inject(ctx, in.Pod, in.Container, &msg); err != nil {
 		unmount()
 		return st, podstate.ReasonCreateContainer, err
 	}

@@ -21,11 +21,12 @@ type (
 	Wait struct{ Until time.Time }
 	// SetupVolumes makes every volume of the pod.
 	SetupVolumes struct{}
-	// PrepareDevices has drivers prepare what the pod's claims were given.
+	// PrepareDevices has drivers prepare what the pod's claims were given, and
+	// plugins what it asks for of extended resources.
 	PrepareDevices struct{}
 	// CancelDevices gives up a PrepareDevices that is under way.
 	CancelDevices struct{}
-	// ReleaseDevices has drivers take it back.
+	// ReleaseDevices has it taken back.
 	ReleaseDevices struct{}
 	// CreateSandbox makes network and pause.
 	CreateSandbox struct{ Attempt uint32 }

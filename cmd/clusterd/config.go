@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 
+	"github.com/clusterd/clusterd/agent/cdi"
 	"github.com/clusterd/clusterd/agent/pressure"
 	"github.com/clusterd/clusterd/agent/users"
 	"github.com/clusterd/clusterd/raftstore"
@@ -230,6 +231,7 @@ func defaultConfig() Config {
 		EvictionHard:       pressure.Defaults,
 		EvictionTransition: Duration{5 * time.Minute},
 		ImageGCHigh:        85,
+		CDIDirs:            strings.Join(cdi.DefaultDirs, ","),
 		ImageGCLow:         80,
 
 		AccessConfig: defaultAccess(),
