@@ -125,7 +125,7 @@ func (m *Manager) Resources() (capacity, allocatable v1.ResourceList) {
 	for _, name := range m.state.Resources {
 		all, healthy := 0, 0
 		switch p := m.plugins[name]; {
-		case p == nil && time.Since(m.start) < m.cfg.ForgetAfter:
+		case (p == nil || !p.told) && time.Since(m.start) < m.cfg.ForgetAfter:
 			continue
 		case p == nil || !p.stopped.IsZero() && time.Since(p.stopped) >= m.cfg.ForgetAfter:
 		default:
