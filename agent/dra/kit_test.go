@@ -36,6 +36,7 @@ const gpus, nics = "gpu.example.com", "nic.example.com"
 // fakeDriver is a driver of devices; it can be made to fail, to hang and to be
 // gone. Each claim gets the device that its name says.
 type fakeDriver struct {
+	dra.UnimplementedDRAPluginServer
 	t              *testing.T
 	root, name     string
 	instance       string // tells its sockets from those of another of its name
