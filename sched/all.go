@@ -54,6 +54,7 @@ import (
 	"github.com/clusterd/clusterd/sched/podgc"
 	"github.com/clusterd/clusterd/sched/quota"
 	"github.com/clusterd/clusterd/sched/replicaset"
+	"github.com/clusterd/clusterd/sched/resourceclaim"
 	"github.com/clusterd/clusterd/sched/scheduler"
 	"github.com/clusterd/clusterd/sched/serviceaccount"
 	"github.com/clusterd/clusterd/sched/servicecidr"
@@ -179,6 +180,7 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return localpath.New(env), nil },
 		func() (Loop, error) { return attachdetach.New(env) },
 		func() (Loop, error) { return ephemeralvolume.New(env), nil },
+		func() (Loop, error) { return resourceclaim.New(env) },
 		func() (Loop, error) { return storageprotection.New(env), nil },
 		func() (Loop, error) { return endpointslice.New(env), nil },
 		func() (Loop, error) { return endpoints.New(env), nil },

@@ -73,7 +73,7 @@ func (p *Pending) put(owner, object Key, w write) {
 
 // Answered takes back the write unless its outcome is unknown or it succeeded.
 func (p *Pending) Answered(owner, object Key, err error) {
-	if err == nil || ambiguous(err) {
+	if err == nil || Ambiguous(err) {
 		return
 	}
 	p.drop(owner, object)
@@ -153,8 +153,8 @@ func (p *Pending) Settled(ctx context.Context, owner Key) (settled bool, wait ti
 	return len(p.writes[owner]) == 0, verifyAfter, nil
 }
 
-// ambiguous reports whether a failed write may nevertheless have happened.
-func ambiguous(err error) bool {
+// Ambiguous reports whether a failed write may nevertheless have happened.
+func Ambiguous(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
 		return true // transport: the answer was lost

@@ -93,7 +93,7 @@ func TestReadConfigRefuses(t *testing.T) {
 		"profiles: [{percentageOfNodesToScore: -1}]":                                                 "profiles[0].percentageOfNodesToScore -1",
 		"podInitialBackoffSeconds: 0":                                                                "podInitialBackoffSeconds 0",
 		"podInitialBackoffSeconds: 5\npodMaxBackoffSeconds: 4":                                       "podMaxBackoffSeconds 4",
-		"profiles: [{plugins: {filter: {enabled: [{name: Mine}]}}}]":                                 `profiles[0].plugins.filter.enabled[0]: there is no plugin "Mine" at this point; there are InterPodAffinity, NodeAffinity`,
+		"profiles: [{plugins: {filter: {enabled: [{name: Mine}]}}}]":                                 `profiles[0].plugins.filter.enabled[0]: there is no plugin "Mine" at this point; there are DynamicResources, InterPodAffinity, NodeAffinity`,
 		"profiles: [{plugins: {score: {disabled: [{name: NodePorts}]}}}]":                            `profiles[0].plugins.score.disabled[0]: there is no plugin "NodePorts"`,
 		"profiles: [{plugins: {score: {enabled: [{name: ImageLocality}]}}}]":                         `there is no plugin "ImageLocality"`,
 		"profiles: [{plugins: {multiPoint: {disabled: [{name: DefaultBinder}]}}}]":                   "DefaultBinder cannot be turned off",

@@ -40,6 +40,9 @@ func whyEach(s *snapshot, p *podInfo) string {
 		var reasons []string
 		for _, c := range checks {
 			if refused := c.of(n); len(refused) > 0 {
+				if c.filter == dynamicResources && refused[0] == noDevices[0] {
+					refused = p.devices.words(n, true)
+				}
 				reasons = append(reasons, c.filter+": "+strings.Join(refused, ", "))
 			}
 		}

@@ -31,6 +31,9 @@ var filters = []Filter{
 	{Name: "NodeResourcesFit", prepare: filterResources, wokenBy: nodeAdded | nodeAllocatable | podGone},
 	{Name: "InterPodAffinity", prepare: filterPodAffinity, wokenBy: nodeAdded | nodeLabels | podGone | podPlaced},
 	{Name: "PodTopologySpread", prepare: filterSpread, wokenBy: nodeAdded | nodeLabels | podGone | podPlaced},
+	// The search for devices is the dearest rule of all. What a pod leaves behind
+	// helps nobody until its claims are deallocated, which is a deviceChanged.
+	{Name: dynamicResources, prepare: filterDevices, wokenBy: nodeAdded | nodeLabels | deviceChanged},
 }
 
 // change is a set of kinds of changes of the cluster.
@@ -44,6 +47,7 @@ const (
 	podGone                // a bound pod ended or went: room
 	podPlaced              // a pod was bound or its labels changed
 	volumeChanged          // a claim, a volume or a storage class changed
+	deviceChanged          // a claim, a class or a slice of devices, or a rule for their taints, changed
 	anything        change = 1<<iota - 1
 )
 
@@ -71,18 +75,18 @@ func runFilters(s *snapshot, p *podInfo) verdict {
 		*Filter
 		check func(*nodeInfo) []string
 	}
+	way := s.profile(p)
 	var wokenBy change
-	if p.storage, v.blocked, wokenBy = s.storage.need(s, p.pod); v.blocked != "" {
+	if p.storage, v.blocked, wokenBy = s.storage.need(s, p.pod); v.blocked == "" && way.allocates() {
+		p.devices, v.blocked = s.devices.need(s, p.pod)
+		wokenBy = deviceChanged
+	}
+	if v.blocked != "" {
 		v.wokenBy |= wokenBy
-		for _, n := range s.list {
-			if n.node != nil && n.node.DeletionTimestamp == nil {
-				v.nodes++
-			}
-		}
+		v.nodes = s.known()
 		return v
 	}
 	var checks []prepared
-	way := s.profile(p)
 	for i := range way.filters {
 		if check := way.filters[i].prepare(s, p); check != nil {
 			checks = append(checks, prepared{&way.filters[i], check})
@@ -113,7 +117,25 @@ nodes:
 		}
 		v.fit = append(v.fit, n)
 	}
+	switch d := p.devices; {
+	case d == nil:
+	case d.fault != nil:
+		v.fit, v.nodes, v.blocked = nil, s.known(), d.fault.Error()
+		v.wokenBy |= deviceChanged
+	case len(v.fit) == 0:
+		d.tellApart(v.reasons)
+	}
 	return v
+}
+
+// known counts the nodes that there are.
+func (s *snapshot) known() (count int) {
+	for _, n := range s.list {
+		if n.node != nil && n.node.DeletionTimestamp == nil {
+			count++
+		}
+	}
+	return count
 }
 
 // explain says why no node was good enough, in the words users of Kubernetes

@@ -24,6 +24,12 @@ func defaultProfile() *profile {
 	return &profile{name: Name, filters: filters, scores: scores, preempts: true}
 }
 
+// allocates reports whether claims to devices are allocated for the profile's
+// pods.
+func (p *profile) allocates() bool {
+	return slices.ContainsFunc(p.filters, func(f Filter) bool { return f.Name == dynamicResources })
+}
+
 // profiles are all there are, by schedulerName.
 type profiles map[string]*profile
 
@@ -46,7 +52,7 @@ func (p profiles) of(pod *corev1.Pod) *profile {
 // wanted is how many fitting nodes a search looks for. A pod with preferences of
 // its own chooses among all: the one it prefers may be the last.
 func (p *profile) wanted(pod *podInfo, nodes int) int {
-	if pod.choosy {
+	if pod.choosy || pod.devices != nil && pod.devices.ranked {
 		return nodes
 	}
 	return min(max(sample, nodes*p.percent/100), nodes)

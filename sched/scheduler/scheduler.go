@@ -11,15 +11,18 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	resourceinformers "k8s.io/client-go/informers/resource/v1"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	policylisters "k8s.io/client-go/listers/policy/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -40,9 +43,12 @@ type scheduler struct {
 	podInformer, nodeInformer, nsInformer        cache.SharedIndexInformer
 	claimInformer, volumeInformer, classInformer cache.SharedIndexInformer
 	csiNodes, csiDrivers, capacities             cache.SharedIndexInformer
+	deviceInformers                              resourceinformers.Interface
 
 	storage    *storageView
-	volumeNews news // a claim changed, or a pod went
+	volumeNews news        // a claim changed, or a pod went
+	devices    *deviceView // mu guards it
+	deviceNews news        // a claim to devices changed
 
 	queue    *queue
 	reporter *loop.Controller
@@ -60,10 +66,12 @@ type reason struct {
 	// its sake.
 	node    string
 	victims []*corev1.Pod
+	// astray is a claim whose devices are given back for the pod's sake.
+	astray *resourcev1.ResourceClaim
 }
 
 // New returns the loop. It watches Pods, Nodes, Namespaces, claims, volumes,
-// their classes, and what CSI drivers tell.
+// their classes, what CSI drivers tell, and devices with the claims to them.
 func New(env loop.Env, cfg Config) loop.Loop {
 	core, classes := env.Informers.Core().V1(), env.Informers.Storage().V1().StorageClasses()
 	s := &scheduler{
@@ -86,6 +94,9 @@ func New(env loop.Env, cfg Config) loop.Loop {
 		csiNodes: storage.CSINodes().Lister(), csiDrivers: storage.CSIDrivers().Lister(), capacities: storage.CSIStorageCapacities().Lister(),
 	}
 	s.snapshot.storage = s.storage
+	s.deviceInformers = env.Informers.Resource().V1()
+	s.devices = newDeviceView(s.deviceInformers.DeviceClasses().Lister(), s.deviceInformers.ResourceSlices().Lister(), s.deviceInformers.DeviceTaintRules().Lister())
+	s.snapshot.devices = s.devices
 	if len(cfg.profiles) > 0 {
 		s.snapshot.profiles = profilesOf(cfg.profiles...)
 		s.queue.first, s.queue.most = cfg.firstBackoff, cfg.maxBackoff
@@ -128,7 +139,7 @@ func (s *scheduler) run(ctx context.Context) error {
 	}
 	logger.V(2).Info("loop started")
 
-	var binds, volumeWaits errgroup.Group // a pod that waits for volumes does not hold up others
+	var binds, waits errgroup.Group // a pod that waits for volumes or devices does not hold up others
 	binds.SetLimit(bindsInFlight)
 	for {
 		pod, ok := s.queue.pop(ctx)
@@ -136,11 +147,11 @@ func (s *scheduler) run(ctx context.Context) error {
 			break
 		}
 		start := s.clock.Now()
-		switch node, choices := s.schedule(ctx, pod); {
+		switch node, first := s.schedule(ctx, pod); {
 		case node == "":
-		case len(choices) > 0:
-			volumeWaits.Go(func() error {
-				if err := s.bindVolumes(ctx, pod, node, choices); err != nil {
+		case len(first.volumes)+len(first.devices) > 0:
+			waits.Go(func() error {
+				if err := s.provide(ctx, pod, node, first); err != nil {
 					s.unbound(ctx, pod, node, err)
 				} else {
 					s.bind(ctx, pod, node, start)
@@ -151,38 +162,60 @@ func (s *scheduler) run(ctx context.Context) error {
 			binds.Go(func() error { s.bind(ctx, pod, node, start); return nil })
 		}
 	}
-	_ = volumeWaits.Wait()
+	_ = waits.Wait()
 	_ = binds.Wait()
 	return group.Wait()
 }
 
+// provision is what is to be done for a pod's claims before it is bound.
+type provision struct {
+	volumes []claimChoice
+	devices []deviceChoice
+}
+
+// provide does what the pod's claims need on the node.
+func (s *scheduler) provide(ctx context.Context, pod *corev1.Pod, node string, first provision) error {
+	if len(first.volumes) > 0 {
+		if err := s.bindVolumes(ctx, pod, node, first.volumes); err != nil {
+			s.forgetDevices(first.devices)
+			return err
+		}
+	}
+	return s.bindDevices(ctx, pod, first.devices)
+}
+
 // schedule chooses a node for the pod and assumes it there. It returns "" if
-// there is nothing to bind; the pod is then parked or out of the queue. choices
-// are what to do for its claims before that.
-func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) (node string, choices []claimChoice) {
+// there is nothing to bind; the pod is then parked or out of the queue. first is
+// what to do for its claims before that.
+func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) (node string, first provision) {
 	s.mu.Lock()
 	if _, placed := s.snapshot.placed[pod.UID]; placed || !s.stillWaiting(pod) {
 		s.mu.Unlock()
 		s.queue.remove(pod.UID)
-		return "", nil
+		return "", provision{}
 	}
 	p := newPodInfo(pod)
 	v := runFilters(s.snapshot, p)
 	if len(v.fit) > 0 {
 		chosen := best(s.snapshot, p, v.fit)
 		node = chosen.name
-		choices, _ = p.storage.on(chosen.node)
+		first.volumes, _ = p.storage.on(chosen.node)
+		first.devices = p.devices.choose(pod, chosen)
 		s.snapshot.assume(p, node)
 		s.mu.Unlock()
 		// Affinity of other waiting pods may be met now.
 		s.queue.changed(podPlaced)
-		return node, choices
+		return node, first
 	}
-	why := reason{uid: pod.UID, message: v.explain()}
+	why := reason{uid: pod.UID, message: v.explain(), astray: p.devices.givesBack(pod)}
 	if v.blocked == "" && asksWhy(pod) {
 		why.message += "\n" + whyEach(s.snapshot, p)
 	}
-	s.makeRoom(p, &why)
+	if v.blocked == "" {
+		s.makeRoom(p, &why)
+	} else if n, ok := s.snapshot.nominated[pod.UID]; ok {
+		why.node = n.node // nobody's loss helps
+	}
 	s.mu.Unlock()
 
 	attempts.WithLabelValues("unschedulable").Inc()
@@ -193,7 +226,7 @@ func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) (node string,
 	s.reporter.Enqueue(key)
 	s.queue.park(pod.UID, v.wokenBy)
 	klog.FromContext(ctx).V(3).Info("pod fits no node", "pod", klog.KObj(pod), "why", message)
-	return "", nil
+	return "", provision{}
 }
 
 // makeRoom preempts for a pod that fits nowhere, if it may. The writes are the
@@ -253,6 +286,11 @@ func (s *scheduler) writeReason(ctx context.Context, key loop.Key) error {
 		if err := s.evict(ctx, pod, why.node, why.victims); err != nil {
 			return err
 		}
+		if why.astray != nil {
+			if err := s.giveBack(ctx, pod, why.astray); err != nil {
+				return err
+			}
+		}
 		if err := s.report(ctx, pod, why.message, why.node); err != nil {
 			return fmt.Errorf("report unschedulable: %w", err)
 		}
@@ -287,6 +325,18 @@ func (s *scheduler) watch() ([]cache.InformerSynced, error) {
 		func() (cache.ResourceEventHandlerRegistration, error) {
 			return loop.Handle(s.capacities, func(_, _ *storagev1.CSIStorageCapacity) { s.onStorage() })
 		},
+		func() (cache.ResourceEventHandlerRegistration, error) {
+			return loop.Handle(s.deviceInformers.ResourceClaims().Informer(), s.onResourceClaim)
+		},
+		func() (cache.ResourceEventHandlerRegistration, error) {
+			return loop.Handle(s.deviceInformers.ResourceSlices().Informer(), s.onResourceSlice)
+		},
+		func() (cache.ResourceEventHandlerRegistration, error) {
+			return loop.Handle(s.deviceInformers.DeviceTaintRules().Informer(), func(_, _ *resourcev1.DeviceTaintRule) { s.onDevices() })
+		},
+		func() (cache.ResourceEventHandlerRegistration, error) {
+			return loop.Handle(s.deviceInformers.DeviceClasses().Informer(), func(_, _ *resourcev1.DeviceClass) { s.queue.changed(deviceChanged) })
+		},
 		func() (cache.ResourceEventHandlerRegistration, error) { return loop.Handle(s.podInformer, s.onPod) },
 	} {
 		registration, err := add()
@@ -301,6 +351,38 @@ func (s *scheduler) watch() ([]cache.InformerSynced, error) {
 func (s *scheduler) onStorage() {
 	s.queue.changed(volumeChanged)
 	s.volumeNews.tell()
+}
+
+// onDevices takes note that other devices are offered, or that their taints
+// are others.
+func (s *scheduler) onDevices() {
+	s.mu.Lock()
+	s.devices.stale = true
+	s.mu.Unlock()
+	s.queue.changed(deviceChanged)
+}
+
+func (s *scheduler) onResourceSlice(old, slice *resourcev1.ResourceSlice) {
+	if old == nil || slice == nil || !apiequality.Semantic.DeepEqual(old.Spec, slice.Spec) {
+		s.onDevices()
+	}
+}
+
+func (s *scheduler) onResourceClaim(old, claim *resourcev1.ResourceClaim) {
+	s.mu.Lock()
+	s.devices.show(old, claim)
+	s.mu.Unlock()
+	if claimMatters(old, claim) {
+		s.queue.changed(deviceChanged)
+	}
+	s.deviceNews.tell()
+}
+
+// claimMatters reports whether a pod may wait for the change of a claim: it came
+// or went, got its devices or gave them back, or is used by fewer.
+func claimMatters(old, claim *resourcev1.ResourceClaim) bool {
+	return old == nil || claim == nil || old.UID != claim.UID || (old.DeletionTimestamp == nil) != (claim.DeletionTimestamp == nil) ||
+		(old.Status.Allocation == nil) != (claim.Status.Allocation == nil) || len(claim.Status.ReservedFor) < len(old.Status.ReservedFor)
 }
 
 func (s *scheduler) onNamespace(old, ns *corev1.Namespace) {
@@ -377,7 +459,8 @@ func (s *scheduler) onPod(old, pod *corev1.Pod) {
 		s.queue.changed(placedChange(old, pod))
 	case s.ours(pod):
 		s.promise(pod)
-		if old != nil && s.ours(old) && asksWhy(old) == asksWhy(pod) && apiequality.Semantic.DeepEqual(old.Spec, pod.Spec) && apiequality.Semantic.DeepEqual(old.Labels, pod.Labels) {
+		if old != nil && s.ours(old) && asksWhy(old) == asksWhy(pod) && resourceclaim.PodStatusEqual(old.Status.ResourceClaimStatuses, pod.Status.ResourceClaimStatuses) &&
+			apiequality.Semantic.DeepEqual(old.Spec, pod.Spec) && apiequality.Semantic.DeepEqual(old.Labels, pod.Labels) {
 			s.queue.refresh(pod)
 			return
 		}

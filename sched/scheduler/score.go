@@ -30,6 +30,7 @@ var scores = []Score{
 	{Name: "NodeAffinity", weight: 2, prepare: scoreNodeAffinity, scale: moreIsBetter},
 	{Name: "InterPodAffinity", weight: 2, prepare: scorePodAffinity, scale: moreIsBetter},
 	{Name: "PodTopologySpread", weight: 2, prepare: scoreSpread, scale: fewerIsBetter},
+	{Name: dynamicResources, weight: 2, prepare: scoreDevices, scale: moreIsBetter},
 }
 
 // moreIsBetter maps the least value to 0 and the greatest to maxScore.

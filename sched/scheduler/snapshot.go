@@ -30,8 +30,9 @@ type podInfo struct {
 	attract   []term // required pod affinity
 	repel     []term // required pod anti-affinity
 	preferred []weightedTerm
-	choosy    bool    // it says which of the nodes that fit it prefers
-	storage   *demand // what its claims ask for; nil: it has none
+	choosy    bool          // it says which of the nodes that fit it prefers
+	storage   *demand       // what its claims ask for; nil: it has none
+	devices   *deviceDemand // the same of its resourceclaims
 }
 
 func newPodInfo(pod *corev1.Pod) *podInfo {
@@ -87,6 +88,8 @@ type snapshot struct {
 	profiles profiles
 	// storage finds claims and volumes; nil: there are none.
 	storage *storageView
+	// devices knows claims to devices; nil: there are none.
+	devices *deviceView
 	nodes   map[string]*nodeInfo
 	// list holds the values of nodes; next is where the next search begins.
 	list []*nodeInfo

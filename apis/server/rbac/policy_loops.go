@@ -51,6 +51,12 @@ var controllers = []controller{
 		on("apiextensions.k8s.io", "customresourcedefinitions", do("get")),
 		on("apiextensions.k8s.io", "customresourcedefinitions/status", do("patch")),
 		on("storagemigration.k8s.io", "storageversionmigrations/status", do("update"))}},
+	{loop: "resourceclaim", account: "resource-claim-controller", rules: []rbacv1.PolicyRule{
+		on("core", "pods", read),
+		on("core", "pods/finalizers", do("update")),
+		on("core", "pods/status", do("patch", "update")),
+		on(devices, "resourceclaims", do("create", "delete", "get", "list", "patch", "update", "watch")),
+		on(devices, "resourceclaims/binding resourceclaims/status", do("patch", "update")), events}},
 	{loop: "clusterroleaggregation", account: "clusterrole-aggregation-controller", rules: []rbacv1.PolicyRule{
 		on("rbac.authorization.k8s.io", "clusterroles", do("escalate", "get", "list", "patch", "update", "watch"))}},
 }

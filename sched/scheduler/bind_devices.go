@@ -1,0 +1,257 @@
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/sched/loop"
+)
+
+const (
+	// deviceTimeout is how long the watch may be behind a write of a claim.
+	deviceTimeout = time.Minute
+	// answerWait is the time between two attempts to learn what became of a write.
+	answerWait = time.Second
+	// reserveTries bounds the attempts to reserve a claim that others write, too.
+	reserveTries = 32
+)
+
+var (
+	// errClaimChanged is returned when a claim is no longer what was decided on.
+	errClaimChanged = errors.New("the claim has changed")
+	// errClash is returned when two leaders gave one device away.
+	errClash = errors.New("a device is allocated to another claim, too")
+)
+
+// bindDevices writes what was decided for the pod's claims, and returns when it
+// is known that nobody else has the devices.
+func (s *scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, choices []deviceChoice) error {
+	var written []*resourcev1.ResourceClaim
+	for i, choice := range choices {
+		var claim *resourcev1.ResourceClaim
+		var err error
+		if choice.allocation != nil {
+			claim, err = s.allocate(ctx, pod, choice)
+		} else {
+			claim, err = s.reserve(ctx, pod, choice.claim)
+		}
+		if ctx.Err() != nil {
+			return ctx.Err() // what is under way is the next leader's to see
+		}
+		s.mu.Lock()
+		if err == nil {
+			s.devices.wrote(claim)
+		}
+		s.devices.settle(choice.claim)
+		s.mu.Unlock()
+		if err != nil {
+			s.forgetDevices(choices[i+1:])
+			return err
+		}
+		if choice.allocation != nil {
+			written = append(written, claim)
+		}
+	}
+	return s.alone(ctx, pod, written)
+}
+
+// forgetDevices gives back what was assumed and will not be written.
+func (s *scheduler) forgetDevices(choices []deviceChoice) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, choice := range choices {
+		if choice.allocation != nil {
+			s.devices.settle(choice.claim)
+		}
+	}
+}
+
+// allocate writes an allocation, with the pod as the first who may use it. The
+// write names the version that was decided on. It returns only when it is known
+// what became of the write, or ctx has ended: until then the devices are taken.
+func (s *scheduler) allocate(ctx context.Context, pod *corev1.Pod, choice deviceChoice) (*resourcev1.ResourceClaim, error) {
+	api := s.client.ResourceV1().ResourceClaims(pod.Namespace)
+	claim := choice.claim.DeepCopy()
+	if !slices.Contains(claim.Finalizers, resourcev1.Finalizer) {
+		claim.Finalizers = append(claim.Finalizers, resourcev1.Finalizer)
+		updated, err := s.updateClaim(ctx, claim, "")
+		if err != nil {
+			return nil, fmt.Errorf("put the finalizer on resourceclaim %s: %w", claim.Name, err)
+		}
+		claim = updated
+	}
+	claim.Status.Allocation = choice.allocation.DeepCopy()
+	now := metav1.NewTime(s.clock.Now())
+	claim.Status.Allocation.AllocationTimestamp = &now
+	claim.Status.ReservedFor = append(claim.Status.ReservedFor, consumer(pod))
+	for lost := false; ; {
+		written, err := s.updateClaim(ctx, claim, "status")
+		if err == nil {
+			return written, nil
+		}
+		if lost && apierrors.IsConflict(err) {
+			// An earlier attempt may be what it conflicts with.
+			live, getErr := api.Get(ctx, claim.Name, metav1.GetOptions{})
+			if getErr == nil && live.UID == claim.UID && live.Status.Allocation != nil && resourceclaim.IsReservedForPod(pod, live, false) &&
+				apiequality.Semantic.DeepEqual(live.Status.Allocation.Devices, claim.Status.Allocation.Devices) {
+				return live, nil
+			}
+			if getErr != nil && loop.Ambiguous(getErr) {
+				err = getErr
+			}
+		}
+		if !loop.Ambiguous(err) {
+			return nil, fmt.Errorf("allocate resourceclaim %s: %w", claim.Name, err)
+		}
+		lost = true
+		klog.FromContext(ctx).Info("it is not known whether an allocation was written, asking again", "pod", klog.KObj(pod), "claim", claim.Name, "err", err)
+		if err := s.sleep(ctx, answerWait); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// reserve adds the pod to those who may use an allocated claim. Others may be
+// added at the same time.
+func (s *scheduler) reserve(ctx context.Context, pod *corev1.Pod, decided *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+	claim := decided
+	for range reserveTries {
+		switch {
+		case claim.UID != decided.UID || claim.DeletionTimestamp != nil,
+			claim.Status.Allocation == nil || !apiequality.Semantic.DeepEqual(claim.Status.Allocation, decided.Status.Allocation):
+			return nil, fmt.Errorf("reserve resourceclaim %s: %w", decided.Name, errClaimChanged)
+		case resourceclaim.IsReservedForPod(pod, claim, false):
+			return claim, nil
+		case len(claim.Status.ReservedFor) >= resourcev1.ResourceClaimReservedForMaxSize:
+			return nil, fmt.Errorf("reserve resourceclaim %s: it is reserved for %d pods already", decided.Name, len(claim.Status.ReservedFor))
+		}
+		updated := claim.DeepCopy()
+		updated.Status.ReservedFor = append(updated.Status.ReservedFor, consumer(pod))
+		written, err := s.updateClaim(ctx, updated, "status")
+		if err == nil {
+			return written, nil
+		}
+		if !apierrors.IsConflict(err) {
+			return nil, fmt.Errorf("reserve resourceclaim %s: %w", decided.Name, err)
+		}
+		if claim, err = s.client.ResourceV1().ResourceClaims(pod.Namespace).Get(ctx, decided.Name, metav1.GetOptions{}); err != nil {
+			return nil, fmt.Errorf("reserve resourceclaim %s: %w", decided.Name, err)
+		}
+	}
+	return nil, fmt.Errorf("reserve resourceclaim %s: others were faster %d times", decided.Name, reserveTries)
+}
+
+// alone waits until the watch has shown the claims as they were written, and with
+// them all that was written before: if another leader gave one of their devices
+// to another claim, one of the two sees it. The claim is then given back.
+func (s *scheduler) alone(ctx context.Context, pod *corev1.Pod, written []*resourcev1.ResourceClaim) error {
+	if len(written) == 0 {
+		return nil
+	}
+	timeout := s.clock.NewTimer(deviceTimeout)
+	defer timeout.Stop()
+	for {
+		changed := s.deviceNews.wait()
+		behind, clashing, device, err := s.lookAround(written)
+		if err != nil {
+			return err
+		}
+		if clashing != nil {
+			if err := s.giveBack(ctx, pod, clashing); err != nil {
+				return err
+			}
+			return fmt.Errorf("%w: %s of resourceclaim %s", errClash, device, clashing.Name)
+		}
+		if behind == "" {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		case <-timeout.C():
+			return fmt.Errorf("the watch has not shown the allocation of resourceclaim %s within %v", behind, deviceTimeout)
+		}
+	}
+}
+
+// lookAround names a claim that the watch has not shown yet as it was written,
+// and one of whose devices another claim has, too.
+func (s *scheduler) lookAround(written []*resourcev1.ResourceClaim) (behind string, clashing *resourcev1.ResourceClaim, device string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, claim := range written {
+		k := s.devices.claims[nameOf(claim)]
+		switch {
+		case k == nil || k.claim.UID != claim.UID:
+			return "", nil, "", fmt.Errorf("resourceclaim %s: %w", claim.Name, errClaimChanged)
+		case older(k.shown, claim.ResourceVersion):
+			behind = claim.Name
+		default:
+			if device := s.devices.clash(claim, claim.Status.Allocation); device != "" {
+				return "", k.claim, device, nil
+			}
+		}
+	}
+	return behind, nil, "", nil
+}
+
+// giveBack takes the allocation off a claim that nobody but the pod uses, so that
+// it can be allocated anew.
+func (s *scheduler) giveBack(ctx context.Context, pod *corev1.Pod, claim *resourcev1.ResourceClaim) error {
+	if len(claim.Status.ReservedFor) > 1 || len(claim.Status.ReservedFor) == 1 && !resourceclaim.IsReservedForPod(pod, claim, false) {
+		return nil
+	}
+	updated := claim.DeepCopy()
+	updated.Status.Allocation, updated.Status.Devices, updated.Status.ReservedFor = nil, nil, nil
+	written, err := s.updateClaim(ctx, updated, "status")
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil // it is looked at anew
+	}
+	if err != nil {
+		return fmt.Errorf("give the devices of resourceclaim %s back: %w", claim.Name, err)
+	}
+	s.mu.Lock()
+	s.devices.wrote(written)
+	s.mu.Unlock()
+	return nil
+}
+
+// updateClaim writes the claim, or its status.
+func (s *scheduler) updateClaim(ctx context.Context, claim *resourcev1.ResourceClaim, subresource string) (*resourcev1.ResourceClaim, error) {
+	callCtx, cancel := context.WithTimeout(ctx, bindTimeout)
+	defer cancel()
+	api := s.client.ResourceV1().ResourceClaims(claim.Namespace)
+	if subresource == "status" {
+		return api.UpdateStatus(callCtx, claim, metav1.UpdateOptions{})
+	}
+	return api.Update(callCtx, claim, metav1.UpdateOptions{})
+}
+
+// sleep waits for d on the scheduler's clock, or for the end of ctx.
+func (s *scheduler) sleep(ctx context.Context, d time.Duration) error {
+	timer := s.clock.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C():
+		return nil
+	}
+}
+
+// consumer is how a claim names a pod that may use it.
+func consumer(pod *corev1.Pod) resourcev1.ResourceClaimConsumerReference {
+	return resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: pod.Name, UID: pod.UID}
+}
