@@ -12,18 +12,16 @@ import (
 	"sync"
 	"testing"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
-	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/e2e/cluster"
+	"github.com/clusterd/clusterd/e2e/features"
 )
 
 const (
@@ -148,6 +146,7 @@ func TestE2EDevices(t *testing.T) {
 	if _, err := os.Stat(cardNode); err != nil {
 		t.Skipf("this machine has no device to give to pods: %v", err)
 	}
+	features.Shows(t, 157) // devices; processors are TestE2ENodeOptions'
 	c := &cards{cdi: t.TempDir(), prepared: map[types.UID]string{}}
 	e := startBare(t, 1, func(cfg *cluster.Config) { cfg.Args = append(cfg.Args, "--cdi-dirs", c.cdi) })
 	e.ready(1)
@@ -185,7 +184,7 @@ func TestE2EDevices(t *testing.T) {
 	e.create(ns, claimer("fifth", "card"))
 	e.podIs(ns, "fifth", "waiting with a reason", func(p *corev1.Pod) error {
 		cond := podCondition(p, corev1.PodScheduled)
-		if cond == nil || cond.Status != corev1.ConditionFalse || !strings.Contains(cond.Message, "claim") {
+		if cond == nil || cond.Status != corev1.ConditionFalse || !strings.Contains(cond.Message, "too few devices for request") {
 			return fmt.Errorf("%+v", cond)
 		}
 		return nil
@@ -243,6 +242,7 @@ func TestE2EDevices(t *testing.T) {
 	if err != nil || len(records) > 0 {
 		t.Errorf("records that stay: %v, %v", records, err)
 	}
+	e.devicePlugin(n, ns)
 	if len(c.twice) > 0 {
 		t.Errorf("two claims had %v at one time", c.twice)
 	}
@@ -281,13 +281,8 @@ func (e *env) cardIsUsable(ns, pod string) {
 // podResourcesTell asks the node's socket who has which device.
 func (e *env) podResourcesTell(n cluster.Node, ns string, seen map[string]string) {
 	e.t.Helper()
-	conn, err := grpc.NewClient("unix://"+filepath.Join(n.Data, "pod-resources", "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	e.must(err)
-	defer conn.Close()
-	list, err := podresources.NewPodResourcesListerClient(conn).List(e.t.Context(), &podresources.ListPodResourcesRequest{})
-	e.must(err)
 	told := map[string]string{}
-	for _, p := range list.PodResources {
+	for _, p := range e.podResources(n) {
 		for _, c := range p.Containers {
 			for _, claim := range c.DynamicResources {
 				for _, r := range claim.ClaimResources {
