@@ -43,6 +43,7 @@ import (
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/node"
 	"github.com/clusterd/clusterd/agent/object"
+	"github.com/clusterd/clusterd/agent/plugin"
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/podcertificate"
 	"github.com/clusterd/clusterd/agent/podresources"
@@ -135,9 +136,12 @@ type Config struct {
 	// FenceClaims: pods with claims end with the Lease unless they say that they
 	// do not; else just those that say that they do.
 	FenceClaims bool
-	// DriverDir is where CSI drivers look for a kubelet: an absolute path, of one
+	// DriverDir is where plugins (drivers of volumes and devices) look for a kubelet: an absolute path, of one
 	// node alone; default DataDir/kubelet.
 	DriverDir string
+	// CDIDirs hold the descriptions of devices (Container Device Interface); default
+	// /etc/cdi and /var/run/cdi.
+	CDIDirs []string
 	// PodLogDir holds the containers' logs; default DataDir/log/pods. Folders
 	// of unknown pods are removed only from the default.
 	PodLogDir string
@@ -217,7 +221,9 @@ type Agent struct {
 	paths        *pathWatch             // nil: nobody measures
 	dns          *dns.Server            // nil: there is none
 	claims       *claim.Keeper          // nil: there is no API
+	plugins      *plugin.Registry       // nil: there is no API
 	drivers      *csi.Manager           // nil: there is no API
+	devices      *devices               // nil: there is no API
 	certificates *podcertificate.Keeper // of pods; nil: there is no API
 	handler      http.Handler
 	podServer    *podresources.Server
@@ -290,6 +296,7 @@ func New(cfg Config) (*Agent, error) {
 		Name:      cfg.NodeName, IPs: cfg.NodeIPs, Addresses: cfg.NodeAddresses, Client: cfg.Client, Heartbeat: cfg.HeartbeatClient, Version: cfg.Version,
 		MaxPods: cfg.MaxPods, DataDir: cfg.DataDir, Labels: cfg.NodeLabels, Port: cfg.NodePort,
 		Annotations: map[string]string{names.LocalPathRoot: a.claimDir()},
+		Devices:     a.deviceCounts,
 		Reserved:    cfg.Reserved, Pressure: a.guard.Under, VolumesInUse: a.volumesInUse,
 		Images: a.nodeImages, Ready: a.faults, Conditions: a.conditions,
 		Handlers: func() []v1.NodeRuntimeHandler {
@@ -309,9 +316,13 @@ func New(cfg Config) (*Agent, error) {
 	volumes.Objects, volumes.TrustBundles = a.objects, a.objects
 	if cfg.Client != nil {
 		a.claims = claim.New(claim.Config{Client: cfg.Client, NodeName: cfg.NodeName, Dir: a.claimDir(), Recorder: a.recorder, Node: a.node.Object})
+		a.plugins = plugin.New(cfg.DriverDir)
 		a.drivers = csi.New(csi.Config{
-			Client: cfg.Client, NodeName: cfg.NodeName, Node: a.node, Root: cfg.DriverDir, Tokens: issuer, Recorder: a.recorder, Mounted: volume.Kernel{}.Mounted,
+			Client: cfg.Client, NodeName: cfg.NodeName, Node: a.node, Root: cfg.DriverDir, Plugins: a.plugins, Tokens: issuer, Recorder: a.recorder, Mounted: volume.Kernel{}.Mounted,
 		})
+		if a.devices, err = a.newDevices(); err != nil {
+			return nil, fmt.Errorf("agent: %w", err)
+		}
 		a.certificates = podcertificate.New(podcertificate.Config{
 			Client: cfg.Client, NodeName: cfg.NodeName, Node: a.node.Object, Recorder: a.recorder, Clock: clock.RealClock{},
 			Changed: func(uid types.UID) { a.pods.VolumesChanged(uid) },
@@ -327,7 +338,12 @@ func New(cfg Config) (*Agent, error) {
 		Period: cfg.LocalStoragePeriod, Pods: a.localPods, Use: a.localUse,
 		Evict: func(uid types.UID, message string) { a.pods.EvictOver(uid, message) },
 	})
+	var podDevices pod.Devices // stays nil without an API
+	if a.devices != nil {
+		podDevices = *a.devices
+	}
 	a.pods = pod.NewManager(pod.Config{
+		Devices:  podDevices,
 		Static:   statics,
 		Services: a.serviceLister(),
 		NodeName: cfg.NodeName, NodeIPs: cfg.NodeIPs, Node: a.node.Object, Client: cfg.Client,
@@ -353,7 +369,8 @@ func New(cfg Config) (*Agent, error) {
 	})
 	a.podServer, err = podresources.New(podresources.Config{
 		Socket: filepath.Join(cfg.DataDir, host.PodResources, podresources.SocketName), Pods: a.podResources, Known: a.pods.Seen(),
-		CPUs: ids(cfg.AllocatableCPUs), Memory: func() map[string]uint64 { return podresources.Memory(a.allocatable()) },
+		Devices: func() []podresources.Devices { return a.devices.allocatable() },
+		CPUs:    ids(cfg.AllocatableCPUs), Memory: func() map[string]uint64 { return podresources.Memory(a.allocatable()) },
 	})
 	if err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
@@ -414,7 +431,10 @@ func (a *Agent) Run(ctx context.Context) error {
 		part(ctx, "node", a.node.Run)
 		part(ctx, "claims", a.claims.Run)
 		part(ctx, "certificates of pods", a.certificates.Run)
+		part(outer, "plugins", a.plugins.Run)
 		part(outer, "CSI drivers", a.drivers.Run)
+		part(outer, "drivers of devices", a.devices.claims.Run)
+		part(outer, "device plugins", a.devices.plugins.Run)
 	}
 	if a.services != nil {
 		part(ctx, "services", func(ctx context.Context) error {

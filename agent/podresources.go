@@ -19,7 +19,7 @@ func (a *Agent) podResources() []podresources.Pod {
 	var out []podresources.Pod
 	for _, v := range a.pods.Views() {
 		if v.Status == nil || !podstate.Terminal(v.Status.Phase) {
-			out = append(out, resourcesOf(v.Pod, a.cfg.CPUs))
+			out = append(out, resourcesOf(v.Pod, a.cfg.CPUs, a.devices))
 		}
 	}
 	slices.SortFunc(out, func(a, b podresources.Pod) int {
@@ -30,7 +30,7 @@ func (a *Agent) podResources() []podresources.Pod {
 
 // resourcesOf are one pod's. Init containers that end are left out: what they
 // have had, others have by now.
-func resourcesOf(p *v1.Pod, cpus pod.CPUs) podresources.Pod {
+func resourcesOf(p *v1.Pod, cpus pod.CPUs, has *devices) podresources.Pod {
 	out := podresources.Pod{Namespace: p.Namespace, Name: p.Name}
 	var list []*v1.Container
 	for i := range p.Spec.InitContainers {
@@ -44,6 +44,7 @@ func resourcesOf(p *v1.Pod, cpus pod.CPUs) podresources.Pod {
 	guaranteed := core.QOSClass(p) == v1.PodQOSGuaranteed
 	for _, c := range list {
 		r := podresources.Container{Name: c.Name}
+		r.Devices, r.Claimed = has.has(p, c)
 		if guaranteed {
 			r.Memory = podresources.Memory(c.Resources.Limits)
 		}

@@ -35,14 +35,14 @@ func TestResourcesOf(t *testing.T) {
 	}
 	memory := map[string]uint64{"memory": 64 << 20}
 	want := podresources.Pod{Namespace: "default", Name: "web", Containers: []podresources.Container{{Name: "side", Memory: memory}, {Name: "own", CPUs: []int64{2, 3}, Memory: memory}}}
-	if diff := cmp.Diff(want, resourcesOf(p, someCPUs{})); diff != "" {
+	if diff := cmp.Diff(want, resourcesOf(p, someCPUs{}, nil)); diff != "" {
 		t.Error(diff)
 	}
 	// A pod that may use more than it asks for has nothing for itself.
 	p.Spec.Containers[0].Resources.Requests = nil
 	p.Spec.Containers[0].Resources.Limits = nil
 	want.Containers = []podresources.Container{{Name: "side"}, {Name: "own"}}
-	if diff := cmp.Diff(want, resourcesOf(p, nil)); diff != "" {
+	if diff := cmp.Diff(want, resourcesOf(p, nil, nil)); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -112,6 +112,7 @@ func TestE2ENodeOptions(t *testing.T) {
 		mustContain(t, "the log", e.log("n1"), "the read-only port is open")
 	})
 	t.Run("pod resources", func(t *testing.T) {
+		features.Shows(t, 157) // processors; devices are TestE2EDevices'
 		e.showPodResources(n1, ns)
 	})
 	t.Run("logs of the node", func(t *testing.T) {

@@ -1,12 +1,10 @@
 // Package csi has CSI drivers of this node mount volumes for its pods. Drivers
-// register by a socket in a folder, as they do with a kubelet; what they were
-// asked to mount is on record, on disk, before they are asked, so that every
-// mount is taken away again after any crash in between.
+// register as plugins do (package plugin); what they were asked to mount is on
+// record, on disk, before they are asked, so that every mount is taken away
+// again after any crash in between.
 //
 // On disk, below Config.Root, which is what drivers know as /var/lib/kubelet:
 //
-//	plugins_registry/NAME.sock                            where drivers register
-//	plugins/NAME/                                         drivers' own sockets
 //	plugins/kubernetes.io/csi/DRIVER/HASH/globalmount     a volume, staged
 //	plugins/kubernetes.io/csi/volumeDevices/staging/NAME  … a raw block volume
 //	plugins/kubernetes.io/csi/volumeDevices/publish/NAME/UID
@@ -31,6 +29,9 @@ import (
 	storagelisters "k8s.io/client-go/listers/storage/v1"
 	"k8s.io/client-go/tools/cache"
 	events "k8s.io/client-go/tools/record"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/clusterd/clusterd/agent/plugin"
 )
 
 // Node is this node's object. The leader tells in it what is attached, and
@@ -59,7 +60,9 @@ type Config struct {
 	NodeName string
 	Node     Node
 	// Root is where drivers look for a kubelet: an absolute path.
-	Root     string
+	Root string
+	// Plugins is the registry of Root. Whoever made it runs it.
+	Plugins  *plugin.Registry
 	Tokens   Tokens
 	Recorder events.EventRecorder
 	// Mounted says whether a path, which exists, is a mount point.
@@ -78,7 +81,7 @@ type Manager struct {
 	lister    storagelisters.CSIDriverLister
 	drivers   drivers
 	paths     paths
-	busy      locks
+	busy      plugin.Locks // by volume
 
 	mu      sync.Mutex // guards all below
 	records map[recordKey]*entry
@@ -100,21 +103,16 @@ func New(cfg Config) *Manager {
 	objects := m.factory.Storage().V1().CSIDrivers()
 	m.described, m.lister = objects.Informer(), objects.Lister()
 	m.drivers.node = newNodeObject(cfg.Client, cfg.NodeName, cfg.Node)
+	cfg.Plugins.Handle(registration.CSIPlugin, &m.drivers)
 	return m
 }
 
-// Run watches for drivers until ctx ends.
+// Run keeps the node's CSINode object and what drivers have published until ctx
+// ends; drivers are forgotten then.
 func (m *Manager) Run(ctx context.Context) error {
-	for _, dir := range []string{m.paths.registry(), m.paths.plugins(), m.paths.pods()} {
-		if err := os.MkdirAll(dir, 0o750); err != nil {
-			return fmt.Errorf("folder of CSI drivers: %w", err)
-		}
+	if err := os.MkdirAll(m.paths.pods(), 0o750); err != nil {
+		return fmt.Errorf("folder of CSI drivers: %w", err)
 	}
-	lock, err := m.paths.lock()
-	if err != nil {
-		return err
-	}
-	defer lock.Close()
 	if err := m.load(); err != nil {
 		return err
 	}
@@ -134,7 +132,8 @@ func (m *Manager) Run(ctx context.Context) error {
 	m.watchClaims()
 	wg.Go(func() { m.drivers.node.run(ctx) })
 	wg.Go(func() { m.republish(ctx) })
-	return m.drivers.watch(ctx, m.paths.registry())
+	<-ctx.Done()
+	return nil
 }
 
 // patience is how long a call waits for objects that the API has not sent yet.
@@ -164,45 +163,12 @@ func attaches(d *storagev1.CSIDriver) bool {
 
 func isTrue(b *bool) bool { return b != nil && *b }
 
-// locks are one lock a name.
-type locks struct {
-	mu   sync.Mutex
-	held map[string]*nameLock
-}
-
-type nameLock struct {
-	free  chan struct{} // holds one token while the lock is free
-	users int
-}
-
-// lock waits for the name's lock; unlock must be called once if err is nil.
-func (l *locks) lock(ctx context.Context, name string) (unlock func(), err error) {
-	l.mu.Lock()
-	if l.held == nil {
-		l.held = map[string]*nameLock{}
+// lock waits for the lock of a volume; unlock must be called once if err is nil.
+func (m *Manager) lock(ctx context.Context, volume string) (unlock func(), err error) {
+	if unlock, err = m.busy.Lock(ctx, volume); err != nil {
+		return nil, fmt.Errorf("another call for volume %s is under way: %w", volume, err)
 	}
-	n := l.held[name]
-	if n == nil {
-		n = &nameLock{free: make(chan struct{}, 1)}
-		n.free <- struct{}{}
-		l.held[name] = n
-	}
-	n.users++
-	l.mu.Unlock()
-	leave := func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if n.users--; n.users == 0 {
-			delete(l.held, name)
-		}
-	}
-	select {
-	case <-n.free:
-		return func() { n.free <- struct{}{}; leave() }, nil
-	case <-ctx.Done():
-		leave()
-		return nil, fmt.Errorf("another call for volume %s is under way: %w", name, ctx.Err())
-	}
+	return unlock, nil
 }
 
 // removeEmpty removes a folder or file that a driver was to leave empty. What is

@@ -24,6 +24,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/agent/csi/csitest"
+	"github.com/clusterd/clusterd/agent/plugin"
 	"github.com/clusterd/clusterd/agent/volume"
 )
 
@@ -118,22 +119,23 @@ func setup(t *testing.T, objects ...runtime.Object) *bench {
 // run starts a manager in the place of the last one.
 func (b *bench) run() {
 	b.Helper()
+	plugins := plugin.New(b.root)
 	b.m = New(Config{
-		Client: b.client, NodeName: "n1", Node: b.node, Root: b.root, Tokens: fakeTokens{}, Recorder: events.NewFakeRecorder(99), Mounted: b.mounts.Mounted, Republish: 20 * time.Millisecond,
+		Client: b.client, NodeName: "n1", Node: b.node, Root: b.root, Plugins: plugins, Tokens: fakeTokens{}, Recorder: events.NewFakeRecorder(99), Mounted: b.mounts.Mounted, Republish: 20 * time.Millisecond,
 	})
 	b.node.mu.Lock()
 	b.node.m = b.m
 	b.node.mu.Unlock()
 	ctx, cancel := context.WithCancel(b.Context())
-	done := make(chan struct{})
-	m := b.m
-	go func() {
-		defer close(done)
-		if err := m.Run(ctx); err != nil {
-			b.Error(err)
-		}
-	}()
-	b.stop = func() { cancel(); <-done }
+	var wg sync.WaitGroup
+	for _, run := range []func(context.Context) error{b.m.Run, plugins.Run} {
+		wg.Go(func() {
+			if err := run(ctx); err != nil {
+				b.Error(err)
+			}
+		})
+	}
+	b.stop = func() { cancel(); wg.Wait() }
 }
 
 func (b *bench) registered() {
@@ -447,8 +449,7 @@ func TestAVolumeGrowsWhileItIsUsed(t *testing.T) {
 
 func TestOneNodeAFolder(t *testing.T) {
 	b := setup(t, object())
-	other := New(b.m.cfg)
-	if err := other.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "--kubelet-root") {
+	if err := plugin.New(b.root).Run(t.Context()); err == nil || !strings.Contains(err.Error(), "--kubelet-root") {
 		t.Errorf("a second node in the folder: %v", err)
 	}
 	for _, name := range []string{"", ".", "..", "a/b"} {

@@ -3,13 +3,11 @@ package csi
 import (
 	"context"
 	"fmt"
-	"io/fs"
 	"maps"
 	"math"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
@@ -38,14 +36,6 @@ type nodeObject struct {
 
 func newNodeObject(client kubernetes.Interface, name string, node Node) *nodeObject {
 	return &nodeObject{client: client, name: name, node: node, wake: make(chan struct{}, 1), drivers: map[string]storagev1.CSINodeDriver{}}
-}
-
-// inode tells files of one name apart.
-func inode(info fs.FileInfo) uint64 {
-	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		return st.Ino
-	}
-	return 0
 }
 
 // entry is what a driver's answer says about the node.

@@ -3,16 +3,12 @@ package csi
 import (
 	"context"
 	"fmt"
-	"net"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 )
 
@@ -22,6 +18,7 @@ const callTimeout = 2 * time.Minute
 // driver is a registered one.
 type driver struct {
 	name   string
+	socket string // by which it registered
 	nodeID string
 	conn   *grpc.ClientConn
 	node   spec.NodeClient
@@ -65,38 +62,6 @@ func (d *driver) fault(call string, err error) error {
 	default:
 		return fmt.Errorf("CSI driver %s: %s: %w", d.name, call, err)
 	}
-}
-
-// dial prepares calls to the socket of a driver; it connects with the first
-// one. Calls to a socket without a server fail at once.
-func dial(socket string) (*grpc.ClientConn, error) {
-	return grpc.NewClient("passthrough:///"+filepath.Base(socket),
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithAuthority("localhost"),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dialUnix(ctx, socket) }),
-		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: 5 * time.Second, Backoff: reconnect}),
-		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			ctx, cancel := context.WithTimeout(ctx, callTimeout)
-			defer cancel()
-			return invoke(ctx, method, req, reply, cc, opts...)
-		}))
-}
-
-// maxSocketPath is what the kernel takes, unix(7).
-const maxSocketPath = 107
-
-// dialUnix connects to a socket, however long its path is.
-func dialUnix(ctx context.Context, socket string) (net.Conn, error) {
-	var dialer net.Dialer
-	if len(socket) <= maxSocketPath {
-		return dialer.DialContext(ctx, "unix", socket)
-	}
-	dir, err := os.Open(filepath.Dir(socket))
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
-	return dialer.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(socket)))
 }
 
 // checkName refuses names that would lead out of a folder.

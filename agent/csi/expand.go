@@ -108,7 +108,7 @@ func (m *Manager) expandUsed(ctx context.Context, key recordKey, claim *v1.Persi
 	if e == nil || !e.Called || len(e.Publish) == 0 || !waitsForNode(claim) {
 		return nil
 	}
-	unlock, err := m.busy.lock(ctx, e.volume())
+	unlock, err := m.lock(ctx, e.volume())
 	if err != nil {
 		return err
 	}

@@ -56,7 +56,7 @@ func (m *Manager) Mount(ctx context.Context, pod *v1.Pod, d volume.Driven) (volu
 		return none, err
 	}
 	r.Attach = !r.Inline && attaches(object)
-	unlock, err := m.busy.lock(ctx, r.volume())
+	unlock, err := m.lock(ctx, r.volume())
 	if err != nil {
 		return none, err
 	}

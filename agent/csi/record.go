@@ -10,32 +10,27 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/clusterd/clusterd/agent/plugin"
 	"github.com/clusterd/clusterd/durable"
 )
 
 // paths are those below the folder that drivers look for.
 type paths string
 
-func (p paths) registry() string { return filepath.Join(string(p), "plugins_registry") }
-func (p paths) plugins() string  { return filepath.Join(string(p), "plugins") }
-func (p paths) pods() string     { return filepath.Join(string(p), "pods") }
-func (p paths) csi() string      { return filepath.Join(p.plugins(), "kubernetes.io", "csi") }
+func (p paths) pods() string { return filepath.Join(string(p), "pods") }
+func (p paths) csi() string  { return filepath.Join(string(p), "plugins", "kubernetes.io", "csi") }
 func (p paths) volumes(uid types.UID) string {
 	return filepath.Join(p.pods(), string(uid), "volumes", "kubernetes.io~csi")
 }
-
-// lockFile marks a folder as a node's of ours.
-const lockFile = ".clusterd"
 
 // Owned are the folders below root that hold nothing but what this package made
 // and had mounted; none if root was never a node's of ours.
 func Owned(root string) []string {
 	p := paths(root)
-	if _, err := os.Lstat(filepath.Join(root, lockFile)); err != nil {
+	if !plugin.Owned(root) {
 		return nil
 	}
 	return []string{p.pods(), p.csi()}
@@ -173,17 +168,4 @@ func (p paths) read() ([]*record, error) {
 		out = append(out, r)
 	}
 	return out, nil
-}
-
-// lock makes the folder this node's alone until the file is closed.
-func (p paths) lock() (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(string(p), lockFile), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("%s is another node's: give each node of a machine its own --kubelet-root: %w", string(p), err)
-	}
-	return f, nil
 }

@@ -31,7 +31,7 @@ func (m *Manager) release(ctx context.Context, key recordKey) error {
 	if e == nil {
 		return nil
 	}
-	unlock, err := m.busy.lock(ctx, e.volume())
+	unlock, err := m.lock(ctx, e.volume())
 	if err != nil {
 		return err
 	}

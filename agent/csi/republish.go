@@ -41,7 +41,7 @@ func (m *Manager) republishOne(ctx context.Context, key recordKey) error {
 	if err != nil || !isTrue(object.Spec.RequiresRepublish) {
 		return err
 	}
-	unlock, err := m.busy.lock(ctx, e.volume())
+	unlock, err := m.lock(ctx, e.volume())
 	if err != nil {
 		return err
 	}

@@ -55,6 +55,10 @@ type Config struct {
 	// Handlers are the ways in which the node can run pods, as it is now.
 	Handlers func() []v1.NodeRuntimeHandler
 
+	// Devices are what the node has, and what pods may have, of the resources of
+	// device plugins; nil: none.
+	Devices func() (capacity, allocatable v1.ResourceList)
+
 	// VolumesInUse are the attached volumes that must not be detached; nil: none.
 	VolumesInUse func() []v1.UniqueVolumeName
 

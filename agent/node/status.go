@@ -36,6 +36,11 @@ func (n *Node) status(ctx context.Context, node *v1.Node, now time.Time) {
 	allocatable := n.allocatable(capacity)
 	keepExtended(capacity, s.Capacity)
 	keepExtended(allocatable, s.Allocatable)
+	if n.cfg.Devices != nil {
+		all, free := n.cfg.Devices()
+		maps.Copy(capacity, all)
+		maps.Copy(allocatable, free)
+	}
 	s.Capacity, s.Allocatable = capacity, allocatable
 	s.Addresses = nil
 	for _, ip := range n.cfg.IPs {

@@ -43,6 +43,7 @@ type node struct {
 	network *agenttest.Network
 	events  *events
 	cpus    pod.CPUs     // who has which processors; nil: nobody any
+	devices pod.Devices  // nil: there are none
 	statics staticSource // nil: there are no static pods
 	pods    *pod.Manager
 	stop    func()
@@ -74,7 +75,7 @@ func (e *events) count(sub string) int {
 	return n
 }
 
-func newNode(t *testing.T, statics staticSource) *node {
+func newNode(t *testing.T, statics staticSource, options ...func(*node)) *node {
 	n := &node{
 		t: t, dir: t.TempDir(), api: fake.NewClientset(), runtime: agenttest.NewRuntime(),
 		network: &agenttest.Network{}, events: &events{}, statics: statics,
@@ -82,6 +83,9 @@ func newNode(t *testing.T, statics staticSource) *node {
 	n.images = &agenttest.Images{Dir: filepath.Join(n.dir, "rootfs")}
 	n.images.Add("app:1", ocispec.Config{Entrypoint: []string{"/app"}, Env: []string{"PATH=/bin"}})
 	n.images.Add("app:2", ocispec.Config{Entrypoint: []string{"/app"}})
+	for _, o := range options {
+		o(n)
+	}
 	n.start()
 	return n
 }
@@ -104,7 +108,7 @@ func (n *node) start() {
 		Client: n.api, Runtime: n.runtime, Images: n.images, Network: n.network, Objects: objects, Probes: prober, Recorder: rec,
 		Volumes: volume.New(volume.Config{Dir: pods, Objects: objects, Mounter: &agenttest.Mounter{}, ImagePath: n.images.VolumePath}),
 		PodDir:  pods, EndedDir: filepath.Join(n.dir, "ended"), LogDir: filepath.Join(n.dir, "log"), SweepLogs: true, CgroupRoot: "/clusterd-n1", ResolvConf: "/etc/resolv.conf",
-		CPUs: n.cpus,
+		CPUs: n.cpus, Devices: n.devices,
 	}
 	if n.statics != nil {
 		cfg.Static = n.statics
@@ -200,9 +204,12 @@ func condition(p *v1.Pod, t v1.PodConditionType) v1.ConditionStatus {
 }
 
 // inBubble runs a test on a node in a bubble of its own time.
-func inBubble(t *testing.T, fn func(n *node)) {
+func inBubble(t *testing.T, fn func(n *node)) { inBubbleOf(t, func(*node) {}, fn) }
+
+// inBubbleOf is inBubble on a node that option has changed before it starts.
+func inBubbleOf(t *testing.T, option, fn func(n *node)) {
 	synctest.Test(t, func(t *testing.T) {
-		n := newNode(t, nil)
+		n := newNode(t, nil, option)
 		defer func() { n.stop() }()
 		synctest.Wait()
 		fn(n)

@@ -343,6 +343,7 @@ func (m *Manager) settle(ctx context.Context) {
 	m.releaseStaleCPUs()
 	m.sweepFolders(ctx)
 	m.sweepMounts(ctx)
+	m.sweepDevices(ctx)
 	if err := m.sweepImageVolumes(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "Image volumes of pods that are no more stay mounted")
 	}

@@ -116,6 +116,22 @@ type Fence interface {
 	Sweep(ctx context.Context, here func(types.UID) bool) error
 }
 
+// Devices are those of the node that pods have for themselves. Methods may be
+// called concurrently for different pods; each is idempotent.
+type Devices interface {
+	// Prepare makes ready what the pod's claims were given, and chooses what it asks
+	// for of device plugins. It blocks on drivers and plugins.
+	Prepare(ctx context.Context, pod *v1.Pod) error
+	// Unprepare takes it back; when it returns nil nothing is held.
+	Unprepare(ctx context.Context, uid types.UID) error
+	// Held reports whether something is prepared for the pod, or may be.
+	Held(uid types.UID) bool
+	// Pods are those that something is held for.
+	Pods() ([]types.UID, error)
+	// Inject gives a container the devices that it asks for.
+	Inject(ctx context.Context, pod *v1.Pod, container *v1.Container, c *api.Container) error
+}
+
 // Config of a Manager.
 type Config struct {
 	NodeName string
@@ -179,6 +195,10 @@ type Config struct {
 
 	// CPUs says on which processors containers run; nil: on all.
 	CPUs CPUs
+
+	// Devices are what pods' claims and extended resources are served with; nil: pods
+	// with claims wait.
+	Devices Devices
 
 	// PidsLimit of one pod; 0: none.
 	PidsLimit int64

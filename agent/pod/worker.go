@@ -64,10 +64,11 @@ type worker struct {
 	backedOff map[string]*podstate.Fault
 	// volumePulls are the image volumes that are being pulled, by name.
 	volumePulls map[string]context.CancelFunc
-	making      string            // ID of the sandbox that is being created
-	starting    map[string]string // by container: ID of the instance that is being started
-	since       time.Time         // first sight, for the start metric
-	ran         bool              // the start metric was taken
+	preparing   context.CancelFunc // of devices; nil: none are being prepared
+	making      string             // ID of the sandbox that is being created
+	starting    map[string]string  // by container: ID of the instance that is being started
+	since       time.Time          // first sight, for the start metric
+	ran         bool               // the start metric was taken
 	status      statusState
 	mirror      mirrorState // of a static pod
 	end         endState    // of a static pod
@@ -111,6 +112,7 @@ func newWorker(m *Manager, pod *v1.Pod, gone bool, rec podstate.Records) *worker
 		return ""
 	})
 	w.obs.ReadOnlyTrees = podspec.ReadOnlyTrees()
+	w.obs.Devices.Held = m.cfg.Devices != nil && m.cfg.Devices.Held(pod.UID)
 	if w.obs.StartedAt.IsZero() {
 		w.obs.StartedAt = w.since
 	}
@@ -233,6 +235,14 @@ func (w *worker) begin(s podstate.Step) {
 	switch s := s.(type) {
 	case podstate.SetupVolumes:
 		w.setupVolumes()
+	case podstate.PrepareDevices:
+		w.prepareDevices()
+	case podstate.CancelDevices:
+		if w.preparing != nil {
+			w.preparing()
+		}
+	case podstate.ReleaseDevices:
+		w.releaseDevices()
 	case podstate.CreateSandbox:
 		w.createSandbox(s.Attempt)
 	case podstate.RemoveSandbox:
@@ -441,6 +451,9 @@ func (w *worker) slowOps(now time.Time) (wake time.Time) {
 	}
 	if v := w.obs.Volumes; v.Busy && !v.Ready {
 		named(v.Since)
+	}
+	if d := w.obs.Devices; d.Preparing || d.Releasing {
+		named(d.Since)
 	}
 	return wake
 }

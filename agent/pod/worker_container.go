@@ -294,6 +294,10 @@ func (m *Manager) startInstance(ctx, run context.Context, in podspec.Input) (st 
 		unmount()
 		return st, podspec.Reason(err), err
 	}
+	if err := m.inject(ctx, in.Pod, in.Container, &msg); err != nil {
+		unmount()
+		return st, podstate.ReasonCreateContainer, err
+	}
 	m.linkLog(ctx, in, msg.LogPath)
 	if m.cfg.CPUs != nil {
 		set, own := m.cpusOf(in.Pod, in.Container.Name)

@@ -165,6 +165,8 @@ func withForeign(st, live *v1.PodStatus) *v1.PodStatus {
 	}
 	out.NominatedNodeName = live.NominatedNodeName
 	out.Resize = live.Resize
+	out.ResourceClaimStatuses, out.ExtendedResourceClaimStatus = live.ResourceClaimStatuses, live.ExtendedResourceClaimStatus
+	out.NodeAllocatableResourceClaimStatuses = live.NodeAllocatableResourceClaimStatuses
 	if podstate.Terminal(live.Phase) && !podstate.Terminal(out.Phase) {
 		// Another writer failed the pod (eviction, garbage collection): that stands.
 		out.Phase, out.Reason, out.Message = live.Phase, live.Reason, live.Message

@@ -281,7 +281,9 @@ func deviceRules(privileged bool, nodes []*devices.Device) []*devices.Rule {
 		{Type: devices.CharDevice, Major: 5, Minor: 2, Permissions: "rwm", Allow: true},                  // /dev/ptmx
 	}
 	for _, n := range nodes {
-		rules = append(rules, &n.Rule)
+		if n.Permissions != "" {
+			rules = append(rules, &n.Rule)
+		}
 	}
 	return rules
 }

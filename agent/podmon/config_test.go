@@ -8,6 +8,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/google/go-cmp/cmp"
+	devices "github.com/opencontainers/cgroups/devices/config"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"golang.org/x/sys/unix"
 )
@@ -202,5 +203,38 @@ func TestHubCutsOffTheSlow(t *testing.T) {
 	}
 	if n != eventBuffer {
 		t.Errorf("%d events before the cut", n)
+	}
+}
+
+func TestVolumeDevice(t *testing.T) {
+	mode, id := uint32(0o640), uint32(7)
+	for name, c := range map[string]struct {
+		in   api.DeviceVolume
+		want *devices.Device // nil: refused
+	}{
+		"as the host's": {api.DeviceVolume{Source: "/dev/null", Destination: "/dev/x", ReadOnly: true}, &devices.Device{
+			Path: "/dev/x", FileMode: 0o666, Rule: devices.Rule{Type: devices.CharDevice, Major: 1, Minor: 3, Permissions: "rm", Allow: true}}},
+		"with rights of its own": {api.DeviceVolume{Source: "/dev/null", Destination: "/dev/x", Access: "rw", Mode: &mode, UID: &id, GID: &id}, &devices.Device{
+			Path: "/dev/x", FileMode: 0o640, Uid: 7, Gid: 7, Rule: devices.Rule{Type: devices.CharDevice, Major: 1, Minor: 3, Permissions: "rw", Allow: true}}},
+		"by number": {api.DeviceVolume{Source: "/dev/none", Destination: "/dev/x", Access: api.AccessNone, Number: &api.DeviceNumber{Type: "b", Major: 7, Minor: 200}}, &devices.Device{
+			Path: "/dev/x", FileMode: 0o666, Rule: devices.Rule{Type: devices.BlockDevice, Major: 7, Minor: 200, Allow: true}}},
+		"not there":      {api.DeviceVolume{Source: "/dev/none", Destination: "/dev/x"}, nil},
+		"unknown type":   {api.DeviceVolume{Source: "/dev/null", Destination: "/dev/x", Number: &api.DeviceNumber{Type: "x"}}, nil},
+		"unknown access": {api.DeviceVolume{Source: "/dev/null", Destination: "/dev/x", Access: "rx"}, nil},
+		"relative":       {api.DeviceVolume{Source: "/dev/null", Destination: "x"}, nil},
+	} {
+		got, err := volumeDevice(c.in)
+		if (err != nil) != (c.want == nil) {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+	// What gives no right makes no rule.
+	node := &devices.Device{Path: "/dev/x", Rule: devices.Rule{Type: devices.CharDevice, Major: 195, Minor: 1, Allow: true}}
+	if with, without := deviceRules(false, []*devices.Device{node}), deviceRules(false, nil); len(with) != len(without) {
+		t.Errorf("%d rules instead of %d", len(with), len(without))
 	}
 }

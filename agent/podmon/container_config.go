@@ -55,6 +55,9 @@ func (s *Supervisor) containerConfig(spec *api.Container, sb *sandbox) (*configs
 		if err != nil {
 			return nil, err
 		}
+		if pod.Users != nil && v.Source != v.Destination {
+			return nil, invalidf("device %s: a pod with a user namespace has devices of the host at their own paths only, not %s", v.Source, v.Destination)
+		}
 		cfg.Devices = append(cfg.Devices, d)
 	}
 	res.Devices = deviceRules(spec.Privileged, cfg.Devices)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	devices "github.com/opencontainers/cgroups/devices/config"
 	"golang.org/x/sys/unix"
@@ -57,7 +58,7 @@ func hostDevice(path string) (*devices.Device, error) {
 // volumeDevice describes a device node of the host under the container's own
 // name for it.
 func volumeDevice(v api.DeviceVolume) (*devices.Device, error) {
-	d, err := hostDevice(v.Source)
+	d, err := sourceDevice(v)
 	if err != nil {
 		return nil, err
 	}
@@ -65,8 +66,43 @@ func volumeDevice(v api.DeviceVolume) (*devices.Device, error) {
 		return nil, invalidf("device %s: destination %q is not an absolute path", v.Source, v.Destination)
 	}
 	d.Path = v.Destination
-	if v.ReadOnly {
+	switch {
+	case v.Access == api.AccessNone:
+		d.Permissions = ""
+	case strings.Trim(v.Access, "rwm") != "":
+		return nil, invalidf("device %s: access %q: the letters r, w and m, or %s, are known", v.Destination, v.Access, api.AccessNone)
+	case v.Access != "":
+		d.Permissions = devices.Permissions(v.Access)
+	case v.ReadOnly:
 		d.Permissions = "rm"
+	}
+	if v.Mode != nil {
+		d.FileMode = os.FileMode(*v.Mode & 0o777)
+	}
+	if v.UID != nil {
+		d.Uid = *v.UID
+	}
+	if v.GID != nil {
+		d.Gid = *v.GID
+	}
+	return d, nil
+}
+
+// sourceDevice describes what a container is given, by its number or as the host
+// has it.
+func sourceDevice(v api.DeviceVolume) (*devices.Device, error) {
+	if v.Number == nil {
+		return hostDevice(v.Source)
+	}
+	d := charDevice(v.Source, v.Number.Major, v.Number.Minor)
+	switch v.Number.Type {
+	case "c":
+	case "b":
+		d.Type = devices.BlockDevice
+	case "p":
+		d.Type, d.Permissions = devices.FifoDevice, "" // cgroups know none
+	default:
+		return nil, invalidf("device %s: type %q: c, b and p are known", v.Destination, v.Number.Type)
 	}
 	return d, nil
 }

@@ -37,6 +37,25 @@ type Container struct {
 	// Memory is what is kept for it alone, by type ("memory", "hugepages-2Mi"),
 	// in bytes.
 	Memory map[string]uint64
+	// Devices are those that device plugins have given it, Claimed those of its
+	// pod's claims.
+	Devices []Devices
+	Claimed []Claimed
+}
+
+// Devices are those of one resource, "example.com/gpu".
+type Devices struct {
+	Resource string
+	IDs      []string
+	Nodes    []int64 // of memory that they are near to
+}
+
+// Claimed is a device of a claim (dynamic resource allocation).
+type Claimed struct {
+	ClaimNamespace, ClaimName string
+	Driver, Pool, Device      string
+	Share                     string   // of a device that several claims have parts of
+	CDI                       []string // its names for the container's runtime
 }
 
 // Config of a Server.
@@ -51,6 +70,8 @@ type Config struct {
 	CPUs []int64
 	// Memory is what pods can have, by type, in bytes.
 	Memory func() map[string]uint64
+	// Devices are those of device plugins that pods can have; nil: none.
+	Devices func() []Devices
 }
 
 // Server answers at the socket.
@@ -151,13 +172,19 @@ func (s *Server) Get(ctx context.Context, q *podresources.GetPodResourcesRequest
 
 // GetAllocatableResources implements podresources.PodResourcesListerServer.
 func (s *Server) GetAllocatableResources(context.Context, *podresources.AllocatableResourcesRequest) (*podresources.AllocatableResourcesResponse, error) {
-	return &podresources.AllocatableResourcesResponse{CpuIds: s.cfg.CPUs, Memory: memory(s.cfg.Memory())}, nil
+	out := &podresources.AllocatableResourcesResponse{CpuIds: s.cfg.CPUs, Memory: memory(s.cfg.Memory())}
+	if s.cfg.Devices != nil {
+		out.Devices = devices(s.cfg.Devices())
+	}
+	return out, nil
 }
 
 func asMessage(p Pod) *podresources.PodResources {
 	out := &podresources.PodResources{Name: p.Name, Namespace: p.Namespace}
 	for _, c := range p.Containers {
-		out.Containers = append(out.Containers, &podresources.ContainerResources{Name: c.Name, CpuIds: c.CPUs, Memory: memory(c.Memory)})
+		out.Containers = append(out.Containers, &podresources.ContainerResources{
+			Name: c.Name, CpuIds: c.CPUs, Memory: memory(c.Memory), Devices: devices(c.Devices), DynamicResources: claimed(c.Claimed),
+		})
 	}
 	return out
 }

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -25,10 +26,19 @@ func TestServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	known := make(chan struct{})
-	pods := []Pod{{"default", "web", []Container{{Name: "main", CPUs: []int64{2, 3}, Memory: map[string]uint64{"memory": 64 << 20, "hugepages-2Mi": 4 << 20}}, {Name: "side"}}}}
+	pods := []Pod{{"default", "web", []Container{{
+		Name: "main", CPUs: []int64{2, 3}, Memory: map[string]uint64{"memory": 64 << 20, "hugepages-2Mi": 4 << 20},
+		Devices: []Devices{{Resource: "example.com/nic", IDs: []string{"n0", "n1"}, Nodes: []int64{0, 1}}},
+		Claimed: []Claimed{
+			{ClaimNamespace: "default", ClaimName: "web-gpu", Driver: "gpu.example.com", Pool: "n1", Device: "gpu-0", CDI: []string{"example.com/gpu=0", "example.com/gpu=all"}},
+			{ClaimNamespace: "default", ClaimName: "shared", Driver: "gpu.example.com", Pool: "n1", Device: "gpu-1", Share: "s1"},
+			{ClaimNamespace: "default", ClaimName: "web-gpu", Driver: "gpu.example.com", Pool: "n1", Device: "gpu-2"},
+		},
+	}, {Name: "side"}}}}
 	s, err := New(Config{
 		Socket: socket, Pods: func() []Pod { return pods }, Known: known, CPUs: []int64{1, 2, 3},
-		Memory: func() map[string]uint64 { return map[string]uint64{"memory": 1 << 30} },
+		Memory:  func() map[string]uint64 { return map[string]uint64{"memory": 1 << 30} },
+		Devices: func() []Devices { return []Devices{{Resource: "example.com/nic", IDs: []string{"n0"}}} },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +62,17 @@ func TestServer(t *testing.T) {
 	long, stop := context.WithTimeout(ctx, 30*time.Second)
 	defer stop()
 	web := &podresources.PodResources{Name: "web", Namespace: "default", Containers: []*podresources.ContainerResources{
-		{Name: "main", CpuIds: []int64{2, 3}, Memory: []*podresources.ContainerMemory{{MemoryType: "hugepages-2Mi", Size: 4 << 20}, {MemoryType: "memory", Size: 64 << 20}}},
+		{
+			Name: "main", CpuIds: []int64{2, 3}, Memory: []*podresources.ContainerMemory{{MemoryType: "hugepages-2Mi", Size: 4 << 20}, {MemoryType: "memory", Size: 64 << 20}},
+			Devices: []*podresources.ContainerDevices{{ResourceName: "example.com/nic", DeviceIds: []string{"n0", "n1"}, Topology: &podresources.TopologyInfo{Nodes: []*podresources.NUMANode{{ID: 0}, {ID: 1}}}}},
+			DynamicResources: []*podresources.DynamicResource{
+				{ClaimNamespace: "default", ClaimName: "web-gpu", ClaimResources: []*podresources.ClaimResource{
+					{DriverName: "gpu.example.com", PoolName: "n1", DeviceName: "gpu-0", CdiDevices: []*podresources.CDIDevice{{Name: "example.com/gpu=0"}, {Name: "example.com/gpu=all"}}},
+					{DriverName: "gpu.example.com", PoolName: "n1", DeviceName: "gpu-2"},
+				}},
+				{ClaimNamespace: "default", ClaimName: "shared", ClaimResources: []*podresources.ClaimResource{{DriverName: "gpu.example.com", PoolName: "n1", DeviceName: "gpu-1", ShareId: proto.String("s1")}}},
+			},
+		},
 		{Name: "side"},
 	}}
 	list, err := client.List(long, &podresources.ListPodResourcesRequest{}, wait)
@@ -67,7 +87,8 @@ func TestServer(t *testing.T) {
 		t.Error(err)
 	}
 	all, err := client.GetAllocatableResources(long, &podresources.AllocatableResourcesRequest{})
-	want := &podresources.AllocatableResourcesResponse{CpuIds: []int64{1, 2, 3}, Memory: []*podresources.ContainerMemory{{MemoryType: "memory", Size: 1 << 30}}}
+	want := &podresources.AllocatableResourcesResponse{CpuIds: []int64{1, 2, 3}, Memory: []*podresources.ContainerMemory{{MemoryType: "memory", Size: 1 << 30}},
+		Devices: []*podresources.ContainerDevices{{ResourceName: "example.com/nic", DeviceIds: []string{"n0"}}}}
 	if diff := cmp.Diff(want, all, protocmp.Transform()); diff != "" || err != nil {
 		t.Error(err, diff)
 	}

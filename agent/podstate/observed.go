@@ -91,6 +91,7 @@ type Observed struct {
 
 	Sandbox Sandbox
 	Volumes Volumes
+	Devices Devices
 	// ImageVolumes is by volume name; every image volume of the spec has an
 	// entry.
 	ImageVolumes map[string]*ImageVolume

@@ -21,6 +21,13 @@ type (
 	Wait struct{ Until time.Time }
 	// SetupVolumes makes every volume of the pod.
 	SetupVolumes struct{}
+	// PrepareDevices has drivers prepare what the pod's claims were given, and
+	// plugins what it asks for of extended resources.
+	PrepareDevices struct{}
+	// CancelDevices gives up a PrepareDevices that is under way.
+	CancelDevices struct{}
+	// ReleaseDevices has it taken back.
+	ReleaseDevices struct{}
 	// CreateSandbox makes network and pause.
 	CreateSandbox struct{ Attempt uint32 }
 	// RemoveSandbox removes a dead sandbox and its network, so that another
@@ -61,22 +68,25 @@ type (
 	Finish struct{}
 )
 
-func (Wait) step()          {}
-func (SetupVolumes) step()  {}
-func (CreateSandbox) step() {}
-func (RemoveSandbox) step() {}
-func (EndStray) step()      {}
-func (Pull) step()          {}
-func (PullVolume) step()    {}
-func (CancelVolume) step()  {}
-func (Start) step()         {}
-func (Stop) step()          {}
-func (Cancel) step()        {}
-func (Grant) step()         {}
-func (Resize) step()        {}
-func (Fail) step()          {}
-func (Teardown) step()      {}
-func (Finish) step()        {}
+func (Wait) step()           {}
+func (SetupVolumes) step()   {}
+func (PrepareDevices) step() {}
+func (CancelDevices) step()  {}
+func (ReleaseDevices) step() {}
+func (CreateSandbox) step()  {}
+func (RemoveSandbox) step()  {}
+func (EndStray) step()       {}
+func (Pull) step()           {}
+func (PullVolume) step()     {}
+func (CancelVolume) step()   {}
+func (Start) step()          {}
+func (Stop) step()           {}
+func (Cancel) step()         {}
+func (Grant) step()          {}
+func (Resize) step()         {}
+func (Fail) step()           {}
+func (Teardown) step()       {}
+func (Finish) step()         {}
 
 // MinGrace is the shortest grace period: SIGTERM and one second.
 const MinGrace = time.Second
@@ -86,12 +96,12 @@ const MinGrace = time.Second
 // Observed, so a step is never given twice; when nothing is left to do it
 // returns none.
 //
-//	            ┌── sandbox ──┐
-//	admitted ──▶┤             ├──▶ init containers ──▶ app containers ──▶ settled ─┐
-//	            └── volumes ──┘     (in order)          (restart policy)           │
-//	      any state ── deleted │ gone │ deadline ──▶ stop all ─────────────────────┤
-//	                                                                               ▼
-//	                   Finish (DELETE) ◀── deleted ── Teardown ◀── status stored ──┘
+//	            ┌── devices ──▶ sandbox ──┐
+//	admitted ──▶┤                         ├──▶ init containers ──▶ app containers ──▶ settled ─┐
+//	            └── volumes ──────────────┘     (in order)          (restart policy)           │
+//	      any state ── deleted │ gone │ deadline ──▶ stop all ─────────────────────────────────┤
+//	                                                                                           ▼
+//	          Finish (DELETE) ◀── deleted ── Teardown ◀── status stored ◀── devices released ──┘
 func Plan(d Desired, o Observed, now time.Time) []Step {
 	p := planner{d: d, o: o, now: now, spec: &d.Pod.Spec}
 	if o.Finished {
@@ -247,7 +257,8 @@ func (p *planner) run() {
 		p.clearDeadSandbox()
 		return
 	}
-	if p.o.Sandbox.State == SandboxAbsent && len(p.o.Strays) == 0 && !p.held(p.o.Sandbox.Err) {
+	devices := p.devices()
+	if p.o.Sandbox.State == SandboxAbsent && devices && len(p.o.Strays) == 0 && !p.held(p.o.Sandbox.Err) {
 		attempt := p.o.Sandbox.Attempt
 		if p.o.Sandbox.Made {
 			attempt++
@@ -259,7 +270,7 @@ func (p *planner) run() {
 	}
 	p.imageVolumes()
 	p.resize()
-	ready := p.o.Sandbox.State == SandboxReady && p.o.Volumes.Ready && len(p.o.Strays) == 0
+	ready := p.o.Sandbox.State == SandboxReady && p.o.Volumes.Ready && devices && len(p.o.Strays) == 0
 	if p.initialize(ready) {
 		p.apps(ready)
 	}

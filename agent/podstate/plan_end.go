@@ -6,8 +6,14 @@ import "time"
 // containers, then the sidecars in reverse order, store the last status, tear
 // down, and delete the API object if deletion was asked for.
 func (p *planner) end() {
+	if p.o.Devices.Preparing {
+		p.add(CancelDevices{})
+	}
 	pulls := p.cancelImageVolumes()
 	if !p.stopAll() || !pulls || len(p.o.Strays) > 0 {
+		return
+	}
+	if !p.releaseDevices() {
 		return
 	}
 	deleted := p.d.Gone || p.d.Pod.DeletionTimestamp != nil

@@ -54,6 +54,9 @@ func BuildStatus(d Desired, o Observed, old *v1.PodStatus, nodeIPs []netip.Addr,
 		NominatedNodeName:  old.NominatedNodeName,
 		QOSClass:           core.QOSClass(pod),
 		Resize:             old.Resize,
+		// Others say which claims the pod has.
+		ResourceClaimStatuses: old.ResourceClaimStatuses, ExtendedResourceClaimStatus: old.ExtendedResourceClaimStatus,
+		NodeAllocatableResourceClaimStatuses: old.NodeAllocatableResourceClaimStatuses,
 	}
 	if !o.StartedAt.IsZero() {
 		st.StartTime = ptr.To(metav1.NewTime(o.StartedAt))
@@ -155,6 +158,11 @@ func (b *builder) slowEnd(st *v1.PodStatus) {
 			parts = append(parts, part)
 		}
 	}
+	if b.o.Devices.Releasing {
+		if part := b.slowSince("Having its devices taken back by their drivers", b.o.Devices.Since); part != "" {
+			parts = append(parts, part)
+		}
+	}
 	if b.o.Sandbox.State == SandboxRemoving {
 		if part := b.slowSince("Removing the sandbox that has ended", b.o.Sandbox.Since); part != "" {
 			parts = append(parts, part)
@@ -227,7 +235,7 @@ func (b *builder) initialized() bool {
 
 // pendingReason names what the pod as a whole waits for, when it has waited.
 func (b *builder) pendingReason() (reason, message string) {
-	for _, f := range []*Fault{b.o.Sandbox.Err, b.o.Volumes.Err} {
+	for _, f := range []*Fault{b.o.Devices.Err, b.o.Sandbox.Err, b.o.Volumes.Err} {
 		if f != nil {
 			return f.Reason, f.Message
 		}
@@ -236,10 +244,10 @@ func (b *builder) pendingReason() (reason, message string) {
 }
 
 // phase follows from the containers; a terminal phase is final, and is reported
-// only when nothing runs any more.
+// only when nothing runs any more and no device is held.
 func (b *builder) phase(initDone bool) v1.PodPhase {
 	running, failed, waiting := 0, 0, 0
-	alive := false
+	alive := b.o.Devices.Held // what they had was not taken back yet
 	spec := &b.d.Pod.Spec
 	for _, c := range b.o.Containers {
 		alive = alive || c.Running()

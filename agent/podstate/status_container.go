@@ -79,6 +79,8 @@ func (b *builder) slow(spec *v1.Container, c *Container) string {
 		return b.slowSince("Starting", c.OpSince)
 	case b.pulling(spec) != "":
 		return b.pulling(spec)
+	case b.o.Devices.Preparing:
+		return b.slowSince("Having its devices prepared by their drivers", b.o.Devices.Since)
 	case b.o.Sandbox.State == SandboxCreating:
 		return b.slowSince("Making the pod's sandbox", b.o.Sandbox.Since)
 	case b.o.Volumes.Busy && !b.o.Volumes.Ready:
@@ -202,6 +204,9 @@ func (b *builder) imageRef(volume string) string {
 }
 
 func (b *builder) podFault() *Fault {
+	if b.o.Devices.Err != nil {
+		return b.o.Devices.Err
+	}
 	if b.o.Sandbox.Err != nil {
 		return b.o.Sandbox.Err
 	}

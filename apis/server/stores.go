@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -321,6 +322,11 @@ func (s *stores) Attachment(ctx context.Context, name string) (*storagev1.Volume
 // PodCertificateRequest reads a request for the certificate of a pod.
 func (s *stores) PodCertificateRequest(ctx context.Context, namespace, name string) (*certificatesv1.PodCertificateRequest, error) {
 	return get(ctx, s, certificatesv1.Resource("podcertificaterequests"), namespace, name, func(*certificatesv1.PodCertificateRequest) bool { return true })
+}
+
+// ResourceSlice reads what a driver of devices offers.
+func (s *stores) ResourceSlice(ctx context.Context, name string) (*resourcev1.ResourceSlice, error) {
+	return get(ctx, s, resourcev1.Resource("resourceslices"), "", name, func(*resourcev1.ResourceSlice) bool { return true })
 }
 
 // Node reads a node.

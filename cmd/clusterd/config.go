@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 
+	"github.com/clusterd/clusterd/agent/cdi"
 	"github.com/clusterd/clusterd/agent/pressure"
 	"github.com/clusterd/clusterd/agent/users"
 	"github.com/clusterd/clusterd/raftstore"
@@ -94,7 +95,11 @@ type Config struct {
 	// log shippers for Kubernetes read, POD_NAMESPACE_CONTAINER-ID.log; they look
 	// for it in /var/log/containers. Empty: there are no links.
 	LogLinks string `json:"logLinks,omitempty"`
-	// KubeletRoot is the folder in which CSI drivers look for a kubelet: they
+	// CDIDirs are the folders, with commas between, of the files that describe this
+	// machine's devices to containers (Container Device Interface); of two
+	// descriptions of a device the one in the later folder counts.
+	CDIDirs string `json:"cdiDirs"`
+	// KubeletRoot is the folder in which drivers of volumes and devices look for a kubelet: they
 	// register in plugins_registry, and volumes are mounted below pods and plugins.
 	// Drivers made for Kubernetes mount /var/lib/kubelet, which is what the packaged
 	// unit says. Each node on a machine needs its own. Default: DATA/kubelet.
@@ -226,6 +231,7 @@ func defaultConfig() Config {
 		EvictionHard:       pressure.Defaults,
 		EvictionTransition: Duration{5 * time.Minute},
 		ImageGCHigh:        85,
+		CDIDirs:            strings.Join(cdi.DefaultDirs, ","),
 		ImageGCLow:         80,
 
 		AccessConfig: defaultAccess(),
@@ -259,7 +265,8 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.StaticPods, "static-pods", c.StaticPods, "folder of the files of static pods (default: DATA/static-pods)")
 	f.StringVar(&c.StaticPodsURL, "static-pods-url", c.StaticPodsURL, "address that answers with more static pods")
 	f.StringVar(&c.LogLinks, "log-links", c.LogLinks, "folder for a link to each container's log, as log shippers look for it in /var/log/containers; empty: none")
-	f.StringVar(&c.KubeletRoot, "kubelet-root", c.KubeletRoot, "folder in which CSI drivers look for a kubelet, of this node alone: most want /var/lib/kubelet (default: DATA/kubelet)")
+	f.StringVar(&c.CDIDirs, "cdi-dirs", c.CDIDirs, "folders, with commas between, of the files that describe this machine's devices to containers (Container Device Interface)")
+	f.StringVar(&c.KubeletRoot, "kubelet-root", c.KubeletRoot, "folder in which drivers of volumes (CSI) and devices (DRA) look for a kubelet, of this node alone: most want /var/lib/kubelet (default: DATA/kubelet)")
 	f.StringVar(&c.RaftLog, "raft-log", c.RaftLog, "what keeps raft's log on this node: segments, or bolt (hashicorp/raft-boltdb); it is converted at start when this has changed")
 	f.DurationVar(&c.StoreFormatAfter.Duration, "store-format-after", c.StoreFormatAfter.Duration, "how long all servers of an upgraded cluster have to have known a new format of the store before it is used, and the version before cannot come back any more")
 	f.StringVar(&c.StoreQuota, "store-quota", c.StoreQuota, "how much the cluster's live objects may take; the same on every server")
@@ -501,6 +508,11 @@ func (c *Config) complete() error {
 	}
 	if c.KubeletRoot != "" && (!filepath.IsAbs(c.KubeletRoot) || filepath.Clean(c.KubeletRoot) == "/") {
 		return fmt.Errorf("--kubelet-root %q: an absolute path of a folder is required, such as /var/lib/kubelet", c.KubeletRoot)
+	}
+	for dir := range strings.SplitSeq(c.CDIDirs, ",") {
+		if !filepath.IsAbs(dir) {
+			return fmt.Errorf("--cdi-dirs %q: absolute paths of folders are required, such as /etc/cdi,/var/run/cdi", c.CDIDirs)
+		}
 	}
 	if u, err := url.Parse(c.StaticPodsURL); c.StaticPodsURL != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
 		return fmt.Errorf("--static-pods-url %q: an address is required, such as http://192.0.2.7/pods.yaml", c.StaticPodsURL)

@@ -180,7 +180,7 @@ func (c *Config) podUserIDs() (users.Range, error) {
 // settings puts what the configuration says of the node's resources, name
 // servers and pods into the agent's.
 func (c *Config) settings(to *agent.Config) (err error) {
-	to.LogLinks, to.DriverDir = c.LogLinks, c.KubeletRoot
+	to.LogLinks, to.DriverDir, to.CDIDirs = c.LogLinks, c.KubeletRoot, strings.Split(c.CDIDirs, ",")
 	if to.Eviction, err = c.eviction(); err != nil {
 		return err
 	}

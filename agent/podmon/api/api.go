@@ -94,7 +94,7 @@ type Container struct {
 	ExtraGIDs      []uint32
 	Mounts         []Mount
 	Devices        []string // host device paths given to the container as they are
-	// Volumes are device nodes that the container has under other names.
+	// Volumes are device nodes that the container has under names of its own.
 	Volumes []DeviceVolume `json:",omitempty"`
 
 	Privileged      bool
@@ -138,10 +138,30 @@ type Mount struct {
 	Mapped bool `json:",omitempty"`
 }
 
-// DeviceVolume is a device node of the host that a container has as a volume.
+// DeviceVolume is a device node of the host that a container has under a name of
+// its own: a volume, or a device that was allocated to it.
 type DeviceVolume struct {
 	Source, Destination string
 	ReadOnly            bool `json:",omitempty"`
+	// Access is what the container may do with the device, of the letters r, w
+	// and m, or AccessNone: nothing that others do not let it do. Default: rwm, or
+	// rm if ReadOnly.
+	Access string `json:",omitempty"`
+	// Mode (permission bits), UID and GID are the node's in the container, by the
+	// ids that the container calls so; nil: as Source's.
+	Mode     *uint32 `json:",omitempty"`
+	UID, GID *uint32 `json:",omitempty"`
+	// Number is what the node is, for a device that has none at Source.
+	Number *DeviceNumber `json:",omitempty"`
+}
+
+// AccessNone gives a container the node of a device and no right to use it.
+const AccessNone = "none"
+
+// DeviceNumber names a device to the kernel.
+type DeviceNumber struct {
+	Type         string // "c": of characters, "b": of blocks, "p": a FIFO
+	Major, Minor int64
 }
 
 // Rlimit is one resource limit (getrlimit(2)).

@@ -7,6 +7,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -61,6 +62,18 @@ func (f fakePods) PodCertificateRequest(_ context.Context, _, name string) (*cer
 		return nil, apierrors.NewNotFound(certificatesv1.Resource("podcertificaterequests"), name)
 	}
 	return &certificatesv1.PodCertificateRequest{Spec: certificatesv1.PodCertificateRequestSpec{NodeName: node}}, nil
+}
+
+func (f fakePods) ResourceSlice(_ context.Context, name string) (*resourcev1.ResourceSlice, error) {
+	node, ok := map[string]string{"mine": "n1", "theirs": "n2", "anybodys": ""}[name]
+	if !ok {
+		return nil, apierrors.NewNotFound(resourcev1.Resource("resourceslices"), name)
+	}
+	s := &resourcev1.ResourceSlice{}
+	if node != "" {
+		s.Spec.NodeName = &node
+	}
+	return s, nil
 }
 
 func who(name string, groups ...string) user.Info {

@@ -27,6 +27,7 @@ type Pods interface {
 	// StatusError.
 	PodCertificateRequest(ctx context.Context, namespace, name string) (*certificatesv1.PodCertificateRequest, error)
 	Volumes
+	Devices
 }
 
 // NodeName is the node that u is, if u is one: user system:node:NAME in group
@@ -87,6 +88,9 @@ func (z *NodeAuthorizer) authorizeNode(ctx context.Context, node string, a autho
 	}
 	if a.IsResourceRequest() && a.GetAPIGroup() == "certificates.k8s.io" && a.GetResource() == "podcertificaterequests" && a.GetSubresource() == "" && slices.Contains(read, a.GetVerb()) {
 		return z.readPodRequests(ctx, node, a)
+	}
+	if a.IsResourceRequest() && a.GetAPIGroup() == "resource.k8s.io" {
+		return z.readDevices(ctx, node, a)
 	}
 	if !a.IsResourceRequest() || a.GetAPIGroup() != "" || a.GetSubresource() != "" || !slices.Contains(read, a.GetVerb()) {
 		return authorizer.DecisionNoOpinion, "", nil

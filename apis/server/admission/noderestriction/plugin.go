@@ -14,6 +14,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/errors"
@@ -65,6 +66,8 @@ func (p *plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 		return folder(node, a)
 	case corev1.Resource("persistentvolumeclaims"):
 		return claim(node, a)
+	case resourcev1.Resource("resourceslices"):
+		return slice(node, a)
 	case storagev1.Resource("csinodes"):
 		return csiNode(node, a)
 	case certificatesv1.Resource("podcertificaterequests"):
@@ -169,6 +172,9 @@ func (p *plugin) pod(ctx context.Context, node string, a admission.Attributes) e
 		if !equality.Semantic.DeepEqual(old.Labels, obj.Labels) {
 			return refuse(a, "node %q cannot update labels through pod status", node)
 		}
+		if err := sameClaims(node, &old.Status, &obj.Status, a); err != nil {
+			return err
+		}
 		return bound(node, old, a, "update pod status for")
 	case admission.Delete:
 		old, ok := a.GetOldObject().(*corev1.Pod)
@@ -196,6 +202,9 @@ func mirror(node string, pod *corev1.Pod, a admission.Attributes) error {
 		if volume.PersistentVolumeClaim != nil {
 			refers = append(refers, "persistentvolumeclaims/"+volume.PersistentVolumeClaim.ClaimName)
 		}
+	}
+	for _, claim := range pod.Spec.ResourceClaims {
+		refers = append(refers, "spec.resourceClaims/"+claim.Name)
 	}
 	if len(refers) > 0 {
 		return refuse(a, "node %q can not create pods that reference %s", node, strings.Join(refers, ", "))
