@@ -110,6 +110,11 @@ func TestGuardFromTheSwitchOn(t *testing.T) {
 				t.Error(err)
 			}
 		}},
+		{"killed as soon as it has become it", "it ended by itself", time.Hour, func(t *testing.T, p Place, c *exec.Cmd) {
+			if err := errors.Join(p.Guarded(Trial{Version: "v2"}, c.Process.Pid, filepath.Dir(p.State), time.Now()), c.Process.Kill()); err != nil {
+				t.Error(err)
+			}
+		}},
 		{"hangs while it stops", "it was not up within 1s", time.Second, func(*testing.T, Place, *exec.Cmd) {}},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
