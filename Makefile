@@ -154,6 +154,10 @@ release-test: build image ## a signed release goes over a cluster by `clusterctl
 vagrant-test: deb image ## the package on systemd, in NODES (1) emulated machines by the Vagrantfile (root, long)
 	e2e/machines/run.sh
 
+.PHONY: systemd-test
+systemd-test: deb image ## clusterctl upgrade under a real systemd with the package's unit, in namespaces (root)
+	e2e/machines/systemd.sh
+
 .PHONY: features
 features: build build-race image bin/kubectl ## the rows of docs/FEATURES.md that passing tests show
 	CLUSTERD_E2E=netns CLUSTERD_KUBECTL=$(CURDIR)/bin/kubectl $(GO) run ./e2e/features/report

@@ -128,6 +128,12 @@ for i in $(seq "$NODES"); do
 	printf 'n%s: clusterd uses %s kB, the machine %s MB\n' "$i" "$(on "n$i" sh -c "'grep VmRSS /proc/\$(systemctl show -p MainPID --value clusterd)/status'" | tr -dc 0-9)" "$(on "n$i" free -m | awk '/Mem:/ {print $3}')"
 done
 
+# Another program by `clusterctl upgrade`, and back.
+if [ "$NODES" = 1 ]; then
+	put() { ssh -F "$WORK/ssh" -o LogLevel=ERROR "$1" "cat >'$3'" <"$2"; }
+	. e2e/machines/upgrade.sh
+fi
+
 vagrant destroy -f --no-color
 [ -z "$(virsh -c qemu:///system list --all --name | tr -d '\n')" ] || fail "machines are left"
 say "passed: $NODES machines"

@@ -31,8 +31,9 @@ if [ ! -e "$box" ] || [ e2e/machines/box.sh -nt "$box" ]; then
 fi
 work=$(mktemp -d -p "$cache" run.XXXXXX)
 trap 'rm -rf --one-file-system "$work"' EXIT
+[ "$NODES" != 1 ] || e2e/machines/releases.sh "$work/releases"
 log=$cache/log.txt
 echo "log: $log"
 timeout --foreground "${MACHINES_SECONDS:-3600}" \
 	unshare --net --mount --pid --fork --kill-child=SIGKILL --mount-proc --propagation private \
-	env BOX_FILE="$box" WORK="$work" REPO="$repo" bash e2e/machines/inside.sh 2>&1 | tee "$log"
+	env BOX_FILE="$box" WORK="$work" RELEASES="$work/releases" REPO="$repo" bash e2e/machines/inside.sh 2>&1 | tee "$log"

@@ -48,17 +48,31 @@ func (p Place) SpawnGuard(pid int, data string) error {
 	return nil
 }
 
-// Guarded starts the guard before a program on trial runs for the first time. Where that
-// cannot be done, the trial is taken back: nothing that is not guarded is begun.
+// Guarded is called right before a program on trial runs for the first time, and starts
+// the guard should it be gone. Where that cannot be done, the trial is taken back: nothing
+// that is not guarded is begun.
 func (p Place) Guarded(t Trial, pid int, data string, now time.Time) error {
 	err := p.SpawnGuard(pid, data)
 	if err == nil {
-		return nil
+		return p.begins(t.Version)
 	}
 	if back := p.Back(t.Version, err.Error(), now); back != nil {
 		return errors.Join(err, back)
 	}
 	return nil
+}
+
+// begins notes that the process becomes the program on trial now.
+func (p Place) begins(version string) error {
+	return p.locked(func() error {
+		t, err := p.Trial()
+		if err != nil || t == nil || t.Version != version {
+			return err
+		}
+		t.Begun = true
+		_ = p.write("trial.json", *t) // for the words of a failure alone
+		return nil
+	})
 }
 
 // Detach starts this process's command again, with ReadyFlag in the place of the last
@@ -225,7 +239,7 @@ func (g *guard) look() (done, start bool, err error) {
 	switch {
 	case gone && t.Orderly:
 		return true, false, nil // its next start goes on with the trial
-	case gone && t.Starts == 0:
+	case gone && t.Starts == 0 && !t.Begun:
 		why = "the node ended before it was begun"
 	case gone:
 		why = "it ended by itself"

@@ -1,7 +1,6 @@
 package releases
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -30,7 +29,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// guardMain is upgradeGuardCommand of cmd/clusterd. What comes of it is in a file.
+// guardMain is upgradeGuardCommand of cmd/clusterd. That it is there is a file, and that
+// it starts the node.
 func guardMain(args []string) error {
 	if args[len(args)-1] == "--detach" {
 		return Detach()
@@ -45,8 +45,15 @@ func guardMain(args []string) error {
 		return err
 	}
 	p := Place{Exe: exe, State: filepath.Join(data, "upgrade")}
+	alive := fmt.Sprint("alive-", os.Getpid())
+	if err := p.write(alive, true); err != nil {
+		return err
+	}
 	start, _, err := p.Guard(pid, ready, io.Discard)
-	return errors.Join(err, p.write("guarded", start))
+	if start {
+		err = errors.Join(err, p.write("started", true))
+	}
+	return errors.Join(err, os.Remove(p.state(alive)))
 }
 
 // nodeThatBecomes is a node that goes on with another program, under its pid, once the
@@ -86,14 +93,15 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// guarded waits for the end of a guard in a process of its own.
+// guarded waits for the end of the guards in processes of their own.
 func (p Place) guarded(t *testing.T) (start bool) {
 	t.Helper()
-	eventually(t, "the guard ends", func() bool {
-		b, err := os.ReadFile(p.state("guarded"))
-		return err == nil && json.Unmarshal(b, &start) == nil
+	eventually(t, "the guards end", func() bool {
+		left, err := filepath.Glob(p.state("alive-*"))
+		return err == nil && len(left) == 0
 	})
-	return start
+	_, err := os.Stat(p.state("started"))
+	return err == nil
 }
 
 // The guard watches from the switch on: a node that is killed, or hangs, before the new
@@ -107,6 +115,11 @@ func TestGuardFromTheSwitchOn(t *testing.T) {
 	}{
 		{"killed", "the node ended before it was begun", time.Hour, func(t *testing.T, _ Place, c *exec.Cmd) {
 			if err := c.Process.Kill(); err != nil {
+				t.Error(err)
+			}
+		}},
+		{"killed as soon as it has become it", "it ended by itself", time.Hour, func(t *testing.T, p Place, c *exec.Cmd) {
+			if err := errors.Join(p.Guarded(Trial{Version: "v2"}, c.Process.Pid, filepath.Dir(p.State), time.Now()), c.Process.Kill()); err != nil {
 				t.Error(err)
 			}
 		}},

@@ -29,8 +29,10 @@ type Trial struct {
 	UpWithin time.Duration `json:"upWithin"`
 	UpBy     time.Time     `json:"upBy"`
 	Up       bool          `json:"up,omitempty"`
-	// Starts is how often the program on trial has begun.
-	Starts int `json:"starts"`
+	// Begun: the node's process was about to become it. Starts is how often it has read
+	// this, which a program that ends at once has not.
+	Begun  bool `json:"begun,omitempty"`
+	Starts int  `json:"starts"`
 	// Orderly: it was stopped by somebody who wanted it to stop.
 	Orderly bool `json:"orderly,omitempty"`
 	// Boot is the run of the kernel in which the trial began, and Uptime how long that

@@ -1,5 +1,5 @@
 // Command brokenrelease is a clusterd that can be asked for its version and is no
-// node: run exits at once, or does nothing.
+// node: run exits at once, as one that was removed does ("gone"), or does nothing.
 package main
 
 import (
@@ -17,9 +17,9 @@ func main() {
 		fmt.Println("clusterd", version)
 		return
 	}
-	if how == "exits" {
-		fmt.Fprintln(os.Stderr, "brokenrelease: exits")
-		os.Exit(3)
+	if code, exits := map[string]int{"exits": 3, "gone": 78}[how]; exits {
+		fmt.Fprintln(os.Stderr, "brokenrelease:", how)
+		os.Exit(code)
 	}
 	asked := make(chan os.Signal, 1)
 	signal.Notify(asked, syscall.SIGTERM)
