@@ -26,12 +26,17 @@ const KernelLog = "/dev/kmsg"
 // own status. It waits for the kernel's messages and costs nothing between
 // them. That a machine does not let its log be read is logged once.
 func WatchOOM(ctx context.Context, node *v1.ObjectReference, recorder record.EventRecorder) error {
-	f, err := os.OpenFile(KernelLog, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	return watchLog(ctx, KernelLog, node, recorder)
+}
+
+func watchLog(ctx context.Context, log string, node *v1.ObjectReference, recorder record.EventRecorder) error {
+	f, err := os.OpenFile(log, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err == nil {
 		_, err = f.Seek(0, io.SeekEnd)
 	}
 	if err != nil {
 		klog.FromContext(ctx).Info("Processes that the kernel kills for want of memory will not be reported as events", "err", err)
+		<-ctx.Done() // the agent ends with its parts
 		return nil
 	}
 	return watchOOM(ctx, f, node, recorder)

@@ -3,7 +3,9 @@ package node
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -69,4 +71,26 @@ func TestKernelLog(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
+}
+
+// TestNoKernelLog: where there is none, as in many containers, it waits all the same. It
+// ended, and with it the agent, of which nobody heard again.
+func TestNoKernelLog(t *testing.T) {
+	none := filepath.Join(t.TempDir(), "kmsg")
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ended := make(chan error, 1)
+		go func() { ended <- watchLog(ctx, none, &v1.ObjectReference{}, record.NewFakeRecorder(1)) }()
+		synctest.Wait()
+		select {
+		case err := <-ended:
+			t.Fatalf("it has ended: %v", err)
+		default:
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }

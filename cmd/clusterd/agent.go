@@ -141,9 +141,20 @@ func (a *nodeAgent) Handler() http.Handler { return a.calls }
 
 // run runs the node's parts until ctx or one of them ends.
 func (a *nodeAgent) run(ctx context.Context) error {
+	return together(ctx, slices.Concat(a.parts, []func(context.Context) error{a.Run}))
+}
+
+// together runs parts until ctx ends. One that ends before, with an error or without,
+// ends them all.
+func together(ctx context.Context, parts []func(context.Context) error) error {
 	work, ctx := errgroup.WithContext(ctx)
-	for _, part := range slices.Concat(a.parts, []func(context.Context) error{a.Run}) {
-		work.Go(func() error { return part(ctx) })
+	for _, part := range parts {
+		work.Go(func() error {
+			if err := part(ctx); err != nil || ctx.Err() != nil {
+				return err
+			}
+			return errEndedEarly
+		})
 	}
 	return work.Wait()
 }

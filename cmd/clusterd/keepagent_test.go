@@ -157,3 +157,25 @@ func TestNotReady(t *testing.T) {
 		t.Errorf("%+v", empty.Status)
 	}
 }
+
+// TestTogether: a part that ends without an error takes the others with it. The agent
+// did not: its node was never Ready, and nothing said why.
+func TestTogether(t *testing.T) {
+	waits := func(ctx context.Context) error { <-ctx.Done(); return nil }
+	ends := func(context.Context) error { return nil }
+	done := make(chan error, 1)
+	go func() { done <- together(t.Context(), []func(context.Context) error{waits, ends}) }()
+	select {
+	case err := <-done:
+		if !errors.Is(err, errEndedEarly) {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("the others go on")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := together(ctx, []func(context.Context) error{waits, waits}); err != nil {
+		t.Error(err)
+	}
+}

@@ -28,6 +28,7 @@ inside() {
 		random 1 8
 		urandom 1 9
 		tty 5 0
+		kmsg 1 11
 		fuse 10 229
 	NODES
 	if [ "$(stat -fc %T /sys/fs/cgroup)" = cgroup2fs ]; then
@@ -43,8 +44,9 @@ inside() {
 		done </proc/mounts
 	fi
 	ip link set lo up
-	ip link add eth0 type dummy
+	ip link add eth0 type veth peer name wire # a network without anybody else
 	ip addr add "$address/24" dev eth0
+	ip link set wire up
 	ip link set eth0 up
 	ip route add default via 192.0.2.1
 	echo n1 >/proc/sys/kernel/hostname
@@ -79,7 +81,7 @@ if [ ! -e "$files/done" ]; then
 	: >"$files/done"
 fi
 WORK=$(mktemp -d -p "$cache" systemd.XXXXXX)
-RELEASES=$WORK/releases
+RELEASES=$cache/releases
 cgroup=clusterd-systemd-$$
 # each_cgroup DO…: once for each hierarchy of cgroups, with its folder.
 each_cgroup() {
@@ -104,10 +106,12 @@ finish() {
 	for _ in $(seq 50); do each_cgroup leave && break; sleep 0.2; done
 	rm -rf --one-file-system "$WORK"
 }
-trap finish EXIT
+trap 'finished=$?; [ $finished -eq 0 ] || say "ended with $finished"; finish' EXIT
 
-say "building the releases"
-e2e/machines/releases.sh "$RELEASES"
+if [ ! bin/clusterd -ot "$RELEASES/idles.tar.gz" ] 2>/dev/null; then
+	say "building the releases"
+	e2e/machines/releases.sh "$RELEASES"
+fi
 cp -a "$files" "$WORK/root"
 root=$WORK/root
 tr -d - </proc/sys/kernel/random/uuid >"$root/etc/machine-id"
@@ -141,8 +145,9 @@ until_true() {
 	done
 	say "$what"
 }
-booted() { case $(on n1 systemctl is-system-running) in running | degraded) ;; *) cat "$WORK/console"; return 1 ;; esac; }
-until_true 120 "systemd $(on n1 systemctl --version 2>/dev/null | sed -n '1s/systemd \([^ ]*\).*/\1/p') is up" booted
+booted() { case $(on n1 systemctl is-system-running 2>&1) in running | degraded) ;; *) cat "$WORK/console"; return 1 ;; esac; }
+until_true 120 "systemd is up" booted
+on n1 systemctl --version | head -n 1
 put n1 "$package" /root/clusterd.deb
 put n1 bin/hello.tar /root/hello.tar
 put n1 examples/hello.yaml /root/hello.yaml
@@ -150,6 +155,8 @@ on n1 dpkg -i /root/clusterd.deb >/dev/null
 on n1 clusterd init --prepare --name n1 --advertise "$address"
 on n1 systemctl enable -q --now clusterd # returns when the API answers
 say "clusterd is active, as $(on n1 systemctl show -p Type --value clusterd) and $(on n1 systemctl show -p KillMode --value clusterd)"
+ready() { on n1 clusterctl get nodes --no-headers | grep -w Ready; }
+until_true 300 "the node is Ready" ready
 on n1 clusterctl image load /root/hello.tar
 on n1 clusterctl apply -f /root/hello.yaml >/dev/null
 until_true 300 "hello.yaml is rolled out" on n1 clusterctl -n hello rollout status deployment/hello --timeout=5s
