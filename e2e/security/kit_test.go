@@ -268,6 +268,11 @@ func (s *suite) ready(name string) *corev1.Pod {
 // ended waits until the containers of a pod that runs once have ended.
 func (s *suite) ended(name string) *corev1.Pod {
 	s.t.Helper()
+	defer func() {
+		if s.t.Failed() {
+			s.t.Logf("--- %s:\n%s", name, s.logs(name))
+		}
+	}()
 	return s.podIs(name, "ended", func(p *corev1.Pod) error {
 		if p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed {
 			return errors.New("it is not")

@@ -173,6 +173,8 @@ func kernelFiles() []way {
 func systemCalls() []way {
 	var one uint64 = 1
 	p := uintptr(unsafe.Pointer(&one))
+	// A time zone that there cannot be: one that can be would move the node's clock.
+	zone := [2]int32{1 << 20, 1 << 20}
 	return append([]way{
 		call("add_key", unix.SYS_ADD_KEY, text("user"), text("x"), p, 8, ^uintptr(2)),
 		call("keyctl", unix.SYS_KEYCTL, 0, ^uintptr(2), 1),
@@ -186,7 +188,7 @@ func systemCalls() []way {
 		call("userfaultfd", unix.SYS_USERFAULTFD, 0),
 		call("open_by_handle_at", unix.SYS_OPEN_BY_HANDLE_AT, 0, p, 0),
 		call("reboot", unix.SYS_REBOOT, 0, 0, 0),
-		call("settimeofday", unix.SYS_SETTIMEOFDAY, 0, p),
+		call("settimeofday", unix.SYS_SETTIMEOFDAY, 0, uintptr(unsafe.Pointer(&zone))),
 		call("clock_settime", unix.SYS_CLOCK_SETTIME, 99, p),
 		call("sethostname", unix.SYS_SETHOSTNAME, p, 1<<20),
 		call("setdomainname", unix.SYS_SETDOMAINNAME, p, 1<<20),
@@ -232,7 +234,8 @@ func systemCalls() []way {
 			}
 			return false, fmt.Sprintf("%d processes, all of the container", len(found))
 		}},
-		{name: "trace the first process's parent", try: func() (bool, string) {
+		// Heavy, since it would stop what runs containers.
+		{name: "trace the first process's parent", heavy: true, try: func() (bool, string) {
 			if os.Getppid() == 0 && os.Getpid() == 1 {
 				return false, "there is none to see"
 			}
