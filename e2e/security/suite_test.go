@@ -55,7 +55,10 @@ var groups = []group{
 
 // exceptions are attacks that are open, each by its group and name, with the words of
 // docs/security.md that say so.
-var exceptions = map[string]string{}
+var exceptions = map[string]string{
+	"out of a container: the metadata address":                            "A pod reaches what its node reaches",
+	"rights of a service account: takes a server's address for a Service": "Whoever may write Services may take an address for one",
+}
 
 // tally is a line of the table.
 type tally struct {
@@ -94,8 +97,8 @@ func TestSecurity(t *testing.T) {
 		s.t = t
 	}
 	t.Log("\n" + render(table))
-	if testing.Short() || t.Failed() || len(table) < len(groups) {
-		return
+	if t.Failed() || slices.ContainsFunc(table, func(l *tally) bool { return l.tried == 0 }) {
+		return // not all groups were asked for
 	}
 	for name := range exceptions {
 		if !found[name] {
