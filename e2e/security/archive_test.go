@@ -120,7 +120,7 @@ func base(t *testing.T, archive string) [][]byte {
 	return out
 }
 
-// picture is an image of layers and a configuration; all that is said of them is true.
+// newPicture is an image of layers and a configuration; all that is said of them is true.
 func newPicture(config v1.Config, layers ...[]byte) *picture {
 	p := &picture{}
 	file := v1.ConfigFile{OS: "linux", Architecture: runtime.GOARCH, Config: config, RootFS: v1.RootFS{Type: "layers"}}
@@ -135,6 +135,20 @@ func newPicture(config v1.Config, layers ...[]byte) *picture {
 	p.config = blob{body: asJSON(file), kind: types.OCIConfigJSON}
 	return p
 }
+
+// add puts a layer on top, of which the configuration says the bytes as they come.
+func (p *picture) add(body []byte, kind types.MediaType) {
+	p.layers = append(p.layers, blob{body: body, kind: kind})
+	var file v1.ConfigFile
+	if err := json.Unmarshal(p.config.body, &file); err != nil {
+		panic(err)
+	}
+	file.RootFS.DiffIDs = append(file.RootFS.DiffIDs, v1.Hash{Algorithm: "sha256", Hex: strings.TrimPrefix(digest(body), "sha256:")})
+	p.config.body = asJSON(file)
+}
+
+// top is the last layer, which no other image has.
+func (p *picture) top() *blob { return &p.layers[len(p.layers)-1] }
 
 func asJSON(v any) []byte {
 	b, err := json.Marshal(v)

@@ -85,9 +85,9 @@ func ways(text string) (names []string, isOpen map[string]bool, said map[string]
 var ajar = []string{
 	"mount proc", "mount tmpfs", "mount cgroup v2", "mount the root elsewhere", "mount the root shared", "unmount a masked file",
 	"fsopen", "open_tree", "pivot_root", "swapon", "unshare mounts", "unshare network", "unshare names", "unshare users", "clone with users and mounts",
-	"write /proc/sys/kernel/core_pattern", "write /proc/sys/kernel/sysrq", "write /proc/sysrq-trigger", "write /proc/sys/vm/drop_caches", "read /proc/kmsg", "read /dev/kmsg",
-	"be spared when memory ends", "add_key", "bpf", "reboot", "settimeofday", "acct", "syslog", "see processes of the node", "run before all others",
-	"more open files than the limit", "open the device loop0", "open the device kmsg", "open the device fuse",
+	"write /proc/sys/kernel/core_pattern", "write /proc/sys/vm/drop_caches", "read /proc/kmsg",
+	"add_key", "bpf", "reboot", "settimeofday", "acct", "syslog", "see processes of the node", "run before all others",
+	"open the device loop0", "open the device kmsg", "open the device fuse",
 }
 
 // listens accepts connections at an address of a1's network and counts them.

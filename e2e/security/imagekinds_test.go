@@ -164,40 +164,33 @@ func images() []hostile {
 
 		// Bombs.
 		{name: "a gibibyte of zeros in a mebibyte", large: true, refused: true, change: func(p *picture) {
-			p.layers = append(p.layers, blob{body: zipped(header("zeros", 1<<30), 1<<30), kind: types.OCILayer})
+			p.add(zipped(header("zeros", 1<<30), 1<<30), types.OCILayer)
 		}},
 		{name: "a tebibyte that is not there", refused: true, change: func(p *picture) {
-			p.layers = append(p.layers, blob{body: append(header("huge", 1<<40), make([]byte, 1<<20)...), kind: types.OCIUncompressedLayer})
+			p.add(append(header("huge", 1<<40), make([]byte, 1<<20)...), types.OCIUncompressedLayer)
 		}},
 		{name: "zeros after the end", large: true, refused: true, change: func(p *picture) {
-			p.layers = append(p.layers, blob{body: zipped(layer(entry{name: "x", body: "x"}), 512<<20), kind: types.OCILayer})
+			p.add(zipped(layer(entry{name: "x", body: "x"}), 512<<20), types.OCILayer)
 		}},
 		{name: "gzip in gzip", large: true, refused: true, change: func(p *picture) {
-			p.layers = append(p.layers, blob{body: zipped(nil, 64<<20), kind: types.OCILayer})
+			p.add(zipped(nil, 64<<20), types.OCILayer)
 		}},
 		{name: "a million and more files", large: true, refused: true, change: func(p *picture) {
-			p.layers = append(p.layers, blob{body: repeated(header("file", 0), 1<<20+16), kind: types.OCILayer})
+			p.add(repeated(header("file", 0), 1<<20+16), types.OCILayer)
 		}},
 		{name: "folders 4000 deep", layers: [][]entry{{{name: strings.Repeat("d/", 4000)}}}},
 		{name: "a name of 300 letters", layers: [][]entry{{{name: strings.Repeat("n", 300), body: "x"}}}},
 		{name: "a path of a megabyte", layers: [][]entry{{{name: strings.Repeat(strings.Repeat("p", 200)+"/", 5000), typ: tar.TypeDir}}}},
 		{name: "a thousand layers of nothing", change: func(p *picture) {
-			one := layer()
-			list := []v1.Hash{}
 			for range 1000 {
-				p.layers = append(p.layers, blob{body: one, kind: types.OCIUncompressedLayer})
-				list = append(list, v1.Hash{Algorithm: "sha256", Hex: digest(one)[7:]})
+				p.add(layer(), types.OCIUncompressedLayer)
 			}
-			p.config.body = asJSON(v1.ConfigFile{OS: "linux", Architecture: arch, RootFS: v1.RootFS{Type: "layers", DiffIDs: append(diffIDs(p, 1000), list...)}})
 		}},
 		{name: "one layer twenty times", change: func(p *picture) {
 			one := layer(entry{name: "same", body: strings.Repeat("x", 1<<20)})
-			list := []v1.Hash{}
 			for range 20 {
-				p.layers = append(p.layers, blob{body: one, kind: types.OCIUncompressedLayer})
-				list = append(list, v1.Hash{Algorithm: "sha256", Hex: digest(one)[7:]})
+				p.add(one, types.OCIUncompressedLayer)
 			}
-			p.config.body = asJSON(v1.ConfigFile{OS: "linux", Architecture: arch, RootFS: v1.RootFS{Type: "layers", DiffIDs: append(diffIDs(p, 20), list...)}})
 		}},
 		{name: "one file a hundred thousand times", layers: [][]entry{manyEntries(100_000, func(i int) entry { return entry{name: "same", body: "x"} })}},
 		{name: "a hundred links in a chain", layers: [][]entry{append(manyEntries(100, func(i int) entry { return link(fmt.Sprintf("l%d", i), fmt.Sprintf("l%d", i+1)) }), entry{name: "l0/planted", body: "x"})}},
@@ -205,23 +198,23 @@ func images() []hostile {
 		// Untrue and broken.
 		{name: "a layer cut short", refused: true, change: func(p *picture) {
 			l := layer(entry{name: "big", body: strings.Repeat("x", 1<<20)})
-			p.layers = append(p.layers, blob{body: l[:1<<19], kind: types.OCIUncompressedLayer})
+			p.add(l[:1<<19], types.OCIUncompressedLayer)
 		}},
 		{name: "a layer that is no archive", refused: true, change: func(p *picture) {
-			p.layers = append(p.layers, blob{body: bytes.Repeat([]byte("x"), 4096), kind: types.OCIUncompressedLayer})
+			p.add(bytes.Repeat([]byte("x"), 4096), types.OCIUncompressedLayer)
 		}},
-		{name: "a layer of a kind that nobody knows", refused: true, change: func(p *picture) { p.layers[0].kind = "application/x-sh" }},
+		{name: "a layer of a kind that nobody knows", refused: true, change: func(p *picture) { p.top().kind = "application/x-sh" }},
 		{name: "a layer with another digest", refused: true, change: func(p *picture) {
-			p.layers[0].desc = map[string]any{"digest": digest([]byte("other"))}
+			p.top().desc = map[string]any{"digest": digest([]byte("other"))}
 		}},
-		{name: "a layer with another size", refused: true, change: func(p *picture) { p.layers[0].desc = map[string]any{"size": 1} }},
-		{name: "a layer of a size below zero", refused: true, change: func(p *picture) { p.layers[0].desc = map[string]any{"size": -1} }},
+		{name: "a layer with another size", refused: true, change: func(p *picture) { p.top().desc = map[string]any{"size": 1} }},
+		{name: "a layer of a size below zero", refused: true, change: func(p *picture) { p.top().desc = map[string]any{"size": -1} }},
 		{name: "a layer whose digest is a path", refused: true, change: func(p *picture) {
-			p.layers[0].desc = map[string]any{"digest": "sha256:" + up + "$CANARY/secret"}
+			p.top().desc = map[string]any{"digest": "sha256:" + up + "$CANARY/secret"}
 		}},
-		{name: "a layer whose digest is MD5", refused: true, change: func(p *picture) { p.layers[0].desc = map[string]any{"digest": "md5:d41d8cd98f00b204e9800998ecf8427e"} }},
+		{name: "a layer whose digest is MD5", refused: true, change: func(p *picture) { p.top().desc = map[string]any{"digest": "md5:d41d8cd98f00b204e9800998ecf8427e"} }},
 		{name: "a layer from elsewhere", refused: true, change: func(p *picture) {
-			p.layers[0].desc = map[string]any{"digest": digest([]byte("other")), "urls": []string{"http://169.254.169.254/", "file:///etc/shadow"}}
+			p.top().desc = map[string]any{"digest": digest([]byte("other")), "urls": []string{"http://169.254.169.254/", "file:///etc/shadow"}}
 		}},
 		{name: "other content than the configuration says", refused: true, change: func(p *picture) {
 			p.config.body = asJSON(v1.ConfigFile{OS: "linux", Architecture: arch, RootFS: v1.RootFS{Type: "layers", DiffIDs: []v1.Hash{{Algorithm: "sha256", Hex: strings.Repeat("a", 64)}}}})
@@ -257,7 +250,7 @@ func images() []hostile {
 		{name: "an index with nothing", refused: true, after: func(p *picture) { p.index.body = []byte(`{"schemaVersion":2,"manifests":[]}`) }},
 		{name: "an index that is null", refused: true, after: func(p *picture) { p.index.body = []byte("null") }},
 		{name: "a blob that is a link", refused: true, after: func(p *picture) {
-			p.files = append(p.files, link("blobs/sha256/"+digest(p.layers[0].body)[7:], "$CANARY/secret"))
+			p.files = append(p.files, link("blobs/sha256/"+digest(p.top().body)[7:], "$CANARY/secret"))
 		}},
 		{name: "blobs behind a link", after: func(p *picture) {
 			p.files = append(p.files, link("blobs/out", "$CANARY"), entry{name: "blobs/out/planted", body: "x"})
@@ -284,14 +277,6 @@ func images() []hostile {
 		{name: "docker's archive without its files", refused: true, after: func(p *picture) { docker(p, "none.json", "none.tar") }},
 		{name: "docker's archive with a list of nothing", refused: true, after: func(p *picture) { docker(p, "", ""); p.files[0].body = "[null]" }},
 	}
-}
-
-// diffIDs are those of the layers that were there before the last n.
-func diffIDs(p *picture, n int) (out []v1.Hash) {
-	for _, l := range p.layers[:len(p.layers)-n] {
-		out = append(out, v1.Hash{Algorithm: "sha256", Hex: digest(l.body)[7:]})
-	}
-	return out
 }
 
 // docker makes it an archive as docker save writes it, of files by these names.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -112,6 +113,7 @@ func (h hostile) build(fill func(string) string, below [][]byte, ref string) []b
 		}
 		all = append(all, layer(filled...))
 	}
+	all = append(all, layer(entry{name: "image-of", body: h.name})) // so that no layer is there already
 	config := h.config
 	config.User, config.WorkingDir = fill(config.User), fill(config.WorkingDir)
 	p := newPicture(config, all...)
@@ -190,27 +192,27 @@ var registries = []struct {
 	{"another configuration", blobOf(func(p *picture) blob { return p.config }, func(w http.ResponseWriter, b []byte) {
 		_, _ = w.Write(bytes.Replace(b, []byte(`linux`), []byte(`linuX`), 1))
 	})},
-	{"a layer without end", blobOf(func(p *picture) blob { return p.layers[0] }, func(w http.ResponseWriter, b []byte) {
+	{"a layer without end", blobOf(func(p *picture) blob { return *p.top() }, func(w http.ResponseWriter, b []byte) {
 		for {
 			if _, err := w.Write(b); err != nil {
 				return
 			}
 		}
 	})},
-	{"another layer", blobOf(func(p *picture) blob { return p.layers[0] }, func(w http.ResponseWriter, b []byte) {
+	{"another layer", blobOf(func(p *picture) blob { return *p.top() }, func(w http.ResponseWriter, b []byte) {
 		b = bytes.Clone(b)
 		b[len(b)/2] ^= 1
 		_, _ = w.Write(b)
 	})},
-	{"half a layer", blobOf(func(p *picture) blob { return p.layers[0] }, func(w http.ResponseWriter, b []byte) {
+	{"half a layer", blobOf(func(p *picture) blob { return *p.top() }, func(w http.ResponseWriter, b []byte) {
 		w.Header().Set("Content-Length", fmt.Sprint(len(b)))
 		_, _ = w.Write(b[:len(b)/2])
 	})},
-	{"a layer elsewhere", blobOf(func(p *picture) blob { return p.layers[0] }, func(w http.ResponseWriter, _ []byte) {
+	{"a layer elsewhere", blobOf(func(p *picture) blob { return *p.top() }, func(w http.ResponseWriter, _ []byte) {
 		w.Header().Set("Location", "file:///etc/passwd")
 		w.WriteHeader(http.StatusTemporaryRedirect)
 	})},
-	{"a layer around in circles", blobOf(func(p *picture) blob { return p.layers[0] }, func(w http.ResponseWriter, _ []byte) {
+	{"a layer around in circles", blobOf(func(p *picture) blob { return *p.top() }, func(w http.ResponseWriter, _ []byte) {
 		w.Header().Set("Location", "?again")
 		w.WriteHeader(http.StatusTemporaryRedirect)
 	})},
@@ -249,7 +251,7 @@ func (s *suite) hostileRegistries(below [][]byte) []attack {
 	var out []attack
 	for i := range len(registries) + 1 {
 		name := fmt.Sprintf("pulled-%d", i)
-		p := newPicture(v1.Config{Labels: map[string]string{"n": name}}, below...).seal("")
+		p := newPicture(v1.Config{}, append(slices.Clone(below), layer(entry{name: "image-of", body: name + strings.Repeat("x", 1<<16)}))...).seal("")
 		var ln net.Listener
 		if err := s.Do("a1", func() (err error) {
 			ln, err = net.Listen("tcp", "127.0.0.1:0")
