@@ -163,6 +163,9 @@ func escapes(s *suite) []attack {
 	names, isOpen, said := ways(text)
 	var out []attack
 	for _, name := range names {
+		if strings.HasPrefix(name, "send ") { // what comes of it, the victim tells
+			continue
+		}
 		a := attack{name: name, try: func(*suite) verdict { return verdict{open: isOpen[name], said: said[name]} }}
 		if slices.Contains(ajar, name) {
 			a.control = func(*suite) error {
@@ -183,7 +186,12 @@ func escapes(s *suite) []attack {
 		return nil
 	})
 	for _, word := range []string{"forged-ip", "forged-node", "forged-mac"} {
-		out = append(out, attack{name: "a packet that is " + word + " arrives", try: func(*suite) verdict {
+		out = append(out, attack{name: "a packet that is " + word + " arrives", control: func(*suite) error {
+			if !strings.Contains(heard, `"honest"`) {
+				return errors.New(heard)
+			}
+			return nil
+		}, try: func(*suite) verdict {
 			if strings.Contains(heard, word) {
 				return verdict{open: true, said: heard}
 			}
