@@ -26,7 +26,10 @@ import (
 // messages is how many malformed ones each door gets.
 const messages = 1000
 
-// door of malformed messages.
+// listens is how long an answer to one of them is waited for.
+const listens = 500 * time.Millisecond
+
+// target is a door for malformed messages.
 type target struct {
 	name string
 	// open makes a connection, of which each may carry several messages; a write or
@@ -229,7 +232,7 @@ func (d target) flood(s *suite) (sent, connections int64, err error) {
 	var next, opened, failed atomic.Int64
 	var wg sync.WaitGroup
 	var last atomic.Value
-	for worker := range 8 {
+	for worker := range 16 {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(1, uint64(worker)))
 			for next.Add(1) <= messages {
@@ -245,6 +248,8 @@ func (d target) flood(s *suite) (sent, connections int64, err error) {
 				_ = c.SetDeadline(time.Now().Add(opens))
 				_, _ = c.Write(d.message(r))
 				if !d.packets {
+					// What it says is not looked at, and some wait for more to come.
+					_ = c.SetReadDeadline(time.Now().Add(listens))
 					if w, ok := c.(interface{ CloseWrite() error }); ok {
 						_ = w.CloseWrite()
 					}
