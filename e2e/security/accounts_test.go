@@ -176,7 +176,7 @@ func accountTokens(s *suite) []attack {
 		{"with no signature", rewritten(good, nil, nil, func(string) []byte { return nil })},
 		{"with the algorithm none", rewritten(good, set("alg", "none"), account("kube-system:default"), func(string) []byte { return nil })},
 		{"with the algorithm HS256 and the public key", rewritten(good, set("alg", "HS256"), account("kube-system:default"), byHMAC)},
-		{"with a key that nobody knows", rewritten(good, set("kid", "mine"), nil, foreignSignature)},
+		{"with a key that is unknown", rewritten(good, set("kid", "mine"), nil, foreignSignature)},
 		{"with a key id that is a path", rewritten(good, set("kid", "../../../dev/null"), nil, foreignSignature)},
 		{"with its own key in the header", rewritten(good, func(m map[string]any) { m["kid"], m["jwk"] = "mine", jwk }, nil, foreignSignature)},
 		{"with the address of its own keys", rewritten(good, func(m map[string]any) { m["kid"], m["jku"] = "mine", "https://10.85.0.1/keys" }, nil, foreignSignature)},

@@ -203,7 +203,7 @@ func images() []hostile {
 		{name: "a layer that is no archive", refused: true, change: func(p *picture) {
 			p.add(bytes.Repeat([]byte("x"), 4096), types.OCIUncompressedLayer)
 		}},
-		{name: "a layer of a kind that nobody knows", refused: true, change: func(p *picture) { p.top().kind = "application/x-sh" }},
+		{name: "a layer of a kind that is unknown", refused: true, change: func(p *picture) { p.top().kind = "application/x-sh" }},
 		{name: "a layer with another digest", refused: true, change: func(p *picture) {
 			p.top().desc = map[string]any{"digest": digest([]byte("other"))}
 		}},
@@ -233,7 +233,7 @@ func images() []hostile {
 		}},
 		{name: "a manifest that is no JSON", refused: true, change: func(p *picture) { p.manifest.body = []byte("x") }},
 		{name: "a manifest that is a list", refused: true, change: func(p *picture) { p.manifest.body = []byte("[]") }},
-		{name: "a manifest of a kind that nobody knows", refused: true, change: func(p *picture) { p.manifest.kind = "text/html" }},
+		{name: "a manifest of a kind that is unknown", refused: true, change: func(p *picture) { p.manifest.kind = "text/html" }},
 		{name: "a manifest of 64 MiB", large: true, refused: true, change: func(p *picture) { p.manifest.body = bytes.Repeat([]byte(" "), 64<<20) }},
 		{name: "an index of itself", refused: true, after: func(p *picture) {
 			d := blob{body: p.index.body, kind: types.OCIImageIndex, desc: map[string]any{"digest": digest(p.index.body)}}

@@ -285,7 +285,7 @@ func joinTokens(s *suite) []attack {
 	out = append(out,
 		refused("of a machine that has arrived, again", kept(token), arrived, nil),
 		refused("of a machine that has arrived, with a thief's key", kept(token), thief, nil),
-		attack{name: "renews with a key that nobody knows", try: func(s *suite) verdict {
+		attack{name: "renews with a key that is unknown", try: func(s *suite) verdict {
 			var last error
 			if err := s.within(waitLimit, func(ctx context.Context) error {
 				_, _, last = join.Renew(ctx, s.dials(s.stolen("a1"), "n1", transport.Join), "a1", thief.key)

@@ -117,7 +117,7 @@ var request = oneOf(
 	func(r *rand.Rand) []byte { return noise(r, 300) },
 )
 
-// body is a request to join whose JSON is none, or says what nobody could mean.
+// body is a request to join whose JSON is none, or makes no sense.
 func body(r *rand.Rand) []byte {
 	texts := []string{"", "{", "null", "[]", `{"name":`, `{"name":1}`, `{"addr":"x"}`, `{"csr":"!"}`, strings.Repeat("[", 10_000), `{"name":"` + strings.Repeat("n", r.IntN(100_000)) + `"}`,
 		string(noise(r, 500)), `{"tokenID":"` + strings.Repeat("../", 20) + `","name":"x","addr":"10.85.0.1:1","csr":"AA=="}`}

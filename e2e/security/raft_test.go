@@ -87,7 +87,7 @@ func (s *suite) stream(ctx context.Context, id transport.Identity, to string, ki
 
 // stolenLayer is raft's connections, made with a stolen identity.
 type stolenLayer struct {
-	net.Listener // which nobody dials
+	net.Listener // which is never dialled
 	dial         func(context.Context) (net.Conn, error)
 }
 
@@ -197,7 +197,7 @@ func submitAttack(id, voter transport.Identity) attack {
 		control: func(s *suite) error {
 			leader, _ := s.leads()
 			to := "n1"
-			if leader == "n2" { // which dials itself as little as anybody
+			if leader == "n2" { // which dials itself no more than others do
 				to = "n3"
 			}
 			answers, err := s.memberCalls(voter, to, peer.Frame{Kind: peer.KindProgress, Call: 2})

@@ -33,7 +33,7 @@ func roleOf(groups, resources, verbs string) string {
 // roles and bindings there, and write CertificateSigningRequests and approve them as
 // far as no signer is concerned.
 var climberCalls = []call{
-	// Roles: nobody gives what he has not got.
+	// Roles: none gives more than who makes it has.
 	{name: "makes a role of all rights", method: "POST", path: rbac + "/namespaces/$NS/roles", body: roleOf("*", "*", "*")},
 	{name: "makes a role that execs", method: "POST", path: rbac + "/namespaces/$NS/roles", body: roleOf("", "nodes/proxy", "create")},
 	{name: "makes a role that names others", method: "POST", path: rbac + "/namespaces/$NS/roles", body: roleOf("", "users", "impersonate")},
@@ -61,7 +61,7 @@ var climberCalls = []call{
 	{name: "is an account of its namespace in a group of its choice", method: "GET", path: "/api/v1/secrets", header: map[string]string{"Impersonate-User": "system:serviceaccount:" + ns + ":default", "Impersonate-Group": "system:masters"}},
 	{name: "has a uid of its choice", method: "GET", path: "/api/v1/secrets", header: map[string]string{"Impersonate-User": "system:serviceaccount:" + ns + ":default", "Impersonate-Uid": "0"}, alone: true},
 	{name: "has scopes of its choice", method: "GET", path: "/api/v1/secrets", header: map[string]string{"Impersonate-User": "system:serviceaccount:" + ns + ":default", "Impersonate-Extra-Scopes": "all"}, alone: true},
-	{name: "is in a group and nobody", method: "GET", path: "/api/v1/secrets", header: map[string]string{"Impersonate-Group": "system:masters"}, refused: []int{400, 401, 403, 500}, alone: true},
+	{name: "is in a group without a name", method: "GET", path: "/api/v1/secrets", header: map[string]string{"Impersonate-Group": "system:masters"}, refused: []int{400, 401, 403, 500}, alone: true},
 	{name: "takes a token of kube-system", method: "POST", path: "/api/v1/namespaces/kube-system/serviceaccounts/default/token", body: `{"spec":{}}`},
 
 	// Other namespaces and the cluster.
@@ -121,7 +121,7 @@ var wishes = []wish{
 	{name: "of an administrator", signer: client, subject: pkix.Name{CommonName: "admin"}, usages: []string{"client auth"}},
 	{name: "for a server by the signer for clients", signer: client, subject: pkix.Name{CommonName: "kubernetes"}, dns: []string{"kubernetes.default.svc"}, usages: []string{"server auth"}},
 	{name: "for an authority", signer: client, subject: pkix.Name{CommonName: "ca"}, usages: []string{"cert sign", "client auth"}},
-	{name: "of a signer that nobody knows", signer: "example.com/any", subject: pkix.Name{CommonName: "climber"}, usages: []string{"any"}},
+	{name: "of a signer that is unknown", signer: "example.com/any", subject: pkix.Name{CommonName: "climber"}, usages: []string{"any"}},
 }
 
 // request is the object of a wish.

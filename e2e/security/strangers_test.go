@@ -22,7 +22,7 @@ import (
 	"github.com/clusterd/clusterd/member/transport"
 )
 
-// anonymousCalls are what nobody may who shows nothing, and what headers of proxies
+// anonymousCalls are what is refused to who shows nothing, and what headers of proxies
 // do not change.
 var anonymousCalls = []call{
 	{name: "lists Secrets", method: "GET", path: "/api/v1/secrets"},

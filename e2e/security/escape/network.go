@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the pod is told of the network: its node, a pod that listens on port 4000, a
+// What the pod knows of the network: its node, a pod that listens on port 4000, a
 // port that listens on the node's 127.0.0.1 alone, and an address outside the pod's.
 var (
 	nodeIP   = os.Getenv("NODE_IP")
