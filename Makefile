@@ -137,6 +137,12 @@ tools-test: build image peers ## helm, stern, kustomize, kwok, an operator and m
 		sigs.k8s.io/controller-runtime github.com/prometheus/prometheus k8s.io/client-go
 	CLUSTERD_TOOLS=$(CURDIR)/bin/peers $(GO) test -count=1 -v -timeout 40m ./e2e/tools $(if $(KWOK_NODES),-kwok-nodes $(KWOK_NODES))
 
+# Attacks on a whole cluster; ATTACKS picks groups of them, such as images.
+.PHONY: security-test
+security-test: build image ## about 700 attacks on three servers and two agents, as docs/security.md tells (root, long)
+	$(GO) run ./examples/hello/pack -src ./e2e/security/escape -ref clusterd.local/escape:1 -o bin/escape.tar
+	CLUSTERD_SECURITY=$(CURDIR)/bin $(GO) test -count=1 -v -timeout 60m -run 'TestSecurity/$(ATTACKS)' ./e2e/security
+
 .PHONY: ui-test
 ui-test: build image ## the web page in headless Chromium, beside three nodes; screenshots in bin/ui (root)
 	e2e/browser/run.sh

@@ -26,9 +26,9 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/clusterd/clusterd/e2e/cluster"
+	"github.com/clusterd/clusterd/e2e/cluster/clustertest"
 	"github.com/clusterd/clusterd/e2e/features"
 	"github.com/clusterd/clusterd/member/join"
-	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/transport"
 )
 
@@ -403,27 +403,11 @@ func (e *env) processOf(node, uid string) int {
 // stolenIdentity is what lies in a node's folder.
 func stolenIdentity(e *env, node string) transport.Identity {
 	e.t.Helper()
-	read := func(name string) []byte {
-		b, err := os.ReadFile(filepath.Join(e.data(node), "pki", name))
-		if err != nil {
-			e.t.Fatal(err)
-		}
-		return b
-	}
-	ca, err := pki.KnowCA(read("ca.crt"))
+	id, err := clustertest.Stolen(nodeOf(e, node))
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	cert, err := pki.ParseCert(read("node.crt"))
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	key, err := pki.ParseKey(read("node.key"))
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	pair := &tls.Certificate{Certificate: [][]byte{cert.Raw, ca.Cert.Raw}, PrivateKey: key, Leaf: cert}
-	return transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: ca.Pool}
+	return id
 }
 
 // dialAs opens a connection with a node's key, and reports whether its other

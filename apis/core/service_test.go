@@ -64,6 +64,18 @@ func TestValidateService(t *testing.T) {
 			[]string{`spec.externalTrafficPolicy: Invalid value: "Local": may only be set for externally-accessible services`}},
 		{"source ranges of a cluster service", func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"10.0.0.0/8"} },
 			[]string{"spec.loadBalancerSourceRanges: Forbidden: may only be used when `type` is 'LoadBalancer'"}},
+		{"external addresses that each node has, or none", func(s *corev1.Service) {
+			s.Spec.ExternalIPs = []string{"127.0.0.1", "169.254.169.254", "0.0.0.0", "::1", "192.0.2.1"}
+		}, []string{
+			`spec.externalIPs[0]: Invalid value: "127.0.0.1": may not be in the loopback range (127.0.0.0/8, ::1/128)`,
+			`spec.externalIPs[1]: Invalid value: "169.254.169.254": may not be in the link-local range (169.254.0.0/16, fe80::/10)`,
+			`spec.externalIPs[2]: Invalid value: "0.0.0.0": may not be unspecified (0.0.0.0)`,
+			`spec.externalIPs[3]: Invalid value: "::1": may not be in the loopback range (127.0.0.0/8, ::1/128)`,
+		}},
+		{"external addresses in other words", func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"127.000.000.001", "::ffff:127.0.0.1"} }, []string{
+			`spec.externalIPs[0]: Invalid value: "127.000.000.001": must not have leading 0s`,
+			`spec.externalIPs[1]: Invalid value: "::ffff:127.0.0.1": must not be an IPv4-mapped IPv6 address`,
+		}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) { checktest.Faults(t, validateService(newService(test.edit)), test.want...) })

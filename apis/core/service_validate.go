@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -34,7 +35,12 @@ func validateServiceSpec(spec *corev1.ServiceSpec, at *field.Path) field.ErrorLi
 		errs = append(errs, check.RequiredText(at.Child("externalName"), strings.TrimSuffix(spec.ExternalName, "."), check.Subdomain)...)
 	}
 	for i, ip := range spec.ExternalIPs {
-		errs = append(errs, validation.IsValidIPForLegacyField(at.Child("externalIPs").Index(i), ip, true, nil)...)
+		external := at.Child("externalIPs").Index(i)
+		bad := validation.IsValidIPForLegacyField(external, ip, true, nil)
+		if addr, err := netip.ParseAddr(ip); err == nil && len(bad) == 0 {
+			bad = check.Reachable(external, addr) // a Service there would take what each node keeps for itself
+		}
+		errs = append(errs, bad...)
 	}
 	for i, cidr := range spec.LoadBalancerSourceRanges {
 		errs = append(errs, validation.IsValidCIDRForLegacyField(at.Child("loadBalancerSourceRanges").Index(i), strings.TrimSpace(cidr), true, nil)...)

@@ -1,5 +1,5 @@
-// Package clustertest is a cluster of one node for the tests of a package, and how
-// they wait for it and run programs on it.
+// Package clustertest is a cluster for all tests of a package, of one node unless
+// they ask for more, and how they wait for it and run programs on it.
 package clustertest
 
 import (
@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -25,12 +26,15 @@ import (
 	"github.com/clusterd/clusterd/e2e/cluster"
 )
 
-// Shared is a cluster of one node, n1, that all tests of a package use. The first
-// three fields are required; the others are there when Start has returned.
+// Shared is a cluster that all tests of a package use. The first three fields are
+// required, the numbers are not; the others are there when Start has returned.
 type Shared struct {
 	Name   string // of its folder
 	Bridge string
 	Subnet netip.Prefix
+
+	Servers int // default 1: n1 alone
+	Agents  int
 
 	Dir     string // removed by Main, a home for commands
 	Cluster *cluster.Netns
@@ -43,13 +47,13 @@ type Shared struct {
 	err  error
 }
 
-// Node is the node of a Shared.
+// Node is the first node of a Shared.
 const Node = "n1"
 
 // startTimeout is how long a Shared may take to come and to go on a busy machine.
 const startTimeout = 3 * time.Minute
 
-// Start makes the cluster of the programs in bin once, waits for its node and loads
+// Start makes the cluster of the programs in bin once, waits for its nodes and loads
 // the image hello.tar of that folder. Each call returns the same error.
 func (s *Shared) Start(bin string) error {
 	s.once.Do(func() { s.err = s.up(bin) })
@@ -63,7 +67,7 @@ func (s *Shared) up(bin string) (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	s.Began = time.Now()
-	c, err := cluster.Up(ctx, cluster.Config{Dir: filepath.Join(s.Dir, "c"), Bin: bin, Nodes: 1, Bridge: s.Bridge, Subnet: s.Subnet})
+	c, err := cluster.Up(ctx, cluster.Config{Dir: filepath.Join(s.Dir, "c"), Bin: bin, Nodes: max(1, s.Servers), Agents: s.Agents, Bridge: s.Bridge, Subnet: s.Subnet})
 	if err != nil {
 		return err
 	}
@@ -72,17 +76,19 @@ func (s *Shared) up(bin string) (err error) {
 		return err
 	}
 	if err := Poll(ctx, func(ctx context.Context) error {
-		n, err := s.API.CoreV1().Nodes().Get(ctx, Node, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		for _, c := range n.Status.Conditions {
-			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+		for _, node := range c.Nodes() {
+			n, err := s.API.CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if !slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue }) {
+				return fmt.Errorf("%s is not Ready: %+v", node.Name, n.Status.Conditions)
+			}
+			if node.Name == Node && s.First == nil {
 				s.First = n
-				return nil
 			}
 		}
-		return fmt.Errorf("%s is not Ready: %+v", Node, n.Status.Conditions)
+		return nil
 	}); err != nil {
 		return err
 	}
