@@ -81,7 +81,9 @@ func (s *Shared) up(bin string) (err error) {
 			if err != nil {
 				return err
 			}
-			if !slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue }) {
+			if !slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+				return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+			}) {
 				return fmt.Errorf("%s is not Ready: %+v", node.Name, n.Status.Conditions)
 			}
 			if node.Name == Node && s.First == nil {
