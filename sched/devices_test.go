@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"sync"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -208,47 +207,34 @@ func TestLeaderChangesWhileDevicesAreGiven(t *testing.T) {
 		given <- struct{}{}
 		return false, nil, nil
 	})
-	stop := leader(t, c)
-	defer func() { stop() }()
-	left := 12
-	for round := 0; left > 0; round++ {
-		if round > 60 {
-			t.Fatalf("%d pods are left after %d leaders", left, round)
+	for left, round := 12, 0; left > 0; round++ {
+		if round > 100 {
+			t.Fatalf("%d pods are left after %d leaders: %+v", left, round, devicesNow(t, c))
 		}
-		select {
-		case <-given:
-		case <-time.After(schedtest.Deadline):
-			t.Fatalf("no device is given any more; %+v", devicesNow(t, c))
-		}
+		stop := leader(t, c)
+		schedtest.Eventually(t, func() string { // it has done something
+			if n, _ := devicesNow(t, c).bound(); n == 0 && len(given) == 0 {
+				return fmt.Sprintf("no device is given any more: %+v", devicesNow(t, c))
+			}
+			return ""
+		})
 		stop()
+		for len(given) > 0 {
+			<-given
+		}
 		// Whoever has a device has finished with it.
 		for _, pod := range listPods(t, c) {
 			if pod.Spec.NodeName == "" {
 				continue
 			}
-			if err := c.Client.CoreV1().Pods(schedtest.Namespace).Delete(t.Context(), pod.Name, *metav1.NewDeleteOptions(0)); err == nil {
-				left--
-			} else if !apierrors.IsNotFound(err) {
+			if err := c.Client.CoreV1().Pods(schedtest.Namespace).Delete(t.Context(), pod.Name, *metav1.NewDeleteOptions(0)); err != nil {
 				t.Fatal(err)
 			}
+			left--
 			// There is no collector of garbage on the fake server.
-			if name := claimNameOfPod(&pod); name != "" {
-				if err := c.Client.ResourceV1().ResourceClaims(schedtest.Namespace).Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-					t.Fatal(err)
-				}
+			if err := c.Client.ResourceV1().ResourceClaims(schedtest.Namespace).Delete(t.Context(), claimNameOfPod(&pod), metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+				t.Fatal(err)
 			}
-		}
-		for len(given) > 0 {
-			<-given
-		}
-		stop = leader(t, c)
-		if left == 0 {
-			break
-		}
-		// The new leader has something to give as soon as a device is free.
-		select {
-		case given <- struct{}{}:
-		default:
 		}
 	}
 	mu.Lock()

@@ -180,6 +180,7 @@ func validatePodStatusUpdate(pod, old *corev1.Pod) field.ErrorList {
 	}
 	errs = append(errs, validateTransitions(status.ContainerStatuses, old.Status.ContainerStatuses, pod.Spec.Containers, pod.Spec.RestartPolicy, at.Child("containerStatuses"))...)
 	errs = append(errs, validateTransitions(status.InitContainerStatuses, old.Status.InitContainerStatuses, pod.Spec.InitContainers, pod.Spec.RestartPolicy, at.Child("initContainerStatuses"))...)
+	errs = append(errs, validateClaimStatuses(status.ResourceClaimStatuses, pod.Spec.ResourceClaims, at.Child("resourceClaimStatuses"))...)
 	for i, ip := range status.PodIPs {
 		errs = append(errs, validation.IsValidIPForLegacyField(at.Child("podIPs").Index(i), ip.IP, true, nil)...)
 	}

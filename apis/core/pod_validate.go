@@ -71,6 +71,7 @@ func validatePodSpec(spec *corev1.PodSpec, path *field.Path, owner specOwner) fi
 	errs = append(errs, validateNames(spec, path)...)
 	errs = append(errs, validatePodSecurityContext(spec, path)...)
 	errs = append(errs, validateScheduling(spec, path)...)
+	errs = append(errs, validateResourceClaims(spec.ResourceClaims, path.Child("resourceClaims"))...)
 	errs = append(errs, ValidateOverhead(spec.Overhead, path.Child("overhead"))...)
 	if spec.Resources != nil {
 		errs = append(errs, validatePodResources(spec, path)...)

@@ -39,7 +39,7 @@ func DeviceClass() kind.Kind {
 			errs := apivalidation.ValidateObjectMetaUpdate(&c.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
 			return append(errs, validateClass(c)...)
 		},
-		Warnings: kind.Inert[*resourcev1.DeviceClass](noDevices),
+		Warnings: warnOfClass,
 
 		Columns: []metav1.TableColumnDefinition{cells.Name, cells.Age},
 		Row: func(c *resourcev1.DeviceClass, now time.Time) []any {

@@ -52,7 +52,9 @@ func DeviceTaintRule() kind.Kind {
 			errs := apivalidation.ValidateObjectMetaUpdate(&r.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
 			return append(errs, validateTaintRule(&r.Spec)...)
 		},
-		Warnings: kind.Inert[*resourcev1.DeviceTaintRule](noDevices),
+		Warnings: func(r *resourcev1.DeviceTaintRule) []string {
+			return warnOfTaint(r.Spec.Taint, field.NewPath("spec", "taint"))
+		},
 
 		Columns: []metav1.TableColumnDefinition{
 			cells.Name,

@@ -223,7 +223,32 @@ func TestTaintRules(t *testing.T) {
 		}
 	})
 	checktest.Faults(t, k.Status.ValidateUpdate(crowded, old), "status.conditions: Too many: 9")
-	if len(k.Warnings(old)) != 1 {
-		t.Errorf("warnings: %q", k.Warnings(old))
+}
+
+// TestWarnings: what is stored and not acted on is said, and nothing else.
+func TestWarnings(t *testing.T) {
+	evicts := resourcev1.DeviceTaint{Key: "k", Effect: resourcev1.DeviceTaintEffectNoExecute}
+	derived := newClaim()
+	derived.Spec.Devices.Requests[1].FirstAvailable[1].DerivedAttributes = []resourcev1.DeviceDerivedAttribute{{Name: "a/b", Expression: "1"}}
+	template := &resourcev1.ResourceClaimTemplate{Spec: resourcev1.ResourceClaimTemplateSpec{Spec: derived.Spec}}
+	for name, c := range map[string]struct {
+		got  []string
+		want string // the beginning of the only one
+	}{
+		"claim":    {got: ResourceClaim().Warnings(newClaim())},
+		"derived":  {got: ResourceClaim().Warnings(derived), want: "spec.devices.requests[1]: derivedAttributes"},
+		"template": {got: ResourceClaimTemplate().Warnings(template), want: "spec.spec.devices.requests[1]: derivedAttributes"},
+		"class":    {got: DeviceClass().Warnings(&resourcev1.DeviceClass{})},
+		"extended": {got: DeviceClass().Warnings(&resourcev1.DeviceClass{Spec: resourcev1.DeviceClassSpec{ExtendedResourceName: ptr.To("a/b")}}), want: "spec.extendedResourceName: stored"},
+		"slice": {got: ResourceSlice().Warnings(&resourcev1.ResourceSlice{Spec: resourcev1.ResourceSliceSpec{Devices: []resourcev1.Device{
+			{Taints: []resourcev1.DeviceTaint{{Key: "k", Effect: resourcev1.DeviceTaintEffectNoSchedule}}},
+		}}})},
+		"conditions": {got: ResourceSlice().Warnings(&resourcev1.ResourceSlice{Spec: resourcev1.ResourceSliceSpec{Devices: []resourcev1.Device{{}, {BindingConditions: []string{"c"}}}}}), want: "spec.devices[1].bindingConditions: "},
+		"taint":      {got: ResourceSlice().Warnings(&resourcev1.ResourceSlice{Spec: resourcev1.ResourceSliceSpec{Devices: []resourcev1.Device{{Taints: []resourcev1.DeviceTaint{evicts}}}}}), want: "spec.devices[0].taints[0].effect: NoExecute"},
+		"rule":       {got: DeviceTaintRule().Warnings(&resourcev1.DeviceTaintRule{Spec: resourcev1.DeviceTaintRuleSpec{Taint: evicts}}), want: "spec.taint.effect: NoExecute"},
+	} {
+		if len(c.got) > 1 || (len(c.got) == 1) != (c.want != "") || len(c.got) == 1 && !strings.HasPrefix(c.got[0], c.want) {
+			t.Errorf("%s: %q, want %q", name, c.got, c.want)
+		}
 	}
 }

@@ -39,7 +39,7 @@ func ResourceClaim() kind.Kind {
 			errs := apivalidation.ValidateObjectMetaUpdate(&c.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
 			return append(errs, apivalidation.ValidateImmutableField(c.Spec, old.Spec, field.NewPath("spec"))...)
 		},
-		Warnings: kind.Inert[*resourcev1.ResourceClaim](noDevices),
+		Warnings: func(c *resourcev1.ResourceClaim) []string { return warnOfClaim(&c.Spec, field.NewPath("spec")) },
 
 		Columns: []metav1.TableColumnDefinition{
 			cells.Name,
@@ -174,7 +174,9 @@ func ResourceClaimTemplate() kind.Kind {
 			errs := apivalidation.ValidateObjectMetaUpdate(&t.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
 			return append(errs, apivalidation.ValidateImmutableField(t.Spec, old.Spec, field.NewPath("spec"))...)
 		},
-		Warnings: kind.Inert[*resourcev1.ResourceClaimTemplate](noDevices),
+		Warnings: func(t *resourcev1.ResourceClaimTemplate) []string {
+			return warnOfClaim(&t.Spec.Spec, field.NewPath("spec", "spec"))
+		},
 
 		Columns: []metav1.TableColumnDefinition{cells.Name, cells.Age},
 		Row: func(t *resourcev1.ResourceClaimTemplate, now time.Time) []any {

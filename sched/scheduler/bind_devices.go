@@ -119,6 +119,9 @@ func (s *scheduler) allocate(ctx context.Context, pod *corev1.Pod, choice device
 		if !loop.Ambiguous(err) {
 			return nil, fmt.Errorf("allocate resourceclaim %s: %w", claim.Name, err)
 		}
+		if !lost {
+			s.eventsFor(pod).Eventf(pod, corev1.EventTypeWarning, "FailedScheduling", "allocate resourceclaim %s: it is not known whether that was stored, asking until it is: %v", claim.Name, err)
+		}
 		lost = true
 		klog.FromContext(ctx).Info("it is not known whether an allocation was written, asking again", "pod", klog.KObj(pod), "claim", claim.Name, "err", err)
 		if err := s.sleep(ctx, answerWait); err != nil {

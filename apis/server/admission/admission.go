@@ -17,6 +17,7 @@ import (
 	"github.com/clusterd/clusterd/apis/server/admission/claimresize"
 	"github.com/clusterd/clusterd/apis/server/admission/defaultingressclass"
 	"github.com/clusterd/clusterd/apis/server/admission/defaultstorageclass"
+	"github.com/clusterd/clusterd/apis/server/admission/devices"
 	"github.com/clusterd/clusterd/apis/server/admission/eventrate"
 	"github.com/clusterd/clusterd/apis/server/admission/expressions"
 	"github.com/clusterd/clusterd/apis/server/admission/imagepolicy"
@@ -118,6 +119,8 @@ func list(objects Objects, options Options) []plugin {
 		{"DefaultIngressClass", true, plain(func() admission.Interface { return defaultingressclass.New(objects) })},
 		// Expressions is no plugin of upstream's, whose validation does this.
 		{"Expressions", true, plain(func() admission.Interface { return expressions.New() })},
+		// Devices is none either: upstream's validation and strategy do this.
+		{"Devices", true, plain(func() admission.Interface { return devices.New(objects) })},
 	},
 		// What users have registered sees objects as they will be stored.
 		x.plugins()...),

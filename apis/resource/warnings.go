@@ -1,0 +1,51 @@
+package resource
+
+import (
+	"fmt"
+	"slices"
+
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// What is stored, and not acted on yet, is warned of where it is written.
+
+func warnOfClass(c *resourcev1.DeviceClass) (out []string) {
+	if c.Spec.ExtendedResourceName != nil {
+		out = append(out, "spec.extendedResourceName: stored, but clusterd does not give devices to pods by their requests for extended resources yet; let them name a ResourceClaim")
+	}
+	return out
+}
+
+func warnOfClaim(spec *resourcev1.ResourceClaimSpec, at *field.Path) (out []string) {
+	for i := range spec.Devices.Requests {
+		r := &spec.Devices.Requests[i]
+		derived := r.Exactly != nil && len(r.Exactly.DerivedAttributes) > 0 ||
+			slices.ContainsFunc(r.FirstAvailable, func(sub resourcev1.DeviceSubRequest) bool { return len(sub.DerivedAttributes) > 0 })
+		if derived {
+			out = append(out, fmt.Sprintf("%s: derivedAttributes are stored, but clusterd does not evaluate them yet and allocates nothing to such a request", at.Child("devices", "requests").Index(i)))
+		}
+	}
+	return out
+}
+
+func warnOfSlice(s *resourcev1.ResourceSlice) (out []string) {
+	devices := field.NewPath("spec", "devices")
+	for i := range s.Spec.Devices {
+		d, at := &s.Spec.Devices[i], devices.Index(i)
+		if len(d.BindingConditions) > 0 {
+			out = append(out, fmt.Sprintf("%s: clusterd does not wait for conditions yet, and does not allocate the device", at.Child("bindingConditions")))
+		}
+		for j := range d.Taints {
+			out = append(out, warnOfTaint(d.Taints[j], at.Child("taints").Index(j))...)
+		}
+	}
+	return out
+}
+
+func warnOfTaint(taint resourcev1.DeviceTaint, at *field.Path) []string {
+	if taint.Effect != resourcev1.DeviceTaintEffectNoExecute {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s: NoExecute keeps the device from being allocated, as NoSchedule does, but clusterd does not evict the pods that have it yet: delete them", at.Child("effect"))}
+}
