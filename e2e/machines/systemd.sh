@@ -162,5 +162,5 @@ on n1 clusterctl apply -f /root/hello.yaml >/dev/null
 until_true 300 "hello.yaml is rolled out" on n1 clusterctl -n hello rollout status deployment/hello --timeout=5s
 
 . e2e/machines/upgrade.sh
-[ -z "$(on n1 systemctl --failed --no-legend clusterd.service)" ] || fail "the unit has failed"
+[ "$(on n1 systemctl is-failed clusterd || true)" = active ] || fail "the unit has failed"
 say "passed"
