@@ -126,7 +126,11 @@ func tail(text string, n int) string {
 
 // run runs clusterctl as the administrator.
 func (s *suite) run(stdin string, args ...string) (stdout, stderr string, code int) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.t.Context()), waitLimit)
+	return s.runFor(waitLimit, stdin, args...)
+}
+
+func (s *suite) runFor(limit time.Duration, stdin string, args ...string) (stdout, stderr string, code int) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.t.Context()), limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, s.Bin("clusterctl"), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+s.node("n1").Kubeconfig(), "HOME="+s.dir)

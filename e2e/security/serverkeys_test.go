@@ -161,9 +161,7 @@ func removedKeys(s *suite) []attack {
 		})
 		for _, a := range raftAttacks("n1", "n2", id, s.stolen("n2")) {
 			a.name = victim + ": " + a.name
-			if victim == "n3" { // of two voters that are left one is asked by the other
-				a.control = nil
-			}
+			a.control = nil // of the two servers that are left one alone has a vote
 			out = append(out, a)
 		}
 	}
