@@ -91,13 +91,13 @@ func TestRootDevices(t *testing.T) {
 	p.Spec.ResourceClaims = []v1.PodResourceClaim{{Name: "mine", ResourceClaimName: ptr.To("card")}}
 	m.create(p)
 	m.ready("user")
-	if out, code := m.exec("user", "a", nil, "/app", "cat", "/dev/card"); code != 0 {
+	if out, code := m.exec("user", "a", nil, "/bin/app", "cat", "/dev/card"); code != 0 {
 		t.Errorf("the device cannot be read: exit %d: %s", code, out)
 	}
-	if out, code := m.exec("user", "a", nil, "/app", "write", "/dev/card", "x"); code == 0 {
+	if out, code := m.exec("user", "a", nil, "/bin/app", "write", "/dev/card", "x"); code == 0 {
 		t.Errorf("a device that is to be read only is written to: %s", out)
 	}
-	if out, code := m.exec("user", "none", nil, "/app", "cat", "/dev/card"); code == 0 {
+	if out, code := m.exec("user", "none", nil, "/bin/app", "cat", "/dev/card"); code == 0 {
 		t.Errorf("a container that does not ask for it has the device: %s", out)
 	}
 	env := m.status("user", "a").Container.Env
