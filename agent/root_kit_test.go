@@ -136,6 +136,7 @@ type machine struct {
 	limits  []pressure.Threshold // of the node; how full this machine is must not matter, so none
 	cpus    pod.CPUs             // who has which processors; nil: nobody any
 	imageGC agent.ImageGC
+	cdi     []string   // folders of devices' descriptions; nil: the machine's
 	disk    string     // mount options of a tmpfs for images; "": they are on the disk of all
 	watch   *stopwatch // of benchmarks, else nil
 
@@ -228,6 +229,7 @@ func (m *machine) start() {
 		Client: m.api, Runtime: m.wrapRuntime(), Images: m.wrapImages(), Network: m.wrapNetwork(network), Version: "v1.37.0-test",
 		ClusterDNS: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
 		UserIDs:    users.DefaultArea,
+		CDIDirs:    m.cdi,
 		CPUs:       m.cpus, LocalStoragePeriod: 200 * time.Millisecond, Eviction: append([]pressure.Threshold{}, m.limits...), ImageGC: m.imageGC, LogLinks: filepath.Join(m.dir, "links"),
 	})
 	if err != nil {
