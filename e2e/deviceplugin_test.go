@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	deviceplugin "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/e2e/cluster"
 )
@@ -98,6 +99,8 @@ func (e *env) devicePlugin(n cluster.Node, ns string) {
 	user := func(name string) *corev1.Pod {
 		p := pod(name, "sleep")
 		p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{antennas: resource.MustParse("1")}
+		// A plugin's device has the host's owner and mode.
+		p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{RunAsUser: ptr.To[int64](0)}
 		return p
 	}
 	for _, name := range []string{"ear-1", "ear-2", "ear-3"} {
