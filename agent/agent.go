@@ -218,7 +218,7 @@ type Agent struct {
 	// services watches all Services, for the environments of pods; nil: there
 	// is no API.
 	services     cache.SharedIndexInformer
-	paths        *pathWatch             // nil: nobody measures
+	paths        *pathWatch             // nil: paths are not measured
 	dns          *dns.Server            // nil: there is none
 	claims       *claim.Keeper          // nil: there is no API
 	plugins      *plugin.Registry       // nil: there is no API
@@ -527,8 +527,8 @@ func (a *Agent) Handler() http.Handler { return a.handler }
 // Node is the Node object as last known.
 func (a *Agent) Node() *v1.Node { return a.node.Object() }
 
-// servicePatience is how long a container waits for the first list of Services.
-const servicePatience = 5 * time.Second
+// serviceTimeout is how long a container waits for the first list of Services.
+const serviceTimeout = 5 * time.Second
 
 // serviceLister makes the watch of Services and gives the way to ask it.
 func (a *Agent) serviceLister() podspec.Services {
@@ -538,11 +538,11 @@ func (a *Agent) serviceLister() podspec.Services {
 	a.services = coreinformers.NewServiceInformer(a.cfg.Client, metav1.NamespaceAll, 0, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	lister := corelisters.NewServiceLister(a.services.GetIndexer())
 	return func(ctx context.Context, namespace string) ([]*v1.Service, error) {
-		patience := time.NewTimer(servicePatience)
-		defer patience.Stop()
+		timer := time.NewTimer(serviceTimeout)
+		defer timer.Stop()
 		select {
 		case <-a.services.HasSyncedChecker().Done():
-		case <-patience.C:
+		case <-timer.C:
 			return nil, errors.New("services have not yet been read at least once, cannot construct envvars")
 		case <-ctx.Done():
 			return nil, ctx.Err()

@@ -39,7 +39,7 @@ var (
 // is `make leaks`: 110 pods, 50 times.
 func TestRootNothingLeaks(t *testing.T) {
 	m := newMachine(t)
-	m.patience = 5 * time.Minute // for all the pods of a round
+	m.timeout = 5 * time.Minute // for all the pods of a round
 	// Nor are events kept: there are thousands, and no server that lets them go.
 	m.api.PrependReactor("create", "events", func(a k8stesting.Action) (bool, kruntime.Object, error) {
 		return true, a.(k8stesting.CreateAction).GetObject(), nil

@@ -140,7 +140,7 @@ type machine struct {
 	disk    string     // mount options of a tmpfs for images; "": they are on the disk of all
 	watch   *stopwatch // of benchmarks, else nil
 
-	patience time.Duration // of eventually
+	timeout time.Duration // of eventually
 }
 
 const appImage = "example.com/app:1"
@@ -156,7 +156,7 @@ func newTimedMachine(t testing.TB, watch *stopwatch) *machine {
 func newMachineWith(t testing.TB, m *machine) *machine {
 	t.Helper()
 	needRoot(t)
-	m.t, m.patience, m.dir, m.api = t, 3*time.Minute, t.TempDir(), fake.NewClientset()
+	m.t, m.timeout, m.dir, m.api = t, 3*time.Minute, t.TempDir(), fake.NewClientset()
 	m.cgroup = fmt.Sprintf("/agenttest-%d-%d", os.Getpid(), time.Now().UnixNano())
 	var err error
 	if m.disk != "" {
@@ -314,13 +314,13 @@ func (m *machine) end() {
 
 func (m *machine) eventually(what string, holds func() bool) {
 	m.t.Helper()
-	deadline := time.Now().Add(m.patience)
+	deadline := time.Now().Add(m.timeout)
 	for !holds() {
 		if time.Now().After(deadline) {
 			for _, v := range m.podStatuses() {
 				m.t.Log(v)
 			}
-			m.t.Fatalf("%s did not come in %s", what, m.patience)
+			m.t.Fatalf("%s did not come in %s", what, m.timeout)
 		}
 		<-time.After(5 * time.Millisecond)
 	}

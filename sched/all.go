@@ -78,8 +78,8 @@ type Config struct {
 	Metadata metadata.Interface
 
 	// Dynamic is a client for custom kinds; nil: StorageVersionMigrations and
-	// Gateways are somebody else's. Gateways are caches of the kinds of the Gateway
-	// API; nil: they are somebody else's.
+	// Gateways are another controller's. Gateways are caches of the kinds of the Gateway
+	// API; nil: they are another controller's.
 	Dynamic  dynamic.Interface
 	Gateways Gateways
 

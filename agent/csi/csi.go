@@ -61,7 +61,7 @@ type Config struct {
 	Node     Node
 	// Root is where drivers look for a kubelet: an absolute path.
 	Root string
-	// Plugins is the registry of Root. Whoever made it runs it.
+	// Plugins is the registry of Root. Its creator runs it.
 	Plugins  *plugin.Registry
 	Tokens   Tokens
 	Recorder events.EventRecorder
@@ -136,13 +136,13 @@ func (m *Manager) Run(ctx context.Context) error {
 	return nil
 }
 
-// patience is how long a call waits for objects that the API has not sent yet.
-const patience = 10 * time.Second
+// objectTimeout is how long a call waits for objects that the API has not sent yet.
+const objectTimeout = 10 * time.Second
 
 // object is the driver's CSIDriver object, or what holds for drivers without
 // one: they attach, know no pods and mount no volumes of pods' own.
 func (m *Manager) object(ctx context.Context, driver string) (*storagev1.CSIDriver, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, objectTimeout)
 	defer cancel()
 	if !cache.WaitForCacheSync(ctx.Done(), m.described.HasSynced) {
 		return nil, errors.New("the CSIDriver objects could not be read yet")

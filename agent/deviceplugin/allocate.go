@@ -137,10 +137,10 @@ func (m *Manager) choose(ctx context.Context, p *endpoint, a asked, spare []stri
 			}
 		}
 	}
-	healthy, told, options := p.healthy(), p.told, p.options
+	healthy, reported, options := p.healthy(), p.reported, p.options
 	m.mu.Unlock()
-	if !told {
-		return nil, fmt.Errorf("%s: its device plugin has registered and told of no devices yet", a.resource)
+	if !reported {
+		return nil, fmt.Errorf("%s: its device plugin has registered and has not reported its devices yet", a.resource)
 	}
 	spare = slices.DeleteFunc(slices.Clone(spare), func(id string) bool { return !slices.Contains(healthy, id) })
 	spare = spare[:min(len(spare), a.count)]

@@ -17,7 +17,7 @@ import (
 // checkpoint is who has what, as it is on disk.
 type checkpoint struct {
 	Version int `json:"version"` // 1
-	// Resources are those that a plugin has ever told of, sorted: what is asked for
+	// Resources are those that a plugin has ever reported, sorted: what is asked for
 	// of others is not this package's.
 	Resources []string `json:"resources,omitempty"`
 	// Pods are those that have devices: UID → container → resource.

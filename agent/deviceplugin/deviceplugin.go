@@ -112,7 +112,7 @@ func (m *Manager) forgetLater(ctx context.Context, after time.Duration) {
 	}
 }
 
-// Resources are what the node has of each resource that a plugin has ever told
+// Resources are what the node has of each resource that a plugin has ever reported
 // of, and what of it pods may have. What is not known, since the agent has just
 // started, is left out.
 func (m *Manager) Resources() (capacity, allocatable v1.ResourceList) {
@@ -125,7 +125,7 @@ func (m *Manager) Resources() (capacity, allocatable v1.ResourceList) {
 	for _, name := range m.state.Resources {
 		all, healthy := 0, 0
 		switch p := m.plugins[name]; {
-		case (p == nil || !p.told) && time.Since(m.start) < m.cfg.ForgetAfter:
+		case (p == nil || !p.reported) && time.Since(m.start) < m.cfg.ForgetAfter:
 			continue
 		case p == nil || !p.stopped.IsZero() && time.Since(p.stopped) >= m.cfg.ForgetAfter:
 		default:

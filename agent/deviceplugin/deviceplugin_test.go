@@ -200,7 +200,7 @@ func (b *bench) register() {
 		b.m.mu.Lock()
 		defer b.m.mu.Unlock()
 		p := b.m.plugins[gpu]
-		return p != nil && p.told && p.stopped.IsZero()
+		return p != nil && p.reported && p.stopped.IsZero()
 	})
 }
 

@@ -33,9 +33,9 @@ type endpoint struct {
 	options  *api.DevicePluginOptions
 	stop     context.CancelFunc
 
-	devices map[string]*api.Device // as last told, by ID
-	told    bool                   // they have been told at all
-	stopped time.Time              // when it went; zero: it is here
+	devices  map[string]*api.Device // as last reported, by ID
+	reported bool                   // they have been reported at all
+	stopped  time.Time              // when it went; zero: it is here
 }
 
 // healthy are the IDs of the devices that may be used, sorted; of a plugin that
@@ -169,7 +169,7 @@ func (m *Manager) take(ctx context.Context, name, socket string, versions []stri
 	}
 	if before := m.plugins[name]; before != nil {
 		before.stop()
-		p.devices, p.told = before.devices, before.told // until it tells its own
+		p.devices, p.reported = before.devices, before.reported // until it tells its own
 	}
 	run, stop := context.WithCancel(m.ctx)
 	p.stop = stop
@@ -209,7 +209,7 @@ func (m *Manager) follow(ctx context.Context, p *endpoint) error {
 			devices[d.GetID()] = d
 		}
 		m.mu.Lock()
-		p.devices, p.told = devices, true
+		p.devices, p.reported = devices, true
 		m.mu.Unlock()
 		m.changed()
 	}

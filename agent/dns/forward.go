@@ -23,8 +23,8 @@ import (
 const (
 	attemptTimeout = 1500 * time.Millisecond // one server, one protocol
 	askTimeout     = 4500 * time.Millisecond // all of them
-	stalePatience  = 1800 * time.Millisecond // RFC 8767, section 5: then an old answer is better
-	downPatience   = 500 * time.Millisecond  // with servers that all did not answer just now
+	staleTimeout   = 1800 * time.Millisecond // RFC 8767, section 5: then an old answer is better
+	downTimeout    = 500 * time.Millisecond  // with servers that all did not answer just now
 	downFor        = 10 * time.Second        // how long a server that did not answer comes last
 )
 
@@ -166,9 +166,9 @@ func (f *forwarder) ask(ctx context.Context, req *dns.Msg, name string) *dns.Msg
 	case old != nil && (down || len(servers) == 0):
 		wait = 0
 	case old != nil:
-		wait = stalePatience
+		wait = staleTimeout
 	case down:
-		wait = downPatience
+		wait = downTimeout
 	}
 	timer := time.NewTimer(wait)
 	defer timer.Stop()

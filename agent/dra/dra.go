@@ -44,7 +44,7 @@ type Config struct {
 	// Node is this node's object as last known, never nil: its labels say whether
 	// an allocation is for it.
 	Node func() *v1.Node
-	// Plugins is where drivers register. Whoever made it runs it.
+	// Plugins is where drivers register. Its creator runs it.
 	Plugins *plugin.Registry
 	// Dir holds the records.
 	Dir string
@@ -128,5 +128,5 @@ func (m *Manager) lock(ctx context.Context, claims []types.UID) (unlock func(), 
 	return unlock, nil
 }
 
-// errStopped is what drivers are told that register while the agent stops.
+// errStopped is the answer to drivers that register while the agent stops.
 var errStopped = errors.New("the node's agent stops")

@@ -150,7 +150,7 @@ func (m *Manager) change(claim types.UID, driver string, fn func(*share)) error 
 	return m.keep(r)
 }
 
-// messages are claims as drivers are told of them.
+// messages are claims as drivers receive them.
 func messages(claims []*record) []*dra.Claim {
 	var out []*dra.Claim
 	for _, r := range claims {

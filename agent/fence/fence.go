@@ -232,13 +232,13 @@ func (f *Fence) Sweep(ctx context.Context, here func(types.UID) bool) error {
 // Now is the clock of deadlines, in nanoseconds.
 func (f *Fence) Now() int64 { return f.cfg.Now() }
 
-// patience is how long a renewal of the Lease waits for podmon: one that hangs
+// renewTimeout is how long a renewal of the Lease waits for podmon: one that hangs
 // must not make the node look dead.
-const patience = 2 * time.Second
+const renewTimeout = 2 * time.Second
 
 // Promises reports whether podmon is one that fences.
 func (f *Fence) Promises(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
 	defer cancel()
 	err := f.load(ctx)
 	if err != nil {
@@ -247,7 +247,7 @@ func (f *Fence) Promises(ctx context.Context) bool {
 	return err == nil
 }
 
-// Held reports whether pods may run now: then nobody can have taken the Lease.
+// Held reports whether pods may run now: then no leader can have taken the Lease.
 func (f *Fence) Held(ctx context.Context) bool {
 	if f.load(ctx) != nil {
 		return false
@@ -259,7 +259,7 @@ func (f *Fence) Held(ctx context.Context) bool {
 
 // Renewed moves the deadline on: a renewal that was begun then has succeeded.
 func (f *Fence) Renewed(ctx context.Context, began int64) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
 	defer cancel()
 	if err := f.ask(ctx, api.Fence{Deadline: began + int64(f.cfg.RenewDeadline)}); err != nil {
 		klog.FromContext(ctx).Error(err, "Pods that are fenced were not given more time")

@@ -69,10 +69,10 @@ type Manager struct {
 
 // Times of Guard.
 const (
-	syncPatience   = 10 * time.Second // for the first lists
-	staticPatience = time.Second      // the same, for a pod that needs no API
-	knownPatience  = 3 * time.Second  // for a pod that the API may not have
-	forcePatience  = 10 * time.Second // for rules to get into force
+	syncTimeout   = 10 * time.Second // for the first lists
+	staticTimeout = time.Second      // the same, for a pod that needs no API
+	knownTimeout  = 3 * time.Second  // for a pod that the API may not have
+	forceTimeout  = 10 * time.Second // for rules to get into force
 )
 
 // batch is how long changes are gathered that no pod waits for.
@@ -259,12 +259,12 @@ func (m *Manager) Guard(ctx context.Context, uid string, addrs []netip.Addr) err
 	m.starting[types.UID(uid)] = addrs
 	m.version++
 	m.mu.Unlock()
-	patience := syncPatience
+	timeout := syncTimeout
 	static := m.cfg.Static(types.UID(uid))
 	if static {
-		patience = staticPatience
+		timeout = staticTimeout
 	}
-	if err := wait(ctx, m.synced, patience); err != nil {
+	if err := wait(ctx, m.synced, timeout); err != nil {
 		if static && ctx.Err() == nil {
 			m.cfg.Logger.Warn("a static pod starts before the network policies could be read", "uid", uid)
 			return nil
@@ -279,7 +279,7 @@ func (m *Manager) Guard(ctx context.Context, uid string, addrs []netip.Addr) err
 	m.mu.Lock()
 	version := m.version
 	m.mu.Unlock()
-	deadline := time.NewTimer(forcePatience)
+	deadline := time.NewTimer(forceTimeout)
 	defer deadline.Stop()
 	for {
 		m.mu.Lock()
@@ -293,7 +293,7 @@ func (m *Manager) Guard(ctx context.Context, uid string, addrs []netip.Addr) err
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-deadline.C:
-			return fmt.Errorf("network policies for the pod are not in force after %s: %w", forcePatience, cmpErr(fault, errors.New("the packet filter is busy")))
+			return fmt.Errorf("network policies for the pod are not in force after %s: %w", forceTimeout, cmpErr(fault, errors.New("the packet filter is busy")))
 		}
 	}
 }
@@ -308,7 +308,7 @@ func cmpErr(err, instead error) error {
 // awaitPod waits until the watch has the pod. One that never comes is a static
 // pod that the API does not have: no policy selects it.
 func (m *Manager) awaitPod(ctx context.Context, uid types.UID) {
-	limit := time.NewTimer(knownPatience)
+	limit := time.NewTimer(knownTimeout)
 	defer limit.Stop()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -338,14 +338,14 @@ func (m *Manager) Release(uid string) {
 	}
 }
 
-func wait(ctx context.Context, done <-chan struct{}, patience time.Duration) error {
-	timer := time.NewTimer(patience)
+func wait(ctx context.Context, done <-chan struct{}, timeout time.Duration) error {
+	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
 	case <-done:
 		return nil
 	case <-timer.C:
-		return fmt.Errorf("nothing came within %s", patience)
+		return fmt.Errorf("nothing came within %s", timeout)
 	case <-ctx.Done():
 		return ctx.Err()
 	}

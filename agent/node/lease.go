@@ -33,7 +33,7 @@ func (n *Node) renew(ctx context.Context) {
 		began := time.Now()
 		var err error
 		lease, err = n.renewOnce(ctx, lease)
-		if apierrors.IsConflict(err) { // somebody else has written it: it may have been taken
+		if apierrors.IsConflict(err) { // another client has written it: it may have been taken
 			lease, err = n.renewOnce(ctx, nil)
 		}
 		if err != nil && ctx.Err() == nil {
@@ -109,7 +109,7 @@ func (n *Node) fill(lease *coordinationv1.Lease, promises bool) (began int64) {
 }
 
 // renewed gives the pods that are fenced more time, once the node has a Lease
-// that nobody has taken.
+// that is not taken.
 func (n *Node) renewed(ctx context.Context, lease *coordinationv1.Lease, began int64) {
 	if n.cfg.Fence != nil && coordination.Promised(lease) && !coordination.Returning(lease) {
 		n.cfg.Fence.Renewed(ctx, began)
@@ -125,7 +125,7 @@ func (n *Node) create(ctx context.Context, leases typed.LeaseInterface, promises
 	}
 	if promises && !n.cfg.Fence.Held(ctx) {
 		now := time.Now()
-		coordination.Take(lease, n.cfg.Name, now) // from nobody
+		coordination.Take(lease, n.cfg.Name, now)
 	}
 	began := n.fill(lease, promises)
 	lease, err := leases.Create(ctx, lease, metav1.CreateOptions{})

@@ -1,7 +1,7 @@
 // Package plugin finds the plugins of this node, of whatever type: programs that
 // show themselves by a socket in a folder, as they do to a kubelet
 // (k8s.io/kubelet/pkg/apis/pluginregistration/v1). It asks each what it is and
-// hands it to whoever serves its type; what plugins are asked to do is not its
+// hands it to the server of its type; what plugins are asked to do is not its
 // concern.
 //
 // On disk, below Config.Root, which is what plugins know as /var/lib/kubelet:
@@ -48,7 +48,7 @@ type Info struct {
 // Handler serves the plugins of one type. Its methods are called concurrently
 // for different sockets, and one after another for one.
 type Handler interface {
-	// Register takes a plugin, whose own server answers or not. An error is told
+	// Register takes a plugin, whose own server answers or not. An error is reported
 	// to the plugin, and it is asked again.
 	Register(ctx context.Context, p Info) error
 	// Deregister takes it away: its socket has gone, or is another's by now.

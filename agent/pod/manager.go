@@ -418,7 +418,7 @@ func (m *Manager) sweepFolders(ctx context.Context) {
 		if used {
 			continue
 		}
-		sweep, cancel := context.WithTimeout(ctx, sweepPatience)
+		sweep, cancel := context.WithTimeout(ctx, sweepTimeout)
 		err := m.cfg.Volumes.Teardown(sweep, uid)
 		cancel()
 		if err != nil {
@@ -429,8 +429,8 @@ func (m *Manager) sweepFolders(ctx context.Context) {
 	m.sweepLogs(ctx)
 }
 
-// sweepPatience bounds what the start of the agent waits for one folder.
-const sweepPatience = 5 * time.Second
+// sweepTimeout bounds what the start of the agent waits for one folder.
+const sweepTimeout = 5 * time.Second
 
 // sweepLater removes a folder that could not be removed at once: the CSI
 // driver that has a mount in it may start later than the agent.

@@ -514,9 +514,9 @@ const (
 	stopKilled  = "killed, but the kernel has not yet let go of its processes"
 )
 
-// killPatience is how long a killed process may take to be gone before it is
+// killTimeout is how long a killed process may take to be gone before it is
 // killed again.
-const killPatience = 10 * time.Second
+const killTimeout = 10 * time.Second
 
 // endInstance signals and waits. It returns when the instance has exited, or
 // ctx has ended, or podmon refuses; killed is called when the grace is over.
@@ -547,7 +547,7 @@ func (m *Manager) endInstance(ctx context.Context, id string, signal int, grace 
 			return err
 		}
 		killed()
-		timer.Reset(killPatience)
+		timer.Reset(killTimeout)
 	}
 }
 

@@ -169,7 +169,7 @@ func (k *Keeper) answer(ctx context.Context, pod *v1.Pod, s volume.CertificateSo
 	switch {
 	case err != nil:
 		return err
-	case request == nil: // somebody has deleted it
+	case request == nil: // it was deleted
 		st.asked = nil
 		return nil
 	}

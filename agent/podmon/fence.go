@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fence ends pods when nobody has said in time that they may run on. Nobody has
+// fence ends pods when no client has said in time that they may run on. None has
 // to be there for it: clusterd may be dead or stopped.
 //
 //	on the list ──deadline──▶ fenced ──no process, no mount──▶ ended ──drop──▶ gone
@@ -344,7 +344,7 @@ func (s *Supervisor) killPod(uid string) (left int, err error) {
 }
 
 // unmountBelow unmounts what is mounted in the folders, the last first. A file
-// system of a server is told to give up what it has under way: it must not be
+// system of a server has to give up what it has under way: it must not be
 // written when the server is reached again.
 func unmountBelow(dirs []string) error {
 	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {

@@ -250,7 +250,7 @@ func (ss *session) call(req api.Request) (resp api.Response, err error) {
 	return resp, invalidf("unknown op %q: this podmon speaks version %d", req.Op, api.Version)
 }
 
-// events streams events until the connection or the subscriber's patience ends.
+// events streams events until the connection ends or the subscriber is too slow.
 func (ss *session) events(id uint64) {
 	events, cancel := ss.s.events.subscribe()
 	defer cancel()

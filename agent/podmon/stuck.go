@@ -20,8 +20,8 @@ import (
 // hangs in the kernel: on a mount whose server does not answer.
 const defaultStartLimit = 45 * time.Second
 
-// killPatience is how long killed processes of a start may take to end.
-const killPatience = 5 * time.Second
+// killTimeout is how long killed processes of a start may take to end.
+const killTimeout = 5 * time.Second
 
 // launchInTime starts a container within the limit. One that hangs is killed,
 // and the reason says where. One that cannot even be killed stays "starting",
@@ -55,7 +55,7 @@ func (s *Supervisor) launchInTime(ctx context.Context, c *container, sb *sandbox
 	select {
 	case <-done:
 		return nil
-	case <-time.After(killPatience):
+	case <-time.After(killTimeout):
 		return errorf(api.CodeBusy, "%s; it cannot be killed", why)
 	}
 }

@@ -88,9 +88,9 @@ func (s *Supervisor) upgrade(ctx context.Context, req *api.Upgrade, files []*os.
 	if err := s.drained(ctx, func() bool { return s.starting() == 0 }); err != nil { // each start has its own limit
 		return fmt.Errorf("upgrade: wait for starts under way: %w", err)
 	}
-	patience, cancel := context.WithTimeout(ctx, time.Duration(req.PatienceMillis)*time.Millisecond)
+	drainCtx, cancel := context.WithTimeout(ctx, time.Duration(req.PatienceMillis)*time.Millisecond)
 	defer cancel()
-	if s.drained(patience, func() bool { return s.streams() == 0 }) != nil {
+	if s.drained(drainCtx, func() bool { return s.streams() == 0 }) != nil {
 		s.log.Warn("executions and attachments end for the next podmon", "count", s.streams())
 	}
 	if err := s.link.conn.Write(linkMessage{Op: linkReplace}, files[0]); err != nil {

@@ -38,15 +38,15 @@ type nodeKey struct {
 }
 
 // keysOf reads them. A key that two nodes name is this node's, or else that of the
-// older one: nobody takes another's place by naming its key. Pure.
+// older one: no node takes another's place by naming its key. Pure.
 func keysOf(self string, nodes []*v1.Node) nodeKeys {
 	byAge := slices.SortedFunc(slices.Values(nodes), func(a, b *v1.Node) int {
 		return cmp.Or(own(self, a)-own(self, b), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
 	})
 	out, holders := nodeKeys{}, map[wireguard.Key]string{}
 	for _, node := range byAge {
-		text, told := node.Annotations[names.WireGuard]
-		if !told {
+		text, announced := node.Annotations[names.WireGuard]
+		if !announced {
 			out[node.Name] = nodeKey{fault: "it has no WireGuard key: its clusterd does not encrypt, its kernel has no WireGuard, or it has just started"}
 			continue
 		}
@@ -87,14 +87,14 @@ func (k nodeKeys) inClear() nodeKeys {
 // to be encrypted, and adds this node's key to what the nodes are. An error of telling
 // it to the others keeps nothing from going on: they send nothing until they know.
 func (n *Network) guardClear(ctx context.Context, nodes []*v1.Node, between *overlay.Nodes) (unpublished, err error) {
-	told := ""
+	announced := ""
 	for _, node := range nodes {
 		if node.Name == n.cfg.NodeName {
-			told = node.Annotations[names.WireGuard]
+			announced = node.Annotations[names.WireGuard]
 		}
 	}
 	if !n.cfg.Encrypt {
-		if told != "" {
+		if announced != "" {
 			unpublished = n.tellKey(ctx, nil)
 		}
 		return unpublished, nil
@@ -107,7 +107,7 @@ func (n *Network) guardClear(ctx context.Context, nodes []*v1.Node, between *ove
 	public := wireguard.Public{Key: key.Key.PublicKey(), Port: overlay.DefaultWireGuardPort}.String()
 	// The others go over to another key when they read of it. So does this node,
 	// that no more than a handshake is between.
-	between.Key, between.Hold = key.Key, told != public
+	between.Key, between.Hold = key.Key, announced != public
 	if err := n.routes.Guard(*between); err != nil {
 		if !errors.Is(err, overlay.ErrNoWireGuard) {
 			n.block("NoWireGuard", err)
@@ -115,14 +115,14 @@ func (n *Network) guardClear(ctx context.Context, nodes []*v1.Node, between *ove
 		}
 		err = fmt.Errorf("pod traffic is to be encrypted: %w", err)
 		n.block("NoWireGuard", err)
-		if told != "" {
+		if announced != "" {
 			unpublished = n.tellKey(ctx, nil)
 		}
-		// Pods of before get to no other node, and nobody to them.
+		// Pods of before get to no other node, and no packet to them.
 		return nil, errors.Join(err, n.routes.Set(ctx, *between), unpublished)
 	}
 	n.block("", nil)
-	if told != public {
+	if announced != public {
 		unpublished = n.tellKey(ctx, &public)
 	}
 	return unpublished, nil

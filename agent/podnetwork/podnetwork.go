@@ -356,11 +356,11 @@ func (n *Network) open(cidrs []netip.Prefix) error {
 	}
 	n.mu.Lock()
 	n.cidrs, n.pools, n.fault = cidrs, pools, ""
-	live, told := n.live, n.liveSet
+	live, known := n.live, n.liveSet
 	n.live, n.liveSet = nil, false
 	hooks := n.onReady
 	n.mu.Unlock()
-	if told {
+	if known {
 		if err := pools.reconcile(live); err != nil {
 			return fmt.Errorf("addresses of pods that are no more: %w", err)
 		}

@@ -93,7 +93,7 @@ const (
 	maxConnections = 64
 	maxStreams     = 16
 	maxRequest     = 64 << 10
-	stopPatience   = time.Second
+	stopTimeout    = time.Second
 )
 
 // Run serves until ctx ends, and removes the socket.
@@ -125,7 +125,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return fmt.Errorf("podresources: %w", err)
 	case <-ctx.Done():
 	}
-	late := time.AfterFunc(stopPatience, srv.Stop)
+	late := time.AfterFunc(stopTimeout, srv.Stop)
 	defer late.Stop()
 	srv.GracefulStop()
 	<-done

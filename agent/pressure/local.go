@@ -118,9 +118,9 @@ type LocalConfig struct {
 const (
 	// walks is how many pods are measured at a time.
 	walks = 2
-	// walkPatience is how long a walk may keep others from theirs. One that
+	// walkTimeout is how long a walk may keep others from theirs. One that
 	// hangs in the kernel goes on alone: its pod alone is not measured.
-	walkPatience = 30 * time.Second
+	walkTimeout = 30 * time.Second
 	// restFactor is how many times the length of its last walk a pod is left
 	// alone: walking takes a twentieth of a processor per pod at most.
 	restFactor = 20
@@ -205,13 +205,13 @@ func (g *LocalGuard) measure(ctx context.Context, p LocalPod) {
 		g.judge(ctx, p)
 		g.done(p.UID, time.Since(began))
 	}()
-	patience := time.NewTimer(walkPatience)
-	defer patience.Stop()
+	timer := time.NewTimer(walkTimeout)
+	defer timer.Stop()
 	select {
 	case <-done:
 	case <-ctx.Done():
-	case <-patience.C:
-		klog.FromContext(ctx).Info("Folders of a pod take long to measure", "namespace", p.Namespace, "pod", p.Name, "patience", walkPatience)
+	case <-timer.C:
+		klog.FromContext(ctx).Info("Folders of a pod take long to measure", "namespace", p.Namespace, "pod", p.Name, "limit", walkTimeout)
 	}
 }
 

@@ -37,9 +37,9 @@ type Config struct {
 // Defaults are the hard thresholds of a node that is given none.
 const Defaults = "memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%,imagefs.available<10%,pid.available<5%"
 
-// patience is how long an evicted pod may take to be gone before another is
+// evictionTimeout is how long an evicted pod may take to be gone before another is
 // evicted.
-const patience = 30 * time.Second
+const evictionTimeout = 30 * time.Second
 
 // Guard watches over one node.
 type Guard struct {
@@ -89,7 +89,7 @@ func (g *Guard) Run(ctx context.Context) error {
 		if len(crossed) > 0 {
 			pods := g.cfg.Candidates(ctx, crossed[0].Signal)
 			there := slices.ContainsFunc(pods, func(c Candidate) bool { return c.Pod.UID == leaving })
-			if !there || time.Since(since) > patience {
+			if !there || time.Since(since) > evictionTimeout {
 				if uid := g.evict(ctx, crossed[0], pods, leaving); uid != "" {
 					leaving, since = uid, time.Now()
 				}

@@ -161,7 +161,7 @@ func TestGuard(t *testing.T) {
 		if !slices.Equal(evicted, []string{"big", "other"}) {
 			t.Fatalf("evicted %q", evicted)
 		}
-		pass(patience + 2*time.Second) // it does not go
+		pass(evictionTimeout + 2*time.Second) // it does not go
 		if !slices.Equal(evicted, []string{"big", "other", "small"}) {
 			t.Fatalf("evicted %q", evicted)
 		}

@@ -31,10 +31,10 @@ type Config struct {
 	// StartLimit is how long the start of a container may take, passed to a
 	// podmon when it is started; 0: podmon's own default, 45 s.
 	StartLimit time.Duration
-	// UpgradePatience is how long executions and attachments under way hold up
+	// UpgradeTimeout is how long executions and attachments under way hold up
 	// the replacement of a running podmon by this Client's; default 10 s.
-	UpgradePatience time.Duration
-	Logger          *slog.Logger // default: slog.Default
+	UpgradeTimeout time.Duration
+	Logger         *slog.Logger // default: slog.Default
 }
 
 // ErrDisconnected is returned when podmon went away during a call: what was

@@ -35,7 +35,7 @@ func (c *Client) dialOrStart(ctx context.Context) (*frame.Conn, error) {
 	if errors.As(err, &refused) {
 		return nil, err // it lives, and does not want to speak to us
 	}
-	if ctx.Err() != nil { // nobody waits for one any more; it may be there, and slow
+	if ctx.Err() != nil { // no caller waits for one any more; it may be there, and slow
 		return nil, err
 	}
 	if err := c.start(ctx); err != nil {

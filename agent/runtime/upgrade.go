@@ -26,7 +26,7 @@ type Upgrade struct {
 func (u Upgrade) Needed() bool { return u.To != "" }
 
 const (
-	defaultUpgradePatience = 10 * time.Second
+	defaultUpgradeTimeout = 10 * time.Second
 	// upgradeTime is for all of it: starts under way end within 50 s, and the
 	// next podmon serves within startTime.
 	upgradeTime = 3 * time.Minute
@@ -59,8 +59,8 @@ func (c *Client) upgrade(ctx context.Context) (u Upgrade) {
 	u = Upgrade{From: was.Build, To: want}
 	log := c.cfg.Logger.With("from", cmp.Or(u.From, "one that does not tell"), "to", u.To)
 	log.Info("the running podmon is another program: it is replaced")
-	patience := cmp.Or(c.cfg.UpgradePatience, defaultUpgradePatience)
-	req := api.Request{ID: 1, Op: api.OpUpgrade, Upgrade: &api.Upgrade{PatienceMillis: patience.Milliseconds()}}
+	timeout := cmp.Or(c.cfg.UpgradeTimeout, defaultUpgradeTimeout)
+	req := api.Request{ID: 1, Op: api.OpUpgrade, Upgrade: &api.Upgrade{PatienceMillis: timeout.Milliseconds()}}
 	stop := context.AfterFunc(ctx, func() { fc.Close() })
 	_, _, u.Err = exchange(fc, req, []*os.File{program})
 	stop()

@@ -33,10 +33,10 @@ func (n *node) otherPodmon() string {
 }
 
 // newerClusterd connects as a clusterd does that carries this podmon.
-func (n *node) newerClusterd(program string, patience time.Duration) runtime.Upgrade {
+func (n *node) newerClusterd(program string, timeout time.Duration) runtime.Upgrade {
 	n.t.Helper()
 	cfg := n.config()
-	cfg.PodmonPath, cfg.UpgradePatience = program, patience
+	cfg.PodmonPath, cfg.UpgradeTimeout = program, timeout
 	c, err := runtime.Start(n.ctx, cfg)
 	if err != nil {
 		n.t.Fatal(err, n.ownLog())
@@ -170,7 +170,7 @@ func TestRootPodmonIsUpgraded(t *testing.T) {
 		t.Errorf("the same program once more: %+v", again)
 	}
 
-	// Back, with no patience: who is cut off is told.
+	// Back, with no timeout: who is cut off is told.
 	execErr, attachErr := make(chan error, 1), make(chan error, 1)
 	go func() {
 		_, err := n.client.Exec(n.ctx, api.Exec{ContainerID: "ticks", Args: []string{"/bin/box", "sleep"}}, runtime.ExecIO{})

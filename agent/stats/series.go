@@ -40,6 +40,6 @@ func unixSeconds(t time.Time) float64 {
 	return float64(t.UnixMilli()) / 1000
 }
 
-// scrapePatience bounds one question; Prometheus itself asks with a limit of
+// scrapeTimeout bounds one question; Prometheus itself asks with a limit of
 // some ten seconds.
-const scrapePatience = 10 * time.Second
+const scrapeTimeout = 10 * time.Second

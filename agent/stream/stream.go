@@ -67,7 +67,7 @@ type Config struct {
 	Summary func(ctx context.Context, onlyCPUAndMemory bool) (*summary.Summary, error)
 	// Metrics are, by path, what Prometheus may read here.
 	Metrics map[string]prometheus.Gatherer
-	// NodeLogs answers with the machine's logs, at /logs/; nil: nobody does.
+	// NodeLogs answers with the machine's logs, at /logs/; nil: there are none.
 	NodeLogs http.Handler
 	// Paths is what is known of the ways to other nodes, for /paths; nil: nothing.
 	Paths func() paths.Report
@@ -82,9 +82,9 @@ const (
 	streamTimeout = 30 * time.Second
 )
 
-// patience is how long a call waits for an agent that has just begun to see
+// podTimeout is how long a call waits for an agent that has just begun to see
 // the API's pods.
-const patience = 10 * time.Second
+const podTimeout = 10 * time.Second
 
 // NewHandler returns the handler of the node's calls.
 func NewHandler(cfg Config) http.Handler {
@@ -151,7 +151,7 @@ func refuse(w http.ResponseWriter, code int, reason metav1.StatusReason, format 
 // ready waits until the pods of the node are known. It has answered when it
 // is false.
 func (h *handler) ready(w http.ResponseWriter, r *http.Request) bool {
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(podTimeout)
 	defer timer.Stop()
 	select {
 	case <-h.cfg.Pods.Seen():

@@ -57,7 +57,7 @@ func (m *Manager) claim(ctx context.Context, pod *v1.Pod, v *v1.Volume) error {
 	case pv.Spec.CSI != nil:
 		return m.driven(ctx, pod, Driven{Name: v.Name, PV: pv, Claim: name, ReadOnly: readOnly}, target)
 	case block && pv.Spec.Local != nil:
-		return m.patience.do(ctx, key, "local volume "+pv.Spec.Local.Path, func() error {
+		return m.hung.do(ctx, key, "local volume "+pv.Spec.Local.Path, func() error {
 			if err := blockDevice(pv.Spec.Local.Path); err != nil {
 				return fmt.Errorf("volumeMode Block of persistentvolume %q: %w", pv.Name, err)
 			}
@@ -66,7 +66,7 @@ func (m *Manager) claim(ctx context.Context, pod *v1.Pod, v *v1.Volume) error {
 	case block:
 		return fmt.Errorf("%w: volumeMode Block of persistentvolume %q: only local and csi volumes can be block devices", ErrUnsupported, pv.Name)
 	case pv.Spec.Local != nil:
-		return m.patience.do(ctx, key, "local volume "+pv.Spec.Local.Path, func() error {
+		return m.hung.do(ctx, key, "local volume "+pv.Spec.Local.Path, func() error {
 			if group := fsGroup(pod); group != nil && !readOnly {
 				if err := own(pv.Spec.Local.Path, int(*group), rootOnly(pod)); err != nil {
 					return err
@@ -75,7 +75,7 @@ func (m *Manager) claim(ctx context.Context, pod *v1.Pod, v *v1.Volume) error {
 			return m.bindPath(pv.Spec.Local.Path, target)
 		})
 	case pv.Spec.HostPath != nil:
-		return m.patience.do(ctx, key, "hostPath "+pv.Spec.HostPath.Path, func() error {
+		return m.hung.do(ctx, key, "hostPath "+pv.Spec.HostPath.Path, func() error {
 			if err := hostPath(pv.Spec.HostPath); err != nil {
 				return err
 			}
@@ -110,12 +110,12 @@ func (m *Manager) bindPath(path, target string) error {
 }
 
 // nfs mounts a folder of an NFS server at target; key is the pod's volume. A server
-// that does not answer holds up the caller until ctx ends, and nobody else.
+// that does not answer holds up the caller until ctx ends, and no other caller.
 func (m *Manager) nfs(ctx context.Context, key string, source *v1.NFSVolumeSource, readOnly bool, target string, options []string) error {
 	if readOnly {
 		options = append(options[:len(options):len(options)], "ro")
 	}
-	return m.patience.do(ctx, key, "NFS server "+source.Server, func() error {
+	return m.hung.do(ctx, key, "NFS server "+source.Server, func() error {
 		return mountNFS(ctx, source.Server, source.Path, target, options)
 	})
 }

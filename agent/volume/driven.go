@@ -48,7 +48,7 @@ func (m *Manager) driven(ctx context.Context, pod *v1.Pod, d Driven, target stri
 	if err != nil {
 		return err
 	}
-	return m.patience.do(ctx, string(pod.UID)+"/"+d.Name, "volume "+place.Path, func() error {
+	return m.hung.do(ctx, string(pod.UID)+"/"+d.Name, "volume "+place.Path, func() error {
 		if place.Own {
 			if err := own(place.Path, int(*fsGroup(pod)), rootOnly(pod)); err != nil {
 				return err

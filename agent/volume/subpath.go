@@ -36,7 +36,7 @@ func (m *Manager) SubPath(ctx context.Context, pod *v1.Pod, volumeName, containe
 	}
 	found := make(chan opened, 1) // the garbage collector closes what comes too late
 	key := fmt.Sprintf("%s/%s/%s/%d", pod.UID, volumeName, container, index)
-	err = m.patience.do(ctx, key, filepath.Join(root, sub), func() error {
+	err = m.hung.do(ctx, key, filepath.Join(root, sub), func() error {
 		f, err := open(root, sub)
 		if err != nil {
 			return err

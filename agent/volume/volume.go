@@ -89,8 +89,8 @@ type Config struct {
 // Manager makes and removes volumes. Methods may be called concurrently for
 // different pods; for one pod the caller serializes.
 type Manager struct {
-	cfg      Config
-	patience patience // with the host's paths
+	cfg  Config
+	hung hungCalls // with the host's paths
 }
 
 // New returns a Manager.
@@ -134,7 +134,7 @@ func (m *Manager) Refresh(ctx context.Context, pod *v1.Pod) error {
 func (m *Manager) setup(ctx context.Context, pod *v1.Pod, v *v1.Volume) error {
 	switch {
 	case v.HostPath != nil:
-		return m.patience.do(ctx, string(pod.UID)+"/"+v.Name, "hostPath "+v.HostPath.Path, func() error { return hostPath(v.HostPath) })
+		return m.hung.do(ctx, string(pod.UID)+"/"+v.Name, "hostPath "+v.HostPath.Path, func() error { return hostPath(v.HostPath) })
 	case v.EmptyDir != nil:
 		return m.emptyDir(pod, v)
 	case isClaim(v):
@@ -303,7 +303,7 @@ func openToAll(dir string, group *int64) error {
 func (m *Manager) Present(ctx context.Context, pod *v1.Pod, name, container string) error {
 	for i := range pod.Spec.Volumes {
 		if v := &pod.Spec.Volumes[i]; v.Name == name && v.HostPath != nil {
-			err := m.patience.do(ctx, string(pod.UID)+"/"+name+"/"+container, "hostPath "+v.HostPath.Path, func() error { return hostPath(v.HostPath) })
+			err := m.hung.do(ctx, string(pod.UID)+"/"+name+"/"+container, "hostPath "+v.HostPath.Path, func() error { return hostPath(v.HostPath) })
 			if err != nil {
 				return fmt.Errorf("volume %q: %w", name, err)
 			}
@@ -433,10 +433,10 @@ func (m *Manager) Teardown(ctx context.Context, uid types.UID) error {
 	}
 	dir := m.podDir(uid)
 	if _, err := os.Lstat(dir); err == nil {
-		if since, hangs := m.patience.below(string(uid) + "/"); hangs {
+		if since, hangs := m.hung.below(string(uid) + "/"); hangs {
 			return hungError("UnmountVolume.TearDown failed: a volume", since)
 		}
-		if err := m.patience.do(ctx, string(uid)+"/", "folder "+dir, func() error { return m.teardown(dir) }); err != nil {
+		if err := m.hung.do(ctx, string(uid)+"/", "folder "+dir, func() error { return m.teardown(dir) }); err != nil {
 			return err
 		}
 	} else if !errors.Is(err, fs.ErrNotExist) {

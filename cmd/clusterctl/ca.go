@@ -135,7 +135,7 @@ func newCARotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 
 			Servers' kubeconfigs are written anew. Everybody else's, and the certificates of
 			clusterctl user add, are good until the old authority goes: copy a server's
-			admin.kubeconfig again, run clusterctl user add again. Pods are told by themselves.
+			admin.kubeconfig again, run clusterctl user add again. Pods learn of it by themselves.
 			Join tokens that were made before the new authority signed go with the old one.`),
 		Example: templates.Examples(`
 			# Exchange it, and give everybody a week to get a new kubeconfig
@@ -214,7 +214,7 @@ func (o *rotateOptions) run(ctx context.Context, a *api, graceGiven bool) error 
 func (o *rotateOptions) await(ctx context.Context, a *api, now v1.AuthorityStatus) (v1.AuthorityStatus, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	told := phaseWords(now, time.Now())
+	shown := phaseWords(now, time.Now())
 	for {
 		if now.Phase == v1.AuthorityStable || !o.finish && now.Phase == v1.AuthorityReissue && nobodyWaited(now) {
 			return now, nil
@@ -233,9 +233,9 @@ func (o *rotateOptions) await(ctx context.Context, a *api, now v1.AuthorityStatu
 		case ctx.Err() == nil: // a server that is being started, say
 			continue
 		}
-		if words := phaseWords(now, time.Now()); words != told {
+		if words := phaseWords(now, time.Now()); words != shown {
 			fmt.Fprintf(o.Out, "authority: %s\n", words)
-			told = words
+			shown = words
 		}
 	}
 }

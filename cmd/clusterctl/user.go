@@ -36,8 +36,8 @@ const (
 	defaultUserLifetime = 90 * 24 * time.Hour
 	minUserLifetime     = 10 * time.Minute
 	maxUserLifetime     = 365 * 24 * time.Hour
-	// signPatience is how long the leader may take to sign.
-	signPatience = 30 * time.Second
+	// signTimeout is how long the leader may take to sign.
+	signTimeout = 30 * time.Second
 )
 
 func newUserCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -226,7 +226,7 @@ func signed(ctx context.Context, requests typed.CertificateSigningRequestInterfa
 	if made, err = requests.UpdateApproval(ctx, made.Name, made, metav1.UpdateOptions{}); err != nil {
 		return nil, fmt.Errorf("approve the certificate of %s: %w", u.name, err)
 	}
-	err = wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, signPatience, true, func(ctx context.Context) (bool, error) {
+	err = wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, signTimeout, true, func(ctx context.Context) (bool, error) {
 		now, err := requests.Get(ctx, made.Name, metav1.GetOptions{})
 		if err != nil {
 			return false, err
@@ -240,7 +240,7 @@ func signed(ctx context.Context, requests typed.CertificateSigningRequestInterfa
 		return len(cert) > 0, nil
 	})
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		return nil, fmt.Errorf("the certificate of %s was not signed within %s: the cluster's leader signs; see clusterctl members whether there is one", u.name, signPatience)
+		return nil, fmt.Errorf("the certificate of %s was not signed within %s: the cluster's leader signs; see clusterctl members whether there is one", u.name, signTimeout)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("wait for the certificate of %s: %w", u.name, err)

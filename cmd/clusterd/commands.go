@@ -318,24 +318,24 @@ func run(ctx context.Context, cfg Config, onReady func(context.Context, *Main) e
 // patiently asks until the cluster answers, for as long as a machine that
 // boots together with its cluster may have to wait.
 func patiently[T any](ctx context.Context, progress io.Writer, ask func(context.Context) (T, error)) (T, error) {
-	ctx, cancel := context.WithTimeout(ctx, joinPatience)
+	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
 	defer cancel()
-	for told := false; ; {
+	for reported := false; ; {
 		res, err := ask(ctx)
 		var no *join.Refusal
 		if err == nil || errors.As(err, &no) {
 			return res, err
 		}
-		if !told {
-			fmt.Fprintf(progress, "clusterd: %v; trying for up to %s …\n", err, joinPatience)
-			told = true
+		if !reported {
+			fmt.Fprintf(progress, "clusterd: %v; trying for up to %s …\n", err, joinTimeout)
+			reported = true
 		}
 		select {
 		case <-ctx.Done():
-			return res, fmt.Errorf("could not join within %s: %w; is clusterd running there, and is its port open?", joinPatience, err)
+			return res, fmt.Errorf("could not join within %s: %w; is clusterd running there, and is its port open?", joinTimeout, err)
 		case <-time.After(time.Second):
 		}
 	}
 }
 
-const joinPatience = 30 * time.Second
+const joinTimeout = 30 * time.Second

@@ -252,7 +252,7 @@ func (g *guard) look() (done, start bool, err error) {
 	// The program first: whoever starts the node next starts the right one.
 	if err := g.p.Back(t.Version, why, time.Now()); err != nil {
 		if IsRefused(err) {
-			return false, false, nil // somebody was quicker
+			return false, false, nil // another process was quicker
 		}
 		return true, false, err
 	}

@@ -91,7 +91,7 @@ const (
 	tryFor = time.Minute
 )
 
-// open makes the folders. What lies beside the program is run, so that nobody else may
+// open makes the folders. What lies beside the program is run, so that no other user may
 // be able to write there: the program may lie where others can make folders.
 func (p Place) open() error {
 	dir := p.dir()

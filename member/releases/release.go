@@ -1,13 +1,13 @@
 // Package releases is about a new clusterd on its way onto a machine: the signed file
 // that it comes in, the place beside the program that runs where it is kept, and
-// the trial that it is on until somebody has seen it work.
+// the trial that it is on until it was seen to work.
 //
 //	file ──verify──▶ next ──switch──▶ program, on trial ──confirm──▶ program
 //	                                     │ ended, or not confirmed in time
 //	                                     └────────────▶ previous is the program again
 //
 // It knows files, signatures and processes. It does not know the cluster: whether
-// a node is well is judged by whoever confirms. Nothing is run of a file before
+// a node is well is judged by the client that confirms. Nothing is run of a file before
 // its signature, all of its bytes and its architecture were checked here.
 package releases
 

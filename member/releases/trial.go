@@ -33,7 +33,7 @@ type Trial struct {
 	// this, which a program that ends at once has not.
 	Begun  bool `json:"begun,omitempty"`
 	Starts int  `json:"starts"`
-	// Orderly: it was stopped by somebody who wanted it to stop.
+	// Orderly: it was stopped on request.
 	Orderly bool `json:"orderly,omitempty"`
 	// Boot is the run of the kernel in which the trial began, and Uptime how long that
 	// had lasted: they say what has passed since, whatever the clock was set to.
@@ -95,7 +95,7 @@ func (p Place) Start(version string, now time.Time) (back bool, on *Trial, err e
 		}
 		switch why := ""; {
 		case t.Version != version:
-			// It was taken back, or somebody has installed another program, or was killed
+			// It was taken back, or another program was installed, or was killed
 			// while he took it back.
 			if why = t.Back; why == "" {
 				why = fmt.Sprintf("version %s was started instead", version)

@@ -69,7 +69,7 @@ func Trust(ctx context.Context, s join.Store, text string, now time.Time) (v1.Re
 	if err != nil {
 		return rec, fmt.Errorf("record the key of releases: %w", err)
 	}
-	if !res.Succeeded { // somebody has just added one of that id
+	if !res.Succeeded { // another client has just added one of that id
 		return Trust(ctx, s, text, now)
 	}
 	return rec, nil

@@ -238,7 +238,7 @@ func (c *controller) tell(ctx context.Context, pod *corev1.Pod, made []corev1.Po
 	return nil
 }
 
-// reserve reserves the pod's claims that are allocated: whoever bound the pod by
+// reserve reserves the pod's claims that are allocated: the client that bound the pod by
 // hand did not.
 func (c *controller) reserve(ctx context.Context, pod *corev1.Pod) error {
 	for name, owned := range resourceclaim.PodClaims(pod) {

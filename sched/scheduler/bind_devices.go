@@ -35,7 +35,7 @@ var (
 )
 
 // bindDevices writes what was decided for the pod's claims, and returns when it
-// is known that nobody else has the devices.
+// is known that no other claim has the devices.
 func (s *scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, choices []deviceChoice) error {
 	var written []*resourcev1.ResourceClaim
 	for i, choice := range choices {
@@ -215,7 +215,7 @@ func (s *scheduler) lookAround(written []*resourcev1.ResourceClaim) (behind stri
 	return behind, nil, "", nil
 }
 
-// giveBack takes the allocation off a claim that nobody but the pod uses, so that
+// giveBack takes the allocation off a claim that only the pod uses, so that
 // it can be allocated anew.
 func (s *scheduler) giveBack(ctx context.Context, pod *corev1.Pod, claim *resourcev1.ResourceClaim) error {
 	if len(claim.Status.ReservedFor) > 1 || len(claim.Status.ReservedFor) == 1 && !resourceclaim.IsReservedForPod(pod, claim, false) {

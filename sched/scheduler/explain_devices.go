@@ -119,7 +119,7 @@ func (v *deviceView) supply(node *corev1.Node, a *asked) (out supply) {
 }
 
 // matches reports whether all selectors are of the device. One that cannot be
-// evaluated is not: the allocator has told of it.
+// evaluated is not: the allocator has reported it.
 func (v *deviceView) matches(driver string, device *resourcev1.Device, selectors []resourcev1.DeviceSelector) bool {
 	for i := range selectors {
 		if selectors[i].CEL == nil {

@@ -32,7 +32,7 @@ var filters = []Filter{
 	{Name: "InterPodAffinity", prepare: filterPodAffinity, wokenBy: nodeAdded | nodeLabels | podGone | podPlaced},
 	{Name: "PodTopologySpread", prepare: filterSpread, wokenBy: nodeAdded | nodeLabels | podGone | podPlaced},
 	// The search for devices is the dearest rule of all. What a pod leaves behind
-	// helps nobody until its claims are deallocated, which is a deviceChanged.
+	// helps no pod until its claims are deallocated, which is a deviceChanged.
 	{Name: dynamicResources, prepare: filterDevices, wokenBy: nodeAdded | nodeLabels | deviceChanged},
 }
 

@@ -24,7 +24,7 @@ const dynamicResources = "DynamicResources"
 // the worst case it tries all combinations, and other pods wait meanwhile.
 const searchTime = 2 * time.Second
 
-// noDevices stands for a refusal whose words are found only if somebody reads
+// noDevices stands for a refusal whose words are found only if they are read
 // them: see deviceDemand.words.
 var noDevices = []string{"node(s) cannot allocate the devices of the pod's resourceclaims"}
 
@@ -38,7 +38,7 @@ type deviceDemand struct {
 	ranked bool
 
 	allocator structured.Allocator // nil: nothing waits
-	// answers of the allocator, by node: while a pod is decided about, nobody else
+	// answers of the allocator, by node: while a pod is decided about, no other pod
 	// takes devices.
 	answers map[string][]resourcev1.AllocationResult
 	spent   time.Duration
@@ -228,7 +228,7 @@ func (d *deviceDemand) choose(pod *corev1.Pod, n *nodeInfo) (out []deviceChoice)
 }
 
 // givesBack is a claim whose devices no node that is left reaches, and that
-// nobody else uses; nil: none. It is allocated anew for the pod.
+// no other pod uses; nil: none. It is allocated anew for the pod.
 func (d *deviceDemand) givesBack(pod *corev1.Pod) *resourcev1.ResourceClaim {
 	if d == nil {
 		return nil

@@ -82,7 +82,7 @@ func (s *scheduler) onGroupPod(old, pod *corev1.Pod) {
 	if old == nil || old.Spec.NodeName != pod.Spec.NodeName {
 		s.groups.reporter.EnqueueAfter(key, groupPause)
 		if pod.Spec.NodeName != "" && !ours {
-			s.wakeGroup(key) // somebody else has bound it: fewer are needed now
+			s.wakeGroup(key) // it was bound elsewhere: fewer are needed now
 		}
 	}
 }

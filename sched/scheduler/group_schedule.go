@@ -248,7 +248,7 @@ func (s *snapshot) release(list []*corev1.Pod) (any bool) {
 }
 
 // displace looks for pods of lower priority whose loss lets need of the members
-// have nodes at once, and promises them those nodes: for less nobody goes. It
+// have nodes at once, and promises them those nodes: for less no pod is displaced. It
 // tries on the snapshot and leaves it as it was. Earlier promises did not do if
 // those who were to go have gone: released reports that there were some. s.mu is
 // held.

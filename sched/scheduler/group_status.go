@@ -18,7 +18,7 @@ import (
 )
 
 // groupPause is how long a group is watched before something is said of it: its
-// pods are created and bound one by one, and each would be told of all others.
+// pods are created and bound one by one, and each would cause a report about all others.
 const groupPause = 500 * time.Millisecond
 
 // reportGroup says of the pods of a group that cannot be tried what they wait

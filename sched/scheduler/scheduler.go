@@ -212,7 +212,7 @@ func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) placement {
 	if v.blocked == "" {
 		s.makeRoom(p, &why)
 	} else if n, ok := s.snapshot.nominated[pod.UID]; ok {
-		why.node = n.node // nobody's loss helps
+		why.node = n.node // no pod's loss helps
 	}
 	s.mu.Unlock()
 

@@ -11,7 +11,7 @@ const EventFenced = "podFenced"
 // CodeFenced: the pod's deadline has passed. It does not run again.
 const CodeFenced = "fenced"
 
-// Fence changes which pods are fenced by podmon itself, with nobody asking, when
+// Fence changes which pods are fenced by podmon itself, without a request, when
 // a deadline passes: all their processes are killed and what is mounted in
 // their folders is unmounted. One deadline counts for all of them; who asks
 // moves it on while it may. A pod that was fenced stays so until it is dropped:

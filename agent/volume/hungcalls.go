@@ -8,18 +8,18 @@ import (
 	"time"
 )
 
-// patience bounds the wait for calls that can hang in the kernel, on a network
+// hungCalls bounds the wait for calls that can hang in the kernel, on a network
 // or FUSE file system whose server does not answer. Such a call cannot be taken
 // back: it is left alone, and the same thing is not tried again before it has
 // returned.
-type patience struct {
+type hungCalls struct {
 	mu   sync.Mutex
 	hung map[string]time.Time // by key: when the call under way began
 }
 
 // do calls fn and waits for it until ctx ends. what names the thing that may
 // hang, for people; key says which calls exclude each other.
-func (p *patience) do(ctx context.Context, key, what string, fn func() error) error {
+func (p *hungCalls) do(ctx context.Context, key, what string, fn func() error) error {
 	began := time.Now()
 	p.mu.Lock()
 	if p.hung == nil {
@@ -52,8 +52,8 @@ func (p *patience) do(ctx context.Context, key, what string, fn func() error) er
 	}
 }
 
-// below tells of a call under way whose key begins with prefix.
-func (p *patience) below(prefix string) (since time.Time, hangs bool) {
+// below reports a call under way whose key begins with prefix.
+func (p *hungCalls) below(prefix string) (since time.Time, hangs bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for key, t := range p.hung {

@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// TestPatience: a call that hangs is given up at the deadline, named, and not
+// TestHungCalls: a call that hangs is given up at the deadline, named, and not
 // made a second time; others go on, and when it has returned it may be made
 // again.
-func TestPatience(t *testing.T) {
+func TestHungCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var p patience
+		var p hungCalls
 		answers := make(chan struct{})
 		calls := 0
 		stat := func(key string, answer bool) error {
