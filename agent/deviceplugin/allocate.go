@@ -3,8 +3,12 @@ package deviceplugin
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -33,7 +37,7 @@ func (m *Manager) askedBy(pod *v1.Pod) []asked {
 	var out []asked
 	of := func(c *v1.Container, ends bool) {
 		for _, name := range known {
-			if q := c.Resources.Limits[v1.ResourceName(name)]; q.Value() > 0 {
+			if q := c.Resources.Limits[v1.ResourceName(name)]; q.Value() > 0 && !claimed(pod, c.Name, name) {
 				out = append(out, asked{c.Name, name, int(q.Value()), ends})
 			}
 		}
@@ -46,6 +50,14 @@ func (m *Manager) askedBy(pod *v1.Pod) []asked {
 		of(&pod.Spec.Containers[i], false)
 	}
 	return out
+}
+
+// claimed reports whether a claim gives a container what it asks for of a resource.
+func claimed(pod *v1.Pod, container, name string) bool {
+	e := pod.Status.ExtendedResourceClaimStatus
+	return e != nil && slices.ContainsFunc(e.RequestMappings, func(r v1.ContainerExtendedResourceRequest) bool {
+		return r.ContainerName == container && r.ResourceName == name
+	})
 }
 
 // Prepare gives the pod's containers the devices that they ask for of plugins.
@@ -81,6 +93,13 @@ func (m *Manager) allocate(ctx context.Context, pod types.UID, a asked, spare []
 	if ok && have.Done {
 		return have.IDs, nil
 	}
+	if ok {
+		// The agent was killed before the plugin had answered, or its answer could not
+		// be noted: the devices are free, for this container too.
+		if err := m.put(pod, a.container, a.resource, nil); err != nil {
+			return nil, err
+		}
+	}
 	m.mu.Lock()
 	p := m.plugins[a.resource]
 	here := p != nil && p.stopped.IsZero()
@@ -93,7 +112,7 @@ func (m *Manager) allocate(ctx context.Context, pod types.UID, a asked, spare []
 		return nil, err
 	}
 	m.mu.Lock()
-	have = allocation{IDs: ids, Nodes: p.nodesOf(ids)}
+	have = allocation{IDs: ids, Nodes: p.nodesOf(ids), Before: p.options.GetPreStartRequired()}
 	m.mu.Unlock()
 	if err := m.put(pod, a.container, a.resource, &have); err != nil {
 		return nil, err
@@ -193,7 +212,7 @@ func (m *Manager) Inject(ctx context.Context, pod *v1.Pod, container *v1.Contain
 	got := maps.Clone(m.state.Pods[pod.UID][container.Name])
 	m.mu.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(got)) {
-		if err := m.beforeStart(ctx, name, got[name].IDs); err != nil {
+		if err := m.beforeStart(ctx, name, got[name]); err != nil {
 			return err
 		}
 		if err := got[name].inject(m.cfg.CDIDirs, c); err != nil {
@@ -204,10 +223,10 @@ func (m *Manager) Inject(ctx context.Context, pod *v1.Pod, container *v1.Contain
 }
 
 // beforeStart tells a plugin that wants to know it that a container starts.
-func (m *Manager) beforeStart(ctx context.Context, name string, ids []string) error {
+func (m *Manager) beforeStart(ctx context.Context, name string, a allocation) error {
 	m.mu.Lock()
 	p := m.plugins[name]
-	wanted := p != nil && p.options.GetPreStartRequired()
+	wanted := a.Before || p != nil && p.options.GetPreStartRequired()
 	gone := p == nil || !p.stopped.IsZero()
 	m.mu.Unlock()
 	if !wanted {
@@ -216,10 +235,29 @@ func (m *Manager) beforeStart(ctx context.Context, name string, ids []string) er
 	if gone {
 		return notRegistered(name)
 	}
-	if _, err := p.client.PreStartContainer(ctx, &api.PreStartContainerRequest{DevicesIds: ids}); err != nil {
-		return fmt.Errorf("%s: its device plugin: PreStartContainer %q: %w", name, ids, err)
+	if _, err := p.client.PreStartContainer(ctx, &api.PreStartContainerRequest{DevicesIds: a.IDs}); err != nil {
+		return fmt.Errorf("%s: its device plugin: PreStartContainer %q: %w", name, a.IDs, err)
 	}
 	return nil
+}
+
+// nodes are the device nodes below a folder; whatever is no folder is one itself.
+func (n node) nodes() []node {
+	dir, err := filepath.EvalSymlinks(n.Source)
+	if err != nil {
+		return []node{n}
+	}
+	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+		return []node{n}
+	}
+	var out []node
+	_ = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err == nil && e.Type()&fs.ModeDevice != 0 {
+			out = append(out, node{path, filepath.Join(n.Destination, strings.TrimPrefix(path, dir)), n.Access})
+		}
+		return nil
+	})
+	return out
 }
 
 // inject adds to what podmon is asked for. A variable that the pod sets itself
@@ -235,8 +273,10 @@ func (a allocation) inject(cdiDirs []string, c *podmon.Container) error {
 		c.Mounts = append(c.Mounts, podmon.Mount{Source: v.Source, Destination: v.Destination, ReadOnly: v.ReadOnly})
 	}
 	for _, d := range a.Devices {
-		c.Volumes = slices.DeleteFunc(c.Volumes, func(old podmon.DeviceVolume) bool { return old.Destination == d.Destination })
-		c.Volumes = append(c.Volumes, podmon.DeviceVolume{Source: d.Source, Destination: d.Destination, Access: d.Access})
+		for _, n := range d.nodes() {
+			c.Volumes = slices.DeleteFunc(c.Volumes, func(old podmon.DeviceVolume) bool { return old.Destination == n.Destination })
+			c.Volumes = append(c.Volumes, podmon.DeviceVolume{Source: n.Source, Destination: n.Destination, Access: n.Access})
+		}
 	}
 	return cdi.Inject(cdiDirs, a.CDI, c)
 }

@@ -11,12 +11,16 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/clusterd/clusterd/agent/plugin"
 	"github.com/clusterd/clusterd/durable"
 )
 
 // checkpoint is who has what, as it is on disk.
 type checkpoint struct {
 	Version int `json:"version"` // 1
+	// Boot is the start of the machine in which it was written. What had devices in
+	// another one runs no more.
+	Boot string `json:"boot,omitempty"`
 	// Resources are those that a plugin has ever reported, sorted: what is asked for
 	// of others is not this package's.
 	Resources []string `json:"resources,omitempty"`
@@ -28,6 +32,8 @@ type checkpoint struct {
 type allocation struct {
 	IDs   []string `json:"ids"`
 	Nodes []int64  `json:"nodes,omitempty"` // of memory that they are near to
+	// Before: the plugin wants to know when the container starts.
+	Before bool `json:"before,omitempty"`
 	// Done: the plugin has said what the container needs.
 	Done    bool              `json:"done,omitempty"`
 	Env     map[string]string `json:"env,omitempty"`
@@ -69,6 +75,9 @@ func (m *Manager) load() error {
 		if c.Version != 1 {
 			return fmt.Errorf("devices of device plugins: %s is of version %d, this clusterd reads 1: drain the node before you remove it", m.cfg.File, c.Version)
 		}
+		if boot := plugin.BootID(); c.Boot != "" && boot != "" && c.Boot != boot {
+			c.Pods = nil
+		}
 		m.state = c
 	}
 	if m.state.Pods == nil {
@@ -80,7 +89,7 @@ func (m *Manager) load() error {
 
 // save writes the checkpoint. The caller holds mu.
 func (m *Manager) save() error {
-	m.state.Version = 1
+	m.state.Version, m.state.Boot = 1, plugin.BootID()
 	data, err := json.Marshal(m.state)
 	if err != nil {
 		return err

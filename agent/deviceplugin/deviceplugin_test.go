@@ -400,6 +400,19 @@ func TestAgentThatComesBack(t *testing.T) {
 	}
 }
 
+// TestAgentKilledInAllocate: devices that were chosen and not yet allocated are free
+// for the pod that they were chosen for.
+func TestAgentKilledInAllocate(t *testing.T) {
+	b := setup(t, "g0")
+	p := pod("p", container("a", 1))
+	if err := b.m.put(p.UID, "a", gpu, &allocation{IDs: []string{"g0"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.m.Prepare(t.Context(), p); err != nil || !slices.Equal(b.ids("p", "a"), []string{"g0"}) {
+		t.Errorf("%v, %v", err, b.ids("p", "a"))
+	}
+}
+
 func TestPluginThatGoes(t *testing.T) {
 	b := setup(t, "g0", "g1")
 	b.plugin.has("-g0", "g1")

@@ -186,11 +186,14 @@ func (m *Manager) take(ctx context.Context, name, socket string, versions []stri
 
 // follow takes what the plugin tells of its devices, until it ends.
 func (m *Manager) follow(ctx context.Context, p *endpoint) error {
-	if p.options == nil {
-		options, err := p.client.GetDevicePluginOptions(ctx, &api.Empty{}, grpc.WaitForReady(true))
-		if err != nil && status.Code(err) != codes.Unimplemented {
-			return err
-		}
+	// Asked of every plugin: one that does not begin to serve in time has gone.
+	options, err := p.client.GetDevicePluginOptions(ctx, &api.Empty{}, grpc.WaitForReady(true))
+	switch code := status.Code(err); {
+	case code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.Canceled:
+		return err
+	case p.options == nil && err != nil && code != codes.Unimplemented:
+		return err
+	case p.options == nil:
 		m.mu.Lock()
 		p.options = options
 		m.mu.Unlock()
@@ -199,7 +202,7 @@ func (m *Manager) follow(ctx context.Context, p *endpoint) error {
 	if err != nil {
 		return err
 	}
-	for {
+	for first := true; ; first = false {
 		list, err := stream.Recv()
 		if err != nil {
 			return err
@@ -209,9 +212,12 @@ func (m *Manager) follow(ctx context.Context, p *endpoint) error {
 			devices[d.GetID()] = d
 		}
 		m.mu.Lock()
+		same := !first && maps.EqualFunc(p.devices, devices, func(a, b *api.Device) bool { return a.GetHealth() == b.GetHealth() })
 		p.devices, p.reported = devices, true
 		m.mu.Unlock()
-		m.changed()
+		if !same {
+			m.changed()
+		}
 	}
 }
 

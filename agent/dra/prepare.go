@@ -68,6 +68,9 @@ func (m *Manager) prepare(ctx context.Context, pod types.UID, fresh []*record) e
 	batches := map[string][]*record{}
 	for _, r := range fresh {
 		if before := m.get(r.UID); before != nil {
+			if !before.allocatedAs(r) {
+				return fmt.Errorf("ResourceClaim %s: devices that it had before it was allocated anew are still prepared for other pods: it is waited until they are taken back", r.Name)
+			}
 			r = before.clone()
 		} else if other := m.byName(r.Namespace, r.Name); other != nil {
 			return fmt.Errorf("ResourceClaim %s: one of that name and UID %s, which was deleted, is still prepared for other pods: it is waited until it is taken back", r.Name, other.UID)
@@ -205,6 +208,12 @@ func (m *Manager) Unprepare(ctx context.Context, pod types.UID) error {
 			continue
 		}
 		last = append(last, r)
+		// Whatever becomes of the calls: who uses the claim next has it prepared anew.
+		if asked := r.clone(); asked.forget() {
+			if err := m.keep(asked); err != nil {
+				return err
+			}
+		}
 		for name, s := range r.Drivers {
 			if s.Called && s.Unprepares {
 				batches[name] = append(batches[name], r)

@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/clusterd/clusterd/agent/plugin"
 	"github.com/clusterd/clusterd/durable"
 )
 
@@ -29,6 +30,9 @@ type record struct {
 	Pods []types.UID `json:"pods"`
 	// Drivers are those that have devices in the claim, by name.
 	Drivers map[string]share `json:"drivers"`
+	// Boot is the start of the machine in which it was written: what drivers have
+	// prepared in another one has to be prepared again.
+	Boot string `json:"boot,omitempty"`
 }
 
 // share is what one driver has to do with a claim.
@@ -60,6 +64,24 @@ func (r *record) clone() *record {
 	return &out
 }
 
+// forget makes drivers be asked again, before the claim is used and at its end. It
+// reports whether that changed anything.
+func (r *record) forget() (changed bool) {
+	for name, s := range r.Drivers {
+		if s.Called && s.Prepared {
+			s.Prepared, s.Devices, changed = false, nil, true
+			r.Drivers[name] = s
+		}
+	}
+	return changed
+}
+
+// allocatedAs reports whether two records of one claim have the same devices: a
+// claim that is given up and used again keeps its UID.
+func (r *record) allocatedAs(o *record) bool {
+	return maps.EqualFunc(r.Drivers, o.Drivers, func(a, b share) bool { return slices.Equal(a.Allocated, b.Allocated) })
+}
+
 // prepared reports whether all drivers have prepared the claim.
 func (r *record) prepared() bool {
 	for _, s := range r.Drivers {
@@ -76,7 +98,7 @@ func (m *Manager) path(uid types.UID) string {
 
 // keep notes a record, on disk first.
 func (m *Manager) keep(r *record) error {
-	r.Version = 1
+	r.Version, r.Boot = 1, plugin.BootID()
 	if err := checkUID(r.UID); err != nil {
 		return err
 	}
@@ -147,6 +169,9 @@ func (m *Manager) load() error {
 		}
 		if r.Version != 1 || m.path(r.UID) != path {
 			return fmt.Errorf("record %s is of version %d and claim %q: not one that this clusterd can have written; see which claims its driver has prepared before you remove it", path, r.Version, r.UID)
+		}
+		if r.Boot != plugin.BootID() {
+			r.forget()
 		}
 		m.records[r.UID] = r
 	}

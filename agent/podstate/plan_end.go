@@ -13,7 +13,11 @@ func (p *planner) end() {
 	if !p.stopAll() || !pulls || len(p.o.Strays) > 0 {
 		return
 	}
-	if !p.releaseDevices() {
+	// Who reads in the API that a pod has ended gives its devices to others. Of one
+	// that is gone from it nothing is read: its sandbox, addresses and processors do
+	// not wait for a driver that may never come back.
+	released := p.releaseDevices()
+	if p.o.Devices.Preparing || !released && !p.d.Gone {
 		return
 	}
 	deleted := p.d.Gone || p.d.Pod.DeletionTimestamp != nil
@@ -27,7 +31,7 @@ func (p *planner) end() {
 		p.add(Teardown{})
 		return
 	}
-	if deleted && !p.o.Finishing && !p.held(p.o.FinishErr) {
+	if deleted && released && !p.o.Finishing && !p.held(p.o.FinishErr) {
 		p.add(Finish{})
 	}
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"math/rand/v2"
 	"net/http"
@@ -14,7 +13,8 @@ import (
 
 const (
 	// relays is how many other servers are asked whether a node answers them.
-	relays = 2
+	relays     = 2
+	relayDelay = 200 * time.Millisecond
 	// heartbeatTick is how often the answers to heartbeats are looked at.
 	heartbeatTick = 200 * time.Millisecond
 	// reachPath/NODE is what a leader asks another server: does the node answer you?
@@ -37,25 +37,41 @@ func (s *suspects) Suspects() <-chan string { return s.names }
 
 // Confirm returns nil when the agent of the node answers, this server or another
 // one: the path between two machines may be broken while both are well (SWIM's
-// indirect probes). The first answer counts.
+// indirect probes), which begin a little later than the direct one. The first answer
+// counts; without one the error is that of the direct question.
 func (s *suspects) Confirm(ctx context.Context, node string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	others := s.others(node)
-	answers := make(chan error, 1+len(others))
-	go func() { answers <- s.confirm(ctx, node) }()
+	direct, relayed := make(chan error, 1), make(chan error, len(others))
+	go func() { direct <- s.confirm(ctx, node) }()
 	for _, server := range others {
-		go func() { answers <- s.call(ctx, server, http.MethodGet, reachPath+node, nil, nil) }()
+		go func() {
+			select {
+			case <-time.After(relayDelay):
+				relayed <- s.call(ctx, server, http.MethodGet, reachPath+node, nil, nil)
+			case <-ctx.Done():
+				relayed <- ctx.Err()
+			}
+		}()
 	}
-	var first error
-	for range cap(answers) {
-		err := <-answers
-		if err == nil {
-			return nil
+	var err error
+	for range 1 + len(others) {
+		select {
+		case err = <-direct:
+			if err == nil {
+				return nil
+			}
+		case answer := <-relayed:
+			if answer == nil {
+				return nil
+			}
 		}
-		first = cmp.Or(first, err)
 	}
-	return first
+	if rec, unknown := s.record(node); unknown == nil && !rec.IsServer() && s.agents.Awaits(rec.ID) {
+		return nil // it had no time to connect yet: its Lease shows whether it lives
+	}
+	return err
 }
 
 // others are up to relays servers that live, without this one and the node, chosen

@@ -332,6 +332,11 @@ func startOnTrial(args []string, log io.Writer) error {
 	if err != nil {
 		return nil // there will be no node, and the command says why
 	}
+	for deadline := time.Now().Add(lockTimeout); dataDir(data).held(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			return nil // a node runs there, as the command will say: this is no start of it
+		}
+	}
 	place, err := releases.Here(data)
 	if err != nil {
 		return err

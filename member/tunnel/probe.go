@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/clusterd/clusterd/member/silence"
-	"github.com/clusterd/clusterd/member/transport"
 )
 
 const (
@@ -30,7 +29,8 @@ type probe struct {
 // Probe runs at a time.
 func (h *Hub) Probe(ctx context.Context, suspects chan<- string) {
 	p := probe{sessions: map[string]*session{}}
-	var waiting []string // names to be sent
+	var waiting []string        // names to be sent
+	queued := map[string]bool{} // those in waiting
 	tick := time.NewTicker(probeTick)
 	defer tick.Stop()
 	last := time.Now()
@@ -45,13 +45,19 @@ func (h *Hub) Probe(ctx context.Context, suspects chan<- string) {
 			return
 		case to <- first:
 			waiting = waiting[1:]
+			delete(queued, first)
 		case <-tick.C:
 			now := time.Now()
 			if pause := now.Sub(last); pause > silence.After/2 {
 				p.silence.Paused(pause)
 			}
 			last = now
-			waiting = append(waiting, h.probeOnce(&p, now)...)
+			for _, name := range h.probeOnce(&p, now) {
+				if !queued[name] {
+					queued[name] = true
+					waiting = append(waiting, name)
+				}
+			}
 		}
 	}
 }
@@ -64,13 +70,13 @@ func (h *Hub) probeOnce(p *probe, now time.Time) (silent []string) {
 	for id, s := range h.sessions {
 		p.sessions[id] = s
 		if !p.silence.Knows(id) {
-			p.silence.Heard(id, s.name(), now)
+			p.silence.Heard(id, s.name, now)
 		}
 		s.ping(now)
 	}
 	for id, s := range p.sessions { // also of those that have ended
 		if p.silence.Knows(id) {
-			p.silence.Heard(id, s.name(), *s.heard.Load())
+			p.silence.Heard(id, s.name, *s.heard.Load())
 		}
 	}
 	silent = p.silence.Suspects(now)
@@ -80,11 +86,6 @@ func (h *Hub) probeOnce(p *probe, now time.Time) (silent []string) {
 		}
 	}
 	return silent
-}
-
-func (s *session) name() string {
-	_, name := transport.PeerOf(s.conn)
-	return name
 }
 
 // ping sends a ping if it is time for one and none is under way. The answer sets

@@ -136,6 +136,22 @@ func TestProbe(t *testing.T) {
 	named(t, suspects)
 }
 
+// TestAwaits: an agent that has been connected is no longer awaited.
+func TestAwaits(t *testing.T) {
+	hub, id, _, end := probedAgent(t)
+	if hub.Awaits(id) || !hub.Awaits("another") {
+		t.Error("an agent that is there is awaited, or one that is not is not")
+	}
+	end()
+	if hub.Awaits(id) {
+		t.Error("one that has gone is awaited")
+	}
+	hub.began = hub.began.Add(-time.Hour)
+	if hub.Awaits("another") {
+		t.Error("one is awaited an hour after the start")
+	}
+}
+
 // TestProbeOnce looks at one connection at chosen times.
 func TestProbeOnce(t *testing.T) {
 	hub, id, v, end := probedAgent(t)

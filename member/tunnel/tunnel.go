@@ -56,15 +56,18 @@ var ErrNone = errors.New("the agent has no connection to this server")
 // Hub is a server's end: the sessions of the agents that are connected to it.
 // Its methods may be called concurrently.
 type Hub struct {
-	log *slog.Logger
+	log   *slog.Logger
+	began time.Time
 
 	mu       sync.Mutex
 	sessions map[string]*session // by the agent's id
+	met      map[string]bool     // ids of agents that have been connected
 }
 
 type session struct {
 	*yamux.Session
 	conn net.Conn // below it: TLS, with the agent's certificate
+	name string   // the agent's, by that
 
 	// Of Probe: the agent's last sign of life, whether a ping is under way, and when
 	// the next one is due (of Probe's goroutine).
@@ -74,7 +77,18 @@ type session struct {
 }
 
 // NewHub returns a Hub without sessions.
-func NewHub(log *slog.Logger) *Hub { return &Hub{log: log, sessions: map[string]*session{}} }
+func NewHub(log *slog.Logger) *Hub {
+	return &Hub{log: log, began: time.Now(), sessions: map[string]*session{}, met: map[string]bool{}}
+}
+
+// Awaits reports whether the agent with that id may be about to connect for the
+// first time: this server began not long ago, and an agent that did not find it
+// tries again after up to one and a half times maxPause.
+func (h *Hub) Awaits(id string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return !h.met[id] && time.Since(h.began) < maxPause*3/2
+}
 
 // Run takes agents' connections from ln, the listener of transport.Tunnel, until
 // ctx ends or ln is closed, and then closes all of them.
@@ -99,7 +113,7 @@ func (h *Hub) Run(ctx context.Context, ln net.Listener) error {
 			h.log.Warn("an agent's connection could not be used", "node", name, "err", err)
 			continue
 		}
-		s := &session{Session: mux, conn: conn}
+		s := &session{Session: mux, conn: conn, name: name}
 		s.hear()
 		h.put(id, s)
 		wg.Go(func() {
@@ -115,6 +129,7 @@ func (h *Hub) put(id string, s *session) {
 	h.mu.Lock()
 	old := h.sessions[id]
 	h.sessions[id] = s
+	h.met[id] = true
 	h.mu.Unlock()
 	if old != nil {
 		old.Close()

@@ -2,7 +2,9 @@ package nodelifecycle
 
 import (
 	"context"
+	"errors"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -20,11 +22,13 @@ type Liveness interface {
 
 const (
 	// confirmTries questions decide whether a suspected node is dead, each with its
-	// own deadline: together at most 1.5 s. The second follows when the first one's
-	// time is over, also if it was refused at once: a node that is started again
-	// refuses connections until it listens.
+	// own deadline: together at most 1.5 s. The next follows when the time of the one
+	// before is over.
 	confirmTries   = 2
 	confirmTimeout = 750 * time.Millisecond
+	// refusedTries takes their place while connections are refused: the machine is
+	// there, and clusterd may be starting again while the containers run on.
+	refusedTries = 6
 	// asksInFlight bounds how many nodes are asked at once.
 	asksInFlight = 32
 	// againEvery is how often a node taken for dead is asked again.
@@ -118,9 +122,14 @@ func (c *controller) deadNodes() (out []string) {
 func (c *controller) confirm(ctx context.Context, node string) {
 	begin := c.clock.Now()
 	var err error
-	for try := range confirmTries {
+	for try := 1; ; try++ {
 		over := time.After(confirmTimeout)
-		if err = c.ask(ctx, node); err == nil || try == confirmTries-1 {
+		err = c.ask(ctx, node)
+		tries := confirmTries
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			tries = refusedTries
+		}
+		if err == nil || try >= tries || ctx.Err() != nil {
 			break
 		}
 		select {

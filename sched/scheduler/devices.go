@@ -40,8 +40,12 @@ type deviceView struct {
 	// offered holds the slices with the taints of rules, and pools what is known of
 	// each pool; both are made anew when asked for after stale was set.
 	offered []*resourcev1.ResourceSlice
-	pools   map[poolID]*pool
-	stale   bool
+	// onNode are those of offered that are one node's, by its name; anywhere are the
+	// others.
+	onNode   map[string][]*resourcev1.ResourceSlice
+	anywhere []*resourcev1.ResourceSlice
+	pools    map[poolID]*pool
+	stale    bool
 
 	claims map[types.NamespacedName]*knownClaim
 	// assumed are allocations of claims that are on their way to the server.
@@ -230,8 +234,15 @@ func (v *deviceView) refresh() error {
 	}
 	v.offered = make([]*resourcev1.ResourceSlice, 0, len(all))
 	v.pools = map[poolID]*pool{}
+	v.onNode, v.anywhere = map[string][]*resourcev1.ResourceSlice{}, nil
 	for _, slice := range all {
-		v.offered = append(v.offered, tainted(slice, rules))
+		offer := tainted(slice, rules)
+		v.offered = append(v.offered, offer)
+		if name := ptr.Deref(slice.Spec.NodeName, ""); name != "" {
+			v.onNode[name] = append(v.onNode[name], offer)
+		} else {
+			v.anywhere = append(v.anywhere, offer)
+		}
 		spec := &slice.Spec.Pool
 		id := poolID{slice.Spec.Driver, spec.Name}
 		p := v.pools[id]

@@ -40,7 +40,11 @@ func (d *deviceDemand) tellApart(reasons map[string]int) {
 		return
 	}
 	delete(reasons, noDevices[0])
-	for _, n := range d.refused {
+	for i, n := range d.refused {
+		if i == explained { // the others are counted without words of their own
+			reasons[noDevices[0]] = len(d.refused) - i
+			break
+		}
 		for _, word := range d.words(n, false) {
 			reasons[word]++
 		}
@@ -88,7 +92,7 @@ func (v *deviceView) supply(node *corev1.Node, a *asked) (out supply) {
 	if class, err := v.classes.Get(a.class); err == nil {
 		selectors = slices.Concat(class.Spec.Selectors, a.selectors)
 	}
-	for _, slice := range v.offered {
+	for _, slice := range slices.Concat(v.onNode[node.Name], v.anywhere) {
 		spec := &slice.Spec
 		perDevice := ptr.Deref(spec.PerDeviceNodeSelection, false)
 		if !v.current(slice) || !perDevice && !reaches(node, spec.NodeName, spec.AllNodes, spec.NodeSelector) {
@@ -150,6 +154,12 @@ func refusing(taints []resourcev1.DeviceTaint, tolerations []resourcev1.DeviceTo
 
 // reaches reports whether devices for such nodes are for this one.
 func reaches(node *corev1.Node, name *string, all *bool, selector *corev1.NodeSelector) bool {
+	switch {
+	case ptr.Deref(name, "") != "":
+		return *name == node.Name
+	case ptr.Deref(all, false):
+		return true
+	}
 	ok, err := structured.NodeMatches(deviceFeatures, node, ptr.Deref(name, ""), ptr.Deref(all, false), selector)
 	return err == nil && ok
 }

@@ -33,6 +33,9 @@ func (s *scheduler) scheduleGroup(ctx context.Context, pod *corev1.Pod) (places 
 		s.queue.fail(pod.UID)
 		return nil, true
 	}
+	if group != nil && group.Spec.SchedulingPolicy.Gang == nil {
+		return nil, false
+	}
 	s.mu.Lock()
 	if _, placed := s.snapshot.placed[pod.UID]; placed || !s.stillWaiting(pod) {
 		s.mu.Unlock()
@@ -284,9 +287,12 @@ func (s *scheduler) displace(members []*podInfo, need int) (plan map[types.UID]n
 			}
 			budgets = spent(budgets, c.victims)
 			victims += len(c.victims)
-			if v = runFilters(s.snapshot, p); len(v.fit) == 0 {
+			// The room is made on that node, though others may fit now as well: those
+			// of a zone that a victim leaves.
+			if !fits(s.snapshot, p, c.node) {
 				break // a rule that the search for victims does not know
 			}
+			v.fit = []*nodeInfo{c.node}
 		}
 		place := s.take(p, v)
 		undo = append(undo, func() { s.untake(place) })
@@ -391,6 +397,7 @@ func (s *scheduler) bindGroup(ctx context.Context, places []placement, start tim
 				s.unprepare(ctx, place)
 				s.unbound(ctx, place.pod, place.node, fmt.Errorf("taken back with PodGroup %q: %s", key.Name, err.Error()))
 			default:
+				s.unprepare(ctx, place) // what was written for it before that
 				s.unbound(ctx, place.pod, place.node, errs[i])
 			}
 		}

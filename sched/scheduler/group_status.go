@@ -54,7 +54,8 @@ func (s *scheduler) reportGroup(ctx context.Context, key loop.Key) error {
 	return s.writeGroup(ctx, group, *condition)
 }
 
-// reportMember says of a pod what its group waits for.
+// reportMember says of a pod what its group waits for. What the pod was promised
+// was taken back.
 func (s *scheduler) reportMember(ctx context.Context, pod *corev1.Pod, why string) error {
 	now, err := s.lister.Pods(pod.Namespace).Get(pod.Name)
 	if err != nil || now.UID != pod.UID || !s.ours(now) {
@@ -63,7 +64,7 @@ func (s *scheduler) reportMember(ctx context.Context, pod *corev1.Pod, why strin
 	if c := pods.Condition(now, corev1.PodScheduled); c == nil || c.Message != why {
 		s.eventsFor(now).Event(now, corev1.EventTypeWarning, "FailedScheduling", why)
 	}
-	if err := s.report(ctx, now, why, now.Status.NominatedNodeName); err != nil {
+	if err := s.report(ctx, now, why, ""); err != nil {
 		return fmt.Errorf("report what the pod group waits for: %w", err)
 	}
 	return nil

@@ -283,6 +283,26 @@ func TestMembersThatNeedEachOther(t *testing.T) {
 	y.want("the replacement", "again")
 }
 
+// The loss of a pod on one node makes room on others of its zone as well: the gang is
+// promised the node of its victim.
+func TestGangIsPromisedTheNodeOfItsVictims(t *testing.T) {
+	x := newTable(t)
+	for _, n := range []string{"n1", "n2"} {
+		x.node(schedtest.Node(n).Label("zone", "z").Obj())
+	}
+	x.pods(schedtest.Pod("y").On("n1").CPU("2").Priority(200), schedtest.Pod("x").Label("app", "x").On("n1").CPU("1"))
+	x.group(schedtest.Gang("a", 1))
+	x.pods(schedtest.Pod("a0").Group("a").CPU("1").Priority(100).Apart("zone", "app", "x"))
+	x.decide()
+	promised := ""
+	for _, n := range x.s.snapshot.nominated {
+		promised += n.node
+	}
+	if promised != "n1" {
+		t.Errorf("promised is %q, the victim is on n1", promised)
+	}
+}
+
 // A volume cannot be had for one member: none is bound, all give their room back, and
 // nobody joins them while that is not known.
 func TestGangWhoseVolumesFail(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/klog/v2"
 )
 
@@ -57,7 +58,8 @@ func (s *scheduler) unprepare(ctx context.Context, place placement) {
 		s.mu.Lock()
 		known := s.devices.claims[nameOf(choice.claim)]
 		s.mu.Unlock()
-		if known == nil || known.claim.UID != choice.claim.UID || known.claim.Status.Allocation == nil {
+		if known == nil || known.claim.UID != choice.claim.UID || known.claim.Status.Allocation == nil ||
+			!apiequality.Semantic.DeepEqual(known.claim.Status.Allocation.Devices, choice.allocation.Devices) {
 			continue
 		}
 		if err := s.giveBack(ctx, place.pod, known.claim); err != nil {

@@ -524,11 +524,11 @@ func placedChange(old, pod *corev1.Pod) change {
 // gone frees what the pod had.
 func (s *scheduler) gone(pod *corev1.Pod) {
 	s.mu.Lock()
-	delete(s.snapshot.nominated, pod.UID)
+	promised := s.snapshot.release([]*corev1.Pod{pod})
 	_, counted := s.snapshot.placed[pod.UID]
 	s.snapshot.removePod(pod.UID)
 	s.mu.Unlock()
-	if counted {
+	if counted || promised {
 		s.queue.changed(podGone)
 	}
 	s.volumeNews.tell()

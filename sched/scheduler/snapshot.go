@@ -194,6 +194,7 @@ func (s *snapshot) setPod(pod *corev1.Pod) {
 	if pod.Spec.NodeName == "" || pods.Finished(pod) {
 		return
 	}
+	delete(s.nominated, pod.UID) // it has its node
 	s.put(newPodInfo(pod), pod.Spec.NodeName)
 }
 
