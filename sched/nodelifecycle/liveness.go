@@ -121,22 +121,7 @@ func (c *controller) deadNodes() (out []string) {
 // confirm asks the node and notes the outcome.
 func (c *controller) confirm(ctx context.Context, node string) {
 	begin := c.clock.Now()
-	var err error
-	for try := 1; ; try++ {
-		over := time.After(confirmTimeout)
-		err = c.ask(ctx, node)
-		tries := confirmTries
-		if errors.Is(err, syscall.ECONNREFUSED) {
-			tries = refusedTries
-		}
-		if err == nil || try >= tries || ctx.Err() != nil {
-			break
-		}
-		select {
-		case <-over:
-		case <-ctx.Done():
-		}
-	}
+	err := c.question(ctx, node)
 	if ctx.Err() != nil {
 		return
 	}
@@ -155,6 +140,27 @@ func (c *controller) confirm(ctx context.Context, node string) {
 	}
 	klog.FromContext(ctx).Info("suspected node was asked", "node", node, "dead", dead, "took", c.clock.Since(begin), "err", err)
 	c.Enqueue(loop.Key{Name: node})
+}
+
+// question asks the node until it answers or is to be taken for dead: then it returns
+// the last error, as when ctx has ended.
+func (c *controller) question(ctx context.Context, node string) (err error) {
+	for try := 1; ; try++ {
+		over := time.After(confirmTimeout)
+		err = c.ask(ctx, node)
+		tries := confirmTries
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			tries = refusedTries
+		}
+		if err == nil || try >= tries || ctx.Err() != nil {
+			break
+		}
+		select {
+		case <-over:
+		case <-ctx.Done():
+		}
+	}
+	return err
 }
 
 func (c *controller) ask(ctx context.Context, node string) error {
