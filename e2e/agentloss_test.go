@@ -30,26 +30,18 @@ func TestE2EAgentLoss(t *testing.T) {
 	e.createDeployment(ns, d)
 	e.podsReady(ns, "app=web", 4)
 	leader := e.node(e.leader())
-	since := e.readySince("a1")
 
 	t.Run("restarted", func(t *testing.T) {
-		if err := e.Kill("a1"); err != nil {
-			t.Fatal(err)
-		}
-		if err := e.Start(t.Context(), "a1"); err != nil {
-			t.Fatal(err)
-		}
-		e.staysReady("a1", since)
+		e.staysReady("a1", func() {
+			e.must(e.Kill("a1"))
+			e.must(e.Start(t.Context(), "a1"))
+		}, func() {})
 	})
 	t.Run("out of the leader's reach alone", func(t *testing.T) {
 		hole := &netlink.Route{Dst: netlink.NewIPNet(leader.Addr.AsSlice()), Type: unix.RTN_BLACKHOLE}
-		if err := e.Do("a1", func() error { return netlink.RouteAdd(hole) }); err != nil {
-			t.Fatal(err)
-		}
-		e.staysReady("a1", since)
-		if err := e.Do("a1", func() error { return netlink.RouteDel(hole) }); err != nil {
-			t.Fatal(err)
-		}
+		e.staysReady("a1",
+			func() { e.must(e.Do("a1", func() error { return netlink.RouteAdd(hole) })) },
+			func() { e.must(e.Do("a1", func() error { return netlink.RouteDel(hole) })) })
 	})
 	t.Run("switched off", func(t *testing.T) {
 		began := time.Now()
@@ -103,8 +95,8 @@ func (e *env) node(name string) cluster.Node {
 	return cluster.Node{}
 }
 
-// readySince is when the node's condition Ready became what it is, which must be True.
-func (e *env) readySince(name string) metav1.Time {
+// readySince is when the node's condition Ready became True; false: it is not.
+func (e *env) readySince(name string) (metav1.Time, bool) {
 	e.t.Helper()
 	n, err := e.api.CoreV1().Nodes().Get(e.t.Context(), name, metav1.GetOptions{})
 	if err != nil {
@@ -112,20 +104,40 @@ func (e *env) readySince(name string) metav1.Time {
 	}
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
-			return c.LastTransitionTime
+			return c.LastTransitionTime, true
 		}
 	}
-	e.t.Fatalf("%s is not Ready: %+v", name, n.Status.Conditions)
-	return metav1.Time{}
+	return metav1.Time{}, false
 }
 
-// staysReady watches the node for longer than a suspicion and the questions that
-// follow it take.
-func (e *env) staysReady(name string, since metav1.Time) {
+// staysReady lets a fault befall the node and watches it for longer than a suspicion
+// and the questions that follow it take; then the fault is mended. On a machine that
+// is too busy to answer in time it tries again.
+func (e *env) staysReady(name string, fault, mend func()) {
 	e.t.Helper()
-	for end := time.Now().Add(8 * time.Second); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
-		if at := e.readySince(name); !at.Equal(&since) {
-			e.t.Fatalf("%s was not Ready in between: it is since %s, before it was since %s", name, at, since)
+	const attempts = 3
+	for attempt := 1; ; attempt++ {
+		var since metav1.Time
+		e.eventually(name+" is Ready", func(context.Context) (err error) {
+			var ready bool
+			if since, ready = e.readySince(name); !ready {
+				err = errors.New("it is not")
+			}
+			return err
+		})
+		fault()
+		stayed := true
+		for end := time.Now().Add(10 * time.Second); stayed && time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
+			at, ready := e.readySince(name)
+			stayed = ready && at.Equal(&since)
 		}
+		mend()
+		if stayed {
+			return
+		}
+		if attempt == attempts {
+			e.t.Fatalf("%s did not stay Ready, %d times", name, attempts)
+		}
+		e.t.Logf("%s did not stay Ready in attempt %d", name, attempt)
 	}
 }

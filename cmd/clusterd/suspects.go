@@ -14,7 +14,7 @@ import (
 const (
 	// relays is how many other servers are asked whether a node answers them.
 	relays     = 2
-	relayDelay = 200 * time.Millisecond
+	relayDelay = 100 * time.Millisecond
 	// heartbeatTick is how often the answers to heartbeats are looked at.
 	heartbeatTick = 200 * time.Millisecond
 	// reachPath/NODE is what a leader asks another server: does the node answer you?
