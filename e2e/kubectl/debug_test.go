@@ -66,8 +66,8 @@ func TestE2EXDebug(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				if got := k.ok("logs", name); got != string(want) {
-					return fmt.Errorf("log of %s: %q, want %q", name, got, want)
+				if got, errs, code := k.in("", "logs", name); code != 0 || got != string(want) { // it may not have begun
+					return fmt.Errorf("log of %s: %q, want %q (exit %d: %s)", name, got, want, code, errs)
 				}
 				k.ok("delete", name, "--wait=false")
 				return nil
