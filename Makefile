@@ -139,7 +139,7 @@ tools-test: build image peers ## helm, stern, kustomize, kwok, an operator and m
 
 # Attacks on a whole cluster; ATTACKS picks groups of them, such as images.
 .PHONY: security-test
-security-test: build image ## about 700 attacks on three servers and two agents, as docs/security.md tells (root, long)
+security-test: build image ## 856 attacks on three servers and two agents; ATTACKS=images for some (root, 20 minutes)
 	$(GO) run ./examples/hello/pack -src ./e2e/security/escape -ref clusterd.local/escape:1 -o bin/escape.tar
 	CLUSTERD_SECURITY=$(CURDIR)/bin $(GO) test -count=1 -v -timeout 60m -run 'TestSecurity/$(ATTACKS)' ./e2e/security
 
