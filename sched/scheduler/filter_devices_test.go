@@ -113,8 +113,7 @@ func withDevices(t *testing.T, s *snapshot, objects ...runtime.Object) *snapshot
 // TestDevicesChooseNodes looks at which of the nodes a and b (both of zone 1), and c
 // (of zone 2) a pod with the claim "q" may get.
 func TestDevicesChooseNodes(t *testing.T) {
-	var all []resourcev1.Device
-	all = deviceList(device("x", 1, 0), device("y", 2, 0), device("z", 2, 1))
+	all := deviceList(device("x", 1, 0), device("y", 2, 0), device("z", 2, 1))
 	objs := func(o ...runtime.Object) []runtime.Object { return o }
 	everyDevice := func(name string) resourcev1.DeviceRequest {
 		return resourcev1.DeviceRequest{Name: name, Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: "c", AllocationMode: resourcev1.DeviceAllocationModeAll}}
