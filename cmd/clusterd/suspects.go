@@ -117,7 +117,6 @@ func (s *suspects) heartbeats(ctx context.Context) {
 	var known silence.Tracker
 	tick := time.NewTicker(heartbeatTick)
 	defer tick.Stop()
-	last := time.Now()
 	for {
 		select {
 		case <-ctx.Done():
@@ -125,10 +124,7 @@ func (s *suspects) heartbeats(ctx context.Context) {
 		case <-tick.C:
 		}
 		now := time.Now()
-		if pause := now.Sub(last); pause > silence.After/2 {
-			known.Paused(pause)
-		}
-		last = now
+		known.Tick(now)
 		for id, at := range s.answered() {
 			if m, ok := s.members.Get(id); ok && m.ID != s.self {
 				if !known.Knows(id) {

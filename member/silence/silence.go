@@ -18,6 +18,7 @@ const (
 // concurrent use. All times are those of one process, with a monotonic reading.
 type Tracker struct {
 	nodes map[string]*node
+	last  time.Time // of Tick
 }
 
 type node struct {
@@ -61,10 +62,17 @@ func (t *Tracker) Suspects(now time.Time) (names []string) {
 	return names
 }
 
-// Paused puts off all suspicions by the time in which this process stood still, and
-// could hear nothing.
-func (t *Tracker) Paused(d time.Duration) {
+// Tick is called at each look at the signs of life, several times within After. When
+// the one before is long ago this process stood still and could hear nothing: all
+// suspicions are put off by that time.
+func (t *Tracker) Tick(now time.Time) {
+	pause := now.Sub(t.last)
+	first := t.last.IsZero()
+	t.last = now
+	if first || pause <= After/2 {
+		return
+	}
 	for _, n := range t.nodes {
-		n.suspect = n.suspect.Add(d)
+		n.suspect = n.suspect.Add(pause)
 	}
 }

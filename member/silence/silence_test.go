@@ -26,7 +26,7 @@ func TestTracker(t *testing.T) {
 		{"not again at once", After + Again, nil, []string{"n1"}},
 		{"again", After + Again + 2, nil, []string{"n2"}},
 		{"an old sign of life changes nothing", 2*After + 2*Again, func() { tr.Heard("1", "n1", at(0)) }, []string{"n1", "n2"}},
-		{"this process stood still", 4 * Again, func() { tr.Paused(3 * Again) }, nil},
+		{"this process stood still", 4 * Again, func() { tr.Tick(at(Again)); tr.Tick(at(4 * Again)) }, nil},
 		{"and heard nothing since", 7 * Again, nil, []string{"n1", "n2"}},
 		{"one speaks under another name", time.Hour, func() { tr.Heard("1", "m1", at(time.Hour-After-1)) }, []string{"m1"}},
 	} {

@@ -33,7 +33,6 @@ func (h *Hub) Probe(ctx context.Context, suspects chan<- string) {
 	queued := map[string]bool{} // those in waiting
 	tick := time.NewTicker(probeTick)
 	defer tick.Stop()
-	last := time.Now()
 	for {
 		var to chan<- string // nil, which blocks, while there is none
 		var first string
@@ -48,10 +47,7 @@ func (h *Hub) Probe(ctx context.Context, suspects chan<- string) {
 			delete(queued, first)
 		case <-tick.C:
 			now := time.Now()
-			if pause := now.Sub(last); pause > silence.After/2 {
-				p.silence.Paused(pause)
-			}
-			last = now
+			p.silence.Tick(now)
 			for _, name := range h.probeOnce(&p, now) {
 				if !queued[name] {
 					queued[name] = true
