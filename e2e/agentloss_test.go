@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/vishvananda/netlink"
@@ -18,7 +17,7 @@ import (
 )
 
 // TestE2EAgentLoss: an agent that restarts, and one that the leader cannot reach
-// while another server can, stay Ready; one that is switched off is not Ready long
+// while another server can, are not taken for dead; one that is switched off is not Ready long
 // before its Lease ends, and its pods that tolerate no time are replaced.
 func TestE2EAgentLoss(t *testing.T) {
 	e := startBare(t, 2, func(c *cluster.Config) { c.Agents = 2 })
@@ -32,14 +31,14 @@ func TestE2EAgentLoss(t *testing.T) {
 	leader := e.node(e.leader())
 
 	t.Run("restarted", func(t *testing.T) {
-		e.staysReady("a1", func() {
+		e.staysAlive("a1", func() {
 			e.must(e.Kill("a1"))
 			e.must(e.Start(t.Context(), "a1"))
 		}, func() {})
 	})
 	t.Run("out of the leader's reach alone", func(t *testing.T) {
 		hole := &netlink.Route{Dst: netlink.NewIPNet(leader.Addr.AsSlice()), Type: unix.RTN_BLACKHOLE}
-		e.staysReady("a1",
+		e.staysAlive("a1",
 			func() { e.must(e.Do("a1", func() error { return netlink.RouteAdd(hole) })) },
 			func() { e.must(e.Do("a1", func() error { return netlink.RouteDel(hole) })) })
 	})
@@ -95,49 +94,39 @@ func (e *env) node(name string) cluster.Node {
 	return cluster.Node{}
 }
 
-// readySince is when the node's condition Ready became True; false: it is not.
-func (e *env) readySince(name string) (metav1.Time, bool) {
+// takenForDead is how often the leader has said that the node is unreachable.
+func (e *env) takenForDead(name string) (n int32) {
 	e.t.Helper()
-	n, err := e.api.CoreV1().Nodes().Get(e.t.Context(), name, metav1.GetOptions{})
+	list, err := e.api.CoreV1().Events("").List(e.t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=NodeNotReady"})
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	for _, c := range n.Status.Conditions {
-		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
-			return c.LastTransitionTime, true
-		}
+	for _, event := range list.Items {
+		n += max(1, event.Count)
 	}
-	return metav1.Time{}, false
+	return n
 }
 
-// staysReady lets a fault befall the node and watches it for longer than a suspicion
-// and the questions that follow it take; then the fault is mended. On a machine that
-// is too busy to answer in time it tries again.
-func (e *env) staysReady(name string, fault, mend func()) {
+// staysAlive lets a fault befall the node and looks for longer than a suspicion and the
+// questions that follow it take whether the leader takes it for dead; then the fault is
+// mended. On a machine that is too busy to answer in time it tries again.
+func (e *env) staysAlive(name string, fault, mend func()) {
 	e.t.Helper()
 	const attempts = 3
 	for attempt := 1; ; attempt++ {
-		var since metav1.Time
-		e.eventually(name+" is Ready", func(context.Context) (err error) {
-			var ready bool
-			if since, ready = e.readySince(name); !ready {
-				err = errors.New("it is not")
-			}
-			return err
-		})
+		before := e.takenForDead(name)
 		fault()
 		stayed := true
 		for end := time.Now().Add(10 * time.Second); stayed && time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
-			at, ready := e.readySince(name)
-			stayed = ready && at.Equal(&since)
+			stayed = e.takenForDead(name) == before
 		}
 		mend()
 		if stayed {
 			return
 		}
 		if attempt == attempts {
-			e.t.Fatalf("%s did not stay Ready, %d times", name, attempts)
+			e.t.Fatalf("%s was taken for dead %d times", name, attempts)
 		}
-		e.t.Logf("%s did not stay Ready in attempt %d", name, attempt)
+		e.t.Logf("%s was taken for dead in attempt %d", name, attempt)
 	}
 }
