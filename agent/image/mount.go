@@ -79,7 +79,7 @@ func (s *Store) registerMount(imageID, id string) (mountRecord, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	dir := s.path("mounts", id)
-	rec, err := readMount(dir)
+	rec, err := s.readMount(dir)
 	if err == nil {
 		if rec.Image != imageID {
 			return rec, fmt.Errorf("it is mounted from image %s already", rec.Image)
@@ -118,7 +118,7 @@ func (s *Store) record(imageID string) (mountRecord, error) {
 }
 
 // replaceFile writes a mount's record in one step. No sync: after a power cut
-// nothing is mounted any more.
+// nothing is mounted any more, and what it left of the record counts as none.
 func replaceFile(path string, content []byte) error {
 	if err := os.WriteFile(path+".new", content, 0o600); err != nil { //nolint:forbidigo // no power cut leaves a mount
 		return err
@@ -126,14 +126,22 @@ func replaceFile(path string, content []byte) error {
 	return os.Rename(path+".new", path) //nolint:forbidigo // no power cut leaves a mount
 }
 
-func readMount(dir string) (mountRecord, error) {
+// readMount reads the record of a mount; fs.ErrNotExist: there is none. One that a
+// power cut left half-written is none: nothing is mounted there.
+func (s *Store) readMount(dir string) (mountRecord, error) {
 	var rec mountRecord
 	b, err := os.ReadFile(filepath.Join(dir, mountFile))
 	if err != nil {
 		return rec, err
 	}
 	if err := json.Unmarshal(b, &rec); err != nil {
-		return rec, fmt.Errorf("read %s: %w", filepath.Join(dir, mountFile), err)
+		err = fmt.Errorf("read %s: %w", filepath.Join(dir, mountFile), err)
+		for _, root := range []string{filepath.Join(dir, "rootfs"), s.mappedRoot(filepath.Base(dir))} {
+			if mounted, merr := isMountPoint(root); mounted || merr != nil {
+				return rec, errors.Join(err, merr)
+			}
+		}
+		return mountRecord{}, fmt.Errorf("%w, and nothing is mounted: %w", err, fs.ErrNotExist)
 	}
 	if rec.Version != mountVersion {
 		return rec, fmt.Errorf("read %s: format version %d, this program knows %d", filepath.Join(dir, mountFile), rec.Version, mountVersion)
@@ -315,7 +323,7 @@ func (s *Store) mounts() ([]mountRecord, error) {
 	}
 	var out []mountRecord
 	for _, dir := range dirs {
-		rec, err := readMount(dir)
+		rec, err := s.readMount(dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

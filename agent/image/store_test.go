@@ -312,6 +312,31 @@ func TestDamagedIndex(t *testing.T) {
 	}
 }
 
+// TestDamagedMountRecord: what a power cut left of the record of a mount keeps
+// nothing from being opened: nothing is mounted there.
+func TestDamagedMountRecord(t *testing.T) {
+	for _, content := range []string{"", `{"version":1,"im`} {
+		dir := t.TempDir()
+		_ = open(t, dir).Close()
+		for _, mount := range []string{"mounts/x", "volumes/u/v"} {
+			if err := os.MkdirAll(filepath.Join(dir, mount), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, mount, mountFile), []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s, err := Open(Config{Dir: dir})
+		if err != nil {
+			t.Fatalf("record %q: %v", content, err)
+		}
+		if err := s.Unmount(t.Context(), "x"); err != nil {
+			t.Errorf("record %q: %v", content, err)
+		}
+		_ = s.Close()
+	}
+}
+
 // TestVerify: whatever is changed in a layer is found, the image goes, with all
 // that share the layer, and comes again whole.
 func TestVerify(t *testing.T) {

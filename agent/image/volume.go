@@ -72,7 +72,7 @@ func (s *Store) Volume(owner, name string) (img Image, ok bool, err error) {
 	if ok, err = isMountPoint(s.VolumePath(owner, name)); err != nil || !ok {
 		return Image{}, false, err
 	}
-	rec, err := readMount(s.path("volumes", owner, name))
+	rec, err := s.readMount(s.path("volumes", owner, name))
 	if err != nil {
 		return Image{}, false, err
 	}
