@@ -3,6 +3,7 @@ package podspec
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -162,11 +163,14 @@ func TestIdentity(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{
-		"passwd": "root:x:0:0::/:\nnope\nweb:x:33:44::/:\n", "group": "root:x:0:\nextra:x:55:web,other\nlog:x:66:\n",
+		"passwd": "root:x:0:0::/:\nnope\nweb:x:33:44::/:\nwide:x:8589934592:1::/:\n", "group": "root:x:0:\nextra:x:55:web,other\nlog:x:66:\n",
 	} {
 		if err := os.WriteFile(filepath.Join(root, "etc", name), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
+	}
+	tooLarge := func(n, user string) string {
+		return fmt.Sprintf("user or group %s of the image's USER %q or of its /etc/passwd or /etc/group: must be between 0 and 2147483647; set securityContext.runAsUser and runAsGroup", n, user)
 	}
 	tests := []struct {
 		name     string
@@ -182,6 +186,11 @@ func TestIdentity(t *testing.T) {
 		{name: "image's name and group", image: "web:log", uid: 33, gid: 66},
 		{name: "image's numbers", image: "7:8", uid: 7, gid: 8},
 		{name: "unknown number", image: "4242", uid: 4242},
+		{name: "number that is 0 in 32 bits", image: "4294967296", ctr: &v1.SecurityContext{RunAsNonRoot: ptr.To(true)}, err: tooLarge("4294967296", "4294967296")},
+		{name: "negative number", image: "-1", err: tooLarge("-1", "-1")},
+		{name: "group that is 0 in 32 bits", image: "7:4294967296", err: tooLarge("4294967296", "7:4294967296")},
+		{name: "such a number in passwd", image: "wide", ctr: &v1.SecurityContext{RunAsNonRoot: ptr.To(true)}, err: "container has runAsNonRoot and image has non-numeric user (wide), cannot verify user is non-root (pod: \"p_ns(u)\", container: c)"},
+		{name: "such a number in passwd, without runAsNonRoot", image: "wide", err: tooLarge("8589934592", "wide")},
 		{name: "unknown name", image: "who", err: "unable to find user who: no matching entries in passwd file"},
 		{name: "unknown group", image: "web:who", err: "unable to find group who: no matching entries in group file"},
 		{name: "runAsUser", image: "web", ctr: &v1.SecurityContext{RunAsUser: ptr.To(int64(9))}, uid: 9},

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -112,6 +113,11 @@ func identity(out *api.Container, pod *v1.Pod, c *v1.Container, imageUser, rootf
 	}
 	if err != nil {
 		return createError{err}
+	}
+	for _, n := range append([]int64{id.uid, id.gid}, id.groups...) {
+		if n < 0 || n > math.MaxInt32 {
+			return createError{fmt.Errorf("user or group %d of the image's USER %q or of its /etc/passwd or /etc/group: must be between 0 and %d; set securityContext.runAsUser and runAsGroup", n, imageUser, math.MaxInt32)}
+		}
 	}
 	if nonRoot && id.uid == 0 {
 		if user != nil {
