@@ -37,11 +37,16 @@ func (Kernel) Hugetlbfs(target string, page int64) error {
 	return nil
 }
 
-// Bind mounts the open file onto target, whatever its name means by now.
+// Bind mounts the open file onto target, whatever its name means by now, with the
+// mounts below it. What is mounted there by the host later appears at target, too;
+// what is unmounted at target stays at its source.
 func (Kernel) Bind(source *os.File, target string) error {
 	from := "/proc/self/fd/" + strconv.Itoa(int(source.Fd()))
 	if err := unix.Mount(from, target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 		return &os.PathError{Op: "bind", Path: target, Err: err}
+	}
+	if err := unix.Mount("", target, "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
+		return errors.Join(&os.PathError{Op: "bind as slave", Path: target, Err: err}, unix.Unmount(target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW))
 	}
 	return nil
 }

@@ -5,6 +5,10 @@ import (
 	"slices"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/clusterd/clusterd/netsetup/netnstest"
 )
 
 func TestKernelMounted(t *testing.T) {
@@ -36,4 +40,48 @@ func TestMountTableShared(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// TestRootBindIsASlave: taking a bind mount away, with what is mounted below it,
+// leaves the host's own mounts.
+func TestRootBindIsASlave(t *testing.T) {
+	netnstest.NeedRoot(t)
+	host, target := t.TempDir(), t.TempDir()
+	mount := func(source, at, kind string, flags uintptr) {
+		t.Helper()
+		if err := unix.Mount(source, at, kind, flags, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	unmount := func(at string) { _ = unix.Unmount(at, unix.MNT_DETACH) }
+	t.Cleanup(func() { unmount(target); unmount(host + "/below"); unmount(host) })
+	mount("tmpfs", host, "tmpfs", 0)
+	mount("", host, "", unix.MS_SHARED)
+	if err := os.Mkdir(host+"/below", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	mount("tmpfs", host+"/below", "tmpfs", 0)
+	source, err := os.Open(host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer source.Close()
+	k := Kernel{}
+	if err := k.Bind(source, target); err != nil {
+		t.Fatal(err)
+	}
+	at, err := k.Below(target)
+	if err != nil || !slices.Equal(at, []string{target + "/below", target}) {
+		t.Fatalf("mounted at %q, %v", at, err)
+	}
+	for _, p := range at {
+		if err := k.Unmount(p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, p := range []string{host, host + "/below"} {
+		if mounted, err := k.Mounted(p); !mounted || err != nil {
+			t.Errorf("%s of the host: mounted %t, %v", p, mounted, err)
+		}
+	}
 }
