@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/clusterd/clusterd/agent/internal/unread"
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/opencontainers/runc/libcontainer"
 	"golang.org/x/sys/unix"
@@ -228,6 +229,10 @@ func (sio *stdio) copyOutput(o *output) {
 		})
 		if err != nil { // closed, or a deadline: of drain or of release
 			released = sio.released.Load()
+			if !released && errors.Is(err, os.ErrDeadlineExceeded) {
+				// A slow disk let the time run out: what the container wrote is still there.
+				unread.Each(o.r, func(b []byte) bool { lines.write(b); o.taps.write(b); return true })
+			}
 			return
 		}
 		if n > 0 {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/clusterd/clusterd/agent/internal/unread"
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/clusterd/clusterd/agent/podmon/api/frame"
 	"golang.org/x/sys/unix"
@@ -238,7 +239,11 @@ func (st *streams) copy(eio ExecIO) {
 		st.outputs.Go(func() {
 			// A terminal's end is EIO. A writer that fails ends the copy; the
 			// process then meets a closed pipe.
-			_, _ = io.Copy(to, p.from)
+			_, err := io.Copy(to, p.from)
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				// A slow reader let the time run out: what the process wrote is still there.
+				unread.Each(p.from, func(b []byte) bool { _, err := to.Write(b); return err == nil })
+			}
 			if p.from != st.stdin {
 				p.from.Close()
 			}
