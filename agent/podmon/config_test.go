@@ -16,6 +16,8 @@ import (
 func TestMounts(t *testing.T) {
 	got, err := mounts(&api.Container{Mounts: []api.Mount{
 		{Source: "/src/deep", Destination: "/data/deep/er", ReadOnly: true},
+		{Source: "/src/conf.d", Destination: "/conf/d"},
+		{Source: "/src/conf", Destination: "/conf/"},
 		{Source: "/src", Destination: "/data", Propagation: "rslave"},
 		{Type: "tmpfs", Source: "tmpfs", Destination: "/dev/shm", Options: []string{"size=64m", "noexec"}},
 	}}, "/shm")
@@ -28,7 +30,7 @@ func TestMounts(t *testing.T) {
 		order = append(order, m.Destination)
 		byDest[m.Destination] = m
 	}
-	want := []string{"/proc", "/dev", "/dev/pts", "/dev/mqueue", "/sys", "/sys/fs/cgroup", "/data", "/dev/shm", "/data/deep/er"}
+	want := []string{"/proc", "/dev", "/dev/pts", "/dev/mqueue", "/sys", "/sys/fs/cgroup", "/conf/", "/data", "/conf/d", "/dev/shm", "/data/deep/er"}
 	if d := cmp.Diff(want, order); d != "" {
 		t.Errorf("order: %s", d)
 	}

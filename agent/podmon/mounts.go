@@ -1,6 +1,7 @@
 package podmon
 
 import (
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -44,10 +45,10 @@ func mounts(spec *api.Container, shm string) ([]*configs.Mount, error) {
 		asked = append(asked, cm)
 	}
 	slices.SortStableFunc(asked, func(a, b *configs.Mount) int {
-		return strings.Count(a.Destination, "/") - strings.Count(b.Destination, "/")
+		return strings.Count(filepath.Clean(a.Destination), "/") - strings.Count(filepath.Clean(b.Destination), "/")
 	})
 	for _, m := range asked {
-		out = slices.DeleteFunc(out, func(std *configs.Mount) bool { return std.Destination == m.Destination })
+		out = slices.DeleteFunc(out, func(std *configs.Mount) bool { return std.Destination == filepath.Clean(m.Destination) })
 		out = append(out, m)
 	}
 	return out, nil
