@@ -353,12 +353,12 @@ func (p *planner) appsBegun() bool {
 }
 
 // apps brings the app containers forward. Their first instances start in the
-// order of the spec, each when the one before it has been started; images are
-// fetched all at once.
+// order of the spec, each when the one before it has been started and its
+// postStart has ended; images are fetched all at once.
 func (p *planner) apps(ready bool) {
 	for i := range p.spec.Containers {
 		c := p.o.Containers[p.spec.Containers[i].Name]
-		before := c.Now == nil
+		before := c.Now == nil || c.Last == nil && hooking(&p.spec.Containers[i], c)
 		p.container(&p.spec.Containers[i], KindApp, ready)
 		_, faulted := p.imageVolumesReady(&p.spec.Containers[i])
 		if before && c.StartErr == nil && c.ImageErr == nil && !faulted {

@@ -106,6 +106,11 @@ func TestPlan(t *testing.T) {
 			[]Step{CreateSandbox{}, SetupVolumes{}, Pull{"a"}, Pull{"b"}}},
 		{"in order: b after a was started", newWorld(always, nil, []string{"a", "b"}).up(), 0, []Step{Start{"a", 0}}},
 		{"b's turn", newWorld(always, nil, []string{"a", "b"}).up().running("a"), 0, []Step{Start{"b", 0}}},
+		{"b waits for a's postStart", newWorld(always, nil, []string{"a", "b"}).up().running("a").with(func(w *world) {
+			w.d.Pod.Spec.Containers[0].Lifecycle = &v1.Lifecycle{PostStart: &v1.LifecycleHandler{Sleep: &v1.SleepAction{Seconds: 1}}}
+			a := w.o.Containers["a"]
+			a.Op, a.Now.Started, a.Now.Hash = OpStart, false, Hash(&w.d.Pod.Spec.Containers[0])
+		}), 0, nil},
 		{"a cannot start: b does not wait for it", newWorld(always, nil, []string{"a", "b"}).up().with(func(w *world) {
 			w.o.Containers["a"].StartErr = &Fault{RetryAt: t0.Add(time.Minute)}
 		}), 0, []Step{Start{"b", 0}, Wait{t0.Add(time.Minute)}}},
