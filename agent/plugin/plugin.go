@@ -62,6 +62,7 @@ type Handler interface {
 type Registry struct {
 	root     string
 	handlers map[string]Handler // by type; not changed once Run was called
+	watch    func(dir string) (*fsnotify.Watcher, error)
 
 	mu      sync.Mutex         // guards all below
 	sockets map[string]*socket // by path
@@ -80,7 +81,7 @@ type socket struct {
 // New returns the registry of the folder that plugins look for. It starts
 // nothing.
 func New(root string) *Registry {
-	return &Registry{root: root, handlers: map[string]Handler{}, sockets: map[string]*socket{}}
+	return &Registry{root: root, handlers: map[string]Handler{}, watch: watchFolder, sockets: map[string]*socket{}}
 }
 
 // Handle has h serve the plugins of a type. It must be called before Run.
@@ -123,13 +124,13 @@ func (r *Registry) Run(ctx context.Context) error {
 		return err
 	}
 	defer lock.Close()
-	watcher, err := fsnotify.NewWatcher()
+	watcher, err := r.watch(dir)
 	if err != nil {
-		return fmt.Errorf("watch %s: %w", dir, err)
-	}
-	defer watcher.Close()
-	if err := watcher.Add(dir); err != nil {
-		return fmt.Errorf("watch %s: %w", dir, err)
+		// A pod may have taken all of this user's inotify instances: see inotify(7).
+		klog.FromContext(ctx).Info("Folder of plugins is read by time alone", "folder", dir, "every", rescan, "err", err)
+		watcher = &fsnotify.Watcher{}
+	} else {
+		defer watcher.Close()
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -146,6 +147,18 @@ func (r *Registry) Run(ctx context.Context) error {
 			klog.FromContext(ctx).Info("Folder of plugins is read by time alone", "err", err)
 		}
 	}
+}
+
+// watchFolder tells of changes in a folder.
+func watchFolder(dir string) (*fsnotify.Watcher, error) {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil, err
+	}
+	if err := watcher.Add(dir); err != nil {
+		return nil, errors.Join(err, watcher.Close())
+	}
+	return watcher, nil
 }
 
 // scan compares the folder with what is known.
