@@ -52,6 +52,10 @@ func (w *worker) startProbes(c *podstate.Container) {
 		w.wg.Go(func() {
 			w.m.cfg.Probes.Loop(ctx, kind, p, t, eager, func(r probe.Round) {
 				switch {
+				case r.Unknown:
+					w.send(func() {
+						w.containerEvent(c.Name, v1.EventTypeWarning, "Unhealthy", "%s probe errored and resulted in unknown state: %s", kind, r.Message)
+					})
 				case !r.OK:
 					w.send(func() {
 						w.containerEvent(c.Name, v1.EventTypeWarning, "Unhealthy", "%s probe failed: %s", kind, r.Message)
@@ -139,13 +143,20 @@ func (m *Manager) runHook(ctx context.Context, h *v1.LifecycleHandler, t probe.T
 // maxProbeOutput bounds what is kept of a probe's or hook's output.
 const maxProbeOutput = 10 << 10
 
-// ExecProbe runs a command in a container and collects its output.
+// cannotExecute is a shell's exit code for a command that cannot be started.
+const cannotExecute = 126
+
+// ExecProbe runs a command in a container and collects its output; see
+// probe.Execer.
 func (m *Manager) ExecProbe(ctx context.Context, id string, command []string) ([]byte, int, error) {
 	var out capped
 	code, err := m.cfg.Runtime.Exec(ctx, api.Exec{ContainerID: id, Args: command, HasStdout: true, HasStderr: true},
 		runtime.ExecIO{Stdout: &out, Stderr: &out})
 	if ctx.Err() != nil {
 		return out.Bytes(), code, ctx.Err()
+	}
+	if refused := (*api.Error)(nil); errors.As(err, &refused) && refused.Code == api.CodeStartFailed {
+		return []byte(refused.Message), cannotExecute, nil
 	}
 	return out.Bytes(), code, err
 }

@@ -65,8 +65,8 @@ func (m *Metrics) Forget(podUID string) {
 
 // series are the counters of one probe, looked up once per loop.
 type series struct {
-	good, bad prometheus.Counter
-	took      prometheus.Observer
+	good, bad, unknown prometheus.Counter
+	took               prometheus.Observer
 }
 
 func (m *Metrics) series(kind Kind, t Target) *series {
@@ -76,7 +76,7 @@ func (m *Metrics) series(kind Kind, t Target) *series {
 	labels := prometheus.Labels{"probe_type": string(kind), "container": t.Container, "pod": t.Pod, "namespace": t.Namespace, "pod_uid": t.PodUID}
 	s := &series{took: m.duration.With(labels)}
 	of := m.total.MustCurryWith(labels)
-	s.good, s.bad = of.WithLabelValues("successful"), of.WithLabelValues("failed")
+	s.good, s.bad, s.unknown = of.WithLabelValues("successful"), of.WithLabelValues("failed"), of.WithLabelValues("unknown")
 	return s
 }
 
@@ -85,9 +85,12 @@ func (s *series) count(r Round, took time.Duration) {
 		return
 	}
 	s.took.Observe(took.Seconds())
-	if r.OK {
+	switch {
+	case r.OK:
 		s.good.Inc()
-	} else {
+	case r.Unknown:
+		s.unknown.Inc()
+	default:
 		s.bad.Inc()
 	}
 }

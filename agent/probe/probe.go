@@ -30,7 +30,8 @@ import (
 )
 
 // Execer runs a command inside a container and returns what it wrote
-// (truncated) and its exit code.
+// (truncated) and its exit code; a command that cannot be started has one, too. An
+// error says that the command was not run to its end for a reason of the node.
 type Execer interface {
 	ExecProbe(ctx context.Context, containerID string, command []string) (output []byte, code int, err error)
 }
@@ -50,6 +51,7 @@ type Target struct {
 // Round is the outcome of one question.
 type Round struct {
 	OK      bool
+	Unknown bool   // the question could not be asked: that says nothing of the container
 	Warning bool   // OK, but perhaps not as it was meant
 	Message string // of a failure or warning, or the output
 }
@@ -81,7 +83,7 @@ func (p *Prober) Once(ctx context.Context, spec *v1.Probe, t Target) Round {
 		case errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil:
 			return Round{Message: fmt.Sprintf("command timed out: %q timed out after %s", strings.Join(spec.Exec.Command, " "), timeout)}
 		case err != nil:
-			return Round{Message: err.Error()}
+			return Round{Unknown: true, Message: err.Error()}
 		}
 		if code != 0 && len(bytes.TrimSpace(out)) == 0 {
 			return Round{Message: fmt.Sprintf("command exited with code %d and printed nothing", code)}
@@ -294,6 +296,9 @@ func (p *Prober) Loop(ctx context.Context, kind Kind, spec *v1.Probe, t Target, 
 		eager = false
 		timer.Reset(period)
 		round(r)
+		if r.Unknown {
+			continue
+		}
 		if ok, crossed := c.count(r.OK); crossed {
 			verdict(ok, r.Message)
 		}

@@ -2,6 +2,7 @@ package probe
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -188,6 +189,41 @@ func TestOnce(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestUnknownCountsForNothing: a command that could not be run for a reason of the
+// node neither fails a probe nor passes it.
+func TestUnknownCountsForNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		p := &Prober{Exec: execFunc(func(context.Context, []string) ([]byte, int, error) {
+			asked++
+			if asked < 4 {
+				return nil, 0, errors.New("podmon is gone")
+			}
+			return nil, 1, nil
+		})}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var unknown, failed int
+		p.Loop(ctx, Liveness, &v1.Probe{ProbeHandler: v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"x"}}}, FailureThreshold: 1}, Target{}, false,
+			func(r Round) {
+				if r.Unknown {
+					unknown++
+				} else {
+					failed++
+				}
+			},
+			func(ok bool, _ string) {
+				if ok || asked != 4 {
+					t.Errorf("verdict %t after %d questions, want a failure after 4", ok, asked)
+				}
+				cancel()
+			})
+		if unknown != 3 || failed != 1 {
+			t.Errorf("%d unknown and %d failed rounds, want 3 and 1", unknown, failed)
+		}
+	})
 }
 
 func TestHeaders(t *testing.T) {
