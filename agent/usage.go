@@ -87,7 +87,7 @@ func (a *Agent) candidates(ctx context.Context, of pressure.Signal) []pressure.C
 				dirs = append(dirs, ct.Written)
 			}
 			if d, err := stats.DiskUse(ctx, dirs...); err == nil {
-				c.Disk = d.Bytes
+				c.Disk, c.Inodes = d.Bytes, d.Inodes
 			}
 		}
 		out = append(out, c)

@@ -83,6 +83,7 @@ type Candidate struct {
 	QOS    v1.PodQOSClass
 	Memory int64 // working set, bytes
 	Disk   int64 // bytes of logs, volumes and written files
+	Inodes int64 // how many files and folders these are
 	Pids   int64
 	// Requests are the pod's, overhead included.
 	Requests v1.ResourceList
@@ -95,6 +96,8 @@ func (c Candidate) usage(s Signal) (used, requested int64) {
 		return c.Memory, q.Value()
 	case "pids":
 		return c.Pids, 0
+	case "inodes":
+		return c.Inodes, 0
 	}
 	q := c.Requests[v1.ResourceEphemeralStorage]
 	return c.Disk, q.Value()
@@ -113,7 +116,7 @@ func rank(s Signal, pods []Candidate) []Candidate {
 		return 0
 	}
 	over := func(used, asked int64) int {
-		if s.resource() != "pids" && used > asked {
+		if r := s.resource(); r != "pids" && r != "inodes" && used > asked { // pods cannot ask for these
 			return 0
 		}
 		return 1

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -43,10 +44,16 @@ const evictionTimeout = 30 * time.Second
 
 // Guard watches over one node.
 type Guard struct {
-	cfg     Config
+	cfg Config
+
+	looking sync.Mutex // guards watcher
 	watcher watcher
 
-	mu    sync.Mutex
+	evicting sync.Mutex // guards leaving and since
+	leaving  types.UID  // who was evicted last
+	since    time.Time
+
+	mu    sync.Mutex // guards under
 	under map[v1.NodeConditionType]bool
 }
 
@@ -72,28 +79,24 @@ func (g *Guard) Under(c v1.NodeConditionType) bool {
 	return g.under[c]
 }
 
-// Run watches until ctx ends.
+// Run watches until ctx ends. Disks are relieved beside it: to measure folders and
+// to remove images takes long, and memory does not wait.
 func (g *Guard) Run(ctx context.Context) error {
 	tick := time.NewTicker(g.cfg.Period)
 	defer tick.Stop()
-	var leaving types.UID // who was evicted last
-	var since time.Time
+	var disks sync.WaitGroup
+	defer disks.Wait()
+	var busy atomic.Bool // with disks
 	for {
 		crossed := g.look(time.Now())
-		if len(crossed) > 0 && crossed[0].Signal.Disk() && g.cfg.Reclaim != nil {
-			if err := g.cfg.Reclaim(ctx); err != nil {
-				klog.FromContext(ctx).Error(err, "Disk space could not be reclaimed")
-			}
-			crossed = g.look(time.Now())
+		if first(crossed, Signal.Disk) != nil && busy.CompareAndSwap(false, true) {
+			disks.Go(func() {
+				defer busy.Store(false)
+				g.relieveDisks(ctx)
+			})
 		}
-		if len(crossed) > 0 {
-			pods := g.cfg.Candidates(ctx, crossed[0].Signal)
-			there := slices.ContainsFunc(pods, func(c Candidate) bool { return c.Pod.UID == leaving })
-			if !there || time.Since(since) > evictionTimeout {
-				if uid := g.evict(ctx, crossed[0], pods, leaving); uid != "" {
-					leaving, since = uid, time.Now()
-				}
-			}
+		if c := first(crossed, func(s Signal) bool { return !s.Disk() }); c != nil {
+			g.relieve(ctx, *c)
 		}
 		select {
 		case <-ctx.Done():
@@ -103,8 +106,44 @@ func (g *Guard) Run(ctx context.Context) error {
 	}
 }
 
+func first(crossed []Crossing, of func(Signal) bool) *Crossing {
+	if i := slices.IndexFunc(crossed, func(c Crossing) bool { return of(c.Signal) }); i >= 0 {
+		return &crossed[i]
+	}
+	return nil
+}
+
+// relieveDisks frees what no pod needs, and evicts a pod if that was not enough.
+func (g *Guard) relieveDisks(ctx context.Context) {
+	if g.cfg.Reclaim != nil {
+		if err := g.cfg.Reclaim(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "Disk space could not be reclaimed")
+		}
+	}
+	if c := first(g.look(time.Now()), Signal.Disk); c != nil && ctx.Err() == nil {
+		g.relieve(ctx, *c)
+	}
+}
+
+// relieve evicts a pod because of c, unless the one that was evicted last is still
+// on its way.
+func (g *Guard) relieve(ctx context.Context, c Crossing) {
+	pods := g.cfg.Candidates(ctx, c.Signal)
+	g.evicting.Lock()
+	defer g.evicting.Unlock()
+	there := slices.ContainsFunc(pods, func(c Candidate) bool { return c.Pod.UID == g.leaving })
+	if there && time.Since(g.since) <= evictionTimeout {
+		return
+	}
+	if uid := g.evict(ctx, c, pods, g.leaving); uid != "" {
+		g.leaving, g.since = uid, time.Now()
+	}
+}
+
 // look measures and notes the conditions.
 func (g *Guard) look(now time.Time) []Crossing {
+	g.looking.Lock()
+	defer g.looking.Unlock()
 	under, crossed := g.watcher.observe(now, g.cfg.Measure())
 	g.mu.Lock()
 	changed := !maps.Equal(g.under, under)

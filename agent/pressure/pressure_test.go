@@ -2,8 +2,11 @@ package pressure
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -74,6 +77,12 @@ func TestRank(t *testing.T) {
 	if want := []string{"much", "little", "important", "within-less", "within"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
+	// Files are counted, and cannot be asked for.
+	many, large := candidate("many", 0, "0", ""), candidate("large", 0, "0", "")
+	many.Inodes, large.Inodes, large.Disk = 1_000_000, 10, 1<<30
+	if got := rank(NodefsInodesFree, []Candidate{large, many})[0].Pod.Name; got != "many" {
+		t.Errorf("inodes: %s", got)
+	}
 	// Process numbers cannot be asked for: priority comes first.
 	a, b := candidate("a", 5, "0", ""), candidate("b", 0, "0", "")
 	a.Pids, b.Pids = 1000, 1
@@ -127,8 +136,10 @@ func TestGuard(t *testing.T) {
 		levels := map[Signal]Level{MemoryAvailable: {200 << 20, 4 << 30}, NodefsAvailable: {50, 100}}
 		var evicted, messages []string
 		changes, reclaims := 0, 0
+		var mu sync.Mutex // guards levels and reclaims
+		set := func(s Signal, l Level) { mu.Lock(); defer mu.Unlock(); levels[s] = l }
 		g := New(Config{
-			Thresholds: hard, Measure: func() map[Signal]Level { return levels },
+			Thresholds: hard, Measure: func() map[Signal]Level { mu.Lock(); defer mu.Unlock(); return maps.Clone(levels) },
 			Candidates: func(context.Context, Signal) []Candidate { return pods },
 			Evict: func(uid types.UID, message string, hard bool) {
 				if !hard {
@@ -136,7 +147,13 @@ func TestGuard(t *testing.T) {
 				}
 				evicted, messages = append(evicted, string(uid)), append(messages, message)
 			},
-			Reclaim: func(context.Context) error { reclaims++; levels[NodefsAvailable] = Level{50, 100}; return nil },
+			Reclaim: func(context.Context) error {
+				mu.Lock()
+				defer mu.Unlock()
+				reclaims++
+				levels[NodefsAvailable] = Level{50, 100}
+				return nil
+			},
 			Changed: func() { changes++ },
 		})
 		ctx, cancel := context.WithCancel(t.Context())
@@ -147,7 +164,7 @@ func TestGuard(t *testing.T) {
 		if len(evicted) > 0 || g.Under(v1.NodeMemoryPressure) {
 			t.Fatalf("without need: %q", evicted)
 		}
-		levels[MemoryAvailable] = Level{50 << 20, 4 << 30}
+		set(MemoryAvailable, Level{50 << 20, 4 << 30})
 		pass(5 * time.Second)
 		// One at a time: the next only when this one is gone.
 		if !slices.Equal(evicted, []string{"big"}) || !g.Under(v1.NodeMemoryPressure) || changes != 1 {
@@ -166,11 +183,52 @@ func TestGuard(t *testing.T) {
 			t.Fatalf("evicted %q", evicted)
 		}
 		// Disk: what can be freed without ending anybody is freed first.
-		levels[MemoryAvailable] = Level{1 << 30, 4 << 30}
-		levels[NodefsAvailable] = Level{5, 100}
+		set(MemoryAvailable, Level{1 << 30, 4 << 30})
+		set(NodefsAvailable, Level{5, 100})
 		pass(2 * time.Second)
 		if reclaims != 1 || len(evicted) != 3 || !g.Under(v1.NodeDiskPressure) {
 			t.Errorf("reclaimed %d times, evicted %q", reclaims, evicted)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestSlowDiskDoesNotHoldUpMemory: while images are removed, a pod is evicted for
+// memory.
+func TestSlowDiskDoesNotHoldUpMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hard, _ := Parse("memory.available<100Mi,nodefs.available<10%")
+		var low atomic.Bool // memory
+		evicted := make(chan types.UID, 8)
+		g := New(Config{
+			Thresholds: hard,
+			Measure: func() map[Signal]Level {
+				levels := map[Signal]Level{MemoryAvailable: {1 << 30, 4 << 30}, NodefsAvailable: {5, 100}}
+				if low.Load() {
+					levels[MemoryAvailable] = Level{1 << 20, 4 << 30}
+				}
+				return levels
+			},
+			Candidates: func(context.Context, Signal) []Candidate { return []Candidate{candidate("big", 0, "2Gi", "1Gi")} },
+			Evict:      func(uid types.UID, _ string, _ bool) { evicted <- uid },
+			Reclaim:    func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- g.Run(ctx) }()
+		time.Sleep(5500 * time.Millisecond)
+		synctest.Wait()
+		if len(evicted) > 0 {
+			t.Fatal("evicted before anything was reclaimed")
+		}
+		low.Store(true)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if len(evicted) != 1 {
+			t.Errorf("%d pods were evicted for memory, want 1", len(evicted))
 		}
 		cancel()
 		if err := <-done; err != nil {
