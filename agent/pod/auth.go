@@ -4,7 +4,10 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -23,19 +26,10 @@ type dockerAuth struct {
 	RegistryToken string `json:"registrytoken"`
 }
 
-// pullAuth finds the credentials for an image among the pod's pull secrets:
-// of all entries that fit, the one that names the longest part of the image's
-// name. A secret that is missing is reported and left out.
-func (m *Manager) pullAuth(ctx context.Context, pod *v1.Pod, ref string) (image.Auth, error) {
-	if len(pod.Spec.ImagePullSecrets) == 0 {
-		return image.Auth{}, nil
-	}
-	full, err := image.Normalize(ref)
-	if err != nil {
-		return image.Auth{}, err
-	}
-	var best image.Auth
-	length := -1
+// pullAuths finds the credentials for an image among the pod's pull secrets. A
+// secret that is missing is reported and left out.
+func (m *Manager) pullAuths(ctx context.Context, pod *v1.Pod, ref string) ([]image.Auth, error) {
+	var secrets []*v1.Secret
 	for _, s := range pod.Spec.ImagePullSecrets {
 		o, err := m.cfg.Objects.Secret(ctx, pod.Namespace, s.Name)
 		if apierrors.IsNotFound(err) {
@@ -44,22 +38,49 @@ func (m *Manager) pullAuth(ctx context.Context, pod *v1.Pod, ref string) (image.
 			continue
 		}
 		if err != nil {
-			return image.Auth{}, fmt.Errorf("pull secret %s: %w", s.Name, err)
+			return nil, fmt.Errorf("pull secret %s: %w", s.Name, err)
 		}
-		entries, err := parsePullSecret(o)
+		secrets = append(secrets, o)
+	}
+	if len(secrets) == 0 {
+		return nil, nil
+	}
+	full, err := image.Normalize(ref)
+	if err != nil {
+		return nil, err
+	}
+	return fitting(ctx, secrets, full), nil
+}
+
+// fitting returns the credentials for the image of that full name, each once: first
+// those whose entry names the longest part of the name, of alike ones the first
+// secret's.
+func fitting(ctx context.Context, secrets []*v1.Secret, full string) []image.Auth {
+	type fit struct {
+		auth   image.Auth
+		length int
+	}
+	var fits []fit
+	for _, s := range secrets {
+		entries, err := parsePullSecret(s)
 		if err != nil {
 			klog.FromContext(ctx).Info("Pull secret cannot be read", "secret", s.Name, "err", err)
 			continue
 		}
-		for host, e := range entries {
-			if n := matchRegistry(host, full); n > length {
-				if a, err := e.auth(); err == nil {
-					best, length = a, n
-				}
+		for _, host := range slices.Sorted(maps.Keys(entries)) {
+			n := matchRegistry(host, full)
+			auth, err := entries[host].auth()
+			if n >= 0 && err == nil && !slices.ContainsFunc(fits, func(f fit) bool { return f.auth == auth }) {
+				fits = append(fits, fit{auth, n})
 			}
 		}
 	}
-	return best, nil
+	slices.SortStableFunc(fits, func(a, b fit) int { return b.length - a.length })
+	var auths []image.Auth
+	for _, f := range fits {
+		auths = append(auths, f.auth)
+	}
+	return auths
 }
 
 // parsePullSecret reads both forms of pull secret.
@@ -132,9 +153,27 @@ func matchHost(pattern, host string) bool {
 	return true
 }
 
-func (m *Manager) pullImage(ctx context.Context, ref string, policy v1.PullPolicy, auth image.Auth) (image.Image, error) {
+// pullImage pulls with one of the credentials after the other, until one opens the
+// image. Without any it pulls anonymously.
+func (m *Manager) pullImage(ctx context.Context, ref string, policy v1.PullPolicy, auths []image.Auth) (image.Image, error) {
+	pull := m.cfg.Images.Ensure
 	if policy == v1.PullAlways {
-		return m.cfg.Images.Pull(ctx, ref, auth)
+		pull = m.cfg.Images.Pull
 	}
-	return m.cfg.Images.Ensure(ctx, ref, auth)
+	if len(auths) == 0 {
+		return pull(ctx, ref, image.Auth{})
+	}
+	var err error
+	for _, auth := range auths {
+		var img image.Image
+		if img, err = pull(ctx, ref, auth); err == nil {
+			return img, nil
+		}
+		// Registries say of what one may not see that it is not there.
+		var refused *image.PullError
+		if !errors.As(err, &refused) || refused.Reason != image.ReasonUnauthorized && refused.Reason != image.ReasonNotFound {
+			break
+		}
+	}
+	return image.Image{}, err
 }

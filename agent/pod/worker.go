@@ -64,11 +64,12 @@ type worker struct {
 	backedOff map[string]*podstate.Fault
 	// volumePulls are the image volumes that are being pulled, by name.
 	volumePulls map[string]context.CancelFunc
-	preparing   context.CancelFunc // of devices; nil: none are being prepared
-	making      string             // ID of the sandbox that is being created
-	starting    map[string]string  // by container: ID of the instance that is being started
-	since       time.Time          // first sight, for the start metric
-	ran         bool               // the start metric was taken
+	preparing   context.CancelFunc   // of devices; nil: none are being prepared
+	making      string               // ID of the sandbox that is being created
+	starting    map[string]string    // by container: ID of the instance that is being started
+	verified    map[string]time.Time // by image: when it was found whole after a failed start
+	since       time.Time            // first sight, for the start metric
+	ran         bool                 // the start metric was taken
 	status      statusState
 	mirror      mirrorState // of a static pod
 	end         endState    // of a static pod
@@ -104,7 +105,7 @@ func newWorker(m *Manager, pod *v1.Pod, gone bool, rec podstate.Records) *worker
 		m: m, uid: pod.UID, poke: make(chan struct{}, 1), pod: pod, gone: gone, since: time.Now(),
 		ops: map[string]*operation{}, images: map[string]image.Image{}, exits: map[string]chan struct{}{},
 		early: map[string]api.ContainerStatus{}, probes: map[string]*probing{}, backOffReported: map[string]string{},
-		backedOff: map[string]*podstate.Fault{}, starting: map[string]string{}, volumePulls: map[string]context.CancelFunc{},
+		backedOff: map[string]*podstate.Fault{}, starting: map[string]string{}, verified: map[string]time.Time{}, volumePulls: map[string]context.CancelFunc{},
 	}
 	// The caller holds the manager's lock: files are read by run.
 	w.obs = podstate.Seed(pod, rec, w.since, func(st api.ContainerStatus, spec *v1.Container) string {

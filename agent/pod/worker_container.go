@@ -109,13 +109,13 @@ func (m *Manager) ensureImage(ctx context.Context, pod *v1.Pod, ref string, poli
 		tell(v1.EventTypeWarning, "ErrImageNeverPull", err.Error())
 		return img, "ErrImageNeverPull", err
 	}
-	auth, err := m.pullAuth(ctx, pod, ref)
+	auths, err := m.pullAuths(ctx, pod, ref)
 	if err != nil {
 		return img, "ErrImagePull", err
 	}
 	tell(v1.EventTypeNormal, "Pulling", fmt.Sprintf("Pulling image %q", ref))
 	began := time.Now()
-	if img, err = m.pullImage(ctx, ref, policy, auth); err != nil {
+	if img, err = m.pullImage(ctx, ref, policy, auths); err != nil {
 		if errors.Is(err, image.ErrInvalidName) {
 			return img, "InvalidImageName", err
 		}
@@ -154,10 +154,11 @@ func (w *worker) startContainer(c *podstate.Container, attempt uint32) {
 	c.ImageReady = false
 	id := podspec.NewID()
 	w.starting[c.Name] = id
+	verify := time.Since(w.verified[img.ID]) >= verifyAgain
 	w.operate(c, podstate.OpStart, func(ctx context.Context) func() {
 		in := podspec.Input{Pod: pod, Container: spec, Kind: kind, ID: id, Sandbox: sandbox, Attempt: attempt, Image: img, BackOff: backOff, Target: target, Services: services}
 		st, reason, err := w.m.startInstance(ctx, w.ctx, in)
-		if err != nil || st.StartError != "" {
+		if verify && (err != nil && reason != "CreateContainerConfigError" || st.StartError != "") {
 			w.verifyImage(ctx, c.Name, img)
 		}
 		if err != nil {
@@ -209,10 +210,17 @@ func (w *worker) targetOf(name string) (id string, err error) {
 	return c.Now.ID, nil
 }
 
+// verifyAgain is how long an image of a pod counts as verified: all its files are
+// looked at.
+const verifyAgain = 5 * time.Minute
+
 // verifyImage looks whether a damaged image is why a container did not start;
 // it is pulled again then before the next try.
 func (w *worker) verifyImage(ctx context.Context, container string, img image.Image) {
 	err := w.m.cfg.Images.Verify(ctx, img.ID)
+	if err == nil {
+		w.send(func() { w.verified[img.ID] = time.Now() })
+	}
 	if errors.Is(err, image.ErrDamaged) {
 		w.send(func() {
 			w.containerEvent(container, v1.EventTypeWarning, "ImageDamaged", "Image will be pulled again: %v", err)
