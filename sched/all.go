@@ -15,9 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/klog/v2"
@@ -154,9 +152,10 @@ func All(cfg Config) ([]Loop, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
+	shared := newSharedInformers(cfg.Client)
 	env := loop.Env{
 		Client:    cfg.Client,
-		Informers: newInformers(cfg.Client),
+		Informers: shared,
 		Events:    loop.NewEvents(cfg.EventClient, cfg.Clock),
 		Clock:     cfg.Clock,
 	}
@@ -195,7 +194,7 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return loadbalancer.New(env), nil },
 		func() (Loop, error) { return ingress.New(env), nil },
 		func() (Loop, error) { return disruption.New(env), nil },
-		func() (Loop, error) { return gc.New(env, cfg.Metadata), nil },
+		func() (Loop, error) { return gc.New(env, cfg.Metadata, shared.of), nil },
 		func() (Loop, error) { return namespace.New(env, cfg.Metadata), nil },
 		func() (Loop, error) { return serviceaccount.New(env, cfg.RootCA), nil },
 		func() (Loop, error) { return clusterroleaggregation.New(env), nil },
@@ -211,12 +210,7 @@ func All(cfg Config) ([]Loop, error) {
 	if cfg.Dynamic != nil && cfg.Gateways != nil {
 		constructors = append(constructors, func() (Loop, error) { return gateway.New(env, cfg.Dynamic, cfg.Gateways), nil })
 	}
-	loops := []Loop{{Name: "informers", Run: func(ctx context.Context) error {
-		env.Informers.StartWithContext(ctx)
-		<-ctx.Done()
-		env.Informers.Shutdown()
-		return nil
-	}}}
+	loops := []Loop{shared.loop()}
 	for _, construct := range constructors {
 		l, err := construct()
 		if err != nil {
@@ -225,28 +219,6 @@ func All(cfg Config) ([]Loop, error) {
 		loops = append(loops, l)
 	}
 	return loops, nil
-}
-
-// newInformers returns informers whose first list is the newest state, not
-// what some server's cache happens to hold: a new leader must see all that its
-// predecessor wrote, or it would write it again.
-func newInformers(client kubernetes.Interface) informers.SharedInformerFactory {
-	return informers.NewSharedInformerFactoryWithOptions(client, 0,
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-			if o.ResourceVersion == "0" {
-				o.ResourceVersion = ""
-			}
-		}),
-		informers.WithTransform(withoutManagedFields))
-}
-
-// withoutManagedFields keeps the caches small: no decision looks at who wrote
-// a field, and the server keeps the records of an update that carries none.
-func withoutManagedFields(obj any) (any, error) {
-	if o, ok := obj.(metav1.Object); ok && o.GetManagedFields() != nil {
-		o.SetManagedFields(nil)
-	}
-	return obj, nil
 }
 
 // Run runs all loops until ctx is cancelled (leadership ended, or the process

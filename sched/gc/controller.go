@@ -58,8 +58,10 @@ type coordinates struct {
 	uid                               types.UID
 }
 
-// New returns the loop.
-func New(env loop.Env, metadata metadata.Interface) loop.Loop {
+// New returns the loop. Shared returns the informer that other loops run for a
+// kind, nil if there is none: what they watch is not watched a second time.
+// A nil shared stands for none at all.
+func New(env loop.Env, metadata metadata.Interface, shared Shared) loop.Loop {
 	c := &collector{
 		metadata:  metadata,
 		discovery: env.Client.Discovery(),
@@ -67,6 +69,7 @@ func New(env loop.Env, metadata metadata.Interface) loop.Loop {
 		absent:    map[coordinates]bool{},
 	}
 	c.monitors = newMonitors(metadata, c.discovery, env.Clock, c.onChange)
+	c.monitors.shared = shared
 	c.Controller = loop.New("gc", env, workers, c.reconcile)
 	return loop.Loop{Name: "gc", Run: c.run}
 }

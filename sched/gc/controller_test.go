@@ -9,14 +9,17 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	metadatafake "k8s.io/client-go/metadata/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
 	"github.com/clusterd/clusterd/sched/loop"
@@ -96,6 +99,12 @@ type world struct {
 
 func newWorld(t *testing.T, objects ...*metav1.PartialObjectMetadata) *world {
 	t.Helper()
+	return newSharingWorld(t, nil, objects...)
+}
+
+// newSharingWorld runs a collector beside loops that share informers with it.
+func newSharingWorld(t *testing.T, shared Shared, objects ...*metav1.PartialObjectMetadata) *world {
+	t.Helper()
 	scheme := metadatafake.NewTestScheme()
 	if err := metav1.AddMetaToScheme(scheme); err != nil {
 		t.Fatal(err)
@@ -110,7 +119,7 @@ func newWorld(t *testing.T, objects ...*metav1.PartialObjectMetadata) *world {
 	w.client.PrependReactor("patch", "*", w.patched)
 
 	cs := client{fake.NewSimpleClientset()}
-	l := New(loop.Env{Client: cs, Events: loop.NewEvents(cs, clock.RealClock{}), Clock: clock.RealClock{}}, w.client)
+	l := New(loop.Env{Client: cs, Events: loop.NewEvents(cs, clock.RealClock{}), Clock: clock.RealClock{}}, w.client, shared)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -259,4 +268,49 @@ func TestWhatIsFoundAtTheStart(t *testing.T) {
 	)
 	w.eventually("/Node/n1 /Node/n2[ns/ReplicaSet/gone] ns/Pod/of-node[/Node/n1] ns/Pod/of-widget[ns/Widget/w] " +
 		"ns/Pod/two-owners[ns/ReplicaSet/here] ns/ReplicaSet/here other/ReplicaSet/there")
+}
+
+// TestSharedInformers: a kind that another loop watches is not watched again, and
+// its objects are collected like all others.
+func TestSharedInformers(t *testing.T) {
+	others := fake.NewSimpleClientset()
+	for _, o := range app() {
+		if o.Kind == "Pod" {
+			pod := &corev1.Pod{ObjectMeta: *o.ObjectMeta.DeepCopy()}
+			if err := others.Tracker().Add(pod); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	factory := informers.NewSharedInformerFactory(others, 0)
+	pods := factory.Core().V1().Pods().Informer()
+	ctx, cancel := context.WithCancel(t.Context())
+	factory.StartWithContext(ctx)
+	t.Cleanup(func() { cancel(); factory.Shutdown() })
+
+	w := newSharingWorld(t, func(_ context.Context, resource schema.GroupVersionResource, kind string) cache.SharedIndexInformer {
+		if resource == corev1.SchemeGroupVersion.WithResource("pods") && kind == "Pod" {
+			return pods
+		}
+		return nil
+	}, app()...)
+	w.remove("ns/Deployment/web", metav1.DeletePropagationBackground)
+	schedtest.Eventually(t, func() string {
+		var gone []string
+		for _, action := range w.client.Actions() {
+			if d, ok := action.(clienttesting.DeleteAction); ok && d.GetResource().Resource == "pods" {
+				gone = append(gone, d.GetName())
+			}
+		}
+		slices.Sort(gone)
+		if got := strings.Join(slices.Compact(gone), " "); got != "web-1-a web-1-b" {
+			return fmt.Sprintf("deleted pods: %q, want web-1-a and web-1-b", got)
+		}
+		return ""
+	})
+	for _, action := range w.client.Actions() {
+		if verb := action.GetVerb(); action.GetResource().Resource == "pods" && (verb == "list" || verb == "watch") {
+			t.Errorf("pods were asked for a second time: %s", verb)
+		}
+	}
 }

@@ -35,10 +35,15 @@ var ignored = map[schema.GroupResource]bool{
 	{Group: "events.k8s.io", Resource: "events"}: true,
 }
 
+// Shared returns the informer that others run for a kind, nil if there is none. It
+// may wait until they run, or ctx ends.
+type Shared func(ctx context.Context, resource schema.GroupVersionResource, kind string) cache.SharedIndexInformer
+
 // monitors watch the metadata of every kind that can be listed, watched and
 // deleted.
 type monitors struct {
 	metadata  metadata.Interface
+	shared    Shared // nil: nothing is shared
 	discovery discovery.DiscoveryInterfaces
 	clock     clock.WithTicker
 	onChange  func(old, now *object)
@@ -59,10 +64,8 @@ type kindInfo struct {
 }
 
 type monitor struct {
-	informer cache.SharedIndexInformer
-	synced   cache.InformerSynced
-	stop     context.CancelFunc
-	done     chan struct{}
+	synced cache.InformerSynced
+	stop   context.CancelFunc
 }
 
 func newMonitors(metadata metadata.Interface, discovery discovery.DiscoveryInterfaces, clock clock.WithTicker, onChange func(old, now *object)) *monitors {
@@ -174,27 +177,23 @@ func (m *monitors) refresh(ctx context.Context, group *errgroup.Group) bool {
 
 // start begins to watch one kind; mu is held.
 func (m *monitors) start(ctx context.Context, group *errgroup.Group, resource schema.GroupVersionResource, kind schema.GroupKind) {
-	informer := metadatainformer.NewFilteredMetadataInformer(m.metadata, resource, metav1.NamespaceAll, 0, cache.Indexers{}, func(o *metav1.ListOptions) {
-		if o.ResourceVersion == "0" {
-			o.ResourceVersion = "" // the newest state, as in sched.newInformers
+	var informer cache.SharedIndexInformer
+	if m.shared != nil {
+		informer = m.shared(ctx, resource, kind.Kind)
+	}
+	own := informer == nil
+	if own {
+		var err error
+		if informer, err = m.ownInformer(resource); err != nil {
+			klog.FromContext(ctx).Error(err, "informer cannot be set up", "resource", resource)
+			return
 		}
-	}).Informer()
-	// Nothing is read from the store: keep what is needed for deltas alone.
-	if err := informer.SetTransform(trim); err != nil {
-		klog.FromContext(ctx).Error(err, "informer cannot be set up", "resource", resource)
-		return
 	}
-	if err := informer.SetWatchErrorHandlerWithContext(m.watchFailed); err != nil {
-		klog.FromContext(ctx).Error(err, "informer cannot be set up", "resource", resource)
-		return
-	}
-	ctx, stop := context.WithCancel(ctx)
-	running := &monitor{informer: informer, stop: stop, done: make(chan struct{})}
 	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) { m.changed(resource, kind, nil, obj) },
 		UpdateFunc: func(old, obj any) {
-			if o, ok := old.(*metav1.PartialObjectMetadata); ok {
-				if n, ok := obj.(*metav1.PartialObjectMetadata); ok && o.UID != n.UID {
+			if o, ok := old.(metav1.Object); ok {
+				if n, ok := obj.(metav1.Object); ok && o.GetUID() != n.GetUID() {
 					m.changed(resource, kind, old, nil) // deleted and created again
 				}
 			}
@@ -208,17 +207,33 @@ func (m *monitors) start(ctx context.Context, group *errgroup.Group, resource sc
 		},
 	})
 	if err != nil {
-		stop()
 		klog.FromContext(ctx).Error(err, "informer cannot be set up", "resource", resource)
 		return
 	}
-	running.synced = registration.HasSynced
-	m.running[resource] = running
+	ctx, stop := context.WithCancel(ctx)
+	m.running[resource] = &monitor{synced: registration.HasSynced, stop: stop}
+	if !own {
+		context.AfterFunc(ctx, func() { informer.RemoveEventHandler(registration) }) //nolint:errcheck // one that ended has none
+		return
+	}
 	group.Go(func() error {
-		defer close(running.done)
 		informer.RunWithContext(ctx)
 		return nil
 	})
+}
+
+// ownInformer makes an informer of the metadata of a kind that no other loop watches.
+func (m *monitors) ownInformer(resource schema.GroupVersionResource) (cache.SharedIndexInformer, error) {
+	informer := metadatainformer.NewFilteredMetadataInformer(m.metadata, resource, metav1.NamespaceAll, 0, cache.Indexers{}, func(o *metav1.ListOptions) {
+		if o.ResourceVersion == "0" {
+			o.ResourceVersion = "" // the newest state, as in sched.newInformers
+		}
+	}).Informer()
+	// Nothing is read from the store: keep what is needed for deltas alone.
+	if err := informer.SetTransform(trim); err != nil {
+		return nil, err
+	}
+	return informer, informer.SetWatchErrorHandlerWithContext(m.watchFailed)
 }
 
 // trim strips what the collector does not look at.
@@ -234,10 +249,10 @@ func trim(obj any) (any, error) {
 
 func (m *monitors) changed(resource schema.GroupVersionResource, kind schema.GroupKind, old, now any) {
 	var before, after *object
-	if o, ok := old.(*metav1.PartialObjectMetadata); ok {
+	if o, ok := old.(metav1.Object); ok {
 		before = newObject(resource, kind, o)
 	}
-	if o, ok := now.(*metav1.PartialObjectMetadata); ok {
+	if o, ok := now.(metav1.Object); ok {
 		after = newObject(resource, kind, o)
 	}
 	if before != nil || after != nil {
@@ -245,10 +260,10 @@ func (m *monitors) changed(resource schema.GroupVersionResource, kind schema.Gro
 	}
 }
 
-func newObject(resource schema.GroupVersionResource, kind schema.GroupKind, o *metav1.PartialObjectMetadata) *object {
+func newObject(resource schema.GroupVersionResource, kind schema.GroupKind, o metav1.Object) *object {
 	return &object{
-		uid: o.UID, resource: resource, kind: kind, namespace: o.Namespace, name: o.Name,
-		owners: o.OwnerReferences, finalizers: o.Finalizers, deleting: o.DeletionTimestamp != nil,
+		uid: o.GetUID(), resource: resource, kind: kind, namespace: o.GetNamespace(), name: o.GetName(),
+		owners: o.GetOwnerReferences(), finalizers: o.GetFinalizers(), deleting: o.GetDeletionTimestamp() != nil,
 	}
 }
 
