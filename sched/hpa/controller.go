@@ -15,20 +15,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/discovery/cached/memory"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	autoscalinglisters "k8s.io/client-go/listers/autoscaling/v2"
 	corelisters "k8s.io/client-go/listers/core/v1"
-	"k8s.io/client-go/restmapper"
-	"k8s.io/client-go/scale"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
 
+	"github.com/clusterd/clusterd/sched/internal/scales"
 	"github.com/clusterd/clusterd/sched/loop"
 )
 
@@ -46,8 +42,7 @@ type controller struct {
 	clock   clock.PassiveClock
 	scalers autoscalinglisters.HorizontalPodAutoscalerLister
 	pods    corelisters.PodLister
-	mapper  *restmapper.DeferredDiscoveryRESTMapper
-	scales  scale.ScalesGetter
+	scales  *scales.Client
 
 	mu        sync.Mutex // guards histories
 	histories map[loop.Key]History
@@ -56,12 +51,9 @@ type controller struct {
 // New returns the loop. It watches HorizontalPodAutoscalers and reads Pods.
 func New(env loop.Env) loop.Loop {
 	scalers, pods := env.Informers.Autoscaling().V2().HorizontalPodAutoscalers(), env.Informers.Core().V1().Pods()
-	found := env.Client.Discovery()
-	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(found))
 	c := &controller{
 		client: env.Client, events: env.Events.For("horizontal-pod-autoscaler"), clock: env.Clock,
-		scalers: scalers.Lister(), pods: pods.Lister(), mapper: mapper,
-		scales:    scale.New(env.Client.AutoscalingV2().RESTClient(), mapper, dynamic.LegacyAPIPathResolverFunc, scale.NewDiscoveryScaleKindResolver(found)),
+		scalers: scalers.Lister(), pods: pods.Lister(), scales: scales.New(env.Client),
 		histories: map[loop.Key]History{},
 	}
 	c.Controller = loop.New("hpa", env, 5, c.reconcile)
@@ -128,7 +120,8 @@ func (c *controller) look(ctx context.Context, key loop.Key, a *autoscalingv2.Ho
 	if other := c.rival(a); other != "" {
 		return failed(autoscalingv2.ScalingActive, "AmbiguousSelector", fmt.Sprintf("%s %s is the target of HorizontalPodAutoscaler %s too; delete one of them", a.Spec.ScaleTargetRef.Kind, a.Spec.ScaleTargetRef.Name, other))
 	}
-	target, of, err := c.scale(ctx, a)
+	ref := a.Spec.ScaleTargetRef
+	target, of, err := c.scales.Get(ctx, a.Namespace, ref.APIVersion, ref.Kind, ref.Name)
 	if err != nil {
 		return failed(autoscalingv2.AbleToScale, "FailedGetScale", fmt.Sprintf("the HPA controller was unable to get the target's current scale: %v", err))
 	}
@@ -164,8 +157,7 @@ func (c *controller) look(ctx context.Context, key loop.Key, a *autoscalingv2.Ho
 func (c *controller) write(ctx context.Context, a *autoscalingv2.HorizontalPodAutoscaler, target *autoscalingv1.Scale, of schema.GroupResource, out *Outcome, now time.Time) {
 	before := target.Spec.Replicas
 	target.Spec.Replicas = out.Replicas
-	_, err := c.scales.Scales(a.Namespace).Update(ctx, of, target, metav1.UpdateOptions{})
-	if err != nil {
+	if err := c.scales.Update(ctx, a.Namespace, of, target); err != nil {
 		conditions{&out.Status, now}.set(autoscalingv2.AbleToScale, false, "FailedUpdateScale", fmt.Sprintf("the HPA controller was unable to update the target scale: %v", err))
 		c.events.Eventf(a, corev1.EventTypeWarning, "FailedRescale", "New size: %d; reason: %s; error: %v", out.Replicas, out.Reason, err)
 		out.Status.DesiredReplicas = before
@@ -194,20 +186,4 @@ func (c *controller) rival(a *autoscalingv2.HorizontalPodAutoscaler) string {
 
 func same(a, b autoscalingv2.CrossVersionObjectReference) bool {
 	return a.Kind == b.Kind && a.Name == b.Name && schema.FromAPIVersionAndKind(a.APIVersion, a.Kind).Group == schema.FromAPIVersionAndKind(b.APIVersion, b.Kind).Group
-}
-
-// scale reads the target's scale, and which resource that is of.
-func (c *controller) scale(ctx context.Context, a *autoscalingv2.HorizontalPodAutoscaler) (*autoscalingv1.Scale, schema.GroupResource, error) {
-	ref := a.Spec.ScaleTargetRef
-	gvk := schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind)
-	mapping, err := c.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
-	if err != nil {
-		if meta.IsNoMatchError(err) {
-			c.mapper.Reset() // a kind that is defined later is found next time
-		}
-		return nil, schema.GroupResource{}, err
-	}
-	of := mapping.Resource.GroupResource()
-	found, err := c.scales.Scales(a.Namespace).Get(ctx, of, ref.Name, metav1.GetOptions{})
-	return found, of, err
 }

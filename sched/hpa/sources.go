@@ -68,10 +68,10 @@ func (c *controller) object(ctx context.Context, namespace string, m *autoscalin
 		return c.custom(ctx, m.Metric, "", "namespaces", of.Name, "metrics")
 	}
 	gvk := schema.FromAPIVersionAndKind(of.APIVersion, of.Kind)
-	mapping, err := c.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+	mapping, err := c.scales.Mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	if err != nil {
 		if meta.IsNoMatchError(err) {
-			c.mapper.Reset() // a kind that is defined later is found next time
+			c.scales.Mapper.Reset() // a kind that is defined later is found next time
 		}
 		return Answer{Err: err}
 	}

@@ -9,10 +9,10 @@ import (
 
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/restmapper"
+
+	"github.com/clusterd/clusterd/sched/internal/scales"
 )
 
 // TestAsk: what is asked of which API, and what is made of the answers.
@@ -56,7 +56,7 @@ func TestAsk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &controller{client: client, mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery()))}
+	c := &controller{client: client, scales: scales.New(client)}
 
 	metric := func(name, label, value string) (id autoscalingv2.MetricIdentifier) {
 		id.Name = name
