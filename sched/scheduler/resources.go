@@ -4,6 +4,7 @@ import (
 	"maps"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/component-helpers/resource"
 
 	"github.com/clusterd/clusterd/apis/core"
@@ -17,19 +18,33 @@ type amounts struct {
 	other       map[corev1.ResourceName]int64 // nil: none
 }
 
+// most is what one quantity counts at most: more than any node has, and so little that
+// the sums of a thousand pods stay in an int64.
+const most = 1 << 53
+
+func pieces(q *resourceapi.Quantity) int64 {
+	if q.CmpInt64(most) >= 0 {
+		return most
+	}
+	return q.Value()
+}
+
 func amountsOf(list corev1.ResourceList) amounts {
 	var out amounts
 	for name, q := range list {
 		switch name {
 		case corev1.ResourceCPU:
-			out.cpu = q.MilliValue()
+			out.cpu = most
+			if q.CmpInt64(most/1000) < 0 {
+				out.cpu = q.MilliValue()
+			}
 		case corev1.ResourceMemory:
-			out.memory = q.Value()
+			out.memory = pieces(&q)
 		default:
 			if out.other == nil {
 				out.other = make(map[corev1.ResourceName]int64, len(list))
 			}
-			out.other[name] = q.Value()
+			out.other[name] = pieces(&q)
 		}
 	}
 	return out
