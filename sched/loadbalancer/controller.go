@@ -37,6 +37,9 @@ type controller struct {
 	// was last said to whom. Only reconcile uses them.
 	given    map[loop.Key][]string
 	reported map[loop.Key]string
+	// pooled is what Services have of a pool: it goes when the pool does, what
+	// another program gave stays.
+	pooled map[loop.Key][]string
 }
 
 // New returns the loop.
@@ -44,7 +47,7 @@ func New(env loop.Env) loop.Loop {
 	core := env.Informers.Core().V1()
 	c := &controller{
 		client: env.Client, events: env.Events.For("loadbalancer"), services: core.Services().Lister(), maps: core.ConfigMaps().Lister(),
-		given: map[loop.Key][]string{}, reported: map[loop.Key]string{},
+		given: map[loop.Key][]string{}, reported: map[loop.Key]string{}, pooled: map[loop.Key][]string{},
 	}
 	c.Controller = loop.New("loadbalancer", env, 1, c.reconcile)
 	loop.Watch(c.Controller, core.Services().Informer(), func(old, s *corev1.Service) {
@@ -99,6 +102,11 @@ func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
 			delete(c.given, key)
 		}
 	}
+	for key := range c.pooled {
+		if !names[key] {
+			delete(c.pooled, key)
+		}
+	}
 	for key := range c.reported {
 		if !names[key] && key != Pool {
 			delete(c.reported, key)
@@ -106,6 +114,10 @@ func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
 	}
 	for _, d := range Decide(services, ranges) {
 		key := loop.KeyOf(d.Service)
+		has := ingress(d.Service)
+		if !found && len(has) > 0 && !slices.Equal(has, c.pooled[key]) {
+			continue // another program's: without a pool addresses are not this loop's business
+		}
 		if d.Fault != "" {
 			fault := d.Fault
 			if !found {
@@ -118,7 +130,8 @@ func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
 		} else {
 			delete(c.reported, key)
 		}
-		if slices.Equal(ingress(d.Service), d.IPs) {
+		c.pooled[key] = d.IPs
+		if slices.Equal(has, d.IPs) {
 			continue
 		}
 		next := d.Service.DeepCopy()
