@@ -32,6 +32,10 @@ const settled = time.Second
 // kinds that this loop does not watch.
 const recount = 20 * time.Second
 
+// resync is how often all others are: changes wake them, but not what admission
+// counted for a request that failed afterwards.
+const resync = 2 * time.Minute
+
 type controller struct {
 	*loop.Controller
 	client   kubernetes.Interface
@@ -69,7 +73,7 @@ func New(env loop.Env, metadata metadata.Interface) loop.Loop {
 		}
 	})
 	loop.Watch(c.Controller, core.Services().Informer(), func(old, service *corev1.Service) {
-		if service == nil || old != nil && old.Spec.Type != service.Spec.Type {
+		if service == nil || old != nil && !equality.Semantic.DeepEqual(old.Spec, service.Spec) {
 			c.namespace(loop.Latest(old, service).Namespace)
 		}
 	})
@@ -111,9 +115,11 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 	if err != nil {
 		return err
 	}
+	again := resync
 	if polled {
-		defer c.EnqueueAfter(key, recount)
+		again = recount
 	}
+	defer c.EnqueueAfter(key, again)
 	if equality.Semantic.DeepEqual(q.Status.Hard, q.Spec.Hard) && equality.Semantic.DeepEqual(q.Status.Used, used) {
 		return nil
 	}

@@ -1,0 +1,70 @@
+package quota
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/clusterd/clusterd/sched/loop"
+	"github.com/clusterd/clusterd/sched/schedtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// TestCountedAgain: what admission counted for requests that failed afterwards is
+// taken back, though no object changes.
+func TestCountedAgain(t *testing.T) {
+	hard := corev1.ResourceList{corev1.ResourcePods: resource.MustParse("5")}
+	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "few", ResourceVersion: "1"}, Spec: corev1.ResourceQuotaSpec{Hard: hard}}
+	client := fake.NewSimpleClientset(quota, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}})
+	clock := clocktesting.NewFakeClock(time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC))
+	env := loop.Env{Client: client, Informers: informers.NewSharedInformerFactory(client, 0), Events: loop.NewEvents(client, clock), Clock: clock}
+	l := New(env, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	env.Informers.StartWithContext(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- l.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		env.Informers.Shutdown()
+	})
+	quotas := client.CoreV1().ResourceQuotas("ns")
+	used := func(want int64) {
+		t.Helper()
+		schedtest.Eventually(t, func() string {
+			q, err := quotas.Get(ctx, "few", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, ok := q.Status.Used[corev1.ResourcePods]; !ok || got.Value() != want {
+				clock.Step(resync) // past the time for a recount, and for a sum that went down to settle
+				return fmt.Sprintf("%s pods are used, want %d", got.String(), want)
+			}
+			return ""
+		})
+	}
+	used(1)
+	// Admission counts three more, which are never made.
+	q, err := quotas.Get(ctx, "few", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.ResourceVersion = "7"
+	q.Status.Used = corev1.ResourceList{corev1.ResourcePods: resource.MustParse("4")}
+	if _, err := quotas.UpdateStatus(ctx, q, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	used(1)
+}
