@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -84,6 +86,22 @@ func (c *controller) ensureClaims(ctx context.Context, set *appsv1.StatefulSet, 
 		}
 	}
 	return nil
+}
+
+// claimed reports whether a claim of that name is one of the set's ordinals'.
+func claimed(set *appsv1.StatefulSet, name string) bool {
+	start, end := span(set)
+	for i := range set.Spec.VolumeClaimTemplates {
+		number, ok := strings.CutPrefix(name, set.Spec.VolumeClaimTemplates[i].Name+"-"+set.Name+"-")
+		if !ok {
+			continue
+		}
+		ordinal, err := strconv.Atoi(number)
+		if err == nil && ordinal >= start && ordinal < end && claimName(set, &set.Spec.VolumeClaimTemplates[i], ordinal) == name {
+			return true
+		}
+	}
+	return false
 }
 
 // ownClaims gives the claims of an ordinal the owners that the set's retention

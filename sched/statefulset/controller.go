@@ -196,9 +196,17 @@ func (c *controller) followRetention(ctx context.Context, set *appsv1.StatefulSe
 	if set.Status.ObservedGeneration == set.Generation || set.Status.ObservedGeneration == 0 || len(set.Spec.VolumeClaimTemplates) == 0 {
 		return nil
 	}
-	start, end := span(set)
-	for ordinal := start; ordinal < end; ordinal++ {
-		if err := c.ownClaims(ctx, set, ordinal, nil); err != nil && !errors.Is(err, errClaimGoing) {
+	// One list: a set may want more pods than there will ever be.
+	list, err := c.client.CoreV1().PersistentVolumeClaims(set.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list claims: %w", err)
+	}
+	for i := range list.Items {
+		name := list.Items[i].Name
+		if !claimed(set, name) {
+			continue
+		}
+		if err := c.ownClaim(ctx, set, name, nil); err != nil && !errors.Is(err, errClaimGoing) && !apierrors.IsNotFound(err) {
 			return err
 		}
 	}
