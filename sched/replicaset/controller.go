@@ -138,6 +138,9 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 	}
 
 	status, recheck := Status(rs.ReplicaSet, mine, failed, c.clock.Now())
+	if wait > 0 { // nothing was tried: what failed before still stands
+		status.Conditions = rs.Status.Conditions
+	}
 	if recheck > 0 {
 		c.EnqueueAfter(key, recheck)
 	}
