@@ -63,7 +63,7 @@ func installGroups(server *genericapiserver.GenericAPIServer, config Config, sto
 		addKind(groups, store, s.authorization)
 	}
 	groups.add(corev1.SchemeGroupVersion, "componentstatuses", components.New(config.Components))
-	addPods(groups, stores, subresource.NodeTransport(config.NodeTransport))
+	addPods(groups, stores, s.authorization.chain, subresource.NodeTransport(config.NodeTransport))
 	addReviews(groups, s.authorization.chain, s.authorization.rules)
 	groups.add(corev1.SchemeGroupVersion, "serviceaccounts/token", tokens.NewRequest(s.accounts.issuer, s.accounts.audiences, stores))
 	groups.add(authenticationv1.SchemeGroupVersion, "tokenreviews", review.NewToken(s.tokens, s.accounts.audiences))
@@ -130,7 +130,7 @@ func addVersion(groups *groupSet, store *resource.Store, z *authorization, versi
 }
 
 // addPods adds what can be asked of pods and of the agents of nodes.
-func addPods(groups *groupSet, stores *stores, transport subresource.NodeTransport) {
+func addPods(groups *groupSet, stores *stores, z authorizer.UnconditionalAuthorizer, transport subresource.NodeTransport) {
 	v1 := corev1.SchemeGroupVersion
 	pods := stores.core("pods")
 	binding := subresource.NewBinding(pods.Store)
@@ -138,9 +138,9 @@ func addPods(groups *groupSet, stores *stores, transport subresource.NodeTranspo
 	groups.add(v1, "pods/binding", binding)
 	groups.add(v1, "pods/eviction", subresource.NewEviction(pods.Store, stores.byName[policyv1.Resource("poddisruptionbudgets")].Store))
 	groups.add(v1, "pods/log", subresource.NewLog(pods, transport))
-	groups.add(v1, "pods/exec", subresource.NewExec(pods, transport))
-	groups.add(v1, "pods/attach", subresource.NewAttach(pods, transport))
-	groups.add(v1, "pods/portforward", subresource.NewPortForward(pods, transport))
+	groups.add(v1, "pods/exec", subresource.NewExec(pods, z, transport))
+	groups.add(v1, "pods/attach", subresource.NewAttach(pods, z, transport))
+	groups.add(v1, "pods/portforward", subresource.NewPortForward(pods, z, transport))
 	groups.add(v1, "pods/proxy", subresource.NewPodProxy(pods))
 	groups.add(v1, "services/proxy", subresource.NewServiceProxy(stores.core("services"), stores.byName[discoveryv1.Resource("endpointslices")]))
 	groups.add(v1, "nodes/proxy", subresource.NewNodeProxy(stores.core("nodes"), transport))

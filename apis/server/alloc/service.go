@@ -37,6 +37,9 @@ func Attach(services *registry.Store, f *Families, p *Ports) {
 	}
 	services.BeginUpdate = func(ctx context.Context, obj, old runtime.Object, options *metav1.UpdateOptions) (registry.FinishFunc, error) {
 		service, before, dry := obj.(*corev1.Service), old.(*corev1.Service), dryrun.IsDryRun(options.DryRun)
+		if service.UID == "" { // the library fills it in later: what is reserved now is reserved for this object
+			service.UID = before.UID
+		}
 		core.KeepGiven(&service.Spec, &before.Spec) // what is not mentioned is not to be allocated again
 		return both(ctx,
 			func() (registry.FinishFunc, error) { return f.begin(ctx, service, before, dry) },

@@ -11,7 +11,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/proxy"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 	streamproxy "k8s.io/apiserver/pkg/util/proxy"
 	"k8s.io/streaming/pkg/httpstream/wsstream"
@@ -22,10 +25,11 @@ import (
 // stream is a subresource that upgrades the connection and hands it to the
 // agent of the pod's node.
 type stream struct {
-	pods      rest.Getter
-	transport NodeTransport
-	options   func() runtime.Object
-	target    func(pod *corev1.Pod, options runtime.Object) (path string, query url.Values, err error)
+	pods       rest.Getter
+	authorizer authorizer.UnconditionalAuthorizer
+	transport  NodeTransport
+	options    func() runtime.Object
+	target     func(pod *corev1.Pod, options runtime.Object) (path string, query url.Values, err error)
 	// translate turns the client's WebSocket into what agents speak, SPDY.
 	// toAgent passes the connection on as it is.
 	translate func(w http.ResponseWriter, req *http.Request, toAgent http.Handler, agent *url.URL, transport http.RoundTripper, options runtime.Object)
@@ -38,9 +42,9 @@ type stream struct {
 var _ rest.Connecter = &stream{}
 
 // NewExec serves pods/exec: run a command in a container.
-func NewExec(pods rest.Getter, transport NodeTransport) rest.Storage {
+func NewExec(pods rest.Getter, z authorizer.UnconditionalAuthorizer, transport NodeTransport) rest.Storage {
 	return &stream{
-		pods: pods, transport: transport,
+		pods: pods, authorizer: z, transport: transport,
 		options: func() runtime.Object { return &corev1.PodExecOptions{} },
 		target: func(pod *corev1.Pod, options runtime.Object) (string, url.Values, error) {
 			opts := options.(*corev1.PodExecOptions)
@@ -60,9 +64,9 @@ func NewExec(pods rest.Getter, transport NodeTransport) rest.Storage {
 }
 
 // NewAttach serves pods/attach: join the streams of a container's process.
-func NewAttach(pods rest.Getter, transport NodeTransport) rest.Storage {
+func NewAttach(pods rest.Getter, z authorizer.UnconditionalAuthorizer, transport NodeTransport) rest.Storage {
 	return &stream{
-		pods: pods, transport: transport,
+		pods: pods, authorizer: z, transport: transport,
 		options: func() runtime.Object { return &corev1.PodAttachOptions{} },
 		target: func(pod *corev1.Pod, options runtime.Object) (string, url.Values, error) {
 			return terminal("attach", pod, options.(*corev1.PodAttachOptions).Container, streamOptions(options))
@@ -74,9 +78,9 @@ func NewAttach(pods rest.Getter, transport NodeTransport) rest.Storage {
 }
 
 // NewPortForward serves pods/portforward: connections to ports of a pod.
-func NewPortForward(pods rest.Getter, transport NodeTransport) rest.Storage {
+func NewPortForward(pods rest.Getter, z authorizer.UnconditionalAuthorizer, transport NodeTransport) rest.Storage {
 	return &stream{
-		pods: pods, transport: transport,
+		pods: pods, authorizer: z, transport: transport,
 		options: func() runtime.Object { return &corev1.PodPortForwardOptions{} },
 		target: func(pod *corev1.Pod, options runtime.Object) (string, url.Values, error) {
 			query := url.Values{}
@@ -106,6 +110,9 @@ func (s *stream) ConnectMethods() []string { return []string{"GET", "POST"} }
 
 // Connect proxies the upgraded connection to the agent of the pod called id.
 func (s *stream) Connect(ctx context.Context, id string, options runtime.Object, responder rest.Responder) (http.Handler, error) {
+	if err := s.authorize(ctx); err != nil {
+		return nil, err
+	}
 	pod, err := getPod(ctx, s.pods, id)
 	if err != nil {
 		return nil, err
@@ -134,6 +141,39 @@ func (s *stream) Connect(ctx context.Context, id string, options runtime.Object,
 		}
 		toAgent.ServeHTTP(w, req)
 	}), nil
+}
+
+// authorize asks for the verb create, whatever the method: a WebSocket comes as GET,
+// which the server takes for the verb get, and who may look at things is not meant
+// to run commands.
+func (s *stream) authorize(ctx context.Context) error {
+	info, ok := request.RequestInfoFrom(ctx)
+	if !ok || info.Verb == "create" {
+		return nil
+	}
+	caller, ok := request.UserFrom(ctx)
+	if !ok {
+		return errors.NewInternalError(fmt.Errorf("no user in the context of %s %s", info.Verb, info.Path))
+	}
+	decision, reason, err := s.authorizer.Authorize(ctx, authorizer.AttributesRecord{
+		User: caller, Verb: "create", ResourceRequest: true, Path: info.Path,
+		Namespace: info.Namespace, APIGroup: info.APIGroup, APIVersion: info.APIVersion, Resource: info.Resource, Subresource: info.Subresource, Name: info.Name,
+	})
+	if decision == authorizer.DecisionAllow {
+		return nil
+	}
+	if err != nil {
+		return errors.NewInternalError(err)
+	}
+	return errors.NewForbidden(schema.GroupResource{Group: info.APIGroup, Resource: info.Resource + "/" + info.Subresource}, info.Name,
+		fmt.Errorf("user %q cannot create resource %q in namespace %q, which a WebSocket needs as well as get%s", caller.GetName(), info.Resource+"/"+info.Subresource, info.Namespace, because(reason)))
+}
+
+func because(reason string) string {
+	if reason == "" {
+		return ""
+	}
+	return ": " + reason
 }
 
 var kubectlMinor = regexp.MustCompile(`^kubectl\S*/v1\.(\d+)`)

@@ -54,6 +54,9 @@ func (p *plugin) Admit(ctx context.Context, a admission.Attributes, _ admission.
 
 // Validate refuses what is out of bounds.
 func (p *plugin) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if old, ok := a.GetOldObject().(metav1.Object); ok && a.GetOperation() == admission.Update && old.GetDeletionTimestamp() != nil {
+		return nil // it goes: a limit that came later must not keep its finalizers
+	}
 	var faults func(*corev1.LimitRange) []error
 	switch obj := a.GetObject().(type) {
 	case *corev1.Pod:
