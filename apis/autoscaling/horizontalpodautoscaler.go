@@ -87,6 +87,8 @@ func HorizontalPodAutoscaler() kind.Kind {
 				return append(errs, check.NonNegative(at.Child("desiredReplicas"), int64(a.Status.DesiredReplicas))...)
 			},
 		},
+
+		UnconditionalUpdate: true,
 	}.Kind()
 	k.Views = []kind.View{{Version: "v1", AddConversions: addV1}}
 	return k

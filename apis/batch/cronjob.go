@@ -1,6 +1,7 @@
 package batch
 
 import (
+	"fmt"
 	"strings"
 	"time"
 	_ "time/tzdata" // so that zones mean the same on every machine
@@ -118,10 +119,21 @@ func CronJob() kind.Kind {
 	}.Kind()
 }
 
+// ParseSchedule reads the schedule of a CronJob.
+func ParseSchedule(text string) (cron.Schedule, error) {
+	// The library cuts a time zone off at the blank behind it, and panics without one.
+	if strings.HasPrefix(text, "TZ=") || strings.HasPrefix(text, "CRON_TZ=") {
+		if !strings.Contains(text, " ") {
+			return nil, fmt.Errorf("%q is a time zone without a schedule", text)
+		}
+	}
+	return cron.ParseStandard(text)
+}
+
 func validateCronJobSpec(spec, old *batchv1.CronJobSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	path := at.Child("schedule")
-	switch _, err := cron.ParseStandard(spec.Schedule); {
+	switch _, err := ParseSchedule(spec.Schedule); {
 	case spec.Schedule == "":
 		errs = append(errs, field.Required(path, ""))
 	case strings.Contains(spec.Schedule, "TZ"):

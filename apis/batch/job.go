@@ -93,6 +93,9 @@ func Job() kind.Kind {
 			},
 			ValidateUpdate: validateJobStatusUpdate,
 		},
+
+		UnconditionalUpdate: true,
+		OrphansByDefault:    true,
 	}.Kind()
 }
 

@@ -124,6 +124,7 @@ func ReplicationController() kind.Kind {
 			},
 		},
 		UnconditionalUpdate: true,
+		OrphansByDefault:    true,
 	}.Kind()
 }
 

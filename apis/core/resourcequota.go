@@ -12,6 +12,7 @@ import (
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/clusterd/clusterd/apis/internal/cells"
@@ -148,12 +149,32 @@ func validateQuotaList(list corev1.ResourceList, at *field.Path) field.ErrorList
 	var errs field.ErrorList
 	for _, name := range slices.Sorted(maps.Keys(list)) {
 		quantity := list[name]
+		if !boundable(name) {
+			errs = append(errs, field.Invalid(at.Key(string(name)), string(name), "is no resource that a quota can bound: name a standard one (pods, requests.cpu, limits.memory, …), count/RESOURCE.GROUP, or requests.DOMAIN/NAME of an extended resource"))
+		}
 		errs = append(errs, validateQuantity(name, quantity, at.Key(string(name)))...)
 		if quotaCounts(name) && quantity.MilliValue()%1000 != 0 {
 			errs = append(errs, field.Invalid(at.Key(string(name)), quantity.String(), "must be an integer"))
 		}
 	}
 	return errs
+}
+
+// boundable reports whether a quota may name a resource: anything with a domain or
+// class before a slash, and else what is known.
+func boundable(name corev1.ResourceName) bool {
+	if strings.Contains(string(name), "/") {
+		return len(validation.IsQualifiedName(string(name))) == 0
+	}
+	if quotaCounts(name) {
+		return true
+	}
+	plain := strings.TrimPrefix(strings.TrimPrefix(string(name), "requests."), "limits.")
+	switch corev1.ResourceName(plain) {
+	case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage, corev1.ResourceStorage:
+		return true
+	}
+	return isHugePages(corev1.ResourceName(plain))
 }
 
 // quotaCounts reports whether a resource of a quota is a number of objects.

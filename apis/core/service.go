@@ -128,7 +128,7 @@ func prepareServiceUpdate(s, old *corev1.Service) {
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
 		dropClusterIPs(s, old)
 	}
-	if !hasNodePorts(&s.Spec) {
+	if !mayHaveNodePorts(&s.Spec) {
 		dropNodePorts(&s.Spec, &old.Spec)
 	}
 	if !needsHealthPort(&s.Spec) && s.Spec.HealthCheckNodePort == old.Spec.HealthCheckNodePort {
@@ -154,7 +154,7 @@ func KeepGiven(spec, old *corev1.ServiceSpec) {
 	if spec.Type != corev1.ServiceTypeExternalName && old.Type != corev1.ServiceTypeExternalName {
 		keepClusterIPs(spec, old)
 	}
-	if hasNodePorts(spec) && hasNodePorts(old) {
+	if mayHaveNodePorts(spec) && mayHaveNodePorts(old) {
 		keepNodePorts(spec, old)
 	}
 	if needsHealthPort(spec) && needsHealthPort(old) && spec.HealthCheckNodePort == 0 {
@@ -181,9 +181,9 @@ func dropClusterIPs(s, old *corev1.Service) {
 	s.Spec.IPFamilies, s.Spec.IPFamilyPolicy, s.Spec.InternalTrafficPolicy = nil, nil, nil
 }
 
-func hasNodePorts(spec *corev1.ServiceSpec) bool {
-	return spec.Type == corev1.ServiceTypeNodePort ||
-		spec.Type == corev1.ServiceTypeLoadBalancer && (spec.AllocateLoadBalancerNodePorts == nil || *spec.AllocateLoadBalancerNodePorts)
+// mayHaveNodePorts: a load balancer that is given none keeps those it asks for.
+func mayHaveNodePorts(spec *corev1.ServiceSpec) bool {
+	return spec.Type == corev1.ServiceTypeNodePort || spec.Type == corev1.ServiceTypeLoadBalancer
 }
 
 func needsHealthPort(spec *corev1.ServiceSpec) bool {

@@ -133,6 +133,22 @@ func TestServiceUpdate(t *testing.T) {
 	}
 }
 
+// TestNodePortsOfLoadBalancers: one that is given no node ports keeps those that it
+// named, whether an update names them or not.
+func TestNodePortsOfLoadBalancers(t *testing.T) {
+	old := newService(func(s *corev1.Service) {
+		s.Spec.Type, s.Spec.AllocateLoadBalancerNodePorts, s.Spec.Ports[0].NodePort = corev1.ServiceTypeLoadBalancer, ptr.To(false), 30080
+	})
+	for _, named := range []int32{30080, 0} {
+		next := old.DeepCopy()
+		next.Labels, next.Spec.Ports[0].NodePort = map[string]string{"a": "b"}, named
+		Service().PrepareUpdate(next, old)
+		if got := next.Spec.Ports[0].NodePort; got != 30080 {
+			t.Errorf("an update that names node port %d: it is %d, want 30080", named, got)
+		}
+	}
+}
+
 func TestServiceRow(t *testing.T) {
 	tests := []struct {
 		edit func(*corev1.Service)

@@ -87,9 +87,12 @@ func validateVolumeSource(source *corev1.VolumeSource, at *field.Path, owner spe
 		}
 		errs = append(errs, check.OneOfOrEmpty(at.Child("pullPolicy"), source.Image.PullPolicy, corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever)...)
 	case "ephemeral":
+		template := at.Child("volumeClaimTemplate")
 		if source.Ephemeral.VolumeClaimTemplate == nil {
-			errs = append(errs, field.Required(at.Child("volumeClaimTemplate"), ""))
+			errs = append(errs, field.Required(template, ""))
+			break
 		}
+		errs = append(errs, ValidateClaimSpec(&source.Ephemeral.VolumeClaimTemplate.Spec, template.Child("spec"))...)
 	}
 	return errs
 }

@@ -90,6 +90,9 @@ type Kind struct {
 	CreateOnUpdate bool
 	// UnconditionalUpdate allows PUT without a resourceVersion.
 	UnconditionalUpdate bool
+	// OrphansByDefault: a deletion that names no propagation policy leaves the
+	// dependents.
+	OrphansByDefault bool
 }
 
 // View is a version in which a kind is served beside its storage version.

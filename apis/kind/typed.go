@@ -46,6 +46,7 @@ type Typed[T runtime.Object] struct {
 
 	CreateOnUpdate      bool
 	UnconditionalUpdate bool
+	OrphansByDefault    bool
 	Untracked           bool
 }
 
@@ -97,6 +98,7 @@ func (t Typed[T]) Kind() Kind {
 
 		CreateOnUpdate:      t.CreateOnUpdate,
 		UnconditionalUpdate: t.UnconditionalUpdate,
+		OrphansByDefault:    t.OrphansByDefault,
 		Untracked:           t.Untracked,
 	}
 	if t.Requested != nil {

@@ -309,6 +309,7 @@ func IngressClass() kind.Kind {
 			}
 			return []any{c.Name, c.Spec.Controller, parameters, cells.Since(c.CreationTimestamp, now)}
 		},
+		UnconditionalUpdate: true,
 	}.Kind()
 }
 

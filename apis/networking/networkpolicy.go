@@ -57,6 +57,8 @@ func NetworkPolicy() kind.Kind {
 		Row: func(p *networkingv1.NetworkPolicy, now time.Time) []any {
 			return []any{p.Name, metav1.FormatLabelSelector(&p.Spec.PodSelector), cells.Since(p.CreationTimestamp, now)}
 		},
+
+		UnconditionalUpdate: true,
 	}.Kind()
 }
 

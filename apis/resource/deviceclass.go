@@ -45,6 +45,8 @@ func DeviceClass() kind.Kind {
 		Row: func(c *resourcev1.DeviceClass, now time.Time) []any {
 			return []any{c.Name, cells.Since(c.CreationTimestamp, now)}
 		},
+
+		UnconditionalUpdate: true,
 	}.Kind()
 }
 

@@ -57,6 +57,8 @@ func ResourceClaim() kind.Kind {
 				return append(errs, validateClaimStatus(c, old)...)
 			},
 		},
+
+		UnconditionalUpdate: true,
 	}.Kind()
 }
 
@@ -182,5 +184,7 @@ func ResourceClaimTemplate() kind.Kind {
 		Row: func(t *resourcev1.ResourceClaimTemplate, now time.Time) []any {
 			return []any{t.Name, cells.Since(t.CreationTimestamp, now)}
 		},
+
+		UnconditionalUpdate: true,
 	}.Kind()
 }

@@ -78,6 +78,8 @@ func ResourceSlice() kind.Kind {
 				resourcev1.ResourceSliceSelectorPoolName: s.Spec.Pool.Name,
 			}
 		},
+
+		UnconditionalUpdate: true,
 	}.Kind()
 }
 

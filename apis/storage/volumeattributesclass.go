@@ -58,5 +58,7 @@ func VolumeAttributesClass() kind.Kind {
 			}
 			return []any{name, c.DriverName, cells.Since(c.CreationTimestamp, now)}
 		},
+
+		UnconditionalUpdate: true,
 	}.Kind()
 }

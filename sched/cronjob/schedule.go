@@ -6,6 +6,8 @@ import (
 
 	"github.com/robfig/cron/v3"
 	batchv1 "k8s.io/api/batch/v1"
+
+	"github.com/clusterd/clusterd/apis/batch"
 )
 
 // timetable is a CronJob's schedule in its zone.
@@ -24,7 +26,7 @@ func read(cj *batchv1.CronJob) (timetable, error) {
 			return timetable{}, fmt.Errorf("spec.timeZone %q: %w", *cj.Spec.TimeZone, err)
 		}
 	}
-	schedule, err := cron.ParseStandard(cj.Spec.Schedule)
+	schedule, err := batch.ParseSchedule(cj.Spec.Schedule)
 	if err != nil {
 		return timetable{}, fmt.Errorf("spec.schedule %q: %w", cj.Spec.Schedule, err)
 	}

@@ -125,9 +125,13 @@ func (s strategy) warnings(obj runtime.Object) []string {
 	return s.kind.Warnings(obj)
 }
 
-// DefaultGarbageCollectionPolicy leaves dependents to the garbage collector,
-// which is what a delete without a propagation policy means in every v1 group.
+// DefaultGarbageCollectionPolicy is what a delete without a propagation policy
+// means: dependents are left to the garbage collector, but for the two kinds that
+// are older than it, Jobs and ReplicationControllers.
 func (s strategy) DefaultGarbageCollectionPolicy(context.Context) rest.GarbageCollectionPolicy {
+	if s.kind.OrphansByDefault {
+		return rest.OrphanDependents
+	}
 	return rest.DeleteDependents
 }
 

@@ -1,0 +1,24 @@
+package core
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// TestQuotaNames: a quota bounds what is known, or has a domain.
+func TestQuotaNames(t *testing.T) {
+	for name, ok := range map[string]bool{
+		"pods": true, "cpu": true, "requests.cpu": true, "limits.memory": true, "requests.storage": true, "requests.ephemeral-storage": true,
+		"hugepages-2Mi": true, "requests.hugepages-1Gi": true, "services.nodeports": true, "count/deployments.apps": true,
+		"requests.nvidia.com/gpu": true, "gold.storageclass.storage.k8s.io/requests.storage": true,
+		"podz": false, "request.cpu": false, "limits.pods": false, "cores": false,
+	} {
+		errs := validateQuotaSpec(&corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{corev1.ResourceName(name): resource.MustParse("1")}})
+		if (len(errs) == 0) != ok || !ok && !strings.Contains(errs[0].Error(), "spec.hard["+name+"]") {
+			t.Errorf("%s: %v", name, errs)
+		}
+	}
+}
