@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 	utilcomp "k8s.io/kubectl/pkg/util/completion"
@@ -237,6 +238,13 @@ func (u *undo) recreate(ctx context.Context, target *unstructured.Unstructured, 
 	annotations := next.GetAnnotations()
 	maps.DeleteFunc(annotations, func(key, _ string) bool { return ofControllers(key) })
 	next.SetAnnotations(annotations)
+	remark := ""
+	switch next.GroupVersionKind().GroupKind() {
+	case schema.GroupKind{Group: "batch", Kind: "Job"}:
+		forgetJob(next)
+	case schema.GroupKind{Kind: "PersistentVolumeClaim"}:
+		remark = u.forgetVolume(ctx, next)
+	}
 	made, err := u.send(ctx, http.MethodPost, path.Dir(u.path), next)
 	if isCode(err, http.StatusConflict) {
 		return "", fmt.Errorf("%s exists again, nothing was undone: look at `clusterctl history %s` and try again", u, u)
@@ -244,7 +252,7 @@ func (u *undo) recreate(ctx context.Context, target *unstructured.Unstructured, 
 	if err != nil {
 		return "", fmt.Errorf("create it as it was at %s: %w", when, err)
 	}
-	return fmt.Sprintf("%s was created again as it was at %s, now as revision %s", u, when, made.GetResourceVersion()), nil
+	return fmt.Sprintf("%s was created again as it was at %s, now as revision %s%s", u, when, made.GetResourceVersion(), remark), nil
 }
 
 func (u *undo) send(ctx context.Context, method, target string, obj *unstructured.Unstructured) (*unstructured.Unstructured, error) {
