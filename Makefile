@@ -18,8 +18,9 @@ LDFLAGS  := -s -w -X main.release=v0.1.0-$(VERSION) -X k8s.io/component-base/ver
 PODMON_TAGS := seccomp netgo osusergo runc_nocriu
 PODMON_LDFLAGS := -s -w -linkmode external -extldflags -static
 export CGO_ENABLED = 0
-# Go finds no version control in a tarball; the version is given above.
-export GOFLAGS += -buildvcs=false
+# Go finds no version control in a tarball; the version is given above. Without
+# paths of the checkout in programs, what one clone built serves another.
+export GOFLAGS += -buildvcs=false -trimpath
 
 .DEFAULT_GOAL := help
 .PHONY: help
