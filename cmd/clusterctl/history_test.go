@@ -10,7 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
@@ -218,6 +220,40 @@ func TestHistoryCommands(t *testing.T) {
 		t.Errorf("created again: %+v, %v", d, err)
 	}
 	c.refused("did not exist at", "undo", "deploy/web", "--to", "2")
+
+	// Of a deleted Job and a claim what the server made of their identity stays away.
+	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "once"}, Spec: batchv1.JobSpec{Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{
+		RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "c", Image: "i"}},
+	}}}}
+	if _, err := c.client.BatchV1().Jobs("default").Create(ctx, job, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	claim := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "data", Annotations: map[string]string{"pv.kubernetes.io/bind-completed": "yes", "own": "kept"}},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, VolumeName: "gone",
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+		},
+	}
+	if _, err := c.client.CoreV1().PersistentVolumeClaims("default").Create(ctx, claim, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	background := metav1.DeletePropagationBackground
+	if err := c.client.BatchV1().Jobs("default").Delete(ctx, "once", metav1.DeleteOptions{PropagationPolicy: &background}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.client.CoreV1().PersistentVolumeClaims("default").Delete(ctx, "data", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.client.CoreV1().PersistentVolumeClaims("default").Patch(ctx, "data", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	matches(t, c.run("undo", "job/once"), `^jobs.batch/once was created again`)
+	matches(t, c.run("undo", "pvc/data"), `^persistentvolumeclaims/data was created again .*; its volume gone is gone, with what was on it: it gets another one$`)
+	again, err := c.client.CoreV1().PersistentVolumeClaims("default").Get(ctx, "data", metav1.GetOptions{})
+	if err != nil || again.Spec.VolumeName != "" || len(again.Annotations) != 1 || again.Annotations["own"] != "kept" {
+		t.Errorf("claim created again: %+v, %v", again, err)
+	}
 
 	// What undo cannot do.
 	c.refused(`doesn't have a resource type "widgets"`, "history", "widgets/a")
