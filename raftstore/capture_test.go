@@ -2,8 +2,14 @@ package raftstore_test
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"testing"
 
+	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 	"github.com/clusterd/clusterd/raftstore/raftstoretest"
 )
@@ -31,5 +37,65 @@ func TestMultiCapture(t *testing.T) {
 		if err != nil || snap.Header().Digest.Revision < rev || keys[fmt.Sprint("/k/", i)] != "x" {
 			t.Errorf("after %d writes: revision %d of %d, %v, %v", i+1, snap.Header().Digest.Revision, rev, keys, err)
 		}
+	}
+}
+
+// TestSnapshotLeavesRoom: a snapshot that would take the room which has to stay free
+// is given up and leaves nothing behind, and none is begun without room. What it was
+// taken for by a backup is had all the same.
+func TestSnapshotLeavesRoom(t *testing.T) {
+	t.Parallel()
+	const least = 64 << 20
+	var dir string
+	var enough, little atomic.Bool
+	c := raftstoretest.New(t, 1, func(cfg *raftstore.Config) {
+		cfg.MinFreeBytes = least
+		dir = filepath.Join(cfg.Dir, "snapshots")
+		cfg.Inject(raftstore.Faults{Free: func(string) (int64, error) {
+			var taken int64
+			parts, _ := filepath.Glob(filepath.Join(dir, "*.tmp", "state.bin"))
+			for _, part := range parts {
+				if info, err := os.Stat(part); err == nil { // it may have gone meanwhile
+					taken += info.Size()
+				}
+			}
+			switch {
+			case little.Load():
+				return 1 << 20, nil
+			case taken >= 1<<20 && !enough.Load():
+				return least - 1, nil
+			default:
+				return 2 * least, nil
+			}
+		}})
+	})
+	s := c.Leader()
+	rng := rand.NewChaCha8([32]byte{})
+	for i := range 5 {
+		value := make([]byte, 1<<20)
+		_, _ = rng.Read(value)
+		mustPut(t, s, fmt.Sprint("/k/", i), string(value))
+	}
+	for _, short := range []bool{false, true} {
+		little.Store(short)
+		if short {
+			_ = refusal(c, s) // the disk was looked at
+		}
+		snap, err := s.Capture(testContext(t))
+		if err != nil || snap.Header().Digest.Keys < 5 {
+			t.Errorf("short %v: capture: %v", short, err)
+		}
+		if err := s.Snapshot(testContext(t)); err == nil || !strings.Contains(err.Error(), "have to stay free") {
+			t.Errorf("short %v: snapshot: %v", short, err)
+		}
+		if left, _ := filepath.Glob(filepath.Join(dir, "*")); len(left) > 0 {
+			t.Errorf("short %v: %v is left", short, left)
+		}
+	}
+	enough.Store(true)
+	little.Store(false)
+	c.Wait("a snapshot, with room again", func() bool { return s.Snapshot(testContext(t)) == nil })
+	if files, _ := filepath.Glob(filepath.Join(dir, "*", "state.bin")); len(files) != 1 {
+		t.Errorf("with room: %v", files)
 	}
 }

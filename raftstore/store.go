@@ -134,7 +134,7 @@ func (s *Store) openRaft() error {
 		s.damaged(err)
 		s.fail(err, false)
 	}
-	s.state.Snapshots.Corrupt = corrupt
+	s.state.Snapshots.Corrupt, s.state.Snapshots.Allow = corrupt, s.maySnapshot
 	s.state.Snapshots.Checked.Store(true)
 	s.logs = raftlog.NewGuarded(s.cfg.wrapLog(s.state.Log), raftlog.Guard{
 		Disk: s.disk, Latest: s.state.Snapshots.Latest, Logger: s.cfg.Logger, Done: s.ctx.Done(),

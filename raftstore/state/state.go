@@ -121,6 +121,9 @@ func (s *State) openFiles() (err error) {
 	if s.Snapshots, err = datadir.OpenSnapshots(s.opts.Dir, raftside.NewLogger(s.opts.Logger)); err != nil {
 		return err
 	}
+	if err := s.Snapshots.RemoveUnfinished(); err != nil {
+		return err
+	}
 	first, err := s.Log.FirstIndex()
 	if err != nil || first <= index+1 && (damage == nil || index > 0 || first == 1) {
 		return err

@@ -11,7 +11,9 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/clusterd/clusterd/raftstore/datadir"
+	"github.com/clusterd/clusterd/raftstore/mvcc"
 	"github.com/clusterd/clusterd/raftstore/raftlog"
+	"github.com/clusterd/clusterd/raftstore/wire"
 )
 
 func open(t *testing.T, dir string) (s *State, damaged []error, err error) {
@@ -100,6 +102,50 @@ func TestLostState(t *testing.T) {
 		t.Fatalf("after it was found to differ: %+v, %v", s, err)
 	}
 	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestUnfinishedSnapshots: what a crash left of a snapshot is gone when the state is
+// open, and a whole one stays.
+func TestUnfinishedSnapshots(t *testing.T) {
+	dir := t.TempDir()
+	s, _, err := open(t, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, trans := raft.NewInmemTransport("a")
+	k := mvcc.New()
+	var sink raft.SnapshotSink
+	for i := uint64(1); i <= 3; i++ { // the last one is not finished
+		k.Apply(i, mvcc.Batch{Time: int64(i), Commands: []mvcc.Command{{Type: mvcc.CmdTick, ID: mvcc.CommandID{Session: 1, Seq: i}}}})
+		if sink, err = s.Snapshots.Create(1, i, 3, raft.Configuration{}, 1, trans); err == nil {
+			err = wire.WriteSnapshot(sink, k.Snapshot())
+		}
+		if err == nil && i < 3 {
+			err = sink.Close()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	crashed := filepath.Join(dir, datadir.SnapshotsDir, sink.ID()+".tmp")
+	if _, err := os.Stat(crashed); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if s, _, err = open(t, dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(crashed); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the unfinished one: %v", err)
+	}
+	if newest, older, err := s.Snapshots.Latest(); newest != 2 || older != 1 || err != nil {
+		t.Errorf("the others: %d, %d, %v", newest, older, err)
+	}
+	if err := errors.Join(s.Close(), sink.Cancel()); err != nil {
 		t.Fatal(err)
 	}
 }
