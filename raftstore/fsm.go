@@ -111,13 +111,17 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 	if err != nil {
 		return err
 	}
+	if f.s.raft() != nil { // otherwise raft begins, and this is our own
+		if err := f.s.logs.Replaced(); err != nil {
+			return err
+		}
+	}
 	f.keyspace.Store(ks)
 	f.restored.Store(true)
 	f.logBytes.Store(0)
 	d := ks.Digest()
 	f.snapped(d)
 	f.hashes.Note(d.Index, d.Hash)
-	f.s.logs.Replaced.Store(true)
 	f.s.clock.Observe(d.Time, false)
 	f.s.applied.Broadcast()
 	f.s.hub.Notify()

@@ -163,7 +163,6 @@ func (s *Store) openRaft() error {
 		return errors.Join(err, s.raftSide.Close())
 	}
 	s.state.Snapshots.Checked.Store(false)
-	s.logs.Replaced.Store(false) // what was restored was our own
 	s.raftPtr.Store(r)
 	s.raftSide.Begin(r)
 	s.begins(r)

@@ -256,18 +256,36 @@ func (s *Snapshots) Latest() (newest, older uint64, err error) {
 	return newest, older, err
 }
 
-// CheckSnapshots looks at the snapshots from the newest on until one is whole.
-// Damaged ones are moved aside, and found is called for each. It returns the index
-// of the whole one, 0 if there is none, and what was wrong with the newest
-// damaged one.
-func CheckSnapshots(data string, found func(damage error)) (index uint64, damage error) {
+// Check is what CheckSnapshots has found.
+type Check struct {
+	Whole   uint64         // index of the newest snapshot that is whole; 0: there is none
+	Damaged []*DamageError // what is wrong with those that are newer, the newest first
+	Reached uint64         // the highest index of these; 0: there are none
+
+	folders []string
+}
+
+// MoveAside moves the damaged ones of a data folder into DamagedDir.
+func (c *Check) MoveAside(data string) error {
+	for _, name := range c.folders {
+		if err := MoveAside(data, filepath.Join(SnapshotsDir, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CheckSnapshots looks at the snapshots from the newest on until one is whole. It
+// changes nothing.
+func CheckSnapshots(data string) (*Check, error) {
+	found := &Check{}
 	dir := filepath.Join(data, SnapshotsDir)
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
-		return 0, nil
+		return found, nil
 	}
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	type named struct {
 		name        string
@@ -289,20 +307,18 @@ func CheckSnapshots(data string, found func(damage error)) (index uint64, damage
 	for _, n := range list {
 		err := checkSnapshot(filepath.Join(dir, n.name), n.term, n.index)
 		if err == nil {
-			return n.index, damage
+			found.Whole = n.index
+			break
 		}
-		if !errors.As(err, new(*DamageError)) {
-			return 0, err
+		damage := new(DamageError)
+		if !errors.As(err, &damage) {
+			return nil, err
 		}
-		found(err)
-		if damage == nil {
-			damage = err
-		}
-		if err := MoveAside(data, filepath.Join(SnapshotsDir, n.name)); err != nil {
-			return 0, err
-		}
+		found.Damaged = append(found.Damaged, damage)
+		found.Reached = max(found.Reached, n.index)
+		found.folders = append(found.folders, n.name)
 	}
-	return 0, damage
+	return found, nil
 }
 
 // checkSnapshot reads one snapshot's files. Its folder's name says what it is.
