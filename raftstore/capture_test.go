@@ -1,11 +1,13 @@
 package raftstore_test
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -70,12 +72,7 @@ func TestSnapshotLeavesRoom(t *testing.T) {
 		}})
 	})
 	s := c.Leader()
-	rng := rand.NewChaCha8([32]byte{})
-	for i := range 5 {
-		value := make([]byte, 1<<20)
-		_, _ = rng.Read(value)
-		mustPut(t, s, fmt.Sprint("/k/", i), string(value))
-	}
+	fillIncompressible(t, s, 5)
 	for _, short := range []bool{false, true} {
 		little.Store(short)
 		if short {
@@ -97,5 +94,65 @@ func TestSnapshotLeavesRoom(t *testing.T) {
 	c.Wait("a snapshot, with room again", func() bool { return s.Snapshot(testContext(t)) == nil })
 	if files, _ := filepath.Glob(filepath.Join(dir, "*", "state.bin")); len(files) != 1 {
 		t.Errorf("with room: %v", files)
+	}
+}
+
+// fillIncompressible puts so many MiB that a snapshot takes as much of the disk for.
+func fillIncompressible(t *testing.T, s *raftstore.Store, n int) {
+	t.Helper()
+	rng := rand.NewChaCha8([32]byte{})
+	for i := range n {
+		value := make([]byte, 1<<20)
+		_, _ = rng.Read(value)
+		mustPut(t, s, fmt.Sprint("/k/", i), string(value))
+	}
+}
+
+// TestCloseEndsSnapshot: a store that is closed does not finish the snapshot that is
+// being written.
+func TestCloseEndsSnapshot(t *testing.T) {
+	t.Parallel()
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	signal := sync.OnceFunc(func() { close(begun) })
+	var dir string
+	c := raftstoretest.New(t, 1, func(cfg *raftstore.Config) {
+		dir = filepath.Join(cfg.Dir, "snapshots")
+		cfg.Inject(raftstore.Faults{Free: func(string) (int64, error) {
+			if parts, _ := filepath.Glob(filepath.Join(dir, "*.tmp", "state.bin")); len(parts) > 0 { // a slow disk
+				signal()
+				<-goOn
+			}
+			return 1 << 40, nil
+		}})
+	})
+	release := sync.OnceFunc(func() { close(goOn) })
+	t.Cleanup(release)
+	s := c.Leader()
+	fillIncompressible(t, s, 5)
+	want := s.Status().Keyspace
+	snapshot := make(chan error, 1)
+	go func() { snapshot <- s.Snapshot(testContext(t)) }()
+	select {
+	case <-begun:
+	case err := <-snapshot:
+		t.Fatalf("the snapshot: %v", err)
+	}
+	closed := make(chan struct{})
+	go func() { defer close(closed); c.Stop("n0") }()
+	c.Wait("the store to be closing", func() bool {
+		_, err := s.Txn(testContext(t), put("/new", "x"))
+		return errors.Is(err, raftstore.ErrClosed)
+	})
+	release()
+	<-closed
+	if err := <-snapshot; !errors.Is(err, raftstore.ErrClosed) {
+		t.Errorf("the snapshot: %v", err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "*")); len(left) > 0 {
+		t.Errorf("it was finished, or something of it is left: %v", left)
+	}
+	c.Start("n0")
+	if got := c.Leader().Status().Keyspace; got.Keys < want.Keys {
+		t.Errorf("%+v, was %+v", got, want)
 	}
 }

@@ -175,10 +175,14 @@ func (f *fsmSnapshot) Release() {
 	f.snap = nil
 }
 
-// maySnapshot says why no snapshot may be written, its own or a leader's; nil: it
-// may. A snapshot takes none of the room that has to stay free (MinFreeBytes): with
-// the disk full the log could not grow.
+// maySnapshot says why no snapshot may be begun or go on, its own or a leader's; nil:
+// it may. A snapshot takes none of the room that has to stay free (MinFreeBytes): with
+// the disk full the log could not grow. And raft does not end before it, however
+// long that takes: the log has all of it, so Close need not wait.
 func (s *Store) maySnapshot() error {
+	if s.ctx.Err() != nil {
+		return ErrClosed
+	}
 	if free, tight := s.disk.Tight(); tight || s.disk.Short() {
 		return fmt.Errorf("%w: no snapshot is written to %s: %d bytes are free there, %d have to stay free (%d before the disk counts as having room again)",
 			ErrNoSpace, s.cfg.Dir, free, s.cfg.MinFreeBytes, s.cfg.MinFreeBytes+disk.BallastBytes)
