@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+
+	"github.com/clusterd/clusterd/loglimit"
 )
 
 // State is a member's state as gossip sees it.
@@ -202,7 +204,7 @@ func (m *Members) memberlistConfig(t memberlist.Transport, ring *memberlist.Keyr
 	c.Delegate = (*delegate)(m)
 	c.Alive = (*aliveDelegate)(m)
 	c.Conflict = (*aliveDelegate)(m)
-	c.LogOutput = logWriter{m.cfg.Logger}
+	c.LogOutput = logWriter{m.cfg.Logger, loglimit.New(m.cfg.Logger, linesEvery)}
 	return c
 }
 
@@ -460,8 +462,15 @@ func (*delegate) GetBroadcasts(int, int) [][]byte { return nil }
 func (*delegate) LocalState(bool) []byte          { return nil }
 func (*delegate) MergeRemoteState([]byte, bool)   {}
 
+// linesEvery is how often a line of one cause is written: whoever reaches the port
+// causes some of them, without the key.
+const linesEvery = time.Minute
+
 // logWriter turns memberlist's "[WARN] memberlist: …" lines into records.
-type logWriter struct{ log *slog.Logger }
+type logWriter struct {
+	plain   *slog.Logger
+	limited *loglimit.Logger
+}
 
 var _ io.Writer = logWriter{}
 
@@ -480,6 +489,22 @@ func (w logWriter) Write(p []byte) (int, error) {
 			line = strings.TrimPrefix(strings.TrimSpace(line[i+j+1:]), "memberlist: ")
 		}
 	}
-	w.log.Log(context.Background(), level, line)
+	if level == slog.LevelDebug {
+		w.plain.Debug(line)
+	} else {
+		w.limited.Log(context.Background(), level, lineCause(line), line)
+	}
 	return len(p), nil
+}
+
+// lineCause is what a line of memberlist begins with, up to what differs from one to
+// the next: addresses, names, numbers, what went wrong.
+func lineCause(line string) string {
+	if i := strings.IndexAny(line, ":('\"0123456789"); i >= 0 {
+		line = line[:i]
+	}
+	if i := strings.Index(line, " from="); i >= 0 {
+		line = line[:i]
+	}
+	return line
 }

@@ -3,10 +3,14 @@ package gossip
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -38,6 +42,11 @@ func startProbing(t *testing.T, probe time.Duration, id, name string, addr netip
 }
 
 func startWith(t *testing.T, probe time.Duration, keys [][]byte, id, name string, addr netip.AddrPort, seeds ...netip.AddrPort) *node {
+	t.Helper()
+	return startLogging(t, slog.DiscardHandler, probe, keys, id, name, addr, seeds...)
+}
+
+func startLogging(t *testing.T, log slog.Handler, probe time.Duration, keys [][]byte, id, name string, addr netip.AddrPort, seeds ...netip.AddrPort) *node {
 	t.Helper()
 	if !addr.IsValid() {
 		addr = netip.MustParseAddrPort("127.0.0.1:0")
@@ -71,7 +80,7 @@ func startWith(t *testing.T, probe time.Duration, keys [][]byte, id, name string
 			_, name := barred.Load(m.ID + " as " + m.Name)
 			return !id && !name
 		},
-		Logger: slog.New(slog.DiscardHandler),
+		Logger: slog.New(log),
 		Probe:  probe,
 		Stream: Stream{Listener: ln, Dial: func(ctx context.Context, a netip.AddrPort) (net.Conn, error) {
 			var d net.Dialer
@@ -119,6 +128,47 @@ func (n *node) wait(t *testing.T, id string, want ...State) Member {
 		case <-deadline:
 			t.Fatalf("%s sees %s as %q, want one of %v", n.cfg.Meta.Name, id, mem.State, want)
 		}
+	}
+}
+
+// lines counts what is logged.
+type lines struct{ all, warnings atomic.Int64 }
+
+func (*lines) Enabled(context.Context, slog.Level) bool { return true }
+func (l *lines) WithAttrs([]slog.Attr) slog.Handler     { return l }
+func (l *lines) WithGroup(string) slog.Handler          { return l }
+func (l *lines) Handle(_ context.Context, r slog.Record) error {
+	l.all.Add(1)
+	if r.Level >= slog.LevelWarn {
+		l.warnings.Add(1)
+	}
+	return nil
+}
+
+// TestStrangersDoNotFillTheLog: packets of somebody without the key are a few lines,
+// however many they are.
+func TestStrangersDoNotFillTheLog(t *testing.T) {
+	var got lines
+	n := startLogging(t, &got, 200*time.Millisecond, testKeys(7), "id-a", "n1", netip.AddrPort{})
+	c, err := net.Dial("udp", n.addr.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	rng := rand.NewChaCha8([32]byte{})
+	deadline := time.Now().Add(60 * time.Second)
+	for got.all.Load() < 1000 { // some are lost on a busy machine
+		if time.Now().After(deadline) {
+			t.Fatalf("%d lines of packets", got.all.Load())
+		}
+		b := make([]byte, 1+rng.Uint64()%200)
+		_, _ = rng.Read(b)
+		if _, err := c.Write(b); err != nil && !errors.Is(err, syscall.ECONNREFUSED) { // it may not listen yet
+			t.Fatal(err)
+		}
+	}
+	if n := got.warnings.Load(); n == 0 || n > 10 {
+		t.Errorf("%d warnings", n)
 	}
 }
 

@@ -215,6 +215,36 @@ func TestMultiStuckFollowerTellsReaders(t *testing.T) {
 	})
 }
 
+// Writes through a follower whose callers give up leave nothing behind there: the
+// leader does not answer those that get through.
+func TestMultiGivenUpWritesAreForgotten(t *testing.T) {
+	t.Parallel()
+	disks := newFaultyDisks()
+	c := raftstoretest.New(t, 3, func(cfg *raftstore.Config) {
+		raftstoretest.Steady(cfg)
+		disks.config(cfg)
+	})
+	leader, s := c.LeaderID(), c.Follower()
+	mustPut(t, s, "/k", "x")
+	hang := make(chan struct{})
+	disks.log(leader).set(hang, nil)
+	release := sync.OnceFunc(func() {
+		disks.log(leader).set(nil, nil)
+		close(hang)
+	})
+	t.Cleanup(release)
+	for i := range 10 {
+		ctx, cancel := context.WithTimeout(testContext(t), 20*time.Millisecond)
+		if _, err := s.Txn(ctx, put(fmt.Sprint("/k/", i), "x")); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("write %d, while the leader's log hangs: %v", i, err)
+		}
+		cancel()
+	}
+	c.Wait("nothing to wait for the leader any more", func() bool { return s.PendingCalls() == 0 })
+	release()
+	mustPut(t, s, "/k", "y")
+}
+
 // A leader short of room hands over to one that has some. Nothing is refused.
 func TestMultiLeaderWithoutRoom(t *testing.T) {
 	t.Parallel()

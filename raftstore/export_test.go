@@ -61,5 +61,8 @@ func (c *Config) Inject(f Faults) {
 // ShouldStand asks the others whether lost is gone for them, too.
 func ShouldStand(s *Store, lost string) bool { return s.election.ShouldStand(s.ctx, lost) }
 
+// PendingCalls is how many calls of this member wait for a reply of another one.
+func (s *Store) PendingCalls() int { return s.peers.Pending() }
+
 // BreakVote makes every further write of term and vote fail.
 func BreakVote(s *Store) { _ = s.state.Stable.Close() }

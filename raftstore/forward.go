@@ -147,7 +147,13 @@ func (s *Store) send(ctx context.Context, cmd mvcc.Command) (sent, error) {
 		attempts int  // handed over so often, without being refused for certain
 		noSpace  bool // the last one failed for that
 		pause    time.Duration
+		cancel   func() // ends the handing over that is under way; nil: none is
 	)
+	defer func() {
+		if cancel != nil {
+			cancel()
+		}
+	}()
 	giveUp := func(cause error) (sent, error) {
 		if noSpace {
 			cause = fmt.Errorf("%w: %w", ErrNoSpace, cause)
@@ -160,7 +166,6 @@ func (s *Store) send(ctx context.Context, cmd mvcc.Command) (sent, error) {
 	for {
 		leader, changed := s.leader.Current()
 		failed := make(chan verdict, 1)
-		var cancel func()
 		if leader != "" && pause == 0 {
 			attempts++
 			cancel = s.handOver(leader, raw, func(v verdict) { failed <- v })
@@ -176,9 +181,6 @@ func (s *Store) send(ctx context.Context, cmd mvcc.Command) (sent, error) {
 		select {
 		case out, ok := <-outcome:
 			if ok {
-				if cancel != nil {
-					cancel()
-				}
 				return sent{out, max(attempts, 1)}, nil
 			}
 			// A snapshot was installed over the entries that may have held it.
@@ -220,6 +222,7 @@ func (s *Store) send(ctx context.Context, cmd mvcc.Command) (sent, error) {
 		}
 		if cancel != nil {
 			cancel()
+			cancel = nil
 		}
 	}
 }

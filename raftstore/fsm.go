@@ -9,6 +9,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"github.com/clusterd/clusterd/raftstore/disk"
 	"github.com/clusterd/clusterd/raftstore/divergence"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 	"github.com/clusterd/clusterd/raftstore/wait"
@@ -27,6 +28,8 @@ type fsm struct {
 	applied  atomic.Int64 // … since the start
 	// snapBytes is how large the state was then.
 	snapBytes atomic.Int64
+	// noRoom is when a snapshot last met a lack of room, in unix nanoseconds.
+	noRoom atomic.Int64
 }
 
 var _ raft.BatchingFSM = (*fsm)(nil)
@@ -108,13 +111,17 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 	if err != nil {
 		return err
 	}
+	if f.s.raft() != nil { // otherwise raft begins, and this is our own
+		if err := f.s.logs.Replaced(); err != nil {
+			return err
+		}
+	}
 	f.keyspace.Store(ks)
 	f.restored.Store(true)
 	f.logBytes.Store(0)
 	d := ks.Digest()
 	f.snapped(d)
 	f.hashes.Note(d.Index, d.Hash)
-	f.s.logs.Replaced.Store(true)
 	f.s.clock.Observe(d.Time, false)
 	f.s.applied.Broadcast()
 	f.s.hub.Notify()
@@ -129,14 +136,16 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 type fsmSnapshot struct {
 	s        *Store
 	snap     *mvcc.Snapshot
-	logBytes int64 // the log that it makes needless
+	logBytes int64 // the log that it makes needless; 0 once it has
 }
 
 func (f *fsmSnapshot) Persist(sink raft.SnapshotSink) error {
 	start := time.Now()
 	if err := wire.WriteSnapshot(sink, f.snap); err != nil {
-		_ = sink.Cancel()
-		f.s.fsm.logBytes.Add(f.logBytes)
+		if cerr := sink.Cancel(); cerr != nil {
+			f.s.cfg.Logger.Warn("a snapshot that could not be written", "err", cerr)
+		}
+		f.lacksRoom(err)
 		if errors.Is(err, mvcc.ErrCorrupt) {
 			// The memory of this machine, or a fault of ours.
 			f.s.fail(fmt.Errorf("the keyspace in memory is not what was applied: %w", err), false)
@@ -144,13 +153,39 @@ func (f *fsmSnapshot) Persist(sink raft.SnapshotSink) error {
 		return fmt.Errorf("write snapshot: %w", err)
 	}
 	if err := sink.Close(); err != nil {
-		f.s.fsm.logBytes.Add(f.logBytes)
+		f.lacksRoom(err)
 		return fmt.Errorf("finish snapshot: %w", err)
 	}
+	f.logBytes = 0
 	if fn := f.s.cfg.Events.Snapshotted; fn != nil {
 		fn(f.snap.Header().Digest.Index, time.Since(start))
 	}
 	return nil
 }
 
-func (f *fsmSnapshot) Release() { f.snap = nil }
+func (f *fsmSnapshot) lacksRoom(err error) {
+	if errors.Is(err, ErrNoSpace) || disk.Full(err) {
+		f.s.fsm.noRoom.Store(time.Now().UnixNano())
+	}
+}
+
+// Release implements raft.FSMSnapshot. It is called in any case.
+func (f *fsmSnapshot) Release() {
+	f.s.fsm.logBytes.Add(f.logBytes)
+	f.snap = nil
+}
+
+// maySnapshot says why no snapshot may be begun or go on, its own or a leader's; nil:
+// it may. A snapshot takes none of the room that has to stay free (MinFreeBytes): with
+// the disk full the log could not grow. And raft does not end before it, however
+// long that takes: the log has all of it, so Close need not wait.
+func (s *Store) maySnapshot() error {
+	if s.ctx.Err() != nil {
+		return ErrClosed
+	}
+	if free, tight := s.disk.Tight(); tight || s.disk.Short() {
+		return fmt.Errorf("%w: no snapshot is written to %s: %d bytes are free there, %d have to stay free (%d before the disk counts as having room again)",
+			ErrNoSpace, s.cfg.Dir, free, s.cfg.MinFreeBytes, s.cfg.MinFreeBytes+disk.BallastBytes)
+	}
+	return nil
+}

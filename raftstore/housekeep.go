@@ -57,13 +57,17 @@ func (s *Store) housekeep() {
 		if s.IsLeader() && s.keyspace().Due(s.clock.Millis()) {
 			s.tick()
 		}
-		if s.snapshotDue() && !s.disk.Short() {
+		if s.snapshotDue() && !s.disk.Short() && time.Since(time.Unix(0, s.fsm.noRoom.Load())) > snapshotRetry {
 			if err := s.Snapshot(s.ctx); err != nil && s.ctx.Err() == nil {
 				s.cfg.Logger.Warn("snapshot", "err", err)
 			}
 		}
 	}
 }
+
+// snapshotRetry is how long after one that met a lack of room the next snapshot is
+// tried: each takes all of the room that may be taken for a moment.
+const snapshotRetry = time.Minute
 
 // settledAfter is how many ticks of housekeep after the last of a start, a
 // restore or a burst of writes was applied its memory is given back.

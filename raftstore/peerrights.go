@@ -14,7 +14,8 @@ import (
 // every stream is bound to the id that its peer has proved (Config.PeerID):
 //
 //	raft's messages   from voters of this member's configuration
-//	our own calls     from any member of it
+//	our own calls     from any member of it; that this member's keyspace is wrong
+//	                  from the leader alone
 //	both              from the leader that this member follows, and from any node
 //	                  who may dial while it follows none
 //	a call to be      from one that Config.Known admits, for itself: it lost its
@@ -72,6 +73,17 @@ func (s *Store) mayCall(conn net.Conn, f peer.Frame) bool {
 	}
 	op := memberOp(f.Body[0])
 	return op == addNonvoter || op == remove
+}
+
+// fromLeader says whether the peer of a stream of calls is the leader that this
+// member follows.
+func (s *Store) fromLeader(conn net.Conn) bool {
+	bound, ok := conn.(peer.BoundConn)
+	if !ok {
+		return true
+	}
+	leader, _ := s.leader.Current()
+	return leader != "" && leader == bound.ID
 }
 
 // allowedBy decides by a configuration alone.

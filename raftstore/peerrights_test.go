@@ -54,6 +54,69 @@ func (i intruder) Accept() (net.Conn, error) { return nil, net.ErrClosed }
 func (i intruder) Close() error              { return nil }
 func (i intruder) Addr() net.Addr            { return &net.TCPAddr{} }
 
+// ask makes a call, its kind and body, and returns the answer's kind.
+func ask(t *testing.T, conn net.Conn, call []byte) byte {
+	t.Helper()
+	out := binary.LittleEndian.AppendUint32(nil, uint32(len(call)+8))
+	out = append(binary.LittleEndian.AppendUint64(append(out, call[0]), 1), call[1:]...)
+	if _, err := conn.Write(out); err != nil {
+		t.Fatal(err)
+	}
+	head := make([]byte, 4)
+	if _, err := io.ReadFull(conn, head); err != nil {
+		t.Fatal(err)
+	}
+	answer := make([]byte, binary.LittleEndian.Uint32(head))
+	if _, err := io.ReadFull(conn, answer); err != nil || len(answer) == 0 {
+		t.Fatal(answer, err)
+	}
+	return answer[0]
+}
+
+// TestMultiForgedVerdict: that a member's keyspace is wrong is believed if its leader
+// says so, and nobody else, a voter or not.
+func TestMultiForgedVerdict(t *testing.T) {
+	t.Parallel()
+	c := raftstoretest.New(t, 3, raftstoretest.Steady)
+	mustPut(t, c.Leader(), "/k", "x")
+	c.Agree()
+	leader, victim := c.LeaderID(), c.Follower()
+	digest := victim.Status().Keyspace
+	verdict := binary.LittleEndian.AppendUint64([]byte{8}, digest.Index)
+	verdict = binary.LittleEndian.AppendUint64(verdict, digest.Hash+1)
+	say := func(from, to string) byte {
+		conn, err := intruder{c, from, victim.Status().Epoch}.open(t.Context(), to, 'C')
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = conn.Close() }()
+		return ask(t, conn, verdict)
+	}
+	for _, from := range c.IDs() {
+		for _, to := range c.IDs() {
+			if from == leader || from == to {
+				continue
+			}
+			if answer := say(from, to); answer != 65 {
+				t.Errorf("%s answered %s with frame %d", to, from, answer)
+			}
+			if err := c.Store(to).Err(); err != nil {
+				t.Fatalf("%s believed %s: %v", to, from, err)
+			}
+		}
+	}
+	id := victim.Status().ID
+	if answer := say(leader, id); answer != 67 {
+		t.Errorf("%s answered its leader with frame %d", id, answer)
+	}
+	select {
+	case <-victim.Failed():
+	case <-time.After(raftstoretest.Timeout):
+		t.Fatal("the leader is not believed")
+	}
+	c.Kill(id)
+}
+
 // TestMultiForgedMessages: a node outside the configuration deposes no leader,
 // takes no vote and writes nothing, whatever id the messages name; neither
 // does one without a vote by raft's messages.
@@ -104,14 +167,8 @@ func TestMultiForgedMessages(t *testing.T) {
 			calls = append(calls, append([]byte{4, raftstore.DemoteOp}, victim...))
 		}
 		for _, call := range calls {
-			out := binary.LittleEndian.AppendUint32(nil, uint32(len(call)+8))
-			out = append(binary.LittleEndian.AppendUint64(append(out, call[0]), 1), call[1:]...)
-			answer := make([]byte, 14)
-			if _, err := conn.Write(out); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := io.ReadFull(conn, answer); err != nil || answer[4] != 65 {
-				t.Errorf("%s answered call %d of an outsider with %v (%v)", to, call[0], answer, err)
+			if answer := ask(t, conn, call); answer != 65 {
+				t.Errorf("%s answered call %d of an outsider with frame %d", to, call[0], answer)
 			}
 		}
 		_ = conn.Close()

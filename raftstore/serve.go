@@ -62,6 +62,10 @@ func (s *Store) serveCalls(conn net.Conn) {
 			w.Send(peer.Frame{Kind: peer.KindNumber, Call: f.Call, Body: peer.NumberBody(uint64(max(s.disk.Room(), 0)))})
 			return nil
 		case peer.KindDiffers:
+			if !s.fromLeader(conn) {
+				w.Send(peer.Frame{Kind: peer.KindVerdict, Call: f.Call, Body: []byte{byte(refused)}})
+				return nil
+			}
 			s.divergence.Differs(f.Body)
 			w.Send(peer.Frame{Kind: peer.KindDone, Call: f.Call})
 			return nil

@@ -134,7 +134,7 @@ func (s *Store) openRaft() error {
 		s.damaged(err)
 		s.fail(err, false)
 	}
-	s.state.Snapshots.Corrupt = corrupt
+	s.state.Snapshots.Corrupt, s.state.Snapshots.Allow = corrupt, s.maySnapshot
 	s.state.Snapshots.Checked.Store(true)
 	s.logs = raftlog.NewGuarded(s.cfg.wrapLog(s.state.Log), raftlog.Guard{
 		Disk: s.disk, Latest: s.state.Snapshots.Latest, Logger: s.cfg.Logger, Done: s.ctx.Done(),
@@ -163,7 +163,6 @@ func (s *Store) openRaft() error {
 		return errors.Join(err, s.raftSide.Close())
 	}
 	s.state.Snapshots.Checked.Store(false)
-	s.logs.Replaced.Store(false) // what was restored was our own
 	s.raftPtr.Store(r)
 	s.raftSide.Begin(r)
 	s.begins(r)

@@ -34,13 +34,14 @@ var (
 
 // everybodys are the rooms that each room may import without naming them: they
 // know nothing but the standard library.
-var everybodys = []string{"durable"}
+var everybodys = []string{"durable", "loglimit"}
 
 // impure are the packages, with those below them, that a pure room does not import.
 var impure = []string{"os", "io", "net/http", "syscall", "golang.org/x/sys", "k8s.io/client-go", "k8s.io/klog"}
 
 var layers = []layer{
 	{room: "durable", never: map[string]string{"github.com/": "all write by it: it brings nothing along", "k8s.io/": "an island knows no Kubernetes types"}},
+	{room: "loglimit", never: map[string]string{"github.com/": "all log by it: it brings nothing along", "k8s.io/": "an island knows no Kubernetes types"}},
 	{room: "apis", never: noContainers},
 	{room: "apis/server", may: []string{"apis"}, never: noContainers},
 	{room: "raftstore", may: []string{"raftstore/datadir"}, never: noKubernetes},

@@ -20,6 +20,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/clusterd/clusterd/loglimit"
 	"github.com/clusterd/clusterd/member/pki"
 )
 
@@ -75,6 +76,7 @@ type Port struct {
 	ln    net.Listener
 	id    Identity
 	log   *slog.Logger
+	lines *loglimit.Logger // what strangers cause
 	http  *queue
 	split map[string]*queue
 	live  live
@@ -86,7 +88,7 @@ func Listen(addr netip.AddrPort, id Identity, log *slog.Logger) (*Port, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for cluster traffic: %w", err)
 	}
-	p := &Port{ln: ln, id: id, log: log, http: newQueue(ln.Addr()), split: map[string]*queue{}}
+	p := &Port{ln: ln, id: id, log: log, lines: loglimit.New(log, linesEvery), http: newQueue(ln.Addr()), split: map[string]*queue{}}
 	for proto := range protocols {
 		p.split[proto] = newQueue(ln.Addr())
 		if old, had := former[proto]; had {
@@ -172,7 +174,7 @@ func (p *Port) Run(ctx context.Context) error {
 				return nil
 			}
 			// Out of descriptors, most likely: do not spin.
-			p.log.Warn("a connection could not be accepted", "err", err)
+			p.lines.Log(ctx, slog.LevelWarn, "accept", "a connection could not be accepted", "err", err)
 			select {
 			case <-ctx.Done():
 				return nil
@@ -283,7 +285,7 @@ func (p *Port) handshake(ctx context.Context, below *liveConn, c *tls.Conn) {
 	}
 	peer, err := p.id.verify(state.PeerCertificates, x509.ExtKeyUsageClientAuth, "", protocols[present(state.NegotiatedProtocol)].dials)
 	if err != nil {
-		p.log.Warn("a connection between nodes was refused", "peer", c.RemoteAddr(), "protocol", state.NegotiatedProtocol, "err", err)
+		p.lines.Log(ctx, slog.LevelWarn, refusalCause(c.RemoteAddr(), state.NegotiatedProtocol), "a connection between nodes was refused", "peer", c.RemoteAddr(), "protocol", state.NegotiatedProtocol, "err", err)
 		c.Close()
 		return
 	}
@@ -293,6 +295,19 @@ func (p *Port) handshake(ctx context.Context, below *liveConn, c *tls.Conn) {
 		return
 	}
 	q.put(c)
+}
+
+// linesEvery is how often a line of one cause is written.
+const linesEvery = time.Minute
+
+// refusalCause is the host that is refused, and what it asked for: one that knocks
+// without end has one line, and a node whose certificate is bad another.
+func refusalCause(from net.Addr, protocol string) string {
+	host, _, err := net.SplitHostPort(from.String())
+	if err != nil {
+		host = from.String()
+	}
+	return protocol + " from " + host
 }
 
 // Cut closes what the node with that id has open here, requests to the API

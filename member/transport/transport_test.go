@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,7 +47,12 @@ func identity(t *testing.T, ca *pki.CA, name string) (Identity, string) {
 
 func serve(t *testing.T, id Identity) *Port {
 	t.Helper()
-	p, err := Listen(netip.MustParseAddrPort("127.0.0.1:0"), id, slog.New(slog.DiscardHandler))
+	return serveLogging(t, id, slog.DiscardHandler)
+}
+
+func serveLogging(t *testing.T, id Identity, log slog.Handler) *Port {
+	t.Helper()
+	p, err := Listen(netip.MustParseAddrPort("127.0.0.1:0"), id, slog.New(log))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,6 +66,42 @@ func serve(t *testing.T, id Identity) *Port {
 		}
 	})
 	return p
+}
+
+// warnings counts them.
+type warnings struct{ n atomic.Int64 }
+
+func (*warnings) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelWarn }
+func (w *warnings) WithAttrs([]slog.Attr) slog.Handler         { return w }
+func (w *warnings) WithGroup(string) slog.Handler              { return w }
+func (w *warnings) Handle(context.Context, slog.Record) error {
+	w.n.Add(1)
+	return nil
+}
+
+// TestStrangersDoNotFillTheLog: connections without a certificate that ask for what
+// is between nodes are a line each minute, however many they are.
+func TestStrangersDoNotFillTheLog(t *testing.T) {
+	ca := newCA(t)
+	server, _ := identity(t, ca, "n1")
+	var got warnings
+	p := serveLogging(t, server, &got)
+	for _, proto := range []string{Raft, Gossip} {
+		for range 200 {
+			c, err := tls.Dial("tcp", p.Addr().String(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{proto}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.SetDeadline(time.Now().Add(30 * time.Second))
+			if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Fatalf("a stranger was heard: %v", err)
+			}
+			c.Close()
+		}
+	}
+	if n := got.n.Load(); n < 2 || n > 10 { // the interval may end once or twice on a busy machine
+		t.Errorf("%d warnings of 400 connections", n)
+	}
 }
 
 func TestProtocolsReachTheirListeners(t *testing.T) {

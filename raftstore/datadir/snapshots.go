@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"sort"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/hashicorp/go-hclog"
@@ -43,6 +44,12 @@ type Snapshots struct {
 	// Versions before packing cannot read those that are. It is set before the
 	// first Create.
 	Pack func() bool
+	// Allow is asked before a snapshot is begun, and at each MiB of it: an error ends
+	// it. nil: all are allowed. It is set before the first Create.
+	Allow func() error
+
+	mu      sync.Mutex
+	writing map[string]bool // ids of those that are being written
 }
 
 // KeptSnapshots is how many snapshots are kept: the newest one and, should it
@@ -55,7 +62,29 @@ func OpenSnapshots(dir string, logger hclog.Logger) (*Snapshots, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Snapshots{FileSnapshotStore: s, dir: filepath.Join(dir, SnapshotsDir)}, nil
+	return &Snapshots{FileSnapshotStore: s, dir: filepath.Join(dir, SnapshotsDir), writing: make(map[string]bool)}, nil
+}
+
+// RemoveUnfinished removes what a crash, or an attempt to create one, has left of
+// snapshots that never were whole: each may take as much room as a whole one.
+func (s *Snapshots) RemoveUnfinished() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.removeUnfinished()
+}
+
+// removeUnfinished is called with mu held.
+func (s *Snapshots) removeUnfinished() error {
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if id, ok := strings.CutSuffix(e.Name(), unfinished); ok && !s.writing[id] {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(s.dir, e.Name())))
+		}
+	}
+	return err
 }
 
 // Open implements raft.SnapshotStore. One that has become damaged since the
@@ -120,25 +149,57 @@ func (s *Snapshots) openChecked(id string) (*raft.SnapshotMeta, io.ReadCloser, e
 
 // Create implements raft.SnapshotStore.
 func (s *Snapshots) Create(version raft.SnapshotVersion, index, term uint64, c raft.Configuration, cIndex uint64, t raft.Transport) (raft.SnapshotSink, error) {
-	inner, err := s.FileSnapshotStore.Create(version, index, term, c, cIndex, t)
+	if err := s.allow(); err != nil {
+		return nil, err
+	}
+	paced, err := s.begin(func() (raft.SnapshotSink, error) {
+		return s.FileSnapshotStore.Create(version, index, term, c, cIndex, t)
+	})
 	if err != nil {
 		return nil, err
 	}
-	paced := newPaced(inner, s.dir)
-	sink := &snapshotSink{paced: paced, dir: filepath.Join(s.dir, inner.ID())}
+	sink := &snapshotSink{paced: paced, all: s}
 	if s.Pack == nil || !s.Pack() {
 		return sink, nil
 	}
 	if sink.pack, err = newPacker(paced); err != nil {
-		return nil, errors.Join(err, paced.Cancel())
+		return nil, errors.Join(err, sink.Cancel())
 	}
 	return sink, nil
 }
 
+func (s *Snapshots) begin(create func() (raft.SnapshotSink, error)) (*paced, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	inner, err := create()
+	if err != nil { // raft leaves what it has made of it so far
+		return nil, errors.Join(err, s.removeUnfinished())
+	}
+	p, err := newPaced(inner, s.dir, s.allow)
+	if err == nil {
+		s.writing[inner.ID()] = true
+	}
+	return p, err
+}
+
+func (s *Snapshots) allow() error {
+	if s.Allow == nil {
+		return nil
+	}
+	return s.Allow()
+}
+
+func (s *Snapshots) ended(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.writing, id)
+}
+
 type snapshotSink struct {
 	*paced
-	pack *packer // nil: it is written as it comes
-	dir  string
+	all    *Snapshots
+	pack   *packer // nil: it is written as it comes
+	closed bool    // or cancelled
 }
 
 // Write implements io.Writer.
@@ -152,19 +213,34 @@ func (s *snapshotSink) Write(b []byte) (int, error) {
 // Close finishes the snapshot. It stands from then on; a crash before the
 // checksum is written leaves one whose meta.json is accepted.
 func (s *snapshotSink) Close() error {
+	if s.closed {
+		return nil
+	}
 	if s.pack != nil {
 		if err := s.pack.finish(); err != nil {
-			return errors.Join(err, s.paced.Cancel())
+			return errors.Join(err, s.Cancel())
 		}
 	}
+	s.closed = true
+	defer s.all.ended(s.ID())
 	if err := s.paced.Close(); err != nil {
 		return err
 	}
-	b, err := os.ReadFile(filepath.Join(s.dir, snapMeta))
+	b, err := os.ReadFile(filepath.Join(s.folder, snapMeta))
 	if err != nil {
 		return err
 	}
-	return durable.ReplaceFile(filepath.Join(s.dir, snapMetaSum), fmt.Appendf(nil, "%08x\n", Checksum(b)), 0o600)
+	return durable.ReplaceFile(filepath.Join(s.folder, snapMetaSum), fmt.Appendf(nil, "%08x\n", Checksum(b)), 0o600)
+}
+
+// Cancel implements raft.SnapshotSink.
+func (s *snapshotSink) Cancel() error {
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	defer s.all.ended(s.ID())
+	return s.paced.Cancel()
 }
 
 // Latest returns the indexes of the newest snapshot and of the one before it; 0
@@ -180,18 +256,36 @@ func (s *Snapshots) Latest() (newest, older uint64, err error) {
 	return newest, older, err
 }
 
-// CheckSnapshots looks at the snapshots from the newest on until one is whole.
-// Damaged ones are moved aside, and found is called for each. It returns the index
-// of the whole one, 0 if there is none, and what was wrong with the newest
-// damaged one.
-func CheckSnapshots(data string, found func(damage error)) (index uint64, damage error) {
+// Check is what CheckSnapshots has found.
+type Check struct {
+	Whole   uint64         // index of the newest snapshot that is whole; 0: there is none
+	Damaged []*DamageError // what is wrong with those that are newer, the newest first
+	Reached uint64         // the highest index of these; 0: there are none
+
+	folders []string
+}
+
+// MoveAside moves the damaged ones of a data folder into DamagedDir.
+func (c *Check) MoveAside(data string) error {
+	for _, name := range c.folders {
+		if err := MoveAside(data, filepath.Join(SnapshotsDir, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CheckSnapshots looks at the snapshots from the newest on until one is whole. It
+// changes nothing.
+func CheckSnapshots(data string) (*Check, error) {
+	found := &Check{}
 	dir := filepath.Join(data, SnapshotsDir)
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
-		return 0, nil
+		return found, nil
 	}
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	type named struct {
 		name        string
@@ -201,7 +295,7 @@ func CheckSnapshots(data string, found func(damage error)) (index uint64, damage
 	for _, e := range entries {
 		n := named{name: e.Name()}
 		var millis int64
-		if !e.IsDir() || strings.HasSuffix(n.name, ".tmp") {
+		if !e.IsDir() || strings.HasSuffix(n.name, unfinished) {
 			continue
 		}
 		if _, err := fmt.Sscanf(n.name, "%d-%d-%d", &n.term, &n.index, &millis); err != nil {
@@ -213,20 +307,18 @@ func CheckSnapshots(data string, found func(damage error)) (index uint64, damage
 	for _, n := range list {
 		err := checkSnapshot(filepath.Join(dir, n.name), n.term, n.index)
 		if err == nil {
-			return n.index, damage
+			found.Whole = n.index
+			break
 		}
-		if !errors.As(err, new(*DamageError)) {
-			return 0, err
+		damage := new(DamageError)
+		if !errors.As(err, &damage) {
+			return nil, err
 		}
-		found(err)
-		if damage == nil {
-			damage = err
-		}
-		if err := MoveAside(data, filepath.Join(SnapshotsDir, n.name)); err != nil {
-			return 0, err
-		}
+		found.Damaged = append(found.Damaged, damage)
+		found.Reached = max(found.Reached, n.index)
+		found.folders = append(found.folders, n.name)
 	}
-	return 0, damage
+	return found, nil
 }
 
 // checkSnapshot reads one snapshot's files. Its folder's name says what it is.

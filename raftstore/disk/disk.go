@@ -53,6 +53,14 @@ func New(dir string, minFree int64, slow time.Duration, free func(dir string) (i
 // Short reports whether there is less room than there has to be.
 func (d *Disk) Short() bool { return d.short.Load() }
 
+// Tight measures the room that is left now, and reports whether it is less than
+// there has to be. Being short does not change by that: what takes the room may
+// give it back before the next Look.
+func (d *Disk) Tight() (free int64, tight bool) {
+	free, err := d.free(d.dir)
+	return free, err == nil && free < d.minFree
+}
+
 // freeBytes is what an unprivileged process may still write.
 func freeBytes(dir string) (int64, error) {
 	var st unix.Statfs_t

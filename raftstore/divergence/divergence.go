@@ -124,18 +124,22 @@ func (c *Check) compare(ctx context.Context, index uint64) bool {
 		case <-ctx.Done():
 		}
 	}
-	c.settle(index, ours, votes, theirs)
+	c.settle(index, len(others)+1, ours, votes, theirs)
 	return len(theirs) == len(others)
 }
 
-// settle stops who differs. What most have is taken for right; between two it
-// is what the leader has.
-func (c *Check) settle(index, ours uint64, votes map[uint64]int, theirs map[string]uint64) {
+// settle stops who differs from what a majority of all members have: of fewer it is not
+// known which of them are wrong. Between two members it is what the leader has.
+func (c *Check) settle(index uint64, members int, ours uint64, votes map[uint64]int, theirs map[string]uint64) {
 	right := ours
 	for hash, n := range votes {
 		if n > votes[right] {
 			right = hash
 		}
+	}
+	if len(votes) > 1 && members > 2 && votes[right] <= members/2 {
+		c.cfg.Logger.Error("members' keyspaces differ, and no majority has the same: none of them is stopped", "index", index, "members", members, "has", hashText(ours), "others have", hashTexts(theirs))
+		return
 	}
 	for id, hash := range theirs {
 		if hash != right {
@@ -146,6 +150,14 @@ func (c *Check) settle(index, ours uint64, votes map[uint64]int, theirs map[stri
 	if ours != right {
 		c.diverged(index, ours, right)
 	}
+}
+
+func hashTexts(theirs map[string]uint64) map[string]string {
+	texts := make(map[string]string, len(theirs))
+	for id, hash := range theirs {
+		texts[id] = hashText(hash)
+	}
+	return texts
 }
 
 func hashText(h uint64) string { return fmt.Sprintf("%016x", h) }

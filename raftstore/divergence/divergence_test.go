@@ -38,15 +38,21 @@ func (f *fakeMembers) Call(id string, _ byte, _ []byte, _ peer.ReplyFunc) uint64
 func TestCompare(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
+		others  []string
 		hashes  map[string]uint64
 		called  []string
 		stopped bool
 	}{
-		{"all agree", map[string]uint64{"b": 1, "c": 1}, nil, false},
-		{"one of three differs", map[string]uint64{"b": 1, "c": 2}, []string{"c"}, false},
-		{"the leader differs", map[string]uint64{"b": 2, "c": 2}, nil, true},
-		{"one of two differs: the leader is right", map[string]uint64{"b": 2}, []string{"b"}, false},
-		{"one is silent", map[string]uint64{"b": 1}, nil, false},
+		{"all agree", []string{"b", "c"}, map[string]uint64{"b": 1, "c": 1}, nil, false},
+		{"one of three differs", []string{"b", "c"}, map[string]uint64{"b": 1, "c": 2}, []string{"c"}, false},
+		{"the leader differs", []string{"b", "c"}, map[string]uint64{"b": 2, "c": 2}, nil, true},
+		{"one of two differs: the leader is right", []string{"b"}, map[string]uint64{"b": 2}, []string{"b"}, false},
+		{"one of three differs, one is silent: either may be wrong", []string{"b", "c"}, map[string]uint64{"b": 2}, nil, false},
+		{"all three differ", []string{"b", "c"}, map[string]uint64{"b": 2, "c": 3}, nil, false},
+		{"two and two", []string{"b", "c", "d"}, map[string]uint64{"b": 1, "c": 2, "d": 2}, nil, false},
+		{"one of five differs, one is silent", []string{"b", "c", "d", "e"}, map[string]uint64{"b": 1, "c": 1, "d": 2}, []string{"d"}, false},
+		{"two of five differ from the leader, two are silent", []string{"b", "c", "d", "e"}, map[string]uint64{"b": 2, "c": 2}, nil, false},
+		{"one is silent", []string{"b", "c"}, map[string]uint64{"b": 1}, nil, false},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
@@ -57,7 +63,7 @@ func TestCompare(t *testing.T) {
 			var stopped error
 			c := New(Config{
 				ID: "a", Hashes: hashes, Members: m, Logger: slog.New(slog.DiscardHandler),
-				IDs:   func() ([]string, error) { return []string{"a", "b", "c"}, nil },
+				IDs:   func() ([]string, error) { return append([]string{"a"}, tc.others...), nil },
 				Leads: func() bool { return true }, Applied: func() uint64 { return 7 },
 				Stop: func(err error) { stopped = err; cancel() },
 			})

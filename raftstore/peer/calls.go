@@ -90,6 +90,16 @@ func (c *Calls) Forget(id string, call uint64) {
 	}
 }
 
+// Pending is how many calls wait for a reply.
+func (c *Calls) Pending() (n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, pr := range c.byID {
+		n += len(pr.pending)
+	}
+	return n
+}
+
 // run dials, serves the replies until the stream ends, and then fails what is
 // still pending.
 func (c *Calls) run(pr *callStream) {

@@ -19,9 +19,9 @@ import (
 type Guarded struct {
 	raft.LogStore
 	Guard
-	// Replaced is set when a snapshot from elsewhere has taken the log's place:
-	// what it holds may be of another history.
-	Replaced atomic.Bool
+	// replaced is the index of the snapshot from elsewhere that has taken the log's
+	// place last; 0: none has.
+	replaced atomic.Uint64
 }
 
 // Guard is what is to happen around a log.
@@ -108,23 +108,30 @@ func (l *Guarded) StoreLogs(es []*raft.Log) error {
 	}
 }
 
+// Replaced notes that the newest snapshot came from elsewhere and has taken the
+// log's place: what the log holds up to there may be of another history.
+func (l *Guarded) Replaced() error {
+	newest, _, err := l.Latest()
+	if err != nil {
+		return err
+	}
+	l.replaced.Store(newest)
+	return nil
+}
+
 // DeleteRange implements raft.LogStore. When raft trims the log after a
 // snapshot, the entries since the snapshot before it stay: should the newest
 // one turn out damaged, nothing is lost. They are as many bytes as lie between
 // two snapshots, which is also what a follower may be late by before it is sent
 // a snapshot.
 func (l *Guarded) DeleteRange(lo, hi uint64) error {
-	last, err := l.LastIndex()
-	if err != nil {
-		return err
-	}
 	newest, older, err := l.Latest()
 	if err != nil {
 		return err
 	}
 	switch {
 	case hi > newest: // a conflict with a new leader, or all of it
-	case hi >= last && l.Replaced.CompareAndSwap(true, false):
+	case newest == l.replaced.Load(): // nothing before it may be used again
 	default:
 		hi = min(hi, older)
 	}

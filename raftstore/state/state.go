@@ -108,27 +108,51 @@ func (s *State) openFiles() (err error) {
 	if err != nil {
 		return err
 	}
-	index, damage := datadir.CheckSnapshots(s.opts.Dir, func(err error) {
-		s.foundDamage(err, "a snapshot is damaged and will not be used", "kept", s.path(datadir.DamagedDir))
-	})
-	if damage != nil && !errors.As(damage, new(*datadir.DamageError)) {
-		return damage
-	}
-	s.Log, err = raftlog.Open(raftlog.Options{Dir: s.opts.Dir, Engine: s.opts.Engine, Snapshot: index, Logger: s.opts.Logger, Found: s.foundDamage})
+	snapshots, err := datadir.CheckSnapshots(s.opts.Dir)
 	if err != nil {
+		return err
+	}
+	for _, damage := range snapshots.Damaged {
+		s.foundDamage(damage, "a snapshot is damaged and will not be used")
+	}
+	s.Log, err = raftlog.Open(raftlog.Options{Dir: s.opts.Dir, Engine: s.opts.Engine, Snapshot: snapshots.Whole, Logger: s.opts.Logger, Found: s.foundDamage})
+	if err != nil {
+		return err
+	}
+	if err := s.reaches(snapshots); err != nil {
+		return err // all of it stays where it is: to judge it once more comes to the same
+	}
+	if err := snapshots.MoveAside(s.opts.Dir); err != nil {
 		return err
 	}
 	if s.Snapshots, err = datadir.OpenSnapshots(s.opts.Dir, raftside.NewLogger(s.opts.Logger)); err != nil {
 		return err
 	}
+	return s.Snapshots.RemoveUnfinished()
+}
+
+// reaches returns what is damaged if the newest whole snapshot and the log do not
+// make up for it: this member may have acknowledged all that was in it.
+func (s *State) reaches(snapshots *datadir.Check) error {
 	first, err := s.Log.FirstIndex()
-	if err != nil || first <= index+1 && (damage == nil || index > 0 || first == 1) {
+	if err != nil {
 		return err
 	}
-	if damage == nil {
-		damage = &datadir.DamageError{File: s.path(datadir.SnapshotsDir), Offset: -1, Err: fmt.Errorf("the newest snapshot is of index %d, and the log begins at %d", index, first)}
+	last, err := s.Log.LastIndex()
+	if err != nil {
+		return err
 	}
-	return damage
+	whole := snapshots.Whole
+	switch gap := first > whole+1; {
+	case !gap && max(whole, last) >= snapshots.Reached:
+		return nil
+	case len(snapshots.Damaged) > 0:
+		damage := *snapshots.Damaged[0]
+		damage.Err = fmt.Errorf("%w; the newest snapshot that is whole is of index %d, and the log holds %d to %d (0: nothing), where the damaged one had all up to %d", damage.Err, whole, first, last, snapshots.Reached)
+		return &damage
+	default:
+		return &datadir.DamageError{File: s.path(datadir.SnapshotsDir), Offset: -1, Err: fmt.Errorf("the newest snapshot is of index %d, and the log begins at %d", whole, first)}
+	}
 }
 
 // checkComplete finds that something is gone from the folder of a member that
