@@ -40,6 +40,9 @@ func (f Frontend) String() string {
 	return fmt.Sprintf("%s %s", f.Proto, netip.AddrPortFrom(f.Addr, f.Port))
 }
 
+// key is the frontend's, of sets of address, protocol and port.
+func (f Frontend) key() string { return nft.Key(f.Addr, f.Proto, f.Port) }
+
 // everywhere: it is a port of the node.
 func (f Frontend) everywhere() bool { return f.Addr.IsUnspecified() }
 
@@ -195,7 +198,7 @@ func (k classKey) rules() []nft.Rule {
 	}
 	var remember *nft.Remember
 	if a := k.class.affinity(); a > 0 {
-		remember = &nft.Remember{Set: "affinity" + f.suffix, Key: []nft.Field{f.saddr, daddr, nft.L4Proto, nft.Dport}, Timeout: a}
+		remember = &nft.Remember{Set: affinitySet + f.suffix, Key: []nft.Field{f.saddr, daddr, nft.L4Proto, nft.Dport}, Timeout: a}
 		out = append(out, nft.Rule{nft.DNATRemembered(f.typ, *remember)})
 	}
 	fields := []nft.Field{daddr, nft.L4Proto, nft.Dport, nft.ConstNumber(k.path.scope()), nft.Random(k.class.endpoints())}
@@ -220,7 +223,7 @@ func contribute(f Frontend, b Backend) contribution {
 	put := func(set, key, data string) {
 		c.elements = append(c.elements, element{set + fam.suffix, key, data})
 	}
-	full := nft.Key(f.Addr, f.Proto, f.Port)
+	full := f.key()
 	short := full
 	if f.everywhere() {
 		short = nft.Key(f.Proto, f.Port)
@@ -291,6 +294,9 @@ func last(p netip.Prefix) netip.Addr {
 	return a
 }
 
+// affinitySet holds which client has which endpoint.
+const affinitySet = "affinity"
+
 // affinityElements bounds how many clients are remembered: what a flood of
 // clients can take of the kernel's memory.
 const affinityElements = 1 << 18
@@ -319,7 +325,7 @@ func skeleton(base Base) nft.Table {
 		set(nft.Set{Name: "allowed", Key: append(slices.Clone(full), f.typ), Interval: true})
 		set(nft.Set{Name: "hairpin", Key: []nft.Type{f.typ, f.typ}})
 		set(nft.Set{Name: "virtual", Key: []nft.Type{f.typ}})
-		set(nft.Set{Name: "affinity", Key: []nft.Type{f.typ, f.typ, nft.Proto, nft.Port}, Data: []nft.Type{f.typ, nft.Port}, Dynamic: true, Size: affinityElements})
+		set(nft.Set{Name: affinitySet, Key: []nft.Type{f.typ, f.typ, nft.Proto, nft.Port}, Data: []nft.Type{f.typ, nft.Port}, Dynamic: true, Size: affinityElements})
 	}
 	t.Chains = append(t.Chains, nft.Chain{Name: "refuse", Rules: []nft.Rule{{nft.ProtoIs(tcp), nft.RefuseTCP}, {nft.Refuse}}})
 	for _, f := range families {

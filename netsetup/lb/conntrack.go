@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -55,6 +56,57 @@ func (c *Conntrack) Delete(flows []Flow) (deleted uint, err error) {
 		}
 	}
 	return deleted, nil
+}
+
+// DeleteOthers forgets the connections that go where none of their frontend's
+// endpoints is: what a former process could not forget. Those of datagram protocols
+// also if no frontend has their address and it is of ranges, which hold frontends
+// alone, or if they were sent nowhere though there is an endpoint now. TCP to the
+// node's own ports is left alone: it ends by itself.
+func (c *Conntrack) DeleteOthers(serving map[Frontend][]netip.AddrPort, ranges []netip.Prefix) (deleted uint, err error) {
+	others := otherFlows{map[Frontend]map[netip.AddrPort]bool{}, ranges}
+	for f, all := range serving {
+		others.serving[f] = map[netip.AddrPort]bool{}
+		for _, a := range all {
+			others.serving[f][a] = true
+		}
+	}
+	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+		n, err := c.h.ConntrackDeleteFilters(netlink.ConntrackTable, family, others)
+		deleted += n
+		if err != nil {
+			return deleted, fmt.Errorf("forget tracked connections: %w", err)
+		}
+	}
+	return deleted, nil
+}
+
+// otherFlows is the filter of DeleteOthers.
+type otherFlows struct {
+	serving map[Frontend]map[netip.AddrPort]bool
+	ranges  []netip.Prefix
+}
+
+// MatchConntrackFlow implements netlink's filter.
+func (o otherFlows) MatchConntrackFlow(c *netlink.ConntrackFlow) bool {
+	to, from := addrPort(c.Forward.DstIP, c.Forward.DstPort), addrPort(c.Reverse.SrcIP, c.Reverse.SrcPort)
+	if !to.IsValid() || !from.IsValid() {
+		return false
+	}
+	f := Frontend{to.Addr(), nft.Protocol(c.Forward.Protocol), to.Port()}
+	datagrams := f.Proto == udp || f.Proto == sctp
+	endpoints, ok := o.serving[f]
+	if !ok && datagrams {
+		f.Addr = familyOf(to.Addr()).any
+		endpoints, ok = o.serving[f]
+	}
+	switch {
+	case from == to:
+		return datagrams && len(endpoints) > 0
+	case ok:
+		return !endpoints[from]
+	}
+	return datagrams && slices.ContainsFunc(o.ranges, func(r netip.Prefix) bool { return r.Contains(to.Addr()) })
 }
 
 // flowSet answers for one tracked connection whether it is one of many flows,
