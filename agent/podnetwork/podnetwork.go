@@ -37,6 +37,7 @@ import (
 	"github.com/clusterd/clusterd/apis/names"
 	"github.com/clusterd/clusterd/apis/paths"
 	"github.com/clusterd/clusterd/netsetup/antispoof"
+	"github.com/clusterd/clusterd/netsetup/lb"
 	"github.com/clusterd/clusterd/netsetup/netns"
 	"github.com/clusterd/clusterd/netsetup/nft"
 	"github.com/clusterd/clusterd/netsetup/overlay"
@@ -110,10 +111,12 @@ type Network struct {
 	looking sync.RWMutex
 	taken   chan struct{} // holds one: a pod has asked for a network, see ready.go
 
-	portMu sync.Mutex // guards ports, rules, own, and the file of the ports
+	flows  *lb.Conntrack
+	portMu sync.Mutex // guards ports, rules, own, misled, and the file of the ports
 	ports  map[string]podsPorts
 	rules  nft.Ruleset // of the nodes, without the ports
 	own    []netip.Prefix
+	misled []lb.Flow // not forgotten yet, see flowsOf
 
 	mu      sync.Mutex // guards all below
 	cidrs   []netip.Prefix
@@ -169,6 +172,11 @@ func New(cfg Config) (*Network, error) {
 		n.links.Close()
 		return nil, fmt.Errorf("pod network: %w", err)
 	}
+	if n.flows, err = lb.OpenConntrack(); err != nil {
+		n.links.Close()
+		_ = n.tables.Close()
+		return nil, fmt.Errorf("pod network: %w", err)
+	}
 	n.probes = pathprobe.New(pathprobe.Config{Port: paths.Port, Logger: cfg.Logger})
 	n.filter = nft.NewKeeper(nft.KeeperConfig{Kernel: n.tables, Logger: cfg.Logger, Repaired: cfg.Repaired})
 	n.routes, err = overlay.OpenMesh(overlay.MeshConfig{
@@ -176,6 +184,7 @@ func New(cfg Config) (*Network, error) {
 	})
 	if err != nil {
 		n.links.Close()
+		n.flows.Close()
 		_ = n.tables.Close()
 		return nil, fmt.Errorf("pod network: %w", err)
 	}

@@ -9,11 +9,13 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/clusterd/clusterd/netsetup/internal/nlretry"
 	"github.com/clusterd/clusterd/netsetup/nft"
 )
 
 // Flow names connections that the kernel tracks: those made to a frontend and
-// sent to an endpoint. A zero endpoint names those that were sent nowhere else.
+// sent to an endpoint. A zero endpoint names those that were sent nowhere else; with
+// an unspecified address those to the node itself.
 type Flow struct {
 	Frontend Frontend
 	Endpoint netip.AddrPort
@@ -25,7 +27,7 @@ type Conntrack struct{ h *netlink.Handle }
 
 // OpenConntrack binds a Conntrack to the calling thread's network namespace.
 func OpenConntrack() (*Conntrack, error) {
-	h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
+	h, err := netlink.NewHandle(unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
@@ -38,10 +40,15 @@ func (c *Conntrack) Close() { c.h.Close() }
 // Delete forgets the connections of the flows and no others. The next packet of
 // one begins a new connection, which goes where the rules now say.
 func (c *Conntrack) Delete(flows []Flow) (deleted uint, err error) {
-	want := flowSet{}
+	want := flowSet{flows: map[Flow]bool{}}
 	families := map[netlink.InetFamily]bool{}
 	for _, f := range flows {
-		want[f] = true
+		want.flows[f] = true
+		if f.Frontend.everywhere() && !f.Endpoint.IsValid() && want.own == nil {
+			if want.own, err = c.ownAddresses(); err != nil {
+				return 0, err
+			}
+		}
 		if f.Frontend.Addr.Is4() {
 			families[unix.AF_INET] = true
 		} else {
@@ -109,9 +116,25 @@ func (o otherFlows) MatchConntrackFlow(c *netlink.ConntrackFlow) bool {
 	return datagrams && slices.ContainsFunc(o.ranges, func(r netip.Prefix) bool { return r.Contains(to.Addr()) })
 }
 
+// ownAddresses are the node's.
+func (c *Conntrack) ownAddresses() (map[netip.Addr]bool, error) {
+	addrs, err := nlretry.List(func() ([]netlink.Addr, error) { return c.h.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("list the node's addresses: %w", err)
+	}
+	own := map[netip.Addr]bool{}
+	for _, a := range addrs {
+		own[addrPort(a.IP, 0).Addr()] = true
+	}
+	return own, nil
+}
+
 // flowSet answers for one tracked connection whether it is one of many flows,
-// by look-up.
-type flowSet map[Flow]bool
+// by look-up. own are the node's addresses.
+type flowSet struct {
+	flows map[Flow]bool
+	own   map[netip.Addr]bool
+}
 
 // MatchConntrackFlow implements netlink's filter.
 func (s flowSet) MatchConntrackFlow(c *netlink.ConntrackFlow) bool {
@@ -123,11 +146,12 @@ func (s flowSet) MatchConntrackFlow(c *netlink.ConntrackFlow) bool {
 		from = netip.AddrPort{}
 	}
 	f := Flow{Frontend{to.Addr(), nft.Protocol(c.Forward.Protocol), to.Port()}, from}
-	if s[f] {
+	if s.flows[f] {
 		return true
 	}
 	f.Frontend.Addr = familyOf(to.Addr()).any
-	return s[f]
+	// Others ask that port of other machines, through this one.
+	return s.flows[f] && (f.Endpoint.IsValid() || s.own[to.Addr()] || to.Addr().IsLoopback())
 }
 
 func addrPort(ip net.IP, port uint16) netip.AddrPort {

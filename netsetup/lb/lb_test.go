@@ -275,14 +275,38 @@ func TestBadFrontends(t *testing.T) {
 	}
 }
 
+// conntrackFlow is one made to an address that answers come from another of.
+func conntrackFlow(proto nft.Protocol, to, from string) *netlink.ConntrackFlow {
+	f := &netlink.ConntrackFlow{}
+	f.Forward.Protocol, f.Forward.DstIP, f.Forward.DstPort = uint8(proto), ap(to).Addr().AsSlice(), ap(to).Port()
+	f.Reverse.SrcIP, f.Reverse.SrcPort = ap(from).Addr().AsSlice(), ap(from).Port()
+	return f
+}
+
+// TestFlowsOfTheNode: flows to the same port of another machine, which pass this
+// one, are not those to a port of the node.
+func TestFlowsOfTheNode(t *testing.T) {
+	f := front(udp, "0.0.0.0:53")
+	s := flowSet{map[Flow]bool{{Frontend: f}: true, {f, ap("10.42.1.2:5353")}: true}, map[netip.Addr]bool{ap("198.51.100.1:1").Addr(): true}}
+	for _, tt := range []struct {
+		to, from string
+		want     bool
+	}{
+		{"198.51.100.1:53", "198.51.100.1:53", true},
+		{"127.0.0.7:53", "127.0.0.7:53", true},
+		{"198.51.100.9:53", "198.51.100.9:53", false},
+		{"198.51.100.1:53", "10.42.1.2:5353", true},
+		{"198.51.100.1:53", "10.42.1.3:5353", false},
+		{"198.51.100.1:54", "198.51.100.1:54", false},
+	} {
+		if got := s.MatchConntrackFlow(conntrackFlow(udp, tt.to, tt.from)); got != tt.want {
+			t.Errorf("%s answered from %s: forgotten: %v, want %v", tt.to, tt.from, got, tt.want)
+		}
+	}
+}
+
 // TestOtherFlows: which tracked connections go where no endpoint is.
 func TestOtherFlows(t *testing.T) {
-	flow := func(proto nft.Protocol, to, from string) *netlink.ConntrackFlow {
-		f := &netlink.ConntrackFlow{}
-		f.Forward.Protocol, f.Forward.DstIP, f.Forward.DstPort = uint8(proto), ap(to).Addr().AsSlice(), ap(to).Port()
-		f.Reverse.SrcIP, f.Reverse.SrcPort = ap(from).Addr().AsSlice(), ap(from).Port()
-		return f
-	}
 	all := map[Frontend]map[netip.AddrPort]bool{}
 	for _, proto := range []nft.Protocol{tcp, udp} {
 		all[front(proto, "10.43.0.1:80")] = map[netip.AddrPort]bool{ap("10.42.1.2:80"): true}
@@ -306,10 +330,10 @@ func TestOtherFlows(t *testing.T) {
 		{"198.51.100.1:8080", "10.42.1.9:80", false, false}, // a port that leads to a pod
 		{"198.51.100.9:443", "198.51.100.9:443", false, false},
 	} {
-		if got := o.MatchConntrackFlow(flow(tcp, tt.to, tt.from)); got != tt.tcp {
+		if got := o.MatchConntrackFlow(conntrackFlow(tcp, tt.to, tt.from)); got != tt.tcp {
 			t.Errorf("tcp %s from %s: forgotten: %v, want %v", tt.to, tt.from, got, tt.tcp)
 		}
-		if got := o.MatchConntrackFlow(flow(udp, tt.to, tt.from)); got != tt.udp {
+		if got := o.MatchConntrackFlow(conntrackFlow(udp, tt.to, tt.from)); got != tt.udp {
 			t.Errorf("udp %s from %s: forgotten: %v, want %v", tt.to, tt.from, got, tt.udp)
 		}
 	}
