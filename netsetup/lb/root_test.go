@@ -310,6 +310,29 @@ func TestRootAffinity(t *testing.T) {
 	}
 }
 
+// The bug: with as many clients remembered as there may be no other one got an
+// answer.
+func TestRootAffinityFull(t *testing.T) {
+	w := newWorld(t)
+	small := base
+	small.clients = 1
+	w.lb = New(w.tables, quiet())
+	if err := w.lb.SetBase(small); err != nil {
+		t.Fatal(err)
+	}
+	w.update(front(tcp, "10.43.0.1:80"), &Backend{Endpoints: ends("10.42.1.2:80", "10.42.1.3:80"), Affinity: time.Hour})
+	first := w.ask(w.client, "tcp", "10.43.0.1:80")
+	for range 12 {
+		w.expect("one that is not remembered", w.b, "tcp", "10.43.0.1:80", "a 10.42.1.3", "b 10.42.1.1")
+		w.expect("one that is", w.client, "tcp", "10.43.0.1:80", first)
+	}
+	def := skeleton(small)
+	i := slices.IndexFunc(def.Sets, func(s nft.Set) bool { return s.Name == affinitySet+"4" })
+	if have, err := w.tables.Elements(TableName, def.Sets[i]); err != nil || len(have) != 1 {
+		t.Errorf("remembered: %x (%v), want one client: the test shows nothing", have, err)
+	}
+}
+
 // TestRootFlows: a client that keeps its port moves when its endpoint goes, and
 // one of another flow does not notice.
 func TestRootFlows(t *testing.T) {
