@@ -300,7 +300,7 @@ func (n *Network) apply(ctx context.Context, nodes []*v1.Node) error {
 	if len(p.own) == 0 {
 		return nil // the range will come with another change
 	}
-	between := overlay.Nodes{Own: p.own, Others: p.others, Within: p.within}
+	between := overlay.Nodes{Own: p.own, Others: bounded(p.others, n.probes.Results()), Within: p.within}
 	unpublished, err := n.guardClear(ctx, nodes, &between)
 	if err != nil {
 		return err
