@@ -51,6 +51,8 @@ type node struct {
 	cidr6 netip.Prefix
 	pool6 *ipam.Pool
 
+	mtu int // of the others' routes to it; 0: none
+
 	// A node that encrypts: its private key, and whether the others know it.
 	key       wireguard.Key
 	announced bool
@@ -356,6 +358,9 @@ func (n *node) reach(others ...*node) {
 		}
 		if n.addr6.IsValid() {
 			o.Addrs = append(o.Addrs, n.addr6)
+		}
+		if n.mtu > 0 {
+			o.MTUs = []int{n.mtu}
 		}
 		if n.announced {
 			o.Key, o.Port = n.key.PublicKey(), overlay.DefaultWireGuardPort

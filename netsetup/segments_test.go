@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/clusterd/clusterd/netsetup/netns"
 	"github.com/clusterd/clusterd/netsetup/netnstest"
@@ -125,6 +126,74 @@ func TestRootTwoSegments(t *testing.T) {
 		n.takeDown(t)
 		if s, err := n.kept.Read(nft.Table{Name: overlay.FenceTable}, false); err != nil || len(s.Chains) > 0 {
 			t.Errorf("the fence is left: %v, %v", s, err)
+		}
+	}
+}
+
+// TestRootNarrowWay: where packets of the interface's length are lost without a word,
+// a pod is told by the route's MTU how long they may be, and shorter ones arrive.
+func TestRootNarrowWay(t *testing.T) {
+	netnstest.NeedRoot(t)
+	outside := netnstest.New(t)
+	a, b := newNode(t, "192.0.2.1", "10.42.1.0/24"), newNode(t, "192.0.2.2", "10.42.2.0/24")
+	join(t, outside, a, b)
+	b.ns.Do(func() error { return mtu("up0", 1400) }) // longer ones do not come in
+	b.mtu = 1400
+	a.reach(b)
+	b.reach(a)
+	a1, b1 := a.startPod("a1"), b.startPod("b1")
+	var listener net.PacketConn
+	var sender *net.UDPConn
+	if err := errors.Join(netns.Do(b1.path, func() (err error) {
+		listener, err = net.ListenPacket("udp4", ":9000")
+		return err
+	}), netns.Do(a1.path, func() (err error) {
+		sender, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(b1.addr, 9000)))
+		return err
+	})); err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	defer sender.Close()
+	raw, err := sender.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	control := func(do func(fd int) error) {
+		t.Helper()
+		var err error
+		if cerr := raw.Control(func(fd uintptr) { err = do(int(fd)) }); cerr != nil || err != nil {
+			t.Fatal(cerr, err)
+		}
+	}
+	control(func(fd int) error {
+		return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
+	})
+	const headers = 28
+	for end := time.Now().Add(waitAtMost); ; <-time.After(10 * time.Millisecond) {
+		if _, err := sender.Write(make([]byte, 1500-headers)); errors.Is(err, unix.EMSGSIZE) {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("the pod is not told that packets of 1500 bytes are too long")
+		}
+	}
+	control(func(fd int) error {
+		got, err := unix.GetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU)
+		if got != b.mtu {
+			t.Errorf("the pod was told of %d bytes, want %d", got, b.mtu)
+		}
+		return err
+	})
+	buf := make([]byte, 2000)
+	for end := time.Now().Add(waitAtMost); ; {
+		_, _ = sender.Write(make([]byte, b.mtu-headers))
+		_ = listener.SetReadDeadline(time.Now().Add(time.Second))
+		if n, _, err := listener.ReadFrom(buf); err == nil && n == b.mtu-headers {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("packets of the route's MTU do not arrive")
 		}
 	}
 }

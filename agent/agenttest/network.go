@@ -26,6 +26,9 @@ type Network struct {
 	Err error
 	// SlowDetach is how long Detach takes. Set it before the agent runs.
 	SlowDetach time.Duration
+	// BeforeLive is called by Live before it asks which pods there are. Set it before
+	// the agent runs.
+	BeforeLive func()
 }
 
 // SetErr makes Attach fail, or work again.
@@ -94,9 +97,13 @@ func (n *Network) Detach(ctx context.Context, uid string) error {
 }
 
 // Live implements pod.Network.
-func (n *Network) Live(_ context.Context, uids []string) error {
+func (n *Network) Live(_ context.Context, live func() []string) error {
+	if n.BeforeLive != nil {
+		n.BeforeLive()
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	uids := live()
 	for u := range n.attached {
 		if !slices.Contains(uids, u) {
 			delete(n.attached, u)

@@ -347,7 +347,7 @@ func TestUpstreamsThatDoNotAnswerAreBounded(t *testing.T) {
 	two := newOutside(t, say("www.example.com. 60 IN A 192.0.2.8"))
 	s := newTestServer(t)
 	for _, u := range s.forward.set(map[string][]string{".": {one.addr, two.addr}}) {
-		u.failed.Store(time.Now().UnixNano())
+		u.failed = time.Now()
 	}
 	one.quiet.Store(true)
 	two.quiet.Store(true)

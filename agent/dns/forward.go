@@ -25,7 +25,6 @@ const (
 	askTimeout     = 4500 * time.Millisecond // all of them
 	staleTimeout   = 1800 * time.Millisecond // RFC 8767, section 5: then an old answer is better
 	downTimeout    = 500 * time.Millisecond  // with servers that all did not answer just now
-	downFor        = 10 * time.Second        // how long a server that did not answer comes last
 )
 
 // loopDomain is asked of each upstream, with a number: who hears the number
@@ -33,17 +32,6 @@ const (
 const loopDomain = ".loop.clusterd.invalid."
 
 var errNoUpstream = errors.New("no name server outside of the cluster is known: the node's resolv.conf names none that is not this one")
-
-// upstream is one name server.
-type upstream struct {
-	addr  string // with a port
-	token string // of the question that shows a loop
-	// failed is when it last did not answer, Unix nanoseconds; 0: it did.
-	failed atomic.Int64
-	loops  atomic.Bool
-}
-
-func (u *upstream) down(now time.Time) bool { return now.Sub(time.Unix(0, u.failed.Load())) < downFor }
 
 // route is which servers are asked for a domain; "." is all others.
 type route struct {
@@ -107,9 +95,9 @@ func (f *forwarder) set(byDomain map[string][]string) []*upstream {
 }
 
 // serversFor are the servers that know a name best, those that answer first.
-func (f *forwarder) serversFor(name string) []*upstream {
+func (f *forwarder) serversFor(k key) []*upstream {
 	for _, r := range *f.routes.Load() {
-		if !dns.IsSubDomain(r.domain, name) {
+		if !dns.IsSubDomain(r.domain, k.name) {
 			continue
 		}
 		now := time.Now()
@@ -117,7 +105,7 @@ func (f *forwarder) serversFor(name string) []*upstream {
 		for _, u := range r.servers {
 			switch {
 			case u.loops.Load():
-			case u.down(now):
+			case u.down(k, now):
 				down = append(down, u)
 			default:
 				up = append(up, u)
@@ -144,8 +132,8 @@ func (f *forwarder) ask(ctx context.Context, req *dns.Msg, name string) *dns.Msg
 	k := keyOf(req, name)
 	f.metrics.misses.Inc()
 	_, old := f.cache.get(k, true)
-	servers := f.serversFor(name)
-	down := len(servers) > 0 && servers[0].down(time.Now()) // those that answer come first
+	servers := f.serversFor(k)
+	down := len(servers) > 0 && servers[0].down(k, time.Now()) // those that answer come first
 	limit := askTimeout
 	if down {
 		limit = attemptTimeout // enough to notice that one is back
@@ -191,29 +179,40 @@ func (f *forwarder) ask(ctx context.Context, req *dns.Msg, name string) *dns.Msg
 
 // exchange asks one server after the other, first by UDP, then by TCP.
 func (f *forwarder) exchange(ctx context.Context, k key) (*dns.Msg, error) {
-	servers := f.serversFor(k.name)
+	servers := f.serversFor(k)
 	if len(servers) == 0 {
 		return nil, errNoUpstream
 	}
 	var last *dns.Msg
 	var errs []error
+	silent := map[*upstream]time.Time{} // since when
 	for _, network := range []string{"udp", "tcp"} {
 		for _, u := range servers {
 			if ctx.Err() != nil {
 				break
 			}
+			began := time.Now()
 			m, err := f.try(ctx, network, u, k)
 			if err != nil {
-				u.failed.Store(time.Now().UnixNano())
+				// Many servers do not speak TCP.
+				u.ignores(k, began, time.Now(), network == "udp" && isRefusal(err))
+				if _, asked := silent[u]; !asked {
+					silent[u] = began
+				}
 				f.metrics.broken.Inc()
 				errs = append(errs, fmt.Errorf("%s: %w", u.addr, err))
 				continue
 			}
-			u.failed.Store(0)
+			u.answers(k, time.Now())
 			switch m.Rcode {
 			case dns.RcodeServerFailure, dns.RcodeRefused, dns.RcodeNotImplemented, dns.RcodeFormatError:
 				last = m // another one may know better
 				continue
+			}
+			for other, since := range silent {
+				if other != u {
+					other.outdone(since, time.Now())
+				}
 			}
 			return m, nil
 		}
@@ -231,6 +230,7 @@ func (f *forwarder) try(ctx context.Context, network string, u *upstream, k key)
 	began := time.Now()
 	m, err := query(ctx, network, u.addr, k)
 	if err == nil && m.Truncated && network == "udp" {
+		u.answers(k, time.Now())
 		m, err = query(ctx, "tcp", u.addr, k)
 	}
 	rcode := "error"

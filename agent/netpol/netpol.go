@@ -59,12 +59,13 @@ type Manager struct {
 	synced     chan struct{} // closed when all has been read once
 	wake       chan struct{}
 
-	mu       sync.Mutex // guards all below
-	starting map[types.UID][]netip.Addr
-	version  uint64        // of what is to be translated
-	applied  uint64        // the version that is in force
-	changed  chan struct{} // closed and replaced when applied grows
-	fault    error         // of the last try
+	mu       sync.Mutex                 // guards all below
+	starting map[types.UID][]netip.Addr // until Release
+	waiting  int                        // calls of Guard that wait for the rules
+	version  uint64                     // of what is to be translated
+	applied  uint64                     // the version that is in force
+	changed  chan struct{}              // closed and replaced when applied grows
+	fault    error                      // of the last try
 }
 
 // Times of Guard.
@@ -191,6 +192,10 @@ func (m *Manager) Run(ctx context.Context) error {
 					return nil
 				case <-time.After(batch):
 				}
+				select {
+				case <-m.wake: // of those that came meanwhile
+				default:
+				}
 			}
 		}
 	}
@@ -200,7 +205,14 @@ func (m *Manager) Run(ctx context.Context) error {
 func (m *Manager) awaited() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return len(m.starting) > 0
+	return m.waiting > 0
+}
+
+// count counts the pods that wait, by one more or less.
+func (m *Manager) count(by int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.waiting += by
 }
 
 // names are some of the policies, for a message.
@@ -275,6 +287,8 @@ func (m *Manager) Guard(ctx context.Context, uid string, addrs []netip.Addr) err
 		return nil // one that comes now is a change as any other
 	}
 	m.awaitPod(ctx, types.UID(uid))
+	m.count(1)
+	defer m.count(-1)
 	m.touch()
 	m.mu.Lock()
 	version := m.version

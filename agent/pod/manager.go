@@ -332,12 +332,8 @@ func (m *Manager) settle(ctx context.Context) {
 	for name := range m.mirrors {
 		m.dropMirror(name)
 	}
-	live := make([]string, 0, len(m.workers))
-	for uid := range m.workers {
-		live = append(live, string(uid))
-	}
 	m.mu.Unlock()
-	if err := m.cfg.Network.Live(ctx, live); err != nil {
+	if err := m.cfg.Network.Live(ctx, m.working); err != nil {
 		klog.FromContext(ctx).Error(err, "Network of pods that are no more was not cleaned up")
 	}
 	m.releaseStaleCPUs()
@@ -351,6 +347,17 @@ func (m *Manager) settle(ctx context.Context) {
 		klog.FromContext(ctx).Info("Pods that are no more stay on the list of those that end with the node's lease", "err", err)
 	}
 	m.sweepEnded()
+}
+
+// working are the UIDs of the pods that have a worker.
+func (m *Manager) working() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := make([]string, 0, len(m.workers))
+	for uid := range m.workers {
+		out = append(out, string(uid))
+	}
+	return out
 }
 
 // sweepMounts unmounts root file systems whose container was never made.

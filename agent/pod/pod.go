@@ -98,8 +98,10 @@ type Network interface {
 	// Detach; 0: not at all.
 	Limit(ctx context.Context, podUID string, in, out uint64) error
 	Detach(ctx context.Context, podUID string) error
-	// Live tells which pods there are, after a restart; all else is removed.
-	Live(ctx context.Context, podUIDs []string) error
+	// Live removes what is of no pod that there is, after a restart. live names
+	// those that there are; it is called while no pod gets a network, at once or once
+	// there are networks, and must not call the Network.
+	Live(ctx context.Context, live func() []string) error
 	// Dial connects to a TCP port inside the pod's namespace.
 	Dial(ctx context.Context, podUID string, hostNetwork bool, port int32) (net.Conn, error)
 }

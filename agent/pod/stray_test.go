@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -167,6 +168,27 @@ func TestDeletedPodsAreForgotten(t *testing.T) {
 		}
 		if left := n.pods.Ended(); left != 0 {
 			t.Errorf("%d deleted pods are remembered", left)
+		}
+	})
+}
+
+// The bug: which pods there are was listed before the network began to look; one
+// that came in between lost its network.
+func TestPodComesWhileNetworksAreSwept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, nil, func(n *node) {
+			n.network.BeforeLive = func() {
+				n.create(testPod("web", v1.RestartPolicyAlways, ctr("a")))
+				time.Sleep(10 * time.Second) // of the bubble
+				if n.network.Attached() != 1 {
+					t.Error("the pod got no network while others were looked for: the test shows nothing")
+				}
+			}
+		})
+		defer func() { n.stop() }()
+		n.after(time.Minute)
+		if p := n.get("web"); p.Status.Phase != v1.PodRunning || n.network.Attached() != 1 {
+			t.Errorf("%d networks attached, status %+v", n.network.Attached(), p.Status)
 		}
 	})
 }

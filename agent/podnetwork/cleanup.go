@@ -36,5 +36,6 @@ func CleanUp(ctx context.Context, cfg Config) error {
 func (n *Network) close() {
 	n.links.Close()
 	n.routes.Close()
+	n.flows.Close()
 	_ = n.tables.Close()
 }

@@ -129,10 +129,8 @@ func (n *Network) dropOrphans() error {
 }
 
 // sweep takes away every network but the ready ones and those of the pods to
-// keep.
+// keep. looking is held for writing.
 func (n *Network) sweep(ctx context.Context, keep map[string]bool) error {
-	n.looking.Lock()
-	defer n.looking.Unlock()
 	names := n.readyNames()
 	var gone []string
 	n.mu.Lock()

@@ -58,7 +58,7 @@ func TestRootNetworksOfFormerProcess(t *testing.T) {
 		t.Errorf("namespaces %v, want %v", got, want)
 	}
 	ns.Do(func() error { return n.open([]netip.Prefix{netip.MustParsePrefix("10.42.1.0/24")}) })
-	if err := n.Live(t.Context(), []string{"lives"}); err != nil {
+	if err := n.Live(t.Context(), func() []string { return []string{"lives"} }); err != nil {
 		t.Error(err)
 	}
 	if got := pinned(); !slices.Equal(got, []string{addr["lives"].String()}) {
@@ -66,6 +66,31 @@ func TestRootNetworksOfFormerProcess(t *testing.T) {
 	}
 	if got := n.allocated(); len(got) != 1 || got["lives"] == "" {
 		t.Errorf("on record: %v", got)
+	}
+	// The bug: a pod that came after the list of those that there are was made, and
+	// before all was done, lost its address again.
+	attached := make(chan error, 1)
+	if err := n.Live(t.Context(), func() []string {
+		if n.looking.TryRLock() {
+			n.looking.RUnlock()
+			t.Error("pods get a network while the list of those that there are is made")
+		}
+		go func() {
+			_, _, err := n.Attach(t.Context(), "comes", false)
+			attached <- err
+		}()
+		return []string{"lives"}
+	}); err != nil {
+		t.Error(err)
+	}
+	if err := <-attached; err != nil {
+		t.Error(err)
+	}
+	if got := n.allocated(); len(got) != 2 || got["comes"] == "" || !slices.Contains(pinned(), got["comes"]) {
+		t.Errorf("on record: %v, namespaces %v; want one of the pod that came too", got, pinned())
+	}
+	if err := n.Detach(t.Context(), "comes"); err != nil {
+		t.Error(err)
 	}
 	if _, ips, err := n.Attach(t.Context(), "lives", false); err != nil || ips[0] != addr["lives"] {
 		t.Errorf("attached again: %v %v, want %v", ips, err, addr["lives"])

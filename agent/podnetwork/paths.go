@@ -8,6 +8,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/clusterd/clusterd/apis/paths"
+	"github.com/clusterd/clusterd/netsetup/overlay"
 	"github.com/clusterd/clusterd/netsetup/pathprobe"
 )
 
@@ -49,6 +50,29 @@ func isReady(n *v1.Node) bool {
 		return c.Type == v1.NodeReady && c.Status == v1.ConditionTrue
 	})
 }
+
+// bounded gives the routes to other nodes the length of packets that their ways were
+// found to carry, where that is less than the interface takes: packets that are
+// longer would be lost without a word. Pure.
+func bounded(others []overlay.Node, measured []pathprobe.Result) []overlay.Node {
+	carries := map[netip.Addr]int{}
+	for _, r := range measured {
+		if r.Carries >= shortestIPv6 || r.Carries > 0 && r.Addr.Is4() {
+			carries[r.Addr] = r.Carries
+		}
+	}
+	out := slices.Clone(others)
+	for i, o := range out {
+		out[i].MTUs = make([]int, len(o.Ranges))
+		for j, r := range o.Ranges {
+			out[i].MTUs[j] = carries[gatewayOf(r)]
+		}
+	}
+	return out
+}
+
+// shortestIPv6 is what each way carries (RFC 8200); one that does not is none.
+const shortestIPv6 = 1280
 
 // Paths is what was measured of the ways to other nodes. It may be called at any
 // time.

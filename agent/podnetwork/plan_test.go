@@ -12,6 +12,7 @@ import (
 
 	"github.com/clusterd/clusterd/netsetup/nft"
 	"github.com/clusterd/clusterd/netsetup/overlay"
+	"github.com/clusterd/clusterd/netsetup/pathprobe"
 )
 
 func node(name, cidr, ip string) *v1.Node {
@@ -86,5 +87,24 @@ func TestMakePlan(t *testing.T) {
 				t.Error(d)
 			}
 		})
+	}
+}
+
+func TestBounded(t *testing.T) {
+	pfx, addr := netip.MustParsePrefix, netip.MustParseAddr
+	others := []overlay.Node{{Ranges: []netip.Prefix{pfx("10.42.2.0/24"), pfx("fd42:2::/64")}}, {Ranges: []netip.Prefix{pfx("10.42.3.0/24")}}, {Ranges: []netip.Prefix{pfx("fd42:4::/64")}}}
+	way := func(at string, carries int) pathprobe.Result {
+		return pathprobe.Result{Peer: pathprobe.Peer{Addr: addr(at)}, MTU: 1500, Carries: carries}
+	}
+	got := bounded(others, []pathprobe.Result{way("10.42.2.1", 0), way("fd42:2::1", 1400), way("10.42.3.1", 600), way("fd42:4::1", 600), way("10.42.9.1", 1400)})
+	var mtus [][]int
+	for _, o := range got {
+		mtus = append(mtus, o.MTUs)
+	}
+	if d := cmp.Diff([][]int{{0, 1400}, {600}, {0}}, mtus); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	if others[0].MTUs != nil {
+		t.Error("what was given is changed")
 	}
 }

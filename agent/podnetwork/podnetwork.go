@@ -37,6 +37,7 @@ import (
 	"github.com/clusterd/clusterd/apis/names"
 	"github.com/clusterd/clusterd/apis/paths"
 	"github.com/clusterd/clusterd/netsetup/antispoof"
+	"github.com/clusterd/clusterd/netsetup/lb"
 	"github.com/clusterd/clusterd/netsetup/netns"
 	"github.com/clusterd/clusterd/netsetup/nft"
 	"github.com/clusterd/clusterd/netsetup/overlay"
@@ -105,22 +106,23 @@ type Network struct {
 	frames *antispoof.Guard
 	// probes measures the ways to the other nodes.
 	probes *pathprobe.Prober
-	// looking is taken before mu: for reading while a network is made or given
-	// away, for writing while all are swept.
+	// looking is taken before portMu and mu: for reading while a network is made or given
+	// away, for writing while all are swept. What Live was given is called with it.
 	looking sync.RWMutex
 	taken   chan struct{} // holds one: a pod has asked for a network, see ready.go
 
-	portMu sync.Mutex // guards ports, rules, own, and the file of the ports
+	flows  *lb.Conntrack
+	portMu sync.Mutex // guards ports, rules, own, misled, and the file of the ports
 	ports  map[string]podsPorts
 	rules  nft.Ruleset // of the nodes, without the ports
 	own    []netip.Prefix
+	misled []lb.Flow // not forgotten yet, see flowsOf
 
 	mu      sync.Mutex // guards all below
 	cidrs   []netip.Prefix
-	pools   pools    // nil: the node has no range yet
-	live    []string // given by Live before there were pools
-	liveSet bool
-	fault   string // why there are no pools
+	pools   pools           // nil: the node has no range yet
+	live    func() []string // given by Live before there were pools
+	fault   string          // why there are no pools
 	onReady []func()
 	ready   []readyNet
 	names   map[string]string // of the pods' networks by UID, see loadNames
@@ -169,6 +171,11 @@ func New(cfg Config) (*Network, error) {
 		n.links.Close()
 		return nil, fmt.Errorf("pod network: %w", err)
 	}
+	if n.flows, err = lb.OpenConntrack(); err != nil {
+		n.links.Close()
+		_ = n.tables.Close()
+		return nil, fmt.Errorf("pod network: %w", err)
+	}
 	n.probes = pathprobe.New(pathprobe.Config{Port: paths.Port, Logger: cfg.Logger})
 	n.filter = nft.NewKeeper(nft.KeeperConfig{Kernel: n.tables, Logger: cfg.Logger, Repaired: cfg.Repaired})
 	n.routes, err = overlay.OpenMesh(overlay.MeshConfig{
@@ -176,6 +183,7 @@ func New(cfg Config) (*Network, error) {
 	})
 	if err != nil {
 		n.links.Close()
+		n.flows.Close()
 		_ = n.tables.Close()
 		return nil, fmt.Errorf("pod network: %w", err)
 	}
@@ -292,7 +300,7 @@ func (n *Network) apply(ctx context.Context, nodes []*v1.Node) error {
 	if len(p.own) == 0 {
 		return nil // the range will come with another change
 	}
-	between := overlay.Nodes{Own: p.own, Others: p.others, Within: p.within}
+	between := overlay.Nodes{Own: p.own, Others: bounded(p.others, n.probes.Results()), Within: p.within}
 	unpublished, err := n.guardClear(ctx, nodes, &between)
 	if err != nil {
 		return err
@@ -356,12 +364,12 @@ func (n *Network) open(cidrs []netip.Prefix) error {
 	}
 	n.mu.Lock()
 	n.cidrs, n.pools, n.fault = cidrs, pools, ""
-	live, known := n.live, n.liveSet
-	n.live, n.liveSet = nil, false
+	live := n.live
+	n.live = nil
 	hooks := n.onReady
 	n.mu.Unlock()
-	if known {
-		if err := pools.reconcile(live); err != nil {
+	if live != nil {
+		if err := pools.reconcile(live()); err != nil {
 			return fmt.Errorf("addresses of pods that are no more: %w", err)
 		}
 	}
@@ -515,8 +523,13 @@ func (n *Network) Detach(_ context.Context, uid string) error {
 	return err
 }
 
-// Live removes the network of every pod that is not named.
-func (n *Network) Live(ctx context.Context, uids []string) error {
+// Live removes the network of every pod that live does not name. A pod that comes
+// meanwhile gets its network before live is called, which names it then, or after all
+// is done: in between its address would be released and given to another one.
+func (n *Network) Live(ctx context.Context, live func() []string) error {
+	n.looking.Lock()
+	defer n.looking.Unlock()
+	uids := live()
 	keep := map[string]bool{}
 	for _, u := range uids {
 		keep[u] = true
@@ -526,7 +539,7 @@ func (n *Network) Live(ctx context.Context, uids []string) error {
 	n.mu.Lock()
 	pools := n.pools
 	if pools == nil {
-		n.live, n.liveSet = uids, true
+		n.live = live
 	}
 	n.mu.Unlock()
 	if pools != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/durable"
+	"github.com/clusterd/clusterd/netsetup/lb"
 	"github.com/clusterd/clusterd/netsetup/nft"
 	"github.com/clusterd/clusterd/netsetup/sysctl"
 )
@@ -88,6 +89,7 @@ func (n *Network) Publish(_ context.Context, uid string, addrs []netip.Addr, por
 	if have, ok := n.ports[uid]; ok && have.Addr == now.Addr && have.Other == now.Other && slices.Equal(have.Ports, ports) {
 		return nil
 	}
+	n.misled = append(n.misled, flowsOf(n.ports[uid], now)...)
 	n.ports[uid] = now
 	return errors.Join(n.savePorts(), n.filterPorts())
 }
@@ -97,7 +99,13 @@ func (n *Network) unpublish(keep func(uid string) bool) error {
 	n.portMu.Lock()
 	defer n.portMu.Unlock()
 	before := len(n.ports)
-	maps.DeleteFunc(n.ports, func(uid string, _ podsPorts) bool { return !keep(uid) })
+	maps.DeleteFunc(n.ports, func(uid string, was podsPorts) bool {
+		if keep(uid) {
+			return false
+		}
+		n.misled = append(n.misled, flowsOf(was, podsPorts{})...)
+		return true
+	})
 	if len(n.ports) == before {
 		return nil
 	}
@@ -131,7 +139,53 @@ func (n *Network) filterPorts() error {
 	if err != nil {
 		return fmt.Errorf("packet filter: %w", err)
 	}
+	n.forgetMisled()
 	return nil
+}
+
+// forgetMisled makes the kernel forget the flows that the rules in force would send
+// elsewhere. What goes wrong is tried again with the next rules, a minute later at
+// the latest. The caller holds portMu.
+func (n *Network) forgetMisled() {
+	if len(n.misled) == 0 {
+		return
+	}
+	if _, err := n.flows.Delete(n.misled); err != nil {
+		n.cfg.Logger.Warn("flows of datagrams to ports of the node still go where these led before, will retry", "err", err)
+		return
+	}
+	n.misled = nil
+}
+
+// flowsOf are the tracked flows that are wrong once a pod's ports lead to now: those
+// sent to the pod before, and those that came when nothing had the port. Flows
+// of datagrams alone: they follow the rules again only when they pause, TCP ends by
+// itself. Pure.
+func flowsOf(was, now podsPorts) (out []lb.Flow) {
+	each := func(p podsPorts, flow func(f lb.Frontend, pod netip.AddrPort)) {
+		for _, port := range p.Ports {
+			proto, ok := nft.ParseProtocol(port.Protocol)
+			if !ok || port.Protocol == "tcp" {
+				continue
+			}
+			for _, addr := range []netip.Addr{p.Addr, p.Other} {
+				f := lb.Frontend{Addr: port.HostIP, Proto: proto, Port: port.HostPort}
+				switch {
+				case !addr.IsValid() || f.Addr.IsValid() && f.Addr.Is4() != addr.Is4():
+					continue
+				case f.Addr.IsValid():
+				case addr.Is4():
+					f.Addr = netip.IPv4Unspecified()
+				default:
+					f.Addr = netip.IPv6Unspecified()
+				}
+				flow(f, netip.AddrPortFrom(addr, port.Port))
+			}
+		}
+	}
+	each(was, func(f lb.Frontend, pod netip.AddrPort) { out = append(out, lb.Flow{Frontend: f, Endpoint: pod}) })
+	each(now, func(f lb.Frontend, _ netip.AddrPort) { out = append(out, lb.Flow{Frontend: f}) })
+	return out
 }
 
 // withPorts adds the published ports to the rules, those of one address

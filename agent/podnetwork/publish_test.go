@@ -1,15 +1,23 @@
 package podnetwork
 
 import (
+	"errors"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
 
 	"github.com/clusterd/clusterd/agent/podstate"
+	"github.com/clusterd/clusterd/netsetup/lb"
+	"github.com/clusterd/clusterd/netsetup/netns"
+	"github.com/clusterd/clusterd/netsetup/netnstest"
 	"github.com/clusterd/clusterd/netsetup/nft"
 )
 
@@ -56,6 +64,104 @@ func TestWithPorts(t *testing.T) {
 `
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("rules (-want +got):\n%s", d)
+	}
+}
+
+func TestFlowsOf(t *testing.T) {
+	pod := podsPorts{Addr: netip.MustParseAddr("10.42.1.2"), Other: netip.MustParseAddr("fd42::2"), Ports: []podstate.HostPort{
+		{Protocol: "udp", HostPort: 53, Port: 5353}, {Protocol: "tcp", HostPort: 80, Port: 8080}, {Protocol: "sctp", HostIP: netip.MustParseAddr("192.0.2.1"), HostPort: 9, Port: 9},
+	}}
+	texts := func(flows []lb.Flow) (out []string) {
+		for _, f := range flows {
+			out = append(out, f.Frontend.String()+" "+f.Endpoint.String())
+		}
+		return out
+	}
+	want := []string{"udp 0.0.0.0:53 10.42.1.2:5353", "udp [::]:53 [fd42::2]:5353", "sctp 192.0.2.1:9 10.42.1.2:9"}
+	if d := cmp.Diff(want, texts(flowsOf(pod, podsPorts{}))); d != "" {
+		t.Errorf("of a pod that goes (-want +got):\n%s", d)
+	}
+	want = []string{"udp 0.0.0.0:53 invalid AddrPort", "udp [::]:53 invalid AddrPort", "sctp 192.0.2.1:9 invalid AddrPort"}
+	if d := cmp.Diff(want, texts(flowsOf(podsPorts{}, pod))); d != "" {
+		t.Errorf("of a pod that comes (-want +got):\n%s", d)
+	}
+}
+
+// The bug: a client that asks a port of the node by UDP all the time, from one port of
+// its own, was answered by nobody: it had begun before there was a pod, or
+// asked the pod that was there before.
+func TestRootSteadyFlowToHostPort(t *testing.T) {
+	netnstest.NeedRoot(t)
+	ns := netnstest.New(t)
+	n := newReadyNode(t, ns, t.TempDir(), "10.42.1.0/24", 0)
+	defer n.close()
+	const node = "192.0.2.1"
+	inside := netip.MustParsePrefix("10.42.1.0/24")
+	rules := nft.Ruleset{Masquerade: []nft.Masquerade{{From: inside}}} // so that flows are tracked from the beginning
+	var client *net.UDPConn
+	ns.Do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		addr, err := netlink.ParseAddr(node + "/32")
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(netlink.LinkSetUp(lo), netlink.AddrAdd(lo, addr), n.setRules(rules, []netip.Prefix{inside})); err != nil {
+			return err
+		}
+		client, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.MustParseAddrPort(node+":53")))
+		return err
+	})
+	defer client.Close()
+	// answered asks until the answer comes from the pod of that name.
+	answered := func(name string) {
+		t.Helper()
+		b := make([]byte, 64)
+		n.eventually("an answer of "+name, func() bool {
+			_ = client.SetDeadline(time.Now().Add(100 * time.Millisecond))
+			if _, err := client.Write([]byte("?")); err != nil {
+				return false
+			}
+			got, err := client.Read(b)
+			return err == nil && string(b[:got]) == name
+		})
+	}
+	ports := []podstate.HostPort{{Protocol: "udp", HostPort: 53, Port: 5353}}
+	if _, err := client.Write([]byte("is anybody there?")); err != nil {
+		t.Fatal(err)
+	}
+	for _, uid := range []string{"first", "second"} {
+		path, addrs, err := n.Attach(t.Context(), uid, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var server net.PacketConn
+		if err := netns.Do(path, func() (err error) {
+			server, err = net.ListenPacket("udp4", ":5353")
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			b := make([]byte, 64)
+			for {
+				_, from, err := server.ReadFrom(b)
+				if err != nil {
+					return
+				}
+				_, _ = server.WriteTo([]byte(uid), from)
+			}
+		})
+		ns.Do(func() error { return n.Publish(t.Context(), uid, addrs, ports) })
+		answered(uid)
+		_ = server.Close()
+		wg.Wait()
+		ns.Do(func() error { return n.Detach(t.Context(), uid) })
+		_ = client.SetDeadline(time.Now().Add(time.Minute))
+		_, _ = client.Write([]byte("between"))
 	}
 }
 

@@ -205,7 +205,7 @@ func TestRootReady(t *testing.T) {
 		}
 	}
 	n.eventually("three again", func() bool { return len(n.waiting()) == 3 })
-	if err := n.Live(t.Context(), []string{"uid-a"}); err != nil {
+	if err := n.Live(t.Context(), func() []string { return []string{"uid-a"} }); err != nil {
 		t.Error(err)
 	}
 	if got := n.interfaces(); !got[podnet.HostIf(ips[0].String())] || len(got) != 4 {
@@ -246,7 +246,7 @@ func TestRootReadyAfterKill(t *testing.T) {
 	if err != nil || path == "" || len(ips) != 1 {
 		t.Fatal(path, ips, err)
 	}
-	if err := n.Live(t.Context(), []string{"a"}); err != nil {
+	if err := n.Live(t.Context(), func() []string { return []string{"a"} }); err != nil {
 		t.Error(err)
 	}
 	n.eventually("the pod's interface alone", func() bool {

@@ -27,7 +27,7 @@ import (
 type Balancer interface {
 	SetBase(lb.Base) error
 	Update(map[lb.Frontend]*lb.Backend) error
-	Forget(gone []netip.AddrPort) error
+	Forget() error
 	Remembers() bool
 	Run(ctx context.Context)
 }
@@ -35,6 +35,7 @@ type Balancer interface {
 // Flows forgets tracked connections: *lb.Conntrack.
 type Flows interface {
 	Delete([]lb.Flow) (uint, error)
+	DeleteOthers(serving map[lb.Frontend][]netip.AddrPort, ranges []netip.Prefix) (uint, error)
 }
 
 // Announcer makes addresses the node's: *announce.Announcer.
@@ -78,6 +79,9 @@ type Proxy struct {
 	frontends map[types.NamespacedName][]lb.Frontend
 	current   map[lb.Frontend]claim // who won, as passed to the Balancer
 	at        view
+	// begun: the rules were in force once. forget and sweep: clients remembered, and
+	// connections tracked, that lead to endpoints which are gone are to be looked for.
+	begun, forget, sweep bool
 }
 
 // owned is a claim with who makes it.
@@ -181,6 +185,7 @@ func (p *Proxy) loop(ctx context.Context, index cache.Indexer) {
 		case <-again.C:
 			p.ensureWays()
 			p.announce(index)
+			p.tidy(nil)
 			continue
 		}
 		if err := p.sync(index); err != nil {
@@ -338,21 +343,57 @@ func (p *Proxy) apply(dirty map[types.NamespacedName]bool, every bool, index cac
 		lost, fl := moved(f, was, had, now)
 		flows, gone = append(flows, fl...), append(gone, lost...)
 	}
-	// The rules are in force: what goes wrong from here on is reported and not
-	// tried again, or every Service would wait for it.
-	if len(flows) > 0 {
-		if n, err := p.cfg.Flows.Delete(flows); err != nil {
-			p.cfg.Logger.Warn("connections to endpoints that are gone are still tracked", "err", err)
-		} else if n > 0 {
-			p.cfg.Logger.Debug("tracked connections to endpoints that are gone were dropped", "count", n)
-		}
+	if !p.begun { // what ended before this process began is known to no one
+		p.begun, p.forget, p.sweep = true, true, true
 	}
-	if len(gone) > 0 && p.cfg.Balancer.Remembers() {
-		if err := p.cfg.Balancer.Forget(gone); err != nil {
-			p.cfg.Logger.Warn("clients of endpoints that are gone are still remembered", "err", err)
-		}
-	}
+	p.forget = p.forget || len(gone) > 0
+	p.tidy(flows)
 	return nil
+}
+
+// tidy makes the kernel forget the connections and clients of endpoints that are
+// gone. The rules are in force by then: what goes wrong is reported and tried again
+// with a later change or tick, or every Service would wait for it. It does not end
+// by itself: who goes on sending renews both.
+func (p *Proxy) tidy(flows []lb.Flow) {
+	var n uint
+	var err error
+	switch {
+	case p.sweep:
+		n, err = p.cfg.Flows.DeleteOthers(p.serving(), p.cfg.ServiceCIDRs)
+	case len(flows) > 0:
+		n, err = p.cfg.Flows.Delete(flows)
+	}
+	if p.sweep = err != nil; p.sweep {
+		p.cfg.Logger.Warn("connections to endpoints that are gone are still tracked, will retry", "err", err)
+	} else if n > 0 {
+		p.cfg.Logger.Debug("tracked connections to endpoints that are gone were dropped", "count", n)
+	}
+	// While no Service has an affinity there is nothing to ask; what is there then
+	// is looked at once one has.
+	if p.forget && p.cfg.Balancer.Remembers() {
+		err := p.cfg.Balancer.Forget()
+		if p.forget = err != nil; p.forget {
+			p.cfg.Logger.Warn("clients of endpoints that are gone are still remembered, will retry", "err", err)
+		}
+	}
+}
+
+// serving are the endpoints to which connections of each frontend may go on: see
+// moved.
+func (p *Proxy) serving() map[lb.Frontend][]netip.AddrPort {
+	out := make(map[lb.Frontend][]netip.AddrPort, len(p.current))
+	for f, c := range p.current {
+		if !datagrams(f) {
+			out[f] = c.known
+			continue
+		}
+		out[f] = []netip.AddrPort{}
+		for _, e := range slices.Concat(c.backend.Endpoints, c.backend.Near) {
+			out[f] = append(out[f], e.Addr)
+		}
+	}
+	return out
 }
 
 // claim notes what one Service wants now, and which frontends that touches.
@@ -420,8 +461,7 @@ func (p *Proxy) winner(f lb.Frontend) *claim {
 // when their endpoint does; until there is no such endpoint they are left alone,
 // those of a datagram protocol follow the rules at once. Pure.
 func moved(f lb.Frontend, was claim, had bool, now *claim) (gone []netip.AddrPort, flows []lb.Flow) {
-	datagrams := f.Proto.String() != "tcp"
-	if now != nil && datagrams && (!had || len(was.backend.Endpoints) == 0) && len(now.backend.Endpoints) > 0 {
+	if now != nil && datagrams(f) && (!had || len(was.backend.Endpoints) == 0) && len(now.backend.Endpoints) > 0 {
 		flows = append(flows, lb.Flow{Frontend: f}) // they were sent nowhere
 	}
 	if !had {
@@ -440,12 +480,12 @@ func moved(f lb.Frontend, was claim, had bool, now *claim) (gone []netip.AddrPor
 		if !serves[e.Addr] {
 			serves[e.Addr] = true // once
 			gone = append(gone, e.Addr)
-			if datagrams {
+			if datagrams(f) {
 				flows = append(flows, lb.Flow{Frontend: f, Endpoint: e.Addr})
 			}
 		}
 	}
-	if !datagrams && now != nil {
+	if !datagrams(f) && now != nil {
 		for _, a := range was.known {
 			if !known[a] {
 				flows = append(flows, lb.Flow{Frontend: f, Endpoint: a})
@@ -454,3 +494,6 @@ func moved(f lb.Frontend, was claim, had bool, now *claim) (gone []netip.AddrPor
 	}
 	return gone, flows
 }
+
+// datagrams: its protocol has no end of a connection that both sides know.
+func datagrams(f lb.Frontend) bool { return f.Proto.String() != "tcp" }

@@ -37,11 +37,13 @@ type balancer struct {
 	// untimed and untimedSecure have no ResponseTimeout: the route bounds the time.
 	untimed, untimedSecure *http.Transport
 	metrics                *metrics
+	// silence is after what time a connection of HTTP/2 is given up.
+	silence time.Duration
 
 	mu sync.Mutex // guards both
 	// busy are the endpoints that requests are on.
 	busy map[netip.AddrPort]*endpoint
-	// bad are those that took no connection, until when.
+	// bad are those that took no connection or lost one, until when.
 	bad map[netip.AddrPort]time.Time
 }
 
@@ -59,6 +61,10 @@ func newBalancer(cfg Config, m *metrics) *balancer {
 			Protocols:             new(http.Protocols),
 		}
 		set(t.Protocols)
+		if t.Protocols.HTTP2() || t.Protocols.UnencryptedHTTP2() {
+			t.DialContext = heardDialer(dialer)
+			t.HTTP2 = &http.HTTP2Config{SendPingTimeout: cfg.pingAfter, PingTimeout: cfg.pingFor}
+		}
 		return t
 	}
 	one := func(p *http.Protocols) { p.SetHTTP1(true) }
@@ -67,9 +73,9 @@ func newBalancer(cfg Config, m *metrics) *balancer {
 		plain: transport(cfg.ResponseTimeout, one), untimed: transport(0, one),
 		secure: transport(cfg.ResponseTimeout, both), untimedSecure: transport(0, both),
 		h2c:     transport(0, func(p *http.Protocols) { p.SetUnencryptedHTTP2(true) }),
-		metrics: m,
-		busy:    map[netip.AddrPort]*endpoint{},
-		bad:     map[netip.AddrPort]time.Time{},
+		metrics: m, silence: cfg.pingAfter + cfg.pingFor,
+		busy: map[netip.AddrPort]*endpoint{},
+		bad:  map[netip.AddrPort]time.Time{},
 	}
 	for _, t := range []*http.Transport{b.secure, b.untimedSecure} {
 		// A pod's certificate names no address, and no authority is known for it.
@@ -128,8 +134,12 @@ func (b *balancer) once(req *http.Request, c *call, body io.ReadCloser) (*http.R
 	u.Scheme, u.Host = "http", addr.String()
 	out.URL, out.Body = &u, body
 	transport := b.transport(c.backend.Protocol, &out, c.rule.Do != nil && c.rule.Do.NoResponseTimeout)
-	resp, err := c.try(&out, transport)
-	if isDial(err) {
+	send, watch := &out, lostWatch{}
+	if transport != b.plain && transport != b.untimed {
+		send = watch.watch(send)
+	}
+	resp, err := c.try(send, transport)
+	if isDial(err) || err != nil && watch.lost(b.silence) {
 		b.avoid(addr)
 	}
 	return resp, err
@@ -173,7 +183,7 @@ func isDial(err error) bool {
 }
 
 // choose picks an endpoint: of four drawn by chance the one with the fewest
-// requests on it, those that took no connection lately last; for sticky
+// requests on it, those that took no connection or lost one lately last; for sticky
 // backends always the same of those that stand. false: there is none.
 func (b *balancer) choose(backend *route.Backend, c *call) (netip.AddrPort, bool) {
 	all := backend.Endpoints

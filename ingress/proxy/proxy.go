@@ -43,6 +43,8 @@ type Config struct {
 	Access *slog.Logger
 	// Logger gets what goes wrong beside requests; default slog.Default().
 	Logger *slog.Logger
+
+	pingAfter, pingFor time.Duration // default: the constants of these names
 }
 
 // Proxy is an http.Handler. It is safe for concurrent use.
@@ -70,6 +72,9 @@ func New(cfg Config) *Proxy {
 	}
 	if cfg.DialTimeout == 0 {
 		cfg.DialTimeout = 2 * time.Second
+	}
+	if cfg.pingAfter == 0 {
+		cfg.pingAfter, cfg.pingFor = pingAfter, pingFor
 	}
 	if cfg.Listen == nil {
 		cfg.Listen = func(ctx context.Context, port uint16) (net.Listener, error) {

@@ -40,6 +40,9 @@ func (f Frontend) String() string {
 	return fmt.Sprintf("%s %s", f.Proto, netip.AddrPortFrom(f.Addr, f.Port))
 }
 
+// key is the frontend's, of sets of address, protocol and port.
+func (f Frontend) key() string { return nft.Key(f.Addr, f.Proto, f.Port) }
+
 // everywhere: it is a port of the node.
 func (f Frontend) everywhere() bool { return f.Addr.IsUnspecified() }
 
@@ -77,6 +80,8 @@ type Base struct {
 	Inside []netip.Prefix
 	// Ranges hold frontends and nothing else: what is not one is refused.
 	Ranges []netip.Prefix
+
+	clients uint32 // that are remembered of each family; 0: affinityElements
 }
 
 // family is one of the two sets of sets and chains.
@@ -195,11 +200,17 @@ func (k classKey) rules() []nft.Rule {
 	}
 	var remember *nft.Remember
 	if a := k.class.affinity(); a > 0 {
-		remember = &nft.Remember{Set: "affinity" + f.suffix, Key: []nft.Field{f.saddr, daddr, nft.L4Proto, nft.Dport}, Timeout: a}
+		remember = &nft.Remember{Set: affinitySet + f.suffix, Key: []nft.Field{f.saddr, daddr, nft.L4Proto, nft.Dport}, Timeout: a}
 		out = append(out, nft.Rule{nft.DNATRemembered(f.typ, *remember)})
 	}
 	fields := []nft.Field{daddr, nft.L4Proto, nft.Dport, nft.ConstNumber(k.path.scope()), nft.Random(k.class.endpoints())}
-	return append(out, nft.Rule{nft.DNATTo("endpoints"+f.suffix, fields, f.typ, remember)})
+	choose := func(r *nft.Remember) nft.Rule { return nft.Rule{nft.DNATTo("endpoints"+f.suffix, fields, f.typ, r)} }
+	if remember != nil {
+		// It ends before its DNAT when the set is full: then the client gets an endpoint
+		// that is not remembered.
+		out = append(out, choose(remember))
+	}
+	return append(out, choose(nil))
 }
 
 // element of a set.
@@ -220,7 +231,7 @@ func contribute(f Frontend, b Backend) contribution {
 	put := func(set, key, data string) {
 		c.elements = append(c.elements, element{set + fam.suffix, key, data})
 	}
-	full := nft.Key(f.Addr, f.Proto, f.Port)
+	full := f.key()
 	short := full
 	if f.everywhere() {
 		short = nft.Key(f.Proto, f.Port)
@@ -291,8 +302,12 @@ func last(p netip.Prefix) netip.Addr {
 	return a
 }
 
+// affinitySet holds which client has which endpoint.
+const affinitySet = "affinity"
+
 // affinityElements bounds how many clients are remembered: what a flood of
-// clients can take of the kernel's memory.
+// clients can take of the kernel's memory. Those beyond are served and not
+// remembered.
 const affinityElements = 1 << 18
 
 // skeleton is the table without frontends. Pure.
@@ -319,7 +334,7 @@ func skeleton(base Base) nft.Table {
 		set(nft.Set{Name: "allowed", Key: append(slices.Clone(full), f.typ), Interval: true})
 		set(nft.Set{Name: "hairpin", Key: []nft.Type{f.typ, f.typ}})
 		set(nft.Set{Name: "virtual", Key: []nft.Type{f.typ}})
-		set(nft.Set{Name: "affinity", Key: []nft.Type{f.typ, f.typ, nft.Proto, nft.Port}, Data: []nft.Type{f.typ, nft.Port}, Dynamic: true, Size: affinityElements})
+		set(nft.Set{Name: affinitySet, Key: []nft.Type{f.typ, f.typ, nft.Proto, nft.Port}, Data: []nft.Type{f.typ, nft.Port}, Dynamic: true, Size: cmp.Or(base.clients, affinityElements)})
 	}
 	t.Chains = append(t.Chains, nft.Chain{Name: "refuse", Rules: []nft.Rule{{nft.ProtoIs(tcp), nft.RefuseTCP}, {nft.Refuse}}})
 	for _, f := range families {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -357,39 +358,68 @@ func (b *Balancer) Check(full bool) error {
 	return nil
 }
 
-// Forget drops what is remembered of clients of endpoints that do not exist any more.
-func (b *Balancer) Forget(gone []netip.AddrPort) error {
-	if len(gone) == 0 {
-		return nil
-	}
-	data := map[string]bool{}
-	for _, a := range gone {
-		data[nft.Key(a.Addr(), a.Port())] = true
-	}
+// Forget drops what is remembered of clients whose endpoint their frontend does
+// not have any more, by this process' doing or before it began.
+func (b *Balancer) Forget() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	def := skeleton(b.base)
-	for _, s := range def.Sets {
-		if !s.Dynamic {
-			continue
+	byKey := make(map[string]Frontend, len(b.frontends))
+	for f := range b.frontends {
+		byKey[f.key()] = f
+	}
+	has := map[Frontend]map[string]bool{} // of those that are remembered: the data of their endpoints
+	serves := func(key, data string) bool {
+		f, ok := byKey[key]
+		if !ok {
+			return false
 		}
-		have, err := b.kernel.Elements(TableName, s)
+		if has[f] == nil {
+			has[f] = map[string]bool{}
+			for _, e := range slices.Concat(b.frontends[f].Endpoints, b.frontends[f].Near) {
+				has[f][nft.Key(e.Addr.Addr(), e.Addr.Port())] = true
+			}
+		}
+		return has[f][data]
+	}
+	for _, f := range families {
+		i := slices.IndexFunc(def.Sets, func(s nft.Set) bool { return s.Name == affinitySet+f.suffix })
+		have, err := b.kernel.Elements(TableName, def.Sets[i])
 		if err != nil {
 			return err
 		}
-		for key, d := range have {
-			if !data[d] {
-				continue
+		client := len(nft.Key(f.any)) // a key begins with the client
+		var gone []element
+		for key, data := range have {
+			if !serves(key[client:], data) {
+				gone = append(gone, element{def.Sets[i].Name, key, data})
 			}
-			// One by one: the kernel may have dropped one meanwhile.
-			var c nft.Change
-			c.Take(s.Name, key, d)
-			if err := b.kernel.Commit(def, c); err != nil {
-				b.log.Debug("a remembered client is gone already", "err", err)
-			}
+		}
+		if err := b.take(def, gone); err != nil {
+			return fmt.Errorf("forget clients of endpoints that are gone: %w", err)
 		}
 	}
 	return nil
+}
+
+// take removes elements. The kernel drops some by itself meanwhile, and refuses a
+// change that names such a one: then it is made in halves.
+func (b *Balancer) take(def nft.Table, gone []element) error {
+	if len(gone) == 0 {
+		return nil
+	}
+	var c nft.Change
+	for _, e := range gone {
+		c.Take(e.set, e.key, e.data)
+	}
+	err := b.kernel.Commit(def, c)
+	switch {
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	case len(gone) == 1:
+		return nil
+	}
+	return errors.Join(b.take(def, gone[:len(gone)/2]), b.take(def, gone[len(gone)/2:]))
 }
 
 // Remembers reports whether any frontend has an affinity.

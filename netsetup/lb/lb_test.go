@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
 
 	"github.com/clusterd/clusterd/netsetup/nft"
 )
@@ -271,5 +272,69 @@ func TestBadFrontends(t *testing.T) {
 	}
 	if err := b.Update(map[Frontend]*Backend{front(tcp, "10.0.0.1:1"): {Endpoints: ends("[fd42::1]:1")}}); err == nil {
 		t.Error("an endpoint of another family passed")
+	}
+}
+
+// conntrackFlow is one made to an address that answers come from another of.
+func conntrackFlow(proto nft.Protocol, to, from string) *netlink.ConntrackFlow {
+	f := &netlink.ConntrackFlow{}
+	f.Forward.Protocol, f.Forward.DstIP, f.Forward.DstPort = uint8(proto), ap(to).Addr().AsSlice(), ap(to).Port()
+	f.Reverse.SrcIP, f.Reverse.SrcPort = ap(from).Addr().AsSlice(), ap(from).Port()
+	return f
+}
+
+// TestFlowsOfTheNode: flows to the same port of another machine, which pass this
+// one, are not those to a port of the node.
+func TestFlowsOfTheNode(t *testing.T) {
+	f := front(udp, "0.0.0.0:53")
+	s := flowSet{map[Flow]bool{{Frontend: f}: true, {f, ap("10.42.1.2:5353")}: true}, map[netip.Addr]bool{ap("198.51.100.1:1").Addr(): true}}
+	for _, tt := range []struct {
+		to, from string
+		want     bool
+	}{
+		{"198.51.100.1:53", "198.51.100.1:53", true},
+		{"127.0.0.7:53", "127.0.0.7:53", true},
+		{"198.51.100.9:53", "198.51.100.9:53", false},
+		{"198.51.100.1:53", "10.42.1.2:5353", true},
+		{"198.51.100.1:53", "10.42.1.3:5353", false},
+		{"198.51.100.1:54", "198.51.100.1:54", false},
+	} {
+		if got := s.MatchConntrackFlow(conntrackFlow(udp, tt.to, tt.from)); got != tt.want {
+			t.Errorf("%s answered from %s: forgotten: %v, want %v", tt.to, tt.from, got, tt.want)
+		}
+	}
+}
+
+// TestOtherFlows: which tracked connections go where no endpoint is.
+func TestOtherFlows(t *testing.T) {
+	all := map[Frontend]map[netip.AddrPort]bool{}
+	for _, proto := range []nft.Protocol{tcp, udp} {
+		all[front(proto, "10.43.0.1:80")] = map[netip.AddrPort]bool{ap("10.42.1.2:80"): true}
+		all[front(proto, "0.0.0.0:30080")] = map[netip.AddrPort]bool{ap("10.42.1.2:80"): true}
+		all[front(proto, "[fd43::1]:80")] = map[netip.AddrPort]bool{}
+	}
+	o := otherFlows{all, base.Ranges}
+	for _, tt := range []struct {
+		to, from string
+		tcp, udp bool
+	}{
+		{"10.43.0.1:80", "10.42.1.2:80", false, false},
+		{"10.43.0.1:80", "10.42.1.9:80", true, true},
+		{"10.43.0.1:80", "10.43.0.1:80", false, true},    // sent nowhere, and there is an endpoint
+		{"[fd43::1]:80", "[fd43::1]:80", false, false},   // the same, and there is none
+		{"[fd43::1]:80", "[fd42::9]:80", true, true},     // the last one went
+		{"10.43.0.7:80", "10.42.1.2:80", false, true},    // no such frontend
+		{"10.43.0.10:53", "10.43.0.10:53", false, false}, // an address of the node's own
+		{"198.51.100.1:30080", "10.42.1.9:80", false, true},
+		{"198.51.100.1:30080", "10.42.1.2:80", false, false},
+		{"198.51.100.1:8080", "10.42.1.9:80", false, false}, // a port that leads to a pod
+		{"198.51.100.9:443", "198.51.100.9:443", false, false},
+	} {
+		if got := o.MatchConntrackFlow(conntrackFlow(tcp, tt.to, tt.from)); got != tt.tcp {
+			t.Errorf("tcp %s from %s: forgotten: %v, want %v", tt.to, tt.from, got, tt.tcp)
+		}
+		if got := o.MatchConntrackFlow(conntrackFlow(udp, tt.to, tt.from)); got != tt.udp {
+			t.Errorf("udp %s from %s: forgotten: %v, want %v", tt.to, tt.from, got, tt.udp)
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -277,17 +278,58 @@ func TestRootAffinity(t *testing.T) {
 			had, other = other, had
 		}
 		w.update(c.f, &Backend{Endpoints: []Endpoint{other}, Affinity: time.Hour})
-		if err := w.lb.Forget([]netip.AddrPort{had.Addr}); err != nil {
+		if err := w.lb.Forget(); err != nil {
 			t.Fatal(err)
 		}
 		second := w.ask(w.client, "tcp", c.to)
 		if second == first || !strings.HasPrefix(second, map[bool]string{true: "b", false: "a"}[strings.HasPrefix(first, "a")]) {
 			t.Errorf("%s: after its endpoint went the client was answered by %q, before by %q", c.to, second, first)
 		}
+		// One that the kernel has dropped by itself does not keep the others.
+		def, fam := skeleton(w.lb.base), familyOf(c.f.Addr)
+		set := slices.IndexFunc(def.Sets, func(s nft.Set) bool { return s.Name == affinitySet+fam.suffix })
+		have, err := w.tables.Elements(TableName, def.Sets[set])
+		if err != nil || len(have) == 0 {
+			t.Fatalf("remembered: %x (%v)", have, err)
+		}
+		gone := []element{{affinitySet + fam.suffix, nft.Key(fam.any, fam.any, tcp, uint16(9)), nft.Key(fam.any, uint16(9))}}
+		for key, data := range have {
+			gone = append(gone, element{affinitySet + fam.suffix, key, data})
+		}
+		if err := w.lb.take(def, gone); err != nil {
+			t.Error(err)
+		}
+		if have, err := w.tables.Elements(TableName, def.Sets[set]); err != nil || len(have) > 0 {
+			t.Errorf("still remembered: %x (%v)", have, err)
+		}
+		w.expect("again after all was forgotten", w.client, "tcp", c.to, second)
 		w.update(c.f, &Backend{Endpoints: c.ends, Affinity: time.Hour})
 		for range 6 {
 			w.expect("after the first came back", w.client, "tcp", c.to, second)
 		}
+	}
+}
+
+// The bug: with as many clients remembered as there may be no other one got an
+// answer.
+func TestRootAffinityFull(t *testing.T) {
+	w := newWorld(t)
+	small := base
+	small.clients = 1
+	w.lb = New(w.tables, quiet())
+	if err := w.lb.SetBase(small); err != nil {
+		t.Fatal(err)
+	}
+	w.update(front(tcp, "10.43.0.1:80"), &Backend{Endpoints: ends("10.42.1.2:80", "10.42.1.3:80"), Affinity: time.Hour})
+	first := w.ask(w.client, "tcp", "10.43.0.1:80")
+	for range 12 {
+		w.expect("one that is not remembered", w.b, "tcp", "10.43.0.1:80", "a 10.42.1.3", "b 10.42.1.1")
+		w.expect("one that is", w.client, "tcp", "10.43.0.1:80", first)
+	}
+	def := skeleton(small)
+	i := slices.IndexFunc(def.Sets, func(s nft.Set) bool { return s.Name == affinitySet+"4" })
+	if have, err := w.tables.Elements(TableName, def.Sets[i]); err != nil || len(have) != 1 {
+		t.Errorf("remembered: %x (%v), want one client: the test shows nothing", have, err)
 	}
 }
 
@@ -324,12 +366,23 @@ func TestRootFlows(t *testing.T) {
 	if got := ask(4000); got != "a 10.42.1.1" {
 		t.Fatalf("the old flow moved by itself: %q; the test shows nothing", got)
 	}
+	if n, err := w.ct.DeleteOthers(map[Frontend][]netip.AddrPort{f: {ap("10.42.1.2:80"), ap("10.42.1.3:80")}}, base.Ranges); err != nil || n != 0 {
+		t.Errorf("%d flows to endpoints that are there were forgotten (%v)", n, err)
+	}
 	n, err := w.ct.Delete([]Flow{{f, ap("10.42.1.2:80")}, {front(udp, "10.43.0.2:80"), ap("10.42.1.3:80")}})
 	if err != nil || n != 1 {
 		t.Errorf("%d flows were forgotten, want 1 (%v)", n, err)
 	}
 	if got := ask(4000); got != "b 10.42.1.1" {
 		t.Errorf("the flow to the endpoint that went: %q", got)
+	}
+	// The same after a start that does not know what went.
+	w.update(f, &Backend{Endpoints: ends("10.42.1.2:80")})
+	if n, err := w.ct.DeleteOthers(map[Frontend][]netip.AddrPort{f: {ap("10.42.1.2:80")}}, base.Ranges); err != nil || n != 2 {
+		t.Errorf("%d flows were forgotten, want 2 (%v)", n, err)
+	}
+	if got := ask(4001); got != "a 10.42.1.1" {
+		t.Errorf("a flow to the endpoint that went before the start: %q", got)
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // FakeTables holds tables in memory, as a stand-in for Tables in tests that
@@ -101,7 +103,7 @@ func (f *FakeTables) Commit(def Table, c Change) error {
 	for set, elements := range c.Remove {
 		for key := range elements {
 			if _, ok := t.sets[set][key]; !ok {
-				return fmt.Errorf("set %s: remove %x: no such file or directory", set, key)
+				return fmt.Errorf("set %s: remove %x: %w", set, key, unix.ENOENT)
 			}
 			delete(t.sets[set], key)
 		}

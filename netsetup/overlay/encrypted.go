@@ -79,9 +79,9 @@ func encrypt(link string, n Nodes, ways map[netip.Addr]way) encrypted {
 	}
 	for _, o := range n.Others {
 		known := o.Key != (wireguard.Key{})
-		for _, r := range o.Ranges {
+		for i, r := range o.Ranges {
 			mine[r.Masked()] = true
-			route := Route{Dst: r, Dev: link}
+			route := Route{Dst: r, Dev: link, MTU: o.mtu(i)}
 			if !known {
 				route = Route{Dst: r, Refuse: true}
 			}

@@ -44,9 +44,19 @@ type MeshConfig struct {
 type Node struct {
 	Ranges []netip.Prefix
 	Addrs  []netip.Addr
+	// MTUs are those of the routes to Ranges, see Route; missing: none is set.
+	MTUs []int
 	// Key and Port are those of its WireGuard; no key: it has published none.
 	Key  wireguard.Key
 	Port int
+}
+
+// mtu is that of the route to the i-th range.
+func (n Node) mtu(i int) int {
+	if i < len(n.MTUs) {
+		return n.MTUs[i]
+	}
+	return 0
 }
 
 // Nodes is what a Mesh connects: this node and the others.
@@ -254,11 +264,11 @@ func choose(tunnel string, n Nodes, ways map[netip.Addr]way) plan {
 	var p plan
 	for _, o := range n.Others {
 		peer := Peer{MAC: tunnelMAC(inner(o.Ranges[0])), Node: underlay(o.Addrs)}
-		for _, r := range o.Ranges {
+		for i, r := range o.Ranges {
 			same := slices.IndexFunc(o.Addrs, func(a netip.Addr) bool { return a.Is4() == r.Addr().Is4() })
 			direct := same >= 0 && ways[o.Addrs[same]].err == nil && !ways[o.Addrs[same]].gateway
 			if lost := ways[peer.Node].err != nil; direct || lost && same >= 0 {
-				p.routes = append(p.routes, Route{Dst: r, Via: o.Addrs[same]})
+				p.routes = append(p.routes, Route{Dst: r, Via: o.Addrs[same], MTU: o.mtu(i)})
 				continue
 			}
 			via := inner(r)
@@ -267,7 +277,7 @@ func choose(tunnel string, n Nodes, ways map[netip.Addr]way) plan {
 				via = linkLocal(peer.MAC)
 			}
 			peer.Inner = append(peer.Inner, via)
-			p.routes = append(p.routes, Route{Dst: r, Via: via, Dev: tunnel})
+			p.routes = append(p.routes, Route{Dst: r, Via: via, Dev: tunnel, MTU: o.mtu(i)})
 		}
 		if len(peer.Inner) > 0 {
 			p.peers = append(p.peers, peer)

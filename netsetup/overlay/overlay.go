@@ -32,6 +32,9 @@ type Route struct {
 	// Dev is the interface of a tunnel that it goes by, "" for the one that leads
 	// to Via. That of WireGuard needs no Via.
 	Dev string
+	// MTU is how long a packet may be that goes by it, with its IP header, where that
+	// is less than the interface takes; 0: it is not. Senders are told by ICMP.
+	MTU int
 	// Refuse: nothing is sent there, and senders get an ICMP error; it has no Via.
 	Refuse bool
 }
@@ -121,7 +124,7 @@ func (g *HostGW) Set(ctx context.Context, routes []Route) error {
 	current := map[netip.Prefix]bool{}
 	for _, k := range have {
 		if r, ok := want[k.Dst]; ok {
-			current[k.Dst] = r.Via == k.Via && r.Refuse == k.Refuse && (r.Dev == k.Dev || r.Dev == "" && !k.tunnel)
+			current[k.Dst] = r.Via == k.Via && r.Refuse == k.Refuse && r.MTU == k.MTU && (r.Dev == k.Dev || r.Dev == "" && !k.tunnel)
 			continue
 		}
 		if err := g.h.RouteDel(k.kernel); err != nil && !errors.Is(err, unix.ESRCH) {
@@ -148,7 +151,7 @@ func (g *HostGW) Set(ctx context.Context, routes []Route) error {
 			errs = append(errs, fmt.Errorf("add %s via %s: %w", dst, r.way(), err))
 			continue
 		}
-		g.log.Info("route set", "dst", dst.String(), "via", r.way(), "tunnel", r.Dev)
+		g.log.Info("route set", "dst", dst.String(), "via", r.way(), "tunnel", r.Dev, "mtu", r.MTU)
 	}
 	if len(errs) > 0 {
 		return fmt.Errorf("set routes: %w", errors.Join(errs...))
@@ -178,6 +181,7 @@ func (g *HostGW) kernelRoute(r Route) (*netlink.Route, error) {
 		Dst:      &net.IPNet{IP: r.Dst.Addr().AsSlice(), Mask: net.CIDRMask(r.Dst.Bits(), r.Dst.Addr().BitLen())},
 		Gw:       r.Via.AsSlice(),
 		Protocol: g.proto,
+		MTU:      r.MTU,
 	}
 	if r.Refuse {
 		k.Type = unix.RTN_UNREACHABLE
@@ -231,7 +235,7 @@ func (g *HostGW) list() ([]installed, error) {
 			if !ok {
 				continue
 			}
-			k := installed{Route: Route{Dst: netip.PrefixFrom(addr.Unmap(), bits), Refuse: r.Type == unix.RTN_UNREACHABLE}, kernel: &r}
+			k := installed{Route: Route{Dst: netip.PrefixFrom(addr.Unmap(), bits), MTU: r.MTU, Refuse: r.Type == unix.RTN_UNREACHABLE}, kernel: &r}
 			via, gateway := netip.AddrFromSlice(r.Gw)
 			switch {
 			case k.Refuse:

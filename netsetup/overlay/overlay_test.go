@@ -71,6 +71,13 @@ func TestRootHostGW(t *testing.T) {
 	}
 	set(route("10.42.2.7/24", "192.0.2.2"), route("10.42.3.0/24", "192.0.2.3"))
 	expect(route("10.42.2.0/24", "192.0.2.2"), route("10.42.3.0/24", "192.0.2.3"))
+	// One gets an MTU, and loses it again.
+	narrow := route("10.42.2.0/24", "192.0.2.2")
+	narrow.MTU = 1400
+	set(narrow, route("10.42.3.0/24", "192.0.2.3"))
+	expect(narrow, route("10.42.3.0/24", "192.0.2.3"))
+	set(route("10.42.2.7/24", "192.0.2.2"), route("10.42.3.0/24", "192.0.2.3"))
+	expect(route("10.42.2.0/24", "192.0.2.2"), route("10.42.3.0/24", "192.0.2.3"))
 	// One range moves, one goes, one comes.
 	set(route("10.42.2.0/24", "192.0.2.9"), route("10.42.4.0/24", "192.0.2.4"))
 	expect(route("10.42.2.0/24", "192.0.2.9"), route("10.42.4.0/24", "192.0.2.4"))

@@ -26,8 +26,8 @@ type Config struct {
 	// Port is where nodes answer, UDP and TCP, at their own addresses alone;
 	// required, all nodes need the same.
 	Port int
-	// MTU is how long a packet to addr may be, with its IP header, as the kernel
-	// has it; default: asked by netlink. It may block for milliseconds.
+	// MTU is how long a packet to addr may be, with its IP header, by the interface
+	// that it leaves by; default: asked by netlink. It may block for milliseconds.
 	MTU    func(addr netip.Addr) (int, error)
 	Logger *slog.Logger // default slog.Default()
 }
@@ -46,7 +46,7 @@ type Result struct {
 	// Answered and Heard are when the last answer and the last of the peer's own
 	// pings came; zero: none.
 	Answered, Heard time.Time
-	// MTU is the kernel's MTU of the path, in bytes; 0: not known.
+	// MTU is that of the interface, in bytes; 0: not known.
 	// Carries is what it does carry where that is less; 0: nothing says so.
 	MTU, Carries int
 	// Damaged are packets that came with other bytes than were sent.

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -60,13 +61,34 @@ func TestRootFaultyWays(t *testing.T) {
 
 	setMTU(b, 1400) // frames that are longer do not come in
 	wait(t, probers[a], "b", "the length that passes", func(r Result) bool { return r.Carries > 1390 && r.Carries <= 1400 && r.Silent == 0 })
+	// A route that keeps to it does not hide that the way is mended.
+	narrow := &netlink.Route{Dst: netlink.NewIPNet(addrs[b].AsSlice()), Scope: netlink.SCOPE_LINK, MTU: 1400}
+	a.Do(func() error {
+		link, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		narrow.LinkIndex = link.Attrs().Index
+		return netlink.RouteAdd(narrow)
+	})
+	probers[a].lookAgain()
 	setMTU(b, 1500)
-	wait(t, probers[a], "b", "the length that passes again", func(r Result) bool { return r.Carries == 0 })
+	wait(t, probers[a], "b", "the length that passes again", func(r Result) bool { return r.MTU == 1500 && r.Carries == 0 })
 
 	// b does not answer a, and hears it.
 	b.Do(func() error {
 		return netlink.RouteAdd(&netlink.Route{Dst: netlink.NewIPNet(addrs[a].AsSlice()), Type: unix.RTN_BLACKHOLE})
 	})
+	a.Do(func() error { return netlink.RouteDel(narrow) })
 	wait(t, probers[b], "a", "one direction", func(r Result) bool { return r.Silent >= 3 && r.Heard.After(r.Answered) })
 	wait(t, probers[a], "b", "silence", func(r Result) bool { return r.Silent >= 3 && !r.Heard.After(r.Answered.Add(answerTimeout)) })
+}
+
+// lookAgain makes the prober ask for the interfaces' MTU with the next ping.
+func (p *Prober) lookAgain() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, o := range p.peers {
+		o.asked = time.Time{}
+	}
 }

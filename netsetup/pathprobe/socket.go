@@ -36,8 +36,9 @@ func listenUDP(at netip.AddrPort) (*net.UDPConn, error) {
 	return conn.(*net.UDPConn), nil
 }
 
-// kernelMTU is that of the interface by which the kernel sends to addr, or of
-// the route where it has one.
+// kernelMTU is that of the interface by which the kernel sends to addr. That of
+// the route is not asked: it may follow from what was measured, and must not keep
+// a way that was mended from being found.
 func kernelMTU(addr netip.Addr) (int, error) {
 	routes, err := netlink.RouteGet(addr.AsSlice())
 	if err != nil || len(routes) == 0 {
@@ -47,9 +48,5 @@ func kernelMTU(addr netip.Addr) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("way to %s: %w", addr, err)
 	}
-	mtu := link.Attrs().MTU
-	if routes[0].MTU > 0 {
-		mtu = min(mtu, routes[0].MTU)
-	}
-	return mtu, nil
+	return link.Attrs().MTU, nil
 }
