@@ -225,6 +225,7 @@ type Agent struct {
 	drivers      *csi.Manager           // nil: there is no API
 	devices      *devices               // nil: there is no API
 	certificates *podcertificate.Keeper // of pods; nil: there is no API
+	tokens       *tokens                // of pods' service accounts
 	handler      http.Handler
 	podServer    *podresources.Server
 }
@@ -310,7 +311,14 @@ func New(cfg Config) (*Agent, error) {
 	}
 	a.node = node.New(nodeConfig)
 	prober := &probe.Prober{Version: cfg.Version, Metrics: probe.NewMetrics()}
-	issuer := &tokens{client: cfg.Client}
+	issuer := &tokens{
+		client:  cfg.Client,
+		changed: func(uid types.UID) { a.pods.VolumesChanged(uid) },
+		readKeys: func(ctx context.Context) ([]byte, error) {
+			return cfg.Client.Discovery().RESTClient().Get().AbsPath(keysPath).DoRaw(ctx)
+		},
+	}
+	a.tokens = issuer
 	volumes := volume.Config{Dir: podDir, Mounter: volume.Kernel{}, Tokens: issuer, Allocatable: a.allocatable, ImagePath: cfg.Images.VolumePath, Memory: a.memoryFor}
 	a.objects = object.New(cfg.Client, func(uid objectUID, ref object.Ref) { a.pods.ObjectChanged(uid, ref) })
 	volumes.Objects, volumes.TrustBundles = a.objects, a.objects
@@ -431,6 +439,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		part(ctx, "node", a.node.Run)
 		part(ctx, "claims", a.claims.Run)
 		part(ctx, "certificates of pods", a.certificates.Run)
+		part(ctx, "tokens of pods", a.tokens.Run)
 		part(outer, "plugins", a.plugins.Run)
 		part(outer, "CSI drivers", a.drivers.Run)
 		part(outer, "drivers of devices", a.devices.claims.Run)

@@ -103,6 +103,7 @@ func (m *Main) runTerm(ctx context.Context) error {
 	work.Go(func() error { return m.leadExchange(ctx) })
 	work.Go(func() error { return m.gossipKeys.lead(ctx) })
 	work.Go(func() error { return m.reseal(ctx) })
+	work.Go(func() error { return m.keepTokenKeys(ctx) })
 	work.Go(func() error { return m.forgetNodes(ctx, cfg.Client) })
 	return work.Wait()
 }

@@ -77,7 +77,7 @@ func TestNext(t *testing.T) {
 				t.Errorf("%s: %+v", test.name, next)
 			}
 		case Stable:
-			if len(next.Authorities) != 1 || string(next.Authorities[0]) != "a" || next.Finish {
+			if len(next.Authorities) != 1 || string(next.Authorities[0]) != "a" || next.Finish != test.state.Finish {
 				t.Errorf("%s: %+v", test.name, next)
 			}
 		}
