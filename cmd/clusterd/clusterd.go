@@ -120,6 +120,9 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		return nil, err
 	}
 	m.rights.self = m.id.nodeID()
+	if m.rights.former, err = m.dir.formerServers(); err != nil {
+		return nil, err
+	}
 	if name, _ := pki.NodeName(m.id.cert); name != cfg.Name {
 		return nil, fmt.Errorf("--name %q: this machine joined as %q; a node cannot be renamed", cfg.Name, name)
 	}
@@ -421,6 +424,7 @@ func (m *Main) joinServer() *join.Server {
 		},
 		GossipKeys:  m.gossipKeys.tell,
 		Epoch:       m.store.Epoch(),
+		HasLeader:   func() bool { return m.store.Leader() != "" },
 		Servers:     m.serverAddrs,
 		Removed:     m.rights.removedServers,
 		ReleaseKeys: m.releaseKeys,

@@ -22,13 +22,29 @@ import (
 )
 
 // rights knows which members' keys were revoked. It is made before the store is
-// open, and until then none is.
+// open, and until then the removed servers count that the data folder names.
 type rights struct {
 	self  string // this member's id
 	store atomic.Pointer[raftstore.Store]
 
-	mu      sync.Mutex
+	mu      sync.Mutex              // guards below
 	removed map[string]join.Removal // of servers, as keepRights read them
+	former  map[string]bool         // ids of removed servers, as the data folder has them
+}
+
+// remember adds a removed server to those of the data folder. It returns their ids,
+// or nil if it was among them or was no server.
+func (r *rights) remember(id string, why join.Removal) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if why.Role == pki.Agent || r.former[id] {
+		return nil
+	}
+	if r.former == nil {
+		r.former = map[string]bool{}
+	}
+	r.former[id] = true
+	return slices.Sorted(maps.Keys(r.former))
 }
 
 // note keeps a removed server for the list that agents get.
@@ -58,7 +74,9 @@ func (r *rights) removedServers() []string {
 func (r *rights) revoked(id string) bool {
 	s := r.store.Load()
 	if s == nil {
-		return false
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.former[id]
 	}
 	gone, err := join.IsRemoved(context.Background(), s, id)
 	return err == nil && gone // a store that is closing knows nothing
@@ -180,6 +198,11 @@ func (m *Main) keepRights(ctx context.Context) error {
 			return errors.Join(m.errRemoved(r), m.dir.markRemoved(r))
 		}
 		m.rights.note(id, r)
+		if ids := m.rights.remember(id, r); ids != nil {
+			if err := m.dir.writeFormerServers(ids); err != nil {
+				m.log.Warn("the list of removed servers could not be written down", "err", err)
+			}
+		}
 		m.port.Cut(id)
 		m.members.Forget(id)
 		return nil

@@ -395,7 +395,7 @@ func TestRenewal(t *testing.T) {
 	dial := func(ctx context.Context) (net.Conn, error) {
 		return stranger.Dial(ctx, netip.MustParseAddrPort(w.addr), "", transport.Join)
 	}
-	cert, _, err := Renew(t.Context(), dial, "n1", wish.Key)
+	cert, _, err := Renew(t.Context(), dial, "n1", wish.Key, by(w.ca))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -404,13 +404,13 @@ func TestRenewal(t *testing.T) {
 	}
 	var no *Refusal
 	other, _ := pki.NewKey()
-	if _, _, err := Renew(t.Context(), dial, "a1", other); !errors.As(err, &no) || no.Code != CodeMember {
+	if _, _, err := Renew(t.Context(), dial, "a1", other, by(w.ca)); !errors.As(err, &no) || no.Code != CodeMember {
 		t.Errorf("a key without a record: %v", err)
 	}
 	if _, err := RemoveMember(t.Context(), w.store, "a1", time.Now()); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := Renew(t.Context(), dial, "a1", wish.Key); !errors.As(err, &no) || no.Code != CodeMember {
+	if _, _, err := Renew(t.Context(), dial, "a1", wish.Key, by(w.ca)); !errors.As(err, &no) || no.Code != CodeMember {
 		t.Errorf("a removed key: %v", err)
 	}
 }
@@ -446,7 +446,7 @@ func TestSetRole(t *testing.T) {
 		if list, err := FetchServers(ctx, member, addr, 0); err != nil || list.Role != role {
 			t.Errorf("it receives %+v %v, want %s", list, err, role)
 		}
-		cert, answer, err := Renew(ctx, w.as(wish, res, transport.Join), "a1", wish.Key)
+		cert, answer, err := Renew(ctx, w.as(wish, res, transport.Join), "a1", wish.Key, by(w.ca))
 		if err != nil || pki.NodeRole(cert) != role || answer.Epoch != res.Epoch || len(answer.Servers) != 1 {
 			t.Errorf("%s: certificate %v, %+v, %v", role, cert, answer, err)
 		}

@@ -30,6 +30,8 @@ type Server struct {
 	// NoteTrust records that a member has a state of the authority; nil: not recorded.
 	NoteTrust func(ctx context.Context, id string, number uint64) error
 	Epoch     raftstore.Epoch
+	// HasLeader reports whether this server leads or follows a leader; nil: not told.
+	HasLeader func() bool
 	Servers   func() []ServerAddr // those alive now, this one first
 	// Removed are the ids of removed servers that agents must refuse; nil: none.
 	Removed func() []string
