@@ -419,8 +419,8 @@ func (m *Main) joinServer() *join.Server {
 		Store:    m.store,
 		Trust:    m.trust.Load,
 		SealKeys: m.exchange.retired,
-		NoteTrust: func(ctx context.Context, id string, number uint64) error {
-			return authority.Has(ctx, m.store, id, number)
+		NoteTrust: func(ctx context.Context, id string, number uint64, may func() bool) error {
+			return authority.Has(ctx, m.store, id, number, may)
 		},
 		GossipKeys:  m.gossipKeys.tell,
 		Epoch:       m.store.Epoch(),

@@ -78,7 +78,7 @@ func (x *exchange) follow(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, keysTimeout)
 	defer cancel()
-	return authority.Has(ctx, m.store, m.id.nodeID(), state.Number)
+	return authority.Has(ctx, m.store, m.id.nodeID(), state.Number, nil)
 }
 
 // trustOf is the state with the keys of its authorities.

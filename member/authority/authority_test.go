@@ -147,7 +147,7 @@ func (m *member) follow(ctx context.Context, s join.Store, made map[string]*pki.
 		m.trust = pki.NewTrust(state.Number, cas[0], cas[1:]...)
 		m.cert = m.trust.Signer()
 	}
-	return Has(ctx, s, m.id, m.trust.Number)
+	return Has(ctx, s, m.id, m.trust.Number, nil)
 }
 
 // TestKilledAtEveryWrite: whichever write of an exchange a killed member made or
@@ -303,7 +303,7 @@ func TestOldTokensGo(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(Has(ctx, s, "n1", state.Number), leader.look(ctx, now.Add(time.Hour))); err != nil {
+		if err := errors.Join(Has(ctx, s, "n1", state.Number, nil), leader.look(ctx, now.Add(time.Hour))); err != nil {
 			t.Fatal(err)
 		}
 	}

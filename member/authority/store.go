@@ -123,9 +123,10 @@ func Finish(ctx context.Context, s join.Store) error {
 	}
 }
 
-// Has records that a member has a state.
-func Has(ctx context.Context, s join.Store, id string, number uint64) error {
-	return progress.Note(ctx, s, id, number)
+// Has records that a member has a state. may is asked before something is written;
+// nil: it always may.
+func Has(ctx context.Context, s join.Store, id string, number uint64, may func() bool) error {
+	return progress.Note(ctx, s, id, number, may)
 }
 
 // Members are the members of the records and what they have.

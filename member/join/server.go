@@ -27,8 +27,9 @@ type Server struct {
 	// SealKeys are the keys of secrets at rest that follow from authorities of the
 	// past, as a list; nil: none.
 	SealKeys func() []byte
-	// NoteTrust records that a member has a state of the authority; nil: not recorded.
-	NoteTrust func(ctx context.Context, id string, number uint64) error
+	// NoteTrust records that a member has a state of the authority, and asks may
+	// before it writes; nil: not recorded.
+	NoteTrust func(ctx context.Context, id string, number uint64, may func() bool) error
 	Epoch     raftstore.Epoch
 	// HasLeader reports whether this server leads or follows a leader; nil: not told.
 	HasLeader func() bool
@@ -40,6 +41,7 @@ type Server struct {
 	Log         *slog.Logger
 
 	strikes strikes
+	notes   notes
 	asks    asks
 }
 

@@ -20,7 +20,7 @@ func TestTrustWord(t *testing.T) {
 		t.Fatal(err)
 	}
 	noted := map[string]uint64{}
-	w.server.NoteTrust = func(_ context.Context, id string, number uint64) error {
+	w.server.NoteTrust = func(_ context.Context, id string, number uint64, _ func() bool) error {
 		noted[id] = number
 		return nil
 	}
