@@ -77,7 +77,17 @@ func (s *Server) getServers(ctx context.Context, who Record, r *http.Request) (a
 	return list, nil
 }
 
+// getKeys asks the leader who it is that asks: this member may not have heard of a
+// removal yet, and the keys open the whole cluster.
 func (s *Server) getKeys(ctx context.Context, who Record, _ *http.Request) (any, error) {
+	name := who.Name
+	who, _, err := getRecord(ctx, s.Store, who.ID)
+	if errors.Is(err, ErrNotMember) || err == nil && who.Name != name {
+		return nil, &Refusal{CodeMember, "node " + name + " has no record in this cluster"}
+	}
+	if err != nil {
+		return nil, err
+	}
 	if !who.IsServer() {
 		return nil, &Refusal{CodeMember, "node " + who.Name + " is an agent: only servers hold the cluster's keys"}
 	}
