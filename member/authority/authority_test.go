@@ -330,3 +330,50 @@ func record(t *testing.T, s *jointest.Store, r join.Record) {
 		t.Fatalf("records %+v, %v", records, err)
 	}
 }
+
+// TestRestored: a cluster that begins from a copy has one authority, and its next
+// exchange has numbers that agents of the cluster that was, however far that had
+// come, take up.
+func TestRestored(t *testing.T) {
+	for _, was := range []*State{nil, {Number: 1, Phase: Distribute}, {Number: 8, Phase: Reissue, Finish: true}, {Number: 9, Phase: Stable, Finish: true}} {
+		k := mvcc.New()
+		var ops []mvcc.Op
+		var number uint64
+		if was != nil {
+			number = was.Number
+			b, err := json.Marshal(was)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ops = []mvcc.Op{{Type: mvcc.OpPut, Key: stateKey, Value: b}, {Type: mvcc.OpPut, Key: progress.Prefix + "n1", Value: []byte(`{"number":1}`)}}
+			out := k.Apply(1, mvcc.Batch{Time: 1, Commands: []mvcc.Command{{Type: mvcc.CmdTxn, ID: mvcc.CommandID{Session: 1, Seq: 1}, Txn: mvcc.Txn{Ops: ops}}}})
+			if out[0].Err != nil {
+				t.Fatal(out[0].Err)
+			}
+		}
+		state, changes, err := Restored(k, []byte("ca"), now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := jointest.New()
+		for _, all := range [][]mvcc.Op{ops, changes} {
+			if _, err := s.Txn(t.Context(), mvcc.Txn{Ops: all}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := Get(t.Context(), s, false)
+		if err != nil || got.Number != state.Number || got.Phase != Stable || got.Finish || len(got.Authorities) != 1 || string(got.Authorities[0]) != "ca" {
+			t.Errorf("from %+v: %+v, %v", was, got, err)
+		}
+		if has, err := progress.All(t.Context(), s, false); err != nil || len(has) != 0 {
+			t.Errorf("from %+v: members' progress is kept: %v, %v", was, has, err)
+		}
+		if err := Begin(t.Context(), s, nil, []byte("next"), "n1", 0, now); err != nil {
+			t.Fatal(err)
+		}
+		// The cluster that was may have exchanged its authority since, and often.
+		if got, err = Get(t.Context(), s, false); err != nil || got.Number <= number+1000 || got.Phase != Distribute || string(got.Authorities[0]) != "ca" {
+			t.Errorf("from %+v, the next exchange: %+v, %v", was, got, err)
+		}
+	}
+}
