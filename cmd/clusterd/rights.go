@@ -146,6 +146,21 @@ func (r *rights) revokedCertificate(leaf *x509.Certificate) bool {
 	return err == nil && gone
 }
 
+// signAt is the time at which to sign a certificate of the user now, see
+// join.SignAt. It never waits.
+func (r *rights) signAt(user string) time.Time {
+	now := time.Now()
+	s := r.store.Load()
+	if s == nil {
+		return now
+	}
+	at, err := join.SignAt(context.Background(), s, user, now)
+	if err != nil {
+		return now
+	}
+	return at
+}
+
 // check refuses revoked certificates and those of removed nodes to the API, and
 // asks next about all others.
 func (r *rights) check(next authenticator.Request) authenticator.Request {
