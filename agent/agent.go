@@ -311,22 +311,15 @@ func New(cfg Config) (*Agent, error) {
 	}
 	a.node = node.New(nodeConfig)
 	prober := &probe.Prober{Version: cfg.Version, Metrics: probe.NewMetrics()}
-	issuer := &tokens{
-		client:  cfg.Client,
-		changed: func(uid types.UID) { a.pods.VolumesChanged(uid) },
-		readKeys: func(ctx context.Context) ([]byte, error) {
-			return cfg.Client.Discovery().RESTClient().Get().AbsPath(keysPath).DoRaw(ctx)
-		},
-	}
-	a.tokens = issuer
-	volumes := volume.Config{Dir: podDir, Mounter: volume.Kernel{}, Tokens: issuer, Allocatable: a.allocatable, ImagePath: cfg.Images.VolumePath, Memory: a.memoryFor}
+	a.tokens = newTokens(cfg.Client, func(uid types.UID) { a.pods.VolumesChanged(uid) })
+	volumes := volume.Config{Dir: podDir, Mounter: volume.Kernel{}, Tokens: a.tokens, Allocatable: a.allocatable, ImagePath: cfg.Images.VolumePath, Memory: a.memoryFor}
 	a.objects = object.New(cfg.Client, func(uid objectUID, ref object.Ref) { a.pods.ObjectChanged(uid, ref) })
 	volumes.Objects, volumes.TrustBundles = a.objects, a.objects
 	if cfg.Client != nil {
 		a.claims = claim.New(claim.Config{Client: cfg.Client, NodeName: cfg.NodeName, Dir: a.claimDir(), Recorder: a.recorder, Node: a.node.Object})
 		a.plugins = plugin.New(cfg.DriverDir)
 		a.drivers = csi.New(csi.Config{
-			Client: cfg.Client, NodeName: cfg.NodeName, Node: a.node, Root: cfg.DriverDir, Plugins: a.plugins, Tokens: issuer, Recorder: a.recorder, Mounted: volume.Kernel{}.Mounted,
+			Client: cfg.Client, NodeName: cfg.NodeName, Node: a.node, Root: cfg.DriverDir, Plugins: a.plugins, Tokens: a.tokens, Recorder: a.recorder, Mounted: volume.Kernel{}.Mounted,
 		})
 		if a.devices, err = a.newDevices(); err != nil {
 			return nil, fmt.Errorf("agent: %w", err)

@@ -46,6 +46,12 @@ type heldToken struct {
 	ends    time.Time
 }
 
+func newTokens(client kubernetes.Interface, changed func(pod types.UID)) *tokens {
+	return &tokens{client: client, changed: changed, readKeys: func(ctx context.Context) ([]byte, error) {
+		return client.Discovery().RESTClient().Get().AbsPath(keysPath).DoRaw(ctx)
+	}}
+}
+
 // Token implements volume.Tokens.
 func (t *tokens) Token(ctx context.Context, pod *v1.Pod, audience string, seconds int64) (string, error) {
 	key := tokenKey{pod.UID, audience, seconds}

@@ -32,7 +32,7 @@ type Server struct {
 	// before it writes; nil: not recorded.
 	NoteTrust func(ctx context.Context, id string, number uint64, may func() bool) error
 	Epoch     raftstore.Epoch
-	// HasLeader reports whether this server leads or follows a leader; nil: not told.
+	// HasLeader reports whether this server leads or follows a leader; nil: answers do not say.
 	HasLeader func() bool
 	Servers   func() []ServerAddr // those alive now, this one first
 	// Removed are the ids of removed servers that agents must refuse; nil: none.
