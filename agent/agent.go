@@ -225,6 +225,7 @@ type Agent struct {
 	drivers      *csi.Manager           // nil: there is no API
 	devices      *devices               // nil: there is no API
 	certificates *podcertificate.Keeper // of pods; nil: there is no API
+	tokens       *tokens                // of pods' service accounts
 	handler      http.Handler
 	podServer    *podresources.Server
 }
@@ -310,15 +311,15 @@ func New(cfg Config) (*Agent, error) {
 	}
 	a.node = node.New(nodeConfig)
 	prober := &probe.Prober{Version: cfg.Version, Metrics: probe.NewMetrics()}
-	issuer := &tokens{client: cfg.Client}
-	volumes := volume.Config{Dir: podDir, Mounter: volume.Kernel{}, Tokens: issuer, Allocatable: a.allocatable, ImagePath: cfg.Images.VolumePath, Memory: a.memoryFor}
+	a.tokens = newTokens(cfg.Client, func(uid types.UID) { a.pods.VolumesChanged(uid) })
+	volumes := volume.Config{Dir: podDir, Mounter: volume.Kernel{}, Tokens: a.tokens, Allocatable: a.allocatable, ImagePath: cfg.Images.VolumePath, Memory: a.memoryFor}
 	a.objects = object.New(cfg.Client, func(uid objectUID, ref object.Ref) { a.pods.ObjectChanged(uid, ref) })
 	volumes.Objects, volumes.TrustBundles = a.objects, a.objects
 	if cfg.Client != nil {
 		a.claims = claim.New(claim.Config{Client: cfg.Client, NodeName: cfg.NodeName, Dir: a.claimDir(), Recorder: a.recorder, Node: a.node.Object})
 		a.plugins = plugin.New(cfg.DriverDir)
 		a.drivers = csi.New(csi.Config{
-			Client: cfg.Client, NodeName: cfg.NodeName, Node: a.node, Root: cfg.DriverDir, Plugins: a.plugins, Tokens: issuer, Recorder: a.recorder, Mounted: volume.Kernel{}.Mounted,
+			Client: cfg.Client, NodeName: cfg.NodeName, Node: a.node, Root: cfg.DriverDir, Plugins: a.plugins, Tokens: a.tokens, Recorder: a.recorder, Mounted: volume.Kernel{}.Mounted,
 		})
 		if a.devices, err = a.newDevices(); err != nil {
 			return nil, fmt.Errorf("agent: %w", err)
@@ -431,6 +432,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		part(ctx, "node", a.node.Run)
 		part(ctx, "claims", a.claims.Run)
 		part(ctx, "certificates of pods", a.certificates.Run)
+		part(ctx, "tokens of pods", a.tokens.Run)
 		part(outer, "plugins", a.plugins.Run)
 		part(outer, "CSI drivers", a.drivers.Run)
 		part(outer, "drivers of devices", a.devices.claims.Run)

@@ -2,8 +2,12 @@ package agent
 
 import (
 	"context"
+	"encoding/base64"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,9 +21,13 @@ import (
 type objectUID = types.UID
 
 // tokens asks the API for service account tokens bound to pods, and keeps
-// each until a fifth of its life is left.
+// each until a fifth of its life is left, or the key that signed it is gone.
 type tokens struct {
 	client kubernetes.Interface
+	// readKeys reads the JSON web key set of the keys that count now.
+	readKeys func(context.Context) ([]byte, error)
+	// changed has a pod's volumes rendered again.
+	changed func(pod types.UID)
 
 	mu   sync.Mutex // guards held
 	held map[tokenKey]heldToken
@@ -33,8 +41,15 @@ type tokenKey struct {
 
 type heldToken struct {
 	token   string
+	key     string // id of the key that signed it
 	renewAt time.Time
 	ends    time.Time
+}
+
+func newTokens(client kubernetes.Interface, changed func(pod types.UID)) *tokens {
+	return &tokens{client: client, changed: changed, readKeys: func(ctx context.Context) ([]byte, error) {
+		return client.Discovery().RESTClient().Get().AbsPath(keysPath).DoRaw(ctx)
+	}}
 }
 
 // Token implements volume.Tokens.
@@ -82,7 +97,7 @@ func (t *tokens) Token(ctx context.Context, pod *v1.Pod, audience string, second
 	if t.held == nil {
 		t.held = map[tokenKey]heldToken{}
 	}
-	t.held[key] = heldToken{got.Status.Token, now.Add(ends.Sub(now) * 4 / 5), ends}
+	t.held[key] = heldToken{got.Status.Token, signingKey(got.Status.Token), now.Add(ends.Sub(now) * 4 / 5), ends}
 	return got.Status.Token, nil
 }
 
@@ -91,4 +106,82 @@ func (t *tokens) Token(ctx context.Context, pod *v1.Pod, audience string, second
 func (t *tokens) issued() bool {
 	list, err := t.client.Discovery().ServerResourcesForGroupVersion("v1")
 	return err != nil || slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == "serviceaccounts/token" })
+}
+
+// tokenKeysLook is how often a node that holds tokens looks whether the keys that
+// signed them still count: they do not after `clusterctl ca rotate --finish`.
+const tokenKeysLook = time.Minute
+
+// keysPath is where the API publishes those keys.
+const keysPath = "/openid/v1/jwks"
+
+// Run gives up tokens whose key is gone, until ctx ends.
+func (t *tokens) Run(ctx context.Context) error {
+	tick := time.NewTicker(tokenKeysLook)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			// An API that cannot be asked, or does not tell nodes, is asked again.
+			_ = t.dropUnsigned(ctx)
+		}
+	}
+}
+
+// dropUnsigned gives up the tokens whose key is not among those that count now.
+// Their pods get others.
+func (t *tokens) dropUnsigned(ctx context.Context) error {
+	t.mu.Lock()
+	held := maps.Clone(t.held)
+	t.mu.Unlock()
+	if len(held) == 0 {
+		return nil
+	}
+	body, err := t.readKeys(ctx)
+	if err != nil {
+		return fmt.Errorf("read the keys of tokens: %w", err)
+	}
+	var set struct {
+		Keys []struct {
+			ID string `json:"kid"`
+		} `json:"keys"`
+	}
+	if err := json.Unmarshal(body, &set); err != nil {
+		return fmt.Errorf("the keys of tokens: %w", err)
+	}
+	good := map[string]bool{"": true} // of a token that names none nothing is known
+	for _, key := range set.Keys {
+		good[key.ID] = true
+	}
+	if len(set.Keys) == 0 {
+		return nil
+	}
+	pods := map[types.UID]bool{}
+	t.mu.Lock()
+	for k, h := range held {
+		if !good[h.key] && t.held[k] == h {
+			delete(t.held, k)
+			pods[k.pod] = true
+		}
+	}
+	t.mu.Unlock()
+	for pod := range pods {
+		t.changed(pod)
+	}
+	return nil
+}
+
+// signingKey is the id of the key in a token's header; "": it names none.
+func signingKey(token string) string {
+	head, _, _ := strings.Cut(token, ".")
+	b, err := base64.RawURLEncoding.DecodeString(head)
+	var header struct {
+		ID string `json:"kid"`
+	}
+	if err != nil || json.Unmarshal(b, &header) != nil {
+		return ""
+	}
+	return header.ID
 }

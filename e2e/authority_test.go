@@ -54,6 +54,7 @@ func TestE2EAuthority(t *testing.T) {
 	e.use(asked)
 	kubeconfig := "--kubeconfig=" + nodeOf(e, asked).Kubeconfig()
 	oldConfig := rest.CopyConfig(e.config)
+	oldTokens := tokensBefore(e, ns, "on-a1")
 
 	before := beginLoad(t, e.config, ns, "before")
 	follow := e.following(kubeconfig, ns)
@@ -139,6 +140,8 @@ func TestE2EAuthority(t *testing.T) {
 	followNew.check(t, "through the end")
 
 	t.Run("the stolen key", func(t *testing.T) { stolenAuthority(t, e, stolen, oldConfig) })
+
+	t.Run("tokens of service accounts", func(t *testing.T) { tokensAfter(t, e, ns, "on-a1", kubeconfig, oldTokens) })
 
 	t.Run("what goes on", func(t *testing.T) {
 		e.use(asked)

@@ -29,13 +29,16 @@ const tokenKeysPrefix = "/keys/serviceaccounts"
 
 // Fields of the Secrets as which keys are stored.
 const (
-	keyPrivate = "private"
-	keyCreated = "created"
+	keyPrivate   = "private"
+	keyCreated   = "created"
+	keyAuthority = "authority" // a number, see tokens.Cause
+	keyAlone     = "alone"     // "true", see tokens.Cause
 )
 
 // serviceAccounts is what this server has to do with tokens of service
 // accounts.
 type serviceAccounts struct {
+	keys          tokenKeyStore
 	issuer        *tokens.Issuer
 	authenticator *tokens.Authenticator
 	bootstrap     authenticator.Token
@@ -50,6 +53,7 @@ func newServiceAccounts(config Config, stores *stores) (*serviceAccounts, error)
 	}
 	keys := tokens.NewKeys(store)
 	return &serviceAccounts{
+		keys:          store,
 		issuer:        tokens.NewIssuer(config.Issuer, keys),
 		authenticator: tokens.NewAuthenticator(config.Issuer, keys, config.Audiences, stores),
 		bootstrap:     authenticator.WrapAudienceAgnosticToken(config.Audiences, tokens.NewBootstrap(stores)),
@@ -65,22 +69,36 @@ func (s *serviceAccounts) publish(server *genericapiserver.GenericAPIServer, add
 	server.Handler.NonGoRestfulMux.Handle(tokens.KeysPath, keys)
 }
 
-// RotateTokenKey makes a new key for the tokens of service accounts, which
-// signs a minute from now on all servers. Tokens in use stay good.
-func (s *Server) RotateTokenKey(ctx context.Context) error {
-	_, err := s.accounts.issuer.Keys.Rotate(ctx)
-	return err
+// FollowAuthority makes a new key for the tokens of service accounts, unless the
+// newest one was made since the state of the cluster's certificate authority with
+// that number, and reports whether it did. The new key signs a minute from now on
+// all servers, and tokens in use stay good for a year. alone: it signs at once,
+// and no token of an older key is good from now on.
+func (s *Server) FollowAuthority(ctx context.Context, number uint64, alone bool) (made bool, err error) {
+	return s.accounts.issuer.Keys.Follow(ctx, tokens.Cause{Authority: number, Alone: alone})
+}
+
+// DropTokenKeys deletes the keys that verify no token any more, and returns how
+// many.
+func (s *Server) DropTokenKeys(ctx context.Context) (int, error) {
+	return s.accounts.issuer.Keys.Drop(ctx)
+}
+
+// ResealTokenKeys writes each key that signs tokens once, so that the storage
+// seals it with its newest key, and returns how many there are.
+func (s *Server) ResealTokenKeys(ctx context.Context) (int, error) {
+	return s.accounts.keys.touch(ctx)
 }
 
 // tokenKeys is where the signing keys are kept: as Secrets that no API serves.
-func (s *stores) tokenKeys() (tokens.Store, func(), error) {
+func (s *stores) tokenKeys() (tokenKeyStore, func(), error) {
 	secrets := s.core("secrets").Kind()
 	options := s.options(secrets)
 	options.StorageConfig.GroupResource = TokenKeys
 	store, destroy, err := s.storage(options.StorageConfig, tokenKeysPrefix, keyOfTokenKey,
 		secrets.New, secrets.NewList, resource.Attrs(secrets), nil, nil)
 	if err != nil {
-		return nil, nil, fmt.Errorf("storage of the token keys: %w", err)
+		return tokenKeyStore{}, nil, fmt.Errorf("storage of the token keys: %w", err)
 	}
 	return tokenKeyStore{store}, destroy, nil
 }
@@ -95,14 +113,20 @@ func keyOfTokenKey(secret runtime.Object) (string, error) {
 
 type tokenKeyStore struct{ storage storage.Interface }
 
+func (s tokenKeyStore) secrets(ctx context.Context) ([]corev1.Secret, error) {
+	list := &corev1.SecretList{}
+	err := s.storage.GetList(ctx, tokenKeysPrefix, storage.ListOptions{Recursive: true, Predicate: storage.Everything}, list)
+	return list.Items, err
+}
+
 // List implements tokens.Store.
 func (s tokenKeyStore) List(ctx context.Context) ([]tokens.StoredKey, error) {
-	list := &corev1.SecretList{}
-	if err := s.storage.GetList(ctx, tokenKeysPrefix, storage.ListOptions{Recursive: true, Predicate: storage.Everything}, list); err != nil {
+	secrets, err := s.secrets(ctx)
+	if err != nil {
 		return nil, err
 	}
-	keys := make([]tokens.StoredKey, 0, len(list.Items))
-	for _, secret := range list.Items {
+	keys := make([]tokens.StoredKey, 0, len(secrets))
+	for _, secret := range secrets {
 		number, err := strconv.Atoi(secret.Name)
 		if err != nil {
 			return nil, fmt.Errorf("token key %q has no number: %w", secret.Name, err)
@@ -111,9 +135,49 @@ func (s tokenKeyStore) List(ctx context.Context) ([]tokens.StoredKey, error) {
 		if err != nil {
 			return nil, fmt.Errorf("token key %d: %w", number, err)
 		}
-		keys = append(keys, tokens.StoredKey{Number: number, Created: created, Private: secret.Data[keyPrivate]})
+		cause := tokens.Cause{Alone: string(secret.Data[keyAlone]) == "true"}
+		if text, ok := secret.Data[keyAuthority]; ok {
+			if cause.Authority, err = strconv.ParseUint(string(text), 10, 64); err != nil {
+				return nil, fmt.Errorf("token key %d: %s: %w", number, keyAuthority, err)
+			}
+		}
+		keys = append(keys, tokens.StoredKey{Number: number, Created: created, Cause: cause, Private: secret.Data[keyPrivate]})
 	}
 	return keys, nil
+}
+
+// touch writes all keys as they are.
+func (s tokenKeyStore) touch(ctx context.Context) (int, error) {
+	secrets, err := s.secrets(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("list the token keys: %w", err)
+	}
+	for i := range secrets {
+		at, err := keyOfTokenKey(&secrets[i])
+		if err != nil {
+			return i, err
+		}
+		same := func(stored runtime.Object, _ storage.ResponseMeta) (runtime.Object, *uint64, error) {
+			return stored, nil, nil
+		}
+		if err := s.storage.GuaranteedUpdate(ctx, at, &corev1.Secret{}, false, nil, same, nil); err != nil && !storage.IsNotFound(err) {
+			return i, fmt.Errorf("write token key %s: %w", secrets[i].Name, err)
+		}
+	}
+	return len(secrets), nil
+}
+
+// Delete implements tokens.Store.
+func (s tokenKeyStore) Delete(ctx context.Context, number int) error {
+	at, err := keyOfTokenKey(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: strconv.Itoa(number)}})
+	if err != nil {
+		return err
+	}
+	err = s.storage.Delete(ctx, at, &corev1.Secret{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{})
+	if storage.IsNotFound(err) {
+		return nil
+	}
+	return err
 }
 
 // Create implements tokens.Store.
@@ -122,6 +186,12 @@ func (s tokenKeyStore) Create(ctx context.Context, key tokens.StoredKey) error {
 		ObjectMeta: metav1.ObjectMeta{Name: strconv.Itoa(key.Number), CreationTimestamp: metav1.NewTime(key.Created)},
 		Type:       names.TokenKey,
 		Data:       map[string][]byte{keyPrivate: key.Private, keyCreated: []byte(key.Created.Format(time.RFC3339))},
+	}
+	if key.Cause.Authority > 0 {
+		secret.Data[keyAuthority] = strconv.AppendUint(nil, key.Cause.Authority, 10)
+	}
+	if key.Cause.Alone {
+		secret.Data[keyAlone] = []byte("true")
 	}
 	at, err := keyOfTokenKey(secret)
 	if err != nil {

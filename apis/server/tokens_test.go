@@ -242,8 +242,8 @@ func TestIssuerDiscovery(t *testing.T) {
 	if len(set.Keys) != 1 || set.Keys[0]["kty"] != "EC" || set.Keys[0]["kid"] == "" || set.Keys[0]["d"] != "" {
 		t.Errorf("keys: %v", set.Keys)
 	}
-	if err := s.RotateTokenKey(ctx); err != nil {
-		t.Fatal(err)
+	if made, err := s.FollowAuthority(ctx, 3, false); err != nil || !made {
+		t.Fatal(made, err)
 	}
 	read("/openid/v1/jwks", &set) // with the token of the first key
 	if len(set.Keys) != 2 {
@@ -251,6 +251,26 @@ func TestIssuerDiscovery(t *testing.T) {
 	}
 	if code, _, _ := raw(t, rest.AnonymousClientConfig(admin), "GET", "/openid/v1/jwks", ""); code != http.StatusUnauthorized {
 		t.Errorf("strangers read the keys: %d", code)
+	}
+	// A node hears of keys that are gone.
+	body, err := s.ClientFor(t, "system:node:n1", "system:nodes").Discovery().RESTClient().Get().AbsPath("/openid/v1/jwks").DoRaw(ctx)
+	if err != nil || !strings.Contains(string(body), set.Keys[0]["kid"]) {
+		t.Errorf("a node reads the keys: %v: %s", err, body)
+	}
+	if made, err := s.FollowAuthority(ctx, 6, true); err != nil || !made {
+		t.Fatal(made, err)
+	}
+	soon(t, "a token of a key from before is refused", func() bool {
+		code, _, _ := raw(t, bearer(admin, token), "GET", "/openid/v1/jwks", "")
+		return code == http.StatusUnauthorized
+	})
+	if dropped, err := s.DropTokenKeys(ctx); err != nil || dropped != 2 {
+		t.Errorf("%d keys were deleted, %v", dropped, err)
+	}
+	token = tokenOf(t, s.Client, "robot", authenticationv1.TokenRequestSpec{})
+	read("/openid/v1/jwks", &set)
+	if len(set.Keys) != 1 {
+		t.Errorf("keys after that: %v", set.Keys)
 	}
 }
 

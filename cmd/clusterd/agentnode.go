@@ -261,7 +261,14 @@ func (n *agentNode) renewCert(ctx context.Context) (*x509.Certificate, error) {
 			known = n.knows(id)
 		}
 		return c, err
-	}, n.cfg.Name, n.id.key)
+	}, n.cfg.Name, n.id.key, func(answer *join.Certificate) *x509.CertPool {
+		if known && answer.Trust != nil && answer.Trust.Number > n.trust.Load().Number {
+			if next, err := pki.ParseTrust(answer.Trust.Number, answer.Trust.Authorities, nil); err == nil {
+				return next.Pool() // it is learned below
+			}
+		}
+		return n.trust.Pool()
+	})
 	if err == nil && pki.NodeRole(cert) != pki.Agent {
 		err = errors.New("it is a server's: this node was promoted, and becomes one first")
 	}

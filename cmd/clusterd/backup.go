@@ -149,12 +149,16 @@ func prepareRestore(cfg Config, c *backup.Content) error {
 	}
 	return prepare(cfg, func(dir dataDir) error {
 		now := time.Now()
-		id, err := restoredIdentity(cfg, c, now)
+		k := c.Store.Rebase(recovery.RevisionGap)
+		state, ops, err := authority.Restored(k, c.CACert, now)
+		if err != nil {
+			return err
+		}
+		id, err := restoredIdentity(cfg, c, state.Number, now)
 		if err != nil {
 			return err
 		}
 		epoch := raftstore.NewEpoch(c.Epoch)
-		k := c.Store.Rebase(recovery.RevisionGap)
 		life := join.Life{Epoch: epoch.Number, Why: join.Restored, Now: now, First: &join.Record{
 			ID: id.nodeID(), Name: cfg.Name, Addr: cfg.addr(), Joined: now.UTC(), Confirmed: true,
 		}}
@@ -162,15 +166,11 @@ func prepareRestore(cfg Config, c *backup.Content) error {
 		if err != nil {
 			return err
 		}
-		forget, err := authority.Forget(k)
+		forget, err := gossipkey.Forget(k)
 		if err != nil {
 			return err
 		}
-		t.Ops = append(t.Ops, forget...)
-		if forget, err = gossipkey.Forget(k); err != nil {
-			return err
-		}
-		t.Ops = append(t.Ops, forget...)
+		t.Ops = append(append(t.Ops, ops...), forget...)
 		if err := recovery.Amend(k, t); err != nil {
 			return err
 		}
@@ -184,7 +184,7 @@ func prepareRestore(cfg Config, c *backup.Content) error {
 	})
 }
 
-func restoredIdentity(cfg Config, c *backup.Content, now time.Time) (*identity, error) {
+func restoredIdentity(cfg Config, c *backup.Content, trust uint64, now time.Time) (*identity, error) {
 	ca, err := pki.LoadCA(c.CACert, c.CAKey)
 	if err != nil {
 		return nil, fmt.Errorf("the snapshot: %w", err)
@@ -192,7 +192,7 @@ func restoredIdentity(cfg Config, c *backup.Content, now time.Time) (*identity, 
 	if now.After(ca.Cert.NotAfter) {
 		return nil, fmt.Errorf("the snapshot: its authority's certificate was valid until %s (is this machine's clock right?)", ca.Cert.NotAfter)
 	}
-	id := &identity{trust: pki.NewTrust(0, ca), ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}, retiredSeals: c.SealKeys}
+	id := &identity{trust: pki.NewTrust(trust, ca), ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}, retiredSeals: c.SealKeys}
 	if id.key, err = pki.NewKey(); err != nil {
 		return nil, err
 	}

@@ -120,6 +120,9 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		return nil, err
 	}
 	m.rights.self = m.id.nodeID()
+	if m.rights.former, err = m.dir.formerServers(); err != nil {
+		return nil, err
+	}
 	if name, _ := pki.NodeName(m.id.cert); name != cfg.Name {
 		return nil, fmt.Errorf("--name %q: this machine joined as %q; a node cannot be renamed", cfg.Name, name)
 	}
@@ -416,11 +419,12 @@ func (m *Main) joinServer() *join.Server {
 		Store:    m.store,
 		Trust:    m.trust.Load,
 		SealKeys: m.exchange.retired,
-		NoteTrust: func(ctx context.Context, id string, number uint64) error {
-			return authority.Has(ctx, m.store, id, number)
+		NoteTrust: func(ctx context.Context, id string, number uint64, may func() bool) error {
+			return authority.Has(ctx, m.store, id, number, may)
 		},
 		GossipKeys:  m.gossipKeys.tell,
 		Epoch:       m.store.Epoch(),
+		HasLeader:   func() bool { return m.store.Leader() != "" },
 		Servers:     m.serverAddrs,
 		Removed:     m.rights.removedServers,
 		ReleaseKeys: m.releaseKeys,

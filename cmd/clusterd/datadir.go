@@ -40,12 +40,14 @@ import (
 //	authority-ID.pem  an authority that this server made and that is to follow
 //	front-proxy.*     by what aggregated APIs know a server
 //	servers.json      an agent's list of the servers, see member/servers
-//	removed-servers.json   ids of servers that an agent refuses
+//	removed-servers.json   ids of removed servers, which this node refuses: an agent
+//	                  always, a server until its store is open
 //	peers.json        who the other members are, and where they were last seen
 //	removed           the Removal of this node, once it has learned of it
 //	recovery.json     a new epoch of the store that the next start begins
 //	admin.kubeconfig  for the person at this machine
 //	store.epoch-N     the store as it was before a recovery; may be deleted
+//	store.demoted     the store of a server that was demoted; may be deleted
 //
 // and the rooms' folders: store, podmon, images, pods, netns, logs, upgrade.
 type dataDir string
@@ -359,6 +361,31 @@ func (d dataDir) readRemovedServers() ([]byte, error) {
 
 func (d dataDir) writeRemovedServers(b []byte) error {
 	return writeFile(d.path("removed-servers.json"), b, 0o600)
+}
+
+// formerServers are the ids in that list.
+func (d dataDir) formerServers() (map[string]bool, error) {
+	b, err := d.readRemovedServers()
+	if err != nil || len(b) == 0 {
+		return nil, err
+	}
+	var ids []string
+	if err := json.Unmarshal(b, &ids); err != nil {
+		return nil, fmt.Errorf("%s is no list of ids: %w", d.path("removed-servers.json"), err)
+	}
+	former := map[string]bool{}
+	for _, id := range ids {
+		former[id] = true
+	}
+	return former, nil
+}
+
+func (d dataDir) writeFormerServers(ids []string) error {
+	b, err := json.Marshal(ids)
+	if err != nil {
+		return err
+	}
+	return d.writeRemovedServers(b)
 }
 
 // unnamed are peers of which only the addresses are known.

@@ -78,7 +78,7 @@ func (x *exchange) follow(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, keysTimeout)
 	defer cancel()
-	return authority.Has(ctx, m.store, m.id.nodeID(), state.Number)
+	return authority.Has(ctx, m.store, m.id.nodeID(), state.Number, nil)
 }
 
 // trustOf is the state with the keys of its authorities.
@@ -240,7 +240,7 @@ func (m *Main) showCert(authority string) *tls.Certificate {
 
 // writeKubeconfig keeps the administrator's kubeconfig of this machine.
 func (m *Main) writeKubeconfig() error {
-	return writeKubeconfig(m.dir, m.trust.Load(), "https://"+m.cfg.addr().String(), "clusterd", m.rights.revokedCertificate)
+	return writeKubeconfig(m.dir, m.trust.Load(), "https://"+m.cfg.addr().String(), "clusterd", &m.rights)
 }
 
 // make makes a successor of the authority and has begin name it to the cluster.

@@ -13,20 +13,22 @@ import (
 	"github.com/clusterd/clusterd/member/pki"
 )
 
+// adminUser is whom the administrator's kubeconfig names.
+const adminUser = "admin"
+
 // writeKubeconfig makes sure that the data folder has a kubeconfig for the
 // administrator that leads to this node: it is made again when it is missing,
 // points elsewhere, trusts or belongs to other authorities, was revoked or nears
 // its end.
-func writeKubeconfig(d dataDir, trust *pki.Trust, server, cluster string, revoked func(*x509.Certificate) bool) error {
-	now := time.Now()
-	if kubeconfigGood(d.kubeconfig(), trust, server, now, revoked) {
+func writeKubeconfig(d dataDir, trust *pki.Trust, server, cluster string, r *rights) error {
+	if kubeconfigGood(d.kubeconfig(), trust, server, time.Now(), r.revokedCertificate) {
 		return nil
 	}
 	key, err := pki.NewKey()
 	if err != nil {
 		return err
 	}
-	cert, err := trust.Signer().IssueClient(key.Public(), "admin", []string{pki.AdminsGroup}, pki.AdminLifetime, now)
+	cert, err := trust.Signer().IssueClient(key.Public(), adminUser, []string{pki.AdminsGroup}, pki.AdminLifetime, r.signAt(adminUser))
 	if err != nil {
 		return err
 	}

@@ -103,6 +103,7 @@ func (m *Main) runTerm(ctx context.Context) error {
 	work.Go(func() error { return m.leadExchange(ctx) })
 	work.Go(func() error { return m.gossipKeys.lead(ctx) })
 	work.Go(func() error { return m.reseal(ctx) })
+	work.Go(func() error { return m.keepTokenKeys(ctx) })
 	work.Go(func() error { return m.forgetNodes(ctx, cfg.Client) })
 	return work.Wait()
 }
@@ -239,7 +240,8 @@ func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {
 
 // signClient signs with the cluster's authority.
 func (m *Main) signClient(request *x509.CertificateRequest, lifetime time.Duration) (*x509.Certificate, error) {
-	return m.trust.Load().Signer().IssueClient(request.PublicKey, request.Subject.CommonName, request.Subject.Organization, lifetime, time.Now())
+	user := request.Subject.CommonName
+	return m.trust.Load().Signer().IssueClient(request.PublicKey, user, request.Subject.Organization, lifetime, m.rights.signAt(user))
 }
 
 // loopTransport sends what a loop asks under the loop's own identity, and names

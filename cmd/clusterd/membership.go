@@ -147,23 +147,30 @@ var errDemoted = errors.New("this node was demoted")
 
 // judgeMembership decides what follows from the answers: the end of this node,
 // an epoch in which it is to start over, or nothing. While this node hears a
-// leader of its own epoch it is part of a majority, and goes on: the cluster
-// was recovered elsewhere although that majority lived, and ending it would
-// lose what it has written.
+// leader of its own epoch, or a member of that does of which this node is a part, it
+// goes on: the cluster was recovered elsewhere although that majority lived, and
+// ending this node would lose what it has written; or whoever says otherwise was
+// removed and still shows a good certificate.
 func (m *Main) judgeMembership(answers []join.MembershipStatus) (*recoveryOrder, error) {
 	ours, err := m.dir.epoch()
 	if err != nil {
 		return nil, err
 	}
+	leads := m.store != nil && m.store.Leader() != ""
+	follows := slices.ContainsFunc(answers, func(a join.MembershipStatus) bool { return a.Follows(ours) })
 	for _, a := range answers {
 		newer := a.Epoch.Number > ours.Number
 		switch {
-		case newer && m.store != nil && m.store.Leader() != "":
+		case newer && (leads || follows):
 			m.log.Error("another part of this cluster was recovered or restored and runs on without this one: members do not speak to each other across epochs; end one of the two with `clusterd reset` on its machines",
 				"epoch", ours, "other epoch", a.Epoch)
+		case follows:
+			if a.Removed != nil && a.Epoch == ours {
+				m.log.Warn("a member says that this node was removed from the cluster, and another that follows a leader says that it is a member: this node goes on, and asks again", "removed", a.Removed.Removed)
+			}
 		case a.Removed != nil && (newer || a.Epoch == ours):
 			return nil, errors.Join(m.errRemoved(*a.Removed), m.dir.markRemoved(*a.Removed))
-		case a.Member && a.Role == pki.Agent && (newer || a.Epoch == ours) && (m.store == nil || m.store.Leader() == ""):
+		case a.Member && a.Role == pki.Agent && (newer || a.Epoch == ours) && !leads:
 			return nil, errDemoted
 		case newer && a.Member:
 			return &recoveryOrder{Epoch: a.Epoch}, nil

@@ -31,7 +31,7 @@ func (m *Main) keepRevoked(ctx context.Context) error {
 			known = all
 		}
 		if err == nil && len(all) > 0 {
-			err = m.writeKubeconfig() // in the second of the revocation another would be one of the revoked
+			err = m.writeKubeconfig()
 		}
 		if err != nil && ctx.Err() == nil {
 			m.log.Warn("what is revoked could not be looked at", "err", err)

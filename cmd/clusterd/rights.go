@@ -22,13 +22,29 @@ import (
 )
 
 // rights knows which members' keys were revoked. It is made before the store is
-// open, and until then none is.
+// open, and until then the removed servers count that the data folder names.
 type rights struct {
 	self  string // this member's id
 	store atomic.Pointer[raftstore.Store]
 
-	mu      sync.Mutex
+	mu      sync.Mutex              // guards below
 	removed map[string]join.Removal // of servers, as keepRights read them
+	former  map[string]bool         // ids of removed servers, as the data folder has them
+}
+
+// remember adds a removed server to those of the data folder. It returns their ids,
+// or nil if it was among them or was no server.
+func (r *rights) remember(id string, why join.Removal) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if why.Role == pki.Agent || r.former[id] {
+		return nil
+	}
+	if r.former == nil {
+		r.former = map[string]bool{}
+	}
+	r.former[id] = true
+	return slices.Sorted(maps.Keys(r.former))
 }
 
 // note keeps a removed server for the list that agents get.
@@ -58,7 +74,9 @@ func (r *rights) removedServers() []string {
 func (r *rights) revoked(id string) bool {
 	s := r.store.Load()
 	if s == nil {
-		return false
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.former[id]
 	}
 	gone, err := join.IsRemoved(context.Background(), s, id)
 	return err == nil && gone // a store that is closing knows nothing
@@ -128,6 +146,21 @@ func (r *rights) revokedCertificate(leaf *x509.Certificate) bool {
 	return err == nil && gone
 }
 
+// signAt is the time at which to sign a certificate of the user now, see
+// join.SignAt. It never waits.
+func (r *rights) signAt(user string) time.Time {
+	now := time.Now()
+	s := r.store.Load()
+	if s == nil {
+		return now
+	}
+	at, err := join.SignAt(context.Background(), s, user, now)
+	if err != nil {
+		return now
+	}
+	return at
+}
+
 // check refuses revoked certificates and those of removed nodes to the API, and
 // asks next about all others.
 func (r *rights) check(next authenticator.Request) authenticator.Request {
@@ -180,6 +213,11 @@ func (m *Main) keepRights(ctx context.Context) error {
 			return errors.Join(m.errRemoved(r), m.dir.markRemoved(r))
 		}
 		m.rights.note(id, r)
+		if ids := m.rights.remember(id, r); ids != nil {
+			if err := m.dir.writeFormerServers(ids); err != nil {
+				m.log.Warn("the list of removed servers could not be written down", "err", err)
+			}
+		}
 		m.port.Cut(id)
 		m.members.Forget(id)
 		return nil

@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -11,6 +13,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/servers"
@@ -24,7 +27,7 @@ import (
 // and under the same name and key. podmon and the containers do not notice.
 //
 //	agent  ── record says server ──▶ certificate, keys, empty store, pki ──▶ run
-//	server ── record says agent ───▶ certificate, list of servers, pki ────▶ run, and the store goes
+//	server ── record says agent ───▶ certificate, list of servers, pki ────▶ run, and the store is set aside
 //
 // pki is changed last and in one step: a crash before leaves what the node was,
 // which then tries again.
@@ -65,7 +68,7 @@ func (n *agentNode) becomeServer(ctx context.Context) error {
 	over := func(protocol string) join.Dialer {
 		return func(ctx context.Context) (net.Conn, error) { return n.servers.Dial(ctx, protocol) }
 	}
-	cert, answer, err := join.Renew(ctx, over(transport.Join), n.cfg.Name, n.id.key)
+	cert, answer, err := join.Renew(ctx, over(transport.Join), n.cfg.Name, n.id.key, func(*join.Certificate) *x509.CertPool { return n.trust.Pool() })
 	if err != nil {
 		return fmt.Errorf("get a server's certificate: %w", err)
 	}
@@ -139,7 +142,7 @@ func (m *Main) becomeAgent(ctx context.Context, addrs []netip.AddrPort) error {
 				return nil, err
 			}
 			return c, nil
-		}, m.cfg.Name, m.id.key)
+		}, m.cfg.Name, m.id.key, func(*join.Certificate) *x509.CertPool { return m.trust.Pool() })
 		cancel()
 		if err == nil && pki.NodeRole(cert) != pki.Agent {
 			err = errors.New("the certificate is a server's")
@@ -172,10 +175,12 @@ func (m *Main) becomeAgent(ctx context.Context, addrs []netip.AddrPort) error {
 	return fmt.Errorf("get an agent's certificate: %w", errors.Join(errs...))
 }
 
-// dropServerState removes what only servers have beside their identity.
+// dropServerState removes what only servers have beside their identity. The store
+// is set aside: should the word that this node was demoted be untrue, it can be put
+// back.
 func (d dataDir) dropServerState() error {
-	var errs []error
-	for _, name := range []string{"store", "peers.json", "bootstrap.json", "recovery.json", "admin.kubeconfig", "front-proxy.crt", "front-proxy.key"} {
+	errs := []error{d.setStoreAside()}
+	for _, name := range []string{"peers.json", "bootstrap.json", "recovery.json", "admin.kubeconfig", "front-proxy.crt", "front-proxy.key"} {
 		errs = append(errs, os.RemoveAll(d.path(name)))
 	}
 	made, err := filepath.Glob(d.successor("*"))
@@ -184,4 +189,23 @@ func (d dataDir) dropServerState() error {
 		errs = append(errs, os.Remove(path))
 	}
 	return errors.Join(errs...)
+}
+
+// setStoreAside renames the store's folder to one that does not exist yet.
+func (d dataDir) setStoreAside() error {
+	if _, err := os.Lstat(d.path("store")); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	aside := d.path("store.demoted")
+	for n := 2; ; n++ {
+		if _, err := os.Lstat(aside); errors.Is(err, fs.ErrNotExist) {
+			break
+		} else if err != nil {
+			return err
+		}
+		aside = fmt.Sprintf("%s-%d", d.path("store.demoted"), n)
+	}
+	return durable.Rename(d.path("store"), aside)
 }

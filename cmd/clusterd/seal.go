@@ -121,7 +121,7 @@ func (m *Main) sealStamp() string {
 	return fmt.Sprint(info.ModTime().UnixNano(), info.Size())
 }
 
-// reseal writes, as the leader, every Secret once, at the beginning of each
+// reseal writes, as the leader, every Secret and every key of tokens once, at the beginning of each
 // term and when the keys changed here. The store writes only what is not sealed with
 // the newest key; the rest costs a read.
 func (m *Main) reseal(ctx context.Context) error {
@@ -131,13 +131,16 @@ func (m *Main) reseal(ctx context.Context) error {
 	}
 	for {
 		count, err := resealSecrets(ctx, client)
+		if err == nil {
+			_, err = m.api.ResealTokenKeys(ctx)
+		}
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil:
 			m.log.Warn("not all secrets are sealed with the newest key yet", "done", count, "err", err)
 		default:
-			m.log.Info("all secrets are sealed with the newest key", "secrets", count)
+			m.log.Info("all secrets and the keys of tokens are sealed with the newest key", "secrets", count)
 		}
 		again := time.After(time.Minute)
 		if err == nil {

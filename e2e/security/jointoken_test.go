@@ -288,7 +288,7 @@ func joinTokens(s *suite) []attack {
 		attack{name: "renews with a key that is unknown", try: func(s *suite) verdict {
 			var last error
 			if err := s.within(waitLimit, func(ctx context.Context) error {
-				_, _, last = join.Renew(ctx, s.dials(s.stolen("a1"), "n1", transport.Join), "a1", thief.key)
+				_, _, last = join.Renew(ctx, s.dials(s.stolen("a1"), "n1", transport.Join), "a1", thief.key, func(*join.Certificate) *x509.CertPool { return s.stolen("a1").Roots() })
 				var no *join.Refusal
 				if errors.As(last, &no) && no.Code == join.CodeBusy {
 					return last

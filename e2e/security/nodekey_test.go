@@ -300,7 +300,7 @@ func (s *suite) renewed(id transport.Identity, node, name string) (*x509.Certifi
 	if err != nil {
 		return nil, err
 	}
-	cert, _, err := join.Renew(s.t.Context(), s.dials(id, "n1", transport.Join), name, key)
+	cert, _, err := join.Renew(s.t.Context(), s.dials(id, "n1", transport.Join), name, key, func(*join.Certificate) *x509.CertPool { return id.Roots() })
 	return cert, err
 }
 

@@ -49,7 +49,8 @@ type State struct {
 	Since time.Time `json:"since"`          // when the phase began
 	Began time.Time `json:"began,omitzero"` // when the exchange did
 	// Grace is how long Reissue lasts at least, so that people can get themselves
-	// new kubeconfigs; Finish: until all members are ready, and no longer.
+	// new kubeconfigs; Finish: until all members are ready, and no longer. In
+	// Stable, Finish says that the exchange ended so.
 	Grace  time.Duration `json:"grace,omitempty"`
 	Finish bool          `json:"finish,omitempty"`
 }
@@ -116,7 +117,7 @@ func (s State) Next(members []Member, now time.Time) (State, bool) {
 	case !s.Finish && now.Sub(s.Since) < s.Grace, now.Sub(s.Began) < settle:
 		return s, false
 	default:
-		next = State{Number: s.Number + 1, Phase: Stable, Since: now.UTC(), Authorities: s.Authorities[:1]}
+		next = State{Number: s.Number + 1, Phase: Stable, Since: now.UTC(), Authorities: s.Authorities[:1], Finish: s.Finish}
 	}
 	return next, true
 }

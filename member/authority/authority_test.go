@@ -77,7 +77,7 @@ func TestNext(t *testing.T) {
 				t.Errorf("%s: %+v", test.name, next)
 			}
 		case Stable:
-			if len(next.Authorities) != 1 || string(next.Authorities[0]) != "a" || next.Finish {
+			if len(next.Authorities) != 1 || string(next.Authorities[0]) != "a" || next.Finish != test.state.Finish {
 				t.Errorf("%s: %+v", test.name, next)
 			}
 		}
@@ -147,7 +147,7 @@ func (m *member) follow(ctx context.Context, s join.Store, made map[string]*pki.
 		m.trust = pki.NewTrust(state.Number, cas[0], cas[1:]...)
 		m.cert = m.trust.Signer()
 	}
-	return Has(ctx, s, m.id, m.trust.Number)
+	return Has(ctx, s, m.id, m.trust.Number, nil)
 }
 
 // TestKilledAtEveryWrite: whichever write of an exchange a killed member made or
@@ -303,7 +303,7 @@ func TestOldTokensGo(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(Has(ctx, s, "n1", state.Number), leader.look(ctx, now.Add(time.Hour))); err != nil {
+		if err := errors.Join(Has(ctx, s, "n1", state.Number, nil), leader.look(ctx, now.Add(time.Hour))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -328,5 +328,52 @@ func record(t *testing.T, s *jointest.Store, r join.Record) {
 	}
 	if records, err := join.Records(t.Context(), s, true); err != nil || !slices.ContainsFunc(records, func(have join.Record) bool { return have.ID == r.ID }) {
 		t.Fatalf("records %+v, %v", records, err)
+	}
+}
+
+// TestRestored: a cluster that begins from a copy has one authority, and its next
+// exchange has numbers that agents of the cluster that was, however far that had
+// come, take up.
+func TestRestored(t *testing.T) {
+	for _, was := range []*State{nil, {Number: 1, Phase: Distribute}, {Number: 8, Phase: Reissue, Finish: true}, {Number: 9, Phase: Stable, Finish: true}} {
+		k := mvcc.New()
+		var ops []mvcc.Op
+		var number uint64
+		if was != nil {
+			number = was.Number
+			b, err := json.Marshal(was)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ops = []mvcc.Op{{Type: mvcc.OpPut, Key: stateKey, Value: b}, {Type: mvcc.OpPut, Key: progress.Prefix + "n1", Value: []byte(`{"number":1}`)}}
+			out := k.Apply(1, mvcc.Batch{Time: 1, Commands: []mvcc.Command{{Type: mvcc.CmdTxn, ID: mvcc.CommandID{Session: 1, Seq: 1}, Txn: mvcc.Txn{Ops: ops}}}})
+			if out[0].Err != nil {
+				t.Fatal(out[0].Err)
+			}
+		}
+		state, changes, err := Restored(k, []byte("ca"), now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := jointest.New()
+		for _, all := range [][]mvcc.Op{ops, changes} {
+			if _, err := s.Txn(t.Context(), mvcc.Txn{Ops: all}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := Get(t.Context(), s, false)
+		if err != nil || got.Number != state.Number || got.Phase != Stable || got.Finish || len(got.Authorities) != 1 || string(got.Authorities[0]) != "ca" {
+			t.Errorf("from %+v: %+v, %v", was, got, err)
+		}
+		if has, err := progress.All(t.Context(), s, false); err != nil || len(has) != 0 {
+			t.Errorf("from %+v: members' progress is kept: %v, %v", was, has, err)
+		}
+		if err := Begin(t.Context(), s, nil, []byte("next"), "n1", 0, now); err != nil {
+			t.Fatal(err)
+		}
+		// The cluster that was may have exchanged its authority since, and often.
+		if got, err = Get(t.Context(), s, false); err != nil || got.Number <= number+1000 || got.Phase != Distribute || string(got.Authorities[0]) != "ca" {
+			t.Errorf("from %+v, the next exchange: %+v, %v", was, got, err)
+		}
 	}
 }

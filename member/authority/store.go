@@ -123,9 +123,10 @@ func Finish(ctx context.Context, s join.Store) error {
 	}
 }
 
-// Has records that a member has a state.
-func Has(ctx context.Context, s join.Store, id string, number uint64) error {
-	return progress.Note(ctx, s, id, number)
+// Has records that a member has a state. may is asked before something is written;
+// nil: it always may.
+func Has(ctx context.Context, s join.Store, id string, number uint64, may func() bool) error {
+	return progress.Note(ctx, s, id, number, may)
 }
 
 // Members are the members of the records and what they have.
@@ -145,9 +146,31 @@ func Members(ctx context.Context, s join.Store, stale bool) ([]Member, error) {
 	return members, nil
 }
 
-// Forget is the change that makes a keyspace one whose authority is not being
-// exchanged: of a cluster that begins on new machines, from a copy.
-func Forget(k *mvcc.Keyspace) ([]mvcc.Op, error) {
+// restoreGap lies between the number of a copy's state and that of the cluster that
+// begins from it: more than the cluster that was can have gone on since the copy.
+const restoreGap = 1_000_000
+
+// Restored is the state of a cluster that begins on new machines, from a copy: its
+// authority, in PEM, is not being exchanged. The number lies beyond those of the
+// cluster that was, since agents stay and follow higher numbers alone. The
+// operations make the keyspace such a one.
+func Restored(k *mvcc.Keyspace, authority []byte, now time.Time) (State, []mvcc.Op, error) {
+	var was State
+	kv, _, err := k.Get(stateKey, 0)
+	if err == nil && kv != nil {
+		err = json.Unmarshal(kv.Value, &was)
+	}
+	if err != nil {
+		return was, nil, wrap("the state of the authority", err)
+	}
 	ops, err := progress.Forget(k)
-	return append([]mvcc.Op{{Type: mvcc.OpDelete, Key: stateKey}}, ops...), err
+	if err != nil {
+		return was, nil, err
+	}
+	state := State{Number: was.Number + restoreGap, Phase: Stable, Since: now.UTC(), Authorities: [][]byte{authority}}
+	b, err := json.Marshal(state)
+	if err != nil {
+		return was, nil, err
+	}
+	return state, append(ops, mvcc.Op{Type: mvcc.OpPut, Key: stateKey, Value: b}), nil
 }

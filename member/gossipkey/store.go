@@ -59,7 +59,7 @@ func put(ctx context.Context, s join.Store, revision int64, next State) (bool, e
 
 // Has records that a server has the state with that number.
 func Has(ctx context.Context, s join.Store, id string, number uint64) error {
-	return progress.Note(ctx, s, id, number)
+	return progress.Note(ctx, s, id, number, nil)
 }
 
 // Wish asks the leader for another key, for a reason.

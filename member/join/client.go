@@ -52,8 +52,10 @@ func Join(ctx context.Context, w Wish) (*Response, error) {
 
 // Renew asks a server for a member's next certificate, of the role that its
 // record has. dial opens a connection for the join protocol to a server that is
-// verified.
-func Renew(ctx context.Context, dial Dialer, name string, key crypto.Signer) (*x509.Certificate, *Certificate, error) {
+// verified. roots are the authorities, given the answer, one of which must have
+// signed the certificate: a removed server still shows a good certificate, and
+// signs with whatever key it likes.
+func Renew(ctx context.Context, dial Dialer, name string, key crypto.Signer, roots func(*Certificate) *x509.CertPool) (*x509.Certificate, *Certificate, error) {
 	csr, err := newCSR(name, key)
 	if err != nil {
 		return nil, nil, err
@@ -68,6 +70,10 @@ func Renew(ctx context.Context, dial Dialer, name string, key crypto.Signer) (*x
 	}
 	if pki.Fingerprint(cert.PublicKey) != pki.Fingerprint(key.Public()) {
 		return nil, nil, errors.New("the server's answer is for another key")
+	}
+	// At the moment of its beginning: this machine's clock may be wrong.
+	if _, err := pki.VerifyPeer([]*x509.Certificate{cert}, roots(&r), x509.ExtKeyUsageClientAuth, cert.NotBefore); err != nil {
+		return nil, nil, fmt.Errorf("the server's answer is signed by an authority that this node does not trust: %w", err)
 	}
 	return cert, &r, nil
 }

@@ -79,7 +79,7 @@ func newWorld(t *testing.T) *world {
 		Removed: func() []string { return []string{"gone"} },
 	}
 	w.server = server
-	srv := &http.Server{Handler: server}
+	srv := &http.Server{Handler: server, ConnContext: transport.WithPeer}
 	questions := &http.Server{Handler: server.Questions(), ConnContext: transport.WithPeer}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -395,7 +395,7 @@ func TestRenewal(t *testing.T) {
 	dial := func(ctx context.Context) (net.Conn, error) {
 		return stranger.Dial(ctx, netip.MustParseAddrPort(w.addr), "", transport.Join)
 	}
-	cert, _, err := Renew(t.Context(), dial, "n1", wish.Key)
+	cert, _, err := Renew(t.Context(), dial, "n1", wish.Key, by(w.ca))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -404,13 +404,13 @@ func TestRenewal(t *testing.T) {
 	}
 	var no *Refusal
 	other, _ := pki.NewKey()
-	if _, _, err := Renew(t.Context(), dial, "a1", other); !errors.As(err, &no) || no.Code != CodeMember {
+	if _, _, err := Renew(t.Context(), dial, "a1", other, by(w.ca)); !errors.As(err, &no) || no.Code != CodeMember {
 		t.Errorf("a key without a record: %v", err)
 	}
 	if _, err := RemoveMember(t.Context(), w.store, "a1", time.Now()); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := Renew(t.Context(), dial, "a1", wish.Key); !errors.As(err, &no) || no.Code != CodeMember {
+	if _, _, err := Renew(t.Context(), dial, "a1", wish.Key, by(w.ca)); !errors.As(err, &no) || no.Code != CodeMember {
 		t.Errorf("a removed key: %v", err)
 	}
 }
@@ -446,7 +446,7 @@ func TestSetRole(t *testing.T) {
 		if list, err := FetchServers(ctx, member, addr, 0); err != nil || list.Role != role {
 			t.Errorf("it receives %+v %v, want %s", list, err, role)
 		}
-		cert, answer, err := Renew(ctx, w.as(wish, res, transport.Join), "a1", wish.Key)
+		cert, answer, err := Renew(ctx, w.as(wish, res, transport.Join), "a1", wish.Key, by(w.ca))
 		if err != nil || pki.NodeRole(cert) != role || answer.Epoch != res.Epoch || len(answer.Servers) != 1 {
 			t.Errorf("%s: certificate %v, %+v, %v", role, cert, answer, err)
 		}
@@ -516,40 +516,5 @@ func TestTokenUses(t *testing.T) {
 	wg.Wait()
 	if admitted.Load() != 3 {
 		t.Errorf("%d of 6 were admitted by a token for 3", admitted.Load())
-	}
-}
-
-// TestStrikes: wrong requests are looked at only so often, of one address and
-// of all together, and the memory of addresses is bounded.
-func TestStrikes(t *testing.T) {
-	var s strikes
-	now := time.Now()
-	wrong := func(from string) bool {
-		if !s.allow(from, now) {
-			return false
-		}
-		s.add(from, now)
-		return true
-	}
-	count := func(from func(i int) string, tries int) (n int) {
-		for i := range tries {
-			if wrong(from(i)) {
-				n++
-			}
-		}
-		return n
-	}
-	if n := count(func(i int) string { return fmt.Sprintf("192.0.2.1:%d", i+1) }, 100); n != strikesOfOne {
-		t.Errorf("%d wrong requests of one address were looked at", n)
-	}
-	if n := count(func(i int) string { return fmt.Sprintf("10.0.%d.%d:1", i/250, i%250) }, 3*maxStrikers); n != strikesOfAll-strikesOfOne {
-		t.Errorf("%d wrong requests of all others were looked at", n)
-	}
-	if len(s.one) > maxStrikers {
-		t.Errorf("%d addresses are remembered", len(s.one))
-	}
-	now = now.Add(time.Minute)
-	if !wrong("192.0.2.1:1") {
-		t.Error("an address is refused permanently")
 	}
 }

@@ -29,12 +29,24 @@ type MembershipStatus struct {
 	Role   pki.Role `json:"role,omitempty"`
 	// Removed is set when it was a member and is not any more.
 	Removed *Removal `json:"removed,omitempty"`
+	// HasLeader says whether the one who answers leads or follows a leader; nil: it
+	// is of a version that does not say.
+	HasLeader *bool `json:"hasLeader,omitempty"`
+}
+
+// Follows reports whether the one who answers is part of a majority in that epoch
+// in which the node is a server.
+func (m MembershipStatus) Follows(epoch raftstore.Epoch) bool {
+	return m.Epoch == epoch && m.Member && m.Role != pki.Agent && m.Removed == nil && m.HasLeader != nil && *m.HasLeader
 }
 
 // membershipStatus looks a node up in this member's own store: it works
 // without a leader.
 func (s *Server) membershipStatus(ctx context.Context, id string) (MembershipStatus, error) {
 	answer := MembershipStatus{Epoch: s.Epoch}
+	if s.HasLeader != nil {
+		answer.HasLeader = new(s.HasLeader())
+	}
 	stale := raftstore.ReadOptions{Stale: true}
 	switch rec, _, err := readRecord(ctx, s.Store, id, stale); {
 	case err == nil:

@@ -22,8 +22,8 @@ type progressRecord struct {
 }
 
 // Note records that a member has the state with that number. What is known is not
-// written again.
-func (p Progress) Note(ctx context.Context, s Store, id string, number uint64) error {
+// written again. may is asked before something is written; nil: it always may.
+func (p Progress) Note(ctx context.Context, s Store, id string, number uint64, may func() bool) error {
 	b, err := json.Marshal(progressRecord{number})
 	if err != nil {
 		return err
@@ -31,6 +31,9 @@ func (p Progress) Note(ctx context.Context, s Store, id string, number uint64) e
 	key := p.Prefix + id
 	kv, _, err := s.Get(ctx, key, raftstore.ReadOptions{Stale: true})
 	if err == nil && kv != nil && string(kv.Value) == string(b) {
+		return nil
+	}
+	if may != nil && !may() {
 		return nil
 	}
 	if _, err = s.Txn(ctx, mvcc.Txn{Origin: p.Origin, Ops: []mvcc.Op{{Type: mvcc.OpPut, Key: key, Value: b}}}); err != nil {

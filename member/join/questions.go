@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strconv"
+	"time"
 
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/transport"
@@ -50,14 +51,18 @@ func (s *Server) asMember(do func(context.Context, Record, *http.Request) (any, 
 }
 
 func (s *Server) getServers(ctx context.Context, who Record, r *http.Request) (any, error) {
+	may := func() bool { return s.notes.allow(who.ID, time.Now()) }
 	// Without a leader nothing can be noted, and the answer is worth no less.
 	if addr, err := netip.ParseAddrPort(r.URL.Query().Get("addr")); err == nil && !addr.Addr().IsUnspecified() && !who.IsServer() && (!who.Confirmed || who.Addr != addr) {
-		if err := arrived(ctx, s.Store, who.ID, addr); err != nil {
-			s.Log.Warn("an agent's arrival could not be noted", "node", who.Name, "err", err)
+		if may() {
+			if err := arrived(ctx, s.Store, who.ID, addr); err != nil {
+				s.Log.Warn("an agent's arrival could not be noted", "node", who.Name, "err", err)
+			}
 		}
 	}
-	if has, err := strconv.ParseUint(r.URL.Query().Get("trust"), 10, 64); err == nil && s.NoteTrust != nil {
-		if err := s.NoteTrust(ctx, who.ID, has); err != nil {
+	// A number that this server has not heard of yet is noted when the member asks again.
+	if has, err := strconv.ParseUint(r.URL.Query().Get("trust"), 10, 64); err == nil && s.NoteTrust != nil && has <= s.Trust().Number {
+		if err := s.NoteTrust(ctx, who.ID, has, may); err != nil {
 			s.Log.Warn("the authorities that a member trusts could not be recorded", "node", who.Name, "err", err)
 		}
 	}
@@ -72,7 +77,17 @@ func (s *Server) getServers(ctx context.Context, who Record, r *http.Request) (a
 	return list, nil
 }
 
+// getKeys asks the leader who it is that asks: this member may not have heard of a
+// removal yet, and the keys open the whole cluster.
 func (s *Server) getKeys(ctx context.Context, who Record, _ *http.Request) (any, error) {
+	name := who.Name
+	who, _, err := getRecord(ctx, s.Store, who.ID)
+	if errors.Is(err, ErrNotMember) || err == nil && who.Name != name {
+		return nil, &Refusal{CodeMember, "node " + name + " has no record in this cluster"}
+	}
+	if err != nil {
+		return nil, err
+	}
 	if !who.IsServer() {
 		return nil, &Refusal{CodeMember, "node " + who.Name + " is an agent: only servers hold the cluster's keys"}
 	}

@@ -19,8 +19,8 @@ const revokedPrefix = "/clusterd/revoked/"
 
 // Revocation takes client certificates of people and programs away.
 type Revocation struct {
-	// User: all certificates of that name which were signed up to Revoked. Later
-	// ones are good.
+	// User: all certificates of that name which were signed up to Revoked, by clocks
+	// that differ by no more than clockSkew. Later ones are good, see SignAt.
 	User string `json:"user,omitempty"`
 	// Serial: the one with that number, in hexadecimal.
 	Serial  string    `json:"serial,omitempty"`
@@ -47,11 +47,37 @@ func (r Revocation) Takes(cert *x509.Certificate) bool {
 	if r.Serial != "" {
 		return Serial(cert) == r.Serial
 	}
-	return cert.Subject.CommonName == r.User && !pki.SignedAt(cert).After(r.Revoked)
+	return cert.Subject.CommonName == r.User && !pki.SignedAt(cert).After(r.until())
+}
+
+// clockSkew is how much the clock of the server that signs may be ahead of that of
+// the one that revokes. It is less than a certificate of the shortest life is backdated.
+const clockSkew = 30 * time.Second
+
+// until is when the last certificate that is taken may seem to have been signed.
+func (r Revocation) until() time.Time { return r.Revoked.Add(clockSkew) }
+
+// SignAt is the time at which to sign a certificate of the user now, so that it does
+// not count as one of those that this member knows to be revoked: a moment later
+// than now, soon after a revocation.
+func SignAt(ctx context.Context, s Store, user string, now time.Time) (time.Time, error) {
+	key := Revocation{User: user}.key()
+	kv, _, err := s.Get(ctx, key, raftstore.ReadOptions{Stale: true})
+	if err != nil || kv == nil {
+		return now, err
+	}
+	var r Revocation
+	if err := json.Unmarshal(kv.Value, &r); err != nil {
+		return now, fmt.Errorf("%s: %w", key, err)
+	}
+	if first := r.until().Add(2 * time.Second); now.Before(first) { // SignedAt may be a second early
+		return first, nil
+	}
+	return now, nil
 }
 
 // Revoke records it. A user's certificates of until now are distinguished from later ones by
-// the second in which they were signed.
+// when they were signed.
 func Revoke(ctx context.Context, s Store, r Revocation, now time.Time) (Revocation, error) {
 	r.Serial = strings.ToLower(strings.ReplaceAll(r.Serial, ":", ""))
 	r.Serial = strings.TrimLeft(r.Serial, "0")

@@ -36,14 +36,15 @@ func TestRevoke(t *testing.T) {
 		cert *x509.Certificate
 		gone bool
 	}{
-		"long before":             {person("jane", now.Add(-time.Hour)), true},
-		"an administrator before": {person("jane", now.Add(-time.Minute), pki.AdminsGroup), true},
-		"in the same second":      {person("jane", now.Add(-500*time.Millisecond)), true},
-		"a second later":          {person("jane", now.Add(time.Second)), false},
-		"another user":            {person("jan", now.Add(-time.Hour)), false},
-		"by its number":           {one, true},
-		"another of that name":    {person("ci", now.Add(-time.Hour)), false},
-		"a node":                  {node, false},
+		"long before":              {person("jane", now.Add(-time.Hour)), true},
+		"an administrator before":  {person("jane", now.Add(-time.Minute), pki.AdminsGroup), true},
+		"in the same second":       {person("jane", now.Add(-500*time.Millisecond)), true},
+		"by a clock that is ahead": {person("jane", now.Add(clockSkew-time.Second)), true},
+		"later":                    {person("jane", now.Add(clockSkew+2*time.Second)), false},
+		"another user":             {person("jan", now.Add(-time.Hour)), false},
+		"by its number":            {one, true},
+		"another of that name":     {person("ci", now.Add(-time.Hour)), false},
+		"a node":                   {node, false},
 	}
 	for name, c := range certs {
 		if gone, err := IsRevoked(t.Context(), s, c.cert); gone || err != nil {
@@ -69,7 +70,63 @@ func TestRevoke(t *testing.T) {
 	if _, err := Revoke(t.Context(), s, Revocation{User: "jane"}, now.Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
-	if gone, err := IsRevoked(t.Context(), s, certs["a second later"].cert); !gone || err != nil {
+	if gone, err := IsRevoked(t.Context(), s, certs["later"].cert); !gone || err != nil {
 		t.Errorf("revoked a second time: %t, %v", gone, err)
+	}
+}
+
+// TestRevokeEachLife: a certificate that was signed before its user was revoked is
+// taken, however long it lives and whoever's clock it was signed by; one that is
+// signed right after that is good, and valid at once.
+func TestRevokeEachLife(t *testing.T) {
+	now := time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
+	ca, err := pki.NewCA("test", now.Add(-24*time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := pki.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, life := range []time.Duration{10 * time.Minute, 30 * time.Minute, 49 * time.Minute, 50 * time.Minute, time.Hour, 24 * time.Hour, pki.AdminLifetime} {
+		for _, part := range []time.Duration{0, 1, 499 * time.Millisecond, 999 * time.Millisecond} {
+			at, s := now.Add(part), jointest.New()
+			issue := func(signed time.Time) *x509.Certificate {
+				t.Helper()
+				cert, err := ca.IssueClient(key.Public(), "jane", nil, life, signed)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if off := pki.SignedAt(cert).Sub(signed); off < -1500*time.Millisecond || off > 500*time.Millisecond {
+					t.Errorf("life %s: SignedAt is %s off", life, off)
+				}
+				return cert
+			}
+			if free, err := SignAt(t.Context(), s, "jane", at); err != nil || !free.Equal(at) {
+				t.Errorf("before anything is revoked: signed at %s, %v", free, err)
+			}
+			if _, err := Revoke(t.Context(), s, Revocation{User: "jane"}, at); err != nil {
+				t.Fatal(err)
+			}
+			for _, ago := range []time.Duration{0, time.Second, 90 * time.Second, 4 * time.Minute, life / 2, -10 * time.Second, -clockSkew + time.Second} {
+				if gone, err := IsRevoked(t.Context(), s, issue(at.Add(-ago))); !gone || err != nil {
+					t.Errorf("life %s, signed %s before the revocation: revoked %t, %v", life, ago, gone, err)
+				}
+			}
+			for _, later := range []time.Duration{0, time.Millisecond, time.Second, clockSkew, clockSkew + time.Second, time.Minute} {
+				signing := at.Add(later)
+				signed, err := SignAt(t.Context(), s, "jane", signing)
+				if err != nil {
+					t.Fatal(err)
+				}
+				cert := issue(signed)
+				if gone, err := IsRevoked(t.Context(), s, cert); gone || err != nil || cert.NotBefore.After(signing) {
+					t.Errorf("life %s, signed %s after the revocation: revoked %t, %v, valid from %s", life, later, gone, err, cert.NotBefore)
+				}
+				if other, err := SignAt(t.Context(), s, "june", signing); err != nil || !other.Equal(signing) {
+					t.Errorf("of another user: %s, %v", other, err)
+				}
+			}
+		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/transport"
 	"github.com/clusterd/clusterd/raftstore"
 )
 
@@ -27,9 +28,12 @@ type Server struct {
 	// SealKeys are the keys of secrets at rest that follow from authorities of the
 	// past, as a list; nil: none.
 	SealKeys func() []byte
-	// NoteTrust records that a member has a state of the authority; nil: not recorded.
-	NoteTrust func(ctx context.Context, id string, number uint64) error
+	// NoteTrust records that a member has a state of the authority, and asks may
+	// before it writes; nil: not recorded.
+	NoteTrust func(ctx context.Context, id string, number uint64, may func() bool) error
 	Epoch     raftstore.Epoch
+	// HasLeader reports whether this server leads or follows a leader; nil: answers do not say.
+	HasLeader func() bool
 	Servers   func() []ServerAddr // those alive now, this one first
 	// Removed are the ids of removed servers that agents must refuse; nil: none.
 	Removed func() []string
@@ -38,6 +42,7 @@ type Server struct {
 	Log         *slog.Logger
 
 	strikes strikes
+	notes   notes
 	asks    asks
 }
 
@@ -61,7 +66,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodPost && r.URL.Path == RenewPath:
 		serveStranger(ctx, s, w, r, given, s.renew)
 	case r.Method == http.MethodPost && r.URL.Path == AskPath:
-		s.strikes.add(r.RemoteAddr, time.Now()) // each request costs an administrator's time
+		s.strikes.add(s.askerOf(ctx, r), time.Now()) // each request costs an administrator's time
 		serveStranger(ctx, s, w, r, "", s.ask)
 	case r.Method == http.MethodPost && r.URL.Path == RevealPath:
 		serveStranger(ctx, s, w, r, "a machine asks to join", func(ctx context.Context, in Reveal, now time.Time) (*AskState, error) {
@@ -74,22 +79,35 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// askerOf is who makes a request over the join protocol. A key that the connection
+// has proved and that has a record here is a member's, whatever its certificate is
+// worth by now. It does not ask another member.
+func (s *Server) askerOf(ctx context.Context, r *http.Request) asker {
+	if id, _ := transport.PeerFrom(ctx); id != "" {
+		if _, err := Member(ctx, s.Store, id); err == nil {
+			return asker{member: id}
+		}
+	}
+	return strangerAt(r.RemoteAddr)
+}
+
 // given is what the log says of a certificate that was signed.
 const given = "a machine was given a certificate"
 
-// serveStranger answers one request of an unauthenticated client; done,
-// unless it is empty, is what the log says of an answer. Too many wrong ones from one address, or from all, are refused before they
-// cost the store anything.
+// serveStranger answers one request of a client that may be anybody; done,
+// unless it is empty, is what the log says of an answer. Too many wrong ones from one
+// member, from one address, or from all strangers, are refused before they cost the
+// store anything.
 func serveStranger[In interface{ who() string }, Out any](ctx context.Context, s *Server, w http.ResponseWriter, r *http.Request, done string, do func(context.Context, In, time.Time) (Out, error)) {
-	now := time.Now()
-	if !s.strikes.allow(r.RemoteAddr, now) {
+	now, asks := time.Now(), s.askerOf(ctx, r)
+	if !s.strikes.allow(asks, now) {
 		w.Header().Set("Retry-After", "1")
 		refuse(w, http.StatusTooManyRequests, &Refusal{CodeBusy, "too many wrong requests have come from this address or from others: try again in some seconds"})
 		return
 	}
 	var req In
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, requestLimit)).Decode(&req); err != nil {
-		s.strikes.add(r.RemoteAddr, now)
+		s.strikes.add(asks, now)
 		refuse(w, http.StatusBadRequest, &Refusal{CodeRequest, "the request cannot be read: " + err.Error()})
 		return
 	}
@@ -98,7 +116,7 @@ func serveStranger[In interface{ who() string }, Out any](ctx context.Context, s
 	var no *Refusal
 	switch {
 	case errors.As(err, &no):
-		s.strikes.add(r.RemoteAddr, now)
+		s.strikes.add(asks, now)
 		s.Log.Warn("a machine was refused", "node", name, "peer", r.RemoteAddr, "err", err)
 		status := http.StatusForbidden
 		if no.Code != CodeToken && no.Code != CodeMember {

@@ -20,7 +20,7 @@ func TestTrustWord(t *testing.T) {
 		t.Fatal(err)
 	}
 	noted := map[string]uint64{}
-	w.server.NoteTrust = func(_ context.Context, id string, number uint64) error {
+	w.server.NoteTrust = func(_ context.Context, id string, number uint64, _ func() bool) error {
 		noted[id] = number
 		return nil
 	}
@@ -43,7 +43,7 @@ func TestTrustWord(t *testing.T) {
 	if err != nil || trust.Signer().ID() != next.ID() || trust.Find(w.ca.ID()) == nil {
 		t.Errorf("it is to trust %+v, %v", trust, err)
 	}
-	cert, answer, err := Renew(t.Context(), w.as(wish, res, transport.Join), "a1", wish.Key)
+	cert, answer, err := Renew(t.Context(), w.as(wish, res, transport.Join), "a1", wish.Key, by(next))
 	if err != nil || !next.Signed(cert) || answer.Trust == nil || answer.Trust.Number != 2 {
 		t.Errorf("renewal: %+v, %v", answer, err)
 	}

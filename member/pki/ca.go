@@ -37,6 +37,8 @@ const (
 	MaxClientLifetime = AdminLifetime + 24*time.Hour
 	// backdate forgives clocks that differ a little.
 	backdate = 5 * time.Minute
+	// backdateShare is the part of a short life that backdate is at most.
+	backdateShare = 10
 )
 
 // Names in certificates, as Kubernetes uses them.
@@ -194,11 +196,11 @@ func (ca *CA) sign(t *x509.Certificate, pub crypto.PublicKey, now time.Time) (*x
 		return nil, errNoKey
 	}
 	t.SerialNumber = serial()
-	// One that lives shortly is not to be born old.
-	t.NotBefore = now.Add(-min(backdate, t.NotAfter.Sub(now)/10))
 	if t.NotAfter.After(ca.Cert.NotAfter) {
 		t.NotAfter = ca.Cert.NotAfter
 	}
+	// One that lives shortly is not to be born old. SignedAt knows this.
+	t.NotBefore = now.Add(-min(backdate, t.NotAfter.Sub(now)/backdateShare))
 	t.KeyUsage = x509.KeyUsageDigitalSignature
 	t.BasicConstraintsValid = true
 	der, err := x509.CreateCertificate(rand.Reader, t, ca.Cert, pub, ca.key)
@@ -213,8 +215,13 @@ func LookAgain(cert *x509.Certificate) time.Duration {
 	return max(cert.NotAfter.Sub(cert.NotBefore)/50, 100*time.Millisecond)
 }
 
-// SignedAt is the second in which an authority of this package signed.
-func SignedAt(cert *x509.Certificate) time.Time { return cert.NotBefore.Add(backdate) }
+// SignedAt is when an authority of this package signed, to within a second: from
+// its beginning to its end a certificate lives as long as from then on, and by a
+// share of that longer, or by backdate.
+func SignedAt(cert *x509.Certificate) time.Time {
+	whole := cert.NotAfter.Sub(cert.NotBefore)
+	return cert.NotBefore.Add(min(backdate, whole/(backdateShare+1)))
+}
 
 // NeedsRenewal reports whether a certificate has used about two thirds of its
 // life: of each another share, from 60 to 73 %, that its serial number gives. A

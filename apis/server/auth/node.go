@@ -15,6 +15,7 @@ import (
 	"k8s.io/component-helpers/storage/ephemeral"
 
 	"github.com/clusterd/clusterd/apis/names"
+	"github.com/clusterd/clusterd/apis/server/tokens"
 )
 
 // Pods tells which pods are bound to a node. It is called on requests of
@@ -75,6 +76,9 @@ func (z *NodeAuthorizer) authorizeNode(ctx context.Context, node string, a autho
 		if rule.allows(a) {
 			return authorizer.DecisionAllow, "", nil
 		}
+	}
+	if !a.IsResourceRequest() && a.GetVerb() == "get" && a.GetPath() == tokens.KeysPath {
+		return authorizer.DecisionAllow, "", nil // whether its pods' tokens are still of a key that counts
 	}
 	if a.IsResourceRequest() && a.GetAPIGroup() == "" && a.GetResource() == "serviceaccounts" && a.GetSubresource() == "token" && a.GetVerb() == "create" {
 		// To which pod the token is bound, noderestriction looks at.

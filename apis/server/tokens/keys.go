@@ -28,6 +28,9 @@ const (
 	freshFor = 20 * time.Second
 	// askAgain bounds how often tokens of unknown keys cost a read.
 	askAgain = time.Second
+	// retiredFor is how long a key verifies after another one signs: as long as
+	// the longest token that pods get.
+	retiredFor = extended
 )
 
 // StoredKey is a signing key as it is kept: shared by all servers, never
@@ -36,8 +39,18 @@ type StoredKey struct {
 	// Number orders the keys; the first is 1.
 	Number  int
 	Created time.Time
+	Cause   Cause
 	// Private is PKCS #8.
 	Private []byte
+}
+
+// Cause is why a key was made.
+type Cause struct {
+	// Authority is the number of the state of the cluster's certificate authority
+	// that the key follows; 0: none.
+	Authority uint64
+	// Alone: no older key verifies from now on.
+	Alone bool
 }
 
 // ErrKeyExists is returned by Store.Create when another server was faster.
@@ -47,6 +60,8 @@ var ErrKeyExists = errors.New("a key of that number exists")
 type Store interface {
 	List(ctx context.Context) ([]StoredKey, error)
 	Create(ctx context.Context, key StoredKey) error
+	// Delete removes a key; that it is gone already is no error.
+	Delete(ctx context.Context, number int) error
 }
 
 // Key is a key that signs and verifies tokens.
@@ -54,11 +69,13 @@ type Key struct {
 	ID      string
 	Number  int
 	Created time.Time
+	cause   Cause
 	private *ecdsa.PrivateKey
 }
 
 // Keys are the keys in the store. The newest that has been published long
-// enough signs; all of them verify.
+// enough signs; older ones verify for a year after that, unless a newer one
+// stands alone.
 type Keys struct {
 	store Store
 	now   func() time.Time
@@ -79,7 +96,7 @@ func (k *Keys) Signer(ctx context.Context) (Key, error) {
 		return Key{}, err
 	}
 	if len(keys) == 0 {
-		if keys, err = k.create(ctx, 1); err != nil {
+		if keys, err = k.create(ctx, 1, Cause{}); err != nil {
 			return Key{}, err
 		}
 	}
@@ -96,22 +113,64 @@ func signer(keys []Key, now time.Time) Key {
 	return keys[0]
 }
 
-// Rotate makes a new key, which signs a minute from now. Older keys verify as
-// before: the tokens they signed live on.
-func (k *Keys) Rotate(ctx context.Context) (Key, error) {
+// valid are those that verify at that time: none that is older than one that
+// stands alone, or that has not signed for retiredFor. keys are in the order of
+// their numbers.
+func valid(keys []Key, now time.Time) []Key {
+	for i := len(keys) - 1; i > 0; i-- {
+		if keys[i].cause.Alone || now.Sub(keys[i].Created) >= publishedFor+retiredFor {
+			return keys[i:]
+		}
+	}
+	return keys
+}
+
+// Follow makes a new key unless the newest one follows that state of the
+// authority or a later one, and reports whether it did. The new key signs a minute
+// later, or at once if it stands alone.
+func (k *Keys) Follow(ctx context.Context, cause Cause) (made bool, err error) {
 	keys, err := k.list(ctx, 0)
 	if err != nil {
-		return Key{}, err
+		return false, err
 	}
 	next := 1
 	if len(keys) > 0 {
-		next = keys[len(keys)-1].Number + 1
+		newest := keys[len(keys)-1]
+		if newest.cause.Authority >= cause.Authority {
+			return false, nil
+		}
+		next = newest.Number + 1
 	}
-	if keys, err = k.create(ctx, next); err != nil {
-		return Key{}, err
+	if keys, err = k.create(ctx, next, cause); err != nil {
+		return false, err
 	}
-	return keys[len(keys)-1], nil
+	if newest := keys[len(keys)-1]; newest.cause.Authority < cause.Authority {
+		return false, fmt.Errorf("signing key %d was made by another server meanwhile", newest.Number)
+	}
+	return true, nil
 }
+
+// Drop deletes the keys that verify no token any more, and returns how many.
+func (k *Keys) Drop(ctx context.Context) (int, error) {
+	stored, err := k.store.List(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("read the signing keys: %w", err)
+	}
+	keys := make([]Key, 0, len(stored))
+	for _, s := range stored {
+		keys = append(keys, Key{Number: s.Number, Created: s.Created, cause: s.Cause})
+	}
+	slices.SortFunc(keys, byNumber)
+	stale := keys[:len(keys)-len(valid(keys, k.now()))]
+	for i, key := range stale {
+		if err := k.store.Delete(ctx, key.Number); err != nil {
+			return i, fmt.Errorf("delete signing key %d: %w", key.Number, err)
+		}
+	}
+	return len(stale), nil
+}
+
+func byNumber(a, b Key) int { return a.Number - b.Number }
 
 // Verifier is the key of that id.
 func (k *Keys) Verifier(ctx context.Context, id string) (Key, bool, error) {
@@ -132,7 +191,7 @@ func (k *Keys) All(ctx context.Context) ([]Key, error) { return k.list(ctx, fres
 
 // create makes the key of that number, or takes the one that another server
 // made.
-func (k *Keys) create(ctx context.Context, number int) ([]Key, error) {
+func (k *Keys) create(ctx context.Context, number int, cause Cause) ([]Key, error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, fmt.Errorf("make a signing key: %w", err)
@@ -141,7 +200,7 @@ func (k *Keys) create(ctx context.Context, number int) ([]Key, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a signing key: %w", err)
 	}
-	err = k.store.Create(ctx, StoredKey{Number: number, Created: k.now().UTC(), Private: der})
+	err = k.store.Create(ctx, StoredKey{Number: number, Created: k.now().UTC(), Cause: cause, Private: der})
 	if err != nil && !errors.Is(err, ErrKeyExists) {
 		return nil, fmt.Errorf("store a signing key: %w", err)
 	}
@@ -152,18 +211,19 @@ func (k *Keys) create(ctx context.Context, number int) ([]Key, error) {
 	return keys, err
 }
 
-// list returns the keys as they were at most age ago. If the store cannot be
-// read, what was read before still counts.
+// list returns the keys that verify now, as the store had them at most age ago.
+// If the store cannot be read, what was read before still counts.
 func (k *Keys) list(ctx context.Context, age time.Duration) ([]Key, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if age > 0 && len(k.keys) > 0 && k.now().Sub(k.readAt) < age {
-		return k.keys, nil
+	now := k.now()
+	if age > 0 && len(k.keys) > 0 && now.Sub(k.readAt) < age {
+		return valid(k.keys, now), nil
 	}
 	stored, err := k.store.List(ctx)
 	if err != nil {
 		if age > 0 && len(k.keys) > 0 {
-			return k.keys, nil
+			return valid(k.keys, now), nil
 		}
 		return nil, fmt.Errorf("read the signing keys: %w", err)
 	}
@@ -175,9 +235,9 @@ func (k *Keys) list(ctx context.Context, age time.Duration) ([]Key, error) {
 		}
 		keys = append(keys, key)
 	}
-	slices.SortFunc(keys, func(a, b Key) int { return a.Number - b.Number })
-	k.keys, k.readAt = keys, k.now()
-	return keys, nil
+	slices.SortFunc(keys, byNumber)
+	k.keys, k.readAt = keys, now
+	return valid(keys, now), nil
 }
 
 func parse(s StoredKey) (Key, error) {
@@ -194,5 +254,5 @@ func parse(s StoredKey) (Key, error) {
 		return Key{}, err
 	}
 	sum := sha256.Sum256(public)
-	return Key{ID: base64.RawURLEncoding.EncodeToString(sum[:]), Number: s.Number, Created: s.Created, private: private}, nil
+	return Key{ID: base64.RawURLEncoding.EncodeToString(sum[:]), Number: s.Number, Created: s.Created, cause: s.Cause, private: private}, nil
 }

@@ -1,0 +1,192 @@
+package tokens
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// memory is a Store in memory.
+type memory struct {
+	mu   sync.Mutex // guards keys
+	keys []StoredKey
+}
+
+func (m *memory) List(context.Context) ([]StoredKey, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.keys), nil
+}
+
+func (m *memory) Create(_ context.Context, key StoredKey) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if slices.ContainsFunc(m.keys, func(k StoredKey) bool { return k.Number == key.Number }) {
+		return ErrKeyExists
+	}
+	m.keys = append(m.keys, key)
+	return nil
+}
+
+func (m *memory) Delete(_ context.Context, number int) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.keys = slices.DeleteFunc(m.keys, func(k StoredKey) bool { return k.Number == number })
+	return nil
+}
+
+// oneAccount is Objects of the ServiceAccount default/robot.
+type oneAccount struct{ Objects }
+
+func (oneAccount) ServiceAccount(context.Context, string, string) (*corev1.ServiceAccount, error) {
+	return &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "robot", UID: types.UID("u")}}, nil
+}
+
+// servers are two API servers of one cluster, at a time that the test sets.
+type servers struct {
+	t        *testing.T
+	now      time.Time
+	store    memory
+	issuers  [2]*Issuer
+	verifies [2]*Authenticator
+}
+
+func newServers(t *testing.T) *servers {
+	s := &servers{t: t, now: time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)}
+	clock := func() time.Time { return s.now }
+	for i := range s.issuers {
+		keys := NewKeys(&s.store)
+		keys.now = clock
+		s.issuers[i] = NewIssuer("us", keys)
+		s.issuers[i].now = clock
+		s.verifies[i] = NewAuthenticator("us", keys, []string{"us"}, oneAccount{})
+		s.verifies[i].now = clock
+	}
+	return s
+}
+
+// token is one of that server that lives for years.
+func (s *servers) token(server int) string {
+	s.t.Helper()
+	text, _, err := s.issuers[server].Issue(s.t.Context(), Grant{Namespace: "default", Account: Ref{Name: "robot", UID: "u"}, Audiences: []string{"us"}, Expires: s.now.Add(3 * extended)})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return text
+}
+
+// good reports whether all servers agree that a token is good, or is not.
+func (s *servers) good(token string, want bool, when string) {
+	s.t.Helper()
+	for i, v := range s.verifies {
+		if _, ok, err := v.AuthenticateToken(s.t.Context(), token); ok != want {
+			s.t.Errorf("server %d, %s: token good: %t (%v), want %t", i, when, ok, err, want)
+		}
+	}
+}
+
+func (s *servers) follow(server int, cause Cause, want bool) {
+	s.t.Helper()
+	if made, err := s.issuers[server].Keys.Follow(s.t.Context(), cause); err != nil || made != want {
+		s.t.Fatalf("follow %+v: made %t, %v, want %t", cause, made, err, want)
+	}
+}
+
+func (s *servers) drop(want ...int) {
+	s.t.Helper()
+	if _, err := s.issuers[0].Keys.Drop(s.t.Context()); err != nil {
+		s.t.Fatal(err)
+	}
+	var left []int
+	for _, k := range s.store.keys {
+		left = append(left, k.Number)
+	}
+	if !slices.Equal(left, want) {
+		s.t.Errorf("keys %v are left, want %v", left, want)
+	}
+}
+
+// TestFollow: after an exchange of the authority tokens of the key before live as
+// long as pods' tokens do, and no longer.
+func TestFollow(t *testing.T) {
+	s := newServers(t)
+	old := s.token(0)
+	s.good(old, true, "before")
+	s.follow(0, Cause{Authority: 3}, true)
+	s.follow(1, Cause{Authority: 3}, false) // another leader, later
+	s.follow(1, Cause{Authority: 2}, false) // a leader that is behind
+	s.now = s.now.Add(publishedFor + freshFor)
+	young := s.token(1)
+	s.good(young, true, "a minute later")
+	s.now = s.now.Add(retiredFor - 2*freshFor)
+	s.good(old, true, "almost a year later")
+	s.drop(1, 2)
+	s.now = s.now.Add(2 * freshFor)
+	s.good(old, false, "a year later")
+	s.good(young, true, "a year later")
+	s.drop(2)
+}
+
+// TestFollowAlone: after an exchange that was finished at once tokens of the key
+// before are refused as soon as a server has read the keys again.
+func TestFollowAlone(t *testing.T) {
+	s := newServers(t)
+	old := s.token(0)
+	s.good(old, true, "before")
+	s.follow(0, Cause{Authority: 3, Alone: true}, true)
+	if _, ok, _ := s.verifies[0].AuthenticateToken(t.Context(), old); ok {
+		t.Error("the server that made the key takes a token of the one before")
+	}
+	young := s.token(0)
+	s.now = s.now.Add(askAgain)
+	s.good(young, true, "a second later")
+	s.now = s.now.Add(freshFor)
+	s.good(old, false, "when all have read the keys")
+	s.drop(2)
+	s.good(young, true, "when the old key is deleted")
+	// A later exchange that is not finished at once leaves this key alone.
+	s.follow(1, Cause{Authority: 6}, true)
+	s.now = s.now.Add(time.Hour)
+	s.good(young, true, "after another exchange")
+	s.drop(2, 3)
+}
+
+// TestFollowFirst: in a cluster that has issued no token an exchange makes its
+// first key, and a key that another server makes meanwhile does not pass for it.
+func TestFollowFirst(t *testing.T) {
+	s := newServers(t)
+	s.follow(0, Cause{Authority: 3, Alone: true}, true)
+	s.good(s.token(1), true, "the first key")
+	raced := NewKeys(&racingStore{memory: &s.store, first: StoredKey{Number: 2, Created: s.now, Private: s.store.keys[0].Private}})
+	raced.now = func() time.Time { return s.now }
+	if made, err := raced.Follow(t.Context(), Cause{Authority: 6}); err == nil || made {
+		t.Errorf("another server's key passed for one that follows the authority: %t", made)
+	}
+	if made, err := raced.Follow(t.Context(), Cause{Authority: 6}); err != nil || !made {
+		t.Errorf("tried again: %t, %v", made, err)
+	}
+}
+
+// racingStore is one in which another server is faster once.
+type racingStore struct {
+	*memory
+	first StoredKey
+	lost  bool
+}
+
+func (r *racingStore) Create(ctx context.Context, key StoredKey) error {
+	if !r.lost {
+		r.lost = true
+		if err := r.memory.Create(ctx, r.first); err != nil {
+			return errors.Join(errors.New("the other server's key"), err)
+		}
+	}
+	return r.memory.Create(ctx, key)
+}
