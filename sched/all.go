@@ -31,6 +31,7 @@ import (
 	"github.com/clusterd/clusterd/sched/cronjob"
 	"github.com/clusterd/clusterd/sched/daemonset"
 	"github.com/clusterd/clusterd/sched/deployment"
+	"github.com/clusterd/clusterd/sched/devicetaint"
 	"github.com/clusterd/clusterd/sched/disruption"
 	"github.com/clusterd/clusterd/sched/endpoints"
 	"github.com/clusterd/clusterd/sched/endpointslice"
@@ -182,6 +183,7 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return attachdetach.New(env) },
 		func() (Loop, error) { return ephemeralvolume.New(env), nil },
 		func() (Loop, error) { return resourceclaim.New(env) },
+		func() (Loop, error) { return devicetaint.New(env) },
 		func() (Loop, error) { return storageprotection.New(env), nil },
 		func() (Loop, error) { return podgroupprotection.New(env), nil },
 		func() (Loop, error) { return endpointslice.New(env), nil },
@@ -320,5 +322,5 @@ func LoopOf(ctx context.Context) string { return loop.NameOf(ctx) }
 
 // Collectors returns all metrics of the room, for the process's registry.
 func Collectors() []prometheus.Collector {
-	return slices.Concat(loop.Collectors(), scheduler.Collectors(), nodelifecycle.Collectors(), gc.Collectors())
+	return slices.Concat(loop.Collectors(), scheduler.Collectors(), nodelifecycle.Collectors(), devicetaint.Collectors(), gc.Collectors())
 }

@@ -36,16 +36,6 @@ func warnOfSlice(s *resourcev1.ResourceSlice) (out []string) {
 		if len(d.BindingConditions) > 0 {
 			out = append(out, fmt.Sprintf("%s: clusterd does not wait for conditions yet, and does not allocate the device", at.Child("bindingConditions")))
 		}
-		for j := range d.Taints {
-			out = append(out, warnOfTaint(d.Taints[j], at.Child("taints").Index(j))...)
-		}
 	}
 	return out
-}
-
-func warnOfTaint(taint resourcev1.DeviceTaint, at *field.Path) []string {
-	if taint.Effect != resourcev1.DeviceTaintEffectNoExecute {
-		return nil
-	}
-	return []string{fmt.Sprintf("%s: NoExecute keeps the device from being allocated, as NoSchedule does, but clusterd does not evict the pods that have it yet: delete them", at.Child("effect"))}
 }

@@ -101,6 +101,28 @@ func TestLineDevices(t *testing.T) {
 		}
 		return ""
 	})
+	// A rule taints gpu-1: its pod is evicted, and nothing tolerates the taint.
+	second := have["gpu-1"]
+	if _, err := resources.DeviceTaintRules().Create(ctx, &resourcev1.DeviceTaintRule{
+		ObjectMeta: metav1.ObjectMeta{Name: "hot"},
+		Spec: resourcev1.DeviceTaintRuleSpec{
+			DeviceSelector: &resourcev1.DeviceTaintSelector{Driver: ptr.To("gpu.example.com"), Device: ptr.To("gpu-1")},
+			Taint:          resourcev1.DeviceTaint{Key: "example.com/hot", Effect: resourcev1.DeviceTaintEffectNoExecute},
+		},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	schedtest.Eventually(t, func() string {
+		got, _, fault := holders()
+		rule, err := resources.DeviceTaintRules().Get(ctx, "hot", metav1.GetOptions{})
+		if err != nil {
+			return err.Error()
+		}
+		if _, err := l.client.CoreV1().Pods(ns).Get(ctx, second, metav1.GetOptions{}); !apierrors.IsNotFound(err) || got["gpu-1"] != "" || len(rule.Status.Conditions) != 1 || rule.Spec.Taint.TimeAdded == nil {
+			return fmt.Sprintf("after the taint: %v; %s; %s is there: %v; the rule is %+v", got, fault, second, err, rule)
+		}
+		return ""
+	})
 	for i := range 3 {
 		if err := l.client.CoreV1().Pods(ns).Delete(ctx, fmt.Sprintf("p%d", i), metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			t.Fatal(err)

@@ -11,6 +11,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
+
+	"github.com/clusterd/clusterd/sched/internal/devices"
 )
 
 // deviceFeatures are what the allocator may use: what upstream's scheduler has
@@ -236,7 +238,7 @@ func (v *deviceView) refresh() error {
 	v.pools = map[poolID]*pool{}
 	v.onNode, v.anywhere = map[string][]*resourcev1.ResourceSlice{}, nil
 	for _, slice := range all {
-		offer := tainted(slice, rules)
+		offer := devices.Tainted(slice, rules)
 		v.offered = append(v.offered, offer)
 		if name := ptr.Deref(slice.Spec.NodeName, ""); name != "" {
 			v.onNode[name] = append(v.onNode[name], offer)
@@ -262,33 +264,6 @@ func (v *deviceView) refresh() error {
 func (v *deviceView) current(slice *resourcev1.ResourceSlice) bool {
 	p := v.pools[poolID{slice.Spec.Driver, slice.Spec.Pool.Name}]
 	return p != nil && p.generation == slice.Spec.Pool.Generation
-}
-
-// tainted is the slice with the taints of the rules that select its devices; the
-// slice itself if none does.
-func tainted(slice *resourcev1.ResourceSlice, rules []*resourcev1.DeviceTaintRule) *resourcev1.ResourceSlice {
-	out := slice
-	for _, rule := range rules {
-		for i := range slice.Spec.Devices {
-			if !selects(rule.Spec.DeviceSelector, slice, slice.Spec.Devices[i].Name) {
-				continue
-			}
-			if out == slice {
-				out = slice.DeepCopy()
-			}
-			out.Spec.Devices[i].Taints = append(out.Spec.Devices[i].Taints, rule.Spec.Taint)
-		}
-	}
-	return out
-}
-
-// selects reports whether the selector of a rule is of the device. None selects
-// nothing, an empty one all.
-func selects(s *resourcev1.DeviceTaintSelector, slice *resourcev1.ResourceSlice, device string) bool {
-	return s != nil &&
-		ptr.Deref(s.Driver, slice.Spec.Driver) == slice.Spec.Driver &&
-		ptr.Deref(s.Pool, slice.Spec.Pool.Name) == slice.Spec.Pool.Name &&
-		ptr.Deref(s.Device, device) == device
 }
 
 func nameOf(claim *resourcev1.ResourceClaim) types.NamespacedName {
