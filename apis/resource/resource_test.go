@@ -164,6 +164,17 @@ func TestClassGeneration(t *testing.T) {
 	if k.PrepareUpdate(c, old); c.Generation != 2 {
 		t.Errorf("after a change generation %d, want 2", c.Generation)
 	}
+	for name, fault := range map[string]string{
+		"example.com/gpu": "", "a b": "spec.extendedResourceName: Invalid value", "gpu": "spec.extendedResourceName: Invalid value: \"gpu\": must be the name of an extended resource",
+		"deviceclass.resource.kubernetes.io/x": "spec.extendedResourceName: Invalid value", "kubernetes.io/gpu": "spec.extendedResourceName: Invalid value",
+	} {
+		class := &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "c"}, Spec: resourcev1.DeviceClassSpec{ExtendedResourceName: &name}}
+		var want []string
+		if fault != "" {
+			want = append(want, fault)
+		}
+		checktest.Faults(t, k.Validate(class), want...)
+	}
 }
 
 func TestTaintRules(t *testing.T) {
@@ -237,8 +248,6 @@ func TestWarnings(t *testing.T) {
 		"claim":    {got: ResourceClaim().Warnings(newClaim())},
 		"derived":  {got: ResourceClaim().Warnings(derived), want: "spec.devices.requests[1]: derivedAttributes"},
 		"template": {got: ResourceClaimTemplate().Warnings(template), want: "spec.spec.devices.requests[1]: derivedAttributes"},
-		"class":    {got: DeviceClass().Warnings(&resourcev1.DeviceClass{})},
-		"extended": {got: DeviceClass().Warnings(&resourcev1.DeviceClass{Spec: resourcev1.DeviceClassSpec{ExtendedResourceName: ptr.To("a/b")}}), want: "spec.extendedResourceName: stored"},
 		"slice": {got: ResourceSlice().Warnings(&resourcev1.ResourceSlice{Spec: resourcev1.ResourceSliceSpec{Devices: []resourcev1.Device{
 			{Taints: []resourcev1.DeviceTaint{{Key: "k", Effect: resourcev1.DeviceTaintEffectNoExecute}}},
 		}}})},

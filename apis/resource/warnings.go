@@ -10,13 +10,6 @@ import (
 
 // What is stored, and not acted on yet, is warned of where it is written.
 
-func warnOfClass(c *resourcev1.DeviceClass) (out []string) {
-	if c.Spec.ExtendedResourceName != nil {
-		out = append(out, "spec.extendedResourceName: stored, but clusterd does not give devices to pods by their requests for extended resources yet; let them name a ResourceClaim")
-	}
-	return out
-}
-
 func warnOfClaim(spec *resourcev1.ResourceClaimSpec, at *field.Path) (out []string) {
 	for i := range spec.Devices.Requests {
 		r := &spec.Devices.Requests[i]

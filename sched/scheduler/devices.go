@@ -3,6 +3,7 @@ package scheduler
 import (
 	"errors"
 
+	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -48,6 +49,10 @@ type deviceView struct {
 	anywhere []*resourcev1.ResourceSlice
 	pools    map[poolID]*pool
 	stale    bool
+
+	// byResource names the class that gives an extended resource; nil: it is found
+	// out when asked for.
+	byResource map[corev1.ResourceName]string
 
 	claims map[types.NamespacedName]*knownClaim
 	// assumed are allocations of claims that are on their way to the server.

@@ -333,7 +333,7 @@ func (s *scheduler) watch() ([]cache.InformerSynced, error) {
 			return loop.Handle(s.deviceInformers.DeviceTaintRules().Informer(), func(_, _ *resourcev1.DeviceTaintRule) { s.onDevices() })
 		},
 		func() (cache.ResourceEventHandlerRegistration, error) {
-			return loop.Handle(s.deviceInformers.DeviceClasses().Informer(), func(_, _ *resourcev1.DeviceClass) { s.queue.changed(deviceChanged) })
+			return loop.Handle(s.deviceInformers.DeviceClasses().Informer(), func(_, _ *resourcev1.DeviceClass) { s.onClasses() })
 		},
 		func() (cache.ResourceEventHandlerRegistration, error) {
 			return loop.Handle(s.groups.informer, s.onGroup)
@@ -352,6 +352,15 @@ func (s *scheduler) watch() ([]cache.InformerSynced, error) {
 func (s *scheduler) onStorage() {
 	s.queue.changed(volumeChanged)
 	s.volumeNews.tell()
+}
+
+// onClasses takes note that classes are others: of what they select, and which
+// extended resources they give.
+func (s *scheduler) onClasses() {
+	s.mu.Lock()
+	s.devices.byResource = nil
+	s.mu.Unlock()
+	s.queue.changed(deviceChanged)
 }
 
 // onDevices takes note that other devices are offered, or that their taints
