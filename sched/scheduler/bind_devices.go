@@ -71,7 +71,7 @@ func (s *scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, choices []
 			s.forgetDevices(choices[i+1:])
 			return err
 		}
-		if choice.allocation != nil {
+		if choice.allocation != nil || choice.wait {
 			written = append(written, claim)
 		}
 		if choice.mappings != nil {

@@ -139,6 +139,12 @@ func (v *deviceView) show(old, claim *resourcev1.ResourceClaim) {
 	v.count(claim.UID, k.claim)
 }
 
+// behind reports whether the watch has yet to show the claim as it is known to be.
+func (v *deviceView) behind(claim *resourcev1.ResourceClaim) bool {
+	k := v.claims[nameOf(claim)]
+	return k != nil && older(k.shown, k.claim.ResourceVersion)
+}
+
 // wrote takes in the server's answer to a write. A claim that the watch has shown
 // to be gone stays gone.
 func (v *deviceView) wrote(claim *resourcev1.ResourceClaim) {

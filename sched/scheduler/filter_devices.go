@@ -67,6 +67,9 @@ type deviceChoice struct {
 	// mappings, which its pod's status gets, are to be written with it.
 	make     bool
 	mappings []corev1.ContainerExtendedResourceRequest
+	// wait says that the claim's allocation is known from an answer, and the watch was
+	// behind it when it was decided on: what was written before it is not known yet.
+	wait bool
 	// clear has the claim of an earlier attempt taken out of the pod's status; there
 	// is no claim then.
 	clear bool
@@ -254,11 +257,11 @@ func (d *deviceDemand) choose(pod *corev1.Pod, n *nodeInfo) (out []deviceChoice)
 		out = append(out, deviceChoice{clear: true})
 	}
 	for i := range d.placed {
-		choice := deviceChoice{claim: d.placed[i].claim}
+		choice := deviceChoice{claim: d.placed[i].claim, wait: d.view.behind(d.placed[i].claim)}
 		if isExtended(choice.claim) {
 			choice.mappings = mappings
 		}
-		if choice.mappings != nil || !resourceclaim.IsReservedForPod(pod, choice.claim, false) {
+		if choice.wait || choice.mappings != nil || !resourceclaim.IsReservedForPod(pod, choice.claim, false) {
 			out = append(out, choice)
 		}
 	}
