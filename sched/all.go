@@ -55,6 +55,7 @@ import (
 	"github.com/clusterd/clusterd/sched/podgc"
 	"github.com/clusterd/clusterd/sched/podgroupprotection"
 	"github.com/clusterd/clusterd/sched/quota"
+	"github.com/clusterd/clusterd/sched/rebalance"
 	"github.com/clusterd/clusterd/sched/replicaset"
 	"github.com/clusterd/clusterd/sched/resourceclaim"
 	"github.com/clusterd/clusterd/sched/scheduler"
@@ -116,6 +117,10 @@ type Config struct {
 	// Scheduler is how pods are placed; see ReadSchedulerConfig. Optional.
 	Scheduler SchedulerConfig
 
+	// Rebalance is how often a few pods may be evicted that would be better on other
+	// nodes; 0: never.
+	Rebalance time.Duration
+
 	// Clock is for tests; default: the real one.
 	Clock clock.WithTicker
 }
@@ -161,9 +166,10 @@ func All(cfg Config) ([]Loop, error) {
 		Events:    loop.NewEvents(cfg.EventClient, cfg.Clock),
 		Clock:     cfg.Clock,
 	}
+	var planner *scheduler.Planner
 	constructors := []func() (Loop, error){
 		func() (Loop, error) { return Loop{Name: "events", Run: env.Events.Run}, nil },
-		func() (Loop, error) { return scheduler.New(env, cfg.Scheduler), nil },
+		func() (l Loop, _ error) { l, planner = scheduler.New(env, cfg.Scheduler); return l, nil },
 		func() (Loop, error) { return deployment.New(env) },
 		func() (Loop, error) { return replicaset.New(env) },
 		func() (Loop, error) { return replicaset.NewForReplicationControllers(env) },
@@ -206,6 +212,9 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return bootstraptoken.New(env), nil },
 		func() (Loop, error) { return certificatesigning.New(env, cfg.SignClient), nil },
 		func() (Loop, error) { return podcertificate.New(env), nil },
+	}
+	if cfg.Rebalance > 0 {
+		constructors = append(constructors, func() (Loop, error) { return rebalance.New(env, planner, cfg.Rebalance), nil })
 	}
 	if cfg.Dynamic != nil {
 		constructors = append(constructors, func() (Loop, error) { return storagemigration.New(env, cfg.Metadata, cfg.Dynamic), nil })
@@ -322,5 +331,5 @@ func LoopOf(ctx context.Context) string { return loop.NameOf(ctx) }
 
 // Collectors returns all metrics of the room, for the process's registry.
 func Collectors() []prometheus.Collector {
-	return slices.Concat(loop.Collectors(), scheduler.Collectors(), nodelifecycle.Collectors(), devicetaint.Collectors(), gc.Collectors())
+	return slices.Concat(loop.Collectors(), scheduler.Collectors(), nodelifecycle.Collectors(), devicetaint.Collectors(), rebalance.Collectors(), gc.Collectors())
 }

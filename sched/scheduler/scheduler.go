@@ -74,9 +74,10 @@ type reason struct {
 
 // New returns the loop. It watches Pods, Nodes, Namespaces, claims, volumes,
 // their classes, what CSI drivers tell, devices with the claims to them, and
-// PodGroups.
-func New(env loop.Env, cfg Config) loop.Loop {
-	return loop.Loop{Name: "scheduler", Run: newScheduler(env, cfg).run}
+// PodGroups. The planner works on what the loop knows, while it runs.
+func New(env loop.Env, cfg Config) (loop.Loop, *Planner) {
+	s := newScheduler(env, cfg)
+	return loop.Loop{Name: "scheduler", Run: s.run}, &Planner{s: s}
 }
 
 func newScheduler(env loop.Env, cfg Config) *scheduler {
