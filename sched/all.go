@@ -29,6 +29,7 @@ import (
 	"github.com/clusterd/clusterd/sched/cronjob"
 	"github.com/clusterd/clusterd/sched/daemonset"
 	"github.com/clusterd/clusterd/sched/deployment"
+	"github.com/clusterd/clusterd/sched/devicetaint"
 	"github.com/clusterd/clusterd/sched/disruption"
 	"github.com/clusterd/clusterd/sched/endpoints"
 	"github.com/clusterd/clusterd/sched/endpointslice"
@@ -52,6 +53,7 @@ import (
 	"github.com/clusterd/clusterd/sched/podgc"
 	"github.com/clusterd/clusterd/sched/podgroupprotection"
 	"github.com/clusterd/clusterd/sched/quota"
+	"github.com/clusterd/clusterd/sched/rebalance"
 	"github.com/clusterd/clusterd/sched/replicaset"
 	"github.com/clusterd/clusterd/sched/resourceclaim"
 	"github.com/clusterd/clusterd/sched/scheduler"
@@ -113,6 +115,10 @@ type Config struct {
 	// Scheduler is how pods are placed; see ReadSchedulerConfig. Optional.
 	Scheduler SchedulerConfig
 
+	// Rebalance is how often a few pods may be evicted that would be better on other
+	// nodes; 0: never.
+	Rebalance time.Duration
+
 	// Clock is for tests; default: the real one.
 	Clock clock.WithTicker
 }
@@ -159,9 +165,10 @@ func All(cfg Config) ([]Loop, error) {
 		Events:    loop.NewEvents(cfg.EventClient, cfg.Clock),
 		Clock:     cfg.Clock,
 	}
+	var planner *scheduler.Planner
 	constructors := []func() (Loop, error){
 		func() (Loop, error) { return Loop{Name: "events", Run: env.Events.Run}, nil },
-		func() (Loop, error) { return scheduler.New(env, cfg.Scheduler), nil },
+		func() (l Loop, _ error) { l, planner = scheduler.New(env, cfg.Scheduler); return l, nil },
 		func() (Loop, error) { return deployment.New(env) },
 		func() (Loop, error) { return replicaset.New(env) },
 		func() (Loop, error) { return replicaset.NewForReplicationControllers(env) },
@@ -181,6 +188,7 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return attachdetach.New(env) },
 		func() (Loop, error) { return ephemeralvolume.New(env), nil },
 		func() (Loop, error) { return resourceclaim.New(env) },
+		func() (Loop, error) { return devicetaint.New(env) },
 		func() (Loop, error) { return storageprotection.New(env), nil },
 		func() (Loop, error) { return podgroupprotection.New(env), nil },
 		func() (Loop, error) { return endpointslice.New(env), nil },
@@ -203,6 +211,9 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return bootstraptoken.New(env), nil },
 		func() (Loop, error) { return certificatesigning.New(env, cfg.SignClient), nil },
 		func() (Loop, error) { return podcertificate.New(env), nil },
+	}
+	if cfg.Rebalance > 0 {
+		constructors = append(constructors, func() (Loop, error) { return rebalance.New(env, planner, cfg.Rebalance), nil })
 	}
 	if cfg.Dynamic != nil {
 		constructors = append(constructors, func() (Loop, error) { return storagemigration.New(env, cfg.Metadata, cfg.Dynamic), nil })
@@ -292,5 +303,5 @@ func LoopOf(ctx context.Context) string { return loop.NameOf(ctx) }
 
 // Collectors returns all metrics of the room, for the process's registry.
 func Collectors() []prometheus.Collector {
-	return slices.Concat(loop.Collectors(), scheduler.Collectors(), nodelifecycle.Collectors(), gc.Collectors())
+	return slices.Concat(loop.Collectors(), scheduler.Collectors(), nodelifecycle.Collectors(), devicetaint.Collectors(), rebalance.Collectors(), gc.Collectors())
 }

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
@@ -352,6 +353,68 @@ func TestDevicesThatTheNodeCannotUse(t *testing.T) {
 	schedtest.Eventually(t, func() string {
 		if s := devicesNow(t, c); s.node["a"] != "n2" {
 			return fmt.Sprintf("%+v", s)
+		}
+		return ""
+	})
+}
+
+// TestExtendedResourcesByDevices: pods that ask for a resource which a class names
+// get a claim each, also after a binding was refused; the device is given back
+// when the pod has gone.
+func TestExtendedResourcesByDevices(t *testing.T) {
+	objects := gpus(1)
+	objects[0].(*resourcev1.DeviceClass).Spec.ExtendedResourceName = ptr.To("example.com/gpu")
+	pod := func(name string) *corev1.Pod {
+		p := schedtest.Pod(name).Obj()
+		one := corev1.ResourceList{"example.com/gpu": *resource.NewQuantity(1, resource.DecimalSI)}
+		p.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: one, Limits: one}
+		return p
+	}
+	c := cluster(t, 2, append(objects, pod("a"), pod("b"))...)
+	var mu sync.Mutex
+	refused := false
+	c.Client.PrependReactor("create", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if action.GetSubresource() != "binding" || refused {
+			return false, nil, nil
+		}
+		refused = true
+		return true, nil, apierrors.NewInternalError(fmt.Errorf("refused once"))
+	})
+	defer leader(t, c)()
+	for _, last := range []bool{false, true} {
+		var with, without string
+		schedtest.Eventually(t, func() string {
+			s := devicesNow(t, c)
+			n, twice := s.bound()
+			if n != 1 || twice != "" || len(s.holders["gpu-0"]) != 1 {
+				return fmt.Sprintf("%+v %s", s, twice)
+			}
+			for _, p := range listPods(t, c) {
+				if p.Spec.NodeName == "" {
+					without = p.Name
+					continue
+				}
+				with = p.Name
+				claim, status := s.holders["gpu-0"][0], p.Status.ExtendedResourceClaimStatus
+				if p.Spec.NodeName != "n1" || status == nil || status.ResourceClaimName != claim || len(status.RequestMappings) != 1 ||
+					status.RequestMappings[0].ContainerName != p.Spec.Containers[0].Name || len(s.users[claim]) != 1 || s.users[claim][0] != p.Name {
+					return fmt.Sprintf("%s is on %q with %+v; %+v", p.Name, p.Spec.NodeName, status, s)
+				}
+			}
+			if !last && (without == "" || s.why[without] == "") {
+				return fmt.Sprintf("%q waits without a reason", without)
+			}
+			return ""
+		})
+		if err := c.Client.CoreV1().Pods(schedtest.Namespace).Delete(t.Context(), with, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	schedtest.Eventually(t, func() string {
+		if s := devicesNow(t, c); len(s.holders) > 0 || len(s.users) > 0 { // the fake server has no collector of garbage
+			return fmt.Sprintf("after the pods have gone: %+v", s)
 		}
 		return ""
 	})

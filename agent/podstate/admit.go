@@ -24,7 +24,7 @@ func Admit(pod *v1.Pod, node *v1.Node, others []*v1.Pod) *Verdict {
 	}
 	used := v1.ResourceList{}
 	for _, o := range others {
-		AddList(used, core.Requests(o))
+		AddList(used, ofNode(o))
 	}
 	if max, ok := node.Status.Allocatable[v1.ResourcePods]; ok && int64(len(others)) >= max.Value() {
 		return &Verdict{"OutOfpods", fmt.Sprintf("Node didn't have enough resource: pods, requested: 1, used: %d, capacity: %d", len(others), max.Value())}
@@ -34,7 +34,7 @@ func Admit(pod *v1.Pod, node *v1.Node, others []*v1.Pod) *Verdict {
 			return &Verdict{"NodePorts", "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports"}
 		}
 	}
-	want := core.Requests(pod)
+	want := ofNode(pod)
 	for _, name := range counted(want) {
 		q := want[name]
 		have, known := node.Status.Allocatable[name]
@@ -54,6 +54,19 @@ func Admit(pod *v1.Pod, node *v1.Node, others []*v1.Pod) *Verdict {
 		}
 	}
 	return nil
+}
+
+// ofNode is what a pod asks for of the node itself: what a claim for extended
+// resources gives is none of it.
+func ofNode(pod *v1.Pod) v1.ResourceList {
+	out := core.Requests(pod)
+	if e := pod.Status.ExtendedResourceClaimStatus; e != nil {
+		out = maps.Clone(out)
+		for _, r := range e.RequestMappings {
+			delete(out, v1.ResourceName(r.ResourceName))
+		}
+	}
+	return out
 }
 
 // counted lists the resources in the order they are looked at: those every

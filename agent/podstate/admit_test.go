@@ -43,3 +43,25 @@ func TestAdmitLocalStorage(t *testing.T) {
 		})
 	}
 }
+
+// TestAdmitExtendedResources: what a claim gives is not asked of the node.
+func TestAdmitExtendedResources(t *testing.T) {
+	const gpu = v1.ResourceName("example.com/gpu")
+	pod := func(claimed bool) *v1.Pod {
+		p := &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{{Name: "a", Resources: v1.ResourceRequirements{Requests: v1.ResourceList{gpu: resource.MustParse("1")}}}}}}
+		if claimed {
+			p.Status.ExtendedResourceClaimStatus = &v1.PodExtendedResourceClaimStatus{ResourceClaimName: "c", RequestMappings: []v1.ContainerExtendedResourceRequest{{ContainerName: "a", ResourceName: string(gpu), RequestName: "r"}}}
+		}
+		return p
+	}
+	node := &v1.Node{Status: v1.NodeStatus{Allocatable: v1.ResourceList{gpu: resource.MustParse("1")}}}
+	if v := Admit(pod(false), node, []*v1.Pod{pod(true)}); v != nil {
+		t.Errorf("beside a pod with a claim: %v", v)
+	}
+	if v := Admit(pod(true), node, []*v1.Pod{pod(false)}); v != nil {
+		t.Errorf("with a claim: %v", v)
+	}
+	if v := Admit(pod(false), node, []*v1.Pod{pod(false)}); v == nil || v.Reason != "OutOfexample.com/gpu" {
+		t.Errorf("two of one: %v", v)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -153,11 +154,12 @@ func validateQuantity(name corev1.ResourceName, quantity resource.Quantity, at *
 }
 
 func isNative(name corev1.ResourceName) bool {
-	return !strings.Contains(string(name), "/") || strings.Contains(string(name), corev1.ResourceDefaultNamespacePrefix)
+	return !strings.Contains(string(name), "/") ||
+		strings.Contains(string(name), corev1.ResourceDefaultNamespacePrefix) && !strings.HasPrefix(string(name), resourcev1.ResourceDeviceClassPrefix)
 }
 
 // IsExtended tells whether a resource is an extended one: qualified by a domain
-// that is not ours, and still a qualified
+// that is not ours, or the one of a class of devices, and still a qualified
 // name when a quota prefixes it.
 func IsExtended(name corev1.ResourceName) bool {
 	return !isNative(name) && !strings.HasPrefix(string(name), corev1.DefaultResourceRequestsPrefix) &&

@@ -13,6 +13,7 @@ const Prefix = "clusterd.local/"
 const (
 	ExplainScheduling    = Prefix + "explain-scheduling"
 	SingleProcessOOMKill = Prefix + "single-process-oom-kill"
+	Rebalance            = Prefix + "rebalance"
 	SSLRedirect          = Prefix + "ssl-redirect"
 	IngressController    = Prefix + "ingress"
 	GatewayController    = Prefix + "gateway"
@@ -44,6 +45,7 @@ var All = []Name{
 	{ExplainScheduling, "annotation", "Pod", "users", "on a pod that waits: its condition PodScheduled and its events say of each node all that is in the way; `false` switches it off"},
 	{SingleProcessOOMKill, "annotation", "Pod", "users", "names of containers, separated by commas, of which only one process dies when their memory is used up"},
 	{SelfFencing, "annotation", "Pod", "users", "`true`: the pod is ended by its node when that cannot renew its lease, and replaced elsewhere then; `false`: it is not, though the node's `fenceClaims` is on"},
+	{Rebalance, "annotation", "Pod", "users", "`false`: the pod is not evicted for the sake of a better node; `true`: it may be, though it has an `emptyDir`, a `hostPath` or an ephemeral volume, whose data go"},
 	{SSLRedirect, "annotation", "Ingress", "users", "`false`: plain requests for a host with TLS are answered, not sent to https"},
 	{IngressController, "`spec.controller`", "IngressClass", "users", "Ingresses of the class are served by clusterd's proxy"},
 	{GatewayController, "`spec.controllerName`", "GatewayClass", "users and the leader", "Gateways of the class are served by clusterd's proxy"},

@@ -1,8 +1,10 @@
 package resource
 
 import (
+	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
@@ -11,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/apis/internal/cells"
 	"github.com/clusterd/clusterd/apis/internal/check"
 	"github.com/clusterd/clusterd/apis/kind"
@@ -39,7 +42,6 @@ func DeviceClass() kind.Kind {
 			errs := apivalidation.ValidateObjectMetaUpdate(&c.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
 			return append(errs, validateClass(c)...)
 		},
-		Warnings: warnOfClass,
 
 		Columns: []metav1.TableColumnDefinition{cells.Name, cells.Age},
 		Row: func(c *resourcev1.DeviceClass, now time.Time) []any {
@@ -59,7 +61,11 @@ func validateClass(c *resourcev1.DeviceClass) field.ErrorList {
 		errs = append(errs, validateConfiguration(config.DeviceConfiguration, spec.Child("config").Index(i))...)
 	}
 	if name := c.Spec.ExtendedResourceName; name != nil {
-		errs = append(errs, check.RequiredText(spec.Child("extendedResourceName"), *name, validation.IsQualifiedName)...)
+		faults := check.RequiredText(spec.Child("extendedResourceName"), *name, validation.IsQualifiedName)
+		if len(faults) == 0 && (!core.IsExtended(corev1.ResourceName(*name)) || strings.HasPrefix(*name, resourcev1.ResourceDeviceClassPrefix)) {
+			faults = append(faults, field.Invalid(spec.Child("extendedResourceName"), *name, "must be the name of an extended resource, such as example.com/gpu"))
+		}
+		errs = append(errs, faults...)
 	}
 	return errs
 }

@@ -31,14 +31,19 @@ func DeviceTaintRule() kind.Kind {
 		PrepareCreate: func(r *resourcev1.DeviceTaintRule) {
 			r.Status = resourcev1.DeviceTaintRuleStatus{}
 			r.Generation = 1
+			stamp(&r.Spec.Taint, metav1.Now())
 		},
 		PrepareUpdate: func(r, old *resourcev1.DeviceTaintRule) {
 			r.Status = old.Status
-			// It is the time of the effect. Nothing fills it in, but one that is of
-			// another effect is worse than none.
-			if r.Spec.Taint.Effect != old.Spec.Taint.Effect && r.Spec.Taint.TimeAdded.Equal(old.Spec.Taint.TimeAdded) {
-				r.Spec.Taint.TimeAdded = nil
+			// It is the time of the effect: another key or value does not change it.
+			is, was := &r.Spec.Taint, old.Spec.Taint
+			switch {
+			case is.Effect == was.Effect && is.TimeAdded == nil:
+				is.TimeAdded = was.TimeAdded
+			case is.Effect != was.Effect && is.TimeAdded.Equal(was.TimeAdded):
+				is.TimeAdded = nil
 			}
+			stamp(is, metav1.Now())
 			r.Generation = old.Generation
 			if !equality.Semantic.DeepEqual(r.Spec, old.Spec) {
 				r.Generation++
@@ -51,9 +56,6 @@ func DeviceTaintRule() kind.Kind {
 		ValidateUpdate: func(r, old *resourcev1.DeviceTaintRule) field.ErrorList {
 			errs := apivalidation.ValidateObjectMetaUpdate(&r.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
 			return append(errs, validateTaintRule(&r.Spec)...)
-		},
-		Warnings: func(r *resourcev1.DeviceTaintRule) []string {
-			return warnOfTaint(r.Spec.Taint, field.NewPath("spec", "taint"))
 		},
 
 		Columns: []metav1.TableColumnDefinition{

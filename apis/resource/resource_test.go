@@ -164,6 +164,17 @@ func TestClassGeneration(t *testing.T) {
 	if k.PrepareUpdate(c, old); c.Generation != 2 {
 		t.Errorf("after a change generation %d, want 2", c.Generation)
 	}
+	for name, fault := range map[string]string{
+		"example.com/gpu": "", "a b": "spec.extendedResourceName: Invalid value", "gpu": "spec.extendedResourceName: Invalid value: \"gpu\": must be the name of an extended resource",
+		"deviceclass.resource.kubernetes.io/x": "spec.extendedResourceName: Invalid value", "kubernetes.io/gpu": "spec.extendedResourceName: Invalid value",
+	} {
+		class := &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "c"}, Spec: resourcev1.DeviceClassSpec{ExtendedResourceName: &name}}
+		var want []string
+		if fault != "" {
+			want = append(want, fault)
+		}
+		checktest.Faults(t, k.Validate(class), want...)
+	}
 }
 
 func TestTaintRules(t *testing.T) {
@@ -207,7 +218,7 @@ func TestTaintRules(t *testing.T) {
 	old := rule(func(*resourcev1.DeviceTaintRule) {})
 	milder := rule(func(r *resourcev1.DeviceTaintRule) { r.Spec.Taint.Effect = resourcev1.DeviceTaintEffectNone })
 	k.PrepareUpdate(milder, old)
-	if milder.Spec.Taint.TimeAdded != nil || milder.Generation != 2 {
+	if milder.Spec.Taint.TimeAdded == nil || milder.Spec.Taint.TimeAdded.Unix() < time.Now().Unix()-3600 || milder.Generation != 2 {
 		t.Errorf("another effect: since %v, generation %d", milder.Spec.Taint.TimeAdded, milder.Generation)
 	}
 	dated := rule(func(r *resourcev1.DeviceTaintRule) {
@@ -227,7 +238,6 @@ func TestTaintRules(t *testing.T) {
 
 // TestWarnings: what is stored and not acted on is said, and nothing else.
 func TestWarnings(t *testing.T) {
-	evicts := resourcev1.DeviceTaint{Key: "k", Effect: resourcev1.DeviceTaintEffectNoExecute}
 	derived := newClaim()
 	derived.Spec.Devices.Requests[1].FirstAvailable[1].DerivedAttributes = []resourcev1.DeviceDerivedAttribute{{Name: "a/b", Expression: "1"}}
 	template := &resourcev1.ResourceClaimTemplate{Spec: resourcev1.ResourceClaimTemplateSpec{Spec: derived.Spec}}
@@ -238,17 +248,57 @@ func TestWarnings(t *testing.T) {
 		"claim":    {got: ResourceClaim().Warnings(newClaim())},
 		"derived":  {got: ResourceClaim().Warnings(derived), want: "spec.devices.requests[1]: derivedAttributes"},
 		"template": {got: ResourceClaimTemplate().Warnings(template), want: "spec.spec.devices.requests[1]: derivedAttributes"},
-		"class":    {got: DeviceClass().Warnings(&resourcev1.DeviceClass{})},
-		"extended": {got: DeviceClass().Warnings(&resourcev1.DeviceClass{Spec: resourcev1.DeviceClassSpec{ExtendedResourceName: ptr.To("a/b")}}), want: "spec.extendedResourceName: stored"},
 		"slice": {got: ResourceSlice().Warnings(&resourcev1.ResourceSlice{Spec: resourcev1.ResourceSliceSpec{Devices: []resourcev1.Device{
-			{Taints: []resourcev1.DeviceTaint{{Key: "k", Effect: resourcev1.DeviceTaintEffectNoSchedule}}},
+			{Taints: []resourcev1.DeviceTaint{{Key: "k", Effect: resourcev1.DeviceTaintEffectNoExecute}}},
 		}}})},
 		"conditions": {got: ResourceSlice().Warnings(&resourcev1.ResourceSlice{Spec: resourcev1.ResourceSliceSpec{Devices: []resourcev1.Device{{}, {BindingConditions: []string{"c"}}}}}), want: "spec.devices[1].bindingConditions: "},
-		"taint":      {got: ResourceSlice().Warnings(&resourcev1.ResourceSlice{Spec: resourcev1.ResourceSliceSpec{Devices: []resourcev1.Device{{Taints: []resourcev1.DeviceTaint{evicts}}}}}), want: "spec.devices[0].taints[0].effect: NoExecute"},
-		"rule":       {got: DeviceTaintRule().Warnings(&resourcev1.DeviceTaintRule{Spec: resourcev1.DeviceTaintRuleSpec{Taint: evicts}}), want: "spec.taint.effect: NoExecute"},
 	} {
 		if len(c.got) > 1 || (len(c.got) == 1) != (c.want != "") || len(c.got) == 1 && !strings.HasPrefix(c.got[0], c.want) {
 			t.Errorf("%s: %q, want %q", name, c.got, c.want)
 		}
+	}
+}
+
+// TestTaintTimes: taints get the time at which they were added, and keep it when
+// they are written without it.
+func TestTaintTimes(t *testing.T) {
+	then, now := metav1.NewTime(time.Unix(1, 0)), metav1.NewTime(time.Unix(9, 5))
+	slice := func(device string, taints ...resourcev1.DeviceTaint) *resourcev1.ResourceSlice {
+		return &resourcev1.ResourceSlice{Spec: resourcev1.ResourceSliceSpec{Devices: []resourcev1.Device{{Name: device, Taints: taints}}}}
+	}
+	taint := func(key string, effect resourcev1.DeviceTaintEffect, at *metav1.Time) resourcev1.DeviceTaint {
+		return resourcev1.DeviceTaint{Key: key, Effect: effect, TimeAdded: at}
+	}
+	const no, ex = resourcev1.DeviceTaintEffectNoSchedule, resourcev1.DeviceTaintEffectNoExecute
+	for name, c := range map[string]struct {
+		slice, old *resourcev1.ResourceSlice
+		want       int64
+	}{
+		"new":             {slice: slice("d", taint("k", ex, nil)), want: 9},
+		"its own":         {slice: slice("d", taint("k", ex, &then)), want: 1},
+		"of before":       {slice: slice("d", taint("k", ex, nil)), old: slice("d", taint("k", ex, &then)), want: 1},
+		"another effect":  {slice: slice("d", taint("k", ex, nil)), old: slice("d", taint("k", no, &then)), want: 9},
+		"another device":  {slice: slice("d", taint("k", ex, nil)), old: slice("e", taint("k", ex, &then)), want: 9},
+		"without, before": {slice: slice("d", taint("k", ex, nil)), old: slice("d", taint("k", ex, nil)), want: 9},
+	} {
+		stampDevices(c.slice, c.old, now)
+		if at := c.slice.Spec.Devices[0].Taints[0].TimeAdded; at == nil || at.Unix() != c.want {
+			t.Errorf("%s: since %v, want %d", name, at, c.want)
+		}
+	}
+	k := DeviceTaintRule()
+	rule := func(effect resourcev1.DeviceTaintEffect, at *metav1.Time) *resourcev1.DeviceTaintRule {
+		return &resourcev1.DeviceTaintRule{Spec: resourcev1.DeviceTaintRuleSpec{Taint: taint("k", effect, at)}}
+	}
+	made := rule(ex, nil)
+	k.PrepareCreate(made)
+	if made.Spec.Taint.TimeAdded == nil {
+		t.Error("a new rule has no time")
+	}
+	again := rule(ex, nil)
+	again.Spec.Taint.Key = "other"
+	k.PrepareUpdate(again, rule(ex, &then))
+	if at := again.Spec.Taint.TimeAdded; at == nil || at.Unix() != 1 {
+		t.Errorf("another key: since %v, want the time of before", at)
 	}
 }

@@ -33,8 +33,12 @@ func ResourceSlice() kind.Kind {
 		New:     func() runtime.Object { return &resourcev1.ResourceSlice{} },
 		NewList: func() runtime.Object { return &resourcev1.ResourceSliceList{} },
 
-		PrepareCreate: func(s *resourcev1.ResourceSlice) { s.Generation = 1 },
+		PrepareCreate: func(s *resourcev1.ResourceSlice) {
+			s.Generation = 1
+			stampDevices(s, nil, metav1.Now())
+		},
 		PrepareUpdate: func(s, old *resourcev1.ResourceSlice) {
+			stampDevices(s, old, metav1.Now())
 			s.Generation = old.Generation
 			if !equality.Semantic.DeepEqual(s.Spec, old.Spec) {
 				s.Generation++

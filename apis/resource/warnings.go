@@ -10,13 +10,6 @@ import (
 
 // What is stored, and not acted on yet, is warned of where it is written.
 
-func warnOfClass(c *resourcev1.DeviceClass) (out []string) {
-	if c.Spec.ExtendedResourceName != nil {
-		out = append(out, "spec.extendedResourceName: stored, but clusterd does not give devices to pods by their requests for extended resources yet; let them name a ResourceClaim")
-	}
-	return out
-}
-
 func warnOfClaim(spec *resourcev1.ResourceClaimSpec, at *field.Path) (out []string) {
 	for i := range spec.Devices.Requests {
 		r := &spec.Devices.Requests[i]
@@ -36,16 +29,6 @@ func warnOfSlice(s *resourcev1.ResourceSlice) (out []string) {
 		if len(d.BindingConditions) > 0 {
 			out = append(out, fmt.Sprintf("%s: clusterd does not wait for conditions yet, and does not allocate the device", at.Child("bindingConditions")))
 		}
-		for j := range d.Taints {
-			out = append(out, warnOfTaint(d.Taints[j], at.Child("taints").Index(j))...)
-		}
 	}
 	return out
-}
-
-func warnOfTaint(taint resourcev1.DeviceTaint, at *field.Path) []string {
-	if taint.Effect != resourcev1.DeviceTaintEffectNoExecute {
-		return nil
-	}
-	return []string{fmt.Sprintf("%s: NoExecute keeps the device from being allocated, as NoSchedule does, but clusterd does not evict the pods that have it yet: delete them", at.Child("effect"))}
 }

@@ -3,7 +3,6 @@ package server_test
 import (
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -47,7 +46,7 @@ func TestDeviceKinds(t *testing.T) {
 			}
 			body := string(must[[]byte](t)(obj.MarshalJSON()))
 			code, refusal, warnings := raw(t, s.LoopbackConfig(), "POST", path+"?dryRun=All", body)
-			if code != 201 || (kind.Resource == "devicetaintrules") != strings.Contains(strings.Join(warnings, ""), "NoExecute keeps the device") || len(warnings) > 1 {
+			if code != 201 || len(warnings) > 0 {
 				t.Fatalf("dry run: %d %s, warnings %q", code, refusal.Message, warnings)
 			}
 

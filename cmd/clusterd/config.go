@@ -57,6 +57,9 @@ type Config struct {
 	// EvictionDelay is how long the pods of a node that is confirmed to be out
 	// of reach are waited for, unless they say otherwise with a toleration.
 	EvictionDelay Duration `json:"evictionDelay"`
+	// RebalanceInterval is how often the leader looks for pods that would be better on
+	// other nodes, and evicts a few of them within their budgets; 0: never.
+	RebalanceInterval Duration `json:"rebalanceInterval,omitzero"`
 	// GossipKeyAge is how long servers encrypt gossip with the same key at most; 0:
 	// until a server is removed or another key is asked for. The leader's value holds.
 	GossipKeyAge Duration `json:"gossipKeyAge"`
@@ -253,6 +256,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.CgroupRoot, "cgroup-root", c.CgroupRoot, "parent of all pods' cgroups")
 	f.DurationVar(&c.EvictionDelay.Duration, "eviction-delay", c.EvictionDelay.Duration, "how long pods of an unreachable node are waited for before they are replaced")
 	f.DurationVar(&c.GossipKeyAge.Duration, "gossip-key-age", c.GossipKeyAge.Duration, "how long gossip is encrypted with the same key at most; 0: until a server is removed")
+	f.DurationVar(&c.RebalanceInterval.Duration, "rebalance-interval", c.RebalanceInterval.Duration, "how often a few pods that would be better on other nodes are evicted, within their PodDisruptionBudgets; 0: never")
 	f.StringVar(&c.SchedulerConfig, "scheduler-config", c.SchedulerConfig, "file with a KubeSchedulerConfiguration: profiles of the scheduler, their plugins and weights; the same on every server")
 	f.DurationVar(&c.NodeLeaseDuration.Duration, "node-lease-duration", c.NodeLeaseDuration.Duration, "after what time without a renewal this node's lease has run out")
 	f.BoolVar(&c.FenceClaims, "fence-claims", c.FenceClaims, "end pods with claims that other nodes reach too when this node cannot renew its lease, so that they are replaced elsewhere")
@@ -336,6 +340,9 @@ func (c *Config) complete() error {
 	}
 	if c.EvictionDelay.Duration < 0 {
 		return fmt.Errorf("--eviction-delay %s: it cannot be negative", c.EvictionDelay)
+	}
+	if every := c.RebalanceInterval.Duration; every != 0 && every < time.Minute {
+		return fmt.Errorf("--rebalance-interval %s: give 1m or more, or 0", c.RebalanceInterval)
 	}
 	if age := c.GossipKeyAge.Duration; age != 0 && age < time.Minute {
 		return fmt.Errorf("--gossip-key-age %s: give 1m or more, or 0", c.GossipKeyAge)

@@ -235,6 +235,7 @@ func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {
 		SignClient:  m.signClient,
 		Liveness:    hints,
 		Scheduler:   m.scheduler,
+		Rebalance:   m.cfg.RebalanceInterval.Duration,
 	}, nil
 }
 

@@ -30,6 +30,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/clusterd/clusterd/sched/internal/bynode"
+	"github.com/clusterd/clusterd/sched/internal/disrupt"
 	"github.com/clusterd/clusterd/sched/internal/pods"
 	"github.com/clusterd/clusterd/sched/loop"
 )
@@ -404,22 +405,14 @@ func (c *controller) evict(ctx context.Context, key loop.Key, node *corev1.Node,
 }
 
 func (c *controller) remove(ctx context.Context, pod *corev1.Pod) error {
-	err := c.patchCondition(ctx, pod, corev1.PodCondition{
-		Type:               corev1.DisruptionTarget,
-		Status:             corev1.ConditionTrue,
-		Reason:             "DeletionByTaintManager",
-		Message:            "Taint manager: deleting due to NoExecute taint",
-		LastTransitionTime: metav1.NewTime(c.clock.Now()),
-	})
+	deleted, err := disrupt.Delete(ctx, c.client, pod, "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint", c.clock.Now())
 	if err != nil {
-		return fmt.Errorf("mark pod for disruption: %w", err)
-	}
-	c.events.Eventf(pod, corev1.EventTypeNormal, "TaintManagerEviction", "Marking for deletion Pod %s/%s", pod.Namespace, pod.Name)
-	err = c.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, *metav1.NewPreconditionDeleteOptions(string(pod.UID)))
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("evict pod: %w", err)
 	}
-	evictions.Inc()
+	if deleted {
+		c.events.Eventf(pod, corev1.EventTypeNormal, "TaintManagerEviction", "Marking for deletion Pod %s/%s", pod.Namespace, pod.Name)
+		evictions.Inc()
+	}
 	return nil
 }
 

@@ -47,10 +47,8 @@ func (s *scheduler) unbound(ctx context.Context, pod *corev1.Pod, node string, e
 	s.mu.Lock()
 	s.snapshot.forget(pod.UID)
 	s.mu.Unlock()
-	s.queue.changed(podGone) // the room it would have taken
-	if len(pod.Spec.ResourceClaims) > 0 {
-		s.queue.changed(deviceChanged)
-	}
+	s.queue.changed(podGone)       // the room it would have taken
+	s.queue.changed(deviceChanged) // and devices
 	if ctx.Err() != nil {
 		return // leadership ended
 	}

@@ -41,7 +41,19 @@ func (s *scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, choices []
 	for i, choice := range choices {
 		var claim *resourcev1.ResourceClaim
 		var err error
-		if choice.allocation != nil {
+		if choice.clear {
+			if err := s.clearExtended(ctx, pod); err != nil {
+				s.forgetDevices(choices[i+1:])
+				return err
+			}
+			continue
+		}
+		if choice.make {
+			choice, err = s.makeExtended(ctx, pod, choice)
+		}
+		if err != nil {
+			// it could not be made
+		} else if choice.allocation != nil {
 			claim, err = s.allocate(ctx, pod, choice)
 		} else {
 			claim, err = s.reserve(ctx, pod, choice.claim)
@@ -59,8 +71,14 @@ func (s *scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, choices []
 			s.forgetDevices(choices[i+1:])
 			return err
 		}
-		if choice.allocation != nil {
+		if choice.allocation != nil || choice.wait {
 			written = append(written, claim)
+		}
+		if choice.mappings != nil {
+			if err := s.tellExtended(ctx, pod, &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: claim.Name, RequestMappings: choice.mappings}); err != nil {
+				s.forgetDevices(choices[i+1:])
+				return err
+			}
 		}
 	}
 	return s.alone(ctx, pod, written)
@@ -233,6 +251,13 @@ func (s *scheduler) giveBack(ctx context.Context, pod *corev1.Pod, claim *resour
 	s.mu.Lock()
 	s.devices.wrote(written)
 	s.mu.Unlock()
+	if isExtended(claim) {
+		// It is one attempt's; the next one may ask for other devices.
+		err := s.client.ResourceV1().ResourceClaims(claim.Namespace).Delete(ctx, claim.Name, *metav1.NewPreconditionDeleteOptions(string(claim.UID)))
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			return fmt.Errorf("delete resourceclaim %s, made for extended resources: %w", claim.Name, err)
+		}
+	}
 	return nil
 }
 

@@ -3,6 +3,7 @@ package scheduler
 import (
 	"errors"
 
+	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -11,6 +12,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
+
+	"github.com/clusterd/clusterd/sched/internal/devices"
 )
 
 // deviceFeatures are what the allocator may use: what upstream's scheduler has
@@ -46,6 +49,10 @@ type deviceView struct {
 	anywhere []*resourcev1.ResourceSlice
 	pools    map[poolID]*pool
 	stale    bool
+
+	// byResource names the class that gives an extended resource; nil: it is found
+	// out when asked for.
+	byResource map[corev1.ResourceName]string
 
 	claims map[types.NamespacedName]*knownClaim
 	// assumed are allocations of claims that are on their way to the server.
@@ -130,6 +137,12 @@ func (v *deviceView) show(old, claim *resourcev1.ResourceClaim) {
 		k.claim = claim
 	}
 	v.count(claim.UID, k.claim)
+}
+
+// behind reports whether the watch has yet to show the claim as it is known to be.
+func (v *deviceView) behind(claim *resourcev1.ResourceClaim) bool {
+	k := v.claims[nameOf(claim)]
+	return k != nil && older(k.shown, k.claim.ResourceVersion)
 }
 
 // wrote takes in the server's answer to a write. A claim that the watch has shown
@@ -236,7 +249,7 @@ func (v *deviceView) refresh() error {
 	v.pools = map[poolID]*pool{}
 	v.onNode, v.anywhere = map[string][]*resourcev1.ResourceSlice{}, nil
 	for _, slice := range all {
-		offer := tainted(slice, rules)
+		offer := devices.Tainted(slice, rules)
 		v.offered = append(v.offered, offer)
 		if name := ptr.Deref(slice.Spec.NodeName, ""); name != "" {
 			v.onNode[name] = append(v.onNode[name], offer)
@@ -262,33 +275,6 @@ func (v *deviceView) refresh() error {
 func (v *deviceView) current(slice *resourcev1.ResourceSlice) bool {
 	p := v.pools[poolID{slice.Spec.Driver, slice.Spec.Pool.Name}]
 	return p != nil && p.generation == slice.Spec.Pool.Generation
-}
-
-// tainted is the slice with the taints of the rules that select its devices; the
-// slice itself if none does.
-func tainted(slice *resourcev1.ResourceSlice, rules []*resourcev1.DeviceTaintRule) *resourcev1.ResourceSlice {
-	out := slice
-	for _, rule := range rules {
-		for i := range slice.Spec.Devices {
-			if !selects(rule.Spec.DeviceSelector, slice, slice.Spec.Devices[i].Name) {
-				continue
-			}
-			if out == slice {
-				out = slice.DeepCopy()
-			}
-			out.Spec.Devices[i].Taints = append(out.Spec.Devices[i].Taints, rule.Spec.Taint)
-		}
-	}
-	return out
-}
-
-// selects reports whether the selector of a rule is of the device. None selects
-// nothing, an empty one all.
-func selects(s *resourcev1.DeviceTaintSelector, slice *resourcev1.ResourceSlice, device string) bool {
-	return s != nil &&
-		ptr.Deref(s.Driver, slice.Spec.Driver) == slice.Spec.Driver &&
-		ptr.Deref(s.Pool, slice.Spec.Pool.Name) == slice.Spec.Pool.Name &&
-		ptr.Deref(s.Device, device) == device
 }
 
 func nameOf(claim *resourcev1.ResourceClaim) types.NamespacedName {

@@ -176,7 +176,7 @@ func TestNamesOfClaimsWakeThePod(t *testing.T) {
 	queue, clock := newTestQueue(before)
 	s := &scheduler{queue: queue, snapshot: newSnapshot()}
 	withDevices(t, s.snapshot)
-	if _, why := s.snapshot.devices.need(s.snapshot, before); why != `waiting for the resourceclaim of "gpu" to be made from resourceclaimtemplate "t"` {
+	if _, why := s.snapshot.devices.need(s.snapshot, newPodInfo(before)); why != `waiting for the resourceclaim of "gpu" to be made from resourceclaimtemplate "t"` {
 		t.Errorf("it waits because %s", why)
 	}
 	take(t, queue, "p")
@@ -188,7 +188,7 @@ func TestNamesOfClaimsWakeThePod(t *testing.T) {
 	take(t, queue, "p")
 	foreign := claimOf("p-gpu-1", exactly("r", 1))
 	s.snapshot.devices.show(nil, foreign)
-	if _, why := s.snapshot.devices.need(s.snapshot, after); why != `resourceclaim "p-gpu-1" was not made for pod "p" (the pod is not its owner)` {
+	if _, why := s.snapshot.devices.need(s.snapshot, newPodInfo(after)); why != `resourceclaim "p-gpu-1" was not made for pod "p" (the pod is not its owner)` {
 		t.Errorf("of another's claim it says %s", why)
 	}
 }
@@ -199,7 +199,7 @@ func TestTheSearchEnds(t *testing.T) {
 	s := withDevices(t, world([]*schedtest.NodeBuilder{schedtest.Node("a"), schedtest.Node("b")}), classOf("c"), sliceOf("a", deviceList(device("x", 1, 0))), claimOf("q", exactly("r", 1)))
 	p := newPodInfo(asks(schedtest.Pod("p"), "q").Obj())
 	var why string
-	if p.devices, why = s.devices.need(s, p.pod); why != "" {
+	if p.devices, why = s.devices.need(s, p); why != "" {
 		t.Fatal(why)
 	}
 	p.devices.spent = searchTime

@@ -54,7 +54,8 @@ func (d *deviceDemand) tellApart(reasons map[string]int) {
 // words says which requests the node cannot meet, with what it has of them if
 // that is asked for.
 func (d *deviceDemand) words(n *nodeInfo, figures bool) (out []string) {
-	for _, claim := range d.waiting {
+	claims := d.claimsOn(n)
+	for _, claim := range claims {
 		for i := range claim.Spec.Devices.Requests {
 			r := &claim.Spec.Devices.Requests[i]
 			var ways []string
@@ -81,7 +82,7 @@ func (d *deviceDemand) words(n *nodeInfo, figures bool) (out []string) {
 		}
 	}
 	if len(out) == 0 {
-		out = []string{fmt.Sprintf("node(s) cannot give all requests of resourceclaim %s devices at once (constraints, capacity, counters, pools)", quoted(d.waiting))}
+		out = []string{fmt.Sprintf("node(s) cannot give all requests of resourceclaim %s devices at once (constraints, capacity, counters, pools)", quoted(claims))}
 	}
 	return out
 }

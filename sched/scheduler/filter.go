@@ -79,7 +79,7 @@ func runFilters(s *snapshot, p *podInfo) verdict {
 	way := s.profile(p)
 	var wokenBy change
 	if p.storage, v.blocked, wokenBy = s.storage.need(s, p.pod); v.blocked == "" && way.allocates() {
-		p.devices, v.blocked = s.devices.need(s, p.pod)
+		p.devices, v.blocked = s.devices.need(s, p)
 		wokenBy = deviceChanged
 	}
 	if v.blocked != "" {
@@ -117,6 +117,9 @@ nodes:
 			continue nodes
 		}
 		v.fit = append(v.fit, n)
+	}
+	if len(v.fit) == 0 && asksExtended(p) {
+		v.wokenBy |= deviceChanged | nodeAllocatable
 	}
 	switch d := p.devices; {
 	case d == nil:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -34,6 +35,8 @@ type deviceDemand struct {
 	// placed are claims that are allocated, waiting those that are not.
 	placed  []placedClaim
 	waiting []*resourcev1.ResourceClaim
+	// extended are resources that devices can give; nil: none.
+	extended *extended
 	// ranked says that a claim prefers some devices to others.
 	ranked bool
 
@@ -60,15 +63,29 @@ type placedClaim struct {
 type deviceChoice struct {
 	claim      *resourcev1.ResourceClaim
 	allocation *resourcev1.AllocationResult
+	// make says that the claim does not exist yet: it is for extended resources, and
+	// mappings, which its pod's status gets, are to be written with it.
+	make     bool
+	mappings []corev1.ContainerExtendedResourceRequest
+	// wait says that the claim's allocation is known from an answer, and the watch was
+	// behind it when it was decided on: what was written before it is not known yet.
+	wait bool
+	// clear has the claim of an earlier attempt taken out of the pod's status; there
+	// is no claim then.
+	clear bool
 }
 
 // need finds the pod's claims. why tells what no node can help with; astray is
 // then a claim that has to give its devices back, if that is the reason.
-func (v *deviceView) need(s *snapshot, pod *corev1.Pod) (d *deviceDemand, why string) {
-	if v == nil || len(pod.Spec.ResourceClaims) == 0 {
+func (v *deviceView) need(s *snapshot, p *podInfo) (d *deviceDemand, why string) {
+	if v == nil {
 		return nil, ""
 	}
-	d = &deviceDemand{view: v, answers: map[string][]resourcev1.AllocationResult{}, astray: map[types.UID]*resourcev1.ResourceClaim{}}
+	pod, more := p.pod, v.extendedOf(p)
+	if len(pod.Spec.ResourceClaims) == 0 && more == nil && pod.Status.ExtendedResourceClaimStatus == nil {
+		return nil, ""
+	}
+	d = &deviceDemand{view: v, extended: more, answers: map[string][]resourcev1.AllocationResult{}, astray: map[types.UID]*resourcev1.ResourceClaim{}}
 	seen := map[types.UID]bool{}
 	for i := range pod.Spec.ResourceClaims {
 		entry := &pod.Spec.ResourceClaims[i]
@@ -95,7 +112,12 @@ func (v *deviceView) need(s *snapshot, pod *corev1.Pod) (d *deviceDemand, why st
 			return d, why
 		}
 	}
-	if len(d.waiting) == 0 {
+	if more != nil && more.made != nil {
+		if why := d.take(s, pod, more.made); why != "" {
+			return d, why
+		}
+	}
+	if len(d.waiting) == 0 && more == nil {
 		return d, ""
 	}
 	err := v.refresh()
@@ -162,17 +184,21 @@ func reach(a *resourcev1.AllocationResult) (*nodeaffinity.NodeSelector, error) {
 // have, and those on which what its other claims ask for cannot be allocated.
 func filterDevices(_ *snapshot, p *podInfo) func(*nodeInfo) []string {
 	d := p.devices
-	if d == nil || len(d.placed)+len(d.waiting) == 0 {
+	if d == nil || len(d.placed)+len(d.waiting) == 0 && d.extended == nil {
 		return nil
 	}
 	return func(n *nodeInfo) []string {
+		if e := d.extended; e != nil && e.made != nil && !e.fitsMade(d, n) {
+			d.astray[e.made.UID] = e.made
+			return []string{fmt.Sprintf("node(s) would need other devices than resourceclaim %q of an earlier attempt", e.made.Name)}
+		}
 		for i := range d.placed {
 			if on := d.placed[i].on; on != nil && !on.Match(n.node) {
 				d.astray[d.placed[i].claim.UID] = d.placed[i].claim
 				return []string{fmt.Sprintf("node(s) didn't reach the devices of resourceclaim %q", d.placed[i].claim.Name)}
 			}
 		}
-		if d.allocator != nil && d.on(n) == nil {
+		if d.allocator != nil && len(d.claimsOn(n)) > 0 && d.on(n) == nil {
 			return noDevices
 		}
 		return nil
@@ -187,7 +213,8 @@ func (d *deviceDemand) on(n *nodeInfo) []resourcev1.AllocationResult {
 	}
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(context.Background(), searchTime-d.spent)
-	answer, err := d.allocator.Allocate(ctx, n.node, d.waiting)
+	claims := d.claimsOn(n)
+	answer, err := d.allocator.Allocate(ctx, n.node, claims)
 	cancel()
 	d.spent += time.Since(start)
 	switch {
@@ -197,12 +224,23 @@ func (d *deviceDemand) on(n *nodeInfo) []resourcev1.AllocationResult {
 		// What is asked for is at fault, not this node.
 		d.fault = err
 	}
-	if err != nil || len(answer) != len(d.waiting) {
+	if err != nil || len(answer) != len(claims) {
 		answer = nil
 		d.refused = append(d.refused, n)
 	}
 	d.answers[n.name] = answer
 	return answer
+}
+
+// claimsOn are the claims that are to be allocated on the node.
+func (d *deviceDemand) claimsOn(n *nodeInfo) []*resourcev1.ResourceClaim {
+	if d.extended == nil || d.extended.made != nil {
+		return d.waiting
+	}
+	if c := d.extended.on(d, n); c.claim != nil {
+		return append(slices.Clip(d.waiting), c.claim)
+	}
+	return d.waiting
 }
 
 // choose says what is to be written for the node that was chosen, and has the
@@ -211,18 +249,34 @@ func (d *deviceDemand) choose(pod *corev1.Pod, n *nodeInfo) (out []deviceChoice)
 	if d == nil {
 		return nil
 	}
+	var mappings []corev1.ContainerExtendedResourceRequest
+	if d.extended != nil {
+		mappings = d.extended.on(d, n).mappings
+	}
+	if mappings == nil && pod.Status.ExtendedResourceClaimStatus != nil {
+		out = append(out, deviceChoice{clear: true})
+	}
 	for i := range d.placed {
-		if claim := d.placed[i].claim; !resourceclaim.IsReservedForPod(pod, claim, false) {
-			out = append(out, deviceChoice{claim: claim})
+		choice := deviceChoice{claim: d.placed[i].claim, wait: d.view.behind(d.placed[i].claim)}
+		if isExtended(choice.claim) {
+			choice.mappings = mappings
+		}
+		if choice.wait || choice.mappings != nil || !resourceclaim.IsReservedForPod(pod, choice.claim, false) {
+			out = append(out, choice)
 		}
 	}
-	if d.allocator == nil {
+	claims := d.claimsOn(n)
+	if len(claims) == 0 {
 		return out
 	}
 	answer := d.on(n)
-	for i, claim := range d.waiting {
-		d.view.assume(claim, &answer[i])
-		out = append(out, deviceChoice{claim, &answer[i]})
+	for i, claim := range claims {
+		choice := deviceChoice{claim: claim, allocation: &answer[i], make: i >= len(d.waiting)}
+		if isExtended(claim) {
+			choice.mappings = mappings
+		}
+		d.view.assume(claim, choice.allocation)
+		out = append(out, choice)
 	}
 	return out
 }
@@ -251,7 +305,7 @@ func scoreDevices(_ *snapshot, p *podInfo) func(*nodeInfo) int64 {
 	}
 	return func(n *nodeInfo) (sum int64) {
 		answer := d.on(n)
-		for i := range answer {
+		for i := range d.waiting[:min(len(d.waiting), len(answer))] {
 			sum += rank(d.waiting[i], &answer[i])
 		}
 		return sum

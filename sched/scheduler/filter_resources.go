@@ -53,7 +53,9 @@ func short(n *nodeInfo, p *podInfo) []string {
 		out = lacking(out, n, corev1.ResourceMemory, p.requests.memory)
 	}
 	for name, want := range p.requests.other {
-		out = lacking(out, n, name, want)
+		if !p.devices.gives(n, name) {
+			out = lacking(out, n, name, want)
+		}
 	}
 	if len(out) > 1 {
 		slices.Sort(out)

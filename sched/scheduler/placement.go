@@ -5,6 +5,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 )
 
@@ -58,7 +59,7 @@ func (s *scheduler) unprepare(ctx context.Context, place placement) {
 		s.mu.Lock()
 		known := s.devices.claims[nameOf(choice.claim)]
 		s.mu.Unlock()
-		if known == nil || known.claim.UID != choice.claim.UID || known.claim.Status.Allocation == nil ||
+		if known == nil || known.claim.UID != choice.claim.UID && !(choice.make && metav1.IsControlledBy(known.claim, place.pod)) || known.claim.Status.Allocation == nil ||
 			!apiequality.Semantic.DeepEqual(known.claim.Status.Allocation.Devices, choice.allocation.Devices) {
 			continue
 		}

@@ -3,19 +3,19 @@ package scheduler
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/utils/ptr"
+
+	"github.com/clusterd/clusterd/sched/internal/disrupt"
 )
 
 // maxCandidates bounds the nodes that one preemption looks at closely.
@@ -271,26 +271,12 @@ func (s *scheduler) evict(ctx context.Context, pod *corev1.Pod, node string, vic
 		if victim.DeletionTimestamp != nil {
 			continue
 		}
-		patch, err := json.Marshal(map[string]any{
-			"metadata": map[string]any{"uid": victim.UID},
-			"status": map[string]any{"conditions": []corev1.PodCondition{{
-				Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: corev1.PodReasonPreemptionByScheduler,
-				Message:            fmt.Sprintf("%s: preempting to accommodate a higher priority pod", s.snapshot.profiles.of(pod).name),
-				ObservedGeneration: victim.Generation, LastTransitionTime: metav1.NewTime(s.clock.Now()),
-			}}},
-		})
+		deleted, err := disrupt.Delete(ctx, s.client, victim, corev1.PodReasonPreemptionByScheduler,
+			fmt.Sprintf("%s: preempting to accommodate a higher priority pod", s.snapshot.profiles.of(pod).name), s.clock.Now())
 		if err != nil {
-			return fmt.Errorf("encode condition: %w", err)
-		}
-		api := s.client.CoreV1().Pods(victim.Namespace)
-		if _, err = api.Patch(ctx, victim.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err == nil {
-			err = api.Delete(ctx, victim.Name, *metav1.NewPreconditionDeleteOptions(string(victim.UID)))
-		}
-		switch {
-		case apierrors.IsNotFound(err), apierrors.IsConflict(err): // gone, or another of the name
-		case err != nil:
 			return fmt.Errorf("preempt %s/%s: %w", victim.Namespace, victim.Name, err)
-		default:
+		}
+		if deleted {
 			preempted.Inc()
 			s.eventsFor(pod).Eventf(victim, corev1.EventTypeNormal, "Preempted", "Preempted by pod %s on node %s", pod.UID, node)
 		}

@@ -74,9 +74,10 @@ type reason struct {
 
 // New returns the loop. It watches Pods, Nodes, Namespaces, claims, volumes,
 // their classes, what CSI drivers tell, devices with the claims to them, and
-// PodGroups.
-func New(env loop.Env, cfg Config) loop.Loop {
-	return loop.Loop{Name: "scheduler", Run: newScheduler(env, cfg).run}
+// PodGroups. The planner works on what the loop knows, while it runs.
+func New(env loop.Env, cfg Config) (loop.Loop, *Planner) {
+	s := newScheduler(env, cfg)
+	return loop.Loop{Name: "scheduler", Run: s.run}, &Planner{s: s}
 }
 
 func newScheduler(env loop.Env, cfg Config) *scheduler {
@@ -333,7 +334,7 @@ func (s *scheduler) watch() ([]cache.InformerSynced, error) {
 			return loop.Handle(s.deviceInformers.DeviceTaintRules().Informer(), func(_, _ *resourcev1.DeviceTaintRule) { s.onDevices() })
 		},
 		func() (cache.ResourceEventHandlerRegistration, error) {
-			return loop.Handle(s.deviceInformers.DeviceClasses().Informer(), func(_, _ *resourcev1.DeviceClass) { s.queue.changed(deviceChanged) })
+			return loop.Handle(s.deviceInformers.DeviceClasses().Informer(), func(_, _ *resourcev1.DeviceClass) { s.onClasses() })
 		},
 		func() (cache.ResourceEventHandlerRegistration, error) {
 			return loop.Handle(s.groups.informer, s.onGroup)
@@ -352,6 +353,15 @@ func (s *scheduler) watch() ([]cache.InformerSynced, error) {
 func (s *scheduler) onStorage() {
 	s.queue.changed(volumeChanged)
 	s.volumeNews.tell()
+}
+
+// onClasses takes note that classes are others: of what they select, and which
+// extended resources they give.
+func (s *scheduler) onClasses() {
+	s.mu.Lock()
+	s.devices.byResource = nil
+	s.mu.Unlock()
+	s.queue.changed(deviceChanged)
 }
 
 // onDevices takes note that other devices are offered, or that their taints

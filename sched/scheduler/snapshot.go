@@ -46,6 +46,11 @@ func newPodInfo(pod *corev1.Pod) *podInfo {
 	if ref := metav1.GetControllerOf(pod); ref != nil {
 		p.owner = ref.UID
 	}
+	if e := pod.Status.ExtendedResourceClaimStatus; e != nil && pod.Spec.NodeName != "" {
+		for i := range e.RequestMappings { // a claim gives them, not the node
+			delete(p.requests.other, corev1.ResourceName(e.RequestMappings[i].ResourceName))
+		}
+	}
 	p.attract, p.repel, p.preferred = terms(pod)
 	p.choosy = choosy(pod)
 	return p

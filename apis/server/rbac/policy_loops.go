@@ -58,6 +58,11 @@ var controllers = []controller{
 		on("core", "pods/status", do("patch", "update")),
 		on(devices, "resourceclaims", do("create", "delete", "get", "list", "patch", "update", "watch")),
 		on(devices, "resourceclaims/binding resourceclaims/status", do("patch", "update")), events}},
+	{loop: "devicetaint", account: "device-taint-eviction-controller", rules: []rbacv1.PolicyRule{
+		on("core", "pods", do("delete", "get", "list", "watch")),
+		on("core", "pods/status", do("patch")),
+		on(devices, "deviceclasses devicetaintrules resourceclaims resourceslices", read),
+		on(devices, "devicetaintrules/status", do("patch")), events}},
 	{loop: "clusterroleaggregation", account: "clusterrole-aggregation-controller", rules: []rbacv1.PolicyRule{
 		on("rbac.authorization.k8s.io", "clusterroles", do("escalate", "get", "list", "patch", "update", "watch"))}},
 }
