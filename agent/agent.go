@@ -127,6 +127,8 @@ type Config struct {
 	Runtime Runtime // required
 	Images  Images  // required
 	Network Network // required
+	// Mounter makes the mounts of volumes; default volume.Kernel.
+	Mounter volume.Mounter
 
 	Version string // "v1.37.0", shown as the node's version
 	MaxPods int    // default 110
@@ -245,6 +247,9 @@ func New(cfg Config) (*Agent, error) {
 	if cfg.EventClient == nil {
 		cfg.EventClient = cfg.Client
 	}
+	if cfg.Mounter == nil {
+		cfg.Mounter = volume.Kernel{}
+	}
 	ownLogs := cfg.PodLogDir == ""
 	if ownLogs {
 		cfg.PodLogDir = filepath.Join(cfg.DataDir, "log", "pods")
@@ -311,7 +316,7 @@ func New(cfg Config) (*Agent, error) {
 	a.node = node.New(nodeConfig)
 	prober := &probe.Prober{Version: cfg.Version, Metrics: probe.NewMetrics()}
 	issuer := &tokens{client: cfg.Client}
-	volumes := volume.Config{Dir: podDir, Mounter: volume.Kernel{}, Tokens: issuer, Allocatable: a.allocatable, ImagePath: cfg.Images.VolumePath, Memory: a.memoryFor}
+	volumes := volume.Config{Dir: podDir, Mounter: cfg.Mounter, Tokens: issuer, Allocatable: a.allocatable, ImagePath: cfg.Images.VolumePath, Memory: a.memoryFor}
 	a.objects = object.New(cfg.Client, func(uid objectUID, ref object.Ref) { a.pods.ObjectChanged(uid, ref) })
 	volumes.Objects, volumes.TrustBundles = a.objects, a.objects
 	if cfg.Client != nil {
