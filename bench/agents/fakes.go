@@ -5,14 +5,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
-
-	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	kruntime "k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
+	"path/filepath"
 
 	"github.com/clusterd/clusterd/agent/agenttest"
 	"github.com/clusterd/clusterd/agent/image"
@@ -66,12 +61,11 @@ func (noBalancer) Remembers() bool                          { return false }
 func (noBalancer) Run(ctx context.Context)                  { <-ctx.Done() }
 func (noBalancer) Delete([]lb.Flow) (uint, error)           { return 0, nil }
 
-// network is a pod network that watches nodes as the real one does, holds pods
-// back until their rules are there, and connects nothing.
+// network is a pod network that holds pods back until their rules are there, and
+// connects nothing.
 type network struct {
 	agenttest.Network
-	client kubernetes.Interface
-	guard  *netpol.Manager
+	guard *netpol.Manager
 }
 
 // Attach implements pod.Network.
@@ -89,31 +83,28 @@ func (n *network) Detach(ctx context.Context, uid string) error {
 	return n.Network.Detach(ctx, uid)
 }
 
-// Run implements agent.Network. Of the nodes it keeps the names.
-func (n *network) Run(ctx context.Context) error {
-	lw := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (kruntime.Object, error) {
-			return n.client.CoreV1().Nodes().List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			return n.client.CoreV1().Nodes().Watch(ctx, o)
-		},
-	}
-	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: cache.ToListWatcherWithWatchListSemantics(lw, n.client), ObjectType: &v1.Node{}, Handler: cache.ResourceEventHandlerFuncs{},
-		Transform: func(obj any) (any, error) {
-			node := obj.(*v1.Node)
-			return &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: node.Name, ResourceVersion: node.ResourceVersion}}, nil
-		},
-	})
-	informer.RunWithContext(ctx)
-	return nil
-}
-
 // images is an image store that has all images.
 type images struct{ agenttest.Images }
 
-var _ interface {
-	VerifyAll(context.Context) error
-	GC(context.Context, image.GCPolicy) ([]image.Image, error)
-} = (*images)(nil)
+// List implements agent.Images: the node's status names none.
+func (*images) List(context.Context) ([]image.Image, error) { return nil, nil }
+
+// Load implements agent.Images.
+func (*images) Load(context.Context, io.Reader) ([]image.Image, error) {
+	return nil, errors.ErrUnsupported
+}
+
+// VerifyAll implements agent.Images.
+func (*images) VerifyAll(context.Context) error { return nil }
+
+// GC implements agent.Images.
+func (*images) GC(context.Context, image.GCPolicy) ([]image.Image, error) { return nil, nil }
+
+// Remove implements agent.Images.
+func (*images) Remove(context.Context, string) error { return errors.ErrUnsupported }
+
+// Pin implements agent.Images.
+func (*images) Pin(context.Context, string, bool) error { return errors.ErrUnsupported }
+
+// Written implements agent.Images.
+func (s *images) Written(id string) string { return filepath.Join(s.Dir, id) }

@@ -23,6 +23,7 @@ import (
 	"github.com/clusterd/clusterd/agent/netpol"
 	"github.com/clusterd/clusterd/agent/pressure"
 	"github.com/clusterd/clusterd/agent/service"
+	"github.com/clusterd/clusterd/agent/watches"
 	"github.com/clusterd/clusterd/apis/server/admission/noderestriction"
 	"github.com/clusterd/clusterd/apis/server/rbac"
 	"github.com/clusterd/clusterd/member/join"
@@ -140,8 +141,12 @@ func (h *hollow) build(s *settings, number int) error {
 	if err != nil {
 		return err
 	}
+	seen, err := watches.New(client)
+	if err != nil {
+		return err
+	}
 	proxy, err := service.New(service.Config{
-		NodeName: h.name, Client: client, Balancer: noBalancer{}, Flows: noBalancer{},
+		NodeName: h.name, Services: seen.Services, Slices: seen.Slices, Nodes: seen.Nodes, Balancer: noBalancer{}, Flows: noBalancer{},
 		PodCIDRs: []netip.Prefix{s.pods}, ServiceCIDRs: []netip.Prefix{s.services}, Logger: s.log,
 	})
 	if err != nil {
@@ -152,7 +157,7 @@ func (h *hollow) build(s *settings, number int) error {
 		NodeName: h.name, NodeIPs: []netip.Addr{h.addr.Addr()}, DataDir: dir, CgroupRoot: "/clusterd-hollow/" + h.name,
 		Client: client, HeartbeatClient: heartbeat, EventClient: events,
 		Runtime: agenttest.NewRuntime(), Images: &images{agenttest.Images{Dir: filepath.Join(dir, "images")}}, Mounter: &agenttest.Mounter{},
-		Network: &network{agenttest.Network{First: podAddr(number)}, client, policies},
+		Network: &network{agenttest.Network{First: podAddr(number)}, policies}, Watches: seen,
 		Version: "v1.37.0", Eviction: []pressure.Threshold{}, ImageGC: agent.ImageGC{High: 100, Low: 99},
 		ClusterDNS: []netip.Addr{dnsAddr(number)},
 		DNS:        &dns.Config{Addrs: []netip.Addr{dnsAddr(number)}, Ranges: []netip.Prefix{s.pods, s.services}, Settings: reader},
@@ -163,7 +168,7 @@ func (h *hollow) build(s *settings, number int) error {
 	}
 	h.handler = a.Handler()
 	h.parts = []func(context.Context) error{
-		a.Run, policies.Run, proxy.Run, h.keepTunnels(s.log),
+		a.Run, seen.Run, policies.Run, proxy.Run, h.keepTunnels(s.log),
 		func(ctx context.Context) error {
 			return h.servers.Run(ctx, func(context.Context) error { return nil })
 		},
