@@ -25,6 +25,9 @@ var (
 	svcRange = netip.MustParsePrefix("10.96.0.0/16")
 )
 
+// serverPort is where servers listen, and hollow agents say they do.
+const serverPort = 6443
+
 const namePrefix = "hollow-"
 
 func nameOf(number int) string { return fmt.Sprintf(namePrefix+"%05d", number) }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -62,7 +63,7 @@ type settings struct {
 
 // newHollow joins the machine of that number, and puts its parts together.
 func newHollow(ctx context.Context, s *settings, number int) (*hollow, error) {
-	h := &hollow{name: nameOf(number), addr: netip.AddrPortFrom(addrOf(number), 7443), contact: newContact(s.requests)}
+	h := &hollow{name: nameOf(number), addr: netip.AddrPortFrom(addrOf(number), serverPort), contact: newContact(s.requests)}
 	var err error
 	if h.key, err = pki.NewKey(); err != nil {
 		return nil, err
@@ -84,8 +85,13 @@ func newHollow(ctx context.Context, s *settings, number int) (*hollow, error) {
 	return h, nil
 }
 
+// joinTimeout is what an agent may take to join, with all tries.
+const joinTimeout = 3 * time.Minute
+
 // join makes the machine a member and returns the list of servers.
 func (h *hollow) join(ctx context.Context, s *settings, server netip.AddrPort) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
+	defer cancel()
 	var answer *join.Response
 	for {
 		var err error
@@ -98,8 +104,8 @@ func (h *hollow) join(ctx context.Context, s *settings, server netip.AddrPort) (
 			return nil, err
 		}
 		s.log.Warn("a hollow agent could not join yet", "node", h.name, "err", err)
-		if err := sleep(ctx, 500*time.Millisecond); err != nil {
-			return nil, err
+		if ended := sleep(ctx, 500*time.Millisecond); ended != nil {
+			return nil, errors.Join(err, ended)
 		}
 	}
 	trust, err := pki.ParseTrust(answer.Trust, answer.CACert, nil)

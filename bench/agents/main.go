@@ -24,6 +24,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
@@ -52,7 +53,7 @@ func main() {
 	flag.DurationVar(&o.span, "for", time.Minute, "how long it is measured at rest")
 	flag.BoolVar(&o.kill, "kill", true, "kill a follower, and then the leader")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
 	if err := run(ctx, o); err != nil {
 		fmt.Fprintln(os.Stderr, "bench agents:", err)
@@ -130,8 +131,8 @@ func run(ctx context.Context, o options) (err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(hollowDir)) }()
 	c, err := cluster.Up(ctx, cluster.Config{
 		Dir: filepath.Join(dir, "c"), Bin: o.bin, Nodes: 3, Bridge: "cdagents", Subnet: netip.MustParsePrefix("10.86.0.0/16"),
-		// Room for a network per node. How full the machine's disk is says nothing of them.
-		Args: []string{"--log-level=warn", "--cluster-cidr=" + podRange.String()},
+		Args:     []string{"--log-level=warn"},
+		InitArgs: []string{"--cluster-cidr=" + podRange.String()}, // room for a network per node
 	})
 	if err != nil {
 		return err
@@ -146,7 +147,7 @@ func run(ctx context.Context, o options) (err error) {
 	b := &bench{options: o, cluster: c, requests: newRequests(), log: log}
 	b.settings = &settings{dir: hollowDir, pods: podRange, services: svcRange, requests: b.requests, log: log}
 	for _, n := range c.Nodes() {
-		b.settings.servers = append(b.settings.servers, netip.AddrPortFrom(n.Addr, 7443))
+		b.settings.servers = append(b.settings.servers, netip.AddrPortFrom(n.Addr, serverPort))
 	}
 	if b.settings.token, err = token(ctx, c); err != nil {
 		return err
