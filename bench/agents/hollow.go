@@ -121,10 +121,10 @@ func (h *hollow) join(ctx context.Context, s *settings, server netip.AddrPort) (
 	return servers.Encode(answer.Servers)
 }
 
-// client is a way to the API with a connection of its own, as each of an agent's is.
-func (h *hollow) client(user string) (kubernetes.Interface, error) {
+// client is a client of the API by that way.
+func (h *hollow) client(way http.RoundTripper, user string) (kubernetes.Interface, error) {
 	config := &rest.Config{
-		Host: "https://kubernetes", Transport: h.contact.over(h.servers.Transport()), QPS: -1, UserAgent: rest.DefaultKubernetesUserAgent(),
+		Host: "https://kubernetes", Transport: way, QPS: -1, UserAgent: rest.DefaultKubernetesUserAgent(),
 		ContentConfig: rest.ContentConfig{
 			ContentType:        "application/vnd.kubernetes.protobuf",
 			AcceptContentTypes: "application/vnd.kubernetes.protobuf,application/json",
@@ -135,14 +135,24 @@ func (h *hollow) client(user string) (kubernetes.Interface, error) {
 }
 
 func (h *hollow) build(s *settings, number int) error {
-	var clients [4]kubernetes.Interface
-	for i, user := range []string{"", "", "", rbac.NodeNetwork} {
-		var err error
-		if clients[i], err = h.client(user); err != nil {
-			return err
-		}
+	// Heartbeats have a connection of their own.
+	way, own := h.contact.over(h.servers.Transport()), h.contact.over(h.servers.Transport())
+	client, err := h.client(way, "")
+	if err != nil {
+		return err
 	}
-	client, heartbeat, events, reader := clients[0], clients[1], clients[2], clients[3]
+	heartbeat, err := h.client(own, "")
+	if err != nil {
+		return err
+	}
+	events, err := h.client(way, "")
+	if err != nil {
+		return err
+	}
+	reader, err := h.client(way, rbac.NodeNetwork)
+	if err != nil {
+		return err
+	}
 	policies, err := netpol.New(netpol.Config{NodeName: h.name, Client: reader, Enforcer: noRules{}, Logger: s.log})
 	if err != nil {
 		return err

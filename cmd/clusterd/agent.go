@@ -115,8 +115,8 @@ func callerOf(ctx context.Context) user.Info {
 
 // nodeClients say how the parts of a node reach the API.
 type nodeClients struct {
-	// They are apart: heartbeats do not queue behind the rest, nor does anything
-	// behind events.
+	// They are apart: heartbeats do not queue behind the rest, on an agent not even
+	// on its connection, nor does anything behind events.
 	agent, heartbeat, events *rest.Config
 	network                  *rest.Config // of the part that names and guards pods
 	tracer                   trace.TracerProvider
