@@ -205,6 +205,11 @@ bench-sched: build ## decisions a second; a Deployment of CASES (nodes x pods) o
 	CLUSTERD_BENCH=1 $(GO) test -count=1 -v -run TestFigures ./sched/scheduler
 	cd bench && $(GO) run ./sched -servers $(SERVERS) -cases $(CASES)
 
+.PHONY: bench-scale
+NODES ?= 1000
+bench-scale: build ## three servers with NODES agents that have no machine: joins, rest, ten pods each, servers killed: JSON lines (root)
+	cd bench && $(GO) run ./agents -bin ../bin -nodes $(NODES)
+
 .PHONY: bench-store
 bench-store: ## the store beside etcd: in process, by the same gRPC, and as an API server sees them; failover, silent leaders (root), memory; 300 000 objects: JSON lines
 	cd bench && $(GO) run ./store

@@ -21,10 +21,8 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcore "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -56,6 +54,7 @@ import (
 	"github.com/clusterd/clusterd/agent/stream"
 	"github.com/clusterd/clusterd/agent/users"
 	"github.com/clusterd/clusterd/agent/volume"
+	"github.com/clusterd/clusterd/agent/watches"
 	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/apis/names"
 	"github.com/clusterd/clusterd/apis/paths"
@@ -127,6 +126,8 @@ type Config struct {
 	Runtime Runtime // required
 	Images  Images  // required
 	Network Network // required
+	// Mounter makes the mounts of volumes; default volume.Kernel.
+	Mounter volume.Mounter
 
 	Version string // "v1.37.0", shown as the node's version
 	MaxPods int    // default 110
@@ -186,6 +187,9 @@ type Config struct {
 	// Reserved is kept from pods; nil: some memory.
 	Reserved v1.ResourceList
 	Parallel int // container starts at one time; default 16
+	// Watches are those that other parts of the node share; their owner runs them.
+	// Default: the agent's own.
+	Watches *watches.Watches
 	// Tracer makes spans of what is done for pods; nil: there are none.
 	Tracer     trace.Tracer
 	NodeLabels map[string]string
@@ -215,9 +219,9 @@ type Agent struct {
 	events  record.EventBroadcaster
 	// recorder writes to events.
 	recorder record.EventRecorder
-	// services watches all Services, for the environments of pods; nil: there
-	// is no API.
+	// services are all Services, for the environments of pods; nil: there is no API.
 	services     cache.SharedIndexInformer
+	watches      *watches.Watches       // that this agent runs; nil: others do
 	paths        *pathWatch             // nil: paths are not measured
 	dns          *dns.Server            // nil: there is none
 	claims       *claim.Keeper          // nil: there is no API
@@ -246,6 +250,9 @@ func New(cfg Config) (*Agent, error) {
 	if cfg.EventClient == nil {
 		cfg.EventClient = cfg.Client
 	}
+	if cfg.Mounter == nil {
+		cfg.Mounter = volume.Kernel{}
+	}
 	ownLogs := cfg.PodLogDir == ""
 	if ownLogs {
 		cfg.PodLogDir = filepath.Join(cfg.DataDir, "log", "pods")
@@ -267,7 +274,15 @@ func New(cfg Config) (*Agent, error) {
 	}
 	gc := &cfg.ImageGC
 	gc.High, gc.Low, gc.MinAge = cmp.Or(gc.High, 85), cmp.Or(gc.Low, 80), cmp.Or(gc.MinAge, 2*time.Minute)
-	a := &Agent{cfg: cfg, events: record.NewBroadcaster(), cgroups: stats.Cgroups{Mount: "/sys/fs/cgroup"}}
+	var own *watches.Watches
+	if cfg.Watches == nil && cfg.Client != nil {
+		var err error
+		if own, err = watches.New(cfg.Client); err != nil {
+			return nil, fmt.Errorf("agent: %w", err)
+		}
+		cfg.Watches = own
+	}
+	a := &Agent{cfg: cfg, watches: own, events: record.NewBroadcaster(), cgroups: stats.Cgroups{Mount: "/sys/fs/cgroup"}}
 	machine := pressure.Machine{NodeDir: cfg.DataDir, ImageDir: a.imageDir()}
 	a.guard = pressure.New(pressure.Config{
 		Thresholds: cfg.Eviction, Transition: cfg.EvictionTransition, Measure: machine.Measure, Candidates: a.candidates,
@@ -312,7 +327,7 @@ func New(cfg Config) (*Agent, error) {
 	a.node = node.New(nodeConfig)
 	prober := &probe.Prober{Version: cfg.Version, Metrics: probe.NewMetrics()}
 	a.tokens = newTokens(cfg.Client, func(uid types.UID) { a.pods.VolumesChanged(uid) })
-	volumes := volume.Config{Dir: podDir, Mounter: volume.Kernel{}, Tokens: a.tokens, Allocatable: a.allocatable, ImagePath: cfg.Images.VolumePath, Memory: a.memoryFor}
+	volumes := volume.Config{Dir: podDir, Mounter: cfg.Mounter, Tokens: a.tokens, Allocatable: a.allocatable, ImagePath: cfg.Images.VolumePath, Memory: a.memoryFor}
 	a.objects = object.New(cfg.Client, func(uid objectUID, ref object.Ref) { a.pods.ObjectChanged(uid, ref) })
 	volumes.Objects, volumes.TrustBundles = a.objects, a.objects
 	if cfg.Client != nil {
@@ -438,11 +453,8 @@ func (a *Agent) Run(ctx context.Context) error {
 		part(outer, "drivers of devices", a.devices.claims.Run)
 		part(outer, "device plugins", a.devices.plugins.Run)
 	}
-	if a.services != nil {
-		part(ctx, "services", func(ctx context.Context) error {
-			a.services.RunWithContext(ctx)
-			return nil
-		})
+	if a.watches != nil {
+		part(ctx, "watches", a.watches.Run)
 	}
 	if a.dns != nil {
 		part(ctx, "dns", a.dns.Run)
@@ -532,12 +544,12 @@ func (a *Agent) Node() *v1.Node { return a.node.Object() }
 // serviceTimeout is how long a container waits for the first list of Services.
 const serviceTimeout = 5 * time.Second
 
-// serviceLister makes the watch of Services and gives the way to ask it.
+// serviceLister gives the way to ask for Services; nil: there is no API.
 func (a *Agent) serviceLister() podspec.Services {
 	if a.cfg.Client == nil {
 		return nil
 	}
-	a.services = coreinformers.NewServiceInformer(a.cfg.Client, metav1.NamespaceAll, 0, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+	a.services = a.cfg.Watches.Services
 	lister := corelisters.NewServiceLister(a.services.GetIndexer())
 	return func(ctx context.Context, namespace string) ([]*v1.Service, error) {
 		timer := time.NewTimer(serviceTimeout)
@@ -559,7 +571,7 @@ func (a *Agent) newDNS() (*dns.Server, error) {
 		return nil, nil
 	}
 	cfg := *a.cfg.DNS
-	cfg.Domain, cfg.Client, cfg.Services = a.cfg.ClusterDomain, a.cfg.Client, a.services
+	cfg.Domain, cfg.Client, cfg.Services, cfg.Slices = a.cfg.ClusterDomain, a.cfg.Client, a.cfg.Watches.Services, a.cfg.Watches.Slices
 	cfg.Upstreams = func() ([]string, error) { return podspec.HostNameservers(a.cfg.ResolvConf) }
 	return dns.New(cfg)
 }

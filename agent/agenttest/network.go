@@ -22,6 +22,9 @@ type Network struct {
 	limits    map[string][2]uint64
 	users     map[string]users.Range
 	next      netip.Addr
+	// First is the first pod's address; default 10.42.0.2. Set it before the agent
+	// runs.
+	First netip.Addr
 	// Err is returned by Attach.
 	Err error
 	// SlowDetach is how long Detach takes. Set it before the agent runs.
@@ -49,7 +52,10 @@ func (n *Network) Attach(_ context.Context, uid string, hostNetwork bool) (strin
 		return "", nil, n.Err
 	}
 	if n.attached == nil {
-		n.attached, n.next = map[string]netip.Addr{}, netip.MustParseAddr("10.42.0.2")
+		n.attached, n.next = map[string]netip.Addr{}, n.First
+		if !n.next.IsValid() {
+			n.next = netip.MustParseAddr("10.42.0.2")
+		}
 	}
 	if _, ok := n.attached[uid]; !ok {
 		n.attached[uid] = n.next

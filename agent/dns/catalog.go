@@ -30,20 +30,27 @@ type catalog struct {
 	synced    func() bool
 }
 
-func newCatalog(client kubernetes.Interface, services cache.SharedIndexInformer) (*catalog, error) {
+func newCatalog(client kubernetes.Interface, services, slices cache.SharedIndexInformer) (*catalog, error) {
 	if err := services.AddIndexers(serviceIndexers); err != nil {
 		return nil, err
 	}
-	slices := discoveryinformers.NewEndpointSliceInformer(client, metav1.NamespaceAll, 0, sliceIndexers)
 	namespaces := coreinformers.NewNamespaceInformer(client, 0, cache.Indexers{})
-	for _, i := range []cache.SharedIndexInformer{slices, namespaces} {
+	own := []cache.SharedIndexInformer{namespaces}
+	if slices == nil {
+		slices = discoveryinformers.NewEndpointSliceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{})
+		own = append(own, slices)
+	}
+	if err := slices.AddIndexers(sliceIndexers); err != nil {
+		return nil, err
+	}
+	for _, i := range own {
 		if err := i.SetTransform(trim); err != nil {
 			return nil, err
 		}
 	}
 	return &catalog{
 		services: services.GetIndexer(), slices: slices.GetIndexer(), namespaces: namespaces.GetIndexer(),
-		informers: []cache.SharedIndexInformer{slices, namespaces},
+		informers: own,
 		synced: func() bool {
 			return services.HasSynced() && slices.HasSynced() && namespaces.HasSynced()
 		},

@@ -40,6 +40,9 @@ type Config struct {
 	Client kubernetes.Interface
 	// Services is the watch of all Services; required. Its owner runs it.
 	Services cache.SharedIndexInformer
+	// Slices is the watch of all EndpointSlices. Its owner runs it. Default: one of
+	// Client.
+	Slices cache.SharedIndexInformer
 	// Settings reads the ConfigMap of SettingsName; nil: there is none.
 	Settings kubernetes.Interface
 	// Upstreams are the node's name servers as they are now, "192.0.2.53" or
@@ -88,7 +91,7 @@ func New(cfg Config) (*Server, error) {
 	if cfg.Port == 0 {
 		cfg.Port = 53
 	}
-	c, err := newCatalog(cfg.Client, cfg.Services)
+	c, err := newCatalog(cfg.Client, cfg.Services, cfg.Slices)
 	if err != nil {
 		return nil, fmt.Errorf("dns: %w", err)
 	}

@@ -1,6 +1,7 @@
 // Package netpol keeps this node's packet filter in step with the cluster's
 // NetworkPolicies: it watches policies, pods and namespaces and translates them
-// into the values of netsetup/policy.
+// into the values of netsetup/policy. Pods and namespaces are watched from the first
+// policy on: a cluster without one spares each node the changes of all pods.
 //
 // A pod that starts is known by the address that the node has given it, before
 // the API hears of it: its container does not start until the rules are in
@@ -55,9 +56,11 @@ type Manager struct {
 	policies   networkinglisters.NetworkPolicyLister
 	pods       corelisters.PodLister
 	namespaces corelisters.NamespaceLister
-	factory    informers.SharedInformerFactory
-	synced     chan struct{} // closed when all has been read once
-	wake       chan struct{}
+	// subjects watches pods and namespaces. Each change of any pod goes to each
+	// node that does, so none does until there is a policy.
+	rules, subjects informers.SharedInformerFactory
+	synced          chan struct{} // closed when all that matters has been read once
+	wake            chan struct{}
 
 	mu       sync.Mutex                 // guards all below
 	starting map[types.UID][]netip.Addr // until Release
@@ -90,16 +93,17 @@ func New(cfg Config) (*Manager, error) {
 	if cfg.Static == nil {
 		cfg.Static = func(types.UID) bool { return false }
 	}
+	rules := informers.NewSharedInformerFactoryWithOptions(cfg.Client, 0, informers.WithTransform(trim))
 	f := informers.NewSharedInformerFactoryWithOptions(cfg.Client, 0, informers.WithTransform(trim))
 	m := &Manager{
-		cfg: cfg, factory: f, synced: make(chan struct{}), wake: make(chan struct{}, 1), changed: make(chan struct{}), starting: map[types.UID][]netip.Addr{},
-		policies: f.Networking().V1().NetworkPolicies().Lister(), pods: f.Core().V1().Pods().Lister(), namespaces: f.Core().V1().Namespaces().Lister(),
+		cfg: cfg, rules: rules, subjects: f, synced: make(chan struct{}), wake: make(chan struct{}, 1), changed: make(chan struct{}), starting: map[types.UID][]netip.Addr{},
+		policies: rules.Networking().V1().NetworkPolicies().Lister(), pods: f.Core().V1().Pods().Lister(), namespaces: f.Core().V1().Namespaces().Lister(),
 	}
 	for _, w := range []struct {
 		informer cache.SharedIndexInformer
 		same     func(old, now any) bool
 	}{
-		{f.Networking().V1().NetworkPolicies().Informer(), func(old, now any) bool {
+		{rules.Networking().V1().NetworkPolicies().Informer(), func(old, now any) bool {
 			return old.(*networkingv1.NetworkPolicy).Generation == now.(*networkingv1.NetworkPolicy).Generation
 		}},
 		{f.Core().V1().Pods().Informer(), func(old, now any) bool { return sameSubject(old.(*v1.Pod), now.(*v1.Pod)) }},
@@ -163,18 +167,28 @@ func (m *Manager) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { m.cfg.Enforcer.Run(ctx) })
-	m.factory.StartWithContext(ctx)
-	defer m.factory.Shutdown()
-	for _, ok := range m.factory.WaitForCacheSync(ctx.Done()) {
-		if !ok {
-			return nil // ctx ended
-		}
+	defer m.subjects.Shutdown()
+	defer m.rules.Shutdown()
+	if !start(ctx, m.rules) {
+		return nil
 	}
-	close(m.synced)
+	reading := false // subjects
+	known := false
 	delay := time.Second
 	for {
+		if list, err := m.policies.List(labels.Everything()); err == nil && len(list) > 0 && !reading {
+			if reading = start(ctx, m.subjects); !reading {
+				return nil
+			}
+		}
+		if !known {
+			known = true
+			close(m.synced)
+		}
 		var again <-chan time.Time
-		if err := m.apply(); err != nil {
+		if err := m.apply(reading); errors.Is(err, errUnread) {
+			continue
+		} else if err != nil {
 			m.cfg.Logger.Error("network policies are not in force as they should be, will retry", "policies", m.names(), "after", delay, "err", err)
 			again = time.After(delay)
 			delay = min(2*delay, 30*time.Second)
@@ -199,6 +213,18 @@ func (m *Manager) Run(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// start starts the watches and returns when they have been read once; false: ctx
+// has ended.
+func start(ctx context.Context, f informers.SharedInformerFactory) bool {
+	f.StartWithContext(ctx)
+	for _, ok := range f.WaitForCacheSync(ctx.Done()) {
+		if !ok {
+			return false
+		}
+	}
+	return true
 }
 
 // awaited says whether a pod waits to start.
@@ -227,12 +253,19 @@ func (m *Manager) names() []string {
 	return out
 }
 
-// apply translates what is known now and puts it into force.
-func (m *Manager) apply() error {
+// errUnread is returned when there are policies and what they select was not read.
+var errUnread = errors.New("pods and namespaces have not been read yet")
+
+// apply translates what is known now and puts it into force; reading: pods and
+// namespaces are watched.
+func (m *Manager) apply(reading bool) error {
 	m.mu.Lock()
 	version, starting := m.version, maps.Clone(m.starting)
 	m.mu.Unlock()
 	c, err := m.now(starting)
+	if err == nil && len(c.policies) > 0 && !reading {
+		return errUnread
+	}
 	if err == nil {
 		err = m.cfg.Enforcer.Set(translate(c))
 	}

@@ -25,8 +25,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	kruntime "k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
+	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -51,10 +50,12 @@ type Config struct {
 	NodeName string // required
 	// NodeIPs are the addresses of pods of the host's network; required.
 	NodeIPs []netip.Addr
-	// Client watches the nodes; nil: there is no API, PodCIDR is the node's
+	// Client speaks for the node; nil: there is no API, PodCIDR is the node's
 	// range and there are no other nodes.
 	Client  kubernetes.Interface
 	PodCIDR netip.Prefix
+	// Nodes is the watch of all nodes. Its owner runs it. Default: one of Client.
+	Nodes cache.SharedIndexInformer
 	// Dir keeps ipam.json and the pinned namespaces; required.
 	Dir    string
 	Bridge string // interface name; default "clusterd0"
@@ -215,15 +216,11 @@ func (n *Network) Run(ctx context.Context) error {
 		n.keep(ctx, nil, func() ([]*v1.Node, error) { return []*v1.Node{self}, nil })
 		return nil
 	}
-	lw := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (kruntime.Object, error) {
-			return n.cfg.Client.CoreV1().Nodes().List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			return n.cfg.Client.CoreV1().Nodes().Watch(ctx, o)
-		},
+	informer := n.cfg.Nodes
+	if informer == nil {
+		informer = coreinformers.NewNodeInformer(n.cfg.Client, 0, cache.Indexers{})
+		wg.Go(func() { informer.RunWithContext(ctx) })
 	}
-	informer := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, n.cfg.Client), &v1.Node{}, 0, cache.Indexers{})
 	changed := make(chan struct{}, 1)
 	poke := func() {
 		select {
@@ -243,7 +240,6 @@ func (n *Network) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("node watch: %w", err)
 	}
-	wg.Go(func() { informer.RunWithContext(ctx) })
 	select {
 	case <-handle.HasSyncedChecker().Done():
 	case <-ctx.Done():

@@ -14,8 +14,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	discoverylisters "k8s.io/client-go/listers/discovery/v1"
 	"k8s.io/client-go/tools/cache"
@@ -46,7 +44,9 @@ type Announcer interface {
 // Config of a Proxy. All fields are required unless they say otherwise.
 type Config struct {
 	NodeName string
-	Client   kubernetes.Interface
+	// Services, Slices and Nodes are the watches of all of them. Their owner runs them.
+	Services, Slices, Nodes cache.SharedIndexInformer
+
 	Balancer Balancer
 	Flows    Flows
 	// Announcer, for addresses of load balancers; nil: they are announced by
@@ -93,8 +93,8 @@ type owned struct {
 
 // New puts a Proxy together; it starts nothing.
 func New(cfg Config) (*Proxy, error) {
-	if cfg.NodeName == "" || cfg.Client == nil || cfg.Balancer == nil || cfg.Flows == nil {
-		return nil, errors.New("service proxy: NodeName, Client, Balancer and Flows are required")
+	if cfg.NodeName == "" || cfg.Services == nil || cfg.Slices == nil || cfg.Nodes == nil || cfg.Balancer == nil || cfg.Flows == nil {
+		return nil, errors.New("service proxy: NodeName, Services, Slices, Nodes, Balancer and Flows are required")
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
@@ -105,31 +105,13 @@ func New(cfg Config) (*Proxy, error) {
 	}, nil
 }
 
-// slim leaves what this node does not look at out of its cache.
-func slim(obj any) (any, error) {
-	switch o := obj.(type) {
-	case *discoveryv1.EndpointSlice:
-		o.ManagedFields, o.Annotations, o.OwnerReferences = nil, nil, nil
-		for i := range o.Endpoints {
-			o.Endpoints[i].TargetRef, o.Endpoints[i].DeprecatedTopology = nil, nil
-		}
-	case *v1.Service:
-		o.ManagedFields, o.Annotations = nil, nil
-	case *v1.Node:
-		o.ManagedFields, o.Annotations = nil, nil
-		o.Status = v1.NodeStatus{Conditions: slices.DeleteFunc(o.Status.Conditions, func(c v1.NodeCondition) bool { return c.Type != v1.NodeReady })}
-	}
-	return obj, nil
-}
-
 const byService = "service"
 
 // Run keeps the rules until ctx ends; then they stay.
 func (p *Proxy) Run(ctx context.Context) error {
-	factory := informers.NewSharedInformerFactoryWithOptions(p.cfg.Client, 0, informers.WithTransform(slim))
-	core, slicesInformer := factory.Core().V1(), factory.Discovery().V1().EndpointSlices()
-	p.services, p.slices, p.nodes = core.Services().Lister(), slicesInformer.Lister(), core.Nodes().Lister()
-	index := slicesInformer.Informer()
+	index := p.cfg.Slices
+	p.services, p.slices = corelisters.NewServiceLister(p.cfg.Services.GetIndexer()), discoverylisters.NewEndpointSliceLister(index.GetIndexer())
+	p.nodes = corelisters.NewNodeLister(p.cfg.Nodes.GetIndexer())
 	if err := index.AddIndexers(cache.Indexers{byService: func(obj any) ([]string, error) {
 		s := obj.(*discoveryv1.EndpointSlice)
 		return []string{s.Namespace + "/" + s.Labels[discoveryv1.LabelServiceName]}, nil
@@ -138,9 +120,9 @@ func (p *Proxy) Run(ctx context.Context) error {
 	}
 	var handles []cache.ResourceEventHandlerRegistration
 	for informer, handler := range map[cache.SharedIndexInformer]func(any){
-		core.Services().Informer(): p.onService,
-		index:                      p.onSlice,
-		core.Nodes().Informer():    p.onNode,
+		p.cfg.Services: p.onService,
+		index:          p.onSlice,
+		p.cfg.Nodes:    p.onNode,
 	} {
 		h, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc: handler, UpdateFunc: func(old, now any) { handler(old); handler(now) }, DeleteFunc: handler,
@@ -153,8 +135,6 @@ func (p *Proxy) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer p.health.close()
-	factory.StartWithContext(ctx)
-	defer factory.Shutdown()
 	// Nothing is changed before all is known: what a former process left in the
 	// kernel serves until then.
 	for _, h := range handles {

@@ -17,12 +17,12 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/clusterd/clusterd/bench/internal/proc"
 	"github.com/clusterd/clusterd/e2e/cluster"
 )
 
@@ -106,9 +106,9 @@ func measure(ctx context.Context, bin string, nodes int, settle, span time.Durat
 	if err := sleep(ctx, settle); err != nil {
 		return err
 	}
-	before := map[string]usage{}
+	before := map[string]proc.Usage{}
 	for _, n := range c.Nodes() {
-		if before[n.Name], err = usageOf(c, n.Name); err != nil {
+		if before[n.Name], err = proc.Of(c, n.Name); err != nil {
 			return err
 		}
 	}
@@ -118,15 +118,15 @@ func measure(ctx context.Context, bin string, nodes int, settle, span time.Durat
 	}
 	var beyond []error
 	for _, n := range c.Nodes() {
-		now, err := usageOf(c, n.Name)
+		now, err := proc.Of(c, n.Name)
 		if err != nil {
 			return err
 		}
 		was, seconds := before[n.Name], time.Since(began).Seconds()
 		f := figure{
-			Bench: "idle", Case: "server", Nodes: nodes, Node: n.Name, Seconds: round(seconds), RSS: round(now.rss / (1 << 20)),
-			CPU: round(100 * (now.cpu - was.cpu).Seconds() / seconds), Wakeups: round((now.wakeups - was.wakeups) / seconds),
-			Written: round((now.written - was.written) / (1 << 20) / seconds * 3600),
+			Bench: "idle", Case: "server", Nodes: nodes, Node: n.Name, Seconds: round(seconds), RSS: round(now.RSS / (1 << 20)),
+			CPU: round(100 * (now.CPU - was.CPU).Seconds() / seconds), Wakeups: round((now.Wakeups - was.Wakeups) / seconds),
+			Written: round((now.Written - was.Written) / (1 << 20) / seconds * 3600),
 		}
 		if err := json.NewEncoder(os.Stdout).Encode(f); err != nil {
 			return err
@@ -174,81 +174,4 @@ func waitReady(ctx context.Context, c *cluster.Netns, nodes int) error {
 			return fmt.Errorf("%d of %d nodes are Ready: %w", ready, nodes, err)
 		}
 	}
-}
-
-// usage is what a node's processes have used since they began.
-type usage struct {
-	rss, wakeups, written float64
-	cpu                   time.Duration
-}
-
-// usageOf adds up clusterd and podmon of a node.
-func usageOf(c *cluster.Netns, node string) (usage, error) {
-	var sum usage
-	pids, err := c.Processes(node)
-	if err != nil {
-		return sum, err
-	}
-	for _, pid := range pids {
-		u, err := processUsage(fmt.Sprintf("/proc/%d", pid))
-		if err != nil {
-			return sum, fmt.Errorf("process %d of %s: %w", pid, node, err)
-		}
-		sum.rss, sum.wakeups, sum.written, sum.cpu = sum.rss+u.rss, sum.wakeups+u.wakeups, sum.written+u.written, sum.cpu+u.cpu
-	}
-	return sum, nil
-}
-
-// ticks is the unit of processor times in /proc, 1/100 s on all of Linux'
-// architectures for programs.
-const ticks = 10 * time.Millisecond
-
-func processUsage(proc string) (u usage, err error) {
-	stat, err := os.ReadFile(proc + "/stat")
-	if err != nil {
-		return u, err
-	}
-	// After the name, which may hold anything: fields from the third on.
-	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
-	if len(fields) < 22 {
-		return u, fmt.Errorf("%s/stat has %d fields", proc, len(fields)+2)
-	}
-	var user, system, pages int64
-	if _, err := fmt.Sscan(fields[11]+" "+fields[12]+" "+fields[21], &user, &system, &pages); err != nil {
-		return u, err
-	}
-	u.cpu, u.rss = time.Duration(user+system)*ticks, float64(pages)*float64(os.Getpagesize())
-	if u.written, err = named(proc+"/io", "write_bytes:"); err != nil {
-		return u, err
-	}
-	tasks, err := filepath.Glob(proc + "/task/*/status")
-	if err != nil {
-		return u, err
-	}
-	for _, t := range tasks {
-		n, err := named(t, "voluntary_ctxt_switches:")
-		if errors.Is(err, os.ErrNotExist) {
-			continue // the thread has ended
-		}
-		if err != nil {
-			return u, err
-		}
-		u.wakeups += n
-	}
-	return u, nil
-}
-
-// named is the number of a line NAME NUMBER of a file.
-func named(file, name string) (n float64, err error) {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(b)) {
-		if rest, ok := strings.CutPrefix(line, name); ok {
-			_, err := fmt.Sscan(rest, &n)
-			return n, err
-		}
-	}
-	return 0, fmt.Errorf("%s has no %s", file, name)
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/podnetwork"
 	"github.com/clusterd/clusterd/agent/runtime"
+	"github.com/clusterd/clusterd/agent/watches"
 	"github.com/clusterd/clusterd/apis/server/admission/noderestriction"
 	"github.com/clusterd/clusterd/apis/server/rbac"
 	"github.com/clusterd/clusterd/member/pki"
@@ -114,8 +115,8 @@ func callerOf(ctx context.Context) user.Info {
 
 // nodeClients say how the parts of a node reach the API.
 type nodeClients struct {
-	// They are apart: heartbeats do not queue behind the rest, nor does anything
-	// behind events.
+	// They are apart: heartbeats do not queue behind the rest, on an agent not even
+	// on its connection, nor does anything behind events.
 	agent, heartbeat, events *rest.Config
 	network                  *rest.Config // of the part that names and guards pods
 	tracer                   trace.TracerProvider
@@ -186,6 +187,11 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 		return nil, fmt.Errorf("make the agent's client: %w", err)
 	}
 	addr, nodeIPs := cfg.addr().Addr(), cfg.nodeIPs(log)
+	seen, err := watches.New(client)
+	if err != nil {
+		return nil, err
+	}
+	a.parts = append(a.parts, seen.Run)
 	reader, err := kubernetes.NewForConfig(clients.network)
 	if err != nil {
 		return nil, fmt.Errorf("make the network's client: %w", err)
@@ -202,6 +208,7 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 		NodeName: cfg.Name,
 		NodeIPs:  nodeIPs,
 		Client:   client,
+		Nodes:    seen.Nodes,
 		Bridge:   podBridge,
 		Dir:      dataDir(cfg.Data).path("network"),
 		PodCIDRs: cfg.podRanges(),
@@ -214,7 +221,7 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	if err != nil {
 		return nil, fmt.Errorf("open the pod network: %w", err)
 	}
-	services, closeServices, err := newServiceProxy(cfg, room(log, "service"), client, a.repaired)
+	services, closeServices, err := newServiceProxy(cfg, room(log, "service"), seen, a.repaired)
 	if err != nil {
 		return nil, err
 	}
@@ -237,6 +244,7 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 		Images:          images,
 		Network:         network,
 		Paths:           network.Paths,
+		Watches:         seen,
 		Version:         kubeVersion(),
 		MaxPods:         cfg.MaxPods,
 		LeaseTime:       cfg.NodeLeaseDuration.Duration,

@@ -136,17 +136,18 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	g.add("certificate", n.keepCert)
 	g.add("role", n.keepRole)
 	g.add("servers", func(ctx context.Context) error { return n.servers.Run(ctx, n.askMembership) })
-	network := n.client()
+	way := n.servers.Transport()
+	network := n.client(way)
 	network.Impersonate = rest.ImpersonationConfig{UserName: rbac.NodeNetwork}
 	tracer, flush, err := newTracer(ctx, cfg, log, agentService)
 	if err != nil {
 		return err
 	}
 	defer flush()
-	traced := tracedClient(cfg, n.client(), tracer)
+	traced := tracedClient(cfg, n.client(way), tracer)
 	keeper := newAgentKeeper(log, func(ctx context.Context) (startedAgent, error) {
-		return newNodeAgent(ctx, cfg, log, images, nodeClients{agent: traced, heartbeat: n.client(), events: n.client(), network: network, tracer: tracer}, n.cert.Load)
-	}, tellNotReady(log, cfg.Name, n.client()))
+		return newNodeAgent(ctx, cfg, log, images, nodeClients{agent: traced, heartbeat: n.client(n.servers.Transport()), events: n.client(way), network: network, tracer: tracer}, n.cert.Load)
+	}, tellNotReady(log, cfg.Name, n.client(way)))
 	keeper.tries = setupTries
 	program, err := newNodeRelease(cfg, log)
 	if err != nil {
@@ -206,12 +207,13 @@ func (n *agentNode) releaseKeys(ctx context.Context) ([]string, error) {
 	return join.FetchReleaseKeys(ctx, func(ctx context.Context) (net.Conn, error) { return n.servers.Dial(ctx, transport.Member) })
 }
 
-// client is the configuration of a client with a connection of its own to the
-// API of any server.
-func (n *agentNode) client() *rest.Config {
+// client is the configuration of a client of the API of any server, by that way.
+// The Lease has a way, which is a connection, of its own; all else shares one: each
+// costs a server tens of KiB and a ping every two seconds, for every agent.
+func (n *agentNode) client(way http.RoundTripper) *rest.Config {
 	return &rest.Config{
 		Host:      "https://kubernetes",
-		Transport: n.servers.Transport(),
+		Transport: way,
 		QPS:       -1,
 		UserAgent: rest.DefaultKubernetesUserAgent(),
 		ContentConfig: rest.ContentConfig{

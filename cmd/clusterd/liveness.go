@@ -29,6 +29,8 @@ type peers struct {
 	agents *tunnel.Hub
 	// record is the cluster's word on who has a node name.
 	record func(name string) (join.Record, error)
+	// kept are the connections to other servers over which they are asked for nodes.
+	kept keptConns
 }
 
 // find says which key a node has and where it is now. The record names the
@@ -74,7 +76,12 @@ func (p *peers) transportFor(who *transport.Caller, node string) (http.RoundTrip
 	if _, _, err := p.find(node); err != nil {
 		return nil, nil, err
 	}
-	tr := &http.Transport{
+	return p.newTransport(who, node), &url.URL{Scheme: "http", Host: node}, nil
+}
+
+// newTransport makes a round tripper to the agent of the node, see transportTo.
+func (p *peers) newTransport(who *transport.Caller, node string) *http.Transport {
+	return &http.Transport{
 		DisableKeepAlives: true,
 		// Of requests that ask whether their body is wanted, see passOn.
 		ExpectContinueTimeout: nodeAnswerTimeout,
@@ -102,7 +109,6 @@ func (p *peers) transportFor(who *transport.Caller, node string) (http.RoundTrip
 			return c, nil
 		},
 	}
-	return tr, &url.URL{Scheme: "http", Host: node}, nil
 }
 
 // dial connects to a node's calls: over the connection that the agent keeps to
@@ -129,6 +135,10 @@ func (p *peers) call(ctx context.Context, node, method, path string, in, into an
 	if err != nil {
 		return err
 	}
+	return callOver(ctx, tr, base, method, path, in, into)
+}
+
+func callOver(ctx context.Context, tr http.RoundTripper, base *url.URL, method, path string, in, into any) error {
 	body, err := jsonBody(in)
 	if err != nil {
 		return err
@@ -151,7 +161,7 @@ func (p *peers) call(ctx context.Context, node, method, path string, in, into an
 		if json.Unmarshal(answer, &no) == nil && no.Message != "" {
 			return errors.New(no.Message)
 		}
-		return fmt.Errorf("node %s answered %s", node, res.Status)
+		return fmt.Errorf("node %s answered %s", base.Host, res.Status)
 	}
 	if err != nil || into == nil {
 		return err

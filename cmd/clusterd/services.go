@@ -5,9 +5,8 @@ import (
 	"log/slog"
 	"net/netip"
 
-	"k8s.io/client-go/kubernetes"
-
 	"github.com/clusterd/clusterd/agent/service"
+	"github.com/clusterd/clusterd/agent/watches"
 	"github.com/clusterd/clusterd/netsetup/announce"
 	"github.com/clusterd/clusterd/netsetup/lb"
 	"github.com/clusterd/clusterd/netsetup/nft"
@@ -19,7 +18,7 @@ const podBridge = "clusterd0"
 // newServiceProxy opens what makes Services answer on this node. closing gives
 // the sockets back; the rules stay. repaired is called when others' changes of
 // the rules were undone.
-func newServiceProxy(cfg Config, log *slog.Logger, client kubernetes.Interface, repaired func(table, what string)) (_ *service.Proxy, closing func(), err error) {
+func newServiceProxy(cfg Config, log *slog.Logger, seen *watches.Watches, repaired func(table, what string)) (_ *service.Proxy, closing func(), err error) {
 	var undo []func()
 	closing = func() {
 		for i := len(undo) - 1; i >= 0; i-- {
@@ -56,7 +55,7 @@ func newServiceProxy(cfg Config, log *slog.Logger, client kubernetes.Interface, 
 	balancer := lb.New(tables, log)
 	balancer.Repaired = repaired
 	proxy, err := service.New(service.Config{
-		NodeName: cfg.Name, Client: client, Balancer: balancer, Flows: flows, Announcer: announcer,
+		NodeName: cfg.Name, Services: seen.Services, Slices: seen.Slices, Nodes: seen.Nodes, Balancer: balancer, Flows: flows, Announcer: announcer,
 		PodCIDRs: cfg.podRanges(), ServiceCIDRs: ranges, Ways: ways.Ensure, Logger: log,
 	})
 	return proxy, closing, err

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"math/rand/v2"
-	"net/http"
 	"sync"
 	"time"
 
@@ -17,9 +16,6 @@ const (
 	relayDelay = 100 * time.Millisecond
 	// heartbeatTick is how often the answers to heartbeats are looked at.
 	heartbeatTick = 200 * time.Millisecond
-	// reachPath/NODE is what a leader asks another server: does the node answer you?
-	reachPath    = "/clusterd/v1/reach/"
-	reachTimeout = 5 * time.Second
 )
 
 // suspects is the controllers' view of the nodes' liveness while this node leads.
@@ -49,7 +45,7 @@ func (s *suspects) Confirm(ctx context.Context, node string) error {
 		go func() {
 			select {
 			case <-time.After(relayDelay):
-				relayed <- s.call(ctx, server, http.MethodGet, reachPath+node, nil, nil)
+				relayed <- s.askReach(ctx, server, node)
 			case <-ctx.Done():
 				relayed <- ctx.Err()
 			}
@@ -149,15 +145,4 @@ func (s *suspects) send(ctx context.Context, name string) bool {
 	case <-ctx.Done():
 		return false
 	}
-}
-
-// getReach says to another server whether the agent of the node answers this one.
-func (p *peers) getReach(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), reachTimeout)
-	defer cancel()
-	if err := p.confirm(ctx, r.PathValue("node")); err != nil {
-		refuse(w, http.StatusBadGateway, err.Error())
-		return
-	}
-	w.WriteHeader(http.StatusNoContent)
 }
