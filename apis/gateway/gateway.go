@@ -22,8 +22,8 @@ const (
 	Controller gatewayv1.GatewayController = names.GatewayController
 	// Class is the name of the GatewayClass that clusterd makes.
 	Class = "clusterd"
-	// MaxPorts is how many ports beside 80 and 443 the listeners of all Gateways
-	// may have together: each is one more of the proxies' Service.
+	// MaxPorts is how many ports beside 80 and 443 the listeners may have together
+	// that have one Service: each is one more of the Service's, and of the proxies'.
 	MaxPorts = 64
 )
 
@@ -66,6 +66,8 @@ type View struct {
 // Gateway is one of ours.
 type Gateway struct {
 	*gatewayv1.Gateway
+	// Service is the name of the Service in front of it, in ServiceNamespace.
+	Service string
 	// Refused is why it is not served at all.
 	Refused Fault
 	// Notes are sentences on what of it is not acted on.
@@ -192,16 +194,20 @@ func older[T metav1.Object](a, b T) int {
 	return cmp.Or(x.Compare(y.Time), cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
 }
 
-// Ports are those that listeners serve on, beside 80 and 443.
-func (v *View) Ports() []int32 {
-	var out []int32
+// Ports are those that listeners serve on, by the names of their Services. A
+// Service without such ports is there, too. The shared one has 80 and 443 in any
+// case; they are left out.
+func (v *View) Ports() map[string][]int32 {
+	out := map[string][]int32{}
 	for _, g := range v.Gateways {
+		ports := out[g.Service]
 		for _, l := range g.Listeners {
-			if l.Port != 80 && l.Port != 443 && l.Serves() {
-				out = append(out, l.Port)
+			if l.Serves() && (!g.Shared() || l.Port != 80 && l.Port != 443) {
+				ports = append(ports, l.Port)
 			}
 		}
+		slices.Sort(ports)
+		out[g.Service] = slices.Compact(ports)
 	}
-	slices.Sort(out)
-	return slices.Compact(out)
+	return out
 }

@@ -77,9 +77,11 @@ var Features = slices.Sorted(slices.Values([]features.FeatureName{
 }))
 
 // pending is the message while the Service has no address.
-const pending = "the Service kube-system/clusterd-ingress has no address yet: load balancers need a pool of them (ConfigMap kube-system/clusterd-load-balancer), or the Service externalIPs"
+func (g *Gateway) pending() string {
+	return "the Service " + ServiceNamespace + "/" + g.Service + " has no address yet: load balancers need a pool of them with a free one (ConfigMap kube-system/clusterd-load-balancer), or the Service externalIPs"
+}
 
-// Status is the Gateway's, with the addresses of the proxies' Service.
+// Status is the Gateway's, with the addresses of its Service.
 func (g *Gateway) Status(addresses []gatewayv1.GatewayStatusAddress, now metav1.Time) gatewayv1.GatewayStatus {
 	out := gatewayv1.GatewayStatus{Addresses: addresses}
 	serving, invalid := 0, []string{}
@@ -114,7 +116,7 @@ func (g *Gateway) Status(addresses []gatewayv1.GatewayStatusAddress, now metav1.
 	case serving == 0:
 		programmed = fault(gatewayv1.GatewayReasonInvalid, "no listener can be served: see their conditions")
 	case len(addresses) == 0:
-		programmed = fault(gatewayv1.GatewayReasonAddressNotAssigned, pending)
+		programmed = fault(gatewayv1.GatewayReasonAddressNotAssigned, "%s", g.pending())
 	}
 	c.good(string(gatewayv1.GatewayConditionProgrammed), programmed)
 	out.Conditions = c.list
@@ -147,7 +149,7 @@ func (l *Listener) status(reachable bool, now metav1.Time) gatewayv1.ListenerSta
 			programmed.Message = "the Gateway is not accepted"
 		}
 	case !reachable:
-		programmed = fault(gatewayv1.ListenerReasonPending, pending)
+		programmed = fault(gatewayv1.ListenerReasonPending, "%s", l.Of.pending())
 	}
 	c.good(string(gatewayv1.ListenerConditionProgrammed), programmed)
 	out.Conditions = c.list

@@ -145,8 +145,16 @@ func (k *Kinds) Known() bool {
 	return k.known
 }
 
-// Served reports whether there may be Gateways.
-func (k *Kinds) Served() bool { return k.cache(gateway.Gateways) != nil }
+// Served reports whether there may be Gateways, and the caches hold all of them and
+// of their classes.
+func (k *Kinds) Served() bool {
+	for _, resource := range []string{gateway.Classes, gateway.Gateways} {
+		if c := k.cache(resource); c == nil || !c.HasSynced() {
+			return false
+		}
+	}
+	return true
+}
 
 // Fill puts the objects into o. They must not be changed.
 func (k *Kinds) Fill(o *gateway.Objects) {

@@ -21,7 +21,7 @@ import (
 // gateway serves rules on port 80 and 443 for every host.
 func (k *kit) gateway(rules ...route.GatewayRule) {
 	table, _ := route.Build(nil, nil)
-	k.Set(route.Merge(table, []route.Listener{{Port: 80, Rules: rules}, {Port: 443, TLS: true, Rules: rules}}, nil))
+	k.Set(route.Merge(table, []route.Listener{{Place: route.Place{Port: 80}, Rules: rules}, {Port: 443, TLS: true, Rules: rules}}, nil))
 }
 
 // when is a rule for a prefix.
@@ -249,8 +249,8 @@ func TestPorts(t *testing.T) {
 	})
 	table, _ := route.Build(nil, nil)
 	rule := when("/", route.Action{Shares: all(to("a/b:80", echo))})
-	k.Set(route.Merge(table, []route.Listener{{Port: 9443, TLS: true, Certificates: []*tls.Certificate{&cert}, Rules: []route.GatewayRule{rule}}},
-		[]route.Bind{{Local: local, Port: 9443, TLS: true}}))
+	k.Set(route.Merge(table, []route.Listener{{Place: route.Place{Port: 9443}, TLS: true, Certificates: []*tls.Certificate{&cert}, Rules: []route.GatewayRule{rule}}},
+		[]route.Bind{{Local: local, Place: route.Place{Port: 9443}, TLS: true}}))
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: server.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs, ServerName: "example.com"}, DisableKeepAlives: true}
 	client := http.Client{Transport: transport}
 	get := func() (string, error) {

@@ -123,7 +123,7 @@ type call struct {
 	client   netip.Addr
 	host     string
 	id       string
-	port     uint16 // that the client came to
+	place    route.Place // that the client came to
 	rule     *route.Rule
 	prefix   string         // of the path, by which a Gateway's rule was found
 	share    *route.Share   // of a Gateway's rule
@@ -214,10 +214,10 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, c *call) {
 // nothing says that there is no rule for a request.
 func nothing(table *route.Table, c *call, r *http.Request) string {
 	what := "no Ingress of this cluster has a rule"
-	switch of80 := c.port == 80 || c.port == 443; {
-	case !of80:
-		what = fmt.Sprintf("no route at port %d of a Gateway has a rule", c.port)
-	case table.Gateway(c.port):
+	switch ingresses := c.place.Service == "" && (c.place.Port == 80 || c.place.Port == 443); {
+	case !ingresses:
+		what = fmt.Sprintf("no route at port %d of the Gateway has a rule", c.place.Port)
+	case table.Gateway(c.place):
 		what = "no route of a Gateway and " + what
 	}
 	return fmt.Sprintf("%s for host %.260q and path %.260q", what, c.host, r.URL.Path)
@@ -274,7 +274,7 @@ func (p *Proxy) rewrite(r *httputil.ProxyRequest) {
 	r.Out.Host = r.In.Host
 	r.SetXForwarded()
 	h := r.Out.Header
-	h.Set("X-Forwarded-Port", strconv.Itoa(int(c.port)))
+	h.Set("X-Forwarded-Port", strconv.Itoa(int(c.place.Port)))
 	h.Set("X-Real-Ip", c.client.String())
 	h.Set("X-Request-Id", c.id)
 	if c.share != nil {

@@ -32,7 +32,7 @@ func name(h Hit) string {
 func TestPrecedence(t *testing.T) {
 	every := []string{""}
 	header := Value{Name: "x-a", Exact: "1"}
-	table := Merge(new(Table), []Listener{{Port: 80, Rules: []GatewayRule{
+	table := Merge(new(Table), []Listener{{Place: Place{Port: 80}, Rules: []GatewayRule{
 		one("root", 9, every, Condition{}),
 		one("prefix", 9, every, Condition{Path: "/a"}),
 		one("longer", 9, every, Condition{Path: "/a/b/"}),
@@ -84,11 +84,11 @@ func TestPrecedence(t *testing.T) {
 				h.Add(k, v)
 			}
 		}
-		if got := name(table.Ask(&Request{Port: 80, Host: "a.example", Method: method, Path: path, Query: query, Header: h})); got != tt.want {
+		if got := name(table.Ask(&Request{Place: Place{Port: 80}, Host: "a.example", Method: method, Path: path, Query: query, Header: h})); got != tt.want {
 			t.Errorf("%.40s %s: %q, want %q", tt.request, tt.headers, got, tt.want)
 		}
 	}
-	if h := table.Ask(&Request{Port: 80, Path: "/a/b/c"}); h.Prefix != "/a/b" {
+	if h := table.Ask(&Request{Place: Place{Port: 80}, Path: "/a/b/c"}); h.Prefix != "/a/b" {
 		t.Errorf("prefix %q", h.Prefix)
 	}
 }
@@ -97,14 +97,14 @@ func TestPrecedence(t *testing.T) {
 // rules those of the nearest name come first.
 func TestHosts(t *testing.T) {
 	table := Merge(new(Table), []Listener{
-		{Port: 80, Rules: []GatewayRule{one("any", 1, []string{""}, Condition{}), one("any's x", 1, []string{"x.test"}, Condition{})}},
-		{Port: 80, Host: "*.example", Rules: []GatewayRule{
+		{Place: Place{Port: 80}, Rules: []GatewayRule{one("any", 1, []string{""}, Condition{}), one("any's x", 1, []string{"x.test"}, Condition{})}},
+		{Place: Place{Port: 80}, Host: "*.example", Rules: []GatewayRule{
 			one("wild", 1, []string{"*.example"}, Condition{}),
 			one("longer", 1, []string{"*.b.example"}, Condition{Path: "/only"}),
 			one("a", 1, []string{"a.example"}, Condition{Path: "/only"}),
 		}},
-		{Port: 80, Host: "own.example", Rules: []GatewayRule{one("own", 1, []string{"own.example"}, Condition{Path: "/only"})}},
-		{Port: 8081, TLS: true, Rules: []GatewayRule{one("port", 1, []string{""}, Condition{})}},
+		{Place: Place{Port: 80}, Host: "own.example", Rules: []GatewayRule{one("own", 1, []string{"own.example"}, Condition{Path: "/only"})}},
+		{Place: Place{Port: 8081}, TLS: true, Rules: []GatewayRule{one("port", 1, []string{""}, Condition{})}},
 	}, nil)
 	for in, want := range map[string]string{
 		"80 other.test /": "any", "80 x.test /": "any's x", "80 example /": "any", "80 z.example /": "wild", "80 y.z.example /": "wild",
@@ -130,13 +130,13 @@ func TestBesideIngresses(t *testing.T) {
 		return Rule{Host: host, Path: path, Owner: Owner{"i", name}, Since: at(since)}
 	}
 	plain, _ := Build([]Rule{ingress("old", "a.example", "/", 1), ingress("new", "b.example", "/", 9), ingress("part", "c.example", "/i", 1), ingress("all", "", "/", 1)}, nil)
-	table := Merge(plain, []Listener{{Port: 80, Rules: []GatewayRule{one("route", 5, []string{"a.example", "b.example", "c.example"}, Condition{Path: "/"})}}}, nil)
+	table := Merge(plain, []Listener{{Place: Place{Port: 80}, Rules: []GatewayRule{one("route", 5, []string{"a.example", "b.example", "c.example"}, Condition{Path: "/"})}}}, nil)
 	for host, want := range map[string]string{"a.example/": "old", "b.example/": "route", "c.example/": "route", "c.example/i": "part", "d.example/": "all"} {
 		host, path, _ := strings.Cut(host, "/")
-		if got := name(table.Ask(&Request{Port: 80, Host: host, Path: "/" + path})); got != want {
+		if got := name(table.Ask(&Request{Place: Place{Port: 80}, Host: host, Path: "/" + path})); got != want {
 			t.Errorf("%s: %q, want %q", host, got, want)
 		}
-		if got, want := plain.Ask(&Request{Port: 443, Host: host, Path: "/" + path}).Rule, plain.Find(host, "/"+path); got != want {
+		if got, want := plain.Ask(&Request{Place: Place{Port: 443}, Host: host, Path: "/" + path}).Rule, plain.Find(host, "/"+path); got != want {
 			t.Errorf("%s without Gateways: %v, want %v", host, got, want)
 		}
 	}
@@ -153,21 +153,21 @@ func TestCertificates(t *testing.T) {
 	}
 	table, _ := Build(nil, []Certificate{{"a.example", c[0]}, {"*.x.example", c[1]}, {"", c[2]}})
 	table = Merge(table, []Listener{
-		{Port: 443, Host: "*.example", TLS: true, Certificates: []*tls.Certificate{c[3]}},
-		{Port: 443, Host: "b.example", TLS: true, Certificates: []*tls.Certificate{c[4]}},
-		{Port: 8443, TLS: true, Certificates: []*tls.Certificate{c[5]}},
-	}, []Bind{{Local: 10000, Port: 8443, TLS: true}})
+		{Place: Place{Port: 443}, Host: "*.example", TLS: true, Certificates: []*tls.Certificate{c[3]}},
+		{Place: Place{Port: 443}, Host: "b.example", TLS: true, Certificates: []*tls.Certificate{c[4]}},
+		{Place: Place{Port: 8443}, TLS: true, Certificates: []*tls.Certificate{c[5]}},
+	}, []Bind{{Local: 10000, Place: Place{Port: 8443}, TLS: true}})
 	for in, want := range map[string]int{"443 a.example": 0, "443 y.x.example": 3, "443 b.example": 4, "443 c.example": 3, "443 d.test": 2, "8443 a.example": 5} {
 		var port uint16
 		var host string
 		if _, err := fmt.Sscan(in, &port, &host); err != nil {
 			t.Fatal(err)
 		}
-		if got := table.Certificates(port, host); len(got) != 1 || got[0] != c[want] {
+		if got := table.Certificates(Place{Port: port}, host); len(got) != 1 || got[0] != c[want] {
 			t.Errorf("%s: not %d", in, want)
 		}
 	}
-	if table.Came(10000, true) != 8443 || table.Came(8443, true) != 443 || table.Came(8080, false) != 80 {
+	if table.Came(10000, true).Port != 8443 || table.Came(8443, true).Port != 443 || table.Came(8080, false).Port != 80 {
 		t.Error("the wrong port")
 	}
 }
@@ -175,12 +175,12 @@ func TestCertificates(t *testing.T) {
 // TestMisdirected: a connection opened for another listener's name is not used.
 func TestMisdirected(t *testing.T) {
 	table := Merge(new(Table), []Listener{
-		{Port: 443, Host: "a.example", TLS: true, Rules: []GatewayRule{one("a", 1, []string{"a.example"}, Condition{})}},
-		{Port: 443, Host: "*.example", TLS: true, Rules: []GatewayRule{one("rest", 1, []string{"*.example"}, Condition{})}},
+		{Place: Place{Port: 443}, Host: "a.example", TLS: true, Rules: []GatewayRule{one("a", 1, []string{"a.example"}, Condition{})}},
+		{Place: Place{Port: 443}, Host: "*.example", TLS: true, Rules: []GatewayRule{one("rest", 1, []string{"*.example"}, Condition{})}},
 	}, nil)
 	for in, want := range map[string]string{"a.example a.example": "a", "b.example a.example": "misdirected", "b.example c.example": "rest", " b.example": "rest"} {
 		server, host, _ := strings.Cut(in, " ")
-		if got := name(table.Ask(&Request{Port: 443, Host: host, Path: "/", ServerName: server})); got != want {
+		if got := name(table.Ask(&Request{Place: Place{Port: 443}, Host: host, Path: "/", ServerName: server})); got != want {
 			t.Errorf("%s: %q, want %q", in, got, want)
 		}
 	}
@@ -198,7 +198,7 @@ func TestDraw(t *testing.T) {
 }
 
 func thousand() []Listener {
-	l := Listener{Port: 80}
+	l := Listener{Place: Place{Port: 80}}
 	for i := range 1000 {
 		l.Rules = append(l.Rules, one(fmt.Sprint(i), i, []string{fmt.Sprintf("h%d.example", i)}, Condition{Path: "/a"}, Condition{Path: "/b", Match: Exact}))
 	}
@@ -216,7 +216,7 @@ func BenchmarkMerge(b *testing.B) {
 func BenchmarkAsk(b *testing.B) {
 	table := Merge(new(Table), thousand(), nil)
 	for b.Loop() {
-		if table.Ask(&Request{Port: 80, Host: "h500.example", Path: "/a/b/c"}).Rule == nil {
+		if table.Ask(&Request{Place: Place{Port: 80}, Host: "h500.example", Path: "/a/b/c"}).Rule == nil {
 			b.Fatal("none")
 		}
 	}
@@ -224,7 +224,7 @@ func BenchmarkAsk(b *testing.B) {
 
 // FuzzAsk: no request ends in a panic or in a rule of another host.
 func FuzzAsk(f *testing.F) {
-	table := Merge(new(Table), []Listener{{Port: 80, Rules: []GatewayRule{
+	table := Merge(new(Table), []Listener{{Place: Place{Port: 80}, Rules: []GatewayRule{
 		one("a", 1, []string{"a.example"}, Condition{Path: "/a/b", Query: []Value{{Name: "q", Exact: "1"}}}),
 		one("wild", 1, []string{"*.example"}, Condition{Match: Exact, Pattern: regexp.MustCompile("^/[a-z]+$")}),
 	}}}, nil)
@@ -233,7 +233,7 @@ func FuzzAsk(f *testing.F) {
 	f.Add("", "", "")
 	f.Fuzz(func(t *testing.T, host, path, query string) {
 		h := Host(host)
-		hit := table.Ask(&Request{Port: 80, Host: h, Path: path, Query: query})
+		hit := table.Ask(&Request{Place: Place{Port: 80}, Host: h, Path: path, Query: query})
 		if name(hit) == "a" && (h != "a.example" || !strings.HasPrefix(path, "/a/b")) || name(hit) == "wild" && !strings.HasSuffix(h, ".example") {
 			t.Errorf("%q %q: %+v", host, path, hit)
 		}

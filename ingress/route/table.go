@@ -86,7 +86,7 @@ type Table struct {
 	rules, defaults hosts
 	certificates    map[string]*tls.Certificate
 	count           int
-	gateways        map[uint16]*port // by the port that clients come to
+	gateways        map[Place]*port
 	binds           []Bind
 }
 

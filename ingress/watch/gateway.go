@@ -3,7 +3,9 @@ package watch
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
 
 	networkingv1 "k8s.io/api/networking/v1"
@@ -14,22 +16,18 @@ import (
 	"github.com/clusterd/clusterd/ingress/route"
 )
 
-// serviceNamespace and serviceName are those of the Service in front of the
-// proxies: its target ports are where they take the connections of its ports.
-const serviceNamespace, serviceName = "kube-system", "clusterd-ingress"
-
 // compileGateways makes listeners of what Gateways and their routes mean, and the
 // ports that they need. faults say what of them cannot work. Pure.
 func compileGateways(o objects, v *gateway.View) (listeners []route.Listener, binds []route.Bind, faults []string) {
 	c := compiler{objects: o, backends: map[backendKey]*route.Backend{}}
 	at := map[*gateway.Listener]int{}
-	secure := map[int32]bool{}
+	secure := map[route.Place]bool{}
 	for _, g := range v.Gateways {
 		for _, l := range g.Listeners {
 			if !l.Serves() {
 				continue
 			}
-			one := route.Listener{Port: uint16(l.Port), Host: l.Host(), TLS: l.Protocol == gatewayv1.HTTPSProtocolType}
+			one := route.Listener{Place: place(g.Service, l.Port), Host: l.Host(), TLS: l.Protocol == gatewayv1.HTTPSProtocolType}
 			for _, name := range l.Certificates {
 				pair, err := o.pair(name.Namespace, name.Name)
 				if err != nil {
@@ -38,7 +36,7 @@ func compileGateways(o objects, v *gateway.View) (listeners []route.Listener, bi
 				}
 				one.Certificates = append(one.Certificates, pair)
 			}
-			secure[l.Port] = one.TLS
+			secure[one.Place] = one.TLS
 			at[l] = len(listeners)
 			listeners = append(listeners, one)
 		}
@@ -65,16 +63,27 @@ func compileGateways(o objects, v *gateway.View) (listeners []route.Listener, bi
 	return listeners, c.binds(v.Ports(), secure), faults
 }
 
-// binds are where the Service says that the proxies are for each port.
-func (c *compiler) binds(ports []int32, secure map[int32]bool) (out []route.Bind) {
-	s := c.service(serviceNamespace, serviceName)
-	if s == nil {
-		return nil
+func place(service string, port int32) route.Place {
+	if service == gateway.SharedService {
+		service = ""
 	}
-	for _, port := range ports {
-		for _, p := range s.Spec.Ports {
-			if local := p.TargetPort.IntValue(); p.Port == port && local > 0 && local < 1<<16 {
-				out = append(out, route.Bind{Local: uint16(local), Port: uint16(port), TLS: secure[port]})
+	return route.Place{Service: service, Port: uint16(port)}
+}
+
+// binds are where the Services in front of the proxies say that these are for each
+// port: at its target port.
+func (c *compiler) binds(all map[string][]int32, secure map[route.Place]bool) (out []route.Bind) {
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		s := c.service(gateway.ServiceNamespace, name)
+		if s == nil {
+			continue
+		}
+		for _, port := range all[name] {
+			at := place(name, port)
+			for _, p := range s.Spec.Ports {
+				if local := p.TargetPort.IntValue(); p.Port == port && local > 0 && local < 1<<16 {
+					out = append(out, route.Bind{Place: at, Local: uint16(local), TLS: secure[at]})
+				}
 			}
 		}
 	}

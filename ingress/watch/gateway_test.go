@@ -144,7 +144,7 @@ func TestCompileGateways(t *testing.T) {
 	if len(faults) != 0 || len(listeners) != 3 {
 		t.Fatal(faults, len(listeners))
 	}
-	if diff := cmp.Diff([]route.Bind{{Local: 10000, Port: 9000}}, binds); diff != "" {
+	if diff := cmp.Diff([]route.Bind{{Local: 10000, Place: route.Place{Port: 9000}}}, binds); diff != "" {
 		t.Error(diff)
 	}
 	if l := listeners[2]; !l.TLS || l.Host != "a.example" || len(l.Certificates) != 1 {
@@ -185,7 +185,7 @@ func TestCompileGateways(t *testing.T) {
 			h.Set("V", tt.header)
 		}
 		got := ""
-		hit := table.Ask(&route.Request{Port: tt.port, Host: host, Method: tt.method, Path: "/" + path, Query: query, Header: h})
+		hit := table.Ask(&route.Request{Place: route.Place{Port: tt.port}, Host: host, Method: tt.method, Path: "/" + path, Query: query, Header: h})
 		if hit.Rule != nil {
 			got = shares(hit.Rule.Do)
 		}

@@ -45,7 +45,7 @@ var controllers = []controller{
 		on(gatewayGroup, "gatewayclasses/status gateways/status httproutes/status grpcroutes/status", do("update")),
 		on("core", "configmaps services serviceaccounts", do("create")),
 		called(on("core", "configmaps", do("get", "update")), "clusterd-gateway-api"),
-		called(on("core", "services", do("update")), "clusterd-ingress"),
+		on("core", "services", do("update", "delete")), // a Gateway's own has its name
 		on("apps", "daemonsets", do("create"))}},
 	{loop: "storagemigration", account: "storage-version-migrator-controller", rules: []rbacv1.PolicyRule{
 		on("*", "*", do("list", "patch")),
