@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/ptr"
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 	"sigs.k8s.io/yaml"
@@ -138,9 +139,9 @@ listeners: [{name: a, port: 443, protocol: HTTPS, tls: {mode: Passthrough, certi
 		{"a kind of routes that is not served", `
 listeners: [{name: a, port: 80, protocol: HTTP, allowedRoutes: {kinds: [{kind: TCPRoute}, {kind: HTTPRoute}]}}]`, address,
 			[]string{"Accepted=Accepted Programmed=Programmed", "!Conflicted=NoConflicts Accepted=Accepted !ResolvedRefs=InvalidRouteKinds Programmed=Programmed"}},
-		{"the wrong protocol for 80", `
+		{"another protocol at 80", `
 listeners: [{name: a, port: 80, protocol: HTTPS, tls: {certificateRefs: [{name: cert}]}}]`, address,
-			[]string{"!Accepted=ListenersNotValid !Programmed=Invalid", "!Conflicted=NoConflicts !Accepted=PortUnavailable ResolvedRefs=ResolvedRefs !Programmed=Invalid"}},
+			[]string{"Accepted=Accepted Programmed=Programmed", fine}},
 		{"protocols conflict", `
 listeners: [{name: a, port: 90, protocol: HTTP, hostname: a.example}, {name: b, port: 90, protocol: HTTPS, tls: {certificateRefs: [{name: cert}]}}]`, address,
 			[]string{"!Accepted=ListenersNotValid !Programmed=Invalid",
@@ -179,9 +180,9 @@ spec: {from: [{group: gateway.networking.k8s.io, kind: Gateway, namespace: shop}
 func TestPortsAreShared(t *testing.T) {
 	var text strings.Builder
 	for i, protocol := range []string{"HTTP", "HTTPS"} {
-		fmt.Fprintf(&text, "kind: Gateway\nmetadata: {name: g%d}\nspec: {gatewayClassName: clusterd, listeners: [{name: a, port: 90, protocol: %s, tls: %s}]}\n---\n", i, protocol, []string{"null", "{certificateRefs: [{name: cert}]}"}[i])
+		fmt.Fprintf(&text, "kind: Gateway\nmetadata: {name: g%d, annotations: {clusterd.local/shared-address: \"true\"}}\nspec: {gatewayClassName: clusterd, listeners: [{name: a, port: 90, protocol: %s, tls: %s}]}\n---\n", i, protocol, []string{"null", "{certificateRefs: [{name: cert}]}"}[i])
 	}
-	fmt.Fprint(&text, "kind: Gateway\nmetadata: {name: many}\nspec: {gatewayClassName: clusterd, listeners: [")
+	fmt.Fprint(&text, "kind: Gateway\nmetadata: {name: many, annotations: {clusterd.local/shared-address: \"true\"}}\nspec: {gatewayClassName: clusterd, listeners: [")
 	for i := range MaxPorts {
 		fmt.Fprintf(&text, "{name: l%d, port: %d, protocol: HTTP},", i, 1000+i)
 	}
@@ -194,8 +195,35 @@ func TestPortsAreShared(t *testing.T) {
 	if r := many[MaxPorts-1].Refused.Reason; r != "PortUnavailable" || !many[MaxPorts-2].Serves() || !many[MaxPorts].Serves() {
 		t.Errorf("one port too many: %q", r)
 	}
-	if len(v.Ports()) != MaxPorts {
-		t.Errorf("%d ports", len(v.Ports()))
+	if got := v.Ports(); len(got) != 1 || len(got[SharedService]) != MaxPorts {
+		t.Errorf("%v", got)
+	}
+}
+
+// TestOwnAddresses: a Gateway has a Service of its own, and no port of it is another
+// Gateway's, unless both ask to share.
+func TestOwnAddresses(t *testing.T) {
+	var text strings.Builder
+	for _, g := range []string{"{name: a}", "{name: a.b, namespace: x}", "{name: b, namespace: x-a}", "{name: s, annotations: {clusterd.local/shared-address: \"true\"}}",
+		"{name: " + strings.Repeat("long.", 50) + "}", "{name: " + strings.Repeat("long.", 49) + "lang}"} {
+		fmt.Fprintf(&text, "kind: Gateway\nmetadata: %s\nspec: {gatewayClassName: clusterd, listeners: [{name: a, port: 443, protocol: HTTP}, {name: b, port: 90, protocol: HTTP}]}\n---\n", g)
+	}
+	v := Evaluate(read(t, text.String()))
+	ports := v.Ports()
+	if len(ports) != len(v.Gateways) {
+		t.Errorf("%d Gateways have %d Services", len(v.Gateways), len(ports))
+	}
+	for _, g := range v.Gateways {
+		if bad := validation.IsDNS1035Label(g.Service); len(bad) > 0 {
+			t.Error(g.Service, bad)
+		}
+		want, serves := "[90 443]", true
+		if g.Name == "s" {
+			want, serves = "[90]", false // 443 is the Ingresses', for HTTPS
+		}
+		if got := fmt.Sprint(ports[g.Service]); got != want || g.Listeners[0].Serves() != serves || g.Shared() == serves {
+			t.Errorf("%s: %s, 443 is served: %t", g.Service, got, g.Listeners[0].Serves())
+		}
 	}
 }
 

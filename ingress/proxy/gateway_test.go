@@ -21,7 +21,7 @@ import (
 // gateway serves rules on port 80 and 443 for every host.
 func (k *kit) gateway(rules ...route.GatewayRule) {
 	table, _ := route.Build(nil, nil)
-	k.Set(route.Merge(table, []route.Listener{{Place: route.Place{Port: 80}, Rules: rules}, {Port: 443, TLS: true, Rules: rules}}, nil))
+	k.Set(route.Merge(table, []route.Listener{{Place: route.Place{Port: 80}, Rules: rules}, {Place: route.Place{Port: 443}, TLS: true, Rules: rules}}, nil))
 }
 
 // when is a rule for a prefix.

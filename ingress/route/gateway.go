@@ -367,23 +367,22 @@ func (t *Table) gateway(r *Request) Hit {
 	if at == nil {
 		return Hit{}
 	}
+	if r.ServerName != "" { // whether there is a rule does not matter: another connection may have one
+		for _, l := range p.listeners.near(r.ServerName) {
+			if l != at {
+				return Hit{Refused: Misdirected}
+			}
+			break
+		}
+	}
 	for _, s := range at.hosts.near(r.Host) {
 		rule, prefix := s.find(r)
 		if r.long {
 			return Hit{Refused: TooLong}
 		}
-		if rule == nil {
-			continue
+		if rule != nil {
+			return Hit{Rule: rule, Prefix: prefix}
 		}
-		if r.ServerName != "" {
-			for _, l := range p.listeners.near(r.ServerName) {
-				if l != at {
-					return Hit{Refused: Misdirected}
-				}
-				break
-			}
-		}
-		return Hit{Rule: rule, Prefix: prefix}
 	}
 	return Hit{}
 }

@@ -172,13 +172,41 @@ func TestCertificates(t *testing.T) {
 	}
 }
 
-// TestMisdirected: a connection opened for another listener's name is not used.
+// TestPlaces: a listener is found at its own Service's port alone, where Ingresses
+// are not served.
+func TestPlaces(t *testing.T) {
+	shown := &tls.Certificate{}
+	table, _ := Build([]Rule{{Host: "a.example", Backend: &Backend{}, Owner: Owner{Name: "ingress"}}}, []Certificate{{"", &tls.Certificate{}}})
+	at := func(service string, port uint16, route string) Listener {
+		return Listener{Place: Place{Service: service, Port: port}, Rules: []GatewayRule{one(route, 5, []string{"a.example"}, Condition{})}}
+	}
+	table = Merge(table, []Listener{at("x", 80, "x"), at("y", 80, "y")}, []Bind{{Local: 10000, Place: Place{Service: "x", Port: 80}}})
+	for place, want := range map[Place]string{{"", 80}: "ingress", {"x", 80}: "x", {"y", 80}: "y", {"y", 443}: "", {"z", 80}: ""} {
+		if got := name(table.Ask(&Request{Place: place, Host: "a.example", Path: "/"})); got != want {
+			t.Errorf("%v: %q, want %q", place, got, want)
+		}
+	}
+	if got := table.Came(10000, false); got != (Place{"x", 80}) {
+		t.Error(got)
+	}
+	if c := table.Certificates(Place{"x", 443}, "a.example"); len(c) != 0 {
+		t.Error("an Ingress's certificate at a Gateway's own address")
+	}
+	table = Merge(table, []Listener{{Place: Place{"x", 443}, Certificates: []*tls.Certificate{shown}}}, nil)
+	if c := table.Certificates(Place{"x", 443}, "a.example"); len(c) != 1 || c[0] != shown {
+		t.Error("not the listener's own certificate")
+	}
+}
+
+// TestMisdirected: a connection opened for another listener's name is not used,
+// whether this one has a rule for the request or not.
 func TestMisdirected(t *testing.T) {
 	table := Merge(new(Table), []Listener{
 		{Place: Place{Port: 443}, Host: "a.example", TLS: true, Rules: []GatewayRule{one("a", 1, []string{"a.example"}, Condition{})}},
 		{Place: Place{Port: 443}, Host: "*.example", TLS: true, Rules: []GatewayRule{one("rest", 1, []string{"*.example"}, Condition{})}},
+		{Place: Place{Port: 443}, TLS: true},
 	}, nil)
-	for in, want := range map[string]string{"a.example a.example": "a", "b.example a.example": "misdirected", "b.example c.example": "rest", " b.example": "rest"} {
+	for in, want := range map[string]string{"a.example a.test": "misdirected", "b.test a.test": "", "b.test a.example": "misdirected", "a.example a.example": "a", "b.example a.example": "misdirected", "b.example c.example": "rest", " b.example": "rest"} {
 		server, host, _ := strings.Cut(in, " ")
 		if got := name(table.Ask(&Request{Place: Place{Port: 443}, Host: host, Path: "/", ServerName: server})); got != want {
 			t.Errorf("%s: %q, want %q", in, got, want)
