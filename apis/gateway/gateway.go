@@ -68,6 +68,8 @@ type Gateway struct {
 	*gatewayv1.Gateway
 	// Service is the name of the Service in front of it, in ServiceNamespace.
 	Service string
+	// Asked are the addresses that it wants to have.
+	Asked []string
 	// Refused is why it is not served at all.
 	Refused Fault
 	// Notes are sentences on what of it is not acted on.
@@ -194,20 +196,31 @@ func older[T metav1.Object](a, b T) int {
 	return cmp.Or(x.Compare(y.Time), cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
 }
 
-// Ports are those that listeners serve on, by the names of their Services. A
-// Service without such ports is there, too. The shared one has 80 and 443 in any
-// case; they are left out.
-func (v *View) Ports() map[string][]int32 {
-	out := map[string][]int32{}
+// Service is what one in front of the proxies should have.
+type Service struct {
+	// Ports are those that listeners serve on, sorted. The shared Service has 80 and
+	// 443 in any case; they are left out.
+	Ports []int32
+	// Address is the one that it asks for; "": any.
+	Address string
+}
+
+// Services are those of all Gateways, by name. One may be without ports.
+func (v *View) Services() map[string]Service {
+	out := map[string]Service{}
 	for _, g := range v.Gateways {
-		ports := out[g.Service]
+		s := out[g.Service]
 		for _, l := range g.Listeners {
 			if l.Serves() && (!g.Shared() || l.Port != 80 && l.Port != 443) {
-				ports = append(ports, l.Port)
+				s.Ports = append(s.Ports, l.Port)
 			}
 		}
-		slices.Sort(ports)
-		out[g.Service] = slices.Compact(ports)
+		slices.Sort(s.Ports)
+		s.Ports = slices.Compact(s.Ports)
+		if len(g.Asked) > 0 {
+			s.Address = g.Asked[0]
+		}
+		out[g.Service] = s
 	}
 	return out
 }

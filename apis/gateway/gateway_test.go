@@ -150,8 +150,20 @@ listeners: [{name: a, port: 90, protocol: HTTP, hostname: a.example}, {name: b, 
 listeners: [{name: a, port: 90, protocol: HTTP}, {name: b, port: 90, protocol: HTTP}, {name: c, port: 90, protocol: HTTP, hostname: c.example}]`, address,
 			[]string{"Accepted=ListenersNotValid Programmed=Programmed",
 				"Conflicted=HostnameConflict !Accepted=HostnameConflict ResolvedRefs=ResolvedRefs !Programmed=Invalid", "Conflicted=HostnameConflict !Accepted=HostnameConflict ResolvedRefs=ResolvedRefs !Programmed=Invalid", fine}},
-		{"addresses are asked for", `
+		{"an address is asked for", `
+addresses: [{value: 192.0.2.1}]
+listeners: [{name: a, port: 80, protocol: HTTP}]`, address, []string{"Accepted=Accepted Programmed=Programmed", fine}},
+		{"any address is asked for", `
+addresses: [{type: IPAddress}]
+listeners: [{name: a, port: 80, protocol: HTTP}]`, address, []string{"Accepted=Accepted Programmed=Programmed", fine}},
+		{"an address that it has not is asked for", `
 addresses: [{value: 192.0.2.7}]
+listeners: [{name: a, port: 80, protocol: HTTP}]`, address, []string{"Accepted=Accepted !Programmed=AddressNotUsable", fine}},
+		{"two addresses are asked for", `
+addresses: [{value: 192.0.2.1}, {value: 192.0.2.7}]
+listeners: [{name: a, port: 80, protocol: HTTP}]`, address, []string{"Accepted=Accepted !Programmed=AddressNotUsable", fine}},
+		{"a hostname is asked for", `
+addresses: [{type: Hostname, value: a.example}]
 listeners: [{name: a, port: 80, protocol: HTTP}]`, address,
 			[]string{"!Accepted=UnsupportedAddress !Programmed=Invalid", "!Conflicted=NoConflicts Accepted=Accepted ResolvedRefs=ResolvedRefs !Programmed=Invalid"}},
 		{"clients' certificates are to be verified", `
@@ -195,7 +207,7 @@ func TestPortsAreShared(t *testing.T) {
 	if r := many[MaxPorts-1].Refused.Reason; r != "PortUnavailable" || !many[MaxPorts-2].Serves() || !many[MaxPorts].Serves() {
 		t.Errorf("one port too many: %q", r)
 	}
-	if got := v.Ports(); len(got) != 1 || len(got[SharedService]) != MaxPorts {
+	if got := v.Services(); len(got) != 1 || len(got[SharedService].Ports) != MaxPorts {
 		t.Errorf("%v", got)
 	}
 }
@@ -209,7 +221,7 @@ func TestOwnAddresses(t *testing.T) {
 		fmt.Fprintf(&text, "kind: Gateway\nmetadata: %s\nspec: {gatewayClassName: clusterd, listeners: [{name: a, port: 443, protocol: HTTP}, {name: b, port: 90, protocol: HTTP}]}\n---\n", g)
 	}
 	v := Evaluate(read(t, text.String()))
-	ports := v.Ports()
+	ports := v.Services()
 	if len(ports) != len(v.Gateways) {
 		t.Errorf("%d Gateways have %d Services", len(v.Gateways), len(ports))
 	}
@@ -221,7 +233,7 @@ func TestOwnAddresses(t *testing.T) {
 		if g.Name == "s" {
 			want, serves = "[90]", false // 443 is the Ingresses', for HTTPS
 		}
-		if got := fmt.Sprint(ports[g.Service]); got != want || g.Listeners[0].Serves() != serves || g.Shared() == serves {
+		if got := fmt.Sprint(ports[g.Service].Ports); got != want || g.Listeners[0].Serves() != serves || g.Shared() == serves {
 			t.Errorf("%s: %s, 443 is served: %t", g.Service, got, g.Listeners[0].Serves())
 		}
 	}

@@ -16,9 +16,9 @@ import (
 
 func newGateway(gw *gatewayv1.Gateway, o Objects, g grants) *Gateway {
 	out := &Gateway{Gateway: gw, Service: serviceName(gw)}
+	out.Asked, out.Refused = asked(gw, out.Shared())
 	switch s := &gw.Spec; {
-	case len(s.Addresses) > 0:
-		out.Refused = fault(gatewayv1.GatewayReasonUnsupportedAddress, "spec.addresses: a Gateway has the addresses of its Service %s/%s; leave it out", ServiceNamespace, out.Service)
+	case out.Refused != Fault{}:
 	case s.Infrastructure != nil && s.Infrastructure.ParametersRef != nil:
 		out.Refused = fault(gatewayv1.GatewayReasonInvalidParameters, "spec.infrastructure.parametersRef: there are no parameters; leave it out")
 	case s.TLS != nil && s.TLS.Frontend != nil:

@@ -64,6 +64,7 @@ func ClassStatus(gc *gatewayv1.GatewayClass, now metav1.Time) gatewayv1.GatewayC
 // sorted.
 var Features = slices.Sorted(slices.Values([]features.FeatureName{
 	features.SupportGateway, features.SupportGatewayPort8080, features.SupportGatewayHTTPListenerIsolation,
+	features.SupportGatewayAddressEmpty, features.SupportGatewayStaticAddresses,
 	features.SupportGatewayHTTPSListenerDetectMisdirectedRequests,
 	features.SupportReferenceGrant,
 	features.SupportHTTPRoute, features.SupportHTTPRouteBackendRequestHeaderModification, features.SupportHTTPRouteQueryParamMatching,
@@ -73,6 +74,8 @@ var Features = slices.Sorted(slices.Values([]features.FeatureName{
 	features.SupportHTTPRouteParentRefPort, features.SupportHTTPRouteBackendProtocolH2C, features.SupportHTTPRouteBackendProtocolWebSocket,
 	features.SupportHTTPRouteNamedRouteRule, features.SupportHTTPRoute303RedirectStatusCode, features.SupportHTTPRoute307RedirectStatusCode,
 	features.SupportHTTPRoute308RedirectStatusCode,
+	features.SupportHTTPRouteRequestMirror, features.SupportHTTPRouteRequestMultipleMirrors, features.SupportHTTPRouteRequestPercentageMirror,
+	features.SupportHTTPRouteCORS,
 	features.SupportGRPCRoute, features.SupportGRPCRouteNamedRouteRule,
 }))
 
@@ -115,6 +118,8 @@ func (g *Gateway) Status(addresses []gatewayv1.GatewayStatusAddress, now metav1.
 		programmed = fault(gatewayv1.GatewayReasonInvalid, "the Gateway is not accepted")
 	case serving == 0:
 		programmed = fault(gatewayv1.GatewayReasonInvalid, "no listener can be served: see their conditions")
+	case g.unusable(addresses) != "":
+		programmed = fault(gatewayv1.GatewayReasonAddressNotUsable, "%s", g.unusable(addresses))
 	case len(addresses) == 0:
 		programmed = fault(gatewayv1.GatewayReasonAddressNotAssigned, "%s", g.pending())
 	}

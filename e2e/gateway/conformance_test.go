@@ -62,7 +62,6 @@ func TestConformance(t *testing.T) {
 	for _, i := range images {
 		must(t, "image", "load", i)
 	}
-	// The first addresses of the pool are far from the nodes' own.
 	net := strings.TrimSuffix(shared.Subnet.Masked().Addr().String(), "0")
 	must(t, "-n", "kube-system", "create", "configmap", "clusterd-load-balancer", "--from-literal=addresses="+net+"100-"+net+"199")
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
@@ -84,6 +83,7 @@ func TestConformance(t *testing.T) {
 	args := append([]string{
 		"-test.v", "-test.timeout=90m", "-gateway-class=clusterd", "-conformance-profiles=" + profiles, "-report-output=" + out,
 		"-organization=clusterd", "-project=clusterd", "-url=https://github.com/clusterd/clusterd", "-version=" + version(t), "-contact=@clusterd",
+		"-usable-address=" + net + "199", "-unusable-address=" + net + "250", // of the pool, and not
 	}, strings.Fields(*suite)...)
 	cmd := exec.CommandContext(t.Context(), filepath.Join(peers, "gateway-conformance"), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+shared.Cluster.Nodes()[0].Kubeconfig(), "HOME="+shared.Dir)

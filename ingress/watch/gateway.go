@@ -60,7 +60,7 @@ func compileGateways(o objects, v *gateway.View) (listeners []route.Listener, bi
 			}
 		}
 	}
-	return listeners, c.binds(v.Ports(), secure), faults
+	return listeners, c.binds(v.Services(), secure), faults
 }
 
 func place(service string, port int32) route.Place {
@@ -72,13 +72,13 @@ func place(service string, port int32) route.Place {
 
 // binds are where the Services in front of the proxies say that these are for each
 // port: at its target port.
-func (c *compiler) binds(all map[string][]int32, secure map[route.Place]bool) (out []route.Bind) {
+func (c *compiler) binds(all map[string]gateway.Service, secure map[route.Place]bool) (out []route.Bind) {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		s := c.service(gateway.ServiceNamespace, name)
 		if s == nil {
 			continue
 		}
-		for _, port := range all[name] {
+		for _, port := range all[name].Ports {
 			at := place(name, port)
 			for _, p := range s.Spec.Ports {
 				if local := p.TargetPort.IntValue(); p.Port == port && local > 0 && local < 1<<16 {

@@ -174,7 +174,7 @@ func (c *controller) certificate(namespace, name string) error {
 // names. The Services of Gateways that are gone go if whole, which is: v has all
 // Gateways that there are.
 func (c *controller) reach(ctx context.Context, v *gateway.View, whole bool) (map[string][]gatewayv1.GatewayStatusAddress, error) {
-	wanted := v.Ports()
+	wanted := v.Services()
 	var failed []error
 	if _, shared := wanted[gateway.SharedService]; shared {
 		_, err := c.proxies.Ensure(ctx)
@@ -197,7 +197,7 @@ func (c *controller) reach(ctx context.Context, v *gateway.View, whole bool) (ma
 	}
 	for _, s := range todo.update {
 		if _, err := services.Update(ctx, s, metav1.UpdateOptions{}); err != nil {
-			failed = append(failed, fmt.Errorf("ports of service %s/%s: %w", gateway.ServiceNamespace, s.Name, err))
+			failed = append(failed, fmt.Errorf("change service %s/%s: %w", gateway.ServiceNamespace, s.Name, err))
 		}
 	}
 	for _, s := range todo.remove {

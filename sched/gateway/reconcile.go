@@ -35,10 +35,10 @@ func own(s *corev1.Service) bool {
 // todo is what is to be done with Services in front of the proxies.
 type todo struct{ create, update, remove []*corev1.Service }
 
-// plan compares the Services that there are, the shared one among them, with the
-// ports that they should have, by their names. A Service keeps its ports while its
+// plan compares the Services that there are, the shared one among them, with what
+// they should have, by their names. A Service keeps its ports while its
 // Gateway has none that can be served, as it has to have one.
-func plan(has []*corev1.Service, wanted map[string][]int32) (out todo, _ error) {
+func plan(has []*corev1.Service, wanted map[string]gateway.Service) (out todo, _ error) {
 	local := map[int32]bool{}
 	for _, p := range ingress.PodPorts {
 		local[p] = true
@@ -58,31 +58,37 @@ func plan(has []*corev1.Service, wanted map[string][]int32) (out todo, _ error) 
 				out.remove = append(out.remove, s)
 			}
 			continue
-		case own(s) && len(want) == 0:
+		case own(s) && len(want.Ports) == 0:
 			continue
 		}
-		ports, differ, err := servicePorts(s.Spec.Ports, want, local)
+		ports, differ, err := servicePorts(s.Spec.Ports, want.Ports, local)
 		if err != nil {
 			return out, err
 		}
-		if differ {
+		pinned := own(s) && s.Spec.LoadBalancerIP != want.Address
+		if differ || pinned {
 			next := s.DeepCopy()
 			next.Spec.Ports = ports
+			if pinned {
+				next.Spec.LoadBalancerIP = want.Address
+			}
 			out.update = append(out.update, next)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
-		if byName[name] != nil || name == gateway.SharedService || len(wanted[name]) == 0 {
+		if byName[name] != nil || name == gateway.SharedService || len(wanted[name].Ports) == 0 {
 			continue
 		}
-		ports, _, err := servicePorts(nil, wanted[name], local)
+		ports, _, err := servicePorts(nil, wanted[name].Ports, local)
 		if err != nil {
 			return out, err
 		}
-		out.create = append(out.create, &corev1.Service{
+		s := &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Namespace: gateway.ServiceNamespace, Name: name, Labels: map[string]string{managedBy: manager}},
 			Spec:       ingress.ServiceSpec(ports),
-		})
+		}
+		s.Spec.LoadBalancerIP = wanted[name].Address
+		out.create = append(out.create, s)
 	}
 	return out, nil
 }
