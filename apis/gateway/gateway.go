@@ -45,6 +45,8 @@ type Objects struct {
 	Namespace func(name string) labels.Set
 	// Service returns nil for one that does not exist.
 	Service func(namespace, name string) *corev1.Service
+	// ConfigMap returns nil for one that does not exist.
+	ConfigMap func(namespace, name string) *corev1.ConfigMap
 	// Certificate returns why a Secret holds no certificate to show; nil: it does.
 	Certificate func(namespace, name string) error
 }
@@ -85,6 +87,8 @@ type Listener struct {
 	Kinds []string
 	// Certificates are the Secrets to show, of a listener for HTTPS.
 	Certificates []types.NamespacedName
+	// Clients are those that it is for; nil: all.
+	Clients *Clients
 	// Attached is how many accepted routes there are.
 	Attached int32
 	// Conflicted, Refused and Unresolved are the faults behind the conditions

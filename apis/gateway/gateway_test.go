@@ -1,8 +1,10 @@
 package gateway
 
 import (
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +18,14 @@ import (
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 	"sigs.k8s.io/yaml"
 )
+
+// authority is a certificate in PEM.
+var authority = func() string {
+	s := httptest.NewUnstartedServer(nil)
+	s.StartTLS()
+	defer s.Close()
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}))
+}()
 
 // read makes objects of YAML, the n-th of them n minutes old less than the first.
 func read(t testing.TB, text string) Objects {
@@ -35,6 +45,15 @@ func read(t testing.TB, text string) Objects {
 			case "outside":
 				s.Spec.Type = corev1.ServiceTypeExternalName
 				return s
+			}
+			return nil
+		},
+		ConfigMap: func(namespace, name string) *corev1.ConfigMap {
+			switch name {
+			case "ca":
+				return &corev1.ConfigMap{Data: map[string]string{AuthorityKey: authority}}
+			case "empty":
+				return &corev1.ConfigMap{}
 			}
 			return nil
 		},
@@ -166,10 +185,28 @@ listeners: [{name: a, port: 80, protocol: HTTP}]`, address, []string{"Accepted=A
 addresses: [{type: Hostname, value: a.example}]
 listeners: [{name: a, port: 80, protocol: HTTP}]`, address,
 			[]string{"!Accepted=UnsupportedAddress !Programmed=Invalid", "!Conflicted=NoConflicts Accepted=Accepted ResolvedRefs=ResolvedRefs !Programmed=Invalid"}},
-		{"clients' certificates are to be verified", `
-tls: {frontend: {default: {validation: {caCertificateRefs: [{group: "", kind: ConfigMap, name: ca}]}}}}
-listeners: [{name: a, port: 80, protocol: HTTP}]`, address,
-			[]string{"!Accepted=UnsupportedValue !Programmed=Invalid", "!Conflicted=NoConflicts Accepted=Accepted ResolvedRefs=ResolvedRefs !Programmed=Invalid"}},
+		{"clients' certificates", `
+tls: {frontend: {default: {validation: {caCertificateRefs: [{group: "", kind: ConfigMap, name: none}]}}, perPort: [
+  {port: 443, tls: {validation: {caCertificateRefs: [{group: "", kind: ConfigMap, name: ca}]}}}, {port: 444, tls: {validation: {caCertificateRefs: [{group: "", kind: Secret, name: ca}]}}},
+  {port: 445, tls: {validation: {caCertificateRefs: [{group: "", kind: ConfigMap, name: ca, namespace: closed}]}}}, {port: 446, tls: {}},
+  {port: 447, tls: {validation: {caCertificateRefs: [{group: "", kind: ConfigMap, name: empty}, {group: "", kind: ConfigMap, name: ca}]}}}]}}
+listeners:
+- {name: plain, port: 80, protocol: HTTP}
+- {name: a, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: cert}]}}
+- {name: b, port: 444, protocol: HTTPS, tls: {certificateRefs: [{name: cert}]}}
+- {name: c, port: 445, protocol: HTTPS, tls: {certificateRefs: [{name: cert}]}}
+- {name: d, port: 446, protocol: HTTPS, tls: {certificateRefs: [{name: cert}]}}
+- {name: e, port: 447, protocol: HTTPS, tls: {certificateRefs: [{name: cert}]}}
+- {name: f, port: 448, protocol: HTTPS, tls: {certificateRefs: [{name: cert}]}}`, address,
+			[]string{"Accepted=ListenersNotValid Programmed=Programmed", fine, fine,
+				"!Conflicted=NoConflicts !Accepted=NoValidCACertificate !ResolvedRefs=InvalidCACertificateKind !Programmed=Invalid",
+				"!Conflicted=NoConflicts !Accepted=NoValidCACertificate !ResolvedRefs=RefNotPermitted !Programmed=Invalid", fine,
+				"!Conflicted=NoConflicts Accepted=Accepted !ResolvedRefs=InvalidCACertificateRef Programmed=Programmed",
+				"!Conflicted=NoConflicts !Accepted=NoValidCACertificate !ResolvedRefs=InvalidCACertificateRef !Programmed=Invalid"}},
+		{"clients without a valid certificate", `
+tls: {frontend: {default: {validation: {mode: AllowInsecureFallback, caCertificateRefs: [{group: "", kind: ConfigMap, name: ca}]}}}}
+listeners: [{name: a, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: cert}]}}]`, address,
+			[]string{"Accepted=Accepted Programmed=Programmed InsecureFrontendValidationMode=ConfigurationChanged", fine}},
 	} {
 		o := read(t, "kind: Gateway\nmetadata: {name: g}\nspec:\n  gatewayClassName: clusterd\n  "+strings.ReplaceAll(strings.TrimSpace(tt.text), "\n", "\n  ")+`
 ---
@@ -184,6 +221,20 @@ spec: {from: [{group: gateway.networking.k8s.io, kind: Gateway, namespace: shop}
 		if diff := cmp.Diff(tt.want, got); diff != "" {
 			t.Errorf("%s: %s", tt.name, diff)
 		}
+	}
+}
+
+// TestSharedClients: where others have listeners at the same port, a Gateway cannot
+// say whom it is for.
+func TestSharedClients(t *testing.T) {
+	g := Evaluate(read(t, `kind: Gateway
+metadata: {name: g, annotations: {clusterd.local/shared-address: "true"}}
+spec:
+  gatewayClassName: clusterd
+  tls: {frontend: {default: {validation: {caCertificateRefs: [{group: "", kind: ConfigMap, name: ca}]}}}}
+  listeners: [{name: a, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: cert}]}}]`)).Gateways[0]
+	if g.Refused.Reason != "UnsupportedValue" || g.Listeners[0].Serves() {
+		t.Errorf("%+v", g.Refused)
 	}
 }
 

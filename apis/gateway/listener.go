@@ -21,9 +21,9 @@ func newGateway(gw *gatewayv1.Gateway, o Objects, g grants) *Gateway {
 	case out.Refused != Fault{}:
 	case s.Infrastructure != nil && s.Infrastructure.ParametersRef != nil:
 		out.Refused = fault(gatewayv1.GatewayReasonInvalidParameters, "spec.infrastructure.parametersRef: there are no parameters; leave it out")
-	case s.TLS != nil && s.TLS.Frontend != nil:
-		// Its user relies on all other clients being refused.
-		out.Refused = fault(gatewayv1.ListenerReasonUnsupportedValue, "spec.tls.frontend: clients' certificates are not verified; leave it out")
+	case s.TLS != nil && s.TLS.Frontend != nil && out.Shared():
+		// Others may have listeners at the same port that are for all clients.
+		out.Refused = fault(gatewayv1.ListenerReasonUnsupportedValue, "spec.tls.frontend: clients' certificates are verified at a Gateway's own addresses alone; take the annotation %s away", names.SharedAddress)
 	case s.TLS != nil && s.TLS.Backend != nil:
 		out.Refused = fault(gatewayv1.ListenerReasonUnsupportedValue, "spec.tls.backend: backends are shown no certificate; leave it out")
 	case s.DefaultScope != "" && s.DefaultScope != gatewayv1.GatewayDefaultScopeNone:
@@ -51,6 +51,7 @@ func newListener(of *Gateway, spec *gatewayv1.Listener, o Objects, g grants) *Li
 		}
 	case gatewayv1.HTTPSProtocolType:
 		l.tls(o, g)
+		l.clients(o, g)
 	default:
 		l.Refused = fault(gatewayv1.ListenerReasonUnsupportedProtocol, "protocol %q: HTTP and HTTPS are served", spec.Protocol)
 		return l // no route of a kind of ours is for it

@@ -64,6 +64,7 @@ func ClassStatus(gc *gatewayv1.GatewayClass, now metav1.Time) gatewayv1.GatewayC
 // sorted.
 var Features = slices.Sorted(slices.Values([]features.FeatureName{
 	features.SupportGateway, features.SupportGatewayPort8080, features.SupportGatewayHTTPListenerIsolation,
+	features.SupportGatewayFrontendClientCertificateValidation, features.SupportGatewayFrontendClientCertificateValidationInsecureFallback,
 	features.SupportGatewayAddressEmpty, features.SupportGatewayStaticAddresses,
 	features.SupportGatewayHTTPSListenerDetectMisdirectedRequests,
 	features.SupportReferenceGrant,
@@ -124,6 +125,12 @@ func (g *Gateway) Status(addresses []gatewayv1.GatewayStatusAddress, now metav1.
 		programmed = fault(gatewayv1.GatewayReasonAddressNotAssigned, "%s", g.pending())
 	}
 	c.good(string(gatewayv1.GatewayConditionProgrammed), programmed)
+	insecure := string(gatewayv1.GatewayConditionInsecureFrontendValidationMode)
+	if slices.ContainsFunc(g.Listeners, func(l *Listener) bool { return l.Clients != nil && l.Clients.Any }) {
+		c.set(insecure, true, string(gatewayv1.GatewayReasonConfigurationChanged), "clients with a certificate that is not valid, and without one, are let in, as spec.tls.frontend says")
+	} else {
+		meta.RemoveStatusCondition(&c.list, insecure)
+	}
 	out.Conditions = c.list
 	return out
 }

@@ -31,6 +31,7 @@ func (p *Proxy) request(t *route.Table, r *http.Request, c *call) *route.Request
 	out.Place = c.place
 	if r.TLS != nil {
 		out.ServerName = serverName(r.TLS.ServerName)
+		out.Verified = len(r.TLS.VerifiedChains) > 0
 	}
 	return out
 }

@@ -185,7 +185,7 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, c *call) {
 		p.refuse(w, c, http.StatusBadRequest, "the path, or a header or parameter that a route looks at, is too long")
 		return
 	case route.Misdirected:
-		p.refuse(w, c, http.StatusMisdirectedRequest, fmt.Sprintf("host %.260q is not for a connection that was opened for %.260q", c.host, r.TLS.ServerName))
+		p.refuse(w, c, http.StatusMisdirectedRequest, misdirected(c, r))
 		return
 	}
 	rule := hit.Rule
@@ -209,6 +209,14 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, c *call) {
 	}
 	c.backend = rule.Backend
 	p.send(w, r, c)
+}
+
+// misdirected says why a request has to come over another connection.
+func misdirected(c *call, r *http.Request) string {
+	if r.TLS == nil || route.Host(c.host) == serverName(r.TLS.ServerName) {
+		return "the connection was opened without the certificate that the Gateway asks clients for"
+	}
+	return fmt.Sprintf("host %.260q is not for a connection that was opened for %.260q", c.host, r.TLS.ServerName)
 }
 
 // nothing says that there is no rule for a request.

@@ -3,6 +3,7 @@ package route
 import (
 	"cmp"
 	"crypto/tls"
+	"crypto/x509"
 	"iter"
 	"net/textproto"
 	"net/url"
@@ -33,7 +34,16 @@ type Listener struct {
 	// Certificates are shown to clients that ask for the listener's names: the
 	// first that a client can read.
 	Certificates []*tls.Certificate
-	Rules        []GatewayRule
+	// Clients are those that the whole place is for; nil: all.
+	Clients *Clients
+	Rules   []GatewayRule
+}
+
+// Clients are those with a certificate that one of Roots has signed.
+type Clients struct {
+	Roots *x509.CertPool
+	// Any takes all others, too.
+	Any bool
 }
 
 // GatewayRule is a rule of a route that is attached to a listener.
@@ -72,6 +82,8 @@ type Request struct {
 	Query  string              // raw
 	// ServerName is what the client asked for in its TLS handshake.
 	ServerName string
+	// Verified: its certificate was.
+	Verified bool
 
 	query url.Values
 	long  bool
@@ -94,7 +106,8 @@ const (
 	None Refusal = iota
 	// TooLong: a value is longer than a pattern is ever compared with.
 	TooLong
-	// Misdirected: the name in the TLS handshake is another listener's.
+	// Misdirected: the connection was opened for another listener's name, or before
+	// clients' certificates were asked for.
 	Misdirected
 )
 
@@ -167,7 +180,10 @@ const (
 )
 
 // port is what Gateways have on one.
-type port struct{ listeners names[listener] }
+type port struct {
+	listeners names[listener]
+	clients   *Clients
+}
 
 type listener struct {
 	certificates []*tls.Certificate
@@ -205,6 +221,9 @@ func Merge(t *Table, listeners []Listener, binds []Bind) *Table {
 		l := &listeners[i]
 		if out.gateways[l.Place] == nil {
 			out.gateways[l.Place] = &port{}
+		}
+		if l.Clients != nil {
+			out.gateways[l.Place].clients = l.Clients
 		}
 		at := out.gateways[l.Place].listeners.at(l.Host)
 		at.certificates = append(at.certificates, l.Certificates...)
@@ -359,6 +378,9 @@ func (t *Table) gateway(r *Request) Hit {
 	if p == nil {
 		return Hit{}
 	}
+	if p.clients != nil && !p.clients.Any && !r.Verified {
+		return Hit{Refused: Misdirected}
+	}
 	var at *listener
 	for _, l := range p.listeners.near(r.Host) {
 		at = l
@@ -424,6 +446,14 @@ func (t *Table) Binds() []Bind { return t.binds }
 
 // Gateway reports whether a Gateway has a listener at a place.
 func (t *Table) Gateway(at Place) bool { return t.gateways[at] != nil }
+
+// Clients are those that a place is for; nil: all.
+func (t *Table) Clients(at Place) *Clients {
+	if p := t.gateways[at]; p != nil {
+		return p.clients
+	}
+	return nil
+}
 
 // Certificates returns those for a name that a client asks for at a place; the
 // nearest name counts, and of equally near ones the Gateway's.

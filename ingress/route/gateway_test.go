@@ -214,6 +214,31 @@ func TestMisdirected(t *testing.T) {
 	}
 }
 
+// TestClients: of a place that is for some clients, no other is answered.
+func TestClients(t *testing.T) {
+	table := Merge(new(Table), []Listener{
+		{Place: Place{"g", 443}, Host: "a.example", TLS: true, Clients: &Clients{}, Rules: []GatewayRule{one("a", 1, []string{"a.example"}, Condition{})}},
+		{Place: Place{"g", 444}, TLS: true, Clients: &Clients{Any: true}, Rules: []GatewayRule{one("any", 1, []string{""}, Condition{})}},
+		{Place: Place{"g", 445}, TLS: true, Rules: []GatewayRule{one("all", 1, []string{""}, Condition{})}},
+	}, nil)
+	for _, tt := range []struct {
+		port     uint16
+		host     string
+		verified bool
+		want     string
+	}{
+		{443, "a.example", true, "a"}, {443, "a.example", false, "misdirected"}, {443, "b.example", false, "misdirected"}, {443, "b.example", true, ""},
+		{444, "a.example", false, "any"}, {445, "a.example", false, "all"},
+	} {
+		if got := name(table.Ask(&Request{Place: Place{"g", tt.port}, Host: tt.host, Path: "/", Verified: tt.verified})); got != tt.want {
+			t.Errorf("%+v: %q", tt, got)
+		}
+	}
+	if table.Clients(Place{"g", 443}) == nil || table.Clients(Place{"g", 445}) != nil || table.Clients(Place{"", 443}) != nil {
+		t.Error("the wrong places have clients")
+	}
+}
+
 func TestDraw(t *testing.T) {
 	a := Action{Shares: []Share{{Weight: 1, Broken: "a"}, {Weight: 0, Broken: "none"}, {Weight: 3, Broken: "b"}}}
 	got := ""

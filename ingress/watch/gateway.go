@@ -2,6 +2,7 @@ package watch
 
 import (
 	"cmp"
+	"crypto/x509"
 	"fmt"
 	"maps"
 	"regexp"
@@ -36,6 +37,7 @@ func compileGateways(o objects, v *gateway.View) (listeners []route.Listener, bi
 				}
 				one.Certificates = append(one.Certificates, pair)
 			}
+			one.Clients = o.clients(l.Clients)
 			secure[one.Place] = one.TLS
 			at[l] = len(listeners)
 			listeners = append(listeners, one)
@@ -61,6 +63,21 @@ func compileGateways(o objects, v *gateway.View) (listeners []route.Listener, bi
 		}
 	}
 	return listeners, c.binds(v.Services(), secure), faults
+}
+
+// clients has the authorities that there are: gateway.Evaluate has named them.
+func (o objects) clients(c *gateway.Clients) *route.Clients {
+	if c == nil {
+		return nil
+	}
+	out := &route.Clients{Roots: x509.NewCertPool(), Any: c.Any}
+	for _, name := range c.Authorities {
+		certs, _ := gateway.Authorities(o.configMap(name.Namespace, name.Name)) // none: nobody is let in by them
+		for _, cert := range certs {
+			out.Roots.AddCert(cert)
+		}
+	}
+	return out
 }
 
 func place(service string, port int32) route.Place {

@@ -99,7 +99,7 @@ func view(t *testing.T, o objects) *gateway.View {
 	if err := yaml.Unmarshal([]byte(routes), &list); err != nil {
 		t.Fatal(err)
 	}
-	g := gateway.Objects{Namespace: func(string) labels.Set { return nil }, Service: o.service, Certificate: o.certificate}
+	g := gateway.Objects{Namespace: func(string) labels.Set { return nil }, Service: o.service, ConfigMap: o.configMap, Certificate: o.certificate}
 	for _, one := range list {
 		obj, err := gateway.Typed(&unstructured.Unstructured{Object: one})
 		if err != nil {

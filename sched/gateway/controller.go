@@ -68,9 +68,10 @@ type controller struct {
 	kinds   Kinds
 	proxies *ingress.Proxies
 
-	services corelisters.ServiceLister
-	secrets  corelisters.SecretLister
-	spaces   corelisters.NamespaceLister
+	services   corelisters.ServiceLister
+	secrets    corelisters.SecretLister
+	configMaps corelisters.ConfigMapLister
+	spaces     corelisters.NamespaceLister
 }
 
 // New returns the loop.
@@ -78,11 +79,16 @@ func New(env loop.Env, client dynamic.Interface, kinds Kinds) loop.Loop {
 	core := env.Informers.Core().V1()
 	c := &controller{
 		env: env, client: env.Client, dynamic: client, kinds: kinds, proxies: ingress.NewProxies(env),
-		services: core.Services().Lister(), secrets: core.Secrets().Lister(), spaces: core.Namespaces().Lister(),
+		services: core.Services().Lister(), secrets: core.Secrets().Lister(), configMaps: core.ConfigMaps().Lister(), spaces: core.Namespaces().Lister(),
 	}
 	c.Controller = loop.New("gateway", env, 1, c.reconcile)
 	loop.Watch(c.Controller, core.Secrets().Informer(), func(old, s *corev1.Secret) {
 		if loop.Latest(old, s).Type == corev1.SecretTypeTLS {
+			c.all()
+		}
+	})
+	loop.Watch(c.Controller, core.ConfigMaps().Informer(), func(old, m *corev1.ConfigMap) {
+		if authorities(old) != authorities(m) {
 			c.all()
 		}
 	})
@@ -113,6 +119,13 @@ func New(env loop.Env, client dynamic.Interface, kinds Kinds) loop.Loop {
 		})
 		return work.Wait()
 	}}
+}
+
+func authorities(m *corev1.ConfigMap) string {
+	if m == nil {
+		return ""
+	}
+	return m.Data[gateway.AuthorityKey]
 }
 
 func (c *controller) all() { c.EnqueueAfter(allKey, settle) }
@@ -151,6 +164,13 @@ func (c *controller) objects() gateway.Objects {
 				return nil
 			}
 			return s
+		},
+		ConfigMap: func(namespace, name string) *corev1.ConfigMap {
+			m, err := c.configMaps.ConfigMaps(namespace).Get(name)
+			if err != nil {
+				return nil
+			}
+			return m
 		},
 		Certificate: c.certificate,
 	}
