@@ -41,6 +41,7 @@ type Objects struct {
 	HTTPRoutes []*gatewayv1.HTTPRoute
 	GRPCRoutes []*gatewayv1.GRPCRoute
 	Grants     []*gatewayv1.ReferenceGrant
+	Policies   []*gatewayv1.BackendTLSPolicy
 	// Namespace returns a namespace's labels.
 	Namespace func(name string) labels.Set
 	// Service returns nil for one that does not exist.
@@ -63,6 +64,7 @@ func fault[R ~string](reason R, format string, args ...any) Fault {
 type View struct {
 	Gateways []*Gateway // the oldest first
 	Routes   []*Route   // those with a parent of ours, the oldest first
+	Policies []*Policy  // the oldest first
 }
 
 // Gateway is one of ours.
@@ -119,8 +121,9 @@ type Route struct {
 	// backend that cannot be used.
 	Unresolved Fault
 
-	grants grants
-	get    func(namespace, name string) *corev1.Service
+	grants   grants
+	policies policies
+	get      func(namespace, name string) *corev1.Service
 }
 
 // Object is the route as it is.
@@ -134,6 +137,7 @@ func (r *Route) Object() metav1.Object {
 // Parent is what became of one parentRef.
 type Parent struct {
 	Ref gatewayv1.ParentReference
+	Of  *Gateway
 	// Refused is the fault behind the condition Accepted.
 	Refused  Fault
 	Attached []Attachment
@@ -181,11 +185,13 @@ func Evaluate(o Objects) *View {
 		v.Gateways = append(v.Gateways, one)
 	}
 	sharePorts(v.Gateways)
+	held, all := newPolicies(o.Policies, o)
+	v.Policies = all
 	for _, r := range o.HTTPRoutes {
-		v.Routes = append(v.Routes, &Route{Kind: HTTPRoute, ObjectMeta: &r.ObjectMeta, HTTP: r, grants: g, get: o.Service})
+		v.Routes = append(v.Routes, &Route{Kind: HTTPRoute, ObjectMeta: &r.ObjectMeta, HTTP: r, grants: g, policies: held, get: o.Service})
 	}
 	for _, r := range o.GRPCRoutes {
-		v.Routes = append(v.Routes, &Route{Kind: GRPCRoute, ObjectMeta: &r.ObjectMeta, GRPC: r, grants: g, get: o.Service})
+		v.Routes = append(v.Routes, &Route{Kind: GRPCRoute, ObjectMeta: &r.ObjectMeta, GRPC: r, grants: g, policies: held, get: o.Service})
 	}
 	slices.SortStableFunc(v.Routes, func(a, b *Route) int { return older(a, b) })
 	v.Routes = slices.DeleteFunc(v.Routes, func(r *Route) bool {

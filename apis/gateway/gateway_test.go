@@ -37,7 +37,7 @@ func read(t testing.TB, text string) Objects {
 		},
 		Service: func(namespace, name string) *corev1.Service {
 			s := &corev1.Service{Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{
-				{Port: 80}, {Port: 53, Protocol: corev1.ProtocolUDP}, {Port: 81, AppProtocol: ptr.To("amqp")}, {Port: 82, AppProtocol: ptr.To("kubernetes.io/h2c")},
+				{Port: 80}, {Port: 53, Protocol: corev1.ProtocolUDP}, {Port: 81, AppProtocol: ptr.To("amqp")}, {Name: "h2c", Port: 82, AppProtocol: ptr.To("kubernetes.io/h2c")},
 			}}}
 			switch name {
 			case "web":
@@ -91,6 +91,9 @@ func read(t testing.TB, text string) Objects {
 		case "ReferenceGrant":
 			o.Grants = append(o.Grants, new(gatewayv1.ReferenceGrant))
 			into(o.Grants[len(o.Grants)-1])
+		case "BackendTLSPolicy":
+			o.Policies = append(o.Policies, new(gatewayv1.BackendTLSPolicy))
+			into(o.Policies[len(o.Policies)-1])
 		case "":
 		default:
 			t.Fatalf("kind %q", kind.Kind)

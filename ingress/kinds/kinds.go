@@ -168,5 +168,6 @@ func (k *Kinds) Fill(o *gateway.Objects) {
 	o.Gateways = gateway.List[gatewayv1.Gateway](list(gateway.Gateways))
 	o.HTTPRoutes = gateway.List[gatewayv1.HTTPRoute](list(gateway.HTTPRoutes))
 	o.GRPCRoutes = gateway.List[gatewayv1.GRPCRoute](list(gateway.GRPCRoutes))
+	o.Policies = gateway.List[gatewayv1.BackendTLSPolicy](list(gateway.Policies))
 	o.Grants = gateway.List[gatewayv1.ReferenceGrant](list(gateway.Grants))
 }

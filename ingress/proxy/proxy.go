@@ -309,6 +309,8 @@ func (p *Proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case isDial(err):
 		p.refuse(w, c, http.StatusServiceUnavailable, fmt.Sprintf("none of the endpoints of %s that were tried (%d) took the connection", name, c.tries))
+	case errors.Is(err, errCertificate):
+		p.refuse(w, c, http.StatusBadGateway, fmt.Sprintf("the certificate of %s is not what its BackendTLSPolicy asks for", name))
 	case errors.Is(err, errSlow):
 		p.refuse(w, c, http.StatusGatewayTimeout, fmt.Sprintf("%s did not answer in the %s that the route gives an endpoint", name, c.rule.Do.Try))
 	case errors.As(err, &timeout) && timeout.Timeout():

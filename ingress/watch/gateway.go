@@ -2,6 +2,7 @@ package watch
 
 import (
 	"cmp"
+	"crypto/sha256"
 	"crypto/x509"
 	"fmt"
 	"maps"
@@ -63,6 +64,31 @@ func compileGateways(o objects, v *gateway.View) (listeners []route.Listener, bi
 		}
 	}
 	return listeners, c.binds(v.Services(), secure), faults
+}
+
+// verified is what a policy asks of a certificate.
+func (o objects) verified(p *gateway.Policy) *route.TLS {
+	v := &p.Spec.Validation
+	out := &route.TLS{ServerName: string(v.Hostname), Roots: x509.NewCertPool()}
+	hash := sha256.New()
+	for _, name := range p.Authorities {
+		certs, _ := gateway.Authorities(o.configMap(name.Namespace, name.Name)) // none: no certificate is valid
+		for _, cert := range certs {
+			out.Roots.AddCert(cert)
+			hash.Write(cert.Raw)
+		}
+	}
+	for _, n := range v.SubjectAltNames {
+		switch n.Type {
+		case gatewayv1.HostnameSubjectAltNameType:
+			out.Hosts = append(out.Hosts, string(n.Hostname))
+		case gatewayv1.URISubjectAltNameType:
+			out.URIs = append(out.URIs, string(n.URI))
+		}
+	}
+	fmt.Fprintf(hash, "%q %q %q", out.ServerName, out.Hosts, out.URIs)
+	out.Key = string(hash.Sum(nil))
+	return out
 }
 
 // clients has the authorities that there are: gateway.Evaluate has named them.
@@ -273,11 +299,18 @@ func (c *compiler) share(r *gateway.Route, ref gatewayv1.BackendRef) route.Share
 		return s
 	}
 	port := fmt.Sprint(b.Port)
+	if p := b.Policy; p != nil && p.Refused.Message != "" {
+		s.Broken = fmt.Sprintf("BackendTLSPolicy %s/%s of Service %s is not accepted: %s", p.Namespace, p.Name, b.Service, p.Refused.Message)
+		return s
+	}
 	key := backendKey{b.Namespace, b.Service, port + "/" + r.Kind}
 	if c.backends[key] == nil {
 		one := c.serviceBackend(backendKey{b.Namespace, b.Service, port}, networkingv1.ServiceBackendPort{Number: b.Port})
 		if r.GRPC != nil && one.Protocol == route.HTTP {
 			one.Protocol = route.H2C
+		}
+		if b.Policy != nil {
+			one.Protocol, one.TLS = route.HTTPS, c.verified(b.Policy)
 		}
 		c.backends[key] = one
 	}

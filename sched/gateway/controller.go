@@ -279,6 +279,11 @@ func (c *controller) tell(ctx context.Context, o gateway.Objects, v *gateway.Vie
 	for _, r := range o.GRPCRoutes {
 		route(gateway.GRPCRoutes, gateway.GRPCRoute, r, r.Status.Parents)
 	}
+	for _, p := range v.Policies {
+		if want := p.PolicyStatus(now); !apiequality.Semantic.DeepEqual(p.Status, want) && len(p.Status.Ancestors)+len(want.Ancestors) > 0 {
+			write(gateway.Policies, "BackendTLSPolicy", p.BackendTLSPolicy, &want)
+		}
+	}
 	return errors.Join(failed...)
 }
 
