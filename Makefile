@@ -138,6 +138,20 @@ tools-test: build image peers ## helm, stern, kustomize, kwok, an operator and m
 		sigs.k8s.io/controller-runtime github.com/prometheus/prometheus k8s.io/client-go
 	CLUSTERD_TOOLS=$(CURDIR)/bin/peers $(GO) test -count=1 -v -timeout 40m ./e2e/tools $(if $(KWOK_NODES),-kwok-nodes $(KWOK_NODES))
 
+# The suite's programs and the images that its manifests name, which are all one program of its module.
+.PHONY: gateway-suite
+gateway-suite:
+	@mkdir -p bin/peers
+	$(GO) build -o bin/pack ./examples/hello/pack
+	cd hack/peers && $(GO) test -c -o ../../bin/peers/gateway-conformance ./gatewayconformance
+	cd hack/peers && suite=$$($(GO) list -m -f '{{.Dir}}' sigs.k8s.io/gateway-api/conformance) && \
+		for image in $$(grep -rho '[a-z.0-9/-]*/echo-basic:[a-z0-9.-]*' $$suite/base $$suite/tests | sort -u); do \
+		../../bin/pack -src sigs.k8s.io/gateway-api/conformance/echo-basic -ref $$image -o ../../bin/peers/echo-$${image##*:}.tar || exit 1; done
+
+.PHONY: gateway-conformance
+gateway-conformance: build image gateway-suite ## the Gateway API's own conformance suite on three servers; SUITE='-run-test NAME' for flags of its own (root, long)
+	CLUSTERD_GATEWAY=$(CURDIR)/bin/peers $(GO) test -count=1 -v -timeout 2h ./e2e/gateway -args -suite='$(SUITE)' -report=$(CURDIR)/bin/gateway-conformance.yaml
+
 # Attacks on a whole cluster; ATTACKS picks groups of them, such as images.
 .PHONY: security-test
 security-test: build image ## 856 attacks on three servers and two agents; ATTACKS=images for some (root, 20 minutes)

@@ -30,7 +30,7 @@ data: {tls.crt: "%s", tls.key: "%s"}
 ---
 apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
-metadata: {name: doors}
+metadata: {name: doors, annotations: {clusterd.local/shared-address: "true"}}
 spec:
   gatewayClassName: clusterd
   listeners:

@@ -41,7 +41,7 @@ func (r *Route) attach(gateways map[types.NamespacedName]*Gateway, namespaces fu
 			f := r.unsupported()
 			unsupported = &f
 		}
-		p := &Parent{Ref: ref}
+		p := &Parent{Ref: ref, Of: g}
 		r.Parents = append(r.Parents, p)
 		if p.Attached, p.Refused = r.places(g, ref, hosts, namespaces); (p.Refused == Fault{}) {
 			p.Refused = *unsupported

@@ -14,6 +14,8 @@ type Backend struct {
 	Namespace, Service string
 	Port               int32
 	Weight             int32
+	// Policy is how it is spoken to over TLS; nil: no policy is for it.
+	Policy *Policy
 	// Fault is why it cannot be used: requests that are its share get an error.
 	Fault Fault
 }
@@ -57,6 +59,7 @@ func (r *Route) Backend(ref gatewayv1.BackendRef) Backend {
 		b.Fault = fault(gatewayv1.RouteReasonBackendNotFound, "Service %s/%s has no TCP port %d", b.Namespace, b.Service, b.Port)
 		return b
 	}
+	b.Policy = r.policies.of(b.Namespace, b.Service, s.Spec.Ports[at].Name)
 	if p := &s.Spec.Ports[at]; !slices.Contains(protocols, Protocol(p)) {
 		b.Fault = fault(gatewayv1.RouteReasonUnsupportedProtocol, "port %d of Service %s/%s has appProtocol %q, which is not spoken", b.Port, b.Namespace, b.Service, *p.AppProtocol)
 	}
@@ -71,8 +74,12 @@ func MirrorRef(m *gatewayv1.HTTPRequestMirrorFilter) gatewayv1.BackendRef {
 // resolve looks for the first backend that cannot be used.
 func (r *Route) resolve() {
 	note := func(ref gatewayv1.BackendRef) {
+		b := r.Backend(ref)
 		if (r.Unresolved == Fault{}) {
-			r.Unresolved = r.Backend(ref).Fault
+			r.Unresolved = b.Fault
+		}
+		if b.Policy != nil {
+			b.Policy.reached(r)
 		}
 	}
 	mirror := func(m *gatewayv1.HTTPRequestMirrorFilter) {

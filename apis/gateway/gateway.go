@@ -22,8 +22,8 @@ const (
 	Controller gatewayv1.GatewayController = names.GatewayController
 	// Class is the name of the GatewayClass that clusterd makes.
 	Class = "clusterd"
-	// MaxPorts is how many ports beside 80 and 443 the listeners of all Gateways
-	// may have together: each is one more of the proxies' Service.
+	// MaxPorts is how many ports beside 80 and 443 the listeners may have together
+	// that have one Service: each is one more of the Service's, and of the proxies'.
 	MaxPorts = 64
 )
 
@@ -41,10 +41,13 @@ type Objects struct {
 	HTTPRoutes []*gatewayv1.HTTPRoute
 	GRPCRoutes []*gatewayv1.GRPCRoute
 	Grants     []*gatewayv1.ReferenceGrant
+	Policies   []*gatewayv1.BackendTLSPolicy
 	// Namespace returns a namespace's labels.
 	Namespace func(name string) labels.Set
 	// Service returns nil for one that does not exist.
 	Service func(namespace, name string) *corev1.Service
+	// ConfigMap returns nil for one that does not exist.
+	ConfigMap func(namespace, name string) *corev1.ConfigMap
 	// Certificate returns why a Secret holds no certificate to show; nil: it does.
 	Certificate func(namespace, name string) error
 }
@@ -61,11 +64,16 @@ func fault[R ~string](reason R, format string, args ...any) Fault {
 type View struct {
 	Gateways []*Gateway // the oldest first
 	Routes   []*Route   // those with a parent of ours, the oldest first
+	Policies []*Policy  // the oldest first
 }
 
 // Gateway is one of ours.
 type Gateway struct {
 	*gatewayv1.Gateway
+	// Service is the name of the Service in front of it, in ServiceNamespace.
+	Service string
+	// Asked are the addresses that it wants to have.
+	Asked []string
 	// Refused is why it is not served at all.
 	Refused Fault
 	// Notes are sentences on what of it is not acted on.
@@ -81,6 +89,8 @@ type Listener struct {
 	Kinds []string
 	// Certificates are the Secrets to show, of a listener for HTTPS.
 	Certificates []types.NamespacedName
+	// Clients are those that it is for; nil: all.
+	Clients *Clients
 	// Attached is how many accepted routes there are.
 	Attached int32
 	// Conflicted, Refused and Unresolved are the faults behind the conditions
@@ -111,8 +121,9 @@ type Route struct {
 	// backend that cannot be used.
 	Unresolved Fault
 
-	grants grants
-	get    func(namespace, name string) *corev1.Service
+	grants   grants
+	policies policies
+	get      func(namespace, name string) *corev1.Service
 }
 
 // Object is the route as it is.
@@ -126,6 +137,7 @@ func (r *Route) Object() metav1.Object {
 // Parent is what became of one parentRef.
 type Parent struct {
 	Ref gatewayv1.ParentReference
+	Of  *Gateway
 	// Refused is the fault behind the condition Accepted.
 	Refused  Fault
 	Attached []Attachment
@@ -173,11 +185,13 @@ func Evaluate(o Objects) *View {
 		v.Gateways = append(v.Gateways, one)
 	}
 	sharePorts(v.Gateways)
+	held, all := newPolicies(o.Policies, o)
+	v.Policies = all
 	for _, r := range o.HTTPRoutes {
-		v.Routes = append(v.Routes, &Route{Kind: HTTPRoute, ObjectMeta: &r.ObjectMeta, HTTP: r, grants: g, get: o.Service})
+		v.Routes = append(v.Routes, &Route{Kind: HTTPRoute, ObjectMeta: &r.ObjectMeta, HTTP: r, grants: g, policies: held, get: o.Service})
 	}
 	for _, r := range o.GRPCRoutes {
-		v.Routes = append(v.Routes, &Route{Kind: GRPCRoute, ObjectMeta: &r.ObjectMeta, GRPC: r, grants: g, get: o.Service})
+		v.Routes = append(v.Routes, &Route{Kind: GRPCRoute, ObjectMeta: &r.ObjectMeta, GRPC: r, grants: g, policies: held, get: o.Service})
 	}
 	slices.SortStableFunc(v.Routes, func(a, b *Route) int { return older(a, b) })
 	v.Routes = slices.DeleteFunc(v.Routes, func(r *Route) bool {
@@ -192,16 +206,31 @@ func older[T metav1.Object](a, b T) int {
 	return cmp.Or(x.Compare(y.Time), cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
 }
 
-// Ports are those that listeners serve on, beside 80 and 443.
-func (v *View) Ports() []int32 {
-	var out []int32
+// Service is what one in front of the proxies should have.
+type Service struct {
+	// Ports are those that listeners serve on, sorted. The shared Service has 80 and
+	// 443 in any case; they are left out.
+	Ports []int32
+	// Address is the one that it asks for; "": any.
+	Address string
+}
+
+// Services are those of all Gateways, by name. One may be without ports.
+func (v *View) Services() map[string]Service {
+	out := map[string]Service{}
 	for _, g := range v.Gateways {
+		s := out[g.Service]
 		for _, l := range g.Listeners {
-			if l.Port != 80 && l.Port != 443 && l.Serves() {
-				out = append(out, l.Port)
+			if l.Serves() && (!g.Shared() || l.Port != 80 && l.Port != 443) {
+				s.Ports = append(s.Ports, l.Port)
 			}
 		}
+		slices.Sort(s.Ports)
+		s.Ports = slices.Compact(s.Ports)
+		if len(g.Asked) > 0 {
+			s.Address = g.Asked[0]
+		}
+		out[g.Service] = s
 	}
-	slices.Sort(out)
-	return slices.Compact(out)
+	return out
 }

@@ -1,8 +1,10 @@
 package gateway
 
 import (
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -11,10 +13,19 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/ptr"
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 	"sigs.k8s.io/yaml"
 )
+
+// authority is a certificate in PEM.
+var authority = func() string {
+	s := httptest.NewUnstartedServer(nil)
+	s.StartTLS()
+	defer s.Close()
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}))
+}()
 
 // read makes objects of YAML, the n-th of them n minutes old less than the first.
 func read(t testing.TB, text string) Objects {
@@ -26,7 +37,7 @@ func read(t testing.TB, text string) Objects {
 		},
 		Service: func(namespace, name string) *corev1.Service {
 			s := &corev1.Service{Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{
-				{Port: 80}, {Port: 53, Protocol: corev1.ProtocolUDP}, {Port: 81, AppProtocol: ptr.To("amqp")}, {Port: 82, AppProtocol: ptr.To("kubernetes.io/h2c")},
+				{Port: 80}, {Port: 53, Protocol: corev1.ProtocolUDP}, {Port: 81, AppProtocol: ptr.To("amqp")}, {Name: "h2c", Port: 82, AppProtocol: ptr.To("kubernetes.io/h2c")},
 			}}}
 			switch name {
 			case "web":
@@ -34,6 +45,15 @@ func read(t testing.TB, text string) Objects {
 			case "outside":
 				s.Spec.Type = corev1.ServiceTypeExternalName
 				return s
+			}
+			return nil
+		},
+		ConfigMap: func(namespace, name string) *corev1.ConfigMap {
+			switch name {
+			case "ca":
+				return &corev1.ConfigMap{Data: map[string]string{AuthorityKey: authority}}
+			case "empty":
+				return &corev1.ConfigMap{}
 			}
 			return nil
 		},
@@ -71,6 +91,9 @@ func read(t testing.TB, text string) Objects {
 		case "ReferenceGrant":
 			o.Grants = append(o.Grants, new(gatewayv1.ReferenceGrant))
 			into(o.Grants[len(o.Grants)-1])
+		case "BackendTLSPolicy":
+			o.Policies = append(o.Policies, new(gatewayv1.BackendTLSPolicy))
+			into(o.Policies[len(o.Policies)-1])
 		case "":
 		default:
 			t.Fatalf("kind %q", kind.Kind)
@@ -138,9 +161,9 @@ listeners: [{name: a, port: 443, protocol: HTTPS, tls: {mode: Passthrough, certi
 		{"a kind of routes that is not served", `
 listeners: [{name: a, port: 80, protocol: HTTP, allowedRoutes: {kinds: [{kind: TCPRoute}, {kind: HTTPRoute}]}}]`, address,
 			[]string{"Accepted=Accepted Programmed=Programmed", "!Conflicted=NoConflicts Accepted=Accepted !ResolvedRefs=InvalidRouteKinds Programmed=Programmed"}},
-		{"the wrong protocol for 80", `
+		{"another protocol at 80", `
 listeners: [{name: a, port: 80, protocol: HTTPS, tls: {certificateRefs: [{name: cert}]}}]`, address,
-			[]string{"!Accepted=ListenersNotValid !Programmed=Invalid", "!Conflicted=NoConflicts !Accepted=PortUnavailable ResolvedRefs=ResolvedRefs !Programmed=Invalid"}},
+			[]string{"Accepted=Accepted Programmed=Programmed", fine}},
 		{"protocols conflict", `
 listeners: [{name: a, port: 90, protocol: HTTP, hostname: a.example}, {name: b, port: 90, protocol: HTTPS, tls: {certificateRefs: [{name: cert}]}}]`, address,
 			[]string{"!Accepted=ListenersNotValid !Programmed=Invalid",
@@ -149,14 +172,44 @@ listeners: [{name: a, port: 90, protocol: HTTP, hostname: a.example}, {name: b, 
 listeners: [{name: a, port: 90, protocol: HTTP}, {name: b, port: 90, protocol: HTTP}, {name: c, port: 90, protocol: HTTP, hostname: c.example}]`, address,
 			[]string{"Accepted=ListenersNotValid Programmed=Programmed",
 				"Conflicted=HostnameConflict !Accepted=HostnameConflict ResolvedRefs=ResolvedRefs !Programmed=Invalid", "Conflicted=HostnameConflict !Accepted=HostnameConflict ResolvedRefs=ResolvedRefs !Programmed=Invalid", fine}},
-		{"addresses are asked for", `
+		{"an address is asked for", `
+addresses: [{value: 192.0.2.1}]
+listeners: [{name: a, port: 80, protocol: HTTP}]`, address, []string{"Accepted=Accepted Programmed=Programmed", fine}},
+		{"any address is asked for", `
+addresses: [{type: IPAddress}]
+listeners: [{name: a, port: 80, protocol: HTTP}]`, address, []string{"Accepted=Accepted Programmed=Programmed", fine}},
+		{"an address that it has not is asked for", `
 addresses: [{value: 192.0.2.7}]
+listeners: [{name: a, port: 80, protocol: HTTP}]`, address, []string{"Accepted=Accepted !Programmed=AddressNotUsable", fine}},
+		{"two addresses are asked for", `
+addresses: [{value: 192.0.2.1}, {value: 192.0.2.7}]
+listeners: [{name: a, port: 80, protocol: HTTP}]`, address, []string{"Accepted=Accepted !Programmed=AddressNotUsable", fine}},
+		{"a hostname is asked for", `
+addresses: [{type: Hostname, value: a.example}]
 listeners: [{name: a, port: 80, protocol: HTTP}]`, address,
 			[]string{"!Accepted=UnsupportedAddress !Programmed=Invalid", "!Conflicted=NoConflicts Accepted=Accepted ResolvedRefs=ResolvedRefs !Programmed=Invalid"}},
-		{"clients' certificates are to be verified", `
-tls: {frontend: {default: {validation: {caCertificateRefs: [{group: "", kind: ConfigMap, name: ca}]}}}}
-listeners: [{name: a, port: 80, protocol: HTTP}]`, address,
-			[]string{"!Accepted=UnsupportedValue !Programmed=Invalid", "!Conflicted=NoConflicts Accepted=Accepted ResolvedRefs=ResolvedRefs !Programmed=Invalid"}},
+		{"clients' certificates", `
+tls: {frontend: {default: {validation: {caCertificateRefs: [{group: "", kind: ConfigMap, name: none}]}}, perPort: [
+  {port: 443, tls: {validation: {caCertificateRefs: [{group: "", kind: ConfigMap, name: ca}]}}}, {port: 444, tls: {validation: {caCertificateRefs: [{group: "", kind: Secret, name: ca}]}}},
+  {port: 445, tls: {validation: {caCertificateRefs: [{group: "", kind: ConfigMap, name: ca, namespace: closed}]}}}, {port: 446, tls: {}},
+  {port: 447, tls: {validation: {caCertificateRefs: [{group: "", kind: ConfigMap, name: empty}, {group: "", kind: ConfigMap, name: ca}]}}}]}}
+listeners:
+- {name: plain, port: 80, protocol: HTTP}
+- {name: a, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: cert}]}}
+- {name: b, port: 444, protocol: HTTPS, tls: {certificateRefs: [{name: cert}]}}
+- {name: c, port: 445, protocol: HTTPS, tls: {certificateRefs: [{name: cert}]}}
+- {name: d, port: 446, protocol: HTTPS, tls: {certificateRefs: [{name: cert}]}}
+- {name: e, port: 447, protocol: HTTPS, tls: {certificateRefs: [{name: cert}]}}
+- {name: f, port: 448, protocol: HTTPS, tls: {certificateRefs: [{name: cert}]}}`, address,
+			[]string{"Accepted=ListenersNotValid Programmed=Programmed", fine, fine,
+				"!Conflicted=NoConflicts !Accepted=NoValidCACertificate !ResolvedRefs=InvalidCACertificateKind !Programmed=Invalid",
+				"!Conflicted=NoConflicts !Accepted=NoValidCACertificate !ResolvedRefs=RefNotPermitted !Programmed=Invalid", fine,
+				"!Conflicted=NoConflicts Accepted=Accepted !ResolvedRefs=InvalidCACertificateRef Programmed=Programmed",
+				"!Conflicted=NoConflicts !Accepted=NoValidCACertificate !ResolvedRefs=InvalidCACertificateRef !Programmed=Invalid"}},
+		{"clients without a valid certificate", `
+tls: {frontend: {default: {validation: {mode: AllowInsecureFallback, caCertificateRefs: [{group: "", kind: ConfigMap, name: ca}]}}}}
+listeners: [{name: a, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: cert}]}}]`, address,
+			[]string{"Accepted=Accepted Programmed=Programmed InsecureFrontendValidationMode=ConfigurationChanged", fine}},
 	} {
 		o := read(t, "kind: Gateway\nmetadata: {name: g}\nspec:\n  gatewayClassName: clusterd\n  "+strings.ReplaceAll(strings.TrimSpace(tt.text), "\n", "\n  ")+`
 ---
@@ -174,14 +227,28 @@ spec: {from: [{group: gateway.networking.k8s.io, kind: Gateway, namespace: shop}
 	}
 }
 
+// TestSharedClients: where others have listeners at the same port, a Gateway cannot
+// say whom it is for.
+func TestSharedClients(t *testing.T) {
+	g := Evaluate(read(t, `kind: Gateway
+metadata: {name: g, annotations: {clusterd.local/shared-address: "true"}}
+spec:
+  gatewayClassName: clusterd
+  tls: {frontend: {default: {validation: {caCertificateRefs: [{group: "", kind: ConfigMap, name: ca}]}}}}
+  listeners: [{name: a, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: cert}]}}]`)).Gateways[0]
+	if g.Refused.Reason != "UnsupportedValue" || g.Listeners[0].Serves() {
+		t.Errorf("%+v", g.Refused)
+	}
+}
+
 // TestPortsAreShared: of two Gateways the older has the port, and there is a most
 // that all have together.
 func TestPortsAreShared(t *testing.T) {
 	var text strings.Builder
 	for i, protocol := range []string{"HTTP", "HTTPS"} {
-		fmt.Fprintf(&text, "kind: Gateway\nmetadata: {name: g%d}\nspec: {gatewayClassName: clusterd, listeners: [{name: a, port: 90, protocol: %s, tls: %s}]}\n---\n", i, protocol, []string{"null", "{certificateRefs: [{name: cert}]}"}[i])
+		fmt.Fprintf(&text, "kind: Gateway\nmetadata: {name: g%d, annotations: {clusterd.local/shared-address: \"true\"}}\nspec: {gatewayClassName: clusterd, listeners: [{name: a, port: 90, protocol: %s, tls: %s}]}\n---\n", i, protocol, []string{"null", "{certificateRefs: [{name: cert}]}"}[i])
 	}
-	fmt.Fprint(&text, "kind: Gateway\nmetadata: {name: many}\nspec: {gatewayClassName: clusterd, listeners: [")
+	fmt.Fprint(&text, "kind: Gateway\nmetadata: {name: many, annotations: {clusterd.local/shared-address: \"true\"}}\nspec: {gatewayClassName: clusterd, listeners: [")
 	for i := range MaxPorts {
 		fmt.Fprintf(&text, "{name: l%d, port: %d, protocol: HTTP},", i, 1000+i)
 	}
@@ -194,8 +261,35 @@ func TestPortsAreShared(t *testing.T) {
 	if r := many[MaxPorts-1].Refused.Reason; r != "PortUnavailable" || !many[MaxPorts-2].Serves() || !many[MaxPorts].Serves() {
 		t.Errorf("one port too many: %q", r)
 	}
-	if len(v.Ports()) != MaxPorts {
-		t.Errorf("%d ports", len(v.Ports()))
+	if got := v.Services(); len(got) != 1 || len(got[SharedService].Ports) != MaxPorts {
+		t.Errorf("%v", got)
+	}
+}
+
+// TestOwnAddresses: a Gateway has a Service of its own, and no port of it is another
+// Gateway's, unless both ask to share.
+func TestOwnAddresses(t *testing.T) {
+	var text strings.Builder
+	for _, g := range []string{"{name: a}", "{name: a.b, namespace: x}", "{name: b, namespace: x-a}", "{name: s, annotations: {clusterd.local/shared-address: \"true\"}}",
+		"{name: " + strings.Repeat("long.", 50) + "}", "{name: " + strings.Repeat("long.", 49) + "lang}"} {
+		fmt.Fprintf(&text, "kind: Gateway\nmetadata: %s\nspec: {gatewayClassName: clusterd, listeners: [{name: a, port: 443, protocol: HTTP}, {name: b, port: 90, protocol: HTTP}]}\n---\n", g)
+	}
+	v := Evaluate(read(t, text.String()))
+	ports := v.Services()
+	if len(ports) != len(v.Gateways) {
+		t.Errorf("%d Gateways have %d Services", len(v.Gateways), len(ports))
+	}
+	for _, g := range v.Gateways {
+		if bad := validation.IsDNS1035Label(g.Service); len(bad) > 0 {
+			t.Error(g.Service, bad)
+		}
+		want, serves := "[90 443]", true
+		if g.Name == "s" {
+			want, serves = "[90]", false // 443 is the Ingresses', for HTTPS
+		}
+		if got := fmt.Sprint(ports[g.Service].Ports); got != want || g.Listeners[0].Serves() != serves || g.Shared() == serves {
+			t.Errorf("%s: %s, 443 is served: %t", g.Service, got, g.Listeners[0].Serves())
+		}
 	}
 }
 

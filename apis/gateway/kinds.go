@@ -20,10 +20,11 @@ const (
 	HTTPRoutes = "httproutes"
 	GRPCRoutes = "grpcroutes"
 	Grants     = "referencegrants"
+	Policies   = "backendtlspolicies"
 )
 
 // Resources are those of the kinds that are looked at.
-var Resources = []string{Classes, Gateways, HTTPRoutes, GRPCRoutes, Grants}
+var Resources = []string{Classes, Gateways, HTTPRoutes, GRPCRoutes, Grants, Policies}
 
 // Versions are those in which the kinds may be served, the best first: CRDs of
 // before 1.5 have ReferenceGrants in v1beta1 alone, with the same fields.
@@ -66,6 +67,8 @@ func Typed(obj any) (any, error) {
 		out = &gatewayv1.GRPCRoute{}
 	case "ReferenceGrant":
 		out = &gatewayv1.ReferenceGrant{}
+	case "BackendTLSPolicy":
+		out = &gatewayv1.BackendTLSPolicy{}
 	default:
 		return obj, nil
 	}

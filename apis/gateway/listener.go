@@ -10,25 +10,27 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/clusterd/clusterd/apis/names"
 )
 
 func newGateway(gw *gatewayv1.Gateway, o Objects, g grants) *Gateway {
-	out := &Gateway{Gateway: gw}
+	out := &Gateway{Gateway: gw, Service: serviceName(gw)}
+	out.Asked, out.Refused = asked(gw, out.Shared())
 	switch s := &gw.Spec; {
-	case len(s.Addresses) > 0:
-		out.Refused = fault(gatewayv1.GatewayReasonUnsupportedAddress, "spec.addresses: all Gateways have the addresses of the Service kube-system/clusterd-ingress; leave it out")
+	case out.Refused != Fault{}:
 	case s.Infrastructure != nil && s.Infrastructure.ParametersRef != nil:
 		out.Refused = fault(gatewayv1.GatewayReasonInvalidParameters, "spec.infrastructure.parametersRef: there are no parameters; leave it out")
-	case s.TLS != nil && s.TLS.Frontend != nil:
-		// Its user relies on all other clients being refused.
-		out.Refused = fault(gatewayv1.ListenerReasonUnsupportedValue, "spec.tls.frontend: clients' certificates are not verified; leave it out")
+	case s.TLS != nil && s.TLS.Frontend != nil && out.Shared():
+		// Others may have listeners at the same port that are for all clients.
+		out.Refused = fault(gatewayv1.ListenerReasonUnsupportedValue, "spec.tls.frontend: clients' certificates are verified at a Gateway's own addresses alone; take the annotation %s away", names.SharedAddress)
 	case s.TLS != nil && s.TLS.Backend != nil:
 		out.Refused = fault(gatewayv1.ListenerReasonUnsupportedValue, "spec.tls.backend: backends are shown no certificate; leave it out")
 	case s.DefaultScope != "" && s.DefaultScope != gatewayv1.GatewayDefaultScopeNone:
 		out.Refused = fault(gatewayv1.ListenerReasonUnsupportedValue, "spec.defaultScope: routes have to name their Gateways; leave it out")
 	}
 	if i := gw.Spec.Infrastructure; i != nil && len(i.Labels)+len(i.Annotations) > 0 {
-		out.Notes = append(out.Notes, "spec.infrastructure is not acted on: all Gateways share their Service and pods")
+		out.Notes = append(out.Notes, "spec.infrastructure is not acted on: all Gateways share their pods")
 	}
 	if a := gw.Spec.AllowedListeners; a != nil && a.Namespaces != nil && ptr.Deref(a.Namespaces.From, gatewayv1.NamespacesFromNone) != gatewayv1.NamespacesFromNone {
 		out.Notes = append(out.Notes, "spec.allowedListeners is not acted on: ListenerSets are not served")
@@ -49,6 +51,7 @@ func newListener(of *Gateway, spec *gatewayv1.Listener, o Objects, g grants) *Li
 		}
 	case gatewayv1.HTTPSProtocolType:
 		l.tls(o, g)
+		l.clients(o, g)
 	default:
 		l.Refused = fault(gatewayv1.ListenerReasonUnsupportedProtocol, "protocol %q: HTTP and HTTPS are served", spec.Protocol)
 		return l // no route of a kind of ours is for it
@@ -168,13 +171,24 @@ func conflicts(all []*Listener) {
 	}
 }
 
-// sharePorts gives each port to the protocol of the oldest Gateway that has it:
-// all Gateways have the same addresses, and 80 and 443 are the Ingresses' too.
+// sharePorts gives each port of a Service to the protocol of the oldest Gateway that
+// has it; of the shared one 80 and 443 are the Ingresses' too.
 func sharePorts(all []*Gateway) {
-	owned := map[int32]gatewayv1.ProtocolType{80: gatewayv1.HTTPProtocolType, 443: gatewayv1.HTTPSProtocolType}
+	services := map[string]map[int32]gatewayv1.ProtocolType{}
 	for _, g := range all {
 		if (g.Refused != Fault{}) {
 			continue
+		}
+		owned, most := services[g.Service], MaxPorts
+		if owned == nil {
+			owned = map[int32]gatewayv1.ProtocolType{}
+			if g.Shared() {
+				owned[80], owned[443] = gatewayv1.HTTPProtocolType, gatewayv1.HTTPSProtocolType
+			}
+			services[g.Service] = owned
+		}
+		if g.Shared() {
+			most += 2
 		}
 		for _, l := range g.Listeners {
 			if (l.Refused != Fault{}) {
@@ -183,9 +197,9 @@ func sharePorts(all []*Gateway) {
 			has, taken := owned[l.Port]
 			switch {
 			case taken && has != l.Protocol:
-				l.Refused = fault(gatewayv1.ListenerReasonPortUnavailable, "port %d is for %s: all Gateways have the same addresses", l.Port, has)
-			case !taken && len(owned) >= MaxPorts+2:
-				l.Refused = fault(gatewayv1.ListenerReasonPortUnavailable, "port %d: the listeners of all Gateways have %d ports together, which is the most; use one of them", l.Port, MaxPorts)
+				l.Refused = fault(gatewayv1.ListenerReasonPortUnavailable, "port %d is for %s, as Ingresses or an older Gateway with the same addresses have it; take the annotation %s away for addresses of its own", l.Port, has, names.SharedAddress)
+			case !taken && len(owned) >= most:
+				l.Refused = fault(gatewayv1.ListenerReasonPortUnavailable, "port %d: the listeners at these addresses have %d ports together, which is the most; use one of them", l.Port, MaxPorts)
 			case !taken:
 				owned[l.Port] = l.Protocol
 			}

@@ -64,22 +64,29 @@ func ClassStatus(gc *gatewayv1.GatewayClass, now metav1.Time) gatewayv1.GatewayC
 // sorted.
 var Features = slices.Sorted(slices.Values([]features.FeatureName{
 	features.SupportGateway, features.SupportGatewayPort8080, features.SupportGatewayHTTPListenerIsolation,
+	features.SupportGatewayFrontendClientCertificateValidation, features.SupportGatewayFrontendClientCertificateValidationInsecureFallback,
+	features.SupportGatewayAddressEmpty, features.SupportGatewayStaticAddresses,
 	features.SupportGatewayHTTPSListenerDetectMisdirectedRequests,
 	features.SupportReferenceGrant,
 	features.SupportHTTPRoute, features.SupportHTTPRouteBackendRequestHeaderModification, features.SupportHTTPRouteQueryParamMatching,
 	features.SupportHTTPRouteMethodMatching, features.SupportHTTPRouteResponseHeaderModification, features.SupportHTTPRoutePortRedirect,
 	features.SupportHTTPRouteSchemeRedirect, features.SupportHTTPRoutePathRedirect, features.SupportHTTPRouteHostRewrite,
 	features.SupportHTTPRoutePathRewrite, features.SupportHTTPRouteRequestTimeout, features.SupportHTTPRouteBackendTimeout,
-	features.SupportHTTPRouteParentRefPort, features.SupportHTTPRouteBackendProtocolH2C, features.SupportHTTPRouteBackendProtocolWebSocket,
+	features.SupportHTTPRouteParentRefPort, features.SupportHTTPRouteDestinationPortMatching, features.SupportHTTPRouteBackendProtocolH2C, features.SupportHTTPRouteBackendProtocolWebSocket,
 	features.SupportHTTPRouteNamedRouteRule, features.SupportHTTPRoute303RedirectStatusCode, features.SupportHTTPRoute307RedirectStatusCode,
 	features.SupportHTTPRoute308RedirectStatusCode,
+	features.SupportHTTPRouteRequestMirror, features.SupportHTTPRouteRequestMultipleMirrors, features.SupportHTTPRouteRequestPercentageMirror,
+	features.SupportHTTPRouteCORS,
+	features.SupportBackendTLSPolicy, features.SupportBackendTLSPolicySANValidation,
 	features.SupportGRPCRoute, features.SupportGRPCRouteNamedRouteRule,
 }))
 
 // pending is the message while the Service has no address.
-const pending = "the Service kube-system/clusterd-ingress has no address yet: load balancers need a pool of them (ConfigMap kube-system/clusterd-load-balancer), or the Service externalIPs"
+func (g *Gateway) pending() string {
+	return "the Service " + ServiceNamespace + "/" + g.Service + " has no address yet: load balancers need a pool of them with a free one (ConfigMap kube-system/clusterd-load-balancer), or the Service externalIPs"
+}
 
-// Status is the Gateway's, with the addresses of the proxies' Service.
+// Status is the Gateway's, with the addresses of its Service.
 func (g *Gateway) Status(addresses []gatewayv1.GatewayStatusAddress, now metav1.Time) gatewayv1.GatewayStatus {
 	out := gatewayv1.GatewayStatus{Addresses: addresses}
 	serving, invalid := 0, []string{}
@@ -113,10 +120,18 @@ func (g *Gateway) Status(addresses []gatewayv1.GatewayStatusAddress, now metav1.
 		programmed = fault(gatewayv1.GatewayReasonInvalid, "the Gateway is not accepted")
 	case serving == 0:
 		programmed = fault(gatewayv1.GatewayReasonInvalid, "no listener can be served: see their conditions")
+	case g.unusable(addresses) != "":
+		programmed = fault(gatewayv1.GatewayReasonAddressNotUsable, "%s", g.unusable(addresses))
 	case len(addresses) == 0:
-		programmed = fault(gatewayv1.GatewayReasonAddressNotAssigned, pending)
+		programmed = fault(gatewayv1.GatewayReasonAddressNotAssigned, "%s", g.pending())
 	}
 	c.good(string(gatewayv1.GatewayConditionProgrammed), programmed)
+	insecure := string(gatewayv1.GatewayConditionInsecureFrontendValidationMode)
+	if slices.ContainsFunc(g.Listeners, func(l *Listener) bool { return l.Clients != nil && l.Clients.Any }) {
+		c.set(insecure, true, string(gatewayv1.GatewayReasonConfigurationChanged), "clients with a certificate that is not valid, and without one, are let in, as spec.tls.frontend says")
+	} else {
+		meta.RemoveStatusCondition(&c.list, insecure)
+	}
 	out.Conditions = c.list
 	return out
 }
@@ -147,7 +162,7 @@ func (l *Listener) status(reachable bool, now metav1.Time) gatewayv1.ListenerSta
 			programmed.Message = "the Gateway is not accepted"
 		}
 	case !reachable:
-		programmed = fault(gatewayv1.ListenerReasonPending, pending)
+		programmed = fault(gatewayv1.ListenerReasonPending, "%s", l.Of.pending())
 	}
 	c.good(string(gatewayv1.ListenerConditionProgrammed), programmed)
 	out.Conditions = c.list

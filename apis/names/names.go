@@ -17,6 +17,7 @@ const (
 	SSLRedirect          = Prefix + "ssl-redirect"
 	IngressController    = Prefix + "ingress"
 	GatewayController    = Prefix + "gateway"
+	SharedAddress        = Prefix + "shared-address"
 	LocalPathProvisioner = Prefix + "local-path"
 	LocalPathNode        = Prefix + "local-path-node"
 	LocalPathFinalizer   = Prefix + "local-path-folder"
@@ -49,6 +50,7 @@ var All = []Name{
 	{SSLRedirect, "annotation", "Ingress", "users", "`false`: plain requests for a host with TLS are answered, not sent to https"},
 	{IngressController, "`spec.controller`", "IngressClass", "users", "Ingresses of the class are served by clusterd's proxy"},
 	{GatewayController, "`spec.controllerName`", "GatewayClass", "users and the leader", "Gateways of the class are served by clusterd's proxy"},
+	{SharedAddress, "annotation", "Gateway", "users", "`true`: the Gateway has no addresses of its own but those of Ingresses and of all Gateways with the annotation"},
 	{LocalPathProvisioner, "`provisioner`", "StorageClass", "users", "claims of the class get folders of a node's disk"},
 	{LocalPathNode, "label", "PersistentVolume", "leader", "the node that has the volume's folder"},
 	{LocalPathFinalizer, "finalizer", "PersistentVolume", "leader", "stays until the node has removed the folder"},

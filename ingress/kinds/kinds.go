@@ -145,8 +145,16 @@ func (k *Kinds) Known() bool {
 	return k.known
 }
 
-// Served reports whether there may be Gateways.
-func (k *Kinds) Served() bool { return k.cache(gateway.Gateways) != nil }
+// Served reports whether there may be Gateways, and the caches hold all of them and
+// of their classes.
+func (k *Kinds) Served() bool {
+	for _, resource := range []string{gateway.Classes, gateway.Gateways} {
+		if c := k.cache(resource); c == nil || !c.HasSynced() {
+			return false
+		}
+	}
+	return true
+}
 
 // Fill puts the objects into o. They must not be changed.
 func (k *Kinds) Fill(o *gateway.Objects) {
@@ -160,5 +168,6 @@ func (k *Kinds) Fill(o *gateway.Objects) {
 	o.Gateways = gateway.List[gatewayv1.Gateway](list(gateway.Gateways))
 	o.HTTPRoutes = gateway.List[gatewayv1.HTTPRoute](list(gateway.HTTPRoutes))
 	o.GRPCRoutes = gateway.List[gatewayv1.GRPCRoute](list(gateway.GRPCRoutes))
+	o.Policies = gateway.List[gatewayv1.BackendTLSPolicy](list(gateway.Policies))
 	o.Grants = gateway.List[gatewayv1.ReferenceGrant](list(gateway.Grants))
 }

@@ -36,6 +36,7 @@ type balancer struct {
 	plain, secure, h2c *http.Transport
 	// untimed and untimedSecure have no ResponseTimeout: the route bounds the time.
 	untimed, untimedSecure *http.Transport
+	verified               verified
 	metrics                *metrics
 	// silence is after what time a connection of HTTP/2 is given up.
 	silence time.Duration
@@ -88,6 +89,7 @@ func (b *balancer) close() {
 	for _, t := range []*http.Transport{b.plain, b.secure, b.h2c, b.untimed, b.untimedSecure} {
 		t.CloseIdleConnections()
 	}
+	b.verified.close()
 }
 
 // RoundTrip implements http.RoundTripper. Unless a route says when to try again, a
@@ -133,7 +135,7 @@ func (b *balancer) once(req *http.Request, c *call, body io.ReadCloser) (*http.R
 	u := *req.URL
 	u.Scheme, u.Host = "http", addr.String()
 	out.URL, out.Body = &u, body
-	transport := b.transport(c.backend.Protocol, &out, c.rule.Do != nil && c.rule.Do.NoResponseTimeout)
+	transport := b.transport(c.backend, &out, c.rule.Do != nil && c.rule.Do.NoResponseTimeout)
 	send, watch := &out, lostWatch{}
 	if transport != b.plain && transport != b.untimed {
 		send = watch.watch(send)
@@ -147,14 +149,18 @@ func (b *balancer) once(req *http.Request, c *call, body io.ReadCloser) (*http.R
 
 var errNone = errors.New("the backend has no endpoints")
 
-func (b *balancer) transport(p route.Protocol, out *http.Request, untimed bool) *http.Transport {
-	switch p {
+func (b *balancer) transport(to *route.Backend, out *http.Request, untimed bool) *http.Transport {
+	switch to.Protocol {
 	case route.HTTPS:
 		out.URL.Scheme = "https"
+		t := b.secure
 		if untimed {
-			return b.untimedSecure
+			t = b.untimedSecure
 		}
-		return b.secure
+		if to.TLS != nil {
+			return b.verified.of(to.TLS, untimed, t)
+		}
+		return t
 	case route.H2C:
 		if out.Header.Get("Upgrade") == "" { // HTTP/2 has none
 			return b.h2c

@@ -68,6 +68,8 @@ func TestCORS(t *testing.T) {
 	}{
 		{"question", route.CORS{Origins: []string{page}, Methods: []string{"PUT", "GET"}, Headers: []string{"X-A"}, MaxAge: 60}, "OPTIONS",
 			[]string{"Origin", page, "Access-Control-Request-Method", "PUT", "Access-Control-Request-Headers", "x-a"}, 204, page, "PUT, GET|X-A|60|||"},
+		{"question, with what answers show", route.CORS{Origins: []string{page}, Expose: []string{"X-B", "X-C"}, MaxAge: 5}, "OPTIONS",
+			[]string{"Origin", page, "Access-Control-Request-Method", "GET"}, 204, page, "||5||X-B, X-C|"},
 		{"every method, asked for", route.CORS{Origins: []string{"*"}, Methods: []string{"*"}, Headers: []string{"*"}, MaxAge: 5, Credentials: true}, "OPTIONS",
 			[]string{"Origin", page, "Access-Control-Request-Method", "PATCH", "Access-Control-Request-Headers", "x-a,x-b"}, 204, page, "PATCH|x-a,x-b|5|true||"},
 		{"no header asked for", route.CORS{Origins: []string{"*"}, Headers: []string{"*"}, MaxAge: 5}, "OPTIONS",

@@ -27,10 +27,11 @@ var (
 func (p *Proxy) request(t *route.Table, r *http.Request, c *call) *route.Request {
 	out := &route.Request{Host: c.host, Path: r.URL.Path, Method: r.Method, Header: r.Header, Query: r.URL.RawQuery}
 	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	c.port = t.Came(localPort(local), r.TLS != nil)
-	out.Port = c.port
+	c.place = t.Came(localPort(local), r.TLS != nil)
+	out.Place = c.place
 	if r.TLS != nil {
 		out.ServerName = serverName(r.TLS.ServerName)
+		out.Verified = len(r.TLS.VerifiedChains) > 0
 	}
 	return out
 }
@@ -188,7 +189,7 @@ func location(d *route.Redirect, r *http.Request, c *call) string {
 	case d.Scheme != "":
 		port = usual
 	default:
-		port = c.port
+		port = c.place.Port
 	}
 	host := d.Host
 	if host == "" {

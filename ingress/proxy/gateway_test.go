@@ -3,10 +3,15 @@ package proxy
 import (
 	"bufio"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -21,7 +26,7 @@ import (
 // gateway serves rules on port 80 and 443 for every host.
 func (k *kit) gateway(rules ...route.GatewayRule) {
 	table, _ := route.Build(nil, nil)
-	k.Set(route.Merge(table, []route.Listener{{Port: 80, Rules: rules}, {Port: 443, TLS: true, Rules: rules}}, nil))
+	k.Set(route.Merge(table, []route.Listener{{Place: route.Place{Port: 80}, Rules: rules}, {Place: route.Place{Port: 443}, TLS: true, Rules: rules}}, nil))
 }
 
 // when is a rule for a prefix.
@@ -249,8 +254,8 @@ func TestPorts(t *testing.T) {
 	})
 	table, _ := route.Build(nil, nil)
 	rule := when("/", route.Action{Shares: all(to("a/b:80", echo))})
-	k.Set(route.Merge(table, []route.Listener{{Port: 9443, TLS: true, Certificates: []*tls.Certificate{&cert}, Rules: []route.GatewayRule{rule}}},
-		[]route.Bind{{Local: local, Port: 9443, TLS: true}}))
+	k.Set(route.Merge(table, []route.Listener{{Place: route.Place{Port: 9443}, TLS: true, Certificates: []*tls.Certificate{&cert}, Rules: []route.GatewayRule{rule}}},
+		[]route.Bind{{Local: local, Place: route.Place{Port: 9443}, TLS: true}}))
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: server.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs, ServerName: "example.com"}, DisableKeepAlives: true}
 	client := http.Client{Transport: transport}
 	get := func() (string, error) {
@@ -268,6 +273,105 @@ func TestPorts(t *testing.T) {
 	}
 	k.Set(table)
 	eventually(t, "the port is closed", func() bool { _, err := get(); return err != nil })
+}
+
+// TestClients: a place for clients with a certificate takes no connection of others,
+// nor requests over one that was opened before it asked for a certificate.
+func TestClients(t *testing.T) {
+	k := newKit(t, Config{Listen: func(ctx context.Context, port uint16) (net.Listener, error) {
+		return new(net.ListenConfig).Listen(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", port))
+	}})
+	holder, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	local := uint16(holder.Addr().(*net.TCPAddr).Port)
+	_ = holder.Close()
+	server := httptest.NewTLSServer(nil)
+	server.Close()
+	known := clientCertificate(t)
+	authority := x509.NewCertPool()
+	authority.AddCert(known.Leaf)
+	cert := server.TLS.Certificates[0]
+	own, err := selfSigned()
+	if err != nil {
+		t.Fatal(err)
+	}
+	echo := backend(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") })
+	empty, _ := route.Build(nil, nil)
+	at := route.Place{Service: "g", Port: 443}
+	set := func(c *route.Clients) {
+		k.Set(route.Merge(empty, []route.Listener{{Place: at, TLS: true, Certificates: []*tls.Certificate{&cert}, Clients: c,
+			Rules: []route.GatewayRule{when("/", route.Action{Shares: all(to("a/b:80", echo))})}}}, []route.Bind{{Place: at, Local: local, TLS: true}}))
+	}
+	roots := server.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs
+	client := func(show ...tls.Certificate) func() (int, error) {
+		// A certificate is shown whoever the server says it wants to have signed it.
+		c := http.Client{Transport: &http.Transport{ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: "example.com",
+			GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+				if len(show) == 0 {
+					return &tls.Certificate{}, nil
+				}
+				return &show[0], nil
+			}}}}
+		t.Cleanup(c.CloseIdleConnections)
+		return func() (int, error) {
+			resp, err := c.Get(fmt.Sprintf("https://127.0.0.1:%d/", local))
+			if err != nil {
+				return 0, err
+			}
+			defer func() { _ = resp.Body.Close() }()
+			_, err = io.Copy(io.Discard, resp.Body)
+			return resp.StatusCode, err
+		}
+	}
+	set(nil)
+	before := client()
+	eventually(t, "the port answers", func() bool { code, err := before(); return err == nil && code == 200 })
+	set(&route.Clients{Roots: x509.NewCertPool()})
+	if code, err := client(known)(); err == nil {
+		t.Errorf("a client that no authority knows got %d", code)
+	}
+	set(&route.Clients{Roots: authority})
+	if code, err := before(); err != nil || code != http.StatusMisdirectedRequest {
+		t.Errorf("over a connection of before: %d, %v", code, err)
+	}
+	if code, err := client(known)(); err != nil || code != 200 {
+		t.Errorf("a client with its certificate: %d, %v", code, err)
+	}
+	for what, get := range map[string]func() (int, error){"without a certificate": client(), "with another's": client(*own)} {
+		if code, err := get(); err == nil {
+			t.Errorf("a client %s got %d", what, code)
+		}
+	}
+	set(&route.Clients{Roots: authority, Any: true})
+	for what, get := range map[string]func() (int, error){"without a certificate": client(), "with another's": client(*own), "with its certificate": client(known)} {
+		if code, err := get(); err != nil || code != 200 {
+			t.Errorf("any client is let in, but one %s got %d, %v", what, code, err)
+		}
+	}
+}
+
+// clientCertificate is one that has signed itself.
+func clientCertificate(t *testing.T) tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		BasicConstraintsValid: true, IsCA: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, cert, cert, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
 func eventually(t *testing.T, what string, ok func() bool) {

@@ -128,7 +128,7 @@ type call struct {
 	client   netip.Addr
 	host     string
 	id       string
-	port     uint16 // that the client came to
+	place    route.Place // that the client came to
 	rule     *route.Rule
 	prefix   string         // of the path, by which a Gateway's rule was found
 	share    *route.Share   // of a Gateway's rule
@@ -190,7 +190,7 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, c *call) {
 		p.refuse(w, c, http.StatusBadRequest, "the path, or a header or parameter that a route looks at, is too long")
 		return
 	case route.Misdirected:
-		p.refuse(w, c, http.StatusMisdirectedRequest, fmt.Sprintf("host %.260q is not for a connection that was opened for %.260q", c.host, r.TLS.ServerName))
+		p.refuse(w, c, http.StatusMisdirectedRequest, misdirected(c, r))
 		return
 	}
 	rule := hit.Rule
@@ -216,13 +216,21 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, c *call) {
 	p.send(w, r, c)
 }
 
+// misdirected says why a request has to come over another connection.
+func misdirected(c *call, r *http.Request) string {
+	if r.TLS == nil || route.Host(c.host) == serverName(r.TLS.ServerName) {
+		return "the connection was opened without the certificate that the Gateway asks clients for"
+	}
+	return fmt.Sprintf("host %.260q is not for a connection that was opened for %.260q", c.host, r.TLS.ServerName)
+}
+
 // nothing says that there is no rule for a request.
 func nothing(table *route.Table, c *call, r *http.Request) string {
 	what := "no Ingress of this cluster has a rule"
-	switch of80 := c.port == 80 || c.port == 443; {
-	case !of80:
-		what = fmt.Sprintf("no route at port %d of a Gateway has a rule", c.port)
-	case table.Gateway(c.port):
+	switch ingresses := c.place.Service == "" && (c.place.Port == 80 || c.place.Port == 443); {
+	case !ingresses:
+		what = fmt.Sprintf("no route at port %d of the Gateway has a rule", c.place.Port)
+	case table.Gateway(c.place):
 		what = "no route of a Gateway and " + what
 	}
 	return fmt.Sprintf("%s for host %.260q and path %.260q", what, c.host, r.URL.Path)
@@ -279,7 +287,7 @@ func (p *Proxy) rewrite(r *httputil.ProxyRequest) {
 	r.Out.Host = r.In.Host
 	r.SetXForwarded()
 	h := r.Out.Header
-	h.Set("X-Forwarded-Port", strconv.Itoa(int(c.port)))
+	h.Set("X-Forwarded-Port", strconv.Itoa(int(c.place.Port)))
 	h.Set("X-Real-Ip", c.client.String())
 	h.Set("X-Request-Id", c.id)
 	if c.share != nil {
@@ -306,6 +314,8 @@ func (p *Proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case isDial(err):
 		p.refuse(w, c, http.StatusServiceUnavailable, fmt.Sprintf("none of the endpoints of %s that were tried (%d) took the connection", name, c.tries))
+	case errors.Is(err, errCertificate):
+		p.refuse(w, c, http.StatusBadGateway, fmt.Sprintf("the certificate of %s is not what its BackendTLSPolicy asks for", name))
 	case errors.Is(err, errSlow):
 		p.refuse(w, c, http.StatusGatewayTimeout, fmt.Sprintf("%s did not answer in the %s that the route gives an endpoint", name, c.rule.Do.Try))
 	case errors.As(err, &timeout) && timeout.Timeout():

@@ -68,6 +68,9 @@ func (p *Proxy) Serve(ctx context.Context, plain, secure net.Listener) error {
 			return self, nil
 		},
 	}
+	usual := closed.TLSConfig.Clone()
+	usual.NextProtos = []string{"h2", "http/1.1"}
+	closed.TLSConfig.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) { return p.forClient(usual, hello), nil }
 	work, stopped := errgroup.WithContext(ctx)
 	work.Go(func() error { return served(open.Serve(plain)) })
 	work.Go(func() error { return served(closed.ServeTLS(secure, "", "")) })
@@ -92,6 +95,27 @@ func (p *Proxy) Serve(ctx context.Context, plain, secure net.Listener) error {
 		return nil
 	})
 	return work.Wait()
+}
+
+// forClient is how a connection is made where a Gateway says which clients it is
+// for; nil: as everywhere.
+func (p *Proxy) forClient(usual *tls.Config, hello *tls.ClientHelloInfo) *tls.Config {
+	t := p.table.Load()
+	if t == nil {
+		return nil
+	}
+	clients := t.Clients(t.Came(localPort(hello.Conn.LocalAddr()), true))
+	if clients == nil {
+		return nil
+	}
+	c := usual.Clone()
+	c.ClientCAs, c.ClientAuth = clients.Roots, tls.RequireAndVerifyClientCert
+	if clients.Any {
+		c.ClientAuth = tls.RequestClientCert
+	}
+	// A session of another place, or of before a change, is no proof.
+	c.SessionTicketsDisabled = true
+	return c
 }
 
 func served(err error) error {

@@ -3,6 +3,7 @@ package route
 import (
 	"cmp"
 	"crypto/tls"
+	"crypto/x509"
 	"iter"
 	"net/textproto"
 	"net/url"
@@ -11,10 +12,21 @@ import (
 	"strings"
 )
 
-// Listener is one of a Gateway's: a port, and the names that it is for. Rules
+// Place is where clients come to: a port of the Service in front of the proxies.
+type Place struct {
+	// Service is the name of the one that a Gateway has to itself; "" is the one
+	// that Ingresses have, and Gateways that share it.
+	Service string
+	Port    uint16
+}
+
+// ofIngresses reports whether Ingresses are served there.
+func (p Place) ofIngresses() bool { return p.Service == "" && (p.Port == 80 || p.Port == 443) }
+
+// Listener is one of a Gateway's: a place, and the names that it is for. Rules
 // are found by the listener with the nearest name alone.
 type Listener struct {
-	Port uint16 // that clients come to
+	Place
 	// Host is a name in lower case, "*." before a name for any number of further
 	// labels, or "" for every host.
 	Host string
@@ -22,7 +34,16 @@ type Listener struct {
 	// Certificates are shown to clients that ask for the listener's names: the
 	// first that a client can read.
 	Certificates []*tls.Certificate
-	Rules        []GatewayRule
+	// Clients are those that the whole place is for; nil: all.
+	Clients *Clients
+	Rules   []GatewayRule
+}
+
+// Clients are those with a certificate that one of Roots has signed.
+type Clients struct {
+	Roots *x509.CertPool
+	// Any takes all others, too.
+	Any bool
 }
 
 // GatewayRule is a rule of a route that is attached to a listener.
@@ -53,7 +74,7 @@ type Value struct {
 
 // Request is what rules are found by.
 type Request struct {
-	Port   uint16 // that the client came to
+	Place
 	Host   string // as Host returns it
 	Path   string // decoded; begins with "/"
 	Method string
@@ -61,6 +82,8 @@ type Request struct {
 	Query  string              // raw
 	// ServerName is what the client asked for in its TLS handshake.
 	ServerName string
+	// Verified: its certificate was.
+	Verified bool
 
 	query url.Values
 	long  bool
@@ -83,7 +106,8 @@ const (
 	None Refusal = iota
 	// TooLong: a value is longer than a pattern is ever compared with.
 	TooLong
-	// Misdirected: the name in the TLS handshake is another listener's.
+	// Misdirected: the connection was opened for another listener's name, or before
+	// clients' certificates were asked for.
 	Misdirected
 )
 
@@ -156,7 +180,10 @@ const (
 )
 
 // port is what Gateways have on one.
-type port struct{ listeners names[listener] }
+type port struct {
+	listeners names[listener]
+	clients   *Clients
+}
 
 type listener struct {
 	certificates []*tls.Certificate
@@ -176,25 +203,29 @@ type entry struct {
 	order int // among all of the table
 }
 
-// Bind is where the proxy takes the connections of clients that come to a port.
+// Bind is where the proxy takes the connections of clients that come to a place.
 type Bind struct {
-	Local, Port uint16
-	TLS         bool
+	Place
+	Local uint16
+	TLS   bool
 }
 
 // Merge returns a table that has the Gateways' listeners beside t's rules. binds
-// are their ports but 80 and 443, which are the Ingresses' too.
+// are their places but those of Ingresses.
 func Merge(t *Table, listeners []Listener, binds []Bind) *Table {
 	out := *t
-	out.gateways, out.binds = map[uint16]*port{}, binds
+	out.gateways, out.binds = map[Place]*port{}, binds
 	order := 0
 	sets := map[*ruleset]bool{}
 	for i := range listeners {
 		l := &listeners[i]
-		if out.gateways[l.Port] == nil {
-			out.gateways[l.Port] = &port{}
+		if out.gateways[l.Place] == nil {
+			out.gateways[l.Place] = &port{}
 		}
-		at := out.gateways[l.Port].listeners.at(l.Host)
+		if l.Clients != nil {
+			out.gateways[l.Place].clients = l.Clients
+		}
+		at := out.gateways[l.Place].listeners.at(l.Host)
 		at.certificates = append(at.certificates, l.Certificates...)
 		for j := range l.Rules {
 			r := &l.Rules[j]
@@ -343,9 +374,12 @@ func (r *Request) matches(p *regexp.Regexp, s string) bool {
 
 // gateway finds the rule of a Gateway's route.
 func (t *Table) gateway(r *Request) Hit {
-	p := t.gateways[r.Port]
+	p := t.gateways[r.Place]
 	if p == nil {
 		return Hit{}
+	}
+	if p.clients != nil && !p.clients.Any && !r.Verified {
+		return Hit{Refused: Misdirected}
 	}
 	var at *listener
 	for _, l := range p.listeners.near(r.Host) {
@@ -355,33 +389,32 @@ func (t *Table) gateway(r *Request) Hit {
 	if at == nil {
 		return Hit{}
 	}
+	if r.ServerName != "" { // whether there is a rule does not matter: another connection may have one
+		for _, l := range p.listeners.near(r.ServerName) {
+			if l != at {
+				return Hit{Refused: Misdirected}
+			}
+			break
+		}
+	}
 	for _, s := range at.hosts.near(r.Host) {
 		rule, prefix := s.find(r)
 		if r.long {
 			return Hit{Refused: TooLong}
 		}
-		if rule == nil {
-			continue
+		if rule != nil {
+			return Hit{Rule: rule, Prefix: prefix}
 		}
-		if r.ServerName != "" {
-			for _, l := range p.listeners.near(r.ServerName) {
-				if l != at {
-					return Hit{Refused: Misdirected}
-				}
-				break
-			}
-		}
-		return Hit{Rule: rule, Prefix: prefix}
 	}
 	return Hit{}
 }
 
-// Ask returns what is for a request. On the Ingresses' ports, 80 and 443, their
+// Ask returns what is for a request. Where Ingresses are served, their
 // rules for named hosts and those of Gateways are one: of both kinds the older
 // object has the request. Ingresses' rules for every host come last.
 func (t *Table) Ask(r *Request) Hit {
 	hit := t.gateway(r)
-	if r.Port != 80 && r.Port != 443 {
+	if !r.ofIngresses() {
 		return hit
 	}
 	none := hit.Rule == nil && hit.Refused == None
@@ -394,38 +427,46 @@ func (t *Table) Ask(r *Request) Hit {
 	return Hit{Rule: t.Find(r.Host, r.Path)}
 }
 
-// Came is the port that clients came to whose connection was taken at a port of
+// Came is the place that clients came to whose connection was taken at a port of
 // the proxy's.
-func (t *Table) Came(local uint16, secure bool) uint16 {
+func (t *Table) Came(local uint16, secure bool) Place {
 	for _, b := range t.binds {
 		if b.Local == local {
-			return b.Port
+			return b.Place
 		}
 	}
 	if secure {
-		return 443
+		return Place{Port: 443}
 	}
-	return 80
+	return Place{Port: 80}
 }
 
-// Binds are the ports beside those of the Ingresses.
+// Binds are those beside the Ingresses' ports.
 func (t *Table) Binds() []Bind { return t.binds }
 
-// Gateway reports whether a Gateway has a listener at a port.
-func (t *Table) Gateway(port uint16) bool { return t.gateways[port] != nil }
+// Gateway reports whether a Gateway has a listener at a place.
+func (t *Table) Gateway(at Place) bool { return t.gateways[at] != nil }
 
-// Certificates returns those for a name that a client asks for at a port; the
+// Clients are those that a place is for; nil: all.
+func (t *Table) Clients(at Place) *Clients {
+	if p := t.gateways[at]; p != nil {
+		return p.clients
+	}
+	return nil
+}
+
+// Certificates returns those for a name that a client asks for at a place; the
 // nearest name counts, and of equally near ones the Gateway's.
-func (t *Table) Certificates(at uint16, host string) []*tls.Certificate {
+func (t *Table) Certificates(at Place, host string) []*tls.Certificate {
 	if p := t.gateways[at]; p != nil {
 		for near, l := range p.listeners.near(host) {
-			if len(l.certificates) > 0 && (at != 443 || near >= t.nearest(host)) {
+			if len(l.certificates) > 0 && (!at.ofIngresses() || near >= t.nearest(host)) {
 				return l.certificates
 			}
 			break
 		}
 	}
-	if c := t.Certificate(host); at == 443 && c != nil {
+	if c := t.Certificate(host); at.ofIngresses() && c != nil {
 		return []*tls.Certificate{c}
 	}
 	return nil

@@ -32,7 +32,7 @@ func name(h Hit) string {
 func TestPrecedence(t *testing.T) {
 	every := []string{""}
 	header := Value{Name: "x-a", Exact: "1"}
-	table := Merge(new(Table), []Listener{{Port: 80, Rules: []GatewayRule{
+	table := Merge(new(Table), []Listener{{Place: Place{Port: 80}, Rules: []GatewayRule{
 		one("root", 9, every, Condition{}),
 		one("prefix", 9, every, Condition{Path: "/a"}),
 		one("longer", 9, every, Condition{Path: "/a/b/"}),
@@ -84,11 +84,11 @@ func TestPrecedence(t *testing.T) {
 				h.Add(k, v)
 			}
 		}
-		if got := name(table.Ask(&Request{Port: 80, Host: "a.example", Method: method, Path: path, Query: query, Header: h})); got != tt.want {
+		if got := name(table.Ask(&Request{Place: Place{Port: 80}, Host: "a.example", Method: method, Path: path, Query: query, Header: h})); got != tt.want {
 			t.Errorf("%.40s %s: %q, want %q", tt.request, tt.headers, got, tt.want)
 		}
 	}
-	if h := table.Ask(&Request{Port: 80, Path: "/a/b/c"}); h.Prefix != "/a/b" {
+	if h := table.Ask(&Request{Place: Place{Port: 80}, Path: "/a/b/c"}); h.Prefix != "/a/b" {
 		t.Errorf("prefix %q", h.Prefix)
 	}
 }
@@ -97,14 +97,14 @@ func TestPrecedence(t *testing.T) {
 // rules those of the nearest name come first.
 func TestHosts(t *testing.T) {
 	table := Merge(new(Table), []Listener{
-		{Port: 80, Rules: []GatewayRule{one("any", 1, []string{""}, Condition{}), one("any's x", 1, []string{"x.test"}, Condition{})}},
-		{Port: 80, Host: "*.example", Rules: []GatewayRule{
+		{Place: Place{Port: 80}, Rules: []GatewayRule{one("any", 1, []string{""}, Condition{}), one("any's x", 1, []string{"x.test"}, Condition{})}},
+		{Place: Place{Port: 80}, Host: "*.example", Rules: []GatewayRule{
 			one("wild", 1, []string{"*.example"}, Condition{}),
 			one("longer", 1, []string{"*.b.example"}, Condition{Path: "/only"}),
 			one("a", 1, []string{"a.example"}, Condition{Path: "/only"}),
 		}},
-		{Port: 80, Host: "own.example", Rules: []GatewayRule{one("own", 1, []string{"own.example"}, Condition{Path: "/only"})}},
-		{Port: 8081, TLS: true, Rules: []GatewayRule{one("port", 1, []string{""}, Condition{})}},
+		{Place: Place{Port: 80}, Host: "own.example", Rules: []GatewayRule{one("own", 1, []string{"own.example"}, Condition{Path: "/only"})}},
+		{Place: Place{Port: 8081}, TLS: true, Rules: []GatewayRule{one("port", 1, []string{""}, Condition{})}},
 	}, nil)
 	for in, want := range map[string]string{
 		"80 other.test /": "any", "80 x.test /": "any's x", "80 example /": "any", "80 z.example /": "wild", "80 y.z.example /": "wild",
@@ -130,13 +130,13 @@ func TestBesideIngresses(t *testing.T) {
 		return Rule{Host: host, Path: path, Owner: Owner{"i", name}, Since: at(since)}
 	}
 	plain, _ := Build([]Rule{ingress("old", "a.example", "/", 1), ingress("new", "b.example", "/", 9), ingress("part", "c.example", "/i", 1), ingress("all", "", "/", 1)}, nil)
-	table := Merge(plain, []Listener{{Port: 80, Rules: []GatewayRule{one("route", 5, []string{"a.example", "b.example", "c.example"}, Condition{Path: "/"})}}}, nil)
+	table := Merge(plain, []Listener{{Place: Place{Port: 80}, Rules: []GatewayRule{one("route", 5, []string{"a.example", "b.example", "c.example"}, Condition{Path: "/"})}}}, nil)
 	for host, want := range map[string]string{"a.example/": "old", "b.example/": "route", "c.example/": "route", "c.example/i": "part", "d.example/": "all"} {
 		host, path, _ := strings.Cut(host, "/")
-		if got := name(table.Ask(&Request{Port: 80, Host: host, Path: "/" + path})); got != want {
+		if got := name(table.Ask(&Request{Place: Place{Port: 80}, Host: host, Path: "/" + path})); got != want {
 			t.Errorf("%s: %q, want %q", host, got, want)
 		}
-		if got, want := plain.Ask(&Request{Port: 443, Host: host, Path: "/" + path}).Rule, plain.Find(host, "/"+path); got != want {
+		if got, want := plain.Ask(&Request{Place: Place{Port: 443}, Host: host, Path: "/" + path}).Rule, plain.Find(host, "/"+path); got != want {
 			t.Errorf("%s without Gateways: %v, want %v", host, got, want)
 		}
 	}
@@ -153,36 +153,89 @@ func TestCertificates(t *testing.T) {
 	}
 	table, _ := Build(nil, []Certificate{{"a.example", c[0]}, {"*.x.example", c[1]}, {"", c[2]}})
 	table = Merge(table, []Listener{
-		{Port: 443, Host: "*.example", TLS: true, Certificates: []*tls.Certificate{c[3]}},
-		{Port: 443, Host: "b.example", TLS: true, Certificates: []*tls.Certificate{c[4]}},
-		{Port: 8443, TLS: true, Certificates: []*tls.Certificate{c[5]}},
-	}, []Bind{{Local: 10000, Port: 8443, TLS: true}})
+		{Place: Place{Port: 443}, Host: "*.example", TLS: true, Certificates: []*tls.Certificate{c[3]}},
+		{Place: Place{Port: 443}, Host: "b.example", TLS: true, Certificates: []*tls.Certificate{c[4]}},
+		{Place: Place{Port: 8443}, TLS: true, Certificates: []*tls.Certificate{c[5]}},
+	}, []Bind{{Local: 10000, Place: Place{Port: 8443}, TLS: true}})
 	for in, want := range map[string]int{"443 a.example": 0, "443 y.x.example": 3, "443 b.example": 4, "443 c.example": 3, "443 d.test": 2, "8443 a.example": 5} {
 		var port uint16
 		var host string
 		if _, err := fmt.Sscan(in, &port, &host); err != nil {
 			t.Fatal(err)
 		}
-		if got := table.Certificates(port, host); len(got) != 1 || got[0] != c[want] {
+		if got := table.Certificates(Place{Port: port}, host); len(got) != 1 || got[0] != c[want] {
 			t.Errorf("%s: not %d", in, want)
 		}
 	}
-	if table.Came(10000, true) != 8443 || table.Came(8443, true) != 443 || table.Came(8080, false) != 80 {
+	if table.Came(10000, true).Port != 8443 || table.Came(8443, true).Port != 443 || table.Came(8080, false).Port != 80 {
 		t.Error("the wrong port")
 	}
 }
 
-// TestMisdirected: a connection opened for another listener's name is not used.
+// TestPlaces: a listener is found at its own Service's port alone, where Ingresses
+// are not served.
+func TestPlaces(t *testing.T) {
+	shown := &tls.Certificate{}
+	table, _ := Build([]Rule{{Host: "a.example", Backend: &Backend{}, Owner: Owner{Name: "ingress"}}}, []Certificate{{"", &tls.Certificate{}}})
+	at := func(service string, port uint16, route string) Listener {
+		return Listener{Place: Place{Service: service, Port: port}, Rules: []GatewayRule{one(route, 5, []string{"a.example"}, Condition{})}}
+	}
+	table = Merge(table, []Listener{at("x", 80, "x"), at("y", 80, "y")}, []Bind{{Local: 10000, Place: Place{Service: "x", Port: 80}}})
+	for place, want := range map[Place]string{{"", 80}: "ingress", {"x", 80}: "x", {"y", 80}: "y", {"y", 443}: "", {"z", 80}: ""} {
+		if got := name(table.Ask(&Request{Place: place, Host: "a.example", Path: "/"})); got != want {
+			t.Errorf("%v: %q, want %q", place, got, want)
+		}
+	}
+	if got := table.Came(10000, false); got != (Place{"x", 80}) {
+		t.Error(got)
+	}
+	if c := table.Certificates(Place{"x", 443}, "a.example"); len(c) != 0 {
+		t.Error("an Ingress's certificate at a Gateway's own address")
+	}
+	table = Merge(table, []Listener{{Place: Place{"x", 443}, Certificates: []*tls.Certificate{shown}}}, nil)
+	if c := table.Certificates(Place{"x", 443}, "a.example"); len(c) != 1 || c[0] != shown {
+		t.Error("not the listener's own certificate")
+	}
+}
+
+// TestMisdirected: a connection opened for another listener's name is not used,
+// whether this one has a rule for the request or not.
 func TestMisdirected(t *testing.T) {
 	table := Merge(new(Table), []Listener{
-		{Port: 443, Host: "a.example", TLS: true, Rules: []GatewayRule{one("a", 1, []string{"a.example"}, Condition{})}},
-		{Port: 443, Host: "*.example", TLS: true, Rules: []GatewayRule{one("rest", 1, []string{"*.example"}, Condition{})}},
+		{Place: Place{Port: 443}, Host: "a.example", TLS: true, Rules: []GatewayRule{one("a", 1, []string{"a.example"}, Condition{})}},
+		{Place: Place{Port: 443}, Host: "*.example", TLS: true, Rules: []GatewayRule{one("rest", 1, []string{"*.example"}, Condition{})}},
+		{Place: Place{Port: 443}, TLS: true},
 	}, nil)
-	for in, want := range map[string]string{"a.example a.example": "a", "b.example a.example": "misdirected", "b.example c.example": "rest", " b.example": "rest"} {
+	for in, want := range map[string]string{"a.example a.test": "misdirected", "b.test a.test": "", "b.test a.example": "misdirected", "a.example a.example": "a", "b.example a.example": "misdirected", "b.example c.example": "rest", " b.example": "rest"} {
 		server, host, _ := strings.Cut(in, " ")
-		if got := name(table.Ask(&Request{Port: 443, Host: host, Path: "/", ServerName: server})); got != want {
+		if got := name(table.Ask(&Request{Place: Place{Port: 443}, Host: host, Path: "/", ServerName: server})); got != want {
 			t.Errorf("%s: %q, want %q", in, got, want)
 		}
+	}
+}
+
+// TestClients: of a place that is for some clients, no other is answered.
+func TestClients(t *testing.T) {
+	table := Merge(new(Table), []Listener{
+		{Place: Place{"g", 443}, Host: "a.example", TLS: true, Clients: &Clients{}, Rules: []GatewayRule{one("a", 1, []string{"a.example"}, Condition{})}},
+		{Place: Place{"g", 444}, TLS: true, Clients: &Clients{Any: true}, Rules: []GatewayRule{one("any", 1, []string{""}, Condition{})}},
+		{Place: Place{"g", 445}, TLS: true, Rules: []GatewayRule{one("all", 1, []string{""}, Condition{})}},
+	}, nil)
+	for _, tt := range []struct {
+		port     uint16
+		host     string
+		verified bool
+		want     string
+	}{
+		{443, "a.example", true, "a"}, {443, "a.example", false, "misdirected"}, {443, "b.example", false, "misdirected"}, {443, "b.example", true, ""},
+		{444, "a.example", false, "any"}, {445, "a.example", false, "all"},
+	} {
+		if got := name(table.Ask(&Request{Place: Place{"g", tt.port}, Host: tt.host, Path: "/", Verified: tt.verified})); got != tt.want {
+			t.Errorf("%+v: %q", tt, got)
+		}
+	}
+	if table.Clients(Place{"g", 443}) == nil || table.Clients(Place{"g", 445}) != nil || table.Clients(Place{"", 443}) != nil {
+		t.Error("the wrong places have clients")
 	}
 }
 
@@ -198,7 +251,7 @@ func TestDraw(t *testing.T) {
 }
 
 func thousand() []Listener {
-	l := Listener{Port: 80}
+	l := Listener{Place: Place{Port: 80}}
 	for i := range 1000 {
 		l.Rules = append(l.Rules, one(fmt.Sprint(i), i, []string{fmt.Sprintf("h%d.example", i)}, Condition{Path: "/a"}, Condition{Path: "/b", Match: Exact}))
 	}
@@ -216,7 +269,7 @@ func BenchmarkMerge(b *testing.B) {
 func BenchmarkAsk(b *testing.B) {
 	table := Merge(new(Table), thousand(), nil)
 	for b.Loop() {
-		if table.Ask(&Request{Port: 80, Host: "h500.example", Path: "/a/b/c"}).Rule == nil {
+		if table.Ask(&Request{Place: Place{Port: 80}, Host: "h500.example", Path: "/a/b/c"}).Rule == nil {
 			b.Fatal("none")
 		}
 	}
@@ -224,7 +277,7 @@ func BenchmarkAsk(b *testing.B) {
 
 // FuzzAsk: no request ends in a panic or in a rule of another host.
 func FuzzAsk(f *testing.F) {
-	table := Merge(new(Table), []Listener{{Port: 80, Rules: []GatewayRule{
+	table := Merge(new(Table), []Listener{{Place: Place{Port: 80}, Rules: []GatewayRule{
 		one("a", 1, []string{"a.example"}, Condition{Path: "/a/b", Query: []Value{{Name: "q", Exact: "1"}}}),
 		one("wild", 1, []string{"*.example"}, Condition{Match: Exact, Pattern: regexp.MustCompile("^/[a-z]+$")}),
 	}}}, nil)
@@ -233,7 +286,7 @@ func FuzzAsk(f *testing.F) {
 	f.Add("", "", "")
 	f.Fuzz(func(t *testing.T, host, path, query string) {
 		h := Host(host)
-		hit := table.Ask(&Request{Port: 80, Host: h, Path: path, Query: query})
+		hit := table.Ask(&Request{Place: Place{Port: 80}, Host: h, Path: path, Query: query})
 		if name(hit) == "a" && (h != "a.example" || !strings.HasPrefix(path, "/a/b")) || name(hit) == "wild" && !strings.HasSuffix(h, ".example") {
 			t.Errorf("%q %q: %+v", host, path, hit)
 		}

@@ -7,6 +7,7 @@ package route
 import (
 	"cmp"
 	"crypto/tls"
+	"crypto/x509"
 	"net/netip"
 	"slices"
 	"strings"
@@ -28,11 +29,23 @@ type Backend struct {
 	Name      string // "shop/web:http", for people
 	Protocol  Protocol
 	Endpoints []netip.AddrPort
+	// TLS is how the backend's certificate is verified, with HTTPS; nil: it is not.
+	TLS *TLS
 	// Sticky sends all requests of a client's address to one endpoint.
 	Sticky bool
 	// Fault says in a sentence why there can be no endpoints; "": there are none
 	// at the moment.
 	Fault string
+}
+
+// TLS says which certificate a backend has to have.
+type TLS struct {
+	Key        string // of equal ones the same, of others another
+	ServerName string // that is asked for
+	Roots      *x509.CertPool
+	// Hosts and URIs are names of which the certificate has to have one; of none,
+	// ServerName.
+	Hosts, URIs []string
 }
 
 // Match is how a rule's path is compared.
@@ -86,7 +99,7 @@ type Table struct {
 	rules, defaults hosts
 	certificates    map[string]*tls.Certificate
 	count           int
-	gateways        map[uint16]*port // by the port that clients come to
+	gateways        map[Place]*port
 	binds           []Bind
 }
 

@@ -28,6 +28,7 @@ type objects struct {
 	service   func(namespace, name string) *corev1.Service
 	slices    func(namespace, service string) []*discoveryv1.EndpointSlice
 	pair      func(namespace, secret string) (*tls.Certificate, error)
+	configMap func(namespace, name string) *corev1.ConfigMap
 	namespace func(name string) labels.Set // its labels
 }
 

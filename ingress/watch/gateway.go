@@ -2,8 +2,12 @@ package watch
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"crypto/x509"
 	"fmt"
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
 
 	networkingv1 "k8s.io/api/networking/v1"
@@ -14,22 +18,18 @@ import (
 	"github.com/clusterd/clusterd/ingress/route"
 )
 
-// serviceNamespace and serviceName are those of the Service in front of the
-// proxies: its target ports are where they take the connections of its ports.
-const serviceNamespace, serviceName = "kube-system", "clusterd-ingress"
-
 // compileGateways makes listeners of what Gateways and their routes mean, and the
 // ports that they need. faults say what of them cannot work. Pure.
 func compileGateways(o objects, v *gateway.View) (listeners []route.Listener, binds []route.Bind, faults []string) {
 	c := compiler{objects: o, backends: map[backendKey]*route.Backend{}}
 	at := map[*gateway.Listener]int{}
-	secure := map[int32]bool{}
+	secure := map[route.Place]bool{}
 	for _, g := range v.Gateways {
 		for _, l := range g.Listeners {
 			if !l.Serves() {
 				continue
 			}
-			one := route.Listener{Port: uint16(l.Port), Host: l.Host(), TLS: l.Protocol == gatewayv1.HTTPSProtocolType}
+			one := route.Listener{Place: place(g.Service, l.Port), Host: l.Host(), TLS: l.Protocol == gatewayv1.HTTPSProtocolType}
 			for _, name := range l.Certificates {
 				pair, err := o.pair(name.Namespace, name.Name)
 				if err != nil {
@@ -38,7 +38,8 @@ func compileGateways(o objects, v *gateway.View) (listeners []route.Listener, bi
 				}
 				one.Certificates = append(one.Certificates, pair)
 			}
-			secure[l.Port] = one.TLS
+			one.Clients = o.clients(l.Clients)
+			secure[one.Place] = one.TLS
 			at[l] = len(listeners)
 			listeners = append(listeners, one)
 		}
@@ -62,19 +63,70 @@ func compileGateways(o objects, v *gateway.View) (listeners []route.Listener, bi
 			}
 		}
 	}
-	return listeners, c.binds(v.Ports(), secure), faults
+	return listeners, c.binds(v.Services(), secure), faults
 }
 
-// binds are where the Service says that the proxies are for each port.
-func (c *compiler) binds(ports []int32, secure map[int32]bool) (out []route.Bind) {
-	s := c.service(serviceNamespace, serviceName)
-	if s == nil {
+// verified is what a policy asks of a certificate.
+func (o objects) verified(p *gateway.Policy) *route.TLS {
+	v := &p.Spec.Validation
+	out := &route.TLS{ServerName: string(v.Hostname), Roots: x509.NewCertPool()}
+	hash := sha256.New()
+	for _, name := range p.Authorities {
+		certs, _ := gateway.Authorities(o.configMap(name.Namespace, name.Name)) // none: no certificate is valid
+		for _, cert := range certs {
+			out.Roots.AddCert(cert)
+			hash.Write(cert.Raw)
+		}
+	}
+	for _, n := range v.SubjectAltNames {
+		switch n.Type {
+		case gatewayv1.HostnameSubjectAltNameType:
+			out.Hosts = append(out.Hosts, string(n.Hostname))
+		case gatewayv1.URISubjectAltNameType:
+			out.URIs = append(out.URIs, string(n.URI))
+		}
+	}
+	fmt.Fprintf(hash, "%q %q %q", out.ServerName, out.Hosts, out.URIs)
+	out.Key = string(hash.Sum(nil))
+	return out
+}
+
+// clients has the authorities that there are: gateway.Evaluate has named them.
+func (o objects) clients(c *gateway.Clients) *route.Clients {
+	if c == nil {
 		return nil
 	}
-	for _, port := range ports {
-		for _, p := range s.Spec.Ports {
-			if local := p.TargetPort.IntValue(); p.Port == port && local > 0 && local < 1<<16 {
-				out = append(out, route.Bind{Local: uint16(local), Port: uint16(port), TLS: secure[port]})
+	out := &route.Clients{Roots: x509.NewCertPool(), Any: c.Any}
+	for _, name := range c.Authorities {
+		certs, _ := gateway.Authorities(o.configMap(name.Namespace, name.Name)) // none: nobody is let in by them
+		for _, cert := range certs {
+			out.Roots.AddCert(cert)
+		}
+	}
+	return out
+}
+
+func place(service string, port int32) route.Place {
+	if service == gateway.SharedService {
+		service = ""
+	}
+	return route.Place{Service: service, Port: uint16(port)}
+}
+
+// binds are where the Services in front of the proxies say that these are for each
+// port: at its target port.
+func (c *compiler) binds(all map[string]gateway.Service, secure map[route.Place]bool) (out []route.Bind) {
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		s := c.service(gateway.ServiceNamespace, name)
+		if s == nil {
+			continue
+		}
+		for _, port := range all[name].Ports {
+			at := place(name, port)
+			for _, p := range s.Spec.Ports {
+				if local := p.TargetPort.IntValue(); p.Port == port && local > 0 && local < 1<<16 {
+					out = append(out, route.Bind{Place: at, Local: uint16(local), TLS: secure[at]})
+				}
 			}
 		}
 	}
@@ -247,11 +299,18 @@ func (c *compiler) share(r *gateway.Route, ref gatewayv1.BackendRef) route.Share
 		return s
 	}
 	port := fmt.Sprint(b.Port)
+	if p := b.Policy; p != nil && p.Refused.Message != "" {
+		s.Broken = fmt.Sprintf("BackendTLSPolicy %s/%s of Service %s is not accepted: %s", p.Namespace, p.Name, b.Service, p.Refused.Message)
+		return s
+	}
 	key := backendKey{b.Namespace, b.Service, port + "/" + r.Kind}
 	if c.backends[key] == nil {
 		one := c.serviceBackend(backendKey{b.Namespace, b.Service, port}, networkingv1.ServiceBackendPort{Number: b.Port})
 		if r.GRPC != nil && one.Protocol == route.HTTP {
 			one.Protocol = route.H2C
+		}
+		if b.Policy != nil {
+			one.Protocol, one.TLS = route.HTTPS, c.verified(b.Policy)
 		}
 		c.backends[key] = one
 	}

@@ -1,6 +1,7 @@
 package watch
 
 import (
+	order "cmp"
 	"fmt"
 	"net/http"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/clusterd/clusterd/apis/gateway"
+	"github.com/clusterd/clusterd/apis/names"
 	"github.com/clusterd/clusterd/ingress/route"
 )
 
@@ -34,7 +36,7 @@ func init() {
 func customObjects(t *testing.T) (out []*unstructured.Unstructured) {
 	for _, text := range []string{
 		"{kind: GatewayClass, metadata: {name: clusterd}, spec: {controllerName: clusterd.local/gateway}}",
-		"{kind: Gateway, metadata: {name: g, namespace: shop}, spec: {gatewayClassName: clusterd, listeners: [{name: a, port: 80, protocol: HTTP}]}}",
+		"{kind: Gateway, metadata: {name: g, namespace: shop, annotations: {clusterd.local/shared-address: \"true\"}}, spec: {gatewayClassName: clusterd, listeners: [{name: a, port: 80, protocol: HTTP}]}}",
 		"{kind: HTTPRoute, metadata: {name: bad, namespace: shop}, spec: {parentRefs: all, rules: {a: b}}}",
 		"{kind: HTTPRoute, metadata: {name: good, namespace: shop}, spec: {parentRefs: [{name: g}], hostnames: [g.example], rules: [{backendRefs: [{name: web, port: 80}]}]}}",
 	} {
@@ -75,6 +77,11 @@ const routes = `
       - {type: RequestMirror, requestMirror: {backendRef: {name: none, port: 80}}}
       - {type: CORS, cors: {allowOrigins: ["https://*.example"], allowMethods: [PUT], allowHeaders: [X-A], exposeHeaders: [X-B], allowCredentials: true}}
       retry: {codes: [502, 503], attempts: 3, backoff: 100ms}
+- kind: HTTPRoute
+  metadata: {name: alone, namespace: shop}
+  spec:
+    parentRefs: [{name: alone}]
+    rules: [{backendRefs: [{name: sticky, port: 80}]}]
 - kind: GRPCRoute
   metadata: {name: calls, namespace: shop}
   spec:
@@ -92,7 +99,7 @@ func view(t *testing.T, o objects) *gateway.View {
 	if err := yaml.Unmarshal([]byte(routes), &list); err != nil {
 		t.Fatal(err)
 	}
-	g := gateway.Objects{Namespace: func(string) labels.Set { return nil }, Service: o.service, Certificate: o.certificate}
+	g := gateway.Objects{Namespace: func(string) labels.Set { return nil }, Service: o.service, ConfigMap: o.configMap, Certificate: o.certificate}
 	for _, one := range list {
 		obj, err := gateway.Typed(&unstructured.Unstructured{Object: one})
 		if err != nil {
@@ -114,7 +121,13 @@ func view(t *testing.T, o objects) *gateway.View {
 		{name: c, port: 443, protocol: HTTPS, hostname: a.example, tls: {certificateRefs: [{name: a}]}}, {name: d, port: 90, protocol: TCP}]}`), &gw.Spec); err != nil {
 		t.Fatal(err)
 	}
-	g.Gateways = []*gatewayv1.Gateway{gw}
+	gw.Annotations = map[string]string{names.SharedAddress: "true"}
+	alone := &gatewayv1.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "alone"}}
+	if err := yaml.Unmarshal([]byte(`{gatewayClassName: clusterd, listeners: [{name: a, port: 80, protocol: HTTP},
+		{name: b, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: a}]}}]}`), &alone.Spec); err != nil {
+		t.Fatal(err)
+	}
+	g.Gateways = []*gatewayv1.Gateway{gw, alone}
 	return gateway.Evaluate(g)
 }
 
@@ -135,16 +148,24 @@ func TestCompileGateways(t *testing.T) {
 	o := world(t)
 	services := o.service
 	o.service = func(ns, name string) *corev1.Service {
-		if ns == serviceNamespace && name == serviceName {
+		if ns == gateway.ServiceNamespace && name == gateway.SharedService {
 			return &corev1.Service{Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromString("http")}, {Port: 9000, TargetPort: intstr.FromInt32(10000)}}}}
+		}
+		if ns == gateway.ServiceNamespace && strings.HasPrefix(name, "gateway-shop-alone-") {
+			return &corev1.Service{Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(10001)}, {Port: 443, TargetPort: intstr.FromInt32(10002)}}}}
 		}
 		return services(ns, name)
 	}
 	listeners, binds, faults := compileGateways(o, view(t, o))
-	if len(faults) != 0 || len(listeners) != 3 {
+	if len(faults) != 0 || len(listeners) != 5 {
 		t.Fatal(faults, len(listeners))
 	}
-	if diff := cmp.Diff([]route.Bind{{Local: 10000, Port: 9000}}, binds); diff != "" {
+	slices.SortFunc(listeners, func(a, b route.Listener) int { return order.Compare(a.Service, b.Service) })
+	alone := listeners[4].Service
+	if diff := cmp.Diff([]route.Bind{
+		{Local: 10000, Place: route.Place{Port: 9000}},
+		{Local: 10001, Place: route.Place{Service: alone, Port: 80}}, {Local: 10002, Place: route.Place{Service: alone, Port: 443}, TLS: true},
+	}, binds); diff != "" {
 		t.Error(diff)
 	}
 	if l := listeners[2]; !l.TLS || l.Host != "a.example" || len(l.Certificates) != 1 {
@@ -185,12 +206,19 @@ func TestCompileGateways(t *testing.T) {
 			h.Set("V", tt.header)
 		}
 		got := ""
-		hit := table.Ask(&route.Request{Port: tt.port, Host: host, Method: tt.method, Path: "/" + path, Query: query, Header: h})
+		hit := table.Ask(&route.Request{Place: route.Place{Port: tt.port}, Host: host, Method: tt.method, Path: "/" + path, Query: query, Header: h})
 		if hit.Rule != nil {
 			got = shares(hit.Rule.Do)
 		}
 		if got != tt.want {
 			t.Errorf("%d %s %s %s: %q, want %q", tt.port, tt.method, tt.url, tt.header, got, tt.want)
+		}
+	}
+	// Another Gateway has the same hosts and paths at its own address.
+	for _, host := range []string{"web.example", "other.test"} {
+		hit := table.Ask(&route.Request{Place: table.Came(10001, false), Host: host, Method: "GET", Path: "/a/b/c"})
+		if hit.Rule == nil || shares(hit.Rule.Do) != "1 of https shop/sticky:80[10.0.0.5:8443]" {
+			t.Errorf("%s at another Gateway: %+v", host, hit)
 		}
 	}
 	http := slices.Collect(func(yield func(*route.Action) bool) {

@@ -64,7 +64,7 @@ func Run(ctx context.Context, cfg Config) error {
 		}))
 	net, core := all.Networking().V1(), all.Core().V1()
 	ingresses, classes, services := net.Ingresses(), net.IngressClasses(), core.Services()
-	spaces := core.Namespaces()
+	spaces, configMaps := core.Namespaces(), core.ConfigMaps()
 	endpoints, pairs := all.Discovery().V1().EndpointSlices(), secrets.Core().V1().Secrets()
 	if err := endpoints.Informer().AddIndexers(cache.Indexers{byService: func(obj any) ([]string, error) {
 		s := obj.(*discoveryv1.EndpointSlice)
@@ -80,7 +80,7 @@ func Run(ctx context.Context, cfg Config) error {
 		}
 	}
 	var known []cache.ResourceEventHandlerRegistration
-	for _, informer := range []cache.SharedIndexInformer{ingresses.Informer(), classes.Informer(), services.Informer(), endpoints.Informer(), pairs.Informer(), spaces.Informer()} {
+	for _, informer := range []cache.SharedIndexInformer{ingresses.Informer(), classes.Informer(), services.Informer(), endpoints.Informer(), pairs.Informer(), spaces.Informer(), configMaps.Informer()} {
 		h, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: poke, UpdateFunc: func(_, o any) { poke(o) }, DeleteFunc: poke})
 		if err != nil {
 			return fmt.Errorf("watch: %w", err)
@@ -105,6 +105,13 @@ func Run(ctx context.Context, cfg Config) error {
 				out = append(out, f.(*discoveryv1.EndpointSlice))
 			}
 			return out
+		},
+		configMap: func(namespace, name string) *corev1.ConfigMap {
+			m, err := configMaps.Lister().ConfigMaps(namespace).Get(name)
+			if err != nil {
+				return nil
+			}
+			return m
 		},
 		namespace: func(name string) labels.Set {
 			n, err := spaces.Lister().Get(name)
@@ -167,7 +174,7 @@ func tables(ctx context.Context, cfg Config, o objects, pairs corelisters.Secret
 		}
 		rules, shown, faults := compile(o)
 		table, hidden := route.Build(rules, shown)
-		asked := gateway.Objects{Namespace: o.namespace, Service: o.service, Certificate: o.certificate}
+		asked := gateway.Objects{Namespace: o.namespace, Service: o.service, ConfigMap: o.configMap, Certificate: o.certificate}
 		cfg.Kinds.Fill(&asked)
 		listeners, binds, wrong := compileGateways(o, gateway.Evaluate(asked))
 		table = route.Merge(table, listeners, binds)
@@ -223,6 +230,13 @@ func slim(obj any) (any, error) {
 	case *corev1.Secret:
 		o.ManagedFields, o.Annotations = nil, nil
 		o.Data = map[string][]byte{corev1.TLSCertKey: o.Data[corev1.TLSCertKey], corev1.TLSPrivateKeyKey: o.Data[corev1.TLSPrivateKeyKey]}
+	case *corev1.ConfigMap:
+		o.ManagedFields, o.Annotations, o.BinaryData = nil, nil, nil
+		if ca, ok := o.Data[gateway.AuthorityKey]; ok {
+			o.Data = map[string]string{gateway.AuthorityKey: ca}
+		} else {
+			o.Data = nil
+		}
 	case *corev1.Namespace:
 		o.ManagedFields, o.Annotations = nil, nil
 	case *networkingv1.Ingress:

@@ -10,6 +10,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -52,7 +53,8 @@ type Kinds interface {
 	Run(ctx context.Context, changed func()) error
 	// Known reports whether the caches hold what there was at the start.
 	Known() bool
-	// Served reports whether the server knows Gateways.
+	// Served reports whether the server knows Gateways, and the caches hold all of them
+	// and of their classes.
 	Served() bool
 	// Fill sets the lists of o, whose objects are not to be changed.
 	Fill(o *gateway.Objects)
@@ -66,9 +68,10 @@ type controller struct {
 	kinds   Kinds
 	proxies *ingress.Proxies
 
-	services corelisters.ServiceLister
-	secrets  corelisters.SecretLister
-	spaces   corelisters.NamespaceLister
+	services   corelisters.ServiceLister
+	secrets    corelisters.SecretLister
+	configMaps corelisters.ConfigMapLister
+	spaces     corelisters.NamespaceLister
 }
 
 // New returns the loop.
@@ -76,11 +79,16 @@ func New(env loop.Env, client dynamic.Interface, kinds Kinds) loop.Loop {
 	core := env.Informers.Core().V1()
 	c := &controller{
 		env: env, client: env.Client, dynamic: client, kinds: kinds, proxies: ingress.NewProxies(env),
-		services: core.Services().Lister(), secrets: core.Secrets().Lister(), spaces: core.Namespaces().Lister(),
+		services: core.Services().Lister(), secrets: core.Secrets().Lister(), configMaps: core.ConfigMaps().Lister(), spaces: core.Namespaces().Lister(),
 	}
 	c.Controller = loop.New("gateway", env, 1, c.reconcile)
 	loop.Watch(c.Controller, core.Secrets().Informer(), func(old, s *corev1.Secret) {
 		if loop.Latest(old, s).Type == corev1.SecretTypeTLS {
+			c.all()
+		}
+	})
+	loop.Watch(c.Controller, core.ConfigMaps().Informer(), func(old, m *corev1.ConfigMap) {
+		if authorities(old) != authorities(m) {
 			c.all()
 		}
 	})
@@ -90,7 +98,8 @@ func New(env loop.Env, client dynamic.Interface, kinds Kinds) loop.Loop {
 		}
 	})
 	loop.Watch(c.Controller, core.Services().Informer(), func(old, s *corev1.Service) {
-		if old == nil || s == nil || !apiequality.Semantic.DeepEqual(old.Spec, s.Spec) {
+		if old == nil || s == nil || !apiequality.Semantic.DeepEqual(old.Spec, s.Spec) ||
+			own(s) && !apiequality.Semantic.DeepEqual(old.Status, s.Status) {
 			c.all()
 		}
 	})
@@ -112,6 +121,13 @@ func New(env loop.Env, client dynamic.Interface, kinds Kinds) loop.Loop {
 	}}
 }
 
+func authorities(m *corev1.ConfigMap) string {
+	if m == nil {
+		return ""
+	}
+	return m.Data[gateway.AuthorityKey]
+}
+
 func (c *controller) all() { c.EnqueueAfter(allKey, settle) }
 
 func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
@@ -125,9 +141,10 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 	if !c.kinds.Known() {
 		return nil
 	}
+	whole := c.kinds.Served() // asked first: what is read then is all there is
 	o := c.objects()
 	v := gateway.Evaluate(o)
-	addresses, err := c.reach(ctx, v)
+	addresses, err := c.reach(ctx, v, whole)
 	return errors.Join(err, c.tell(ctx, o, v, addresses))
 }
 
@@ -148,6 +165,13 @@ func (c *controller) objects() gateway.Objects {
 			}
 			return s
 		},
+		ConfigMap: func(namespace, name string) *corev1.ConfigMap {
+			m, err := c.configMaps.ConfigMaps(namespace).Get(name)
+			if err != nil {
+				return nil
+			}
+			return m
+		},
 		Certificate: c.certificate,
 	}
 	c.kinds.Fill(&o)
@@ -165,32 +189,55 @@ func (c *controller) certificate(namespace, name string) error {
 	return nil
 }
 
-// reach has the proxies run and their Service have the ports of all listeners.
-// It returns the addresses of that.
-func (c *controller) reach(ctx context.Context, v *gateway.View) ([]gatewayv1.GatewayStatusAddress, error) {
-	var s *corev1.Service
-	var err error
-	if len(v.Gateways) > 0 {
-		s, err = c.proxies.Ensure(ctx)
-	} else if s, err = c.services.Services(ingress.Name.Namespace).Get(ingress.Name.Name); apierrors.IsNotFound(err) {
-		return nil, nil
+// reach has the proxies run, and in front of them a Service for each Gateway with the
+// ports of its listeners; some share one. It returns the Services' addresses by their
+// names. The Services of Gateways that are gone go if whole, which is: v has all
+// Gateways that there are.
+func (c *controller) reach(ctx context.Context, v *gateway.View, whole bool) (map[string][]gatewayv1.GatewayStatusAddress, error) {
+	wanted := v.Services()
+	var failed []error
+	if _, shared := wanted[gateway.SharedService]; shared {
+		_, err := c.proxies.Ensure(ctx)
+		failed = append(failed, err)
+	} else if len(wanted) > 0 {
+		failed = append(failed, c.proxies.EnsurePods(ctx))
 	}
-	if err != nil || s == nil {
+	list, err := c.services.Services(gateway.ServiceNamespace).List(labels.Everything())
+	if err != nil {
 		return nil, err
 	}
-	if ports, differ := servicePorts(s.Spec.Ports, v.Ports()); differ {
-		next := s.DeepCopy()
-		next.Spec.Ports = ports
-		if _, err := c.client.CoreV1().Services(s.Namespace).Update(ctx, next, metav1.UpdateOptions{}); err != nil {
-			return addresses(s), fmt.Errorf("ports of service %s: %w", ingress.Name, err)
+	list = slices.DeleteFunc(list, func(s *corev1.Service) bool { return !own(s) && s.Name != gateway.SharedService })
+	services := c.client.CoreV1().Services(gateway.ServiceNamespace)
+	todo, err := plan(list, wanted)
+	failed = append(failed, err)
+	for _, s := range todo.create {
+		if _, err := services.Create(ctx, s, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+			failed = append(failed, fmt.Errorf("make service %s/%s: %w", gateway.ServiceNamespace, s.Name, err))
 		}
 	}
-	return addresses(s), nil
+	for _, s := range todo.update {
+		if _, err := services.Update(ctx, s, metav1.UpdateOptions{}); err != nil {
+			failed = append(failed, fmt.Errorf("change service %s/%s: %w", gateway.ServiceNamespace, s.Name, err))
+		}
+	}
+	for _, s := range todo.remove {
+		if !whole {
+			break
+		}
+		if err := services.Delete(ctx, s.Name, *metav1.NewPreconditionDeleteOptions(string(s.UID))); err != nil && !apierrors.IsNotFound(err) {
+			failed = append(failed, fmt.Errorf("delete service %s/%s: %w", gateway.ServiceNamespace, s.Name, err))
+		}
+	}
+	out := map[string][]gatewayv1.GatewayStatusAddress{}
+	for _, s := range list {
+		out[s.Name] = addresses(s)
+	}
+	return out, errors.Join(failed...)
 }
 
 // tell writes the statuses that are not what they should be. One that cannot be
 // written keeps no other from being so.
-func (c *controller) tell(ctx context.Context, o gateway.Objects, v *gateway.View, addresses []gatewayv1.GatewayStatusAddress) error {
+func (c *controller) tell(ctx context.Context, o gateway.Objects, v *gateway.View, addresses map[string][]gatewayv1.GatewayStatusAddress) error {
 	now := metav1.NewTime(c.env.Clock.Now())
 	var failed []error
 	write := func(resource, kind string, m metav1.Object, status any) {
@@ -207,7 +254,7 @@ func (c *controller) tell(ctx context.Context, o gateway.Objects, v *gateway.Vie
 		}
 	}
 	for _, g := range v.Gateways {
-		want := g.Status(addresses, now)
+		want := g.Status(addresses[g.Service], now)
 		want.AttachedListenerSets = g.Gateway.Status.AttachedListenerSets
 		if !apiequality.Semantic.DeepEqual(g.Gateway.Status, want) {
 			write(gateway.Gateways, "Gateway", g.Gateway, &want)
@@ -231,6 +278,11 @@ func (c *controller) tell(ctx context.Context, o gateway.Objects, v *gateway.Vie
 	}
 	for _, r := range o.GRPCRoutes {
 		route(gateway.GRPCRoutes, gateway.GRPCRoute, r, r.Status.Parents)
+	}
+	for _, p := range v.Policies {
+		if want := p.PolicyStatus(now); !apiequality.Semantic.DeepEqual(p.Status, want) && len(p.Status.Ancestors)+len(want.Ancestors) > 0 {
+			write(gateway.Policies, "BackendTLSPolicy", p.BackendTLSPolicy, &want)
+		}
 	}
 	return errors.Join(failed...)
 }

@@ -2,14 +2,17 @@ package gateway
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/clusterd/clusterd/apis/gateway"
 	"github.com/clusterd/clusterd/sched/ingress"
 )
 
@@ -18,19 +21,84 @@ import (
 const portPrefix = "gateway-"
 
 // firstLocal is the first port at which proxies listen for one that they may not
-// or cannot have themselves. It is below those that connections go out from.
-const firstLocal = 10000
+// or cannot have themselves. lastLocal is below those that connections go out from.
+const firstLocal, lastLocal = 10000, 32767
 
-// servicePorts is what the proxies' Service should have, and whether that is
-// other than what it has. Each port of a listener has a port of the pods, which
-// stays as long as the listener does.
-func servicePorts(has []corev1.ServicePort, want []int32) (_ []corev1.ServicePort, differ bool) {
-	var out []corev1.ServicePort
-	there := map[int32]bool{}
+// managedBy and manager are the label of Services that Gateways have to themselves.
+const managedBy, manager = "app.kubernetes.io/managed-by", "clusterd-gateway"
+
+// own reports whether a Service was made for a Gateway alone.
+func own(s *corev1.Service) bool {
+	return s != nil && s.Namespace == gateway.ServiceNamespace && s.Labels[managedBy] == manager
+}
+
+// todo is what is to be done with Services in front of the proxies.
+type todo struct{ create, update, remove []*corev1.Service }
+
+// plan compares the Services that there are, the shared one among them, with what
+// they should have, by their names. A Service keeps its ports while its
+// Gateway has none that can be served, as it has to have one.
+func plan(has []*corev1.Service, wanted map[string]gateway.Service) (out todo, _ error) {
 	local := map[int32]bool{}
 	for _, p := range ingress.PodPorts {
 		local[p] = true
 	}
+	byName := map[string]*corev1.Service{}
+	for _, s := range has {
+		byName[s.Name] = s
+		for _, p := range s.Spec.Ports {
+			local[p.TargetPort.IntVal] = true
+		}
+	}
+	for _, s := range has {
+		want, ok := wanted[s.Name]
+		switch {
+		case own(s) && !ok:
+			if s.DeletionTimestamp == nil {
+				out.remove = append(out.remove, s)
+			}
+			continue
+		case own(s) && len(want.Ports) == 0:
+			continue
+		}
+		ports, differ, err := servicePorts(s.Spec.Ports, want.Ports, local)
+		if err != nil {
+			return out, err
+		}
+		pinned := own(s) && s.Spec.LoadBalancerIP != want.Address
+		if differ || pinned {
+			next := s.DeepCopy()
+			next.Spec.Ports = ports
+			if pinned {
+				next.Spec.LoadBalancerIP = want.Address
+			}
+			out.update = append(out.update, next)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		if byName[name] != nil || name == gateway.SharedService || len(wanted[name].Ports) == 0 {
+			continue
+		}
+		ports, _, err := servicePorts(nil, wanted[name].Ports, local)
+		if err != nil {
+			return out, err
+		}
+		s := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: gateway.ServiceNamespace, Name: name, Labels: map[string]string{managedBy: manager}},
+			Spec:       ingress.ServiceSpec(ports),
+		}
+		s.Spec.LoadBalancerIP = wanted[name].Address
+		out.create = append(out.create, s)
+	}
+	return out, nil
+}
+
+// servicePorts is what a Service should have, and whether that is other than what
+// it has. Each port of a listener has a port of the pods, which stays as long as the
+// listener does; local are those that are taken.
+func servicePorts(has []corev1.ServicePort, want []int32, local map[int32]bool) (_ []corev1.ServicePort, differ bool, _ error) {
+	var out []corev1.ServicePort
+	there := map[int32]bool{}
 	for _, p := range has {
 		if strings.HasPrefix(p.Name, portPrefix) && !slices.Contains(want, p.Port) {
 			differ = true
@@ -38,7 +106,6 @@ func servicePorts(has []corev1.ServicePort, want []int32) (_ []corev1.ServicePor
 		}
 		out = append(out, p)
 		there[p.Port] = true
-		local[p.TargetPort.IntVal] = true
 	}
 	for _, port := range want {
 		if there[port] {
@@ -48,12 +115,15 @@ func servicePorts(has []corev1.ServicePort, want []int32) (_ []corev1.ServicePor
 		if at < 1024 || local[at] {
 			for at = firstLocal; local[at]; at++ {
 			}
+			if at > lastLocal {
+				return nil, false, fmt.Errorf("port %d: the proxies have no free port from %d to %d for it; take listeners away that are not needed", port, firstLocal, lastLocal)
+			}
 		}
 		local[at] = true
 		out = append(out, corev1.ServicePort{Name: fmt.Sprint(portPrefix, port), Port: port, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(at)})
 		differ = true
 	}
-	return out, differ
+	return out, differ, nil
 }
 
 // addresses are those of the Service, as a Gateway's status has them.

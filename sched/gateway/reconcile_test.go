@@ -40,10 +40,71 @@ func TestServicePorts(t *testing.T) {
 		{"the administrator's", []corev1.ServicePort{named, port("own", 81, 5)}, []int32{81}, []corev1.ServicePort{named, port("own", 81, 5)}, false},
 		{"no listener any more", []corev1.ServicePort{named, port("gateway-81", 81, 10000), port("own", 82, 5)}, nil, []corev1.ServicePort{named, port("own", 82, 5)}, true},
 	} {
-		got, differ := servicePorts(tt.has, tt.want)
-		if diff := cmp.Diff(tt.ports, got); diff != "" || differ != tt.differ {
-			t.Errorf("%s: %t %s", tt.name, differ, diff)
+		todo, err := plan([]*corev1.Service{{ObjectMeta: metav1.ObjectMeta{Namespace: gateway.ServiceNamespace, Name: gateway.SharedService}, Spec: corev1.ServiceSpec{Ports: tt.has}}},
+			map[string]gateway.Service{gateway.SharedService: {Ports: tt.want}})
+		got := tt.has
+		for _, s := range todo.update {
+			got = s.Spec.Ports
 		}
+		if diff := cmp.Diff(tt.ports, got); diff != "" || len(todo.update) > 0 != tt.differ || err != nil {
+			t.Errorf("%s: %d %v %s", tt.name, len(todo.update), err, diff)
+		}
+	}
+}
+
+// TestPlan: each Gateway has a Service, whose ports lead to ports of the pods that no
+// other Service's lead to. It goes with its Gateway, and stays while nothing of that
+// can be served.
+func TestPlan(t *testing.T) {
+	service := func(name, manager string, ports ...int32) *corev1.Service {
+		s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: gateway.ServiceNamespace, Name: name, Labels: map[string]string{managedBy: manager}}}
+		for i := 0; i < len(ports); i += 2 {
+			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint(portPrefix, ports[i]), Port: ports[i], TargetPort: intstr.FromInt32(ports[i+1])})
+		}
+		return s
+	}
+	short := func(list []*corev1.Service) (out []string) {
+		for _, s := range list {
+			text := s.Name
+			for _, p := range s.Spec.Ports {
+				text += fmt.Sprintf(" %d>%d", p.Port, p.TargetPort.IntVal)
+			}
+			out = append(out, text)
+		}
+		return out
+	}
+	got, err := plan([]*corev1.Service{
+		service(gateway.SharedService, "", 9000, 9000, 81, 10000), service("kept", manager, 80, 10001), service("more", manager, 80, 10002), service("gone", manager, 80, 10003),
+		service("idle", manager, 80, 10004),
+		service("pinned", manager, 80, 10008),
+	}, map[string]gateway.Service{
+		"kept": {Ports: []int32{80}}, "more": {Ports: []int32{80, 443}}, "new": {Ports: []int32{80, 9000, 9001}, Address: "192.0.2.8"}, "idle": {}, "none": {},
+		"pinned": {Ports: []int32{80}, Address: "192.0.2.7"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, diff := range map[string]string{
+		"create": cmp.Diff([]string{"new 80>10006 9000>10007 9001>9001"}, short(got.create)),
+		"update": cmp.Diff([]string{"clusterd-ingress", "more 80>10002 443>10005", "pinned 80>10008"}, short(got.update)),
+		"remove": cmp.Diff([]string{"gone 80>10003"}, short(got.remove)),
+	} {
+		if diff != "" {
+			t.Error(what, diff)
+		}
+	}
+	if a, b := got.create[0].Spec.LoadBalancerIP, got.update[2].Spec.LoadBalancerIP; a != "192.0.2.8" || b != "192.0.2.7" {
+		t.Error("the addresses that are asked for:", a, b)
+	}
+	if s := got.create[0].Spec; s.Type != corev1.ServiceTypeLoadBalancer || len(s.Selector) == 0 || !own(got.create[0]) {
+		t.Errorf("%+v", got.create[0])
+	}
+	full := service("full", manager)
+	for at := int32(firstLocal); at <= lastLocal; at++ {
+		full.Spec.Ports = append(full.Spec.Ports, corev1.ServicePort{Name: "x", TargetPort: intstr.FromInt32(at)})
+	}
+	if _, err := plan([]*corev1.Service{full}, map[string]gateway.Service{"full": {Ports: []int32{80}}}); err == nil || !strings.Contains(err.Error(), "no free port from 10000 to 32767") {
+		t.Error(err)
 	}
 }
 

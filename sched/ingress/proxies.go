@@ -51,18 +51,11 @@ func (c *Proxies) Watch(l *loop.Controller, changed func()) {
 	})
 }
 
-// Ensure makes what is missing of the pods and what they need, and returns their
-// Service; nil: it was made just now, and the cache will show it. What is there
-// is the administrator's to change.
+// Ensure makes what is missing of the pods, what they need, and the Service that
+// Ingresses have, and returns that; nil: it was made just now, and the cache will
+// show it. What is there is the administrator's to change.
 func (c *Proxies) Ensure(ctx context.Context) (*corev1.Service, error) {
 	ns := Name.Namespace
-	if _, err := c.accounts.ServiceAccounts(ns).Get(Name.Name); apierrors.IsNotFound(err) {
-		if _, err := c.client.CoreV1().ServiceAccounts(ns).Create(ctx, newAccount(), metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
-			return nil, fmt.Errorf("make service account %s: %w", Name, err)
-		}
-	} else if err != nil {
-		return nil, err
-	}
 	if _, err := c.services.Services(ns).Get(Name.Name); apierrors.IsNotFound(err) {
 		if _, err := c.client.CoreV1().Services(ns).Create(ctx, newService(), metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 			return nil, fmt.Errorf("make service %s: %w", Name, err)
@@ -70,11 +63,7 @@ func (c *Proxies) Ensure(ctx context.Context) (*corev1.Service, error) {
 	} else if err != nil {
 		return nil, err
 	}
-	if _, err := c.sets.DaemonSets(ns).Get(Name.Name); apierrors.IsNotFound(err) {
-		if _, err := c.client.AppsV1().DaemonSets(ns).Create(ctx, newDaemonSet(), metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
-			return nil, fmt.Errorf("make daemon set %s: %w", Name, err)
-		}
-	} else if err != nil {
+	if err := c.EnsurePods(ctx); err != nil {
 		return nil, err
 	}
 	service, err := c.services.Services(ns).Get(Name.Name)
@@ -82,4 +71,24 @@ func (c *Proxies) Ensure(ctx context.Context) (*corev1.Service, error) {
 		return nil, nil
 	}
 	return service, err
+}
+
+// EnsurePods makes what is missing of the pods and what they need, but no Service.
+func (c *Proxies) EnsurePods(ctx context.Context) error {
+	ns := Name.Namespace
+	if _, err := c.accounts.ServiceAccounts(ns).Get(Name.Name); apierrors.IsNotFound(err) {
+		if _, err := c.client.CoreV1().ServiceAccounts(ns).Create(ctx, newAccount(), metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("make service account %s: %w", Name, err)
+		}
+	} else if err != nil {
+		return err
+	}
+	if _, err := c.sets.DaemonSets(ns).Get(Name.Name); apierrors.IsNotFound(err) {
+		if _, err := c.client.AppsV1().DaemonSets(ns).Create(ctx, newDaemonSet(), metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("make daemon set %s: %w", Name, err)
+		}
+	} else if err != nil {
+		return err
+	}
+	return nil
 }

@@ -71,18 +71,22 @@ func meta() metav1.ObjectMeta {
 
 func newAccount() *corev1.ServiceAccount { return &corev1.ServiceAccount{ObjectMeta: meta()} }
 
-// newService has its connections on the node they come to, so that the proxy
-// sees the client's address.
 func newService() *corev1.Service {
-	return &corev1.Service{ObjectMeta: meta(), Spec: corev1.ServiceSpec{
+	return &corev1.Service{ObjectMeta: meta(), Spec: ServiceSpec([]corev1.ServicePort{
+		{Name: "http", Port: 80, TargetPort: intstr.FromString("http")},
+		{Name: "https", Port: 443, TargetPort: intstr.FromString("https")},
+	})}
+}
+
+// ServiceSpec is that of a Service in front of the proxies. Connections stay on the
+// node they come to, so that the proxy sees the client's address.
+func ServiceSpec(ports []corev1.ServicePort) corev1.ServiceSpec {
+	return corev1.ServiceSpec{
 		Type:                  corev1.ServiceTypeLoadBalancer,
 		ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal,
 		Selector:              meta().Labels,
-		Ports: []corev1.ServicePort{
-			{Name: "http", Port: 80, TargetPort: intstr.FromString("http")},
-			{Name: "https", Port: 443, TargetPort: intstr.FromString("https")},
-		},
-	}}
+		Ports:                 ports,
+	}
 }
 
 func newDaemonSet() *appsv1.DaemonSet {

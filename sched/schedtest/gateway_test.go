@@ -128,18 +128,32 @@ func TestGateways(t *testing.T) {
 	says("httproutes", "r", "Accepted=Accepted !ResolvedRefs=BackendNotFound !Accepted=NoMatchingParent !ResolvedRefs=BackendNotFound", "parents")
 	says("grpcroutes", "r", "Accepted=Accepted ResolvedRefs=ResolvedRefs", "parents")
 	services := s.Client.CoreV1().Services("kube-system")
-	schedtest.Eventually(t, func() string {
-		service, err := services.Get(ctx, "clusterd-ingress", metav1.GetOptions{})
-		if err != nil {
-			return err.Error()
-		}
-		for _, p := range service.Spec.Ports {
-			if p.Port == 8081 && p.TargetPort.IntVal == 8081 && len(service.Spec.Ports) == 3 {
-				return ""
+	// own waits until the Services that Gateways have to themselves are so.
+	own := func(want string) {
+		t.Helper()
+		schedtest.Eventually(t, func() string {
+			list, err := services.List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=clusterd-gateway"})
+			if err != nil {
+				return err.Error()
 			}
-		}
-		return fmt.Sprintf("%+v", service.Spec.Ports)
-	})
+			var got []string
+			for _, s := range list.Items {
+				name := s.Name[:strings.LastIndexByte(s.Name, '-')]
+				for _, p := range s.Spec.Ports {
+					name += fmt.Sprintf(" %d>%d", p.Port, p.TargetPort.IntVal)
+				}
+				got = append(got, name)
+			}
+			if got := strings.Join(got, ", "); got != want {
+				return fmt.Sprintf("%q, want %q", got, want)
+			}
+			return ""
+		})
+	}
+	own("gateway-shop-g 80>10000 8081>8081")
+	if _, err := services.Get(ctx, "clusterd-ingress", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("there is no Ingress, but a Service for them: %v", err)
+	}
 	if _, err := s.Client.CoreV1().ConfigMaps("kube-system").Create(ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: "clusterd-load-balancer"}, Data: map[string]string{"addresses": "192.0.2.1/32"},
 	}, metav1.CreateOptions{}); err != nil {
@@ -175,6 +189,7 @@ func TestGateways(t *testing.T) {
 	if err := of("gatewayclasses", "").Delete(ctx, "clusterd", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	own("") // the Gateway is nobody's now
 	if err := definitions.Delete(ctx, all[4].GetName(), metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}

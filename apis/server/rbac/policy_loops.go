@@ -39,13 +39,13 @@ var controllers = []controller{
 	{loop: "gateway", account: "gateway-controller", rules: []rbacv1.PolicyRule{
 		on("apiextensions.k8s.io", "customresourcedefinitions", do("create")),
 		called(on("apiextensions.k8s.io", "customresourcedefinitions", do("get", "patch")),
-			"gatewayclasses."+gatewayGroup, "gateways."+gatewayGroup, "httproutes."+gatewayGroup, "grpcroutes."+gatewayGroup, "referencegrants."+gatewayGroup),
-		on(gatewayGroup, "gatewayclasses gateways httproutes grpcroutes referencegrants", listWatch),
+			"gatewayclasses."+gatewayGroup, "gateways."+gatewayGroup, "httproutes."+gatewayGroup, "grpcroutes."+gatewayGroup, "referencegrants."+gatewayGroup, "backendtlspolicies."+gatewayGroup),
+		on(gatewayGroup, "gatewayclasses gateways httproutes grpcroutes referencegrants backendtlspolicies", listWatch),
 		on(gatewayGroup, "gatewayclasses", do("create")),
-		on(gatewayGroup, "gatewayclasses/status gateways/status httproutes/status grpcroutes/status", do("update")),
+		on(gatewayGroup, "gatewayclasses/status gateways/status httproutes/status grpcroutes/status backendtlspolicies/status", do("update")),
 		on("core", "configmaps services serviceaccounts", do("create")),
 		called(on("core", "configmaps", do("get", "update")), "clusterd-gateway-api"),
-		called(on("core", "services", do("update")), "clusterd-ingress"),
+		on("core", "services", do("update", "delete")), // a Gateway's own has its name
 		on("apps", "daemonsets", do("create"))}},
 	{loop: "storagemigration", account: "storage-version-migrator-controller", rules: []rbacv1.PolicyRule{
 		on("*", "*", do("list", "patch")),

@@ -76,9 +76,9 @@ func systemRoles() []rbacv1.ClusterRole {
 		// The proxy for Ingresses writes nothing. It asks for Secrets of TLS alone,
 		// which a rule cannot say.
 		clusterRole("system:clusterd-ingress",
-			on("core", "services secrets", listWatch), on("discovery.k8s.io", "endpointslices", listWatch),
+			on("core", "services secrets configmaps", listWatch), on("discovery.k8s.io", "endpointslices", listWatch),
 			on("networking.k8s.io", "ingresses ingressclasses", listWatch), on("core", "namespaces", listWatch),
-			on(gatewayGroup, "gatewayclasses gateways httproutes grpcroutes referencegrants", listWatch)),
+			on(gatewayGroup, "gatewayclasses gateways httproutes grpcroutes referencegrants backendtlspolicies", listWatch)),
 		clusterRole("system:kube-aggregator", on("core", "endpoints services", read)),
 
 		clusterRole("system:kube-scheduler", append(delegates(), events,
