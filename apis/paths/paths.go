@@ -48,7 +48,7 @@ type Path struct {
 	// Heard says how long ago the peer's own ping came; -1: none came yet.
 	Heard float64 `json:"heardSecondsAgo"`
 
-	// MTU is the kernel's MTU of the path, bytes with the IP header;
+	// MTU is that of the interface which the path begins at, bytes with the IP header;
 	// 0: not known. Carries is set where that is less.
 	MTU     int `json:"mtu"`
 	Carries int `json:"carries,omitempty"`

@@ -71,7 +71,11 @@ func (c *Conntrack) Delete(flows []Flow) (deleted uint, err error) {
 // alone, or if they were sent nowhere though there is an endpoint now. TCP to the
 // node's own ports is left alone: it ends by itself.
 func (c *Conntrack) DeleteOthers(serving map[Frontend][]netip.AddrPort, ranges []netip.Prefix) (deleted uint, err error) {
-	others := otherFlows{map[Frontend]map[netip.AddrPort]bool{}, ranges}
+	own, err := c.ownAddresses()
+	if err != nil {
+		return 0, err
+	}
+	others := otherFlows{map[Frontend]map[netip.AddrPort]bool{}, ranges, own}
 	for f, all := range serving {
 		others.serving[f] = map[netip.AddrPort]bool{}
 		for _, a := range all {
@@ -92,6 +96,7 @@ func (c *Conntrack) DeleteOthers(serving map[Frontend][]netip.AddrPort, ranges [
 type otherFlows struct {
 	serving map[Frontend]map[netip.AddrPort]bool
 	ranges  []netip.Prefix
+	own     map[netip.Addr]bool // the node's addresses
 }
 
 // MatchConntrackFlow implements netlink's filter.
@@ -109,7 +114,7 @@ func (o otherFlows) MatchConntrackFlow(c *netlink.ConntrackFlow) bool {
 	}
 	switch {
 	case from == to:
-		return datagrams && len(endpoints) > 0
+		return datagrams && len(endpoints) > 0 && (!f.everywhere() || isOwn(o.own, to.Addr()))
 	case ok:
 		return !endpoints[from]
 	}
@@ -151,8 +156,10 @@ func (s flowSet) MatchConntrackFlow(c *netlink.ConntrackFlow) bool {
 	}
 	f.Frontend.Addr = familyOf(to.Addr()).any
 	// Others ask that port of other machines, through this one.
-	return s.flows[f] && (f.Endpoint.IsValid() || s.own[to.Addr()] || to.Addr().IsLoopback())
+	return s.flows[f] && (f.Endpoint.IsValid() || isOwn(s.own, to.Addr()))
 }
+
+func isOwn(own map[netip.Addr]bool, a netip.Addr) bool { return own[a] || a.IsLoopback() }
 
 func addrPort(ip net.IP, port uint16) netip.AddrPort {
 	a, ok := netip.AddrFromSlice(ip)

@@ -313,7 +313,7 @@ func TestOtherFlows(t *testing.T) {
 		all[front(proto, "0.0.0.0:30080")] = map[netip.AddrPort]bool{ap("10.42.1.2:80"): true}
 		all[front(proto, "[fd43::1]:80")] = map[netip.AddrPort]bool{}
 	}
-	o := otherFlows{all, base.Ranges}
+	o := otherFlows{all, base.Ranges, map[netip.Addr]bool{ap("198.51.100.1:1").Addr(): true}}
 	for _, tt := range []struct {
 		to, from string
 		tcp, udp bool
@@ -327,7 +327,9 @@ func TestOtherFlows(t *testing.T) {
 		{"10.43.0.10:53", "10.43.0.10:53", false, false}, // an address of the node's own
 		{"198.51.100.1:30080", "10.42.1.9:80", false, true},
 		{"198.51.100.1:30080", "10.42.1.2:80", false, false},
-		{"198.51.100.1:8080", "10.42.1.9:80", false, false}, // a port that leads to a pod
+		{"198.51.100.1:30080", "198.51.100.1:30080", false, true},
+		{"198.51.100.9:30080", "198.51.100.9:30080", false, false}, // another machine's port
+		{"198.51.100.1:8080", "10.42.1.9:80", false, false},        // a port that leads to a pod
 		{"198.51.100.9:443", "198.51.100.9:443", false, false},
 	} {
 		if got := o.MatchConntrackFlow(conntrackFlow(tcp, tt.to, tt.from)); got != tt.tcp {
