@@ -146,9 +146,9 @@ func (m *Main) askMembership(ctx context.Context, addrs []netip.AddrPort, timeou
 var errDemoted = errors.New("this node was demoted")
 
 // judgeMembership decides what follows from the answers: the end of this node,
-// an epoch in which it is to start over, or nothing. While this node hears a
-// leader of its own epoch, or a member of that does of which this node is a part, it
-// goes on: the cluster was recovered elsewhere although that majority lived, and
+// an epoch in which it is to start over, or nothing. It goes on while it hears a leader
+// of its own epoch, or while a member of that epoch hears one and has this node for a
+// server: the cluster was recovered elsewhere although that majority lived, and
 // ending this node would lose what it has written; or whoever says otherwise was
 // removed and still shows a good certificate.
 func (m *Main) judgeMembership(answers []join.MembershipStatus) (*recoveryOrder, error) {
