@@ -15,6 +15,7 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/clusterd/clusterd/agent/watches"
 	"github.com/clusterd/clusterd/netsetup/lb"
 	"github.com/clusterd/clusterd/netsetup/nft"
 )
@@ -75,8 +76,12 @@ func TestEndpointGoneWhileDown(t *testing.T) {
 	kernel, flows := &sickTables{}, &sweeps{}
 	start := func() *Proxy {
 		t.Helper()
+		w, err := watches.New(fake.NewClientset())
+		if err != nil {
+			t.Fatal(err)
+		}
 		p, err := New(Config{
-			NodeName: "n1", Client: fake.NewClientset(), Balancer: lb.New(kernel, slog.New(slog.DiscardHandler)), Flows: flows,
+			NodeName: "n1", Services: w.Services, Slices: w.Slices, Nodes: w.Nodes, Balancer: lb.New(kernel, slog.New(slog.DiscardHandler)), Flows: flows,
 			ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, Logger: slog.New(slog.DiscardHandler),
 		})
 		if err != nil {
