@@ -506,29 +506,6 @@ func absolute(path string) string {
 	return path
 }
 
-// volumesInUse are the attached volumes that drivers mount here.
-func (a *Agent) volumesInUse() []v1.UniqueVolumeName {
-	if a.drivers == nil {
-		return nil
-	}
-	return a.drivers.InUse()
-}
-
-// volumeUse is what drivers say of a pod's volumes.
-func (a *Agent) volumeUse(ctx context.Context, podUID string) []stats.Volume {
-	if a.drivers == nil {
-		return nil
-	}
-	var out []stats.Volume
-	for _, u := range a.drivers.Usage(ctx, types.UID(podUID)) {
-		out = append(out, stats.Volume{
-			Name: u.Name, Claim: u.Claim, Total: u.Bytes.Total, Available: u.Bytes.Available, Used: u.Bytes.Used,
-			InodesTotal: u.Inodes.Total, InodesAvailable: u.Inodes.Available, InodesUsed: u.Inodes.Used,
-		})
-	}
-	return out
-}
-
 // claimDir holds the volumes that are folders of this node.
 func (a *Agent) claimDir() string {
 	return absolute(filepath.Join(a.cfg.DataDir, "claims"))

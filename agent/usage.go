@@ -9,6 +9,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/clusterd/clusterd/agent/podspec"
@@ -111,4 +112,27 @@ func bootTime() time.Time {
 		}
 	}
 	return time.Time{}
+}
+
+// volumesInUse are the attached volumes that drivers mount here.
+func (a *Agent) volumesInUse() []v1.UniqueVolumeName {
+	if a.drivers == nil {
+		return nil
+	}
+	return a.drivers.InUse()
+}
+
+// volumeUse is what drivers say of a pod's volumes.
+func (a *Agent) volumeUse(ctx context.Context, podUID string) []stats.Volume {
+	if a.drivers == nil {
+		return nil
+	}
+	var out []stats.Volume
+	for _, u := range a.drivers.Usage(ctx, types.UID(podUID)) {
+		out = append(out, stats.Volume{
+			Name: u.Name, Claim: u.Claim, Total: u.Bytes.Total, Available: u.Bytes.Available, Used: u.Bytes.Used,
+			InodesTotal: u.Inodes.Total, InodesAvailable: u.Inodes.Available, InodesUsed: u.Inodes.Used,
+		})
+	}
+	return out
 }
