@@ -66,7 +66,7 @@ func main() {
 const inotifyInstances = "/proc/sys/fs/inotify/max_user_instances"
 
 // host makes this machine the one of all hollow agents: packets to them arrive
-// here, and are answered by nobody.
+// here, and nothing answers them.
 func host(ctx context.Context, nodes int) (undo func() error, err error) {
 	if nodes > 4000 {
 		return nil, fmt.Errorf("-nodes %d: %s has room for 4000", nodes, machines)
