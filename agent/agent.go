@@ -21,12 +21,10 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcore "k8s.io/client-go/kubernetes/typed/core/v1"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
@@ -45,7 +43,6 @@ import (
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/podcertificate"
 	"github.com/clusterd/clusterd/agent/podresources"
-	"github.com/clusterd/clusterd/agent/podspec"
 	"github.com/clusterd/clusterd/agent/pressure"
 	"github.com/clusterd/clusterd/agent/probe"
 	"github.com/clusterd/clusterd/agent/runtime"
@@ -517,41 +514,6 @@ func (a *Agent) Handler() http.Handler { return a.handler }
 
 // Node is the Node object as last known.
 func (a *Agent) Node() *v1.Node { return a.node.Object() }
-
-// serviceTimeout is how long a container waits for the first list of Services.
-const serviceTimeout = 5 * time.Second
-
-// serviceLister gives the way to ask for Services; nil: there is no API.
-func (a *Agent) serviceLister() podspec.Services {
-	if a.cfg.Client == nil {
-		return nil
-	}
-	a.services = a.cfg.Watches.Services
-	lister := corelisters.NewServiceLister(a.services.GetIndexer())
-	return func(ctx context.Context, namespace string) ([]*v1.Service, error) {
-		timer := time.NewTimer(serviceTimeout)
-		defer timer.Stop()
-		select {
-		case <-a.services.HasSyncedChecker().Done():
-		case <-timer.C:
-			return nil, errors.New("services have not yet been read at least once, cannot construct envvars")
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-		return lister.Services(namespace).List(labels.Everything())
-	}
-}
-
-// newDNS makes the node's name server, if it is to have one.
-func (a *Agent) newDNS() (*dns.Server, error) {
-	if a.cfg.DNS == nil || a.cfg.Client == nil {
-		return nil, nil
-	}
-	cfg := *a.cfg.DNS
-	cfg.Domain, cfg.Client, cfg.Services, cfg.Slices = a.cfg.ClusterDomain, a.cfg.Client, a.cfg.Watches.Services, a.cfg.Watches.Slices
-	cfg.Upstreams = func() ([]string, error) { return podspec.HostNameservers(a.cfg.ResolvConf) }
-	return dns.New(cfg)
-}
 
 // statics reads the static pods; what is wrong with them is reported by events of
 // the node.

@@ -48,7 +48,7 @@ func main() {
 	flag.StringVar(&o.profiles, "profiles", "", "a folder for profiles of this process and of servers that were built with -tags profile")
 	flag.IntVar(&o.nodes, "nodes", 1000, "hollow agents")
 	flag.IntVar(&o.podsEach, "pods-per-node", 10, "pods of each")
-	flag.IntVar(&o.atOnce, "at-once", 64, "agents that join at one time")
+	flag.IntVar(&o.atOnce, "at-once", 16, "agents that join at one time")
 	flag.DurationVar(&o.settle, "settle", time.Minute, "how long the cluster is left alone before it is measured at rest")
 	flag.DurationVar(&o.span, "for", time.Minute, "how long it is measured at rest")
 	flag.BoolVar(&o.kill, "kill", true, "kill a follower, and then the leader")
@@ -66,7 +66,7 @@ func main() {
 const inotifyInstances = "/proc/sys/fs/inotify/max_user_instances"
 
 // host makes this machine the one of all hollow agents: packets to them arrive
-// here, and are answered by nobody.
+// here, and nothing answers them.
 func host(ctx context.Context, nodes int) (undo func() error, err error) {
 	if nodes > 4000 {
 		return nil, fmt.Errorf("-nodes %d: %s has room for 4000", nodes, machines)

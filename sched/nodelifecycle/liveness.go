@@ -29,6 +29,10 @@ const (
 	// refusedTries takes their place while connections are refused: the machine is
 	// there, and clusterd may be starting again while the containers run on.
 	refusedTries = 6
+	// A question that ends lateBy after its deadline shows that this server has no
+	// processor to hear an answer with: up to lateTries of them do not count.
+	lateBy    = confirmTimeout / 4
+	lateTries = 4
 	// asksInFlight bounds how many nodes are asked at once.
 	asksInFlight = 32
 	// againEvery is how often a node taken for dead is asked again.
@@ -145,9 +149,14 @@ func (c *controller) confirm(ctx context.Context, node string) {
 // question asks the node until it answers or is to be taken for dead: then it returns
 // the last error, as when ctx has ended.
 func (c *controller) question(ctx context.Context, node string) (err error) {
-	for try := 1; ; try++ {
-		over := time.After(confirmTimeout)
+	for try, late := 1, 0; ; try++ {
+		began, over := time.Now(), time.After(confirmTimeout)
 		err = c.ask(ctx, node)
+		if late < lateTries && err != nil && ctx.Err() == nil && time.Since(began) > confirmTimeout+lateBy {
+			late++
+			try--
+			continue
+		}
 		tries := confirmTries
 		if errors.Is(err, syscall.ECONNREFUSED) {
 			tries = refusedTries

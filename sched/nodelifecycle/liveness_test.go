@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 // answers is a node that answers questions so, one after the other; the last for ever.
@@ -43,6 +44,45 @@ func TestQuestions(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				wire := &answers{list: test.answers}
+				c := &controller{cfg: Config{Liveness: wire}}
+				if dead := c.question(t.Context(), "n1") != nil; dead != test.dead || wire.asked != test.asked {
+					t.Errorf("dead %v after %d questions, want %v after %d", dead, wire.asked, test.dead, test.asked)
+				}
+			})
+		})
+	}
+}
+
+// busy is a server that hears of the end of its questions late, so many times.
+type busy struct {
+	answers
+	late int
+}
+
+func (b *busy) Confirm(ctx context.Context, node string) error {
+	if b.asked < b.late {
+		time.Sleep(2 * confirmTimeout) // the deadline passes, and no processor is free to notice
+	}
+	return b.answers.Confirm(ctx, node)
+}
+
+// TestQuestionsOfABusyServer: that a server without a processor hears no answer says
+// nothing of the node, for a while.
+func TestQuestionsOfABusyServer(t *testing.T) {
+	for name, test := range map[string]struct {
+		late  int
+		node  []error
+		dead  bool
+		asked int
+	}{
+		"a node that lives":       {3, []error{context.DeadlineExceeded, context.DeadlineExceeded, context.DeadlineExceeded, nil}, false, 4},
+		"a node that is dead":     {3, []error{context.DeadlineExceeded}, true, 3 + confirmTries},
+		"a server that stays so":  {100, []error{context.DeadlineExceeded}, true, lateTries + confirmTries},
+		"a server that is not so": {0, []error{context.DeadlineExceeded}, true, confirmTries},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				wire := &busy{answers{list: test.node}, test.late}
 				c := &controller{cfg: Config{Liveness: wire}}
 				if dead := c.question(t.Context(), "n1") != nil; dead != test.dead || wire.asked != test.asked {
 					t.Errorf("dead %v after %d questions, want %v after %d", dead, wire.asked, test.dead, test.asked)
