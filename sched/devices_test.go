@@ -419,3 +419,58 @@ func TestExtendedResourcesByDevices(t *testing.T) {
 		return ""
 	})
 }
+
+// TestGangSharesAClaim: the pods of a gang share a claim that has no devices yet.
+// The node whose devices are tried first may have no room for all of them. A write
+// for another claim of one of them is refused once: all is taken back, and tried anew.
+func TestGangSharesAClaim(t *testing.T) {
+	objects := append(gpus(1), gpuClaim("shared"), gpuClaim("own"), schedtest.Gang("g", 3))
+	other := objects[1].DeepCopyObject().(*resourcev1.ResourceSlice)
+	other.Name, other.Spec.NodeName, other.Spec.Pool.Name = "n2-gpus", ptr.To("n2"), "n2"
+	other.Spec.Devices = []resourcev1.Device{{Name: "other-0"}, {Name: "other-1"}}
+	objects = append(objects, other)
+	for i := range 3 {
+		p := schedtest.Pod(fmt.Sprintf("p%d", i)).Group("g").CPU("1")
+		p.P.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: ptr.To("shared")}}
+		if i == 0 {
+			p.P.Spec.ResourceClaims = append(p.P.Spec.ResourceClaims, corev1.PodResourceClaim{Name: "own", ResourceClaimName: ptr.To("own")})
+		}
+		objects = append(objects, p.Obj())
+	}
+	// n1 has room for one of them and is emptier by share; n2 has room for all.
+	nodes := []runtime.Object{
+		schedtest.Node("n1").Has("cpu", "2").Obj(), schedtest.Node("n2").Has("cpu", "16").Obj(), schedtest.Pod("filler").CPU("12").On("n2").Obj(),
+	}
+	c := cluster(t, 0, append(objects, nodes...)...)
+	var mu sync.Mutex
+	refused, back := false, false
+	c.Client.PrependReactor("update", "resourceclaims", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		claim := action.(clienttesting.UpdateAction).GetObject().(*resourcev1.ResourceClaim)
+		mu.Lock()
+		defer mu.Unlock()
+		back = back || refused && claim.Name == "shared" && claim.Status.Allocation == nil && len(claim.Status.ReservedFor) == 0
+		if claim.Name != "own" || claim.Status.Allocation == nil || refused {
+			return false, nil, nil
+		}
+		refused = true
+		return true, nil, apierrors.NewForbidden(claimsResource.GroupResource(), claim.Name, fmt.Errorf("once"))
+	})
+	defer leader(t, c)()
+	schedtest.Eventually(t, func() string {
+		s := devicesNow(t, c)
+		for i := range 3 {
+			if s.node[fmt.Sprintf("p%d", i)] != "n2" {
+				return fmt.Sprintf("%+v", s)
+			}
+		}
+		if len(s.users["shared"]) != 3 || len(s.users["own"]) != 1 || len(s.holders["other-0"]) != 1 || len(s.holders["other-1"]) != 1 || len(s.holders) != 2 {
+			return fmt.Sprintf("%+v", s)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if !refused || !back {
+			t.Errorf("a write was refused: %t; the shared claim was given back then: %t", refused, back)
+		}
+		return ""
+	})
+}

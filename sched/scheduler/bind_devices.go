@@ -38,9 +38,13 @@ var (
 // is known that no other claim has the devices.
 func (s *scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, choices []deviceChoice) error {
 	var written []*resourcev1.ResourceClaim
+	var others []*corev1.Pod
 	for i, choice := range choices {
 		var claim *resourcev1.ResourceClaim
 		var err error
+		if choice.joins {
+			continue // it is the one's who has the claim allocated
+		}
 		if choice.clear {
 			if err := s.clearExtended(ctx, pod); err != nil {
 				s.forgetDevices(choices[i+1:])
@@ -73,6 +77,7 @@ func (s *scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, choices []
 		}
 		if choice.allocation != nil || choice.wait {
 			written = append(written, claim)
+			others = append(others, choice.others()...)
 		}
 		if choice.mappings != nil {
 			if err := s.tellExtended(ctx, pod, &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: claim.Name, RequestMappings: choice.mappings}); err != nil {
@@ -81,7 +86,7 @@ func (s *scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, choices []
 			}
 		}
 	}
-	return s.alone(ctx, pod, written)
+	return s.alone(ctx, pod, written, others)
 }
 
 // forgetDevices gives back what was assumed and will not be written.
@@ -118,6 +123,9 @@ func (s *scheduler) allocate(ctx context.Context, pod *corev1.Pod, choice device
 	now := metav1.NewTime(s.clock.Now())
 	claim.Status.Allocation.AllocationTimestamp = &now
 	claim.Status.ReservedFor = append(claim.Status.ReservedFor, consumer(pod))
+	for _, other := range choice.others() {
+		claim.Status.ReservedFor = append(claim.Status.ReservedFor, consumer(other))
+	}
 	for lost := false; ; {
 		written, err := s.updateClaim(ctx, claim, "status")
 		if err == nil {
@@ -180,8 +188,9 @@ func (s *scheduler) reserve(ctx context.Context, pod *corev1.Pod, decided *resou
 
 // alone waits until the watch has shown the claims as they were written, and with
 // them all that was written before: if another leader gave one of their devices
-// to another claim, one of the two sees it. The claim is then given back.
-func (s *scheduler) alone(ctx context.Context, pod *corev1.Pod, written []*resourcev1.ResourceClaim) error {
+// to another claim, one of the two sees it. The claim is then given back, also for
+// others of the pod's gang.
+func (s *scheduler) alone(ctx context.Context, pod *corev1.Pod, written []*resourcev1.ResourceClaim, others []*corev1.Pod) error {
 	if len(written) == 0 {
 		return nil
 	}
@@ -194,7 +203,7 @@ func (s *scheduler) alone(ctx context.Context, pod *corev1.Pod, written []*resou
 			return err
 		}
 		if clashing != nil {
-			if err := s.giveBack(ctx, pod, clashing); err != nil {
+			if err := s.giveBack(ctx, pod, clashing, others...); err != nil {
 				return err
 			}
 			return fmt.Errorf("%w: %s of resourceclaim %s", errClash, device, clashing.Name)
@@ -233,11 +242,21 @@ func (s *scheduler) lookAround(written []*resourcev1.ResourceClaim) (behind stri
 	return behind, nil, "", nil
 }
 
-// giveBack takes the allocation off a claim that only the pod uses, so that
-// it can be allocated anew.
-func (s *scheduler) giveBack(ctx context.Context, pod *corev1.Pod, claim *resourcev1.ResourceClaim) error {
-	if len(claim.Status.ReservedFor) > 1 || len(claim.Status.ReservedFor) == 1 && !resourceclaim.IsReservedForPod(pod, claim, false) {
+// others are the pods of a gang that share what is allocated.
+func (c *deviceChoice) others() []*corev1.Pod {
+	if c.shared == nil {
 		return nil
+	}
+	return c.shared.others
+}
+
+// giveBack takes the allocation off a claim that only the pod uses, and those
+// others that go without it, so that it can be allocated anew.
+func (s *scheduler) giveBack(ctx context.Context, pod *corev1.Pod, claim *resourcev1.ResourceClaim, others ...*corev1.Pod) error {
+	for _, user := range claim.Status.ReservedFor {
+		if user.UID != pod.UID && !slices.ContainsFunc(others, func(other *corev1.Pod) bool { return other.UID == user.UID }) {
+			return nil
+		}
 	}
 	updated := claim.DeepCopy()
 	updated.Status.Allocation, updated.Status.Devices, updated.Status.ReservedFor = nil, nil, nil

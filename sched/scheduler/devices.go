@@ -54,6 +54,10 @@ type deviceView struct {
 	// out when asked for.
 	byResource map[corev1.ResourceName]string
 
+	// shared are claims that get their devices in the decision about a gang that is
+	// being made: its other pods may use them. nil: no such decision is being made.
+	shared map[types.UID]*sharedClaim
+
 	claims map[types.NamespacedName]*knownClaim
 	// assumed are allocations of claims that are on their way to the server.
 	assumed map[types.UID]*resourcev1.AllocationResult
@@ -71,6 +75,10 @@ type knownClaim struct {
 	// shown is the version that the watch has come to.
 	shown string
 }
+
+// sharedClaim is a claim that one pod of a gang is to have allocated, and others of
+// it use: all of them are written with the allocation.
+type sharedClaim struct{ others []*corev1.Pod }
 
 type poolID struct{ driver, name string }
 

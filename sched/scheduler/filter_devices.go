@@ -37,6 +37,8 @@ type deviceDemand struct {
 	waiting []*resourcev1.ResourceClaim
 	// extended are resources that devices can give; nil: none.
 	extended *extended
+	// joins are claims of placed that another pod of the gang is to have allocated.
+	joins map[types.UID]*sharedClaim
 	// ranked says that a claim prefers some devices to others.
 	ranked bool
 
@@ -70,6 +72,10 @@ type deviceChoice struct {
 	// wait says that the claim's allocation is known from an answer, and the watch was
 	// behind it when it was decided on: what was written before it is not known yet.
 	wait bool
+	// shared is with whom the allocation is shared, if others of a gang may join; of a
+	// choice that joins it is set, too, and nothing is to be written for it.
+	shared *sharedClaim
+	joins  bool
 	// clear has the claim of an earlier attempt taken out of the pod's status; there
 	// is no claim then.
 	clear bool
@@ -137,7 +143,23 @@ func (d *deviceDemand) take(s *snapshot, pod *corev1.Pod, claim *resourcev1.Reso
 	case claim.DeletionTimestamp != nil:
 		return fmt.Sprintf("resourceclaim %q is being deleted", claim.Name)
 	case d.view.assumed[claim.UID] != nil:
-		return fmt.Sprintf("resourceclaim %q is being allocated", claim.Name)
+		shared := d.view.shared[claim.UID]
+		if shared == nil {
+			return fmt.Sprintf("resourceclaim %q is being allocated", claim.Name)
+		}
+		if len(claim.Status.ReservedFor)+1+len(shared.others) >= resourcev1.ResourceClaimReservedForMaxSize {
+			return fmt.Sprintf("resourceclaim %q is reserved for %d pods, the most it can be", claim.Name, resourcev1.ResourceClaimReservedForMaxSize)
+		}
+		on, err := reach(d.view.assumed[claim.UID])
+		if err != nil {
+			return fmt.Sprintf("the devices for resourceclaim %q: %v", claim.Name, err)
+		}
+		if d.joins == nil {
+			d.joins = map[types.UID]*sharedClaim{}
+		}
+		d.joins[claim.UID] = shared
+		d.placed = append(d.placed, placedClaim{claim, on})
+		return ""
 	case !reserved && len(claim.Status.ReservedFor) >= resourcev1.ResourceClaimReservedForMaxSize:
 		return fmt.Sprintf("resourceclaim %q is reserved for %d pods, the most it can be", claim.Name, len(claim.Status.ReservedFor))
 	}
@@ -194,7 +216,9 @@ func filterDevices(_ *snapshot, p *podInfo) func(*nodeInfo) []string {
 		}
 		for i := range d.placed {
 			if on := d.placed[i].on; on != nil && !on.Match(n.node) {
-				d.astray[d.placed[i].claim.UID] = d.placed[i].claim
+				if d.joins[d.placed[i].claim.UID] == nil {
+					d.astray[d.placed[i].claim.UID] = d.placed[i].claim
+				}
 				return []string{fmt.Sprintf("node(s) didn't reach the devices of resourceclaim %q", d.placed[i].claim.Name)}
 			}
 		}
@@ -258,6 +282,11 @@ func (d *deviceDemand) choose(pod *corev1.Pod, n *nodeInfo) (out []deviceChoice)
 	}
 	for i := range d.placed {
 		choice := deviceChoice{claim: d.placed[i].claim, wait: d.view.behind(d.placed[i].claim)}
+		if shared := d.joins[choice.claim.UID]; shared != nil {
+			shared.others = append(shared.others, pod)
+			out = append(out, deviceChoice{claim: choice.claim, shared: shared, joins: true})
+			continue
+		}
 		if isExtended(choice.claim) {
 			choice.mappings = mappings
 		}
@@ -274,6 +303,10 @@ func (d *deviceDemand) choose(pod *corev1.Pod, n *nodeInfo) (out []deviceChoice)
 		choice := deviceChoice{claim: claim, allocation: &answer[i], make: i >= len(d.waiting)}
 		if isExtended(claim) {
 			choice.mappings = mappings
+		}
+		if d.view.shared != nil {
+			choice.shared = &sharedClaim{}
+			d.view.shared[claim.UID] = choice.shared
 		}
 		d.view.assume(claim, choice.allocation)
 		out = append(out, choice)

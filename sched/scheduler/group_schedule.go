@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -160,7 +162,55 @@ type attempt struct {
 // placeAll assumes the pods on nodes, one after the other, so that each sees where
 // those before it went. If fewer than need have a place, all are taken off again.
 // s.mu is held.
+//
+// Where the first pod with a claim that several share goes decides where the others
+// can: if that does not do, other nodes are tried for it.
 func (s *scheduler) placeAll(members []*podInfo, need int) (a attempt) {
+	shared, avoid := sharedBy(members), map[string]bool{}
+	for try := range sharedTries {
+		got, chose := s.placeOnce(members, need, shared, avoid)
+		if try == 0 || len(got.places) >= need {
+			a = got // why it did not do is told of the node that the scheduler prefers
+		}
+		if len(got.places) >= need || chose == "" {
+			break
+		}
+		avoid[chose] = true
+	}
+	return a
+}
+
+// sharedTries is on how many nodes the devices of a claim that pods of a gang
+// share are tried.
+const sharedTries = 8
+
+// sharedBy are the names of claims that more than one of the pods uses.
+func sharedBy(members []*podInfo) map[string]bool {
+	seen, out := map[string]bool{}, map[string]bool{}
+	for _, p := range members {
+		for i := range p.pod.Spec.ResourceClaims {
+			if name := p.pod.Spec.ResourceClaims[i].ResourceClaimName; name != nil {
+				out[*name] = seen[*name]
+				seen[*name] = true
+			}
+		}
+	}
+	maps.DeleteFunc(out, func(_ string, twice bool) bool { return !twice })
+	return out
+}
+
+// allocatesShared reports whether the pod is to have a claim allocated that others use.
+func (p *podInfo) allocatesShared(shared map[string]bool) bool {
+	return p.devices != nil && slices.ContainsFunc(p.devices.waiting, func(claim *resourcev1.ResourceClaim) bool { return shared[claim.Name] })
+}
+
+// placeOnce is placeAll for one choice of nodes for shared claims: those to avoid
+// are not taken. chose is the node of the first of them; "": there was none left.
+func (s *scheduler) placeOnce(members []*podInfo, need int, shared, avoid map[string]bool) (a attempt, chose string) {
+	if s.devices != nil {
+		s.devices.shared = map[types.UID]*sharedClaim{}
+		defer func() { s.devices.shared = nil }()
+	}
 	promised := s.snapshot.promisesTo(members)
 	asked := slices.ContainsFunc(members, func(p *podInfo) bool { return asksWhy(p.pod) })
 	hopeless := 0
@@ -170,8 +220,15 @@ func (s *scheduler) placeAll(members []*podInfo, need int) (a attempt) {
 		before := len(a.places)
 		for i, p := range left {
 			v := runFilters(s.snapshot, p)
+			first := chose == "" && p.allocatesShared(shared)
+			if first {
+				v.fit = slices.DeleteFunc(v.fit, func(n *nodeInfo) bool { return avoid[n.name] })
+			}
 			if len(v.fit) > 0 {
 				a.places = append(a.places, s.take(p, v))
+				if first {
+					chose = a.places[len(a.places)-1].node
+				}
 				continue
 			}
 			a.left = append(a.left, p)
@@ -206,7 +263,7 @@ func (s *scheduler) placeAll(members []*podInfo, need int) (a attempt) {
 		a.places, a.left = nil, members
 		s.snapshot.promise(promised)
 	}
-	return a
+	return a, chose
 }
 
 // explain says why the group has no places.
@@ -265,6 +322,10 @@ func (s *scheduler) displace(members []*podInfo, need int) (plan map[types.UID]n
 	budgets, err := s.budgets.List(labels.Everything())
 	if err != nil {
 		return nil, released
+	}
+	if s.devices != nil {
+		s.devices.shared = map[types.UID]*sharedClaim{}
+		defer func() { s.devices.shared = nil }()
 	}
 	own, _ := groupOf(members[0].pod)
 	plan = map[types.UID]nomination{}

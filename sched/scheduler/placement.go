@@ -63,7 +63,7 @@ func (s *scheduler) unprepare(ctx context.Context, place placement) {
 			!apiequality.Semantic.DeepEqual(known.claim.Status.Allocation.Devices, choice.allocation.Devices) {
 			continue
 		}
-		if err := s.giveBack(ctx, place.pod, known.claim); err != nil {
+		if err := s.giveBack(ctx, place.pod, known.claim, choice.others()...); err != nil {
 			klog.FromContext(ctx).Info("devices of a pod whose group could not be bound stay allocated until it is tried again", "pod", klog.KObj(place.pod), "err", err)
 		}
 	}

@@ -58,11 +58,6 @@ var controllers = []controller{
 		on("core", "pods/status", do("patch", "update")),
 		on(devices, "resourceclaims", do("create", "delete", "get", "list", "patch", "update", "watch")),
 		on(devices, "resourceclaims/binding resourceclaims/status", do("patch", "update")), events}},
-	{loop: "devicetaint", account: "device-taint-eviction-controller", rules: []rbacv1.PolicyRule{
-		on("core", "pods", do("delete", "get", "list", "watch")),
-		on("core", "pods/status", do("patch")),
-		on(devices, "deviceclasses devicetaintrules resourceclaims resourceslices", read),
-		on(devices, "devicetaintrules/status", do("patch")), events}},
 	{loop: "clusterroleaggregation", account: "clusterrole-aggregation-controller", rules: []rbacv1.PolicyRule{
 		on("rbac.authorization.k8s.io", "clusterroles", do("escalate", "get", "list", "patch", "update", "watch"))}},
 }
@@ -97,6 +92,7 @@ func managerRules() []rbacv1.PolicyRule {
 		on("admissionregistration.k8s.io", "validatingadmissionpolicies/status mutatingadmissionpolicies/status", do("patch", "update")),
 		on(csr, "certificatesigningrequests podcertificaterequests", do("get", "delete")),
 		on("scheduling.k8s.io", "podgroups", do("patch", "update")), // their finalizer
+		on(devices, "devicetaintrules/status", do("patch")),
 		on(csr, "certificatesigningrequests/status certificatesigningrequests/approval", do("update", "patch")),
 		called(on(csr, "signers", do("approve", "sign")), "kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"),
 		on("*", "*/scale", do("get", "update", "patch")),

@@ -118,9 +118,6 @@ func TestLoopsHoldNoMore(t *testing.T) {
 			}
 		}
 	}
-	if name, _ := LoopIdentity("devicetaint"); name != "system:serviceaccount:kube-system:device-taint-eviction-controller" {
-		t.Errorf("the loop devicetaint is %s", name)
-	}
 	for _, test := range []struct {
 		verb, group, resource, sub string
 		want                       bool
@@ -133,7 +130,9 @@ func TestLoopsHoldNoMore(t *testing.T) {
 		{"get", "", "nodes", "proxy", false},
 		{"list", "example.com", "things", "", true},
 		{"create", "", "pods", "binding", false},
-		{"create", "", "pods", "eviction", true}, // rebalance
+		{"create", "", "pods", "eviction", true},                         // rebalance
+		{"patch", "resource.k8s.io", "devicetaintrules", "status", true}, // devicetaint
+		{"patch", "resource.k8s.io", "resourceclaims", "status", false},
 		{"create", "rbac.authorization.k8s.io", "clusterrolebindings", "", false},
 		{"update", "rbac.authorization.k8s.io", "clusterroles", "", false},
 		{"escalate", "rbac.authorization.k8s.io", "clusterroles", "", false},
