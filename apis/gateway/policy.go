@@ -23,6 +23,8 @@ type Policy struct {
 	Refused, Unresolved Fault
 	// Gateways are those of which a route leads to what it is for.
 	Gateways []*Gateway
+
+	younger []*Policy // for the same as this one, which has it
 }
 
 // target is what a policy is for: a Service, or one of its ports.
@@ -48,6 +50,7 @@ func newPolicies(all []*gatewayv1.BackendTLSPolicy, o Objects) (policies, []*Pol
 			t := target{one.Namespace, string(ref.Name), string(ptr.Deref(ref.SectionName, ""))}
 			if other := held[t]; other != nil && other != p {
 				p.Refused = fault(gatewayv1.PolicyReasonConflicted, "spec.targetRefs[%d]: BackendTLSPolicy %s is older and for the same", i, other.Name)
+				other.younger = append(other.younger, p)
 				continue
 			}
 			held[t] = p
@@ -94,12 +97,16 @@ func (p policies) of(namespace, service, port string) *Policy {
 	return p[target{namespace, service, ""}]
 }
 
-// reached notes the Gateways of a route that leads to what the policy is for.
+// reached notes the Gateways of a route that leads to what the policy is for. They
+// matter to the younger ones, too, whose statuses say that they have no effect.
 func (p *Policy) reached(by *Route) {
 	for _, parent := range by.Parents {
 		if !slices.Contains(p.Gateways, parent.Of) {
 			p.Gateways = append(p.Gateways, parent.Of)
 		}
+	}
+	for _, y := range p.younger {
+		y.reached(by)
 	}
 }
 

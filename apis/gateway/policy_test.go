@@ -31,7 +31,7 @@ spec: {parentRefs: [{name: g, namespace: infra, sectionName: some}], rules: [{ba
 		got[p.Name] = fmt.Sprint(p.Refused.Reason, "/", p.Unresolved.Reason, "/", len(p.Gateways))
 	}
 	if diff := cmp.Diff(map[string]string{
-		"port": "//1", "whole": "//1", "late": "Conflicted//0", "none": "NoValidCACertificate/InvalidCACertificateRef/0", "kind": "NoValidCACertificate/InvalidKind/0",
+		"port": "//1", "whole": "//1", "late": "Conflicted//1", "none": "NoValidCACertificate/InvalidCACertificateRef/0", "kind": "NoValidCACertificate/InvalidKind/0",
 		"half": "/InvalidCACertificateRef/0", "system": "Invalid//0",
 	}, got); diff != "" {
 		t.Error(diff)

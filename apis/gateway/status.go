@@ -77,7 +77,6 @@ var Features = slices.Sorted(slices.Values([]features.FeatureName{
 	features.SupportHTTPRoute308RedirectStatusCode,
 	features.SupportHTTPRouteRequestMirror, features.SupportHTTPRouteRequestMultipleMirrors, features.SupportHTTPRouteRequestPercentageMirror,
 	features.SupportHTTPRouteCORS,
-	features.SupportBackendTLSPolicy, features.SupportBackendTLSPolicySANValidation,
 	features.SupportGRPCRoute, features.SupportGRPCRouteNamedRouteRule,
 }))
 

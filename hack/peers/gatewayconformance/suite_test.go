@@ -5,13 +5,11 @@ package gatewayconformance
 
 import (
 	"bytes"
-	"flag"
 	"io/fs"
 	"regexp"
 	"testing"
 	"testing/fstest"
 
-	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 	"sigs.k8s.io/gateway-api/conformance"
 )
 
@@ -43,18 +41,8 @@ func (m manifests) Open(name string) (fs.File, error) {
 	return fstest.MapFS{name: {Data: bytes.Join(kept, []byte("\n---\n"))}}.Open(name)
 }
 
-// What GatewayStaticAddresses asks for; the suite has no flags for it.
-var (
-	usable   = flag.String("usable-address", "", "an `address` that a Gateway can have")
-	unusable = flag.String("unusable-address", "", "an `address` that no Gateway can have")
-)
-
 func TestConformance(t *testing.T) {
 	o := conformance.DefaultOptions(t)
-	address := func(value string) []gatewayv1.GatewaySpecAddress {
-		return []gatewayv1.GatewaySpecAddress{{Type: new(gatewayv1.IPAddressType), Value: value}}
-	}
-	o.UsableNetworkAddresses, o.UnusableNetworkAddresses = address(*usable), address(*unusable)
 	o.ManifestFS = []fs.FS{manifests{&conformance.Manifests}}
 	conformance.RunConformanceWithOptions(t, o)
 }
