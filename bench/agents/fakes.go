@@ -59,10 +59,13 @@ type noBalancer struct{}
 
 func (noBalancer) SetBase(lb.Base) error                    { return nil }
 func (noBalancer) Update(map[lb.Frontend]*lb.Backend) error { return nil }
-func (noBalancer) Forget([]netip.AddrPort) error            { return nil }
+func (noBalancer) Forget() error                            { return nil }
 func (noBalancer) Remembers() bool                          { return false }
 func (noBalancer) Run(ctx context.Context)                  { <-ctx.Done() }
 func (noBalancer) Delete([]lb.Flow) (uint, error)           { return 0, nil }
+func (noBalancer) DeleteOthers(map[lb.Frontend][]netip.AddrPort, []netip.Prefix) (uint, error) {
+	return 0, nil
+}
 
 // network is a pod network that holds pods back until their rules are there, and
 // connects nothing.
