@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -48,7 +49,11 @@ type heldToken struct {
 
 func newTokens(client kubernetes.Interface, changed func(pod types.UID)) *tokens {
 	return &tokens{client: client, changed: changed, readKeys: func(ctx context.Context) ([]byte, error) {
-		return client.Discovery().RESTClient().Get().AbsPath(keysPath).DoRaw(ctx)
+		api := client.Discovery().RESTClient()
+		if api == nil {
+			return nil, errors.New("the client reaches no server")
+		}
+		return api.Get().AbsPath(keysPath).DoRaw(ctx)
 	}}
 }
 

@@ -462,7 +462,7 @@ func (*delegate) GetBroadcasts(int, int) [][]byte { return nil }
 func (*delegate) LocalState(bool) []byte          { return nil }
 func (*delegate) MergeRemoteState([]byte, bool)   {}
 
-// linesEvery is how often a line of one cause is written: whoever reaches the port
+// linesEvery is how often a line of one cause is written: any program that reaches the port
 // causes some of them, without the key.
 const linesEvery = time.Minute
 

@@ -44,7 +44,7 @@ func TestOneLineACause(t *testing.T) {
 	}
 }
 
-// TestManyCauses: whoever thinks of a cause for each line is bounded as well, and those
+// TestManyCauses: a cause made up for each line is bounded as well, and those
 // of before are forgotten when they are over.
 func TestManyCauses(t *testing.T) {
 	l, out, now := newTest()

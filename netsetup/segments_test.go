@@ -131,7 +131,7 @@ func TestRootTwoSegments(t *testing.T) {
 }
 
 // TestRootNarrowWay: where packets of the interface's length are lost without a word,
-// a pod is told by the route's MTU how long they may be, and shorter ones arrive.
+// a pod learns by the route's MTU how long they may be, and shorter ones arrive.
 func TestRootNarrowWay(t *testing.T) {
 	netnstest.NeedRoot(t)
 	outside := netnstest.New(t)
@@ -175,13 +175,13 @@ func TestRootNarrowWay(t *testing.T) {
 			break
 		}
 		if time.Now().After(end) {
-			t.Fatal("the pod is not told that packets of 1500 bytes are too long")
+			t.Fatal("the pod does not learn that packets of 1500 bytes are too long")
 		}
 	}
 	control(func(fd int) error {
 		got, err := unix.GetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU)
 		if got != b.mtu {
-			t.Errorf("the pod was told of %d bytes, want %d", got, b.mtu)
+			t.Errorf("the pod learned of %d bytes, want %d", got, b.mtu)
 		}
 		return err
 	})

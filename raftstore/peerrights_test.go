@@ -74,7 +74,7 @@ func ask(t *testing.T, conn net.Conn, call []byte) byte {
 }
 
 // TestMultiForgedVerdict: that a member's keyspace is wrong is believed if its leader
-// says so, and nobody else, a voter or not.
+// says so, and no other member, a voter or not.
 func TestMultiForgedVerdict(t *testing.T) {
 	t.Parallel()
 	c := raftstoretest.New(t, 3, raftstoretest.Steady)

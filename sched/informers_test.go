@@ -8,20 +8,26 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
 )
 
 // TestSharedInformers: the informers that loops asked for are found by their
 // kinds, others are not made.
 func TestSharedInformers(t *testing.T) {
-	s := newSharedInformers(fake.NewSimpleClientset())
-	pods := s.Core().V1().Pods().Informer()
+	client := fake.NewSimpleClientset()
+	s := newSharedInformers(client)
+	s.Core().V1().Pods().Informer()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.loop().Run(ctx) }()
 	defer func() { cancel(); <-ended }()
 
-	if got := s.of(ctx, corev1.SchemeGroupVersion.WithResource("pods"), "Pod"); got != pods {
-		t.Errorf("pods: got %v, want the informer of the loops", got)
+	pods := s.of(ctx, corev1.SchemeGroupVersion.WithResource("pods"), "Pod")
+	if pods == nil {
+		t.Fatal("pods: no informer, though a loop asked for one")
+	}
+	if !cache.WaitForCacheSync(ctx.Done(), pods.HasSynced) { // it is the one that runs
+		t.Fatal("pods: the informer does not run")
 	}
 	if got := s.of(ctx, appsv1.SchemeGroupVersion.WithResource("deployments"), "Deployment"); got != nil {
 		t.Error("deployments: an informer, though no loop asked for one")

@@ -20,7 +20,7 @@ func TestOneDeadNameCostsNoOther(t *testing.T) {
 		if strings.HasSuffix(r.Question[0].Name, ".dead.example.") {
 			return
 		}
-		time.Sleep(downTimeout + 200*time.Millisecond) // a name that takes its time
+		time.Sleep(downTimeout + 50*time.Millisecond) // a name that takes its time
 		say("www.example.com. 60 IN A 192.0.2.1")(w, r)
 	})
 	s := newTestServer(t)

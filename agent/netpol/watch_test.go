@@ -11,6 +11,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/clusterd/clusterd/netsetup/policy"
 )
@@ -51,6 +52,14 @@ func TestWatchesWhatMatters(t *testing.T) {
 	}
 	if asked("pods") || asked("namespaces") {
 		t.Error("pods are watched without a policy")
+	}
+	watched := func() bool {
+		return slices.ContainsFunc(api.Actions(), func(a clienttesting.Action) bool {
+			return a.GetVerb() == "watch" && a.GetResource().Resource == "networkpolicies"
+		})
+	}
+	for !watched() { // what changes between list and watch is lost with this fake
+		time.Sleep(time.Millisecond)
 	}
 	_, err = api.NetworkingV1().NetworkPolicies("default").Create(ctx, &networkingv1.NetworkPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: "closed", Namespace: "default"}, Spec: networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}},

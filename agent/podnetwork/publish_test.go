@@ -88,7 +88,7 @@ func TestFlowsOf(t *testing.T) {
 }
 
 // The bug: a client that asks a port of the node by UDP all the time, from one port of
-// its own, was answered by nobody: it had begun before there was a pod, or
+// its own, got no answer: it had begun before there was a pod, or
 // asked the pod that was there before.
 func TestRootSteadyFlowToHostPort(t *testing.T) {
 	netnstest.NeedRoot(t)

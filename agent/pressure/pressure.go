@@ -13,7 +13,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Config of a Guard. The functions are called from Run alone, one at a time.
+// Config of a Guard. Measure, Evict and Reclaim are called one at a time each; Changed
+// while what was measured is locked; Candidates may be called for a disk and for
+// memory at once.
 type Config struct {
 	Thresholds []Threshold
 	// Period is how often the node is looked at; default 1 s.

@@ -9,9 +9,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/clusterd/clusterd/agent/internal/unread"
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/clusterd/clusterd/agent/podmon/api/frame"
+	"github.com/clusterd/clusterd/agent/podmon/api/unread"
 	"golang.org/x/sys/unix"
 )
 

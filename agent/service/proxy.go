@@ -82,6 +82,7 @@ type Proxy struct {
 	// begun: the rules were in force once. forget and sweep: clients remembered, and
 	// connections tracked, that lead to endpoints which are gone are to be looked for.
 	begun, forget, sweep bool
+	untidy               string // the last error of tidy
 }
 
 // owned is a claim with who makes it.
@@ -344,19 +345,28 @@ func (p *Proxy) tidy(flows []lb.Flow) {
 	case len(flows) > 0:
 		n, err = p.cfg.Flows.Delete(flows)
 	}
-	if p.sweep = err != nil; p.sweep {
+	if p.sweep = err != nil; p.sweep && p.once(err) {
 		p.cfg.Logger.Warn("connections to endpoints that are gone are still tracked, will retry", "err", err)
-	} else if n > 0 {
+	} else if !p.sweep && n > 0 {
 		p.cfg.Logger.Debug("tracked connections to endpoints that are gone were dropped", "count", n)
 	}
 	// While no Service has an affinity there is nothing to ask; what is there then
 	// is looked at once one has.
 	if p.forget && p.cfg.Balancer.Remembers() {
 		err := p.cfg.Balancer.Forget()
-		if p.forget = err != nil; p.forget {
+		if p.forget = err != nil; p.forget && p.once(err) {
 			p.cfg.Logger.Warn("clients of endpoints that are gone are still remembered, will retry", "err", err)
 		}
 	}
+}
+
+// once reports whether an error of tidy is another than the last one: it is tried
+// every few seconds, on some kernels in vain.
+func (p *Proxy) once(err error) bool {
+	text := err.Error()
+	news := p.untidy != text
+	p.untidy = text
+	return news
 }
 
 // serving are the endpoints to which connections of each frontend may go on: see

@@ -35,11 +35,11 @@ func ResourceQuota() kind.Kind {
 		PrepareUpdate: func(q, old *corev1.ResourceQuota) { q.Status = old.Status },
 		Validate: func(q *corev1.ResourceQuota) field.ErrorList {
 			errs := apivalidation.ValidateObjectMeta(&q.ObjectMeta, true, apivalidation.NameIsDNSSubdomain, field.NewPath("metadata"))
-			return append(errs, validateQuotaSpec(&q.Spec)...)
+			return append(errs, validateQuotaSpec(&q.Spec, &corev1.ResourceQuotaSpec{})...)
 		},
 		ValidateUpdate: func(q, old *corev1.ResourceQuota) field.ErrorList {
 			errs := apivalidation.ValidateObjectMetaUpdate(&q.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
-			errs = append(errs, validateQuotaSpec(&q.Spec)...)
+			errs = append(errs, validateQuotaSpec(&q.Spec, &old.Spec)...)
 			if !equality.Semantic.DeepEqual(q.Spec.Scopes, old.Spec.Scopes) {
 				errs = append(errs, field.Invalid(field.NewPath("spec", "scopes"), q.Spec.Scopes, "field is immutable"))
 			}
@@ -64,8 +64,8 @@ func ResourceQuota() kind.Kind {
 			PrepareUpdate: func(q, old *corev1.ResourceQuota) { q.Spec = old.Spec },
 			ValidateUpdate: func(q, old *corev1.ResourceQuota) field.ErrorList {
 				errs := apivalidation.ValidateObjectMetaUpdate(&q.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
-				errs = append(errs, validateQuotaList(q.Status.Hard, field.NewPath("status", "hard"))...)
-				return append(errs, validateQuotaList(q.Status.Used, field.NewPath("status", "used"))...)
+				errs = append(errs, validateQuotaList(q.Status.Hard, old.Spec.Hard, field.NewPath("status", "hard"))...)
+				return append(errs, validateQuotaList(q.Status.Used, old.Spec.Hard, field.NewPath("status", "used"))...)
 			},
 		},
 		CreateOnUpdate:      true,
@@ -93,9 +93,9 @@ var quotaScopes = []corev1.ResourceQuotaScope{
 	corev1.ResourceQuotaScopeNotBestEffort, corev1.ResourceQuotaScopePriorityClass, corev1.ResourceQuotaScopeCrossNamespacePodAffinity,
 }
 
-func validateQuotaSpec(spec *corev1.ResourceQuotaSpec) field.ErrorList {
+func validateQuotaSpec(spec, old *corev1.ResourceQuotaSpec) field.ErrorList {
 	at := field.NewPath("spec")
-	errs := validateQuotaList(spec.Hard, at.Child("hard"))
+	errs := validateQuotaList(spec.Hard, old.Hard, at.Child("hard"))
 	scopes := map[corev1.ResourceQuotaScope]bool{}
 	for i, scope := range spec.Scopes {
 		if !slices.Contains(quotaScopes, scope) {
@@ -145,11 +145,13 @@ func validateScopeExpression(e corev1.ScopedResourceSelectorRequirement, at *fie
 	return errs
 }
 
-func validateQuotaList(list corev1.ResourceList, at *field.Path) field.ErrorList {
+// validateQuotaList checks what a quota bounds, or counts; had are names that are
+// stored, perhaps by a version that did not check them.
+func validateQuotaList(list, had corev1.ResourceList, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, name := range slices.Sorted(maps.Keys(list)) {
 		quantity := list[name]
-		if !boundable(name) {
+		if _, old := had[name]; !old && !boundable(name) {
 			errs = append(errs, field.Invalid(at.Key(string(name)), string(name), "is no resource that a quota can bound: name a standard one (pods, requests.cpu, limits.memory, …), count/RESOURCE.GROUP, or requests.DOMAIN/NAME of an extended resource"))
 		}
 		errs = append(errs, validateQuantity(name, quantity, at.Key(string(name)))...)

@@ -16,9 +16,14 @@ func TestQuotaNames(t *testing.T) {
 		"requests.nvidia.com/gpu": true, "gold.storageclass.storage.k8s.io/requests.storage": true,
 		"podz": false, "request.cpu": false, "limits.pods": false, "cores": false,
 	} {
-		errs := validateQuotaSpec(&corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{corev1.ResourceName(name): resource.MustParse("1")}})
+		spec := &corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{corev1.ResourceName(name): resource.MustParse("1")}}
+		errs := validateQuotaSpec(spec, &corev1.ResourceQuotaSpec{})
 		if (len(errs) == 0) != ok || !ok && !strings.Contains(errs[0].Error(), "spec.hard["+name+"]") {
 			t.Errorf("%s: %v", name, errs)
+		}
+		// What a version stored that did not check names goes on.
+		if errs := validateQuotaSpec(spec, spec); len(errs) > 0 {
+			t.Errorf("%s, stored before: %v", name, errs)
 		}
 	}
 }

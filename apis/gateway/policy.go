@@ -19,7 +19,7 @@ type Policy struct {
 	Authorities []types.NamespacedName
 	// Refused and Unresolved are the faults behind the conditions Accepted and
 	// ResolvedRefs. Requests for what a refused one is for get an error: to send them
-	// without TLS, or to whoever answers, is what its user does not want.
+	// without TLS, or to an unverified backend, is what its user does not want.
 	Refused, Unresolved Fault
 	// Gateways are those of which a route leads to what it is for.
 	Gateways []*Gateway

@@ -74,3 +74,20 @@ func (g *Gateway) unusable(has []gatewayv1.GatewayStatusAddress) string {
 // Shared reports whether the Gateway has the addresses of Ingresses and of all
 // Gateways that ask for the same.
 func (g *Gateway) Shared() bool { return g.Service == SharedService }
+
+// Kept are the names of Services that stay, with their addresses, though nothing is
+// served by them now: of Gateways whose class is not there, or is ours and was not
+// accepted.
+func Kept(o Objects) map[string]bool {
+	others := map[string]bool{}
+	for _, c := range o.Classes {
+		others[c.Name] = c.Spec.ControllerName != Controller
+	}
+	out := map[string]bool{}
+	for _, g := range o.Gateways {
+		if !others[string(g.Spec.GatewayClassName)] && g.DeletionTimestamp == nil {
+			out[serviceName(g)] = true
+		}
+	}
+	return out
+}

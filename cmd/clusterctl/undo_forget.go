@@ -42,9 +42,14 @@ func (u *undo) forgetVolume(ctx context.Context, claim *unstructured.Unstructure
 	}
 	var volume unstructured.Unstructured
 	err := u.api.do(ctx, http.MethodGet, "/api/v1/persistentvolumes/"+url.PathEscape(name), nil, &volume.Object)
-	if isCode(err, http.StatusNotFound) {
+	policy, _, _ := unstructured.NestedString(volume.Object, "spec", "persistentVolumeReclaimPolicy")
+	phase, _, _ := unstructured.NestedString(volume.Object, "status", "phase")
+	if isCode(err, http.StatusNotFound) || err == nil && (volume.GetDeletionTimestamp() != nil || policy == "Delete" && phase == "Released") {
 		unstructured.RemoveNestedField(claim.Object, "spec", "volumeName")
 		return fmt.Sprintf("; its volume %s is gone, with what was on it: it gets another one", name)
+	}
+	if err != nil {
+		return fmt.Sprintf("; whether its volume %s is still there could not be looked at: %v", name, err)
 	}
 	return fmt.Sprintf("; it waits for its volume %s, which is of the deleted claim until an administrator runs:\n"+
 		`  clusterctl patch pv %s --type json -p '[{"op":"remove","path":"/spec/claimRef/uid"},{"op":"remove","path":"/spec/claimRef/resourceVersion"}]'`, name, name)

@@ -149,7 +149,7 @@ var errDemoted = errors.New("this node was demoted")
 // an epoch in which it is to start over, or nothing. It goes on while it hears a leader
 // of its own epoch, or while a member of that epoch hears one and has this node for a
 // server: the cluster was recovered elsewhere although that majority lived, and
-// ending this node would lose what it has written; or whoever says otherwise was
+// ending this node would lose what it has written; or the server that says otherwise was
 // removed and still shows a good certificate.
 func (m *Main) judgeMembership(answers []join.MembershipStatus) (*recoveryOrder, error) {
 	ours, err := m.dir.epoch()

@@ -213,13 +213,13 @@ func (m *Main) keepRights(ctx context.Context) error {
 			return errors.Join(m.errRemoved(r), m.dir.markRemoved(r))
 		}
 		m.rights.note(id, r)
+		m.port.Cut(id)
+		m.members.Forget(id)
 		if ids := m.rights.remember(id, r); ids != nil {
 			if err := m.dir.writeFormerServers(ids); err != nil {
 				m.log.Warn("the list of removed servers could not be written down", "err", err)
 			}
 		}
-		m.port.Cut(id)
-		m.members.Forget(id)
 		return nil
 	})
 	if ctx.Err() != nil {

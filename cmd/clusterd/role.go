@@ -83,6 +83,10 @@ func (n *agentNode) becomeServer(ctx context.Context) error {
 	if err := next.takeKeys(keys); err != nil {
 		return err
 	}
+	// What an earlier attempt began; the store of a server that was demoted was set aside then.
+	if err := os.RemoveAll(n.dir.path("store")); err != nil {
+		return err
+	}
 	if err := n.dir.dropServerState(); err != nil {
 		return err
 	}

@@ -53,7 +53,7 @@ func (m *Main) lookAtTokenKeys(ctx context.Context, k *tokenKeys, now time.Time)
 			return err
 		}
 		if made {
-			m.log.Info("service accounts' tokens are signed with a new key, as the authority was exchanged", "older tokens are refused", state.Finish)
+			m.log.Info("service accounts' tokens are signed with a new key, to follow the authority", "authority", state.Number, "older tokens are refused", state.Finish)
 		}
 		k.followed, k.dropped = state.Number, time.Time{}
 	}

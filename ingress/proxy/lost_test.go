@@ -16,7 +16,7 @@ import (
 	"github.com/clusterd/clusterd/ingress/route"
 )
 
-// swallower passes connections on to an address until it is told to swallow: then
+// swallower passes connections on to an address until on is set: then
 // it takes what clients send, and says nothing, as a machine does that is gone.
 type swallower struct {
 	addr netip.AddrPort
@@ -102,7 +102,7 @@ func TestLostConnectionIsNoticed(t *testing.T) {
 				t.Cleanup(s.Close)
 				*b = newSwallower(t, s.Listener.Addr().String())
 			}
-			k := newKit(t, Config{pingAfter: 100 * time.Millisecond, pingFor: 2 * time.Second, ResponseTimeout: time.Hour})
+			k := newKit(t, Config{pingAfter: 100 * time.Millisecond, pingFor: 5 * time.Second, ResponseTimeout: time.Hour})
 			backends := func(endpoints ...netip.AddrPort) {
 				k.rules(route.Rule{Host: "a.example", Backend: &route.Backend{Name: "b", Protocol: protocol, Endpoints: endpoints}})
 			}

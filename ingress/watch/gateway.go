@@ -98,7 +98,7 @@ func (o objects) clients(c *gateway.Clients) *route.Clients {
 	}
 	out := &route.Clients{Roots: x509.NewCertPool(), Any: c.Any}
 	for _, name := range c.Authorities {
-		certs, _ := gateway.Authorities(o.configMap(name.Namespace, name.Name)) // none: nobody is let in by them
+		certs, _ := gateway.Authorities(o.configMap(name.Namespace, name.Name)) // none: they admit no client
 		for _, cert := range certs {
 			out.Roots.AddCert(cert)
 		}

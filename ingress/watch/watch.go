@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -81,7 +82,13 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	var known []cache.ResourceEventHandlerRegistration
 	for _, informer := range []cache.SharedIndexInformer{ingresses.Informer(), classes.Informer(), services.Informer(), endpoints.Informer(), pairs.Informer(), spaces.Informer(), configMaps.Informer()} {
-		h, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: poke, UpdateFunc: func(_, o any) { poke(o) }, DeleteFunc: poke})
+		h, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: poke, UpdateFunc: func(old, o any) {
+			before, ok := old.(*corev1.ConfigMap)
+			if now, same := o.(*corev1.ConfigMap); ok && same && maps.Equal(before.Data, now.Data) {
+				return // slim leaves what is looked at
+			}
+			poke(o)
+		}, DeleteFunc: poke})
 		if err != nil {
 			return fmt.Errorf("watch: %w", err)
 		}

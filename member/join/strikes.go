@@ -18,7 +18,7 @@ const (
 	// maxStrikers bounds the memory of those who ask. When it is full all are
 	// forgotten: the bound of all still holds.
 	maxStrikers = 4096
-	// strikerBits is how much of an IPv6 address counts: whoever has one has the
+	// strikerBits is how much of an IPv6 address counts: an owner of one has the
 	// rest of its network.
 	strikerBits = 64
 )

@@ -33,7 +33,7 @@ type Route struct {
 	// to Via. That of WireGuard needs no Via.
 	Dev string
 	// MTU is how long a packet may be that goes by it, with its IP header, where that
-	// is less than the interface takes; 0: it is not. Senders are told by ICMP.
+	// is less than the interface takes; 0: it is not. Senders get an ICMP error.
 	MTU int
 	// Refuse: nothing is sent there, and senders get an ICMP error; it has no Via.
 	Refuse bool

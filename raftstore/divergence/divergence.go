@@ -72,10 +72,14 @@ type Config struct {
 }
 
 // Check compares this member with the others.
-type Check struct{ cfg Config }
+type Check struct {
+	cfg Config
+	// undecided is what was last said of members that differ without a majority.
+	undecided string
+}
 
 // New starts nothing, see Run.
-func New(cfg Config) *Check { return &Check{cfg} }
+func New(cfg Config) *Check { return &Check{cfg: cfg} }
 
 // Run makes the leader ask every member, once a second while there
 // are writes, for the hash of its keyspace after one and the same log entry.
@@ -138,6 +142,11 @@ func (c *Check) settle(index uint64, members int, ours uint64, votes map[uint64]
 		}
 	}
 	if len(votes) > 1 && members > 2 && votes[right] <= members/2 {
+		differ := fmt.Sprint(hashText(ours), hashTexts(theirs))
+		if c.undecided == differ {
+			return // it is said once
+		}
+		c.undecided = differ
 		c.cfg.Logger.Error("members' keyspaces differ, and no majority has the same: none of them is stopped", "index", index, "members", members, "has", hashText(ours), "others have", hashTexts(theirs))
 		return
 	}

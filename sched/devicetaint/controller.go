@@ -54,8 +54,8 @@ type controller struct {
 
 	slicesByPool, claimsByPool cache.Indexer
 
-	// evicting reconciles claims, telling the status of rules.
-	evicting, telling *loop.Controller
+	// evicting reconciles claims, statuses the status of rules.
+	evicting, statuses *loop.Controller
 
 	// began stands for the time of taints that have none: they were stored by an
 	// earlier version of the server.
@@ -80,7 +80,7 @@ func New(env loop.Env) (loop.Loop, error) {
 		began: env.Clock.Now(), evicted: map[types.UID]sets.Set[types.UID]{},
 	}
 	c.evicting = loop.New("devicetaint", env, 4, c.reconcileClaim)
-	c.telling = loop.New("devicetaint-rules", env, 1, c.reconcileRule)
+	c.statuses = loop.New("devicetaint-rules", env, 1, c.reconcileRule)
 	loop.Watch(c.evicting, claimInformer, c.onClaim)
 	loop.Watch(c.evicting, core.Pods().Informer(), c.onPod)
 	loop.Watch(c.evicting, sliceInformer, c.onSlice)
@@ -90,14 +90,14 @@ func New(env loop.Env) (loop.Loop, error) {
 			c.enqueueSelected(rule)
 		}
 	})
-	loop.Watch(c.telling, ruleInformer, c.onRule)
+	loop.Watch(c.statuses, ruleInformer, c.onRule)
 	return loop.Loop{Name: "devicetaint", Run: c.run}, nil
 }
 
 func (c *controller) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	ready := make(chan struct{}) // evicting enqueues for telling
-	group.Go(func() error { return c.telling.RunReady(ctx, func() { close(ready) }) })
+	ready := make(chan struct{}) // evicting enqueues for statuses
+	group.Go(func() error { return c.statuses.RunReady(ctx, func() { close(ready) }) })
 	select {
 	case <-ready:
 		group.Go(func() error { return c.evicting.Run(ctx) })
@@ -171,7 +171,7 @@ func (c *controller) onRule(old, rule *resourcev1.DeviceTaintRule) {
 		c.mu.Unlock()
 	}
 	if rule != nil && (old == nil || old.UID != rule.UID || old.Generation != rule.Generation) {
-		c.telling.Enqueue(loop.KeyOf(rule))
+		c.statuses.Enqueue(loop.KeyOf(rule))
 	}
 }
 
@@ -217,7 +217,7 @@ func (c *controller) enqueueRules(claim *resourcev1.ResourceClaim) {
 	}
 	for _, rule := range rules {
 		if rule.Spec.Taint.Effect == resourcev1.DeviceTaintEffectNoExecute && selected(rule, claim) > 0 {
-			c.telling.Enqueue(loop.KeyOf(rule))
+			c.statuses.Enqueue(loop.KeyOf(rule))
 		}
 	}
 }
@@ -341,7 +341,7 @@ func (c *controller) reconcileRule(ctx context.Context, key loop.Key) error {
 		return nil // it is found out once
 	}
 	if left := old.LastTransitionTime.Add(statusPause).Sub(now); old.ObservedGeneration == rule.Generation && left > 0 {
-		c.telling.EnqueueAfter(key, left)
+		c.statuses.EnqueueAfter(key, left)
 		return nil
 	}
 	e, err := c.effectsOf(rule)

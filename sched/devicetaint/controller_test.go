@@ -117,7 +117,7 @@ func TestPodsLeaveTaintedDevices(t *testing.T) {
 	everybody := []string{"a", "b", "for-ever", "long", "short", "unbound"}
 	api := c.Client.ResourceV1()
 
-	// With no effect it is told what the rule would do.
+	// With no effect its status says what the rule would do.
 	rule := ruleOf("r", "x", resourcev1.DeviceTaintEffectNone, nil)
 	rule.UID, rule.Generation = "", 0
 	rule, err := api.DeviceTaintRules().Create(t.Context(), rule, metav1.CreateOptions{})
@@ -154,7 +154,7 @@ func TestPodsLeaveTaintedDevices(t *testing.T) {
 		t.Fatal(err)
 	}
 	if condition := pods.Condition(gone, corev1.DisruptionTarget); err == nil && (condition == nil || condition.Reason != "DeletionByDeviceTaintManager" || !strings.Contains(condition.Message, "DeviceTaintRule r")) {
-		t.Errorf("a was told %+v", condition)
+		t.Errorf("the condition of a is %+v", condition)
 	}
 	schedtest.Eventually(t, says("PodsPendingEviction", "1 pod in 1 namespace"))
 

@@ -144,7 +144,7 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 	whole := c.kinds.Served() // asked first: what is read then is all there is
 	o := c.objects()
 	v := gateway.Evaluate(o)
-	addresses, err := c.reach(ctx, v, whole)
+	addresses, err := c.reach(ctx, v, gateway.Kept(o), whole)
 	return errors.Join(err, c.tell(ctx, o, v, addresses))
 }
 
@@ -193,7 +193,7 @@ func (c *controller) certificate(namespace, name string) error {
 // ports of its listeners; some share one. It returns the Services' addresses by their
 // names. The Services of Gateways that are gone go if whole, which is: v has all
 // Gateways that there are.
-func (c *controller) reach(ctx context.Context, v *gateway.View, whole bool) (map[string][]gatewayv1.GatewayStatusAddress, error) {
+func (c *controller) reach(ctx context.Context, v *gateway.View, kept map[string]bool, whole bool) (map[string][]gatewayv1.GatewayStatusAddress, error) {
 	wanted := v.Services()
 	var failed []error
 	if _, shared := wanted[gateway.SharedService]; shared {
@@ -208,7 +208,7 @@ func (c *controller) reach(ctx context.Context, v *gateway.View, whole bool) (ma
 	}
 	list = slices.DeleteFunc(list, func(s *corev1.Service) bool { return !own(s) && s.Name != gateway.SharedService })
 	services := c.client.CoreV1().Services(gateway.ServiceNamespace)
-	todo, err := plan(list, wanted)
+	todo, err := plan(list, wanted, kept)
 	failed = append(failed, err)
 	for _, s := range todo.create {
 		if _, err := services.Create(ctx, s, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {

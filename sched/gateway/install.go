@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -23,6 +25,7 @@ const (
 	// the class was: what is deleted stays deleted.
 	mark        = "clusterd-gateway-api"
 	markRelease = "release"
+	markKinds   = "kinds" // with blanks between
 	markClass   = "class"
 
 	// owner is who the definitions' fields belong to. It is what `kubectl apply
@@ -51,13 +54,8 @@ func (c *controller) install(ctx context.Context) (done bool, _ error) {
 		klog.FromContext(ctx).Info("the kinds of Gateways are not made", "why", err)
 	case err != nil:
 		return false, err
-	case newer(release, m.Data[markRelease]):
-		for _, one := range all {
-			if err := c.define(ctx, one, m.Data[markRelease]); err != nil {
-				return false, fmt.Errorf("definition %s: %w", one.GetName(), err)
-			}
-		}
-		if m, err = c.note(ctx, m, markRelease, release); err != nil {
+	default:
+		if m, err = c.defineAll(ctx, m, all, release); err != nil {
 			return false, err
 		}
 	}
@@ -78,6 +76,42 @@ func (c *controller) install(ctx context.Context) (done bool, _ error) {
 	}
 	_, err = c.note(ctx, m, markClass, gateway.Class)
 	return true, err
+}
+
+// firstKinds are those that were made before the mark named them.
+const firstKinds = "gatewayclasses.gateway.networking.k8s.io gateways.gateway.networking.k8s.io httproutes.gateway.networking.k8s.io grpcroutes.gateway.networking.k8s.io referencegrants.gateway.networking.k8s.io"
+
+// defineAll makes the kinds that this cluster never had, brings the others to a newer
+// release, and notes both. It returns the mark.
+func (c *controller) defineAll(ctx context.Context, m *corev1.ConfigMap, all []*unstructured.Unstructured, release string) (*corev1.ConfigMap, error) {
+	made, had := m.Data[markRelease], m.Data[markKinds]
+	if made != "" && had == "" {
+		had = firstKinds
+	}
+	later, known := newer(release, made), strings.Fields(had)
+	for _, one := range all {
+		before := made
+		switch old := slices.Contains(known, one.GetName()); {
+		case old && !later:
+			continue
+		case !old:
+			before = ""
+			known = append(known, one.GetName())
+		}
+		if err := c.define(ctx, one, before); err != nil {
+			return nil, fmt.Errorf("definition %s: %w", one.GetName(), err)
+		}
+	}
+	for key, value := range map[string]string{markRelease: release, markKinds: strings.Join(known, " ")} {
+		if m.Data[key] == value || key == markRelease && !later {
+			continue
+		}
+		var err error
+		if m, err = c.note(ctx, m, key, value); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
 }
 
 // note adds to the mark.

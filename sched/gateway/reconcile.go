@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -37,36 +38,48 @@ type todo struct{ create, update, remove []*corev1.Service }
 
 // plan compares the Services that there are, the shared one among them, with what
 // they should have, by their names. A Service keeps its ports while its
-// Gateway has none that can be served, as it has to have one.
-func plan(has []*corev1.Service, wanted map[string]gateway.Service) (out todo, _ error) {
+// Gateway has none that can be served, as it has to have one; those of kept are not
+// removed. Two that were given one port of the pods, as a cache lagged, are parted: the
+// younger gets another.
+func plan(has []*corev1.Service, wanted map[string]gateway.Service, kept map[string]bool) (out todo, _ error) {
 	local := map[int32]bool{}
 	for _, p := range ingress.PodPorts {
 		local[p] = true
 	}
 	byName := map[string]*corev1.Service{}
+	holder := map[int32]string{} // which Service has a port of the pods: the oldest
+	slices.SortFunc(has, func(a, b *corev1.Service) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
+	})
 	for _, s := range has {
 		byName[s.Name] = s
 		for _, p := range s.Spec.Ports {
-			local[p.TargetPort.IntVal] = true
+			at := p.TargetPort.IntVal
+			if local[at] = true; holder[at] == "" {
+				holder[at] = s.Name
+			}
 		}
 	}
 	for _, s := range has {
 		want, ok := wanted[s.Name]
 		switch {
 		case own(s) && !ok:
-			if s.DeletionTimestamp == nil {
+			if s.DeletionTimestamp == nil && !kept[s.Name] {
 				out.remove = append(out.remove, s)
 			}
 			continue
 		case own(s) && len(want.Ports) == 0:
 			continue
 		}
-		ports, differ, err := servicePorts(s.Spec.Ports, want.Ports, local)
+		mine := slices.DeleteFunc(slices.Clone(s.Spec.Ports), func(p corev1.ServicePort) bool {
+			return own(s) && p.TargetPort.IntVal > 0 && holder[p.TargetPort.IntVal] != s.Name
+		})
+		ports, differ, err := servicePorts(mine, want.Ports, local)
 		if err != nil {
 			return out, err
 		}
 		pinned := own(s) && s.Spec.LoadBalancerIP != want.Address
-		if differ || pinned {
+		if differ || pinned || len(mine) < len(s.Spec.Ports) {
 			next := s.DeepCopy()
 			next.Spec.Ports = ports
 			if pinned {

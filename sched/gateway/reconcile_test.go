@@ -41,7 +41,7 @@ func TestServicePorts(t *testing.T) {
 		{"no listener any more", []corev1.ServicePort{named, port("gateway-81", 81, 10000), port("own", 82, 5)}, nil, []corev1.ServicePort{named, port("own", 82, 5)}, true},
 	} {
 		todo, err := plan([]*corev1.Service{{ObjectMeta: metav1.ObjectMeta{Namespace: gateway.ServiceNamespace, Name: gateway.SharedService}, Spec: corev1.ServiceSpec{Ports: tt.has}}},
-			map[string]gateway.Service{gateway.SharedService: {Ports: tt.want}})
+			map[string]gateway.Service{gateway.SharedService: {Ports: tt.want}}, nil)
 		got := tt.has
 		for _, s := range todo.update {
 			got = s.Spec.Ports
@@ -76,17 +76,17 @@ func TestPlan(t *testing.T) {
 	got, err := plan([]*corev1.Service{
 		service(gateway.SharedService, "", 9000, 9000, 81, 10000), service("kept", manager, 80, 10001), service("more", manager, 80, 10002), service("gone", manager, 80, 10003),
 		service("idle", manager, 80, 10004),
-		service("pinned", manager, 80, 10008),
+		service("pinned", manager, 80, 10008), service("waits", manager, 80, 10009), service("second", manager, 80, 10008),
 	}, map[string]gateway.Service{
-		"kept": {Ports: []int32{80}}, "more": {Ports: []int32{80, 443}}, "new": {Ports: []int32{80, 9000, 9001}, Address: "192.0.2.8"}, "idle": {}, "none": {},
+		"kept": {Ports: []int32{80}}, "more": {Ports: []int32{80, 443}}, "new": {Ports: []int32{80, 9000, 9001}, Address: "192.0.2.8"}, "idle": {}, "none": {}, "second": {Ports: []int32{80}},
 		"pinned": {Ports: []int32{80}, Address: "192.0.2.7"},
-	})
+	}, map[string]bool{"waits": true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for what, diff := range map[string]string{
-		"create": cmp.Diff([]string{"new 80>10006 9000>10007 9001>9001"}, short(got.create)),
-		"update": cmp.Diff([]string{"clusterd-ingress", "more 80>10002 443>10005", "pinned 80>10008"}, short(got.update)),
+		"create": cmp.Diff([]string{"new 80>10007 9000>10010 9001>9001"}, short(got.create)),
+		"update": cmp.Diff([]string{"clusterd-ingress", "more 80>10002 443>10005", "pinned 80>10008", "second 80>10006"}, short(got.update)),
 		"remove": cmp.Diff([]string{"gone 80>10003"}, short(got.remove)),
 	} {
 		if diff != "" {
@@ -103,7 +103,7 @@ func TestPlan(t *testing.T) {
 	for at := int32(firstLocal); at <= lastLocal; at++ {
 		full.Spec.Ports = append(full.Spec.Ports, corev1.ServicePort{Name: "x", TargetPort: intstr.FromInt32(at)})
 	}
-	if _, err := plan([]*corev1.Service{full}, map[string]gateway.Service{"full": {Ports: []int32{80}}}); err == nil || !strings.Contains(err.Error(), "no free port from 10000 to 32767") {
+	if _, err := plan([]*corev1.Service{full}, map[string]gateway.Service{"full": {Ports: []int32{80}}}, nil); err == nil || !strings.Contains(err.Error(), "no free port from 10000 to 32767") {
 		t.Error(err)
 	}
 }

@@ -130,8 +130,8 @@ func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
 		} else {
 			delete(c.reported, key)
 		}
-		c.pooled[key] = d.IPs
 		if slices.Equal(has, d.IPs) {
+			c.pooled[key] = d.IPs
 			continue
 		}
 		next := d.Service.DeepCopy()
@@ -143,7 +143,7 @@ func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
 			}
 			return fmt.Errorf("service %s: %w", key, err)
 		}
-		c.given[key] = d.IPs
+		c.given[key], c.pooled[key] = d.IPs, d.IPs
 	}
 	return nil
 }

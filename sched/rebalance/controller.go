@@ -88,12 +88,12 @@ func (c *controller) pass(ctx context.Context) {
 		if !movable(pod, now) {
 			return false
 		}
-		_, tired := c.moved[metav1.GetControllerOf(pod).UID]
-		return !tired
+		_, rests := c.moved[metav1.GetControllerOf(pod).UID]
+		return !rests
 	}, most)
 	for _, m := range moves {
 		owner := metav1.GetControllerOf(m.Pod).UID
-		if _, tired := c.moved[owner]; tired {
+		if _, rests := c.moved[owner]; rests {
 			continue // an earlier one of this pass was its
 		}
 		if err := c.evict(ctx, m); err != nil {

@@ -22,6 +22,10 @@ const (
 	critical = 2_000_000_000
 )
 
+// replaces are the kinds that are known to make another pod in place of one that was
+// evicted; pods of others move if they say so.
+var replaces = map[string]bool{"ReplicaSet": true, "StatefulSet": true, "ReplicationController": true}
+
 // movable reports whether the pod may be evicted so that its controller makes
 // another one: it has one that does so, no data that go with it, and runs well.
 func movable(pod *corev1.Pod, now time.Time) bool {
@@ -30,7 +34,9 @@ func movable(pod *corev1.Pod, now time.Time) bool {
 	switch {
 	case wish == "false", owner == nil, !pods.Active(pod):
 		return false
-	case owner.Kind == "DaemonSet" || owner.Kind == "Node" || owner.Kind == "Job": // bound to the node; a Job begins anew
+	case wish != "true" && !replaces[owner.Kind], owner.Kind == "DaemonSet", owner.Kind == "Node": // the last two are bound to the node
+		return false
+	case pod.Spec.RestartPolicy != corev1.RestartPolicyAlways: // what it has done would be lost
 		return false
 	case pod.Spec.Priority != nil && *pod.Spec.Priority >= critical:
 		return false

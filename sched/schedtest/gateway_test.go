@@ -189,7 +189,7 @@ func TestGateways(t *testing.T) {
 	if err := of("gatewayclasses", "").Delete(ctx, "clusterd", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	own("") // the Gateway is nobody's now
+	own("") // the Gateway has no class of ours now
 	if err := definitions.Delete(ctx, all[4].GetName(), metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -227,6 +227,34 @@ func TestGateways(t *testing.T) {
 	if _, err := of("gatewayclasses", "").Get(ctx, "clusterd", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Error("a class that was deleted came back", err)
 	}
+
+	// In a cluster whose kinds were made before the mark named them, one that is new
+	// is made.
+	stop()
+	const added = "backendtlspolicies.gateway.networking.k8s.io"
+	if err := definitions.Delete(ctx, added, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	schedtest.Eventually(t, func() string {
+		if _, err := definitions.Get(ctx, added, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			return fmt.Sprint("the definition is not deleted yet: ", err)
+		}
+		return ""
+	})
+	if m, err = marks.Get(ctx, "clusterd-gateway-api", metav1.GetOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	delete(m.Data, "kinds")
+	if _, err := marks.Update(ctx, m, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	stop = lead()
+	schedtest.Eventually(t, func() string {
+		if _, err := definitions.Get(ctx, added, metav1.GetOptions{}); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
 }
 
 // lists are the lists of conditions under a status: its own, or those of each

@@ -80,7 +80,7 @@ func (s *scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, choices []
 			others = append(others, choice.others()...)
 		}
 		if choice.mappings != nil {
-			if err := s.tellExtended(ctx, pod, &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: claim.Name, RequestMappings: choice.mappings}); err != nil {
+			if err := s.writeExtended(ctx, pod, &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: claim.Name, RequestMappings: choice.mappings}); err != nil {
 				s.forgetDevices(choices[i+1:])
 				return err
 			}

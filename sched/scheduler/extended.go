@@ -269,9 +269,9 @@ func (s *scheduler) makeExtended(ctx context.Context, pod *corev1.Pod, choice de
 	}
 }
 
-// tellExtended writes into the pod's status which claim gives its extended
+// writeExtended writes into the pod's status which claim gives its extended
 // resources; nil: none does.
-func (s *scheduler) tellExtended(ctx context.Context, pod *corev1.Pod, status *corev1.PodExtendedResourceClaimStatus) error {
+func (s *scheduler) writeExtended(ctx context.Context, pod *corev1.Pod, status *corev1.PodExtendedResourceClaimStatus) error {
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": pod.UID},
 		"status":   map[string]any{"extendedResourceClaimStatus": status},
@@ -298,7 +298,7 @@ func (s *scheduler) clearExtended(ctx context.Context, pod *corev1.Pod) error {
 			return err
 		}
 	}
-	return s.tellExtended(ctx, pod, nil)
+	return s.writeExtended(ctx, pod, nil)
 }
 
 // isExtended reports whether the claim was made for a pod's extended resources.

@@ -170,7 +170,7 @@ func (s *scheduler) placeAll(members []*podInfo, need int) (a attempt) {
 	for try := range sharedTries {
 		got, chose := s.placeOnce(members, need, shared, avoid)
 		if try == 0 || len(got.places) >= need {
-			a = got // why it did not do is told of the node that the scheduler prefers
+			a = got // the reason is that of the node which the scheduler prefers
 		}
 		if len(got.places) >= need || chose == "" {
 			break

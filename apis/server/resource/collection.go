@@ -40,7 +40,7 @@ const (
 // finalizer or for a dry run.
 func (s *Store) DeleteCollection(ctx context.Context, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions, listOptions *metainternalversion.ListOptions) (runtime.Object, error) {
 	storage, ok := s.Storage.Storage.(EachDeleter)
-	if !ok || !together(s.DeleteStrategy, options) {
+	if !ok || !together(ctx, s.DeleteStrategy, options) {
 		return s.Store.DeleteCollection(ctx, validate, options, listOptions)
 	}
 	if listOptions == nil {
@@ -92,14 +92,18 @@ func (s *Store) DeleteCollection(ctx context.Context, validate rest.ValidateObje
 
 // together reports whether objects without finalizers are gone at once when
 // they are deleted with these options.
-func together(strategy rest.RESTDeleteStrategy, options *metav1.DeleteOptions) bool {
+func together(ctx context.Context, strategy rest.RESTDeleteStrategy, options *metav1.DeleteOptions) bool {
 	if _, graceful := strategy.(rest.RESTGracefulDeleteStrategy); graceful || options == nil || len(options.DryRun) > 0 {
 		return false
 	}
 	if options.OrphanDependents != nil { //nolint:staticcheck // SA1019: clients may still send it
 		return false
 	}
-	return options.PropagationPolicy == nil || *options.PropagationPolicy == metav1.DeletePropagationBackground
+	if options.PropagationPolicy != nil {
+		return *options.PropagationPolicy == metav1.DeletePropagationBackground
+	}
+	kind, ok := strategy.(rest.GarbageCollectionDeleteStrategy)
+	return !ok || kind.DefaultGarbageCollectionPolicy(ctx) != rest.OrphanDependents
 }
 
 // collection is the deletion of what lists show.
