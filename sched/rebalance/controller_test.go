@@ -50,11 +50,17 @@ func TestWhoMayBeMoved(t *testing.T) {
 		pod  *corev1.Pod
 		want bool
 	}{
-		"a replica":        {with(func(*corev1.Pod) {}), true},
-		"it wishes not":    {with(func(p *corev1.Pod) { p.Annotations = map[string]string{names.Rebalance: "false"} }), false},
-		"no controller":    {with(func(p *corev1.Pod) { p.OwnerReferences = nil }), false},
-		"of a DaemonSet":   {with(func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "DaemonSet" }), false},
-		"of a Job":         {with(func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "Job" }), false},
+		"a replica":      {with(func(*corev1.Pod) {}), true},
+		"it wishes not":  {with(func(p *corev1.Pod) { p.Annotations = map[string]string{names.Rebalance: "false"} }), false},
+		"no controller":  {with(func(p *corev1.Pod) { p.OwnerReferences = nil }), false},
+		"of a DaemonSet": {with(func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "DaemonSet" }), false},
+		"of a Job":       {with(func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "Job" }), false},
+		"of a workflow":  {with(func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "Workflow" }), false},
+		"of an operator, may go": {with(func(p *corev1.Pod) {
+			p.OwnerReferences[0].Kind = "Cluster"
+			p.Annotations = map[string]string{names.Rebalance: "true"}
+		}), true},
+		"runs once":        {with(func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyNever }), false},
 		"of a file":        {with(func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "Node" }), false},
 		"critical":         {with(func(p *corev1.Pod) { p.Spec.Priority = ptr.To[int32](critical) }), false},
 		"emptyDir":         {with(volume(empty)), false},

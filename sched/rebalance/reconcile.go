@@ -36,7 +36,7 @@ func movable(pod *corev1.Pod, now time.Time) bool {
 		return false
 	case wish != "true" && !replaces[owner.Kind], owner.Kind == "DaemonSet", owner.Kind == "Node": // the last two are bound to the node
 		return false
-	case pod.Spec.RestartPolicy != corev1.RestartPolicyAlways: // what it has done would be lost
+	case pod.Spec.RestartPolicy == corev1.RestartPolicyNever, pod.Spec.RestartPolicy == corev1.RestartPolicyOnFailure: // what it has done would be lost
 		return false
 	case pod.Spec.Priority != nil && *pod.Spec.Priority >= critical:
 		return false
