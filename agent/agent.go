@@ -412,7 +412,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if a.cfg.Client != nil {
-		a.events.StartRecordingToSink(&typedcore.EventSinkImpl{Interface: a.cfg.EventClient.CoreV1().Events("")})
+		a.events.StartRecordingToSink(eventSink{&typedcore.EventSinkImpl{Interface: a.cfg.EventClient.CoreV1().Events("")}})
 	}
 	if a.cfg.OnEvent != nil {
 		a.events.StartEventWatcher(a.cfg.OnEvent)

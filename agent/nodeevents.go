@@ -1,12 +1,32 @@
 package agent
 
 import (
+	"fmt"
+
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/clusterd/clusterd/agent/runtime"
 )
+
+// eventSink writes events. The recorder of client-go gives an event up when the server
+// refuses it; here it tries again where the refusal is of the moment: a server
+// that has just begun may lack the namespace of the node's events, or the node's
+// rights.
+type eventSink struct{ record.EventSink }
+
+// Create implements record.EventSink.
+func (s eventSink) Create(e *v1.Event) (*v1.Event, error) {
+	made, err := s.EventSink.Create(e)
+	early := e.Namespace == metav1.NamespaceDefault && (apierrors.IsNotFound(err) || apierrors.IsForbidden(err))
+	if early || apierrors.IsServiceUnavailable(err) || apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) {
+		return made, fmt.Errorf("write the event: %w", err) // not a Status: that is what the recorder goes by
+	}
+	return made, err
+}
 
 // nodeRef is what events of the node are about; its UID is its name by
 // convention.
