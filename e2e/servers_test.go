@@ -146,6 +146,9 @@ func TestE2EServers(t *testing.T) {
 	t.Run("a write without a majority", func(t *testing.T) {
 		features.Shows(t, 79)
 		e.use("n1")
+		e.eventually("n1 serves", func(ctx context.Context) error { // it may have been the leader that was killed
+			return e.api.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+		})
 		for _, n := range []string{"n2", "n3"} {
 			if err := e.Kill(n); err != nil {
 				t.Fatal(err)
