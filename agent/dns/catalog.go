@@ -14,13 +14,12 @@ import (
 	discoveryinformers "k8s.io/client-go/informers/discovery/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/clusterd/clusterd/agent/watches"
 )
 
-// Indexes of the watches.
-const (
-	byAddress = "dnsAddress" // Services and EndpointSlices by the addresses they hold
-	byService = "dnsService" // EndpointSlices by namespace/name of their Service
-)
+// byAddress is the index of Services and EndpointSlices by the addresses they hold.
+const byAddress = "dnsAddress"
 
 // catalog is what is known of the cluster. All it holds is read only.
 type catalog struct {
@@ -37,7 +36,7 @@ func newCatalog(client kubernetes.Interface, services, slices cache.SharedIndexI
 	namespaces := coreinformers.NewNamespaceInformer(client, 0, cache.Indexers{})
 	own := []cache.SharedIndexInformer{namespaces}
 	if slices == nil {
-		slices = discoveryinformers.NewEndpointSliceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{})
+		slices = discoveryinformers.NewEndpointSliceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{watches.ByService: watches.ServiceOf})
 		own = append(own, slices)
 	}
 	if err := slices.AddIndexers(sliceIndexers); err != nil {
@@ -68,10 +67,6 @@ var (
 		return obj.(*v1.Service).Spec.ClusterIPs, nil
 	}}
 	sliceIndexers = cache.Indexers{
-		byService: func(obj any) ([]string, error) {
-			s := obj.(*discoveryv1.EndpointSlice)
-			return []string{s.Namespace + "/" + s.Labels[discoveryv1.LabelServiceName]}, nil
-		},
 		byAddress: func(obj any) ([]string, error) {
 			var out []string
 			for _, e := range obj.(*discoveryv1.EndpointSlice).Endpoints {
@@ -129,7 +124,7 @@ type endpoint struct {
 
 // endpoints are the ready ones of a Service, each address once.
 func (c *catalog) endpoints(s *v1.Service) []endpoint {
-	objs, _ := c.slices.ByIndex(byService, s.Namespace+"/"+s.Name)
+	objs, _ := c.slices.ByIndex(watches.ByService, s.Namespace+"/"+s.Name)
 	var out []endpoint
 	var seen map[netip.Addr]bool
 	if len(objs) > 1 {

@@ -13,13 +13,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
+
+	"github.com/clusterd/clusterd/agent/watches"
 )
 
 // newTestCatalog is a catalog without watches.
 func newTestCatalog(synced bool, objs ...any) *catalog {
 	c := &catalog{
 		services:   cache.NewIndexer(cache.MetaNamespaceKeyFunc, serviceIndexers),
-		slices:     cache.NewIndexer(cache.MetaNamespaceKeyFunc, sliceIndexers),
+		slices:     cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{byAddress: sliceIndexers[byAddress], watches.ByService: watches.ServiceOf}),
 		namespaces: cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{}),
 		synced:     func() bool { return synced },
 	}

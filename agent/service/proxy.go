@@ -18,6 +18,7 @@ import (
 	discoverylisters "k8s.io/client-go/listers/discovery/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/clusterd/clusterd/agent/watches"
 	"github.com/clusterd/clusterd/netsetup/lb"
 )
 
@@ -44,7 +45,8 @@ type Announcer interface {
 // Config of a Proxy. All fields are required unless they say otherwise.
 type Config struct {
 	NodeName string
-	// Services, Slices and Nodes are the watches of all of them. Their owner runs them.
+	// Services, Slices and Nodes are the watches of all of them, as package watches
+	// makes them. Their owner runs them.
 	Services, Slices, Nodes cache.SharedIndexInformer
 
 	Balancer Balancer
@@ -106,19 +108,11 @@ func New(cfg Config) (*Proxy, error) {
 	}, nil
 }
 
-const byService = "service"
-
 // Run keeps the rules until ctx ends; then they stay.
 func (p *Proxy) Run(ctx context.Context) error {
 	index := p.cfg.Slices
 	p.services, p.slices = corelisters.NewServiceLister(p.cfg.Services.GetIndexer()), discoverylisters.NewEndpointSliceLister(index.GetIndexer())
 	p.nodes = corelisters.NewNodeLister(p.cfg.Nodes.GetIndexer())
-	if err := index.AddIndexers(cache.Indexers{byService: func(obj any) ([]string, error) {
-		s := obj.(*discoveryv1.EndpointSlice)
-		return []string{s.Namespace + "/" + s.Labels[discoveryv1.LabelServiceName]}, nil
-	}}); err != nil {
-		return fmt.Errorf("service proxy: %w", err)
-	}
 	var handles []cache.ResourceEventHandlerRegistration
 	for informer, handler := range map[cache.SharedIndexInformer]func(any){
 		p.cfg.Services: p.onService,
@@ -411,7 +405,7 @@ func (p *Proxy) claim(key types.NamespacedName, index cache.Indexer, touched map
 }
 
 func slicesOf(index cache.Indexer, key types.NamespacedName) (out []*discoveryv1.EndpointSlice) {
-	objs, _ := index.ByIndex(byService, key.String())
+	objs, _ := index.ByIndex(watches.ByService, key.String())
 	for _, o := range objs {
 		out = append(out, o.(*discoveryv1.EndpointSlice))
 	}

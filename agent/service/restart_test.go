@@ -60,7 +60,7 @@ func TestEndpointGoneWhileDown(t *testing.T) {
 	}}
 	services := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	nodes := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
-	index := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{byService: func(any) ([]string, error) { return []string{"d/web"}, nil }})
+	index := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{watches.ByService: func(any) ([]string, error) { return []string{"d/web"}, nil }})
 	if err := services.Add(web); err != nil {
 		t.Fatal(err)
 	}

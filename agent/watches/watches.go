@@ -21,9 +21,18 @@ import (
 	"github.com/clusterd/clusterd/apis/names"
 )
 
+// ByService is the index of EndpointSlices by NAMESPACE/NAME of their Service.
+const ByService = "service"
+
+// ServiceOf is the function of the index ByService.
+func ServiceOf(obj any) ([]string, error) {
+	s := obj.(*discoveryv1.EndpointSlice)
+	return []string{s.Namespace + "/" + s.Labels[discoveryv1.LabelServiceName]}, nil
+}
+
 // Watches are one node's. Handlers and indexes can be added at any time.
 type Watches struct {
-	// Services are indexed by cache.NamespaceIndex.
+	// Services are indexed by cache.NamespaceIndex, Slices by ByService.
 	Services, Slices, Nodes cache.SharedIndexInformer
 }
 
@@ -31,7 +40,7 @@ type Watches struct {
 func New(client kubernetes.Interface) (*Watches, error) {
 	w := &Watches{
 		Services: coreinformers.NewServiceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}),
-		Slices:   discoveryinformers.NewEndpointSliceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{}),
+		Slices:   discoveryinformers.NewEndpointSliceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{ByService: ServiceOf}),
 		Nodes:    coreinformers.NewNodeInformer(client, 0, cache.Indexers{}),
 	}
 	for _, i := range w.all() {

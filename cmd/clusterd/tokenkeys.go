@@ -16,7 +16,7 @@ const (
 
 // keepTokenKeys changes, as the leader, the key that signs the tokens of service
 // accounts after each exchange of the authority, and deletes keys that verify no
-// token any more. Whoever read a server's disk before has the key of then; the new
+// token any more. A thief of a server's disk has the key of that time; the new
 // one is sealed with what follows from the new authority.
 func (m *Main) keepTokenKeys(ctx context.Context) error {
 	var k tokenKeys

@@ -14,7 +14,7 @@ const most = 1 << 20
 // Each calls each with the bytes that are in a pipe or terminal by now, and waits
 // for no others: deadlines of f do not count. It ends when there is nothing, when
 // each returns false, and when it has read as much as a pipe can hold, since
-// somebody may write faster than it reads. f must be non-blocking, as files
+// a writer may be faster than the reader. f must be non-blocking, as files
 // with deadlines are.
 func Each(f *os.File, each func([]byte) bool) {
 	rc, err := f.SyscallConn()
