@@ -273,9 +273,9 @@ func TestRootAffinity(t *testing.T) {
 		for range 12 {
 			w.expect("again", w.client, "tcp", c.to, first)
 		}
-		had, other := c.ends[0], c.ends[1]
+		other := c.ends[1]
 		if strings.HasPrefix(first, "b") {
-			had, other = other, had
+			other = c.ends[0]
 		}
 		w.update(c.f, &Backend{Endpoints: []Endpoint{other}, Affinity: time.Hour})
 		if err := w.lb.Forget(); err != nil {
