@@ -387,7 +387,8 @@ func (s *suite) settled(name string, is func(log string) error) verdict {
 				return nil
 			}
 		}
-		for _, c := range p.Status.ContainerStatuses {
+		if len(p.Status.ContainerStatuses) > 0 {
+			c := p.Status.ContainerStatuses[0]
 			if c.State.Terminated == nil {
 				return fmt.Errorf("%+v", p.Status)
 			}

@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"errors"
 	"fmt"
 	"math/big"
 	"net"
@@ -170,7 +171,8 @@ func (s *suite) rawDoor(to, protocol string, version uint16, certs []tls.Certifi
 	}
 	_ = c.SetReadDeadline(time.Now().Add(opens))
 	n, err := c.Read(make([]byte, 1))
-	if timeout, ok := err.(net.Error); n > 0 || ok && timeout.Timeout() {
+	var timeout net.Error
+	if n > 0 || errors.As(err, &timeout) && timeout.Timeout() {
 		return open("it stays open")
 	}
 	return shut("%v", err)

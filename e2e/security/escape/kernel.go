@@ -157,7 +157,7 @@ func kernelFiles() []way {
 		if err != nil {
 			return err
 		}
-		var last error = errors.New("no cgroup is seen")
+		last := errors.New("no cgroup is seen")
 		for _, dir := range append(found, "/sys/fs/cgroup") {
 			if last = os.Mkdir(filepath.Join(dir, "made"), 0o755); last == nil {
 				return os.Remove(filepath.Join(dir, "made"))
