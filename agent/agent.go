@@ -292,7 +292,7 @@ func New(cfg Config) (*Agent, error) {
 			l := machine.Measure()[pressure.MemoryAvailable]
 			return l.Available, l.Capacity
 		},
-		Volumes: a.volumeUse,
+		Volumes: a.volumesOf,
 		Processes: func() (int64, int64) {
 			l := machine.Measure()[pressure.PidAvailable]
 			return l.Capacity - l.Available, l.Capacity

@@ -12,7 +12,7 @@ import (
 // metrics are what Prometheus may read of this node, by path: the paths and
 // names that it knows of a kubelet.
 func (a *Agent) metrics(probes *probe.Metrics) map[string]prometheus.Gatherer {
-	own := append(append(pod.Metrics(), runtime.Metrics()...), &population{a},
+	own := append(append(pod.Metrics(), runtime.Metrics()...), &population{a}, volumeSeries{a},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if a.paths != nil {
 		own = append(own, a.paths)

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/clusterd/clusterd/agent/claim"
 	"github.com/clusterd/clusterd/agent/podspec"
 	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/pressure"
@@ -122,17 +123,36 @@ func (a *Agent) volumesInUse() []v1.UniqueVolumeName {
 	return a.drivers.InUse()
 }
 
-// volumeUse is what drivers say of a pod's volumes.
-func (a *Agent) volumeUse(ctx context.Context, podUID string) []stats.Volume {
-	if a.drivers == nil {
-		return nil
+// volumesOf is volumeUse of the pod with the UID.
+func (a *Agent) volumesOf(ctx context.Context, uid string) []stats.Volume {
+	for _, v := range a.pods.Views() {
+		if string(v.Pod.UID) == uid {
+			return a.volumeUse(ctx, v.Pod)
+		}
 	}
+	return nil
+}
+
+// volumeUse is what drivers say of a pod's volumes, and what those hold that are
+// folders of this node.
+func (a *Agent) volumeUse(ctx context.Context, p *v1.Pod) []stats.Volume {
 	var out []stats.Volume
-	for _, u := range a.drivers.Usage(ctx, types.UID(podUID)) {
-		out = append(out, stats.Volume{
-			Name: u.Name, Claim: u.Claim, Total: u.Bytes.Total, Available: u.Bytes.Available, Used: u.Bytes.Used,
-			InodesTotal: u.Inodes.Total, InodesAvailable: u.Inodes.Available, InodesUsed: u.Inodes.Used,
-		})
+	if a.drivers != nil {
+		for _, u := range a.drivers.Usage(ctx, p.UID) {
+			out = append(out, stats.Volume{
+				Name: u.Name, Claim: u.Claim, Total: u.Bytes.Total, Available: u.Bytes.Available, Used: u.Bytes.Used,
+				InodesTotal: u.Inodes.Total, InodesAvailable: u.Inodes.Available, InodesUsed: u.Inodes.Used,
+			})
+		}
+	}
+	if a.claims == nil {
+		return out
+	}
+	for i := range p.Spec.Volumes {
+		name := claim.NameOf(p, &p.Spec.Volumes[i])
+		if u, ok := a.claims.Use(types.NamespacedName{Namespace: p.Namespace, Name: name}); ok {
+			out = append(out, stats.Volume{Name: p.Spec.Volumes[i].Name, Claim: name, Total: u.Size, Available: u.Available, Used: u.Used})
+		}
 	}
 	return out
 }

@@ -2,15 +2,18 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -191,6 +194,21 @@ func claimExample(e *env, ns string) {
 	e.ctl("-n", ns, "delete", "pod", before.Name)
 	after := e.renewed(ns, "app=diary", before.UID)
 	e.shows(ns, after.Name, "http://127.0.0.1:8080", "Dear diary")
+
+	// A volume is full, and says so: the file systems here have no project quotas.
+	claim := strings.Fields(e.ctl("-n", ns, "get", "pvc", "-o", "custom-columns=N:.metadata.name,S:.status.capacity.storage", "--no-headers"))
+	size := resource.MustParse(claim[1])
+	e.ctl("-n", ns, "exec", after.Name, "--", "/hello", "fill", "/data/much", strconv.FormatInt(size.Value()>>20+3, 10))
+	e.eventually("the claim says that its volume is full", func(context.Context) error {
+		if said := e.ctl("-n", ns, "get", "events", "--field-selector", "involvedObject.kind=PersistentVolumeClaim,reason=VolumeFull"); !strings.Contains(said, "more than its "+claim[1]) {
+			return errors.New(said)
+		}
+		return nil
+	})
+	series := e.ctl("get", "--raw", "/api/v1/nodes/"+after.Spec.NodeName+"/proxy/metrics")
+	if want := fmt.Sprintf(`kubelet_volume_stats_available_bytes{namespace="%s",persistentvolumeclaim="%s"} 0`, ns, claim[0]); !strings.Contains(series, want) {
+		e.t.Errorf("no series %s of the node", want)
+	}
 }
 
 func daemonSetExample(e *env, ns string) {

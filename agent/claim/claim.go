@@ -1,7 +1,7 @@
 // Package claim finds the volumes of the claims that this node's pods mount, and
 // keeps the folders of those that are folders of this node: each is made when
-// its volume is first mounted and removed when the volume is deleted. It mounts
-// nothing.
+// its volume is first mounted, kept to its size or measured, and removed when the
+// volume is deleted. It mounts nothing.
 package claim
 
 import (
@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -25,6 +26,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/component-helpers/storage/ephemeral"
 	helper "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 
@@ -46,10 +48,29 @@ type Config struct {
 
 // Keeper finds volumes and keeps folders. Its methods may be called
 // concurrently.
-type Keeper struct{ cfg Config }
+type Keeper struct {
+	cfg Config
+
+	mu   sync.Mutex
+	uses map[types.NamespacedName]measured // of claims
+}
 
 // New returns a Keeper; it starts nothing.
-func New(cfg Config) *Keeper { return &Keeper{cfg: cfg} }
+func New(cfg Config) *Keeper {
+	return &Keeper{cfg: cfg, uses: map[types.NamespacedName]measured{}}
+}
+
+// NameOf is the name of the claim, in the pod's namespace, that a volume of the
+// pod stands for; "": it stands for none.
+func NameOf(pod *v1.Pod, v *v1.Volume) string {
+	switch {
+	case v.PersistentVolumeClaim != nil:
+		return v.PersistentVolumeClaim.ClaimName
+	case v.Ephemeral != nil:
+		return ephemeral.VolumeClaimName(pod, v)
+	}
+	return ""
+}
 
 // Volume is the volume that the pod's claim is bound to, if it may be mounted
 // here. A folder of this node exists when it is returned.
@@ -93,7 +114,7 @@ func (k *Keeper) make(ctx context.Context, v *v1.PersistentVolume) error {
 	case errors.Is(err, fs.ErrNotExist) && made:
 		return fmt.Errorf("the folder %s of persistentvolume %q is gone, and its data with it: restore it, or delete the claim", dir, v.Name)
 	case errors.Is(err, fs.ErrNotExist):
-		if err := makeFolder(dir); err != nil {
+		if err := makeFolder(dir, sizeOf(v)); err != nil {
 			return err
 		}
 	case err != nil:
@@ -102,9 +123,10 @@ func (k *Keeper) make(ctx context.Context, v *v1.PersistentVolume) error {
 	return k.patch(ctx, v, map[string]any{"annotations": map[string]any{names.LocalPathMade: time.Now().UTC().Format(time.RFC3339)}})
 }
 
-// makeFolder makes a folder that everybody may write to. It is on disk when it
-// returns, and appears ready or not at all.
-func makeFolder(dir string) error {
+// makeFolder makes a folder that everybody may write to, and that its file
+// system keeps to size bytes if it can. It is on disk when it returns, and
+// appears ready or not at all.
+func makeFolder(dir string, size int64) error {
 	parent := filepath.Dir(dir)
 	if err := os.MkdirAll(parent, 0o711); err != nil {
 		return err
@@ -114,6 +136,9 @@ func makeFolder(dir string) error {
 		return err
 	}
 	if err := os.Chmod(tmp, 0o777); err != nil { // Mkdir is subject to the umask
+		return err
+	}
+	if err := keepTo(tmp, dir, size); err != nil {
 		return err
 	}
 	return durable.Rename(tmp, dir)
@@ -129,7 +154,8 @@ func (k *Keeper) patch(ctx context.Context, v *v1.PersistentVolume, meta map[str
 	return err
 }
 
-// Run removes the folders of deleted volumes until ctx ends.
+// Run removes the folders of deleted volumes, keeps the others to their size
+// and measures them, until ctx ends.
 func (k *Keeper) Run(ctx context.Context) error {
 	factory := informers.NewSharedInformerFactoryWithOptions(k.cfg.Client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 		o.LabelSelector = labels.Set{names.LocalPathNode: k.cfg.NodeName}.String()
@@ -137,7 +163,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	volumes := factory.Core().V1().PersistentVolumes()
 	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]())
 	add := func(obj any) {
-		if v, ok := obj.(*v1.PersistentVolume); ok && removable(v) {
+		if v, ok := obj.(*v1.PersistentVolume); ok {
 			queue.Add(v.Name)
 		}
 	}
@@ -146,6 +172,13 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 	factory.StartWithContext(ctx)
 	defer factory.Shutdown()
+	var sizes sync.WaitGroup
+	sizes.Go(func() {
+		if cache.WaitForCacheSync(ctx.Done(), volumes.Informer().HasSynced) {
+			k.watchSizes(ctx, volumes.Lister())
+		}
+	})
+	defer sizes.Wait()
 	stop := context.AfterFunc(ctx, queue.ShutDown)
 	defer stop()
 	for {
@@ -154,16 +187,21 @@ func (k *Keeper) Run(ctx context.Context) error {
 			return nil
 		}
 		v, err := volumes.Lister().Get(name)
-		if err == nil && removable(v) {
+		reason := "VolumeFailedDelete"
+		switch {
+		case err != nil:
+		case removable(v):
 			err = k.remove(ctx, v)
+		default:
+			reason, err = "VolumeResizeFailed", k.keep(v)
 		}
 		switch {
 		case err == nil, apierrors.IsNotFound(err):
 			queue.Forget(name)
 		default:
 			if ctx.Err() == nil && !apierrors.IsConflict(err) {
-				klog.FromContext(ctx).Error(err, "Folder of a deleted volume is not removed yet", "volume", name)
-				k.cfg.Recorder.Eventf(v, v1.EventTypeWarning, "VolumeFailedDelete", "%s", err)
+				klog.FromContext(ctx).Error(err, "A volume's folder is not as it should be yet", "volume", name, "reason", reason)
+				k.cfg.Recorder.Eventf(v, v1.EventTypeWarning, reason, "%s", err)
 			}
 			queue.AddRateLimited(name)
 		}
@@ -189,6 +227,9 @@ func (k *Keeper) remove(ctx context.Context, v *v1.PersistentVolume) error {
 			return err
 		}
 		if err := os.RemoveAll(gone); err != nil {
+			return err
+		}
+		if err := release(dir); err != nil {
 			return err
 		}
 	}

@@ -4,8 +4,8 @@ import (
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/component-helpers/storage/ephemeral"
 
+	"github.com/clusterd/clusterd/agent/claim"
 	"github.com/clusterd/clusterd/apis/names"
 )
 
@@ -31,11 +31,8 @@ func wish(pod *v1.Pod, claims bool) (asked, wanted bool) {
 
 func claimsOf(pod *v1.Pod) (out []string) {
 	for i := range pod.Spec.Volumes {
-		switch v := &pod.Spec.Volumes[i]; {
-		case v.PersistentVolumeClaim != nil:
-			out = append(out, v.PersistentVolumeClaim.ClaimName)
-		case v.Ephemeral != nil:
-			out = append(out, ephemeral.VolumeClaimName(pod, v))
+		if name := claim.NameOf(pod, &pod.Spec.Volumes[i]); name != "" {
+			out = append(out, name)
 		}
 	}
 	return out

@@ -90,12 +90,12 @@ $GO test -c -o "$root/bin/e2e.test" ./e2e
 mkdir "$root/programs"
 cp "$programs/vm/podmon" "$root/programs/"
 $GO build -ldflags '-s -w' -o "$root/programs/box" ./agent/runtime/testdata/box
-mke2fs -q -F -t ext4 -d "$root" -E lazy_itable_init=1 "$work/disk" 4G >/dev/null
+mke2fs -q -F -t ext4 -d "$root" -O quota,project -E lazy_itable_init=1,quotatype=prjquota "$work/disk" 4G >/dev/null
 
 # What leads to it: the disk's driver and a script.
 cp "$busybox" "$boot/bin/"
 ln -s busybox "$boot/bin/sh"
-for part in modules.dep kernel/drivers/virtio kernel/drivers/block/virtio_blk.ko; do
+for part in modules.dep kernel/drivers/virtio kernel/drivers/block/virtio_blk.ko kernel/fs/quota; do
 	mkdir -p "$boot/lib/modules/$version/$(dirname $part)"
 	cp -r "$root/lib/modules/$version/$part" "$boot/lib/modules/$version/$part"
 done

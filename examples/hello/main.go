@@ -4,6 +4,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -34,6 +35,7 @@ hello echo WORD...    print the words
 hello cat FILE        print a file
 hello write FILE WORD...
                       write the words to a file
+hello fill FILE MIB   write so many MiB to a file
 hello sign FILE WORD  add a line with the word to the file every 5 ms, for ever
 hello follow FROM TO  copy a file now and whenever it changes, for ever
 hello make MODE FILE WORD...
@@ -43,6 +45,28 @@ hello hostname NAME   set the host's name, which needs CAP_SYS_ADMIN
 hello id              print user, group and further groups
 hello env             print the environment
 `
+
+// fill writes to a file until it is so large, or there is no room.
+func fill(args []string) error {
+	if len(args) != 2 {
+		return fmt.Errorf("a file and a number of MiB are needed\n%s", usage)
+	}
+	mib, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(args[0], os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		return err
+	}
+	part := bytes.Repeat([]byte{'x'}, 1<<20)
+	for range mib {
+		if _, err := f.Write(part); err != nil {
+			return errors.Join(err, f.Close())
+		}
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
 
 func main() {
 	args := os.Args[1:]
@@ -89,6 +113,8 @@ func run(cmd string, args []string) (int, error) {
 			return 2, fmt.Errorf("a file is needed\n%s", usage)
 		}
 		err = os.WriteFile(args[0], []byte(strings.Join(args[1:], " ")), 0o644)
+	case "fill":
+		err = fill(args)
 	case "sign":
 		err = sign(ctx, args)
 	case "follow":
