@@ -86,6 +86,9 @@ func (s *Store) noLeader() error {
 			e.Voters++
 		}
 	}
+	if e.Voters == 0 { // the cluster is being made, or this member was not added yet
+		return ErrNoLeader
+	}
 	return e
 }
 

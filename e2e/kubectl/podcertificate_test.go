@@ -115,7 +115,13 @@ func podCertificates(k *kit) {
 	k.must(err)
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	s := &podSigner{client: client, name: signer, key: key, cert: &x509.Certificate{Subject: pkix.Name{CommonName: "lab"}}}
+	root := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "lab"}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(48 * time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	rootDER, err := x509.CreateCertificate(rand.Reader, root, root, key.Public(), key)
+	k.must(err)
+	s := &podSigner{client: client, name: signer, key: key, cert: root}
 	go func() { done <- s.run(ctx) }()
 	defer func() {
 		stop()
@@ -143,5 +149,43 @@ func podCertificates(k *kit) {
 		k.is("user of "+c.pod, pair.Leaf.Subject.CommonName, c.pod)
 	}
 	k.has(k.event("cert-denied", "Denied"), signer, "because")
+	k.mutualTLS(client, signer, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: rootDER})))
 	k.ok("delete", "pod", "cert-day", "cert-hour", "cert-denied", "--wait=false")
+}
+
+// mutualTLS has two pods speak TLS to each other: each shows the certificate of its
+// volume, and believes the signer's trust bundle there and nothing else.
+func (k *kit) mutualTLS(client kubernetes.Interface, signer, roots string) {
+	features.Conforms(k, 168)
+	bundles := client.CertificatesV1().ClusterTrustBundles()
+	bundle := &certificatesv1.ClusterTrustBundle{
+		ObjectMeta: metav1.ObjectMeta{Name: strings.ReplaceAll(signer, "/", ":") + ":roots", Labels: map[string]string{"lab": "yes"}},
+		Spec:       certificatesv1.ClusterTrustBundleSpec{SignerName: signer, TrustBundle: roots},
+	}
+	_, err := bundles.Create(context.Background(), bundle, metav1.CreateOptions{})
+	k.must(err)
+	defer func() { k.must(bundles.Delete(context.Background(), bundle.Name, metav1.DeleteOptions{})) }()
+	pod := func(name, args string) string {
+		return strings.Replace(simple(name, args, fmt.Sprintf(`volumes: [{name: v, projected: {sources: [
+  {podCertificate: {signerName: %s, keyType: ECDSAP256, credentialBundlePath: me.pem, userAnnotations: {%s: /%s}}},
+  {clusterTrustBundle: {signerName: %s, labelSelector: {matchLabels: {lab: "yes"}}, path: roots.pem}}]}}]`, signer, spiffePath, name, signer)),
+			"args:", "volumeMounts: [{name: v, mountPath: /v}], args:", 1)
+	}
+	k.apply(pod("mtls-server", "mtls, serve, /v/me.pem, /v/roots.pem"))
+	k.apply(pod("mtls-client", "sleep"))
+	k.ready("mtls-server")
+	k.ready("mtls-client")
+	url := "https://" + k.pod("mtls-server").Status.PodIP + ":8443/"
+	var said string
+	k.eventually("the server answers", func(context.Context) error {
+		out, errs, code := k.in("", "exec", "mtls-client", "--", "/hello", "mtls", "fetch", url, "/v/me.pem", "/v/roots.pem")
+		if said = out; code != 0 {
+			return errors.New(errs)
+		}
+		return nil
+	})
+	k.has(said, "server [spiffe://example.com/mtls-server]", "hello [spiffe://example.com/mtls-client]")
+	// A server whose authority is not in the bundle is refused.
+	k.has(k.fails("exec", "mtls-client", "--", "/hello", "mtls", "fetch", "https://kubernetes.default.svc/", "/v/me.pem", "/v/roots.pem"), "unknown authority")
+	k.ok("delete", "pod", "mtls-server", "mtls-client", "--wait=false")
 }

@@ -23,6 +23,8 @@ import (
 const usage = `hello                 serve on :8080 (PORT)
 hello fetch URL       print the page; exit 1 unless the status is 2xx
 hello api PATH        ask the API server by the pod's account and print the answer
+hello mtls serve BUNDLE ROOTS, mtls fetch URL BUNDLE ROOTS
+                      speak TLS on :8443 with certificates on both sides
 hello dial HOST:PORT  exit 0 when a TCP connection opens
 hello lookup KIND NAME
                       ask by the pod's resolv.conf: host, srv, addr or cname
@@ -92,6 +94,8 @@ func run(cmd string, args []string) (int, error) {
 		err = withArg(args, func(url string) error { return fetch(ctx, url) })
 	case "api":
 		err = withArg(args, func(path string) error { return askAPI(ctx, path) })
+	case "mtls":
+		err = mutual(ctx, args)
 	case "dial":
 		err = withArg(args, func(addr string) error { return dial(ctx, addr) })
 	case "lookup":
