@@ -28,6 +28,9 @@ checks)
 	if has netsetup.test; then
 		netsetup.test -test.v -test.run "$pattern" -test.skip '^TestRoot' -test.timeout 10m || code=1
 	fi
+	if has claim.test; then
+		claim.test -test.v -test.run "$pattern" -test.timeout 10m || code=1
+	fi
 	if has e2e.test; then
 		CLUSTERD_E2E=netns CLUSTERD_BIN=/bin e2e.test -test.v -test.run "$pattern" -test.timeout 20m || code=1
 	fi

@@ -86,6 +86,7 @@ export CGO_ENABLED=0 GOARCH=$arch
 $GO test -c -o "$root/bin/vm.test" ./e2e/vm
 $GO test -c -o "$root/bin/podmon.test" ./agent/runtime
 $GO test -c -o "$root/bin/netsetup.test" ./netsetup
+$GO test -c -o "$root/bin/claim.test" ./agent/claim
 $GO test -c -o "$root/bin/e2e.test" ./e2e
 mkdir "$root/programs"
 cp "$programs/vm/podmon" "$root/programs/"

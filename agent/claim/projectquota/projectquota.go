@@ -8,8 +8,8 @@
 //
 // A project binds programs that do not mean to leave it: who owns a file, and
 // is in the machine's own user namespace, may give it another project
-// (ioctl_fs(2), FS_IOC_FSSETXATTR). In a user namespace of their own they may
-// not.
+// (ioctl_fs(2), FS_IOC_FSSETXATTR), and CAP_SYS_RESOURCE there passes all limits.
+// In a user namespace of their own they may not.
 package projectquota
 
 import (
