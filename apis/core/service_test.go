@@ -95,6 +95,9 @@ func TestServiceUpdate(t *testing.T) {
 		s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = corev1.ServiceExternalTrafficPolicyLocal, 30002
 		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
 	}
+	classed := func(class string) func(*corev1.Service) {
+		return func(s *corev1.Service) { balanced(s); s.Spec.LoadBalancerClass = &class }
+	}
 	tests := []struct {
 		name     string
 		old, new func(*corev1.Service)
@@ -116,6 +119,11 @@ func TestServiceUpdate(t *testing.T) {
 		{"load balancer no more", balanced, func(s *corev1.Service) { balanced(s); s.Spec.Type = corev1.ServiceTypeClusterIP }, nil, func(s *corev1.Service) bool {
 			return s.Spec.HealthCheckNodePort == 0 && s.Spec.AllocateLoadBalancerNodePorts == nil && s.Status.LoadBalancer.Ingress == nil
 		}},
+		{"class given later", balanced, classed("example.com/lb"), []string{`spec.loadBalancerClass: Invalid value: "example.com/lb": may not change once set`}, nil},
+		{"another class", classed("example.com/lb"), classed("example.com/other"), []string{`spec.loadBalancerClass: Invalid value: "example.com/other": may not change once set`}, nil},
+		{"class taken away", classed("example.com/lb"), balanced, []string{`spec.loadBalancerClass: Invalid value: "": may not change once set`}, nil},
+		{"class kept", classed("example.com/lb"), classed("example.com/lb"), nil, nil},
+		{"class with the type", given, classed("example.com/lb"), nil, nil},
 		{"external name now", given, func(s *corev1.Service) {
 			given(s)
 			s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, "example.com"

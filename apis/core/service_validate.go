@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/apis/internal/check"
 )
@@ -235,7 +236,13 @@ func validateTraffic(spec *corev1.ServiceSpec, at *field.Path) field.ErrorList {
 func validateServiceUpdate(s, old *corev1.Service) field.ErrorList {
 	errs := apivalidation.ValidateObjectMetaUpdate(&s.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
 	errs = append(errs, validateServiceSpec(&s.Spec, field.NewPath("spec"))...)
-	return append(errs, validateClusterIPUpdate(&s.Spec, &old.Spec, field.NewPath("spec"))...)
+	errs = append(errs, validateClusterIPUpdate(&s.Spec, &old.Spec, field.NewPath("spec"))...)
+	const balanced = corev1.ServiceTypeLoadBalancer
+	if s.Spec.Type == balanced && old.Spec.Type == balanced && !ptrEqual(s.Spec.LoadBalancerClass, old.Spec.LoadBalancerClass) {
+		// Neither program would know that the addresses in the status are the other's.
+		errs = append(errs, field.Invalid(field.NewPath("spec", "loadBalancerClass"), ptr.Deref(s.Spec.LoadBalancerClass, ""), "may not change once set"))
+	}
+	return errs
 }
 
 // validateClusterIPUpdate: clients and names point at the addresses, so they stay
