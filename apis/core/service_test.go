@@ -95,6 +95,12 @@ func TestServiceUpdate(t *testing.T) {
 		s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = corev1.ServiceExternalTrafficPolicyLocal, 30002
 		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
 	}
+	outside := func(ips ...string) func(*corev1.Service) {
+		return func(s *corev1.Service) { s.Spec.ExternalIPs = ips }
+	}
+	classed := func(class string) func(*corev1.Service) {
+		return func(s *corev1.Service) { balanced(s); s.Spec.LoadBalancerClass = &class }
+	}
 	tests := []struct {
 		name     string
 		old, new func(*corev1.Service)
@@ -116,6 +122,13 @@ func TestServiceUpdate(t *testing.T) {
 		{"load balancer no more", balanced, func(s *corev1.Service) { balanced(s); s.Spec.Type = corev1.ServiceTypeClusterIP }, nil, func(s *corev1.Service) bool {
 			return s.Spec.HealthCheckNodePort == 0 && s.Spec.AllocateLoadBalancerNodePorts == nil && s.Status.LoadBalancer.Ingress == nil
 		}},
+		{"external addresses that were let in once", outside("127.0.0.1", "010.1.2.3"), outside("127.0.0.1", "010.1.2.3"), nil, nil},
+		{"another external address", outside("127.0.0.1"), outside("127.0.0.1", "127.0.0.2"), []string{`spec.externalIPs[1]: Invalid value: "127.0.0.2": may not be in the loopback range`}, nil},
+		{"class given later", balanced, classed("example.com/lb"), []string{`spec.loadBalancerClass: Invalid value: "example.com/lb": may not change once set`}, nil},
+		{"another class", classed("example.com/lb"), classed("example.com/other"), []string{`spec.loadBalancerClass: Invalid value: "example.com/other": may not change once set`}, nil},
+		{"class taken away", classed("example.com/lb"), balanced, []string{`spec.loadBalancerClass: Invalid value: "": may not change once set`}, nil},
+		{"class kept", classed("example.com/lb"), classed("example.com/lb"), nil, nil},
+		{"class with the type", given, classed("example.com/lb"), nil, nil},
 		{"external name now", given, func(s *corev1.Service) {
 			given(s)
 			s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, "example.com"
@@ -174,5 +187,27 @@ func TestValidateServiceStatusUpdate(t *testing.T) {
 	s := newService(func(s *corev1.Service) { s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "x"}} })
 	checktest.Faults(t, validateServiceStatusUpdate(s, s.DeepCopy()), "status.loadBalancer.ingress: Forbidden: may only be used when `spec.type` is \"LoadBalancer\"")
 	s.Spec.Type = corev1.ServiceTypeLoadBalancer
-	checktest.Faults(t, validateServiceStatusUpdate(s, s.DeepCopy()), `status.loadBalancer.ingress[0].ip: Invalid value: "x": must be a valid IP address`)
+	checktest.Faults(t, validateServiceStatusUpdate(s, s.DeepCopy())) // what it had
+	checktest.Faults(t, validateServiceStatusUpdate(s, newService(func(*corev1.Service) {})), `status.loadBalancer.ingress[0].ip: Invalid value: "x": must be a valid IP address`)
+}
+
+func TestServiceIPMode(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		ingress corev1.LoadBalancerIngress
+		want    []string
+	}{
+		{"virtual", corev1.LoadBalancerIngress{IP: "192.0.2.1", IPMode: ptr.To(corev1.LoadBalancerIPModeVIP)}, nil},
+		{"by a proxy", corev1.LoadBalancerIngress{IP: "192.0.2.1", IPMode: ptr.To(corev1.LoadBalancerIPModeProxy)}, nil},
+		{"a name alone", corev1.LoadBalancerIngress{Hostname: "lb.example.com"}, nil},
+		{"unknown", corev1.LoadBalancerIngress{IP: "192.0.2.1", IPMode: ptr.To(corev1.LoadBalancerIPMode("Magic"))}, []string{`status.loadBalancer.ingress[0].ipMode: Unsupported value: "Magic"`}},
+		{"of a name", corev1.LoadBalancerIngress{Hostname: "lb.example.com", IPMode: ptr.To(corev1.LoadBalancerIPModeVIP)}, []string{"status.loadBalancer.ingress[0].ipMode: Forbidden: may not be specified when `ip` is not set"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			balanced := func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeLoadBalancer }
+			s := newService(balanced)
+			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{test.ingress}
+			checktest.Faults(t, validateServiceStatusUpdate(s, newService(balanced)), test.want...)
+		})
+	}
 }

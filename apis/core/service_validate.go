@@ -3,6 +3,7 @@ package core
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/apis/internal/check"
 )
@@ -20,21 +22,26 @@ const maxAffinitySeconds = 24 * 60 * 60
 
 func validateService(s *corev1.Service) field.ErrorList {
 	errs := apivalidation.ValidateObjectMeta(&s.ObjectMeta, true, apivalidation.NameIsDNS1035Label, field.NewPath("metadata"))
-	return append(errs, validateServiceSpec(&s.Spec, field.NewPath("spec"))...)
+	return append(errs, validateServiceSpec(&s.Spec, &corev1.ServiceSpec{}, field.NewPath("spec"))...)
 }
 
-func validateServiceSpec(spec *corev1.ServiceSpec, at *field.Path) field.ErrorList {
+// validateServiceSpec checks a Service; addresses that old had were let in once, and stay
+// good.
+func validateServiceSpec(spec, old *corev1.ServiceSpec, at *field.Path) field.ErrorList {
 	errs := check.OneOf(at.Child("type"), spec.Type,
 		corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeExternalName)
 	errs = append(errs, metav1validation.ValidateLabels(spec.Selector, at.Child("selector"))...)
 	errs = append(errs, validateServicePorts(spec, at.Child("ports"))...)
 	errs = append(errs, validateAffinity(spec, at)...)
-	errs = append(errs, validateClusterIPs(spec, at)...)
+	errs = append(errs, validateClusterIPs(spec, old, at)...)
 	errs = append(errs, validateTraffic(spec, at)...)
 	if spec.Type == corev1.ServiceTypeExternalName {
 		errs = append(errs, check.RequiredText(at.Child("externalName"), strings.TrimSuffix(spec.ExternalName, "."), check.Subdomain)...)
 	}
 	for i, ip := range spec.ExternalIPs {
+		if slices.Contains(old.ExternalIPs, ip) {
+			continue
+		}
 		external := at.Child("externalIPs").Index(i)
 		bad := validation.IsValidIPForLegacyField(external, ip, true, nil)
 		if addr, err := netip.ParseAddr(ip); err == nil && len(bad) == 0 {
@@ -43,7 +50,7 @@ func validateServiceSpec(spec *corev1.ServiceSpec, at *field.Path) field.ErrorLi
 		errs = append(errs, bad...)
 	}
 	for i, cidr := range spec.LoadBalancerSourceRanges {
-		errs = append(errs, validation.IsValidCIDRForLegacyField(at.Child("loadBalancerSourceRanges").Index(i), strings.TrimSpace(cidr), true, nil)...)
+		errs = append(errs, validation.IsValidCIDRForLegacyField(at.Child("loadBalancerSourceRanges").Index(i), strings.TrimSpace(cidr), true, trimmed(old.LoadBalancerSourceRanges))...)
 	}
 	if len(spec.LoadBalancerSourceRanges) > 0 && spec.Type != corev1.ServiceTypeLoadBalancer {
 		errs = append(errs, field.Forbidden(at.Child("loadBalancerSourceRanges"), "may only be used when `type` is 'LoadBalancer'"))
@@ -58,6 +65,13 @@ func validateServiceSpec(spec *corev1.ServiceSpec, at *field.Path) field.ErrorLi
 		errs = append(errs, field.Forbidden(at.Child("allocateLoadBalancerNodePorts"), "may only be used when `type` is 'LoadBalancer'"))
 	}
 	return errs
+}
+
+func trimmed(texts []string) (out []string) {
+	for _, text := range texts {
+		out = append(out, strings.TrimSpace(text))
+	}
+	return out
 }
 
 func isHeadless(spec *corev1.ServiceSpec) bool {
@@ -129,7 +143,7 @@ func validateAffinity(spec *corev1.ServiceSpec, at *field.Path) field.ErrorList 
 	return errs
 }
 
-func validateClusterIPs(spec *corev1.ServiceSpec, at *field.Path) field.ErrorList {
+func validateClusterIPs(spec, old *corev1.ServiceSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	ips := at.Child("clusterIPs")
 	if spec.Type == corev1.ServiceTypeExternalName {
@@ -155,7 +169,7 @@ func validateClusterIPs(spec *corev1.ServiceSpec, at *field.Path) field.ErrorLis
 	}
 	for i, ip := range spec.ClusterIPs {
 		if ip != corev1.ClusterIPNone {
-			errs = append(errs, validation.IsValidIPForLegacyField(ips.Index(i), ip, true, nil)...)
+			errs = append(errs, validation.IsValidIPForLegacyField(ips.Index(i), ip, true, old.ClusterIPs)...)
 			continue
 		}
 		if i > 0 || len(spec.ClusterIPs) > 1 {
@@ -172,7 +186,7 @@ func validateClusterIPs(spec *corev1.ServiceSpec, at *field.Path) field.ErrorLis
 // ValidateServiceAddresses checks what a Service that is no ExternalName says of
 // its cluster addresses and their families.
 func ValidateServiceAddresses(spec *corev1.ServiceSpec, at *field.Path) field.ErrorList {
-	return validateClusterIPs(spec, at)
+	return validateClusterIPs(spec, &corev1.ServiceSpec{}, at)
 }
 
 // validateFamilies: one address of each family, in the order of ipFamilies.
@@ -234,8 +248,14 @@ func validateTraffic(spec *corev1.ServiceSpec, at *field.Path) field.ErrorList {
 
 func validateServiceUpdate(s, old *corev1.Service) field.ErrorList {
 	errs := apivalidation.ValidateObjectMetaUpdate(&s.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
-	errs = append(errs, validateServiceSpec(&s.Spec, field.NewPath("spec"))...)
-	return append(errs, validateClusterIPUpdate(&s.Spec, &old.Spec, field.NewPath("spec"))...)
+	errs = append(errs, validateServiceSpec(&s.Spec, &old.Spec, field.NewPath("spec"))...)
+	errs = append(errs, validateClusterIPUpdate(&s.Spec, &old.Spec, field.NewPath("spec"))...)
+	const balanced = corev1.ServiceTypeLoadBalancer
+	if s.Spec.Type == balanced && old.Spec.Type == balanced && !ptrEqual(s.Spec.LoadBalancerClass, old.Spec.LoadBalancerClass) {
+		// Neither program would know that the addresses in the status are the other's.
+		errs = append(errs, field.Invalid(field.NewPath("spec", "loadBalancerClass"), ptr.Deref(s.Spec.LoadBalancerClass, ""), "may not change once set"))
+	}
+	return errs
 }
 
 // validateClusterIPUpdate: clients and names point at the addresses, so they stay
@@ -267,12 +287,23 @@ func validateClusterIPUpdate(spec, old *corev1.ServiceSpec, at *field.Path) fiel
 func validateServiceStatusUpdate(s, old *corev1.Service) field.ErrorList {
 	errs := apivalidation.ValidateObjectMetaUpdate(&s.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
 	at := field.NewPath("status", "loadBalancer", "ingress")
+	var had []string
+	for _, ingress := range old.Status.LoadBalancer.Ingress {
+		had = append(had, ingress.IP)
+	}
 	if len(s.Status.LoadBalancer.Ingress) > 0 && s.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return append(errs, field.Forbidden(at, "may only be used when `spec.type` is \"LoadBalancer\""))
 	}
 	for i, ingress := range s.Status.LoadBalancer.Ingress {
 		if ingress.IP != "" {
-			errs = append(errs, validation.IsValidIPForLegacyField(at.Index(i).Child("ip"), ingress.IP, true, nil)...)
+			errs = append(errs, validation.IsValidIPForLegacyField(at.Index(i).Child("ip"), ingress.IP, true, had)...)
+		}
+		switch mode := at.Index(i).Child("ipMode"); {
+		case ingress.IPMode == nil:
+		case ingress.IP == "":
+			errs = append(errs, field.Forbidden(mode, "may not be specified when `ip` is not set"))
+		default:
+			errs = append(errs, check.OneOf(mode, *ingress.IPMode, corev1.LoadBalancerIPModeProxy, corev1.LoadBalancerIPModeVIP)...)
 		}
 		if ingress.Hostname != "" {
 			errs = append(errs, check.Text(at.Index(i).Child("hostname"), ingress.Hostname, check.Subdomain)...)

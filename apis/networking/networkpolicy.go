@@ -42,11 +42,11 @@ func NetworkPolicy() kind.Kind {
 		},
 		Validate: func(p *networkingv1.NetworkPolicy) field.ErrorList {
 			errs := apivalidation.ValidateObjectMeta(&p.ObjectMeta, true, apivalidation.NameIsDNSSubdomain, field.NewPath("metadata"))
-			return append(errs, validatePolicySpec(&p.Spec, field.NewPath("spec"))...)
+			return append(errs, validatePolicySpec(&p.Spec, nil, field.NewPath("spec"))...)
 		},
 		ValidateUpdate: func(p, old *networkingv1.NetworkPolicy) field.ErrorList {
 			errs := apivalidation.ValidateObjectMetaUpdate(&p.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
-			return append(errs, validatePolicySpec(&p.Spec, field.NewPath("spec"))...)
+			return append(errs, validatePolicySpec(&p.Spec, blocksOf(&old.Spec), field.NewPath("spec"))...)
 		},
 
 		Columns: []metav1.TableColumnDefinition{
@@ -88,17 +88,37 @@ func defaultPorts(ports []networkingv1.NetworkPolicyPort) {
 	}
 }
 
-func validatePolicySpec(spec *networkingv1.NetworkPolicySpec, at *field.Path) field.ErrorList {
+// blocksOf are the ranges that a policy names. They were let in once, and stay good
+// while they are not changed.
+func blocksOf(spec *networkingv1.NetworkPolicySpec) (all []string) {
+	add := func(peers []networkingv1.NetworkPolicyPeer) {
+		for _, p := range peers {
+			if p.IPBlock != nil {
+				all = append(append(all, p.IPBlock.CIDR), p.IPBlock.Except...)
+			}
+		}
+	}
+	for _, rule := range spec.Ingress {
+		add(rule.From)
+	}
+	for _, rule := range spec.Egress {
+		add(rule.To)
+	}
+	return all
+}
+
+// validatePolicySpec checks a policy; had are the ranges that it had before.
+func validatePolicySpec(spec *networkingv1.NetworkPolicySpec, had []string, at *field.Path) field.ErrorList {
 	errs := check.LabelSelector(at.Child("podSelector"), &spec.PodSelector)
 	for i, rule := range spec.Ingress {
 		at := at.Child("ingress").Index(i)
 		errs = append(errs, validatePolicyPorts(rule.Ports, at.Child("ports"))...)
-		errs = append(errs, validatePeers(rule.From, at.Child("from"))...)
+		errs = append(errs, validatePeers(rule.From, had, at.Child("from"))...)
 	}
 	for i, rule := range spec.Egress {
 		at := at.Child("egress").Index(i)
 		errs = append(errs, validatePolicyPorts(rule.Ports, at.Child("ports"))...)
-		errs = append(errs, validatePeers(rule.To, at.Child("to"))...)
+		errs = append(errs, validatePeers(rule.To, had, at.Child("to"))...)
 	}
 	types := at.Child("policyTypes")
 	if len(spec.PolicyTypes) > 2 {
@@ -139,7 +159,7 @@ func validatePolicyPorts(ports []networkingv1.NetworkPolicyPort, at *field.Path)
 	return errs
 }
 
-func validatePeers(peers []networkingv1.NetworkPolicyPeer, at *field.Path) field.ErrorList {
+func validatePeers(peers []networkingv1.NetworkPolicyPeer, had []string, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, p := range peers {
 		at := at.Index(i)
@@ -152,25 +172,28 @@ func validatePeers(peers []networkingv1.NetworkPolicyPeer, at *field.Path) field
 			errs = append(errs, field.Forbidden(at, "may not specify both ipBlock and another peer"))
 		}
 		if p.IPBlock != nil {
-			errs = append(errs, validateBlock(p.IPBlock, at.Child("ipBlock"))...)
+			errs = append(errs, validateBlock(p.IPBlock, had, at.Child("ipBlock"))...)
 		}
 	}
 	return errs
 }
 
-func validateBlock(b *networkingv1.IPBlock, at *field.Path) field.ErrorList {
+func validateBlock(b *networkingv1.IPBlock, had []string, at *field.Path) field.ErrorList {
 	if b.CIDR == "" {
 		return field.ErrorList{field.Required(at.Child("cidr"), "")}
 	}
-	errs := validation.IsValidCIDR(at.Child("cidr"), b.CIDR)
+	errs := validation.IsValidCIDRForLegacyField(at.Child("cidr"), b.CIDR, true, had)
 	cidr, err := netip.ParsePrefix(b.CIDR)
 	for i, text := range b.Except {
 		at := at.Child("except").Index(i)
-		if more := validation.IsValidCIDR(at, text); len(more) > 0 {
+		if more := validation.IsValidCIDRForLegacyField(at, text, true, had); len(more) > 0 {
 			errs = append(errs, more...)
 			continue
 		}
 		except, exceptErr := netip.ParsePrefix(text)
+		if exceptErr != nil && slices.Contains(had, text) {
+			continue
+		}
 		if err == nil && (exceptErr != nil || !cidr.Masked().Contains(except.Addr()) || except.Bits() <= cidr.Bits()) {
 			errs = append(errs, field.Invalid(at, text, "must be a strict subset of cidr "+b.CIDR))
 		}

@@ -43,6 +43,8 @@ func TestValidatePolicy(t *testing.T) {
 		{"empty", networkingv1.NetworkPolicySpec{}, nil},
 		{"block", block("10.0.0.0/8", "10.1.0.0/16", "10.2.3.4/32"), nil},
 		{"block of IPv6", block("2001:db8::/32", "2001:db8:1::/48"), nil},
+		{"block of IPv6, not as it is printed", block("2001:DB8:0::/32", "2001:DB8:1:0::/48"), nil},
+		{"an address with a length", block("10.0.0.1/8"), []string{`spec.ingress[0].from[0].ipBlock.cidr: Invalid value: "10.0.0.1/8"`}},
 		{"no block", block(""), []string{"spec.ingress[0].from[0].ipBlock.cidr: Required value"}},
 		{"bad block", block("10.0.0.0"), []string{"spec.ingress[0].from[0].ipBlock.cidr: Invalid value"}},
 		{"except outside", block("10.0.0.0/8", "11.0.0.0/16"), []string{`spec.ingress[0].from[0].ipBlock.except[0]: Invalid value: "11.0.0.0/16": must be a strict subset of cidr 10.0.0.0/8`}},
@@ -66,4 +68,18 @@ func TestValidatePolicy(t *testing.T) {
 			checktest.Faults(t, NetworkPolicy().Validate(p), tt.want...)
 		})
 	}
+}
+
+// TestPolicyOfEarlier: ranges that were let in once keep no policy from being changed.
+func TestPolicyOfEarlier(t *testing.T) {
+	policy := func(cidr string, except ...string) *networkingv1.NetworkPolicy {
+		return &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", ResourceVersion: "1"}, Spec: networkingv1.NetworkPolicySpec{
+			Egress: []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: cidr, Except: except}}}}},
+		}}
+	}
+	old := policy("10.0.0.1/8", "10.01.0.0/16")
+	next := policy("10.0.0.1/8", "10.01.0.0/16")
+	next.Labels = map[string]string{"a": "b"}
+	checktest.Faults(t, NetworkPolicy().ValidateUpdate(next, old))
+	checktest.Faults(t, NetworkPolicy().ValidateUpdate(policy("10.0.0.2/8"), old), `spec.egress[0].to[0].ipBlock.cidr: Invalid value: "10.0.0.2/8"`)
 }

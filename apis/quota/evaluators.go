@@ -5,8 +5,10 @@ package quota
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -16,6 +18,7 @@ import (
 	quota "k8s.io/apiserver/pkg/quota/v1"
 	"k8s.io/apiserver/pkg/quota/v1/generic"
 	resourcehelper "k8s.io/component-helpers/resource"
+	"k8s.io/utils/ptr"
 )
 
 // List gives the objects of a resource in a namespace.
@@ -41,14 +44,15 @@ func Ignored() map[schema.GroupResource]struct{} {
 }
 
 // Evaluators are those of the namespaced resources: pods, Services and claims
-// by what they ask for, and all by their number.
-func Evaluators(resources []schema.GroupResource, list List) []quota.Evaluator {
+// by what they ask for, and all by their number. now is the clock by which pods are
+// past their end.
+func Evaluators(resources []schema.GroupResource, list List, now func() time.Time) []quota.Evaluator {
 	var all []quota.Evaluator
 	for _, r := range resources {
 		of := func(namespace string) ([]runtime.Object, error) { return list(r, namespace) }
 		switch r {
 		case corev1.Resource("pods"):
-			all = append(all, pods{counted{r, of}})
+			all = append(all, pods{counted{r, of}, now})
 		case corev1.Resource("services"):
 			all = append(all, services{counted{r, of}})
 		case corev1.Resource("persistentvolumeclaims"):
@@ -119,11 +123,22 @@ func (s services) Usage(item runtime.Object) (corev1.ResourceList, error) {
 		used[corev1.ResourceServicesNodePorts] = *resource.NewQuantity(ports, resource.DecimalSI)
 	case corev1.ServiceTypeLoadBalancer:
 		used[corev1.ResourceServicesLoadBalancers] = one()
-		if service.Spec.AllocateLoadBalancerNodePorts == nil || *service.Spec.AllocateLoadBalancerNodePorts {
-			used[corev1.ResourceServicesNodePorts] = *resource.NewQuantity(ports, resource.DecimalSI)
+		if !ptr.Deref(service.Spec.AllocateLoadBalancerNodePorts, true) {
+			ports = named(service.Spec.Ports) // it is given none, and keeps those that it names
 		}
+		used[corev1.ResourceServicesNodePorts] = *resource.NewQuantity(ports, resource.DecimalSI)
 	}
 	return used, nil
+}
+
+// named is how many of the ports have a node port.
+func named(ports []corev1.ServicePort) (n int64) {
+	for i := range ports {
+		if ports[i].NodePort != 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // UsageStats implements quota.Evaluator.
@@ -186,7 +201,10 @@ func (c claims) UsageStats(o quota.UsageStatsOptions) (quota.UsageStats, error) 
 }
 
 // pods count what they request and are limited to while they may run.
-type pods struct{ counted }
+type pods struct {
+	counted
+	now func() time.Time
+}
 
 // computed are the resources that a quota names without a prefix.
 var computed = []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage}
@@ -273,8 +291,9 @@ func (p pods) Usage(item runtime.Object) (corev1.ResourceList, error) {
 		return nil, fmt.Errorf("measure a %T as a Pod", item)
 	}
 	used := corev1.ResourceList{p.count(): one()}
-	// One that has ended is only an object.
-	if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
+	// One that has ended is only an object. So is one that should have: its node is
+	// lost, and what replaces it needs room.
+	if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded || overdue(pod, p.now()) {
 		return used, nil
 	}
 	used[corev1.ResourcePods] = one()
@@ -288,6 +307,15 @@ func (p pods) Usage(item runtime.Object) (corev1.ResourceList, error) {
 		used[corev1.ResourceName(limitsPrefix+string(name))] = quantity
 	}
 	return used, nil
+}
+
+// overdue reports whether the pod was deleted and its grace has passed.
+func overdue(pod *corev1.Pod, now time.Time) bool {
+	if pod.DeletionTimestamp == nil || pod.DeletionGracePeriodSeconds == nil {
+		return false
+	}
+	grace := min(max(*pod.DeletionGracePeriodSeconds, 0), int64(math.MaxInt64/time.Second))
+	return now.After(pod.DeletionTimestamp.Add(time.Duration(grace) * time.Second))
 }
 
 // Matches implements quota.Evaluator.

@@ -1,8 +1,10 @@
 package quota
 
 import (
+	"math"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -30,14 +32,22 @@ func pod(phase corev1.PodPhase, requests, limits corev1.ResourceList) *corev1.Po
 func TestUsed(t *testing.T) {
 	classed := pod(corev1.PodRunning, list("cpu", "1", "memory", "1Gi"), list("memory", "2Gi"))
 	classed.Spec.PriorityClassName = "high"
+	now := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
+	going := func(ago time.Duration) *corev1.Pod { // with a grace of half a minute
+		p := pod(corev1.PodRunning, list("cpu", "4"), nil)
+		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = ptr.To(metav1.NewTime(now.Add(-ago))), ptr.To[int64](30)
+		return p
+	}
+	overdue := going(time.Minute)
 	deadline := pod(corev1.PodRunning, list("cpu", "250m"), nil)
 	deadline.Spec.ActiveDeadlineSeconds = ptr.To[int64](60)
 	objects := map[schema.GroupResource][]runtime.Object{
-		corev1.Resource("pods"): {classed, deadline, pod(corev1.PodPending, nil, nil), pod(corev1.PodSucceeded, list("cpu", "8"), nil)},
+		corev1.Resource("pods"): {classed, deadline, pod(corev1.PodPending, nil, nil), overdue, pod(corev1.PodSucceeded, list("cpu", "8"), nil)},
 		corev1.Resource("services"): {
 			&corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, Ports: make([]corev1.ServicePort, 3)}},
 			&corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: make([]corev1.ServicePort, 2)}},
 			&corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: make([]corev1.ServicePort, 1)}},
+			&corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, AllocateLoadBalancerNodePorts: ptr.To(false), Ports: []corev1.ServicePort{{NodePort: 30001}, {}, {NodePort: 30002}}}},
 		},
 		corev1.Resource("persistentvolumeclaims"): {&corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{
 			StorageClassName: ptr.To("gold"), Resources: corev1.VolumeResourceRequirements{Requests: list("storage", "5Gi")},
@@ -52,9 +62,9 @@ func TestUsed(t *testing.T) {
 		selector   *corev1.ScopeSelector
 	}{
 		{name: "pods", hard: list("pods", "9", "count/pods", "9", "requests.cpu", "9", "cpu", "9", "requests.memory", "9Gi", "limits.memory", "9Gi"),
-			want: list("pods", "3", "count/pods", "4", "requests.cpu", "1250m", "cpu", "1250m", "requests.memory", "1Gi", "limits.memory", "2Gi")},
+			want: list("pods", "3", "count/pods", "5", "requests.cpu", "1250m", "cpu", "1250m", "requests.memory", "1Gi", "limits.memory", "2Gi")},
 		{name: "services", hard: list("services", "9", "services.nodeports", "9", "services.loadbalancers", "9"),
-			want: list("services", "3", "services.nodeports", "3", "services.loadbalancers", "1")},
+			want: list("services", "4", "services.nodeports", "5", "services.loadbalancers", "2")},
 		{name: "claims", hard: list("persistentvolumeclaims", "9", "requests.storage", "9Gi", "gold.storageclass.storage.k8s.io/requests.storage", "9Gi", "silver.storageclass.storage.k8s.io/requests.storage", "9Gi"),
 			want: list("persistentvolumeclaims", "1", "requests.storage", "5Gi", "gold.storageclass.storage.k8s.io/requests.storage", "5Gi", "silver.storageclass.storage.k8s.io/requests.storage", "0")},
 		{name: "numbers", hard: list("count/deployments.apps", "9", "secrets", "9"), want: list("count/deployments.apps", "2", "secrets", "1")},
@@ -65,7 +75,7 @@ func TestUsed(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			q := &corev1.ResourceQuota{Spec: corev1.ResourceQuotaSpec{Hard: test.hard, Scopes: test.scopes, ScopeSelector: test.selector}}
-			got, err := Used(q, Resources(test.hard), func(r schema.GroupResource, _ string) ([]runtime.Object, error) { return objects[r], nil })
+			got, err := Used(q, Resources(test.hard), func(r schema.GroupResource, _ string) ([]runtime.Object, error) { return objects[r], nil }, func() time.Time { return now })
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -82,7 +92,7 @@ func TestUsed(t *testing.T) {
 }
 
 func TestConstraints(t *testing.T) {
-	p := pods{counted{resource: corev1.Resource("pods")}}
+	p := pods{counted: counted{resource: corev1.Resource("pods")}}
 	required := []corev1.ResourceName{"pods", "requests.cpu", "limits.memory"}
 	if err := p.Constraints(required, pod("", list("cpu", "1"), list("memory", "1Gi"))); err != nil {
 		t.Error(err)
@@ -90,5 +100,28 @@ func TestConstraints(t *testing.T) {
 	err := p.Constraints(required, pod("", nil, list("memory", "1Gi")))
 	if err == nil || !strings.Contains(err.Error(), "must specify requests.cpu for: main") {
 		t.Error(err)
+	}
+}
+
+// TestOverdue: a pod counts until its grace has passed after the moment at which it was
+// to be gone, as with Kubernetes.
+func TestOverdue(t *testing.T) {
+	now := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
+	for _, test := range []struct {
+		ago   time.Duration
+		grace *int64
+		want  bool
+	}{
+		{-10 * time.Second, ptr.To[int64](30), false},
+		{29 * time.Second, ptr.To[int64](30), false},
+		{31 * time.Second, ptr.To[int64](30), true},
+		{time.Hour, nil, false},
+		{time.Hour, ptr.To[int64](math.MaxInt64), false},
+	} {
+		p := pod(corev1.PodRunning, nil, nil)
+		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = ptr.To(metav1.NewTime(now.Add(-test.ago))), test.grace
+		if got := overdue(p, now); got != test.want {
+			t.Errorf("%s after its end, grace %v: %t", test.ago, test.grace, got)
+		}
 	}
 }

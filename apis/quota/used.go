@@ -2,6 +2,7 @@ package quota
 
 import (
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -36,9 +37,10 @@ func Resources(hard corev1.ResourceList) []schema.GroupResource {
 	return resources
 }
 
-// Used is what the objects in the namespace of q use of what it bounds.
-func Used(q *corev1.ResourceQuota, resources []schema.GroupResource, list List) (corev1.ResourceList, error) {
-	registry := generic.NewRegistry(Evaluators(resources, list))
+// Used is what the objects in the namespace of q use of what it bounds; now is the
+// clock by which pods are past their end.
+func Used(q *corev1.ResourceQuota, resources []schema.GroupResource, list List, now func() time.Time) (corev1.ResourceList, error) {
+	registry := generic.NewRegistry(Evaluators(resources, list, now))
 	used, err := quota.CalculateUsage(q.Namespace, q.Spec.Scopes, q.Spec.Hard, registry, q.Spec.ScopeSelector)
 	if err != nil {
 		return nil, err
@@ -60,5 +62,5 @@ func zero(hard corev1.ResourceList) corev1.ResourceList {
 // Configuration is what the library's admission plugin measures by. Kinds that
 // are not among resources are counted by number.
 func Configuration(resources []schema.GroupResource, list List) quota.Configuration {
-	return generic.NewConfiguration(Evaluators(resources, list), Ignored())
+	return generic.NewConfiguration(Evaluators(resources, list, time.Now), Ignored())
 }

@@ -11,6 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/clusterd/clusterd/sched/internal/seconds"
 )
 
 // manyMissed is how many missed times are worth a warning: clocks may have
@@ -71,21 +73,21 @@ func Decide(in Input) Plan {
 	anchor := since
 	deadline := cj.Spec.StartingDeadlineSeconds
 	if deadline != nil {
-		if earliest := in.Now.Add(-time.Duration(*deadline) * time.Second); earliest.After(since) {
+		if earliest := in.Now.Add(-seconds.Duration(*deadline)); earliest.After(since) {
 			since = earliest
 		}
 	}
 	if next := times.next(anchor, in.Now); !next.IsZero() {
 		p.Recheck = max(next.Sub(in.Now), 0) + 10*time.Millisecond
 	}
-	at := times.last(since, in.Now)
+	at := times.last(anchor, since, in.Now)
 	if at.IsZero() {
 		return p
 	}
 	if n := times.missed(since, in.Now, manyMissed+1); n > manyMissed {
 		p.warn("TooManyMissedTimes", "too many missed start times. Set or decrease .spec.startingDeadlineSeconds or check clock skew")
 	}
-	if deadline != nil && at.Add(time.Duration(*deadline)*time.Second).Before(in.Now) {
+	if deadline != nil && at.Add(seconds.Duration(*deadline)).Before(in.Now) {
 		p.warn("MissSchedule", "Missed scheduled time to start a job: %s", at.UTC().Format(time.RFC1123Z))
 		return p
 	}

@@ -2,6 +2,7 @@ package cronjob
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -83,6 +84,10 @@ func TestDecide(t *testing.T) {
 		{"zone", newCronJob("4 4 * * *", zone("Europe/Berlin")), nil, "+03:04:00 next 03:04:00"},
 		{"no such zone", newCronJob("4 4 * * *", zone("Middle/Earth")), nil, "UnparseableSchedule"},
 		{"every", newCronJob("@every 4m"), nil, "+03:02:05 next 03:06:05"},
+		{"every, with a deadline that is shorter", newCronJob("@every 4m", deadline(130)), nil, "+03:02:05 next 03:06:05"},
+		{"every, too late", newCronJob("@every 4m", deadline(60)), nil, "MissSchedule next 03:06:05"},
+		{"every, with a deadline that is longer", newCronJob("@every 4m", deadline(600)), nil, "+03:02:05 next 03:06:05"},
+		{"a deadline longer than a duration holds", newCronJob("*/4 * * * *", deadline(math.MaxInt64)), nil, "+03:04:00 next 03:08:00"},
 		{"suspended", newCronJob("* * * * *", func(cj *batchv1.CronJob) { cj.Spec.Suspend = ptr.To(true) }), []string{"a Failed"}, "-a"},
 		{"may run together", newCronJob("* * * * *"), []string{"a -1m"}, "+03:04:00 next 03:05:00"},
 		{"forbid", newCronJob("* * * * *", concurrency(batchv1.ForbidConcurrent)), []string{"a -1m"}, "JobAlreadyActive next 03:05:00"},

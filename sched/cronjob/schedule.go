@@ -38,11 +38,12 @@ func read(cj *batchv1.CronJob) (timetable, error) {
 var windows = []time.Duration{time.Minute, time.Hour, 24 * time.Hour, 32 * 24 * time.Hour, 367 * 24 * time.Hour, 5 * 366 * 24 * time.Hour}
 
 // last returns the latest time after since and not after now, the zero time if
-// there is none.
-func (t timetable) last(since, now time.Time) time.Time {
+// there is none. Times of "@every" are counted from the anchor, the last one that was
+// met: their latest is returned also if it is before since.
+func (t timetable) last(anchor, since, now time.Time) time.Time {
 	if every, ok := t.Schedule.(cron.ConstantDelaySchedule); ok {
-		if steps := now.Sub(since) / every.Delay; steps > 0 {
-			return since.Add(steps * every.Delay)
+		if steps := now.Sub(anchor) / every.Delay; steps > 0 {
+			return anchor.Add(steps * every.Delay)
 		}
 		return time.Time{}
 	}

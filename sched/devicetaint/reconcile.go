@@ -13,6 +13,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/clusterd/clusterd/sched/internal/devices"
+	"github.com/clusterd/clusterd/sched/internal/seconds"
 )
 
 // taint is a taint with NoExecute of a device that a claim has.
@@ -105,13 +106,10 @@ func decide(claim *resourcev1.ResourceClaim, taints [][]*taint, first time.Time)
 	return v
 }
 
-// longest is the longest time in seconds that a time.Duration can hold.
-const longest = int64(math.MaxInt64 / time.Second)
-
 // tolerance is how long the taint is tolerated. The shortest of the tolerations
 // with a limit counts; one without a limit outdoes them all.
 func tolerance(tolerations []resourcev1.DeviceToleration, t *resourcev1.DeviceTaint) (wait time.Duration, forever bool) {
-	seconds, found := longest, false
+	shortest, found := int64(math.MaxInt64), false
 	for i := range tolerations {
 		if !resourceclaim.ToleratesTaint(tolerations[i], *t) {
 			continue
@@ -120,12 +118,12 @@ func tolerance(tolerations []resourcev1.DeviceToleration, t *resourcev1.DeviceTa
 		if limit == nil {
 			return 0, true
 		}
-		found, seconds = true, min(seconds, max(*limit, 0))
+		found, shortest = true, min(shortest, max(*limit, 0))
 	}
 	if !found {
 		return 0, false
 	}
-	return time.Duration(seconds) * time.Second, false
+	return seconds.Duration(shortest), false
 }
 
 // effects is what a rule does, or would do.

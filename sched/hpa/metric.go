@@ -249,8 +249,14 @@ func (q question) usage(containers []metricsv1beta1.ContainerMetrics) (n int64, 
 	return n, ok
 }
 
-// requested sums what a pod's containers request, sidecars included.
+// requested is what a pod requests as a whole, or the sum of what its containers do,
+// sidecars included.
 func (q question) requested(pod *corev1.Pod) (n int64, err error) {
+	if whole := pod.Spec.Resources; q.container == "" && whole != nil {
+		if request, ok := whole.Requests[q.resource]; ok && request.Sign() > 0 {
+			return request.MilliValue(), nil
+		}
+	}
 	found := false
 	add := func(c *corev1.Container) error {
 		if q.container != "" && c.Name != q.container {

@@ -202,3 +202,30 @@ func TestRates(t *testing.T) {
 		}
 	}
 }
+
+// TestRequestsOfAWholePod: a pod's own requests outdo its containers', and do not say
+// what one container requests.
+func TestRequestsOfAWholePod(t *testing.T) {
+	cpu := func(q string) *corev1.ResourceRequirements {
+		return &corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(q)}}
+	}
+	for _, test := range []struct {
+		name, container string
+		whole, main     *corev1.ResourceRequirements
+		want            int64
+		fails           bool
+	}{
+		{name: "of its containers", main: cpu("200m"), want: 200},
+		{name: "of the whole", whole: cpu("2"), main: cpu("200m"), want: 2000},
+		{name: "of the whole alone", whole: cpu("2"), main: &corev1.ResourceRequirements{}, want: 2000},
+		{name: "of a container", container: "main", whole: cpu("2"), main: cpu("200m"), want: 200},
+		{name: "the whole says nothing of it", whole: &corev1.ResourceRequirements{}, main: cpu("200m"), want: 200},
+		{name: "none", main: &corev1.ResourceRequirements{}, fails: true},
+	} {
+		pod := &corev1.Pod{Spec: corev1.PodSpec{Resources: test.whole, Containers: []corev1.Container{{Name: "main", Resources: *test.main}}}}
+		got, err := question{resource: corev1.ResourceCPU, container: test.container}.requested(pod)
+		if got != test.want || (err != nil) != test.fails {
+			t.Errorf("%s: %d, %v", test.name, got, err)
+		}
+	}
+}

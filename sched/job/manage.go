@@ -118,7 +118,7 @@ func (s *state) createIndexes(n int) {
 			continue
 		}
 		next := Create{Index: i}
-		if last := s.latest[i]; perIndex(s.job) && last != nil && failed(s.job, last) {
+		if last := s.latest[i]; perIndex(s.job) && last != nil && failed(s.job, last) && !dropped(last) {
 			next.Failures = failuresOf(last, batchv1.JobIndexFailureCountAnnotation)
 			next.Ignored = failuresOf(last, batchv1.JobIndexIgnoredFailureCountAnnotation)
 			if action, _ := judge(s.job.Spec.PodFailurePolicy, last); action == batchv1.PodFailurePolicyActionIgnore {
@@ -146,8 +146,8 @@ func (s *state) pause() time.Duration {
 	}
 	n := 0
 	for _, pod := range s.in.Pods {
-		if !failed(s.job, pod) || pod.Status.Phase == corev1.PodSucceeded || !tracked(pod) && pod.Status.Phase != corev1.PodFailed {
-			continue // what was dropped is no failure
+		if !failed(s.job, pod) || pod.Status.Phase == corev1.PodSucceeded || dropped(pod) {
+			continue
 		}
 		if end := endOf(pod); end.After(lastSuccess) {
 			n++

@@ -27,6 +27,12 @@ func tracked(pod *corev1.Pod) bool {
 	return slices.Contains(pod.Finalizers, batchv1.JobTrackingFinalizer)
 }
 
+// dropped reports whether the pod was ended by the Job, which was suspended or asked for
+// fewer: that is no failure. Of one that counts the finalizer stays until it has ended.
+func dropped(pod *corev1.Pod) bool {
+	return !tracked(pod) && pod.Status.Phase != corev1.PodFailed
+}
+
 // onlyFailed reports whether a pod on its way out holds its place until it has
 // ended.
 func onlyFailed(j *batchv1.Job) bool {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/sched/internal/pods"
+	"github.com/clusterd/clusterd/sched/internal/seconds"
 )
 
 const (
@@ -313,7 +314,7 @@ func (s *state) failure() *batchv1.JobCondition {
 		return fail(batchv1.JobReasonBackoffLimitExceeded, "Job has reached the specified backoff limit")
 	}
 	if d := s.job.Spec.ActiveDeadlineSeconds; d != nil && s.status.StartTime != nil {
-		left := s.status.StartTime.Add(time.Duration(*d) * time.Second).Sub(s.in.Now)
+		left := s.status.StartTime.Add(seconds.Duration(*d)).Sub(s.in.Now)
 		if left <= 0 {
 			return fail(batchv1.JobReasonDeadlineExceeded, "Job was active longer than specified deadline")
 		}

@@ -2,6 +2,7 @@ package job
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/sched/internal/pods"
+	"github.com/clusterd/clusterd/sched/internal/seconds"
 	"github.com/clusterd/clusterd/sched/schedtest"
 )
 
@@ -200,6 +202,11 @@ func TestDecide(t *testing.T) {
 
 		{"index fails, remembered until replaced", newJob(size(2, 2), perIndexLimit(1)), []string{"a failed i0 -1s"}, "+1; wait 9s"},
 		{"index replaced", newJob(size(2, 2), perIndexLimit(1)), []string{"a failed i0 -11s", "b running i1"}, "+0(1,0)"},
+		{"what was dropped is no failure of its index", newJob(size(2, 2), perIndexLimit(1)), []string{"a running going counted i0", "b running i1"}, "+0"},
+		{"deleted by another, it is one", newJob(size(2, 2), perIndexLimit(1)), []string{"a running going i0", "b running i1"}, "wait 10s"},
+		{"a deadline beyond what a duration holds", newJob(size(1, 1), func(j *batchv1.Job) {
+			j.Spec.ActiveDeadlineSeconds, j.Status.StartTime = ptr.To[int64](math.MaxInt64), ptr.To(metav1.NewTime(now))
+		}), []string{"a running"}, "wait " + seconds.Duration(math.MaxInt64).String()},
 		{"then let go", newJob(size(2, 2), perIndexLimit(1)), []string{"a failed i0 -11s", "c running i0 x1", "b running i1"}, "release a"},
 		{"index lost", newJob(size(2, 2), perIndexLimit(1)), []string{"c failed i0 x1", "b running i1"}, "release c"},
 		{"some indexes lost", newJob(size(2, 2), perIndexLimit(0)), []string{"c failed i0", "b succeeded i1"}, "release b; release c; FailureTarget=True FailedIndexes"},

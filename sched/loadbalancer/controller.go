@@ -7,13 +7,16 @@ package loadbalancer
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/record"
@@ -35,11 +38,17 @@ type controller struct {
 	maps     corelisters.ConfigMapLister
 	// given is what this loop wrote and the cache may not show yet; reported is what
 	// was last said to whom. Only reconcile uses them.
-	given    map[loop.Key][]string
+	given    map[loop.Key]grant
 	reported map[loop.Key]string
 	// pooled is what Services have of a pool: it goes when the pool does, what
 	// another program gave stays.
-	pooled map[loop.Key][]string
+	pooled map[loop.Key]grant
+}
+
+// grant is what the Service with that UID was given.
+type grant struct {
+	uid types.UID
+	ips []string
 }
 
 // New returns the loop.
@@ -47,11 +56,11 @@ func New(env loop.Env) loop.Loop {
 	core := env.Informers.Core().V1()
 	c := &controller{
 		client: env.Client, events: env.Events.For("loadbalancer"), services: core.Services().Lister(), maps: core.ConfigMaps().Lister(),
-		given: map[loop.Key][]string{}, reported: map[loop.Key]string{}, pooled: map[loop.Key][]string{},
+		given: map[loop.Key]grant{}, reported: map[loop.Key]string{}, pooled: map[loop.Key]grant{},
 	}
 	c.Controller = loop.New("loadbalancer", env, 1, c.reconcile)
 	loop.Watch(c.Controller, core.Services().Informer(), func(old, s *corev1.Service) {
-		if old != nil && balanced(old) || s != nil && balanced(s) {
+		if old != nil && holds(old) || s != nil && holds(s) {
 			c.Enqueue(all)
 		}
 	})
@@ -64,11 +73,19 @@ func New(env loop.Env) loop.Loop {
 }
 
 func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
-	services, err := c.services.List(labels.Everything())
+	every, err := c.services.List(labels.Everything())
 	if err != nil {
 		return err
 	}
-	services = slices.DeleteFunc(services, func(s *corev1.Service) bool { return !balanced(s) })
+	var services, others []*corev1.Service
+	for _, s := range every {
+		switch {
+		case balanced(s):
+			services = append(services, s)
+		case holds(s):
+			others = append(others, s)
+		}
+	}
 	text, found := "", true
 	m, err := c.maps.ConfigMaps(Pool.Namespace).Get(Pool.Name)
 	if apierrors.IsNotFound(err) {
@@ -83,39 +100,35 @@ func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
 		c.reported[Pool] = bad.Error()
 		c.events.Event(m, corev1.EventTypeWarning, "InvalidPool", bad.Error())
 	}
-	names := map[loop.Key]bool{}
+	names := map[loop.Key]types.UID{}
 	for i, s := range services {
 		key := loop.KeyOf(s)
-		names[key] = true
-		if ips := c.given[key]; ips != nil { // newer than the cache
-			if slices.Equal(ingress(s), ips) {
+		names[key] = s.UID
+		if got, ok := c.given[key]; ok && got.uid == s.UID { // newer than the cache
+			if slices.Equal(ingress(s), got.ips) {
 				delete(c.given, key)
 			} else {
 				s = s.DeepCopy()
-				setIngress(s, ips)
+				setIngress(s, got.ips)
 				services[i] = s
 			}
 		}
 	}
-	for key := range c.given {
-		if !names[key] {
-			delete(c.given, key)
-		}
+	gone := func(key loop.Key, uid types.UID) bool {
+		now, ok := names[key]
+		return !ok || now != uid
 	}
-	for key := range c.pooled {
-		if !names[key] {
-			delete(c.pooled, key)
-		}
-	}
-	for key := range c.reported {
-		if !names[key] && key != Pool {
-			delete(c.reported, key)
-		}
-	}
-	for _, d := range Decide(services, ranges) {
+	maps.DeleteFunc(c.given, func(key loop.Key, got grant) bool { return gone(key, got.uid) })
+	maps.DeleteFunc(c.pooled, func(key loop.Key, got grant) bool { return gone(key, got.uid) })
+	maps.DeleteFunc(c.reported, func(key loop.Key, _ string) bool {
+		_, ok := names[key]
+		return !ok && key != Pool
+	})
+	var failed []error
+	for _, d := range Decide(services, others, ranges) {
 		key := loop.KeyOf(d.Service)
 		has := ingress(d.Service)
-		if !found && len(has) > 0 && !slices.Equal(has, c.pooled[key]) {
+		if !found && len(has) > 0 && !slices.Equal(has, c.pooled[key].ips) {
 			continue // another program's: without a pool addresses are not this loop's business
 		}
 		if d.Fault != "" {
@@ -131,7 +144,7 @@ func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
 			delete(c.reported, key)
 		}
 		if slices.Equal(has, d.IPs) {
-			c.pooled[key] = d.IPs
+			c.pooled[key] = grant{d.Service.UID, d.IPs}
 			continue
 		}
 		next := d.Service.DeepCopy()
@@ -141,9 +154,12 @@ func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
 				c.EnqueueAfter(all, retryConflict)
 				continue
 			}
-			return fmt.Errorf("service %s: %w", key, err)
+			// It keeps none of those behind it from theirs.
+			failed = append(failed, fmt.Errorf("service %s: %w", key, err))
+			continue
 		}
-		c.given[key], c.pooled[key] = d.IPs, d.IPs
+		got := grant{d.Service.UID, d.IPs}
+		c.given[key], c.pooled[key] = got, got
 	}
-	return nil
+	return errors.Join(failed...)
 }

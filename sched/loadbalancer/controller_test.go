@@ -1,14 +1,20 @@
 package loadbalancer
 
 import (
+	"errors"
+	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/sched/loop"
 )
@@ -21,13 +27,10 @@ func TestWithoutAPool(t *testing.T) {
 	}}
 	pool := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: Pool.Namespace, Name: Pool.Name}, Data: map[string]string{"addresses": "192.0.2.10-192.0.2.20"}}
 	client := fake.NewSimpleClientset(service)
-	indexer := func() cache.Indexer {
-		return cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
-	}
-	services, maps := indexer(), indexer()
+	services, maps := newIndexer(), newIndexer()
 	c := &controller{
 		client: client, events: record.NewFakeRecorder(100), services: corelisters.NewServiceLister(services), maps: corelisters.NewConfigMapLister(maps),
-		given: map[loop.Key][]string{}, reported: map[loop.Key]string{}, pooled: map[loop.Key][]string{},
+		given: map[loop.Key]grant{}, reported: map[loop.Key]string{}, pooled: map[loop.Key]grant{},
 	}
 	look := func(want ...string) {
 		t.Helper()
@@ -71,4 +74,100 @@ func TestWithoutAPool(t *testing.T) {
 		t.Fatal(err)
 	}
 	look()
+}
+
+// TestAddressesOfOthersAreTaken: nodes lead packets to what stands in the status of a
+// Service of another class, and of one that is being deleted.
+func TestAddressesOfOthersAreTaken(t *testing.T) {
+	service := func(name, ip string, change func(*corev1.Service)) *corev1.Service {
+		s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer}}
+		if ip != "" {
+			setIngress(s, []string{ip})
+		}
+		change(s)
+		return s
+	}
+	c, client := newController(t,
+		service("classed", "192.0.2.10", func(s *corev1.Service) { s.Spec.LoadBalancerClass = ptr.To("example.com/lb") }),
+		service("going", "192.0.2.11", func(s *corev1.Service) {
+			s.DeletionTimestamp, s.Finalizers = ptr.To(metav1.Now()), []string{"example.com/wait"}
+		}),
+		service("port", "", func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeNodePort }),
+		service("new", "", func(*corev1.Service) {}))
+	if err := c.reconcile(t.Context(), all); err != nil {
+		t.Fatal(err)
+	}
+	now, err := client.CoreV1().Services("ns").Get(t.Context(), "new", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := ingress(now); !slices.Equal(got, []string{"192.0.2.12"}) {
+		t.Errorf("it was given %q, want the first that none has", got)
+	}
+}
+
+// TestOneThatFails: the others get their addresses, and the failure is reported.
+func TestOneThatFails(t *testing.T) {
+	var services []*corev1.Service
+	for i, name := range []string{"a", "b", "c"} {
+		services = append(services, &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, CreationTimestamp: metav1.Unix(int64(i), 0)},
+			Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer},
+		})
+	}
+	c, client := newController(t, services...)
+	client.PrependReactor("update", "services", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		s := a.(clienttesting.UpdateAction).GetObject().(*corev1.Service)
+		return s.Name == "a", nil, errors.New("refused by a webhook")
+	})
+	if err := c.reconcile(t.Context(), all); err == nil || !strings.Contains(err.Error(), "service ns/a: refused by a webhook") {
+		t.Errorf("reported is %v", err)
+	}
+	for _, name := range []string{"b", "c"} {
+		if s, err := client.CoreV1().Services("ns").Get(t.Context(), name, metav1.GetOptions{}); err != nil || len(ingress(s)) != 1 {
+			t.Errorf("%s has %v, %v", name, s, err)
+		}
+	}
+}
+
+// TestMadeAnew: what a deleted Service was given is not that of the next one of its name.
+func TestMadeAnew(t *testing.T) {
+	c, client := newController(t, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", UID: "2"}, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer}})
+	key := loop.Key{Namespace: "ns", Name: "a"}
+	c.given[key] = grant{uid: "1", ips: []string{"192.0.2.10"}}
+	if err := c.reconcile(t.Context(), all); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := client.CoreV1().Services("ns").Get(t.Context(), "a", metav1.GetOptions{}); err != nil || len(ingress(s)) != 1 {
+		t.Errorf("it has %v, %v", s.Status, err)
+	}
+	if c.given[key].uid != "2" {
+		t.Errorf("remembered is what %q was given", c.given[key].uid)
+	}
+}
+
+// newController is a controller with these Services, and a pool from 192.0.2.10 on.
+func newController(t *testing.T, list ...*corev1.Service) (*controller, *fake.Clientset) {
+	t.Helper()
+	client := fake.NewSimpleClientset()
+	services, maps := newIndexer(), newIndexer()
+	for _, s := range list {
+		if err := client.Tracker().Add(s); err != nil {
+			t.Fatal(err)
+		}
+		if err := services.Add(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := maps.Add(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: Pool.Namespace, Name: Pool.Name}, Data: map[string]string{"addresses": "192.0.2.10-192.0.2.20"}}); err != nil {
+		t.Fatal(err)
+	}
+	return &controller{
+		client: client, events: record.NewFakeRecorder(100), services: corelisters.NewServiceLister(services), maps: corelisters.NewConfigMapLister(maps),
+		given: map[loop.Key]grant{}, reported: map[loop.Key]string{}, pooled: map[loop.Key]grant{},
+	}, client
+}
+
+func newIndexer() cache.Indexer {
+	return cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 }

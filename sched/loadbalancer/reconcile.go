@@ -69,9 +69,13 @@ func (r Range) has(a netip.Addr) bool {
 	return a.Is4() == r.First.Is4() && !a.Less(r.First) && !r.Last.Less(a)
 }
 
+// holds: packets to the addresses in the Service's status are led to it, whoever gave
+// them, and also while it is deleted.
+func holds(s *corev1.Service) bool { return s.Spec.Type == corev1.ServiceTypeLoadBalancer }
+
 // balanced: the Service is to have addresses from here.
 func balanced(s *corev1.Service) bool {
-	return s.Spec.Type == corev1.ServiceTypeLoadBalancer && s.Spec.LoadBalancerClass == nil && s.DeletionTimestamp == nil
+	return holds(s) && s.Spec.LoadBalancerClass == nil && s.DeletionTimestamp == nil
 }
 
 func ingress(s *corev1.Service) (ips []string) {
@@ -101,8 +105,9 @@ const most = 1 << 16
 
 // Decide gives each Service one address of each of its families: the one it has
 // while the pool holds it, else the one it asks for (spec.loadBalancerIP), else
-// the first that is free. The older Service wins.
-func Decide(services []*corev1.Service, pool []Range) []Decision {
+// the first that is free. The older Service wins. What others have, which get none from
+// here, is not free.
+func Decide(services, others []*corev1.Service, pool []Range) []Decision {
 	services = slices.Clone(services)
 	slices.SortFunc(services, func(a, b *corev1.Service) int {
 		if c := a.CreationTimestamp.Compare(b.CreationTimestamp.Time); c != 0 {
@@ -130,6 +135,13 @@ func Decide(services []*corev1.Service, pool []Range) []Decision {
 			}
 			if _, twice := kept[i][a.Is4()]; !twice {
 				kept[i][a.Is4()], taken[a] = a, true
+			}
+		}
+	}
+	for _, s := range others {
+		for _, ip := range ingress(s) {
+			if a, err := netip.ParseAddr(ip); err == nil {
+				taken[a.Unmap()] = true
 			}
 		}
 	}

@@ -57,7 +57,7 @@ func TestDecide(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got []string
-		for _, d := range Decide(tt.services, pool) {
+		for _, d := range Decide(tt.services, nil, pool) {
 			got = append(got, fmt.Sprintf("%s %v: %s", d.Service.Name, d.IPs, d.Fault))
 		}
 		if !slices.Equal(got, tt.want) {

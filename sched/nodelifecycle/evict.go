@@ -5,6 +5,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/sched/internal/seconds"
 )
 
 // eviction says when a pod has to leave its node.
@@ -27,18 +29,18 @@ func evictionOf(pod *corev1.Pod, all []corev1.Taint, first, now time.Time, suspe
 		if taint.Effect != corev1.TaintEffectNoExecute || suspended && lost(taint) {
 			continue
 		}
-		seconds, tolerated := tolerance(pod, taint)
+		limit, tolerated := tolerance(pod, taint)
 		if !tolerated {
 			return leaves, 0
 		}
-		if seconds == nil {
+		if limit == nil {
 			continue // without a limit
 		}
 		since := first
 		if taint.TimeAdded != nil {
 			since = taint.TimeAdded.Time
 		}
-		left := since.Add(time.Duration(*seconds) * time.Second).Sub(now)
+		left := since.Add(seconds.Duration(*limit)).Sub(now)
 		if left <= 0 {
 			return leaves, 0
 		}
@@ -55,18 +57,18 @@ func lost(taint *corev1.Taint) bool {
 	return taint.Key == corev1.TaintNodeUnreachable || taint.Key == corev1.TaintNodeNotReady
 }
 
-// tolerance returns for how many seconds the pod tolerates the taint; nil is
-// without a limit. The shortest of the matching tolerations with a limit counts.
-func tolerance(pod *corev1.Pod, taint *corev1.Taint) (seconds *int64, tolerated bool) {
+// tolerance returns for how many seconds the pod tolerates the taint; a nil limit is
+// none. The shortest of the matching tolerations with a limit counts.
+func tolerance(pod *corev1.Pod, taint *corev1.Taint) (limit *int64, tolerated bool) {
 	for i := range pod.Spec.Tolerations {
 		t := &pod.Spec.Tolerations[i]
 		if !t.ToleratesTaint(klog.Background(), taint, true) {
 			continue
 		}
 		tolerated = true
-		if t.TolerationSeconds != nil && (seconds == nil || *t.TolerationSeconds < *seconds) {
-			seconds = t.TolerationSeconds
+		if t.TolerationSeconds != nil && (limit == nil || *t.TolerationSeconds < *limit) {
+			limit = t.TolerationSeconds
 		}
 	}
-	return seconds, tolerated
+	return limit, tolerated
 }

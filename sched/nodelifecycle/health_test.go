@@ -2,6 +2,7 @@ package nodelifecycle
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/clusterd/clusterd/sched/internal/seconds"
 	"github.com/clusterd/clusterd/sched/schedtest"
 )
 
@@ -126,6 +128,7 @@ func TestEvictionOf(t *testing.T) {
 		{"not tolerated", []corev1.Taint{unreachable}, nil, false, leaves, 0},
 		{"tolerated without a limit", []corev1.Taint{unreachable}, []corev1.Toleration{tolerate(unreachable.Key, nil)}, false, stays, 0},
 		{"tolerated for a while", []corev1.Taint{unreachable}, []corev1.Toleration{tolerate(unreachable.Key, ptr.To[int64](300))}, false, later, 290 * time.Second},
+		{"tolerated for longer than a duration holds", []corev1.Taint{unreachable}, []corev1.Toleration{tolerate(unreachable.Key, ptr.To[int64](math.MaxInt64))}, false, later, seconds.Duration(math.MaxInt64) - 10*time.Second},
 		{"time is up", []corev1.Taint{unreachable}, []corev1.Toleration{tolerate(unreachable.Key, ptr.To[int64](10))}, false, leaves, 0},
 		{"shortest counts", []corev1.Taint{unreachable}, []corev1.Toleration{tolerate("", nil), tolerate(unreachable.Key, ptr.To[int64](60))}, false, later, 50 * time.Second},
 		{"every taint counts", []corev1.Taint{unreachable, wish}, []corev1.Toleration{tolerate(unreachable.Key, nil)}, false, leaves, 0},

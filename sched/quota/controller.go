@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/metadata"
+	"k8s.io/utils/clock"
 
 	"github.com/clusterd/clusterd/apis/quota"
 	"github.com/clusterd/clusterd/sched/loop"
@@ -33,11 +34,13 @@ const settled = time.Second
 const recount = 20 * time.Second
 
 // resync is how often all others are: changes wake them, but not what admission
-// counted for a request that failed afterwards.
+// counted for a request that failed afterwards, nor that the time has come at which a
+// pod should have been gone.
 const resync = 2 * time.Minute
 
 type controller struct {
 	*loop.Controller
+	clock    clock.PassiveClock
 	client   kubernetes.Interface
 	metadata metadata.Interface
 	quotas   corelisters.ResourceQuotaLister
@@ -55,7 +58,7 @@ type controller struct {
 func New(env loop.Env, metadata metadata.Interface) loop.Loop {
 	core := env.Informers.Core().V1()
 	c := &controller{
-		client: env.Client, metadata: metadata, waiting: map[loop.Key]string{},
+		clock: env.Clock, client: env.Client, metadata: metadata, waiting: map[loop.Key]string{},
 		quotas: core.ResourceQuotas().Lister(), pods: core.Pods().Lister(),
 		services: core.Services().Lister(), claims: core.PersistentVolumeClaims().Lister(),
 	}
@@ -177,7 +180,7 @@ func (c *controller) used(ctx context.Context, q *corev1.ResourceQuota) (corev1.
 		polled = true
 		return c.count(ctx, resource, namespace)
 	}
-	used, err := quota.Used(q, resources, list)
+	used, err := quota.Used(q, resources, list, c.clock.Now)
 	return used, polled, err
 }
 

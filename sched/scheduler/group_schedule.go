@@ -82,10 +82,9 @@ func (s *scheduler) scheduleGroup(ctx context.Context, pod *corev1.Pod) (places 
 		return a.places, true
 	}
 	message := a.explain(key, group, n.placed, need)
-	var plan map[types.UID]nomination
 	released := false
 	if group.Spec.PreemptionPolicy == nil || *group.Spec.PreemptionPolicy != schedulingv1beta1.PreemptNever {
-		plan, released = s.displace(members, need)
+		released = s.displace(members, need)
 	}
 	s.groups.refused[key] = message
 	reasons := make([]*reason, len(members))
@@ -97,9 +96,7 @@ func (s *scheduler) scheduleGroup(ctx context.Context, pod *corev1.Pod) (places 
 		if asksWhy(p.pod) && a.each != "" {
 			reasons[i].message += "\n" + a.each
 		}
-		for _, victim := range plan[p.pod.UID].victims {
-			reasons[i].victims = append(reasons[i].victims, s.snapshot.nodes[reasons[i].node].pods[victim].pod)
-		}
+		reasons[i].victims = s.snapshot.leaving(p) // also of an attempt whose reason is not written yet
 	}
 	s.mu.Unlock()
 
@@ -312,23 +309,23 @@ func (s *snapshot) release(list []*corev1.Pod) (any bool) {
 // tries on the snapshot and leaves it as it was. Earlier promises did not do if
 // those who were to go have gone: released reports that there were some. s.mu is
 // held.
-func (s *scheduler) displace(members []*podInfo, need int) (plan map[types.UID]nomination, released bool) {
+func (s *scheduler) displace(members []*podInfo, need int) (released bool) {
 	if slices.ContainsFunc(members, func(p *podInfo) bool { return !mayPreempt(s.snapshot, p) }) {
-		return nil, false // one does not, or waits for others to go
+		return false // one does not, or waits for others to go
 	}
 	for _, p := range members {
 		released = s.snapshot.release([]*corev1.Pod{p.pod}) || released
 	}
 	budgets, err := s.budgets.List(labels.Everything())
 	if err != nil {
-		return nil, released
+		return released
 	}
 	if s.devices != nil {
 		s.devices.shared = map[types.UID]*sharedClaim{}
 		defer func() { s.devices.shared = nil }()
 	}
 	own, _ := groupOf(members[0].pod)
-	plan = map[types.UID]nomination{}
+	plan := map[types.UID]nomination{}
 	victims := 0
 	var undo []func()
 	for i, p := range members {
@@ -364,12 +361,12 @@ func (s *scheduler) displace(members []*podInfo, need int) (plan map[types.UID]n
 		f()
 	}
 	if len(plan) < need || victims == 0 {
-		return nil, released
+		return released
 	}
 	for _, n := range plan {
 		s.snapshot.nominate(n)
 	}
-	return plan, released
+	return released
 }
 
 // candidateFor is a node that p fits once pods of lower priority, none of its own

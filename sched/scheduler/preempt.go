@@ -58,8 +58,25 @@ func mayPreempt(s *snapshot, p *podInfo) bool {
 	if !s.profile(p).preempts || ptr.Deref(p.pod.Spec.PreemptionPolicy, corev1.PreemptLowerPriority) == corev1.PreemptNever {
 		return false
 	}
+	return len(s.leaving(p)) == 0
+}
+
+// leaving are the pods that go for p's sake and are still on its node.
+func (s *snapshot) leaving(p *podInfo) (out []*corev1.Pod) {
 	n, ok := s.nominated[p.pod.UID]
-	return !ok || !slices.ContainsFunc(n.victims, func(uid types.UID) bool { return s.placed[uid] == n.node })
+	if !ok {
+		return nil
+	}
+	on := s.nodes[n.node]
+	if on == nil {
+		return nil
+	}
+	for _, uid := range n.victims {
+		if victim := on.pods[uid]; victim != nil {
+			out = append(out, victim.pod)
+		}
+	}
+	return out
 }
 
 // preempt looks for the node where the loss of pods of lower priority that

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/clusterd/clusterd/sched/loop"
 	"github.com/clusterd/clusterd/sched/schedtest"
 )
 
@@ -121,5 +122,45 @@ func TestNominated(t *testing.T) {
 	}
 	if got := s.nodes["n1"].requested.cpu; got != 0 {
 		t.Errorf("%d of CPU are counted on an empty node", got)
+	}
+}
+
+// The reason that names the victims may be replaced by that of another attempt
+// before anything was deleted: that one has to name them, too.
+func TestVictimsOfEachAttempt(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		ready func(x *table)
+		pod   string
+	}{
+		{"a pod", func(x *table) { x.pods(schedtest.Pod("urgent").CPU("3").Priority(100)) }, "urgent"},
+		{"a group", func(x *table) {
+			x.group(schedtest.Gang("g", 1))
+			x.pods(schedtest.Pod("g0").Group("g").CPU("3").Priority(100))
+		}, "g0"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			x := newTable(t)
+			x.stop() // nothing is written between the attempts
+			x.node(schedtest.Node("n1").Obj())
+			x.pods(schedtest.Pod("low").On("n1").CPU("3").Priority(1))
+			test.ready(x)
+			for attempt := 1; attempt <= 2; attempt++ {
+				x.decide()
+				v, ok := x.s.why.LoadAndDelete(loop.Key{Namespace: schedtest.Namespace, Name: test.pod})
+				if !ok {
+					t.Fatalf("attempt %d: no reason", attempt)
+				}
+				var victims []string
+				for _, pod := range v.(*reason).victims {
+					victims = append(victims, pod.Name)
+				}
+				if !slices.Equal(victims, []string{"low"}) || v.(*reason).node != "n1" {
+					t.Errorf("attempt %d: %v go on %q, want low on n1", attempt, victims, v.(*reason).node)
+				}
+				x.s.queue.changed(podGone)
+				x.later()
+			}
+		})
 	}
 }

@@ -67,6 +67,12 @@ func TestFilters(t *testing.T) {
 			why:   "0/1 nodes are available: 1 Insufficient cpu, 1 Insufficient memory.",
 		},
 		{
+			name:   "who asks for nothing gets a place where too much is promised",
+			nodes:  nodes(node("a").Has("cpu", "1").Has("memory", "1Gi").Has("ephemeral-storage", "1Gi")),
+			placed: pods(pod("x").On("a").CPU("2").Memory("2Gi").Disk("2Gi")),
+			pod:    pod("p"), fit: "a",
+		},
+		{
 			name:   "disk is counted as the others are",
 			nodes:  nodes(node("a").Has("ephemeral-storage", "10Gi"), node("b").Has("ephemeral-storage", "20Gi"), node("c").Has("ephemeral-storage", "10Gi")),
 			placed: pods(pod("x").On("a").Disk("8Gi")),

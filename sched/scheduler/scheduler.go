@@ -233,7 +233,9 @@ func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) placement {
 func (s *scheduler) makeRoom(p *podInfo, why *reason) {
 	if !mayPreempt(s.snapshot, p) {
 		if n, ok := s.snapshot.nominated[p.pod.UID]; ok {
-			why.node = n.node
+			// The reporter may not have come to the reason before, which this one
+			// replaces.
+			why.node, why.victims = n.node, s.snapshot.leaving(p)
 		}
 		return
 	}

@@ -65,12 +65,20 @@ func claimOwners(set *appsv1.StatefulSet, condemned *corev1.Pod, have []metav1.O
 }
 
 // ensureClaims makes the claims of an ordinal before its pod is made. A claim
-// that is there already is the ordinal's own, from before, and is kept.
+// that is there already is the ordinal's own, from before, and is kept; it is looked
+// for first, as a quota that is used up refuses to make one whether it is there or not.
 func (c *controller) ensureClaims(ctx context.Context, set *appsv1.StatefulSet, ordinal int) error {
 	for i := range set.Spec.VolumeClaimTemplates {
 		claim := newClaim(set, &set.Spec.VolumeClaimTemplates[i], ordinal)
+		err := c.ownClaim(ctx, set, claim.Name, nil)
+		if err == nil {
+			continue
+		}
+		if !apierrors.IsNotFound(err) {
+			return err
+		}
 		claim.OwnerReferences = claimOwners(set, nil, nil)
-		_, err := c.client.CoreV1().PersistentVolumeClaims(set.Namespace).Create(ctx, claim, metav1.CreateOptions{})
+		_, err = c.client.CoreV1().PersistentVolumeClaims(set.Namespace).Create(ctx, claim, metav1.CreateOptions{})
 		switch {
 		case err == nil:
 			c.pods.Events.Eventf(set, corev1.EventTypeNormal, "SuccessfulCreate", "create Claim %s Pod %s in StatefulSet %s success", claim.Name, podName(set, ordinal), set.Name)

@@ -1,13 +1,20 @@
 package statefulset
 
 import (
+	"errors"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/ptr"
+
+	"github.com/clusterd/clusterd/sched/internal/podctl"
 )
 
 // TestRetentionLooksAtClaimsThereAre: a set that wants millions of pods costs no more
@@ -38,5 +45,23 @@ func TestRetentionLooksAtClaimsThereAre(t *testing.T) {
 		if owned := len(claim.OwnerReferences) == 1; owned != (claim.Name == "data-db-0" || claim.Name == "data-db-7") {
 			t.Errorf("claim %s has owners %v", claim.Name, claim.OwnerReferences)
 		}
+	}
+}
+
+// TestClaimsThereAreUnderAFullQuota: a pod's claims that exist need no quota.
+func TestClaimsThereAreUnderAFullQuota(t *testing.T) {
+	set := newSet(1, func(set *appsv1.StatefulSet) {
+		set.Spec.VolumeClaimTemplates = []corev1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Name: "data"}}}
+	})
+	client := fake.NewSimpleClientset(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: set.Namespace, Name: "data-db-0"}})
+	client.PrependReactor("create", "persistentvolumeclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(corev1.Resource("persistentvolumeclaims"), "data-db", errors.New("exceeded quota"))
+	})
+	c := &controller{client: client, pods: &podctl.Control{Events: record.NewFakeRecorder(10)}}
+	if err := c.ensureClaims(t.Context(), set, 0); err != nil {
+		t.Errorf("the claim is there: %v", err)
+	}
+	if err := c.ensureClaims(t.Context(), set, 1); !apierrors.IsForbidden(err) {
+		t.Errorf("the quota is not what keeps a claim from being made: %v", err)
 	}
 }

@@ -172,7 +172,7 @@ func (s *state) fill() bool {
 			}
 		case m.available:
 			continue
-		case s.ordered && !m.ready && s.stale(m):
+		case s.ordered && !m.ready && s.stale(m) && !s.otherDown(m):
 			// It is not ready, and waiting for it would keep its successor
 			// from ever being tried.
 			s.plan.Delete = append(s.plan.Delete, m.Pod)
@@ -182,6 +182,14 @@ func (s *state) fill() bool {
 		}
 	}
 	return len(s.plan.Create) < burst
+}
+
+// otherDown reports whether another member is on its way out, or is of the new
+// revision and does not serve yet: m may be not ready because of that.
+func (s *state) otherDown(m *member) bool {
+	return slices.ContainsFunc(s.wanted, func(other *member) bool {
+		return other != m && (other.terminating || !other.available && other.revision == s.in.Update)
+	})
 }
 
 // shrink deletes the pods beyond the set's ordinals. It reports whether the

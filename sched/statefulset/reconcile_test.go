@@ -135,6 +135,10 @@ func TestDecide(t *testing.T) {
 		{"half at a time", newSet(4, parallel, unavailable(intstr.FromString("50%"))), []string{"0 old ready", "1 old ready", "2 old ready", "3 new running"}, "-db-2"},
 		{"parallel rolls one by one too", newSet(3, parallel), []string{"0 old ready", "1 old ready", "2 new running"}, ""},
 		{"a broken revision is left behind", newSet(3), []string{"0 old running"}, "-db-0"},
+		{"an old one waits for the new one", newSet(3), []string{"0 old ready", "1 old running", "2 new running"}, ""},
+		{"an old one waits for one on its way out", newSet(3), []string{"0 old ready", "1 old running", "2 old ready going"}, ""},
+		{"two old ones that are broken", newSet(3), []string{"0 old ready", "1 old running", "2 old running"}, "-db-1"},
+		{"an old one that is broken, the new one serves", newSet(3), []string{"0 old ready", "1 old running", "2 new ready"}, "-db-1"},
 		{"broken ones cost nothing", newSet(3, parallel), []string{"0 old running", "1 old ready", "2 old running"}, "-db-2 -db-0"},
 		{"a broken one below the partition stays", newSet(2, partition(1)), []string{"0 old running", "1 new ready"}, ""},
 

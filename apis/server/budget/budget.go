@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
@@ -94,8 +95,9 @@ func (b *Budget) Written(origin string, millis, bytes int64) {
 }
 
 // Reserve lets a write of so many bytes begin, or refuses it. done has to be
-// called when its outcome is known. Leases and the status of nodes are counted
-// but never refused: without them nodes would be given up for dead.
+// called when its outcome is known. The cluster's own Leases and the status of nodes are
+// counted but never refused: without them nodes would be given up for dead, and loops
+// without a leader.
 func (b *Budget) Reserve(ctx context.Context, origin string, bytes int64) (done func(), err error) {
 	if b == nil || origin == "" {
 		return func() {}, nil
@@ -176,8 +178,8 @@ func (b *Budget) forget(millis int64) {
 	}
 }
 
-// vital reports whether the request that ctx belongs to says that a node is
-// alive.
+// vital reports whether the request that ctx belongs to says that a node, or a part of
+// the cluster itself, is alive.
 func vital(ctx context.Context) bool {
 	info, ok := request.RequestInfoFrom(ctx)
 	if !ok {
@@ -185,7 +187,8 @@ func vital(ctx context.Context) bool {
 	}
 	switch {
 	case info.APIGroup == coordinationv1.GroupName && info.Resource == "leases":
-		return true
+		// Anyone may be let write Leases of a namespace, of any size.
+		return info.Namespace == corev1.NamespaceNodeLease || info.Namespace == metav1.NamespaceSystem
 	case info.APIGroup == corev1.GroupName && info.Resource == "nodes" && info.Subresource == "status":
 		return true
 	}

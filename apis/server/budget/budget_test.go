@@ -80,6 +80,10 @@ type clock struct{ millis int64 }
 
 func (c *clock) now() time.Time { return time.UnixMilli(c.millis) }
 
+func leaseIn(namespace string) context.Context {
+	return request.WithRequestInfo(context.Background(), &request.RequestInfo{APIGroup: "coordination.k8s.io", Resource: "leases", Namespace: namespace})
+}
+
 func requestOf(group, resource, subresource string) context.Context {
 	return request.WithRequestInfo(context.Background(), &request.RequestInfo{IsResourceRequest: true, APIGroup: group, Resource: resource, Subresource: subresource})
 }
@@ -127,12 +131,12 @@ func TestBudget(t *testing.T) {
 	if !b.HeldBack("ann via anything") || b.HeldBack("bob") || b.HeldBack("") {
 		t.Error("HeldBack names the wrong writers")
 	}
-	for _, vital := range []context.Context{requestOf("coordination.k8s.io", "leases", ""), requestOf("", "nodes", "status")} {
+	for _, vital := range []context.Context{leaseIn("kube-node-lease"), leaseIn("kube-system"), requestOf("", "nodes", "status")} {
 		if err := write(vital, "ann via kubectl", 1); err != nil {
 			t.Errorf("a sign of life: %v", err)
 		}
 	}
-	for _, other := range []context.Context{requestOf("", "nodes", ""), requestOf("", "pods", "status"), requestOf("example.com", "leases", ""), context.Background()} {
+	for _, other := range []context.Context{requestOf("", "nodes", ""), requestOf("", "pods", "status"), leaseIn("default"), requestOf("example.com", "leases", ""), context.Background()} {
 		if err := write(other, "ann via kubectl", 1); !apierrors.IsTooManyRequests(err) {
 			t.Errorf("%v: %v", other, err)
 		}
@@ -173,7 +177,7 @@ func TestBudget(t *testing.T) {
 			begins++
 		}
 	}
-	if !heard[0].begins || begins != 2 || len(heard) != 7 || !heard[len(heard)-1].begins {
+	if !heard[0].begins || begins != 2 || len(heard) != 8 || !heard[len(heard)-1].begins {
 		t.Errorf("reported %+v, want the first and the last to begin", heard)
 	}
 }

@@ -21,6 +21,10 @@ import (
 // gone: a program may use it while it ends.
 const leeway = time.Minute
 
+// skew is how far another server's clock may be ahead of this one's: what it has just
+// issued counts here, too.
+const skew = time.Minute
+
 // Objects finds what tokens are bound to. It is called on requests, may block
 // on the store, and a missing object is a NotFound StatusError.
 type Objects interface {
@@ -76,11 +80,13 @@ func (a *Authenticator) AuthenticateToken(ctx context.Context, token string) (*a
 		return nil, false, fmt.Errorf("service account token: %w", err)
 	}
 	now := a.now()
-	switch err := public.ValidateWithLeeway(jwt.Expected{Time: now}, 0); {
+	switch err := public.ValidateWithLeeway(jwt.Expected{Time: now}, skew); {
 	case errors.Is(err, jwt.ErrExpired):
 		return nil, false, errors.New("service account token has expired")
 	case err != nil:
 		return nil, false, fmt.Errorf("service account token: %w", err)
+	case public.Expiry != nil && now.After(public.Expiry.Time()):
+		return nil, false, errors.New("service account token has expired")
 	case public.Expiry == nil || own.Kubernetes.Account.Name == "":
 		return nil, false, errors.New("service account token lacks its claims")
 	}

@@ -190,3 +190,27 @@ func (r *racingStore) Create(ctx context.Context, key StoredKey) error {
 	}
 	return r.memory.Create(ctx, key)
 }
+
+// TestClocksApart: a server's tokens are good at another one whose clock is behind, and
+// no longer than they were issued for at any.
+func TestClocksApart(t *testing.T) {
+	s := newServers(t)
+	text, _, err := s.issuers[0].Issue(t.Context(), Grant{Namespace: "default", Account: Ref{Name: "robot", UID: "u"}, Audiences: []string{"us"}, Expires: s.now.Add(time.Hour)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	issued := s.now
+	for _, at := range []struct {
+		when string
+		now  time.Time
+		good bool
+	}{
+		{"a clock that is half a minute behind", issued.Add(-30 * time.Second), true},
+		{"a clock that is five minutes behind", issued.Add(-5 * time.Minute), false},
+		{"in time", issued.Add(59 * time.Minute), true},
+		{"a second after its end", issued.Add(time.Hour + time.Second), false},
+	} {
+		s.now = at.now
+		s.good(text, at.good, at.when)
+	}
+}

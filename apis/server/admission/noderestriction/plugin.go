@@ -18,6 +18,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/admission"
 	kubeletapis "k8s.io/kubelet/pkg/apis"
 
@@ -259,6 +260,15 @@ func own(node string, a admission.Attributes) error {
 	old, _ := a.GetOldObject().(*corev1.Node)
 	if old != nil && !equality.Semantic.DeepEqual(old.Spec.Taints, obj.Spec.Taints) {
 		return refuse(a, "node %q is not allowed to modify taints", node)
+	}
+	// Who is owned goes with the owner: a node could have itself deleted, and come
+	// back with other labels and taints.
+	var owners []metav1.OwnerReference
+	if old != nil {
+		owners = old.OwnerReferences
+	}
+	if !equality.Semantic.DeepEqual(owners, obj.OwnerReferences) {
+		return refuse(a, "node %q is not allowed to modify ownerReferences", node)
 	}
 	changed := slices.DeleteFunc(changedLabels(old, obj), func(key string) bool { return itsRole(a.GetUserInfo(), obj, key) })
 	if len(changed) > 0 {

@@ -6,6 +6,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/user"
 )
 
 func TestChangedLabels(t *testing.T) {
@@ -37,5 +40,43 @@ func TestChangedLabels(t *testing.T) {
 	}
 	if got := changedLabels(nil, node(map[string]string{role: ""})); !slices.Equal(got, []string{role}) {
 		t.Errorf("on registration: %q", got)
+	}
+}
+
+// TestANodeNamesNoOwner: the garbage collector would delete it with one that is not
+// there, which a node may not do.
+func TestANodeNamesNoOwner(t *testing.T) {
+	n1 := &user.DefaultInfo{Name: "system:node:n1", Groups: []string{user.NodesGroup}}
+	node := func(owners ...string) *corev1.Node {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+		for _, name := range owners {
+			n.OwnerReferences = append(n.OwnerReferences, metav1.OwnerReference{APIVersion: "v1", Kind: "Namespace", Name: name, UID: "u"})
+		}
+		return n
+	}
+	for _, tt := range []struct {
+		name      string
+		old, new  *corev1.Node
+		operation admission.Operation
+		sub       string
+		ok        bool
+	}{
+		{"made with one", nil, node("a"), admission.Create, "", false},
+		{"made without", nil, node(), admission.Create, "", true},
+		{"given one", node(), node("a"), admission.Update, "", false},
+		{"given one by its status", node(), node("a"), admission.Update, "status", false},
+		{"given another", node("a"), node("b"), admission.Update, "", false},
+		{"taken away", node("a"), node(), admission.Update, "", false},
+		{"one that it has", node("a"), node("a"), admission.Update, "status", true},
+	} {
+		var obj, old runtime.Object
+		obj = tt.new
+		if tt.old != nil {
+			old = tt.old
+		}
+		a := admission.NewAttributesRecord(obj, old, corev1.SchemeGroupVersion.WithKind("Node"), "", "n1", corev1.SchemeGroupVersion.WithResource("nodes"), tt.sub, tt.operation, nil, false, n1)
+		if err := New(nothing{}).(admission.ValidationInterface).Validate(t.Context(), a, nil); (err == nil) != tt.ok {
+			t.Errorf("%s: %v", tt.name, err)
+		}
 	}
 }
