@@ -106,7 +106,9 @@ func brief(st api.ContainerStatus) api.ContainerStatus {
 	return st
 }
 
-func shorten(c *api.Container) { c.Args, c.Env, c.Mounts, c.Devices, c.Volumes = nil, nil, nil, nil, nil }
+func shorten(c *api.Container) {
+	c.Args, c.Env, c.Mounts, c.Devices, c.Volumes = nil, nil, nil, nil, nil
+}
 
 // recordStart moves a starting container on: to running, or to exited with the
 // reason.
