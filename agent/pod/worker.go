@@ -19,11 +19,13 @@ import (
 )
 
 // Deadlines of operations. A thing that takes longer is given up, reported in the
-// status, and tried again after its back-off.
+// status, and tried again after its back-off. A pull has none: how long a slow
+// line takes for a large image is not known, and the image store ends one for which
+// nothing comes any more.
 const (
 	sandboxDeadline  = time.Minute
 	volumeDeadline   = 2 * time.Minute
-	pullDeadline     = 15 * time.Minute
+	authDeadline     = 2 * time.Minute // to find out with which credentials to pull
 	createDeadline   = time.Minute
 	hookDeadline     = 10 * time.Minute
 	teardownDeadline = 2 * time.Minute

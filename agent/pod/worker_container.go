@@ -27,8 +27,6 @@ func (w *worker) pull(c *podstate.Container, spec *v1.Container) {
 	}
 	name := c.Name
 	w.operate(c, podstate.OpPull, func(ctx context.Context) func() {
-		ctx, cancel := context.WithTimeout(ctx, pullDeadline)
-		defer cancel()
 		img, reason, err := w.m.ensureImage(ctx, pod, ref, policy, func(kind, reason, msg string) {
 			w.send(func() { w.containerEvent(name, kind, reason, "%s", msg) })
 		})
@@ -109,7 +107,9 @@ func (m *Manager) ensureImage(ctx context.Context, pod *v1.Pod, ref string, poli
 		tell(v1.EventTypeWarning, "ErrImageNeverPull", err.Error())
 		return img, "ErrImageNeverPull", err
 	}
-	auths, err := m.pullAuths(ctx, pod, ref)
+	asking, cancel := context.WithTimeout(ctx, authDeadline)
+	auths, err := m.pullAuths(asking, pod, ref)
+	cancel()
 	if err != nil {
 		return img, "ErrImagePull", err
 	}
