@@ -504,6 +504,9 @@ func (w *worker) stopContainer(c *podstate.Container, s podstate.Stop) {
 	}
 	begun := time.Now()
 	deadline := begun.Add(s.Grace)
+	if s.Cause == podstate.StopPod && w.obs.EndSince.IsZero() {
+		w.obs.EndSince = begun
+	}
 	w.operate(c, podstate.OpStop, func(ctx context.Context) func() {
 		stage := func(doing string, until time.Time) {
 			now := time.Now()

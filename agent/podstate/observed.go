@@ -76,6 +76,8 @@ type Observed struct {
 	// EvictGrace is set when the verdict is an eviction by the node: how long
 	// the containers get to end.
 	EvictGrace *time.Duration
+	// EndSince is when the first container was asked to end for the pod's end.
+	EndSince time.Time
 	// Disrupted is set when it was evicted for the node's sake.
 	Disrupted bool
 	// SelfFencing is set when podmon ends the pod if the node loses its Lease.
