@@ -344,6 +344,12 @@ func (w *worker) setPod(pod *v1.Pod) {
 			w.obs.Containers[spec.Name] = &podstate.Container{Name: spec.Name}
 		}
 	}
+	ours := w.status.built != nil && podstate.Terminal(w.status.built.Phase)
+	if podstate.Terminal(pod.Status.Phase) && !ours && !w.static && !w.obs.Final && w.obs.EndedAs == "" {
+		// Another writer (taint eviction, garbage collection) says that the pod has
+		// ended. Its controller has made another one: this one must not run on.
+		w.obs.EndedAs = pod.Status.Phase
+	}
 	if f := w.obs.ResizePending; f != nil {
 		f.RetryAt = time.Time{} // it may ask for something else now
 	}
