@@ -100,9 +100,8 @@ func TestRootDevices(t *testing.T) {
 	if out, code := m.exec("user", "none", nil, "/bin/app", "cat", "/dev/card"); code == 0 {
 		t.Errorf("a container that does not ask for it has the device: %s", out)
 	}
-	env := m.status("user", "a").Container.Env
-	if !strings.Contains(strings.Join(env, "\n"), "CARD=zero") {
-		t.Errorf("environment %q", env)
+	if env, code := m.exec("user", "a", nil, "/bin/app", "env"); code != 0 || !strings.Contains(env, "CARD=zero") {
+		t.Errorf("environment %q, exit %d", env, code)
 	}
 	records := filepath.Join(m.dir, "devices", "claims")
 	if left, err := os.ReadDir(records); err != nil || len(left) != 1 {

@@ -42,6 +42,9 @@ type Runtime struct {
 	// Lose, when it says so, does what is asked for and loses the answer, as a
 	// podmon does that is killed in between. op is "sandbox" or "start".
 	Lose func(op string) bool
+	// Listed, if set, changes what List says of a container, or leaves it out by
+	// false.
+	Listed func(st *api.ContainerStatus) bool
 }
 
 // ErrLost is what a lost answer looks like.
@@ -324,7 +327,9 @@ func (r *Runtime) List(context.Context) ([]api.SandboxStatus, []api.ContainerSta
 		s = append(s, *x)
 	}
 	for _, x := range r.containers {
-		c = append(c, *x)
+		if st := *x; r.Listed == nil || r.Listed(&st) {
+			c = append(c, st)
+		}
 	}
 	return s, c, nil
 }

@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"strings"
-	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
@@ -65,9 +64,8 @@ func digestOf(b []byte) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// download fetches a compressed layer unless it is here already. stalled is
-// called when no byte came for too long, and must end the request behind l.
-func (s *Store) download(l v1.Layer, stalled func()) error {
+// download fetches a compressed layer unless it is here already.
+func (s *Store) download(l v1.Layer) error {
 	digest, err := l.Digest()
 	if err != nil {
 		return err
@@ -81,8 +79,6 @@ func (s *Store) download(l v1.Layer, stalled func()) error {
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	timer := time.AfterFunc(s.cfg.StallTimeout, stalled)
-	defer timer.Stop()
 	body, err := l.Compressed() // no more than the manifest announces: Limits.manifest saw to a size
 	if err != nil {
 		return err
@@ -95,7 +91,7 @@ func (s *Store) download(l v1.Layer, stalled func()) error {
 	defer func() { _ = os.Remove(tmp.Name()) }() // after the rename: a name that is gone
 	hash := sha256.New()
 	out := &freeWriter{tmp, s.cfg.Limits, tmp.Name(), freeEvery} // looks at the disk before the first byte
-	_, err = io.Copy(io.MultiWriter(out, hash), aliveReader{body, timer, s.cfg.StallTimeout})
+	_, err = io.Copy(io.MultiWriter(out, hash), body)
 	if cerr := tmp.Close(); err == nil {
 		err = cerr
 	}
@@ -107,19 +103,4 @@ func (s *Store) download(l v1.Layer, stalled func()) error {
 	}
 	// No sync: no blob of a layer outlives the start after a power cut.
 	return os.Rename(tmp.Name(), path) //nolint:forbidigo // see above
-}
-
-// aliveReader puts off the timer with every byte that comes.
-type aliveReader struct {
-	r       io.Reader
-	timer   *time.Timer
-	timeout time.Duration
-}
-
-func (a aliveReader) Read(p []byte) (int, error) {
-	n, err := a.r.Read(p)
-	if n > 0 {
-		a.timer.Reset(a.timeout)
-	}
-	return n, err
 }

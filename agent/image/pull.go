@@ -102,15 +102,22 @@ func (s *Store) parseRemote(ref string) (name.Reference, error) {
 	return name.ParseReference(ref, name.WeakValidation, name.Insecure)
 }
 
-func (s *Store) pull(ctx context.Context, ref name.Reference, auth Auth) (Image, error) {
+// pull takes as long as bytes come from the registry.
+func (s *Store) pull(ctx context.Context, ref name.Reference, auth Auth) (img Image, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	defer func() {
+		if err != nil && errors.Is(context.Cause(ctx), ErrStalled) {
+			err = fmt.Errorf("%w for %s", ErrStalled, s.cfg.StallTimeout)
+		}
+	}()
 	tr := s.transport()
 	defer tr.CloseIdleConnections()
+	stalled := func() { cancel(ErrStalled) }
 	desc, err := remote.Get(ref,
 		remote.WithContext(ctx),
 		remote.WithAuth(auth.authenticator()),
-		remote.WithTransport(manifestBound{plainHTTPGuard{tr, s.cfg.PlainHTTP}, s.cfg.Limits.Manifest}),
+		remote.WithTransport(manifestBound{plainHTTPGuard{aliveTransport{tr, s.cfg.StallTimeout, stalled}, s.cfg.PlainHTTP}, s.cfg.Limits.Manifest}),
 		remote.WithPlatform(s.cfg.Platform),
 		remote.WithUserAgent("clusterd"),
 	)
@@ -143,16 +150,11 @@ func (s *Store) pull(ctx context.Context, ref name.Reference, auth Auth) (Image,
 		c.refs = []string{fullName(ref)}
 	}
 	c.repoDigests = []string{fullRepository(ref.Context()) + "@" + desc.Digest.String()}
-	stalled := func() { cancel(ErrStalled) }
-	img, err := s.addRemote(ctx, found, c, stalled)
-	if err != nil && errors.Is(context.Cause(ctx), ErrStalled) {
-		err = fmt.Errorf("%w for %s", ErrStalled, s.cfg.StallTimeout)
-	}
-	return img, err
+	return s.addRemote(ctx, found, c)
 }
 
 // addRemote downloads the missing layers and adds the image.
-func (s *Store) addRemote(ctx context.Context, found v1.Image, c content, stalled func()) (Image, error) {
+func (s *Store) addRemote(ctx context.Context, found v1.Image, c content) (Image, error) {
 	layers, err := found.Layers()
 	if err != nil {
 		return Image{}, err
@@ -188,7 +190,7 @@ func (s *Store) addRemote(ctx context.Context, found v1.Image, c content, stalle
 			if err := gctx.Err(); err != nil {
 				return err
 			}
-			if err := s.download(l, stalled); err != nil {
+			if err := s.download(l); err != nil {
 				return fmt.Errorf("layer %d of %d: %w", i+1, len(layers), err)
 			}
 			return nil
@@ -278,6 +280,45 @@ func (g plainHTTPGuard) RoundTrip(r *http.Request) (*http.Response, error) {
 func isLoopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || strings.HasSuffix(host, ".localhost") || ip != nil && ip.IsLoopback()
+}
+
+// aliveTransport calls stalled when no byte of an answer came for the timeout:
+// it is to end the requests. (Headers have a timeout of their own.)
+type aliveTransport struct {
+	http.RoundTripper
+	timeout time.Duration
+	stalled func()
+}
+
+func (a aliveTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := a.RoundTripper.RoundTrip(r)
+	if err == nil {
+		resp.Body = &aliveBody{resp.Body, time.AfterFunc(a.timeout, a.stalled), a.timeout}
+	}
+	return resp, err
+}
+
+// aliveBody puts off the timer with every byte that comes.
+type aliveBody struct {
+	io.ReadCloser
+	timer   *time.Timer
+	timeout time.Duration
+}
+
+func (a *aliveBody) Read(p []byte) (int, error) {
+	n, err := a.ReadCloser.Read(p)
+	switch {
+	case err != nil:
+		a.timer.Stop()
+	case n > 0:
+		a.timer.Reset(a.timeout)
+	}
+	return n, err
+}
+
+func (a *aliveBody) Close() error {
+	a.timer.Stop()
+	return a.ReadCloser.Close()
 }
 
 // isNetError says whether the other side was not reached at all.

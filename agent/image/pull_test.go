@@ -315,31 +315,46 @@ func TestStalledDownload(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	release := make(chan struct{})
-	host := serve(t, func(h http.Handler) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			layers, _ := img.Layers()
-			digest, _ := layers[0].Digest()
-			if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, digest.Hex) {
-				_, _ = io.WriteString(w, "some bytes")
-				w.(http.Flusher).Flush()
-				<-release
-				return
-			}
-			h.ServeHTTP(w, r)
-		})
-	})
-	defer close(release)
-	push(t, host+"/a:1", img)
-	s, err := Open(Config{Dir: t.TempDir(), StallTimeout: 200 * time.Millisecond})
+	layers, err := img.Layers()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = s.Close() }()
-	_, err = s.Ensure(t.Context(), host+"/a:1", Auth{})
-	var pe *PullError
-	if !errors.As(err, &pe) || pe.Reason != ReasonUnreachable || !errors.Is(err, ErrStalled) {
-		t.Fatalf("got %v", err)
+	layer, err := layers[0].Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := img.ConfigName()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, end := range []string{layer.Hex, config.Hex, "/manifests/1"} {
+		release, pushed := make(chan struct{}), false
+		host := serve(t, func(h http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, end) && pushed {
+					_, _ = io.WriteString(w, "some bytes")
+					w.(http.Flusher).Flush()
+					<-release
+					return
+				}
+				h.ServeHTTP(w, r)
+			})
+		})
+		push(t, host+"/a:1", img)
+		pushed = true
+		s, err := Open(Config{Dir: t.TempDir(), StallTimeout: 200 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = s.Ensure(t.Context(), host+"/a:1", Auth{})
+		var pe *PullError
+		if !errors.As(err, &pe) || pe.Reason != ReasonUnreachable || !errors.Is(err, ErrStalled) {
+			t.Errorf("%s: got %v", end, err)
+		}
+		close(release)
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

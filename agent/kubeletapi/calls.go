@@ -77,13 +77,10 @@ func callAttributes(node string, who user.Info, r *http.Request) []authorizer.At
 		pod := authorizer.AttributesRecord{
 			User: who, Verb: "get", APIVersion: "v1", Namespace: parts[1], Resource: "pods", Subresource: sub, Name: parts[2], ResourceRequest: true, Path: r.URL.Path,
 		}
-		if sub == "log" {
-			return []authorizer.AttributesRecord{pod, proxy}
+		if sub != "log" {
+			pod.Verb = "create" // whatever the method; so asks the API server, too
 		}
-		// WebSockets come to the API server as GET, and from there as POST.
-		create := pod
-		create.Verb = "create"
-		return []authorizer.AttributesRecord{create, pod, proxy}
+		return []authorizer.AttributesRecord{pod, proxy}
 	}
 	if asked[len(asked)-1].Subresource == "proxy" {
 		return asked

@@ -170,6 +170,8 @@ func attributes(node string, who user.Info, r *http.Request) []authorizer.Attrib
 		}
 	}
 	switch first, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/"); first {
+	case "exec", "attach", "portForward", "run":
+		verb = "create" // also as GET, by which WebSockets come: who may look is not meant to act
 	case "stats", "metrics", "checkpoint", "spec":
 		return []authorizer.AttributesRecord{of(first)}
 	case "logs":

@@ -47,7 +47,11 @@ type Config struct {
 	// from the API. Such a pod starts while the API cannot be read: no policy
 	// can be known to select it. Default: no pod does.
 	Static func(uid types.UID) bool
-	Logger *slog.Logger // default slog.Default()
+	// Attached reports whether the pod of that UID has its addresses still. Until it
+	// has not, its policies stay in force, also when the API has it no more
+	// (deleted by force) or says that it has ended. Default: no pod has.
+	Attached func(uid types.UID) bool
+	Logger   *slog.Logger // default slog.Default()
 }
 
 // Manager translates. Safe for concurrent use.
@@ -61,6 +65,8 @@ type Manager struct {
 	rules, subjects informers.SharedInformerFactory
 	synced          chan struct{} // closed when all that matters has been read once
 	wake            chan struct{}
+	// held are this node's pods that run, as they were last seen. Run's alone.
+	held map[types.UID]*v1.Pod
 
 	mu       sync.Mutex                 // guards all below
 	starting map[types.UID][]netip.Addr // until Release
@@ -82,6 +88,8 @@ const (
 // batch is how long changes are gathered that no pod waits for.
 const batch = 20 * time.Millisecond
 
+func none(types.UID) bool { return false }
+
 // New watches nothing yet.
 func New(cfg Config) (*Manager, error) {
 	if cfg.NodeName == "" || cfg.Client == nil || cfg.Enforcer == nil {
@@ -91,12 +99,15 @@ func New(cfg Config) (*Manager, error) {
 		cfg.Logger = slog.Default()
 	}
 	if cfg.Static == nil {
-		cfg.Static = func(types.UID) bool { return false }
+		cfg.Static = none
+	}
+	if cfg.Attached == nil {
+		cfg.Attached = none
 	}
 	rules := informers.NewSharedInformerFactoryWithOptions(cfg.Client, 0, informers.WithTransform(trim))
 	f := informers.NewSharedInformerFactoryWithOptions(cfg.Client, 0, informers.WithTransform(trim))
 	m := &Manager{
-		cfg: cfg, rules: rules, subjects: f, synced: make(chan struct{}), wake: make(chan struct{}, 1), changed: make(chan struct{}), starting: map[types.UID][]netip.Addr{},
+		cfg: cfg, rules: rules, subjects: f, synced: make(chan struct{}), wake: make(chan struct{}, 1), changed: make(chan struct{}), starting: map[types.UID][]netip.Addr{}, held: map[types.UID]*v1.Pod{},
 		policies: rules.Networking().V1().NetworkPolicies().Lister(), pods: f.Core().V1().Pods().Lister(), namespaces: f.Core().V1().Namespaces().Lister(),
 	}
 	for _, w := range []struct {
@@ -288,11 +299,44 @@ func (m *Manager) now(starting map[types.UID][]netip.Addr) (cluster, error) {
 	if c.pods, err = m.pods.List(labels.Everything()); err != nil {
 		return c, err
 	}
+	c.pods = m.hold(c.pods)
 	namespaces, err := m.namespaces.List(labels.Everything())
 	for _, n := range namespaces {
 		c.namespaces[n.Name] = n.Labels
 	}
 	return c, err
+}
+
+// hold puts pods of this node that have their addresses still into the list, as they
+// were when they ran, in the place of what the API says of them now.
+func (m *Manager) hold(pods []*v1.Pod) []*v1.Pod {
+	for uid := range m.held {
+		if !m.cfg.Attached(uid) {
+			delete(m.held, uid)
+		}
+	}
+	seen := map[types.UID]bool{}
+	for i, p := range pods {
+		if p.Spec.NodeName != m.cfg.NodeName || p.Spec.HostNetwork {
+			continue
+		}
+		uid := localUID(p)
+		seen[uid] = true
+		switch {
+		case !ended(p):
+			if len(p.Status.PodIPs) > 0 && m.cfg.Attached(uid) {
+				m.held[uid] = p
+			}
+		case m.held[uid] != nil:
+			pods[i] = m.held[uid]
+		}
+	}
+	for uid, p := range m.held {
+		if !seen[uid] {
+			pods = append(pods, p)
+		}
+	}
+	return pods
 }
 
 // Guard makes the rules for a pod that is about to start, with the addresses
@@ -319,7 +363,9 @@ func (m *Manager) Guard(ctx context.Context, uid string, addrs []netip.Addr) err
 	if list, err := m.policies.List(labels.Everything()); err == nil && len(list) == 0 {
 		return nil // one that comes now is a change as any other
 	}
-	m.awaitPod(ctx, types.UID(uid))
+	if err := m.awaitPod(ctx, types.UID(uid)); err != nil && !static {
+		return fmt.Errorf("network policies cannot be applied: %w", err)
+	}
 	m.count(1)
 	defer m.count(-1)
 	m.touch()
@@ -352,9 +398,10 @@ func cmpErr(err, instead error) error {
 	return instead
 }
 
-// awaitPod waits until the watch has the pod. One that never comes is a static
-// pod that the API does not have: no policy selects it.
-func (m *Manager) awaitPod(ctx context.Context, uid types.UID) {
+// awaitPod waits until the watch has the pod: without its labels no policy can be
+// known to select it. One that never comes is a static pod that the API does not
+// have, or the watch lags behind.
+func (m *Manager) awaitPod(ctx context.Context, uid types.UID) error {
 	limit := time.NewTimer(knownTimeout)
 	defer limit.Stop()
 	tick := time.NewTicker(5 * time.Millisecond)
@@ -362,14 +409,14 @@ func (m *Manager) awaitPod(ctx context.Context, uid types.UID) {
 	for {
 		pods, err := m.pods.List(labels.Everything())
 		if err != nil || slices.ContainsFunc(pods, func(p *v1.Pod) bool { return localUID(p) == uid && p.Spec.NodeName == m.cfg.NodeName }) {
-			return
+			return err
 		}
 		select {
 		case <-tick.C:
 		case <-limit.C:
-			return
+			return fmt.Errorf("the watch of pods has not shown this one for %s: it lags behind, or the server does not answer", knownTimeout)
 		case <-ctx.Done():
-			return
+			return ctx.Err()
 		}
 	}
 }
@@ -377,12 +424,9 @@ func (m *Manager) awaitPod(ctx context.Context, uid types.UID) {
 // Release forgets the addresses of a pod whose network is taken away.
 func (m *Manager) Release(uid string) {
 	m.mu.Lock()
-	_, had := m.starting[types.UID(uid)]
 	delete(m.starting, types.UID(uid))
 	m.mu.Unlock()
-	if had {
-		m.touch()
-	}
+	m.touch() // what is held of it goes
 }
 
 func wait(ctx context.Context, done <-chan struct{}, timeout time.Duration) error {

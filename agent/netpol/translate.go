@@ -117,7 +117,7 @@ type translation struct {
 // subjectOf: pods of the node's network are the node, and ended ones may have
 // given their addresses to others.
 func (t *translation) subjectOf(p *v1.Pod) (subject, bool) {
-	if p.Spec.HostNetwork || p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed {
+	if p.Spec.HostNetwork || ended(p) {
 		return subject{}, false
 	}
 	s := subject{pod: p, own: p.Spec.NodeName == t.node}
@@ -275,9 +275,12 @@ func targets(destinations []subject, name string, protocol v1.Protocol, proto nf
 	return slices.Compact(out)
 }
 
+func ended(p *v1.Pod) bool {
+	return p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed
+}
+
 // sameSubject reports whether nothing changed of a pod that policies look at.
 func sameSubject(a, b *v1.Pod) bool {
-	ended := func(p *v1.Pod) bool { return p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed }
 	return ended(a) == ended(b) && a.Spec.NodeName == b.Spec.NodeName && slices.Equal(a.Status.PodIPs, b.Status.PodIPs) && labels.Equals(a.Labels, b.Labels)
 }
 

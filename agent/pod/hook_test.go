@@ -70,6 +70,27 @@ func TestSidecarEndsLast(t *testing.T) {
 	})
 }
 
+// TestSidecarsShareTheGrace: app and sidecars have one grace period together. Each
+// once had a whole one, so that a drain took as many times longer.
+func TestSidecarsShareTheGrace(t *testing.T) {
+	inBubble(t, func(n *node) {
+		p := testPod("p", v1.RestartPolicyAlways, ctr("app"))
+		for _, name := range []string{"one", "two"} {
+			side := ctr(name)
+			side.RestartPolicy = ptr.To(v1.ContainerRestartPolicyAlways)
+			p.Spec.InitContainers = append(p.Spec.InitContainers, side)
+		}
+		n.runtime.IgnoreTerm = func(api.Container) bool { return true }
+		n.create(p)
+		n.after(time.Second)
+		n.delete("p", 30)
+		n.after(37 * time.Second)
+		if n.get("p") != nil {
+			t.Errorf("it still ends 37 s after it was asked to within 30: %v", n.runtime.Calls())
+		}
+	})
+}
+
 func TestInitFailsForGood(t *testing.T) {
 	inBubble(t, func(n *node) {
 		p := testPod("p", v1.RestartPolicyNever, ctr("app"))

@@ -140,6 +140,32 @@ func TestDeleteDuringPull(t *testing.T) {
 	})
 }
 
+// TestSlowPull: a pull takes as long as it takes. It once began anew every quarter of
+// an hour, so that a large image over a slow line never came.
+func TestSlowPull(t *testing.T) {
+	inBubble(t, func(n *node) {
+		slow := func(ctx context.Context, _ string) error {
+			select {
+			case <-time.After(3 * time.Hour):
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		n.images.PullErr = slow
+		c := ctr("a")
+		c.Image = "slow:1"
+		n.create(testPod("p", v1.RestartPolicyAlways, c))
+		n.create(imagePod("volume", "slow:2", v1.PullIfNotPresent))
+		n.after(3*time.Hour + time.Minute)
+		for _, name := range []string{"p", "volume"} {
+			if s := n.get(name).Status; s.Phase != v1.PodRunning {
+				t.Errorf("%s: %+v", name, s.ContainerStatuses)
+			}
+		}
+	})
+}
+
 // TestImageChange is FEATURES row 200.
 func TestImageChange(t *testing.T) {
 	inBubble(t, func(n *node) {

@@ -173,7 +173,7 @@ func (m *Manager) list(ctx context.Context) error {
 	}
 	for i := range containers {
 		listed[containers[i].Container.ID] = true
-		if uid := m.routes[containers[i].Container.SandboxID]; uid != "" {
+		if uid := m.routes[containers[i].Container.SandboxID]; uid != "" && containers[i].State != api.StateStarting {
 			of(uid).Put(nil, &containers[i])
 		}
 	}

@@ -309,3 +309,36 @@ func TestReadinessGate(t *testing.T) {
 		}
 	})
 }
+
+// TestEndedByAnother: a running pod that another writer says has failed is ended, and
+// stays failed, by its words. The node once said again and again that it runs.
+func TestEndedByAnother(t *testing.T) {
+	for _, restarted := range []bool{false, true} {
+		inBubble(t, func(n *node) {
+			n.create(testPod("p", v1.RestartPolicyAlways, ctr("a")))
+			n.after(time.Second)
+			if restarted {
+				n.stop()
+			}
+			p := n.get("p")
+			p.Status.Phase, p.Status.Reason, p.Status.Message = v1.PodFailed, "NodeLost", "gone for long"
+			if _, err := n.api.CoreV1().Pods("default").UpdateStatus(t.Context(), p, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if restarted {
+				n.start()
+			}
+			n.after(time.Minute)
+			p = n.get("p")
+			if p.Status.Phase != v1.PodFailed || p.Status.Reason != "NodeLost" || p.Status.Message != "gone for long" {
+				t.Errorf("restarted %t: %s, %s: %s", restarted, p.Status.Phase, p.Status.Reason, p.Status.Message)
+			}
+			if s := p.Status.ContainerStatuses[0]; s.State.Terminated == nil || s.Ready {
+				t.Errorf("restarted %t: the container %+v", restarted, s)
+			}
+			if calls := n.runtime.Calls(); !slices.Contains(calls, "signal a 15") {
+				t.Errorf("restarted %t: %v", restarted, calls)
+			}
+		})
+	}
+}

@@ -71,6 +71,59 @@ func TestStartAnswerLost(t *testing.T) {
 	}
 }
 
+// TestStartAnswerLostMeanwhile: podmon still starts the container whose start was
+// not answered. Another one beside it once was started.
+func TestStartAnswerLostMeanwhile(t *testing.T) {
+	inBubble(t, func(n *node) {
+		losing(n.runtime, "start", 1)
+		runs := time.Now().Add(30 * time.Second)
+		n.runtime.Listed = func(st *api.ContainerStatus) bool {
+			if time.Now().Before(runs) {
+				st.State = api.StateStarting
+			}
+			return true
+		}
+		n.create(testPod("p", v1.RestartPolicyAlways, ctr("a")))
+		n.after(20 * time.Second)
+		if s := n.get("p").Status.ContainerStatuses[0]; s.State.Waiting == nil {
+			t.Errorf("while it is being started: %+v", s)
+		}
+		n.runtime.Break() // the list comes again
+		n.after(time.Minute)
+		if s := n.get("p").Status.ContainerStatuses[0]; s.State.Running == nil || !s.Ready || s.RestartCount != 0 {
+			t.Errorf("status %+v", s)
+		}
+		if calls := n.runtime.Calls(); !slices.Equal(calls, []string{"sandbox p 0", "start a"}) {
+			t.Errorf("calls %v", calls)
+		}
+	})
+}
+
+// TestLostStartIsProbed: a container that is found after its start was given up
+// is started and ready when its probes say so.
+func TestLostStartIsProbed(t *testing.T) {
+	inBubble(t, func(n *node) {
+		losing(n.runtime, "start", 1)
+		n.runtime.Listed = func(*api.ContainerStatus) bool { return false }
+		p := testPod("p", v1.RestartPolicyAlways, ctr("a"))
+		p.Spec.Containers[0].ReadinessProbe = &v1.Probe{
+			ProbeHandler: v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"true"}}}, InitialDelaySeconds: 3600, PeriodSeconds: 10, TimeoutSeconds: 1, SuccessThreshold: 1, FailureThreshold: 3,
+		}
+		n.create(p)
+		n.after(300 * time.Millisecond)
+		n.runtime.Listed = nil
+		n.runtime.Break()
+		n.after(time.Second)
+		s := n.get("p").Status.ContainerStatuses[0]
+		if s.State.Running == nil || s.Ready || s.Started == nil || !*s.Started {
+			t.Errorf("status %+v", s)
+		}
+		if calls := n.runtime.Calls(); !slices.Equal(calls, []string{"sandbox p 0", "start a"}) {
+			t.Errorf("calls %v", calls)
+		}
+	})
+}
+
 // TestStrays: what podmon holds of a pod that the pod does not use is ended,
 // whoever left it and whenever it shows; what is used is not touched.
 func TestStrays(t *testing.T) {

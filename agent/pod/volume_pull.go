@@ -18,7 +18,7 @@ import (
 func (w *worker) pullVolume(name string) {
 	v, src, pod := w.obs.ImageVolumes[name], podstate.ImageSource(&w.pod.Spec, name), w.pod
 	v.Busy, v.Since = true, time.Now()
-	ctx, cancel := context.WithTimeout(w.ctx, pullDeadline)
+	ctx, cancel := context.WithCancel(w.ctx)
 	w.volumePulls[name] = cancel
 	w.wg.Go(func() {
 		defer cancel()

@@ -19,11 +19,13 @@ import (
 )
 
 // Deadlines of operations. A thing that takes longer is given up, reported in the
-// status, and tried again after its back-off.
+// status, and tried again after its back-off. A pull has none: how long a slow
+// line takes for a large image is not known, and the image store ends one for which
+// nothing comes any more.
 const (
 	sandboxDeadline  = time.Minute
 	volumeDeadline   = 2 * time.Minute
-	pullDeadline     = 15 * time.Minute
+	authDeadline     = 2 * time.Minute // to find out with which credentials to pull
 	createDeadline   = time.Minute
 	hookDeadline     = 10 * time.Minute
 	teardownDeadline = 2 * time.Minute
@@ -341,6 +343,12 @@ func (w *worker) setPod(pod *v1.Pod) {
 		if w.obs.Containers[spec.Name] == nil {
 			w.obs.Containers[spec.Name] = &podstate.Container{Name: spec.Name}
 		}
+	}
+	ours := w.status.built != nil && podstate.Terminal(w.status.built.Phase)
+	if podstate.Terminal(pod.Status.Phase) && !ours && !w.static && !w.obs.Final && w.obs.EndedAs == "" {
+		// Another writer (taint eviction, garbage collection) says that the pod has
+		// ended. Its controller has made another one: this one must not run on.
+		w.obs.EndedAs = pod.Status.Phase
 	}
 	if f := w.obs.ResizePending; f != nil {
 		f.RetryAt = time.Time{} // it may ask for something else now

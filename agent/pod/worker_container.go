@@ -27,8 +27,6 @@ func (w *worker) pull(c *podstate.Container, spec *v1.Container) {
 	}
 	name := c.Name
 	w.operate(c, podstate.OpPull, func(ctx context.Context) func() {
-		ctx, cancel := context.WithTimeout(ctx, pullDeadline)
-		defer cancel()
 		img, reason, err := w.m.ensureImage(ctx, pod, ref, policy, func(kind, reason, msg string) {
 			w.send(func() { w.containerEvent(name, kind, reason, "%s", msg) })
 		})
@@ -109,7 +107,9 @@ func (m *Manager) ensureImage(ctx context.Context, pod *v1.Pod, ref string, poli
 		tell(v1.EventTypeWarning, "ErrImageNeverPull", err.Error())
 		return img, "ErrImageNeverPull", err
 	}
-	auths, err := m.pullAuths(ctx, pod, ref)
+	asking, cancel := context.WithTimeout(ctx, authDeadline)
+	auths, err := m.pullAuths(asking, pod, ref)
+	cancel()
 	if err != nil {
 		return img, "ErrImagePull", err
 	}
@@ -186,13 +186,22 @@ func (w *worker) startContainer(c *podstate.Container, attempt uint32) {
 				w.containerEvent(c.Name, v1.EventTypeWarning, "FailedPostStartHook", "PostStartHook failed: %v", hookErr)
 				inst.Sick = "failed postStart hook"
 			}
-			inst.Started = inst.Running && spec.StartupProbe == nil
-			inst.Ready = inst.Running && spec.ReadinessProbe == nil
-			if c.Now == inst && inst.Running {
-				w.startProbes(c)
+			if inst.Running {
+				w.begun(c, inst)
 			}
 		}
 	})
+}
+
+// begun: an instance runs, and its postStart hook has ended. What its probes are
+// to find out is not so yet.
+func (w *worker) begun(c *podstate.Container, inst *podstate.Instance) {
+	spec := w.spec(c.Name)
+	inst.Started = spec.StartupProbe == nil
+	inst.Ready = spec.ReadinessProbe == nil
+	if c.Now == inst {
+		w.startProbes(c)
+	}
 }
 
 // targetOf is the running instance whose processes an ephemeral container asks
@@ -302,7 +311,10 @@ func (m *Manager) startInstance(ctx, run context.Context, in podspec.Input) (st 
 		unmount()
 		return st, podspec.Reason(err), err
 	}
-	if err := m.inject(ctx, in.Pod, in.Container, &msg); err != nil {
+	if err = m.inject(ctx, in.Pod, in.Container, &msg); err == nil {
+		err = podspec.Startable(&msg) // devices have variables too
+	}
+	if err != nil {
 		unmount()
 		return st, podstate.ReasonCreateContainer, err
 	}
@@ -353,19 +365,26 @@ func refused(err error) bool {
 
 // outcome finds out what has become of a start whose answer did not come, and
 // asks until podmon says it: a container that has run must not run again as if
-// it had not. cause is returned when there is none.
+// it had not. One that is still being started is waited for, longer than podmon
+// lets a start take. cause is returned when there is none.
 func (m *Manager) outcome(ctx context.Context, id string, cause error) (api.ContainerStatus, error) {
+	var starting time.Time // since when it is known
 	for again := 10 * time.Millisecond; ; again = min(2*again, 5*time.Second) {
 		ask, cancel := context.WithTimeout(ctx, apiDeadline)
 		_, containers, err := m.cfg.Runtime.List(ask)
 		cancel()
 		if err == nil {
-			for _, c := range containers {
-				if c.Container.ID == id {
-					return c, nil
-				}
+			i := slices.IndexFunc(containers, func(c api.ContainerStatus) bool { return c.Container.ID == id })
+			switch {
+			case i < 0:
+				return api.ContainerStatus{}, cause
+			case containers[i].State != api.StateStarting:
+				return containers[i], nil
+			case starting.IsZero():
+				starting = time.Now()
+			case time.Since(starting) > createDeadline:
+				return api.ContainerStatus{}, cause
 			}
-			return api.ContainerStatus{}, cause
 		}
 		select {
 		case <-time.After(again):
@@ -377,6 +396,9 @@ func (m *Manager) outcome(ctx context.Context, id string, cause error) (api.Cont
 
 // onContainer takes news of a container.
 func (w *worker) onContainer(st api.ContainerStatus) {
+	if st.State == api.StateStarting {
+		return // the event of its start or end follows
+	}
 	id := st.Container.ID
 	for _, c := range w.obs.Containers {
 		if c.Now != nil && c.Now.ID == id {
@@ -401,8 +423,7 @@ func (w *worker) onContainer(st api.ContainerStatus) {
 		// A start whose answer was lost.
 		inst := w.register(c, st, c.BackOff, w.spec(c.Name).Resources)
 		if inst.Running {
-			inst.Started, inst.Ready = true, true
-			w.startProbes(c)
+			w.begun(c, inst)
 		}
 	}
 }
@@ -483,6 +504,9 @@ func (w *worker) stopContainer(c *podstate.Container, s podstate.Stop) {
 	}
 	begun := time.Now()
 	deadline := begun.Add(s.Grace)
+	if s.Cause == podstate.StopPod && w.obs.EndSince.IsZero() {
+		w.obs.EndSince = begun
+	}
 	w.operate(c, podstate.OpStop, func(ctx context.Context) func() {
 		stage := func(doing string, until time.Time) {
 			now := time.Now()

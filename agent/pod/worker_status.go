@@ -41,7 +41,7 @@ func (w *worker) publish(now time.Time) (wake time.Time) {
 	w.status.built = st
 	w.setView(st)
 	w.startMetric(st, now)
-	if podstate.Terminal(st.Phase) {
+	if podstate.Terminal(st.Phase) && !w.obs.Alive() {
 		// Nothing of it runs any more. The scheduler gives its place away as
 		// soon as it reads this: the next pod must not be refused here.
 		w.m.release(w.uid)

@@ -22,7 +22,7 @@ import (
 //	starting ──ok──▶ running ──ends, output drained──▶ exited ──remove──▶ gone
 //	    └──────────cannot be started (StartError)──────▶─┘
 const (
-	stateStarting = "starting"
+	stateStarting = api.StateStarting
 	stateRunning  = api.StateRunning
 	stateExited   = api.StateExited
 )
@@ -94,9 +94,20 @@ func (s *Supervisor) startContainer(ctx context.Context, spec api.Container) (ap
 		}
 	}
 	s.mu.Lock()
-	st := c.status
+	st := brief(c.status)
 	s.mu.Unlock()
 	return st, nil
+}
+
+// brief leaves out of a status what can be long and who asked for the container
+// knows.
+func brief(st api.ContainerStatus) api.ContainerStatus {
+	shorten(&st.Container)
+	return st
+}
+
+func shorten(c *api.Container) {
+	c.Args, c.Env, c.Mounts, c.Devices, c.Volumes = nil, nil, nil, nil, nil
 }
 
 // recordStart moves a starting container on: to running, or to exited with the
@@ -112,8 +123,9 @@ func (s *Supervisor) recordStart(c *container, startErr error) {
 		c.state, c.status.State = stateExited, api.StateExited
 		c.status.FinishedAt, c.status.ExitCode = now, startFailedCode
 		c.status.StartError = cmp.Or(c.gaveUp, startErrorText(startErr))
+		shorten(&c.status.Container) // nothing is executed in it
 	}
-	st := c.status
+	st := brief(c.status)
 	s.mu.Unlock()
 	if err := s.saveContainer(c); err != nil {
 		s.log.Warn("container state not saved", "id", c.id, "err", err)
@@ -164,8 +176,32 @@ func (s *Supervisor) reserveContainer(c *container) error {
 	if _, ok := s.containers[c.id]; ok {
 		return errorf(api.CodeExists, "container %s exists", c.id)
 	}
+	total := c.strings()
+	for _, other := range s.containers {
+		if other.status.Container.SandboxID == c.status.Container.SandboxID {
+			total += other.strings()
+		}
+	}
+	if total > maxPodStrings {
+		return invalidf("container %s: with it, arguments and environments of the pod's running containers have %d bytes, a pod may have %d: use volumes instead", c.status.Container.Name, total, maxPodStrings)
+	}
 	s.containers[c.id] = c
 	return nil
+}
+
+// maxPodStrings bounds what the records of a pod's containers keep of arguments
+// and environments: records are in memory, and of all pods in one place.
+const maxPodStrings = 16 << 20
+
+// strings is how many bytes the container's arguments and environment have.
+func (c *container) strings() (n int) {
+	for _, s := range c.status.Container.Args {
+		n += len(s)
+	}
+	for _, s := range c.status.Container.Env {
+		n += len(s)
+	}
+	return n
 }
 
 // launch starts the process; on an error it leaves nothing running.
@@ -341,6 +377,7 @@ func (s *Supervisor) finishContainer(c *container, st exitStatus, at time.Time) 
 	c.status.FinishedAt = at.UnixNano()
 	c.status.ExitCode, c.status.Signal, c.status.Lost = st.code, st.signal, st.lost
 	c.status.OOMKilled = oom
+	shorten(&c.status.Container) // nothing is executed in it any more
 	event := c.status
 	s.mu.Unlock()
 	if err := s.saveContainer(c); err != nil {

@@ -43,7 +43,9 @@ func (s *Supervisor) exec(ctx context.Context, req api.Exec, files []*os.File) (
 	if ctx.Err() != nil {
 		return nil, nil, context.Cause(ctx)
 	}
-	spec := &c.status.Container
+	s.mu.Lock()
+	spec := c.status.Container
+	s.mu.Unlock()
 	p := &libcontainer.Process{
 		Args: req.Args, Env: mergeEnv(spec.Env, req.Env), Cwd: req.Cwd,
 		UID: int(spec.UID), GID: int(spec.GID), AdditionalGroups: ints(spec.ExtraGIDs),

@@ -446,8 +446,9 @@ func (sb *sandbox) nsPath(kind string) string {
 	return "/proc/" + strconv.Itoa(sb.pause.pid) + "/ns/" + kind
 }
 
-// list gives every sandbox and container, oldest first.
-func (s *Supervisor) list() ([]api.SandboxStatus, []api.ContainerStatus) {
+// list gives every sandbox and container, oldest first; starting: also those
+// containers whose start has not ended.
+func (s *Supervisor) list(starting bool) ([]api.SandboxStatus, []api.ContainerStatus) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sandboxes := make([]api.SandboxStatus, 0, len(s.sandboxes))
@@ -458,9 +459,12 @@ func (s *Supervisor) list() ([]api.SandboxStatus, []api.ContainerStatus) {
 	}
 	containers := make([]api.ContainerStatus, 0, len(s.containers))
 	for _, c := range s.containers {
-		if c.state != stateStarting {
-			containers = append(containers, c.status)
+		if c.state == stateStarting && !starting {
+			continue
 		}
+		st := brief(c.status)
+		st.State = c.state
+		containers = append(containers, st)
 	}
 	slices.SortFunc(sandboxes, func(a, b api.SandboxStatus) int { return int(a.CreatedAt - b.CreatedAt) })
 	slices.SortFunc(containers, func(a, b api.ContainerStatus) int { return int(a.StartedAt - b.StartedAt) })

@@ -159,7 +159,11 @@ func (ss *session) reply(id uint64, resp api.Response, err error, files ...*os.F
 	if err != nil {
 		resp.Error = apiError(err)
 	}
-	if err := ss.conn.Write(resp, files...); err != nil {
+	err = ss.conn.Write(resp, files...)
+	if errors.Is(err, frame.ErrTooLarge) { // nothing of it was sent
+		err = ss.conn.Write(api.Response{ID: id, Error: apiError(err)})
+	}
+	if err != nil {
 		ss.conn.Close() // half a frame may be out: nothing more can be said
 	}
 }
@@ -244,7 +248,7 @@ func (ss *session) call(req api.Request) (resp api.Response, err error) {
 		st, err := s.fence.change(*req.Fence)
 		return api.Response{Fence: &st}, err
 	case api.OpList:
-		resp.Sandboxes, resp.Containers = s.list()
+		resp.Sandboxes, resp.Containers = s.list(req.Starting)
 		return resp, nil
 	}
 	return resp, invalidf("unknown op %q: this podmon speaks version %d", req.Op, api.Version)

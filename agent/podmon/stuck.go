@@ -44,7 +44,10 @@ func (s *Supervisor) launchInTime(ctx context.Context, c *container, sb *sandbox
 		return err
 	}
 	pids, _ := processesOf(m)
-	why := "start took too long" + whereStuck(pids, c.status.Container.Mounts)
+	s.mu.Lock()
+	mounts := c.status.Container.Mounts
+	s.mu.Unlock()
+	why := "start took too long" + whereStuck(pids, mounts)
 	s.mu.Lock()
 	c.gaveUp = why
 	s.mu.Unlock()

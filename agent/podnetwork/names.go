@@ -53,6 +53,13 @@ func (n *Network) setName(uid, name string) {
 	}
 }
 
+// Attached reports whether the pod has its addresses.
+func (n *Network) Attached(uid string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.names[uid] != ""
+}
+
 // connect makes the network of those addresses, or what is missing of it, with the
 // namespace that create makes or finds. On an error nothing of it stays.
 func (n *Network) connect(addrs []netip.Prefix, create func(name string) (path string, err error)) error {

@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/clusterd/clusterd/agent/internal/fieldref"
+	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/clusterd/clusterd/agent/volume"
 )
 
@@ -36,13 +37,52 @@ type envInput struct {
 type environ struct {
 	order []string
 	value map[string]string
+	bytes int // of all, as the kernel counts them
 }
 
-func (e *environ) set(k, v string) {
-	if _, ok := e.value[k]; !ok {
+// set refuses what no program could be started with.
+func (e *environ) set(k, v string) error {
+	n := len(k) + 1 + len(v) + 1
+	if n > maxString {
+		return fmt.Errorf("environment variable %.64q has %d bytes, Linux takes %d of one variable with its name: use a volume instead", k, n-1, maxString-1)
+	}
+	old, have := e.value[k]
+	if have {
+		n = len(v) - len(old)
+	}
+	if e.bytes+n > maxStrings {
+		return fmt.Errorf("environment: with the variable %.64q it has more than %d bytes, which is all that Linux takes of arguments and environment together: use volumes instead", k, maxStrings)
+	}
+	if !have {
 		e.order = append(e.order, k)
 	}
-	e.value[k] = v
+	e.value[k], e.bytes = v, e.bytes+n
+	return nil
+}
+
+// What a program can be started with, by execve(2): a string of the arguments or
+// the environment, and all of them, with the 0 byte at the end of each.
+const (
+	maxString  = 128 << 10
+	maxStrings = 2 << 20
+)
+
+// Startable says what is wrong with a container's arguments and environment if no
+// program can be started with them.
+func Startable(c *api.Container) error {
+	total := 0
+	for what, list := range map[string][]string{"command and args": c.Args, "environment": c.Env} {
+		for i, s := range list {
+			if len(s)+1 > maxString {
+				return createError{fmt.Errorf("%s: string %d (%.64q…) has %d bytes, Linux takes %d: use a volume instead", what, i+1, s, len(s), maxString-1)}
+			}
+			total += len(s) + 1
+		}
+	}
+	if total > maxStrings {
+		return createError{fmt.Errorf("command, args and environment have %d bytes, Linux takes %d: use volumes instead", total, maxStrings)}
+	}
+	return nil
 }
 
 func (e *environ) lines() []string {
@@ -61,21 +101,30 @@ func buildEnv(ctx context.Context, in envInput) (lines []string, vars map[string
 	own := &environ{value: map[string]string{}}
 	for _, l := range in.image {
 		k, v, _ := strings.Cut(l, "=")
-		base.set(k, v)
+		if err := base.set(k, v); err != nil {
+			return nil, nil, createError{fmt.Errorf("image %q: %w", in.container.Image, err)}
+		}
 	}
+	more := [][2]string{{"HOSTNAME", in.hostname}}
 	if _, ok := base.value["PATH"]; !ok {
-		base.set("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+		more = append(more, [2]string{"PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"})
 	}
-	base.set("HOSTNAME", in.hostname)
 	if in.tty {
-		base.set("TERM", "xterm")
+		more = append(more, [2]string{"TERM", "xterm"})
+	}
+	for _, v := range more {
+		if err := base.set(v[0], v[1]); err != nil {
+			return nil, nil, err
+		}
 	}
 	links, err := serviceEnv(ctx, in.pod, in.services)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, v := range links {
-		own.set(v[0], v[1])
+		if err := own.set(v[0], v[1]); err != nil {
+			return nil, nil, err
+		}
 	}
 	for _, f := range in.container.EnvFrom {
 		if err := envFrom(ctx, in, f, own); err != nil {
@@ -87,12 +136,17 @@ func buildEnv(ctx context.Context, in envInput) (lines []string, vars map[string
 		if err != nil {
 			return nil, nil, err
 		}
-		if ok {
-			own.set(e.Name, v)
+		if !ok {
+			continue
+		}
+		if err := own.set(e.Name, v); err != nil {
+			return nil, nil, err
 		}
 	}
 	for _, k := range own.order {
-		base.set(k, own.value[k])
+		if err := base.set(k, own.value[k]); err != nil {
+			return nil, nil, err
+		}
 	}
 	return base.lines(), own.value, nil
 }
@@ -128,7 +182,9 @@ func envFrom(ctx context.Context, in envInput, f v1.EnvFromSource, into *environ
 	sort.Strings(keys)
 	for _, k := range keys {
 		if name := f.Prefix + k; !strings.ContainsAny(name, "=\x00") {
-			into.set(name, data[k])
+			if err := into.set(name, data[k]); err != nil {
+				return fmt.Errorf("envFrom: %w", err)
+			}
 		}
 	}
 	return nil
@@ -213,13 +269,14 @@ func list(addrs []netip.Addr) string {
 }
 
 // Expand replaces $(NAME) by the variable's value. A name that is not set
-// stays as it is written; $$ is a plain $.
+// stays as it is written; $$ is a plain $. What becomes longer than any string
+// that a program can be started with is cut off behind that length.
 func Expand(s string, vars map[string]string) string {
 	if !strings.Contains(s, "$") {
 		return s
 	}
 	var b strings.Builder
-	for i := 0; i < len(s); i++ {
+	for i := 0; i < len(s) && b.Len() <= maxString; i++ {
 		if s[i] != '$' || i+1 == len(s) {
 			b.WriteByte(s[i])
 			continue

@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podstate"
 )
 
 func TestExpand(t *testing.T) {
@@ -134,6 +135,62 @@ func TestBuildEnv(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestEnvironmentIsBounded: what no program could be started with is refused before
+// it is put together, wherever it comes from.
+func TestEnvironmentIsBounded(t *testing.T) {
+	big := strings.Repeat("x", 100<<10)
+	objs := objects{maps: map[string]*v1.ConfigMap{"big": {Data: map[string]string{"k": big}}, "bigger": {Data: map[string]string{"k": big + big}}}}
+	from := func(name string, times int) (out []v1.EnvFromSource) {
+		for i := range times {
+			out = append(out, v1.EnvFromSource{Prefix: fmt.Sprintf("P%d_", i), ConfigMapRef: &v1.ConfigMapEnvSource{LocalObjectReference: v1.LocalObjectReference{Name: name}}})
+		}
+		return out
+	}
+	doubled := []v1.EnvVar{{Name: "V0", Value: "xxxxxxxx"}}
+	for i := range 40 {
+		doubled = append(doubled, v1.EnvVar{Name: fmt.Sprintf("V%d", i+1), Value: fmt.Sprintf("$(V%d)$(V%d)", i, i)})
+	}
+	var many []string
+	for i := range 30 {
+		many = append(many, fmt.Sprintf("I%d=%s", i, big))
+	}
+	for _, tt := range []struct {
+		name, err, reason string
+		c                 v1.Container
+		image             []string
+	}{
+		{name: "as much as goes", c: v1.Container{EnvFrom: from("big", 20)}},
+		{name: "a set that replaces itself", c: v1.Container{EnvFrom: append(from("big", 20), from("big", 20)...)}},
+		{name: "one ConfigMap many times", c: v1.Container{EnvFrom: from("big", 100)}, err: `envFrom: environment: with the variable "P20_k"`, reason: "CreateContainerConfigError"},
+		{name: "one long variable", c: v1.Container{EnvFrom: from("bigger", 1)}, err: `envFrom: environment variable "P0_k" has`, reason: "CreateContainerConfigError"},
+		{name: "doubled and doubled", c: v1.Container{Env: doubled}, err: `environment variable "V14" has`, reason: "CreateContainerConfigError"},
+		{name: "the image's", c: v1.Container{Image: "i"}, image: many, err: `image "i": environment: with the variable "I20"`, reason: podstate.ReasonCreateContainer},
+	} {
+		lines, _, err := buildEnv(t.Context(), envInput{pod: &v1.Pod{}, container: &tt.c, image: tt.image, objects: objs, hostname: "p"})
+		if tt.err == "" {
+			if err == nil {
+				err = Startable(&api.Container{Args: []string{"a"}, Env: lines})
+			}
+			if err != nil {
+				t.Errorf("%s: %v", tt.name, err)
+			}
+			continue
+		}
+		if err == nil || !strings.Contains(err.Error(), tt.err) || Reason(err) != tt.reason {
+			t.Errorf("%s: error %.200v, want one with %q that is a %s", tt.name, err, tt.err, tt.reason)
+		}
+	}
+	if _, err := argv(&v1.Container{Command: slices.Repeat([]string{"$(B)"}, 100)}, nil, nil, map[string]string{"B": big}); err == nil || !strings.Contains(err.Error(), "command and args have more than 2097152 bytes") {
+		t.Errorf("arguments: error %.200v", err)
+	}
+	if err := Startable(&api.Container{Args: []string{"a", big + big}}); err == nil || !strings.Contains(err.Error(), "command and args: string 2") {
+		t.Errorf("a long argument: error %.200v", err)
+	}
+	if err := Startable(&api.Container{Args: slices.Repeat([]string{big}, 10), Env: slices.Repeat([]string{big}, 11)}); err == nil || !strings.Contains(err.Error(), "have 2150421 bytes") {
+		t.Errorf("both together: error %.200v", err)
 	}
 }
 

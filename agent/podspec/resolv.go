@@ -40,12 +40,25 @@ func parseResolv(text string) resolv {
 				r.servers = append(r.servers, f[1])
 			}
 		case "domain", "search": // the last of them counts, resolv.conf(5)
-			r.search = f[1:]
+			r.search = searches(f[1:])
 		case "options":
 			r.options = append(r.options, f[1:]...)
 		}
 	}
 	return r
+}
+
+// searches are the domains without the root, which systemd writes for "none" and
+// musl fails at, and without the dot that an absolute name ends with. What a pod
+// itself asks for stays as it is written.
+func searches(list []string) []string {
+	var out []string
+	for _, s := range list {
+		if s = strings.TrimSuffix(s, "."); s != "" {
+			out = append(out, s)
+		}
+	}
+	return out
 }
 
 func (r resolv) String() string {

@@ -117,6 +117,8 @@ func TestHostResolv(t *testing.T) {
 	behind := file("behind", "domain b\nnameserver 192.0.2.55\n")
 	for _, tt := range []struct{ etc, behind, want string }{
 		{plain, behind, "search a\nnameserver 192.0.2.53\n"},
+		{file("root", "nameserver 192.0.2.53\nsearch .\n"), behind, "nameserver 192.0.2.53\n"},
+		{file("dots", "nameserver 192.0.2.53\nsearch a.example. . b\n"), behind, "search a.example b\nnameserver 192.0.2.53\n"},
 		{both, behind, "nameserver 127.0.0.1\nnameserver 192.0.2.54\n"},
 		{stub, behind, "search b\nnameserver 192.0.2.55\n"},
 		{stub, "/no/such", "nameserver 127.0.0.53\noptions edns0\n"},

@@ -128,6 +128,9 @@ func (b *Builder) Container(ctx context.Context, in Input) (api.Container, error
 	if out.Args, err = argv(c, cfg.Entrypoint, cfg.Cmd, vars); err != nil {
 		return out, err
 	}
+	if err := Startable(&out); err != nil {
+		return out, err
+	}
 	out.Resources.Hugepages = podstate.Hugepages(c.Resources.Limits, node.Status.Capacity)
 	if out.OOMSingleProcess, err = podstate.OomSingleProcess(pod, c.Name); err != nil {
 		return out, err
@@ -161,10 +164,17 @@ func (b *Builder) Container(ctx context.Context, in Input) (api.Container, error
 
 // argv is command and args over the image's entrypoint and cmd.
 func argv(c *v1.Container, entrypoint, cmd []string, vars map[string]string) ([]string, error) {
+	var long error
+	total := 0
 	expand := func(in []string) []string {
 		out := make([]string, len(in))
 		for i, s := range in {
+			if total > maxStrings {
+				long = createError{fmt.Errorf("command and args have more than %d bytes, which is all that Linux takes: use a volume instead", maxStrings)}
+				break
+			}
 			out[i] = Expand(s, vars)
+			total += len(out[i]) + 1
 		}
 		return out
 	}
@@ -176,6 +186,9 @@ func argv(c *v1.Container, entrypoint, cmd []string, vars map[string]string) ([]
 		out = append(append(out, entrypoint...), expand(c.Args)...)
 	default:
 		out = append(append(out, entrypoint...), cmd...)
+	}
+	if long != nil {
+		return nil, long
 	}
 	if len(out) == 0 {
 		return nil, createError{fmt.Errorf("no command specified: neither the container nor its image %q names one", c.Image)}

@@ -76,6 +76,8 @@ type Observed struct {
 	// EvictGrace is set when the verdict is an eviction by the node: how long
 	// the containers get to end.
 	EvictGrace *time.Duration
+	// EndSince is when the first container was asked to end for the pod's end.
+	EndSince time.Time
 	// Disrupted is set when it was evicted for the node's sake.
 	Disrupted bool
 	// SelfFencing is set when podmon ends the pod if the node loses its Lease.
@@ -83,6 +85,9 @@ type Observed struct {
 	// Final is set when the API already held a terminal phase when this agent
 	// first saw the pod: nothing is started again.
 	Final bool
+	// EndedAs is the terminal phase that another writer gave the pod while its
+	// containers ran: they are ended, and the phase stands. "": nobody did.
+	EndedAs v1.PodPhase
 	// ReadOnlyTrees is set when the kernel can make a mount read-only with all that
 	// is mounted below it.
 	ReadOnlyTrees bool
@@ -127,6 +132,19 @@ type Observed struct {
 	Finishing bool
 	Finished  bool
 	FinishErr *Fault
+}
+
+// Alive reports whether a container of the pod runs, or a device of it is held.
+func (o *Observed) Alive() bool {
+	if o.Devices.Held { // what they had was not taken back yet
+		return true
+	}
+	for _, c := range o.Containers {
+		if c.Running() {
+			return true
+		}
+	}
+	return false
 }
 
 // SandboxState is the state of a pod's sandbox.

@@ -156,7 +156,7 @@ func (p *planner) held(f *Fault) bool { return f != nil && p.later(f.RetryAt) }
 
 // Ending reports whether the pod has to stop (or has stopped) for good.
 func Ending(d Desired, o Observed) bool {
-	return d.Gone || d.Pod.DeletionTimestamp != nil || o.Verdict != nil || o.Final || settled(d, o)
+	return d.Gone || d.Pod.DeletionTimestamp != nil || o.Verdict != nil || o.Final || o.EndedAs != "" || settled(d, o)
 }
 
 // settled reports whether the pod's containers have run and none of them will

@@ -65,9 +65,25 @@ func (p *planner) stopAll() bool {
 		if !quiet {
 			return false
 		}
-		quiet = p.stop(p.o.Containers[name], grace)
+		quiet = p.stop(p.o.Containers[name], p.sidecarGrace(p.o.Containers[name], grace))
 	}
 	return quiet
+}
+
+// minSidecarGrace is what a sidecar gets when the others have used up the time.
+const minSidecarGrace = 2 * time.Second
+
+// sidecarGrace is what is left of the pod's one grace period when the sidecar's turn
+// comes (KEP-753).
+func (p *planner) sidecarGrace(c *Container, grace time.Duration) time.Duration {
+	if p.o.EndSince.IsZero() {
+		return grace
+	}
+	turn := p.now
+	if c.Op == OpStop {
+		turn = c.OpSince
+	}
+	return min(grace, max(grace-turn.Sub(p.o.EndSince), minSidecarGrace))
 }
 
 // stop plans the stop of one container and reports whether it is down. A stop

@@ -156,6 +156,16 @@ func TestPlan(t *testing.T) {
 		{"sidecar: passed when started", newWorld(always, []string{"s", "i"}, a).up().running("s"), 0, []Step{Start{"i", 0}}},
 		{"sidecar: restarted whatever the policy", newWorld(never, []string{"s"}, a).up().running("a").exited("s", 0), 0, []Step{Start{"s", 1}}},
 		{"sidecar: ends after the apps", newWorld(never, []string{"s", "t"}, a).up().running("s", "a").with(deleted), 0, []Step{ends("a", 7*time.Second)}},
+		{"sidecar: has what the apps left", newWorld(never, []string{"s"}, a).up().running("s").exited("a", 0).with(func(w *world) { w.o.EndSince = t0 }), 10 * time.Second, []Step{ends("s", 20*time.Second)}},
+		{"sidecar: has a moment at least", newWorld(never, []string{"s"}, a).up().running("s").exited("a", 0).with(func(w *world) { w.o.EndSince = t0 }), 29 * time.Second, []Step{ends("s", 2*time.Second)}},
+		{"sidecar: stopping already", newWorld(never, []string{"s"}, a).up().running("s").exited("a", 0).with(func(w *world) {
+			s := w.o.Containers["s"]
+			w.o.EndSince, s.Op, s.OpSince, s.StopGrace = t0, OpStop, t0.Add(10*time.Second), 20*time.Second
+		}), 15 * time.Second, nil},
+		{"sidecar: sooner than begun", newWorld(never, []string{"s"}, a).up().running("s").exited("a", 0).with(deleted).with(func(w *world) {
+			s := w.o.Containers["s"]
+			w.o.EndSince, s.Op, s.OpSince, s.StopGrace = t0, OpStop, t0.Add(time.Second), 29*time.Second
+		}), 15 * time.Second, []Step{ends("s", 6*time.Second)}},
 		{"sidecars: last first", newWorld(never, []string{"s", "s2"}, a).up().running("s", "s2").exited("a", 0), 0, []Step{ends("s2", 30*time.Second)}},
 
 		{"new image: stop", newWorld(always, nil, []string{"a", "b"}).up().running("a", "b").with(func(w *world) { w.d.Pod.Spec.Containers[0].Image = "x" }), 0,

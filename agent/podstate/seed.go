@@ -75,8 +75,11 @@ func Seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatu
 			statuses[s.Name] = s
 		}
 	}
-	if Terminal(pod.Status.Phase) && len(rec.Containers) == 0 {
-		o.Final = true
+	if Terminal(pod.Status.Phase) {
+		o.Final = len(rec.Containers) == 0
+		if slices.ContainsFunc(rec.Containers, func(c api.ContainerStatus) bool { return c.State == api.StateRunning }) {
+			o.EndedAs = pod.Status.Phase // by another writer: a node says so when nothing runs
+		}
 	}
 	for _, spec := range AllContainers(&pod.Spec) {
 		c := &Container{Name: spec.Name}

@@ -244,14 +244,15 @@ func (b *builder) pendingReason() (reason, message string) {
 }
 
 // phase follows from the containers; a terminal phase is final, and is reported
-// only when nothing runs any more and no device is held.
+// only when nothing runs any more and no device is held, unless another writer was
+// first.
 func (b *builder) phase(initDone bool) v1.PodPhase {
-	running, failed, waiting := 0, 0, 0
-	alive := b.o.Devices.Held // what they had was not taken back yet
-	spec := &b.d.Pod.Spec
-	for _, c := range b.o.Containers {
-		alive = alive || c.Running()
+	if b.o.EndedAs != "" {
+		return b.o.EndedAs
 	}
+	running, failed, waiting := 0, 0, 0
+	alive := b.o.Alive()
+	spec := &b.d.Pod.Spec
 	over := Ending(b.d, b.o) && !alive
 	if b.o.Verdict != nil && !alive {
 		return v1.PodFailed

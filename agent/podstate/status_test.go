@@ -55,6 +55,8 @@ func TestPhase(t *testing.T) {
 		{"deleted, ended well", newWorld(always, nil, ab).up().exited("a", 0).exited("b", 0).with(deleted), v1.PodSucceeded},
 		{"deleted, killed", newWorld(always, nil, ab).up().exited("a", 137).exited("b", 0).with(deleted), v1.PodFailed},
 		{"deleted before it ran", newWorld(always, nil, ab).with(deleted), v1.PodPending},
+		{"failed by somebody else while it runs", newWorld(always, nil, ab).up().running("a", "b").with(func(w *world) { w.o.EndedAs = v1.PodFailed }), v1.PodFailed},
+		{"failed by somebody else, ended", newWorld(always, nil, ab).up().exited("a", 0).exited("b", 0).with(func(w *world) { w.o.EndedAs = v1.PodFailed }), v1.PodFailed},
 		{"failed by somebody else", newWorld(always, nil, ab).with(func(w *world) { w.d.Pod.Status.Phase = v1.PodFailed; w.o.Final = true }), v1.PodFailed},
 	}
 	for _, tt := range tests {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -33,7 +34,7 @@ func (m Machine) Measure() map[Signal]Level {
 	if space, _, err := disk(m.ImageDir); err == nil {
 		out[ImagefsAvailable] = space
 	}
-	if l, err := pids("/proc/sys/kernel/pid_max", "/proc/loadavg"); err == nil {
+	if l, err := pids("/proc/loadavg", "/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"); err == nil {
 		out[PidAvailable] = l
 	}
 	return out
@@ -72,16 +73,24 @@ func disk(dir string) (space, inodes Level, err error) {
 	return space, Level{Available: int64(fs.Ffree), Capacity: int64(fs.Files)}, nil
 }
 
-func pids(limit, load string) (Level, error) {
-	b, err := os.ReadFile(limit)
-	if err != nil {
-		return Level{}, err
+// pids counts threads as the kernel does: a new one needs a number, and to be within
+// the number that memory is enough for, which is the lower limit on most machines
+// of 64 bits.
+func pids(load string, limits ...string) (Level, error) {
+	most := int64(math.MaxInt64)
+	for _, limit := range limits {
+		b, err := os.ReadFile(limit)
+		if err != nil {
+			return Level{}, err
+		}
+		n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+		if err != nil {
+			return Level{}, err
+		}
+		most = min(most, n)
 	}
-	most, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
-	if err != nil {
-		return Level{}, err
-	}
-	if b, err = os.ReadFile(load); err != nil { // "0.1 0.2 0.3 2/345 6789"
+	b, err := os.ReadFile(load)
+	if err != nil { // "0.1 0.2 0.3 2/345 6789"
 		return Level{}, err
 	}
 	fields := strings.Fields(string(b))

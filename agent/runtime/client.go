@@ -228,7 +228,7 @@ func (c *Client) RemoveContainer(ctx context.Context, id string) error {
 
 // List gives every sandbox and container, oldest first.
 func (c *Client) List(ctx context.Context) ([]api.SandboxStatus, []api.ContainerStatus, error) {
-	resp, err := c.call(ctx, api.Request{Op: api.OpList}, true)
+	resp, err := c.call(ctx, api.Request{Op: api.OpList, Starting: true}, true)
 	return resp.Sandboxes, resp.Containers, err
 }
 

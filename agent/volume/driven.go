@@ -69,12 +69,11 @@ func (m *Manager) inline(ctx context.Context, pod *v1.Pod, v *v1.Volume) error {
 
 // mountedAt reports whether something is mounted at a path that may not exist.
 func (m *Manager) mountedAt(target string) (bool, error) {
-	if _, err := os.Lstat(target); errors.Is(err, fs.ErrNotExist) {
+	mounted, err := m.cfg.Mounter.Mounted(target)
+	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
-	} else if err != nil {
-		return false, err
 	}
-	return m.cfg.Mounter.Mounted(target)
+	return mounted, err
 }
 
 // device is the pod's own place for a volume that is a block device.

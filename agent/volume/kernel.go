@@ -61,10 +61,11 @@ func (Kernel) Unmount(target string) error {
 	return nil
 }
 
-// Mounted asks the kernel about this one folder; before Linux 5.8 it cannot tell.
+// Mounted asks the kernel about this one folder, and not the server of what is
+// mounted there, which may not answer; before Linux 5.8 it cannot tell.
 func (k Kernel) Mounted(dir string) (bool, error) {
 	var st unix.Statx_t
-	if err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW, 0, &st); err != nil {
+	if err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, 0, &st); err != nil {
 		return false, &os.PathError{Op: "statx", Path: dir, Err: err}
 	}
 	if st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT == 0 {

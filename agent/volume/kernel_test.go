@@ -1,10 +1,12 @@
 package volume
 
 import (
+	"fmt"
 	"os"
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -83,5 +85,45 @@ func TestRootBindIsASlave(t *testing.T) {
 		if mounted, err := k.Mounted(p); !mounted || err != nil {
 			t.Errorf("%s of the host: mounted %t, %v", p, mounted, err)
 		}
+	}
+}
+
+// TestRootMountedOfASilentServer: whether something is mounted is known without its
+// server, which once held up a pod's deletion and the agent's end.
+func TestRootMountedOfASilentServer(t *testing.T) {
+	netnstest.NeedRoot(t)
+	dir := t.TempDir()
+	dev, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Skip("needs /dev/fuse:", err)
+	}
+	if err := unix.Mount("dead", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", dev)); err != nil {
+		_ = unix.Close(dev)
+		t.Fatal(err)
+	}
+	answer := sync.OnceFunc(func() { _ = unix.Close(dev) }) // the kernel fails all that waits
+	t.Cleanup(func() {
+		answer()
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	m := &Manager{cfg: Config{Mounter: Kernel{}}}
+	got := make(chan string, 1)
+	go func() {
+		mounted, err := m.mountedAt(dir)
+		got <- fmt.Sprint(mounted, err)
+	}()
+	select {
+	case g := <-got:
+		if g != "true <nil>" {
+			t.Errorf("mounted: %s", g)
+		}
+	case <-time.After(20 * time.Second):
+		answer()
+		t.Errorf("the server is asked, which does not answer; after its end: %s", <-got)
+	}
+	if mounted, err := m.mountedAt(dir + "-none"); mounted || err != nil {
+		t.Errorf("a place that is not there: %t, %v", mounted, err)
 	}
 }

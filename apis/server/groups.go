@@ -143,7 +143,7 @@ func addPods(groups *groupSet, stores *stores, z authorizer.UnconditionalAuthori
 	groups.add(v1, "pods/portforward", subresource.NewPortForward(pods, z, transport))
 	groups.add(v1, "pods/proxy", subresource.NewPodProxy(pods))
 	groups.add(v1, "services/proxy", subresource.NewServiceProxy(stores.core("services"), stores.byName[discoveryv1.Resource("endpointslices")]))
-	groups.add(v1, "nodes/proxy", subresource.NewNodeProxy(stores.core("nodes"), transport))
+	groups.add(v1, "nodes/proxy", subresource.NewNodeProxy(stores.core("nodes"), z, transport))
 }
 
 // addUsage adds what nodes and pods use. It comes last: "nodes" and "pods" are

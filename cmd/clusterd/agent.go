@@ -14,6 +14,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -196,13 +197,15 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	if err != nil {
 		return nil, fmt.Errorf("make the network's client: %w", err)
 	}
-	policies, closePolicies, err := newPolicies(cfg, room(log, "netpol"), reader, a.repaired)
+	var network *podnetwork.Network
+	attached := func(uid types.UID) bool { return network.Attached(string(uid)) } // asked when all parts run
+	policies, closePolicies, err := newPolicies(cfg, room(log, "netpol"), reader, attached, a.repaired)
 	if err != nil {
 		return nil, err
 	}
 	a.parts = append(a.parts, policies.Run)
 	a.undo = append(a.undo, closePolicies)
-	network, err := podnetwork.New(podnetwork.Config{
+	network, err = podnetwork.New(podnetwork.Config{
 		Guard:    policies,
 		Repaired: a.repaired,
 		NodeName: cfg.Name,

@@ -94,7 +94,8 @@ func (b *balancer) close() {
 
 // RoundTrip implements http.RoundTripper. Unless a route says when to try again, a
 // request that no endpoint has seen is sent to the next one; one that may have been
-// seen only if sending it twice does no harm.
+// seen only if sending it twice does no harm. One whose answer takes too long is at
+// work somewhere, and would be at the next one.
 func (b *balancer) RoundTrip(req *http.Request) (*http.Response, error) {
 	c := callOf(req.Context())
 	if c.rule.Do != nil && c.rule.Do.Retry != nil {
@@ -111,11 +112,11 @@ func (b *balancer) RoundTrip(req *http.Request) (*http.Response, error) {
 		if err == nil {
 			return resp, nil
 		}
-		again := c.tries < tries && req.Context().Err() == nil && !errors.Is(err, errNone)
+		again := c.tries < tries && req.Context().Err() == nil && !errors.Is(err, errNone) && c.untried()
 		if held != nil {
 			again = again && isDial(err) && !held.seen.Load()
 		} else {
-			again = again && (isDial(err) || repeatable(req.Method))
+			again = again && (isDial(err) || repeatable(req.Method) && !isLate(err))
 		}
 		if !again {
 			return nil, err
@@ -182,6 +183,12 @@ func repeatable(method string) bool {
 	return false
 }
 
+// isLate: the request was sent, and the time for its answer is over.
+func isLate(err error) bool {
+	var timeout net.Error
+	return errors.Is(err, errSlow) || errors.As(err, &timeout) && timeout.Timeout() && !isDial(err)
+}
+
 // isDial: no connection came about, so nothing of the request was sent.
 func isDial(err error) bool {
 	var op *net.OpError
@@ -189,7 +196,8 @@ func isDial(err error) bool {
 }
 
 // choose picks an endpoint: of four drawn by chance the one with the fewest
-// requests on it, those that took no connection or lost one lately last; for sticky
+// requests on it, those that took no connection or lost one lately last, and behind
+// them those that this call was on; for sticky
 // backends always the same of those that stand. false: there is none.
 func (b *balancer) choose(backend *route.Backend, c *call) (netip.AddrPort, bool) {
 	all := backend.Endpoints
@@ -203,6 +211,9 @@ func (b *balancer) choose(backend *route.Backend, c *call) (netip.AddrPort, bool
 		n := int64(0)
 		if e := b.busy[a]; e != nil {
 			n = e.calls.Load()
+		}
+		if slices.Contains(c.tried, a) {
+			n += 1 << 33
 		}
 		if until, ok := b.bad[a]; ok {
 			if now.Before(until) {
@@ -288,6 +299,12 @@ func (c *call) take(b *balancer, a netip.AddrPort) {
 	e.calls.Add(1)
 	c.endpoint, c.balance = e, b
 	c.tries++
+	c.tried = append(c.tried, a)
+}
+
+// untried reports whether the backend has an endpoint that the call was not on.
+func (c *call) untried() bool {
+	return slices.ContainsFunc(c.backend.Endpoints, func(a netip.AddrPort) bool { return !slices.Contains(c.tried, a) })
 }
 
 // release gives up the endpoint that the call is counted to.

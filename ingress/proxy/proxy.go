@@ -137,8 +137,9 @@ type call struct {
 	endpoint *endpoint      // that was tried last
 	balance  *balancer      // that counts the call to endpoint; nil: none does
 	tries    int
-	why      string // an answer of our own, in words
-	origin   string // of the page that asks, where the rule has CORS
+	tried    []netip.AddrPort // endpoints that it was on
+	why      string           // an answer of our own, in words
+	origin   string           // of the page that asks, where the rule has CORS
 	// duplicates are copies for mirrors whose body is on its way.
 	duplicates []*duplicate
 }
@@ -246,6 +247,13 @@ func (p *Proxy) send(w http.ResponseWriter, r *http.Request, c *call) {
 		p.refuse(w, c, http.StatusServiceUnavailable, why)
 		return
 	}
+	if r.ProtoMajor == 1 {
+		// A backend may answer before it has the whole body. Without this the server
+		// would read what is left of it, behind the back of who sends it on.
+		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
+			p.cfg.Logger.Debug("a request's body may be cut off by an early answer", "err", err)
+		}
+	}
 	p.carry.ServeHTTP(w, r)
 }
 
@@ -287,6 +295,13 @@ func (p *Proxy) rewrite(r *httputil.ProxyRequest) {
 	r.Out.Host = r.In.Host
 	r.SetXForwarded()
 	h := r.Out.Header
+	if strings.Contains(strings.ToLower(h.Get("Upgrade")), "h2c") {
+		// A connection that becomes HTTP/2 behind the proxy carries requests that no
+		// rule was asked about.
+		for _, name := range []string{"Connection", "Upgrade", "Http2-Settings"} {
+			h.Del(name)
+		}
+	}
 	h.Set("X-Forwarded-Port", strconv.Itoa(int(c.place.Port)))
 	h.Set("X-Real-Ip", c.client.String())
 	h.Set("X-Request-Id", c.id)

@@ -213,7 +213,7 @@ func TestRefusals(t *testing.T) {
 		{"GET", "http://a.example/other", 404, `no Ingress of this cluster has a rule for host "a.example" and path "/other"`},
 		{"GET", "http://a.example/none", 503, "a/none:80 has no ready endpoints"},
 		{"GET", "http://a.example/fault", 503, "Service a/x does not exist"},
-		{"POST", "http://a.example/dead", 503, "none of the endpoints of a/dead:80 that were tried (3) took the connection"},
+		{"POST", "http://a.example/dead", 503, "none of the endpoints of a/dead:80 that were tried (2) took the connection"},
 		{"GET", "http://a.example/rude", 502, "a/rude:80 ended the connection"},
 		{"GET", "http://a.example/none/%2e%2e/x", 400, `must not have "." or ".."`},
 		{"GET", "http://a.example/none/..%2fx", 400, `must not have "." or ".."`},
@@ -276,8 +276,91 @@ func TestABackendDies(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if seen["POST"] != 1 || seen["GET"] != tries {
+	if seen["POST"] != 1 || seen["GET"] != 1 {
+		t.Errorf("sent to the only endpoint: %v", seen)
+	}
+}
+
+// TestAgain: a request that does no harm is sent to each other endpoint when one ends
+// the connection, and to none when one takes too long: it is at work there.
+func TestAgain(t *testing.T) {
+	k := newKit(t, Config{ResponseTimeout: 50 * time.Millisecond})
+	var mu sync.Mutex
+	seen := map[string]int{}
+	over := make(chan struct{})
+	defer close(over)
+	serve := func(name string, do func(w http.ResponseWriter)) netip.AddrPort {
+		return backend(t, func(w http.ResponseWriter, _ *http.Request) {
+			mu.Lock()
+			seen[name]++
+			mu.Unlock()
+			do(w)
+		})
+	}
+	rude := func(http.ResponseWriter) { panic(http.ErrAbortHandler) }
+	slow := func(http.ResponseWriter) { <-over }
+	k.rules(route.Rule{Backend: to("a/b:80", serve("rude 1", rude), serve("rude 2", rude), serve("rude 3", rude))})
+	if code, body, _ := k.ask("GET", "http://a.example/", ""); code != 502 {
+		t.Errorf("%d %s", code, body)
+	}
+	k.rules(route.Rule{Backend: to("a/b:80", serve("slow 1", slow), serve("slow 2", slow))})
+	if code, body, _ := k.ask("GET", "http://a.example/", ""); code != 504 {
+		t.Errorf("%d %s", code, body)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if seen["rude 1"] != 1 || seen["rude 2"] != 1 || seen["rude 3"] != 1 || seen["slow 1"]+seen["slow 2"] != 1 {
 		t.Errorf("sent: %v", seen)
+	}
+}
+
+// TestEarlyAnswer: a backend that answers before it has read the request's body gets
+// all of it, over HTTP/1.1, too.
+func TestEarlyAnswer(t *testing.T) {
+	k := newKit(t, Config{})
+	k.rules(route.Rule{Backend: to("a/b:80", backend(t, func(w http.ResponseWriter, r *http.Request) {
+		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
+			t.Error(err)
+		}
+		w.WriteHeader(http.StatusOK)
+		_ = http.NewResponseController(w).Flush()
+		n, err := io.Copy(io.Discard, r.Body)
+		fmt.Fprint(w, n, err)
+	}))})
+	conn, err := net.Dial("tcp", k.plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	const size = 200_000
+	fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: %d\r\n\r\nfirst", size)
+	in := bufio.NewReader(conn)
+	resp, err := http.ReadResponse(in, nil) // the answer's header is here, the body is not
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if _, err := io.WriteString(conn, strings.Repeat("x", size-len("first"))); err != nil {
+		t.Fatal(err)
+	}
+	if body, err := io.ReadAll(resp.Body); err != nil || string(body) != fmt.Sprint(size, nil) {
+		t.Errorf("the backend got %q, %v; want %d bytes", body, err, size)
+	}
+}
+
+// TestNoUpgradeToHTTP2: what would become HTTP/2 behind the proxy is sent on as the
+// request that it is.
+func TestNoUpgradeToHTTP2(t *testing.T) {
+	k := newKit(t, Config{})
+	k.rules(route.Rule{Backend: to("a/b:80", backend(t, func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, "%q %q %q", r.Header.Get("Connection"), r.Header.Get("Upgrade"), r.Header.Get("Http2-Settings"))
+	}))})
+	_, body, _ := k.ask("GET", "http://a.example/", "", "Connection", "Upgrade, HTTP2-Settings", "Upgrade", "h2c", "Http2-Settings", "AAMAAABkAAQAAP__")
+	if body != `"" "" ""` {
+		t.Errorf("the backend is asked for %s", body)
 	}
 }
 

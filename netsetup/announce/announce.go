@@ -85,7 +85,7 @@ func (a *Announcer) Set(want []netip.Addr) error {
 	if len(want) == 0 && len(a.own) == 0 {
 		return nil
 	}
-	link, has, err := a.find()
+	link, has, preferred, err := a.find()
 	if err != nil {
 		return fmt.Errorf("announce: %w", err)
 	}
@@ -123,12 +123,15 @@ func (a *Announcer) Set(want []netip.Addr) error {
 		}
 	}
 	for _, addr := range record {
-		if has[addr] {
+		if has[addr] && !preferred[addr] {
 			continue
 		}
 		if err := a.h.AddrReplace(link, single(addr)); err != nil {
 			errs = append(errs, fmt.Errorf("add %s: %w", addr, err))
 			continue
+		}
+		if has[addr] {
+			continue // of a version before, which the machine would send from
 		}
 		a.cfg.Logger.Info("an address is announced here", "address", addr.String(), "interface", link.Attrs().Name)
 		a.tell(link, addr)
@@ -161,11 +164,12 @@ func (a *Announcer) save(addrs []netip.Addr) error {
 	return nil
 }
 
-// find returns the node's interface and the addresses it has.
-func (a *Announcer) find() (netlink.Link, map[netip.Addr]bool, error) {
+// find returns the node's interface and the addresses it has; preferred are those
+// of IPv6 that may be a sender's.
+func (a *Announcer) find() (link netlink.Link, has, preferred map[netip.Addr]bool, err error) {
 	addrs, err := nlretry.List(func() ([]netlink.Addr, error) { return a.h.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	index := 0
 	for _, k := range addrs {
@@ -174,19 +178,21 @@ func (a *Announcer) find() (netlink.Link, map[netip.Addr]bool, error) {
 		}
 	}
 	if index == 0 {
-		return nil, nil, fmt.Errorf("no interface has the node's address %s", a.cfg.Node)
+		return nil, nil, nil, fmt.Errorf("no interface has the node's address %s", a.cfg.Node)
 	}
-	link, err := a.h.LinkByIndex(index)
+	link, err = a.h.LinkByIndex(index)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	has := map[netip.Addr]bool{}
+	has, preferred = map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for _, k := range addrs {
 		if ip, ok := netip.AddrFromSlice(k.IP); ok && k.LinkIndex == index {
-			has[ip.Unmap()] = true
+			ip = ip.Unmap()
+			has[ip] = true
+			preferred[ip] = ip.Is6() && k.Flags&unix.IFA_F_DEPRECATED == 0
 		}
 	}
-	return link, has, nil
+	return link, has, preferred, nil
 }
 
 // Beside is an address of the other IP family on the interface that has the node's:
@@ -198,7 +204,7 @@ func Beside(cfg Config) (netip.Addr, error) {
 		return netip.Addr{}, err
 	}
 	defer a.Close()
-	link, _, err := a.find()
+	link, _, _, err := a.find()
 	if err != nil {
 		return netip.Addr{}, err
 	}
@@ -229,8 +235,17 @@ func Beside(cfg Config) (netip.Addr, error) {
 }
 
 func single(addr netip.Addr) *netlink.Addr {
-	return &netlink.Addr{IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())}, Flags: unix.IFA_F_NODAD}
+	n := &netlink.Addr{IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())}, Flags: unix.IFA_F_NODAD}
+	if addr.Is6() {
+		// Deprecated from the beginning: the kernel would prefer it as the sender's of
+		// what the machine itself sends (RFC 6724), and it may move to another one.
+		n.ValidLft, n.PreferedLft = forever, 0
+	}
+	return n
 }
+
+// forever is the lifetime of an address that has none (INFINITY_LIFE_TIME).
+const forever = 1<<32 - 1
 
 // tellTimes is how often an address is announced, tellEvery apart: a frame may be
 // lost, and a switch may be learning.

@@ -1,9 +1,11 @@
 package announce
 
 import (
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -87,6 +89,76 @@ func TestRootBeside(t *testing.T) {
 		}
 		if _, err := Beside(Config{Node: netip.MustParseAddr("192.0.2.9"), File: file}); err == nil {
 			t.Error("an address that is on no interface has one beside it")
+		}
+		return nil
+	})
+}
+
+// TestRootNoSendersAddress: the machine itself does not send from an address that
+// it announces, also when a version before has set it.
+func TestRootNoSendersAddress(t *testing.T) {
+	netnstest.NeedRoot(t)
+	ns, other := netnstest.New(t), netnstest.New(t)
+	netnstest.Join(t, ns, "up0", other, "up0")
+	node, announced := netip.MustParseAddr("2001:db8:1::1"), netip.MustParseAddr("2001:db8:2::100")
+	ns.Do(func() error {
+		link, err := netlink.LinkByName("up0")
+		if err != nil {
+			return err
+		}
+		add := func(text string) error {
+			a, err := netlink.ParseAddr(text)
+			if err != nil {
+				return err
+			}
+			a.Flags = unix.IFA_F_NODAD
+			return netlink.AddrAdd(link, a)
+		}
+		if err := add("2001:db8:1::1/64"); err != nil {
+			return err
+		}
+		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Family: netlink.FAMILY_V6, Gw: net.ParseIP("2001:db8:1::2")}); err != nil {
+			return err
+		}
+		sender := func(name string) {
+			// The longest common prefix is that of the announced address.
+			routes, err := netlink.RouteGet(net.ParseIP("2001:db8:2::200"))
+			if err != nil || len(routes) != 1 || !routes[0].Src.Equal(node.AsSlice()) {
+				t.Errorf("%s: sent by %v (%v), want %s", name, routes, err, node)
+			}
+		}
+		file := filepath.Join(t.TempDir(), "announced.json")
+		set := func(addrs ...netip.Addr) error {
+			a, err := Open(Config{Node: node, File: file})
+			if err != nil {
+				return err
+			}
+			defer a.Close()
+			return a.Set(addrs)
+		}
+		if err := set(announced); err != nil {
+			return err
+		}
+		sender("announced")
+		if err := set(); err != nil {
+			return err
+		}
+		if err := os.WriteFile(file, []byte(`["2001:db8:2::100"]`), 0o600); err != nil {
+			return err
+		}
+		if err := add("2001:db8:2::100/128"); err != nil {
+			return err
+		}
+		if routes, err := netlink.RouteGet(net.ParseIP("2001:db8:2::200")); err != nil || !routes[0].Src.Equal(announced.AsSlice()) {
+			t.Errorf("the test shows nothing: sent by %v, %v", routes, err)
+		}
+		if err := set(announced); err != nil {
+			return err
+		}
+		sender("as a version before has set it")
+		addrs, err := netlink.AddrList(link, netlink.FAMILY_V6)
+		if err != nil || !slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IP.Equal(announced.AsSlice()) }) {
+			t.Errorf("the address is not there any more: %v, %v", addrs, err)
 		}
 		return nil
 	})

@@ -187,6 +187,9 @@ type Resources struct {
 const (
 	StateRunning = "running"
 	StateExited  = "exited"
+	// StateStarting is of a container whose start podmon has not ended yet: it is
+	// listed to who asks for it (Request.Starting), and then runs or has exited.
+	StateStarting = "starting"
 )
 
 // SandboxStatus is what podmon knows of a sandbox.
@@ -199,7 +202,8 @@ type SandboxStatus struct {
 
 // ContainerStatus is what podmon knows of a container. An exited one is kept
 // until OpRemoveContainer, so that no exit code is lost while the agent is
-// away.
+// away. Answers and events leave out the Container's Args, Env, Mounts, Devices
+// and Volumes: a list of all containers must fit into one message.
 type ContainerStatus struct {
 	Container  Container
 	State      string
@@ -296,6 +300,7 @@ type Request struct {
 	Shutdown  *Shutdown  `json:",omitempty"`
 	Upgrade   *Upgrade   `json:",omitempty"`
 	Fence     *Fence     `json:",omitempty"`
+	Starting  bool       `json:",omitempty"` // list: also containers in StateStarting
 	Target    string     `json:",omitempty"` // id for remove, reopenLog, execWait
 }
 

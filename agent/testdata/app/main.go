@@ -122,6 +122,8 @@ func main() {
 			fmt.Println(err)
 			os.Exit(1)
 		}
+	case "env":
+		fmt.Println(strings.Join(os.Environ(), "\n"))
 	case "id":
 		groups, _ := os.Getgroups()
 		fmt.Println(os.Getuid(), os.Getgid(), groups)

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/url"
 	"path"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/proxy"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/registry/rest"
 )
 
@@ -41,15 +43,16 @@ func (t NodeTransport) location(ctx context.Context, node, urlPath string, query
 
 // NodeProxy serves nodes/proxy: the agent's HTTP API, as the agent serves it.
 type NodeProxy struct {
-	nodes     rest.Getter
-	transport NodeTransport
+	nodes      rest.Getter
+	authorizer authorizer.UnconditionalAuthorizer
+	transport  NodeTransport
 }
 
 var _ rest.Connecter = &NodeProxy{}
 
 // NewNodeProxy proxies to the nodes that nodes knows.
-func NewNodeProxy(nodes rest.Getter, transport NodeTransport) *NodeProxy {
-	return &NodeProxy{nodes: nodes, transport: transport}
+func NewNodeProxy(nodes rest.Getter, z authorizer.UnconditionalAuthorizer, transport NodeTransport) *NodeProxy {
+	return &NodeProxy{nodes: nodes, authorizer: z, transport: transport}
 }
 
 // New returns the options of the connection.
@@ -68,6 +71,10 @@ func (p *NodeProxy) NewConnectOptions() (runtime.Object, bool, string) {
 	return &corev1.NodeProxyOptions{}, true, "path"
 }
 
+// acting are the calls of a node, by the first element of their path, that act in
+// containers, also when the method is GET.
+var acting = []string{"exec", "attach", "portForward", "run"}
+
 // Connect proxies the request to the agent of the node called id.
 func (p *NodeProxy) Connect(ctx context.Context, id string, options runtime.Object, responder rest.Responder) (http.Handler, error) {
 	opts, ok := options.(*corev1.NodeProxyOptions)
@@ -81,6 +88,11 @@ func (p *NodeProxy) Connect(ctx context.Context, id string, options runtime.Obje
 	target := path.Clean("/" + opts.Path)
 	if strings.HasSuffix(opts.Path, "/") && target != "/" {
 		target += "/"
+	}
+	if first, _, _ := strings.Cut(target[1:], "/"); slices.Contains(acting, first) {
+		if err := mayCreate(ctx, p.authorizer); err != nil {
+			return nil, err
+		}
 	}
 	transport, location, err := p.transport.location(ctx, id, target, nil)
 	if err != nil {

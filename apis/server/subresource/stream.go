@@ -110,7 +110,7 @@ func (s *stream) ConnectMethods() []string { return []string{"GET", "POST"} }
 
 // Connect proxies the upgraded connection to the agent of the pod called id.
 func (s *stream) Connect(ctx context.Context, id string, options runtime.Object, responder rest.Responder) (http.Handler, error) {
-	if err := s.authorize(ctx); err != nil {
+	if err := mayCreate(ctx, s.authorizer); err != nil {
 		return nil, err
 	}
 	pod, err := getPod(ctx, s.pods, id)
@@ -143,10 +143,10 @@ func (s *stream) Connect(ctx context.Context, id string, options runtime.Object,
 	}), nil
 }
 
-// authorize asks for the verb create, whatever the method: a WebSocket comes as GET,
+// mayCreate asks for the verb create, whatever the method: a WebSocket comes as GET,
 // which the server takes for the verb get, and who may look at things is not meant
 // to run commands.
-func (s *stream) authorize(ctx context.Context) error {
+func mayCreate(ctx context.Context, z authorizer.UnconditionalAuthorizer) error {
 	info, ok := request.RequestInfoFrom(ctx)
 	if !ok || info.Verb == "create" {
 		return nil
@@ -155,7 +155,7 @@ func (s *stream) authorize(ctx context.Context) error {
 	if !ok {
 		return errors.NewInternalError(fmt.Errorf("no user in the context of %s %s", info.Verb, info.Path))
 	}
-	decision, reason, err := s.authorizer.Authorize(ctx, authorizer.AttributesRecord{
+	decision, reason, err := z.Authorize(ctx, authorizer.AttributesRecord{
 		User: caller, Verb: "create", ResourceRequest: true, Path: info.Path,
 		Namespace: info.Namespace, APIGroup: info.APIGroup, APIVersion: info.APIVersion, Resource: info.Resource, Subresource: info.Subresource, Name: info.Name,
 	})
@@ -165,8 +165,12 @@ func (s *stream) authorize(ctx context.Context) error {
 	if err != nil {
 		return errors.NewInternalError(err)
 	}
+	where := ""
+	if info.Namespace != "" {
+		where = fmt.Sprintf(" in namespace %q", info.Namespace)
+	}
 	return errors.NewForbidden(schema.GroupResource{Group: info.APIGroup, Resource: info.Resource + "/" + info.Subresource}, info.Name,
-		fmt.Errorf("user %q cannot create resource %q in namespace %q, which a WebSocket needs as well as get%s", caller.GetName(), info.Resource+"/"+info.Subresource, info.Namespace, because(reason)))
+		fmt.Errorf("user %q cannot create resource %q%s, which a WebSocket needs as well as %s%s", caller.GetName(), info.Resource+"/"+info.Subresource, where, info.Verb, because(reason)))
 }
 
 func because(reason string) string {
