@@ -28,7 +28,7 @@ type startingServer struct {
 	t     *testing.T
 	ca    *pki.CA
 	id    *identity
-	dir   dataDir
+	dir   keyDir
 	epoch raftstore.Epoch
 }
 
@@ -39,7 +39,7 @@ func newStartingServer(t *testing.T) *startingServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &startingServer{t: t, ca: ca, dir: dataDir(t.TempDir()), epoch: raftstore.NewEpoch(0)}
+	s := &startingServer{t: t, ca: ca, dir: keyDir{dataDir: dataDir(t.TempDir())}, epoch: raftstore.NewEpoch(0)}
 	s.id = &identity{trust: pki.NewTrust(0, ca), ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}}
 	if s.id.key, err = pki.NewKey(); err != nil {
 		t.Fatal(err)
