@@ -248,13 +248,15 @@ func (m *Main) buildAPI() error {
 	if err != nil {
 		return err
 	}
+	past := storepast.New(m.store)
+	past.Name = func(ctx context.Context, id string) string { return join.NameOf(ctx, m.store, id) }
 	m.api, err = server.New(server.Config{
 		Storage: kubestore.NewDecorator(kubestore.Config{
 			Store: m.store, Cache: true, Origin: server.Caller, Transformer: m.sealer, Reserve: m.budget.Reserve,
 		}),
 		Access:            m.cfg.AccessConfig.access(m.dir.path("audit.log")),
 		Admission:         m.cfg.AccessConfig.admission(),
-		Past:              storepast.New(m.store),
+		Past:              past,
 		Keys:              storepast.NewKeys(m.store),
 		Authenticator:     m.rights.check(auth.ClientCert(m.trust.Pool)),
 		NodeTransport:     m.peers.transportTo,

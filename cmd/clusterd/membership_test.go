@@ -106,7 +106,7 @@ func (s *startingServer) peer(status join.MembershipStatus, signer *pki.CA) *pee
 func (s *startingServer) starts(peers ...*peer) error {
 	t := s.t
 	t.Helper()
-	m := &Main{cfg: Config{Data: string(s.dir)}, dir: s.dir, id: s.id, log: slog.New(slog.DiscardHandler)}
+	m := &Main{cfg: Config{Data: string(s.dir.dataDir)}, dir: s.dir, id: s.id, log: slog.New(slog.DiscardHandler)}
 	m.cfg.Name = "n1"
 	var err error
 	if m.rights.former, err = s.dir.formerServers(); err != nil {
