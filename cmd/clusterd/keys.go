@@ -107,8 +107,8 @@ func keysShowCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show FILE",
 		Short: "Print what a sealed file of the data folder holds",
-		Example: `  # Put another key for Secrets at rest on top:
-  (clusterd_new_line; sudo clusterd keys show seal.keys) > seal.keys`,
+		Example: `  # The keys for Secrets at rest, to put another one on top:
+  sudo clusterd keys show seal.keys`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			d, err := keysOf(cmd, &cfg)
