@@ -224,6 +224,10 @@ func (e *env) onPage(node, keys, block string) string {
 			err = e.Stop(e.t.Context(), node)
 		case "sudo systemctl start clusterd":
 			err = e.Start(e.t.Context(), node)
+			e.eventually(node+" has started", func(context.Context) error { // as systemd waits for it
+				_, err := os.Stat(nodeOf(e, node).Kubeconfig())
+				return err
+			})
 		default:
 			var out []byte
 			cmd := e.Exec(e.t.Context(), node, "sh", "-c", "PATH="+tools+":$PATH; "+replace.Replace(line))
