@@ -123,7 +123,16 @@ func TestE2ESealedKeys(t *testing.T) {
 		t.Errorf("the sealing key is not another one: %v", err)
 	}
 	e.onPage("n2", mine, blocks[2])
-	e.eventually("seal.keys is sealed", func(context.Context) error {
+	sealed("with another key for Secrets at rest")
+	clear := filepath.Join(n2.Data, "seal.keys")
+	own, err := e.Exec(t.Context(), "n2", e.Bin("clusterd"), "keys", "show", "seal.keys", "--data", n2.Data).Output()
+	if err == nil {
+		err = os.WriteFile(clear, own, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.eventually("seal.keys, which was put there in clear, is sealed", func(context.Context) error {
 		if left := e.keysInClear("n2"); len(left) > 0 {
 			return fmt.Errorf("in clear: %q", left)
 		}
@@ -214,7 +223,7 @@ func (e *env) onPage(node, keys, block string) string {
 	if err := os.WriteFile(filepath.Join(tools, "clusterd"), []byte(wrapper), 0o700); err != nil {
 		e.t.Fatal(err)
 	}
-	replace := strings.NewReplacer("sudo ", "", "/media/key", keys, "/var/lib/clusterd", data, "/run/seal.keys", filepath.Join(tools, "seal.keys"))
+	replace := strings.NewReplacer("sudo ", "", "/media/key", keys, "/var/lib/clusterd", data)
 	var all strings.Builder
 	for line := range strings.Lines(block) {
 		line = strings.TrimSpace(line)

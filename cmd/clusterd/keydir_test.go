@@ -233,6 +233,16 @@ func TestSealExistingNode(t *testing.T) {
 		t.Errorf("after new keys: %q", found)
 	}
 
+	for _, bad := range []string{"", "# nothing\n", "key\n", "key " + "AAAA\n"} {
+		if err := d.writeSealKeys(strings.NewReader(bad)); err == nil {
+			t.Errorf("written: %q", bad)
+		}
+	}
+	if err := d.writeSealKeys(bytes.NewReader(n.seals)); err != nil {
+		t.Error(err)
+	}
+	n.reads()
+
 	// A start changes nothing that is right.
 	before, err := os.ReadFile(d.path("pki", "ca.key"))
 	if err != nil {

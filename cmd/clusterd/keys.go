@@ -15,6 +15,7 @@ import (
 	"github.com/clusterd/clusterd/cmd/clusterd/doctor"
 	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/member/sealkey"
+	"github.com/clusterd/clusterd/raftstore/kubestore"
 )
 
 func keysCommand() *cobra.Command {
@@ -34,7 +35,7 @@ systemd, which a TPM can hold.`,
 
   sudo clusterd keys status --seal-key /media/key/n1`,
 	}
-	cmd.AddCommand(keysNewCommand(), keysStatusCommand(), keysShowCommand(), keysUnsealCommand())
+	cmd.AddCommand(keysNewCommand(), keysStatusCommand(), keysShowCommand(), keysWriteCommand(), keysUnsealCommand())
 	return cmd
 }
 
@@ -129,6 +130,45 @@ func keysShowCommand() *cobra.Command {
 	}
 	cfg.addFlags(cmd.Flags())
 	return cmd
+}
+
+func keysWriteCommand() *cobra.Command {
+	cfg := defaultConfig()
+	cmd := &cobra.Command{
+		Use:   "write seal.keys",
+		Short: "Replace the file of keys for Secrets at rest by the standard input, sealed",
+		Example: `  # Another key on top:
+  { echo "key-$(date +%s) $(head -c 32 /dev/urandom | base64)"; sudo clusterd keys show seal.keys; } | sudo clusterd keys write seal.keys`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if args[0] != sealFile {
+				return fmt.Errorf("%q: only %s is written by hand", args[0], sealFile)
+			}
+			d, err := keysOf(cmd, &cfg)
+			if err != nil {
+				return err
+			}
+			return d.writeSealKeys(cmd.InOrStdin())
+		},
+	}
+	cfg.addFlags(cmd.Flags())
+	return cmd
+}
+
+// writeSealKeys replaces the file of keys for secrets at rest. A running node takes it up.
+func (d keyDir) writeSealKeys(in io.Reader) error {
+	list, err := io.ReadAll(in)
+	if err != nil {
+		return err
+	}
+	keys, err := kubestore.ParseSealKeys(string(list))
+	if err != nil {
+		return fmt.Errorf("the standard input: %w", err)
+	}
+	if len(keys) == 0 {
+		return fmt.Errorf("the standard input holds no key: lines ID BASE64 are expected; to be without keys of your own remove %s", d.path(sealFile))
+	}
+	return d.writeKey(d.path(sealFile), list)
 }
 
 func keysUnsealCommand() *cobra.Command {
