@@ -131,7 +131,7 @@ type EventListener struct {
 	LeaderChanged func(id string, term uint64)
 	// Applied: a log entry's commands were applied.
 	Applied func(index uint64, commands int, took time.Duration)
-	// Written: a transaction of origin was decided at a store time (unix
+	// Written: a transaction of origin, through whichever member, was decided at a store time (unix
 	// milliseconds), succeeded or not, and took or would have taken so many bytes
 	// of the history. It is called with the same on every member, also while it replays its
 	// log.

@@ -131,6 +131,8 @@ type sent struct {
 // send carries one command through: hand it to the leader, wait until it comes
 // back in the log, hand it over again when its leader is lost.
 func (s *Store) send(ctx context.Context, cmd mvcc.Command) (sent, error) {
+	// Which member took the request is the leader's to say.
+	cmd.Txn.Origin, cmd.Delete.Origin = mvcc.OriginFrom(cmd.Txn.Origin, ""), mvcc.OriginFrom(cmd.Delete.Origin, "")
 	cmd.ID = s.commands.id()
 	cmd.Basis = s.keyspace().Index()
 	raw := wire.AppendCommand(nil, &cmd)

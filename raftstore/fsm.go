@@ -76,7 +76,7 @@ func (f *fsm) applyOne(l *raft.Log) {
 		if (c.Type == mvcc.CmdTxn || c.Type == mvcc.CmdDelete) && outcomes[i].Err == nil && !outcomes[i].Duplicate {
 			f.s.usage.Note(batch.Time, c)
 			if fn := f.s.cfg.Events.Written; fn != nil {
-				fn(c.Origin(), batch.Time, c.HistoryBytes())
+				fn(c.Writer(), batch.Time, c.HistoryBytes())
 			}
 		}
 		if id := batch.Commands[i].ID; id.Session == f.s.commands.session {

@@ -6,6 +6,7 @@ import (
 	"net"
 	"sync"
 
+	"github.com/clusterd/clusterd/raftstore/mvcc"
 	"github.com/clusterd/clusterd/raftstore/peer"
 	"github.com/clusterd/clusterd/raftstore/wire"
 )
@@ -35,7 +36,7 @@ func (s *Store) serveCalls(conn net.Conn) {
 		}
 		switch f.Kind {
 		case peer.KindSubmit:
-			s.serveSubmit(w, f)
+			s.serveSubmit(conn, w, f)
 			return nil
 		case peer.KindTerm, peer.KindProgress:
 			if f.Kind == peer.KindTerm && !s.votes() || s.raftSide.Gate.Shut() {
@@ -87,7 +88,9 @@ func (s *Store) serveCalls(conn net.Conn) {
 	cancel()
 }
 
-func (s *Store) serveSubmit(w *peer.Writer, f peer.Frame) {
+// serveSubmit takes a command of another member. Who asked for it is that member's word; that it
+// was this member is what its key has proved.
+func (s *Store) serveSubmit(conn net.Conn, w *peer.Writer, f peer.Frame) {
 	say := func(v verdict) {
 		w.Send(peer.Frame{Kind: peer.KindVerdict, Call: f.Call, Body: []byte{byte(v)}})
 	}
@@ -104,7 +107,16 @@ func (s *Store) serveSubmit(w *peer.Writer, f peer.Frame) {
 		say(diskFull)
 		return
 	}
-	s.commands.proposals.add(proposal{raw: f.Body, failed: say})
+	from := ""
+	if bound, ok := conn.(peer.BoundConn); ok {
+		from = bound.ID
+	}
+	raw, err := wire.WithOrigin(f.Body, func(who string) string { return mvcc.OriginFrom(who, from) })
+	if err != nil { // it was checked above
+		say(notDecoded)
+		return
+	}
+	s.commands.proposals.add(proposal{raw: raw, failed: say})
 }
 
 // answer does one call that may block.

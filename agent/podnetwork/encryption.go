@@ -26,7 +26,7 @@ import (
 // which no other node may write. A node of whom there is no such word is sent
 // nothing, and nothing is taken from it.
 
-// keyFile is below Config.Dir: the node's private key, which never leaves it.
+// keyFile is below Config.KeyDir: the node's private key, which never leaves it.
 const keyFile = "wireguard.json"
 
 // nodeKeys are what nodes say of their WireGuard, by their names.
@@ -99,7 +99,7 @@ func (n *Network) guardClear(ctx context.Context, nodes []*v1.Node, between *ove
 		}
 		return unpublished, nil
 	}
-	key, err := wireguard.EnsureKey(filepath.Join(n.cfg.Dir, keyFile), n.cfg.KeyAge, time.Now())
+	key, err := wireguard.EnsureKey(filepath.Join(cmp.Or(n.cfg.KeyDir, n.cfg.Dir), keyFile), n.cfg.KeyAge, time.Now())
 	if err != nil {
 		n.block("NoWireGuardKey", err)
 		return nil, err

@@ -69,9 +69,11 @@ type Config struct {
 	Ready int
 	// Encrypt sends pods' packets to other nodes through WireGuard, and nothing in
 	// clear; it needs a Client. KeyAge is after what time the node makes itself
-	// another key; 0: it keeps the one it has.
+	// another key; 0: it keeps the one it has. KeyDir is where that lies; default:
+	// Dir. A folder in memory is right, too: the node makes another key after a boot.
 	Encrypt bool
 	KeyAge  time.Duration
+	KeyDir  string
 	// Blocked is called when pods get no network since it cannot be encrypted: a
 	// reason for an event, and why. It must not block. Default: none.
 	Blocked func(reason, why string)

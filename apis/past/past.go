@@ -81,6 +81,10 @@ type Change struct {
 	// Origin is who asked for it: a user, and with what program; "" when it is
 	// not known.
 	Origin string `json:"origin,omitempty"`
+	// Server is the member that took the request and handed the change to the leader, which has
+	// noted whose key was proved; Origin is that member's word. "": the leader
+	// took the request itself, or was of a version that did not note it.
+	Server string `json:"server,omitempty"`
 	// Object is the state after the change; of a deletion, the state before.
 	Object json.RawMessage `json:"object,omitempty"`
 }

@@ -53,7 +53,7 @@ func (p *pastHandler) history(w http.ResponseWriter, req *http.Request, info *re
 		answer.Base = p.object(req, known.Extent.Oldest)
 	}
 	for _, c := range known.List {
-		change := past.Change{Type: past.Modified, Revision: c.Revision, Time: c.Time.UTC(), Origin: c.Origin}
+		change := past.Change{Type: past.Modified, Revision: c.Revision, Time: c.Time.UTC(), Origin: c.Origin, Server: c.Server}
 		shown := c.Revision
 		switch {
 		case c.Deleted:

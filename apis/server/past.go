@@ -70,6 +70,9 @@ type StoredChange struct {
 	Previous int64
 	Deleted  bool
 	Origin   string // who asked for it
+	// Server is the member that passed the request on to the one that led the
+	// storage, as that one has noted; "": the leader itself, or it is not known.
+	Server string
 }
 
 // withPast serves gets and lists as of a moment in the past, and the history

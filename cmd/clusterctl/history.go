@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -206,14 +207,14 @@ func historyTable(w, notes io.Writer, h *past.History, wide bool) error {
 			}
 		}
 		who := orUnknown(whoMade(c, before, after))
-		rows = append(rows, []string{strconv.FormatInt(c.Revision, 10), c.Time.UTC().Format(time.RFC3339), change, who, what})
+		rows = append(rows, []string{strconv.FormatInt(c.Revision, 10), c.Time.UTC().Format(time.RFC3339), change, who, cmp.Or(c.Server, "-"), what})
 		before, known = after, len(c.Object) > 0
 		if c.Type == past.Deleted {
 			before, known = &unstructured.Unstructured{Object: map[string]any{}}, false
 		}
 	}
 	if len(rows) > 0 {
-		if err := printTable(w, []string{"REVISION", "TIME", "CHANGE", "WHO", "WHAT"}, rows); err != nil {
+		if err := printTable(w, []string{"REVISION", "TIME", "CHANGE", "WHO", "VIA", "WHAT"}, rows); err != nil {
 			return err
 		}
 	}

@@ -161,10 +161,10 @@ func TestHistoryCommands(t *testing.T) {
 
 	out := c.run("history", "deploy/web")
 	matches(t, out,
-		`^REVISION +TIME +CHANGE +WHO +WHAT$`,
-		`^`+first.ResourceVersion+` +20\S+Z +added +admin via \S+ \(ci\) *$`,
-		`^\d+ +20\S+Z +modified +admin via \S+ +spec.replicas: 2 → 3; spec.template.spec.containers\[web\].image: app:1 → app:2$`,
-		`^\d+ +20\S+Z +status +admin via \S+ +status.observedGeneration: 2 added; status.replicas: 3 added$`,
+		`^REVISION +TIME +CHANGE +WHO +VIA +WHAT$`,
+		`^`+first.ResourceVersion+` +20\S+Z +added +admin via \S+ \(ci\) +- *$`,
+		`^\d+ +20\S+Z +modified +admin via \S+ +- +spec.replicas: 2 → 3; spec.template.spec.containers\[web\].image: app:1 → app:2$`,
+		`^\d+ +20\S+Z +status +admin via \S+ +- +status.observedGeneration: 2 added; status.replicas: 3 added$`,
 	)
 	var h past.History
 	if err := json.Unmarshal([]byte(c.run("history", "deployments.apps", "web", "-o", "json", "--limit", "2")), &h); err != nil || len(h.Changes) != 2 || !h.More {
@@ -212,7 +212,7 @@ func TestHistoryCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	out = c.run("history", "deploy/web")
-	matches(t, out, `^\d+ +20\S+Z +deleted +admin via \S+ *$`, `clusterctl-undo`)
+	matches(t, out, `^\d+ +20\S+Z +deleted +admin via \S+ +- *$`, `clusterctl-undo`)
 	matches(t, c.run("history", "diff", "deploy/web"), `^-  replicas: 3$`)
 	matches(t, c.run("undo", "deploy/web"), `^deployments.apps/web was created again as it was at revision \d+, now as revision \d+$`)
 	d, err = deploys.Get(ctx, "web", metav1.GetOptions{})

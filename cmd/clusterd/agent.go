@@ -214,6 +214,7 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 		Nodes:    seen.Nodes,
 		Bridge:   podBridge,
 		Dir:      dataDir(cfg.Data).path("network"),
+		KeyDir:   cfg.wireguardDir(),
 		PodCIDRs: cfg.podRanges(),
 		Ready:    readyNetworks,
 		Encrypt:  cfg.PodEncryption == podEncryptionWireGuard,

@@ -33,7 +33,7 @@ import (
 // answers.
 type agentNode struct {
 	cfg     Config
-	dir     dataDir
+	dir     keyDir
 	id      *identity
 	idMu    sync.Mutex // guards id.cert and id.trust, and pki/ on disk
 	trust   pki.LiveTrust
@@ -51,11 +51,7 @@ type agentNode struct {
 
 // role is the role of the member whose data folder it is.
 func (d dataDir) role() (pki.Role, error) {
-	b, err := os.ReadFile(d.path("pki", "node.crt"))
-	if err != nil {
-		return "", err
-	}
-	cert, err := pki.ParseCert(b)
+	cert, err := d.readNodeCert()
 	if err != nil {
 		return "", err
 	}
@@ -67,13 +63,19 @@ func (d dataDir) role() (pki.Role, error) {
 
 // runAgentNode runs the node until ctx ends.
 func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
-	n := &agentNode{cfg: cfg, dir: dataDir(cfg.Data), log: log, promoted: make(chan struct{}, 1), again: make(chan error, 1), renew: make(chan struct{}, 1)}
+	n := &agentNode{cfg: cfg, dir: keyDir{dataDir: dataDir(cfg.Data)}, log: log, promoted: make(chan struct{}, 1), again: make(chan error, 1), renew: make(chan struct{}, 1)}
 	lock, err := n.dir.lock()
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
+	if n.dir, err = cfg.keyDir(); err != nil {
+		return err
+	}
 	if n.id, err = n.dir.readIdentity(); err != nil {
+		return err
+	}
+	if err := n.dir.setRight(n.id, log); err != nil {
 		return err
 	}
 	if name, _ := pki.NodeName(n.id.cert); name != cfg.Name {

@@ -147,7 +147,7 @@ func prepareRestore(cfg Config, c *backup.Content) error {
 	if err := cfg.EncryptionConfig.check(); err != nil {
 		return err
 	}
-	return prepare(cfg, func(dir dataDir) error {
+	return prepare(cfg, func(dir keyDir) error {
 		now := time.Now()
 		k := c.Store.Rebase(recovery.RevisionGap)
 		state, ops, err := authority.Restored(k, c.CACert, now)

@@ -52,7 +52,7 @@ func TestRestoreTrustNumber(t *testing.T) {
 	if err := prepareRestore(cfg, &backup.Content{Secrets: backup.Secrets{CACert: pki.EncodeCert(ca.Cert), CAKey: key}, Store: k}); err != nil {
 		t.Fatal(err)
 	}
-	dir := dataDir(cfg.Data)
+	dir := keyDir{dataDir: dataDir(cfg.Data)}
 	id, err := dir.readIdentity()
 	if err != nil || id.trust.Number <= before.Number {
 		t.Fatalf("on disk: state %d of the authority after %d, %v", id.trust.Number, before.Number, err)

@@ -43,7 +43,7 @@ import (
 // Main is one node: every room is built, started and stopped here.
 type Main struct {
 	cfg Config
-	dir dataDir
+	dir keyDir
 	id  *identity
 	// idMu guards id.cert and id.trust, and pki/ on disk; trust and cert are
 	// what is used.
@@ -97,7 +97,7 @@ type Main struct {
 // New opens what the node keeps on disk and builds its rooms. It listens on
 // the port but answers nothing yet. On error everything is closed again.
 func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error) {
-	m := &Main{cfg: cfg, dir: dataDir(cfg.Data), log: log, parts: serverParts{began: time.Now()}, refused: make(chan struct{}, 1), resealNow: make(chan struct{}, 1), again: make(chan error, 1)}
+	m := &Main{cfg: cfg, dir: keyDir{dataDir: dataDir(cfg.Data)}, log: log, parts: serverParts{began: time.Now()}, refused: make(chan struct{}, 1), resealNow: make(chan struct{}, 1), again: make(chan error, 1)}
 	defer func() {
 		if err != nil {
 			m.close()
@@ -116,7 +116,13 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	if m.lock, err = m.dir.lock(); err != nil {
 		return nil, err
 	}
+	if m.dir, err = cfg.keyDir(); err != nil {
+		return nil, err
+	}
 	if m.id, err = m.dir.readIdentity(); err != nil {
+		return nil, err
+	}
+	if err = m.dir.setRight(m.id, log); err != nil {
 		return nil, err
 	}
 	m.rights.self = m.id.nodeID()
@@ -242,13 +248,15 @@ func (m *Main) buildAPI() error {
 	if err != nil {
 		return err
 	}
+	past := storepast.New(m.store)
+	past.Name = func(ctx context.Context, id string) string { return join.NameOf(ctx, m.store, id) }
 	m.api, err = server.New(server.Config{
 		Storage: kubestore.NewDecorator(kubestore.Config{
 			Store: m.store, Cache: true, Origin: server.Caller, Transformer: m.sealer, Reserve: m.budget.Reserve,
 		}),
 		Access:            m.cfg.AccessConfig.access(m.dir.path("audit.log")),
 		Admission:         m.cfg.AccessConfig.admission(),
-		Past:              storepast.New(m.store),
+		Past:              past,
 		Keys:              storepast.NewKeys(m.store),
 		Authenticator:     m.rights.check(auth.ClientCert(m.trust.Pool)),
 		NodeTransport:     m.peers.transportTo,

@@ -33,7 +33,7 @@ Begin with one machine, add others, and use it with clusterctl or kubectl.`,
 		SilenceErrors: true,
 	}
 	root.SetVersionTemplate("clusterd {{.Version}}\n")
-	root.AddCommand(initCommand(), joinNodeCommand(), doctorCommand(), runCommand(), devCommand(), standaloneCommand(), containersCommand(), ingressCommand(), resetCommand(), upgradeGuardCommand(), versionCommand())
+	root.AddCommand(initCommand(), joinNodeCommand(), doctorCommand(), runCommand(), keysCommand(), devCommand(), standaloneCommand(), containersCommand(), ingressCommand(), resetCommand(), upgradeGuardCommand(), versionCommand())
 	return root
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"path/filepath"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -15,7 +16,8 @@ const (
 	podEncryptionWireGuard = "wireguard"
 )
 
-// EncryptionConfig says how what pods send to other nodes is encrypted.
+// EncryptionConfig says how what pods send to other nodes is encrypted, and what seals this
+// node's key files.
 type EncryptionConfig struct {
 	// PodEncryption is off or wireguard: what pods send to pods of other nodes goes
 	// through WireGuard, and nothing of it in clear. It is chosen at init, and nodes
@@ -26,6 +28,11 @@ type EncryptionConfig struct {
 	// WireGuardKeyAge is after what time this node makes itself another key for
 	// WireGuard; 0: never. Connections go on.
 	WireGuardKeyAge Duration `json:"wireguardKeyAge"`
+	// SealKey is a file with the key that seals this node's key files in DATA: a secret
+	// key of age, as clusterd keys new makes one. It is read at each start and lies outside
+	// of DATA: on another disk, in memory, in a credential of systemd. Empty: the key files
+	// lie in clear, with the mode 0600.
+	SealKey string `json:"sealKey,omitempty"`
 }
 
 func defaultEncryption() EncryptionConfig {
@@ -34,6 +41,7 @@ func defaultEncryption() EncryptionConfig {
 
 func (c *EncryptionConfig) addFlags(f *pflag.FlagSet) {
 	f.DurationVar(&c.WireGuardKeyAge.Duration, "wireguard-key-age", c.WireGuardKeyAge.Duration, "after what time this node makes itself another key for WireGuard; 0: never")
+	f.StringVar(&c.SealKey, "seal-key", c.SealKey, "file outside of the data folder with the key that seals this node's key files, see clusterd keys; empty: they lie in clear")
 }
 
 func (c *EncryptionConfig) addClusterFlags(f *pflag.FlagSet) {
@@ -50,6 +58,9 @@ func (c *EncryptionConfig) check() error {
 	}
 	if age := c.WireGuardKeyAge.Duration; age != 0 && age < time.Minute {
 		return fmt.Errorf("--wireguard-key-age %s: give 1m or more, or 0", age)
+	}
+	if c.SealKey != "" && !filepath.IsAbs(c.SealKey) {
+		return fmt.Errorf("--seal-key %q: an absolute path is required, such as /media/key/n1: it is read again at each start", c.SealKey)
 	}
 	return nil
 }

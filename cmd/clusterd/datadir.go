@@ -49,14 +49,15 @@ import (
 //	store.epoch-N     the store as it was before a recovery; may be deleted
 //	store.demoted     the store of a server that was demoted; may be deleted
 //
-// and the rooms' folders: store, podmon, images, pods, netns, logs, upgrade.
+// and the rooms' folders: store, podmon, images, pods, netns, logs, upgrade. Files
+// with keys are sealed if there is a sealing key, see keyDir.
 type dataDir string
 
 func (d dataDir) path(elem ...string) string {
 	return filepath.Join(append([]string{string(d)}, elem...)...)
 }
 
-func (d dataDir) kubeconfig() string { return d.path("admin.kubeconfig") }
+func (d dataDir) kubeconfig() string { return d.path(kubeconfigName) }
 
 // identity is the content of pki/.
 type identity struct {
@@ -127,20 +128,20 @@ func (d dataDir) member() bool {
 
 // writeIdentity puts pki/ into place in one step: after a crash it is whole
 // or absent.
-func (d dataDir) writeIdentity(id *identity) error {
+func (d keyDir) writeIdentity(id *identity) error {
 	return d.putIdentity(id, func(tmp string) error { return durable.Rename(tmp, d.path("pki")) })
 }
 
 // replaceIdentity puts another pki/ into the place of the one that is there in
 // one step: after a crash it is the old or the new one, whole.
-func (d dataDir) replaceIdentity(id *identity) error {
+func (d keyDir) replaceIdentity(id *identity) error {
 	return d.putIdentity(id, func(tmp string) error {
 		return unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, d.path("pki"), unix.RENAME_EXCHANGE)
 	})
 }
 
-func (d dataDir) putIdentity(id *identity, place func(tmp string) error) error {
-	tmp, err := os.MkdirTemp(string(d), "pki.new-")
+func (d keyDir) putIdentity(id *identity, place func(tmp string) error) error {
+	tmp, err := os.MkdirTemp(string(d.dataDir), newIdentity)
 	if err != nil {
 		return err
 	}
@@ -173,14 +174,18 @@ func (d dataDir) putIdentity(id *identity, place func(tmp string) error) error {
 		}
 	}
 	for name, content := range files {
-		if err := writeFile(filepath.Join(tmp, name), content, 0o600); err != nil {
+		path, write := filepath.Join(tmp, name), d.writeKey
+		if publicFiles[name] {
+			write = func(path string, content []byte) error { return writeFile(path, content, 0o600) }
+		}
+		if err := write(path, content); err != nil {
 			return err
 		}
 	}
 	if err := place(tmp); err != nil {
 		return fmt.Errorf("write the identity: %w", err)
 	}
-	return durable.SyncDir(string(d))
+	return durable.SyncDir(string(d.dataDir))
 }
 
 // writeNodeCert replaces the node's certificate after a renewal.
@@ -188,9 +193,17 @@ func (d dataDir) writeNodeCert(cert *x509.Certificate) error {
 	return writeFile(d.path("pki", "node.crt"), pki.EncodeCert(cert), 0o600)
 }
 
+func (d dataDir) readNodeCert() (*x509.Certificate, error) {
+	b, err := os.ReadFile(d.path("pki", "node.crt"))
+	if err != nil {
+		return nil, err
+	}
+	return pki.ParseCert(b)
+}
+
 // readIdentity reads pki/ and checks that it fits together.
-func (d dataDir) readIdentity() (*identity, error) {
-	read := func(name string) ([]byte, error) { return os.ReadFile(d.path("pki", name)) }
+func (d keyDir) readIdentity() (*identity, error) {
+	read := func(name string) ([]byte, error) { return d.readKey(d.path("pki", name)) }
 	caCert, err := read("ca.crt")
 	if err != nil {
 		return nil, fmt.Errorf("read the identity: %w", err)
@@ -238,12 +251,12 @@ func (d dataDir) readIdentity() (*identity, error) {
 	return id, nil
 }
 
-func (d dataDir) readGossipRing() (gossipkey.Ring, error) {
-	first, err := os.ReadFile(d.path("pki", "gossip.key"))
+func (d keyDir) readGossipRing() (gossipkey.Ring, error) {
+	first, err := d.readKey(d.path("pki", "gossip.key"))
 	if err != nil {
 		return gossipkey.Ring{}, err
 	}
-	rest, err := os.ReadFile(d.path("pki", "gossip-ring.json"))
+	rest, err := d.readKey(d.path("pki", "gossip-ring.json"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return gossipkey.Ring{}, err
 	}

@@ -96,10 +96,10 @@ func examine(ctx context.Context, cfg Config, configured error, server string) [
 	}
 	dir := dataDir(cfg.Data)
 	built, _ := time.Parse(time.RFC3339, kubeversion.Get().BuildDate) // zero where it was built without
-	return doctor.JudgeMachine(doctor.Look(ctx, doctor.Ask{
+	return append(doctor.JudgeMachine(doctor.Look(ctx, doctor.Ask{
 		Name: cfg.Name, Addr: cfg.addr(), Data: cfg.Data, Member: dir.member(), Running: dir.held(), Built: built, Server: server, Encrypted: cfg.PodEncryption == podEncryptionWireGuard,
 		Ranges: map[string][]netip.Prefix{"pods": cfg.podRanges(), "Services": cfg.serviceRanges()},
-	}))
+	})), examineKeys(cfg)...)
 }
 
 // held reports whether a clusterd runs on the data folder.
@@ -120,8 +120,8 @@ func examineCluster(ctx context.Context, cfg Config) []doctor.Finding {
 		return nil
 	}
 	c := doctor.Cluster{Now: time.Now()}
-	if id, err := dir.readIdentity(); err == nil {
-		c.Expires = id.cert.NotAfter
+	if cert, err := dir.readNodeCert(); err == nil {
+		c.Expires = cert.NotAfter
 	}
 	ctx, cancel := context.WithTimeout(ctx, doctorTimeout)
 	defer cancel()

@@ -379,17 +379,17 @@ func (x *exchange) secrets() (backup.Secrets, error) {
 // cluster's state may name; it is in pki/ once this server follows that.
 func (d dataDir) successor(id string) string { return d.path("authority-" + id + ".pem") }
 
-func (d dataDir) writeSuccessor(ca *pki.CA) error {
+func (d keyDir) writeSuccessor(ca *pki.CA) error {
 	key, err := ca.EncodeCAKey()
 	if err != nil {
 		return err
 	}
-	return writeFile(d.successor(ca.ID()), append(pki.EncodeCert(ca.Cert), key...), 0o600)
+	return d.writeKey(d.successor(ca.ID()), append(pki.EncodeCert(ca.Cert), key...))
 }
 
 // readSuccessor returns nil if there is none.
-func (d dataDir) readSuccessor(id string) (*pki.CA, error) {
-	b, err := os.ReadFile(d.successor(id))
+func (d keyDir) readSuccessor(id string) (*pki.CA, error) {
+	b, err := d.readKey(d.successor(id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

@@ -17,8 +17,8 @@ import (
 // know this server.
 const frontLifetime = pki.ServerLifetime
 
-func (d dataDir) frontCert() string { return d.path("front-proxy.crt") }
-func (d dataDir) frontKey() string  { return d.path("front-proxy.key") }
+func (d keyDir) frontCert() string { return d.inClear("front-proxy.crt") }
+func (d keyDir) frontKey() string  { return d.inClear("front-proxy.key") }
 
 // front is how this server proves to aggregated APIs who it is.
 func (m *Main) front() server.Front {
@@ -57,7 +57,7 @@ func (m *Main) renewFront(now time.Time) error {
 }
 
 // readFrontCert returns nil if there is no pair whose halves belong together.
-func (d dataDir) readFrontCert() (*x509.Certificate, error) {
+func (d keyDir) readFrontCert() (*x509.Certificate, error) {
 	certPEM, err := os.ReadFile(d.frontCert())
 	if err == nil {
 		var keyPEM []byte

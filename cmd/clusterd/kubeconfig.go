@@ -19,10 +19,11 @@ const adminUser = "admin"
 // writeKubeconfig makes sure that the data folder has a kubeconfig for the
 // administrator that leads to this node: it is made again when it is missing,
 // points elsewhere, trusts or belongs to other authorities, was revoked or nears
-// its end.
-func writeKubeconfig(d dataDir, trust *pki.Trust, server, cluster string, r *rights) error {
-	if kubeconfigGood(d.kubeconfig(), trust, server, time.Now(), r.revokedCertificate) {
-		return nil
+// its end. With a sealing key it lies in memory, and the data folder has a link to it.
+func writeKubeconfig(d keyDir, trust *pki.Trust, server, cluster string, r *rights) error {
+	file := d.inClear(kubeconfigName)
+	if kubeconfigGood(file, trust, server, time.Now(), r.revokedCertificate) {
+		return d.linkInClear(kubeconfigName)
 	}
 	key, err := pki.NewKey()
 	if err != nil {
@@ -45,7 +46,10 @@ func writeKubeconfig(d dataDir, trust *pki.Trust, server, cluster string, r *rig
 	if err != nil {
 		return fmt.Errorf("write the kubeconfig: %w", err)
 	}
-	return writeFile(d.kubeconfig(), b, 0o600)
+	if err := writeFile(file, b, 0o600); err != nil {
+		return err
+	}
+	return d.linkInClear(kubeconfigName)
 }
 
 func kubeconfigGood(path string, trust *pki.Trust, server string, now time.Time, revoked func(*x509.Certificate) bool) bool {

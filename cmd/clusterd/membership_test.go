@@ -28,7 +28,7 @@ type startingServer struct {
 	t     *testing.T
 	ca    *pki.CA
 	id    *identity
-	dir   dataDir
+	dir   keyDir
 	epoch raftstore.Epoch
 }
 
@@ -39,7 +39,7 @@ func newStartingServer(t *testing.T) *startingServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &startingServer{t: t, ca: ca, dir: dataDir(t.TempDir()), epoch: raftstore.NewEpoch(0)}
+	s := &startingServer{t: t, ca: ca, dir: keyDir{dataDir: dataDir(t.TempDir())}, epoch: raftstore.NewEpoch(0)}
 	s.id = &identity{trust: pki.NewTrust(0, ca), ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}}
 	if s.id.key, err = pki.NewKey(); err != nil {
 		t.Fatal(err)
@@ -106,7 +106,7 @@ func (s *startingServer) peer(status join.MembershipStatus, signer *pki.CA) *pee
 func (s *startingServer) starts(peers ...*peer) error {
 	t := s.t
 	t.Helper()
-	m := &Main{cfg: Config{Data: string(s.dir)}, dir: s.dir, id: s.id, log: slog.New(slog.DiscardHandler)}
+	m := &Main{cfg: Config{Data: string(s.dir.dataDir)}, dir: s.dir, id: s.id, log: slog.New(slog.DiscardHandler)}
 	m.cfg.Name = "n1"
 	var err error
 	if m.rights.former, err = s.dir.formerServers(); err != nil {

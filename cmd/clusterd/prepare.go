@@ -25,7 +25,7 @@ import (
 // prepareInit writes the data folder of a cluster's first node. On error
 // nothing of it stays.
 func prepareInit(cfg Config) error {
-	return prepare(cfg, func(dir dataDir) error {
+	return prepare(cfg, func(dir keyDir) error {
 		now := time.Now()
 		ca, err := pki.NewCA("cluster", now)
 		if err != nil {
@@ -62,7 +62,7 @@ func prepareInit(cfg Config) error {
 // token it waits for a person's approval before. On error nothing of it stays. cfg
 // has the cluster's settings afterwards.
 func prepareJoin(ctx context.Context, cfg *Config, server string, token *pki.Token, progress io.Writer) error {
-	return prepare(*cfg, func(dir dataDir) error {
+	return prepare(*cfg, func(dir keyDir) error {
 		key, err := pki.NewKey()
 		if err != nil {
 			return err
@@ -130,7 +130,7 @@ Waiting …
 
 // prepareServer gets what only servers know, now that this machine is one by
 // its record, and begins the store.
-func prepareServer(ctx context.Context, dir dataDir, id *identity, server string, res *join.Response, progress io.Writer) error {
+func prepareServer(ctx context.Context, dir keyDir, id *identity, server string, res *join.Response, progress io.Writer) error {
 	tid := transport.Identity{Certificate: id.tlsCertificate, Roots: id.trust.Pool}
 	keys, err := patiently(ctx, progress, func(ctx context.Context) (*join.Keys, error) {
 		return join.FetchKeys(ctx, func(ctx context.Context) (net.Conn, error) {
@@ -169,8 +169,11 @@ func (id *identity) takeKeys(keys *join.Keys) (err error) {
 
 // prepare runs write under the folder's lock, and removes what it left when
 // it fails. The identity is written last: only with it is the machine a node.
-func prepare(cfg Config, write func(dataDir) error) (err error) {
-	dir := dataDir(cfg.Data)
+func prepare(cfg Config, write func(keyDir) error) (err error) {
+	dir, err := cfg.keyDir()
+	if err != nil {
+		return err
+	}
 	_, statErr := os.Stat(cfg.Data)
 	fresh := errors.Is(statErr, fs.ErrNotExist)
 	lock, err := dir.lock()

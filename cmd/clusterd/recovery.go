@@ -87,7 +87,7 @@ func (m *Main) recoverStore() error {
 			return fmt.Errorf("begin epoch %s of the store: %w", r.Epoch, err)
 		}
 	}
-	return errors.Join(os.Remove(m.dir.path("recovery.json")), durable.SyncDir(string(m.dir)))
+	return errors.Join(os.Remove(m.dir.path("recovery.json")), durable.SyncDir(string(m.dir.dataDir)))
 }
 
 // makeNext makes the folder of the new epoch.

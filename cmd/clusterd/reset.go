@@ -54,6 +54,7 @@ func reset(ctx context.Context, cfg Config, out io.Writer) error {
 		{"volumes of CSI drivers", func() error { return removeDriven(cfg.KubeletRoot) }},
 		{"cgroups", func() error { return removeCgroups(cfg.CgroupRoot) }},
 		{"releases", func() error { return removeReleases(cfg.Data) }},
+		{"keys in memory", dir.dropInClear},
 		{"data folder", func() error { return removeFolder(cfg.Data) }},
 	}
 	var errs []error

@@ -182,10 +182,10 @@ func (m *Main) becomeAgent(ctx context.Context, addrs []netip.AddrPort) error {
 // dropServerState removes what only servers have beside their identity. The store
 // is set aside: should the word that this node was demoted be untrue, it can be put
 // back.
-func (d dataDir) dropServerState() error {
+func (d keyDir) dropServerState() error {
 	errs := []error{d.setStoreAside()}
-	for _, name := range []string{"peers.json", "bootstrap.json", "recovery.json", "admin.kubeconfig", "front-proxy.crt", "front-proxy.key"} {
-		errs = append(errs, os.RemoveAll(d.path(name)))
+	for _, name := range []string{"peers.json", "bootstrap.json", "recovery.json", kubeconfigName, "front-proxy.crt", "front-proxy.key"} {
+		errs = append(errs, os.RemoveAll(d.path(name)), os.RemoveAll(d.inClear(name)))
 	}
 	made, err := filepath.Glob(d.successor("*"))
 	errs = append(errs, err)

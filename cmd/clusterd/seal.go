@@ -42,13 +42,18 @@ var sealedKinds = map[schema.GroupResource]bool{
 // snapshots and history, wherever copies of them go. Not: a machine whose whole
 // data folder is read, which holds the keys as well.
 func (m *Main) sealKeys() ([]kubestore.SealKey, error) {
-	list, err := os.ReadFile(m.dir.path(sealFile))
+	list, err := m.dir.readKey(m.dir.path(sealFile))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("read the keys for secrets at rest: %w", err)
 	}
 	keys, err := kubestore.ParseSealKeys(string(list))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", m.dir.path(sealFile), err)
+	}
+	if list != nil { // a file that was put there in clear
+		if _, err := m.dir.sealFile(m.dir.path(sealFile), list); err != nil {
+			return nil, fmt.Errorf("seal the keys for secrets at rest: %w", err)
+		}
 	}
 	own, err := m.exchange.sealKeys()
 	if err != nil {
@@ -91,6 +96,8 @@ func (m *Main) keepSeal(ctx context.Context) error {
 		stamp = now
 		if err := m.newSealKeys(); err != nil {
 			m.log.Error("the keys for secrets at rest stay as they were", "err", err)
+		} else if m.dir.seal != nil {
+			stamp = m.sealStamp() // it may have been sealed
 		}
 	}
 }

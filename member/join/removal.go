@@ -62,6 +62,21 @@ func IsRemoved(ctx context.Context, s Store, id string) (bool, error) {
 	return kv != nil, nil
 }
 
+// NameOf is the name of a member, or of one that was removed, as far as this member's own
+// store knows; "" if it does not.
+func NameOf(ctx context.Context, s Store, id string) string {
+	for _, prefix := range []string{memberPrefix, removed} {
+		kv, _, err := s.Get(ctx, prefix+id, raftstore.ReadOptions{Stale: true})
+		var named struct {
+			Name string `json:"name"`
+		}
+		if err == nil && kv != nil && json.Unmarshal(kv.Value, &named) == nil {
+			return named.Name
+		}
+	}
+	return ""
+}
+
 // Watched is a Store that can be watched.
 type Watched interface {
 	Store

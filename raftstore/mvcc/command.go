@@ -52,12 +52,18 @@ func (c *Command) validate() error {
 	return c.Txn.Validate()
 }
 
-// Origin says who asked for the command; "" when it is not known.
+// Origin says who asked for the command; "" when it is not known. See SplitOrigin.
 func (c *Command) Origin() string {
 	if c.Type == CmdDelete {
 		return c.Delete.Origin
 	}
 	return c.Txn.Origin
+}
+
+// Writer is the part of the origin that names who asked, whichever member took the request.
+func (c *Command) Writer() string {
+	who, _ := SplitOrigin(c.Origin())
+	return who
 }
 
 // HistoryBytes is what the command takes of Limits.HistoryBytes when it

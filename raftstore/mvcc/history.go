@@ -33,12 +33,19 @@ func (t *Txn) HistoryBytes() (n int64) {
 	return n
 }
 
-// HistoryByOrigin tells how many bytes of the history each origin has made.
-func (k *Keyspace) HistoryByOrigin() map[string]int64 {
+// HistoryByWriter tells how many bytes of the history each writer has made, through whichever
+// members.
+func (k *Keyspace) HistoryByWriter() map[string]int64 {
 	all := make(map[string]int64)
 	h := &k.history
 	for next, more := int64(0), true; more; {
 		next, more = h.sumOrigins(all, next)
+	}
+	for origin, bytes := range all {
+		if who, from := SplitOrigin(origin); from != "" {
+			delete(all, origin)
+			all[who] += bytes
+		}
 	}
 	return all
 }

@@ -64,7 +64,7 @@ type Txn struct {
 	Compares []Compare
 	Ops      []Op
 	// Origin says who asked, in words for people. The history keeps it with
-	// each change; it decides nothing.
+	// each change; it decides nothing. See SplitOrigin.
 	Origin string
 }
 

@@ -72,7 +72,7 @@ func (u *Usage) Top(ks *mvcc.Keyspace, l *Limits, millis int64) Top {
 	top.History = HistoryUse{Bytes: d.HistoryBytes, MaxBytes: limits.HistoryBytes, Age: now - ks.Extent().OldestTime, MaxAge: limits.HistoryAgeMillis}
 	writers, folders := u.loads(now)
 	history := make(map[string]int64, len(writers))
-	for origin, bytes := range ks.HistoryByOrigin() {
+	for origin, bytes := range ks.HistoryByWriter() {
 		if _, ok := writers[origin]; !ok && len(writers) >= maxMeters {
 			origin = Others
 		}
@@ -156,7 +156,7 @@ func (u *Usage) Note(millis int64, c *mvcc.Command) {
 		m.add(millis, 1, int64(len(key)))
 		bytes += int64(len(key))
 	}
-	meterOf(u.writers, c.Origin()).add(millis, int64(max(1, len(c.Delete.Keys))), bytes)
+	meterOf(u.writers, c.Writer()).add(millis, int64(max(1, len(c.Delete.Keys))), bytes)
 }
 
 func meterOf(all map[string]*meter, name string) *meter {

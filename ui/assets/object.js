@@ -176,7 +176,7 @@ function changes({object, history, historyError}) {
   const rows = history.changes.map((c) => {
     const what = c.type === 'MODIFIED' ? (before ? fieldChanges(before, c.object) : ['what is not known: the state before has left the history']) : [];
     before = c.type === 'DELETED' ? null : c.object;
-    return [h('code', {}, c.revision), age(c.time), {ADDED: 'made', MODIFIED: 'changed', DELETED: 'deleted'}[c.type] || c.type, c.origin || 'not known', what.map((w) => h('div', {class: 'field'}, w))];
+    return [h('code', {}, c.revision), age(c.time), {ADDED: 'made', MODIFIED: 'changed', DELETED: 'deleted'}[c.type] || c.type, (c.origin || 'not known') + (c.server ? ' at ' + c.server : ''), what.map((w) => h('div', {class: 'field'}, w))];
   }).reverse();
   return h('section', {class: 'list'}, h('h2', {}, 'Who changed it ', h('span', {class: 'dim'}, rows.length + (history.more ? ' latest' : ''))),
     rows.length ? plain('Changes', ['Revision', 'When', 'Change', 'Who', 'What'], rows.slice(0, 50)) : h('p', {class: 'note'}, 'Unchanged since the history begins, ' + stamp(history.oldestTime) + '.'));

@@ -3,18 +3,22 @@
 package storepast
 
 import (
+	"cmp"
 	"context"
 	"time"
 
 	"github.com/clusterd/clusterd/apis/server"
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/kubestore"
+	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
 
 // Past is the history of one member's store.
 type Past struct {
 	store   *raftstore.Store
 	changes *kubestore.Past
+	// Name is the name of the member with an id; "" or nil: it is not known.
+	Name func(ctx context.Context, id string) string
 }
 
 var _ server.Past = (*Past)(nil)
@@ -69,7 +73,17 @@ func (p *Past) Changes(ctx context.Context, key string, limit int) (server.Chang
 		Oldest: c.Oldest, OldestTime: c.OldestTime, Newest: c.Newest, Now: p.store.Time(),
 	}}
 	for _, change := range c.List {
-		res.List = append(res.List, server.StoredChange(change))
+		res.List = append(res.List, p.named(ctx, change))
 	}
 	return res, nil
+}
+
+// named tells apart who asked for a change and which member passed that on.
+func (p *Past) named(ctx context.Context, c kubestore.Change) server.StoredChange {
+	who, from := mvcc.SplitOrigin(c.Origin)
+	res := server.StoredChange{Revision: c.Revision, Time: c.Time, Previous: c.Previous, Deleted: c.Deleted, Origin: who, Server: from}
+	if from != "" && p.Name != nil {
+		res.Server = cmp.Or(p.Name(ctx, from), from)
+	}
+	return res
 }
