@@ -104,7 +104,7 @@ func (s *Store) serveSubmit(w *peer.Writer, f peer.Frame) {
 		say(diskFull)
 		return
 	}
-	s.commands.proposals.add(proposal{raw: f.Body, failed: say})
+	s.enqueue(proposal{raw: f.Body, failed: say})
 }
 
 // answer does one call that may block.
