@@ -69,6 +69,8 @@ type Identity struct {
 	// Revoked reports whether the key with that id may no longer take part;
 	// nil: none is.
 	Revoked func(id string) bool
+	// Sessions are resumed by Dial; nil: each connection takes a full handshake.
+	Sessions *Sessions
 }
 
 // Port listens on one address and splits what arrives by protocol.
@@ -451,24 +453,39 @@ func (id Identity) DialAPI(ctx context.Context, addr netip.AddrPort, want string
 }
 
 func (id Identity) dial(ctx context.Context, addr, want string, roles []pki.Role, protocols ...string) (*tls.Conn, error) {
-	d := tls.Dialer{
-		NetDialer: &net.Dialer{Timeout: handshakeTimeout},
-		Config: &tls.Config{
-			MinVersion:         tls.VersionTLS13,
-			NextProtos:         protocols,
-			InsecureSkipVerify: true, // by name; VerifyConnection checks the key
-			VerifyConnection: func(s tls.ConnectionState) error {
-				_, err := id.verify(s.PeerCertificates, x509.ExtKeyUsageServerAuth, want, roles)
-				return err
-			},
-			GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-				return id.Certificate(), nil
-			},
+	for {
+		config, resumed := id.dialConfig(addr, want, roles, protocols...)
+		d := tls.Dialer{NetDialer: &net.Dialer{Timeout: handshakeTimeout}, Config: config}
+		c, err := d.DialContext(ctx, "tcp", addr)
+		if err == nil {
+			return c.(*tls.Conn), nil
+		}
+		// crypto/tls has dropped the session that it failed with.
+		if !resumed.tried() || ctx.Err() != nil {
+			return nil, fmt.Errorf("connect to %s: %w", addr, err)
+		}
+	}
+}
+
+// dialConfig is that of one connection, and what it has of Sessions.
+func (id Identity) dialConfig(addr, want string, roles []pki.Role, protocols ...string) (*tls.Config, *dialed) {
+	ours := id.Certificate()
+	resumed := id.Sessions.of(sessionKey{addr, want, ours})
+	config := &tls.Config{
+		MinVersion:         tls.VersionTLS13,
+		NextProtos:         protocols,
+		InsecureSkipVerify: true, // by name; VerifyConnection checks the key
+		VerifyConnection: func(s tls.ConnectionState) error {
+			peer, err := id.verify(s.PeerCertificates, x509.ExtKeyUsageServerAuth, want, roles)
+			if err == nil {
+				resumed.verified(peer.Cert)
+			}
+			return err
 		},
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return ours, nil },
 	}
-	c, err := d.DialContext(ctx, "tcp", addr)
-	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", addr, err)
+	if resumed != nil {
+		config.ClientSessionCache = resumed
 	}
-	return c.(*tls.Conn), nil
+	return config, resumed
 }
