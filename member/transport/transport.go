@@ -436,7 +436,7 @@ func (id Identity) DialHost(ctx context.Context, addr, want, protocol string) (*
 	if old, had := former[protocol]; had {
 		offered = append(offered, old)
 	}
-	t, err := id.dial(ctx, addr, want, protocols[protocol].answers, offered...)
+	t, err := id.dial(ctx, addr, want, protocols[protocol].answers, nil, offered...)
 	if err != nil {
 		return nil, err
 	}
@@ -447,24 +447,48 @@ func (id Identity) DialHost(ctx context.Context, addr, want, protocol string) (*
 	return t, nil
 }
 
-// DialAPI connects to the API of the server at addr.
-func (id Identity) DialAPI(ctx context.Context, addr netip.AddrPort, want string) (*tls.Conn, error) {
-	return id.dial(ctx, addr.String(), want, servers, "h2", "http/1.1")
+// DialAPI connects to the API of the server at addr. under, if it is given, returns what
+// TLS runs over in the place of the connection.
+func (id Identity) DialAPI(ctx context.Context, addr netip.AddrPort, want string, under func(net.Conn) net.Conn) (*tls.Conn, error) {
+	return id.dial(ctx, addr.String(), want, servers, under, "h2", "http/1.1")
 }
 
-func (id Identity) dial(ctx context.Context, addr, want string, roles []pki.Role, protocols ...string) (*tls.Conn, error) {
+func (id Identity) dial(ctx context.Context, addr, want string, roles []pki.Role, under func(net.Conn) net.Conn, protocols ...string) (*tls.Conn, error) {
 	for {
 		config, resumed := id.dialConfig(addr, want, roles, protocols...)
-		d := tls.Dialer{NetDialer: &net.Dialer{Timeout: handshakeTimeout}, Config: config}
-		c, err := d.DialContext(ctx, "tcp", addr)
+		c, err := connect(ctx, addr, config, under)
 		if err == nil {
-			return c.(*tls.Conn), nil
+			return c, nil
 		}
 		// crypto/tls has dropped the session that it failed with.
 		if !resumed.tried() || ctx.Err() != nil {
 			return nil, fmt.Errorf("connect to %s: %w", addr, err)
 		}
 	}
+}
+
+// connect dials, and returns when the handshake is done.
+func connect(ctx context.Context, addr string, config *tls.Config, under func(net.Conn) net.Conn) (*tls.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
+	defer cancel()
+	var d net.Dialer
+	raw, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	if config.ServerName, _, err = net.SplitHostPort(addr); err != nil {
+		raw.Close()
+		return nil, err
+	}
+	if under != nil {
+		raw = under(raw)
+	}
+	c := tls.Client(raw, config)
+	if err := c.HandshakeContext(ctx); err != nil {
+		raw.Close()
+		return nil, err
+	}
+	return c, nil
 }
 
 // dialConfig is that of one connection, and what it has of Sessions.
