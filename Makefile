@@ -111,7 +111,7 @@ FUZZTIME ?= 1m
 .PHONY: fuzz-store
 fuzz-store: ## fuzz every decoder of the store, FUZZTIME each
 	@set -e; for f in raftstore/peer:FuzzReadFrame raftstore/datadir:FuzzDecodeStable raftstore/datadir:FuzzCheckSnapshot raftstore/backup:FuzzRead raftstore/seglog:FuzzOpen \
-		raftstore/wire:FuzzDecodeBatch raftstore/wire:FuzzDecodeCommand raftstore/wire:FuzzReadSnapshot; do \
+		raftstore/wire:FuzzDecodeBatch raftstore/delta:FuzzExpand raftstore/delta:FuzzMake raftstore/wire:FuzzDecodeCommand raftstore/wire:FuzzReadSnapshot; do \
 		$(GO) test ./$${f%:*} -run '^$$' -fuzz "^$${f#*:}$$" -fuzztime $(FUZZTIME); done
 
 .PHONY: test-vm

@@ -494,7 +494,7 @@ func stolenAgentKey(t *testing.T, e *env) {
 		}
 	}()
 	here := ln.Addr().(*net.TCPAddr).AddrPort()
-	if c, err := stolenIdentity(e, "a2").DialAPI(t.Context(), here, ""); err == nil {
+	if c, err := stolenIdentity(e, "a2").DialAPI(t.Context(), here, "", nil); err == nil {
 		c.Close()
 		t.Error("an agent takes another for a server")
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/settle"
 	"github.com/clusterd/clusterd/raftstore/watch"
 )
 
@@ -107,6 +108,13 @@ type Config struct {
 	// entry. Default: 512 KiB, 1024.
 	MaxBatchBytes    int
 	MaxBatchCommands int
+	// MayWait says of a transaction that puts one key and does nothing else, by who
+	// asked for it, that it need not be in the log at once: as leader, this member
+	// gathers such ones for MayWaitFor, unless another command comes before, with which
+	// they go. It must not block or keep what it gets. Default: none may.
+	MayWait func(origin, key []byte) bool
+	// MayWaitFor is for how long. Default: 500 ms.
+	MayWaitFor time.Duration
 	// MaxPendingBytes bounds the writes of this member that are under way;
 	// more wait. Default: 64 MiB.
 	MaxPendingBytes int64
@@ -121,6 +129,7 @@ type Config struct {
 	silence   time.Duration // see election.Config
 	lookAt    time.Duration // how often the members' formats are asked for
 	older     bool          // it does not know format 2, see package settle
+	knows     int           // the highest format that it knows; 0: settle.Newest
 }
 
 // EventListener is called for what happens in a Store. Any function may be nil.
@@ -179,6 +188,7 @@ func (c *Config) setDefaults() error {
 	setDefault(&c.SnapshotEntries, 20000)
 	setDefault(&c.SnapshotBytes, 64<<20)
 	setDefault(&c.FormatAfter, 24*time.Hour)
+	setDefault(&c.knows, settle.Newest)
 	setDefault(&c.lookAt, min(max(c.FormatAfter/20, time.Second), 10*time.Second))
 	setDefault(&c.MinFreeBytes, 64<<20)
 	setDefault(&c.SlowDisk, time.Second)
@@ -193,6 +203,7 @@ func (c *Config) setDefaults() error {
 	setDefault(&c.MaxBatchBytes, 512<<10)
 	setDefault(&c.MaxBatchCommands, 1024)
 	setDefault(&c.MaxPendingBytes, 64<<20)
+	setDefault(&c.MayWaitFor, 500*time.Millisecond)
 	if c.MaxPendingBytes < int64(c.MaxTxnBytes) {
 		return fmt.Errorf("raftstore: MaxPendingBytes %d is less than MaxTxnBytes %d", c.MaxPendingBytes, c.MaxTxnBytes)
 	}

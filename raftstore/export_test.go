@@ -31,6 +31,8 @@ type Faults struct {
 	Silence time.Duration
 	// Older: the member does not know format 2.
 	Older bool
+	// Knows is the highest format that the member knows; 0: the newest.
+	Knows int
 	// LookAt is how often the others' formats are asked for; 0: as in production.
 	LookAt time.Duration
 	// Wall is the clock as it is set by hand; what elapses is not touched.
@@ -51,7 +53,7 @@ func SendAhead(b *testing.B, on bool) {
 
 // Inject puts them there.
 func (c *Config) Inject(f Faults) {
-	c.wrapLog, c.freeBytes, c.mangle, c.silence, c.older, c.lookAt = f.Log, f.Free, f.Mangle, f.Silence, f.Older, f.LookAt
+	c.wrapLog, c.freeBytes, c.mangle, c.silence, c.older, c.knows, c.lookAt = f.Log, f.Free, f.Mangle, f.Silence, f.Older, f.Knows, f.LookAt
 	if f.Wall != nil {
 		start := time.Now()
 		c.Now, c.elapsed = f.Wall, func() time.Duration { return time.Since(start) }

@@ -23,7 +23,7 @@ func (s *Store) openFormat() error {
 	if err != nil {
 		return err
 	}
-	if s.settling, err = settle.Open(s.cfg.Dir, s.state.Had, max(last, newest), s.cfg.FormatAfter); err != nil {
+	if s.settling, err = settle.Open(s.cfg.Dir, s.state.Had, max(last, newest), s.cfg.FormatAfter, s.cfg.knows); err != nil {
 		return err
 	}
 	s.state.Snapshots.Pack = func() bool { return !s.cfg.older && s.settling.Uses() >= settle.Packed }
@@ -36,7 +36,7 @@ func (s *Store) attendFormat() {
 		return
 	}
 	wait := min(s.cfg.lookAt, time.Second)
-	for s.settling.Uses() < settle.Newest {
+	for s.settling.Uses() < s.settling.Newest() {
 		select {
 		case <-time.After(wait):
 		case <-s.ctx.Done():
@@ -63,7 +63,7 @@ func (s *Store) lookAtFormats() {
 		s.cfg.Logger.Warn("look at the members' formats", "err", err)
 	}
 	if changed {
-		s.cfg.Logger.Info("format of the store", "inUse", s.settling.Uses(), "newest", settle.Newest)
+		s.cfg.Logger.Info("format of the store", "inUse", s.settling.Uses(), "newest", s.settling.Newest())
 	}
 }
 
@@ -111,17 +111,23 @@ func (s *Store) askFormats() ([]settle.Other, error) {
 }
 
 // formats is the answer to that.
-func (s *Store) formats() uint64 { return uint64(s.settling.Uses())<<32 | settle.Newest }
+func (s *Store) formats() uint64 { return uint64(s.settling.Uses())<<32 | uint64(s.settling.Newest()) }
 
 // speaks is the highest number of a command that may be in this member's log; 0:
 // it does not know the question. A member that has not decided on a format can
 // read what the others write.
 func (s *Store) speaks() uint64 {
+	uses := s.settling.Uses()
+	if uses == 0 {
+		uses = s.settling.Newest()
+	}
 	switch {
 	case s.cfg.older:
 		return 0
-	case s.settling.Uses() == settle.Plain:
+	case uses < settle.Packed:
 		return uint64(mvcc.CmdDelete) - 1
+	case uses < settle.Patched:
+		return uint64(mvcc.CmdDelete)
 	}
 	return wire.Newest
 }

@@ -144,7 +144,7 @@ func TestMultiUpgradeAndBack(t *testing.T) {
 				if st.InUse != settle.Plain {
 					t.Fatalf("%s: %+v", id, st)
 				}
-				return old || strings.HasPrefix(st.Note, "all members know format 2")
+				return old || strings.HasPrefix(st.Note, "all members know format 3")
 			})
 			work(t, ctx, c.Store(id))
 		}
@@ -159,7 +159,7 @@ func TestMultiUpgradeAndBack(t *testing.T) {
 	v.again(t, c, "n0", false)
 	v.again(t, c, "n2", false)
 	for _, id := range c.IDs() {
-		c.Wait(id+" uses the new format", func() bool { return c.Store(id).Status().Format.InUse == settle.Packed })
+		c.Wait(id+" uses the new format", func() bool { return c.Store(id).Status().Format.InUse == settle.Newest })
 	}
 	c.Wait("the command is used", func() bool {
 		work(t, ctx, c.Store("n0"))
@@ -171,7 +171,7 @@ func TestMultiUpgradeAndBack(t *testing.T) {
 			t.Errorf("%s packs no snapshots", id)
 		}
 		v.again(t, c, id, false)
-		if st := c.Store(id).Status().Format; st.InUse != settle.Packed {
+		if st := c.Store(id).Status().Format; st.InUse != settle.Newest {
 			t.Errorf("%s after a restart: %+v", id, st)
 		}
 	}
@@ -213,10 +213,10 @@ func TestNewerFormatIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(file, []byte(`{"version":1,"format":3}`), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(`{"version":1,"format":4}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.TryStart("n0"); err == nil || !strings.Contains(err.Error(), "format 3") {
+	if _, err := c.TryStart("n0"); err == nil || !strings.Contains(err.Error(), "format 4") {
 		t.Errorf("opened: %v", err)
 	}
 	if err := os.WriteFile(file, was, 0o600); err != nil {

@@ -37,11 +37,19 @@ func (s *Store) Txn(ctx context.Context, t mvcc.Txn) (mvcc.TxnResult, error) {
 
 // decide carries a command through that was admitted.
 func (s *Store) decide(ctx context.Context, cmd mvcc.Command) (mvcc.TxnResult, error) {
+	whole := cmd.Txn.Ops
+	cmd.Txn.Ops = s.withPatches(&cmd.Txn)
 	for {
 		out, err := s.send(ctx, cmd)
 		switch {
 		case err != nil:
 			return mvcc.TxnResult{}, err
+		case errors.Is(out.Err, mvcc.ErrPatch):
+			// No occurrence of it changes anything, see mvcc.ErrPatch. The fault is in this
+			// member's memory, or in its program.
+			s.cfg.Logger.Error("the store could not make a value of its patch; it is written as a whole", "err", out.Err)
+			cmd.Txn.Ops = whole
+			continue
 		case !errors.Is(out.Err, mvcc.ErrExpired):
 			return out.Result, outcomeError(out.Err)
 		case out.attempts > 1:
@@ -103,9 +111,10 @@ type commands struct {
 	pending   *semaphore.Weighted // bytes of this member's that are under way
 	waiting   *wait.Outcomes[mvcc.Outcome]
 	proposals *proposals
+	patches   patches
 }
 
-func newCommands(maxPending int64) (*commands, error) {
+func newCommands(maxPending int64, gatherFor time.Duration) (*commands, error) {
 	var random [8]byte
 	if _, err := crand.Read(random[:]); err != nil {
 		return nil, err
@@ -114,7 +123,7 @@ func newCommands(maxPending int64) (*commands, error) {
 		session:   binary.LittleEndian.Uint64(random[:]),
 		pending:   semaphore.NewWeighted(maxPending),
 		waiting:   wait.NewOutcomes[mvcc.Outcome](),
-		proposals: newProposals(),
+		proposals: newProposals(gatherFor),
 	}, nil
 }
 
@@ -241,7 +250,7 @@ func (s *Store) handOver(leader string, raw []byte, failed func(verdict)) (cance
 			failed(diskFull)
 			return func() {}
 		}
-		s.commands.proposals.add(proposal{raw: raw, failed: failed})
+		s.enqueue(proposal{raw: raw, failed: failed})
 		return func() {}
 	}
 	call := s.peers.Call(leader, peer.KindSubmit, raw, func(f peer.Frame, sent bool, err error) {

@@ -3,6 +3,7 @@ package raftstore
 import (
 	"math"
 	"testing"
+	"time"
 
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
@@ -32,7 +33,7 @@ func TestRoomFor(t *testing.T) {
 }
 
 func TestProposalsAreBounded(t *testing.T) {
-	p := newProposals()
+	p := newProposals(time.Hour)
 	raw := make([]byte, 100)
 	for range 10 {
 		p.add(proposal{raw: raw})

@@ -6,7 +6,9 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -120,6 +122,10 @@ type history struct {
 
 const clients = 12
 
+// sameEnd ends all values, so that one that takes the place of another comes into the
+// log as a patch.
+var sameEnd = strings.Repeat(", and so on", 8)
+
 // startHistory starts clients that read, write and compare-and-set four keys
 // through all members.
 func startHistory(t *testing.T, c *raftstoretest.Cluster) *history {
@@ -157,7 +163,7 @@ func (h *history) client(client int) {
 		case <-time.After(time.Duration(r.IntN(20)) * time.Millisecond): // spread over the faults
 		}
 		in := registerInput{key: fmt.Sprint(h.prefix, r.IntN(4)), op: []string{"get", "put", "cas"}[r.IntN(3)]}
-		in.value = fmt.Sprintf("%d.%d", client, n)
+		in.value = fmt.Sprintf("%d.%d%s", client, n, sameEnd)
 		in.rev = known[in.key]
 		start := time.Since(h.begin).Nanoseconds()
 		out, happened := h.try(r, in)
@@ -229,7 +235,10 @@ func (h *history) check() {
 // one copy would have shown them.
 func TestMultiLinearizable(t *testing.T) {
 	t.Parallel()
-	c := raftstoretest.New(t, 3, nil)
+	var patches atomic.Int64
+	c := raftstoretest.New(t, 3, func(cfg *raftstore.Config) {
+		cfg.Inject(raftstore.Faults{Mangle: func(b *mvcc.Batch) { eachPatch(b, func(*mvcc.Patch) { patches.Add(1) }) }})
+	})
 	h := startHistory(t, c)
 	r := rand.New(rand.NewPCG(h.seed, 1000))
 	for range 3 {
@@ -252,6 +261,10 @@ func TestMultiLinearizable(t *testing.T) {
 	h.more(150)
 	h.check()
 	c.Agree()
+	if patches.Load() == 0 {
+		t.Error("no value came into the log as a patch")
+	}
+	t.Logf("%d times a patch was applied", patches.Load())
 }
 
 // do runs one operation; false: it certainly did not happen.

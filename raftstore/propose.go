@@ -26,17 +26,45 @@ type proposals struct {
 	mu    sync.Mutex
 	queue []proposal
 	wake  chan struct{}
+	// late are those that may wait. They join the queue behind the next that may not,
+	// or when the first of them has waited for gatherFor.
+	late      []proposal
+	gatherFor time.Duration
+	gathered  *time.Timer // nil: none of them waits
 }
 
-func newProposals() *proposals { return &proposals{wake: make(chan struct{}, 1)} }
+func newProposals(gatherFor time.Duration) *proposals {
+	return &proposals{wake: make(chan struct{}, 1), gatherFor: gatherFor}
+}
 
 // add queues p without blocking. The number of waiting commands is bounded by
 // what each member may have under way.
 func (p *proposals) add(ps ...proposal) {
 	p.mu.Lock()
 	p.queue = append(p.queue, ps...)
+	p.joinLate()
 	p.mu.Unlock()
 	p.poke()
+}
+
+// addLate is add for one that may wait.
+func (p *proposals) addLate(one proposal) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.late = append(p.late, one)
+	if p.gathered == nil {
+		p.gathered = time.AfterFunc(p.gatherFor, func() { p.add() })
+	}
+}
+
+// joinLate lets those that wait into the queue. mu is held.
+func (p *proposals) joinLate() {
+	if p.gathered == nil {
+		return
+	}
+	p.gathered.Stop()
+	p.queue = append(p.queue, p.late...)
+	p.late, p.gathered = nil, nil
 }
 
 func (p *proposals) poke() {
@@ -75,6 +103,7 @@ func (s *Store) proposeLoop() {
 		select {
 		case <-s.commands.proposals.wake:
 		case <-s.ctx.Done():
+			s.commands.proposals.add() // those that may wait, too
 			for _, p := range s.commands.proposals.take(1<<30, 1<<40) {
 				p.failed(refused)
 			}
@@ -88,6 +117,17 @@ func (s *Store) proposeLoop() {
 			s.propose(batch)
 		}
 	}
+}
+
+// enqueue hands a command to the loops, at once or after a while.
+func (s *Store) enqueue(p proposal) {
+	if s.cfg.MayWait != nil {
+		if origin, key, ok := wire.Put(p.raw); ok && s.cfg.MayWait(origin, key) {
+			s.commands.proposals.addLate(p)
+			return
+		}
+	}
+	s.commands.proposals.add(p)
 }
 
 func (s *Store) propose(batch []proposal) {

@@ -116,7 +116,7 @@ func (s *Store) serveSubmit(conn net.Conn, w *peer.Writer, f peer.Frame) {
 		say(notDecoded)
 		return
 	}
-	s.commands.proposals.add(proposal{raw: raw, failed: say})
+	s.enqueue(proposal{raw: raw, failed: say})
 }
 
 // answer does one call that may block.

@@ -86,7 +86,7 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open store in %s: %w", cfg.Dir, err), cfg.Listener.Close())
 	}
-	commands, err := newCommands(cfg.MaxPendingBytes)
+	commands, err := newCommands(cfg.MaxPendingBytes, cfg.MayWaitFor)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("draw a session number: %w", err), cfg.Listener.Close())
 	}

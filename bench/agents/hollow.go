@@ -117,7 +117,7 @@ func (h *hollow) join(ctx context.Context, s *settings, server netip.AddrPort) (
 		return nil, err
 	}
 	shown := &tls.Certificate{Certificate: [][]byte{cert.Raw, trust.Signer().Cert.Raw}, PrivateKey: h.key, Leaf: cert}
-	h.id = transport.Identity{Certificate: func() *tls.Certificate { return shown }, Roots: trust.Pool}
+	h.id = transport.Identity{Certificate: func() *tls.Certificate { return shown }, Roots: trust.Pool, Sessions: transport.NewSessions()}
 	return servers.Encode(answer.Servers)
 }
 

@@ -88,7 +88,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 		return fmt.Errorf("remove what is a server's: %w", err)
 	}
 	n.useIdentity()
-	n.tid = transport.Identity{Certificate: n.cert.Load, Roots: n.trust.Pool, Revoked: func(id string) bool { return n.servers.Removed(id) }}
+	n.tid = transport.Identity{Certificate: n.cert.Load, Roots: n.trust.Pool, Revoked: func(id string) bool { return n.servers.Removed(id) }, Sessions: transport.NewSessions()}
 	known, err := n.dir.readServers()
 	if err != nil {
 		return err

@@ -155,7 +155,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		return nil, err
 	}
 	m.flush = append(m.flush, flush)
-	m.tid = transport.Identity{Certificate: m.cert.Load, Shown: m.showCert, Roots: m.trust.Pool, Revoked: m.rights.revoked}
+	m.tid = transport.Identity{Certificate: m.cert.Load, Shown: m.showCert, Roots: m.trust.Pool, Revoked: m.rights.revoked, Sessions: transport.NewSessions()}
 	if err = m.checkMembership(ctx); err != nil {
 		return nil, err
 	}

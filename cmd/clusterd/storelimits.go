@@ -1,16 +1,19 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/clusterd/clusterd/apis"
 	"github.com/clusterd/clusterd/apis/server"
+	"github.com/clusterd/clusterd/apis/server/auth"
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/kubestore"
 )
@@ -109,6 +112,19 @@ var vitalPrefixes = []string{
 	kubestore.Folder(server.StoragePrefix("", "nodes"), ""),
 }
 
+// nodeLeases begin the keys of the leases by which nodes say that they live.
+var nodeLeases = []byte(kubestore.Folder(server.StoragePrefix("coordination.k8s.io", "leases"), corev1.NamespaceNodeLease))
+
+// nodeUsers begin the names of nodes.
+var nodeUsers = []byte(auth.NodeUserPrefix)
+
+// mayWait says which writes the store gathers for a moment: renewals of nodes'
+// leases, the most frequent writes of a cluster at rest. They come every quarter of a
+// lease's duration. A lease that the leader takes or gives is none of them.
+func mayWait(origin, key []byte) bool {
+	return bytes.HasPrefix(key, nodeLeases) && bytes.HasPrefix(origin, nodeUsers)
+}
+
 // maxObjectBytes is how large an object may be as it is stored: what clients of
 // Kubernetes are used to.
 const maxObjectBytes = 3 << 19
@@ -116,6 +132,6 @@ const maxObjectBytes = 3 << 19
 // apply puts the limits into a store's configuration.
 func (l storeLimits) apply(c *raftstore.Config) {
 	c.QuotaBytes, c.FolderQuotas, c.VitalPrefixes = l.quota, l.folders, vitalPrefixes
-	c.MaxValueBytes, c.LogEngine = maxObjectBytes, l.engine
+	c.MaxValueBytes, c.LogEngine, c.MayWait = maxObjectBytes, l.engine, mayWait
 	c.HistoryAge, c.HistoryBytes, c.FormatAfter = l.historyAge, l.historyBytes, l.formatAfter
 }

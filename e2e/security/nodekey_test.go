@@ -264,10 +264,12 @@ func agentKey(s *suite) []attack {
 		attack{name: "joins gossip under another's name", try: func(s *suite) verdict { return s.gossips(id) }},
 		attack{name: "is a false server to an agent", try: func(s *suite) verdict {
 			return s.believed(id, func(here netip.AddrPort) (net.Conn, error) {
-				return s.stolen("a2").DialAPI(s.t.Context(), here, "")
+				return s.stolen("a2").DialAPI(s.t.Context(), here, "", nil)
 			})
 		}, control: func(s *suite) error {
-			v := s.believed(voter, func(here netip.AddrPort) (net.Conn, error) { return s.stolen("a2").DialAPI(s.t.Context(), here, "") })
+			v := s.believed(voter, func(here netip.AddrPort) (net.Conn, error) {
+				return s.stolen("a2").DialAPI(s.t.Context(), here, "", nil)
+			})
 			if !v.open {
 				return fmt.Errorf("a server is not believed to be one: %s", v.said)
 			}

@@ -183,7 +183,7 @@ func TestRemovedServer(t *testing.T) {
 	if err := call(good); err != nil {
 		t.Errorf("the other server calls the agent: %v", err)
 	}
-	if c, err := agent.DialAPI(t.Context(), badPort.Addr(), ""); err == nil {
+	if c, err := agent.DialAPI(t.Context(), badPort.Addr(), "", nil); err == nil {
 		c.Close()
 		t.Error("the agent connects to the removed server")
 	} else if !strings.Contains(err.Error(), "was removed from the cluster") {

@@ -32,10 +32,10 @@ const (
 	attemptTimeout = 2 * time.Second
 	// avoidFor is how long one that failed is tried last.
 	avoidFor = 30 * time.Second
-	// A connection on which nothing comes is asked after pingAfter, and given up
-	// when that is not answered within pingTimeout.
+	// A connection on which nothing comes is asked after pingAfter. When it is given up
+	// is in ping.go; net/http's own limit comes after that.
 	pingAfter   = 2 * time.Second
-	pingTimeout = 2 * time.Second
+	pingTimeout = 2 * slowLast
 	// The list is asked for after refreshFirst, and while it does not change ever
 	// more rarely, up to refreshLast.
 	refreshFirst = time.Second
@@ -54,6 +54,7 @@ type List struct {
 	failed  map[string]time.Time
 	now     func() time.Time
 	removal removal
+	slow    slowness
 	asked   chan struct{} // holds a word when the list is to be asked for now
 }
 
@@ -169,7 +170,7 @@ func (l *List) Dial(ctx context.Context, protocol string) (net.Conn, error) {
 // dialAPI connects to a server's API.
 func (l *List) dialAPI(ctx context.Context, _, _ string) (net.Conn, error) {
 	return l.dial(ctx, func(ctx context.Context, s join.ServerAddr) (net.Conn, error) {
-		return conn(l.cfg.Identity.DialAPI(ctx, s.Addr, s.ID))
+		return conn(l.cfg.Identity.DialAPI(ctx, s.Addr, s.ID, func(c net.Conn) net.Conn { return l.watch(c, s) }))
 	})
 }
 
@@ -285,7 +286,7 @@ func (l *List) transport() *http.Transport {
 	return &http.Transport{
 		DialTLSContext:    l.dialAPI,
 		ForceAttemptHTTP2: true,
-		HTTP2:             &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout, WriteByteTimeout: pingAfter + pingTimeout},
+		HTTP2:             &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout, WriteByteTimeout: pingTimeout},
 		IdleConnTimeout:   90 * time.Second,
 	}
 }

@@ -85,7 +85,7 @@ func TestFormerProtocol(t *testing.T) {
 	client, _ := identity(t, ca, "n2")
 	p := serve(t, server)
 	callServer(t, p.HTTPOver(Node))
-	c, err := client.dial(t.Context(), p.Addr().String(), serverID, all, former[Node])
+	c, err := client.dial(t.Context(), p.Addr().String(), serverID, all, nil, former[Node])
 	if err != nil || Spoken(c) != former[Node] {
 		t.Fatal(err)
 	}

@@ -69,6 +69,8 @@ type Identity struct {
 	// Revoked reports whether the key with that id may no longer take part;
 	// nil: none is.
 	Revoked func(id string) bool
+	// Sessions are resumed by Dial; nil: each connection takes a full handshake.
+	Sessions *Sessions
 }
 
 // Port listens on one address and splits what arrives by protocol.
@@ -434,7 +436,7 @@ func (id Identity) DialHost(ctx context.Context, addr, want, protocol string) (*
 	if old, had := former[protocol]; had {
 		offered = append(offered, old)
 	}
-	t, err := id.dial(ctx, addr, want, protocols[protocol].answers, offered...)
+	t, err := id.dial(ctx, addr, want, protocols[protocol].answers, nil, offered...)
 	if err != nil {
 		return nil, err
 	}
@@ -445,30 +447,69 @@ func (id Identity) DialHost(ctx context.Context, addr, want, protocol string) (*
 	return t, nil
 }
 
-// DialAPI connects to the API of the server at addr.
-func (id Identity) DialAPI(ctx context.Context, addr netip.AddrPort, want string) (*tls.Conn, error) {
-	return id.dial(ctx, addr.String(), want, servers, "h2", "http/1.1")
+// DialAPI connects to the API of the server at addr. under, if it is given, returns what
+// TLS runs over in the place of the connection.
+func (id Identity) DialAPI(ctx context.Context, addr netip.AddrPort, want string, under func(net.Conn) net.Conn) (*tls.Conn, error) {
+	return id.dial(ctx, addr.String(), want, servers, under, "h2", "http/1.1")
 }
 
-func (id Identity) dial(ctx context.Context, addr, want string, roles []pki.Role, protocols ...string) (*tls.Conn, error) {
-	d := tls.Dialer{
-		NetDialer: &net.Dialer{Timeout: handshakeTimeout},
-		Config: &tls.Config{
-			MinVersion:         tls.VersionTLS13,
-			NextProtos:         protocols,
-			InsecureSkipVerify: true, // by name; VerifyConnection checks the key
-			VerifyConnection: func(s tls.ConnectionState) error {
-				_, err := id.verify(s.PeerCertificates, x509.ExtKeyUsageServerAuth, want, roles)
-				return err
-			},
-			GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-				return id.Certificate(), nil
-			},
-		},
+func (id Identity) dial(ctx context.Context, addr, want string, roles []pki.Role, under func(net.Conn) net.Conn, protocols ...string) (*tls.Conn, error) {
+	for {
+		config, resumed := id.dialConfig(addr, want, roles, protocols...)
+		c, err := connect(ctx, addr, config, under)
+		if err == nil {
+			return c, nil
+		}
+		// crypto/tls has dropped the session that it failed with.
+		if !resumed.tried() || ctx.Err() != nil {
+			return nil, fmt.Errorf("connect to %s: %w", addr, err)
+		}
 	}
-	c, err := d.DialContext(ctx, "tcp", addr)
+}
+
+// connect dials, and returns when the handshake is done.
+func connect(ctx context.Context, addr string, config *tls.Config, under func(net.Conn) net.Conn) (*tls.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
+	defer cancel()
+	var d net.Dialer
+	raw, err := d.DialContext(ctx, "tcp", addr)
 	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", addr, err)
+		return nil, err
 	}
-	return c.(*tls.Conn), nil
+	if config.ServerName, _, err = net.SplitHostPort(addr); err != nil {
+		raw.Close()
+		return nil, err
+	}
+	if under != nil {
+		raw = under(raw)
+	}
+	c := tls.Client(raw, config)
+	if err := c.HandshakeContext(ctx); err != nil {
+		raw.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// dialConfig is that of one connection, and what it has of Sessions.
+func (id Identity) dialConfig(addr, want string, roles []pki.Role, protocols ...string) (*tls.Config, *dialed) {
+	ours := id.Certificate()
+	resumed := id.Sessions.of(sessionKey{addr, want, ours})
+	config := &tls.Config{
+		MinVersion:         tls.VersionTLS13,
+		NextProtos:         protocols,
+		InsecureSkipVerify: true, // by name; VerifyConnection checks the key
+		VerifyConnection: func(s tls.ConnectionState) error {
+			peer, err := id.verify(s.PeerCertificates, x509.ExtKeyUsageServerAuth, want, roles)
+			if err == nil {
+				resumed.verified(peer.Cert)
+			}
+			return err
+		},
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return ours, nil },
+	}
+	if resumed != nil {
+		config.ClientSessionCache = resumed
+	}
+	return config, resumed
 }

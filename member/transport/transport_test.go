@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func newCA(t *testing.T) *pki.CA {
+func newCA(t testing.TB) *pki.CA {
 	t.Helper()
 	ca, err := pki.NewCA("test", time.Now())
 	if err != nil {
@@ -31,7 +31,7 @@ func newCA(t *testing.T) *pki.CA {
 	return ca
 }
 
-func identity(t *testing.T, ca *pki.CA, name string) (Identity, string) {
+func identity(t testing.TB, ca *pki.CA, name string) (Identity, string) {
 	t.Helper()
 	key, err := pki.NewKey()
 	if err != nil {
@@ -45,12 +45,12 @@ func identity(t *testing.T, ca *pki.CA, name string) (Identity, string) {
 	return Identity{Certificate: func() *tls.Certificate { return pair }, Roots: ca.Pool}, pki.Fingerprint(key.Public())
 }
 
-func serve(t *testing.T, id Identity) *Port {
+func serve(t testing.TB, id Identity) *Port {
 	t.Helper()
 	return serveLogging(t, id, slog.DiscardHandler)
 }
 
-func serveLogging(t *testing.T, id Identity, log slog.Handler) *Port {
+func serveLogging(t testing.TB, id Identity, log slog.Handler) *Port {
 	t.Helper()
 	p, err := Listen(netip.MustParseAddrPort("127.0.0.1:0"), id, slog.New(log))
 	if err != nil {

@@ -12,6 +12,10 @@ const (
 	probeEvery = time.Second
 	// probeTick is how often due pings are sent and answers looked for.
 	probeTick = 100 * time.Millisecond
+	// slowFor is how much later an agent is suspected whose machine acknowledges what is
+	// sent to it: it waits for a processor, most likely, as do those who would be asked
+	// about it. (One whose program has ended has closed its connection.)
+	slowFor = 2 * silence.After
 )
 
 // probe is what is known of the agents that have been connected.
@@ -22,7 +26,8 @@ type probe struct {
 
 // Probe pings each connected agent once a second until ctx ends, and sends to
 // suspects the name of one that has been silent for silence.After: it left a ping
-// unanswered, or its connection ended and it has not made another. While that lasts
+// unanswered, or its connection ended and it has not made another. An agent that answers
+// none while its machine acknowledges them is suspected slowFor later. While that lasts
 // the name is sent again every silence.Again. It is a hint only, as is a suspicion of
 // gossip (SWIM, Das et al. 2002): the network between the two may be at fault, or
 // this server slow. A receiver that is slow delays names and no ping. At most one
@@ -72,7 +77,7 @@ func (h *Hub) probeOnce(p *probe, now time.Time) (silent []string) {
 	}
 	for id, s := range p.sessions { // also of those that have ended
 		if p.silence.Knows(id) {
-			p.silence.Heard(id, s.name, *s.heard.Load())
+			p.silence.Heard(id, s.name, s.sign(now))
 		}
 	}
 	silent = p.silence.Suspects(now)
@@ -98,6 +103,23 @@ func (s *session) ping(now time.Time) {
 			s.hear()
 		}
 	}()
+}
+
+// sign is the last sign of life at a time: one of the agent's, or for slowFor after
+// that of its machine, which has acknowledged all that was sent.
+func (s *session) sign(now time.Time) time.Time {
+	heard := *s.heard.Load()
+	if now.Sub(heard) <= silence.After/2 || s.IsClosed() {
+		return heard
+	}
+	link, err := s.link()
+	if err != nil || link.Unacked || !now.Add(-link.Acked).After(heard) {
+		return heard
+	}
+	if until := heard.Add(slowFor); until.Before(now) {
+		return until
+	}
+	return now
 }
 
 // hear notes a sign of life of the agent.

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/yamux"
+
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/silence"
@@ -182,5 +184,47 @@ func TestProbeOnce(t *testing.T) {
 	hub.probeOnce(known, late.Add(time.Hour))
 	if len(known.sessions) > 0 {
 		t.Errorf("%d are remembered", len(known.sessions))
+	}
+}
+
+// TestSign: a machine that acknowledges stands for its agent for a while, and no
+// longer.
+func TestSign(t *testing.T) {
+	ours, theirs := net.Pipe()
+	defer theirs.Close()
+	mux, err := yamux.Client(ours, config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mux.Close()
+	heard := time.Now()
+	var link transport.Link
+	var broken error
+	s := &session{Session: mux, link: func() (transport.Link, error) { return link, broken }}
+	s.heard.Store(&heard)
+	acked := transport.Link{Acked: 100 * time.Millisecond}
+	for _, tt := range []struct {
+		name  string
+		after time.Duration // since it was heard
+		link  transport.Link
+		err   error
+		want  time.Duration
+	}{
+		{"just heard", time.Second, acked, nil, 0},
+		{"its machine acknowledges", 2 * time.Second, acked, nil, 2 * time.Second},
+		{"it acknowledges for long", time.Minute, acked, nil, slowFor},
+		{"it acknowledges nothing", 2 * time.Second, transport.Link{Acked: 1900 * time.Millisecond, Unacked: true}, nil, 0},
+		{"nothing was sent since", 2 * time.Second, transport.Link{Acked: 2 * time.Second}, nil, 0},
+		{"the kernel does not say", 2 * time.Second, acked, net.ErrClosed, 0},
+	} {
+		link, broken = tt.link, tt.err
+		if got := s.sign(heard.Add(tt.after)).Sub(heard); got != tt.want {
+			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+		}
+	}
+	mux.Close()
+	link, broken = acked, nil
+	if got := s.sign(heard.Add(2 * time.Second)); !got.Equal(heard) {
+		t.Error("an agent whose connection has ended has a sign of life")
 	}
 }

@@ -68,6 +68,7 @@ type session struct {
 	*yamux.Session
 	conn net.Conn // below it: TLS, with the agent's certificate
 	name string   // the agent's, by that
+	link func() (transport.Link, error)
 
 	// Of Probe: the agent's last sign of life, whether a ping is under way, and when
 	// the next one is due (of Probe's goroutine).
@@ -113,7 +114,7 @@ func (h *Hub) Run(ctx context.Context, ln net.Listener) error {
 			h.log.Warn("an agent's connection could not be used", "node", name, "err", err)
 			continue
 		}
-		s := &session{Session: mux, conn: conn, name: name}
+		s := &session{Session: mux, conn: conn, name: name, link: func() (transport.Link, error) { return transport.LinkOf(conn) }}
 		s.hear()
 		h.put(id, s)
 		wg.Go(func() {

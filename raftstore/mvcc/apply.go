@@ -61,7 +61,10 @@ func (k *Keyspace) applyCommand(c *Command) Outcome {
 	if c.Type == CmdDelete {
 		res = k.applyDelete(&c.Delete)
 	} else {
-		res = k.applyTxn(&c.Txn)
+		var err error
+		if res, err = k.applyTxn(&c.Txn); err != nil {
+			return Outcome{Err: err}
+		}
 	}
 	verdict := Failed
 	switch {
@@ -74,11 +77,14 @@ func (k *Keyspace) applyCommand(c *Command) Outcome {
 	return Outcome{Result: res}
 }
 
-func (k *Keyspace) applyTxn(t *Txn) TxnResult {
+func (k *Keyspace) applyTxn(t *Txn) (TxnResult, error) {
 	for i := range t.Compares {
 		if modRevision(k.head(t.Compares[i].Key)) != t.Compares[i].ModRevision {
-			return TxnResult{Revision: k.rev, Current: k.currentOf(t.Compares, k.rev)}
+			return TxnResult{Revision: k.rev, Current: k.currentOf(t.Compares, k.rev)}, nil
 		}
+	}
+	if err := k.patch(t); err != nil {
+		return TxnResult{}, err
 	}
 	res := TxnResult{Succeeded: true, Previous: make([]*KeyValue, len(t.Ops))}
 	rev := k.rev + 1
@@ -98,7 +104,7 @@ func (k *Keyspace) applyTxn(t *Txn) TxnResult {
 		k.rev = rev
 	}
 	res.Revision = k.rev
-	return res
+	return res, nil
 }
 
 // currentOf returns what the compared keys held at a revision in the history.

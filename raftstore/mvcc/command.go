@@ -19,8 +19,8 @@ const (
 	// the limits that decide about compaction come from the log and not from
 	// the configuration of each node.
 	CmdLimits CommandType = 3
-	// CmdDelete applies Command.Delete. (4 is how package wire writes a CmdTxn
-	// with an origin.)
+	// CmdDelete applies Command.Delete. (4 and 6 are how package wire writes a CmdTxn
+	// with an origin, and one with patches.)
 	CmdDelete CommandType = 5
 )
 
@@ -95,7 +95,7 @@ var DefaultLimits = Limits{HistoryBytes: 64 << 20, HistoryAgeMillis: 10 * 60 * 1
 // Outcome is what Apply says of one Command.
 type Outcome struct {
 	Result TxnResult
-	// Err is ErrExpired, ErrForgotten or an ErrInvalid; nil: Result holds.
+	// Err is ErrExpired, ErrForgotten, an ErrInvalid or an ErrPatch; nil: Result holds.
 	Err error
 	// Duplicate is set when an earlier occurrence of the same command had been
 	// applied; Result is what came of that one.
@@ -114,6 +114,10 @@ var (
 	// ErrForgotten is returned for a command that was applied before, when the
 	// values it replaced have left the history.
 	ErrForgotten = errors.New("command was applied but its result has been forgotten")
+	// ErrPatch is returned for a Txn with a Patch that does not give the value that
+	// its maker had. Nothing was changed, and no occurrence of the command changes
+	// anything.
+	ErrPatch = errors.New("patch does not give the value that it was made for")
 )
 
 // Validate reports the first rule that t breaks. The rules are part of the
@@ -136,6 +140,8 @@ func (t *Txn) Validate() error {
 			return fmt.Errorf("%w: operation %d has the unknown type %d", ErrInvalid, i, op.Type)
 		case op.TTL < 0 || op.TTL > maxTTL:
 			return fmt.Errorf("%w: operation %d has a TTL of %d s", ErrInvalid, i, op.TTL)
+		case op.Patch != nil && (op.Type != OpPut || !t.compares(op.Key)):
+			return fmt.Errorf("%w: operation %d has a patch of a value that no comparison names", ErrInvalid, i)
 		}
 	}
 	if key, ok := repeatedKey(t.Ops); ok {

@@ -28,7 +28,7 @@ func (c *change) size() int64 {
 // succeeds.
 func (t *Txn) HistoryBytes() (n int64) {
 	for i := range t.Ops {
-		n += int64(len(t.Ops[i].Key)+len(t.Ops[i].Value)) + versionOverhead
+		n += int64(len(t.Ops[i].Key)+t.Ops[i].Size()) + versionOverhead
 	}
 	return n
 }

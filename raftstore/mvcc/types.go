@@ -55,6 +55,16 @@ type Op struct {
 	Key   string
 	Value []byte
 	TTL   int64 // seconds from the apply; 0: never expires. OpPut only
+	// Patch, if there is one, stands for Value until Apply has made it. OpPut only.
+	Patch *Patch
+}
+
+// Size is the length of the value that is put.
+func (o *Op) Size() int {
+	if o.Patch != nil {
+		return o.Patch.Size
+	}
+	return len(o.Value)
 }
 
 // Txn is one atomic change set: when every Compare holds, all Ops are applied

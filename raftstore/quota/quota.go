@@ -72,7 +72,7 @@ func (l *Limits) Check(ks *mvcc.Keyspace, t *mvcc.Txn) error {
 			growth -= had
 			continue
 		}
-		grows := int64(len(op.Key)+len(op.Value)) - had
+		grows := int64(len(op.Key)+op.Size()) - had
 		growth += grows
 		if grows <= 0 || had > 0 && grows <= smallGrowth || l.vital(op.Key) {
 			continue
@@ -96,7 +96,7 @@ func (l *Limits) Check(ks *mvcc.Keyspace, t *mvcc.Txn) error {
 func putBytes(t *mvcc.Txn) (n int64) {
 	for i := range t.Ops {
 		if t.Ops[i].Type == mvcc.OpPut {
-			n += int64(len(t.Ops[i].Key) + len(t.Ops[i].Value))
+			n += int64(len(t.Ops[i].Key) + t.Ops[i].Size())
 		}
 	}
 	return n
@@ -117,7 +117,7 @@ func (l *Limits) Essential(ks *mvcc.Keyspace, t *mvcc.Txn) bool {
 	for i := range t.Ops {
 		op := &t.Ops[i]
 		had := ks.Size(op.Key)
-		grows := int64(len(op.Key)+len(op.Value)) - had
+		grows := int64(len(op.Key)+op.Size()) - had
 		if op.Type == mvcc.OpPut && !l.vital(op.Key) && (had == 0 || grows > smallGrowth) {
 			return false
 		}

@@ -142,7 +142,7 @@ func (u *Usage) Note(millis int64, c *mvcc.Command) {
 	var bytes int64
 	for i := range c.Txn.Ops {
 		op := &c.Txn.Ops[i]
-		n := int64(len(op.Key) + len(op.Value))
+		n := int64(len(op.Key) + op.Size())
 		bytes += n
 		meterOf(u.folders, folderOf(op.Key)).add(millis, 1, n)
 	}

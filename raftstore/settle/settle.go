@@ -27,8 +27,10 @@ const (
 	Plain = 1
 	// Packed: snapshots are compressed on disk, and one command deletes many keys.
 	Packed = 2
+	// Patched: values are put into the log as patches of those before them.
+	Patched = 3
 	// Newest is the highest one that this version knows.
-	Newest = Packed
+	Newest = Patched
 )
 
 // File is the record in the data folder. Versions before this package leave it
@@ -58,8 +60,9 @@ type Other struct {
 
 // Settling is one member's format. Its methods may be called concurrently.
 type Settling struct {
-	path  string
-	after time.Duration
+	path   string
+	after  time.Duration
+	newest int
 
 	mu     sync.Mutex
 	rec    record
@@ -72,9 +75,9 @@ type Settling struct {
 
 // Open reads the record of a data folder that has state, or has not. lastIndex
 // is where its log ends, after is for how long all members have to know a format
-// before it is used.
-func Open(dir string, had bool, lastIndex uint64, after time.Duration) (*Settling, error) {
-	s := &Settling{path: filepath.Join(dir, File), after: after}
+// before it is used, newest is the highest one that this member knows.
+func Open(dir string, had bool, lastIndex uint64, after time.Duration, newest int) (*Settling, error) {
+	s := &Settling{path: filepath.Join(dir, File), after: after, newest: newest}
 	b, err := os.ReadFile(s.path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -85,8 +88,8 @@ func Open(dir string, had bool, lastIndex uint64, after time.Duration) (*Settlin
 			s.rec = record{} // what is lost is a count
 		}
 	}
-	if s.rec.Version > fileVersion || s.rec.Format > Newest {
-		return nil, fmt.Errorf("%w: %s tells of format %d, and %d is the newest that this version knows", wire.ErrVersion, s.path, s.rec.Format, Newest)
+	if s.rec.Version > fileVersion || s.rec.Format > newest {
+		return nil, fmt.Errorf("%w: %s tells of format %d, and %d is the newest that this version knows", wire.ErrVersion, s.path, s.rec.Format, newest)
 	}
 	if had {
 		s.rec.Format = max(s.rec.Format, Plain)
@@ -106,8 +109,11 @@ func (s *Settling) Uses() int {
 	return s.rec.Format
 }
 
+// Newest is the highest format that this member knows.
+func (s *Settling) Newest() int { return s.newest }
+
 // Found notes that the store was founded here, by this version.
-func (s *Settling) Found() error { return s.use(Newest) }
+func (s *Settling) Found() error { return s.use(s.newest) }
 
 func (s *Settling) use(format int) error {
 	s.mu.Lock()
@@ -124,7 +130,7 @@ const maxStep = 2 * time.Minute
 // Look takes what all other members have said at a store time (milliseconds),
 // and reports whether the format in use has changed. A member that does not
 // know the newest format restarts the count; while one does not answer it
-// stands still. Where another one uses the newest format already, this one does
+// stands still. Where another one uses a higher format already that all know, this one does
 // too: there is no way back for the cluster. An error is that of the disk;
 // the format stays as it was.
 func (s *Settling) Look(others []Other, now int64, lastIndex uint64) (changed bool, err error) {
@@ -132,16 +138,20 @@ func (s *Settling) Look(others []Other, now int64, lastIndex uint64) (changed bo
 	defer s.mu.Unlock()
 	was, next := s.rec.Format, s.rec
 	s.asked, s.older, s.silent = true, nil, nil
-	settled := false
+	used, known := Plain, s.newest // the highest that another one uses; that all know
 	for _, o := range others {
-		switch {
-		case !o.Answered:
+		if !o.Answered {
 			s.silent = append(s.silent, o.ID)
-		case o.Knows < Newest:
-			s.older = append(s.older, o.ID)
-		case o.Uses >= Newest:
-			settled = true
+			continue
 		}
+		used, known = max(used, o.Uses), min(known, o.Knows)
+		if o.Knows < s.newest {
+			s.older = append(s.older, o.ID)
+		}
+	}
+	along := min(used, known)
+	if len(s.silent) > 0 {
+		along = 0
 	}
 	step := min(now-s.looked, maxStep.Milliseconds())
 	if s.looked == 0 || step < 0 {
@@ -150,17 +160,17 @@ func (s *Settling) Look(others []Other, now int64, lastIndex uint64) (changed bo
 	s.looked = now
 	switch {
 	case len(s.older) > 0:
-		s.looked, next.KnownMillis, next.Format = 0, 0, max(was, Plain)
+		s.looked, next.KnownMillis, next.Format = 0, 0, max(was, along, Plain)
 	case len(s.silent) > 0:
 		s.looked = 0
-	case settled || next.KnownMillis+step >= s.after.Milliseconds() && was != 0:
-		next.Format, next.KnownMillis = Newest, 0
+	case along >= s.newest || next.KnownMillis+step >= s.after.Milliseconds() && was != 0:
+		next.Format, next.KnownMillis = s.newest, 0
 	default:
-		next.Format = max(was, Plain)
+		next.Format = max(was, along)
 		next.KnownMillis += step
 	}
 	next.LastIndex = lastIndex
-	if next == s.rec || was >= Newest {
+	if next == s.rec || was >= s.newest {
 		return false, nil
 	}
 	// The log's end alone, and a step of the count, are not worth a write.
@@ -178,7 +188,7 @@ func (s *Settling) Look(others []Other, now int64, lastIndex uint64) (changed bo
 func (s *Settling) Close(lastIndex uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.rec.Format != Plain {
+	if s.rec.Format == 0 || s.rec.Format >= s.newest {
 		return nil
 	}
 	next := s.rec
@@ -210,18 +220,18 @@ type Status struct {
 func (s *Settling) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := Status{InUse: max(s.rec.Format, Plain), Newest: Newest}
+	st := Status{InUse: max(s.rec.Format, Plain), Newest: s.newest}
 	left := max(0, s.after-time.Duration(s.rec.KnownMillis)*time.Millisecond).Round(time.Second)
 	switch {
-	case st.InUse >= Newest:
+	case st.InUse >= s.newest:
 	case len(s.older) > 0:
-		st.Note = fmt.Sprintf("format %d waits for members that do not know it: %v", Newest, s.older)
+		st.Note = fmt.Sprintf("format %d waits for members that do not know it: %v", s.newest, s.older)
 	case len(s.silent) > 0:
-		st.Note = fmt.Sprintf("format %d waits for members that do not answer: %v; then %v to go", Newest, s.silent, left)
+		st.Note = fmt.Sprintf("format %d waits for members that do not answer: %v; then %v to go", s.newest, s.silent, left)
 	case !s.asked:
-		st.Note = fmt.Sprintf("format %d: the other members have not been asked yet", Newest)
+		st.Note = fmt.Sprintf("format %d: the other members have not been asked yet", s.newest)
 	default:
-		st.Note = fmt.Sprintf("all members know format %d: it is used in %v", Newest, left)
+		st.Note = fmt.Sprintf("all members know format %d: it is used in %v", s.newest, left)
 	}
 	return st
 }

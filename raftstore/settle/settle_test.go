@@ -15,7 +15,7 @@ const minute = int64(time.Minute / time.Millisecond)
 
 func open(t *testing.T, dir string, had bool, last uint64) *Settling {
 	t.Helper()
-	s, err := Open(dir, had, last, 5*time.Minute)
+	s, err := Open(dir, had, last, 5*time.Minute, Newest)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,6 +38,9 @@ var (
 	older  = Other{ID: "b", Answered: true}
 	silent = Other{ID: "b"}
 	uses   = Other{ID: "b", Answered: true, Knows: Newest, Uses: Newest}
+	knows2 = Other{ID: "b", Answered: true, Knows: Packed, Uses: Plain}
+	uses2  = Other{ID: "b", Answered: true, Knows: Packed, Uses: Packed}
+	at2    = Other{ID: "b", Answered: true, Knows: Newest, Uses: Packed}
 	joins  = Other{ID: "b", Answered: true, Knows: Newest}
 )
 
@@ -48,19 +51,25 @@ func TestSettling(t *testing.T) {
 		want   int
 	}{
 		"founded elsewhere, not asked yet":      {false, nil, 0},
-		"joins a store of the new format":       {false, []Other{uses}, Packed},
+		"joins a store of the new format":       {false, []Other{uses}, Newest},
 		"joins a store of the old one":          {false, []Other{knows}, Plain},
 		"joins, and no member answers":          {false, []Other{silent, silent, silent, silent, silent, silent, silent, silent}, 0},
 		"upgraded":                              {true, []Other{knows, knows, knows}, Plain},
-		"upgraded for long enough":              {true, []Other{knows, knows, knows, knows, knows, knows}, Packed},
+		"upgraded for long enough":              {true, []Other{knows, knows, knows, knows, knows, knows}, Newest},
 		"one is older":                          {true, []Other{older, older, older, older, older, older, older}, Plain},
 		"one was older in between":              {true, []Other{knows, knows, knows, knows, knows, older, knows, knows, knows, knows, knows}, Plain},
-		"… and long before":                     {true, []Other{older, knows, knows, knows, knows, knows, knows}, Packed},
+		"… and long before":                     {true, []Other{older, knows, knows, knows, knows, knows, knows}, Newest},
 		"what passes while one is away":         {true, []Other{knows, knows, silent, silent, silent, silent, silent, knows}, Plain},
-		"what passed before one was away":       {true, []Other{knows, knows, knows, silent, knows, knows, knows, knows}, Packed},
-		"another one is ahead":                  {true, []Other{uses}, Packed},
-		"a member that joins holds nothing up":  {true, []Other{joins, joins, joins, joins, joins, joins}, Packed},
-		"there is no way back":                  {true, []Other{uses, older, silent}, Packed},
+		"what passed before one was away":       {true, []Other{knows, knows, knows, silent, knows, knows, knows, knows}, Newest},
+		"another one is ahead":                  {true, []Other{uses}, Newest},
+		"a member that joins holds nothing up":  {true, []Other{joins, joins, joins, joins, joins, joins}, Newest},
+		"there is no way back":                  {true, []Other{uses, older, silent}, Newest},
+		"joins a store of the one between":      {false, []Other{at2}, Packed},
+		"… whose members know no more":          {false, []Other{uses2, uses2, uses2, uses2, uses2, uses2, uses2}, Packed},
+		"another one is ahead by one":           {true, []Other{at2, at2}, Packed},
+		"… and both go on":                      {true, []Other{at2, at2, at2, at2, at2, at2}, Newest},
+		"one knows the one between":             {true, []Other{knows2, knows2, knows2, knows2, knows2, knows2, knows2}, Plain},
+		"one uses it and went back":             {true, []Other{uses2, knows2}, Packed},
 		"the clock of the store leaps by a day": {true, []Other{knows, {ID: "leap"}}, Plain},
 	} {
 		s, now := open(t, t.TempDir(), tt.had, 0), int64(1)
@@ -85,7 +94,7 @@ func TestAlone(t *testing.T) {
 		}
 		look(t, s, &now)
 	}
-	if s.Uses() != Packed {
+	if s.Uses() != Newest {
 		t.Error("never")
 	}
 }
@@ -96,7 +105,7 @@ func TestRestart(t *testing.T) {
 	for name, tt := range map[string]struct {
 		last uint64
 		want int
-	}{"the log is as it was left": {9, Packed}, "the log has grown": {10, Plain}} {
+	}{"the log is as it was left": {9, Newest}, "the log has grown": {10, Plain}} {
 		dir, now := t.TempDir(), int64(0)
 		s := open(t, dir, true, 0)
 		for range 5 {
@@ -115,7 +124,7 @@ func TestRestart(t *testing.T) {
 		if s.Uses() != tt.want {
 			t.Errorf("%s: format %d, want %d", name, s.Uses(), tt.want)
 		}
-		if tt.want == Packed && open(t, dir, true, 1000).Uses() != Packed {
+		if tt.want == Newest && open(t, dir, true, 1000).Uses() != Newest {
 			t.Errorf("%s: the format is forgotten", name)
 		}
 	}
@@ -124,14 +133,14 @@ func TestRestart(t *testing.T) {
 func TestFounded(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, false, 0)
-	if err := s.Found(); err != nil || s.Uses() != Packed || open(t, dir, true, 3).Uses() != Packed {
+	if err := s.Found(); err != nil || s.Uses() != Newest || open(t, dir, true, 3).Uses() != Newest {
 		t.Errorf("%v, format %d", err, s.Uses())
 	}
 }
 
 func TestRecords(t *testing.T) {
 	for content, want := range map[string]error{
-		`{"version":1,"format":3}`:  wire.ErrVersion,
+		`{"version":1,"format":4}`:  wire.ErrVersion,
 		`{"version":2,"format":2}`:  wire.ErrVersion,
 		`{"version":1,"format":2}`:  nil,
 		`{"version":1,"form`:        nil,
@@ -142,7 +151,7 @@ func TestRecords(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, File), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		s, err := Open(dir, true, 0, time.Hour)
+		s, err := Open(dir, true, 0, time.Hour, Newest)
 		if !errors.Is(err, want) || err == nil && s.Uses() < Plain {
 			t.Errorf("%s: %v", content, err)
 		}
@@ -155,18 +164,49 @@ func TestStatus(t *testing.T) {
 		other Other
 		want  string
 	}{
-		{knows, "all members know format 2: it is used in 5m0s"},
-		{knows, "all members know format 2: it is used in 4m0s"},
-		{silent, "format 2 waits for members that do not answer: [b]; then 4m0s to go"},
-		{older, "format 2 waits for members that do not know it: [b]"},
+		{knows, "all members know format 3: it is used in 5m0s"},
+		{knows, "all members know format 3: it is used in 4m0s"},
+		{silent, "format 3 waits for members that do not answer: [b]; then 4m0s to go"},
+		{older, "format 3 waits for members that do not know it: [b]"},
 		{uses, ""},
 	} {
 		look(t, s, &now, tt.other)
-		if st := s.Status(); st.Note != tt.want || (st.InUse == Packed) != (tt.want == "") || st.Newest != Newest {
+		if st := s.Status(); st.Note != tt.want || (st.InUse == Newest) != (tt.want == "") || st.Newest != Newest {
 			t.Errorf("%+v, want %q", st, tt.want)
 		}
 	}
 	if !strings.Contains(open(t, t.TempDir(), true, 0).Status().Note, "not been asked") {
 		t.Error("a member that knows nothing yet says nothing")
+	}
+}
+
+// A member that has settled on one format counts towards the next one, over a
+// restart, too.
+func TestNextFormat(t *testing.T) {
+	dir, now := t.TempDir(), int64(0)
+	s := open(t, dir, true, 0)
+	look(t, s, &now, at2)
+	if s.Uses() != Packed {
+		t.Fatalf("format %d", s.Uses())
+	}
+	for range 3 {
+		look(t, s, &now, at2)
+	}
+	if err := s.Close(9); err != nil {
+		t.Fatal(err)
+	}
+	s = open(t, dir, true, 9)
+	if st := s.Status(); st.InUse != Packed || st.Newest != Newest {
+		t.Errorf("%+v", st)
+	}
+	for range 3 {
+		look(t, s, &now, at2)
+	}
+	if s.Uses() != Newest {
+		t.Errorf("format %d", s.Uses())
+	}
+	// A member that knows no more than the one between does not open the folder.
+	if _, err := Open(dir, true, 9, time.Hour, Packed); !errors.Is(err, wire.ErrVersion) {
+		t.Errorf("an older version opened it: %v", err)
 	}
 }

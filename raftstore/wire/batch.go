@@ -22,7 +22,11 @@ const txnWithOrigin = 4
 // silently: CheckCommand of the result fails.
 func AppendCommand(dst []byte, c *mvcc.Command) []byte {
 	kind := byte(c.Type)
-	if c.Type == mvcc.CmdTxn && c.Txn.Origin != "" {
+	switch {
+	case c.Type != mvcc.CmdTxn:
+	case patches(&c.Txn):
+		kind = txnWithPatches
+	case c.Txn.Origin != "":
 		kind = txnWithOrigin
 	}
 	dst = append(dst, kind)
@@ -31,7 +35,7 @@ func AppendCommand(dst []byte, c *mvcc.Command) []byte {
 	dst = binary.AppendUvarint(dst, c.Basis)
 	switch c.Type {
 	case mvcc.CmdTxn:
-		if kind == txnWithOrigin {
+		if kind != byte(mvcc.CmdTxn) {
 			dst = appendString(dst, c.Txn.Origin)
 		}
 		dst = appendTxn(dst, &c.Txn)
@@ -54,6 +58,10 @@ func appendTxn(dst []byte, t *mvcc.Txn) []byte {
 	dst = binary.AppendUvarint(dst, uint64(len(t.Ops)))
 	for i := range t.Ops {
 		op := &t.Ops[i]
+		if op.Patch != nil {
+			dst = appendPatched(dst, t, op)
+			continue
+		}
 		dst = append(dst, byte(op.Type))
 		dst = appendString(dst, op.Key)
 		if op.Type == mvcc.OpPut {
@@ -82,7 +90,7 @@ func decodeCommand(raw []byte) (mvcc.Command, error) {
 	r := reader{b: raw}
 	kind := r.byte()
 	c := mvcc.Command{Type: mvcc.CommandType(kind)}
-	if kind == txnWithOrigin {
+	if kind == txnWithOrigin || kind == txnWithPatches {
 		c.Type = mvcc.CmdTxn
 	}
 	c.ID.Session = r.uint64()
@@ -90,12 +98,12 @@ func decodeCommand(raw []byte) (mvcc.Command, error) {
 	c.Basis = r.uvarint()
 	switch c.Type {
 	case mvcc.CmdTxn:
-		if kind == txnWithOrigin {
-			if c.Txn.Origin = r.string(); c.Txn.Origin == "" {
+		if kind != byte(mvcc.CmdTxn) {
+			if c.Txn.Origin = r.string(); c.Txn.Origin == "" && kind == txnWithOrigin {
 				r.fail("empty origin")
 			}
 		}
-		r.txn(&c.Txn)
+		r.txn(&c.Txn, kind == txnWithPatches)
 	case mvcc.CmdTick:
 	case mvcc.CmdLimits:
 		c.Limits = mvcc.Limits{HistoryBytes: r.int(), HistoryAgeMillis: r.int(), Window: r.int()}
@@ -109,7 +117,7 @@ func decodeCommand(raw []byte) (mvcc.Command, error) {
 	return c, r.done()
 }
 
-func (r *reader) txn(t *mvcc.Txn) {
+func (r *reader) txn(t *mvcc.Txn, patches bool) {
 	if n := r.count(2); n > 0 {
 		t.Compares = make([]mvcc.Compare, n)
 	}
@@ -122,6 +130,10 @@ func (r *reader) txn(t *mvcc.Txn) {
 	for i := range t.Ops {
 		op := &t.Ops[i]
 		op.Type = mvcc.OpType(r.byte())
+		if op.Type == patchedPut && patches {
+			r.patched(t, op)
+			continue
+		}
 		op.Key = r.string()
 		switch op.Type {
 		case mvcc.OpPut:

@@ -6,9 +6,6 @@ import (
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
 
-// Newest is the highest number of a command that this version can read.
-const Newest = uint64(mvcc.CmdDelete)
-
 // maxDeleteBytes bounds the keys of one command that deletes: written short,
 // they could become anything.
 const maxDeleteBytes = 8 << 20
@@ -20,15 +17,29 @@ const deleteWeight = 256
 // Weight is the size of an encoded command for the bounds of a log entry: what
 // it takes there, or more where applying it costs more.
 func Weight(raw []byte) int {
-	if len(raw) == 0 || mvcc.CommandType(raw[0]) != mvcc.CmdDelete {
-		return len(raw)
+	if len(raw) == 0 {
+		return 0
 	}
-	r := reader{b: raw[1:]}
+	switch raw[0] {
+	case byte(mvcc.CmdDelete):
+		r := body(raw)
+		_ = r.bytes()
+		return len(raw) + deleteWeight*r.count(3)
+	case txnWithPatches:
+		n := len(raw)
+		skim(raw, func(_ []byte, patched int) { n += patched })
+		return n
+	}
+	return len(raw)
+}
+
+// body is what of an encoded command comes after what all have.
+func body(raw []byte) *reader {
+	r := &reader{b: raw[1:]}
 	r.uint64()
 	r.uvarint()
 	r.uvarint()
-	_ = r.bytes()
-	return len(raw) + deleteWeight*r.count(3)
+	return r
 }
 
 // appendDelete writes each key as what it has in common with the one before it,

@@ -19,7 +19,7 @@ func WithOrigin(raw []byte, of func(origin string) string) ([]byte, error) {
 	var was string
 	switch kind {
 	case byte(mvcc.CmdTxn):
-	case txnWithOrigin, byte(mvcc.CmdDelete):
+	case txnWithOrigin, txnWithPatches, byte(mvcc.CmdDelete):
 		was = r.string()
 	default:
 		return raw, r.err
@@ -31,10 +31,11 @@ func WithOrigin(raw []byte, of func(origin string) string) ([]byte, error) {
 	if origin == was {
 		return raw, nil
 	}
-	if kind != byte(mvcc.CmdDelete) {
-		if kind = txnWithOrigin; origin == "" {
-			kind = byte(mvcc.CmdTxn)
-		}
+	switch {
+	case kind == byte(mvcc.CmdTxn): // has none, and gets one
+		kind = txnWithOrigin
+	case kind == txnWithOrigin && origin == "":
+		kind = byte(mvcc.CmdTxn)
 	}
 	out := make([]byte, 0, len(raw)+len(origin)+binary.MaxVarintLen64)
 	out = append(out, kind)

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"bytes"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -12,7 +13,7 @@ import (
 // TestWithOrigin: of each kind of command, all but the origin is what it was.
 func TestWithOrigin(t *testing.T) {
 	stamp := func(who string) string { return mvcc.OriginFrom(who, "n2") }
-	all := append(append(commands(), named()...), deletions()...)
+	all := slices.Concat(commands(), named(), deletions(), patchings())
 	changed := 0
 	for _, c := range all {
 		raw := AppendCommand(nil, &c)
@@ -61,7 +62,7 @@ func TestWithOrigin(t *testing.T) {
 
 // FuzzWithOrigin: what is no command does not become one, and a command stays the same one.
 func FuzzWithOrigin(f *testing.F) {
-	for _, c := range append(append(commands(), named()...), deletions()...) {
+	for _, c := range slices.Concat(commands(), named(), deletions(), patchings()) {
 		f.Add(AppendCommand(nil, &c), "n2")
 	}
 	f.Fuzz(func(t *testing.T, raw []byte, from string) {

@@ -146,6 +146,16 @@ func TestGolden(t *testing.T) {
 	if diff := cmp.Diff(mvcc.Batch{Time: 1_789_000_000_000, Commands: deletions()}, b); diff != "" {
 		t.Error(diff)
 	}
+	patched := golden(t, "batch-v1-patch.bin", encoded(patchings()))
+	if !bytes.Equal(patched, encoded(patchings())) {
+		t.Error("a log entry with patches looks different now: that is a new version")
+	}
+	if b, err = DecodeBatch(patched); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(mvcc.Batch{Time: 1_789_000_000_000, Commands: patchings()}, b); diff != "" {
+		t.Error(diff)
+	}
 	snap := golden(t, "snapshot-v2.bin", encodedSnapshot(t))
 	if !bytes.Equal(snap, encodedSnapshot(t)) {
 		t.Error("a snapshot looks different now: that is a new version")
@@ -185,6 +195,7 @@ func TestDamage(t *testing.T) {
 	}{
 		"batch":    {batch, func(b []byte) error { _, err := DecodeBatch(b); return err }},
 		"deletes":  {encoded(deletions()), func(b []byte) error { _, err := DecodeBatch(b); return err }},
+		"patches":  {encoded(patchings()), func(b []byte) error { _, err := DecodeBatch(b); return err }},
 		"snapshot": {snap, func(b []byte) error { _, err := ReadSnapshot(bytes.NewReader(b)); return err }},
 		"check":    {snap, func(b []byte) error { return CheckSnapshot(bytes.NewReader(b)) }},
 	} {
@@ -248,6 +259,7 @@ func FuzzDecodeBatch(f *testing.F) {
 	f.Add(encodedBatch())
 	f.Add(encoded(named()))
 	f.Add(encoded(deletions()))
+	f.Add(encoded(patchings()))
 	f.Add([]byte{1})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		// Repair the checksum, or nothing behind it is ever reached.
@@ -278,7 +290,7 @@ func FuzzDecodeBatch(f *testing.F) {
 }
 
 func FuzzDecodeCommand(f *testing.F) {
-	for _, c := range slices.Concat(commands(), named(), deletions()) {
+	for _, c := range slices.Concat(commands(), named(), deletions(), patchings()) {
 		f.Add(AppendCommand(nil, &c))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
@@ -289,8 +301,23 @@ func FuzzDecodeCommand(f *testing.F) {
 		if id, idErr := CommandID(raw); err == nil && (idErr != nil || id != c.ID) {
 			t.Fatalf("identity %v, %v", id, idErr)
 		}
-		if w := Weight(raw); err == nil && w != len(raw)+deleteWeight*len(c.Delete.Keys) {
-			t.Fatalf("weighs %d", w)
+		w := Weight(raw)
+		origin, key, alone := Put(raw)
+		if err != nil {
+			return
+		}
+		want := len(raw) + deleteWeight*len(c.Delete.Keys)
+		for i := range c.Txn.Ops {
+			if p := c.Txn.Ops[i].Patch; p != nil {
+				want += p.Size
+			}
+		}
+		if w != want {
+			t.Fatalf("weighs %d instead of %d", w, want)
+		}
+		if alone != (len(c.Txn.Ops) == 1 && c.Txn.Ops[0].Type == mvcc.OpPut) ||
+			alone && (string(origin) != c.Txn.Origin || string(key) != c.Txn.Ops[0].Key) {
+			t.Fatalf("puts %q by %q alone: %t", key, origin, alone)
 		}
 	})
 }
