@@ -284,6 +284,9 @@ func (a *clusterAPI) takeVote(ctx context.Context, name string) (join.Record, er
 				silent = append(silent, r.Name)
 			}
 		}
+		if len(silent) == 0 { // voters without a record, which the leader is about to take out
+			return rec, &conflict{fmt.Errorf("removing %s would stop the cluster: %d voters would be left, and not enough of them answer: %w", name, few.Voters, err)}
+		}
 		who := strings.Join(silent, " and ")
 		return rec, &conflict{fmt.Errorf("removing %s would stop the cluster: %d voters would be left, and %s does not answer; start clusterd there, or, if it is permanently gone, remove it first with `clusterctl members rm %s`", name, few.Voters, who, silent[0])}
 	case err != nil:
