@@ -470,15 +470,20 @@ func (m *Main) keepCert(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
-		if err := m.renewFront(time.Now()); err != nil {
-			m.log.Error("the certificate for aggregated APIs could not be renewed", "err", err)
-		}
-		if err := m.writeKubeconfig(); err != nil {
-			m.log.Error("the administrator's kubeconfig could not be renewed", "path", m.dir.kubeconfig(), "err", err)
-		}
-		if err := m.renewCert(time.Now()); err != nil {
-			m.log.Error("the node's certificate could not be renewed", "expires", m.cert.Load().Leaf.NotAfter, "err", err)
-		}
+		m.renew(time.Now())
+	}
+}
+
+// renew makes the certificates anew that near their end: each by itself.
+func (m *Main) renew(now time.Time) {
+	if err := m.renewFront(now); err != nil {
+		m.log.Error("the certificate for aggregated APIs could not be renewed", "err", err)
+	}
+	if err := m.writeKubeconfig(); err != nil {
+		m.log.Error("the administrator's kubeconfig could not be renewed", "path", m.dir.kubeconfig(), "err", err)
+	}
+	if err := m.renewCert(now); err != nil {
+		m.log.Error("the node's certificate could not be renewed", "expires", m.cert.Load().Leaf.NotAfter, "err", err)
 	}
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/x509"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/join/jointest"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/backup"
 	"github.com/clusterd/clusterd/raftstore/kubestore"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
@@ -163,5 +165,57 @@ func TestKeepSealTriesAgain(t *testing.T) {
 	}
 	if _, err := m.seal.TransformToStorage(context.Background(), []byte("x"), value.DefaultContext("k")); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestDemotedKeepsNoKeys: what a server that was demoted leaves of the cluster on its
+// disk opens nothing.
+func TestDemotedKeepsNoKeys(t *testing.T) {
+	m, _ := sealingServer(t)
+	if err := os.Mkdir(m.dir.path("store"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.dir.dropServerState(); err != nil {
+		t.Fatal(err)
+	}
+	left, err := os.ReadDir(string(m.dir))
+	if err != nil || len(left) != 1 || left[0].Name() != "store.demoted" {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// TestRenewKubeconfig: the administrator's kubeconfig is renewed while the server runs,
+// as its certificates are.
+func TestRenewKubeconfig(t *testing.T) {
+	m, _ := sealingServer(t)
+	m.cfg = defaultConfig()
+	m.cfg.Name, m.cfg.Advertise = "n1", "127.0.0.1"
+	now := time.Now()
+	var err error
+	if m.id.key, err = pki.NewKey(); err != nil {
+		t.Fatal(err)
+	}
+	if m.id.cert, err = m.id.trust.Signer().IssueServer(m.id.key.Public(), "n1", certAddrs(m.cfg), now); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.dir.writeIdentity(m.id); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(m.dir.kubeconfig(), []byte("one that has ended"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m.renew(now)
+	if !kubeconfigGood(m.dir.kubeconfig(), m.trust.Load(), "https://127.0.0.1:6443", now, func(*x509.Certificate) bool { return false }) {
+		t.Error("it was not renewed")
+	}
+}
+
+// TestFewVoters: voters that no member is any more have no name that could be given.
+func TestFewVoters(t *testing.T) {
+	records := []join.Record{{ID: "1", Name: "n1"}, {ID: "2", Name: "n2"}}
+	for silent, want := range map[string]string{"2": "n2 does not answer", "gone": "no members any more"} {
+		if err := fewVoters("n1", &raftstore.QuorumError{Voters: 2, Silent: []string{silent}}, records); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", silent, err)
+		}
 	}
 }
