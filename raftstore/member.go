@@ -114,7 +114,17 @@ func (s *Store) changeHere(ctx context.Context, op memberOp, id string) (err err
 	if d, ok := ctx.Deadline(); ok {
 		timeout = max(time.Until(d), time.Millisecond)
 	}
+	// The check and the change are one step: two that pass the check side by side
+	// could together take the majority away.
+	select {
+	case s.changing <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-s.ctx.Done():
+		return ErrClosed
+	}
 	if err := s.checkChange(ctx, op, id); err != nil {
+		<-s.changing
 		return err
 	}
 	r := s.raft()
@@ -129,6 +139,7 @@ func (s *Store) changeHere(ctx context.Context, op memberOp, id string) (err err
 	}
 	done := make(chan error, 1)
 	s.start(func() {
+		defer func() { <-s.changing }() // also when nobody waits for the end any more
 		var f raft.Future
 		switch op {
 		case addVoter:

@@ -91,6 +91,26 @@ func TestMultiQuorumIsKept(t *testing.T) {
 	}
 }
 
+// TestMultiQuorumOfTwoChanges: of two changes that each would leave a majority, and
+// together none, one is refused.
+func TestMultiQuorumOfTwoChanges(t *testing.T) {
+	t.Parallel()
+	c := raftstoretest.New(t, 4, raftstoretest.Steady)
+	ctx := testContext(t)
+	leader := c.LeaderID()
+	others := slices.DeleteFunc(c.IDs(), func(id string) bool { return id == leader })
+	c.Kill(others[0])
+	made := make(chan error, 2)
+	for _, id := range others[1:] {
+		go func() { made <- c.Store(leader).DemoteVoter(ctx, id) }()
+	}
+	var q *raftstore.QuorumError
+	if one, two := <-made, <-made; (one == nil) == (two == nil) || !errors.As(errors.Join(one, two), &q) {
+		t.Fatalf("both together leave no majority: %v; %v", one, two)
+	}
+	mustPut(t, c.Store(leader), "/after", "x")
+}
+
 // TestMultiLeaderIsDemoted: it hands over, and follows without a vote.
 func TestMultiLeaderIsDemoted(t *testing.T) {
 	t.Parallel()

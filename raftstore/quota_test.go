@@ -2,6 +2,7 @@ package raftstore_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -44,8 +45,21 @@ func TestMultiQuota(t *testing.T) {
 	mustPut(t, s, "/cm/2", long(250*kib)) // no growth
 	mustPut(t, s, "/leases/node-1", long(20*kib))
 	mustPut(t, s, "/secrets/a/1", long(62*kib))
-	for s.Status().Keyspace.Bytes < 1010*kib { // fill the reserve too
-		mustPut(t, s, "/cm/3", long(int(s.Status().Keyspace.Bytes%kib)+len(get(t, s, "/cm/3"))+15*kib))
+	// Small growth fills the reserve but for its last quarter.
+	var err error
+	for n := 265 * kib; err == nil; n += 15 * kib {
+		_, err = s.Txn(testContext(t), put("/cm/3", long(n)))
+	}
+	var quota *raftstore.QuotaError
+	if used := s.Status().Keyspace.Bytes; !errors.As(err, &quota) || used < 970*kib || used > 992*kib {
+		t.Errorf("small growth ended at %d: %v", used, err)
+	}
+	// So it does a folder's quota, but for a little.
+	for n := 64 * kib; err == nil || n == 64*kib; n += 2 * kib {
+		_, err = s.Txn(testContext(t), put("/secrets/a/1", long(n)))
+	}
+	for i := 3; s.Status().Keyspace.Bytes < 1010*kib; i++ {
+		mustPut(t, s, fmt.Sprintf("/leases/node-%d", i), long(10*kib))
 	}
 	refused("even leases beyond the end", "", "/leases/node-2", 20*kib)
 	mustPut(t, s, "/leases/node-1", long(20*kib)) // heartbeats do not grow

@@ -28,9 +28,11 @@ type Status struct {
 	Keyspace    mvcc.Digest   `json:"keyspace"`
 	History     mvcc.Extent   `json:"history"`
 	QuotaBytes  int64         `json:"quotaBytes"`
-	Watchers    int           `json:"watchers"`
-	LogBytes    int64         `json:"logFileBytes"`
-	SnapBytes   int64         `json:"snapshotBytes"`
+	// ReserveBytes is the part of QuotaBytes that is kept from most writes.
+	ReserveBytes int64 `json:"reserveBytes"`
+	Watchers     int   `json:"watchers"`
+	LogBytes     int64 `json:"logFileBytes"`
+	SnapBytes    int64 `json:"snapshotBytes"`
 	// DiskFree is the room on the data folder's disk, -1 if it is not known;
 	// with DiskShort this member as leader takes little more than deletes.
 	DiskFree  int64 `json:"diskFreeBytes"`
@@ -49,7 +51,7 @@ func (s *Store) Status() Status {
 	st := Status{
 		ID: s.cfg.ID, State: r.State().String(), Ready: s.IsLeader(), Term: r.CurrentTerm(), Leader: s.Leader(),
 		Epoch: s.epoch, LastIndex: r.LastIndex(), LastTerm: lastTerm(r), Commit: r.CommitIndex(),
-		Keyspace: s.keyspace().Digest(), History: s.Extent(), QuotaBytes: s.cfg.QuotaBytes, Watchers: s.hub.Len(),
+		Keyspace: s.keyspace().Digest(), History: s.Extent(), QuotaBytes: s.cfg.QuotaBytes, ReserveBytes: s.cfg.ReserveBytes, Watchers: s.hub.Len(),
 		LogBytes: s.state.Log.Size(), SnapBytes: sizeOf(filepath.Join(s.cfg.Dir, "snapshots")),
 		DiskFree: s.disk.Room(), DiskShort: s.disk.Short(), LostState: s.raftSide.Gate.Shut(),
 		Format: s.settling.Status(),

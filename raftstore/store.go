@@ -67,7 +67,8 @@ type Store struct {
 	usage         *quota.Usage
 	capabilities  *capability.Known
 	settling      *settle.Settling
-	founding      sync.Mutex // held while this member founds a store, or looks at the others' formats
+	changing      chan struct{} // holds one while this member, as the leader, checks and makes a change of the members
+	founding      sync.Mutex    // held while this member founds a store, or looks at the others' formats
 	applied       wait.Change
 	readRounds    *wait.Rounds
 	confirmRounds *wait.Rounds
@@ -94,6 +95,7 @@ func Open(cfg Config) (*Store, error) {
 		cfg:        cfg,
 		epoch:      epoch,
 		commands:   commands,
+		changing:   make(chan struct{}, 1),
 		clock:      clock.New(cfg.Now, cfg.elapsed),
 		leader:     election.NewLeader(),
 		leadership: election.NewLeadership(),

@@ -96,6 +96,16 @@ func Owned(root string) bool {
 	return err == nil
 }
 
+// InUse reports whether a node that runs has the folder.
+func InUse(root string) bool {
+	f, err := os.Open(filepath.Join(root, lockFile))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
+}
+
 // lock makes the folder this node's alone until the file is closed.
 func (r *Registry) lock() (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(r.root, lockFile), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)

@@ -48,6 +48,11 @@ func (dir LogLinks) sweep(logs string) error {
 	})
 }
 
+// RemoveAll removes the links to what lies in a folder.
+func (dir LogLinks) RemoveAll(logs string) error {
+	return dir.removeIf(func(_, target string) bool { return strings.HasPrefix(target, logs+"/") })
+}
+
 func (dir LogLinks) removeIf(unwanted func(name, target string) bool) error {
 	if dir == "" {
 		return nil

@@ -45,9 +45,15 @@ var promote = roleChange{
 var demote = roleChange{
 	use: "demote NAME", short: "Make an agent of a server",
 	long: `
-		Make an agent of a server. Its vote goes to another, its copy of the cluster's
-		state and the cluster's keys are removed from its disk, and its pods run on. What
+		Make an agent of a server. Its vote goes to another, the cluster's keys are
+		removed from its disk, those of seal.keys among them, and its pods run on. What
 		would leave the cluster without a majority is refused.
+
+		Its copy of the cluster's state stays on its disk as store.demoted in the data
+		folder, so that it can be put back should this turn out to be wrong. Once the
+		machine works as an agent, remove it there:
+
+		    rm -r /var/lib/clusterd/store.demoted*
 
 		Whoever has read that disk before still knows the keys that lay there.`,
 	example: `

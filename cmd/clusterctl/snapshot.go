@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"net/http"
 	"os"
@@ -93,7 +94,7 @@ func newSnapshotSaveCommand(f cmdutil.Factory, streams genericiooptions.IOStream
 				return err
 			}
 			fmt.Fprintf(streams.Out, "%s holds cluster %s as of revision %d: %d keys, %s.\n", args[0], c.Cluster, c.Digest.Revision, c.Digest.Keys, size(c.Digest.Bytes))
-			return nil
+			return checkSealKeys(args[0], c)
 		},
 	}
 	cmd.Flags().StringVar(&passphraseFile, "passphrase-file", "", "File whose first line is the passphrase (default: ask)")
@@ -131,11 +132,25 @@ func saveSnapshot(ctx context.Context, a *api, path string, lock backup.Lock) (_
 	if err := errors.Join(sealed.Close(), part.Sync(), part.Close()); err != nil {
 		return nil, fmt.Errorf("write %s: %w", path, err)
 	}
-	// A link, unlike a rename, does not replace what has come to be there.
-	if err := os.Link(part.Name(), path); err != nil {
+	if err := place(os.Link, part.Name(), path); err != nil {
 		return nil, err
 	}
 	return c, durable.SyncDir(filepath.Dir(path))
+}
+
+// place gives a file its name. A link, unlike a rename, does not replace what has come
+// to be there; file systems without links (FAT, many of FUSE's) get the next best.
+func place(link func(old, new string) error, part, path string) error {
+	err := link(part, path)
+	if err == nil || errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if _, err := os.Lstat(path); err == nil {
+		return fmt.Errorf("%s exists: choose another name, or remove it", path)
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.Rename(part, path)
 }
 
 func newSnapshotVerifyCommand(streams genericiooptions.IOStreams) *cobra.Command {
@@ -212,8 +227,20 @@ func verifySnapshot(w io.Writer, path string, key backup.Key) error {
 	if err := printTable(w, []string{"FOLDER", "KEYS"}, rows); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "\n%s is whole: all counts and hashes are those that were saved.\n", path)
-	return err
+	if _, err := fmt.Fprintf(w, "\n%s is whole: all counts and hashes are those that were saved.\n", path); err != nil {
+		return err
+	}
+	return checkSealKeys(path, c)
+}
+
+// checkSealKeys returns an error if Secrets in the snapshot are sealed with keys that
+// it does not hold.
+func checkSealKeys(path string, c *backup.Content) error {
+	missing, err := c.MissingSealKeys()
+	if err != nil || len(missing) == 0 {
+		return err
+	}
+	return fmt.Errorf("%s does not hold the keys %s, with which Secrets in it are sealed: keep the file DATA/seal.keys of a server that has them too, and put it into the data folder after a restore", path, strings.Join(missing, ", "))
 }
 
 // newSnapshotRestoreCommand hands over to clusterd: a cluster begins on the

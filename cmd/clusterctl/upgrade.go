@@ -110,8 +110,11 @@ func (o *upgradeOptions) run(ctx context.Context, a *api) error {
 	if err != nil {
 		return err
 	}
-	if o.dryRun || len(plan.steps) == 0 {
+	if o.dryRun {
 		return plan.table(o.Out)
+	}
+	if len(plan.steps) == 0 {
+		return errors.Join(plan.table(o.Out), closeRecord(ctx, newRoller(a, file, plan, o.timeout, o.start, io.Discard, o.ErrOut)))
 	}
 	return newRoller(a, file, plan, o.timeout, o.start, o.Out, o.ErrOut).run(ctx)
 }

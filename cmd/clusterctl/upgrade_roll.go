@@ -105,6 +105,20 @@ func (r *roller) run(ctx context.Context) error {
 	return err
 }
 
+// closeRecord records a roll-out as done of which nothing is left to do: its command
+// may have ended before it could say so.
+func closeRecord(ctx context.Context, r *roller) error {
+	var last v1.Rollout
+	err := r.a.do(ctx, http.MethodGet, pathOf("upgrade"), nil, &last)
+	if isCode(err, http.StatusNotFound) || err == nil && (last.Version != r.rec.Version || last.State == v1.RolloutDone) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return r.run(ctx)
+}
+
 // begin takes the roll-out over: from a command that has ended at once, from one that
 // was killed when nothing was heard of it for a while, and from no other.
 func (r *roller) begin(ctx context.Context) error {

@@ -246,3 +246,21 @@ func TestRollIsTaken(t *testing.T) {
 	}
 	c.did("handover")
 }
+
+// TestCloseRecord: where every node has the release already, what a command that was
+// killed has left of the roll-out's record is closed; another release's stays.
+func TestCloseRecord(t *testing.T) {
+	for version, want := range map[string]string{newRelease: v1.RolloutDone, oldRelease: v1.RolloutStopped} {
+		c, a := newUpgradeCluster(t)
+		c.record = v1.Rollout{ID: "killed", Version: version, State: v1.RolloutStopped}
+		file := &releaseFile{manifest: releases.Manifest{Version: newRelease}}
+		var out bytes.Buffer
+		r := newRoller(a, file, upgradePlan{done: []string{"a1", "n1"}}, time.Minute, time.Minute, &out, &out)
+		if err := closeRecord(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		if c.record.State != want || c.record.Version != version || len(c.log) > 0 {
+			t.Errorf("%s: %+v, %v", version, c.record, c.log)
+		}
+	}
+}

@@ -170,6 +170,9 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 			a.close()
 		}
 	}()
+	if err := dataDir(cfg.Data).noteHostFolders(cfg); err != nil {
+		return nil, fmt.Errorf("record the folders that this node uses: %w", err)
+	}
 	containers, err := startRuntime(ctx, cfg, room(log, "runtime"))
 	if err != nil {
 		return nil, err

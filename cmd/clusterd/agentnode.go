@@ -186,6 +186,9 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	})
 	g.add("agent", keeper.Run)
 	g.add("memory", keepMemory)
+	g.add("ready", func(ctx context.Context) error {
+		return notifySystemd(ctx, log, "an agent, listens at "+cfg.addr().String())
+	})
 	log.Info("clusterd runs as an agent", "version", version(), "go", goruntime.Version(), "procs", goruntime.GOMAXPROCS(0), "gogc", gogc(), "addr", cfg.addr(), "data", cfg.Data, "id", n.id.nodeID(), "servers", len(n.servers.All()))
 	return g.run(ctx)
 }

@@ -278,14 +278,7 @@ func (a *clusterAPI) takeVote(ctx context.Context, name string) (join.Record, er
 	case errors.Is(err, raftstore.ErrLastVoter):
 		return rec, &conflict{fmt.Errorf("%s alone holds the cluster's state, which would be lost: join machines until there are three members, or end the cluster with `clusterd reset` on each", name)}
 	case errors.As(err, &few):
-		var silent []string
-		for _, r := range records {
-			if slices.Contains(few.Silent, r.ID) {
-				silent = append(silent, r.Name)
-			}
-		}
-		who := strings.Join(silent, " and ")
-		return rec, &conflict{fmt.Errorf("removing %s would stop the cluster: %d voters would be left, and %s does not answer; start clusterd there, or, if it is permanently gone, remove it first with `clusterctl members rm %s`", name, few.Voters, who, silent[0])}
+		return rec, &conflict{fewVoters(name, few, records)}
 	case err != nil:
 		return rec, err
 	}
@@ -293,6 +286,20 @@ func (a *clusterAPI) takeVote(ctx context.Context, name string) (join.Record, er
 		return rec, nil
 	}
 	return rec, a.store.DemoteVoter(ctx, rec.ID)
+}
+
+// fewVoters says why a server cannot go now, and what would help.
+func fewVoters(name string, few *raftstore.QuorumError, records []join.Record) error {
+	var silent []string
+	for _, r := range records {
+		if slices.Contains(few.Silent, r.ID) {
+			silent = append(silent, r.Name)
+		}
+	}
+	if len(silent) == 0 { // voters without a record, which the leader takes out as soon as it can
+		return fmt.Errorf("removing %s would stop the cluster: %w; those that do not answer are no members any more, wait until the leader has taken them out (`clusterctl members`)", name, few)
+	}
+	return fmt.Errorf("removing %s would stop the cluster: %d voters would be left, and %s does not answer; start clusterd there, or, if it is permanently gone, remove it first with `clusterctl members rm %s`", name, few.Voters, strings.Join(silent, " and "), silent[0])
 }
 
 // putRole makes a server of an agent, or an agent of a server, whose vote is taken

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -177,6 +178,14 @@ func prepareRestore(cfg Config, c *backup.Content) error {
 		if err := recovery.Recover(dir.path("store"), id.nodeID(), epoch, k, 1); err != nil {
 			return err
 		}
+		own, derived, err := splitSealKeys(c.SealKeys)
+		if err != nil {
+			return err
+		}
+		if err := dir.addSealKeys(own); err != nil {
+			return err
+		}
+		id.retiredSeals = derived
 		if err := dir.writeConfig(cfg); err != nil {
 			return err
 		}
@@ -192,7 +201,7 @@ func restoredIdentity(cfg Config, c *backup.Content, trust uint64, now time.Time
 	if now.After(ca.Cert.NotAfter) {
 		return nil, fmt.Errorf("the snapshot: its authority's certificate was valid until %s (is this machine's clock right?)", ca.Cert.NotAfter)
 	}
-	id := &identity{trust: pki.NewTrust(trust, ca), ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}, retiredSeals: c.SealKeys}
+	id := &identity{trust: pki.NewTrust(trust, ca), ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}}
 	if id.key, err = pki.NewKey(); err != nil {
 		return nil, err
 	}
@@ -204,4 +213,7 @@ func restoredIdentity(cfg Config, c *backup.Content, trust uint64, now time.Time
 func tellRestored(w io.Writer, cfg Config, c *backup.Content) {
 	fmt.Fprintf(w, "%s begins with the state of cluster %s of %s (%d keys). Its former machines show as NotReady until they join again (clusterd reset, then join) or are deleted (kubectl delete node NAME).\n",
 		cfg.Name, c.Cluster, c.Taken.Format(time.RFC3339), c.Digest.Keys)
+	if missing, err := c.MissingSealKeys(); err == nil && len(missing) > 0 {
+		fmt.Fprintf(w, "Secrets in it are sealed with keys that it does not hold: %s. Put them into %s, a line ID BASE64 each; until then those Secrets cannot be read.\n", strings.Join(missing, ", "), dataDir(cfg.Data).path(sealFile))
+	}
 }

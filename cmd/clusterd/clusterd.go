@@ -345,8 +345,8 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 		}
 	})
 	admission := m.joinServer()
-	g.add("joining", serveHTTP(m.log, m.port.HTTPOver(transport.Join), admission))
-	g.add("members' questions", serveHTTP(m.log, m.port.HTTPOver(transport.Member), admission.Questions()))
+	g.add("joining", serveShort(m.log, m.port.HTTPOver(transport.Join), admission))
+	g.add("members' questions", serveShort(m.log, m.port.HTTPOver(transport.Member), admission.Questions()))
 	g.add("agents", func(ctx context.Context) error { return m.peers.agents.Run(ctx, m.port.Protocol(transport.Tunnel)) })
 	g.add("api", m.api.Run)
 	g.add("api port", serveHTTP(m.log, m.port.HTTP(), ui.Over(m.api.Handler())))
@@ -377,7 +377,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 				return err
 			}
 		}
-		return m.notifySystemd(ctx)
+		return notifySystemd(ctx, m.log, "answers at "+m.cfg.addr().String())
 	})
 	m.log.Info("clusterd runs", "version", version(), "go", runtime.Version(), "procs", runtime.GOMAXPROCS(0), "gogc", gogc(), "addr", m.cfg.addr(), "data", m.cfg.Data, "id", m.id.nodeID())
 	return g.run(ctx)
@@ -427,6 +427,7 @@ func (m *Main) joinServer() *join.Server {
 		Store:    m.store,
 		Trust:    m.trust.Load,
 		SealKeys: m.exchange.retired,
+		OwnSeals: m.exchange.ownSeals,
 		NoteTrust: func(ctx context.Context, id string, number uint64, may func() bool) error {
 			return authority.Has(ctx, m.store, id, number, may)
 		},
@@ -477,12 +478,20 @@ func (m *Main) keepCert(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
-		if err := m.renewFront(time.Now()); err != nil {
-			m.log.Error("the certificate for aggregated APIs could not be renewed", "err", err)
-		}
-		if err := m.renewCert(time.Now()); err != nil {
-			m.log.Error("the node's certificate could not be renewed", "expires", m.cert.Load().Leaf.NotAfter, "err", err)
-		}
+		m.renew(time.Now())
+	}
+}
+
+// renew makes the certificates anew that near their end: each by itself.
+func (m *Main) renew(now time.Time) {
+	if err := m.renewFront(now); err != nil {
+		m.log.Error("the certificate for aggregated APIs could not be renewed", "err", err)
+	}
+	if err := m.writeKubeconfig(); err != nil {
+		m.log.Error("the administrator's kubeconfig could not be renewed", "path", m.dir.kubeconfig(), "err", err)
+	}
+	if err := m.renewCert(now); err != nil {
+		m.log.Error("the node's certificate could not be renewed", "expires", m.cert.Load().Leaf.NotAfter, "err", err)
 	}
 }
 
@@ -506,17 +515,35 @@ func (m *Main) renewCert(now time.Time) error {
 	return m.useIdentity(now)
 }
 
+// shortTime bounds requests that are short, and their answers.
+const shortTime = 45 * time.Second
+
+// serveShort is serveHTTP for short requests, of those who may be anybody or be slow:
+// none holds a connection for long.
+func serveShort(log *slog.Logger, ln net.Listener, h http.Handler) func(context.Context) error {
+	srv := newHTTPServer(log, h)
+	srv.ReadTimeout, srv.WriteTimeout, srv.IdleTimeout = shortTime, shortTime, shortTime
+	return serve(srv, ln)
+}
+
 // serveHTTP serves a handler on a listener until its context ends; then it
 // lets requests finish for a moment.
 func serveHTTP(log *slog.Logger, ln net.Listener, h http.Handler) func(context.Context) error {
+	return serve(newHTTPServer(log, h), ln)
+}
+
+func newHTTPServer(log *slog.Logger, h http.Handler) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		ConnContext:       transport.WithPeer,
+		ReadHeaderTimeout: 30 * time.Second,
+		IdleTimeout:       3 * time.Minute,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+}
+
+func serve(srv *http.Server, ln net.Listener) func(context.Context) error {
 	return func(ctx context.Context) error {
-		srv := &http.Server{
-			Handler:           h,
-			ConnContext:       transport.WithPeer,
-			ReadHeaderTimeout: 30 * time.Second,
-			IdleTimeout:       3 * time.Minute,
-			ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-		}
 		done := make(chan error, 1)
 		go func() { done <- srv.Serve(ln) }()
 		select {

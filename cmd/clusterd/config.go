@@ -398,9 +398,9 @@ func (c *Config) complete() error {
 	if c.KubeletRoot != "" && (!filepath.IsAbs(c.KubeletRoot) || filepath.Clean(c.KubeletRoot) == "/") {
 		return fmt.Errorf("--kubelet-root %q: an absolute path of a folder is required, such as /var/lib/kubelet", c.KubeletRoot)
 	}
-	for dir := range strings.SplitSeq(c.CDIDirs, ",") {
+	for _, dir := range c.cdiDirs() {
 		if !filepath.IsAbs(dir) {
-			return fmt.Errorf("--cdi-dirs %q: absolute paths of folders are required, such as /etc/cdi,/var/run/cdi", c.CDIDirs)
+			return fmt.Errorf("--cdi-dirs %q: absolute paths of folders are required, such as /etc/cdi,/var/run/cdi, or nothing for none", c.CDIDirs)
 		}
 	}
 	if u, err := url.Parse(c.StaticPodsURL); c.StaticPodsURL != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {

@@ -66,6 +66,9 @@ func (c *HostConfig) check(kubeletPort, port uint16) error {
 	if _, err := host.Addresses(c.NodeAddresses); err != nil {
 		return err
 	}
+	if kubeletPort == port {
+		return fmt.Errorf("--kubelet-port %d: it is --port too: choose another, such as %d, or 0 for none", kubeletPort, DefaultKubeletPort)
+	}
 	if c.ReadOnlyPort != 0 && (c.ReadOnlyPort == kubeletPort || c.ReadOnlyPort == port) {
 		return fmt.Errorf("--read-only-port %d: it is --port or --kubelet-port too: choose another, such as 10255", c.ReadOnlyPort)
 	}

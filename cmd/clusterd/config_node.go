@@ -177,10 +177,18 @@ func (c *Config) podUserIDs() (users.Range, error) {
 	return ids, nil
 }
 
+// cdiDirs are the folders of CDI files; there may be none.
+func (c *Config) cdiDirs() []string {
+	if c.CDIDirs == "" {
+		return []string{}
+	}
+	return strings.Split(c.CDIDirs, ",")
+}
+
 // settings puts what the configuration says of the node's resources, name
 // servers and pods into the agent's.
 func (c *Config) settings(to *agent.Config) (err error) {
-	to.LogLinks, to.DriverDir, to.CDIDirs = c.LogLinks, c.KubeletRoot, strings.Split(c.CDIDirs, ",")
+	to.LogLinks, to.DriverDir, to.CDIDirs = c.LogLinks, c.KubeletRoot, c.cdiDirs()
 	if to.Eviction, err = c.eviction(); err != nil {
 		return err
 	}

@@ -263,3 +263,30 @@ func TestNodeDNS(t *testing.T) {
 		}
 	}
 }
+
+// TestNoCDIDirs: there may be no folders of CDI files.
+func TestNoCDIDirs(t *testing.T) {
+	c, err := parse(t, "", "--cdi-dirs=")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var to agent.Config
+	if err := c.settings(&to); err != nil || len(to.CDIDirs) != 0 {
+		t.Errorf("%q, %v", to.CDIDirs, err)
+	}
+	if _, err := parse(t, "", "--cdi-dirs=/etc/cdi,"); err == nil {
+		t.Error("an empty folder among others passed")
+	}
+}
+
+// TestPortsDiffer: two ports of a node cannot be one.
+func TestPortsDiffer(t *testing.T) {
+	if _, err := parse(t, "", "--kubelet-port=6443"); err == nil || !strings.Contains(err.Error(), "--kubelet-port 6443") {
+		t.Error(err)
+	}
+	for _, args := range [][]string{{"--kubelet-port=0"}, {"--port=10250", "--kubelet-port=0"}} {
+		if _, err := parse(t, "", args...); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -45,6 +45,8 @@ import (
 //	peers.json        who the other members are, and where they were last seen
 //	removed           the Removal of this node, once it has learned of it
 //	recovery.json     a new epoch of the store that the next start begins
+//	host-folders.json the folders outside of this one that the node has used
+//	seal.keys         keys for secrets at rest that administrators made
 //	admin.kubeconfig  for the person at this machine
 //	store.epoch-N     the store as it was before a recovery; may be deleted
 //	store.demoted     the store of a server that was demoted; may be deleted

@@ -19,6 +19,7 @@ import (
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/cmd/clusterd/doctor"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/netsetup/overlay"
 )
 
 // doctorTimeout is how long the cluster may take to answer.
@@ -99,7 +100,33 @@ func examine(ctx context.Context, cfg Config, configured error, server string) [
 	return append(doctor.JudgeMachine(doctor.Look(ctx, doctor.Ask{
 		Name: cfg.Name, Addr: cfg.addr(), Data: cfg.Data, Member: dir.member(), Running: dir.held(), Built: built, Server: server, Encrypted: cfg.PodEncryption == podEncryptionWireGuard,
 		Ranges: map[string][]netip.Prefix{"pods": cfg.podRanges(), "Services": cfg.serviceRanges()},
+		Ports:  listened(cfg, dir),
 	})), examineKeys(cfg)...)
+}
+
+// listened are the ports that the node listens on, or has the kernel listen on.
+func listened(cfg Config, dir dataDir) []doctor.Port {
+	at := func(network string, port uint16, flag string) doctor.Port {
+		return doctor.Port{Network: network, Addr: netip.AddrPortFrom(cfg.addr().Addr(), port), Flag: flag}
+	}
+	ports := []doctor.Port{at("tcp", cfg.Port, "--port")}
+	if role, err := dir.role(); err != nil || role == pki.Server { // gossip is servers'
+		ports = append(ports, at("udp", cfg.Port, "--port"))
+	}
+	if cfg.KubeletPort != 0 {
+		ports = append(ports, at("tcp", cfg.KubeletPort, "--kubelet-port"))
+	}
+	if cfg.ReadOnlyPort != 0 {
+		ports = append(ports, at("tcp", cfg.ReadOnlyPort, "--read-only-port"))
+	}
+	switch {
+	case dir.member(): // the kernel goes on listening there while clusterd is stopped
+	case cfg.PodEncryption == podEncryptionWireGuard:
+		ports = append(ports, at("udp", overlay.DefaultWireGuardPort, ""))
+	default:
+		ports = append(ports, at("udp", overlay.DefaultPort, ""))
+	}
+	return ports
 }
 
 // held reports whether a clusterd runs on the data folder.

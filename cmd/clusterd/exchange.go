@@ -347,6 +347,12 @@ func (x *exchange) sealKeys() ([]kubestore.SealKey, error) {
 	return keys, nil
 }
 
+// ownSeals is the list of keys of the file seal.keys.
+func (x *exchange) ownSeals() ([]byte, error) {
+	_, keys, err := x.main.dir.ownSealKeys()
+	return sealLines(keys), err
+}
+
 // retired is the list of keys of authorities of the past.
 func (x *exchange) retired() []byte {
 	x.main.idMu.Lock()
@@ -356,7 +362,7 @@ func (x *exchange) retired() []byte {
 
 // secrets are what a snapshot of the state needs beside it.
 func (x *exchange) secrets() (backup.Secrets, error) {
-	keys, err := x.sealKeys()
+	keys, err := x.main.sealKeys()
 	if err != nil {
 		return backup.Secrets{}, err
 	}

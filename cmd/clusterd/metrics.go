@@ -120,6 +120,7 @@ func newStoreState() *storeState {
 	gauge("keys", "Live keys.", func(s raftstore.Status) float64 { return float64(s.Keyspace.Keys) })
 	gauge("live_bytes", "Bytes of live keys and values.", func(s raftstore.Status) float64 { return float64(s.Keyspace.Bytes) })
 	gauge("quota_bytes", "How many bytes of live keys and values are allowed.", func(s raftstore.Status) float64 { return float64(s.QuotaBytes) })
+	gauge("quota_reserve_bytes", "The part of the quota that takes no new objects: what is left for deletes, leases and small changes.", func(s raftstore.Status) float64 { return float64(s.ReserveBytes) })
 	gauge("history_bytes", "Bytes of the history of changes.", func(s raftstore.Status) float64 { return float64(s.Keyspace.HistoryBytes) })
 	gauge("history_seconds", "How far the history reaches back.", func(s raftstore.Status) float64 {
 		return float64(s.History.NewestTime-s.History.OldestTime) / 1000

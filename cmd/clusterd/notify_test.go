@@ -4,10 +4,16 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"net/netip"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/servers"
 )
 
 // TestNotifySystemd is a service manager: it hears that the node is ready,
@@ -33,10 +39,9 @@ func TestNotifySystemd(t *testing.T) {
 		return string(message[:n])
 	}
 
-	m := &Main{cfg: Config{Advertise: "192.0.2.7", Port: 6443}, log: slog.New(slog.DiscardHandler)}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- m.notifySystemd(ctx) }()
+	go func() { done <- notifySystemd(ctx, slog.New(slog.DiscardHandler), "answers at 192.0.2.7:6443") }()
 	if got := hear(); !strings.HasPrefix(got, "READY=1\n") || !strings.Contains(got, "192.0.2.7:6443") {
 		t.Errorf("ready: %q", got)
 	}
@@ -49,13 +54,74 @@ func TestNotifySystemd(t *testing.T) {
 	}
 }
 
+// TestAgentNotifies: an agent is ready when its port listens, with no server there to
+// answer it, and whatever comes of its containers.
+func TestAgentNotifies(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "notify")
+	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer manager.Close()
+	t.Setenv("NOTIFY_SOCKET", socket)
+	now := time.Now()
+	ca, err := pki.NewCA("c", now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := &identity{trust: pki.NewTrust(0, ca)}
+	if id.key, err = pki.NewKey(); err != nil {
+		t.Fatal(err)
+	}
+	if id.cert, err = ca.IssueAgent(id.key.Public(), "a1", now); err != nil {
+		t.Fatal(err)
+	}
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := defaultConfig()
+	cfg.Name, cfg.Data, cfg.Advertise, cfg.KubeletPort = "a1", t.TempDir(), "127.0.0.1", 0
+	cfg.Port = uint16(free.Addr().(*net.TCPAddr).Port)
+	if err := free.Close(); err != nil {
+		t.Fatal(err)
+	}
+	dir := keyDir{dataDir: dataDir(cfg.Data)}
+	if err := dir.writeIdentity(id); err != nil {
+		t.Fatal(err)
+	}
+	list, err := servers.Encode([]join.ServerAddr{{ID: "s", Name: "s1", Addr: netip.MustParseAddrPort("127.0.0.1:1")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := dir.writeServers(list); err != nil {
+		t.Fatal(err)
+	}
+	// No container is started here.
+	if err := os.WriteFile(dir.path("podmon"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- runAgentNode(ctx, cfg, slog.New(slog.DiscardHandler)) }()
+	if err := manager.SetReadDeadline(now.Add(2 * time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	message := make([]byte, 512)
+	n, err := manager.Read(message)
+	if err != nil || !strings.HasPrefix(string(message[:n]), "READY=1\n") {
+		t.Errorf("%q, %v", message[:n], err)
+	}
+	cancel()
+	<-ended
+}
+
 // TestNoServiceManager: without one nothing is notified and nothing fails.
 func TestNoServiceManager(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", "")
-	m := &Main{cfg: Config{Advertise: "192.0.2.7", Port: 6443}, log: slog.New(slog.DiscardHandler)}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := m.notifySystemd(ctx); err != nil {
+	if err := notifySystemd(ctx, slog.New(slog.DiscardHandler), "answers at 192.0.2.7:6443"); err != nil {
 		t.Error(err)
 	}
 }

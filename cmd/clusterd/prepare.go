@@ -150,6 +150,9 @@ func prepareServer(ctx context.Context, dir keyDir, id *identity, server string,
 	if err := raftstore.SetEpoch(dir.path("store"), res.Epoch); err != nil {
 		return err
 	}
+	if err := dir.addSealKeys(keys.OwnSeals); err != nil {
+		return err
+	}
 	return dir.writePeers(serverPeers(res.Servers))
 }
 

@@ -18,6 +18,8 @@ import (
 
 	"github.com/clusterd/clusterd/agent/csi"
 	"github.com/clusterd/clusterd/agent/image"
+	"github.com/clusterd/clusterd/agent/plugin"
+	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/podnetwork"
 	"github.com/clusterd/clusterd/netsetup/loopback"
 )
@@ -41,36 +43,64 @@ func reset(ctx context.Context, cfg Config, out io.Writer) error {
 		return err
 	}
 	defer lock.Close()
-	steps := []struct {
-		what string
-		do   func() error
-	}{
+	recorded, err := dir.readHostFolders()
+	if err != nil {
+		fmt.Fprintf(out, "%v: only the folders that the configuration and flags name are put right outside of the data folder.\n", err)
+	}
+	outside := recorded.with(cfg)
+	return finishReset(out, cfg.Data, []resetStep{
 		{"containers", func() error { return stopContainers(cfg) }},
 		{"services", func() error { return removeServices(dir, cfg.Advertise) }},
 		{"network", func() error { return podnetwork.CleanUp(ctx, podnetwork.Config{Dir: dir.path("network")}) }},
 		{"network policies", removePolicies},
 		{"address of DNS", func() error { return removeDNS(cfg) }},
 		{"mounts", func() error { return errors.Join(image.CleanUp(dir.path("images")), unmountBelow(cfg.Data)) }},
-		{"volumes of CSI drivers", func() error { return removeDriven(cfg.KubeletRoot) }},
+		{"volumes of CSI drivers and links to logs", func() error { return resetOutside(outside, cfg.Data) }},
 		{"cgroups", func() error { return removeCgroups(cfg.CgroupRoot) }},
 		{"releases", func() error { return removeReleases(cfg.Data) }},
 		{"keys in memory", dir.dropInClear},
-		{"data folder", func() error { return removeFolder(cfg.Data) }},
-	}
+	})
+}
+
+type resetStep struct {
+	what string
+	do   func() error
+}
+
+// resetOutside undoes what was made outside of the data folder.
+func resetOutside(f hostFolders, data string) error {
+	return errors.Join(each(f.KubeletRoots, removeDriven), each(f.LogLinks, func(links string) error {
+		return pod.LogLinks(links).RemoveAll(filepath.Clean(data))
+	}))
+}
+
+// finishReset takes all steps, and removes the data folder if none has failed.
+func finishReset(out io.Writer, data string, steps []resetStep) error {
 	var errs []error
 	for _, s := range steps {
 		if err := s.do(); err != nil {
 			errs = append(errs, fmt.Errorf("remove %s: %w", s.what, err))
-			if s.what != "data folder" {
-				continue
-			}
 		}
 	}
+	// The folder says what else there is to undo, and volumes may still be mounted in
+	// it: it goes only once all else has gone.
 	if err := errors.Join(errs...); err != nil {
-		return err
+		return fmt.Errorf("%w\n%s stays as it is: put right what failed and run `clusterd reset` again", err, data)
 	}
-	fmt.Fprintf(out, "This machine runs nothing of clusterd in %s any more.\n", cfg.Data)
+	if err := removeFolder(data); err != nil {
+		return fmt.Errorf("remove data folder: %w", err)
+	}
+	fmt.Fprintf(out, "This machine runs nothing of clusterd in %s any more.\n", data)
 	return nil
+}
+
+// each does it with all of a list.
+func each(list []string, do func(string) error) error {
+	var errs []error
+	for _, item := range list {
+		errs = append(errs, do(item))
+	}
+	return errors.Join(errs...)
 }
 
 // removeDNS takes the addresses away at which the node answered names.
@@ -109,43 +139,77 @@ func stopContainers(cfg Config) error {
 }
 
 // removeDriven removes what drivers have mounted outside of the data folder, and
-// what is on record of it. Drivers' own folders stay.
+// what is on record of it. Drivers' own folders stay, and so does all that is another
+// node's: this one does not run.
 func removeDriven(root string) error {
-	if root == "" {
-		return nil // in the data folder
+	if plugin.InUse(root) {
+		return nil
 	}
-	var errs []error
-	for _, dir := range csi.Owned(root) {
+	return each(csi.Owned(root), func(dir string) error {
 		if err := unmountBelow(dir); err != nil {
-			errs = append(errs, err)
-			continue
+			return err
 		}
-		errs = append(errs, os.RemoveAll(dir))
-	}
-	return errors.Join(errs...)
+		return removeFolder(dir)
+	})
 }
 
-// removeFolder removes a folder with all that is in it. One that is a file
-// system of its own stays, empty.
+// removeFolder removes a folder with all that is in it, and the link that names it,
+// if one does. One that is a file system of its own stays, empty. What is mounted
+// in it is others' data: then nothing is removed.
 func removeFolder(path string) error {
-	err := os.RemoveAll(path)
+	real, err := filepath.EvalSymlinks(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return os.RemoveAll(path)
+	}
+	if err != nil {
+		return err
+	}
+	mounts, err := mountsBelow(real)
+	if err != nil {
+		return err
+	}
+	if len(mounts) > 0 {
+		return fmt.Errorf("%s stays: %s is mounted in it", real, mounts[0].Mountpoint)
+	}
+	err = os.RemoveAll(real)
 	if errors.Is(err, unix.EBUSY) {
-		if left, readErr := os.ReadDir(path); readErr == nil && len(left) == 0 {
-			return nil
+		if left, readErr := os.ReadDir(real); readErr == nil && len(left) == 0 {
+			err = nil
+		}
+	}
+	if err == nil && real != filepath.Clean(path) {
+		if info, statErr := os.Lstat(path); statErr == nil && info.Mode()&fs.ModeSymlink != 0 {
+			err = os.Remove(path)
 		}
 	}
 	return err
 }
 
-// unmountBelow detaches every mount in the folder, the deepest first. Mounts
-// that something still uses go when it ends (MNT_DETACH, umount2(2)).
-func unmountBelow(folder string) error {
-	// In the order of mounting. The folder may be a mount point of its own.
+// mountsBelow are the mounts in a folder, in the order of mounting. The folder is
+// named without links, as the kernel names them, and may be a mount point of its own.
+func mountsBelow(folder string) ([]*mountinfo.Info, error) {
 	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
 		return !strings.HasPrefix(m.Mountpoint, folder+"/"), false
 	})
 	if err != nil {
-		return fmt.Errorf("read the mounts below %s: %w", folder, err)
+		return nil, fmt.Errorf("read the mounts below %s: %w", folder, err)
+	}
+	return mounts, nil
+}
+
+// unmountBelow detaches every mount in the folder, the deepest first. Mounts
+// that something still uses go when it ends (MNT_DETACH, umount2(2)).
+func unmountBelow(folder string) error {
+	folder, err := filepath.EvalSymlinks(folder)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	mounts, err := mountsBelow(folder)
+	if err != nil {
+		return err
 	}
 	var errs []error
 	for _, m := range slices.Backward(mounts) {

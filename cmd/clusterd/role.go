@@ -93,6 +93,9 @@ func (n *agentNode) becomeServer(ctx context.Context) error {
 	if err := raftstore.SetEpoch(n.dir.path("store"), answer.Epoch); err != nil {
 		return err
 	}
+	if err := n.dir.addSealKeys(keys.OwnSeals); err != nil {
+		return err
+	}
 	if err := n.dir.writePeers(serverPeers(answer.Servers)); err != nil {
 		return err
 	}
@@ -184,7 +187,7 @@ func (m *Main) becomeAgent(ctx context.Context, addrs []netip.AddrPort) error {
 // back.
 func (d keyDir) dropServerState() error {
 	errs := []error{d.setStoreAside()}
-	for _, name := range []string{"peers.json", "bootstrap.json", "recovery.json", kubeconfigName, "front-proxy.crt", "front-proxy.key"} {
+	for _, name := range []string{"peers.json", "bootstrap.json", "recovery.json", kubeconfigName, "front-proxy.crt", "front-proxy.key", sealFile} {
 		errs = append(errs, os.RemoveAll(d.path(name)), os.RemoveAll(d.inClear(name)))
 	}
 	made, err := filepath.Glob(d.successor("*"))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"time"
 
@@ -42,13 +41,9 @@ var sealedKinds = map[schema.GroupResource]bool{
 // snapshots and history, wherever copies of them go. Not: a machine whose whole
 // data folder is read, which holds the keys as well.
 func (m *Main) sealKeys() ([]kubestore.SealKey, error) {
-	list, err := m.dir.readKey(m.dir.path(sealFile))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("read the keys for secrets at rest: %w", err)
-	}
-	keys, err := kubestore.ParseSealKeys(string(list))
+	list, keys, err := m.dir.ownSealKeys()
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", m.dir.path(sealFile), err)
+		return nil, err
 	}
 	if list != nil { // a file that was put there in clear
 		if _, err := m.dir.sealFile(m.dir.path(sealFile), list); err != nil {
@@ -59,7 +54,7 @@ func (m *Main) sealKeys() ([]kubestore.SealKey, error) {
 	if err != nil {
 		return nil, err
 	}
-	return append(keys, own...), nil
+	return mergeSealKeys(keys, own), nil
 }
 
 // openSeal makes the seal that the store's decorator uses.
@@ -82,24 +77,33 @@ func (m *Main) sealer(resource schema.GroupResource) value.Transformer {
 
 // keepSeal takes up changes of the file with the keys while the node runs.
 func (m *Main) keepSeal(ctx context.Context) error {
-	stamp := m.sealStamp()
+	var stamp string // the file may have changed since it was read at the start
 	for {
+		m.lookAtSeal(&stamp)
 		select {
 		case <-time.After(sealLook):
 		case <-ctx.Done():
 			return nil
 		}
-		now := m.sealStamp()
-		if now == stamp {
-			continue
-		}
-		stamp = now
-		if err := m.newSealKeys(); err != nil {
-			m.log.Error("the keys for secrets at rest stay as they were", "err", err)
-		} else if m.dir.seal != nil {
-			stamp = m.sealStamp() // it may have been sealed
-		}
 	}
+}
+
+// lookAtSeal takes the file's keys up if it is another than at stamp, and reports
+// whether it did. The file is stamped before it is read: what changes between is
+// seen the next time. One that cannot be taken up is tried again.
+func (m *Main) lookAtSeal(stamp *string) bool {
+	now := m.sealStamp()
+	if now == *stamp {
+		return false
+	}
+	if err := m.newSealKeys(); err != nil {
+		m.log.Error("the keys for secrets at rest stay as they were", "err", err)
+		return false
+	}
+	if *stamp = now; m.dir.seal != nil {
+		*stamp = m.sealStamp() // the file may have been sealed
+	}
+	return true
 }
 
 // newSealKeys takes up keys that changed.
@@ -138,8 +142,8 @@ func (m *Main) reseal(ctx context.Context) error {
 	}
 	for {
 		count, err := resealSecrets(ctx, client)
-		if err == nil {
-			_, err = m.api.ResealTokenKeys(ctx)
+		if _, keysErr := m.api.ResealTokenKeys(ctx); keysErr != nil {
+			err = errors.Join(err, fmt.Errorf("seal the keys of tokens: %w", keysErr))
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -162,7 +166,14 @@ func (m *Main) reseal(ctx context.Context) error {
 	}
 }
 
+// namedLeft is how many Secrets that could not be sealed are named.
+const namedLeft = 10
+
+// resealSecrets writes all Secrets. One that cannot be written, because of a policy or
+// a quota, keeps none of the others.
 func resealSecrets(ctx context.Context, client kubernetes.Interface) (done int, err error) {
+	var left int
+	var errs []error
 	options := metav1.ListOptions{Limit: sealPage}
 	for {
 		page, err := client.CoreV1().Secrets(metav1.NamespaceAll).List(ctx, options)
@@ -174,12 +185,21 @@ func resealSecrets(ctx context.Context, client kubernetes.Interface) (done int, 
 			_, err := client.CoreV1().Secrets(secret.Namespace).Update(ctx, secret, metav1.UpdateOptions{})
 			// Who wrote or deleted it meanwhile has sealed it.
 			if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
-				return done, fmt.Errorf("seal secret %s/%s: %w", secret.Namespace, secret.Name, err)
+				if ctx.Err() != nil {
+					return done, ctx.Err()
+				}
+				if left++; left <= namedLeft {
+					errs = append(errs, fmt.Errorf("seal secret %s/%s: %w", secret.Namespace, secret.Name, err))
+				}
+				continue
 			}
 			done++
 		}
 		if page.Continue == "" {
-			return done, nil
+			if left > namedLeft {
+				errs = append(errs, fmt.Errorf("and %d more secrets", left-namedLeft))
+			}
+			return done, errors.Join(errs...)
 		}
 		options.Continue = page.Continue
 	}

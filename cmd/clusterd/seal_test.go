@@ -3,13 +3,18 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/clusterd/clusterd/apis/server"
 	"github.com/clusterd/clusterd/apis/server/servertest"
@@ -98,5 +103,26 @@ func TestResealTokenKeys(t *testing.T) {
 	}
 	if made, err := s.FollowAuthority(ctx, 3, false); err != nil || !made {
 		t.Errorf("the keys of tokens cannot be read: %t, %v", made, err)
+	}
+}
+
+// TestResealGoesOn: a Secret that cannot be written, since a policy refuses it, keeps
+// none of the others from being sealed, and is named.
+func TestResealGoesOn(t *testing.T) {
+	client := fake.NewClientset()
+	for _, name := range []string{"a", "b", "c"} {
+		if _, err := client.CoreV1().Secrets("x").Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	client.PrependReactor("update", "secrets", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if action.(clienttesting.UpdateAction).GetObject().(*corev1.Secret).Name == "b" {
+			return true, nil, errors.New("refused by a policy")
+		}
+		return false, nil, nil
+	})
+	done, err := resealSecrets(t.Context(), client)
+	if done != 2 || err == nil || !strings.Contains(err.Error(), "x/b") || strings.Contains(err.Error(), "x/c") {
+		t.Errorf("%d done, %v", done, err)
 	}
 }

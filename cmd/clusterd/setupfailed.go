@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -61,7 +62,7 @@ func (s *setupEvents) record(ctx context.Context, client kubernetes.Interface, w
 func setupMessage(err error) string {
 	const most = 1024 // of the API
 	text := fmt.Sprintf("a part of the node's agent could not be started: %v", err)
-	return text[:min(len(text), most)]
+	return strings.ToValidUTF8(text[:min(len(text), most)], "")
 }
 
 func setupEvent(node string, err error, now metav1.Time) *corev1.Event {

@@ -96,6 +96,9 @@ func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives 
 			return fmt.Errorf("--image %s: %w", path, err)
 		}
 	}
+	if err := dir.noteHostFolders(cfg); err != nil {
+		return fmt.Errorf("record the folders that this node uses: %w", err)
+	}
 	containers, err := startRuntime(ctx, cfg, room(log, "runtime"))
 	if err != nil {
 		return err

@@ -19,7 +19,7 @@ const origin = "clusterd authority"
 const stateKey = "/clusterd/authority"
 
 // progress is which state each member has.
-var progress = join.Progress{Prefix: "/clusterd/authority-has/", Origin: origin}
+var progress = join.Progress{Prefix: join.AuthorityProgress, Origin: origin}
 
 // ErrUnderWay is returned by Begin while an exchange is under way.
 var ErrUnderWay = errors.New("the authority is being exchanged already: see clusterctl ca status")

@@ -17,7 +17,7 @@ const origin = "clusterd gossip key"
 const stateKey = "/clusterd/gossip-key"
 
 // progress is which state each server has.
-var progress = join.Progress{Prefix: "/clusterd/gossip-key-has/", Origin: origin}
+var progress = join.Progress{Prefix: join.GossipKeyProgress, Origin: origin}
 
 // Get reads the state. A cluster that has its first key has the zero State, but for
 // its phase. A stale one needs no leader.

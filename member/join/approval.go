@@ -75,6 +75,11 @@ const (
 	approvedLife = 15 * time.Minute
 	// maxAsking is how many machines may wait; strangers cannot fill the store.
 	maxAsking = 64
+	// maxAskingOfOne is how many of them may have come from one address: it cannot
+	// keep others from asking.
+	maxAskingOfOne = 4
+	// maxOpenOfOne is how many exchanges of one address may be under way.
+	maxOpenOfOne = 8
 	// revealTime is what the exchange may take.
 	revealTime = time.Minute
 	nonceBytes = 32
@@ -109,29 +114,33 @@ type asks struct {
 type openAsk struct {
 	commitment, nonce []byte
 	until             time.Time
+	from              asker
 }
 
-func (a *asks) begin(ask Ask, now time.Time) (nonce []byte, err error) {
+func (a *asks) begin(ask Ask, from asker, now time.Time) (nonce []byte, err error) {
 	nonce = make([]byte, nonceBytes)
 	if _, err := rand.Read(nonce); err != nil {
 		return nil, err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	same := 0
 	for id, o := range a.open {
 		if now.After(o.until) {
 			delete(a.open, id)
+		} else if o.from == from {
+			same++
 		}
 	}
 	switch _, taken := a.open[ask.ID]; {
 	case taken:
 		return nil, &Refusal{CodeRequest, fmt.Sprintf("a machine that calls itself %q asks already: try again", ask.ID)}
-	case len(a.open) >= maxAsking:
+	case len(a.open) >= maxAsking || same >= maxOpenOfOne:
 		return nil, errors.New("too many machines ask at once")
 	case a.open == nil:
 		a.open = map[string]openAsk{}
 	}
-	a.open[ask.ID] = openAsk{commitment: ask.Commitment, nonce: nonce, until: now.Add(revealTime)}
+	a.open[ask.ID] = openAsk{commitment: ask.Commitment, nonce: nonce, until: now.Add(revealTime), from: from}
 	return nonce, nil
 }
 
@@ -144,11 +153,11 @@ func (a *asks) end(id string, now time.Time) (openAsk, bool) {
 	return o, ok && now.Before(o.until)
 }
 
-func (s *Server) ask(_ context.Context, ask Ask, now time.Time) (*Asked, error) {
+func (s *Server) ask(ask Ask, peer string, now time.Time) (*Asked, error) {
 	if err := checkAskID(ask.ID); err != nil {
 		return nil, err
 	}
-	nonce, err := s.asks.begin(ask, now)
+	nonce, err := s.asks.begin(ask, strangerAt(peer), now)
 	return &Asked{Nonce: nonce}, err
 }
 
@@ -169,6 +178,9 @@ func (s *Server) reveal(ctx context.Context, r Reveal, peer string, now time.Tim
 	if !ok || len(r.Nonce) != nonceBytes || !bytes.Equal(open.commitment, r.commitment()) {
 		return nil, &Refusal{CodeRequest, "this does not belong to a question that was asked here within the last minute: ask again"}
 	}
+	if len(r.SecretHash) != len(pki.HashSecret("")) {
+		return nil, &Refusal{CodeRequest, "the hash of the token's secret has the wrong length"}
+	}
 	if err := checkJoiner(r.Name, r.Addr); err != nil {
 		return nil, err
 	}
@@ -179,6 +191,15 @@ func (s *Server) reveal(ctx context.Context, r Reveal, peer string, now time.Tim
 	waiting, err := AskingMachines(ctx, s.Store)
 	if err != nil {
 		return nil, err
+	}
+	from, same := strangerAt(peer), 0
+	for _, w := range waiting {
+		if strangerAt(w.Peer) == from {
+			same++
+		}
+	}
+	if same >= maxAskingOfOne {
+		return nil, fmt.Errorf("%d machines of this address wait for an approval already: approve or deny them first (`clusterctl members asking`)", same)
 	}
 	if len(waiting) >= maxAsking {
 		return nil, errors.New("as many machines as may wait for an approval, do: see `clusterctl members asking`")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
 
 // asker is a machine without a token.
@@ -185,7 +187,7 @@ func TestAskRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	good := Reveal{ID: "abc", Nonce: make([]byte, nonceBytes), Name: "n2", Addr: netip.MustParseAddrPort("10.0.0.1:1"), CSR: csr, SecretHash: "h"}
+	good := Reveal{ID: "abc", Nonce: make([]byte, nonceBytes), Name: "n2", Addr: netip.MustParseAddrPort("10.0.0.1:1"), CSR: csr, SecretHash: pki.HashSecret("h")}
 	for name, c := range map[string]struct {
 		change      func(*Reveal) // before the commitment
 		after       func(*Reveal)
@@ -195,6 +197,7 @@ func TestAskRefused(t *testing.T) {
 		"bad name":             {func(r *Reveal) { r.Name = "N 2" }, nil, CodeName, "cannot be used"},
 		"no address":           {func(r *Reveal) { r.Addr = netip.AddrPort{} }, nil, CodeRequest, "--advertise"},
 		"no request":           {func(r *Reveal) { r.CSR = []byte("x") }, nil, CodeRequest, "certificate request"},
+		"long hash":            {func(r *Reveal) { r.SecretHash += strings.Repeat("a", 4096) }, nil, CodeRequest, "wrong length"},
 		"short nonce":          {func(r *Reveal) { r.Nonce = r.Nonce[:4] }, nil, CodeRequest, "ask again"},
 	} {
 		w.server.strikes = strikes{}
@@ -232,11 +235,30 @@ func TestAskRefused(t *testing.T) {
 		t.Errorf("one more: %v", err)
 	}
 
-	// No more wait than maxAsking.
-	for i := range maxAsking {
+	// No more of one address wait than maxAskingOfOne, and in all than maxAsking.
+	w.server.asks = asks{}
+	var mine []string
+	for i := range maxAskingOfOne {
 		w.server.strikes = strikes{}
-		if _, _, err := AskToJoin(t.Context(), w.asker(t, "m")); err != nil {
+		token, _, err := AskToJoin(t.Context(), w.asker(t, "m"))
+		if err != nil {
 			t.Fatalf("machine %d: %v", i, err)
+		}
+		mine = append(mine, token.ID)
+	}
+	w.server.strikes = strikes{}
+	if _, _, err := AskToJoin(t.Context(), w.asker(t, "m")); err == nil || !strings.Contains(err.Error(), "machines of this address wait") {
+		t.Errorf("one more of one address: %v", err)
+	}
+	for i := range maxAsking {
+		if i < len(mine) {
+			if err := Deny(t.Context(), w.store, mine[i]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		rec := askRecord{Asking: Asking{ID: fmt.Sprintf("other%d", i), Peer: fmt.Sprintf("192.0.2.%d:1", i)}}
+		if _, err := w.store.Txn(t.Context(), mvcc.Txn{Ops: []mvcc.Op{put(askPrefix+rec.ID, rec)}}); err != nil {
+			t.Fatal(err)
 		}
 	}
 	w.server.strikes = strikes{}

@@ -23,7 +23,8 @@ type Life struct {
 }
 
 // Begin returns the change that makes the records of a keyspace those of its
-// new life: servers that are not kept are removed, agents stay. Old join tokens go too when
+// new life: servers that are not kept are removed, agents stay, but for one with the
+// name of First. Old join tokens go too when
 // the life begins on a new machine.
 func (l Life) Begin(k *mvcc.Keyspace) (mvcc.Txn, error) {
 	var t mvcc.Txn
@@ -38,11 +39,13 @@ func (l Life) Begin(k *mvcc.Keyspace) (mvcc.Txn, error) {
 		if err := json.Unmarshal(kv.Value, &r); err != nil {
 			return t, fmt.Errorf("member record %s: %w", kv.Key, err)
 		}
+		// The first machine may be called like an agent of before: one name has one member.
+		namesake := l.First != nil && r.Name == l.First.Name && r.ID != l.First.ID
 		if slices.Contains(l.Keep, r.ID) {
 			kept++
 			continue
 		}
-		if !r.IsServer() { // it holds nothing of the store, and finds the servers again
+		if !r.IsServer() && !namesake { // it holds nothing of the store, and finds the servers again
 			continue
 		}
 		t.Ops = append(t.Ops, removalOps(r, Removal{Name: r.Name, Removed: l.Now.UTC(), Why: l.Why, Epoch: l.Epoch})...)

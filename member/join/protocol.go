@@ -111,6 +111,9 @@ type Keys struct {
 	Trust *TrustWord `json:"trust,omitempty"`
 	// SealKeys is a list of keys that secrets at rest may be sealed with.
 	SealKeys []byte `json:"sealKeys,omitempty"`
+	// OwnSeals is a list of those that administrators made, newest first; empty from
+	// servers that did not send them yet.
+	OwnSeals []byte `json:"ownSeals,omitempty"`
 }
 
 // GossipKeys is a ring of gossip's keys: see member/gossipkey.

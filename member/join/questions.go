@@ -104,6 +104,11 @@ func (s *Server) getKeys(ctx context.Context, who Record, _ *http.Request) (any,
 	if s.SealKeys != nil {
 		keys.SealKeys = s.SealKeys()
 	}
+	if s.OwnSeals != nil {
+		if keys.OwnSeals, err = s.OwnSeals(); err != nil {
+			return nil, err
+		}
+	}
 	return keys, nil
 }
 

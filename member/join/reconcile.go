@@ -125,11 +125,23 @@ func (r *Reconciler) pass(ctx context.Context) (time.Duration, error) {
 		}
 	}
 	changes := plan(members, strangers, r.ID, wanted)
+	// A machine without a record that cannot be taken out now, since a majority would
+	// be missing, must not keep others from coming in, who may be what is missing.
+	var stay []error
 	for _, c := range changes {
 		r.Log.Info("membership of the store changes", "change", c.verb, "member", c.id)
-		if err := r.do(ctx, c); err != nil {
-			return 0, fmt.Errorf("%s %s: %w", c.verb, c.id, err)
+		err := r.do(ctx, c)
+		if err == nil {
+			continue
 		}
+		err = fmt.Errorf("%s %s: %w", c.verb, c.id, err)
+		if c.verb != remove || ctx.Err() != nil {
+			return 0, errors.Join(append(stay, err)...)
+		}
+		stay = append(stay, err)
+	}
+	if len(stay) > 0 {
+		return 0, errors.Join(stay...)
 	}
 	if len(changes) > 0 {
 		return newcomerPeriod, nil

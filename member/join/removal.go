@@ -44,10 +44,19 @@ func (r Removal) TellAgents(now time.Time) bool {
 	return r.Role != pki.Agent && now.Sub(r.Removed) < tellFor
 }
 
+// What members have of a change of the authority or of gossip's key is recorded below
+// these, by their ids.
+const (
+	AuthorityProgress = "/clusterd/authority-has/"
+	GossipKeyProgress = "/clusterd/gossip-key-has/"
+)
+
 func removalOps(r Record, why Removal) []mvcc.Op {
 	why.Role = r.Role
 	return []mvcc.Op{
 		{Type: mvcc.OpDelete, Key: memberPrefix + r.ID},
+		{Type: mvcc.OpDelete, Key: AuthorityProgress + r.ID},
+		{Type: mvcc.OpDelete, Key: GossipKeyProgress + r.ID},
 		put(removed+r.ID, why),
 	}
 }

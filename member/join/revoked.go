@@ -25,7 +25,7 @@ type Revocation struct {
 	// Serial: the one with that number, in hexadecimal.
 	Serial  string    `json:"serial,omitempty"`
 	Revoked time.Time `json:"revoked"`
-	// Ends is when the last such certificate has ended by itself, and this goes.
+	// Ends is when the last such certificate has ended by itself.
 	Ends time.Time `json:"ends"`
 }
 
@@ -76,6 +76,11 @@ func SignAt(ctx context.Context, s Store, user string, now time.Time) (time.Time
 	return now, nil
 }
 
+// revocationKept is how long a revocation is kept. The certificates end long before:
+// but what the store keeps goes by its own time, which a leader whose clock is far
+// ahead carries with it, and the certificates by the clocks of the servers.
+const revocationKept = 20 * 365 * 24 * time.Hour
+
 // Revoke records it. A user's certificates of until now are distinguished from later ones by
 // when they were signed.
 func Revoke(ctx context.Context, s Store, r Revocation, now time.Time) (Revocation, error) {
@@ -87,7 +92,7 @@ func Revoke(ctx context.Context, s Store, r Revocation, now time.Time) (Revocati
 		return r, err
 	}
 	_, err = s.Txn(ctx, mvcc.Txn{Origin: origin, Ops: []mvcc.Op{{
-		Type: mvcc.OpPut, Key: r.key(), Value: b, TTL: int64(pki.MaxClientLifetime / time.Second),
+		Type: mvcc.OpPut, Key: r.key(), Value: b, TTL: int64(revocationKept / time.Second),
 	}}})
 	if err != nil {
 		return r, fmt.Errorf("record what is revoked: %w", err)

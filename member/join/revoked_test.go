@@ -1,12 +1,14 @@
 package join
 
 import (
+	"context"
 	"crypto/x509"
 	"testing"
 	"time"
 
 	"github.com/clusterd/clusterd/member/join/jointest"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
 
 func TestRevoke(t *testing.T) {
@@ -128,5 +130,28 @@ func TestRevokeEachLife(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// keeping notes for how long what is written is kept.
+type keeping struct {
+	Store
+	ttl int64
+}
+
+func (s *keeping) Txn(ctx context.Context, t mvcc.Txn) (mvcc.TxnResult, error) {
+	s.ttl = t.Ops[0].TTL
+	return s.Store.Txn(ctx, t)
+}
+
+// TestRevocationIsKept: store time that was carried ahead by years does not end a
+// revocation before the certificate ends by the clocks of the servers.
+func TestRevocationIsKept(t *testing.T) {
+	s := &keeping{Store: jointest.New()}
+	if _, err := Revoke(t.Context(), s, Revocation{User: "jane"}, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if ahead := 10 * 365 * 24 * time.Hour; time.Duration(s.ttl)*time.Second < ahead+pki.MaxClientLifetime {
+		t.Errorf("it is kept for %d s: a clock that is ten years ahead ends it too early", s.ttl)
 	}
 }

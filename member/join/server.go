@@ -28,6 +28,9 @@ type Server struct {
 	// SealKeys are the keys of secrets at rest that follow from authorities of the
 	// past, as a list; nil: none.
 	SealKeys func() []byte
+	// OwnSeals are the keys of secrets at rest that the cluster's administrators
+	// have made, as a list; nil: none.
+	OwnSeals func() ([]byte, error)
 	// NoteTrust records that a member has a state of the authority, and asks may
 	// before it writes; nil: not recorded.
 	NoteTrust func(ctx context.Context, id string, number uint64, may func() bool) error
@@ -67,7 +70,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		serveStranger(ctx, s, w, r, given, s.renew)
 	case r.Method == http.MethodPost && r.URL.Path == AskPath:
 		s.strikes.add(s.askerOf(ctx, r), time.Now()) // each request costs an administrator's time
-		serveStranger(ctx, s, w, r, "", s.ask)
+		serveStranger(ctx, s, w, r, "", func(_ context.Context, in Ask, now time.Time) (*Asked, error) {
+			return s.ask(in, r.RemoteAddr, now)
+		})
 	case r.Method == http.MethodPost && r.URL.Path == RevealPath:
 		serveStranger(ctx, s, w, r, "a machine asks to join", func(ctx context.Context, in Reveal, now time.Time) (*AskState, error) {
 			return s.reveal(ctx, in, r.RemoteAddr, now)

@@ -13,7 +13,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/clusterd/clusterd/gossip"
+	"github.com/clusterd/clusterd/member/join/jointest"
 	"github.com/clusterd/clusterd/raftstore"
+	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
 
 func TestPlan(t *testing.T) {
@@ -226,5 +228,49 @@ func TestWarnOnce(t *testing.T) {
 		if len(warned) != s.want {
 			t.Errorf("warned %q, want %d", warned, s.want)
 		}
+	}
+}
+
+// stuckRaft cannot take one member out.
+type stuckRaft struct {
+	*fakeRaft
+	stays string
+}
+
+func (r stuckRaft) RemoveMember(ctx context.Context, id string) error {
+	if id == r.stays {
+		return &raftstore.QuorumError{Voters: 2, Silent: []string{id}}
+	}
+	return r.fakeRaft.RemoveMember(ctx, id)
+}
+
+// TestStrangerKeepsNobodyOut: a member of the store without a record that cannot be
+// taken out does not keep a new server from coming in.
+func TestStrangerKeepsNobodyOut(t *testing.T) {
+	store := jointest.New()
+	if err := PutCluster(t.Context(), store, Cluster{Name: "c"}, Record{ID: "a", Name: "a", Confirmed: true}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Txn(t.Context(), mvcc.Txn{Ops: recordOps(Record{ID: "b", Name: "b", Confirmed: true})}); err != nil {
+		t.Fatal(err)
+	}
+	raft := stuckRaft{&fakeRaft{answering: map[string]uint64{"a": 1, "b": 1}}, "stranger"}
+	for _, id := range []string{"a", "stranger"} {
+		if err := raft.set(id, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var view fakeView
+	for _, id := range []string{"a", "b"} {
+		view = append(view, gossip.Member{Meta: gossip.Meta{ID: id, Name: id}, State: gossip.Alive})
+	}
+	r := Reconciler{ID: "a", Store: store, Raft: raft, Gossip: view, Log: slog.New(slog.DiscardHandler), health: map[string]health{}, warnings: map[string]time.Time{}}
+	var few *raftstore.QuorumError
+	if _, err := r.pass(t.Context()); !errors.As(err, &few) {
+		t.Errorf("the stranger cannot be taken out: %v", err)
+	}
+	members, err := raft.Members()
+	if err != nil || !slices.ContainsFunc(members, func(m raftstore.Member) bool { return m.ID == "b" }) {
+		t.Errorf("the new server is not among %+v, %v", members, err)
 	}
 }

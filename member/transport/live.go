@@ -19,6 +19,8 @@ type liveConn struct {
 	all  *live
 	peer string // "": not known yet; guarded by all.mu, as leaf
 	leaf *x509.Certificate
+	// leave ends its being counted as a stranger's.
+	leave func()
 }
 
 // Close implements net.Conn.
@@ -29,6 +31,7 @@ func (c *liveConn) Close() error {
 		delete(c.all.conns, c.peer)
 	}
 	c.all.mu.Unlock()
+	c.leave()
 	return c.Conn.Close()
 }
 

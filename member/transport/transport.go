@@ -82,6 +82,8 @@ type Port struct {
 	http  *queue
 	split map[string]*queue
 	live  live
+	// strangers are the connections of those who have proved nothing.
+	strangers strangers
 }
 
 // Listen opens the port. It accepts nothing before Run.
@@ -184,8 +186,14 @@ func (p *Port) Run(ctx context.Context) error {
 			}
 			continue
 		}
+		leave := p.strangers.enter(raw.RemoteAddr())
+		if leave == nil {
+			raw.Close()
+			p.lines.Log(ctx, slog.LevelWarn, "strangers", "a connection was closed: there are too many whose other end has proved nothing, from one address or in all", "peer", raw.RemoteAddr())
+			continue
+		}
 		wg.Go(func() {
-			below := &liveConn{Conn: raw, all: &p.live}
+			below := &liveConn{Conn: raw, all: &p.live, leave: leave}
 			p.handshake(ctx, below, tls.Server(below, config))
 		})
 	}
@@ -252,6 +260,7 @@ var authenticated = []uint16{
 	tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
 }
 
+// handshake hands the connection on to those who speak its protocol.
 func (p *Port) handshake(ctx context.Context, below *liveConn, c *tls.Conn) {
 	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
 	defer cancel()
@@ -273,6 +282,7 @@ func (p *Port) handshake(ctx context.Context, below *liveConn, c *tls.Conn) {
 			leaf := state.PeerCertificates[0]
 			p.live.add(pki.Fingerprint(leaf.PublicKey), leaf, below)
 		}
+		below.leave() // the API server has bounds of its own
 		p.http.put(c)
 		return
 	}
@@ -281,7 +291,7 @@ func (p *Port) handshake(ctx context.Context, below *liveConn, c *tls.Conn) {
 		c.Close()
 		return
 	}
-	if state.NegotiatedProtocol == Join {
+	if state.NegotiatedProtocol == Join { // it has proved nothing, and is counted until it is closed
 		q.put(c)
 		return
 	}
@@ -291,6 +301,7 @@ func (p *Port) handshake(ctx context.Context, below *liveConn, c *tls.Conn) {
 		c.Close()
 		return
 	}
+	below.leave()
 	p.live.add(peer.ID, peer.Cert, below)
 	if p.id.Revoked != nil && p.id.Revoked(peer.ID) { // since it was verified
 		c.Close()

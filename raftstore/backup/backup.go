@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -74,6 +75,41 @@ type Secrets struct {
 	// SealKeys is a list of the keys, beside the one that follows from CAKey, that
 	// secrets in the state may be sealed with; empty: none.
 	SealKeys []byte
+}
+
+// SealPrefix is what a sealed value begins with; the id of its key and a colon follow.
+const SealPrefix = "k8s:enc:clusterd:"
+
+// derivedSeal begins the ids of keys that follow from authorities': a snapshot has
+// always held what they need.
+const derivedSeal = "authority"
+
+// MissingSealKeys are the ids of keys that live values are sealed with and that the
+// snapshot does not hold. Snapshots of releases before those that put administrators'
+// own keys into them have some.
+func (c *Content) MissingSealKeys() ([]string, error) {
+	held := map[string]bool{}
+	for line := range strings.Lines(string(c.SealKeys)) {
+		if fields := strings.Fields(line); len(fields) > 0 {
+			held[fields[0]] = true
+		}
+	}
+	list, err := c.Store.List(mvcc.Range{})
+	if err != nil {
+		return nil, err
+	}
+	var missing []string
+	for _, kv := range list.KVs {
+		rest, sealed := bytes.CutPrefix(kv.Value, []byte(SealPrefix))
+		id, _, ok := bytes.Cut(rest, []byte(":"))
+		if !sealed || !ok || held[string(id)] || string(id) == derivedSeal || bytes.HasPrefix(id, []byte(derivedSeal+"-")) {
+			continue
+		}
+		held[string(id)] = true
+		missing = append(missing, string(id))
+	}
+	slices.Sort(missing)
+	return missing, nil
 }
 
 // Write writes the archive of a snapshot. What depends on the parts is filled

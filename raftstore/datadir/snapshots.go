@@ -256,6 +256,27 @@ func (s *Snapshots) Latest() (newest, older uint64, err error) {
 	return newest, older, err
 }
 
+// Newest is the snapshot of the highest entry by the names of their folders, whether
+// it can be read or not: List leaves out those whose metadata cannot. Its ID is
+// empty if there is none.
+func (s *Snapshots) Newest() (raft.SnapshotMeta, error) {
+	var newest raft.SnapshotMeta
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return newest, err
+	}
+	for _, e := range entries {
+		var term, index, msec uint64
+		if n, err := fmt.Sscanf(e.Name(), "%d-%d-%d", &term, &index, &msec); n != 3 || err != nil || strings.HasSuffix(e.Name(), unfinished) {
+			continue
+		}
+		if newest.ID == "" || index > newest.Index {
+			newest = raft.SnapshotMeta{ID: e.Name(), Index: index, Term: term}
+		}
+	}
+	return newest, nil
+}
+
 // Check is what CheckSnapshots has found.
 type Check struct {
 	Whole   uint64         // index of the newest snapshot that is whole; 0: there is none

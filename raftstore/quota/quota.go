@@ -43,7 +43,7 @@ const smallGrowth = 16 << 10
 type Limits struct {
 	Bytes    int64            // of all
 	Reserve  int64            // the part of it that only vital keys and small growth may use
-	Folders  map[string]int64 // of parts; what may use the reserve may go beyond
+	Folders  map[string]int64 // of parts; vital keys may go beyond, small growth a little
 	Prefixes []string         // of vital keys
 }
 
@@ -51,8 +51,9 @@ type Limits struct {
 // classes of writes meet three limits:
 //
 //   - what takes no more room than before always passes: deletes above all;
-//   - writes of vital keys, and small growth of existing keys, may fill the
-//     quota to its end;
+//   - writes of vital keys may fill the quota to its end;
+//   - small growth of existing keys may use the reserve but for its last quarter,
+//     and goes beyond a folder's quota by an eighth of that, or by one such growth;
 //   - all else ends where the reserve begins, and at the folders' quotas.
 //
 // The decision rests on one member's copy, before the log: writes that are
@@ -74,13 +75,21 @@ func (l *Limits) Check(ks *mvcc.Keyspace, t *mvcc.Txn) error {
 		}
 		grows := int64(len(op.Key)+op.Size()) - had
 		growth += grows
-		if grows <= 0 || had > 0 && grows <= smallGrowth || l.vital(op.Key) {
+		if grows <= 0 || l.vital(op.Key) {
 			continue
 		}
-		limit = bulk
+		small := had > 0 && grows <= smallGrowth
+		if small {
+			limit = min(limit, l.Bytes-l.Reserve/4)
+		} else {
+			limit = bulk
+		}
 		for folder, quota := range l.Folders {
 			if !strings.HasPrefix(op.Key, folder) {
 				continue
+			}
+			if small {
+				quota += max(quota/8, smallGrowth)
 			}
 			if in := ks.Folder(folder).Bytes; in+grows > quota {
 				return &Error{Folder: folder, Used: in, Growth: grows, Quota: quota}

@@ -35,6 +35,8 @@ func TestLimits(t *testing.T) {
 		{"a vital one into the reserve", []mvcc.Op{put("/vital/c", 28*kib)}, "", true},
 		{"a vital one beyond the end", []mvcc.Op{put("/vital/c", 29*kib)}, "all", true},
 		{"an old key grows a little, into the reserve", []mvcc.Op{put("/a/1", 76*kib)}, "", true},
+		{"an old key grows a little, into what is vital keys' alone", []mvcc.Op{put("/vital/c", 12*kib), put("/a/1", 73*kib)}, "all", true},
+		{"a vital one there, and an old key that does not grow", []mvcc.Op{put("/vital/c", 27*kib), put("/a/1", 60*kib)}, "", true},
 		{"an old key grows a lot", []mvcc.Op{put("/a/1", 77*kib)}, "all", false},
 		{"a folder is full", []mvcc.Op{put("/b/2", 6*kib)}, "/b/", false},
 		{"an old key grows beyond its folder's", []mvcc.Op{put("/b/1", 50*kib)}, "", true},
@@ -55,6 +57,14 @@ func TestLimits(t *testing.T) {
 		}
 		if got := l.Essential(ks, txn); got != tc.essential {
 			t.Errorf("%s: essential %v", tc.name, got)
+		}
+	}
+	// Small steps do not lead beyond a folder's quota without end.
+	l.Folders["/b/"] = 30 * kib
+	for size, ok := range map[int]bool{45 * kib: true, 47 * kib: false} {
+		var e *Error
+		if err := l.Check(ks, &mvcc.Txn{Ops: []mvcc.Op{put("/b/1", size)}}); (err == nil) != ok || !ok && (!errors.As(err, &e) || e.Folder != "/b/") {
+			t.Errorf("%d bytes in a folder with a quota of 30 KiB: %v", size, err)
 		}
 	}
 }

@@ -128,14 +128,14 @@ func replay(dir string, logger *slog.Logger) (*mvcc.Keyspace, uint64, error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	k, term := mvcc.New(), uint64(0)
+	k, term, from := mvcc.New(), uint64(0), uint64(0)
 	var damaged error
 	for _, meta := range list {
 		_, r, err := snapshots.Open(meta.ID)
 		if err == nil {
 			var whole *mvcc.Keyspace
 			if whole, err = wire.ReadSnapshot(r); err == nil {
-				k, term, damaged = whole, meta.Term, nil
+				k, term, from, damaged = whole, meta.Term, meta.Index, nil
 			}
 			_ = r.Close()
 		}
@@ -152,7 +152,20 @@ func replay(dir string, logger *slog.Logger) (*mvcc.Keyspace, uint64, error) {
 		return nil, 0, err
 	}
 	term, err = applyLog(k, term, log)
-	return k, term, errors.Join(err, log.Close())
+	if err = errors.Join(err, log.Close()); err != nil {
+		return nil, 0, err
+	}
+	// What is newer than the snapshot that was read has to be in the log: to go on
+	// from less would lose what clients were acknowledged.
+	newest, err := snapshots.Newest()
+	if err != nil {
+		return nil, 0, err
+	}
+	if newest.Index > from && newest.Index > k.Index() {
+		return nil, 0, fmt.Errorf("snapshot %s, of log entry %d, is damaged, and without it the state ends with entry %d: go on from another member; if there is none, and the loss is accepted, move the folder %s away",
+			newest.ID, newest.Index, k.Index(), filepath.Join(dir, datadir.SnapshotsDir, newest.ID))
+	}
+	return k, term, nil
 }
 
 // applyLog applies the entries after the keyspace's and returns the last one's

@@ -26,6 +26,7 @@ type Cluster struct {
 // Store is what is judged of v1.Store's answer.
 type Store struct {
 	Quota    int64 `json:"quotaBytes"`
+	Reserve  int64 `json:"reserveBytes"` // part of Quota; 0 from servers that do not say
 	Keyspace struct {
 		Bytes int64 `json:"bytes"`
 	} `json:"keyspace"`
@@ -108,10 +109,12 @@ func (c Cluster) members(f *findings) {
 
 func (c Cluster) store(f *findings) {
 	s := c.Store
-	used := 100 * float64(s.Keyspace.Bytes) / float64(s.Quota)
+	used := 100 * float64(s.Keyspace.Bytes) / float64(s.Quota-s.Reserve) // new objects end where the reserve begins
 	switch {
+	case used >= 100:
+		f.problem("store", "clusterctl store top names who fills it; delete objects, or raise storeQuota on every server", "%.0f %% of what its quota leaves for new objects are used: they are refused", used)
 	case used >= 95:
-		f.problem("store", "clusterctl store top names who fills it; delete objects, or raise storeQuota on every server", "%.0f %% of its quota are used: writes are refused", used)
+		f.problem("store", "clusterctl store top names who fills it; delete objects, or raise storeQuota on every server", "%.0f %% of its quota are used: new objects will soon be refused", used)
 	case used >= 80:
 		f.warn("store", "clusterctl store top names who fills it", "%.0f %% of its quota are used", used)
 	default:

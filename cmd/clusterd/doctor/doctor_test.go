@@ -71,8 +71,12 @@ func TestJudgeMachine(t *testing.T) {
 		{"loopback", func(m *Machine) { m.Addr = netip.MustParseAddrPort("127.0.0.1:6443") }, "warning address: no other machine"},
 		{"overlap", func(m *Machine) { m.Local = append(m.Local, netip.MustParsePrefix("10.96.3.1/24")) }, "problem address: 10.96.3.0/24 overlaps the range of Services, 10.96.0.0/16"},
 		{"overlap with the cluster's own", func(m *Machine) { m.Local, m.Running = append(m.Local, netip.MustParsePrefix("10.244.0.1/24")), true }, ""},
-		{"port taken", func(m *Machine) { m.Taken = []string{"tcp 6443"} }, "problem ports: tcp 6443"},
-		{"port taken by itself", func(m *Machine) { m.Taken, m.Running = []string{"tcp 6443"}, true }, ""},
+		{"port taken", func(m *Machine) { m.Taken = []Port{{"tcp", m.Addr, "--port"}, {"udp", m.Addr, "--port"}} }, "problem ports: tcp 6443, udp → --port"},
+		{"kubelet's port taken", func(m *Machine) {
+			m.Taken = []Port{{"tcp", netip.AddrPortFrom(m.Addr.Addr(), 10250), "--kubelet-port"}}
+		}, "problem ports: tcp 10250 → --kubelet-port"},
+		{"a member's own network", func(m *Machine) { m.Member, m.Local = true, append(m.Local, netip.MustParsePrefix("10.244.3.1/24")) }, ""},
+		{"port taken by itself", func(m *Machine) { m.Taken, m.Running = []Port{{"tcp", m.Addr, "--port"}}, true }, ""},
 		{"ufw", func(m *Machine) { m.Firewalls = []string{"ufw"}; m.Hooks = []Hook{{"ip filter INPUT", "input"}} }, "warning firewall: ufw is active → ufw allow 6443"},
 		{"firewalld", func(m *Machine) { m.Firewalls = []string{"firewalld"} }, "warning firewall: → firewall-cmd --permanent --add-port=6443/tcp"},
 		{"input drops", func(m *Machine) { m.Hooks = []Hook{{"inet filter input", "input"}} }, "warning firewall: inet filter input drops → let 6443/tcp and 6443/udp in"},
@@ -166,7 +170,11 @@ func TestJudgeCluster(t *testing.T) {
 			c.Store.Warnings = c.Members.Warnings
 		}, "warning members: n4 joins"},
 		{"stores differ", func(c *Cluster) { c.Store.Warnings = []string{"the stores of n1 and n2 differ"} }, "problem store: n1 and n2 differ"},
-		{"store full", func(c *Cluster) { c.Store.Keyspace.Bytes = c.Store.Quota }, "problem store: 100 % of its quota"},
+		{"store full", func(c *Cluster) {
+			c.Store.Reserve = 512 << 20
+			c.Store.Keyspace.Bytes = c.Store.Quota - c.Store.Reserve
+		}, "problem store: 100 % of what its quota leaves"},
+		{"store nearly full", func(c *Cluster) { c.Store.Keyspace.Bytes = c.Store.Quota * 96 / 100 }, "problem store: 96 % of its quota"},
 		{"store nearly full", func(c *Cluster) { c.Store.Keyspace.Bytes = 7 << 30 }, "warning store: 88 %"},
 		{"disk short", func(c *Cluster) { c.Store.DiskShort, c.Store.DiskFree = true, 10<<20 }, "problem store: only 10 MiB"},
 		{"node not ready", func(c *Cluster) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -32,6 +33,7 @@ type Ask struct {
 	Ranges  map[string][]netip.Prefix
 	Built   time.Time
 	Server  string // HOST:PORT of a member; "": none
+	Ports   []Port // that the node will listen on
 	// Encrypted: see Machine.
 	Encrypted bool
 }
@@ -48,7 +50,7 @@ func Look(ctx context.Context, a Ask) Machine {
 	m.Memory, m.MemoryFree = memory()
 	m.Folder = look(a.Data)
 	if !m.Running {
-		m.Taken = taken(a.Addr)
+		m.Taken = taken(a.Ports)
 	}
 	m.Firewalls = firewalls()
 	if n, err := strconv.Atoi(firstLine("/proc/sys/fs/inotify/max_user_instances")); err == nil {
@@ -182,17 +184,21 @@ func localAddrs() (all []netip.Prefix) {
 	return all
 }
 
-// taken tries the ports, TCP and UDP.
-func taken(addr netip.AddrPort) (all []string) {
-	if ln, err := net.Listen("tcp", addr.String()); err == nil {
-		_ = ln.Close()
-	} else if inUse(err) {
-		all = append(all, fmt.Sprintf("tcp %d", addr.Port()))
-	}
-	if c, err := net.ListenPacket("udp", addr.String()); err == nil {
-		_ = c.Close()
-	} else if inUse(err) {
-		all = append(all, fmt.Sprintf("udp %d", addr.Port()))
+// taken are those of the ports that somebody else has.
+func taken(ports []Port) (all []Port) {
+	for _, p := range ports {
+		var c io.Closer
+		var err error
+		if p.Network == "udp" {
+			c, err = net.ListenPacket(p.Network, p.Addr.String())
+		} else {
+			c, err = net.Listen(p.Network, p.Addr.String())
+		}
+		if err == nil {
+			_ = c.Close()
+		} else if inUse(err) {
+			all = append(all, p)
+		}
 	}
 	return all
 }

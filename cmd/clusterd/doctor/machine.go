@@ -31,8 +31,8 @@ type Machine struct {
 	Memory, MemoryFree uint64
 	// Folder is the data folder's disk.
 	Folder Folder
-	// Taken are ports in use by others, as "tcp 6443".
-	Taken []string
+	// Taken are ports of this node's that others use.
+	Taken []Port
 	// Local are the machine's own addresses, with their networks.
 	Local []netip.Prefix
 	// Ranges are the cluster's: pods and Services.
@@ -60,6 +60,13 @@ type Folder struct {
 	// not measured, with Err.
 	Sync time.Duration
 	Err  error
+}
+
+// Port is one that the node listens on.
+type Port struct {
+	Network string // tcp or udp
+	Addr    netip.AddrPort
+	Flag    string // sets it; "": none does
 }
 
 // Hook is a base chain of the packet filter whose policy is to drop.
@@ -238,8 +245,8 @@ func (m Machine) address(f *findings) {
 	default:
 		f.ok("address", "%s, as node %s", a, m.Name)
 	}
-	if m.Running {
-		return // the cluster's own addresses are among the machine's
+	if m.Running || m.Member {
+		return // the cluster's own addresses are among the machine's, also while clusterd is stopped
 	}
 	for what, ranges := range m.Ranges {
 		for _, r := range ranges {
@@ -255,9 +262,20 @@ func (m Machine) ports(f *findings) {
 	case m.Running:
 		f.ok("ports", "clusterd runs and has them")
 	case len(m.Taken) > 0:
-		f.problem("ports", "end who listens there (ss -lntup tells), or give another --port", "in use: %s", strings.Join(m.Taken, ", "))
+		var taken, flags []string
+		for _, p := range m.Taken {
+			taken = append(taken, fmt.Sprintf("%s %d", p.Network, p.Addr.Port()))
+			if p.Flag != "" && !slices.Contains(flags, p.Flag) {
+				flags = append(flags, p.Flag)
+			}
+		}
+		cure := "end who listens there (ss -lntup tells)"
+		if len(flags) > 0 {
+			cure += ", or give another " + strings.Join(flags, ", ")
+		}
+		f.problem("ports", cure, "in use: %s", strings.Join(taken, ", "))
 	default:
-		f.ok("ports", "%d is free, TCP and UDP", m.Addr.Port())
+		f.ok("ports", "those that this node listens on are free")
 	}
 }
 
