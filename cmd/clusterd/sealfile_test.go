@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/apiserver/pkg/storage/value"
 
+	"github.com/clusterd/clusterd/member/gossipkey"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/join/jointest"
 	"github.com/clusterd/clusterd/member/pki"
@@ -39,7 +40,7 @@ func sealingServer(t *testing.T) (m *Main, own string) {
 		t.Fatal(err)
 	}
 	own = string(sealLine(key))
-	m = &Main{dir: dataDir(t.TempDir()), log: slog.New(slog.DiscardHandler), id: &identity{trust: pki.NewTrust(0, ca), retiredSeals: sealLine(old)}, resealNow: make(chan struct{}, 1)}
+	m = &Main{dir: dataDir(t.TempDir()), log: slog.New(slog.DiscardHandler), id: &identity{trust: pki.NewTrust(0, ca), ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}, retiredSeals: sealLine(old)}, resealNow: make(chan struct{}, 1)}
 	m.exchange = &exchange{main: m}
 	m.trust.Store(m.id.trust)
 	if err := os.WriteFile(m.dir.path(sealFile), []byte("# made by hand\n"+own), 0o600); err != nil {
