@@ -57,7 +57,7 @@ func TestStoreMetrics(t *testing.T) {
 		"commit_seconds": 1, "apply_seconds": 1, "snapshot_seconds": 1, "fsync_seconds": 1, "watch_lag_seconds": 1,
 		"commands_total": 1, "committed_bytes_total": 1, "leader_changes_total": 1,
 		"watchers_behind_total": 0, "watchers_cut_total": 0, "damaged_files_total": 0, "writes_held_back_total": 0,
-		"keys": 1, "live_bytes": 7, "quota_bytes": 8 << 30, "history_bytes": 7, "history_seconds": 0, "revision": 2, "oldest_revision": 1,
+		"keys": 1, "live_bytes": 7, "quota_bytes": 8 << 30, "quota_reserve_bytes": 512 << 20, "history_bytes": 7, "history_seconds": 0, "revision": 2, "oldest_revision": 1,
 		"applied_index": 2, "commit_index": 2, "term": 1, "is_leader": 1, "watchers": 1, "log_bytes": 1, "snapshot_bytes": 1,
 	} {
 		value, ok := got["clusterd_raftstore_"+name]

@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/apiserver/pkg/storage/value"
 
+	"github.com/clusterd/clusterd/member/gossipkey"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/join/jointest"
 	"github.com/clusterd/clusterd/member/pki"
@@ -39,7 +40,10 @@ func sealingServer(t *testing.T) (m *Main, own string) {
 		t.Fatal(err)
 	}
 	own = string(sealLine(key))
-	m = &Main{dir: keyDir{dataDir: dataDir(t.TempDir())}, log: slog.New(slog.DiscardHandler), id: &identity{trust: pki.NewTrust(0, ca), retiredSeals: sealLine(old)}, resealNow: make(chan struct{}, 1)}
+	m = &Main{
+		dir: keyDir{dataDir: dataDir(t.TempDir())}, log: slog.New(slog.DiscardHandler), resealNow: make(chan struct{}, 1),
+		id: &identity{trust: pki.NewTrust(0, ca), ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}, retiredSeals: sealLine(old)},
+	}
 	m.exchange = &exchange{main: m}
 	m.trust.Store(m.id.trust)
 	if err := os.WriteFile(m.dir.path(sealFile), []byte("# made by hand\n"+own), 0o600); err != nil {
@@ -178,7 +182,7 @@ func TestDemotedKeepsNoKeys(t *testing.T) {
 	if err := m.dir.dropServerState(); err != nil {
 		t.Fatal(err)
 	}
-	left, err := os.ReadDir(string(m.dir))
+	left, err := os.ReadDir(string(m.dir.dataDir))
 	if err != nil || len(left) != 1 || left[0].Name() != "store.demoted" {
 		t.Errorf("left: %v, %v", left, err)
 	}

@@ -77,8 +77,9 @@ type Secrets struct {
 	SealKeys []byte
 }
 
-// SealPrefix is what a sealed value begins with; the id of its key and a colon follow.
-const SealPrefix = "k8s:enc:clusterd:"
+// sealPrefix is what a value begins with that kubestore.Seal has sealed; the id of its
+// key and a colon follow.
+const sealPrefix = "k8s:enc:clusterd:"
 
 // derivedSeal begins the ids of keys that follow from authorities': a snapshot has
 // always held what they need.
@@ -100,7 +101,7 @@ func (c *Content) MissingSealKeys() ([]string, error) {
 	}
 	var missing []string
 	for _, kv := range list.KVs {
-		rest, sealed := bytes.CutPrefix(kv.Value, []byte(SealPrefix))
+		rest, sealed := bytes.CutPrefix(kv.Value, []byte(sealPrefix))
 		id, _, ok := bytes.Cut(rest, []byte(":"))
 		if !sealed || !ok || held[string(id)] || string(id) == derivedSeal || bytes.HasPrefix(id, []byte(derivedSeal+"-")) {
 			continue

@@ -14,8 +14,6 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/aes"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
-
-	"github.com/clusterd/clusterd/raftstore/backup"
 )
 
 // sealLength is the length of a SealKey's secret in bytes.
@@ -93,7 +91,7 @@ func (s *Seal) Use(keys []SealKey) error {
 		if err != nil {
 			return fmt.Errorf("key %s for secrets at rest: %w", key.ID, err)
 		}
-		all = append(all, value.PrefixTransformer{Prefix: []byte(backup.SealPrefix + key.ID + ":"), Transformer: transformer})
+		all = append(all, value.PrefixTransformer{Prefix: []byte("k8s:enc:clusterd:" + key.ID + ":"), Transformer: transformer})
 	}
 	// What was stored before there was a seal.
 	all = append(all, value.PrefixTransformer{Transformer: identity.NewEncryptCheckTransformer()})
