@@ -108,12 +108,23 @@ func (s *suspects) run(ctx context.Context) error {
 	}
 }
 
-// heartbeats suspects servers that leave the heartbeats of the store unanswered.
+// heartbeats suspects servers that leave the heartbeats of the store unanswered. While
+// this server is alone it waits for another member.
 func (s *suspects) heartbeats(ctx context.Context) {
 	var known silence.Tracker
 	tick := time.NewTicker(heartbeatTick)
 	defer tick.Stop()
 	for {
+		if changed := s.members.Changed(); len(s.members.All()) == 1 {
+			tick.Stop()
+			select {
+			case <-ctx.Done():
+				return
+			case <-changed:
+			}
+			tick.Reset(heartbeatTick)
+			continue
+		}
 		select {
 		case <-ctx.Done():
 			return
