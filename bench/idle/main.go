@@ -34,6 +34,7 @@ type figure struct {
 	Node    string  `json:"node"`
 	Seconds float64 `json:"seconds"`
 	RSS     float64 `json:"rss_mib"`
+	File    float64 `json:"file_mib"` // of RSS: pages of files, of which the kernel keeps one for all who use them
 	CPU     float64 `json:"cpu_pct"` // of one processor
 	Wakeups float64 `json:"wakeups_per_s"`
 	Written float64 `json:"written_mib_per_hour"`
@@ -124,7 +125,7 @@ func measure(ctx context.Context, bin string, nodes int, settle, span time.Durat
 		}
 		was, seconds := before[n.Name], time.Since(began).Seconds()
 		f := figure{
-			Bench: "idle", Case: "server", Nodes: nodes, Node: n.Name, Seconds: round(seconds), RSS: round(now.RSS / (1 << 20)),
+			Bench: "idle", Case: "server", Nodes: nodes, Node: n.Name, Seconds: round(seconds), RSS: round(now.RSS / (1 << 20)), File: round(now.File / (1 << 20)),
 			CPU: round(100 * (now.CPU - was.CPU).Seconds() / seconds), Wakeups: round((now.Wakeups - was.Wakeups) / seconds),
 			Written: round((now.Written - was.Written) / (1 << 20) / seconds * 3600),
 		}
