@@ -35,7 +35,7 @@ type figure struct {
 	Seconds float64 `json:"seconds"`
 	RSS     float64 `json:"rss_mib"`
 	File    float64 `json:"file_mib"` // of RSS: pages of files, of which the kernel keeps one for all who use them
-	CPU     float64 `json:"cpu_pct"` // of one processor
+	CPU     float64 `json:"cpu_pct"`  // of one processor
 	Wakeups float64 `json:"wakeups_per_s"`
 	Written float64 `json:"written_mib_per_hour"`
 }
@@ -64,10 +64,10 @@ func main() {
 	span := flag.Duration("for", time.Minute, "how long each cluster is watched")
 	settle := flag.Duration("settle", 20*time.Second, "how long it is left alone before")
 	var b bounds
-	flag.Float64Var(&b.rss, "max-rss", 512, "most MiB a node may hold")
-	flag.Float64Var(&b.cpu, "max-cpu", 25, "most percent of a processor")
-	flag.Float64Var(&b.wakeups, "max-wakeups", 3000, "most wake-ups a second")
-	flag.Float64Var(&b.written, "max-written", 1024, "most MiB an hour written to disk")
+	flag.Float64Var(&b.rss, "max-rss", 300, "most MiB a node may hold")
+	flag.Float64Var(&b.cpu, "max-cpu", 10, "most percent of a processor")
+	flag.Float64Var(&b.wakeups, "max-wakeups", 800, "most wake-ups a second")
+	flag.Float64Var(&b.written, "max-written", 256, "most MiB an hour written to disk")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()

@@ -115,15 +115,12 @@ func (s *suspects) heartbeats(ctx context.Context) {
 	tick := time.NewTicker(heartbeatTick)
 	defer tick.Stop()
 	for {
-		if changed := s.members.Changed(); len(s.members.All()) == 1 {
+		if len(s.members.All()) == 1 {
 			tick.Stop()
-			select {
-			case <-ctx.Done():
+			if !hasOthers(ctx, s.members) {
 				return
-			case <-changed:
 			}
 			tick.Reset(heartbeatTick)
-			continue
 		}
 		select {
 		case <-ctx.Done():
@@ -144,6 +141,25 @@ func (s *suspects) heartbeats(ctx context.Context) {
 			if !s.send(ctx, name) {
 				return
 			}
+		}
+	}
+}
+
+// hasOthers waits until gossip knows another member than this one, which may be dead. It
+// reports false when ctx has ended.
+func hasOthers(ctx context.Context, members interface {
+	All() []gossip.Member
+	Changed() <-chan struct{}
+}) bool {
+	for {
+		changed := members.Changed()
+		if len(members.All()) > 1 {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false
 		}
 	}
 }
