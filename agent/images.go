@@ -12,6 +12,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/stats"
+	"github.com/clusterd/clusterd/slack"
 )
 
 // ImageGC says when images that nothing uses go.
@@ -27,7 +28,7 @@ const imageGCPeriod = 5 * time.Minute
 
 // collectImages keeps the images' share of the disk below the high mark.
 func (a *Agent) collectImages(ctx context.Context) error {
-	tick := time.NewTicker(imageGCPeriod)
+	tick := slack.NewTicker(imageGCPeriod)
 	defer tick.Stop()
 	for {
 		if st, err := stats.FileSystem(a.imageDir()); err == nil && st.Blocks > 0 {

@@ -11,6 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/clusterd/clusterd/apis/paths"
+	"github.com/clusterd/clusterd/slack"
 )
 
 // pathWatch makes a condition of the node of what is measured of the ways to
@@ -48,7 +49,7 @@ func newPathWatch(report func() paths.Report) *pathWatch {
 // run looks every now and then until ctx ends, and calls changed after each look
 // that changed the condition.
 func (w *pathWatch) run(ctx context.Context, changed func()) {
-	tick := time.NewTicker(pathPeriod)
+	tick := slack.NewTicker(pathPeriod)
 	defer tick.Stop()
 	for {
 		select {

@@ -17,6 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/clusterd/clusterd/slack"
 )
 
 type objectUID = types.UID
@@ -122,7 +124,7 @@ const keysPath = "/openid/v1/jwks"
 
 // Run gives up tokens whose key is gone, until ctx ends.
 func (t *tokens) Run(ctx context.Context) error {
-	tick := time.NewTicker(tokenKeysLook)
+	tick := slack.NewTicker(tokenKeysLook)
 	defer tick.Stop()
 	for {
 		select {

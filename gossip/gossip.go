@@ -21,6 +21,7 @@ import (
 	"github.com/hashicorp/memberlist"
 
 	"github.com/clusterd/clusterd/loglimit"
+	"github.com/clusterd/clusterd/slack"
 )
 
 // State is a member's state as gossip sees it.
@@ -157,7 +158,7 @@ func (m *Members) Run(ctx context.Context) error {
 		list.Shutdown()
 	}()
 
-	rejoin := time.NewTicker(rejoinPeriod)
+	rejoin := slack.NewTicker(rejoinPeriod)
 	defer rejoin.Stop()
 	m.reach(list)
 	var announce <-chan time.Time

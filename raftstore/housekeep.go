@@ -13,6 +13,7 @@ import (
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 	"github.com/clusterd/clusterd/raftstore/peer"
 	"github.com/clusterd/clusterd/raftstore/wire"
+	"github.com/clusterd/clusterd/slack"
 )
 
 // housekeep ticks once a second: as leader it lets keys expire and history age
@@ -23,7 +24,7 @@ import (
 // is about as much as the state itself. It is given back once, when that is
 // over: Go would keep it until the state has grown by as much.
 func (s *Store) housekeep() {
-	tick := time.NewTicker(time.Second)
+	tick := slack.NewTicker(time.Second)
 	defer tick.Stop()
 	behind, settled := s.raft().LastIndex(), 0
 	var burst burst

@@ -278,7 +278,7 @@ func (cfg *Config) complete() error {
 		cfg.NodeCIDRBits = 24
 	}
 	if cfg.Clock == nil {
-		cfg.Clock = clock.RealClock{}
+		cfg.Clock = loop.Clock{}
 	}
 	return nil
 }

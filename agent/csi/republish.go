@@ -2,19 +2,20 @@ package csi
 
 import (
 	"context"
-	"time"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/encoding/protojson"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/slack"
 )
 
 // republish tells drivers whose objects ask for it again and again of what they
 // have published: with tokens that are good, and for content that changes.
 func (m *Manager) republish(ctx context.Context) {
-	tick := time.NewTicker(m.cfg.Republish)
+	tick := slack.NewTicker(m.cfg.Republish)
 	defer tick.Stop()
 	for {
 		select {

@@ -26,6 +26,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/slack"
 )
 
 // Config of a Server.
@@ -169,7 +171,7 @@ func (s *Server) serve(ctx context.Context, addr netip.AddrPort) error {
 	defer wg.Wait()
 	wg.Go(func() { cancel(s.servePackets(ctx, udp)) })
 	wg.Go(func() { cancel(s.serveStreams(ctx, tcp)) })
-	tick := time.NewTicker(addressCheck)
+	tick := slack.NewTicker(addressCheck)
 	defer tick.Stop()
 	for {
 		select {

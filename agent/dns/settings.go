@@ -19,6 +19,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/slack"
 )
 
 // SettingsName and the namespace kube-system are where the cluster's own
@@ -116,7 +118,7 @@ const upstreamCheck = 5 * time.Second
 // keepUpstreams keeps the forwarder's servers those of the settings and the
 // node.
 func (s *Server) keepUpstreams(ctx context.Context) {
-	tick := time.NewTicker(upstreamCheck)
+	tick := slack.NewTicker(upstreamCheck)
 	defer tick.Stop()
 	var host []string
 	var own []netip.AddrPort

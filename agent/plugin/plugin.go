@@ -26,6 +26,8 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/clusterd/clusterd/slack"
 )
 
 const (
@@ -144,7 +146,7 @@ func (r *Registry) Run(ctx context.Context) error {
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	tick := time.NewTicker(rescan)
+	tick := slack.NewTicker(rescan)
 	defer tick.Stop()
 	for {
 		r.scan(ctx, dir, &wg)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/clusterd/clusterd/agent/podstate"
+	"github.com/clusterd/clusterd/slack"
 )
 
 // connect opens podmon's event stream and then lists, so that nothing falls
@@ -41,7 +42,7 @@ func (m *Manager) connect(ctx context.Context) (<-chan api.Event, error) {
 // listen passes podmon's events on, and lists again after a gap and from time
 // to time.
 func (m *Manager) listen(ctx context.Context, events <-chan api.Event) {
-	tick := time.NewTicker(resync)
+	tick := slack.NewTicker(resync)
 	defer tick.Stop()
 	for {
 		select {

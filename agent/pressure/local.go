@@ -9,6 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/slack"
 )
 
 // LocalPod is a pod that may take only so much of the node's disks. A limit of
@@ -148,7 +150,7 @@ func NewLocal(cfg LocalConfig) *LocalGuard {
 
 // Run measures until ctx ends. It does not wait for a walk that hangs.
 func (g *LocalGuard) Run(ctx context.Context) error {
-	tick := time.NewTicker(g.cfg.Period)
+	tick := slack.NewTicker(g.cfg.Period)
 	defer tick.Stop()
 	var wg sync.WaitGroup
 	defer wg.Wait()

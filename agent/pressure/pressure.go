@@ -11,6 +11,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/slack"
 )
 
 // Config of a Guard. Measure, Evict and Reclaim are called one at a time each; Changed
@@ -84,7 +86,7 @@ func (g *Guard) Under(c v1.NodeConditionType) bool {
 // Run watches until ctx ends. Disks are relieved beside it: to measure folders and
 // to remove images takes long, and memory does not wait.
 func (g *Guard) Run(ctx context.Context) error {
-	tick := time.NewTicker(g.cfg.Period)
+	tick := slack.NewTicker(g.cfg.Period)
 	defer tick.Stop()
 	var disks sync.WaitGroup
 	defer disks.Wait()

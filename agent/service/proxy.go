@@ -20,6 +20,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/watches"
 	"github.com/clusterd/clusterd/netsetup/lb"
+	"github.com/clusterd/clusterd/slack"
 )
 
 // Balancer spreads connections: *lb.Balancer.
@@ -146,7 +147,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 }
 
 func (p *Proxy) loop(ctx context.Context, index cache.Indexer) {
-	again := time.NewTicker(5 * time.Second) // what others may have changed
+	again := slack.NewTicker(5 * time.Second) // what others may have changed
 	defer again.Stop()
 	delay := 50 * time.Millisecond
 	var retry <-chan time.Time

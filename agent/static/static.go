@@ -23,6 +23,8 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/clusterd/clusterd/slack"
 )
 
 // Config of a Reader.
@@ -117,7 +119,7 @@ func (r *Reader) Run(ctx context.Context, set func(pods []*v1.Pod, complete bool
 			set(pods, complete)
 		}
 	}
-	tick := time.NewTicker(r.cfg.Period)
+	tick := slack.NewTicker(r.cfg.Period)
 	defer tick.Stop()
 	r.readDir()
 	tell() // a URL that does not answer keeps no file waiting

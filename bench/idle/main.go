@@ -34,7 +34,8 @@ type figure struct {
 	Node    string  `json:"node"`
 	Seconds float64 `json:"seconds"`
 	RSS     float64 `json:"rss_mib"`
-	CPU     float64 `json:"cpu_pct"` // of one processor
+	File    float64 `json:"file_mib"` // of RSS: pages of files, of which the kernel keeps one for all who use them
+	CPU     float64 `json:"cpu_pct"`  // of one processor
 	Wakeups float64 `json:"wakeups_per_s"`
 	Written float64 `json:"written_mib_per_hour"`
 }
@@ -63,10 +64,10 @@ func main() {
 	span := flag.Duration("for", time.Minute, "how long each cluster is watched")
 	settle := flag.Duration("settle", 20*time.Second, "how long it is left alone before")
 	var b bounds
-	flag.Float64Var(&b.rss, "max-rss", 512, "most MiB a node may hold")
-	flag.Float64Var(&b.cpu, "max-cpu", 25, "most percent of a processor")
-	flag.Float64Var(&b.wakeups, "max-wakeups", 3000, "most wake-ups a second")
-	flag.Float64Var(&b.written, "max-written", 1024, "most MiB an hour written to disk")
+	flag.Float64Var(&b.rss, "max-rss", 300, "most MiB a node may hold")
+	flag.Float64Var(&b.cpu, "max-cpu", 10, "most percent of a processor")
+	flag.Float64Var(&b.wakeups, "max-wakeups", 800, "most wake-ups a second")
+	flag.Float64Var(&b.written, "max-written", 256, "most MiB an hour written to disk")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -124,7 +125,7 @@ func measure(ctx context.Context, bin string, nodes int, settle, span time.Durat
 		}
 		was, seconds := before[n.Name], time.Since(began).Seconds()
 		f := figure{
-			Bench: "idle", Case: "server", Nodes: nodes, Node: n.Name, Seconds: round(seconds), RSS: round(now.RSS / (1 << 20)),
+			Bench: "idle", Case: "server", Nodes: nodes, Node: n.Name, Seconds: round(seconds), RSS: round(now.RSS / (1 << 20)), File: round(now.File / (1 << 20)),
 			CPU: round(100 * (now.CPU - was.CPU).Seconds() / seconds), Wakeups: round((now.Wakeups - was.Wakeups) / seconds),
 			Written: round((now.Written - was.Written) / (1 << 20) / seconds * 3600),
 		}

@@ -21,6 +21,7 @@ import (
 	"github.com/clusterd/clusterd/member/transport"
 	"github.com/clusterd/clusterd/raftstore/backup"
 	"github.com/clusterd/clusterd/raftstore/kubestore"
+	"github.com/clusterd/clusterd/slack"
 )
 
 // exchange is what this server does of an exchange of the authority: it follows
@@ -52,7 +53,7 @@ func (x *exchange) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(exchangePeriod):
+		case <-slack.After(exchangePeriod):
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/clusterd/clusterd/member/gossipkey"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/transport"
+	"github.com/clusterd/clusterd/slack"
 )
 
 // gossipKeys is what this server does of changes of the gossip key: it follows the
@@ -57,7 +58,7 @@ func (g *gossipKeys) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(gossipKeyPeriod):
+		case <-slack.After(gossipKeyPeriod):
 		}
 	}
 }

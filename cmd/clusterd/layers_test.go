@@ -34,7 +34,7 @@ var (
 
 // everybodys are the rooms that each room may import without naming them: they
 // know nothing but the standard library.
-var everybodys = []string{"durable", "loglimit"}
+var everybodys = []string{"durable", "loglimit", "slack"}
 
 // impure are the packages, with those below them, that a pure room does not import.
 var impure = []string{"os", "io", "net/http", "syscall", "golang.org/x/sys", "k8s.io/client-go", "k8s.io/klog"}
@@ -42,6 +42,7 @@ var impure = []string{"os", "io", "net/http", "syscall", "golang.org/x/sys", "k8
 var layers = []layer{
 	{room: "durable", never: map[string]string{"github.com/": "all write by it: it brings nothing along", "k8s.io/": "an island knows no Kubernetes types"}},
 	{room: "loglimit", never: map[string]string{"github.com/": "all log by it: it brings nothing along", "k8s.io/": "an island knows no Kubernetes types"}},
+	{room: "slack", never: map[string]string{"github.com/": "all wait by it: it brings nothing along", "k8s.io/": "an island knows no Kubernetes types"}},
 	{room: "apis", never: noContainers},
 	{room: "apis/server", may: []string{"apis"}, never: noContainers},
 	{room: "raftstore", may: []string{"raftstore/datadir"}, never: noKubernetes},

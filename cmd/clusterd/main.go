@@ -7,9 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
+
+	"github.com/clusterd/clusterd/slack"
 )
 
 // exitGone tells the process manager that starting clusterd again is of no use:
@@ -21,6 +25,7 @@ const exitGone = 78
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	slack.Shift(rand.N(10 * time.Second)) // machines whose clocks agree do not all look at the same moment
 	err := startOnTrial(os.Args, os.Stderr)
 	if err == nil {
 		err = rootCommand().ExecuteContext(ctx)

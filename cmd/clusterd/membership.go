@@ -13,6 +13,7 @@ import (
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/transport"
+	"github.com/clusterd/clusterd/slack"
 )
 
 // goneError ends a node that does not belong to the cluster any more. Starting it again
@@ -45,7 +46,7 @@ const (
 // watchMembership finds out why no member answers this node: without a leader, or
 // when a member has refused it, it asks the others for its membership status.
 func (m *Main) watchMembership(ctx context.Context) error {
-	tick := time.NewTicker(membershipPeriod)
+	tick := slack.NewTicker(membershipPeriod)
 	defer tick.Stop()
 	for {
 		wasRefused := false

@@ -12,28 +12,39 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
+
+	"github.com/clusterd/clusterd/slack"
 )
 
 const (
 	// quietFor is how long no collection was needed before memory is given back.
 	quietFor = 20 * time.Second
-	// spareAtLeast is how much has to be worth it: a return is a whole collection.
-	spareAtLeast = 16 << 20
+	// spareAtLeast is how much has to be worth it: a return is a whole collection, of
+	// some 50 ms of a processor.
+	spareAtLeast = 8 << 20
+	// unmapEvery is how often pages of the program's file are unmapped at rest, of which
+	// those that are used come back: some milliseconds of a processor.
+	unmapEvery = time.Minute
 )
 
 // keepMemory gives memory that a start or a burst of requests left behind back to
 // the kernel, once it is over. Go keeps it until the heap has grown by as much,
-// which at rest it never does. The store returns what is its own sooner. Pages of
-// the program's file go too, at most half of which are used again at rest.
+// which at rest it never does: what little is needed then comes to the same in time,
+// and is returned whenever it has. The store returns what is its own sooner. Pages of
+// the program's file go too, at most half of which are used again at rest: a start and
+// each collection use others.
 func keepMemory(ctx context.Context) error {
-	tick := time.NewTicker(quietFor / 4)
+	tick := slack.NewTicker(quietFor / 4)
 	defer tick.Stop()
 	var q quiet
 	for {
 		select {
 		case now := <-tick.C:
-			if q.due(now, readHeap()) {
+			memory, program := q.due(now, readHeap())
+			if memory {
 				debug.FreeOSMemory()
+			}
+			if program {
 				if err := unmapProgram(); err != nil {
 					klog.FromContext(ctx).Info("pages of the program's file stay in memory", "err", err)
 				}
@@ -63,25 +74,30 @@ func readHeap() heap {
 // quiet notices when collections have come to an end for a while. The zero value
 // has seen none.
 type quiet struct {
-	cycles   uint64 // at the last look
-	since    time.Time
-	returned bool // since then
-	started  bool // memory was given back once
+	cycles  uint64    // at the last look
+	since   time.Time // of the last collection that was needed, or return
+	started bool      // memory was given back once
+	unmap   time.Time // when pages of the program are unmapped next
 }
 
-// due says whether memory is to be given back now: once after each quietFor without
-// a collection, if there is enough of it. What a start left behind always goes.
-func (q *quiet) due(now time.Time, h heap) bool {
+// due says what is to be given back now, after quietFor without a collection: memory,
+// if there is enough of it, where what a start left behind always is; pages of the
+// program with it, and every unmapEvery.
+func (q *quiet) due(now time.Time, h heap) (memory, program bool) {
 	if h.cycles != q.cycles || q.since.IsZero() {
-		q.cycles, q.since, q.returned = h.cycles, now, false
-		return false
+		q.cycles, q.since = h.cycles, now
+		return false, false
 	}
-	if q.returned || now.Sub(q.since) < quietFor {
-		return false
+	if now.Sub(q.since) < quietFor {
+		return false, false
 	}
-	due := !q.started || h.spare >= spareAtLeast
-	q.returned, q.started = true, true
-	return due
+	if !q.started || h.spare >= spareAtLeast {
+		q.since, q.started, memory = now, true, true
+	}
+	if memory || !now.Before(q.unmap) {
+		q.unmap, program = now.Add(unmapEvery), true
+	}
+	return memory, program
 }
 
 // unmapProgram takes the pages of the program's file out of this process. They

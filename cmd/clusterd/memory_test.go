@@ -8,31 +8,28 @@ import (
 	"time"
 )
 
-// TestQuiet: memory is given back once when collections have ceased, and again after
-// the next burst of them.
+// TestQuiet: memory is given back when collections have ceased, and whenever there is
+// much again; pages of the program with it, and once a minute.
 func TestQuiet(t *testing.T) {
 	const much = spareAtLeast
 	var q quiet
 	began := time.Now()
 	for _, tt := range []struct {
-		at     int // seconds
-		cycles uint64
-		spare  uint64
-		due    bool
+		at              int // seconds
+		cycles          uint64
+		spare           uint64
+		memory, program bool
 	}{
-		{0, 5, much, false}, {5, 7, much, false}, {20, 8, much, false}, // a start
-		{35, 8, much, false}, {40, 8, much, true}, {45, 8, much, false}, {100, 8, much, false},
-		{130, 9, much, false}, {150, 9, much - 1, false}, {155, 9, much, false}, // one at rest, that left little
-		{160, 20, much, false}, {180, 20, much, true}, {185, 20, much, false},
+		{0, 5, much, false, false}, {5, 7, much, false, false}, {20, 8, much, false, false}, // a start
+		{35, 8, much, false, false}, {40, 8, 0, true, true}, {45, 8, much, false, false}, // what it left goes in any case
+		{60, 8, much - 1, false, false}, {95, 8, much - 1, false, false}, {100, 8, much - 1, false, true},
+		{110, 8, much, true, true}, {115, 8, much, false, false},
+		{170, 9, 0, false, false}, {175, 9, 0, false, false}, {190, 9, much - 1, false, true}, // one collection at rest
+		{195, 9, much, true, true}, {200, 20, much, false, false}, {220, 20, much, true, true}, {225, 20, much, false, false},
 	} {
-		if got := q.due(began.Add(time.Duration(tt.at)*time.Second), heap{tt.cycles, tt.spare}); got != tt.due {
-			t.Errorf("after %d s: %t", tt.at, got)
-		}
-	}
-	var little quiet
-	for at, want := range []bool{false, true, false, false} { // a start that left little; later there has to be much
-		if got := little.due(began.Add(time.Duration(at)*quietFor), heap{uint64(at / 2), much - 1}); got != want {
-			t.Errorf("with little, at %d: %t", at, got)
+		memory, program := q.due(began.Add(time.Duration(tt.at)*time.Second), heap{tt.cycles, tt.spare})
+		if memory != tt.memory || program != tt.program {
+			t.Errorf("after %d s: memory %t, program %t", tt.at, memory, program)
 		}
 	}
 	if h := readHeap(); h.spare == 0 {

@@ -14,6 +14,7 @@ import (
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/slack"
 )
 
 // revocationLook is how often it is looked whether certificates were revoked, for
@@ -39,7 +40,7 @@ func (m *Main) keepRevoked(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(revocationLook):
+		case <-slack.After(revocationLook):
 		}
 	}
 }

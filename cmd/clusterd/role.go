@@ -19,6 +19,7 @@ import (
 	"github.com/clusterd/clusterd/member/servers"
 	"github.com/clusterd/clusterd/member/transport"
 	"github.com/clusterd/clusterd/raftstore"
+	"github.com/clusterd/clusterd/slack"
 )
 
 // A member's role is what its record says (`clusterctl members promote`,
@@ -105,7 +106,7 @@ func (n *agentNode) becomeServer(ctx context.Context) error {
 // keepRole waits until this server's record says that it is an agent, as far as
 // this member knows, and makes it one. It returns a *restartError.
 func (m *Main) keepRole(ctx context.Context) error {
-	tick := time.NewTicker(rolePeriod)
+	tick := slack.NewTicker(rolePeriod)
 	defer tick.Stop()
 	for {
 		select {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/clusterd/clusterd/apis/server"
 	"github.com/clusterd/clusterd/raftstore/kubestore"
+	"github.com/clusterd/clusterd/slack"
 )
 
 // authoritySeal is the id of the key that follows from the first authority's:
@@ -81,7 +82,7 @@ func (m *Main) keepSeal(ctx context.Context) error {
 	for {
 		m.lookAtSeal(&stamp)
 		select {
-		case <-time.After(sealLook):
+		case <-slack.After(sealLook):
 		case <-ctx.Done():
 			return nil
 		}

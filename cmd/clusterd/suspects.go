@@ -108,12 +108,20 @@ func (s *suspects) run(ctx context.Context) error {
 	}
 }
 
-// heartbeats suspects servers that leave the heartbeats of the store unanswered.
+// heartbeats suspects servers that leave the heartbeats of the store unanswered. While
+// this server is alone it waits for another member.
 func (s *suspects) heartbeats(ctx context.Context) {
 	var known silence.Tracker
 	tick := time.NewTicker(heartbeatTick)
 	defer tick.Stop()
 	for {
+		if len(s.members.All()) == 1 {
+			tick.Stop()
+			if !hasOthers(ctx, s.members) {
+				return
+			}
+			tick.Reset(heartbeatTick)
+		}
 		select {
 		case <-ctx.Done():
 			return
@@ -133,6 +141,25 @@ func (s *suspects) heartbeats(ctx context.Context) {
 			if !s.send(ctx, name) {
 				return
 			}
+		}
+	}
+}
+
+// hasOthers waits until gossip knows another member than this one, which may be dead. It
+// reports false when ctx has ended.
+func hasOthers(ctx context.Context, members interface {
+	All() []gossip.Member
+	Changed() <-chan struct{}
+}) bool {
+	for {
+		changed := members.Changed()
+		if len(members.All()) > 1 {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/clusterd/clusterd/member/authority"
+	"github.com/clusterd/clusterd/slack"
 )
 
 const (
@@ -29,7 +30,7 @@ func (m *Main) keepTokenKeys(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(tokenKeysLook):
+		case <-slack.After(tokenKeysLook):
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/slack"
 )
 
 // Leader takes an exchange from step to step while this node leads. Nothing is
@@ -43,7 +44,7 @@ func (l *Leader) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(lookPeriod):
+		case <-slack.After(lookPeriod):
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/slack"
 )
 
 // Leader takes changes of the key from step to step while this node leads. Nothing
@@ -36,7 +37,7 @@ func (l *Leader) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(lookPeriod):
+		case <-slack.After(lookPeriod):
 		}
 	}
 }

@@ -31,7 +31,7 @@ type probe struct {
 // the name is sent again every silence.Again. It is a hint only, as is a suspicion of
 // gossip (SWIM, Das et al. 2002): the network between the two may be at fault, or
 // this server slow. A receiver that is slow delays names and no ping. At most one
-// Probe runs at a time.
+// Probe runs at a time. Without agents it waits for the first one.
 func (h *Hub) Probe(ctx context.Context, suspects chan<- string) {
 	p := probe{sessions: map[string]*session{}}
 	var waiting []string        // names to be sent
@@ -39,6 +39,15 @@ func (h *Hub) Probe(ctx context.Context, suspects chan<- string) {
 	tick := time.NewTicker(probeTick)
 	defer tick.Stop()
 	for {
+		if len(waiting) == 0 && len(p.sessions) == 0 && !h.hasSessions() {
+			tick.Stop()
+			select {
+			case <-ctx.Done():
+				return
+			case <-h.connected:
+			}
+			tick.Reset(probeTick)
+		}
 		var to chan<- string // nil, which blocks, while there is none
 		var first string
 		if len(waiting) > 0 {
@@ -61,6 +70,12 @@ func (h *Hub) Probe(ctx context.Context, suspects chan<- string) {
 			}
 		}
 	}
+}
+
+func (h *Hub) hasSessions() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.sessions) > 0
 }
 
 // probeOnce sends the pings that are due and returns the names of agents to be

@@ -138,6 +138,28 @@ func TestProbe(t *testing.T) {
 	named(t, suspects)
 }
 
+// TestProbeWaitsForAgents: one that connects when Probe had none to ping is pinged, and
+// suspected when it is silent.
+func TestProbeWaitsForAgents(t *testing.T) {
+	hub, id, v, _ := probedAgent(t)
+	hub.mu.Lock()
+	s := hub.sessions[id]
+	delete(hub.sessions, id)
+	hub.mu.Unlock()
+	<-hub.connected
+	ctx, cancel := context.WithCancel(t.Context())
+	suspects, done := make(chan string), make(chan struct{})
+	go func() { defer close(done); hub.Probe(ctx, suspects) }()
+	defer func() { cancel(); <-done }()
+
+	before := s.heard.Load()
+	hub.put(id, s)
+	heardAfter(t, hub, id, *before)
+	v.set(false)
+	defer v.set(true)
+	named(t, suspects)
+}
+
 // TestAwaits: an agent that has been connected is no longer awaited.
 func TestAwaits(t *testing.T) {
 	hub, id, _, end := probedAgent(t)

@@ -62,6 +62,9 @@ type Hub struct {
 	mu       sync.Mutex
 	sessions map[string]*session // by the agent's id
 	met      map[string]bool     // ids of agents that have been connected
+
+	// connected holds a word when an agent has connected, for Probe.
+	connected chan struct{}
 }
 
 type session struct {
@@ -79,7 +82,7 @@ type session struct {
 
 // NewHub returns a Hub without sessions.
 func NewHub(log *slog.Logger) *Hub {
-	return &Hub{log: log, began: time.Now(), sessions: map[string]*session{}, met: map[string]bool{}}
+	return &Hub{log: log, began: time.Now(), sessions: map[string]*session{}, met: map[string]bool{}, connected: make(chan struct{}, 1)}
 }
 
 // Awaits reports whether the agent with that id may be about to connect for the
@@ -132,6 +135,10 @@ func (h *Hub) put(id string, s *session) {
 	h.sessions[id] = s
 	h.met[id] = true
 	h.mu.Unlock()
+	select {
+	case h.connected <- struct{}{}:
+	default:
+	}
 	if old != nil {
 		old.Close()
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/clusterd/clusterd/netsetup/nft"
+	"github.com/clusterd/clusterd/slack"
 )
 
 // Kernel holds tables: *nft.Tables.
@@ -304,7 +305,7 @@ const (
 // within CheckEvery, a single element within FullCheck. While no rule
 // changes it reads none.
 func (b *Balancer) Run(ctx context.Context) {
-	tick := time.NewTicker(CheckEvery)
+	tick := slack.NewTicker(CheckEvery)
 	defer tick.Stop()
 	var full time.Time
 	for {

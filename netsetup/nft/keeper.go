@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/clusterd/clusterd/slack"
 )
 
 // TableKernel holds tables: *Tables, or FakeTables in tests.
@@ -115,7 +117,7 @@ const KeeperPeriod = 2 * time.Second
 
 // Run puts right what others change, until ctx ends.
 func (k *Keeper) Run(ctx context.Context) {
-	tick := time.NewTicker(KeeperPeriod)
+	tick := slack.NewTicker(KeeperPeriod)
 	defer tick.Stop()
 	for {
 		select {

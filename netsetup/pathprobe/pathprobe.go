@@ -19,6 +19,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/clusterd/clusterd/slack"
 )
 
 // Config of a Prober.
@@ -311,11 +313,18 @@ func (p *Prober) ping(ctx context.Context) {
 			}
 			round = round[1:]
 		}
+		peers := len(p.peers)
 		p.mu.Unlock()
+		var due <-chan time.Time
+		if peers > 0 {
+			due = time.After(pause)
+		} else {
+			due = slack.After(pause)
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(pause):
+		case <-due:
 		}
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/clusterd/clusterd/slack"
 )
 
 // A stream is streamLen random bytes to the peer and the same ones back. Single
@@ -41,7 +43,7 @@ func (p *Prober) stream(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(streamPause):
+		case <-slack.After(streamPause):
 		}
 	}
 }

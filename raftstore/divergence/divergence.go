@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/clusterd/clusterd/raftstore/peer"
+	"github.com/clusterd/clusterd/slack"
 )
 
 // Err is why a store stops whose keyspace differs from what most
@@ -86,7 +87,7 @@ func New(cfg Config) *Check { return &Check{cfg: cfg} }
 // The keyspace keeps its hash up to date with each change, so this costs a few
 // bytes a second.
 func (c *Check) Run(ctx context.Context) {
-	tick := time.NewTicker(comparePeriod)
+	tick := slack.NewTicker(comparePeriod)
 	defer tick.Stop()
 	var compared uint64
 	for {

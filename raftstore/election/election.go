@@ -18,6 +18,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/clusterd/clusterd/raftstore/peer"
+	"github.com/clusterd/clusterd/slack"
 )
 
 // raft elects when no heartbeat has come for HeartbeatTimeout, and waits up to
@@ -160,8 +161,14 @@ func (e *Election) AttendSilence(ctx context.Context) {
 				wait = min(again*time.Duration(1+asked/32), e.cfg.Silence)
 			}
 		}
+		var due <-chan time.Time
+		if leader == e.cfg.ID {
+			due = slack.After(wait) // a change of the leader ends this wait
+		} else {
+			due = time.After(wait)
+		}
 		select {
-		case <-time.After(wait):
+		case <-due:
 		case <-changed:
 		case <-ctx.Done():
 			return

@@ -40,7 +40,7 @@ type Config struct {
 	// Reserve is asked before each write. Nil: all may begin.
 	Reserve ReserveFunc
 
-	clock clock.WithTicker // of the watch cache; nil is the real one
+	clock clock.WithTicker // of the watch cache; nil is watchClock
 }
 
 // uncached are the resources that are written much and watched little: a cache
@@ -56,6 +56,9 @@ var uncached = map[schema.GroupResource]bool{
 func NewDecorator(cfg Config) generic.StorageDecorator {
 	announceFeatures()
 	metrics.Register()
+	if cfg.clock == nil {
+		cfg.clock = watchClock{}
+	}
 	return func(
 		config *storagebackend.ConfigForResource,
 		resourcePrefix string,

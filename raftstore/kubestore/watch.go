@@ -17,6 +17,7 @@ import (
 
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/slack"
 )
 
 // resultBuffer is how many events wait for a slow reader before its stream
@@ -129,7 +130,7 @@ func (w *stream) deliver() error {
 	}
 	var ask <-chan time.Time
 	if w.opts.ProgressNotify {
-		ticker := time.NewTicker(progressPeriod)
+		ticker := slack.NewTicker(progressPeriod)
 		defer ticker.Stop()
 		ask = ticker.C
 	}

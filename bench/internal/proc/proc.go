@@ -13,6 +13,7 @@ import (
 // Usage is what processes have used since they began, and hold now.
 type Usage struct {
 	RSS     float64 // bytes
+	File    float64 // bytes of RSS that are pages of files: the program's, mostly
 	Wakeups float64 // voluntary context switches
 	Written float64 // bytes, to disk
 	CPU     time.Duration
@@ -35,6 +36,7 @@ func Of(nodes Nodes, node string) (Usage, error) {
 		if err != nil {
 			return sum, fmt.Errorf("process %d of %s: %w", pid, node, err)
 		}
+		sum.File += u.File
 		sum.RSS, sum.Wakeups, sum.Written, sum.CPU = sum.RSS+u.RSS, sum.Wakeups+u.Wakeups, sum.Written+u.Written, sum.CPU+u.CPU
 	}
 	return sum, nil
@@ -61,6 +63,13 @@ func One(pid int) (u Usage, err error) {
 		return u, err
 	}
 	u.CPU, u.RSS = time.Duration(user+system)*ticks, float64(pages)*float64(os.Getpagesize())
+	for _, kind := range []string{"RssFile:", "RssShmem:"} { // a program in memory (memfd) is of the latter
+		kib, err := named(dir+"/status", kind)
+		if err != nil {
+			return u, err
+		}
+		u.File += kib * 1024
+	}
 	if u.Written, err = named(dir+"/io", "write_bytes:"); err != nil {
 		return u, err
 	}
