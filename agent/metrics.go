@@ -7,6 +7,7 @@ import (
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/probe"
 	"github.com/clusterd/clusterd/agent/runtime"
+	"github.com/clusterd/clusterd/netsetup/lb"
 )
 
 // metrics are what Prometheus may read of this node, by path: the paths and
@@ -41,6 +42,8 @@ var (
 	nodeName          = prometheus.NewDesc("kubelet_node_name", "The node's name. The count is always 1.", []string{"node"}, nil)
 	runningPods       = prometheus.NewDesc("kubelet_running_pods", "Number of pods that have a running pod sandbox", nil, nil)
 	runningContainers = prometheus.NewDesc("kubelet_running_containers", "Number of containers currently running", []string{"container_state"}, nil)
+	tracked           = prometheus.NewDesc("clusterd_conntrack_entries", "Connections that the kernel tracks in the node's network namespace.", nil, nil)
+	trackedMost       = prometheus.NewDesc("clusterd_conntrack_entries_limit", "How many it can track; packets of further connections are dropped.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -48,6 +51,8 @@ func (p *population) Describe(ch chan<- *prometheus.Desc) {
 	ch <- nodeName
 	ch <- runningPods
 	ch <- runningContainers
+	ch <- tracked
+	ch <- trackedMost
 }
 
 // Collect implements prometheus.Collector.
@@ -73,4 +78,8 @@ func (p *population) Collect(ch chan<- prometheus.Metric) {
 	gauge(runningPods, pods)
 	gauge(runningContainers, running, "running")
 	gauge(runningContainers, exited, "exited")
+	if used, most, err := lb.Tracked(); err == nil {
+		gauge(tracked, used)
+		gauge(trackedMost, most)
+	}
 }
