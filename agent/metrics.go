@@ -13,7 +13,7 @@ import (
 // metrics are what Prometheus may read of this node, by path: the paths and
 // names that it knows of a kubelet.
 func (a *Agent) metrics(probes *probe.Metrics) map[string]prometheus.Gatherer {
-	own := append(append(pod.Metrics(), runtime.Metrics()...), &population{a},
+	own := append(append(pod.Metrics(), runtime.Metrics()...), &population{a}, Connections{},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if a.paths != nil {
 		own = append(own, a.paths)
@@ -51,8 +51,6 @@ func (p *population) Describe(ch chan<- *prometheus.Desc) {
 	ch <- nodeName
 	ch <- runningPods
 	ch <- runningContainers
-	ch <- tracked
-	ch <- trackedMost
 }
 
 // Collect implements prometheus.Collector.
@@ -78,8 +76,23 @@ func (p *population) Collect(ch chan<- prometheus.Metric) {
 	gauge(runningPods, pods)
 	gauge(runningContainers, running, "running")
 	gauge(runningContainers, exited, "exited")
-	if used, most, err := lb.Tracked(); err == nil {
-		gauge(tracked, used)
-		gauge(trackedMost, most)
+}
+
+// Connections tells how full the kernel's table of connections is.
+type Connections struct{}
+
+// Describe implements prometheus.Collector.
+func (Connections) Describe(ch chan<- *prometheus.Desc) {
+	ch <- tracked
+	ch <- trackedMost
+}
+
+// Collect implements prometheus.Collector. A kernel that tracks none has no figures.
+func (Connections) Collect(ch chan<- prometheus.Metric) {
+	used, most, err := lb.Tracked()
+	if err != nil {
+		return
 	}
+	ch <- prometheus.MustNewConstMetric(tracked, prometheus.GaugeValue, float64(used))
+	ch <- prometheus.MustNewConstMetric(trackedMost, prometheus.GaugeValue, float64(most))
 }
