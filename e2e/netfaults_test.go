@@ -299,18 +299,22 @@ func (f *netFaults) tablesDeleted() {
 	node := f.any()
 	tables := []nft.Table{{Name: lb.TableName}, {Name: policy.TableName}, {Name: nft.DefaultTable}, {Name: overlay.FenceTable}, {Name: antispoof.TableName, Family: nft.Bridge}}
 	f.rnd.Shuffle(len(tables), func(i, j int) { tables[i], tables[j] = tables[j], tables[i] })
-	if err := f.Do(node, func() error {
-		kernel, err := nft.OpenTables()
-		if err != nil {
-			return err
-		}
-		for _, table := range tables {
-			err = errors.Join(err, kernel.Delete(table))
-		}
-		return errors.Join(err, kernel.Close())
-	}); err != nil {
+	remove := func(tables ...nft.Table) error {
+		return f.Do(node, func() error {
+			kernel, err := nft.OpenTables()
+			if err != nil {
+				return err
+			}
+			for _, table := range tables {
+				err = errors.Join(err, kernel.Delete(table))
+			}
+			return errors.Join(err, kernel.Close())
+		})
+	}
+	if err := remove(tables...); err != nil {
 		f.t.Fatal(err)
 	}
+	removed := time.Now()
 	for _, table := range tables {
 		f.eventually(fmt.Sprintf("an event on %s tells of table %s", node, table.Name), func(ctx context.Context) error {
 			list, err := f.api.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + node})
@@ -322,7 +326,11 @@ func (f *netFaults) tablesDeleted() {
 					return nil
 				}
 			}
-			return fmt.Errorf("%d events", len(list.Items))
+			// A clusterd that had only begun made the table as if it had never been there.
+			if time.Since(removed) > 10*time.Second {
+				removed, err = time.Now(), remove(table)
+			}
+			return errors.Join(err, fmt.Errorf("%d events", len(list.Items)))
 		})
 	}
 }
