@@ -7,12 +7,13 @@ import (
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/probe"
 	"github.com/clusterd/clusterd/agent/runtime"
+	"github.com/clusterd/clusterd/netsetup/lb"
 )
 
 // metrics are what Prometheus may read of this node, by path: the paths and
 // names that it knows of a kubelet.
 func (a *Agent) metrics(probes *probe.Metrics) map[string]prometheus.Gatherer {
-	own := append(append(pod.Metrics(), runtime.Metrics()...), &population{a}, volumeSeries{a},
+	own := append(append(pod.Metrics(), runtime.Metrics()...), &population{a}, volumeSeries{a}, Connections{},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if a.paths != nil {
 		own = append(own, a.paths)
@@ -41,6 +42,8 @@ var (
 	nodeName          = prometheus.NewDesc("kubelet_node_name", "The node's name. The count is always 1.", []string{"node"}, nil)
 	runningPods       = prometheus.NewDesc("kubelet_running_pods", "Number of pods that have a running pod sandbox", nil, nil)
 	runningContainers = prometheus.NewDesc("kubelet_running_containers", "Number of containers currently running", []string{"container_state"}, nil)
+	tracked           = prometheus.NewDesc("clusterd_conntrack_entries", "Connections that the kernel tracks in the node's network namespace.", nil, nil)
+	trackedMost       = prometheus.NewDesc("clusterd_conntrack_entries_limit", "How many it can track; packets of further connections are dropped.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -73,4 +76,23 @@ func (p *population) Collect(ch chan<- prometheus.Metric) {
 	gauge(runningPods, pods)
 	gauge(runningContainers, running, "running")
 	gauge(runningContainers, exited, "exited")
+}
+
+// Connections tells how full the kernel's table of connections is.
+type Connections struct{}
+
+// Describe implements prometheus.Collector.
+func (Connections) Describe(ch chan<- *prometheus.Desc) {
+	ch <- tracked
+	ch <- trackedMost
+}
+
+// Collect implements prometheus.Collector. A kernel that tracks none has no figures.
+func (Connections) Collect(ch chan<- prometheus.Metric) {
+	used, most, err := lb.Tracked()
+	if err != nil {
+		return
+	}
+	ch <- prometheus.MustNewConstMetric(tracked, prometheus.GaugeValue, float64(used))
+	ch <- prometheus.MustNewConstMetric(trackedMost, prometheus.GaugeValue, float64(most))
 }

@@ -233,6 +233,9 @@ func (f *forwarder) try(ctx context.Context, network string, u *upstream, k key)
 		u.answers(k, time.Now())
 		m, err = query(ctx, "tcp", u.addr, k)
 	}
+	if err == nil && m.Truncated { // by TCP: there is no more of it, and what there is may be nothing
+		m, err = nil, errors.New("the answer is cut off over TCP, too")
+	}
 	rcode := "error"
 	if err == nil {
 		rcode = dns.RcodeToString[m.Rcode]

@@ -1,6 +1,7 @@
 package podnetwork
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -20,11 +21,13 @@ type probed struct {
 	ready map[string]bool // by node
 }
 
-func makeProbed(self string, nodes []*v1.Node) probed {
+func makeProbed(self string, nodes []*v1.Node, encrypted bool) probed {
 	p := probed{ready: map[string]bool{}}
 	four, six := false, false
+	var here *v1.Node
 	for _, node := range nodes {
 		if node.Name == self {
+			here = node
 			for _, r := range rangesOf(node) {
 				p.own = append(p.own, gatewayOf(r))
 				four, six = four || r.Addr().Is4(), six || r.Addr().Is6()
@@ -38,11 +41,24 @@ func makeProbed(self string, nodes []*v1.Node) probed {
 		p.ready[node.Name] = isReady(node)
 		for _, r := range rangesOf(node) {
 			if r.Addr().Is4() && four || r.Addr().Is6() && six {
-				p.peers = append(p.peers, pathprobe.Peer{Name: node.Name, Addr: gatewayOf(r)})
+				p.peers = append(p.peers, pathprobe.Peer{Name: node.Name, Addr: gatewayOf(r), Way: wayOf(here, node, encrypted)})
 			}
 		}
 	}
 	return p
+}
+
+// wayOf names what the length of packets to a node depends on: where it and this one
+// are, and what is around the packets.
+func wayOf(here, node *v1.Node, encrypted bool) string {
+	out := fmt.Sprint(internalIPs(node))
+	if here != nil {
+		out = fmt.Sprint(internalIPs(here), " ", out)
+	}
+	if encrypted {
+		out += " wireguard"
+	}
+	return out
 }
 
 func isReady(n *v1.Node) bool {
@@ -92,6 +108,9 @@ func (n *Network) Paths() paths.Report {
 		}
 		if !r.Heard.IsZero() {
 			p.Heard = now.Sub(r.Heard).Seconds()
+		}
+		if r.MTU == 0 {
+			p.Carries = 0 // of a former process, and not tried again yet
 		}
 		if r.Stream != nil {
 			p.Stream = r.Stream.Error()

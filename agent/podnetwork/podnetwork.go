@@ -114,6 +114,9 @@ type Network struct {
 	looking sync.RWMutex
 	taken   chan struct{} // holds one: a pod has asked for a network, see ready.go
 
+	// lengths are those in the file of what ways carry; of apply alone.
+	lengths []length
+
 	flows  *lb.Conntrack
 	portMu sync.Mutex // guards ports, rules, own, misled, and the file of the ports
 	ports  map[string]podsPorts
@@ -180,6 +183,7 @@ func New(cfg Config) (*Network, error) {
 		return nil, fmt.Errorf("pod network: %w", err)
 	}
 	n.probes = pathprobe.New(pathprobe.Config{Port: paths.Port, Logger: cfg.Logger})
+	n.probes.Recall(n.recallLengths())
 	n.filter = nft.NewKeeper(nft.KeeperConfig{Kernel: n.tables, Logger: cfg.Logger, Repaired: cfg.Repaired})
 	n.routes, err = overlay.OpenMesh(overlay.MeshConfig{
 		Config: overlay.Config{Logger: cfg.Logger}, Kernel: n.tables, Repaired: cfg.Repaired, Encrypt: cfg.Encrypt, Inside: []string{cfg.Bridge},
@@ -298,7 +302,10 @@ func (n *Network) apply(ctx context.Context, nodes []*v1.Node) error {
 	if len(p.own) == 0 {
 		return nil // the range will come with another change
 	}
-	between := overlay.Nodes{Own: p.own, Others: bounded(p.others, n.probes.Results()), Within: p.within}
+	probed := makeProbed(n.cfg.NodeName, nodes, n.cfg.Encrypt)
+	n.probes.Set(probed.own, probed.peers)
+	measured := n.probes.Results()
+	between := overlay.Nodes{Own: p.own, Others: bounded(p.others, measured), Within: p.within}
 	unpublished, err := n.guardClear(ctx, nodes, &between)
 	if err != nil {
 		return err
@@ -317,8 +324,7 @@ func (n *Network) apply(ctx context.Context, nodes []*v1.Node) error {
 		return err
 	}
 	err = errors.Join(n.routes.Set(ctx, between), unpublished)
-	probed := makeProbed(n.cfg.NodeName, nodes)
-	n.probes.Set(probed.own, probed.peers)
+	n.keepLengths(measured)
 	n.mu.Lock()
 	n.readyNodes, n.keys = probed.ready, keys
 	n.mu.Unlock()

@@ -4,7 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
+	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -21,6 +24,8 @@ import (
 	"github.com/clusterd/clusterd/netsetup/netnstest"
 	"github.com/clusterd/clusterd/netsetup/podnet"
 )
+
+var seed = flag.Uint64("seed", 1, "what is random is drawn from it")
 
 // readyNode is a Network in a network namespace of its own.
 type readyNode struct {
@@ -277,5 +282,83 @@ func TestRootReadyFewAddresses(t *testing.T) {
 		if err := n.Detach(t.Context(), uid); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestRootAddressesExhausted: a pod for which there is no address is refused with the
+// range's name and nothing is left of it, however often that is tried and whatever
+// goes wrong beside; it gets one as soon as another pod's has rested.
+func TestRootAddressesExhausted(t *testing.T) {
+	netnstest.NeedRoot(t)
+	rnd := rand.New(rand.NewPCG(*seed, 0))
+	t.Logf("seed %d", *seed)
+	n := newReadyNode(t, netnstest.New(t), t.TempDir(), "10.42.1.0/29", 4)
+	defer n.close()
+	stop := n.keep()
+	defer stop()
+	const usable = 5
+	has := map[string]bool{}
+	refused := 0
+	for i := range 60 {
+		uid := fmt.Sprint("pod-", rnd.IntN(3*usable))
+		if has[uid] && rnd.IntN(4) == 0 {
+			if err := n.Detach(t.Context(), uid); err != nil {
+				t.Fatalf("seed %d, step %d: %v", *seed, i, err)
+			}
+			delete(has, uid)
+			continue
+		}
+		_, _, err := n.Attach(t.Context(), uid, false)
+		switch {
+		case err == nil:
+			has[uid] = true
+		case !strings.Contains(err.Error(), "no address free in 10.42.1.0/29: 5 usable, "):
+			t.Errorf("seed %d, step %d: %v", *seed, i, err)
+		default:
+			refused++
+		}
+		if len(has) > usable {
+			t.Fatalf("seed %d, step %d: %d pods have an address of %d", *seed, i, len(has), usable)
+		}
+	}
+	if refused == 0 {
+		t.Errorf("seed %d: no pod was refused", *seed)
+	}
+	n.eventually("an address for each of as many pods as there are", func() bool {
+		for i := range 3 * usable {
+			if uid := fmt.Sprint("pod-", i); len(has) < usable && !has[uid] {
+				if _, _, err := n.Attach(t.Context(), uid, false); err == nil {
+					has[uid] = true
+				}
+			}
+		}
+		return len(has) == usable
+	})
+	if got := n.allocated(); len(got) != usable || len(n.waiting()) != 0 {
+		t.Errorf("seed %d: on record %v, without a pod %v", *seed, got, n.waiting())
+	}
+	for uid := range has {
+		if err := n.Detach(t.Context(), uid); err != nil {
+			t.Error(err)
+		}
+	}
+	stop()
+	if err := n.Live(t.Context(), func() []string { return nil }); err != nil {
+		t.Error(err)
+	}
+	ready := map[string]bool{}
+	for _, name := range n.readyNames() {
+		ready[podnet.HostIf(name)] = true
+	}
+	n.eventually("no interface but those that are ready", func() bool {
+		for name := range n.interfaces() {
+			if !ready[name] {
+				return false
+			}
+		}
+		return true
+	})
+	if got := n.allocated(); len(got) > 0 {
+		t.Errorf("seed %d: addresses of no pod are on record: %v", *seed, got)
 	}
 }

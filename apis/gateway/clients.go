@@ -58,6 +58,38 @@ func clientValidation(t *gatewayv1.GatewayTLSConfig, port int32) *gatewayv1.Fron
 	return t.Frontend.Default.Validation
 }
 
+// clientCertificate is the reference to what backends are shown; nil: there is none.
+func (g *Gateway) clientCertificate() *gatewayv1.SecretObjectReference {
+	if t := g.Spec.TLS; t != nil && t.Backend != nil {
+		return t.Backend.ClientCertificateRef
+	}
+	return nil
+}
+
+// shown reads which certificate backends are shown. Without a usable one they are
+// shown none: those that ask for it refuse the connection.
+func (g *Gateway) shown(o Objects, grants grants) {
+	const at = "spec.tls.backend.clientCertificateRef"
+	ref := g.clientCertificate()
+	if ref == nil {
+		return
+	}
+	name := types.NamespacedName{Namespace: string(ptr.Deref(ref.Namespace, gatewayv1.Namespace(g.Namespace))), Name: string(ref.Name)}
+	if ptr.Deref(ref.Group, "") != "" || ptr.Deref(ref.Kind, "Secret") != "Secret" {
+		g.Unresolved = fault(gatewayv1.GatewayReasonInvalidClientCertificateRef, "%s: is of kind %q and group %q; Secrets of the core group are read", at, ptr.Deref(ref.Kind, "Secret"), ptr.Deref(ref.Group, ""))
+		return
+	}
+	if !grants.allow("Gateway", g.Namespace, "Secret", name.Namespace, name.Name) {
+		g.Unresolved = fault(gatewayv1.GatewayReasonRefNotPermitted, "%s: no ReferenceGrant in namespace %s lets Gateways of namespace %s refer to Secret %s", at, name.Namespace, g.Namespace, name.Name)
+		return
+	}
+	if err := o.Certificate(name.Namespace, name.Name); err != nil {
+		g.Unresolved = fault(gatewayv1.GatewayReasonInvalidClientCertificateRef, "%s: %v", at, err)
+		return
+	}
+	g.Shown = &name
+}
+
 // clients reads whom a listener for HTTPS is for. One whose authorities are all
 // unknown is refused: its user relies on other clients being so.
 func (l *Listener) clients(o Objects, g grants) {

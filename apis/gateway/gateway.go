@@ -76,6 +76,11 @@ type Gateway struct {
 	Asked []string
 	// Refused is why it is not served at all.
 	Refused Fault
+	// Shown is the Secret with the certificate that backends of a BackendTLSPolicy are
+	// shown; nil: none is. Unresolved is why there is none though spec.tls.backend
+	// names one, the fault behind the condition ResolvedRefs.
+	Shown      *types.NamespacedName
+	Unresolved Fault
 	// Notes are sentences on what of it is not acted on.
 	Notes     []string
 	Listeners []*Listener

@@ -210,6 +210,21 @@ listeners:
 tls: {frontend: {default: {validation: {mode: AllowInsecureFallback, caCertificateRefs: [{group: "", kind: ConfigMap, name: ca}]}}}}
 listeners: [{name: a, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: cert}]}}]`, address,
 			[]string{"Accepted=Accepted Programmed=Programmed InsecureFrontendValidationMode=ConfigurationChanged", fine}},
+		{"a certificate for backends", `
+tls: {backend: {clientCertificateRef: {name: cert}}}
+listeners: [{name: a, port: 80, protocol: HTTP}]`, address, []string{"Accepted=Accepted Programmed=Programmed ResolvedRefs=ResolvedRefs", fine}},
+		{"one of another namespace that lets it", `
+tls: {backend: {clientCertificateRef: {name: cert, namespace: open}}}
+listeners: [{name: a, port: 80, protocol: HTTP}]`, address, []string{"Accepted=Accepted Programmed=Programmed ResolvedRefs=ResolvedRefs", fine}},
+		{"one of another namespace that does not", `
+tls: {backend: {clientCertificateRef: {name: cert, namespace: closed}}}
+listeners: [{name: a, port: 80, protocol: HTTP}]`, address, []string{"Accepted=Accepted Programmed=Programmed !ResolvedRefs=RefNotPermitted", fine}},
+		{"none for backends where one is named", `
+tls: {backend: {clientCertificateRef: {name: none}}}
+listeners: [{name: a, port: 80, protocol: HTTP}]`, address, []string{"Accepted=Accepted Programmed=Programmed !ResolvedRefs=InvalidClientCertificateRef", fine}},
+		{"something else for backends", `
+tls: {backend: {clientCertificateRef: {kind: ConfigMap, name: cert}}}
+listeners: [{name: a, port: 80, protocol: HTTP}]`, address, []string{"Accepted=Accepted Programmed=Programmed !ResolvedRefs=InvalidClientCertificateRef", fine}},
 	} {
 		o := read(t, "kind: Gateway\nmetadata: {name: g}\nspec:\n  gatewayClassName: clusterd\n  "+strings.ReplaceAll(strings.TrimSpace(tt.text), "\n", "\n  ")+`
 ---

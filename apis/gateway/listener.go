@@ -24,11 +24,10 @@ func newGateway(gw *gatewayv1.Gateway, o Objects, g grants) *Gateway {
 	case s.TLS != nil && s.TLS.Frontend != nil && out.Shared():
 		// Others may have listeners at the same port that are for all clients.
 		out.Refused = fault(gatewayv1.ListenerReasonUnsupportedValue, "spec.tls.frontend: clients' certificates are verified at a Gateway's own addresses alone; take the annotation %s away", names.SharedAddress)
-	case s.TLS != nil && s.TLS.Backend != nil:
-		out.Refused = fault(gatewayv1.ListenerReasonUnsupportedValue, "spec.tls.backend: backends are shown no certificate; leave it out")
 	case s.DefaultScope != "" && s.DefaultScope != gatewayv1.GatewayDefaultScopeNone:
 		out.Refused = fault(gatewayv1.ListenerReasonUnsupportedValue, "spec.defaultScope: routes have to name their Gateways; leave it out")
 	}
+	out.shown(o, g)
 	if i := gw.Spec.Infrastructure; i != nil && len(i.Labels)+len(i.Annotations) > 0 {
 		out.Notes = append(out.Notes, "spec.infrastructure is not acted on: all Gateways share their pods")
 	}

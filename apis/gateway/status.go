@@ -65,6 +65,7 @@ func ClassStatus(gc *gatewayv1.GatewayClass, now metav1.Time) gatewayv1.GatewayC
 var Features = slices.Sorted(slices.Values([]features.FeatureName{
 	features.SupportGateway, features.SupportGatewayPort8080, features.SupportGatewayHTTPListenerIsolation,
 	features.SupportGatewayFrontendClientCertificateValidation, features.SupportGatewayFrontendClientCertificateValidationInsecureFallback,
+	features.SupportGatewayBackendClientCertificate,
 	features.SupportGatewayAddressEmpty, features.SupportGatewayStaticAddresses,
 	features.SupportGatewayHTTPSListenerDetectMisdirectedRequests,
 	features.SupportReferenceGrant,
@@ -78,6 +79,7 @@ var Features = slices.Sorted(slices.Values([]features.FeatureName{
 	features.SupportHTTPRouteRequestMirror, features.SupportHTTPRouteRequestMultipleMirrors, features.SupportHTTPRouteRequestPercentageMirror,
 	features.SupportHTTPRouteCORS,
 	features.SupportGRPCRoute, features.SupportGRPCRouteNamedRouteRule,
+	features.SupportBackendTLSPolicy, features.SupportBackendTLSPolicySANValidation,
 }))
 
 // pending is the message while the Service has no address.
@@ -125,6 +127,11 @@ func (g *Gateway) Status(addresses []gatewayv1.GatewayStatusAddress, now metav1.
 		programmed = fault(gatewayv1.GatewayReasonAddressNotAssigned, "%s", g.pending())
 	}
 	c.good(string(gatewayv1.GatewayConditionProgrammed), programmed)
+	if g.clientCertificate() != nil {
+		c.good(string(gatewayv1.GatewayConditionResolvedRefs), g.Unresolved)
+	} else {
+		meta.RemoveStatusCondition(&c.list, string(gatewayv1.GatewayConditionResolvedRefs))
+	}
 	insecure := string(gatewayv1.GatewayConditionInsecureFrontendValidationMode)
 	if slices.ContainsFunc(g.Listeners, func(l *Listener) bool { return l.Clients != nil && l.Clients.Any }) {
 		c.set(insecure, true, string(gatewayv1.GatewayReasonConfigurationChanged), "clients with a certificate that is not valid, and without one, are let in, as spec.tls.frontend says")

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"sigs.k8s.io/yaml"
 
+	"github.com/clusterd/clusterd/agent"
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/sched"
 )
@@ -91,6 +92,7 @@ func metricNames() map[string]bool {
 	all := []prometheus.Collector{m.commit, m.apply, m.snapshot, m.commands, m.bytes, m.leaders, m.fsync, m.watchLag, m.behind, m.cut, m.damage, m.heldBack, m.state}
 	all = append(all, sched.Collectors()...)
 	all = append(all, pod.Metrics()...)
+	all = append(all, agent.Connections{})
 	known := map[string]bool{}
 	for _, name := range foreignMetrics {
 		known[name] = true

@@ -70,9 +70,9 @@ func (v *verified) close() {
 	}
 }
 
-// clientConfig verifies a backend's certificate.
+// clientConfig verifies a backend's certificate, and shows it ours.
 func clientConfig(t *route.TLS) *tls.Config {
-	return &tls.Config{
+	out := &tls.Config{
 		ServerName: t.ServerName,
 		// What follows takes the place of the library's own, which knows one name.
 		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection does
@@ -93,6 +93,12 @@ func clientConfig(t *route.TLS) *tls.Config {
 			return nil
 		},
 	}
+	if t.Certificate != nil {
+		// Whatever authorities the backend names: it is to be shown, and a backend that
+		// does not take it says so.
+		out.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return t.Certificate, nil }
+	}
+	return out
 }
 
 // named reports whether the certificate is for one of the names.

@@ -42,13 +42,22 @@ func TestVerified(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.WriteString(w, r.Proto+" "+r.TLS.ServerName)
-	}))
-	server.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}
-	server.EnableHTTP2 = true
-	server.StartTLS()
-	t.Cleanup(server.Close)
+	own := tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+	serve := func(clients tls.ClientAuthType) netip.AddrPort {
+		server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			shown := ""
+			if len(r.TLS.PeerCertificates) > 0 {
+				shown = " shown " + r.TLS.PeerCertificates[0].DNSNames[0]
+			}
+			_, _ = io.WriteString(w, r.Proto+" "+r.TLS.ServerName+shown)
+		}))
+		server.TLS = &tls.Config{Certificates: []tls.Certificate{own}, ClientAuth: clients}
+		server.EnableHTTP2 = true
+		server.StartTLS()
+		t.Cleanup(server.Close)
+		return netip.MustParseAddrPort(server.Listener.Addr().String())
+	}
+	at, asking := serve(tls.NoClientCert), serve(tls.RequireAnyClientCert)
 	ours, none := x509.NewCertPool(), x509.NewCertPool()
 	ours.AddCert(leaf)
 	k := newKit(t, Config{})
@@ -67,7 +76,7 @@ func TestVerified(t *testing.T) {
 		{"no authority for a name", route.TLS{ServerName: "b.example", Roots: none, Hosts: []string{"web.example"}}, ""},
 	} {
 		tt.tls.Key = tt.name
-		backend := &route.Backend{Name: "shop/web:443", Protocol: route.HTTPS, TLS: &tt.tls, Endpoints: []netip.AddrPort{netip.MustParseAddrPort(server.Listener.Addr().String())}}
+		backend := &route.Backend{Name: "shop/web:443", Protocol: route.HTTPS, TLS: &tt.tls, Endpoints: []netip.AddrPort{at}}
 		k.gateway(when("/", route.Action{Shares: []route.Share{{Weight: 1, Backend: backend}}}))
 		code, body, _ := k.ask("GET", "http://a.example/", "")
 		if tt.want == "" {
@@ -77,6 +86,25 @@ func TestVerified(t *testing.T) {
 			continue
 		}
 		if code != 200 || body != "HTTP/2.0 "+tt.want {
+			t.Errorf("%s: %d %q", tt.name, code, body)
+		}
+	}
+	// One that asks for our certificate is shown that of the rule, and no other rule's.
+	for _, tt := range []struct {
+		name  string
+		shown *tls.Certificate
+		code  int
+		want  string
+	}{
+		{"a certificate to show", &own, 200, "HTTP/2.0 web.example shown web.example"},
+		{"none to show", nil, 502, ""},
+	} {
+		backend := &route.Backend{
+			Name: "shop/web:443", Protocol: route.HTTPS, Endpoints: []netip.AddrPort{asking},
+			TLS: &route.TLS{Key: tt.name, ServerName: "web.example", Roots: ours, Certificate: tt.shown},
+		}
+		k.gateway(when("/", route.Action{Shares: []route.Share{{Weight: 1, Backend: backend}}}))
+		if code, body, _ := k.ask("GET", "http://a.example/", ""); code != tt.code || tt.want != "" && body != tt.want {
 			t.Errorf("%s: %d %q", tt.name, code, body)
 		}
 	}

@@ -46,6 +46,8 @@ type TLS struct {
 	// Hosts and URIs are names of which the certificate has to have one; of none,
 	// ServerName.
 	Hosts, URIs []string
+	// Certificate is shown to a backend that asks for one; nil: none is.
+	Certificate *tls.Certificate
 }
 
 // Match is how a rule's path is compared.

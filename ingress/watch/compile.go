@@ -14,6 +14,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/apis/names"
@@ -55,6 +56,7 @@ func compile(o objects) (rules []route.Rule, certificates []route.Certificate, f
 
 type backendKey struct {
 	namespace, service, port string
+	shown                    types.NamespacedName // the Secret of the certificate that it is shown
 }
 
 type compiler struct {
@@ -63,6 +65,9 @@ type compiler struct {
 	rules        []route.Rule
 	certificates []route.Certificate
 	faults       []string
+	// shown is the Secret with the certificate that backends of a BackendTLSPolicy are
+	// shown by the Gateway whose rules are made; nil: none.
+	shown *types.NamespacedName
 }
 
 func (c *compiler) fault(i *networkingv1.Ingress, format string, args ...any) {
@@ -153,7 +158,7 @@ func (c *compiler) backend(i *networkingv1.Ingress, b *networkingv1.IngressBacke
 	if port == "" {
 		port = fmt.Sprint(b.Service.Port.Number)
 	}
-	key := backendKey{i.Namespace, b.Service.Name, port}
+	key := backendKey{namespace: i.Namespace, service: b.Service.Name, port: port}
 	if c.backends[key] == nil {
 		c.backends[key] = c.serviceBackend(key, b.Service.Port)
 	}

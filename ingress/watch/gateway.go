@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 
@@ -45,12 +46,20 @@ func compileGateways(o objects, v *gateway.View) (listeners []route.Listener, bi
 		}
 	}
 	for _, r := range v.Routes {
-		rules, err := c.route(r)
-		if err != nil { // refused before; one route keeps no other from being served
-			faults = append(faults, fmt.Sprintf("%s %s/%s: %v", r.Kind, r.Namespace, r.Name, err))
-			continue
-		}
+		// By what its Gateways show backends: to most it is nothing.
+		made := map[types.NamespacedName][]route.GatewayRule{}
 		for _, p := range r.Parents {
+			c.shown = p.Of.Shown
+			shown := ptr.Deref(c.shown, types.NamespacedName{})
+			rules, ok := made[shown]
+			if !ok {
+				var err error
+				if rules, err = c.route(r); err != nil { // refused before; one route keeps no other from being served
+					faults = append(faults, fmt.Sprintf("%s %s/%s: %v", r.Kind, r.Namespace, r.Name, err))
+					break
+				}
+				made[shown] = rules
+			}
 			for _, a := range p.Attached {
 				i, ok := at[a.Listener]
 				if !ok {
@@ -67,12 +76,12 @@ func compileGateways(o objects, v *gateway.View) (listeners []route.Listener, bi
 }
 
 // verified is what a policy asks of a certificate.
-func (o objects) verified(p *gateway.Policy) *route.TLS {
+func (c *compiler) verified(p *gateway.Policy) *route.TLS {
 	v := &p.Spec.Validation
 	out := &route.TLS{ServerName: string(v.Hostname), Roots: x509.NewCertPool()}
 	hash := sha256.New()
 	for _, name := range p.Authorities {
-		certs, _ := gateway.Authorities(o.configMap(name.Namespace, name.Name)) // none: no certificate is valid
+		certs, _ := gateway.Authorities(c.configMap(name.Namespace, name.Name)) // none: no certificate is valid
 		for _, cert := range certs {
 			out.Roots.AddCert(cert)
 			hash.Write(cert.Raw)
@@ -87,6 +96,14 @@ func (o objects) verified(p *gateway.Policy) *route.TLS {
 		}
 	}
 	fmt.Fprintf(hash, "%q %q %q", out.ServerName, out.Hosts, out.URIs)
+	if c.shown != nil {
+		if pair, err := c.pair(c.shown.Namespace, c.shown.Name); err == nil { // else the Gateway's status says why
+			out.Certificate = pair
+			for _, der := range pair.Certificate {
+				fmt.Fprintf(hash, " %x", der)
+			}
+		}
+	}
 	out.Key = string(hash.Sum(nil))
 	return out
 }
@@ -303,9 +320,12 @@ func (c *compiler) share(r *gateway.Route, ref gatewayv1.BackendRef) route.Share
 		s.Broken = fmt.Sprintf("BackendTLSPolicy %s/%s of Service %s is not accepted: %s", p.Namespace, p.Name, b.Service, p.Refused.Message)
 		return s
 	}
-	key := backendKey{b.Namespace, b.Service, port + "/" + r.Kind}
+	key := backendKey{namespace: b.Namespace, service: b.Service, port: port + "/" + r.Kind}
+	if b.Policy != nil {
+		key.shown = ptr.Deref(c.shown, types.NamespacedName{})
+	}
 	if c.backends[key] == nil {
-		one := c.serviceBackend(backendKey{b.Namespace, b.Service, port}, networkingv1.ServiceBackendPort{Number: b.Port})
+		one := c.serviceBackend(backendKey{namespace: b.Namespace, service: b.Service, port: port}, networkingv1.ServiceBackendPort{Number: b.Port})
 		if r.GRPC != nil && one.Protocol == route.HTTP {
 			one.Protocol = route.H2C
 		}

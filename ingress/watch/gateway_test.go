@@ -2,6 +2,7 @@ package watch
 
 import (
 	order "cmp"
+	"encoding/pem"
 	"fmt"
 	"net/http"
 	"slices"
@@ -254,5 +255,58 @@ func TestCompileGateways(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, c); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestCertificateForBackends: of one route's Gateways each shows backends its own
+// certificate, and one that has none shows none.
+func TestCertificateForBackends(t *testing.T) {
+	o := world(t)
+	o.configMap = func(namespace, name string) *corev1.ConfigMap {
+		pair, err := o.pair("shop", "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &corev1.ConfigMap{Data: map[string]string{gateway.AuthorityKey: string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Certificate[0]}))}}
+	}
+	g := gateway.Objects{
+		Namespace: func(string) labels.Set { return nil }, Service: o.service, ConfigMap: o.configMap, Certificate: o.certificate,
+		Classes: []*gatewayv1.GatewayClass{{ObjectMeta: metav1.ObjectMeta{Name: "clusterd"}, Spec: gatewayv1.GatewayClassSpec{ControllerName: gateway.Controller}}},
+	}
+	for name, shown := range map[string]string{"shows": "tls: {backend: {clientCertificateRef: {name: a}}}, ", "plain": "", "broken": "tls: {backend: {clientCertificateRef: {name: none}}}, "} {
+		gw := &gatewayv1.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}}
+		if err := yaml.Unmarshal([]byte("{gatewayClassName: clusterd, "+shown+"listeners: [{name: a, port: 80, protocol: HTTP}]}"), &gw.Spec); err != nil {
+			t.Fatal(err)
+		}
+		g.Gateways = append(g.Gateways, gw)
+	}
+	r := &gatewayv1.HTTPRoute{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "r"}}
+	p := &gatewayv1.BackendTLSPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "p"}}
+	for text, into := range map[string]any{
+		"{parentRefs: [{name: shows}, {name: plain}, {name: broken}], rules: [{backendRefs: [{name: sticky, port: 80}]}]}":                                         &r.Spec,
+		"{targetRefs: [{group: '', kind: Service, name: sticky}], validation: {hostname: a.example, caCertificateRefs: [{group: '', kind: ConfigMap, name: ca}]}}": &p.Spec,
+	} {
+		if err := yaml.Unmarshal([]byte(text), into); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g.HTTPRoutes, g.Policies = []*gatewayv1.HTTPRoute{r}, []*gatewayv1.BackendTLSPolicy{p}
+	listeners, _, faults := compileGateways(o, gateway.Evaluate(g))
+	if len(faults) > 0 || len(listeners) != 3 {
+		t.Fatal(faults, len(listeners))
+	}
+	keys := map[string]bool{}
+	for _, l := range listeners {
+		if len(l.Rules) != 1 || len(l.Rules[0].Rule.Do.Shares) != 1 || l.Rules[0].Rule.Do.Shares[0].Backend == nil {
+			t.Fatalf("%s: %+v", l.Service, l.Rules)
+		}
+		b := l.Rules[0].Rule.Do.Shares[0].Backend
+		if shows := strings.HasPrefix(l.Service, "gateway-shop-shows-"); b.TLS == nil || (b.TLS.Certificate != nil) != shows {
+			t.Errorf("%s: %+v", l.Service, b.TLS)
+		}
+		keys[b.TLS.Key] = true
+	}
+	if len(keys) != 2 {
+		t.Errorf("%d kinds of connections to backends, want one for each certificate and one without", len(keys))
 	}
 }

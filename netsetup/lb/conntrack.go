@@ -4,7 +4,10 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -24,6 +27,22 @@ type Flow struct {
 // Conntrack forgets connections, in the network namespace in which it was
 // opened.
 type Conntrack struct{ h *netlink.Handle }
+
+// Tracked says how many connections the kernel tracks in the network namespace of the
+// calling thread, and how many it can: it drops packets of further ones. An error that
+// is fs.ErrNotExist: it tracks none.
+func Tracked() (used, most int, err error) {
+	for name, n := range map[string]*int{"nf_conntrack_count": &used, "nf_conntrack_max": &most} {
+		b, err := os.ReadFile("/proc/sys/net/netfilter/" + name)
+		if err != nil {
+			return 0, 0, err
+		}
+		if *n, err = strconv.Atoi(strings.TrimSpace(string(b))); err != nil {
+			return 0, 0, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return used, most, nil
+}
 
 // OpenConntrack binds a Conntrack to the calling thread's network namespace.
 func OpenConntrack() (*Conntrack, error) {

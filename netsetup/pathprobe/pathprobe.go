@@ -38,6 +38,15 @@ type Config struct {
 type Peer struct {
 	Name string
 	Addr netip.Addr
+	// Way names what the way to it depends on, such as the nodes' own addresses. When it
+	// is another one, what was found of the way's length counts no more.
+	Way string
+}
+
+// Found is how long a packet to a peer may be, as a former process found.
+type Found struct {
+	Peer
+	Carries int
 }
 
 // Result is what is known of the way to a peer.
@@ -49,7 +58,8 @@ type Result struct {
 	// pings came; zero: none.
 	Answered, Heard time.Time
 	// MTU is that of the interface, in bytes; 0: not known.
-	// Carries is what it does carry where that is less; 0: nothing says so.
+	// Carries is what it does carry where that is less; 0: nothing says so. It may be
+	// what Recall was given, while nothing else is found.
 	MTU, Carries int
 	// Damaged are packets that came with other bytes than were sent.
 	Damaged int
@@ -100,6 +110,7 @@ type Prober struct {
 	mu    sync.Mutex // guards all below
 	own   []netip.Addr
 	peers map[netip.Addr]*peer
+	found map[Peer]int          // by former processes, of peers that are not set yet
 	conns map[bool]*net.UDPConn // by Is4 of the address
 }
 
@@ -114,6 +125,19 @@ func New(cfg Config) *Prober {
 	return &Prober{cfg: cfg, run: rand.Uint64() &^ 1, changed: make(chan struct{}, 1), peers: map[netip.Addr]*peer{}, conns: map[bool]*net.UDPConn{}}
 }
 
+// Recall has the prober begin with what former processes found, until it finds
+// something else itself: of peers that are set afterwards.
+func (p *Prober) Recall(found []Found) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.found = map[Peer]int{}
+	for _, f := range found {
+		if f.Carries > 0 {
+			p.found[f.Peer] = f.Carries
+		}
+	}
+}
+
 // Set says what this node's addresses are and which others there are. What is
 // known of those that stay is kept.
 func (p *Prober) Set(own []netip.Addr, peers []Peer) {
@@ -121,11 +145,15 @@ func (p *Prober) Set(own []netip.Addr, peers []Peer) {
 	defer p.mu.Unlock()
 	now := map[netip.Addr]*peer{}
 	for _, want := range peers {
-		if have := p.peers[want.Addr]; have != nil && have.Name == want.Name {
-			now[want.Addr] = have
-		} else {
-			now[want.Addr] = &peer{Peer: want}
+		have := p.peers[want.Addr]
+		switch {
+		case have == nil || have.Name != want.Name:
+			have = &peer{Peer: want, sizes: sizes{found: p.found[want]}}
+			delete(p.found, want)
+		case have.Way != want.Way:
+			have.Way, have.sizes, have.asked = want.Way, sizes{}, time.Time{}
 		}
+		now[want.Addr] = have
 	}
 	p.peers = now
 	if !slices.Equal(p.own, own) {

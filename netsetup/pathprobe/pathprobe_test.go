@@ -57,8 +57,8 @@ func wait(t *testing.T, p *Prober, name, what string, is func(Result) bool) {
 
 func TestTwoNodes(t *testing.T) {
 	port := freePort(t)
-	a := start(t, port, addrA, Peer{"b", addrB}, Peer{"c", addrC})
-	b := start(t, port, addrB, Peer{"a", addrA})
+	a := start(t, port, addrA, Peer{Name: "b", Addr: addrB}, Peer{Name: "c", Addr: addrC})
+	b := start(t, port, addrB, Peer{Name: "a", Addr: addrA})
 	for p, name := range map[*Prober]string{a: "b", b: "a"} {
 		wait(t, p, name, "answers, long packets and a stream", func(r Result) bool {
 			return r.Sent > r.Lost && r.Silent == 0 && !r.Answered.IsZero() && !r.Heard.IsZero() && r.RTT > 0 &&
@@ -93,8 +93,8 @@ func TestTwoNodes(t *testing.T) {
 		t.Errorf("a stranger's ping was answered with %d bytes", n)
 	}
 	// Another address, other peers: what stays is kept.
-	a.Set([]netip.Addr{addrC}, []Peer{{"b", addrB}})
-	b.Set([]netip.Addr{addrB}, []Peer{{"a", addrC}})
+	a.Set([]netip.Addr{addrC}, []Peer{{Name: "b", Addr: addrB}})
+	b.Set([]netip.Addr{addrB}, []Peer{{Name: "a", Addr: addrC}})
 	wait(t, b, "a", "answers of the new address", func(r Result) bool { return r.Addr == addrC && !r.Answered.IsZero() && !r.Heard.IsZero() })
 	if r := a.Results(); len(r) != 1 || r[0].Since.IsZero() {
 		t.Errorf("after the move: %+v", r)
@@ -103,7 +103,7 @@ func TestTwoNodes(t *testing.T) {
 
 func TestDamagedAndForeign(t *testing.T) {
 	p := New(Config{})
-	p.Set(nil, []Peer{{"b", addrB}})
+	p.Set(nil, []Peer{{Name: "b", Addr: addrB}})
 	ping := func() []byte {
 		b := make([]byte, 100)
 		message{kind: kindPing, run: 2}.put(b)
@@ -132,7 +132,7 @@ func TestManyPeers(t *testing.T) {
 	port := freePort(t)
 	var peers []Peer
 	for i := range 250 {
-		peers = append(peers, Peer{"n", netip.AddrFrom4([4]byte{127, 0, 1, byte(i + 1)})})
+		peers = append(peers, Peer{Name: "n", Addr: netip.AddrFrom4([4]byte{127, 0, 1, byte(i + 1)})})
 	}
 	p := start(t, port, addrA, peers...)
 	began := time.Now()
@@ -145,5 +145,38 @@ func TestManyPeers(t *testing.T) {
 	p.mu.Unlock()
 	if most := int(time.Since(began)/pingPause) + 2; sent == 0 || sent > most {
 		t.Errorf("%d pings, at most %d are due", sent, most)
+	}
+}
+
+// TestRecall: what a former process found is told of the peer and the way that it was
+// found of, and no other.
+func TestRecall(t *testing.T) {
+	p := New(Config{Port: 1})
+	was := Peer{"b", addrB, "192.0.2.1 192.0.2.2"}
+	told := func() int {
+		t.Helper()
+		r := p.Results()
+		if len(r) != 1 {
+			t.Fatalf("%+v", r)
+		}
+		return r[0].Carries
+	}
+	for _, now := range []Peer{{"c", was.Addr, was.Way}, {"b", addrC, was.Way}, {"b", was.Addr, "192.0.2.1 192.0.2.3"}} {
+		p.Recall([]Found{{was, 1400}})
+		p.Set([]netip.Addr{addrA}, nil)
+		if p.Set([]netip.Addr{addrA}, []Peer{now}); told() != 0 {
+			t.Errorf("%+v: %d bytes were found of another", now, told())
+		}
+	}
+	p.Recall([]Found{{was, 1400}})
+	p.Set([]netip.Addr{addrA}, nil)
+	if p.Set([]netip.Addr{addrA}, []Peer{was}); told() != 1400 {
+		t.Errorf("%d bytes, want what was found", told())
+	}
+	if p.Set([]netip.Addr{addrA}, []Peer{{was.Name, was.Addr, "another"}}); told() != 0 {
+		t.Errorf("%d bytes by another way", told())
+	}
+	if p.Set([]netip.Addr{addrA}, []Peer{was}); told() != 0 {
+		t.Errorf("%d bytes, which were forgotten", told())
 	}
 }

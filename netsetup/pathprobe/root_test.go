@@ -49,7 +49,7 @@ func TestRootFaultyWays(t *testing.T) {
 			return mtu, err
 		}})
 		probers[ns] = p
-		p.Set([]netip.Addr{addrs[ns]}, []Peer{{names[other], addrs[other]}})
+		p.Set([]netip.Addr{addrs[ns]}, []Peer{{Name: names[other], Addr: addrs[other]}})
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		// Run opens its sockets in the namespace of its own thread, and they stay

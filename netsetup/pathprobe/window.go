@@ -108,11 +108,17 @@ type sizes struct {
 	want int // by the kernel, in bytes with the IP header
 	good int // the longest that came back since want is what it is; 0: none yet
 	bad  int // the shortest that does not pass; 0: none known
-	lost int // in a row, at the length tried now
-	seq  uint32
-	sent time.Time // of the ping under way; zero: none
-	size int       // its length
-	last time.Time // when the last one was sent
+	// found is what was last found, by this process or a former one, less than want;
+	// 0: nothing. It holds until something else is found.
+	found int
+	// check: the length that is known to pass is tried next, as the way may have got
+	// narrower, in place of the one that does not.
+	check bool
+	lost  int // in a row, at the length tried now
+	seq   uint32
+	sent  time.Time // of the ping under way; zero: none
+	size  int       // its length
+	last  time.Time // when the last one was sent
 }
 
 // lossesInARow make a length one that does not pass.
@@ -123,15 +129,24 @@ const closeEnough = 4
 
 // aim sets the kernel's MTU of the path.
 func (s *sizes) aim(want int) {
-	if want != s.want {
-		*s = sizes{want: want}
+	if want == s.want {
+		return
 	}
+	found := s.found
+	if s.want != 0 || found >= want { // another interface than it was found with
+		found = 0
+	}
+	*s = sizes{want: want, found: found}
 }
 
 // searching reports whether more is to be learned soon.
 func (s *sizes) searching() bool {
-	return s.want > 0 && (s.good < s.want && s.bad == 0 || s.bad > 0 && s.bad-s.least() > closeEnough)
+	return s.want > 0 && (s.good < s.want && s.bad == 0 || s.bad > 0 && !s.settled() || s.check && s.lost > 0)
 }
+
+// settled reports whether it is known what the way carries, and that this is less
+// than want.
+func (s *sizes) settled() bool { return s.bad > 0 && s.bad-s.least() <= closeEnough }
 
 // shortest is what each path carries at least (RFC 791, RFC 8200).
 const (
@@ -143,19 +158,35 @@ func (s *sizes) least() int { return max(s.good, min(shortest4, s.want)) }
 
 // try is the length to try next.
 func (s *sizes) try() int {
-	if s.bad == 0 || s.bad-s.least() <= closeEnough {
+	switch {
+	case s.settled() && s.check && s.good > 0:
+		return s.good
+	case s.bad == 0 || s.settled():
 		return s.want // the first time, and now and then: the way may have been mended
+	case s.good < s.found && s.found < s.bad:
+		return s.found
 	}
 	return (s.least() + s.bad) / 2
 }
 
 // passed notes that a packet of the length under way came back.
 func (s *sizes) passed() {
-	s.lost, s.sent = 0, time.Time{}
+	s.lost, s.sent, s.check = 0, time.Time{}, false
 	if s.size >= s.bad {
 		s.bad = 0
 	}
 	s.good = max(s.good, s.size)
+	s.note()
+}
+
+// note keeps what was found.
+func (s *sizes) note() {
+	switch {
+	case s.settled():
+		s.found = s.least()
+	case s.good >= s.want:
+		s.found = 0
+	}
 }
 
 // failed notes that it did not. short says whether short packets pass: where
@@ -166,23 +197,29 @@ func (s *sizes) failed(short bool) {
 		s.lost = 0
 		return
 	}
+	if s.settled() && s.size >= s.bad { // as was known
+		s.lost, s.check = 0, true
+		return
+	}
 	if s.lost++; s.lost < lossesInARow {
 		return
 	}
-	s.lost = 0
+	s.lost, s.check = 0, false
 	if s.good >= s.size { // it passed once, and does not any more
 		s.good = 0
 	}
 	if s.bad == 0 || s.size < s.bad {
 		s.bad = s.size
 	}
+	s.note()
 }
 
 // carries is the longest length known to pass, or 0 while it is not known that
-// want does not pass.
+// want does not pass. While a way is measured anew it is what was found before, or,
+// where that does not pass any more, what is known to.
 func (s *sizes) carries() int {
-	if s.bad == 0 || s.bad-s.least() > closeEnough {
-		return 0
+	if s.found > 0 && s.bad > 0 && s.found >= s.bad {
+		return s.least()
 	}
-	return s.least()
+	return s.found
 }

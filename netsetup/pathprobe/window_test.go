@@ -130,6 +130,50 @@ func TestLengths(t *testing.T) {
 			t.Errorf("another interface: %+v", s)
 		}
 	}
+	// A way that is narrow gets narrower, and what is told meanwhile is no longer than
+	// what was known.
+	for _, now := range []int{1300, 600, 500} {
+		var s sizes
+		s.aim(1500)
+		look(&s, 1400)
+		for n := 0; ; n++ {
+			if n > 100 {
+				t.Fatalf("a way of 1400 that carries %d now: %+v", now, s)
+			}
+			if s.size = s.try(); s.size <= now {
+				s.passed()
+			} else {
+				s.failed(true)
+			}
+			if s.carries() == 0 || s.carries() > 1400 {
+				t.Fatalf("from 1400 to %d: %d is told: %+v", now, s.carries(), s)
+			}
+			if want := max(now, shortest4); s.carries() <= want && s.carries() >= want-closeEnough && !s.searching() {
+				break
+			}
+		}
+	}
+	// A former process found it.
+	for _, tt := range []struct{ found, want, carries, told, at int }{
+		{1400, 1500, 1400, 1400, 1400}, // as it was
+		{1400, 1500, 1300, 1400, 1300}, // narrower
+		{1400, 1500, 1450, 1400, 1450}, // wider
+		{1400, 1500, 1500, 1400, 0},    // mended
+		{1400, 1400, 1400, 0, 0},       // the interface takes no more
+	} {
+		s := sizes{found: tt.found}
+		if s.carries() != tt.found {
+			t.Errorf("%+v: %d is told before anything was sent", tt, s.carries())
+		}
+		s.aim(tt.want)
+		if s.carries() != tt.told {
+			t.Errorf("%+v: %d is told at first", tt, s.carries())
+		}
+		look(&s, tt.carries)
+		if got := s.carries(); got > tt.at || got < tt.at-closeEnough {
+			t.Errorf("%+v: %d is found", tt, got)
+		}
+	}
 	// Where short packets do not pass either, nothing is learned.
 	var s sizes
 	s.aim(1500)

@@ -2,8 +2,11 @@ package policy
 
 import (
 	"errors"
+	"flag"
+	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -16,6 +19,19 @@ import (
 
 // connectTimeout is how long a connection that is allowed may take on a busy machine.
 const connectTimeout = 30 * time.Second
+
+var seed = flag.Uint64("seed", 1, "what is random is drawn from it")
+
+// manyBlocks are blocks of all sizes that hold none of those addresses.
+func manyBlocks(rnd *rand.Rand, n int, without ...netip.Addr) (out []netip.Prefix) {
+	for len(out) < n {
+		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(1 + rnd.IntN(220)), byte(rnd.IntN(256)), byte(rnd.IntN(256)), byte(rnd.IntN(256))}), 12+rnd.IntN(21)).Masked()
+		if !slices.ContainsFunc(without, p.Contains) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
 
 // TestRootPackets sends packets between two of a node and judges them.
 func TestRootPackets(t *testing.T) {
@@ -67,8 +83,12 @@ func TestRootPackets(t *testing.T) {
 	e := New(Config{Kernel: tables})
 	passes := func(what string, want bool, groups ...Group) {
 		t.Helper()
+		began := time.Now()
 		if err := e.Set(groups); err != nil {
 			t.Fatal(err)
+		}
+		if took := time.Since(began); took > time.Second/4 {
+			t.Logf("%s: set in %s", what, took)
 		}
 		wait := connectTimeout
 		if !want {
@@ -104,6 +124,14 @@ func TestRootPackets(t *testing.T) {
 	passes("another port", false, in(Rule{AnyPeer: true, Ports: []Port{{tcp, 81, 99}, {udp, 80, 80}}}))
 	passes("a block", true, in(Rule{Blocks: []netip.Prefix{prefix("10.0.0.0/8")}, AnyPort: true}))
 	passes("not in the block", false, in(Rule{Blocks: []netip.Prefix{prefix("10.0.0.0/8")}, Except: map[int][]netip.Prefix{0: {prefix("10.42.1.2/32")}}, AnyPort: true}))
+	rnd := rand.New(rand.NewPCG(*seed, 0))
+	t.Logf("seed %d", *seed)
+	many := manyBlocks(rnd, 10_000, addr("10.42.1.2"), addr("10.42.1.3"))
+	passes("10 000 blocks, none the peer's", false, in(Rule{Blocks: many, AnyPort: true}))
+	at := rnd.IntN(len(many))
+	many[at] = prefix("10.42.1.2/31")
+	passes("10 000 blocks, one of them the peer's", true, in(Rule{Blocks: many, AnyPort: true}))
+	passes("10 000 blocks, the peer excepted", false, in(Rule{Blocks: many, Except: map[int][]netip.Prefix{at: {prefix("10.42.1.2/32")}}, AnyPort: true}))
 	passes("a named port", true, in(Rule{AnyPeer: true, Targets: []Target{{addr("10.42.1.3"), tcp, 80}}}))
 	passes("the name is another port", false, in(Rule{AnyPeer: true, Targets: []Target{{addr("10.42.1.3"), tcp, 81}}}))
 	passes("out and in", true, out(Rule{Peers: []netip.Addr{addr("10.42.1.3")}, Ports: []Port{{tcp, 80, 80}}}), in(Rule{Peers: peer, AnyPort: true}))

@@ -19,6 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/clusterd/clusterd/netsetup/lb"
 	"github.com/clusterd/clusterd/netsetup/netns"
 	"github.com/clusterd/clusterd/netsetup/nft"
 )
@@ -55,6 +56,9 @@ func Look(ctx context.Context, a Ask) Machine {
 	m.Firewalls = firewalls()
 	if n, err := strconv.Atoi(firstLine("/proc/sys/fs/inotify/max_user_instances")); err == nil {
 		m.InotifyInstances = n
+	}
+	if used, most, err := lb.Tracked(); err == nil {
+		m.Tracked, m.TrackedMost = used, most
 	}
 	if m.Root {
 		m.Missing = try()

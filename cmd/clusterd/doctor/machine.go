@@ -47,6 +47,8 @@ type Machine struct {
 	Firewalls []string
 	// InotifyInstances is fs.inotify.max_user_instances; 0: not seen.
 	InotifyInstances int
+	// Tracked connections, and how many the kernel has room for; 0: it tracks none.
+	Tracked, TrackedMost int
 	// Server is one of the cluster to be joined; nil: none was named.
 	Server *Server
 }
@@ -116,6 +118,7 @@ func JudgeMachine(m Machine) []Finding {
 		f.warn("inotify", fmt.Sprintf("sysctl -w fs.inotify.max_user_instances=%d, and the same in /etc/sysctl.d/", 8192),
 			"fs.inotify.max_user_instances is %d: programs in some tens of pods use it up and fail with \"too many open files\"", m.InotifyInstances)
 	}
+	m.tracked(&f)
 	if s := m.Server; s != nil {
 		s.judge(&f)
 	}
@@ -302,6 +305,22 @@ func (m Machine) firewall(f *findings) {
 	}
 	if len(m.Hooks) == 0 {
 		f.ok("firewall", "none is seen on this machine")
+	}
+}
+
+// tracked judges the kernel's table of connections: when it is full, packets of new
+// ones are dropped without a word but the kernel's.
+func (m Machine) tracked(f *findings) {
+	if m.TrackedMost == 0 {
+		return
+	}
+	share := 100 * m.Tracked / m.TrackedMost
+	cure := fmt.Sprintf("find who opens so many (conntrack -L, or ss -s in the pods); or sysctl -w net.netfilter.nf_conntrack_max=%d, and the same in /etc/sysctl.d/ (some 300 bytes each)", 2*m.TrackedMost)
+	switch {
+	case share >= 95:
+		f.problem("conntrack", cure, "%d of %d connections are tracked: further ones are refused or take the place of others", m.Tracked, m.TrackedMost)
+	case share >= 75:
+		f.warn("conntrack", cure, "%d of %d connections are tracked: when it is full, further ones are refused", m.Tracked, m.TrackedMost)
 	}
 }
 
