@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,6 +41,7 @@ func TestE2ECSIHostPath(t *testing.T) {
 			d.state()
 		}
 	})
+	d.share()
 	d.install(images)
 	d.registered()
 	d.provisioned()
@@ -55,6 +57,23 @@ func TestE2ECSIHostPath(t *testing.T) {
 	d.detaches()
 	d.nothingLeft()
 	d.uninstalled()
+}
+
+// share makes the node's folder for drivers a shared mount, as / is on a machine
+// with systemd: what the driver mounts in its pod is then seen by the node.
+func (d *driver) share() {
+	d.Helper()
+	if err := unix.Mount(d.kubelet, d.kubelet, "", unix.MS_BIND, ""); err != nil {
+		d.Fatal(err)
+	}
+	d.Cleanup(func() {
+		if err := unix.Unmount(d.kubelet, unix.MNT_DETACH); err != nil { // after a failed test the driver may still be there
+			d.Error(err)
+		}
+	})
+	if err := unix.Mount("", d.kubelet, "", unix.MS_SHARED, ""); err != nil {
+		d.Fatal(err)
+	}
 }
 
 // install loads the images and applies what upstream publishes and the manifest.
