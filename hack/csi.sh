@@ -71,9 +71,9 @@ pin() {
 	)
 }
 
-# image FOLDER PROGRAM: the program of the folder's module as an image.
+# image FOLDER PROGRAM VERSION: the program of the folder's module as an image.
 image() {
-	(cd "$1" && GOFLAGS="${GOFLAGS:-} -mod=mod -modfile=$tmp/go.mod" nice -n 19 "$pack" -src "./cmd/$2" -ref "clusterd.local/$2:upstream" -o "$out/$2.tar")
+	(cd "$1" && GOFLAGS="${GOFLAGS:-} -mod=mod -modfile=$tmp/go.mod" nice -n 19 "$pack" -src "./cmd/$2" -set "main.version=$3" -ref "clusterd.local/$2:upstream" -o "$out/$2.tar")
 }
 
 mkdir -p "$out/rbac" "$out/crds"
@@ -81,7 +81,8 @@ for module in $attacher:csi-attacher $provisioner:csi-provisioner $resizer:csi-r
 	$registrar:csi-node-driver-registrar $livenessprobe:livenessprobe $hostpath:hostpathplugin; do
 	dir=$(source "${module%:*}")
 	pin "$dir"
-	image "$dir" "${module##*:}"
+	version=${module##*@}
+	image "$dir" "${module##*:}" "${version%:*}"
 	if [ -f "$dir/deploy/kubernetes/rbac.yaml" ]; then
 		install -m 0644 "$dir/deploy/kubernetes/rbac.yaml" "$out/rbac/${module##*:}.yaml"
 	fi
@@ -89,7 +90,7 @@ done
 dir=$(source $snapshotter)
 pin "$dir"
 for program in csi-snapshotter snapshot-controller; do
-	image "$dir" $program
+	image "$dir" $program "${snapshotter##*@}"
 	install -m 0644 "$dir/deploy/kubernetes/$program/rbac-$program.yaml" "$out/rbac/$program.yaml"
 done
 client=$(source $snapshots)

@@ -57,6 +57,7 @@ func TestE2ECSIHostPath(t *testing.T) {
 	d.detaches()
 	d.nothingLeft()
 	d.uninstalled()
+	d.ok("clusterctl", "delete", "-f", filepath.Join(images, "crds"), "--timeout="+testTimeout.String())
 }
 
 // share makes the node's folder for drivers a shared mount, as / is on a machine
@@ -418,7 +419,7 @@ func (d *driver) nothingLeft() {
 func (d *driver) uninstalled() {
 	d.Helper()
 	d.ok("clusterctl", "delete", "statefulset/hostpath", "deployment/snapshot-controller", "--cascade=foreground", "--timeout="+testTimeout.String())
-	d.eventuallyIs("csinode/"+node, "{.spec.drivers}", "")
+	d.eventuallyIs("csinode/"+node, "{.spec.drivers[*].name}", "")
 	if _, err := os.Stat(filepath.Join(d.kubelet, "plugins_registry", hostpath+"-reg.sock")); !os.IsNotExist(err) {
 		d.Errorf("the driver's socket for registration: %v", err)
 	}
