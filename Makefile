@@ -138,6 +138,16 @@ tools-test: build image peers ## helm, stern, kustomize, kwok, an operator and m
 		sigs.k8s.io/controller-runtime github.com/prometheus/prometheus k8s.io/client-go
 	CLUSTERD_TOOLS=$(CURDIR)/bin/peers $(GO) test -count=1 -v -timeout 40m ./e2e/tools $(if $(KWOK_NODES),-kwok-nodes $(KWOK_NODES))
 
+# Kubernetes' CSI sidecars and hostpath driver, at the versions of hack/csi.sh. CSI_SOURCES names checkouts of what the module proxy lacks.
+.PHONY: csi-programs
+csi-programs: ## build the CSI sidecars and driver that csi-test tries into bin/csi
+	$(GO) build -o bin/pack ./examples/hello/pack
+	GO='$(GO)' CGO_ENABLED=0 hack/csi.sh bin/csi
+
+.PHONY: csi-test
+csi-test: build image csi-programs ## upstream's CSI sidecars, snapshot controller and hostpath driver, unmodified, on a cluster (root, long to build)
+	CLUSTERD_TOOLS=$(CURDIR)/bin/peers CLUSTERD_CSI=$(CURDIR)/bin/csi $(GO) test -count=1 -v -timeout 40m -run TestE2ECSI ./e2e/tools
+
 # The suite's programs and the images that its manifests name, which are all one program of its module.
 .PHONY: gateway-suite
 gateway-suite:

@@ -118,6 +118,8 @@ type Config struct {
 	// Rebalance is how often a few pods may be evicted that would be better on other
 	// nodes; 0: never.
 	Rebalance time.Duration
+	// RebalanceSettled is for how long pods must have been ready for that; 0: 10 min.
+	RebalanceSettled time.Duration
 
 	// Clock is for tests; default: the real one.
 	Clock clock.WithTicker
@@ -213,7 +215,7 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return podcertificate.New(env), nil },
 	}
 	if cfg.Rebalance > 0 {
-		constructors = append(constructors, func() (Loop, error) { return rebalance.New(env, planner, cfg.Rebalance), nil })
+		constructors = append(constructors, func() (Loop, error) { return rebalance.New(env, planner, cfg.Rebalance, cfg.RebalanceSettled), nil })
 	}
 	if cfg.Dynamic != nil {
 		constructors = append(constructors, func() (Loop, error) { return storagemigration.New(env, cfg.Metadata, cfg.Dynamic), nil })

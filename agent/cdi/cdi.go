@@ -4,8 +4,8 @@
 // administrator have written. Who writes there is root already, so the files are
 // trusted.
 //
-// It edits what podmon is asked for. What podmon cannot do (hooks, network
-// devices, Intel RDT) is refused, since a device without it is not the device that
+// It edits what podmon is asked for. What podmon cannot do (network devices,
+// Intel RDT) is refused, since a device without it is not the device that
 // was described.
 package cdi
 
@@ -50,6 +50,7 @@ func Inject(dirs, devices []string, c *api.Container) error {
 		addNodes(spec.Linux, hostPaths(cache, devices), c)
 	}
 	addMounts(spec.Mounts, c)
+	addHooks(spec.Hooks, c)
 	return nil
 }
 
@@ -68,9 +69,6 @@ func faults(cache *cdi.Cache) string {
 
 // supported says what of the description podmon cannot do.
 func supported(spec *oci.Spec) error {
-	if h := spec.Hooks; h != nil {
-		return fmt.Errorf("containerEdits.hooks runs %s: hooks are not supported; describe the device without them", strings.Join(programs(h), ", "))
-	}
 	if l := spec.Linux; l != nil {
 		if len(l.NetDevices) > 0 {
 			return errors.New("containerEdits.netDevices is not supported")
@@ -82,17 +80,30 @@ func supported(spec *oci.Spec) error {
 	return nil
 }
 
-// programs are those that hooks run.
-func programs(h *oci.Hooks) []string {
-	var out []string
-	for _, list := range [][]oci.Hook{h.Prestart, h.CreateRuntime, h.CreateContainer, h.StartContainer, h.Poststart, h.Poststop} { //nolint:staticcheck // prestart is deprecated, and in use
-		for _, one := range list {
-			if !slices.Contains(out, one.Path) {
-				out = append(out, one.Path)
+// addHooks adds the programs that the devices need to have run.
+func addHooks(h *oci.Hooks, c *api.Container) {
+	if h == nil {
+		return
+	}
+	for _, moment := range []struct {
+		when  string
+		hooks []oci.Hook
+	}{
+		{api.HookPrestart, h.Prestart}, //nolint:staticcheck // deprecated, and in use
+		{api.HookCreateRuntime, h.CreateRuntime},
+		{api.HookCreateContainer, h.CreateContainer},
+		{api.HookStartContainer, h.StartContainer},
+		{api.HookPoststart, h.Poststart},
+		{api.HookPoststop, h.Poststop},
+	} {
+		for _, hook := range moment.hooks {
+			out := api.Hook{When: moment.when, Path: hook.Path, Args: hook.Args, Env: hook.Env}
+			if hook.Timeout != nil {
+				out.TimeoutSeconds = *hook.Timeout
 			}
+			c.Hooks = append(c.Hooks, out)
 		}
 	}
-	return out
 }
 
 // hostPaths are the nodes of the host by those of the container.

@@ -32,7 +32,9 @@ devices:
     deviceNodes: [{path: /dev/gpu1, type: c, major: 195, minor: 1, permissions: none}]
 - name: hooked
   containerEdits:
-    hooks: [{hookName: createContainer, path: /usr/bin/ldconfig-hook}]
+    hooks:
+    - {hookName: poststop, path: /usr/bin/gpu-reset}
+    - {hookName: createContainer, path: /usr/bin/ldconfig-hook, args: [ldconfig-hook, --folder, /gpu], env: [A=b], timeout: 7}
 - name: wired
   containerEdits:
     netDevices: [{hostInterfaceName: eth9, name: gpu0}]
@@ -78,6 +80,22 @@ func TestInject(t *testing.T) {
 	}
 }
 
+func TestInjectHooks(t *testing.T) {
+	dirs := []string{folder(t, map[string]string{"gpu.yaml": gpu})}
+	c := api.Container{Hooks: []api.Hook{{When: api.HookPoststart, Path: "/of/another"}}}
+	if err := Inject(dirs, []string{"example.com/gpu=hooked"}, &c); err != nil {
+		t.Fatal(err)
+	}
+	want := []api.Hook{
+		{When: api.HookPoststart, Path: "/of/another"},
+		{When: api.HookCreateContainer, Path: "/usr/bin/ldconfig-hook", Args: []string{"ldconfig-hook", "--folder", "/gpu"}, Env: []string{"A=b"}, TimeoutSeconds: 7},
+		{When: api.HookPoststop, Path: "/usr/bin/gpu-reset"},
+	}
+	if diff := cmp.Diff(want, c.Hooks); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestNothingToInject(t *testing.T) {
 	c := api.Container{Env: []string{"A=1"}}
 	if err := Inject([]string{"/nowhere"}, nil, &c); err != nil || !cmp.Equal(c, api.Container{Env: []string{"A=1"}}) {
@@ -88,10 +106,9 @@ func TestNothingToInject(t *testing.T) {
 func TestWhatCannotBeInjected(t *testing.T) {
 	dir := folder(t, map[string]string{"gpu.yaml": gpu, "broken.json": "{"})
 	for device, want := range map[string]string{
-		"example.com/gpu=9":      "broken.json",
-		"example.com/gpu=hooked": "/usr/bin/ldconfig-hook",
-		"example.com/gpu=wired":  "netDevices",
-		"not a name":             "not a name",
+		"example.com/gpu=9":     "broken.json",
+		"example.com/gpu=wired": "netDevices",
+		"not a name":            "not a name",
 	} {
 		c := api.Container{Env: []string{"A=1"}}
 		err := Inject([]string{dir}, []string{device}, &c)

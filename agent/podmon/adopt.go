@@ -118,6 +118,7 @@ func (s *Supervisor) adoptContainer(id string) error {
 		c.status.StartedAt = time.Now().UnixNano()
 		c.status.FinishedAt, c.status.ExitCode = c.status.StartedAt, startFailedCode
 		c.status.StartError = "podmon ended while the container was being started"
+		s.poststop(c)
 		close(c.done)
 		return s.saveContainer(c)
 	}

@@ -240,3 +240,23 @@ func TestVolumeDevice(t *testing.T) {
 		t.Errorf("%d rules instead of %d", len(with), len(without))
 	}
 }
+
+// TestHooksOfUserNamespaces: what would run with the pod's ids and could not read
+// the node's files is refused; hooks that run elsewhere are not.
+func TestHooksOfUserNamespaces(t *testing.T) {
+	s := &Supervisor{}
+	pod := &api.Sandbox{Users: &api.IDRange{First: 65536, Count: 65536}}
+	for when, refused := range map[string]bool{
+		api.HookPrestart: false, api.HookCreateRuntime: false, api.HookCreateContainer: true, api.HookStartContainer: false, api.HookPoststart: false, api.HookPoststop: false,
+	} {
+		spec := &api.Container{ID: "c", Hooks: []api.Hook{{When: when, Path: "/usr/bin/hook"}}}
+		err := s.setHooks(&configs.Config{}, spec, pod)
+		var e *api.Error
+		if refused != (err != nil) || refused && (!errors.As(err, &e) || e.Code != api.CodeInvalid) {
+			t.Errorf("%s: %v", when, err)
+		}
+		if err := s.setHooks(&configs.Config{}, spec, &api.Sandbox{}); err != nil {
+			t.Errorf("%s without a user namespace: %v", when, err)
+		}
+	}
+}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/opencontainers/runc/libcontainer"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 )
 
@@ -164,7 +165,7 @@ func validContainer(spec api.Container) error {
 			return invalidf("container %s: mount point %q is not an absolute path", spec.Name, m.Destination)
 		}
 	}
-	return nil
+	return validHooks(spec)
 }
 
 func (s *Supervisor) reserveContainer(c *container) error {
@@ -219,6 +220,9 @@ func (s *Supervisor) launch(ctx context.Context, c *container, sb *sandbox) (err
 	if err != nil {
 		return err
 	}
+	if err := s.writeBundle(spec); err != nil {
+		return err
+	}
 	if c.io, err = s.newStdio(c, &sb.status.Sandbox); err != nil {
 		return err
 	}
@@ -248,6 +252,7 @@ func (s *Supervisor) launch(ctx context.Context, c *container, sb *sandbox) (err
 		if derr := c.lc.Destroy(); derr != nil {
 			s.log.Warn("failed start not cleaned up", "id", c.id, "err", derr)
 		}
+		s.poststop(c)
 		return err
 	}
 	return nil
@@ -284,6 +289,9 @@ func (s *Supervisor) runProcess(c *container, p *libcontainer.Process, cgroupTre
 	point("container: program runs")
 	if console != nil {
 		err = c.io.setTerminal(console)
+	}
+	if err == nil {
+		err = s.runHooks(c, api.HookPoststart, specs.StateRunning, pid, false)
 	}
 	if err == nil {
 		c.proc, err = openProcess(pid, 0)
@@ -371,6 +379,7 @@ func (s *Supervisor) finishContainer(c *container, st exitStatus, at time.Time) 
 		_ = removeCgroupTree(m)
 	}
 	point("container: cgroup removed")
+	s.poststop(c)
 	s.mu.Lock()
 	c.state, c.status.State = stateExited, api.StateExited
 	c.status.Pid = 0

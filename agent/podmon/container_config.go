@@ -70,6 +70,9 @@ func (s *Supervisor) containerConfig(spec *api.Container, sb *sandbox) (*configs
 	if cfg.Rlimits, err = rlimits(spec.Rlimits); err != nil {
 		return nil, err
 	}
+	if err := s.setHooks(cfg, spec, pod); err != nil {
+		return nil, err
+	}
 	score := clampOOMScore(spec.OOMScoreAdj)
 	cfg.OomScoreAdj = &score
 	return cfg, nil

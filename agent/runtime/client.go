@@ -210,6 +210,10 @@ func (c *Client) StartContainer(ctx context.Context, ct api.Container) (api.Cont
 	if resp.Container == nil {
 		return api.ContainerStatus{}, errEmptyAnswer
 	}
+	if len(resp.Container.Container.Hooks) < len(ct.Hooks) { // it answers with what it knows of the request
+		_, err := c.call(ctx, api.Request{Op: api.OpSignal, Signal: &api.Signal{ID: ct.ID, Signal: 9, All: true}}, false) // SIGKILL
+		return api.ContainerStatus{}, errors.Join(fmt.Errorf("container %s needs hooks, which the podmon that runs here is too old for: restart clusterd on the node, which replaces it (or says why not: event RuntimeNotUpgraded)", ct.Name), err)
+	}
 	return *resp.Container, nil
 }
 

@@ -248,10 +248,6 @@ func TestWarnings(t *testing.T) {
 		"claim":    {got: ResourceClaim().Warnings(newClaim())},
 		"derived":  {got: ResourceClaim().Warnings(derived), want: "spec.devices.requests[1]: derivedAttributes"},
 		"template": {got: ResourceClaimTemplate().Warnings(template), want: "spec.spec.devices.requests[1]: derivedAttributes"},
-		"slice": {got: ResourceSlice().Warnings(&resourcev1.ResourceSlice{Spec: resourcev1.ResourceSliceSpec{Devices: []resourcev1.Device{
-			{Taints: []resourcev1.DeviceTaint{{Key: "k", Effect: resourcev1.DeviceTaintEffectNoExecute}}},
-		}}})},
-		"conditions": {got: ResourceSlice().Warnings(&resourcev1.ResourceSlice{Spec: resourcev1.ResourceSliceSpec{Devices: []resourcev1.Device{{}, {BindingConditions: []string{"c"}}}}}), want: "spec.devices[1].bindingConditions: "},
 	} {
 		if len(c.got) > 1 || (len(c.got) == 1) != (c.want != "") || len(c.got) == 1 && !strings.HasPrefix(c.got[0], c.want) {
 			t.Errorf("%s: %q, want %q", name, c.got, c.want)

@@ -53,7 +53,6 @@ func ResourceSlice() kind.Kind {
 			errs = append(errs, apivalidation.ValidateImmutableField(s.Spec.Pool.Name, old.Spec.Pool.Name, spec.Child("pool", "name"))...)
 			return append(errs, apivalidation.ValidateImmutableField(s.Spec.NodeName, old.Spec.NodeName, spec.Child("nodeName"))...)
 		},
-		Warnings: warnOfSlice,
 
 		Columns: []metav1.TableColumnDefinition{
 			cells.Name,

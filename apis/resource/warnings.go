@@ -21,14 +21,3 @@ func warnOfClaim(spec *resourcev1.ResourceClaimSpec, at *field.Path) (out []stri
 	}
 	return out
 }
-
-func warnOfSlice(s *resourcev1.ResourceSlice) (out []string) {
-	devices := field.NewPath("spec", "devices")
-	for i := range s.Spec.Devices {
-		d, at := &s.Spec.Devices[i], devices.Index(i)
-		if len(d.BindingConditions) > 0 {
-			out = append(out, fmt.Sprintf("%s: clusterd does not wait for conditions yet, and does not allocate the device", at.Child("bindingConditions")))
-		}
-	}
-	return out
-}

@@ -44,7 +44,6 @@ func VolumeAttributesClass() kind.Kind {
 			}
 			return errs
 		},
-		Warnings: kind.Inert[*storagev1.VolumeAttributesClass]("change attributes of volumes"),
 
 		Columns: []metav1.TableColumnDefinition{
 			cells.Name,

@@ -236,6 +236,8 @@ func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {
 		Liveness:    hints,
 		Scheduler:   m.scheduler,
 		Rebalance:   m.cfg.RebalanceInterval.Duration,
+
+		RebalanceSettled: debugDuration(settledEnv),
 	}, nil
 }
 

@@ -4,6 +4,7 @@
 package rebalance
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -39,18 +40,20 @@ type controller struct {
 	pods    corelisters.PodLister
 	synced  cache.InformerSynced
 	every   time.Duration
+	settled time.Duration
 	planner Planner
 	// moved says when a pod of a controller was moved last.
 	moved map[types.UID]time.Time
 }
 
 // New returns the loop, which looks for moves at the interval, for the first time
-// one interval after its start.
-func New(env loop.Env, planner Planner, every time.Duration) loop.Loop {
+// one interval after its start. Pods may be moved that have been ready for settled,
+// 0: ten minutes.
+func New(env loop.Env, planner Planner, every, settled time.Duration) loop.Loop {
 	core := env.Informers.Core().V1().Pods()
 	c := &controller{
 		client: env.Client, clock: env.Clock, events: env.Events.For("rebalancer"), pods: core.Lister(), synced: core.Informer().HasSynced,
-		every: every, planner: planner, moved: map[types.UID]time.Time{},
+		every: every, settled: cmp.Or(settled, defaultSettled), planner: planner, moved: map[types.UID]time.Time{},
 	}
 	return loop.Loop{Name: "rebalance", Run: c.run}
 }
@@ -85,7 +88,7 @@ func (c *controller) pass(ctx context.Context) {
 	now := c.clock.Now()
 	rested(c.moved, now)
 	moves := c.planner.Moves(func(pod *corev1.Pod) bool {
-		if !movable(pod, now) {
+		if !movable(pod, c.settled, now) {
 			return false
 		}
 		_, rests := c.moved[metav1.GetControllerOf(pod).UID]

@@ -76,7 +76,7 @@ func TestWhoMayBeMoved(t *testing.T) {
 		"on its way out": {with(func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: start} }), false},
 		"ended":          {with(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), false},
 	} {
-		if got := movable(c.pod, start); got != c.want {
+		if got := movable(c.pod, defaultSettled, start); got != c.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}
@@ -118,7 +118,7 @@ func TestPass(t *testing.T) {
 	p := &plan{}
 	clock, recorder := clocktesting.NewFakeClock(start), record.NewFakeRecorder(100)
 	indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
-	c := &controller{client: client, clock: clock, events: recorder, pods: corelisters.NewPodLister(indexer), planner: p, moved: map[types.UID]time.Time{}}
+	c := &controller{client: client, clock: clock, events: recorder, pods: corelisters.NewPodLister(indexer), planner: p, settled: defaultSettled, moved: map[types.UID]time.Time{}}
 	for name, set := range map[string]string{"guarded": "s1", "gone": "s2", "broken": "s3", "x1": "s4", "x2": "s4", "y": "s5"} {
 		pod := replica(name, set).Obj()
 		pod.OwnerReferences[0].UID = types.UID(set)

@@ -14,8 +14,8 @@ import (
 const (
 	// most is how many pods a pass evicts.
 	most = 3
-	// settled is for how long a pod is ready before it may be moved.
-	settled = 10 * time.Minute
+	// defaultSettled is for how long a pod is ready before it may be moved.
+	defaultSettled = 10 * time.Minute
 	// rest is for how long no other pod of a controller is moved after one was.
 	rest = 30 * time.Minute
 	// critical is the least priority of pods that the system needs.
@@ -27,8 +27,9 @@ const (
 var replaces = map[string]bool{"ReplicaSet": true, "StatefulSet": true, "ReplicationController": true}
 
 // movable reports whether the pod may be evicted so that its controller makes
-// another one: it has one that does so, no data that go with it, and runs well.
-func movable(pod *corev1.Pod, now time.Time) bool {
+// another one: it has one that does so, no data that go with it, and has run well for
+// so long.
+func movable(pod *corev1.Pod, settled time.Duration, now time.Time) bool {
 	owner := metav1.GetControllerOf(pod)
 	wish := pod.Annotations[names.Rebalance]
 	switch {

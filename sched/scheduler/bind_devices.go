@@ -35,9 +35,9 @@ var (
 )
 
 // bindDevices writes what was decided for the pod's claims, and returns when it
-// is known that no other claim has the devices.
+// is known that no other claim has the devices, and that they are ready.
 func (s *scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, choices []deviceChoice) error {
-	var written []*resourcev1.ResourceClaim
+	var written, conditional []*resourcev1.ResourceClaim
 	var others []*corev1.Pod
 	for i, choice := range choices {
 		var claim *resourcev1.ResourceClaim
@@ -79,6 +79,9 @@ func (s *scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, choices []
 			written = append(written, claim)
 			others = append(others, choice.others()...)
 		}
+		if awaits(claim) {
+			conditional = append(conditional, claim)
+		}
 		if choice.mappings != nil {
 			if err := s.writeExtended(ctx, pod, &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: claim.Name, RequestMappings: choice.mappings}); err != nil {
 				s.forgetDevices(choices[i+1:])
@@ -86,7 +89,10 @@ func (s *scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, choices []
 			}
 		}
 	}
-	return s.alone(ctx, pod, written, others)
+	if err := s.alone(ctx, pod, written, others); err != nil {
+		return err
+	}
+	return s.devicesReady(ctx, pod, conditional, others)
 }
 
 // forgetDevices gives back what was assumed and will not be written.

@@ -17,11 +17,11 @@ import (
 )
 
 // deviceFeatures are what the allocator may use: what upstream's scheduler has
-// on by default, but for conditions that a device fulfils before a pod is bound.
-// Devices that have such conditions are not allocated.
+// on by default.
 var deviceFeatures = structured.Features{
 	AdminAccess:             true,
 	ConsumableCapacity:      true,
+	DeviceBindingAndStatus:  true,
 	DeviceTaints:            true,
 	FractionalCapacityRange: true,
 	PartitionableDevices:    true,

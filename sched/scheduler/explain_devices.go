@@ -102,7 +102,7 @@ func (v *deviceView) supply(node *corev1.Node, a *asked) (out supply) {
 		p := v.pools[poolID{spec.Driver, spec.Pool.Name}]
 		for i := range spec.Devices {
 			device := &spec.Devices[i]
-			if perDevice && !reaches(node, device.NodeName, device.AllNodes, device.NodeSelector) || len(device.BindingConditions) > 0 || !v.matches(spec.Driver, device, selectors) {
+			if perDevice && !reaches(node, device.NodeName, device.AllNodes, device.NodeSelector) || !v.matches(spec.Driver, device, selectors) {
 				continue
 			}
 			if !p.complete() {

@@ -290,7 +290,7 @@ func (d *deviceDemand) choose(pod *corev1.Pod, n *nodeInfo) (out []deviceChoice)
 		if isExtended(choice.claim) {
 			choice.mappings = mappings
 		}
-		if choice.wait || choice.mappings != nil || !resourceclaim.IsReservedForPod(pod, choice.claim, false) {
+		if choice.wait || choice.mappings != nil || awaits(choice.claim) || !resourceclaim.IsReservedForPod(pod, choice.claim, false) {
 			out = append(out, choice)
 		}
 	}

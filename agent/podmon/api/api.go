@@ -96,6 +96,8 @@ type Container struct {
 	Devices        []string // host device paths given to the container as they are
 	// Volumes are device nodes that the container has under names of its own.
 	Volumes []DeviceVolume `json:",omitempty"`
+	// Hooks are programs that devices need to have run, in this order.
+	Hooks []Hook `json:",omitempty"`
 
 	Privileged      bool
 	NoNewPrivileges bool
@@ -162,6 +164,29 @@ const AccessNone = "none"
 type DeviceNumber struct {
 	Type         string // "c": of characters, "b": of blocks, "p": a FIFO
 	Major, Minor int64
+}
+
+// Moments of a container's life at which a Hook runs (OCI runtime specification).
+// The first two and the last two are in the node's namespaces. A hook that fails,
+// but for one after the end, fails the start.
+const (
+	HookPrestart        = "prestart"        // as createRuntime, before those
+	HookCreateRuntime   = "createRuntime"   // the namespaces are there, the root is the node's
+	HookCreateContainer = "createContainer" // the same in the container's mount namespace
+	HookStartContainer  = "startContainer"  // in the container, of its files, instead of the program
+	HookPoststart       = "poststart"       // the program runs
+	HookPoststop        = "poststop"        // the container is gone
+)
+
+// Hook is a program that is run at a moment of a container's life, with the OCI
+// runtime's state on its standard input.
+type Hook struct {
+	When string // one of the moments
+	Path string
+	Args []string `json:",omitempty"` // with the program's name; empty: that alone
+	Env  []string `json:",omitempty"`
+	// TimeoutSeconds is how long it may run; 0, and what is longer: 20.
+	TimeoutSeconds int `json:",omitempty"`
 }
 
 // Rlimit is one resource limit (getrlimit(2)).

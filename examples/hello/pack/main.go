@@ -30,19 +30,20 @@ func main() {
 	ref := flag.String("ref", "clusterd.local/hello:1", "the image's name")
 	dir := flag.String("src", "./examples/hello", "the program's package")
 	arch := flag.String("arch", runtime.GOARCH, "the machine it is for, as Go names it")
+	set := flag.String("set", "", "a variable of the program and its value: main.version=v1")
 	flag.Parse()
-	if err := run(*out, *ref, *dir, *arch); err != nil {
+	if err := run(*out, *ref, *dir, *arch, *set); err != nil {
 		fmt.Fprintln(os.Stderr, "pack:", err)
 		os.Exit(1)
 	}
 }
 
-func run(out, ref, src, arch string) error {
+func run(out, ref, src, arch, set string) error {
 	tag, err := name.NewTag(ref)
 	if err != nil {
 		return err
 	}
-	bin, err := compile(src, arch)
+	bin, err := compile(src, arch, set)
 	if err != nil {
 		return err
 	}
@@ -71,14 +72,18 @@ func run(out, ref, src, arch string) error {
 }
 
 // compile builds a static program without traces of time and place.
-func compile(src, arch string) ([]byte, error) {
+func compile(src, arch, set string) ([]byte, error) {
 	tmp, err := os.MkdirTemp("", "pack-")
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = os.RemoveAll(tmp) }()
 	bin := filepath.Join(tmp, "program")
-	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-o", bin, src)
+	flags := "-s -w -buildid="
+	if set != "" {
+		flags += " -X " + set
+	}
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags="+flags, "-o", bin, src)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	if err := cmd.Run(); err != nil {
