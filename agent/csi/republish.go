@@ -2,6 +2,8 @@ package csi
 
 import (
 	"context"
+	"sync"
+	"time"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -13,22 +15,59 @@ import (
 )
 
 // republish tells drivers whose objects ask for it again and again of what they
-// have published: with tokens that are good, and for content that changes.
+// have published: with tokens that are good, and for content that changes. One that
+// does not answer holds up itself alone.
 func (m *Manager) republish(ctx context.Context) {
 	tick := slack.NewTicker(m.cfg.Republish)
 	defer tick.Stop()
+	var rounds rounds
+	defer rounds.wg.Wait()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
+		drivers := map[string][]*entry{}
 		for _, e := range m.entries(func(e *entry) bool { return e.Called && len(e.Publish) > 0 }) {
-			if err := m.republishOne(ctx, e.key()); err != nil && ctx.Err() == nil {
-				klog.FromContext(ctx).Info("CSI driver keeps a volume's old content", "driver", e.Driver, "volume", e.Spec, "pod", e.Namespace+"/"+e.Pod, "err", err)
-			}
+			drivers[e.Driver] = append(drivers[e.Driver], e)
+		}
+		for driver, entries := range drivers {
+			rounds.begin(driver, func() {
+				for _, e := range entries {
+					if err := m.republishOne(ctx, e.key()); err != nil && ctx.Err() == nil {
+						klog.FromContext(ctx).Info("CSI driver keeps a volume's old content", "driver", e.Driver, "volume", e.Spec, "pod", e.Namespace+"/"+e.Pod, "err", err)
+					}
+				}
+			})
 		}
 	}
+}
+
+// rounds are calls of drivers, side by side; the zero value has none.
+type rounds struct {
+	wg sync.WaitGroup
+	mu sync.Mutex // guards at
+	at map[string]bool
+}
+
+// begin calls the driver, unless a call of it is under way.
+func (r *rounds) begin(driver string, call func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.at[driver] {
+		return
+	}
+	if r.at == nil {
+		r.at = map[string]bool{}
+	}
+	r.at[driver] = true
+	r.wg.Go(func() {
+		call()
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.at, driver)
+	})
 }
 
 func (m *Manager) republishOne(ctx context.Context, key recordKey) error {

@@ -34,7 +34,8 @@ type Limits struct {
 	// Defaults 250 and 512 MiB.
 	Ratio, RatioFrom int64
 	// Free is what downloads and unpacking leave on the disk, which others need
-	// too. Default 512 MiB, or 5 % of the disk where this is less.
+	// too. Default 512 MiB, or 5 % of the disk where this is less. Of the disk's
+	// inodes, where it has a number of them, 5 % are left.
 	Free int64
 }
 
@@ -126,6 +127,9 @@ func (b *budget) entry(remembered string) error {
 	if b.names += int64(len(remembered)); b.names > maxNames {
 		return tooLarge("the names of the layer's folders take more memory than allowed", size(maxNames))
 	}
+	if b.files%freeFiles == 0 { // a file takes an inode, and need not have a byte
+		return b.free(b.dir)
+	}
 	return nil
 }
 
@@ -149,6 +153,9 @@ func (b *budget) write(n int) error {
 // freeEvery is after how many bytes the disk is looked at again.
 const freeEvery = 32 << 20
 
+// freeFiles is after how many files it is.
+const freeFiles = 4096
+
 // free fails when the disk of dir has no more to give.
 func (l Limits) free(dir string) error {
 	var st unix.Statfs_t
@@ -158,6 +165,13 @@ func (l Limits) free(dir string) error {
 	keep := min(l.Free, int64(st.Blocks)*st.Bsize/20)
 	if have := int64(st.Bavail) * st.Bsize; have < keep {
 		return fmt.Errorf("%w: %d bytes are left on the disk of %s, and %d are kept for the rest of the node: remove images, or give it a larger disk", unix.ENOSPC, have, dir, keep)
+	}
+	return freeInodes(dir, int64(st.Files), int64(st.Ffree))
+}
+
+func freeInodes(dir string, all, left int64) error {
+	if keep := all / 20; left < keep { // 0 of 0: the file system has no such number
+		return fmt.Errorf("%w: %d of %d inodes are left on the disk of %s, and %d are kept for the rest of the node: remove images, or make the disk's file system with more inodes", unix.ENOSPC, left, all, dir, keep)
 	}
 	return nil
 }

@@ -173,3 +173,46 @@ func TestFreeDisk(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestFreeInodes: files without a byte take inodes, and some are left for the rest of
+// the node.
+func TestFreeInodes(t *testing.T) {
+	for _, tt := range []struct {
+		all, left int64
+		full      bool
+	}{{0, 0, false}, {1000, 1000, false}, {1000, 50, false}, {1000, 49, true}} {
+		if err := freeInodes("/d", tt.all, tt.left); errors.Is(err, unix.ENOSPC) != tt.full {
+			t.Errorf("%d of %d left: %v", tt.left, tt.all, err)
+		}
+	}
+	// The disk is looked at while the files are made: a folder that is gone shows it.
+	b := &budget{Limits: Limits{}.withDefaults(), dir: t.TempDir() + "/none"}
+	for i := range 3 * freeFiles {
+		if err := b.entry(""); err != nil {
+			if i+1 != freeFiles || !errors.Is(err, unix.ENOENT) {
+				t.Errorf("after %d entries: %v", i+1, err)
+			}
+			return
+		}
+	}
+	t.Error("the disk is not looked at")
+}
+
+// TestNoRoomLeavesNothing: layers of an image that is too large are not kept for a
+// next try, which would fail the same.
+func TestNoRoomLeavesNothing(t *testing.T) {
+	host := serve(t, nil)
+	img := build(t, v1.Config{}, archive(t, entry{name: "small", body: "x"}), archive(t, entry{name: "large", body: strings.Repeat("x", 5000)}))
+	push(t, host+"/a:1", img)
+	s := openLimited(t, Limits{Unpacked: 4000})
+	if _, err := s.Ensure(t.Context(), host+"/a:1", Auth{}); !errors.Is(err, ErrTooLarge) {
+		t.Fatal(err)
+	}
+	if left := s.layerDirs(t); len(left) != 0 {
+		t.Errorf("left: %q", left)
+	}
+	blobs, err := os.ReadDir(s.path("blobs"))
+	if err != nil || len(blobs) != 0 {
+		t.Errorf("left: %v, %v", blobs, err)
+	}
+}

@@ -86,11 +86,24 @@ func (s *Store) Pull(ctx context.Context, ref string, auth Auth) (Image, error) 
 			if ctx.Err() != nil {
 				return Image{}, context.Cause(ctx)
 			}
+			s.dropUnclaimed(err)
 			return Image{}, pullError(full, err)
 		}
 		s.log.Info("image pulled", "image", full, "id", img.ID, "bytes", img.Size, "took", time.Since(start).Round(time.Millisecond))
 		return img, nil
 	})
+}
+
+// dropUnclaimed removes what a pull has left that failed for lack of room: the next
+// try would need the same again, and others need it meanwhile. What other pulls need
+// stays.
+func (s *Store) dropUnclaimed(why error) {
+	if !errors.Is(why, syscall.ENOSPC) && !errors.Is(why, ErrTooLarge) {
+		return // the next try goes on with the layers that are here
+	}
+	if err := s.change(func(*index) error { return nil }); err != nil {
+		s.log.Warn("layers of an image that has no room stay", "err", err)
+	}
 }
 
 // parseRemote is parse, with the permission to speak plain HTTP put in.

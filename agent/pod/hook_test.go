@@ -129,6 +129,7 @@ func TestPostStart(t *testing.T) {
 		} else if w := s.State.Waiting; w == nil || !strings.Contains(w.Message, "Running the postStart hook since ") {
 			t.Errorf("the hook is not named: %+v", s.State)
 		}
+		n.after(15 * time.Minute) // a hook has no deadline of its own
 		release <- 0
 		n.after(time.Second)
 		if s := n.get("p").Status.ContainerStatuses[0]; s.State.Running == nil || !s.Ready {

@@ -27,7 +27,7 @@ const (
 	volumeDeadline   = 2 * time.Minute
 	authDeadline     = 2 * time.Minute // to find out with which credentials to pull
 	createDeadline   = time.Minute
-	hookDeadline     = 10 * time.Minute
+	httpHookDeadline = 10 * time.Minute // a postStart command or sleep has the pod's life
 	teardownDeadline = 2 * time.Minute
 	apiDeadline      = 30 * time.Second
 )

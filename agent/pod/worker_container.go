@@ -173,7 +173,7 @@ func (w *worker) startContainer(c *podstate.Container, attempt uint32) {
 		w.send(func() { registered <- w.register(c, st, backOff, spec.Resources) })
 		var hookErr error
 		if st.StartError == "" && spec.Lifecycle != nil && spec.Lifecycle.PostStart != nil {
-			hookErr = w.m.runHook(ctx, spec.Lifecycle.PostStart, w.target(spec, st.Container.ID, sandbox), hookDeadline)
+			hookErr = w.m.runHook(ctx, spec.Lifecycle.PostStart, w.target(spec, st.Container.ID, sandbox), 0)
 		}
 		var inst *podstate.Instance
 		select {

@@ -107,16 +107,26 @@ func (w *worker) stopProbes(id string) {
 	}
 }
 
-// runHook runs a postStart or preStop handler.
+func within(deadline time.Duration) string {
+	if deadline == 0 {
+		return "before it was given up"
+	}
+	return "within " + deadline.String()
+}
+
+// runHook runs a postStart or preStop handler; deadline 0: until ctx ends.
 func (m *Manager) runHook(ctx context.Context, h *v1.LifecycleHandler, t probe.Target, deadline time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, deadline)
-	defer cancel()
+	if deadline > 0 {
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, deadline)
+		defer cancel()
+	}
 	switch {
 	case h.Exec != nil:
 		out, code, err := m.ExecProbe(ctx, t.ContainerID, h.Exec.Command)
 		switch {
 		case ctx.Err() != nil:
-			return fmt.Errorf("command %q did not end within %s", h.Exec.Command, deadline)
+			return fmt.Errorf("command %q did not end %s", h.Exec.Command, within(deadline))
 		case err != nil:
 			return fmt.Errorf("command %q: %w", h.Exec.Command, err)
 		case code != 0:
@@ -124,6 +134,8 @@ func (m *Manager) runHook(ctx context.Context, h *v1.LifecycleHandler, t probe.T
 		}
 		return nil
 	case h.HTTPGet != nil:
+		ctx, cancel := context.WithTimeout(ctx, httpHookDeadline)
+		defer cancel()
 		// Any answer will do: a hook tells something, it does not ask.
 		_, _, err := m.cfg.Probes.HTTP(ctx, h.HTTPGet, t)
 		return err
@@ -132,7 +144,7 @@ func (m *Manager) runHook(ctx context.Context, h *v1.LifecycleHandler, t probe.T
 		case <-time.After(time.Duration(h.Sleep.Seconds) * time.Second):
 			return nil
 		case <-ctx.Done():
-			return fmt.Errorf("sleep of %d s did not end within %s", h.Sleep.Seconds, deadline)
+			return fmt.Errorf("sleep of %d s did not end %s", h.Sleep.Seconds, within(deadline))
 		}
 	case h.TCPSocket != nil:
 		return errors.New("tcpSocket is not supported as a lifecycle hook: use exec, httpGet or sleep")

@@ -2,6 +2,7 @@ package podmon
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -24,10 +25,19 @@ var bootID = sync.OnceValue(func() string {
 })
 
 // adoptAll takes over what a former podmon left: sandboxes and containers that
-// still run go on, those that have ended are kept with what is known.
-func (s *Supervisor) adoptAll() {
+// still run go on, those that have ended are kept with what is known. The error is
+// that the machine has no more files or memory for it: podmon must not go on then,
+// as if what it cannot look at were not there.
+func (s *Supervisor) adoptAll() error {
+	for _, dir := range []string{sandboxesDir, containerDir} {
+		if _, err := os.ReadDir(filepath.Join(s.cfg.Dir, dir)); short(err) {
+			return fmt.Errorf("adopt: %w", err)
+		}
+	}
 	for _, id := range dirNames(filepath.Join(s.cfg.Dir, sandboxesDir)) {
-		if err := s.adoptSandbox(id); err != nil {
+		if err := s.adoptSandbox(id); short(err) {
+			return fmt.Errorf("adopt sandbox %s: %w", id, err)
+		} else if err != nil {
 			s.log.Warn("former sandbox dropped", "id", id, "err", err)
 		}
 	}
@@ -39,7 +49,9 @@ func (s *Supervisor) adoptAll() {
 		}
 	}
 	for _, id := range dirNames(filepath.Join(s.cfg.Dir, containerDir)) {
-		if err := s.adoptContainer(id); err != nil {
+		if err := s.adoptContainer(id); short(err) {
+			return fmt.Errorf("adopt container %s: %w", id, err)
+		} else if err != nil {
 			s.log.Warn("former container dropped", "id", id, "err", err)
 		}
 	}
@@ -53,6 +65,12 @@ func (s *Supervisor) adoptAll() {
 			s.destroyLeftover(id)
 		}
 	}
+	return nil
+}
+
+// short reports whether the machine lacks what another try may find.
+func short(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
 }
 
 func dirNames(dir string) []string {
@@ -71,7 +89,9 @@ func dirNames(dir string) []string {
 
 func (s *Supervisor) adoptSandbox(id string) error {
 	var f sandboxFile
-	if err := readState(s.sandboxPath(id, "sandbox.json"), &f); err != nil {
+	if err := readState(s.sandboxPath(id, "sandbox.json"), &f); short(err) {
+		return err
+	} else if err != nil {
 		// endStrayPauses ends its pause.
 		_ = unix.Unmount(s.sandboxPath(id, "shm"), unix.MNT_DETACH)
 		return errors.Join(err, os.RemoveAll(s.sandboxPath(id)))
@@ -100,7 +120,9 @@ func (s *Supervisor) adoptSandbox(id string) error {
 
 func (s *Supervisor) adoptContainer(id string) error {
 	var f containerFile
-	if err := readState(s.containerPath(id, "container.json"), &f); err != nil {
+	if err := readState(s.containerPath(id, "container.json"), &f); short(err) {
+		return err
+	} else if err != nil {
 		s.destroyLeftover(id)
 		s.endCgroupsNamed(id)
 		return errors.Join(err, os.RemoveAll(s.containerPath(id)))

@@ -158,7 +158,9 @@ func New(cfg Config) (_ *Supervisor, err error) {
 	if s.fence, err = newFence(s); err != nil {
 		return nil, err
 	}
-	s.adoptAll()
+	if err := s.adoptAll(); err != nil {
+		return nil, err // the keeper starts another podmon
+	}
 	s.link.rest()
 	s.endStrayPauses()
 	if err := os.WriteFile(filepath.Join(cfg.Dir, pidName), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {

@@ -89,27 +89,39 @@ func (n *Network) Publish(_ context.Context, uid string, addrs []netip.Addr, por
 	if have, ok := n.ports[uid]; ok && have.Addr == now.Addr && have.Other == now.Other && slices.Equal(have.Ports, ports) {
 		return nil
 	}
-	n.misled = append(n.misled, flowsOf(n.ports[uid], now)...)
-	n.ports[uid] = now
-	return errors.Join(n.savePorts(), n.filterPorts())
+	all := maps.Clone(n.ports)
+	all[uid] = now
+	return n.setPorts(all, flowsOf(n.ports[uid], now))
+}
+
+// setPorts makes now what is published. On an error it is as before, so that the next
+// try does it again. The caller holds portMu.
+func (n *Network) setPorts(now map[string]podsPorts, misled []lb.Flow) error {
+	before, flows := n.ports, len(n.misled)
+	n.ports, n.misled = now, append(n.misled, misled...)
+	if err := errors.Join(n.savePorts(), n.filterPorts()); err != nil {
+		n.ports, n.misled = before, n.misled[:min(flows, len(n.misled))]
+		return err
+	}
+	return nil
 }
 
 // unpublish takes back what was published of the pods that keep does not name.
 func (n *Network) unpublish(keep func(uid string) bool) error {
 	n.portMu.Lock()
 	defer n.portMu.Unlock()
-	before := len(n.ports)
-	maps.DeleteFunc(n.ports, func(uid string, was podsPorts) bool {
+	left, misled := maps.Clone(n.ports), []lb.Flow(nil)
+	maps.DeleteFunc(left, func(uid string, was podsPorts) bool {
 		if keep(uid) {
 			return false
 		}
-		n.misled = append(n.misled, flowsOf(was, podsPorts{})...)
+		misled = append(misled, flowsOf(was, podsPorts{})...)
 		return true
 	})
-	if len(n.ports) == before {
+	if len(left) == len(n.ports) {
 		return nil
 	}
-	return errors.Join(n.savePorts(), n.filterPorts())
+	return n.setPorts(left, misled)
 }
 
 // setRules gives the packet filter the rules of the nodes, and those of the

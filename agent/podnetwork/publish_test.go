@@ -199,3 +199,37 @@ func TestPortsFile(t *testing.T) {
 		}
 	}
 }
+
+// TestPortsThatFail: what could not be put on record is tried again by the next call,
+// and is not forgotten when it was to be taken back.
+func TestPortsThatFail(t *testing.T) {
+	dir := t.TempDir()
+	n := &Network{cfg: Config{Dir: filepath.Join(dir, "later")}, ports: map[string]podsPorts{}}
+	addrs, ports := []netip.Addr{netip.MustParseAddr("10.42.1.2")}, []podstate.HostPort{{Protocol: "tcp", HostPort: 8080, Port: 80}}
+	for range 2 {
+		if err := n.Publish(t.Context(), "a", addrs, ports); err == nil {
+			t.Fatal("published without a record")
+		}
+	}
+	if len(n.ports) != 0 {
+		t.Errorf("it counts as published: %v", n.ports)
+	}
+	n.cfg.Dir = dir
+	if err := n.Publish(t.Context(), "a", addrs, ports); err != nil {
+		t.Fatal(err)
+	}
+	n.cfg.Dir = filepath.Join(dir, "later")
+	none := func(string) bool { return false }
+	for range 2 {
+		if err := n.unpublish(none); err == nil {
+			t.Error("taken back without a record")
+		}
+	}
+	n.cfg.Dir = dir
+	if err := n.unpublish(none); err != nil || len(n.ports) != 0 {
+		t.Errorf("%v, left %v", err, n.ports)
+	}
+	if got, err := loadPorts(dir); err != nil || len(got) != 0 {
+		t.Errorf("on disk: %v, %v", got, err)
+	}
+}

@@ -455,8 +455,11 @@ func (p *planner) specGrace() time.Duration {
 
 // Grace is a grace period of the API, given in seconds; it is at least MinGrace.
 func Grace(s int64) time.Duration {
-	return max(time.Duration(s)*time.Second, MinGrace)
+	return max(time.Duration(min(s, maxGraceSeconds))*time.Second, MinGrace)
 }
+
+// maxGraceSeconds is a hundred years: what is more would not fit into a Duration.
+const maxGraceSeconds = 100 * 365 * 24 * 3600
 
 // Hash is a fingerprint of the part of a container's spec that may change
 // while the pod lives and needs a new instance when it does.

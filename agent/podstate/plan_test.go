@@ -340,3 +340,11 @@ func TestClockSetBack(t *testing.T) {
 		}
 	}
 }
+
+func TestGraceFits(t *testing.T) {
+	for s, want := range map[int64]time.Duration{-5: MinGrace, 0: MinGrace, 30: 30 * time.Second, 1 << 62: maxGraceSeconds * time.Second} {
+		if got := Grace(s); got != want {
+			t.Errorf("%d s: %s, want %s", s, got, want)
+		}
+	}
+}

@@ -208,7 +208,18 @@ func endpointsOf(all []*discoveryv1.EndpointSlice, port string, four bool) (out 
 			}
 		}
 	}
-	slices.SortFunc(out, func(a, b candidate) int { return a.addr.Compare(b.addr) })
+	better := func(a, b bool) int { // what is true comes first
+		switch {
+		case a == b:
+			return 0
+		case a:
+			return -1
+		}
+		return 1
+	}
+	slices.SortFunc(out, func(a, b candidate) int {
+		return cmp.Or(a.addr.Compare(b.addr), better(a.ready, b.ready), better(a.serving, b.serving))
+	})
 	// One address may be in two slices while it moves from one to the other: the
 	// better half counts.
 	return slices.CompactFunc(out, func(a, b candidate) bool { return a.addr == b.addr })

@@ -175,3 +175,19 @@ func TestElect(t *testing.T) {
 		t.Errorf("an excluded node was elected: %q", got)
 	}
 }
+
+// TestMovingEndpoint: an address that is in two slices for a moment is as good as the
+// better of both says, in whatever order they are read.
+func TestMovingEndpoint(t *testing.T) {
+	make := func(ready bool) *discoveryv1.EndpointSlice {
+		s := slice("http", 8080)
+		s.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{"10.42.0.7"}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}}
+		return s
+	}
+	for _, first := range []bool{true, false} {
+		got := endpointsOf([]*discoveryv1.EndpointSlice{make(first), make(!first)}, "http", true)
+		if len(got) != 1 || !got[0].ready {
+			t.Errorf("first ready %t: %+v", first, got)
+		}
+	}
+}

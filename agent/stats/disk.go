@@ -54,6 +54,10 @@ type usage struct {
 	buf  []byte         // of names
 }
 
+// maxSeen bounds the files with several names that are remembered: how many there are
+// is a pod's to choose, and the memory is the node's. Those beyond count with each name.
+const maxSeen = 1 << 18
+
 // level is a folder on the way from the top to where the walk is.
 type level struct {
 	name string // in the folder above
@@ -197,7 +201,9 @@ func (u *usage) count(st *unix.Statx_t) {
 		if u.seen[file] {
 			return
 		}
-		u.seen[file] = true
+		if len(u.seen) < maxSeen {
+			u.seen[file] = true
+		}
 	}
 	u.Bytes += int64(st.Blocks) * 512
 	u.Inodes++

@@ -30,16 +30,29 @@ type LogOptions struct {
 // everything written before was copied, or ctx ends. A line that is not in
 // the log's format is left out.
 func ReadLog(ctx context.Context, path string, o LogOptions, done <-chan struct{}, w io.Writer) error {
-	var events *fsnotify.Watcher
+	return readLog(ctx, path, o, done, w, fsnotify.NewWatcher)
+}
+
+// pollLog is how often a log is looked at that the kernel does not watch for us.
+const pollLog = time.Second
+
+func readLog(ctx context.Context, path string, o LogOptions, done <-chan struct{}, w io.Writer, watcher func() (*fsnotify.Watcher, error)) error {
+	var changes <-chan fsnotify.Event
+	var faults <-chan error
+	var poll <-chan time.Time
 	if o.Follow {
-		var err error
-		if events, err = fsnotify.NewWatcher(); err != nil {
-			return fmt.Errorf("follow %s: %w", path, err)
+		events, err := watcher()
+		if err == nil {
+			defer events.Close()
+			// The folder, not the file: a rotation replaces the file.
+			err = events.Add(filepath.Dir(path))
 		}
-		defer events.Close()
-		// The folder, not the file: a rotation replaces the file.
-		if err := events.Add(filepath.Dir(path)); err != nil {
-			return fmt.Errorf("follow %s: %w", path, err)
+		if err != nil { // pods may have taken all that this user may have: see inotify(7)
+			tick := time.NewTicker(pollLog)
+			defer tick.Stop()
+			poll = tick.C
+		} else {
+			changes, faults = events.Events, events.Errors
 		}
 	}
 	r := &logReader{o: o, w: w}
@@ -91,11 +104,12 @@ func ReadLog(ctx context.Context, path string, o LogOptions, done <-chan struct{
 			return nil
 		case <-done:
 			last = true // once more: what was written before the end
-		case _, ok := <-events.Events:
+		case <-poll:
+		case _, ok := <-changes:
 			if !ok {
 				return nil
 			}
-		case err, ok := <-events.Errors:
+		case err, ok := <-faults:
 			if ok && !errors.Is(err, fsnotify.ErrEventOverflow) {
 				return fmt.Errorf("follow %s: %w", path, err)
 			}

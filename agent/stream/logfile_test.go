@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
 	"k8s.io/utils/ptr"
 )
 
@@ -127,14 +129,21 @@ func (w *watcher) wait(t *testing.T, want string) {
 	}
 }
 
-func TestFollow(t *testing.T) {
+func TestFollow(t *testing.T) { follow(t, fsnotify.NewWatcher) }
+
+// TestFollowWithoutInotify: pods have taken all of this user's inotify instances.
+func TestFollowWithoutInotify(t *testing.T) {
+	follow(t, func() (*fsnotify.Watcher, error) { return nil, unix.EMFILE })
+}
+
+func follow(t *testing.T, watcher func() (*fsnotify.Watcher, error)) {
 	path := filepath.Join(t.TempDir(), "0.log")
 	write(t, path, line("stdout", "F", "old"), line("stdout", "F", "one"))
 	done := make(chan struct{})
 	out := newWatcher()
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if err := ReadLog(t.Context(), path, LogOptions{Follow: true, Tail: ptr.To(int64(1))}, done, out); err != nil {
+		if err := readLog(t.Context(), path, LogOptions{Follow: true, Tail: ptr.To(int64(1))}, done, out, watcher); err != nil {
 			t.Error(err)
 		}
 	})

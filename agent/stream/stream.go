@@ -6,10 +6,12 @@ package stream
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strconv"
 	"sync"
@@ -483,34 +485,87 @@ func (h *handler) portForward(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, "%v", err)
 		return
 	}
-	portforward.ServePortForward(w, r, &forwarder{h.cfg.Network, v.Pod.Spec.HostNetwork}, v.Pod.Name, string(v.Pod.UID), o,
+	ctx, over := context.WithCancel(r.Context())
+	defer over() // when the session has ended: what it had open in the pod is closed
+	portforward.ServePortForward(w, r, &forwarder{h.cfg.Network, v.Pod.Spec.HostNetwork, ctx, answerSilence}, v.Pod.Name, string(v.Pod.UID), o,
 		idleTimeout, streamTimeout, portforward.SupportedProtocols)
 }
+
+// answerSilence is how long a pod may be silent after the client has said all it had
+// to say, before the connection to it is closed.
+const answerSilence = time.Minute
 
 type forwarder struct {
 	network     Dialer
 	hostNetwork bool
+	session     context.Context //nolint:containedctx // PortForward's own does not end with the session
+	silence     time.Duration
 }
 
 // PortForward implements portforward.PortForwarder.
 func (f *forwarder) PortForward(ctx context.Context, _ string, uid string, port int32, stream io.ReadWriteCloser) error {
 	defer stream.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(f.session, cancel)()
 	conn, err := f.network.Dial(ctx, uid, f.hostNetwork, port)
 	if err != nil {
 		return fmt.Errorf("connect to port %d inside the pod: %w", port, err)
 	}
 	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close(); _ = stream.Close() })()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer stream.Close() // ends the copy below
+	answer := &silentEnd{conn: conn, limit: f.silence}
 	wg.Go(func() {
 		_, _ = io.Copy(conn, stream) // an end of either side is the end, not a fault
 		if c, ok := conn.(interface{ CloseWrite() error }); ok {
 			_ = c.CloseWrite()
 		}
+		answer.begin()
 	})
-	_, err = io.Copy(stream, conn)
+	if _, err = io.Copy(stream, answer); answer.over() || ctx.Err() != nil {
+		err = nil
+	}
 	return err
+}
+
+// silentEnd reads from a connection, and once it has begun, only as long as something
+// comes.
+type silentEnd struct {
+	conn  net.Conn
+	limit time.Duration
+
+	mu     sync.Mutex // guards both
+	begun  bool
+	silent bool
+}
+
+func (s *silentEnd) begin() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.begun = true
+	_ = s.conn.SetReadDeadline(time.Now().Add(s.limit))
+}
+
+// over reports whether nothing came for too long.
+func (s *silentEnd) over() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.silent
+}
+
+// Read implements io.Reader.
+func (s *silentEnd) Read(p []byte) (int, error) {
+	n, err := s.conn.Read(p)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.silent = errors.Is(err, os.ErrDeadlineExceeded)
+	if s.begun && n > 0 {
+		_ = s.conn.SetReadDeadline(time.Now().Add(s.limit))
+	}
+	return n, err
 }
 
 func (h *handler) pods(w http.ResponseWriter, r *http.Request) {

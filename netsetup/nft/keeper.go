@@ -2,6 +2,7 @@ package nft
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -81,6 +82,9 @@ func (k *Keeper) Set(want Table) error {
 // caller holds mu.
 func (k *Keeper) restore() (changed string, err error) {
 	have, err := k.cfg.Kernel.Read(k.want, true)
+	if errors.Is(err, ErrChanging) {
+		return "", err // the table may be as it should be: the next look tells
+	}
 	if err == nil && have.Whole {
 		c := Diff(have, k.want)
 		if c.Empty() {

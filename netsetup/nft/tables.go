@@ -157,17 +157,47 @@ func (t *Tables) Generation() (uint32, error) {
 	return 0, errors.New("ask for the generation of the packet filter's rules: no answer")
 }
 
+// ErrChanging: rules were changed whenever a table was read, so what was read may lack
+// some that are there.
+var ErrChanging = errors.New("the packet filter's rules change all the time")
+
 // Read tells what the kernel holds of a table with these definitions; without
-// elements it leaves those out.
+// elements it leaves those out. The error can be ErrChanging.
 func (t *Tables) Read(def Table, elements bool) (State, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	table := kernelTable(def)
-	s, err := t.read(table, def, elements)
+	s, err := steady(t.Generation, func() (State, error) {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		return t.read(table, def, elements)
+	})
 	if err != nil {
 		return State{}, fmt.Errorf("read table %s: %w", def.Name, err)
 	}
 	return s, nil
+}
+
+// readTries is how often a table is read of which rules change meanwhile.
+const readTries = 20
+
+// steady reads until no rule of any table changed meanwhile: the kernel tells a table
+// piece by piece, and a change between two of them leaves out what is there.
+func steady(generation func() (uint32, error), read func() (State, error)) (State, error) {
+	before, err := generation()
+	if err != nil {
+		return State{}, err
+	}
+	for range readTries {
+		s, rerr := read() // which may fail by such a change, too
+		after, err := generation()
+		if err != nil {
+			return State{}, err
+		}
+		if before == after {
+			return s, rerr
+		}
+		before = after
+	}
+	return State{}, ErrChanging
 }
 
 func (t *Tables) read(table *nftables.Table, def Table, withElements bool) (State, error) {

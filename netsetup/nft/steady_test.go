@@ -1,0 +1,67 @@
+package nft
+
+import (
+	"errors"
+	"testing"
+)
+
+// TestSteady: what was read while rules changed is read again.
+func TestSteady(t *testing.T) {
+	torn := errors.New("torn")
+	for _, tt := range []struct {
+		name    string
+		changes int // readings that a change comes into
+		reads   int
+		err     error
+	}{
+		{"at rest", 0, 1, nil},
+		{"a change", 1, 2, nil},
+		{"some changes", 5, 6, nil},
+		{"one after the other", readTries, readTries, ErrChanging},
+	} {
+		gen, reads := uint32(7), 0
+		s, err := steady(func() (uint32, error) { return gen, nil }, func() (State, error) {
+			reads++
+			if reads <= tt.changes {
+				gen++
+				return State{}, torn
+			}
+			return State{Whole: true}, nil
+		})
+		if !errors.Is(err, tt.err) || reads != tt.reads || s.Whole != (tt.err == nil) {
+			t.Errorf("%s: whole %t after %d readings, %v; want %d, %v", tt.name, s.Whole, reads, err, tt.reads, tt.err)
+		}
+	}
+	if _, err := steady(func() (uint32, error) { return 0, nil }, func() (State, error) { return State{}, torn }); !errors.Is(err, torn) {
+		t.Errorf("a fault at rest: %v", err)
+	}
+	if _, err := steady(func() (uint32, error) { return 0, torn }, nil); !errors.Is(err, torn) {
+		t.Errorf("no generation: %v", err)
+	}
+}
+
+// changing is a kernel whose rules change all the time.
+type changing struct {
+	*FakeTables
+	replaced int
+}
+
+func (*changing) Read(Table, bool) (State, error) { return State{}, ErrChanging }
+
+func (c *changing) Replace(t Table) error {
+	c.replaced++
+	return c.FakeTables.Replace(t)
+}
+
+// TestNoReplaceOfWhatIsNotKnown: a table that could not be read as a whole is not
+// thrown away.
+func TestNoReplaceOfWhatIsNotKnown(t *testing.T) {
+	kernel := &changing{FakeTables: &FakeTables{}}
+	k := NewKeeper(KeeperConfig{Kernel: kernel})
+	if err := k.Set(Table{Name: "t"}); !errors.Is(err, ErrChanging) || kernel.replaced != 0 {
+		t.Errorf("set: %v, replaced %d times", err, kernel.replaced)
+	}
+	if err := k.Check(); !errors.Is(err, ErrChanging) || kernel.replaced != 0 {
+		t.Errorf("check: %v, replaced %d times", err, kernel.replaced)
+	}
+}
