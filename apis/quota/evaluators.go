@@ -18,6 +18,7 @@ import (
 	quota "k8s.io/apiserver/pkg/quota/v1"
 	"k8s.io/apiserver/pkg/quota/v1/generic"
 	resourcehelper "k8s.io/component-helpers/resource"
+	volumehelper "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 )
 
@@ -179,10 +180,7 @@ func (c claims) Usage(item runtime.Object) (corev1.ResourceList, error) {
 		return nil, fmt.Errorf("measure a %T as a PersistentVolumeClaim", item)
 	}
 	used := corev1.ResourceList{c.count(): one(), corev1.ResourcePersistentVolumeClaims: one()}
-	class := ""
-	if claim.Spec.StorageClassName != nil {
-		class = *claim.Spec.StorageClassName
-	}
+	class := volumehelper.GetPersistentVolumeClaimClass(claim)
 	if class != "" {
 		used[corev1.ResourceName(class+classSuffix+"persistentvolumeclaims")] = one()
 	}

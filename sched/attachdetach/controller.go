@@ -34,6 +34,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/clusterd/clusterd/apis/coordination"
+	"github.com/clusterd/clusterd/sched/internal/bynode"
 	"github.com/clusterd/clusterd/sched/internal/pods"
 	"github.com/clusterd/clusterd/sched/internal/volumes"
 	"github.com/clusterd/clusterd/sched/loop"
@@ -82,6 +83,9 @@ func New(env loop.Env) (loop.Loop, error) {
 		unwanted: map[unwantedKey]time.Time{}, reported: map[string]time.Time{},
 	}
 	if err := core.Pods().Informer().AddIndexers(cache.Indexers{podsByClaim: claimsOf}); err != nil {
+		return loop.Loop{}, fmt.Errorf("attachdetach: %w", err)
+	}
+	if err := bynode.Index(core.Pods().Informer()); err != nil {
 		return loop.Loop{}, fmt.Errorf("attachdetach: %w", err)
 	}
 	if err := storage.VolumeAttachments().Informer().AddIndexers(cache.Indexers{attachmentsByPV: volumeOf, attachmentsByNode: nodeOf}); err != nil {
@@ -191,9 +195,16 @@ func (c *controller) enqueueOf(pod *corev1.Pod) {
 	}
 }
 
-// enqueueAt looks at the volumes that are attached to a node, and those that wait
-// for it.
+// enqueueAt looks at the volumes that are attached to a node, and those that pods there
+// wait for: a Node that was deleted and comes back has no attachments any more.
 func (c *controller) enqueueAt(node string) {
+	waiting, err := bynode.Pods(c.pods, node)
+	if err != nil {
+		return
+	}
+	for _, pod := range waiting {
+		c.enqueueOf(pod)
+	}
 	here, err := c.attachments.ByIndex(attachmentsByNode, node)
 	if err != nil {
 		return

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -14,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	batchlisters "k8s.io/client-go/listers/batch/v1"
 	"k8s.io/utils/clock"
@@ -93,6 +95,9 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 	if err != nil {
 		return err
 	}
+	if mine, err = c.unseen(ctx, j, mine); err != nil {
+		return err
+	}
 	plan := Decide(Input{Job: j, Pods: mine, Now: c.clock.Now()})
 	if plan.Recheck > 0 {
 		c.EnqueueAfter(key, plan.Recheck)
@@ -114,6 +119,34 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 		return nil
 	}
 	return err
+}
+
+// unseen adds to the pods those that the status lists as not yet counted and the cache
+// does not show: one that has gone is counted for good, one that the cache has not come
+// to yet would be counted again.
+func (c *controller) unseen(ctx context.Context, j *batchv1.Job, mine []*corev1.Pod) ([]*corev1.Pod, error) {
+	waits := ptr.Deref(j.Status.UncountedTerminatedPods, batchv1.UncountedTerminatedPods{})
+	missing := map[types.UID]bool{}
+	for _, uid := range slices.Concat(waits.Succeeded, waits.Failed) {
+		missing[uid] = true
+	}
+	for _, pod := range mine {
+		delete(missing, pod.UID)
+	}
+	if len(missing) == 0 {
+		return mine, nil
+	}
+	list, err := c.client.CoreV1().Pods(j.Namespace).List(ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(j.Spec.Selector)})
+	if err != nil {
+		return nil, fmt.Errorf("look for pods that are not counted yet: %w", err)
+	}
+	mine = slices.Clone(mine)
+	for i := range list.Items {
+		if pod := &list.Items[i]; missing[pod.UID] {
+			mine = append(mine, pod)
+		}
+	}
+	return mine, nil
 }
 
 // end carries out what the plan says about pods that are and the Job itself.

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	helper "k8s.io/component-helpers/storage/volume"
 
+	"github.com/clusterd/clusterd/apis/storage"
 	"github.com/clusterd/clusterd/sched/internal/volumes"
 	"github.com/clusterd/clusterd/sched/loop"
 )
@@ -73,7 +74,7 @@ func New(env loop.Env) loop.Loop {
 	loop.Watch(c.Controller, classes.Informer(), func(old, class *storagev1.StorageClass) {
 		name := loop.Latest(old, class).Name
 		c.wakePending(func(claim *corev1.PersistentVolumeClaim) bool {
-			return helper.GetPersistentVolumeClaimClass(claim) == name
+			return helper.GetPersistentVolumeClaimClass(claim) == name || !helper.PersistentVolumeClaimHasClass(claim) // it may be the default one
 		})
 	})
 	return c.Loop()
@@ -132,6 +133,11 @@ func (c *controller) reconcileClaim(ctx context.Context, key loop.Key) error {
 			in.class = nil
 		}
 	}
+	if !helper.PersistentVolumeClaimHasClass(claim) {
+		if in.fallback, err = c.defaultClass(); err != nil {
+			return err
+		}
+	}
 	plan := decideClaim(in)
 	if plan.note != nil && (plan.phase != claim.Status.Phase || plan.phase == corev1.ClaimPending) {
 		c.events.Event(claim, plan.note.kind, plan.note.reason, plan.note.message)
@@ -141,6 +147,14 @@ func (c *controller) reconcileClaim(ctx context.Context, key loop.Key) error {
 	}
 	if plan.bind != nil {
 		return c.bind(ctx, claim, plan.bind)
+	}
+	if plan.setClass != "" {
+		updated := claim.DeepCopy()
+		updated.Spec.StorageClassName = &plan.setClass
+		if _, err := c.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Update(ctx, updated, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("give the claim the default class %s: %w", plan.setClass, err)
+		}
+		return nil
 	}
 	if plan.provisioner != "" && claim.Annotations[volumes.Provisioner] != plan.provisioner {
 		updated := claim.DeepCopy()
@@ -152,6 +166,19 @@ func (c *controller) reconcileClaim(ctx context.Context, key loop.Key) error {
 		return nil
 	}
 	return c.writeClaimStatus(ctx, claim, plan.phase, nil)
+}
+
+// defaultClass is the class for claims that name none.
+func (c *controller) defaultClass() (*storagev1.StorageClass, error) {
+	all, err := c.classes.List(labels.Everything())
+	if err != nil {
+		return nil, err
+	}
+	list := make([]storagev1.StorageClass, len(all))
+	for i, class := range all {
+		list[i] = *class
+	}
+	return storage.Default(list), nil
 }
 
 // bind ties both ends, the volume first: once it names the claim no other

@@ -22,6 +22,8 @@ type claimInput struct {
 	volumes []*corev1.PersistentVolume
 	// class is the claim's, nil: it has none, or there is no class of the name.
 	class *storagev1.StorageClass
+	// fallback is the class for claims that name none, nil: there is none.
+	fallback *storagev1.StorageClass
 }
 
 // claimPlan is what to do about a claim.
@@ -34,6 +36,8 @@ type claimPlan struct {
 	// bind is the volume that the claim gets, or has and whose other end is to
 	// be corrected. It is written before the claim.
 	bind *corev1.PersistentVolume
+	// setClass is the class that the claim gets, as it names none; "": it stays.
+	setClass string
 	// provisioner makes the volume; "": none does.
 	provisioner string
 	phase       corev1.PersistentVolumeClaimPhase
@@ -62,6 +66,9 @@ func decideClaim(in claimInput) claimPlan {
 			return claimPlan{phase: corev1.ClaimPending, note: warn("VolumeMismatch", "Cannot bind to requested volume %q: %v", v.Name, err)}
 		}
 		return claimPlan{bind: v, phase: corev1.ClaimBound}
+	}
+	if in.fallback != nil && !helper.PersistentVolumeClaimHasClass(claim) {
+		return claimPlan{setClass: in.fallback.Name, phase: corev1.ClaimPending} // it was made before the class
 	}
 	className := helper.GetPersistentVolumeClaimClass(claim)
 	plan := claimPlan{phase: corev1.ClaimPending}

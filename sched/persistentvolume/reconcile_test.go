@@ -84,7 +84,9 @@ func TestDecideClaim(t *testing.T) {
 		claim       *corev1.PersistentVolumeClaim
 		volumes     []*corev1.PersistentVolume
 		class       *storagev1.StorageClass
+		fallback    *storagev1.StorageClass
 		bind        string
+		setClass    string
 		phase       corev1.PersistentVolumeClaimPhase
 		provisioner string
 		note        string
@@ -109,6 +111,11 @@ func TestDecideClaim(t *testing.T) {
 		"waits, though a volume suits":        {claim: claim(ofClass), class: waits, volumes: []*corev1.PersistentVolume{volume("v", "2Gi", volumeOfClass)}, phase: corev1.ClaimPending, note: "waiting for first consumer"},
 		"the scheduler kept one":              {claim: claim(ofClass), class: waits, volumes: []*corev1.PersistentVolume{volume("v", "2Gi", volumeOfClass, kept("c", "c1"))}, bind: "v", phase: corev1.ClaimBound},
 		"the scheduler chose a node":          {claim: claim(ofClass, chosen), class: waits, phase: corev1.ClaimPending, provisioner: "p", note: "Waiting for a volume"},
+		"made before the default class":       {claim: claim(), fallback: waits, phase: corev1.ClaimPending, setClass: "k"},
+		"a volume suits before the default":   {claim: claim(), fallback: waits, volumes: []*corev1.PersistentVolume{volume("v", "2Gi")}, bind: "v", phase: corev1.ClaimBound},
+		"asks for no class":                   {claim: claim(func(c *corev1.PersistentVolumeClaim) { c.Spec.StorageClassName = ptr.To("") }), fallback: waits, phase: corev1.ClaimPending, note: "no storage class is set"},
+		"of another class than the default":   {claim: claim(ofClass), class: class(volumes.NoProvisioner, storagev1.VolumeBindingImmediate), fallback: waits, phase: corev1.ClaimPending, note: "has no provisioner"},
+		"class by annotation":                 {claim: claim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[corev1.BetaStorageClassAnnotation] = "k" }), fallback: waits, phase: corev1.ClaimPending, note: "not found"},
 		"no such class":                       {claim: claim(ofClass), phase: corev1.ClaimPending, note: "\"k\" not found"},
 		"no provisioner":                      {claim: claim(ofClass), class: class(volumes.NoProvisioner, storagev1.VolumeBindingImmediate), phase: corev1.ClaimPending, note: "has no provisioner"},
 		"on its way out":                      {claim: claim(going), volumes: []*corev1.PersistentVolume{volume("v", "2Gi")}, phase: corev1.ClaimPending},
@@ -120,13 +127,16 @@ func TestDecideClaim(t *testing.T) {
 		"the name is gone":                    {claim: claim(completed("")), phase: corev1.ClaimLost, note: "lost reference"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			plan := decideClaim(claimInput{claim: c.claim, volumes: c.volumes, class: c.class})
+			plan := decideClaim(claimInput{claim: c.claim, volumes: c.volumes, class: c.class, fallback: c.fallback})
 			bind := ""
 			if plan.bind != nil {
 				bind = plan.bind.Name
 			}
 			if bind != c.bind || plan.phase != c.phase || plan.provisioner != c.provisioner {
 				t.Errorf("binds %q, phase %s, provisioner %q; want %q, %s, %q", bind, plan.phase, plan.provisioner, c.bind, c.phase, c.provisioner)
+			}
+			if plan.setClass != c.setClass {
+				t.Errorf("gives it class %q, want %q", plan.setClass, c.setClass)
 			}
 			if got := plan.note; (got == nil) != (c.note == "") || got != nil && !strings.Contains(got.message, c.note) {
 				t.Errorf("tells %+v, want %q", got, c.note)

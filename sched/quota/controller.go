@@ -5,6 +5,7 @@ package quota
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -215,15 +216,34 @@ func (c *controller) count(ctx context.Context, resource schema.GroupResource, n
 	return meta.ExtractList(list)
 }
 
-// version is the preferred version of a group; "": it is not served.
+// version is the version by which the resource is served, the group's preferred one if
+// it is in that; "": it is not served.
 func (c *controller) version(resource schema.GroupResource) (string, error) {
 	groups, err := c.client.Discovery().ServerGroups()
 	if err != nil {
 		return "", fmt.Errorf("find the version of %s: %w", resource, err)
 	}
 	for _, group := range groups.Groups {
-		if group.Name == resource.Group {
-			return group.PreferredVersion.Version, nil
+		if group.Name != resource.Group {
+			continue
+		}
+		versions := []metav1.GroupVersionForDiscovery{group.PreferredVersion}
+		for _, v := range group.Versions {
+			if v != group.PreferredVersion {
+				versions = append(versions, v)
+			}
+		}
+		for _, v := range versions {
+			list, err := c.client.Discovery().ServerResourcesForGroupVersion(v.GroupVersion)
+			if apierrors.IsNotFound(err) {
+				continue // it went between the questions
+			}
+			if err != nil {
+				return "", fmt.Errorf("find the version of %s in %s: %w", resource, v.GroupVersion, err)
+			}
+			if slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == resource.Resource }) {
+				return v.Version, nil
+			}
 		}
 	}
 	return "", nil

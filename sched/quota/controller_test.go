@@ -2,6 +2,7 @@ package quota
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -10,8 +11,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/clusterd/clusterd/sched/loop"
@@ -67,4 +71,30 @@ func TestCountedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	used(1)
+}
+
+// TestVersion: a kind is counted in a version that serves it; that it cannot be told is
+// not that there are none.
+func TestVersion(t *testing.T) {
+	client := fake.NewSimpleClientset()
+	widget := []metav1.APIResource{{Name: "widgets", Kind: "Widget", Namespaced: true}}
+	client.Resources = []*metav1.APIResourceList{
+		{GroupVersion: "example.com/v2", APIResources: []metav1.APIResource{{Name: "gadgets", Kind: "Gadget", Namespaced: true}}},
+		{GroupVersion: "example.com/v1beta1", APIResources: widget},
+	}
+	c := &controller{client: client}
+	for resource, want := range map[string]string{"gadgets": "v2", "widgets": "v1beta1", "others": ""} {
+		if got, err := c.version(schema.GroupResource{Group: "example.com", Resource: resource}); err != nil || got != want {
+			t.Errorf("%s: %q, %v, want %q", resource, got, err, want)
+		}
+	}
+	if got, err := c.version(schema.GroupResource{Group: "none.example.com", Resource: "widgets"}); err != nil || got != "" {
+		t.Errorf("a group that is not there: %q, %v", got, err)
+	}
+	client.PrependReactor("get", "resource", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, errors.New("its server is down")
+	})
+	if got, err := c.version(schema.GroupResource{Group: "example.com", Resource: "widgets"}); err == nil {
+		t.Errorf("unknown, and taken for %q", got)
+	}
 }

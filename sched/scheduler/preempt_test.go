@@ -164,3 +164,23 @@ func TestVictimsOfEachAttempt(t *testing.T) {
 		})
 	}
 }
+
+// A pod that is deleted before it has a node, and waits for a finalizer, keeps no room.
+func TestPromiseToOneThatGoes(t *testing.T) {
+	x := newTable(t)
+	x.stop()
+	x.node(schedtest.Node("n1").Obj())
+	x.pods(schedtest.Pod("low").On("n1").CPU("3").Priority(1), schedtest.Pod("urgent").CPU("3").Priority(100))
+	x.decide()
+	if len(x.s.snapshot.nominated) != 1 {
+		t.Fatalf("%d promises", len(x.s.snapshot.nominated))
+	}
+	x.pod(schedtest.Pod("low").On("n1").CPU("3").Priority(1).Obj(), nil)
+	x.pods(schedtest.Pod("other").CPU("3").Priority(50))
+	x.decide()
+	x.want("the room is promised", "")
+	x.pod(schedtest.Pod("urgent").CPU("3").Priority(100).Obj(), schedtest.Pod("urgent").CPU("3").Priority(100).Deleting(x.clock.Now()).Obj())
+	x.later()
+	x.decide()
+	x.want("the promise ended", "other")
+}

@@ -486,6 +486,13 @@ func (s *scheduler) onPod(old, pod *corev1.Pod) {
 		s.queue.add(pod)
 	default:
 		s.queue.remove(pod.UID)
+		// On its way out: the room that it was promised is free.
+		s.mu.Lock()
+		promised := s.snapshot.release([]*corev1.Pod{pod})
+		s.mu.Unlock()
+		if promised {
+			s.queue.changed(podGone)
+		}
 	}
 }
 

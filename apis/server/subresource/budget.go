@@ -30,21 +30,26 @@ var budgetsResource = policyv1.Resource("poddisruptionbudgets")
 type budgets struct{ store *registry.Store }
 
 // spend takes one disruption from the budget of pod, or says why not. A pod
-// without a budget, or that is not running or already going, costs nothing.
-func (b budgets) spend(ctx context.Context, pod *corev1.Pod, dryRun bool) error {
-	if core.Finished(pod) || pod.Status.Phase == corev1.PodPending || pod.DeletionTimestamp != nil {
-		return nil
+// without a budget, or that is not running or already going, costs nothing. asItIs
+// says that it costs nothing because it does not serve: if it has begun to when it is
+// deleted, that may be one more than its budget allows.
+func (b budgets) spend(ctx context.Context, pod *corev1.Pod, dryRun bool) (asItIs bool, err error) {
+	if core.Finished(pod) || pod.DeletionTimestamp != nil {
+		return false, nil
+	}
+	if pod.Status.Phase == corev1.PodPending {
+		return true, nil
 	}
 	budget, err := b.of(ctx, pod)
 	if budget == nil || err != nil {
-		return err
+		return false, err
 	}
 	if !ready(pod) && spareUnready(budget) {
-		return nil
+		return true, nil
 	}
 	key, err := b.store.KeyFunc(ctx, budget.Name)
 	if err != nil {
-		return err
+		return false, err
 	}
 	err = b.store.Storage.GuaranteedUpdate(ctx, key, &policyv1.PodDisruptionBudget{}, false, &storage.Preconditions{UID: &budget.UID},
 		storage.SimpleUpdate(func(obj runtime.Object) (runtime.Object, error) {
@@ -62,7 +67,7 @@ func (b budgets) spend(ctx context.Context, pod *corev1.Pod, dryRun bool) error 
 			current.Status.DisruptedPods[pod.Name] = metav1.NewTime(time.Now())
 			return current, nil
 		}), dryRun, nil)
-	return storeerr.InterpretUpdateError(err, budgetsResource, budget.Name)
+	return false, storeerr.InterpretUpdateError(err, budgetsResource, budget.Name)
 }
 
 // of finds the budget that selects pod; two are more than can be spent at once.

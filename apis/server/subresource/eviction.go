@@ -85,13 +85,22 @@ func (e *Eviction) Create(ctx context.Context, name string, obj runtime.Object, 
 		options.Preconditions = &metav1.Preconditions{}
 	}
 	options.Preconditions.UID = &pod.UID
-	if err := e.budgets.spend(ctx, pod, dryrun.IsDryRun(options.DryRun)); err != nil {
+	asItIs, err := e.budgets.spend(ctx, pod, dryrun.IsDryRun(options.DryRun))
+	if err != nil {
 		return nil, err
 	}
-	if err := e.mark(ctx, name, options); err != nil {
-		return nil, err
+	asItIs = asItIs && options.Preconditions.ResourceVersion == nil
+	if asItIs {
+		options.Preconditions.ResourceVersion = &pod.ResourceVersion
 	}
-	if _, _, err := e.pods.Delete(ctx, name, rest.ValidateAllObjectFunc, options); err != nil {
+	if err = e.mark(ctx, name, options); err == nil {
+		_, _, err = e.pods.Delete(ctx, name, rest.ValidateAllObjectFunc, options)
+	}
+	if asItIs && errors.IsConflict(err) {
+		// Who evicts named no version, and knows how to go on after this answer.
+		return nil, errors.NewTooManyRequests(fmt.Sprintf("pod %q changed while it was looked at whether its eviction costs its disruption budget something; try again", name), 1)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return &metav1.Status{Status: metav1.StatusSuccess}, nil
