@@ -234,8 +234,11 @@ func (e *env) onPage(node, keys, block string) string {
 		case "sudo systemctl start clusterd":
 			err = e.Start(e.t.Context(), node)
 			e.eventually(node+" has started", func(context.Context) error { // as systemd waits for it
-				_, err := os.Stat(nodeOf(e, node).Kubeconfig())
-				return err
+				out, errs, code := e.run("clusterctl", "", "get", "--raw", "/readyz", "--kubeconfig="+nodeOf(e, node).Kubeconfig())
+				if code != 0 || out != "ok" {
+					return fmt.Errorf("exit %d: %s%s", code, out, errs)
+				}
+				return nil
 			})
 		default:
 			var out []byte
