@@ -125,7 +125,7 @@ func (e *env) keepsTheWayBack(ns string) {
 		if status.Format.InUse != 1 {
 			e.t.Fatalf("right after the upgrade the store has a format of its own: %+v", status.Format)
 		}
-		if !strings.HasPrefix(status.Format.Note, "all members know format 2") {
+		if !strings.HasPrefix(status.Format.Note, "all members know format 3") {
 			return fmt.Errorf("%+v", status.Format)
 		}
 		return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
+	"github.com/clusterd/clusterd/raftstore/raftlog"
 	"github.com/clusterd/clusterd/raftstore/raftstoretest"
 	"github.com/clusterd/clusterd/raftstore/settle"
 )
@@ -284,4 +286,85 @@ func TestMultiMayWait(t *testing.T) {
 	if res := <-done; !res.Succeeded {
 		t.Errorf("%+v", res)
 	}
+}
+
+// What a renewal of a node's Lease costs the disk of a server, with ten nodes that
+// renew each second: as the kernel counts it, in pages.
+func BenchmarkRenewals(b *testing.B) {
+	for _, tt := range []struct {
+		name    string
+		knows   int
+		mayWait bool
+	}{{"whole", settle.Packed, false}, {"patched", settle.Newest, false}, {"whole and gathered", settle.Packed, true}, {"patched and gathered", settle.Newest, true}} {
+		b.Run(tt.name, func(b *testing.B) {
+			var entries atomic.Int64
+			c := raftstoretest.New(b, 1, func(cfg *raftstore.Config) {
+				cfg.Inject(raftstore.Faults{Knows: tt.knows})
+				cfg.LogEngine = raftlog.Segments
+				if tt.mayWait {
+					cfg.MayWait = func(_, key []byte) bool { return strings.HasPrefix(string(key), "/leases/") }
+				}
+				cfg.Events.Committed = func(int, int, time.Duration) { entries.Add(1) }
+			})
+			ctx, s := context.Background(), c.Leader()
+			const nodes = 10
+			value := strings.Repeat("k", 270) // with leaseValue as long as a Lease
+			one := func(node, n int) {
+				key := fmt.Sprintf("/leases/%d", node)
+				kv, _, err := s.Get(ctx, key, raftstore.ReadOptions{Stale: true})
+				if err != nil {
+					b.Error(err)
+					return
+				}
+				var rev int64
+				if kv != nil {
+					rev = kv.ModRevision
+				}
+				if _, err := s.Txn(ctx, mvcc.Txn{
+					Origin: "system:node:worker-0123", Compares: []mvcc.Compare{{Key: key, ModRevision: rev}},
+					Ops: []mvcc.Op{{Type: mvcc.OpPut, Key: key, Value: []byte(value + leaseValue(n))}},
+				}); err != nil {
+					b.Error(err)
+				}
+			}
+			for n := range 3 {
+				for node := range nodes {
+					one(node, n)
+				}
+			}
+			before, began, made := written(b), time.Now(), entries.Load()
+			b.ResetTimer()
+			var wg sync.WaitGroup
+			for node := range nodes {
+				wg.Go(func() {
+					time.Sleep(time.Duration(node) * time.Second / nodes) // they are spread
+					next := time.NewTicker(time.Second)
+					defer next.Stop()
+					for n := range b.N {
+						one(node, 1000+n)
+						<-next.C
+					}
+				})
+			}
+			wg.Wait()
+			renewals := float64(nodes * b.N)
+			b.ReportMetric(float64(written(b)-before)/renewals, "disk-B/renewal")
+			b.ReportMetric(float64(entries.Load()-made)/time.Since(began).Seconds(), "entries/s")
+		})
+	}
+}
+
+// written is what this process has made dirty of files' pages.
+func written(b *testing.B) (n int64) {
+	data, err := os.ReadFile("/proc/self/io")
+	if err != nil {
+		b.Skip(err)
+	}
+	for line := range strings.Lines(string(data)) {
+		if _, err := fmt.Sscanf(line, "write_bytes: %d", &n); err == nil {
+			return n
+		}
+	}
+	b.Fatal("/proc/self/io has no write_bytes")
+	return 0
 }

@@ -180,19 +180,19 @@ func TestMayWait(t *testing.T) {
 		origin, key string
 		want        bool
 	}{
-		{"system:node:a", "/coordination.k8s.io/leases/kube-node-lease/a", true},
-		{"system:node:a via agents", "/coordination.k8s.io/leases/kube-node-lease/a", true},
-		{"system:kube-controller-manager (node-lifecycle)", "/coordination.k8s.io/leases/kube-node-lease/a", false},
-		{"system:nodes", "/coordination.k8s.io/leases/kube-node-lease/a", false},
-		{"system:node:a", "/coordination.k8s.io/leases/kube-system/a", false},
-		{"system:node:a", "/core/nodes/a", false},
+		{"system:node:a", "/registry/coordination.k8s.io/leases/kube-node-lease/a", true},
+		{"system:node:a via agents", "/registry/coordination.k8s.io/leases/kube-node-lease/a", true},
+		{"system:kube-controller-manager (node-lifecycle)", "/registry/coordination.k8s.io/leases/kube-node-lease/a", false},
+		{"system:nodes", "/registry/coordination.k8s.io/leases/kube-node-lease/a", false},
+		{"system:node:a", "/registry/coordination.k8s.io/leases/kube-system/a", false},
+		{"system:node:a", "/registry/nodes/a", false},
 		{"", "", false},
 	} {
 		if got := mayWait([]byte(tt.origin), []byte(tt.key)); got != tt.want {
 			t.Errorf("%s of %s: %t", tt.key, tt.origin, got)
 		}
 	}
-	if folder := kubestore.Folder(server.StoragePrefix("coordination.k8s.io", "leases"), "kube-node-lease"); folder != "/coordination.k8s.io/leases/kube-node-lease/" {
+	if folder := kubestore.Folder(server.StoragePrefix("coordination.k8s.io", "leases"), "kube-node-lease"); folder != "/registry/coordination.k8s.io/leases/kube-node-lease/" {
 		t.Errorf("leases are in %s", folder)
 	}
 }
