@@ -3,7 +3,6 @@ package csi
 import (
 	"context"
 	"sync"
-	"time"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/encoding/protojson"
