@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -70,6 +71,15 @@ func TestE2ESealedKeys(t *testing.T) {
 	mustContain(t, "snapshot", e.ctl("snapshot", "verify", file, "--passphrase-file", pass), "is whole")
 	e.ctl("members", "demote", "n3")
 	e.ctl("members", "promote", "n3")
+	e.eventually("n3 is a server again", func(context.Context) error {
+		list, err := e.members()
+		for _, m := range list.Members {
+			if m.Name == "n3" && m.Role != "agent" && m.Gossip == "alive" {
+				return nil
+			}
+		}
+		return errors.Join(err, fmt.Errorf("%+v", list))
+	})
 	e.allAlive()
 	sealed("after changes of the role")
 
