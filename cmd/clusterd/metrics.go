@@ -9,7 +9,6 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 
 	"github.com/clusterd/clusterd/agent/pod"
-	"github.com/clusterd/clusterd/cmd/clusterd/queuemetrics"
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/watch"
 	"github.com/clusterd/clusterd/sched"
@@ -75,7 +74,6 @@ var registerMetrics = sync.OnceFunc(func() {
 	m := storeMetrics
 	legacyregistry.RawMustRegister(m.commit, m.apply, m.snapshot, m.commands, m.bytes, m.leaders,
 		m.fsync, m.watchLag, m.behind, m.cut, m.damage, m.heldBack, m.state, gossipKeyMetrics)
-	legacyregistry.RawMustRegister(queuemetrics.Collectors()...)
 	legacyregistry.RawMustRegister(sched.Collectors()...)
 	legacyregistry.RawMustRegister(pod.Metrics()...)
 })
