@@ -54,7 +54,7 @@ func TestMultiBudget(t *testing.T) {
 	renew := func(config *rest.Config, lease string) {
 		t.Helper()
 		client := must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(config))
-		leases := client.CoordinationV1().Leases("default")
+		leases := client.CoordinationV1().Leases(metav1.NamespaceSystem)
 		must[*coordinationv1.Lease](t)(leases.Create(t.Context(), &coordinationv1.Lease{ObjectMeta: meta(lease)}, metav1.CreateOptions{}))
 		held := must[*coordinationv1.Lease](t)(leases.Get(t.Context(), lease, metav1.GetOptions{}))
 		now := metav1.NowMicro()
