@@ -51,6 +51,8 @@ type Config struct {
 type Keeper struct {
 	cfg Config
 
+	making sync.Mutex // one folder at a time: each gets a project that no other has
+
 	mu   sync.Mutex
 	uses map[types.NamespacedName]measured // of claims
 }
@@ -114,7 +116,10 @@ func (k *Keeper) make(ctx context.Context, v *v1.PersistentVolume) error {
 	case errors.Is(err, fs.ErrNotExist) && made:
 		return fmt.Errorf("the folder %s of persistentvolume %q is gone, and its data with it: restore it, or delete the claim", dir, v.Name)
 	case errors.Is(err, fs.ErrNotExist):
-		if err := makeFolder(dir, sizeOf(v)); err != nil {
+		k.making.Lock()
+		err := makeFolder(dir, sizeOf(v))
+		k.making.Unlock()
+		if err != nil {
 			return err
 		}
 	case err != nil:

@@ -23,6 +23,7 @@ import (
 	"github.com/clusterd/clusterd/agent/stats"
 	"github.com/clusterd/clusterd/apis/storage"
 	"github.com/clusterd/clusterd/durable"
+	"github.com/clusterd/clusterd/slack"
 )
 
 const (
@@ -47,6 +48,7 @@ type Use struct {
 // measured is a Use, and when it is looked at again.
 type measured struct {
 	Use
+	known      bool // Use is what the last look found
 	next, said time.Time
 }
 
@@ -56,7 +58,7 @@ func (k *Keeper) Use(claim types.NamespacedName) (u Use, ok bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	m, ok := k.uses[claim]
-	return m.Use, ok
+	return m.Use, ok && m.known
 }
 
 // The project of a folder is on record beside it and not read from it: who owns
@@ -115,8 +117,8 @@ func (k *Keeper) keep(v *v1.PersistentVolume) error {
 	if err != nil || project == 0 {
 		return err
 	}
-	return onFolder(k.cfg.Dir, func(f projectquota.Folder) error {
-		if f.Supported() != nil { // it is mounted without quotas now
+	return onFolder(dir, func(f projectquota.Folder) error {
+		if !holds(f, project) {
 			return nil
 		}
 		use, err := f.Usage(project)
@@ -125,6 +127,14 @@ func (k *Keeper) keep(v *v1.PersistentVolume) error {
 		}
 		return err
 	})
+}
+
+// holds reports whether the file system keeps the folder to the limit of the
+// project on record. It does not if it is mounted without quotas now, or if the folder
+// has another project: it was restored on another disk, or its owner changed it.
+func holds(f projectquota.Folder, project uint32) bool {
+	has, err := f.Project()
+	return err == nil && has == project && f.Supported() == nil
 }
 
 // release takes the limit of a folder that is gone from its file system, and
@@ -160,7 +170,7 @@ func sizeOf(v *v1.PersistentVolume) int64 { return v.Spec.Capacity.Storage().Val
 // watchSizes measures the node's volumes until ctx ends, and says which are
 // full.
 func (k *Keeper) watchSizes(ctx context.Context, volumes corelisters.PersistentVolumeLister) {
-	tick := time.NewTicker(lookEvery)
+	tick := slack.NewTicker(lookEvery)
 	defer tick.Stop()
 	for {
 		if list, err := volumes.List(labels.Everything()); err == nil {
@@ -192,15 +202,14 @@ func (k *Keeper) look(ctx context.Context, list []*v1.PersistentVolume, now time
 		}
 		began := time.Now()
 		use, err := measure(ctx, dir, sizeOf(v))
-		if err != nil {
-			if !errors.Is(err, fs.ErrNotExist) { // it is not mounted yet
-				klog.FromContext(ctx).Error(err, "A volume's size is not known", "volume", v.Name)
-			}
+		if errors.Is(err, fs.ErrNotExist) { // it is not mounted yet
 			seen[claim] = false
 			continue
 		}
-		m.Use, m.next = use, now.Add(lookShare*time.Since(began))
-		if full := fullness(v.Name, use); full != "" && now.Sub(m.said) >= sayEvery {
+		m.Use, m.known, m.next = use, err == nil, now.Add(lookShare*time.Since(began))
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "A volume's size is not known", "volume", v.Name, "next", m.next)
+		} else if full := fullness(v.Name, use); full != "" && now.Sub(m.said) >= sayEvery {
 			m.said = now
 			k.cfg.Recorder.Event(v.Spec.ClaimRef, v1.EventTypeWarning, "VolumeFull", full)
 		}
@@ -224,9 +233,9 @@ func measure(ctx context.Context, dir string, size int64) (Use, error) {
 		return u, err
 	}
 	if project != 0 {
-		err := onFolder(filepath.Dir(dir), func(f projectquota.Folder) error {
+		err := onFolder(dir, func(f projectquota.Folder) error {
 			use, err := f.Usage(project)
-			u.Used, u.Kept = use.Used, use.Limit > 0 && f.Supported() == nil
+			u.Used, u.Kept = use.Used, use.Limit > 0 && holds(f, project)
 			return err
 		})
 		u.Kept = u.Kept && err == nil

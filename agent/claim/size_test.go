@@ -90,7 +90,7 @@ func TestMeasuringHasItsShare(t *testing.T) {
 	v.Status.Phase = v1.VolumeBound
 	claim := types.NamespacedName{Namespace: "d", Name: "c"}
 	now := time.Now()
-	k.uses[claim] = measured{Use: Use{Used: 7}, next: now.Add(time.Second)}
+	k.uses[claim] = measured{Use: Use{Used: 7}, known: true, next: now.Add(time.Second)}
 	k.look(t.Context(), []*v1.PersistentVolume{v}, now)
 	if u, _ := k.Use(claim); u.Used != 7 {
 		t.Errorf("measured before its time: %+v", u)
@@ -99,9 +99,21 @@ func TestMeasuringHasItsShare(t *testing.T) {
 	if u, _ := k.Use(claim); u.Used == 7 || !k.uses[claim].next.After(now.Add(2*time.Second)) {
 		t.Errorf("not measured: %+v, next %s", u, k.uses[claim].next)
 	}
+
+	// One that cannot be measured has its pause too, and no figures.
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	k.look(ended, []*v1.PersistentVolume{v}, now.Add(time.Hour))
+	if _, err := measure(ended, k.cfg.Dir+"/pvc-c1", 1); err == nil {
+		t.Fatal("measured after the end")
+	}
+	if err := os.WriteFile(projectFile(k.cfg.Dir+"/pvc-c1"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	now = now.Add(time.Hour)
+	k.look(t.Context(), []*v1.PersistentVolume{v}, now)
+	if _, ok := k.Use(claim); ok || !k.uses[claim].next.After(now) {
+		t.Errorf("not known: %+v", k.uses[claim])
+	}
 }
 
 func TestADamagedRecordIsNamed(t *testing.T) {

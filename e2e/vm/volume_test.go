@@ -2,7 +2,9 @@ package vm
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -60,7 +62,16 @@ func TestVMVolumeSize(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := filepath.Join(data, "claims")
-	project := e.project(dir, 4<<20)
+	record, err := os.ReadFile(filepath.Join(dir, ".project~"+bound.Spec.VolumeName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	number, err := strconv.ParseUint(strings.TrimSpace(string(record)), 10, 32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	project := uint32(number)
+	e.limit(dir, project, 4<<20)
 	patch := `{"spec":{"resources":{"requests":{"storage":"16Mi"}}}}`
 	if _, err := claims.Patch(t.Context(), "data", types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
@@ -77,26 +88,6 @@ func TestVMVolumeSize(t *testing.T) {
 	if left, err := filepath.Glob(filepath.Join(dir, ".project~"+bound.Spec.VolumeName)); err != nil || len(left) > 0 {
 		t.Errorf("left: %q %v", left, err)
 	}
-}
-
-// project is the one of clusterd's that has the limit.
-func (e *env) project(dir string, limit int64) uint32 {
-	e.t.Helper()
-	f, err := projectquota.Open(dir)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	defer f.Close()
-	if err := f.Supported(); err != nil {
-		e.t.Fatal(err)
-	}
-	for id := uint32(projectquota.First); id < projectquota.First+100; id++ {
-		if u, err := f.Usage(id); err == nil && u.Limit == limit {
-			return id
-		}
-	}
-	e.t.Fatalf("no project has the limit %d", limit)
-	return 0
 }
 
 // limit waits until the project has the limit.

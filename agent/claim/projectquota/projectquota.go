@@ -15,6 +15,7 @@ package projectquota
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"os"
 	"unsafe"
 
@@ -28,7 +29,10 @@ var ErrUnsupported = errors.New("the file system is not mounted with project quo
 
 // First is the lowest project that Assign gives. Those below are left to
 // administrators, who count from 1 as a rule.
-const First = 0x636c0000
+const First uint32 = 0x636c0000
+
+// spread is how many projects, from First on, a search may begin with.
+const spread = 1 << 24
 
 // Usage of a project, in bytes. A limit of 0 is none.
 type Usage struct{ Used, Limit int64 }
@@ -108,7 +112,9 @@ func (d Folder) Project() (uint32, error) {
 }
 
 // Assign gives the folder, which is empty, a project that no file of its file
-// system has, and which has no limit. One that it has already stays.
+// system has, and which has no limit. One that it has already stays. It is called for
+// one folder of a file system at a time; as the search begins at a number that
+// follows from the folder's path, other programs that do the same are no danger.
 func (d Folder) Assign() (uint32, error) {
 	x, err := d.attributes()
 	if err != nil {
@@ -129,9 +135,11 @@ func (d Folder) Assign() (uint32, error) {
 	return id, nil
 }
 
-// free is the first project that has neither files nor a limit.
+// free is a project that has neither files nor a limit.
 func (d Folder) free() (uint32, error) {
-	for id := uint32(First); id != 0; id++ {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(d.f.Name()))
+	for id := First + h.Sum32()%spread; id != 0; id++ {
 		q, err := d.quota(id)
 		if err != nil {
 			return 0, err
