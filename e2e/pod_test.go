@@ -200,7 +200,7 @@ func TestE2EPod(t *testing.T) {
 		features.Shows(t, 303)
 		stubborn := pod("graceful")
 		stubborn.Spec.TerminationGracePeriodSeconds = ptr.To[int64](30)
-		stubborn.Spec.Containers[0].Lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"/hello", "sleep", "1"}}}}
+		stubborn.Spec.Containers[0].Lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"/hello", "sleep", "5"}}}}
 		e.create(ns, stubborn)
 		e.podReady(ns, "graceful")
 		logs := e.startCtl("-n", ns, "logs", "-f", "graceful")
