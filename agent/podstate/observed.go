@@ -197,7 +197,7 @@ type Container struct {
 	Name string
 
 	Op        Op
-	OpSince   time.Time
+	OpSince   time.Time // of a stop that is made sooner, when the first began
 	StopGrace time.Duration // of the running OpStop
 	Stop      StopStage     // of the running OpStop
 
