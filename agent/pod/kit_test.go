@@ -43,9 +43,9 @@ type node struct {
 	network *agenttest.Network
 	events  *events
 	slow    time.Duration // what each event takes the one who tells it
-	cpus    pod.CPUs     // who has which processors; nil: nobody any
-	devices pod.Devices  // nil: there are none
-	statics staticSource // nil: there are no static pods
+	cpus    pod.CPUs      // who has which processors; nil: nobody any
+	devices pod.Devices   // nil: there are none
+	statics staticSource  // nil: there are no static pods
 	pods    *pod.Manager
 	stop    func()
 }
