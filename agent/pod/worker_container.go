@@ -589,16 +589,3 @@ func (m *Manager) endInstance(ctx context.Context, id string, signal int, grace 
 		timer.Reset(killTimeout)
 	}
 }
-
-// imageSignal is the stop signal of the image of the container's instance. An
-// agent that has found the instance asks the store for it.
-func (w *worker) imageSignal(c *podstate.Container) string {
-	if img, ok := w.images[c.Name]; ok {
-		return img.Config.StopSignal
-	}
-	img, _, err := w.m.cfg.Images.Get(c.Now.Image)
-	if err != nil {
-		klog.FromContext(w.ctx).Info("Stop signal of an image is not known, SIGTERM it is", "image", c.Now.Image, "err", err)
-	}
-	return img.Config.StopSignal
-}
