@@ -8,7 +8,9 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
@@ -214,5 +216,56 @@ func TestNoRoomLeavesNothing(t *testing.T) {
 	blobs, err := os.ReadDir(s.path("blobs"))
 	if err != nil || len(blobs) != 0 {
 		t.Errorf("left: %v, %v", blobs, err)
+	}
+}
+
+// TestRefusedLeavesOthers: an image that its manifest shows to be too large has left
+// nothing; what a pull has brought that was cut off is still there for its next try.
+func TestRefusedLeavesOthers(t *testing.T) {
+	first, second := archive(t, entry{name: "one", body: "x"}), archive(t, entry{name: "two", body: "y"})
+	img := build(t, v1.Config{}, first, second)
+	layers, err := img.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	last, err := layers[1].Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept, err := layers[0].Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s *Store
+	var cut atomic.Bool
+	host := serve(t, func(h http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if cut.Load() && r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, last.Hex) {
+				for r.Context().Err() == nil { // once the other one is here
+					if _, err := os.Stat(s.blobPath(kept.Hex)); err == nil {
+						break
+					}
+					time.Sleep(time.Millisecond)
+				}
+				panic(http.ErrAbortHandler)
+			}
+			h.ServeHTTP(w, r)
+		})
+	})
+	push(t, host+"/cut:1", img)
+	push(t, host+"/many:1", build(t, v1.Config{}, archive(t, entry{name: "a"}), archive(t, entry{name: "b"}), archive(t, entry{name: "c"})))
+	s = openLimited(t, Limits{Layers: 2})
+	cut.Store(true)
+	if _, err := s.Ensure(t.Context(), host+"/cut:1", Auth{}); err == nil {
+		t.Fatal("it was not cut off")
+	}
+	if _, err := os.Stat(s.blobPath(kept.Hex)); err != nil {
+		t.Fatal("the first layer is not kept:", err)
+	}
+	if _, err := s.Ensure(t.Context(), host+"/many:1", Auth{}); !errors.Is(err, ErrTooLarge) {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(s.blobPath(kept.Hex)); err != nil {
+		t.Error("what another pull has brought is gone:", err)
 	}
 }

@@ -77,16 +77,19 @@ func (s *Store) Pull(ctx context.Context, ref string, auth Auth) (Image, error) 
 		start := time.Now()
 		var img Image
 		var err error
+		fetched := true
 		if s.own != nil && full == s.own.Ref {
 			img, err = s.makeOwn(ctx)
 		} else {
-			img, err = s.pull(ctx, parsed, auth)
+			img, fetched, err = s.pull(ctx, parsed, auth)
 		}
 		if err != nil {
 			if ctx.Err() != nil {
 				return Image{}, context.Cause(ctx)
 			}
-			s.dropUnclaimed(err)
+			if fetched {
+				s.dropUnclaimed(err)
+			}
 			return Image{}, pullError(full, err)
 		}
 		s.log.Info("image pulled", "image", full, "id", img.ID, "bytes", img.Size, "took", time.Since(start).Round(time.Millisecond))
@@ -115,8 +118,9 @@ func (s *Store) parseRemote(ref string) (name.Reference, error) {
 	return name.ParseReference(ref, name.WeakValidation, name.Insecure)
 }
 
-// pull takes as long as bytes come from the registry.
-func (s *Store) pull(ctx context.Context, ref name.Reference, auth Auth) (img Image, err error) {
+// pull takes as long as bytes come from the registry. fetched: it has come to the
+// layers, and may have left some.
+func (s *Store) pull(ctx context.Context, ref name.Reference, auth Auth) (img Image, fetched bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer func() {
@@ -135,35 +139,36 @@ func (s *Store) pull(ctx context.Context, ref name.Reference, auth Auth) (img Im
 		remote.WithUserAgent("clusterd"),
 	)
 	if err != nil {
-		return Image{}, err
+		return Image{}, false, err
 	}
 	var found v1.Image
 	if desc.MediaType.IsIndex() {
 		ix, err := desc.ImageIndex()
 		if err != nil {
-			return Image{}, err
+			return Image{}, false, err
 		}
 		if found, err = choose(ix, s.cfg.Platform, 0); err != nil {
-			return Image{}, err
+			return Image{}, false, err
 		}
 	} else if found, err = desc.Image(); err != nil {
-		return Image{}, err
+		return Image{}, false, err
 	}
 	if err := s.cfg.Limits.manifest(found); err != nil {
-		return Image{}, err
+		return Image{}, false, err
 	}
 	c, err := s.content(found)
 	if err != nil {
-		return Image{}, err
+		return Image{}, false, err
 	}
 	if c.manifest, err = found.RawManifest(); err != nil {
-		return Image{}, err
+		return Image{}, false, err
 	}
 	if _, isDigest := ref.(name.Digest); !isDigest {
 		c.refs = []string{fullName(ref)}
 	}
 	c.repoDigests = []string{fullRepository(ref.Context()) + "@" + desc.Digest.String()}
-	return s.addRemote(ctx, found, c)
+	img, err = s.addRemote(ctx, found, c)
+	return img, true, err
 }
 
 // addRemote downloads the missing layers and adds the image.

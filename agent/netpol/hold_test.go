@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	typednetworking "k8s.io/client-go/kubernetes/typed/networking/v1"
 
 	"github.com/clusterd/clusterd/netsetup/policy"
 )
@@ -40,12 +41,18 @@ func (l *lastRules) isolates(addr string) bool {
 	return slices.ContainsFunc(l.last, func(g policy.Group) bool { return slices.Contains(g.Addrs, netip.MustParseAddr(addr)) })
 }
 
+func closedPolicy() *networkingv1.NetworkPolicy {
+	return np("closed", networkingv1.NetworkPolicySpec{PolicyTypes: ingress})
+}
+
 // running runs a manager of node n1 on an API that has the policy and those pods.
 func running(t *testing.T, cfg Config, pods ...*v1.Pod) (*Manager, *fake.Clientset) {
-	api := fake.NewClientset(
-		&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "a"}},
-		np("closed", networkingv1.NetworkPolicySpec{PolicyTypes: ingress}),
-	)
+	m, api := runningOn(t, cfg, fake.NewClientset(&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, closedPolicy()), pods...)
+	return m, api
+}
+
+// runningOn is running on an API that may have no policy.
+func runningOn(t *testing.T, cfg Config, api *fake.Clientset, pods ...*v1.Pod) (*Manager, *fake.Clientset) {
 	for _, p := range pods {
 		if err := api.Tracker().Add(p); err != nil {
 			t.Fatal(err)
@@ -111,6 +118,74 @@ func TestPoliciesHoldUntilTheEnd(t *testing.T) {
 				time.Sleep(time.Second)
 				if rules.isolates("10.244.0.7") {
 					t.Error("the policy is in force for an address that was given back")
+				}
+			})
+		})
+	}
+}
+
+// TestHeldWithoutPolicies: a pod that is deleted by force, or that somebody says has
+// ended, while there is no policy, is under the first one that comes as long as it
+// has its addresses.
+func TestHeldWithoutPolicies(t *testing.T) {
+	policies := func(api *fake.Clientset) typednetworking.NetworkPolicyInterface {
+		return api.NetworkingV1().NetworkPolicies("a")
+	}
+	web := func() *v1.Pod { return pod("a", "web", "n1", "10.244.0.7") }
+	only := func(uid types.UID) bool { return uid == "web" }
+	for name, tc := range map[string]struct {
+		before bool // there was a policy, and pods were watched
+		known  func() []*v1.Pod
+		ended  bool // instead of deleted
+	}{
+		"none was ever":        {false, func() []*v1.Pod { return []*v1.Pod{web()} }, false},
+		"none was ever, ended": {false, func() []*v1.Pod { return []*v1.Pod{web()} }, true},
+		"there was one":        {true, nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := fake.NewClientset(&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
+				if tc.before {
+					if err := api.Tracker().Add(closedPolicy()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				rules := &lastRules{}
+				runningOn(t, Config{Enforcer: rules, Attached: only, Running: tc.known}, api, web())
+				if tc.before {
+					if err := policies(api).Delete(t.Context(), "closed", metav1.DeleteOptions{}); err != nil {
+						t.Fatal(err)
+					}
+					time.Sleep(time.Second)
+					// One that comes while no policy is there.
+					late := pod("a", "web", "n1", "10.244.0.9")
+					if _, err := api.CoreV1().Pods("a").Update(t.Context(), late, metav1.UpdateOptions{}); err != nil {
+						t.Fatal(err)
+					}
+					time.Sleep(time.Second)
+				}
+				var err error
+				if tc.ended {
+					p := web()
+					p.Status.Phase = v1.PodFailed
+					_, err = api.CoreV1().Pods("a").UpdateStatus(t.Context(), p, metav1.UpdateOptions{})
+				} else {
+					err = api.CoreV1().Pods("a").Delete(t.Context(), "web", metav1.DeleteOptions{})
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Second)
+				if _, err := policies(api).Create(t.Context(), closedPolicy(), metav1.CreateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Second)
+				want := "10.244.0.7"
+				if tc.before {
+					want = "10.244.0.9"
+				}
+				if !rules.isolates(want) {
+					t.Errorf("the first policy is not in force for a pod that still runs: %+v", rules.last)
 				}
 			})
 		})

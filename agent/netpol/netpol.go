@@ -51,7 +51,12 @@ type Config struct {
 	// has not, its policies stay in force, also when the API has it no more
 	// (deleted by force) or says that it has ended. Default: no pod has.
 	Attached func(uid types.UID) bool
-	Logger   *slog.Logger // default slog.Default()
+	// Running are the pods that run on this node, with their addresses and as the
+	// API last said of them, also those that it has no more. Without a policy no pods
+	// are watched: of one that is deleted by force before the first policy comes, only
+	// who runs it knows the labels. Default: there are none.
+	Running func() []*v1.Pod
+	Logger  *slog.Logger // default slog.Default()
 }
 
 // Manager translates. Safe for concurrent use.
@@ -65,7 +70,9 @@ type Manager struct {
 	rules, subjects informers.SharedInformerFactory
 	synced          chan struct{} // closed when all that matters has been read once
 	wake            chan struct{}
-	// held are this node's pods that run, as they were last seen. Run's alone.
+	// held are this node's pods that run, as they were last seen, also while there is
+	// no policy. Run's alone. In memory: a pod that the API has no more when clusterd
+	// starts is none of them.
 	held map[types.UID]*v1.Pod
 
 	mu       sync.Mutex                 // guards all below
@@ -103,6 +110,9 @@ func New(cfg Config) (*Manager, error) {
 	}
 	if cfg.Attached == nil {
 		cfg.Attached = none
+	}
+	if cfg.Running == nil {
+		cfg.Running = func() []*v1.Pod { return nil }
 	}
 	rules := informers.NewSharedInformerFactoryWithOptions(cfg.Client, 0, informers.WithTransform(trim))
 	f := informers.NewSharedInformerFactoryWithOptions(cfg.Client, 0, informers.WithTransform(trim))
@@ -293,13 +303,17 @@ func (m *Manager) apply(reading bool) error {
 func (m *Manager) now(starting map[types.UID][]netip.Addr) (cluster, error) {
 	c := cluster{node: m.cfg.NodeName, starting: starting, namespaces: map[string]labels.Set{}}
 	var err error
-	if c.policies, err = m.policies.List(labels.Everything()); err != nil || len(c.policies) == 0 {
+	if c.policies, err = m.policies.List(labels.Everything()); err != nil {
 		return c, err
 	}
-	if c.pods, err = m.pods.List(labels.Everything()); err != nil {
+	pods, err := m.pods.List(labels.Everything()) // none before the first policy
+	if err != nil {
 		return c, err
 	}
-	c.pods = m.hold(c.pods)
+	if pods = m.hold(pods); len(c.policies) == 0 {
+		return c, nil
+	}
+	c.pods = pods
 	namespaces, err := m.namespaces.List(labels.Everything())
 	for _, n := range namespaces {
 		c.namespaces[n.Name] = n.Labels
@@ -313,6 +327,14 @@ func (m *Manager) hold(pods []*v1.Pod) []*v1.Pod {
 	for uid := range m.held {
 		if !m.cfg.Attached(uid) {
 			delete(m.held, uid)
+		}
+	}
+	for _, p := range m.cfg.Running() {
+		if m.held[p.UID] == nil && !p.Spec.HostNetwork && len(p.Status.PodIPs) > 0 && m.cfg.Attached(p.UID) {
+			slim, _ := trim(p)
+			own := slim.(*v1.Pod)
+			own.Status.Phase = v1.PodRunning // whoever says that it has ended
+			m.held[p.UID] = own
 		}
 	}
 	seen := map[types.UID]bool{}

@@ -11,6 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/clusterd/clusterd/agent/object"
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/clusterd/clusterd/agent/runtime"
 	"github.com/clusterd/clusterd/e2e/features"
@@ -89,6 +90,79 @@ func TestSidecarsShareTheGrace(t *testing.T) {
 			t.Errorf("it still ends 37 s after it was asked to within 30: %v", n.runtime.Calls())
 		}
 	})
+}
+
+// TestSidecarStopsOnce: the stop of a sidecar that is under way is no other one at the
+// next turn, though time has passed between the plan and what it began: its preStop
+// hook runs once, to its end, and the stop signal follows once. Time also passes while
+// the pod's grace period is made shorter, which does begin another.
+func TestSidecarStopsOnce(t *testing.T) {
+	for name, shorter := range map[string]bool{"undisturbed": false, "made sooner": true} {
+		t.Run(name, func(t *testing.T) {
+			inBubbleOf(t, func(n *node) { n.slow = time.Millisecond }, func(n *node) {
+				var mu sync.Mutex
+				begun, ended := 0, 0
+				n.runtime.ExecFn = func(ctx context.Context, _ api.Exec, _ runtime.ExecIO) (int, error) {
+					mu.Lock()
+					begun++
+					mu.Unlock()
+					select {
+					case <-time.After(5 * time.Second):
+					case <-ctx.Done():
+						return 0, ctx.Err()
+					}
+					mu.Lock()
+					ended++
+					mu.Unlock()
+					return 0, nil
+				}
+				n.runtime.IgnoreTerm = func(c api.Container) bool { return c.Name == "side" }
+				p := testPod("p", v1.RestartPolicyAlways, ctr("app"))
+				side := ctr("side")
+				side.RestartPolicy = ptr.To(v1.ContainerRestartPolicyAlways)
+				side.Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"bye"}}}}
+				p.Spec.InitContainers = []v1.Container{side}
+				n.create(p)
+				n.after(time.Second)
+				n.delete("p", 60)
+				want := 1
+				n.after(3 * time.Second)
+				if shorter {
+					n.delete("p", 30)
+					want = 2
+				}
+				turns := func(of time.Duration) {
+					for range of / time.Second {
+						n.pods.ObjectChanged("uid-p", object.Ref{}) // a turn for another reason
+						n.after(time.Second)
+					}
+				}
+				turns(4 * time.Second)
+				if slices.Contains(n.runtime.Calls(), "signal side 15") != !shorter {
+					t.Errorf("the stop signal comes with the hook under way, or not after it: %v", n.runtime.Calls())
+				}
+				turns(4 * time.Second)
+				mu.Lock()
+				if begun != want || ended != 1 {
+					t.Errorf("the hook was begun %d times and ran to its end %d times, want %d and 1", begun, ended, want)
+				}
+				mu.Unlock()
+				term := 0
+				for _, c := range n.runtime.Calls() {
+					if c == "signal side 15" {
+						term++
+					}
+				}
+				if term != 1 {
+					t.Errorf("the stop signal came %d times", term)
+				}
+				n.after(time.Minute)
+				if n.get("p") != nil {
+					t.Error("the pod does not end")
+				}
+			})
+		})
+	}
 }
 
 func TestInitFailsForGood(t *testing.T) {

@@ -42,9 +42,10 @@ type node struct {
 	images  *agenttest.Images
 	network *agenttest.Network
 	events  *events
-	cpus    pod.CPUs     // who has which processors; nil: nobody any
-	devices pod.Devices  // nil: there are none
-	statics staticSource // nil: there are no static pods
+	slow    time.Duration // what each event takes the one who tells it
+	cpus    pod.CPUs      // who has which processors; nil: nobody any
+	devices pod.Devices   // nil: there are none
+	statics staticSource  // nil: there are no static pods
 	pods    *pod.Manager
 	stop    func()
 }
@@ -90,6 +91,17 @@ func newNode(t *testing.T, statics staticSource, options ...func(*node)) *node {
 	return n
 }
 
+// slowRecorder has time pass in the middle of what a bubble would do in no time.
+type slowRecorder struct {
+	record.EventRecorder
+	takes time.Duration
+}
+
+func (r slowRecorder) Eventf(obj kruntime.Object, kind, reason, format string, args ...any) {
+	time.Sleep(r.takes)
+	r.EventRecorder.Eventf(obj, kind, reason, format, args...)
+}
+
 // start runs an agent; stop ends it and leaves the runtime as it is.
 func (n *node) start() {
 	ctx, cancel := context.WithCancel(n.t.Context())
@@ -105,7 +117,7 @@ func (n *node) start() {
 	prober := &probe.Prober{}
 	cfg := pod.Config{
 		NodeName: "n1", NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Node: func() *v1.Node { return obj },
-		Client: n.api, Runtime: n.runtime, Images: n.images, Network: n.network, Objects: objects, Probes: prober, Recorder: rec,
+		Client: n.api, Runtime: n.runtime, Images: n.images, Network: n.network, Objects: objects, Probes: prober, Recorder: slowRecorder{rec, n.slow},
 		Volumes: volume.New(volume.Config{Dir: pods, Objects: objects, Mounter: &agenttest.Mounter{}, ImagePath: n.images.VolumePath}),
 		PodDir:  pods, EndedDir: filepath.Join(n.dir, "ended"), LogDir: filepath.Join(n.dir, "log"), SweepLogs: true, CgroupRoot: "/clusterd-n1", ResolvConf: "/etc/resolv.conf",
 		CPUs: n.cpus, Devices: n.devices,

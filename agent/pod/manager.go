@@ -250,7 +250,9 @@ func (m *Manager) begin(pod *v1.Pod, static bool) *worker {
 		w.obs.StartedAt = time.Unix(0, rec.Sandboxes[0].CreatedAt) // no API remembers it
 	}
 	known := len(rec.Sandboxes) > 0 || len(rec.Containers) > 0
-	if !podstate.Terminal(pod.Status.Phase) && (known || pod.DeletionTimestamp == nil) {
+	// One that another writer ended has what it has until nothing of it runs.
+	over := podstate.Terminal(pod.Status.Phase) && (w.obs.EndedAs == "" || !w.obs.Alive())
+	if !over && (known || pod.DeletionTimestamp == nil) {
 		var verdict *podstate.Verdict
 		if !known && pod.Status.StartTime == nil {
 			if verdict = m.refusal(pod); verdict == nil {

@@ -342,3 +342,82 @@ func TestEndedByAnother(t *testing.T) {
 		})
 	}
 }
+
+// TestEndedWhileNoAgentRan: what had exited, or crashes again and again, when another
+// writer ended the pod and no agent ran, does not start beside the pod's replacement.
+func TestEndedWhileNoAgentRan(t *testing.T) {
+	for name, crashes := range map[string]int{"exited": 1, "in back-off": 3} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(n *node) {
+				n.create(testPod("p", v1.RestartPolicyAlways, ctr("a")))
+				n.after(time.Second)
+				for range crashes - 1 {
+					n.runtime.Exit("a", 1)
+					n.after(30 * time.Second)
+				}
+				if crashes > 1 {
+					n.runtime.Exit("a", 1)
+					n.after(time.Second)
+					if s := n.get("p").Status.ContainerStatuses[0].State.Waiting; s == nil || s.Reason != "CrashLoopBackOff" {
+						t.Fatalf("it is not in back-off: %+v", n.get("p").Status)
+					}
+				}
+				n.stop()
+				if crashes == 1 {
+					n.runtime.Exit("a", 1)
+				}
+				p := n.get("p")
+				p.Status.Phase, p.Status.Reason = v1.PodFailed, "NodeLost"
+				if _, err := n.api.CoreV1().Pods("default").UpdateStatus(t.Context(), p, metav1.UpdateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				calls := len(n.runtime.Calls())
+				n.start()
+				n.after(10 * time.Minute)
+				if got := n.runtime.Calls()[calls:]; slices.Contains(got, "start a") {
+					t.Errorf("it was started again: %v", got)
+				}
+				if p := n.get("p"); p.Status.Phase != v1.PodFailed || p.Status.Reason != "NodeLost" {
+					t.Errorf("status %+v", p.Status)
+				}
+				if s, c := n.runtime.Counts(); s != 0 || c != 0 {
+					t.Errorf("%d sandboxes, %d containers stay", s, c)
+				}
+			})
+		})
+	}
+}
+
+// TestEndedByAnotherHasItsPlace: a pod that another writer ended while no agent ran has
+// its processors and ports as long as it runs.
+func TestEndedByAnotherHasItsPlace(t *testing.T) {
+	inBubble(t, func(n *node) {
+		with := func(name string) *v1.Pod {
+			c := ctr(name)
+			c.Ports = []v1.ContainerPort{{ContainerPort: 80, HostPort: 8080}}
+			return testPod(name, v1.RestartPolicyAlways, c)
+		}
+		n.runtime.IgnoreTerm = func(c api.Container) bool { return c.Name == "old" }
+		n.create(with("old"))
+		n.after(time.Second)
+		n.stop()
+		p := n.get("old")
+		p.Status.Phase = v1.PodFailed
+		if _, err := n.api.CoreV1().Pods("default").UpdateStatus(t.Context(), p, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		n.start()
+		n.after(time.Second)
+		n.create(with("early"))
+		n.after(time.Second)
+		if p := n.get("early"); p.Status.Phase != v1.PodFailed || p.Status.Reason != "NodePorts" {
+			t.Errorf("the port of a pod that still runs was given away: %+v", p.Status)
+		}
+		n.after(time.Minute)
+		n.create(with("late"))
+		n.after(time.Second)
+		if p := n.get("late"); p.Status.Phase != v1.PodRunning {
+			t.Errorf("the port is not free once it has ended: %+v", p.Status)
+		}
+	})
+}

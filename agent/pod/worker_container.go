@@ -502,10 +502,13 @@ func (w *worker) stopContainer(c *podstate.Container, s podstate.Stop) {
 	if p := w.probes[i.ID]; p != nil {
 		p.stopLiveness()
 	}
-	begun := time.Now()
-	deadline := begun.Add(s.Grace)
+	deadline := s.At.Add(s.Grace)
 	if s.Cause == podstate.StopPod && w.obs.EndSince.IsZero() {
-		w.obs.EndSince = begun
+		w.obs.EndSince = s.At
+	}
+	since := s.At // the next plan reckons from the same moments, else the stop it wants is another one
+	if c.Op == podstate.OpStop {
+		since = c.OpSince
 	}
 	w.operate(c, podstate.OpStop, func(ctx context.Context) func() {
 		stage := func(doing string, until time.Time) {
@@ -517,12 +520,16 @@ func (w *worker) stopContainer(c *podstate.Container, s podstate.Stop) {
 			})
 		}
 		if preStop != nil {
-			if err := w.m.runHook(ctx, preStop, target, s.Grace); err != nil && ctx.Err() == nil {
-				w.send(func() {
-					w.containerEvent(c.Name, v1.EventTypeWarning, "FailedPreStopHook", "PreStopHook failed: %v", err)
-				})
+			err := w.m.runHook(ctx, preStop, target, s.Grace)
+			if ctx.Err() != nil { // another stop has taken this one's place: it runs the hook
+				return func() {}
 			}
-			w.send(func() { i.PreStopDone = true })
+			w.send(func() {
+				i.PreStopDone = true
+				if err != nil {
+					w.containerEvent(c.Name, v1.EventTypeWarning, "FailedPreStopHook", "PreStopHook failed: %v", err)
+				}
+			})
 		}
 		grace := max(time.Until(deadline), podstate.MinGrace)
 		stage(stopEnds, time.Now().Add(grace))
@@ -533,9 +540,9 @@ func (w *worker) stopContainer(c *podstate.Container, s podstate.Stop) {
 			}
 		}
 	})
-	c.StopGrace = s.Grace
+	c.OpSince, c.StopGrace = since, s.Grace
 	if preStop != nil {
-		c.Stop = podstate.StopStage{Doing: stopPreStop, Since: begun, Until: deadline}
+		c.Stop = podstate.StopStage{Doing: stopPreStop, Since: s.At, Until: deadline}
 	}
 }
 
@@ -581,17 +588,4 @@ func (m *Manager) endInstance(ctx context.Context, id string, signal int, grace 
 		killed()
 		timer.Reset(killTimeout)
 	}
-}
-
-// imageSignal is the stop signal of the image of the container's instance. An
-// agent that has found the instance asks the store for it.
-func (w *worker) imageSignal(c *podstate.Container) string {
-	if img, ok := w.images[c.Name]; ok {
-		return img.Config.StopSignal
-	}
-	img, _, err := w.m.cfg.Images.Get(c.Now.Image)
-	if err != nil {
-		klog.FromContext(w.ctx).Info("Stop signal of an image is not known, SIGTERM it is", "image", c.Now.Image, "err", err)
-	}
-	return img.Config.StopSignal
 }

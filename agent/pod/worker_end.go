@@ -9,6 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
+
+	"github.com/clusterd/clusterd/agent/podstate"
 )
 
 // finish deletes the API object of a pod that has left the node, and its logs.
@@ -45,4 +47,17 @@ func (w *worker) finish() {
 			w.obs.Finished = true
 		}
 	})
+}
+
+// imageSignal is the stop signal of the image of the container's instance. An
+// agent that has found the instance asks the store for it.
+func (w *worker) imageSignal(c *podstate.Container) string {
+	if img, ok := w.images[c.Name]; ok {
+		return img.Config.StopSignal
+	}
+	img, _, err := w.m.cfg.Images.Get(c.Now.Image)
+	if err != nil {
+		klog.FromContext(w.ctx).Info("Stop signal of an image is not known, SIGTERM it is", "image", c.Now.Image, "err", err)
+	}
+	return img.Config.StopSignal
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -140,9 +141,20 @@ func (s *Supervisor) adoptContainer(id string) error {
 		c.status.StartedAt = time.Now().UnixNano()
 		c.status.FinishedAt, c.status.ExitCode = c.status.StartedAt, startFailedCode
 		c.status.StartError = "podmon ended while the container was being started"
-		s.poststop(c)
-		close(c.done)
-		return s.saveContainer(c)
+		if !slices.ContainsFunc(c.status.Container.Hooks, func(h api.Hook) bool { return h.When == api.HookPoststop }) {
+			close(c.done)
+			return s.saveContainer(c)
+		}
+		// Its hooks take their time, for which podmon's clients would wait. The record
+		// on disk stays: should podmon be killed meanwhile, the next one runs them.
+		s.wg.Go(func() {
+			s.poststop(c)
+			if err := s.saveContainer(c); err != nil {
+				s.log.Warn("container state not saved", "id", id, "err", err)
+			}
+			close(c.done)
+		})
+		return nil
 	}
 	if f.BootID == bootID() {
 		// Running, or a zombie that the keeper has kept: its end is then
@@ -166,10 +178,14 @@ func (s *Supervisor) adoptRunning(c *container, p *process) error {
 	c.proc = p
 	c.reap = p.reapIfOurs
 	var err error
-	if c.lc, err = libcontainer.Load(filepath.Join(s.cfg.Dir, runcStateDir), c.id); err != nil {
+	if c.lc, err = libcontainer.Load(filepath.Join(s.cfg.Dir, runcStateDir), c.id); short(err) {
+		return err
+	} else if err != nil {
 		s.log.Warn("adopted container cannot be executed in", "id", c.id, "err", err)
 	}
-	if c.io, err = s.adoptStdio(c); err != nil {
+	if c.io, err = s.adoptStdio(c); short(err) {
+		return err
+	} else if err != nil {
 		s.log.Warn("adopted container's output is lost", "id", c.id, "err", err)
 	}
 	s.orphans.own(p.pid)

@@ -24,6 +24,11 @@ func TestAdoptWithoutFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := &Supervisor{cfg: Config{Dir: dir}, log: slog.New(slog.DiscardHandler), sandboxes: map[string]*sandbox{}, containers: map[string]*container{}}
+	held, err := openProcess(os.Getpid(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.close()
 	var before unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
 		t.Fatal(err)
@@ -31,12 +36,13 @@ func TestAdoptWithoutFiles(t *testing.T) {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: before.Max}); err != nil {
 		t.Fatal(err)
 	}
-	err, one := s.adoptAll(), s.adoptContainer(id)
+	all, one := s.adoptAll(), s.adoptContainer(id)
+	running := s.adoptRunning(&container{id: id, done: make(chan struct{})}, held)
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
 		t.Fatal(err)
 	}
-	if !errors.Is(err, unix.EMFILE) || !errors.Is(one, unix.EMFILE) {
-		t.Errorf("all: %v, the container: %v", err, one)
+	if !errors.Is(all, unix.EMFILE) || !errors.Is(one, unix.EMFILE) || !errors.Is(running, unix.EMFILE) {
+		t.Errorf("all: %v, the container: %v, one that is held: %v", all, one, running)
 	}
 	if _, err := os.Stat(record); err != nil {
 		t.Errorf("the record is gone: %v", err)

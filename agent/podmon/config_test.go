@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/google/go-cmp/cmp"
@@ -257,6 +258,30 @@ func TestHooksOfUserNamespaces(t *testing.T) {
 		}
 		if err := s.setHooks(&configs.Config{}, spec, &api.Sandbox{}); err != nil {
 			t.Errorf("%s without a user namespace: %v", when, err)
+		}
+	}
+}
+
+// TestHooksShareTheStart: the hooks of a start have less time than the start, however
+// many there are; those that fit in have what they want.
+func TestHooksShareTheStart(t *testing.T) {
+	s := &Supervisor{}
+	for name, tc := range map[string]struct {
+		hooks []api.Hook
+		want  []time.Duration
+	}{
+		"one":    {[]api.Hook{{When: api.HookPrestart}}, []time.Duration{maxHookTime}},
+		"short":  {[]api.Hook{{When: api.HookPrestart, TimeoutSeconds: 2}, {When: api.HookCreateContainer, TimeoutSeconds: 30}}, []time.Duration{2 * time.Second, maxHookTime}},
+		"behind": {[]api.Hook{{When: api.HookPoststart}, {When: api.HookPoststop}, {When: api.HookPoststop}}, []time.Duration{maxHookTime}},
+		"many": {[]api.Hook{{When: api.HookCreateRuntime}, {When: api.HookStartContainer, TimeoutSeconds: 5}, {When: api.HookPoststart}},
+			[]time.Duration{15 * time.Second, 3750 * time.Millisecond, 15 * time.Second}},
+	} {
+		var got []time.Duration
+		for _, h := range s.startHooks(tc.hooks) {
+			got = append(got, h.limit)
+		}
+		if !slices.Equal(got, tc.want) {
+			t.Errorf("%s: %v, want %v", name, got, tc.want)
 		}
 	}
 }

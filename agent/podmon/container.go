@@ -138,6 +138,9 @@ func (s *Supervisor) recordStart(c *container, startErr error) {
 		return
 	}
 	point("container: on record")
+	if s.life.Err() != nil {
+		c.io.release() // podmon's end has passed it by: it was not running yet
+	}
 	s.events.send(api.Event{Kind: "containerStarted", ID: c.id, Container: &st})
 	s.watchContainer(c)
 	s.watchOOM(c)
@@ -206,7 +209,8 @@ func (c *container) strings() (n int) {
 }
 
 // launch starts the process; on an error it leaves nothing running.
-func (s *Supervisor) launch(ctx context.Context, c *container, sb *sandbox) (err error) {
+// ctx is the client's; limit is the start's, and ends hooks that are run meanwhile.
+func (s *Supervisor) launch(ctx, limit context.Context, c *container, sb *sandbox) (err error) {
 	spec := &c.status.Container
 	if err := os.Mkdir(s.containerPath(c.id), 0o711); err != nil {
 		return err
@@ -229,7 +233,7 @@ func (s *Supervisor) launch(ctx context.Context, c *container, sb *sandbox) (err
 	defer func() {
 		c.io.closeChild()
 		if err != nil {
-			c.io.close()
+			c.io.drain(drainTime) // the program may have run, and said why it would not
 		}
 	}()
 	if err := ctx.Err(); err != nil {
@@ -248,7 +252,7 @@ func (s *Supervisor) launch(ctx context.Context, c *container, sb *sandbox) (err
 	if p.Cwd == "" {
 		p.Cwd = "/"
 	}
-	if err := s.runProcess(c, p, ownTree); err != nil {
+	if err := s.runProcess(limit, c, p, ownTree); err != nil {
 		if derr := c.lc.Destroy(); derr != nil {
 			s.log.Warn("failed start not cleaned up", "id", c.id, "err", derr)
 		}
@@ -258,9 +262,11 @@ func (s *Supervisor) launch(ctx context.Context, c *container, sb *sandbox) (err
 	return nil
 }
 
-// runProcess runs the container's first process and takes hold of it. With
-// cgroupTree it mounts /sys/fs/cgroup, see takeCgroupTree.
-func (s *Supervisor) runProcess(c *container, p *libcontainer.Process, cgroupTree bool) error {
+// runProcess runs the container's first process. It takes hold of it before the
+// program runs, which may end at once: while it is owned its number is no other's,
+// and its exit code stays. What it writes is read before its poststart hooks run.
+// With cgroupTree it mounts /sys/fs/cgroup, see takeCgroupTree.
+func (s *Supervisor) runProcess(limit context.Context, c *container, p *libcontainer.Process, cgroupTree bool) error {
 	console, err := c.io.attachTo(p)
 	if err != nil {
 		return err
@@ -273,6 +279,11 @@ func (s *Supervisor) runProcess(c *container, p *libcontainer.Process, cgroupTre
 	}
 	point("container: init waits")
 	pid, err := p.Pid()
+	if err != nil {
+		return err // it has not been started
+	}
+	s.orphans.own(pid)
+	held, err := openProcess(pid, 0)
 	if err == nil && cgroupTree {
 		err = mountCgroupTree(pid, !c.status.Container.Privileged)
 	}
@@ -280,31 +291,31 @@ func (s *Supervisor) runProcess(c *container, p *libcontainer.Process, cgroupTre
 	if err == nil {
 		err = c.lc.Exec()
 	}
-	if err != nil {
-		_ = p.Signal(unix.SIGKILL)
-		_, _ = p.Wait()
-		return err
-	}
-	awaitProgram(pid)
-	point("container: program runs")
-	if console != nil {
-		err = c.io.setTerminal(console)
+	if err == nil {
+		awaitProgram(pid)
+		point("container: program runs")
+		if console != nil {
+			err = c.io.setTerminal(console)
+		}
 	}
 	if err == nil {
-		err = s.runHooks(c, api.HookPoststart, specs.StateRunning, pid, false)
-	}
-	if err == nil {
-		c.proc, err = openProcess(pid, 0)
+		c.io.start(&s.wg)
+		err = s.runHooks(limit, c, api.HookPoststart, specs.StateRunning, pid, false)
 	}
 	if err != nil {
-		_ = p.Signal(unix.SIGKILL)
+		if held != nil {
+			_ = held.signal(unix.SIGKILL)
+			held.close()
+		} else {
+			_ = p.Signal(unix.SIGKILL) // the number is its own: it is reaped below
+		}
 		_, _ = p.Wait()
+		s.orphans.disown(pid)
 		return err
 	}
+	c.proc = held
 	c.reap = func() { waitProcess(p, c.proc) }
-	s.orphans.own(pid)
 	s.link.keep(c.kept())
-	c.io.start(&s.wg)
 	return nil
 }
 

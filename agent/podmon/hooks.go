@@ -20,7 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxHookTime is how long a hook may run; its own limit can only be lower.
+// maxHookTime is how long a hook may run; its own limit can only be lower, and so can
+// its part of the time that all hooks of a start have.
 const maxHookTime = 20 * time.Second
 
 // hookOutput is how much of a hook's last output an error shows.
@@ -58,7 +59,7 @@ func (s *Supervisor) setHooks(cfg *configs.Config, spec *api.Container, pod *api
 	}
 	cfg.Labels = append(cfg.Labels, "bundle="+s.containerPath(spec.ID))
 	cfg.Hooks = configs.Hooks{}
-	for _, h := range spec.Hooks {
+	for _, h := range s.startHooks(spec.Hooks) {
 		name, ok := libcontainerHooks[h.When]
 		if !ok {
 			continue
@@ -66,9 +67,8 @@ func (s *Supervisor) setHooks(cfg *configs.Config, spec *api.Container, pod *api
 		if pod.Users != nil && h.When == api.HookCreateContainer {
 			return invalidf("hook %s runs at createContainer, with the ids of the pod's user namespace, to which the node's files are closed: run the pod with hostUsers: true", h.Path)
 		}
-		limit := hookLimit(h)
 		cfg.Hooks[name] = append(cfg.Hooks[name], configs.NewCommandHook(&configs.Command{
-			Path: h.Path, Args: hookArgs(h), Env: slices.Concat([]string{}, h.Env), Timeout: &limit,
+			Path: h.Path, Args: hookArgs(h.Hook), Env: slices.Concat([]string{}, h.Env), Timeout: &h.limit,
 		}))
 	}
 	return nil
@@ -86,6 +86,35 @@ func hookLimit(h api.Hook) time.Duration {
 		return own
 	}
 	return maxHookTime
+}
+
+// timedHook is a hook and how long it may run.
+type timedHook struct {
+	api.Hook
+	limit time.Duration
+}
+
+// startHooks are the hooks of a start. Together they have three quarters of the
+// start's limit: libcontainer counts the time of each alone and kills a hook at its
+// own limit only, which would be too late, and who gives up a start reaches the
+// container's processes, not its hooks. If their limits sum up to more, each has less
+// in proportion.
+func (s *Supervisor) startHooks(hooks []api.Hook) []timedHook {
+	var out []timedHook
+	var sum time.Duration
+	for _, h := range hooks {
+		if h.When == api.HookPoststop {
+			continue
+		}
+		out = append(out, timedHook{h, hookLimit(h)})
+		sum += hookLimit(h)
+	}
+	if all := s.startLimit() * 3 / 4; sum > all {
+		for i := range out {
+			out[i].limit = time.Duration(float64(out[i].limit) * float64(all) / float64(sum)).Truncate(time.Millisecond)
+		}
+	}
+	return out
 }
 
 // writeBundle describes the container for its hooks: they are told of a folder,
@@ -124,13 +153,20 @@ func (s *Supervisor) writeBundle(spec *api.Container) error {
 
 // runHooks runs the container's hooks of one moment. With all, one that fails
 // holds up none of the others.
-func (s *Supervisor) runHooks(c *container, when string, status specs.ContainerState, pid int, all bool) error {
+func (s *Supervisor) runHooks(ctx context.Context, c *container, when string, status specs.ContainerState, pid int, all bool) error {
+	hooks := s.startHooks(c.status.Container.Hooks)
+	if when == api.HookPoststop {
+		hooks = nil
+		for _, h := range c.status.Container.Hooks {
+			hooks = append(hooks, timedHook{h, hookLimit(h)})
+		}
+	}
 	var errs []error
-	for _, h := range c.status.Container.Hooks {
+	for _, h := range hooks {
 		if h.When != when {
 			continue
 		}
-		err := runHook(h, specs.State{Version: specs.Version, ID: c.id, Status: status, Pid: pid, Bundle: s.containerPath(c.id)})
+		err := runHook(ctx, h, specs.State{Version: specs.Version, ID: c.id, Status: status, Pid: pid, Bundle: s.containerPath(c.id)})
 		if err == nil {
 			continue
 		}
@@ -145,23 +181,23 @@ func (s *Supervisor) runHooks(c *container, when string, status specs.ContainerS
 // poststop runs the hooks that clean up behind the container. They may run twice,
 // if podmon is killed in between.
 func (s *Supervisor) poststop(c *container) {
-	if err := s.runHooks(c, api.HookPoststop, specs.StateStopped, 0, true); err != nil {
+	if err := s.runHooks(context.Background(), c, api.HookPoststop, specs.StateStopped, 0, true); err != nil {
 		s.log.Warn("hooks of an ended container failed", "id", c.id, "name", c.status.Container.Name, "err", err)
 	}
 }
 
 // runHook runs one hook and what it starts, and waits for its end.
-func runHook(h api.Hook, state specs.State) error {
+func runHook(ctx context.Context, h timedHook, state specs.State) error {
 	in, err := json.Marshal(state)
 	if err != nil {
 		return err
 	}
-	limit := hookLimit(h)
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	begun := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, h.limit)
 	defer cancel()
 	var out tail
 	cmd := exec.CommandContext(ctx, h.Path)
-	cmd.Args, cmd.Env = hookArgs(h), slices.Concat([]string{}, h.Env)
+	cmd.Args, cmd.Env = hookArgs(h.Hook), slices.Concat([]string{}, h.Env)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(in), &out, &out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
@@ -171,6 +207,10 @@ func runHook(h api.Hook, state specs.State) error {
 	case err == nil, errors.Is(err, exec.ErrWaitDelay): // what it left behind holds its output
 		return nil
 	case ctx.Err() != nil:
+		limit := h.limit
+		if spent := time.Since(begun); spent < limit { // the start's was over
+			limit = spent.Truncate(time.Millisecond)
+		}
 		return fmt.Errorf("it ran for more than %s%s", limit, out.said())
 	}
 	return fmt.Errorf("%w%s", err, out.said())

@@ -23,21 +23,24 @@ const defaultStartLimit = 45 * time.Second
 // killTimeout is how long killed processes of a start may take to end.
 const killTimeout = 5 * time.Second
 
+func (s *Supervisor) startLimit() time.Duration { return cmp.Or(s.cfg.StartLimit, defaultStartLimit) }
+
 // launchInTime starts a container within the limit. One that hangs is killed,
 // and the reason says where. One that cannot even be killed stays "starting",
 // with its record, until the kernel lets go of it: it cannot be removed before.
 func (s *Supervisor) launchInTime(ctx context.Context, c *container, sb *sandbox) error {
 	done := make(chan struct{})
+	// A start goes on when its client is gone.
+	limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.startLimit())
+	defer cancel()
 	s.wg.Go(func() {
 		defer close(done)
-		s.recordStart(c, s.launch(ctx, c, sb))
+		s.recordStart(c, s.launch(ctx, limit, c, sb))
 	})
-	limit := time.NewTimer(cmp.Or(s.cfg.StartLimit, defaultStartLimit))
-	defer limit.Stop()
 	select {
 	case <-done:
 		return nil
-	case <-limit.C:
+	case <-limit.Done():
 	}
 	m, err := s.containerCgroup(c)
 	if err != nil {

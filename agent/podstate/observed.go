@@ -85,8 +85,9 @@ type Observed struct {
 	// Final is set when the API already held a terminal phase when this agent
 	// first saw the pod: nothing is started again.
 	Final bool
-	// EndedAs is the terminal phase that another writer gave the pod while its
-	// containers ran: they are ended, and the phase stands. "": nobody did.
+	// EndedAs is the terminal phase that another writer gave the pod, or that an
+	// agent which has found its containers read in the API: what runs is ended,
+	// nothing starts, and the phase stands. "": the pod has not ended so.
 	EndedAs v1.PodPhase
 	// ReadOnlyTrees is set when the kernel can make a mount read-only with all that
 	// is mounted below it.
@@ -197,7 +198,7 @@ type Container struct {
 	Name string
 
 	Op        Op
-	OpSince   time.Time
+	OpSince   time.Time     // of a stop that is made sooner, when the first began
 	StopGrace time.Duration // of the running OpStop
 	Stop      StopStage     // of the running OpStop
 

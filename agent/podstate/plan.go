@@ -50,6 +50,7 @@ type (
 	Stop struct {
 		Container string
 		ID        string
+		At        time.Time // the plan's own: when the stop begins
 		Grace     time.Duration
 		Cause     StopCause
 		Message   string
@@ -296,7 +297,7 @@ func (p *planner) clearDeadSandbox() {
 			clear = false
 		case oc.Running():
 			clear = false
-			p.add(Stop{Container: oc.Name, ID: oc.Now.ID, Grace: 2 * time.Second, Cause: StopSandbox,
+			p.add(Stop{Container: oc.Name, ID: oc.Now.ID, At: p.now, Grace: 2 * time.Second, Cause: StopSandbox,
 				Message: "Pod sandbox changed, it will be killed and re-created."})
 		}
 	}
@@ -410,7 +411,7 @@ func nextAttempt(c *Container) uint32 {
 func (p *planner) health(spec *v1.Container, kind Kind, c *Container) {
 	switch {
 	case c.Now.Hash != "" && kind != KindEphemeral && c.Now.Hash != Hash(spec):
-		p.add(Stop{Container: c.Name, ID: c.Now.ID, Grace: p.specGrace(), Cause: StopChanged,
+		p.add(Stop{Container: c.Name, ID: c.Now.ID, At: p.now, Grace: p.specGrace(), Cause: StopChanged,
 			Message: fmt.Sprintf("Container %s definition changed, will be restarted", c.Name)})
 	case c.Now.Sick != "":
 		grace := p.specGrace()
@@ -421,7 +422,7 @@ func (p *planner) health(spec *v1.Container, kind Kind, c *Container) {
 		if policyOf(p.spec, spec) != v1.RestartPolicyNever {
 			msg += ", will be restarted"
 		}
-		p.add(Stop{Container: c.Name, ID: c.Now.ID, Grace: grace, Cause: StopUnhealthy, Message: msg})
+		p.add(Stop{Container: c.Name, ID: c.Now.ID, At: p.now, Grace: grace, Cause: StopUnhealthy, Message: msg})
 	}
 }
 

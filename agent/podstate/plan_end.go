@@ -93,7 +93,7 @@ func (p *planner) stop(c *Container, grace time.Duration) bool {
 		return c.Op == OpNone
 	}
 	if c.Op == OpNone || c.Op == OpStop && grace < c.StopGrace {
-		p.add(Stop{Container: c.Name, ID: c.Now.ID, Grace: grace, Cause: StopPod,
+		p.add(Stop{Container: c.Name, ID: c.Now.ID, At: p.now, Grace: grace, Cause: StopPod,
 			Message: "Stopping container " + c.Name})
 	}
 	return false

@@ -231,6 +231,12 @@ func TestPlan(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
+			for i, s := range tt.want {
+				if s, ok := s.(Stop); ok {
+					s.At = t0.Add(tt.at)
+					tt.want[i] = s
+				}
+			}
 			got := Plan(tt.w.d, tt.w.o, t0.Add(tt.at))
 			if d := cmp.Diff(tt.want, got); d != "" {
 				t.Error(d)

@@ -147,7 +147,7 @@ func (p *planner) resize() {
 		switch {
 		case oc.Op != OpNone:
 		case NeedsRestart(c, oc.Now.Applied, p.o.Allocated.Of(c)):
-			p.add(Stop{Container: c.Name, ID: oc.Now.ID, Grace: p.specGrace(), Cause: StopResized,
+			p.add(Stop{Container: c.Name, ID: oc.Now.ID, At: p.now, Grace: p.specGrace(), Cause: StopResized,
 				Message: fmt.Sprintf("Container %s is resized, will be restarted", c.Name)})
 		default:
 			apply = true

@@ -76,9 +76,9 @@ func Seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatu
 		}
 	}
 	if Terminal(pod.Status.Phase) {
-		o.Final = len(rec.Containers) == 0
-		if slices.ContainsFunc(rec.Containers, func(c api.ContainerStatus) bool { return c.State == api.StateRunning }) {
-			o.EndedAs = pod.Status.Phase // by another writer: a node says so when nothing runs
+		if o.Final = len(rec.Containers) == 0; !o.Final {
+			// By this node, or by another writer: what has exited does not start again.
+			o.EndedAs = pod.Status.Phase
 		}
 	}
 	for _, spec := range AllContainers(&pod.Spec) {

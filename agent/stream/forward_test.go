@@ -5,7 +5,10 @@ import (
 	"context"
 	"io"
 	"net"
+	"slices"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -57,7 +60,7 @@ func forward(t *testing.T, f *forwarder, s *clientSide) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(time.Minute):
+	case <-time.After(5 * time.Minute):
 		t.Fatal("it does not end")
 	}
 }
@@ -79,20 +82,59 @@ func TestForwardEnds(t *testing.T) {
 	})
 }
 
+// halfConn is a connection whose two directions end apart, as TCP's do.
+type halfConn struct {
+	net.Conn // of the answer
+	said     net.Conn
+}
+
+func (c halfConn) Write(b []byte) (int, error) { return c.said.Write(b) }
+func (c halfConn) CloseWrite() error           { return c.said.Close() }
+
+func (c halfConn) Close() error {
+	_ = c.said.Close()
+	return c.Conn.Close()
+}
+
+// dialed gives the same connection to whoever dials.
+type dialed struct{ net.Conn }
+
+func (d dialed) Dial(context.Context, string, bool, int32) (net.Conn, error) { return d.Conn, nil }
+
 // TestForwardWaitsForTheAnswer: a client that has said all it had to say still gets the
-// answer, as long as something of it comes.
+// answer, as long as something of it comes: also one that takes, in all, longer than
+// the silence after which it would be given up. After such a silence it is.
 func TestForwardWaitsForTheAnswer(t *testing.T) {
-	slow := listen(t, func(c net.Conn) {
-		_, _ = io.Copy(io.Discard, c)
-		for range 10 {
-			if _, err := io.WriteString(c, "x"); err != nil {
-				return
-			}
-		}
-	})
-	s := &clientSide{Reader: bytes.NewReader([]byte("hello")), closed: func() {}}
-	forward(t, &forwarder{slow, false, t.Context(), 20 * time.Second}, s)
-	if got := s.String(); got != "xxxxxxxxxx" {
-		t.Errorf("the client got %q", got)
+	const silence = 20 * time.Second
+	for name, tc := range map[string]struct {
+		pauses []time.Duration // before each byte
+		want   string
+	}{
+		"slow":   {slices.Repeat([]time.Duration{silence - time.Second}, 10), "xxxxxxxxxx"},
+		"silent": {[]time.Duration{silence - time.Second, silence + time.Second, 0}, "x"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				answer, pod := net.Pipe()
+				said, hears := net.Pipe()
+				var serving sync.WaitGroup
+				defer serving.Wait()
+				serving.Go(func() {
+					defer func() { _ = pod.Close() }()
+					_, _ = io.Copy(io.Discard, hears)
+					for _, pause := range tc.pauses {
+						time.Sleep(pause) // of the bubble
+						if _, err := io.WriteString(pod, "x"); err != nil {
+							return
+						}
+					}
+				})
+				s := &clientSide{Reader: bytes.NewReader([]byte("hello")), closed: func() {}}
+				forward(t, &forwarder{dialed{halfConn{answer, said}}, false, t.Context(), silence}, s)
+				if got := s.String(); got != tc.want {
+					t.Errorf("the client got %q, want %q", got, tc.want)
+				}
+			})
+		})
 	}
 }

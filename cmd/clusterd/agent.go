@@ -14,6 +14,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes"
@@ -202,7 +203,8 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	}
 	var network *podnetwork.Network
 	attached := func(uid types.UID) bool { return network.Attached(string(uid)) } // asked when all parts run
-	policies, closePolicies, err := newPolicies(cfg, room(log, "netpol"), reader, attached, a.repaired)
+	running := func() []*v1.Pod { return a.Agent.RunningPods() }
+	policies, closePolicies, err := newPolicies(cfg, room(log, "netpol"), reader, attached, running, a.repaired)
 	if err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
@@ -16,13 +17,13 @@ import (
 // newPolicies opens what puts network policies into force on this node. closing
 // gives the sockets back; the rules stay. repaired is called when others' changes
 // of the rules were undone.
-func newPolicies(cfg Config, log *slog.Logger, client kubernetes.Interface, attached func(types.UID) bool, repaired func(table, what string)) (_ *netpol.Manager, closing func(), err error) {
+func newPolicies(cfg Config, log *slog.Logger, client kubernetes.Interface, attached func(types.UID) bool, running func() []*v1.Pod, repaired func(table, what string)) (_ *netpol.Manager, closing func(), err error) {
 	tables, err := nft.OpenTables()
 	if err != nil {
 		return nil, nil, fmt.Errorf("open the rules of network policies: %w", err)
 	}
 	closing = func() { _ = tables.Close() }
-	manager, err := netpol.New(netpol.Config{NodeName: cfg.Name, Client: client, Enforcer: policy.New(policy.Config{Kernel: tables, Logger: log, Repaired: repaired}), Static: static.IsUID, Attached: attached, Logger: log})
+	manager, err := netpol.New(netpol.Config{NodeName: cfg.Name, Client: client, Enforcer: policy.New(policy.Config{Kernel: tables, Logger: log, Repaired: repaired}), Static: static.IsUID, Attached: attached, Running: running, Logger: log})
 	if err != nil {
 		closing()
 		return nil, nil, err

@@ -61,6 +61,18 @@ func main() {
 		if err := os.WriteFile(args[0], []byte(args[1]), 0o644); err != nil {
 			fail(err)
 		}
+	case "nap": // N seconds
+		time.Sleep(time.Duration(number(args[0])) * time.Second)
+	case "await": // until a file has a word; then write an empty file
+		for {
+			if b, err := os.ReadFile(args[0]); err == nil && strings.Contains(string(b), args[1]) {
+				break
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		if err := os.WriteFile(args[2], nil, 0o644); err != nil {
+			fail(err)
+		}
 	case "keep": // standard input and the environment, as a line at the end of a file
 		f, err := os.OpenFile(args[0], os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 		if err != nil {
