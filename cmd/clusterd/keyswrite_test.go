@@ -2,13 +2,16 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"log/slog"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/sealkey"
+	"github.com/clusterd/clusterd/raftstore/backup"
 	"github.com/clusterd/clusterd/raftstore/kubestore"
 )
 
@@ -160,5 +163,75 @@ func TestSealSettled(t *testing.T) {
 	// What was checked is sealed, and nothing else.
 	if changed, err := d.sealFile(d.path(sealFile), []byte(whole)); err != nil || changed || sealed() {
 		t.Errorf("another file than the one that was checked was sealed: %v", err)
+	}
+}
+
+// TestFailedPrepareLeavesNoSealKeys: of a join or a restore that fails the cluster's keys do
+// not stay, and those that were there before do.
+func TestFailedPrepareLeavesNoSealKeys(t *testing.T) {
+	key, err := kubestore.DeriveSealKey("mine", []byte("an administrator's"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := sealLine(key)
+	key.ID = "theirs"
+	for _, had := range [][]byte{nil, mine} {
+		cfg := defaultConfig()
+		cfg.Name, cfg.Data, cfg.Advertise = "m1", t.TempDir(), "127.0.0.1"
+		file := dataDir(cfg.Data).path(sealFile)
+		if had != nil {
+			if err := os.WriteFile(file, had, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		fails := errors.New("it fails later")
+		err := prepare(cfg, func(d keyDir) error {
+			if err := d.addSealKeys(sealLine(key)); err != nil {
+				t.Error(err)
+			}
+			return fails
+		})
+		if !errors.Is(err, fails) {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(file); !bytes.Equal(got, had) || (err == nil) != (had != nil) {
+			t.Errorf("of %q is left: %q, %v", had, got, err)
+		}
+	}
+}
+
+// TestAgentKeepsSealKeys: keys that an administrator puts on an agent, for it to become a
+// server, stay there; those of a server that was demoted do not (TestDemotedKeepsNoKeys).
+func TestAgentKeepsSealKeys(t *testing.T) {
+	m, _ := sealingServer(t)
+	if err := m.dir.dropServerState(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(m.dir.path(sealFile)); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDerivedSeals: what follows from an authority and what does not is the same for the
+// keys of a server and for a snapshot's check.
+func TestDerivedSeals(t *testing.T) {
+	now := time.Now()
+	ca, err := pki.NewCA("c", now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next, err := ca.NewSuccessor(now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, ca := range []*pki.CA{ca, next} {
+		if key, err := sealKeyOf(ca); err != nil || !backup.DerivedSeal(key.ID) {
+			t.Errorf("%q: derived %t, %v", key.ID, backup.DerivedSeal(key.ID), err)
+		}
+	}
+	for _, own := range []string{"authority-1", "authority-of-mine", "authority2", "key-1"} {
+		if backup.DerivedSeal(own) {
+			t.Errorf("%q is an administrator's", own)
+		}
 	}
 }

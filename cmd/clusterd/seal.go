@@ -20,11 +20,6 @@ import (
 	"github.com/clusterd/clusterd/slack"
 )
 
-// authoritySeal is the id of the key that follows from the first authority's:
-// every server has it, and a snapshot brings it along. Of later authorities a part
-// of their id is added.
-const authoritySeal = "authority"
-
 const (
 	sealFile = "seal.keys"
 	// sealLook is how often the file is looked at.

@@ -7,16 +7,13 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"regexp"
 	"slices"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/clusterd/clusterd/raftstore/backup"
 	"github.com/clusterd/clusterd/raftstore/kubestore"
 )
-
-// derivedSeals are the ids of keys that follow from authorities'.
-var derivedSeals = regexp.MustCompile(`^` + authoritySeal + `(-[a-z2-7]{12})?$`)
 
 // ownSealKeys are those of the file seal.keys, newest first, and its content: nil if
 // there is none.
@@ -156,7 +153,7 @@ func splitSealKeys(list []byte) (own, derived []byte, err error) {
 		return nil, nil, fmt.Errorf("the snapshot's keys for secrets at rest: %w", err)
 	}
 	for _, key := range keys {
-		if derivedSeals.MatchString(key.ID) {
+		if backup.DerivedSeal(key.ID) {
 			derived = append(derived, sealLine(key)...)
 		} else {
 			own = append(own, sealLine(key)...)

@@ -35,7 +35,7 @@ func sealingServer(t *testing.T) (m *Main, own string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	old, err := kubestore.DeriveSealKey(authoritySeal+"-abcdefghij23", []byte("a former authority's"))
+	old, err := kubestore.DeriveSealKey(backup.AuthoritySeal+"-abcdefghij23", []byte("a former authority's"))
 	if err != nil {
 		t.Fatal(err)
 	}
