@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -329,4 +330,22 @@ func examineKeys(cfg Config) []doctor.Finding {
 		return []doctor.Finding{{Check: "keys", Level: doctor.Warning, Says: fmt.Sprintf("%d key files are not sealed yet: %s", len(clear), clear[0]), Cure: "start clusterd again with --seal-key " + cfg.SealKey}}
 	}
 	return []doctor.Finding{{Check: "keys", Level: doctor.OK, Says: "the key files are sealed; what opens them: " + cfg.SealKey}}
+}
+
+// examineSwap says that a sealing key protects less where memory is written to a disk; nil: it is not.
+func examineSwap(cfg Config, swaps []string) []doctor.Finding {
+	var disks []string
+	for _, name := range swaps {
+		if !strings.HasPrefix(name, "/dev/zram") { // memory again
+			disks = append(disks, name)
+		}
+	}
+	if cfg.SealKey == "" || len(disks) == 0 {
+		return nil
+	}
+	return []doctor.Finding{{
+		Check: "keys", Level: doctor.Warning,
+		Says: fmt.Sprintf("this machine swaps to %s: what lies in memory for the sake of --seal-key, the keys on a tmpfs included, may be written there in clear", strings.Join(disks, ", ")),
+		Cure: "swapoff -a, and take its line out of /etc/fstab; or swap to what is encrypted with a key that each boot draws",
+	}}
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/clusterd/clusterd/cmd/clusterd/doctor"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/sealkey"
 	"github.com/clusterd/clusterd/raftstore/backup"
@@ -232,6 +233,25 @@ func TestDerivedSeals(t *testing.T) {
 	for _, own := range []string{"authority-1", "authority-of-mine", "authority2", "key-1"} {
 		if backup.DerivedSeal(own) {
 			t.Errorf("%q is an administrator's", own)
+		}
+	}
+}
+
+// TestExamineSwap: keys in memory are on a disk where the machine swaps to one.
+func TestExamineSwap(t *testing.T) {
+	bare, sealed := defaultConfig(), defaultConfig()
+	sealed.SealKey = "/media/key/n1"
+	for _, c := range []struct {
+		cfg   Config
+		swaps []string
+		want  string
+	}{
+		{bare, []string{"/swap.img"}, ""}, {sealed, nil, ""}, {sealed, []string{"/dev/zram0"}, ""},
+		{sealed, []string{"/dev/zram0", "/dev/sda2"}, "swaps to /dev/sda2:"},
+	} {
+		f := examineSwap(c.cfg, c.swaps)
+		if found := len(f) == 1; found != (c.want != "") || found && (f[0].Level != doctor.Warning || f[0].Cure == "" || !strings.Contains(f[0].Says, c.want)) {
+			t.Errorf("%q, sealing key %q: %+v", c.swaps, c.cfg.SealKey, f)
 		}
 	}
 }
