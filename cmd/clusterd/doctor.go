@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	kubeversion "k8s.io/component-base/version"
 
+	"github.com/clusterd/clusterd/agent/host"
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/cmd/clusterd/doctor"
 	"github.com/clusterd/clusterd/member/pki"
@@ -97,11 +99,15 @@ func examine(ctx context.Context, cfg Config, configured error, server string) [
 	}
 	dir := dataDir(cfg.Data)
 	built, _ := time.Parse(time.RFC3339, kubeversion.Get().BuildDate) // zero where it was built without
-	return append(doctor.JudgeMachine(doctor.Look(ctx, doctor.Ask{
+	machine, err := host.Look()
+	if err != nil {
+		return []doctor.Finding{{Check: "machine", Level: doctor.Problem, Says: err.Error()}}
+	}
+	return slices.Concat(doctor.JudgeMachine(doctor.Look(ctx, doctor.Ask{
 		Name: cfg.Name, Addr: cfg.addr(), Data: cfg.Data, Member: dir.member(), Running: dir.held(), Built: built, Server: server, Encrypted: cfg.PodEncryption == podEncryptionWireGuard,
 		Ranges: map[string][]netip.Prefix{"pods": cfg.podRanges(), "Services": cfg.serviceRanges()},
 		Ports:  listened(cfg, dir),
-	})), examineKeys(cfg)...)
+	})), examineKeys(cfg), examineSwap(cfg, machine.Swaps))
 }
 
 // listened are the ports that the node listens on, or has the kernel listen on.

@@ -309,7 +309,7 @@ func sealKeyOf(ca *pki.CA) (kubestore.SealKey, error) {
 	if err != nil {
 		return kubestore.SealKey{}, err
 	}
-	id := authoritySeal
+	id := backup.AuthoritySeal
 	if !ca.First() {
 		id += "-" + ca.ID()[:12]
 	}

@@ -223,8 +223,18 @@ func (d keyDir) sealAll(id *identity) (changed []string, err error) {
 }
 
 // sealFile seals a file that is not sealed with the first key. checked, unless it is nil, is what it
-// holds as far as the caller has checked: a file that has changed since is left alone.
+// holds as far as the caller has checked: a file that has changed since is left alone, and so is
+// one that changes while it is sealed.
 func (d keyDir) sealFile(path string, checked []byte) (bool, error) {
+	lock, err := d.lockSealKeys()
+	if err != nil {
+		return false, err
+	}
+	defer lock.Close()
+	was, err := os.Stat(path)
+	if err != nil {
+		return false, err
+	}
 	b, err := os.ReadFile(path)
 	if err != nil || d.seal.Current(b) {
 		return false, err
@@ -233,7 +243,15 @@ func (d keyDir) sealFile(path string, checked []byte) (bool, error) {
 	if err != nil || checked != nil && !slices.Equal(secret, checked) {
 		return false, err
 	}
-	return true, d.writeKey(path, secret)
+	content, err := d.seal.Seal(secret)
+	if err != nil {
+		return false, fmt.Errorf("seal %s: %w", path, err)
+	}
+	is, err := os.Stat(path)
+	if err != nil || !os.SameFile(was, is) || !was.ModTime().Equal(is.ModTime()) || was.Size() != is.Size() {
+		return false, err
+	}
+	return true, writeFile(path, content, 0o600)
 }
 
 // removeUnfinished removes what a crash left of files and folders with keys before they got

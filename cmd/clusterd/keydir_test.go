@@ -229,16 +229,19 @@ func TestSealExistingNode(t *testing.T) {
 	if keys, err := m.sealKeys(); err != nil || len(keys) != 3 {
 		t.Errorf("keys for secrets at rest: %d, %v", len(keys), err)
 	}
+	if err := m.sealSettled(&sealWatch{}, time.Now().Add(sealLook)); err != nil {
+		t.Error(err)
+	}
 	if found := n.found(); len(found) > 0 {
 		t.Errorf("after new keys: %q", found)
 	}
 
 	for _, bad := range []string{"", "# nothing\n", "key\n", "key " + "AAAA\n"} {
-		if err := d.writeSealKeys(strings.NewReader(bad)); err == nil {
+		if err := d.writeSealKeys(strings.NewReader(bad), true); err == nil {
 			t.Errorf("written: %q", bad)
 		}
 	}
-	if err := d.writeSealKeys(bytes.NewReader(n.seals)); err != nil {
+	if err := d.writeSealKeys(bytes.NewReader(n.seals), false); err != nil {
 		t.Error(err)
 	}
 	n.reads()

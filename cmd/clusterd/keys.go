@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -15,7 +16,6 @@ import (
 	"github.com/clusterd/clusterd/cmd/clusterd/doctor"
 	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/member/sealkey"
-	"github.com/clusterd/clusterd/raftstore/kubestore"
 )
 
 func keysCommand() *cobra.Command {
@@ -116,11 +116,7 @@ func keysShowCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			path := args[0]
-			if !filepath.IsAbs(path) {
-				path = d.path(path)
-			}
-			secret, err := d.readKey(path)
+			secret, err := d.show(args[0])
 			if err != nil {
 				return err
 			}
@@ -132,13 +128,36 @@ func keysShowCommand() *cobra.Command {
 	return cmd
 }
 
+// show is what a file of the folder holds; nothing, of a node without keys of its
+// administrator's for Secrets.
+func (d keyDir) show(path string) ([]byte, error) {
+	if !filepath.IsAbs(path) {
+		path = d.path(path)
+	}
+	secret, err := d.readKey(path)
+	if errors.Is(err, fs.ErrNotExist) && path == d.path(sealFile) {
+		return nil, nil
+	}
+	return secret, err
+}
+
 func keysWriteCommand() *cobra.Command {
 	cfg := defaultConfig()
+	var drop bool
 	cmd := &cobra.Command{
 		Use:   "write seal.keys",
 		Short: "Replace the file of keys for Secrets at rest by the standard input, sealed",
-		Example: `  # Another key on top:
-  { echo "key-$(date +%s) $(head -c 32 /dev/urandom | base64)"; sudo clusterd keys show seal.keys; } | sudo clusterd keys write seal.keys`,
+		Long: `Replace the file of keys for Secrets at rest by the standard input, sealed.
+
+The file that is there has to be readable, and a key that it has and the standard input
+has not is an error unless --drop is given: Secrets and their history may need that key.
+A key that stands twice is kept where it stands first.`,
+		Example: `  # Another key, made once (docs/security.md says how all servers get it):
+  sudo sh -c 'umask 077; echo "key-$(date +%s) $(head -c 32 /dev/urandom | base64)" > /media/key/secrets'
+
+  # On each server below the keys that are there, and when all of them have it, on each on top:
+  { sudo clusterd keys show seal.keys; sudo cat /media/key/secrets; } | sudo clusterd keys write seal.keys
+  { sudo cat /media/key/secrets; sudo clusterd keys show seal.keys; } | sudo clusterd keys write seal.keys`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if args[0] != sealFile {
@@ -148,27 +167,12 @@ func keysWriteCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return d.writeSealKeys(cmd.InOrStdin())
+			return d.writeSealKeys(cmd.InOrStdin(), drop)
 		},
 	}
+	cmd.Flags().BoolVar(&drop, "drop", false, "allow that keys of the file are not in the standard input: what is sealed with them cannot be read any more")
 	cfg.addFlags(cmd.Flags())
 	return cmd
-}
-
-// writeSealKeys replaces the file of keys for secrets at rest. A running node takes it up.
-func (d keyDir) writeSealKeys(in io.Reader) error {
-	list, err := io.ReadAll(in)
-	if err != nil {
-		return err
-	}
-	keys, err := kubestore.ParseSealKeys(string(list))
-	if err != nil {
-		return fmt.Errorf("the standard input: %w", err)
-	}
-	if len(keys) == 0 {
-		return fmt.Errorf("the standard input holds no key: lines ID BASE64 are expected; to be without keys of your own remove %s", d.path(sealFile))
-	}
-	return d.writeKey(d.path(sealFile), list)
 }
 
 func keysUnsealCommand() *cobra.Command {
@@ -326,4 +330,22 @@ func examineKeys(cfg Config) []doctor.Finding {
 		return []doctor.Finding{{Check: "keys", Level: doctor.Warning, Says: fmt.Sprintf("%d key files are not sealed yet: %s", len(clear), clear[0]), Cure: "start clusterd again with --seal-key " + cfg.SealKey}}
 	}
 	return []doctor.Finding{{Check: "keys", Level: doctor.OK, Says: "the key files are sealed; what opens them: " + cfg.SealKey}}
+}
+
+// examineSwap says that a sealing key protects less where memory is written to a disk; nil: it is not.
+func examineSwap(cfg Config, swaps []string) []doctor.Finding {
+	var disks []string
+	for _, name := range swaps {
+		if !strings.HasPrefix(name, "/dev/zram") { // memory again
+			disks = append(disks, name)
+		}
+	}
+	if cfg.SealKey == "" || len(disks) == 0 {
+		return nil
+	}
+	return []doctor.Finding{{
+		Check: "keys", Level: doctor.Warning,
+		Says: fmt.Sprintf("this machine swaps to %s: what lies in memory for the sake of --seal-key, the keys on a tmpfs included, may be written there in clear", strings.Join(disks, ", ")),
+		Cure: "swapoff -a, and take its line out of /etc/fstab; or swap to what is encrypted with a key that each boot draws",
+	}}
 }

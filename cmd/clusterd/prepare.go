@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -187,6 +188,11 @@ func prepare(cfg Config, write func(keyDir) error) (err error) {
 	if dir.member() {
 		return fmt.Errorf("%s is a node already: start it with `clusterd run --data %s`, or remove it first with `clusterd reset --data %s`", cfg.Data, cfg.Data, cfg.Data)
 	}
+	// The keys that an administrator has put there stay, those of the cluster do not.
+	seals, sealsErr := os.ReadFile(dir.path(sealFile))
+	if sealsErr != nil && !errors.Is(sealsErr, fs.ErrNotExist) {
+		return sealsErr
+	}
 	defer func() {
 		if err == nil {
 			return
@@ -197,6 +203,11 @@ func prepare(cfg Config, write func(keyDir) error) (err error) {
 		}
 		for _, name := range []string{"config.yaml", "bootstrap.json", "peers.json", "servers.json", "store"} {
 			os.RemoveAll(dir.path(name))
+		}
+		if sealsErr != nil {
+			os.Remove(dir.path(sealFile))
+		} else if now, readErr := os.ReadFile(dir.path(sealFile)); readErr != nil || !bytes.Equal(now, seals) {
+			err = errors.Join(err, writeFile(dir.path(sealFile), seals, 0o600))
 		}
 	}()
 	if err := portFree(cfg); err != nil {

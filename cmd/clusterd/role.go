@@ -84,7 +84,8 @@ func (n *agentNode) becomeServer(ctx context.Context) error {
 	if err := next.takeKeys(keys); err != nil {
 		return err
 	}
-	// What an earlier attempt began; the store of a server that was demoted was set aside then.
+	// What an earlier attempt began; the store of a server that was demoted was set aside then, and
+	// the keys for secrets at rest that it had are gone: those that are there are to be kept.
 	if err := os.RemoveAll(n.dir.path("store")); err != nil {
 		return err
 	}
@@ -185,10 +186,18 @@ func (m *Main) becomeAgent(ctx context.Context, addrs []netip.AddrPort) error {
 
 // dropServerState removes what only servers have beside their identity. The store
 // is set aside: should the word that this node was demoted be untrue, it can be put
-// back.
+// back. The keys for secrets at rest go with it, and before it; where there is no store
+// they are an administrator's, who has put them there for the node to become a server.
 func (d keyDir) dropServerState() error {
+	if _, err := os.Lstat(d.path("store")); err == nil {
+		if err := os.RemoveAll(d.path(sealFile)); err != nil {
+			return err
+		}
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
 	errs := []error{d.setStoreAside()}
-	for _, name := range []string{"peers.json", "bootstrap.json", "recovery.json", kubeconfigName, "front-proxy.crt", "front-proxy.key", sealFile} {
+	for _, name := range []string{"peers.json", "bootstrap.json", "recovery.json", kubeconfigName, "front-proxy.crt", "front-proxy.key"} {
 		errs = append(errs, os.RemoveAll(d.path(name)), os.RemoveAll(d.inClear(name)))
 	}
 	made, err := filepath.Glob(d.successor("*"))

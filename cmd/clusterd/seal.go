@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -18,11 +19,6 @@ import (
 	"github.com/clusterd/clusterd/raftstore/kubestore"
 	"github.com/clusterd/clusterd/slack"
 )
-
-// authoritySeal is the id of the key that follows from the first authority's:
-// every server has it, and a snapshot brings it along. Of later authorities a part
-// of their id is added.
-const authoritySeal = "authority"
 
 const (
 	sealFile = "seal.keys"
@@ -42,14 +38,9 @@ var sealedKinds = map[schema.GroupResource]bool{
 // snapshots and history, wherever copies of them go. Not: a machine whose whole
 // data folder is read, which holds the keys as well.
 func (m *Main) sealKeys() ([]kubestore.SealKey, error) {
-	list, keys, err := m.dir.ownSealKeys()
+	_, keys, err := m.dir.ownSealKeys()
 	if err != nil {
 		return nil, err
-	}
-	if list != nil { // a file that was put there in clear
-		if _, err := m.dir.sealFile(m.dir.path(sealFile), list); err != nil {
-			return nil, fmt.Errorf("seal the keys for secrets at rest: %w", err)
-		}
 	}
 	own, err := m.exchange.sealKeys()
 	if err != nil {
@@ -76,11 +67,15 @@ func (m *Main) sealer(resource schema.GroupResource) value.Transformer {
 	return nil
 }
 
-// keepSeal takes up changes of the file with the keys while the node runs.
+// keepSeal takes up changes of the file with the keys while the node runs, and seals a
+// file that was put there in clear.
 func (m *Main) keepSeal(ctx context.Context) error {
-	var stamp string // the file may have changed since it was read at the start
+	var w sealWatch // the file may have changed since it was read at the start
 	for {
-		m.lookAtSeal(&stamp)
+		m.lookAtSeal(&w)
+		if err := m.sealSettled(&w, time.Now()); err != nil {
+			m.log.Error("the keys for secrets at rest lie in clear", "err", err)
+		}
 		select {
 		case <-slack.After(sealLook):
 		case <-ctx.Done():
@@ -89,22 +84,63 @@ func (m *Main) keepSeal(ctx context.Context) error {
 	}
 }
 
-// lookAtSeal takes the file's keys up if it is another than at stamp, and reports
+// sealWatch is what is known of the file with the keys.
+type sealWatch struct {
+	stamp string // when its content was taken up
+	taken bool   // list was
+	list  []byte
+	right string // the stamp of one that is sealed
+}
+
+// lookAtSeal takes the file's keys up if it is another than at the stamp, and reports
 // whether it did. The file is stamped before it is read: what changes between is
-// seen the next time. One that cannot be taken up is tried again.
-func (m *Main) lookAtSeal(stamp *string) bool {
+// seen the next time. One that cannot be taken up is tried again. One that was only
+// sealed costs a read.
+func (m *Main) lookAtSeal(w *sealWatch) bool {
 	now := m.sealStamp()
-	if now == *stamp {
+	if now == w.stamp {
 		return false
 	}
-	if err := m.newSealKeys(); err != nil {
+	list, _, err := m.dir.ownSealKeys()
+	if err == nil && w.taken && bytes.Equal(list, w.list) {
+		w.stamp = now
+		return false
+	}
+	if err == nil {
+		err = m.newSealKeys()
+	}
+	if err != nil {
 		m.log.Error("the keys for secrets at rest stay as they were", "err", err)
 		return false
 	}
-	if *stamp = now; m.dir.seal != nil {
-		*stamp = m.sealStamp() // the file may have been sealed
-	}
+	w.stamp, w.taken, w.list = now, true, list
 	return true
+}
+
+// sealSettled seals the file if it lies in clear, as it does where somebody has put it
+// there by hand, once it has been left alone for as long as sealLook: it is not to
+// be sealed in the middle of being written, nor to be put over one that has just come.
+func (m *Main) sealSettled(w *sealWatch, now time.Time) error {
+	stamp := m.sealStamp()
+	if m.dir.seal == nil || stamp == "" || stamp == w.right {
+		return nil
+	}
+	info, err := os.Stat(m.dir.path(sealFile))
+	if err != nil {
+		return err
+	}
+	if age := now.Sub(info.ModTime()); age.Abs() < sealLook {
+		return nil
+	}
+	list, _, err := m.dir.ownSealKeys()
+	if err != nil {
+		return nil // lookAtSeal has said so
+	}
+	changed, err := m.dir.sealFile(m.dir.path(sealFile), list)
+	if err == nil && !changed {
+		w.right = stamp // or it has changed since, and has another stamp
+	}
+	return err
 }
 
 // newSealKeys takes up keys that changed.

@@ -4,15 +4,16 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
-	"regexp"
+	"os"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/clusterd/clusterd/raftstore/backup"
 	"github.com/clusterd/clusterd/raftstore/kubestore"
 )
-
-// derivedSeals are the ids of keys that follow from authorities'.
-var derivedSeals = regexp.MustCompile(`^` + authoritySeal + `(-[a-z2-7]{12})?$`)
 
 // ownSealKeys are those of the file seal.keys, newest first, and its content: nil if
 // there is none.
@@ -34,6 +35,11 @@ func (d keyDir) addSealKeys(list []byte) error {
 	if err != nil {
 		return fmt.Errorf("the servers' keys for secrets at rest: %w", err)
 	}
+	lock, err := d.lockSealKeys()
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
 	content, have, err := d.ownSealKeys()
 	if err != nil {
 		return err
@@ -46,6 +52,77 @@ func (d keyDir) addSealKeys(list []byte) error {
 		return nil
 	}
 	return d.writeKey(d.path(sealFile), append(content, sealLines(whole[len(have):])...))
+}
+
+// writeSealKeys replaces the file of keys for secrets at rest by a list. A running node takes
+// it up. Without drop the list has to hold all keys that the file has.
+func (d keyDir) writeSealKeys(in io.Reader, drop bool) error {
+	list, err := io.ReadAll(in)
+	if err != nil {
+		return err
+	}
+	keys, err := kubestore.ParseSealKeys(string(list))
+	if err != nil {
+		return fmt.Errorf("the standard input: %w", err)
+	}
+	if len(keys) == 0 {
+		return fmt.Errorf("the standard input holds no key: lines ID BASE64 are expected; to be without keys of your own remove %s", d.path(sealFile))
+	}
+	if _, err := kubestore.NewSeal(mergeSealKeys(nil, keys)); err != nil {
+		return fmt.Errorf("the standard input: %w", err)
+	}
+	// A node whose files are sealed is written to with its sealing key or not at all.
+	if _, err := d.readKey(d.path("pki", "node.key")); err != nil {
+		return fmt.Errorf("%s is left as it is: %w", sealFile, err)
+	}
+	lock, err := d.lockSealKeys()
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	_, have, err := d.ownSealKeys()
+	if err != nil {
+		return fmt.Errorf("%s is left as it is: %w", sealFile, err)
+	}
+	var lost []string
+	for _, key := range mergeSealKeys(keys, have)[len(keys):] {
+		lost = append(lost, key.ID)
+	}
+	if len(lost) > 0 && !drop {
+		return fmt.Errorf("%s is left as it is: it has the keys %q, which the standard input has not; Secrets, their history or backups may need them (--drop if none does)", d.path(sealFile), lost)
+	}
+	return d.writeKey(d.path(sealFile), onceEach(list))
+}
+
+// onceEach is a list without the lines of keys that stand above already.
+func onceEach(list []byte) (once []byte) {
+	seen := map[string]bool{}
+	for line := range bytes.Lines(list) {
+		key, err := kubestore.ParseSealKeys(string(line))
+		if err == nil && len(key) == 1 {
+			if seen[key[0].ID] {
+				continue
+			}
+			seen[key[0].ID] = true
+		}
+		if once = append(once, line...); line[len(line)-1] != '\n' {
+			once = append(once, '\n')
+		}
+	}
+	return once
+}
+
+// lockSealKeys keeps other writers of the file seal.keys out, of this process and of
+// `clusterd keys`, until the file that it returns is closed.
+func (d dataDir) lockSealKeys() (*os.File, error) {
+	f, err := os.Open(string(d))
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", d, err), f.Close())
+	}
+	return f, nil
 }
 
 // mergeSealKeys are keys and, after them, those of more that are not among them. Two
@@ -76,7 +153,7 @@ func splitSealKeys(list []byte) (own, derived []byte, err error) {
 		return nil, nil, fmt.Errorf("the snapshot's keys for secrets at rest: %w", err)
 	}
 	for _, key := range keys {
-		if derivedSeals.MatchString(key.ID) {
+		if backup.DerivedSeal(key.ID) {
 			derived = append(derived, sealLine(key)...)
 		} else {
 			own = append(own, sealLine(key)...)

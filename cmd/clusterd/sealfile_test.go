@@ -35,7 +35,7 @@ func sealingServer(t *testing.T) (m *Main, own string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	old, err := kubestore.DeriveSealKey(authoritySeal+"-abcdefghij23", []byte("a former authority's"))
+	old, err := kubestore.DeriveSealKey(backup.AuthoritySeal+"-abcdefghij23", []byte("a former authority's"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,15 +155,15 @@ func TestKeepSealTriesAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var stamp string
-	if !m.lookAtSeal(&stamp) || m.lookAtSeal(&stamp) {
+	var w sealWatch
+	if !m.lookAtSeal(&w) || m.lookAtSeal(&w) {
 		t.Fatal("the file is taken up once")
 	}
 	if err := os.WriteFile(m.dir.path(sealFile), append(good, "key-2"...), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if before := stamp; m.lookAtSeal(&stamp) || stamp != before {
+		if before := w.stamp; m.lookAtSeal(&w) || w.stamp != before {
 			t.Fatal("a file that is broken was taken up")
 		}
 	}

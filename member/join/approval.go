@@ -76,7 +76,8 @@ const (
 	// maxAsking is how many machines may wait; strangers cannot fill the store.
 	maxAsking = 64
 	// maxAskingOfOne is how many of them may have come from one address: it cannot
-	// keep others from asking.
+	// keep others from asking. A machine that asks again takes the place of its own
+	// oldest question.
 	maxAskingOfOne = 4
 	// maxOpenOfOne is how many exchanges of one address may be under way.
 	maxOpenOfOne = 8
@@ -193,15 +194,21 @@ func (s *Server) reveal(ctx context.Context, r Reveal, peer string, now time.Tim
 		return nil, err
 	}
 	from, same := strangerAt(peer), 0
-	for _, w := range waiting {
-		if strangerAt(w.Peer) == from {
-			same++
+	var before *Asking // the oldest question of this machine, which it has given up, as it asks again
+	for i, w := range waiting {
+		if strangerAt(w.Peer) != from {
+			continue
+		}
+		same++
+		if w.Name == r.Name && w.Addr == r.Addr && (before == nil || w.Since.Before(before.Since)) {
+			before = &waiting[i]
 		}
 	}
-	if same >= maxAskingOfOne {
-		return nil, fmt.Errorf("%d machines of this address wait for an approval already: approve or deny them first (`clusterctl members asking`)", same)
+	replaces := same >= maxAskingOfOne
+	if replaces && before == nil {
+		return nil, &Refusal{CodeRequest, fmt.Sprintf("%d machines of this address wait for an approval already: approve or deny them first (`clusterctl members asking`)", same)}
 	}
-	if len(waiting) >= maxAsking {
+	if len(waiting) >= maxAsking && !replaces {
 		return nil, errors.New("as many machines as may wait for an approval, do: see `clusterctl members asking`")
 	}
 	rec := askRecord{
@@ -214,7 +221,11 @@ func (s *Server) reveal(ctx context.Context, r Reveal, peer string, now time.Tim
 	}
 	op := put(askPrefix+r.ID, rec)
 	op.TTL = int64(askLife / time.Second)
-	res, err := s.Store.Txn(ctx, mvcc.Txn{Origin: origin, Compares: []mvcc.Compare{{Key: op.Key}, {Key: tokenPrefix + r.ID}}, Ops: []mvcc.Op{op}})
+	ops := []mvcc.Op{op}
+	if replaces {
+		ops = append(ops, mvcc.Op{Type: mvcc.OpDelete, Key: askPrefix + before.ID})
+	}
+	res, err := s.Store.Txn(ctx, mvcc.Txn{Origin: origin, Compares: []mvcc.Compare{{Key: op.Key}, {Key: tokenPrefix + r.ID}}, Ops: ops})
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"filippo.io/age"
 )
@@ -52,7 +53,7 @@ func New() ([]byte, error) {
 
 // Read reads the sealing keys of a file: lines AGE-SECRET-KEY-1…, as `age-keygen` and
 // New write them. The first one seals, all of them open. Others may not read the file,
-// and it may not lie in the folder outside, whose files it seals.
+// it belongs to root or to the process's user, and it may not lie in the folder outside, whose files it seals.
 func Read(file, outside string) (*Key, error) {
 	if err := apart(file, outside); err != nil {
 		return nil, err
@@ -72,6 +73,9 @@ func Read(file, outside string) (*Key, error) {
 	if mode := info.Mode().Perm(); mode&0o077 != 0 {
 		return nil, fmt.Errorf("%s has the mode %04o, so that others may read or write the sealing key: chmod 0600 %s", file, mode, file)
 	}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && !trusted(st.Uid, os.Geteuid()) {
+		return nil, fmt.Errorf("%s belongs to the user %d, who can read and replace the sealing key: chown root %s", file, st.Uid, file)
+	}
 	b, err := io.ReadAll(io.LimitReader(f, maxKeyFile+1))
 	if err != nil {
 		return nil, err
@@ -86,6 +90,9 @@ func Read(file, outside string) (*Key, error) {
 	k.file = file
 	return k, nil
 }
+
+// trusted reports whether a file's owner may have the sealing key of a process.
+func trusted(owner uint32, process int) bool { return owner == 0 || int64(owner) == int64(process) }
 
 // apart says no to a sealing key beside what it seals: who reads the one reads the other.
 func apart(file, folder string) error {

@@ -135,3 +135,27 @@ func TestReadRefuses(t *testing.T) {
 		t.Errorf("a file beside the folder whose name begins alike: %v", err)
 	}
 }
+
+// TestOwner: the key of a process is root's or its own user's.
+func TestOwner(t *testing.T) {
+	for _, c := range []struct {
+		owner   uint32
+		process int
+		want    bool
+	}{{0, 0, true}, {0, 1000, true}, {1000, 1000, true}, {1000, 0, false}, {1001, 1000, false}} {
+		if got := trusted(c.owner, c.process); got != c.want {
+			t.Errorf("a file of %d, read by %d: %t", c.owner, c.process, got)
+		}
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("the rest gives a file away, which only root can")
+	}
+	dir := t.TempDir()
+	file := newFile(t, dir, "k", newKey(t))
+	if err := os.Chown(file, 65534, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Read(file, t.TempDir()); err == nil || !strings.Contains(err.Error(), "chown root "+file) {
+		t.Errorf("a file of another user: %v", err)
+	}
+}

@@ -27,7 +27,8 @@ import (
 //     stopped. That is given up after slowFirst, which is twice as long with each
 //     connection that was given up for it, up to slowLast: where all servers are slow,
 //     to go from one to the next helps none. It is slowFirst again when none was given
-//     up for calmAfter.
+//     up for calmAfter. Several connections to one server that are given up for one fault
+//     of it count as one.
 //
 // What counts is when data has come to this kernel, not when this program has got to
 // read it; and where its own timer comes late, this program could not have asked in time
@@ -37,12 +38,15 @@ const (
 	slowFirst   = 3 * time.Second
 	slowLast    = 24 * time.Second
 	calmAfter   = 5 * time.Minute
+	// kernelGrain is how far the kernel's times may be off: it counts in ticks of its clock.
+	kernelGrain = 10 * time.Millisecond
 )
 
 // slowness is how long a server's program may take. List.mu guards it.
 type slowness struct {
 	limit time.Duration // 0: slowFirst
-	last  time.Time     // when a connection was given up for it
+	last  time.Time     // when it became that, as a connection was given up for it
+	of    string        // the server of that connection
 }
 
 // slowLimit is the limit of now.
@@ -60,8 +64,8 @@ func (l *List) gaveUp(s join.ServerAddr, slow bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.failed[key(s)] = l.now()
-	if slow {
-		l.slow.limit, l.slow.last = min(2*max(l.slow.limit, slowFirst), slowLast), l.now()
+	if slow && (l.slow.of != key(s) || l.now().Sub(l.slow.last) > l.slow.limit) {
+		l.slow = slowness{min(2*max(l.slow.limit, slowFirst), slowLast), l.now(), key(s)}
 	}
 }
 
@@ -79,7 +83,8 @@ type watched struct {
 	gaveUp    func(slow bool)
 
 	mu    sync.Mutex
-	asked time.Time // when the first was written since something was read; zero: nothing is waited for
+	asked time.Time // when the first was written since something was read, without what look was late; zero: nothing is waited for
+	since time.Time // when the first was written, or a later moment with something unacknowledged: the kernel's times are compared with it
 	due   time.Time // of timer
 	timer *time.Timer
 	lost  error // why it was given up
@@ -111,8 +116,7 @@ func (w *watched) Read(p []byte) (int, error) {
 func (w *watched) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	if w.asked.IsZero() && w.lost == nil {
-		w.asked = time.Now()
-		w.wait(silentAfter)
+		w.begin(time.Now())
 	}
 	w.mu.Unlock()
 	return w.Conn.Write(p)
@@ -125,6 +129,12 @@ func (w *watched) Close() error {
 	w.timer.Stop()
 	w.mu.Unlock()
 	return w.Conn.Close()
+}
+
+// begin waits for something to be read. mu is held.
+func (w *watched) begin(now time.Time) {
+	w.asked, w.since = now, now
+	w.wait(silentAfter)
 }
 
 // wait has look called. mu is held.
@@ -145,20 +155,25 @@ func (w *watched) look() {
 	if late := now.Sub(w.due); late > silentAfter/4 {
 		w.asked = w.asked.Add(late)
 	}
-	waited := now.Sub(w.asked)
+	// The kernel was not late: its times are compared with when it was given the data.
+	waited, since := now.Sub(w.asked), now.Sub(w.since)
 	slow := pingAfter + w.slowLimit() // the ping is sent at the end of pingAfter, if something else came before
 	switch {
 	case err != nil: // closed, most likely
 		return
-	case link.Received < waited: // and is to be read
-		w.asked = now
-		w.wait(silentAfter)
+	case link.Received < since+kernelGrain: // and is to be read
+		w.begin(now)
 	case waited < silentAfter:
 		w.wait(silentAfter - waited)
-	case link.Unacked && link.Acked >= waited:
-		w.giveUp(fmt.Errorf("http2: client connection lost: the machine of %s has not acknowledged anything for %s", w.server, waited.Round(time.Millisecond)), false)
+	case link.Unacked && link.Acked >= since+kernelGrain && since >= silentAfter:
+		w.giveUp(fmt.Errorf("http2: client connection lost: the machine of %s has not acknowledged anything for %s", w.server, since.Round(time.Millisecond)), false)
 	case waited >= slow:
 		w.giveUp(fmt.Errorf("http2: client connection lost: %s has not answered for %s, and its machine is there", w.server, waited.Round(time.Millisecond)), true)
+	case link.Unacked && link.Acked >= since-kernelGrain && since >= silentAfter:
+		// Acknowledged just before the first was written, or just after. If it was before, none
+		// of what is unacknowledged now will be.
+		w.since = now
+		w.wait(min(silentAfter, slow-waited))
 	default:
 		w.wait(min(silentAfter/2, slow-waited))
 	}

@@ -1,6 +1,7 @@
 package servers
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -79,6 +80,7 @@ func TestSilentLink(t *testing.T) {
 func TestSlowProgram(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, f, _, gaveUp := watching(t, 7*time.Second)
+		time.Sleep(time.Second)
 		w.Write([]byte("request"))
 		for range 8 { // its kernel answers
 			time.Sleep(time.Second)
@@ -164,6 +166,47 @@ func TestOwnLateness(t *testing.T) {
 	})
 }
 
+// Nor does it while the other kernel acknowledges and more is on its way.
+func TestOwnLatenessUnacked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, f, _, gaveUp := watching(t, time.Hour)
+		time.Sleep(time.Second)
+		w.Write([]byte("ping"))
+		time.Sleep(50 * time.Millisecond)
+		f.set(func() { f.acked, f.unacked = time.Now(), true })
+		time.Sleep(silentAfter - 51*time.Millisecond)
+		w.mu.Lock()
+		w.timer.Stop()
+		w.mu.Unlock()
+		time.Sleep(20 * time.Second)
+		w.look()
+		if silent, slow := gaveUp(); silent || slow {
+			t.Fatal("given up though its kernel has acknowledged what was written")
+		}
+	})
+}
+
+// The kernel's times are off by some milliseconds: what was acknowledged as it was written
+// says nothing, and that nothing is acknowledged from then on does.
+func TestAcknowledgedAtOnce(t *testing.T) {
+	for _, off := range []time.Duration{-5 * time.Millisecond, 0, 5 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			w, f, _, gaveUp := watching(t, time.Hour)
+			time.Sleep(time.Second)
+			w.Write([]byte("ping"))
+			f.set(func() { f.acked, f.unacked = time.Now().Add(off), true })
+			time.Sleep(silentAfter + silentAfter/2)
+			if silent, slow := gaveUp(); silent || slow {
+				t.Fatalf("%s: given up too early", off)
+			}
+			time.Sleep(silentAfter)
+			if silent, slow := gaveUp(); !silent || slow {
+				t.Fatalf("%s: silent %t, slow %t", off, silent, slow)
+			}
+		})
+	}
+}
+
 // Where all are slow the limit grows, and ends when it is calm.
 func TestSlowLimit(t *testing.T) {
 	now := time.Now()
@@ -172,11 +215,29 @@ func TestSlowLimit(t *testing.T) {
 	if got := l.slowLimit(); got != slowFirst {
 		t.Errorf("at first %s", got)
 	}
-	for _, want := range []time.Duration{6 * time.Second, 12 * time.Second, 24 * time.Second, 24 * time.Second} {
-		l.gaveUp(s, true)
-		if got := l.slowLimit(); got != want {
-			t.Errorf("%s, want %s", got, want)
+	for i, want := range []time.Duration{6 * time.Second, 12 * time.Second, 24 * time.Second, 24 * time.Second} {
+		hung := join.ServerAddr{ID: fmt.Sprint(i % 2)}
+		for range 3 { // connections to one that hangs
+			l.gaveUp(hung, true)
+			now = now.Add(time.Second)
+			if got := l.slowLimit(); got != want {
+				t.Errorf("%s, want %s", got, want)
+			}
 		}
+	}
+	now = now.Add(calmAfter)
+	if got := l.slowLimit(); got != slowFirst {
+		t.Errorf("after a while %s", got)
+	}
+	l.gaveUp(s, true)
+	now = now.Add(l.slowLimit() + time.Second) // and goes on to
+	l.gaveUp(s, true)
+	if got := l.slowLimit(); got != 4*slowFirst {
+		t.Errorf("one that hangs again: %s", got)
+	}
+	for range 2 {
+		now = now.Add(l.slowLimit() + time.Second)
+		l.gaveUp(s, true)
 	}
 	l.gaveUp(s, false)
 	now = now.Add(calmAfter - time.Second)

@@ -227,6 +227,9 @@ func settle(was, now []Endpoint) []Endpoint {
 func (b *Balancer) restore() error {
 	want := Compile(b.base, b.frontends)
 	have, err := b.kernel.Read(want, true)
+	if errors.Is(err, nft.ErrChanging) {
+		return fmt.Errorf("rules for Services: %w", err) // they may be right, and hold what is known of clients
+	}
 	if err == nil && have.Whole {
 		c := nft.Diff(have, want)
 		if c.Empty() {
@@ -352,6 +355,9 @@ func (b *Balancer) Check(full bool) error {
 		return nil
 	}
 	have, err := b.kernel.Read(skeleton(b.base), false)
+	if errors.Is(err, nft.ErrChanging) {
+		return err
+	}
 	if err != nil || !have.Whole {
 		return errors.Join(err, b.restore())
 	}

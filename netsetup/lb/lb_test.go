@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
@@ -338,5 +339,53 @@ func TestOtherFlows(t *testing.T) {
 		if got := o.MatchConntrackFlow(conntrackFlow(udp, tt.to, tt.from)); got != tt.udp {
 			t.Errorf("udp %s from %s: forgotten: %v, want %v", tt.to, tt.from, got, tt.udp)
 		}
+	}
+}
+
+// changing is a kernel whose rules can change all the time while they are read.
+type changing struct {
+	*nft.FakeTables
+	all, replaced int
+}
+
+func (c *changing) Read(def nft.Table, elements bool) (nft.State, error) {
+	if c.all > 0 {
+		return nft.State{}, nft.ErrChanging
+	}
+	return c.FakeTables.Read(def, elements)
+}
+
+func (c *changing) Replace(t nft.Table) error {
+	c.replaced++
+	return c.FakeTables.Replace(t)
+}
+
+// TestNotReplacedWhileRulesChange: a table that could not be read, as other programs changed
+// rules all the time, is not thrown away with what it knows of clients.
+func TestNotReplacedWhileRulesChange(t *testing.T) {
+	k := &changing{FakeTables: &nft.FakeTables{}}
+	b := New(k, quiet())
+	all := map[Frontend]*Backend{}
+	for f, back := range sample() {
+		all[f] = set(back)
+	}
+	if err := errors.Join(b.SetBase(base), b.Update(all)); err != nil {
+		t.Fatal(err)
+	}
+	k.all, k.replaced = 1, 0
+	for range 2 { // another program's rule
+		other := nft.Table{Name: "others"}
+		if err := k.FakeTables.Replace(other); err != nil {
+			t.Fatal(err)
+		}
+		for _, full := range []bool{false, true} {
+			if err := b.Check(full); !errors.Is(err, nft.ErrChanging) || k.replaced != 0 {
+				t.Errorf("full %t: %v, replaced %d times", full, err, k.replaced)
+			}
+		}
+	}
+	k.all = 0
+	if err := b.Check(true); err != nil || k.replaced != 0 {
+		t.Errorf("at rest again: %v, replaced %d times", err, k.replaced)
 	}
 }

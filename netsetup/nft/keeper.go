@@ -62,8 +62,7 @@ func (k *Keeper) Set(want Table) error {
 	replace := !k.set || !k.have.Whole || want.fingerprint() != k.want.fingerprint()
 	k.want, k.set = want, true
 	if replace {
-		_, err := k.restore()
-		return err
+		return k.replace()
 	}
 	c := Diff(k.have, want)
 	if c.Empty() {
@@ -71,11 +70,20 @@ func (k *Keeper) Set(want Table) error {
 	}
 	if err := k.cfg.Kernel.Commit(want, c); err != nil {
 		k.cfg.Logger.Warn("the packet filter refused a change; its rules are read and corrected", "table", want.Name, "err", err)
-		_, err := k.restore()
-		return err
+		return k.replace()
 	}
 	k.have = StateOf(want)
 	return nil
+}
+
+// replace is restore for a change of our own. After an error what the kernel has is not known; the
+// caller holds mu.
+func (k *Keeper) replace() error {
+	_, err := k.restore()
+	if err != nil {
+		k.have = State{}
+	}
+	return err
 }
 
 // restore reads the kernel's table and alters what differs, which it tells; the

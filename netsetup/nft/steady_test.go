@@ -44,9 +44,15 @@ func TestSteady(t *testing.T) {
 type changing struct {
 	*FakeTables
 	replaced int
+	rest     bool // nothing changes
 }
 
-func (*changing) Read(Table, bool) (State, error) { return State{}, ErrChanging }
+func (c *changing) Read(t Table, elements bool) (State, error) {
+	if c.rest {
+		return c.FakeTables.Read(t, elements)
+	}
+	return State{}, ErrChanging
+}
 
 func (c *changing) Replace(t Table) error {
 	c.replaced++
@@ -63,5 +69,30 @@ func TestNoReplaceOfWhatIsNotKnown(t *testing.T) {
 	}
 	if err := k.Check(); !errors.Is(err, ErrChanging) || kernel.replaced != 0 {
 		t.Errorf("check: %v, replaced %d times", err, kernel.replaced)
+	}
+}
+
+// TestOtherDefinitionsAreNotForgotten: a table whose definitions changed while it could not
+// be read is replaced with the next Set.
+func TestOtherDefinitionsAreNotForgotten(t *testing.T) {
+	kernel := &changing{FakeTables: &FakeTables{}, rest: true}
+	k := NewKeeper(KeeperConfig{Kernel: kernel})
+	chain := func(policy ...string) Table {
+		table := Table{Name: "t"}
+		for _, name := range policy {
+			table.Sets = append(table.Sets, Set{Name: name})
+		}
+		return table
+	}
+	if err := k.Set(chain("one")); err != nil {
+		t.Fatal(err)
+	}
+	kernel.rest, kernel.replaced = false, 0
+	if err := k.Set(chain("one", "two")); !errors.Is(err, ErrChanging) {
+		t.Fatal(err)
+	}
+	kernel.rest = true
+	if err := k.Set(chain("one", "two")); err != nil || kernel.replaced != 1 {
+		t.Errorf("%v, replaced %d times", err, kernel.replaced)
 	}
 }

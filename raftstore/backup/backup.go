@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -81,9 +82,15 @@ type Secrets struct {
 // key and a colon follow.
 const sealPrefix = "k8s:enc:clusterd:"
 
-// derivedSeal begins the ids of keys that follow from authorities': a snapshot has
-// always held what they need.
-const derivedSeal = "authority"
+// AuthoritySeal is the id of the key that follows from the first authority's; later
+// ones add a dash and a part of their own id.
+const AuthoritySeal = "authority"
+
+var derivedSeals = regexp.MustCompile(`^` + AuthoritySeal + `(-[a-z2-7]{12})?$`)
+
+// DerivedSeal reports whether the id is of a key that follows from an authority's: a
+// snapshot has always held what it needs.
+func DerivedSeal(id string) bool { return derivedSeals.MatchString(id) }
 
 // MissingSealKeys are the ids of keys that live values are sealed with and that the
 // snapshot does not hold. Snapshots of releases before those that put administrators'
@@ -103,7 +110,7 @@ func (c *Content) MissingSealKeys() ([]string, error) {
 	for _, kv := range list.KVs {
 		rest, sealed := bytes.CutPrefix(kv.Value, []byte(sealPrefix))
 		id, _, ok := bytes.Cut(rest, []byte(":"))
-		if !sealed || !ok || held[string(id)] || string(id) == derivedSeal || bytes.HasPrefix(id, []byte(derivedSeal+"-")) {
+		if !sealed || !ok || held[string(id)] || DerivedSeal(string(id)) {
 			continue
 		}
 		held[string(id)] = true

@@ -295,6 +295,34 @@ func TestGetAtRevision(t *testing.T) {
 	}
 }
 
+// TestOriginOfBudget: a user who is called as the leader names members is charged under the name that
+// the history has, which is no other user's.
+func TestOriginOfBudget(t *testing.T) {
+	store := openStore(t, nil)
+	codec := testCodecs.LegacyCodec(schema.GroupVersion{Group: "example.apiserver.k8s.io", Version: "v1"})
+	var reserved string
+	s, err := New(Options{Store: store, ResourcePrefix: "/pods", GroupResource: podsGR, Codec: codec, NewFunc: newPod,
+		Origin: func(context.Context) string { return "bob [from n7]" },
+		Reserve: func(_ context.Context, origin string, _ int64) (func(), error) {
+			reserved = origin
+			return func() {}, nil
+		}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const key = "/pods/ns/foo"
+	if err := s.Create(t.Context(), key, &example.Pod{ObjectMeta: metav1.ObjectMeta{Name: "foo", Namespace: "ns"}}, nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	changes, err := NewPast(store, "").Changes(t.Context(), key, 0)
+	if err != nil || len(changes.List) != 1 {
+		t.Fatalf("%+v, %v", changes, err)
+	}
+	if written := changes.List[0].Origin; written != reserved || reserved == "bob" {
+		t.Errorf("reserved by %q, written by %q", reserved, written)
+	}
+}
+
 // Each change says who made the request, cut to a bearable length.
 func TestChangesNameTheirOrigin(t *testing.T) {
 	store := openStore(t, nil)

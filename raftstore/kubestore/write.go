@@ -333,5 +333,5 @@ func (s *Storage) originOf(ctx context.Context) string {
 	if len(who) > maxOrigin {
 		who = strings.ToValidUTF8(who[:maxOrigin-len("…")], "") + "…"
 	}
-	return who
+	return mvcc.PlainOrigin(who) // as the budget and the history are to know it
 }

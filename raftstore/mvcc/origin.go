@@ -45,3 +45,15 @@ func OriginFrom(who, from string) string {
 	}
 	return who + fromMark + from + fromEnd
 }
+
+// PlainOrigin is who in words that name no member, and are not those of anybody else: users
+// may be called as they like.
+func PlainOrigin(who string) string {
+	for {
+		before, named := SplitOrigin(who)
+		if named == "" {
+			return who
+		}
+		who = strings.TrimPrefix(before+" "+strings.TrimSuffix(fromMark, " ")+": "+named+fromEnd, " ")
+	}
+}

@@ -33,3 +33,22 @@ func TestOriginFrom(t *testing.T) {
 		}
 	}
 }
+
+func TestPlainOrigin(t *testing.T) {
+	for who, want := range map[string]string{
+		"bob": "bob", "": "", "bob via curl": "bob via curl", "bob[from x]": "bob[from x]",
+		"bob [from x]": "bob [from: x]", "[from x]": "[from: x]", "bob [from x] [from y]": "bob [from x] [from: y]",
+	} {
+		got := PlainOrigin(who)
+		if got != want {
+			t.Errorf("%q: %q, want %q", who, got, want)
+		}
+		// The leader leaves it as it is.
+		if kept := OriginFrom(got, ""); kept != got {
+			t.Errorf("%q becomes %q", got, kept)
+		}
+		if by, from := SplitOrigin(OriginFrom(got, "n2")); by != got || from != "n2" {
+			t.Errorf("%q: by %q, from %q", got, by, from)
+		}
+	}
+}
