@@ -87,13 +87,16 @@ func (c *controller) pass(ctx context.Context) {
 	}
 	now := c.clock.Now()
 	rested(c.moved, now)
-	moves := c.planner.Moves(func(pod *corev1.Pod) bool {
-		if !movable(pod, c.settled, now) {
-			return false
+	// The planner's pods are as they were when the scheduler last looked at them: it
+	// keeps no conditions.
+	may := map[types.UID]bool{}
+	for _, pod := range all {
+		if movable(pod, c.settled, now) {
+			_, rests := c.moved[metav1.GetControllerOf(pod).UID]
+			may[pod.UID] = !rests
 		}
-		_, rests := c.moved[metav1.GetControllerOf(pod).UID]
-		return !rests
-	}, most)
+	}
+	moves := c.planner.Moves(func(pod *corev1.Pod) bool { return may[pod.UID] }, most)
 	for _, m := range moves {
 		owner := metav1.GetControllerOf(m.Pod).UID
 		if _, rests := c.moved[owner]; rests {

@@ -121,8 +121,13 @@ func TestPass(t *testing.T) {
 	c := &controller{client: client, clock: clock, events: recorder, pods: corelisters.NewPodLister(indexer), planner: p, settled: defaultSettled, moved: map[types.UID]time.Time{}}
 	for name, set := range map[string]string{"guarded": "s1", "gone": "s2", "broken": "s3", "x1": "s4", "x2": "s4", "y": "s5"} {
 		pod := replica(name, set).Obj()
-		pod.OwnerReferences[0].UID = types.UID(set)
-		p.moves = append(p.moves, scheduler.Move{Pod: pod, From: "a", To: "b", Kind: scheduler.MoveLoad, Why: "of its load"})
+		pod.OwnerReferences[0].UID, pod.UID = types.UID(set), types.UID(name)
+		if err := indexer.Add(pod); err != nil {
+			t.Fatal(err)
+		}
+		known := pod.DeepCopy() // to the scheduler, which does not follow conditions
+		known.Status = corev1.PodStatus{}
+		p.moves = append(p.moves, scheduler.Move{Pod: known, From: "a", To: "b", Kind: scheduler.MoveLoad, Why: "of its load"})
 	}
 	slices.SortFunc(p.moves, func(a, b scheduler.Move) int { return -len(a.Pod.Name) + len(b.Pod.Name) })
 	// Three a pass: those that cannot be evicted are in the way of no later pass for ever,
