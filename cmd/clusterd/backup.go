@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -171,7 +172,7 @@ func prepareRestore(cfg Config, c *backup.Content) error {
 		if err != nil {
 			return err
 		}
-		t.Ops = append(append(t.Ops, ops...), forget...)
+		t.Ops = deletedOnce(slices.Concat(t.Ops, ops, forget))
 		if err := recovery.Amend(k, t); err != nil {
 			return err
 		}
@@ -216,4 +217,15 @@ func tellRestored(w io.Writer, cfg Config, c *backup.Content) {
 	if missing, err := c.MissingSealKeys(); err == nil && len(missing) > 0 {
 		fmt.Fprintf(w, "Secrets in it are sealed with keys that it does not hold: %s. Put them into %s, a line ID BASE64 each; until then those Secrets cannot be read.\n", strings.Join(missing, ", "), dataDir(cfg.Data).path(sealFile))
 	}
+}
+
+// deletedOnce leaves out deletions of keys that an operation before deletes already: what a
+// removed member had of a change of keys goes with its record, and with the change.
+func deletedOnce(ops []mvcc.Op) []mvcc.Op {
+	deleted := map[string]bool{}
+	return slices.DeleteFunc(ops, func(op mvcc.Op) bool {
+		again := op.Type == mvcc.OpDelete && deleted[op.Key]
+		deleted[op.Key] = deleted[op.Key] || op.Type == mvcc.OpDelete
+		return again
+	})
 }

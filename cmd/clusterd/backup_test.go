@@ -99,3 +99,14 @@ func keyspaceOf(t *testing.T, s join.Store) *mvcc.Keyspace {
 	}
 	return k
 }
+
+// TestDeletedOnce: a transaction may name a key once.
+func TestDeletedOnce(t *testing.T) {
+	del := func(key string) mvcc.Op { return mvcc.Op{Type: mvcc.OpDelete, Key: key} }
+	put := mvcc.Op{Type: mvcc.OpPut, Key: "c", Value: []byte("v")}
+	got := deletedOnce([]mvcc.Op{del("a"), put, del("b"), del("a"), del("b")})
+	txn := mvcc.Txn{Ops: got}
+	if err := txn.Validate(); err != nil || len(got) != 3 {
+		t.Errorf("%v: %+v", err, got)
+	}
+}
