@@ -39,7 +39,7 @@ func TestVMVolumeSize(t *testing.T) {
 
 	e.exec("writer", "/hello", "fill", "/v/a", "3")
 	out, err := ctl("-n", e.ns, "exec", "writer", "--", "/hello", "fill", "/v/b", "3")
-	if err == nil || !strings.Contains(err.Error(), "no space left on device") {
+	if err == nil || !strings.Contains(err.Error(), "disk quota exceeded") {
 		t.Errorf("6 MiB of 4: %s %v", out, err)
 	}
 	e.eventually("the claim says that its volume is full", func() error {

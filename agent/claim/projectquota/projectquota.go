@@ -3,7 +3,7 @@
 //
 // A project is a number that a folder has and that what is made below it
 // inherits. The file system counts what the files of a project take, and
-// refuses more than the limit with ENOSPC. statfs(2) in such a folder shows
+// refuses more than the limit, ext4 with EDQUOT, XFS with ENOSPC. statfs(2) in such a folder shows
 // the limit as the size of the file system.
 //
 // A project binds programs that do not mean to leave it: who owns a file, and
