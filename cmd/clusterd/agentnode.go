@@ -75,7 +75,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	if n.id, err = n.dir.readIdentity(); err != nil {
 		return err
 	}
-	if err := n.dir.setRight(n.id, log); err != nil {
+	if err := n.dir.reconcile(n.id, log); err != nil {
 		return err
 	}
 	if name, _ := pki.NodeName(n.id.cert); name != cfg.Name {

@@ -122,7 +122,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	if m.id, err = m.dir.readIdentity(); err != nil {
 		return nil, err
 	}
-	if err = m.dir.setRight(m.id, log); err != nil {
+	if err = m.dir.reconcile(m.id, log); err != nil {
 		return nil, err
 	}
 	m.rights.self = m.id.nodeID()

@@ -142,11 +142,11 @@ func (d dataDir) loose() ([]string, error) {
 	return files, nil
 }
 
-// setRight makes the folder be as the sealing key says: what lies in clear is sealed, and what
+// reconcile makes the folder be as the sealing key says: what lies in clear is sealed, and what
 // a key sealed that is not the first any more is sealed with that. Each file is the old one or
 // the new one after a crash, and both can be read with the sealing key; the next start goes on. id is
 // what was read. The lock of the folder is held.
-func (d keyDir) setRight(id *identity, log *slog.Logger) error {
+func (d keyDir) reconcile(id *identity, log *slog.Logger) error {
 	if err := d.removeUnfinished(); err != nil {
 		return err
 	}

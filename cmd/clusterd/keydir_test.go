@@ -109,7 +109,7 @@ func (n *sealedNode) start() error {
 	if err != nil {
 		return err
 	}
-	return d.setRight(id, slog.New(slog.DiscardHandler))
+	return d.reconcile(id, slog.New(slog.DiscardHandler))
 }
 
 // reads checks that all that was written is read.
@@ -356,14 +356,15 @@ func TestSealingCrashes(t *testing.T) {
 		}
 		n.cfg.SealKey = with
 		n.reads()
-		if state%5 == 0 { // it was sealing
+		switch state % 5 {
+		case 0: // it was sealing
 			if err := n.start(); err != nil {
 				t.Fatal(state, err)
 			}
 			if found := n.found(); len(found) > 0 {
 				t.Fatalf("state %d: %q", state, found)
 			}
-		} else if state%5 == 1 { // it was unsealing
+		case 1: // it was unsealing
 			if err := unseal(n.dir(), io.Discard); err != nil {
 				t.Fatal(state, err)
 			}
