@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"path"
+	"slices"
 	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -37,6 +38,14 @@ func (p *pastHandler) history(w http.ResponseWriter, req *http.Request, info *re
 	known, err := p.store.Changes(req.Context(), keyOf(info), limit)
 	if err != nil {
 		return err
+	}
+	since, err := p.since(req.Context(), info)
+	if err != nil {
+		return err
+	}
+	known.List = slices.DeleteFunc(known.List, func(c StoredChange) bool { return c.Revision < since })
+	if known.Base < since {
+		known.Base = 0
 	}
 	if len(known.List) == 0 && known.Base == 0 {
 		resource := schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}

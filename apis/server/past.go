@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
@@ -35,6 +36,9 @@ type Past interface {
 	// RevisionAt is the revision that was the present one at a time, which lies
 	// between Extent's OldestTime and Now.
 	RevisionAt(ctx context.Context, at time.Time) (int64, error)
+	// Created is the revision at which what is stored under key now was created, as
+	// far as this server knows; 0: nothing is stored there.
+	Created(ctx context.Context, key string) (int64, error)
 	// At makes the storage's Get without a resource version, in the context it
 	// returns, show the object as of revision.
 	At(ctx context.Context, revision int64) context.Context
@@ -78,21 +82,25 @@ type StoredChange struct {
 // withPast serves gets and lists as of a moment in the past, and the history
 // of objects. It stands behind authorization, and what it serves is asked for
 // as the same get or list of the present is: who may read an object may read
-// what it was.
-func withPast(next http.Handler, store Past) http.Handler {
-	p := &pastHandler{next: next, store: store}
+// what it was, since its namespace was created (pasttenant.go asks auth for more).
+func withPast(next http.Handler, store Past, auth authorizer.Authorizer) http.Handler {
+	p := &pastHandler{next: next, store: store, authorizer: auth}
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		query := req.URL.Query()
 		info, ok := request.RequestInfoFrom(req.Context())
-		if !ok || !info.IsResourceRequest || !query.Has(past.AtParameter) && !query.Has(past.HistoryParameter) {
+		if !ok || !info.IsResourceRequest || req.URL.RawQuery == "" {
 			next.ServeHTTP(w, req)
 			return
 		}
-		var err error
-		if query.Has(past.HistoryParameter) {
+		query := req.URL.Query()
+		err := p.present(req, info, query)
+		switch {
+		case err != nil:
+		case query.Has(past.HistoryParameter):
 			err = p.history(w, req, info, query)
-		} else {
+		case query.Has(past.AtParameter):
 			err = p.at(w, req, info, query)
+		default:
+			next.ServeHTTP(w, req)
 		}
 		if err != nil {
 			gv := schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion}
@@ -102,8 +110,9 @@ func withPast(next http.Handler, store Past) http.Handler {
 }
 
 type pastHandler struct {
-	next  http.Handler
-	store Past
+	next       http.Handler
+	store      Past
+	authorizer authorizer.Authorizer
 }
 
 // at answers a get or list with the state as of a moment. A list becomes one
@@ -125,6 +134,13 @@ func (p *pastHandler) at(w http.ResponseWriter, req *http.Request, info *request
 	}
 	rev, err := p.revision(req.Context(), text)
 	if err != nil {
+		return err
+	}
+	since, err := p.since(req.Context(), info)
+	if err != nil {
+		return err
+	}
+	if err := before(rev, since, info); err != nil {
 		return err
 	}
 	w.Header().Set(past.RevisionHeader, strconv.FormatInt(rev, 10))

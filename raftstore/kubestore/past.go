@@ -88,6 +88,16 @@ func (p *Past) Changes(ctx context.Context, key string, limit int) (Changes, err
 	return res, nil
 }
 
+// Created is the revision at which what this member has under key was created; 0: it
+// has nothing there.
+func (p *Past) Created(ctx context.Context, key string) (int64, error) {
+	kv, _, err := p.store.Get(ctx, path.Join("/", p.prefix, key), raftstore.ReadOptions{Stale: true})
+	if err != nil || kv == nil {
+		return 0, explain(err)
+	}
+	return kv.CreateRevision, nil
+}
+
 // Folder is the folder of the store that holds a resource's objects, of one
 // namespace or of all ("").
 func Folder(resourcePrefix, namespace string) string {

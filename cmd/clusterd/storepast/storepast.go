@@ -58,6 +58,11 @@ func (p *Past) catchUp(ctx context.Context) error {
 	return kubestore.Explain(err)
 }
 
+// Created implements server.Past.
+func (p *Past) Created(ctx context.Context, key string) (int64, error) {
+	return p.changes.Created(ctx, key)
+}
+
 // At implements server.Past.
 func (p *Past) At(ctx context.Context, revision int64) context.Context {
 	return kubestore.WithRevision(ctx, revision)

@@ -1,0 +1,127 @@
+package storepast
+
+import (
+	"encoding/json"
+	"net/url"
+	"strconv"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/clusterd/clusterd/apis/past"
+	"github.com/clusterd/clusterd/raftstore/raftstoretest"
+)
+
+// A right in a namespace shows nothing of another one that had the same name before,
+// by whichever parameter it is asked for; a right in all namespaces does.
+func TestMultiFormerNamespace(t *testing.T) {
+	t.Parallel()
+	members := raftstoretest.New(t, 1, nil)
+	s := apiOver(t, members.Leader())
+	ctx := t.Context()
+	admin := s.ClientFor(t, "ann", "system:masters").CoreV1()
+	const name = "shop"
+	found := func() {
+		t.Helper()
+		members.Wait("the namespace to be made", func() bool {
+			_, err := admin.Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+			return err == nil
+		})
+	}
+	put := func(value string) *corev1.ConfigMap {
+		t.Helper()
+		m, err := admin.ConfigMaps(name).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Data: map[string]string{"k": value}}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	found()
+	theirs := put("theirs")
+	if err := admin.ConfigMaps(name).Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := admin.Namespaces().Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	ns, err := admin.Namespaces().Get(ctx, name, metav1.GetOptions{})
+	if err == nil {
+		ns.Spec.Finalizers = nil
+		_, err = admin.Namespaces().Finalize(ctx, ns, metav1.UpdateOptions{})
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	found()
+	grants := s.ClientFor(t, "ann", "system:masters").RbacV1()
+	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "reader"}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"configmaps", "namespaces"}, Verbs: []string{"get", "list", "watch"}},
+	}}
+	if _, err := grants.Roles(name).Create(ctx, role, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "eve"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: "eve"}}}
+	if _, err := grants.RoleBindings(name).Create(ctx, binding, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	mine := put("mine")
+	token, err := storage.EncodeContinue("/configmaps/"+name+"/\x00", "/configmaps/", revisionOf(t, theirs))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	const all, one = "/api/v1/namespaces/" + name + "/configmaps", "/api/v1/namespaces/" + name + "/configmaps/a"
+	eve, masters := s.ClientConfigFor("eve"), s.LoopbackConfig()
+	members.Wait("the binding to be in force", func() bool {
+		code, _, _ := ask(t, eve, one, nil)
+		return code == 200
+	})
+	old := theirs.ResourceVersion
+	exact := func(rev string) url.Values {
+		return url.Values{"resourceVersion": {rev}, "resourceVersionMatch": {"Exact"}}
+	}
+	for path, queries := range map[string][]url.Values{
+		one: {at(old)},
+		all: {at(old), exact(old), {"continue": {token}}, {"watch": {"1"}, "resourceVersion": {old}, "timeoutSeconds": {"1"}}},
+	} {
+		for _, query := range queries {
+			if code, _, body := ask(t, eve, path, query); code != 410 {
+				t.Errorf("eve: %s?%s: %d %s", path, query.Encode(), code, body)
+			}
+			if code, _, body := ask(t, masters, path, query); code != 200 {
+				t.Errorf("administrator: %s?%s: %d %s", path, query.Encode(), code, body)
+			}
+		}
+	}
+	for _, query := range []url.Values{exact(mine.ResourceVersion), at(mine.ResourceVersion)} {
+		if code, _, body := ask(t, eve, all, query); code != 200 {
+			t.Errorf("eve: what is hers at %s: %d %s", query.Encode(), code, body)
+		}
+	}
+	history := func(path string, who string) (h past.History) {
+		t.Helper()
+		config := eve
+		if who != "eve" {
+			config = masters
+		}
+		code, _, body := ask(t, config, path, url.Values{past.HistoryParameter: {""}})
+		if err := json.Unmarshal(body, &h); err != nil || code != 200 {
+			t.Errorf("%s: history of %s: %d %s", who, path, code, body)
+		}
+		return h
+	}
+	if h := history(one, "eve"); len(h.Changes) != 1 || strconv.FormatInt(h.Changes[0].Revision, 10) != mine.ResourceVersion {
+		t.Errorf("eve sees %+v", h.Changes)
+	}
+	if h := history(one, "administrator"); len(h.Changes) != 3 {
+		t.Errorf("an administrator sees %+v", h.Changes)
+	}
+	if h := history("/api/v1/namespaces/"+name, "eve"); len(h.Changes) != 1 {
+		t.Errorf("eve sees of the namespace %+v", h.Changes)
+	}
+}
