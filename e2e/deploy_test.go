@@ -87,7 +87,7 @@ func TestE2EDeploy(t *testing.T) {
 	})
 	t.Run("the web page", func(t *testing.T) { e.webPage() })
 	t.Run("owners and labels", func(t *testing.T) {
-		features.Shows(t, 91, 93, 95, 102)
+		features.Shows(t, 93, 95, 102)
 		sets, err := e.api.AppsV1().ReplicaSets("hello").List(t.Context(), metav1.ListOptions{LabelSelector: "app=hello"})
 		if err != nil || len(sets.Items) != 1 {
 			t.Fatalf("ReplicaSets: %v %v", sets, err)

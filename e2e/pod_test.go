@@ -12,8 +12,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
@@ -223,6 +225,43 @@ func TestE2EPod(t *testing.T) {
 			t.Errorf("gone after %s: the preStop hook was not waited for", took)
 		}
 		mustContain(t, "last words", logs(), "stopping")
+		// One that does not is killed when the grace is over.
+		const grace = 3
+		deaf := pod("deaf", "cat", "/dev/stdin") // it reads, whatever signal comes
+		deaf.Spec.Containers[0].Stdin = true
+		deaf.Finalizers = []string{"clusterd.test/seen"}
+		deaf.Spec.TerminationGracePeriodSeconds = ptr.To[int64](grace)
+		e.create(ns, deaf)
+		e.podReady(ns, "deaf")
+		deleted := time.Now()
+		if err := e.api.CoreV1().Pods(ns).Delete(ctx, "deaf", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		p := e.podIs(ns, "deaf", "killed", func(p *corev1.Pod) error {
+			if s := p.Status.ContainerStatuses; len(s) != 1 || s[0].State.Terminated == nil {
+				return errors.New("still running")
+			}
+			return nil
+		})
+		if end := p.Status.ContainerStatuses[0].State.Terminated; end.ExitCode != 137 || time.Since(deleted) < grace*time.Second {
+			t.Errorf("after %s: %+v", time.Since(deleted), end)
+		}
+		if _, err := e.api.CoreV1().Pods(ns).Patch(ctx, "deaf", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		e.eventually("the pod is removed", func(ctx context.Context) error {
+			_, err := e.api.CoreV1().Pods(ns).Get(ctx, "deaf", metav1.GetOptions{})
+			if !apierrors.IsNotFound(err) {
+				return fmt.Errorf("%v", err)
+			}
+			return nil
+		})
+		e.eventually("an event tells of the end", func(context.Context) error {
+			if text := e.ctl("-n", ns, "get", "events", "--field-selector=involvedObject.name=deaf"); !strings.Contains(text, "Killing") {
+				return errors.New(text)
+			}
+			return nil
+		})
 	})
 }
 

@@ -287,6 +287,23 @@ func TestE2EPlacement(t *testing.T) {
 			}
 			return nil
 		})
+		near := pod("near", "sleep")
+		near.Spec.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{TopologyKey: "kubernetes.io/hostname", LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"is": "there"}}}}}}
+		e.create(ns, near)
+		e.podIs(ns, "near", "unschedulable", func(p *corev1.Pod) error {
+			if c := podCondition(p, corev1.PodScheduled); c == nil || c.Status != corev1.ConditionFalse || !strings.Contains(c.Message, "affinity") {
+				return fmt.Errorf("%+v", c)
+			}
+			return nil
+		})
+		there := pod("there", "sleep")
+		there.Labels = map[string]string{"is": "there"}
+		e.create(ns, there)
+		if a, b := on("near"), on("there"); a != b {
+			t.Errorf("near is on %s, what it wants to be near to on %s", a, b)
+		}
+		e.ctl("-n", ns, "delete", "pod", "near", "there")
 		e.ctl("-n", ns, "delete", "deployment", "apart", "--cascade=foreground", "--timeout=60s")
 	})
 	t.Run("the emptier one", func(t *testing.T) {

@@ -9,7 +9,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
 	"github.com/clusterd/clusterd/e2e/features"
@@ -38,6 +41,18 @@ func TestE2EXAccess(t *testing.T) {
 		k.ok("create", "rolebinding", "readers", "--role=reader", "--user=jane")
 		canI(k, "yes", "list", "pods", "--as=jane")
 		canI(k, "no", "list", "pods", "--as=jane", "-n", "default")
+		k.best("a new binding is in force", time.Second, func(i int) time.Duration { // row 59
+			user := fmt.Sprintf("jane-%d", i)
+			k.ok("create", "rolebinding", user, "--role=reader", "--user="+user)
+			made := time.Now()
+			k.soon(user+" may list", func(ctx context.Context) (bool, error) {
+				review, err := k.api.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+					User: user, ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: k.ns, Verb: "list", Resource: "pods"},
+				}}, metav1.CreateOptions{})
+				return err == nil && review.Status.Allowed, err
+			})
+			return time.Since(made)
+		})
 		canI(k, "no", "delete", "pods", "--as=jane")
 		k.has(k.ok("auth", "can-i", "--list", "--as=jane"), "pods", "[get list]", "selfsubjectaccessreviews.authorization.k8s.io")
 		k.has(k.fails("get", "secrets", "--as=jane"), `User "jane" cannot list resource "secrets" in API group "" in the namespace "access"`)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -78,9 +79,18 @@ func TestE2EXControllers(t *testing.T) {
 		if err != nil {
 			k.Fatal(err)
 		}
-		if wait := set.CreationTimestamp.Sub(d.CreationTimestamp.Time); wait > stalled {
-			k.Errorf("the ReplicaSet came after %s", wait)
-		}
+		k.best("a Deployment's ReplicaSet", time.Second, func(i int) time.Duration { // row 91
+			name := fmt.Sprintf("soon-%d", i)
+			k.apply(web(name, 0))
+			made := time.Now()
+			k.soon("there is its ReplicaSet", func(ctx context.Context) (bool, error) {
+				list, err := k.api.AppsV1().ReplicaSets(k.ns).List(ctx, metav1.ListOptions{LabelSelector: "app=" + name})
+				return err == nil && len(list.Items) == 1, err
+			})
+			took := time.Since(made)
+			k.ok("delete", "deployment", name, "--wait=false")
+			return took
+		})
 		tmpl := set.Spec.Template.DeepCopy()
 		if tmpl.Labels["pod-template-hash"] == "" {
 			k.Errorf("labels %v", tmpl.Labels)

@@ -11,9 +11,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
@@ -277,9 +279,27 @@ func TestE2EXSandbox(t *testing.T) {
 	k.sub("bounded leftovers of a crashing container", func(k *kit) {
 		features.Shows(k, 202, 275)
 		k.apply(simple("crash", "echo, again"))
-		p := k.podIs("crash", "crashed three times", func(p *corev1.Pod) bool {
-			return len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].RestartCount >= 3
+		backoffs := []string{"back-off 10s", "back-off 20s", "back-off 40s"} // row 202
+		var began [3]time.Time
+		p := k.podIs("crash", "waits twice as long after each end", func(p *corev1.Pod) bool {
+			if w := waiting(p); w != nil {
+				for i, text := range backoffs {
+					if began[i].IsZero() && strings.HasPrefix(w.Message, text+" ") {
+						began[i] = time.Now()
+					}
+				}
+			}
+			return !began[2].IsZero()
 		})
+		for i, least := range []time.Duration{10 * time.Second, 20 * time.Second} {
+			// A poll sees the message up to a second after it was written.
+			if took := began[i+1].Sub(began[i]); began[i].IsZero() || took < least-2*time.Second {
+				k.Errorf("%q came %s after %q", backoffs[i+1], took, backoffs[i])
+			}
+		}
+		for _, reason := range []string{"Pulled", "Created", "Started", "BackOff"} {
+			k.event("crash", reason)
+		}
 		k.eventuallyHas([]string{"get", "pod", "crash"}, "CrashLoopBackOff")
 		kept, err := filepath.Glob(filepath.Join(k.c.Nodes()[0].Data, "log", "pods", "*_"+string(p.UID), "main", "*.log"))
 		if err != nil || len(kept) > 2 {
@@ -290,19 +310,23 @@ func TestE2EXSandbox(t *testing.T) {
 	})
 	k.sub("containers start in order, after init", func(k *kit) {
 		features.Shows(k, 273, 274)
-		k.apply(simple("ordered", "sleep", `- {name: second, image: "`+image+`", args: [sleep]}`, `- {name: third, image: "`+image+`", args: [sleep]}`,
+		k.apply(simple("ordered", "sleep", `- {name: second, image: "`+image+`", args: [count]}`, `- {name: third, image: "`+image+`", args: [follow, /none, /none]}`,
 			"initContainers:", `- {name: i1, image: "`+image+`", args: [exit, "0", "1"]}`, `- {name: i2, image: "`+image+`", args: [exit, "0"]}`))
 		s := k.ready("ordered").Status
 		i1, i2 := s.InitContainerStatuses[0].State.Terminated, s.InitContainerStatuses[1].State.Terminated
 		if i1 == nil || i2 == nil || i2.StartedAt.Before(&i1.FinishedAt) {
 			k.Fatalf("init containers: %+v, %+v", i1, i2)
 		}
-		last := i2.FinishedAt
-		for _, c := range s.ContainerStatuses {
-			if c.State.Running.StartedAt.Before(&last) {
-				k.Errorf("%s started at %s, before %s", c.Name, c.State.Running.StartedAt, last)
-			}
-			last = c.State.Running.StartedAt
+		if first := s.ContainerStatuses[0].State.Running.StartedAt; first.Before(&i2.FinishedAt) {
+			k.Errorf("the first started at %s, before the init containers had ended at %s", first, i2.FinishedAt)
+		}
+		// The status has whole seconds; the kernel's clock has ticks of 10 ms.
+		ticks := make([]int, 0, 3)
+		for _, program := range []string{"sleep", "count", "follow"} {
+			ticks = append(ticks, k.started(k.process(string(k.pod("ordered").UID), program)))
+		}
+		if !slices.IsSorted(ticks) || ticks[0] == ticks[2] {
+			k.Errorf("they started at the ticks %v", ticks)
 		}
 		k.ok("delete", "pod", "ordered", "--wait=false")
 	})

@@ -163,7 +163,7 @@ func TestE2EXPod(t *testing.T) {
 		k.ok("delete", "pod", "nowhere", "init", "initializing", "runs", "good", "bad")
 	})
 	k.sub("a killed process is noticed and replaced", func(k *kit) {
-		features.Shows(k, 177, 199, 262)
+		features.Shows(k, 199, 262)
 		k.apply(simple("killed", "sleep", `- {name: side, image: "`+image+`", args: [serve]}`))
 		p := k.ready("killed")
 		side := k.process(string(p.UID), "serve")

@@ -207,7 +207,7 @@ func (k *kit) lists() int {
 // everything would be counted too.
 func TestE2EXEvented(t *testing.T) {
 	k := start(t, "evented")
-	features.Shows(k, 178)
+	features.Shows(k, 177, 178)
 	k.apply(simple("evented", "sleep"))
 	uid := string(k.ready("evented").UID)
 	best, quiet := time.Hour, false
