@@ -95,7 +95,7 @@ func newGeneric(config Config, stores *stores, s *Server) (*genericapiserver.Rec
 	}
 
 	c.BuildHandlerChainFunc = func(api http.Handler, c *genericapiserver.Config) http.Handler {
-		return genericapiserver.DefaultBuildHandlerChain(withAgent(withPast(s.quietly(api), config.Past, c.Authorization.Authorizer)), c)
+		return genericapiserver.DefaultBuildHandlerChain(withAgent(withPast(withQuantities(s.quietly(api), stores, c.MaxRequestBodyBytes), config.Past, c.Authorization.Authorizer)), c)
 	}
 	c.AddReadyzChecks(
 		healthz.NamedCheck("storage", func(*http.Request) error { return stores.ready() }),
