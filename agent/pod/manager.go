@@ -224,7 +224,7 @@ func stripManaged(o any) (any, error) {
 
 // set takes a pod of the watch.
 func (m *Manager) set(pod *v1.Pod) {
-	if isMirror(pod) {
+	if m.shows(pod) {
 		m.setMirror(pod, false)
 		return
 	}
@@ -301,9 +301,17 @@ func (m *Manager) launch(w *worker) {
 	})
 }
 
+// shows reports whether the API's pod only shows a static one. One that a worker runs
+// does not, whatever its annotations say by now.
+func (m *Manager) shows(pod *v1.Pod) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return isMirror(pod) && m.workers[pod.UID] == nil
+}
+
 // remove takes the disappearance of a pod from the API.
 func (m *Manager) remove(pod *v1.Pod) {
-	if isMirror(pod) {
+	if m.shows(pod) {
 		m.setMirror(pod, true)
 		return
 	}

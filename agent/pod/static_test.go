@@ -16,6 +16,7 @@ import (
 	kruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/agent/static"
 )
@@ -304,6 +305,19 @@ func TestSameNameFromTwoSources(t *testing.T) {
 		n.after(time.Second)
 		if _, err := n.api.CoreV1().Pods("default").Get(t.Context(), "ghost", metav1.GetOptions{}); err == nil {
 			t.Error("a mirror of no static pod stays")
+		}
+		// What runs here is no mirror, whatever is written on it later.
+		p = n.get("posing").DeepCopy()
+		p.Annotations[v1.MirrorPodAnnotationKey] = "x"
+		n.update(p)
+		n.after(time.Second)
+		n.get("posing")
+		if err := n.api.CoreV1().Pods("default").Delete(t.Context(), "posing", metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))}); err != nil {
+			t.Fatal(err)
+		}
+		n.after(time.Minute)
+		if got := n.running(); slices.Contains(got, string(p.UID)) {
+			t.Errorf("%s was deleted and runs: %v", p.UID, got)
 		}
 	})
 }

@@ -5,6 +5,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/apis/internal/check/checktest"
@@ -65,6 +66,29 @@ func TestEphemeralUpdate(t *testing.T) {
 			}
 		})
 	}
+}
+
+// No change of a pod makes a mirror of it, or of a mirror a pod.
+func TestMirrorStays(t *testing.T) {
+	mirror := func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"} }
+	other := func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "y"} }
+	for _, test := range []struct {
+		name     string
+		old, new func(*corev1.Pod)
+		want     []string
+	}{
+		{"added", both(), mirror, []string{"metadata.annotations[kubernetes.io/config.mirror]: Forbidden: may not add mirror pod annotation"}},
+		{"removed", mirror, both(), []string{"metadata.annotations[kubernetes.io/config.mirror]: Forbidden: may not remove or update mirror pod annotation"}},
+		{"changed", mirror, other, []string{"metadata.annotations[kubernetes.io/config.mirror]: Forbidden: may not remove or update mirror pod annotation"}},
+		{"kept", mirror, mirror, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			for _, validate := range []func(pod, old *corev1.Pod) field.ErrorList{validatePodUpdate, validatePodStatusUpdate} {
+				checktest.Faults(t, validate(newPod(test.new), newPod(test.old)), test.want...)
+			}
+		})
+	}
+	checktest.Faults(t, validatePodCreate(newPod(mirror)), "metadata.annotations[kubernetes.io/config.mirror]: Invalid value: \"x\": must set spec.nodeName")
 }
 
 // TestEphemeralUpdateKeepsTheRest: whatever else the client sent is dropped.

@@ -5,14 +5,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
 // validateEphemeralUpdate: ephemeral containers can be added to a pod, and
 // neither changed nor taken away.
 func validateEphemeralUpdate(pod, old *corev1.Pod) field.ErrorList {
-	errs := apivalidation.ValidateObjectMetaUpdate(&pod.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
+	errs := validatePodMetaUpdate(pod, old)
 	at := field.NewPath("spec", "ephemeralContainers")
 	if isMirror(old) {
 		return append(errs, field.Forbidden(at, "static pods do not support ephemeral containers"))
@@ -71,7 +70,7 @@ func validateEphemeralContainer(c *corev1.Container, at *field.Path) field.Error
 // validateResize: cpu and memory of containers that keep running can change
 // within the pod's class, and none of them can be taken back.
 func validateResize(pod, old *corev1.Pod) field.ErrorList {
-	errs := apivalidation.ValidateObjectMetaUpdate(&pod.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
+	errs := validatePodMetaUpdate(pod, old)
 	at := field.NewPath("spec")
 	if isMirror(old) {
 		return append(errs, field.Forbidden(at, "static pods cannot be resized"))

@@ -18,7 +18,7 @@ import (
 // validatePodUpdate checks that nothing but the few fields changed that a pod
 // can change while it exists.
 func validatePodUpdate(pod, old *corev1.Pod) field.ErrorList {
-	errs := apivalidation.ValidateObjectMetaUpdate(&pod.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
+	errs := validatePodMetaUpdate(pod, old)
 	at := field.NewPath("spec")
 	errs = append(errs, validatePodSpec(&pod.Spec, at, specOfPod)...)
 	if len(errs) > 0 {
@@ -73,6 +73,24 @@ func validateDeadlineUpdate(deadline, old *int64, at *field.Path) field.ErrorLis
 		return field.ErrorList{field.Invalid(at, *deadline, "must be less than or equal to previous value")}
 	}
 	return nil
+}
+
+// validatePodMetaUpdate checks the metadata of any change of a pod. What makes it a
+// mirror stays: its node would take a pod that became one for the mirror of a static
+// pod that it does not have, and delete it while its containers run.
+func validatePodMetaUpdate(pod, old *corev1.Pod) field.ErrorList {
+	meta := field.NewPath("metadata")
+	errs := apivalidation.ValidateObjectMetaUpdate(&pod.ObjectMeta, &old.ObjectMeta, meta)
+	mirror, is := pod.Annotations[corev1.MirrorPodAnnotationKey]
+	was, had := old.Annotations[corev1.MirrorPodAnnotationKey]
+	at := meta.Child("annotations").Key(corev1.MirrorPodAnnotationKey)
+	switch {
+	case is && !had:
+		errs = append(errs, field.Forbidden(at, "may not add mirror pod annotation"))
+	case is != had || mirror != was:
+		errs = append(errs, field.Forbidden(at, "may not remove or update mirror pod annotation"))
+	}
+	return errs
 }
 
 // validateTolerationsUpdate: tolerations can be added, and last longer.
@@ -172,7 +190,7 @@ func containsAll(list, wanted []corev1.NodeSelectorRequirement) bool {
 
 // validatePodStatusUpdate checks what a node reports of a pod.
 func validatePodStatusUpdate(pod, old *corev1.Pod) field.ErrorList {
-	errs := apivalidation.ValidateObjectMetaUpdate(&pod.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
+	errs := validatePodMetaUpdate(pod, old)
 	at := field.NewPath("status")
 	status := &pod.Status
 	if status.NominatedNodeName != "" {

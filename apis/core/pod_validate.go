@@ -35,6 +35,9 @@ func validatePodCreate(pod *corev1.Pod) field.ErrorList {
 	if len(pod.Spec.SchedulingGates) > 0 && pod.Spec.NodeName != "" {
 		errs = append(errs, field.Forbidden(path.Child("nodeName"), "cannot be set until all schedulingGates have been cleared"))
 	}
+	if isMirror(pod) && pod.Spec.NodeName == "" {
+		errs = append(errs, field.Invalid(field.NewPath("metadata", "annotations").Key(corev1.MirrorPodAnnotationKey), pod.Annotations[corev1.MirrorPodAnnotationKey], "must set spec.nodeName if mirror pod annotation is set"))
+	}
 	return errs
 }
 
