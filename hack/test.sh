@@ -36,10 +36,11 @@ tools() { make --no-print-directory tools-test; }
 e2e() {
 	local own job failed=0 jobs=()
 	export CLUSTERD_E2E=netns
-	# Three clusters at a time: they have bridges of their own, and mostly wait.
+	# Four clusters at a time: they have bridges of their own, and mostly wait.
 	e2e_lane 1 & jobs+=($!)
 	e2e_lane 2 & jobs+=($!)
-	gotest -p 1 -count=1 -timeout 40m $($GO list ./e2e/... | grep -v '/e2e$') & jobs+=($!)
+	gotest -count=1 -timeout 40m ./e2e/kubectl & jobs+=($!)
+	gotest -p 1 -count=1 -timeout 40m $($GO list ./e2e/... | grep -v -e '/e2e$' -e '/e2e/kubectl$') & jobs+=($!)
 	for job in "${jobs[@]}"; do wait "$job" || failed=1; done
 	[ "$failed" -eq 0 ] || return 1
 	# The machine's own kubectl, mostly of another version, goes on a short tour.
@@ -75,22 +76,44 @@ needs_root() { case $1 in root | e2e | vm | tools) return 0 ;; esac; return 1; }
 make --no-print-directory bin/tools/gotestsum bin/kubectl || exit 1
 echo "kubectl: $CLUSTERD_KUBECTL, $("$CLUSTERD_KUBECTL" version --client 2>&1 | tr '\n' ' ')"
 
+# run runs a tier, and notes its result and time in a line of $logs/TIER.row.
+run() {
+	local tier=$1 began=$SECONDS result=passed ok
+	echo "── $tier ─────────────────────────────────────────"
+	"$tier" 2>&1 | tee "$logs/$tier" | grep -v '\[no test files\]'
+	[ "${PIPESTATUS[0]}" -eq 0 ] || result=FAILED
+	ok=$(grep -c '^ok ' "$logs/$tier")
+	echo "$tier|$result|$((SECONDS - began)) s$([ "$ok" -gt 0 ] && echo ", $ok packages")" >"$logs/$tier.row"
+}
+
+# beside is a tier that runs beside root; its output is shown when both are done.
+beside=
+beside_done() {
+	[ -n "$beside" ] || return 0
+	wait
+	cat "$logs/$beside.shown"
+	beside=
+}
 for tier in $TIERS; do
 	if needs_root "$tier" && [ "$(id -u)" -ne 0 ]; then
-		rows+=("$tier|did not run|needs root: sudo make test")
+		echo "$tier|did not run|needs root: sudo make test" >"$logs/$tier.row"
 		[ -n "${CLUSTERD_TEST_ALL:-}" ] && failed=1
 		continue
 	fi
-	echo "── $tier ─────────────────────────────────────────"
-	began=$SECONDS
-	if "$tier" 2>&1 | tee "$logs/$tier" | grep -v '\[no test files\]'; [ "${PIPESTATUS[0]}" -eq 0 ]; then
-		result=passed
-	else
-		result=FAILED
-		failed=1
+	# The race detector computes while the tests of root mostly wait.
+	if [ "$tier" = race ] && [[ " $TIERS " == *" root "* ]] && [ "$(id -u)" -eq 0 ]; then
+		run race >"$logs/race.shown" 2>&1 &
+		beside=race
+		continue
 	fi
-	ok=$(grep -c '^ok ' "$logs/$tier")
-	rows+=("$tier|$result|$((SECONDS - began)) s$([ "$ok" -gt 0 ] && echo ", $ok packages")")
+	run "$tier"
+	[ "$tier" = root ] && beside_done
+done
+beside_done
+for tier in $TIERS; do
+	row=$(cat "$logs/$tier.row")
+	rows+=("$row")
+	[[ $row == *"|FAILED|"* ]] && failed=1
 done
 
 for tier in vm tools; do
