@@ -383,7 +383,9 @@ func RefsOf(pod *v1.Pod) []Ref {
 		env(c.EnvFrom, c.Env)
 	}
 	for _, s := range pod.Spec.ImagePullSecrets {
-		add(Secrets, s.Name)
+		if s.Name != "" {
+			add(Secrets, s.Name)
+		}
 	}
 	return out
 }

@@ -31,6 +31,9 @@ type dockerAuth struct {
 func (m *Manager) pullAuths(ctx context.Context, pod *v1.Pod, ref string) ([]image.Auth, error) {
 	var secrets []*v1.Secret
 	for _, s := range pod.Spec.ImagePullSecrets {
+		if s.Name == "" {
+			continue // charts leave them so; the API has warned
+		}
 		o, err := m.cfg.Objects.Secret(ctx, pod.Namespace, s.Name)
 		if apierrors.IsNotFound(err) {
 			m.cfg.Recorder.Eventf(podRef(pod, ""), v1.EventTypeWarning, "FailedToRetrieveImagePullSecret",

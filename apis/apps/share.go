@@ -14,7 +14,11 @@ func validateShare(share *intstr.IntOrString, at *field.Path) field.ErrorList {
 		return field.ErrorList{field.Required(at, "")}
 	}
 	if share.Type == intstr.String {
-		return check.Text(at, share.StrVal, validation.IsValidPercent)
+		errs := check.Text(at, share.StrVal, validation.IsValidPercent)
+		if _, err := intstr.GetScaledValueFromIntOrPercent(share, 100, true); len(errs) == 0 && err != nil {
+			errs = append(errs, field.Invalid(at, share.StrVal, "is not a number of percent that can be computed with"))
+		}
+		return errs
 	}
 	return check.NonNegative(at, int64(share.IntVal))
 }

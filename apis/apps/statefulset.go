@@ -45,7 +45,7 @@ func StatefulSet() kind.Kind {
 			}
 		},
 		Validate: func(s *appsv1.StatefulSet) field.ErrorList {
-			errs := apivalidation.ValidateObjectMeta(&s.ObjectMeta, true, statefulSetName, field.NewPath("metadata"))
+			errs := apivalidation.ValidateObjectMeta(&s.ObjectMeta, true, apivalidation.NameIsDNSLabel, field.NewPath("metadata"))
 			return append(errs, validateStatefulSetSpec(&s.Spec, field.NewPath("spec"))...)
 		},
 		ValidateUpdate: validateStatefulSetUpdate,
@@ -88,12 +88,6 @@ func StatefulSet() kind.Kind {
 
 		UnconditionalUpdate: true,
 	}.Kind()
-}
-
-// statefulSetName is the rule for names of sets. Whether the names of the pods
-// fit too depends on the ordinals, and is seen when a pod is made.
-func statefulSetName(name string, prefix bool) []string {
-	return apivalidation.NameIsDNSSubdomain(name, prefix)
 }
 
 func defaultStatefulSet(s *appsv1.StatefulSet) {

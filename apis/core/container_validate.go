@@ -19,7 +19,7 @@ const maxRestartRules = 20
 
 // validateContainers checks all containers of a pod and what must be unique
 // among them: names over all of them, host ports over those that run together.
-func validateContainers(spec *corev1.PodSpec, volumes map[string]corev1.VolumeSource, at *field.Path) field.ErrorList {
+func validateContainers(spec *corev1.PodSpec, volumes map[string]corev1.VolumeSource, owner specOwner, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if len(spec.Containers) == 0 {
 		errs = append(errs, field.Required(at.Child("containers"), ""))
@@ -29,7 +29,7 @@ func validateContainers(spec *corev1.PodSpec, volumes map[string]corev1.VolumeSo
 	for _, group := range containerGroups(spec, at) {
 		for i := range group.containers {
 			c, at := &group.containers[i], group.path.Index(i)
-			errs = append(errs, validateContainer(c, spec, volumes, at)...)
+			errs = append(errs, validateContainer(c, spec, volumes, owner, at)...)
 			if names.Has(c.Name) {
 				errs = append(errs, field.Duplicate(at.Child("name"), c.Name))
 			}
@@ -48,7 +48,7 @@ func validateContainers(spec *corev1.PodSpec, volumes map[string]corev1.VolumeSo
 	for i := range spec.EphemeralContainers {
 		c := (*corev1.Container)(&spec.EphemeralContainers[i].EphemeralContainerCommon)
 		at := at.Child("ephemeralContainers").Index(i)
-		errs = append(errs, validateContainer(c, spec, volumes, at)...)
+		errs = append(errs, validateContainer(c, spec, volumes, owner, at)...)
 		errs = append(errs, validateEphemeralContainer(c, at)...)
 		if names.Has(c.Name) {
 			errs = append(errs, field.Duplicate(at.Child("name"), c.Name))
@@ -85,12 +85,12 @@ func claimHostPorts(c *corev1.Container, taken sets.Set[string], at *field.Path)
 }
 
 // validateContainer checks what holds for containers of every sort.
-func validateContainer(c *corev1.Container, spec *corev1.PodSpec, volumes map[string]corev1.VolumeSource, at *field.Path) field.ErrorList {
+func validateContainer(c *corev1.Container, spec *corev1.PodSpec, volumes map[string]corev1.VolumeSource, owner specOwner, at *field.Path) field.ErrorList {
 	errs := check.RequiredText(at.Child("name"), c.Name, validation.IsDNS1123Label)
 	switch {
 	case c.Image == "":
 		errs = append(errs, field.Required(at.Child("image"), ""))
-	case c.Image != strings.TrimSpace(c.Image):
+	case owner == specOfPod && c.Image != strings.TrimSpace(c.Image): // in a template others may mend it
 		errs = append(errs, field.Invalid(at.Child("image"), c.Image, "must not have leading or trailing whitespace"))
 	}
 	errs = append(errs, check.OneOf(at.Child("terminationMessagePolicy"), c.TerminationMessagePolicy,

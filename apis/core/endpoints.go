@@ -113,7 +113,6 @@ func validateEndpointAddress(a *corev1.EndpointAddress, at *field.Path) field.Er
 
 func validateEndpointPorts(ports []corev1.EndpointPort, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	names := sets.New[string]()
 	for i := range ports {
 		port, at := &ports[i], at.Index(i)
 		switch {
@@ -122,10 +121,6 @@ func validateEndpointPorts(ports []corev1.EndpointPort, at *field.Path) field.Er
 		case len(ports) > 1:
 			errs = append(errs, field.Required(at.Child("name"), "there are several ports, each needs a name"))
 		}
-		if port.Name != "" && names.Has(port.Name) {
-			errs = append(errs, field.Duplicate(at.Child("name"), port.Name))
-		}
-		names.Insert(port.Name)
 		errs = append(errs, check.PortNumber(at.Child("port"), port.Port)...)
 		errs = append(errs, check.OneOf(at.Child("protocol"), port.Protocol, corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP)...)
 		if port.AppProtocol != nil {

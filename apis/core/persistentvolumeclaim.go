@@ -1,6 +1,7 @@
 package core
 
 import (
+	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -9,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/apis/internal/cells"
 	"github.com/clusterd/clusterd/apis/internal/check"
@@ -105,6 +107,13 @@ func ValidateClaimSpec(spec *corev1.PersistentVolumeClaimSpec, at *field.Path) f
 	if s := spec.DataSourceRef; s != nil {
 		errs = append(errs, validateDataSource(s.APIGroup, s.Kind, s.Name, at.Child("dataSourceRef"))...)
 	}
+	switch source, ref := spec.DataSource, spec.DataSourceRef; {
+	case source == nil || ref == nil:
+	case ref.Namespace != nil && *ref.Namespace != "":
+		errs = append(errs, field.Invalid(at.Child("dataSource"), source.Name, "may not be specified when dataSourceRef.namespace is specified"))
+	case ptr.Deref(source.APIGroup, "") != ptr.Deref(ref.APIGroup, "") || source.Kind != ref.Kind || source.Name != ref.Name:
+		errs = append(errs, field.Invalid(at.Child("dataSource"), source.Name, "must match dataSourceRef"))
+	}
 	return errs
 }
 
@@ -113,6 +122,9 @@ func validateDataSource(group *string, kindName, name string, at *field.Path) fi
 	errs = append(errs, check.RequiredText(at.Child("kind"), kindName, nil)...)
 	if (group == nil || *group == "") && kindName != "PersistentVolumeClaim" {
 		errs = append(errs, field.Invalid(at, kindName, "must be 'PersistentVolumeClaim' when referencing the default apiGroup"))
+	}
+	if group != nil && *group != "" {
+		errs = append(errs, check.Text(at.Child("apiGroup"), *group, check.Subdomain)...)
 	}
 	return errs
 }
@@ -135,8 +147,11 @@ func validateClaimUpdate(c, old *corev1.PersistentVolumeClaim) field.ErrorList {
 	if bound {
 		rest.Resources.Requests = old.Spec.Resources.Requests
 	}
-	if bound || old.Spec.VolumeAttributesClassName == nil {
+	if bound {
 		rest.VolumeAttributesClassName = old.Spec.VolumeAttributesClassName
+		if now, was := c.Spec.VolumeAttributesClassName, old.Spec.VolumeAttributesClassName; was != nil && *was != "" && (now == nil || *now == "") {
+			errs = append(errs, field.Forbidden(spec.Child("volumeAttributesClassName"), fmt.Sprintf("may not be unset: it is %q", *was)))
+		}
 	}
 	if !equality.Semantic.DeepEqual(*rest, old.Spec) {
 		return append(errs, field.Forbidden(spec, "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims"))

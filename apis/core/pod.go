@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/clusterd/clusterd/apis/kind"
 )
@@ -224,13 +225,15 @@ func PodSpecWarnings(spec *corev1.PodSpec, path string) []string {
 			warn("%s.volumes[%d].gitRepo: gitRepo volumes are not supported", path, i)
 		}
 	}
+	secrets := sets.New[string]()
 	for i, secret := range spec.ImagePullSecrets {
-		for j := range i {
-			if spec.ImagePullSecrets[j].Name == secret.Name {
-				warn("%s.imagePullSecrets[%d].name: duplicate secret name %q", path, i, secret.Name)
-				break
-			}
+		switch {
+		case secret.Name == "":
+			warn("%s.imagePullSecrets[%d].name: invalid empty name %q", path, i, secret.Name)
+		case secrets.Has(secret.Name):
+			warn("%s.imagePullSecrets[%d].name: duplicate secret name %q", path, i, secret.Name)
 		}
+		secrets.Insert(secret.Name)
 	}
 	return warnings
 }

@@ -1,6 +1,8 @@
 package core
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -426,6 +428,29 @@ func TestValidatePod(t *testing.T) {
 			"spec.topologySpreadConstraints[0].topologyKey: Required value: can not be empty",
 			`spec.topologySpreadConstraints[0].whenUnsatisfiable: Unsupported value: "Cry": supported values: "DoNotSchedule", "ScheduleAnyway"`,
 		}},
+		{"no pull secret, a scheduler with an underscore", func(p *corev1.Pod) {
+			p.Spec.ImagePullSecrets, p.Spec.SchedulerName = []corev1.LocalObjectReference{{}}, "my_scheduler"
+		}, nil},
+		{"a claim with too long a name", func(p *corev1.Pod) {
+			p.Name = strings.Repeat("p", 240)
+			p.Spec.Volumes = []corev1.Volume{{Name: strings.Repeat("v", 60), VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{
+				VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: corev1.PersistentVolumeClaimSpec{
+					AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+					Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{"storage": resource.MustParse("1")}},
+				}}}}}}
+		}, []string{"spec.volumes[0].name: Invalid value: "}},
+		{"half a huge page", inContainer(func(c *corev1.Container) {
+			c.Resources.Limits = corev1.ResourceList{"hugepages-2Mi": resource.MustParse("3Mi"), "cpu": resource.MustParse("1")}
+			c.Resources.Requests = c.Resources.Limits
+		}), []string{
+			`spec.containers[0].resources.limits[hugepages-2Mi]: Invalid value: "3Mi": is not positive integer multiple of hugepages-2Mi`,
+			`spec.containers[0].resources.requests[hugepages-2Mi]: Invalid value: "3Mi": is not positive integer multiple of hugepages-2Mi`,
+		}},
+		{"a padded profile", func(p *corev1.Pod) {
+			p.Spec.SecurityContext = &corev1.PodSecurityContext{AppArmorProfile: &corev1.AppArmorProfile{Type: corev1.AppArmorProfileTypeLocalhost, LocalhostProfile: ptr.To(" p")}}
+		}, []string{`spec.securityContext.appArmorProfile.localhostProfile: Invalid value: " p": must not be padded with whitespace`}},
+		{"an image with blanks", inContainer(func(c *corev1.Container) { c.Image = " web" }),
+			[]string{`spec.containers[0].image: Invalid value: " web": must not have leading or trailing whitespace`}},
 		{"gated and placed", func(p *corev1.Pod) {
 			p.Spec.NodeName, p.Spec.SchedulingGates = "n1", []corev1.PodSchedulingGate{{Name: "a"}}
 		}, []string{"spec.nodeName: Forbidden: cannot be set until all schedulingGates have been cleared"}},
@@ -434,6 +459,16 @@ func TestValidatePod(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			checktest.Faults(t, validatePodCreate(newPod(test.edit)), test.want...)
 		})
+	}
+}
+
+// many are tolerations of which comparing each with each takes minutes.
+func many(n int) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		for i := range n {
+			p.Spec.Tolerations = append(p.Spec.Tolerations, corev1.Toleration{Key: fmt.Sprintf("a%d", i), Operator: corev1.TolerationOpExists})
+		}
+		slices.Reverse(p.Spec.Tolerations)
 	}
 }
 
@@ -474,6 +509,13 @@ func TestValidatePodUpdate(t *testing.T) {
 			"spec.schedulingGates[0]: Forbidden: only deletion is allowed, but found new scheduling gate 'a'",
 			"spec.schedulingGates[1]: Forbidden: only deletion is allowed, but found new scheduling gate 'b'",
 		}},
+		{"a preference dropped while gated", func(p *corev1.Pod) {
+			gated(p)
+			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{
+				{Weight: 1, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "a", Operator: corev1.NodeSelectorOpExists}}}}}}}
+		}, gated, nil},
+		{"one of many tolerations removed", many(40_000), many(39_999),
+			[]string{"spec.tolerations: Forbidden: existing toleration can not be modified except its tolerationSeconds"}},
 		{"selector changed without gates", nop, func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "fast"} }, []string{onlyFew}},
 		{"selector widened", func(p *corev1.Pod) { gated(p); p.Spec.NodeSelector = map[string]string{"disk": "fast"} }, gated,
 			[]string{"spec.nodeSelector: Invalid value: "}},

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/diff"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -57,7 +58,7 @@ func validatePodUpdate(pod, old *corev1.Pod) field.ErrorList {
 		errs = append(errs, field.Forbidden(at, fmt.Sprintf("pod updates may not change fields other than "+
 			"`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,"+
 			"`spec.tolerations` (only additions to existing tolerations),"+
-			"`spec.schedulingGates` (only removals)\n%v", diff.Diff(old.Spec, *rest))))
+			"`spec.schedulingGates` (only removals)\n%v", specDiff(&old.Spec, rest))))
 	}
 	return errs
 }
@@ -73,6 +74,15 @@ func validateDeadlineUpdate(deadline, old *int64, at *field.Path) field.ErrorLis
 		return field.ErrorList{field.Invalid(at, *deadline, "must be less than or equal to previous value")}
 	}
 	return nil
+}
+
+// specDiff is for people to read: what differs in specs of more than 64 KiB takes long
+// to find, the square of its lines.
+func specDiff(old, spec *corev1.PodSpec) string {
+	if old.Size() > 64<<10 || spec.Size() > 64<<10 {
+		return "(the specs are too large to show what differs)"
+	}
+	return diff.Diff(*old, *spec)
 }
 
 // validatePodMetaUpdate checks the metadata of any change of a pod. What makes it a
@@ -95,12 +105,14 @@ func validatePodMetaUpdate(pod, old *corev1.Pod) field.ErrorList {
 
 // validateTolerationsUpdate: tolerations can be added, and last longer.
 func validateTolerationsUpdate(tolerations, old []corev1.Toleration, at *field.Path) field.ErrorList {
+	kept := sets.New[corev1.Toleration]()
+	for _, t := range tolerations {
+		t.TolerationSeconds = nil
+		kept.Insert(t)
+	}
 	for _, had := range old {
-		kept := slices.ContainsFunc(tolerations, func(t corev1.Toleration) bool {
-			t.TolerationSeconds = had.TolerationSeconds
-			return equality.Semantic.DeepEqual(t, had)
-		})
-		if !kept {
+		had.TolerationSeconds = nil
+		if !kept.Has(had) {
 			return field.ErrorList{field.Forbidden(at, "existing toleration can not be modified except its tolerationSeconds")}
 		}
 	}
@@ -143,6 +155,8 @@ func narrowGated(rest, old *corev1.PodSpec, at *field.Path) field.ErrorList {
 			"only additions are allowed (no mutations or deletions)"))
 	}
 	switch {
+	case was != nil && rest.Affinity == nil: // mere preferences are dropped; nothing else may be
+		rest.Affinity = &corev1.Affinity{NodeAffinity: was.DeepCopy()}
 	case was != nil:
 		rest.Affinity.NodeAffinity = was.DeepCopy()
 	case rest.Affinity != nil:
@@ -159,13 +173,14 @@ func stricter(now, was *corev1.NodeAffinity) bool {
 	if was == nil {
 		return true
 	}
-	if now == nil {
-		return false
-	}
-	required, old := now.RequiredDuringSchedulingIgnoredDuringExecution, was.RequiredDuringSchedulingIgnoredDuringExecution
+	old := was.RequiredDuringSchedulingIgnoredDuringExecution
 	if old == nil || len(old.NodeSelectorTerms) == 0 {
 		return true
 	}
+	if now == nil {
+		return false
+	}
+	required := now.RequiredDuringSchedulingIgnoredDuringExecution
 	// Terms are alternatives: another one would allow more.
 	if required == nil || len(required.NodeSelectorTerms) != len(old.NodeSelectorTerms) {
 		return false

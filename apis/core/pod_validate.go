@@ -35,6 +35,11 @@ func validatePodCreate(pod *corev1.Pod) field.ErrorList {
 	if len(pod.Spec.SchedulingGates) > 0 && pod.Spec.NodeName != "" {
 		errs = append(errs, field.Forbidden(path.Child("nodeName"), "cannot be set until all schedulingGates have been cleared"))
 	}
+	for i, v := range pod.Spec.Volumes {
+		if v.Ephemeral != nil {
+			errs = append(errs, check.Text(path.Child("volumes").Index(i).Child("name"), pod.Name+"-"+v.Name, check.Subdomain)...) // the claim's name
+		}
+	}
 	if isMirror(pod) && pod.Spec.NodeName == "" {
 		errs = append(errs, field.Invalid(field.NewPath("metadata", "annotations").Key(corev1.MirrorPodAnnotationKey), pod.Annotations[corev1.MirrorPodAnnotationKey], "must set spec.nodeName if mirror pod annotation is set"))
 	}
@@ -63,7 +68,7 @@ const (
 
 func validatePodSpec(spec *corev1.PodSpec, path *field.Path, owner specOwner) field.ErrorList {
 	volumes, errs := validateVolumes(spec.Volumes, path.Child("volumes"), owner)
-	errs = append(errs, validateContainers(spec, volumes, path)...)
+	errs = append(errs, validateContainers(spec, volumes, owner, path)...)
 	if spec.HostNetwork {
 		errs = append(errs, validateHostNetworkPorts(spec, path, owner)...)
 	}
@@ -158,7 +163,6 @@ func validateNames(spec *corev1.PodSpec, path *field.Path) field.ErrorList {
 		{"hostname", spec.Hostname, validation.IsDNS1123Label},
 		{"subdomain", spec.Subdomain, validation.IsDNS1123Label},
 		{"priorityClassName", spec.PriorityClassName, check.Subdomain},
-		{"schedulerName", spec.SchedulerName, check.Subdomain},
 	} {
 		if name.value != "" {
 			errs = append(errs, check.Text(path.Child(name.field), name.value, name.rule)...)
@@ -167,11 +171,6 @@ func validateNames(spec *corev1.PodSpec, path *field.Path) field.ErrorList {
 	errs = append(errs, validateHostnameOverride(spec, path)...)
 	if spec.RuntimeClassName != nil {
 		errs = append(errs, check.Text(path.Child("runtimeClassName"), *spec.RuntimeClassName, check.Subdomain)...)
-	}
-	for i, secret := range spec.ImagePullSecrets {
-		if secret.Name == "" {
-			errs = append(errs, field.Required(path.Child("imagePullSecrets").Index(i).Child("name"), ""))
-		}
 	}
 	for i, alias := range spec.HostAliases {
 		at := path.Child("hostAliases").Index(i)

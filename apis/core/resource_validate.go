@@ -49,12 +49,14 @@ func validateLimitsAndRequests(r *corev1.ResourceRequirements, at *field.Path) f
 		at := limits.Key(string(name))
 		errs = append(errs, validateContainerResourceName(name, at)...)
 		errs = append(errs, validateQuantity(name, quantity, at)...)
+		errs = append(errs, validatePages(name, quantity, at)...)
 		note(name)
 	}
 	for name, quantity := range r.Requests {
 		at := requests.Key(string(name))
 		errs = append(errs, validateContainerResourceName(name, at)...)
 		errs = append(errs, validateQuantity(name, quantity, at)...)
+		errs = append(errs, validatePages(name, quantity, at)...)
 		note(name)
 		limit, limited := r.Limits[name]
 		switch {
@@ -151,6 +153,18 @@ func validateQuantity(name corev1.ResourceName, quantity resource.Quantity, at *
 		errs = append(errs, field.Invalid(at, quantity.String(), "must be an integer"))
 	}
 	return errs
+}
+
+// validatePages wants whole pages of memory where a resource is made of them.
+func validatePages(name corev1.ResourceName, quantity resource.Quantity, at *field.Path) field.ErrorList {
+	if !isHugePages(name) {
+		return nil
+	}
+	page, err := resource.ParseQuantity(strings.TrimPrefix(string(name), corev1.ResourceHugePagesPrefix))
+	if err != nil || page.Value() <= 0 || quantity.Value()%page.Value() == 0 {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(at, quantity.String(), fmt.Sprintf("is not positive integer multiple of %s", name))}
 }
 
 func isNative(name corev1.ResourceName) bool {

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"time"
@@ -43,6 +44,7 @@ func Secret() kind.Kind {
 		Row: func(s *corev1.Secret, now time.Time) []any {
 			return []any{s.Name, string(s.Type), int64(len(s.Data)), cells.Since(s.CreationTimestamp, now)}
 		},
+		Warnings:            secretWarnings,
 		Fields:              func(s *corev1.Secret) fields.Set { return fields.Set{"type": string(s.Type)} },
 		UnconditionalUpdate: true,
 	}.Kind()
@@ -60,6 +62,17 @@ func defaultSecret(s *corev1.Secret) {
 		s.Data[key] = []byte(value)
 	}
 	s.StringData = nil
+}
+
+// secretWarnings names a pair of a certificate and a key that no server can use.
+func secretWarnings(s *corev1.Secret) []string {
+	if s.Type != corev1.SecretTypeTLS {
+		return nil
+	}
+	if _, err := tls.X509KeyPair(s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey]); err != nil {
+		return []string{err.Error()}
+	}
+	return nil
 }
 
 // Messages never carry a value of the secret.

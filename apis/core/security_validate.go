@@ -5,6 +5,7 @@ import (
 	"path"
 	"regexp"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -123,7 +124,20 @@ func validateAppArmor(p *corev1.AppArmorProfile, at *field.Path) field.ErrorList
 		return nil
 	}
 	errs := check.OneOf(at.Child("type"), p.Type, corev1.AppArmorProfileTypeLocalhost, corev1.AppArmorProfileTypeRuntimeDefault, corev1.AppArmorProfileTypeUnconfined)
-	return append(errs, validateLocalProfile(p.LocalhostProfile, p.Type == corev1.AppArmorProfileTypeLocalhost, "AppArmor", nil, at.Child("localhostProfile"))...)
+	return append(errs, validateLocalProfile(p.LocalhostProfile, p.Type == corev1.AppArmorProfileTypeLocalhost, "AppArmor", appArmorName, at.Child("localhostProfile"))...)
+}
+
+// maxAppArmorName is the length of a profile's name that AppArmor can load.
+const maxAppArmorName = 4095
+
+func appArmorName(name string) []string {
+	switch {
+	case name != strings.TrimSpace(name):
+		return []string{"must not be padded with whitespace"}
+	case len(name) > maxAppArmorName:
+		return []string{validation.MaxLenError(maxAppArmorName)}
+	}
+	return nil
 }
 
 // validateLocalProfile: a profile has a name exactly if it is a local one.

@@ -126,9 +126,6 @@ func validatePolicySpec(spec *networkingv1.NetworkPolicySpec, had []string, at *
 	}
 	for i, t := range spec.PolicyTypes {
 		errs = append(errs, check.OneOf(types.Index(i), t, networkingv1.PolicyTypeEgress, networkingv1.PolicyTypeIngress)...)
-		if slices.Contains(spec.PolicyTypes[:i], t) {
-			errs = append(errs, field.Duplicate(types.Index(i), t))
-		}
 	}
 	return errs
 }

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"fmt"
 	"strings"
 	"time"
 
@@ -92,6 +93,10 @@ func CSIDriver() kind.Kind {
 	}.Kind()
 }
 
+// minAllocatableUpdate is how often a driver may be asked how many volumes a node can
+// have, in seconds.
+const minAllocatableUpdate = 10
+
 func validateDriver(d *storagev1.CSIDriver) field.ErrorList {
 	spec := field.NewPath("spec")
 	errs := validateDriverName(d.Name, field.NewPath("metadata", "name"))
@@ -102,6 +107,9 @@ func validateDriver(d *storagev1.CSIDriver) field.ErrorList {
 		if need.value == nil {
 			errs = append(errs, field.Required(spec.Child(need.name), ""))
 		}
+	}
+	if seconds := d.Spec.NodeAllocatableUpdatePeriodSeconds; seconds != nil && *seconds < minAllocatableUpdate {
+		errs = append(errs, field.Invalid(spec.Child("nodeAllocatableUpdatePeriodSeconds"), *seconds, fmt.Sprintf("must be greater than or equal to %d seconds", minAllocatableUpdate)))
 	}
 	errs = append(errs, check.OneOfOrNil(spec.Child("fsGroupPolicy"), d.Spec.FSGroupPolicy,
 		storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy, storagev1.FileFSGroupPolicy, storagev1.NoneFSGroupPolicy)...)

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -114,7 +115,14 @@ func (s strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []stri
 	return s.warnings(obj)
 }
 
-func (s strategy) WarningsOnUpdate(_ context.Context, obj, _ runtime.Object) []string {
+// WarningsOnUpdate implements rest.RESTUpdateStrategy. What has a generation is warned
+// of when that changes: not with each label, and not with what controllers write.
+func (s strategy) WarningsOnUpdate(_ context.Context, obj, old runtime.Object) []string {
+	now, err1 := meta.Accessor(obj)
+	was, err2 := meta.Accessor(old)
+	if err1 == nil && err2 == nil && now.GetGeneration() > 0 && now.GetGeneration() == was.GetGeneration() {
+		return nil
+	}
 	return s.warnings(obj)
 }
 
