@@ -116,7 +116,9 @@ func (b *builder) resizeConditions(st *v1.PodStatus) {
 	}
 }
 
-// Owned are the condition types that the agent alone writes.
+// Owned are the condition types that only the agent writes once a pod is on its node.
+// PodScheduled is the scheduler's and the binding's until then, and observes each
+// generation from there on, as all of them do.
 var Owned = []v1.PodConditionType{v1.PodReadyToStartContainers, v1.PodInitialized, v1.ContainersReady, v1.PodReady, v1.PodScheduled,
 	v1.PodResizePending, v1.PodResizeInProgress}
 
