@@ -32,7 +32,6 @@ const (
 	OpCloseStdin      = "closeStdin" // of a container with StdinOnce; of others nothing
 	OpUpdate          = "update"
 	OpResize          = "resize"
-	OpReopenLog       = "reopenLog"
 	OpList            = "list"
 	OpEvents          = "events"
 	OpShutdown        = "shutdown"
@@ -326,7 +325,7 @@ type Request struct {
 	Upgrade   *Upgrade   `json:",omitempty"`
 	Fence     *Fence     `json:",omitempty"`
 	Starting  bool       `json:",omitempty"` // list: also containers in StateStarting
-	Target    string     `json:",omitempty"` // id for remove, reopenLog, execWait
+	Target    string     `json:",omitempty"` // id for remove, execWait
 }
 
 // Response answers a Request, or is one message of an event stream.
