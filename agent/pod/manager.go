@@ -22,6 +22,7 @@ import (
 	"github.com/clusterd/clusterd/agent/object"
 	"github.com/clusterd/clusterd/agent/podspec"
 	"github.com/clusterd/clusterd/agent/podstate"
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 type sandboxIPs = []netip.Addr
@@ -224,7 +225,7 @@ func stripManaged(o any) (any, error) {
 
 // set takes a pod of the watch.
 func (m *Manager) set(pod *v1.Pod) {
-	if isMirror(pod) {
+	if core.IsMirror(pod) {
 		m.setMirror(pod, false)
 		return
 	}
@@ -251,7 +252,7 @@ func (m *Manager) begin(pod *v1.Pod, static bool) *worker {
 	}
 	known := len(rec.Sandboxes) > 0 || len(rec.Containers) > 0
 	// One that another writer ended has what it has until nothing of it runs.
-	over := podstate.Terminal(pod.Status.Phase) && (w.obs.EndedAs == "" || !w.obs.Alive())
+	over := core.FinalPhase(pod.Status.Phase) && (w.obs.EndedAs == "" || !w.obs.Alive())
 	if !over && (known || pod.DeletionTimestamp == nil) {
 		var verdict *podstate.Verdict
 		if !known && pod.Status.StartTime == nil {
@@ -303,7 +304,7 @@ func (m *Manager) launch(w *worker) {
 
 // remove takes the disappearance of a pod from the API.
 func (m *Manager) remove(pod *v1.Pod) {
-	if isMirror(pod) {
+	if core.IsMirror(pod) {
 		m.setMirror(pod, true)
 		return
 	}

@@ -4,6 +4,8 @@
 // podmons of older versions that are still holding containers.
 package api
 
+import "errors"
+
 // Version is the protocol's version, sent in Hello by both sides. A field
 // added does not change it; a message whose meaning changes does.
 const Version = 1
@@ -385,3 +387,9 @@ type Error struct {
 }
 
 func (e *Error) Error() string { return e.Message }
+
+// IsCode reports whether err is an Error with that code.
+func IsCode(err error, code string) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Code == code
+}
