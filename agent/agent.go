@@ -287,7 +287,7 @@ func New(cfg Config) (*Agent, error) {
 		Reclaim: a.reclaim, Changed: func() { a.node.Poke() },
 	})
 	a.stats = stats.New(stats.Config{
-		NodeName: cfg.NodeName, Cgroups: a.cgroups, Root: cfg.CgroupRoot, NodeDir: cfg.DataDir, ImageDir: a.imageDir(), BootTime: bootTime(), Pods: a.measured,
+		NodeName: cfg.NodeName, Cgroups: a.cgroups, Root: cfg.CgroupRoot, NodeDir: cfg.DataDir, ImageDir: a.imageDir(), BootTime: machineStarted(), Pods: a.measured,
 		MemoryOf: func() (int64, int64) {
 			l := machine.Measure()[pressure.MemoryAvailable]
 			return l.Available, l.Capacity

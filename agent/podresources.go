@@ -18,7 +18,7 @@ import (
 func (a *Agent) podResources() []podresources.Pod {
 	var out []podresources.Pod
 	for _, v := range a.pods.Views() {
-		if v.Status == nil || !podstate.Terminal(v.Status.Phase) {
+		if v.Status == nil || !core.FinalPhase(v.Status.Phase) {
 			out = append(out, resourcesOf(v.Pod, a.cfg.CPUs, a.devices))
 		}
 	}

@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/clusterd/clusterd/agent/pod"
-	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/static"
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // PodResult is how a pod of a run-once has ended.
@@ -68,7 +68,7 @@ func (a *Agent) untilEnded(ctx context.Context, once *static.Once, onEnd func(Po
 	}
 	for len(left()) > 0 {
 		for _, v := range a.pods.Views() {
-			if _, known := results[v.Pod.UID]; !known && v.Status != nil && podstate.Terminal(v.Status.Phase) {
+			if _, known := results[v.Pod.UID]; !known && v.Status != nil && core.FinalPhase(v.Status.Phase) {
 				r := resultOf(v)
 				results[v.Pod.UID] = r
 				onEnd(r)

@@ -99,8 +99,8 @@ func (a *Agent) candidates(ctx context.Context, of pressure.Signal) []pressure.C
 
 func (a *Agent) imageDir() string { return filepath.Join(a.cfg.DataDir, "images") }
 
-// bootTime is when the machine was started (proc(5), stat).
-func bootTime() time.Time {
+// machineStarted is when the machine was started (proc(5), stat).
+func machineStarted() time.Time {
 	b, err := os.ReadFile("/proc/stat")
 	if err != nil {
 		return time.Time{}

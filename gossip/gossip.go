@@ -131,7 +131,7 @@ func New(cfg Config) (*Members, error) {
 // ended. It does not say goodbye: to its peers a stopped node looks like a
 // dead one, so that a quick restart passes unnoticed. Leave says goodbye.
 func (m *Members) Run(ctx context.Context) error {
-	transport, err := newTransport(ctx, m.cfg.Addr, m.cfg.Stream)
+	transport, err := newTransport(ctx, m.cfg.Addr, m.cfg.Stream, loglimit.New(m.cfg.Logger, linesEvery))
 	if err != nil {
 		return err
 	}

@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"sync"
 	"time"
 
 	"github.com/hashicorp/memberlist"
+
+	"github.com/clusterd/clusterd/loglimit"
 )
 
 // transport carries packets over UDP on the node's port number and streams
@@ -19,24 +22,37 @@ type transport struct {
 	// ctx ends with Run. memberlist dials and reads with timeouts of its own and
 	// can not be interrupted, so that one silent peer would hold up the end.
 	ctx     context.Context
-	udp     *net.UDPConn
+	udp     packetConn
 	stream  Stream
 	packets chan *memberlist.Packet
 	streams chan net.Conn
 	done    chan struct{}
+	log     *loglimit.Logger
 	wg      sync.WaitGroup
 	once    sync.Once
 }
 
 var _ memberlist.Transport = (*transport)(nil)
 
+// packetConn is what a transport needs of a *net.UDPConn.
+type packetConn interface {
+	ReadFrom(b []byte) (int, net.Addr, error)
+	WriteToUDPAddrPort(b []byte, to netip.AddrPort) (int, error)
+	Close() error
+}
+
 const maxPacket = 65536
 
-func newTransport(ctx context.Context, addr netip.AddrPort, s Stream) (*transport, error) {
+func newTransport(ctx context.Context, addr netip.AddrPort, s Stream, log *loglimit.Logger) (*transport, error) {
 	udp, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addr))
 	if err != nil {
 		return nil, fmt.Errorf("listen for gossip: %w", err)
 	}
+	return serve(ctx, udp, s, log), nil
+}
+
+// serve reads from both until Shutdown.
+func serve(ctx context.Context, udp packetConn, s Stream, log *loglimit.Logger) *transport {
 	t := &transport{
 		ctx:     ctx,
 		udp:     udp,
@@ -44,11 +60,12 @@ func newTransport(ctx context.Context, addr netip.AddrPort, s Stream) (*transpor
 		packets: make(chan *memberlist.Packet),
 		streams: make(chan net.Conn),
 		done:    make(chan struct{}),
+		log:     log,
 	}
 	t.wg.Add(2)
 	go t.readPackets()
 	go t.acceptStreams()
-	return t, nil
+	return t
 }
 
 func (t *transport) readPackets() {
@@ -60,7 +77,7 @@ func (t *transport) readPackets() {
 		now := time.Now()
 		if err != nil {
 			// ICMP errors of earlier sends arrive here too, one each.
-			if !pause.wait(t.done) {
+			if !t.retry(&pause, "gossip's packets cannot be read, trying again", err) {
 				return
 			}
 			continue
@@ -84,7 +101,7 @@ func (t *transport) acceptStreams() {
 	for {
 		c, err := t.stream.Listener.Accept()
 		if err != nil {
-			if errors.Is(err, net.ErrClosed) || !pause.wait(t.done) {
+			if errors.Is(err, net.ErrClosed) || !t.retry(&pause, "gossip's streams cannot be accepted, trying again", err) {
 				return
 			}
 			continue
@@ -97,6 +114,20 @@ func (t *transport) acceptStreams() {
 			return
 		}
 	}
+}
+
+// retry pauses after an error, and logs one that lasts. It returns false when the
+// transport is shut down.
+func (t *transport) retry(pause *backoff, msg string, err error) bool {
+	select {
+	case <-t.done: // the error is that of a socket we closed
+		return false
+	default:
+	}
+	if pause.failed {
+		t.log.Log(t.ctx, slog.LevelWarn, msg, msg, "err", err)
+	}
+	return pause.wait(t.done)
 }
 
 // backoff is the pause between tries that keep failing: none after the first

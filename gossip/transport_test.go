@@ -1,15 +1,81 @@
 package gossip
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"net/netip"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/clusterd/clusterd/loglimit"
 )
+
+// fakeUDP gives packets of 100 bytes as long as there are some, then errors.
+type fakeUDP struct {
+	packets, reads int
+	net.UDPConn    // for WriteToUDPAddrPort, which is not called
+}
+
+func (u *fakeUDP) ReadFrom(b []byte) (int, net.Addr, error) {
+	if u.reads++; u.reads <= u.packets {
+		return copy(b, bytes.Repeat([]byte{byte(u.reads)}, 100)), &net.UDPAddr{}, nil
+	}
+	return 0, nil, errors.New("no buffer space available")
+}
+
+func (u *fakeUDP) Close() error { return nil }
+
+// silentListener accepts nothing, or fails.
+type silentListener struct {
+	err    error
+	closed chan struct{}
+}
+
+func (l silentListener) Accept() (net.Conn, error) {
+	if l.err != nil {
+		return nil, l.err
+	}
+	<-l.closed
+	return nil, net.ErrClosed
+}
+func (l silentListener) Close() error   { close(l.closed); return nil }
+func (l silentListener) Addr() net.Addr { return nil }
+
+// Bugs of issue 9: an error of the UDP socket that lasts was retried without a pause,
+// errors of both were logged nowhere, and each packet held 64 KiB.
+func TestErrorsThatLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		udp := &fakeUDP{packets: 2}
+		tr := serve(t.Context(), udp, Stream{Listener: silentListener{errors.New("too many open files"), make(chan struct{})}},
+			loglimit.New(slog.New(slog.NewTextHandler(&log, nil)), linesEvery))
+		for i := range 2 {
+			p := <-tr.PacketCh()
+			if len(p.Buf) != 100 || p.Buf[0] != byte(i+1) || cap(p.Buf) > 1000 {
+				t.Errorf("packet %d: %d bytes of %d, that begin with %v", i, len(p.Buf), cap(p.Buf), p.Buf[:1])
+			}
+		}
+		time.Sleep(10 * time.Second) // of the bubble
+		synctest.Wait()
+		if err := tr.Shutdown(); err != nil {
+			t.Error(err)
+		}
+		if failed := udp.reads - 2; failed < 5 || failed > 25 {
+			t.Errorf("%d reads of a socket that fails, in 10 s", failed)
+		}
+		for _, want := range []string{"no buffer space available", "too many open files"} {
+			if n := strings.Count(log.String(), want); n != 1 {
+				t.Errorf("%d lines say %q:\n%s", n, want, log.String())
+			}
+		}
+	})
+}
 
 // flakyListener fails the given number of times before it accepts.
 type flakyListener struct {
@@ -32,7 +98,7 @@ func TestStreamsAreAcceptedAfterAnError(t *testing.T) {
 	}
 	l := &flakyListener{Listener: inner}
 	l.failures.Store(3)
-	tr, err := newTransport(context.Background(), netip.MustParseAddrPort("127.0.0.1:0"), Stream{Listener: l})
+	tr, err := newTransport(context.Background(), netip.MustParseAddrPort("127.0.0.1:0"), Stream{Listener: l}, loglimit.New(slog.New(slog.DiscardHandler), linesEvery))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -163,7 +163,7 @@ func (f *Fence) Guard(ctx context.Context, pod *v1.Pod) (guarded bool, err error
 			if err == nil {
 				return true, nil
 			}
-			if !isCode(err, api.CodeFenced) { // else the deadline has passed just now
+			if !api.IsCode(err, api.CodeFenced) { // else the deadline has passed just now
 				return true, err
 			}
 		}
@@ -332,14 +332,9 @@ func (f *Fence) Settle(ctx context.Context) error {
 	return nil
 }
 
-func isCode(err error, code string) bool {
-	var e *api.Error
-	return errors.As(err, &e) && e.Code == code
-}
-
 // ignoreUnknown: a podmon that knows nothing of fencing has fenced nothing.
 func ignoreUnknown(err error) error {
-	if isCode(err, api.CodeInvalid) {
+	if api.IsCode(err, api.CodeInvalid) {
 		return nil
 	}
 	return err

@@ -29,6 +29,7 @@ import (
 	networkinglisters "k8s.io/client-go/listers/networking/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/netsetup/policy"
 )
 
@@ -345,7 +346,7 @@ func (m *Manager) hold(pods []*v1.Pod) []*v1.Pod {
 		uid := localUID(p)
 		seen[uid] = true
 		switch {
-		case !ended(p):
+		case !core.Finished(p):
 			if len(p.Status.PodIPs) > 0 && m.cfg.Attached(uid) {
 				m.held[uid] = p
 			}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/netsetup/nft"
 	"github.com/clusterd/clusterd/netsetup/policy"
 )
@@ -117,7 +118,7 @@ type translation struct {
 // subjectOf: pods of the node's network are the node, and ended ones may have
 // given their addresses to others.
 func (t *translation) subjectOf(p *v1.Pod) (subject, bool) {
-	if p.Spec.HostNetwork || ended(p) {
+	if p.Spec.HostNetwork || core.Finished(p) {
 		return subject{}, false
 	}
 	s := subject{pod: p, own: p.Spec.NodeName == t.node}
@@ -275,13 +276,9 @@ func targets(destinations []subject, name string, protocol v1.Protocol, proto nf
 	return slices.Compact(out)
 }
 
-func ended(p *v1.Pod) bool {
-	return p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed
-}
-
 // sameSubject reports whether nothing changed of a pod that policies look at.
 func sameSubject(a, b *v1.Pod) bool {
-	return ended(a) == ended(b) && a.Spec.NodeName == b.Spec.NodeName && slices.Equal(a.Status.PodIPs, b.Status.PodIPs) && labels.Equals(a.Labels, b.Labels)
+	return core.Finished(a) == core.Finished(b) && a.Spec.NodeName == b.Spec.NodeName && slices.Equal(a.Status.PodIPs, b.Status.PodIPs) && labels.Equals(a.Labels, b.Labels)
 }
 
 func describe(p *networkingv1.NetworkPolicy) string { return fmt.Sprintf("%s/%s", p.Namespace, p.Name) }

@@ -22,6 +22,7 @@ import (
 	"github.com/clusterd/clusterd/agent/object"
 	"github.com/clusterd/clusterd/agent/podspec"
 	"github.com/clusterd/clusterd/agent/podstate"
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 type sandboxIPs = []netip.Addr
@@ -251,7 +252,7 @@ func (m *Manager) begin(pod *v1.Pod, static bool) *worker {
 	}
 	known := len(rec.Sandboxes) > 0 || len(rec.Containers) > 0
 	// One that another writer ended has what it has until nothing of it runs.
-	over := podstate.Terminal(pod.Status.Phase) && (w.obs.EndedAs == "" || !w.obs.Alive())
+	over := core.FinalPhase(pod.Status.Phase) && (w.obs.EndedAs == "" || !w.obs.Alive())
 	if !over && (known || pod.DeletionTimestamp == nil) {
 		var verdict *podstate.Verdict
 		if !known && pod.Status.StartTime == nil {
@@ -306,7 +307,7 @@ func (m *Manager) launch(w *worker) {
 func (m *Manager) shows(pod *v1.Pod) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return isMirror(pod) && m.workers[pod.UID] == nil
+	return core.IsMirror(pod) && m.workers[pod.UID] == nil
 }
 
 // remove takes the disappearance of a pod from the API.

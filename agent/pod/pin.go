@@ -133,7 +133,7 @@ func (m *Manager) pin(ctx context.Context) {
 			continue
 		}
 		err := m.cfg.Runtime.Update(ctx, api.Update{ID: c.Container.ID, Resources: api.Resources{CpusetCpus: set.String()}})
-		if err != nil && !isNotFound(err) && !isCode(err, api.CodeNotRunning) {
+		if err != nil && !isNotFound(err) && !api.IsCode(err, api.CodeNotRunning) {
 			klog.FromContext(ctx).Error(err, "Container stays on its processors", "namespace", pod.Namespace, "pod", pod.Name, "container", c.Container.Name, "cpus", set)
 		}
 	}

@@ -31,12 +31,6 @@ type StaticSource interface {
 // fullName is what a pod shares with its mirror.
 func fullName(pod *v1.Pod) string { return pod.Namespace + "/" + pod.Name }
 
-// isMirror tells whether the API's pod only shows a static one.
-func isMirror(pod *v1.Pod) bool {
-	_, ok := pod.Annotations[v1.MirrorPodAnnotationKey]
-	return ok
-}
-
 // setStatic takes the whole set of static pods.
 func (m *Manager) setStatic(pods []*v1.Pod, complete bool) {
 	m.mu.Lock()

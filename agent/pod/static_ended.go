@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/clusterd/clusterd/agent/podstate"
+	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/durable"
 )
 
@@ -60,7 +60,7 @@ func (m *Manager) loadEnded(uid types.UID) (*v1.PodStatus, error) {
 	if err := json.Unmarshal(b, &f); err != nil {
 		return nil, fmt.Errorf("%s: %w", m.endedPath(uid), err)
 	}
-	if f.Version != endedVersion || f.Status == nil || !podstate.Terminal(f.Status.Phase) {
+	if f.Version != endedVersion || f.Status == nil || !core.FinalPhase(f.Status.Phase) {
 		return nil, fmt.Errorf("%s: version %d is not known, or it tells of no end", m.endedPath(uid), f.Version)
 	}
 	return f.Status, nil
@@ -107,7 +107,7 @@ func (m *Manager) asEnded(pod *v1.Pod) *v1.Pod {
 // keepEnd writes the last status of a static pod that has ended, and reports
 // whether that is done or not needed: its records in podmon may go then.
 func (w *worker) keepEnd(st *v1.PodStatus) bool {
-	if !podstate.Terminal(st.Phase) || w.obs.Final || w.pod.DeletionTimestamp != nil || len(st.ContainerStatuses) == 0 {
+	if !core.FinalPhase(st.Phase) || w.obs.Final || w.pod.DeletionTimestamp != nil || len(st.ContainerStatuses) == 0 {
 		return true // it runs, nothing of it ever ran, or it is to go
 	}
 	if w.end == endNew {

@@ -16,6 +16,7 @@ import (
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/clusterd/clusterd/agent/podspec"
 	"github.com/clusterd/clusterd/agent/podstate"
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // Deadlines of operations. A thing that takes longer is given up, reported in the
@@ -344,8 +345,8 @@ func (w *worker) setPod(pod *v1.Pod) {
 			w.obs.Containers[spec.Name] = &podstate.Container{Name: spec.Name}
 		}
 	}
-	ours := w.status.built != nil && podstate.Terminal(w.status.built.Phase)
-	if podstate.Terminal(pod.Status.Phase) && !ours && !w.static && !w.obs.Final && w.obs.EndedAs == "" {
+	ours := w.status.built != nil && core.FinalPhase(w.status.built.Phase)
+	if core.FinalPhase(pod.Status.Phase) && !ours && !w.static && !w.obs.Final && w.obs.EndedAs == "" {
 		// Another writer (taint eviction, garbage collection) says that the pod has
 		// ended. Its controller has made another one: this one must not run on.
 		w.obs.EndedAs = pod.Status.Phase

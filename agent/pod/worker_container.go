@@ -340,7 +340,7 @@ func (m *Manager) startInstance(ctx, run context.Context, in podspec.Input) (st 
 		if run.Err() == nil { // else the next agent finds what has become of it
 			unmount()
 		}
-		if isCode(err, api.CodeInvalid) {
+		if api.IsCode(err, api.CodeInvalid) {
 			return st, podstate.ReasonCreateContainer, err
 		}
 		return st, "RunContainerError", err
@@ -564,7 +564,7 @@ func (m *Manager) endInstance(ctx context.Context, id string, signal int, grace 
 		ctx, cancel := context.WithTimeout(ctx, apiDeadline)
 		defer cancel()
 		err := m.cfg.Runtime.Signal(ctx, api.Signal{ID: id, Signal: sig, All: all})
-		if isNotFound(err) || isCode(err, api.CodeNotRunning) {
+		if isNotFound(err) || api.IsCode(err, api.CodeNotRunning) {
 			return nil
 		}
 		return err

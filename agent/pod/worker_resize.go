@@ -174,7 +174,7 @@ func (m *Manager) resize(ctx context.Context, s podstate.Sandbox, limits api.Res
 	}
 	for _, l := range list {
 		err := m.cfg.Runtime.Update(ctx, api.Update{ID: l.id, Resources: l.to})
-		if err != nil && !isNotFound(err) && !isCode(err, api.CodeNotRunning) {
+		if err != nil && !isNotFound(err) && !api.IsCode(err, api.CodeNotRunning) {
 			return held, fmt.Errorf("limits of a container: %w", err)
 		}
 	}

@@ -21,12 +21,7 @@ import (
 )
 
 // isNotFound reports whether podmon does not know the thing.
-func isNotFound(err error) bool { return isCode(err, api.CodeNotFound) }
-
-func isCode(err error, code string) bool {
-	var e *api.Error
-	return errors.As(err, &e) && e.Code == code
-}
+func isNotFound(err error) bool { return api.IsCode(err, api.CodeNotFound) }
 
 // faulted makes the next fault of a row: delay is kept by the caller in the
 // fault before.
@@ -246,10 +241,10 @@ func (m *Manager) endStray(ctx context.Context, id string, container bool) error
 	}
 	for again := 10 * time.Millisecond; ; again = min(2*again, time.Second) {
 		err := m.cfg.Runtime.Signal(ctx, api.Signal{ID: id, Signal: podspec.SigKill, All: true})
-		if err != nil && !isNotFound(err) && !isCode(err, api.CodeNotRunning) {
+		if err != nil && !isNotFound(err) && !api.IsCode(err, api.CodeNotRunning) {
 			return err
 		}
-		if err = m.removeContainer(ctx, id); !isCode(err, api.CodeBusy) {
+		if err = m.removeContainer(ctx, id); !api.IsCode(err, api.CodeBusy) {
 			return err
 		}
 		select { // it is about to end

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/clusterd/clusterd/agent/podstate"
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // lazyWrite is how long a status that is not urgent may be held back: it
@@ -41,7 +42,7 @@ func (w *worker) publish(now time.Time) (wake time.Time) {
 	w.status.built = st
 	w.setView(st)
 	w.startMetric(st, now)
-	if podstate.Terminal(st.Phase) && !w.obs.Alive() {
+	if core.FinalPhase(st.Phase) && !w.obs.Alive() {
 		// Nothing of it runs any more. The scheduler gives its place away as
 		// soon as it reads this: the next pod must not be refused here.
 		w.m.release(w.uid)
@@ -81,7 +82,7 @@ func (w *worker) urgent(st *v1.PodStatus) bool {
 		return true
 	}
 	for _, t := range []v1.PodConditionType{v1.PodReady, v1.ContainersReady} {
-		i, j := podstate.ConditionIndex(st.Conditions, t), podstate.ConditionIndex(w.status.stored.Conditions, t)
+		i, j := core.PodConditionIndex(st.Conditions, t), core.PodConditionIndex(w.status.stored.Conditions, t)
 		if i >= 0 && j >= 0 && st.Conditions[i].Status != w.status.stored.Conditions[j].Status {
 			return true
 		}
@@ -159,7 +160,7 @@ func withForeign(st, live *v1.PodStatus) *v1.PodStatus {
 		}
 	}
 	for _, c := range live.Conditions {
-		if !isOwned(c.Type) || !podstate.IsTransient(c.Type) && podstate.ConditionIndex(out.Conditions, c.Type) < 0 {
+		if !isOwned(c.Type) || !podstate.IsTransient(c.Type) && core.PodConditionIndex(out.Conditions, c.Type) < 0 {
 			out.Conditions = append(out.Conditions, c)
 		}
 	}
@@ -167,7 +168,7 @@ func withForeign(st, live *v1.PodStatus) *v1.PodStatus {
 	out.Resize = live.Resize
 	out.ResourceClaimStatuses, out.ExtendedResourceClaimStatus = live.ResourceClaimStatuses, live.ExtendedResourceClaimStatus
 	out.NodeAllocatableResourceClaimStatuses = live.NodeAllocatableResourceClaimStatuses
-	if podstate.Terminal(live.Phase) && !podstate.Terminal(out.Phase) {
+	if core.FinalPhase(live.Phase) && !core.FinalPhase(out.Phase) {
 		// Another writer failed the pod (eviction, garbage collection): that stands.
 		out.Phase, out.Reason, out.Message = live.Phase, live.Reason, live.Message
 	}

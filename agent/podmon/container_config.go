@@ -5,6 +5,7 @@ import (
 	"path"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/agent/podmon/seccomp"
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/runc/libcontainer/configs"
 )
@@ -203,4 +204,13 @@ func merged(old, u api.Resources) api.Resources {
 		old.Hugepages = u.Hugepages
 	}
 	return old
+}
+
+// seccompFilter gives a container's system call filter; nil for none.
+func seccompFilter(spec *api.Container) (*configs.Seccomp, error) {
+	f, err := seccomp.Filter(spec)
+	if err != nil {
+		return nil, invalidf("%v", err)
+	}
+	return f, nil
 }

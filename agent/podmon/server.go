@@ -226,12 +226,6 @@ func (ss *session) call(req api.Request) (resp api.Response, err error) {
 			return resp, errMissing
 		}
 		return resp, s.update(*req.Update)
-	case api.OpReopenLog:
-		c, err := s.runningContainer(req.Target)
-		if err != nil {
-			return resp, err
-		}
-		return resp, c.io.log.reopen()
 	case api.OpCloseStdin:
 		c, err := s.runningContainer(req.Target)
 		if err != nil {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // Records are what the runtime holds of one pod.
@@ -75,7 +76,7 @@ func Seed(pod *v1.Pod, rec Records, now time.Time, words func(api.ContainerStatu
 			statuses[s.Name] = s
 		}
 	}
-	if Terminal(pod.Status.Phase) {
+	if core.FinalPhase(pod.Status.Phase) {
 		if o.Final = len(rec.Containers) == 0; !o.Final {
 			// By this node, or by another writer: what has exited does not start again.
 			o.EndedAs = pod.Status.Phase

@@ -101,14 +101,14 @@ func BuildStatus(d Desired, o Observed, old *v1.PodStatus, nodeIPs []netip.Addr,
 	shareMessages(st)
 
 	st.Phase = b.phase(initDone)
-	if Terminal(st.Phase) {
+	if core.FinalPhase(st.Phase) {
 		b.neverRan(st)
 	}
 	if o.Verdict != nil {
 		st.Reason, st.Message = o.Verdict.Reason, o.Verdict.Message
 	} else if f := o.TeardownErr; f != nil {
 		st.Reason, st.Message = f.Reason, f.Message
-	} else if old.Phase == st.Phase && Terminal(old.Phase) && old.Reason != ReasonKillPod && old.Reason != reasonStopping {
+	} else if old.Phase == st.Phase && core.FinalPhase(old.Phase) && old.Reason != ReasonKillPod && old.Reason != reasonStopping {
 		st.Reason, st.Message = old.Reason, old.Message
 	} else if st.Phase == v1.PodPending {
 		st.Reason, st.Message = b.pendingReason()
@@ -168,7 +168,7 @@ func (b *builder) slowEnd(st *v1.PodStatus) {
 			parts = append(parts, part)
 		}
 	}
-	if len(parts) == 0 || Terminal(st.Phase) && st.Reason+st.Message != "" {
+	if len(parts) == 0 || core.FinalPhase(st.Phase) && st.Reason+st.Message != "" {
 		return
 	}
 	if st.Message != "" {
@@ -205,9 +205,6 @@ func (b *builder) neverRan(st *v1.PodStatus) {
 		}
 	}
 }
-
-// Terminal reports whether a phase is the last one of a pod.
-func Terminal(p v1.PodPhase) bool { return p == v1.PodSucceeded || p == v1.PodFailed }
 
 type builder struct {
 	d   Desired
@@ -257,7 +254,7 @@ func (b *builder) phase(initDone bool) v1.PodPhase {
 	if b.o.Verdict != nil && !alive {
 		return v1.PodFailed
 	}
-	if Terminal(b.old.Phase) && !alive {
+	if core.FinalPhase(b.old.Phase) && !alive {
 		return b.old.Phase
 	}
 	if initFailed(b.d, b.o) && !alive {

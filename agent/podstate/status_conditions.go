@@ -2,7 +2,6 @@ package podstate
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -14,7 +13,7 @@ import (
 // conditions sets the node's conditions and keeps all others.
 func (b *builder) conditions(st *v1.PodStatus, initDone bool) {
 	pod := b.d.Pod
-	done := Terminal(st.Phase)
+	done := core.FinalPhase(st.Phase)
 	doneReason := map[v1.PodPhase]string{v1.PodSucceeded: "PodCompleted", v1.PodFailed: "PodFailed"}[st.Phase]
 
 	set := func(t v1.PodConditionType, ok bool, reason, message string) {
@@ -65,7 +64,7 @@ func (b *builder) conditions(st *v1.PodStatus, initDone bool) {
 	if ready {
 		var gates []string
 		for _, g := range pod.Spec.ReadinessGates {
-			if i := ConditionIndex(b.old.Conditions, g.ConditionType); i < 0 {
+			if i := core.PodConditionIndex(b.old.Conditions, g.ConditionType); i < 0 {
 				gates = append(gates, fmt.Sprintf("corresponding condition of pod readiness gate %q does not exist.", g.ConditionType))
 			} else if b.old.Conditions[i].Status != v1.ConditionTrue {
 				gates = append(gates, fmt.Sprintf("the status of pod readiness gate %q is not \"True\", but %s", g.ConditionType, b.old.Conditions[i].Status))
@@ -88,7 +87,7 @@ func (b *builder) conditions(st *v1.PodStatus, initDone bool) {
 	b.resizeConditions(st)
 
 	for _, c := range b.old.Conditions {
-		if !IsTransient(c.Type) && ConditionIndex(st.Conditions, c.Type) < 0 {
+		if !IsTransient(c.Type) && core.PodConditionIndex(st.Conditions, c.Type) < 0 {
 			st.Conditions = append(st.Conditions, c)
 		}
 	}
@@ -96,7 +95,7 @@ func (b *builder) conditions(st *v1.PodStatus, initDone bool) {
 
 // resizeConditions tells of a resize that waits or is under way.
 func (b *builder) resizeConditions(st *v1.PodStatus) {
-	if Terminal(st.Phase) {
+	if core.FinalPhase(st.Phase) {
 		return
 	}
 	set := func(t v1.PodConditionType, reason, message string) {
@@ -116,7 +115,9 @@ func (b *builder) resizeConditions(st *v1.PodStatus) {
 	}
 }
 
-// Owned are the condition types that the agent alone writes.
+// Owned are the condition types that only the agent writes once a pod is on its node.
+// PodScheduled is the scheduler's and the binding's until then, and observes each
+// generation from there on, as all of them do.
 var Owned = []v1.PodConditionType{v1.PodReadyToStartContainers, v1.PodInitialized, v1.ContainersReady, v1.PodReady, v1.PodScheduled,
 	v1.PodResizePending, v1.PodResizeInProgress}
 
@@ -124,9 +125,4 @@ var Owned = []v1.PodConditionType{v1.PodReadyToStartContainers, v1.PodInitialize
 // while it is true.
 func IsTransient(t v1.PodConditionType) bool {
 	return t == v1.PodResizePending || t == v1.PodResizeInProgress
-}
-
-// ConditionIndex is the place of the condition of that type, -1: there is none.
-func ConditionIndex(cs []v1.PodCondition, t v1.PodConditionType) int {
-	return slices.IndexFunc(cs, func(c v1.PodCondition) bool { return c.Type == t })
 }

@@ -21,7 +21,7 @@ func (w *world) status(at time.Duration) *v1.PodStatus {
 }
 
 func condOf(s *v1.PodStatus, t v1.PodConditionType) v1.PodCondition {
-	if i := ConditionIndex(s.Conditions, t); i >= 0 {
+	if i := core.PodConditionIndex(s.Conditions, t); i >= 0 {
 		return s.Conditions[i]
 	}
 	return v1.PodCondition{}
@@ -132,7 +132,7 @@ func TestConditions(t *testing.T) {
 	if c := condOf(s, v1.PodReady); c.Status != v1.ConditionFalse || c.Reason != "ReadinessGatesNotReady" || !strings.Contains(c.Message, "example.com/gate") {
 		t.Errorf("%+v", c)
 	}
-	s.Conditions[ConditionIndex(s.Conditions, "example.com/gate")].Status = v1.ConditionTrue
+	s.Conditions[core.PodConditionIndex(s.Conditions, "example.com/gate")].Status = v1.ConditionTrue
 	w.d.Pod.Status = *s
 	if c := condOf(w.status(2*time.Minute), v1.PodReady); c.Status != v1.ConditionTrue {
 		t.Errorf("%+v", c)

@@ -56,9 +56,15 @@ type Client struct {
 
 	mu         sync.Mutex // guards below
 	conn       *conn
-	connecting chan struct{} // closed when the attempt under way has ended; nil: none
+	connecting *attempt // under way; nil: none
 	closed     bool
 	wg         sync.WaitGroup
+}
+
+// attempt is one attempt to connect.
+type attempt struct {
+	done chan struct{} // closed when it has ended
+	err  error         // set before: why it failed, for all who waited for it
 }
 
 // Start finds the podmon of cfg.Dir or starts it. One that runs and is another
@@ -110,16 +116,21 @@ func (c *Client) connect(ctx context.Context) (*conn, error) {
 			defer c.mu.Unlock()
 			return c.conn, nil
 		}
-		attempt := c.connecting
-		if attempt == nil {
-			c.connecting = make(chan struct{})
+		under := c.connecting
+		if under == nil {
+			under = &attempt{done: make(chan struct{})}
+			c.connecting = under
 			c.mu.Unlock()
-			return c.reconnect(ctx)
+			return c.reconnect(ctx, under)
 		}
 		c.mu.Unlock()
-		// One attempt at a time; its outcome counts for all that wait for it.
+		// One attempt at a time; its outcome counts for all that wait for it, unless it
+		// is that its caller did not want it any more.
 		select {
-		case <-attempt:
+		case <-under.done:
+			if under.err != nil {
+				return nil, under.err
+			}
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-c.life.Done():
@@ -130,14 +141,17 @@ func (c *Client) connect(ctx context.Context) (*conn, error) {
 
 // reconnect dials podmon, and starts one where none answers, without holding
 // the lock: that can take a minute. Close ends it.
-func (c *Client) reconnect(ctx context.Context) (*conn, error) {
+func (c *Client) reconnect(ctx context.Context, under *attempt) (*conn, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(c.life, cancel)()
 	fc, err := c.dialOrStart(ctx)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	close(c.connecting)
+	if ctx.Err() == nil {
+		under.err = err
+	}
+	close(under.done)
 	c.connecting = nil
 	if c.closed {
 		if err == nil {

@@ -3,6 +3,7 @@ package runtime
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"log/slog"
 	"net"
 	"path/filepath"
@@ -50,4 +51,30 @@ func TestConnectingHoldsUpNobody(t *testing.T) {
 	if _, err := c.connect(t.Context()); !errors.Is(err, ErrClosed) {
 		t.Errorf("after Close: %v", err)
 	}
+}
+
+// The bug of issue 9: after an attempt that failed each of those who had waited for it
+// made its own, one after the other, a minute each.
+func TestFailedAttemptCountsForAll(t *testing.T) {
+	dir := t.TempDir()
+	c := &Client{cfg: Config{Dir: dir, PodmonPath: filepath.Join(dir, "none"), Logger: slog.New(slog.DiscardHandler)}}
+	c.life, c.stop = context.WithCancel(t.Context())
+	defer c.Close()
+	under := &attempt{done: make(chan struct{})}
+	_, err := c.reconnect(t.Context(), under)
+	if !errors.Is(err, fs.ErrNotExist) {
+		t.Fatalf("there is no program to start: %v", err)
+	}
+	c.connecting = under // as one sees it who came while it was under way
+	if _, got := c.connect(t.Context()); got != err {
+		t.Errorf("one who waited has %v, want the attempt's %v", got, err)
+	}
+	// An attempt whose caller went says nothing to others.
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	under = &attempt{done: make(chan struct{})}
+	if _, err := c.reconnect(gone, under); err == nil || under.err != nil {
+		t.Errorf("the attempt of a caller who went ended with %v, for others with %v", err, under.err)
+	}
+	<-under.done
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -137,35 +138,18 @@ func (t *mountTable) read() ([]string, error) {
 }
 
 func readMountPoints() ([]string, error) {
-	table, err := os.ReadFile("/proc/self/mountinfo")
+	table, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
 		return nil, err
 	}
-	var out []string
-	for line := range strings.Lines(string(table)) {
-		fields := strings.SplitN(line, " ", 6)
-		if len(fields) == 6 {
-			out = append(out, unescape(fields[4]))
-		}
+	defer table.Close()
+	mounts, err := mountinfo.GetMountsFromReader(table, nil)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]string, len(mounts))
+	for i, m := range mounts {
+		out[i] = m.Mountpoint
 	}
 	return out, nil
-}
-
-// unescape undoes the octal escapes of mountinfo.
-func unescape(s string) string {
-	if !strings.Contains(s, `\`) {
-		return s
-	}
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
 }

@@ -156,7 +156,7 @@ func podGrace(pod *corev1.Pod, options *metav1.DeleteOptions) bool {
 	if seconds < 0 {
 		seconds = 1
 	}
-	if pod.Spec.NodeName == "" || isTerminal(pod) {
+	if pod.Spec.NodeName == "" || Finished(pod) {
 		seconds = 0
 	}
 	options.GracePeriodSeconds = &seconds

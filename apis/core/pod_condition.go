@@ -13,7 +13,7 @@ import (
 // TimedPodCondition. An ObservedGeneration of 0 keeps that of the one before.
 func SetPodCondition(status *corev1.PodStatus, c corev1.PodCondition, now time.Time) {
 	c = TimedPodCondition(status.Conditions, c, now)
-	i := podConditionIndex(status.Conditions, c.Type)
+	i := PodConditionIndex(status.Conditions, c.Type)
 	if i < 0 {
 		status.Conditions = append(status.Conditions, c)
 		return
@@ -29,13 +29,22 @@ func SetPodCondition(status *corev1.PodStatus, c corev1.PodCondition, now time.T
 // does, and until then LastProbeTime stays. It changes nothing.
 func TimedPodCondition(old []corev1.PodCondition, c corev1.PodCondition, now time.Time) corev1.PodCondition {
 	c.LastTransitionTime = metav1.NewTime(now)
-	if i := podConditionIndex(old, c.Type); i >= 0 && old[i].Status == c.Status {
+	if i := PodConditionIndex(old, c.Type); i >= 0 && old[i].Status == c.Status {
 		c.LastTransitionTime = old[i].LastTransitionTime
 		c.LastProbeTime = old[i].LastProbeTime
 	}
 	return c
 }
 
-func podConditionIndex(conditions []corev1.PodCondition, t corev1.PodConditionType) int {
+// PodCondition returns the pod's condition of that type, or nil.
+func PodCondition(pod *corev1.Pod, t corev1.PodConditionType) *corev1.PodCondition {
+	if i := PodConditionIndex(pod.Status.Conditions, t); i >= 0 {
+		return &pod.Status.Conditions[i]
+	}
+	return nil
+}
+
+// PodConditionIndex is the place of the condition of that type, -1: there is none.
+func PodConditionIndex(conditions []corev1.PodCondition, t corev1.PodConditionType) int {
 	return slices.IndexFunc(conditions, func(c corev1.PodCondition) bool { return c.Type == t })
 }

@@ -42,13 +42,6 @@ func prepareResize(pod, old *corev1.Pod) {
 	countGeneration(pod, old)
 }
 
-// isMirror tells whether the pod only shows what a node runs by itself: a
-// static pod.
-func isMirror(pod *corev1.Pod) bool {
-	_, ok := pod.Annotations[corev1.MirrorPodAnnotationKey]
-	return ok
-}
-
 // sameNames tells whether two lists hold containers of the same names in the
 // same order.
 func sameNames(a, b []corev1.Container) bool {

@@ -13,7 +13,7 @@ import (
 func validateEphemeralUpdate(pod, old *corev1.Pod) field.ErrorList {
 	errs := validatePodMetaUpdate(pod, old)
 	at := field.NewPath("spec", "ephemeralContainers")
-	if isMirror(old) {
+	if IsMirror(old) {
 		return append(errs, field.Forbidden(at, "static pods do not support ephemeral containers"))
 	}
 	now := map[string]*corev1.EphemeralContainer{}
@@ -72,10 +72,10 @@ func validateEphemeralContainer(c *corev1.Container, at *field.Path) field.Error
 func validateResize(pod, old *corev1.Pod) field.ErrorList {
 	errs := validatePodMetaUpdate(pod, old)
 	at := field.NewPath("spec")
-	if isMirror(old) {
+	if IsMirror(old) {
 		return append(errs, field.Forbidden(at, "static pods cannot be resized"))
 	}
-	if isTerminal(old) {
+	if Finished(old) {
 		return append(errs, field.Forbidden(at, fmt.Sprintf("pod is %s: nothing of it runs that could be resized", old.Status.Phase)))
 	}
 	if old.Spec.OS != nil && old.Spec.OS.Name == corev1.Windows {

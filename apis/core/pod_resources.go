@@ -46,8 +46,3 @@ func Limits(pod *corev1.Pod) corev1.ResourceList {
 func IsSidecar(c *corev1.Container) bool {
 	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
 }
-
-// Finished reports whether a pod has ended for good.
-func Finished(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-}

@@ -73,7 +73,7 @@ func summarize(pod *corev1.Pod) podSummary {
 	if pod.Status.Reason != "" {
 		s.reason = pod.Status.Reason
 	}
-	if c := condition(pod, corev1.PodScheduled); c != nil && c.Reason == corev1.PodReasonSchedulingGated {
+	if c := PodCondition(pod, corev1.PodScheduled); c != nil && c.Reason == corev1.PodReasonSchedulingGated {
 		s.reason = corev1.PodReasonSchedulingGated
 	}
 
@@ -105,7 +105,7 @@ func summarize(pod *corev1.Pod) podSummary {
 		initializing = true
 		break
 	}
-	initCondition := condition(pod, corev1.PodInitialized)
+	initCondition := PodCondition(pod, corev1.PodInitialized)
 	if !initializing || initCondition != nil && initCondition.Status == corev1.ConditionTrue {
 		s.restarts, s.lastRestart = running.restarts, running.lastRestart
 		s.summarizeMain(pod)
@@ -114,7 +114,7 @@ func summarize(pod *corev1.Pod) podSummary {
 	if pod.DeletionTimestamp != nil {
 		if pod.Status.Reason == nodeLost {
 			s.reason = "Unknown"
-		} else if !isTerminal(pod) {
+		} else if !Finished(pod) {
 			s.reason = "Terminating"
 		}
 	}
@@ -141,7 +141,7 @@ func (s *podSummary) summarizeMain(pod *corev1.Pod) {
 	// One container completed, another still runs: so does the pod.
 	if s.reason == "Completed" && anyRunning {
 		s.reason = "NotReady"
-		if c := condition(pod, corev1.PodReady); c != nil && c.Status == corev1.ConditionTrue {
+		if c := PodCondition(pod, corev1.PodReady); c != nil && c.Status == corev1.ConditionTrue {
 			s.reason = string(corev1.PodRunning)
 		}
 	}
@@ -185,23 +185,9 @@ func readinessGates(pod *corev1.Pod) string {
 	}
 	met := 0
 	for _, gate := range pod.Spec.ReadinessGates {
-		if c := condition(pod, gate.ConditionType); c != nil && c.Status == corev1.ConditionTrue {
+		if c := PodCondition(pod, gate.ConditionType); c != nil && c.Status == corev1.ConditionTrue {
 			met++
 		}
 	}
 	return fmt.Sprintf("%d/%d", met, len(pod.Spec.ReadinessGates))
-}
-
-func condition(pod *corev1.Pod, t corev1.PodConditionType) *corev1.PodCondition {
-	for i := range pod.Status.Conditions {
-		if pod.Status.Conditions[i].Type == t {
-			return &pod.Status.Conditions[i]
-		}
-	}
-	return nil
-}
-
-// isTerminal tells whether a pod will never run again.
-func isTerminal(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }

@@ -40,7 +40,7 @@ func validatePodCreate(pod *corev1.Pod) field.ErrorList {
 			errs = append(errs, check.Text(path.Child("volumes").Index(i).Child("name"), pod.Name+"-"+v.Name, check.Subdomain)...) // the claim's name
 		}
 	}
-	if isMirror(pod) && pod.Spec.NodeName == "" {
+	if IsMirror(pod) && pod.Spec.NodeName == "" {
 		errs = append(errs, field.Invalid(field.NewPath("metadata", "annotations").Key(corev1.MirrorPodAnnotationKey), pod.Annotations[corev1.MirrorPodAnnotationKey], "must set spec.nodeName if mirror pod annotation is set"))
 	}
 	return errs

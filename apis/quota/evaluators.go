@@ -20,6 +20,8 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 	volumehelper "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
+
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // List gives the objects of a resource in a namespace.
@@ -291,7 +293,7 @@ func (p pods) Usage(item runtime.Object) (corev1.ResourceList, error) {
 	used := corev1.ResourceList{p.count(): one()}
 	// One that has ended is only an object. So is one that should have: its node is
 	// lost, and what replaces it needs room.
-	if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded || overdue(pod, p.now()) {
+	if core.Finished(pod) || overdue(pod, p.now()) {
 		return used, nil
 	}
 	used[corev1.ResourcePods] = one()

@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/registry/generic"
@@ -76,6 +77,10 @@ type Config struct {
 	// TolerationSeconds is how long pods stay bound to a node that is not
 	// ready or unreachable, unless they say otherwise, in seconds. Default 300.
 	TolerationSeconds *int64
+
+	// Metrics are this server's own: /metrics shows them beside those that the
+	// libraries keep for the whole process. Nil: there are none.
+	Metrics prometheus.Gatherer
 
 	// RawHandlers serve paths that are no API resources, by path prefix
 	// ending in "/", to members of system:masters only. Their requests have no

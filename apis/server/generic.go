@@ -63,6 +63,7 @@ func newGeneric(config Config, stores *stores, s *Server) (*genericapiserver.Rec
 	c.SharedInformerFactory = informers.NewSharedInformerFactory(client, 0)
 	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
 	c.RESTOptionsGetter = stores
+	c.EnableMetrics = config.Metrics == nil // else serveMetrics does it
 	c.RequestTimeout = config.RequestTimeout
 	c.ShutdownWatchTerminationGracePeriod = config.DrainTimeout
 	// The library insists on a listener. It gets one without clients: our caller listens.

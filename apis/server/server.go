@@ -157,6 +157,9 @@ func (s *Server) build(stores *stores) error {
 		return err
 	}
 	s.generic = front.GenericAPIServer
+	if s.config.Metrics != nil {
+		serveMetrics(s.generic.Handler.NonGoRestfulMux, s.config.Metrics)
+	}
 	s.informers = extend.Informers{Ours: base.SharedInformerFactory, Definitions: custom.Informers, Services: front.APIRegistrationInformers}
 	s.prepared, err = front.Prepare()
 	// The definitions of all types, from which the library has built what it needs

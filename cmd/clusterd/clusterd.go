@@ -65,6 +65,7 @@ type Main struct {
 	store   *raftstore.Store
 	api     *server.Server
 	images  *image.Store
+	metrics *nodeMetrics
 	// agentTracer makes the agent's spans, serverTracer the API server's; flush sends
 	// what is left of them.
 	agentTracer, serverTracer tracing.TracerProvider
@@ -97,13 +98,13 @@ type Main struct {
 // New opens what the node keeps on disk and builds its rooms. It listens on
 // the port but answers nothing yet. On error everything is closed again.
 func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error) {
-	m := &Main{cfg: cfg, dir: keyDir{dataDir: dataDir(cfg.Data)}, log: log, parts: serverParts{began: time.Now()}, refused: make(chan struct{}, 1), resealNow: make(chan struct{}, 1), again: make(chan error, 1)}
+	m := &Main{cfg: cfg, dir: keyDir{dataDir: dataDir(cfg.Data)}, log: log, parts: serverParts{began: time.Now()}, refused: make(chan struct{}, 1), resealNow: make(chan struct{}, 1), again: make(chan error, 1), metrics: newMetrics()}
 	defer func() {
 		if err != nil {
 			m.close()
 		}
 	}()
-	registerMetrics()
+	registerLoopMetrics()
 	if m.scheduler, err = cfg.scheduler(); err != nil {
 		return nil, err
 	}
@@ -209,8 +210,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	if m.store, err = raftstore.Open(store); err != nil {
 		return nil, err
 	}
-	storeMetrics.state.store.Store(m.store)
-	gossipKeyMetrics.store.Store(m.store)
+	m.metrics.setStore(m.store)
 	m.rights.store.Store(m.store)
 	if err = m.buildAPI(); err != nil {
 		return nil, err
@@ -226,7 +226,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 
 // storeEvents are the metrics', and what this node must react to.
 func (m *Main) storeEvents() raftstore.EventListener {
-	events := storeEvents()
+	events := m.metrics.storeEvents()
 	events.Written = m.budget.Written
 	events.Refused = func(string) {
 		select {
@@ -258,6 +258,7 @@ func (m *Main) buildAPI() error {
 		Admission:         m.cfg.AccessConfig.admission(),
 		Past:              past,
 		Keys:              storepast.NewKeys(m.store),
+		Metrics:           m.metrics.registry(),
 		Authenticator:     m.rights.check(auth.ClientCert(m.trust.Pool)),
 		NodeTransport:     m.peers.transportTo,
 		ExternalAddress:   m.cfg.addr().String(),

@@ -83,6 +83,7 @@ func initCommand() *cobra.Command {
 					return err
 				}
 				tellRestored(cmd.ErrOrStderr(), cfg, content)
+				cfg.File = ""                                 // what it says is in the data folder now
 				if err := cfg.load(cmd.Flags()); err != nil { // the snapshot's settings
 					return err
 				}
@@ -257,7 +258,7 @@ folder stays, and the command can be repeated. The cluster still counts the mach
 				return err
 			}
 			err := cfg.loadForReset(cmd.Flags(), func(err error) {
-				fmt.Fprintf(cmd.ErrOrStderr(), "clusterd: %s cannot be used as it is (%v): what can be read of it counts, the rest is as by default\n", configPath(cfg.Data), err)
+				fmt.Fprintf(cmd.ErrOrStderr(), "clusterd: %s cannot be used as it is (%v): what can be read of it counts, the rest is as by default\n", cfg.file(), err)
 			})
 			if err != nil {
 				return err

@@ -25,7 +25,7 @@ import (
 const minLeaseDuration = 4 * time.Second
 
 // Config is all settings of one node. Defaults come first, then the
-// file DATA/config.yaml, then environment variables (CLUSTERD_MAX_PODS for
+// file DATA/config.yaml or the one that --config names, then environment variables (CLUSTERD_MAX_PODS for
 // --max-pods), then flags. `clusterd init` and `clusterd join` write
 // the file, so that `clusterd run` needs no flag but --data.
 type Config struct {
@@ -33,6 +33,8 @@ type Config struct {
 	Name string `json:"name"`
 	// Data is the folder that holds all of this node's state.
 	Data string `json:"-"`
+	// File is a file of settings to read in the place of DATA/config.yaml; empty: that one.
+	File string `json:"-"`
 	// Advertise is the address the other nodes reach this one at. Default: the
 	// address of the interface with the default route, else the first address
 	// that is not loopback, else loopback.
@@ -248,6 +250,7 @@ func defaultConfig() Config {
 // addFlags binds a flag to each field that may be set by hand.
 func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.Data, "data", c.Data, "folder that holds all state of this node")
+	f.StringVar(&c.File, "config", c.File, "file of the settings, name and the like included, to read in the place of DATA/config.yaml; flags win over it")
 	f.StringVar(&c.Name, "name", c.Name, "name of this node (default: the host name)")
 	f.StringVar(&c.Advertise, "advertise", c.Advertise, "address the other nodes reach this one at (default: found from the interfaces)")
 	f.Uint16Var(&c.Port, "port", c.Port, "the one port: TCP for API, raft and node calls, UDP for gossip")

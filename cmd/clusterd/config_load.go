@@ -14,8 +14,16 @@ import (
 
 func configPath(data string) string { return filepath.Join(data, "config.yaml") }
 
-// load overlays the file of the data folder onto the defaults, and the flags
-// that were given onto both. A missing file is no error.
+// file is the file of settings: the one that was named, else the data folder's.
+func (c *Config) file() string {
+	if c.File != "" {
+		return c.File
+	}
+	return configPath(c.Data)
+}
+
+// load overlays the file of settings onto the defaults, and the flags that were
+// given onto both. That the data folder has no file is no error.
 func (c *Config) load(flags *pflag.FlagSet) error {
 	return c.loadWith(flags, func(b []byte) error { return yaml.UnmarshalStrict(b, c) })
 }
@@ -69,18 +77,20 @@ func (c *Config) loadWith(flags *pflag.FlagSet, parse func([]byte) error) error 
 		return err
 	}
 	c.Data = data
-	b, err := os.ReadFile(configPath(data))
+	b, err := os.ReadFile(c.file())
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrNotExist) && c.File == "":
+	case err != nil && c.File != "":
+		return fmt.Errorf("--config %s: %w", c.File, err)
 	case err != nil:
 		return fmt.Errorf("read the configuration: %w", err)
 	default:
 		if err := parse(b); err != nil {
-			return fmt.Errorf("%s: %w", configPath(data), err)
+			return fmt.Errorf("%s: %w", c.file(), err)
 		}
 	}
 	for name, value := range given {
-		if name == "data" || name == "peer" { // they are not in the file
+		if name == "data" || name == "config" || name == "peer" { // they are not in the file
 			continue
 		}
 		if err := flags.Set(name, value); err != nil {

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"errors"
+	"io/fs"
 	"maps"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -41,6 +44,38 @@ func TestConfigOrder(t *testing.T) {
 	}
 	if c.Name != "filed" || c.Port != 7001 || c.EvictionDelay.Duration != 5*time.Second || c.MaxPods != 110 || c.Advertise != "192.0.2.9" {
 		t.Errorf("%+v", c)
+	}
+}
+
+// TestConfigFile: a file that is named is read in the place of the data folder's, has to
+// be there, and mistakes in it name it.
+func TestConfigFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "node.yaml")
+	if _, err := parse(t, "", "--config="+file); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "--config "+file) {
+		t.Errorf("without the file: %v", err)
+	}
+	for text, want := range map[string]string{"nonsense: 1\n": `unknown field "nonsense"`, "maxPods: -3\n": "--max-pods -3"} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := parse(t, "", "--advertise=192.0.2.9", "--config="+file); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", text, err, want)
+		}
+	}
+	if err := os.WriteFile(file, []byte("name: named\nport: 7001\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	folders := "name: filed\nmaxPods: 5\n"
+	c, err := parse(t, folders, "--advertise=192.0.2.9", "--port=7002", "--config="+file)
+	if err != nil || c.Name != "named" || c.Port != 7002 || c.MaxPods != 110 {
+		t.Errorf("name %q, port %d, maxPods %d: %v", c.Name, c.Port, c.MaxPods, err)
+	}
+	t.Setenv("CLUSTERD_CONFIG", file)
+	if c, err = parse(t, folders, "--advertise=192.0.2.9"); err != nil || c.Name != "named" || c.Port != 7001 {
+		t.Errorf("by the variable: name %q, port %d: %v", c.Name, c.Port, err)
+	}
+	if b, err := yaml.Marshal(c); err != nil || strings.Contains(string(b), file) {
+		t.Errorf("the name of the file is written down: %s %v", b, err)
 	}
 }
 

@@ -95,7 +95,7 @@ It ends with 1 when there is a problem. Warnings alone end with 0.`,
 // cannot be used.
 func examine(ctx context.Context, cfg Config, configured error, server string) []doctor.Finding {
 	if configured != nil {
-		return []doctor.Finding{{Check: "config", Level: doctor.Problem, Says: configured.Error(), Cure: "correct the flag, or the key of " + configPath(cfg.Data) + "; then ask again"}}
+		return []doctor.Finding{{Check: "config", Level: doctor.Problem, Says: configured.Error(), Cure: "correct the flag, or the key of " + cfg.file() + "; then ask again"}}
 	}
 	dir := dataDir(cfg.Data)
 	built, _ := time.Parse(time.RFC3339, kubeversion.Get().BuildDate) // zero where it was built without

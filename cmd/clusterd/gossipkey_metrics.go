@@ -37,10 +37,12 @@ type gossipKeyState struct {
 	generation, age, lagging *prometheus.Desc
 }
 
-var gossipKeyMetrics = &gossipKeyState{
-	generation: prometheus.NewDesc("clusterd_gossip_key_generation", "How often the key of gossip has been changed.", nil, nil),
-	age:        prometheus.NewDesc("clusterd_gossip_key_age_seconds", "How long the key of gossip has been in use; none while it is the cluster's first.", nil, nil),
-	lagging:    prometheus.NewDesc("clusterd_gossip_key_lagging_servers", "Servers that do not have the key of gossip of now.", nil, nil),
+func newGossipKeyState() *gossipKeyState {
+	return &gossipKeyState{
+		generation: prometheus.NewDesc("clusterd_gossip_key_generation", "How often the key of gossip has been changed.", nil, nil),
+		age:        prometheus.NewDesc("clusterd_gossip_key_age_seconds", "How long the key of gossip has been in use; none while it is the cluster's first.", nil, nil),
+		lagging:    prometheus.NewDesc("clusterd_gossip_key_lagging_servers", "Servers that do not have the key of gossip of now.", nil, nil),
+	}
 }
 
 // Describe implements prometheus.Collector.

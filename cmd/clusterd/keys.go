@@ -237,7 +237,7 @@ func unseal(d keyDir, out io.Writer) error {
 			return err
 		}
 	}
-	fmt.Fprintf(out, "The key files in %s are in clear. Start clusterd without --seal-key, also where systemd's unit sets CLUSTERD_SEAL_KEY: it would seal them again.\n", d.dataDir)
+	fmt.Fprintf(out, "The key files in %s are in clear. Start clusterd without --seal-key, also where systemd's unit sets CLUSTERD_SEAL_KEY or a file that --config names has sealKey: it would seal them again.\n", d.dataDir)
 	return nil
 }
 

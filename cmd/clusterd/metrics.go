@@ -14,8 +14,9 @@ import (
 	"github.com/clusterd/clusterd/sched"
 )
 
-// storeMetrics listens to the store's events. Times are in seconds.
-var storeMetrics = struct {
+// nodeMetrics are one node's own: what happens in its store, in seconds where it is time,
+// and what is read of it when Prometheus asks.
+type nodeMetrics struct {
 	commit, apply, snapshot prometheus.Histogram
 	commands, bytes         prometheus.Counter
 	leaders                 prometheus.Counter
@@ -23,64 +24,85 @@ var storeMetrics = struct {
 	behind, cut, damage     prometheus.Counter
 	heldBack                prometheus.Counter
 	state                   *storeState
-}{
-	fsync: prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "clusterd_raftstore_fsync_seconds", Help: "Time to write entries to the log and sync them to disk.",
-		Buckets: prometheus.ExponentialBuckets(0.0001, 2, 16),
-	}),
-	watchLag: prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "clusterd_raftstore_watch_lag_seconds", Help: "Time from applying changes to their being queued for the watchers.",
-		Buckets: prometheus.ExponentialBuckets(0.00001, 4, 11),
-	}),
-	behind: prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "clusterd_raftstore_watchers_behind_total", Help: "Times a watcher read too slowly and had to catch up from the history.",
-	}),
-	cut: prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "clusterd_raftstore_watchers_cut_total", Help: "Watchers ended because the history no longer held what they needed.",
-	}),
-	heldBack: prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "clusterd_raftstore_writes_held_back_total", Help: "Writes this server has refused because their writer had used up its budget.",
-	}),
-	state: newStoreState(),
-	commit: prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "clusterd_raftstore_commit_seconds", Help: "Time from proposing a log entry to its being committed and applied here, on the leader.",
-		Buckets: prometheus.ExponentialBuckets(0.00025, 2, 16),
-	}),
-	apply: prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "clusterd_raftstore_apply_seconds", Help: "Time to apply one log entry to the keyspace.",
-		Buckets: prometheus.ExponentialBuckets(0.000005, 4, 12),
-	}),
-	snapshot: prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "clusterd_raftstore_snapshot_seconds", Help: "Time to write a snapshot.",
-		Buckets: prometheus.ExponentialBuckets(0.001, 4, 10),
-	}),
-	commands: prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "clusterd_raftstore_commands_total", Help: "Commands committed by this node as leader.",
-	}),
-	bytes: prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "clusterd_raftstore_committed_bytes_total", Help: "Bytes of log entries committed by this node as leader.",
-	}),
-	leaders: prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "clusterd_raftstore_leader_changes_total", Help: "Changes of leader that this node has seen.",
-	}),
-	damage: prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "clusterd_raftstore_damaged_files_total", Help: "Damaged files found in the store's data folder since this process started. The log names them.",
-	}),
+	gossipKey               *gossipKeyState
 }
 
-// registerMetrics puts all rooms' collectors where the API's /metrics reads
-// them. The registry belongs to the process: once is enough.
-var registerMetrics = sync.OnceFunc(func() {
-	m := storeMetrics
-	legacyregistry.RawMustRegister(m.commit, m.apply, m.snapshot, m.commands, m.bytes, m.leaders,
-		m.fsync, m.watchLag, m.behind, m.cut, m.damage, m.heldBack, m.state, gossipKeyMetrics)
+func newMetrics() *nodeMetrics {
+	return &nodeMetrics{
+		fsync: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "clusterd_raftstore_fsync_seconds", Help: "Time to write entries to the log and sync them to disk.",
+			Buckets: prometheus.ExponentialBuckets(0.0001, 2, 16),
+		}),
+		watchLag: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "clusterd_raftstore_watch_lag_seconds", Help: "Time from applying changes to their being queued for the watchers.",
+			Buckets: prometheus.ExponentialBuckets(0.00001, 4, 11),
+		}),
+		behind: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "clusterd_raftstore_watchers_behind_total", Help: "Times a watcher read too slowly and had to catch up from the history.",
+		}),
+		cut: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "clusterd_raftstore_watchers_cut_total", Help: "Watchers ended because the history no longer held what they needed.",
+		}),
+		heldBack: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "clusterd_raftstore_writes_held_back_total", Help: "Writes this server has refused because their writer had used up its budget.",
+		}),
+		state:     newStoreState(),
+		gossipKey: newGossipKeyState(),
+		commit: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "clusterd_raftstore_commit_seconds", Help: "Time from proposing a log entry to its being committed and applied here, on the leader.",
+			Buckets: prometheus.ExponentialBuckets(0.00025, 2, 16),
+		}),
+		apply: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "clusterd_raftstore_apply_seconds", Help: "Time to apply one log entry to the keyspace.",
+			Buckets: prometheus.ExponentialBuckets(0.000005, 4, 12),
+		}),
+		snapshot: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "clusterd_raftstore_snapshot_seconds", Help: "Time to write a snapshot.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 4, 10),
+		}),
+		commands: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "clusterd_raftstore_commands_total", Help: "Commands committed by this node as leader.",
+		}),
+		bytes: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "clusterd_raftstore_committed_bytes_total", Help: "Bytes of log entries committed by this node as leader.",
+		}),
+		leaders: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "clusterd_raftstore_leader_changes_total", Help: "Changes of leader that this node has seen.",
+		}),
+		damage: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "clusterd_raftstore_damaged_files_total", Help: "Damaged files found in the store's data folder since this process started. The log names them.",
+		}),
+	}
+}
+
+// collectors are all of them.
+func (m *nodeMetrics) collectors() []prometheus.Collector {
+	return []prometheus.Collector{m.commit, m.apply, m.snapshot, m.commands, m.bytes, m.leaders,
+		m.fsync, m.watchLag, m.behind, m.cut, m.damage, m.heldBack, m.state, m.gossipKey}
+}
+
+// registry holds them, for this node's API to serve.
+func (m *nodeMetrics) registry() *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(m.collectors()...)
+	return r
+}
+
+// setStore has the store's state read from now on.
+func (m *nodeMetrics) setStore(store *raftstore.Store) {
+	m.state.store.Store(store)
+	m.gossipKey.store.Store(store)
+}
+
+// registerLoopMetrics puts the collectors that the rooms keep for the whole process
+// where every API's /metrics reads them: once is enough.
+var registerLoopMetrics = sync.OnceFunc(func() {
 	legacyregistry.RawMustRegister(sched.Collectors()...)
 	legacyregistry.RawMustRegister(pod.Metrics()...)
 })
 
 // storeEvents turns what happens in the store into metrics.
-func storeEvents() raftstore.EventListener {
-	m := storeMetrics
+func (m *nodeMetrics) storeEvents() raftstore.EventListener {
 	return raftstore.EventListener{
 		LeaderChanged: func(string, uint64) { m.leaders.Inc() },
 		Damaged:       func(error) { m.damage.Inc() },

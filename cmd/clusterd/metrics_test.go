@@ -2,9 +2,8 @@ package main
 
 import (
 	"context"
+	"strings"
 	"testing"
-
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
@@ -13,10 +12,10 @@ import (
 
 // Metric names of the store are stable, and each metric counts what happens.
 func TestStoreMetrics(t *testing.T) {
-	members := raftstoretest.New(t, 1, func(c *raftstore.Config) { c.Events = storeEvents() })
+	m := newMetrics()
+	members := raftstoretest.New(t, 1, func(c *raftstore.Config) { c.Events = m.storeEvents() })
 	store := members.Leader()
-	storeMetrics.state.store.Store(store)
-	t.Cleanup(func() { storeMetrics.state.store.Store(nil) })
+	m.setStore(store)
 	ctx, cancel := context.WithTimeout(t.Context(), raftstoretest.Timeout)
 	defer cancel()
 	w, err := store.Watch(ctx, "/", raftstore.WatchOptions{})
@@ -34,23 +33,13 @@ func TestStoreMetrics(t *testing.T) {
 	if err := store.Snapshot(ctx); err != nil {
 		t.Fatal(err)
 	}
-	registry := prometheus.NewRegistry()
-	m := storeMetrics
-	registry.MustRegister(m.commit, m.apply, m.snapshot, m.commands, m.bytes, m.leaders, m.fsync, m.watchLag, m.behind, m.cut, m.damage, m.heldBack, m.state)
-	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := map[string]float64{}
-	for _, f := range families {
-		one := f.GetMetric()[0]
-		switch {
-		case one.Histogram != nil:
-			got[f.GetName()] = float64(one.Histogram.GetSampleCount())
-		case one.Counter != nil:
-			got[f.GetName()] = one.Counter.GetValue()
-		default:
-			got[f.GetName()] = one.Gauge.GetValue()
+	got := gathered(t, m)
+	for name, value := range got {
+		if strings.HasPrefix(name, "clusterd_gossip_key_") {
+			delete(got, name)
+			if value != 0 {
+				t.Errorf("%s is %v in a cluster with its first key", name, value)
+			}
 		}
 	}
 	for name, least := range map[string]float64{
@@ -69,4 +58,42 @@ func TestStoreMetrics(t *testing.T) {
 	if len(got) > 0 {
 		t.Errorf("metrics without a test: %v", got)
 	}
+}
+
+// TestMetricsOfTwoNodes: the bug of issue 9 was that all nodes in one process counted
+// and showed the same things.
+func TestMetricsOfTwoNodes(t *testing.T) {
+	a, b := newMetrics(), newMetrics()
+	members := raftstoretest.New(t, 1, func(c *raftstore.Config) { c.Events = a.storeEvents() })
+	a.setStore(members.Leader())
+	a.heldBack.Inc()
+	if got := gathered(t, a); got["clusterd_raftstore_writes_held_back_total"] != 1 || got["clusterd_raftstore_is_leader"] != 1 || got["clusterd_raftstore_leader_changes_total"] < 1 {
+		t.Errorf("of the node that leads: %v", got)
+	}
+	got := gathered(t, b)
+	if _, shown := got["clusterd_raftstore_is_leader"]; shown || got["clusterd_raftstore_writes_held_back_total"] != 0 || got["clusterd_raftstore_leader_changes_total"] != 0 {
+		t.Errorf("of a node whose store is not open: %v", got)
+	}
+}
+
+// gathered is what a node's own registry has by name: counts of histograms.
+func gathered(t *testing.T, m *nodeMetrics) map[string]float64 {
+	t.Helper()
+	families, err := m.registry().Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		one := f.GetMetric()[0]
+		switch {
+		case one.Histogram != nil:
+			got[f.GetName()] = float64(one.Histogram.GetSampleCount())
+		case one.Counter != nil:
+			got[f.GetName()] = one.Counter.GetValue()
+		default:
+			got[f.GetName()] = one.Gauge.GetValue()
+		}
+	}
+	return got
 }

@@ -88,8 +88,7 @@ var (
 
 // metricNames are what a server tells, by the collectors' own descriptions.
 func metricNames() map[string]bool {
-	m := storeMetrics
-	all := []prometheus.Collector{m.commit, m.apply, m.snapshot, m.commands, m.bytes, m.leaders, m.fsync, m.watchLag, m.behind, m.cut, m.damage, m.heldBack, m.state}
+	all := newMetrics().collectors()
 	all = append(all, sched.Collectors()...)
 	all = append(all, pod.Metrics()...)
 	all = append(all, agent.Connections{})

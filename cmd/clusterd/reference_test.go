@@ -47,7 +47,7 @@ func reference(t *testing.T) []byte {
 
 <!-- Made from cmd/clusterd/config*.go: go test ./cmd/clusterd -run TestReference -update -->
 
-Defaults come first, then ` + "`DATA/config.yaml`" + `, then environment variables (` + "`CLUSTERD_MAX_PODS` for `--max-pods`" + `), then flags. ` + "`clusterd init` and `clusterd join`" + ` write the file,
+Defaults come first, then ` + "`DATA/config.yaml`" + ` or the file of ` + "`--config FILE`" + `, then environment variables (` + "`CLUSTERD_MAX_PODS` for `--max-pods`" + `), then flags. ` + "`clusterd init` and `clusterd join`" + ` write the file,
 so that ` + "`clusterd run`" + ` needs no flag but ` + "`--data`" + `. Unknown keys are refused.
 Sizes are written as ` + "`64Mi`" + `, durations as ` + "`30s`" + `.
 
@@ -107,7 +107,7 @@ func commands(out *bytes.Buffer, c *cobra.Command, common *pflag.FlagSet) {
 		fmt.Fprintf(out, "\n### clusterd %s\n\n%s.\n", sub.Use, strings.TrimSuffix(sub.Short, "."))
 		var rows []string
 		sub.LocalFlags().VisitAll(func(f *pflag.Flag) {
-			if f.Name == "help" || f.Hidden || common.Lookup(f.Name) != nil && f.Name != "data" && f.Name != "peer" {
+			if f.Name == "help" || f.Hidden || common.Lookup(f.Name) != nil && f.Name != "data" && f.Name != "config" && f.Name != "peer" {
 				return
 			}
 			def := ""

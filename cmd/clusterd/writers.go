@@ -23,7 +23,7 @@ func (m *Main) newBudget(l storeLimits) *budget.Budget {
 		Writer:       server.WriterOf,
 		Now:          m.storeTime,
 		Refused: func(_, why string, begins bool) {
-			storeMetrics.heldBack.Inc()
+			m.metrics.heldBack.Inc()
 			if !begins {
 				return
 			}

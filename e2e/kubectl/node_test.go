@@ -105,6 +105,12 @@ func TestE2EXNode(t *testing.T) {
 		k.has(k.clusterd("run", "--data", dir), "maxPods")
 		config("logFormat: prose\n")
 		k.has(k.clusterd("run", "--data", dir), `"prose"`, "text or json")
+		named := filepath.Join(k.dir, "named.yaml")
+		if err := os.WriteFile(named, []byte("logFormat: verse\n"), 0o600); err != nil {
+			k.Fatal(err)
+		}
+		k.has(k.clusterd("run", "--data", dir, "--config", named), `"verse"`, "text or json")
+		k.has(k.clusterd("run", "--data", dir, "--config", named+"2"), "--config "+named+"2", "no such file")
 		// A flag wins over the file; then all that is amiss is that nobody began.
 		k.lacks(k.clusterd("run", "--data", dir, "--log-format=json"), "prose")
 		k.has(k.clusterd("run", "--data", dir, "--log-format=json", "--feature-gates=NoSuchThing=true"), "--feature-gates", "NoSuchThing", "NAME=true")

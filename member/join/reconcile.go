@@ -182,6 +182,7 @@ func (r *Reconciler) look(ctx context.Context, records []Record, current []rafts
 	for _, m := range r.Gossip.All() {
 		seen[m.ID] = m.State == gossip.Alive
 	}
+	known := make(map[string]health, len(r.health)) // without those who were removed
 	progress := r.ask(ctx, current)
 	ours := progress[r.ID]
 	for _, rec := range records {
@@ -190,12 +191,13 @@ func (r *Reconciler) look(ctx context.Context, records []Record, current []rafts
 		s := memberState{Record: rec, in: i >= 0, voter: i >= 0 && current[i].Voter, alive: answered || seen[rec.ID]}
 		h := r.health[rec.ID].next(s.alive, now)
 		if s.in {
-			r.health[rec.ID] = h
+			known[rec.ID] = h
 		}
 		s.lost = h.lost(now)
 		s.fit = answered && h.steady(now) && at+maxLag >= ours
 		members = append(members, s)
 	}
+	r.health = known
 	for _, m := range current {
 		if !slices.ContainsFunc(records, func(rec Record) bool { return rec.ID == m.ID }) {
 			strangers = append(strangers, m.ID)

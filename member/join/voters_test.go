@@ -185,6 +185,30 @@ func TestLook(t *testing.T) {
 	}
 }
 
+// TestLookForgetsRemoved: one bug of issue 9 was that a leader kept what it had seen of
+// members that were removed since.
+func TestLookForgetsRemoved(t *testing.T) {
+	raft := &fakeRaft{answering: map[string]uint64{"a": 1, "b": 1}}
+	records := []Record{{ID: "a", Name: "a"}, {ID: "b", Name: "b"}}
+	for _, rec := range records {
+		if err := raft.set(rec.ID, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := Reconciler{ID: "a", Raft: raft, Gossip: fakeView{}, Log: slog.New(slog.DiscardHandler), health: map[string]health{}}
+	r.look(t.Context(), records, raft.members, time.Now())
+	if len(r.health) != 2 {
+		t.Fatalf("health of two members: %v", r.health)
+	}
+	if err := raft.RemoveMember(t.Context(), "b"); err != nil {
+		t.Fatal(err)
+	}
+	r.look(t.Context(), records[:1], raft.members, time.Now())
+	if _, kept := r.health["b"]; kept || len(r.health) != 1 {
+		t.Errorf("health after b was removed: %v", r.health)
+	}
+}
+
 func TestWarnings(t *testing.T) {
 	for _, tc := range []struct {
 		members string // capitals vote

@@ -177,7 +177,7 @@ func (c *controller) execute(ctx context.Context, set *appsv1.DaemonSet, plan Pl
 	c.backoff.GC()
 	_, deleted := podctl.Parallel(len(remove), func(i int) error { return c.pods.Delete(ctx, set, remove[i]) })
 	_, created := podctl.SlowStart(len(plan.Create), func(begin, size int) (int, error) {
-		return podctl.Parallel(size, func(i int) error { return c.pods.Create(ctx, set, newPod(set, plan.Create[begin+i], hash)) })
+		return podctl.Parallel(size, func(i int) error { return c.pods.CreateNamed(ctx, set, newPod(set, plan.Create[begin+i], hash)) })
 	})
 	if apierrors.HasStatusCause(created, corev1.NamespaceTerminatingCause) {
 		created = nil

@@ -87,12 +87,11 @@ func tolerations(spec *corev1.PodSpec) []corev1.Toleration {
 	return out
 }
 
-// newPod returns the set's pod for a node. The scheduler binds it, so that
+// newPod returns the set's pod for a node, without a name. The scheduler binds it, so that
 // resources and ports are counted; it can go nowhere else.
 func newPod(set *appsv1.DaemonSet, node, hash string) *corev1.Pod {
 	pod := podctl.FromTemplate(set, Kind, &set.Spec.Template)
 	pod.GenerateName = set.Name + "-"
-	pod.Name = podctl.Name(pod.GenerateName)
 	if pod.Labels == nil {
 		pod.Labels = map[string]string{}
 	}

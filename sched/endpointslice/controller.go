@@ -12,10 +12,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	discoverylisters "k8s.io/client-go/listers/discovery/v1"
 
+	"github.com/clusterd/clusterd/sched/internal/newname"
 	"github.com/clusterd/clusterd/sched/internal/pods"
 	"github.com/clusterd/clusterd/sched/loop"
 )
@@ -169,9 +171,13 @@ func (c *controller) execute(ctx context.Context, key loop.Key, plan Plan) error
 	api := c.client.DiscoveryV1().EndpointSlices(key.Namespace)
 	var errs []error
 	for _, s := range plan.Create {
-		c.pending.Creating(key, loop.KeyOf(s))
-		_, err := api.Create(ctx, s, metav1.CreateOptions{})
-		c.pending.Answered(key, loop.KeyOf(s), err)
+		err := newname.Create(s.GenerateName, validation.DNS1123SubdomainMaxLength, func(name string) error {
+			s.Name = name
+			c.pending.Creating(key, loop.KeyOf(s))
+			_, err := api.Create(ctx, s, metav1.CreateOptions{})
+			c.pending.Answered(key, loop.KeyOf(s), err)
+			return err
+		})
 		if err != nil && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 			errs = append(errs, fmt.Errorf("create slice: %w", err))
 		}

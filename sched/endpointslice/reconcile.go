@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/apis/core"
@@ -279,12 +278,11 @@ func encode(ports []discoveryv1.EndpointPort) string {
 	return string(b)
 }
 
-// newSlice returns an empty slice with a name of its own.
+// newSlice returns an empty slice without a name.
 func newSlice(service *corev1.Service, family discoveryv1.AddressType, ports []discoveryv1.EndpointPort) *discoveryv1.EndpointSlice {
-	prefix := service.Name + "-"
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: prefix + rand.String(5), GenerateName: prefix, Namespace: service.Namespace,
+			GenerateName: service.Name + "-", Namespace: service.Namespace,
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(service, Kind)},
 		},
 		AddressType: family,

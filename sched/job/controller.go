@@ -112,8 +112,13 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 		c.EnqueueAfter(key, wait)
 		return nil
 	}
-	_, err = podctl.SlowStart(len(plan.Create), func(begin, size int) (int, error) {
-		return podctl.Parallel(size, func(i int) error { return c.pods.Create(ctx, j, newPod(j, plan.Create[begin+i])) })
+	return c.create(ctx, j, plan.Create)
+}
+
+// create makes the planned pods.
+func (c *controller) create(ctx context.Context, j *batchv1.Job, planned []Create) error {
+	_, err := podctl.SlowStart(len(planned), func(begin, size int) (int, error) {
+		return podctl.Parallel(size, func(i int) error { return c.pods.CreateNamed(ctx, j, newPod(j, planned[begin+i])) })
 	})
 	if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 		return nil

@@ -7,8 +7,34 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/utils/clock"
+
+	"github.com/clusterd/clusterd/sched/internal/podctl"
+	"github.com/clusterd/clusterd/sched/loop"
+	"github.com/clusterd/clusterd/sched/schedtest"
 )
+
+// The bug of issue 9: a pod whose name was taken failed the pass.
+func TestTakenName(t *testing.T) {
+	client := fake.NewClientset()
+	refused := schedtest.RefuseNames(client, "pods", 2)
+	env := loop.Env{Client: client, Informers: informers.NewSharedInformerFactory(client, 0), Events: loop.NewEvents(client, clock.RealClock{}), Clock: clock.RealClock{}}
+	control, err := podctl.New(env, Kind, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &controller{client: client, clock: env.Clock, pods: control}
+	j := newJob(size(1, 1))
+	if err := c.create(t.Context(), j, []Create{{Index: -1}}); err != nil {
+		t.Errorf("create a pod after a name that is taken: %v", err)
+	}
+	list, err := client.CoreV1().Pods(j.Namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(list.Items) != 1 || refused() != 2 {
+		t.Errorf("%d names were refused, the pods are %v: %v", refused(), list.Items, err)
+	}
+}
 
 // TestUnseen: a pod that a new leader's cache does not show yet is not taken for one that
 // has gone, which would be counted now and once more when it shows.

@@ -104,7 +104,7 @@ type Create struct {
 	Failures, Ignored int
 }
 
-// newPod returns a pod of the Job.
+// newPod returns a pod of the Job, without a name.
 func newPod(j *batchv1.Job, n Create) *corev1.Pod {
 	pod := podctl.FromTemplate(j, Kind, &j.Spec.Template)
 	pod.GenerateName = j.Name + "-"
@@ -128,7 +128,6 @@ func newPod(j *batchv1.Job, n Create) *corev1.Pod {
 			addIndex(&pod.Spec.Containers[i])
 		}
 	}
-	pod.Name = podctl.Name(pod.GenerateName)
 	return pod
 }
 

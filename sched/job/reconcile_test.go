@@ -271,6 +271,7 @@ func TestCountsExactly(t *testing.T) {
 		clock := now
 		have := map[types.UID]*corev1.Pod{}
 		ended := map[types.UID]corev1.PodPhase{}
+		made := 0
 		done := func() bool { return finished(&j.Status) != nil }
 		for step := 0; !done(); step++ {
 			if step > 3000 {
@@ -310,6 +311,8 @@ func TestCountsExactly(t *testing.T) {
 			for _, n := range plan.Create {
 				if dies > 3 {
 					p := newPod(j, n)
+					p.Name = fmt.Sprintf("%s%d", p.GenerateName, made)
+					made++
 					p.UID = types.UID(p.Name)
 					p.CreationTimestamp = metav1.NewTime(clock)
 					p.Status.Phase = corev1.PodRunning

@@ -23,6 +23,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/clusterd/clusterd/apis/quota"
+	"github.com/clusterd/clusterd/sched/internal/pods"
 	"github.com/clusterd/clusterd/sched/loop"
 )
 
@@ -72,7 +73,7 @@ func New(env loop.Env, metadata metadata.Interface) loop.Loop {
 	})
 	loop.Watch(c.Controller, core.Pods().Informer(), func(old, pod *corev1.Pod) {
 		// Most updates are of status; the generation tells without a comparison.
-		if pod == nil || old != nil && ended(pod) != ended(old) || old != nil && old.Generation != pod.Generation && !equality.Semantic.DeepEqual(old.Spec, pod.Spec) {
+		if pod == nil || old != nil && pods.Finished(pod) != pods.Finished(old) || old != nil && old.Generation != pod.Generation && !equality.Semantic.DeepEqual(old.Spec, pod.Spec) {
 			c.namespace(loop.Latest(old, pod).Namespace)
 		}
 	})
@@ -87,10 +88,6 @@ func New(env loop.Env, metadata metadata.Interface) loop.Loop {
 		}
 	})
 	return c.Loop()
-}
-
-func ended(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
 // namespace asks for a recount of the quotas of a namespace.

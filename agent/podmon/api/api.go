@@ -4,6 +4,8 @@
 // podmons of older versions that are still holding containers.
 package api
 
+import "errors"
+
 // Version is the protocol's version, sent in Hello by both sides. A field
 // added does not change it; a message whose meaning changes does.
 const Version = 1
@@ -32,7 +34,6 @@ const (
 	OpCloseStdin      = "closeStdin" // of a container with StdinOnce; of others nothing
 	OpUpdate          = "update"
 	OpResize          = "resize"
-	OpReopenLog       = "reopenLog"
 	OpList            = "list"
 	OpEvents          = "events"
 	OpShutdown        = "shutdown"
@@ -326,7 +327,7 @@ type Request struct {
 	Upgrade   *Upgrade   `json:",omitempty"`
 	Fence     *Fence     `json:",omitempty"`
 	Starting  bool       `json:",omitempty"` // list: also containers in StateStarting
-	Target    string     `json:",omitempty"` // id for remove, reopenLog, execWait
+	Target    string     `json:",omitempty"` // id for remove, execWait
 }
 
 // Response answers a Request, or is one message of an event stream.
@@ -386,3 +387,9 @@ type Error struct {
 }
 
 func (e *Error) Error() string { return e.Message }
+
+// IsCode reports whether err is an Error with that code.
+func IsCode(err error, code string) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Code == code
+}

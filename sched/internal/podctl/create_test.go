@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
 
+	"github.com/clusterd/clusterd/sched/internal/newname"
 	"github.com/clusterd/clusterd/sched/loop"
 )
 
@@ -46,7 +47,7 @@ func TestTakenNameIsTriedAnew(t *testing.T) {
 		taken++
 		return true, nil, apierrors.NewAlreadyExists(corev1.Resource("pods"), "web-x")
 	})
-	if err := c.CreateNamed(t.Context(), rs, pod()); !apierrors.IsAlreadyExists(err) || taken != -1000+nameTries {
+	if err := c.CreateNamed(t.Context(), rs, pod()); !apierrors.IsAlreadyExists(err) || taken != -1000+newname.Tries {
 		t.Errorf("%d tries: %v", taken+1000, err)
 	}
 	// Another error is none of the name.

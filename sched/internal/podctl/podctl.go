@@ -17,11 +17,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/clusterd/clusterd/sched/internal/newname"
 	"github.com/clusterd/clusterd/sched/internal/owned"
 	"github.com/clusterd/clusterd/sched/internal/pods"
 	"github.com/clusterd/clusterd/sched/loop"
@@ -171,20 +171,13 @@ func (c *Control) Create(ctx context.Context, owner Owner, pod *corev1.Pod) erro
 	return c.record(ctx, owner, pod, c.create(ctx, owner, pod))
 }
 
-// nameTries bounds the names tried for one pod.
-const nameTries = 8
-
-// CreateNamed makes the pod under a new name that begins with its GenerateName.
-// Another name is tried when one is taken: the server does so only for pods
-// without a name, and this side must know the name before it asks, as the cache
-// may show the pod before the answer comes.
-func (c *Control) CreateNamed(ctx context.Context, owner Owner, pod *corev1.Pod) (err error) {
-	for range nameTries {
-		pod.Name = Name(pod.GenerateName)
-		if err = c.create(ctx, owner, pod); !apierrors.IsAlreadyExists(err) {
-			break
-		}
-	}
+// CreateNamed makes the pod under a new name that begins with its GenerateName;
+// another one is tried when a name is taken.
+func (c *Control) CreateNamed(ctx context.Context, owner Owner, pod *corev1.Pod) error {
+	err := newname.Create(pod.GenerateName, maxName, func(name string) error {
+		pod.Name = name
+		return c.create(ctx, owner, pod)
+	})
 	return c.record(ctx, owner, pod, err)
 }
 
@@ -246,19 +239,8 @@ func FromTemplate(owner Owner, kind schema.GroupVersionKind, template *corev1.Po
 	}
 }
 
-// A pod's name becomes its host name, which has at most 63 characters.
-const (
-	maxName = 63
-	suffix  = 5
-)
-
-// Name returns a new name that begins with the prefix.
-func Name(prefix string) string {
-	if len(prefix) > maxName-suffix {
-		prefix = prefix[:maxName-suffix]
-	}
-	return prefix + rand.String(suffix)
-}
+// maxName bounds a pod's name, which becomes its host name.
+const maxName = 63
 
 // Active returns those of all that are neither finished nor being deleted.
 func Active(all []*corev1.Pod) []*corev1.Pod {

@@ -2,7 +2,6 @@ package podctl
 
 import (
 	"errors"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -43,15 +42,5 @@ func TestSlowStart(t *testing.T) {
 				t.Errorf("error %v does not wrap the cause", err)
 			}
 		})
-	}
-}
-
-func TestName(t *testing.T) {
-	long := Name(strings.Repeat("x", 100) + "-")
-	if len(long) != maxName {
-		t.Errorf("name of %d characters, want %d", len(long), maxName)
-	}
-	if a, b := Name("web-"), Name("web-"); a == b {
-		t.Errorf("two pods are called %s", a)
 	}
 }

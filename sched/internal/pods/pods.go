@@ -13,12 +13,7 @@ import (
 
 // Condition returns the pod's condition of that type, or nil.
 func Condition(pod *corev1.Pod, kind corev1.PodConditionType) *corev1.PodCondition {
-	for i := range pod.Status.Conditions {
-		if pod.Status.Conditions[i].Type == kind {
-			return &pod.Status.Conditions[i]
-		}
-	}
-	return nil
+	return core.PodCondition(pod, kind)
 }
 
 // Ready reports whether the pod's Ready condition is True.

@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/admission"
+
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // Default is the service account of pods that name none. A controller creates
@@ -42,7 +44,7 @@ func New(accounts ServiceAccounts) admission.Interface {
 // account's image pull secrets to a pod that has none.
 func (p *plugin) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	pod, err := podOf(a)
-	if pod == nil || err != nil || isMirror(pod) {
+	if pod == nil || err != nil || core.IsMirror(pod) {
 		return err
 	}
 	if pod.Spec.ServiceAccountName == "" {
@@ -71,7 +73,7 @@ func (p *plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 	if pod == nil || err != nil {
 		return err
 	}
-	if isMirror(pod) {
+	if core.IsMirror(pod) {
 		if pod.Spec.ServiceAccountName != "" {
 			return admission.NewForbidden(a, fmt.Errorf("a mirror pod may not reference service accounts"))
 		}
@@ -89,13 +91,6 @@ func (p *plugin) missing(a admission.Attributes, pod *corev1.Pod, err error) err
 		return nil
 	}
 	return admission.NewForbidden(a, fmt.Errorf("error looking up service account %s/%s: %w", a.GetNamespace(), name, err))
-}
-
-// isMirror reports whether a pod only shows what a node runs by itself: it runs
-// without a service account.
-func isMirror(pod *corev1.Pod) bool {
-	_, ok := pod.Annotations[corev1.MirrorPodAnnotationKey]
-	return ok
 }
 
 // podOf is the pod that a writes, or nil if it writes something else.

@@ -1,4 +1,4 @@
-package podmon
+package seccomp
 
 import (
 	"bytes"
@@ -13,7 +13,7 @@ import (
 	"strings"
 
 	"github.com/opencontainers/runc/libcontainer/configs"
-	"github.com/opencontainers/runc/libcontainer/seccomp"
+	libseccomp "github.com/opencontainers/runc/libcontainer/seccomp"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 )
@@ -54,20 +54,20 @@ const (
 	maxSyscallArgs = 6
 )
 
-// localSeccomp reads a profile for a container with these capabilities. Its
+// local reads a profile for a container with these capabilities. Its
 // errors are the caller's, and name the file and the line or field.
-func localSeccomp(path string, caps []string) (*configs.Seccomp, error) {
+func local(path string, caps []string) (*configs.Seccomp, error) {
 	b, err := readProfile(path)
 	if err != nil {
-		return nil, invalidf("seccomp profile: %v", err)
+		return nil, fmt.Errorf("seccomp profile: %w", err)
 	}
 	var f profileFile
 	if err := json.Unmarshal(b, &f); err != nil {
-		return nil, invalidf("seccomp profile %s: %v", path, jsonFault(b, err))
+		return nil, fmt.Errorf("seccomp profile %s: %w", path, jsonFault(b, err))
 	}
 	cfg, err := f.filter(machine{arch: runtime.GOARCH, kernel: kernelVersion()}, caps)
 	if err != nil {
-		return nil, invalidf("seccomp profile %s: %v", path, err)
+		return nil, fmt.Errorf("seccomp profile %s: %w", path, err)
 	}
 	return cfg, nil
 }
@@ -147,8 +147,8 @@ func (f *profileFile) filter(m machine, caps []string) (*configs.Seccomp, error)
 	}
 	out := &configs.Seccomp{DefaultAction: action, DefaultErrnoRet: f.DefaultErrnoRet, Flags: f.Flags}
 	for i, flag := range f.Flags {
-		if !slices.Contains(seccomp.KnownFlags(), string(flag)) {
-			return nil, fmt.Errorf("flags[%d]: unknown flag %q: want one of %s", i, flag, strings.Join(seccomp.KnownFlags(), ", "))
+		if !slices.Contains(libseccomp.KnownFlags(), string(flag)) {
+			return nil, fmt.Errorf("flags[%d]: unknown flag %q: want one of %s", i, flag, strings.Join(libseccomp.KnownFlags(), ", "))
 		}
 	}
 	if out.Architectures, err = f.architectures(m.arch); err != nil {
@@ -170,7 +170,7 @@ func (f *profileFile) architectures(arch string) ([]string, error) {
 	}
 	var out []string
 	add := func(field string, a specs.Arch) error {
-		name, err := seccomp.ConvertStringToArch(string(a))
+		name, err := libseccomp.ConvertStringToArch(string(a))
 		if err != nil {
 			return fmt.Errorf("%s: unknown architecture %q", field, a)
 		}
@@ -185,7 +185,7 @@ func (f *profileFile) architectures(arch string) ([]string, error) {
 		}
 	}
 	for i, m := range f.ArchMap {
-		name, err := seccomp.ConvertStringToArch(string(m.Architecture))
+		name, err := libseccomp.ConvertStringToArch(string(m.Architecture))
 		if err != nil {
 			return nil, fmt.Errorf("archMap[%d].architecture: unknown architecture %q", i, m.Architecture)
 		}
@@ -204,7 +204,7 @@ func (f *profileFile) architectures(arch string) ([]string, error) {
 // profileAction reads an action. One that asks a listener is refused, for there
 // is none and the call would wait for ever.
 func profileAction(field string, a specs.LinuxSeccompAction) (configs.Action, error) {
-	action, err := seccomp.ConvertStringToAction(string(a))
+	action, err := libseccomp.ConvertStringToAction(string(a))
 	switch {
 	case err != nil:
 		return 0, fmt.Errorf("%s: unknown action %q", field, a)
@@ -246,7 +246,7 @@ func (r *profileRule) add(out *configs.Seccomp, m machine, caps []string) error 
 	}
 	var args []*configs.Arg
 	for i, a := range r.Args {
-		op, err := seccomp.ConvertStringToOperator(string(a.Op))
+		op, err := libseccomp.ConvertStringToOperator(string(a.Op))
 		if err != nil {
 			return fmt.Errorf("args[%d].op: unknown operator %q", i, a.Op)
 		}

@@ -1,8 +1,12 @@
-package podmon
+// Package seccomp makes the system call filters of containers: the default one, and
+// those that files say. It installs none.
+package seccomp
 
 import (
+	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
@@ -10,44 +14,45 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// seccompFilter gives a container's system call filter; nil for none.
-func seccompFilter(spec *api.Container) (*configs.Seccomp, error) {
+// Filter gives a container's system call filter; nil for none. Its errors are the
+// caller's.
+func Filter(spec *api.Container) (*configs.Seccomp, error) {
 	switch {
 	case spec.Privileged, spec.Seccomp == "Unconfined":
 		return nil, nil
 	case spec.Seccomp == "", spec.Seccomp == "RuntimeDefault":
-		return defaultSeccomp(spec.Capabilities), nil
-	case !isHostPath(spec.Seccomp):
-		return nil, invalidf("seccomp profile %q: want RuntimeDefault, Unconfined or an absolute path", spec.Seccomp)
+		return defaultFilter(spec.Capabilities), nil
+	case !strings.HasPrefix(spec.Seccomp, "/"):
+		return nil, fmt.Errorf("seccomp profile %q: want RuntimeDefault, Unconfined or an absolute path", spec.Seccomp)
 	}
-	return localSeccomp(spec.Seccomp, spec.Capabilities)
+	return local(spec.Seccomp, spec.Capabilities)
 }
 
-// defaultSeccomp is RuntimeDefault for a container with these capabilities:
+// defaultFilter is RuntimeDefault for a container with these capabilities:
 // what is not listed fails with EPERM, clone3 with ENOSYS (its flags lie behind
 // a pointer no filter can follow; libraries then fall back to clone).
 //
 // Only the machine's own architecture is let in: each further one makes every
 // start milliseconds slower, and 32-bit programs in containers are rare. They
 // need the Unconfined profile or one of their own.
-func defaultSeccomp(caps []string) *configs.Seccomp {
+func defaultFilter(caps []string) *configs.Seccomp {
 	key := ""
 	for _, g := range capabilitySyscalls {
 		if slices.Contains(caps, g.capability) {
 			key += g.capability + ","
 		}
 	}
-	if f, ok := seccompCache.Load(key); ok {
+	if f, ok := made.Load(key); ok {
 		return f.(*configs.Seccomp)
 	}
-	f := buildDefaultSeccomp(caps)
-	seccompCache.Store(key, f)
+	f := buildDefault(caps)
+	made.Store(key, f)
 	return f
 }
 
-var seccompCache sync.Map // of *configs.Seccomp, never changed once stored
+var made sync.Map // of *configs.Seccomp, never changed once stored
 
-func buildDefaultSeccomp(caps []string) *configs.Seccomp {
+func buildDefault(caps []string) *configs.Seccomp {
 	eperm, enosys := uint(unix.EPERM), uint(unix.ENOSYS)
 	out := &configs.Seccomp{DefaultAction: configs.Errno, DefaultErrnoRet: &eperm}
 	allowed := map[string]bool{} // several capabilities open the same one

@@ -1,4 +1,4 @@
-package podmon
+package seccomp
 
 // allowedSyscalls may be used by any container. Left out is what reaches past
 // the container's own resources: mounting, modules, clocks, keys, namespaces,

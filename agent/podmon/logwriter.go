@@ -236,20 +236,11 @@ func (l *logFile) rotate() error {
 	if err := os.Rename(l.path, name(1)); err != nil && !os.IsNotExist(err) {
 		return err
 	}
-	return l.reopenLocked()
+	return l.reopen()
 }
 
-// reopen begins to write to the file that now has the log's name.
+// reopen begins to write to the file that now has the log's name. The caller holds mu.
 func (l *logFile) reopen() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed || l.path == "" {
-		return nil
-	}
-	return l.reopenLocked()
-}
-
-func (l *logFile) reopenLocked() error {
 	old := l.f
 	if err := l.open(); err != nil {
 		return err // keeps writing to the old one
