@@ -42,9 +42,10 @@ type answers struct {
 
 // remembered is never changed.
 type remembered struct {
-	msg   *dns.Msg
-	since time.Time
-	ttl   time.Duration
+	msg    *dns.Msg
+	packed *packed // nil: it is not for plain questions
+	since  time.Time
+	ttl    time.Duration
 }
 
 func newAnswers(size int) *answers { return &answers{lru: lru.New(size), now: time.Now} }
@@ -59,7 +60,7 @@ func (c *answers) put(k key, m *dns.Msg) {
 			return // better an old answer than a new failure
 		}
 	}
-	c.lru.Add(k, &remembered{msg: m, since: c.now(), ttl: ttl})
+	c.lru.Add(k, &remembered{msg: m, packed: pack(k, m), since: c.now(), ttl: ttl})
 }
 
 // get returns the answer to k; fresh says that it may be given without asking
@@ -125,10 +126,8 @@ func (r *remembered) reply(req *dns.Msg, now time.Time) *dns.Msg {
 			case h.Rrtype == dns.TypeOPT:
 			case now.Sub(r.since) >= r.ttl:
 				h.Ttl = staleTTL
-			case h.Ttl > age:
-				h.Ttl -= age
 			default:
-				h.Ttl = 1
+				h.Ttl = left(h.Ttl, age)
 			}
 		}
 	}
@@ -136,9 +135,23 @@ func (r *remembered) reply(req *dns.Msg, now time.Time) *dns.Msg {
 	return m
 }
 
+// left is what is left of a time to live, in seconds.
+func left(ttl, age uint32) uint32 {
+	if ttl > age {
+		return ttl - age
+	}
+	return 1
+}
+
 // shuffleAddresses gives the addresses another order, and leaves the aliases
 // before them in theirs.
 func shuffleAddresses(rrs []dns.RR) {
+	shuffle(rrs[firstAddress(rrs):])
+}
+
+// firstAddress is where the addresses begin that make up the rest of rrs; len(rrs):
+// there are none.
+func firstAddress(rrs []dns.RR) int {
 	first := len(rrs)
 	for i, rr := range rrs {
 		if t := rr.Header().Rrtype; t == dns.TypeA || t == dns.TypeAAAA {
@@ -148,8 +161,8 @@ func shuffleAddresses(rrs []dns.RR) {
 	}
 	for _, rr := range rrs[first:] {
 		if rr.Header().Rrtype != rrs[first].Header().Rrtype {
-			return // signatures, or something strange: as it came
+			return len(rrs) // signatures, or something strange: as it came
 		}
 	}
-	shuffle(rrs[first:])
+	return first
 }

@@ -1,6 +1,8 @@
 package dns
 
 import (
+	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/miekg/dns"
@@ -19,6 +21,9 @@ type metrics struct {
 	panics              prometheus.Counter
 	entries             func() int
 	all                 []prometheus.Collector
+
+	answeredSeries [2]answeredSeries // of the cluster's names, of others
+	hitSeries      [2]series[prometheus.Counter]
 }
 
 // server is the label of all: there is one.
@@ -76,36 +81,74 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 }
 
 func (m *metrics) hit(rcode, answers int) {
-	kind := "success"
+	kind, i := "success", 0
 	if rcode != dns.RcodeSuccess || answers == 0 {
-		kind = "denial"
+		kind, i = "denial", 1
 	}
-	m.hits.WithLabelValues(serverLabel, kind, ".", "").Inc()
+	m.hitSeries[i].get(func() prometheus.Counter { return m.hits.WithLabelValues(serverLabel, kind, otherZones, "") }).Inc()
 }
 
-// knownTypes keeps the label's values few: a client chooses the number.
-var knownTypes = map[uint16]bool{
-	dns.TypeA: true, dns.TypeAAAA: true, dns.TypeMX: true, dns.TypeSOA: true, dns.TypeCNAME: true, dns.TypePTR: true, dns.TypeTXT: true,
-	dns.TypeNS: true, dns.TypeSRV: true, dns.TypeDS: true, dns.TypeDNSKEY: true, dns.TypeRRSIG: true, dns.TypeNSEC: true,
-	dns.TypeNSEC3: true, dns.TypeHTTPS: true, dns.TypeANY: true,
+// otherZones is the label of names that are not the cluster's.
+const otherZones = "."
+
+// typeLabels keeps the label's values few: a client chooses the number.
+var (
+	typeLabels = []string{"other", "A", "AAAA", "MX", "SOA", "CNAME", "PTR", "TXT", "NS", "SRV", "DS", "DNSKEY", "RRSIG", "NSEC", "NSEC3", "HTTPS", "ANY"}
+	typeIndex  = func() map[uint16]int {
+		out := map[uint16]int{}
+		for i, name := range typeLabels[1:] {
+			out[dns.StringToType[name]] = i + 1
+		}
+		return out
+	}()
+)
+
+// series are looked up by their labels once: that takes longer than counting.
+type series[T any] struct{ found atomic.Pointer[T] }
+
+func (s *series[T]) get(find func() T) T {
+	if p := s.found.Load(); p != nil {
+		return *p
+	}
+	v := find()
+	s.found.Store(&v)
+	return v
 }
 
-func (m *metrics) answered(q *question, zone string, reply *dns.Msg, began time.Time) {
-	proto, family, kind := "udp", "1", "other"
-	if q.stream {
-		proto = "tcp"
+// knownRcodes are those that are answered.
+const knownRcodes = dns.RcodeBadVers + 1
+
+// answeredSeries are the series of one zone.
+type answeredSeries struct {
+	requests  [2][2][17]series[prometheus.Counter] // by TCP, by IPv6, of the type
+	responses [knownRcodes]series[prometheus.Counter]
+	duration  series[prometheus.Observer]
+}
+
+// answered counts an answer. zone is otherZones or the cluster's.
+func (m *metrics) answered(zone string, stream bool, client netip.Addr, kind uint16, rcode int, began time.Time) {
+	proto, family, plugin := "udp", "1", "kubernetes"
+	var tcp, six, other int
+	if stream {
+		proto, tcp = "tcp", 1
 	}
-	if q.client.Is6() {
-		family = "2"
+	if client.Is6() {
+		family, six = "2", 1
 	}
-	if t := q.msg.Question[0].Qtype; knownTypes[t] {
-		kind = dns.TypeToString[t]
+	if zone == otherZones {
+		plugin, other = "forward", 1
 	}
-	plugin := "forward"
-	if zone != "." {
-		plugin = "kubernetes"
+	s, t := &m.answeredSeries[other], typeIndex[kind]
+	s.requests[tcp][six][t].get(func() prometheus.Counter {
+		return m.requests.WithLabelValues(serverLabel, zone, "", proto, family, typeLabels[t])
+	}).Inc()
+	response := func() prometheus.Counter {
+		return m.responses.WithLabelValues(serverLabel, zone, "", dns.RcodeToString[rcode], plugin)
 	}
-	m.requests.WithLabelValues(serverLabel, zone, "", proto, family, kind).Inc()
-	m.responses.WithLabelValues(serverLabel, zone, "", dns.RcodeToString[reply.Rcode], plugin).Inc()
-	m.duration.WithLabelValues(serverLabel, zone, "").Observe(time.Since(began).Seconds())
+	if rcode < knownRcodes {
+		s.responses[rcode].get(response).Inc()
+	} else {
+		response().Inc()
+	}
+	s.duration.get(func() prometheus.Observer { return m.duration.WithLabelValues(serverLabel, zone, "") }).Observe(time.Since(began).Seconds())
 }

@@ -3,6 +3,7 @@ package dns
 import (
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/miekg/dns"
@@ -13,14 +14,24 @@ import (
 // catalog holds at the moment.
 type zone struct {
 	name    string // canonical
+	suffix  string // of all names below: a dot and name
 	servers []netip.Addr
 	ranges  []netip.Prefix
 	catalog *catalog
 }
 
+func newZone(domain string, servers []netip.Addr, ranges []netip.Prefix, c *catalog) *zone {
+	name := dns.CanonicalName(domain)
+	return &zone{name: name, suffix: "." + name, servers: servers, ranges: ranges, catalog: c}
+}
+
+// holds says whether a name is the zone's or below it.
+func (z *zone) holds(name string) bool { return name == z.name || strings.HasSuffix(name, z.suffix) }
+
 // answer is what is known about a name.
 type answer struct {
 	rcode         int
+	addrs         []netip.Addr // the name's own; those of the asked family are records
 	answer, extra []dns.RR
 	// target is where an alias leads: its records are still to be added.
 	target string
@@ -40,11 +51,15 @@ func (z *zone) answer(name string, q dns.Question) (answer, bool) {
 	if name == z.name {
 		return z.apex(q), true
 	}
-	if rest, ok := strings.CutSuffix(name, "."+z.name); ok {
+	if rest, ok := strings.CutSuffix(name, z.suffix); ok {
 		if !z.catalog.synced() {
 			return notYet, true // "no such name" would be a lie that resolvers remember
 		}
-		return z.below(strings.Split(rest, "."), q), true
+		labels := make([]string, 0, 8)
+		for label := range strings.SplitSeq(rest, ".") {
+			labels = append(labels, label)
+		}
+		return z.below(labels, q), true
 	}
 	if addr, ok := reverse(name); ok {
 		return z.reverse(addr, q)
@@ -75,7 +90,7 @@ func (z *zone) below(labels []string, q dns.Question) answer {
 	case top == "dns" && n == 1:
 		return noSuchData
 	case top == "dns" && n == 2 && labels[0] == "ns":
-		return answer{answer: addressRecords(q.Name, z.servers, q.Qtype)}
+		return answer{addrs: slices.Clone(z.servers)}
 	case top == "dns-version" && n == 1:
 		if q.Qtype == dns.TypeTXT {
 			return answer{answer: []dns.RR{&dns.TXT{Hdr: header(q.Name, dns.TypeTXT), Txt: []string{schemaVersion}}}}
@@ -100,7 +115,7 @@ func (z *zone) pods(labels []string, q dns.Question) answer {
 	if !ok {
 		return noSuchName
 	}
-	return answer{answer: addressRecords(q.Name, []netip.Addr{addr}, q.Qtype)}
+	return answer{addrs: []netip.Addr{addr}}
 }
 
 // services answers [LABEL.[LABEL.]]SERVICE.NAMESPACE.svc.
@@ -136,7 +151,7 @@ func (z *zone) services(labels []string, q dns.Question) answer {
 // external is an alias, unless it is an address in disguise.
 func external(target string, q dns.Question) answer {
 	if a, err := netip.ParseAddr(target); err == nil {
-		return answer{answer: addressRecords(q.Name, []netip.Addr{a}, q.Qtype)}
+		return answer{addrs: []netip.Addr{a}}
 	}
 	if _, ok := dns.IsDomainName(target); !ok || target == "" {
 		return noSuchData
@@ -155,9 +170,9 @@ func (z *zone) service(s *v1.Service, q dns.Question) answer {
 		return z.srv(s, q, func(string, v1.Protocol) bool { return true })
 	}
 	if s.Spec.ClusterIP != v1.ClusterIPNone {
-		return answer{answer: addressRecords(q.Name, clusterAddrs(s), q.Qtype)}
+		return answer{addrs: clusterAddrs(s)}
 	}
-	return answer{answer: addressRecords(q.Name, addrsOf(z.catalog.endpoints(s)), q.Qtype)}
+	return answer{addrs: addrsOf(z.catalog.endpoints(s))}
 }
 
 // one answers a name below a Service: an endpoint's, or the first part of a
@@ -180,7 +195,7 @@ func (z *zone) one(s *v1.Service, label string, q dns.Question) answer {
 	if found == nil {
 		return noSuchName
 	}
-	return answer{answer: addressRecords(q.Name, found, q.Qtype)}
+	return answer{addrs: found}
 }
 
 // ports answers _PORT._PROTOCOL.SERVICE.
@@ -285,9 +300,17 @@ func (z *zone) reverse(addr netip.Addr, q dns.Question) (answer, bool) {
 func (z *zone) soa(owner string) *dns.SOA {
 	return &dns.SOA{
 		Hdr: header(owner, dns.TypeSOA), Ns: "ns.dns." + z.name, Mbox: "hostmaster." + z.name,
-		Serial: 1, Refresh: 7200, Retry: 1800, Expire: 86400, Minttl: ttl,
+		Serial: soaSerial, Refresh: soaRefresh, Retry: soaRetry, Expire: soaExpire, Minttl: ttl,
 	}
 }
+
+// What a secondary server would go by: there is none.
+const (
+	soaSerial  = 1
+	soaRefresh = 7200
+	soaRetry   = 1800
+	soaExpire  = 86400
+)
 
 // message is the answer as a reply to req.
 func (a answer) message(req *dns.Msg, z *zone) *dns.Msg {
@@ -295,6 +318,9 @@ func (a answer) message(req *dns.Msg, z *zone) *dns.Msg {
 	m.RecursionAvailable = true
 	m.Authoritative = a.rcode != dns.RcodeServerFailure
 	m.Answer, m.Extra = a.answer, a.extra
+	if a.addrs != nil {
+		m.Answer = addressRecords(req.Question[0].Name, a.addrs, req.Question[0].Qtype)
+	}
 	if len(m.Answer) == 0 && m.Authoritative {
 		owner := z.name
 		if !dns.IsSubDomain(z.name, req.Question[0].Name) {
@@ -332,7 +358,7 @@ func shuffle(rrs []dns.RR) {
 }
 
 func clusterAddrs(s *v1.Service) []netip.Addr {
-	var out []netip.Addr
+	out := make([]netip.Addr, 0, len(s.Spec.ClusterIPs))
 	for _, text := range s.Spec.ClusterIPs {
 		if a, err := netip.ParseAddr(text); err == nil {
 			out = append(out, a)
@@ -342,6 +368,9 @@ func clusterAddrs(s *v1.Service) []netip.Addr {
 }
 
 func addrsOf(list []endpoint) []netip.Addr {
+	if len(list) == 0 {
+		return nil
+	}
 	out := make([]netip.Addr, 0, len(list))
 	for _, e := range list {
 		out = append(out, e.addr)

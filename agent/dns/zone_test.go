@@ -67,10 +67,9 @@ func testZone() *zone {
 	address.Name, address.Spec.ExternalName = "address", "192.0.2.9"
 	patient := service("prod", "patient", "None")
 	patient.Spec.PublishNotReadyAddresses = true
-	return &zone{
-		name: "cluster.local.", servers: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
-		ranges: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.244.0.0/16")},
-		catalog: newTestCatalog(true,
+	return newZone("cluster.local", []netip.Addr{netip.MustParseAddr("10.96.0.10")},
+		[]netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.244.0.0/16")},
+		newTestCatalog(true,
 			&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "prod"}}, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "empty"}},
 			service("prod", "web", "10.96.0.5", http, v1.ServicePort{Name: "dns", Protocol: v1.ProtocolUDP, Port: 53}),
 			slice("prod", "web-1", "web", httpOf, at("10.244.1.9", "", true)),
@@ -81,7 +80,7 @@ func testZone() *zone {
 			service("prod", "none", "None", http),
 			patient, slice("prod", "patient-1", "patient", httpOf, at("10.244.1.6", "", false)),
 		),
-	}
+	)
 }
 
 // TestZone asks for every kind of name.
