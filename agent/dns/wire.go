@@ -253,7 +253,7 @@ func pack(k key, m *dns.Msg) *packed {
 		p.ttls = append(p.ttls, uint16(at+4))
 		at += 10
 		if i >= first && i < len(m.Answer) {
-			if m.Answer[i].Header().Name != m.Answer[first].Header().Name {
+			if x, y := m.Answer[i].Header(), m.Answer[first].Header(); x.Name != y.Name || x.Ttl != y.Ttl {
 				return nil
 			}
 			p.data, p.length = append(p.data, uint16(at)), length

@@ -55,6 +55,9 @@ func (z *zone) answer(name string, q dns.Question) (answer, bool) {
 		if !z.catalog.synced() {
 			return notYet, true // "no such name" would be a lie that resolvers remember
 		}
+		if strings.Contains(rest, `\`) { // a dot or another byte in a label: no name of the cluster's has that
+			return noSuchName, dns.IsSubDomain(z.name, name)
+		}
 		labels := make([]string, 0, 8)
 		for label := range strings.SplitSeq(rest, ".") {
 			labels = append(labels, label)
