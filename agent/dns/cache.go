@@ -34,10 +34,12 @@ func keyOf(msg *dns.Msg, name string) key {
 	return k
 }
 
-// answers remembers what upstreams said. Safe for concurrent use.
+// answers remembers what upstreams said. What says that there is nothing has a place
+// of its own: who asks for names that do not exist, one after the other, must not drive
+// out those that do. Safe for concurrent use.
 type answers struct {
-	lru *lru.Cache
-	now func() time.Time
+	found, denied *lru.Cache
+	now           func() time.Time
 }
 
 // remembered is never changed.
@@ -48,7 +50,9 @@ type remembered struct {
 	ttl    time.Duration
 }
 
-func newAnswers(size int) *answers { return &answers{lru: lru.New(size), now: time.Now} }
+func newAnswers(found, denied int) *answers {
+	return &answers{found: lru.New(found), denied: lru.New(denied), now: time.Now}
+}
 
 func (c *answers) put(k key, m *dns.Msg) {
 	ttl, ok := lifetime(m)
@@ -60,15 +64,23 @@ func (c *answers) put(k key, m *dns.Msg) {
 			return // better an old answer than a new failure
 		}
 	}
-	c.lru.Add(k, &remembered{msg: m, packed: pack(k, m), since: c.now(), ttl: ttl})
+	place, other := c.found, c.denied
+	if denies(m.Rcode, len(m.Answer)) {
+		place, other = other, place
+	}
+	other.Remove(k)
+	place.Add(k, &remembered{msg: m, packed: pack(k, m), since: c.now(), ttl: ttl})
 }
 
 // get returns the answer to k; fresh says that it may be given without asking
 // again. stale: one past its time will do.
 func (c *answers) get(k key, stale bool) (fresh bool, r *remembered) {
-	v, ok := c.lru.Get(k)
+	var at any = k
+	v, ok := c.found.Get(at)
 	if !ok {
-		return false, nil
+		if v, ok = c.denied.Get(at); !ok {
+			return false, nil
+		}
 	}
 	r = v.(*remembered)
 	age := c.now().Sub(r.since)
@@ -76,13 +88,17 @@ func (c *answers) get(k key, stale bool) (fresh bool, r *remembered) {
 	case age < r.ttl:
 		return true, r
 	case age > r.ttl+staleFor:
-		c.lru.Remove(k)
+		c.found.Remove(at)
+		c.denied.Remove(at)
 		return false, nil
 	case stale && r.msg.Rcode != dns.RcodeServerFailure:
 		return false, r
 	}
 	return false, nil
 }
+
+// denies says whether an answer is that there is nothing.
+func denies(rcode, answers int) bool { return rcode != dns.RcodeSuccess || answers == 0 }
 
 // lifetime is how long a message may be remembered.
 func lifetime(m *dns.Msg) (time.Duration, bool) {

@@ -65,7 +65,8 @@ const (
 	maxStreams           = 512  // TCP connections
 	maxStreamsPerClient  = 32   // of one client
 	maxStreamQueries     = 64   // questions on one connection
-	cacheSize            = 8192 // answers of upstreams
+	foundSize            = 8192 // answers of upstreams
+	deniedSize           = 4096 // and those that say that there is nothing
 	udpPayload           = 1232 // bytes of an answer that fit unfragmented everywhere (DNS flag day 2020)
 	ttl                  = 5    // seconds, of the cluster's own names
 )
@@ -196,6 +197,7 @@ type question struct {
 	name   string // canonical: lower case, with the dot at its end
 	client netip.Addr
 	stream bool // came by TCP
+	size   int  // bytes
 }
 
 // accept looks at a message. It returns the refusal if it must not be

@@ -146,8 +146,10 @@ func TestForwardAndRemember(t *testing.T) {
 	if n := o.asked.Load(); n != 2 {
 		t.Errorf("asked %d times", n)
 	}
-	if n := testutil.CollectAndCount(s.metrics, "coredns_dns_responses_total"); n != 1 {
-		t.Errorf("%d series", n)
+	for name, want := range map[string]int{"coredns_dns_responses_total": 1, "coredns_dns_request_size_bytes": 1, "coredns_cache_entries": 2, "coredns_dns_do_requests_total": 0} {
+		if n := testutil.CollectAndCount(s.metrics, name); n != want {
+			t.Errorf("%s has %d series, want %d", name, n, want)
+		}
 	}
 }
 
@@ -161,6 +163,43 @@ func TestDenialIsRemembered(t *testing.T) {
 	}
 	if n := o.asked.Load(); n != 1 {
 		t.Errorf("asked %d times", n)
+	}
+}
+
+// TestFloodOfDenials: names that do not exist, more than are remembered, drive out no
+// answer.
+func TestFloodOfDenials(t *testing.T) {
+	o := newOutside(t, say("www.example.com. 3600 IN A 192.0.2.1"))
+	s := newTestServer(t, o.addr)
+	s.ask(t, "www.example.com.", dns.TypeA)
+	for i := range 2 * (foundSize + deniedSize) {
+		name := fmt.Sprintf("n-%d.example.com.", i)
+		m := new(dns.Msg).SetQuestion(name, dns.TypeA)
+		m.Response, m.Rcode = true, dns.RcodeNameError
+		s.forward.cache.put(key{name: name, kind: dns.TypeA}, m)
+	}
+	s.ask(t, "www.example.com.", dns.TypeA)
+	if n := o.asked.Load(); n != 1 {
+		t.Errorf("asked %d times", n)
+	}
+	if n := s.forward.cache.denied.Len(); n != deniedSize {
+		t.Errorf("%d denials are remembered", n)
+	}
+	// What was denied is there again, and the other way round: the last word counts.
+	k := key{name: "n-1.example.com.", kind: dns.TypeA}
+	for _, rcode := range []int{dns.RcodeNameError, dns.RcodeSuccess, dns.RcodeNameError} {
+		m := new(dns.Msg).SetQuestion(k.name, dns.TypeA)
+		if m.Response, m.Rcode = true, rcode; rcode == dns.RcodeSuccess {
+			rr, err := dns.NewRR(k.name + " 60 IN A 192.0.2.1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.Answer = []dns.RR{rr}
+		}
+		s.forward.cache.put(k, m)
+		if _, r := s.forward.cache.get(k, false); r == nil || r.msg.Rcode != rcode {
+			t.Errorf("%s is not remembered", dns.RcodeToString[rcode])
+		}
 	}
 }
 

@@ -14,12 +14,14 @@ import (
 type metrics struct {
 	requests, responses *prometheus.CounterVec
 	duration, forwards  *prometheus.HistogramVec
+	asks, says          *prometheus.HistogramVec // sizes of questions and answers
+	signed              *prometheus.CounterVec
 	hits                *prometheus.CounterVec
 	asked, misses       prometheus.Counter
 	stale               prometheus.Counter
 	rejects, broken     prometheus.Counter
 	panics              prometheus.Counter
-	entries             func() int
+	entries             [2]func() int // by hitLabels
 	all                 []prometheus.Collector
 
 	answeredSeries [2]answeredSeries // of the cluster's names, of others
@@ -42,16 +44,21 @@ func newMetrics() *metrics {
 		add(c)
 		return c
 	}
-	seconds := func(name, help string, labels ...string) *prometheus.HistogramVec {
-		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(0.00025, 2, 16)}, labels)
+	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
 		add(h)
 		return h
 	}
+	seconds := prometheus.ExponentialBuckets(0.00025, 2, 16)
+	sizes := []float64{0, 100, 200, 300, 400, 511, 1023, 2047, 4095, 8191, 16e3, 32e3, 48e3, 64e3}
 	all := prometheus.Labels{"server": serverLabel, "zones": ".", "view": ""}
 	m.requests = vec("coredns_dns_requests_total", "Counter of DNS requests made per zone, protocol and family.", "server", "zone", "view", "proto", "family", "type")
 	m.responses = vec("coredns_dns_responses_total", "Counter of response status codes.", "server", "zone", "view", "rcode", "plugin")
-	m.duration = seconds("coredns_dns_request_duration_seconds", "Histogram of the time (in seconds) each request took per zone.", "server", "zone", "view")
-	m.forwards = seconds("coredns_proxy_request_duration_seconds", "Histogram of the time each request took.", "proxy_name", "to", "rcode")
+	m.duration = histogram("coredns_dns_request_duration_seconds", "Histogram of the time (in seconds) each request took per zone.", seconds, "server", "zone", "view")
+	m.asks = histogram("coredns_dns_request_size_bytes", "Size of the request in bytes.", sizes, "server", "zone", "view", "proto")
+	m.says = histogram("coredns_dns_response_size_bytes", "Size of the returned response in bytes.", sizes, "server", "zone", "view", "proto")
+	m.signed = vec("coredns_dns_do_requests_total", "Counter of DNS requests with DO bit set per zone.", "server", "zone", "view")
+	m.forwards = histogram("coredns_proxy_request_duration_seconds", "Histogram of the time each request took.", seconds, "proxy_name", "to", "rcode")
 	m.hits = vec("coredns_cache_hits_total", "The count of cache hits.", "server", "type", "zones", "view")
 	m.asked = counter("coredns_cache_requests_total", "The count of cache requests.", all)
 	m.misses = counter("coredns_cache_misses_total", "The count of cache misses.", all)
@@ -70,23 +77,28 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- entriesDesc
 }
 
-var entriesDesc = prometheus.NewDesc("coredns_cache_entries", "The number of elements in the cache.", nil, prometheus.Labels{"server": serverLabel, "type": "all", "zones": ".", "view": ""})
+var entriesDesc = prometheus.NewDesc("coredns_cache_entries", "The number of elements in the cache.", []string{"type"}, prometheus.Labels{"server": serverLabel, "zones": otherZones, "view": ""})
 
 // Collect implements prometheus.Collector.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	for _, c := range m.all {
 		c.Collect(ch)
 	}
-	ch <- prometheus.MustNewConstMetric(entriesDesc, prometheus.GaugeValue, float64(m.entries()))
+	for i, n := range m.entries {
+		ch <- prometheus.MustNewConstMetric(entriesDesc, prometheus.GaugeValue, float64(n()), hitLabels[i])
+	}
 }
 
 func (m *metrics) hit(rcode, answers int) {
-	kind, i := "success", 0
-	if rcode != dns.RcodeSuccess || answers == 0 {
-		kind, i = "denial", 1
+	i := 0
+	if denies(rcode, answers) {
+		i = 1
 	}
-	m.hitSeries[i].get(func() prometheus.Counter { return m.hits.WithLabelValues(serverLabel, kind, otherZones, "") }).Inc()
+	m.hitSeries[i].get(func() prometheus.Counter { return m.hits.WithLabelValues(serverLabel, hitLabels[i], otherZones, "") }).Inc()
 }
+
+// hitLabels are the types of what is remembered.
+var hitLabels = [2]string{"success", "denial"}
 
 // otherZones is the label of names that are not the cluster's.
 const otherZones = "."
@@ -120,35 +132,54 @@ const knownRcodes = dns.RcodeBadVers + 1
 
 // answeredSeries are the series of one zone.
 type answeredSeries struct {
-	requests  [2][2][17]series[prometheus.Counter] // by TCP, by IPv6, of the type
-	responses [knownRcodes]series[prometheus.Counter]
-	duration  series[prometheus.Observer]
+	requests   [2][2][17]series[prometheus.Counter] // by TCP, by IPv6, of the type
+	responses  [knownRcodes]series[prometheus.Counter]
+	duration   series[prometheus.Observer]
+	asks, says [2]series[prometheus.Observer] // by TCP
+	signed     series[prometheus.Counter]
 }
 
-// answered counts an answer. zone is otherZones or the cluster's.
-func (m *metrics) answered(zone string, stream bool, client netip.Addr, kind uint16, rcode int, began time.Time) {
+// exchanged is a question that was answered.
+type exchanged struct {
+	zone         string // otherZones or the cluster's
+	stream       bool
+	client       netip.Addr
+	kind         uint16
+	signed       bool // with signatures, if there are any
+	rcode        int
+	asked, reply int // bytes
+	began        time.Time
+}
+
+// answered counts an answer.
+func (m *metrics) answered(x exchanged) {
 	proto, family, plugin := "udp", "1", "kubernetes"
 	var tcp, six, other int
-	if stream {
+	if x.stream {
 		proto, tcp = "tcp", 1
 	}
-	if client.Is6() {
+	if x.client.Is6() {
 		family, six = "2", 1
 	}
-	if zone == otherZones {
+	if x.zone == otherZones {
 		plugin, other = "forward", 1
 	}
-	s, t := &m.answeredSeries[other], typeIndex[kind]
+	s, t := &m.answeredSeries[other], typeIndex[x.kind]
 	s.requests[tcp][six][t].get(func() prometheus.Counter {
-		return m.requests.WithLabelValues(serverLabel, zone, "", proto, family, typeLabels[t])
+		return m.requests.WithLabelValues(serverLabel, x.zone, "", proto, family, typeLabels[t])
 	}).Inc()
 	response := func() prometheus.Counter {
-		return m.responses.WithLabelValues(serverLabel, zone, "", dns.RcodeToString[rcode], plugin)
+		return m.responses.WithLabelValues(serverLabel, x.zone, "", dns.RcodeToString[x.rcode], plugin)
 	}
-	if rcode < knownRcodes {
-		s.responses[rcode].get(response).Inc()
+	if x.rcode < knownRcodes {
+		s.responses[x.rcode].get(response).Inc()
 	} else {
 		response().Inc()
 	}
-	s.duration.get(func() prometheus.Observer { return m.duration.WithLabelValues(serverLabel, zone, "") }).Observe(time.Since(began).Seconds())
+	if x.signed {
+		s.signed.get(func() prometheus.Counter { return m.signed.WithLabelValues(serverLabel, x.zone, "") }).Inc()
+	}
+	s.asks[tcp].get(func() prometheus.Observer { return m.asks.WithLabelValues(serverLabel, x.zone, "", proto) }).Observe(float64(x.asked))
+	s.says[tcp].get(func() prometheus.Observer { return m.says.WithLabelValues(serverLabel, x.zone, "", proto) }).Observe(float64(x.reply))
+	s.duration.get(func() prometheus.Observer { return m.duration.WithLabelValues(serverLabel, x.zone, "") }).Observe(time.Since(x.began).Seconds())
 }

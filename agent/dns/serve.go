@@ -168,7 +168,11 @@ func (s *Server) pack(q *question, m *dns.Msg, out []byte, began time.Time) []by
 		m = s.failure(q)
 		b, _ = m.PackBuffer(out[:cap(out)])
 	}
-	s.metrics.answered(s.zoneLabel(s.zone.holds(q.name)), q.stream, q.client, q.msg.Question[0].Qtype, m.Rcode, began)
+	opt := q.msg.IsEdns0()
+	s.metrics.answered(exchanged{
+		zone: s.zoneLabel(s.zone.holds(q.name)), stream: q.stream, client: q.client, kind: q.msg.Question[0].Qtype,
+		signed: opt != nil && opt.Do(), rcode: m.Rcode, asked: q.size, reply: len(b), began: began,
+	})
 	return b
 }
 
@@ -196,6 +200,9 @@ func (s *Server) read(b []byte, client netip.Addr, stream bool) (*question, *dns
 			refusal.Rcode = rcode
 		}
 		refusal.Truncate(size)
+	}
+	if q != nil {
+		q.size = len(b)
 	}
 	return q, refusal
 }

@@ -123,7 +123,9 @@ func (s *Server) plainAnswer(out, b []byte, client netip.Addr, began time.Time) 
 		reply, done = s.forward.plainRemembered(out, b, q)
 	}
 	if done {
-		s.metrics.answered(s.zoneLabel(ours), false, client, q.kind, int(reply[3]&0xf), began)
+		s.metrics.answered(exchanged{
+			zone: s.zoneLabel(ours), client: client, kind: q.kind, signed: q.do, rcode: int(reply[3] & 0xf), asked: len(b), reply: len(reply), began: began,
+		})
 	}
 	return reply, done
 }
