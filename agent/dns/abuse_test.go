@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -446,4 +447,73 @@ func TestSlowStreams(t *testing.T) {
 func isReset(err error) bool {
 	op, ok := err.(*net.OpError)
 	return ok && strings.Contains(op.Err.Error(), unix.ECONNRESET.Error())
+}
+
+// TestManyWait: servers outside are silent, and eight clients ask for a hundred names
+// each. Those past the bounds fail at once, all others before a resolver gives up, none
+// goes without an answer; the cluster's names are answered all the while.
+func TestManyWait(t *testing.T) {
+	o := newOutside(t, say("www.example.com. 60 IN A 192.0.2.1"))
+	o.quiet.Store(true)
+	s := newTestServer(t, o.addr)
+	at := serveTest(t, s, loopback)
+	const clients, each = 8, 100
+	var atOnce, failed atomic.Int64
+	var wg sync.WaitGroup
+	for i := range clients {
+		c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, byte(10+i))}, net.UDPAddrFromAddrPort(at))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		for n := range each {
+			req := new(dns.Msg).SetQuestion(fmt.Sprintf("n-%d.c-%d.example.", n, i), dns.TypeA)
+			req.Id = uint16(n)
+			b, err := req.Pack()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := c.Write(b); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wg.Go(func() {
+			buf := make([]byte, 4096)
+			for range each {
+				_ = c.SetReadDeadline(time.Now().Add(time.Minute))
+				n, err := c.Read(buf)
+				if err != nil || n < headerSize || buf[3]&0xf != dns.RcodeServerFailure {
+					t.Errorf("% x: %v", buf[:n], err)
+					return
+				}
+				failed.Add(1)
+			}
+		})
+	}
+	bound := clients*each - maxForwards
+	for end := time.Now().Add(time.Minute); testutil.ToFloat64(s.metrics.rejects) < float64(bound); <-time.After(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%v questions were refused for their number, want %d", testutil.ToFloat64(s.metrics.rejects), bound)
+		}
+	}
+	atOnce.Store(failed.Load())
+	c := dns.Client{Timeout: 30 * time.Second}
+	if m, _, err := c.Exchange(new(dns.Msg).SetQuestion("web.prod.svc.cluster.local.", dns.TypeA), at.String()); err != nil || data(m) != "10.96.0.5" {
+		t.Errorf("a name of the cluster: %v %v", m, err)
+	}
+	wg.Wait()
+	if got := testutil.ToFloat64(s.metrics.rejects); got > float64(clients*each)-maxForwardsPerClient {
+		t.Errorf("%v of %d questions were refused for their number", got, clients*each)
+	}
+	t.Logf("%d of %d answers were there when the last place was taken", atOnce.Load(), failed.Load())
+	o.quiet.Store(false)
+	for end := time.Now().Add(time.Minute); ; {
+		m, _, err := c.Exchange(new(dns.Msg).SetQuestion("www.example.com.", dns.TypeA), at.String())
+		if err == nil && data(m) == "192.0.2.1" {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the server outside is back: %v %v", m, err)
+		}
+	}
 }

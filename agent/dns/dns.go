@@ -306,7 +306,7 @@ func (s *Server) now(q *question) (*dns.Msg, bool) {
 		s.forward.heard(token)
 		return new(dns.Msg).SetRcode(q.msg, dns.RcodeNameError), true
 	}
-	if a, ours := s.zone.answer(q.name, q.msg.Question[0]); ours {
+	if a, ours := s.zone.answer(q.name, askedBy(q.msg.Question[0], q.stream)); ours {
 		m := a.message(q.msg, s.zone)
 		if a.target == "" {
 			return m, true
@@ -318,7 +318,7 @@ func (s *Server) now(q *question) (*dns.Msg, bool) {
 
 // wait answers a question that now could not.
 func (s *Server) wait(ctx context.Context, q *question) *dns.Msg {
-	if a, ours := s.zone.answer(q.name, q.msg.Question[0]); ours {
+	if a, ours := s.zone.answer(q.name, askedBy(q.msg.Question[0], q.stream)); ours {
 		m := a.message(q.msg, s.zone)
 		if a.target != "" {
 			s.chase(ctx, q, m, a.target)
@@ -349,7 +349,7 @@ func (s *Server) follow(q *question, m *dns.Msg, target string, outside func(*dn
 		next := q.msg.Copy()
 		next.Question[0].Name = target
 		name := dns.CanonicalName(target)
-		a, ours := s.zone.answer(name, next.Question[0])
+		a, ours := s.zone.answer(name, askedBy(next.Question[0], q.stream))
 		if !ours {
 			r, ok := outside(next, name)
 			if !ok {

@@ -136,7 +136,7 @@ func (s *Server) plainOurs(out, b []byte, q plain) ([]byte, bool) {
 	if q.kind != dns.TypeA && q.kind != dns.TypeAAAA {
 		return nil, false
 	}
-	a, _ := s.zone.answer(q.name, dns.Question{Name: q.name, Qtype: q.kind, Qclass: dns.ClassINET})
+	a, _ := s.zone.answer(q.name, askedBy(dns.Question{Name: q.name, Qtype: q.kind, Qclass: dns.ClassINET}, false))
 	if a.answer != nil || a.extra != nil || a.target != "" || a.rcode == dns.RcodeServerFailure {
 		return nil, false
 	}

@@ -46,8 +46,27 @@ var (
 // schemaVersion is the specification that names follow.
 const schemaVersion = "1.1.0"
 
+// asked is a question for the zone.
+type asked struct {
+	dns.Question
+	most int // SRV records that can be sent, at most
+}
+
+// An SRV record takes 20 bytes at least.
+const (
+	mostInDatagram = udpPayload / 20
+	mostInStream   = dns.MaxMsgSize / 20
+)
+
+func askedBy(q dns.Question, stream bool) asked {
+	if stream {
+		return asked{q, mostInStream}
+	}
+	return asked{q, mostInDatagram}
+}
+
 // answer gives what is known; false: the name is not the cluster's.
-func (z *zone) answer(name string, q dns.Question) (answer, bool) {
+func (z *zone) answer(name string, q asked) (answer, bool) {
 	if name == z.name {
 		return z.apex(q), true
 	}
@@ -70,7 +89,7 @@ func (z *zone) answer(name string, q dns.Question) (answer, bool) {
 	return answer{}, false
 }
 
-func (z *zone) apex(q dns.Question) answer {
+func (z *zone) apex(q asked) answer {
 	switch q.Qtype {
 	case dns.TypeSOA:
 		return answer{answer: []dns.RR{z.soa(q.Name)}}
@@ -83,7 +102,7 @@ func (z *zone) apex(q dns.Question) answer {
 }
 
 // below answers names below the zone's; labels are lower case.
-func (z *zone) below(labels []string, q dns.Question) answer {
+func (z *zone) below(labels []string, q asked) answer {
 	n := len(labels)
 	switch top := labels[n-1]; {
 	case top == "svc":
@@ -105,7 +124,7 @@ func (z *zone) below(labels []string, q dns.Question) answer {
 
 // pods answers ADDRESS.NAMESPACE.pod: the address itself, as the name is in
 // use for certificates. Whether a pod has it is not looked at.
-func (z *zone) pods(labels []string, q dns.Question) answer {
+func (z *zone) pods(labels []string, q asked) answer {
 	switch n := len(labels); {
 	case n == 0:
 		return noSuchData
@@ -122,7 +141,7 @@ func (z *zone) pods(labels []string, q dns.Question) answer {
 }
 
 // services answers [LABEL.[LABEL.]]SERVICE.NAMESPACE.svc.
-func (z *zone) services(labels []string, q dns.Question) answer {
+func (z *zone) services(labels []string, q asked) answer {
 	n := len(labels)
 	switch {
 	case n == 0:
@@ -152,7 +171,7 @@ func (z *zone) services(labels []string, q dns.Question) answer {
 }
 
 // external is an alias, unless it is an address in disguise.
-func external(target string, q dns.Question) answer {
+func external(target string, q asked) answer {
 	if a, err := netip.ParseAddr(target); err == nil {
 		return answer{addrs: []netip.Addr{a}}
 	}
@@ -168,7 +187,7 @@ func external(target string, q dns.Question) answer {
 }
 
 // service answers a Service's own name.
-func (z *zone) service(s *v1.Service, q dns.Question) answer {
+func (z *zone) service(s *v1.Service, q asked) answer {
 	if q.Qtype == dns.TypeSRV {
 		return z.srv(s, q, func(string, v1.Protocol) bool { return true })
 	}
@@ -180,7 +199,7 @@ func (z *zone) service(s *v1.Service, q dns.Question) answer {
 
 // one answers a name below a Service: an endpoint's, or the first part of a
 // port's.
-func (z *zone) one(s *v1.Service, label string, q dns.Question) answer {
+func (z *zone) one(s *v1.Service, label string, q asked) answer {
 	if proto, ok := strings.CutPrefix(label, "_"); ok {
 		for _, p := range s.Spec.Ports {
 			if strings.EqualFold(string(p.Protocol), proto) {
@@ -202,7 +221,7 @@ func (z *zone) one(s *v1.Service, label string, q dns.Question) answer {
 }
 
 // ports answers _PORT._PROTOCOL.SERVICE.
-func (z *zone) ports(s *v1.Service, port, proto string, q dns.Question) answer {
+func (z *zone) ports(s *v1.Service, port, proto string, q asked) answer {
 	port, isPort := strings.CutPrefix(port, "_")
 	proto, isProto := strings.CutPrefix(proto, "_")
 	if !isPort || !isProto {
@@ -227,7 +246,7 @@ func (z *zone) ports(s *v1.Service, port, proto string, q dns.Question) answer {
 }
 
 // srv lists the ports that want takes, with the addresses of their targets.
-func (z *zone) srv(s *v1.Service, q dns.Question, want func(name string, p v1.Protocol) bool) answer {
+func (z *zone) srv(s *v1.Service, q asked, want func(name string, p v1.Protocol) bool) answer {
 	base := s.Name + "." + s.Namespace + ".svc." + z.name
 	var a answer
 	if s.Spec.ClusterIP != v1.ClusterIPNone {
@@ -246,32 +265,38 @@ func (z *zone) srv(s *v1.Service, q dns.Question, want func(name string, p v1.Pr
 		port uint16
 	}
 	seen := map[target]bool{}
+	addrs := map[string][]netip.Addr{}
+	var targets []target
 	for _, e := range z.catalog.endpoints(s) {
-		name, named := e.name+"."+base, false
+		named := false
 		for _, p := range e.ports {
 			if p.Port == nil || !want(deref(p.Name), deref(p.Protocol)) {
 				continue
 			}
 			named = true
-			t := target{name, uint16(*p.Port)}
-			if !seen[t] {
+			if t := (target{e.name, uint16(*p.Port)}); !seen[t] {
 				seen[t] = true
-				a.answer = append(a.answer, &dns.SRV{Hdr: header(q.Name, dns.TypeSRV), Port: t.port, Target: name})
+				targets = append(targets, t)
 			}
 		}
 		if named {
-			a.extra = append(a.extra, addressRecords(name, []netip.Addr{e.addr}, dns.TypeANY)...)
+			addrs[e.name] = append(addrs[e.name], e.addr)
 		}
 	}
-	for _, rr := range a.answer {
-		rr.(*dns.SRV).Weight = uint16(max(1, 100/len(a.answer)))
+	weight := uint16(max(1, 100/max(1, len(targets))))
+	rand.Shuffle(len(targets), func(i, j int) { targets[i], targets[j] = targets[j], targets[i] })
+	// One more than can be sent: so it is seen that some are missing.
+	for _, t := range targets[:min(len(targets), q.most+1)] {
+		name := t.name + "." + base
+		a.answer = append(a.answer, &dns.SRV{Hdr: header(q.Name, dns.TypeSRV), Weight: weight, Port: t.port, Target: name})
+		a.extra = append(a.extra, addressRecords(name, addrs[t.name], dns.TypeANY)...)
+		delete(addrs, t.name) // once, however many ports it has
 	}
-	shuffle(a.answer)
 	return a
 }
 
 // reverse answers who has an address. False: it is none of the cluster's.
-func (z *zone) reverse(addr netip.Addr, q dns.Question) (answer, bool) {
+func (z *zone) reverse(addr netip.Addr, q asked) (answer, bool) {
 	inside := false
 	for _, r := range z.ranges {
 		inside = inside || r.Contains(addr)
