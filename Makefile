@@ -218,9 +218,16 @@ leaks: ## 110 pods made and deleted 50 times, and nothing of them left (root, lo
 	CLUSTERD_ROOT=1 CGO_ENABLED=0 $(GO) test -count=1 -v -timeout 4h -run RootNothingLeaks ./agent -leak-pods 110 -leak-rounds 50
 
 .PHONY: bench-net
-bench-net: ## connections by Services and a change of one endpoint at 10 to 10 000 Services, names a second: JSON lines; root
+bench-net: bench-dns ## connections by Services and a change of one endpoint at 10 to 10 000 Services, then bench-dns: JSON lines; root
 	CLUSTERD_ROOT=1 CLUSTERD_BENCH=1 $(GO) test -count=1 -v -run TestRootFigures ./netsetup/lb
-	CLUSTERD_BENCH=1 $(GO) test -count=1 -v -run TestFigures ./agent/dns
+
+bin/peers/coredns: hack/peers/coredns/go.mod hack/peers/coredns/main.go
+	@mkdir -p bin/peers
+	cd hack/peers/coredns && nice $(GO) build -ldflags '-s -w' -o ../../../bin/peers/ .
+
+.PHONY: bench-dns
+bench-dns: bin/peers/coredns ## names a second beside CoreDNS, with 10 000 Services: JSON lines
+	cd bench && $(GO) build -ldflags '-s -w' -o ../bin/bench-dns-server ./dns/server && $(GO) run ./dns
 
 SERVERS ?= 1
 CASES   ?= 100x400,1000x2500

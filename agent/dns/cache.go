@@ -34,20 +34,25 @@ func keyOf(msg *dns.Msg, name string) key {
 	return k
 }
 
-// answers remembers what upstreams said. Safe for concurrent use.
+// answers remembers what upstreams said. What says that there is nothing has a place
+// of its own: who asks for names that do not exist, one after the other, must not drive
+// out those that do. Safe for concurrent use.
 type answers struct {
-	lru *lru.Cache
-	now func() time.Time
+	found, denied *lru.Cache
+	now           func() time.Time
 }
 
 // remembered is never changed.
 type remembered struct {
-	msg   *dns.Msg
-	since time.Time
-	ttl   time.Duration
+	msg    *dns.Msg
+	packed *packed // nil: it is not for plain questions
+	since  time.Time
+	ttl    time.Duration
 }
 
-func newAnswers(size int) *answers { return &answers{lru: lru.New(size), now: time.Now} }
+func newAnswers(found, denied int) *answers {
+	return &answers{found: lru.New(found), denied: lru.New(denied), now: time.Now}
+}
 
 func (c *answers) put(k key, m *dns.Msg) {
 	ttl, ok := lifetime(m)
@@ -59,15 +64,23 @@ func (c *answers) put(k key, m *dns.Msg) {
 			return // better an old answer than a new failure
 		}
 	}
-	c.lru.Add(k, &remembered{msg: m, since: c.now(), ttl: ttl})
+	place, other := c.found, c.denied
+	if denies(m.Rcode, len(m.Answer)) {
+		place, other = other, place
+	}
+	other.Remove(k)
+	place.Add(k, &remembered{msg: m, packed: pack(k, m), since: c.now(), ttl: ttl})
 }
 
 // get returns the answer to k; fresh says that it may be given without asking
 // again. stale: one past its time will do.
 func (c *answers) get(k key, stale bool) (fresh bool, r *remembered) {
-	v, ok := c.lru.Get(k)
+	var at any = k
+	v, ok := c.found.Get(at)
 	if !ok {
-		return false, nil
+		if v, ok = c.denied.Get(at); !ok {
+			return false, nil
+		}
 	}
 	r = v.(*remembered)
 	age := c.now().Sub(r.since)
@@ -75,13 +88,17 @@ func (c *answers) get(k key, stale bool) (fresh bool, r *remembered) {
 	case age < r.ttl:
 		return true, r
 	case age > r.ttl+staleFor:
-		c.lru.Remove(k)
+		c.found.Remove(at)
+		c.denied.Remove(at)
 		return false, nil
 	case stale && r.msg.Rcode != dns.RcodeServerFailure:
 		return false, r
 	}
 	return false, nil
 }
+
+// denies says whether an answer is that there is nothing.
+func denies(rcode, answers int) bool { return rcode != dns.RcodeSuccess || answers == 0 }
 
 // lifetime is how long a message may be remembered.
 func lifetime(m *dns.Msg) (time.Duration, bool) {
@@ -125,10 +142,8 @@ func (r *remembered) reply(req *dns.Msg, now time.Time) *dns.Msg {
 			case h.Rrtype == dns.TypeOPT:
 			case now.Sub(r.since) >= r.ttl:
 				h.Ttl = staleTTL
-			case h.Ttl > age:
-				h.Ttl -= age
 			default:
-				h.Ttl = 1
+				h.Ttl = left(h.Ttl, age)
 			}
 		}
 	}
@@ -136,9 +151,23 @@ func (r *remembered) reply(req *dns.Msg, now time.Time) *dns.Msg {
 	return m
 }
 
+// left is what is left of a time to live, in seconds.
+func left(ttl, age uint32) uint32 {
+	if ttl > age {
+		return ttl - age
+	}
+	return 1
+}
+
 // shuffleAddresses gives the addresses another order, and leaves the aliases
 // before them in theirs.
 func shuffleAddresses(rrs []dns.RR) {
+	shuffle(rrs[firstAddress(rrs):])
+}
+
+// firstAddress is where the addresses begin that make up the rest of rrs; len(rrs):
+// there are none.
+func firstAddress(rrs []dns.RR) int {
 	first := len(rrs)
 	for i, rr := range rrs {
 		if t := rr.Header().Rrtype; t == dns.TypeA || t == dns.TypeAAAA {
@@ -148,8 +177,8 @@ func shuffleAddresses(rrs []dns.RR) {
 	}
 	for _, rr := range rrs[first:] {
 		if rr.Header().Rrtype != rrs[first].Header().Rrtype {
-			return // signatures, or something strange: as it came
+			return len(rrs) // signatures, or something strange: as it came
 		}
 	}
-	shuffle(rrs[first:])
+	return first
 }

@@ -14,6 +14,7 @@ import (
 	discoveryinformers "k8s.io/client-go/informers/discovery/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/lru"
 
 	"github.com/clusterd/clusterd/agent/watches"
 )
@@ -24,6 +25,7 @@ const byAddress = "dnsAddress"
 // catalog is what is known of the cluster. All it holds is read only.
 type catalog struct {
 	services, slices, namespaces cache.Indexer
+	large                        *lru.Cache // of readEndpoints, by Service: of those with many
 
 	informers []cache.SharedIndexInformer // that run runs
 	synced    func() bool
@@ -49,7 +51,7 @@ func newCatalog(client kubernetes.Interface, services, slices cache.SharedIndexI
 	}
 	return &catalog{
 		services: services.GetIndexer(), slices: slices.GetIndexer(), namespaces: namespaces.GetIndexer(),
-		informers: own,
+		informers: own, large: lru.New(largeServices),
 		synced: func() bool {
 			return services.HasSynced() && slices.HasSynced() && namespaces.HasSynced()
 		},
@@ -122,9 +124,57 @@ type endpoint struct {
 	ports []discoveryv1.EndpointPort
 }
 
-// endpoints are the ready ones of a Service, each address once.
+// Reading a thousand endpoints takes a hundred times as long as an answer. What was
+// read holds as long as the slices are the same objects.
+const (
+	manyEndpoints = 16 // reading fewer costs nothing
+	largeServices = 64 // of which it is remembered
+)
+
+// readEndpoints are the endpoints that were read from those slices.
+type readEndpoints struct {
+	slices    map[any]bool
+	unready   bool // those that are not ready count
+	endpoints []endpoint
+}
+
+func (r *readEndpoints) of(slices []any, unready bool) bool {
+	if len(slices) != len(r.slices) || unready != r.unready {
+		return false
+	}
+	for _, s := range slices {
+		if !r.slices[s] {
+			return false
+		}
+	}
+	return true
+}
+
+// endpoints are the ready ones of a Service, each address once. They are not to be
+// changed.
 func (c *catalog) endpoints(s *v1.Service) []endpoint {
-	objs, _ := c.slices.ByIndex(watches.ByService, s.Namespace+"/"+s.Name)
+	key := s.Namespace + "/" + s.Name
+	objs, _ := c.slices.ByIndex(watches.ByService, key)
+	if v, ok := c.large.Get(key); ok {
+		if r := v.(*readEndpoints); r.of(objs, s.Spec.PublishNotReadyAddresses) {
+			return r.endpoints
+		}
+	}
+	out := read(objs, s.Spec.PublishNotReadyAddresses)
+	if len(out) < manyEndpoints {
+		c.large.Remove(key)
+		return out
+	}
+	r := &readEndpoints{slices: map[any]bool{}, unready: s.Spec.PublishNotReadyAddresses, endpoints: out}
+	for _, o := range objs {
+		r.slices[o] = true
+	}
+	c.large.Add(key, r)
+	return out
+}
+
+// read lists the endpoints of slices of one Service.
+func read(objs []any, unready bool) []endpoint {
 	var out []endpoint
 	var seen map[netip.Addr]bool
 	if len(objs) > 1 {
@@ -134,7 +184,7 @@ func (c *catalog) endpoints(s *v1.Service) []endpoint {
 		slice := o.(*discoveryv1.EndpointSlice)
 		for i := range slice.Endpoints {
 			e := &slice.Endpoints[i]
-			if ready := e.Conditions.Ready; ready != nil && !*ready && !s.Spec.PublishNotReadyAddresses {
+			if ready := e.Conditions.Ready; ready != nil && !*ready && !unready {
 				continue
 			}
 			for _, text := range e.Addresses {
@@ -223,7 +273,7 @@ func reverse(name string) (netip.Addr, bool) {
 		var b [4]byte
 		for i, p := range parts {
 			n, err := strconv.ParseUint(p, 10, 8)
-			if err != nil {
+			if err != nil || len(p) > 1 && p[0] == '0' {
 				return netip.Addr{}, false
 			}
 			b[3-i] = byte(n)

@@ -65,7 +65,8 @@ const (
 	maxStreams           = 512  // TCP connections
 	maxStreamsPerClient  = 32   // of one client
 	maxStreamQueries     = 64   // questions on one connection
-	cacheSize            = 8192 // answers of upstreams
+	foundSize            = 8192 // answers of upstreams
+	deniedSize           = 4096 // and those that say that there is nothing
 	udpPayload           = 1232 // bytes of an answer that fit unfragmented everywhere (DNS flag day 2020)
 	ttl                  = 5    // seconds, of the cluster's own names
 )
@@ -79,6 +80,7 @@ type Server struct {
 	catalog  *catalog
 	settings settings
 	clients  *clients
+	own      ownAddresses
 	bound    atomic.Int32 // addresses that are served now
 }
 
@@ -100,7 +102,7 @@ func New(cfg Config) (*Server, error) {
 	m := newMetrics()
 	s := &Server{
 		cfg: cfg, catalog: c, metrics: m, clients: newClients(maxForwards, maxForwardsPerClient),
-		zone: &zone{name: dns.CanonicalName(cfg.Domain), servers: cfg.Addrs, catalog: c, ranges: cfg.Ranges},
+		zone: newZone(cfg.Domain, cfg.Addrs, cfg.Ranges, c),
 	}
 	s.forward = newForwarder(m)
 	s.settings.watch(cfg.Settings)
@@ -169,7 +171,9 @@ func (s *Server) serve(ctx context.Context, addr netip.AddrPort) error {
 	defer cancel(nil)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { cancel(s.servePackets(ctx, udp)) })
+	for _, conn := range udp {
+		wg.Go(func() { cancel(s.servePackets(ctx, conn)) })
+	}
 	wg.Go(func() { cancel(s.serveStreams(ctx, tcp)) })
 	tick := slack.NewTicker(addressCheck)
 	defer tick.Stop()
@@ -193,6 +197,7 @@ type question struct {
 	name   string // canonical: lower case, with the dot at its end
 	client netip.Addr
 	stream bool // came by TCP
+	size   int  // bytes
 }
 
 // accept looks at a message. It returns the refusal if it must not be
@@ -233,6 +238,17 @@ func (s *Server) accept(msg *dns.Msg, client netip.Addr, stream bool) (*question
 	return &question{msg: msg, name: dns.CanonicalName(q.Name), client: client, stream: stream}, nil
 }
 
+// withoutOPT is a copy of rrs, which may have been remembered, without that record.
+func withoutOPT(rrs []dns.RR) []dns.RR {
+	var out []dns.RR
+	for _, rr := range rrs {
+		if rr.Header().Rrtype != dns.TypeOPT {
+			out = append(out, rr)
+		}
+	}
+	return out
+}
+
 func optCount(msg *dns.Msg) int {
 	n := 0
 	for _, rr := range msg.Extra {
@@ -251,12 +267,36 @@ func (s *Server) mayAsk(client netip.Addr) bool {
 		slices.ContainsFunc(s.cfg.Ranges, func(r netip.Prefix) bool { return r.Contains(client) }) {
 		return true
 	}
-	// A process of the node that bound to an address of the node's.
-	addrs, err := net.InterfaceAddrs()
-	return err == nil && slices.ContainsFunc(addrs, func(a net.Addr) bool {
-		p, err := netip.ParsePrefix(a.String())
-		return err == nil && p.Addr() == client
-	})
+	return s.own.has(client) // a process that bound to an address of the node's
+}
+
+// ownAddresses are the node's, looked for once a second at most: the kernel's list
+// takes longer than an answer, and strangers must not make it work. Safe for
+// concurrent use.
+type ownAddresses struct {
+	mu    sync.Mutex // guards all below
+	read  time.Time
+	addrs map[netip.Addr]bool
+}
+
+const ownAddressesFor = time.Second
+
+func (o *ownAddresses) has(a netip.Addr) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if now := time.Now(); now.Sub(o.read) >= ownAddressesFor {
+		o.read = now
+		addrs, err := net.InterfaceAddrs()
+		if err == nil { // else the former ones
+			o.addrs = map[netip.Addr]bool{}
+			for _, x := range addrs {
+				if p, err := netip.ParsePrefix(x.String()); err == nil {
+					o.addrs[p.Addr()] = true
+				}
+			}
+		}
+	}
+	return o.addrs[a]
 }
 
 // now answers what needs no waiting: the cluster's names, and what is
@@ -266,7 +306,7 @@ func (s *Server) now(q *question) (*dns.Msg, bool) {
 		s.forward.heard(token)
 		return new(dns.Msg).SetRcode(q.msg, dns.RcodeNameError), true
 	}
-	if a, ours := s.zone.answer(q.name, q.msg.Question[0]); ours {
+	if a, ours := s.zone.answer(q.name, askedBy(q.msg.Question[0], q.stream)); ours {
 		m := a.message(q.msg, s.zone)
 		if a.target == "" {
 			return m, true
@@ -278,7 +318,7 @@ func (s *Server) now(q *question) (*dns.Msg, bool) {
 
 // wait answers a question that now could not.
 func (s *Server) wait(ctx context.Context, q *question) *dns.Msg {
-	if a, ours := s.zone.answer(q.name, q.msg.Question[0]); ours {
+	if a, ours := s.zone.answer(q.name, askedBy(q.msg.Question[0], q.stream)); ours {
 		m := a.message(q.msg, s.zone)
 		if a.target != "" {
 			s.chase(ctx, q, m, a.target)
@@ -309,7 +349,7 @@ func (s *Server) follow(q *question, m *dns.Msg, target string, outside func(*dn
 		next := q.msg.Copy()
 		next.Question[0].Name = target
 		name := dns.CanonicalName(target)
-		a, ours := s.zone.answer(name, next.Question[0])
+		a, ours := s.zone.answer(name, askedBy(next.Question[0], q.stream))
 		if !ours {
 			r, ok := outside(next, name)
 			if !ok {
@@ -333,10 +373,10 @@ func (s *Server) follow(q *question, m *dns.Msg, target string, outside func(*dn
 
 // finish makes a message fit for its way back.
 func finish(q *question, m *dns.Msg) *dns.Msg {
-	m.Extra = slices.DeleteFunc(m.Extra, func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeOPT })
+	m.Extra = withoutOPT(m.Extra)
 	size := dns.MinMsgSize
 	if opt := q.msg.IsEdns0(); opt != nil {
-		size = int(max(dns.MinMsgSize, min(opt.UDPSize(), udpPayload)))
+		size = answerSize(opt.UDPSize())
 		m.SetEdns0(udpPayload, opt.Do())
 	}
 	if q.stream {

@@ -54,10 +54,10 @@ type forwarder struct {
 }
 
 func newForwarder(m *metrics) *forwarder {
-	f := &forwarder{cache: newAnswers(cacheSize), metrics: m, known: map[string]*upstream{}}
+	f := &forwarder{cache: newAnswers(foundSize, deniedSize), metrics: m, known: map[string]*upstream{}}
 	f.life, f.close = context.WithCancel(context.Background())
 	f.routes.Store(&[]route{})
-	m.entries = f.cache.lru.Len
+	m.entries = [2]func() int{f.cache.found.Len, f.cache.denied.Len}
 	return f
 }
 

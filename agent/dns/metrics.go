@@ -1,6 +1,8 @@
 package dns
 
 import (
+	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/miekg/dns"
@@ -12,13 +14,18 @@ import (
 type metrics struct {
 	requests, responses *prometheus.CounterVec
 	duration, forwards  *prometheus.HistogramVec
+	asks, says          *prometheus.HistogramVec // sizes of questions and answers
+	signed              *prometheus.CounterVec
 	hits                *prometheus.CounterVec
 	asked, misses       prometheus.Counter
 	stale               prometheus.Counter
 	rejects, broken     prometheus.Counter
 	panics              prometheus.Counter
-	entries             func() int
+	entries             [2]func() int // by hitLabels
 	all                 []prometheus.Collector
+
+	answeredSeries [2]answeredSeries // of the cluster's names, of others
+	hitSeries      [2]series[prometheus.Counter]
 }
 
 // server is the label of all: there is one.
@@ -37,16 +44,21 @@ func newMetrics() *metrics {
 		add(c)
 		return c
 	}
-	seconds := func(name, help string, labels ...string) *prometheus.HistogramVec {
-		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(0.00025, 2, 16)}, labels)
+	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
 		add(h)
 		return h
 	}
+	seconds := prometheus.ExponentialBuckets(0.00025, 2, 16)
+	sizes := []float64{0, 100, 200, 300, 400, 511, 1023, 2047, 4095, 8191, 16e3, 32e3, 48e3, 64e3}
 	all := prometheus.Labels{"server": serverLabel, "zones": ".", "view": ""}
 	m.requests = vec("coredns_dns_requests_total", "Counter of DNS requests made per zone, protocol and family.", "server", "zone", "view", "proto", "family", "type")
 	m.responses = vec("coredns_dns_responses_total", "Counter of response status codes.", "server", "zone", "view", "rcode", "plugin")
-	m.duration = seconds("coredns_dns_request_duration_seconds", "Histogram of the time (in seconds) each request took per zone.", "server", "zone", "view")
-	m.forwards = seconds("coredns_proxy_request_duration_seconds", "Histogram of the time each request took.", "proxy_name", "to", "rcode")
+	m.duration = histogram("coredns_dns_request_duration_seconds", "Histogram of the time (in seconds) each request took per zone.", seconds, "server", "zone", "view")
+	m.asks = histogram("coredns_dns_request_size_bytes", "Size of the request in bytes.", sizes, "server", "zone", "view", "proto")
+	m.says = histogram("coredns_dns_response_size_bytes", "Size of the returned response in bytes.", sizes, "server", "zone", "view", "proto")
+	m.signed = vec("coredns_dns_do_requests_total", "Counter of DNS requests with DO bit set per zone.", "server", "zone", "view")
+	m.forwards = histogram("coredns_proxy_request_duration_seconds", "Histogram of the time each request took.", seconds, "proxy_name", "to", "rcode")
 	m.hits = vec("coredns_cache_hits_total", "The count of cache hits.", "server", "type", "zones", "view")
 	m.asked = counter("coredns_cache_requests_total", "The count of cache requests.", all)
 	m.misses = counter("coredns_cache_misses_total", "The count of cache misses.", all)
@@ -65,47 +77,109 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- entriesDesc
 }
 
-var entriesDesc = prometheus.NewDesc("coredns_cache_entries", "The number of elements in the cache.", nil, prometheus.Labels{"server": serverLabel, "type": "all", "zones": ".", "view": ""})
+var entriesDesc = prometheus.NewDesc("coredns_cache_entries", "The number of elements in the cache.", []string{"type"}, prometheus.Labels{"server": serverLabel, "zones": otherZones, "view": ""})
 
 // Collect implements prometheus.Collector.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	for _, c := range m.all {
 		c.Collect(ch)
 	}
-	ch <- prometheus.MustNewConstMetric(entriesDesc, prometheus.GaugeValue, float64(m.entries()))
+	for i, n := range m.entries {
+		ch <- prometheus.MustNewConstMetric(entriesDesc, prometheus.GaugeValue, float64(n()), hitLabels[i])
+	}
 }
 
 func (m *metrics) hit(rcode, answers int) {
-	kind := "success"
-	if rcode != dns.RcodeSuccess || answers == 0 {
-		kind = "denial"
+	i := 0
+	if denies(rcode, answers) {
+		i = 1
 	}
-	m.hits.WithLabelValues(serverLabel, kind, ".", "").Inc()
+	m.hitSeries[i].get(func() prometheus.Counter { return m.hits.WithLabelValues(serverLabel, hitLabels[i], otherZones, "") }).Inc()
 }
 
-// knownTypes keeps the label's values few: a client chooses the number.
-var knownTypes = map[uint16]bool{
-	dns.TypeA: true, dns.TypeAAAA: true, dns.TypeMX: true, dns.TypeSOA: true, dns.TypeCNAME: true, dns.TypePTR: true, dns.TypeTXT: true,
-	dns.TypeNS: true, dns.TypeSRV: true, dns.TypeDS: true, dns.TypeDNSKEY: true, dns.TypeRRSIG: true, dns.TypeNSEC: true,
-	dns.TypeNSEC3: true, dns.TypeHTTPS: true, dns.TypeANY: true,
+// hitLabels are the types of what is remembered.
+var hitLabels = [2]string{"success", "denial"}
+
+// otherZones is the label of names that are not the cluster's.
+const otherZones = "."
+
+// typeLabels keeps the label's values few: a client chooses the number.
+var (
+	typeLabels = []string{"other", "A", "AAAA", "MX", "SOA", "CNAME", "PTR", "TXT", "NS", "SRV", "DS", "DNSKEY", "RRSIG", "NSEC", "NSEC3", "HTTPS", "ANY"}
+	typeIndex  = func() map[uint16]int {
+		out := map[uint16]int{}
+		for i, name := range typeLabels[1:] {
+			out[dns.StringToType[name]] = i + 1
+		}
+		return out
+	}()
+)
+
+// series are looked up by their labels once: that takes longer than counting.
+type series[T any] struct{ found atomic.Pointer[T] }
+
+func (s *series[T]) get(find func() T) T {
+	if p := s.found.Load(); p != nil {
+		return *p
+	}
+	v := find()
+	s.found.Store(&v)
+	return v
 }
 
-func (m *metrics) answered(q *question, zone string, reply *dns.Msg, began time.Time) {
-	proto, family, kind := "udp", "1", "other"
-	if q.stream {
-		proto = "tcp"
+// knownRcodes are those that are answered.
+const knownRcodes = dns.RcodeBadVers + 1
+
+// answeredSeries are the series of one zone.
+type answeredSeries struct {
+	requests   [2][2][17]series[prometheus.Counter] // by TCP, by IPv6, of the type
+	responses  [knownRcodes]series[prometheus.Counter]
+	duration   series[prometheus.Observer]
+	asks, says [2]series[prometheus.Observer] // by TCP
+	signed     series[prometheus.Counter]
+}
+
+// exchanged is a question that was answered.
+type exchanged struct {
+	zone         string // otherZones or the cluster's
+	stream       bool
+	client       netip.Addr
+	kind         uint16
+	signed       bool // with signatures, if there are any
+	rcode        int
+	asked, reply int // bytes
+	began        time.Time
+}
+
+// answered counts an answer.
+func (m *metrics) answered(x exchanged) {
+	proto, family, plugin := "udp", "1", "kubernetes"
+	var tcp, six, other int
+	if x.stream {
+		proto, tcp = "tcp", 1
 	}
-	if q.client.Is6() {
-		family = "2"
+	if x.client.Is6() {
+		family, six = "2", 1
 	}
-	if t := q.msg.Question[0].Qtype; knownTypes[t] {
-		kind = dns.TypeToString[t]
+	if x.zone == otherZones {
+		plugin, other = "forward", 1
 	}
-	plugin := "forward"
-	if zone != "." {
-		plugin = "kubernetes"
+	s, t := &m.answeredSeries[other], typeIndex[x.kind]
+	s.requests[tcp][six][t].get(func() prometheus.Counter {
+		return m.requests.WithLabelValues(serverLabel, x.zone, "", proto, family, typeLabels[t])
+	}).Inc()
+	response := func() prometheus.Counter {
+		return m.responses.WithLabelValues(serverLabel, x.zone, "", dns.RcodeToString[x.rcode], plugin)
 	}
-	m.requests.WithLabelValues(serverLabel, zone, "", proto, family, kind).Inc()
-	m.responses.WithLabelValues(serverLabel, zone, "", dns.RcodeToString[reply.Rcode], plugin).Inc()
-	m.duration.WithLabelValues(serverLabel, zone, "").Observe(time.Since(began).Seconds())
+	if x.rcode < knownRcodes {
+		s.responses[x.rcode].get(response).Inc()
+	} else {
+		response().Inc()
+	}
+	if x.signed {
+		s.signed.get(func() prometheus.Counter { return m.signed.WithLabelValues(serverLabel, x.zone, "") }).Inc()
+	}
+	s.asks[tcp].get(func() prometheus.Observer { return m.asks.WithLabelValues(serverLabel, x.zone, "", proto) }).Observe(float64(x.asked))
+	s.says[tcp].get(func() prometheus.Observer { return m.says.WithLabelValues(serverLabel, x.zone, "", proto) }).Observe(float64(x.reply))
+	s.duration.get(func() prometheus.Observer { return m.duration.WithLabelValues(serverLabel, x.zone, "") }).Observe(time.Since(x.began).Seconds())
 }

@@ -9,35 +9,68 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/miekg/dns"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 )
 
+// Bounds of what reads datagrams. The kernel spreads clients over the sockets; each
+// is read by one goroutine, as several would wait for each other.
+const (
+	maxSockets   = 4
+	batch        = 16   // datagrams that one call to the kernel reads or writes
+	longestInput = 4096 // bytes of a question; of a longer one the rest is not looked at
+)
+
 // listen binds to addr for both protocols. A new process may bind before the
 // old one has gone.
-func listen(ctx context.Context, addr netip.AddrPort) (*net.UDPConn, *net.TCPListener, error) {
+func listen(ctx context.Context, addr netip.AddrPort) (udp []*net.UDPConn, tcp *net.TCPListener, err error) {
+	defer func() {
+		if err != nil {
+			for _, c := range udp {
+				c.Close()
+			}
+		}
+	}()
 	c := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var opt error
 		err := raw.Control(func(fd uintptr) { opt = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
 		return errors.Join(err, opt)
 	}}
-	p, err := c.ListenPacket(ctx, "udp", addr.String())
-	if err != nil {
-		return nil, nil, err
+	for range min(maxSockets, runtime.GOMAXPROCS(0)) {
+		p, err := c.ListenPacket(ctx, "udp", addr.String())
+		if err != nil {
+			return udp, nil, err
+		}
+		conn := p.(*net.UDPConn)
+		udp = append(udp, conn)
+		_ = conn.SetReadBuffer(4 << 20) // a burst is worth some memory; less is no fault
 	}
 	l, err := c.Listen(ctx, "tcp", addr.String())
 	if err != nil {
-		return nil, nil, errors.Join(err, p.Close())
+		return udp, nil, err
 	}
-	udp := p.(*net.UDPConn)
-	_ = udp.SetReadBuffer(4 << 20) // a burst is worth some memory; less is no fault
 	return udp, l.(*net.TCPListener), nil
+}
+
+// batches reads and writes several datagrams by one call: ipv4.PacketConn or
+// ipv6.PacketConn.
+type batches interface {
+	ReadBatch([]ipv4.Message, int) (int, error)
+	WriteBatch([]ipv4.Message, int) (int, error)
+}
+
+func batchesOf(conn *net.UDPConn) batches {
+	if conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Is4() {
+		return ipv4.NewPacketConn(conn)
+	}
+	return ipv6.NewPacketConn(conn)
 }
 
 // servePackets answers datagrams until ctx ends. What is known is answered at
@@ -47,82 +80,100 @@ func (s *Server) servePackets(ctx context.Context, conn *net.UDPConn) error {
 	defer stop()
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	var mu sync.Mutex
-	var fault error
-	for range max(2, runtime.GOMAXPROCS(0)) {
-		wg.Go(func() {
-			buf := make([]byte, dns.MaxMsgSize)
-			out := make([]byte, dns.MaxMsgSize)
-			for {
-				n, from, err := conn.ReadFromUDPAddrPort(buf)
-				if errors.Is(err, net.ErrClosed) {
-					return
-				}
-				if err != nil {
-					if isTransient(err) { // an ICMP error of a former answer
-						continue
+	pc := batchesOf(conn)
+	in, out := make([]ipv4.Message, batch), make([]ipv4.Message, batch)
+	buffers := make([][]byte, batch) // of answers
+	for i := range batch {
+		in[i].Buffers, out[i].Buffers = [][]byte{make([]byte, longestInput)}, make([][]byte, 1)
+		buffers[i] = make([]byte, 0, udpPayload)
+	}
+	for {
+		n, err := pc.ReadBatch(in, 0)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil && isTransient(err): // an ICMP error of a former answer
+			continue
+		case err != nil:
+			return fmt.Errorf("read questions: %w", errors.Join(err, conn.Close()))
+		}
+		answers := 0
+		for _, m := range in[:n] {
+			from := m.Addr
+			client := from.(*net.UDPAddr).AddrPort().Addr().Unmap()
+			b := s.packet(ctx, m.Buffers[0][:m.N], client, buffers[answers], func(later func() []byte) {
+				wg.Go(func() {
+					if b := later(); b != nil && ctx.Err() == nil {
+						_, _ = conn.WriteTo(b, from) // who has gone asks again
 					}
-					mu.Lock()
-					fault = err
-					mu.Unlock()
-					conn.Close()
-					return
-				}
-				send := func(m *dns.Msg, into []byte) {
-					if b, err := m.PackBuffer(into); err == nil {
-						_, _ = conn.WriteToUDPAddrPort(b, from) // who has gone asks again
-					}
-				}
-				s.packet(ctx, buf[:n], from.Addr(), func(m *dns.Msg) { send(m, out) }, func(later func() *dns.Msg) {
-					wg.Go(func() {
-						if m := later(); m != nil && ctx.Err() == nil {
-							send(m, nil)
-						}
-					})
 				})
+			})
+			if b != nil {
+				out[answers].Buffers[0], out[answers].Addr = b, from
+				answers++
 			}
-		})
+		}
+		for rest := out[:answers]; len(rest) > 0; {
+			n, err := pc.WriteBatch(rest, 0)
+			if errors.Is(err, net.ErrClosed) {
+				break
+			}
+			rest = rest[max(1, n):] // an error is the first one's alone
+		}
 	}
-	wg.Wait()
-	if ctx.Err() != nil {
-		return nil
-	}
-	return fmt.Errorf("read questions: %w", fault)
 }
 
 func isTransient(err error) bool {
 	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EMSGSIZE) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EINTR)
 }
 
-// packet answers one datagram: by reply at once, by spawn later, or not at all.
-func (s *Server) packet(ctx context.Context, b []byte, client netip.Addr, reply func(*dns.Msg), spawn func(func() *dns.Msg)) {
+// packet answers one datagram: at once, where out has room for it, or later by what
+// is given to spawn, or not at all.
+func (s *Server) packet(ctx context.Context, b []byte, client netip.Addr, out []byte, spawn func(func() []byte)) []byte {
 	began := time.Now()
+	if reply, done := s.plainAnswer(out, b, client, began); done {
+		return reply
+	}
 	q, refusal := s.read(b, client, false)
 	if q == nil {
-		if refusal != nil {
-			reply(refusal)
+		if refusal == nil {
+			return nil
 		}
-		return
+		reply, _ := refusal.PackBuffer(out[:cap(out)])
+		return reply
 	}
 	m, done := s.immediate(q)
-	if done {
-		s.tell(q, m, began)
-		reply(m)
-		return
+	if !done && s.clients.enter(client) {
+		spawn(func() []byte {
+			defer s.clients.leave(client)
+			return s.pack(q, s.eventual(ctx, q), nil, began)
+		})
+		return nil
 	}
-	if !s.clients.enter(client) {
+	if !done {
 		s.metrics.rejects.Inc()
-		m := s.failure(q)
-		s.tell(q, m, began)
-		reply(m)
-		return
+		m = s.failure(q)
 	}
-	spawn(func() *dns.Msg {
-		defer s.clients.leave(client)
-		m := s.eventual(ctx, q)
-		s.tell(q, m, began)
-		return m
+	return s.pack(q, m, out, began)
+}
+
+// pack is the answer on the wire; one that cannot be sent, as a server outside sent
+// something odd, is a failure.
+func (s *Server) pack(q *question, m *dns.Msg, out []byte, began time.Time) []byte {
+	b, err := m.PackBuffer(out[:cap(out)])
+	if err == nil && len(b) > dns.MaxMsgSize {
+		err = dns.ErrBuf
+	}
+	if err != nil {
+		m = s.failure(q)
+		b, _ = m.PackBuffer(out[:cap(out)])
+	}
+	opt := q.msg.IsEdns0()
+	s.metrics.answered(exchanged{
+		zone: s.zoneLabel(s.zone.holds(q.name)), stream: q.stream, client: q.client, kind: q.msg.Question[0].Qtype,
+		signed: opt != nil && opt.Do(), rcode: m.Rcode, asked: q.size, reply: len(b), began: began,
 	})
+	return b
 }
 
 // read unpacks a message and looks at it.
@@ -149,6 +200,9 @@ func (s *Server) read(b []byte, client netip.Addr, stream bool) (*question, *dns
 			refusal.Rcode = rcode
 		}
 		refusal.Truncate(size)
+	}
+	if q != nil {
+		q.size = len(b)
 	}
 	return q, refusal
 }
@@ -189,12 +243,12 @@ func (s *Server) failure(q *question) *dns.Msg {
 	return finish(q, m)
 }
 
-func (s *Server) tell(q *question, m *dns.Msg, began time.Time) {
-	zone := "."
-	if q.name == s.zone.name || strings.HasSuffix(q.name, "."+s.zone.name) {
-		zone = s.zone.name
+// zoneLabel is what metrics say of a name.
+func (s *Server) zoneLabel(ours bool) string {
+	if ours {
+		return s.zone.name
 	}
-	s.metrics.answered(q, zone, m, began)
+	return otherZones
 }
 
 // Times of a stream (RFC 7766, section 6.2.3).
@@ -255,7 +309,9 @@ func (s *Server) stream(ctx context.Context, c net.Conn, client netip.Addr) {
 		}
 		began := time.Now()
 		q, m := s.read(b, client, true)
-		if q != nil {
+		var out []byte
+		switch {
+		case q != nil:
 			var done bool
 			if m, done = s.immediate(q); !done {
 				if s.clients.enter(client) {
@@ -266,13 +322,11 @@ func (s *Server) stream(ctx context.Context, c net.Conn, client netip.Addr) {
 					m = s.failure(q)
 				}
 			}
-			s.tell(q, m, began)
+			out = s.pack(q, m, nil, began)
+		case m != nil:
+			out, _ = m.Pack()
 		}
-		if m == nil {
-			return
-		}
-		out, err := m.Pack()
-		if err != nil || len(out) > dns.MaxMsgSize {
+		if out == nil {
 			return
 		}
 		_ = c.SetWriteDeadline(time.Now().Add(streamWrite))

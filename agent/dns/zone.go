@@ -3,6 +3,7 @@ package dns
 import (
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/miekg/dns"
@@ -13,14 +14,24 @@ import (
 // catalog holds at the moment.
 type zone struct {
 	name    string // canonical
+	suffix  string // of all names below: a dot and name
 	servers []netip.Addr
 	ranges  []netip.Prefix
 	catalog *catalog
 }
 
+func newZone(domain string, servers []netip.Addr, ranges []netip.Prefix, c *catalog) *zone {
+	name := dns.CanonicalName(domain)
+	return &zone{name: name, suffix: "." + name, servers: servers, ranges: ranges, catalog: c}
+}
+
+// holds says whether a name is the zone's or below it.
+func (z *zone) holds(name string) bool { return name == z.name || strings.HasSuffix(name, z.suffix) }
+
 // answer is what is known about a name.
 type answer struct {
 	rcode         int
+	addrs         []netip.Addr // the name's own; those of the asked family are records
 	answer, extra []dns.RR
 	// target is where an alias leads: its records are still to be added.
 	target string
@@ -35,16 +46,42 @@ var (
 // schemaVersion is the specification that names follow.
 const schemaVersion = "1.1.0"
 
+// asked is a question for the zone.
+type asked struct {
+	dns.Question
+	most int // SRV records that can be sent, at most
+}
+
+// An SRV record takes 20 bytes at least.
+const (
+	mostInDatagram = udpPayload / 20
+	mostInStream   = dns.MaxMsgSize / 20
+)
+
+func askedBy(q dns.Question, stream bool) asked {
+	if stream {
+		return asked{q, mostInStream}
+	}
+	return asked{q, mostInDatagram}
+}
+
 // answer gives what is known; false: the name is not the cluster's.
-func (z *zone) answer(name string, q dns.Question) (answer, bool) {
+func (z *zone) answer(name string, q asked) (answer, bool) {
 	if name == z.name {
 		return z.apex(q), true
 	}
-	if rest, ok := strings.CutSuffix(name, "."+z.name); ok {
+	if rest, ok := strings.CutSuffix(name, z.suffix); ok {
 		if !z.catalog.synced() {
 			return notYet, true // "no such name" would be a lie that resolvers remember
 		}
-		return z.below(strings.Split(rest, "."), q), true
+		if strings.Contains(rest, `\`) { // a dot or another byte in a label: no name of the cluster's has that
+			return noSuchName, dns.IsSubDomain(z.name, name)
+		}
+		labels := make([]string, 0, 8)
+		for label := range strings.SplitSeq(rest, ".") {
+			labels = append(labels, label)
+		}
+		return z.below(labels, q), true
 	}
 	if addr, ok := reverse(name); ok {
 		return z.reverse(addr, q)
@@ -52,7 +89,7 @@ func (z *zone) answer(name string, q dns.Question) (answer, bool) {
 	return answer{}, false
 }
 
-func (z *zone) apex(q dns.Question) answer {
+func (z *zone) apex(q asked) answer {
 	switch q.Qtype {
 	case dns.TypeSOA:
 		return answer{answer: []dns.RR{z.soa(q.Name)}}
@@ -65,7 +102,7 @@ func (z *zone) apex(q dns.Question) answer {
 }
 
 // below answers names below the zone's; labels are lower case.
-func (z *zone) below(labels []string, q dns.Question) answer {
+func (z *zone) below(labels []string, q asked) answer {
 	n := len(labels)
 	switch top := labels[n-1]; {
 	case top == "svc":
@@ -75,7 +112,7 @@ func (z *zone) below(labels []string, q dns.Question) answer {
 	case top == "dns" && n == 1:
 		return noSuchData
 	case top == "dns" && n == 2 && labels[0] == "ns":
-		return answer{answer: addressRecords(q.Name, z.servers, q.Qtype)}
+		return answer{addrs: slices.Clone(z.servers)}
 	case top == "dns-version" && n == 1:
 		if q.Qtype == dns.TypeTXT {
 			return answer{answer: []dns.RR{&dns.TXT{Hdr: header(q.Name, dns.TypeTXT), Txt: []string{schemaVersion}}}}
@@ -87,7 +124,7 @@ func (z *zone) below(labels []string, q dns.Question) answer {
 
 // pods answers ADDRESS.NAMESPACE.pod: the address itself, as the name is in
 // use for certificates. Whether a pod has it is not looked at.
-func (z *zone) pods(labels []string, q dns.Question) answer {
+func (z *zone) pods(labels []string, q asked) answer {
 	switch n := len(labels); {
 	case n == 0:
 		return noSuchData
@@ -100,11 +137,11 @@ func (z *zone) pods(labels []string, q dns.Question) answer {
 	if !ok {
 		return noSuchName
 	}
-	return answer{answer: addressRecords(q.Name, []netip.Addr{addr}, q.Qtype)}
+	return answer{addrs: []netip.Addr{addr}}
 }
 
 // services answers [LABEL.[LABEL.]]SERVICE.NAMESPACE.svc.
-func (z *zone) services(labels []string, q dns.Question) answer {
+func (z *zone) services(labels []string, q asked) answer {
 	n := len(labels)
 	switch {
 	case n == 0:
@@ -134,9 +171,9 @@ func (z *zone) services(labels []string, q dns.Question) answer {
 }
 
 // external is an alias, unless it is an address in disguise.
-func external(target string, q dns.Question) answer {
+func external(target string, q asked) answer {
 	if a, err := netip.ParseAddr(target); err == nil {
-		return answer{answer: addressRecords(q.Name, []netip.Addr{a}, q.Qtype)}
+		return answer{addrs: []netip.Addr{a}}
 	}
 	if _, ok := dns.IsDomainName(target); !ok || target == "" {
 		return noSuchData
@@ -150,19 +187,19 @@ func external(target string, q dns.Question) answer {
 }
 
 // service answers a Service's own name.
-func (z *zone) service(s *v1.Service, q dns.Question) answer {
+func (z *zone) service(s *v1.Service, q asked) answer {
 	if q.Qtype == dns.TypeSRV {
 		return z.srv(s, q, func(string, v1.Protocol) bool { return true })
 	}
 	if s.Spec.ClusterIP != v1.ClusterIPNone {
-		return answer{answer: addressRecords(q.Name, clusterAddrs(s), q.Qtype)}
+		return answer{addrs: clusterAddrs(s)}
 	}
-	return answer{answer: addressRecords(q.Name, addrsOf(z.catalog.endpoints(s)), q.Qtype)}
+	return answer{addrs: addrsOf(z.catalog.endpoints(s))}
 }
 
 // one answers a name below a Service: an endpoint's, or the first part of a
 // port's.
-func (z *zone) one(s *v1.Service, label string, q dns.Question) answer {
+func (z *zone) one(s *v1.Service, label string, q asked) answer {
 	if proto, ok := strings.CutPrefix(label, "_"); ok {
 		for _, p := range s.Spec.Ports {
 			if strings.EqualFold(string(p.Protocol), proto) {
@@ -180,11 +217,11 @@ func (z *zone) one(s *v1.Service, label string, q dns.Question) answer {
 	if found == nil {
 		return noSuchName
 	}
-	return answer{answer: addressRecords(q.Name, found, q.Qtype)}
+	return answer{addrs: found}
 }
 
 // ports answers _PORT._PROTOCOL.SERVICE.
-func (z *zone) ports(s *v1.Service, port, proto string, q dns.Question) answer {
+func (z *zone) ports(s *v1.Service, port, proto string, q asked) answer {
 	port, isPort := strings.CutPrefix(port, "_")
 	proto, isProto := strings.CutPrefix(proto, "_")
 	if !isPort || !isProto {
@@ -209,7 +246,7 @@ func (z *zone) ports(s *v1.Service, port, proto string, q dns.Question) answer {
 }
 
 // srv lists the ports that want takes, with the addresses of their targets.
-func (z *zone) srv(s *v1.Service, q dns.Question, want func(name string, p v1.Protocol) bool) answer {
+func (z *zone) srv(s *v1.Service, q asked, want func(name string, p v1.Protocol) bool) answer {
 	base := s.Name + "." + s.Namespace + ".svc." + z.name
 	var a answer
 	if s.Spec.ClusterIP != v1.ClusterIPNone {
@@ -228,32 +265,38 @@ func (z *zone) srv(s *v1.Service, q dns.Question, want func(name string, p v1.Pr
 		port uint16
 	}
 	seen := map[target]bool{}
+	addrs := map[string][]netip.Addr{}
+	var targets []target
 	for _, e := range z.catalog.endpoints(s) {
-		name, named := e.name+"."+base, false
+		named := false
 		for _, p := range e.ports {
 			if p.Port == nil || !want(deref(p.Name), deref(p.Protocol)) {
 				continue
 			}
 			named = true
-			t := target{name, uint16(*p.Port)}
-			if !seen[t] {
+			if t := (target{e.name, uint16(*p.Port)}); !seen[t] {
 				seen[t] = true
-				a.answer = append(a.answer, &dns.SRV{Hdr: header(q.Name, dns.TypeSRV), Port: t.port, Target: name})
+				targets = append(targets, t)
 			}
 		}
 		if named {
-			a.extra = append(a.extra, addressRecords(name, []netip.Addr{e.addr}, dns.TypeANY)...)
+			addrs[e.name] = append(addrs[e.name], e.addr)
 		}
 	}
-	for _, rr := range a.answer {
-		rr.(*dns.SRV).Weight = uint16(max(1, 100/len(a.answer)))
+	weight := uint16(max(1, 100/max(1, len(targets))))
+	rand.Shuffle(len(targets), func(i, j int) { targets[i], targets[j] = targets[j], targets[i] })
+	// One more than can be sent: so it is seen that some are missing.
+	for _, t := range targets[:min(len(targets), q.most+1)] {
+		name := t.name + "." + base
+		a.answer = append(a.answer, &dns.SRV{Hdr: header(q.Name, dns.TypeSRV), Weight: weight, Port: t.port, Target: name})
+		a.extra = append(a.extra, addressRecords(name, addrs[t.name], dns.TypeANY)...)
+		delete(addrs, t.name) // once, however many ports it has
 	}
-	shuffle(a.answer)
 	return a
 }
 
 // reverse answers who has an address. False: it is none of the cluster's.
-func (z *zone) reverse(addr netip.Addr, q dns.Question) (answer, bool) {
+func (z *zone) reverse(addr netip.Addr, q asked) (answer, bool) {
 	inside := false
 	for _, r := range z.ranges {
 		inside = inside || r.Contains(addr)
@@ -285,9 +328,17 @@ func (z *zone) reverse(addr netip.Addr, q dns.Question) (answer, bool) {
 func (z *zone) soa(owner string) *dns.SOA {
 	return &dns.SOA{
 		Hdr: header(owner, dns.TypeSOA), Ns: "ns.dns." + z.name, Mbox: "hostmaster." + z.name,
-		Serial: 1, Refresh: 7200, Retry: 1800, Expire: 86400, Minttl: ttl,
+		Serial: soaSerial, Refresh: soaRefresh, Retry: soaRetry, Expire: soaExpire, Minttl: ttl,
 	}
 }
+
+// What a secondary server would go by: there is none.
+const (
+	soaSerial  = 1
+	soaRefresh = 7200
+	soaRetry   = 1800
+	soaExpire  = 86400
+)
 
 // message is the answer as a reply to req.
 func (a answer) message(req *dns.Msg, z *zone) *dns.Msg {
@@ -295,6 +346,9 @@ func (a answer) message(req *dns.Msg, z *zone) *dns.Msg {
 	m.RecursionAvailable = true
 	m.Authoritative = a.rcode != dns.RcodeServerFailure
 	m.Answer, m.Extra = a.answer, a.extra
+	if a.addrs != nil {
+		m.Answer = addressRecords(req.Question[0].Name, a.addrs, req.Question[0].Qtype)
+	}
 	if len(m.Answer) == 0 && m.Authoritative {
 		owner := z.name
 		if !dns.IsSubDomain(z.name, req.Question[0].Name) {
@@ -332,7 +386,7 @@ func shuffle(rrs []dns.RR) {
 }
 
 func clusterAddrs(s *v1.Service) []netip.Addr {
-	var out []netip.Addr
+	out := make([]netip.Addr, 0, len(s.Spec.ClusterIPs))
 	for _, text := range s.Spec.ClusterIPs {
 		if a, err := netip.ParseAddr(text); err == nil {
 			out = append(out, a)
@@ -342,6 +396,9 @@ func clusterAddrs(s *v1.Service) []netip.Addr {
 }
 
 func addrsOf(list []endpoint) []netip.Addr {
+	if len(list) == 0 {
+		return nil
+	}
 	out := make([]netip.Addr, 0, len(list))
 	for _, e := range list {
 		out = append(out, e.addr)

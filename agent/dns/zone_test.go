@@ -12,6 +12,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/lru"
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/agent/watches"
@@ -24,6 +25,7 @@ func newTestCatalog(synced bool, objs ...any) *catalog {
 		slices:     cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{byAddress: sliceIndexers[byAddress], watches.ByService: watches.ServiceOf}),
 		namespaces: cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{}),
 		synced:     func() bool { return synced },
+		large:      lru.New(largeServices),
 	}
 	for _, o := range objs {
 		switch o.(type) {
@@ -67,10 +69,9 @@ func testZone() *zone {
 	address.Name, address.Spec.ExternalName = "address", "192.0.2.9"
 	patient := service("prod", "patient", "None")
 	patient.Spec.PublishNotReadyAddresses = true
-	return &zone{
-		name: "cluster.local.", servers: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
-		ranges: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.244.0.0/16")},
-		catalog: newTestCatalog(true,
+	return newZone("cluster.local", []netip.Addr{netip.MustParseAddr("10.96.0.10")},
+		[]netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.244.0.0/16")},
+		newTestCatalog(true,
 			&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "prod"}}, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "empty"}},
 			service("prod", "web", "10.96.0.5", http, v1.ServicePort{Name: "dns", Protocol: v1.ProtocolUDP, Port: 53}),
 			slice("prod", "web-1", "web", httpOf, at("10.244.1.9", "", true)),
@@ -81,7 +82,7 @@ func testZone() *zone {
 			service("prod", "none", "None", http),
 			patient, slice("prod", "patient-1", "patient", httpOf, at("10.244.1.6", "", false)),
 		),
-	}
+	)
 }
 
 // TestZone asks for every kind of name.
@@ -151,7 +152,7 @@ func TestZone(t *testing.T) {
 		{"dns-version.cluster.local.", dns.TypeTXT, `"1.1.0"`},
 	} {
 		req := new(dns.Msg).SetQuestion(tt.name, tt.kind)
-		a, ours := z.answer(dns.CanonicalName(tt.name), req.Question[0])
+		a, ours := z.answer(dns.CanonicalName(tt.name), askedBy(req.Question[0], false))
 		if !ours {
 			t.Errorf("%s: not the cluster's", tt.name)
 			continue
@@ -183,7 +184,7 @@ func TestZone(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"example.com.", "local.", "xcluster.local.", "1.2.0.192.in-addr.arpa.", "arpa.", ".", "1.0.10.in-addr.arpa."} {
-		if a, ours := z.answer(name, dns.Question{Name: name, Qtype: dns.TypeA, Qclass: dns.ClassINET}); ours {
+		if a, ours := z.answer(name, askedBy(dns.Question{Name: name, Qtype: dns.TypeA, Qclass: dns.ClassINET}, false)); ours {
 			t.Errorf("%s: %+v", name, a)
 		}
 	}
@@ -195,7 +196,7 @@ func TestBeforeTheFirstList(t *testing.T) {
 	z := testZone()
 	z.catalog = newTestCatalog(false)
 	for _, name := range []string{"web.prod.svc.cluster.local.", "5.0.96.10.in-addr.arpa."} {
-		a, ours := z.answer(name, dns.Question{Name: name, Qtype: dns.TypeA, Qclass: dns.ClassINET})
+		a, ours := z.answer(name, askedBy(dns.Question{Name: name, Qtype: dns.TypeA, Qclass: dns.ClassINET}, false))
 		if !ours || a.rcode != dns.RcodeServerFailure {
 			t.Errorf("%s: %v %+v", name, ours, a)
 		}
@@ -212,7 +213,7 @@ func TestReverse(t *testing.T) {
 			t.Errorf("%s: %v %v", name, a, ok)
 		}
 	}
-	for _, name := range []string{"256.0.0.10.in-addr.arpa.", "a.0.0.10.in-addr.arpa.", "0.0.10.in-addr.arpa.", "10.in-addr.arpa.", "1.ip6.arpa.", strings.Repeat("gg.", 16) + "ip6.arpa.", strings.Repeat("1.", 31) + "11.ip6.arpa."} {
+	for _, name := range []string{"256.0.0.10.in-addr.arpa.", "a.0.0.10.in-addr.arpa.", "05.0.96.10.in-addr.arpa.", "0.0.10.in-addr.arpa.", "10.in-addr.arpa.", "1.ip6.arpa.", strings.Repeat("gg.", 16) + "ip6.arpa.", strings.Repeat("1.", 31) + "11.ip6.arpa."} {
 		if a, ok := reverse(name); ok {
 			t.Errorf("%s: %v", name, a)
 		}
