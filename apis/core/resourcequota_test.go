@@ -13,7 +13,8 @@ func TestQuotaNames(t *testing.T) {
 	for name, ok := range map[string]bool{
 		"pods": true, "cpu": true, "requests.cpu": true, "limits.memory": true, "requests.storage": true, "requests.ephemeral-storage": true,
 		"hugepages-2Mi": true, "requests.hugepages-1Gi": true, "services.nodeports": true, "count/deployments.apps": true,
-		"requests.nvidia.com/gpu": true, "gold.storageclass.storage.k8s.io/requests.storage": true,
+		"requests.nvidia.com/gpu": true, "gpu.deviceclass.resource.k8s.io/devices": true, "requests.deviceclass.resource.kubernetes.io/gpu": true,
+		"count/resourceclaims.resource.k8s.io": true, "gold.storageclass.storage.k8s.io/requests.storage": true,
 		"podz": false, "request.cpu": false, "limits.pods": false, "cores": false,
 	} {
 		spec := &corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{corev1.ResourceName(name): resource.MustParse("1")}}

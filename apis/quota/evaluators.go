@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -46,9 +47,9 @@ func Ignored() map[schema.GroupResource]struct{} {
 	}
 }
 
-// Evaluators are those of the namespaced resources: pods, Services and claims
-// by what they ask for, and all by their number. now is the clock by which pods are
-// past their end.
+// Evaluators are those of the namespaced resources: pods, Services and claims to
+// volumes and devices by what they ask for, and all by their number. now is the clock
+// by which pods are past their end.
 func Evaluators(resources []schema.GroupResource, list List, now func() time.Time) []quota.Evaluator {
 	var all []quota.Evaluator
 	for _, r := range resources {
@@ -60,6 +61,8 @@ func Evaluators(resources []schema.GroupResource, list List, now func() time.Tim
 			all = append(all, services{counted{r, of}})
 		case corev1.Resource("persistentvolumeclaims"):
 			all = append(all, claims{counted{r, of}})
+		case resourceClaims:
+			all = append(all, deviceClaims{counted{r, of}})
 		default:
 			all = append(all, generic.NewObjectCountEvaluator(r, of, aliases[r]))
 		}
@@ -231,9 +234,13 @@ func (p pods) measures(name corev1.ResourceName) bool {
 	return ok && slices.Contains(computed, corev1.ResourceName(rest)) || strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix)
 }
 
-// extended reports whether a resource is one that devices bring.
+// extended reports whether a resource is one that devices bring: of a domain of its
+// own, or by the name of a class.
 func extended(name string) bool {
-	return strings.Contains(name, "/") && !strings.Contains(name, "kubernetes.io/") && !strings.Contains(name, classSuffix)
+	if strings.HasPrefix(name, resourcev1.ResourceDeviceClassPrefix) {
+		return true
+	}
+	return strings.Contains(name, "/") && !strings.Contains(name, "kubernetes.io/") && !strings.Contains(name, classSuffix) && !ofDeviceClass(corev1.ResourceName(name))
 }
 
 // MatchingResources implements quota.Evaluator.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -29,6 +30,14 @@ func pod(phase corev1.PodPhase, requests, limits corev1.ResourceList) *corev1.Po
 	}
 }
 
+func exactly(class string, mode resourcev1.DeviceAllocationMode, count int64) resourcev1.DeviceRequest {
+	return resourcev1.DeviceRequest{Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: class, AllocationMode: mode, Count: count}}
+}
+
+func claim(requests ...resourcev1.DeviceRequest) *resourcev1.ResourceClaim {
+	return &resourcev1.ResourceClaim{Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{Requests: requests}}}
+}
+
 func TestUsed(t *testing.T) {
 	classed := pod(corev1.PodRunning, list("cpu", "1", "memory", "1Gi"), list("memory", "2Gi"))
 	classed.Spec.PriorityClassName = "high"
@@ -41,8 +50,10 @@ func TestUsed(t *testing.T) {
 	overdue := going(time.Minute)
 	deadline := pod(corev1.PodRunning, list("cpu", "250m"), nil)
 	deadline.Spec.ActiveDeadlineSeconds = ptr.To[int64](60)
+	deadline.Spec.Containers[0].Resources.Requests["example.com/gpu"] = resource.MustParse("2")
+	deadline.Spec.Containers[0].Resources.Requests["deviceclass.resource.kubernetes.io/gpu"] = resource.MustParse("3")
 	objects := map[schema.GroupResource][]runtime.Object{
-		corev1.Resource("pods"): {classed, deadline, pod(corev1.PodPending, nil, nil), overdue, pod(corev1.PodSucceeded, list("cpu", "8"), nil)},
+		corev1.Resource("pods"): {classed, deadline, pod(corev1.PodPending, nil, nil), overdue, pod(corev1.PodSucceeded, list("cpu", "8", "example.com/gpu", "4"), nil)},
 		corev1.Resource("services"): {
 			&corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, Ports: make([]corev1.ServicePort, 3)}},
 			&corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: make([]corev1.ServicePort, 2)}},
@@ -52,6 +63,15 @@ func TestUsed(t *testing.T) {
 		corev1.Resource("persistentvolumeclaims"): {&corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{
 			StorageClassName: ptr.To("gold"), Resources: corev1.VolumeResourceRequirements{Requests: list("storage", "5Gi")},
 		}}},
+		resourceClaims: {
+			claim(exactly("gpu", resourcev1.DeviceAllocationModeExactCount, 2), exactly("gpu", resourcev1.DeviceAllocationModeExactCount, 1), exactly("nic", resourcev1.DeviceAllocationModeExactCount, 1)),
+			claim(resourcev1.DeviceRequest{FirstAvailable: []resourcev1.DeviceSubRequest{
+				{DeviceClassName: "gpu", AllocationMode: resourcev1.DeviceAllocationModeExactCount, Count: 1},
+				{DeviceClassName: "gpu", AllocationMode: resourcev1.DeviceAllocationModeExactCount, Count: 4},
+				{DeviceClassName: "nic", AllocationMode: resourcev1.DeviceAllocationModeExactCount, Count: 8},
+			}}, exactly("nic", resourcev1.DeviceAllocationModeExactCount, 1)),
+			claim(exactly("fpga", resourcev1.DeviceAllocationModeAll, 0)),
+		},
 		{Group: "apps", Resource: "deployments"}: {&metav1.PartialObjectMetadata{}, &metav1.PartialObjectMetadata{}},
 		corev1.Resource("secrets"):               {&metav1.PartialObjectMetadata{}},
 	}
@@ -68,6 +88,11 @@ func TestUsed(t *testing.T) {
 		{name: "claims", hard: list("persistentvolumeclaims", "9", "requests.storage", "9Gi", "gold.storageclass.storage.k8s.io/requests.storage", "9Gi", "silver.storageclass.storage.k8s.io/requests.storage", "9Gi"),
 			want: list("persistentvolumeclaims", "1", "requests.storage", "5Gi", "gold.storageclass.storage.k8s.io/requests.storage", "5Gi", "silver.storageclass.storage.k8s.io/requests.storage", "0")},
 		{name: "numbers", hard: list("count/deployments.apps", "9", "secrets", "9"), want: list("count/deployments.apps", "2", "secrets", "1")},
+		{name: "devices", hard: list("count/resourceclaims.resource.k8s.io", "9", "gpu.deviceclass.resource.k8s.io/devices", "9", "nic.deviceclass.resource.k8s.io/devices", "9", "fpga.deviceclass.resource.k8s.io/devices", "99", "other.deviceclass.resource.k8s.io/devices", "9"),
+			want: list("count/resourceclaims.resource.k8s.io", "3", "gpu.deviceclass.resource.k8s.io/devices", "7", "nic.deviceclass.resource.k8s.io/devices", "10", "fpga.deviceclass.resource.k8s.io/devices", "32", "other.deviceclass.resource.k8s.io/devices", "0")},
+		{name: "devices of one class alone", hard: list("gpu.deviceclass.resource.k8s.io/devices", "9"), want: list("gpu.deviceclass.resource.k8s.io/devices", "7")},
+		{name: "devices by extended resources", hard: list("requests.example.com/gpu", "9", "requests.deviceclass.resource.kubernetes.io/gpu", "9"),
+			want: list("requests.example.com/gpu", "2", "requests.deviceclass.resource.kubernetes.io/gpu", "3")},
 		{name: "best effort", hard: list("pods", "9"), scopes: []corev1.ResourceQuotaScope{corev1.ResourceQuotaScopeBestEffort}, want: list("pods", "1")},
 		{name: "terminating", hard: list("pods", "9"), scopes: []corev1.ResourceQuotaScope{corev1.ResourceQuotaScopeTerminating}, want: list("pods", "1")},
 		{name: "by class", hard: list("pods", "9", "cpu", "9"), want: list("pods", "1", "cpu", "1"), selector: &corev1.ScopeSelector{MatchExpressions: []corev1.ScopedResourceSelectorRequirement{

@@ -11,7 +11,8 @@ import (
 )
 
 // Resources are those that a quota with these bounds is about: pods, Services
-// and claims, and what it counts by number.
+// and claims to volumes, claims to devices if it bounds those, and what it counts by
+// number.
 func Resources(hard corev1.ResourceList) []schema.GroupResource {
 	resources := []schema.GroupResource{corev1.Resource("pods"), corev1.Resource("services"), corev1.Resource("persistentvolumeclaims")}
 	seen := map[schema.GroupResource]bool{}
@@ -27,6 +28,9 @@ func Resources(hard corev1.ResourceList) []schema.GroupResource {
 	for name := range hard {
 		if counted, ok := strings.CutPrefix(string(name), "count/"); ok {
 			add(schema.ParseGroupResource(counted))
+		}
+		if ofDeviceClass(name) {
+			add(resourceClaims)
 		}
 	}
 	for r, alias := range aliases {

@@ -21,7 +21,7 @@ import (
 const ingressDrain = 5 * time.Second
 
 func ingressCommand() *cobra.Command {
-	cfg := ingress.Config{HTTP: ":8080", HTTPS: ":8443", Admin: ":9090", Proxy: proxy.Config{ResponseTimeout: time.Minute, Drain: ingressDrain}}
+	cfg := ingress.Config{HTTP: ":8080", HTTPS: ":8443", Admin: ":9090", Proxy: proxy.Config{ResponseTimeout: time.Minute, BodyTimeout: time.Minute, Drain: ingressDrain}}
 	access := true
 	cmd := &cobra.Command{
 		Use:   "ingress",
@@ -57,6 +57,7 @@ service account.`,
 	f.StringVar(&cfg.HTTPS, "https", cfg.HTTPS, "where requests over TLS come in")
 	f.StringVar(&cfg.Admin, "admin", cfg.Admin, "where /healthz, /readyz and /metrics are")
 	f.DurationVar(&cfg.Proxy.ResponseTimeout, "response-timeout", cfg.Proxy.ResponseTimeout, "how long a backend may take to begin its answer")
+	f.DurationVar(&cfg.Proxy.BodyTimeout, "request-body-timeout", cfg.Proxy.BodyTimeout, "for how long a client may send nothing of a request's body; negative: any time (streams of gRPC may rest)")
 	f.BoolVar(&access, "access-log", access, "write a line of JSON for each request to the standard output")
 	return cmd
 }

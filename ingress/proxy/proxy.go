@@ -30,6 +30,10 @@ type Config struct {
 	// has the request; default one minute. It does not hold for h2c, whose answers
 	// may begin with the first message.
 	ResponseTimeout time.Duration
+	// BodyTimeout is for how long a client may send nothing of a request's body
+	// while it is waited for; default one minute, negative: any time. Streams of gRPC
+	// to backends that speak HTTP/2 may rest.
+	BodyTimeout time.Duration
 	// DialTimeout is how long an endpoint may take to accept a connection;
 	// default two seconds.
 	DialTimeout time.Duration
@@ -69,6 +73,9 @@ type Proxy struct {
 func New(cfg Config) *Proxy {
 	if cfg.ResponseTimeout == 0 {
 		cfg.ResponseTimeout = time.Minute
+	}
+	if cfg.BodyTimeout == 0 {
+		cfg.BodyTimeout = time.Minute
 	}
 	if cfg.DialTimeout == 0 {
 		cfg.DialTimeout = 2 * time.Second
@@ -139,6 +146,7 @@ type call struct {
 	tries    int
 	tried    []netip.AddrPort // endpoints that it was on
 	why      string           // an answer of our own, in words
+	body     *clientBody      // nil: there is none, or it may take any time
 	origin   string           // of the page that asks, where the rule has CORS
 	// duplicates are copies for mirrors whose body is on its way.
 	duplicates []*duplicate
@@ -254,6 +262,17 @@ func (p *Proxy) send(w http.ResponseWriter, r *http.Request, c *call) {
 			p.cfg.Logger.Debug("a request's body may be cut off by an early answer", "err", err)
 		}
 	}
+	if r.Body != nil && r.Body != http.NoBody && p.cfg.BodyTimeout > 0 && !rests(r, c.backend) {
+		c.body = newClientBody(r.Body, p.cfg.BodyTimeout, http.NewResponseController(w))
+		r.Body = c.body
+		defer func() {
+			_ = c.body.Close() // ReverseProxy leaves that to the server, which waits as long as the client likes
+			if c.body.wasIdle() && r.ProtoMajor == 1 && w.Header().Get("Connection") != "close" {
+				// The rest of the body may come yet, and must not be taken for a request.
+				panic(http.ErrAbortHandler)
+			}
+		}()
+	}
 	p.carry.ServeHTTP(w, r)
 }
 
@@ -317,6 +336,13 @@ func (p *Proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
 	c := callOf(r.Context())
 	if errors.Is(context.Cause(r.Context()), errLate) {
 		p.refuse(w, c, http.StatusGatewayTimeout, fmt.Sprintf("%s did not answer in the %s that the route gives it", c.backend.Name, c.rule.Do.Timeout))
+		return
+	}
+	if c.body.wasIdle() {
+		if r.ProtoMajor == 1 {
+			w.Header().Set("Connection", "close")
+		}
+		p.refuse(w, c, http.StatusRequestTimeout, fmt.Sprintf("nothing of the request's body came for %s", p.cfg.BodyTimeout))
 		return
 	}
 	if r.Context().Err() != nil { // the client is gone and does not read this

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	resourcelisters "k8s.io/client-go/listers/resource/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/utils/clock"
 
@@ -49,20 +51,22 @@ type controller struct {
 	pods     corelisters.PodLister
 	services corelisters.ServiceLister
 	claims   corelisters.PersistentVolumeClaimLister
+	devices  resourcelisters.ResourceClaimLister
 
 	mu sync.Mutex
 	// waiting holds the versions of quotas whose sum seems too great.
 	waiting map[loop.Key]string
 }
 
-// New returns the loop; it watches ResourceQuotas, Pods, Services and
-// PersistentVolumeClaims, and counts other kinds through metadata.
+// New returns the loop; it watches ResourceQuotas, Pods, Services,
+// PersistentVolumeClaims and ResourceClaims, and counts other kinds through metadata.
 func New(env loop.Env, metadata metadata.Interface) loop.Loop {
 	core := env.Informers.Core().V1()
 	c := &controller{
 		clock: env.Clock, client: env.Client, metadata: metadata, waiting: map[loop.Key]string{},
 		quotas: core.ResourceQuotas().Lister(), pods: core.Pods().Lister(),
 		services: core.Services().Lister(), claims: core.PersistentVolumeClaims().Lister(),
+		devices: env.Informers.Resource().V1().ResourceClaims().Lister(),
 	}
 	c.Controller = loop.New("quota", env, 2, c.reconcile)
 	loop.Watch(c.Controller, core.ResourceQuotas().Informer(), func(old, q *corev1.ResourceQuota) {
@@ -83,6 +87,11 @@ func New(env loop.Env, metadata metadata.Interface) loop.Loop {
 		}
 	})
 	loop.Watch(c.Controller, core.PersistentVolumeClaims().Informer(), func(old, claim *corev1.PersistentVolumeClaim) {
+		if claim == nil {
+			c.namespace(old.Namespace)
+		}
+	})
+	loop.Watch(c.Controller, env.Informers.Resource().V1().ResourceClaims().Informer(), func(old, claim *resourcev1.ResourceClaim) {
 		if claim == nil {
 			c.namespace(old.Namespace)
 		}
@@ -174,6 +183,8 @@ func (c *controller) used(ctx context.Context, q *corev1.ResourceQuota) (corev1.
 			return listed(c.services.Services(namespace).List(labels.Everything()))
 		case corev1.Resource("persistentvolumeclaims"):
 			return listed(c.claims.PersistentVolumeClaims(namespace).List(labels.Everything()))
+		case resourcev1.Resource("resourceclaims"):
+			return listed(c.devices.ResourceClaims(namespace).List(labels.Everything()))
 		}
 		polled = true
 		return c.count(ctx, resource, namespace)

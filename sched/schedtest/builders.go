@@ -140,6 +140,26 @@ func (b *PodBuilder) Together(topology, k, v string) *PodBuilder {
 	return b
 }
 
+// Prefer wishes to share a domain of the topology key with pods of the label, by that
+// weight; not to, if the weight is negative.
+func (b *PodBuilder) Prefer(weight int32, topology, k, v string) *PodBuilder {
+	a, t := b.affinity(), affinityTerm(topology, k, v)
+	if weight < 0 {
+		if a.PodAntiAffinity == nil {
+			a.PodAntiAffinity = &corev1.PodAntiAffinity{}
+		}
+		wishes := &a.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution
+		*wishes = append(*wishes, corev1.WeightedPodAffinityTerm{Weight: -weight, PodAffinityTerm: t})
+		return b
+	}
+	if a.PodAffinity == nil {
+		a.PodAffinity = &corev1.PodAffinity{}
+	}
+	wishes := &a.PodAffinity.PreferredDuringSchedulingIgnoredDuringExecution
+	*wishes = append(*wishes, corev1.WeightedPodAffinityTerm{Weight: weight, PodAffinityTerm: t})
+	return b
+}
+
 func affinityTerm(topology, k, v string) corev1.PodAffinityTerm {
 	return corev1.PodAffinityTerm{TopologyKey: topology, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{k: v}}}
 }

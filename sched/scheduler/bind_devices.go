@@ -35,8 +35,9 @@ var (
 )
 
 // bindDevices writes what was decided for the pod's claims, and returns when it
-// is known that no other claim has the devices, and that they are ready.
-func (s *scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, choices []deviceChoice) error {
+// is known that no other claim has the devices, and that they are ready, or when off
+// is closed.
+func (s *scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, choices []deviceChoice, off <-chan struct{}) error {
 	var written, conditional []*resourcev1.ResourceClaim
 	var others []*corev1.Pod
 	for i, choice := range choices {
@@ -44,6 +45,10 @@ func (s *scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, choices []
 		var err error
 		if choice.joins {
 			continue // it is the one's who has the claim allocated
+		}
+		if isClosed(off) {
+			s.forgetDevices(choices[i:])
+			return errCalledOff
 		}
 		if choice.clear {
 			if err := s.clearExtended(ctx, pod); err != nil {
@@ -53,7 +58,7 @@ func (s *scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, choices []
 			continue
 		}
 		if choice.make {
-			choice, err = s.makeExtended(ctx, pod, choice)
+			choice, err = s.makeExtended(ctx, pod, choice, off)
 		}
 		if err != nil {
 			// it could not be made
@@ -89,10 +94,10 @@ func (s *scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, choices []
 			}
 		}
 	}
-	if err := s.alone(ctx, pod, written, others); err != nil {
+	if err := s.alone(ctx, pod, written, others, off); err != nil {
 		return err
 	}
-	return s.devicesReady(ctx, pod, conditional, others)
+	return s.devicesReady(ctx, pod, conditional, others, off)
 }
 
 // forgetDevices gives back what was assumed and will not be written.
@@ -196,7 +201,7 @@ func (s *scheduler) reserve(ctx context.Context, pod *corev1.Pod, decided *resou
 // them all that was written before: if another leader gave one of their devices
 // to another claim, one of the two sees it. The claim is then given back, also for
 // others of the pod's gang.
-func (s *scheduler) alone(ctx context.Context, pod *corev1.Pod, written []*resourcev1.ResourceClaim, others []*corev1.Pod) error {
+func (s *scheduler) alone(ctx context.Context, pod *corev1.Pod, written []*resourcev1.ResourceClaim, others []*corev1.Pod, off <-chan struct{}) error {
 	if len(written) == 0 {
 		return nil
 	}
@@ -221,6 +226,8 @@ func (s *scheduler) alone(ctx context.Context, pod *corev1.Pod, written []*resou
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-changed:
+		case <-off:
+			return errCalledOff // who called it off gives the devices back
 		case <-timeout.C():
 			return fmt.Errorf("the watch has not shown the allocation of resourceclaim %s within %v", behind, deviceTimeout)
 		}
@@ -259,19 +266,32 @@ func (c *deviceChoice) others() []*corev1.Pod {
 // giveBack takes the allocation off a claim that only the pod uses, and those
 // others that go without it, so that it can be allocated anew.
 func (s *scheduler) giveBack(ctx context.Context, pod *corev1.Pod, claim *resourcev1.ResourceClaim, others ...*corev1.Pod) error {
-	for _, user := range claim.Status.ReservedFor {
-		if user.UID != pod.UID && !slices.ContainsFunc(others, func(other *corev1.Pod) bool { return other.UID == user.UID }) {
-			return nil
+	decided := claim
+	var written *resourcev1.ResourceClaim
+	for tries := 0; written == nil; tries++ {
+		for _, user := range claim.Status.ReservedFor {
+			if user.UID != pod.UID && !slices.ContainsFunc(others, func(other *corev1.Pod) bool { return other.UID == user.UID }) {
+				return nil
+			}
 		}
-	}
-	updated := claim.DeepCopy()
-	updated.Status.Allocation, updated.Status.Devices, updated.Status.ReservedFor = nil, nil, nil
-	written, err := s.updateClaim(ctx, updated, "status")
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // it is looked at anew
-	}
-	if err != nil {
-		return fmt.Errorf("give the devices of resourceclaim %s back: %w", claim.Name, err)
+		updated := claim.DeepCopy()
+		updated.Status.Allocation, updated.Status.Devices, updated.Status.ReservedFor = nil, nil, nil
+		var err error
+		written, err = s.updateClaim(ctx, updated, "status")
+		if apierrors.IsConflict(err) && tries < reserveTries {
+			// The driver says what becomes of its devices at the same time.
+			written = nil
+			claim, err = s.client.ResourceV1().ResourceClaims(pod.Namespace).Get(ctx, decided.Name, metav1.GetOptions{})
+			if err == nil && (claim.UID != decided.UID || !apiequality.Semantic.DeepEqual(claim.Status.Allocation, decided.Status.Allocation)) {
+				return nil // it is looked at anew
+			}
+		}
+		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+			return nil // it is looked at anew
+		}
+		if err != nil {
+			return fmt.Errorf("give the devices of resourceclaim %s back: %w", decided.Name, err)
+		}
 	}
 	s.mu.Lock()
 	s.devices.wrote(written)

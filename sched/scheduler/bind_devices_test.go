@@ -39,7 +39,7 @@ func TestAnAllocationOfAnEarlierAttempt(t *testing.T) {
 				t.Fatalf("it is bound without a look at what was written before: %+v", choices)
 			}
 			done := make(chan error, 1)
-			go func() { done <- s.bindDevices(t.Context(), pod, choices) }()
+			go func() { done <- s.bindDevices(t.Context(), pod, choices, nil) }()
 			s.mu.Lock()
 			if clashes {
 				s.devices.show(nil, theirs)

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	helper "k8s.io/component-helpers/storage/volume"
@@ -48,8 +47,8 @@ func (n *news) tell() {
 
 // bindVolumes asks for the volumes of the pod's waiting claims on the node and
 // waits until they are bound. Each write names the version that was decided on.
-func (s *scheduler) bindVolumes(ctx context.Context, pod *corev1.Pod, node string, choices []claimChoice) error {
-	api := s.client.CoreV1()
+func (s *scheduler) bindVolumes(ctx context.Context, place placement) error {
+	api, pod, node, choices := s.client.CoreV1(), place.pod, place.node, place.volumes
 	asked := map[string]string{} // by claim: the version with the node in it
 	for _, choice := range choices {
 		if choice.volume != nil {
@@ -103,6 +102,8 @@ func (s *scheduler) bindVolumes(ctx context.Context, pod *corev1.Pod, node strin
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-changed:
+		case <-place.off:
+			return errCalledOff
 		case <-timeout.C():
 			return fmt.Errorf("%w: %q", errVolumesLate, missing)
 		}

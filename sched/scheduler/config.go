@@ -132,17 +132,36 @@ func readProfile(file *configv1.KubeSchedulerProfile, only bool, percent *int32)
 			return nil, fmt.Errorf("plugins.%w", err)
 		}
 	}
-	var fit prepareScore
-	for i, c := range file.PluginConfig {
-		if c.Name != resourcesFit || fit != nil {
-			return nil, fmt.Errorf("pluginConfig[%d] (%s): not acted on here; leave it out (%s has its scoringStrategy, once)", i, c.Name, resourcesFit)
+	args, err := readArgs(file.PluginConfig)
+	if err != nil {
+		return nil, err
+	}
+	return set.profile(name, int(ptr.Deref(percent, 0)), args), nil
+}
+
+// readArgs reads what a profile says of single plugins.
+func readArgs(list []configv1.PluginConfig) (pluginArgs, error) {
+	args := pluginArgs{podAffinity: defaultPodAffinity}
+	seen := map[string]bool{}
+	for i, c := range list {
+		if seen[c.Name] {
+			return args, fmt.Errorf("pluginConfig[%d] (%s): it is in the list twice", i, c.Name)
 		}
+		seen[c.Name] = true
 		var err error
-		if fit, err = readFit(c.Args.Raw); err != nil {
-			return nil, fmt.Errorf("pluginConfig[%d].args.%w", i, err)
+		switch c.Name {
+		case resourcesFit:
+			args.fit, err = readFit(c.Args.Raw)
+		case interPodAffinity:
+			args.podAffinity, err = readPodAffinity(c.Args.Raw)
+		default:
+			return args, fmt.Errorf("pluginConfig[%d] (%s): not acted on here; leave it out (%s and %s are)", i, c.Name, resourcesFit, interPodAffinity)
+		}
+		if err != nil {
+			return args, fmt.Errorf("pluginConfig[%d].args.%w", i, err)
 		}
 	}
-	return set.profile(name, int(ptr.Deref(percent, 0)), fit), nil
+	return args, nil
 }
 
 // read turns plugins on and off, as upstream does: first what multiPoint says,

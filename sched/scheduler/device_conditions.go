@@ -81,7 +81,7 @@ func awaits(claim *resourcev1.ResourceClaim) bool {
 // devicesReady waits until the claims' devices are ready for the pod. A claim
 // whose devices have failed, or were not ready in time, is given back, also for
 // others of the pod's gang.
-func (s *scheduler) devicesReady(ctx context.Context, pod *corev1.Pod, claims []*resourcev1.ResourceClaim, others []*corev1.Pod) error {
+func (s *scheduler) devicesReady(ctx context.Context, pod *corev1.Pod, claims []*resourcev1.ResourceClaim, others []*corev1.Pod, off <-chan struct{}) error {
 	if len(claims) == 0 {
 		return nil
 	}
@@ -111,6 +111,9 @@ func (s *scheduler) devicesReady(ctx context.Context, pod *corev1.Pod, claims []
 			return ctx.Err()
 		case <-changed:
 			timeout.Stop()
+		case <-off:
+			timeout.Stop()
+			return errCalledOff // who called it off gives the devices back
 		case <-timeout.C():
 		}
 	}

@@ -230,7 +230,7 @@ func requestName(asked corev1.ResourceList, container int, name string) string {
 
 // makeExtended makes the claim that was decided on, and has the view count its
 // devices as that claim's.
-func (s *scheduler) makeExtended(ctx context.Context, pod *corev1.Pod, choice deviceChoice) (deviceChoice, error) {
+func (s *scheduler) makeExtended(ctx context.Context, pod *corev1.Pod, choice deviceChoice, off <-chan struct{}) (deviceChoice, error) {
 	api := s.client.ResourceV1().ResourceClaims(pod.Namespace)
 	claim := choice.claim.DeepCopy()
 	claim.UID = ""
@@ -263,6 +263,8 @@ func (s *scheduler) makeExtended(ctx context.Context, pod *corev1.Pod, choice de
 		case <-ctx.Done():
 			return choice, ctx.Err()
 		case <-news:
+		case <-off:
+			return choice, errCalledOff
 		case <-timeout.C():
 			return choice, fmt.Errorf("the watch has not shown resourceclaim %s within %v", made.Name, deviceTimeout)
 		}

@@ -29,7 +29,7 @@ var filters = []Filter{
 	{Name: "VolumeBinding", prepare: filterVolumes, wokenBy: nodeAdded | nodeLabels | volumeChanged},
 	{Name: "NodeVolumeLimits", prepare: filterVolumeLimits, wokenBy: nodeAdded | volumeChanged | podGone},
 	{Name: "NodeResourcesFit", prepare: filterResources, wokenBy: nodeAdded | nodeAllocatable | podGone},
-	{Name: "InterPodAffinity", prepare: filterPodAffinity, wokenBy: nodeAdded | nodeLabels | podGone | podPlaced},
+	{Name: interPodAffinity, prepare: filterPodAffinity, wokenBy: nodeAdded | nodeLabels | podGone | podPlaced},
 	{Name: "PodTopologySpread", prepare: filterSpread, wokenBy: nodeAdded | nodeLabels | podGone | podPlaced},
 	// The search for devices is the dearest rule of all. What a pod leaves behind
 	// helps no pod until its claims are deallocated, which is a deviceChanged.

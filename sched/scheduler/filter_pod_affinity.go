@@ -6,6 +6,9 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
+// interPodAffinity is the rule whose weights a profile may choose.
+const interPodAffinity = "InterPodAffinity"
+
 // term is one pod (anti-)affinity term, ready to match.
 type term struct {
 	selector   labels.Selector
@@ -13,11 +16,12 @@ type term struct {
 	nsSelector labels.Selector // nil: only the listed namespaces
 	topology   string
 	key        string // which pods it matches, as text
+	id         string // that, and where it counts
 }
 
 type weightedTerm struct {
 	term
-	weight int64 // negative: anti-affinity
+	weight int // negative: anti-affinity
 }
 
 func terms(pod *corev1.Pod) (attract, repel []term, preferred []weightedTerm) {
@@ -31,7 +35,7 @@ func terms(pod *corev1.Pod) (attract, repel []term, preferred []weightedTerm) {
 		}
 		for i := range p.PreferredDuringSchedulingIgnoredDuringExecution {
 			w := &p.PreferredDuringSchedulingIgnoredDuringExecution[i]
-			preferred = append(preferred, weightedTerm{newTerm(pod, &w.PodAffinityTerm), int64(w.Weight)})
+			preferred = append(preferred, weightedTerm{newTerm(pod, &w.PodAffinityTerm), int(w.Weight)})
 		}
 	}
 	if p := a.PodAntiAffinity; p != nil {
@@ -40,7 +44,7 @@ func terms(pod *corev1.Pod) (attract, repel []term, preferred []weightedTerm) {
 		}
 		for i := range p.PreferredDuringSchedulingIgnoredDuringExecution {
 			w := &p.PreferredDuringSchedulingIgnoredDuringExecution[i]
-			preferred = append(preferred, weightedTerm{newTerm(pod, &w.PodAffinityTerm), -int64(w.Weight)})
+			preferred = append(preferred, weightedTerm{newTerm(pod, &w.PodAffinityTerm), -int(w.Weight)})
 		}
 	}
 	return attract, repel, preferred
@@ -58,6 +62,7 @@ func newTerm(pod *corev1.Pod, t *corev1.PodAffinityTerm) term {
 		out.namespaces[pod.Namespace] = true
 	}
 	out.key = keyOf(&out)
+	out.id = out.topology + " " + out.key
 	return out
 }
 
@@ -105,7 +110,7 @@ func (t *term) matches(s *snapshot, pod *corev1.Pod) bool {
 // filterPodAffinity holds required pod affinity and anti-affinity of the pod,
 // and the anti-affinity that placed pods have against it.
 func filterPodAffinity(s *snapshot, p *podInfo) func(*nodeInfo) []string {
-	if len(p.attract) == 0 && len(p.repel) == 0 && len(s.repelling) == 0 {
+	if len(p.attract) == 0 && len(p.repel) == 0 && len(s.repelling.byID) == 0 {
 		return nil
 	}
 	// where is a topology key with the domains that have pods of interest.
@@ -123,11 +128,9 @@ func filterPodAffinity(s *snapshot, p *podInfo) func(*nodeInfo) []string {
 	for i := range p.repel {
 		repelled = append(repelled, where{p.repel[i].topology, s.meeting(p.repel[i]).in(p.repel[i].topology)})
 	}
-	for _, r := range s.repelling {
-		if r.matches(s, p.pod) {
-			forbidden = append(forbidden, where{r.topology, r.in(r.topology)})
-		}
-	}
+	s.repelling.concerning(s, p, func(r *held) {
+		forbidden = append(forbidden, where{r.topology, r.in(r.topology)})
+	})
 	// The first of a group that wants to be with its like finds none: it may
 	// go anywhere that has the topology label.
 	firstOfKind := len(p.attract) > 0 && matchesAll(s, p.attract, p.pod)

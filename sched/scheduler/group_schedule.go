@@ -3,9 +3,11 @@ package scheduler
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -433,11 +435,18 @@ func (s *scheduler) bindGroup(ctx context.Context, places []placement, start tim
 	}
 	key, _ := groupOf(places[0].pod)
 	waits.Go(func() error {
-		var preparing errgroup.Group // each learns what becomes of its writes, also if another fails
+		// Each learns what becomes of its writes, also if another fails; but then none
+		// waits for anything else any more.
+		var preparing errgroup.Group
+		off := make(chan struct{})
+		callOff := sync.OnceFunc(func() { close(off) })
 		errs := make([]error, len(places))
 		for i, place := range places {
+			place.off = off
 			preparing.Go(func() error {
-				errs[i] = s.prepare(ctx, place)
+				if errs[i] = s.prepare(ctx, place); errs[i] != nil {
+					callOff()
+				}
 				return errs[i]
 			})
 		}
@@ -451,7 +460,7 @@ func (s *scheduler) bindGroup(ctx context.Context, places []placement, start tim
 		for i, place := range places {
 			switch {
 			case err == nil:
-			case errs[i] == nil: // the others' reason is no fault of this pod
+			case errs[i] == nil, errors.Is(errs[i], errCalledOff): // the others' reason is no fault of this pod
 				s.unprepare(ctx, place)
 				s.unbound(ctx, place.pod, place.node, fmt.Errorf("taken back with PodGroup %q: %s", key.Name, err.Error()))
 			default:

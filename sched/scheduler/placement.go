@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"context"
+	"errors"
 
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -16,7 +17,13 @@ type placement struct {
 	// What is to be done for its claims before it is bound.
 	volumes []claimChoice
 	devices []deviceChoice
+	// off is closed when the pod will not be bound, whatever becomes of its claims: a
+	// pod of its gang cannot be. Nothing is waited for then. nil: that never happens.
+	off <-chan struct{}
 }
+
+// errCalledOff is returned for a pod whose gang cannot be bound.
+var errCalledOff = errors.New("another pod of its group cannot be bound")
 
 // take assumes p on the best of the nodes that fit it. s.mu is held.
 func (s *scheduler) take(p *podInfo, v verdict) placement {
@@ -40,12 +47,22 @@ func (p placement) prepares() bool { return len(p.volumes)+len(p.devices) > 0 }
 // prepare does what the pod's claims need on the node.
 func (s *scheduler) prepare(ctx context.Context, place placement) error {
 	if len(place.volumes) > 0 {
-		if err := s.bindVolumes(ctx, place.pod, place.node, place.volumes); err != nil {
+		if err := s.bindVolumes(ctx, place); err != nil {
 			s.forgetDevices(place.devices)
 			return err
 		}
 	}
-	return s.bindDevices(ctx, place.pod, place.devices)
+	return s.bindDevices(ctx, place.pod, place.devices, place.off)
+}
+
+// isClosed reports whether c is; nil never is.
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // unprepare gives back the devices that were allocated for a pod which is not

@@ -18,10 +18,12 @@ type profile struct {
 	preempts bool
 	// percent of the nodes that a search is to find, at least sample; 0: sample.
 	percent int
+	// podAffinity is how much terms of placed pods count.
+	podAffinity podAffinityArgs
 }
 
 func defaultProfile() *profile {
-	return &profile{name: Name, filters: filters, scores: scores, preempts: true}
+	return &profile{name: Name, filters: filters, scores: scores, preempts: true, podAffinity: defaultPodAffinity}
 }
 
 // allocates reports whether claims to devices are allocated for the profile's
@@ -76,9 +78,15 @@ func defaultPlugins() plugins {
 	return p
 }
 
-// profile makes the profile of the plugins; fit scores how full a node is.
-func (p plugins) profile(name string, percent int, fit prepareScore) *profile {
-	out := &profile{name: name, percent: percent, preempts: p.preempts}
+// pluginArgs are what a profile says of single plugins.
+type pluginArgs struct {
+	fit         prepareScore // scores how full a node is; nil: the default
+	podAffinity podAffinityArgs
+}
+
+// profile makes the profile of the plugins.
+func (p plugins) profile(name string, percent int, args pluginArgs) *profile {
+	out := &profile{name: name, percent: percent, preempts: p.preempts, podAffinity: args.podAffinity}
 	for i := range filters {
 		if p.filters[filters[i].Name] {
 			out.filters = append(out.filters, filters[i])
@@ -88,8 +96,8 @@ func (p plugins) profile(name string, percent int, fit prepareScore) *profile {
 		if s.weight = p.weights[s.Name]; s.weight == 0 {
 			continue
 		}
-		if s.Name == resourcesFit && fit != nil {
-			s.prepare = fit
+		if s.Name == resourcesFit && args.fit != nil {
+			s.prepare = args.fit
 		}
 		out.scores = append(out.scores, s)
 	}

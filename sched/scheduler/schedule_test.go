@@ -255,13 +255,13 @@ func TestSnapshotSums(t *testing.T) {
 	s.setPod(schedtest.Pod("a").On("a").CPU("500m").Obj()) // resized
 	b := schedtest.Pod("b").CPU("2").Apart(corev1.LabelHostname, "x", "y")
 	s.assume(newPodInfo(b.Obj()), "a")
-	if got := s.nodes["a"].requested.cpu; got != 2500 || len(s.repelling) != 1 {
-		t.Errorf("requested %dm, repelling %d", got, len(s.repelling))
+	if got := s.nodes["a"].requested.cpu; got != 2500 || len(s.repelling.byID) != 1 {
+		t.Errorf("requested %dm, repelling %d", got, len(s.repelling.byID))
 	}
 	s.forget(b.P.UID)
 	s.removePod(a.P.UID)
-	if got := s.nodes["a"].requested.cpu; got != 0 || len(s.repelling) != 0 || len(s.placed)+len(s.assumed) != 0 {
-		t.Errorf("something is left: %dm %v %v %v", got, s.repelling, s.placed, s.assumed)
+	if got := s.nodes["a"].requested.cpu; got != 0 || len(s.repelling.byID) != 0 || len(s.placed)+len(s.assumed) != 0 {
+		t.Errorf("something is left: %dm %v %v %v", got, s.repelling.byID, s.placed, s.assumed)
 	}
 	s.setPod(schedtest.Pod("c").On("unknown").Obj())
 	s.removeNode("a")

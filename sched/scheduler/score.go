@@ -28,7 +28,7 @@ var scores = []Score{
 	{Name: "OwnerSpread", weight: 3, prepare: scoreOwnerSpread, scale: fewerIsBetter},
 	{Name: "TaintToleration", weight: 3, prepare: scoreTaints, scale: fewerIsBetter},
 	{Name: "NodeAffinity", weight: 2, prepare: scoreNodeAffinity, scale: moreIsBetter},
-	{Name: "InterPodAffinity", weight: 2, prepare: scorePodAffinity, scale: moreIsBetter},
+	{Name: interPodAffinity, weight: 2, prepare: scorePodAffinity, scale: moreIsBetter},
 	{Name: "PodTopologySpread", weight: 2, prepare: scoreSpread, scale: fewerIsBetter},
 	{Name: dynamicResources, weight: 2, prepare: scoreDevices, scale: moreIsBetter},
 }

@@ -31,26 +31,6 @@ func scoreNodeAffinity(_ *snapshot, p *podInfo) func(*nodeInfo) int64 {
 	return func(n *nodeInfo) int64 { return preferred.Score(n.node) }
 }
 
-// scorePodAffinity sums the weights of the pod's preferred (anti-)affinity
-// terms over the pods in a node's domains.
-func scorePodAffinity(s *snapshot, p *podInfo) func(*nodeInfo) int64 {
-	if len(p.preferred) == 0 {
-		return nil
-	}
-	tallies := make([]map[string]int, len(p.preferred))
-	for i := range p.preferred {
-		tallies[i] = s.meeting(p.preferred[i].term).in(p.preferred[i].topology)
-	}
-	return func(n *nodeInfo) (sum int64) {
-		for i := range p.preferred {
-			if value, ok := topologyValue(n, p.preferred[i].topology); ok {
-				sum += p.preferred[i].weight * int64(tallies[i][value])
-			}
-		}
-		return sum
-	}
-}
-
 // scoreSpread counts matching pods in a node's domains, for constraints that
 // are wishes (ScheduleAnyway).
 func scoreSpread(s *snapshot, p *podInfo) func(*nodeInfo) int64 {

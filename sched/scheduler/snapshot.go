@@ -105,8 +105,9 @@ type snapshot struct {
 	placed map[types.UID]string
 	// assumed holds pods whose binding no informer has confirmed.
 	assumed map[types.UID]bool
-	// repelling are the required anti-affinity terms of placed pods.
-	repelling map[string]*repelling
+	// repelling are the required anti-affinity terms of placed pods, attracting their
+	// required affinity terms, and preferring those that they prefer, by weight.
+	repelling, attracting, preferring *heldTerms
 	// nominated holds the waiting pods that were promised a node.
 	nominated map[types.UID]nomination
 	// namespaces' labels, for terms with a namespaceSelector.
@@ -125,7 +126,9 @@ func newSnapshot() *snapshot {
 		nominated:  map[types.UID]nomination{},
 		namespaces: map[string]labels.Set{},
 		matchings:  map[string]*matching{},
-		repelling:  map[string]*repelling{},
+		repelling:  newHeldTerms(),
+		attracting: newHeldTerms(),
+		preferring: newHeldTerms(),
 	}
 }
 

@@ -122,13 +122,6 @@ func (s *snapshot) meeting(terms ...term) *tally {
 	return s.matching(key, byLabels, func(pod *corev1.Pod) bool { return matchesAll(s, terms, pod) })
 }
 
-// repelling is one required anti-affinity term with the tally of the placed
-// pods that have it.
-type repelling struct {
-	*tally
-	term
-}
-
 // tallied adds a pod that came (by 1) to, or takes one that went (by -1) from,
 // every tally that it is part of.
 func (s *snapshot) tallied(n *nodeInfo, p *podInfo, by int) {
@@ -137,17 +130,14 @@ func (s *snapshot) tallied(n *nodeInfo, p *podInfo, by int) {
 			m.add(n, by)
 		}
 	}
-	for _, t := range p.repel {
-		key := t.topology + " " + t.key
-		r := s.repelling[key]
-		if r == nil {
-			r = &repelling{tally: newTally(), term: t}
-			r.in(t.topology)
-			s.repelling[key] = r
-		}
-		if r.add(n, by); len(r.nodes) == 0 {
-			delete(s.repelling, key)
-		}
+	for i := range p.repel {
+		s.repelling.add(n, &p.repel[i], by)
+	}
+	for i := range p.attract {
+		s.attracting.add(n, &p.attract[i], by)
+	}
+	for i := range p.preferred {
+		s.preferring.add(n, &p.preferred[i].term, by*p.preferred[i].weight)
 	}
 }
 
@@ -156,8 +146,8 @@ func (s *snapshot) relabelled(n *nodeInfo, before map[string]string) {
 	for _, m := range s.matchings {
 		m.relabel(n, before)
 	}
-	for _, r := range s.repelling {
-		r.relabel(n, before)
+	for _, h := range []*heldTerms{s.repelling, s.attracting, s.preferring} {
+		h.relabel(n, before)
 	}
 }
 

@@ -104,12 +104,12 @@ func TestTalliesAreWhatCountingGives(t *testing.T) {
 				}
 			}
 			kept := newTally()
-			for _, r := range s.repelling {
+			for _, r := range s.repelling.byID {
 				kept = r.tally
 			}
 			same("repelling", kept, repel)
-			if len(s.list) != len(s.nodes) || len(s.repelling) > 1 {
-				t.Fatalf("seed %d, step %d: %d nodes listed of %d, %d terms", seed, step, len(s.list), len(s.nodes), len(s.repelling))
+			if len(s.list) != len(s.nodes) || len(s.repelling.byID) > 1 {
+				t.Fatalf("seed %d, step %d: %d nodes listed of %d, %d terms", seed, step, len(s.list), len(s.nodes), len(s.repelling.byID))
 			}
 		}
 	}
