@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
@@ -135,6 +136,47 @@ func TestPriorityClasses(t *testing.T) {
 	if _, err := s.Client.CoreV1().Pods("default").Create(t.Context(), lying, metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("%v, want Forbidden", err)
 	}
+	// Nor may the policy contradict the class; to repeat it is fine.
+	eager := pod("eager")
+	eager.Spec.PriorityClassName, eager.Spec.PreemptionPolicy = "high", ptr.To(corev1.PreemptLowerPriority)
+	if _, err := s.Client.CoreV1().Pods("default").Create(t.Context(), eager, metav1.CreateOptions{}); !apierrors.IsForbidden(err) ||
+		!strings.Contains(err.Error(), "the string value of PreemptionPolicy (PreemptLowerPriority) must not be provided in pod spec") {
+		t.Errorf("a policy against the class: %v, want Forbidden", err)
+	}
+	eager.Spec.PreemptionPolicy = &never
+	made := createPod(t, s.Client, eager, "")
+	group := &schedulingv1beta1.PodGroup{ObjectMeta: meta("eager"), Spec: schedulingv1beta1.PodGroupSpec{
+		PriorityClassName: "high", PreemptionPolicy: ptr.To(schedulingv1beta1.PreemptLowerPriority),
+		SchedulingPolicy: schedulingv1beta1.PodGroupSchedulingPolicy{Basic: &schedulingv1beta1.BasicSchedulingPolicy{}},
+	}}
+	if _, err := s.Client.SchedulingV1beta1().PodGroups("default").Create(t.Context(), group, metav1.CreateOptions{}); !apierrors.IsForbidden(err) ||
+		!strings.Contains(err.Error(), "must not be provided in pod group spec") {
+		t.Errorf("a group's policy against the class: %v, want Forbidden", err)
+	}
+
+	// Who writes a pod anew need not know what admission gave it.
+	made.Spec.Priority, made.Spec.PreemptionPolicy, made.Labels = nil, nil, map[string]string{"written": "anew"}
+	made = must[*corev1.Pod](t)(s.Client.CoreV1().Pods("default").Update(t.Context(), made, metav1.UpdateOptions{}))
+	if made.Spec.Priority == nil || *made.Spec.Priority != 1000 || made.Spec.PreemptionPolicy == nil || *made.Spec.PreemptionPolicy != never {
+		t.Errorf("after a write without priority: %v, %v", made.Spec.Priority, made.Spec.PreemptionPolicy)
+	}
+
+	// There is one default.
+	second := func(err error) {
+		t.Helper()
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "PriorityClass usual is already marked as default. Only one default can exist") {
+			t.Errorf("a second default: %v, want Forbidden", err)
+		}
+	}
+	_, err := classes.Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: meta("other"), Value: 5, GlobalDefault: true}, metav1.CreateOptions{})
+	second(err)
+	other := must[*schedulingv1.PriorityClass](t)(classes.Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: meta("other"), Value: 5}, metav1.CreateOptions{}))
+	other.GlobalDefault = true
+	_, err = classes.Update(t.Context(), other, metav1.UpdateOptions{})
+	second(err)
+	usual := must[*schedulingv1.PriorityClass](t)(classes.Get(t.Context(), "usual", metav1.GetOptions{}))
+	usual.Description = "still the one"
+	must[*schedulingv1.PriorityClass](t)(classes.Update(t.Context(), usual, metav1.UpdateOptions{}))
 }
 
 func TestRuntimeClasses(t *testing.T) {

@@ -1,6 +1,7 @@
 // Package priority turns the priority class a pod or a PodGroup names into its priority. The
 // two classes every cluster has are built in; a pod that names none gets the
-// class that is marked as the global default, or priority 0.
+// class that is marked as the global default, or priority 0. There is one such
+// default: a second one is refused.
 package priority
 
 import (
@@ -12,6 +13,7 @@ import (
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	"k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/admission"
 )
 
@@ -34,15 +36,19 @@ type plugin struct {
 	classes Classes
 }
 
-var _ admission.MutationInterface = &plugin{}
+var (
+	_ admission.MutationInterface   = &plugin{}
+	_ admission.ValidationInterface = &plugin{}
+)
 
 // New makes the plugin.
 func New(classes Classes) admission.Interface {
-	return &plugin{Handler: admission.NewHandler(admission.Create), classes: classes}
+	return &plugin{Handler: admission.NewHandler(admission.Create, admission.Update), classes: classes}
 }
 
-// Admit sets the priority and preemption policy of a pod or a PodGroup. It may
-// repeat what its class gives it, and may not contradict it.
+// Admit sets the priority and preemption policy of a new pod or PodGroup, which
+// may repeat what its class gives it, and may not contradict it. Later writes of
+// a pod that leave them out keep them.
 func (p *plugin) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if a.GetSubresource() != "" {
 		return nil
@@ -53,15 +59,21 @@ func (p *plugin) Admit(ctx context.Context, a admission.Attributes, _ admission.
 		if !ok {
 			return errors.NewBadRequest(fmt.Sprintf("expected a Pod, got %T", a.GetObject()))
 		}
+		if a.GetOperation() == admission.Update {
+			return keep(pod, a.GetOldObject())
+		}
 		class, err := p.resolve(ctx, a, "pod "+pod.Name, pod.Spec.PriorityClassName, pod.Spec.Priority, "pod spec")
 		if err != nil {
 			return err
 		}
-		pod.Spec.PriorityClassName, pod.Spec.Priority = class.Name, &class.Value
-		if pod.Spec.PreemptionPolicy == nil {
-			pod.Spec.PreemptionPolicy = class.PreemptionPolicy
+		if given := pod.Spec.PreemptionPolicy; given != nil && *given != *class.PreemptionPolicy {
+			return contradicts(a, string(*given), "pod spec", &class)
 		}
+		pod.Spec.PriorityClassName, pod.Spec.Priority, pod.Spec.PreemptionPolicy = class.Name, &class.Value, class.PreemptionPolicy
 	case schedulingv1beta1.Resource("podgroups"):
+		if a.GetOperation() == admission.Update {
+			return nil
+		}
 		group, ok := a.GetObject().(*schedulingv1beta1.PodGroup)
 		if !ok {
 			return errors.NewBadRequest(fmt.Sprintf("expected a PodGroup, got %T", a.GetObject()))
@@ -70,13 +82,58 @@ func (p *plugin) Admit(ctx context.Context, a admission.Attributes, _ admission.
 		if err != nil {
 			return err
 		}
-		group.Spec.PriorityClassName, group.Spec.Priority = class.Name, &class.Value
-		if group.Spec.PreemptionPolicy == nil {
-			policy := schedulingv1beta1.PreemptionPolicy(*class.PreemptionPolicy)
-			group.Spec.PreemptionPolicy = &policy
+		policy := schedulingv1beta1.PreemptionPolicy(*class.PreemptionPolicy)
+		if given := group.Spec.PreemptionPolicy; given != nil && *given != policy {
+			return contradicts(a, string(*given), "pod group spec", &class)
+		}
+		group.Spec.PriorityClassName, group.Spec.Priority, group.Spec.PreemptionPolicy = class.Name, &class.Value, &policy
+	}
+	return nil
+}
+
+// Validate refuses a second class for pods that name none.
+func (p *plugin) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if a.GetSubresource() != "" || a.GetResource().GroupResource() != schedulingv1.Resource("priorityclasses") {
+		return nil
+	}
+	class, ok := a.GetObject().(*schedulingv1.PriorityClass)
+	if !ok {
+		return errors.NewBadRequest(fmt.Sprintf("expected a PriorityClass, got %T", a.GetObject()))
+	}
+	if !class.GlobalDefault {
+		return nil
+	}
+	all, err := p.classes.PriorityClasses(ctx)
+	if err != nil {
+		return errors.NewInternalError(fmt.Errorf("look for another default beside PriorityClass %s: %w", class.Name, err))
+	}
+	for _, other := range all {
+		if other.GlobalDefault && (other.Name != class.Name || a.GetOperation() == admission.Create) {
+			return admission.NewForbidden(a, fmt.Errorf("PriorityClass %s is already marked as default. Only one default can exist", other.Name))
 		}
 	}
 	return nil
+}
+
+// keep gives pod what it leaves out of what old got when it was made.
+func keep(pod *corev1.Pod, old runtime.Object) error {
+	was, ok := old.(*corev1.Pod)
+	if !ok {
+		return errors.NewBadRequest(fmt.Sprintf("expected a Pod, got %T", old))
+	}
+	if pod.Spec.Priority == nil {
+		pod.Spec.Priority = was.Spec.Priority
+	}
+	if pod.Spec.PreemptionPolicy == nil {
+		pod.Spec.PreemptionPolicy = was.Spec.PreemptionPolicy
+	}
+	return nil
+}
+
+// contradicts refuses a preemption policy, given in the part that where names,
+// that is not its class's.
+func contradicts(a admission.Attributes, given, where string, class *schedulingv1.PriorityClass) error {
+	return admission.NewForbidden(a, fmt.Errorf("the string value of PreemptionPolicy (%s) must not be provided in %s; priority admission controller computed %s from the given PriorityClass name", given, where, *class.PreemptionPolicy))
 }
 
 // resolve finds the class of what is called who; given is the priority that it
@@ -112,8 +169,8 @@ func (p *plugin) class(ctx context.Context, name string) (schedulingv1.PriorityC
 			return class, err
 		}
 		for i := range all {
-			// Two defaults cannot be made at once but for a race: the lower
-			// one then counts, so that no pod gains by it.
+			// Two that are written at the same moment can both be taken: the
+			// lower one then counts, so that no pod gains by it.
 			if all[i].GlobalDefault && (class.Name == "" || all[i].Value < class.Value) {
 				class = all[i]
 			}
