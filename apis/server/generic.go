@@ -95,7 +95,7 @@ func newGeneric(config Config, stores *stores, s *Server) (*genericapiserver.Rec
 	}
 
 	c.BuildHandlerChainFunc = func(api http.Handler, c *genericapiserver.Config) http.Handler {
-		return genericapiserver.DefaultBuildHandlerChain(withAgent(withPast(s.quietly(api), config.Past)), c)
+		return genericapiserver.DefaultBuildHandlerChain(withAgent(withPast(s.documents.Before(s.quietly(api)), config.Past)), c)
 	}
 	c.AddReadyzChecks(
 		healthz.NamedCheck("storage", func(*http.Request) error { return stores.ready() }),

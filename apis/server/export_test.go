@@ -1,0 +1,16 @@
+package server
+
+import "net/http"
+
+// Library is what answers behind the filters and behind what is put before the library.
+func (s *Server) Library() http.Handler { return s.generic.Handler.Director }
+
+// Behind is how many servers behind the front the library sees a handler of.
+func (s *Server) Behind() (n int) {
+	for d := s.generic.NextDelegate(); d != nil; d = d.NextDelegate() {
+		if d.UnprotectedHandler() != nil {
+			n++
+		}
+	}
+	return n
+}
