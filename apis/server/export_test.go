@@ -1,6 +1,10 @@
 package server
 
-import "net/http"
+import (
+	"net/http"
+
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+)
 
 // Library is what answers behind the filters and behind what is put before the library.
 func (s *Server) Library() http.Handler { return s.generic.Handler.Director }
@@ -14,3 +18,9 @@ func (s *Server) Behind() (n int) {
 	}
 	return n
 }
+
+// Authenticator says who asks, as every request is asked about.
+func (s *Server) Authenticator() authenticator.Request { return s.authenticator }
+
+// AccountTokens knows the tokens of service accounts, and keeps no answer.
+func (s *Server) AccountTokens() authenticator.Token { return s.accounts.authenticator }

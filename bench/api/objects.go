@@ -92,6 +92,8 @@ func makeNamespaces(ctx context.Context, client kubernetes.Interface) error {
 	return nil
 }
 
+func roleName(i int) string { return fmt.Sprintf("bench-%03d", i) }
+
 // makeRoles makes roles and bindings: most are others', some are the user's and of
 // his groups, and one of these, the last, lets him make pods.
 func makeRoles(ctx context.Context, client kubernetes.Interface) error {
@@ -104,13 +106,12 @@ func makeRoles(ctx context.Context, client kubernetes.Interface) error {
 			{APIGroups: []string{""}, Resources: []string{"services", "configmaps"}, Verbs: []string{"get", "list"}, ResourceNames: []string{fmt.Sprint("of-", i)}},
 		}
 	}
-	name := func(i int) string { return fmt.Sprintf("bench-%03d", i) }
 	for i := range roles {
 		var err error
 		if i%4 == 0 {
-			_, err = client.RbacV1().Roles(fullNamespace).Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name(i)}, Rules: rules(i)}, metav1.CreateOptions{})
+			_, err = client.RbacV1().Roles(fullNamespace).Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: roleName(i)}, Rules: rules(i)}, metav1.CreateOptions{})
 		} else {
-			_, err = client.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name(i)}, Rules: rules(i)}, metav1.CreateOptions{})
+			_, err = client.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: roleName(i)}, Rules: rules(i)}, metav1.CreateOptions{})
 		}
 		if err != nil {
 			return err
@@ -133,13 +134,13 @@ func makeRoles(ctx context.Context, client kubernetes.Interface) error {
 		var err error
 		if role%4 == 0 {
 			_, err = client.RbacV1().RoleBindings(fullNamespace).Create(ctx, &rbacv1.RoleBinding{
-				ObjectMeta: metav1.ObjectMeta{Name: name(i)}, Subjects: []rbacv1.Subject{subject},
-				RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name(role)},
+				ObjectMeta: metav1.ObjectMeta{Name: roleName(i)}, Subjects: []rbacv1.Subject{subject},
+				RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: roleName(role)},
 			}, metav1.CreateOptions{})
 		} else {
 			_, err = client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
-				ObjectMeta: metav1.ObjectMeta{Name: name(i)}, Subjects: []rbacv1.Subject{subject},
-				RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name(role)},
+				ObjectMeta: metav1.ObjectMeta{Name: roleName(i)}, Subjects: []rbacv1.Subject{subject},
+				RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: roleName(role)},
 			}, metav1.CreateOptions{})
 		}
 		if err != nil {
