@@ -205,6 +205,11 @@ bench-line: build image ## from apply to Running, memory, start: JSON lines
 bench-idle: build ## what a node costs when nobody asks anything: memory, wake-ups, bytes written: JSON lines (root)
 	cd bench && $(GO) run ./idle -bin ../bin
 
+.PHONY: bench-api
+bench-api: ## processor time of the API's chain of requests, of tokens, of the seal of Secrets: JSON lines
+	CLUSTERD_BENCH=1 $(GO) test -count=1 -v -run TestFigures ./apis/server
+	cd bench && $(GO) run ./api
+
 .PHONY: bench-swarm
 bench-swarm: build image ## one node beside one of Docker's swarm mode: start, memory, three replicas: JSON lines (root, docker.io)
 	bench/swarm/run.sh

@@ -9,6 +9,7 @@ import (
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
+	"k8s.io/kube-openapi/pkg/handler3"
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/apis/server/servertest"
@@ -37,6 +39,11 @@ func TestAggregatedAPI(t *testing.T) {
 		case "/apis/shop.example.com/v1/namespaces/default/cakes/nut":
 			users <- req.Header.Get("X-Remote-User")
 			answer = metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{Kind: "Cake", APIVersion: "shop.example.com/v1"}, ObjectMeta: meta("nut")}
+		case "/openapi/v3":
+			answer = handler3.OpenAPIV3Discovery{Paths: map[string]handler3.OpenAPIV3DiscoveryGroupVersion{
+				"apis/shop.example.com/v1": {ServerRelativeURL: "/openapi/v3/apis/shop.example.com/v1?hash=1"}}}
+		case "/openapi/v3/apis/shop.example.com/v1":
+			answer = map[string]any{"openapi": "3.0.0", "info": map[string]any{"title": "cakes of " + req.Header.Get("X-Remote-User")}}
 		default:
 			http.NotFound(w, req)
 			return
@@ -76,6 +83,19 @@ func TestAggregatedAPI(t *testing.T) {
 		t.Errorf("the other received user %q", user)
 	}
 	discovered(t, s, "shop.example.com/v1")
+	for path, want := range map[string][]string{
+		"/openapi/v3":                          {"apis/shop.example.com/v1?hash=1", "apis/apps/v1?hash=", "apis/apiextensions.k8s.io/v1?hash=", "apis/apiregistration.k8s.io/v1?hash="},
+		"/openapi/v3/apis/shop.example.com/v1": {"cakes of system:apiserver"},
+	} {
+		var document []byte
+		err := wait.PollUntilContextCancel(waitContext(t), 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+			document, _ = s.Client.Discovery().RESTClient().Get().AbsPath(path).SetHeader("Accept", "application/json").DoRaw(ctx)
+			return !slices.ContainsFunc(want, func(w string) bool { return !strings.Contains(string(document), w) }), nil
+		})
+		if err != nil {
+			t.Errorf("%s lacks one of %q: %s", path, want, document)
+		}
+	}
 
 	// What does not answer is said to be unavailable, and nothing else suffers.
 	other.Close()

@@ -96,7 +96,8 @@ func newGeneric(config Config, stores *stores, s *Server) (*genericapiserver.Rec
 	}
 
 	c.BuildHandlerChainFunc = func(api http.Handler, c *genericapiserver.Config) http.Handler {
-		return genericapiserver.DefaultBuildHandlerChain(withAgent(withPast(withQuantities(s.quietly(api), stores, c.MaxRequestBodyBytes), config.Past, c.Authorization.Authorizer)), c)
+		api = withQuantities(s.documents.Before(s.quietly(api)), stores, c.MaxRequestBodyBytes)
+		return genericapiserver.DefaultBuildHandlerChain(withAgent(withPast(api, config.Past, c.Authorization.Authorizer)), c)
 	}
 	c.AddReadyzChecks(
 		healthz.NamedCheck("storage", func(*http.Request) error { return stores.ready() }),

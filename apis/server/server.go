@@ -57,6 +57,8 @@ type Server struct {
 	mapper   meta.ResettableRESTMapper
 	// quiet answers for custom kinds without an object; nil: the library does.
 	quiet *extend.Quiet
+	// documents are the OpenAPI documents of all servers of the chain.
+	documents extend.Documents
 }
 
 // New builds the server. It starts nothing and does not touch the storage.
@@ -105,13 +107,14 @@ func (s *Server) build(stores *stores) error {
 		return err
 	}
 	options := &extend.Options{
-		Generic:  base,
-		Storage:  s.config.Storage,
-		Prefix:   StoragePrefix,
-		Services: s.services,
-		Webhooks: s.webhooks,
-		CertFile: s.config.Front.CertFile,
-		KeyFile:  s.config.Front.KeyFile,
+		Generic:   base,
+		Storage:   s.config.Storage,
+		Prefix:    StoragePrefix,
+		Services:  s.services,
+		Webhooks:  s.webhooks,
+		CertFile:  s.config.Front.CertFile,
+		KeyFile:   s.config.Front.KeyFile,
+		Documents: &s.documents,
 	}
 	s.readable = func() error {
 		if err := stores.ready(); err != nil {
@@ -142,7 +145,7 @@ func (s *Server) build(stores *stores) error {
 	if err != nil {
 		return err
 	}
-	extend.InstallLateOpenAPI(kinds, own.OpenAPIConfig, own.OpenAPIV3Config, nil)
+	s.documents.Install(kinds, own.OpenAPIConfig, own.OpenAPIV3Config, nil)
 	options.Own = append(served, extend.Versions...)
 	for path, handler := range s.config.RawHandlers {
 		kinds.Handler.NonGoRestfulMux.HandlePrefix(path, handler)

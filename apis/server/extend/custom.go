@@ -32,6 +32,9 @@ type Options struct {
 	// Own are the group versions of our kinds, the foremost first.
 	Own []schema.GroupVersion
 
+	// Documents are the OpenAPI documents of the servers of the chain.
+	Documents *Documents
+
 	// stores keep the definitions and the APIServices.
 	stores []apistorage.Interface
 }
@@ -75,7 +78,7 @@ func NewCustom(o *Options, next genericapiserver.DelegationTarget) (*crdserver.C
 	if err != nil {
 		return nil, fmt.Errorf("configure the server of custom kinds: %w", err)
 	}
-	InstallLateOpenAPI(server.GenericAPIServer, c.OpenAPIConfig, c.OpenAPIV3Config, server.Informers.Apiextensions().V1().CustomResourceDefinitions().Lister())
+	o.Documents.Install(server.GenericAPIServer, c.OpenAPIConfig, c.OpenAPIV3Config, server.Informers.Apiextensions().V1().CustomResourceDefinitions().Lister())
 	return server, nil
 }
 

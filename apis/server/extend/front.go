@@ -58,7 +58,10 @@ func NewFront(o *Options, next genericapiserver.DelegationTarget, definitions cr
 			RejectForwardingRedirects: true,
 		},
 	}
-	front, err := config.Complete().NewWithDelegate(next)
+	var front *apiserver.APIAggregator
+	front, err = config.Complete().NewWithDelegate(&documented{next, func() bool {
+		return front != nil && slices.Contains(front.GenericAPIServer.Handler.NonGoRestfulMux.ListedPaths(), openAPIv2)
+	}})
 	if err != nil {
 		return nil, fmt.Errorf("configure the server of other's APIs: %w", err)
 	}

@@ -3,7 +3,6 @@ package extend
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"net/http"
 	"net/url"
 	"runtime/debug"
@@ -12,11 +11,8 @@ import (
 
 	restful "github.com/emicklei/go-restful/v3"
 	crdlisters "k8s.io/apiextensions-apiserver/pkg/client/listers/apiextensions/v1"
-	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
-	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/mux"
 	"k8s.io/apiserver/pkg/server/routes"
-	"k8s.io/klog/v2"
 	"k8s.io/kube-openapi/pkg/common"
 	"k8s.io/kube-openapi/pkg/handler3"
 )
@@ -43,18 +39,10 @@ type lateOpenAPI struct {
 	custom   map[string]customGroup  // the same of custom kinds
 }
 
-// InstallLateOpenAPI puts the documents of server in place. Its configuration
-// has to have SkipOpenAPIInstallation. definitions are custom kinds that it
-// serves; nil: none.
-func InstallLateOpenAPI(server *genericapiserver.GenericAPIServer, v2 *common.Config, v3 *common.OpenAPIV3Config, definitions crdlisters.CustomResourceDefinitionLister) {
-	l := &lateOpenAPI{
-		container: server.Handler.GoRestfulContainer, v2: v2, v3: v3, definitions: definitions,
-		groups: map[string]http.Handler{}, custom: map[string]customGroup{},
-	}
-	paths := server.Handler.NonGoRestfulMux
+// install puts the document of version 2 in place; those of version 3 are asked for by
+// Documents.
+func (l *lateOpenAPI) install(paths *mux.PathRecorderMux) {
 	paths.HandleFunc(openAPIv2, func(w http.ResponseWriter, req *http.Request) { l.document().ServeHTTP(w, req) })
-	paths.HandleFunc(openAPIv3, l.list)
-	paths.HandlePrefix(openAPIv3+"/", http.HandlerFunc(l.group))
 }
 
 // document is the handler of the document of version 2.
@@ -72,43 +60,27 @@ func (l *lateOpenAPI) document() http.Handler {
 	return l.whole
 }
 
-// list names the documents of version 3. The aggregator asks for it at start
-// and once a second. What the library lists as hashes, for which all documents
-// have to be built, is here that of the build: a client that asks for a document with
-// it is redirected to the hash of the content.
-func (l *lateOpenAPI) list(w http.ResponseWriter, req *http.Request) {
-	all := handler3.OpenAPIV3Discovery{Paths: map[string]handler3.OpenAPIV3DiscoveryGroupVersion{}}
+// list adds the documents of version 3 to paths, as they are now. What the library lists
+// as hashes, for which all documents have to be built, is here that of the build: a
+// client that asks for a document with it is redirected to the hash of the content.
+func (l *lateOpenAPI) list(paths map[string]handler3.OpenAPIV3DiscoveryGroupVersion) error {
 	add := func(path, hash string) {
 		location := url.URL{Path: openAPIv3 + "/" + path, RawQuery: "hash=" + hash}
-		all.Paths[path] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: location.String()}
-	}
-	for _, service := range l.container.RegisteredWebServices() {
-		add(below(service), buildHash())
+		paths[path] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: location.String()}
 	}
 	if l.definitions != nil {
 		groups, err := customGroups(l.definitions)
 		if err != nil {
-			responsewriters.InternalError(w, req, err)
-			return
+			return err
 		}
 		for path, definitions := range groups {
 			add(path, customHash(definitions))
 		}
 	}
-	w.Header().Set("Content-Type", "application/json")
-	if err := json.NewEncoder(w).Encode(all); err != nil {
-		klog.V(2).InfoS("The list of OpenAPI documents was not sent", "err", err)
+	for _, service := range l.container.RegisteredWebServices() {
+		add(below(service), buildHash())
 	}
-}
-
-// group serves the document of version 3 of one group version.
-func (l *lateOpenAPI) group(w http.ResponseWriter, req *http.Request) {
-	handler := l.groupDocument(strings.TrimPrefix(req.URL.Path, openAPIv3+"/"))
-	if handler == nil {
-		http.NotFound(w, req)
-		return
-	}
-	handler.ServeHTTP(w, req)
+	return nil
 }
 
 // groupDocument is nil if nothing is served below that path.
