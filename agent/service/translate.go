@@ -32,6 +32,8 @@ type claim struct {
 // view is what translating depends on beside the Service.
 type view struct {
 	node, zone string
+	// ranges are those of cluster addresses.
+	ranges []netip.Prefix
 }
 
 // translate is what a Service asks of this node: frontends with what is behind

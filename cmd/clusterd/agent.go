@@ -230,7 +230,7 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	if err != nil {
 		return nil, fmt.Errorf("open the pod network: %w", err)
 	}
-	services, closeServices, err := newServiceProxy(cfg, room(log, "service"), seen, a.repaired)
+	services, closeServices, err := newServiceProxy(cfg, room(log, "service"), seen, reader, a.repaired)
 	if err != nil {
 		return nil, err
 	}
