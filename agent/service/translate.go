@@ -36,6 +36,11 @@ type view struct {
 	ranges []netip.Prefix
 }
 
+// inside: the address is one of those that the API server gives Services.
+func (v view) inside(addr netip.Addr) bool {
+	return slices.ContainsFunc(v.ranges, func(r netip.Prefix) bool { return r.Contains(addr) })
+}
+
 // translate is what a Service asks of this node: frontends with what is behind
 // them. Pure.
 func translate(s *v1.Service, slicesOf []*discoveryv1.EndpointSlice, at view) map[lb.Frontend]claim {
@@ -63,10 +68,16 @@ func translate(s *v1.Service, slicesOf []*discoveryv1.EndpointSlice, at view) ma
 			put(addr, port.Port, c.inside(s), c)
 		}
 		for _, addr := range addresses(s.Spec.ExternalIPs) {
+			if at.inside(addr) {
+				continue // it belongs to the Service that is given it, cluster DNS for one
+			}
 			c := byFamily[addr.Is4()]
 			put(addr, port.Port, c.outside(s), c)
 		}
 		for _, addr := range balancerAddresses(s) {
+			if at.inside(addr) {
+				continue
+			}
 			c := byFamily[addr.Is4()]
 			b := c.outside(s)
 			b.Sources, b.Virtual = sources(s), s.Spec.LoadBalancerClass == nil

@@ -82,6 +82,12 @@ func TestTranslate(t *testing.T) {
 			"tcp 10.96.0.9:80 = 10.0.1.1:8080! 10.0.2.1:8080",
 			"tcp 192.0.2.9:80 = 10.0.1.1:8080! 10.0.2.1:8080 | near 10.0.1.1:8080!",
 		}},
+		{"an outer address of the Services' range", func(s *v1.Service) { s.Spec.ExternalIPs = []string{"10.96.0.10", "192.0.2.9"} }, []string{near}, []string{
+			"tcp 10.96.0.9:80 = 10.0.1.1:8080!", "tcp 192.0.2.9:80 = 10.0.1.1:8080!",
+		}},
+		{"a balancer's address of the Services' range", func(s *v1.Service) {
+			s.Spec.Type, s.Status.LoadBalancer.Ingress = v1.ServiceTypeLoadBalancer, []v1.LoadBalancerIngress{{IP: "10.96.0.10"}}
+		}, []string{near}, []string{"tcp 10.96.0.9:80 = 10.0.1.1:8080!"}},
 	}
 	for _, tt := range tests {
 		s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: v1.ServiceSpec{
@@ -93,7 +99,7 @@ func TestTranslate(t *testing.T) {
 		}
 		all := []*discoveryv1.EndpointSlice{slice("http", 8080, tt.ends...), slice("other", 9090, near)}
 		var got []string
-		for f, c := range translate(s, all, view{node: "n1", zone: "a"}) {
+		for f, c := range translate(s, all, view{node: "n1", zone: "a", ranges: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}) {
 			text := fmt.Sprintf("%s = %s", f, texts(c.backend.Endpoints))
 			if c.backend.Silent {
 				text += "silence"
