@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -138,14 +139,22 @@ func balancerAddresses(s *v1.Service) (out []netip.Addr) {
 	return out
 }
 
+// sources are the ranges that may ask; none: all. The API lets space stand around
+// them. Where none can be read nobody is let in, rather than everybody.
 func sources(s *v1.Service) (out []netip.Prefix) {
 	for _, t := range s.Spec.LoadBalancerSourceRanges {
-		if p, err := netip.ParsePrefix(t); err == nil {
+		if p, err := netip.ParsePrefix(strings.TrimSpace(t)); err == nil {
 			out = append(out, p.Masked())
 		}
 	}
+	if len(out) == 0 && len(s.Spec.LoadBalancerSourceRanges) > 0 {
+		return []netip.Prefix{nowhere}
+	}
 	return out
 }
+
+// nowhere is a range that no packet comes from: of addresses for documents (RFC 9637).
+var nowhere = netip.MustParsePrefix("3fff::/128")
 
 func familiesOf(s *v1.Service) (four []bool) {
 	for _, f := range s.Spec.IPFamilies {

@@ -116,6 +116,26 @@ func TestTranslate(t *testing.T) {
 	}
 }
 
+// The bug: the API lets " 192.0.2.0/24 " pass, and what nodes could not read of the ranges
+// they left out: the Service was open to everybody.
+func TestSources(t *testing.T) {
+	for _, tt := range []struct{ in, want []string }{
+		{nil, nil},
+		{[]string{"192.0.2.0/24"}, []string{"192.0.2.0/24"}},
+		{[]string{" 192.0.2.7/24 ", "\tfd00::/64"}, []string{"192.0.2.0/24", "fd00::/64"}},
+		{[]string{"192.0.2.0/024"}, []string{"3fff::/128"}},
+		{[]string{"192.0.2.0/024", "198.51.100.0/24"}, []string{"198.51.100.0/24"}},
+	} {
+		var got []string
+		for _, p := range sources(&v1.Service{Spec: v1.ServiceSpec{LoadBalancerSourceRanges: tt.in}}) {
+			got = append(got, p.String())
+		}
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%q: %q, want %q", tt.in, got, tt.want)
+		}
+	}
+}
+
 func TestMoved(t *testing.T) {
 	a, b := netip.MustParseAddrPort("10.0.0.1:80"), netip.MustParseAddrPort("10.0.0.2:80")
 	of := func(known []netip.AddrPort, used ...netip.AddrPort) claim {
