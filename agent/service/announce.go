@@ -53,7 +53,7 @@ func nodesOf(s *v1.Service, p *Proxy, index cache.Indexer) map[string]bool {
 	all := slicesOf(index, types.NamespacedName{Namespace: s.Namespace, Name: s.Name})
 	for i := range s.Spec.Ports {
 		for _, four := range []bool{true, false} {
-			for _, e := range endpointsOf(all, s.Spec.Ports[i].Name, four) {
+			for _, e := range endpointsOf(all, &s.Spec.Ports[i], four) {
 				if e.ready || e.serving && e.terminating {
 					out[e.node] = true
 				}

@@ -495,7 +495,7 @@ func nearOf(s *v1.Service, all []*discoveryv1.EndpointSlice, at view) int {
 	seen := map[netip.Addr]bool{}
 	for i := range s.Spec.Ports {
 		for _, four := range []bool{true, false} {
-			for _, e := range endpointsOf(all, s.Spec.Ports[i].Name, four) {
+			for _, e := range endpointsOf(all, &s.Spec.Ports[i], four) {
 				if e.node == at.node && e.ready {
 					seen[e.addr.Addr()] = true
 				}

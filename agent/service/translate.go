@@ -58,7 +58,7 @@ func translate(s *v1.Service, slicesOf []*discoveryv1.EndpointSlice, at view) ma
 		}
 		byFamily := map[bool]choice{}
 		for _, four := range []bool{true, false} {
-			byFamily[four] = choose(endpointsOf(slicesOf, port.Name, four), at)
+			byFamily[four] = choose(endpointsOf(slicesOf, port, four), at)
 		}
 		put := func(addr netip.Addr, number int32, b lb.Backend, c choice) {
 			b.Affinity = affinity
@@ -189,7 +189,7 @@ type candidate struct {
 	nodeHints      []string
 }
 
-func endpointsOf(all []*discoveryv1.EndpointSlice, port string, four bool) (out []candidate) {
+func endpointsOf(all []*discoveryv1.EndpointSlice, port *v1.ServicePort, four bool) (out []candidate) {
 	want := discoveryv1.AddressTypeIPv6
 	if four {
 		want = discoveryv1.AddressTypeIPv4
@@ -199,7 +199,7 @@ func endpointsOf(all []*discoveryv1.EndpointSlice, port string, four bool) (out 
 			continue
 		}
 		for _, p := range slice.Ports {
-			if ptr.Deref(p.Name, "") != port || p.Port == nil || *p.Port <= 0 || *p.Port > 65535 {
+			if ptr.Deref(p.Name, "") != port.Name || !sameProtocol(ptr.Deref(p.Protocol, ""), port.Protocol) || p.Port == nil || *p.Port <= 0 || *p.Port > 65535 {
 				continue
 			}
 			for i := range slice.Endpoints {
@@ -245,6 +245,11 @@ func endpointsOf(all []*discoveryv1.EndpointSlice, port string, four bool) (out 
 	// One address may be in two slices while it moves from one to the other: the
 	// better half counts.
 	return slices.CompactFunc(out, func(a, b candidate) bool { return a.addr == b.addr })
+}
+
+// sameProtocol compares protocols; none is TCP.
+func sameProtocol(a, b v1.Protocol) bool {
+	return cmp.Or(a, v1.ProtocolTCP) == cmp.Or(b, v1.ProtocolTCP)
 }
 
 // choice is who answers for one port and family.

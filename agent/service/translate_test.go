@@ -136,6 +136,23 @@ func TestSources(t *testing.T) {
 	}
 }
 
+// The bug: ports of slices that somebody else writes were taken by their name alone: those
+// of UDP answered for TCP.
+func TestProtocolOfEndpoints(t *testing.T) {
+	udp := slice("", 5353, "10.0.1.1 n1 ready")
+	udp.Ports[0].Protocol = ptr.To(v1.ProtocolUDP)
+	both := []*discoveryv1.EndpointSlice{udp, slice("", 8080, "10.0.1.1 n1 ready")} // the second says none: TCP
+	for proto, want := range map[v1.Protocol]string{v1.ProtocolUDP: "10.0.1.1:5353", v1.ProtocolTCP: "10.0.1.1:8080", "": "10.0.1.1:8080"} {
+		got := endpointsOf(both, &v1.ServicePort{Protocol: proto}, true)
+		if len(got) != 1 || got[0].addr.String() != want {
+			t.Errorf("%q: %v, want %s", proto, got, want)
+		}
+	}
+	if got := endpointsOf(both, &v1.ServicePort{Protocol: v1.ProtocolSCTP}, true); len(got) > 0 {
+		t.Errorf("SCTP: %v, want none", got)
+	}
+}
+
 func TestMoved(t *testing.T) {
 	a, b := netip.MustParseAddrPort("10.0.0.1:80"), netip.MustParseAddrPort("10.0.0.2:80")
 	of := func(known []netip.AddrPort, used ...netip.AddrPort) claim {
@@ -211,7 +228,7 @@ func TestMovingEndpoint(t *testing.T) {
 		return s
 	}
 	for _, first := range []bool{true, false} {
-		got := endpointsOf([]*discoveryv1.EndpointSlice{make(first), make(!first)}, "http", true)
+		got := endpointsOf([]*discoveryv1.EndpointSlice{make(first), make(!first)}, &v1.ServicePort{Name: "http"}, true)
 		if len(got) != 1 || !got[0].ready {
 			t.Errorf("first ready %t: %+v", first, got)
 		}
