@@ -14,7 +14,9 @@ import (
 // TestExternal: cluster addresses are none that a Service may take as external ones,
 // unless it had them when an earlier version let them in.
 func TestExternal(t *testing.T) {
-	with := func(ips ...string) *corev1.Service { return &corev1.Service{Spec: corev1.ServiceSpec{ExternalIPs: ips}} }
+	with := func(ips ...string) *corev1.Service {
+		return &corev1.Service{Spec: corev1.ServiceSpec{ExternalIPs: ips}}
+	}
 	for _, f := range []*Families{families(t, "10.96.0.0/16", "fd00:96::/112"), families(t, "fd00:96::/112", "10.96.0.0/16")} {
 		f.by[corev1.IPv4Protocol].others.Ranges = func(context.Context) ([]netip.Prefix, error) {
 			return []netip.Prefix{netip.MustParsePrefix("10.97.0.0/24")}, nil
