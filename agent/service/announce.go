@@ -28,7 +28,7 @@ func (p *Proxy) announce(index cache.Indexer) {
 	}
 	var own []netip.Addr
 	for _, s := range services {
-		if s.Spec.Type != v1.ServiceTypeLoadBalancer || s.Spec.LoadBalancerClass != nil || !forwarded(s) {
+		if !ours(s) || !forwarded(s) {
 			continue
 		}
 		var near map[string]bool
@@ -36,6 +36,9 @@ func (p *Proxy) announce(index cache.Indexer) {
 			near = nodesOf(s, p, index)
 		}
 		for _, addr := range balancerAddresses(s) {
+			if p.at.nodes[addr] || p.at.inside(addr) {
+				continue // it has its place
+			}
 			if elect(addr, nodes, near) == p.cfg.NodeName && !slices.Contains(own, addr) {
 				own = append(own, addr)
 			}

@@ -315,10 +315,18 @@ func (p *Proxy) look(services []*v1.Service, dirty map[types.NamespacedName]bool
 	if err != nil {
 		return every, err
 	}
-	now := view{node: p.cfg.NodeName, zone: p.at.zone}
+	now := view{node: p.cfg.NodeName, zone: p.at.zone, nodes: map[netip.Addr]bool{}}
 	for _, n := range nodes {
 		if n.Name == now.node {
 			now.zone = n.Labels[v1.LabelTopologyZone]
+		}
+		for _, a := range addressesOf(n) {
+			now.nodes[a] = true
+		}
+	}
+	for _, s := range services {
+		if slices.ContainsFunc(balancerAddresses(s), func(a netip.Addr) bool { return now.nodes[a] != p.at.nodes[a] }) {
+			dirty[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] = true
 		}
 	}
 	if now.ranges, err = p.ranges(nodes); err != nil {

@@ -22,7 +22,7 @@ import (
 type bases struct {
 	Balancer
 	base lb.Base
-	put  map[lb.Frontend]bool
+	put  map[lb.Frontend]lb.Backend
 }
 
 func (b *bases) SetBase(base lb.Base) error { b.base = base; return nil }
@@ -33,21 +33,26 @@ func (b *bases) Update(changed map[lb.Frontend]*lb.Backend) error {
 		if to == nil {
 			delete(b.put, f)
 		} else {
-			b.put[f] = true
+			b.put[f] = *to
 		}
 	}
 	return nil
 }
 
-// has reports whether there is a frontend with that address.
-func (b *bases) has(addr string) bool {
-	for f := range b.put {
+// at is what is behind the first frontend with that address.
+func (b *bases) at(addr string) lb.Backend {
+	for f, to := range b.put {
 		if f.Addr.String() == addr {
-			return true
+			return to
 		}
 	}
-	return false
+	return lb.Backend{}
 }
+
+// told notes what is announced.
+type told struct{ addrs []netip.Addr }
+
+func (t *told) Set(addrs []netip.Addr) error { t.addrs = slices.Clone(addrs); return nil }
 
 // bench is a Proxy on watches that a test fills.
 type bench struct {
@@ -55,6 +60,7 @@ type bench struct {
 	t                             *testing.T
 	services, nodes, cidrs, index cache.Indexer
 	balancer                      *bases
+	announced                     *told
 	ways                          []netip.Prefix
 }
 
@@ -68,10 +74,10 @@ func newBench(t *testing.T) *bench {
 	b := &bench{
 		t: t, services: cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}),
 		nodes: plain(), cidrs: plain(), index: cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{watches.ByService: watches.ServiceOf}),
-		balancer: &bases{put: map[lb.Frontend]bool{}},
+		balancer: &bases{put: map[lb.Frontend]lb.Backend{}}, announced: &told{},
 	}
 	if b.Proxy, err = New(Config{
-		NodeName: "n1", Services: w.Services, Slices: w.Slices, Nodes: w.Nodes, Balancer: b.balancer, Flows: &sweeps{},
+		NodeName: "n1", Services: w.Services, Slices: w.Slices, Nodes: w.Nodes, Balancer: b.balancer, Flows: &sweeps{}, Announcer: b.announced,
 		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, Logger: slog.New(slog.DiscardHandler),
 		Ways: func(ranges []netip.Prefix) error { b.ways = slices.Clone(ranges); return nil },
 	}); err != nil {

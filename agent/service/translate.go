@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/netsetup/lb"
 	"github.com/clusterd/clusterd/netsetup/nft"
 )
@@ -35,6 +36,8 @@ type view struct {
 	node, zone string
 	// ranges are those of cluster addresses.
 	ranges []netip.Prefix
+	// nodes are the addresses of all nodes.
+	nodes map[netip.Addr]bool
 }
 
 // inside: the address is one of those that the API server gives Services.
@@ -81,7 +84,9 @@ func translate(s *v1.Service, slicesOf []*discoveryv1.EndpointSlice, at view) ma
 			}
 			c := byFamily[addr.Is4()]
 			b := c.outside(s)
-			b.Sources, b.Virtual = sources(s), s.Spec.LoadBalancerClass == nil
+			// A node's other ports are its own, and what another program's address is
+			// beside, that knows.
+			b.Sources, b.Virtual = sources(s), ours(s) && !at.nodes[addr]
 			put(addr, port.Port, b, c)
 		}
 		if port.NodePort != 0 {
@@ -137,6 +142,11 @@ func balancerAddresses(s *v1.Service) (out []netip.Addr) {
 		}
 	}
 	return out
+}
+
+// ours: the Service's addresses are of the cluster's own pool, as far as is known.
+func ours(s *v1.Service) bool {
+	return s.Spec.Type == v1.ServiceTypeLoadBalancer && s.Spec.LoadBalancerClass == nil && !core.BalancedElsewhere(s)
 }
 
 // sources are the ranges that may ask; none: all. The API lets space stand around

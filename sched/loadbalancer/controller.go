@@ -36,6 +36,7 @@ type controller struct {
 	events   record.EventRecorder
 	services corelisters.ServiceLister
 	maps     corelisters.ConfigMapLister
+	nodes    corelisters.NodeLister
 	// given is what this loop wrote and the cache may not show yet; reported is what
 	// was last said to whom. Only reconcile uses them.
 	given    map[loop.Key]grant
@@ -55,7 +56,7 @@ type grant struct {
 func New(env loop.Env) loop.Loop {
 	core := env.Informers.Core().V1()
 	c := &controller{
-		client: env.Client, events: env.Events.For("loadbalancer"), services: core.Services().Lister(), maps: core.ConfigMaps().Lister(),
+		client: env.Client, events: env.Events.For("loadbalancer"), services: core.Services().Lister(), maps: core.ConfigMaps().Lister(), nodes: core.Nodes().Lister(),
 		given: map[loop.Key]grant{}, reported: map[loop.Key]string{}, pooled: map[loop.Key]grant{},
 	}
 	c.Controller = loop.New("loadbalancer", env, 1, c.reconcile)
@@ -66,6 +67,11 @@ func New(env loop.Env) loop.Loop {
 	})
 	loop.Watch(c.Controller, core.ConfigMaps().Informer(), func(old, m *corev1.ConfigMap) {
 		if loop.KeyOf(loop.Latest(old, m)) == Pool {
+			c.Enqueue(all)
+		}
+	})
+	loop.Watch(c.Controller, core.Nodes().Informer(), func(old, n *corev1.Node) {
+		if old == nil || n == nil || !slices.Equal(old.Status.Addresses, n.Status.Addresses) {
 			c.Enqueue(all)
 		}
 	})
@@ -85,6 +91,10 @@ func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
 		case holds(s):
 			others = append(others, s)
 		}
+	}
+	nodes, err := c.nodes.List(labels.Everything())
+	if err != nil {
+		return err
 	}
 	text, found := "", true
 	m, err := c.maps.ConfigMaps(Pool.Namespace).Get(Pool.Name)
@@ -125,7 +135,7 @@ func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
 		return !ok && key != Pool
 	})
 	var failed []error
-	for _, d := range Decide(services, others, ranges) {
+	for _, d := range Decide(services, others, nodesAddresses(nodes), ranges) {
 		key := loop.KeyOf(d.Service)
 		has := ingress(d.Service)
 		if !found && len(has) > 0 && !slices.Equal(has, c.pooled[key].ips) {

@@ -29,7 +29,7 @@ func TestWithoutAPool(t *testing.T) {
 	client := fake.NewSimpleClientset(service)
 	services, maps := newIndexer(), newIndexer()
 	c := &controller{
-		client: client, events: record.NewFakeRecorder(100), services: corelisters.NewServiceLister(services), maps: corelisters.NewConfigMapLister(maps),
+		client: client, events: record.NewFakeRecorder(100), services: corelisters.NewServiceLister(services), maps: corelisters.NewConfigMapLister(maps), nodes: corelisters.NewNodeLister(newIndexer()),
 		given: map[loop.Key]grant{}, reported: map[loop.Key]string{}, pooled: map[loop.Key]grant{},
 	}
 	look := func(want ...string) {
@@ -163,7 +163,7 @@ func newController(t *testing.T, list ...*corev1.Service) (*controller, *fake.Cl
 		t.Fatal(err)
 	}
 	return &controller{
-		client: client, events: record.NewFakeRecorder(100), services: corelisters.NewServiceLister(services), maps: corelisters.NewConfigMapLister(maps),
+		client: client, events: record.NewFakeRecorder(100), services: corelisters.NewServiceLister(services), maps: corelisters.NewConfigMapLister(maps), nodes: corelisters.NewNodeLister(newIndexer()),
 		given: map[loop.Key]grant{}, reported: map[loop.Key]string{}, pooled: map[loop.Key]grant{},
 	}, client
 }

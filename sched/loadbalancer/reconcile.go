@@ -10,6 +10,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // retryConflict is how long the cache is given to show what another wrote.
@@ -73,6 +75,19 @@ func (r Range) has(a netip.Addr) bool {
 // them, and also while it is deleted.
 func holds(s *corev1.Service) bool { return s.Spec.Type == corev1.ServiceTypeLoadBalancer }
 
+// nodesAddresses are the addresses of nodes, with their names. Pure.
+func nodesAddresses(nodes []*corev1.Node) map[netip.Addr]string {
+	out := map[netip.Addr]string{}
+	for _, n := range nodes {
+		for _, a := range n.Status.Addresses {
+			if addr, err := netip.ParseAddr(a.Address); err == nil {
+				out[addr.Unmap()] = n.Name
+			}
+		}
+	}
+	return out
+}
+
 // balanced: the Service is to have addresses from here.
 func balanced(s *corev1.Service) bool {
 	return holds(s) && s.Spec.LoadBalancerClass == nil && s.DeletionTimestamp == nil
@@ -96,7 +111,8 @@ func setIngress(s *corev1.Service, ips []string) {
 type Decision struct {
 	Service *corev1.Service
 	IPs     []string
-	Fault   string
+	// Reason and Fault: "" unless it lacks something.
+	Reason, Fault string
 }
 
 // most is how many addresses of one range are looked at: an IPv6 range has more
@@ -106,8 +122,8 @@ const most = 1 << 16
 // Decide gives each Service one address of each of its families: the one it has
 // while the pool holds it, else the one it asks for (spec.loadBalancerIP), else
 // the first that is free. The older Service wins. What others have, which get none from
-// here, is not free.
-func Decide(services, others []*corev1.Service, pool []Range) []Decision {
+// here, is not free; nor is what nodes have, by their names, which none may keep.
+func Decide(services, others []*corev1.Service, nodes map[netip.Addr]string, pool []Range) []Decision {
 	services = slices.Clone(services)
 	slices.SortFunc(services, func(a, b *corev1.Service) int {
 		if c := a.CreationTimestamp.Compare(b.CreationTimestamp.Time); c != 0 {
@@ -119,6 +135,9 @@ func Decide(services, others []*corev1.Service, pool []Range) []Decision {
 		return slices.ContainsFunc(pool, func(r Range) bool { return r.has(a) })
 	}
 	taken := map[netip.Addr]bool{}
+	for a := range nodes {
+		taken[a] = true
+	}
 	kept := make([]map[bool]netip.Addr, len(services))
 	wanted := func(s *corev1.Service) (netip.Addr, bool) {
 		a, err := netip.ParseAddr(s.Spec.LoadBalancerIP)
@@ -156,12 +175,17 @@ func Decide(services, others []*corev1.Service, pool []Range) []Decision {
 			four := family == corev1.IPv4Protocol
 			a, ok := kept[i][four]
 			if want, asks := wanted(s); !ok && asks && want.Is4() == four {
+				fault := ""
 				switch {
+				case nodes[want] != "":
+					fault = fmt.Sprintf("spec.loadBalancerIP %s is the address of the node %s", want, nodes[want])
 				case !inPool(want):
-					out[i].Fault = fmt.Sprintf("spec.loadBalancerIP %s is not in the cluster's pool", want)
-					continue
+					fault = fmt.Sprintf("spec.loadBalancerIP %s is not in the cluster's pool", want)
 				case taken[want]:
-					out[i].Fault = fmt.Sprintf("spec.loadBalancerIP %s belongs to another Service", want)
+					fault = fmt.Sprintf("spec.loadBalancerIP %s belongs to another Service", want)
+				}
+				if fault != "" {
+					out[i].Reason, out[i].Fault = core.ReasonAddressNotUsable, fault
 					continue
 				}
 				a, ok = want, true
@@ -169,7 +193,7 @@ func Decide(services, others []*corev1.Service, pool []Range) []Decision {
 				a, ok = free(pool, four, taken)
 			}
 			if !ok {
-				out[i].Fault = fmt.Sprintf("the cluster's pool has no free %s address", family)
+				out[i].Reason, out[i].Fault = core.ReasonPoolFull, fmt.Sprintf("the cluster's pool has no free %s address", family)
 				continue
 			}
 			taken[a] = true
