@@ -9,9 +9,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/apis/core"
+	"github.com/clusterd/clusterd/apis/names"
 )
 
 // retryConflict is how long the cache is given to show what another wrote.
@@ -201,6 +204,21 @@ func Decide(services, others []*corev1.Service, nodes map[netip.Addr]string, poo
 		}
 	}
 	return out
+}
+
+// condition tells in the Service's status what was decided: events go, and are sent once.
+func condition(d Decision) metav1.Condition {
+	c := metav1.Condition{Type: names.LoadBalancerAddress, Status: metav1.ConditionFalse, Reason: d.Reason, Message: d.Fault, ObservedGeneration: d.Service.Generation}
+	if d.Fault == "" {
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, core.ReasonAddressGiven, "given from the cluster's pool: "+strings.Join(d.IPs, ", ")
+	}
+	return c
+}
+
+// says reports whether the Service's status has the condition.
+func says(s *corev1.Service, want metav1.Condition) bool {
+	c := meta.FindStatusCondition(s.Status.Conditions, want.Type)
+	return c != nil && c.Status == want.Status && c.Reason == want.Reason && c.Message == want.Message
 }
 
 func free(pool []Range, four bool, taken map[netip.Addr]bool) (netip.Addr, bool) {
