@@ -139,7 +139,11 @@ func (p *Ports) begin(ctx context.Context, service, old *corev1.Service, dry boo
 		switch {
 		case port < FirstPort || port > LastPort:
 			err = ErrPortOutside
-		case !dry:
+		case dry:
+			if err = p.leases.try(ctx, portName(port), owner); errors.Is(err, ErrTaken) {
+				err = ErrPortTaken
+			}
+		default:
 			if err = p.Take(ctx, port, owner); err == nil {
 				got = append(got, port)
 			}

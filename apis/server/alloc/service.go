@@ -225,7 +225,10 @@ func (a *Addresses) choose(ctx context.Context, text string, owner Owner, dry bo
 		return netip.Addr{}, fmt.Errorf("%w: %w", ErrOutside, err)
 	}
 	if dry {
-		return address, a.check(ctx, address, owner)
+		if err := a.check(ctx, address, owner); err != nil {
+			return address, err
+		}
+		return address, a.leases.try(ctx, address.String(), owner)
 	}
 	return address, a.Take(ctx, address, owner)
 }
