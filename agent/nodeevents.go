@@ -42,6 +42,9 @@ func (a *Agent) PodNetworkBlocked(reason, why string) {
 	a.node.Poke()
 }
 
+// Fresh reports whether the node has renewed its Lease of late.
+func (a *Agent) Fresh() bool { return a.node.Fresh() }
+
 // RulesRepaired records an event that another program changed rules of the
 // packet filter that are this program's, and that they were put right. It does
 // not block.

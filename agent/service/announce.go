@@ -15,7 +15,7 @@ import (
 // announce makes the addresses of load balancers this node's for which it is
 // elected, and gives up the others.
 func (p *Proxy) announce(index cache.Indexer) {
-	if p.cfg.Announcer == nil {
+	if p.cfg.Announcer == nil || !p.cfg.Fresh() {
 		return
 	}
 	nodes, err := p.nodes.List(labels.Everything())
@@ -46,6 +46,16 @@ func (p *Proxy) announce(index cache.Indexer) {
 	}
 	slices.SortFunc(own, netip.Addr.Compare)
 	if err := p.cfg.Announcer.Set(own); err != nil {
+		p.cfg.Logger.Error("addresses of load balancers are not announced as they should be", "err", err)
+	}
+}
+
+// renew keeps what is announced here while it is not known who is elected.
+func (p *Proxy) renew() {
+	if p.cfg.Announcer == nil {
+		return
+	}
+	if err := p.cfg.Announcer.Renew(); err != nil {
 		p.cfg.Logger.Error("addresses of load balancers are not announced as they should be", "err", err)
 	}
 }

@@ -1,8 +1,10 @@
 package service
 
 import (
+	"context"
 	"fmt"
 	"testing"
+	"testing/synctest"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -52,4 +54,32 @@ func TestAnnounced(t *testing.T) {
 	}
 	b.put()
 	look("without it again", "[192.0.2.2 192.0.2.102 192.0.2.103]", map[string]bool{"192.0.2.2": true})
+}
+
+// The bug: a node that was cut off from the API held its addresses against those that
+// were elected in its place. It renews them while no other has them, and takes none.
+func TestNotFresh(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.announced.renewed = make(chan struct{})
+		fresh := true
+		b.cfg.Fresh = func() bool { return fresh }
+		b.put(node("n1", "192.0.2.1"), balanced("pool", "10.96.0.22", "192.0.2.102", core.ReasonAddressGiven))
+		if len(b.announced.addrs) != 1 {
+			t.Fatalf("announced are %v", b.announced.addrs)
+		}
+		fresh = false
+		set := b.announced.set
+		b.put(balanced("more", "10.96.0.23", "192.0.2.103", core.ReasonAddressGiven))
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { b.loop(ctx, b.index); close(ended) }()
+		<-b.announced.renewed
+		<-b.announced.renewed
+		cancel()
+		<-ended
+		if b.announced.set != set {
+			t.Errorf("addresses were set %d times by what may be old", b.announced.set-set)
+		}
+	})
 }

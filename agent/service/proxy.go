@@ -42,6 +42,8 @@ type Flows interface {
 // Announcer makes addresses the node's: *announce.Announcer.
 type Announcer interface {
 	Set([]netip.Addr) error
+	// Renew has those that were set stay, but for those of another machine's.
+	Renew() error
 }
 
 // Config of a Proxy. All fields are required unless they say otherwise.
@@ -59,6 +61,9 @@ type Config struct {
 	// Announcer, for addresses of load balancers; nil: they are announced by
 	// something else.
 	Announcer Announcer
+	// Fresh reports whether the API is known to have shown this node the newest of late:
+	// while it has not, others may have taken its addresses over. Default: always.
+	Fresh func() bool
 	// PodCIDRs are the pods' ranges, ServiceCIDRs those of cluster addresses that the
 	// cluster was begun with; CIDRs has those beside them.
 	PodCIDRs, ServiceCIDRs []netip.Prefix
@@ -110,6 +115,9 @@ func New(cfg Config) (*Proxy, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
+	if cfg.Fresh == nil {
+		cfg.Fresh = func() bool { return true }
+	}
 	return &Proxy{
 		cfg: cfg, health: newHealthServers(cfg.Logger), dirty: map[types.NamespacedName]bool{}, wake: make(chan struct{}, 1),
 		claims: map[lb.Frontend][]owned{}, frontends: map[types.NamespacedName][]lb.Frontend{}, current: map[lb.Frontend]claim{},
@@ -155,12 +163,8 @@ func (p *Proxy) Run(ctx context.Context) error {
 	defer p.health.close()
 	// Nothing is changed before all is known: what a former process left in the
 	// kernel serves until then.
-	for _, h := range handles {
-		select {
-		case <-h.HasSyncedChecker().Done():
-		case <-ctx.Done():
-			return nil
-		}
+	if !p.wait(ctx, handles) {
+		return nil
 	}
 	if p.cidrs != nil {
 		limit, stop := context.WithTimeout(ctx, cidrsTimeout)
@@ -173,8 +177,31 @@ func (p *Proxy) Run(ctx context.Context) error {
 	return nil
 }
 
+// wait returns when all watches have been read once, false: ctx has ended. What is
+// announced stays announced meanwhile, as the API may be away for long.
+func (p *Proxy) wait(ctx context.Context, handles []cache.ResourceEventHandlerRegistration) bool {
+	again := slack.NewTicker(tick)
+	defer again.Stop()
+	for _, h := range handles {
+		for synced := false; !synced; {
+			select {
+			case <-h.HasSyncedChecker().Done():
+				synced = true
+			case <-again.C:
+				p.renew()
+			case <-ctx.Done():
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// tick is how often is looked at what others may have changed.
+const tick = 5 * time.Second
+
 func (p *Proxy) loop(ctx context.Context, index cache.Indexer) {
-	again := slack.NewTicker(5 * time.Second) // what others may have changed
+	again := slack.NewTicker(tick)
 	defer again.Stop()
 	delay := 50 * time.Millisecond
 	var retry <-chan time.Time
@@ -187,7 +214,11 @@ func (p *Proxy) loop(ctx context.Context, index cache.Indexer) {
 			retry = nil
 		case <-again.C:
 			p.ensureWays()
-			p.announce(index)
+			if p.cfg.Fresh() {
+				p.announce(index)
+			} else {
+				p.renew()
+			}
 			p.tidy(nil)
 			continue
 		}

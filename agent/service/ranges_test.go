@@ -50,9 +50,19 @@ func (b *bases) at(addr string) lb.Backend {
 }
 
 // told notes what is announced.
-type told struct{ addrs []netip.Addr }
+type told struct {
+	addrs   []netip.Addr
+	set     int
+	renewed chan struct{}
+}
 
-func (t *told) Set(addrs []netip.Addr) error { t.addrs = slices.Clone(addrs); return nil }
+func (t *told) Renew() error { t.renewed <- struct{}{}; return nil }
+
+func (t *told) Set(addrs []netip.Addr) error {
+	t.set++
+	t.addrs = slices.Clone(addrs)
+	return nil
+}
 
 // bench is a Proxy on watches that a test fills.
 type bench struct {

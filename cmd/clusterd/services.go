@@ -22,8 +22,8 @@ const podBridge = "clusterd0"
 // newServiceProxy opens what makes Services answer on this node. reader reads what of
 // the cluster's network only some parts of a node may. closing gives
 // the sockets back; the rules stay. repaired is called when others' changes of
-// the rules were undone.
-func newServiceProxy(cfg Config, log *slog.Logger, seen *watches.Watches, reader kubernetes.Interface, repaired func(table, what string)) (_ *service.Proxy, closing func(), err error) {
+// the rules were undone, fresh as service.Config says.
+func newServiceProxy(cfg Config, log *slog.Logger, seen *watches.Watches, reader kubernetes.Interface, repaired func(table, what string), fresh func() bool) (_ *service.Proxy, closing func(), err error) {
 	var undo []func()
 	closing = func() {
 		for i := len(undo) - 1; i >= 0; i-- {
@@ -62,7 +62,7 @@ func newServiceProxy(cfg Config, log *slog.Logger, seen *watches.Watches, reader
 	proxy, err := service.New(service.Config{
 		NodeName: cfg.Name, Services: seen.Services, Slices: seen.Slices, Nodes: seen.Nodes,
 		CIDRs:    networkinginformers.NewServiceCIDRInformer(reader, 0, cache.Indexers{}),
-		Balancer: balancer, Flows: flows, Announcer: announcer,
+		Balancer: balancer, Flows: flows, Announcer: announcer, Fresh: fresh,
 		PodCIDRs: cfg.podRanges(), ServiceCIDRs: ranges, Ways: ways.Ensure, Logger: log,
 	})
 	return proxy, closing, err
