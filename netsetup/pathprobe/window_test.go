@@ -1,6 +1,7 @@
 package pathprobe
 
 import (
+	"net/netip"
 	"testing"
 	"time"
 )
