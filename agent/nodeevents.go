@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -41,12 +42,39 @@ func (a *Agent) PodNetworkBlocked(reason, why string) {
 	a.node.Poke()
 }
 
+// Fresh reports whether the node has renewed its Lease of late.
+func (a *Agent) Fresh() bool { return a.node.Fresh() }
+
 // RulesRepaired records an event that another program changed rules of the
 // packet filter that are this program's, and that they were put right. It does
 // not block.
 func (a *Agent) RulesRepaired(table, what string) {
 	a.recorder.Eventf(nodeRef(a.cfg.NodeName), v1.EventTypeWarning, "PacketFilterRepaired",
 		"The packet filter's table %s was changed by another program and is put right: %s", table, what)
+}
+
+// mostNames is how many policies an event names.
+const mostNames = 10
+
+// PoliciesFault records an event that the rules of network policies could not be put
+// into force, with the names of those that changed, or with a nil error that they are
+// again. It does not block.
+func (a *Agent) PoliciesFault(changed []string, err error) {
+	eventtype, reason, message := policiesEvent(changed, err)
+	a.recorder.Event(nodeRef(a.cfg.NodeName), eventtype, reason, message)
+}
+
+func policiesEvent(changed []string, err error) (eventtype, reason, message string) {
+	if err == nil {
+		return v1.EventTypeNormal, "NetworkPoliciesInForce", "All network policies are in force on this node again"
+	}
+	what := "what they select changed"
+	if n := len(changed); n > mostNames {
+		what = fmt.Sprintf("changed were %s and %d more", strings.Join(changed[:mostNames], ", "), n-mostNames)
+	} else if n > 0 {
+		what = "changed were " + strings.Join(changed, ", ")
+	}
+	return v1.EventTypeWarning, "NetworkPoliciesNotInForce", fmt.Sprintf("The packet filter has the rules of before still, which network policies no longer ask for (%s); it is tried again: %v", what, err)
 }
 
 // tellUpgrade tells the node's readers that podmon was replaced, or why not.

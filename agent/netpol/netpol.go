@@ -57,7 +57,12 @@ type Config struct {
 	// are watched: of one that is deleted by force before the first policy comes, only
 	// who runs it knows the labels. Default: there are none.
 	Running func() []*v1.Pod
-	Logger  *slog.Logger // default slog.Default()
+	// Fault is called when rules could not be put into force, with the NAMESPACE/NAME of
+	// the policies that changed since they last were (none: only pods or namespaces
+	// did), and with a nil error when all are in force again. It must not block.
+	// Default: none.
+	Fault  func(changed []string, err error)
+	Logger *slog.Logger // default slog.Default()
 }
 
 // Manager translates. Safe for concurrent use.
@@ -75,6 +80,10 @@ type Manager struct {
 	// no policy. Run's alone. In memory: a pod that the API has no more when clusterd
 	// starts is none of them.
 	held map[types.UID]*v1.Pod
+	// inForce are the policies whose rules are, with their generations; failing: the
+	// last try to put rules into force failed. Run's alone.
+	inForce map[string]string
+	failing bool
 
 	mu       sync.Mutex                 // guards all below
 	starting map[types.UID][]netip.Addr // until Release
@@ -114,6 +123,9 @@ func New(cfg Config) (*Manager, error) {
 	}
 	if cfg.Running == nil {
 		cfg.Running = func() []*v1.Pod { return nil }
+	}
+	if cfg.Fault == nil {
+		cfg.Fault = func([]string, error) {}
 	}
 	rules := informers.NewSharedInformerFactoryWithOptions(cfg.Client, 0, informers.WithTransform(trim))
 	f := informers.NewSharedInformerFactoryWithOptions(cfg.Client, 0, informers.WithTransform(trim))
@@ -211,7 +223,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		if err := m.apply(reading); errors.Is(err, errUnread) {
 			continue
 		} else if err != nil {
-			m.cfg.Logger.Error("network policies are not in force as they should be, will retry", "policies", m.names(), "after", delay, "err", err)
+			m.cfg.Logger.Error("network policies are not in force as they should be, will retry", "after", delay, "err", err)
 			again = time.After(delay)
 			delay = min(2*delay, 30*time.Second)
 		} else {
@@ -263,16 +275,42 @@ func (m *Manager) count(by int) {
 	m.waiting += by
 }
 
-// names are some of the policies, for a message.
-func (m *Manager) names() []string {
-	list, _ := m.policies.List(labels.Everything())
-	var out []string
+// generations are the policies, each with what a change of it alters.
+func generations(list []*networkingv1.NetworkPolicy) map[string]string {
+	out := make(map[string]string, len(list))
 	for _, p := range list {
-		if out = append(out, describe(p)); len(out) == 10 {
-			break
-		}
+		out[describe(p)] = fmt.Sprintf("%s %d", p.UID, p.Generation)
 	}
 	return out
+}
+
+// differ are the keys whose values are not the same in both, sorted.
+func differ(a, b map[string]string) (out []string) {
+	for key, v := range a {
+		if w, ok := b[key]; !ok || v != w {
+			out = append(out, key)
+		}
+	}
+	for key := range b {
+		if _, ok := a[key]; !ok {
+			out = append(out, key)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// report tells what came of a try to put these policies into force.
+func (m *Manager) report(policies []*networkingv1.NetworkPolicy, err error) {
+	now := generations(policies)
+	if err == nil {
+		if m.inForce = now; m.failing {
+			m.cfg.Fault(nil, nil)
+		}
+	} else {
+		m.cfg.Fault(differ(m.inForce, now), err)
+	}
+	m.failing = err != nil
 }
 
 // errUnread is returned when there are policies and what they select was not read.
@@ -291,6 +329,7 @@ func (m *Manager) apply(reading bool) error {
 	if err == nil {
 		err = m.cfg.Enforcer.Set(translate(c))
 	}
+	m.report(c.policies, err)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.fault = err; err == nil {

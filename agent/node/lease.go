@@ -45,6 +45,7 @@ func (n *Node) renew(ctx context.Context) {
 			retry = min(2*retry, n.cfg.Period)
 		} else {
 			failed, retry = false, firstRetry
+			n.renewal.Store(max(1, int64(began.Sub(n.begun))))
 			wait.Reset(n.cfg.Period - time.Since(began))
 		}
 		select {
@@ -53,6 +54,13 @@ func (n *Node) renew(ctx context.Context) {
 		case <-wait.C:
 		}
 	}
+}
+
+// Fresh reports whether the Lease was renewed within half its duration: the servers
+// that the node asks are of the cluster, and others take it for alive.
+func (n *Node) Fresh() bool {
+	at := n.renewal.Load()
+	return at > 0 && time.Since(n.begun)-time.Duration(at) < n.cfg.LeaseTime/2
 }
 
 // renewOnce writes the Lease; lease is the one of last time, nil: look it up. A

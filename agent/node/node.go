@@ -108,6 +108,8 @@ type Node struct {
 	poke    chan struct{}
 	latest  atomic.Pointer[v1.Node] // last seen or written
 	changes changes                 // of latest
+	renewal atomic.Int64            // when the last renewal of the Lease that came through began, in nanoseconds since begun
+	begun   time.Time
 
 	mu     sync.Mutex        // guards all below
 	labels map[string]string // by SetLabels
@@ -127,7 +129,7 @@ func New(cfg Config) *Node {
 	if cfg.Period == 0 {
 		cfg.Period = cfg.LeaseTime / 4
 	}
-	n := &Node{cfg: cfg, poke: make(chan struct{}, 1)}
+	n := &Node{cfg: cfg, poke: make(chan struct{}, 1), begun: time.Now()}
 	n.latest.Store(n.fresh())
 	return n
 }

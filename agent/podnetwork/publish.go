@@ -139,17 +139,17 @@ func (n *Network) filterPorts() error {
 		return nil // before the node has a range, nothing is inside
 	}
 	r := withPorts(n.rules, nft.Inside{Ranges: n.own, Interface: n.cfg.Bridge}, n.ports)
-	if len(r.Publish) > 0 {
-		if err := sysctl.Set(map[string]string{"net.ipv4.conf." + n.cfg.Bridge + ".route_localnet": "1"}); err != nil {
-			return fmt.Errorf("kernel switches: %w", err)
-		}
-	}
 	table, err := r.Table(nft.DefaultTable)
 	if err == nil {
 		err = n.filter.Set(table)
 	}
 	if err != nil {
 		return fmt.Errorf("packet filter: %w", err)
+	}
+	if len(r.Publish) > 0 { // after the rule that keeps pods from using it
+		if err := sysctl.Set(map[string]string{"net.ipv4.conf." + n.cfg.Bridge + ".route_localnet": "1"}); err != nil {
+			return fmt.Errorf("kernel switches: %w", err)
+		}
 	}
 	n.forgetMisled()
 	return nil

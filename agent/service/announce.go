@@ -15,7 +15,7 @@ import (
 // announce makes the addresses of load balancers this node's for which it is
 // elected, and gives up the others.
 func (p *Proxy) announce(index cache.Indexer) {
-	if p.cfg.Announcer == nil {
+	if p.cfg.Announcer == nil || !p.cfg.Fresh() {
 		return
 	}
 	nodes, err := p.nodes.List(labels.Everything())
@@ -28,7 +28,7 @@ func (p *Proxy) announce(index cache.Indexer) {
 	}
 	var own []netip.Addr
 	for _, s := range services {
-		if s.Spec.Type != v1.ServiceTypeLoadBalancer || s.Spec.LoadBalancerClass != nil || !forwarded(s) {
+		if !ours(s) || !forwarded(s) {
 			continue
 		}
 		var near map[string]bool
@@ -36,6 +36,9 @@ func (p *Proxy) announce(index cache.Indexer) {
 			near = nodesOf(s, p, index)
 		}
 		for _, addr := range balancerAddresses(s) {
+			if p.at.nodes[addr] || p.at.inside(addr) {
+				continue // it has its place
+			}
 			if elect(addr, nodes, near) == p.cfg.NodeName && !slices.Contains(own, addr) {
 				own = append(own, addr)
 			}
@@ -47,13 +50,23 @@ func (p *Proxy) announce(index cache.Indexer) {
 	}
 }
 
+// renew keeps what is announced here while it is not known who is elected.
+func (p *Proxy) renew() {
+	if p.cfg.Announcer == nil {
+		return
+	}
+	if err := p.cfg.Announcer.Renew(); err != nil {
+		p.cfg.Logger.Error("addresses of load balancers are not announced as they should be", "err", err)
+	}
+}
+
 // nodesOf are the nodes with an endpoint that is given connections.
 func nodesOf(s *v1.Service, p *Proxy, index cache.Indexer) map[string]bool {
 	out := map[string]bool{}
 	all := slicesOf(index, types.NamespacedName{Namespace: s.Namespace, Name: s.Name})
 	for i := range s.Spec.Ports {
 		for _, four := range []bool{true, false} {
-			for _, e := range endpointsOf(all, s.Spec.Ports[i].Name, four) {
+			for _, e := range endpointsOf(all, &s.Spec.Ports[i], four) {
 				if e.ready || e.serving && e.terminating {
 					out[e.node] = true
 				}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	discoverylisters "k8s.io/client-go/listers/discovery/v1"
+	networkinglisters "k8s.io/client-go/listers/networking/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/clusterd/clusterd/agent/watches"
@@ -41,6 +42,8 @@ type Flows interface {
 // Announcer makes addresses the node's: *announce.Announcer.
 type Announcer interface {
 	Set([]netip.Addr) error
+	// Renew has those that were set stay, but for those of another machine's.
+	Renew() error
 }
 
 // Config of a Proxy. All fields are required unless they say otherwise.
@@ -49,17 +52,24 @@ type Config struct {
 	// Services, Slices and Nodes are the watches of all of them, as package watches
 	// makes them. Their owner runs them.
 	Services, Slices, Nodes cache.SharedIndexInformer
+	// CIDRs is the watch of ServiceCIDRs, which the Proxy runs. It is waited for a
+	// moment alone: servers of a version before do not let nodes read them. Optional.
+	CIDRs cache.SharedIndexInformer
 
 	Balancer Balancer
 	Flows    Flows
 	// Announcer, for addresses of load balancers; nil: they are announced by
 	// something else.
 	Announcer Announcer
-	// PodCIDRs are the pods' ranges, ServiceCIDRs those of cluster addresses.
+	// Fresh reports whether the API is known to have shown this node the newest of late:
+	// while it has not, others may have taken its addresses over. Default: always.
+	Fresh func() bool
+	// PodCIDRs are the pods' ranges, ServiceCIDRs those of cluster addresses that the
+	// cluster was begun with; CIDRs has those beside them.
 	PodCIDRs, ServiceCIDRs []netip.Prefix
-	// Ways is called when it may be that packets to ServiceCIDRs have no way out
-	// of the node's own programs. Optional.
-	Ways   func() error
+	// Ways is called when it may be that packets to the ranges of cluster addresses
+	// have no way out of the node's own programs. Optional.
+	Ways   func(ranges []netip.Prefix) error
 	Logger *slog.Logger // default slog.Default()
 }
 
@@ -71,6 +81,7 @@ type Proxy struct {
 	services corelisters.ServiceLister
 	slices   discoverylisters.EndpointSliceLister
 	nodes    corelisters.NodeLister
+	cidrs    networkinglisters.ServiceCIDRLister // nil: there is no watch
 
 	mu    sync.Mutex // guards dirty and all
 	dirty map[types.NamespacedName]bool
@@ -85,7 +96,8 @@ type Proxy struct {
 	// begun: the rules were in force once. forget and sweep: clients remembered, and
 	// connections tracked, that lead to endpoints which are gone are to be looked for.
 	begun, forget, sweep bool
-	untidy               string // the last error of tidy
+	untidy               string                // the last error of tidy
+	unused               map[netip.Prefix]bool // ranges that were warned of
 }
 
 // owned is a claim with who makes it.
@@ -103,11 +115,19 @@ func New(cfg Config) (*Proxy, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
+	if cfg.Fresh == nil {
+		cfg.Fresh = func() bool { return true }
+	}
 	return &Proxy{
 		cfg: cfg, health: newHealthServers(cfg.Logger), dirty: map[types.NamespacedName]bool{}, wake: make(chan struct{}, 1),
 		claims: map[lb.Frontend][]owned{}, frontends: map[types.NamespacedName][]lb.Frontend{}, current: map[lb.Frontend]claim{},
+		at: view{ranges: cfg.ServiceCIDRs},
 	}, nil
 }
+
+// cidrsTimeout is how long the start waits for the ranges of ServiceCIDRs, so that
+// those are not taken for refused ones meanwhile.
+const cidrsTimeout = 3 * time.Second
 
 // Run keeps the rules until ctx ends; then they stay.
 func (p *Proxy) Run(ctx context.Context) error {
@@ -119,26 +139,37 @@ func (p *Proxy) Run(ctx context.Context) error {
 		p.cfg.Services: p.onService,
 		index:          p.onSlice,
 		p.cfg.Nodes:    p.onNode,
+		p.cfg.CIDRs:    func(any) { p.poke() },
 	} {
+		if informer == nil {
+			continue
+		}
 		h, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc: handler, UpdateFunc: func(old, now any) { handler(old); handler(now) }, DeleteFunc: handler,
 		})
 		if err != nil {
 			return fmt.Errorf("service proxy: %w", err)
 		}
-		handles = append(handles, h)
+		if informer != p.cfg.CIDRs {
+			handles = append(handles, h)
+		}
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	if p.cfg.CIDRs != nil {
+		p.cidrs = networkinglisters.NewServiceCIDRLister(p.cfg.CIDRs.GetIndexer())
+		wg.Go(func() { p.cfg.CIDRs.RunWithContext(ctx) })
+	}
 	defer p.health.close()
 	// Nothing is changed before all is known: what a former process left in the
 	// kernel serves until then.
-	for _, h := range handles {
-		select {
-		case <-h.HasSyncedChecker().Done():
-		case <-ctx.Done():
-			return nil
-		}
+	if !p.wait(ctx, handles) {
+		return nil
+	}
+	if p.cidrs != nil {
+		limit, stop := context.WithTimeout(ctx, cidrsTimeout)
+		cache.WaitForCacheSync(limit.Done(), p.cfg.CIDRs.HasSynced)
+		stop()
 	}
 	p.everything()
 	wg.Go(func() { p.cfg.Balancer.Run(ctx) })
@@ -146,8 +177,31 @@ func (p *Proxy) Run(ctx context.Context) error {
 	return nil
 }
 
+// wait returns when all watches have been read once, false: ctx has ended. What is
+// announced stays announced meanwhile, as the API may be away for long.
+func (p *Proxy) wait(ctx context.Context, handles []cache.ResourceEventHandlerRegistration) bool {
+	again := slack.NewTicker(tick)
+	defer again.Stop()
+	for _, h := range handles {
+		for synced := false; !synced; {
+			select {
+			case <-h.HasSyncedChecker().Done():
+				synced = true
+			case <-again.C:
+				p.renew()
+			case <-ctx.Done():
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// tick is how often is looked at what others may have changed.
+const tick = 5 * time.Second
+
 func (p *Proxy) loop(ctx context.Context, index cache.Indexer) {
-	again := slack.NewTicker(5 * time.Second) // what others may have changed
+	again := slack.NewTicker(tick)
 	defer again.Stop()
 	delay := 50 * time.Millisecond
 	var retry <-chan time.Time
@@ -160,7 +214,11 @@ func (p *Proxy) loop(ctx context.Context, index cache.Indexer) {
 			retry = nil
 		case <-again.C:
 			p.ensureWays()
-			p.announce(index)
+			if p.cfg.Fresh() {
+				p.announce(index)
+			} else {
+				p.renew()
+			}
 			p.tidy(nil)
 			continue
 		}
@@ -178,7 +236,7 @@ func (p *Proxy) ensureWays() {
 	if p.cfg.Ways == nil {
 		return
 	}
-	if err := p.cfg.Ways(); err != nil {
+	if err := p.cfg.Ways(p.at.ranges); err != nil {
 		p.cfg.Logger.Warn("the route to Services is not as it should be", "err", err)
 	}
 }
@@ -247,16 +305,15 @@ func (p *Proxy) sync(index cache.Indexer) error {
 	p.mu.Lock()
 	dirty, every := p.dirty, p.every
 	p.dirty, p.every = map[types.NamespacedName]bool{}, false
-	p.at.node = p.cfg.NodeName
-	if node, err := p.nodes.Get(p.cfg.NodeName); err == nil {
-		p.at.zone = node.Labels[v1.LabelTopologyZone]
-	}
 	p.mu.Unlock()
+	all, err := p.services.List(labels.Everything())
+	if err == nil {
+		every, err = p.look(all, dirty, every)
+	}
+	if err != nil {
+		return p.again(dirty, every, err)
+	}
 	if every {
-		all, err := p.services.List(labels.Everything())
-		if err != nil {
-			return err
-		}
 		for _, s := range all {
 			dirty[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] = true
 		}
@@ -264,18 +321,77 @@ func (p *Proxy) sync(index cache.Indexer) error {
 			dirty[key] = true
 		}
 	}
-	err := p.apply(dirty, every, index)
-	if err != nil {
-		p.mu.Lock()
-		for key := range dirty {
-			p.dirty[key] = true
-		}
-		p.every = p.every || every
-		p.mu.Unlock()
-		return err
+	if err := p.apply(dirty, every, index); err != nil {
+		return p.again(dirty, every, err)
 	}
 	p.announce(index)
 	return nil
+}
+
+// again notes what a sync that failed was to look at, and returns why.
+func (p *Proxy) again(dirty map[types.NamespacedName]bool, every bool, why error) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for key := range dirty {
+		p.dirty[key] = true
+	}
+	p.every = p.every || every
+	return why
+}
+
+// look brings p.at up to date. It reports whether all Services are to be looked at, as
+// every says or because of what changed.
+func (p *Proxy) look(services []*v1.Service, dirty map[types.NamespacedName]bool, every bool) (bool, error) {
+	nodes, err := p.nodes.List(labels.Everything())
+	if err != nil {
+		return every, err
+	}
+	now := view{node: p.cfg.NodeName, zone: p.at.zone, nodes: map[netip.Addr]bool{}}
+	for _, n := range nodes {
+		if n.Name == now.node {
+			now.zone = n.Labels[v1.LabelTopologyZone]
+		}
+		for _, a := range addressesOf(n) {
+			now.nodes[a] = true
+		}
+	}
+	for _, s := range services {
+		if slices.ContainsFunc(balancerAddresses(s), func(a netip.Addr) bool { return now.nodes[a] != p.at.nodes[a] }) {
+			dirty[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] = true
+		}
+	}
+	if now.ranges, err = p.ranges(nodes); err != nil {
+		return every, err
+	}
+	every = every || !slices.Equal(now.ranges, p.at.ranges)
+	p.mu.Lock()
+	p.at = now
+	p.mu.Unlock()
+	return every, nil
+}
+
+// ranges are those of cluster addresses, now. One that a node's address is in would
+// cut nodes off: it is left out.
+func (p *Proxy) ranges(nodes []*v1.Node) ([]netip.Prefix, error) {
+	out := slices.Clone(p.cfg.ServiceCIDRs)
+	if p.cidrs == nil {
+		return out, nil
+	}
+	all, err := p.cidrs.List(labels.Everything())
+	if err != nil {
+		return nil, err
+	}
+	more, unused := furtherRanges(all, out, nodes)
+	for r, node := range unused {
+		if !p.unused[r] {
+			p.cfg.Logger.Error("a ServiceCIDR is not served: a node's address is in it; delete it and choose another range", "range", r, "node", node)
+		}
+	}
+	p.unused = map[netip.Prefix]bool{}
+	for r := range unused {
+		p.unused[r] = true
+	}
+	return append(out, more...), nil
 }
 
 func (p *Proxy) apply(dirty map[types.NamespacedName]bool, every bool, index cache.Indexer) error {
@@ -299,7 +415,7 @@ func (p *Proxy) apply(dirty map[types.NamespacedName]bool, every bool, index cac
 		if err := p.cfg.Balancer.Update(changed); err != nil {
 			return err
 		}
-		if err := p.cfg.Balancer.SetBase(lb.Base{Inside: p.cfg.PodCIDRs, Ranges: p.cfg.ServiceCIDRs}); err != nil {
+		if err := p.cfg.Balancer.SetBase(lb.Base{Inside: p.cfg.PodCIDRs, Ranges: p.at.ranges}); err != nil {
 			return err
 		}
 	} else if len(changed) > 0 {
@@ -336,7 +452,7 @@ func (p *Proxy) tidy(flows []lb.Flow) {
 	var err error
 	switch {
 	case p.sweep:
-		n, err = p.cfg.Flows.DeleteOthers(p.serving(), p.cfg.ServiceCIDRs)
+		n, err = p.cfg.Flows.DeleteOthers(p.serving(), p.at.ranges)
 	case len(flows) > 0:
 		n, err = p.cfg.Flows.Delete(flows)
 	}
@@ -418,7 +534,7 @@ func nearOf(s *v1.Service, all []*discoveryv1.EndpointSlice, at view) int {
 	seen := map[netip.Addr]bool{}
 	for i := range s.Spec.Ports {
 		for _, four := range []bool{true, false} {
-			for _, e := range endpointsOf(all, s.Spec.Ports[i].Name, four) {
+			for _, e := range endpointsOf(all, &s.Spec.Ports[i], four) {
 				if e.node == at.node && e.ready {
 					seen[e.addr.Addr()] = true
 				}

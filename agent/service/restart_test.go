@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/agent/watches"
 	"github.com/clusterd/clusterd/netsetup/lb"
@@ -67,7 +68,9 @@ func TestEndpointGoneWhileDown(t *testing.T) {
 	endpoints := func(list ...string) {
 		t.Helper()
 		for _, s := range []*discoveryv1.EndpointSlice{slice("http", 8080, list...), slice("log", 5140, list...)} {
-			s.Name = *s.Ports[0].Name
+			if s.Name = *s.Ports[0].Name; s.Name == "log" {
+				s.Ports[0].Protocol = ptr.To(v1.ProtocolUDP)
+			}
 			if err := index.Update(s); err != nil {
 				t.Fatal(err)
 			}

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -14,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/netsetup/lb"
 	"github.com/clusterd/clusterd/netsetup/nft"
 )
@@ -32,6 +34,15 @@ type claim struct {
 // view is what translating depends on beside the Service.
 type view struct {
 	node, zone string
+	// ranges are those of cluster addresses.
+	ranges []netip.Prefix
+	// nodes are the addresses of all nodes.
+	nodes map[netip.Addr]bool
+}
+
+// inside: the address is one of those that the API server gives Services.
+func (v view) inside(addr netip.Addr) bool {
+	return slices.ContainsFunc(v.ranges, func(r netip.Prefix) bool { return r.Contains(addr) })
 }
 
 // translate is what a Service asks of this node: frontends with what is behind
@@ -50,7 +61,7 @@ func translate(s *v1.Service, slicesOf []*discoveryv1.EndpointSlice, at view) ma
 		}
 		byFamily := map[bool]choice{}
 		for _, four := range []bool{true, false} {
-			byFamily[four] = choose(endpointsOf(slicesOf, port.Name, four), at)
+			byFamily[four] = choose(endpointsOf(slicesOf, port, four), at)
 		}
 		put := func(addr netip.Addr, number int32, b lb.Backend, c choice) {
 			b.Affinity = affinity
@@ -61,13 +72,21 @@ func translate(s *v1.Service, slicesOf []*discoveryv1.EndpointSlice, at view) ma
 			put(addr, port.Port, c.inside(s), c)
 		}
 		for _, addr := range addresses(s.Spec.ExternalIPs) {
+			if at.inside(addr) {
+				continue // it belongs to the Service that is given it, cluster DNS for one
+			}
 			c := byFamily[addr.Is4()]
 			put(addr, port.Port, c.outside(s), c)
 		}
 		for _, addr := range balancerAddresses(s) {
+			if at.inside(addr) {
+				continue
+			}
 			c := byFamily[addr.Is4()]
 			b := c.outside(s)
-			b.Sources, b.Virtual = sources(s), s.Spec.LoadBalancerClass == nil
+			// A node's other ports are its own, and what another program's address is
+			// beside, that knows.
+			b.Sources, b.Virtual = sources(s), ours(s) && !at.nodes[addr]
 			put(addr, port.Port, b, c)
 		}
 		if port.NodePort != 0 {
@@ -125,14 +144,27 @@ func balancerAddresses(s *v1.Service) (out []netip.Addr) {
 	return out
 }
 
+// ours: the Service's addresses are of the cluster's own pool, as far as is known.
+func ours(s *v1.Service) bool {
+	return s.Spec.Type == v1.ServiceTypeLoadBalancer && s.Spec.LoadBalancerClass == nil && !core.BalancedElsewhere(s)
+}
+
+// sources are the ranges that may ask; none: all. The API lets space stand around
+// them. Where none can be read nobody is let in, rather than everybody.
 func sources(s *v1.Service) (out []netip.Prefix) {
 	for _, t := range s.Spec.LoadBalancerSourceRanges {
-		if p, err := netip.ParsePrefix(t); err == nil {
+		if p, err := netip.ParsePrefix(strings.TrimSpace(t)); err == nil {
 			out = append(out, p.Masked())
 		}
 	}
+	if len(out) == 0 && len(s.Spec.LoadBalancerSourceRanges) > 0 {
+		return []netip.Prefix{nowhere}
+	}
 	return out
 }
+
+// nowhere is a range that no packet comes from: of addresses for documents (RFC 9637).
+var nowhere = netip.MustParsePrefix("3fff::/128")
 
 func familiesOf(s *v1.Service) (four []bool) {
 	for _, f := range s.Spec.IPFamilies {
@@ -167,7 +199,7 @@ type candidate struct {
 	nodeHints      []string
 }
 
-func endpointsOf(all []*discoveryv1.EndpointSlice, port string, four bool) (out []candidate) {
+func endpointsOf(all []*discoveryv1.EndpointSlice, port *v1.ServicePort, four bool) (out []candidate) {
 	want := discoveryv1.AddressTypeIPv6
 	if four {
 		want = discoveryv1.AddressTypeIPv4
@@ -177,7 +209,7 @@ func endpointsOf(all []*discoveryv1.EndpointSlice, port string, four bool) (out 
 			continue
 		}
 		for _, p := range slice.Ports {
-			if ptr.Deref(p.Name, "") != port || p.Port == nil || *p.Port <= 0 || *p.Port > 65535 {
+			if ptr.Deref(p.Name, "") != port.Name || !sameProtocol(ptr.Deref(p.Protocol, ""), port.Protocol) || p.Port == nil || *p.Port <= 0 || *p.Port > 65535 {
 				continue
 			}
 			for i := range slice.Endpoints {
@@ -223,6 +255,11 @@ func endpointsOf(all []*discoveryv1.EndpointSlice, port string, four bool) (out 
 	// One address may be in two slices while it moves from one to the other: the
 	// better half counts.
 	return slices.CompactFunc(out, func(a, b candidate) bool { return a.addr == b.addr })
+}
+
+// sameProtocol compares protocols; none is TCP.
+func sameProtocol(a, b v1.Protocol) bool {
+	return cmp.Or(a, v1.ProtocolTCP) == cmp.Or(b, v1.ProtocolTCP)
 }
 
 // choice is who answers for one port and family.

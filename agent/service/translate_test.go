@@ -82,6 +82,12 @@ func TestTranslate(t *testing.T) {
 			"tcp 10.96.0.9:80 = 10.0.1.1:8080! 10.0.2.1:8080",
 			"tcp 192.0.2.9:80 = 10.0.1.1:8080! 10.0.2.1:8080 | near 10.0.1.1:8080!",
 		}},
+		{"an outer address of the Services' range", func(s *v1.Service) { s.Spec.ExternalIPs = []string{"10.96.0.10", "192.0.2.9"} }, []string{near}, []string{
+			"tcp 10.96.0.9:80 = 10.0.1.1:8080!", "tcp 192.0.2.9:80 = 10.0.1.1:8080!",
+		}},
+		{"a balancer's address of the Services' range", func(s *v1.Service) {
+			s.Spec.Type, s.Status.LoadBalancer.Ingress = v1.ServiceTypeLoadBalancer, []v1.LoadBalancerIngress{{IP: "10.96.0.10"}}
+		}, []string{near}, []string{"tcp 10.96.0.9:80 = 10.0.1.1:8080!"}},
 	}
 	for _, tt := range tests {
 		s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: v1.ServiceSpec{
@@ -93,7 +99,7 @@ func TestTranslate(t *testing.T) {
 		}
 		all := []*discoveryv1.EndpointSlice{slice("http", 8080, tt.ends...), slice("other", 9090, near)}
 		var got []string
-		for f, c := range translate(s, all, view{node: "n1", zone: "a"}) {
+		for f, c := range translate(s, all, view{node: "n1", zone: "a", ranges: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}) {
 			text := fmt.Sprintf("%s = %s", f, texts(c.backend.Endpoints))
 			if c.backend.Silent {
 				text += "silence"
@@ -107,6 +113,43 @@ func TestTranslate(t *testing.T) {
 		if !slices.Equal(got, tt.want) {
 			t.Errorf("%s:\n got %q\nwant %q", tt.name, got, tt.want)
 		}
+	}
+}
+
+// The bug: the API lets " 192.0.2.0/24 " pass, and what nodes could not read of the ranges
+// they left out: the Service was open to everybody.
+func TestSources(t *testing.T) {
+	for _, tt := range []struct{ in, want []string }{
+		{nil, nil},
+		{[]string{"192.0.2.0/24"}, []string{"192.0.2.0/24"}},
+		{[]string{" 192.0.2.7/24 ", "\tfd00::/64"}, []string{"192.0.2.0/24", "fd00::/64"}},
+		{[]string{"192.0.2.0/024"}, []string{"3fff::/128"}},
+		{[]string{"192.0.2.0/024", "198.51.100.0/24"}, []string{"198.51.100.0/24"}},
+	} {
+		var got []string
+		for _, p := range sources(&v1.Service{Spec: v1.ServiceSpec{LoadBalancerSourceRanges: tt.in}}) {
+			got = append(got, p.String())
+		}
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%q: %q, want %q", tt.in, got, tt.want)
+		}
+	}
+}
+
+// The bug: ports of slices that somebody else writes were taken by their name alone: those
+// of UDP answered for TCP.
+func TestProtocolOfEndpoints(t *testing.T) {
+	udp := slice("", 5353, "10.0.1.1 n1 ready")
+	udp.Ports[0].Protocol = ptr.To(v1.ProtocolUDP)
+	both := []*discoveryv1.EndpointSlice{udp, slice("", 8080, "10.0.1.1 n1 ready")} // the second says none: TCP
+	for proto, want := range map[v1.Protocol]string{v1.ProtocolUDP: "10.0.1.1:5353", v1.ProtocolTCP: "10.0.1.1:8080", "": "10.0.1.1:8080"} {
+		got := endpointsOf(both, &v1.ServicePort{Protocol: proto}, true)
+		if len(got) != 1 || got[0].addr.String() != want {
+			t.Errorf("%q: %v, want %s", proto, got, want)
+		}
+	}
+	if got := endpointsOf(both, &v1.ServicePort{Protocol: v1.ProtocolSCTP}, true); len(got) > 0 {
+		t.Errorf("SCTP: %v, want none", got)
 	}
 }
 
@@ -185,7 +228,7 @@ func TestMovingEndpoint(t *testing.T) {
 		return s
 	}
 	for _, first := range []bool{true, false} {
-		got := endpointsOf([]*discoveryv1.EndpointSlice{make(first), make(!first)}, "http", true)
+		got := endpointsOf([]*discoveryv1.EndpointSlice{make(first), make(!first)}, &v1.ServicePort{Name: "http"}, true)
 		if len(got) != 1 || !got[0].ready {
 			t.Errorf("first ready %t: %+v", first, got)
 		}

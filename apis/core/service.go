@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 
 	"github.com/clusterd/clusterd/apis/internal/cells"
 	"github.com/clusterd/clusterd/apis/kind"
+	"github.com/clusterd/clusterd/apis/names"
 )
 
 // Service is the kind Service. Addresses and node ports are given out by the
@@ -145,6 +147,7 @@ func prepareServiceUpdate(s, old *corev1.Service) {
 			s.Spec.LoadBalancerClass = nil
 		}
 		s.Status.LoadBalancer = corev1.LoadBalancerStatus{}
+		s.Status.Conditions = slices.DeleteFunc(slices.Clone(s.Status.Conditions), func(c metav1.Condition) bool { return c.Type == names.LoadBalancerAddress })
 	}
 }
 

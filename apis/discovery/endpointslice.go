@@ -28,6 +28,7 @@ const (
 	maxAddresses  = 100
 	maxPorts      = 20000
 	maxTopologies = 16
+	maxHints      = 8 // of each sort
 	// shown is how many ports and addresses a table shows.
 	shown = 3
 )
@@ -125,10 +126,38 @@ func validateEndpoint(e *discoveryv1.Endpoint, addressType discoveryv1.AddressTy
 	if e.Hostname != nil {
 		errs = append(errs, check.Text(at.Child("hostname"), *e.Hostname, validation.IsDNS1123Label)...)
 	}
+	if e.Hints != nil {
+		errs = append(errs, validateHints(e.Hints, at.Child("hints"))...)
+	}
 	if len(e.DeprecatedTopology) > maxTopologies {
 		errs = append(errs, field.TooMany(at.Child("deprecatedTopology"), len(e.DeprecatedTopology), maxTopologies))
 	}
 	return append(errs, metav1validation.ValidateLabels(e.DeprecatedTopology, at.Child("deprecatedTopology"))...)
+}
+
+// validateHints checks which zones and nodes an endpoint is meant for: nodes compare the
+// names with those of Nodes and of their label for the zone.
+func validateHints(h *discoveryv1.EndpointHints, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	names := func(list *field.Path, count int, name func(int) string, valid func(string) []string) {
+		if count > maxHints {
+			errs = append(errs, field.TooMany(list, count, maxHints))
+			return
+		}
+		seen := sets.New[string]()
+		for i := range count {
+			at := list.Index(i).Child("name")
+			if seen.Has(name(i)) {
+				errs = append(errs, field.Duplicate(at, name(i)))
+				continue
+			}
+			seen.Insert(name(i))
+			errs = append(errs, check.Text(at, name(i), valid)...)
+		}
+	}
+	names(at.Child("forZones"), len(h.ForZones), func(i int) string { return h.ForZones[i].Name }, validation.IsValidLabelValue)
+	names(at.Child("forNodes"), len(h.ForNodes), func(i int) string { return h.ForNodes[i].Name }, check.Subdomain)
+	return errs
 }
 
 // validateAddress refuses addresses that mean another machine to everyone who

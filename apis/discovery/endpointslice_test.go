@@ -45,6 +45,18 @@ func TestValidateEndpointSlice(t *testing.T) {
 		{"metadata service", address("IPv4", "169.254.169.254"), []string{at + `"169.254.169.254": may not be in the link-local range`}},
 		{"empty endpoint", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses = nil }, []string{"endpoints[0].addresses: Required value: must contain at least 1 address"}},
 		{"too many", func(s *discoveryv1.EndpointSlice) { s.Endpoints = make([]discoveryv1.Endpoint, maxEndpoints+1) }, []string{"endpoints: Too many: 1001: must have at most 1000 items"}},
+		{"hints", func(s *discoveryv1.EndpointSlice) {
+			s.Endpoints[0].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "eu-1a"}, {Name: "eu_1b"}}, ForNodes: []discoveryv1.ForNode{{Name: "n1.example.com"}}}
+		}, nil},
+		{"hints twice", func(s *discoveryv1.EndpointSlice) {
+			s.Endpoints[0].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "a"}, {Name: "a"}}, ForNodes: []discoveryv1.ForNode{{Name: "n"}, {Name: "n"}}}
+		}, []string{`endpoints[0].hints.forZones[1].name: Duplicate value: "a"`, `endpoints[0].hints.forNodes[1].name: Duplicate value: "n"`}},
+		{"hints of bad names", func(s *discoveryv1.EndpointSlice) {
+			s.Endpoints[0].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "a/b"}}, ForNodes: []discoveryv1.ForNode{{Name: "N_1"}}}
+		}, []string{`endpoints[0].hints.forZones[0].name: Invalid value: "a/b"`, `endpoints[0].hints.forNodes[0].name: Invalid value: "N_1"`}},
+		{"too many hints", func(s *discoveryv1.EndpointSlice) {
+			s.Endpoints[0].Hints = &discoveryv1.EndpointHints{ForZones: make([]discoveryv1.ForZone, 9), ForNodes: make([]discoveryv1.ForNode, 9)}
+		}, []string{`endpoints[0].hints.forZones: Too many: 9: must have at most 8 items`, `endpoints[0].hints.forNodes: Too many: 9: must have at most 8 items`}},
 		{"port names", func(s *discoveryv1.EndpointSlice) {
 			s.Ports = []discoveryv1.EndpointPort{{}, {Name: ptr.To("")}, {Name: ptr.To("A_")}}
 		}, []string{`ports[1].name: Duplicate value: ""`, `ports[2].name: Invalid value: "A_": `}},

@@ -30,6 +30,7 @@ const (
 	FencingPromise       = Prefix + "fencing-promise"
 	Fenced               = Prefix + "fenced"
 	WireGuard            = Prefix + "wireguard"
+	LoadBalancerAddress  = Prefix + "LoadBalancerAddress"
 )
 
 // Name is one row of the register.
@@ -61,6 +62,7 @@ var All = []Name{
 	{FencingPromise, "annotation", "Lease of a node", "the node", "the `renewTime` for which the node promises to end such pods before the lease has run out"},
 	{Fenced, "annotation", "Lease of a node", "leader", "since when such pods of the node are replaced: the node takes the annotation off when it has ended them and said so"},
 	{WireGuard, "annotation", "Node", "the node", "the UDP port and the public key of its WireGuard, where pod traffic is encrypted"},
+	{LoadBalancerAddress, "condition", "Service", "leader", "of type LoadBalancer: whether it has its addresses of the cluster's pool; if not, why not"},
 	{TokenKey, "`type`", "Secret", "API server", "the keys that sign service accounts' tokens"},
 }
 

@@ -120,6 +120,22 @@ func ServiceRanges(c *networkingv1.ServiceCIDR) []netip.Prefix {
 	if !ready || c.DeletionTimestamp != nil {
 		return nil
 	}
+	return rangesOf(c)
+}
+
+// ServedRanges are the ranges of a ServiceCIDR of which Services may have addresses:
+// those of one that is ready, and of one that is deleted while Services have some.
+func ServedRanges(c *networkingv1.ServiceCIDR) []netip.Prefix {
+	served := slices.ContainsFunc(c.Status.Conditions, func(s metav1.Condition) bool {
+		return s.Type == networkingv1.ServiceCIDRConditionReady && (s.Status == metav1.ConditionTrue || s.Reason == networkingv1.ServiceCIDRReasonTerminating)
+	})
+	if !served {
+		return nil
+	}
+	return rangesOf(c)
+}
+
+func rangesOf(c *networkingv1.ServiceCIDR) []netip.Prefix {
 	var ranges []netip.Prefix
 	for _, text := range c.Spec.CIDRs {
 		if network, err := netip.ParsePrefix(text); err == nil {

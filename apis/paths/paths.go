@@ -58,7 +58,8 @@ type Path struct {
 	WireGuard *Tunnel `json:"wireguard,omitempty"`
 	KeyFault  string  `json:"keyFault,omitempty"`
 
-	// Damaged are packets that came with other bytes than were sent.
+	// Damaged are packets of the last ten minutes that came with other bytes than were
+	// sent.
 	Damaged int `json:"damaged"`
 	// Streamed reports whether a stream of bytes was tried, Stream why it did not
 	// come through.
@@ -170,7 +171,7 @@ func Findings(r Report) []Finding {
 			f.What = fmt.Sprintf("%s does not answer, but its packets come here", p.Address)
 			f.Cure = fmt.Sprintf("look at the way from %s to %s: a firewall, a route or a security group of one direction", r.Node, p.Peer)
 		case Damage:
-			f.What = fmt.Sprintf("%d packets came with changed bytes", p.Damaged)
+			f.What = fmt.Sprintf("%d packets came with changed bytes in the last ten minutes", p.Damaged)
 			f.Cure = "a network card, cable or driver is faulty; try its offloads off: ethtool -K DEVICE tx off rx off"
 		case Short:
 			f.What = fmt.Sprintf("packets of more than %d bytes are lost, the interface takes %d", p.Carries, p.MTU)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/registry/generic"
@@ -73,6 +74,10 @@ type Config struct {
 	// the first one's is that of Services that ask for none. Empty: Services get
 	// none.
 	ServiceCIDR string
+
+	// NodePorts are the ports of nodes that Services are given. Default
+	// alloc.DefaultPorts.
+	NodePorts utilnet.PortRange
 
 	// TolerationSeconds is how long pods stay bound to a node that is not
 	// ready or unreachable, unless they say otherwise, in seconds. Default 300.

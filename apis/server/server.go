@@ -4,6 +4,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/clusterd/clusterd/apis"
+	"github.com/clusterd/clusterd/apis/server/alloc"
 	"github.com/clusterd/clusterd/apis/server/extend"
 	"github.com/clusterd/clusterd/apis/server/fairness"
 	"github.com/clusterd/clusterd/apis/server/inproc"
@@ -80,7 +82,7 @@ func New(config Config) (*Server, error) {
 		return nil, err
 	}
 	if config.ServiceCIDR != "" {
-		if err := stores.allocate(config.ServiceCIDR); err != nil {
+		if err := stores.allocate(config.ServiceCIDR, cmp.Or(config.NodePorts, alloc.DefaultPorts)); err != nil {
 			return nil, err
 		}
 	}

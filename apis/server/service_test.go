@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 
 	"github.com/clusterd/clusterd/apis/server"
 	"github.com/clusterd/clusterd/apis/server/servertest"
@@ -240,5 +241,64 @@ func TestTwoFamilies(t *testing.T) {
 	port.Spec.Ports[0].NodePort = 0
 	if port = must[*corev1.Service](t)(services.Update(ctx, port, metav1.UpdateOptions{})); port.Spec.Ports[0].NodePort != had {
 		t.Errorf("the node port went from %d to %d", had, port.Spec.Ports[0].NodePort)
+	}
+}
+
+// The bug: a dry run passed with what another Service has, and the request failed.
+func TestDryRunSeesClashes(t *testing.T) {
+	s := servertest.Start(t, func(c *server.Config) { c.ServiceCIDR = "10.96.0.0/16" })
+	ctx, services := t.Context(), s.Client.CoreV1().Services("default")
+	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	with := func(name, ip string, port int32) *corev1.Service {
+		return service(name, func(spec *corev1.ServiceSpec) {
+			spec.Type, spec.ClusterIP, spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, ip, port
+		})
+	}
+	has := must[*corev1.Service](t)(services.Create(ctx, with("has", "10.96.0.9", 30080), metav1.CreateOptions{}))
+	for _, tt := range []struct {
+		ip   string
+		port int32
+		want string
+	}{
+		{"10.96.0.9", 30081, "10.96.0.9: provided IP is already allocated"},
+		{"10.96.0.8", 30080, "spec.ports[0].nodePort: Invalid value: 30080: provided port is already allocated"},
+	} {
+		if _, err := services.Create(ctx, with("dry", tt.ip, tt.port), dry); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s and %d: %v, want Invalid: %s", tt.ip, tt.port, err, tt.want)
+		}
+	}
+	other := must[*corev1.Service](t)(services.Create(ctx, with("other", "10.96.0.7", 30082), metav1.CreateOptions{}))
+	other.Spec.Ports[0].NodePort = 30080
+	if _, err := services.Update(ctx, other, metav1.UpdateOptions{DryRun: dry.DryRun}); !apierrors.IsInvalid(err) {
+		t.Errorf("an update to another's port: %v", err)
+	}
+	has.Labels = map[string]string{"a": "b"}
+	must[*corev1.Service](t)(services.Update(ctx, has, metav1.UpdateOptions{DryRun: dry.DryRun})) // its own
+	must[*corev1.Service](t)(services.Create(ctx, with("dry", "10.96.0.8", 30081), dry))
+	must[*corev1.Service](t)(services.Create(ctx, with("free", "10.96.0.8", 30081), metav1.CreateOptions{}))
+}
+
+// TestNodePortRange: ports are given out of the range that the server is given, and a
+// Service keeps what it has of another.
+func TestNodePortRange(t *testing.T) {
+	s := servertest.Start(t, func(c *server.Config) {
+		c.ServiceCIDR, c.NodePorts = "10.96.0.0/16", utilnet.PortRange{Base: 20000, Size: 2}
+	})
+	ctx, services := t.Context(), s.Client.CoreV1().Services("default")
+	create := func(name string, port int32) (*corev1.Service, error) {
+		return services.Create(ctx, service(name, func(spec *corev1.ServiceSpec) {
+			spec.Type, spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, port
+		}), metav1.CreateOptions{})
+	}
+	one, two := must[*corev1.Service](t)(create("one", 0)), must[*corev1.Service](t)(create("two", 0))
+	if a, b := one.Spec.Ports[0].NodePort, two.Spec.Ports[0].NodePort; a == b || a < 20000 || a > 20001 || b < 20000 || b > 20001 {
+		t.Errorf("given are %d and %d", a, b)
+	}
+	const want = "provided port is not in the valid range. The range of valid ports is 20000-20001"
+	if _, err := create("outside", 30080); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want Invalid: %s", err, want)
+	}
+	if _, err := create("full", 0); err == nil || !strings.Contains(err.Error(), "range is full") {
+		t.Errorf("a third one: %v", err)
 	}
 }

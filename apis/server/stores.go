@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/generic"
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
@@ -133,8 +134,8 @@ func (s *stores) ready() error {
 	return nil
 }
 
-// allocate makes Services get cluster addresses from cidrs.
-func (s *stores) allocate(cidrs string) error {
+// allocate makes Services get cluster addresses from cidrs, and node ports.
+func (s *stores) allocate(cidrs string, ports utilnet.PortRange) error {
 	networks, err := serviceNetworks(cidrs)
 	if err != nil {
 		return fmt.Errorf("API server config: ServiceCIDR: %w", err)
@@ -175,7 +176,7 @@ func (s *stores) allocate(cidrs string) error {
 	if store, err = place("nodeports", alloc.PortsPrefix); err != nil {
 		return err
 	}
-	alloc.Attach(s.core("services").Store, alloc.NewFamilies(addresses...), alloc.NewPorts(store, s.holdsPort))
+	alloc.Attach(s.core("services").Store, alloc.NewFamilies(addresses...), alloc.NewPorts(store, s.holdsPort, ports))
 	return nil
 }
 

@@ -204,7 +204,7 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	var network *podnetwork.Network
 	attached := func(uid types.UID) bool { return network.Attached(string(uid)) } // asked when all parts run
 	running := func() []*v1.Pod { return a.Agent.RunningPods() }
-	policies, closePolicies, err := newPolicies(cfg, room(log, "netpol"), reader, attached, running, a.repaired)
+	policies, closePolicies, err := newPolicies(cfg, room(log, "netpol"), reader, attached, running, a.repaired, a.policiesFault)
 	if err != nil {
 		return nil, err
 	}
@@ -230,7 +230,7 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	if err != nil {
 		return nil, fmt.Errorf("open the pod network: %w", err)
 	}
-	services, closeServices, err := newServiceProxy(cfg, room(log, "service"), seen, a.repaired)
+	services, closeServices, err := newServiceProxy(cfg, room(log, "service"), seen, reader, a.repaired, a.fresh)
 	if err != nil {
 		return nil, err
 	}
@@ -336,6 +336,12 @@ func (a *nodeAgent) blocked(reason, why string) { a.Agent.PodNetworkBlocked(reas
 
 // repaired passes on what the rooms of the network tell while the node runs.
 func (a *nodeAgent) repaired(table, what string) { a.Agent.RulesRepaired(table, what) }
+
+// fresh says whether the node has renewed its Lease of late.
+func (a *nodeAgent) fresh() bool { return a.Agent.Fresh() }
+
+// policiesFault passes on which policies are not in force.
+func (a *nodeAgent) policiesFault(changed []string, err error) { a.Agent.PoliciesFault(changed, err) }
 
 // processors says which containers have processors of their own. Without the
 // static policy it takes back what was given while it was in force.

@@ -264,6 +264,7 @@ func (m *Main) buildAPI() error {
 		ExternalAddress:   m.cfg.addr().String(),
 		Front:             m.front(),
 		ServiceCIDR:       m.cfg.ServiceCIDR,
+		NodePorts:         m.cfg.nodePorts(),
 		TolerationSeconds: &toleration,
 		RawHandlers:       map[string]http.Handler{"/clusterd/v1/": m.clusterAPI.handler()},
 		Tracer:            tracer,

@@ -18,6 +18,7 @@ import (
 	"github.com/clusterd/clusterd/agent/cdi"
 	"github.com/clusterd/clusterd/agent/pressure"
 	"github.com/clusterd/clusterd/agent/users"
+	"github.com/clusterd/clusterd/apis/server/alloc"
 	"github.com/clusterd/clusterd/raftstore"
 )
 
@@ -56,6 +57,9 @@ type Config struct {
 	// ServiceCIDR is the range Service addresses come from, fixed at init; one of
 	// each family that ClusterCIDR has, in the same order.
 	ServiceCIDR string `json:"serviceCIDR,omitempty"`
+	// ServiceNodePortRange are the ports of nodes that Services are given, FIRST-LAST;
+	// the same on every server. What Services have of another range they keep.
+	ServiceNodePortRange string `json:"serviceNodePortRange"`
 	// EvictionDelay is how long the pods of a node that is confirmed to be out
 	// of reach are waited for, unless they say otherwise with a toleration.
 	EvictionDelay Duration `json:"evictionDelay"`
@@ -207,12 +211,15 @@ const (
 
 func defaultConfig() Config {
 	return Config{
-		Data:          DefaultData,
-		Port:          DefaultPort,
-		KubeletPort:   DefaultKubeletPort,
-		CgroupRoot:    "/clusterd",
-		ClusterCIDR:   DefaultClusterCIDR,
-		ServiceCIDR:   DefaultServiceCIDR,
+		Data:        DefaultData,
+		Port:        DefaultPort,
+		KubeletPort: DefaultKubeletPort,
+		CgroupRoot:  "/clusterd",
+		ClusterCIDR: DefaultClusterCIDR,
+		ServiceCIDR: DefaultServiceCIDR,
+
+		ServiceNodePortRange: alloc.DefaultPorts.String(),
+
 		EvictionDelay: Duration{30 * time.Second},
 		GossipKeyAge:  Duration{24 * time.Hour},
 
@@ -280,6 +287,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.DurationVar(&c.StoreWriterWindow.Duration, "store-writer-window", c.StoreWriterWindow.Duration, "in this time one writer may fill half of the history, more is held back; 0: no bound; the same on every server")
 	f.StringVar(&c.PodUserIDs, "pod-user-ids", c.PodUserIDs, "ids of the machine, FIRST-LAST, of which each pod with hostUsers: false gets 65536; none: there are no such pods here")
 	f.StringVar(&c.AllowedUnsafeSysctls, "allowed-unsafe-sysctls", c.AllowedUnsafeSysctls, "sysctls that pods may set beside the safe ones, such as net.core.somaxconn,kernel.msg*")
+	f.StringVar(&c.ServiceNodePortRange, "service-node-port-range", c.ServiceNodePortRange, "ports of nodes, FIRST-LAST, that Services of type NodePort and LoadBalancer are given; the same on every server")
 	f.StringVar(&c.ClusterDNS, "cluster-dns", c.ClusterDNS, "addresses of name servers of the cluster that run elsewhere, such as 192.0.2.53, or none: pods ask those of the host (default: each node answers by itself)")
 	f.StringVar(&c.ClusterDomain, "cluster-domain", c.ClusterDomain, "what the names of Services end with; the same on every node")
 	f.StringVar(&c.ResolvConf, "resolv-conf", c.ResolvConf, "file of the host's name servers for pods (default: /etc/resolv.conf, or the one behind systemd-resolved's stub)")
@@ -339,6 +347,9 @@ func (c *Config) complete() error {
 		return fmt.Errorf("--cgroup-root %q: an absolute path below the root is required, such as /clusterd", c.CgroupRoot)
 	}
 	if err := c.checkRanges(); err != nil {
+		return err
+	}
+	if err := c.checkNodePorts(); err != nil {
 		return err
 	}
 	if c.EvictionDelay.Duration < 0 {

@@ -16,14 +16,14 @@ import (
 
 // newPolicies opens what puts network policies into force on this node. closing
 // gives the sockets back; the rules stay. repaired is called when others' changes
-// of the rules were undone.
-func newPolicies(cfg Config, log *slog.Logger, client kubernetes.Interface, attached func(types.UID) bool, running func() []*v1.Pod, repaired func(table, what string)) (_ *netpol.Manager, closing func(), err error) {
+// of the rules were undone, fault as netpol.Config says.
+func newPolicies(cfg Config, log *slog.Logger, client kubernetes.Interface, attached func(types.UID) bool, running func() []*v1.Pod, repaired func(table, what string), fault func(changed []string, err error)) (_ *netpol.Manager, closing func(), err error) {
 	tables, err := nft.OpenTables()
 	if err != nil {
 		return nil, nil, fmt.Errorf("open the rules of network policies: %w", err)
 	}
 	closing = func() { _ = tables.Close() }
-	manager, err := netpol.New(netpol.Config{NodeName: cfg.Name, Client: client, Enforcer: policy.New(policy.Config{Kernel: tables, Logger: log, Repaired: repaired}), Static: static.IsUID, Attached: attached, Running: running, Logger: log})
+	manager, err := netpol.New(netpol.Config{NodeName: cfg.Name, Client: client, Enforcer: policy.New(policy.Config{Kernel: tables, Logger: log, Repaired: repaired}), Static: static.IsUID, Attached: attached, Running: running, Fault: fault, Logger: log})
 	if err != nil {
 		closing()
 		return nil, nil, err

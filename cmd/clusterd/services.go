@@ -5,6 +5,10 @@ import (
 	"log/slog"
 	"net/netip"
 
+	networkinginformers "k8s.io/client-go/informers/networking/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
 	"github.com/clusterd/clusterd/agent/service"
 	"github.com/clusterd/clusterd/agent/watches"
 	"github.com/clusterd/clusterd/netsetup/announce"
@@ -15,10 +19,11 @@ import (
 // podBridge is the interface of this node's pods.
 const podBridge = "clusterd0"
 
-// newServiceProxy opens what makes Services answer on this node. closing gives
+// newServiceProxy opens what makes Services answer on this node. reader reads what of
+// the cluster's network only some parts of a node may. closing gives
 // the sockets back; the rules stay. repaired is called when others' changes of
-// the rules were undone.
-func newServiceProxy(cfg Config, log *slog.Logger, seen *watches.Watches, repaired func(table, what string)) (_ *service.Proxy, closing func(), err error) {
+// the rules were undone, fresh as service.Config says.
+func newServiceProxy(cfg Config, log *slog.Logger, seen *watches.Watches, reader kubernetes.Interface, repaired func(table, what string), fresh func() bool) (_ *service.Proxy, closing func(), err error) {
 	var undo []func()
 	closing = func() {
 		for i := len(undo) - 1; i >= 0; i-- {
@@ -42,7 +47,7 @@ func newServiceProxy(cfg Config, log *slog.Logger, seen *watches.Watches, repair
 	}
 	undo = append(undo, flows.Close)
 	ranges := cfg.serviceRanges()
-	ways, err := lb.OpenWays(podBridge, ranges)
+	ways, err := lb.OpenWays(podBridge)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -55,7 +60,9 @@ func newServiceProxy(cfg Config, log *slog.Logger, seen *watches.Watches, repair
 	balancer := lb.New(tables, log)
 	balancer.Repaired = repaired
 	proxy, err := service.New(service.Config{
-		NodeName: cfg.Name, Services: seen.Services, Slices: seen.Slices, Nodes: seen.Nodes, Balancer: balancer, Flows: flows, Announcer: announcer,
+		NodeName: cfg.Name, Services: seen.Services, Slices: seen.Slices, Nodes: seen.Nodes,
+		CIDRs:    networkinginformers.NewServiceCIDRInformer(reader, 0, cache.Indexers{}),
+		Balancer: balancer, Flows: flows, Announcer: announcer, Fresh: fresh,
 		PodCIDRs: cfg.podRanges(), ServiceCIDRs: ranges, Ways: ways.Ensure, Logger: log,
 	})
 	return proxy, closing, err

@@ -94,6 +94,8 @@ var climberCalls = []call{
 	{name: "reads a profile", method: "GET", path: "/debug/pprof/heap?debug=1"},
 	{name: "asks who has a token", method: "POST", path: "/apis/authentication.k8s.io/v1/tokenreviews", body: `{"spec":{"token":"x"}}`},
 	{name: "sets addresses of a Service from outside", method: "POST", path: "/api/v1/namespaces/$NS/services", body: `{"metadata":{"name":"made"},"spec":{"ports":[{"port":443}],"externalIPs":["127.0.0.1"]}}`, refused: []int{403, 422}, alone: true},
+	{name: "takes cluster DNS's address for a Service", method: "POST", path: "/api/v1/namespaces/$NS/services", refused: []int{403, 422}, alone: true, body: `{"metadata":{"name":"made"},"spec":{"ports":[{"port":53,"protocol":"UDP"}],"externalIPs":["10.96.0.10"]}}`},
+	{name: "takes an address of a later Service", method: "POST", path: "/api/v1/namespaces/$NS/services", refused: []int{403, 422}, alone: true, body: `{"metadata":{"name":"made"},"spec":{"ports":[{"port":443}],"externalIPs":["10.96.77.7"]}}`},
 	{name: "takes a server's address for a Service", method: "POST", path: "/api/v1/namespaces/$NS/services?dryRun=All", refused: []int{403, 422}, alone: true, body: `{"metadata":{"name":"made"},"spec":{"ports":[{"port":6443}],"externalIPs":["10.85.0.2"]}}`},
 	{name: "points a Service at the node's own address", method: "POST", path: "/apis/discovery.k8s.io/v1/namespaces/$NS/endpointslices", refused: []int{403, 422}, alone: true,
 		body: `{"metadata":{"name":"made"},"addressType":"IPv4","endpoints":[{"addresses":["127.0.0.1"]}],"ports":[{"port":6443}]}`},

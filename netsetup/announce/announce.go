@@ -2,11 +2,11 @@
 // it puts them on the interface of a given address, from where the kernel
 // answers who asks for them, and tells all neighbours at once (gratuitous ARP,
 // unsolicited neighbour advertisement), so that an address that moved here from
-// another machine is reached in a moment.
+// another machine is reached in a moment. An address that is not set again ends by itself
+// after Lifetime: a program that has ended leaves it to the machine that takes over.
 package announce
 
 import (
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -40,8 +40,10 @@ type Config struct {
 type Announcer struct {
 	cfg Config
 	h   *netlink.Handle
-	// fd sends frames. It belongs to the namespace it was opened in.
-	fd int
+	// fd sends frames; asks, by family, is where answers to questions come in. They
+	// belong to the namespace they were opened in.
+	fd   int
+	asks map[bool]int
 
 	mu  sync.Mutex
 	own []netip.Addr // those of the file
@@ -53,7 +55,7 @@ func Open(cfg Config) (*Announcer, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	a := &Announcer{cfg: cfg, fd: -1}
+	a := &Announcer{cfg: cfg, fd: -1, asks: map[bool]int{}}
 	b, err := os.ReadFile(cfg.File)
 	if err == nil {
 		err = json.Unmarshal(b, &a.own)
@@ -68,6 +70,13 @@ func Open(cfg Config) (*Announcer, error) {
 		a.h.Close()
 		return nil, fmt.Errorf("open a packet socket: %w", err)
 	}
+	for _, four := range []bool{true, false} { // nothing comes in before it is bound
+		if a.asks[four], err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
+			delete(a.asks, four)
+			a.Close()
+			return nil, fmt.Errorf("open a packet socket: %w", err)
+		}
+	}
 	return a, nil
 }
 
@@ -75,17 +84,64 @@ func Open(cfg Config) (*Announcer, error) {
 func (a *Announcer) Close() {
 	a.h.Close()
 	_ = unix.Close(a.fd)
+	for _, fd := range a.asks {
+		_ = unix.Close(fd)
+	}
 }
 
-// Set makes exactly those addresses this machine's; it may be called again at
-// any time. One that cannot be set does not keep the others away.
+// Lifetime is how long an address stays that is not set again: longer than a program is
+// away that starts anew.
+const Lifetime = 30 * time.Second
+
+// Renew has the addresses that are announced here stay, but for those that another
+// machine answers for: it is for when it is not known whether they are this machine's
+// still. It takes answerTime where there are any.
+func (a *Announcer) Renew() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.own) == 0 {
+		return nil
+	}
+	link, has, err := a.find()
+	if err != nil {
+		return fmt.Errorf("announce: %w", err)
+	}
+	ours := slices.DeleteFunc(slices.Clone(a.own), func(addr netip.Addr) bool { return !has[addr] })
+	contested, err := a.ask(link, ours)
+	errs := []error{err}
+	kept := slices.Clone(a.own)
+	for _, addr := range ours {
+		if !contested[addr] {
+			if err := a.h.AddrReplace(link, single(addr)); err != nil {
+				errs = append(errs, fmt.Errorf("renew %s: %w", addr, err))
+			}
+			continue
+		}
+		if err := a.h.AddrDel(link, single(addr)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			errs = append(errs, fmt.Errorf("remove %s: %w", addr, err))
+			continue
+		}
+		kept = slices.DeleteFunc(kept, func(k netip.Addr) bool { return k == addr })
+		a.cfg.Logger.Info("an address is no longer announced here: another machine answers for it", "address", addr.String())
+	}
+	if !slices.Equal(kept, a.own) {
+		errs = append(errs, a.save(kept))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("announce: %w", err)
+	}
+	return nil
+}
+
+// Set makes exactly those addresses this machine's, for Lifetime; it may be called again
+// at any time. One that cannot be set does not keep the others away.
 func (a *Announcer) Set(want []netip.Addr) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(want) == 0 && len(a.own) == 0 {
 		return nil
 	}
-	link, has, preferred, err := a.find()
+	link, has, err := a.find()
 	if err != nil {
 		return fmt.Errorf("announce: %w", err)
 	}
@@ -123,15 +179,12 @@ func (a *Announcer) Set(want []netip.Addr) error {
 		}
 	}
 	for _, addr := range record {
-		if has[addr] && !preferred[addr] {
-			continue
-		}
 		if err := a.h.AddrReplace(link, single(addr)); err != nil {
 			errs = append(errs, fmt.Errorf("add %s: %w", addr, err))
 			continue
 		}
 		if has[addr] {
-			continue // of a version before, which the machine would send from
+			continue
 		}
 		a.cfg.Logger.Info("an address is announced here", "address", addr.String(), "interface", link.Attrs().Name)
 		a.tell(link, addr)
@@ -164,12 +217,11 @@ func (a *Announcer) save(addrs []netip.Addr) error {
 	return nil
 }
 
-// find returns the node's interface and the addresses it has; preferred are those
-// of IPv6 that may be a sender's.
-func (a *Announcer) find() (link netlink.Link, has, preferred map[netip.Addr]bool, err error) {
+// find returns the node's interface and the addresses it has.
+func (a *Announcer) find() (link netlink.Link, has map[netip.Addr]bool, err error) {
 	addrs, err := nlretry.List(func() ([]netlink.Addr, error) { return a.h.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
 	index := 0
 	for _, k := range addrs {
@@ -178,21 +230,19 @@ func (a *Announcer) find() (link netlink.Link, has, preferred map[netip.Addr]boo
 		}
 	}
 	if index == 0 {
-		return nil, nil, nil, fmt.Errorf("no interface has the node's address %s", a.cfg.Node)
+		return nil, nil, fmt.Errorf("no interface has the node's address %s", a.cfg.Node)
 	}
 	link, err = a.h.LinkByIndex(index)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
-	has, preferred = map[netip.Addr]bool{}, map[netip.Addr]bool{}
+	has = map[netip.Addr]bool{}
 	for _, k := range addrs {
 		if ip, ok := netip.AddrFromSlice(k.IP); ok && k.LinkIndex == index {
-			ip = ip.Unmap()
-			has[ip] = true
-			preferred[ip] = ip.Is6() && k.Flags&unix.IFA_F_DEPRECATED == 0
+			has[ip.Unmap()] = true
 		}
 	}
-	return link, has, preferred, nil
+	return link, has, nil
 }
 
 // Beside is an address of the other IP family on the interface that has the node's:
@@ -204,7 +254,7 @@ func Beside(cfg Config) (netip.Addr, error) {
 		return netip.Addr{}, err
 	}
 	defer a.Close()
-	link, _, _, err := a.find()
+	link, _, err := a.find()
 	if err != nil {
 		return netip.Addr{}, err
 	}
@@ -235,80 +285,15 @@ func Beside(cfg Config) (netip.Addr, error) {
 }
 
 func single(addr netip.Addr) *netlink.Addr {
-	n := &netlink.Addr{IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())}, Flags: unix.IFA_F_NODAD}
+	const seconds = int(Lifetime / time.Second)
+	n := &netlink.Addr{
+		IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())}, Flags: unix.IFA_F_NODAD,
+		ValidLft: seconds, PreferedLft: seconds,
+	}
 	if addr.Is6() {
 		// Deprecated from the beginning: the kernel would prefer it as the sender's of
 		// what the machine itself sends (RFC 6724), and it may move to another one.
-		n.ValidLft, n.PreferedLft = forever, 0
+		n.PreferedLft = 0
 	}
 	return n
-}
-
-// forever is the lifetime of an address that has none (INFINITY_LIFE_TIME).
-const forever = 1<<32 - 1
-
-// tellTimes is how often an address is announced, tellEvery apart: a frame may be
-// lost, and a switch may be learning.
-const (
-	tellTimes = 3
-	tellEvery = 250 * time.Millisecond
-)
-
-// tell sends the announcement; losing it costs only the time until neighbours ask.
-func (a *Announcer) tell(link netlink.Link, addr netip.Addr) {
-	mac := link.Attrs().HardwareAddr
-	if len(mac) != 6 {
-		return // no Ethernet: there is no ARP
-	}
-	frame, protocol := arp(mac, addr), uint16(unix.ETH_P_ARP)
-	if addr.Is6() {
-		frame, protocol = advertisement(mac, addr), unix.ETH_P_IPV6
-	}
-	to := &unix.SockaddrLinklayer{Ifindex: link.Attrs().Index, Protocol: protocol<<8 | protocol>>8, Halen: 6}
-	copy(to.Addr[:], frame[:6])
-	send := func() {
-		if err := unix.Sendto(a.fd, frame, 0, to); err != nil {
-			a.cfg.Logger.Debug("an address could not be announced", "address", addr.String(), "err", err)
-		}
-	}
-	send()
-	for i := 1; i < tellTimes; i++ {
-		time.AfterFunc(time.Duration(i)*tellEvery, send) // after Close it fails and says so
-	}
-}
-
-// arp is a gratuitous ARP request: "who has addr? tell addr".
-func arp(mac net.HardwareAddr, addr netip.Addr) []byte {
-	f := append([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, mac...)
-	f = append(f, 0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 1)
-	f = append(append(f, mac...), addr.AsSlice()...)
-	f = append(f, 0, 0, 0, 0, 0, 0)
-	return append(f, addr.AsSlice()...)
-}
-
-// advertisement is an unsolicited neighbour advertisement to all nodes
-// (RFC 4861), with the override flag.
-func advertisement(mac net.HardwareAddr, addr netip.Addr) []byte {
-	all := netip.MustParseAddr("ff02::1")
-	icmp := []byte{136, 0, 0, 0, 0x20, 0, 0, 0}
-	icmp = append(icmp, addr.AsSlice()...)
-	icmp = append(append(icmp, 2, 1), mac...)
-	sum := uint32(0)
-	add := func(b []byte) {
-		for i := 0; i < len(b); i += 2 {
-			sum += uint32(binary.BigEndian.Uint16(b[i:]))
-		}
-	}
-	add(addr.AsSlice())
-	add(all.AsSlice())
-	add([]byte{0, 0, 0, byte(len(icmp)), 0, 0, 0, unix.IPPROTO_ICMPV6})
-	add(icmp)
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	binary.BigEndian.PutUint16(icmp[2:], ^uint16(sum))
-	f := append([]byte{0x33, 0x33, 0, 0, 0, 1}, mac...)
-	f = append(f, 0x86, 0xdd, 0x60, 0, 0, 0, 0, byte(len(icmp)), unix.IPPROTO_ICMPV6, 255)
-	f = append(append(f, addr.AsSlice()...), all.AsSlice()...)
-	return append(f, icmp...)
 }

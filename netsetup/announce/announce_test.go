@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -162,4 +163,93 @@ func TestRootNoSendersAddress(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// The bug: an address stayed on the interface of a machine whose clusterd had ended, or was
+// cut off, while another had taken it over: both answered for it.
+func TestRootEndsAndYields(t *testing.T) {
+	netnstest.NeedRoot(t)
+	ns, other := netnstest.New(t), netnstest.New(t)
+	netnstest.Join(t, ns, "up0", other, "up0")
+	addrs := []netip.Addr{netip.MustParseAddr("192.0.2.100"), netip.MustParseAddr("192.0.2.101"), netip.MustParseAddr("2001:db8::100"), netip.MustParseAddr("2001:db8::101")}
+	open := func(ns *netnstest.NS, node string) (a *Announcer) {
+		ns.Do(func() error {
+			link, err := netlink.LinkByName("up0")
+			if err != nil {
+				return err
+			}
+			own, err := netlink.ParseAddr(node + "/24")
+			if err != nil {
+				return err
+			}
+			if err := netlink.AddrAdd(link, own); err != nil {
+				return err
+			}
+			a, err = Open(Config{Node: netip.MustParseAddr(node), File: filepath.Join(t.TempDir(), "announced.json")})
+			return err
+		})
+		t.Cleanup(a.Close)
+		return a
+	}
+	// left are the seconds that each address has still.
+	left := func(a *Announcer) map[netip.Addr]int {
+		list, err := a.h.AddrList(nil, netlink.FAMILY_ALL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := map[netip.Addr]int{}
+		for _, k := range list {
+			if ip, ok := netip.AddrFromSlice(k.IP); ok && slices.Contains(addrs, ip.Unmap()) {
+				out[ip.Unmap()] = k.ValidLft
+			}
+		}
+		return out
+	}
+	a, b := open(ns, "192.0.2.1"), open(other, "192.0.2.2")
+	if err := a.Set(addrs); err != nil {
+		t.Fatal(err)
+	}
+	most := int(Lifetime / time.Second)
+	for addr, seconds := range left(a) {
+		if seconds <= 0 || seconds > most {
+			t.Errorf("%s stays for %d s, want %d at most", addr, seconds, most)
+		}
+	}
+	// Nobody else has them: they stay, for longer.
+	for addr := range left(a) {
+		short := single(addr)
+		short.ValidLft, short.PreferedLft = 5, min(5, short.PreferedLft)
+		link, _, err := a.find()
+		if err == nil {
+			err = a.h.AddrReplace(link, short)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := a.Renew(); err != nil {
+		t.Fatal(err)
+	}
+	for _, addr := range addrs {
+		if seconds := left(a)[addr]; seconds <= 5 {
+			t.Errorf("%s stays for %d s after it was renewed", addr, seconds)
+		}
+	}
+	// Another machine has taken two over.
+	if err := b.Set([]netip.Addr{addrs[1], addrs[3]}); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Renew(); err != nil {
+		t.Fatal(err)
+	}
+	if got := left(a); len(got) != 2 || got[addrs[0]] == 0 || got[addrs[2]] == 0 {
+		t.Errorf("left are %v, want %s and %s", got, addrs[0], addrs[2])
+	}
+	if own := a.Own(); len(own) != 2 || len(b.Own()) != 2 {
+		t.Errorf("on record are %v and %v", own, b.Own())
+	}
+	// Who knows that they are its own takes them back.
+	if err := a.Set(addrs); err != nil || len(left(a)) != 4 {
+		t.Errorf("%v, %v", left(a), err)
+	}
 }

@@ -46,6 +46,7 @@ type Balancer struct {
 	own, virtual map[netip.Addr]int
 	begun        bool // the kernel's table was looked at
 	stale        bool // the kernel may hold something else
+	unread       int  // tries in a row to read the table, in vain
 	// The generations of the packet filter at the last full look and at the last
 	// one without elements.
 	gen, light uint32
@@ -228,7 +229,11 @@ func (b *Balancer) restore() error {
 	want := Compile(b.base, b.frontends)
 	have, err := b.kernel.Read(want, true)
 	if errors.Is(err, nft.ErrChanging) {
-		return fmt.Errorf("rules for Services: %w", err) // they may be right, and hold what is known of clients
+		// They may be right, and hold what is known of clients; but a change of ours must
+		// not wait for ever.
+		if b.unread++; !b.stale || b.unread < nft.UnreadTries {
+			return fmt.Errorf("rules for Services: %w", err)
+		}
 	}
 	if err == nil && have.Whole {
 		c := nft.Diff(have, want)
@@ -293,7 +298,7 @@ func (b *Balancer) leftovers(c nft.Change) bool {
 }
 
 func (b *Balancer) settled() {
-	b.stale, b.begun = false, true
+	b.stale, b.begun, b.unread = false, true, 0
 	clear(b.idle)
 }
 

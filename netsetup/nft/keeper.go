@@ -36,9 +36,12 @@ type Keeper struct {
 
 	mu   sync.Mutex // guards all below
 	want Table
-	have State  // what the kernel holds, by our own changes
-	set  bool   // Set was called
-	gen  uint32 // the packet filter's generation at the last look
+	have State // what the kernel holds, by our own changes
+	set  bool  // Set was called
+	// The packet filter's generations at the last full look and at the last one without
+	// elements.
+	gen, light uint32
+	unread     int // tries in a row of Set to read the table, in vain
 }
 
 // NewKeeper returns a Keeper; it changes nothing yet: a table of a former
@@ -80,11 +83,26 @@ func (k *Keeper) Set(want Table) error {
 // caller holds mu.
 func (k *Keeper) replace() error {
 	_, err := k.restore()
-	if err != nil {
+	if errors.Is(err, ErrChanging) {
+		if k.unread++; k.unread < UnreadTries {
+			k.have = State{}
+			return err
+		}
+		// What is wanted is in force for that; what a dynamic set held is lost.
+		k.cfg.Logger.Warn("rules of the packet filter change all the time; the table is replaced unread", "table", k.want.Name)
+		if err = k.cfg.Kernel.Replace(k.want); err == nil {
+			k.have = StateOf(k.want)
+		}
+	}
+	if k.unread = 0; err != nil {
 		k.have = State{}
 	}
 	return err
 }
+
+// UnreadTries is how often in a row a table is not read, since rules change all the time,
+// before a change that waits for it replaces it.
+const UnreadTries = 3
 
 // restore reads the kernel's table and alters what differs, which it tells; the
 // caller holds mu.
@@ -124,20 +142,29 @@ func StateOf(t Table) State {
 	return s
 }
 
-// KeeperPeriod is how often Run checks whether rules were changed.
-const KeeperPeriod = 2 * time.Second
+// KeeperPeriod is how often Run checks whether chains were changed, and KeeperFull how
+// often it reads all elements if anything was.
+const (
+	KeeperPeriod = 2 * time.Second
+	KeeperFull   = time.Minute
+)
 
-// Run puts right what others change, until ctx ends.
+// Run puts right what others change, until ctx ends: a table or chain within
+// KeeperPeriod, an element within KeeperFull.
 func (k *Keeper) Run(ctx context.Context) {
 	tick := slack.NewTicker(KeeperPeriod)
 	defer tick.Stop()
+	var full time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
-			if err := k.Check(); err != nil {
+		case now := <-tick.C:
+			all := now.Sub(full) >= KeeperFull
+			if err := k.check(all); err != nil {
 				k.cfg.Logger.Warn("rules of the packet filter are not as they should be", "err", err)
+			} else if all {
+				full = now
 			}
 		}
 	}
@@ -145,7 +172,10 @@ func (k *Keeper) Run(ctx context.Context) {
 
 // Check undoes the changes of other programs. It reads one number while no rule
 // of any table changes.
-func (k *Keeper) Check() error {
+func (k *Keeper) Check() error { return k.check(true) }
+
+// check is Check, or without full one that leaves the elements out.
+func (k *Keeper) check(full bool) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if !k.set {
@@ -157,6 +187,19 @@ func (k *Keeper) Check() error {
 	}
 	if gen == k.gen && k.have.Whole {
 		return nil
+	}
+	if k.have.Whole && !full {
+		if gen == k.light {
+			return nil
+		}
+		have, err := k.cfg.Kernel.Read(k.want, false)
+		if errors.Is(err, ErrChanging) {
+			return err
+		}
+		if err == nil && have.Whole && have.sameChains(k.want) {
+			k.light = gen
+			return nil
+		}
 	}
 	known := k.have.Whole
 	changed, err := k.restore()

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -68,6 +69,23 @@ func published() Ruleset {
 	r.Inside = Inside{Ranges: prefixes("10.42.1.0/24"), Interface: "pods0"}
 	r.Publish = []Publish{{Protocol: "tcp", Port: 80, To: netip.MustParseAddrPort("10.42.1.2:8080")}}
 	return r
+}
+
+// The bug (CVE-2020-8558 again): pods reached what listens on the node's loopback alone,
+// once the last published port was taken back: the rule went, the kernel's switch stayed.
+func TestGuardStays(t *testing.T) {
+	r := published()
+	const want = "iifname \"pods0\" ip daddr 127.0.0.0/8 drop"
+	for _, publish := range [][]Publish{r.Publish, nil} {
+		r.Publish = publish
+		table, err := r.Table(DefaultTable)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c := table.Chains[0]; c.Name != "guard" || c.Hook != "prerouting" || c.Priority != -300 || strings.Join(c.Comments(), "\n") != want {
+			t.Errorf("%d published ports: the first chain is %s %s %d %q, want guard with %q", len(publish), c.Name, c.Hook, c.Priority, c.Comments(), want)
+		}
+	}
 }
 
 // suite keeps rulesets in a kernel, or its twin, by a Keeper.

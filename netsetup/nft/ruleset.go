@@ -113,8 +113,8 @@ func (r Ruleset) check() error {
 			return fmt.Errorf("ruleset: publish %s: its target %s is of another family", p.Addr, p.To)
 		}
 	}
-	if len(r.Publish) > 0 && (r.Inside.Interface == "" || len(r.Inside.Interface) >= unix.IFNAMSIZ) {
-		return fmt.Errorf("ruleset: publish: invalid interface %q", r.Inside.Interface)
+	if len(r.Publish) > 0 && r.Inside.Interface == "" || len(r.Inside.Interface) >= unix.IFNAMSIZ {
+		return fmt.Errorf("ruleset: invalid interface %q", r.Inside.Interface)
 	}
 	return nil
 }
@@ -223,7 +223,20 @@ func compile(r Ruleset) []chain {
 		}
 		post.rules = append(post.rules, rule{src: from, verdict: masquerade})
 	}
-	return append(published, forward, post)
+	return append(append(guard(r.Inside), published...), forward, post)
+}
+
+// guard keeps what is inside from the node's loopback. For that to lead to published
+// ports the inner interface takes packets of such addresses (route_localnet), from when
+// the first port is published to when the interface goes; no program inside may use
+// that (CVE-2020-8558). It is in force before, and stays. Answers are still addressed to
+// the node here.
+func guard(inside Inside) []chain {
+	if inside.Interface == "" {
+		return nil
+	}
+	return []chain{{name: "guard", kind: "filter", hook: "prerouting", priority: "raw",
+		rules: []rule{{iif: inside.Interface, dst: loopback, verdict: drop}}}}
 }
 
 var (
@@ -236,11 +249,6 @@ func publish(r Ruleset) []chain {
 	if len(r.Publish) == 0 {
 		return nil
 	}
-	// For the node's own loopback to work, its inner interface has to take
-	// packets of such addresses (route_localnet). No program inside may use that
-	// (CVE-2020-8558); answers are still addressed to the node here.
-	guard := chain{name: "guard", kind: "filter", hook: "prerouting", priority: "raw",
-		rules: []rule{{iif: r.Inside.Interface, dst: loopback, verdict: drop}}}
 	pre := chain{name: "prerouting", kind: "nat", hook: "prerouting", priority: "dstnat"}
 	out := chain{name: "output", kind: "nat", hook: "output", priority: "dstnat"}
 	if slices.ContainsFunc(r.Publish, func(p Publish) bool { return p.To.Addr().Is6() }) {
@@ -254,5 +262,5 @@ func publish(r Ruleset) []chain {
 		}
 		pre.rules, out.rules = append(pre.rules, to), append(out.rules, to)
 	}
-	return []chain{guard, pre, out}
+	return []chain{pre, out}
 }

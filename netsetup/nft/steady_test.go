@@ -96,3 +96,89 @@ func TestOtherDefinitionsAreNotForgotten(t *testing.T) {
 		t.Errorf("%v, replaced %d times", err, kernel.replaced)
 	}
 }
+
+// The bug: while others changed rules all the time, a change of ours was never made.
+func TestChangesDoNotWaitForEver(t *testing.T) {
+	kernel := &changing{FakeTables: &FakeTables{}}
+	k := NewKeeper(KeeperConfig{Kernel: kernel})
+	want := Table{Name: "t", Sets: []Set{{Name: "s", Elements: Elements{"key": ""}}}}
+	for i := range UnreadTries - 1 {
+		if err := k.Set(want); !errors.Is(err, ErrChanging) || kernel.replaced != 0 {
+			t.Fatalf("try %d: %v, replaced %d times", i, err, kernel.replaced)
+		}
+	}
+	if err := k.Set(want); err != nil || kernel.replaced != 1 {
+		t.Errorf("the last try: %v, replaced %d times", err, kernel.replaced)
+	}
+	if err := k.Check(); !errors.Is(err, ErrChanging) || kernel.replaced != 1 {
+		t.Errorf("what is in force is not replaced: %v, %d times", err, kernel.replaced)
+	}
+}
+
+// reads counts how a table is read.
+type reads struct {
+	*FakeTables
+	whole, light int
+}
+
+func (r *reads) Read(t Table, elements bool) (State, error) {
+	if elements {
+		r.whole++
+	} else {
+		r.light++
+	}
+	return r.FakeTables.Read(t, elements)
+}
+
+// The bug: each change of anybody's rules had all elements read within 2 s.
+func TestLightLook(t *testing.T) {
+	kernel := &reads{FakeTables: &FakeTables{}}
+	k := NewKeeper(KeeperConfig{Kernel: kernel})
+	want := Table{Name: "t", Sets: []Set{{Name: "s", Elements: Elements{"key": ""}}}}
+	if err := k.Set(want); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Check(); err != nil { // ours
+		t.Fatal(err)
+	}
+	kernel.whole = 0
+	foreign := func() {
+		t.Helper()
+		if err := kernel.Replace(Table{Name: "foreign"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	foreign()
+	for range 3 {
+		if err := k.check(false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if kernel.whole != 0 || kernel.light != 1 {
+		t.Errorf("one foreign change: all read %d times, the chains %d times", kernel.whole, kernel.light)
+	}
+	if err := kernel.Delete(want); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.check(false); err != nil || kernel.whole != 1 {
+		t.Errorf("the table was gone: %v, all read %d times", err, kernel.whole)
+	}
+	if s, err := kernel.FakeTables.Read(want, true); err != nil || !s.Whole || len(s.Sets["s"]) != 1 {
+		t.Errorf("it is not back: %+v, %v", s, err)
+	}
+	// An element is missed by the light look, and found by the full one.
+	var c Change
+	c.Take("s", "key", "")
+	if err := kernel.Commit(want, c); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.check(false); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.check(true); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := kernel.FakeTables.Read(want, true); err != nil || len(s.Sets["s"]) != 1 {
+		t.Errorf("the element is not back: %+v, %v", s, err)
+	}
+}

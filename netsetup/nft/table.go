@@ -384,6 +384,12 @@ func Diff(have State, want Table) Change {
 	return c
 }
 
+// sameChains reports whether the chains are those of the table.
+func (s State) sameChains(t Table) bool {
+	c := Diff(State{Whole: true, Chains: s.Chains}, Table{Name: t.Name, Chains: t.Chains})
+	return len(c.Chains) == 0 && len(c.Drop) == 0
+}
+
 // ruleTexts are the comments of a chain's rules as the kernel keeps them.
 func ruleTexts(c Chain) []string {
 	texts := make([]string, len(c.Rules))

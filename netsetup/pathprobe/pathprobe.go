@@ -61,7 +61,8 @@ type Result struct {
 	// Carries is what it does carry where that is less; 0: nothing says so. It may be
 	// what Recall was given, while nothing else is found.
 	MTU, Carries int
-	// Damaged are packets that came with other bytes than were sent.
+	// Damaged are packets of the last ten minutes that came with other bytes than were
+	// sent.
 	Damaged int
 	// Stream says why a stream of bytes did not come through at the last try; nil
 	// while Streamed is zero or when it did.
@@ -94,7 +95,7 @@ type peer struct {
 	heard    time.Time
 	run      uint64 // of the peer's pings
 	received uint32 // of that run
-	damaged  int
+	damaged  recent
 	asked    time.Time // when the MTU was looked up
 	streamed time.Time
 	stream   error
@@ -174,7 +175,7 @@ func (p *Prober) Results() []Result {
 	for _, o := range p.peers {
 		out = append(out, Result{
 			Peer: o.Peer, Counts: o.window.count(now), Since: o.since, Answered: o.answered, Heard: o.heard,
-			MTU: o.sizes.want, Carries: o.sizes.carries(), Damaged: o.damaged, Stream: o.stream, Streamed: o.streamed,
+			MTU: o.sizes.want, Carries: o.sizes.carries(), Damaged: o.damaged.sum(now), Stream: o.stream, Streamed: o.streamed,
 		})
 	}
 	slices.SortFunc(out, func(a, b Result) int {
@@ -291,7 +292,7 @@ func (p *Prober) take(b []byte, from netip.Addr, now time.Time) bool {
 	m, v := parse(b)
 	switch {
 	case v == damaged:
-		o.damaged++
+		o.damaged.add(now)
 		return false
 	case v == foreign:
 		return false

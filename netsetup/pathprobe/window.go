@@ -99,6 +99,35 @@ func (w *window) count(now time.Time) Counts {
 	return c
 }
 
+// recent counts what happened in the last recentFor minutes. Pure.
+type recent [recentFor]struct {
+	minute int64 // since 1970
+	count  int
+}
+
+// recentFor is how many minutes count. What comes seldom, as by a card that damages a
+// packet now and then, is seen once in some minutes.
+const recentFor = 10
+
+func (r *recent) add(now time.Time) {
+	minute := now.Unix() / 60
+	b := &r[minute%recentFor]
+	if b.minute != minute {
+		b.minute, b.count = minute, 0
+	}
+	b.count++
+}
+
+func (r *recent) sum(now time.Time) (n int) {
+	minute := now.Unix() / 60
+	for _, b := range r {
+		if age := minute - b.minute; age >= 0 && age < recentFor {
+			n += b.count
+		}
+	}
+	return n
+}
+
 // sizes looks for the longest packet that gets through. Pure.
 //
 // It tries the kernel's MTU of the path. Three losses in a row, while

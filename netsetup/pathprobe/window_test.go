@@ -1,6 +1,7 @@
 package pathprobe
 
 import (
+	"net/netip"
 	"testing"
 	"time"
 )
@@ -230,4 +231,27 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("%+v, then %+v (%d)", m, got, v)
 		}
 	})
+}
+
+// The bug: one damaged packet was counted for as long as clusterd ran, and the way was
+// never well again.
+func TestDamageEnds(t *testing.T) {
+	at := time.Unix(1_700_000_000, 0)
+	from := netip.MustParseAddr("10.42.2.1")
+	o := &peer{}
+	p := &Prober{peers: map[netip.Addr]*peer{from: o}}
+	b := make([]byte, 100)
+	message{kind: kindPing, run: 2, seq: 1}.put(b)
+	b[50] ^= 1
+	for i, want := range []int{1, 2, 3} {
+		p.take(b, from, at.Add(time.Duration(i)*3*time.Minute))
+		if got := o.damaged.sum(at.Add(time.Duration(i) * 3 * time.Minute)); got != want {
+			t.Errorf("%d damaged packets count as %d", want, got)
+		}
+	}
+	for after, want := range map[time.Duration]int{9 * time.Minute: 3, 11 * time.Minute: 2, 14 * time.Minute: 1, 17 * time.Minute: 0, time.Hour: 0} {
+		if got := o.damaged.sum(at.Add(after)); got != want {
+			t.Errorf("after %s there are %d, want %d", after, got, want)
+		}
+	}
 }

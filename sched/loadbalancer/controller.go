@@ -14,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -21,6 +22,7 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/sched/loop"
 )
 
@@ -36,6 +38,7 @@ type controller struct {
 	events   record.EventRecorder
 	services corelisters.ServiceLister
 	maps     corelisters.ConfigMapLister
+	nodes    corelisters.NodeLister
 	// given is what this loop wrote and the cache may not show yet; reported is what
 	// was last said to whom. Only reconcile uses them.
 	given    map[loop.Key]grant
@@ -45,27 +48,33 @@ type controller struct {
 	pooled map[loop.Key]grant
 }
 
-// grant is what the Service with that UID was given.
+// grant is what the Service with that UID was given, and what its condition says.
 type grant struct {
-	uid types.UID
-	ips []string
+	uid       types.UID
+	ips       []string
+	condition metav1.Condition
 }
 
 // New returns the loop.
 func New(env loop.Env) loop.Loop {
-	core := env.Informers.Core().V1()
+	informers := env.Informers.Core().V1()
 	c := &controller{
-		client: env.Client, events: env.Events.For("loadbalancer"), services: core.Services().Lister(), maps: core.ConfigMaps().Lister(),
+		client: env.Client, events: env.Events.For("loadbalancer"), services: informers.Services().Lister(), maps: informers.ConfigMaps().Lister(), nodes: informers.Nodes().Lister(),
 		given: map[loop.Key]grant{}, reported: map[loop.Key]string{}, pooled: map[loop.Key]grant{},
 	}
 	c.Controller = loop.New("loadbalancer", env, 1, c.reconcile)
-	loop.Watch(c.Controller, core.Services().Informer(), func(old, s *corev1.Service) {
+	loop.Watch(c.Controller, informers.Services().Informer(), func(old, s *corev1.Service) {
 		if old != nil && holds(old) || s != nil && holds(s) {
 			c.Enqueue(all)
 		}
 	})
-	loop.Watch(c.Controller, core.ConfigMaps().Informer(), func(old, m *corev1.ConfigMap) {
+	loop.Watch(c.Controller, informers.ConfigMaps().Informer(), func(old, m *corev1.ConfigMap) {
 		if loop.KeyOf(loop.Latest(old, m)) == Pool {
+			c.Enqueue(all)
+		}
+	})
+	loop.Watch(c.Controller, informers.Nodes().Informer(), func(old, n *corev1.Node) {
+		if old == nil || n == nil || !slices.Equal(old.Status.Addresses, n.Status.Addresses) {
 			c.Enqueue(all)
 		}
 	})
@@ -86,6 +95,10 @@ func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
 			others = append(others, s)
 		}
 	}
+	nodes, err := c.nodes.List(labels.Everything())
+	if err != nil {
+		return err
+	}
 	text, found := "", true
 	m, err := c.maps.ConfigMaps(Pool.Namespace).Get(Pool.Name)
 	if apierrors.IsNotFound(err) {
@@ -105,11 +118,12 @@ func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
 		key := loop.KeyOf(s)
 		names[key] = s.UID
 		if got, ok := c.given[key]; ok && got.uid == s.UID { // newer than the cache
-			if slices.Equal(ingress(s), got.ips) {
+			if slices.Equal(ingress(s), got.ips) && says(s, got.condition) {
 				delete(c.given, key)
 			} else {
 				s = s.DeepCopy()
 				setIngress(s, got.ips)
+				meta.SetStatusCondition(&s.Status.Conditions, got.condition)
 				services[i] = s
 			}
 		}
@@ -125,30 +139,36 @@ func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
 		return !ok && key != Pool
 	})
 	var failed []error
-	for _, d := range Decide(services, others, ranges) {
+	for _, d := range Decide(services, others, nodesAddresses(nodes), ranges) {
 		key := loop.KeyOf(d.Service)
 		has := ingress(d.Service)
-		if !found && len(has) > 0 && !slices.Equal(has, c.pooled[key].ips) {
-			continue // another program's: without a pool addresses are not this loop's business
+		// Without a pool the addresses that another program gave are not this loop's
+		// business.
+		other := !found && len(has) > 0 && !slices.Equal(has, c.pooled[key].ips)
+		switch {
+		case other:
+			d.IPs, d.Reason, d.Fault = has, core.ReasonOtherProgram, "another program has given the addresses in the status; nodes do not announce them"
+		case d.Fault != "" && !found:
+			d.Reason, d.Fault = core.ReasonNoPool, fmt.Sprintf("the cluster has no addresses to give: there is no ConfigMap %s with ranges in its key \"addresses\"", Pool)
 		}
-		if d.Fault != "" {
-			fault := d.Fault
-			if !found {
-				fault = fmt.Sprintf("the cluster has no addresses to give: there is no ConfigMap %s with ranges in its key \"addresses\"", Pool)
-			}
-			if c.reported[key] != fault {
-				c.reported[key] = fault
-				c.events.Event(d.Service, corev1.EventTypeWarning, "NoAddress", fault)
-			}
-		} else {
+		if d.Fault == "" || other {
 			delete(c.reported, key)
+		} else if c.reported[key] != d.Fault {
+			c.reported[key] = d.Fault
+			c.events.Event(d.Service, corev1.EventTypeWarning, "NoAddress", d.Fault)
 		}
-		if slices.Equal(has, d.IPs) {
-			c.pooled[key] = grant{d.Service.UID, d.IPs}
+		got := grant{d.Service.UID, d.IPs, condition(d)}
+		if slices.Equal(has, d.IPs) && says(d.Service, got.condition) {
+			if !other {
+				c.pooled[key] = got
+			}
 			continue
 		}
 		next := d.Service.DeepCopy()
-		setIngress(next, d.IPs)
+		if !other {
+			setIngress(next, d.IPs)
+		}
+		meta.SetStatusCondition(&next.Status.Conditions, got.condition)
 		if _, err := c.client.CoreV1().Services(key.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{}); err != nil {
 			if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 				c.EnqueueAfter(all, retryConflict)
@@ -158,7 +178,9 @@ func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
 			failed = append(failed, fmt.Errorf("service %s: %w", key, err))
 			continue
 		}
-		got := grant{d.Service.UID, d.IPs}
+		if other {
+			continue // the cache shows it in a moment
+		}
 		c.given[key], c.pooled[key] = got, got
 	}
 	return errors.Join(failed...)

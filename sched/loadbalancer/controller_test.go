@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
@@ -16,6 +17,8 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/ptr"
 
+	"github.com/clusterd/clusterd/apis/core"
+	"github.com/clusterd/clusterd/apis/names"
 	"github.com/clusterd/clusterd/sched/loop"
 )
 
@@ -29,7 +32,7 @@ func TestWithoutAPool(t *testing.T) {
 	client := fake.NewSimpleClientset(service)
 	services, maps := newIndexer(), newIndexer()
 	c := &controller{
-		client: client, events: record.NewFakeRecorder(100), services: corelisters.NewServiceLister(services), maps: corelisters.NewConfigMapLister(maps),
+		client: client, events: record.NewFakeRecorder(100), services: corelisters.NewServiceLister(services), maps: corelisters.NewConfigMapLister(maps), nodes: corelisters.NewNodeLister(newIndexer()),
 		given: map[loop.Key]grant{}, reported: map[loop.Key]string{}, pooled: map[loop.Key]grant{},
 	}
 	look := func(want ...string) {
@@ -74,6 +77,63 @@ func TestWithoutAPool(t *testing.T) {
 		t.Fatal(err)
 	}
 	look()
+}
+
+// TestCondition: why a Service has no address stands in its status, for as long as it is so.
+func TestCondition(t *testing.T) {
+	service := func(name string, i int64) *corev1.Service {
+		return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, CreationTimestamp: metav1.Unix(i, 0)}, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer}}
+	}
+	elsewhere := service("elsewhere", 0)
+	setIngress(elsewhere, []string{"203.0.113.4"})
+	c, client := newController(t, service("first", 1), service("second", 2), elsewhere)
+	services, maps := newIndexer(), newIndexer()
+	c.services, c.maps = corelisters.NewServiceLister(services), corelisters.NewConfigMapLister(maps)
+	look := func(what string, want map[string]string) {
+		t.Helper()
+		for range 2 { // the second time with what the first has written
+			list, err := client.CoreV1().Services("ns").List(t.Context(), metav1.ListOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range list.Items {
+				if err := services.Update(&list.Items[i]); err != nil {
+					t.Fatal(err)
+				}
+			}
+			client.ClearActions()
+			if err := c.reconcile(t.Context(), all); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, a := range client.Actions() {
+			if a.GetVerb() != "list" && a.GetVerb() != "get" {
+				t.Errorf("%s: it wrote again what was there: %v", what, a)
+			}
+		}
+		for name, reason := range want {
+			s, err := client.CoreV1().Services("ns").Get(t.Context(), name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := meta.FindStatusCondition(s.Status.Conditions, names.LoadBalancerAddress)
+			if got == nil || got.Reason != reason || (got.Status == metav1.ConditionTrue) != (reason == core.ReasonAddressGiven) || got.Message == "" {
+				t.Errorf("%s: the condition of %s is %+v, want reason %s", what, name, got, reason)
+			}
+		}
+	}
+	look("no pool", map[string]string{"first": core.ReasonNoPool, "second": core.ReasonNoPool, "elsewhere": core.ReasonOtherProgram})
+	pool := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: Pool.Namespace, Name: Pool.Name}, Data: map[string]string{"addresses": "192.0.2.10-192.0.2.11"}}
+	if err := maps.Add(pool); err != nil {
+		t.Fatal(err)
+	}
+	look("two addresses", map[string]string{"elsewhere": core.ReasonAddressGiven, "first": core.ReasonAddressGiven, "second": core.ReasonPoolFull})
+	pool = pool.DeepCopy()
+	pool.Data["addresses"] = "192.0.2.10-192.0.2.12"
+	if err := maps.Update(pool); err != nil {
+		t.Fatal(err)
+	}
+	look("three addresses", map[string]string{"second": core.ReasonAddressGiven})
 }
 
 // TestAddressesOfOthersAreTaken: nodes lead packets to what stands in the status of a
@@ -163,7 +223,7 @@ func newController(t *testing.T, list ...*corev1.Service) (*controller, *fake.Cl
 		t.Fatal(err)
 	}
 	return &controller{
-		client: client, events: record.NewFakeRecorder(100), services: corelisters.NewServiceLister(services), maps: corelisters.NewConfigMapLister(maps),
+		client: client, events: record.NewFakeRecorder(100), services: corelisters.NewServiceLister(services), maps: corelisters.NewConfigMapLister(maps), nodes: corelisters.NewNodeLister(newIndexer()),
 		given: map[loop.Key]grant{}, reported: map[loop.Key]string{}, pooled: map[loop.Key]grant{},
 	}, client
 }

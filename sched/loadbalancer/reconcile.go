@@ -9,7 +9,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/clusterd/clusterd/apis/core"
+	"github.com/clusterd/clusterd/apis/names"
 )
 
 // retryConflict is how long the cache is given to show what another wrote.
@@ -73,6 +78,19 @@ func (r Range) has(a netip.Addr) bool {
 // them, and also while it is deleted.
 func holds(s *corev1.Service) bool { return s.Spec.Type == corev1.ServiceTypeLoadBalancer }
 
+// nodesAddresses are the addresses of nodes, with their names. Pure.
+func nodesAddresses(nodes []*corev1.Node) map[netip.Addr]string {
+	out := map[netip.Addr]string{}
+	for _, n := range nodes {
+		for _, a := range n.Status.Addresses {
+			if addr, err := netip.ParseAddr(a.Address); err == nil {
+				out[addr.Unmap()] = n.Name
+			}
+		}
+	}
+	return out
+}
+
 // balanced: the Service is to have addresses from here.
 func balanced(s *corev1.Service) bool {
 	return holds(s) && s.Spec.LoadBalancerClass == nil && s.DeletionTimestamp == nil
@@ -96,7 +114,8 @@ func setIngress(s *corev1.Service, ips []string) {
 type Decision struct {
 	Service *corev1.Service
 	IPs     []string
-	Fault   string
+	// Reason and Fault: "" unless it lacks something.
+	Reason, Fault string
 }
 
 // most is how many addresses of one range are looked at: an IPv6 range has more
@@ -106,8 +125,8 @@ const most = 1 << 16
 // Decide gives each Service one address of each of its families: the one it has
 // while the pool holds it, else the one it asks for (spec.loadBalancerIP), else
 // the first that is free. The older Service wins. What others have, which get none from
-// here, is not free.
-func Decide(services, others []*corev1.Service, pool []Range) []Decision {
+// here, is not free; nor is what nodes have, by their names, which none may keep.
+func Decide(services, others []*corev1.Service, nodes map[netip.Addr]string, pool []Range) []Decision {
 	services = slices.Clone(services)
 	slices.SortFunc(services, func(a, b *corev1.Service) int {
 		if c := a.CreationTimestamp.Compare(b.CreationTimestamp.Time); c != 0 {
@@ -119,6 +138,9 @@ func Decide(services, others []*corev1.Service, pool []Range) []Decision {
 		return slices.ContainsFunc(pool, func(r Range) bool { return r.has(a) })
 	}
 	taken := map[netip.Addr]bool{}
+	for a := range nodes {
+		taken[a] = true
+	}
 	kept := make([]map[bool]netip.Addr, len(services))
 	wanted := func(s *corev1.Service) (netip.Addr, bool) {
 		a, err := netip.ParseAddr(s.Spec.LoadBalancerIP)
@@ -156,12 +178,17 @@ func Decide(services, others []*corev1.Service, pool []Range) []Decision {
 			four := family == corev1.IPv4Protocol
 			a, ok := kept[i][four]
 			if want, asks := wanted(s); !ok && asks && want.Is4() == four {
+				fault := ""
 				switch {
+				case nodes[want] != "":
+					fault = fmt.Sprintf("spec.loadBalancerIP %s is the address of the node %s", want, nodes[want])
 				case !inPool(want):
-					out[i].Fault = fmt.Sprintf("spec.loadBalancerIP %s is not in the cluster's pool", want)
-					continue
+					fault = fmt.Sprintf("spec.loadBalancerIP %s is not in the cluster's pool", want)
 				case taken[want]:
-					out[i].Fault = fmt.Sprintf("spec.loadBalancerIP %s belongs to another Service", want)
+					fault = fmt.Sprintf("spec.loadBalancerIP %s belongs to another Service", want)
+				}
+				if fault != "" {
+					out[i].Reason, out[i].Fault = core.ReasonAddressNotUsable, fault
 					continue
 				}
 				a, ok = want, true
@@ -169,7 +196,7 @@ func Decide(services, others []*corev1.Service, pool []Range) []Decision {
 				a, ok = free(pool, four, taken)
 			}
 			if !ok {
-				out[i].Fault = fmt.Sprintf("the cluster's pool has no free %s address", family)
+				out[i].Reason, out[i].Fault = core.ReasonPoolFull, fmt.Sprintf("the cluster's pool has no free %s address", family)
 				continue
 			}
 			taken[a] = true
@@ -177,6 +204,21 @@ func Decide(services, others []*corev1.Service, pool []Range) []Decision {
 		}
 	}
 	return out
+}
+
+// condition tells in the Service's status what was decided: events go, and are sent once.
+func condition(d Decision) metav1.Condition {
+	c := metav1.Condition{Type: names.LoadBalancerAddress, Status: metav1.ConditionFalse, Reason: d.Reason, Message: d.Fault, ObservedGeneration: d.Service.Generation}
+	if d.Fault == "" {
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, core.ReasonAddressGiven, "given from the cluster's pool: "+strings.Join(d.IPs, ", ")
+	}
+	return c
+}
+
+// says reports whether the Service's status has the condition.
+func says(s *corev1.Service, want metav1.Condition) bool {
+	c := meta.FindStatusCondition(s.Status.Conditions, want.Type)
+	return c != nil && c.Status == want.Status && c.Reason == want.Reason && c.Message == want.Message
 }
 
 func free(pool []Range, four bool, taken map[netip.Addr]bool) (netip.Addr, bool) {

@@ -49,15 +49,20 @@ func TestDecide(t *testing.T) {
 		{"asked for", "10.0.0.1-10.0.0.9", []*corev1.Service{service("a", "", "10.0.0.5"), service("b", "", "10.0.0.5"), service("c", "", "10.1.0.1"), service("d", "10.0.0.1", "10.0.0.7")},
 			[]string{"a [10.0.0.5]: ", "b []: spec.loadBalancerIP 10.0.0.5 belongs to another Service", "c []: spec.loadBalancerIP 10.1.0.1 is not in the cluster's pool", "d [10.0.0.7]: "}},
 		{"both families", "10.0.0.1 fd00::1", []*corev1.Service{service("a", "", "", corev1.IPv4Protocol, corev1.IPv6Protocol)}, []string{"a [10.0.0.1 fd00::1]: "}},
+		{"nodes have some of the pool", "192.0.2.1-192.0.2.2", []*corev1.Service{service("a", "192.0.2.1", ""), service("b", "", "192.0.2.1"), service("c", "", "")},
+			[]string{"a [192.0.2.2]: ", "b []: spec.loadBalancerIP 192.0.2.1 is the address of the node n1", "c []: the cluster's pool has no free IPv4 address"}},
 		{"one address, two Services", "10.0.0.1-10.0.0.2", []*corev1.Service{service("a", "10.0.0.1", ""), service("b", "10.0.0.1", "")}, []string{"a [10.0.0.1]: ", "b [10.0.0.2]: "}},
 	}
+	nodes := nodesAddresses([]*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+		{Type: corev1.NodeHostName, Address: "n1"}, {Type: corev1.NodeInternalIP, Address: "192.0.2.1"}, {Type: corev1.NodeInternalIP, Address: "fd00::e"},
+	}}}})
 	for _, tt := range tests {
 		pool, err := ParsePool(tt.pool)
 		if err != nil {
 			t.Fatal(err)
 		}
 		var got []string
-		for _, d := range Decide(tt.services, nil, pool) {
+		for _, d := range Decide(tt.services, nil, nodes, pool) {
 			got = append(got, fmt.Sprintf("%s %v: %s", d.Service.Name, d.IPs, d.Fault))
 		}
 		if !slices.Equal(got, tt.want) {

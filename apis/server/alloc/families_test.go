@@ -1,13 +1,40 @@
 package alloc
 
 import (
+	"context"
 	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
+
+// TestExternal: cluster addresses are none that a Service may take as external ones,
+// unless it had them when an earlier version let them in.
+func TestExternal(t *testing.T) {
+	with := func(ips ...string) *corev1.Service {
+		return &corev1.Service{Spec: corev1.ServiceSpec{ExternalIPs: ips}}
+	}
+	for _, f := range []*Families{families(t, "10.96.0.0/16", "fd00:96::/112"), families(t, "fd00:96::/112", "10.96.0.0/16")} {
+		f.by[corev1.IPv4Protocol].others.Ranges = func(context.Context) ([]netip.Prefix, error) {
+			return []netip.Prefix{netip.MustParsePrefix("10.97.0.0/24")}, nil
+		}
+		for _, bad := range []string{"10.96.0.10", "10.96.0.0", "10.97.0.7", "fd00:96::a"} {
+			err := f.external(t.Context(), with("192.0.2.1", bad), with("192.0.2.1"))
+			if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.externalIPs[1]: Invalid value: \""+bad) {
+				t.Errorf("%s: %v", bad, err)
+			}
+			if err := f.external(t.Context(), with(bad), with(bad)); err != nil {
+				t.Errorf("%s, which it had: %v", bad, err)
+			}
+		}
+		if err := f.external(t.Context(), with("192.0.2.1", "10.98.0.1", "fd00:97::1"), nil); err != nil {
+			t.Error(err)
+		}
+	}
+}
 
 // TestSettle: what a Service asks for and had, in clusters of one family and of
 // two, written as "POLICY FAMILIES ADDRESSES"; "-" is what is not set.

@@ -65,6 +65,29 @@ func (l leases) takeBack(ctx context.Context, name string, wants Owner) (bool, e
 	if err != nil {
 		return false, fmt.Errorf("look at %s: %w", name, err)
 	}
+	free, err := l.free(ctx, name, record, wants)
+	if err != nil || !free || record.Name == "" {
+		return free, err
+	}
+	return true, l.remove(ctx, name, record)
+}
+
+// try is ErrTaken when take would fail so; it changes nothing.
+func (l leases) try(ctx context.Context, name string, owner Owner) error {
+	record, err := l.read(ctx, name, "")
+	if err != nil {
+		return fmt.Errorf("look at %s: %w", name, err)
+	}
+	if free, err := l.free(ctx, name, record, owner); err != nil {
+		return err
+	} else if !free {
+		return ErrTaken
+	}
+	return nil
+}
+
+// free reports whether wants may have the name of which record was read.
+func (l leases) free(ctx context.Context, name string, record *coordinationv1.Lease, wants Owner) (bool, error) {
 	if record.Name == "" {
 		return true, nil
 	}
@@ -76,10 +99,7 @@ func (l leases) takeBack(ctx context.Context, name string, wants Owner) (bool, e
 	if err != nil {
 		return false, fmt.Errorf("look for the holder of %s: %w", name, err)
 	}
-	if held {
-		return false, nil
-	}
-	return true, l.remove(ctx, name, record)
+	return !held, nil
 }
 
 // release gives a name back, if it is owner's.

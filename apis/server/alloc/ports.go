@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/storage"
@@ -20,18 +21,15 @@ import (
 // PortsPrefix is where the ports in use are stored.
 const PortsPrefix = "/alloc/nodeports"
 
-// The ports of nodes that Services are given.
-const (
-	FirstPort = 30000
-	LastPort  = 32767
-)
+// DefaultPorts are the ports of nodes that Services are given.
+var DefaultPorts = utilnet.PortRange{Base: 30000, Size: 2768}
 
 var (
 	// ErrPortTaken is returned when the port asked for belongs to another
 	// Service.
 	ErrPortTaken = errors.New("provided port is already allocated")
 	// ErrPortOutside is returned when the port asked for is not in the range.
-	ErrPortOutside = fmt.Errorf("provided port is not in the valid range. The range of valid ports is %d-%d", FirstPort, LastPort)
+	ErrPortOutside = errors.New("provided port is not in the valid range")
 )
 
 // HoldsPort tells whether a Service has a node port, newest state. It may block.
@@ -42,15 +40,17 @@ type HoldsPort func(ctx context.Context, owner Owner, port int32) (bool, error)
 type Ports struct {
 	leases leases
 	holds  HoldsPort
+	ports  utilnet.PortRange
 
 	mu sync.Mutex
 	// had are the ports that Services had before the updates under way.
 	had map[types.UID]map[int32]*field.Path
 }
 
-// NewPorts keeps what is taken in store, which stores Leases under PortsPrefix.
-func NewPorts(store storage.Interface, holds HoldsPort) *Ports {
-	p := &Ports{holds: holds, had: map[types.UID]map[int32]*field.Path{}}
+// NewPorts gives out ports of a range, and keeps what is taken in store, which stores
+// Leases under PortsPrefix. What Services have of another range they keep.
+func NewPorts(store storage.Interface, holds HoldsPort, ports utilnet.PortRange) *Ports {
+	p := &Ports{holds: holds, ports: ports, had: map[types.UID]map[int32]*field.Path{}}
 	p.leases = newLeases(store, PortsPrefix, func(ctx context.Context, owner Owner, name string) (bool, error) {
 		n, err := strconv.ParseInt(name, 10, 32)
 		if err != nil {
@@ -63,10 +63,18 @@ func NewPorts(store storage.Interface, holds HoldsPort) *Ports {
 
 func portName(port int32) string { return strconv.Itoa(int(port)) }
 
+// check is nil for a port of the range.
+func (p *Ports) check(port int32) error {
+	if p.ports.Contains(int(port)) {
+		return nil
+	}
+	return fmt.Errorf("%w. The range of valid ports is %s", ErrPortOutside, p.ports.String())
+}
+
 // Take reserves port for owner.
 func (p *Ports) Take(ctx context.Context, port int32, owner Owner) error {
-	if port < FirstPort || port > LastPort {
-		return ErrPortOutside
+	if err := p.check(port); err != nil {
+		return err
 	}
 	err := p.leases.take(ctx, portName(port), owner)
 	if errors.Is(err, ErrTaken) {
@@ -77,7 +85,7 @@ func (p *Ports) Take(ctx context.Context, port int32, owner Owner) error {
 
 // TakeAny reserves a free port for owner.
 func (p *Ports) TakeAny(ctx context.Context, owner Owner) (int32, error) {
-	const size = LastPort - FirstPort + 1
+	size := p.ports.Size
 	taken, err := p.leases.taken(ctx)
 	if err != nil {
 		return 0, err
@@ -85,7 +93,7 @@ func (p *Ports) TakeAny(ctx context.Context, owner Owner) (int32, error) {
 	start := rand.IntN(size)
 	for _, wantTaken := range []bool{false, true} { // then those that were abandoned
 		for i := range size {
-			port := int32(FirstPort + (start+i)%size)
+			port := int32(p.ports.Base + (start+i)%size)
 			if taken[portName(port)] != wantTaken {
 				continue
 			}
@@ -135,11 +143,14 @@ func (p *Ports) begin(ctx context.Context, service, old *corev1.Service, dry boo
 		if _, ok := had[port]; ok {
 			return nil
 		}
-		err := error(nil)
+		err := p.check(port)
 		switch {
-		case port < FirstPort || port > LastPort:
-			err = ErrPortOutside
-		case !dry:
+		case err != nil:
+		case dry:
+			if err = p.leases.try(ctx, portName(port), owner); errors.Is(err, ErrTaken) {
+				err = ErrPortTaken
+			}
+		default:
 			if err = p.Take(ctx, port, owner); err == nil {
 				got = append(got, port)
 			}
@@ -151,7 +162,7 @@ func (p *Ports) begin(ctx context.Context, service, old *corev1.Service, dry boo
 	}
 	choose := func() (int32, error) {
 		if dry { // an example
-			return FirstPort + rand.Int32N(LastPort-FirstPort+1), nil
+			return int32(p.ports.Base + rand.IntN(p.ports.Size)), nil
 		}
 		port, err := p.TakeAny(ctx, owner)
 		if errors.Is(err, ErrFull) {

@@ -108,6 +108,9 @@ func (h *hadAddresses) take(uid types.UID) []string {
 func (f *Families) begin(ctx context.Context, service, old *corev1.Service, dry bool) (registry.FinishFunc, error) {
 	nothing := func(context.Context, bool) {}
 	spec := &service.Spec
+	if err := f.external(ctx, service, old); err != nil {
+		return nil, err
+	}
 	if spec.Type == corev1.ServiceTypeExternalName {
 		// One that becomes so keeps its reservation: it is taken back as any that no
 		// Service holds.
@@ -139,6 +142,34 @@ func (f *Families) begin(ctx context.Context, service, old *corev1.Service, dry 
 			back(ctx)
 		}
 	}, nil
+}
+
+// external refuses external addresses out of the Services' ranges, but for those that
+// old, which may be nil, had: packets for an address that another Service has, or gets
+// later, would go to this one's pods.
+func (f *Families) external(ctx context.Context, service, old *corev1.Service) error {
+	var errs field.ErrorList
+	for i, text := range service.Spec.ExternalIPs {
+		addr, err := netip.ParseAddr(text)
+		if err != nil || old != nil && slices.Contains(old.Spec.ExternalIPs, text) {
+			continue // validation says so
+		}
+		for _, family := range f.order {
+			spans, err := f.by[family].spans(ctx)
+			if err != nil {
+				return err
+			}
+			for _, s := range spans {
+				if s.cidr.Contains(addr.Unmap()) {
+					errs = append(errs, field.Invalid(field.NewPath("spec", "externalIPs").Index(i), text, fmt.Sprintf("is in %s, the range of cluster addresses: name an address outside of it", s.cidr)))
+				}
+			}
+		}
+	}
+	if len(errs) > 0 {
+		return invalid(service, errs...)
+	}
+	return nil
 }
 
 // choose reserves an address of each family of service, but for those it has
@@ -194,7 +225,10 @@ func (a *Addresses) choose(ctx context.Context, text string, owner Owner, dry bo
 		return netip.Addr{}, fmt.Errorf("%w: %w", ErrOutside, err)
 	}
 	if dry {
-		return address, a.check(ctx, address, owner)
+		if err := a.check(ctx, address, owner); err != nil {
+			return address, err
+		}
+		return address, a.leases.try(ctx, address.String(), owner)
 	}
 	return address, a.Take(ctx, address, owner)
 }

@@ -70,7 +70,7 @@ func systemRoles() []rbacv1.ClusterRole {
 		// What of a node must know all pods, to name and to guard them.
 		clusterRole(NodeNetwork,
 			on("core", "pods namespaces services nodes", read), on("discovery.k8s.io", "endpointslices", read),
-			on("networking.k8s.io", "networkpolicies", read), called(on("core", "configmaps", read), "kube-dns")),
+			on("networking.k8s.io", "networkpolicies servicecidrs", read), called(on("core", "configmaps", read), "kube-dns")),
 		clusterRole(nodeNetworkUser, called(on("core", "users", do("impersonate")), NodeNetwork)),
 		clusterRole("system:kube-dns", on("core", "endpoints services", listWatch)),
 		// The proxy for Ingresses writes nothing. It asks for Secrets of TLS alone,

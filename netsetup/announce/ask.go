@@ -1,0 +1,125 @@
+package announce
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// answerTime is how long answers are waited for: neighbours of one segment answer in
+// milliseconds.
+const answerTime = 500 * time.Millisecond
+
+// ask asks the neighbours for addresses that this machine has (RFC 5227, RFC 4862), and
+// returns those for which another machine answers. Where there is no Ethernet it asks
+// nobody. The caller holds mu.
+func (a *Announcer) ask(link netlink.Link, addrs []netip.Addr) (map[netip.Addr]bool, error) {
+	mac := link.Attrs().HardwareAddr
+	if len(mac) != 6 {
+		return nil, nil
+	}
+	asked := map[bool]map[netip.Addr]bool{true: {}, false: {}}
+	for _, addr := range addrs {
+		asked[addr.Is4()][addr] = true
+	}
+	answered := map[netip.Addr]bool{}
+	for four, wanted := range asked {
+		if len(wanted) == 0 {
+			continue
+		}
+		protocol := uint16(unix.ETH_P_IPV6)
+		if four {
+			protocol = unix.ETH_P_ARP
+		}
+		protocol = protocol<<8 | protocol>>8
+		fd := a.asks[four]
+		if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: link.Attrs().Index}); err != nil {
+			return nil, fmt.Errorf("listen for neighbours: %w", err)
+		}
+		if err := drain(fd); err != nil { // of a former question
+			return nil, err
+		}
+		for addr := range wanted {
+			frame := solicitation(mac, addr)
+			if four {
+				frame = arpRequest(mac, netip.IPv4Unspecified(), addr)
+			}
+			to := &unix.SockaddrLinklayer{Ifindex: link.Attrs().Index, Protocol: protocol, Halen: 6}
+			copy(to.Addr[:], frame[:6])
+			if err := unix.Sendto(a.fd, frame, 0, to); err != nil {
+				return nil, fmt.Errorf("ask who has %s: %w", addr, err)
+			}
+		}
+		if err := hear(fd, func(frame []byte) {
+			if addr, by := answer(frame); wanted[addr] && !bytes.Equal(by, mac) {
+				answered[addr] = true
+			}
+		}); err != nil {
+			return nil, err
+		}
+	}
+	return answered, nil
+}
+
+// hear passes on the frames that come within answerTime.
+func hear(fd int, each func(frame []byte)) error {
+	buf := make([]byte, 2048)
+	for end := time.Now().Add(answerTime); ; {
+		left := time.Until(end)
+		if left <= 0 {
+			return nil
+		}
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(left.Milliseconds())+1)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("wait for neighbours: %w", err)
+		}
+		if n <= 0 {
+			continue
+		}
+		size, err := unix.Read(fd, buf)
+		if err != nil {
+			return fmt.Errorf("hear neighbours: %w", err)
+		}
+		each(buf[:size])
+	}
+}
+
+// drain drops what has come in.
+func drain(fd int) error {
+	buf := make([]byte, 1)
+	for {
+		_, _, err := unix.Recvfrom(fd, buf, unix.MSG_DONTWAIT)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return nil
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return fmt.Errorf("hear neighbours: %w", err)
+		}
+	}
+}
+
+// answer is the address that a frame says its sender has, and the sender; not valid:
+// it says nothing of the kind. Pure.
+func answer(f []byte) (netip.Addr, net.HardwareAddr) {
+	const ethernet, ip6 = 14, 40
+	if len(f) < ethernet {
+		return netip.Addr{}, nil
+	}
+	by, body := net.HardwareAddr(f[6:12]), f[ethernet:]
+	switch {
+	case f[12] == 0x08 && f[13] == 0x06 && len(body) >= 28 && body[2] == 0x08 && body[3] == 0 && body[4] == 6 && body[5] == 4:
+		if addr := netip.AddrFrom4([4]byte(body[14:18])); !addr.IsUnspecified() { // an answer, or a machine that tells of itself
+			return addr, body[8:14]
+		}
+	case f[12] == 0x86 && f[13] == 0xdd && len(body) >= ip6+24 && body[6] == unix.IPPROTO_ICMPV6 && body[7] == 255 && body[ip6] == 136:
+		return netip.AddrFrom16([16]byte(body[ip6+8 : ip6+24])), by
+	}
+	return netip.Addr{}, nil
+}
