@@ -73,7 +73,7 @@ var storeMetrics = struct {
 var registerMetrics = sync.OnceFunc(func() {
 	m := storeMetrics
 	legacyregistry.RawMustRegister(m.commit, m.apply, m.snapshot, m.commands, m.bytes, m.leaders,
-		m.fsync, m.watchLag, m.behind, m.cut, m.damage, m.heldBack, m.state, gossipKeyMetrics)
+		m.fsync, m.watchLag, m.behind, m.cut, m.damage, m.heldBack, m.state, gossipKeyMetrics, encryptionMetrics)
 	legacyregistry.RawMustRegister(sched.Collectors()...)
 	legacyregistry.RawMustRegister(pod.Metrics()...)
 })
