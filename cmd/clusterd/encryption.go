@@ -36,7 +36,7 @@ func (m *Main) encryptionState() *encryptionView {
 		keys = append(keys, k.String())
 	}
 	v.Keys = strings.Join(keys, "; ")
-	if r := m.resealed.Load(); r != nil {
+	if r := m.counted(); r != nil {
 		at := r.at.UnixMilli()
 		v.Values, v.Stale, v.Unopened, v.CountedTime = &r.Values, &r.Stale, &r.Unopened, &at
 	}
@@ -116,7 +116,7 @@ func (c *encryptionCollector) Collect(ch chan<- prometheus.Metric) {
 			gauge(c.key, 1, strings.Join(k.Resources, ","), k.Provider, k.ID)
 		}
 	}
-	if r := m.resealed.Load(); r != nil {
+	if r := m.counted(); r != nil {
 		gauge(c.values, float64(r.Values-r.Stale-r.Unopened), "current")
 		gauge(c.values, float64(r.Stale), "stale")
 		gauge(c.values, float64(r.Unopened), "unopened")

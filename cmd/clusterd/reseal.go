@@ -64,6 +64,7 @@ func (m *Main) sealChecks() []healthz.HealthChecker {
 
 // resealSoon has the leader look whether all is sealed as it should be.
 func (m *Main) resealSoon() {
+	m.resealed.Store(nil) // what was counted is of the keys before
 	select {
 	case m.resealNow <- struct{}{}:
 	default:
@@ -74,6 +75,7 @@ func (m *Main) resealSoon() {
 type resealState struct {
 	kubestore.ResealProgress
 	at time.Time
+	of string // by what was to be sealed when the round began
 }
 
 // reseal seals anew, as the leader, what is not sealed by the newest key, or not as the
@@ -118,6 +120,7 @@ func timer(after time.Duration) <-chan time.Time {
 
 func (m *Main) resealRound(ctx context.Context) (kubestore.ResealProgress, error) {
 	limit := rate.NewLimiter(resealRate, resealRate/10)
+	of := m.sealedOf()
 	r := kubestore.Resealer{
 		Store:  m.store,
 		Origin: sealOrigin,
@@ -127,7 +130,7 @@ func (m *Main) resealRound(ctx context.Context) (kubestore.ResealProgress, error
 			return m.atRest.Transformer(resource), m.atRest.Covers(resource)
 		},
 		Progress: func(p kubestore.ResealProgress) {
-			m.resealed.Store(&resealState{ResealProgress: p, at: time.Now()})
+			m.resealed.Store(&resealState{ResealProgress: p, at: time.Now(), of: of})
 		},
 	}
 	if !m.atRest.Named() {
@@ -135,7 +138,25 @@ func (m *Main) resealRound(ctx context.Context) (kubestore.ResealProgress, error
 	}
 	p, err := r.Run(ctx)
 	if err == nil || !errors.Is(err, context.Canceled) {
-		m.resealed.Store(&resealState{ResealProgress: p, at: time.Now()})
+		m.resealed.Store(&resealState{ResealProgress: p, at: time.Now(), of: of})
 	}
 	return p, err
+}
+
+// sealedOf tells apart by what resources of an EncryptionConfiguration are sealed.
+func (m *Main) sealedOf() string {
+	of := m.atRest.Hash()
+	for _, k := range m.atRest.Keys() {
+		of += " " + k.Provider + " " + k.ID
+	}
+	return of
+}
+
+// counted is what this server has counted as the leader, if that is of the keys of now.
+func (m *Main) counted() *resealState {
+	r := m.resealed.Load()
+	if r == nil || r.of != m.sealedOf() {
+		return nil
+	}
+	return r
 }

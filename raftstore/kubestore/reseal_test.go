@@ -87,7 +87,7 @@ func TestReseal(t *testing.T) {
 		t.Errorf("begins with %+v, want %+v", first, want)
 	}
 	if want := (ResealProgress{Values: many + 3, Unopened: 1, Resealed: many + 1}); done != want || last != want || waits != many+1 {
-		t.Errorf("ends with %+v, told %+v, after %d waits; want %+v", done, last, waits, want)
+		t.Errorf("ends with %+v, last shown %+v, after %d waits; want %+v", done, last, waits, want)
 	}
 	if get("/core/secrets/x/current").ModRevision != current {
 		t.Error("a value that was sealed with the first key is written again")

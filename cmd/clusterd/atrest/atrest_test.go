@@ -31,7 +31,7 @@ var (
 )
 
 // text of a value, which is never to be seen where it is sealed.
-const text = "k8s\x00 what nobody is to read"
+const text = "k8s\x00 what no file is to show"
 
 // logs gathers what is logged.
 type logs struct {
@@ -131,7 +131,7 @@ func at(resource schema.GroupResource) value.Context {
 func (f *fixture) seals(resource schema.GroupResource, prefix string) []byte {
 	f.t.Helper()
 	sealed, err := f.Transformer(resource).TransformToStorage(f.t.Context(), []byte(text), at(resource))
-	if err != nil || kubestore.SealedBy(sealed) != prefix || prefix != "" && bytes.Contains(sealed, []byte("nobody")) {
+	if err != nil || kubestore.SealedBy(sealed) != prefix || prefix != "" && bytes.Contains(sealed, []byte("no file")) {
 		f.t.Fatalf("%s is written as %.60q, %v; want %q", resource, sealed, err, prefix)
 	}
 	return sealed
@@ -290,7 +290,7 @@ func (f *fixture) health(ctx context.Context) error {
 	return f.Health().Check(r)
 }
 
-// patience of a test with what looks again by itself.
+// eventually waits for what is looked at again by itself.
 func (f *fixture) eventually(what string, done func() bool) {
 	f.t.Helper()
 	for until := time.Now().Add(3 * time.Minute); !done(); time.Sleep(50 * time.Millisecond) {

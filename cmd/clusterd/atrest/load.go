@@ -208,7 +208,7 @@ func (p *providers) keys() []Key {
 func (p *providers) key(resource schema.GroupResource) Key {
 	sealed, err := p.all[resource].TransformToStorage(context.Background(), []byte("probe"), value.DefaultContext("probe"))
 	if err != nil {
-		return Key{Provider: "kms", Err: err.Error()} // the others need nobody for it
+		return Key{Provider: "kms", Err: err.Error()} // the others always have one
 	}
 	by := kubestore.SealedBy(sealed)
 	if by == "" {
