@@ -92,7 +92,7 @@ func metricNames() map[string]bool {
 	all := []prometheus.Collector{m.commit, m.apply, m.snapshot, m.commands, m.bytes, m.leaders, m.fsync, m.watchLag, m.behind, m.cut, m.damage, m.heldBack, m.state}
 	all = append(all, sched.Collectors()...)
 	all = append(all, pod.Metrics()...)
-	all = append(all, agent.Connections{})
+	all = append(all, agent.Connections{}, encryptionMetrics)
 	known := map[string]bool{}
 	for _, name := range foreignMetrics {
 		known[name] = true

@@ -99,6 +99,7 @@ func (s *Sealing) Named() bool { return s.Hash() != "" }
 // Run looks at the file, and at the keys of KMS plugins, until ctx ends.
 func (s *Sealing) Run(ctx context.Context) error {
 	if s.cfg.File == "" {
+		<-ctx.Done()
 		return nil
 	}
 	for {

@@ -167,7 +167,16 @@ func TestWithoutFile(t *testing.T) {
 	if f.Named() || f.Hash() != "" || !f.Valid() || len(f.Keys()) > 0 || f.Covers(configMaps) || !f.Covers(secrets) {
 		t.Error("there seems to be a file")
 	}
-	if err := f.Run(t.Context()); err != nil {
+	ctx, end := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- f.Run(ctx) }()
+	select {
+	case err := <-ended: // the node would end with it
+		t.Errorf("ends by itself: %v", err)
+	default:
+	}
+	end()
+	if err := <-ended; err != nil {
 		t.Error(err)
 	}
 }
@@ -300,10 +309,10 @@ func (f *fixture) eventually(what string, done func() bool) {
 	}
 }
 
-// TestKMS: a plugin seals; its new key is taken up and what the one before sealed is stale;
-// while it is dead, what was opened or sealed once goes on and its health says so; a file
-// whose plugin does not answer is not taken up before it does.
-func TestKMS(t *testing.T) {
+// TestKMSRotates: a plugin seals; its new key is taken up, and what the one before sealed is
+// stale. A server asks it once for a key.
+func TestKMSRotates(t *testing.T) {
+	t.Parallel() // upstream asks a plugin that is well every 20 seconds at most
 	plugin := kmstest.Start(t, "k-1")
 	conf := configOf(entryOf(`"configmaps"`, kmsOf(plugin)))
 	f := open(t, conf)
@@ -337,10 +346,26 @@ func TestKMS(t *testing.T) {
 	if n := plugin.Decrypted() - asked; n != 1 {
 		t.Errorf("the plugin was asked %d times for one key", n)
 	}
+	plugin.Forget("k-1")
+	third := open(t, conf)
+	third.refuses(configMaps, old, "configmaps", "k8s:enc:kms:v2:vault:", "does not open it")
+}
 
+// TestKMSDies: while a plugin is dead or too slow, what was opened or sealed once goes on, and
+// its health says so; a server starts without it, and is well when it is; a file whose plugin does
+// not answer is not taken up before it does.
+func TestKMSDies(t *testing.T) {
+	t.Parallel()
+	plugin := kmstest.Start(t, "k-1")
+	conf := configOf(entryOf(`"configmaps"`, kmsOf(plugin)))
+	f := open(t, conf)
+	old := f.seals(configMaps, "k8s:enc:kms:v2:vault:")
+	if err := f.health(t.Context()); err != nil {
+		t.Error(err)
+	}
 	plugin.End()
 	f.eventually("the death of the plugin shows", func() bool { return f.health(t.Context()) != nil })
-	f.opens(configMaps, old, true)
+	f.opens(configMaps, old, false)
 	f.opens(configMaps, f.seals(configMaps, "k8s:enc:kms:v2:vault:"), false)
 	third := open(t, strings.Replace(conf, "10s", "100ms", 1)) // a server starts without it
 	third.refuses(configMaps, old, "configmaps", "k8s:enc:kms:v2:vault:", "does not open it")
@@ -361,7 +386,8 @@ func TestKMS(t *testing.T) {
 
 	plugin.Begin()
 	none.eventually("the file is taken up", func() bool { none.Look(t.Context()); return none.Valid() })
-	none.opens(configMaps, old, true)
+	// Another server's key of its own, made of the same key of the plugin's.
+	none.opens(configMaps, old, false)
 	third.eventually("the server that started without it can open", func() bool {
 		_, _, err := third.Transformer(configMaps).TransformFromStorage(t.Context(), old, at(configMaps))
 		return err == nil
@@ -374,8 +400,4 @@ func TestKMS(t *testing.T) {
 	if slow.health(t.Context()) == nil {
 		t.Error("a plugin that does not answer in time is well")
 	}
-	plugin.Slow(0)
-	plugin.Forget("k-1")
-	fresh := open(t, conf)
-	fresh.refuses(configMaps, old, "does not open it")
 }
