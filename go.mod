@@ -94,7 +94,7 @@ require (
 	go.etcd.io/bbolt v1.5.0
 	gopkg.in/go-jose/go-jose.v2 v2.6.3 // indirect
 	gopkg.in/natefinch/lumberjack.v2 v2.2.1
-	k8s.io/kms v0.37.2 // indirect
+	k8s.io/kms v0.37.2
 )
 
 require (

@@ -95,6 +95,9 @@ type Config struct {
 	// ReadyChecks have to pass for /readyz, beside the server's own.
 	ReadyChecks []healthz.HealthChecker
 
+	// HealthChecks have to pass for /healthz, /livez and /readyz, beside the server's own.
+	HealthChecks []healthz.HealthChecker
+
 	// Components are what ComponentStatus tells of; none: its list is empty.
 	Components []components.Component
 

@@ -105,6 +105,7 @@ func newGeneric(config Config, stores *stores, s *Server) (*genericapiserver.Rec
 		healthz.NamedCheck("default-roles", func(*http.Request) error { return s.authorization.check() }),
 	)
 	c.AddReadyzChecks(config.ReadyChecks...)
+	c.AddHealthChecks(config.HealthChecks...)
 
 	return c, nil
 }

@@ -114,6 +114,18 @@ func StoragePrefix(group, resource string) string {
 	return "/" + group + "/" + resource
 }
 
+// StoredResource is the resource whose objects lie under a key of the storage.
+func StoredResource(key string) schema.GroupResource {
+	parts := strings.SplitN(strings.TrimPrefix(key, "/"), "/", 3)
+	if len(parts) < 2 {
+		return schema.GroupResource{}
+	}
+	if parts[0] == "core" {
+		parts[0] = ""
+	}
+	return schema.GroupResource{Group: parts[0], Resource: parts[1]}
+}
+
 // GetRESTOptions answers the library, which wants to know whether two
 // resources share their storage: they do if they share the prefix.
 func (s *stores) GetRESTOptions(name schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {

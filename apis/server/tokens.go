@@ -38,7 +38,6 @@ const (
 // serviceAccounts is what this server has to do with tokens of service
 // accounts.
 type serviceAccounts struct {
-	keys          tokenKeyStore
 	issuer        *tokens.Issuer
 	authenticator *tokens.Authenticator
 	bootstrap     authenticator.Token
@@ -53,7 +52,6 @@ func newServiceAccounts(config Config, stores *stores) (*serviceAccounts, error)
 	}
 	keys := tokens.NewKeys(store)
 	return &serviceAccounts{
-		keys:          store,
 		issuer:        tokens.NewIssuer(config.Issuer, keys),
 		authenticator: tokens.NewAuthenticator(config.Issuer, keys, config.Audiences, stores),
 		bootstrap:     authenticator.WrapAudienceAgnosticToken(config.Audiences, tokens.NewBootstrap(stores)),
@@ -82,12 +80,6 @@ func (s *Server) FollowAuthority(ctx context.Context, number uint64, alone bool)
 // many.
 func (s *Server) DropTokenKeys(ctx context.Context) (int, error) {
 	return s.accounts.issuer.Keys.Drop(ctx)
-}
-
-// ResealTokenKeys writes each key that signs tokens once, so that the storage
-// seals it with its newest key, and returns how many there are.
-func (s *Server) ResealTokenKeys(ctx context.Context) (int, error) {
-	return s.accounts.keys.touch(ctx)
 }
 
 // tokenKeys is where the signing keys are kept: as Secrets that no API serves.
@@ -144,27 +136,6 @@ func (s tokenKeyStore) List(ctx context.Context) ([]tokens.StoredKey, error) {
 		keys = append(keys, tokens.StoredKey{Number: number, Created: created, Cause: cause, Private: secret.Data[keyPrivate]})
 	}
 	return keys, nil
-}
-
-// touch writes all keys as they are.
-func (s tokenKeyStore) touch(ctx context.Context) (int, error) {
-	secrets, err := s.secrets(ctx)
-	if err != nil {
-		return 0, fmt.Errorf("list the token keys: %w", err)
-	}
-	for i := range secrets {
-		at, err := keyOfTokenKey(&secrets[i])
-		if err != nil {
-			return i, err
-		}
-		same := func(stored runtime.Object, _ storage.ResponseMeta) (runtime.Object, *uint64, error) {
-			return stored, nil, nil
-		}
-		if err := s.storage.GuaranteedUpdate(ctx, at, &corev1.Secret{}, false, nil, same, nil); err != nil && !storage.IsNotFound(err) {
-			return i, fmt.Errorf("write token key %s: %w", secrets[i].Name, err)
-		}
-	}
-	return len(secrets), nil
 }
 
 // Delete implements tokens.Store.

@@ -230,6 +230,13 @@ func verifySnapshot(w io.Writer, path string, key backup.Key) error {
 	if _, err := fmt.Fprintf(w, "\n%s is whole: all counts and hashes are those that were saved.\n", path); err != nil {
 		return err
 	}
+	providers, err := c.Providers()
+	if err != nil {
+		return err
+	}
+	if len(providers) > 0 {
+		fmt.Fprintf(w, "Objects in it are sealed by providers of an EncryptionConfiguration, whose keys no snapshot holds: %s. Keep the servers' file of --encryption-provider-config too.\n", strings.Join(providers, ", "))
+	}
 	return checkSealKeys(path, c)
 }
 

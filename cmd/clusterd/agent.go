@@ -74,7 +74,7 @@ func (m *Main) nodeCalls(agent http.Handler, program *nodeRelease) http.Handler 
 	calls := http.NewServeMux()
 	calls.Handle("/", agent)
 	calls.HandleFunc("GET "+storePath, serversAsk(func(w http.ResponseWriter, _ *http.Request) {
-		reply(w, http.StatusOK, m.store.Status())
+		reply(w, http.StatusOK, nodeStore{m.store.Status(), m.encryptionState()})
 	}))
 	calls.HandleFunc("GET "+reachPath+"{node}", serversAsk(m.peers.getReach))
 	program.register(calls)

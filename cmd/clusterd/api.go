@@ -33,7 +33,9 @@ type clusterAPI struct {
 	trust   *pki.LiveTrust
 	// exchange is what this server does of an exchange of the authority.
 	exchange *exchange
-	self     netip.AddrPort
+	// sealing is how this server seals at rest.
+	sealing func() *encryptionView
+	self    netip.AddrPort
 	// seen are the other members as this node last saw them.
 	seen func() []seenPeer
 	// restart writes a recovery down and ends this process, to be started
@@ -108,7 +110,14 @@ func (a *clusterAPI) roll(ctx context.Context, status raftstore.Status) ([]join.
 // memberView is a Member with its answer about its store.
 type memberView struct {
 	v1.Member
-	store *raftstore.Status
+	store   *raftstore.Status
+	sealing *encryptionView // nil: it is older than the question
+}
+
+// nodeStore is what a server answers another one of its store.
+type nodeStore struct {
+	raftstore.Status
+	Encryption *encryptionView `json:"encryption,omitempty"`
 }
 
 // getMembers answers from this node's own view, and from what the others say
@@ -128,6 +137,7 @@ func (a *clusterAPI) getMembers(w http.ResponseWriter, r *http.Request) {
 	}
 	views := a.memberViews(records, status)
 	a.addProgress(r.Context(), views)
+	answer.Warnings = append(answer.Warnings, sealedOtherwise(views)...)
 	for _, v := range views {
 		if v.Leader {
 			answer.Leader = v.Name
@@ -180,9 +190,9 @@ func (a *clusterAPI) addProgress(ctx context.Context, members []memberView) {
 			continue
 		}
 		asking.Go(func() {
-			var status raftstore.Status
-			if err := a.peers.call(ctx, m.Name, http.MethodGet, storePath, nil, &status); err == nil {
-				m.Applied, m.store = &status.Keyspace.Index, &status
+			var answer nodeStore
+			if err := a.peers.call(ctx, m.Name, http.MethodGet, storePath, nil, &answer); err == nil {
+				m.Applied, m.store, m.sealing = &answer.Keyspace.Index, &answer.Status, answer.Encryption
 			}
 		})
 	}

@@ -27,6 +27,8 @@ type storeView struct {
 	SnapBytes    *int64  `json:"snapshotBytes"`
 	Watchers     *int    `json:"watchers"`
 	Format       *int    `json:"format"` // that it writes; nil: it is older than the question
+	// Encryption names the content of the server's EncryptionConfiguration.
+	Encryption *string `json:"encryption,omitempty"`
 }
 
 // getStore answers with the state of this node's store and of the others', which
@@ -34,17 +36,23 @@ type storeView struct {
 func (a *clusterAPI) getStore(w http.ResponseWriter, r *http.Request) {
 	answer := struct {
 		raftstore.Status
-		Servers  []storeView `json:"servers"`
-		Warnings []string    `json:"warnings,omitempty"`
-	}{Status: a.store.Status(), Servers: []storeView{}}
+		// Encryption is what the leader says, or this server if there is none.
+		Encryption *encryptionView `json:"encryption,omitempty"`
+		Servers    []storeView     `json:"servers"`
+		Warnings   []string        `json:"warnings,omitempty"`
+	}{Status: a.store.Status(), Encryption: a.sealing(), Servers: []storeView{}}
 	if records, err := a.roll(r.Context(), answer.Status); err == nil {
 		answer.Warnings = join.Warnings(records, func(id string) bool { return isVoter(answer.Status, id) })
 		members := a.memberViews(join.Servers(records), answer.Status)
 		a.addProgress(r.Context(), members)
 		for _, m := range members {
 			answer.Servers = append(answer.Servers, viewOf(m))
+			if m.Leader && m.sealing != nil {
+				answer.Encryption = m.sealing
+			}
 		}
 		answer.Warnings = append(answer.Warnings, differing(answer.Servers)...)
+		answer.Warnings = append(answer.Warnings, sealedOtherwise(members)...)
 	}
 	reply(w, http.StatusOK, answer)
 }
@@ -59,6 +67,10 @@ func viewOf(m memberView) storeView {
 		if s.Format.InUse > 0 {
 			v.Format = &s.Format.InUse
 		}
+	}
+	if e := m.sealing; e != nil && e.Config != "" {
+		short := shortHash(e.Config)
+		v.Encryption = &short
 	}
 	return v
 }

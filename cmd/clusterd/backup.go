@@ -217,6 +217,9 @@ func tellRestored(w io.Writer, cfg Config, c *backup.Content) {
 	if missing, err := c.MissingSealKeys(); err == nil && len(missing) > 0 {
 		fmt.Fprintf(w, "Secrets in it are sealed with keys that it does not hold: %s. Put them into %s, a line ID BASE64 each; until then those Secrets cannot be read.\n", strings.Join(missing, ", "), dataDir(cfg.Data).path(sealFile))
 	}
+	if providers, err := c.Providers(); err == nil && len(providers) > 0 && cfg.EncryptionProviderConfig == "" {
+		fmt.Fprintf(w, "Objects in it are sealed by providers of an EncryptionConfiguration: %s. Until clusterd runs with --encryption-provider-config and a file that has them, those objects cannot be read.\n", strings.Join(providers, ", "))
+	}
 }
 
 // deletedOnce leaves out deletions of keys that an operation before deletes already: what a

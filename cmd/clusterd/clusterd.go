@@ -27,6 +27,7 @@ import (
 	"github.com/clusterd/clusterd/apis/server"
 	"github.com/clusterd/clusterd/apis/server/auth"
 	"github.com/clusterd/clusterd/apis/server/budget"
+	"github.com/clusterd/clusterd/cmd/clusterd/atrest"
 	"github.com/clusterd/clusterd/cmd/clusterd/storepast"
 	"github.com/clusterd/clusterd/gossip"
 	"github.com/clusterd/clusterd/member/authority"
@@ -76,9 +77,13 @@ type Main struct {
 	heldBack chan string
 
 	clusterAPI *clusterAPI
-	// seal encrypts secrets at rest; resealNow holds a word when its keys changed.
+	// seal encrypts secrets at rest with the cluster's own keys; atRest decides where it
+	// does, and where the providers of an EncryptionConfiguration do; resealNow holds a
+	// word when their keys changed; resealed is how far the leader has come.
 	seal      *kubestore.Seal
+	atRest    *atrest.Sealing
 	resealNow chan struct{}
+	resealed  atomic.Pointer[resealState]
 	// refused holds a word when a member did not take a stream of this one.
 	refused chan struct{}
 	// again holds why this process is to be started again.
@@ -269,6 +274,7 @@ func (m *Main) buildAPI() error {
 		RawHandlers:       map[string]http.Handler{"/clusterd/v1/": m.clusterAPI.handler()},
 		Tracer:            tracer,
 		Components:        m.components(),
+		HealthChecks:      m.sealChecks(),
 		ReadyChecks:       append([]healthz.HealthChecker{healthz.NamedCheck("raftstore", m.storeReady)}, m.parts.readyChecks()...),
 	})
 	if err != nil {
@@ -287,6 +293,7 @@ func (m *Main) newClusterAPI() *clusterAPI {
 		members:  m.members,
 		trust:    &m.trust,
 		exchange: m.exchange,
+		sealing:  m.encryptionState,
 		self:     m.cfg.addr(),
 		log:      room(m.log, "api"),
 		restart:  m.restart,
@@ -355,6 +362,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	g.add("leader", m.lead)
 	g.add("held back writers", m.tellHeldBack)
 	g.add("seal", m.keepSeal)
+	g.add("encryption", m.atRest.Run)
 	keeper := m.newAgentKeeper()
 	program, err := m.newNodeRelease(keeper)
 	if err != nil {
@@ -567,6 +575,9 @@ func serve(srv *http.Server, ln net.Listener) func(context.Context) error {
 func (m *Main) close() {
 	for _, flush := range m.flush {
 		flush()
+	}
+	if m.atRest != nil {
+		m.atRest.Close()
 	}
 	if m.store != nil {
 		if err := m.store.Close(); err != nil {

@@ -33,6 +33,10 @@ type EncryptionConfig struct {
 	// of DATA: on another disk, in memory, in a credential of systemd. Empty: the key files
 	// lie in clear, with the mode 0600.
 	SealKey string `json:"sealKey,omitempty"`
+	// EncryptionProviderConfig is a file with an EncryptionConfiguration of
+	// apiserver.config.k8s.io/v1: which resources are sealed at rest, and by which providers.
+	// It is followed while this server runs. Empty: the cluster's own keys seal Secrets.
+	EncryptionProviderConfig string `json:"encryptionProviderConfig,omitempty"`
 }
 
 func defaultEncryption() EncryptionConfig {
@@ -42,6 +46,7 @@ func defaultEncryption() EncryptionConfig {
 func (c *EncryptionConfig) addFlags(f *pflag.FlagSet) {
 	f.DurationVar(&c.WireGuardKeyAge.Duration, "wireguard-key-age", c.WireGuardKeyAge.Duration, "after what time this node makes itself another key for WireGuard; 0: never")
 	f.StringVar(&c.SealKey, "seal-key", c.SealKey, "file outside of the data folder with the key that seals this node's key files, see clusterd keys; empty: they lie in clear")
+	f.StringVar(&c.EncryptionProviderConfig, "encryption-provider-config", c.EncryptionProviderConfig, "file with an EncryptionConfiguration, the same on all servers: which resources are sealed at rest, and how; empty: Secrets, with the cluster's own keys")
 }
 
 func (c *EncryptionConfig) addClusterFlags(f *pflag.FlagSet) {
@@ -61,6 +66,9 @@ func (c *EncryptionConfig) check() error {
 	}
 	if c.SealKey != "" && !filepath.IsAbs(c.SealKey) {
 		return fmt.Errorf("--seal-key %q: an absolute path is required, such as /media/key/n1: it is read again at each start", c.SealKey)
+	}
+	if file := c.EncryptionProviderConfig; file != "" && !filepath.IsAbs(file) {
+		return fmt.Errorf("--encryption-provider-config %q: an absolute path is required, such as /etc/clusterd/encryption.yaml: it is followed while this server runs", file)
 	}
 	return nil
 }

@@ -25,6 +25,7 @@ type nodeMetrics struct {
 	heldBack                prometheus.Counter
 	state                   *storeState
 	gossipKey               *gossipKeyState
+	encryption              *encryptionCollector
 }
 
 func newMetrics() *nodeMetrics {
@@ -46,8 +47,9 @@ func newMetrics() *nodeMetrics {
 		heldBack: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "clusterd_raftstore_writes_held_back_total", Help: "Writes this server has refused because their writer had used up its budget.",
 		}),
-		state:     newStoreState(),
-		gossipKey: newGossipKeyState(),
+		state:      newStoreState(),
+		gossipKey:  newGossipKeyState(),
+		encryption: newEncryptionCollector(),
 		commit: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "clusterd_raftstore_commit_seconds", Help: "Time from proposing a log entry to its being committed and applied here, on the leader.",
 			Buckets: prometheus.ExponentialBuckets(0.00025, 2, 16),
@@ -78,7 +80,7 @@ func newMetrics() *nodeMetrics {
 // collectors are all of them.
 func (m *nodeMetrics) collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.commit, m.apply, m.snapshot, m.commands, m.bytes, m.leaders,
-		m.fsync, m.watchLag, m.behind, m.cut, m.damage, m.heldBack, m.state, m.gossipKey}
+		m.fsync, m.watchLag, m.behind, m.cut, m.damage, m.heldBack, m.state, m.gossipKey, m.encryption}
 }
 
 // registry holds them, for this node's API to serve.

@@ -3,17 +3,12 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apiserver/pkg/storage/value"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/clusterd/clusterd/apis/server"
 	"github.com/clusterd/clusterd/raftstore/kubestore"
@@ -24,10 +19,10 @@ const (
 	sealFile = "seal.keys"
 	// sealLook is how often the file is looked at.
 	sealLook = 10 * time.Second
-	sealPage = 500
 )
 
-// sealedKinds are encrypted at rest.
+// sealedKinds are encrypted at rest with the cluster's own keys, unless an
+// EncryptionConfiguration names them.
 var sealedKinds = map[schema.GroupResource]bool{
 	corev1.Resource("secrets"): true,
 	server.TokenKeys:           true,
@@ -55,16 +50,10 @@ func (m *Main) openSeal() error {
 	if err != nil {
 		return err
 	}
-	m.seal, err = kubestore.NewSeal(keys)
-	return err
-}
-
-// sealer is the decorator's choice of what is sealed.
-func (m *Main) sealer(resource schema.GroupResource) value.Transformer {
-	if sealedKinds[resource] {
-		return m.seal
+	if m.seal, err = kubestore.NewSeal(keys); err != nil {
+		return err
 	}
-	return nil
+	return m.openAtRest()
 }
 
 // keepSeal takes up changes of the file with the keys while the node runs, and seals a
@@ -153,10 +142,7 @@ func (m *Main) newSealKeys() error {
 		return err
 	}
 	m.log.Info("new keys for secrets at rest", "writes", keys[0].ID, "keys", len(keys))
-	select {
-	case m.resealNow <- struct{}{}:
-	default:
-	}
+	m.resealSoon()
 	return nil
 }
 
@@ -167,77 +153,4 @@ func (m *Main) sealStamp() string {
 		return ""
 	}
 	return fmt.Sprint(info.ModTime().UnixNano(), info.Size())
-}
-
-// reseal writes, as the leader, every Secret and every key of tokens once, at the beginning of each
-// term and when the keys changed here. The store writes only what is not sealed with
-// the newest key; the rest costs a read.
-func (m *Main) reseal(ctx context.Context) error {
-	client, err := kubernetes.NewForConfig(m.api.LoopbackConfig())
-	if err != nil {
-		return err
-	}
-	for {
-		count, err := resealSecrets(ctx, client)
-		if _, keysErr := m.api.ResealTokenKeys(ctx); keysErr != nil {
-			err = errors.Join(err, fmt.Errorf("seal the keys of tokens: %w", keysErr))
-		}
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil:
-			m.log.Warn("not all secrets are sealed with the newest key yet", "done", count, "err", err)
-		default:
-			m.log.Info("all secrets and the keys of tokens are sealed with the newest key", "secrets", count)
-		}
-		again := time.After(time.Minute)
-		if err == nil {
-			again = nil
-		}
-		select {
-		case <-m.resealNow:
-		case <-again:
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
-// namedLeft is how many Secrets that could not be sealed are named.
-const namedLeft = 10
-
-// resealSecrets writes all Secrets. One that cannot be written, because of a policy or
-// a quota, keeps none of the others.
-func resealSecrets(ctx context.Context, client kubernetes.Interface) (done int, err error) {
-	var left int
-	var errs []error
-	options := metav1.ListOptions{Limit: sealPage}
-	for {
-		page, err := client.CoreV1().Secrets(metav1.NamespaceAll).List(ctx, options)
-		if err != nil {
-			return done, fmt.Errorf("list secrets: %w", err)
-		}
-		for i := range page.Items {
-			secret := &page.Items[i]
-			_, err := client.CoreV1().Secrets(secret.Namespace).Update(ctx, secret, metav1.UpdateOptions{})
-			// Who wrote or deleted it meanwhile has sealed it.
-			if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
-				if ctx.Err() != nil {
-					return done, ctx.Err()
-				}
-				if left++; left <= namedLeft {
-					errs = append(errs, fmt.Errorf("seal secret %s/%s: %w", secret.Namespace, secret.Name, err))
-				}
-				continue
-			}
-			done++
-		}
-		if page.Continue == "" {
-			if left > namedLeft {
-				errs = append(errs, fmt.Errorf("and %d more secrets", left-namedLeft))
-			}
-			return done, errors.Join(errs...)
-		}
-		options.Continue = page.Continue
-	}
 }

@@ -3,21 +3,23 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
+	"encoding/base64"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/fake"
-	clienttesting "k8s.io/client-go/testing"
 
+	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/apis/server"
 	"github.com/clusterd/clusterd/apis/server/servertest"
+	"github.com/clusterd/clusterd/cmd/clusterd/atrest"
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/kubestore"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
@@ -41,10 +43,10 @@ func TestResealTokenKeys(t *testing.T) {
 	if m.seal, err = kubestore.NewSeal([]kubestore.SealKey{one}); err != nil {
 		t.Fatal(err)
 	}
+	m.sealAtRest(t)
 	s := servertest.Start(t, func(c *server.Config) {
 		c.Storage = kubestore.NewDecorator(kubestore.Config{Store: store, Cache: true, Transformer: m.sealer})
 	})
-	m.api = s.Server
 	ctx := t.Context()
 	if _, err := s.Client.CoreV1().Secrets("default").Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -106,23 +108,108 @@ func TestResealTokenKeys(t *testing.T) {
 	}
 }
 
-// TestResealGoesOn: a Secret that cannot be written, since a policy refuses it, keeps
-// none of the others from being sealed, and is named.
-func TestResealGoesOn(t *testing.T) {
-	client := fake.NewClientset()
-	for _, name := range []string{"a", "b", "c"} {
-		if _, err := client.CoreV1().Secrets("x").Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+// sealAtRest is openAtRest of a Main without an identity.
+func (m *Main) sealAtRest(t *testing.T) {
+	t.Helper()
+	var err error
+	m.atRest, err = atrest.New(atrest.Config{
+		File: m.cfg.EncryptionProviderConfig, ID: "test", Own: m.seal, Sealed: sealedKinds,
+		Private: privateKinds, Changed: m.resealSoon, Log: m.log,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.atRest.Close)
+}
+
+// TestEncryptionState: a server's word on how it seals, and what is warned of where
+// servers differ.
+func TestEncryptionState(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "encryption.yaml")
+	key := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{1}, 32))
+	content := `{apiVersion: apiserver.config.k8s.io/v1, kind: EncryptionConfiguration, resources: [{resources: [configmaps], providers: [{aesgcm: {keys: [{name: one, secret: ` + key + `}]}}]}]}`
+	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	store := raftstoretest.New(t, 1, nil).Leader()
+	m := &Main{store: store, log: slog.New(slog.DiscardHandler), resealNow: make(chan struct{}, 1)}
+	m.cfg.EncryptionProviderConfig = file
+	own, err := kubestore.DeriveSealKey("own", []byte("master"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.seal, err = kubestore.NewSeal([]kubestore.SealKey{own}); err != nil {
+		t.Fatal(err)
+	}
+	m.sealAtRest(t)
+	for key, value := range map[string]string{
+		"/registry/core/configmaps/x/clear":  "k8s\x00in clear",
+		"/registry/core/secrets/x/old":       "k8s\x00a secret in clear",
+		"/registry/core/configmaps/x/locked": "k8s:enc:aesgcm:v1:lost:bytes",
+		"/registry/core/services/x/s":        "k8s\x00a service",
+	} {
+		if _, err := store.Txn(t.Context(), mvcc.Txn{Ops: []mvcc.Op{{Type: mvcc.OpPut, Key: key, Value: []byte(value)}}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	client.PrependReactor("update", "secrets", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		if action.(clienttesting.UpdateAction).GetObject().(*corev1.Secret).Name == "b" {
-			return true, nil, errors.New("refused by a policy")
+	if _, err := m.resealRound(t.Context()); err == nil || !strings.Contains(err.Error(), "configmaps sealed by k8s:enc:aesgcm:v1:lost:") {
+		t.Errorf("the value that cannot be opened: %v", err)
+	}
+	v := m.encryptionState()
+	if v.Keys != "configmaps: aesgcm one" || v.Config == "" || v.Outdated || *v.Values != 3 || *v.Stale != 0 || *v.Unopened != 1 {
+		t.Errorf("%+v", v)
+	}
+	for key, prefix := range map[string]string{
+		"/registry/core/configmaps/x/clear": "k8s:enc:aesgcm:v1:one:",
+		"/registry/core/secrets/x/old":      "k8s:enc:clusterd:own:",
+		"/registry/core/services/x/s":       "k8s\x00",
+	} {
+		kv, _, err := store.Get(t.Context(), key, raftstore.ReadOptions{})
+		if err != nil || !bytes.HasPrefix(kv.Value, []byte(prefix)) {
+			t.Errorf("%s: %.40q, %v", key, kv.Value, err)
 		}
-		return false, nil, nil
-	})
-	done, err := resealSecrets(t.Context(), client)
-	if done != 2 || err == nil || !strings.Contains(err.Error(), "x/b") || strings.Contains(err.Error(), "x/c") {
-		t.Errorf("%d done, %v", done, err)
+	}
+
+	none := 0
+	member := func(name string, e *encryptionView) memberView {
+		return memberView{Member: v1.Member{Name: name}, sealing: e}
+	}
+	warnings := strings.Join(sealedOtherwise([]memberView{
+		member("n0", nil), member("n1", v), member("n2", &encryptionView{Config: v.Config, Unopened: &none}), member("n3", &encryptionView{Outdated: true}),
+	}), "\n")
+	for _, want := range []string{"EncryptionConfiguration of n3 (none) is not that of n1 (" + shortHash(v.Config) + ")", "on n3 is not in force", "1 objects are sealed with keys that the leader n1 does not have"} {
+		if !strings.Contains(warnings, want) {
+			t.Errorf("no %q in:\n%s", want, warnings)
+		}
+	}
+	if strings.Contains(warnings, "n0") || strings.Contains(warnings, "n2") {
+		t.Errorf("a server is blamed that has the same, or is too old to say:\n%s", warnings)
+	}
+
+	registry := prometheus.NewRegistry()
+	metrics := newEncryptionCollector()
+	registry.MustRegister(metrics)
+	metrics.main.Store(m)
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		for _, one := range f.GetMetric() {
+			name := f.GetName()
+			for _, label := range one.GetLabel() {
+				name += " " + label.GetValue()
+			}
+			got[name] = one.GetGauge().GetValue()
+		}
+	}
+	for name, want := range map[string]float64{
+		"clusterd_encryption_config_valid": 1, "clusterd_encryption_key_info one aesgcm configmaps": 1,
+		"clusterd_encryption_values current": 2, "clusterd_encryption_values stale": 0, "clusterd_encryption_values unopened": 1,
+	} {
+		if n, ok := got[name]; !ok || n != want {
+			t.Errorf("%s = %v, %t, want %v", name, n, ok, want)
+		}
 	}
 }

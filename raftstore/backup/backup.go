@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -118,6 +119,25 @@ func (c *Content) MissingSealKeys() ([]string, error) {
 	}
 	slices.Sort(missing)
 	return missing, nil
+}
+
+// Providers are what live values begin with that providers of an EncryptionConfiguration
+// have sealed, such as "k8s:enc:kms:v2:NAME:": no snapshot holds their keys.
+func (c *Content) Providers() ([]string, error) {
+	list, err := c.Store.List(mvcc.Range{})
+	if err != nil {
+		return nil, err
+	}
+	seen := map[string]bool{}
+	for _, kv := range list.KVs {
+		if !bytes.HasPrefix(kv.Value, []byte("k8s:enc:")) || bytes.HasPrefix(kv.Value, []byte(sealPrefix)) {
+			continue
+		}
+		if parts := bytes.SplitAfterN(kv.Value, []byte(":"), 6); len(parts) == 6 {
+			seen[string(bytes.Join(parts[:5], nil))] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(seen)), nil
 }
 
 // Write writes the archive of a snapshot. What depends on the parts is filled

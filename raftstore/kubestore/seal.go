@@ -19,6 +19,10 @@ import (
 // sealLength is the length of a SealKey's secret in bytes.
 const sealLength = 32
 
+// SealPrefix is what a value begins with that a Seal has sealed; the id of its key and a
+// colon follow.
+const SealPrefix = "k8s:enc:clusterd:"
+
 // SealKey encrypts values at rest: AES-GCM with a key of its own for each
 // value, derived from Secret.
 type SealKey struct {
@@ -91,7 +95,7 @@ func (s *Seal) Use(keys []SealKey) error {
 		if err != nil {
 			return fmt.Errorf("key %s for secrets at rest: %w", key.ID, err)
 		}
-		all = append(all, value.PrefixTransformer{Prefix: []byte("k8s:enc:clusterd:" + key.ID + ":"), Transformer: transformer})
+		all = append(all, value.PrefixTransformer{Prefix: []byte(SealPrefix + key.ID + ":"), Transformer: transformer})
 	}
 	// What was stored before there was a seal.
 	all = append(all, value.PrefixTransformer{Transformer: identity.NewEncryptCheckTransformer()})
