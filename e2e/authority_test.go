@@ -301,7 +301,7 @@ func forgedServer(t *testing.T, stolen, trusts *pki.CA) (transport.Identity, cry
 		t.Fatal(err)
 	}
 	pair := &tls.Certificate{Certificate: [][]byte{cert.Raw, stolen.Cert.Raw}, PrivateKey: key, Leaf: cert}
-	return transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: trusts.Pool}, key
+	return transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: trusts.Roots}, key
 }
 
 // holdOpen opens a connection, and reports whether its other end kept it open.

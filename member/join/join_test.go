@@ -66,7 +66,7 @@ func newWorld(t *testing.T) *world {
 	}
 	pair := &tls.Certificate{Certificate: [][]byte{cert.Raw, ca.Cert.Raw}, PrivateKey: key}
 	port, err := transport.Listen(netip.MustParseAddrPort("127.0.0.1:0"),
-		transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: ca.Pool}, slog.New(slog.DiscardHandler))
+		transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: ca.Roots}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -288,7 +288,7 @@ func (w *world) as(wish Wish, res *Response, protocol string) Dialer {
 		panic(err)
 	}
 	pair := &tls.Certificate{Certificate: [][]byte{cert.Raw, w.ca.Cert.Raw}, PrivateKey: wish.Key}
-	id := transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: w.ca.Pool}
+	id := transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: w.ca.Roots}
 	return func(ctx context.Context) (net.Conn, error) {
 		return id.Dial(ctx, netip.MustParseAddrPort(w.addr), "", protocol)
 	}
@@ -391,7 +391,7 @@ func TestRenewal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stranger := transport.Identity{Certificate: func() *tls.Certificate { return &tls.Certificate{} }, Roots: w.ca.Pool}
+	stranger := transport.Identity{Certificate: func() *tls.Certificate { return &tls.Certificate{} }, Roots: w.ca.Roots}
 	dial := func(ctx context.Context) (net.Conn, error) {
 		return stranger.Dial(ctx, netip.MustParseAddrPort(w.addr), "", transport.Join)
 	}

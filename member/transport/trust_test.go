@@ -58,12 +58,12 @@ func TestCutDistrusted(t *testing.T) {
 	trust := &pki.LiveTrust{}
 	trust.Store(pki.NewTrust(1, next, old))
 	server, serverID := identity(t, next, "n1")
-	server.Roots = trust.Pool
+	server.Roots = trust.Roots
 	p := serve(t, server)
 
 	open := func(ca *pki.CA, name, protocol string) (ours net.Conn, id string) {
 		client, id := identity(t, ca, name)
-		client.Roots = trust.Pool
+		client.Roots = trust.Roots
 		theirs, err := client.Dial(t.Context(), p.Addr(), serverID, protocol)
 		if err != nil {
 			t.Fatal(err)
@@ -131,7 +131,7 @@ func TestCutDistrusted(t *testing.T) {
 	}
 	// And no other comes.
 	stranger, _ := identity(t, old, "n4")
-	stranger.Roots = trust.Pool
+	stranger.Roots = trust.Roots
 	c, err := stranger.Dial(t.Context(), p.Addr(), serverID, Raft)
 	if err == nil {
 		c.SetReadDeadline(time.Now().Add(30 * time.Second))

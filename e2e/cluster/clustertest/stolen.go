@@ -34,5 +34,5 @@ func Stolen(n cluster.Node) (transport.Identity, error) {
 		return transport.Identity{}, err
 	}
 	pair := &tls.Certificate{Certificate: [][]byte{cert.Raw, ca.Cert.Raw}, PrivateKey: key, Leaf: cert}
-	return transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: ca.Pool}, nil
+	return transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: ca.Roots}, nil
 }
