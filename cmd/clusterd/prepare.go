@@ -32,9 +32,11 @@ func prepareInit(cfg Config) error {
 		if err != nil {
 			return err
 		}
-		trust, err := pki.NewTrust(0, ca).Separate(now)
-		if err != nil {
-			return err
+		trust := pki.NewTrust(0, ca)
+		if os.Getenv(oneAuthorityEnv) == "" {
+			if trust, err = trust.Separate(now); err != nil {
+				return err
+			}
 		}
 		id := &identity{trust: trust, ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}}
 		if id.key, err = pki.NewKey(); err != nil {
