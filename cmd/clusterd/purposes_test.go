@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/apis/server/auth"
 	"github.com/clusterd/clusterd/member/gossipkey"
 	"github.com/clusterd/clusterd/member/pki"
@@ -174,5 +175,23 @@ func TestFolderWithSeparateAuthorities(t *testing.T) {
 	}
 	if id, err = d.readIdentity(); err != nil || !id.trust.Separated() || id.trust.For(pki.ForNodes).Signer().HasKey() || !id.trust.For(pki.ForNodes).Signer().Signed(id.cert) {
 		t.Errorf("as an agent: %+v, %v", id, err)
+	}
+}
+
+// TestPurposesOfTheAPI are those that there are.
+func TestPurposesOfTheAPI(t *testing.T) {
+	var all []string
+	for _, p := range pki.Purposes {
+		all = append(all, string(p))
+	}
+	if !slices.Equal(all, v1.AuthorityPurposes) {
+		t.Errorf("%q, and the API has %q", all, v1.AuthorityPurposes)
+	}
+	infos := authorityInfos(newSeparated(t))
+	if len(infos) != len(all) || infos[0].Purposes[0] != "peer" || !slices.Equal(infos[1].Purposes, []string{"client"}) {
+		t.Errorf("%+v", infos)
+	}
+	if one := authorityInfos(newSeparated(t).For(pki.ForNodes)); len(one) != 1 || !slices.Equal(one[0].Purposes, all) {
+		t.Errorf("%+v", one)
 	}
 }
