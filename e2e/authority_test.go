@@ -43,7 +43,7 @@ func TestE2EAuthority(t *testing.T) {
 	e.podReady(ns, "on-a1")
 	e.ctl("create", "secret", "generic", "-n", ns, "kept", "--from-literal=word=from-before")
 
-	stolen := stealAuthority(e, "n1")
+	stolen, stolenClients := stealAuthority(e, "n1"), stealPurpose(e, "n1", pki.ForClients)
 	if forged, _ := forgedServer(t, stolen, stolen); holdOpen(t, forged, e, "a1", transport.Node) != nil {
 		t.Error("the stolen key opens nothing even before: what follows shows nothing")
 	}
@@ -65,7 +65,7 @@ func TestE2EAuthority(t *testing.T) {
 		}
 		return s, json.Unmarshal([]byte(out), &s)
 	}
-	if s, err := status(); err != nil || s.Phase != "stable" || s.Number != 0 || len(s.Authorities) != 1 || s.Authorities[0].ID != stolen.ID() {
+	if s, err := status(); err != nil || s.Phase != "stable" || s.Number != 0 || len(s.Authorities) != 5 || s.Authorities[0].ID != stolen.ID() {
 		t.Fatalf("before: %+v, %v", s, err)
 	}
 
@@ -119,7 +119,7 @@ func TestE2EAuthority(t *testing.T) {
 	mustContain(t, "finish", e.ctl("ca", "rotate", "--finish", "--wait", "--yes", kubeconfig), "The old authority is gone")
 	e.eventually("there is one authority", func(context.Context) error {
 		s, err := status()
-		if err != nil || s.Phase != "stable" || len(s.Authorities) != 1 || s.Authorities[0].ID == stolen.ID() {
+		if err != nil || s.Phase != "stable" || len(s.Authorities) != 5 || s.Authorities[0].ID == stolen.ID() {
 			return fmt.Errorf("%+v, %v", s, err)
 		}
 		return nil
@@ -139,7 +139,7 @@ func TestE2EAuthority(t *testing.T) {
 	after.check(t, "through the end")
 	followNew.check(t, "through the end")
 
-	t.Run("the stolen key", func(t *testing.T) { stolenAuthority(t, e, stolen, oldConfig) })
+	t.Run("the stolen key", func(t *testing.T) { stolenAuthority(t, e, stolen, stolenClients, oldConfig) })
 
 	t.Run("tokens of service accounts", func(t *testing.T) { tokensAfter(t, e, ns, "on-a1", kubeconfig, oldTokens) })
 
@@ -196,8 +196,12 @@ func TestE2EAuthority(t *testing.T) {
 type authorityState struct {
 	Phase       string
 	Number      int
-	Authorities []struct{ ID string }
-	Members     []struct {
+	Of          []string
+	Authorities []struct {
+		ID       string
+		Purposes []string
+	}
+	Members []struct {
 		Name   string
 		Waited bool
 	}
@@ -228,12 +232,19 @@ func certOf(e *env, node string) *x509.Certificate {
 	return cert
 }
 
-// stealAuthority reads a server's copy of the authority.
-func stealAuthority(e *env, server string) *pki.CA {
+// stealAuthority reads a server's copy of the servers' authority.
+func stealAuthority(e *env, server string) *pki.CA { return stealPurpose(e, server, pki.ForPeers) }
+
+// stealPurpose reads a server's copy of the authority for a purpose.
+func stealPurpose(e *env, server string, p pki.Purpose) *pki.CA {
 	e.t.Helper()
+	name := "ca-" + string(p)
+	if p == pki.ForPeers {
+		name = "ca"
+	}
 	var files [2][]byte
-	for i, name := range []string{"ca.crt", "ca.key"} {
-		b, err := os.ReadFile(filepath.Join(e.data(server), "pki", name))
+	for i, ext := range []string{".crt", ".key"} {
+		b, err := os.ReadFile(filepath.Join(e.data(server), "pki", name+ext))
 		if err != nil {
 			e.t.Fatal(err)
 		}
@@ -246,8 +257,8 @@ func stealAuthority(e *env, server string) *pki.CA {
 	return ca
 }
 
-// stolenAuthority makes itself identities with the old authority's key.
-func stolenAuthority(t *testing.T, e *env, stolen *pki.CA, old *rest.Config) {
+// stolenAuthority makes itself identities with the old authorities' keys.
+func stolenAuthority(t *testing.T, e *env, stolen, stolenClients *pki.CA, old *rest.Config) {
 	// It trusts the cluster; the cluster does not trust it.
 	id, key := forgedServer(t, stolen, stealAuthority(e, "n2"))
 	for _, to := range []string{"n1", "n2", "n3", "a1"} {
@@ -260,23 +271,12 @@ func stolenAuthority(t *testing.T, e *env, stolen *pki.CA, old *rest.Config) {
 			}
 		}
 	}
-	admin, err := stolen.IssueClient(key.Public(), "admin", []string{pki.AdminsGroup}, time.Hour, time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
-	keyPEM, err := pki.EncodeKey(key)
+	admin, err := stolenClients.IssueClient(key.Public(), "admin", []string{pki.AdminsGroup}, time.Hour, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, server := range []string{"n1", "n2", "n3"} {
-		forged := &rest.Config{Host: "https://" + addrOf(e, server).String(), TLSClientConfig: rest.TLSClientConfig{
-			CAData: pki.EncodeCert(stealAuthority(e, server).Cert), CertData: pki.EncodeCert(admin), KeyData: keyPEM,
-		}}
-		client, err := kubernetes.NewForConfig(forged)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := client.CoreV1().Secrets("").List(t.Context(), metav1.ListOptions{}); !apierrors.IsUnauthorized(err) {
+		if err := asAdmin(t, e, server, admin, key); !apierrors.IsUnauthorized(err) {
 			t.Errorf("%s answers an administrator of the old authority: %v", server, err)
 		}
 	}
@@ -287,6 +287,23 @@ func stolenAuthority(t *testing.T, e *env, stolen *pki.CA, old *rest.Config) {
 	if _, err := client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{}); err == nil {
 		t.Error("the kubeconfig of before is good still")
 	}
+}
+
+// asAdmin does what an administrator may, with that certificate.
+func asAdmin(t *testing.T, e *env, server string, cert *x509.Certificate, key crypto.Signer) error {
+	t.Helper()
+	keyPEM, err := pki.EncodeKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: "https://" + addrOf(e, server).String(), TLSClientConfig: rest.TLSClientConfig{
+		CAData: pki.EncodeCert(stealAuthority(e, server).Cert), CertData: pki.EncodeCert(cert), KeyData: keyPEM,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = client.CoreV1().Secrets("").List(t.Context(), metav1.ListOptions{})
+	return err
 }
 
 // forgedServer is a server by the stolen authority, which trusts another.
@@ -301,7 +318,7 @@ func forgedServer(t *testing.T, stolen, trusts *pki.CA) (transport.Identity, cry
 		t.Fatal(err)
 	}
 	pair := &tls.Certificate{Certificate: [][]byte{cert.Raw, stolen.Cert.Raw}, PrivateKey: key, Leaf: cert}
-	return transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: trusts.Pool}, key
+	return transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: trusts.Roots}, key
 }
 
 // holdOpen opens a connection, and reports whether its other end kept it open.

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -25,9 +24,9 @@ type Front struct {
 	CertFile, KeyFile string
 	// Name is the common name of the certificate. No other certificate may have it.
 	Name string
-	// Authorities gives the bundle, in PEM, of those that sign it, and those of
-	// users. It may change.
-	Authorities func() []byte
+	// Authorities gives the bundle, in PEM, of those that sign it; Clients of those that sign
+	// certificates of users. They may change.
+	Authorities, Clients func() []byte
 }
 
 // trustName and trustNamespace name the ConfigMap by which aggregated API
@@ -63,23 +62,28 @@ func (t *trust) run(ctx context.Context) error {
 	failed := backoff
 	for {
 		pause := wait.Jitter(trustReview, 0.2)
-		bundle := t.front.Authorities()
-		if err := t.ensure(ctx, client.ConfigMaps(trustNamespace), bundle); err != nil {
+		bundles := t.front.bundles()
+		if err := t.ensure(ctx, client.ConfigMaps(trustNamespace), bundles); err != nil {
 			klog.FromContext(ctx).V(2).Info("ConfigMap for aggregated APIs not written yet, trying again", "name", trustName, "err", err)
 			pause = failed.Step()
 		} else {
 			failed = backoff
 		}
-		if !t.rest(ctx, pause, bundle) {
+		if !t.rest(ctx, pause, bundles) {
 			return nil
 		}
 	}
 }
 
-// rest waits for so long, or until the bundle is another one. It returns false
+// bundles are Authorities' and Clients'.
+type bundles struct{ front, clients string }
+
+func (f Front) bundles() bundles { return bundles{string(f.Authorities()), string(f.Clients())} }
+
+// rest waits for so long, or until the bundles are others. It returns false
 // when ctx has ended.
-func (t *trust) rest(ctx context.Context, pause time.Duration, bundle []byte) bool {
-	for end := time.Now().Add(pause); time.Now().Before(end) && bytes.Equal(bundle, t.front.Authorities()); {
+func (t *trust) rest(ctx context.Context, pause time.Duration, was bundles) bool {
+	for end := time.Now().Add(pause); time.Now().Before(end) && was == t.front.bundles(); {
 		select {
 		case <-ctx.Done():
 			return false
@@ -89,8 +93,8 @@ func (t *trust) rest(ctx context.Context, pause time.Duration, bundle []byte) bo
 	return true
 }
 
-func (t *trust) ensure(ctx context.Context, client v1.ConfigMapInterface, bundle []byte) error {
-	want, err := t.data(bundle)
+func (t *trust) ensure(ctx context.Context, client v1.ConfigMapInterface, now bundles) error {
+	want, err := t.data(now)
 	if err != nil {
 		return err
 	}
@@ -118,10 +122,10 @@ func (t *trust) ensure(ctx context.Context, client v1.ConfigMapInterface, bundle
 }
 
 // data is what the library of aggregated APIs reads.
-func (t *trust) data(bundle []byte) (map[string]string, error) {
+func (t *trust) data(now bundles) (map[string]string, error) {
 	data := map[string]string{
-		"client-ca-file":               string(bundle),
-		"requestheader-client-ca-file": string(bundle),
+		"client-ca-file":               now.clients,
+		"requestheader-client-ca-file": now.front,
 	}
 	for key, values := range map[string][]string{
 		"requestheader-allowed-names":        {t.front.Name},

@@ -52,11 +52,12 @@ func newFront(t *testing.T) server.Front {
 		return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})
 	}
 	ca, caKey := issue("authority", true, nil, nil)
+	users, _ := issue("authority of users", true, nil, nil)
 	leaf, key := issue("front", false, ca, caKey)
 	dir := t.TempDir()
 	f := server.Front{
 		CertFile: filepath.Join(dir, "front.crt"), KeyFile: filepath.Join(dir, "front.key"),
-		Name: "front", Authorities: func() []byte { return encode(ca) },
+		Name: "front", Authorities: func() []byte { return encode(ca) }, Clients: func() []byte { return encode(users) },
 	}
 	der := must[[]byte](t)(x509.MarshalPKCS8PrivateKey(key))
 	for path, content := range map[string][]byte{f.CertFile: encode(leaf), f.KeyFile: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})} {
@@ -83,7 +84,7 @@ func TestFront(t *testing.T) {
 	}
 	comesTrue(t, "the ConfigMap", func(ctx context.Context) bool { return stored(ctx) != nil })
 	m := stored(t.Context())
-	if m.Data["client-ca-file"] != string(front.Authorities()) || m.Data["requestheader-client-ca-file"] != string(front.Authorities()) {
+	if m.Data["client-ca-file"] != string(front.Clients()) || m.Data["requestheader-client-ca-file"] != string(front.Authorities()) {
 		t.Errorf("authorities: %v", m.Data)
 	}
 	believed := headerrequest.NewRequestHeaderAuthRequestController(name, metav1.NamespaceSystem, s.Client,

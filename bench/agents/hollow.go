@@ -108,7 +108,7 @@ func (h *hollow) join(ctx context.Context, s *settings, server netip.AddrPort) (
 			return nil, errors.Join(err, ended)
 		}
 	}
-	trust, err := pki.ParseTrust(answer.Trust, answer.CACert, nil)
+	trust, err := answer.Trusts()
 	if err != nil {
 		return nil, err
 	}
@@ -116,8 +116,8 @@ func (h *hollow) join(ctx context.Context, s *settings, server netip.AddrPort) (
 	if err != nil {
 		return nil, err
 	}
-	shown := &tls.Certificate{Certificate: [][]byte{cert.Raw, trust.Signer().Cert.Raw}, PrivateKey: h.key, Leaf: cert}
-	h.id = transport.Identity{Certificate: func() *tls.Certificate { return shown }, Roots: trust.Pool, Sessions: transport.NewSessions()}
+	shown := &tls.Certificate{Certificate: [][]byte{cert.Raw, trust.For(pki.ForNodes).Signer().Cert.Raw}, PrivateKey: h.key, Leaf: cert}
+	h.id = transport.Identity{Certificate: func() *tls.Certificate { return shown }, Roots: trust.Roots, Sessions: transport.NewSessions()}
 	return servers.Encode(answer.Servers)
 }
 

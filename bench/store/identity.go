@@ -69,5 +69,5 @@ func identity(dir, member string) (id transport.Identity, fingerprint string, er
 	if !roots.AppendCertsFromPEM(root) {
 		return id, "", fmt.Errorf("%s holds no certificate", caFile)
 	}
-	return transport.Identity{Certificate: func() *tls.Certificate { return &pair }, Roots: func() *x509.CertPool { return roots }}, pki.Fingerprint(pair.Leaf.PublicKey), nil
+	return transport.Identity{Certificate: func() *tls.Certificate { return &pair }, Roots: func(*x509.Certificate) *x509.CertPool { return roots }}, pki.Fingerprint(pair.Leaf.PublicKey), nil
 }

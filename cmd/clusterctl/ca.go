@@ -20,20 +20,27 @@ import (
 func newCACommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ca",
-		Short: "Show or exchange the cluster's certificate authority",
+		Short: "Show or exchange the cluster's certificate authorities",
 		Long: templates.LongDesc(`
-			Show or exchange the cluster's certificate authority, whose key signs the
-			certificates of all nodes and people.`),
+			Show or exchange the cluster's certificate authorities.
+
+			There is one for each purpose: peer (servers, and what the API shows), node
+			(agents), client (people and programs), front (what servers show to aggregated APIs)
+			and secrets, which signs nothing: what seals Secrets at rest follows from its key. A
+			cluster of an earlier version has one for all, until clusterctl ca split.`),
 		Example: templates.Examples(`
 			# How far is the exchange?
 			clusterctl ca status
 
-			# Exchange it
-			clusterctl ca rotate`),
+			# Exchange all
+			clusterctl ca rotate
+
+			# Exchange the one that signs people's certificates
+			clusterctl ca rotate client`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newCAStatusCommand(f, streams), newCARotateCommand(f, streams))
+	cmd.AddCommand(newCAStatusCommand(f, streams), newCARotateCommand(f, streams), newCASplitCommand(f, streams))
 	return cmd
 }
 
@@ -41,12 +48,12 @@ func newCAStatusCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 	var out output
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show the authority, and how far its exchange is",
+		Short: "Show the authorities, and how far an exchange is",
 		Long: templates.LongDesc(`
 			Show the authorities that are believed and, while they are being exchanged, which
 			members have done what the phase asks.`),
 		Example: templates.Examples(`
-			# Show the authority
+			# Show the authorities
 			clusterctl ca status
 
 			# The members that the next phase waits for
@@ -69,9 +76,13 @@ func authorityTable(w io.Writer, s v1.AuthorityStatus, now time.Time) error {
 		if ca.Signs {
 			signs = "yes"
 		}
-		rows = append(rows, []string{ca.ID, signs, ca.Expires.Format(time.RFC3339)})
+		purposes := "all"
+		if ca.Purposes != nil && len(ca.Purposes) < len(v1.AuthorityPurposes) {
+			purposes = strings.Join(ca.Purposes, ",")
+		}
+		rows = append(rows, []string{purposes, ca.ID, signs, ca.Expires.Format(time.RFC3339)})
 	}
-	if err := printTable(w, []string{"AUTHORITY", "SIGNS", "EXPIRES"}, rows); err != nil {
+	if err := printTable(w, []string{"FOR", "AUTHORITY", "SIGNS", "EXPIRES"}, rows); err != nil {
 		return err
 	}
 	fmt.Fprintln(w)
@@ -91,6 +102,14 @@ func authorityTable(w io.Writer, s v1.AuthorityStatus, now time.Time) error {
 
 // phaseWords says in a line what the phase is and what comes next.
 func phaseWords(s v1.AuthorityStatus, now time.Time) string {
+	words := phaseOnly(s, now)
+	if len(s.Of) > 0 {
+		words += " (of " + strings.Join(s.Of, ", ") + ")"
+	}
+	return words
+}
+
+func phaseOnly(s v1.AuthorityStatus, now time.Time) string {
 	waited := 0
 	for _, m := range s.Members {
 		if m.Waited {
@@ -114,6 +133,8 @@ func phaseWords(s v1.AuthorityStatus, now time.Time) string {
 
 type rotateOptions struct {
 	genericiooptions.IOStreams
+	purpose           string // empty: all
+	split             bool
 	yes, finish, wait bool
 	grace             time.Duration
 	timeout           time.Duration
@@ -122,10 +143,11 @@ type rotateOptions struct {
 func newCARotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	o := rotateOptions{IOStreams: streams}
 	cmd := &cobra.Command{
-		Use:   "rotate",
-		Short: "Exchange the authority while the cluster works",
+		Use:   "rotate [PURPOSE]",
+		Short: "Exchange the authorities, or one, while the cluster works",
 		Long: templates.LongDesc(`
-			Exchange the cluster's certificate authority while the cluster works.
+			Exchange the cluster's certificate authorities while the cluster works: all, or
+			the one for PURPOSE, which is one of peer, client, front, node, secrets.
 
 			A new authority is made and made known to every member; when all believe it, it
 			signs, and all certificates are issued anew; when the grace is over, the old one
@@ -133,19 +155,60 @@ func newCARotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 			step waits for all members: start clusterd where it is down, or remove that
 			member with clusterctl members rm.
 
-			Servers' kubeconfigs are written anew. Everybody else's, and the certificates of
+			What an exchange of one purpose leaves alone: certificates, connections, join tokens
+			and keys of all others. With client's, servers' kubeconfigs are written anew. Everybody else's, and the certificates of
 			clusterctl user add, are good until the old authority goes: copy a server's
 			admin.kubeconfig again, run clusterctl user add again. Pods learn of it by themselves.
-			Join tokens that were made before the new authority signed go with the old one.`),
+			Join tokens that were made before peer's new authority signed go with the old one.
+			With peer's the gossip key is changed, and with secrets' the key that signs service
+			accounts' tokens.`),
 		Example: templates.Examples(`
-			# Exchange it, and give everybody a week to get a new kubeconfig
+			# Exchange all, and give everybody a week to get a new kubeconfig
 			clusterctl ca rotate --grace 168h
 
-			# The old key was stolen: as fast as the members can
+			# A server's disk was stolen: as fast as the members can
 			clusterctl ca rotate --finish --wait --yes
+
+			# Only people's and programs' certificates
+			clusterctl ca rotate client
 
 			# End the grace of an exchange that is under way
 			clusterctl ca rotate --finish`),
+		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
+		ValidArgs: v1.AuthorityPurposes,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			a, err := newAPI(f)
+			if err != nil {
+				return err
+			}
+			if len(args) == 1 {
+				o.purpose = args[0]
+			}
+			return o.run(cmd.Context(), a, cmd.Flags().Changed("grace"))
+		},
+	}
+	o.addFlags(cmd)
+	return cmd
+}
+
+func newCASplitCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	o := rotateOptions{IOStreams: streams, split: true}
+	cmd := &cobra.Command{
+		Use:   "split",
+		Short: "Give each purpose an authority of its own",
+		Long: templates.LongDesc(`
+			Give each purpose an authority of its own, while the cluster works. Clusters that
+			were founded by this version or a later one have them.
+
+			It goes in the steps of clusterctl ca rotate: new authorities for client, front,
+			node and secrets are made known, sign, and at the end the one there was until then
+			is believed as the servers' alone: kubeconfigs with its certificates end then, as with
+			rotate; join tokens and the authority in kubeconfigs stay. It is refused while a
+			member's version would not follow; afterwards no earlier version can join, and
+			none starts on a member's data folder.`),
+		Example: templates.Examples(`
+			# Give everybody a week to get a new kubeconfig
+			clusterctl ca split --grace 168h`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a, err := newAPI(f)
@@ -155,12 +218,26 @@ func newCARotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 			return o.run(cmd.Context(), a, cmd.Flags().Changed("grace"))
 		},
 	}
+	o.addFlags(cmd)
+	return cmd
+}
+
+func (o *rotateOptions) addFlags(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "Do not ask for confirmation")
 	cmd.Flags().DurationVar(&o.grace, "grace", 24*time.Hour, "How long the old authority is believed at least, once all members have new certificates")
 	cmd.Flags().BoolVar(&o.finish, "finish", false, "No grace; of an exchange that is under way, its end")
 	cmd.Flags().BoolVar(&o.wait, "wait", false, "Wait until the exchange is at its end, or its grace has begun")
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 10*time.Minute, "How long to wait")
-	return cmd
+}
+
+// people reports whether certificates of people, or what their kubeconfigs trust, are exchanged.
+func (o *rotateOptions) people() bool {
+	return o.purpose == "" || o.purpose == "client" || o.purpose == "peer"
+}
+
+// knows reports whether the server that answered knows of purposes.
+func knows(s v1.AuthorityStatus) bool {
+	return len(s.Authorities) > 0 && len(s.Authorities[0].Purposes) > 0
 }
 
 func (o *rotateOptions) run(ctx context.Context, a *api, graceGiven bool) error {
@@ -171,8 +248,22 @@ func (o *rotateOptions) run(ctx context.Context, a *api, graceGiven bool) error 
 	if err := a.do(ctx, http.MethodGet, pathOf("authority"), nil, &now); err != nil {
 		return err
 	}
-	path, request := pathOf("authority"), v1.AuthorityRequest{Grace: o.grace.String(), Finish: o.finish}
-	question := "The cluster gets a new certificate authority. Kubeconfigs and join tokens that were handed out end with the old one"
+	if (o.split || o.purpose != "") && !knows(now) {
+		return errors.New("the server's clusterd is of a version that knows one authority for all purposes: upgrade it first")
+	}
+	path, request := pathOf("authority"), v1.AuthorityRequest{Grace: o.grace.String(), Finish: o.finish, Purpose: o.purpose}
+	question := "The cluster gets new certificate authorities. Kubeconfigs and join tokens that were handed out end with the old ones"
+	switch {
+	case o.split:
+		path = pathOf("authority", "split")
+		question = "Each purpose gets an authority of its own. Kubeconfigs that were handed out end with the old one's"
+	case !o.people():
+		question = "The cluster gets a new authority for the purpose " + o.purpose
+	case o.purpose == "client":
+		question = "The cluster gets a new authority for the purpose client. Kubeconfigs with certificates that were handed out end with the old one"
+	case o.purpose == "peer":
+		question = "The cluster gets a new authority for the purpose peer. Kubeconfigs and join tokens that were handed out end with the old one"
+	}
 	if now.Phase != v1.AuthorityStable {
 		if !o.finish {
 			return fmt.Errorf("the authority is being exchanged already (%s); end its grace with --finish", now.Phase)
@@ -201,9 +292,16 @@ func (o *rotateOptions) run(ctx context.Context, a *api, graceGiven bool) error 
 			return err
 		}
 	}
-	if now.Phase == v1.AuthorityStable {
+	switch gone := now.Phase == v1.AuthorityStable; {
+	case gone && !o.people():
+		fmt.Fprintln(o.Out, "The old authority is gone.")
+	case gone && (o.split || o.purpose == "client"):
+		fmt.Fprintln(o.Out, "The old authority's certificates of people are good no more. Copy admin.kubeconfig of a server again to where it is used, and make users' kubeconfigs anew.")
+	case gone:
 		fmt.Fprintln(o.Out, "The old authority is gone. Copy admin.kubeconfig of a server again to where it is used, and make join tokens and users' kubeconfigs anew.")
-	} else {
+	case !o.people():
+		fmt.Fprintln(o.Out, "See clusterctl ca status.")
+	default:
 		fmt.Fprintln(o.Out, "See clusterctl ca status. Before the old authority goes: copy admin.kubeconfig of a server again to where it is used, and run clusterctl user add again for each user with a certificate.")
 	}
 	return nil

@@ -88,7 +88,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 		return fmt.Errorf("remove what is a server's: %w", err)
 	}
 	n.useIdentity()
-	n.tid = transport.Identity{Certificate: n.cert.Load, Roots: n.trust.Pool, Revoked: func(id string) bool { return n.servers.Removed(id) }, Sessions: transport.NewSessions()}
+	n.tid = transport.Identity{Certificate: n.cert.Load, Roots: n.trust.Roots, Revoked: func(id string) bool { return n.servers.Removed(id) }, Sessions: transport.NewSessions()}
 	known, err := n.dir.readServers()
 	if err != nil {
 		return err
@@ -233,12 +233,12 @@ func (n *agentNode) keepCert(ctx context.Context) error {
 	for {
 		cert := n.cert.Load().Leaf
 		wait := min(time.Minute, pki.LookAgain(cert))
-		if pki.NeedsRenewal(cert, time.Now()) || !n.trust.Load().Signer().Signed(cert) {
+		if pki.NeedsRenewal(cert, time.Now()) || !n.trust.Load().For(pki.ForNodes).Signer().Signed(cert) {
 			cert, err := n.renewCert(ctx)
 			switch {
 			case err == nil:
 				n.log.Info("the node's certificate was renewed", "expires", cert.NotAfter)
-				if !n.trust.Load().Signer().Signed(cert) { // by a server that is behind
+				if !n.trust.Load().For(pki.ForNodes).Signer().Signed(cert) { // by a server that is behind
 					wait = time.Second
 				}
 			case ctx.Err() == nil:
@@ -268,13 +268,13 @@ func (n *agentNode) renewCert(ctx context.Context) (*x509.Certificate, error) {
 			known = n.knows(id)
 		}
 		return c, err
-	}, n.cfg.Name, n.id.key, func(answer *join.Certificate) *x509.CertPool {
+	}, n.cfg.Name, n.id.key, func(answer *join.Certificate) *pki.Trust {
 		if known && answer.Trust != nil && answer.Trust.Number > n.trust.Load().Number {
-			if next, err := pki.ParseTrust(answer.Trust.Number, answer.Trust.Authorities, nil); err == nil {
-				return next.Pool() // it is learned below
+			if next, err := answer.Trust.Trust(); err == nil {
+				return next // it is learned below
 			}
 		}
-		return n.trust.Pool()
+		return n.trust.Load()
 	})
 	if err == nil && pki.NodeRole(cert) != pki.Agent {
 		err = errors.New("it is a server's: this node was promoted, and becomes one first")
@@ -318,7 +318,7 @@ func (n *agentNode) learn(word join.TrustWord) {
 	if word.Number <= had.Number {
 		return
 	}
-	next, err := pki.ParseTrust(word.Number, word.Authorities, nil)
+	next, err := word.Trust()
 	if err == nil {
 		id := *n.id
 		id.trust = next
@@ -330,17 +330,14 @@ func (n *agentNode) learn(word join.TrustWord) {
 	}
 	n.id.trust = next
 	n.useIdentity()
-	n.log.Info("this node follows the exchange of the authority", "number", word.Number, "authorities", len(next.All()))
+	n.log.Info("this node follows the exchange of the authority", "number", word.Number, "authorities", len(next.Whole()))
 	select {
 	case n.renew <- struct{}{}:
 	default:
 	}
 	n.servers.Poke()
-	for _, ca := range had.All() {
-		if next.Find(ca.ID()) == nil {
-			n.port.CutDistrusted(n.knows)
-			return
-		}
+	if had.DropsAny(next) {
+		n.port.CutDistrusted(n.knows)
 	}
 }
 
@@ -348,7 +345,7 @@ func (n *agentNode) learn(word join.TrustWord) {
 // node has applied: its certificate is the one's that signs.
 func (n *agentNode) trustNumber() uint64 {
 	trust := n.trust.Load()
-	if !trust.Signer().Signed(n.cert.Load().Leaf) {
+	if !trust.For(pki.ForNodes).Signer().Signed(n.cert.Load().Leaf) {
 		return 0
 	}
 	return trust.Number
@@ -371,7 +368,7 @@ func (n *agentNode) askMembership(ctx context.Context) error {
 			return errors.Join(errRemoved(n.cfg, *answer.Removed), n.dir.markRemoved(*answer.Removed))
 		}
 	}
-	if len(n.trust.Load().All()) > 1 {
+	if n.trust.Load().Changing() {
 		// The cluster may have gone on with one of them while this node was away, so
 		// that its certificate opens nothing but this.
 		if _, err := n.renewCert(ctx); err != nil {

@@ -77,6 +77,7 @@ func (a *clusterAPI) handler() http.Handler {
 	mux.HandleFunc("POST "+v1.GossipKey, a.postGossipKey)
 	mux.HandleFunc("GET "+v1.Authority, a.getAuthority)
 	mux.HandleFunc("POST "+v1.Authority, a.postAuthority)
+	mux.HandleFunc("POST "+v1.Authority+"/split", a.postAuthoritySplit)
 	mux.HandleFunc("POST "+v1.Authority+"/finish", a.postAuthorityFinish)
 	a.registerUpgrade(mux)
 	return mux

@@ -50,8 +50,11 @@ func (a *clusterAPI) authorityStatus(ctx context.Context) (v1.AuthorityStatus, e
 	if state.Phase == authority.Reissue && !state.Finish {
 		status.Ends = state.Since.Add(state.Grace)
 	}
-	for i, ca := range trust.All() {
-		status.Authorities = append(status.Authorities, v1.AuthorityInfo{ID: ca.ID(), Signs: i == 0, Expires: ca.Cert.NotAfter})
+	status.Authorities = authorityInfos(trust)
+	if state.Phase != authority.Stable {
+		for _, p := range state.Of {
+			status.Of = append(status.Of, string(p))
+		}
 	}
 	waiting := state.Waiting(members, time.Now())
 	for _, m := range members {
@@ -68,8 +71,63 @@ func (a *clusterAPI) authorityStatus(ctx context.Context) (v1.AuthorityStatus, e
 	return status, nil
 }
 
-// postAuthority begins an exchange.
+// authorityInfos are the authorities by what they are for: the servers' first, which is for all
+// that has none of its own.
+func authorityInfos(trust *pki.Trust) []v1.AuthorityInfo {
+	infos := []v1.AuthorityInfo{}
+	for _, p := range pki.Purposes {
+		if !trust.Owns(p) {
+			continue
+		}
+		purposes := []string{string(p)}
+		for _, other := range pki.OwnPurposes {
+			if p == pki.ForPeers && !trust.Owns(other) {
+				purposes = append(purposes, string(other))
+			}
+		}
+		for i, ca := range trust.For(p).All() {
+			infos = append(infos, v1.AuthorityInfo{ID: ca.ID(), Purposes: purposes, Signs: i == 0, Expires: ca.Cert.NotAfter})
+		}
+	}
+	return infos
+}
+
+// owned are the purposes that have authorities of their own.
+func owned(trust *pki.Trust, own bool) []pki.Purpose {
+	return slices.DeleteFunc(slices.Clone(pki.Purposes), func(p pki.Purpose) bool { return trust.Owns(p) != own })
+}
+
+// postAuthority begins an exchange of one purpose's authority, or of all.
 func (a *clusterAPI) postAuthority(w http.ResponseWriter, r *http.Request) {
+	a.beginExchange(w, r, func(req v1.AuthorityRequest) ([]pki.Purpose, string) {
+		p, trust := pki.Purpose(req.Purpose), a.trust.Load()
+		switch {
+		case p == "":
+			return owned(trust, true), ""
+		case !slices.Contains(pki.Purposes, p):
+			return nil, fmt.Sprintf("purpose %q: give one of %s, or none for all", p, strings.Join(v1.AuthorityPurposes, ", "))
+		case !trust.Owns(p):
+			return nil, fmt.Sprintf("purpose %q has no authority of its own: clusterctl ca split gives each purpose one; clusterctl ca rotate without a purpose exchanges the one there is", p)
+		}
+		return []pki.Purpose{p}, ""
+	})
+}
+
+// postAuthoritySplit gives each purpose without an authority of its own one.
+func (a *clusterAPI) postAuthoritySplit(w http.ResponseWriter, r *http.Request) {
+	a.beginExchange(w, r, func(req v1.AuthorityRequest) ([]pki.Purpose, string) {
+		of := owned(a.trust.Load(), false)
+		switch {
+		case req.Purpose != "":
+			return nil, fmt.Sprintf("purpose %q: all that have no authority of their own get one at once", req.Purpose)
+		case len(of) == 0:
+			return nil, "each purpose has an authority of its own already: see clusterctl ca status"
+		}
+		return of, ""
+	})
+}
+
+func (a *clusterAPI) beginExchange(w http.ResponseWriter, r *http.Request, choose func(v1.AuthorityRequest) ([]pki.Purpose, string)) {
 	var req v1.AuthorityRequest
 	if r.ContentLength != 0 {
 		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4096)).Decode(&req); err != nil {
@@ -85,7 +143,12 @@ func (a *clusterAPI) postAuthority(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	if err := a.exchange.begin(r.Context(), grace); err != nil {
+	of, why := choose(req)
+	if why != "" {
+		refuse(w, http.StatusBadRequest, why)
+		return
+	}
+	if err := a.exchange.begin(r.Context(), of, grace); err != nil {
 		failAuthority(w, err)
 		return
 	}
@@ -108,7 +171,7 @@ func (a *clusterAPI) postAuthorityFinish(w http.ResponseWriter, r *http.Request)
 }
 
 func failAuthority(w http.ResponseWriter, err error) {
-	if errors.Is(err, authority.ErrUnderWay) || errors.Is(err, authority.ErrNone) {
+	if errors.Is(err, authority.ErrUnderWay) || errors.Is(err, authority.ErrNone) || errors.Is(err, authority.ErrBehind) {
 		refuse(w, http.StatusConflict, err.Error())
 		return
 	}

@@ -152,11 +152,16 @@ func prepareRestore(cfg Config, c *backup.Content) error {
 	return prepare(cfg, func(dir keyDir) error {
 		now := time.Now()
 		k := c.Store.Rebase(recovery.RevisionGap)
-		state, ops, err := authority.Restored(k, c.CACert, now)
+		trust, err := restoredTrust(c, now)
 		if err != nil {
 			return err
 		}
-		id, err := restoredIdentity(cfg, c, state.Number, now)
+		state, ops, err := authority.Restored(k, trust, now)
+		if err != nil {
+			return err
+		}
+		trust.Number = state.Number
+		id, err := restoredIdentity(cfg, trust, now)
 		if err != nil {
 			return err
 		}
@@ -194,19 +199,34 @@ func prepareRestore(cfg Config, c *backup.Content) error {
 	})
 }
 
-func restoredIdentity(cfg Config, c *backup.Content, trust uint64, now time.Time) (*identity, error) {
-	ca, err := pki.LoadCA(c.CACert, c.CAKey)
+// restoredTrust are the snapshot's authorities.
+func restoredTrust(c *backup.Content, now time.Time) (*pki.Trust, error) {
+	certs, keys := map[pki.Purpose][]byte{}, map[pki.Purpose][]byte{}
+	for p, ca := range c.Own {
+		certs[pki.Purpose(p)], keys[pki.Purpose(p)] = ca.Cert, ca.Key
+	}
+	trust, err := pki.ParseTrust(0, c.CACert, c.CAKey)
+	if err == nil {
+		trust, err = trust.WithOwn(certs, keys)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("the snapshot: %w", err)
 	}
-	if now.After(ca.Cert.NotAfter) {
-		return nil, fmt.Errorf("the snapshot: its authority's certificate was valid until %s (is this machine's clock right?)", ca.Cert.NotAfter)
+	for _, ca := range trust.Whole() {
+		if now.After(ca.Cert.NotAfter) {
+			return nil, fmt.Errorf("the snapshot: its authority's certificate was valid until %s (is this machine's clock right?)", ca.Cert.NotAfter)
+		}
 	}
-	id := &identity{trust: pki.NewTrust(trust, ca), ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}}
+	return trust, nil
+}
+
+func restoredIdentity(cfg Config, trust *pki.Trust, now time.Time) (*identity, error) {
+	id := &identity{trust: trust, ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}}
+	var err error
 	if id.key, err = pki.NewKey(); err != nil {
 		return nil, err
 	}
-	id.cert, err = ca.IssueServer(id.key.Public(), cfg.Name, certAddrs(cfg), now)
+	id.cert, err = trust.Signer().IssueServer(id.key.Public(), cfg.Name, certAddrs(cfg), now)
 	return id, err
 }
 

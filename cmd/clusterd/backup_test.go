@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -23,11 +24,21 @@ import (
 // TestRestoreTrustNumber: a server that begins from a copy, whose agents had followed
 // an exchange of the authority, has a state beyond theirs, in its store and on disk.
 func TestRestoreTrustNumber(t *testing.T) {
-	ctx, now := t.Context(), time.Now()
-	ca, err := pki.NewCA("c", now)
+	ca, err := pki.NewCA("c", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
+	one := pki.NewTrust(0, ca)
+	separate, err := one.Separate(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Run("one authority", func(t *testing.T) { restoreTrust(t, ca, one) })
+	t.Run("an authority for each purpose", func(t *testing.T) { restoreTrust(t, ca, separate) })
+}
+
+func restoreTrust(t *testing.T, ca *pki.CA, had *pki.Trust) {
+	ctx, now := t.Context(), time.Now()
 	key, err := ca.EncodeCAKey()
 	if err != nil {
 		t.Fatal(err)
@@ -39,7 +50,8 @@ func TestRestoreTrustNumber(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := authority.Begin(ctx, was, pki.EncodeCert(ca.Cert), pki.EncodeCert(ca.Cert), "n1", 0, now); err != nil {
+	wish := authority.Wish{Now: had, Successors: map[pki.Purpose][]byte{pki.ForPeers: pki.EncodeCert(ca.Cert)}, Maker: "n1"}
+	if err := authority.Begin(ctx, was, wish, now); err != nil {
 		t.Fatal(err)
 	}
 	before, err := authority.Get(ctx, was, false)
@@ -49,7 +61,14 @@ func TestRestoreTrustNumber(t *testing.T) {
 	k := keyspaceOf(t, was)
 	cfg := defaultConfig()
 	cfg.Name, cfg.Data, cfg.Advertise = "m1", t.TempDir(), "127.0.0.1"
-	if err := prepareRestore(cfg, &backup.Content{Secrets: backup.Secrets{CACert: pki.EncodeCert(ca.Cert), CAKey: key}, Store: k}); err != nil {
+	m := &Main{dir: keyDir{dataDir: dataDir(t.TempDir())}, id: &identity{trust: had}}
+	m.exchange = &exchange{main: m}
+	m.trust.Store(had)
+	secrets, err := m.exchange.secrets()
+	if err != nil || !bytes.Equal(secrets.CAKey, key) || len(secrets.Own) > 0 != had.Separated() {
+		t.Fatalf("in the snapshot: %+v, %v", secrets, err)
+	}
+	if err := prepareRestore(cfg, &backup.Content{Secrets: secrets, Store: k}); err != nil {
 		t.Fatal(err)
 	}
 	dir := keyDir{dataDir: dataDir(cfg.Data)}
@@ -78,7 +97,13 @@ func TestRestoreTrustNumber(t *testing.T) {
 	}
 	trust, err := state.Trust()
 	if err != nil || trust.Signer().ID() != ca.ID() {
-		t.Errorf("the store's authority: %v", err)
+		t.Fatalf("the store's authority: %v", err)
+	}
+	for _, p := range pki.Purposes {
+		was := had.For(p).Signer().ID()
+		if trust.Owns(p) != had.Owns(p) || trust.For(p).Signer().ID() != was || id.trust.For(p).Signer().ID() != was || !id.trust.For(p).Signer().HasKey() {
+			t.Errorf("the authority for %s: %s in the store, %s on disk, was %s", p, trust.For(p).Signer().ID(), id.trust.For(p).Signer().ID(), was)
+		}
 	}
 }
 

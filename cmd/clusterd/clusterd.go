@@ -161,7 +161,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		return nil, err
 	}
 	m.flush = append(m.flush, flush)
-	m.tid = transport.Identity{Certificate: m.cert.Load, Shown: m.showCert, Roots: m.trust.Pool, Revoked: m.rights.revoked, Sessions: transport.NewSessions()}
+	m.tid = transport.Identity{Certificate: m.cert.Load, Shown: m.showCert, Roots: m.trust.Roots, Revoked: m.rights.revoked, Sessions: transport.NewSessions()}
 	if err = m.checkMembership(ctx); err != nil {
 		return nil, err
 	}
@@ -264,7 +264,7 @@ func (m *Main) buildAPI() error {
 		Past:              past,
 		Keys:              storepast.NewKeys(m.store),
 		Metrics:           m.metrics.registry(),
-		Authenticator:     m.rights.check(auth.ClientCert(m.trust.Pool)),
+		Authenticator:     m.rights.check(auth.ClientCert(m.trust.Roots)),
 		NodeTransport:     m.peers.transportTo,
 		ExternalAddress:   m.cfg.addr().String(),
 		Front:             m.front(),
@@ -440,6 +440,9 @@ func (m *Main) joinServer() *join.Server {
 		OwnSeals: m.exchange.ownSeals,
 		NoteTrust: func(ctx context.Context, id string, number uint64, may func() bool) error {
 			return authority.Has(ctx, m.store, id, number, may)
+		},
+		NoteSeparate: func(ctx context.Context, id string, may func() bool) error {
+			return authority.KnowsSeparate(ctx, m.store, id, may)
 		},
 		GossipKeys:  m.gossipKeys.tell,
 		Epoch:       m.store.Epoch(),

@@ -30,10 +30,11 @@ import (
 //
 //	lock              held by the running clusterd
 //	config.yaml       Config
-//	pki/              ca.crt node.crt node.key, and a server's ca.key and
+//	pki/              ca.crt node.crt node.key, ca-PURPOSE.crt of purposes with an
+//	                  authority of their own, and a server's ca.key, ca-PURPOSE.key and
 //	                  gossip.key, and gossip-ring.json once that has been changed;
 //	                  its presence means: this machine is a member.
-//	                  ca.crt and ca.key hold two authorities while the cluster
+//	                  ca*.crt and ca*.key hold two authorities while the cluster
 //	                  changes its authority, the one that signs first; trust is
 //	                  the number of the cluster's last word on that, retired-seal.keys
 //	                  what secrets may be sealed with since former authorities
@@ -77,7 +78,7 @@ func (id *identity) nodeID() string { return pki.Fingerprint(id.key.Public()) }
 
 func (id *identity) tlsCertificate() *tls.Certificate {
 	signer := id.trust.Signer()
-	for _, ca := range id.trust.All() {
+	for _, ca := range id.trust.Whole() {
 		if ca.Signed(id.cert) {
 			signer = ca
 		}
@@ -157,8 +158,14 @@ func (d keyDir) putIdentity(id *identity, place func(tmp string) error) error {
 		"node.crt": pki.EncodeCert(id.cert),
 		"node.key": nodeKey,
 	}
-	if id.trust.Number > 0 {
+	for p, bundle := range id.trust.OwnBundles() {
+		files[ownFile(p, ".crt")] = bundle
+	}
+	if id.trust.Number > 0 || id.trust.Separated() {
 		files["trust"] = strconv.AppendUint(nil, id.trust.Number, 10)
+	}
+	if id.trust.Separated() {
+		files["trust"] = append(files["trust"], separateWords...)
 	}
 	if id.role() == pki.Server {
 		first, rest, err := id.ring.Encode()
@@ -171,13 +178,20 @@ func (d keyDir) putIdentity(id *identity, place func(tmp string) error) error {
 		if files["ca.key"], err = id.trust.Keys(); err != nil {
 			return err
 		}
+		own, err := id.trust.OwnKeys()
+		if err != nil {
+			return err
+		}
+		for p, keys := range own {
+			files[ownFile(p, ".key")] = keys
+		}
 		if len(id.retiredSeals) > 0 {
 			files["retired-seal.keys"] = id.retiredSeals
 		}
 	}
 	for name, content := range files {
 		path, write := filepath.Join(tmp, name), d.writeKey
-		if publicFiles[name] {
+		if publicFile(name) {
 			write = func(path string, content []byte) error { return writeFile(path, content, 0o600) }
 		}
 		if err := write(path, content); err != nil {
@@ -229,7 +243,6 @@ func (d keyDir) readIdentity() (*identity, error) {
 		id.trust, err = pki.ParseTrust(number, caCert, nil)
 	case err == nil:
 		if id.trust, err = pki.ParseTrust(number, caCert, caKey); err == nil {
-			id.trust = id.trust.Shorter(debugCertLife())
 			id.ring, err = d.readGossipRing()
 		}
 		if err == nil {
@@ -238,8 +251,14 @@ func (d keyDir) readIdentity() (*identity, error) {
 			}
 		}
 	}
+	if err == nil {
+		id.trust, err = d.readOwn(id.trust)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", d.path("pki"), err)
+	}
+	if id.trust.Signer().HasKey() {
+		id.trust = id.trust.Shorter(debugCertLife())
 	}
 	if id.cert, err = pki.ParseCert(nodeCert); err != nil {
 		return nil, fmt.Errorf("%s: %w", d.path("pki", "node.crt"), err)
@@ -251,6 +270,35 @@ func (d keyDir) readIdentity() (*identity, error) {
 		return nil, fmt.Errorf("%s: node.crt and node.key do not belong together", d.path("pki"))
 	}
 	return id, nil
+}
+
+// ownFile is the name in pki/ of the authorities that a purpose has of its own, or of their keys.
+func ownFile(p pki.Purpose, ext string) string { return "ca-" + string(p) + ext }
+
+// separateWords follow the number in pki/trust where purposes have authorities of their own. Versions
+// that know one authority cannot read the number then, and end with an error that shows these words.
+const separateWords = " with an authority for each purpose: this needs a later clusterd"
+
+// readOwn adds what purposes have of their own.
+func (d keyDir) readOwn(t *pki.Trust) (*pki.Trust, error) {
+	bundles, keys := map[pki.Purpose][]byte{}, map[pki.Purpose][]byte{}
+	files, err := filepath.Glob(d.path("pki", ownFile("*", ".crt")))
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range files {
+		p := pki.Purpose(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(file), "ca-"), ".crt"))
+		if bundles[p], err = os.ReadFile(file); err != nil {
+			return nil, err
+		}
+		if !t.Signer().HasKey() {
+			continue
+		}
+		if keys[p], err = d.readKey(d.path("pki", ownFile(p, ".key"))); err != nil {
+			return nil, err
+		}
+	}
+	return t.WithOwn(bundles, keys)
 }
 
 func (d keyDir) readGossipRing() (gossipkey.Ring, error) {
@@ -274,7 +322,8 @@ func (d dataDir) readTrustNumber() (uint64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("read the identity: %w", err)
 	}
-	number, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+	word, _, _ := strings.Cut(string(b), " ")
+	number, err := strconv.ParseUint(strings.TrimSpace(word), 10, 64)
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", d.path("pki", "trust"), err)
 	}

@@ -13,6 +13,10 @@ const certLifeEnv = "CLUSTERD_DEBUG_CERT_LIFETIME"
 // to other nodes, for tests of --rebalance-interval: CLUSTERD_DEBUG_REBALANCE_SETTLED=20s.
 const settledEnv = "CLUSTERD_DEBUG_REBALANCE_SETTLED"
 
+// oneAuthorityEnv makes clusterd init found a cluster with one authority for all purposes, as
+// earlier versions did, for tests of clusterctl ca split: CLUSTERD_DEBUG_ONE_AUTHORITY=1.
+const oneAuthorityEnv = "CLUSTERD_DEBUG_ONE_AUTHORITY"
+
 // debugCertLife is the value of certLifeEnv.
 func debugCertLife() time.Duration { return debugDuration(certLifeEnv) }
 

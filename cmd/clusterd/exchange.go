@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"encoding/base64"
@@ -60,6 +61,13 @@ func (x *exchange) run(ctx context.Context) error {
 
 func (x *exchange) follow(ctx context.Context) error {
 	m := x.main
+	if !m.trust.Load().Separated() && m.store.Leader() != "" {
+		ctx, cancel := context.WithTimeout(ctx, keysTimeout)
+		defer cancel()
+		if err := authority.KnowsSeparate(ctx, m.store, m.id.nodeID(), nil); err != nil {
+			return err
+		}
+	}
 	state, err := authority.Get(ctx, m.store, true)
 	if err != nil || state.Number == 0 {
 		return err
@@ -84,26 +92,32 @@ func (x *exchange) follow(ctx context.Context) error {
 
 // trustOf is the state with the keys of its authorities.
 func (x *exchange) trustOf(ctx context.Context, state authority.State) (*pki.Trust, error) {
-	public, err := state.Trust()
+	trust, err := state.Trust()
 	if err != nil {
 		return nil, err
 	}
-	var cas []*pki.CA
-	for _, ca := range public.All() {
-		whole, err := x.withKey(ctx, ca)
-		if err != nil {
-			return nil, err
+	for _, p := range pki.Purposes {
+		if !trust.Owns(p) {
+			continue
 		}
-		cas = append(cas, whole)
+		var cas []*pki.CA
+		for _, ca := range trust.For(p).All() {
+			whole, err := x.withKey(ctx, ca)
+			if err != nil {
+				return nil, err
+			}
+			cas = append(cas, whole)
+		}
+		trust = trust.With(p, cas...)
 	}
-	return pki.NewTrust(state.Number, cas[0], cas[1:]...), nil
+	return trust, nil
 }
 
 // withKey finds the authority's key: here, in what this server made, or with
 // another server.
 func (x *exchange) withKey(ctx context.Context, ca *pki.CA) (*pki.CA, error) {
 	m := x.main
-	if known := m.trust.Load().Find(ca.ID()); known != nil && known.HasKey() {
+	if known := m.trust.Load().FindAny(ca.ID()); known != nil && known.HasKey() {
 		return known, nil
 	}
 	if made, err := m.dir.readSuccessor(ca.ID()); err != nil || made != nil {
@@ -130,11 +144,11 @@ func (x *exchange) withKey(ctx context.Context, ca *pki.CA) (*pki.CA, error) {
 			m.log.Debug("ask a server for the authority's key", "node", rec.Name, "err", err)
 			continue
 		}
-		theirs, err := pki.ParseTrust(keys.Trust.Number, keys.Trust.Authorities, keys.CAKey)
+		theirs, err := keys.Whole(m.trust.Load())
 		if err != nil {
 			return nil, fmt.Errorf("the keys of %s: %w", rec.Name, err)
 		}
-		if found := theirs.Find(ca.ID()); found != nil {
+		if found := theirs.FindAny(ca.ID()); found != nil {
 			return found, nil
 		}
 	}
@@ -148,19 +162,19 @@ func (x *exchange) adopt(next *pki.Trust, now time.Time) error {
 	if err := x.write(next, now); err != nil {
 		return err
 	}
-	for _, ca := range next.All() {
+	for _, ca := range next.Whole() {
 		if err := m.dir.dropSuccessor(ca.ID()); err != nil {
 			return err
 		}
 	}
-	errs := []error{m.newSealKeys(), m.renewFront(now), m.writeKubeconfig()}
+	errs := []error{m.renewFront(now), m.writeKubeconfig()}
+	if !bytes.Equal(had.For(pki.ForSecrets).Bundle(), next.For(pki.ForSecrets).Bundle()) {
+		errs = append(errs, m.newSealKeys())
+	}
 	m.trustChanged.tell()
-	for _, ca := range had.All() {
-		if next.Find(ca.ID()) == nil {
-			// Keys that have a record are the members', no matter which authority signed for them.
-			m.port.CutDistrusted(m.rights.recordedKey)
-			break
-		}
+	if had.DropsAny(next) {
+		// Keys that have a record are the members', no matter which authority signed for them.
+		m.port.CutDistrusted(m.rights.recordedKey)
 	}
 	return errors.Join(errs...)
 }
@@ -171,10 +185,7 @@ func (x *exchange) write(next *pki.Trust, now time.Time) error {
 	defer m.idMu.Unlock()
 	id := *m.id
 	id.trust = next
-	for _, ca := range m.id.trust.All() {
-		if next.Find(ca.ID()) != nil {
-			continue
-		}
+	for _, ca := range m.id.trust.Dropped(next, pki.ForSecrets) {
 		key, err := sealKeyOf(ca)
 		if err != nil {
 			return err
@@ -244,29 +255,46 @@ func (m *Main) writeKubeconfig() error {
 	return writeKubeconfig(m.dir, m.trust.Load(), "https://"+m.cfg.addr().String(), "clusterd", &m.rights)
 }
 
-// make makes a successor of the authority and has begin name it to the cluster.
-// Its key is on disk before.
-func (x *exchange) make(begin func(successor []byte) error) error {
+// make makes successors of the authorities for these purposes, or those that are their
+// first own ones, and has begin name them to the cluster. Their keys are on disk before.
+func (x *exchange) make(of []pki.Purpose, begin func(authority.Wish) error) error {
 	m := x.main
-	successor, err := m.trust.Load().Signer().NewSuccessor(time.Now())
-	if err != nil {
+	now, trust := time.Now(), m.trust.Load()
+	wish := authority.Wish{Now: trust, Successors: map[pki.Purpose][]byte{}, Maker: m.id.nodeID()}
+	var made []string
+	drop := func(err error) error {
+		for _, id := range made {
+			err = errors.Join(err, m.dir.dropSuccessor(id))
+		}
 		return err
 	}
-	if err := m.dir.writeSuccessor(successor); err != nil {
-		return err
+	for _, p := range of {
+		make := func() (*pki.CA, error) { return trust.Signer().NewFor(p, now) }
+		if trust.Owns(p) {
+			make = func() (*pki.CA, error) { return trust.For(p).Signer().NewSuccessor(now) }
+		}
+		successor, err := make()
+		if err == nil {
+			err = m.dir.writeSuccessor(successor)
+		}
+		if err != nil {
+			return drop(err)
+		}
+		made = append(made, successor.ID())
+		wish.Successors[p] = pki.EncodeCert(successor.Cert)
 	}
-	err = begin(pki.EncodeCert(successor.Cert))
-	if errors.Is(err, authority.ErrUnderWay) { // after any other error it may have begun
-		err = errors.Join(err, m.dir.dropSuccessor(successor.ID()))
+	err := begin(wish)
+	if errors.Is(err, authority.ErrUnderWay) || errors.Is(err, authority.ErrBehind) { // after any other error it may have begun
+		return drop(err)
 	}
 	return err
 }
 
 // begin begins an exchange.
-func (x *exchange) begin(ctx context.Context, grace time.Duration) error {
-	m := x.main
-	return x.make(func(successor []byte) error {
-		return authority.Begin(ctx, m.store, pki.EncodeCert(m.trust.Load().Signer().Cert), successor, m.id.nodeID(), grace, time.Now())
+func (x *exchange) begin(ctx context.Context, of []pki.Purpose, grace time.Duration) error {
+	return x.make(of, func(w authority.Wish) error {
+		w.Grace = grace
+		return authority.Begin(ctx, x.main.store, w, time.Now())
 	})
 }
 
@@ -277,9 +305,9 @@ func (m *Main) leadExchange(ctx context.Context) error {
 	leader := authority.Leader{
 		Store: m.store,
 		Log:   room(m.log, "authority"),
-		Make: func(ctx context.Context) error {
-			return m.exchange.make(func(successor []byte) error {
-				return authority.BeginAgain(ctx, m.store, successor, m.id.nodeID(), time.Now())
+		Make: func(ctx context.Context, of []pki.Purpose) error {
+			return m.exchange.make(of, func(w authority.Wish) error {
+				return authority.BeginAgain(ctx, m.store, w, time.Now())
 			})
 		},
 		Poke: func(name string) {
@@ -321,15 +349,15 @@ func sealLine(key kubestore.SealKey) []byte {
 	return fmt.Appendf(nil, "%s %s\n", key.ID, base64.StdEncoding.EncodeToString(key.Secret))
 }
 
-// sealKeys are the keys for secrets at rest that follow from authorities: of the
-// one that signs first, then of those beside it and of the past, which only read.
+// sealKeys are the keys for secrets at rest that follow from authorities, which are those for
+// that purpose: of the first one, then of those beside it and of the past, which only read.
 func (x *exchange) sealKeys() ([]kubestore.SealKey, error) {
 	m := x.main
 	m.idMu.Lock()
 	trust, retired := m.id.trust, m.id.retiredSeals
 	m.idMu.Unlock()
 	var keys []kubestore.SealKey
-	for _, ca := range trust.All() {
+	for _, ca := range trust.For(pki.ForSecrets).All() {
 		key, err := sealKeyOf(ca)
 		if err != nil {
 			return nil, err
@@ -367,9 +395,9 @@ func (x *exchange) secrets() (backup.Secrets, error) {
 	if err != nil {
 		return backup.Secrets{}, err
 	}
-	signer := x.main.trust.Load().Signer()
-	secrets := backup.Secrets{CACert: pki.EncodeCert(signer.Cert)}
-	own, err := sealKeyOf(signer)
+	trust := x.main.trust.Load()
+	secrets := backup.Secrets{CACert: pki.EncodeCert(trust.Signer().Cert), Own: map[string]backup.Authority{}}
+	own, err := sealKeyOf(trust.For(pki.ForSecrets).Signer())
 	if err != nil {
 		return secrets, err
 	}
@@ -378,7 +406,18 @@ func (x *exchange) secrets() (backup.Secrets, error) {
 			secrets.SealKeys = append(secrets.SealKeys, sealLine(key)...)
 		}
 	}
-	secrets.CAKey, err = signer.EncodeCAKey()
+	for _, p := range pki.OwnPurposes {
+		if !trust.Owns(p) {
+			continue
+		}
+		ca := trust.For(p).Signer()
+		key, err := ca.EncodeCAKey()
+		if err != nil {
+			return secrets, err
+		}
+		secrets.Own[string(p)] = backup.Authority{Cert: pki.EncodeCert(ca.Cert), Key: key}
+	}
+	secrets.CAKey, err = trust.Signer().EncodeCAKey()
 	return secrets, err
 }
 

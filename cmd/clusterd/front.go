@@ -24,7 +24,9 @@ func (d keyDir) frontKey() string  { return d.inClear("front-proxy.key") }
 func (m *Main) front() server.Front {
 	return server.Front{
 		CertFile: m.dir.frontCert(), KeyFile: m.dir.frontKey(),
-		Name: certificates.FrontName, Authorities: func() []byte { return m.trust.Load().Bundle() },
+		Name:        certificates.FrontName,
+		Authorities: func() []byte { return m.trust.Load().For(pki.ForFront).Bundle() },
+		Clients:     func() []byte { return m.trust.Load().For(pki.ForClients).Bundle() },
 	}
 }
 
@@ -33,7 +35,7 @@ func (m *Main) front() server.Front {
 func (m *Main) renewFront(now time.Time) error {
 	// Aggregated APIs learn a new authority late: they may know the old one
 	// alone until the exchange ends.
-	elder := m.trust.Load().Elder()
+	elder := m.trust.Load().For(pki.ForFront).Elder()
 	cert, err := m.dir.readFrontCert()
 	if err != nil {
 		return fmt.Errorf("certificate for aggregated APIs: %w", err)

@@ -19,7 +19,7 @@ import (
 
 // keyDir is a data folder with what seals the files in it that hold keys:
 //
-//	pki/{node.key, ca.key, gossip.key, gossip-ring.json, retired-seal.keys},
+//	pki/{node.key, ca.key, ca-PURPOSE.key, gossip.key, gossip-ring.json, retired-seal.keys},
 //	authority-ID.pem, seal.keys       sealed under their names
 //	admin.kubeconfig, front-proxy.*,  have to be read in clear, by kubectl, by the API
 //	network/wireguard.json            server's library, by the agent: they lie in
@@ -52,8 +52,8 @@ const (
 	wireguardKey   = "wireguard.json" // in the folder of the pods' network
 )
 
-// publicFiles of pki/ hold no keys.
-var publicFiles = map[string]bool{"ca.crt": true, "node.crt": true, "trust": true}
+// publicFile reports whether the file of pki/ holds no keys.
+func publicFile(name string) bool { return filepath.Ext(name) == ".crt" || name == "trust" }
 
 // memoryFolder is where what must be read in clear lies of nodes with a sealing key.
 var memoryFolder = "/run/clusterd"
@@ -176,7 +176,7 @@ func (d keyDir) sealAll(id *identity) (changed []string, err error) {
 		return nil, err
 	}
 	for _, e := range entries {
-		if publicFiles[e.Name()] {
+		if publicFile(e.Name()) {
 			continue
 		}
 		b, err := os.ReadFile(d.path("pki", e.Name()))

@@ -44,7 +44,11 @@ func newSealedNode(t *testing.T) *sealedNode {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.id = &identity{trust: pki.NewTrust(3, ca), ring: gossipkey.Ring{Number: 2, Keys: [][]byte{gossipkey.New(), gossipkey.New()}}}
+	trust, err := pki.NewTrust(3, ca).Separate(now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.id = &identity{trust: trust, ring: gossipkey.Ring{Number: 2, Keys: [][]byte{gossipkey.New(), gossipkey.New()}}}
 	if n.id.key, err = pki.NewKey(); err != nil {
 		t.Fatal(err)
 	}
@@ -87,6 +91,13 @@ func newSealedNode(t *testing.T) *sealedNode {
 		t.Fatal(err)
 	}
 	n.secrets = map[string][]byte{"node.key": nodeKey, "ca.key": caKeys, "gossip.key": first, "gossip-ring.json": rest, "seal keys": n.seals[len("own "):], "successor": madeKey}
+	own, err := trust.OwnKeys()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for p, key := range own {
+		n.secrets[ownFile(p, ".key")] = key
+	}
 	return n
 }
 
@@ -123,6 +134,11 @@ func (n *sealedNode) reads() {
 	if id.nodeID() != n.id.nodeID() || id.trust.Number != 3 || !id.trust.Signer().HasKey() || id.trust.Signer().ID() != n.id.trust.Signer().ID() ||
 		!bytes.Equal(id.retiredSeals, n.id.retiredSeals) || id.ring.Number != 2 || len(id.ring.Keys) != 2 || !bytes.Equal(id.ring.Keys[1], n.id.ring.Keys[1]) {
 		n.t.Errorf("another identity was read: %+v", id)
+	}
+	for _, p := range pki.OwnPurposes {
+		if got := id.trust.For(p).Signer(); !id.trust.Owns(p) || !got.HasKey() || got.ID() != n.id.trust.For(p).Signer().ID() {
+			n.t.Errorf("another authority for %s was read", p)
+		}
 	}
 	if b, err := d.readKey(d.path(sealFile)); err != nil || !bytes.Equal(b, n.seals) {
 		n.t.Errorf("%s: %q, %v", sealFile, b, err)
@@ -326,7 +342,7 @@ func TestSealingCrashes(t *testing.T) {
 	n := newSealedNode(t)
 	clear := map[string][]byte{}
 	sealed := map[string][]byte{}
-	files := []string{"pki/node.key", "pki/ca.key", "pki/gossip.key", "pki/gossip-ring.json", "pki/retired-seal.keys", sealFile, filepath.Base(n.dir().successor(n.made.ID()))}
+	files := []string{"pki/node.key", "pki/ca.key", "pki/ca-client.key", "pki/gossip.key", "pki/gossip-ring.json", "pki/retired-seal.keys", sealFile, filepath.Base(n.dir().successor(n.made.ID()))}
 	read := func(into map[string][]byte) {
 		for _, name := range files {
 			b, err := os.ReadFile(filepath.Join(n.cfg.Data, name))

@@ -258,7 +258,7 @@ func (d keyDir) keyFiles() ([]keyFile, error) {
 	}
 	var paths []string
 	for _, e := range entries {
-		if !publicFiles[e.Name()] {
+		if !publicFile(e.Name()) {
 			paths = append(paths, d.path("pki", e.Name()))
 		}
 	}

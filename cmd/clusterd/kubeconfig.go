@@ -29,7 +29,7 @@ func writeKubeconfig(d keyDir, trust *pki.Trust, server, cluster string, r *righ
 	if err != nil {
 		return err
 	}
-	cert, err := trust.Signer().IssueClient(key.Public(), adminUser, []string{pki.AdminsGroup}, pki.AdminLifetime, r.signAt(adminUser))
+	cert, err := trust.For(pki.ForClients).Signer().IssueClient(key.Public(), adminUser, []string{pki.AdminsGroup}, pki.AdminLifetime, r.signAt(adminUser))
 	if err != nil {
 		return err
 	}
@@ -70,5 +70,5 @@ func kubeconfigGood(path string, trust *pki.Trust, server string, now time.Time,
 		return false
 	}
 	cert, err := pki.ParseCert(user.ClientCertificateData)
-	return err == nil && trust.Signer().Signed(cert) && !pki.NeedsRenewal(cert, now) && !revoked(cert)
+	return err == nil && trust.For(pki.ForClients).Signer().Signed(cert) && !pki.NeedsRenewal(cert, now) && !revoked(cert)
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/clusterd/clusterd/apis/server"
 	"github.com/clusterd/clusterd/ingress/kinds"
 	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/sched"
 )
 
@@ -241,10 +242,10 @@ func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {
 	}, nil
 }
 
-// signClient signs with the cluster's authority.
+// signClient signs with the cluster's authority for users.
 func (m *Main) signClient(request *x509.CertificateRequest, lifetime time.Duration) (*x509.Certificate, error) {
 	user := request.Subject.CommonName
-	return m.trust.Load().Signer().IssueClient(request.PublicKey, user, request.Subject.Organization, lifetime, m.rights.signAt(user))
+	return m.trust.Load().For(pki.ForClients).Signer().IssueClient(request.PublicKey, user, request.Subject.Organization, lifetime, m.rights.signAt(user))
 }
 
 // loopTransport sends what a loop asks under the loop's own identity, and names

@@ -77,7 +77,7 @@ func (s *startingServer) peer(status join.MembershipStatus, signer *pki.CA) *pee
 	}
 	shown := tlsCertificate(s.ca, cert, key)
 	port, err := transport.Listen(netip.MustParseAddrPort("127.0.0.1:0"),
-		transport.Identity{Certificate: func() *tls.Certificate { return shown }, Roots: s.ca.Pool}, slog.New(slog.DiscardHandler))
+		transport.Identity{Certificate: func() *tls.Certificate { return shown }, Roots: s.ca.Roots}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func (s *startingServer) starts(peers ...*peer) error {
 	}
 	m.trust.Store(s.id.trust)
 	m.cert.Store(s.id.tlsCertificate())
-	m.tid = transport.Identity{Certificate: m.cert.Load, Roots: m.trust.Pool, Revoked: m.rights.revoked}
+	m.tid = transport.Identity{Certificate: m.cert.Load, Roots: m.trust.Roots, Revoked: m.rights.revoked}
 	var seen []seenPeer
 	for _, p := range peers {
 		seen = append(seen, seenPeer{ID: p.id, Name: "n2", Addr: p.addr})

@@ -32,7 +32,13 @@ func prepareInit(cfg Config) error {
 		if err != nil {
 			return err
 		}
-		id := &identity{trust: pki.NewTrust(0, ca), ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}}
+		trust := pki.NewTrust(0, ca)
+		if os.Getenv(oneAuthorityEnv) == "" {
+			if trust, err = trust.Separate(now); err != nil {
+				return err
+			}
+		}
+		id := &identity{trust: trust, ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}}
 		if id.key, err = pki.NewKey(); err != nil {
 			return err
 		}
@@ -79,7 +85,7 @@ func prepareJoin(ctx context.Context, cfg *Config, server string, token *pki.Tok
 			return err
 		}
 		id := &identity{key: key}
-		if id.trust, err = pki.ParseTrust(res.Trust, res.CACert, nil); err != nil {
+		if id.trust, err = res.Trusts(); err != nil {
 			return err
 		}
 		if id.cert, err = pki.ParseCert(res.NodeCert); err != nil {
@@ -132,7 +138,7 @@ Waiting …
 // prepareServer gets what only servers know, now that this machine is one by
 // its record, and begins the store.
 func prepareServer(ctx context.Context, dir keyDir, id *identity, server string, res *join.Response, progress io.Writer) error {
-	tid := transport.Identity{Certificate: id.tlsCertificate, Roots: id.trust.Pool}
+	tid := transport.Identity{Certificate: id.tlsCertificate, Roots: id.trust.Roots}
 	keys, err := patiently(ctx, progress, func(ctx context.Context) (*join.Keys, error) {
 		return join.FetchKeys(ctx, func(ctx context.Context) (net.Conn, error) {
 			c, err := tid.DialHost(ctx, server, "", transport.Member)
@@ -163,11 +169,7 @@ func (id *identity) takeKeys(keys *join.Keys) (err error) {
 		return err
 	}
 	id.retiredSeals = keys.SealKeys
-	bundle, number := id.trust.Bundle(), id.trust.Number
-	if keys.Trust != nil {
-		bundle, number = keys.Trust.Authorities, keys.Trust.Number
-	}
-	id.trust, err = pki.ParseTrust(number, bundle, keys.CAKey)
+	id.trust, err = keys.Whole(id.trust)
 	return err
 }
 

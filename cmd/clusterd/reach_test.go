@@ -34,7 +34,7 @@ func TestReachKeepsConnections(t *testing.T) {
 			t.Fatal(err)
 		}
 		pair := &tls.Certificate{Certificate: [][]byte{cert.Raw, ca.Cert.Raw}, PrivateKey: key, Leaf: cert}
-		return transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: ca.Pool}, pki.Fingerprint(key.Public())
+		return transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: ca.Roots}, pki.Fingerprint(key.Public())
 	}
 	leader, leaderID := identity("n1")
 	other, otherID := identity("n2")

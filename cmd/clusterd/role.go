@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -69,7 +68,7 @@ func (n *agentNode) becomeServer(ctx context.Context) error {
 	over := func(protocol string) join.Dialer {
 		return func(ctx context.Context) (net.Conn, error) { return n.servers.Dial(ctx, protocol) }
 	}
-	cert, answer, err := join.Renew(ctx, over(transport.Join), n.cfg.Name, n.id.key, func(*join.Certificate) *x509.CertPool { return n.trust.Pool() })
+	cert, answer, err := join.Renew(ctx, over(transport.Join), n.cfg.Name, n.id.key, func(*join.Certificate) *pki.Trust { return n.trust.Load() })
 	if err != nil {
 		return fmt.Errorf("get a server's certificate: %w", err)
 	}
@@ -151,7 +150,7 @@ func (m *Main) becomeAgent(ctx context.Context, addrs []netip.AddrPort) error {
 				return nil, err
 			}
 			return c, nil
-		}, m.cfg.Name, m.id.key, func(*join.Certificate) *x509.CertPool { return m.trust.Pool() })
+		}, m.cfg.Name, m.id.key, func(*join.Certificate) *pki.Trust { return m.trust.Load() })
 		cancel()
 		if err == nil && pki.NodeRole(cert) != pki.Agent {
 			err = errors.New("the certificate is a server's")
@@ -168,13 +167,8 @@ func (m *Main) becomeAgent(ctx context.Context, addrs []netip.AddrPort) error {
 		if err := m.dir.writeServers(list); err != nil {
 			return err
 		}
-		now := m.trust.Load()
-		trust, err := pki.ParseTrust(now.Number, now.Bundle(), nil)
-		if err != nil {
-			return err
-		}
 		m.idMu.Lock()
-		err = m.dir.replaceIdentity(&identity{trust: trust, key: m.id.key, cert: cert})
+		err = m.dir.replaceIdentity(&identity{trust: m.id.trust.Public(), key: m.id.key, cert: cert})
 		m.idMu.Unlock()
 		if err != nil {
 			return err

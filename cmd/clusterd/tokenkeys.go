@@ -16,7 +16,7 @@ const (
 )
 
 // keepTokenKeys changes, as the leader, the key that signs the tokens of service
-// accounts after each exchange of the authority, and deletes keys that verify no
+// accounts after each exchange of the authority for secrets, and deletes keys that verify no
 // token any more. A thief of a server's disk has the key of that time; the new
 // one is sealed with what follows from the new authority.
 func (m *Main) keepTokenKeys(ctx context.Context) error {
@@ -48,15 +48,15 @@ func (m *Main) lookAtTokenKeys(ctx context.Context, k *tokenKeys, now time.Time)
 	}
 	// Before this server has that state itself, it would seal the key with what
 	// follows from the authority before.
-	if state.Phase == authority.Stable && state.Number > k.followed && m.trust.Load().Number >= state.Number {
-		made, err := m.api.FollowAuthority(ctx, state.Number, state.Finish)
+	if number, alone := state.TokenKeys(); number > k.followed && m.trust.Load().Number >= number {
+		made, err := m.api.FollowAuthority(ctx, number, alone)
 		if err != nil {
 			return err
 		}
 		if made {
-			m.log.Info("service accounts' tokens are signed with a new key, to follow the authority", "authority", state.Number, "older tokens are refused", state.Finish)
+			m.log.Info("service accounts' tokens are signed with a new key, to follow the authority", "authority", number, "older tokens are refused", alone)
 		}
-		k.followed, k.dropped = state.Number, time.Time{}
+		k.followed, k.dropped = number, time.Time{}
 	}
 	if now.Sub(k.dropped) < tokenKeysDrop {
 		return nil

@@ -150,7 +150,7 @@ func TestServersOwn(t *testing.T) {
 		return &tls.Certificate{Certificate: [][]byte{cert.Raw, ca.Cert.Raw}, PrivateKey: key, Leaf: cert}, pki.Fingerprint(key.Public())
 	}
 	own, _ := pair("n1")
-	port, err := transport.Listen(netip.MustParseAddrPort("127.0.0.1:0"), transport.Identity{Certificate: func() *tls.Certificate { return own }, Roots: ca.Pool}, slog.New(slog.DiscardHandler))
+	port, err := transport.Listen(netip.MustParseAddrPort("127.0.0.1:0"), transport.Identity{Certificate: func() *tls.Certificate { return own }, Roots: ca.Roots}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

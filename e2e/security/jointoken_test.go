@@ -68,7 +68,7 @@ func (s *suite) join(m *machine, token pki.Token, csr *x509.CertificateRequest, 
 	if err != nil {
 		return nil, err
 	}
-	request := map[string]any{"tokenID": token.ID, "tokenSecret": token.Secret, "name": m.name, "addr": m.addr, "csr": der}
+	request := map[string]any{"tokenID": token.ID, "tokenSecret": token.Secret, "name": m.name, "addr": m.addr, "csr": der, "separate": true}
 	for key, value := range more {
 		request[key] = value
 	}
@@ -127,7 +127,7 @@ func (m *machine) identity(ca *x509.Certificate) transport.Identity {
 	pair := &tls.Certificate{Certificate: [][]byte{m.cert.Raw, ca.Raw}, PrivateKey: m.key, Leaf: m.cert}
 	pool := x509.NewCertPool()
 	pool.AddCert(ca)
-	return transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: func() *x509.CertPool { return pool }}
+	return transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: func(*x509.Certificate) *x509.CertPool { return pool }}
 }
 
 // config shows the API the machine's certificate.
@@ -288,7 +288,7 @@ func joinTokens(s *suite) []attack {
 		attack{name: "renews with a key that is unknown", try: func(s *suite) verdict {
 			var last error
 			if err := s.within(waitLimit, func(ctx context.Context) error {
-				_, _, last = join.Renew(ctx, s.dials(s.stolen("a1"), "n1", transport.Join), "a1", thief.key, func(*join.Certificate) *x509.CertPool { return s.stolen("a1").Roots() })
+				_, _, last = join.Renew(ctx, s.dials(s.stolen("a1"), "n1", transport.Join), "a1", thief.key, func(*join.Certificate) *pki.Trust { return s.trust("a1") })
 				var no *join.Refusal
 				if errors.As(last, &no) && no.Code == join.CodeBusy {
 					return last

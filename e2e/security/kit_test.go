@@ -24,6 +24,7 @@ import (
 	clusterdv1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/e2e/cluster"
 	"github.com/clusterd/clusterd/e2e/cluster/clustertest"
+	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/transport"
 )
 
@@ -191,6 +192,16 @@ func (s *suite) stolen(node string) transport.Identity {
 		s.t.Fatal(err)
 	}
 	return id
+}
+
+// trust is the authorities that a node trusts.
+func (s *suite) trust(node string) *pki.Trust {
+	s.t.Helper()
+	trust, err := clustertest.Trust(s.node(node))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return trust
 }
 
 // members is the cluster's list of itself, from a server.

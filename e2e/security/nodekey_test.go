@@ -277,12 +277,12 @@ func agentKey(s *suite) []attack {
 		}},
 		attack{name: "is a false API to kubectl", try: func(s *suite) verdict {
 			return s.believed(id, func(here netip.AddrPort) (net.Conn, error) {
-				return tls.Dial("tcp", here.String(), &tls.Config{RootCAs: id.Roots()})
+				return tls.Dial("tcp", here.String(), &tls.Config{RootCAs: id.Roots(id.Certificate().Leaf)})
 			})
 		}},
 		attack{name: "is a false API to kubectl by the name of the Service", try: func(s *suite) verdict {
 			return s.believed(id, func(here netip.AddrPort) (net.Conn, error) {
-				return tls.Dial("tcp", here.String(), &tls.Config{RootCAs: id.Roots(), ServerName: "kubernetes.default.svc"})
+				return tls.Dial("tcp", here.String(), &tls.Config{RootCAs: id.Roots(id.Certificate().Leaf), ServerName: "kubernetes.default.svc"})
 			})
 		}},
 		attack{name: "signs a certificate with its own", try: func(s *suite) verdict { return s.signsItself(id) }},
@@ -302,7 +302,7 @@ func (s *suite) renewed(id transport.Identity, node, name string) (*x509.Certifi
 	if err != nil {
 		return nil, err
 	}
-	cert, _, err := join.Renew(s.t.Context(), s.dials(id, "n1", transport.Join), name, key, func(*join.Certificate) *x509.CertPool { return id.Roots() })
+	cert, _, err := join.Renew(s.t.Context(), s.dials(id, "n1", transport.Join), name, key, func(*join.Certificate) *pki.Trust { return s.trust(node) })
 	return cert, err
 }
 

@@ -1,5 +1,5 @@
-// Package authority exchanges the cluster's certificate authority while the
-// cluster works. What is to be done next is decided by Decide, a function of
+// Package authority exchanges the cluster's certificate authorities, of one purpose
+// or of several at once, while the cluster works. What is to be done next is decided by Decide, a function of
 // values; the state lies in the store, and holds certificates and no key.
 //
 //	stable ── Begin ──▶ distribute ── all have it ──▶ reissue ── all have it, and
@@ -13,12 +13,18 @@
 // Each step waits until every member has the one before. So each may be down,
 // or be killed, or lead or not, at any moment: no member is asked to trust an
 // authority that it does not know. In between all trust both.
+//
+// A purpose without an authority of its own gets one in the same way: what was for it
+// until then, the servers', is the old one of the exchange.
 package authority
 
 import (
+	"encoding/json"
+	"maps"
 	"slices"
 	"time"
 
+	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 )
 
@@ -41,8 +47,18 @@ type State struct {
 	// Number grows with each change.
 	Number uint64 `json:"number"`
 	Phase  Phase  `json:"phase"`
-	// Authorities are certificates in PEM, the one that signs first.
-	Authorities [][]byte `json:"authorities"`
+	// Authorities are the servers', certificates in PEM, the one that signs first.
+	Authorities [][]byte `json:"-"`
+	// Own are those of purposes that have authorities of their own.
+	Own map[pki.Purpose][][]byte `json:"-"`
+	// Of is what the exchange is of, or was; empty: of Authorities.
+	Of []pki.Purpose `json:"of,omitempty"`
+	// Split: it gives purposes authorities of their own.
+	Split bool `json:"split,omitempty"`
+	// Tokens is the number of the last state with which the key of service accounts' tokens
+	// is changed, and TokensAlone whether those before verify no more; see TokenKeys.
+	Tokens      uint64 `json:"tokens,omitempty"`
+	TokensAlone bool   `json:"tokensAlone,omitempty"`
 	// Maker is the id of the server that made the new authority, and alone holds
 	// its key when Distribute begins.
 	Maker string    `json:"maker,omitempty"`
@@ -57,7 +73,59 @@ type State struct {
 
 // Trust is the state in a form to verify with. It holds no keys.
 func (s State) Trust() (*pki.Trust, error) {
-	return pki.ParseTrust(s.Number, slices.Concat(s.Authorities...), nil)
+	word := join.TrustWord{Number: s.Number, Authorities: slices.Concat(s.Authorities...), Own: map[pki.Purpose][]byte{}}
+	for p, list := range s.Own {
+		word.Own[p] = slices.Concat(list...)
+	}
+	return word.Trust()
+}
+
+// of is what the exchange is of.
+func (s State) of() []pki.Purpose {
+	if len(s.Of) == 0 {
+		return []pki.Purpose{pki.ForPeers}
+	}
+	return s.Of
+}
+
+// For are the authorities of a purpose; nil: none of its own.
+func (s State) For(p pki.Purpose) [][]byte {
+	if p == pki.ForPeers {
+		return s.Authorities
+	}
+	return s.Own[p]
+}
+
+// change is the state with what f makes of the authorities that are exchanged.
+func (s State) change(f func(pki.Purpose, [][]byte) [][]byte) State {
+	s.Own = maps.Clone(s.Own)
+	for _, p := range s.of() {
+		if p == pki.ForPeers {
+			s.Authorities = f(p, s.Authorities)
+			continue
+		}
+		if s.Own == nil {
+			s.Own = map[pki.Purpose][][]byte{}
+		}
+		s.Own[p] = f(p, s.Own[p])
+	}
+	return s
+}
+
+// exchanges reports whether what is for that purpose is exchanged.
+func (s State) exchanges(p pki.Purpose) bool {
+	_, own := s.Own[p]
+	return slices.Contains(s.of(), p) || !own && slices.Contains(s.of(), pki.ForPeers)
+}
+
+// TokenKeys is the state with which the key that signs service accounts' tokens is
+// changed, 0: none, and whether the ones before it verify no more. They lie in the store, and
+// are changed with what seals them there.
+func (s State) TokenKeys() (number uint64, alone bool) {
+	if s.Tokens == 0 && len(s.Own) == 0 && s.Phase == Stable { // of versions that knew one authority
+		return s.Number, s.Finish
+	}
+	return s.Tokens, s.TokensAlone
 }
 
 // Member is a member of the cluster's records and what it has done.
@@ -87,14 +155,16 @@ const settle = 30 * time.Second
 func (s State) Waiting(members []Member, now time.Time) []Member {
 	var waiting []Member
 	for _, m := range members {
-		gone := !m.Arrived && now.Sub(m.Joined) > arrivalTimeout
 		spared := s.Phase == Reissue && s.Finish && !m.Server && now.Sub(s.Since) > absenceTimeout
-		if m.Has < s.Number && !gone && !spared {
+		if m.Has < s.Number && !m.gone(now) && !spared {
 			waiting = append(waiting, m)
 		}
 	}
 	return waiting
 }
+
+// gone: it broke off while it joined.
+func (m Member) gone(now time.Time) bool { return !m.Arrived && now.Sub(m.Joined) > arrivalTimeout }
 
 // Lost reports whether no member is left that might hold the new authority's key: the
 // server that made it was removed before another one had it. Nothing was signed
@@ -107,36 +177,130 @@ func (s State) Lost(members []Member) bool {
 
 // Next is the state that follows, if it is time for it.
 func (s State) Next(members []Member, now time.Time) (State, bool) {
-	if s.Phase == Stable || len(s.Authorities) != 2 || len(s.Waiting(members, now)) > 0 {
+	two := !slices.ContainsFunc(s.of(), func(p pki.Purpose) bool { return len(s.For(p)) != 2 })
+	if s.Phase == Stable || !two || len(s.Waiting(members, now)) > 0 {
 		return s, false
 	}
-	next := State{Number: s.Number + 1, Since: now.UTC(), Began: s.Began, Grace: s.Grace, Finish: s.Finish, Maker: s.Maker}
+	next := s
+	next.Number, next.Since = s.Number+1, now.UTC()
 	switch {
 	case s.Phase == Distribute:
-		next.Phase, next.Authorities = Reissue, [][]byte{s.Authorities[1], s.Authorities[0]}
+		next.Phase = Reissue
+		next = next.change(func(_ pki.Purpose, list [][]byte) [][]byte { return [][]byte{list[1], list[0]} })
 	case !s.Finish && now.Sub(s.Since) < s.Grace, now.Sub(s.Began) < settle:
 		return s, false
 	default:
-		next = State{Number: s.Number + 1, Phase: Stable, Since: now.UTC(), Authorities: s.Authorities[:1], Finish: s.Finish}
+		next.Phase, next.Maker, next.Began, next.Grace = Stable, "", time.Time{}, 0
+		next = next.change(func(_ pki.Purpose, list [][]byte) [][]byte { return list[:1] })
+		if s.exchanges(pki.ForSecrets) && !s.Split {
+			next.Tokens, next.TokensAlone = next.Number, s.Finish
+		}
 	}
 	return next, true
 }
 
-// begin is the state with which an exchange begins, or begins again with another
-// authority because the first one's key is lost.
-func (s State) begin(signer, successor []byte, maker string, grace time.Duration, now time.Time) (State, error) {
-	switch s.Phase {
-	case Distribute:
-		signer, grace = s.Authorities[0], s.Grace
-	case Reissue:
+// Wish is what a server asks for that begins an exchange.
+type Wish struct {
+	// Now is what the asking server trusts. It counts if the cluster has no state yet.
+	Now *pki.Trust
+	// Successors are the new authorities' certificates in PEM, by what they are for. The
+	// maker has their keys on its disk.
+	Successors map[pki.Purpose][]byte
+	Maker      string
+	Grace      time.Duration
+}
+
+// begin is the state with which an exchange begins, or begins again with other
+// authorities because the first ones' keys are lost.
+func (s State) begin(w Wish, now time.Time) (State, error) {
+	again := s.Phase == Distribute
+	switch {
+	case s.Phase == Reissue:
 		return s, ErrUnderWay
-	default:
-		if s.Number > 0 { // the asking member may not know it yet
-			signer = s.Authorities[0]
+	case again:
+		w.Grace = s.Grace
+	case s.Number == 0:
+		s.Authorities, s.Own = lists(w.Now)
+	}
+	next := s
+	next.Tokens, next.TokensAlone = s.TokenKeys()
+	next.Number, next.Phase, next.Maker, next.Grace = s.Number+1, Distribute, w.Maker, w.Grace
+	next.Since, next.Began, next.Finish = now.UTC(), now.UTC(), s.Finish && again
+	next.Of, next.Split = slices.Sorted(maps.Keys(w.Successors)), false
+	if again {
+		next.Split = s.Split
+	}
+	for _, p := range next.Of {
+		if s.For(p) == nil {
+			next.Split = true
 		}
 	}
-	return State{
-		Number: s.Number + 1, Phase: Distribute, Authorities: [][]byte{signer, successor},
-		Maker: maker, Since: now.UTC(), Began: now.UTC(), Grace: grace, Finish: s.Finish && s.Phase == Distribute,
-	}, nil
+	return next.change(func(p pki.Purpose, list [][]byte) [][]byte {
+		if list == nil {
+			list = s.Authorities
+		}
+		return [][]byte{list[0], w.Successors[p]}
+	}), nil
+}
+
+// lists are the authorities in a trust as a State has them.
+func lists(t *pki.Trust) (servers [][]byte, own map[pki.Purpose][][]byte) {
+	list := func(t *pki.Trust) (list [][]byte) {
+		for _, ca := range t.All() {
+			list = append(list, pki.EncodeCert(ca.Cert))
+		}
+		return list
+	}
+	for _, p := range pki.OwnPurposes {
+		if t.Owns(p) {
+			if own == nil {
+				own = map[pki.Purpose][][]byte{}
+			}
+			own[p] = list(t.For(p))
+		}
+	}
+	return list(t), own
+}
+
+// stateFields are State's but for the authorities.
+type stateFields State
+
+// stateJSON is a State in the store. Once a purpose has an authority of its own,
+// authorities is an object. Versions that know one authority alone cannot read that: they
+// stay as they are, and the exchange waits for them.
+type stateJSON struct {
+	*stateFields
+	Authorities any `json:"authorities"`
+}
+
+// MarshalJSON implements json.Marshaler.
+func (s State) MarshalJSON() ([]byte, error) {
+	fields := stateFields(s)
+	if len(s.Own) == 0 {
+		return json.Marshal(stateJSON{&fields, s.Authorities})
+	}
+	all := maps.Clone(s.Own)
+	all[pki.ForPeers] = s.Authorities
+	return json.Marshal(stateJSON{&fields, all})
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (s *State) UnmarshalJSON(b []byte) error {
+	var raw json.RawMessage
+	*s = State{}
+	if err := json.Unmarshal(b, &stateJSON{(*stateFields)(s), &raw}); err != nil {
+		return err
+	}
+	if len(raw) == 0 || raw[0] != '{' {
+		if len(raw) == 0 {
+			return nil
+		}
+		return json.Unmarshal(raw, &s.Authorities)
+	}
+	if err := json.Unmarshal(raw, &s.Own); err != nil {
+		return err
+	}
+	s.Authorities = s.Own[pki.ForPeers]
+	delete(s.Own, pki.ForPeers)
+	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -111,94 +112,133 @@ type member struct {
 	id     string
 	server bool
 	trust  *pki.Trust // with keys, of a server
-	cert   *pki.CA    // that signed its certificate
 }
 
 // follow takes up the state, asking others for keys.
 func (m *member) follow(ctx context.Context, s join.Store, made map[string]*pki.CA, all []*member) error {
+	if err := KnowsSeparate(ctx, s, m.id, nil); err != nil {
+		return err
+	}
 	state, err := Get(ctx, s, true)
 	if err != nil || state.Number == 0 {
 		return err
 	}
 	if state.Number > m.trust.Number {
-		public, err := state.Trust()
+		next, err := state.Trust()
 		if err != nil {
 			return err
 		}
-		var cas []*pki.CA
-		for _, ca := range public.All() {
-			have := m.trust.Find(ca.ID())
-			if have == nil && state.Maker == m.id {
-				have = made[ca.ID()]
+		for _, p := range pki.Purposes {
+			if !m.server || !next.Owns(p) {
+				continue
 			}
-			for _, other := range all {
-				if have == nil && m.server && other.server {
-					have = other.trust.Find(ca.ID())
+			var cas []*pki.CA
+			for _, ca := range next.For(p).All() {
+				have := m.trust.FindAny(ca.ID())
+				if have == nil && state.Maker == m.id {
+					have = made[ca.ID()]
 				}
+				for _, other := range all {
+					if have == nil && other.server {
+						have = other.trust.FindAny(ca.ID())
+					}
+				}
+				if have == nil {
+					return fmt.Errorf("%s lacks the key of %s", m.id, ca.ID())
+				}
+				cas = append(cas, have)
 			}
-			if !m.server {
-				have = ca
-			}
-			if have == nil {
-				return fmt.Errorf("%s lacks the key of %s", m.id, ca.ID())
-			}
-			cas = append(cas, have)
+			next = next.With(p, cas...)
 		}
-		m.trust = pki.NewTrust(state.Number, cas[0], cas[1:]...)
-		m.cert = m.trust.Signer()
+		m.trust = next
 	}
 	return Has(ctx, s, m.id, m.trust.Number, nil)
 }
 
 // TestKilledAtEveryWrite: whichever write of an exchange a killed member made or
 // did not make, and whichever member leads then, it comes to its end, and at all times any two
-// members trust each other.
+// members trust each other, in each purpose. The same for an exchange that gives purposes
+// authorities of their own.
 func TestKilledAtEveryWrite(t *testing.T) {
-	for kill := int64(1); kill <= 12; kill++ {
-		for _, after := range []bool{false, true} {
-			t.Run(fmt.Sprintf("write %d, done %t", kill, after), func(t *testing.T) { exchangeWithKill(t, kill, after) })
+	for _, test := range []struct {
+		name     string
+		separate bool // before it
+		of       []pki.Purpose
+	}{
+		{"the only authority", false, []pki.Purpose{pki.ForPeers}},
+		{"own ones are introduced", false, pki.OwnPurposes},
+		{"one is introduced", false, []pki.Purpose{pki.ForClients}},
+		{"one of many", true, []pki.Purpose{pki.ForNodes}},
+		{"all of them", true, pki.Purposes},
+	} {
+		before, made := newTrust(t, test.separate), map[string]*pki.CA{}
+		wishes := []Wish{successors(t, before, made, test.of...), successors(t, before, made, test.of...)}
+		for kill := int64(1); kill <= 16; kill++ {
+			for _, after := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s, write %d, done %t", test.name, kill, after), func(t *testing.T) {
+					exchangeWithKill(t, before, made, wishes, kill, after)
+				})
+			}
 		}
 	}
 }
 
-func exchangeWithKill(t *testing.T, kill int64, after bool) {
-	ctx := t.Context()
-	s := jointest.New()
-	old, err := pki.NewCA("test", now)
+func newTrust(t *testing.T, separate bool) *pki.Trust {
+	t.Helper()
+	ca, err := pki.NewCA("test", now)
+	trust := pki.NewTrust(0, ca)
+	if err == nil && separate {
+		trust, err = trust.Separate(now)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	return trust
+}
+
+// successors are authorities to follow those of a trust, and the wish for them.
+func successors(t *testing.T, trust *pki.Trust, made map[string]*pki.CA, of ...pki.Purpose) Wish {
+	t.Helper()
+	w := Wish{Now: trust, Successors: map[pki.Purpose][]byte{}, Maker: "n1"}
+	for _, p := range of {
+		next, err := trust.Signer().NewFor(p, now)
+		if trust.Owns(p) {
+			next, err = trust.For(p).Signer().NewSuccessor(now)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if made != nil {
+			made[next.ID()] = next
+		}
+		w.Successors[p] = pki.EncodeCert(next.Cert)
+	}
+	return w
+}
+
+func exchangeWithKill(t *testing.T, before *pki.Trust, made map[string]*pki.CA, wishes []Wish, kill int64, after bool) {
+	ctx := t.Context()
+	s := jointest.New()
 	var all []*member
 	for _, id := range []string{"n1", "n2", "n3", "a1"} {
-		m := &member{id: id, server: id != "a1", trust: pki.NewTrust(0, old), cert: old}
+		m := &member{id: id, server: id != "a1", trust: before}
 		role := pki.Server
 		if !m.server {
-			m.trust, role = pki.NewTrust(0, old.Public()), pki.Agent
+			m.trust, role = before.Public(), pki.Agent
 		}
 		all = append(all, m)
 		record(t, s, join.Record{ID: id, Name: id, Role: role, Joined: now.Add(-time.Hour), Confirmed: true})
-	}
-	made := map[string]*pki.CA{}
-	make := func(begin func([]byte) error) error {
-		next, err := old.NewSuccessor(now)
-		if err != nil {
-			return err
+		if err := m.follow(ctx, s, nil, nil); err != nil {
+			t.Fatal(err)
 		}
-		made[next.ID()] = next
-		return begin(pki.EncodeCert(next.Cert))
 	}
 	s.KillAt(kill, after)
-	begin := func() error {
-		return make(func(next []byte) error {
-			return Begin(ctx, s, pki.EncodeCert(old.Cert), next, "n1", 0, now)
-		})
-	}
-	if err := begin(); err != nil {
+	if err := Begin(ctx, s, wishes[0], now); err != nil {
 		if !errors.Is(err, jointest.ErrKilled) {
 			t.Fatal(err)
 		}
 		// Who asked for it tries again, and may learn that it has begun.
-		if err := begin(); err != nil && !errors.Is(err, ErrUnderWay) {
+		if err := Begin(ctx, s, wishes[1], now); err != nil && !errors.Is(err, ErrUnderWay) {
 			t.Fatal(err)
 		}
 	}
@@ -210,7 +250,7 @@ func exchangeWithKill(t *testing.T, kill int64, after bool) {
 		}
 		at = at.Add(settle)
 		// Another leads in each round, and remembers nothing.
-		leader := Leader{Store: s, Log: slog.New(slog.DiscardHandler), Make: func(context.Context) error { t.Error("the key was thought lost"); return nil }}
+		leader := Leader{Store: s, Log: slog.New(slog.DiscardHandler), Make: func(context.Context, []pki.Purpose) error { t.Error("the key was thought lost"); return nil }}
 		if err := leader.look(ctx, at); err != nil && !errors.Is(err, jointest.ErrKilled) {
 			t.Fatal(err)
 		}
@@ -219,10 +259,12 @@ func exchangeWithKill(t *testing.T, kill int64, after bool) {
 			if err := m.follow(ctx, s, made, all); err != nil && !errors.Is(err, jointest.ErrKilled) {
 				t.Fatal(err)
 			}
-			for _, x := range all {
-				for _, y := range all {
-					if x.trust.Find(y.cert.ID()) == nil {
-						t.Fatalf("round %d: %s (state %d) does not trust %s (state %d)", round, x.id, x.trust.Number, y.id, y.trust.Number)
+			for _, p := range pki.Purposes {
+				for _, x := range all {
+					for _, y := range all {
+						if x.trust.For(p).Find(y.trust.For(p).Signer().ID()) == nil {
+							t.Fatalf("round %d: %s (state %d) does not trust %s (state %d) as %s", round, x.id, x.trust.Number, y.id, y.trust.Number, p)
+						}
 					}
 				}
 			}
@@ -231,9 +273,122 @@ func exchangeWithKill(t *testing.T, kill int64, after bool) {
 			break
 		}
 	}
+	separate, of := before.Separated(), slices.Collect(maps.Keys(wishes[0].Successors))
 	for _, m := range all {
-		if len(m.trust.All()) != 1 || m.trust.Find(old.ID()) != nil || m.server && !m.trust.Signer().HasKey() {
-			t.Errorf("%s trusts %+v", m.id, m.trust)
+		for _, p := range pki.Purposes {
+			own, was := m.trust.For(p), before.For(p).Signer().ID()
+			exchanged := slices.Contains(of, p) || !separate && slices.Contains(of, pki.ForPeers)
+			if len(own.All()) != 1 || (own.Find(was) != nil) == exchanged || m.server != own.Signer().HasKey() {
+				t.Errorf("%s trusts as %s %+v", m.id, p, own)
+			}
+		}
+		if want := separate || !slices.Contains(of, pki.ForPeers); m.trust.Separated() != want {
+			t.Errorf("%s has separate authorities: %t", m.id, !want)
+		}
+	}
+}
+
+// TestBehind: no purpose gets an authority of its own while a member's version would take the
+// servers' for it. The members are named.
+func TestBehind(t *testing.T) {
+	ctx, s, trust := t.Context(), jointest.New(), newTrust(t, false)
+	for _, name := range []string{"n1", "a1", "a2"} {
+		record(t, s, join.Record{ID: "id-" + name, Name: name, Joined: now.Add(-time.Hour), Confirmed: true})
+	}
+	record(t, s, join.Record{ID: "id-x", Name: "broke-off", Joined: now.Add(-time.Hour)})
+	if err := KnowsSeparate(ctx, s, "id-n1", nil); err != nil {
+		t.Fatal(err)
+	}
+	err := Begin(ctx, s, successors(t, trust, nil, pki.ForClients), now)
+	if !errors.Is(err, ErrBehind) || !strings.Contains(err.Error(), "on a1, a2, or") {
+		t.Errorf("%v", err)
+	}
+	if state, err := Get(ctx, s, false); err != nil || state.Number != 0 {
+		t.Errorf("it has begun: %+v, %v", state, err)
+	}
+	for _, id := range []string{"id-a1", "id-a2"} {
+		if err := KnowsSeparate(ctx, s, id, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Begin(ctx, s, successors(t, trust, nil, pki.ForClients), now); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestStateOfVersions: a state that has one authority is read by versions that know no other,
+// and theirs here; one with more is an error to them, so that they do not follow it halfway.
+func TestStateOfVersions(t *testing.T) {
+	type before struct {
+		Number      uint64   `json:"number"`
+		Phase       Phase    `json:"phase"`
+		Authorities [][]byte `json:"authorities"`
+	}
+	var old before
+	for _, separate := range []bool{false, true} {
+		trust := newTrust(t, separate)
+		state := State{Number: 7, Phase: Stable, Since: now}
+		state.Authorities, state.Own = lists(trust)
+		b, err := json.Marshal(state)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got State
+		if err := json.Unmarshal(b, &got); err != nil || got.Number != 7 || len(got.Authorities) != 1 || len(got.Own) != len(state.Own) {
+			t.Fatalf("%s: %+v, %v", b, got, err)
+		}
+		back, err := got.Trust()
+		if err != nil || back.Separated() != separate || back.For(pki.ForClients).Signer().ID() != trust.For(pki.ForClients).Signer().ID() {
+			t.Errorf("%+v, %v", back, err)
+		}
+		err = json.Unmarshal(b, &old)
+		if (err != nil) != separate || !separate && (old.Number != 7 || len(old.Authorities) != 1) {
+			t.Errorf("the version before reads %s as %+v, %v", b, old, err)
+		}
+	}
+	var got State
+	if err := json.Unmarshal([]byte(`{"number":4,"phase":"stable","authorities":["YQ=="],"since":"2026-01-01T00:00:00Z","finish":true}`), &got); err != nil || string(got.Authorities[0]) != "a" {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if number, alone := got.TokenKeys(); number != 4 || !alone {
+		t.Errorf("token keys follow %d, %t", number, alone)
+	}
+}
+
+// TestTokenKeysFollow: the keys of tokens are changed with what seals them, and an exchange
+// of another purpose does not make anybody forget that.
+func TestTokenKeysFollow(t *testing.T) {
+	trust := newTrust(t, true)
+	state := State{Phase: Stable}
+	run := func(finish bool, of ...pki.Purpose) {
+		t.Helper()
+		next, err := state.begin(successors(t, trust, nil, of...), now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		next.Finish = finish
+		for due := true; next.Phase != Stable; {
+			if next, due = next.Next(nil, now.Add(time.Hour)); !due {
+				t.Fatalf("%+v does not go on", next)
+			}
+		}
+		state = next
+	}
+	for _, test := range []struct {
+		of     []pki.Purpose
+		finish bool
+		number uint64
+		alone  bool
+	}{
+		{[]pki.Purpose{pki.ForClients}, true, 0, false},
+		{[]pki.Purpose{pki.ForSecrets}, false, 6, false},
+		{[]pki.Purpose{pki.ForPeers}, true, 6, false},
+		{pki.Purposes, true, 12, true},
+		{[]pki.Purpose{pki.ForNodes}, false, 12, true},
+	} {
+		run(test.finish, test.of...)
+		if number, alone := state.TokenKeys(); number != test.number || alone != test.alone {
+			t.Errorf("after %v: %d, %t; want %d, %t", test.of, number, alone, test.number, test.alone)
 		}
 	}
 }
@@ -241,34 +396,38 @@ func exchangeWithKill(t *testing.T, kill int64, after bool) {
 // TestLostKeyIsMadeAnew: the server that made the new authority is removed before
 // another one has its key.
 func TestLostKeyIsMadeAnew(t *testing.T) {
-	ctx := t.Context()
-	s := jointest.New()
-	old, err := pki.NewCA("test", now)
-	if err != nil {
-		t.Fatal(err)
-	}
-	successor := func() []byte {
-		next, err := old.NewSuccessor(now)
-		if err != nil {
+	for _, of := range [][]pki.Purpose{{pki.ForPeers}, {pki.ForClients, pki.ForNodes}} {
+		ctx, s, old := t.Context(), jointest.New(), newTrust(t, false)
+		record(t, s, join.Record{ID: "n2", Name: "n2", Confirmed: true})
+		if err := KnowsSeparate(ctx, s, "n2", nil); err != nil {
 			t.Fatal(err)
 		}
-		return pki.EncodeCert(next.Cert)
-	}
-	record(t, s, join.Record{ID: "n2", Name: "n2", Confirmed: true})
-	if err := Begin(ctx, s, pki.EncodeCert(old.Cert), successor(), "n1", time.Hour, now); err != nil {
-		t.Fatal(err)
-	}
-	if err := Begin(ctx, s, pki.EncodeCert(old.Cert), successor(), "n2", time.Hour, now); !errors.Is(err, ErrUnderWay) {
-		t.Errorf("a second exchange: %v", err)
-	}
-	again := successor()
-	leader := Leader{Store: s, Log: slog.New(slog.DiscardHandler), Make: func(ctx context.Context) error { return BeginAgain(ctx, s, again, "n2", now) }}
-	if err := leader.look(ctx, now); err != nil {
-		t.Fatal(err)
-	}
-	state, err := Get(ctx, s, false)
-	if err != nil || state.Maker != "n2" || state.Number != 2 || state.Grace != time.Hour || string(state.Authorities[0]) != string(pki.EncodeCert(old.Cert)) || string(state.Authorities[1]) != string(again) {
-		t.Errorf("state %+v, %v", state, err)
+		wish := successors(t, old, nil, of...)
+		wish.Grace = time.Hour
+		if err := Begin(ctx, s, wish, now); err != nil {
+			t.Fatal(err)
+		}
+		if err := Begin(ctx, s, successors(t, old, nil, of...), now); !errors.Is(err, ErrUnderWay) {
+			t.Errorf("a second exchange: %v", err)
+		}
+		again := Wish{Maker: "n2"}
+		leader := Leader{Store: s, Log: slog.New(slog.DiscardHandler), Make: func(ctx context.Context, lost []pki.Purpose) error {
+			again.Successors = successors(t, old, nil, lost...).Successors
+			return BeginAgain(ctx, s, again, now)
+		}}
+		if err := leader.look(ctx, now); err != nil {
+			t.Fatal(err)
+		}
+		state, err := Get(ctx, s, false)
+		if err != nil || state.Maker != "n2" || state.Number != 2 || state.Grace != time.Hour || !slices.Equal(state.Of, of) || state.Split != (len(of) > 1) {
+			t.Errorf("state %+v, %v", state, err)
+		}
+		for _, p := range of {
+			list := state.For(p)
+			if len(list) != 2 || string(list[0]) != string(pki.EncodeCert(old.Signer().Cert)) || string(list[1]) != string(again.Successors[p]) {
+				t.Errorf("authorities for %s: %s", p, list)
+			}
+		}
 	}
 }
 
@@ -293,7 +452,8 @@ func TestOldTokensGo(t *testing.T) {
 		}
 		kept = token.ID
 	}
-	if err := Begin(ctx, s, pki.EncodeCert(old.Cert), pki.EncodeCert(next.Cert), "n1", 0, now); err != nil {
+	rotation := Wish{Now: pki.NewTrust(0, old), Successors: map[pki.Purpose][]byte{pki.ForPeers: pki.EncodeCert(next.Cert)}, Maker: "n1"}
+	if err := Begin(ctx, s, rotation, now); err != nil {
 		t.Fatal(err)
 	}
 	record(t, s, join.Record{ID: "n1", Name: "n1", Confirmed: true})
@@ -335,6 +495,13 @@ func record(t *testing.T, s *jointest.Store, r join.Record) {
 // exchange has numbers that agents of the cluster that was, however far that had
 // come, take up.
 func TestRestored(t *testing.T) {
+	for _, separate := range []bool{false, true} {
+		restoredFrom(t, newTrust(t, separate))
+	}
+}
+
+func restoredFrom(t *testing.T, trust *pki.Trust) {
+	ca := string(pki.EncodeCert(trust.Signer().Cert))
 	for _, was := range []*State{nil, {Number: 1, Phase: Distribute}, {Number: 8, Phase: Reissue, Finish: true}, {Number: 9, Phase: Stable, Finish: true}} {
 		k := mvcc.New()
 		var ops []mvcc.Op
@@ -351,7 +518,7 @@ func TestRestored(t *testing.T) {
 				t.Fatal(out[0].Err)
 			}
 		}
-		state, changes, err := Restored(k, []byte("ca"), now)
+		state, changes, err := Restored(k, trust, now)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -362,17 +529,22 @@ func TestRestored(t *testing.T) {
 			}
 		}
 		got, err := Get(t.Context(), s, false)
-		if err != nil || got.Number != state.Number || got.Phase != Stable || got.Finish || len(got.Authorities) != 1 || string(got.Authorities[0]) != "ca" {
+		if err != nil || got.Number != state.Number || got.Phase != Stable || got.Finish || len(got.Authorities) != 1 || string(got.Authorities[0]) != ca || (len(got.Own) > 0) != trust.Separated() {
 			t.Errorf("from %+v: %+v, %v", was, got, err)
 		}
 		if has, err := progress.All(t.Context(), s, false); err != nil || len(has) != 0 {
 			t.Errorf("from %+v: members' progress is kept: %v, %v", was, has, err)
 		}
-		if err := Begin(t.Context(), s, nil, []byte("next"), "n1", 0, now); err != nil {
+		if err := Begin(t.Context(), s, successors(t, trust, nil, pki.ForPeers), now); !errors.Is(err, ErrUnderWay) {
+			t.Errorf("from %+v, by one who does not know of the state: %v", was, err)
+		}
+		trust.Number = state.Number
+		if err := Begin(t.Context(), s, successors(t, trust, nil, pki.ForPeers), now); err != nil {
 			t.Fatal(err)
 		}
+		trust.Number = 0
 		// The cluster that was may have exchanged its authority since, and often.
-		if got, err = Get(t.Context(), s, false); err != nil || got.Number <= number+1000 || got.Phase != Distribute || string(got.Authorities[0]) != "ca" {
+		if got, err = Get(t.Context(), s, false); err != nil || got.Number <= number+1000 || got.Phase != Distribute || string(got.Authorities[0]) != ca || (len(got.Own) > 0) != trust.Separated() {
 			t.Errorf("from %+v, the next exchange: %+v, %v", was, got, err)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 	"github.com/clusterd/clusterd/slack"
 )
@@ -16,9 +17,9 @@ import (
 // remembered between two looks: another leader goes on where this one ended.
 type Leader struct {
 	Store join.Store
-	// Make makes another successor, writes its key to this node's disk, and begins
+	// Make makes other successors for these purposes, writes their keys to this node's disk, and begins
 	// again with it.
-	Make func(context.Context) error
+	Make func(ctx context.Context, of []pki.Purpose) error
 	// Poke has an agent, by name, ask for changes; it must not block. May be nil:
 	// agents ask by themselves.
 	Poke func(name string)
@@ -61,7 +62,7 @@ func (l *Leader) look(ctx context.Context, now time.Time) error {
 	}
 	if state.Lost(members) {
 		l.Log.Warn("no member holds the key of the new authority: another one is made")
-		return l.Make(ctx)
+		return l.Make(ctx, state.of())
 	}
 	next, due := state.Next(members, now)
 	if !due {
@@ -77,7 +78,9 @@ func (l *Leader) look(ctx context.Context, now time.Time) error {
 		if err != nil {
 			return err
 		}
-		more = append(more, join.GossipKeyWish("the authority was exchanged"))
+		if state.exchanges(pki.ForPeers) {
+			more = append(more, join.GossipKeyWish("the authority was exchanged"))
+		}
 	}
 	done, err := put(ctx, l.Store, revision, next, more...)
 	if done {

@@ -5,9 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
@@ -20,6 +23,9 @@ const stateKey = "/clusterd/authority"
 
 // progress is which state each member has.
 var progress = join.Progress{Prefix: join.AuthorityProgress, Origin: origin}
+
+// separate is which members know of separate authorities.
+var separate = join.Progress{Prefix: join.SeparateKnown, Origin: origin}
 
 // ErrUnderWay is returned by Begin while an exchange is under way.
 var ErrUnderWay = errors.New("the authority is being exchanged already: see clusterctl ca status")
@@ -68,21 +74,54 @@ func put(ctx context.Context, s join.Store, revision int64, next State, more ...
 	return res.Succeeded, nil
 }
 
-// Begin begins an exchange. The maker, whose id it is, has the successor's key on
-// its disk.
-func Begin(ctx context.Context, s join.Store, signer, successor []byte, maker string, grace time.Duration, now time.Time) error {
+// Begin begins an exchange. What has no authority of its own yet gets one; that is refused
+// with an error that is an ErrBehind while a member's version does not know of such.
+func Begin(ctx context.Context, s join.Store, w Wish, now time.Time) error {
 	state, revision, err := get(ctx, s, false)
 	if err != nil {
 		return err
 	}
-	if state.Phase != Stable {
+	if state.Phase != Stable || w.Now.Number < state.Number { // the end of one is not yet known to who asks
 		return ErrUnderWay
 	}
-	return begin(ctx, s, state, revision, signer, successor, maker, grace, now)
+	if err := known(ctx, s, state, w, now); err != nil {
+		return err
+	}
+	return begin(ctx, s, state, revision, w, now)
 }
 
-// BeginAgain puts another successor into the place of one whose key is lost.
-func BeginAgain(ctx context.Context, s join.Store, successor []byte, maker string, now time.Time) error {
+// ErrBehind is returned by Begin while members do not know of separate authorities.
+var ErrBehind = errors.New("not every member's version knows of separate authorities")
+
+// known returns an ErrBehind with the names of members whose version would take the
+// servers' authority for what has one of its own.
+func known(ctx context.Context, s join.Store, state State, w Wish, now time.Time) error {
+	if len(state.Own) > 0 || state.Number == 0 && w.Now.Separated() || len(w.Successors) == 1 && w.Successors[pki.ForPeers] != nil {
+		return nil
+	}
+	members, err := Members(ctx, s, false)
+	if err != nil {
+		return err
+	}
+	able, err := separate.All(ctx, s, false)
+	if err != nil {
+		return err
+	}
+	var behind []string
+	for _, m := range members {
+		if able[m.ID] == 0 && !m.gone(now) {
+			behind = append(behind, m.Name)
+		}
+	}
+	if len(behind) == 0 {
+		return nil
+	}
+	slices.Sort(behind)
+	return fmt.Errorf("%w: upgrade and start clusterd on %s, or remove what is gone with clusterctl members rm", ErrBehind, strings.Join(behind, ", "))
+}
+
+// BeginAgain puts other successors into the place of those whose keys are lost.
+func BeginAgain(ctx context.Context, s join.Store, w Wish, now time.Time) error {
 	state, revision, err := get(ctx, s, false)
 	if err != nil {
 		return err
@@ -91,11 +130,11 @@ func BeginAgain(ctx context.Context, s join.Store, successor []byte, maker strin
 	if err != nil || !state.Lost(members) {
 		return err
 	}
-	return begin(ctx, s, state, revision, nil, successor, maker, 0, now)
+	return begin(ctx, s, state, revision, w, now)
 }
 
-func begin(ctx context.Context, s join.Store, state State, revision int64, signer, successor []byte, maker string, grace time.Duration, now time.Time) error {
-	next, err := state.begin(signer, successor, maker, grace, now)
+func begin(ctx context.Context, s join.Store, state State, revision int64, w Wish, now time.Time) error {
+	next, err := state.begin(w, now)
 	if err != nil {
 		return err
 	}
@@ -121,6 +160,11 @@ func Finish(ctx context.Context, s join.Store) error {
 			return err
 		}
 	}
+}
+
+// KnowsSeparate records that a member knows of separate authorities; may is as in Has.
+func KnowsSeparate(ctx context.Context, s join.Store, id string, may func() bool) error {
+	return separate.Note(ctx, s, id, 1, may)
 }
 
 // Has records that a member has a state. may is asked before something is written;
@@ -151,10 +195,10 @@ func Members(ctx context.Context, s join.Store, stale bool) ([]Member, error) {
 const restoreGap = 1_000_000
 
 // Restored is the state of a cluster that begins on new machines, from a copy: its
-// authority, in PEM, is not being exchanged. The number lies beyond those of the
+// authorities are not being exchanged. The number lies beyond those of the
 // cluster that was, since agents stay and follow higher numbers alone. The
 // operations make the keyspace such a one.
-func Restored(k *mvcc.Keyspace, authority []byte, now time.Time) (State, []mvcc.Op, error) {
+func Restored(k *mvcc.Keyspace, trust *pki.Trust, now time.Time) (State, []mvcc.Op, error) {
 	var was State
 	kv, _, err := k.Get(stateKey, 0)
 	if err == nil && kv != nil {
@@ -167,7 +211,14 @@ func Restored(k *mvcc.Keyspace, authority []byte, now time.Time) (State, []mvcc.
 	if err != nil {
 		return was, nil, err
 	}
-	state := State{Number: was.Number + restoreGap, Phase: Stable, Since: now.UTC(), Authorities: [][]byte{authority}}
+	able, err := separate.Forget(k)
+	if err != nil {
+		return was, nil, err
+	}
+	ops = append(ops, able...)
+	state := State{Number: was.Number + restoreGap, Phase: Stable, Since: now.UTC()}
+	state.Authorities, state.Own = lists(trust)
+	state.Tokens = state.Number
 	b, err := json.Marshal(state)
 	if err != nil {
 		return was, nil, err

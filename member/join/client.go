@@ -42,7 +42,7 @@ func Join(ctx context.Context, w Wish) (*Response, error) {
 		return nil, err
 	}
 	var r Response
-	req := Request{TokenID: w.Token.ID, TokenSecret: w.Token.Secret, Name: w.Name, Addr: w.Addr, CSR: csr, Version: w.Version}
+	req := Request{TokenID: w.Token.ID, TokenSecret: w.Token.Secret, Name: w.Name, Addr: w.Addr, CSR: csr, Version: w.Version, Separate: true}
 	dial := func(ctx context.Context) (net.Conn, error) { return dialPinned(ctx, w.Server, w.Token) }
 	if err := ask(ctx, dial, w.Server, http.MethodPost, Path, req, &r); err != nil {
 		return nil, err
@@ -52,16 +52,16 @@ func Join(ctx context.Context, w Wish) (*Response, error) {
 
 // Renew asks a server for a member's next certificate, of the role that its
 // record has. dial opens a connection for the join protocol to a server that is
-// verified. roots are the authorities, given the answer, one of which must have
+// verified. roots are the authorities, given the answer, that must have
 // signed the certificate: a removed server still shows a good certificate, and
 // signs with whatever key it likes.
-func Renew(ctx context.Context, dial Dialer, name string, key crypto.Signer, roots func(*Certificate) *x509.CertPool) (*x509.Certificate, *Certificate, error) {
+func Renew(ctx context.Context, dial Dialer, name string, key crypto.Signer, roots func(*Certificate) *pki.Trust) (*x509.Certificate, *Certificate, error) {
 	csr, err := newCSR(name, key)
 	if err != nil {
 		return nil, nil, err
 	}
 	var r Certificate
-	if err := ask(ctx, dial, "a server", http.MethodPost, RenewPath, Renewal{CSR: csr}, &r); err != nil {
+	if err := ask(ctx, dial, "a server", http.MethodPost, RenewPath, Renewal{CSR: csr, Separate: true}, &r); err != nil {
 		return nil, nil, err
 	}
 	cert, err := pki.ParseCert(r.NodeCert)
@@ -72,7 +72,7 @@ func Renew(ctx context.Context, dial Dialer, name string, key crypto.Signer, roo
 		return nil, nil, errors.New("the server's answer is for another key")
 	}
 	// At the moment of its beginning: this machine's clock may be wrong.
-	if _, err := pki.VerifyPeer([]*x509.Certificate{cert}, roots(&r), x509.ExtKeyUsageClientAuth, cert.NotBefore); err != nil {
+	if _, err := pki.VerifyPeer([]*x509.Certificate{cert}, roots(&r).Roots, x509.ExtKeyUsageClientAuth, cert.NotBefore); err != nil {
 		return nil, nil, fmt.Errorf("the server's answer is signed by an authority that this node does not trust: %w", err)
 	}
 	return cert, &r, nil
@@ -82,7 +82,7 @@ func Renew(ctx context.Context, dial Dialer, name string, key crypto.Signer, roo
 // know.
 func FetchKeys(ctx context.Context, dial Dialer) (*Keys, error) {
 	var k Keys
-	if err := ask(ctx, dial, "a server", http.MethodGet, KeysPath, nil, &k); err != nil {
+	if err := ask(ctx, dial, "a server", http.MethodGet, KeysPath+"?"+separateKey+"=true", nil, &k); err != nil {
 		return nil, err
 	}
 	if len(k.GossipKey) != 32 {
@@ -96,7 +96,7 @@ func FetchKeys(ctx context.Context, dial Dialer) (*Keys, error) {
 // number of the last word on the authority that it has.
 func FetchServers(ctx context.Context, dial Dialer, self netip.AddrPort, trust uint64) (ServerList, error) {
 	var l ServerList
-	query := url.Values{"addr": {self.String()}}
+	query := url.Values{"addr": {self.String()}, separateKey: {"true"}}
 	if trust > 0 {
 		query.Set("trust", strconv.FormatUint(trust, 10))
 	}
@@ -171,10 +171,15 @@ func ask(ctx context.Context, dial Dialer, server, method, path string, in, into
 	return nil
 }
 
+// Trusts are the authorities in the answer.
+func (r *Response) Trusts() (*pki.Trust, error) {
+	return TrustWord{Number: r.Trust, Authorities: r.CACert, Own: r.Own}.Trust()
+}
+
 // check makes sure that the answer fits together, before anything of it is
 // written down.
 func (r *Response) check(w Wish) error {
-	trust, err := pki.ParseTrust(r.Trust, r.CACert, nil)
+	trust, err := r.Trusts()
 	if err != nil {
 		return fmt.Errorf("the cluster's answer: %w", err)
 	}
@@ -182,7 +187,7 @@ func (r *Response) check(w Wish) error {
 	if err != nil {
 		return fmt.Errorf("the cluster's answer: node certificate: %w", err)
 	}
-	peer, err := pki.VerifyPeer([]*x509.Certificate{cert}, trust.Pool(), x509.ExtKeyUsageClientAuth, time.Now())
+	peer, err := pki.VerifyPeer([]*x509.Certificate{cert}, trust.Roots, x509.ExtKeyUsageClientAuth, time.Now())
 	if err != nil {
 		return fmt.Errorf("the cluster's answer (is this machine's clock right?): %w", err)
 	}
@@ -235,7 +240,7 @@ func verifyPinned(chain []*x509.Certificate, token pki.Token, server string) err
 		}
 		roots := x509.NewCertPool()
 		roots.AddCert(ca)
-		peer, err := pki.VerifyPeer(chain, roots, x509.ExtKeyUsageServerAuth, time.Now())
+		peer, err := pki.VerifyPeer(chain, func(*x509.Certificate) *x509.CertPool { return roots }, x509.ExtKeyUsageServerAuth, time.Now())
 		if err == nil && (peer.Name == "" || peer.Role != pki.Server) {
 			// An agent's certificate is the authority's, too, and would get the token.
 			return &Refusal{CodeRequest, fmt.Sprintf("%s is no server of the cluster: give the address that `clusterd init` printed", server)}

@@ -25,6 +25,8 @@ type Request struct {
 	Addr        netip.AddrPort `json:"addr"` // where it will listen
 	CSR         []byte         `json:"csr"`  // PKCS #10, DER; proves the key
 	Version     string         `json:"version"`
+	// Separate: it knows that purposes may have authorities of their own.
+	Separate bool `json:"separate,omitempty"`
 }
 
 // Response makes the machine a member. It holds no private key: what a server
@@ -34,17 +36,20 @@ type Response struct {
 	Cluster Cluster  `json:"cluster"`
 	// CACert is the authority in PEM; during its exchange both, the one that signs
 	// first, and Trust says which state of the exchange that is.
-	CACert   []byte          `json:"caCert"`
-	Trust    uint64          `json:"trust,omitempty"`
-	NodeCert []byte          `json:"nodeCert"`
-	Epoch    raftstore.Epoch `json:"epoch"` // the life of the store to take part in
-	Servers  []ServerAddr    `json:"servers"`
+	CACert []byte `json:"caCert"`
+	Trust  uint64 `json:"trust,omitempty"`
+	// Own are those of purposes that have authorities of their own.
+	Own      map[pki.Purpose][]byte `json:"own,omitempty"`
+	NodeCert []byte                 `json:"nodeCert"`
+	Epoch    raftstore.Epoch        `json:"epoch"` // the life of the store to take part in
+	Servers  []ServerAddr           `json:"servers"`
 }
 
 // Renewal asks for a member's next certificate: an agent's, or the one with which
 // an agent that was promoted becomes a server, or the other way round.
 type Renewal struct {
-	CSR []byte `json:"csr"` // with the key that joined
+	CSR      []byte `json:"csr"`                // with the key that joined
+	Separate bool   `json:"separate,omitempty"` // as in Request
 }
 
 // Certificate answers it.
@@ -62,9 +67,27 @@ type Certificate struct {
 type TrustWord struct {
 	Number      uint64 `json:"number"`
 	Authorities []byte `json:"authorities"` // PEM, the one that signs first
+	// Own are those of purposes that have authorities of their own.
+	Own map[pki.Purpose][]byte `json:"own,omitempty"`
 }
 
-func trustWord(t *pki.Trust) *TrustWord { return &TrustWord{Number: t.Number, Authorities: t.Bundle()} }
+// trustWord is what a member is told, which knows of separate authorities or not. One
+// that does not would take the word for another: it learns nothing.
+func trustWord(t *pki.Trust, knows bool) *TrustWord {
+	if t.Separated() && !knows {
+		return nil
+	}
+	return &TrustWord{Number: t.Number, Authorities: t.Bundle(), Own: t.OwnBundles()}
+}
+
+// Trust is the word in a form to verify with. It holds no keys.
+func (w TrustWord) Trust() (*pki.Trust, error) {
+	t, err := pki.ParseTrust(w.Number, w.Authorities, nil)
+	if err != nil {
+		return nil, err
+	}
+	return t.WithOwn(w.Own, nil)
+}
 
 // Paths over the members' protocol: what a node asks a server.
 const (
@@ -109,11 +132,27 @@ type Keys struct {
 	Gossip *GossipKeys `json:"gossip,omitempty"`
 	// Trust is nil from servers that are older than exchanges of the authority.
 	Trust *TrustWord `json:"trust,omitempty"`
+	// OwnKeys are the keys of Trust.Own.
+	OwnKeys map[pki.Purpose][]byte `json:"ownKeys,omitempty"`
 	// SealKeys is a list of keys that secrets at rest may be sealed with.
 	SealKeys []byte `json:"sealKeys,omitempty"`
 	// OwnSeals is a list of those that administrators made, newest first; empty from
 	// servers that did not send them yet.
 	OwnSeals []byte `json:"ownSeals,omitempty"`
+}
+
+// Whole are the authorities in it, with their keys. public is what the asking member
+// trusts, for servers that say nothing of it.
+func (k *Keys) Whole(public *pki.Trust) (*pki.Trust, error) {
+	number, bundle, own := public.Number, public.Bundle(), public.OwnBundles()
+	if k.Trust != nil {
+		number, bundle, own = k.Trust.Number, k.Trust.Authorities, k.Trust.Own
+	}
+	t, err := pki.ParseTrust(number, bundle, k.CAKey)
+	if err != nil {
+		return nil, err
+	}
+	return t.WithOwn(own, k.OwnKeys)
 }
 
 // GossipKeys is a ring of gossip's keys: see member/gossipkey.

@@ -13,6 +13,10 @@ import (
 	"github.com/clusterd/clusterd/member/transport"
 )
 
+// separateKey is the parameter by which a member says that it knows of separate
+// authorities.
+const separateKey = "separate"
+
 // Questions answers what members ask a server. The connection has proved the
 // member's key; who has no record is refused, whatever its certificate says.
 func (s *Server) Questions() http.Handler {
@@ -60,8 +64,14 @@ func (s *Server) getServers(ctx context.Context, who Record, r *http.Request) (a
 			}
 		}
 	}
+	trust, knows := s.Trust(), r.URL.Query().Get(separateKey) != ""
+	if knows && !trust.Separated() && s.NoteSeparate != nil {
+		if err := s.NoteSeparate(ctx, who.ID, may); err != nil {
+			s.Log.Warn("that a member knows of separate authorities could not be recorded", "node", who.Name, "err", err)
+		}
+	}
 	// A number that this server has not heard of yet is noted when the member asks again.
-	if has, err := strconv.ParseUint(r.URL.Query().Get("trust"), 10, 64); err == nil && s.NoteTrust != nil && has <= s.Trust().Number {
+	if has, err := strconv.ParseUint(r.URL.Query().Get("trust"), 10, 64); err == nil && s.NoteTrust != nil && has <= trust.Number {
 		if err := s.NoteTrust(ctx, who.ID, has, may); err != nil {
 			s.Log.Warn("the authorities that a member trusts could not be recorded", "node", who.Name, "err", err)
 		}
@@ -70,7 +80,7 @@ func (s *Server) getServers(ctx context.Context, who Record, r *http.Request) (a
 	if who.IsServer() {
 		role = pki.Server
 	}
-	list := ServerList{Servers: s.Servers(), Role: role, Trust: trustWord(s.Trust())}
+	list := ServerList{Servers: s.Servers(), Role: role, Trust: trustWord(trust, knows)}
 	if s.Removed != nil {
 		list.Removed = s.Removed()
 	}
@@ -79,7 +89,7 @@ func (s *Server) getServers(ctx context.Context, who Record, r *http.Request) (a
 
 // getKeys asks the leader who it is that asks: this member may not have heard of a
 // removal yet, and the keys open the whole cluster.
-func (s *Server) getKeys(ctx context.Context, who Record, _ *http.Request) (any, error) {
+func (s *Server) getKeys(ctx context.Context, who Record, r *http.Request) (any, error) {
 	name := who.Name
 	who, _, err := getRecord(ctx, s.Store, who.ID)
 	if errors.Is(err, ErrNotMember) || err == nil && who.Name != name {
@@ -92,7 +102,14 @@ func (s *Server) getKeys(ctx context.Context, who Record, _ *http.Request) (any,
 		return nil, &Refusal{CodeMember, "node " + who.Name + " is an agent: only servers hold the cluster's keys"}
 	}
 	trust := s.Trust()
+	if trust.Separated() && r.URL.Query().Get(separateKey) == "" {
+		return nil, &Refusal{CodeRequest, "this cluster has an authority for each purpose, which the clusterd of node " + who.Name + " does not know: install the version that the cluster has"}
+	}
 	key, err := trust.Keys()
+	if err != nil {
+		return nil, err
+	}
+	own, err := trust.OwnKeys()
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +117,7 @@ func (s *Server) getKeys(ctx context.Context, who Record, _ *http.Request) (any,
 	if err != nil {
 		return nil, err
 	}
-	keys := Keys{CAKey: key, GossipKey: gossip.Keys[0], Gossip: &gossip, Trust: trustWord(trust)}
+	keys := Keys{CAKey: key, GossipKey: gossip.Keys[0], Gossip: &gossip, Trust: trustWord(trust, true), OwnKeys: own}
 	if s.SealKeys != nil {
 		keys.SealKeys = s.SealKeys()
 	}

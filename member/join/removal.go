@@ -49,6 +49,8 @@ func (r Removal) TellAgents(now time.Time) bool {
 const (
 	AuthorityProgress = "/clusterd/authority-has/"
 	GossipKeyProgress = "/clusterd/gossip-key-has/"
+	// SeparateKnown: which members know of separate authorities.
+	SeparateKnown = "/clusterd/authority-separate/"
 )
 
 func removalOps(r Record, why Removal) []mvcc.Op {
@@ -57,6 +59,7 @@ func removalOps(r Record, why Removal) []mvcc.Op {
 		{Type: mvcc.OpDelete, Key: memberPrefix + r.ID},
 		{Type: mvcc.OpDelete, Key: AuthorityProgress + r.ID},
 		{Type: mvcc.OpDelete, Key: GossipKeyProgress + r.ID},
+		{Type: mvcc.OpDelete, Key: SeparateKnown + r.ID},
 		put(removed+r.ID, why),
 	}
 }

@@ -2,7 +2,6 @@ package join
 
 import (
 	"context"
-	"crypto/x509"
 	"encoding/json"
 	"net"
 	"net/http"
@@ -14,8 +13,8 @@ import (
 )
 
 // by are the roots of one who trusts these authorities.
-func by(cas ...*pki.CA) func(*Certificate) *x509.CertPool {
-	return func(*Certificate) *x509.CertPool { return pki.NewTrust(0, cas[0], cas[1:]...).Pool() }
+func by(cas ...*pki.CA) func(*Certificate) *pki.Trust {
+	return func(*Certificate) *pki.Trust { return pki.NewTrust(0, cas[0], cas[1:]...) }
 }
 
 // TestRenewForeign: a certificate that an authority of someone's own signed is not

@@ -34,7 +34,9 @@ type Server struct {
 	// NoteTrust records that a member has a state of the authority, and asks may
 	// before it writes; nil: not recorded.
 	NoteTrust func(ctx context.Context, id string, number uint64, may func() bool) error
-	Epoch     raftstore.Epoch
+	// NoteSeparate records that a member knows of separate authorities, as NoteTrust does.
+	NoteSeparate func(ctx context.Context, id string, may func() bool) error
+	Epoch        raftstore.Epoch
 	// HasLeader reports whether this server leads or follows a leader; nil: answers do not say.
 	HasLeader func() bool
 	Servers   func() []ServerAddr // those alive now, this one first
@@ -167,6 +169,9 @@ func (s *Server) admit(ctx context.Context, req Request, peer string, now time.T
 			return nil, err
 		}
 		trust := s.Trust()
+		if trust.Separated() && !req.Separate {
+			return nil, &Refusal{CodeRequest, fmt.Sprintf("this cluster has an authority for each purpose, which clusterd %s does not know: install the version that the cluster has", cut(req.Version))}
+		}
 		cert, err := issue(trust, csr, req.Name, token.Role, req.Addr.Addr(), now)
 		if err != nil {
 			return nil, err
@@ -188,6 +193,7 @@ func (s *Server) admit(ctx context.Context, req Request, peer string, now time.T
 			Cluster:  cluster,
 			CACert:   trust.Bundle(),
 			Trust:    trust.Number,
+			Own:      trust.OwnBundles(),
 			NodeCert: pki.EncodeCert(cert),
 			Epoch:    s.Epoch,
 			Servers:  s.Servers(),
@@ -215,7 +221,7 @@ func (s *Server) renew(ctx context.Context, req Renewal, now time.Time) (*Certif
 	if err != nil {
 		return nil, err
 	}
-	return &Certificate{NodeCert: pki.EncodeCert(cert), Epoch: s.Epoch, Servers: s.Servers(), Trust: trustWord(trust)}, nil
+	return &Certificate{NodeCert: pki.EncodeCert(cert), Epoch: s.Epoch, Servers: s.Servers(), Trust: trustWord(trust, req.Separate)}, nil
 }
 
 // checkJoiner says what is wrong with a machine's name or address.
@@ -252,7 +258,7 @@ func issue(trust *pki.Trust, csr *x509.CertificateRequest, name string, role pki
 	if role != pki.Agent { // records that are older than roles are servers'
 		return trust.Signer().IssueServer(csr.PublicKey, name, []netip.Addr{addr}, now)
 	}
-	return trust.Signer().IssueAgent(csr.PublicKey, name, now)
+	return trust.For(pki.ForNodes).Signer().IssueAgent(csr.PublicKey, name, now)
 }
 
 func refuse(w http.ResponseWriter, status int, r *Refusal) {

@@ -1,5 +1,5 @@
-// Package pki makes and checks the cluster's identities: one certificate
-// authority per cluster, a key pair per node whose fingerprint is the node's
+// Package pki makes and checks the cluster's identities: certificate
+// authorities, one for each purpose, a key pair per node whose fingerprint is the node's
 // id, client certificates for people, and the join token that pins the
 // authority. It keeps no state and opens no connection.
 package pki
@@ -83,20 +83,7 @@ func (ca *CA) life(byRole time.Duration) time.Duration {
 
 // NewCA makes an authority of its own for the cluster of that name.
 func NewCA(cluster string, now time.Time) (*CA, error) {
-	key, err := NewKey()
-	if err != nil {
-		return nil, err
-	}
-	template := authorityTemplate(pkix.Name{CommonName: "clusterd " + cluster}, now)
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		return nil, fmt.Errorf("sign the authority's certificate: %w", err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, err
-	}
-	return &CA{Cert: cert, key: key}, nil
+	return newAuthority("clusterd "+cluster, 1, now)
 }
 
 func authorityTemplate(subject pkix.Name, now time.Time) *x509.Certificate {

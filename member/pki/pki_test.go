@@ -29,7 +29,7 @@ func TestNodeCertificate(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, use := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
-		p, err := VerifyPeer([]*x509.Certificate{cert}, ca.Pool(), use, now)
+		p, err := VerifyPeer([]*x509.Certificate{cert}, ca.Roots, use, now)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -37,13 +37,13 @@ func TestNodeCertificate(t *testing.T) {
 			t.Fatalf("peer = %+v", p)
 		}
 	}
-	if _, err := VerifyPeer([]*x509.Certificate{cert}, other.Pool(), x509.ExtKeyUsageClientAuth, now); err == nil {
+	if _, err := VerifyPeer([]*x509.Certificate{cert}, other.Roots, x509.ExtKeyUsageClientAuth, now); err == nil {
 		t.Error("another cluster's certificate was accepted")
 	}
-	if _, err := VerifyPeer([]*x509.Certificate{cert}, ca.Pool(), x509.ExtKeyUsageClientAuth, now.Add(ServerLifetime+time.Hour)); err == nil {
+	if _, err := VerifyPeer([]*x509.Certificate{cert}, ca.Roots, x509.ExtKeyUsageClientAuth, now.Add(ServerLifetime+time.Hour)); err == nil {
 		t.Error("an expired certificate was accepted")
 	}
-	if _, err := VerifyPeer(nil, ca.Pool(), x509.ExtKeyUsageClientAuth, now); err == nil {
+	if _, err := VerifyPeer(nil, ca.Roots, x509.ExtKeyUsageClientAuth, now); err == nil {
 		t.Error("no certificate was accepted")
 	}
 	if err := cert.VerifyHostname("192.0.2.1"); err != nil {
@@ -99,7 +99,7 @@ func TestAdminIsNoNode(t *testing.T) {
 	if name, ok := NodeName(cert); ok {
 		t.Errorf("NodeName = %q", name)
 	}
-	if _, err := VerifyPeer([]*x509.Certificate{cert}, ca.Pool(), x509.ExtKeyUsageServerAuth, now); err == nil {
+	if _, err := VerifyPeer([]*x509.Certificate{cert}, ca.Roots, x509.ExtKeyUsageServerAuth, now); err == nil {
 		t.Error("a client certificate was accepted for a server")
 	}
 }

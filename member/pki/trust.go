@@ -15,17 +15,23 @@ import (
 )
 
 // Trust is the authorities that a node trusts: the one that signs, and, while
-// the cluster changes its authority, the one before or after it. It is immutable.
+// the cluster changes its authority, the one before or after it; and the same for each
+// purpose that has authorities of its own (see For). It is immutable.
 type Trust struct {
 	// Number says which state of the exchange it follows; a higher one is newer.
 	Number uint64
 	cas    []*CA // the first signs
 	pool   *x509.CertPool
+	own    map[Purpose]*Trust
 }
 
 // NewTrust makes a Trust of which the first authority signs.
 func NewTrust(number uint64, signer *CA, others ...*CA) *Trust {
-	t := &Trust{Number: number, cas: append([]*CA{signer}, others...), pool: x509.NewCertPool()}
+	return newTrust(number, append([]*CA{signer}, others...), nil)
+}
+
+func newTrust(number uint64, cas []*CA, own map[Purpose]*Trust) *Trust {
+	t := &Trust{Number: number, cas: cas, pool: x509.NewCertPool(), own: own}
 	for _, ca := range t.cas {
 		t.pool.AddCert(ca.Cert)
 	}
@@ -38,7 +44,12 @@ func (t *Trust) Signer() *CA { return t.cas[0] }
 // Shorter is the same trust, whose nodes' certificates live no longer than that,
 // see CA.Shorter.
 func (t *Trust) Shorter(life time.Duration) *Trust {
-	return NewTrust(t.Number, t.cas[0].Shorter(life), t.cas[1:]...)
+	return t.each(func(ca *CA, signs bool) *CA {
+		if signs {
+			return ca.Shorter(life)
+		}
+		return ca
+	})
 }
 
 // Elder is the oldest of them: the one that every member knows that knows any.
@@ -52,7 +63,8 @@ func (t *Trust) Elder() *CA {
 	return elder
 }
 
-// All are the authorities that are trusted, the signer first.
+// All are the authorities that are trusted, the signer first; not those of purposes with
+// authorities of their own.
 func (t *Trust) All() []*CA { return t.cas }
 
 // Pool is what to verify with.
@@ -159,12 +171,20 @@ func (ca *CA) Signed(cert *x509.Certificate) bool { return cert.CheckSignatureFr
 // NewSuccessor makes the authority that is to follow this one. Nothing connects
 // the two: one that was stolen must not vouch for its successor.
 func (ca *CA) NewSuccessor(now time.Time) (*CA, error) {
+	name, generation := ca.generation()
+	return newAuthority(name, generation+1, now)
+}
+
+func newAuthority(name string, generation int, now time.Time) (*CA, error) {
+	subject := pkix.Name{CommonName: name}
+	if generation > 1 {
+		subject.SerialNumber = strconv.Itoa(generation)
+	}
 	key, err := NewKey()
 	if err != nil {
 		return nil, err
 	}
-	name, generation := ca.generation()
-	template := authorityTemplate(pkix.Name{CommonName: name, SerialNumber: strconv.Itoa(generation + 1)}, now)
+	template := authorityTemplate(subject, now)
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
 		return nil, fmt.Errorf("sign the authority's certificate: %w", err)

@@ -52,7 +52,7 @@ func TestTrust(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := VerifyPeer([]*x509.Certificate{cert, ca.Cert}, trust.Pool(), x509.ExtKeyUsageClientAuth, now); (err == nil) != want {
+		if _, err := VerifyPeer([]*x509.Certificate{cert, ca.Cert}, trust.Roots, x509.ExtKeyUsageClientAuth, now); (err == nil) != want {
 			t.Errorf("an agent of authority %s: %v", ca.ID(), err)
 		}
 	}

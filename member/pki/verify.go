@@ -15,16 +15,16 @@ type Peer struct {
 	Cert *x509.Certificate
 }
 
-// VerifyPeer checks a presented chain against the roots for one use and says
-// who it is. Names and addresses in the certificate do not matter: identity
+// VerifyPeer checks a presented chain for one use against the roots of who its
+// certificate says it is, and says who that is. Names and addresses in the certificate do not matter: identity
 // is the key.
-func VerifyPeer(chain []*x509.Certificate, roots *x509.CertPool, use x509.ExtKeyUsage, now time.Time) (Peer, error) {
+func VerifyPeer(chain []*x509.Certificate, roots func(*x509.Certificate) *x509.CertPool, use x509.ExtKeyUsage, now time.Time) (Peer, error) {
 	if len(chain) == 0 {
 		return Peer{}, errors.New("the peer showed no certificate")
 	}
 	leaf := chain[0]
 	if _, err := leaf.Verify(x509.VerifyOptions{
-		Roots:       roots,
+		Roots:       roots(leaf),
 		CurrentTime: now,
 		KeyUsages:   []x509.ExtKeyUsage{use},
 	}); err != nil {

@@ -38,7 +38,7 @@ func newIdentity(t *testing.T, ca *pki.CA, name string, role pki.Role) (transpor
 		t.Fatal(err)
 	}
 	pair := &tls.Certificate{Certificate: [][]byte{cert.Raw, ca.Cert.Raw}, PrivateKey: key, Leaf: cert}
-	return transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: ca.Pool}, pki.Fingerprint(key.Public())
+	return transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: ca.Roots}, pki.Fingerprint(key.Public())
 }
 
 // run runs a port until the test ends.

@@ -40,7 +40,7 @@ func TestNewCertificateNewConnection(t *testing.T) {
 		return &tls.Certificate{Certificate: [][]byte{cert.Raw, ca.Cert.Raw}, PrivateKey: key, Leaf: cert}
 	}
 	shown := pair(true)
-	port, err := transport.Listen(netip.MustParseAddrPort("127.0.0.1:0"), transport.Identity{Certificate: func() *tls.Certificate { return shown }, Roots: ca.Pool}, slog.New(slog.DiscardHandler))
+	port, err := transport.Listen(netip.MustParseAddrPort("127.0.0.1:0"), transport.Identity{Certificate: func() *tls.Certificate { return shown }, Roots: ca.Roots}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func TestNewCertificateNewConnection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := New(Config{ID: "a1", Known: known, Identity: transport.Identity{Certificate: cert.Load, Roots: ca.Pool}})
+	l, err := New(Config{ID: "a1", Known: known, Identity: transport.Identity{Certificate: cert.Load, Roots: ca.Roots}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -111,7 +111,7 @@ func TestResumed(t *testing.T) {
 	// An authority that is trusted no longer: neither side takes a session of it.
 	other := newCA(t)
 	old := client.Roots
-	client.Roots = other.Pool
+	client.Roots = other.Roots
 	if _, err := reach(t, p, client, serverID, Raft); err == nil {
 		t.Error("a session goes on with a port of an authority that is not trusted")
 	}
@@ -128,9 +128,9 @@ func TestDistrustedIsNotResumed(t *testing.T) {
 	trust := &pki.LiveTrust{}
 	trust.Store(pki.NewTrust(1, next, old))
 	server, serverID := identity(t, next, "n1")
-	server.Roots = trust.Pool
+	server.Roots = trust.Roots
 	client, _ := identity(t, old, "n2")
-	client.Roots, client.Sessions = pki.NewTrust(1, next, old).Pool, NewSessions()
+	client.Roots, client.Sessions = pki.NewTrust(1, next, old).Roots, NewSessions()
 	p := serve(t, server)
 	welcome(t, p, Raft)
 	for i := range 2 {

@@ -65,7 +65,9 @@ type Identity struct {
 	// Shown is what clients of the API and joiners are shown, of the authority with
 	// that id if there is one; nil: Certificate.
 	Shown func(authority string) *tls.Certificate
-	Roots func() *x509.CertPool
+	// Roots are the authorities that may have signed a certificate which says this of
+	// itself (pki.Trust.Roots).
+	Roots func(*x509.Certificate) *x509.CertPool
 	// Revoked reports whether the key with that id may no longer take part;
 	// nil: none is.
 	Revoked func(id string) bool
@@ -330,9 +332,8 @@ func (p *Port) Cut(id string) { p.live.cut(id) }
 // CutDistrusted closes what was opened with certificates that the authorities of
 // now have not signed, but for those of the keys that keep vouches for.
 func (p *Port) CutDistrusted(keep func(id string) bool) {
-	roots := p.id.Roots()
 	p.live.cutIf(func(id string, leaf *x509.Certificate) bool {
-		_, err := leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+		_, err := leaf.Verify(x509.VerifyOptions{Roots: p.id.Roots(leaf), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
 		var end x509.CertificateInvalidError
 		if err == nil || errors.As(err, &end) && end.Reason == x509.Expired {
 			return false
@@ -351,7 +352,7 @@ func (p *Port) CutCertificates(gone func(*x509.Certificate) bool) {
 // verify checks that a chain is a node's in one of the roles; of the node with
 // that id, if any is given.
 func (id Identity) verify(chain []*x509.Certificate, use x509.ExtKeyUsage, want string, roles []pki.Role) (pki.Peer, error) {
-	peer, err := pki.VerifyPeer(chain, id.Roots(), use, time.Now())
+	peer, err := pki.VerifyPeer(chain, id.Roots, use, time.Now())
 	if err != nil {
 		return pki.Peer{}, err
 	}

@@ -42,7 +42,7 @@ func identity(t testing.TB, ca *pki.CA, name string) (Identity, string) {
 		t.Fatal(err)
 	}
 	pair := &tls.Certificate{Certificate: [][]byte{cert.Raw, ca.Cert.Raw}, PrivateKey: key, Leaf: cert}
-	return Identity{Certificate: func() *tls.Certificate { return pair }, Roots: ca.Pool}, pki.Fingerprint(key.Public())
+	return Identity{Certificate: func() *tls.Certificate { return pair }, Roots: ca.Roots}, pki.Fingerprint(key.Public())
 }
 
 func serve(t testing.TB, id Identity) *Port {
@@ -146,7 +146,7 @@ func TestAnAgentsKey(t *testing.T) {
 		t.Errorf("an agent's certificate vouches for %v %v", cert.DNSNames, cert.IPAddresses)
 	}
 	pair := &tls.Certificate{Certificate: [][]byte{cert.Raw, ca.Cert.Raw}, PrivateKey: key, Leaf: cert}
-	agent := Identity{Certificate: func() *tls.Certificate { return pair }, Roots: ca.Pool}
+	agent := Identity{Certificate: func() *tls.Certificate { return pair }, Roots: ca.Roots}
 	p := serve(t, server)
 	for _, proto := range []string{Raft, Gossip, Node} {
 		c, err := agent.Dial(t.Context(), p.Addr(), serverID, proto)
@@ -292,7 +292,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	if _, err := stranger.Dial(t.Context(), p.Addr(), "", Raft); err == nil {
 		t.Error("a node of another cluster accepted our server")
 	}
-	stranger.Roots = ca.Pool // it may trust us; we do not trust it
+	stranger.Roots = ca.Roots // it may trust us; we do not trust it
 	c, err := stranger.Dial(t.Context(), p.Addr(), serverID, Raft)
 	if err != nil {
 		t.Fatal(err)

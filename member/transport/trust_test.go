@@ -58,12 +58,12 @@ func TestCutDistrusted(t *testing.T) {
 	trust := &pki.LiveTrust{}
 	trust.Store(pki.NewTrust(1, next, old))
 	server, serverID := identity(t, next, "n1")
-	server.Roots = trust.Pool
+	server.Roots = trust.Roots
 	p := serve(t, server)
 
 	open := func(ca *pki.CA, name, protocol string) (ours net.Conn, id string) {
 		client, id := identity(t, ca, name)
-		client.Roots = trust.Pool
+		client.Roots = trust.Roots
 		theirs, err := client.Dial(t.Context(), p.Addr(), serverID, protocol)
 		if err != nil {
 			t.Fatal(err)
@@ -131,7 +131,7 @@ func TestCutDistrusted(t *testing.T) {
 	}
 	// And no other comes.
 	stranger, _ := identity(t, old, "n4")
-	stranger.Roots = trust.Pool
+	stranger.Roots = trust.Roots
 	c, err := stranger.Dial(t.Context(), p.Addr(), serverID, Raft)
 	if err == nil {
 		c.SetReadDeadline(time.Now().Add(30 * time.Second))
@@ -139,5 +139,68 @@ func TestCutDistrusted(t *testing.T) {
 			t.Errorf("a node of the old authority is let in: %v", err)
 		}
 		c.Close()
+	}
+}
+
+// TestSeparateAuthorities: whatever the key of the authority for one purpose signs, the port
+// opens nothing to it that is for another.
+func TestSeparateAuthorities(t *testing.T) {
+	trust, err := pki.NewTrust(0, newCA(t)).Separate(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, serverID := identity(t, trust.Signer(), "n1")
+	server.Roots = trust.Roots
+	p := serve(t, server)
+	for _, by := range pki.Purposes {
+		ca := trust.For(by).Signer()
+		key, err := pki.NewKey()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cert, err := ca.IssueAgent(key.Public(), "a1", time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		pair := &tls.Certificate{Certificate: [][]byte{cert.Raw, ca.Cert.Raw}, PrivateKey: key, Leaf: cert}
+		agent := Identity{Certificate: func() *tls.Certificate { return pair }, Roots: trust.Roots}
+		forged, _ := identity(t, ca, "n2")
+		forged.Roots = trust.Roots
+		for _, test := range []struct {
+			id       Identity
+			protocol string
+			open     bool
+		}{
+			{forged, Raft, by == pki.ForPeers},
+			{forged, Gossip, by == pki.ForPeers},
+			{forged, Node, by == pki.ForPeers},
+			{forged, Member, by == pki.ForPeers},
+			{agent, Member, by == pki.ForNodes},
+			{agent, Tunnel, by == pki.ForNodes},
+			{agent, Raft, false},
+		} {
+			c, err := test.id.Dial(t.Context(), p.Addr(), serverID, test.protocol)
+			if err == nil {
+				wait := 30 * time.Second
+				if test.open {
+					wait = 50 * time.Millisecond
+				}
+				c.SetReadDeadline(time.Now().Add(wait))
+				_, err = c.Read(make([]byte, 1))
+				c.Close()
+			}
+			if open := errors.Is(err, os.ErrDeadlineExceeded); open != test.open {
+				t.Errorf("%s to %s by the authority for %s: open %t (%v)", test.protocol, test.id.Certificate().Leaf.Subject, by, open, err)
+			}
+		}
+		// The other way round: who answers with it is no server to anybody.
+		other := serve(t, forged)
+		c, err := server.Dial(t.Context(), other.Addr(), "", Raft)
+		if (err == nil) != (by == pki.ForPeers) {
+			t.Errorf("a server by the authority for %s is dialled: %v", by, err)
+		}
+		if c != nil {
+			c.Close()
+		}
 	}
 }

@@ -47,7 +47,7 @@ func newMember(t *testing.T, ca *pki.CA, name string, role pki.Role) member {
 		t.Fatal(err)
 	}
 	pair := &tls.Certificate{Certificate: [][]byte{cert.Raw, ca.Cert.Raw}, PrivateKey: key, Leaf: cert}
-	return member{transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: ca.Pool}, pki.Fingerprint(key.Public())}
+	return member{transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: ca.Roots}, pki.Fingerprint(key.Public())}
 }
 
 // server is a port whose tunnels a Hub takes.
@@ -189,7 +189,7 @@ func TestOnlyAgentsTunnel(t *testing.T) {
 	n1 := newMember(t, ca, "n1", pki.Server)
 	p, hub, _ := server(t, n1, "127.0.0.1:0")
 	stranger := newMember(t, other, "a1", pki.Agent)
-	stranger.Roots = ca.Pool // it trusts the server
+	stranger.Roots = ca.Roots // it trusts the server
 	for name, who := range map[string]member{"a server": newMember(t, ca, "n2", pki.Server), "another cluster's agent": stranger} {
 		c, err := who.Dial(t.Context(), p.Addr(), n1.id, transport.Tunnel)
 		if err == nil {

@@ -26,14 +26,15 @@ import (
 
 // Version of the format. Files of a later one are refused. A file says 1 unless it
 // has a part that older releases do not know.
-const Version = 2
+const Version = 3
 
 // Names in the archive, in their order.
 const (
 	manifestName = "manifest.json"
 	caCertName   = "ca.crt"
 	caKeyName    = "ca.key"
-	sealKeysName = "seal.keys" // since version 2, and only if there are any
+	ownName      = "authorities.json" // since version 3, and only if there are any
+	sealKeysName = "seal.keys"        // since version 2, and only if there are any
 	storeName    = "store.bin"
 )
 
@@ -74,9 +75,18 @@ type Content struct {
 // Secrets are what the state is worth nothing without.
 type Secrets struct {
 	CACert, CAKey []byte // PEM
+	// Own are authorities of purposes that have their own, by the purpose; empty: CACert is for
+	// all of them.
+	Own map[string]Authority
 	// SealKeys is a list of the keys, beside the one that follows from CAKey, that
 	// secrets in the state may be sealed with; empty: none.
 	SealKeys []byte
+}
+
+// Authority is one of Secrets' own ones.
+type Authority struct {
+	Cert []byte `json:"cert"` // PEM
+	Key  []byte `json:"key"`  // PEM
 }
 
 // sealPrefix is what a value begins with that kubestore.Seal has sealed; the id of its
@@ -155,8 +165,16 @@ func Write(w io.Writer, m Manifest, secrets Secrets, snap *mvcc.Snapshot, counts
 	}
 	parts := []smallPart{{caCertName, secrets.CACert}, {caKeyName, secrets.CAKey}}
 	m.Version, m.Digest, m.Counts = 1, snap.Header().Digest, counts
+	if len(secrets.Own) > 0 {
+		own, err := json.Marshal(secrets.Own)
+		if err != nil {
+			return err
+		}
+		m.Version = 3
+		parts = append(parts, smallPart{ownName, own})
+	}
 	if len(secrets.SealKeys) > 0 {
-		m.Version = 2
+		m.Version = max(m.Version, 2)
 		parts = append(parts, smallPart{sealKeysName, secrets.SealKeys})
 	}
 	m.SHA256 = map[string]string{storeName: hex.EncodeToString(sum.Sum(nil))}
@@ -233,6 +251,15 @@ func Read(r io.Reader) (*Content, error) {
 	}
 	if c.CAKey, err = c.part(t, caKeyName); err != nil {
 		return nil, err
+	}
+	if _, has := c.SHA256[ownName]; has && c.Version > 2 {
+		own, err := c.part(t, ownName)
+		if err != nil {
+			return nil, err
+		}
+		if err := json.Unmarshal(own, &c.Own); err != nil {
+			return nil, fmt.Errorf("%w: %s: %w", ErrDamaged, ownName, err)
+		}
 	}
 	if _, has := c.SHA256[sealKeysName]; has && c.Version > 1 {
 		if c.SealKeys, err = c.part(t, sealKeysName); err != nil {

@@ -17,7 +17,8 @@ const (
 	Snapshot = "/clusterd/v1/snapshot"
 	Recovery = "/clusterd/v1/recovery" // GET Survey, POST RecoveryRequest
 	// Authority is the cluster's certificate authority: GET AuthorityStatus, POST
-	// AuthorityRequest begins its exchange; POST …/finish ends the grace.
+	// AuthorityRequest begins its exchange; POST …/finish ends the grace; POST …/split
+	// AuthorityRequest gives each purpose an authority of its own.
 	Authority = "/clusterd/v1/authority"
 	// GossipKey is the key that servers encrypt gossip with: GET GossipKeyStatus, POST
 	// asks for another.
@@ -169,7 +170,12 @@ type AuthorityRequest struct {
 	Grace string `json:"grace,omitempty"`
 	// Finish: no longer than the members need.
 	Finish bool `json:"finish,omitempty"`
+	// Purpose is which authority; empty: those of all purposes that have their own.
+	Purpose string `json:"purpose,omitempty"`
 }
+
+// AuthorityPurposes are what there may be authorities of: AuthorityInfo.Purposes.
+var AuthorityPurposes = []string{"peer", "client", "front", "node", "secrets"}
 
 // Phases of an AuthorityStatus.
 const (
@@ -183,6 +189,8 @@ type AuthorityStatus struct {
 	Phase  string    `json:"phase"`
 	Number uint64    `json:"number"` // grows with each step; 0: it was never exchanged
 	Since  time.Time `json:"since,omitzero"`
+	// Of are the purposes whose authorities are exchanged.
+	Of []string `json:"of,omitempty"`
 	// Ends is when the old authority is given up at the earliest, in reissue.
 	Ends        time.Time         `json:"ends,omitzero"`
 	Authorities []AuthorityInfo   `json:"authorities"`
@@ -191,9 +199,11 @@ type AuthorityStatus struct {
 
 // AuthorityInfo is a certificate authority that is trusted.
 type AuthorityInfo struct {
-	ID      string    `json:"id"` // of its key; join tokens begin with it, after "cd1."
-	Signs   bool      `json:"signs"`
-	Expires time.Time `json:"expires"`
+	ID string `json:"id"` // of its key; join tokens begin with the servers', after "cd1."
+	// Purposes are what it is for; empty: this clusterd does not know of purposes.
+	Purposes []string  `json:"purposes,omitempty"`
+	Signs    bool      `json:"signs"`
+	Expires  time.Time `json:"expires"`
 }
 
 // AuthorityMember is what a member has done of the exchange.

@@ -40,24 +40,28 @@ func Chain(authenticators ...authenticator.Request) authenticator.Request {
 	return union.New(known, anonymous.NewAuthenticator(conditions))
 }
 
-// ClientCert recognises the holder of a client certificate that chains to
-// pool's: common name is the user, organizations are the groups. pool is asked
-// at each request; with another one nothing that was verified before counts.
-func ClientCert(pool func() *x509.CertPool) authenticator.Request {
-	return &clientCert{pool: pool, verified: map[[sha256.Size]byte]time.Time{}, now: time.Now}
+// ClientCert recognises the holder of a client certificate that chains to what
+// pool gives for it: common name is the user, organizations are the groups. pool is asked
+// at each request; with another one for a certificate it counts no more that it was verified before.
+func ClientCert(pool func(*x509.Certificate) *x509.CertPool) authenticator.Request {
+	return &clientCert{pool: pool, verified: map[[sha256.Size]byte]verified{}, now: time.Now}
 }
 
 type clientCert struct {
-	pool func() *x509.CertPool
+	pool func(*x509.Certificate) *x509.CertPool
 	now  func() time.Time
 
 	mu sync.Mutex
-	// of is the pool that verified is about.
-	of *x509.CertPool
-	// verified holds until when a leaf's chain need not be checked again.
+	// verified holds which leaves' chains need not be checked again.
 	// Verifying costs more than a small read, and clients keep their
 	// certificate for thousands of requests.
-	verified map[[sha256.Size]byte]time.Time
+	verified map[[sha256.Size]byte]verified
+}
+
+// verified is by what a leaf was verified, and until when that counts.
+type verified struct {
+	by    *x509.CertPool
+	until time.Time
 }
 
 func (c *clientCert) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
@@ -83,15 +87,11 @@ func (c *clientCert) AuthenticateRequest(req *http.Request) (*authenticator.Resp
 func (c *clientCert) verify(leaf *x509.Certificate, rest []*x509.Certificate) error {
 	now := c.now()
 	key := sha256.Sum256(leaf.Raw)
-	pool := c.pool()
+	pool := c.pool(leaf)
 	c.mu.Lock()
-	if pool != c.of {
-		clear(c.verified)
-		c.of = pool
-	}
-	until, ok := c.verified[key]
+	was := c.verified[key]
 	c.mu.Unlock()
-	if ok && now.Before(until) {
+	if was.by == pool && now.Before(was.until) {
 		return nil
 	}
 	intermediates := x509.NewCertPool()
@@ -106,18 +106,15 @@ func (c *clientCert) verify(leaf *x509.Certificate, rest []*x509.Certificate) er
 	}); err != nil {
 		return fmt.Errorf("verify: %w", err)
 	}
-	until = now.Add(verifiedFor)
+	until := now.Add(verifiedFor)
 	if leaf.NotAfter.Before(until) {
 		until = leaf.NotAfter
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.of != pool {
-		return nil // it changed meanwhile
-	}
 	if len(c.verified) >= maxVerified {
 		clear(c.verified)
 	}
-	c.verified[key] = until
+	c.verified[key] = verified{pool, until}
 	return nil
 }

@@ -90,7 +90,7 @@ func TestClientCert(t *testing.T) {
 		{name: "none"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			a := ClientCert(func() *x509.CertPool { return pool }).(*clientCert)
+			a := ClientCert(func(*x509.Certificate) *x509.CertPool { return pool }).(*clientCert)
 			a.now = func() time.Time { return epoch.Add(test.at) }
 			req := httptest.NewRequest("GET", "/", nil)
 			if test.cert != nil {
@@ -118,7 +118,7 @@ func TestAVerifiedCertificateStillExpires(t *testing.T) {
 	pool := x509.NewCertPool()
 	pool.AddCert(ca.cert)
 	now := epoch.Add(time.Hour - verifiedFor/2)
-	a := ClientCert(func() *x509.CertPool { return pool }).(*clientCert)
+	a := ClientCert(func(*x509.Certificate) *x509.CertPool { return pool }).(*clientCert)
 	a.now = func() time.Time { return now }
 	req := httptest.NewRequest("GET", "/", nil)
 	req.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{ca.issue(t, nil)}}
@@ -137,7 +137,7 @@ func TestAVerifiedCertificateGoesWithItsAuthority(t *testing.T) {
 	old, next := newAuthority(t), newAuthority(t)
 	pool := x509.NewCertPool()
 	pool.AddCert(old.cert)
-	a := ClientCert(func() *x509.CertPool { return pool }).(*clientCert)
+	a := ClientCert(func(*x509.Certificate) *x509.CertPool { return pool }).(*clientCert)
 	a.now = func() time.Time { return epoch }
 	req := httptest.NewRequest("GET", "/", nil)
 	req.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{old.issue(t, nil)}}
@@ -152,7 +152,7 @@ func TestAVerifiedCertificateGoesWithItsAuthority(t *testing.T) {
 }
 
 func TestAnonymous(t *testing.T) {
-	chain := Chain(ClientCert(x509.NewCertPool))
+	chain := Chain(ClientCert(func(*x509.Certificate) *x509.CertPool { return x509.NewCertPool() }))
 	for path, want := range map[string]bool{"/healthz": true, "/readyz": true, "/livez": true, "/version": true, "/metrics": false, "/readyz/storage": false, "/api": false, "/": false} {
 		_, ok, err := chain.AuthenticateRequest(&http.Request{Method: "GET", URL: httptest.NewRequest("GET", path, nil).URL})
 		if ok != want || err != nil {

@@ -44,7 +44,7 @@ type Server struct {
 func Start(t testing.TB, change func(*server.Config)) *Server {
 	t.Helper()
 	s := &Server{Memory: NewMemory(), ca: newAuthority(t)}
-	config := server.Config{Storage: s.Memory.Decorator(), Authenticator: auth.ClientCert(func() *x509.CertPool { return s.ca.pool })}
+	config := server.Config{Storage: s.Memory.Decorator(), Authenticator: auth.ClientCert(func(*x509.Certificate) *x509.CertPool { return s.ca.pool })}
 	if change != nil {
 		change(&config)
 	}
