@@ -47,7 +47,7 @@ func TestE2EAuthorities(t *testing.T) {
 
 	// With one authority its key makes everything.
 	only := stealAuthority(e, "n1")
-	for what, err := range forge(t, e, only, only) {
+	for what, err := range forge(t, e, only) {
 		if err != nil {
 			t.Errorf("the only authority's key makes no %s, so that what follows shows nothing: %v", what, err)
 		}
@@ -99,7 +99,7 @@ func TestE2EAuthorities(t *testing.T) {
 	t.Run("stolen keys", func(t *testing.T) {
 		for _, p := range pki.Purposes {
 			stolen := stealPurpose(e, "n1", p)
-			for what, err := range forge(t, e, stolen, only) {
+			for what, err := range forge(t, e, stolen) {
 				makes := map[string]pki.Purpose{"server": pki.ForPeers, "agent": pki.ForNodes, "administrator": pki.ForClients}[what]
 				if (err == nil) != (makes == p) {
 					t.Errorf("the authority for %s makes a %s: %v", p, what, err)
@@ -212,7 +212,7 @@ func (e *env) stableEverywhere(by string) {
 }
 
 // forge makes one of each with an authority's key, and says at which door each failed; nil: nowhere.
-func forge(t *testing.T, e *env, stolen, servers *pki.CA) map[string]error {
+func forge(t *testing.T, e *env, stolen *pki.CA) map[string]error {
 	t.Helper()
 	key, err := pki.NewKey()
 	if err != nil {
@@ -231,7 +231,7 @@ func forge(t *testing.T, e *env, stolen, servers *pki.CA) map[string]error {
 		t.Fatal(err)
 	}
 	made := map[string]error{}
-	server, _ := forgedServer(t, stolen, servers)
+	server, _ := forgedServer(t, e, stolen)
 	made["server"] = allOrNone(t, stolen, "server", map[string]error{
 		"node calls of a1":      holdOpen(t, server, e, "a1", transport.Node),
 		"node calls of n2":      holdOpen(t, server, e, "n2", transport.Node),
@@ -240,7 +240,7 @@ func forge(t *testing.T, e *env, stolen, servers *pki.CA) map[string]error {
 		"raft before the store": holdOpen(t, server, e, "n2", transport.Raft),
 	})
 	pair := &tls.Certificate{Certificate: [][]byte{agent.Raw, stolen.Cert.Raw}, PrivateKey: key, Leaf: agent}
-	id := transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: servers.Roots}
+	id := transport.Identity{Certificate: func() *tls.Certificate { return pair }, Roots: server.Roots}
 	made["agent"] = allOrNone(t, stolen, "agent", map[string]error{
 		"members' questions": holdOpen(t, id, e, "n2", transport.Member),
 		"tunnels":            holdOpen(t, id, e, "n2", transport.Tunnel),

@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/clusterd/clusterd/e2e/cluster"
+	"github.com/clusterd/clusterd/e2e/cluster/clustertest"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/transport"
 )
@@ -44,7 +45,7 @@ func TestE2EAuthority(t *testing.T) {
 	e.ctl("create", "secret", "generic", "-n", ns, "kept", "--from-literal=word=from-before")
 
 	stolen, stolenClients := stealAuthority(e, "n1"), stealPurpose(e, "n1", pki.ForClients)
-	if forged, _ := forgedServer(t, stolen, stolen); holdOpen(t, forged, e, "a1", transport.Node) != nil {
+	if forged, _ := forgedServer(t, e, stolen); holdOpen(t, forged, e, "a1", transport.Node) != nil {
 		t.Error("the stolen key opens nothing even before: what follows shows nothing")
 	}
 	firstGossipKey := e.gossipRing("n1").Keys[0]
@@ -260,7 +261,7 @@ func stealPurpose(e *env, server string, p pki.Purpose) *pki.CA {
 // stolenAuthority makes itself identities with the old authorities' keys.
 func stolenAuthority(t *testing.T, e *env, stolen, stolenClients *pki.CA, old *rest.Config) {
 	// It trusts the cluster; the cluster does not trust it.
-	id, key := forgedServer(t, stolen, stealAuthority(e, "n2"))
+	id, key := forgedServer(t, e, stolen)
 	for _, to := range []string{"n1", "n2", "n3", "a1"} {
 		for _, protocol := range []string{transport.Raft, transport.Gossip, transport.Node, transport.Member} {
 			if to == "a1" && protocol != transport.Node {
@@ -306,9 +307,13 @@ func asAdmin(t *testing.T, e *env, server string, cert *x509.Certificate, key cr
 	return err
 }
 
-// forgedServer is a server by the stolen authority, which trusts another.
-func forgedServer(t *testing.T, stolen, trusts *pki.CA) (transport.Identity, crypto.Signer) {
+// forgedServer is a server by the stolen authority, which trusts those of the cluster as they are now.
+func forgedServer(t *testing.T, e *env, stolen *pki.CA) (transport.Identity, crypto.Signer) {
 	t.Helper()
+	trusts, err := clustertest.Trust(nodeOf(e, "n2"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	key, err := pki.NewKey()
 	if err != nil {
 		t.Fatal(err)
