@@ -4,7 +4,10 @@
 // beyond its bound, which are wide: they catch a loop that spins or a log that
 // grows, not a slow machine.
 //
+// Two builds are compared by clusters that stand beside each other at the same time:
+//
 //	make bench-idle
+//	go run ./idle -bin ../bin -beside OTHER -nodes 1
 package main
 
 import (
@@ -17,6 +20,8 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,6 +37,7 @@ type figure struct {
 	Case    string  `json:"case"`
 	Nodes   int     `json:"nodes"`
 	Node    string  `json:"node"`
+	Bin     string  `json:"bin,omitempty"` // where two builds are compared
 	Seconds float64 `json:"seconds"`
 	RSS     float64 `json:"rss_mib"`
 	File    float64 `json:"file_mib"` // of RSS: pages of files, of which the kernel keeps one for all who use them
@@ -61,6 +67,8 @@ func (b bounds) check(f figure) error {
 
 func main() {
 	bin := flag.String("bin", "bin", "folder with clusterd and clusterctl")
+	beside := flag.String("beside", "", "folder of another build, whose clusters stand beside those of the first")
+	counts := flag.String("nodes", "1,3", "how many nodes the clusters have, one after the other")
 	span := flag.Duration("for", time.Minute, "how long each cluster is watched")
 	settle := flag.Duration("settle", 20*time.Second, "how long it is left alone before")
 	var b bounds
@@ -72,8 +80,17 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	var errs []error
-	for _, nodes := range []int{1, 3} {
-		errs = append(errs, measure(ctx, *bin, nodes, *settle, *span, b))
+	bins := []string{*bin}
+	if *beside != "" {
+		bins = append(bins, *beside)
+	}
+	for count := range strings.SplitSeq(*counts, ",") {
+		nodes, err := strconv.Atoi(count)
+		if err != nil || nodes < 1 {
+			errs = append(errs, fmt.Errorf("-nodes=%s: numbers from 1 on, separated by commas", *counts))
+			break
+		}
+		errs = append(errs, measure(ctx, bins, nodes, *settle, *span, b))
 	}
 	if err := errors.Join(errs...); err != nil {
 		fmt.Fprintln(os.Stderr, "bench idle:", err)
@@ -81,36 +98,63 @@ func main() {
 	}
 }
 
-// measure makes a cluster, leaves it alone, and prints what each node costs.
-func measure(ctx context.Context, bin string, nodes int, settle, span time.Duration, b bounds) (err error) {
+// up makes a cluster, the number-th of those that stand at a time. down removes it.
+func up(ctx context.Context, bin string, number, nodes int) (c *cluster.Netns, down func() error, err error) {
 	if bin, err = filepath.Abs(bin); err != nil {
-		return err
+		return nil, nil, err
 	}
 	dir, err := os.MkdirTemp("", "clusterd-idle-")
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	c, err := cluster.Up(ctx, cluster.Config{Dir: filepath.Join(dir, "c"), Bin: bin, Nodes: nodes, Bridge: "cdidle", Subnet: netip.MustParsePrefix("10.87.0.0/24")})
+	bridge := "cdidle"
+	if number > 0 {
+		bridge += strconv.Itoa(number + 1)
+	}
+	c, err = cluster.Up(ctx, cluster.Config{
+		Dir: filepath.Join(dir, "c"), Bin: bin, Nodes: nodes, Bridge: bridge,
+		Subnet: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 87, byte(number), 0}), 24),
+	})
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	defer func() {
-		if down := c.Down(context.WithoutCancel(ctx)); down != nil {
-			err = errors.Join(err, down) // what holds mounts is not removed
-			return
+	down = func() error {
+		if err := c.Down(context.WithoutCancel(ctx)); err != nil {
+			return err // what holds mounts is not removed
 		}
-		err = errors.Join(err, os.RemoveAll(dir))
-	}()
+		return os.RemoveAll(dir)
+	}
 	if err := waitReady(ctx, c, nodes); err != nil {
-		return err
+		return nil, nil, errors.Join(err, down())
+	}
+	return c, down, nil
+}
+
+// measure makes a cluster of each build, leaves them alone, and prints what each node
+// costs.
+func measure(ctx context.Context, bins []string, nodes int, settle, span time.Duration, b bounds) (err error) {
+	clusters := make([]*cluster.Netns, len(bins))
+	for i, bin := range bins {
+		c, down, err2 := up(ctx, bin, i, nodes)
+		if err2 != nil {
+			return err2
+		}
+		defer func() { err = errors.Join(err, down()) }()
+		clusters[i] = c
 	}
 	if err := sleep(ctx, settle); err != nil {
 		return err
 	}
-	before := map[string]proc.Usage{}
-	for _, n := range c.Nodes() {
-		if before[n.Name], err = proc.Of(c, n.Name); err != nil {
-			return err
+	type place struct {
+		cluster int
+		node    string
+	}
+	before := map[place]proc.Usage{}
+	for i, c := range clusters {
+		for _, n := range c.Nodes() {
+			if before[place{i, n.Name}], err = proc.Of(c, n.Name); err != nil {
+				return err
+			}
 		}
 	}
 	began := time.Now()
@@ -118,21 +162,26 @@ func measure(ctx context.Context, bin string, nodes int, settle, span time.Durat
 		return err
 	}
 	var beyond []error
-	for _, n := range c.Nodes() {
-		now, err := proc.Of(c, n.Name)
-		if err != nil {
-			return err
+	for i, c := range clusters {
+		for _, n := range c.Nodes() {
+			now, err := proc.Of(c, n.Name)
+			if err != nil {
+				return err
+			}
+			was, seconds := before[place{i, n.Name}], time.Since(began).Seconds()
+			f := figure{
+				Bench: "idle", Case: "server", Nodes: nodes, Node: n.Name, Seconds: round(seconds), RSS: round(now.RSS / (1 << 20)), File: round(now.File / (1 << 20)),
+				CPU: round(100 * (now.CPU - was.CPU).Seconds() / seconds), Wakeups: round((now.Wakeups - was.Wakeups) / seconds),
+				Written: round((now.Written - was.Written) / (1 << 20) / seconds * 3600),
+			}
+			if len(bins) > 1 {
+				f.Bin = bins[i]
+			}
+			if err := json.NewEncoder(os.Stdout).Encode(f); err != nil {
+				return err
+			}
+			beyond = append(beyond, b.check(f))
 		}
-		was, seconds := before[n.Name], time.Since(began).Seconds()
-		f := figure{
-			Bench: "idle", Case: "server", Nodes: nodes, Node: n.Name, Seconds: round(seconds), RSS: round(now.RSS / (1 << 20)), File: round(now.File / (1 << 20)),
-			CPU: round(100 * (now.CPU - was.CPU).Seconds() / seconds), Wakeups: round((now.Wakeups - was.Wakeups) / seconds),
-			Written: round((now.Written - was.Written) / (1 << 20) / seconds * 3600),
-		}
-		if err := json.NewEncoder(os.Stdout).Encode(f); err != nil {
-			return err
-		}
-		beyond = append(beyond, b.check(f))
 	}
 	return errors.Join(beyond...)
 }
