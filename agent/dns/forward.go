@@ -308,7 +308,7 @@ func clean(m *dns.Msg) (*dns.Msg, error) {
 
 // isReply says whether m is a reply to req.
 func isReply(req, m *dns.Msg) bool {
-	if !m.Response || m.Id != req.Id {
+	if !m.Response || m.Id != req.Id || m.Opcode != req.Opcode {
 		return false
 	}
 	if len(m.Question) == 0 {
