@@ -132,7 +132,7 @@ func lifetime(m *dns.Msg) (time.Duration, bool) {
 // reply is the remembered answer as one to req, with the time that is left.
 func (r *remembered) reply(req *dns.Msg, now time.Time) *dns.Msg {
 	m := r.msg.Copy()
-	m.Id, m.Question = req.Id, req.Question
+	m.Id, m.Question, m.Zero, m.CheckingDisabled = req.Id, req.Question, false, req.CheckingDisabled
 	m.RecursionDesired, m.RecursionAvailable, m.Authoritative = req.RecursionDesired, true, false
 	age := uint32(now.Sub(r.since) / time.Second)
 	for _, section := range [][]dns.RR{m.Answer, m.Ns, m.Extra} {

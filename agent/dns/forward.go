@@ -270,7 +270,7 @@ func query(ctx context.Context, network, addr string, k key) (*dns.Msg, error) {
 		m, err := conn.ReadMsg()
 		switch {
 		case err == nil && isReply(req, m):
-			return m, nil
+			return clean(m)
 		case err == nil && network == "udp":
 			continue // not ours, perhaps forged: the true one may still come
 		case err == nil:
@@ -281,9 +281,34 @@ func query(ctx context.Context, network, addr string, k key) (*dns.Msg, error) {
 	}
 }
 
+// clean takes what belongs to one exchange alone out of an answer, and refuses one that
+// could not be passed on: some records that can be read cannot be read again when they
+// were written, such as those without the data that their type has.
+func clean(m *dns.Msg) (*dns.Msg, error) {
+	for _, section := range []*[]dns.RR{&m.Answer, &m.Ns, &m.Extra} {
+		*section = slices.DeleteFunc(*section, func(rr dns.RR) bool {
+			switch rr.Header().Rrtype {
+			case dns.TypeTSIG, dns.TypeTKEY:
+				return true
+			case dns.TypeOPT:
+				return section != &m.Extra
+			}
+			return false
+		})
+	}
+	b, err := m.Pack()
+	if err == nil {
+		err = new(dns.Msg).Unpack(b)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the answer is malformed: %w", err)
+	}
+	return m, nil
+}
+
 // isReply says whether m is a reply to req.
 func isReply(req, m *dns.Msg) bool {
-	if !m.Response || m.Id != req.Id {
+	if !m.Response || m.Id != req.Id || m.Opcode != req.Opcode {
 		return false
 	}
 	if len(m.Question) == 0 {

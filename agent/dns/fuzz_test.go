@@ -430,6 +430,10 @@ func FuzzUpstream(f *testing.F) {
 		if req.Id = m.Id; !isReply(req, m) {
 			return
 		}
+		m, err := clean(m)
+		if err != nil {
+			return
+		}
 		s.forward.cache = newAnswers(2, 2)
 		s.forward.cache.put(key{name: name, kind: dns.TypeA}, m)
 		for _, age := range []time.Duration{0, 2 * time.Second, math.MaxInt32 * time.Second} {

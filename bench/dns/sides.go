@@ -179,11 +179,20 @@ func startCoreDNS(bin, name, extra, api, outside string) (*side, error) {
 
 // freePort is one that nobody has, for both protocols.
 func freePort() (int, error) {
-	p, err := net.ListenPacket("udp4", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
+	for {
+		p, err := net.ListenPacket("udp4", "127.0.0.1:0")
+		if err != nil {
+			return 0, err
+		}
+		l, taken := net.Listen("tcp4", p.LocalAddr().String())
+		port := p.LocalAddr().(*net.UDPAddr).Port
+		if err := p.Close(); err != nil {
+			return 0, err
+		}
+		if taken == nil {
+			return port, l.Close()
+		}
 	}
-	return p.LocalAddr().(*net.UDPAddr).Port, p.Close()
 }
 
 // ask asks for each name until it is answered.
