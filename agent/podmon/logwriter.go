@@ -14,6 +14,8 @@ import (
 const (
 	defaultLogBytes = 10 << 20
 	defaultLogFiles = 5
+	// rotateAgain is how long after a rotation that failed the next is tried.
+	rotateAgain = 10 * time.Second
 	// maxLine is where a longer line is cut into parts.
 	maxLine = 16 << 10
 )
@@ -36,6 +38,8 @@ type logFile struct {
 	size   int64
 	lost   int64 // bytes that could not be written since the last success
 	closed bool
+	// notBefore is when a rotation may be tried: the last one failed.
+	notBefore time.Time
 }
 
 func openLog(path string, maxBytes int64, maxFiles int, warn *slog.Logger) (*logFile, error) {
@@ -182,9 +186,11 @@ func (l *logFile) append(b []byte) {
 		l.lose(b)
 		return
 	}
-	if l.maxBytes > 0 && l.size > 0 && l.size+int64(len(b)) > l.maxBytes {
+	if l.maxBytes > 0 && l.size > 0 && l.size+int64(len(b)) > l.maxBytes && !l.now().Before(l.notBefore) {
 		if err := l.rotate(); err != nil {
+			// It grows on: better than lines that are lost.
 			l.warn.Warn("log not rotated", "path", l.path, "err", err)
+			l.notBefore = l.now().Add(rotateAgain)
 		}
 	}
 	if l.lost > 0 {
@@ -218,7 +224,8 @@ func (l *logFile) lose(b []byte) {
 }
 
 // rotate moves every old file one number up, the current one to 1, and begins
-// an empty one.
+// an empty one. That is made first: if it cannot be, no file is moved, and nothing
+// that was kept goes for it.
 func (l *logFile) rotate() error {
 	name := func(i int) string { return l.path + "." + strconv.Itoa(i) }
 	if l.maxFiles == 1 {
@@ -228,26 +235,33 @@ func (l *logFile) rotate() error {
 		l.size = 0
 		return nil
 	}
-	for i := l.maxFiles - 2; i >= 1; i-- {
-		if err := os.Rename(name(i), name(i+1)); err != nil && !os.IsNotExist(err) {
-			return err
-		}
-	}
-	if err := os.Rename(l.path, name(1)); err != nil && !os.IsNotExist(err) {
+	fresh := l.path + ".new" // what a podmon that was killed left of it is taken
+	f, err := os.OpenFile(fresh, os.O_WRONLY|os.O_APPEND|os.O_CREATE|os.O_TRUNC, 0o640)
+	if err != nil {
 		return err
 	}
-	return l.reopen()
-}
-
-// reopen begins to write to the file that now has the log's name. The caller holds mu.
-func (l *logFile) reopen() error {
-	old := l.f
-	if err := l.open(); err != nil {
-		return err // keeps writing to the old one
+	for i := l.maxFiles - 2; i >= 1 && err == nil; i-- {
+		if err = os.Rename(name(i), name(i+1)); os.IsNotExist(err) {
+			err = nil
+		}
 	}
-	if old != nil {
-		old.Close()
+	if err == nil {
+		if err = os.Rename(l.path, name(1)); os.IsNotExist(err) {
+			err = nil
+		}
 	}
+	if err == nil {
+		if err = os.Rename(fresh, l.path); err != nil {
+			_ = os.Rename(name(1), l.path) // it is written to further on
+		}
+	}
+	if err != nil {
+		f.Close()
+		_ = os.Remove(fresh)
+		return err
+	}
+	l.f.Close()
+	l.f, l.size = f, 0
 	return nil
 }
 

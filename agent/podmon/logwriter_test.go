@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -88,6 +89,64 @@ func TestLogRotation(t *testing.T) {
 	}
 	if _, err := os.Stat(l.path + ".3"); err == nil {
 		t.Error("a fourth file was kept")
+	}
+}
+
+// TestLogThatCannotBeRotated: while no file can be opened the log grows on, no file is
+// moved and no line is lost; then it is rotated as always.
+func TestLogThatCannotBeRotated(t *testing.T) {
+	l := testLog(t, 200, 3)
+	now := time.Unix(0, 0)
+	l.now = func() time.Time { return now }
+	s := l.stream("stdout")
+	write := func(from, to int) {
+		for i := from; i < to; i++ {
+			fmt.Fprintf(writerFunc(s.write), "line %02d\n", i)
+		}
+	}
+	write(0, 13) // two whole files, and the third begun
+	var had syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &had); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 0, Max: had.Max}); err != nil {
+		t.Fatal(err)
+	}
+	write(13, 30)
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &had); err != nil {
+		t.Fatal(err)
+	}
+	lines := func() (n int) {
+		t.Helper()
+		for _, suffix := range []string{".2", ".1", ""} {
+			b, err := os.ReadFile(l.path + suffix)
+			if err != nil && !os.IsNotExist(err) {
+				t.Fatal(err)
+			}
+			n += strings.Count(string(b), "\n")
+		}
+		return n
+	}
+	if n := lines(); n != 30 {
+		t.Errorf("%d lines are kept of 30", n)
+	}
+	if b, err := os.ReadFile(l.path); err != nil || !strings.HasSuffix(string(b), "line 29\n") {
+		t.Errorf("the newest lines are not in the file of that name: %v", err)
+	}
+	write(30, 31)
+	if n := lines(); n != 31 {
+		t.Errorf("%d lines are kept of 31", n)
+	}
+	now = now.Add(rotateAgain)
+	write(31, 32)
+	if b, err := os.ReadFile(l.path); err != nil || string(b) != "1970-01-01T00:00:10Z stdout F line 31\n" {
+		t.Errorf("after the rotation: %q, %v", b, err)
+	}
+	if n := lines(); n != 32-5 {
+		t.Errorf("%d lines are kept, want all but the oldest file's", n)
+	}
+	if _, err := os.Stat(l.path + ".new"); err == nil {
+		t.Error("a file was left over")
 	}
 }
 

@@ -69,7 +69,7 @@ func New(env loop.Env, metadata metadata.Interface, shared Shared) loop.Loop {
 		absent:    map[coordinates]bool{},
 	}
 	c.monitors = newMonitors(metadata, c.discovery, env.Clock, c.onChange)
-	c.monitors.shared = shared
+	c.monitors.shared, c.monitors.onEnd, c.monitors.onListed = shared, c.forget, c.listed
 	c.Controller = loop.New("gc", env, workers, c.reconcile)
 	return loop.Loop{Name: "gc", Run: c.run}
 }
@@ -114,6 +114,31 @@ func (c *collector) onChange(old, now *object) {
 		return // all are looked at when work begins
 	}
 	for _, uid := range followUps(old, now, dependents, func(uid types.UID) bool { return c.graph.get(uid) != nil }) {
+		c.enqueue(uid)
+	}
+}
+
+// forget takes the objects of a resource that is not watched any more out of the
+// graph: no event will say what becomes of them. Owners that waited for them go on.
+// Those that depend on them are let be: that their owner's kind is not served does not
+// say that it is gone. They are looked at when it is served again.
+func (c *collector) forget(resource schema.GroupVersionResource) {
+	for _, o := range c.graph.forget(resource) {
+		for _, ref := range o.owners {
+			if c.running.Load() {
+				c.enqueue(ref.UID)
+			}
+		}
+	}
+}
+
+// listed looks at what depends on objects of a kind that is known by now and has none
+// of their UIDs.
+func (c *collector) listed(kind schema.GroupKind) {
+	if !c.running.Load() {
+		return
+	}
+	for _, uid := range c.graph.lacking(kind) {
 		c.enqueue(uid)
 	}
 }

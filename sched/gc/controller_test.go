@@ -2,11 +2,14 @@ package gc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
@@ -21,6 +24,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/clusterd/clusterd/sched/loop"
 	"github.com/clusterd/clusterd/sched/schedtest"
@@ -30,14 +34,29 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // client serves pods, replicasets, deployments and nodes; the group of
 // widgets does not answer.
-type client struct{ *fake.Clientset }
+type client struct {
+	*fake.Clientset
+	gadgets *atomic.Bool // nil: they are not served, nor do widgets answer
+}
 
-func (c client) Discovery() discovery.DiscoveryInterfaces { return kinds{c.Clientset.Discovery()} }
+func (c client) Discovery() discovery.DiscoveryInterfaces {
+	return kinds{c.Clientset.Discovery(), c.gadgets}
+}
 
-type kinds struct{ discovery.DiscoveryInterfaces }
+type kinds struct {
+	discovery.DiscoveryInterfaces
+	gadgets *atomic.Bool
+}
 
-func (kinds) ServerPreferredResourcesWithContext(context.Context) ([]*metav1.APIResourceList, error) {
+func (k kinds) ServerPreferredResourcesWithContext(context.Context) ([]*metav1.APIResourceList, error) {
 	verbs := metav1.Verbs{"list", "watch", "delete"}
+	if k.gadgets != nil {
+		all := []*metav1.APIResourceList{{GroupVersion: "v1", APIResources: []metav1.APIResource{{Name: "pods", Kind: "Pod", Namespaced: true, Verbs: verbs}}}}
+		if k.gadgets.Load() {
+			all = append(all, &metav1.APIResourceList{GroupVersion: "example.com/v1", APIResources: []metav1.APIResource{{Name: "gadgets", Kind: "Gadget", Namespaced: true, Verbs: verbs}}})
+		}
+		return all, nil
+	}
 	return []*metav1.APIResourceList{
 			{GroupVersion: "v1", APIResources: []metav1.APIResource{
 				{Name: "pods", Kind: "Pod", Namespaced: true, Verbs: verbs}, {Name: "pods/log", Kind: "Pod", Namespaced: true},
@@ -79,7 +98,7 @@ func version(kind string) string {
 	switch kind {
 	case "Pod", "Node":
 		return "v1"
-	case "Widget":
+	case "Widget", "Gadget":
 		return "example.com/v1"
 	}
 	return "apps/v1"
@@ -118,7 +137,7 @@ func newSharingWorld(t *testing.T, shared Shared, objects ...*metav1.PartialObje
 	w.client.PrependReactor("delete", "*", w.delete)
 	w.client.PrependReactor("patch", "*", w.patched)
 
-	cs := client{fake.NewSimpleClientset()}
+	cs := client{fake.NewSimpleClientset(), nil}
 	l := New(loop.Env{Client: cs, Events: loop.NewEvents(cs, clock.RealClock{}), Clock: clock.RealClock{}}, w.client, shared)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
@@ -200,6 +219,94 @@ func (w *world) eventually(want string) {
 		}
 		return ""
 	})
+}
+
+// TestKindThatEnds: objects of a kind that is not served any more are forgotten: who
+// waited for them goes on, who depends on them stays, until the kind is served again
+// and the owner is not there.
+func TestKindThatEnds(t *testing.T) {
+	scheme := metadatafake.NewTestScheme()
+	if err := metav1.AddMetaToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	owner := thing("ns/Pod/waits")
+	now := metav1.Now()
+	owner.DeletionTimestamp, owner.Finalizers = &now, []string{metav1.FinalizerDeleteDependents}
+	w := &world{t: t, client: metadatafake.NewSimpleMetadataClient(scheme,
+		owner, thing("ns/Gadget/blocks", "ns/Pod/waits"), thing("ns/Gadget/owner"), thing("ns/Pod/depends", "ns/Gadget/owner"))}
+	// The collector's own deletion of the gadget is refused, so that the pod waits.
+	w.client.PrependReactor("delete", "gadgets", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, errors.New("not now")
+	})
+	w.client.PrependReactor("delete", "pods", w.delete)
+	w.client.PrependReactor("patch", "*", w.patched)
+	cs := client{fake.NewSimpleClientset(), new(atomic.Bool)}
+	cs.gadgets.Store(true)
+	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
+	l := New(loop.Env{Client: cs, Events: loop.NewEvents(cs, clock), Clock: clock}, w.client, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := l.Run(ctx); err != nil {
+			t.Errorf("loop ended with %v", err)
+		}
+	})
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	asked := func() (n int) {
+		for _, a := range w.client.Actions() {
+			if a.Matches("delete", "gadgets") {
+				n++
+			}
+		}
+		return n
+	}
+	pods := func() string {
+		var out []string
+		list, err := w.client.Resource(resourceOf("/Pod/")).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range list.Items {
+			out = append(out, o.Name)
+		}
+		slices.Sort(out)
+		return strings.Join(out, " ")
+	}
+	left := func(want string) {
+		t.Helper()
+		schedtest.Eventually(t, func() string {
+			if got := pods(); got != want {
+				clock.Step(rediscoverEvery)
+				return fmt.Sprintf("left is %q, want %q", got, want)
+			}
+			return ""
+		})
+	}
+	schedtest.Eventually(t, func() string {
+		if asked() == 0 {
+			return "the gadget that the pod waits for is left alone"
+		}
+		return ""
+	})
+	if got := pods(); got != "depends waits" {
+		t.Fatalf("left is %q", got)
+	}
+	// The kind goes, and its objects with it; the watch ended before it could say so.
+	cs.gadgets.Store(false)
+	left("depends")
+	for _, name := range []string{"blocks", "owner"} {
+		if err := w.client.Tracker().Delete(resourceOf("/Gadget/"), "ns", name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 3 { // it stays
+		clock.Step(rediscoverEvery)
+	}
+	if got := pods(); got != "depends" {
+		t.Fatalf("left is %q while its owner's kind is not served", got)
+	}
+	cs.gadgets.Store(true)
+	left("")
 }
 
 func app() []*metav1.PartialObjectMetadata {

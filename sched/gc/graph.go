@@ -110,6 +110,35 @@ func (g *graph) drop(uid types.UID) *object {
 	return o
 }
 
+// forget removes all objects that a resource showed, and returns them.
+func (g *graph) forget(resource schema.GroupVersionResource) (out []*object) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for uid, o := range g.objects {
+		if o.resource == resource {
+			g.unlink(o)
+			delete(g.objects, uid)
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
+// lacking returns the UIDs of all objects with an owner of that kind which is unknown.
+func (g *graph) lacking(kind schema.GroupKind) (out []types.UID) {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	for uid, o := range g.objects {
+		if slices.ContainsFunc(o.owners, func(ref metav1.OwnerReference) bool {
+			gv, err := schema.ParseGroupVersion(ref.APIVersion)
+			return err == nil && gv.WithKind(ref.Kind).GroupKind() == kind && g.objects[ref.UID] == nil
+		}) {
+			out = append(out, uid)
+		}
+	}
+	return out
+}
+
 func (g *graph) unlink(o *object) {
 	for _, ref := range o.owners {
 		delete(g.dependents[ref.UID], o.uid)

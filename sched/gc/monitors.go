@@ -47,11 +47,18 @@ type monitors struct {
 	discovery discovery.DiscoveryInterfaces
 	clock     clock.WithTicker
 	onChange  func(old, now *object)
-	first     chan struct{} // closed after the first discovery
-	gone      chan struct{} // a kind that is watched is not served any more
+	// onEnd is called after the last event of a resource that is not watched any
+	// more, onListed when all objects of a kind are known that is watched anew.
+	onEnd    func(schema.GroupVersionResource)
+	onListed func(schema.GroupKind)
+	first    chan struct{} // closed after the first discovery
+	gone     chan struct{} // a kind that is watched is not served any more
 
 	mu      sync.Mutex // guards below
 	running map[schema.GroupVersionResource]*monitor
+	// ended are resources that are not watched any more and whose end was not told
+	// yet: their kind is being listed in another version.
+	ended map[schema.GroupVersionResource]schema.GroupKind
 	// kinds tells how a reference's kind is served.
 	kinds map[schema.GroupKind]kindInfo
 	// partial: some group did not answer last time.
@@ -64,8 +71,30 @@ type kindInfo struct {
 }
 
 type monitor struct {
+	kind   schema.GroupKind
 	synced cache.InformerSynced
+	listed bool // that was told
 	stop   context.CancelFunc
+
+	mu    sync.Mutex // held while an event is told
+	ended bool       // none is any more
+}
+
+// tell tells an event, unless the monitor has ended.
+func (m *monitor) tell(event func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.ended {
+		event()
+	}
+}
+
+// end stops the monitor; no event of it comes afterwards.
+func (m *monitor) end() {
+	m.stop()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.ended = true
 }
 
 func newMonitors(metadata metadata.Interface, discovery discovery.DiscoveryInterfaces, clock clock.WithTicker, onChange func(old, now *object)) *monitors {
@@ -74,7 +103,9 @@ func newMonitors(metadata metadata.Interface, discovery discovery.DiscoveryInter
 		first:   make(chan struct{}),
 		gone:    make(chan struct{}, 1),
 		running: map[schema.GroupVersionResource]*monitor{},
-		kinds:   map[schema.GroupKind]kindInfo{},
+		ended:   map[schema.GroupVersionResource]schema.GroupKind{},
+		onEnd:   func(schema.GroupVersionResource) {}, onListed: func(schema.GroupKind) {},
+		kinds: map[schema.GroupKind]kindInfo{},
 	}
 }
 
@@ -160,19 +191,49 @@ func (m *monitors) refresh(ctx context.Context, group *errgroup.Group) bool {
 	}
 	for resource, kind := range wanted {
 		if m.running[resource] == nil {
+			if _, ok := m.ended[resource]; ok {
+				m.tellEnd(resource) // what the next one shows is kept apart from that
+			}
 			m.start(ctx, group, resource, kind)
 		}
 	}
-	if m.partial {
-		return false
-	}
-	for resource, running := range m.running {
-		if _, ok := wanted[resource]; !ok {
-			running.stop()
-			delete(m.running, resource)
+	if !m.partial {
+		for resource, running := range m.running {
+			if _, ok := wanted[resource]; !ok {
+				running.end()
+				delete(m.running, resource)
+				m.ended[resource] = running.kind
+			}
 		}
 	}
-	return true
+	m.tellOfKinds()
+	return !m.partial
+}
+
+// tellOfKinds tells which kinds are listed by now, and which resources have ended. If
+// the kind of one is being listed in another version, its objects are known until
+// they are known in that. mu is held.
+func (m *monitors) tellOfKinds() {
+	listing := map[schema.GroupKind]bool{}
+	for _, running := range m.running {
+		switch synced := running.synced(); {
+		case !synced:
+			listing[running.kind] = true
+		case !running.listed:
+			running.listed = true
+			m.onListed(running.kind)
+		}
+	}
+	for resource, kind := range m.ended {
+		if !listing[kind] {
+			m.tellEnd(resource)
+		}
+	}
+}
+
+func (m *monitors) tellEnd(resource schema.GroupVersionResource) {
+	delete(m.ended, resource)
+	m.onEnd(resource)
 }
 
 // start begins to watch one kind; mu is held.
@@ -189,21 +250,23 @@ func (m *monitors) start(ctx context.Context, group *errgroup.Group, resource sc
 			return
 		}
 	}
+	mon := &monitor{kind: kind}
+	changed := func(old, now any) { mon.tell(func() { m.changed(resource, kind, old, now) }) }
 	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(obj any) { m.changed(resource, kind, nil, obj) },
+		AddFunc: func(obj any) { changed(nil, obj) },
 		UpdateFunc: func(old, obj any) {
 			if o, ok := old.(metav1.Object); ok {
 				if n, ok := obj.(metav1.Object); ok && o.GetUID() != n.GetUID() {
-					m.changed(resource, kind, old, nil) // deleted and created again
+					changed(old, nil) // deleted and created again
 				}
 			}
-			m.changed(resource, kind, nil, obj)
+			changed(nil, obj)
 		},
 		DeleteFunc: func(obj any) {
 			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 				obj = gone.Obj
 			}
-			m.changed(resource, kind, obj, nil)
+			changed(obj, nil)
 		},
 	})
 	if err != nil {
@@ -211,7 +274,8 @@ func (m *monitors) start(ctx context.Context, group *errgroup.Group, resource sc
 		return
 	}
 	ctx, stop := context.WithCancel(ctx)
-	m.running[resource] = &monitor{synced: registration.HasSynced, stop: stop}
+	mon.synced, mon.stop = registration.HasSynced, stop
+	m.running[resource] = mon
 	if !own {
 		context.AfterFunc(ctx, func() { informer.RemoveEventHandler(registration) }) //nolint:errcheck // one that ended has none
 		return
