@@ -160,13 +160,7 @@ func withArg(args []string, fn func(string) error) error {
 
 // serve answers until it is asked to stop, then lets running requests end.
 func serve(ctx context.Context) error {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /busy", busy)
-	mux.HandleFunc("GET /echo", echo)
-	mux.HandleFunc("/method/", method)
-	mux.HandleFunc("POST /grpc.health.v1.Health/Check", health)
-	mux.HandleFunc("GET /", page)
+	mux := pages()
 	port := os.Getenv("PORT")
 	if port == "" {
 		port = "8080"
@@ -196,6 +190,20 @@ func serve(ctx context.Context) error {
 		err = serr
 	}
 	return err
+}
+
+// pages are all that is answered by HTTP.
+func pages() *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /busy", busy)
+	mux.HandleFunc("GET /echo", echo)
+	for _, m := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions} {
+		mux.HandleFunc(m+" /method/", method)
+	}
+	mux.HandleFunc("POST /grpc.health.v1.Health/Check", health)
+	mux.HandleFunc("GET /", page)
+	return mux
 }
 
 // page says who answers. The message is read each time: a mounted ConfigMap

@@ -95,3 +95,13 @@ func TestLines(t *testing.T) {
 	_ = conn.Close()
 	<-ended
 }
+
+func TestMethods(t *testing.T) {
+	for _, m := range []string{http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
+		w := httptest.NewRecorder()
+		pages().ServeHTTP(w, httptest.NewRequest(m, "/method/a", nil))
+		if w.Code != http.StatusOK || w.Header().Get("X-Method") != m {
+			t.Errorf("%s: %d, %v", m, w.Code, w.Header())
+		}
+	}
+}
