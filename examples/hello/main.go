@@ -20,13 +20,14 @@ import (
 	"time"
 )
 
-const usage = `hello                 serve on :8080 (PORT)
+const usage = `hello                 serve on :8080 (PORT), pages by TCP and lines by UDP
 hello fetch URL       print the page; exit 1 unless the status is 2xx
 hello api PATH        ask the API server by the pod's account and print the answer
 hello mtls serve BUNDLE ROOTS, mtls fetch URL BUNDLE ROOTS
                       speak TLS on :8443 with certificates on both sides
 hello dial HOST:PORT  exit 0 when a TCP connection opens
-hello lookup KIND NAME
+hello ask HOST:PORT   send a datagram and print the answer
+hello lookup KIND NAME [tcp]
                       ask by the pod's resolv.conf: host, srv, addr or cname
 hello sleep [SECONDS] wait, for ever without a number; a signal ends it
 hello exit CODE [SECONDS]
@@ -98,6 +99,8 @@ func run(cmd string, args []string) (int, error) {
 		err = mutual(ctx, args)
 	case "dial":
 		err = withArg(args, func(addr string) error { return dial(ctx, addr) })
+	case "ask":
+		err = withArg(args, func(addr string) error { return ask(ctx, addr) })
 	case "lookup":
 		err = lookup(ctx, args)
 	case "sleep":
@@ -157,12 +160,7 @@ func withArg(args []string, fn func(string) error) error {
 
 // serve answers until it is asked to stop, then lets running requests end.
 func serve(ctx context.Context) error {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /busy", busy)
-	mux.HandleFunc("GET /echo", echo)
-	mux.HandleFunc("POST /grpc.health.v1.Health/Check", health)
-	mux.HandleFunc("GET /", page)
+	mux := pages()
 	port := os.Getenv("PORT")
 	if port == "" {
 		port = "8080"
@@ -170,8 +168,14 @@ func serve(ctx context.Context) error {
 	srv := &http.Server{Addr: ":" + port, Handler: mux, ReadHeaderTimeout: 5 * time.Second, Protocols: new(http.Protocols)}
 	srv.Protocols.SetHTTP1(true)
 	srv.Protocols.SetUnencryptedHTTP2(true) // as gRPC is spoken
+	lines, err := (&net.ListenConfig{}).ListenPacket(ctx, "udp", ":"+port)
+	if err != nil {
+		return err
+	}
 	done := make(chan error, 1)
 	go func() { done <- srv.ListenAndServe() }()
+	go answerLines(lines) // until it is closed
+	defer func() { _ = lines.Close() }()
 	fmt.Printf("hello from %s, serving on :%s\n", podName(), port)
 	select {
 	case err := <-done:
@@ -181,11 +185,25 @@ func serve(ctx context.Context) error {
 	fmt.Println("stopping")
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	err := srv.Shutdown(grace)
+	err = srv.Shutdown(grace)
 	if serr := <-done; err == nil && !errors.Is(serr, http.ErrServerClosed) {
 		err = serr
 	}
 	return err
+}
+
+// pages are all that is answered by HTTP.
+func pages() *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /busy", busy)
+	mux.HandleFunc("GET /echo", echo)
+	for _, m := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions} {
+		mux.HandleFunc(m+" /method/", method)
+	}
+	mux.HandleFunc("POST /grpc.health.v1.Health/Check", health)
+	mux.HandleFunc("GET /", page)
+	return mux
 }
 
 // page says who answers. The message is read each time: a mounted ConfigMap
@@ -289,10 +307,15 @@ func dial(ctx context.Context, addr string) error {
 
 // lookup prints the answers in order, one a line.
 func lookup(ctx context.Context, args []string) error {
-	if len(args) != 2 {
+	r := &net.Resolver{PreferGo: true}
+	switch {
+	case len(args) == 3 && args[2] == "tcp":
+		r.Dial = func(ctx context.Context, _, addr string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+		}
+	case len(args) != 2:
 		return fmt.Errorf("a kind and a name are needed\n%s", usage)
 	}
-	r := &net.Resolver{PreferGo: true}
 	var out []string
 	var err error
 	switch kind, name := args[0], args[1]; kind {

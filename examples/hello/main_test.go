@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -65,6 +66,42 @@ func TestExitCodes(t *testing.T) {
 	} {
 		if code, err := run(tt.args[0], tt.args[1:]); code != tt.code {
 			t.Errorf("%v: exit %d (%v), want %d", tt.args, code, err, tt.code)
+		}
+	}
+}
+
+func TestLines(t *testing.T) {
+	t.Setenv("POD_NAME", "web-1")
+	t.Setenv("NODE_NAME", "n1")
+	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { answerLines(conn); close(ended) }()
+	client, err := net.Dial("udp", conn.LocalAddr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = client.Close() }()
+	if _, err := client.Write([]byte("?")); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 512)
+	n, err := client.Read(b)
+	if got, want := string(b[:n]), "I am pod web-1 on node n1; you come from 127.0.0.1\n"; err != nil || got != want {
+		t.Errorf("got %q, %v, want %q", got, err, want)
+	}
+	_ = conn.Close()
+	<-ended
+}
+
+func TestMethods(t *testing.T) {
+	for _, m := range []string{http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
+		w := httptest.NewRecorder()
+		pages().ServeHTTP(w, httptest.NewRequest(m, "/method/a", nil))
+		if w.Code != http.StatusOK || w.Header().Get("X-Method") != m {
+			t.Errorf("%s: %d, %v", m, w.Code, w.Header())
 		}
 	}
 }
