@@ -3,6 +3,7 @@ package server
 import (
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"net/http"
@@ -118,7 +119,7 @@ func (s *Server) newAdmission(c *genericapiserver.RecommendedConfig, client kube
 	s.webhooks = webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, c.LoopbackClientConfig, c.TracerProvider)
 	s.mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery()))
 	return admission.Chain(stores, admission.Options{
-		Quota:             func() (genericadmission.Interface, error) { return newQuota(c, client, stores) },
+		Quota:             func(config io.Reader) (genericadmission.Interface, error) { return newQuota(c, client, stores, config) },
 		Set:               s.config.Admission,
 		TolerationSeconds: *s.config.TolerationSeconds,
 		Extensions: &admission.Extensions{

@@ -61,7 +61,7 @@ type Options struct {
 	TolerationSeconds int64
 	// Quota makes what holds requests to the quotas of their namespaces. It is
 	// called last, and only if it is wanted: what it makes begins to work at once.
-	Quota func() (admission.Interface, error)
+	Quota func(config io.Reader) (admission.Interface, error)
 	// Extensions is what users have registered.
 	Extensions *Extensions
 }
@@ -125,7 +125,7 @@ func list(objects Objects, options Options) []plugin {
 		// What users have registered sees objects as they will be stored.
 		x.plugins()...),
 		// What any other refuses must not be counted.
-		plugin{"ResourceQuota", true, func(io.Reader) (admission.Interface, error) { return options.Quota() }})
+		plugin{"ResourceQuota", true, options.Quota})
 }
 
 // Chain is the plugins that options ask for. The first refusal ends the chain.
