@@ -82,7 +82,7 @@ func newGeneric(config Config, stores *stores, s *Server) (*genericapiserver.Rec
 	if s.fairness, err = fairness.New(client, c.SharedInformerFactory, config.Seats); err != nil {
 		return nil, err
 	}
-	c.FlowControl = s.fairness.Control
+	c.FlowControl = newBodies(s.fairness.Control, c.MaxRequestBodyBytes, config.RequestTimeout)
 
 	namer := apiopenapi.NewDefinitionNamer(apis.Scheme, crdserver.Scheme, aggregatorscheme.Scheme)
 	c.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(definitions, namer)
@@ -95,8 +95,11 @@ func newGeneric(config Config, stores *stores, s *Server) (*genericapiserver.Rec
 		return basic(req, info) || isRaw(config.RawHandlers, req.URL.Path)
 	}
 
+	open := newStreams(config.Streams)
 	c.BuildHandlerChainFunc = func(api http.Handler, c *genericapiserver.Config) http.Handler {
-		return genericapiserver.DefaultBuildHandlerChain(withAgent(withPast(s.quietly(api), config.Past, c.Authorization.Authorizer)), c)
+		inner := withAgent(withPast(s.quietly(api), config.Past, c.Authorization.Authorizer))
+		inner = answeringRefused(open.bounded(inner, c.LongRunningFunc))
+		return withBodies(genericapiserver.DefaultBuildHandlerChain(inner, c))
 	}
 	c.AddReadyzChecks(
 		healthz.NamedCheck("storage", func(*http.Request) error { return stores.ready() }),

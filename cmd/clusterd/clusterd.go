@@ -256,6 +256,7 @@ func (m *Main) buildAPI() error {
 		}),
 		Access:            m.cfg.AccessConfig.access(m.dir.path("audit.log")),
 		Admission:         m.cfg.AccessConfig.admission(),
+		Streams:           m.cfg.MaxStreamsPerUser,
 		Past:              past,
 		Keys:              storepast.NewKeys(m.store),
 		Authenticator:     m.rights.check(auth.ClientCert(m.trust.Pool)),
