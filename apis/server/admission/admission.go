@@ -20,6 +20,7 @@ import (
 	"github.com/clusterd/clusterd/apis/server/admission/devices"
 	"github.com/clusterd/clusterd/apis/server/admission/eventrate"
 	"github.com/clusterd/clusterd/apis/server/admission/expressions"
+	"github.com/clusterd/clusterd/apis/server/admission/externalips"
 	"github.com/clusterd/clusterd/apis/server/admission/imagepolicy"
 	"github.com/clusterd/clusterd/apis/server/admission/limitranger"
 	"github.com/clusterd/clusterd/apis/server/admission/namespaceexists"
@@ -30,6 +31,7 @@ import (
 	"github.com/clusterd/clusterd/apis/server/admission/ownerrefs"
 	"github.com/clusterd/clusterd/apis/server/admission/podgroups"
 	"github.com/clusterd/clusterd/apis/server/admission/podsecurity"
+	"github.com/clusterd/clusterd/apis/server/admission/podtopology"
 	"github.com/clusterd/clusterd/apis/server/admission/priority"
 	"github.com/clusterd/clusterd/apis/server/admission/runtimeclass"
 	"github.com/clusterd/clusterd/apis/server/admission/serviceaccount"
@@ -117,6 +119,8 @@ func list(objects Objects, options Options) []plugin {
 		{"ClusterTrustBundleAttest", true, plain(func() admission.Interface { return certificates.NewAttest(x.Authorizer) })},
 		{"CertificateSubjectRestriction", true, plain(certificates.NewSubjectRestriction)},
 		{"DefaultIngressClass", true, plain(func() admission.Interface { return defaultingressclass.New(objects) })},
+		{"DenyServiceExternalIPs", false, plain(externalips.New)},
+		{"PodTopologyLabels", true, plain(func() admission.Interface { return podtopology.New(objects) })},
 		// Expressions is no plugin of upstream's, whose validation does this.
 		{"Expressions", true, plain(func() admission.Interface { return expressions.New() })},
 		// Devices is none either: upstream's validation and strategy do this.
