@@ -84,6 +84,16 @@ func (s *Server) DropTokenKeys(ctx context.Context) (int, error) {
 	return s.accounts.issuer.Keys.Drop(ctx)
 }
 
+// TokenKeyIDs are the ids of the keys that verify tokens, oldest first.
+func (s *Server) TokenKeyIDs(ctx context.Context) ([]string, error) {
+	keys, err := s.accounts.issuer.Keys.All(ctx)
+	ids := make([]string, len(keys))
+	for i, key := range keys {
+		ids[i] = key.ID
+	}
+	return ids, err
+}
+
 // ResealTokenKeys writes each key that signs tokens once, so that the storage
 // seals it with its newest key, and returns how many there are.
 func (s *Server) ResealTokenKeys(ctx context.Context) (int, error) {
