@@ -100,6 +100,9 @@ type Config struct {
 	// RootCA is the PEM bundle that pods verify the API server with. If it is
 	// empty, namespaces get no kube-root-ca.crt.
 	RootCA []byte
+	// TokenKeys are the ids of the keys that verify tokens of service accounts, so
+	// that Secrets with tokens of others are filled anew. Nil: they are not.
+	TokenKeys func(ctx context.Context) ([]string, error)
 
 	// SignClient signs client certificates for the API; nil: requests for them
 	// stay unsigned.
@@ -209,7 +212,7 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return serviceaccount.New(env, cfg.RootCA), nil },
 		func() (Loop, error) { return clusterroleaggregation.New(env), nil },
 		func() (Loop, error) { return quota.New(env, cfg.Metadata), nil },
-		func() (Loop, error) { return accounttoken.New(env, cfg.RootCA), nil },
+		func() (Loop, error) { return accounttoken.New(env, cfg.RootCA, cfg.TokenKeys), nil },
 		func() (Loop, error) { return bootstraptoken.New(env), nil },
 		func() (Loop, error) { return certificatesigning.New(env, cfg.SignClient), nil },
 		func() (Loop, error) { return podcertificate.New(env), nil },

@@ -13,15 +13,20 @@ const liveSize = "size=512m,mode=711"
 
 // mountLive puts a tmpfs where the records are, unless a former podmon has.
 // They tell of processes, mounts and FIFOs, of which nothing is left after a
-// boot; and on a disk, making and removing some fifteen small files took a good
-// part of a pod's time.
+// boot; on a disk, making and removing some fifteen small files took a good
+// part of a pod's time; and they hold the environments of containers, into which
+// Secrets go. Where the kernel can (Linux 6.4), it is not swapped out either.
 func mountLive(dir string) error {
 	live := filepath.Join(dir, liveDir)
 	mounted, err := isMountPoint(live)
 	if err != nil || mounted {
 		return err
 	}
-	if err := unix.Mount("podmon", live, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, liveSize); err != nil {
+	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	if unix.Mount("podmon", live, "tmpfs", flags, liveSize+",noswap") == nil {
+		return nil
+	}
+	if err := unix.Mount("podmon", live, "tmpfs", flags, liveSize); err != nil {
 		return &os.PathError{Op: "mount tmpfs", Path: live, Err: err}
 	}
 	return nil

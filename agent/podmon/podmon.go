@@ -129,7 +129,7 @@ func New(cfg Config) (_ *Supervisor, err error) {
 		return nil, err
 	}
 	if err := mountLive(cfg.Dir); err != nil {
-		s.log.Warn("records are kept on disk, which takes longer", "err", err)
+		return nil, fmt.Errorf("records would be kept on disk, and what Secrets gave the environments of containers with them: %w: clusterd needs the rights of root and Linux 5.8 or newer", err)
 	}
 	if err := makeDirs(cfg.Dir, sandboxesDir, containerDir, runcStateDir); err != nil {
 		return nil, err

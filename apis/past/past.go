@@ -29,6 +29,19 @@ const (
 	MaxChanges     = 1000
 )
 
+// Via stands in a Change's Origin between a user and the program.
+const Via = " via "
+
+// SplitOrigin is the user and the program of a Change's Origin; either may be "".
+// A user whose name reads like more than that is quoted.
+func SplitOrigin(origin string) (user, program string) {
+	if quoted, err := strconv.QuotedPrefix(origin); err == nil && strings.HasPrefix(origin, `"`) {
+		return quoted, strings.TrimPrefix(origin[len(quoted):], Via)
+	}
+	user, program, _ = strings.Cut(origin, Via)
+	return user, program
+}
+
 // Moment is a revision or a time: exactly one is set.
 type Moment struct {
 	Revision int64

@@ -130,6 +130,7 @@ plugins:
 			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name}, Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: name}}}, metav1.CreateOptions{}))
 	}
 	grant("writer", grants("create update get", "configmaps"))
+	grant("keeper", append(grants("create update get delete", "configmaps"), rbacv1.PolicyRule{Verbs: []string{"update"}, APIGroups: []string{"*"}, Resources: []string{"*/finalizers"}}))
 	grant("owner", grants("create update get delete", "configmaps"))
 	owned := func(name string, block bool) *corev1.ConfigMap {
 		m := configMap(name, nil)
@@ -144,8 +145,18 @@ plugins:
 		return create("writer", configMap("w", nil)) == nil || apierrors.IsAlreadyExists(create("writer", configMap("w", nil)))
 	})
 	soon(t, "the bindings count", func() bool { return create("owner", owned("fine", false)) == nil })
-	forbidden("a reference without the right to delete", "cannot set an ownerRef on a resource you can't delete", create("writer", owned("x", false)))
+	// What is new is nobody else's: who makes it may say when it goes.
+	if err := create("writer", owned("x", false)); err != nil {
+		t.Errorf("a new object with an owner, by who may not delete: %v", err)
+	}
+	_, err = s.ClientFor(t, "writer").CoreV1().ConfigMaps("made").Update(ctx, owned("w", false), metav1.UpdateOptions{})
+	forbidden("a reference without the right to delete", "cannot set an ownerRef on a resource you can't delete", err)
 	forbidden("a reference that holds up the owner", "cannot set blockOwnerDeletion", create("owner", owned("y", true)))
+	// Who may write any finalizers is not asked what kind the owner is.
+	unknown := owned("z", true)
+	unknown.OwnerReferences[0].APIVersion, unknown.OwnerReferences[0].Kind = "example.com/v1", "Unknown"
+	forbidden("an owner of a kind that is not served", "find the owner's kind", create("owner", unknown))
+	soon(t, "the right to write any finalizers", func() bool { return create("keeper", unknown) == nil })
 }
 
 func TestWrongAdmissionSets(t *testing.T) {

@@ -28,6 +28,11 @@ func TestNamespaceLifecycle(t *testing.T) {
 	if !apierrors.IsNotFound(err) || err.Error() != `namespaces "nowhere" not found` {
 		t.Errorf("create in a missing namespace: %v", err)
 	}
+	// So is a pod, whose account other plugins would miss there.
+	_, err = s.Client.CoreV1().Pods("nowhere").Create(ctx, pod("x"), metav1.CreateOptions{})
+	if !apierrors.IsNotFound(err) || err.Error() != `namespaces "nowhere" not found` {
+		t.Errorf("create a pod in a missing namespace: %v", err)
+	}
 	for _, name := range []string{"default", "kube-system", "kube-public", "kube-node-lease"} {
 		if err := spaces.Delete(ctx, name, metav1.DeleteOptions{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "this namespace may not be deleted") {
 			t.Errorf("delete %s: %v", name, err)
@@ -249,11 +254,12 @@ func TestMirrorPods(t *testing.T) {
 	s := servertest.Start(t, nil)
 	ctx := t.Context()
 	n1 := must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(s.ClientConfigFor("system:node:n1", "system:nodes")))
+	node := must[*corev1.Node](t)(s.Client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: meta("n1")}, metav1.CreateOptions{}))
 	mirror := func(name string, edits ...func(*corev1.Pod)) *corev1.Pod {
 		p := pod(name)
 		p.Spec.NodeName = "n1"
 		p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "hash"}
-		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "n1", UID: "uid", Controller: ptr.To(true)}}
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "n1", UID: node.UID, Controller: ptr.To(true)}}
 		for _, edit := range edits {
 			edit(p)
 		}
@@ -267,17 +273,20 @@ func TestMirrorPods(t *testing.T) {
 		edit func(*corev1.Pod)
 		want string
 	}{
-		"plain":         {func(p *corev1.Pod) { p.Annotations = nil }, `pod does not have "kubernetes.io/config.mirror" annotation`},
-		"foreign":       {func(p *corev1.Pod) { p.Spec.NodeName = "n2" }, "with spec.nodeName set to itself"},
-		"orphan":        {func(p *corev1.Pod) { p.OwnerReferences = nil }, "a single owner reference set to itself"},
-		"of n2":         {func(p *corev1.Pod) { p.OwnerReferences[0].Name = "n2" }, "a single owner reference set to itself"},
-		"curious":       {func(p *corev1.Pod) { p.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "s"}} }, "can not create pods that reference secrets/s"},
-		"other account": {func(p *corev1.Pod) { p.Spec.ServiceAccountName = "robot" }, "reference"},
+		"plain":          {func(p *corev1.Pod) { p.Annotations = nil }, `pod does not have "kubernetes.io/config.mirror" annotation`},
+		"foreign":        {func(p *corev1.Pod) { p.Spec.NodeName = "n2" }, "with spec.nodeName set to itself"},
+		"orphan":         {func(p *corev1.Pod) { p.OwnerReferences = nil }, "a single owner reference set to itself"},
+		"of n2":          {func(p *corev1.Pod) { p.OwnerReferences[0].Name = "n2" }, "a single owner reference set to itself"},
+		"of a former n1": {func(p *corev1.Pod) { p.OwnerReferences[0].UID = "former" }, "node n1 UID mismatch: expected " + string(node.UID) + " got former"},
+		"not controlled": {func(p *corev1.Pod) { p.OwnerReferences[0].Controller = nil }, "with a controller owner reference set to itself"},
+		"in n1's way":    {func(p *corev1.Pod) { p.OwnerReferences[0].BlockOwnerDeletion = ptr.To(true) }, "must not set blockOwnerDeletion"},
+		"curious":        {func(p *corev1.Pod) { p.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "s"}} }, "a mirror pod may not reference secrets"},
+		"other account":  {func(p *corev1.Pod) { p.Spec.ServiceAccountName = "robot" }, "reference"},
 		"in env": {func(p *corev1.Pod) {
 			p.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "c"}}}}
 		}, "can not create pods that reference configmaps/c"},
 	} {
-		_, err := n1.CoreV1().Pods("default").Create(ctx, mirror(strings.ReplaceAll(name, " ", "-"), test.edit), metav1.CreateOptions{})
+		_, err := n1.CoreV1().Pods("default").Create(ctx, mirror(strings.NewReplacer(" ", "-", "'", "").Replace(name), test.edit), metav1.CreateOptions{})
 		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v, want Forbidden: %s", name, err, test.want)
 		}

@@ -115,6 +115,11 @@ type Config struct {
 	// levels; see package fairness. Default fairness.Seats.
 	Seats int
 
+	// Streams is how many watches and streams (logs, exec, port-forward, proxy) one
+	// user may have open at this server, nodes and administrators ten times as many.
+	// Default DefaultStreams.
+	Streams int
+
 	// DrainTimeout is how long Run waits for watches to end when it is
 	// stopped. Default five seconds.
 	DrainTimeout time.Duration
@@ -145,6 +150,12 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Seats == 0 {
 		c.Seats = fairness.Seats
+	}
+	if c.Streams == 0 {
+		c.Streams = DefaultStreams
+	}
+	if c.Streams < 0 {
+		return c, fmt.Errorf("API server config: Streams %d is negative", c.Streams)
 	}
 	if c.DrainTimeout == 0 {
 		c.DrainTimeout = 5 * time.Second

@@ -3,10 +3,10 @@ package server_test
 import (
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -21,8 +21,13 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/flowcontrol/bootstrap"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/ptr"
 
@@ -73,13 +78,43 @@ func ask(t *testing.T, ctx context.Context, config *rest.Config, path string) (c
 	return resp.StatusCode, resp.Header.Get("Retry-After"), resp.Header.Get(flowcontrolv1.ResponseHeaderMatchedPriorityLevelConfigurationUID)
 }
 
+// holding is a storage that creates the object of a key only when until is closed.
+func holding(next generic.StorageDecorator, key string, until <-chan struct{}) generic.StorageDecorator {
+	return func(config *storagebackend.ConfigForResource, prefix string, keyOf func(runtime.Object) (string, error), newOne, newList func() runtime.Object,
+		attributes storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
+	) (storage.Interface, factory.DestroyFunc, error) {
+		made, destroy, err := next(config, prefix, keyOf, newOne, newList, attributes, triggers, indexers)
+		return &holdingStorage{made, key, until}, destroy, err
+	}
+}
+
+type holdingStorage struct {
+	storage.Interface
+	key   string
+	until <-chan struct{}
+}
+
+// Create implements storage.Interface.
+func (s *holdingStorage) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
+	if key == s.key {
+		select {
+		case <-s.until:
+		case <-ctx.Done():
+		}
+	}
+	return s.Interface.Create(ctx, key, obj, out, ttl)
+}
+
 // inJail is a line of the library's dump of requests that wait.
 var inJail = regexp.MustCompile(`(?m)^jail, +jail, +\d+, +\d+,`)
 
 // TestFairness: a client without a seat is rejected or waits, and no other client is.
 func TestFairness(t *testing.T) {
 	// So few that a share is one.
-	s := servertest.Start(t, func(c *server.Config) { c.Seats = 100 })
+	end := make(chan struct{})
+	s := servertest.Start(t, func(c *server.Config) {
+		c.Seats, c.Storage = 100, holding(c.Storage, "/core/configmaps/default/held", end)
+	})
 	api := s.Client.FlowcontrolV1()
 	level, schema := newLevel("jail", "flood", 1, flowcontrolv1.LimitResponse{Type: flowcontrolv1.LimitResponseTypeReject})
 	schema = must[*flowcontrolv1.FlowSchema](t)(api.FlowSchemas().Create(t.Context(), schema, metav1.CreateOptions{}))
@@ -104,14 +139,13 @@ func TestFairness(t *testing.T) {
 		code, _, of := ask(t, ctx, flood, maps)
 		return code == http.StatusOK && of == string(level.UID)
 	})
-	// A request that does not end: its body does not.
-	unended, end := io.Pipe()
+	// A request that does not end: the storage does not answer.
 	client := must[*http.Client](t)(rest.HTTPClientFor(flood))
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		for code := http.StatusTooManyRequests; code == http.StatusTooManyRequests; {
-			req, err := http.NewRequestWithContext(t.Context(), "POST", flood.Host+maps, io.NopCloser(unended))
+			req, err := http.NewRequestWithContext(t.Context(), "POST", flood.Host+maps, strings.NewReader(`{"metadata":{"name":"held"}}`))
 			if err != nil {
 				t.Error(err)
 				return
@@ -169,7 +203,7 @@ func TestFairness(t *testing.T) {
 		t.Fatalf("answered %d without a seat", code)
 	default:
 	}
-	_ = end.Close()
+	close(end)
 	<-ended
 	select {
 	case <-answered:

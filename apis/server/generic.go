@@ -3,6 +3,7 @@ package server
 import (
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"net/http"
@@ -82,7 +83,7 @@ func newGeneric(config Config, stores *stores, s *Server) (*genericapiserver.Rec
 	if s.fairness, err = fairness.New(client, c.SharedInformerFactory, config.Seats); err != nil {
 		return nil, err
 	}
-	c.FlowControl = s.fairness.Control
+	c.FlowControl = newBodies(s.fairness.Control, c.MaxRequestBodyBytes, config.RequestTimeout)
 
 	namer := apiopenapi.NewDefinitionNamer(apis.Scheme, crdserver.Scheme, aggregatorscheme.Scheme)
 	c.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(definitions, namer)
@@ -95,9 +96,12 @@ func newGeneric(config Config, stores *stores, s *Server) (*genericapiserver.Rec
 		return basic(req, info) || isRaw(config.RawHandlers, req.URL.Path)
 	}
 
+	open := newStreams(config.Streams)
 	c.BuildHandlerChainFunc = func(api http.Handler, c *genericapiserver.Config) http.Handler {
 		api = withQuantities(s.documents.Before(s.quietly(api)), stores, c.MaxRequestBodyBytes)
-		return genericapiserver.DefaultBuildHandlerChain(withAgent(withPast(api, config.Past, c.Authorization.Authorizer)), c)
+		inner := withAgent(withPast(api, config.Past, c.Authorization.Authorizer))
+		inner = answeringRefused(open.bounded(inner, c.LongRunningFunc))
+		return withBodies(genericapiserver.DefaultBuildHandlerChain(inner, c))
 	}
 	c.AddReadyzChecks(
 		healthz.NamedCheck("storage", func(*http.Request) error { return stores.ready() }),
@@ -121,7 +125,7 @@ func (s *Server) newAdmission(c *genericapiserver.RecommendedConfig, client kube
 	s.webhooks = webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, c.LoopbackClientConfig, c.TracerProvider)
 	s.mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery()))
 	return admission.Chain(stores, admission.Options{
-		Quota:             func() (genericadmission.Interface, error) { return newQuota(c, client, stores) },
+		Quota:             func(config io.Reader) (genericadmission.Interface, error) { return newQuota(c, client, stores, config) },
 		Set:               s.config.Admission,
 		TolerationSeconds: *s.config.TolerationSeconds,
 		Extensions: &admission.Extensions{

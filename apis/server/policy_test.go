@@ -97,7 +97,12 @@ func TestLimitRanges(t *testing.T) {
 		}
 		return p
 	}
-	got := createPod(t, s.Client, with("bare", nil, nil, 1), "").Spec.Containers[0].Resources
+	bare := createPod(t, s.Client, with("bare", nil, nil, 1), "")
+	got := bare.Spec.Containers[0].Resources
+	name := bare.Spec.Containers[0].Name
+	if said, want := bare.Annotations["kubernetes.io/limit-ranger"], "LimitRanger plugin set: cpu, memory request for container "+name+"; cpu, memory limit for container "+name; said != want {
+		t.Errorf("the annotation says %q, want %q", said, want)
+	}
 	if got.Requests.Cpu().String() != "100m" || got.Requests.Memory().String() != "100Mi" || got.Limits.Cpu().String() != "300m" || got.Limits.Memory().String() != "200Mi" {
 		t.Errorf("defaults: %v", got)
 	}

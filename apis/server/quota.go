@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/admission/plugin/resourcequota"
+	"k8s.io/apiserver/pkg/admission/plugin/resourcequota/apis/resourcequota/validation"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -33,8 +35,17 @@ var errNoSums = errors.New("admission adds up what comes and counts nothing: the
 // newQuota is the library's plugin, which writes what a request will use into
 // the quotas' status before it lets the request pass, at the version that it
 // compared with: two servers cannot give the same room twice.
-func newQuota(c *genericapiserver.RecommendedConfig, client kubernetes.Interface, stores *stores) (admission.Interface, error) {
-	plugin, err := resourcequota.NewResourceQuota(nil, quotaWorkers)
+// config is a ResourceQuota Configuration, which names what may only be used where a
+// quota covers it; nil: nothing is named.
+func newQuota(c *genericapiserver.RecommendedConfig, client kubernetes.Interface, stores *stores, config io.Reader) (admission.Interface, error) {
+	limited, err := resourcequota.LoadConfiguration(config)
+	if err != nil {
+		return nil, fmt.Errorf("resource quota: %w", err)
+	}
+	if faults := validation.ValidateConfiguration(limited); len(faults) > 0 {
+		return nil, fmt.Errorf("resource quota: %w", faults.ToAggregate())
+	}
+	plugin, err := resourcequota.NewResourceQuota(limited, quotaWorkers)
 	if err != nil {
 		return nil, fmt.Errorf("resource quota: %w", err)
 	}

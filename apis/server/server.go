@@ -276,6 +276,7 @@ func (s *Server) Run(ctx context.Context) error {
 	})
 	group.Go(func() error { return s.system.run(ctx) })
 	group.Go(func() error { return s.authorization.run(ctx) })
+	group.Go(func() error { s.foreign.run(ctx); return nil })
 	group.Go(func() error { return s.fairness.Run(ctx) })
 	group.Go(func() error { return (&trust{s.config.Front, s.LoopbackConfig}).run(ctx) })
 	group.Go(func() error {

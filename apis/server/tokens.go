@@ -82,6 +82,16 @@ func (s *Server) DropTokenKeys(ctx context.Context) (int, error) {
 	return s.accounts.issuer.Keys.Drop(ctx)
 }
 
+// TokenKeyIDs are the ids of the keys that verify tokens, oldest first.
+func (s *Server) TokenKeyIDs(ctx context.Context) ([]string, error) {
+	keys, err := s.accounts.issuer.Keys.All(ctx)
+	ids := make([]string, len(keys))
+	for i, key := range keys {
+		ids[i] = key.ID
+	}
+	return ids, err
+}
+
 // tokenKeys is where the signing keys are kept: as Secrets that no API serves.
 func (s *stores) tokenKeys() (tokenKeyStore, func(), error) {
 	secrets := s.core("secrets").Kind()

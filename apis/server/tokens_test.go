@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -205,6 +206,33 @@ func TestTokenRequestsRefused(t *testing.T) {
 			t.Errorf("%s: %v, want %s", name, err, test.want)
 		}
 	}
+	// What the request says of its account has to be true of it.
+	account := must[*corev1.ServiceAccount](t)(s.Client.CoreV1().ServiceAccounts("default").Get(ctx, "robot", metav1.GetOptions{}))
+	for field, test := range map[string]struct {
+		about metav1.ObjectMeta
+		is    func(error) bool
+	}{
+		"metadata.name":                      {metav1.ObjectMeta{Name: "other"}, apierrors.IsInvalid},
+		"the UID in the token request (old)": {metav1.ObjectMeta{UID: "old"}, apierrors.IsConflict},
+	} {
+		_, err := s.Client.CoreV1().ServiceAccounts("default").CreateToken(ctx, "robot", &authenticationv1.TokenRequest{ObjectMeta: test.about}, metav1.CreateOptions{})
+		if err == nil || !test.is(err) || !strings.Contains(err.Error(), field) {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+	must[*authenticationv1.TokenRequest](t)(s.Client.CoreV1().ServiceAccounts("default").CreateToken(ctx, "robot", &authenticationv1.TokenRequest{ObjectMeta: metav1.ObjectMeta{UID: account.UID}}, metav1.CreateOptions{}))
+	// A pod's token is good for a year if it is for this server alone.
+	for _, test := range []struct {
+		audiences []string
+		long      bool
+	}{{nil, true}, {[]string{"https://kubernetes.default.svc", "vault"}, false}} {
+		spec := ofPod(nil)
+		spec.Audiences = test.audiences
+		if left := lifetimeOf(t, tokenOf(t, s.Client, "robot", spec)); (left > 24*time.Hour) != test.long {
+			t.Errorf("a token for %v is good for %v", test.audiences, left)
+		}
+	}
+
 	spec := ofPod(nil)
 	spec.Audiences = []string{"vault"}
 	_, err := n1.CoreV1().ServiceAccounts("default").CreateToken(ctx, "robot", &authenticationv1.TokenRequest{Spec: spec}, metav1.CreateOptions{})
@@ -299,4 +327,21 @@ func TestTokenIsMounted(t *testing.T) {
 	if got := createPod(t, s.Client, own, "").Spec; len(got.Volumes) != 1 || len(got.Containers[0].VolumeMounts) != 1 {
 		t.Errorf("a container with a mount of its own there: %+v", got)
 	}
+}
+
+// lifetimeOf is how long a token is good from the time it was made.
+func lifetimeOf(t *testing.T, token string) time.Duration {
+	t.Helper()
+	var claims struct {
+		Issued  int64 `json:"iat"`
+		Expires int64 `json:"exp"`
+	}
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		t.Fatalf("%q is no JSON web token", token)
+	}
+	if err := json.Unmarshal(must[[]byte](t)(base64.RawURLEncoding.DecodeString(parts[1])), &claims); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(claims.Expires-claims.Issued) * time.Second
 }

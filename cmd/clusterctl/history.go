@@ -258,7 +258,7 @@ func whoMade(c past.Change, before, after *unstructured.Unstructured) string {
 	if c.Type != past.Deleted {
 		manager = managerOf(before, after)
 	}
-	_, agent, _ := strings.Cut(c.Origin, " via ")
+	_, agent := past.SplitOrigin(c.Origin)
 	switch {
 	case c.Origin == "":
 		return manager

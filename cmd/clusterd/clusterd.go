@@ -261,6 +261,7 @@ func (m *Main) buildAPI() error {
 		}),
 		Access:            m.cfg.AccessConfig.access(m.dir.path("audit.log")),
 		Admission:         m.cfg.AccessConfig.admission(),
+		Streams:           m.cfg.MaxStreamsPerUser,
 		Past:              past,
 		Keys:              storepast.NewKeys(m.store),
 		Metrics:           m.metrics.registry(),

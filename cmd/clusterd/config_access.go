@@ -41,6 +41,9 @@ type AccessConfig struct {
 	// AdmissionControlConfigFile is an AdmissionConfiguration: what single
 	// plugins are to know.
 	AdmissionControlConfigFile string `json:"admissionControlConfigFile,omitempty"`
+	// MaxStreamsPerUser is how many watches and streams (logs, exec, port-forward, proxy) a
+	// user may have open at one server, nodes and administrators ten times as many.
+	MaxStreamsPerUser int `json:"maxStreamsPerUser,omitempty"`
 	// AuditPolicyFile is an audit Policy; without it nothing is written down.
 	AuditPolicyFile string `json:"auditPolicyFile,omitempty"`
 	// AuditLogPath is the file for it. Default: DATA/audit.log; "-" is standard
@@ -55,7 +58,7 @@ type AccessConfig struct {
 }
 
 func defaultAccess() AccessConfig {
-	return AccessConfig{AuditLogMaxAge: 30, AuditLogMaxBackup: 10, AuditLogMaxSize: 100}
+	return AccessConfig{MaxStreamsPerUser: server.DefaultStreams, AuditLogMaxAge: 30, AuditLogMaxBackup: 10, AuditLogMaxSize: 100}
 }
 
 func (c *AccessConfig) addFlags(f *pflag.FlagSet) {
@@ -69,6 +72,7 @@ func (c *AccessConfig) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.EnableAdmissionPlugins, "enable-admission-plugins", c.EnableAdmissionPlugins, "admission plugins beside the default ones, such as AlwaysPullImages,PodNodeSelector")
 	f.StringVar(&c.DisableAdmissionPlugins, "disable-admission-plugins", c.DisableAdmissionPlugins, "default admission plugins that are to be left out")
 	f.StringVar(&c.AdmissionControlConfigFile, "admission-control-config-file", c.AdmissionControlConfigFile, "file with an AdmissionConfiguration: what single admission plugins are to know")
+	f.IntVar(&c.MaxStreamsPerUser, "max-streams-per-user", c.MaxStreamsPerUser, "how many watches and streams a user may have open at one server; nodes and administrators ten times as many")
 	f.StringVar(&c.AuditPolicyFile, "audit-policy-file", c.AuditPolicyFile, "file with an audit Policy: what of each request is written down (default: nothing)")
 	f.StringVar(&c.AuditLogPath, "audit-log-path", c.AuditLogPath, "file that it is written to, - for standard output (default: DATA/audit.log)")
 	f.IntVar(&c.AuditLogMaxAge, "audit-log-maxage", c.AuditLogMaxAge, "for how many days its old files are kept")
@@ -81,6 +85,9 @@ func (c *AccessConfig) addFlags(f *pflag.FlagSet) {
 func (c *AccessConfig) check() error {
 	if c.AuditPolicyFile == "" && (c.AuditLogPath != "" || c.AuditWebhookConfigFile != "") {
 		return errors.New("--audit-log-path and --audit-webhook-config-file do nothing without --audit-policy-file")
+	}
+	if c.MaxStreamsPerUser < 1 {
+		return fmt.Errorf("--max-streams-per-user %d: it has to be at least 1", c.MaxStreamsPerUser)
 	}
 	for flag, n := range map[string]int{"--audit-log-maxage": c.AuditLogMaxAge, "--audit-log-maxbackup": c.AuditLogMaxBackup, "--audit-log-maxsize": c.AuditLogMaxSize} {
 		if n < 0 {

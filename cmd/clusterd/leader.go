@@ -233,6 +233,7 @@ func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {
 		ServiceCIDR: m.cfg.serviceRanges(),
 		ClusterDNS:  m.cfg.nodeDNS(),
 		RootCA:      m.trust.Load().Bundle(),
+		TokenKeys:   m.api.TokenKeyIDs,
 		SignClient:  m.signClient,
 		Liveness:    hints,
 		Scheduler:   m.scheduler,

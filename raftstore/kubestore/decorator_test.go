@@ -356,7 +356,7 @@ func TestChangesNameTheirOrigin(t *testing.T) {
 	for _, c := range changes.List {
 		got = append(got, fmt.Sprintf("%s deleted=%v", c.Origin, c.Deleted))
 	}
-	want := []string{"ann deleted=false", strings.Repeat("ü", 62) + "… deleted=false", "bad \uFFFD name deleted=true"}
+	want := []string{"ann deleted=false", strings.Repeat("ü", 54) + "…cb26b0de5a63c843 deleted=false", "bad \uFFFD name deleted=true"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

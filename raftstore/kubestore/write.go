@@ -3,6 +3,8 @@ package kubestore
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"reflect"
 	"strings"
@@ -327,11 +329,14 @@ func secondsLeft(expiresAt int64, now time.Time) int64 {
 // maxOrigin keeps names of any length from filling the history.
 const maxOrigin = 128
 
-// originOf is who makes the request that ctx belongs to.
+// originOf is who makes the request that ctx belongs to. Of what is too long the
+// end is a fingerprint: two that begin alike stay two.
 func (s *Storage) originOf(ctx context.Context) string {
 	who := strings.ToValidUTF8(s.origin(ctx), "\uFFFD")
 	if len(who) > maxOrigin {
-		who = strings.ToValidUTF8(who[:maxOrigin-len("…")], "") + "…"
+		sum := sha256.Sum256([]byte(who))
+		mark := "…" + hex.EncodeToString(sum[:8])
+		who = strings.ToValidUTF8(who[:maxOrigin-len(mark)], "") + mark
 	}
 	return mvcc.PlainOrigin(who) // as the budget and the history are to know it
 }

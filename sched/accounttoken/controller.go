@@ -1,12 +1,17 @@
 // Package accounttoken fills Secrets of type kubernetes.io/service-account-token
 // with a token of the service account that they name, and deletes them with
 // it. It signs nothing: it asks the API for a token that is bound to the
-// Secret, and so ends when the Secret is deleted.
+// Secret, and so ends when the Secret is deleted. A token whose key verifies no
+// more, a year after another key began to sign or at once where that one stands alone,
+// is replaced.
 package accounttoken
 
 import (
 	"context"
 	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -14,10 +19,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/wait"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 
 	"github.com/clusterd/clusterd/sched/loop"
 )
@@ -34,16 +41,27 @@ type controller struct {
 	secrets  cache.SharedIndexInformer
 	accounts corelisters.ServiceAccountLister
 	rootCA   []byte
+	keys     Keys
+	// known is what keys said last.
+	known atomic.Pointer[[]string]
 }
 
+// Keys are the ids of the keys that verify tokens.
+type Keys func(ctx context.Context) ([]string, error)
+
+// keysLook is how often they are looked at.
+const keysLook = time.Minute
+
 // New returns the loop; it watches ServiceAccounts and, of Secrets, those that
-// are for tokens. rootCA is the PEM bundle that goes beside the token.
-func New(env loop.Env, rootCA []byte) loop.Loop {
+// are for tokens. rootCA is the PEM bundle that goes beside the token. keys may be
+// nil: tokens then stay.
+func New(env loop.Env, rootCA []byte, keys Keys) loop.Loop {
 	accounts := env.Informers.Core().V1().ServiceAccounts()
 	c := &controller{
 		client:   env.Client,
 		accounts: accounts.Lister(),
 		rootCA:   rootCA,
+		keys:     keys,
 		secrets: coreinformers.NewFilteredSecretInformer(env.Client, metav1.NamespaceAll, 0, cache.Indexers{byAccount: accountOf}, func(o *metav1.ListOptions) {
 			o.FieldSelector = fields.OneTermEqualSelector("type", string(corev1.SecretTypeServiceAccountToken)).String()
 		}),
@@ -86,7 +104,38 @@ func (c *controller) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { c.secrets.RunWithContext(ctx); return nil })
 	group.Go(func() error { return c.Run(ctx) })
+	group.Go(func() error { c.followKeys(ctx); return nil })
 	return group.Wait()
+}
+
+// followKeys has all Secrets looked at when other keys verify tokens.
+func (c *controller) followKeys(ctx context.Context) {
+	if c.keys == nil || !cache.WaitForCacheSync(ctx.Done(), c.secrets.HasSynced) {
+		return
+	}
+	wait.JitterUntilWithContext(ctx, func(ctx context.Context) {
+		keys, err := c.keys(ctx)
+		if err != nil {
+			klog.FromContext(ctx).V(2).Info("The keys that verify tokens could not be read, trying again", "err", err)
+			return
+		}
+		if before := c.known.Swap(&keys); before != nil && slices.Equal(*before, keys) {
+			return
+		}
+		for _, obj := range c.secrets.GetIndexer().List() {
+			if secret, ok := obj.(*corev1.Secret); ok {
+				c.Enqueue(loop.KeyOf(secret))
+			}
+		}
+	}, keysLook, 0.2, true)
+}
+
+// verifying are the keys' ids as they were seen last; nil: not yet.
+func (c *controller) verifying() []string {
+	if known := c.known.Load(); known != nil {
+		return *known
+	}
+	return nil
 }
 
 func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
@@ -110,7 +159,7 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 	if err != nil {
 		account = nil
 	}
-	switch decide(secret, account, c.rootCA) {
+	switch decide(secret, account, c.rootCA, c.verifying()) {
 	case drop:
 		err := c.client.CoreV1().Secrets(key.Namespace).Delete(ctx, key.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &secret.UID}})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
@@ -123,7 +172,7 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 }
 
 func (c *controller) fill(ctx context.Context, secret *corev1.Secret, account *corev1.ServiceAccount) error {
-	updated := filled(secret, account, c.rootCA)
+	updated := filled(secret, account, c.rootCA, c.verifying())
 	if len(updated.Data[corev1.ServiceAccountTokenKey]) == 0 {
 		seconds := lifetime
 		request, err := c.client.CoreV1().ServiceAccounts(secret.Namespace).CreateToken(ctx, account.Name, &authenticationv1.TokenRequest{

@@ -20,6 +20,7 @@ import (
 	"github.com/clusterd/clusterd/apis/server/admission/devices"
 	"github.com/clusterd/clusterd/apis/server/admission/eventrate"
 	"github.com/clusterd/clusterd/apis/server/admission/expressions"
+	"github.com/clusterd/clusterd/apis/server/admission/externalips"
 	"github.com/clusterd/clusterd/apis/server/admission/imagepolicy"
 	"github.com/clusterd/clusterd/apis/server/admission/limitranger"
 	"github.com/clusterd/clusterd/apis/server/admission/namespaceexists"
@@ -30,6 +31,7 @@ import (
 	"github.com/clusterd/clusterd/apis/server/admission/ownerrefs"
 	"github.com/clusterd/clusterd/apis/server/admission/podgroups"
 	"github.com/clusterd/clusterd/apis/server/admission/podsecurity"
+	"github.com/clusterd/clusterd/apis/server/admission/podtopology"
 	"github.com/clusterd/clusterd/apis/server/admission/priority"
 	"github.com/clusterd/clusterd/apis/server/admission/runtimeclass"
 	"github.com/clusterd/clusterd/apis/server/admission/serviceaccount"
@@ -61,7 +63,7 @@ type Options struct {
 	TolerationSeconds int64
 	// Quota makes what holds requests to the quotas of their namespaces. It is
 	// called last, and only if it is wanted: what it makes begins to work at once.
-	Quota func() (admission.Interface, error)
+	Quota func(config io.Reader) (admission.Interface, error)
 	// Extensions is what users have registered.
 	Extensions *Extensions
 }
@@ -117,6 +119,8 @@ func list(objects Objects, options Options) []plugin {
 		{"ClusterTrustBundleAttest", true, plain(func() admission.Interface { return certificates.NewAttest(x.Authorizer) })},
 		{"CertificateSubjectRestriction", true, plain(certificates.NewSubjectRestriction)},
 		{"DefaultIngressClass", true, plain(func() admission.Interface { return defaultingressclass.New(objects) })},
+		{"DenyServiceExternalIPs", false, plain(externalips.New)},
+		{"PodTopologyLabels", true, plain(func() admission.Interface { return podtopology.New(objects) })},
 		// Expressions is no plugin of upstream's, whose validation does this.
 		{"Expressions", true, plain(func() admission.Interface { return expressions.New() })},
 		// Devices is none either: upstream's validation and strategy do this.
@@ -125,7 +129,7 @@ func list(objects Objects, options Options) []plugin {
 		// What users have registered sees objects as they will be stored.
 		x.plugins()...),
 		// What any other refuses must not be counted.
-		plugin{"ResourceQuota", true, func(io.Reader) (admission.Interface, error) { return options.Quota() }})
+		plugin{"ResourceQuota", true, options.Quota})
 }
 
 // Chain is the plugins that options ask for. The first refusal ends the chain.

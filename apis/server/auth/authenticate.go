@@ -5,7 +5,6 @@ import (
 	"crypto/x509"
 	"fmt"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
 
@@ -14,7 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/group"
 	"k8s.io/apiserver/pkg/authentication/request/anonymous"
 	"k8s.io/apiserver/pkg/authentication/request/union"
-	"k8s.io/apiserver/pkg/authentication/user"
+	x509request "k8s.io/apiserver/pkg/authentication/request/x509"
 )
 
 // PublicPaths answer without credentials: probes and version, nothing that
@@ -30,14 +29,14 @@ const maxVerified = 4096
 
 // Chain asks the authenticators in order and takes the first identity. Every
 // identity gets the group system:authenticated; a request without any is
-// refused, but for PublicPaths.
+// refused, but for PublicPaths, and one whose credentials are wrong everywhere.
 func Chain(authenticators ...authenticator.Request) authenticator.Request {
 	known := group.NewAuthenticatedGroupAdder(union.New(authenticators...))
 	conditions := make([]apiserver.AnonymousAuthCondition, len(PublicPaths))
 	for i, path := range PublicPaths {
 		conditions[i].Path = path
 	}
-	return union.New(known, anonymous.NewAuthenticator(conditions))
+	return union.NewFailOnError(known, anonymous.NewAuthenticator(conditions))
 }
 
 // ClientCert recognises the holder of a client certificate that chains to what
@@ -72,16 +71,17 @@ func (c *clientCert) AuthenticateRequest(req *http.Request) (*authenticator.Resp
 	if err := c.verify(leaf, req.TLS.PeerCertificates[1:]); err != nil {
 		return nil, false, fmt.Errorf("client certificate of %q: %w", leaf.Subject.CommonName, err)
 	}
-	if leaf.Subject.CommonName == "" {
-		return nil, false, nil
+	return holder(leaf)
+}
+
+// holder is who a verified certificate is for: common name, organizations, UID,
+// as upstream reads them.
+func holder(leaf *x509.Certificate) (*authenticator.Response, bool, error) {
+	response, ok, err := x509request.CommonNameUserConversion.User([]*x509.Certificate{leaf})
+	if err != nil {
+		return nil, false, fmt.Errorf("client certificate of %q: %w", leaf.Subject.CommonName, err)
 	}
-	return &authenticator.Response{User: &user.DefaultInfo{
-		Name:   leaf.Subject.CommonName,
-		Groups: slices.Clone(leaf.Subject.Organization),
-		Extra: map[string][]string{
-			user.CredentialIDKey: {fmt.Sprintf("X509SHA256=%x", sha256.Sum256(leaf.Raw))},
-		},
-	}}, true, nil
+	return response, ok, nil
 }
 
 func (c *clientCert) verify(leaf *x509.Certificate, rest []*x509.Certificate) error {

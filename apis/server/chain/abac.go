@@ -13,11 +13,13 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// abacVersion is the one version of a policy's line that is read.
+// abacVersion is the version of a policy's line. Lines without one are of the
+// first form, which had no versions.
 const abacVersion = "abac.authorization.kubernetes.io/v1beta1"
 
 // abacRule is the spec of one line of an ABAC policy file. An empty field
-// matches nothing but emptiness; "*" matches everything.
+// matches nothing but emptiness; "*" matches everything, as a user or a group
+// everybody who is known.
 type abacRule struct {
 	User            string `json:"user,omitempty"`
 	Group           string `json:"group,omitempty"`
@@ -55,25 +57,88 @@ func readABAC(path string) (*abac, error) {
 		if len(line) == 0 || line[0] == '#' {
 			continue
 		}
-		var policy struct {
-			APIVersion string   `json:"apiVersion"`
-			Kind       string   `json:"kind"`
-			Spec       abacRule `json:"spec"`
-		}
-		decoder := json.NewDecoder(bytes.NewReader(line))
-		decoder.DisallowUnknownFields()
-		if err := decoder.Decode(&policy); err != nil {
+		rule, err := parseABAC(line)
+		if err != nil {
 			return nil, fmt.Errorf("ABAC policy %s:%d: %w", path, n, err)
 		}
-		if policy.APIVersion != abacVersion || policy.Kind != "Policy" {
-			return nil, fmt.Errorf("ABAC policy %s:%d: apiVersion %q, kind %q: each line must be a Policy of %s", path, n, policy.APIVersion, policy.Kind, abacVersion)
-		}
-		if policy.Spec.User == "" && policy.Spec.Group == "" {
-			return nil, fmt.Errorf("ABAC policy %s:%d: spec.user or spec.group is required: the line permits nothing", path, n)
-		}
-		z.rules = append(z.rules, policy.Spec)
+		z.rules = append(z.rules, rule)
 	}
 	return z, nil
+}
+
+func parseABAC(line []byte) (abacRule, error) {
+	var version struct {
+		APIVersion string `json:"apiVersion"`
+		Kind       string `json:"kind"`
+	}
+	if err := json.Unmarshal(line, &version); err != nil {
+		return abacRule{}, err
+	}
+	if version.APIVersion == "" && version.Kind == "" {
+		var first abacFirst
+		if err := strictly(line, &first); err != nil {
+			return abacRule{}, fmt.Errorf("a line without apiVersion and kind is of the form before %s: %w", abacVersion, err)
+		}
+		return first.rule(), nil
+	}
+	var policy struct {
+		APIVersion string   `json:"apiVersion"`
+		Kind       string   `json:"kind"`
+		Spec       abacRule `json:"spec"`
+	}
+	if err := strictly(line, &policy); err != nil {
+		return abacRule{}, err
+	}
+	if policy.APIVersion != abacVersion || policy.Kind != "Policy" {
+		return abacRule{}, fmt.Errorf("apiVersion %q, kind %q: each line must be a Policy of %s", policy.APIVersion, policy.Kind, abacVersion)
+	}
+	if policy.Spec.User == "" && policy.Spec.Group == "" {
+		return abacRule{}, fmt.Errorf("spec.user or spec.group is required: the line permits nothing")
+	}
+	return policy.Spec.named(), nil
+}
+
+func strictly(line []byte, into any) error {
+	decoder := json.NewDecoder(bytes.NewReader(line))
+	decoder.DisallowUnknownFields()
+	return decoder.Decode(into)
+}
+
+// abacFirst is a line of the form that had no version yet: what it leaves out
+// it does not ask for.
+type abacFirst struct {
+	User      string `json:"user,omitempty"`
+	Group     string `json:"group,omitempty"`
+	Readonly  bool   `json:"readonly,omitempty"`
+	Resource  string `json:"resource,omitempty"`
+	Namespace string `json:"namespace,omitempty"`
+}
+
+// rule is what the line means as one of today.
+func (f abacFirst) rule() abacRule {
+	rule := abacRule{User: f.User, Group: f.Group, Readonly: f.Readonly, APIGroup: "*", Resource: f.Resource, Namespace: f.Namespace}
+	if rule.User == "" && rule.Group == "" {
+		rule.User = "*"
+	}
+	if rule.Resource == "" && rule.Namespace == "" {
+		rule.NonResourcePath = "*"
+	}
+	if rule.Resource == "" {
+		rule.Resource = "*"
+	}
+	if rule.Namespace == "" {
+		rule.Namespace = "*"
+	}
+	return rule.named()
+}
+
+// named is r with "*" for a user or a group as what it stands for: everybody who
+// has shown who they are.
+func (r abacRule) named() abacRule {
+	if r.User == "*" || r.Group == "*" {
+		r.User, r.Group = "", user.AllAuthenticated
+	}
+	return r
 }
 
 // Authorize allows what a line permits, and has no opinion of all else.
@@ -114,8 +179,7 @@ func (r abacRule) isAbout(u user.Info) bool {
 	if u == nil {
 		return false
 	}
-	return (r.User == "" || isOrAll(r.User, u.GetName())) &&
-		(r.Group == "" || r.Group == "*" || slices.Contains(u.GetGroups(), r.Group))
+	return (r.User == "" || r.User == u.GetName()) && (r.Group == "" || slices.Contains(u.GetGroups(), r.Group))
 }
 
 func (r abacRule) covers(a authorizer.Attributes) bool {

@@ -222,6 +222,9 @@ func TestABAC(t *testing.T) {
 {"apiVersion":"abac.authorization.kubernetes.io/v1beta1","kind":"Policy","spec":{"group":"ops","namespace":"*","resource":"*","apiGroup":"*"}}
 {"apiVersion":"abac.authorization.kubernetes.io/v1beta1","kind":"Policy","spec":{"user":"both","group":"devs","namespace":"shop","resource":"pods"}}
 {"apiVersion":"abac.authorization.kubernetes.io/v1beta1","kind":"Policy","spec":{"user":"*","nonResourcePath":"/docs*","readonly":true}}
+{"user":"old","resource":"pods","readonly":true}
+{"group":"elders"}
+{"namespace":"open","resource":"events"}
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -240,8 +243,18 @@ func TestABAC(t *testing.T) {
 		{name: "anna", group: "ops", verb: "post", path: "/docs/1"},
 		{name: "both", group: "devs", verb: "create", namespace: "shop", resource: "pods", want: true},
 		{name: "both", verb: "create", namespace: "shop", resource: "pods"},
-		{name: "anybody", verb: "get", path: "/docs/1", want: true},
-		{name: "anybody", verb: "get", path: "/doc"},
+		{name: "anybody", group: "system:authenticated", verb: "get", path: "/docs/1", want: true},
+		{name: "anybody", group: "system:authenticated", verb: "get", path: "/doc"},
+		{name: "system:anonymous", group: "system:unauthenticated", verb: "get", path: "/docs/1"},
+		// Lines without a version.
+		{name: "old", verb: "list", namespace: "any", resource: "pods", want: true},
+		{name: "old", verb: "delete", namespace: "any", resource: "pods"},
+		{name: "old", verb: "get", path: "/docs"},
+		{name: "x", group: "elders", verb: "delete", apiGroup: "apps", resource: "deployments", namespace: "any", want: true},
+		{name: "x", group: "elders", verb: "post", path: "/anything", want: true},
+		{name: "anybody", group: "system:authenticated", verb: "create", namespace: "open", resource: "events", want: true},
+		{name: "anybody", group: "system:authenticated", verb: "create", namespace: "shop", resource: "events"},
+		{name: "system:anonymous", group: "system:unauthenticated", verb: "create", namespace: "open", resource: "events"},
 	} {
 		a := authorizer.AttributesRecord{User: &user.DefaultInfo{Name: test.name, Groups: []string{test.group}}, Verb: test.verb, Namespace: test.namespace,
 			APIGroup: test.apiGroup, Resource: test.resource, ResourceRequest: test.path == "", Path: test.path}
@@ -249,7 +262,7 @@ func TestABAC(t *testing.T) {
 			t.Errorf("%+v: %v", test, decision)
 		}
 	}
-	resources, paths, incomplete, err := z.RulesFor(t.Context(), &user.DefaultInfo{Name: "reader"}, "shop")
+	resources, paths, incomplete, err := z.RulesFor(t.Context(), &user.DefaultInfo{Name: "reader", Groups: []string{user.AllAuthenticated}}, "shop")
 	if len(resources) != 1 || len(paths) != 1 || incomplete || err != nil {
 		t.Errorf("rules: %d resources, %d paths, incomplete %v, %v", len(resources), len(paths), incomplete, err)
 	}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -21,9 +22,13 @@ import (
 
 // Storage answers one virtual kind.
 type Storage[T runtime.Object] struct {
+	kind       string
 	singular   string
 	namespaced bool
 	new        func() T
+	// check is what is wrong with asked, which came in that namespace; nil:
+	// nothing can be.
+	check func(asked T, namespace string) field.ErrorList
 	// answer fills in the status of asked, for the user who asks.
 	answer func(ctx context.Context, who user.Info, asked T) error
 }
@@ -70,6 +75,12 @@ func (s *Storage[T]) Create(ctx context.Context, obj runtime.Object, validate re
 	if !ok {
 		return nil, errors.NewBadRequest("no user present on request")
 	}
+	if s.check != nil {
+		namespace, _ := request.NamespaceFrom(ctx)
+		if faults := s.check(asked, namespace); len(faults) > 0 {
+			return nil, errors.NewInvalid(authorizationv1.SchemeGroupVersion.WithKind(s.kind).GroupKind(), "", faults)
+		}
+	}
 	if validate != nil {
 		if err := validate(ctx, obj.DeepCopyObject()); err != nil {
 			return nil, err
@@ -84,6 +95,7 @@ func (s *Storage[T]) Create(ctx context.Context, obj runtime.Object, validate re
 // NewSelfSubject says who the client is.
 func NewSelfSubject() *SelfSubject {
 	return &SelfSubject{
+		kind:     "SelfSubjectReview",
 		singular: "selfsubjectreview",
 		new:      func() *authenticationv1.SelfSubjectReview { return &authenticationv1.SelfSubjectReview{} },
 		answer: func(_ context.Context, who user.Info, asked *authenticationv1.SelfSubjectReview) error {
@@ -96,13 +108,17 @@ func NewSelfSubject() *SelfSubject {
 // NewSelfAccess says whether the client may do something.
 func NewSelfAccess(z authorizer.UnconditionalAuthorizer) *SelfAccess {
 	return &SelfAccess{
+		kind:     "SelfSubjectAccessReview",
 		singular: "selfsubjectaccessreview",
 		new: func() *authorizationv1.SelfSubjectAccessReview {
 			return &authorizationv1.SelfSubjectAccessReview{}
 		},
-		answer: func(ctx context.Context, who user.Info, asked *authorizationv1.SelfSubjectAccessReview) (err error) {
-			asked.Status, err = decide(ctx, z, who, asked.Spec.ResourceAttributes, asked.Spec.NonResourceAttributes)
-			return err
+		check: func(asked *authorizationv1.SelfSubjectAccessReview, _ string) field.ErrorList {
+			return append(checkAttributes(asked.Spec.ResourceAttributes, asked.Spec.NonResourceAttributes), checkMeta(asked.ObjectMeta, "must be empty")...)
+		},
+		answer: func(ctx context.Context, who user.Info, asked *authorizationv1.SelfSubjectAccessReview) error {
+			asked.Status = decide(ctx, z, who, asked.Spec.ResourceAttributes, asked.Spec.NonResourceAttributes)
+			return nil
 		},
 	}
 }
@@ -110,11 +126,15 @@ func NewSelfAccess(z authorizer.UnconditionalAuthorizer) *SelfAccess {
 // NewAccess answers whether a user may do something.
 func NewAccess(z authorizer.UnconditionalAuthorizer) *Access {
 	return &Access{
+		kind:     "SubjectAccessReview",
 		singular: "subjectaccessreview",
 		new:      func() *authorizationv1.SubjectAccessReview { return &authorizationv1.SubjectAccessReview{} },
-		answer: func(ctx context.Context, _ user.Info, asked *authorizationv1.SubjectAccessReview) (err error) {
-			asked.Status, err = decideSpec(ctx, z, asked.Spec)
-			return err
+		check: func(asked *authorizationv1.SubjectAccessReview, _ string) field.ErrorList {
+			return append(checkSpec(asked.Spec), checkMeta(asked.ObjectMeta, "must be empty")...)
+		},
+		answer: func(ctx context.Context, _ user.Info, asked *authorizationv1.SubjectAccessReview) error {
+			asked.Status = decideSpec(ctx, z, asked.Spec)
+			return nil
 		},
 	}
 }
@@ -122,17 +142,16 @@ func NewAccess(z authorizer.UnconditionalAuthorizer) *Access {
 // NewLocalAccess answers whether a user may do something in one namespace.
 func NewLocalAccess(z authorizer.UnconditionalAuthorizer) *LocalAccess {
 	return &LocalAccess{
+		kind:       "LocalSubjectAccessReview",
 		singular:   "localsubjectaccessreview",
 		namespaced: true,
 		new: func() *authorizationv1.LocalSubjectAccessReview {
 			return &authorizationv1.LocalSubjectAccessReview{}
 		},
-		answer: func(ctx context.Context, _ user.Info, asked *authorizationv1.LocalSubjectAccessReview) (err error) {
-			if asked.Spec.ResourceAttributes == nil || asked.Spec.ResourceAttributes.Namespace != asked.Namespace {
-				return errors.NewBadRequest("spec.resourceAttributes.namespace must match metadata.namespace")
-			}
-			asked.Status, err = decideSpec(ctx, z, asked.Spec)
-			return err
+		check: checkLocal,
+		answer: func(ctx context.Context, _ user.Info, asked *authorizationv1.LocalSubjectAccessReview) error {
+			asked.Status = decideSpec(ctx, z, asked.Spec)
+			return nil
 		},
 	}
 }
@@ -140,6 +159,7 @@ func NewLocalAccess(z authorizer.UnconditionalAuthorizer) *LocalAccess {
 // NewSelfRules lists what the client may do in a namespace.
 func NewSelfRules(resolver authorizer.RuleResolver) *SelfRules {
 	return &SelfRules{
+		kind:     "SelfSubjectRulesReview",
 		singular: "selfsubjectrulesreview",
 		new: func() *authorizationv1.SelfSubjectRulesReview {
 			return &authorizationv1.SelfSubjectRulesReview{}
@@ -172,10 +192,7 @@ func NewSelfRules(resolver authorizer.RuleResolver) *SelfRules {
 	}
 }
 
-func decideSpec(ctx context.Context, z authorizer.UnconditionalAuthorizer, spec authorizationv1.SubjectAccessReviewSpec) (authorizationv1.SubjectAccessReviewStatus, error) {
-	if spec.User == "" && len(spec.Groups) == 0 {
-		return authorizationv1.SubjectAccessReviewStatus{}, errors.NewBadRequest("spec.user or spec.groups must be given")
-	}
+func decideSpec(ctx context.Context, z authorizer.UnconditionalAuthorizer, spec authorizationv1.SubjectAccessReviewSpec) authorizationv1.SubjectAccessReviewStatus {
 	who := &user.DefaultInfo{Name: spec.User, UID: spec.UID, Groups: slices.Clone(spec.Groups), Extra: map[string][]string{}}
 	for key, values := range spec.Extra {
 		who.Extra[key] = values
@@ -183,20 +200,16 @@ func decideSpec(ctx context.Context, z authorizer.UnconditionalAuthorizer, spec 
 	return decide(ctx, z, who, spec.ResourceAttributes, spec.NonResourceAttributes)
 }
 
-func decide(ctx context.Context, z authorizer.UnconditionalAuthorizer, who user.Info, resource *authorizationv1.ResourceAttributes, path *authorizationv1.NonResourceAttributes) (authorizationv1.SubjectAccessReviewStatus, error) {
-	if (resource == nil) == (path == nil) {
-		return authorizationv1.SubjectAccessReviewStatus{}, errors.NewBadRequest("exactly one of spec.resourceAttributes or spec.nonResourceAttributes must be given")
-	}
-	decision, reason, err := z.Authorize(ctx, attributes(who, resource, path))
+func decide(ctx context.Context, z authorizer.UnconditionalAuthorizer, who user.Info, resource *authorizationv1.ResourceAttributes, path *authorizationv1.NonResourceAttributes) authorizationv1.SubjectAccessReviewStatus {
+	question := attributes(who, resource, path)
+	decision, reason, err := z.Authorize(ctx, question)
 	status := authorizationv1.SubjectAccessReviewStatus{
 		Allowed: decision == authorizer.DecisionAllow,
 		Denied:  decision == authorizer.DecisionDeny,
 		Reason:  reason,
 	}
-	if err != nil {
-		status.EvaluationError = err.Error()
-	}
-	return status, nil
+	status.EvaluationError = evaluationError(err, question)
+	return status
 }
 
 // attributes puts the question as the authorizer is asked it.

@@ -127,6 +127,12 @@ func bind(pod *corev1.Pod, binding *corev1.Binding) error {
 		}
 		maps.Copy(pod.Annotations, binding.Annotations)
 	}
+	if len(binding.Labels) > 0 { // where the node is: see admission
+		if pod.Labels == nil {
+			pod.Labels = map[string]string{}
+		}
+		maps.Copy(pod.Labels, binding.Labels)
+	}
 	core.SetPodCondition(&pod.Status, corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}, time.Now())
 	return nil
 }

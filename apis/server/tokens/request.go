@@ -42,8 +42,9 @@ type Request struct {
 }
 
 var (
-	_ rest.NamedCreater             = &Request{}
-	_ rest.GroupVersionKindProvider = &Request{}
+	_ rest.NamedCreater                   = &Request{}
+	_ rest.GroupVersionKindProvider       = &Request{}
+	_ rest.SubresourceObjectMetaPreserver = &Request{}
 )
 
 // NewRequest serves tokens of issuer, meant for audiences unless asked
@@ -63,6 +64,10 @@ func (r *Request) GroupVersionKind(schema.GroupVersion) schema.GroupVersionKind 
 	return authenticationv1.SchemeGroupVersion.WithKind("TokenRequest")
 }
 
+// PreserveRequestObjectMetaSystemFieldsOnSubresourceCreate keeps the uid of the
+// service account that the client means.
+func (r *Request) PreserveRequestObjectMetaSystemFieldsOnSubresourceCreate() bool { return true }
+
 // Create issues a token of the service account called name.
 func (r *Request) Create(ctx context.Context, name string, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
 	asked, ok := obj.(*authenticationv1.TokenRequest)
@@ -77,13 +82,20 @@ func (r *Request) Create(ctx context.Context, name string, obj runtime.Object, v
 	case asked.Name == "":
 		asked.Name = account.Name
 	case asked.Name != account.Name:
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("metadata.name of the TokenRequest is %q, the request is about service account %q", asked.Name, account.Name))
+		return nil, invalid(name, field.Invalid(field.NewPath("metadata", "name"), asked.Name, "must match the service account name if specified"))
 	}
 	switch {
 	case asked.Namespace == "":
 		asked.Namespace = account.Namespace
 	case asked.Namespace != account.Namespace:
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("metadata.namespace of the TokenRequest is %q, the request is about namespace %q", asked.Namespace, account.Namespace))
+		return nil, invalid(name, field.Invalid(field.NewPath("metadata", "namespace"), asked.Namespace, "must match the service account namespace if specified"))
+	}
+	switch {
+	case asked.UID == "":
+		asked.UID = account.UID
+	case asked.UID != account.UID:
+		return nil, apierrors.NewConflict(schema.GroupResource{Group: authenticationv1.GroupName, Resource: "TokenRequest"}, name,
+			fmt.Errorf("the UID in the token request (%s) does not match the UID of the service account (%s)", asked.UID, account.UID))
 	}
 	if asked.CreationTimestamp.IsZero() {
 		asked.CreationTimestamp = metav1.NewTime(r.issuer.now())
@@ -103,7 +115,7 @@ func (r *Request) Create(ctx context.Context, name string, obj runtime.Object, v
 		asked.Spec.Audiences = slices.Clone(r.audiences)
 	}
 	if faults := validateRequest(asked); len(faults) > 0 {
-		return nil, apierrors.NewInvalid(authenticationv1.SchemeGroupVersion.WithKind("TokenRequest").GroupKind(), asked.Name, faults)
+		return nil, invalid(asked.Name, faults...)
 	}
 	grant, err := r.grant(ctx, account, asked)
 	if err != nil {
@@ -130,6 +142,10 @@ func (r *Request) account(ctx context.Context, name string) (*corev1.ServiceAcco
 		return nil, apierrors.NewBadRequest("no namespace on the request")
 	}
 	return r.objects.ServiceAccount(ctx, namespace, name)
+}
+
+func invalid(name string, faults ...*field.Error) error {
+	return apierrors.NewInvalid(authenticationv1.SchemeGroupVersion.WithKind("TokenRequest").GroupKind(), name, faults)
 }
 
 func validateRequest(asked *authenticationv1.TokenRequest) field.ErrorList {
@@ -224,7 +240,8 @@ func refTo(object metav1.Object) Ref {
 	return Ref{Name: object.GetName(), UID: string(object.GetUID())}
 }
 
-// forUs reports whether a token is meant for this server.
+// forUs reports whether a token is meant for this server and no other: another
+// one that it is shown does not learn of the pod's end.
 func forUs(audiences, ours []string) bool {
-	return slices.ContainsFunc(audiences, func(a string) bool { return slices.Contains(ours, a) })
+	return !slices.ContainsFunc(audiences, func(a string) bool { return !slices.Contains(ours, a) })
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -47,8 +48,15 @@ func (p *plugin) Admit(ctx context.Context, a admission.Attributes, _ admission.
 	if err != nil {
 		return admission.NewForbidden(a, fmt.Errorf("look up the limit ranges of namespace %s: %w", a.GetNamespace(), err))
 	}
+	var set []string
 	for _, limit := range limits {
-		Complete(pod, &limit)
+		set = append(set, Complete(pod, &limit)...)
+	}
+	if len(set) > 0 {
+		if pod.Annotations == nil {
+			pod.Annotations = map[string]string{}
+		}
+		pod.Annotations[annotation] = "LimitRanger plugin set: " + strings.Join(set, "; ")
 	}
 	return nil
 }
@@ -86,30 +94,45 @@ func (p *plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 	return nil
 }
 
+// annotation says of a pod what its author left out and it has by a LimitRange.
+const annotation = "kubernetes.io/limit-ranger"
+
 // Complete gives the containers of pod what they leave out and limit has a
-// default for.
-func Complete(pod *corev1.Pod, limit *corev1.LimitRange) {
+// default for, and says what that was: "cpu, memory request for container c".
+func Complete(pod *corev1.Pod, limit *corev1.LimitRange) []string {
+	var set []string
 	for _, item := range limit.Spec.Limits {
 		if item.Type != corev1.LimitTypeContainer {
 			continue
 		}
-		for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
-			for i := range containers {
-				r := &containers[i].Resources
+		for _, of := range []struct {
+			kind       string
+			containers []corev1.Container
+		}{{"container", pod.Spec.Containers}, {"init container", pod.Spec.InitContainers}} {
+			for i := range of.containers {
+				r := &of.containers[i].Resources
+				tell := func(what string, names []string) {
+					if len(names) > 0 {
+						set = append(set, fmt.Sprintf("%s %s for %s %s", strings.Join(names, ", "), what, of.kind, of.containers[i].Name))
+					}
+				}
 				// A request that is left out is the limit, if that was given.
 				requests := corev1.ResourceList{}
 				maps.Copy(requests, item.DefaultRequest)
 				maps.Copy(requests, r.Limits)
-				fill(&r.Requests, requests, item.DefaultRequest)
-				fill(&r.Limits, item.Default, item.Default)
+				tell("request", fill(&r.Requests, requests, item.DefaultRequest))
+				tell("limit", fill(&r.Limits, item.Default, item.Default))
 			}
 		}
 	}
+	return set
 }
 
-// fill sets in list what it lacks of values; only names in which count.
-func fill(list *corev1.ResourceList, values, names corev1.ResourceList) {
-	for name := range names {
+// fill sets in list what it lacks of values, and returns the names of that in
+// order; only names in which count.
+func fill(list *corev1.ResourceList, values, names corev1.ResourceList) []string {
+	var set []string
+	for _, name := range slices.Sorted(maps.Keys(names)) {
 		if _, ok := (*list)[name]; ok {
 			continue
 		}
@@ -117,7 +140,9 @@ func fill(list *corev1.ResourceList, values, names corev1.ResourceList) {
 			*list = corev1.ResourceList{}
 		}
 		(*list)[name] = values[name].DeepCopy()
+		set = append(set, string(name))
 	}
+	return set
 }
 
 // PodFaults is what limit has against pod.

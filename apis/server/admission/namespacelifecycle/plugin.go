@@ -31,16 +31,18 @@ type plugin struct {
 	namespaces Namespaces
 }
 
-var _ admission.ValidationInterface = &plugin{}
+var _ admission.MutationInterface = &plugin{}
 
 // New makes the plugin.
 func New(namespaces Namespaces) admission.Interface {
 	return &plugin{Handler: admission.NewHandler(admission.Create, admission.Delete), namespaces: namespaces}
 }
 
-// Validate refuses the deletion of an immortal namespace and any creation in a
-// namespace that is missing or terminating.
-func (p *plugin) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+// Admit refuses the deletion of an immortal namespace and any creation in a
+// namespace that is missing or terminating. It changes nothing: it is asked with
+// the plugins that do, so that who errs in the namespace learns that, and not
+// what else another plugin misses in it.
+func (p *plugin) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if a.GetKind().GroupKind() == corev1.SchemeGroupVersion.WithKind("Namespace").GroupKind() {
 		if a.GetOperation() == admission.Delete && slices.Contains(Immortal, a.GetName()) {
 			return errors.NewForbidden(a.GetResource().GroupResource(), a.GetName(), fmt.Errorf("this namespace may not be deleted"))

@@ -157,7 +157,7 @@ func (p *plugin) pod(ctx context.Context, node string, a admission.Attributes) e
 		if !ok {
 			return refuse(a, "unexpected type %T", a.GetObject())
 		}
-		return mirror(node, obj, a)
+		return p.mirror(ctx, node, obj, a)
 	case admission.Update:
 		old, ok := a.GetOldObject().(*corev1.Pod)
 		if !ok {
@@ -189,13 +189,29 @@ func (p *plugin) pod(ctx context.Context, node string, a admission.Attributes) e
 
 // mirror lets a node show its own static pods, and by them gain no right: a pod
 // of the node that referred to a Secret would let the node read it.
-func mirror(node string, pod *corev1.Pod, a admission.Attributes) error {
+func (p *plugin) mirror(ctx context.Context, node string, pod *corev1.Pod, a admission.Attributes) error {
 	if _, ok := pod.Annotations[corev1.MirrorPodAnnotationKey]; !ok {
 		return refuse(a, "pod does not have %q annotation, node %q can only create mirror pods", corev1.MirrorPodAnnotationKey, node)
 	}
 	owners := pod.OwnerReferences
 	if len(owners) != 1 || owners[0].APIVersion != "v1" || owners[0].Kind != "Node" || owners[0].Name != node {
 		return refuse(a, "node %q can only create pods with a single owner reference set to itself", node)
+	}
+	// Another owner's name would have the pod deleted at once, a former node's of this name too.
+	if owner := owners[0]; owner.Controller == nil || !*owner.Controller {
+		return refuse(a, "node %q can only create pods with a controller owner reference set to itself", node)
+	} else if owner.BlockOwnerDeletion != nil && *owner.BlockOwnerDeletion {
+		return refuse(a, "node %q must not set blockOwnerDeletion on an owner reference", node)
+	}
+	object, err := p.objects.Node(ctx, node)
+	if errors.IsNotFound(err) {
+		return err
+	}
+	if err != nil {
+		return refuse(a, "failed looking up node %s to verify uid: %v", node, err)
+	}
+	if owners[0].UID != object.UID {
+		return refuse(a, "node %s UID mismatch: expected %s got %s", node, object.UID, owners[0].UID)
 	}
 	var refers []string
 	auth.References(pod, func(resource, name string) { refers = append(refers, resource+"/"+name) })

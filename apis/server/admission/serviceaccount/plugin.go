@@ -14,6 +14,9 @@ import (
 	"github.com/clusterd/clusterd/apis/core"
 )
 
+// ephemeral is the subresource by which containers are added to a pod that runs.
+const ephemeral = "ephemeralcontainers"
+
 // Default is the service account of pods that name none. A controller creates
 // it in every namespace, so that it may be a moment late: its absence does not
 // keep a pod out.
@@ -37,14 +40,14 @@ var (
 
 // New makes the plugin.
 func New(accounts ServiceAccounts) admission.Interface {
-	return &plugin{Handler: admission.NewHandler(admission.Create), accounts: accounts}
+	return &plugin{Handler: admission.NewHandler(admission.Create, admission.Update), accounts: accounts}
 }
 
 // Admit names the default account where the pod names none, and hands the
 // account's image pull secrets to a pod that has none.
 func (p *plugin) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	pod, err := podOf(a)
-	if pod == nil || err != nil || core.IsMirror(pod) {
+	if pod == nil || err != nil || a.GetOperation() != admission.Create || core.IsMirror(pod) {
 		return err
 	}
 	if pod.Spec.ServiceAccountName == "" {
@@ -67,20 +70,33 @@ func (p *plugin) Admit(ctx context.Context, a admission.Attributes, o admission.
 	return nil
 }
 
-// Validate refuses a pod whose account does not exist.
+// Validate refuses a pod whose account does not exist, or whose account keeps
+// its pods to Secrets that it names, and a mirror pod that could show its node
+// what the node may not read.
 func (p *plugin) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, err := podOf(a)
-	if pod == nil || err != nil {
+	if pod == nil || err != nil || a.GetOperation() != admission.Create && a.GetSubresource() != ephemeral {
 		return err
 	}
 	if core.IsMirror(pod) {
-		if pod.Spec.ServiceAccountName != "" {
-			return admission.NewForbidden(a, fmt.Errorf("a mirror pod may not reference service accounts"))
+		if err := checkMirror(pod); err != nil {
+			return admission.NewForbidden(a, err)
 		}
 		return nil
 	}
-	if _, err := p.accounts.ServiceAccount(ctx, a.GetNamespace(), pod.Spec.ServiceAccountName); err != nil {
+	account, err := p.accounts.ServiceAccount(ctx, a.GetNamespace(), pod.Spec.ServiceAccountName)
+	if err != nil {
 		return p.missing(a, pod, err)
+	}
+	if !limitsSecrets(account) {
+		return nil
+	}
+	check := checkSecrets
+	if a.GetSubresource() == ephemeral {
+		check = checkEphemeral // all else was judged when the pod was made
+	}
+	if err := check(pod, account); err != nil {
+		return admission.NewForbidden(a, err)
 	}
 	return nil
 }
@@ -95,7 +111,7 @@ func (p *plugin) missing(a admission.Attributes, pod *corev1.Pod, err error) err
 
 // podOf is the pod that a writes, or nil if it writes something else.
 func podOf(a admission.Attributes) (*corev1.Pod, error) {
-	if a.GetResource().GroupResource() != corev1.Resource("pods") || a.GetSubresource() != "" {
+	if a.GetResource().GroupResource() != corev1.Resource("pods") || a.GetSubresource() != "" && a.GetSubresource() != ephemeral {
 		return nil, nil
 	}
 	pod, ok := a.GetObject().(*corev1.Pod)

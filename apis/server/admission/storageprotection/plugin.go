@@ -1,4 +1,4 @@
-// Package storageprotection gives new claims and volumes the finalizer that
+// Package storageprotection gives new claims, volumes and VolumeAttributesClasses the finalizer that
 // keeps them while they are used. A loop of the leader takes it off.
 package storageprotection
 
@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/admission"
 )
@@ -31,6 +32,8 @@ func (*plugin) Admit(_ context.Context, a admission.Attributes, _ admission.Obje
 		finalizer = "kubernetes.io/pvc-protection"
 	case corev1.Resource("persistentvolumes"):
 		finalizer = "kubernetes.io/pv-protection"
+	case storagev1.Resource("volumeattributesclasses"):
+		finalizer = "kubernetes.io/vac-protection"
 	default:
 		return nil
 	}
