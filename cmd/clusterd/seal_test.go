@@ -127,7 +127,7 @@ func (m *Main) sealAtRest(t *testing.T) {
 func TestEncryptionState(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "encryption.yaml")
 	key := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{1}, 32))
-	content := `{apiVersion: apiserver.config.k8s.io/v1, kind: EncryptionConfiguration, resources: [{resources: [configmaps], providers: [{aesgcm: {keys: [{name: one, secret: ` + key + `}]}}]}]}`
+	content := "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources: [{resources: [configmaps], providers: [{aesgcm: {keys: [{name: one, secret: " + key + "}]}}]}]\n"
 	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 		t.Fatal(err)
 	}
