@@ -131,7 +131,7 @@ func TestDesignPages(t *testing.T) {
 			}
 		}
 	}
-	if pages < 20 {
+	if pages < 10 {
 		t.Errorf("only %d pages were found", pages)
 	}
 	files, err := filepath.Glob("*.go")
