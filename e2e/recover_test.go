@@ -94,7 +94,7 @@ func TestE2ERecover(t *testing.T) {
 	if code != 0 {
 		t.Fatalf("exit %d: %s%s", code, out, errs)
 	}
-	mustContain(t, "recover", out, "The cluster goes on in epoch 2", "Left out for good: "+strings.Join(lost, ", "))
+	mustContain(t, "recover", out, "The cluster goes on in epoch 2", "Removed: "+strings.Join(lost, ", "))
 	t.Log(out)
 
 	for _, n := range []string{left, spare} {

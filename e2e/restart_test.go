@@ -114,7 +114,7 @@ func (e *env) listedWithout(node string, p *corev1.Pod) {
 	if err != nil {
 		e.t.Fatalf("clusterd containers: %v: %s", err, out)
 	}
-	var list []agentpod.Holding
+	var list []agentpod.RuntimeRecord
 	if err := json.Unmarshal(out, &list); err != nil || len(list) != 2 {
 		e.t.Fatalf("a sandbox and its container were wanted: %v: %s", err, out)
 	}

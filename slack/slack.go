@@ -4,8 +4,8 @@
 // it, for looks at what seldom changes; not for timeouts, backoffs and whatever
 // answers are waited for with.
 //
-// Moments are aligned to multiples of their period since 1970, moved by what Shift
-// was given. As a period of 2 s is two of 1 s, timers of different periods meet, too.
+// Timers fire at multiples of their period since 1970, plus the offset that Shift set.
+// A multiple of 2 s is one of 1 s, so timers of different periods coincide, too.
 package slack
 
 import (

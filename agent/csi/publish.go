@@ -32,7 +32,7 @@ func (m *Manager) Mount(ctx context.Context, pod *v1.Pod, d volume.Driven) (volu
 	if err := m.load(); err != nil {
 		return none, err
 	}
-	w, err := wishOf(pod, d)
+	w, err := mountRequestOf(pod, d)
 	if err != nil {
 		return none, err
 	}
@@ -141,7 +141,7 @@ func mergedContext(a, b map[string]string) map[string]string {
 }
 
 // stage has the driver stage the volume, for all pods of this node.
-func (m *Manager) stage(ctx context.Context, driver *driver, r *record, w wish, call *spec.NodePublishVolumeRequest) error {
+func (m *Manager) stage(ctx context.Context, driver *driver, r *record, w mountRequest, call *spec.NodePublishVolumeRequest) error {
 	secrets, err := m.secret(ctx, w.stageSecret)
 	if err != nil {
 		return err

@@ -24,8 +24,8 @@ const (
 	contextTokens    = "csi.storage.k8s.io/serviceAccount.tokens"
 )
 
-// wish is what a pod wants of a driver, from the objects that say so.
-type wish struct {
+// mountRequest is what a pod wants of a driver, from the objects that say so.
+type mountRequest struct {
 	driver, handle string
 	attributes     map[string]string
 	modes          []v1.PersistentVolumeAccessMode
@@ -38,10 +38,10 @@ type wish struct {
 	expandSecret   *v1.SecretReference
 }
 
-// wishOf reads a volume.
-func wishOf(pod *v1.Pod, d volume.Driven) (wish, error) {
+// mountRequestOf reads a volume.
+func mountRequestOf(pod *v1.Pod, d volume.Driven) (mountRequest, error) {
 	if in := d.Inline; in != nil {
-		w := wish{driver: in.Driver, handle: inlineHandle(pod, d.Name), attributes: in.VolumeAttributes, readOnly: in.ReadOnly != nil && *in.ReadOnly}
+		w := mountRequest{driver: in.Driver, handle: inlineHandle(pod, d.Name), attributes: in.VolumeAttributes, readOnly: in.ReadOnly != nil && *in.ReadOnly}
 		if in.FSType != nil {
 			w.fsType = *in.FSType
 		}
@@ -52,10 +52,10 @@ func wishOf(pod *v1.Pod, d volume.Driven) (wish, error) {
 	}
 	pv := d.PV
 	if pv == nil || pv.Spec.CSI == nil {
-		return wish{}, errors.New("it is no volume of a CSI driver")
+		return mountRequest{}, errors.New("it is no volume of a CSI driver")
 	}
 	src := pv.Spec.CSI
-	return wish{
+	return mountRequest{
 		driver: src.Driver, handle: src.VolumeHandle, attributes: src.VolumeAttributes, modes: pv.Spec.AccessModes, fsType: src.FSType,
 		options: pv.Spec.MountOptions, block: pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == v1.PersistentVolumeBlock,
 		readOnly:    d.ReadOnly || src.ReadOnly,
@@ -69,7 +69,7 @@ func inlineHandle(pod *v1.Pod, name string) string {
 }
 
 // capability is how the volume is to be had.
-func (w *wish) capability(can caps, group *int64) *spec.VolumeCapability {
+func (w *mountRequest) capability(can caps, group *int64) *spec.VolumeCapability {
 	out := &spec.VolumeCapability{AccessMode: &spec.VolumeCapability_AccessMode{Mode: accessMode(w.modes, can)}}
 	if w.block {
 		out.AccessType = &spec.VolumeCapability_Block{Block: &spec.VolumeCapability_BlockVolume{}}
@@ -109,7 +109,7 @@ func accessMode(modes []v1.PersistentVolumeAccessMode, can caps) spec.VolumeCapa
 
 // owns reports whether the node gives the volume's files to the pod's group, by
 // the driver's policy.
-func (w *wish) owns(policy *storagev1.FSGroupPolicy, can caps, inline bool) bool {
+func (w *mountRequest) owns(policy *storagev1.FSGroupPolicy, can caps, inline bool) bool {
 	if w.block || w.readOnly || can.mountGroup {
 		return false
 	}

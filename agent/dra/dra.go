@@ -64,7 +64,7 @@ type Manager struct {
 	cfg     Config
 	drivers drivers
 	busy    plugin.Locks // by the UID of a claim
-	wiper   wiper
+	slices  sliceGC
 
 	mu      sync.Mutex // guards all below
 	records map[types.UID]*record
@@ -83,7 +83,7 @@ func New(cfg Config) *Manager {
 		cfg.CDIDirs = cdi.DefaultDirs
 	}
 	m := &Manager{cfg: cfg, records: map[types.UID]*record{}}
-	m.wiper = wiper{client: cfg.Client, node: cfg.NodeName, after: cfg.WipeAfter, drivers: &m.drivers, wake: make(chan struct{}, 1)}
+	m.slices = sliceGC{client: cfg.Client, node: cfg.NodeName, after: cfg.WipeAfter, drivers: &m.drivers, wake: make(chan struct{}, 1)}
 	m.drivers = drivers{timeout: cfg.CallTimeout, byName: map[string][]*driver{}, changed: m.changed}
 	cfg.Plugins.Handle(registration.DRAPlugin, &m.drivers)
 	return m
@@ -91,7 +91,7 @@ func New(cfg Config) *Manager {
 
 // changed is called when a driver has come or gone.
 func (m *Manager) changed() {
-	m.wiper.poke()
+	m.slices.poke()
 	if m.cfg.Changed != nil {
 		m.cfg.Changed()
 	}
@@ -104,7 +104,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		return err
 	}
 	defer m.drivers.close()
-	m.wiper.run(ctx)
+	m.slices.run(ctx)
 	return nil
 }
 

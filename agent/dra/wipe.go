@@ -16,10 +16,10 @@ import (
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// wiper deletes what drivers of this node offer (ResourceSlices) that are no
+// sliceGC deletes what drivers of this node offer (ResourceSlices) that are no
 // more: pods would be sent here and wait for them. A driver that comes back
 // offers it anew.
-type wiper struct {
+type sliceGC struct {
 	client  kubernetes.Interface
 	node    string
 	after   time.Duration
@@ -28,7 +28,7 @@ type wiper struct {
 }
 
 // poke asks for another look: a driver has come or gone.
-func (w *wiper) poke() {
+func (w *sliceGC) poke() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
@@ -37,7 +37,7 @@ func (w *wiper) poke() {
 
 // run looks whenever a driver may have been away for long enough, until ctx
 // ends.
-func (w *wiper) run(ctx context.Context) {
+func (w *sliceGC) run(ctx context.Context) {
 	start := time.Now()
 	timer := time.NewTimer(w.after)
 	defer timer.Stop()
@@ -69,7 +69,7 @@ func (w *wiper) run(ctx context.Context) {
 
 // sweep deletes the slices of drivers that have been away for long enough. It
 // returns after what time the next one may have been, 0: none is away.
-func (w *wiper) sweep(ctx context.Context, start time.Time) (next time.Duration, err error) {
+func (w *sliceGC) sweep(ctx context.Context, start time.Time) (next time.Duration, err error) {
 	list, err := w.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector(resourcev1.ResourceSliceSelectorNodeName, w.node).String(),
 	})

@@ -345,17 +345,17 @@ func (m *Manager) settle(ctx context.Context) {
 	}
 	m.mu.Unlock()
 	if err := m.cfg.Network.Live(ctx, m.working); err != nil {
-		klog.FromContext(ctx).Error(err, "Network of pods that are no more was not cleaned up")
+		klog.FromContext(ctx).Error(err, "Network of deleted pods was not cleaned up")
 	}
 	m.releaseStaleCPUs()
 	m.sweepFolders(ctx)
 	m.sweepMounts(ctx)
 	m.sweepDevices(ctx)
 	if err := m.sweepImageVolumes(ctx); err != nil {
-		klog.FromContext(ctx).Error(err, "Image volumes of pods that are no more stay mounted")
+		klog.FromContext(ctx).Error(err, "Image volumes of deleted pods stay mounted")
 	}
 	if err := m.sweepFence(ctx); err != nil {
-		klog.FromContext(ctx).Info("Pods that are no more stay on the list of those that end with the node's lease", "err", err)
+		klog.FromContext(ctx).Info("Deleted pods stay on the list of those that end with the node's lease", "err", err)
 	}
 	m.sweepEnded()
 }
@@ -423,7 +423,7 @@ func orphan(uid types.UID, rec podstate.Records) *v1.Pod {
 	return pod
 }
 
-// sweepFolders removes pod folders and logs of pods that are no more.
+// sweepFolders removes pod folders and logs of deleted pods.
 func (m *Manager) sweepFolders(ctx context.Context) {
 	uids, err := m.cfg.Volumes.Pods()
 	if err != nil {
@@ -440,7 +440,7 @@ func (m *Manager) sweepFolders(ctx context.Context) {
 		err := m.cfg.Volumes.Teardown(sweep, uid)
 		cancel()
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Folder of a pod that is no more stays, will retry", "uid", uid)
+			klog.FromContext(ctx).Error(err, "Folder of a deleted pod stays, will retry", "uid", uid)
 			m.wg.Go(func() { m.sweepLater(ctx, uid) })
 		}
 	}
@@ -469,7 +469,7 @@ func (m *Manager) sweepLater(ctx context.Context, uid types.UID) {
 		err := m.cfg.Volumes.Teardown(sweep, uid)
 		cancel()
 		if err == nil {
-			klog.FromContext(ctx).Info("Folder of a pod that is no more is removed", "uid", uid)
+			klog.FromContext(ctx).Info("Folder of a deleted pod is removed", "uid", uid)
 			return
 		}
 	}

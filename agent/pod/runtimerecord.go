@@ -10,14 +10,14 @@ import (
 	"github.com/clusterd/clusterd/agent/podstate"
 )
 
-// TypeSandbox is the type of a Holding that is a pod's pause and namespaces;
+// TypeSandbox is the type of a RuntimeRecord that is a pod's pause and namespaces;
 // those of containers are the Kinds.
 const TypeSandbox = "sandbox"
 
-// Holding is a sandbox or container as podmon holds it, for people who look at
+// RuntimeRecord is a sandbox or container as podmon holds it, for people who look at
 // a node whose API does not answer. Its JSON is printed by `clusterd
 // containers -o json`: fields may be added to it, and keep their meaning.
-type Holding struct {
+type RuntimeRecord struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
 	PodUID    string `json:"podUID"`
@@ -43,15 +43,15 @@ type Holding struct {
 	Message string `json:"message,omitempty"`
 }
 
-// Holdings puts podmon's list in order: pod by pod, each pod's sandboxes before
+// RuntimeRecords puts podmon's list in order: pod by pod, each pod's sandboxes before
 // its containers, older attempts before newer ones. It is pure.
-func Holdings(sandboxes []api.SandboxStatus, containers []api.ContainerStatus) []Holding {
-	var out []Holding
+func RuntimeRecords(sandboxes []api.SandboxStatus, containers []api.ContainerStatus) []RuntimeRecord {
+	var out []RuntimeRecord
 	of := map[string]api.Sandbox{}
 	for _, st := range sandboxes {
 		s := st.Sandbox
 		of[s.ID] = s
-		h := Holding{
+		h := RuntimeRecord{
 			Namespace: s.Namespace, Pod: s.Name, PodUID: s.PodUID, Type: TypeSandbox, ID: s.ID, SandboxID: s.ID,
 			Attempt: s.Attempt, CgroupParent: s.CgroupParent, Running: st.State == api.StateRunning, StartedAt: moment(st.CreatedAt),
 		}
@@ -63,7 +63,7 @@ func Holdings(sandboxes []api.SandboxStatus, containers []api.ContainerStatus) [
 	for _, st := range containers {
 		c := st.Container
 		s := of[c.SandboxID]
-		h := Holding{
+		h := RuntimeRecord{
 			Namespace: s.Namespace, Pod: s.Name, PodUID: s.PodUID, Name: c.Name, Type: c.Labels[podstate.LabelType], ID: c.ID, SandboxID: c.SandboxID,
 			Attempt: c.Attempt, Image: c.Labels[podstate.LabelImage], LogPath: c.LogPath, CgroupParent: s.CgroupParent,
 			Running: st.State == api.StateRunning, StartedAt: moment(st.StartedAt),
@@ -83,7 +83,7 @@ func Holdings(sandboxes []api.SandboxStatus, containers []api.ContainerStatus) [
 		}
 		out = append(out, h)
 	}
-	slices.SortStableFunc(out, func(a, b Holding) int {
+	slices.SortStableFunc(out, func(a, b RuntimeRecord) int {
 		return cmp.Or(
 			strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Pod, b.Pod), strings.Compare(a.PodUID, b.PodUID),
 			strings.Compare(a.Name, b.Name), cmp.Compare(a.Attempt, b.Attempt))

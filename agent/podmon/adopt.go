@@ -107,7 +107,7 @@ func (s *Supervisor) adoptSandbox(id string) error {
 		p, err := openProcess(sb.status.Pid, sb.start)
 		if err == nil {
 			sb.pause = p
-			s.watchSandbox(sb, p.strangersExit)
+			s.watchSandbox(sb, p.nonChildExit)
 			return nil
 		}
 		if !errors.Is(err, os.ErrProcessDone) {

@@ -353,7 +353,7 @@ func awaitProgram(pid int) {
 func waitProcess(p *libcontainer.Process, held *process) exitStatus {
 	ps, _ := p.Wait() // its error only repeats that the exit code is not 0
 	if ps == nil {
-		return held.strangersExit()
+		return held.nonChildExit()
 	}
 	return waitStatus(unix.WaitStatus(ps.Sys().(syscall.WaitStatus)))
 }
@@ -366,7 +366,7 @@ func (s *Supervisor) watchContainer(c *container) {
 		}
 		at := time.Now()
 		point("container: ended")
-		s.finishContainer(c, c.proc.strangersExit(), at)
+		s.finishContainer(c, c.proc.nonChildExit(), at)
 	})
 }
 

@@ -147,7 +147,7 @@ func (p *process) reap() exitStatus {
 			continue
 		}
 		if err != nil || pid != p.pid {
-			return p.strangersExit()
+			return p.nonChildExit()
 		}
 		return waitStatus(ws)
 	}
@@ -181,10 +181,10 @@ const (
 	pidfdInfoExit = 1 << 3
 )
 
-// strangersExit finds out how a process that is not (any more) our child ended.
+// nonChildExit finds out how a process that is not (any more) our child ended.
 // While it is a zombie its exit code can be read; once its parent has reaped it
 // only the pidfd knows, on kernels from 6.15.
-func (p *process) strangersExit() exitStatus {
+func (p *process) nonChildExit() exitStatus {
 	for range 20 { // it may go from the one to the other between the questions
 		if st, err := readProcStat(p.pid); err == nil && st.start == p.start && st.state == 'Z' {
 			return waitStatus(st.exit)

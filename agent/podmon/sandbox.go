@@ -277,7 +277,7 @@ func (s *Supervisor) startPause(ctx context.Context, spec *api.Sandbox) (pid int
 	case err != nil && !errors.Is(err, io.EOF):
 		return 0, nil, fmt.Errorf("pause: %w", err)
 	case string(said[:n]) != "ok":
-		return 0, nil, fmt.Errorf("pause: %s", cmp.Or(string(said[:n]), "ended without a word"))
+		return 0, nil, fmt.Errorf("pause: %s", cmp.Or(string(said[:n]), "exited without output"))
 	}
 	if spec.Users != nil {
 		if err = checkUsers(child, *spec.Users); err != nil {

@@ -26,8 +26,8 @@ func InstanceOf(st api.ContainerStatus) *Instance {
 	return i
 }
 
-// userOf is whom a container's first process runs as. Its own group is among
-// the supplemental ones, as other runtimes tell it.
+// userOf is the user of a container's first process. Its primary group is listed among
+// the supplemental groups too, as CRI runtimes report it.
 func userOf(c api.Container) *v1.ContainerUser {
 	groups := []int64{int64(c.GID)}
 	for _, g := range c.ExtraGIDs {

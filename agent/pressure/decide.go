@@ -13,14 +13,14 @@ import (
 // Level is a signal as measured.
 type Level struct{ Available, Capacity int64 }
 
-// Crossing is a threshold that a signal is below of.
-type Crossing struct {
+// ThresholdMet is a threshold that a signal is below of.
+type ThresholdMet struct {
 	Threshold
 	Level
 }
 
 // message is why a pod has to go, in the words users search for.
-func (c Crossing) message() string {
+func (c ThresholdMet) message() string {
 	format := func(n int64) string {
 		if r := c.Signal.resource(); r == "pids" || r == "inodes" {
 			return fmt.Sprint(n)
@@ -43,7 +43,7 @@ type watcher struct {
 // observe takes a measurement. It returns the conditions that the node is in
 // and the thresholds that have been crossed for their grace, hard and urgent
 // ones first. A signal that could not be measured counts as fine.
-func (w *watcher) observe(now time.Time, levels map[Signal]Level) (under map[v1.NodeConditionType]bool, crossed []Crossing) {
+func (w *watcher) observe(now time.Time, levels map[Signal]Level) (under map[v1.NodeConditionType]bool, crossed []ThresholdMet) {
 	if w.since == nil {
 		w.since, w.last = map[int]time.Time{}, map[v1.NodeConditionType]time.Time{}
 	}
@@ -60,9 +60,9 @@ func (w *watcher) observe(now time.Time, levels map[Signal]Level) (under map[v1.
 			continue
 		}
 		w.last[t.Signal.condition()] = now
-		crossed = append(crossed, Crossing{t, l})
+		crossed = append(crossed, ThresholdMet{t, l})
 	}
-	slices.SortStableFunc(crossed, func(a, b Crossing) int {
+	slices.SortStableFunc(crossed, func(a, b ThresholdMet) int {
 		return cmp.Or(
 			cmp.Compare(min(a.Grace, 1), min(b.Grace, 1)),
 			cmp.Compare(slices.Index(order, a.Signal), slices.Index(order, b.Signal)),

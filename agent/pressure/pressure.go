@@ -110,8 +110,8 @@ func (g *Guard) Run(ctx context.Context) error {
 	}
 }
 
-func first(crossed []Crossing, of func(Signal) bool) *Crossing {
-	if i := slices.IndexFunc(crossed, func(c Crossing) bool { return of(c.Signal) }); i >= 0 {
+func first(crossed []ThresholdMet, of func(Signal) bool) *ThresholdMet {
+	if i := slices.IndexFunc(crossed, func(c ThresholdMet) bool { return of(c.Signal) }); i >= 0 {
 		return &crossed[i]
 	}
 	return nil
@@ -131,7 +131,7 @@ func (g *Guard) relieveDisks(ctx context.Context) {
 
 // relieve evicts a pod because of c, unless the one that was evicted last is still
 // on its way.
-func (g *Guard) relieve(ctx context.Context, c Crossing) {
+func (g *Guard) relieve(ctx context.Context, c ThresholdMet) {
 	pods := g.cfg.Candidates(ctx, c.Signal)
 	g.evicting.Lock()
 	defer g.evicting.Unlock()
@@ -145,7 +145,7 @@ func (g *Guard) relieve(ctx context.Context, c Crossing) {
 }
 
 // look measures and notes the conditions.
-func (g *Guard) look(now time.Time) []Crossing {
+func (g *Guard) look(now time.Time) []ThresholdMet {
 	g.looking.Lock()
 	defer g.looking.Unlock()
 	under, crossed := g.watcher.observe(now, g.cfg.Measure())
@@ -161,7 +161,7 @@ func (g *Guard) look(now time.Time) []Crossing {
 
 // evict ends the first pod in rank that may be ended, but for the one that is
 // on its way.
-func (g *Guard) evict(ctx context.Context, c Crossing, pods []Candidate, leaving types.UID) types.UID {
+func (g *Guard) evict(ctx context.Context, c ThresholdMet, pods []Candidate, leaving types.UID) types.UID {
 	for _, p := range rank(c.Signal, pods) {
 		if Critical(p.Pod) || p.Pod.UID == leaving {
 			continue

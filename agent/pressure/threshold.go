@@ -108,7 +108,7 @@ func Parse(s string) ([]Threshold, error) {
 	return out, nil
 }
 
-// ParseSoft reads soft thresholds and how long each is borne, such as
+// ParseSoft reads soft thresholds and their grace periods, such as
 // "memory.available=90s": every one needs a time, and every time a threshold.
 func ParseSoft(thresholds, grace string) ([]Threshold, error) {
 	out, err := Parse(thresholds)

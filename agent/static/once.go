@@ -11,15 +11,15 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Once is a set of static pods that are to run to their end: read once, told
-// once, and taken away when Release is called.
+// Once is a set of static pods that are to run to completion. The sources are read
+// once, the pods are delivered once, and they are removed when Release is called.
 type Once struct {
 	pods     []*v1.Pod
 	released chan struct{}
 }
 
-// ReadOnce reads the sources of cfg. Anything amiss in one of them is an error,
-// as are pods that would run for ever, and that there is none.
+// ReadOnce reads the sources of cfg. It fails if a source has a fault, if a pod would
+// never end, or if there is no pod.
 func ReadOnce(ctx context.Context, cfg Config) (*Once, error) {
 	var faults []error
 	cfg.OnFault = func(where string, err error) { faults = append(faults, fmt.Errorf("%s: %w", where, err)) }

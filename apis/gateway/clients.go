@@ -90,8 +90,9 @@ func (g *Gateway) shown(o Objects, grants grants) {
 	g.Shown = &name
 }
 
-// clients reads whom a listener for HTTPS is for. One whose authorities are all
-// unknown is refused: its user relies on other clients being so.
+// clients reads which client certificates an HTTPS listener asks for. A listener none
+// of whose CA references can be resolved is refused: it would accept clients that its
+// owner means to reject.
 func (l *Listener) clients(o Objects, g grants) {
 	v := clientValidation(l.Of.Spec.TLS, l.Port)
 	if v == nil {

@@ -102,7 +102,7 @@ func parseIssuers(data []byte, own string) ([]apiserver.JWTAuthenticator, error)
 		return nil, fmt.Errorf("is a %T, want an AuthenticationConfiguration", obj)
 	}
 	if configuration.Anonymous != nil {
-		return nil, fmt.Errorf("anonymous: strangers reach the paths of health and version and nothing else, which cannot be set")
+		return nil, fmt.Errorf("anonymous: cannot be set: unauthenticated requests reach the paths of health and version and no others; remove the field")
 	}
 	if faults := validation.ValidateAuthenticationConfiguration(authenticationcel.NewDefaultCompiler(), configuration, []string{own}); len(faults) > 0 {
 		return nil, faults.ToAggregate()

@@ -68,7 +68,7 @@ func newGeneric(config Config, stores *stores, s *Server) (*genericapiserver.Rec
 	c.RequestTimeout = config.RequestTimeout
 	c.ShutdownWatchTerminationGracePeriod = config.DrainTimeout
 	// The library insists on a listener. It gets one without clients: our caller listens.
-	c.SecureServing = &genericapiserver.SecureServingInfo{Listener: newDeafListener()}
+	c.SecureServing = &genericapiserver.SecureServingInfo{Listener: newNoopListener()}
 
 	c.Authorization.Authorizer, c.RuleResolver = s.authorization.chain, s.authorization.rules
 	c.Authentication.Authenticator = s.authenticator
@@ -168,32 +168,32 @@ func isRaw(handlers map[string]http.Handler, path string) bool {
 	return false
 }
 
-// deafListener is a listener that accepts no connection.
-type deafListener struct {
+// noopListener is a listener that accepts no connection.
+type noopListener struct {
 	closed chan struct{}
 	once   sync.Once
 }
 
-func newDeafListener() *deafListener { return &deafListener{closed: make(chan struct{})} }
+func newNoopListener() *noopListener { return &noopListener{closed: make(chan struct{})} }
 
-var errDeaf = errors.New("listener closed")
+var errListenerClosed = errors.New("listener closed")
 
 // Accept blocks until Close.
-func (l *deafListener) Accept() (net.Conn, error) {
+func (l *noopListener) Accept() (net.Conn, error) {
 	<-l.closed
-	return nil, errDeaf
+	return nil, errListenerClosed
 }
 
 // Close ends Accept.
-func (l *deafListener) Close() error {
+func (l *noopListener) Close() error {
 	l.once.Do(func() { close(l.closed) })
 	return nil
 }
 
 // Addr is no address that can be dialled. The library logs it.
-func (l *deafListener) Addr() net.Addr { return nowhere{} }
+func (l *noopListener) Addr() net.Addr { return noAddr{} }
 
-type nowhere struct{}
+type noAddr struct{}
 
-func (nowhere) Network() string { return "none" }
-func (nowhere) String() string  { return "the caller's listeners" }
+func (noAddr) Network() string { return "none" }
+func (noAddr) String() string  { return "the caller's listeners" }

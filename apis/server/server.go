@@ -45,8 +45,8 @@ type Server struct {
 	accounts *serviceAccounts
 	// fairness says whose request is next.
 	fairness *fairness.Fairness
-	// door lets clients inside this process in.
-	door *inproc.Door
+	// transport lets clients inside this process in.
+	transport *inproc.HandlerTransport
 	// readable is nil when every kind can be read; opened is closed then.
 	readable func() error
 	opened   chan struct{}
@@ -70,9 +70,9 @@ func New(config Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{config: config, opened: make(chan struct{})}
-	// The door is open before there is a handler: the library wants a client
+	// The transport is there before the handler is: the library wants a client
 	// for its construction. No request goes through until New has returned.
-	s.door = inproc.NewDoor(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+	s.transport = inproc.NewHandlerTransport(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		s.generic.Handler.ServeHTTP(w, req)
 	}))
 	s.system = newSystemNamespaces(s.LoopbackConfig)
@@ -203,7 +203,7 @@ func (s *Server) ClientConfigFor(name string, groups ...string) *rest.Config {
 	who := &user.DefaultInfo{Name: name, Groups: groups}
 	return &rest.Config{
 		Host:      "https://in-process",
-		Transport: s.door.As(who),
+		Transport: s.transport.As(who),
 		QPS:       -1,
 		UserAgent: rest.DefaultKubernetesUserAgent(),
 		ContentConfig: rest.ContentConfig{
@@ -260,7 +260,7 @@ func until(ctx context.Context, done func() bool) bool {
 // them has stopped, and a write without a quorum would not return.
 func (s *Server) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	stop := context.AfterFunc(ctx, s.door.Close)
+	stop := context.AfterFunc(ctx, s.transport.Close)
 	defer stop()
 	if err := s.foreign.start(ctx); err != nil {
 		return err
@@ -285,6 +285,6 @@ func (s *Server) Run(ctx context.Context) error {
 		return nil
 	})
 	err := group.Wait()
-	s.door.Close()
+	s.transport.Close()
 	return err
 }

@@ -276,7 +276,7 @@ func (o *rotateOptions) run(ctx context.Context, a *api, graceGiven bool) error 
 		var answer string
 		fmt.Fscanln(o.In, &answer)
 		if answer = strings.ToLower(answer); answer != "y" && answer != "yes" {
-			return errors.New("nothing was changed (give --yes where nobody can answer)")
+			return errors.New("nothing was changed (give --yes when not interactive)")
 		}
 	}
 	body, err := jsonBody(request)

@@ -103,7 +103,7 @@ func leaderless(l v1.MemberList) string {
 	}
 	need := voters/2 + 1
 	if alive < need {
-		return fmt.Sprintf("No leader: %d of %d voters are alive and %d are needed. Start clusterd on the others; nothing can be changed until then. If they are lost for ever: clusterctl recover.", alive, voters, need)
+		return fmt.Sprintf("No leader: %d of %d voters are alive and %d are needed. Start clusterd on the others; nothing can be changed until then. If they are permanently lost: clusterctl recover.", alive, voters, need)
 	}
 	return "No leader at the moment: an election should end within seconds. If it does not, look at the logs of clusterd."
 }

@@ -82,7 +82,7 @@ func newMembersRoleCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 				return fmt.Errorf("make %s %s: %w", args[0], c.what(), err)
 			}
 			if timeout == 0 {
-				fmt.Fprintf(streams.Out, "member %q is told to become %s\n", args[0], c.what())
+				fmt.Fprintf(streams.Out, "member %q: role change to %s requested\n", args[0], c.what())
 				return nil
 			}
 			fmt.Fprintf(streams.ErrOut, "waiting for up to %s until %s is %s …\n", timeout, args[0], c.what())

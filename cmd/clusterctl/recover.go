@@ -52,9 +52,9 @@ func newRecoverCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 	o := recoverOptions{IOStreams: streams}
 	cmd := &cobra.Command{
 		Use:   "recover",
-		Short: "Let the cluster go on when most of its voters are lost for ever",
+		Short: "Let the cluster go on when most of its voters are permanently lost",
 		Long: templates.LongDesc(`
-			Let the cluster go on when most of its voters are lost for ever, so that it has
+			Let the cluster go on when most of its voters are permanently lost, so that it has
 			no leader and never will.
 
 			The server that is asked asks every member it can reach for the term and index
@@ -176,7 +176,7 @@ func (s *survey) plan(from string, kept, lost []string) string {
 		text += " Begun anew with a copy of it: " + strings.Join(others, ", ") + "."
 	}
 	if len(lost) > 0 {
-		text += " Left out for good: " + strings.Join(lost, ", ") + "; what only they know is lost, and they are refused when they come back."
+		text += " Removed: " + strings.Join(lost, ", ") + "; what only they know is lost, and they are refused when they come back."
 	}
 	return text
 }
@@ -191,7 +191,7 @@ func (o *recoverOptions) confirm() error {
 		return err
 	}
 	if strings.TrimSpace(line) != "recover" {
-		return errors.New("nothing was changed (give --yes where nobody can answer)")
+		return errors.New("nothing was changed (give --yes when not interactive)")
 	}
 	return nil
 }

@@ -58,8 +58,8 @@ func (before runningContainers) lost(now []corev1.Pod) error {
 	return nil
 }
 
-// hopeless is a finding that waiting does not change.
-type hopeless struct{ error }
+// permanentError is an error that waiting does not change.
+type permanentError struct{ error }
 
 // upgradeGate is what a node has to pass with the new version.
 type upgradeGate struct {
@@ -99,7 +99,7 @@ func (g *upgradeGate) judge(now observation) error {
 		return errors.New("the node's lease was not renewed since")
 	}
 	if err := g.before.lost(now.pods); err != nil {
-		return &hopeless{err}
+		return &permanentError{err}
 	}
 	return nil
 }
@@ -109,7 +109,7 @@ func (g *upgradeGate) judgeProgram(r v1.NodeRelease) error {
 		return nil
 	}
 	if f := r.Failure; f != nil && f.Version == g.version && !f.At.Equal(g.since) { // the node's clock may have been set back
-		return &hopeless{&tookBack{f.Why}}
+		return &permanentError{&rolledBackError{f.Why}}
 	}
 	return fmt.Errorf("the node runs %s", r.Version)
 }
@@ -133,10 +133,10 @@ func (g *upgradeGate) judgeStore(now observation) error {
 	return nil
 }
 
-// tookBack says that the node went back to the version before by itself.
-type tookBack struct{ why string }
+// rolledBackError is returned when the node went back to the version before by itself.
+type rolledBackError struct{ why string }
 
-func (t *tookBack) Error() string { return "the node went back by itself: " + t.why }
+func (t *rolledBackError) Error() string { return "the node went back by itself: " + t.why }
 
 // observation is a node as it is now.
 type observation struct {

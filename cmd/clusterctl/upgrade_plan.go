@@ -150,10 +150,10 @@ func quorumWithout(list v1.MemberList, name string) error {
 		}
 	}
 	if stops && voters == 2 && others == 1 {
-		return &hopeless{fmt.Errorf("without %s the store would have 1 of 2 voters, and both are needed: join a third server, or remove one with clusterctl members rm", name)}
+		return &permanentError{fmt.Errorf("without %s the store would have 1 of 2 voters, and both are needed: join a third server, or remove one with clusterctl members rm", name)}
 	}
 	if need := voters/2 + 1; stops && voters > 1 && others < need {
-		return &hopeless{fmt.Errorf("without %s the store would have %d of %d voters, and %d are needed: start clusterd on %s, or remove it with clusterctl members rm", name, others, voters, need, strings.Join(silent, ", "))}
+		return &permanentError{fmt.Errorf("without %s the store would have %d of %d voters, and %d are needed: start clusterd on %s, or remove it with clusterctl members rm", name, others, voters, need, strings.Join(silent, ", "))}
 	}
 	return nil
 }

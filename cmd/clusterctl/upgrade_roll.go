@@ -130,7 +130,7 @@ func (r *roller) begin(ctx context.Context) error {
 			fmt.Fprintf(r.errOut, "%v; waiting whether it goes on …\n", err)
 		}
 		if err != nil && !isCode(err, http.StatusConflict) && !isCode(err, http.StatusServiceUnavailable) {
-			return &hopeless{err}
+			return &permanentError{err}
 		}
 		return err
 	})
@@ -228,7 +228,7 @@ func (r *roller) next(ctx context.Context, left []upgradeNode) (int, error) {
 	return next, nil
 }
 
-// await asks until there is no error, or it is hopeless, or the time is over.
+// await asks until there is no error, or it is a permanentError, or the time is over.
 func (r *roller) await(ctx context.Context, limit time.Duration, ask func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -236,12 +236,12 @@ func (r *roller) await(ctx context.Context, limit time.Duration, ask func(contex
 		one, stop := context.WithTimeout(ctx, askFor)
 		err := ask(one)
 		stop()
-		var no *hopeless
+		var no *permanentError
 		if err == nil || errors.As(err, &no) {
 			return err
 		}
 		if r.alive(ctx); r.taken != nil {
-			return &hopeless{r.taken}
+			return &permanentError{r.taken}
 		}
 		select {
 		case <-ctx.Done():

@@ -251,7 +251,7 @@ func TestUpgradeGate(t *testing.T) {
 		now := well()
 		tt.change(&now)
 		err := g.judge(now)
-		var never *hopeless
+		var never *permanentError
 		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) || errors.As(err, &never) != tt.never {
 			t.Errorf("%s: %v, want %q (never %v)", tt.what, err, tt.want, tt.never)
 		}

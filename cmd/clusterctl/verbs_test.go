@@ -105,7 +105,7 @@ n2     nonvoter         10.0.0.2:6443   suspect   -         -     <none>
 n1     voter   <none>    alive    -         -     <none>
 n2     voter   <none>    dead     -         -     <none>
 `,
-			stderr: "No leader: 1 of 2 voters are alive and 2 are needed. Start clusterd on the others; nothing can be changed until then. If they are lost for ever: clusterctl recover.\n",
+			stderr: "No leader: 1 of 2 voters are alive and 2 are needed. Start clusterd on the others; nothing can be changed until then. If they are permanently lost: clusterctl recover.\n",
 		},
 		{
 			name: "members as yaml",

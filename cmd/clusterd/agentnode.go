@@ -325,7 +325,7 @@ func (n *agentNode) learn(word join.TrustWord) {
 		err = n.dir.replaceIdentity(&id)
 	}
 	if err != nil {
-		n.log.Warn("the servers' word on the authority could not be taken up", "number", word.Number, "err", err)
+		n.log.Warn("the servers' CA bundle was not applied", "number", word.Number, "err", err)
 		return
 	}
 	n.id.trust = next

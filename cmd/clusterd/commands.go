@@ -318,9 +318,9 @@ func run(ctx context.Context, cfg Config, onReady func(context.Context, *Main) e
 	return m.Run(ctx, onReady)
 }
 
-// patiently asks until the cluster answers, for as long as a machine that
+// retryUntil asks until the cluster answers or joinTimeout is over: a machine that
 // boots together with its cluster may have to wait.
-func patiently[T any](ctx context.Context, progress io.Writer, ask func(context.Context) (T, error)) (T, error) {
+func retryUntil[T any](ctx context.Context, progress io.Writer, ask func(context.Context) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
 	defer cancel()
 	for reported := false; ; {

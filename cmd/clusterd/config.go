@@ -154,7 +154,7 @@ type Config struct {
 	// EvictionHard are the thresholds below which pods are ended at once, such
 	// as memory.available<100Mi,nodefs.available<10%; "none": never.
 	EvictionHard string `json:"evictionHard,omitempty"`
-	// EvictionSoft are thresholds that are borne for EvictionSoftGracePeriod,
+	// EvictionSoft are thresholds with a grace period, EvictionSoftGracePeriod,
 	// such as memory.available=90s; pods then have their own grace period.
 	EvictionSoft            string `json:"evictionSoft,omitempty"`
 	EvictionSoftGracePeriod string `json:"evictionSoftGracePeriod,omitempty"`
@@ -292,8 +292,8 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.ClusterDomain, "cluster-domain", c.ClusterDomain, "what the names of Services end with; the same on every node")
 	f.StringVar(&c.ResolvConf, "resolv-conf", c.ResolvConf, "file of the host's name servers for pods (default: /etc/resolv.conf, or the one behind systemd-resolved's stub)")
 	f.StringVar(&c.EvictionHard, "eviction-hard", c.EvictionHard, "below these thresholds pods are ended at once; none: never")
-	f.StringVar(&c.EvictionSoft, "eviction-soft", c.EvictionSoft, "thresholds that are borne for some time, such as memory.available<500Mi")
-	f.StringVar(&c.EvictionSoftGracePeriod, "eviction-soft-grace-period", c.EvictionSoftGracePeriod, "how long each soft threshold is borne, such as memory.available=90s")
+	f.StringVar(&c.EvictionSoft, "eviction-soft", c.EvictionSoft, "soft thresholds, with a grace period, such as memory.available<500Mi")
+	f.StringVar(&c.EvictionSoftGracePeriod, "eviction-soft-grace-period", c.EvictionSoftGracePeriod, "grace period of each soft threshold, such as memory.available=90s")
 	f.DurationVar(&c.EvictionTransition.Duration, "eviction-transition", c.EvictionTransition.Duration, "how long the node's pressure conditions stay after their cause has gone")
 	f.StringVar(&c.SystemReserved, "system-reserved", c.SystemReserved, "what is kept from pods, such as cpu=500m,memory=512Mi (default: some memory)")
 	f.IntVar(&c.ImageGCHigh, "image-gc-high", c.ImageGCHigh, "percentage of the disk above which images that nothing uses are removed")

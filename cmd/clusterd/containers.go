@@ -48,17 +48,17 @@ their exit codes and logs. Nothing is changed, and nothing is started.`,
 			if os.Geteuid() != 0 {
 				return errors.New("clusterd containers needs root, because podmon answers root alone: run it with sudo")
 			}
-			list, err := holdings(cmd.Context(), data)
+			list, err := runtimeRecords(cmd.Context(), data)
 			if err != nil {
 				return err
 			}
-			list = slices.DeleteFunc(list, func(h pod.Holding) bool {
+			list = slices.DeleteFunc(list, func(h pod.RuntimeRecord) bool {
 				return uid != "" && h.PodUID != uid || name != "" && h.Pod != name && h.Namespace+"/"+h.Pod != name
 			})
 			if output == "json" {
 				return printJSON(cmd.OutOrStdout(), list)
 			}
-			return printHoldings(cmd.OutOrStdout(), list, output == "wide", time.Now())
+			return printRecords(cmd.OutOrStdout(), list, output == "wide", time.Now())
 		},
 	}
 	f := cmd.Flags()
@@ -69,8 +69,8 @@ their exit codes and logs. Nothing is changed, and nothing is started.`,
 	return cmd
 }
 
-// holdings asks the podmon of a data folder.
-func holdings(ctx context.Context, data string) ([]pod.Holding, error) {
+// runtimeRecords asks the podmon of a data folder.
+func runtimeRecords(ctx context.Context, data string) ([]pod.RuntimeRecord, error) {
 	if st, err := os.Stat(data); err != nil || !st.IsDir() {
 		return nil, fmt.Errorf("--data %q: there is no such folder: name the one that `clusterd run` was given", data)
 	}
@@ -84,12 +84,12 @@ func holdings(ctx context.Context, data string) ([]pod.Holding, error) {
 	if err != nil {
 		return nil, err
 	}
-	return pod.Holdings(sandboxes, containers), nil
+	return pod.RuntimeRecords(sandboxes, containers), nil
 }
 
-func printJSON(w io.Writer, list []pod.Holding) error {
+func printJSON(w io.Writer, list []pod.RuntimeRecord) error {
 	if list == nil {
-		list = []pod.Holding{}
+		list = []pod.RuntimeRecord{}
 	}
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
@@ -99,7 +99,7 @@ func printJSON(w io.Writer, list []pod.Holding) error {
 // shortID is how much of an id a table shows; it names the thing well enough.
 const shortID = 12
 
-func printHoldings(out io.Writer, list []pod.Holding, wide bool, now time.Time) error {
+func printRecords(out io.Writer, list []pod.RuntimeRecord, wide bool, now time.Time) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	head := []string{"NAMESPACE", "POD", "CONTAINER", "TYPE", "ATTEMPT", "STATE", "PID", "AGE", "LOG"}
 	if wide {
@@ -130,7 +130,7 @@ func printHoldings(out io.Writer, list []pod.Holding, wide bool, now time.Time) 
 }
 
 // stateWord is the state in a word or two: "Running", "Exited(137,OOMKilled)".
-func stateWord(h pod.Holding) string {
+func stateWord(h pod.RuntimeRecord) string {
 	switch {
 	case h.Running:
 		return "Running"

@@ -12,7 +12,7 @@ import (
 	"github.com/clusterd/clusterd/agent/podmon/api"
 )
 
-func TestPrintHoldings(t *testing.T) {
+func TestPrintRecords(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	ago := func(d time.Duration) int64 { return now.Add(-d).UnixNano() }
 	sandbox := func(id, name string, attempt uint32) api.Sandbox {
@@ -24,7 +24,7 @@ func TestPrintHoldings(t *testing.T) {
 			Labels: map[string]string{"type": kind, "image": "app:1"},
 		}
 	}
-	list := pod.Holdings([]api.SandboxStatus{
+	list := pod.RuntimeRecords([]api.SandboxStatus{
 		{Sandbox: sandbox("bbbbbbbbbbbbbbbb", "web", 1), State: api.StateRunning, Pid: 20, CreatedAt: ago(time.Hour)},
 		{Sandbox: sandbox("aaaaaaaaaaaaaaaa", "job", 0), State: api.StateExited, Pid: 10, CreatedAt: ago(2 * time.Hour)},
 	}, []api.ContainerStatus{
@@ -45,14 +45,14 @@ default    web  main       app      2        Exited(137,OOMKilled)              
 default    web  main       app      3        Running                             22   90s   /log/main.log
 `
 	var out bytes.Buffer
-	if err := printHoldings(&out, list, false, now); err != nil {
+	if err := printRecords(&out, list, false, now); err != nil {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff(strings.TrimPrefix(want, "\n"), out.String()); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 	out.Reset()
-	if err := printHoldings(&out, list[6:], true, now); err != nil {
+	if err := printRecords(&out, list[6:], true, now); err != nil {
 		t.Fatal(err)
 	}
 	const wide = `
@@ -92,11 +92,11 @@ default    web  main       app   3        Running  22   90s  /log/main.log  c1  
 	}
 }
 
-func TestHoldingsOfNobody(t *testing.T) {
-	if _, err := holdings(t.Context(), "/no/such"); err == nil || !strings.Contains(err.Error(), `--data "/no/such": there is no such folder`) {
+func TestRecordsOfNobody(t *testing.T) {
+	if _, err := runtimeRecords(t.Context(), "/no/such"); err == nil || !strings.Contains(err.Error(), `--data "/no/such": there is no such folder`) {
 		t.Errorf("%v", err)
 	}
-	if _, err := holdings(t.Context(), t.TempDir()); err == nil || !strings.Contains(err.Error(), "no podmon serves in ") || !strings.Contains(err.Error(), "--data") {
+	if _, err := runtimeRecords(t.Context(), t.TempDir()); err == nil || !strings.Contains(err.Error(), "no podmon serves in ") || !strings.Contains(err.Error(), "--data") {
 		t.Errorf("%v", err)
 	}
 }

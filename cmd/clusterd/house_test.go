@@ -95,3 +95,63 @@ func roomPaths(t *testing.T) map[string][]string {
 	}
 	return rooms
 }
+
+// namedFile finds what a page calls a file of code.
+var namedFile = regexp.MustCompile("`([A-Za-z0-9_./*-]+\\.(?:go|c|sh))`")
+
+// TestDesignPages holds the rooms' pages against the tree: each file of code that they
+// name is in their room, or where the path that they give says; and the page of this
+// folder, where everything meets, names each file of it.
+func TestDesignPages(t *testing.T) {
+	rooms := roomPaths(t)
+	named := map[string]bool{}
+	pages := 0
+	for room, paths := range rooms {
+		for _, page := range paths {
+			if filepath.Base(page) != "DESIGN.md" || page == "DESIGN.md" {
+				continue
+			}
+			pages++
+			text, err := os.ReadFile(filepath.Join(root, page))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range namedFile.FindAllStringSubmatch(string(text), -1) {
+				in := paths
+				if top, _, _ := strings.Cut(m[1], "/"); rooms[top] != nil && top != m[1] && top != room {
+					in = rooms[top]
+				}
+				is := func(p string) bool { return isNamed(p, m[1]) }
+				if !slices.ContainsFunc(in, is) {
+					t.Errorf("%s names %s, which is not there", page, m[1])
+				}
+				if page == "cmd/clusterd/DESIGN.md" {
+					named[m[1]] = true
+				}
+			}
+		}
+	}
+	if pages < 10 {
+		t.Errorf("only %d pages were found", pages)
+	}
+	files, err := filepath.Glob("*.go")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("files of this folder: %v, %v", files, err)
+	}
+	for _, f := range files {
+		if !strings.HasSuffix(f, "_test.go") && !named[f] {
+			t.Errorf("cmd/clusterd/DESIGN.md does not say what %s is for", f)
+		}
+	}
+}
+
+// isNamed reports whether the path ends with the name, which may have wildcards.
+func isNamed(path, name string) bool {
+	parts := strings.Split(path, "/")
+	n := strings.Count(name, "/") + 1
+	if len(parts) < n {
+		return false
+	}
+	ok, err := filepath.Match(name, strings.Join(parts[len(parts)-n:], "/"))
+	return err == nil && ok
+}

@@ -78,15 +78,36 @@ var layers = []layer{
 	}},
 }
 
+// featuresKit is what any test may import: it says which rows of docs/FEATURES.md a
+// test shows, and imports nothing of ours.
+const featuresKit = "e2e/features"
+
+// testsMay are the rows that tests of a row import beside what its code may, kits
+// (packages named …test) and featuresKit, because they prove several rooms together.
+var testsMay = map[string][]string{
+	"apis/server":    {"raftstore", "raftstore/kubestore"},                           // several servers on the real store
+	"sched":          {"apis/server", "raftstore", "raftstore/kubestore", "ingress"}, // from a write to running pods, in one process
+	"cmd/clusterctl": {"apis/server", "raftstore/kubestore", "cmd/clusterd"},         // verbs against a server with a history
+	"cmd/clusterd":   {"agent/podmon/api"},
+}
+
+func (l layer) testsAllow(to string) bool {
+	other, ok := layerOf(to)
+	return l.allows(to) || strings.HasSuffix(to, "test") || to == featuresKit || ok && slices.Contains(testsMay[l.room], other.room) ||
+		ok && slices.Contains(everybodys, other.room)
+}
+
 type pkg struct {
-	ImportPath string
-	Imports    []string
-	Deps       []string
+	ImportPath   string
+	Imports      []string
+	Deps         []string
+	TestImports  []string
+	XTestImports []string
 }
 
 func goList(t *testing.T) []pkg {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-e", "-deps=false", "-json=ImportPath,Imports,Deps", module+"...")
+	cmd := exec.Command("go", "list", "-e", "-deps=false", "-json=ImportPath,Imports,Deps,TestImports,XTestImports", module+"...")
 	// podmon needs cgo, and so do its packages' files.
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=1", "GOFLAGS=-tags=seccomp")
 	var stderr bytes.Buffer
@@ -130,11 +151,19 @@ func TestLayers(t *testing.T) {
 	seen := map[string]bool{}
 	for _, p := range pkgs {
 		path := strings.TrimPrefix(p.ImportPath, module)
+		if path == featuresKit && slices.ContainsFunc(p.Imports, func(imp string) bool { return strings.HasPrefix(imp, module) }) {
+			t.Errorf("%s imports of ours %v: tests of each room import it", path, p.Imports)
+		}
 		l, ok := layerOf(path)
 		if !ok {
 			continue // e2e, examples, bench: they may know all
 		}
 		seen[l.room] = true
+		for _, imp := range slices.Concat(p.TestImports, p.XTestImports) {
+			if to, ours := strings.CutPrefix(imp, module); ours && !l.testsAllow(to) {
+				t.Errorf("a test of %s imports %s: tests of %s may know what it may, kits (…test) and %v", path, to, l.room, testsMay[l.room])
+			}
+		}
 		if strings.HasSuffix(path, "test") { // test kits
 			continue
 		}

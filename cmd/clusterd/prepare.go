@@ -80,7 +80,7 @@ func prepareJoin(ctx context.Context, cfg *Config, server string, token *pki.Tok
 		} else if wish.Token, err = approval(ctx, wish, progress); err != nil {
 			return err
 		}
-		res, err := patiently(ctx, progress, func(ctx context.Context) (*join.Response, error) { return join.Join(ctx, wish) })
+		res, err := retryUntil(ctx, progress, func(ctx context.Context) (*join.Response, error) { return join.Join(ctx, wish) })
 		if err != nil {
 			return err
 		}
@@ -119,7 +119,7 @@ func prepareJoin(ctx context.Context, cfg *Config, server string, token *pki.Tok
 // repeated it to the cluster.
 func approval(ctx context.Context, wish join.Wish, progress io.Writer) (pki.Token, error) {
 	var code string
-	token, err := patiently(ctx, progress, func(ctx context.Context) (token pki.Token, err error) {
+	token, err := retryUntil(ctx, progress, func(ctx context.Context) (token pki.Token, err error) {
 		token, code, err = join.AskToJoin(ctx, wish)
 		return token, err
 	})
@@ -139,7 +139,7 @@ Waiting …
 // its record, and begins the store.
 func prepareServer(ctx context.Context, dir keyDir, id *identity, server string, res *join.Response, progress io.Writer) error {
 	tid := transport.Identity{Certificate: id.tlsCertificate, Roots: id.trust.Roots}
-	keys, err := patiently(ctx, progress, func(ctx context.Context) (*join.Keys, error) {
+	keys, err := retryUntil(ctx, progress, func(ctx context.Context) (*join.Keys, error) {
 		return join.FetchKeys(ctx, func(ctx context.Context) (net.Conn, error) {
 			c, err := tid.DialHost(ctx, server, "", transport.Member)
 			if err != nil {

@@ -28,13 +28,13 @@ func newLogger(cfg Config, w io.Writer) (*slog.Logger, error) {
 	log := slog.New(h).With("node", cfg.Name)
 	// The libraries are verbose at their info level: what they report is
 	// seldom of use to an operator. One level down, then.
-	klog.SetLoggerWithOptions(logr.FromSlogHandler(quieter{log.Handler()}), klog.ContextualLogger(true))
+	klog.SetLoggerWithOptions(logr.FromSlogHandler(libraryLogFilter{log.Handler()}), klog.ContextualLogger(true))
 	slog.SetDefault(log)
 	return log, nil
 }
 
-// room is the logger of one room.
-func room(log *slog.Logger, name string) *slog.Logger { return log.With("room", name) }
+// room is the logger of one room, whose name each line has as its component.
+func room(log *slog.Logger, name string) *slog.Logger { return log.With("component", name) }
 
 // release is set by the linker.
 var release = ""

@@ -6,23 +6,23 @@ import (
 	"strings"
 )
 
-// quieter lowers what the Kubernetes libraries log: info records to debug,
+// libraryLogFilter lowers what the Kubernetes libraries log: info records to debug,
 // errors that are retried to warnings, and what any client can cause at
 // will to debug.
-type quieter struct{ slog.Handler }
+type libraryLogFilter struct{ slog.Handler }
 
-// clientsDoing are errors of the libraries that tell of a client's manners and
-// not of this node's health: it went away, or it is a stranger.
-var clientsDoing = map[string]bool{
+// clientErrors are errors of the libraries whose cause is a client and not this
+// node: it went away, or it is not known.
+var clientErrors = map[string]bool{
 	"Error on socket receive":                    true,
 	"Error proxying data from client to backend": true,
 	"Unable to authenticate the request":         true,
 }
 
-// toNobody reports whether a record is about an answer whose client had gone
+// clientGone reports whether a record is about an answer whose client had gone
 // before it was written, or about a request that ended with its client. A server
 // that stops has many of them.
-func toNobody(r slog.Record) (is bool) {
+func clientGone(r slog.Record) (is bool) {
 	if r.Message != "Unhandled Error" {
 		return false
 	}
@@ -40,7 +40,7 @@ func toNobody(r slog.Record) (is bool) {
 	return is
 }
 
-func (q quieter) level(l slog.Level) slog.Level {
+func (q libraryLogFilter) level(l slog.Level) slog.Level {
 	switch {
 	case l == slog.LevelInfo:
 		return slog.LevelDebug
@@ -51,13 +51,13 @@ func (q quieter) level(l slog.Level) slog.Level {
 	}
 }
 
-func (q quieter) Enabled(ctx context.Context, l slog.Level) bool {
+func (q libraryLogFilter) Enabled(ctx context.Context, l slog.Level) bool {
 	return q.Handler.Enabled(ctx, q.level(l))
 }
 
-func (q quieter) Handle(ctx context.Context, r slog.Record) error {
+func (q libraryLogFilter) Handle(ctx context.Context, r slog.Record) error {
 	r.Level = q.level(r.Level)
-	if clientsDoing[r.Message] || toNobody(r) {
+	if clientErrors[r.Message] || clientGone(r) {
 		r.Level = slog.LevelDebug
 		if !q.Handler.Enabled(ctx, r.Level) {
 			return nil
@@ -66,5 +66,9 @@ func (q quieter) Handle(ctx context.Context, r slog.Record) error {
 	return q.Handler.Handle(ctx, r)
 }
 
-func (q quieter) WithAttrs(a []slog.Attr) slog.Handler { return quieter{q.Handler.WithAttrs(a)} }
-func (q quieter) WithGroup(n string) slog.Handler      { return quieter{q.Handler.WithGroup(n)} }
+func (q libraryLogFilter) WithAttrs(a []slog.Attr) slog.Handler {
+	return libraryLogFilter{q.Handler.WithAttrs(a)}
+}
+func (q libraryLogFilter) WithGroup(n string) slog.Handler {
+	return libraryLogFilter{q.Handler.WithGroup(n)}
+}

@@ -10,7 +10,7 @@ import (
 
 func TestQuieter(t *testing.T) {
 	var out bytes.Buffer
-	log := slog.New(quieter{slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelInfo})})
+	log := slog.New(libraryLogFilter{slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelInfo})})
 	log.Info("news of a library")
 	log.Error("Error on socket receive")
 	log.Error("something broke")

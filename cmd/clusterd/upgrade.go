@@ -252,7 +252,7 @@ func (n *nodeRelease) postConfirm(w http.ResponseWriter, r *http.Request) {
 		n.refused(w, "the trial was not confirmed", err)
 		return
 	}
-	n.log.Info("the program is on trial no more: it stays", "version", req.Version)
+	n.log.Info("upgrade confirmed", "version", req.Version)
 	n.get(w, r)
 }
 

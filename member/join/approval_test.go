@@ -201,7 +201,7 @@ func TestAskRefused(t *testing.T) {
 		"long hash":            {func(r *Reveal) { r.SecretHash += strings.Repeat("a", 4096) }, nil, CodeRequest, "wrong length"},
 		"short nonce":          {func(r *Reveal) { r.Nonce = r.Nonce[:4] }, nil, CodeRequest, "ask again"},
 	} {
-		w.server.strikes = strikes{}
+		w.server.failures = failureLimiter{}
 		r := good
 		if c.change != nil {
 			c.change(&r)
@@ -217,7 +217,7 @@ func TestAskRefused(t *testing.T) {
 		refusedFor(t, post(RevealPath, r), CodeRequest, "ask again") // an exchange ends once
 	}
 	for _, id := range []string{"", "../tokens/x", strings.Repeat("a", 17)} {
-		w.server.strikes = strikes{}
+		w.server.failures = failureLimiter{}
 		refusedFor(t, post(AskPath, Ask{ID: id}), CodeRequest, "is no id")
 		refusedFor(t, post(AskStatePath, AskID{ID: id}), CodeRequest, "is no id")
 	}
@@ -226,9 +226,9 @@ func TestAskRefused(t *testing.T) {
 	}
 
 	// Each question costs its address a strike, a right one, too.
-	w.server.strikes = strikes{}
-	for i := range strikesOfOne {
-		if err := post(AskPath, Ask{ID: "id" + string(rune('a'+i))}); err != nil && i < strikesOfOne-1 {
+	w.server.failures = failureLimiter{}
+	for i := range failuresOfOne {
+		if err := post(AskPath, Ask{ID: "id" + string(rune('a'+i))}); err != nil && i < failuresOfOne-1 {
 			t.Fatalf("question %d: %v", i, err)
 		}
 	}
@@ -240,18 +240,18 @@ func TestAskRefused(t *testing.T) {
 	w.server.asks = asks{}
 	var mine []string
 	for i := range maxAskingOfOne {
-		w.server.strikes = strikes{}
+		w.server.failures = failureLimiter{}
 		token, _, err := AskToJoin(t.Context(), w.asker(t, "m"))
 		if err != nil {
 			t.Fatalf("machine %d: %v", i, err)
 		}
 		mine = append(mine, token.ID)
 	}
-	w.server.strikes = strikes{}
+	w.server.failures = failureLimiter{}
 	_, _, err = AskToJoin(t.Context(), w.asker(t, "other"))
 	refusedFor(t, err, CodeRequest, "machines of this address wait")
 	// A machine that gave up and asks again is not in its own way.
-	w.server.strikes = strikes{}
+	w.server.failures = failureLimiter{}
 	token, _, err := AskToJoin(t.Context(), w.asker(t, "m"))
 	if err != nil {
 		t.Fatal(err)
@@ -277,7 +277,7 @@ func TestAskRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	w.server.strikes = strikes{}
+	w.server.failures = failureLimiter{}
 	if _, _, err := AskToJoin(t.Context(), w.asker(t, "m")); err == nil || !strings.Contains(err.Error(), "as many machines as may wait") {
 		t.Errorf("one more than may wait: %v", err)
 	}

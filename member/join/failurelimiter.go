@@ -8,23 +8,25 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// How many wrong requests are looked at: one may be wrong so often in one go and
-// so often a second after that, all strangers together so often.
+// Token buckets of failed requests: for each source, and for all unauthenticated
+// sources together. A source whose bucket is empty is refused before its request is
+// examined.
 const (
-	strikesOfOne   = 8
-	strikesOfAll   = 64
-	strikesRateOne = 0.5
-	strikesRateAll = 16
-	// maxStrikers bounds the memory of those who ask. When it is full all are
-	// forgotten: the bound of all still holds.
-	maxStrikers = 4096
-	// strikerBits is how much of an IPv6 address counts: an owner of one has the
-	// rest of its network.
-	strikerBits = 64
+	failuresOfOne   = 8   // burst of one source
+	failuresRateOne = 0.5 // a second
+	failuresOfAll   = 64  // burst of all unauthenticated sources
+	failuresRateAll = 16  // a second
+	// maxSources bounds the number of buckets. When it is reached all are dropped:
+	// the one for all sources still holds.
+	maxSources = 4096
+	// sourceBits is the prefix length by which IPv6 sources are told apart: whoever
+	// has one address has the rest of its /64.
+	sourceBits = 64
 )
 
-// asker is who makes a request: a member, which has proved a key that has a record,
-// or a stranger at an address. The bound of all strangers is none of a member's.
+// asker is the source of a request: a member, which has proved a key that has a
+// record, or an unauthenticated address. The bucket of all unauthenticated sources
+// does not apply to members.
 type asker struct {
 	member string       // its id
 	from   netip.Prefix // of a stranger; the zero value for all that cannot be read
@@ -39,7 +41,7 @@ func strangerAt(remote string) asker {
 	addr := ap.Addr().Unmap().WithZone("")
 	bits := addr.BitLen()
 	if addr.Is6() {
-		bits = strikerBits
+		bits = sourceBits
 	}
 	from, err := addr.Prefix(bits)
 	if err != nil {
@@ -48,23 +50,23 @@ func strangerAt(remote string) asker {
 	return asker{from: from}
 }
 
-// strikes counts wrong requests. Right ones cost nothing. Its zero value is ready.
-type strikes struct {
+// failureLimiter bounds failed requests by source. Others cost nothing. Its zero value is ready.
+type failureLimiter struct {
 	mu  sync.Mutex
 	all *rate.Limiter
 	one map[asker]*rate.Limiter
 }
 
 // allow reports whether a request of that one is to be looked at.
-func (s *strikes) allow(who asker, now time.Time) bool {
+func (s *failureLimiter) allow(who asker, now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all, one := s.limiters(who)
 	return (who.member != "" || all.TokensAt(now) >= 1) && one.TokensAt(now) >= 1
 }
 
-// add counts a wrong one.
-func (s *strikes) add(who asker, now time.Time) {
+// add counts a failed one.
+func (s *failureLimiter) add(who asker, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all, one := s.limiters(who)
@@ -75,16 +77,16 @@ func (s *strikes) add(who asker, now time.Time) {
 }
 
 // limiters are those of all strangers and of the one. mu is held.
-func (s *strikes) limiters(who asker) (all, one *rate.Limiter) {
+func (s *failureLimiter) limiters(who asker) (all, one *rate.Limiter) {
 	if s.all == nil {
-		s.all = rate.NewLimiter(strikesRateAll, strikesOfAll)
+		s.all = rate.NewLimiter(failuresRateAll, failuresOfAll)
 	}
 	one = s.one[who]
 	if one == nil {
-		if s.one == nil || len(s.one) >= maxStrikers {
+		if s.one == nil || len(s.one) >= maxSources {
 			s.one = map[asker]*rate.Limiter{}
 		}
-		one = rate.NewLimiter(strikesRateOne, strikesOfOne)
+		one = rate.NewLimiter(failuresRateOne, failuresOfOne)
 		s.one[who] = one
 	}
 	return s.all, one

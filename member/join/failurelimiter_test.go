@@ -14,7 +14,7 @@ import (
 // TestStrikes: wrong requests are looked at only so often, of one address and
 // of all together, and the memory of addresses is bounded.
 func TestStrikes(t *testing.T) {
-	var s strikes
+	var s failureLimiter
 	now := time.Now()
 	wrong := func(from string) bool {
 		if !s.allow(strangerAt(from), now) {
@@ -31,13 +31,13 @@ func TestStrikes(t *testing.T) {
 		}
 		return n
 	}
-	if n := count(func(i int) string { return fmt.Sprintf("192.0.2.1:%d", i+1) }, 100); n != strikesOfOne {
+	if n := count(func(i int) string { return fmt.Sprintf("192.0.2.1:%d", i+1) }, 100); n != failuresOfOne {
 		t.Errorf("%d wrong requests of one address were looked at", n)
 	}
-	if n := count(func(i int) string { return fmt.Sprintf("10.0.%d.%d:1", i/250, i%250) }, 3*maxStrikers); n != strikesOfAll-strikesOfOne {
+	if n := count(func(i int) string { return fmt.Sprintf("10.0.%d.%d:1", i/250, i%250) }, 3*maxSources); n != failuresOfAll-failuresOfOne {
 		t.Errorf("%d wrong requests of all others were looked at", n)
 	}
-	if len(s.one) > maxStrikers {
+	if len(s.one) > maxSources {
 		t.Errorf("%d addresses are remembered", len(s.one))
 	}
 	if !s.allow(asker{member: "a1"}, now) {
@@ -47,7 +47,7 @@ func TestStrikes(t *testing.T) {
 	if !wrong("192.0.2.1:1") {
 		t.Error("an address is refused permanently")
 	}
-	if n := count(func(i int) string { return fmt.Sprintf("[2001:db8:0:1:%x::%x]:1", i, i+1) }, 100); n != strikesOfOne {
+	if n := count(func(i int) string { return fmt.Sprintf("[2001:db8:0:1:%x::%x]:1", i, i+1) }, 100); n != failuresOfOne {
 		t.Errorf("%d wrong requests of one IPv6 network were looked at", n)
 	}
 	if !wrong("[2001:db8:0:2::1]:1") || !wrong("[fe80::1%eth0]:1") || !wrong("[::ffff:192.0.2.9]:1") {
@@ -72,8 +72,8 @@ func TestMembersRenewWhileStrangersAsk(t *testing.T) {
 	}
 	exhaust := func() {
 		now := time.Now()
-		for range strikesOfAll + 1 {
-			w.server.strikes.add(strangerAt("127.0.0.1:1"), now)
+		for range failuresOfAll + 1 {
+			w.server.failures.add(strangerAt("127.0.0.1:1"), now)
 		}
 	}
 	past, err := w.ca.IssueAgent(wish.Key.Public(), "a1", time.Now().Add(-3*pki.AgentLifetime))

@@ -7,18 +7,16 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// How often what a member says of itself is written down: so often in one go, as
-// when it arrives while the authority is exchanged, and once in so long after that.
-// Each is a change of the store, which a member's key would otherwise make as fast
-// as it can ask.
+// Token bucket of each member for changes of what it says of itself. Each is a write
+// to the store, which a member could otherwise cause as fast as it can send requests.
 const (
-	notesAtOnce = 4
-	notesEvery  = 5 * time.Second
-	// maxNoters bounds the memory of members. When it is full all are forgotten.
+	notesAtOnce = 4               // burst, as when it joins while the authority is exchanged
+	notesEvery  = 5 * time.Second // then one in this time
+	// maxNoters bounds the number of buckets. When it is reached all are dropped.
 	maxNoters = 1 << 14
 )
 
-// notes counts them, by the member's id. Its zero value is ready.
+// notes holds the buckets by the member's id. Its zero value is ready.
 type notes struct {
 	mu sync.Mutex // guards of
 	of map[string]*rate.Limiter

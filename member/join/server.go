@@ -46,9 +46,9 @@ type Server struct {
 	ReleaseKeys func(context.Context) ([]string, error)
 	Log         *slog.Logger
 
-	strikes strikes
-	notes   notes
-	asks    asks
+	failures failureLimiter
+	notes    notes
+	asks     asks
 }
 
 const (
@@ -71,7 +71,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodPost && r.URL.Path == RenewPath:
 		serveStranger(ctx, s, w, r, given, s.renew)
 	case r.Method == http.MethodPost && r.URL.Path == AskPath:
-		s.strikes.add(s.askerOf(ctx, r), time.Now()) // each request costs an administrator's time
+		s.failures.add(s.askerOf(ctx, r), time.Now()) // each request costs an administrator's time
 		serveStranger(ctx, s, w, r, "", func(_ context.Context, in Ask, now time.Time) (*Asked, error) {
 			return s.ask(in, r.RemoteAddr, now)
 		})
@@ -107,14 +107,14 @@ const given = "a machine was given a certificate"
 // store anything.
 func serveStranger[In interface{ who() string }, Out any](ctx context.Context, s *Server, w http.ResponseWriter, r *http.Request, done string, do func(context.Context, In, time.Time) (Out, error)) {
 	now, asks := time.Now(), s.askerOf(ctx, r)
-	if !s.strikes.allow(asks, now) {
+	if !s.failures.allow(asks, now) {
 		w.Header().Set("Retry-After", "1")
 		refuse(w, http.StatusTooManyRequests, &Refusal{CodeBusy, "too many wrong requests have come from this address or from others: try again in some seconds"})
 		return
 	}
 	var req In
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, requestLimit)).Decode(&req); err != nil {
-		s.strikes.add(asks, now)
+		s.failures.add(asks, now)
 		refuse(w, http.StatusBadRequest, &Refusal{CodeRequest, "the request cannot be read: " + err.Error()})
 		return
 	}
@@ -123,7 +123,7 @@ func serveStranger[In interface{ who() string }, Out any](ctx context.Context, s
 	var no *Refusal
 	switch {
 	case errors.As(err, &no):
-		s.strikes.add(asks, now)
+		s.failures.add(asks, now)
 		s.Log.Warn("a machine was refused", "node", name, "peer", r.RemoteAddr, "err", err)
 		status := http.StatusForbidden
 		if no.Code != CodeToken && no.Code != CodeMember {

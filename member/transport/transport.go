@@ -85,7 +85,7 @@ type Port struct {
 	split map[string]*queue
 	live  live
 	// strangers are the connections of those who have proved nothing.
-	strangers strangers
+	strangers unauthenticatedConns
 }
 
 // Listen opens the port. It accepts nothing before Run.
@@ -191,7 +191,7 @@ func (p *Port) Run(ctx context.Context) error {
 		leave := p.strangers.enter(raw.RemoteAddr())
 		if leave == nil {
 			raw.Close()
-			p.lines.Log(ctx, slog.LevelWarn, "strangers", "a connection was closed: there are too many whose other end has proved nothing, from one address or in all", "peer", raw.RemoteAddr())
+			p.lines.Log(ctx, slog.LevelWarn, "strangers", "a connection was closed: too many unauthenticated connections, from one address or in all", "peer", raw.RemoteAddr())
 			continue
 		}
 		wg.Go(func() {

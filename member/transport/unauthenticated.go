@@ -9,15 +9,15 @@ import (
 // Bounds of connections whose other end has proved nothing: those whose handshake
 // has not ended, and those that join. A client that meets one tries again.
 const (
-	maxStrangersOfOne = 512
-	maxStrangersOfAll = 4096
-	// strangerBits is how much of an IPv6 address counts: an owner of one has the
+	maxUnauthenticatedOfOne = 512
+	maxUnauthenticatedOfAll = 4096
+	// sourceBits is how much of an IPv6 address counts: an owner of one has the
 	// rest of its network.
-	strangerBits = 64
+	sourceBits = 64
 )
 
-// strangers counts such connections. Its zero value is ready.
-type strangers struct {
+// unauthenticatedConns counts such connections. Its zero value is ready.
+type unauthenticatedConns struct {
 	mu  sync.Mutex
 	all int
 	one map[netip.Prefix]int
@@ -25,11 +25,11 @@ type strangers struct {
 
 // enter counts a connection, and returns nil if there are too many of its source or
 // in all. leave, which may be called more than once, gives it back.
-func (s *strangers) enter(from net.Addr) (leave func()) {
+func (s *unauthenticatedConns) enter(from net.Addr) (leave func()) {
 	source := sourceOf(from)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.all >= maxStrangersOfAll || s.one[source] >= maxStrangersOfOne {
+	if s.all >= maxUnauthenticatedOfAll || s.one[source] >= maxUnauthenticatedOfOne {
 		return nil
 	}
 	if s.one == nil {
@@ -57,7 +57,7 @@ func sourceOf(from net.Addr) netip.Prefix {
 	addr := tcp.AddrPort().Addr().Unmap().WithZone("")
 	bits := addr.BitLen()
 	if addr.Is6() {
-		bits = strangerBits
+		bits = sourceBits
 	}
 	source, err := addr.Prefix(bits)
 	if err != nil {

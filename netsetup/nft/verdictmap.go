@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Judge does what a map of verdicts says about the fields.
-func Judge(verdicts string, fields ...Field) Stmt {
+// VerdictMap does what a map of verdicts says about the fields.
+func VerdictMap(verdicts string, fields ...Field) Stmt {
 	e, _ := load(0, fields)
 	return Stmt{concat(fields) + " vmap @" + verdicts, append(e,
 		&expr.Lookup{SourceRegister: register(0), DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: verdicts})}

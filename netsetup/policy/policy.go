@@ -148,7 +148,7 @@ func Compile(groups []Group) nft.Table {
 			if d == Ingress {
 				addr = f.daddr
 			}
-			rules = append(rules, nft.Rule{f.is, nft.In("self"+f.suffix, f.saddr, f.daddr), nft.Return}, nft.Rule{f.is, nft.Judge(d.String()+f.suffix, addr)})
+			rules = append(rules, nft.Rule{f.is, nft.In("self"+f.suffix, f.saddr, f.daddr), nft.Return}, nft.Rule{f.is, nft.VerdictMap(d.String()+f.suffix, addr)})
 		}
 		t.Chains = append(t.Chains, nft.Chain{Name: d.String(), Rules: rules})
 		judge.Rules = append(judge.Rules, nft.Rule{nft.Jump(d.String())})

@@ -12,12 +12,13 @@ import (
 // syncs, one after the other, for every write of a single client.
 //
 // What it sends is an ordinary AppendEntries message of this term, behind the
-// last entry that this member's log has. Its answer is not looked at: raft sends
-// the same entries itself once they are on this member's disk, the follower
-// finds that it has them, and only that answer counts. The leader counts itself
-// when its own write has returned, as ever. If it loses the entries before that,
-// they are some that no other member may have with the same index and term:
-// who leads again does so in a later term.
+// last entry that this member's log has. Its answer is ignored: raft sends the
+// same entries itself once they are on this member's disk, the follower finds
+// that it has them, and only that answer counts. The leader counts itself when
+// its own write has returned, as in raft without this. If the leader crashes
+// before that, followers may hold entries that it has lost. That is safe: it can
+// lead again only in a later term, so no other entries with the same index and
+// term can exist.
 //
 // Entries go over the network twice, so only small ones of a disk whose syncs
 // take longer than that are sent.

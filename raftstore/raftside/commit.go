@@ -7,17 +7,16 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// commitNews tells the followers of a commit at once. raft itself tells them with
+// commitNotifier tells the followers of a commit at once. raft itself tells them with
 // the next entries, or after CommitTimeout: a write that was forwarded, and
 // every watch on a follower, would wait for that.
 //
 // What it sends is an ordinary AppendEntries message without entries, of the
 // kind the leader may send at any time: the entry at index, of this very term,
-// is committed. A follower that does not hold it yet refuses; nothing else
-// comes of it but that it is sent again a moment later, for as long as raft
-// would take to tell it. The slowest follower is in that place often: the
-// others are a majority without it.
-type commitNews struct {
+// is committed. A follower that does not hold it yet refuses it, without any other
+// effect, and it is sent again a moment later, until raft's own message is due. That
+// happens often to the slowest follower: the others are a majority without it.
+type commitNotifier struct {
 	p  *Transport
 	wg sync.WaitGroup
 
@@ -32,8 +31,8 @@ type notified struct {
 	index, term uint64 // to be sent next
 }
 
-// CommitPause is how long raft itself takes to tell an idle follower. Since it
-// is sent here it can be long.
+// CommitPause is raft's CommitTimeout: after it raft sends the commit index to an
+// idle follower. It may be long, as commitNotifier has sent the index before.
 const CommitPause = 200 * time.Millisecond
 
 // Committed tells the followers that an entry has been committed, if this member
@@ -71,7 +70,7 @@ func (p *Transport) Committed(index, term uint64) {
 	}
 }
 
-func (n *commitNews) tell(m raft.Server, to *notified) {
+func (n *commitNotifier) tell(m raft.Server, to *notified) {
 	defer n.wg.Done()
 	notified := uint64(0)
 	var refused time.Duration // how long it has refused for
@@ -116,7 +115,7 @@ func (n *commitNews) tell(m raft.Server, to *notified) {
 // is sent again: about as long as it takes to sync one.
 const notifyAgain = 500 * time.Microsecond
 
-func (n *commitNews) close() {
+func (n *commitNotifier) close() {
 	n.mu.Lock()
 	n.closed = true
 	n.mu.Unlock()

@@ -33,7 +33,7 @@ type Transport struct {
 
 	cfg    Config
 	raft   atomic.Pointer[raft.Raft] // nil: it has not begun
-	commit commitNews
+	commit commitNotifier
 	ahead  ahead
 	votes  sync.WaitGroup
 
@@ -72,7 +72,7 @@ func New(cfg Config) *Transport {
 		cfg: cfg, Gate: newGate(cfg.Lost),
 		met: make(map[raft.ServerID]chan struct{}), heard: make(map[raft.ServerID]time.Time), removed: make(map[raft.ServerID]bool),
 	}
-	p.commit = commitNews{p: p, peers: make(map[raft.ServerID]*notified)}
+	p.commit = commitNotifier{p: p, peers: make(map[raft.ServerID]*notified)}
 	p.ahead = ahead{p: p, busy: make(map[raft.ServerID]bool)}
 	return p
 }

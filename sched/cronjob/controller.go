@@ -83,7 +83,7 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 	if plan.Recheck > 0 {
 		c.EnqueueAfter(key, plan.Recheck)
 	}
-	for _, say := range plan.Say {
+	for _, say := range plan.Events {
 		c.events.Event(cj, say.Type, say.Reason, say.Message)
 	}
 	for _, j := range append(plan.Delete, plan.Replace...) {

@@ -38,17 +38,17 @@ type Plan struct {
 	At     time.Time
 	// Status is the new status if nothing is created.
 	Status batchv1.CronJobStatus
-	// Say holds events.
-	Say []Say
+	// Events are to be written.
+	Events []Event
 	// Recheck is the time until the next Job is due, 0 for never.
 	Recheck time.Duration
 }
 
-// Say is one event about the CronJob.
-type Say struct{ Type, Reason, Message string }
+// Event is one event about the CronJob.
+type Event struct{ Type, Reason, Message string }
 
 func (p *Plan) warn(reason, format string, args ...any) {
-	p.Say = append(p.Say, Say{corev1.EventTypeWarning, reason, fmt.Sprintf(format, args...)})
+	p.Events = append(p.Events, Event{corev1.EventTypeWarning, reason, fmt.Sprintf(format, args...)})
 }
 
 // Decide computes what a CronJob has to do now. Of several times missed only
@@ -99,7 +99,7 @@ func Decide(in Input) Plan {
 	switch cj.Spec.ConcurrencyPolicy {
 	case batchv1.ForbidConcurrent:
 		if len(running) > 0 {
-			p.Say = append(p.Say, Say{corev1.EventTypeNormal, "JobAlreadyActive", "Not starting job because prior execution is running and concurrency policy is Forbid"})
+			p.Events = append(p.Events, Event{corev1.EventTypeNormal, "JobAlreadyActive", "Not starting job because prior execution is running and concurrency policy is Forbid"})
 			return p
 		}
 	case batchv1.ReplaceConcurrent:
@@ -126,7 +126,7 @@ func takeStock(p *Plan, in Input) (running []*batchv1.Job) {
 			continue
 		}
 		if was[string(j.UID)] {
-			p.Say = append(p.Say, Say{corev1.EventTypeNormal, "SawCompletedJob", fmt.Sprintf("Saw completed job: %s, condition: %s", j.Name, how)})
+			p.Events = append(p.Events, Event{corev1.EventTypeNormal, "SawCompletedJob", fmt.Sprintf("Saw completed job: %s, condition: %s", j.Name, how)})
 		}
 		if t := j.Status.CompletionTime; how == batchv1.JobComplete && t != nil && (p.Status.LastSuccessfulTime == nil || t.After(p.Status.LastSuccessfulTime.Time)) {
 			p.Status.LastSuccessfulTime = t.DeepCopy()

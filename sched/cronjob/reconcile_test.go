@@ -122,7 +122,7 @@ func describe(cj *batchv1.CronJob, p Plan) string {
 	if p.Create != nil {
 		out = append(out, "+"+p.At.UTC().Format(clock))
 	}
-	for _, s := range p.Say {
+	for _, s := range p.Events {
 		out = append(out, s.Reason)
 	}
 	if t := p.Status.LastScheduleTime; t != nil && !t.Equal(cj.Status.LastScheduleTime) {
@@ -137,8 +137,8 @@ func describe(cj *batchv1.CronJob, p Plan) string {
 func TestStatus(t *testing.T) {
 	cj := newCronJob("30 * * * *", func(cj *batchv1.CronJob) { cj.Status.Active = []corev1.ObjectReference{{UID: "a"}} })
 	p := Decide(Input{CronJob: cj, Jobs: []*batchv1.Job{job("a Complete -3m"), job("b -1m")}, Now: now})
-	if len(p.Status.Active) != 1 || p.Status.Active[0].Name != "b" || p.Status.LastSuccessfulTime == nil || p.Say[0].Reason != "SawCompletedJob" {
-		t.Errorf("status %+v, says %v", p.Status, p.Say)
+	if len(p.Status.Active) != 1 || p.Status.Active[0].Name != "b" || p.Status.LastSuccessfulTime == nil || p.Events[0].Reason != "SawCompletedJob" {
+		t.Errorf("status %+v, says %v", p.Status, p.Events)
 	}
 }
 

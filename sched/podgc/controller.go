@@ -103,7 +103,7 @@ func (c *controller) reconcile(ctx context.Context, _ loop.Key) error {
 	var errs []error
 	for _, victim := range Decide(everyPod, known, c.missing, c.taken, now) {
 		// What the cache says is asked of the server, after the pod was seen.
-		confirm := map[Why]func(context.Context, string) (bool, error){NodeGone: c.really, Fenced: c.stillTaken}[victim.Why]
+		confirm := map[Reason]func(context.Context, string) (bool, error){NodeGone: c.really, Fenced: c.stillTaken}[victim.Reason]
 		if confirm != nil {
 			if sure, err := confirm(ctx, victim.Pod.Spec.NodeName); err != nil || !sure {
 				errs = append(errs, err)
@@ -169,10 +169,10 @@ func (c *controller) stillTaken(ctx context.Context, node string) (bool, error) 
 
 func (c *controller) remove(ctx context.Context, v Victim) error {
 	pod := v.Pod
-	klog.FromContext(ctx).V(2).Info("removing pod", "pod", klog.KObj(pod), "node", pod.Spec.NodeName, "why", v.Why)
-	if !pods.Finished(pod) && (v.Why == NodeGone || v.Why == OutOfService || v.Why == Fenced) {
+	klog.FromContext(ctx).V(2).Info("removing pod", "pod", klog.KObj(pod), "node", pod.Spec.NodeName, "why", v.Reason)
+	if !pods.Finished(pod) && (v.Reason == NodeGone || v.Reason == OutOfService || v.Reason == Fenced) {
 		// Controllers that count this pod should see how it ended.
-		if err := c.fail(ctx, pod, v.Why == NodeGone); err != nil {
+		if err := c.fail(ctx, pod, v.Reason == NodeGone); err != nil {
 			return err
 		}
 	}

@@ -9,22 +9,22 @@ import (
 	"github.com/clusterd/clusterd/sched/internal/pods"
 )
 
-// Why says why a pod is removed.
-type Why string
+// Reason says why a pod is removed.
+type Reason string
 
 // The reasons for removing a pod.
 const (
-	NodeGone     Why = "node is gone"
-	NeverPlaced  Why = "deleted before it was scheduled"
-	OutOfService Why = "node is out of service"
-	Fenced       Why = "node has ended it: it has lost its lease"
-	TooMany      Why = "too many finished pods"
+	NodeGone     Reason = "node is gone"
+	NeverPlaced  Reason = "deleted before it was scheduled"
+	OutOfService Reason = "node is out of service"
+	Fenced       Reason = "node has ended it: it has lost its lease"
+	TooMany      Reason = "too many finished pods"
 )
 
 // Victim is a pod to remove without grace.
 type Victim struct {
-	Pod *corev1.Pod
-	Why Why
+	Pod    *corev1.Pod
+	Reason Reason
 }
 
 // Decide picks the pods to remove. missing tells since when nodes that pods

@@ -42,11 +42,11 @@ func TestDecide(t *testing.T) {
 		schedtest.Pod("not-fenced").On("lapsed").Deleting(now).Obj(),
 		schedtest.Pod("done").On("n1").Phase(corev1.PodSucceeded).Obj(),
 	}
-	got := map[string]Why{}
+	got := map[string]Reason{}
 	for _, v := range Decide(all, nodes, missing, taken, now) {
-		got[v.Pod.Name] = v.Why
+		got[v.Pod.Name] = v.Reason
 	}
-	want := map[string]Why{"never-placed": NeverPlaced, "lost": NodeGone, "lost-deleted": NodeGone, "off-deleted": OutOfService, "fenced": Fenced}
+	want := map[string]Reason{"never-placed": NeverPlaced, "lost": NodeGone, "lost-deleted": NodeGone, "off-deleted": OutOfService, "fenced": Fenced}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

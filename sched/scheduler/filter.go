@@ -30,7 +30,7 @@ var filters = []Filter{
 	{Name: "NodeVolumeLimits", prepare: filterVolumeLimits, wokenBy: nodeAdded | volumeChanged | podGone},
 	{Name: "NodeResourcesFit", prepare: filterResources, wokenBy: nodeAdded | nodeAllocatable | podGone},
 	{Name: interPodAffinity, prepare: filterPodAffinity, wokenBy: nodeAdded | nodeLabels | podGone | podPlaced},
-	{Name: "PodTopologySpread", prepare: filterSpread, wokenBy: nodeAdded | nodeLabels | podGone | podPlaced},
+	{Name: "PodTopologySpread", prepare: filterSpread, wokenBy: nodeAdded | nodeRemoved | nodeLabels | podGone | podPlaced},
 	// The search for devices is the dearest rule of all. What a pod leaves behind
 	// helps no pod until its claims are deallocated, which is a deviceChanged.
 	{Name: dynamicResources, prepare: filterDevices, wokenBy: nodeAdded | nodeLabels | deviceChanged},
@@ -41,6 +41,7 @@ type change uint16
 
 const (
 	nodeAdded       change = 1 << iota
+	nodeRemoved            // a domain less: spread constraints may be met now
 	nodeSpec               // unschedulable or taints
 	nodeLabels             // labels
 	nodeAllocatable        // allocatable resources

@@ -430,7 +430,7 @@ func (s *scheduler) onNode(old, node *corev1.Node) {
 func nodeChange(old, node *corev1.Node) (c change) {
 	switch {
 	case node == nil:
-		return podPlaced // a domain less: spread constraints may be met now
+		return nodeRemoved
 	case old == nil:
 		return nodeAdded
 	}

@@ -39,15 +39,15 @@ type Config struct {
 	Refused func(writer, why string, begins bool)
 }
 
-// maxWriters bounds the writers that are counted one by one; what comes after
-// shares a bucket.
+// maxWriters bounds the number of writers with a bucket of their own; further ones
+// share the bucket of others.
 const maxWriters = 4096
 
-// others is the writer who is all whom there is no bucket for.
+// others is the name of the shared bucket.
 const others = "(others)"
 
-// remindAfter is when a writer that is held back begins to be once more, in
-// milliseconds.
+// remindAfter is after how many milliseconds a writer that is still held back is
+// reported again: Refused is called with begins.
 const remindAfter = 10 * 60 * 1000
 
 // Budget bounds writers. A nil Budget bounds no writer. It is safe for concurrent

@@ -17,8 +17,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Door is the way to a handler for clients of the same process.
-type Door struct {
+// HandlerTransport leads to a handler for clients of the same process.
+type HandlerTransport struct {
 	handler http.Handler
 
 	mu     sync.Mutex
@@ -28,9 +28,9 @@ type Door struct {
 	running sync.WaitGroup
 }
 
-// NewDoor opens a door to handler.
-func NewDoor(handler http.Handler) *Door {
-	return &Door{handler: handler, inside: map[*response]context.CancelFunc{}}
+// NewHandlerTransport returns the transport to handler.
+func NewHandlerTransport(handler http.Handler) *HandlerTransport {
+	return &HandlerTransport{handler: handler, inside: map[*response]context.CancelFunc{}}
 }
 
 // ErrClosed is returned by requests after Close.
@@ -38,7 +38,7 @@ var ErrClosed = errors.New("the server in this process has stopped")
 
 // Close cancels all requests, waits until their handlers have returned, and
 // refuses later ones.
-func (d *Door) Close() {
+func (d *HandlerTransport) Close() {
 	d.mu.Lock()
 	d.closed = true
 	for _, cancel := range d.inside {
@@ -48,8 +48,8 @@ func (d *Door) Close() {
 	d.running.Wait()
 }
 
-// enter counts a request in; it reports false if the door is closed.
-func (d *Door) enter(w *response, cancel context.CancelFunc) bool {
+// enter counts a request in; it reports false after Close.
+func (d *HandlerTransport) enter(w *response, cancel context.CancelFunc) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
@@ -60,7 +60,7 @@ func (d *Door) enter(w *response, cancel context.CancelFunc) bool {
 	return true
 }
 
-func (d *Door) leave(w *response) {
+func (d *HandlerTransport) leave(w *response) {
 	d.mu.Lock()
 	delete(d.inside, w)
 	d.mu.Unlock()
@@ -68,14 +68,14 @@ func (d *Door) leave(w *response) {
 }
 
 // As is the transport of clients that are u.
-func (d *Door) As(u user.Info) *Transport { return &Transport{door: d, user: u} }
+func (d *HandlerTransport) As(u user.Info) *Transport { return &Transport{transport: d, user: u} }
 
 // Transport is an http.RoundTripper that hands requests to a handler of the
 // same process as one user. It cannot upgrade connections (exec, attach,
 // port-forward): those need a socket.
 type Transport struct {
-	door *Door
-	user user.Info
+	transport *HandlerTransport
+	user      user.Info
 }
 
 var _ http.RoundTripper = &Transport{}
@@ -100,14 +100,14 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	in.URL.Scheme, in.URL.Host = "", ""
 
 	w := newResponse(cancel)
-	if !t.door.enter(w, cancel) {
+	if !t.transport.enter(w, cancel) {
 		cancel()
 		in.Body.Close()
 		return nil, fmt.Errorf("%s %s: %w", req.Method, req.URL.Path, ErrClosed)
 	}
 	stop := context.AfterFunc(req.Context(), func() { w.interrupt(context.Cause(req.Context())) })
 	go func() {
-		defer t.door.leave(w)
+		defer t.transport.leave(w)
 		defer cancel()
 		defer in.Body.Close()
 		defer stop()
@@ -121,7 +121,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 				}
 			}
 		}()
-		t.door.handler.ServeHTTP(w, in)
+		t.transport.handler.ServeHTTP(w, in)
 	}()
 
 	select {

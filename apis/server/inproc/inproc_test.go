@@ -18,11 +18,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const testTimeout = time.Minute
 
-func client(t *testing.T, handler http.HandlerFunc) (*http.Client, *Door) {
+func client(t *testing.T, handler http.HandlerFunc) (*http.Client, *HandlerTransport) {
 	t.Helper()
-	door := NewDoor(handler)
-	t.Cleanup(door.Close)
-	return &http.Client{Transport: door.As(&user.DefaultInfo{Name: "me"})}, door
+	transport := NewHandlerTransport(handler)
+	t.Cleanup(transport.Close)
+	return &http.Client{Transport: transport.As(&user.DefaultInfo{Name: "me"})}, transport
 }
 
 func do(t *testing.T, c *http.Client, ctx context.Context, body io.Reader) (*http.Response, error) {
@@ -196,7 +196,7 @@ func TestAPanicEndsTheRequestOnly(t *testing.T) {
 }
 
 func TestCloseEndsAllAndRefusesMore(t *testing.T) {
-	c, door := client(t, func(w http.ResponseWriter, req *http.Request) {
+	c, transport := client(t, func(w http.ResponseWriter, req *http.Request) {
 		w.(http.Flusher).Flush()
 		<-req.Context().Done()
 	})
@@ -205,7 +205,7 @@ func TestCloseEndsAllAndRefusesMore(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	door.Close()
+	transport.Close()
 	if _, err := do(t, c, t.Context(), nil); !errors.Is(err, ErrClosed) {
 		t.Errorf("%v, want ErrClosed", err)
 	}

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
+	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -125,6 +126,9 @@ func (s *memoryStorage) encode(obj runtime.Object) ([]byte, error) {
 }
 
 func (s *memoryStorage) Create(_ context.Context, key string, obj, out runtime.Object, _ uint64) error {
+	if version, err := s.versioner.ObjectResourceVersion(obj); err == nil && version != 0 {
+		return storage.ErrResourceVersionSetOnCreate
+	}
 	data, err := s.encode(obj.DeepCopyObject())
 	if err != nil {
 		return err
@@ -205,6 +209,16 @@ func (s *memoryStorage) read(key string) (entry, error) {
 }
 
 func (s *memoryStorage) Get(_ context.Context, key string, opts storage.GetOptions, into runtime.Object) error {
+	least, err := s.versioner.ParseResourceVersion(opts.ResourceVersion)
+	if err != nil {
+		return err
+	}
+	s.m.mu.Lock()
+	revision := s.m.revision
+	s.m.mu.Unlock()
+	if least > revision {
+		return storage.NewTooLargeResourceVersionError(least, revision, 0)
+	}
 	e, err := s.read(key)
 	if storage.IsNotFound(err) && opts.IgnoreNotFound {
 		return runtime.SetZeroValue(into)
@@ -412,6 +426,7 @@ func (w *memoryWatch) run(ctx context.Context, initial []event, since uint64) {
 			return
 		}
 	}
+	utilflowcontrol.WatchInitialized(ctx)
 	if w.opts.SendInitialEvents != nil && *w.opts.SendInitialEvents && w.opts.Predicate.AllowWatchBookmarks && !w.bookmark(ctx, since, true) {
 		return
 	}

@@ -7,7 +7,7 @@ import (
 
 // TestStrangers: one source cannot have all the connections that strangers may have.
 func TestStrangers(t *testing.T) {
-	var s strangers
+	var s unauthenticatedConns
 	at := func(ip string) net.Addr { return &net.TCPAddr{IP: net.ParseIP(ip), Port: 1} }
 	var leave []func()
 	for {
@@ -17,7 +17,7 @@ func TestStrangers(t *testing.T) {
 		}
 		leave = append(leave, l)
 	}
-	if len(leave) != maxStrangersOfOne || s.enter(at("2001:db8::2")) != nil {
+	if len(leave) != maxUnauthenticatedOfOne || s.enter(at("2001:db8::2")) != nil {
 		t.Errorf("one network has %d connections, or more", len(leave))
 	}
 	for _, other := range []string{"2001:db8:0:1::1", "192.0.2.1", "192.0.2.2"} {
@@ -27,12 +27,12 @@ func TestStrangers(t *testing.T) {
 		}
 		leave = append(leave, l)
 	}
-	for i := range maxStrangersOfAll {
+	for i := range maxUnauthenticatedOfAll {
 		if l := s.enter(&net.TCPAddr{IP: net.IPv4(10, 0, byte(i>>8), byte(i))}); l != nil {
 			leave = append(leave, l)
 		}
 	}
-	if len(leave) != maxStrangersOfAll {
+	if len(leave) != maxUnauthenticatedOfAll {
 		t.Errorf("%d connections of strangers in all", len(leave))
 	}
 	for _, l := range leave {
