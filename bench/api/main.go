@@ -19,6 +19,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // figure is one line of output.
@@ -68,7 +70,7 @@ func main() {
 	flag.StringVar(&o.only, "only", "", "pods, tokens or secrets; default: all of them")
 	flag.StringVar(&o.profiles, "profiles", "", "a folder for a profile of the server's processor time in each case")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
 	var err error
 	if *kind != "" {
