@@ -87,7 +87,7 @@ type incomingKey struct{}
 // outermost handler: it sets deadlines of the connection.
 func withBodies(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		if req.Body != nil && req.Body != http.NoBody && req.ContentLength != 0 {
+		if req.Body != nil && req.Body != http.NoBody { // of a client in this process the length may not be known
 			in := &incoming{
 				body: req.Body, rest: req.Body, ctx: req.Context(), contentType: req.Header.Get("Content-Type"),
 				deadline: http.NewResponseController(w).SetReadDeadline,
