@@ -54,7 +54,7 @@ func TestWhoMayWhat(t *testing.T) {
 		{"no credentials, version", anonymous, "/version", 200, ""},
 		{"no credentials, metrics", anonymous, "/metrics", 401, "Unauthorized"},
 		{"certificate of another CA", foreign, "/api/v1/pods", 401, "Unauthorized"},
-		{"certificate of another CA, health", foreign, "/healthz", 200, ""},
+		{"certificate of another CA, health", foreign, "/healthz", 401, "Unauthorized"},
 		{"nonsense token", token, "/api/v1/pods", 401, "Unauthorized"},
 		{"nonsense token beside a certificate", both, "/api/v1/pods", 200, ""},
 		{"password", password, "/api/v1/pods", 401, "Unauthorized"},

@@ -37,7 +37,9 @@ const (
 // send slowly keep nobody else's request from one. It is the server's
 // flow control, with the reading before it: there the user is known, and no seat
 // is taken yet. What it refuses is answered by the innermost handler, so that
-// audit and authorization see that request like any other.
+// audit and authorization see that request like any other. By HTTP/1.1 a body that
+// does not arrive ends the connection, without an answer: net/http takes a read that
+// failed for the end of the client.
 type bodies struct {
 	flowcontrol.Interface
 	// limit is how long a body may be; the library refuses what is longer.

@@ -78,25 +78,31 @@ func ask(t *testing.T, ctx context.Context, config *rest.Config, path string) (c
 	return resp.StatusCode, resp.Header.Get("Retry-After"), resp.Header.Get(flowcontrolv1.ResponseHeaderMatchedPriorityLevelConfigurationUID)
 }
 
-// holding is a storage that creates the object of a key only when until is closed.
-func holding(next generic.StorageDecorator, key string, until <-chan struct{}) generic.StorageDecorator {
+// holding is a storage that creates the object of a key only when until is closed;
+// it says in began that it was asked to.
+func holding(next generic.StorageDecorator, key string, began chan<- struct{}, until <-chan struct{}) generic.StorageDecorator {
 	return func(config *storagebackend.ConfigForResource, prefix string, keyOf func(runtime.Object) (string, error), newOne, newList func() runtime.Object,
 		attributes storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
 	) (storage.Interface, factory.DestroyFunc, error) {
 		made, destroy, err := next(config, prefix, keyOf, newOne, newList, attributes, triggers, indexers)
-		return &holdingStorage{made, key, until}, destroy, err
+		return &holdingStorage{made, key, began, until}, destroy, err
 	}
 }
 
 type holdingStorage struct {
 	storage.Interface
 	key   string
+	began chan<- struct{}
 	until <-chan struct{}
 }
 
 // Create implements storage.Interface.
 func (s *holdingStorage) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
 	if key == s.key {
+		select {
+		case s.began <- struct{}{}:
+		default:
+		}
 		select {
 		case <-s.until:
 		case <-ctx.Done():
@@ -111,9 +117,9 @@ var inJail = regexp.MustCompile(`(?m)^jail, +jail, +\d+, +\d+,`)
 // TestFairness: a client without a seat is rejected or waits, and no other client is.
 func TestFairness(t *testing.T) {
 	// So few that a share is one.
-	end := make(chan struct{})
+	began, end := make(chan struct{}, 1), make(chan struct{})
 	s := servertest.Start(t, func(c *server.Config) {
-		c.Seats, c.Storage = 100, holding(c.Storage, "/core/configmaps/default/held", end)
+		c.Seats, c.Storage = 100, holding(c.Storage, "/core/configmaps/default/held", began, end)
 	})
 	api := s.Client.FlowcontrolV1()
 	level, schema := newLevel("jail", "flood", 1, flowcontrolv1.LimitResponse{Type: flowcontrolv1.LimitResponseTypeReject})
@@ -144,7 +150,7 @@ func TestFairness(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		for code := http.StatusTooManyRequests; code == http.StatusTooManyRequests; {
+		for code := 0; code != http.StatusCreated && t.Context().Err() == nil; {
 			req, err := http.NewRequestWithContext(t.Context(), "POST", flood.Host+maps, strings.NewReader(`{"metadata":{"name":"held"}}`))
 			if err != nil {
 				t.Error(err)
@@ -161,6 +167,11 @@ func TestFairness(t *testing.T) {
 		}
 	}()
 
+	select {
+	case <-began:
+	case <-waitContext(t).Done():
+		t.Fatal("the request that does not end has not begun")
+	}
 	var after, of string
 	comesTrue(t, "a refusal", func(ctx context.Context) bool {
 		var code int

@@ -90,7 +90,7 @@ func (p *provider) trusts(prefix string) string {
 	return fmt.Sprintf(`- issuer: {url: %q, audiences: [doors], certificateAuthority: %q}
   claimMappings:
     username: {expression: '"%s" + claims.sub'}
-    groups: {expression: 'claims.roles.map(r, "role:" + r)'}
+    groups: {expression: 'dyn(claims.roles).map(r, "role:" + r)'}
     uid: {expression: 'claims.email'}
     extra: [{key: example.com/dept, valueExpression: 'claims.dept.name'}]
   claimValidationRules: [{expression: 'claims.hd == "example.com"', message: "of another company"}]

@@ -22,8 +22,11 @@ func TestManyWatches(t *testing.T) {
 	s := servertest.Start(t, func(c *server.Config) { c.Streams = 3 })
 	admin := s.Listen(t)
 	address := strings.TrimPrefix(admin.Host, "https://")
+	must[*rbacv1.ClusterRole](t)(s.Client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
+		ObjectMeta: roleMeta("watcher"), Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"watch", "list"}}},
+	}, metav1.CreateOptions{}))
 	must[*rbacv1.ClusterRoleBinding](t)(s.Client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: roleMeta("watcher"), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "view"},
+		ObjectMeta: roleMeta("watcher"), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "watcher"},
 		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "watcher"}},
 	}, metav1.CreateOptions{}))
 	client := func(name string, groups ...string) kubernetes.Interface {

@@ -105,7 +105,7 @@ func TestSealSettled(t *testing.T) {
 	n := newSealedNode(t)
 	n.giveKey()
 	d := n.dir()
-	m := &Main{cfg: n.cfg, dir: d, id: n.id, log: slog.New(slog.DiscardHandler), resealNow: make(chan struct{}, 1)}
+	m := &Main{cfg: n.cfg, dir: d, id: n.id, log: slog.New(slog.DiscardHandler), resealNow: make(chan struct{}, 1), metrics: newMetrics()}
 	m.exchange = &exchange{main: m}
 	if err := m.openSeal(); err != nil {
 		t.Fatal(err)

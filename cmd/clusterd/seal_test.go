@@ -39,7 +39,7 @@ func TestResealTokenKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &Main{store: store, log: slog.New(slog.DiscardHandler), resealNow: make(chan struct{}, 1)}
+	m := &Main{store: store, log: slog.New(slog.DiscardHandler), resealNow: make(chan struct{}, 1), metrics: newMetrics()}
 	if m.seal, err = kubestore.NewSeal([]kubestore.SealKey{one}); err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func TestEncryptionState(t *testing.T) {
 		t.Fatal(err)
 	}
 	store := raftstoretest.New(t, 1, nil).Leader()
-	m := &Main{store: store, log: slog.New(slog.DiscardHandler), resealNow: make(chan struct{}, 1)}
+	m := &Main{store: store, log: slog.New(slog.DiscardHandler), resealNow: make(chan struct{}, 1), metrics: newMetrics()}
 	m.cfg.EncryptionProviderConfig = file
 	own, err := kubestore.DeriveSealKey("own", []byte("master"))
 	if err != nil {

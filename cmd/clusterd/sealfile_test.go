@@ -41,7 +41,7 @@ func sealingServer(t *testing.T) (m *Main, own string) {
 	}
 	own = string(sealLine(key))
 	m = &Main{
-		dir: keyDir{dataDir: dataDir(t.TempDir())}, log: slog.New(slog.DiscardHandler), resealNow: make(chan struct{}, 1),
+		dir: keyDir{dataDir: dataDir(t.TempDir())}, log: slog.New(slog.DiscardHandler), resealNow: make(chan struct{}, 1), metrics: newMetrics(),
 		id: &identity{trust: pki.NewTrust(0, ca), ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}, retiredSeals: sealLine(old)},
 	}
 	m.exchange = &exchange{main: m}

@@ -206,7 +206,7 @@ func TestWrongOptions(t *testing.T) {
 		"says all":              {File: good, Modes: []string{Node, RBAC}},
 		"no such file":          {File: good + ".not"},
 		"is not a pod":          {File: write(t, "in.yaml", configuration(nodeAndRBAC+strings.Replace(hook("h", kubeconfig, "Deny", ""), "type: KubeConfigFile, kubeConfigFile: "+kubeconfig, "type: InClusterConfig", 1)))},
-		"abac.jsonl:2":          {Modes: []string{Node, RBAC, ABAC}, PolicyFile: write(t, "abac.jsonl", "\n{\"user\":\"bob\"}\n")},
+		"abac.jsonl:2":          {Modes: []string{Node, RBAC, ABAC}, PolicyFile: write(t, "abac.jsonl", "\n{\"apiVersion\":\"v9\",\"user\":\"bob\"}\n")},
 		"spec.user":             {Modes: []string{Node, RBAC, ABAC}, PolicyFile: write(t, "abac2.jsonl", `{"apiVersion":"abac.authorization.kubernetes.io/v1beta1","kind":"Policy","spec":{}}`)},
 	} {
 		if _, err := New(options, parts()); err == nil || !strings.Contains(err.Error(), want) {
