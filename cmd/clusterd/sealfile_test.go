@@ -31,6 +31,10 @@ func sealingServer(t *testing.T) (m *Main, own string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	nodeKey, err := pki.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
 	key, err := kubestore.DeriveSealKey("key-1", []byte("master"))
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +46,7 @@ func sealingServer(t *testing.T) (m *Main, own string) {
 	own = string(sealLine(key))
 	m = &Main{
 		dir: keyDir{dataDir: dataDir(t.TempDir())}, log: slog.New(slog.DiscardHandler), resealNow: make(chan struct{}, 1), metrics: newMetrics(),
-		id: &identity{trust: pki.NewTrust(0, ca), ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}, retiredSeals: sealLine(old)},
+		id: &identity{key: nodeKey, trust: pki.NewTrust(0, ca), ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}, retiredSeals: sealLine(old)},
 	}
 	m.exchange = &exchange{main: m}
 	m.trust.Store(m.id.trust)
@@ -92,7 +96,7 @@ func TestSnapshotHoldsSealKeys(t *testing.T) {
 	if err := prepareRestore(cfg, content); err != nil {
 		t.Fatal(err)
 	}
-	restored := &Main{dir: keyDir{dataDir: dataDir(cfg.Data)}}
+	restored := &Main{dir: keyDir{dataDir: dataDir(cfg.Data)}, log: slog.New(slog.DiscardHandler), metrics: newMetrics()}
 	restored.exchange = &exchange{main: restored}
 	if restored.id, err = restored.dir.readIdentity(); err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-package server_test
+package schedtest_test
 
 import (
 	"context"
@@ -39,7 +39,10 @@ func TestQuotaRace(t *testing.T) {
 		}))
 	}
 	first := servers[0]
-	counts := must[metadata.Interface](t)(metadata.NewForConfig(first.LoopbackConfig()))
+	counts, err := metadata.NewForConfig(first.LoopbackConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
 	env := loop.Env{Client: first.Client, Clock: clock.RealClock{}, Informers: informers.NewSharedInformerFactory(first.Client, 0), Events: loop.NewEvents(first.Client, clock.RealClock{})}
 	counting := quota.New(env, counts)
 	ctx, stop := context.WithCancel(t.Context())
@@ -54,12 +57,22 @@ func TestQuotaRace(t *testing.T) {
 		env.Informers.Shutdown()
 	}()
 
-	must[*corev1.Namespace](t)(first.Client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: meta("race")}, metav1.CreateOptions{}))
+	if _, err := first.Client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "race"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	quotas := first.Client.CoreV1().ResourceQuotas("race")
-	must[*corev1.ResourceQuota](t)(quotas.Create(ctx, &corev1.ResourceQuota{ObjectMeta: roleMeta("few"),
-		Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{"count/configmaps": *apiresource.NewQuantity(hard, apiresource.DecimalSI)}}}, metav1.CreateOptions{}))
+	if _, err := quotas.Create(ctx, &corev1.ResourceQuota{
+		ObjectMeta: metav1.ObjectMeta{Name: "few"},
+		Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{"count/configmaps": *apiresource.NewQuantity(hard, apiresource.DecimalSI)}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	used := func() int64 {
-		got := must[*corev1.ResourceQuota](t)(quotas.Get(ctx, "few", metav1.GetOptions{}))
+		got, err := quotas.Get(ctx, "few", metav1.GetOptions{})
+		if err != nil {
+			t.Error(err)
+			return -1
+		}
 		n, ok := got.Status.Used["count/configmaps"]
 		if !ok {
 			return -1
@@ -67,12 +80,17 @@ func TestQuotaRace(t *testing.T) {
 		return n.Value()
 	}
 	there := func() int {
-		return len(must[*corev1.ConfigMapList](t)(first.Client.CoreV1().ConfigMaps("race").List(ctx, metav1.ListOptions{})).Items)
+		list, err := first.Client.CoreV1().ConfigMaps("race").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Error(err)
+			return 0
+		}
+		return len(list.Items)
 	}
-	soon(t, "the loop has counted", func() bool { return used() == 0 })
+	members.Wait("the loop has counted", func() bool { return used() == 0 })
 	for i, s := range servers { // from a moment on each holds requests to the quota
-		soon(t, fmt.Sprintf("server %d counts", i), func() bool {
-			_, err := s.Client.CoreV1().ConfigMaps("race").Create(ctx, configMap("probe", nil), metav1.CreateOptions{})
+		members.Wait(fmt.Sprintf("server %d counts", i), func() bool {
+			_, err := s.Client.CoreV1().ConfigMaps("race").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "probe"}}, metav1.CreateOptions{})
 			if err != nil {
 				return false
 			}
@@ -82,7 +100,7 @@ func TestQuotaRace(t *testing.T) {
 			}
 			return counted
 		})
-		soon(t, "the room is given back", func() bool { return used() == 0 })
+		members.Wait("the room is given back", func() bool { return used() == 0 })
 	}
 
 	var made atomic.Int64
@@ -91,7 +109,7 @@ func TestQuotaRace(t *testing.T) {
 		client := servers[i%len(servers)].Client.CoreV1().ConfigMaps("race")
 		all.Go(func() {
 			for ctx.Err() == nil {
-				_, err := client.Create(ctx, configMap(fmt.Sprint("c-", i), nil), metav1.CreateOptions{})
+				_, err := client.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("c-", i)}}, metav1.CreateOptions{})
 				switch {
 				case err == nil, apierrors.IsAlreadyExists(err): // an answer that was lost
 					made.Add(1)
@@ -114,5 +132,5 @@ func TestQuotaRace(t *testing.T) {
 	if n := there(); n != hard || made.Load() != hard {
 		t.Errorf("%d objects are there and %d writers made theirs, want %d", n, made.Load(), hard)
 	}
-	soon(t, "what is used is what is there", func() bool { return used() == hard })
+	members.Wait("what is used is what is there", func() bool { return used() == hard })
 }
