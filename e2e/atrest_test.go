@@ -67,7 +67,12 @@ func TestE2EEncryptionConfiguration(t *testing.T) {
 	ns := e.namespace("sealed")
 	e.ctlIn(`{"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": {"name": "ovens.kitchen.example.com"}, "spec": {"group": "kitchen.example.com", "scope": "Namespaced",
  "names": {"plural": "ovens", "kind": "Oven"}, "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]}}`, "create", "-f", "-")
-	e.ctl("wait", "--for=condition=Established", "crd/ovens.kitchen.example.com", "--timeout=120s")
+	e.eventually("the custom kind is served", func(context.Context) error { // wait knows no status that is not there yet
+		if out, errs, code := e.run("clusterctl", "", "get", "ovens.kitchen.example.com"); code != 0 {
+			return errors.New(out + errs)
+		}
+		return nil
+	})
 	e.eventually("an object of the custom kind is made", func(context.Context) error {
 		_, errs, code := e.run("clusterctl", `{"apiVersion": "kitchen.example.com/v1", "kind": "Oven", "metadata": {"name": "o"}, "word": "`+hidden["the custom object"]+`"}`, "-n", ns, "create", "-f", "-")
 		if code != 0 && !strings.Contains(errs, "AlreadyExists") {

@@ -170,7 +170,11 @@ func TestE2EAuthorities(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	e.use(asked)
+	e.use(leader)
+	e.eventually("the server that was killed answers", func(ctx context.Context) error {
+		_, err := e.api.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		return err
+	})
 	e.ready(4)
 }
 

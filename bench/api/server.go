@@ -192,7 +192,7 @@ func configure(kind, dir string, store *raftstore.Store) (config server.Config, 
 			}
 			return nil
 		}}),
-		Authenticator: auth.ClientCert(ca.Pool),
+		Authenticator: auth.ClientCert(ca.Roots),
 	}
 	if kind == bare {
 		config.Admission.Disable = strings.Split(plugins, ",")
