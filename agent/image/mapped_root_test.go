@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/clusterd/clusterd/netsetup/netns"
+	"github.com/clusterd/clusterd/netsetup/netnstest"
 )
 
 const firstUser = 1 << 20 // of the tests' user namespaces
@@ -130,5 +131,29 @@ func TestRootMappedCleanUp(t *testing.T) {
 	}
 	if b, err := os.ReadFile("/proc/self/mounts"); err != nil || strings.Contains(string(b), root) || strings.Contains(string(b), s.cfg.Dir) {
 		t.Errorf("left mounted: %v\n%s", err, b)
+	}
+}
+
+// What a process that was killed while it tried the kernel has left mounted does not
+// keep the next one from starting.
+func TestRootLeftMounted(t *testing.T) {
+	netnstest.NeedRoot(t)
+	dir := t.TempDir()
+	left := filepath.Join(dir, "tmp", "mapped-1", "layers", "layers")
+	if err := os.MkdirAll(left, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, at := range []string{filepath.Dir(left), left} {
+		if err := os.MkdirAll(at, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount("none", at, "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
+	}
+	open(t, dir)
+	if _, err := os.Stat(filepath.Join(dir, "tmp", "mapped-1")); !os.IsNotExist(err) {
+		t.Errorf("it is still there: %v", err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -338,6 +339,27 @@ func (s *Store) mounts() ([]mountRecord, error) {
 func checkID(id string) error {
 	if id == "" || id == "." || id == ".." || strings.ContainsAny(id, "/\x00") || len(id) > 200 {
 		return fmt.Errorf("container id %q: must be a plain file name", id)
+	}
+	return nil
+}
+
+// unmountBelow takes away what a process that was killed left mounted below a folder.
+func unmountBelow(dir string) error {
+	real, err := filepath.EvalSymlinks(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(real))
+	if err != nil {
+		return err
+	}
+	for _, m := range slices.Backward(mounts) { // the latest first
+		if err := unix.Unmount(m.Mountpoint, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+			return &os.PathError{Op: "unmount", Path: m.Mountpoint, Err: err}
+		}
 	}
 	return nil
 }

@@ -139,6 +139,9 @@ func (s *Store) Close() error {
 
 // recover brings memory and disk together.
 func (s *Store) recover() error {
+	if err := unmountBelow(s.path("tmp")); err != nil {
+		return err
+	}
 	if err := os.RemoveAll(s.path("tmp")); err != nil {
 		return err
 	}
