@@ -144,20 +144,32 @@ func Chain(objects Objects, options Options) (admission.Interface, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Those of the library's that ask for policies and webhooks begin to work when they
+	// are made, so they are made when nothing else can fail.
+	working := map[string]bool{}
+	for _, p := range options.Extensions.plugins() {
+		working[p.name] = true
+	}
+	made := map[string]admission.Interface{}
+	for _, last := range []bool{false, true} {
+		for _, p := range all {
+			if !chosen[p.name] || working[p.name] != last {
+				continue
+			}
+			config, err := configs.ConfigFor(p.name)
+			if err != nil {
+				return nil, fmt.Errorf("admission plugin %s: %w", p.name, err)
+			}
+			if made[p.name], err = p.make(config); err != nil {
+				return nil, fmt.Errorf("admission plugin %s: %w", p.name, err)
+			}
+		}
+	}
 	var plugins []admission.Interface
 	for _, p := range all {
-		if !chosen[p.name] {
-			continue
+		if chosen[p.name] {
+			plugins = append(plugins, metrics.WithControllerMetrics(made[p.name], p.name))
 		}
-		config, err := configs.ConfigFor(p.name)
-		if err != nil {
-			return nil, fmt.Errorf("admission plugin %s: %w", p.name, err)
-		}
-		made, err := p.make(config)
-		if err != nil {
-			return nil, fmt.Errorf("admission plugin %s: %w", p.name, err)
-		}
-		plugins = append(plugins, metrics.WithControllerMetrics(made, p.name))
 	}
 	return metrics.WithStepMetrics(again{admission.NewChainHandler(plugins...)}), nil
 }
