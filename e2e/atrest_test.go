@@ -326,6 +326,9 @@ func searchFiles(t *testing.T, folder string) (plain int) {
 		if !d.Type().IsRegular() {
 			return nil
 		}
+		if filepath.Base(filepath.Dir(path)) == "netns" {
+			return nil // a namespace that is mounted there, no file
+		}
 		b, err := os.ReadFile(path)
 		if os.IsNotExist(err) {
 			return nil

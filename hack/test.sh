@@ -34,11 +34,10 @@ root() {
 vm() { make --no-print-directory test-vm; }
 tools() { make --no-print-directory tools-test; }
 e2e() {
-	local own job failed=0 jobs=()
+	local own job lane failed=0 jobs=()
 	export CLUSTERD_E2E=netns
-	# Four clusters at a time: they have bridges of their own, and mostly wait.
-	e2e_lane 1 & jobs+=($!)
-	e2e_lane 2 & jobs+=($!)
+	# Five clusters at a time: they have bridges of their own, and mostly wait.
+	for lane in $(seq "$lanes"); do e2e_lane "$lane" & jobs+=($!); done
 	gotest -count=1 -timeout 40m ./e2e/kubectl & jobs+=($!)
 	gotest -p 1 -count=1 -timeout 40m $($GO list ./e2e/... | grep -v -e '/e2e$' -e '/e2e/kubectl$') & jobs+=($!)
 	for job in "${jobs[@]}"; do wait "$job" || failed=1; done
@@ -50,10 +49,11 @@ e2e() {
 	fi
 }
 
-# e2e_lane runs one half of package e2e, every other one of its tests.
+# e2e_lane runs one part of package e2e, every third of its tests.
+lanes=3
 e2e_lane() {
 	local tests
-	tests=$(grep -ho '^func Test[A-Za-z0-9]*' e2e/*_test.go | sed 's/^func //' | sort | awk -v lane="$1" 'NR % 2 == lane % 2' | paste -sd '|')
+	tests=$(grep -ho '^func Test[A-Za-z0-9]*' e2e/*_test.go | sed 's/^func //' | sort | awk -v lane="$1" -v lanes="$lanes" 'NR % lanes == lane % lanes' | paste -sd '|')
 	CLUSTERD_E2E_LANE=$1 gotest -count=1 -timeout 40m -run "^($tests)\$" ./e2e
 }
 
