@@ -302,14 +302,6 @@ func (m *Manager) launch(w *worker) {
 	})
 }
 
-// shows reports whether the API's pod only shows a static one. One that a worker runs
-// does not, whatever its annotations say by now.
-func (m *Manager) shows(pod *v1.Pod) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return core.IsMirror(pod) && m.workers[pod.UID] == nil
-}
-
 // remove takes the disappearance of a pod from the API.
 func (m *Manager) remove(pod *v1.Pod) {
 	if m.shows(pod) {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/agent/podstate"
+	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/agent/static"
 )
 
@@ -92,6 +93,14 @@ func (m *Manager) afterStatic(name string) {
 	} else {
 		m.dropMirror(name)
 	}
+}
+
+// shows reports whether the API's pod only shows a static one. One that a worker runs
+// does not, whatever its annotations say by now.
+func (m *Manager) shows(pod *v1.Pod) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return core.IsMirror(pod) && m.workers[pod.UID] == nil
 }
 
 // setMirror takes a mirror pod of the watch; gone: the API has it no more.
