@@ -12,8 +12,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/agent/podstate"
-	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/agent/static"
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // Static pods are the node's own: they are run whether there is an API or
