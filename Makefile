@@ -181,6 +181,10 @@ upgrade-test: build image ## from the programs of PREVIOUS (the last tag) to the
 release-test: build image ## a signed release goes over a cluster by `clusterctl upgrade`, and bad ones go back (root)
 	CLUSTERD_E2E=netns CLUSTERD_UPGRADE=1 $(GO) test -count=1 -v -timeout 30m -run 'TestE2ERelease$$' ./e2e
 
+.PHONY: keys-test
+keys-test: build image ## authorities of their own for each purpose, and an EncryptionConfiguration with a KMS, on clusters (root, minutes)
+	CLUSTERD_E2E=netns CLUSTERD_KEYS=1 $(GO) test -count=1 -v -timeout 30m -run 'TestE2E(Authorities|EncryptionConfiguration)$$' ./e2e
+
 .PHONY: vagrant-test
 vagrant-test: deb image ## the package on systemd, in NODES (1) emulated machines by the Vagrantfile (root, long)
 	e2e/machines/run.sh

@@ -37,6 +37,9 @@ const plainMarker = "marker-in-clear-on-purpose-9e44"
 // is read, and no file on a disk holds a text of what is sealed.
 func TestE2EEncryptionConfiguration(t *testing.T) {
 	need(t)
+	if os.Getenv("CLUSTERD_KEYS") == "" {
+		t.Skip("takes minutes: make keys-test")
+	}
 	file := filepath.Join(t.TempDir(), "encryption.yaml")
 	write := func(providers ...string) {
 		t.Helper()

@@ -30,6 +30,10 @@ import (
 // the key of each, which was stolen, makes what it is for and nothing else, and an exchange of one
 // leaves what was opened by others alone.
 func TestE2EAuthorities(t *testing.T) {
+	need(t)
+	if os.Getenv("CLUSTERD_KEYS") == "" {
+		t.Skip("takes minutes: make keys-test")
+	}
 	t.Setenv("CLUSTERD_DEBUG_ONE_AUTHORITY", "1")
 	e := startBare(t, 3, func(c *cluster.Config) { c.Agents = 1 })
 	e.ready(4)
