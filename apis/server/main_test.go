@@ -10,16 +10,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/clusterd/clusterd/apis/server/servertest"
 )
 
 func TestMain(m *testing.M) {
-	// The library's check that logging works runs for as long as the process.
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("k8s.io/apimachinery/pkg/util/wait.Forever"),
-		// Waits out its three seconds after the cache has stopped.
-		goleak.IgnoreAnyFunction("k8s.io/apiserver/pkg/storage/cacher.(*watchCache).waitUntilFreshLocked.func2"),
-		// A stream whose connection ended before the reply to it was written: what
-		// writes to it waits for that reply for ever (spdystream's SendReply).
-		goleak.IgnoreAnyFunction("github.com/moby/spdystream.(*Stream).waitWriteReply"))
+	goleak.VerifyTestMain(m, servertest.LeftRunning()...)
 }
 
 // testTimeout bounds every wait in these tests. CI is busy.

@@ -4,12 +4,10 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/clusterd/clusterd/apis/server/servertest"
 )
 
 func TestMain(m *testing.M) {
-	// The API server library's check that logging works runs for as long as the
-	// process.
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("k8s.io/apimachinery/pkg/util/wait.Forever"),
-		// Waits out its three seconds after the cache has stopped.
-		goleak.IgnoreAnyFunction("k8s.io/apiserver/pkg/storage/cacher.(*watchCache).waitUntilFreshLocked.func2"))
+	goleak.VerifyTestMain(m, servertest.LeftRunning()...)
 }

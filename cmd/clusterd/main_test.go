@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/clusterd/clusterd/apis/server/servertest"
 )
 
 // asClusterd is set for a copy of this program that is clusterd.
@@ -15,10 +17,5 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	// The library's check that logging works runs for as long as the process.
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("k8s.io/apimachinery/pkg/util/wait.Forever"),
-		// Waits out its three seconds after the cache has stopped.
-		goleak.IgnoreAnyFunction("k8s.io/apiserver/pkg/storage/cacher.(*watchCache).waitUntilFreshLocked.func2"),
-		// A log's, which removes old files and has no end: Close leaves it.
-		goleak.IgnoreAnyFunction("gopkg.in/natefinch/lumberjack%2ev2.(*Logger).millRun"))
+	goleak.VerifyTestMain(m, servertest.LeftRunning()...)
 }

@@ -46,6 +46,8 @@ func (x *table) lead(nodes []*corev1.Node, groups []*schedulingv1beta1.PodGroup,
 	c := schedtest.New(x.t)
 	x.env = loop.Env{Client: c.Client, Informers: informers.NewSharedInformerFactory(c.Client, 0), Events: loop.NewEvents(c.Client, x.clock), Clock: x.clock}
 	x.s, x.begun = newScheduler(x.env, Config{}), nil
+	// A reason that has been written is forgotten; here the test reads them.
+	x.s.reporter = loop.New("scheduler-reports", x.env, 1, func(context.Context, loop.Key) error { return nil })
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	for _, reporter := range []*loop.Controller{x.s.reporter, x.s.groups.reporter} {

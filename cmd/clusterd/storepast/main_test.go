@@ -4,9 +4,10 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/clusterd/clusterd/apis/server/servertest"
 )
 
 func TestMain(m *testing.M) {
-	// The library's check that logging works runs for as long as the process.
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("k8s.io/apimachinery/pkg/util/wait.Forever"))
+	goleak.VerifyTestMain(m, servertest.LeftRunning()...)
 }
