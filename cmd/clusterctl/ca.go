@@ -50,7 +50,7 @@ func newCAStatusCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 		Use:   "status",
 		Short: "Show the authorities, and how far an exchange is",
 		Long: templates.LongDesc(`
-			Show the authorities that are believed and, while they are being exchanged, which
+			Show the authorities that are trusted and, while they are being exchanged, which
 			members have done what the phase asks.`),
 		Example: templates.Examples(`
 			# Show the authorities
@@ -124,7 +124,7 @@ func phaseOnly(s v1.AuthorityStatus, now time.Time) string {
 		case waited > 0:
 			return fmt.Sprintf("%s; the new authority signs, %d members are waited for", s.Phase, waited)
 		case s.Ends.After(now):
-			return fmt.Sprintf("%s; both authorities are believed until %s (clusterctl ca rotate --finish ends that now)", s.Phase, s.Ends.Format(time.RFC3339))
+			return fmt.Sprintf("%s; both authorities are trusted until %s (clusterctl %s ends that now)", s.Phase, s.Ends.Format(time.RFC3339), finishing(s))
 		}
 		return s.Phase + "; the old authority is being given up"
 	}
@@ -149,9 +149,9 @@ func newCARotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 			Exchange the cluster's certificate authorities while the cluster works: all, or
 			the one for PURPOSE, which is one of peer, client, front, node, secrets.
 
-			A new authority is made and made known to every member; when all believe it, it
+			A new authority is made and made known to every member; when all trust it, it
 			signs, and all certificates are issued anew; when the grace is over, the old one
-			is believed no more, and what was opened with its certificates is closed. Each
+			is no longer trusted, and what was opened with its certificates is closed. Each
 			step waits for all members: start clusterd where it is down, or remove that
 			member with clusterctl members rm.
 
@@ -172,8 +172,8 @@ func newCARotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 			# Only people's and programs' certificates
 			clusterctl ca rotate client
 
-			# End the grace of an exchange that is under way
-			clusterctl ca rotate --finish`),
+			# End the grace of that exchange
+			clusterctl ca rotate client --finish`),
 		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
 		ValidArgs: v1.AuthorityPurposes,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -202,7 +202,7 @@ func newCASplitCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 
 			It goes in the steps of clusterctl ca rotate: new authorities for client, front,
 			node and secrets are made known, sign, and at the end the one there was until then
-			is believed as the servers' alone: kubeconfigs with its certificates end then, as with
+			is trusted as the servers' alone: kubeconfigs with its certificates end then, as with
 			rotate; join tokens and the authority in kubeconfigs stay. It is refused while a
 			member's version would not follow; afterwards no earlier version can join, and
 			none starts on a member's data folder.`),
@@ -224,8 +224,8 @@ func newCASplitCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 
 func (o *rotateOptions) addFlags(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "Do not ask for confirmation")
-	cmd.Flags().DurationVar(&o.grace, "grace", 24*time.Hour, "How long the old authority is believed at least, once all members have new certificates")
-	cmd.Flags().BoolVar(&o.finish, "finish", false, "No grace; of an exchange that is under way, its end")
+	cmd.Flags().DurationVar(&o.grace, "grace", 24*time.Hour, "How long the old authority is trusted at least, once all members have new certificates")
+	cmd.Flags().BoolVar(&o.finish, "finish", false, "No grace; if this exchange is under way already, the end of its grace")
 	cmd.Flags().BoolVar(&o.wait, "wait", false, "Wait until the exchange is at its end, or its grace has begun")
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 10*time.Minute, "How long to wait")
 }
@@ -238,6 +238,42 @@ func (o *rotateOptions) people() bool {
 // knows reports whether the server that answered knows of purposes.
 func knows(s v1.AuthorityStatus) bool {
 	return len(s.Authorities) > 0 && len(s.Authorities[0].Purposes) > 0
+}
+
+// meant reports whether the exchange under way is the one that the command is of.
+func (o *rotateOptions) meant(now v1.AuthorityStatus) bool {
+	switch {
+	case len(now.Of) == 0: // a server that knows of one authority, which all are
+		return !o.split && o.purpose == ""
+	case o.split || now.Split:
+		return o.split == now.Split
+	case o.purpose != "":
+		return len(now.Of) == 1 && now.Of[0] == o.purpose
+	}
+	return len(now.Of) == len(ownPurposes(now))
+}
+
+// ownPurposes are those that have authorities of their own: an authority without purposes of
+// its own stands for more.
+func ownPurposes(s v1.AuthorityStatus) map[string]bool {
+	own := map[string]bool{}
+	for _, ca := range s.Authorities {
+		if len(ca.Purposes) > 0 {
+			own[ca.Purposes[0]] = true
+		}
+	}
+	return own
+}
+
+// finishing are the arguments that end the grace of the exchange under way.
+func finishing(now v1.AuthorityStatus) string {
+	switch {
+	case now.Split:
+		return "ca split --finish"
+	case len(now.Of) == 1 && len(ownPurposes(now)) > 1:
+		return "ca rotate " + now.Of[0] + " --finish"
+	}
+	return "ca rotate --finish"
 }
 
 func (o *rotateOptions) run(ctx context.Context, a *api, graceGiven bool) error {
@@ -265,10 +301,14 @@ func (o *rotateOptions) run(ctx context.Context, a *api, graceGiven bool) error 
 		question = "The cluster gets a new authority for the purpose peer. Kubeconfigs and join tokens that were handed out end with the old one"
 	}
 	if now.Phase != v1.AuthorityStable {
-		if !o.finish {
-			return fmt.Errorf("the authority is being exchanged already (%s); end its grace with --finish", now.Phase)
+		end := "clusterctl " + finishing(now)
+		switch {
+		case !o.meant(now):
+			return fmt.Errorf("another exchange is under way, of %s (%s), and nothing was changed: end it with %s --wait, then run this again", strings.Join(now.Of, ", "), now.Phase, end)
+		case !o.finish:
+			return fmt.Errorf("this exchange is under way already (%s); end its grace with %s", now.Phase, end)
 		}
-		path, request = pathOf("authority", "finish"), v1.AuthorityRequest{}
+		path, request = pathOf("authority", "finish"), v1.AuthorityRequest{Of: now.Of}
 		question = "Kubeconfigs and join tokens of the old authority end as soon as all members are ready"
 	}
 	if !o.yes {

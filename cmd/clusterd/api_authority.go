@@ -55,6 +55,7 @@ func (a *clusterAPI) authorityStatus(ctx context.Context) (v1.AuthorityStatus, e
 		for _, p := range state.Of {
 			status.Of = append(status.Of, string(p))
 		}
+		status.Split = state.Split
 	}
 	waiting := state.Waiting(members, time.Now())
 	for _, m := range members {
@@ -128,12 +129,9 @@ func (a *clusterAPI) postAuthoritySplit(w http.ResponseWriter, r *http.Request) 
 }
 
 func (a *clusterAPI) beginExchange(w http.ResponseWriter, r *http.Request, choose func(v1.AuthorityRequest) ([]pki.Purpose, string)) {
-	var req v1.AuthorityRequest
-	if r.ContentLength != 0 {
-		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4096)).Decode(&req); err != nil {
-			refuse(w, http.StatusBadRequest, "the request cannot be read: "+err.Error())
-			return
-		}
+	req, ok := authorityRequest(w, r)
+	if !ok {
+		return
 	}
 	grace := defaultGrace
 	if req.Grace != "" {
@@ -148,22 +146,36 @@ func (a *clusterAPI) beginExchange(w http.ResponseWriter, r *http.Request, choos
 		refuse(w, http.StatusBadRequest, why)
 		return
 	}
-	if err := a.exchange.begin(r.Context(), of, grace); err != nil {
+	if err := a.exchange.begin(r.Context(), of, grace, req.Finish); err != nil {
 		failAuthority(w, err)
 		return
-	}
-	if req.Finish {
-		if err := authority.Finish(r.Context(), a.store); err != nil {
-			failAuthority(w, err)
-			return
-		}
 	}
 	a.getAuthority(w, r)
 }
 
-// postAuthorityFinish ends the grace.
+// authorityRequest reads the body, which may be none. ok is false if it was refused.
+func authorityRequest(w http.ResponseWriter, r *http.Request) (req v1.AuthorityRequest, ok bool) {
+	if r.ContentLength == 0 {
+		return req, true
+	}
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4096)).Decode(&req); err != nil {
+		refuse(w, http.StatusBadRequest, "the request cannot be read: "+err.Error())
+		return req, false
+	}
+	return req, true
+}
+
+// postAuthorityFinish ends the grace of the exchange that is meant.
 func (a *clusterAPI) postAuthorityFinish(w http.ResponseWriter, r *http.Request) {
-	if err := authority.Finish(r.Context(), a.store); err != nil {
+	req, ok := authorityRequest(w, r)
+	if !ok {
+		return
+	}
+	var of []pki.Purpose
+	for _, p := range req.Of {
+		of = append(of, pki.Purpose(p))
+	}
+	if err := authority.Finish(r.Context(), a.store, of); err != nil {
 		failAuthority(w, err)
 		return
 	}
@@ -171,7 +183,7 @@ func (a *clusterAPI) postAuthorityFinish(w http.ResponseWriter, r *http.Request)
 }
 
 func failAuthority(w http.ResponseWriter, err error) {
-	if errors.Is(err, authority.ErrUnderWay) || errors.Is(err, authority.ErrNone) || errors.Is(err, authority.ErrBehind) {
+	if errors.Is(err, authority.ErrUnderWay) || errors.Is(err, authority.ErrNone) || errors.Is(err, authority.ErrOther) || errors.Is(err, authority.ErrBehind) {
 		refuse(w, http.StatusConflict, err.Error())
 		return
 	}

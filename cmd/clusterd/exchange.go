@@ -11,7 +11,9 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -36,6 +38,10 @@ type exchange struct {
 	main *Main
 	// reported is the last line of the log.
 	reported string
+	// sealsOf are the authorities, in PEM, that the seal keys in use follow from.
+	sealsOf []byte
+	// making is held while the keys of successors lie on disk and no state names them yet.
+	making sync.Mutex
 }
 
 const (
@@ -46,10 +52,22 @@ const (
 
 // run follows the state until ctx ends.
 func (x *exchange) run(ctx context.Context) error {
+	m := x.main
+	x.sealsOf = m.trust.Load().For(pki.ForSecrets).Bundle()
+	follower := authority.Follower{
+		Store: m.store, ID: m.id.nodeID(), Trust: m.trust.Load, Key: x.withKey,
+		Adopt:  func(next *pki.Trust) error { return x.adopt(next, time.Now()) },
+		Settle: func(ctx context.Context) error { return x.settle(ctx, time.Now()) },
+		May:    func() bool { return m.store.Leader() != "" },
+	}
 	for {
-		if err := x.follow(ctx); err != nil && ctx.Err() == nil && err.Error() != x.reported {
+		state, err := follower.Follow(ctx)
+		if state != nil {
+			m.log.Info("this server follows the exchange of the authority", "phase", state.Phase, "number", state.Number)
+		}
+		if err != nil && ctx.Err() == nil && err.Error() != x.reported {
 			x.reported = err.Error()
-			x.main.log.Warn("the exchange of the authority cannot be followed yet, trying again", "err", err)
+			m.log.Warn("the exchange of the authority cannot be followed yet, trying again", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -57,60 +75,6 @@ func (x *exchange) run(ctx context.Context) error {
 		case <-slack.After(exchangePeriod):
 		}
 	}
-}
-
-func (x *exchange) follow(ctx context.Context) error {
-	m := x.main
-	if !m.trust.Load().Separated() && m.store.Leader() != "" {
-		ctx, cancel := context.WithTimeout(ctx, keysTimeout)
-		defer cancel()
-		if err := authority.KnowsSeparate(ctx, m.store, m.id.nodeID(), nil); err != nil {
-			return err
-		}
-	}
-	state, err := authority.Get(ctx, m.store, true)
-	if err != nil || state.Number == 0 {
-		return err
-	}
-	if state.Number > m.trust.Load().Number {
-		next, err := x.trustOf(ctx, state)
-		if err != nil {
-			return err
-		}
-		if err := x.adopt(next, time.Now()); err != nil {
-			return err
-		}
-		m.log.Info("this server follows the exchange of the authority", "phase", state.Phase, "number", state.Number)
-	}
-	if m.trust.Load().Number != state.Number || m.store.Leader() == "" {
-		return nil // its own word on a state to come waits until the store has that
-	}
-	ctx, cancel := context.WithTimeout(ctx, keysTimeout)
-	defer cancel()
-	return authority.Has(ctx, m.store, m.id.nodeID(), state.Number, nil)
-}
-
-// trustOf is the state with the keys of its authorities.
-func (x *exchange) trustOf(ctx context.Context, state authority.State) (*pki.Trust, error) {
-	trust, err := state.Trust()
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range pki.Purposes {
-		if !trust.Owns(p) {
-			continue
-		}
-		var cas []*pki.CA
-		for _, ca := range trust.For(p).All() {
-			whole, err := x.withKey(ctx, ca)
-			if err != nil {
-				return nil, err
-			}
-			cas = append(cas, whole)
-		}
-		trust = trust.With(p, cas...)
-	}
-	return trust, nil
 }
 
 // withKey finds the authority's key: here, in what this server made, or with
@@ -162,21 +126,84 @@ func (x *exchange) adopt(next *pki.Trust, now time.Time) error {
 	if err := x.write(next, now); err != nil {
 		return err
 	}
-	for _, ca := range next.Whole() {
-		if err := m.dir.dropSuccessor(ca.ID()); err != nil {
-			return err
-		}
+	if !bytes.Equal(had.Bundle(), next.Bundle()) {
+		m.trustChanged.tell()
 	}
-	errs := []error{m.renewFront(now), m.writeKubeconfig()}
-	if !bytes.Equal(had.For(pki.ForSecrets).Bundle(), next.For(pki.ForSecrets).Bundle()) {
-		errs = append(errs, m.newSealKeys())
-	}
-	m.trustChanged.tell()
 	if had.DropsAny(next) {
 		// Keys that have a record are the members', no matter which authority signed for them.
 		m.port.CutDistrusted(m.rights.recordedKey)
 	}
-	return errors.Join(errs...)
+	return nil
+}
+
+// settle does what follows from the trust of this server. Each step may be repeated.
+func (x *exchange) settle(ctx context.Context, now time.Time) error {
+	m := x.main
+	errs := []error{m.renewFront(now), m.writeKubeconfig(), x.newSealKeys()}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return x.dropSuccessors(ctx, now)
+}
+
+// newSealKeys seals with what follows from the authorities of now.
+func (x *exchange) newSealKeys() error {
+	seals := x.main.trust.Load().For(pki.ForSecrets).Bundle()
+	if bytes.Equal(seals, x.sealsOf) {
+		return nil
+	}
+	if err := x.main.newSealKeys(); err != nil {
+		return err
+	}
+	x.sealsOf = seals
+	return nil
+}
+
+// successorTimeout is how long after its key was written a successor may still be named by
+// a state: no write to the store takes as long.
+const successorTimeout = 10 * time.Minute
+
+// dropSuccessors removes the keys of successors that are of no use any more.
+func (x *exchange) dropSuccessors(ctx context.Context, now time.Time) error {
+	m := x.main
+	if made, err := m.dir.successors(); err != nil || len(made) == 0 {
+		return err
+	}
+	if !x.making.TryLock() {
+		return nil // looked at again at the next state
+	}
+	defer x.making.Unlock()
+	here := map[string]bool{}
+	for _, ca := range m.trust.Load().Whole() {
+		here[ca.ID()] = true
+	}
+	named, err := x.named(ctx)
+	if err != nil {
+		named = nil
+	}
+	return m.dir.dropUnnamed(here, named, now)
+}
+
+// named are the authorities of the state, as the leader has it.
+func (x *exchange) named(ctx context.Context) (map[string]bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, keysTimeout)
+	defer cancel()
+	state, err := authority.Get(ctx, x.main.store, false)
+	if err != nil {
+		return nil, err
+	}
+	named := map[string]bool{}
+	if state.Number == 0 {
+		return named, nil
+	}
+	trust, err := state.Trust()
+	if err != nil {
+		return nil, err
+	}
+	for _, ca := range trust.Whole() {
+		named[ca.ID()] = true
+	}
+	return named, nil
 }
 
 func (x *exchange) write(next *pki.Trust, now time.Time) error {
@@ -259,6 +286,8 @@ func (m *Main) writeKubeconfig() error {
 // first own ones, and has begin name them to the cluster. Their keys are on disk before.
 func (x *exchange) make(of []pki.Purpose, begin func(authority.Wish) error) error {
 	m := x.main
+	x.making.Lock()
+	defer x.making.Unlock()
 	now, trust := time.Now(), m.trust.Load()
 	wish := authority.Wish{Now: trust, Successors: map[pki.Purpose][]byte{}, Maker: m.id.nodeID()}
 	var made []string
@@ -291,9 +320,9 @@ func (x *exchange) make(of []pki.Purpose, begin func(authority.Wish) error) erro
 }
 
 // begin begins an exchange.
-func (x *exchange) begin(ctx context.Context, of []pki.Purpose, grace time.Duration) error {
+func (x *exchange) begin(ctx context.Context, of []pki.Purpose, grace time.Duration, finish bool) error {
 	return x.make(of, func(w authority.Wish) error {
-		w.Grace = grace
+		w.Grace, w.Finish = grace, finish
 		return authority.Begin(ctx, x.main.store, w, time.Now())
 	})
 }
@@ -306,9 +335,13 @@ func (m *Main) leadExchange(ctx context.Context) error {
 		Store: m.store,
 		Log:   room(m.log, "authority"),
 		Make: func(ctx context.Context, of []pki.Purpose) error {
-			return m.exchange.make(of, func(w authority.Wish) error {
+			err := m.exchange.make(of, func(w authority.Wish) error {
 				return authority.BeginAgain(ctx, m.store, w, time.Now())
 			})
+			if errors.Is(err, authority.ErrUnderWay) {
+				return nil // one that has its key
+			}
+			return err
 		},
 		Poke: func(name string) {
 			poking.Go(func() {
@@ -407,10 +440,10 @@ func (x *exchange) secrets() (backup.Secrets, error) {
 		}
 	}
 	for _, p := range pki.OwnPurposes {
-		if !trust.Owns(p) {
-			continue
-		}
 		ca := trust.For(p).Signer()
+		if ca.ID() == trust.Signer().ID() {
+			continue // it has none of its own, or none that signs yet
+		}
 		key, err := ca.EncodeCAKey()
 		if err != nil {
 			return secrets, err
@@ -448,6 +481,44 @@ func (d keyDir) readSuccessor(id string) (*pki.CA, error) {
 		return nil, fmt.Errorf("%s: %w", d.successor(id), err)
 	}
 	return ca, nil
+}
+
+// successors are the ids of those files, and when each was written.
+func (d dataDir) successors() (map[string]time.Time, error) {
+	files, err := filepath.Glob(d.successor("*"))
+	if err != nil {
+		return nil, err
+	}
+	made := map[string]time.Time{}
+	for _, file := range files {
+		info, err := os.Stat(file)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		id := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(file), "authority-"), ".pem")
+		made[id] = info.ModTime()
+	}
+	return made, nil
+}
+
+// dropUnnamed removes those that lie in pki/ as well, and those that no state names and
+// none will. named nil: it is not known what the state names.
+func (d dataDir) dropUnnamed(here, named map[string]bool, now time.Time) error {
+	made, err := d.successors()
+	if err != nil {
+		return err
+	}
+	for id, written := range made {
+		if here[id] || named != nil && !named[id] && now.Sub(written) > successorTimeout {
+			if err := d.dropSuccessor(id); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func (d dataDir) dropSuccessor(id string) error {

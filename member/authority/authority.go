@@ -1,6 +1,6 @@
 // Package authority exchanges the cluster's certificate authorities, of one purpose
-// or of several at once, while the cluster works. What is to be done next is decided by Decide, a function of
-// values; the state lies in the store, and holds certificates and no key.
+// or of several at once, while the cluster works. State.Next decides what is to be done
+// next, from values alone; the state lies in the store, and holds certificates and no key.
 //
 //	stable ── Begin ──▶ distribute ── all have it ──▶ reissue ── all have it, and
 //	(old)               (old, new)                    (new, old)  the grace is over
@@ -78,6 +78,11 @@ func (s State) Trust() (*pki.Trust, error) {
 		word.Own[p] = slices.Concat(list...)
 	}
 	return word.Trust()
+}
+
+// Is reports whether the exchange is of these purposes, in any order.
+func (s State) Is(of []pki.Purpose) bool {
+	return slices.Equal(slices.Sorted(slices.Values(of)), slices.Sorted(slices.Values(s.of())))
 }
 
 // of is what the exchange is of.
@@ -208,6 +213,8 @@ type Wish struct {
 	Successors map[pki.Purpose][]byte
 	Maker      string
 	Grace      time.Duration
+	// Finish is State.Finish.
+	Finish bool
 }
 
 // begin is the state with which an exchange begins, or begins again with other
@@ -225,7 +232,7 @@ func (s State) begin(w Wish, now time.Time) (State, error) {
 	next := s
 	next.Tokens, next.TokensAlone = s.TokenKeys()
 	next.Number, next.Phase, next.Maker, next.Grace = s.Number+1, Distribute, w.Maker, w.Grace
-	next.Since, next.Began, next.Finish = now.UTC(), now.UTC(), s.Finish && again
+	next.Since, next.Began, next.Finish = now.UTC(), now.UTC(), w.Finish || s.Finish && again
 	next.Of, next.Split = slices.Sorted(maps.Keys(w.Successors)), false
 	if again {
 		next.Split = s.Split

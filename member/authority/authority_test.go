@@ -107,15 +107,72 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// member is one that follows the state as cmd/clusterd's do.
+// member is one that follows the state: a server by its Follower, which a kill takes away.
 type member struct {
 	id     string
 	server bool
 	trust  *pki.Trust // with keys, of a server
 }
 
-// follow takes up the state, asking others for keys.
-func (m *member) follow(ctx context.Context, s join.Store, made map[string]*pki.CA, all []*member) error {
+var (
+	errStep  = errors.New("a full disk")                 // of a step of a member's own
+	errNoKey = errors.New("no other member has the key") // yet
+)
+
+// follow takes up the state, asking others for keys. fail is asked before each step of the
+// member's own.
+func (m *member) follow(ctx context.Context, s join.Store, made map[string]*pki.CA, all []*member, fail func() error) error {
+	if !m.server {
+		return m.followAsAgent(ctx, s)
+	}
+	settled := false
+	f := Follower{
+		Store: s, ID: m.id, Trust: func() *pki.Trust { return m.trust },
+		Key: func(_ context.Context, ca *pki.CA) (*pki.CA, error) {
+			have := m.trust.FindAny(ca.ID())
+			if have == nil && m.id == "n1" {
+				have = made[ca.ID()]
+			}
+			for _, other := range all {
+				if have == nil && other.server {
+					have = other.trust.FindAny(ca.ID())
+				}
+			}
+			if have == nil {
+				return nil, errNoKey
+			}
+			return have, nil
+		},
+		Adopt: func(next *pki.Trust) error {
+			if err := fail(); err != nil {
+				return err
+			}
+			m.trust = next
+			return nil
+		},
+		Settle: func(context.Context) error {
+			if err := fail(); err != nil {
+				return err
+			}
+			settled = true
+			return nil
+		},
+	}
+	if _, err := f.Follow(ctx); err != nil {
+		state, get := Get(ctx, s, true)
+		has, all := progress.All(ctx, s, true)
+		if errors.Is(err, errStep) && (get != nil || all != nil || state.Number > 0 && has[m.id] == state.Number) {
+			return fmt.Errorf("%s says that it has state %d, and a step of it failed", m.id, state.Number)
+		}
+		return err
+	}
+	if !settled {
+		return fmt.Errorf("%s has not settled", m.id)
+	}
+	return nil
+}
+
+func (m *member) followAsAgent(ctx context.Context, s join.Store) error {
 	if err := KnowsSeparate(ctx, s, m.id, nil); err != nil {
 		return err
 	}
@@ -124,33 +181,9 @@ func (m *member) follow(ctx context.Context, s join.Store, made map[string]*pki.
 		return err
 	}
 	if state.Number > m.trust.Number {
-		next, err := state.Trust()
-		if err != nil {
+		if m.trust, err = state.Trust(); err != nil {
 			return err
 		}
-		for _, p := range pki.Purposes {
-			if !m.server || !next.Owns(p) {
-				continue
-			}
-			var cas []*pki.CA
-			for _, ca := range next.For(p).All() {
-				have := m.trust.FindAny(ca.ID())
-				if have == nil && state.Maker == m.id {
-					have = made[ca.ID()]
-				}
-				for _, other := range all {
-					if have == nil && other.server {
-						have = other.trust.FindAny(ca.ID())
-					}
-				}
-				if have == nil {
-					return fmt.Errorf("%s lacks the key of %s", m.id, ca.ID())
-				}
-				cas = append(cas, have)
-			}
-			next = next.With(p, cas...)
-		}
-		m.trust = next
 	}
 	return Has(ctx, s, m.id, m.trust.Number, nil)
 }
@@ -176,9 +209,14 @@ func TestKilledAtEveryWrite(t *testing.T) {
 		for kill := int64(1); kill <= 16; kill++ {
 			for _, after := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s, write %d, done %t", test.name, kill, after), func(t *testing.T) {
-					exchangeWithKill(t, before, made, wishes, kill, after)
+					exchangeWithKill(t, before, made, wishes, kill, after, 0)
 				})
 			}
+		}
+		for step := 1; step <= 12; step++ {
+			t.Run(fmt.Sprintf("%s, step %d of a server fails", test.name, step), func(t *testing.T) {
+				exchangeWithKill(t, before, made, wishes, 0, false, step)
+			})
 		}
 	}
 }
@@ -216,8 +254,15 @@ func successors(t *testing.T, trust *pki.Trust, made map[string]*pki.CA, of ...p
 	return w
 }
 
-func exchangeWithKill(t *testing.T, before *pki.Trust, made map[string]*pki.CA, wishes []Wish, kill int64, after bool) {
+func exchangeWithKill(t *testing.T, before *pki.Trust, made map[string]*pki.CA, wishes []Wish, kill int64, after bool, failing int) {
 	ctx := t.Context()
+	steps := 0
+	fail := func() error {
+		if steps++; steps == failing {
+			return errStep
+		}
+		return nil
+	}
 	s := jointest.New()
 	var all []*member
 	for _, id := range []string{"n1", "n2", "n3", "a1"} {
@@ -228,11 +273,13 @@ func exchangeWithKill(t *testing.T, before *pki.Trust, made map[string]*pki.CA, 
 		}
 		all = append(all, m)
 		record(t, s, join.Record{ID: id, Name: id, Role: role, Joined: now.Add(-time.Hour), Confirmed: true})
-		if err := m.follow(ctx, s, nil, nil); err != nil {
+		if err := m.follow(ctx, s, nil, nil, func() error { return nil }); err != nil {
 			t.Fatal(err)
 		}
 	}
-	s.KillAt(kill, after)
+	if kill > 0 {
+		s.KillAt(kill, after)
+	}
 	if err := Begin(ctx, s, wishes[0], now); err != nil {
 		if !errors.Is(err, jointest.ErrKilled) {
 			t.Fatal(err)
@@ -256,7 +303,7 @@ func exchangeWithKill(t *testing.T, before *pki.Trust, made map[string]*pki.CA, 
 		}
 		for i := range all {
 			m := all[(i+round)%len(all)]
-			if err := m.follow(ctx, s, made, all); err != nil && !errors.Is(err, jointest.ErrKilled) {
+			if err := m.follow(ctx, s, made, all, fail); err != nil && !errors.Is(err, jointest.ErrKilled) && !errors.Is(err, errStep) && (failing == 0 || !errors.Is(err, errNoKey)) {
 				t.Fatal(err)
 			}
 			for _, p := range pki.Purposes {
@@ -471,8 +518,34 @@ func TestOldTokensGo(t *testing.T) {
 	if err != nil || len(tokens) != 1 || tokens[0].ID != kept {
 		t.Errorf("tokens %+v, %v; want %s", tokens, err, kept)
 	}
-	if err := Finish(ctx, s); !errors.Is(err, ErrNone) {
+	if err := Finish(ctx, s, nil); !errors.Is(err, ErrNone) {
 		t.Errorf("finish without an exchange: %v", err)
+	}
+}
+
+// TestFinishNamesTheExchange: whoever finishes another exchange than the one under way
+// ends nothing.
+func TestFinishNamesTheExchange(t *testing.T) {
+	ctx, s, now := t.Context(), jointest.New(), time.Unix(1e9, 0)
+	trust := newTrust(t, true)
+	successor, err := trust.Signer().NewSuccessor(now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Begin(ctx, s, Wish{Now: trust, Successors: map[pki.Purpose][]byte{pki.ForPeers: pki.EncodeCert(successor.Cert)}, Maker: "n1"}, now); err != nil {
+		t.Fatal(err)
+	}
+	if err := Finish(ctx, s, []pki.Purpose{pki.ForClients}); !errors.Is(err, ErrOther) || !strings.Contains(err.Error(), "of peer") {
+		t.Errorf("finish of client's: %v", err)
+	}
+	if state, err := Get(ctx, s, false); err != nil || state.Finish {
+		t.Errorf("%+v, %v: it was finished", state, err)
+	}
+	if err := Finish(ctx, s, []pki.Purpose{pki.ForPeers}); err != nil {
+		t.Fatal(err)
+	}
+	if state, err := Get(ctx, s, false); err != nil || !state.Finish {
+		t.Errorf("%+v, %v: it was not finished", state, err)
 	}
 }
 

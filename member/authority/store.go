@@ -120,15 +120,19 @@ func known(ctx context.Context, s join.Store, state State, w Wish, now time.Time
 	return fmt.Errorf("%w: upgrade and start clusterd on %s, or remove what is gone with clusterctl members rm", ErrBehind, strings.Join(behind, ", "))
 }
 
-// BeginAgain puts other successors into the place of those whose keys are lost.
+// BeginAgain puts other successors into the place of those whose keys are lost. It returns
+// ErrUnderWay if none is.
 func BeginAgain(ctx context.Context, s join.Store, w Wish, now time.Time) error {
 	state, revision, err := get(ctx, s, false)
 	if err != nil {
 		return err
 	}
 	members, err := Members(ctx, s, false)
-	if err != nil || !state.Lost(members) {
+	if err != nil {
 		return err
+	}
+	if !state.Lost(members) {
+		return ErrUnderWay
 	}
 	return begin(ctx, s, state, revision, w, now)
 }
@@ -145,8 +149,13 @@ func begin(ctx context.Context, s join.Store, state State, revision int64, w Wis
 	return err
 }
 
-// Finish asks that the exchange under way end as soon as all members are ready.
-func Finish(ctx context.Context, s join.Store) error {
+// ErrOther is returned by Finish when another exchange is under way.
+var ErrOther = errors.New("another exchange is under way")
+
+// Finish asks that the exchange of these purposes end as soon as all members are
+// ready; none: whatever is under way. It returns ErrNone if none is, and an error that is an
+// ErrOther if it is of others.
+func Finish(ctx context.Context, s join.Store, of []pki.Purpose) error {
 	for {
 		state, revision, err := get(ctx, s, false)
 		if err != nil {
@@ -155,11 +164,23 @@ func Finish(ctx context.Context, s join.Store) error {
 		if state.Phase == Stable {
 			return ErrNone
 		}
+		if len(of) > 0 && !state.Is(of) {
+			return fmt.Errorf("%w, of %s: see clusterctl ca status", ErrOther, list(state.of()))
+		}
 		state.Finish = true
 		if done, err := put(ctx, s, revision, state); err != nil || done {
 			return err
 		}
 	}
+}
+
+// list names purposes.
+func list(of []pki.Purpose) string {
+	var names []string
+	for _, p := range of {
+		names = append(names, string(p))
+	}
+	return strings.Join(names, ", ")
 }
 
 // KnowsSeparate records that a member knows of separate authorities; may is as in Has.

@@ -172,6 +172,9 @@ type AuthorityRequest struct {
 	Finish bool `json:"finish,omitempty"`
 	// Purpose is which authority; empty: those of all purposes that have their own.
 	Purpose string `json:"purpose,omitempty"`
+	// Of, of a request to finish, are the purposes of the exchange that is meant, in any
+	// order: refused with 409 if another one is under way. Empty: whatever is.
+	Of []string `json:"of,omitempty"`
 }
 
 // AuthorityPurposes are what there may be authorities of: AuthorityInfo.Purposes.
@@ -191,6 +194,8 @@ type AuthorityStatus struct {
 	Since  time.Time `json:"since,omitzero"`
 	// Of are the purposes whose authorities are exchanged.
 	Of []string `json:"of,omitempty"`
+	// Split: these get authorities of their own.
+	Split bool `json:"split,omitempty"`
 	// Ends is when the old authority is given up at the earliest, in reissue.
 	Ends        time.Time         `json:"ends,omitzero"`
 	Authorities []AuthorityInfo   `json:"authorities"`
