@@ -111,7 +111,7 @@ for tier in $TIERS; do
 done
 beside_done
 for tier in $TIERS; do
-	row=$(cat "$logs/$tier.row")
+	row=$(cat "$logs/$tier.row" 2>/dev/null) || row="$tier|FAILED|ended without a result"
 	rows+=("$row")
 	[[ $row == *"|FAILED|"* ]] && failed=1
 done

@@ -257,7 +257,7 @@ func defaultConfig() Config {
 // addFlags binds a flag to each field that may be set by hand.
 func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.Data, "data", c.Data, "folder that holds all state of this node")
-	f.StringVar(&c.File, "config", c.File, "file of the settings, name and the like included, to read in the place of DATA/config.yaml; flags win over it")
+	f.StringVar(&c.File, "config", c.File, "another file of settings: its keys win over those of DATA/config.yaml, flags over both")
 	f.StringVar(&c.Name, "name", c.Name, "name of this node (default: the host name)")
 	f.StringVar(&c.Advertise, "advertise", c.Advertise, "address the other nodes reach this one at (default: found from the interfaces)")
 	f.Uint16Var(&c.Port, "port", c.Port, "the one port: TCP for API, raft and node calls, UDP for gossip")

@@ -22,8 +22,18 @@ func (c *Config) file() string {
 	return configPath(c.Data)
 }
 
-// load overlays the file of settings onto the defaults, and the flags that were
-// given onto both. That the data folder has no file is no error.
+// files are those that hold settings, each overlaid onto those before it: the data folder's
+// has what init and join fixed for the cluster.
+func (c *Config) files() []string {
+	files := []string{configPath(c.Data)}
+	if c.File != "" && c.File != files[0] {
+		files = append(files, c.File)
+	}
+	return files
+}
+
+// load overlays the files of settings onto the defaults, and the flags that were
+// given onto all. That the data folder has no file is no error.
 func (c *Config) load(flags *pflag.FlagSet) error {
 	return c.loadWith(flags, func(b []byte) error { return yaml.UnmarshalStrict(b, c) })
 }
@@ -77,16 +87,18 @@ func (c *Config) loadWith(flags *pflag.FlagSet, parse func([]byte) error) error 
 		return err
 	}
 	c.Data = data
-	b, err := os.ReadFile(c.file())
-	switch {
-	case errors.Is(err, fs.ErrNotExist) && c.File == "":
-	case err != nil && c.File != "":
-		return fmt.Errorf("--config %s: %w", c.File, err)
-	case err != nil:
-		return fmt.Errorf("read the configuration: %w", err)
-	default:
-		if err := parse(b); err != nil {
-			return fmt.Errorf("%s: %w", c.file(), err)
+	for _, file := range c.files() {
+		b, err := os.ReadFile(file)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && file != c.File:
+		case err != nil && file == c.File:
+			return fmt.Errorf("--config %s: %w", file, err)
+		case err != nil:
+			return fmt.Errorf("read the configuration: %w", err)
+		default:
+			if err := parse(b); err != nil {
+				return fmt.Errorf("%s: %w", file, err)
+			}
 		}
 	}
 	for name, value := range given {

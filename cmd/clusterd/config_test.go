@@ -65,10 +65,10 @@ func TestConfigFile(t *testing.T) {
 	if err := os.WriteFile(file, []byte("name: named\nport: 7001\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	folders := "name: filed\nmaxPods: 5\n"
+	folders := "name: filed\nmaxPods: 5\npodEncryption: wireguard\n" // as join leaves it
 	c, err := parse(t, folders, "--advertise=192.0.2.9", "--port=7002", "--config="+file)
-	if err != nil || c.Name != "named" || c.Port != 7002 || c.MaxPods != 110 {
-		t.Errorf("name %q, port %d, maxPods %d: %v", c.Name, c.Port, c.MaxPods, err)
+	if err != nil || c.Name != "named" || c.Port != 7002 || c.MaxPods != 5 || c.PodEncryption != "wireguard" {
+		t.Errorf("name %q, port %d, maxPods %d, podEncryption %q: %v", c.Name, c.Port, c.MaxPods, c.PodEncryption, err)
 	}
 	t.Setenv("CLUSTERD_CONFIG", file)
 	if c, err = parse(t, folders, "--advertise=192.0.2.9"); err != nil || c.Name != "named" || c.Port != 7001 {

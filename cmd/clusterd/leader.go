@@ -82,8 +82,11 @@ func (m *Main) runTerm(ctx context.Context) error {
 	if err := join.Widen(ctx, m.store, m.cfg.podRanges(), m.cfg.serviceRanges()); err != nil {
 		m.log.Warn("the ranges of addresses are not those of the cluster", "err", err)
 	}
-	if err := join.SetPodEncryption(ctx, m.store, m.cfg.PodEncryption); err != nil {
+	switch was, err := join.SetPodEncryption(ctx, m.store, m.cfg.PodEncryption); {
+	case err != nil:
 		m.log.Warn("whether pod traffic is encrypted could not be recorded for nodes that join", "err", err)
+	case m.cfg.PodEncryption == join.PodEncryptionOff && was != m.cfg.PodEncryption:
+		m.log.Warn("nodes that join do not encrypt pod traffic any more: this node, which leads now, is set not to", "before", was, "key", "podEncryption")
 	}
 	if err := m.api.WaitAuthorized(ctx); err != nil {
 		return nil // the term is over

@@ -18,9 +18,11 @@ import (
 )
 
 const (
-	// resealRate bounds what is sealed anew, in values a second: the store's other
-	// writers are not to feel it.
-	resealRate = 100
+	// resealRate and resealBytes bound what is sealed anew, in values and in bytes a second: the
+	// store's other writers are not to feel it, and what it takes of the history, of which the
+	// store keeps so many bytes, is to last for minutes.
+	resealRate  = 100
+	resealBytes = 512 << 10
 	// resealAgain is after what time the leader looks again whether all is sealed by
 	// what the EncryptionConfiguration says: another server may have taken up a change
 	// of it, or of a KMS plugin's key, later, and have written by the one before.
@@ -119,12 +121,19 @@ func timer(after time.Duration) <-chan time.Time {
 }
 
 func (m *Main) resealRound(ctx context.Context) (kubestore.ResealProgress, error) {
-	limit := rate.NewLimiter(resealRate, resealRate/10)
+	values, bytes := rate.NewLimiter(resealRate, resealRate/10), rate.NewLimiter(resealBytes, resealBytes)
 	of := m.sealedOf()
 	r := kubestore.Resealer{
 		Store:  m.store,
 		Origin: sealOrigin,
-		Wait:   limit.Wait,
+		Wait: func(ctx context.Context, n int) error {
+			for ; n > 0; n -= resealBytes { // the limiter grants no more at once
+				if err := bytes.WaitN(ctx, min(n, resealBytes)); err != nil {
+					return err
+				}
+			}
+			return values.Wait(ctx)
+		},
 		Transformer: func(key string) (value.Transformer, bool) {
 			resource := server.StoredResource(key)
 			return m.atRest.Transformer(resource), m.atRest.Covers(resource)

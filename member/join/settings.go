@@ -16,20 +16,21 @@ import (
 const PodEncryptionOff = "off"
 
 // SetPodEncryption notes how this node encrypts packets of pods, so that those who
-// join do it too. The leader calls it: its value holds for them.
-func SetPodEncryption(ctx context.Context, s Store, how string) error {
+// join do it too. The leader calls it: its value holds for them. It returns what was noted
+// before.
+func SetPodEncryption(ctx context.Context, s Store, how string) (was string, err error) {
 	c, revision, err := clusterNow(ctx, s)
 	if err != nil {
-		return err
+		return "", err
 	}
-	if cmp.Or(c.PodEncryption, PodEncryptionOff) == how {
-		return nil
+	if was = cmp.Or(c.PodEncryption, PodEncryptionOff); was == how {
+		return was, nil
 	}
 	c.PodEncryption = how
 	if err := putCluster(ctx, s, c, revision); err != nil {
-		return fmt.Errorf("note the encryption in the cluster's settings: %w", err)
+		return was, fmt.Errorf("note the encryption in the cluster's settings: %w", err)
 	}
-	return nil
+	return was, nil
 }
 
 // clusterNow reads the cluster's settings with their revision.

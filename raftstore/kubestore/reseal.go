@@ -39,8 +39,8 @@ type Resealer struct {
 	Transformer func(key string) (t value.Transformer, sealed bool)
 	// Origin is who the history names as the writer.
 	Origin string
-	// Wait returns when the next value may be written; nil: at once.
-	Wait func(context.Context) error
+	// Wait returns when the next value, of so many bytes, may be written; nil: at once.
+	Wait func(ctx context.Context, bytes int) error
 	// Progress is called when all values have been looked at, and then after each
 	// value that was written; nil: it is not.
 	Progress func(ResealProgress)
@@ -69,11 +69,6 @@ func (r *Resealer) Run(ctx context.Context) (ResealProgress, error) {
 	}
 	r.tell(p)
 	for _, key := range stale {
-		if r.Wait != nil {
-			if err := r.Wait(ctx); err != nil {
-				return p, err
-			}
-		}
 		err := r.rewrite(ctx, key)
 		if ctx.Err() != nil {
 			return p, ctx.Err()
@@ -185,6 +180,11 @@ func (r *Resealer) rewrite(ctx context.Context, key string) error {
 	sealed, err := t.TransformToStorage(ctx, clear, at)
 	if err != nil {
 		return err
+	}
+	if r.Wait != nil { // what is written meanwhile is sealed as it should be
+		if err := r.Wait(ctx, len(sealed)); err != nil {
+			return err
+		}
 	}
 	_, err = r.Store.Txn(ctx, mvcc.Txn{
 		Compares: []mvcc.Compare{{Key: key, ModRevision: kv.ModRevision}},

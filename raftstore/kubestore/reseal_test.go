@@ -71,7 +71,12 @@ func TestReseal(t *testing.T) {
 			}
 			return seal, true
 		},
-		Wait: func(context.Context) error { waits++; return nil },
+		Wait: func(_ context.Context, bytes int) error {
+			if waits++; bytes < len("k8s:enc:") {
+				t.Errorf("%d bytes are to be written", bytes)
+			}
+			return nil
+		},
 		Progress: func(p ResealProgress) {
 			if first == (ResealProgress{}) {
 				first = p

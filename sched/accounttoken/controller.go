@@ -2,8 +2,8 @@
 // with a token of the service account that they name, and deletes them with
 // it. It signs nothing: it asks the API for a token that is bound to the
 // Secret, and so ends when the Secret is deleted. A token whose key verifies no
-// more, a year after another key began to sign or at once where that one stands alone,
-// is replaced.
+// more is replaced within some minute: that is a year after another key began to sign, or
+// at once where that one stands alone.
 package accounttoken
 
 import (
@@ -159,20 +159,27 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 	if err != nil {
 		account = nil
 	}
-	switch decide(secret, account, c.rootCA, c.verifying()) {
+	keys := c.verifying()
+	if outlived(secret.Data[corev1.ServiceAccountTokenKey], keys) {
+		// A key may sign before it was seen here: a token of it would be replaced by another of it.
+		if keys, err = c.keys(ctx); err != nil {
+			return fmt.Errorf("the keys that verify tokens: %w", err)
+		}
+	}
+	switch decide(secret, account, c.rootCA, keys) {
 	case drop:
 		err := c.client.CoreV1().Secrets(key.Namespace).Delete(ctx, key.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &secret.UID}})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			return fmt.Errorf("delete the secret of a service account that is gone: %w", err)
 		}
 	case fill:
-		return c.fill(ctx, secret, account)
+		return c.fill(ctx, secret, account, keys)
 	}
 	return nil
 }
 
-func (c *controller) fill(ctx context.Context, secret *corev1.Secret, account *corev1.ServiceAccount) error {
-	updated := filled(secret, account, c.rootCA, c.verifying())
+func (c *controller) fill(ctx context.Context, secret *corev1.Secret, account *corev1.ServiceAccount, keys []string) error {
+	updated := filled(secret, account, c.rootCA, keys)
 	if len(updated.Data[corev1.ServiceAccountTokenKey]) == 0 {
 		seconds := lifetime
 		request, err := c.client.CoreV1().ServiceAccounts(secret.Namespace).CreateToken(ctx, account.Name, &authenticationv1.TokenRequest{

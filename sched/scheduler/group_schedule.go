@@ -451,6 +451,12 @@ func (s *scheduler) bindGroup(ctx context.Context, places []placement, start tim
 			})
 		}
 		err := preparing.Wait()
+		for _, each := range errs {
+			if each != nil && !errors.Is(each, errCalledOff) {
+				err = each // the reason, which may have come after those that were called off for it
+				break
+			}
+		}
 		s.mu.Lock()
 		delete(s.groups.preparing, key)
 		s.mu.Unlock()
