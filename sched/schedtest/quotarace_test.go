@@ -116,7 +116,7 @@ func TestQuotaRace(t *testing.T) {
 					return
 				case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota") && there() >= hard:
 					return
-				case !apierrors.IsForbidden(err) && !apierrors.IsConflict(err) && !apierrors.IsInternalError(err) && !apierrors.IsServiceUnavailable(err) && !apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err):
+				case !apierrors.IsForbidden(err) && !apierrors.IsConflict(err) && !apierrors.IsInternalError(err) && !apierrors.IsServiceUnavailable(err) && !apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err) && !apierrors.IsTooManyRequests(err):
 					t.Errorf("writer %d: %v", i, err)
 					return
 				}

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -167,18 +168,20 @@ func TestWithoutFile(t *testing.T) {
 	if f.Named() || f.Hash() != "" || !f.Valid() || len(f.Keys()) > 0 || f.Covers(configMaps) || !f.Covers(secrets) {
 		t.Error("there seems to be a file")
 	}
-	ctx, end := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- f.Run(ctx) }()
-	select {
-	case err := <-ended: // the node would end with it
-		t.Errorf("ends by itself: %v", err)
-	default:
-	}
-	end()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, end := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- f.Run(ctx) }()
+		synctest.Wait()
+		if ctx.Err() == nil && len(ended) > 0 { // the node would end with it
+			t.Errorf("ends by itself: %v", <-ended)
+			ended <- nil
+		}
+		end()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // TestProviders: the file's first provider writes what it names, in the way of Kubernetes'
