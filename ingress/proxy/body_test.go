@@ -74,7 +74,6 @@ func TestClientSendsNothingMoreOverTLS(t *testing.T) {
 	k := newKit(t, Config{BodyTimeout: briefly})
 	k.rules(route.Rule{Backend: to("ns/slow:80", backend(t, func(_ http.ResponseWriter, r *http.Request) { _, _ = io.ReadAll(r.Body) }))})
 	rest, stop := io.Pipe()
-	defer stop.Close()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://a/", io.MultiReader(strings.NewReader("abc"), rest))
 	if err != nil {
 		t.Fatal(err)
@@ -95,6 +94,7 @@ func TestClientSendsNothingMoreOverTLS(t *testing.T) {
 		if resp.StatusCode != want || resp.ProtoMajor != 2 {
 			t.Errorf("%s %s, want %d", resp.Proto, resp.Status, want)
 		}
+		stop.Close() // the client waits for the end of what it sends
 		resp.Body.Close()
 	}
 }
