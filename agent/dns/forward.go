@@ -31,7 +31,10 @@ const (
 // back is its own upstream.
 const loopDomain = ".loop.clusterd.invalid."
 
-var errNoUpstream = errors.New("no name server outside of the cluster is known: the node's resolv.conf names none that is not this one")
+var (
+	errNoUpstream = errors.New("no name server outside of the cluster is known: the node's resolv.conf names none that is not this one")
+	errPanicked   = errors.New("a fault of this program: see its log")
+)
 
 // route is which servers are asked for a domain; "." is all others.
 type route struct {
@@ -138,15 +141,23 @@ func (f *forwarder) ask(ctx context.Context, req *dns.Msg, name string) *dns.Msg
 	if down {
 		limit = attemptTimeout // enough to notice that one is back
 	}
-	done := f.flights.DoChan(fmt.Sprint(k), func() (any, error) {
+	done := f.flights.DoChan(fmt.Sprint(k), func() (m any, err error) {
+		// It has a goroutine of its own, in which a panic would end the process.
+		defer func() {
+			if p := recover(); p != nil {
+				f.metrics.panicked(p)
+				m, err = nil, errPanicked
+			}
+		}()
 		// Who asked first may go; the others still wait.
 		ctx, cancel := context.WithTimeout(f.life, limit)
 		defer cancel()
-		m, err := f.exchange(ctx, k)
-		if err == nil {
-			f.cache.put(k, m)
+		said, err := f.exchange(ctx, k)
+		if err != nil {
+			return nil, err
 		}
-		return m, err
+		f.cache.put(k, said)
+		return said, nil
 	})
 	// The question goes on after that, for the next one who asks.
 	wait := askTimeout
@@ -220,6 +231,9 @@ func (f *forwarder) exchange(ctx context.Context, k key) (*dns.Msg, error) {
 			last.Rcode, last.Answer, last.Ns = dns.RcodeServerFailure, nil, nil
 			return last, nil
 		}
+	}
+	if len(errs) == 0 { // it has ended before the first was asked
+		errs = append(errs, ctx.Err())
 	}
 	return nil, errors.Join(errs...)
 }

@@ -232,8 +232,10 @@ func (s *Server) eventual(ctx context.Context, q *question) (m *dns.Msg) {
 	return finish(q, s.wait(ctx, q))
 }
 
-func (s *Server) panicked(p any) {
-	s.metrics.panics.Inc()
+func (s *Server) panicked(p any) { s.metrics.panicked(p) }
+
+func (m *metrics) panicked(p any) {
+	m.panics.Inc()
 	klog.Background().Error(fmt.Errorf("%v", p), "Cluster DNS could not answer a question")
 }
 
