@@ -126,7 +126,7 @@ func (f *forwarder) remembered(req *dns.Msg, name string) (*dns.Msg, bool) {
 	if !fresh {
 		return nil, false
 	}
-	f.metrics.hit(r.msg.Rcode, len(r.msg.Answer))
+	f.metrics.hit(r.denied)
 	return r.reply(req, f.cache.now()), true
 }
 
@@ -194,7 +194,7 @@ func (f *forwarder) exchange(ctx context.Context, k key) (*dns.Msg, error) {
 	if len(servers) == 0 {
 		return nil, errNoUpstream
 	}
-	var last *dns.Msg
+	var last, cut *dns.Msg
 	var errs []error
 	silent := map[*upstream]time.Time{} // since when
 	for _, network := range []string{"udp", "tcp"} {
@@ -204,6 +204,11 @@ func (f *forwarder) exchange(ctx context.Context, k key) (*dns.Msg, error) {
 			}
 			began := time.Now()
 			m, err := f.try(ctx, network, u, k)
+			if err != nil && m != nil { // another one may have all of it
+				cut = m
+				errs = append(errs, fmt.Errorf("%s: %w", u.addr, err))
+				continue
+			}
 			if err != nil {
 				// Many servers do not speak TCP.
 				u.ignores(k, began, time.Now(), network == "udp" && isRefusal(err))
@@ -227,6 +232,9 @@ func (f *forwarder) exchange(ctx context.Context, k key) (*dns.Msg, error) {
 			}
 			return m, nil
 		}
+		if cut != nil {
+			return cut, nil // it says so, and is not remembered
+		}
 		if last != nil {
 			last.Rcode, last.Answer, last.Ns = dns.RcodeServerFailure, nil, nil
 			return last, nil
@@ -238,17 +246,26 @@ func (f *forwarder) exchange(ctx context.Context, k key) (*dns.Msg, error) {
 	return nil, errors.Join(errs...)
 }
 
+// try asks one server. With an error there may be what fit a datagram, of an answer that
+// could not be had whole.
 func (f *forwarder) try(ctx context.Context, network string, u *upstream, k key) (*dns.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
 	began := time.Now()
 	m, err := query(ctx, network, u.addr, k)
+	var part *dns.Msg
 	if err == nil && m.Truncated && network == "udp" {
 		u.answers(k, time.Now())
+		if len(m.Answer) > 0 { // else it might be taken for a denial
+			part = m
+		}
 		m, err = query(ctx, "tcp", u.addr, k)
 	}
 	if err == nil && m.Truncated { // by TCP: there is no more of it, and what there is may be nothing
-		m, err = nil, errors.New("the answer is cut off over TCP, too")
+		err = errors.New("the answer is cut off over TCP, too")
+	}
+	if err != nil {
+		m = part
 	}
 	rcode := "error"
 	if err == nil {

@@ -89,9 +89,9 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-func (m *metrics) hit(rcode, answers int) {
+func (m *metrics) hit(denied bool) {
 	i := 0
-	if denies(rcode, answers) {
+	if denied {
 		i = 1
 	}
 	m.hitSeries[i].get(func() prometheus.Counter { return m.hits.WithLabelValues(serverLabel, hitLabels[i], otherZones, "") }).Inc()

@@ -318,6 +318,6 @@ func (f *forwarder) plainRemembered(out, b []byte, q plain) ([]byte, bool) {
 		}
 	}
 	f.metrics.asked.Inc()
-	f.metrics.hit(r.msg.Rcode, len(r.msg.Answer))
+	f.metrics.hit(r.denied)
 	return q.option(out), true
 }
