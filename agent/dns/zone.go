@@ -400,8 +400,10 @@ func addrsOf(list []endpoint) []netip.Addr {
 		return nil
 	}
 	out := make([]netip.Addr, 0, len(list))
-	for _, e := range list {
-		out = append(out, e.addr)
+	for i := range list {
+		if !list[i].again {
+			out = append(out, list[i].addr)
+		}
 	}
 	return out
 }

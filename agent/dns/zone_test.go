@@ -85,6 +85,59 @@ func testZone() *zone {
 	)
 }
 
+// The bug: of an endpoint that two slices name, one for each port, one port was lost, and
+// which one differed from node to node.
+func TestPortsOfSeveralSlices(t *testing.T) {
+	port := func(name string, n int32) discoveryv1.EndpointPort {
+		return discoveryv1.EndpointPort{Name: ptr.To(name), Protocol: ptr.To(v1.ProtocolTCP), Port: ptr.To(n)}
+	}
+	for _, more := range []int{0, 2 * manyEndpoints} {
+		s := newTestServer(t)
+		svc, list := manyEndpointsOf("both", more)
+		list = append(list,
+			slice("prod", "both-http", "both", port("http", 8080), at("10.244.200.1", "", true), at("10.244.200.1", "", true)),
+			slice("prod", "both-metrics", "both", port("metrics", 9090), at("10.244.200.1", "", true), at("10.244.200.1", "named", true)))
+		if err := s.zone.catalog.services.Add(svc); err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range list {
+			if err := s.zone.catalog.slices.Add(o); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 20 { // the index's order is another each time
+			s.zone.catalog.large.Clear()
+			all := s.zone.catalog.endpoints(svc)
+			found := map[string]int{}
+			for _, e := range all {
+				if e.addr.String() == "10.244.200.1" {
+					for _, p := range e.ports {
+						found[e.name+" "+*p.Name]++
+					}
+				}
+			}
+			want := map[string]int{"10-244-200-1 http": 1, "10-244-200-1 metrics": 1, "named metrics": 1}
+			if !cmp.Equal(found, want) {
+				t.Fatalf("beside %d others: %v, want %v", more, found, want)
+			}
+			if n := len(addrsOf(all)); n != more+1 {
+				t.Fatalf("beside %d others: %d addresses", more, n)
+			}
+		}
+		for name, want := range map[string]string{
+			"_metrics._tcp.both.prod.svc.cluster.local.": "9090", "_http._tcp.both.prod.svc.cluster.local.": "8080",
+		} {
+			m := s.ask(t, name, dns.TypeSRV, func(m *dns.Msg) { m.SetEdns0(1232, false) })
+			if m.Truncated || more > 0 {
+				continue // of many ports each answer has some
+			}
+			if !strings.Contains(data(m), want+" 10-244-200-1.both.prod.svc.cluster.local.") {
+				t.Errorf("%s: %v", name, m)
+			}
+		}
+	}
+}
+
 // TestZone asks for every kind of name.
 func TestZone(t *testing.T) {
 	z := testZone()
