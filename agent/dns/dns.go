@@ -165,6 +165,11 @@ func (s *Server) serve(ctx context.Context, addr netip.AddrPort) error {
 	if err != nil {
 		return err
 	}
+	return s.serveSockets(ctx, addr.Addr(), udp, tcp)
+}
+
+// serveSockets answers by the sockets of an address until ctx ends, and closes them.
+func (s *Server) serveSockets(ctx context.Context, addr netip.Addr, udp []*net.UDPConn, tcp *net.TCPListener) error {
 	s.bound.Add(1)
 	defer s.bound.Add(-1)
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -183,7 +188,7 @@ func (s *Server) serve(ctx context.Context, addr netip.AddrPort) error {
 			return context.Cause(ctx)
 		case <-tick.C:
 			if s.cfg.Address != nil {
-				if err := s.cfg.Address(addr.Addr()); err != nil {
+				if err := s.cfg.Address(addr); err != nil {
 					klog.FromContext(ctx).Error(err, "The address of cluster DNS cannot be kept on this node", "address", addr)
 				}
 			}
@@ -274,6 +279,8 @@ func (s *Server) mayAsk(client netip.Addr) bool {
 // takes longer than an answer, and strangers must not make it work. Safe for
 // concurrent use.
 type ownAddresses struct {
+	list func() ([]net.Addr, error) // default net.InterfaceAddrs
+
 	mu    sync.Mutex // guards all below
 	read  time.Time
 	addrs map[netip.Addr]bool
@@ -286,7 +293,11 @@ func (o *ownAddresses) has(a netip.Addr) bool {
 	defer o.mu.Unlock()
 	if now := time.Now(); now.Sub(o.read) >= ownAddressesFor {
 		o.read = now
-		addrs, err := net.InterfaceAddrs()
+		list := o.list
+		if list == nil {
+			list = net.InterfaceAddrs
+		}
+		addrs, err := list()
 		if err == nil { // else the former ones
 			o.addrs = map[netip.Addr]bool{}
 			for _, x := range addrs {

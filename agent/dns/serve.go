@@ -28,8 +28,8 @@ const (
 	longestInput = 4096 // bytes of a question; of a longer one the rest is not looked at
 )
 
-// listen binds to addr for both protocols. A new process may bind before the
-// old one has gone.
+// listen binds to addr for both protocols; port 0: to one that is free. A new process
+// may bind before the old one has gone.
 func listen(ctx context.Context, addr netip.AddrPort) (udp []*net.UDPConn, tcp *net.TCPListener, err error) {
 	defer func() {
 		if err != nil {
@@ -50,7 +50,9 @@ func listen(ctx context.Context, addr netip.AddrPort) (udp []*net.UDPConn, tcp *
 		}
 		conn := p.(*net.UDPConn)
 		udp = append(udp, conn)
+		addr = conn.LocalAddr().(*net.UDPAddr).AddrPort()
 		_ = conn.SetReadBuffer(4 << 20) // a burst is worth some memory; less is no fault
+		_ = conn.SetWriteBuffer(1 << 20)
 	}
 	l, err := c.Listen(ctx, "tcp", addr.String())
 	if err != nil {
@@ -113,13 +115,20 @@ func (s *Server) servePackets(ctx context.Context, conn *net.UDPConn) error {
 				answers++
 			}
 		}
-		for rest := out[:answers]; len(rest) > 0; {
-			n, err := pc.WriteBatch(rest, 0)
-			if errors.Is(err, net.ErrClosed) {
-				break
-			}
-			rest = rest[max(1, n):] // an error is the first one's alone
+		writeAll(pc, out[:answers])
+	}
+}
+
+// writeAll sends what can be sent at once: answers to pods that their neighbours do not
+// find fill the socket for seconds, and who waited for room would answer none meanwhile.
+// What is dropped is asked for again.
+func writeAll(pc batches, rest []ipv4.Message) {
+	for len(rest) > 0 {
+		n, err := pc.WriteBatch(rest, unix.MSG_DONTWAIT)
+		if errors.Is(err, net.ErrClosed) || errors.Is(err, unix.EAGAIN) {
+			return
 		}
+		rest = rest[max(1, n):] // an error is the first one's alone
 	}
 }
 
@@ -139,8 +148,7 @@ func (s *Server) packet(ctx context.Context, b []byte, client netip.Addr, out []
 		if refusal == nil {
 			return nil
 		}
-		reply, _ := refusal.PackBuffer(out[:cap(out)])
-		return reply
+		return s.refuse(refusal, out, client, len(b), false, began)
 	}
 	m, done := s.immediate(q)
 	if !done && s.clients.enter(client) {
@@ -155,6 +163,20 @@ func (s *Server) packet(ctx context.Context, b []byte, client netip.Addr, out []
 		m = s.failure(q)
 	}
 	return s.pack(q, m, out, began)
+}
+
+// refuse is a refusal on the wire.
+func (s *Server) refuse(m *dns.Msg, out []byte, client netip.Addr, size int, stream bool, began time.Time) []byte {
+	reply, err := m.PackBuffer(out[:cap(out)])
+	if err != nil {
+		return nil
+	}
+	x := exchanged{zone: droppedZone, stream: stream, client: client.Unmap(), rcode: m.Rcode, asked: size, reply: len(reply), began: began}
+	if len(m.Question) > 0 {
+		x.kind = m.Question[0].Qtype
+	}
+	s.metrics.answered(x)
+	return reply
 }
 
 // pack is the answer on the wire; one that cannot be sent, as a server outside sent
@@ -326,7 +348,7 @@ func (s *Server) stream(ctx context.Context, c net.Conn, client netip.Addr) {
 			}
 			out = s.pack(q, m, nil, began)
 		case m != nil:
-			out, _ = m.Pack()
+			out = s.refuse(m, nil, client, len(b), true, began)
 		}
 		if out == nil {
 			return
