@@ -50,10 +50,10 @@ type Config struct {
 	// Upstreams are the node's name servers as they are now, "192.0.2.53" or
 	// with a port; required. It is called every few seconds.
 	Upstreams func() ([]string, error)
-	// Ranges are the cluster's: of pods and Services. A client outside of them
+	// Ranges are the cluster's now: of pods and Services. A client outside of them
 	// that is not this node is refused, and reverse names of their addresses are
-	// never sent upstream.
-	Ranges []netip.Prefix
+	// never sent upstream. It is called for each question. Default: there are none.
+	Ranges func() []netip.Prefix
 	// Address puts an address on the node, or finds it there; nil: it is there.
 	Address func(netip.Addr) error
 }
@@ -94,6 +94,9 @@ func New(cfg Config) (*Server, error) {
 	}
 	if cfg.Port == 0 {
 		cfg.Port = 53
+	}
+	if cfg.Ranges == nil {
+		cfg.Ranges = func() []netip.Prefix { return nil }
 	}
 	c, err := newCatalog(cfg.Client, cfg.Services, cfg.Slices)
 	if err != nil {
@@ -269,7 +272,7 @@ func optCount(msg *dns.Msg) int {
 func (s *Server) mayAsk(client netip.Addr) bool {
 	client = client.Unmap()
 	if client.IsLoopback() || slices.Contains(s.cfg.Addrs, client) ||
-		slices.ContainsFunc(s.cfg.Ranges, func(r netip.Prefix) bool { return r.Contains(client) }) {
+		slices.ContainsFunc(s.zone.ranges(), func(r netip.Prefix) bool { return r.Contains(client) }) {
 		return true
 	}
 	return s.own.has(client) // a process that bound to an address of the node's

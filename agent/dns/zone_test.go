@@ -69,8 +69,8 @@ func testZone() *zone {
 	address.Name, address.Spec.ExternalName = "address", "192.0.2.9"
 	patient := service("prod", "patient", "None")
 	patient.Spec.PublishNotReadyAddresses = true
-	return newZone("cluster.local", []netip.Addr{netip.MustParseAddr("10.96.0.10")},
-		[]netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.244.0.0/16")},
+	ranges := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.244.0.0/16")}
+	return newZone("cluster.local", []netip.Addr{netip.MustParseAddr("10.96.0.10")}, func() []netip.Prefix { return ranges },
 		newTestCatalog(true,
 			&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "prod"}}, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "empty"}},
 			service("prod", "web", "10.96.0.5", http, v1.ServicePort{Name: "dns", Protocol: v1.ProtocolUDP, Port: 53}),
@@ -135,6 +135,27 @@ func TestPortsOfSeveralSlices(t *testing.T) {
 				t.Errorf("%s: %v", name, m)
 			}
 		}
+	}
+}
+
+// The bug: the ranges that ServiceCIDRs add were unknown, so that names of their addresses
+// were asked for outside.
+func TestFurtherRanges(t *testing.T) {
+	o := newOutside(t, say("10.in-addr.arpa. 900 IN SOA ns.example.com. root.example.com. 1 2 3 4 60"))
+	s := newTestServer(t, o.addr)
+	ranges := s.zone.ranges()
+	s.zone.ranges = func() []netip.Prefix { return ranges }
+	ask := func(asked int32) {
+		t.Helper()
+		if m := s.ask(t, "9.8.97.10.in-addr.arpa.", dns.TypePTR); m.Rcode != dns.RcodeNameError || o.asked.Load() != asked {
+			t.Errorf("asked %d times, want %d: %v", o.asked.Load(), asked, m)
+		}
+	}
+	ask(1)
+	ranges = append(slices.Clone(ranges), netip.MustParsePrefix("10.97.0.0/16"))
+	ask(1)
+	if !s.mayAsk(netip.MustParseAddr("10.97.0.1")) {
+		t.Error("a client of that range is refused")
 	}
 }
 
