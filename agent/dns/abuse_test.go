@@ -408,7 +408,7 @@ func TestStrangers(t *testing.T) {
 			t.Fatalf("% x", out)
 		}
 	}
-	if most := 1 + int(time.Since(began)/ownAddressesFor); lists == 0 || lists > most {
+	if most := 1 + int(time.Since(began)/localAddressesFor); lists == 0 || lists > most {
 		t.Errorf("the node's addresses were listed %d times, want 1 to %d", lists, most)
 	}
 	if !s.own.has(loopback) {
@@ -520,7 +520,7 @@ func TestManyWait(t *testing.T) {
 	o.quiet.Store(true)
 	s := newTestServer(t, o.addr)
 	const clients, each, most, mostEach = 8, 20, 64, 12
-	s.clients = newClients(most, mostEach)
+	s.clients = newLimiter(most, mostEach)
 	at := serveTest(t, s, loopback)
 	var conns [clients]*net.UDPConn
 	for i := range conns {

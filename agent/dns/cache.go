@@ -35,10 +35,10 @@ func keyOf(msg *dns.Msg, name string) key {
 	return k
 }
 
-// answers remembers what upstreams said. What says that there is nothing has a place
+// answerCache remembers what upstreams said. What says that there is nothing has a place
 // of its own: who asks for names that do not exist, one after the other, must not drive
 // out those that do. Safe for concurrent use.
-type answers struct {
+type answerCache struct {
 	found, denied *lru.Cache
 	now           func() time.Time
 }
@@ -52,11 +52,11 @@ type remembered struct {
 	ttl    time.Duration
 }
 
-func newAnswers(found, denied int) *answers {
-	return &answers{found: lru.New(found), denied: lru.New(denied), now: time.Now}
+func newAnswerCache(found, denied int) *answerCache {
+	return &answerCache{found: lru.New(found), denied: lru.New(denied), now: time.Now}
 }
 
-func (c *answers) put(k key, m *dns.Msg) {
+func (c *answerCache) put(k key, m *dns.Msg) {
 	ttl, ok := lifetime(k.kind, m)
 	if !ok || m.Len() > maxRemember {
 		return
@@ -76,7 +76,7 @@ func (c *answers) put(k key, m *dns.Msg) {
 
 // get returns the answer to k; fresh says that it may be given without asking
 // again. stale: one past its time will do.
-func (c *answers) get(k key, stale bool) (fresh bool, r *remembered) {
+func (c *answerCache) get(k key, stale bool) (fresh bool, r *remembered) {
 	var at any = k
 	v, ok := c.found.Get(at)
 	if !ok {

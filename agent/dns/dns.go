@@ -79,8 +79,8 @@ type Server struct {
 	metrics  *metrics
 	catalog  *catalog
 	settings settings
-	clients  *clients
-	own      ownAddresses
+	clients  *limiter
+	own      localAddresses
 	bound    atomic.Int32 // addresses that are served now
 }
 
@@ -104,7 +104,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	m := newMetrics()
 	s := &Server{
-		cfg: cfg, catalog: c, metrics: m, clients: newClients(maxForwards, maxForwardsPerClient),
+		cfg: cfg, catalog: c, metrics: m, clients: newLimiter(maxForwards, maxForwardsPerClient),
 		zone: newZone(cfg.Domain, cfg.Addrs, cfg.Ranges, c),
 	}
 	s.forward = newForwarder(m)
@@ -278,10 +278,10 @@ func (s *Server) mayAsk(client netip.Addr) bool {
 	return s.own.has(client) // a process that bound to an address of the node's
 }
 
-// ownAddresses are the node's, looked for once a second at most: the kernel's list
+// localAddresses are the node's, looked for once a second at most: the kernel's list
 // takes longer than an answer, and strangers must not make it work. Safe for
 // concurrent use.
-type ownAddresses struct {
+type localAddresses struct {
 	list func() ([]net.Addr, error) // default net.InterfaceAddrs
 
 	mu    sync.Mutex // guards all below
@@ -289,12 +289,12 @@ type ownAddresses struct {
 	addrs map[netip.Addr]bool
 }
 
-const ownAddressesFor = time.Second
+const localAddressesFor = time.Second
 
-func (o *ownAddresses) has(a netip.Addr) bool {
+func (o *localAddresses) has(a netip.Addr) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if now := time.Now(); now.Sub(o.read) >= ownAddressesFor {
+	if now := time.Now(); now.Sub(o.read) >= localAddressesFor {
 		o.read = now
 		list := o.list
 		if list == nil {

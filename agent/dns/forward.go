@@ -44,7 +44,7 @@ type route struct {
 
 // forwarder asks the servers outside and remembers what they say.
 type forwarder struct {
-	cache   *answers
+	cache   *answerCache
 	metrics *metrics
 	flights singleflight.Group
 	routes  atomic.Pointer[[]route] // the longest domain first
@@ -57,7 +57,7 @@ type forwarder struct {
 }
 
 func newForwarder(m *metrics) *forwarder {
-	f := &forwarder{cache: newAnswers(foundSize, deniedSize), metrics: m, known: map[string]*upstream{}}
+	f := &forwarder{cache: newAnswerCache(foundSize, deniedSize), metrics: m, known: map[string]*upstream{}}
 	f.life, f.close = context.WithCancel(context.Background())
 	f.routes.Store(&[]route{})
 	m.entries = [2]func() int{f.cache.found.Len, f.cache.denied.Len}

@@ -475,7 +475,7 @@ func FuzzUpstream(f *testing.F) {
 		if err != nil {
 			return
 		}
-		s.forward.cache = newAnswers(2, 2)
+		s.forward.cache = newAnswerCache(2, 2)
 		s.forward.cache.put(key{name: name, kind: dns.TypeA}, m)
 		for _, age := range []time.Duration{0, 2 * time.Second, math.MaxInt32 * time.Second} {
 			s.forward.cache.now = func() time.Time { return time.Now().Add(age) }

@@ -151,9 +151,9 @@ func (s *Server) packet(ctx context.Context, b []byte, client netip.Addr, out []
 		return s.refuse(refusal, out, client, len(b), false, began)
 	}
 	m, done := s.immediate(q)
-	if !done && s.clients.enter(client) {
+	if !done && s.clients.acquire(client) {
 		spawn(func() []byte {
-			defer s.clients.leave(client)
+			defer s.clients.release(client)
 			return s.pack(q, s.eventual(ctx, q), nil, began)
 		})
 		return nil
@@ -287,7 +287,7 @@ func (s *Server) serveStreams(ctx context.Context, ln *net.TCPListener) error {
 	defer stop()
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	conns := newClients(maxStreams, maxStreamsPerClient)
+	conns := newLimiter(maxStreams, maxStreamsPerClient)
 	for {
 		c, err := ln.AcceptTCP()
 		if ctx.Err() != nil {
@@ -304,13 +304,13 @@ func (s *Server) serveStreams(ctx context.Context, ln *net.TCPListener) error {
 			return fmt.Errorf("accept connections: %w", err)
 		}
 		client := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
-		if !conns.enter(client) {
+		if !conns.acquire(client) {
 			s.metrics.rejects.Inc()
 			c.Close()
 			continue
 		}
 		wg.Go(func() {
-			defer conns.leave(client)
+			defer conns.release(client)
 			defer c.Close()
 			stop := context.AfterFunc(ctx, func() { c.Close() })
 			defer stop()
@@ -338,9 +338,9 @@ func (s *Server) stream(ctx context.Context, c net.Conn, client netip.Addr) {
 		case q != nil:
 			var done bool
 			if m, done = s.immediate(q); !done {
-				if s.clients.enter(client) {
+				if s.clients.acquire(client) {
 					m = s.eventual(ctx, q)
-					s.clients.leave(client)
+					s.clients.release(client)
 				} else {
 					s.metrics.rejects.Inc()
 					m = s.failure(q)
@@ -360,9 +360,9 @@ func (s *Server) stream(ctx context.Context, c net.Conn, client netip.Addr) {
 	}
 }
 
-// clients bounds what is under way, in all and for each client, so that one
+// limiter bounds what is under way, in all and for each client, so that one
 // cannot take what all others need. Safe for concurrent use.
-type clients struct {
+type limiter struct {
 	max, each int
 
 	mu     sync.Mutex // guards all below
@@ -370,11 +370,11 @@ type clients struct {
 	active map[netip.Addr]int
 }
 
-func newClients(max, each int) *clients {
-	return &clients{max: max, each: each, active: map[netip.Addr]int{}}
+func newLimiter(max, each int) *limiter {
+	return &limiter{max: max, each: each, active: map[netip.Addr]int{}}
 }
 
-func (c *clients) enter(a netip.Addr) bool {
+func (c *limiter) acquire(a netip.Addr) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.all >= c.max || c.active[a] >= c.each {
@@ -385,7 +385,7 @@ func (c *clients) enter(a netip.Addr) bool {
 	return true
 }
 
-func (c *clients) leave(a netip.Addr) {
+func (c *limiter) release(a netip.Addr) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.all--
