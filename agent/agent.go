@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/netip"
 	"os"
@@ -190,7 +191,9 @@ type Config struct {
 	// Tracer makes spans of what is done for pods; nil: there are none.
 	Tracer     trace.Tracer
 	NodeLabels map[string]string
-	NodePort   int32 // of the node's calls, reported in the Node's status
+	// NodeAnnotations are further annotations of the node. Optional.
+	NodeAnnotations map[string]string
+	NodePort        int32 // of the node's calls, reported in the Node's status
 
 	// StaticDir holds the files of static pods, StaticURL answers with more of
 	// them; empty: none. See agent/static.
@@ -308,9 +311,9 @@ func New(cfg Config) (*Agent, error) {
 		LeaseTime: cmp.Or(cfg.LeaseTime, defaultLeaseTime),
 		Name:      cfg.NodeName, IPs: cfg.NodeIPs, Addresses: cfg.NodeAddresses, Client: cfg.Client, Heartbeat: cfg.HeartbeatClient, Version: cfg.Version,
 		MaxPods: cfg.MaxPods, DataDir: cfg.DataDir, Labels: cfg.NodeLabels, Port: cfg.NodePort,
-		Annotations: map[string]string{names.LocalPathRoot: a.claimDir()},
-		Devices:     a.deviceCounts,
-		Reserved:    cfg.Reserved, Pressure: a.guard.Under, VolumesInUse: a.volumesInUse,
+		Annotations: a.annotations(), Clock: fence.BootTime,
+		Devices:  a.deviceCounts,
+		Reserved: cfg.Reserved, Pressure: a.guard.Under, VolumesInUse: a.volumesInUse,
 		Images: a.nodeImages, Ready: a.faults, Conditions: a.conditions,
 		Handlers: func() []v1.NodeRuntimeHandler {
 			return pod.RuntimeHandlers(&v1.NodeRuntimeHandlerFeatures{UserNamespaces: new(podUsers != nil && podUsers.Supported() == nil)})
@@ -504,6 +507,13 @@ func absolute(path string) string {
 }
 
 // claimDir holds the volumes that are folders of this node.
+// annotations are those of the node.
+func (a *Agent) annotations() map[string]string {
+	out := map[string]string{names.LocalPathRoot: a.claimDir()}
+	maps.Copy(out, a.cfg.NodeAnnotations)
+	return out
+}
+
 func (a *Agent) claimDir() string {
 	return absolute(filepath.Join(a.cfg.DataDir, "claims"))
 }

@@ -42,8 +42,8 @@ func (a *Agent) PodNetworkBlocked(reason, why string) {
 	a.node.Poke()
 }
 
-// Fresh reports whether the node has renewed its Lease of late.
-func (a *Agent) Fresh() bool { return a.node.Fresh() }
+// Fresh is as node.Node says it.
+func (a *Agent) Fresh() uint64 { return a.node.Fresh() }
 
 // RulesRepaired records an event that another program changed rules of the
 // packet filter that are this program's, and that they were put right. It does
@@ -74,7 +74,7 @@ func policiesEvent(changed []string, err error) (eventtype, reason, message stri
 	} else if n > 0 {
 		what = "changed were " + strings.Join(changed, ", ")
 	}
-	return v1.EventTypeWarning, "NetworkPoliciesNotInForce", fmt.Sprintf("The packet filter has the rules of before still, which network policies no longer ask for (%s); it is tried again: %v", what, err)
+	return v1.EventTypeWarning, "NetworkPoliciesNotInForce", fmt.Sprintf("Network policies are not enforced as they say on this node (changed: %s); it is tried again: %v", what, err)
 }
 
 // tellUpgrade tells the node's readers that podmon was replaced, or why not.

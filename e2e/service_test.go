@@ -307,7 +307,9 @@ func TestE2EService(t *testing.T) {
 		})
 		for _, p := range pods {
 			if p.Spec.NodeName != lost {
-				e.ctl("-n", ns, "exec", p.Name, "--", "/hello", "dial", "10.96.0.1:443")
+				for _, api := range []string{"10.96.0.1:443", "kubernetes.default.svc.cluster.local:443", "kubernetes.default:443"} {
+					e.ctl("-n", ns, "exec", p.Name, "--", "/hello", "dial", api)
+				}
 			}
 		}
 	})

@@ -1,6 +1,7 @@
 package dns
 
 import (
+	"slices"
 	"time"
 
 	"github.com/miekg/dns"
@@ -34,10 +35,10 @@ func keyOf(msg *dns.Msg, name string) key {
 	return k
 }
 
-// answers remembers what upstreams said. What says that there is nothing has a place
+// answerCache remembers what upstreams said. What says that there is nothing has a place
 // of its own: who asks for names that do not exist, one after the other, must not drive
 // out those that do. Safe for concurrent use.
-type answers struct {
+type answerCache struct {
 	found, denied *lru.Cache
 	now           func() time.Time
 }
@@ -46,16 +47,17 @@ type answers struct {
 type remembered struct {
 	msg    *dns.Msg
 	packed *packed // nil: it is not for plain questions
+	denied bool
 	since  time.Time
 	ttl    time.Duration
 }
 
-func newAnswers(found, denied int) *answers {
-	return &answers{found: lru.New(found), denied: lru.New(denied), now: time.Now}
+func newAnswerCache(found, denied int) *answerCache {
+	return &answerCache{found: lru.New(found), denied: lru.New(denied), now: time.Now}
 }
 
-func (c *answers) put(k key, m *dns.Msg) {
-	ttl, ok := lifetime(m)
+func (c *answerCache) put(k key, m *dns.Msg) {
+	ttl, ok := lifetime(k.kind, m)
 	if !ok || m.Len() > maxRemember {
 		return
 	}
@@ -64,17 +66,17 @@ func (c *answers) put(k key, m *dns.Msg) {
 			return // better an old answer than a new failure
 		}
 	}
-	place, other := c.found, c.denied
-	if denies(m.Rcode, len(m.Answer)) {
+	place, other, denied := c.found, c.denied, denies(k.kind, m)
+	if denied {
 		place, other = other, place
 	}
 	other.Remove(k)
-	place.Add(k, &remembered{msg: m, packed: pack(k, m), since: c.now(), ttl: ttl})
+	place.Add(k, &remembered{msg: m, packed: pack(k, m), denied: denied, since: c.now(), ttl: ttl})
 }
 
 // get returns the answer to k; fresh says that it may be given without asking
 // again. stale: one past its time will do.
-func (c *answers) get(k key, stale bool) (fresh bool, r *remembered) {
+func (c *answerCache) get(k key, stale bool) (fresh bool, r *remembered) {
 	var at any = k
 	v, ok := c.found.Get(at)
 	if !ok {
@@ -97,11 +99,16 @@ func (c *answers) get(k key, stale bool) (fresh bool, r *remembered) {
 	return false, nil
 }
 
-// denies says whether an answer is that there is nothing.
-func denies(rcode, answers int) bool { return rcode != dns.RcodeSuccess || answers == 0 }
+// denies says whether an answer is that there is nothing: no such name, or, at the end of
+// its aliases, nothing of the type that was asked for.
+func denies(kind uint16, m *dns.Msg) bool {
+	return m.Rcode != dns.RcodeSuccess || !slices.ContainsFunc(m.Answer, func(rr dns.RR) bool {
+		return kind == dns.TypeANY || rr.Header().Rrtype == kind
+	})
+}
 
-// lifetime is how long a message may be remembered.
-func lifetime(m *dns.Msg) (time.Duration, bool) {
+// lifetime is how long an answer to a question of that type may be remembered.
+func lifetime(kind uint16, m *dns.Msg) (time.Duration, bool) {
 	if m.Truncated {
 		return 0, false
 	}
@@ -112,19 +119,20 @@ func lifetime(m *dns.Msg) (time.Duration, bool) {
 	default:
 		return 0, false
 	}
-	least, found := maxTTL, false
+	least := maxTTL
 	for _, rr := range m.Answer {
-		least, found = min(least, time.Duration(rr.Header().Ttl)*time.Second), true
+		least = min(least, time.Duration(rr.Header().Ttl)*time.Second)
 	}
-	if m.Rcode == dns.RcodeNameError || !found {
+	if denies(kind, m) {
 		// Without an SOA a denial must not be remembered (RFC 2308, section 5), but
 		// each pod asks through its search domains: a few seconds.
-		least = min(least, failedTTL)
+		bound := failedTTL
 		for _, rr := range m.Ns {
 			if soa, ok := rr.(*dns.SOA); ok {
-				least = min(maxDenied, time.Duration(min(soa.Minttl, soa.Hdr.Ttl))*time.Second)
+				bound = min(maxDenied, time.Duration(min(soa.Minttl, soa.Hdr.Ttl))*time.Second)
 			}
 		}
+		least = min(least, bound)
 	}
 	return max(least, minTTL), true
 }

@@ -3,6 +3,7 @@ package dns
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/lru"
+	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/agent/watches"
 )
@@ -117,11 +119,12 @@ func (c *catalog) servicesAt(a netip.Addr) []*v1.Service {
 	return out
 }
 
-// endpoint is one that may be named, with the ports of its slice.
+// endpoint is one that may be named, with the ports of its slices.
 type endpoint struct {
 	addr  netip.Addr
 	name  string // the label below its Service's name
 	ports []discoveryv1.EndpointPort
+	again bool // one before it has the address too, by another name
 }
 
 // Reading a thousand endpoints takes a hundred times as long as an answer. What was
@@ -150,8 +153,8 @@ func (r *readEndpoints) of(slices []any, unready bool) bool {
 	return true
 }
 
-// endpoints are the ready ones of a Service, each address once. They are not to be
-// changed.
+// endpoints are the ready ones of a Service, each address once by each name. They are
+// not to be changed.
 func (c *catalog) endpoints(s *v1.Service) []endpoint {
 	key := s.Namespace + "/" + s.Name
 	objs, _ := c.slices.ByIndex(watches.ByService, key)
@@ -173,12 +176,17 @@ func (c *catalog) endpoints(s *v1.Service) []endpoint {
 	return out
 }
 
-// read lists the endpoints of slices of one Service.
+// read lists the endpoints of slices of one Service. An address may be in several of
+// them: while one is replaced, or as each slice has some of the ports.
 func read(objs []any, unready bool) []endpoint {
 	var out []endpoint
-	var seen map[netip.Addr]bool
-	if len(objs) > 1 {
-		seen = map[netip.Addr]bool{}
+	many := 0
+	for _, o := range objs {
+		many += len(o.(*discoveryv1.EndpointSlice).Endpoints)
+	}
+	var first map[netip.Addr]int // where an address is in out; nil: they are few
+	if many > manyEndpoints {
+		first = make(map[netip.Addr]int, many)
 	}
 	for _, o := range objs {
 		slice := o.(*discoveryv1.EndpointSlice)
@@ -189,14 +197,44 @@ func read(objs []any, unready bool) []endpoint {
 			}
 			for _, text := range e.Addresses {
 				a, err := netip.ParseAddr(text)
-				if err != nil || seen[a] {
-					continue // a domain name, or in two slices while one is replaced
+				if err != nil {
+					continue // a domain name
 				}
-				if seen != nil {
-					seen[a] = true
+				next := endpoint{addr: a, name: endpointName(e, a), ports: slice.Ports}
+				at, known := first[a]
+				if first == nil {
+					at = slices.IndexFunc(out, func(p endpoint) bool { return p.addr == a })
+					known = at >= 0
 				}
-				out = append(out, endpoint{a, endpointName(e, a), slice.Ports})
+				if !known {
+					if first != nil {
+						first[a] = len(out)
+					}
+					out = append(out, next)
+					continue
+				}
+				next.again = true
+				if same := slices.IndexFunc(out[at:], func(p endpoint) bool { return p.addr == a && p.name == next.name }); same >= 0 {
+					p := &out[at+same]
+					p.ports = bothPorts(p.ports, slice.Ports)
+					continue
+				}
+				out = append(out, next)
 			}
+		}
+	}
+	return out
+}
+
+// bothPorts are the ports of a and, after them, those of b that a has not. Neither is
+// changed: they are of slices.
+func bothPorts(a, b []discoveryv1.EndpointPort) []discoveryv1.EndpointPort {
+	out := a[:len(a):len(a)]
+	for _, p := range b {
+		if !slices.ContainsFunc(a, func(q discoveryv1.EndpointPort) bool {
+			return ptr.Equal(p.Name, q.Name) && ptr.Equal(p.Protocol, q.Protocol) && ptr.Equal(p.Port, q.Port)
+		}) {
+			out = append(out, p)
 		}
 	}
 	return out

@@ -50,10 +50,10 @@ type Config struct {
 	// Upstreams are the node's name servers as they are now, "192.0.2.53" or
 	// with a port; required. It is called every few seconds.
 	Upstreams func() ([]string, error)
-	// Ranges are the cluster's: of pods and Services. A client outside of them
+	// Ranges are the cluster's now: of pods and Services. A client outside of them
 	// that is not this node is refused, and reverse names of their addresses are
-	// never sent upstream.
-	Ranges []netip.Prefix
+	// never sent upstream. It is called for each question. Default: there are none.
+	Ranges func() []netip.Prefix
 	// Address puts an address on the node, or finds it there; nil: it is there.
 	Address func(netip.Addr) error
 }
@@ -79,8 +79,8 @@ type Server struct {
 	metrics  *metrics
 	catalog  *catalog
 	settings settings
-	clients  *clients
-	own      ownAddresses
+	clients  *limiter
+	own      localAddresses
 	bound    atomic.Int32 // addresses that are served now
 }
 
@@ -95,13 +95,16 @@ func New(cfg Config) (*Server, error) {
 	if cfg.Port == 0 {
 		cfg.Port = 53
 	}
+	if cfg.Ranges == nil {
+		cfg.Ranges = func() []netip.Prefix { return nil }
+	}
 	c, err := newCatalog(cfg.Client, cfg.Services, cfg.Slices)
 	if err != nil {
 		return nil, fmt.Errorf("dns: %w", err)
 	}
 	m := newMetrics()
 	s := &Server{
-		cfg: cfg, catalog: c, metrics: m, clients: newClients(maxForwards, maxForwardsPerClient),
+		cfg: cfg, catalog: c, metrics: m, clients: newLimiter(maxForwards, maxForwardsPerClient),
 		zone: newZone(cfg.Domain, cfg.Addrs, cfg.Ranges, c),
 	}
 	s.forward = newForwarder(m)
@@ -165,6 +168,11 @@ func (s *Server) serve(ctx context.Context, addr netip.AddrPort) error {
 	if err != nil {
 		return err
 	}
+	return s.serveSockets(ctx, addr.Addr(), udp, tcp)
+}
+
+// serveSockets answers by the sockets of an address until ctx ends, and closes them.
+func (s *Server) serveSockets(ctx context.Context, addr netip.Addr, udp []*net.UDPConn, tcp *net.TCPListener) error {
 	s.bound.Add(1)
 	defer s.bound.Add(-1)
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -183,7 +191,7 @@ func (s *Server) serve(ctx context.Context, addr netip.AddrPort) error {
 			return context.Cause(ctx)
 		case <-tick.C:
 			if s.cfg.Address != nil {
-				if err := s.cfg.Address(addr.Addr()); err != nil {
+				if err := s.cfg.Address(addr); err != nil {
 					klog.FromContext(ctx).Error(err, "The address of cluster DNS cannot be kept on this node", "address", addr)
 				}
 			}
@@ -264,29 +272,35 @@ func optCount(msg *dns.Msg) int {
 func (s *Server) mayAsk(client netip.Addr) bool {
 	client = client.Unmap()
 	if client.IsLoopback() || slices.Contains(s.cfg.Addrs, client) ||
-		slices.ContainsFunc(s.cfg.Ranges, func(r netip.Prefix) bool { return r.Contains(client) }) {
+		slices.ContainsFunc(s.zone.ranges(), func(r netip.Prefix) bool { return r.Contains(client) }) {
 		return true
 	}
 	return s.own.has(client) // a process that bound to an address of the node's
 }
 
-// ownAddresses are the node's, looked for once a second at most: the kernel's list
+// localAddresses are the node's, looked for once a second at most: the kernel's list
 // takes longer than an answer, and strangers must not make it work. Safe for
 // concurrent use.
-type ownAddresses struct {
+type localAddresses struct {
+	list func() ([]net.Addr, error) // default net.InterfaceAddrs
+
 	mu    sync.Mutex // guards all below
 	read  time.Time
 	addrs map[netip.Addr]bool
 }
 
-const ownAddressesFor = time.Second
+const localAddressesFor = time.Second
 
-func (o *ownAddresses) has(a netip.Addr) bool {
+func (o *localAddresses) has(a netip.Addr) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if now := time.Now(); now.Sub(o.read) >= ownAddressesFor {
+	if now := time.Now(); now.Sub(o.read) >= localAddressesFor {
 		o.read = now
-		addrs, err := net.InterfaceAddrs()
+		list := o.list
+		if list == nil {
+			list = net.InterfaceAddrs
+		}
+		addrs, err := list()
 		if err == nil { // else the former ones
 			o.addrs = map[netip.Addr]bool{}
 			for _, x := range addrs {

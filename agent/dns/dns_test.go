@@ -30,7 +30,7 @@ var loopback = netip.MustParseAddr("127.0.0.1")
 func newTestServer(t testing.TB, upstreams ...string) *Server {
 	t.Helper()
 	m := newMetrics()
-	s := &Server{cfg: Config{Addrs: []netip.Addr{netip.MustParseAddr("10.96.0.10")}}, zone: testZone(), metrics: m, forward: newForwarder(m), clients: newClients(maxForwards, maxForwardsPerClient)}
+	s := &Server{cfg: Config{Addrs: []netip.Addr{netip.MustParseAddr("10.96.0.10")}}, zone: testZone(), metrics: m, forward: newForwarder(m), clients: newLimiter(maxForwards, maxForwardsPerClient)}
 	t.Cleanup(s.forward.close)
 	s.forward.set(map[string][]string{".": upstreams})
 	return s
@@ -410,18 +410,18 @@ func TestUpstreamsThatDoNotAnswerAreBounded(t *testing.T) {
 }
 
 func TestFloodIsBounded(t *testing.T) {
-	c := newClients(3, 2)
+	c := newLimiter(3, 2)
 	a, b := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
-	got := []bool{c.enter(a), c.enter(a), c.enter(a), c.enter(b), c.enter(b)}
+	got := []bool{c.acquire(a), c.acquire(a), c.acquire(a), c.acquire(b), c.acquire(b)}
 	if !slices.Equal(got, []bool{true, true, false, true, false}) {
 		t.Error(got)
 	}
-	c.leave(a)
-	if !c.enter(b) || len(c.active) != 2 {
+	c.release(a)
+	if !c.acquire(b) || len(c.active) != 2 {
 		t.Error("a place is not given back")
 	}
 	s := newTestServer(t, "192.0.2.1:53")
-	s.clients = newClients(0, 0)
+	s.clients = newLimiter(0, 0)
 	if m := s.ask(t, "example.com.", dns.TypeA); m.Rcode != dns.RcodeServerFailure || testutil.ToFloat64(s.metrics.rejects) != 1 {
 		t.Error(m)
 	}

@@ -31,7 +31,10 @@ const (
 // back is its own upstream.
 const loopDomain = ".loop.clusterd.invalid."
 
-var errNoUpstream = errors.New("no name server outside of the cluster is known: the node's resolv.conf names none that is not this one")
+var (
+	errNoUpstream = errors.New("no name server outside of the cluster is known: the node's resolv.conf names none that is not this one")
+	errPanicked   = errors.New("a fault of this program: see its log")
+)
 
 // route is which servers are asked for a domain; "." is all others.
 type route struct {
@@ -41,7 +44,7 @@ type route struct {
 
 // forwarder asks the servers outside and remembers what they say.
 type forwarder struct {
-	cache   *answers
+	cache   *answerCache
 	metrics *metrics
 	flights singleflight.Group
 	routes  atomic.Pointer[[]route] // the longest domain first
@@ -54,7 +57,7 @@ type forwarder struct {
 }
 
 func newForwarder(m *metrics) *forwarder {
-	f := &forwarder{cache: newAnswers(foundSize, deniedSize), metrics: m, known: map[string]*upstream{}}
+	f := &forwarder{cache: newAnswerCache(foundSize, deniedSize), metrics: m, known: map[string]*upstream{}}
 	f.life, f.close = context.WithCancel(context.Background())
 	f.routes.Store(&[]route{})
 	m.entries = [2]func() int{f.cache.found.Len, f.cache.denied.Len}
@@ -123,7 +126,7 @@ func (f *forwarder) remembered(req *dns.Msg, name string) (*dns.Msg, bool) {
 	if !fresh {
 		return nil, false
 	}
-	f.metrics.hit(r.msg.Rcode, len(r.msg.Answer))
+	f.metrics.hit(r.denied)
 	return r.reply(req, f.cache.now()), true
 }
 
@@ -138,15 +141,23 @@ func (f *forwarder) ask(ctx context.Context, req *dns.Msg, name string) *dns.Msg
 	if down {
 		limit = attemptTimeout // enough to notice that one is back
 	}
-	done := f.flights.DoChan(fmt.Sprint(k), func() (any, error) {
+	done := f.flights.DoChan(fmt.Sprint(k), func() (m any, err error) {
+		// It has a goroutine of its own, in which a panic would end the process.
+		defer func() {
+			if p := recover(); p != nil {
+				f.metrics.panicked(p)
+				m, err = nil, errPanicked
+			}
+		}()
 		// Who asked first may go; the others still wait.
 		ctx, cancel := context.WithTimeout(f.life, limit)
 		defer cancel()
-		m, err := f.exchange(ctx, k)
-		if err == nil {
-			f.cache.put(k, m)
+		said, err := f.exchange(ctx, k)
+		if err != nil {
+			return nil, err
 		}
-		return m, err
+		f.cache.put(k, said)
+		return said, nil
 	})
 	// The question goes on after that, for the next one who asks.
 	wait := askTimeout
@@ -183,7 +194,7 @@ func (f *forwarder) exchange(ctx context.Context, k key) (*dns.Msg, error) {
 	if len(servers) == 0 {
 		return nil, errNoUpstream
 	}
-	var last *dns.Msg
+	var last, cut *dns.Msg
 	var errs []error
 	silent := map[*upstream]time.Time{} // since when
 	for _, network := range []string{"udp", "tcp"} {
@@ -193,6 +204,11 @@ func (f *forwarder) exchange(ctx context.Context, k key) (*dns.Msg, error) {
 			}
 			began := time.Now()
 			m, err := f.try(ctx, network, u, k)
+			if err != nil && m != nil { // another one may have all of it
+				cut = m
+				errs = append(errs, fmt.Errorf("%s: %w", u.addr, err))
+				continue
+			}
 			if err != nil {
 				// Many servers do not speak TCP.
 				u.ignores(k, began, time.Now(), network == "udp" && isRefusal(err))
@@ -216,25 +232,40 @@ func (f *forwarder) exchange(ctx context.Context, k key) (*dns.Msg, error) {
 			}
 			return m, nil
 		}
+		if cut != nil {
+			return cut, nil // it says so, and is not remembered
+		}
 		if last != nil {
 			last.Rcode, last.Answer, last.Ns = dns.RcodeServerFailure, nil, nil
 			return last, nil
 		}
 	}
+	if len(errs) == 0 { // it has ended before the first was asked
+		errs = append(errs, ctx.Err())
+	}
 	return nil, errors.Join(errs...)
 }
 
+// try asks one server. With an error there may be what fit a datagram, of an answer that
+// could not be had whole.
 func (f *forwarder) try(ctx context.Context, network string, u *upstream, k key) (*dns.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
 	began := time.Now()
 	m, err := query(ctx, network, u.addr, k)
+	var part *dns.Msg
 	if err == nil && m.Truncated && network == "udp" {
 		u.answers(k, time.Now())
+		if len(m.Answer) > 0 { // else it might be taken for a denial
+			part = m
+		}
 		m, err = query(ctx, "tcp", u.addr, k)
 	}
 	if err == nil && m.Truncated { // by TCP: there is no more of it, and what there is may be nothing
-		m, err = nil, errors.New("the answer is cut off over TCP, too")
+		err = errors.New("the answer is cut off over TCP, too")
+	}
+	if err != nil {
+		m = part
 	}
 	rcode := "error"
 	if err == nil {

@@ -15,7 +15,9 @@ import (
 	"github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 )
 
 // fuzzServer has names of every kind, and remembers answers from outside.
@@ -41,8 +43,52 @@ func fuzzServer(t testing.TB) *Server {
 	remember(t, s, dns.RcodeSuccess, dns.TypeTXT, "big.example.com.", `big.example.com. 60 IN TXT "`+strings.Repeat(strings.Repeat("x", 250)+`" "`, 4)+`"`)
 	remember(t, s, dns.RcodeServerFailure, dns.TypeA, "broken.example.com.")
 	remember(t, s, dns.RcodeSuccess, dns.TypeA, "db.example.com.", "db.example.com. 60 IN A 192.0.2.9")
+	// Of addresses that are the cluster's: their names were asked for outside before.
+	remember(t, s, dns.RcodeSuccess, dns.TypePTR, "5.0.96.10.in-addr.arpa.", "5.0.96.10.in-addr.arpa. 60 IN PTR other.example.com.")
+	remember(t, s, dns.RcodeNameError, dns.TypePTR, "7.2.0.192.in-addr.arpa.", "192.in-addr.arpa. 900 IN SOA ns.example.com. root.example.com. 1 2 3 4 60")
+	host := slice("prod", "db-host", "db", discoveryv1.EndpointPort{Name: ptr.To("http"), Protocol: ptr.To(v1.ProtocolTCP), Port: ptr.To[int32](8080)}, at("192.0.2.7", "", true))
+	if err := s.zone.catalog.slices.Add(host); err != nil {
+		t.Fatal(err)
+	}
 	s.forward.cache.now = func() time.Time { return start.Add(3 * time.Second) } // and it stays so
 	return s
+}
+
+// record is a record; one without data has the type's header alone.
+func record(t testing.TB, text string) dns.RR {
+	t.Helper()
+	if owner, ok := strings.CutSuffix(text, " IN A"); ok {
+		return &dns.A{Hdr: dns.RR_Header{Name: strings.Fields(owner)[0], Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60}}
+	}
+	rr, err := dns.NewRR(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rr
+}
+
+// The bug: plain questions for the name of an address were answered by what a server
+// outside had said before the address was an endpoint's.
+func TestNameOfAnEndpoint(t *testing.T) {
+	s := fuzzServer(t)
+	for _, change := range []func(*dns.Msg){func(*dns.Msg) {}, func(m *dns.Msg) { m.SetEdns0(1232, false) }} {
+		if m := s.ask(t, "7.2.0.192.in-addr.arpa.", dns.TypePTR, change); data(m) != "192-0-2-7.db.prod.svc.cluster.local." {
+			t.Error(m)
+		}
+	}
+}
+
+// The bug: of two addresses of which one has no data the other's bytes were exchanged
+// with what followed.
+func TestAddressWithoutData(t *testing.T) {
+	s := newTestServer(t)
+	remember(t, s, dns.RcodeSuccess, dns.TypeA, "www.example.com.", "www.example.com. 60 IN A", "www.example.com. 60 IN A 192.0.2.2")
+	for range 64 { // which is first is chance
+		m := s.ask(t, "www.example.com.", dns.TypeA)
+		if len(m.Answer) != 2 || !strings.Contains(data(m), "192.0.2.2") || m.Answer[1].Header().Name != "www.example.com." {
+			t.Fatal(m)
+		}
+	}
 }
 
 // remember is what an upstream said.
@@ -51,10 +97,7 @@ func remember(t testing.TB, s *Server, rcode int, kind uint16, name string, reco
 	m := new(dns.Msg).SetQuestion(name, kind)
 	m.Response, m.Rcode = true, rcode
 	for _, text := range records {
-		rr, err := dns.NewRR(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		rr := record(t, text)
 		if rr.Header().Rrtype == dns.TypeSOA {
 			m.Ns = append(m.Ns, rr)
 		} else {
@@ -72,7 +115,7 @@ func questions(t testing.TB) [][]byte {
 		"web.prod.svc.cluster.local.", "WEB.prod.SVC.cluster.LOCAL.", "dual.prod.svc.cluster.local.", "db.prod.svc.cluster.local.", "db-0.db.prod.svc.cluster.local.", "none.prod.svc.cluster.local.",
 		"many.prod.svc.cluster.local.", "_http._tcp.many.prod.svc.cluster.local.", "_http._tcp.db.prod.svc.cluster.local.", "alias.prod.svc.cluster.local.", "loop.prod.svc.cluster.local.", "address.prod.svc.cluster.local.",
 		"nosuch.prod.svc.cluster.local.", "www.example.com.prod.svc.cluster.local.", "10-244-1-2.prod.pod.cluster.local.", "prod.svc.cluster.local.", "cluster.local.", "ns.dns.cluster.local.", "dns-version.cluster.local.",
-		"xcluster.local.", `a\.b.prod.svc.cluster.local.`, `a\.cluster.local.`, `\000.prod.svc.cluster.local.`, "5.0.96.10.in-addr.arpa.", "7.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa.",
+		"xcluster.local.", `a\.b.prod.svc.cluster.local.`, `a\.cluster.local.`, `\000.prod.svc.cluster.local.`, "5.0.96.10.in-addr.arpa.", "7.2.0.192.in-addr.arpa.", "7.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa.",
 		"www.example.com.", "WwW.eXample.com.", "no.example.com.", "big.example.com.", "broken.example.com.", "unknown.example.com.", "1" + loopDomain, ".",
 		long + "prod.svc.cluster.local.", long + strings.Repeat("b", 61) + ".local.",
 	} {
@@ -406,13 +449,11 @@ func FuzzUpstream(f *testing.F) {
 		{"www.example.com. 60 IN CNAME a.example.com.", "a.example.com. 4294967295 IN A 192.0.2.2"},
 		{`www.example.com. 0 IN TXT "` + strings.Repeat("x", 255) + `"`, "b.example.com. 60 IN A 192.0.2.2", "c.example.com. 60 IN AAAA 2001:db8::1"},
 		{"b.example.com. 60 IN A 192.0.2.2", "c.example.com. 60 IN A 192.0.2.3"},
+		{"www.example.com. 60 IN A", "www.example.com. 60 IN A 192.0.2.2"},
 	} {
 		m := new(dns.Msg).SetReply(req)
 		for _, text := range records {
-			rr, err := dns.NewRR(text)
-			if err != nil {
-				f.Fatal(err)
-			}
+			rr := record(f, text)
 			m.Answer = append(m.Answer, rr)
 		}
 		b, err := m.SetEdns0(1232, true).Pack()
@@ -434,7 +475,7 @@ func FuzzUpstream(f *testing.F) {
 		if err != nil {
 			return
 		}
-		s.forward.cache = newAnswers(2, 2)
+		s.forward.cache = newAnswerCache(2, 2)
 		s.forward.cache.put(key{name: name, kind: dns.TypeA}, m)
 		for _, age := range []time.Duration{0, 2 * time.Second, math.MaxInt32 * time.Second} {
 			s.forward.cache.now = func() time.Time { return time.Now().Add(age) }

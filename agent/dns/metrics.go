@@ -24,7 +24,7 @@ type metrics struct {
 	entries             [2]func() int // by hitLabels
 	all                 []prometheus.Collector
 
-	answeredSeries [2]answeredSeries // of the cluster's names, of others
+	answeredSeries [3]answeredSeries // of the cluster's names, of others, of what is refused
 	hitSeries      [2]series[prometheus.Counter]
 }
 
@@ -89,9 +89,9 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-func (m *metrics) hit(rcode, answers int) {
+func (m *metrics) hit(denied bool) {
 	i := 0
-	if denies(rcode, answers) {
+	if denied {
 		i = 1
 	}
 	m.hitSeries[i].get(func() prometheus.Counter { return m.hits.WithLabelValues(serverLabel, hitLabels[i], otherZones, "") }).Inc()
@@ -100,8 +100,12 @@ func (m *metrics) hit(rcode, answers int) {
 // hitLabels are the types of what is remembered.
 var hitLabels = [2]string{"success", "denial"}
 
-// otherZones is the label of names that are not the cluster's.
-const otherZones = "."
+// otherZones is the label of names that are not the cluster's, droppedZone that of
+// questions that are refused unread.
+const (
+	otherZones  = "."
+	droppedZone = "dropped"
+)
 
 // typeLabels keeps the label's values few: a client chooses the number.
 var (
@@ -141,7 +145,7 @@ type answeredSeries struct {
 
 // exchanged is a question that was answered.
 type exchanged struct {
-	zone         string // otherZones or the cluster's
+	zone         string // otherZones, droppedZone or the cluster's
 	stream       bool
 	client       netip.Addr
 	kind         uint16
@@ -154,17 +158,20 @@ type exchanged struct {
 // answered counts an answer.
 func (m *metrics) answered(x exchanged) {
 	proto, family, plugin := "udp", "1", "kubernetes"
-	var tcp, six, other int
+	var tcp, six, zone int
 	if x.stream {
 		proto, tcp = "tcp", 1
 	}
 	if x.client.Is6() {
 		family, six = "2", 1
 	}
-	if x.zone == otherZones {
-		plugin, other = "forward", 1
+	switch x.zone {
+	case otherZones:
+		plugin, zone = "forward", 1
+	case droppedZone:
+		plugin, zone = "", 2
 	}
-	s, t := &m.answeredSeries[other], typeIndex[x.kind]
+	s, t := &m.answeredSeries[zone], typeIndex[x.kind]
 	s.requests[tcp][six][t].get(func() prometheus.Counter {
 		return m.requests.WithLabelValues(serverLabel, x.zone, "", proto, family, typeLabels[t])
 	}).Inc()

@@ -28,8 +28,8 @@ const (
 	longestInput = 4096 // bytes of a question; of a longer one the rest is not looked at
 )
 
-// listen binds to addr for both protocols. A new process may bind before the
-// old one has gone.
+// listen binds to addr for both protocols; port 0: to one that is free. A new process
+// may bind before the old one has gone.
 func listen(ctx context.Context, addr netip.AddrPort) (udp []*net.UDPConn, tcp *net.TCPListener, err error) {
 	defer func() {
 		if err != nil {
@@ -50,7 +50,9 @@ func listen(ctx context.Context, addr netip.AddrPort) (udp []*net.UDPConn, tcp *
 		}
 		conn := p.(*net.UDPConn)
 		udp = append(udp, conn)
+		addr = conn.LocalAddr().(*net.UDPAddr).AddrPort()
 		_ = conn.SetReadBuffer(4 << 20) // a burst is worth some memory; less is no fault
+		_ = conn.SetWriteBuffer(1 << 20)
 	}
 	l, err := c.Listen(ctx, "tcp", addr.String())
 	if err != nil {
@@ -113,13 +115,20 @@ func (s *Server) servePackets(ctx context.Context, conn *net.UDPConn) error {
 				answers++
 			}
 		}
-		for rest := out[:answers]; len(rest) > 0; {
-			n, err := pc.WriteBatch(rest, 0)
-			if errors.Is(err, net.ErrClosed) {
-				break
-			}
-			rest = rest[max(1, n):] // an error is the first one's alone
+		writeAll(pc, out[:answers])
+	}
+}
+
+// writeAll sends what can be sent at once: answers to pods that their neighbours do not
+// find fill the socket for seconds, and who waited for room would answer none meanwhile.
+// What is dropped is asked for again.
+func writeAll(pc batches, rest []ipv4.Message) {
+	for len(rest) > 0 {
+		n, err := pc.WriteBatch(rest, unix.MSG_DONTWAIT)
+		if errors.Is(err, net.ErrClosed) || errors.Is(err, unix.EAGAIN) {
+			return
 		}
+		rest = rest[max(1, n):] // an error is the first one's alone
 	}
 }
 
@@ -139,13 +148,12 @@ func (s *Server) packet(ctx context.Context, b []byte, client netip.Addr, out []
 		if refusal == nil {
 			return nil
 		}
-		reply, _ := refusal.PackBuffer(out[:cap(out)])
-		return reply
+		return s.refuse(refusal, out, client, len(b), false, began)
 	}
 	m, done := s.immediate(q)
-	if !done && s.clients.enter(client) {
+	if !done && s.clients.acquire(client) {
 		spawn(func() []byte {
-			defer s.clients.leave(client)
+			defer s.clients.release(client)
 			return s.pack(q, s.eventual(ctx, q), nil, began)
 		})
 		return nil
@@ -155,6 +163,20 @@ func (s *Server) packet(ctx context.Context, b []byte, client netip.Addr, out []
 		m = s.failure(q)
 	}
 	return s.pack(q, m, out, began)
+}
+
+// refuse is a refusal on the wire.
+func (s *Server) refuse(m *dns.Msg, out []byte, client netip.Addr, size int, stream bool, began time.Time) []byte {
+	reply, err := m.PackBuffer(out[:cap(out)])
+	if err != nil {
+		return nil
+	}
+	x := exchanged{zone: droppedZone, stream: stream, client: client.Unmap(), rcode: m.Rcode, asked: size, reply: len(reply), began: began}
+	if len(m.Question) > 0 {
+		x.kind = m.Question[0].Qtype
+	}
+	s.metrics.answered(x)
+	return reply
 }
 
 // pack is the answer on the wire; one that cannot be sent, as a server outside sent
@@ -232,8 +254,10 @@ func (s *Server) eventual(ctx context.Context, q *question) (m *dns.Msg) {
 	return finish(q, s.wait(ctx, q))
 }
 
-func (s *Server) panicked(p any) {
-	s.metrics.panics.Inc()
+func (s *Server) panicked(p any) { s.metrics.panicked(p) }
+
+func (m *metrics) panicked(p any) {
+	m.panics.Inc()
 	klog.Background().Error(fmt.Errorf("%v", p), "Cluster DNS could not answer a question")
 }
 
@@ -263,7 +287,7 @@ func (s *Server) serveStreams(ctx context.Context, ln *net.TCPListener) error {
 	defer stop()
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	conns := newClients(maxStreams, maxStreamsPerClient)
+	conns := newLimiter(maxStreams, maxStreamsPerClient)
 	for {
 		c, err := ln.AcceptTCP()
 		if ctx.Err() != nil {
@@ -280,13 +304,13 @@ func (s *Server) serveStreams(ctx context.Context, ln *net.TCPListener) error {
 			return fmt.Errorf("accept connections: %w", err)
 		}
 		client := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
-		if !conns.enter(client) {
+		if !conns.acquire(client) {
 			s.metrics.rejects.Inc()
 			c.Close()
 			continue
 		}
 		wg.Go(func() {
-			defer conns.leave(client)
+			defer conns.release(client)
 			defer c.Close()
 			stop := context.AfterFunc(ctx, func() { c.Close() })
 			defer stop()
@@ -314,9 +338,9 @@ func (s *Server) stream(ctx context.Context, c net.Conn, client netip.Addr) {
 		case q != nil:
 			var done bool
 			if m, done = s.immediate(q); !done {
-				if s.clients.enter(client) {
+				if s.clients.acquire(client) {
 					m = s.eventual(ctx, q)
-					s.clients.leave(client)
+					s.clients.release(client)
 				} else {
 					s.metrics.rejects.Inc()
 					m = s.failure(q)
@@ -324,7 +348,7 @@ func (s *Server) stream(ctx context.Context, c net.Conn, client netip.Addr) {
 			}
 			out = s.pack(q, m, nil, began)
 		case m != nil:
-			out, _ = m.Pack()
+			out = s.refuse(m, nil, client, len(b), true, began)
 		}
 		if out == nil {
 			return
@@ -336,9 +360,9 @@ func (s *Server) stream(ctx context.Context, c net.Conn, client netip.Addr) {
 	}
 }
 
-// clients bounds what is under way, in all and for each client, so that one
+// limiter bounds what is under way, in all and for each client, so that one
 // cannot take what all others need. Safe for concurrent use.
-type clients struct {
+type limiter struct {
 	max, each int
 
 	mu     sync.Mutex // guards all below
@@ -346,11 +370,11 @@ type clients struct {
 	active map[netip.Addr]int
 }
 
-func newClients(max, each int) *clients {
-	return &clients{max: max, each: each, active: map[netip.Addr]int{}}
+func newLimiter(max, each int) *limiter {
+	return &limiter{max: max, each: each, active: map[netip.Addr]int{}}
 }
 
-func (c *clients) enter(a netip.Addr) bool {
+func (c *limiter) acquire(a netip.Addr) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.all >= c.max || c.active[a] >= c.each {
@@ -361,7 +385,7 @@ func (c *clients) enter(a netip.Addr) bool {
 	return true
 }
 
-func (c *clients) leave(a netip.Addr) {
+func (c *limiter) release(a netip.Addr) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.all--

@@ -146,3 +146,42 @@ func TestDown(t *testing.T) {
 		t.Errorf("%d questions are remembered", len(u.silent))
 	}
 }
+
+// The bug: an answer too long for UDP was a failure where the server cannot be asked by
+// TCP, though what fits was there. An empty one is a failure still: it says nothing.
+func TestCutOffAnswer(t *testing.T) {
+	for name, tt := range map[string]struct {
+		records []string
+		rcode   int
+	}{
+		"some":  {[]string{"www.example.com. 60 IN A 192.0.2.1"}, dns.RcodeSuccess},
+		"empty": {nil, dns.RcodeServerFailure},
+	} {
+		o := newOutside(t, func(w dns.ResponseWriter, r *dns.Msg) {
+			if w.RemoteAddr().Network() == "tcp" {
+				_ = w.Close()
+				return
+			}
+			m := new(dns.Msg).SetReply(r)
+			m.Truncated = true
+			for _, text := range tt.records {
+				rr, err := dns.NewRR(text)
+				if err != nil {
+					panic(err)
+				}
+				m.Answer = append(m.Answer, rr)
+			}
+			_ = w.WriteMsg(m)
+		})
+		s := newTestServer(t, o.addr)
+		for round := range 2 {
+			m := s.ask(t, "www.example.com.", dns.TypeA)
+			if m.Rcode != tt.rcode || len(m.Answer) != len(tt.records) || m.Truncated != (len(tt.records) > 0) {
+				t.Errorf("%s, round %d: %v", name, round, m)
+			}
+		}
+		if n := s.forward.cache.found.Len() + s.forward.cache.denied.Len(); n != 0 {
+			t.Errorf("%s: %d answers are remembered", name, n)
+		}
+	}
+}

@@ -113,7 +113,8 @@ func (s *Server) plainAnswer(out, b []byte, client netip.Addr, began time.Time) 
 		}
 	}()
 	q, ok := readPlain(b)
-	if !ok || strings.HasSuffix(q.name, loopDomain) || !s.mayAsk(client) {
+	// A reverse name may be the cluster's: that is for zone.answer to say.
+	if !ok || strings.HasSuffix(q.name, loopDomain) || strings.HasSuffix(q.name, ".arpa.") || !s.mayAsk(client) {
 		return nil, false
 	}
 	ours := s.zone.holds(q.name)
@@ -258,6 +259,9 @@ func pack(k key, m *dns.Msg) *packed {
 			if x, y := m.Answer[i].Header(), m.Answer[first].Header(); x.Name != y.Name || x.Ttl != y.Ttl {
 				return nil
 			}
+			if length == 0 || p.length != 0 && p.length != length {
+				return nil // they could not change places
+			}
 			p.data, p.length = append(p.data, uint16(at)), length
 		}
 		at += length
@@ -318,6 +322,6 @@ func (f *forwarder) plainRemembered(out, b []byte, q plain) ([]byte, bool) {
 		}
 	}
 	f.metrics.asked.Inc()
-	f.metrics.hit(r.msg.Rcode, len(r.msg.Answer))
+	f.metrics.hit(r.denied)
 	return q.option(out), true
 }

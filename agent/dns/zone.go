@@ -16,11 +16,11 @@ type zone struct {
 	name    string // canonical
 	suffix  string // of all names below: a dot and name
 	servers []netip.Addr
-	ranges  []netip.Prefix
+	ranges  func() []netip.Prefix
 	catalog *catalog
 }
 
-func newZone(domain string, servers []netip.Addr, ranges []netip.Prefix, c *catalog) *zone {
+func newZone(domain string, servers []netip.Addr, ranges func() []netip.Prefix, c *catalog) *zone {
 	name := dns.CanonicalName(domain)
 	return &zone{name: name, suffix: "." + name, servers: servers, ranges: ranges, catalog: c}
 }
@@ -298,7 +298,7 @@ func (z *zone) srv(s *v1.Service, q asked, want func(name string, p v1.Protocol)
 // reverse answers who has an address. False: it is none of the cluster's.
 func (z *zone) reverse(addr netip.Addr, q asked) (answer, bool) {
 	inside := false
-	for _, r := range z.ranges {
+	for _, r := range z.ranges() {
 		inside = inside || r.Contains(addr)
 	}
 	if !z.catalog.synced() {
@@ -400,8 +400,10 @@ func addrsOf(list []endpoint) []netip.Addr {
 		return nil
 	}
 	out := make([]netip.Addr, 0, len(list))
-	for _, e := range list {
-		out = append(out, e.addr)
+	for i := range list {
+		if !list[i].again {
+			out = append(out, list[i].addr)
+		}
 	}
 	return out
 }

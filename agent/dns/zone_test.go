@@ -69,8 +69,8 @@ func testZone() *zone {
 	address.Name, address.Spec.ExternalName = "address", "192.0.2.9"
 	patient := service("prod", "patient", "None")
 	patient.Spec.PublishNotReadyAddresses = true
-	return newZone("cluster.local", []netip.Addr{netip.MustParseAddr("10.96.0.10")},
-		[]netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.244.0.0/16")},
+	ranges := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.244.0.0/16")}
+	return newZone("cluster.local", []netip.Addr{netip.MustParseAddr("10.96.0.10")}, func() []netip.Prefix { return ranges },
 		newTestCatalog(true,
 			&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "prod"}}, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "empty"}},
 			service("prod", "web", "10.96.0.5", http, v1.ServicePort{Name: "dns", Protocol: v1.ProtocolUDP, Port: 53}),
@@ -83,6 +83,80 @@ func testZone() *zone {
 			patient, slice("prod", "patient-1", "patient", httpOf, at("10.244.1.6", "", false)),
 		),
 	)
+}
+
+// The bug: of an endpoint that two slices name, one for each port, one port was lost, and
+// which one differed from node to node.
+func TestPortsOfSeveralSlices(t *testing.T) {
+	port := func(name string, n int32) discoveryv1.EndpointPort {
+		return discoveryv1.EndpointPort{Name: ptr.To(name), Protocol: ptr.To(v1.ProtocolTCP), Port: ptr.To(n)}
+	}
+	for _, more := range []int{0, 2 * manyEndpoints} {
+		s := newTestServer(t)
+		svc, list := manyEndpointsOf("both", more)
+		list = append(list,
+			slice("prod", "both-http", "both", port("http", 8080), at("10.244.200.1", "", true), at("10.244.200.1", "", true)),
+			slice("prod", "both-metrics", "both", port("metrics", 9090), at("10.244.200.1", "", true), at("10.244.200.1", "named", true)))
+		if err := s.zone.catalog.services.Add(svc); err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range list {
+			if err := s.zone.catalog.slices.Add(o); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 20 { // the index's order is another each time
+			s.zone.catalog.large.Clear()
+			all := s.zone.catalog.endpoints(svc)
+			found := map[string]int{}
+			for _, e := range all {
+				if e.addr.String() == "10.244.200.1" {
+					for _, p := range e.ports {
+						found[e.name+" "+*p.Name]++
+					}
+				}
+			}
+			want := map[string]int{"10-244-200-1 http": 1, "10-244-200-1 metrics": 1, "named metrics": 1}
+			if !cmp.Equal(found, want) {
+				t.Fatalf("beside %d others: %v, want %v", more, found, want)
+			}
+			if n := len(addrsOf(all)); n != more+1 {
+				t.Fatalf("beside %d others: %d addresses", more, n)
+			}
+		}
+		for name, want := range map[string]string{
+			"_metrics._tcp.both.prod.svc.cluster.local.": "9090", "_http._tcp.both.prod.svc.cluster.local.": "8080",
+		} {
+			m := s.ask(t, name, dns.TypeSRV, func(m *dns.Msg) { m.SetEdns0(1232, false) })
+			if m.Truncated || more > 0 {
+				continue // of many ports each answer has some
+			}
+			if !strings.Contains(data(m), want+" 10-244-200-1.both.prod.svc.cluster.local.") {
+				t.Errorf("%s: %v", name, m)
+			}
+		}
+	}
+}
+
+// The bug: the ranges that ServiceCIDRs add were unknown, so that names of their addresses
+// were asked for outside.
+func TestFurtherRanges(t *testing.T) {
+	o := newOutside(t, say("10.in-addr.arpa. 900 IN SOA ns.example.com. root.example.com. 1 2 3 4 60"))
+	s := newTestServer(t, o.addr)
+	ranges := s.zone.ranges()
+	s.zone.ranges = func() []netip.Prefix { return ranges }
+	ask := func(asked int32) {
+		t.Helper()
+		if m := s.ask(t, "9.8.97.10.in-addr.arpa.", dns.TypePTR); m.Rcode != dns.RcodeNameError || o.asked.Load() != asked {
+			t.Errorf("asked %d times, want %d: %v", o.asked.Load(), asked, m)
+		}
+	}
+	ask(1)
+	ranges = append(slices.Clone(ranges), netip.MustParsePrefix("10.97.0.0/16"))
+	ask(1)
+	if !s.mayAsk(netip.MustParseAddr("10.97.0.1")) {
+		t.Error("a client of that range is refused")
+	}
 }
 
 // TestZone asks for every kind of name.

@@ -32,9 +32,9 @@ const (
 	// callsAtOnce bounds the calls under way to one driver: who comes later waits
 	// for that driver alone.
 	callsAtOnce = 8
-	// wipeAfter is how long a driver that has gone, or has not come after the start,
+	// driverGrace is how long a driver that has gone, or has not come after the start,
 	// is waited for before what it offers on this node is deleted. It is upstream's.
-	wipeAfter = 30 * time.Second
+	driverGrace = 30 * time.Second
 )
 
 // Config of a Manager. All fields are required but those with a default.
@@ -54,8 +54,8 @@ type Config struct {
 	// Changed is called when a driver has come, so that who waits for it tries
 	// again. It must not block. Optional.
 	Changed func()
-	// WipeAfter is wipeAfter by default, CallTimeout callTimeout.
-	WipeAfter, CallTimeout time.Duration
+	// DriverGrace is driverGrace by default, CallTimeout callTimeout.
+	DriverGrace, CallTimeout time.Duration
 }
 
 // Manager knows the node's drivers and what they have prepared. Its methods may
@@ -73,8 +73,8 @@ type Manager struct {
 
 // New returns a Manager; it starts nothing.
 func New(cfg Config) *Manager {
-	if cfg.WipeAfter == 0 {
-		cfg.WipeAfter = wipeAfter
+	if cfg.DriverGrace == 0 {
+		cfg.DriverGrace = driverGrace
 	}
 	if cfg.CallTimeout == 0 {
 		cfg.CallTimeout = callTimeout
@@ -83,7 +83,7 @@ func New(cfg Config) *Manager {
 		cfg.CDIDirs = cdi.DefaultDirs
 	}
 	m := &Manager{cfg: cfg, records: map[types.UID]*record{}}
-	m.slices = sliceGC{client: cfg.Client, node: cfg.NodeName, after: cfg.WipeAfter, drivers: &m.drivers, wake: make(chan struct{}, 1)}
+	m.slices = sliceGC{client: cfg.Client, node: cfg.NodeName, after: cfg.DriverGrace, drivers: &m.drivers, wake: make(chan struct{}, 1)}
 	m.drivers = drivers{timeout: cfg.CallTimeout, byName: map[string][]*driver{}, changed: m.changed}
 	cfg.Plugins.Handle(registration.DRAPlugin, &m.drivers)
 	return m

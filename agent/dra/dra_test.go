@@ -383,7 +383,7 @@ func TestSlicesOfDriversThatHaveGone(t *testing.T) {
 	}
 	b := setup(t, slice("here", "n1", gpus), slice("never-came", "n1", "old.example.com"), slice("elsewhere", "n2", "old.example.com"), slice("dies", "n1", nics))
 	b.stop()
-	b.wipe = 300 * time.Millisecond
+	b.grace = 300 * time.Millisecond
 	g, n := newDriver(b, gpus), newDriver(b, nics)
 	g.start()
 	n.start()

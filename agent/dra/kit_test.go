@@ -245,7 +245,7 @@ type bench struct {
 	*testing.T
 	root, dir string
 	client    *fake.Clientset
-	wipe      time.Duration
+	grace     time.Duration
 	m         *Manager
 	stop      func()
 }
@@ -257,7 +257,7 @@ func setup(t *testing.T, objects ...runtime.Object) *bench {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	b := &bench{T: t, root: filepath.Join(dir, "k"), dir: filepath.Join(dir, "claims"), client: fake.NewClientset(objects...), wipe: time.Hour}
+	b := &bench{T: t, root: filepath.Join(dir, "k"), dir: filepath.Join(dir, "claims"), client: fake.NewClientset(objects...), grace: time.Hour}
 	b.run()
 	t.Cleanup(func() { b.stop() })
 	return b
@@ -268,7 +268,7 @@ func (b *bench) run() {
 	b.Helper()
 	plugins := plugin.New(b.root)
 	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{v1.LabelHostname: "n1"}}}
-	b.m = New(Config{Client: b.client, NodeName: "n1", Node: func() *v1.Node { return node }, Plugins: plugins, Dir: b.dir, WipeAfter: b.wipe})
+	b.m = New(Config{Client: b.client, NodeName: "n1", Node: func() *v1.Node { return node }, Plugins: plugins, Dir: b.dir, DriverGrace: b.grace})
 	ctx, cancel := context.WithCancel(b.Context())
 	var wg sync.WaitGroup
 	for _, run := range []func(context.Context) error{b.m.Run, plugins.Run} {

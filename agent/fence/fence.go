@@ -78,12 +78,13 @@ type Fence struct {
 // New returns a Fence; it starts nothing.
 func New(cfg Config) *Fence {
 	if cfg.Now == nil {
-		cfg.Now = bootTime
+		cfg.Now = BootTime
 	}
 	return &Fence{cfg: cfg, pods: map[string]api.FencedPodStatus{}, moved: make(chan struct{})}
 }
 
-func bootTime() int64 {
+// BootTime is CLOCK_BOOTTIME in nanoseconds: it goes on while the machine sleeps.
+func BootTime() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
 		panic(err) // the kernel has had it since 2.6.39

@@ -42,14 +42,13 @@ func TestFault(t *testing.T) {
 		var mu sync.Mutex
 		var told []string
 		rules := &refusing{}
-		m, api := running(t, Config{Enforcer: rules, Fault: func(changed []string, err error) {
+		_, api := running(t, Config{Enforcer: rules, Fault: func(changed []string, err error) {
 			mu.Lock()
 			defer mu.Unlock()
 			if text := fmt.Sprint(changed, err); len(told) == 0 || told[len(told)-1] != text {
 				told = append(told, text)
 			}
 		}}, pod("a", "web", "n1", "10.244.0.7"))
-		_ = m
 		policies := api.NetworkingV1().NetworkPolicies("a")
 		before, err := policies.List(t.Context(), metav1.ListOptions{})
 		if err != nil || len(before.Items) == 0 {

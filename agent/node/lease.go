@@ -30,7 +30,7 @@ func (n *Node) renew(ctx context.Context) {
 	defer wait.Stop()
 	failed, retry := false, firstRetry
 	for {
-		began := time.Now()
+		began, at := time.Now(), n.cfg.Clock()
 		var err error
 		lease, err = n.renewOnce(ctx, lease)
 		if apierrors.IsConflict(err) { // another client has written it: it may have been taken
@@ -45,7 +45,7 @@ func (n *Node) renew(ctx context.Context) {
 			retry = min(2*retry, n.cfg.Period)
 		} else {
 			failed, retry = false, firstRetry
-			n.renewal.Store(max(1, int64(began.Sub(n.begun))))
+			n.renewal.Store(n.renewal.Load().next(at, n.cfg.LeaseTime/2))
 			wait.Reset(n.cfg.Period - time.Since(began))
 		}
 		select {
@@ -56,11 +56,31 @@ func (n *Node) renew(ctx context.Context) {
 	}
 }
 
-// Fresh reports whether the Lease was renewed within half its duration: the servers
-// that the node asks are of the cluster, and others take it for alive.
-func (n *Node) Fresh() bool {
-	at := n.renewal.Load()
-	return at > 0 && time.Since(n.begun)-time.Duration(at) < n.cfg.LeaseTime/2
+// renewal is one of the Lease that came through. It is never changed.
+type renewal struct {
+	at    int64  // when it began, by Clock
+	spell uint64 // the same as before unless renewals had paused
+}
+
+// next is the renewal that follows; after a pause a new spell begins.
+func (r *renewal) next(at int64, pause time.Duration) *renewal {
+	switch {
+	case r == nil:
+		return &renewal{at, 1}
+	case time.Duration(at-r.at) < pause:
+		return &renewal{at, r.spell}
+	}
+	return &renewal{at, r.spell + 1}
+}
+
+// Fresh is not zero while the Lease was renewed within half its duration: the servers
+// that the node asks are of the cluster, and others take it for alive. It is another
+// number each time that this was not so before: others may have taken it for dead.
+func (n *Node) Fresh() uint64 {
+	if r := n.renewal.Load(); r != nil && time.Duration(n.cfg.Clock()-r.at) < n.cfg.LeaseTime/2 {
+		return r.spell
+	}
+	return 0
 }
 
 // renewOnce writes the Lease; lease is the one of last time, nil: look it up. A

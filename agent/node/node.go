@@ -76,6 +76,9 @@ type Config struct {
 	Period    time.Duration // between renewals of the Lease; default a quarter of LeaseTime
 	// Fence ends pods when the Lease is not renewed; nil: nothing does.
 	Fence Fence
+	// Clock is what renewals are measured by, one that goes on while the machine sleeps:
+	// CLOCK_BOOTTIME, in nanoseconds. Default: Go's, which does not.
+	Clock func() int64
 }
 
 // Fence keeps pods from running on without the Lease: *fence.Fence.
@@ -108,8 +111,7 @@ type Node struct {
 	poke    chan struct{}
 	latest  atomic.Pointer[v1.Node] // last seen or written
 	changes changes                 // of latest
-	renewal atomic.Int64            // when the last renewal of the Lease that came through began, in nanoseconds since begun
-	begun   time.Time
+	renewal atomic.Pointer[renewal] // the last one of the Lease that came through
 
 	mu     sync.Mutex        // guards all below
 	labels map[string]string // by SetLabels
@@ -129,7 +131,11 @@ func New(cfg Config) *Node {
 	if cfg.Period == 0 {
 		cfg.Period = cfg.LeaseTime / 4
 	}
-	n := &Node{cfg: cfg, poke: make(chan struct{}, 1), begun: time.Now()}
+	if cfg.Clock == nil {
+		begun := time.Now()
+		cfg.Clock = func() int64 { return int64(time.Since(begun)) }
+	}
+	n := &Node{cfg: cfg, poke: make(chan struct{}, 1)}
 	n.latest.Store(n.fresh())
 	return n
 }

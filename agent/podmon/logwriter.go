@@ -42,6 +42,9 @@ type logFile struct {
 	notBefore time.Time
 }
 
+// freshSuffix is of the file that takes a log's name when it is rotated.
+const freshSuffix = ".new"
+
 func openLog(path string, maxBytes int64, maxFiles int, warn *slog.Logger) (*logFile, error) {
 	l := &logFile{path: path, maxBytes: maxBytes, maxFiles: maxFiles, warn: warn, now: time.Now}
 	if l.maxBytes == 0 {
@@ -56,6 +59,7 @@ func openLog(path string, maxBytes int64, maxFiles int, warn *slog.Logger) (*log
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("log folder: %w", err)
 	}
+	_ = os.Remove(path + freshSuffix) // of a podmon that was killed in rotate
 	if err := l.open(); err != nil {
 		return nil, fmt.Errorf("log file: %w", err)
 	}
@@ -225,7 +229,8 @@ func (l *logFile) lose(b []byte) {
 
 // rotate moves every old file one number up, the current one to 1, and begins
 // an empty one. That is made first: if it cannot be, no file is moved, and nothing
-// that was kept goes for it.
+// that was kept goes for it. A rename that fails in the middle leaves the older files
+// moved, and the next try moves them again.
 func (l *logFile) rotate() error {
 	name := func(i int) string { return l.path + "." + strconv.Itoa(i) }
 	if l.maxFiles == 1 {
@@ -235,7 +240,7 @@ func (l *logFile) rotate() error {
 		l.size = 0
 		return nil
 	}
-	fresh := l.path + ".new" // what a podmon that was killed left of it is taken
+	fresh := l.path + freshSuffix
 	f, err := os.OpenFile(fresh, os.O_WRONLY|os.O_APPEND|os.O_CREATE|os.O_TRUNC, 0o640)
 	if err != nil {
 		return err

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -105,17 +104,11 @@ func TestLogThatCannotBeRotated(t *testing.T) {
 		}
 	}
 	write(0, 13) // two whole files, and the third begun
-	var had syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &had); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 0, Max: had.Max}); err != nil {
+	obstacle := filepath.Join(l.path+freshSuffix, "full")
+	if err := os.MkdirAll(obstacle, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	write(13, 30)
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &had); err != nil {
-		t.Fatal(err)
-	}
 	lines := func() (n int) {
 		t.Helper()
 		for _, suffix := range []string{".2", ".1", ""} {
@@ -137,6 +130,9 @@ func TestLogThatCannotBeRotated(t *testing.T) {
 	if n := lines(); n != 31 {
 		t.Errorf("%d lines are kept of 31", n)
 	}
+	if err := os.RemoveAll(l.path + freshSuffix); err != nil {
+		t.Fatal(err)
+	}
 	now = now.Add(rotateAgain)
 	write(31, 32)
 	if b, err := os.ReadFile(l.path); err != nil || string(b) != "1970-01-01T00:00:10Z stdout F line 31\n" {
@@ -145,8 +141,20 @@ func TestLogThatCannotBeRotated(t *testing.T) {
 	if n := lines(); n != 32-5 {
 		t.Errorf("%d lines are kept, want all but the oldest file's", n)
 	}
-	if _, err := os.Stat(l.path + ".new"); err == nil {
+	if _, err := os.Stat(l.path + freshSuffix); err == nil {
 		t.Error("a file was left over")
+	}
+	// What a podmon left that was killed meanwhile goes with the next one.
+	if err := os.WriteFile(l.path+freshSuffix, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	again, err := openLog(l.path, 200, 3, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.close()
+	if _, err := os.Stat(l.path + freshSuffix); err == nil {
+		t.Error("what a killed process left is there still")
 	}
 }
 

@@ -129,7 +129,7 @@ func New(cfg Config) (_ *Supervisor, err error) {
 		return nil, err
 	}
 	if err := mountLive(cfg.Dir); err != nil {
-		return nil, fmt.Errorf("records would be kept on disk, and what Secrets gave the environments of containers with them: %w: clusterd needs the rights of root and Linux 5.8 or newer", err)
+		return nil, fmt.Errorf("cannot mount a tmpfs for the state of containers, which holds what Secrets gave their environments, below %s: clusterd needs the rights of root and Linux 5.8 or newer: %w", cfg.Dir, err)
 	}
 	if err := makeDirs(cfg.Dir, sandboxesDir, containerDir, runcStateDir); err != nil {
 		return nil, err

@@ -13,7 +13,7 @@ import (
 // Level is a signal as measured.
 type Level struct{ Available, Capacity int64 }
 
-// ThresholdMet is a threshold that a signal is below of.
+// ThresholdMet is a threshold that a signal has crossed.
 type ThresholdMet struct {
 	Threshold
 	Level

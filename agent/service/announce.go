@@ -1,36 +1,44 @@
 package service
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"net/netip"
 	"slices"
+	"strings"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/clusterd/clusterd/apis/names"
 )
 
-// announce makes the addresses of load balancers this node's for which it is
-// elected, and gives up the others.
-func (p *Proxy) announce(index cache.Indexer) {
-	if p.cfg.Announcer == nil || !p.cfg.Fresh() {
-		return
+// announce makes the addresses of load balancers this node's for which it is elected, and
+// gives up the others. False: who is elected is not known.
+func (p *Proxy) announce(index cache.Indexer) bool {
+	if p.cfg.Announcer == nil {
+		return true
 	}
 	nodes, err := p.nodes.List(labels.Everything())
 	if err != nil {
-		return
+		return false
 	}
 	services, err := p.services.List(labels.Everything())
 	if err != nil {
-		return
+		return false
+	}
+	services = slices.DeleteFunc(services, func(s *v1.Service) bool {
+		return !ours(s) || !forwarded(s) || len(balancerAddresses(s)) == 0
+	})
+	if len(services) > 0 && !p.known() { // to announce nothing is always right
+		return false
 	}
 	var own []netip.Addr
 	for _, s := range services {
-		if !ours(s) || !forwarded(s) {
-			continue
-		}
 		var near map[string]bool
 		if s.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal {
 			near = nodesOf(s, p, index)
@@ -45,8 +53,63 @@ func (p *Proxy) announce(index cache.Indexer) {
 		}
 	}
 	slices.SortFunc(own, netip.Addr.Compare)
-	if err := p.cfg.Announcer.Set(own); err != nil {
+	if err := p.cfg.Announcer.Set(own, p.alone(nodes)); err != nil {
 		p.cfg.Logger.Error("addresses of load balancers are not announced as they should be", "err", err)
+	}
+	return true
+}
+
+// alone reports whether no other node can be elected while this one's clusterd does not
+// run: there is none, and none can join without its only server.
+func (p *Proxy) alone(nodes []*v1.Node) bool {
+	return p.cfg.Server && len(nodes) == 1 && nodes[0].Name == p.cfg.NodeName
+}
+
+// known reports whether the watches show who is elected. If it is not known whether they
+// do, that is looked at.
+func (p *Proxy) known() bool {
+	n := p.cfg.Fresh()
+	if n == 0 || n == p.shown.Load() {
+		return n != 0
+	}
+	select {
+	case p.check <- n:
+	default:
+	}
+	return false
+}
+
+// currentTimeout bounds one look at whether watches are current.
+const currentTimeout = 10 * time.Second
+
+// keepCurrent looks whether watches are current, when it is asked to.
+func (p *Proxy) keepCurrent(ctx context.Context) {
+	for {
+		var n uint64
+		select {
+		case <-ctx.Done():
+			return
+		case n = <-p.check:
+		}
+		look, stop := context.WithTimeout(ctx, currentTimeout)
+		current, err := p.cfg.Current(look)
+		stop()
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			p.cfg.Logger.Warn("it is not known who announces the addresses of load balancers, will retry", "err", err)
+			fallthrough
+		case !current: // the next tick asks again; a watch may well be there before
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(time.Second):
+			}
+		default:
+			p.shown.Store(n)
+		}
+		p.poke()
 	}
 }
 
@@ -78,20 +141,46 @@ func nodesOf(s *v1.Service, p *Proxy, index cache.Indexer) map[string]bool {
 
 // elect says which node answers for an address: among those that are ready, not
 // excluded and, if near is given, in it, the one with the highest hash of both
-// names. Every node comes to the same answer by itself, and one that dies takes
+// names. Nodes in the address's own network come first: neighbours of no other ask for
+// it. Every node comes to the same answer by itself, and one that dies takes
 // no address but its own along. Pure.
 func elect(addr netip.Addr, nodes []*v1.Node, near map[string]bool) string {
+	nodes = slices.DeleteFunc(slices.Clone(nodes), func(n *v1.Node) bool {
+		_, excluded := n.Labels[v1.LabelNodeExcludeBalancers]
+		return excluded || !ready(n) || near != nil && !near[n.Name]
+	})
+	nodes = neighbours(addr, nodes)
 	best, most := "", uint64(0)
 	for _, n := range nodes {
-		if _, excluded := n.Labels[v1.LabelNodeExcludeBalancers]; excluded || !ready(n) || near != nil && !near[n.Name] {
-			continue
-		}
 		sum := sha256.Sum256([]byte(addr.String() + "\x00" + n.Name))
 		if rank := binary.BigEndian.Uint64(sum[:]); best == "" || rank > most || rank == most && n.Name < best {
 			best, most = n.Name, rank
 		}
 	}
 	return best
+}
+
+// neighbours are the nodes in the address's network, or all where there are none: its
+// packets come by a router then. So it is while some node does not say its networks, as
+// one of an older version, which elects among all. Pure.
+func neighbours(addr netip.Addr, nodes []*v1.Node) []*v1.Node {
+	var out []*v1.Node
+	for _, n := range nodes {
+		text, says := n.Annotations[names.AnnounceNetworks]
+		if !says {
+			return nodes
+		}
+		if slices.ContainsFunc(strings.Split(text, ","), func(s string) bool {
+			r, err := netip.ParsePrefix(s)
+			return err == nil && r.Contains(addr)
+		}) {
+			out = append(out, n)
+		}
+	}
+	if len(out) == 0 {
+		return nodes
+	}
+	return out
 }
 
 func ready(n *v1.Node) bool {

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -41,7 +42,9 @@ type Flows interface {
 
 // Announcer makes addresses the node's: *announce.Announcer.
 type Announcer interface {
-	Set([]netip.Addr) error
+	// Set has exactly these be the node's, for Config.Lifetime or, alone, until they are
+	// not any more.
+	Set(addrs []netip.Addr, alone bool) error
 	// Renew has those that were set stay, but for those of another machine's.
 	Renew() error
 }
@@ -61,15 +64,30 @@ type Config struct {
 	// Announcer, for addresses of load balancers; nil: they are announced by
 	// something else.
 	Announcer Announcer
-	// Fresh reports whether the API is known to have shown this node the newest of late:
-	// while it has not, others may have taken its addresses over. Default: always.
-	Fresh func() bool
+	// Lifetime is how long the addresses stay that the Announcer sets; they are set
+	// again in time. Default 30 s.
+	Lifetime time.Duration
+	// Server: the node's clusterd is a server of the cluster. Where it is its only node,
+	// no other is elected while it does not run.
+	Server bool
+	// Fresh is not zero while the cluster takes this node for alive: else others may have
+	// taken its addresses over. It is another number each time that this was not so
+	// before. Default: always one.
+	Fresh func() uint64
+	// Current reports whether Services, Slices and Nodes hold what the API has now. It is
+	// asked for each number of Fresh, as watches come back later than that: no address is
+	// announced by the past. Default: they do.
+	Current func(ctx context.Context) (bool, error)
 	// PodCIDRs are the pods' ranges, ServiceCIDRs those of cluster addresses that the
 	// cluster was begun with; CIDRs has those beside them.
 	PodCIDRs, ServiceCIDRs []netip.Prefix
 	// Ways is called when it may be that packets to the ranges of cluster addresses
-	// have no way out of the node's own programs. Optional.
-	Ways   func(ranges []netip.Prefix) error
+	// have no way out of the node's own programs. all: there are no other ranges, those
+	// that a former process knew of have ended. Optional.
+	Ways func(ranges []netip.Prefix, all bool) error
+	// Ranges is called with the ranges of cluster addresses when they are known, and
+	// after each change. Optional.
+	Ranges func([]netip.Prefix)
 	Logger *slog.Logger // default slog.Default()
 }
 
@@ -88,6 +106,9 @@ type Proxy struct {
 	every bool // all are to be looked at
 	wake  chan struct{}
 
+	shown atomic.Uint64 // the number of Fresh for which the watches were found current
+	check chan uint64   // those for which they are to be looked at
+
 	// Owned by Run's loop.
 	claims    map[lb.Frontend][]owned
 	frontends map[types.NamespacedName][]lb.Frontend
@@ -96,6 +117,7 @@ type Proxy struct {
 	// begun: the rules were in force once. forget and sweep: clients remembered, and
 	// connections tracked, that lead to endpoints which are gone are to be looked for.
 	begun, forget, sweep bool
+	looked               bool                  // at has been read
 	untidy               string                // the last error of tidy
 	unused               map[netip.Prefix]bool // ranges that were warned of
 }
@@ -116,10 +138,16 @@ func New(cfg Config) (*Proxy, error) {
 		cfg.Logger = slog.Default()
 	}
 	if cfg.Fresh == nil {
-		cfg.Fresh = func() bool { return true }
+		cfg.Fresh = func() uint64 { return 1 }
+	}
+	if cfg.Current == nil {
+		cfg.Current = func(context.Context) (bool, error) { return true, nil }
+	}
+	if cfg.Lifetime == 0 {
+		cfg.Lifetime = 30 * time.Second
 	}
 	return &Proxy{
-		cfg: cfg, health: newHealthServers(cfg.Logger), dirty: map[types.NamespacedName]bool{}, wake: make(chan struct{}, 1),
+		cfg: cfg, health: newHealthServers(cfg.Logger), dirty: map[types.NamespacedName]bool{}, wake: make(chan struct{}, 1), check: make(chan uint64, 1),
 		claims: map[lb.Frontend][]owned{}, frontends: map[types.NamespacedName][]lb.Frontend{}, current: map[lb.Frontend]claim{},
 		at: view{ranges: cfg.ServiceCIDRs},
 	}, nil
@@ -173,6 +201,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	}
 	p.everything()
 	wg.Go(func() { p.cfg.Balancer.Run(ctx) })
+	wg.Go(func() { p.keepCurrent(ctx) })
 	p.loop(ctx, index.GetIndexer())
 	return nil
 }
@@ -180,7 +209,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 // wait returns when all watches have been read once, false: ctx has ended. What is
 // announced stays announced meanwhile, as the API may be away for long.
 func (p *Proxy) wait(ctx context.Context, handles []cache.ResourceEventHandlerRegistration) bool {
-	again := slack.NewTicker(tick)
+	again := slack.NewTicker(p.tick())
 	defer again.Stop()
 	for _, h := range handles {
 		for synced := false; !synced; {
@@ -197,11 +226,12 @@ func (p *Proxy) wait(ctx context.Context, handles []cache.ResourceEventHandlerRe
 	return true
 }
 
-// tick is how often is looked at what others may have changed.
-const tick = 5 * time.Second
+// tick is how often is looked at what others may have changed, and what is announced is
+// set again.
+func (p *Proxy) tick() time.Duration { return min(5*time.Second, p.cfg.Lifetime/3) }
 
 func (p *Proxy) loop(ctx context.Context, index cache.Indexer) {
-	again := slack.NewTicker(tick)
+	again := slack.NewTicker(p.tick())
 	defer again.Stop()
 	delay := 50 * time.Millisecond
 	var retry <-chan time.Time
@@ -214,9 +244,7 @@ func (p *Proxy) loop(ctx context.Context, index cache.Indexer) {
 			retry = nil
 		case <-again.C:
 			p.ensureWays()
-			if p.cfg.Fresh() {
-				p.announce(index)
-			} else {
+			if !p.announce(index) {
 				p.renew()
 			}
 			p.tidy(nil)
@@ -233,10 +261,10 @@ func (p *Proxy) loop(ctx context.Context, index cache.Indexer) {
 }
 
 func (p *Proxy) ensureWays() {
-	if p.cfg.Ways == nil {
+	if p.cfg.Ways == nil || !p.looked {
 		return
 	}
-	if err := p.cfg.Ways(p.at.ranges); err != nil {
+	if err := p.cfg.Ways(p.at.ranges, p.cfg.CIDRs == nil || p.cfg.CIDRs.HasSynced()); err != nil {
 		p.cfg.Logger.Warn("the route to Services is not as it should be", "err", err)
 	}
 }
@@ -363,9 +391,13 @@ func (p *Proxy) look(services []*v1.Service, dirty map[types.NamespacedName]bool
 	if now.ranges, err = p.ranges(nodes); err != nil {
 		return every, err
 	}
-	every = every || !slices.Equal(now.ranges, p.at.ranges)
+	changed := !slices.Equal(now.ranges, p.at.ranges)
+	if p.cfg.Ranges != nil && (changed || !p.looked) {
+		p.cfg.Ranges(now.ranges)
+	}
+	every = every || changed
 	p.mu.Lock()
-	p.at = now
+	p.at, p.looked = now, true
 	p.mu.Unlock()
 	return every, nil
 }

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"context"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	networkinginformers "k8s.io/client-go/informers/networking/v1"
 	"k8s.io/client-go/kubernetes/fake"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	networkinglisters "k8s.io/client-go/listers/networking/v1"
@@ -52,15 +54,16 @@ func (b *bases) at(addr string) lb.Backend {
 // told notes what is announced.
 type told struct {
 	addrs   []netip.Addr
+	alone   bool
 	set     int
 	renewed chan struct{}
 }
 
 func (t *told) Renew() error { t.renewed <- struct{}{}; return nil }
 
-func (t *told) Set(addrs []netip.Addr) error {
+func (t *told) Set(addrs []netip.Addr, alone bool) error {
 	t.set++
-	t.addrs = slices.Clone(addrs)
+	t.addrs, t.alone = slices.Clone(addrs), alone
 	return nil
 }
 
@@ -71,7 +74,8 @@ type bench struct {
 	services, nodes, cidrs, index cache.Indexer
 	balancer                      *bases
 	announced                     *told
-	ways                          []netip.Prefix
+	ways, ranges                  []netip.Prefix
+	allWays                       bool
 }
 
 func newBench(t *testing.T) *bench {
@@ -89,12 +93,17 @@ func newBench(t *testing.T) *bench {
 	if b.Proxy, err = New(Config{
 		NodeName: "n1", Services: w.Services, Slices: w.Slices, Nodes: w.Nodes, Balancer: b.balancer, Flows: &sweeps{}, Announcer: b.announced,
 		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, Logger: slog.New(slog.DiscardHandler),
-		Ways: func(ranges []netip.Prefix) error { b.ways = slices.Clone(ranges); return nil },
+		Ways: func(ranges []netip.Prefix, all bool) error {
+			b.ways, b.allWays = slices.Clone(ranges), all
+			return nil
+		},
+		Ranges: func(ranges []netip.Prefix) { b.ranges = slices.Clone(ranges) },
 	}); err != nil {
 		t.Fatal(err)
 	}
 	b.Proxy.services, b.Proxy.nodes = corelisters.NewServiceLister(b.services), corelisters.NewNodeLister(b.nodes)
 	b.Proxy.cidrs = networkinglisters.NewServiceCIDRLister(b.cidrs)
+	b.shown.Store(1)
 	b.everything()
 	return b
 }
@@ -149,8 +158,8 @@ func TestFurtherRanges(t *testing.T) {
 		for _, w := range append([]string{"10.96.0.0/16"}, want...) {
 			all = append(all, netip.MustParsePrefix(w))
 		}
-		if !slices.Equal(b.balancer.base.Ranges, all) || !slices.Equal(b.ways, all) {
-			t.Errorf("ranges %v, ways %v, want %v", b.balancer.base.Ranges, b.ways, all)
+		if !slices.Equal(b.balancer.base.Ranges, all) || !slices.Equal(b.ways, all) || !slices.Equal(b.ranges, all) {
+			t.Errorf("ranges %v, ways %v, others know of %v, want %v", b.balancer.base.Ranges, b.ways, b.ranges, all)
 		}
 	}
 	look()
@@ -162,4 +171,31 @@ func TestFurtherRanges(t *testing.T) {
 	look("10.97.0.0/16") // Services have addresses of it still
 	b.put(serviceCIDR("more", "10.97.0.0/16", "NotReady"))
 	look()
+}
+
+// The bug: while ServiceCIDRs were not known yet, a process that began took away the
+// routes to their ranges, which a former one had set.
+func TestRangesNotKnownYet(t *testing.T) {
+	b := newBench(t)
+	b.cfg.CIDRs = networkinginformers.NewServiceCIDRInformer(fake.NewClientset(), 0, cache.Indexers{})
+	b.ensureWays()
+	if b.ways != nil {
+		t.Errorf("before the first look there are ways to %v", b.ways)
+	}
+	b.put(node("n1", "192.0.2.1"))
+	if b.allWays || len(b.ways) != 1 {
+		t.Errorf("ways to %v, all: %t, before ServiceCIDRs are known", b.ways, b.allWays)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { b.cfg.CIDRs.RunWithContext(ctx); close(ended) }()
+	defer func() { cancel(); <-ended }()
+	if !cache.WaitForCacheSync(ctx.Done(), b.cfg.CIDRs.HasSynced) {
+		t.Fatal("ServiceCIDRs were not read")
+	}
+	b.everything()
+	b.put()
+	if !b.allWays {
+		t.Error("ways to ranges that have ended stay")
+	}
 }

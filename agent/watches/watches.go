@@ -34,6 +34,8 @@ func ServiceOf(obj any) ([]string, error) {
 type Watches struct {
 	// Services are indexed by cache.NamespaceIndex, Slices by ByService.
 	Services, Slices, Nodes cache.SharedIndexInformer
+
+	client kubernetes.Interface
 }
 
 // New starts nothing.
@@ -42,6 +44,7 @@ func New(client kubernetes.Interface) (*Watches, error) {
 		Services: coreinformers.NewServiceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}),
 		Slices:   discoveryinformers.NewEndpointSliceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{ByService: ServiceOf}),
 		Nodes:    coreinformers.NewNodeInformer(client, 0, cache.Indexers{}),
+		client:   client,
 	}
 	for _, i := range w.all() {
 		if err := i.SetTransform(trim); err != nil {
@@ -77,11 +80,16 @@ func trim(obj any) (any, error) {
 	case *v1.Service:
 		o.ManagedFields, o.Annotations = nil, nil
 	case *v1.Node:
-		key, encrypts := o.Annotations[names.WireGuard]
-		o.ManagedFields, o.Annotations = nil, nil
-		if encrypts {
-			o.Annotations = map[string]string{names.WireGuard: key}
+		var kept map[string]string
+		for _, name := range []string{names.WireGuard, names.AnnounceNetworks} {
+			if value, ok := o.Annotations[name]; ok {
+				if kept == nil {
+					kept = map[string]string{}
+				}
+				kept[name] = value
+			}
 		}
+		o.ManagedFields, o.Annotations = nil, kept
 		o.Status = v1.NodeStatus{
 			Addresses:  o.Status.Addresses,
 			Conditions: slices.DeleteFunc(o.Status.Conditions, func(c v1.NodeCondition) bool { return c.Type != v1.NodeReady }),

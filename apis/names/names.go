@@ -30,6 +30,7 @@ const (
 	FencingPromise       = Prefix + "fencing-promise"
 	Fenced               = Prefix + "fenced"
 	WireGuard            = Prefix + "wireguard"
+	AnnounceNetworks     = Prefix + "announce-networks"
 	LoadBalancerAddress  = Prefix + "LoadBalancerAddress"
 )
 
@@ -62,6 +63,7 @@ var All = []Name{
 	{FencingPromise, "annotation", "Lease of a node", "the node", "the `renewTime` for which the node promises to end such pods before the lease has run out"},
 	{Fenced, "annotation", "Lease of a node", "leader", "since when such pods of the node are replaced: the node takes the annotation off when it has ended them and said so"},
 	{WireGuard, "annotation", "Node", "the node", "the UDP port and the public key of its WireGuard, where pod traffic is encrypted"},
+	{AnnounceNetworks, "annotation", "Node", "the node", "the networks of the interface by which it announces addresses of Services: nodes in an address's own network come first"},
 	{LoadBalancerAddress, "condition", "Service", "leader", "of type LoadBalancer: whether it has its addresses of the cluster's pool; if not, why not"},
 	{TokenKey, "`type`", "Secret", "API server", "the keys that sign service accounts' tokens"},
 }

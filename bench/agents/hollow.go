@@ -176,7 +176,7 @@ func (h *hollow) build(s *settings, number int) error {
 		Network: &network{agenttest.Network{First: podAddr(number)}, policies}, Watches: seen,
 		Version: "v1.37.0", Eviction: []pressure.Threshold{}, ImageGC: agent.ImageGC{High: 100, Low: 99},
 		ClusterDNS: []netip.Addr{dnsAddr(number)},
-		DNS:        &dns.Config{Addrs: []netip.Addr{dnsAddr(number)}, Ranges: []netip.Prefix{s.pods, s.services}, Settings: reader},
+		DNS:        &dns.Config{Addrs: []netip.Addr{dnsAddr(number)}, Ranges: func() []netip.Prefix { return []netip.Prefix{s.pods, s.services} }, Settings: reader},
 		NodePort:   int32(h.addr.Port()), NodeLabels: map[string]string{noderestriction.AgentLabel: ""},
 	})
 	if err != nil {

@@ -31,10 +31,13 @@ import (
 	"github.com/clusterd/clusterd/agent/podnetwork"
 	"github.com/clusterd/clusterd/agent/runtime"
 	"github.com/clusterd/clusterd/agent/watches"
+	"github.com/clusterd/clusterd/apis/names"
 	"github.com/clusterd/clusterd/apis/server/admission/noderestriction"
 	"github.com/clusterd/clusterd/apis/server/rbac"
+	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/transport"
+	"github.com/clusterd/clusterd/netsetup/announce"
 	"github.com/clusterd/clusterd/netsetup/loopback"
 )
 
@@ -230,7 +233,9 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	if err != nil {
 		return nil, fmt.Errorf("open the pod network: %w", err)
 	}
-	services, closeServices, err := newServiceProxy(cfg, room(log, "service"), seen, reader, a.repaired, a.fresh)
+	ranges := newClusterRanges(cfg)
+	server := pki.NodeRole(cert().Leaf) == pki.Server
+	services, closeServices, err := newServiceProxy(cfg, room(log, "service"), seen, reader, ranges, a.repaired, a.fresh, server)
 	if err != nil {
 		return nil, err
 	}
@@ -266,7 +271,12 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 		StaticDir:       cfg.staticPods(),
 		StaticURL:       cfg.StaticPodsURL,
 	}
-	if pki.NodeRole(cert().Leaf) == pki.Server {
+	if networks, err := announce.Networks(addr); err != nil {
+		log.Warn("the networks in which this node announces addresses of Services are not known: it is elected for those of others, too", "err", err)
+	} else {
+		settings.NodeAnnotations = map[string]string{names.AnnounceNetworks: join.Ranges(networks).String()}
+	}
+	if server {
 		settings.NodeLabels = map[string]string{noderestriction.ServerLabel: ""}
 	}
 	if err := errors.Join(cfg.settings(&settings), cfg.hostSettings(&settings)); err != nil {
@@ -281,7 +291,7 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	if addrs := cfg.nodeDNS(); len(addrs) > 0 {
 		settings.DNS = &dns.Config{
 			Addrs:    addrs,
-			Ranges:   slices.Concat(cfg.podRanges(), cfg.serviceRanges()),
+			Ranges:   ranges.get,
 			Address:  lo.Ensure,
 			Settings: reader,
 		}
@@ -338,7 +348,7 @@ func (a *nodeAgent) blocked(reason, why string) { a.Agent.PodNetworkBlocked(reas
 func (a *nodeAgent) repaired(table, what string) { a.Agent.RulesRepaired(table, what) }
 
 // fresh says whether the node has renewed its Lease of late.
-func (a *nodeAgent) fresh() bool { return a.Agent.Fresh() }
+func (a *nodeAgent) fresh() uint64 { return a.Agent.Fresh() }
 
 // policiesFault passes on which policies are not in force.
 func (a *nodeAgent) policiesFault(changed []string, err error) { a.Agent.PoliciesFault(changed, err) }

@@ -4,11 +4,15 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
 
 	networkinginformers "k8s.io/client-go/informers/networking/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/clusterd/clusterd/agent/node"
 	"github.com/clusterd/clusterd/agent/service"
 	"github.com/clusterd/clusterd/agent/watches"
 	"github.com/clusterd/clusterd/netsetup/announce"
@@ -19,11 +23,31 @@ import (
 // podBridge is the interface of this node's pods.
 const podBridge = "clusterd0"
 
+// clusterRanges are the cluster's ranges of pods and Services, as this node knows them.
+// Safe for concurrent use.
+type clusterRanges struct {
+	pods []netip.Prefix
+	all  atomic.Pointer[[]netip.Prefix]
+}
+
+func newClusterRanges(cfg Config) *clusterRanges {
+	r := &clusterRanges{pods: cfg.podRanges()}
+	r.setServices(cfg.serviceRanges())
+	return r
+}
+
+func (r *clusterRanges) setServices(services []netip.Prefix) {
+	all := slices.Concat(r.pods, services)
+	r.all.Store(&all)
+}
+
+func (r *clusterRanges) get() []netip.Prefix { return *r.all.Load() }
+
 // newServiceProxy opens what makes Services answer on this node. reader reads what of
 // the cluster's network only some parts of a node may. closing gives
 // the sockets back; the rules stay. repaired is called when others' changes of
-// the rules were undone, fresh as service.Config says.
-func newServiceProxy(cfg Config, log *slog.Logger, seen *watches.Watches, reader kubernetes.Interface, repaired func(table, what string), fresh func() bool) (_ *service.Proxy, closing func(), err error) {
+// the rules were undone, fresh as service.Config says, and so is server. known is given the ranges of Services.
+func newServiceProxy(cfg Config, log *slog.Logger, seen *watches.Watches, reader kubernetes.Interface, known *clusterRanges, repaired func(table, what string), fresh func() uint64, server bool) (_ *service.Proxy, closing func(), err error) {
 	var undo []func()
 	closing = func() {
 		for i := len(undo) - 1; i >= 0; i-- {
@@ -52,7 +76,9 @@ func newServiceProxy(cfg Config, log *slog.Logger, seen *watches.Watches, reader
 		return nil, nil, err
 	}
 	undo = append(undo, ways.Close)
-	announcer, err := announce.Open(announce.Config{Node: cfg.addr().Addr(), File: dataDir(cfg.Data).path("announced.json"), Logger: log})
+	// Others take over when the lease has run out, or sooner where this node seems dead.
+	lifetime := min(30*time.Second, node.RenewDeadline(cfg.NodeLeaseDuration.Duration))
+	announcer, err := announce.Open(announce.Config{Node: cfg.addr().Addr(), File: dataDir(cfg.Data).path("announced.json"), Lifetime: lifetime, Logger: log})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -62,15 +88,15 @@ func newServiceProxy(cfg Config, log *slog.Logger, seen *watches.Watches, reader
 	proxy, err := service.New(service.Config{
 		NodeName: cfg.Name, Services: seen.Services, Slices: seen.Slices, Nodes: seen.Nodes,
 		CIDRs:    networkinginformers.NewServiceCIDRInformer(reader, 0, cache.Indexers{}),
-		Balancer: balancer, Flows: flows, Announcer: announcer, Fresh: fresh,
-		PodCIDRs: cfg.podRanges(), ServiceCIDRs: ranges, Ways: ways.Ensure, Logger: log,
+		Balancer: balancer, Flows: flows, Announcer: announcer, Lifetime: lifetime, Fresh: fresh, Current: seen.Current, Server: server,
+		PodCIDRs: cfg.podRanges(), ServiceCIDRs: ranges, Ways: ways.Ensure, Ranges: known.setServices, Logger: log,
 	})
 	return proxy, closing, err
 }
 
 // removeServices takes back what a service proxy with that data folder left in
 // the kernel.
-func removeServices(dir dataDir, node string) error {
+func removeServices(dir dataDir, nodeAddr string) error {
 	tables, err := nft.OpenTables()
 	if err != nil {
 		return err
@@ -79,11 +105,11 @@ func removeServices(dir dataDir, node string) error {
 	if err := lb.New(tables, nil).CleanUp(); err != nil {
 		return err
 	}
-	addr, _ := netip.ParseAddr(node) // only needed where something is announced
+	addr, _ := netip.ParseAddr(nodeAddr) // only needed where something is announced
 	announcer, err := announce.Open(announce.Config{Node: addr, File: dir.path("announced.json")})
 	if err != nil {
 		return err
 	}
 	defer announcer.Close()
-	return announcer.Set(nil)
+	return announcer.Set(nil, false)
 }

@@ -3,7 +3,7 @@
 // answers who asks for them, and tells all neighbours at once (gratuitous ARP,
 // unsolicited neighbour advertisement), so that an address that moved here from
 // another machine is reached in a moment. An address that is not set again ends by itself
-// after Lifetime: a program that has ended leaves it to the machine that takes over.
+// after Config.Lifetime: a program that has ended leaves it to the machine that takes over.
 package announce
 
 import (
@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -26,13 +27,17 @@ import (
 	"github.com/clusterd/clusterd/netsetup/internal/nlretry"
 )
 
-// Config of an Announcer; all fields are required but Logger.
+// Config of an Announcer; fields without a default are required.
 type Config struct {
 	// Node is an address of the interface on which addresses are announced.
 	Node netip.Addr
 	// File remembers which addresses are ours to take away, for the next process.
-	File   string
-	Logger *slog.Logger // default slog.Default()
+	File string
+	// Lifetime is how long an address stays that is not set again, in whole seconds: at
+	// least as long as a program is away that starts anew, and not much longer than until
+	// another machine takes over. Default 30 s.
+	Lifetime time.Duration
+	Logger   *slog.Logger // default slog.Default()
 }
 
 // Announcer works in the network namespace in which it was opened. Safe for
@@ -40,8 +45,8 @@ type Config struct {
 type Announcer struct {
 	cfg Config
 	h   *netlink.Handle
-	// fd sends frames; asks, by family, is where answers to questions come in. They
-	// belong to the namespace they were opened in.
+	// fd sends frames; asks, by family, is where answers to questions come in, and
+	// nothing else. They belong to the namespace they were opened in.
 	fd   int
 	asks map[bool]int
 
@@ -54,6 +59,9 @@ type Announcer struct {
 func Open(cfg Config) (*Announcer, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
+	}
+	if cfg.Lifetime < time.Second {
+		cfg.Lifetime = 30 * time.Second
 	}
 	a := &Announcer{cfg: cfg, fd: -1, asks: map[bool]int{}}
 	b, err := os.ReadFile(cfg.File)
@@ -70,11 +78,11 @@ func Open(cfg Config) (*Announcer, error) {
 		a.h.Close()
 		return nil, fmt.Errorf("open a packet socket: %w", err)
 	}
-	for _, four := range []bool{true, false} { // nothing comes in before it is bound
-		if a.asks[four], err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
+	for _, four := range []bool{true, false} {
+		if a.asks[four], err = answers(four); err != nil {
 			delete(a.asks, four)
 			a.Close()
-			return nil, fmt.Errorf("open a packet socket: %w", err)
+			return nil, err
 		}
 	}
 	return a, nil
@@ -89,13 +97,9 @@ func (a *Announcer) Close() {
 	}
 }
 
-// Lifetime is how long an address stays that is not set again: longer than a program is
-// away that starts anew.
-const Lifetime = 30 * time.Second
-
 // Renew has the addresses that are announced here stay, but for those that another
 // machine answers for: it is for when it is not known whether they are this machine's
-// still. It takes answerTime where there are any.
+// still. One that stays by itself stays so. It takes answerTime where there are any.
 func (a *Announcer) Renew() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -106,18 +110,21 @@ func (a *Announcer) Renew() error {
 	if err != nil {
 		return fmt.Errorf("announce: %w", err)
 	}
-	ours := slices.DeleteFunc(slices.Clone(a.own), func(addr netip.Addr) bool { return !has[addr] })
+	ours := slices.DeleteFunc(slices.Clone(a.own), func(addr netip.Addr) bool { return has[addr] == absent })
 	contested, err := a.ask(link, ours)
 	errs := []error{err}
 	kept := slices.Clone(a.own)
 	for _, addr := range ours {
 		if !contested[addr] {
-			if err := a.h.AddrReplace(link, single(addr)); err != nil {
+			if has[addr] == stays {
+				continue
+			}
+			if err := a.h.AddrReplace(link, single(addr, a.cfg.Lifetime)); err != nil {
 				errs = append(errs, fmt.Errorf("renew %s: %w", addr, err))
 			}
 			continue
 		}
-		if err := a.h.AddrDel(link, single(addr)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+		if err := a.h.AddrDel(link, single(addr, a.cfg.Lifetime)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 			errs = append(errs, fmt.Errorf("remove %s: %w", addr, err))
 			continue
 		}
@@ -133,9 +140,10 @@ func (a *Announcer) Renew() error {
 	return nil
 }
 
-// Set makes exactly those addresses this machine's, for Lifetime; it may be called again
-// at any time. One that cannot be set does not keep the others away.
-func (a *Announcer) Set(want []netip.Addr) error {
+// Set makes exactly those addresses this machine's, for Config.Lifetime; it may be called
+// again at any time. alone: no other machine can take them over, they stay until they are
+// not wanted any more. One that cannot be set does not keep the others away.
+func (a *Announcer) Set(want []netip.Addr, alone bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(want) == 0 && len(a.own) == 0 {
@@ -145,10 +153,14 @@ func (a *Announcer) Set(want []netip.Addr) error {
 	if err != nil {
 		return fmt.Errorf("announce: %w", err)
 	}
+	life := a.cfg.Lifetime
+	if alone {
+		life = forever
+	}
 	// On disk before in the kernel: what is there is ours to take away.
 	var record []netip.Addr
 	for _, addr := range want {
-		if !has[addr] || slices.Contains(a.own, addr) {
+		if has[addr] == absent || slices.Contains(a.own, addr) {
 			record = append(record, addr)
 		}
 	}
@@ -169,8 +181,8 @@ func (a *Announcer) Set(want []netip.Addr) error {
 		if slices.Contains(want, addr) {
 			continue
 		}
-		if has[addr] {
-			if err := a.h.AddrDel(link, single(addr)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+		if has[addr] != absent {
+			if err := a.h.AddrDel(link, single(addr, life)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 				errs = append(errs, fmt.Errorf("remove %s: %w", addr, err))
 				kept = append(kept, addr)
 				continue
@@ -179,11 +191,11 @@ func (a *Announcer) Set(want []netip.Addr) error {
 		}
 	}
 	for _, addr := range record {
-		if err := a.h.AddrReplace(link, single(addr)); err != nil {
+		if err := a.h.AddrReplace(link, single(addr, life)); err != nil {
 			errs = append(errs, fmt.Errorf("add %s: %w", addr, err))
 			continue
 		}
-		if has[addr] {
+		if has[addr] != absent {
 			continue
 		}
 		a.cfg.Logger.Info("an address is announced here", "address", addr.String(), "interface", link.Attrs().Name)
@@ -217,8 +229,17 @@ func (a *Announcer) save(addrs []netip.Addr) error {
 	return nil
 }
 
+// presence is whether an interface has an address.
+type presence int
+
+const (
+	absent presence = iota
+	passes          // it ends by itself
+	stays
+)
+
 // find returns the node's interface and the addresses it has.
-func (a *Announcer) find() (link netlink.Link, has map[netip.Addr]bool, err error) {
+func (a *Announcer) find() (link netlink.Link, has map[netip.Addr]presence, err error) {
 	addrs, err := nlretry.List(func() ([]netlink.Addr, error) { return a.h.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, nil, err
@@ -236,10 +257,13 @@ func (a *Announcer) find() (link netlink.Link, has map[netip.Addr]bool, err erro
 	if err != nil {
 		return nil, nil, err
 	}
-	has = map[netip.Addr]bool{}
+	has = map[netip.Addr]presence{}
 	for _, k := range addrs {
 		if ip, ok := netip.AddrFromSlice(k.IP); ok && k.LinkIndex == index {
-			has[ip.Unmap()] = true
+			has[ip.Unmap()] = passes
+			if k.Flags&unix.IFA_F_PERMANENT != 0 {
+				has[ip.Unmap()] = stays
+			}
 		}
 	}
 	return link, has, nil
@@ -284,8 +308,44 @@ func Beside(cfg Config) (netip.Addr, error) {
 	return alone, nil
 }
 
-func single(addr netip.Addr) *netlink.Addr {
-	const seconds = int(Lifetime / time.Second)
+// Networks are those of the addresses of the interface that has the node's: neighbours
+// ask there for addresses of these networks, and routers send them on by it.
+func Networks(node netip.Addr) ([]netip.Prefix, error) {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	defer h.Close()
+	a := &Announcer{cfg: Config{Node: node}, h: h}
+	link, _, err := a.find()
+	if err != nil {
+		return nil, err
+	}
+	addrs, err := nlretry.List(func() ([]netlink.Addr, error) { return h.AddrList(link, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, err
+	}
+	var out []netip.Prefix
+	for _, k := range addrs {
+		ip, ok := netip.AddrFromSlice(k.IP)
+		ones, bits := k.Mask.Size()
+		if ip = ip.Unmap(); !ok || !ip.IsGlobalUnicast() || ones == bits {
+			continue
+		}
+		if r := netip.PrefixFrom(ip, ones).Masked(); !slices.Contains(out, r) {
+			out = append(out, r)
+		}
+	}
+	slices.SortFunc(out, netip.Prefix.Compare)
+	return out, nil
+}
+
+// forever is the lifetime of an address that stays.
+const forever time.Duration = math.MaxUint32 * time.Second
+
+// single is addr alone, for so long.
+func single(addr netip.Addr, life time.Duration) *netlink.Addr {
+	seconds := int(life / time.Second)
 	n := &netlink.Addr{
 		IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())}, Flags: unix.IFA_F_NODAD,
 		ValidLft: seconds, PreferedLft: seconds,

@@ -1,6 +1,7 @@
 package announce
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -135,7 +136,7 @@ func TestRootNoSendersAddress(t *testing.T) {
 				return err
 			}
 			defer a.Close()
-			return a.Set(addrs)
+			return a.Set(addrs, false)
 		}
 		if err := set(announced); err != nil {
 			return err
@@ -206,10 +207,10 @@ func TestRootEndsAndYields(t *testing.T) {
 		return out
 	}
 	a, b := open(ns, "192.0.2.1"), open(other, "192.0.2.2")
-	if err := a.Set(addrs); err != nil {
+	if err := a.Set(addrs, false); err != nil {
 		t.Fatal(err)
 	}
-	most := int(Lifetime / time.Second)
+	most := int(a.cfg.Lifetime / time.Second)
 	for addr, seconds := range left(a) {
 		if seconds <= 0 || seconds > most {
 			t.Errorf("%s stays for %d s, want %d at most", addr, seconds, most)
@@ -217,7 +218,7 @@ func TestRootEndsAndYields(t *testing.T) {
 	}
 	// Nobody else has them: they stay, for longer.
 	for addr := range left(a) {
-		short := single(addr)
+		short := single(addr, a.cfg.Lifetime)
 		short.ValidLft, short.PreferedLft = 5, min(5, short.PreferedLft)
 		link, _, err := a.find()
 		if err == nil {
@@ -236,7 +237,7 @@ func TestRootEndsAndYields(t *testing.T) {
 		}
 	}
 	// Another machine has taken two over.
-	if err := b.Set([]netip.Addr{addrs[1], addrs[3]}); err != nil {
+	if err := b.Set([]netip.Addr{addrs[1], addrs[3]}, false); err != nil {
 		t.Fatal(err)
 	}
 	if err := a.Renew(); err != nil {
@@ -249,7 +250,183 @@ func TestRootEndsAndYields(t *testing.T) {
 		t.Errorf("on record are %v and %v", own, b.Own())
 	}
 	// Who knows that they are its own takes them back.
-	if err := a.Set(addrs); err != nil || len(left(a)) != 4 {
+	if err := a.Set(addrs, false); err != nil || len(left(a)) != 4 {
 		t.Errorf("%v, %v", left(a), err)
 	}
+}
+
+// oneNode gives an interface of ns an address in 192.0.2.0/24, and is an Announcer on it.
+func oneNode(t *testing.T, ns *netnstest.NS, device, node string) (a *Announcer) {
+	t.Helper()
+	ns.Do(func() error {
+		link, err := netlink.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		own, err := netlink.ParseAddr(node + "/24")
+		if err != nil {
+			return err
+		}
+		if err := netlink.AddrAdd(link, own); err != nil {
+			return err
+		}
+		a, err = Open(Config{Node: netip.MustParseAddr(node), File: filepath.Join(t.TempDir(), "announced.json")})
+		return err
+	})
+	t.Cleanup(a.Close)
+	return a
+}
+
+// The bug: addresses that no other machine could take over ended with the program. They
+// stay, also through Renew, until another answers; and pass when they may be taken over.
+func TestRootStays(t *testing.T) {
+	netnstest.NeedRoot(t)
+	ns, other := netnstest.New(t), netnstest.New(t)
+	netnstest.Join(t, ns, "up0", other, "up0")
+	a, b := oneNode(t, ns, "up0", "192.0.2.1"), oneNode(t, other, "up0", "192.0.2.2")
+	addrs := []netip.Addr{netip.MustParseAddr("192.0.2.100"), netip.MustParseAddr("2001:db8::100")}
+	look := func(what string, want presence) {
+		t.Helper()
+		_, has, err := a.find()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, addr := range addrs {
+			if has[addr] != want {
+				t.Errorf("%s: %s: %d, want %d", what, addr, has[addr], want)
+			}
+		}
+	}
+	for _, step := range []struct {
+		what string
+		do   func() error
+		want presence
+	}{
+		{"with others", func() error { return a.Set(addrs, false) }, passes},
+		{"alone", func() error { return a.Set(addrs, true) }, stays},
+		{"alone, and not known", a.Renew, stays},
+		{"another has come", func() error { return a.Set(addrs, false) }, passes},
+		{"alone again", func() error { return a.Set(addrs, true) }, stays},
+		{"another has it", func() error {
+			if err := b.Set(addrs, false); err != nil {
+				return err
+			}
+			return a.Renew()
+		}, absent},
+	} {
+		if err := step.do(); err != nil {
+			t.Fatalf("%s: %v", step.what, err)
+		}
+		look(step.what, step.want)
+	}
+}
+
+// The bugs: once the neighbours had been asked all IPv6 packets that the node received were
+// copied for the answers, and drove them out; and a second interface of the machine in
+// the segment, which the kernel has answer for all addresses, counted as another machine.
+func TestRootAnswersAlone(t *testing.T) {
+	netnstest.NeedRoot(t)
+	ns, other := netnstest.New(t), netnstest.New(t)
+	netnstest.Join(t, ns, "up0", other, "port0")
+	netnstest.Join(t, ns, "up1", other, "port1")
+	other.Do(func() error {
+		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "segment0"}}
+		if err := netlink.LinkAdd(bridge); err != nil {
+			return err
+		}
+		for _, port := range []string{"port0", "port1"} {
+			link, err := netlink.LinkByName(port)
+			if err == nil {
+				err = netlink.LinkSetMaster(link, bridge)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return netlink.LinkSetUp(bridge)
+	})
+	a := oneNode(t, ns, "up0", "192.0.2.1")
+	addrs := []netip.Addr{netip.MustParseAddr("192.0.2.100"), netip.MustParseAddr("2001:db8::100")}
+	if err := a.Set(addrs, false); err != nil {
+		t.Fatal(err)
+	}
+	// A flood of IPv6 from the neighbour, while asking and after it.
+	var from, to net.HardwareAddr
+	var index, fd int
+	ns.Do(func() error {
+		link, err := netlink.LinkByName("up0")
+		to = link.Attrs().HardwareAddr
+		return err
+	})
+	other.Do(func() error {
+		link, err := netlink.LinkByName("segment0")
+		if err != nil {
+			return err
+		}
+		from, index = link.Attrs().HardwareAddr, link.Attrs().Index
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		return err
+	})
+	defer unix.Close(fd)
+	flood := func(n int) {
+		frame := append(append(slices.Clone(to), from...), 0x86, 0xdd, 0x60, 0, 0, 0, 0, 8, unix.IPPROTO_UDP, 64)
+		frame = append(frame, make([]byte, 32+8)...)
+		for range n {
+			if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: index, Protocol: network(unix.ETH_P_IPV6), Halen: 6}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	answered := func(four bool) uint32 { // the count is reset by that
+		s, err := unix.GetsockoptTpacketStats(a.asks[four], unix.SOL_PACKET, unix.PACKET_STATISTICS)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Packets
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- a.Renew() }()
+	for done := false; !done; {
+		flood(100)
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Fatal(err)
+			}
+			done = true
+		default:
+		}
+	}
+	_, has, err := a.find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, addr := range addrs {
+		if has[addr] == absent {
+			t.Errorf("%s was given up, though only this machine has it", addr)
+		}
+	}
+	if n := answered(true); n == 0 {
+		t.Error("the other interface did not answer: the test shows nothing")
+	}
+	if n := answered(false); n > 100 {
+		t.Errorf("%d packets were taken for answers", n)
+	}
+	flood(1000)
+	if n := answered(false) + answered(true); n > 0 {
+		t.Errorf("%d packets were copied while nobody was asked", n)
+	}
+	if got, err := networksIn(ns, "192.0.2.1"); err != nil || got != "[192.0.2.0/24]" {
+		t.Errorf("its networks are %s (%v)", got, err)
+	}
+}
+
+func networksIn(ns *netnstest.NS, node string) (text string, err error) {
+	ns.Do(func() error {
+		var all []netip.Prefix
+		all, err = Networks(netip.MustParseAddr(node))
+		text = fmt.Sprint(all)
+		return nil
+	})
+	return text, err
 }

@@ -1,7 +1,6 @@
 package announce
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -9,7 +8,10 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/clusterd/clusterd/netsetup/internal/nlretry"
 )
 
 // answerTime is how long answers are waited for: neighbours of one segment answer in
@@ -17,12 +19,20 @@ import (
 const answerTime = 500 * time.Millisecond
 
 // ask asks the neighbours for addresses that this machine has (RFC 5227, RFC 4862), and
-// returns those for which another machine answers. Where there is no Ethernet it asks
-// nobody. The caller holds mu.
+// returns those for which another machine answers; each interface of this machine in the
+// segment may, too. Where there is no Ethernet it asks nobody. The caller holds mu.
 func (a *Announcer) ask(link netlink.Link, addrs []netip.Addr) (map[netip.Addr]bool, error) {
 	mac := link.Attrs().HardwareAddr
 	if len(mac) != 6 {
 		return nil, nil
+	}
+	links, err := nlretry.List(a.h.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	own := map[string]bool{string(mac): true}
+	for _, l := range links {
+		own[string(l.Attrs().HardwareAddr)] = true
 	}
 	asked := map[bool]map[netip.Addr]bool{true: {}, false: {}}
 	for _, addr := range addrs {
@@ -37,14 +47,17 @@ func (a *Announcer) ask(link netlink.Link, addrs []netip.Addr) (map[netip.Addr]b
 		if four {
 			protocol = unix.ETH_P_ARP
 		}
-		protocol = protocol<<8 | protocol>>8
+		protocol = network(protocol)
 		fd := a.asks[four]
+		if err := drain(fd); err != nil { // of a former question; it is bound to nothing now
+			return nil, err
+		}
 		if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: link.Attrs().Index}); err != nil {
 			return nil, fmt.Errorf("listen for neighbours: %w", err)
 		}
-		if err := drain(fd); err != nil { // of a former question
-			return nil, err
-		}
+		defer func() {
+			_ = unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: network(unix.ETH_P_LOOPBACK), Ifindex: link.Attrs().Index})
+		}()
 		for addr := range wanted {
 			frame := solicitation(mac, addr)
 			if four {
@@ -57,7 +70,7 @@ func (a *Announcer) ask(link netlink.Link, addrs []netip.Addr) (map[netip.Addr]b
 			}
 		}
 		if err := hear(fd, func(frame []byte) {
-			if addr, by := answer(frame); wanted[addr] && !bytes.Equal(by, mac) {
+			if addr, by := answer(frame); wanted[addr] && !own[string(by)] {
 				answered[addr] = true
 			}
 		}); err != nil {
@@ -66,6 +79,45 @@ func (a *Announcer) ask(link netlink.Link, addrs []netip.Addr) (map[netip.Addr]b
 	}
 	return answered, nil
 }
+
+// network is a protocol's number in the order of bytes of the network.
+func network(protocol uint16) uint16 { return protocol<<8 | protocol>>8 }
+
+// answers opens a socket to which the kernel gives what answer reads, once it is bound:
+// all else that a node receives must neither cost it a copy nor drive an answer out.
+func answers(four bool) (fd int, err error) {
+	const ethernet, ip6 = 14, 40
+	match := []bpf.Instruction{ // neighbour advertisements
+		bpf.LoadAbsolute{Off: ethernet + 6, Size: 1}, bpf.JumpIf{Val: unix.IPPROTO_ICMPV6, SkipFalse: 3},
+		bpf.LoadAbsolute{Off: ethernet + ip6, Size: 1}, bpf.JumpIf{Val: neighborAdvertisement, SkipFalse: 1},
+	}
+	if four { // ARP of IPv4
+		match = []bpf.Instruction{
+			bpf.LoadAbsolute{Off: 12, Size: 2}, bpf.JumpIf{Val: unix.ETH_P_ARP, SkipFalse: 3},
+			bpf.LoadAbsolute{Off: ethernet + 2, Size: 2}, bpf.JumpIf{Val: unix.ETH_P_IP, SkipFalse: 1},
+		}
+	}
+	raw, err := bpf.Assemble(append(match, bpf.RetConstant{Val: 1 << 16}, bpf.RetConstant{Val: 0}))
+	if err != nil {
+		return -1, fmt.Errorf("filter of a packet socket: %w", err)
+	}
+	filter := make([]unix.SockFilter, len(raw))
+	for i, r := range raw {
+		filter[i] = unix.SockFilter{Code: r.Op, Jt: r.Jt, Jf: r.Jf, K: r.K}
+	}
+	// Nothing comes in before it is bound.
+	if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
+		return -1, fmt.Errorf("open a packet socket: %w", err)
+	}
+	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}); err != nil {
+		_ = unix.Close(fd)
+		return -1, fmt.Errorf("filter of a packet socket: %w", err)
+	}
+	return fd, nil
+}
+
+// neighborAdvertisement is its type in ICMPv6 (RFC 4861).
+const neighborAdvertisement = 136
 
 // hear passes on the frames that come within answerTime.
 func hear(fd int, each func(frame []byte)) error {
@@ -118,7 +170,7 @@ func answer(f []byte) (netip.Addr, net.HardwareAddr) {
 		if addr := netip.AddrFrom4([4]byte(body[14:18])); !addr.IsUnspecified() { // an answer, or a machine that tells of itself
 			return addr, body[8:14]
 		}
-	case f[12] == 0x86 && f[13] == 0xdd && len(body) >= ip6+24 && body[6] == unix.IPPROTO_ICMPV6 && body[7] == 255 && body[ip6] == 136:
+	case f[12] == 0x86 && f[13] == 0xdd && len(body) >= ip6+24 && body[6] == unix.IPPROTO_ICMPV6 && body[7] == 255 && body[ip6] == neighborAdvertisement:
 		return netip.AddrFrom16([16]byte(body[ip6+8 : ip6+24])), by
 	}
 	return netip.Addr{}, nil

@@ -38,10 +38,10 @@ func OpenWays(device string) (*Ways, error) {
 // Close gives the socket back; the routes stay.
 func (w *Ways) Close() { w.h.Close() }
 
-// Ensure gives exactly these ranges routes by the device: it sets what is missing, and
-// takes away ours to others. Without the device it does nothing: the node has no pods
-// then.
-func (w *Ways) Ensure(ranges []netip.Prefix) error {
+// Ensure gives these ranges routes by the device: it sets what is missing and, if these
+// are all ranges, takes away ours to others. Without the device it does nothing: the node
+// has no pods then.
+func (w *Ways) Ensure(ranges []netip.Prefix, all bool) error {
 	link, err := w.h.LinkByName(w.device)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
 		return nil
@@ -64,7 +64,7 @@ func (w *Ways) Ensure(ranges []netip.Prefix) error {
 			if !ok || len(k.Gw) > 0 {
 				continue // package overlay's
 			}
-			if have[to] = slices.Contains(ranges, to); have[to] {
+			if have[to] = slices.Contains(ranges, to); have[to] || !all {
 				continue
 			}
 			if err := w.h.RouteDel(&k); err != nil && !errors.Is(err, unix.ESRCH) {

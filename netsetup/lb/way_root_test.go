@@ -37,28 +37,41 @@ func TestRootWays(t *testing.T) {
 				want = append(want, netip.MustParsePrefix(text))
 			}
 			for range 2 {
-				if err := w.Ensure(want[1:]); err != nil {
+				if err := w.Ensure(want[1:], true); err != nil {
 					return err
 				}
 			}
-			w.Close()
-			var got []netip.Prefix
-			for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-				list, err := netlink.RouteList(link, family)
-				if err != nil {
-					return err
-				}
-				for _, r := range list {
-					if p, ok := rangeOf(r.Dst); ok && !p.Addr().IsLinkLocalUnicast() && !p.Addr().IsMulticast() {
-						got = append(got, p)
+			routes := func(what string, want []netip.Prefix) error {
+				var got []netip.Prefix
+				for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+					list, err := netlink.RouteList(link, family)
+					if err != nil {
+						return err
+					}
+					for _, r := range list {
+						if p, ok := rangeOf(r.Dst); ok && !p.Addr().IsLinkLocalUnicast() && !p.Addr().IsMulticast() {
+							got = append(got, p)
+						}
 					}
 				}
+				slices.SortFunc(got, netip.Prefix.Compare)
+				slices.SortFunc(want, netip.Prefix.Compare)
+				if !slices.Equal(got, want) {
+					t.Errorf("%s: routes to %v, want %v", what, got, want)
+				}
+				return nil
 			}
-			slices.SortFunc(got, netip.Prefix.Compare)
-			slices.SortFunc(want, netip.Prefix.Compare)
-			if !slices.Equal(got, want) {
-				t.Errorf("routes to %v, want %v", got, want)
+			if err := routes("all", slices.Clone(want)); err != nil {
+				return err
 			}
+			// Who does not know all ranges takes no route away.
+			if err := w.Ensure([]netip.Prefix{netip.MustParsePrefix("10.99.0.0/16")}, false); err != nil {
+				return err
+			}
+			if err := routes("not all", append(slices.Clone(want), netip.MustParsePrefix("10.99.0.0/16"))); err != nil {
+				return err
+			}
+			w.Close()
 		}
 		return nil
 	})

@@ -99,7 +99,7 @@ func (w *window) count(now time.Time) Counts {
 	return c
 }
 
-// recent counts what happened in the last recentFor minutes. Pure.
+// recent counts what happened in the last recentFor minutes. Times come from outside.
 type recent [recentFor]struct {
 	minute int64 // since 1970
 	count  int

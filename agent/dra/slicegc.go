@@ -28,31 +28,31 @@ type sliceGC struct {
 }
 
 // poke asks for another look: a driver has come or gone.
-func (w *sliceGC) poke() {
+func (g *sliceGC) poke() {
 	select {
-	case w.wake <- struct{}{}:
+	case g.wake <- struct{}{}:
 	default:
 	}
 }
 
 // run looks whenever a driver may have been away for long enough, until ctx
 // ends.
-func (w *sliceGC) run(ctx context.Context) {
+func (g *sliceGC) run(ctx context.Context) {
 	start := time.Now()
-	timer := time.NewTimer(w.after)
+	timer := time.NewTimer(g.after)
 	defer timer.Stop()
 	retry := time.Second
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-w.wake:
-			if time.Since(start) < w.after {
+		case <-g.wake:
+			if time.Since(start) < g.after {
 				continue // the timer is due then
 			}
 		case <-timer.C:
 		}
-		next, err := w.sweep(ctx, start)
+		next, err := g.sweep(ctx, start)
 		switch {
 		case err != nil && ctx.Err() == nil:
 			klog.FromContext(ctx).Info("ResourceSlices of drivers that have gone stay, will retry", "err", err, "after", retry)
@@ -69,28 +69,28 @@ func (w *sliceGC) run(ctx context.Context) {
 
 // sweep deletes the slices of drivers that have been away for long enough. It
 // returns after what time the next one may have been, 0: none is away.
-func (w *sliceGC) sweep(ctx context.Context, start time.Time) (next time.Duration, err error) {
-	list, err := w.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector(resourcev1.ResourceSliceSelectorNodeName, w.node).String(),
+func (g *sliceGC) sweep(ctx context.Context, start time.Time) (next time.Duration, err error) {
+	list, err := g.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector(resourcev1.ResourceSliceSelectorNodeName, g.node).String(),
 	})
 	if err != nil {
 		return 0, err
 	}
 	for _, s := range list.Items {
-		if s.Spec.NodeName == nil || *s.Spec.NodeName != w.node {
+		if s.Spec.NodeName == nil || *s.Spec.NodeName != g.node {
 			continue
 		}
-		since, absent := w.drivers.absent(s.Spec.Driver, start)
+		since, absent := g.drivers.absent(s.Spec.Driver, start)
 		if !absent {
 			continue
 		}
-		if left := w.after - time.Since(since); left > 0 {
+		if left := g.after - time.Since(since); left > 0 {
 			if next == 0 || left < next {
 				next = left
 			}
 			continue
 		}
-		err := w.client.ResourceV1().ResourceSlices().Delete(ctx, s.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(s.UID))})
+		err := g.client.ResourceV1().ResourceSlices().Delete(ctx, s.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(s.UID))})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			return 0, err
 		}
