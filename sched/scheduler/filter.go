@@ -94,6 +94,7 @@ func runFilters(s *snapshot, p *podInfo) verdict {
 			checks = append(checks, prepared{&way.filters[i], check})
 		}
 	}
+	s.mix()
 	enough := way.wanted(p, len(s.list))
 nodes:
 	for i := range s.list {

@@ -81,7 +81,8 @@ type nodeInfo struct {
 	weight      amounts
 	// owners counts the pods of each controller that are not about to go.
 	owners map[types.UID]int
-	index  int // in snapshot.list
+	index  int    // in snapshot.list
+	zone   string // that its labels name
 }
 
 // snapshot is the cluster as the scheduler sees it: what informers report plus
@@ -97,8 +98,9 @@ type snapshot struct {
 	devices *deviceView
 	nodes   map[string]*nodeInfo
 	// list holds the values of nodes; next is where the next search begins.
-	list []*nodeInfo
-	next int
+	list  []*nodeInfo
+	next  int
+	zones zones
 	// all counts each known node once: which domains there are.
 	all *tally
 	// placed maps each counted pod to its node.
@@ -120,6 +122,7 @@ func newSnapshot() *snapshot {
 	return &snapshot{
 		profiles:   profilesOf(defaultProfile()),
 		nodes:      map[string]*nodeInfo{},
+		zones:      zones{owners: map[types.UID]map[string]int{}},
 		all:        newTally(),
 		placed:     map[types.UID]string{},
 		assumed:    map[types.UID]bool{},
@@ -141,6 +144,7 @@ func (s *snapshot) entry(name string) *nodeInfo {
 		n = &nodeInfo{name: name, pods: map[types.UID]*podInfo{}, owners: map[types.UID]int{}, index: len(s.list)}
 		s.nodes[name] = n
 		s.list = append(s.list, n)
+		s.zones.mixed = false
 	}
 	return n
 }
@@ -192,6 +196,7 @@ func (s *snapshot) prune(n *nodeInfo) {
 		s.list[n.index], last.index = last, n.index
 		s.list[len(s.list)-1] = nil
 		s.list = s.list[:len(s.list)-1]
+		s.zones.mixed = false
 	}
 }
 
@@ -229,6 +234,7 @@ func (s *snapshot) put(p *podInfo, node string) {
 	s.placed[p.pod.UID] = node
 	if p.counts() {
 		n.owners[p.owner]++
+		s.zones.add(p.owner, n.zone, 1)
 	}
 	s.tallied(n, p, 1)
 }
@@ -252,6 +258,7 @@ func (s *snapshot) removePod(uid types.UID) {
 		if n.owners[p.owner]--; n.owners[p.owner] == 0 {
 			delete(n.owners, p.owner)
 		}
+		s.zones.add(p.owner, n.zone, -1)
 	}
 	s.tallied(n, p, -1)
 	s.prune(n)

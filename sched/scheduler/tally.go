@@ -143,6 +143,7 @@ func (s *snapshot) tallied(n *nodeInfo, p *podInfo, by int) {
 
 // relabelled moves what is counted on a node to its new labels' domains.
 func (s *snapshot) relabelled(n *nodeInfo, before map[string]string) {
+	s.rezone(n)
 	for _, m := range s.matchings {
 		m.relabel(n, before)
 	}
