@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -18,7 +19,8 @@ import (
 	"github.com/clusterd/clusterd/sched/internal/disrupt"
 )
 
-// maxCandidates bounds the nodes that one preemption looks at closely.
+// maxCandidates is how many nodes on which it would help one preemption chooses
+// among.
 const maxCandidates = 100
 
 // nomination is the place that a waiting pod has been promised: pods went, or
@@ -80,29 +82,53 @@ func (s *snapshot) leaving(p *podInfo) (out []*corev1.Pod) {
 }
 
 // preempt looks for the node where the loss of pods of lower priority that
-// makes room for p hurts least; nil if there is none.
+// makes room for p hurts least; nil if there is none. It begins anywhere in the list
+// and ends when it has enough nodes to choose from, or has seen all: nodes where
+// nothing helps do not use up its search.
 func preempt(s *snapshot, p *podInfo, budgets []*policyv1.PodDisruptionBudget) *candidate {
+	if len(s.list) == 0 {
+		return nil
+	}
 	var best *candidate
-	looked, hopeless := 0, hopelessFor(s, p)
-	for _, n := range s.list {
-		if n.node == nil || n.node.DeletionTimestamp != nil || looked >= maxCandidates || !hasLower(n, p) || hopeless(n) {
+	found, start := 0, rand.IntN(len(s.list))
+	hopeless, mayHelp := hopelessFor(s, p), lossMayHelp(s, p)
+	for i := range s.list {
+		n := s.list[(start+i)%len(s.list)]
+		if n.node == nil || n.node.DeletionTimestamp != nil || !mayHelp(n) || hopeless(n) {
 			continue
 		}
-		looked++
-		if c := s.without(p, n, budgets); c != nil && (best == nil || c.better(best)) {
+		c := s.without(p, n, budgets)
+		if c == nil {
+			continue
+		}
+		if best == nil || c.better(best) {
 			best = c
+		}
+		if found++; found == maxCandidates {
+			break
 		}
 	}
 	return best
 }
 
-func hasLower(n *nodeInfo, p *podInfo) bool {
-	for _, other := range n.pods {
-		if priority(other) < priority(p) {
-			return true
+// lossMayHelp returns what reports whether the node has pods that may go for p's
+// sake, and without all of them the processors and the memory that p asks for. It
+// spares most nodes of a full cluster the search for victims.
+func lossMayHelp(s *snapshot, p *podInfo) func(*nodeInfo) bool {
+	fit := slices.ContainsFunc(s.profile(p).filters, func(f Filter) bool { return f.Name == resourcesFit })
+	return func(n *nodeInfo) bool {
+		var lower bool
+		cpu, memory := n.requested.cpu, n.requested.memory
+		for _, other := range n.pods {
+			if priority(other) < priority(p) {
+				lower = true
+				cpu -= other.requests.cpu
+				memory -= other.requests.memory
+			}
 		}
+		short := func(want, used, have int64) bool { return want > 0 && want > have-used }
+		return lower && !(fit && (short(p.requests.cpu, cpu, n.allocatable.cpu) || short(p.requests.memory, memory, n.allocatable.memory)))
 	}
-	return false
 }
 
 // hopelessFor returns what reports whether a rule refuses a node that no pod's

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -183,4 +184,58 @@ func TestPromiseToOneThatGoes(t *testing.T) {
 	x.later()
 	x.decide()
 	x.want("the promise ended", "other")
+}
+
+// Nodes on which no pod's loss helps used up the search: a pod waited for ever
+// beside nodes full of pods of lower priority, if they came after 100 others.
+func TestPreemptionSeesAllNodes(t *testing.T) {
+	build := func(first func(i int) []*schedtest.PodBuilder) *snapshot {
+		s := newSnapshot()
+		for i := range 150 {
+			name := fmt.Sprintf("n%03d", i)
+			s.setNode(schedtest.Node(name).Obj())
+			placed := []*schedtest.PodBuilder{schedtest.Pod("low" + name).CPU("4").Priority(1)}
+			if i < 149 {
+				placed = first(i)
+			}
+			for _, p := range placed {
+				s.setPod(p.On(name).Obj())
+			}
+		}
+		return s
+	}
+	pod := schedtest.Pod
+	for _, tt := range []struct {
+		name  string
+		first func(i int) []*schedtest.PodBuilder
+	}{
+		{"full of equals, with a daemon", func(i int) []*schedtest.PodBuilder {
+			return []*schedtest.PodBuilder{pod(fmt.Sprint("equal", i)).CPU("3900m").Priority(100), pod(fmt.Sprint("daemon", i)).CPU("100m").Priority(0)}
+		}},
+		{"with a port taken by an equal", func(i int) []*schedtest.PodBuilder {
+			return []*schedtest.PodBuilder{pod(fmt.Sprint("equal", i)).HostPort(80).Priority(100), pod(fmt.Sprint("lower", i)).CPU("4").Priority(0)}
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := build(tt.first)
+			for range 20 { // it begins anywhere
+				p := newPodInfo(pod("urgent").CPU("2").HostPort(80).Priority(100).Obj())
+				c := preempt(s, p, nil)
+				if c == nil || c.node.name != "n149" || len(c.victims) != 1 {
+					t.Fatalf("candidate %+v, want the pod of n149", c)
+				}
+			}
+		})
+	}
+	// Where it helps everywhere, the choice is among a hundred, and not always the same.
+	s := build(func(i int) []*schedtest.PodBuilder {
+		return []*schedtest.PodBuilder{pod(fmt.Sprint("low", i)).CPU("4").Priority(1)}
+	})
+	chosen := map[string]bool{}
+	for range 30 {
+		chosen[preempt(s, newPodInfo(pod("urgent").CPU("2").Priority(100).Obj()), nil).node.name] = true
+	}
+	if len(chosen) < 2 {
+		t.Errorf("30 preemptions of 150 equal nodes chose %v", chosen)
+	}
 }
