@@ -52,6 +52,16 @@ func (s *snapshot) pledged(n *nodeInfo, p *podInfo) (out []*podInfo) {
 	return out
 }
 
+// promisedOn are the pods that were promised the node.
+func (s *snapshot) promisedOn(node string) (out []types.UID) {
+	for uid, n := range s.nominated {
+		if n.node == node {
+			out = append(out, uid)
+		}
+	}
+	return out
+}
+
 func priority(p *podInfo) int32 { return corev1helpers.PodPriority(p.pod) }
 
 // mayPreempt reports whether pods may go for this one's sake now. While those
@@ -63,14 +73,16 @@ func mayPreempt(s *snapshot, p *podInfo) bool {
 	return len(s.leaving(p)) == 0
 }
 
-// leaving are the pods that go for p's sake and are still on its node.
+// leaving are the pods that go for p's sake and are still on its node. A node that
+// p cannot have any more, whoever goes, is not waited for: the pods of a dead node
+// stay until someone sees to it.
 func (s *snapshot) leaving(p *podInfo) (out []*corev1.Pod) {
 	n, ok := s.nominated[p.pod.UID]
 	if !ok {
 		return nil
 	}
 	on := s.nodes[n.node]
-	if on == nil {
+	if on == nil || on.node == nil || on.node.DeletionTimestamp != nil || hopelessFor(s, p)(on) {
 		return nil
 	}
 	for _, uid := range n.victims {
