@@ -259,7 +259,7 @@ func (p *plugins) turn(at point, name string, weight int64) {
 // whatever they are called here; absent ones never.
 var (
 	fixed  = []string{"PrioritySort", "SchedulingGates", "DefaultBinder", "NodeName", "VolumeRestrictions", "VolumeZone"}
-	absent = []string{"ImageLocality", "NodeDeclaredFeatures", "GangScheduling"}
+	absent = []string{"NodeDeclaredFeatures", "GangScheduling"}
 )
 
 // check refuses what cannot be turned off, or on.

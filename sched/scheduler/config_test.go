@@ -41,7 +41,7 @@ func TestReadConfig(t *testing.T) {
 			map[string]plugins{Name: all(func(p *plugins) { clear(p.weights); p.weights[resourcesFit] = 5 })}},
 		{"off everywhere, on at one point", "profiles: [{plugins: {multiPoint: {disabled: [{name: InterPodAffinity}]}, score: {enabled: [{name: InterPodAffinity, weight: 3}]}}}]",
 			map[string]plugins{Name: all(func(p *plugins) { p.weights["InterPodAffinity"], p.filters["InterPodAffinity"] = 3, false })}},
-		{"absent ones may be off, fixed ones on", "profiles: [{plugins: {multiPoint: {disabled: [{name: ImageLocality}], enabled: [{name: DefaultBinder}]}}}]",
+		{"absent ones may be off, fixed ones on", "profiles: [{plugins: {multiPoint: {disabled: [{name: GangScheduling}], enabled: [{name: DefaultBinder}]}}}]",
 			map[string]plugins{Name: defaultPlugins()}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -95,7 +95,7 @@ func TestReadConfigRefuses(t *testing.T) {
 		"podInitialBackoffSeconds: 5\npodMaxBackoffSeconds: 4":                                       "podMaxBackoffSeconds 4",
 		"profiles: [{plugins: {filter: {enabled: [{name: Mine}]}}}]":                                 `profiles[0].plugins.filter.enabled[0]: there is no plugin "Mine" at this point; there are DynamicResources, InterPodAffinity, NodeAffinity`,
 		"profiles: [{plugins: {score: {disabled: [{name: NodePorts}]}}}]":                            `profiles[0].plugins.score.disabled[0]: there is no plugin "NodePorts"`,
-		"profiles: [{plugins: {score: {enabled: [{name: ImageLocality}]}}}]":                         `there is no plugin "ImageLocality"`,
+		"profiles: [{plugins: {score: {enabled: [{name: NodeDeclaredFeatures}]}}}]":                  `there is no plugin "NodeDeclaredFeatures"`,
 		"profiles: [{plugins: {multiPoint: {disabled: [{name: DefaultBinder}]}}}]":                   "DefaultBinder cannot be turned off",
 		"profiles: [{plugins: {score: {enabled: [{name: NodeAffinity, weight: -1}]}}}]":              "enabled[0].weight -1",
 		"profiles: [{plugins: {score: {enabled: [{name: NodeAffinity}, {name: NodeAffinity}]}}}]":    "NodeAffinity is in the list twice",

@@ -98,9 +98,10 @@ type snapshot struct {
 	devices *deviceView
 	nodes   map[string]*nodeInfo
 	// list holds the values of nodes; next is where the next search begins.
-	list  []*nodeInfo
-	next  int
-	zones zones
+	list   []*nodeInfo
+	next   int
+	zones  zones
+	images images
 	// all counts each known node once: which domains there are.
 	all *tally
 	// placed maps each counted pod to its node.
@@ -122,6 +123,7 @@ func newSnapshot() *snapshot {
 	return &snapshot{
 		profiles:   profilesOf(defaultProfile()),
 		nodes:      map[string]*nodeInfo{},
+		images:     images{},
 		zones:      zones{owners: map[types.UID]map[string]int{}},
 		all:        newTally(),
 		placed:     map[types.UID]string{},
@@ -152,7 +154,12 @@ func (s *snapshot) entry(name string) *nodeInfo {
 func (s *snapshot) setNode(node *corev1.Node) {
 	n := s.entry(node.Name)
 	before, known := n.labels(), n.node != nil
+	var had []corev1.ContainerImage
+	if known {
+		had = n.node.Status.Images
+	}
 	n.node = node
+	s.reimaged(n, had, node.Status.Images)
 	if !known {
 		s.all.add(n, 1)
 	}
@@ -182,6 +189,7 @@ func (s *snapshot) removeNode(name string) {
 		before := n.labels()
 		if n.node != nil {
 			s.all.add(n, -1)
+			s.reimaged(n, n.node.Status.Images, nil)
 		}
 		n.node = nil
 		s.relabelled(n, before)
