@@ -258,7 +258,7 @@ func (p *plugins) turn(at point, name string, weight int64) {
 // Plugins of kube-scheduler that are no choice here: fixed ones are always on,
 // whatever they are called here; absent ones never.
 var (
-	fixed  = []string{"PrioritySort", "SchedulingGates", "DefaultBinder", "NodeName", "VolumeRestrictions", "VolumeZone"}
+	fixed  = []string{"PrioritySort", "SchedulingGates", "DefaultBinder", "NodeName", "VolumeZone"}
 	absent = []string{"NodeDeclaredFeatures", "GangScheduling"}
 )
 
