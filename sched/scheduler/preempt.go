@@ -20,7 +20,7 @@ import (
 )
 
 // maxCandidates is how many nodes on which it would help one preemption chooses
-// among.
+// among, unless a profile says another number.
 const maxCandidates = 100
 
 // nomination is the place that a waiting pod has been promised: pods went, or
@@ -102,7 +102,7 @@ func preempt(s *snapshot, p *podInfo, budgets []*policyv1.PodDisruptionBudget) *
 		return nil
 	}
 	var best *candidate
-	found, start := 0, rand.IntN(len(s.list))
+	found, start, enough := 0, rand.IntN(len(s.list)), s.profile(p).args.candidates(len(s.list))
 	hopeless, mayHelp := hopelessFor(s, p), lossMayHelp(s, p)
 	for i := range s.list {
 		n := s.list[(start+i)%len(s.list)]
@@ -116,7 +116,7 @@ func preempt(s *snapshot, p *podInfo, budgets []*policyv1.PodDisruptionBudget) *
 		if best == nil || c.better(best) {
 			best = c
 		}
-		if found++; found == maxCandidates {
+		if found++; found == enough {
 			break
 		}
 	}

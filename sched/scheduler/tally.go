@@ -6,7 +6,9 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // tally counts placed pods, node by node and domain by domain. It is counted
@@ -108,6 +110,14 @@ func (s *snapshot) matching(key string, byNamespaceLabels bool, match func(*core
 func (s *snapshot) living(namespace string, match labels.Selector) *tally {
 	return s.matching("living "+namespace+" "+match.String(), false, func(pod *corev1.Pod) bool {
 		return pod.Namespace == namespace && pod.DeletionTimestamp == nil && match.Matches(labels.Set(pod.Labels))
+	})
+}
+
+// owned counts a controller's pods that are not about to go.
+func (s *snapshot) owned(owner types.UID) *tally {
+	return s.matching("owned "+string(owner), false, func(pod *corev1.Pod) bool {
+		ref := metav1.GetControllerOfNoCopy(pod)
+		return ref != nil && ref.UID == owner && pod.DeletionTimestamp == nil
 	})
 }
 
