@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -33,7 +34,7 @@ func TestE2EExamples(t *testing.T) {
 	var minutely string // the CronJob's namespace, once it is there
 	t.Run("at once", func(t *testing.T) {
 		for name, try := range map[string]func(e *env, ns string){
-			"web": webExample, "statefulset": statefulSetExample, "daemonset": daemonSetExample,
+			"hello": helloExample, "web": webExample, "statefulset": statefulSetExample, "daemonset": daemonSetExample,
 			"cronjob": func(e *env, ns string) { cronJobExample(e, ns); minutely = ns },
 			"hpa":     hpaExample, "networkpolicy": networkPolicyExample, "pdb": budgetExample, "claim": claimExample,
 			"operator": operatorExample, "gateway": gatewayExample, "rbac": accountExample, "reload": reloadExample, "late-job": lateJobStops,
@@ -149,6 +150,29 @@ func webExample(e *env, ns string) {
 		return nil
 	})
 	e.shows(ns, "deploy/web", "http://web."+ns+".svc", "Hello from clusterd!")
+	e.ingressSays("http://web.example/", "Hello from clusterd!")
+}
+
+// helloExample applies the demo and the way into it, which name their namespace.
+func helloExample(e *env, _ string) {
+	e.ctl("apply", "-f", "../examples/hello.yaml", "-f", "../examples/ingress.yaml")
+	e.rolledOut("hello", "deployment/hello")
+	e.ingressSays("http://hello.example/", "clusterd")
+}
+
+// ingressSays waits until the proxies of Ingresses answer a URL with words. They are
+// asked at their Service's address in the cluster, whatever the URL's host.
+func (e *env) ingressSays(url, words string) {
+	e.t.Helper()
+	var address string
+	e.eventually("Ingresses are served", func(ctx context.Context) error {
+		s, err := e.api.CoreV1().Services("kube-system").Get(ctx, "clusterd-ingress", metav1.GetOptions{})
+		if err == nil {
+			address = s.Spec.ClusterIP
+		}
+		return err
+	})
+	wayIn{e: e, vip: address}.says(url, http.StatusOK, words)
 }
 
 func gatewayExample(e *env, ns string) {

@@ -69,6 +69,44 @@ func TestE2EXPreemption(t *testing.T) {
 		k.is("the one that was there", string(k.pod("stays").Status.Phase), "Running")
 		k.ok("delete", "pod", "patient", "stays")
 	})
+	k.sub("ReplicaSets of four priorities end with what is left for each", func(k *kit) {
+		features.Conforms(k, 367)
+		k.ok("patch", "node", node, "--subresource=status", "--type=merge", "-p", `{"status":{"capacity":{"`+scarce+`":"10"},"allocatable":{"`+scarce+`":"10"}}}`)
+		sets := []struct {
+			name                            string
+			priority, replicas, each, ready int
+		}{{"first", 1, 3, 1, 0}, {"second", 2, 2, 1, 2}, {"third", 3, 2, 1, 2}, {"fourth", 4, 2, 3, 2}}
+		for _, set := range sets {
+			k.ok("create", "priorityclass", "preempt-"+set.name, fmt.Sprint("--value=", set.priority))
+			manifest := strings.NewReplacer("{terminationGracePeriodSeconds", "{priorityClassName: preempt-"+set.name+", terminationGracePeriodSeconds",
+				"args:", fmt.Sprintf("resources: {requests: {%s: %d}, limits: {%[1]s: %[2]d}}, args:", scarce, set.each)).Replace(replicaSet("preempt-"+set.name, "preempt-"+set.name, set.replicas))
+			k.okIn(manifest, "create", "-f", "-")
+			if set.name != "fourth" { // for which there is not enough room
+				k.ok("wait", "replicaset/preempt-"+set.name, fmt.Sprint("--for=jsonpath={.status.readyReplicas}=", set.replicas), "--timeout=120s")
+			}
+		}
+		for _, set := range sets {
+			k.eventually(set.name+" has what is left for it", func(context.Context) error {
+				got := k.field("replicaset/preempt-"+set.name, "{.status.replicas} {.status.readyReplicas}")
+				want := fmt.Sprint(set.replicas, " ", set.ready)
+				if set.ready == 0 {
+					want = fmt.Sprint(set.replicas, " ") // a field that is 0 is left out
+				}
+				if got != want {
+					return fmt.Errorf("its replicas, and those that are ready, are %q, want %q", got, want)
+				}
+				return nil
+			})
+		}
+		for _, set := range sets {
+			k.ok("delete", "replicaset", "preempt-"+set.name)
+		}
+		for _, set := range sets {
+			k.ok("wait", "pod", "--selector=app=preempt-"+set.name, "--for=delete", "--timeout=120s")
+			k.ok("delete", "priorityclass", "preempt-"+set.name)
+		}
+		k.ok("patch", "node", node, "--subresource=status", "--type=merge", "-p", `{"status":{"capacity":{"`+scarce+`":"5"},"allocatable":{"`+scarce+`":"5"}}}`)
+	})
 	k.sub("a gang gets its nodes at once or not at all", func(k *kit) {
 		member := func(name string, amount int) string { return pod(name, "preempt-low", amount) }
 		in := func(group, manifest string) string {

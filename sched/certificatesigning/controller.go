@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	certificateslisters "k8s.io/client-go/listers/certificates/v1"
+	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
 
 	"github.com/clusterd/clusterd/sched/loop"
@@ -33,13 +34,14 @@ type controller struct {
 	requests certificateslisters.CertificateSigningRequestLister
 	clock    clock.WithTicker
 	sign     Sign
+	events   record.EventRecorder
 }
 
 // New returns the loop; it watches CertificateSigningRequests. Without sign
 // none is signed.
 func New(env loop.Env, sign Sign) loop.Loop {
 	informer := env.Informers.Certificates().V1().CertificateSigningRequests()
-	c := &controller{client: env.Client, requests: informer.Lister(), clock: env.Clock, sign: sign}
+	c := &controller{client: env.Client, requests: informer.Lister(), clock: env.Clock, sign: sign, events: env.Events.For("certificatesigning")}
 	c.Controller = loop.New("certificatesigning", env, 1, c.reconcile)
 	loop.Watch(c.Controller, informer.Informer(), func(_, request *certificatesv1.CertificateSigningRequest) {
 		if request != nil {
@@ -70,6 +72,9 @@ func (c *controller) pass(ctx context.Context, request *certificatesv1.Certifica
 	now := c.clock.Now()
 	left := over(request).Sub(now)
 	if left > 0 {
+		if why := unanswered(request); why != "" {
+			c.events.Eventf(request, corev1.EventTypeWarning, "NotSigned", "Nobody signs for %s in this cluster: %s", request.Spec.SignerName, why)
+		}
 		return left, c.issue(ctx, request, now)
 	}
 	err = c.client.CertificatesV1().CertificateSigningRequests().Delete(ctx, request.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &request.UID}})

@@ -42,6 +42,21 @@ func wanted(request *certificatesv1.CertificateSigningRequest) bool {
 		has(request, certificatesv1.CertificateApproved) && !has(request, certificatesv1.CertificateDenied) && !has(request, certificatesv1.CertificateFailed)
 }
 
+// unsigned are Kubernetes' signers that nobody signs for in this cluster, with why and
+// what to do.
+var unsigned = map[string]string{
+	certificatesv1.KubeAPIServerClientKubeletSignerName: "a node gets its certificate by joining (clusterd join); for other clients of the API the signer is " + certificatesv1.KubeAPIServerClientSignerName,
+	certificatesv1.KubeletServingSignerName:             "a node's server has its certificate from the cluster; for servers of your own, webhooks among them, use a signer of your own, such as cert-manager",
+}
+
+// unanswered says why nobody signs an approved request; "": somebody may.
+func unanswered(request *certificatesv1.CertificateSigningRequest) string {
+	if len(request.Status.Certificate) > 0 || !has(request, certificatesv1.CertificateApproved) || has(request, certificatesv1.CertificateDenied) || has(request, certificatesv1.CertificateFailed) {
+		return ""
+	}
+	return unsigned[request.Spec.SignerName]
+}
+
 // check says why an approved request is not signed all the same. Admission has
 // looked at its subject; but plugins can be left out.
 func check(request *certificatesv1.CertificateSigningRequest) (*x509.CertificateRequest, error) {

@@ -19,6 +19,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/record"
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 )
@@ -81,7 +82,7 @@ func with(r *certificatesv1.CertificateSigningRequest, kinds ...certificatesv1.R
 func pass(t *testing.T, r *certificatesv1.CertificateSigningRequest, after time.Duration, sign Sign) (*certificatesv1.CertificateSigningRequest, error) {
 	t.Helper()
 	client := fake.NewClientset(r)
-	c := &controller{client: client, clock: clocktesting.NewFakeClock(begin.Add(after)), sign: sign}
+	c := &controller{client: client, clock: clocktesting.NewFakeClock(begin.Add(after)), sign: sign, events: record.NewFakeRecorder(10)}
 	_, failed := c.pass(t.Context(), r)
 	got, err := client.CertificatesV1().CertificateSigningRequests().Get(context.Background(), r.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -152,6 +153,38 @@ func TestIssue(t *testing.T) {
 				t.Errorf("failed with %q, want %q", message, test.failed)
 			}
 		})
+	}
+}
+
+// A request that is approved and that nobody will sign waited without a word.
+func TestNobodySigns(t *testing.T) {
+	approved := certificatesv1.CertificateApproved
+	for _, tt := range []struct {
+		signer string
+		kinds  []certificatesv1.RequestConditionType
+		want   string
+	}{
+		{certificatesv1.KubeletServingSignerName, []certificatesv1.RequestConditionType{approved}, "Warning NotSigned Nobody signs for kubernetes.io/kubelet-serving in this cluster"},
+		{certificatesv1.KubeAPIServerClientKubeletSignerName, []certificatesv1.RequestConditionType{approved}, "by joining"},
+		{certificatesv1.KubeletServingSignerName, nil, ""},
+		{certificatesv1.KubeletServingSignerName, []certificatesv1.RequestConditionType{approved, certificatesv1.CertificateFailed}, ""},
+		{certificatesv1.KubeAPIServerClientSignerName, []certificatesv1.RequestConditionType{approved}, ""},
+		{"example.com/mine", []certificatesv1.RequestConditionType{approved}, ""},
+	} {
+		r := with(newRequest(t, "system:node:n1", "system:nodes"), tt.kinds...)
+		r.Spec.SignerName = tt.signer
+		events := record.NewFakeRecorder(10)
+		c := &controller{client: fake.NewClientset(r), clock: clocktesting.NewFakeClock(begin), events: events}
+		if _, err := c.pass(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		if len(events.Events) > 0 {
+			got = <-events.Events
+		}
+		if !strings.Contains(got, tt.want) || (got == "") != (tt.want == "") {
+			t.Errorf("%s, %v: %q, want %q", tt.signer, tt.kinds, got, tt.want)
+		}
 	}
 }
 

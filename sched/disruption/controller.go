@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -32,6 +33,7 @@ import (
 
 type controller struct {
 	*loop.Controller
+	stale       *loop.Controller // of pods that were not deleted after all
 	client      kubernetes.Interface
 	clock       clock.PassiveClock
 	budgets     policylisters.PodDisruptionBudgetLister
@@ -87,7 +89,18 @@ func New(env loop.Env) loop.Loop {
 		}
 		return o.Spec.Replicas, o.Spec.Template.Labels
 	})
-	return c.Loop()
+	c.stale = loop.New("disruption-stale", env, 1, c.reset)
+	loop.Watch(c.stale, core.Pods().Informer(), func(_, pod *corev1.Pod) {
+		if pod != nil && pods.Condition(pod, corev1.DisruptionTarget) != nil {
+			c.stale.Enqueue(loop.KeyOf(pod))
+		}
+	})
+	return loop.Loop{Name: c.Loop().Name, Run: func(ctx context.Context) error {
+		group, ctx := errgroup.WithContext(ctx)
+		group.Go(func() error { return c.Run(ctx) })
+		group.Go(func() error { return c.stale.Run(ctx) })
+		return group.Wait()
+	}}
 }
 
 // watchReplicas wakes the budgets of the pods that an owner makes when the owner

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -64,8 +65,14 @@ type controller struct {
 	since map[string]time.Time // when a node's NoExecute taints were first seen
 	// marked holds the transition of Ready for which a node's pods have been
 	// marked not ready.
-	marked    map[string]metav1.Time
-	suspended bool // see massFailure
+	marked map[string]metav1.Time
+	// paces are how fast pods are evicted by zone, next when the next node of a paced
+	// zone may have its turn, granted the nodes that have had it.
+	paces   map[string]pace
+	next    map[string]time.Time
+	granted map[string]bool
+	// waits are the lost nodes of which was said that their pods are not evicted.
+	waits map[string]bool
 }
 
 // New returns the loop. It watches Nodes, Leases and Pods.
@@ -84,6 +91,8 @@ func New(env loop.Env, cfg Config) (loop.Loop, error) {
 		seen:   map[string]*seen{},
 		since:  map[string]time.Time{},
 		marked: map[string]metav1.Time{},
+
+		next: map[string]time.Time{}, granted: map[string]bool{}, waits: map[string]bool{},
 	}
 	c.Controller = loop.New("nodelifecycle", env, workers, c.reconcile)
 	loop.Watch(c.Controller, core.Nodes().Informer(), c.onNode)
@@ -112,7 +121,10 @@ func (c *controller) onNode(old, node *corev1.Node) {
 		delete(c.seen, old.Name)
 		delete(c.since, old.Name)
 		delete(c.marked, old.Name)
+		delete(c.granted, old.Name)
+		delete(c.waits, old.Name)
 		c.mu.Unlock()
+		c.weigh()
 		c.enqueueAll() // the share of lost nodes has changed
 		return
 	}
@@ -122,7 +134,7 @@ func (c *controller) onNode(old, node *corev1.Node) {
 	if old == nil || !apiequality.Semantic.DeepEqual(old.Spec, node.Spec) || !sameConditions(old, node) {
 		c.Enqueue(loop.Key{Name: node.Name})
 	}
-	if old == nil || readiness(old) != readiness(node) {
+	if old == nil || readiness(old) != readiness(node) || zoneOf(old) != zoneOf(node) {
 		c.weigh()
 	}
 }
@@ -216,32 +228,55 @@ func (c *controller) enqueueAll() {
 	}
 }
 
-// weigh counts lost nodes and wakes all when evictions are to stop or go on.
+// weigh counts lost nodes, and wakes all when evictions are to stop, to go on, or to
+// go at another pace.
 func (c *controller) weigh() {
 	nodes, err := c.nodes.List(labels.Everything())
 	if err != nil {
 		return
 	}
+	var stopped, resumed []*corev1.Node
 	c.mu.Lock()
-	lostNodes, now := 0, c.clock.Now()
-	for _, node := range nodes {
+	now := c.clock.Now()
+	lost := func(node *corev1.Node) bool {
 		silent, _ := c.entry(node.Name).silent(now)
-		if silent || readiness(node) == corev1.ConditionUnknown {
-			lostNodes++
+		return silent || readiness(node) == corev1.ConditionUnknown
+	}
+	all := zones(nodes, lost)
+	by := paces(all)
+	changed := !maps.Equal(by, c.paces)
+	c.paces = by
+	for _, node := range nodes {
+		switch isLost, held := lost(node), by[zoneOf(node)].held; {
+		case isLost && held && !c.waits[node.Name]:
+			c.waits[node.Name] = true
+			stopped = append(stopped, node)
+		case isLost && !held && c.waits[node.Name]:
+			resumed = append(resumed, node)
+			fallthrough
+		case !isLost:
+			delete(c.waits, node.Name)
 		}
 	}
-	suspend := massFailure(lostNodes, len(nodes))
-	changed := suspend != c.suspended
-	c.suspended = suspend
 	c.mu.Unlock()
+	for _, node := range stopped {
+		c.events.Eventf(node, corev1.EventTypeWarning, "EvictionsSuspended",
+			"Pods of this node are not evicted: %s, more than half, so that the fault may be on this side. It goes on when fewer are: delete Nodes that will not come back", all[zoneOf(node)])
+	}
+	for _, node := range resumed {
+		c.events.Eventf(node, corev1.EventTypeNormal, "EvictionsResumed", "Pods of this node are evicted: %s", all[zoneOf(node)])
+	}
 	if !changed {
 		return
 	}
-	evictionsSuspended.Set(0)
-	if suspend {
-		evictionsSuspended.Set(1)
+	suspended := 0
+	for name, p := range by {
+		if p.held {
+			suspended++
+		}
+		klog.Background().Info("evictions from lost nodes", "zone", name, "suspended", p.held, "every", p.every, "lost", all[name].Lost, "nodes", all[name].All)
 	}
-	klog.Background().Info("evictions from lost nodes", "suspended", suspend, "lost", lostNodes, "nodes", len(nodes))
+	evictionsSuspended.Set(float64(suspended))
 	c.enqueueAll()
 }
 
@@ -295,13 +330,21 @@ func (c *controller) silence(ctx context.Context, node *corev1.Node, now time.Ti
 
 // taint brings our taints in line with the conditions.
 func (c *controller) taint(ctx context.Context, key loop.Key, node *corev1.Node, now time.Time) (*corev1.Node, error) {
-	c.mu.Lock()
-	suspended := c.suspended
-	c.mu.Unlock()
 	// A mass failure holds back new NoExecute taints of unreachable nodes. Only
 	// a live agent reports NotReady, so that is trusted.
-	evict := !suspended || readiness(node) == corev1.ConditionFalse
-	wanted, recheck := taints(node, evict, c.cfg.EvictionDelay, now)
+	unreachable := readiness(node) == corev1.ConditionUnknown
+	wanted, recheck := taints(node, !unreachable || !c.held(node), c.cfg.EvictionDelay, now)
+	switch {
+	case !unreachable:
+		c.mu.Lock()
+		delete(c.granted, node.Name)
+		c.mu.Unlock()
+	case slices.ContainsFunc(wanted, evicts) && !slices.ContainsFunc(node.Spec.Taints, evicts):
+		if ok, wait := c.grant(node, now); !ok {
+			wanted, _ = taints(node, false, c.cfg.EvictionDelay, now)
+			recheck = wait
+		}
+	}
 	if recheck > 0 {
 		c.EnqueueAfter(key, recheck)
 	}
@@ -321,6 +364,9 @@ func (c *controller) taint(ctx context.Context, key loop.Key, node *corev1.Node,
 	}
 	return stored, nil
 }
+
+// evicts reports whether pods leave a lost node by the taint.
+func evicts(t corev1.Taint) bool { return t.Effect == corev1.TaintEffectNoExecute && lost(&t) }
 
 // markPods takes the pods of a node that is not ready out of service, once
 // for each time the node turns not ready.
@@ -364,8 +410,8 @@ func (c *controller) markPods(ctx context.Context, node *corev1.Node) error {
 // evict deletes the pods that may not stay on the node, and comes back when
 // the next one's time is up.
 func (c *controller) evict(ctx context.Context, key loop.Key, node *corev1.Node, now time.Time) error {
+	suspended := c.held(node)
 	c.mu.Lock()
-	suspended := c.suspended
 	first, ok := c.since[node.Name]
 	tainted := slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Effect == corev1.TaintEffectNoExecute })
 	switch {

@@ -76,6 +76,7 @@ func start(t *testing.T, c *schedtest.Cluster, w *wire) {
 			t.Errorf("loop ended with %v", err)
 		}
 	})
+	wg.Go(func() { _ = env.Events.Run(ctx) })
 	t.Cleanup(func() { cancel(); wg.Wait(); env.Informers.Shutdown() })
 }
 

@@ -180,8 +180,3 @@ func stamp(t time.Time) *metav1.Time {
 	s := metav1.NewTime(t)
 	return &s
 }
-
-// massFailure reports whether so many nodes look dead that the fault is likely
-// to be on this side: more than half. Evicting everything everywhere would not
-// help then.
-func massFailure(lost, all int) bool { return 2*lost > all }

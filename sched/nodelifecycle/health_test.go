@@ -149,14 +149,3 @@ func TestEvictionOf(t *testing.T) {
 		})
 	}
 }
-
-func TestMassFailure(t *testing.T) {
-	for _, test := range []struct {
-		lost, all int
-		want      bool
-	}{{0, 3, false}, {1, 3, false}, {2, 3, true}, {1, 2, false}, {2, 2, true}, {1, 1, true}, {0, 0, false}} {
-		if got := massFailure(test.lost, test.all); got != test.want {
-			t.Errorf("%d of %d: %v", test.lost, test.all, got)
-		}
-	}
-}

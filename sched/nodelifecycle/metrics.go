@@ -13,7 +13,7 @@ var (
 	})
 	evictionsSuspended = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "clusterd_sched_evictions_suspended",
-		Help: "1 while more than half of all nodes look dead and no pod is evicted from them.",
+		Help: "Zones (nodes without one are a zone together) of whose lost nodes no pod is evicted, as more than half look dead.",
 	})
 )
 

@@ -14,7 +14,7 @@ import (
 	"github.com/clusterd/clusterd/sched/internal/volumes"
 )
 
-// volumeTimeout is how long a pod waits on its node for volumes to be made,
+// volumeTimeout is by default how long a pod waits on its node for volumes to be made,
 // before a node is chosen again.
 const volumeTimeout = 10 * time.Minute
 
@@ -74,7 +74,7 @@ func (s *scheduler) bindVolumes(ctx context.Context, place placement) error {
 		}
 		asked[choice.claim.Name] = written.ResourceVersion
 	}
-	timeout := s.clock.NewTimer(volumeTimeout)
+	timeout := s.clock.NewTimer(s.snapshot.profiles.of(pod).args.volumeTimeout)
 	defer timeout.Stop()
 	for {
 		changed := s.volumeNews.wait()

@@ -47,7 +47,7 @@ func ReadConfig(data []byte) (Config, error) {
 	}
 	names := map[string]bool{}
 	for i := range file.Profiles {
-		p, err := readProfile(&file.Profiles[i], len(file.Profiles) == 1, file.PercentageOfNodesToScore)
+		p, ignored, err := readProfile(&file.Profiles[i], len(file.Profiles) == 1, file.PercentageOfNodesToScore)
 		if err != nil {
 			return Config{}, fmt.Errorf("profiles[%d].%w", i, err)
 		}
@@ -55,6 +55,9 @@ func ReadConfig(data []byte) (Config, error) {
 			return Config{}, fmt.Errorf("profiles[%d].schedulerName %q: another profile has this name", i, p.name)
 		}
 		names[p.name] = true
+		for _, what := range ignored {
+			cfg.Ignored = append(cfg.Ignored, fmt.Sprintf("profiles[%d].%s", i, what))
+		}
 		cfg.profiles = append(cfg.profiles, p)
 	}
 	if len(cfg.profiles) == 0 {
@@ -109,71 +112,47 @@ func percentage(field string, value *int32) error {
 	return nil
 }
 
-// readProfile reads one profile. The only one may leave out its name.
-func readProfile(file *configv1.KubeSchedulerProfile, only bool, percent *int32) (*profile, error) {
+// readProfile reads one profile, and names what means nothing here. The only one may
+// leave out its name.
+func readProfile(file *configv1.KubeSchedulerProfile, only bool, percent *int32) (p *profile, ignored []string, err error) {
 	name := ptr.Deref(file.SchedulerName, "")
 	switch errs := validation.IsDNS1123Subdomain(name); {
 	case name == "" && only:
 		name = Name
 	case name == "":
-		return nil, errors.New("schedulerName: required where there are several profiles")
+		return nil, nil, errors.New("schedulerName: required where there are several profiles")
 	case len(errs) > 0:
-		return nil, fmt.Errorf("schedulerName %q: %s", name, errs[0])
+		return nil, nil, fmt.Errorf("schedulerName %q: %s", name, errs[0])
 	}
 	if file.PercentageOfNodesToScore != nil {
 		percent = file.PercentageOfNodesToScore
 	}
 	if err := percentage("percentageOfNodesToScore", percent); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	set := defaultPlugins()
 	if file.Plugins != nil {
-		if err := set.read(file.Plugins); err != nil {
-			return nil, fmt.Errorf("plugins.%w", err)
+		if ignored, err = set.read(file.Plugins); err != nil {
+			return nil, nil, fmt.Errorf("plugins.%w", err)
 		}
 	}
 	args, err := readArgs(file.PluginConfig)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return set.profile(name, int(ptr.Deref(percent, 0)), args), nil
-}
-
-// readArgs reads what a profile says of single plugins.
-func readArgs(list []configv1.PluginConfig) (pluginArgs, error) {
-	args := pluginArgs{podAffinity: defaultPodAffinity}
-	seen := map[string]bool{}
-	for i, c := range list {
-		if seen[c.Name] {
-			return args, fmt.Errorf("pluginConfig[%d] (%s): it is in the list twice", i, c.Name)
-		}
-		seen[c.Name] = true
-		var err error
-		switch c.Name {
-		case resourcesFit:
-			args.fit, err = readFit(c.Args.Raw)
-		case interPodAffinity:
-			args.podAffinity, err = readPodAffinity(c.Args.Raw)
-		default:
-			return args, fmt.Errorf("pluginConfig[%d] (%s): not acted on here; leave it out (%s and %s are)", i, c.Name, resourcesFit, interPodAffinity)
-		}
-		if err != nil {
-			return args, fmt.Errorf("pluginConfig[%d].args.%w", i, err)
-		}
-	}
-	return args, nil
+	return set.profile(name, int(ptr.Deref(percent, 0)), args), ignored, nil
 }
 
 // read turns plugins on and off, as upstream does: first what multiPoint says,
-// then what is said of a single point.
-func (p *plugins) read(file *configv1.Plugins) error {
+// then what is said of a single point. It names what has no meaning here.
+func (p *plugins) read(file *configv1.Plugins) (ignored []string, err error) {
 	for point, set := range map[string]configv1.PluginSet{
 		"preEnqueue": file.PreEnqueue, "queueSort": file.QueueSort, "preFilter": file.PreFilter, "preScore": file.PreScore, "reserve": file.Reserve,
 		"permit": file.Permit, "preBind": file.PreBind, "bind": file.Bind, "postBind": file.PostBind,
 		"placementGenerate": file.PlacementGenerate, "placementScore": file.PlacementScore, "podGroupPostFilter": file.PodGroupPostFilter,
 	} {
 		if len(set.Enabled)+len(set.Disabled) > 0 {
-			return fmt.Errorf("%s: not a choice here; plugins are turned on and off in multiPoint, filter, postFilter and score", point)
+			return nil, fmt.Errorf("%s: not a choice here; plugins are turned on and off in multiPoint, filter, postFilter and score", point)
 		}
 	}
 	for _, at := range []struct {
@@ -187,27 +166,31 @@ func (p *plugins) read(file *configv1.Plugins) error {
 	} {
 		for i, d := range at.set.Disabled {
 			if err := at.check(d.Name, true); err != nil {
-				return fmt.Errorf("%s.disabled[%d]: %w", at.name, i, err)
+				return nil, fmt.Errorf("%s.disabled[%d]: %w", at.name, i, err)
 			}
 			p.turn(at.point, d.Name, 0)
 		}
 		seen := map[string]bool{}
 		for i, e := range at.set.Enabled {
 			if err := at.check(e.Name, false); err != nil {
-				return fmt.Errorf("%s.enabled[%d]: %w", at.name, i, err)
+				return nil, fmt.Errorf("%s.enabled[%d]: %w", at.name, i, err)
 			}
 			if seen[e.Name] {
-				return fmt.Errorf("%s.enabled[%d]: %s is in the list twice", at.name, i, e.Name)
+				return nil, fmt.Errorf("%s.enabled[%d]: %s is in the list twice", at.name, i, e.Name)
 			}
 			seen[e.Name] = true
+			if slices.Contains(absent, e.Name) {
+				ignored = append(ignored, fmt.Sprintf("plugins.%s.enabled[%d] (%s): there is nothing here that it would look at", at.name, i, e.Name))
+				continue
+			}
 			weight := ptr.Deref(e.Weight, 0)
 			if weight < 0 {
-				return fmt.Errorf("%s.enabled[%d].weight %d: it cannot be negative", at.name, i, weight)
+				return nil, fmt.Errorf("%s.enabled[%d].weight %d: it cannot be negative", at.name, i, weight)
 			}
 			p.turn(at.point, e.Name, max(1, int64(weight)))
 		}
 	}
-	return nil
+	return ignored, nil
 }
 
 // point is where plugins are turned on and off, with what it decides.
@@ -256,16 +239,16 @@ func (p *plugins) turn(at point, name string, weight int64) {
 }
 
 // Plugins of kube-scheduler that are no choice here: fixed ones are always on,
-// whatever they are called here; absent ones never.
+// whatever they are called here; absent ones never, and what they look at is not there.
 var (
-	fixed  = []string{"PrioritySort", "SchedulingGates", "DefaultBinder", "NodeName", "VolumeRestrictions", "VolumeZone"}
-	absent = []string{"ImageLocality", "NodeDeclaredFeatures", "GangScheduling"}
+	fixed  = []string{"PrioritySort", "SchedulingGates", "DefaultBinder", "NodeName", "VolumeZone", "GangScheduling"}
+	absent = []string{"NodeDeclaredFeatures"}
 )
 
 // check refuses what cannot be turned off, or on.
 func (at point) check(name string, off bool) error {
 	switch {
-	case at.has(name), off && (name == "*" || slices.Contains(absent, name)), !off && slices.Contains(fixed, name):
+	case at.has(name), off && name == "*", slices.Contains(absent, name), !off && slices.Contains(fixed, name):
 		return nil
 	case slices.Contains(fixed, name):
 		return fmt.Errorf("%s cannot be turned off", name)

@@ -26,6 +26,7 @@ var filters = []Filter{
 	{Name: "TaintToleration", prepare: filterTaints, wokenBy: nodeAdded | nodeSpec},
 	{Name: "NodeAffinity", prepare: filterNodeAffinity, wokenBy: nodeAdded | nodeLabels},
 	{Name: "NodePorts", prepare: filterPorts, wokenBy: nodeAdded | podGone},
+	{Name: "VolumeRestrictions", prepare: filterVolumeUsers, wokenBy: podGone},
 	{Name: "VolumeBinding", prepare: filterVolumes, wokenBy: nodeAdded | nodeLabels | volumeChanged},
 	{Name: "NodeVolumeLimits", prepare: filterVolumeLimits, wokenBy: nodeAdded | volumeChanged | podGone},
 	{Name: "NodeResourcesFit", prepare: filterResources, wokenBy: nodeAdded | nodeAllocatable | podGone},
@@ -94,6 +95,7 @@ func runFilters(s *snapshot, p *podInfo) verdict {
 			checks = append(checks, prepared{&way.filters[i], check})
 		}
 	}
+	s.mix()
 	enough := way.wanted(p, len(s.list))
 nodes:
 	for i := range s.list {

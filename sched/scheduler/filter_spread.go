@@ -19,17 +19,24 @@ type spread struct {
 // matching pods in every eligible domain.
 func spreads(s *snapshot, p *podInfo, action corev1.UnsatisfiableConstraintAction) []spread {
 	var out []spread
-	for i := range p.pod.Spec.TopologySpreadConstraints {
-		c := &p.pod.Spec.TopologySpreadConstraints[i]
+	list, byOwner := s.ownConstraints(p)
+	for i := range list {
+		c := &list[i]
 		if c.WhenUnsatisfiable != action {
 			continue
 		}
-		match := withPodLabels(selector(c.LabelSelector), p.pod, c.MatchLabelKeys, nil)
 		sp := spread{constraint: c}
-		if match.Matches(labels.Set(p.pod.Labels)) {
-			sp.self = 1
+		var living *tally
+		if byOwner {
+			sp.self, living = 1, s.owned(p.owner)
+		} else {
+			match := withPodLabels(selector(c.LabelSelector), p.pod, c.MatchLabelKeys, nil)
+			if match.Matches(labels.Set(p.pod.Labels)) {
+				sp.self = 1
+			}
+			living = s.living(p.pod.Namespace, match)
 		}
-		domains := sp.count(s, p, s.living(p.pod.Namespace, match))
+		domains := sp.count(s, p, living)
 		if len(sp.counts) == domains {
 			sp.least = fewest(sp.counts)
 		}

@@ -8,6 +8,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	storagelisters "k8s.io/client-go/listers/storage/v1"
 	helper "k8s.io/component-helpers/storage/volume"
@@ -33,6 +34,8 @@ type demand struct {
 	// waiting are claims that get their volume when the pod gets its node.
 	waiting []waitingClaim
 	free    []*corev1.PersistentVolume // all there are, if waiting is not empty
+	// users are other pods with a node that use a claim which is for one pod.
+	users []types.UID
 }
 
 type waitingClaim struct {
@@ -70,8 +73,9 @@ func (w *storageView) need(s *snapshot, pod *corev1.Pod) (d *demand, why string,
 			return nil, fmt.Sprintf("persistentvolumeclaim %q is being deleted", use.Claim), volumeChanged
 		case claim.Status.Phase == corev1.ClaimLost:
 			return nil, fmt.Sprintf("persistentvolumeclaim %q bound to non-existent persistentvolume %q", use.Claim, claim.Spec.VolumeName), volumeChanged
-		case slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod) && s.claimInUse(pod, use.Claim):
-			return nil, "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode", podGone
+		}
+		if slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod) {
+			d.users = append(d.users, s.usersOf(pod, use.Claim)...)
 		}
 		if volumes.Bound(claim) {
 			v, err := w.volumes.Get(claim.Spec.VolumeName)
@@ -96,19 +100,33 @@ func (w *storageView) need(s *snapshot, pod *corev1.Pod) (d *demand, why string,
 	return d, "", 0
 }
 
-// claimInUse reports whether another pod that has a node uses the claim.
-func (s *snapshot) claimInUse(pod *corev1.Pod, claim string) bool {
+// usersOf are the other pods that have a node and use the claim.
+func (s *snapshot) usersOf(pod *corev1.Pod, claim string) (out []types.UID) {
 	for _, n := range s.list {
-		for _, other := range n.pods {
-			if other.pod.Namespace != pod.Namespace || other.pod.UID == pod.UID || pods.Finished(other.pod) {
+		for uid, other := range n.pods {
+			if other.pod.Namespace != pod.Namespace || uid == pod.UID || pods.Finished(other.pod) {
 				continue
 			}
 			if slices.ContainsFunc(volumes.UsesOf(other.pod), func(u volumes.Use) bool { return u.Claim == claim }) {
-				return true
+				out = append(out, uid)
 			}
 		}
 	}
-	return false
+	return out
+}
+
+var inUse = []string{"node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode"}
+
+// filterVolumeUsers refuses all nodes while another pod uses a claim of the pod's that
+// is for one pod. The loss of that pod helps, on its own node.
+func filterVolumeUsers(s *snapshot, p *podInfo) func(*nodeInfo) []string {
+	if p.storage == nil || len(p.storage.users) == 0 {
+		return nil
+	}
+	if !slices.ContainsFunc(p.storage.users, func(uid types.UID) bool { return s.placed[uid] != "" }) {
+		return nil
+	}
+	return func(*nodeInfo) []string { return inUse }
 }
 
 // filterVolumes refuses nodes from which the pod's volumes cannot be reached,
@@ -121,6 +139,9 @@ func filterVolumes(_ *snapshot, p *podInfo) func(*nodeInfo) []string {
 		for _, v := range p.storage.bound {
 			if !volumes.Reaches(v, n.node) {
 				return []string{"node(s) didn't match PersistentVolume's node affinity"}
+			}
+			if !volumes.InZone(v, n.node) {
+				return []string{"node(s) had no available volume zone"}
 			}
 		}
 		if _, ok := p.storage.on(n.node); !ok {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -18,7 +19,8 @@ import (
 	"github.com/clusterd/clusterd/sched/internal/disrupt"
 )
 
-// maxCandidates bounds the nodes that one preemption looks at closely.
+// maxCandidates is how many nodes on which it would help one preemption chooses
+// among, unless a profile says another number.
 const maxCandidates = 100
 
 // nomination is the place that a waiting pod has been promised: pods went, or
@@ -50,6 +52,16 @@ func (s *snapshot) pledged(n *nodeInfo, p *podInfo) (out []*podInfo) {
 	return out
 }
 
+// promisedOn are the pods that were promised the node.
+func (s *snapshot) promisedOn(node string) (out []types.UID) {
+	for uid, n := range s.nominated {
+		if n.node == node {
+			out = append(out, uid)
+		}
+	}
+	return out
+}
+
 func priority(p *podInfo) int32 { return corev1helpers.PodPriority(p.pod) }
 
 // mayPreempt reports whether pods may go for this one's sake now. While those
@@ -61,14 +73,16 @@ func mayPreempt(s *snapshot, p *podInfo) bool {
 	return len(s.leaving(p)) == 0
 }
 
-// leaving are the pods that go for p's sake and are still on its node.
+// leaving are the pods that go for p's sake and are still on its node. A node that
+// p cannot have any more, whoever goes, is not waited for: the pods of a dead node
+// stay until someone sees to it.
 func (s *snapshot) leaving(p *podInfo) (out []*corev1.Pod) {
 	n, ok := s.nominated[p.pod.UID]
 	if !ok {
 		return nil
 	}
 	on := s.nodes[n.node]
-	if on == nil {
+	if on == nil || on.node == nil || on.node.DeletionTimestamp != nil || hopelessFor(s, p)(on) {
 		return nil
 	}
 	for _, uid := range n.victims {
@@ -80,29 +94,53 @@ func (s *snapshot) leaving(p *podInfo) (out []*corev1.Pod) {
 }
 
 // preempt looks for the node where the loss of pods of lower priority that
-// makes room for p hurts least; nil if there is none.
+// makes room for p hurts least; nil if there is none. It begins anywhere in the list
+// and ends when it has enough nodes to choose from, or has seen all: nodes where
+// nothing helps do not use up its search.
 func preempt(s *snapshot, p *podInfo, budgets []*policyv1.PodDisruptionBudget) *candidate {
+	if len(s.list) == 0 {
+		return nil
+	}
 	var best *candidate
-	looked, hopeless := 0, hopelessFor(s, p)
-	for _, n := range s.list {
-		if n.node == nil || n.node.DeletionTimestamp != nil || looked >= maxCandidates || !hasLower(n, p) || hopeless(n) {
+	found, start, enough := 0, rand.IntN(len(s.list)), s.profile(p).args.candidates(len(s.list))
+	hopeless, mayHelp := hopelessFor(s, p), lossMayHelp(s, p)
+	for i := range s.list {
+		n := s.list[(start+i)%len(s.list)]
+		if n.node == nil || n.node.DeletionTimestamp != nil || !mayHelp(n) || hopeless(n) {
 			continue
 		}
-		looked++
-		if c := s.without(p, n, budgets); c != nil && (best == nil || c.better(best)) {
+		c := s.without(p, n, budgets)
+		if c == nil {
+			continue
+		}
+		if best == nil || c.better(best) {
 			best = c
+		}
+		if found++; found == enough {
+			break
 		}
 	}
 	return best
 }
 
-func hasLower(n *nodeInfo, p *podInfo) bool {
-	for _, other := range n.pods {
-		if priority(other) < priority(p) {
-			return true
+// lossMayHelp returns what reports whether the node has pods that may go for p's
+// sake, and without all of them the processors and the memory that p asks for. It
+// spares most nodes of a full cluster the search for victims.
+func lossMayHelp(s *snapshot, p *podInfo) func(*nodeInfo) bool {
+	fit := slices.ContainsFunc(s.profile(p).filters, func(f Filter) bool { return f.Name == resourcesFit })
+	return func(n *nodeInfo) bool {
+		var lower bool
+		cpu, memory := n.requested.cpu, n.requested.memory
+		for _, other := range n.pods {
+			if priority(other) < priority(p) {
+				lower = true
+				cpu -= other.requests.cpu
+				memory -= other.requests.memory
+			}
 		}
+		short := func(want, used, have int64) bool { return want > 0 && want > have-used }
+		return lower && !(fit && (short(p.requests.cpu, cpu, n.allocatable.cpu) || short(p.requests.memory, memory, n.allocatable.memory)))
 	}
-	return false
 }
 
 // hopelessFor returns what reports whether a rule refuses a node that no pod's

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -183,4 +184,129 @@ func TestPromiseToOneThatGoes(t *testing.T) {
 	x.later()
 	x.decide()
 	x.want("the promise ended", "other")
+}
+
+// Nodes on which no pod's loss helps used up the search: a pod waited for ever
+// beside nodes full of pods of lower priority, if they came after 100 others.
+func TestPreemptionSeesAllNodes(t *testing.T) {
+	build := func(first func(i int) []*schedtest.PodBuilder) *snapshot {
+		s := newSnapshot()
+		for i := range 150 {
+			name := fmt.Sprintf("n%03d", i)
+			s.setNode(schedtest.Node(name).Obj())
+			placed := []*schedtest.PodBuilder{schedtest.Pod("low" + name).CPU("4").Priority(1)}
+			if i < 149 {
+				placed = first(i)
+			}
+			for _, p := range placed {
+				s.setPod(p.On(name).Obj())
+			}
+		}
+		return s
+	}
+	pod := schedtest.Pod
+	for _, tt := range []struct {
+		name  string
+		first func(i int) []*schedtest.PodBuilder
+	}{
+		{"full of equals, with a daemon", func(i int) []*schedtest.PodBuilder {
+			return []*schedtest.PodBuilder{pod(fmt.Sprint("equal", i)).CPU("3900m").Priority(100), pod(fmt.Sprint("daemon", i)).CPU("100m").Priority(0)}
+		}},
+		{"with a port taken by an equal", func(i int) []*schedtest.PodBuilder {
+			return []*schedtest.PodBuilder{pod(fmt.Sprint("equal", i)).HostPort(80).Priority(100), pod(fmt.Sprint("lower", i)).CPU("4").Priority(0)}
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := build(tt.first)
+			for range 20 { // it begins anywhere
+				p := newPodInfo(pod("urgent").CPU("2").HostPort(80).Priority(100).Obj())
+				c := preempt(s, p, nil)
+				if c == nil || c.node.name != "n149" || len(c.victims) != 1 {
+					t.Fatalf("candidate %+v, want the pod of n149", c)
+				}
+			}
+		})
+	}
+	// Where it helps everywhere, the choice is among a hundred, and not always the same.
+	s := build(func(i int) []*schedtest.PodBuilder {
+		return []*schedtest.PodBuilder{pod(fmt.Sprint("low", i)).CPU("4").Priority(1)}
+	})
+	chosen := map[string]bool{}
+	for range 30 {
+		chosen[preempt(s, newPodInfo(pod("urgent").CPU("2").Priority(100).Obj()), nil).node.name] = true
+	}
+	if len(chosen) < 2 {
+		t.Errorf("30 preemptions of 150 equal nodes chose %v", chosen)
+	}
+}
+
+// The victims on a node that died stay, on their way out, until someone sees to it:
+// a pod that had been promised the node waited as long, beside nodes with pods that
+// could have gone for it. The same for a node that is cordoned or removed, and for
+// what the leader before promised.
+func TestPromiseOfANodeThatIsLost(t *testing.T) {
+	dead := func() *schedtest.NodeBuilder {
+		return schedtest.Node("n1").Taint(corev1.TaintNodeUnreachable, "", corev1.TaintEffectNoSchedule).Taint(corev1.TaintNodeUnreachable, "", corev1.TaintEffectNoExecute)
+	}
+	pod := func(name, node string, priority int32) *schedtest.PodBuilder {
+		return schedtest.Pod(name).On(node).CPU("3").Priority(priority)
+	}
+	for _, tt := range []struct {
+		name string
+		lost *corev1.Node // n1 from then on; nil: removed
+		stay bool         // the promise is kept
+	}{
+		{"dead", dead().Obj(), false},
+		{"cordoned", schedtest.Node("n1").Cordon().Obj(), false},
+		{"removed", nil, false},
+		{"labelled", schedtest.Node("n1").Label("a", "b").Obj(), true},
+	} {
+		for _, again := range []bool{false, true} {
+			t.Run(fmt.Sprint(tt.name, ", by the leader before: ", again), func(t *testing.T) {
+				x := newTable(t)
+				x.stop()
+				n1, n2 := schedtest.Node("n1").Obj(), schedtest.Node("n2").Obj()
+				x.node(n1)
+				x.node(n2)
+				x.pods(pod("low1", "n1", 1), pod("low2", "n2", 2))
+				urgent := schedtest.Pod("urgent").CPU("3").Priority(100).Obj()
+				x.pod(nil, urgent)
+				promised := func() string { return x.s.snapshot.nominated[urgent.UID].node }
+				x.decide()
+				if got := promised(); got != "n1" {
+					t.Fatalf("promised is %q, want n1", got)
+				}
+				going := pod("low1", "n1", 1).Deleting(x.clock.Now()).Obj()
+				x.pod(pod("low1", "n1", 1).Obj(), going)
+				if again {
+					urgent = urgent.DeepCopy()
+					urgent.Status.NominatedNodeName = "n1"
+					x.lead([]*corev1.Node{n1, n2}, nil, []*corev1.Pod{going, pod("low2", "n2", 2).Obj(), urgent})
+				}
+				x.decide()
+				x.later()
+				if got := promised(); got != "n1" {
+					t.Fatalf("while low1 goes, promised is %q, want n1", got)
+				}
+				x.s.onNode(n1, tt.lost)
+				x.later()
+				x.decide()
+				want, victims := "n2", []string{"low2"}
+				if tt.stay {
+					want, victims = "n1", []string{"low1"}
+				}
+				if got := promised(); got != want {
+					t.Errorf("promised is %q, want %q", got, want)
+				}
+				v, _ := x.s.why.Load(loop.Key{Namespace: schedtest.Namespace, Name: "urgent"})
+				var names []string
+				for _, victim := range v.(*reason).victims {
+					names = append(names, victim.Name)
+				}
+				if !slices.Equal(names, victims) || v.(*reason).node != want {
+					t.Errorf("%v go on %q, want %v on %q", names, v.(*reason).node, victims, want)
+				}
+			})
+		}
+	}
 }

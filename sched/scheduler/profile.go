@@ -18,12 +18,11 @@ type profile struct {
 	preempts bool
 	// percent of the nodes that a search is to find, at least sample; 0: sample.
 	percent int
-	// podAffinity is how much terms of placed pods count.
-	podAffinity podAffinityArgs
+	args    pluginArgs
 }
 
 func defaultProfile() *profile {
-	return &profile{name: Name, filters: filters, scores: scores, preempts: true, podAffinity: defaultPodAffinity}
+	return &profile{name: Name, filters: filters, scores: scores, preempts: true, args: defaultArgs()}
 }
 
 // allocates reports whether claims to devices are allocated for the profile's
@@ -54,7 +53,7 @@ func (p profiles) of(pod *corev1.Pod) *profile {
 // wanted is how many fitting nodes a search looks for. A pod with preferences of
 // its own chooses among all: the one it prefers may be the last.
 func (p *profile) wanted(pod *podInfo, nodes int) int {
-	if pod.choosy || pod.devices != nil && pod.devices.ranked {
+	if pod.choosy || p.args.added.preferred != nil || pod.devices != nil && pod.devices.ranked {
 		return nodes
 	}
 	return min(max(sample, nodes*p.percent/100), nodes)
@@ -78,22 +77,16 @@ func defaultPlugins() plugins {
 	return p
 }
 
-// pluginArgs are what a profile says of single plugins.
-type pluginArgs struct {
-	fit         prepareScore // scores how full a node is; nil: the default
-	podAffinity podAffinityArgs
-}
-
 // profile makes the profile of the plugins.
 func (p plugins) profile(name string, percent int, args pluginArgs) *profile {
-	out := &profile{name: name, percent: percent, preempts: p.preempts, podAffinity: args.podAffinity}
+	out := &profile{name: name, percent: percent, preempts: p.preempts, args: args}
 	for i := range filters {
 		if p.filters[filters[i].Name] {
 			out.filters = append(out.filters, filters[i])
 		}
 	}
 	for _, s := range slices.Clone(scores) {
-		if s.weight = p.weights[s.Name]; s.weight == 0 {
+		if s.weight = p.weights[s.Name]; s.weight == 0 || s.Name == ownerSpread && args.listed {
 			continue
 		}
 		if s.Name == resourcesFit && args.fit != nil {

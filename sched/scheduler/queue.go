@@ -192,6 +192,19 @@ func (q *queue) changed(c change) {
 	}
 }
 
+// wakeUp has a pod tried again that is parked, or about to be.
+func (q *queue) wakeUp(uid types.UID) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch w := q.pods[uid]; {
+	case w == nil:
+	case w.place == parked:
+		q.retry(w)
+	case w.place == inFlight:
+		w.missed = anything
+	}
+}
+
 // pop returns the next pod to place; it blocks until there is one or ctx ends.
 // The caller must answer with park, fail or remove.
 func (q *queue) pop(ctx context.Context) (*corev1.Pod, bool) {

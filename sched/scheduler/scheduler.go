@@ -5,6 +5,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -413,14 +414,22 @@ func (s *scheduler) onNamespace(old, ns *corev1.Namespace) {
 }
 
 func (s *scheduler) onNode(old, node *corev1.Node) {
+	c := nodeChange(old, node)
 	s.mu.Lock()
 	if node == nil {
 		s.snapshot.removeNode(old.Name)
 	} else {
 		s.snapshot.setNode(node)
 	}
+	var promised []types.UID
+	if c&(nodeRemoved|nodeSpec|nodeLabels) != 0 {
+		promised = s.snapshot.promisedOn(cmp.Or(node, old).Name)
+	}
 	s.mu.Unlock()
-	if c := nodeChange(old, node); c != 0 {
+	for _, uid := range promised { // they may have lost the node, and can displace others now
+		s.queue.wakeUp(uid)
+	}
+	if c != 0 {
 		s.queue.changed(c)
 	}
 }

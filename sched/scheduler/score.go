@@ -20,16 +20,19 @@ type Score struct {
 
 type prepareScore func(s *snapshot, p *podInfo) func(n *nodeInfo) int64
 
-// scores is THE list of preferences. Spreading one owner's pods outweighs the
-// rest together with a few percent of load: replicas exist to fail apart.
+// scores is THE list of preferences; those of one name are turned on and weighed
+// together. Spreading one owner's pods outweighs the rest together with a few percent
+// of load: replicas exist to fail apart.
 var scores = []Score{
 	{Name: resourcesFit, weight: 1, prepare: scoreLeastAllocated},
 	{Name: "NodeResourcesBalancedAllocation", weight: 1, prepare: scoreBalanced},
-	{Name: "OwnerSpread", weight: 3, prepare: scoreOwnerSpread, scale: fewerIsBetter},
+	{Name: ownerSpread, weight: 3, prepare: scoreOwnerSpread, scale: fewerIsBetter},
+	{Name: ownerSpread, weight: 3, prepare: scoreOwnerZones, scale: fewerIsBetter},
 	{Name: "TaintToleration", weight: 3, prepare: scoreTaints, scale: fewerIsBetter},
 	{Name: "NodeAffinity", weight: 2, prepare: scoreNodeAffinity, scale: moreIsBetter},
 	{Name: interPodAffinity, weight: 2, prepare: scorePodAffinity, scale: moreIsBetter},
 	{Name: "PodTopologySpread", weight: 2, prepare: scoreSpread, scale: fewerIsBetter},
+	{Name: "ImageLocality", weight: 1, prepare: scoreImageLocality},
 	{Name: dynamicResources, weight: 2, prepare: scoreDevices, scale: moreIsBetter},
 }
 

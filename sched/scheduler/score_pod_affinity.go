@@ -19,7 +19,7 @@ type podAffinityArgs struct {
 // over the pods in a node's domains, and those of the terms that placed pods have
 // and that match the pod.
 func scorePodAffinity(s *snapshot, p *podInfo) func(*nodeInfo) int64 {
-	args := s.profile(p).podAffinity
+	args := s.profile(p).args.podAffinity
 	if args.ignore && len(p.preferred) == 0 {
 		return nil
 	}

@@ -18,17 +18,28 @@ func scoreTaints(_ *snapshot, p *podInfo) func(*nodeInfo) int64 {
 	}
 }
 
-// scoreNodeAffinity sums the weights of the preferred terms a node meets.
-func scoreNodeAffinity(_ *snapshot, p *podInfo) func(*nodeInfo) int64 {
-	a := p.pod.Spec.Affinity
-	if a == nil || a.NodeAffinity == nil || len(a.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution) == 0 {
+// scoreNodeAffinity sums the weights of the preferred terms a node meets, the pod's and
+// those that its profile adds.
+func scoreNodeAffinity(s *snapshot, p *podInfo) func(*nodeInfo) int64 {
+	var list []*nodeaffinity.PreferredSchedulingTerms
+	if added := s.profile(p).args.added.preferred; added != nil {
+		list = append(list, added)
+	}
+	if a := p.pod.Spec.Affinity; a != nil && a.NodeAffinity != nil && len(a.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution) > 0 {
+		own, err := nodeaffinity.NewPreferredSchedulingTerms(a.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution)
+		if err == nil { // a preference that cannot be read is none
+			list = append(list, own)
+		}
+	}
+	if len(list) == 0 {
 		return nil
 	}
-	preferred, err := nodeaffinity.NewPreferredSchedulingTerms(a.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution)
-	if err != nil {
-		return nil // a preference that cannot be read is none
+	return func(n *nodeInfo) (sum int64) {
+		for _, preferred := range list {
+			sum += preferred.Score(n.node)
+		}
+		return sum
 	}
-	return func(n *nodeInfo) int64 { return preferred.Score(n.node) }
 }
 
 // scoreSpread counts matching pods in a node's domains, for constraints that

@@ -81,7 +81,8 @@ type nodeInfo struct {
 	weight      amounts
 	// owners counts the pods of each controller that are not about to go.
 	owners map[types.UID]int
-	index  int // in snapshot.list
+	index  int    // in snapshot.list
+	zone   string // that its labels name
 }
 
 // snapshot is the cluster as the scheduler sees it: what informers report plus
@@ -97,8 +98,10 @@ type snapshot struct {
 	devices *deviceView
 	nodes   map[string]*nodeInfo
 	// list holds the values of nodes; next is where the next search begins.
-	list []*nodeInfo
-	next int
+	list   []*nodeInfo
+	next   int
+	zones  zones
+	images images
 	// all counts each known node once: which domains there are.
 	all *tally
 	// placed maps each counted pod to its node.
@@ -120,6 +123,8 @@ func newSnapshot() *snapshot {
 	return &snapshot{
 		profiles:   profilesOf(defaultProfile()),
 		nodes:      map[string]*nodeInfo{},
+		images:     images{},
+		zones:      zones{owners: map[types.UID]map[string]int{}},
 		all:        newTally(),
 		placed:     map[types.UID]string{},
 		assumed:    map[types.UID]bool{},
@@ -141,6 +146,7 @@ func (s *snapshot) entry(name string) *nodeInfo {
 		n = &nodeInfo{name: name, pods: map[types.UID]*podInfo{}, owners: map[types.UID]int{}, index: len(s.list)}
 		s.nodes[name] = n
 		s.list = append(s.list, n)
+		s.zones.mixed = false
 	}
 	return n
 }
@@ -148,7 +154,12 @@ func (s *snapshot) entry(name string) *nodeInfo {
 func (s *snapshot) setNode(node *corev1.Node) {
 	n := s.entry(node.Name)
 	before, known := n.labels(), n.node != nil
+	var had []corev1.ContainerImage
+	if known {
+		had = n.node.Status.Images
+	}
 	n.node = node
+	s.reimaged(n, had, node.Status.Images)
 	if !known {
 		s.all.add(n, 1)
 	}
@@ -178,6 +189,7 @@ func (s *snapshot) removeNode(name string) {
 		before := n.labels()
 		if n.node != nil {
 			s.all.add(n, -1)
+			s.reimaged(n, n.node.Status.Images, nil)
 		}
 		n.node = nil
 		s.relabelled(n, before)
@@ -192,6 +204,7 @@ func (s *snapshot) prune(n *nodeInfo) {
 		s.list[n.index], last.index = last, n.index
 		s.list[len(s.list)-1] = nil
 		s.list = s.list[:len(s.list)-1]
+		s.zones.mixed = false
 	}
 }
 
@@ -229,6 +242,7 @@ func (s *snapshot) put(p *podInfo, node string) {
 	s.placed[p.pod.UID] = node
 	if p.counts() {
 		n.owners[p.owner]++
+		s.zones.add(p.owner, n.zone, 1)
 	}
 	s.tallied(n, p, 1)
 }
@@ -252,6 +266,7 @@ func (s *snapshot) removePod(uid types.UID) {
 		if n.owners[p.owner]--; n.owners[p.owner] == 0 {
 			delete(n.owners, p.owner)
 		}
+		s.zones.add(p.owner, n.zone, -1)
 	}
 	s.tallied(n, p, -1)
 	s.prune(n)

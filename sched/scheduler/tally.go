@@ -6,7 +6,9 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // tally counts placed pods, node by node and domain by domain. It is counted
@@ -111,6 +113,14 @@ func (s *snapshot) living(namespace string, match labels.Selector) *tally {
 	})
 }
 
+// owned counts a controller's pods that are not about to go.
+func (s *snapshot) owned(owner types.UID) *tally {
+	return s.matching("owned "+string(owner), false, func(pod *corev1.Pod) bool {
+		ref := metav1.GetControllerOfNoCopy(pod)
+		return ref != nil && ref.UID == owner && pod.DeletionTimestamp == nil
+	})
+}
+
 // meeting counts the pods that match all of the terms.
 func (s *snapshot) meeting(terms ...term) *tally {
 	key := "meeting"
@@ -143,6 +153,7 @@ func (s *snapshot) tallied(n *nodeInfo, p *podInfo, by int) {
 
 // relabelled moves what is counted on a node to its new labels' domains.
 func (s *snapshot) relabelled(n *nodeInfo, before map[string]string) {
+	s.rezone(n)
 	for _, m := range s.matchings {
 		m.relabel(n, before)
 	}

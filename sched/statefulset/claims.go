@@ -2,6 +2,7 @@ package statefulset
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -94,6 +95,26 @@ func (c *controller) ensureClaims(ctx context.Context, set *appsv1.StatefulSet, 
 		}
 	}
 	return nil
+}
+
+// remakeClaims makes claims of the ordinals that are missing. One that is being
+// deleted is no error: its end wakes the set.
+func (c *controller) remakeClaims(ctx context.Context, set *appsv1.StatefulSet, ordinals []int) error {
+	var errs []error
+	for _, ordinal := range ordinals {
+		missing := slices.ContainsFunc(set.Spec.VolumeClaimTemplates, func(t corev1.PersistentVolumeClaim) bool {
+			_, err := c.claims.PersistentVolumeClaims(set.Namespace).Get(claimName(set, &t, ordinal))
+			return apierrors.IsNotFound(err)
+		})
+		if !missing {
+			continue
+		}
+		err := c.ensureClaims(ctx, set, ordinal)
+		if err != nil && !errors.Is(err, errClaimGoing) && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // claimed reports whether a claim of that name is one of the set's ordinals'.

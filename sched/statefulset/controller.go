@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
 	appslisters "k8s.io/client-go/listers/apps/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
@@ -42,11 +43,13 @@ type controller struct {
 	client  kubernetes.Interface
 	clock   clock.PassiveClock
 	lister  appslisters.StatefulSetLister
+	claims  corelisters.PersistentVolumeClaimLister
 	pods    *podctl.Control
 	history *history.Keeper
 }
 
-// New returns the loop. It watches StatefulSets, Pods and ControllerRevisions.
+// New returns the loop. It watches StatefulSets, Pods, claims that go and
+// ControllerRevisions.
 func New(env loop.Env) (loop.Loop, error) {
 	informer := env.Informers.Apps().V1().StatefulSets()
 	control, err := podctl.New(env, Kind, "statefulset-controller")
@@ -57,7 +60,8 @@ func New(env loop.Env) (loop.Loop, error) {
 	if err != nil {
 		return loop.Loop{}, err
 	}
-	c := &controller{client: env.Client, clock: env.Clock, lister: informer.Lister(), pods: control, history: keeper}
+	claims := env.Informers.Core().V1().PersistentVolumeClaims()
+	c := &controller{client: env.Client, clock: env.Clock, lister: informer.Lister(), claims: claims.Lister(), pods: control, history: keeper}
 	c.Controller = loop.New(name, env, workers, c.reconcile)
 	loop.Watch(c.Controller, informer.Informer(), func(old, set *appsv1.StatefulSet) {
 		if old != nil && (set == nil || set.UID != old.UID) {
@@ -66,6 +70,11 @@ func New(env loop.Env) (loop.Loop, error) {
 		c.Enqueue(loop.KeyOf(loop.Latest(old, set)))
 	})
 	control.Watch(c.Controller, c.Enqueue, c.offer)
+	loop.Watch(c.Controller, claims.Informer(), func(old, claim *corev1.PersistentVolumeClaim) {
+		if claim == nil || old != nil && old.UID != claim.UID {
+			c.claimGone(old)
+		}
+	})
 	keeper.Watch(c.Controller, env, c.Enqueue)
 	return c.Loop(), nil
 }
@@ -78,6 +87,19 @@ func (c *controller) offer(pod *corev1.Pod) {
 	}
 	for _, set := range sets {
 		if ordinalOf(set, pod.Name) >= 0 && podctl.Matches(set.Spec.Selector, pod) {
+			c.Enqueue(loop.KeyOf(set))
+		}
+	}
+}
+
+// claimGone wakes the set whose claim it was: a pod may wait for another.
+func (c *controller) claimGone(claim *corev1.PersistentVolumeClaim) {
+	sets, err := c.lister.StatefulSets(claim.Namespace).List(labels.Everything())
+	if err != nil {
+		return
+	}
+	for _, set := range sets {
+		if claimed(set, claim.Name) {
 			c.Enqueue(loop.KeyOf(set))
 		}
 	}
@@ -159,7 +181,7 @@ func (c *controller) execute(ctx context.Context, set *appsv1.StatefulSet, plan 
 	if apierrors.HasStatusCause(created, corev1.NamespaceTerminatingCause) {
 		created = nil
 	}
-	return errors.Join(deleted, created)
+	return errors.Join(deleted, created, c.remakeClaims(ctx, set, plan.Claims))
 }
 
 func (c *controller) create(ctx context.Context, set *appsv1.StatefulSet, what Create, current, update *appsv1.ControllerRevision) error {

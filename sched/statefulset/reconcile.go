@@ -42,6 +42,9 @@ type Plan struct {
 	Delete []*corev1.Pod
 	// Fix holds pods that lack a label of their identity.
 	Fix []*corev1.Pod
+	// Claims are the ordinals of pods without a node: a claim of theirs that is missing
+	// is made again, as no node fits them without it.
+	Claims []int
 	// Status is the new status; Recheck the time after which time alone may
 	// change it (minReadySeconds), 0 for never.
 	Status  appsv1.StatefulSetStatus
@@ -89,6 +92,7 @@ func Decide(in Input) Plan {
 	if in.Set.DeletionTimestamp != nil {
 		return s.plan
 	}
+	s.claims()
 	if s.fill() && s.shrink() {
 		s.roll()
 	}
@@ -148,6 +152,19 @@ func (s *state) revisionFor(ordinal int) string {
 // stale reports whether rolling has to replace the member.
 func (s *state) stale(m *member) bool {
 	return s.rolling() && m.ordinal >= s.partition() && m.revision != s.in.Update
+}
+
+// claims names the pods that may lack a claim: it can have been deleted, since no
+// pod that runs keeps it.
+func (s *state) claims() {
+	if len(s.in.Set.Spec.VolumeClaimTemplates) == 0 {
+		return
+	}
+	for _, m := range s.wanted {
+		if m.Spec.NodeName == "" && !m.terminating && !pods.Finished(m.Pod) {
+			s.plan.Claims = append(s.plan.Claims, m.ordinal)
+		}
+	}
 }
 
 // fill makes the missing pods. It reports whether the pass may go on: in order

@@ -158,6 +158,23 @@ func TestDecide(t *testing.T) {
 	}
 }
 
+// TestClaimsOfPendingPods: those of pods that a node may have are left alone.
+func TestClaimsOfPendingPods(t *testing.T) {
+	set := newSet(6, func(set *appsv1.StatefulSet) {
+		set.Spec.VolumeClaimTemplates = []corev1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Name: "data"}}}
+	})
+	bound := pod(set, "1 new")
+	bound.Spec.NodeName = "n"
+	mine := []*corev1.Pod{pod(set, "0 new"), bound, pod(set, "2 new going"), pod(set, "3 new failed"), pod(set, "4 new"), pod(set, "6 new")}
+	if got := Decide(Input{Set: set, Pods: mine, Current: "new", Update: "new", Now: now}).Claims; !cmp.Equal(got, []int{0, 4}) {
+		t.Errorf("claims of %v, want 0 and 4", got)
+	}
+	set.Spec.VolumeClaimTemplates = nil
+	if got := Decide(Input{Set: set, Pods: mine, Current: "new", Update: "new", Now: now}).Claims; got != nil {
+		t.Errorf("claims of %v though the set has none", got)
+	}
+}
+
 func describe(p Plan) string {
 	if len(p.Create) > 100 {
 		return fmt.Sprintf("%d creates", len(p.Create))

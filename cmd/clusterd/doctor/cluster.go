@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
+	"github.com/clusterd/clusterd/sched/nodelifecycle"
 )
 
 // Cluster is the cluster as a member's API shows it.
@@ -147,6 +148,13 @@ func (c Cluster) nodes(f *findings) {
 				f.warn("nodes", "free some, or move pods away: clusterctl top pods -A, clusterctl drain "+n.Name, "%s has %s: %s", n.Name, pressure, orUnsaid(is[pressure].Message))
 			}
 		}
+	}
+	nodes := make([]*corev1.Node, len(c.Nodes))
+	for i := range c.Nodes {
+		nodes[i] = &c.Nodes[i]
+	}
+	for _, zone := range nodelifecycle.Suspended(nodes) {
+		f.problem("nodes", "bring them back; delete Nodes of machines that will not come back: clusterctl delete node NAME", "%s, more than half: their pods are not evicted and not replaced", zone)
 	}
 	if ready > 0 {
 		f.ok("nodes", "%d of %d are Ready", ready, len(c.Nodes))

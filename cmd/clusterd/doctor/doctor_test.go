@@ -201,6 +201,13 @@ func TestJudgeCluster(t *testing.T) {
 	if got := ills(JudgeCluster(lost)); !strings.Contains(got, "problem quorum: 1 of 3 voters are alive and 2 are needed") || !strings.Contains(got, "clusterctl recover") || !strings.Contains(got, "not here: n2 (dead), n3 (left)") {
 		t.Errorf("quorum lost: %s", got)
 	}
+	silent := healthy()
+	for i := range 2 {
+		silent.Nodes[i].Status.Conditions[0].Status = corev1.ConditionUnknown
+	}
+	if got := ills(JudgeCluster(silent)); !strings.Contains(got, "problem nodes: 2 of 3 nodes are lost, more than half: their pods are not evicted and not replaced → bring them back; delete Nodes") {
+		t.Errorf("most nodes lost: %s", got)
+	}
 	near := healthy()
 	near.Members.Members[1].Gossip = "dead"
 	if got := ills(JudgeCluster(near)); !strings.Contains(got, "warning quorum: 2 of 3 voters are alive: one more lost stops the cluster") {

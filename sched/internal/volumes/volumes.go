@@ -6,6 +6,8 @@ package volumes
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -85,6 +87,43 @@ func Best(claim *corev1.PersistentVolumeClaim, all []*corev1.PersistentVolume, n
 // Reaches reports whether the volume can be mounted on the node.
 func Reaches(v *corev1.PersistentVolume, node *corev1.Node) bool {
 	return helper.CheckNodeAffinity(v, node.Labels) == nil
+}
+
+// zoneLabels are those by which a volume without node affinity says where it is, with
+// what a label was called before.
+var zoneLabels = map[string]string{
+	corev1.LabelTopologyZone: corev1.LabelFailureDomainBetaZone, corev1.LabelTopologyRegion: corev1.LabelFailureDomainBetaRegion,
+	corev1.LabelFailureDomainBetaZone: corev1.LabelTopologyZone, corev1.LabelFailureDomainBetaRegion: corev1.LabelTopologyRegion,
+}
+
+// InZone reports whether the node is in a zone and a region that the volume's labels
+// name, if they name some. A volume may be in several, and a node that names neither is
+// of a cluster without.
+func InZone(v *corev1.PersistentVolume, node *corev1.Node) bool {
+	for key, other := range zoneLabels {
+		zones, ok := v.Labels[key]
+		if !ok || !labelled(node) {
+			continue
+		}
+		value, ok := node.Labels[key]
+		if !ok {
+			value, ok = node.Labels[other]
+		}
+		if !ok || !slices.Contains(strings.Split(zones, "__"), value) {
+			return false
+		}
+	}
+	return true
+}
+
+// labelled reports whether the node says in which zone or region it is.
+func labelled(node *corev1.Node) bool {
+	for key := range zoneLabels {
+		if _, ok := node.Labels[key]; ok {
+			return true
+		}
+	}
+	return false
 }
 
 // Use is a claim that a pod mounts.

@@ -1,0 +1,133 @@
+package nodelifecycle
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// How fast the pods of lost nodes are evicted where much of a zone is lost, as
+// upstream has it: one node of a zone that is lost altogether in ten seconds, one of
+// a large zone (more nodes than largeZone) that is lost for more than a half in a
+// hundred.
+const (
+	lostZonePace  = 10 * time.Second
+	largeZonePace = 100 * time.Second
+	largeZone     = 50
+)
+
+// Zone is how many of a zone's nodes are lost. Nodes that name no zone are one
+// together.
+type Zone struct {
+	Name      string // region and zone, as their labels name them
+	Lost, All int
+}
+
+// zoneOf names the node's zone.
+func zoneOf(node *corev1.Node) string {
+	region, zone := node.Labels[corev1.LabelTopologyRegion], node.Labels[corev1.LabelTopologyZone]
+	if region == "" || zone == "" {
+		return region + zone
+	}
+	return region + "/" + zone
+}
+
+// zones counts nodes by zone.
+func zones(nodes []*corev1.Node, lost func(*corev1.Node) bool) map[string]Zone {
+	out := map[string]Zone{}
+	for _, node := range nodes {
+		z := out[zoneOf(node)]
+		z.Name = zoneOf(node)
+		z.All++
+		if lost(node) {
+			z.Lost++
+		}
+		out[z.Name] = z
+	}
+	return out
+}
+
+// pace is how fast the pods of a zone's lost nodes are evicted.
+type pace struct {
+	held  bool          // not at all
+	every time.Duration // from one node to the next; 0: all at once
+}
+
+// paces decides how fast pods are evicted, zone by zone. Where more than half of a
+// zone's nodes look dead the fault is likely to be on this side, and evicting
+// everything everywhere would not help: it waits, or goes slowly. A zone of which
+// nothing is left has failed, as long as another has not.
+func paces(all map[string]Zone) map[string]pace {
+	out, none := make(map[string]pace, len(all)), true
+	for _, z := range all {
+		none = none && z.Lost == z.All
+	}
+	for name, z := range all {
+		switch {
+		case none:
+			out[name] = pace{held: true}
+		case z.Lost == z.All:
+			out[name] = pace{every: lostZonePace}
+		case 2*z.Lost > z.All && z.All > largeZone:
+			out[name] = pace{every: largeZonePace}
+		case 2*z.Lost > z.All:
+			out[name] = pace{held: true}
+		}
+	}
+	return out
+}
+
+// String says how much is lost of which zone.
+func (z Zone) String() string {
+	if z.Name == "" {
+		return fmt.Sprintf("%d of %d nodes are lost", z.Lost, z.All)
+	}
+	return fmt.Sprintf("%d of %d nodes of zone %s are lost", z.Lost, z.All, z.Name)
+}
+
+// Suspended returns the zones of whose lost nodes no pod is evicted, by what the
+// nodes' conditions say.
+func Suspended(nodes []*corev1.Node) (out []Zone) {
+	all := zones(nodes, func(node *corev1.Node) bool { return readiness(node) == corev1.ConditionUnknown })
+	by := paces(all)
+	for name, z := range all {
+		if by[name].held {
+			out = append(out, z)
+		}
+	}
+	slices.SortFunc(out, func(a, b Zone) int {
+		if a.Name < b.Name {
+			return -1
+		}
+		return 1
+	})
+	return out
+}
+
+// grant reports whether the pods of a node that is lost may be evicted now, and if
+// not, after what time to ask again. A node that was granted it stays so until it is
+// heard of.
+func (c *controller) grant(node *corev1.Node, now time.Time) (bool, time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	zone := zoneOf(node)
+	every := c.paces[zone].every
+	if every == 0 || c.granted[node.Name] {
+		return true, 0
+	}
+	if left := c.next[zone].Sub(now); left > 0 {
+		return false, left
+	}
+	c.next[zone] = now.Add(every)
+	c.granted[node.Name] = true
+	return true, 0
+}
+
+// held reports whether evictions from the node's zone wait.
+func (c *controller) held(node *corev1.Node) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.paces[zoneOf(node)].held
+}

@@ -1,0 +1,141 @@
+package nodelifecycle
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/clusterd/clusterd/sched/schedtest"
+)
+
+func TestPaces(t *testing.T) {
+	held := pace{held: true}
+	for _, tt := range []struct {
+		name  string
+		zones map[string]Zone
+		want  map[string]pace // those that are not evicted at once
+	}{
+		{"none", nil, nil},
+		{"one of three", map[string]Zone{"": {Lost: 1, All: 3}}, nil},
+		{"two of three", map[string]Zone{"": {Lost: 2, All: 3}}, map[string]pace{"": held}},
+		{"half", map[string]Zone{"": {Lost: 1, All: 2}}, nil},
+		{"all", map[string]Zone{"": {Lost: 2, All: 2}}, map[string]pace{"": held}},
+		{"all there is", map[string]Zone{"": {Lost: 1, All: 1}}, map[string]pace{"": held}},
+		{"most of many", map[string]Zone{"": {Lost: 30, All: 51}}, map[string]pace{"": {every: largeZonePace}}},
+		{"most of not so many", map[string]Zone{"": {Lost: 30, All: 50}}, map[string]pace{"": held}},
+		{"two zones of three", map[string]Zone{"a": {Lost: 2, All: 2}, "b": {Lost: 2, All: 2}, "c": {All: 2}}, map[string]pace{"a": {every: lostZonePace}, "b": {every: lostZonePace}}},
+		{"all zones", map[string]Zone{"a": {Lost: 2, All: 2}, "b": {Lost: 2, All: 2}}, map[string]pace{"a": held, "b": held}},
+		{"most of one zone", map[string]Zone{"a": {Lost: 2, All: 3}, "b": {Lost: 1, All: 3}}, map[string]pace{"a": held}},
+		{"one zone, and most of the other", map[string]Zone{"a": {Lost: 3, All: 3}, "b": {Lost: 2, All: 3}}, map[string]pace{"a": {every: lostZonePace}, "b": held}},
+	} {
+		if got := paces(tt.zones); fmt.Sprint(got) != fmt.Sprint(tt.want) && len(got)+len(tt.want) > 0 {
+			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
+		}
+	}
+}
+
+// A zone's nodes have their turn one after the other, each once.
+func TestGrant(t *testing.T) {
+	c := &controller{paces: map[string]pace{"a": {every: lostZonePace}}, next: map[string]time.Time{}, granted: map[string]bool{}}
+	node := func(name, zone string) *corev1.Node {
+		return schedtest.Node(name).Label(corev1.LabelTopologyZone, zone).Obj()
+	}
+	at := time.Unix(1000, 0)
+	for _, tt := range []struct {
+		after      time.Duration
+		node, zone string
+		wait       time.Duration // 0: granted
+	}{
+		{0, "1", "a", 0},
+		{0, "1", "a", 0}, // it failed and is tried again
+		{0, "2", "a", lostZonePace},
+		{0, "3", "b", 0},
+		{0, "4", "b", 0},
+		{4 * time.Second, "2", "a", lostZonePace - 4*time.Second},
+		{lostZonePace, "2", "a", 0},
+		{lostZonePace, "5", "a", lostZonePace},
+		{lostZonePace, "1", "a", 0},
+	} {
+		if ok, wait := c.grant(node(tt.node, tt.zone), at.Add(tt.after)); ok != (tt.wait == 0) || wait != tt.wait {
+			t.Errorf("after %s node %s: %t, wait %s, want %s", tt.after, tt.node, ok, wait, tt.wait)
+		}
+	}
+}
+
+// tells waits for an event of the node with that reason, and returns its message.
+func tells(t *testing.T, c *schedtest.Cluster, node, reason string) (message string) {
+	t.Helper()
+	schedtest.Eventually(t, func() string {
+		list, err := c.Client.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err.Error()
+		}
+		var reasons []string
+		for _, e := range list.Items {
+			if e.InvolvedObject.Name != node {
+				continue
+			}
+			if e.Reason == reason {
+				message = e.Message
+				return ""
+			}
+			reasons = append(reasons, e.Reason)
+		}
+		return fmt.Sprintf("events of %s are %v, want %s", node, reasons, reason)
+	})
+	return message
+}
+
+// That pods of lost nodes are not evicted was said in the log alone; and Nodes that
+// will not come back counted until somebody knew to delete them.
+func TestSuspendedEvictionsAreTold(t *testing.T) {
+	c := schedtest.New(t, append(nodes(3), schedtest.Pod("p").On("n2").Ready(time.Now()).Obj())...)
+	w := &wire{suspects: make(chan string), silent: map[string]bool{"n1": true, "n2": true}}
+	start(t, c, w)
+	if got := tells(t, c, "n2", "EvictionsSuspended"); !strings.Contains(got, "2 of 3 nodes are lost") || !strings.Contains(got, "delete Nodes") {
+		t.Errorf("it says %q", got)
+	}
+	if err := c.Client.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := tells(t, c, "n2", "EvictionsResumed"); !strings.Contains(got, "1 of 2 nodes are lost") {
+		t.Errorf("it says %q", got)
+	}
+	schedtest.Eventually(t, func() string {
+		pod, err := c.Client.CoreV1().Pods(schedtest.Namespace).Get(t.Context(), "p", metav1.GetOptions{})
+		if err != nil || pod.DeletionTimestamp == nil {
+			return fmt.Sprintf("the pod is not evicted: %v, %v", pod.DeletionTimestamp, err)
+		}
+		return ""
+	})
+}
+
+// Of a zone of which nothing is left, the pods are evicted though most nodes are
+// lost: another zone lives.
+func TestALostZoneIsEvicted(t *testing.T) {
+	all := nodes(3)
+	for i, zone := range []string{"a", "a", "b"} {
+		all[i].(*corev1.Node).Labels = map[string]string{corev1.LabelTopologyZone: zone}
+	}
+	c := schedtest.New(t, append(all, schedtest.Pod("p").On("n1").Ready(time.Now()).Obj(), schedtest.Pod("q").On("n2").Ready(time.Now()).Obj())...)
+	w := &wire{suspects: make(chan string), silent: map[string]bool{"n1": true}}
+	start(t, c, w) // asks all, and finds n1
+	evicted := func(name string) {
+		t.Helper()
+		schedtest.Eventually(t, func() string {
+			pod, err := c.Client.CoreV1().Pods(schedtest.Namespace).Get(t.Context(), name, metav1.GetOptions{})
+			if err != nil || pod.DeletionTimestamp == nil {
+				return fmt.Sprintf("pod %s is not evicted: %v", name, err)
+			}
+			return ""
+		})
+	}
+	evicted("p")
+	w.silence("n2")
+	w.suspects <- "n2"
+	evicted("q")
+}
