@@ -93,7 +93,11 @@ func initCommand() *cobra.Command {
 				return nil
 			}
 			return runFirst(cmd, cfg, func(ctx context.Context, m *Main) error {
-				return m.printJoinLines(ctx, cmd.OutOrStdout(), ttl, uses)
+				if err := m.printJoinLines(ctx, cmd.OutOrStdout(), ttl, uses); err != nil {
+					return err
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "# See the cluster, in another terminal (Ctrl-C here stops clusterd, not its pods; `clusterd run` goes on):\n%s\n", lookCommand(cfg.Data))
+				return nil
 			})
 		},
 	}
@@ -205,8 +209,8 @@ func devCommand() *cobra.Command {
 All state lies in one folder and is found again the next time. When the command
 ends, so do its containers.`,
 		Example: `  sudo clusterd dev
-  # then, in another terminal:
-  export KUBECONFIG=` + DefaultDevData + `/admin.kubeconfig
+  # then, in another terminal, what it printed:
+  export KUBECONFIG=` + personKubeconfig(DefaultDevData) + `
   kubectl get nodes`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -226,7 +230,11 @@ ends, so do its containers.`,
 					return err
 				}
 				fmt.Fprintf(out, "The node takes pods after %.1f s.\n\n", time.Since(began).Seconds())
-				fmt.Fprintf(out, "  export KUBECONFIG=%s\n  kubectl get nodes\n\n", dataDir(cfg.Data).kubeconfig())
+				kubeconfig, err := leaveKubeconfig(m.dir)
+				if err != nil {
+					return err
+				}
+				fmt.Fprintf(out, "  export KUBECONFIG=%s\n  kubectl get nodes\n\n", kubeconfig)
 				fmt.Fprintf(out, "Ctrl-C stops it and its containers; `clusterd reset --data %s` removes all it wrote.\n", cfg.Data)
 				return nil
 			})

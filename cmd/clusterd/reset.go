@@ -59,6 +59,7 @@ func reset(ctx context.Context, cfg Config, out io.Writer) error {
 		{"cgroups", func() error { return removeCgroups(cfg.CgroupRoot) }},
 		{"releases", func() error { return removeReleases(cfg.Data) }},
 		{"keys in memory", dir.dropInClear},
+		{"the copy of the kubeconfig", func() error { return removeRegular(personKubeconfig(cfg.Data)) }},
 	})
 }
 
@@ -92,6 +93,18 @@ func finishReset(out io.Writer, data string, steps []resetStep) error {
 	}
 	fmt.Fprintf(out, "This machine runs nothing of clusterd in %s any more.\n", data)
 	return nil
+}
+
+// removeRegular removes a file, and nothing else that bears its name.
+func removeRegular(path string) error {
+	st, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !st.Mode().IsRegular() {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return os.Remove(path)
 }
 
 // each does it with all of a list.
