@@ -30,6 +30,10 @@ type HostConfig struct {
 	// tell elsewhere: TYPE=ADDRESS, separated by commas, of the types ExternalIP,
 	// ExternalDNS and InternalDNS.
 	NodeAddresses string `json:"nodeAddresses,omitempty"`
+	// TLSSANs are further names and addresses, separated by commas, by which clients
+	// call this server's API: of a load balancer, of DNS, of a router before it. They
+	// stand in its certificate, which is made anew when they change. Agents have none.
+	TLSSANs string `json:"tlsSANs,omitempty"`
 	// ReadOnlyPort serves pods, metrics and stats of this node to every client that
 	// reaches it, without a token and without TLS; 0: not at all.
 	ReadOnlyPort uint16 `json:"readOnlyPort,omitempty"`
@@ -52,6 +56,7 @@ func (c *HostConfig) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&c.FailSwapOn, "fail-swap-on", c.FailSwapOn, "refuse to start on a machine that swaps")
 	f.StringVar(&c.NodeIP, "node-ip", c.NodeIP, "the node's InternalIP, or one of IPv4 and one of IPv6, separated by a comma (default: the advertised address, and in a cluster of two IP families the other family's of the same interface)")
 	f.StringVar(&c.NodeAddresses, "node-addresses", c.NodeAddresses, "further addresses of the node for its status, such as ExternalIP=203.0.113.7,ExternalDNS=n1.example.org")
+	f.StringVar(&c.TLSSANs, "tls-san", c.TLSSANs, "further names and addresses by which clients call this server's API, separated by commas, such as api.example.org,203.0.113.7; they stand in its certificate")
 	f.Uint16Var(&c.ReadOnlyPort, "read-only-port", c.ReadOnlyPort, "port for the pods, metrics and stats of this node, for every client that reaches it, without a token and without TLS; 0: none")
 	f.BoolVar(&c.NodeLogs, "node-logs", c.NodeLogs, "answer with the machine's logs to those who may read nodes/log")
 	f.StringVar(&c.TracingConfig, "tracing-config", c.TracingConfig, "file with a TracingConfiguration: where spans of the API server and the agent are sent to by OTLP (default: nowhere)")
