@@ -190,7 +190,9 @@ type Config struct {
 	// Tracer makes spans of what is done for pods; nil: there are none.
 	Tracer     trace.Tracer
 	NodeLabels map[string]string
-	NodePort   int32 // of the node's calls, reported in the Node's status
+	// Registration is what the Node is made with; later changes of it by others stay.
+	Registration node.Registration
+	NodePort     int32 // of the node's calls, reported in the Node's status
 
 	// StaticDir holds the files of static pods, StaticURL answers with more of
 	// them; empty: none. See agent/static.
@@ -307,7 +309,7 @@ func New(cfg Config) (*Agent, error) {
 	nodeConfig := node.Config{
 		LeaseTime: cmp.Or(cfg.LeaseTime, defaultLeaseTime),
 		Name:      cfg.NodeName, IPs: cfg.NodeIPs, Addresses: cfg.NodeAddresses, Client: cfg.Client, Heartbeat: cfg.HeartbeatClient, Version: cfg.Version,
-		MaxPods: cfg.MaxPods, DataDir: cfg.DataDir, Labels: cfg.NodeLabels, Port: cfg.NodePort,
+		MaxPods: cfg.MaxPods, DataDir: cfg.DataDir, Labels: cfg.NodeLabels, Registration: cfg.Registration, Port: cfg.NodePort,
 		Annotations: map[string]string{names.LocalPathRoot: a.claimDir()},
 		Devices:     a.deviceCounts,
 		Reserved:    cfg.Reserved, Pressure: a.guard.Under, VolumesInUse: a.volumesInUse,
