@@ -249,6 +249,7 @@ ends, so do its containers.`,
 
 func resetCommand() *cobra.Command {
 	cfg := defaultConfig()
+	var yes bool
 	cmd := &cobra.Command{
 		Use:   "reset",
 		Short: "Stop this node's containers and remove everything clusterd made on this machine",
@@ -257,7 +258,9 @@ processes, network namespaces, mounts, cgroups, network rules, links to logs and
 the data folder, also what is in the folders of --kubelet-root and --log-links that
 the node ran with. Volumes are unmounted, never emptied. If a step fails, the data
 folder stays, and the command can be repeated. The cluster still counts the machine as a member: remove it there with
-` + "`clusterctl members rm NAME`" + `.`,
+` + "`clusterctl members rm NAME`" + `.
+
+On a terminal it asks before; --yes, or a standard input that is no terminal, answers.`,
 		Example: `  sudo clusterd reset
   sudo clusterd reset --data ` + DefaultDevData,
 		Args: cobra.NoArgs,
@@ -271,10 +274,14 @@ folder stays, and the command can be repeated. The cluster still counts the mach
 			if err != nil {
 				return err
 			}
+			if err := confirmReset(yes, cfg.Data, cmd.InOrStdin(), cmd.ErrOrStderr()); err != nil {
+				return err
+			}
 			return reset(cmd.Context(), cfg, cmd.OutOrStdout())
 		},
 	}
 	cfg.addFlags(cmd.Flags())
+	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask for confirmation")
 	return cmd
 }
 
