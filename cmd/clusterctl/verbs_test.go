@@ -160,7 +160,7 @@ term: 3
 			},
 			args:   []string{"token", "create", "--ttl", "30m"},
 			stdout: "clusterd join 10.0.0.1:6443 --token abc.def\n",
-			stderr: "Valid for 30m and one machine; run this as root on the machine that is to become a server:\n",
+			stderr: "Valid for 30m and one machine; run this as root on the machine that is to become a server (as a service: with --prepare behind it, then systemctl enable --now clusterd):\n",
 			seen:   []string{`POST /clusterd/v1/tokens {"ttl":"30m0s","role":"server","uses":1}`},
 		},
 		{

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -89,7 +90,7 @@ func initCommand() *cobra.Command {
 				}
 			}
 			if prepare {
-				fmt.Fprintf(cmd.OutOrStdout(), "%s is ready to begin a cluster: start it with `clusterd run --data %s` or `systemctl start clusterd`, then make a token with `clusterctl token create`.\n", cfg.Name, cfg.Data)
+				fmt.Fprintf(cmd.OutOrStdout(), "%s is ready to begin a cluster: start it with %s, then make a token with `clusterctl token create`.\n", cfg.Name, startCommand(cfg.Data))
 				return nil
 			}
 			return runFirst(cmd, cfg, func(ctx context.Context, m *Main) error {
@@ -163,7 +164,7 @@ machine in with "clusterctl members approve CODE", and says there what it become
 				return err
 			}
 			if prepare {
-				fmt.Fprintf(cmd.OutOrStdout(), "%s is a member: start it with `clusterd run --data %s` or `systemctl start clusterd`.\n", cfg.Name, cfg.Data)
+				fmt.Fprintf(cmd.OutOrStdout(), "%s is a member: start it with %s.\n", cfg.Name, startCommand(cfg.Data))
 				return nil
 			}
 			return runFirst(cmd, cfg, nil)
@@ -292,6 +293,14 @@ func versionCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 		Run:   func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), "clusterd", version()) },
 	}
+}
+
+// startCommand starts a node that was prepared, and with the packaged unit at each boot.
+func startCommand(data string) string {
+	if filepath.Clean(data) == DefaultData {
+		return "`systemctl enable --now clusterd` (now and at each boot) or `clusterd run`"
+	}
+	return "`clusterd run --data " + data + "`"
 }
 
 // start is what every command that touches the machine begins with.

@@ -46,6 +46,18 @@ func TestKubeconfigOfWhoTypedSudo(t *testing.T) {
 	}
 }
 
+// A node that was prepared comes back after a reboot: the unit is enabled, not started alone.
+func TestStartCommand(t *testing.T) {
+	for data, want := range map[string]string{
+		DefaultData: "`systemctl enable --now clusterd` (now and at each boot) or `clusterd run`",
+		"/data":     "`clusterd run --data /data`", // of which the unit knows nothing
+	} {
+		if got := startCommand(data); got != want {
+			t.Errorf("%s: %s", data, got)
+		}
+	}
+}
+
 // What init prints works without a KUBECONFIG, which the user could not read.
 func TestLookCommand(t *testing.T) {
 	for data, want := range map[string]string{
