@@ -175,7 +175,7 @@ ui-test: build image ## the web page in headless Chromium, beside three nodes; s
 	e2e/browser/run.sh
 
 .PHONY: upgrade-test
-upgrade-test: build image ## from the programs of PREVIOUS (the last tag) to these and back, under traffic; then release-test (root)
+upgrade-test: build image ## from the programs of PREVIOUS (the last tag, or the commit before) to these and back, under traffic; then release-test (root)
 	hack/previous.sh $(PREVIOUS)
 	CLUSTERD_E2E=netns CLUSTERD_OLD_BIN=$(CURDIR)/bin/old CLUSTERD_UPGRADE=1 $(GO) test -count=1 -v -timeout 50m -run 'TestE2E(Upgrade|Release)$$' ./e2e
 
