@@ -4,7 +4,22 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/clusterd/clusterd/cmd/docstest"
 )
+
+// TestCommandsInDocs: each clusterd command that a page shows is one, with these flags.
+func TestCommandsInDocs(t *testing.T) {
+	shown := docstest.Commands(t, docstest.Pages(t, "../.."), "clusterd")
+	if len(shown) < 20 {
+		t.Errorf("only %d commands were found", len(shown))
+	}
+	for _, s := range shown {
+		if err := docstest.Resolve(rootCommand(), s.Args); err != nil {
+			t.Errorf("%s: %v", s, err)
+		}
+	}
+}
 
 // TestReadmeFromAFreshClone: a clone has no clusterd yet. README says how it gets one
 // before it uses it, and names no file that whoever typed sudo cannot read.
