@@ -43,6 +43,7 @@ sched/gateway/crds/crds.json.gz: go.mod hack/gatewaycrds/main.go
 .PHONY: build
 build: bin/podmon sched/gateway/crds/crds.json.gz ## build bin/clusterd, bin/clusterctl, bin/podmon
 	$(GO) build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/clusterd ./cmd/clusterctl
+	@hack/own.sh
 
 .PHONY: build-race
 build-race: bin/podmon sched/gateway/crds/crds.json.gz ## build bin/race/clusterd, with the race detector, for e2e's TestE2ERace (long)
@@ -70,6 +71,7 @@ image: ## build the examples' images: bin/hello.tar, bin/operator.tar
 	@mkdir -p bin
 	$(GO) run ./examples/hello/pack -o bin/hello.tar
 	$(GO) run ./examples/hello/pack -src ./examples/operator -ref clusterd.local/operator:1 -o bin/operator.tar
+	@hack/own.sh
 
 .PHONY: demo
 demo: build image ## three nodes on this machine, one manifest, real containers
@@ -173,7 +175,7 @@ ui-test: build image ## the web page in headless Chromium, beside three nodes; s
 	e2e/browser/run.sh
 
 .PHONY: upgrade-test
-upgrade-test: build image ## from the programs of PREVIOUS (the last tag) to these and back, under traffic; then release-test (root)
+upgrade-test: build image ## from the programs of PREVIOUS (the last tag, or the commit before) to these and back, under traffic; then release-test (root)
 	hack/previous.sh $(PREVIOUS)
 	CLUSTERD_E2E=netns CLUSTERD_OLD_BIN=$(CURDIR)/bin/old CLUSTERD_UPGRADE=1 $(GO) test -count=1 -v -timeout 50m -run 'TestE2E(Upgrade|Release)$$' ./e2e
 
@@ -271,6 +273,7 @@ install: build ## install into $(PREFIX) (/usr/local) with a systemd unit
 .PHONY: deb
 deb: build $(CROSS) ## build dist/clusterd_….deb and the tarball beside it; ARCH=arm64 for another machine
 	ARCH=$(ARCH) packaging/build.sh $(if $(CROSS),bin/$(ARCH))
+	@hack/own.sh
 
 .PHONY: release
 release: deb ## the tarball of `make deb`, signed with RELEASE_KEY for clusterctl upgrade

@@ -193,7 +193,9 @@ type Config struct {
 	NodeLabels map[string]string
 	// NodeAnnotations are further annotations of the node. Optional.
 	NodeAnnotations map[string]string
-	NodePort        int32 // of the node's calls, reported in the Node's status
+	// Registration is what the Node is made with; later changes of it by others stay.
+	Registration node.Registration
+	NodePort     int32 // of the node's calls, reported in the Node's status
 
 	// StaticDir holds the files of static pods, StaticURL answers with more of
 	// them; empty: none. See agent/static.
@@ -310,7 +312,7 @@ func New(cfg Config) (*Agent, error) {
 	nodeConfig := node.Config{
 		LeaseTime: cmp.Or(cfg.LeaseTime, defaultLeaseTime),
 		Name:      cfg.NodeName, IPs: cfg.NodeIPs, Addresses: cfg.NodeAddresses, Client: cfg.Client, Heartbeat: cfg.HeartbeatClient, Version: cfg.Version,
-		MaxPods: cfg.MaxPods, DataDir: cfg.DataDir, Labels: cfg.NodeLabels, Port: cfg.NodePort,
+		MaxPods: cfg.MaxPods, DataDir: cfg.DataDir, Labels: cfg.NodeLabels, Registration: cfg.Registration, Port: cfg.NodePort,
 		Annotations: a.annotations(), Clock: fence.BootTime,
 		Devices:  a.deviceCounts,
 		Reserved: cfg.Reserved, Pressure: a.guard.Under, VolumesInUse: a.volumesInUse,

@@ -350,7 +350,7 @@ func TestE2EAgents(t *testing.T) {
 	})
 
 	t.Run("removed", func(t *testing.T) {
-		e.ctl("members", "rm", "a2")
+		e.ctl("members", "rm", "--yes", "a2")
 		e.eventually("a2 ends, as it is not a member any more", func(context.Context) error {
 			if pid, err := e.Pid("a2"); err == nil {
 				return fmt.Errorf("process %d lives", pid)

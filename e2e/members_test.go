@@ -97,7 +97,7 @@ func TestE2EVoters(t *testing.T) {
 	if err := e.Kill(second); err != nil {
 		t.Fatal(err)
 	}
-	said := e.refused("", "members", "rm", spare)
+	said := e.refused("", "members", "rm", "--yes", spare)
 	mustContain(t, "the refusal", said, "removing "+spare+" would stop the cluster", second+" does not answer", "clusterctl members rm "+second)
 	if strings.Count(strings.TrimSpace(said), "\n") > 0 {
 		t.Errorf("not one line:\n%s", said)
@@ -135,7 +135,7 @@ func TestE2EVoters(t *testing.T) {
 	e.routed(voters[0], leaves, true)
 	e.eventually(leaves.String()+" is reachable from "+voters[0], func(context.Context) error { return e.arrives(voters[0], leaves) })
 	i := slices.IndexFunc(e.Nodes(), func(n cluster.Node) bool { return n.Name == self })
-	e.ctl("members", "rm", self, "--kubeconfig="+e.Nodes()[i].Kubeconfig())
+	e.ctl("members", "rm", "--yes", self, "--kubeconfig="+e.Nodes()[i].Kubeconfig())
 	e.eventually("who removed itself has ended, and its Node is gone", func(ctx context.Context) error {
 		if pid, err := e.Pid(self); err == nil {
 			return fmt.Errorf("it runs, process %d", pid)
@@ -212,5 +212,5 @@ func (e *env) refusedOnlyVoter() string {
 		leader = v[0]
 		return nil
 	})
-	return e.refused("", "members", "rm", leader)
+	return e.refused("", "members", "rm", "--yes", leader)
 }

@@ -13,7 +13,13 @@ if ! command -v "${GO:-go}" >/dev/null; then
 	echo "go is missing: install Go 1.26 or newer (https://go.dev/dl) and run this again" >&2
 	exit 1
 fi
-if [ ${#missing[@]} -eq 0 ]; then
+want=$(sed -n 's/^go \([0-9.]*\)$/\1/p' go.mod)
+have=$("${GO:-go}" env GOVERSION 2>/dev/null | sed 's/^go//; s/[^0-9.].*//')
+if [ "$(printf '%s\n' "$want" "$have" | sort -V | head -1)" != "$want" ]; then
+	echo "go is ${have:-of an unknown version}, and $want or newer is needed: install it from https://go.dev/dl, or name another with make GO=/usr/local/go/bin/go" >&2
+	exit 1
+fi
+if [ ${#missing[@]} -eq 0 ] || [ "${1:-}" = go ]; then # go: that alone is asked
 	exit 0
 fi
 if ! command -v apt-get >/dev/null; then

@@ -48,7 +48,9 @@ type Config struct {
 	// Pressure tells which of the conditions MemoryPressure, DiskPressure and
 	// PIDPressure the node is in; nil: in none. It must not block.
 	Pressure func(v1.NodeConditionType) bool
-	Labels   map[string]string // further labels of the node
+	Labels   map[string]string // further labels of the node, which it keeps
+	// Registration is what the Node has from its beginning, and others may change.
+	Registration Registration
 	// Annotations of the node, kept beside those of others.
 	Annotations map[string]string
 	Port        int32 // of the node's calls; 0: not reported
@@ -202,7 +204,7 @@ func (n *Node) register(ctx context.Context) error {
 	want := n.fresh()
 	node, err := nodes.Get(ctx, n.cfg.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		node, err = nodes.Create(ctx, want, metav1.CreateOptions{})
+		node, err = nodes.Create(ctx, n.cfg.Registration.begin(want), metav1.CreateOptions{})
 	}
 	if err != nil {
 		return fmt.Errorf("register node %s: %w", n.cfg.Name, err)

@@ -311,13 +311,8 @@ func (o *rotateOptions) run(ctx context.Context, a *api, graceGiven bool) error 
 		path, request = pathOf("authority", "finish"), v1.AuthorityRequest{Of: now.Of}
 		question = "Kubeconfigs and join tokens of the old authority end as soon as all members are ready"
 	}
-	if !o.yes {
-		fmt.Fprintf(o.ErrOut, "%s.\nGo on? [y/N] ", question)
-		var answer string
-		fmt.Fscanln(o.In, &answer)
-		if answer = strings.ToLower(answer); answer != "y" && answer != "yes" {
-			return errors.New("nothing was changed (give --yes when not interactive)")
-		}
+	if err := confirm(o.IOStreams, o.yes, question+"."); err != nil {
+		return err
 	}
 	body, err := jsonBody(request)
 	if err != nil {

@@ -61,10 +61,15 @@ func (s kubeconfigSearch) apply(flags *genericclioptions.ConfigFlags) {
 // lost says why no cluster was found and what to do next.
 func (s kubeconfigSearch) lost() error {
 	if err := readable(s.data); errors.Is(err, os.ErrPermission) {
-		return fmt.Errorf("no cluster is configured: %s may not be read by this user; use sudo, or copy it and set KUBECONFIG to the copy", s.data)
+		return fmt.Errorf("no cluster is configured: %s", forbidden(s.data))
 	}
 	return fmt.Errorf("no cluster is configured: looked at %s; set KUBECONFIG, give --kubeconfig FILE, or run this on a server node, where clusterd init leaves a kubeconfig",
 		strings.Join([]string{"--kubeconfig", "$KUBECONFIG", s.home, s.data}, ", "))
+}
+
+// forbidden says of a kubeconfig that this user may not read it, and what to do.
+func forbidden(path string) string {
+	return path + " may not be read by this user; use sudo, or copy it (sudo install -m 0600 -o $USER " + path + " FILE) and set KUBECONFIG to the copy"
 }
 
 func exists(path string) bool {

@@ -117,7 +117,8 @@ func known(n *uint64) string {
 }
 
 func newMembersRemoveCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
-	return &cobra.Command{
+	var yes bool
+	cmd := &cobra.Command{
 		Use:   "rm NAME",
 		Short: "Remove a member from the cluster",
 		Long: templates.LongDesc(`
@@ -128,12 +129,18 @@ func newMembersRemoveCommand(f cmdutil.Factory, streams genericiooptions.IOStrea
 		Example: templates.Examples(`
 			# Move the pods away, then remove the machine
 			clusterctl drain n3 --ignore-daemonsets
-			clusterctl members rm n3`),
+			clusterctl members rm n3
+
+			# In a script
+			clusterctl members rm n3 --yes`),
 		Args:              oneArg("the name of a member", "clusterctl members"),
 		ValidArgsFunction: completeFrom(f, memberNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			a, err := newAPI(f)
 			if err != nil {
+				return err
+			}
+			if err := confirm(streams, yes, fmt.Sprintf("%s is removed for good: its key opens nothing any more, and its node object is deleted. To come back it has to be reset and join again.", args[0])); err != nil {
 				return err
 			}
 			if err := a.do(cmd.Context(), http.MethodDelete, pathOf("members", args[0]), nil, nil); err != nil {
@@ -143,6 +150,8 @@ func newMembersRemoveCommand(f cmdutil.Factory, streams genericiooptions.IOStrea
 			return nil
 		},
 	}
+	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "Do not ask for confirmation")
+	return cmd
 }
 
 func newMembersVotersCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
@@ -12,8 +13,15 @@ import (
 // They take for granted that all but custom kinds are served everywhere.
 const hint = "ensure CRDs are installed first"
 
+// unreadable is client-go's word for a kubeconfig of another user, of which it keeps
+// the text alone.
+var unreadable = regexp.MustCompile(`error loading config file "([^"]+)": open [^\n]*: permission denied`)
+
 // plainly says instead what is the case.
 func plainly(message string) string {
+	message = unreadable.ReplaceAllStringFunc(message, func(found string) string {
+		return forbidden(unreadable.FindStringSubmatch(found)[1])
+	})
 	return strings.ReplaceAll(message, hint,
 		"clusterd does not serve this kind (see `clusterctl api-resources`); if it is a custom kind, apply its CustomResourceDefinition first")
 }

@@ -41,7 +41,10 @@ func newTokenCreateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 		Short: "Create a token and print the command with which a machine joins",
 		Long: templates.LongDesc(`
 			Create a join token. The command to run on the machine that is to join goes to
-			standard output; the token's secret is shown this once.`),
+			standard output; the token's secret is shown this once.
+
+			The command runs clusterd itself, in the foreground. With --prepare behind it, it
+			only joins, and the service runs clusterd: systemctl enable --now clusterd.`),
 		Example: templates.Examples(`
 			# Print the command for the next server
 			clusterctl token create
@@ -52,8 +55,8 @@ func newTokenCreateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 			# For the agent n7 alone, and from one network
 			clusterctl token create --role agent --name n7 --from 192.0.2.0/24
 
-			# Let a machine join, with a token for this one occasion
-			ssh root@n4 "$(clusterctl token create --ttl 10m)"
+			# Let a machine with the package join, with a token for this one occasion
+			ssh root@n4 "$(clusterctl token create --ttl 10m) --prepare && systemctl enable --now clusterd"
 
 			# Use the token in a program
 			clusterctl token create -o json | jq -r .token`),
@@ -79,7 +82,7 @@ func newTokenCreateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 				return fmt.Errorf("create a token: %w", err)
 			}
 			if out == "" {
-				fmt.Fprintf(streams.ErrOut, "Valid for %s and %s; run this as root on the machine that is to become %s:\n", short(ttl), machines(uses), map[string]string{v1.TokenServer: "a server", v1.TokenAgent: "an agent"}[wish.Role])
+				fmt.Fprintf(streams.ErrOut, "Valid for %s and %s; run this as root on the machine that is to become %s (as a service: with --prepare behind it, then systemctl enable --now clusterd):\n", short(ttl), machines(uses), map[string]string{v1.TokenServer: "a server", v1.TokenAgent: "an agent"}[wish.Role])
 			}
 			return out.print(streams.Out, t, func(w io.Writer) error {
 				_, err := fmt.Fprintln(w, t.JoinCommand)

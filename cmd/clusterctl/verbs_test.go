@@ -133,16 +133,23 @@ term: 3
 		{
 			name:   "members rm",
 			lay:    func(s *server) { s.answers("DELETE /clusterd/v1/members/{name}", 200, `{}`) },
-			args:   []string{"members", "rm", "n3"},
+			args:   []string{"members", "rm", "n3", "--yes"},
 			stdout: "member \"n3\" removed\n",
 			seen:   []string{"DELETE /clusterd/v1/members/n3"},
+		},
+		{
+			name:   "members rm without an answer",
+			lay:    func(s *server) { s.answers("DELETE /clusterd/v1/members/{name}", 200, `{}`) },
+			args:   []string{"members", "rm", "n3"},
+			stderr: "n3 is removed for good: its key opens nothing any more, and its node object is deleted. To come back it has to be reset and join again.\nGo on? [y/N] ",
+			err:    "nothing was changed (give --yes when not interactive)",
 		},
 		{
 			name: "members rm of an unknown one",
 			lay: func(s *server) {
 				s.answers("DELETE /clusterd/v1/members/{name}", 404, "{\"message\":\"no member is called \\\"x/y\\\"; `clusterctl members` lists them\"}")
 			},
-			args: []string{"members", "rm", "x/y"},
+			args: []string{"members", "rm", "-y", "x/y"},
 			err:  "remove member x/y: no member is called \"x/y\"; `clusterctl members` lists them",
 			seen: []string{"DELETE /clusterd/v1/members/x%2Fy"},
 		},
@@ -153,7 +160,7 @@ term: 3
 			},
 			args:   []string{"token", "create", "--ttl", "30m"},
 			stdout: "clusterd join 10.0.0.1:6443 --token abc.def\n",
-			stderr: "Valid for 30m and one machine; run this as root on the machine that is to become a server:\n",
+			stderr: "Valid for 30m and one machine; run this as root on the machine that is to become a server (as a service: with --prepare behind it, then systemctl enable --now clusterd):\n",
 			seen:   []string{`POST /clusterd/v1/tokens {"ttl":"30m0s","role":"server","uses":1}`},
 		},
 		{
@@ -319,7 +326,7 @@ hello:latest   0123456789ab   5.0 MiB   yes      n1
 		t.Run(tt.name, func(t *testing.T) {
 			s := newServer(t)
 			tt.lay(s)
-			stdout, stderr, err := s.run(t, nil, tt.args...)
+			stdout, stderr, err := s.run(t, strings.NewReader(""), tt.args...)
 			switch {
 			case err == nil && tt.err != "":
 				t.Errorf("no error, want %q", tt.err)

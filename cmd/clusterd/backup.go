@@ -226,7 +226,7 @@ func restoredIdentity(cfg Config, trust *pki.Trust, now time.Time) (*identity, e
 	if id.key, err = pki.NewKey(); err != nil {
 		return nil, err
 	}
-	id.cert, err = trust.Signer().IssueServer(id.key.Public(), cfg.Name, certAddrs(cfg), now)
+	id.cert, err = trust.Signer().IssueServer(id.key.Public(), cfg.Name, certAddrs(cfg), now, certNames(cfg)...)
 	return id, err
 }
 

@@ -510,14 +510,14 @@ func (m *Main) renew(now time.Time) {
 }
 
 // renewCert loads the node's certificate, a new one if it nears its end or
-// does not name all that the API is called by today.
+// does not name what the API is called by today, no less and no more.
 func (m *Main) renewCert(now time.Time) error {
 	m.idMu.Lock()
 	defer m.idMu.Unlock()
 	signer := m.id.trust.Signer()
-	unnamed := slices.ContainsFunc(certAddrs(m.cfg), func(a netip.Addr) bool { return m.id.cert.VerifyHostname(a.String()) != nil })
-	if pki.NeedsRenewal(m.id.cert, now) || pki.NodeRole(m.id.cert) != pki.Server || unnamed || !signer.Signed(m.id.cert) {
-		cert, err := signer.IssueServer(m.id.key.Public(), m.cfg.Name, certAddrs(m.cfg), now)
+	named := pki.NamesServer(m.id.cert, m.cfg.Name, certAddrs(m.cfg), certNames(m.cfg)...)
+	if pki.NeedsRenewal(m.id.cert, now) || pki.NodeRole(m.id.cert) != pki.Server || !named || !signer.Signed(m.id.cert) {
+		cert, err := signer.IssueServer(m.id.key.Public(), m.cfg.Name, certAddrs(m.cfg), now, certNames(m.cfg)...)
 		if err != nil {
 			return err
 		}

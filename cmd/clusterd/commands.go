@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -89,11 +90,15 @@ func initCommand() *cobra.Command {
 				}
 			}
 			if prepare {
-				fmt.Fprintf(cmd.OutOrStdout(), "%s is ready to begin a cluster: start it with `clusterd run --data %s` or `systemctl start clusterd`, then make a token with `clusterctl token create`.\n", cfg.Name, cfg.Data)
+				fmt.Fprintf(cmd.OutOrStdout(), "%s is ready to begin a cluster: start it with %s, then make a token with `clusterctl token create`.\n", cfg.Name, startCommand(cfg.Data))
 				return nil
 			}
 			return runFirst(cmd, cfg, func(ctx context.Context, m *Main) error {
-				return m.printJoinLines(ctx, cmd.OutOrStdout(), ttl, uses)
+				if err := m.printJoinLines(ctx, cmd.OutOrStdout(), ttl, uses); err != nil {
+					return err
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "# See the cluster, in another terminal (Ctrl-C here stops clusterd, not its pods; `clusterd run` goes on):\n%s\n", lookCommand(cfg.Data))
+				return nil
 			})
 		},
 	}
@@ -159,7 +164,7 @@ machine in with "clusterctl members approve CODE", and says there what it become
 				return err
 			}
 			if prepare {
-				fmt.Fprintf(cmd.OutOrStdout(), "%s is a member: start it with `clusterd run --data %s` or `systemctl start clusterd`.\n", cfg.Name, cfg.Data)
+				fmt.Fprintf(cmd.OutOrStdout(), "%s is a member: start it with %s.\n", cfg.Name, startCommand(cfg.Data))
 				return nil
 			}
 			return runFirst(cmd, cfg, nil)
@@ -205,8 +210,8 @@ func devCommand() *cobra.Command {
 All state lies in one folder and is found again the next time. When the command
 ends, so do its containers.`,
 		Example: `  sudo clusterd dev
-  # then, in another terminal:
-  export KUBECONFIG=` + DefaultDevData + `/admin.kubeconfig
+  # then, in another terminal, what it printed:
+  export KUBECONFIG=` + personKubeconfig(DefaultDevData) + `
   kubectl get nodes`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -226,7 +231,11 @@ ends, so do its containers.`,
 					return err
 				}
 				fmt.Fprintf(out, "The node takes pods after %.1f s.\n\n", time.Since(began).Seconds())
-				fmt.Fprintf(out, "  export KUBECONFIG=%s\n  kubectl get nodes\n\n", dataDir(cfg.Data).kubeconfig())
+				kubeconfig, err := leaveKubeconfig(m.dir)
+				if err != nil {
+					return err
+				}
+				fmt.Fprintf(out, "  export KUBECONFIG=%s\n  kubectl get nodes\n\n", kubeconfig)
 				fmt.Fprintf(out, "Ctrl-C stops it and its containers; `clusterd reset --data %s` removes all it wrote.\n", cfg.Data)
 				return nil
 			})
@@ -241,6 +250,7 @@ ends, so do its containers.`,
 
 func resetCommand() *cobra.Command {
 	cfg := defaultConfig()
+	var yes bool
 	cmd := &cobra.Command{
 		Use:   "reset",
 		Short: "Stop this node's containers and remove everything clusterd made on this machine",
@@ -249,7 +259,9 @@ processes, network namespaces, mounts, cgroups, network rules, links to logs and
 the data folder, also what is in the folders of --kubelet-root and --log-links that
 the node ran with. Volumes are unmounted, never emptied. If a step fails, the data
 folder stays, and the command can be repeated. The cluster still counts the machine as a member: remove it there with
-` + "`clusterctl members rm NAME`" + `.`,
+` + "`clusterctl members rm NAME`" + `.
+
+On a terminal it asks before; --yes, or a standard input that is no terminal, answers.`,
 		Example: `  sudo clusterd reset
   sudo clusterd reset --data ` + DefaultDevData,
 		Args: cobra.NoArgs,
@@ -263,10 +275,14 @@ folder stays, and the command can be repeated. The cluster still counts the mach
 			if err != nil {
 				return err
 			}
+			if err := confirmReset(yes, cfg.Data, cmd.InOrStdin(), cmd.ErrOrStderr()); err != nil {
+				return err
+			}
 			return reset(cmd.Context(), cfg, cmd.OutOrStdout())
 		},
 	}
 	cfg.addFlags(cmd.Flags())
+	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask for confirmation")
 	return cmd
 }
 
@@ -277,6 +293,14 @@ func versionCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 		Run:   func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), "clusterd", version()) },
 	}
+}
+
+// startCommand starts a node that was prepared, and with the packaged unit at each boot.
+func startCommand(data string) string {
+	if filepath.Clean(data) == DefaultData {
+		return "`systemctl enable --now clusterd` (now and at each boot) or `clusterd run`"
+	}
+	return "`clusterd run --data " + data + "`"
 }
 
 // start is what every command that touches the machine begins with.

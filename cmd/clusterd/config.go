@@ -376,6 +376,9 @@ func (c *Config) complete() error {
 	if err := c.checkDNS(); err != nil {
 		return err
 	}
+	if _, _, err := c.tlsSANs(); err != nil {
+		return err
+	}
 	if err := c.EncryptionConfig.check(); err != nil {
 		return err
 	}

@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/spf13/pflag"
 	"k8s.io/apiserver/pkg/server/options"
@@ -11,7 +13,9 @@ import (
 
 	"github.com/clusterd/clusterd/agent"
 	"github.com/clusterd/clusterd/agent/host"
+	"github.com/clusterd/clusterd/agent/node"
 	"github.com/clusterd/clusterd/agent/nodelog"
+	"github.com/clusterd/clusterd/apis/server/admission/noderestriction"
 	"github.com/clusterd/clusterd/member/releases"
 )
 
@@ -30,6 +34,16 @@ type HostConfig struct {
 	// tell elsewhere: TYPE=ADDRESS, separated by commas, of the types ExternalIP,
 	// ExternalDNS and InternalDNS.
 	NodeAddresses string `json:"nodeAddresses,omitempty"`
+	// NodeLabels are labels, KEY=VALUE separated by commas, that this node's Node has
+	// when it is made. Whoever may can change them later; the node does not put them back.
+	NodeLabels string `json:"nodeLabels,omitempty"`
+	// RegisterWithTaints are taints, KEY=VALUE:EFFECT separated by commas, that the
+	// Node has when it is made, so that no pod gets there before.
+	RegisterWithTaints string `json:"registerWithTaints,omitempty"`
+	// TLSSANs are further names and addresses, separated by commas, by which clients
+	// call this server's API: of a load balancer, of DNS, of a router before it. They
+	// stand in its certificate, which is made anew when they change. Agents have none.
+	TLSSANs string `json:"tlsSANs,omitempty"`
 	// ReadOnlyPort serves pods, metrics and stats of this node to every client that
 	// reaches it, without a token and without TLS; 0: not at all.
 	ReadOnlyPort uint16 `json:"readOnlyPort,omitempty"`
@@ -52,6 +66,9 @@ func (c *HostConfig) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&c.FailSwapOn, "fail-swap-on", c.FailSwapOn, "refuse to start on a machine that swaps")
 	f.StringVar(&c.NodeIP, "node-ip", c.NodeIP, "the node's InternalIP, or one of IPv4 and one of IPv6, separated by a comma (default: the advertised address, and in a cluster of two IP families the other family's of the same interface)")
 	f.StringVar(&c.NodeAddresses, "node-addresses", c.NodeAddresses, "further addresses of the node for its status, such as ExternalIP=203.0.113.7,ExternalDNS=n1.example.org")
+	f.StringVar(&c.NodeLabels, "node-labels", c.NodeLabels, "labels that the Node has when it is made, such as disk=ssd,topology.kubernetes.io/zone=a")
+	f.StringVar(&c.RegisterWithTaints, "register-with-taints", c.RegisterWithTaints, "taints that the Node has when it is made, such as dedicated=db:NoSchedule")
+	f.StringVar(&c.TLSSANs, "tls-san", c.TLSSANs, "further names and addresses by which clients call this server's API, separated by commas, such as api.example.org,203.0.113.7; they stand in its certificate")
 	f.Uint16Var(&c.ReadOnlyPort, "read-only-port", c.ReadOnlyPort, "port for the pods, metrics and stats of this node, for every client that reaches it, without a token and without TLS; 0: none")
 	f.BoolVar(&c.NodeLogs, "node-logs", c.NodeLogs, "answer with the machine's logs to those who may read nodes/log")
 	f.StringVar(&c.TracingConfig, "tracing-config", c.TracingConfig, "file with a TracingConfiguration: where spans of the API server and the agent are sent to by OTLP (default: nowhere)")
@@ -66,6 +83,9 @@ func (c *HostConfig) check(kubeletPort, port uint16) error {
 	if _, err := host.Addresses(c.NodeAddresses); err != nil {
 		return err
 	}
+	if _, err := c.registration(); err != nil {
+		return err
+	}
 	if kubeletPort == port {
 		return fmt.Errorf("--kubelet-port %d: it is --port too: choose another, such as %d, or 0 for none", kubeletPort, DefaultKubeletPort)
 	}
@@ -76,6 +96,22 @@ func (c *HostConfig) check(kubeletPort, port uint16) error {
 		return fmt.Errorf("--release-keys: %w", err)
 	}
 	return nil
+}
+
+// registration is what this node's Node is made with.
+func (c *HostConfig) registration() (r node.Registration, err error) {
+	if r.Labels, err = node.ParseLabels(c.NodeLabels); err != nil {
+		return r, fmt.Errorf("--node-labels: %w", err)
+	}
+	for _, key := range slices.Sorted(maps.Keys(r.Labels)) {
+		if noderestriction.Restricted(key) {
+			return r, fmt.Errorf("--node-labels: %q: a node may not give itself this label: set it from outside (kubectl label node NAME %[1]s=%s), or choose one outside of kubernetes.io and k8s.io", key, r.Labels[key])
+		}
+	}
+	if r.Taints, err = node.ParseTaints(c.RegisterWithTaints); err != nil {
+		return r, fmt.Errorf("--register-with-taints: %w", err)
+	}
+	return r, nil
 }
 
 // tracing reads TracingConfig; nil: nothing is traced.
@@ -117,6 +153,9 @@ func (c *Config) checkMachine() error {
 // agent's.
 func (c *Config) hostSettings(to *agent.Config) error {
 	var err error
+	if to.Registration, err = c.registration(); err != nil {
+		return err
+	}
 	if to.NodeAddresses, err = host.Addresses(c.NodeAddresses); err != nil {
 		return err
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"github.com/clusterd/clusterd/agent"
 )
 
 func hostFlags(t *testing.T, args ...string) (Config, error) {
@@ -115,5 +117,26 @@ func TestDebugCertLife(t *testing.T) {
 		if got := debugCertLife(); got != want {
 			t.Errorf("%q: %s", text, got)
 		}
+	}
+}
+
+// TestRegistration: labels that NodeRestriction would refuse are refused before the node
+// tries, with the label's name; those of a kubelet and one's own are not.
+func TestRegistration(t *testing.T) {
+	c, err := parse(t, "registerWithTaints: dedicated=db:NoSchedule\n", "--node-labels=disk=ssd,topology.kubernetes.io/zone=a,node.kubernetes.io/pool=x,example.org/rack=7")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var to agent.Config
+	if err := c.hostSettings(&to); err != nil || to.Registration.Labels["example.org/rack"] != "7" || len(to.Registration.Taints) != 1 {
+		t.Errorf("%+v, %v", to.Registration, err)
+	}
+	for _, label := range []string{"node-role.kubernetes.io/control-plane", "node-restriction.kubernetes.io/secret", "example.node-restriction.kubernetes.io/x", "kubernetes.io/other", "x.k8s.io/y"} {
+		if _, err := parse(t, "", "--node-labels="+label+"=1"); err == nil || !strings.Contains(err.Error(), "--node-labels: \""+label+"\": a node may not give itself this label") {
+			t.Errorf("%s: %v", label, err)
+		}
+	}
+	if _, err := parse(t, "", "--register-with-taints=db"); err == nil || !strings.Contains(err.Error(), "--register-with-taints: \"db\"") {
+		t.Error(err)
 	}
 }

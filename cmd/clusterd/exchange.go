@@ -220,7 +220,7 @@ func (x *exchange) write(next *pki.Trust, now time.Time) error {
 		id.retiredSeals = append(slices.Clone(id.retiredSeals), sealLine(key)...)
 	}
 	if !next.Signer().Signed(id.cert) {
-		cert, err := next.Signer().IssueServer(id.key.Public(), m.cfg.Name, certAddrs(m.cfg), now)
+		cert, err := next.Signer().IssueServer(id.key.Public(), m.cfg.Name, certAddrs(m.cfg), now, certNames(m.cfg)...)
 		if err != nil {
 			return err
 		}
@@ -258,7 +258,7 @@ func (m *Main) shownNow(now time.Time) (*shownCertificates, error) {
 	own, signer := m.id.tlsCertificate(), m.id.trust.Signer()
 	shown := &shownCertificates{of: map[string]*tls.Certificate{signer.ID(): own}, otherwise: own}
 	if elder := m.id.trust.Elder(); elder != signer {
-		cert, err := elder.IssueServer(m.id.key.Public(), m.cfg.Name, certAddrs(m.cfg), now)
+		cert, err := elder.IssueServer(m.id.key.Public(), m.cfg.Name, certAddrs(m.cfg), now, certNames(m.cfg)...)
 		if err != nil {
 			return nil, err
 		}

@@ -5,11 +5,13 @@ import (
 	"crypto/x509"
 	"fmt"
 	"os"
+	"path/filepath"
 	"time"
 
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/clusterd/clusterd/cmd/clusterd/sudoer"
 	"github.com/clusterd/clusterd/member/pki"
 )
 
@@ -71,4 +73,27 @@ func kubeconfigGood(path string, trust *pki.Trust, server string, now time.Time,
 	}
 	cert, err := pki.ParseCert(user.ClientCertificateData)
 	return err == nil && trust.For(pki.ForClients).Signer().Signed(cert) && !pki.NeedsRenewal(cert, now) && !revoked(cert)
+}
+
+// personKubeconfig is where the copy of the administrator's kubeconfig lies that
+// belongs to who typed sudo: beside the data folder, which only root enters.
+func personKubeconfig(data string) string { return filepath.Clean(data) + ".kubeconfig" }
+
+// leaveKubeconfig is the path of a kubeconfig that whoever typed the command can
+// read. A node with a sealing key has no copy on a disk: there only root can.
+func leaveKubeconfig(d keyDir) (string, error) {
+	uid, gid, ok := sudoer.Person()
+	if !ok || d.seal != nil {
+		return d.kubeconfig(), nil
+	}
+	path := personKubeconfig(string(d.dataDir))
+	return path, sudoer.Leave(d.kubeconfig(), path, uid, gid)
+}
+
+// lookCommand shows the nodes of the cluster to whoever may use sudo on this machine.
+func lookCommand(data string) string {
+	if filepath.Clean(data) == DefaultData { // where clusterctl looks by itself
+		return "sudo clusterctl get nodes"
+	}
+	return "sudo clusterctl --kubeconfig " + dataDir(data).kubeconfig() + " get nodes"
 }

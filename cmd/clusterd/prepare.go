@@ -42,7 +42,7 @@ func prepareInit(cfg Config) error {
 		if id.key, err = pki.NewKey(); err != nil {
 			return err
 		}
-		if id.cert, err = ca.Shorter(debugCertLife()).IssueServer(id.key.Public(), cfg.Name, certAddrs(cfg), now); err != nil {
+		if id.cert, err = ca.Shorter(debugCertLife()).IssueServer(id.key.Public(), cfg.Name, certAddrs(cfg), now, certNames(cfg)...); err != nil {
 			return err
 		}
 		if err := dir.writeBootstrap(join.Cluster{
@@ -229,14 +229,21 @@ func portFree(cfg Config) error {
 	return nil
 }
 
-// certAddrs is what a node's certificate names beside its own name.
+// certAddrs are the addresses that a server's certificate names.
 func certAddrs(cfg Config) []netip.Addr {
 	addrs := []netip.Addr{netip.MustParseAddr(cfg.Advertise), netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}
 	// The first address of each Service range is the API's own.
 	for _, r := range cfg.serviceRanges() {
 		addrs = append(addrs, r.Addr().Next())
 	}
-	return addrs
+	further, _, _ := cfg.tlsSANs() // checked before
+	return append(addrs, further...)
+}
+
+// certNames are the names in it beside those that every server has.
+func certNames(cfg Config) []string {
+	_, further, _ := cfg.tlsSANs()
+	return append([]string{"kubernetes.default.svc." + cfg.ClusterDomain}, further...)
 }
 
 // serverAddress completes HOST or HOST:PORT.

@@ -14,8 +14,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/clusterd/clusterd/cmd/docstest"
 )
 
 var update = flag.Bool("update", false, "rewrite docs/configuration.md")
@@ -85,7 +86,7 @@ Sizes are written as ` + "`64Mi`" + `, durations as ` + "`30s`" + `.
 			if comment == "" {
 				t.Errorf("%s.%s has no comment, which is its help", v.Type().Name(), field.Name)
 			}
-			fmt.Fprintf(&out, "| `%s` | %s | %s | %s |\n", key, name, defaultOf(v.Field(i)), cell(comment))
+			fmt.Fprintf(&out, "| `%s` | %s | %s | %s |\n", key, name, defaultOf(v.Field(i)), docstest.Cell(comment))
 		}
 	}
 	fields(reflect.ValueOf(&cfg).Elem())
@@ -94,32 +95,10 @@ Sizes are written as ` + "`64Mi`" + `, durations as ` + "`30s`" + `.
 	}
 	out.WriteString("\n## Commands\n\nThe flags that set a key of the file are left out here: " +
 		"`init`, `join`, `run`, `dev`, `standalone`, `doctor` and `reset` have those as well where they mean something.\n")
-	commands(&out, rootCommand(), flags)
+	docstest.Reference(&out, rootCommand(), func(f *pflag.Flag) bool {
+		return flags.Lookup(f.Name) != nil && f.Name != "data" && f.Name != "config" && f.Name != "peer"
+	})
 	return out.Bytes()
-}
-
-// commands writes each command with the flags that are its own.
-func commands(out *bytes.Buffer, c *cobra.Command, common *pflag.FlagSet) {
-	for _, sub := range c.Commands() {
-		if sub.Hidden {
-			continue
-		}
-		fmt.Fprintf(out, "\n### clusterd %s\n\n%s.\n", sub.Use, strings.TrimSuffix(sub.Short, "."))
-		var rows []string
-		sub.LocalFlags().VisitAll(func(f *pflag.Flag) {
-			if f.Name == "help" || f.Hidden || common.Lookup(f.Name) != nil && f.Name != "data" && f.Name != "config" && f.Name != "peer" {
-				return
-			}
-			def := ""
-			if f.DefValue != "" && f.DefValue != "[]" && f.DefValue != "false" {
-				def = "`" + f.DefValue + "`"
-			}
-			rows = append(rows, fmt.Sprintf("| `--%s` | %s | %s |", f.Name, def, cell(f.Usage)))
-		})
-		if len(rows) > 0 {
-			fmt.Fprintf(out, "\n| flag | default | |\n|---|---|---|\n%s\n", strings.Join(rows, "\n"))
-		}
-	}
 }
 
 func defaultOf(v reflect.Value) string {
@@ -130,10 +109,6 @@ func defaultOf(v reflect.Value) string {
 		return "`" + d.String() + "`"
 	}
 	return fmt.Sprintf("`%v`", v.Interface())
-}
-
-func cell(s string) string {
-	return strings.ReplaceAll(strings.Join(strings.Fields(s), " "), "|", "\\|")
 }
 
 // fieldComments are the comments of the fields of this package's structs, by

@@ -15,6 +15,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 
 	"github.com/clusterd/clusterd/agent/csi"
 	"github.com/clusterd/clusterd/agent/image"
@@ -59,7 +60,28 @@ func reset(ctx context.Context, cfg Config, out io.Writer) error {
 		{"cgroups", func() error { return removeCgroups(cfg.CgroupRoot) }},
 		{"releases", func() error { return removeReleases(cfg.Data) }},
 		{"keys in memory", dir.dropInClear},
+		{"the copy of the kubeconfig", func() error { return removeRegular(personKubeconfig(cfg.Data)) }},
 	})
+}
+
+// confirmReset asks whoever sits at a terminal; scripts are not asked.
+func confirmReset(yes bool, data string, in io.Reader, out io.Writer) error {
+	f, ok := in.(*os.File)
+	if yes || !ok || !term.IsTerminal(int(f.Fd())) || !dataDir(data).exists() {
+		return nil
+	}
+	fmt.Fprintf(out, "The pods of this machine end, and %s goes, with this node's keys and its copy of the cluster's state.\nGo on? [y/N] ", data)
+	var answer string
+	fmt.Fscanln(in, &answer)
+	if answer = strings.ToLower(answer); answer != "y" && answer != "yes" {
+		return errors.New("nothing was changed")
+	}
+	return nil
+}
+
+func (d dataDir) exists() bool {
+	_, err := os.Stat(string(d))
+	return err == nil
 }
 
 type resetStep struct {
@@ -92,6 +114,18 @@ func finishReset(out io.Writer, data string, steps []resetStep) error {
 	}
 	fmt.Fprintf(out, "This machine runs nothing of clusterd in %s any more.\n", data)
 	return nil
+}
+
+// removeRegular removes a file, and nothing else that bears its name.
+func removeRegular(path string) error {
+	st, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !st.Mode().IsRegular() {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return os.Remove(path)
 }
 
 // each does it with all of a list.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -140,5 +141,63 @@ func TestResetStopsBeforeTheFolder(t *testing.T) {
 	}
 	if err := finishReset(&out, folder, []resetStep{{"mounts", func() error { return nil }}}); err != nil || exists(folder) {
 		t.Errorf("%v; the folder is there: %t", err, exists(folder))
+	}
+}
+
+// terminal is a pseudo-terminal: what a person types into, and what the program reads.
+func terminal(t *testing.T) (person, program *os.File) {
+	t.Helper()
+	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skip("no pseudo-terminals here: ", err)
+	}
+	t.Cleanup(func() { person.Close() })
+	if err := unix.IoctlSetPointerInt(int(person.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	number, err := unix.IoctlGetInt(int(person.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { program.Close() })
+	return person, program
+}
+
+// TestResetAsks: a person is asked and can say no; a script is not asked.
+func TestResetAsks(t *testing.T) {
+	data := t.TempDir()
+	for _, tt := range []struct {
+		typed  string
+		yes    bool
+		asks   bool
+		goesOn bool
+	}{
+		{typed: "\n", asks: true},
+		{typed: "n\n", asks: true},
+		{typed: "y\n", asks: true, goesOn: true},
+		{typed: "yes\n", asks: true, goesOn: true},
+		{yes: true, goesOn: true},
+	} {
+		person, program := terminal(t)
+		if _, err := person.WriteString(tt.typed); err != nil {
+			t.Fatal(err)
+		}
+		var out strings.Builder
+		err := confirmReset(tt.yes, data, program, &out)
+		if (err == nil) != tt.goesOn || strings.Contains(out.String(), "Go on?") != tt.asks || tt.asks && !strings.Contains(out.String(), data) {
+			t.Errorf("typed %q, --yes %v: %v, said %q", tt.typed, tt.yes, err, out.String())
+		}
+	}
+	var out strings.Builder
+	if err := confirmReset(false, data, strings.NewReader(""), &out); err != nil || out.Len() > 0 {
+		t.Errorf("a script was asked: %v, %q", err, out.String())
+	}
+	_, program := terminal(t)
+	if err := confirmReset(false, data+"/none", program, &out); err != nil || out.Len() > 0 {
+		t.Errorf("asked about a folder that is not there: %v, %q", err, out.String())
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 	"unsafe"
@@ -74,8 +75,38 @@ func tokenOrigins(list []string) (out []netip.Prefix, err error) {
 }
 
 // readToken takes the token from where it was given: the flag, a file, the
-// standard input ("-"), or the environment.
+// standard input ("-"), or the environment. The line that was printed with it may
+// stand around it.
 func readToken(flag, file string, stdin io.Reader) (string, error) {
+	text, err := tokenText(flag, file, stdin)
+	if err != nil {
+		return "", err
+	}
+	return tokenIn(text)
+}
+
+// tokenIn is the one token in a text such as `clusterd join ADDRESS --token cd1.…`. A
+// text without any is returned as it is: pki says what is wrong with it.
+func tokenIn(text string) (string, error) {
+	var found []string
+	for _, word := range strings.Fields(text) {
+		if _, value, ok := strings.Cut(word, "="); ok { // --token=cd1.…
+			word = value
+		}
+		if word = strings.Trim(word, "'\"`"); strings.HasPrefix(word, pki.TokenPrefix) {
+			found = append(found, word)
+		}
+	}
+	if found = slices.Compact(found); len(found) > 1 {
+		return "", fmt.Errorf("%d join tokens were given: give one of the lines, that for the role this machine is to have", len(found))
+	}
+	if len(found) == 1 {
+		return found[0], nil
+	}
+	return text, nil
+}
+
+func tokenText(flag, file string, stdin io.Reader) (string, error) {
 	fromEnv := os.Getenv(tokenEnv)
 	os.Unsetenv(tokenEnv) // no child needs it
 	switch {

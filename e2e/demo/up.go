@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/clusterd/clusterd/cmd/clusterd/sudoer"
 	"github.com/clusterd/clusterd/e2e/cluster"
 )
 
@@ -64,8 +66,7 @@ func up(ctx context.Context, o options, out *screen) error {
 		return err
 	}
 	out.println(fmt.Sprintf("\n  From nothing to %d pods serving on %d nodes: %s.\n", replicas, len(c.Nodes()), out.bold(fmt.Sprintf("%.1f s", took.Seconds()))))
-	d.goOn()
-	return nil
+	return d.goOn()
 }
 
 // nodes starts the cluster, or finds the one that runs. One that a reboot or
@@ -338,8 +339,16 @@ func (d *demo) fetch(ctx context.Context, node, ip string) (page string, err err
 	return string(b), err
 }
 
-// goOn prints what one may do next.
-func (d *demo) goOn() {
+// goOn prints what one may do next, as whoever typed sudo.
+func (d *demo) goOn() error {
+	kubeconfig := d.first().Kubeconfig()
+	if uid, gid, ok := sudoer.Person(); ok {
+		own := filepath.Join(d.o.dir, "kubeconfig") // goes with the folder
+		if err := sudoer.Leave(kubeconfig, own, uid, gid); err != nil {
+			return err
+		}
+		kubeconfig = own
+	}
 	rel := func(path string) string {
 		if wd, err := os.Getwd(); err == nil {
 			if r, ok := strings.CutPrefix(path, wd+"/"); ok {
@@ -349,15 +358,16 @@ func (d *demo) goOn() {
 		return path
 	}
 	d.out.println("  " + d.out.bold("Go on:"))
-	d.out.println("    export KUBECONFIG=" + d.first().Kubeconfig() + " PATH=" + d.o.bin + ":$PATH")
+	d.out.println("    export KUBECONFIG=" + kubeconfig + " PATH=" + d.o.bin + ":$PATH")
 	for _, line := range [][2]string{
 		{"clusterctl -n hello scale deployment hello --replicas=9", "kubectl and helm work as well"},
 		{"clusterctl -n hello logs -l app=hello --prefix", "what the pods print"},
 		{"clusterctl members", "who votes, who leads"},
-		{"kill -9 $(cut -d' ' -f1 " + rel(d.o.dir) + "/n1.pid)", "a node dies; its containers go on"},
+		{"sudo kill -9 $(cut -d' ' -f1 " + rel(d.o.dir) + "/n1.pid)", "a node dies; its containers go on"},
 		{"sudo make demo", "starts it again"},
 		{"sudo make demo-down", "ends it all and leaves nothing"},
 	} {
 		d.out.println(fmt.Sprintf("    %-58s %s", line[0], d.out.dim("# "+line[1])))
 	}
+	return nil
 }

@@ -209,7 +209,7 @@ func TestFaultMemberRemoved(t *testing.T) {
 		r := newRun(t, nil)
 		r.prepare(t.Context())
 		_, key := r.nodeConfig("n3")
-		if out, err := r.ctl("members", "rm", "n3"); err != nil {
+		if out, err := r.ctl("members", "rm", "--yes", "n3"); err != nil {
 			t.Fatalf("members rm: %v: %s", err, out)
 		}
 		r.removed("n3", key)
@@ -237,7 +237,7 @@ func TestFaultMemberRemoved(t *testing.T) {
 		if err := r.c.Kill("n3"); err != nil {
 			t.Fatal(err)
 		}
-		if out, err := r.ctl("members", "rm", "n3"); err != nil {
+		if out, err := r.ctl("members", "rm", "--yes", "n3"); err != nil {
 			t.Fatalf("members rm: %v: %s", err, out)
 		}
 		r.removed("n3", key)

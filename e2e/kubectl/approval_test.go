@@ -58,7 +58,7 @@ func TestE2EXJoinByApproval(t *testing.T) {
 		k.Fatalf("join: %v: %s", err, said)
 	}
 	k.has(clusterctl("members", "-o", "json"), `"asker"`)
-	k.has(clusterctl("members", "rm", "asker"), `member "asker" removed`)
+	k.has(clusterctl("members", "rm", "--yes", "asker"), `member "asker" removed`)
 
 	dir = filepath.Join(k.dir, "denied")
 	_, end = ask("denied", dir)

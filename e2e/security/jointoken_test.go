@@ -347,7 +347,7 @@ func joinTokens(s *suite) []attack {
 		}
 		for _, m := range list.Members {
 			if strings.HasPrefix(m.Name, "ghost") || m.Name == "wanted" {
-				s.ctl("members", "rm", m.Name)
+				s.ctl("members", "rm", "--yes", m.Name)
 			}
 		}
 		v := s.door(ghost, "n1", transport.Member, nil)

@@ -87,7 +87,7 @@ func removedKeys(s *suite) []attack {
 			s.t.Errorf("before its removal %s is not answered: %v", victim, err)
 		}
 		began := time.Now()
-		s.ctl("members", "rm", victim)
+		s.ctl("members", "rm", "--yes", victim)
 		removed := time.Since(began)
 		out = append(out, attack{name: victim + ": its watch goes on", try: func(s *suite) verdict {
 			select {

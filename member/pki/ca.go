@@ -143,15 +143,48 @@ func (ca *CA) Pool() *x509.CertPool {
 
 // IssueServer signs the certificate a server serves and dials with. It names
 // the node as Kubernetes does, and every address and name the API may be
-// called by.
-func (ca *CA) IssueServer(pub crypto.PublicKey, name string, ips []netip.Addr, now time.Time) (*x509.Certificate, error) {
+// called by; further ones are of the server's own configuration, never of a request.
+func (ca *CA) IssueServer(pub crypto.PublicKey, name string, ips []netip.Addr, now time.Time, further ...string) (*x509.Certificate, error) {
 	t := nodeTemplate(name, now.Add(ca.life(ServerLifetime)))
 	t.Subject.Organization = append(t.Subject.Organization, ServersGroup)
-	t.DNSNames = []string{name, "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}
-	for _, ip := range ips {
+	t.DNSNames = serverNames(name, further)
+	for _, ip := range unique(ips) {
 		t.IPAddresses = append(t.IPAddresses, net.IP(ip.AsSlice()))
 	}
 	return ca.sign(t, pub, now)
+}
+
+func serverNames(name string, further []string) []string {
+	return unique(append([]string{name, "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"}, further...))
+}
+
+func unique[T comparable](list []T) (out []T) {
+	for _, v := range list {
+		if !slices.Contains(out, v) {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+// NamesServer reports whether a certificate names exactly what IssueServer would put
+// into it: neither less nor more.
+func NamesServer(cert *x509.Certificate, name string, ips []netip.Addr, further ...string) bool {
+	var has []netip.Addr
+	for _, ip := range cert.IPAddresses {
+		a, _ := netip.AddrFromSlice(ip)
+		has = append(has, a.Unmap())
+	}
+	want := make([]netip.Addr, len(ips))
+	for i, ip := range ips {
+		want[i] = ip.Unmap()
+	}
+	return sameSet(cert.DNSNames, serverNames(name, further)) && sameSet(has, want)
+}
+
+func sameSet[T comparable](a, b []T) bool {
+	a, b = unique(a), unique(b)
+	return len(a) == len(b) && !slices.ContainsFunc(a, func(v T) bool { return !slices.Contains(b, v) })
 }
 
 // IssueAgent signs an agent's certificate. It vouches for no address and no

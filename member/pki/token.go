@@ -26,10 +26,13 @@ type Token struct {
 
 const tokenVersion = "cd1"
 
+// TokenPrefix is what every token begins with.
+const TokenPrefix = tokenVersion + "."
+
 // Errors of ParseToken.
 var (
 	// ErrTokenForm is returned when a text is not a token at all.
-	ErrTokenForm = errors.New("this is not a join token: it must look like cd1.….….….…; copy the whole line that `clusterd init` or `clusterctl token create` printed")
+	ErrTokenForm = errors.New("this is not a join token: give the part that begins with cd1. of the line that `clusterd init` or `clusterctl token create` printed, or the whole line")
 	// ErrTokenAltered is returned when a token's check part does not fit.
 	ErrTokenAltered = errors.New("the join token was altered or cut when it was copied: its check letters do not fit")
 )

@@ -304,7 +304,7 @@ func changedLabels(old, obj *corev1.Node) []string {
 	}
 	var changed []string
 	for key := range union(before, obj.Labels) {
-		if !restricted(key) {
+		if !Restricted(key) {
 			continue
 		}
 		was, had := before[key]
@@ -317,8 +317,8 @@ func changedLabels(old, obj *corev1.Node) []string {
 	return changed
 }
 
-// restricted says whether a node may not set a label.
-func restricted(key string) bool {
+// Restricted reports whether a node may not set a label of its own Node.
+func Restricted(key string) bool {
 	domain, _, ok := strings.Cut(key, "/")
 	if !ok {
 		return false // it has no domain

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/clusterd/clusterd/cmd/docstest"
+)
+
+// TestCommandsInDocs: each clusterd command that a page shows is one, with these flags.
+func TestCommandsInDocs(t *testing.T) {
+	shown := docstest.Commands(t, docstest.Pages(t, "../.."), "clusterd")
+	if len(shown) < 20 {
+		t.Errorf("only %d commands were found", len(shown))
+	}
+	for _, s := range shown {
+		if err := docstest.Resolve(rootCommand(), s.Args); err != nil {
+			t.Errorf("%s: %v", s, err)
+		}
+	}
+}
+
+// TestReadmeFromAFreshClone: a clone has no clusterd yet. README says how it gets one
+// before it uses it, and names no file that whoever typed sudo cannot read.
+func TestReadmeFromAFreshClone(t *testing.T) {
+	b, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(b)
+	install, use := strings.Index(text, "$ sudo make install"), strings.Index(text, "$ sudo clusterd ")
+	if install < 0 || use < 0 || install > use {
+		t.Errorf("sudo make install stands at byte %d, the first use of clusterd at %d", install, use)
+	}
+	if want := "export KUBECONFIG=" + personKubeconfig(DefaultDevData) + "\n"; !strings.Contains(text, want) {
+		t.Errorf("what clusterd dev prints is not in it: %s", want)
+	}
+	if strings.Contains(text, "KUBECONFIG="+DefaultData+"/") {
+		t.Errorf("it names a kubeconfig in %s, which root alone enters", DefaultData)
+	}
+	if !strings.Contains(text, "stay in the foreground") {
+		t.Error("it does not say that init and join stay in the foreground")
+	}
+}
