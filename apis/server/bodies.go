@@ -71,6 +71,8 @@ type incoming struct {
 	// deadline ends reads of body at a time; zero: never.
 	deadline    func(time.Time) error
 	contentType string
+	// data is the whole body, if that was read before the request got its seat.
+	data []byte
 	// rest is what has not been given to the handler.
 	rest io.Reader
 	// refusal is what the request is answered with; nil: it is worked on.
@@ -182,10 +184,7 @@ func (b *bodies) take(in *incoming, user string) (held int64) {
 		held += int64(n)
 		switch {
 		case errors.Is(err, io.EOF):
-			in.rest = bytes.NewReader(data)
-			if err := checkBody(in.contentType, data); err != nil {
-				in.refusal = apierrors.NewRequestEntityTooLargeError(err.Error())
-			}
+			in.data, in.rest = data, bytes.NewReader(data)
 			return held
 		case err == nil:
 		case errors.Is(err, os.ErrDeadlineExceeded) || !time.Now().Before(until):
