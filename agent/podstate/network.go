@@ -7,7 +7,8 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/clusterd/clusterd/apis/quantity"
 )
 
 // ErrNetworkNotReady is wrapped by what Network.Attach returns while the node has
@@ -62,7 +63,7 @@ func Bandwidth(pod *v1.Pod) (in, out uint64, err error) {
 			return 0, nil
 		}
 		const least, most = 1_000, 1_000_000_000_000_000 // upstream's
-		q, err := resource.ParseQuantity(text)
+		q, err := quantity.Parse(text)
 		if err != nil || q.Value() < least || q.Value() > most {
 			return 0, fmt.Errorf("annotation %s: %q: must be bits a second from 1k to 1P, like 10M", name, text)
 		}

@@ -23,6 +23,7 @@ func TestBandwidth(t *testing.T) {
 		{out: "-1M", fault: `annotation kubernetes.io/egress-bandwidth: "-1M"`},
 		{out: "10 Mbit", fault: `annotation kubernetes.io/egress-bandwidth: "10 Mbit"`},
 		{in: "10M", out: "fast", host: true},
+		{out: "1e-2000000000", fault: `annotation kubernetes.io/egress-bandwidth: "1e-2000000000"`},
 	} {
 		pod := &v1.Pod{}
 		pod.Spec.HostNetwork = tt.host

@@ -12,6 +12,7 @@ import (
 	"github.com/clusterd/clusterd/agent/podmon/api"
 	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/apis/names"
+	"github.com/clusterd/clusterd/apis/quantity"
 )
 
 // CgroupParent is the cgroup of a pod below each controller. Guaranteed pods
@@ -98,7 +99,7 @@ func Hugepages(limits, capacity v1.ResourceList) map[string]uint64 {
 		if !ok || have.IsZero() {
 			continue
 		}
-		page, err := resource.ParseQuantity(size)
+		page, err := quantity.Parse(size)
 		if err != nil {
 			continue
 		}

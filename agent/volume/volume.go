@@ -23,8 +23,9 @@ import (
 	"golang.org/x/sys/unix"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/clusterd/clusterd/apis/quantity"
 )
 
 // Objects gives the ConfigMaps and Secrets that pods name.
@@ -200,7 +201,7 @@ func (m *Manager) mountOnce(dir string, mount func() error) error {
 // the one size that the pod asks for with "HugePages".
 func pageSize(pod *v1.Pod, medium v1.StorageMedium) (int64, error) {
 	if size, ok := strings.CutPrefix(string(medium), string(v1.StorageMediumHugePagesPrefix)); ok {
-		q, err := resource.ParseQuantity(size)
+		q, err := quantity.Parse(size)
 		if err != nil {
 			return 0, fmt.Errorf("emptyDir medium %q: %q is no size of page such as 2Mi", medium, size)
 		}
@@ -213,7 +214,7 @@ func pageSize(pod *v1.Pod, medium v1.StorageMedium) (int64, error) {
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		for name := range c.Resources.Limits {
 			if size, ok := strings.CutPrefix(string(name), v1.ResourceHugePagesPrefix); ok {
-				if q, err := resource.ParseQuantity(size); err == nil {
+				if q, err := quantity.Parse(size); err == nil {
 					sizes[q.Value()] = true
 				}
 			}

@@ -299,6 +299,10 @@ func TestUnsupported(t *testing.T) {
 	if err := m.Setup(t.Context(), p); !errors.Is(err, volume.ErrUnsupported) || !strings.Contains(err.Error(), "unknown") {
 		t.Errorf("error %v", err)
 	}
+	huge := pod(v1.Volume{Name: "v", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: "HugePages-1e-2000000000"}}})
+	if err := m.Setup(t.Context(), huge); err == nil || !strings.Contains(err.Error(), "no size of page") {
+		t.Errorf("pages of a size that nothing can compute with: %v", err)
+	}
 	for _, uid := range []types.UID{"", "..", "a/b"} {
 		if err := m.Teardown(t.Context(), uid); err == nil {
 			t.Errorf("uid %q was taken for a folder", uid)

@@ -146,8 +146,14 @@ func TestV1RoundTrip(t *testing.T) {
 	if err := fromV1(&autoscalingv1.HorizontalPodAutoscaler{}, &a); err != nil || *a.Spec.MinReplicas != 1 || *a.Spec.Metrics[0].Resource.Target.AverageUtilization != 80 {
 		t.Errorf("%+v, %v", a.Spec, err)
 	}
-	bad := &autoscalingv1.HorizontalPodAutoscaler{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{restAnnotation: "{"}}}
-	if err := fromV1(bad, &a); err == nil {
-		t.Error("a broken annotation was accepted")
+	for text, ok := range map[string]bool{
+		"{": false, `{"metrics":[{"pods":{"target":{"averageValue":"1e-2000000000"}}}]}`: false,
+		// A name in other letters is another name: nothing is parsed.
+		`{"metrics":[{"pods":{"target":{"AverageValue":"1e-2000000000"}}}]}`: true,
+	} {
+		v1 := &autoscalingv1.HorizontalPodAutoscaler{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{restAnnotation: text}}}
+		if err := fromV1(v1, &a); (err == nil) != ok {
+			t.Errorf("annotation %s: %v", text, err)
+		}
 	}
 }

@@ -4,14 +4,17 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"reflect"
 
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/conversion"
 	"k8s.io/apimachinery/pkg/runtime"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
 
 	"github.com/clusterd/clusterd/apis/names"
+	"github.com/clusterd/clusterd/apis/quantity"
 )
 
 // restAnnotation holds, in objects seen as autoscaling/v1, what that version
@@ -114,7 +117,12 @@ func fromV1(in *autoscalingv1.HorizontalPodAutoscaler, out *hpa) error {
 	*out = hpa{ObjectMeta: in.ObjectMeta}
 	var more rest
 	if text, ok := in.Annotations[restAnnotation]; ok {
-		if err := json.Unmarshal([]byte(text), &more); err != nil {
+		// By the letter, as what the quantities in it are told by.
+		err := quantity.InJSON([]byte(text), reflect.TypeFor[rest]())
+		if err == nil {
+			err = utiljson.Unmarshal([]byte(text), &more)
+		}
+		if err != nil {
 			return fmt.Errorf("metadata.annotations[%s]: %w; remove it or write it as it was read", restAnnotation, err)
 		}
 		out.Annotations = maps.Clone(in.Annotations)

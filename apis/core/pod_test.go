@@ -444,6 +444,13 @@ func TestValidatePod(t *testing.T) {
 			`spec.containers[0].resources.limits[hugepages-2Mi]: Invalid value: "3Mi": is not positive integer multiple of hugepages-2Mi`,
 			`spec.containers[0].resources.requests[hugepages-2Mi]: Invalid value: "3Mi": is not positive integer multiple of hugepages-2Mi`,
 		}},
+		{"pages of a size that nothing can compute with", inContainer(func(c *corev1.Container) {
+			c.Resources.Limits = corev1.ResourceList{"hugepages-1e-2000000000": resource.MustParse("1"), "cpu": resource.MustParse("1")}
+			c.Resources.Requests = c.Resources.Limits
+		}), []string{
+			`spec.containers[0].resources.limits[hugepages-1e-2000000000]: Invalid value: "hugepages-1e-2000000000": the size of the pages: "1e-2000000000": the exponent has to be between -99 and 99, in two digits`,
+			`spec.containers[0].resources.requests[hugepages-1e-2000000000]: Invalid value: "hugepages-1e-2000000000": the size of the pages: "1e-2000000000": the exponent has to be between -99 and 99, in two digits`,
+		}},
 		{"a padded profile", func(p *corev1.Pod) {
 			p.Spec.SecurityContext = &corev1.PodSecurityContext{AppArmorProfile: &corev1.AppArmorProfile{Type: corev1.AppArmorProfileTypeLocalhost, LocalhostProfile: ptr.To(" p")}}
 		}, []string{`spec.securityContext.appArmorProfile.localhostProfile: Invalid value: " p": must not be padded with whitespace`}},

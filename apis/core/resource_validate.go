@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/clusterd/clusterd/apis/internal/check"
+	"github.com/clusterd/clusterd/apis/quantity"
 )
 
 // validateResources checks limits, requests and claims of one container.
@@ -45,27 +46,27 @@ func validateLimitsAndRequests(r *corev1.ResourceRequirements, at *field.Path) f
 		hugePages = hugePages || isHugePages(name)
 		cpuOrMemory = cpuOrMemory || name == corev1.ResourceCPU || name == corev1.ResourceMemory
 	}
-	for name, quantity := range r.Limits {
+	for name, amount := range r.Limits {
 		at := limits.Key(string(name))
 		errs = append(errs, validateContainerResourceName(name, at)...)
-		errs = append(errs, validateQuantity(name, quantity, at)...)
-		errs = append(errs, validatePages(name, quantity, at)...)
+		errs = append(errs, validateQuantity(name, amount, at)...)
+		errs = append(errs, validatePages(name, amount, at)...)
 		note(name)
 	}
-	for name, quantity := range r.Requests {
+	for name, amount := range r.Requests {
 		at := requests.Key(string(name))
 		errs = append(errs, validateContainerResourceName(name, at)...)
-		errs = append(errs, validateQuantity(name, quantity, at)...)
-		errs = append(errs, validatePages(name, quantity, at)...)
+		errs = append(errs, validateQuantity(name, amount, at)...)
+		errs = append(errs, validatePages(name, amount, at)...)
 		note(name)
 		limit, limited := r.Limits[name]
 		switch {
 		case !limited && !overcommits(name):
 			errs = append(errs, field.Required(limits, "Limit must be set for non overcommitable resources"))
-		case limited && !overcommits(name) && quantity.Cmp(limit) != 0:
-			errs = append(errs, field.Invalid(requests, quantity.String(), fmt.Sprintf("must be equal to %s limit of %s", name, limit.String())))
-		case limited && quantity.Cmp(limit) > 0:
-			errs = append(errs, field.Invalid(requests, quantity.String(), fmt.Sprintf("must be less than or equal to %s limit of %s", name, limit.String())))
+		case limited && !overcommits(name) && amount.Cmp(limit) != 0:
+			errs = append(errs, field.Invalid(requests, amount.String(), fmt.Sprintf("must be equal to %s limit of %s", name, limit.String())))
+		case limited && amount.Cmp(limit) > 0:
+			errs = append(errs, field.Invalid(requests, amount.String(), fmt.Sprintf("must be less than or equal to %s limit of %s", name, limit.String())))
 		}
 	}
 	if hugePages && !cpuOrMemory {
@@ -78,10 +79,10 @@ func validateLimitsAndRequests(r *corev1.ResourceRequirements, at *field.Path) f
 // containers.
 func ValidateOverhead(overhead corev1.ResourceList, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	for name, quantity := range overhead {
+	for name, amount := range overhead {
 		at := at.Key(string(name))
 		errs = append(errs, validateContainerResourceName(name, at)...)
-		errs = append(errs, validateQuantity(name, quantity, at)...)
+		errs = append(errs, validateQuantity(name, amount, at)...)
 	}
 	return errs
 }
@@ -132,7 +133,10 @@ func validateContainerResourceName(name corev1.ResourceName, at *field.Path) fie
 		case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage:
 			return nil
 		}
-		if isHugePages(name) {
+		if size, ok := strings.CutPrefix(string(name), corev1.ResourceHugePagesPrefix); ok {
+			if err := quantity.Bounded(size); err != nil {
+				return field.ErrorList{field.Invalid(at, name, "the size of the pages: "+err.Error())}
+			}
 			return nil
 		}
 		return field.ErrorList{field.Invalid(at, name, "must be a standard resource for containers")}
@@ -144,27 +148,37 @@ func validateContainerResourceName(name corev1.ResourceName, at *field.Path) fie
 
 // validateQuantity wants an amount that can be had: not negative, and whole for
 // resources that come in pieces.
-func validateQuantity(name corev1.ResourceName, quantity resource.Quantity, at *field.Path) field.ErrorList {
+func validateQuantity(name corev1.ResourceName, amount resource.Quantity, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	if quantity.Sign() < 0 {
-		errs = append(errs, field.Invalid(at, quantity.String(), "must be greater than or equal to 0"))
+	if amount.Sign() < 0 {
+		errs = append(errs, field.Invalid(at, amount.String(), "must be greater than or equal to 0"))
 	}
-	if countable(name) && quantity.MilliValue()%1000 != 0 {
-		errs = append(errs, field.Invalid(at, quantity.String(), "must be an integer"))
+	if countable(name) && amount.MilliValue()%1000 != 0 {
+		errs = append(errs, field.Invalid(at, amount.String(), "must be an integer"))
 	}
 	return errs
 }
 
 // validatePages wants whole pages of memory where a resource is made of them.
-func validatePages(name corev1.ResourceName, quantity resource.Quantity, at *field.Path) field.ErrorList {
+func validatePages(name corev1.ResourceName, amount resource.Quantity, at *field.Path) field.ErrorList {
 	if !isHugePages(name) {
 		return nil
 	}
-	page, err := resource.ParseQuantity(strings.TrimPrefix(string(name), corev1.ResourceHugePagesPrefix))
-	if err != nil || page.Value() <= 0 || quantity.Value()%page.Value() == 0 {
+	page, ok := pageSize(name)
+	if !ok || amount.Value()%page == 0 {
 		return nil
 	}
-	return field.ErrorList{field.Invalid(at, quantity.String(), fmt.Sprintf("is not positive integer multiple of %s", name))}
+	return field.ErrorList{field.Invalid(at, amount.String(), fmt.Sprintf("is not positive integer multiple of %s", name))}
+}
+
+// pageSize is how many bytes a page of a resource of pages has, if its name says that.
+func pageSize(name corev1.ResourceName) (int64, bool) {
+	text, ok := strings.CutPrefix(string(name), corev1.ResourceHugePagesPrefix)
+	if !ok {
+		return 0, false
+	}
+	size, err := quantity.Parse(text)
+	return size.Value(), err == nil && size.Value() > 0
 }
 
 func isNative(name corev1.ResourceName) bool {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,22 +16,32 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/apiserver/pkg/util/flowcontrol"
 	"k8s.io/apiserver/pkg/util/flowcontrol/fairqueuing"
 	flowcontrolrequest "k8s.io/apiserver/pkg/util/flowcontrol/request"
 
 	"github.com/clusterd/clusterd/apis"
+	"github.com/clusterd/clusterd/apis/server/inproc"
 )
 
 // Bounds of the bodies of requests that have no seat yet.
 const (
-	// maxUnread is how many bodies of one user may be on their way.
+	// maxUnread is how many bodies of one client may be on their way.
 	maxUnread = 100
-	// maxHeld is how many bytes of bodies that arrived are kept for one user,
-	// maxHeldByAll for all, while their requests wait.
-	maxHeld      = 64 << 20
-	maxHeldByAll = 256 << 20
+	// maxHeld is how many bytes are kept for one client while its requests arrive and
+	// wait; heldByUsers for all, and heldByCluster for nodes and administrators.
+	maxHeld       = 64 << 20
+	heldByUsers   = 128 << 20
+	heldByCluster = 64 << 20
+	// leastHeld is what a client is given when all of that is held, out of as much as
+	// spare.
+	leastHeld = 256 << 10
+	spare     = 64 << 20
+	// firstBuffer is how much is kept for a body of which nothing has come yet.
+	firstBuffer = 64 << 10
 )
 
 // bodies reads what requests bring before they get a seat, so that clients that
@@ -48,19 +59,68 @@ type bodies struct {
 	// wait for a seat then.
 	within, wait time.Duration
 
-	mu    sync.Mutex
-	users map[string]*unread
-	held  int64 // by all
+	mu sync.Mutex
+	// users and cluster are what is kept for whom; what comes from this process is in
+	// neither, and not bounded.
+	users, cluster pool
 }
 
-// unread is what one user's requests bring.
+// pool is memory that clients share. One may hold no more than is free then, so that
+// none has it all; and a little always, from what is spare, however much those who came
+// before it hold.
+type pool struct {
+	size, least, spare int64
+	held               int64
+	clients            map[string]*unread
+}
+
+func newPool(size int64) pool {
+	return pool{size: size, least: leastHeld, spare: spare, clients: map[string]*unread{}}
+}
+
+// has reports whether there are n bytes more for one that holds that much.
+func (p *pool) has(held, n int64) bool {
+	held += n
+	return held <= maxHeld && held <= p.size-p.held-n || held <= p.least && p.held+n <= p.size+p.spare
+}
+
+// unread is what one client's requests bring.
 type unread struct {
 	bodies int
 	held   int64
 }
 
 func newBodies(next flowcontrol.Interface, limit int64, timeout time.Duration) *bodies {
-	return &bodies{Interface: next, limit: limit, within: timeout / 2, wait: timeout / 4, users: map[string]*unread{}}
+	return &bodies{
+		Interface: next, limit: limit, within: timeout / 2, wait: timeout / 4,
+		users: newPool(heldByUsers), cluster: newPool(heldByCluster),
+	}
+}
+
+// account is what one request's body is counted to.
+type account struct {
+	bodies *bodies
+	of     *pool // nil: it is not bounded
+	client string
+	held   int64
+}
+
+// accountOf is who a body is counted to: the service accounts of a namespace are one
+// client, as whoever may make one may make many.
+func (b *bodies) accountOf(ctx context.Context, who user.Info) *account {
+	a := &account{bodies: b, of: &b.users, client: fmt.Sprintf("user %q", who.GetName())}
+	groups := who.GetGroups()
+	switch namespace, _, err := serviceaccount.SplitUsername(who.GetName()); {
+	case slices.Contains(groups, user.NodesGroup):
+		a.of = &b.cluster
+	case inproc.Inside(ctx):
+		a.of = nil
+	case slices.Contains(groups, user.SystemPrivilegedGroup):
+		a.of = &b.cluster
+	case err == nil:
+		a.client = fmt.Sprintf("service accounts of namespace %q", namespace)
+	}
+	return a
 }
 
 // incoming is a request's body: first what was read of it, then the rest.
@@ -71,6 +131,12 @@ type incoming struct {
 	// deadline ends reads of body at a time; zero: never.
 	deadline    func(time.Time) error
 	contentType string
+	// length is how long the client says that it is; less than none: it does not say.
+	length int64
+	// ended: it was read to its end.
+	ended bool
+	// data is the whole body, if that was read before the request got its seat.
+	data []byte
 	// rest is what has not been given to the handler.
 	rest io.Reader
 	// refusal is what the request is answered with; nil: it is worked on.
@@ -78,7 +144,13 @@ type incoming struct {
 }
 
 // Read implements io.Reader.
-func (in *incoming) Read(p []byte) (int, error) { return in.rest.Read(p) }
+func (in *incoming) Read(p []byte) (int, error) {
+	n, err := in.rest.Read(p)
+	if in.ended && errors.Is(err, io.EOF) {
+		in.data, in.rest = nil, http.NoBody // the handler has it now
+	}
+	return n, err
+}
 
 // Close implements io.Closer.
 func (in *incoming) Close() error { return in.body.Close() }
@@ -91,7 +163,7 @@ func withBodies(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if req.Body != nil && req.Body != http.NoBody { // of a client in this process the length may not be known
 			in := &incoming{
-				body: req.Body, rest: req.Body, ctx: req.Context(), contentType: req.Header.Get("Content-Type"),
+				body: req.Body, rest: req.Body, ctx: req.Context(), contentType: req.Header.Get("Content-Type"), length: req.ContentLength,
 				deadline: http.NewResponseController(w).SetReadDeadline,
 			}
 			req = req.WithContext(context.WithValue(req.Context(), incomingKey{}, in))
@@ -110,8 +182,11 @@ func answeringRefused(next http.Handler) http.Handler {
 			next.ServeHTTP(w, req)
 			return
 		}
-		// What still comes is not waited for, as net/http would.
-		_ = in.deadline(time.Now().Add(-time.Second))
+		if !in.ended {
+			// What still comes is not waited for, as net/http would. Of one that has
+			// ended net/http reads on, and would take the client for gone.
+			_ = in.deadline(time.Now().Add(-time.Second))
+		}
 		responsewriters.ErrorNegotiated(in.refusal, apis.Codecs, schema.GroupVersion{Version: "v1"}, w, req)
 	})
 }
@@ -122,15 +197,15 @@ func (b *bodies) Handle(ctx context.Context, digest flowcontrol.RequestDigest,
 	estimate func() flowcontrolrequest.WorkEstimate, queued fairqueuing.QueueNoteFn, execute func(),
 ) {
 	in, _ := ctx.Value(incomingKey{}).(*incoming)
-	if in == nil {
+	if in == nil || !digest.RequestInfo.IsResourceRequest {
+		// What is no resource has no handler that reads a body; some of it anybody may ask.
 		b.Interface.Handle(ctx, digest, note, estimate, queued, execute)
 		return
 	}
 	begin := time.Now()
-	user := digest.User.GetName()
-	held := b.take(in, user)
-	var once sync.Once
-	release := func() { once.Do(func() { b.release(user, held) }) }
+	of := b.accountOf(ctx, digest.User)
+	b.take(in, of)
+	release := sync.OnceFunc(of.release)
 	defer release()
 	if in.refusal != nil {
 		execute() // which answers, and needs no seat for that
@@ -149,14 +224,14 @@ func (b *bodies) Handle(ctx context.Context, digest flowcontrol.RequestDigest,
 	})
 }
 
-// take reads the body of a request of user, or says in it why not. It returns
-// how many bytes are held from then on.
-func (b *bodies) take(in *incoming, user string) (held int64) {
-	if !b.begin(user) {
-		in.refusal = apierrors.NewTooManyRequests(fmt.Sprintf("%d requests of %q are being received already: send fewer at once, and each at once", maxUnread, user), 1)
-		return 0
+// take reads the body of a request, or says in it why not. What is kept of it is
+// counted to an account, which is to be released.
+func (b *bodies) take(in *incoming, of *account) {
+	if !of.begin() {
+		in.refusal = apierrors.NewTooManyRequests(fmt.Sprintf("%d requests of %s are being received already: send fewer at once, and each at once", maxUnread, of.client), 1)
+		return
 	}
-	defer b.end(user)
+	defer of.end()
 	until := time.Now().Add(b.within)
 	if in.deadline(until) == nil {
 		defer func() {
@@ -171,46 +246,60 @@ func (b *bodies) take(in *incoming, user string) (held int64) {
 	var data []byte
 	for int64(len(data)) <= b.limit {
 		if len(data) == cap(data) {
-			data = append(data, make([]byte, max(512, min(len(data), 1<<20)))...)[:len(data)]
+			more := b.next(int64(cap(data)), in.length) - int64(cap(data))
+			if !of.hold(more) {
+				in.refusal = apierrors.NewTooManyRequests(fmt.Sprintf("requests of %s that arrive or wait hold as much memory as there is for them now: send fewer at once", of.client), 1)
+				return
+			}
+			data = append(make([]byte, 0, int64(cap(data))+more), data...)
 		}
 		n, err := in.body.Read(data[len(data):cap(data)])
 		data = data[:len(data)+n]
-		if !b.hold(user, int64(n)) {
-			in.refusal = apierrors.NewTooManyRequests(fmt.Sprintf("requests of %q, or of all, that wait to be worked on hold as much as they may: send fewer at once", user), 1)
-			return held
-		}
-		held += int64(n)
 		switch {
 		case errors.Is(err, io.EOF):
-			in.rest = bytes.NewReader(data)
-			if err := checkBody(in.contentType, data); err != nil {
-				in.refusal = apierrors.NewRequestEntityTooLargeError(err.Error())
-			}
-			return held
+			in.data, in.rest, in.ended = data, bytes.NewReader(data), true
+			return
 		case err == nil:
 		case errors.Is(err, os.ErrDeadlineExceeded) || !time.Now().Before(until):
 			in.refusal = &apierrors.StatusError{ErrStatus: metav1.Status{
 				Status: metav1.StatusFailure, Code: http.StatusRequestTimeout, Reason: metav1.StatusReasonTimeout,
 				Message: fmt.Sprintf("the body of the request did not arrive within %v: %d bytes of it did", b.within, len(data)),
 			}}
-			return held
+			return
 		default:
 			in.refusal = apierrors.NewBadRequest(fmt.Sprintf("the body of the request could not be read: %v", err))
-			return held
+			return
 		}
 	}
 	// It is longer than the library takes, which says so. Others' APIs have bounds of their own.
 	in.rest = io.MultiReader(bytes.NewReader(data), in.body)
-	return held
 }
 
-func (b *bodies) begin(user string) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	u := b.users[user]
+// next is how large a buffer is after one of that size, for a body of that length, with
+// room for its end to be seen.
+func (b *bodies) next(size, length int64) int64 {
+	most := b.limit + 1
+	switch {
+	case size == 0 && length >= 0:
+		return min(length+1, firstBuffer, most)
+	case size == 0:
+		return min(firstBuffer/16, most)
+	case length >= size:
+		return min(length+1, most)
+	}
+	return min(2*size, most)
+}
+
+func (a *account) begin() bool {
+	if a.of == nil {
+		return true
+	}
+	a.bodies.mu.Lock()
+	defer a.bodies.mu.Unlock()
+	u := a.of.clients[a.client]
 	if u == nil {
 		u = &unread{}
-		b.users[user] = u
+		a.of.clients[a.client] = u
 	}
 	if u.bodies >= maxUnread {
 		return false
@@ -219,38 +308,50 @@ func (b *bodies) begin(user string) bool {
 	return true
 }
 
-func (b *bodies) end(user string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.users[user].bodies--
-	b.forget(user)
+func (a *account) end() {
+	if a.of == nil {
+		return
+	}
+	a.bodies.mu.Lock()
+	defer a.bodies.mu.Unlock()
+	a.of.clients[a.client].bodies--
+	a.forget()
 }
 
-func (b *bodies) hold(user string, n int64) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	u := b.users[user]
-	if u.held+n > maxHeld || b.held+n > maxHeldByAll {
+// hold is called between begin and end.
+func (a *account) hold(n int64) bool {
+	if a.of == nil {
+		return true
+	}
+	a.bodies.mu.Lock()
+	defer a.bodies.mu.Unlock()
+	u := a.of.clients[a.client]
+	if !a.of.has(u.held, n) {
 		return false
 	}
 	u.held += n
-	b.held += n
+	a.of.held += n
+	a.held += n
 	return true
 }
 
-func (b *bodies) release(user string, n int64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if u := b.users[user]; u != nil {
-		u.held -= n
-		b.held -= n
-		b.forget(user)
+func (a *account) release() {
+	if a.of == nil {
+		return
+	}
+	a.bodies.mu.Lock()
+	defer a.bodies.mu.Unlock()
+	if u := a.of.clients[a.client]; u != nil {
+		u.held -= a.held
+		a.of.held -= a.held
+		a.held = 0
+		a.forget()
 	}
 }
 
 // forget needs mu.
-func (b *bodies) forget(user string) {
-	if u := b.users[user]; u.bodies == 0 && u.held == 0 {
-		delete(b.users, user)
+func (a *account) forget() {
+	if u := a.of.clients[a.client]; u.bodies == 0 && u.held == 0 {
+		delete(a.of.clients, a.client)
 	}
 }

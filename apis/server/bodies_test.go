@@ -139,6 +139,9 @@ func TestBodyThatStalls(t *testing.T) {
 					t.Errorf("%d %s, want 201", code, text)
 				}
 			}
+			if code, text := send(strings.NewReader(`{"data":{"k":""` + strings.Repeat(`,"k":""`, 1<<15) + `}}`)); code != http.StatusRequestEntityTooLarge || !strings.Contains(text, "at most 32768 are allowed") {
+				t.Errorf("more entries than may be: %d %s, want 413", code, text)
+			}
 			if code, text := send(strings.NewReader(`{"data":{"k":"` + strings.Repeat("x", 3<<20) + `"}}`)); code != http.StatusRequestEntityTooLarge {
 				t.Errorf("more than 3 MiB: %d %s, want 413", code, text)
 			}

@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -78,7 +79,11 @@ func TestTooManyKeys(t *testing.T) {
 	} {
 		begin := time.Now()
 		err := call()
-		if status, ok := err.(apierrors.APIStatus); !ok || status.Status().Code < 400 || status.Status().Code > 499 || !strings.Contains(err.Error(), "at most 32768 are allowed") {
+		want := int32(http.StatusRequestEntityTooLarge)
+		if strings.Contains(name, "protobuf") {
+			want = http.StatusBadRequest // the library makes that of what a decoder says
+		}
+		if status, ok := err.(apierrors.APIStatus); !ok || status.Status().Code != want || !strings.Contains(err.Error(), "at most 32768 are allowed") {
 			t.Errorf("%s: %.300v", name, err)
 		}
 		t.Logf("%s refused in %v", name, time.Since(begin).Round(time.Millisecond))

@@ -98,7 +98,7 @@ func newGeneric(config Config, stores *stores, s *Server) (*genericapiserver.Rec
 
 	open := newStreams(config.Streams)
 	c.BuildHandlerChainFunc = func(api http.Handler, c *genericapiserver.Config) http.Handler {
-		api = withQuantities(s.documents.Before(s.quietly(api)), stores, c.MaxRequestBodyBytes)
+		api = withChecks(s.documents.Before(s.quietly(api)), stores, s.ofOthers, c.MaxRequestBodyBytes)
 		inner := withAgent(withPast(api, config.Past, c.Authorization.Authorizer))
 		inner = answeringRefused(open.bounded(inner, c.LongRunningFunc))
 		return withBodies(genericapiserver.DefaultBuildHandlerChain(inner, c))

@@ -19,6 +19,7 @@ import (
 	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 
 	"github.com/clusterd/clusterd/apis"
+	"github.com/clusterd/clusterd/apis/server/body"
 	"github.com/clusterd/clusterd/apis/server/components"
 	"github.com/clusterd/clusterd/apis/server/rbac"
 	"github.com/clusterd/clusterd/apis/server/resource"
@@ -71,6 +72,7 @@ func installGroups(server *genericapiserver.GenericAPIServer, config Config, sto
 
 	var named []*genericapiserver.APIGroupInfo
 	byGroup := map[string]*genericapiserver.APIGroupInfo{}
+	serializer := body.Serializer(apis.Codecs, apis.Scheme)
 	for _, version := range groups.order {
 		if info := byGroup[version.Group]; info != nil {
 			info.PrioritizedVersions = append(info.PrioritizedVersions, version)
@@ -78,7 +80,7 @@ func installGroups(server *genericapiserver.GenericAPIServer, config Config, sto
 			continue
 		}
 		info := genericapiserver.NewDefaultAPIGroupInfo(version.Group, apis.Scheme, apis.ParameterCodec, apis.Codecs)
-		info.NegotiatedSerializer = bounded{apis.Codecs}
+		info.NegotiatedSerializer = serializer
 		info.PrioritizedVersions = []schema.GroupVersion{version}
 		info.VersionedResourcesStorageMap[version.Version] = groups.resources[version]
 		byGroup[version.Group] = &info

@@ -70,7 +70,9 @@ func (p *pastHandler) history(w http.ResponseWriter, req *http.Request, info *re
 		case c.Previous == 0:
 			change.Type = past.Added
 		}
-		change.Object = p.object(req, shown)
+		if shown >= since {
+			change.Object = p.object(req, shown)
+		}
 		answer.Changes = append(answer.Changes, change)
 	}
 	body, err := json.Marshal(answer)

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -171,6 +172,15 @@ func (s *Server) build(stores *stores) error {
 	// to merge fields. A document asks for them again when it is built.
 	base.OpenAPIV3Config.Definitions = nil
 	return err
+}
+
+// ofOthers tells whether an API is served by somebody else's server, behind this one.
+func (s *Server) ofOthers(version schema.GroupVersion) bool {
+	if s.informers.Services == nil {
+		return false // New has not returned
+	}
+	known, err := s.informers.Services.Apiregistration().V1().APIServices().Lister().Get(extend.ServiceName(version))
+	return err == nil && known.Spec.Service != nil
 }
 
 // quietly is next, but for what Quiet answers. It is made before Quiet is.

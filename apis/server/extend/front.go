@@ -109,20 +109,20 @@ func (f *Front) Prepare() (Prepared, error) {
 // apiService says that the servers behind the front serve version.
 func apiService(version schema.GroupVersion, group, priority int32) *apiregistrationv1.APIService {
 	return &apiregistrationv1.APIService{
-		ObjectMeta: metav1.ObjectMeta{Name: serviceName(version)},
+		ObjectMeta: metav1.ObjectMeta{Name: ServiceName(version)},
 		Spec: apiregistrationv1.APIServiceSpec{
 			Group: version.Group, Version: version.Version, GroupPriorityMinimum: group, VersionPriority: priority,
 		},
 	}
 }
 
-// serviceName is the name of the APIService of a group version.
-func serviceName(version schema.GroupVersion) string { return version.Version + "." + version.Group }
+// ServiceName is the name of the APIService of a group version.
+func ServiceName(version schema.GroupVersion) string { return version.Version + "." + version.Group }
 
 func names(versions []schema.GroupVersion) []string {
 	all := make([]string, len(versions))
 	for i, v := range versions {
-		all[i] = serviceName(v)
+		all[i] = ServiceName(v)
 	}
 	return all
 }

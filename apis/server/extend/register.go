@@ -90,7 +90,7 @@ func (r *registration) next(ctx context.Context) bool {
 	if serves(definitions, version) {
 		r.target.AddAPIServiceToSync(apiService(version, customPriority, customVersion))
 	} else {
-		r.target.RemoveAPIServiceToSync(serviceName(version))
+		r.target.RemoveAPIServiceToSync(ServiceName(version))
 	}
 	return true
 }

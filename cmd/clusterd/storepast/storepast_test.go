@@ -27,9 +27,12 @@ import (
 )
 
 // apiOver is an API server over a store, put together as a node does it.
-func apiOver(t *testing.T, store *raftstore.Store) *servertest.Server {
+func apiOver(t *testing.T, store *raftstore.Store, configure ...func(*server.Config)) *servertest.Server {
 	t.Helper()
 	return servertest.Start(t, func(c *server.Config) {
+		for _, f := range configure {
+			f(c)
+		}
 		c.Storage = kubestore.NewDecorator(kubestore.Config{Store: store, Cache: true, Origin: server.Caller})
 		c.Past = New(store)
 	})
@@ -38,11 +41,17 @@ func apiOver(t *testing.T, store *raftstore.Store) *servertest.Server {
 // ask sends one GET and returns the answer's code, header and body.
 func ask(t *testing.T, config *rest.Config, path string, query url.Values) (int, http.Header, []byte) {
 	t.Helper()
+	return askBy(t, config, http.MethodGet, path, query)
+}
+
+// askBy sends one request of a method without a body.
+func askBy(t *testing.T, config *rest.Config, method, path string, query url.Values) (int, http.Header, []byte) {
+	t.Helper()
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, config.Host+path+"?"+query.Encode(), nil)
+	req, err := http.NewRequestWithContext(t.Context(), method, config.Host+path+"?"+query.Encode(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

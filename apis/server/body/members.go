@@ -1,33 +1,50 @@
-package server
+package body
 
 import (
 	"fmt"
 	"reflect"
 	"strings"
-
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// bounded is a serializer that does not read objects with too many parts.
-type bounded struct{ runtime.NegotiatedSerializer }
+// maxMembers bounds the entries of one map or list of what a client sends.
+// Field ownership is kept in sorted sets that grow by insertion: their cost is
+// the square of the entries, half a minute for 150 000. The size of an object
+// is bounded elsewhere, and by it fewer than twice as many could be stored.
+const maxMembers = 1 << 15
 
-// DecoderToVersion implements runtime.NegotiatedSerializer.
-func (b bounded) DecoderToVersion(d runtime.Decoder, version runtime.GroupVersioner) runtime.Decoder {
-	return boundedDecoder{b.NegotiatedSerializer.DecoderToVersion(d, version)}
-}
+// maxDepth is how deep the library's decoders go.
+const maxDepth = 10_000
 
-type boundedDecoder struct{ runtime.Decoder }
-
-// Decode implements runtime.Decoder.
-func (d boundedDecoder) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
-	obj, gvk, err := d.Decoder.Decode(data, defaults, into)
-	if obj != nil && len(data) >= 2*maxMembers { // less cannot hold so many
-		if tooMany := checkMembers(reflect.ValueOf(obj), ""); tooMany != nil {
-			return nil, gvk, tooMany
+// tooMany reports whether a map or list in JSON has more entries than most, doubled keys
+// counted. It does not check the form: the decoder does, before it makes anything.
+func tooMany(data []byte, most int) bool {
+	var open []int // the entries of the maps and lists that have not ended
+	for i := 0; i < len(data); i++ {
+		switch data[i] {
+		case '"':
+			for i++; i < len(data) && data[i] != '"'; i++ {
+				if data[i] == '\\' {
+					i++
+				}
+			}
+		case '{', '[':
+			if len(open) >= maxDepth {
+				return false
+			}
+			open = append(open, 1)
+		case '}', ']':
+			if len(open) > 0 {
+				open = open[:len(open)-1]
+			}
+		case ',':
+			if top := len(open) - 1; top >= 0 {
+				if open[top]++; open[top] > most {
+					return true
+				}
+			}
 		}
 	}
-	return obj, gvk, err
+	return false
 }
 
 // checkMembers counts the entries of all maps and lists in v, which is at path.
