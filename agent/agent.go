@@ -181,6 +181,9 @@ type Config struct {
 	// disk are measured; default 10 s.
 	LocalStoragePeriod time.Duration
 	ImageGC            ImageGC
+	// ImageVerification says which images that are here pods get without a look at
+	// their credentials; default NeverVerifyPreloadedImages.
+	ImageVerification pod.ImageVerification
 	// Reserved is kept from pods; nil: some memory.
 	Reserved v1.ResourceList
 	Parallel int // container starts at one time; default 16
@@ -364,7 +367,7 @@ func New(cfg Config) (*Agent, error) {
 		Probes: prober, OnRuntime: a.node.Poke, Recorder: a.recorder,
 		PodDir: podDir, EndedDir: filepath.Join(cfg.DataDir, "static-ended"), LogDir: cfg.PodLogDir, SweepLogs: ownLogs, LogLinks: pod.LogLinks(cfg.LogLinks), CgroupRoot: cfg.CgroupRoot,
 		ResolvConf: cfg.ResolvConf, ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain,
-		PidsLimit: cfg.PidsLimit, Fence: podFence, Users: podUsers, CPUs: cfg.CPUs, UnsafeSysctls: cfg.UnsafeSysctls,
+		PidsLimit: cfg.PidsLimit, Verify: cfg.ImageVerification, Fence: podFence, Users: podUsers, CPUs: cfg.CPUs, UnsafeSysctls: cfg.UnsafeSysctls,
 		Refuse: func(p *v1.Pod) string { return pressure.Refuses(p, core.QOSClass(p), a.guard.Under) }, Parallel: cfg.Parallel, Tracer: cfg.Tracer,
 	})
 	prober.Exec = a.pods

@@ -21,6 +21,7 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
+	"github.com/clusterd/clusterd/agent/image/registry"
 	"github.com/clusterd/clusterd/durable"
 )
 
@@ -31,9 +32,9 @@ type Config struct {
 	Dir string
 	// Platform to choose from images for several; default linux/GOARCH.
 	Platform v1.Platform
-	// PlainHTTP names further registries ("10.0.0.5:5000") that may be spoken to
-	// without TLS. Those on the loopback always may.
-	PlainHTTP []string
+	// Registries says how registries are spoken to, asked anew for each pull; nil: all
+	// with TLS, the system's authorities and no credentials of this node's.
+	Registries func() *registry.Settings
 	// StallTimeout ends a download from which no byte came for so long; default
 	// one minute.
 	StallTimeout time.Duration
