@@ -547,6 +547,6 @@ func (a *Agent) configz() any {
 		"maxPods": c.MaxPods, "driverDir": c.DriverDir, "podLogDir": c.PodLogDir, "logLinks": c.LogLinks, "resolvConf": c.ResolvConf, "clusterDNS": c.ClusterDNS,
 		"clusterDomain": c.ClusterDomain, "pidsLimit": c.PidsLimit, "parallel": c.Parallel,
 		"staticDir": c.StaticDir, "staticURL": c.StaticURL,
-		"eviction": c.Eviction, "imageGC": c.ImageGC, "reserved": c.Reserved, "staticCPUs": c.CPUs != nil,
+		"eviction": c.Eviction, "imageGC": c.ImageGC, "imageVerification": c.ImageVerification, "reserved": c.Reserved, "staticCPUs": c.CPUs != nil,
 	}}
 }

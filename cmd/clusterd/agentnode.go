@@ -18,7 +18,6 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/clusterd/clusterd/agent/image"
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/apis/server/rbac"
 	"github.com/clusterd/clusterd/member/join"
