@@ -174,10 +174,11 @@ func (s *Store) pullFrom(ctx context.Context, ref name.Reference, settings *regi
 			err = &mirrorError{at.Host, err}
 		}
 	}()
+	layers := &downloads{}
 	options := []remote.Option{
 		remote.WithContext(ctx),
 		remote.WithAuth(authenticator(auth)),
-		remote.WithTransport(manifestBound{namespaced{guard, at}, s.cfg.Limits.Manifest}),
+		remote.WithTransport(manifestBound{resuming{namespaced{guard, at}, layers.part}, s.cfg.Limits.Manifest}),
 		remote.WithPlatform(s.cfg.Platform),
 		remote.WithUserAgent("clusterd"),
 	}
@@ -215,12 +216,12 @@ func (s *Store) pullFrom(ctx context.Context, ref name.Reference, settings *regi
 	}
 	c.access = &by
 	c.repoDigests = []string{fullRepository(ref.Context()) + "@" + desc.Digest.String()}
-	img, err = s.addRemote(ctx, found, c)
+	img, err = s.addRemote(ctx, found, c, layers)
 	return img, true, err
 }
 
 // addRemote downloads the missing layers and adds the image.
-func (s *Store) addRemote(ctx context.Context, found v1.Image, c content) (Image, error) {
+func (s *Store) addRemote(ctx context.Context, found v1.Image, c content, fetched *downloads) (Image, error) {
 	layers, err := found.Layers()
 	if err != nil {
 		return Image{}, err
@@ -256,7 +257,7 @@ func (s *Store) addRemote(ctx context.Context, found v1.Image, c content) (Image
 			if err := gctx.Err(); err != nil {
 				return err
 			}
-			if err := s.download(l); err != nil {
+			if err := s.download(l, fetched); err != nil {
 				return fmt.Errorf("layer %d of %d: %w", i+1, len(layers), err)
 			}
 			return nil

@@ -79,7 +79,9 @@ type Store struct {
 	// pulls that are still running.
 	layers map[string]layer
 	// held counts the running operations that rely on a layer, by chain.
-	held     map[string]int
+	held map[string]int
+	// parts are the layers of parts/ that a download is at, by digest.
+	parts    map[string]bool
 	nextDir  int
 	lastUsed map[string]time.Time // when an image was last added or mounted, by ID
 	closed   bool
@@ -117,7 +119,7 @@ func Open(cfg Config) (*Store, error) {
 		own:      newOwn(cfg.Own, cfg.Platform),
 	}
 	// The layers hold set-uid programs and secrets of images: root's alone.
-	for _, d := range []string{"", "blobs", "layers", "mounts", "volumes"} {
+	for _, d := range []string{"", "blobs", "parts", "layers", "mounts", "volumes"} {
 		if err := os.MkdirAll(s.path(d), 0o700); err != nil {
 			return nil, fmt.Errorf("open image store: %w", err)
 		}
@@ -125,6 +127,7 @@ func Open(cfg Config) (*Store, error) {
 	if err := s.recover(); err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
+	s.trimParts(partAge, partsKept)
 	return s, nil
 }
 
