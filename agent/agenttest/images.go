@@ -22,6 +22,8 @@ type Images struct {
 	mu     sync.Mutex // guards all below
 	images map[string]image.Image
 	mounts map[string]bool
+	// pulling is what Pulling says.
+	pulling []image.Progress
 	// volumes are mounted images, by owner and name.
 	volumes map[string]map[string]image.Image
 	// PullErr decides over pulls of images that are not here; nil: they
@@ -65,6 +67,20 @@ func (s *Images) PullAs(ctx context.Context, ref string, _ image.Credential) (im
 	s.Add(ref, ocispec.Config{Entrypoint: []string{"/app"}})
 	i, _, err := s.Get(ref)
 	return i, err
+}
+
+// Pulling implements pod.Images.
+func (s *Images) Pulling() []image.Progress {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pulling
+}
+
+// Tell sets what Pulling says.
+func (s *Images) Tell(p ...image.Progress) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pulling = p
 }
 
 // Access implements pod.Images: all may have what is here, but for Unproven.

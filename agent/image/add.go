@@ -24,6 +24,7 @@ type content struct {
 	pinned      bool
 	preloaded   bool
 	access      *access // nil: it was not pulled
+	ref         string  // what is pulled
 }
 
 // content reads and checks an image's config. The manifest is added by who

@@ -66,7 +66,7 @@ func digestOf(b []byte) string {
 }
 
 // download fetches a compressed layer unless it is here already.
-func (s *Store) download(l v1.Layer, d *downloads) (err error) {
+func (s *Store) download(l v1.Layer, d *downloads, how *progress) (err error) {
 	digest, err := l.Digest()
 	if err != nil {
 		return err
@@ -74,14 +74,15 @@ func (s *Store) download(l v1.Layer, d *downloads) (err error) {
 	if digest.Algorithm != "sha256" {
 		return fmt.Errorf("%w: unknown kind of digest %s", ErrDigest, digest)
 	}
-	path := s.blobPath(digest.Hex)
-	if _, err := os.Stat(path); err == nil {
-		return nil
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
 	size, err := l.Size()
 	if err != nil {
+		return err
+	}
+	path := s.blobPath(digest.Hex)
+	if _, err := os.Stat(path); err == nil {
+		how.done.Add(size)
+		return nil
+	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	p, err := s.openPart(digest.Hex, size)
@@ -89,7 +90,7 @@ func (s *Store) download(l v1.Layer, d *downloads) (err error) {
 		return err
 	}
 	d.set(digest.Hex, p)
-	to := &partWriter{p: p}
+	to := &partWriter{p: p, done: &how.done}
 	defer func() {
 		if err != nil {
 			s.closePart(p, digest.Hex, to.came, err)

@@ -109,18 +109,19 @@ func (p *part) resumedBytes() int64 {
 type partWriter struct {
 	p    *part
 	came int64
+	done *atomic.Int64 // counts as came does
 }
 
-func (w *partWriter) Write(b []byte) (int, error) {
-	skip := min(max(w.p.resumedBytes()-w.came, 0), int64(len(b)))
-	if skip < int64(len(b)) {
-		if n, err := w.p.WriteAt(b[skip:], w.came+skip); err != nil {
-			w.came += skip + int64(n)
-			return int(skip) + n, err
-		}
+func (w *partWriter) Write(b []byte) (n int, err error) {
+	n = int(min(max(w.p.resumedBytes()-w.came, 0), int64(len(b))))
+	if n < len(b) {
+		var more int
+		more, err = w.p.WriteAt(b[n:], w.came+int64(n))
+		n += more
 	}
-	w.came += int64(len(b))
-	return len(b), nil
+	w.came += int64(n)
+	w.done.Add(int64(n))
+	return n, err
 }
 
 // trimParts removes parts that no download has: those above an age, and the oldest of

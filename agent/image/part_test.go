@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -247,5 +248,65 @@ func TestPartsGo(t *testing.T) {
 	s.trimParts(partAge, 150)
 	if list, _ := os.ReadDir(s.path("parts")); len(list) != 1 {
 		t.Errorf("parts of more bytes than are kept: %v", list)
+	}
+}
+
+// TestPulling: how far a pull is can be seen while it lasts.
+func TestPulling(t *testing.T) {
+	img, err := random.Image(1<<20, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	layers, err := img.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	digest, err := layers[0].Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	size, err := layers[0].Size()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rc, err := layers[0].Compressed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(rc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := make(chan struct{})
+	host := serve(t, func(h http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method != http.MethodGet || !strings.HasSuffix(r.URL.Path, digest.Hex) {
+				h.ServeHTTP(w, r)
+				return
+			}
+			_, _ = w.Write(body[:size/2])
+			w.(http.Flusher).Flush()
+			<-release
+			_, _ = w.Write(body[size/2:])
+		})
+	})
+	push(t, host+"/a:1", img)
+	s := open(t, t.TempDir())
+	done := make(chan error, 1)
+	go func() {
+		_, err := s.Ensure(t.Context(), host+"/a:1", Auth{})
+		done <- err
+	}()
+	want := Progress{Ref: host + "/a:1", Done: size / 2, Total: size}
+	waitFor(t, "half of it", func() bool {
+		got := s.Pulling()
+		return len(got) == 1 && got[0] == want
+	})
+	close(release)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Pulling(); len(got) != 0 {
+		t.Errorf("it is here, and still: %+v", got)
 	}
 }

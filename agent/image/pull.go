@@ -214,7 +214,7 @@ func (s *Store) pullFrom(ctx context.Context, ref name.Reference, settings *regi
 	if _, isDigest := ref.(name.Digest); !isDigest {
 		c.refs = []string{fullName(ref)}
 	}
-	c.access = &by
+	c.access, c.ref = &by, fullName(ref)
 	c.repoDigests = []string{fullRepository(ref.Context()) + "@" + desc.Digest.String()}
 	img, err = s.addRemote(ctx, found, c, layers)
 	return img, true, err
@@ -247,6 +247,14 @@ func (s *Store) addRemote(ctx context.Context, found v1.Image, c content, fetche
 	release := s.hold(keys...)
 	defer release()
 
+	how := &progress{ref: c.ref}
+	for i := range layers {
+		if !s.hasLayer(c.chains[i]) {
+			how.total += sizes[i]
+		}
+	}
+	defer s.begin(how)()
+
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(parallelDownloads)
 	for i, l := range layers {
@@ -257,7 +265,7 @@ func (s *Store) addRemote(ctx context.Context, found v1.Image, c content, fetche
 			if err := gctx.Err(); err != nil {
 				return err
 			}
-			if err := s.download(l, fetched); err != nil {
+			if err := s.download(l, fetched, how); err != nil {
 				return fmt.Errorf("layer %d of %d: %w", i+1, len(layers), err)
 			}
 			return nil

@@ -81,7 +81,9 @@ type Store struct {
 	// held counts the running operations that rely on a layer, by chain.
 	held map[string]int
 	// parts are the layers of parts/ that a download is at, by digest.
-	parts    map[string]bool
+	parts map[string]bool
+	// pulling are the pulls that fetch layers.
+	pulling  map[*progress]struct{}
 	nextDir  int
 	lastUsed map[string]time.Time // when an image was last added or mounted, by ID
 	closed   bool

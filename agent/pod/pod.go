@@ -56,6 +56,8 @@ type Images interface {
 	// PullAs asks the registry even if the image is here.
 	PullAs(ctx context.Context, ref string, as image.Credential) (image.Image, error)
 	Get(ref string) (image.Image, bool, error)
+	// Pulling are the pulls under way.
+	Pulling() []image.Progress
 	// Access says what is known about who may have an image that is here.
 	Access(ref string, shown []image.Credential) (image.Access, error)
 	Mount(ctx context.Context, img image.Image, id string) (rootfs string, err error)

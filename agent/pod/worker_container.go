@@ -139,7 +139,10 @@ func (m *Manager) fetchImage(ctx context.Context, pod *v1.Pod, ref string, tell 
 	}
 	tell(v1.EventTypeNormal, "Pulling", fmt.Sprintf("Pulling image %q", ref))
 	began := time.Now()
-	if img, err = m.pullImage(ctx, ref, auths); err != nil {
+	stop := m.tellPull(ctx, ref, tell)
+	img, err = m.pullImage(ctx, ref, auths)
+	stop()
+	if err != nil {
 		if errors.Is(err, image.ErrInvalidName) {
 			return img, "InvalidImageName", err
 		}
