@@ -182,6 +182,9 @@ type Config struct {
 	// disk are measured; default 10 s.
 	LocalStoragePeriod time.Duration
 	ImageGC            ImageGC
+	// ImageVerification says which images that are here pods get without a look at
+	// their credentials; default NeverVerifyPreloadedImages.
+	ImageVerification pod.ImageVerification
 	// Reserved is kept from pods; nil: some memory.
 	Reserved v1.ResourceList
 	Parallel int // container starts at one time; default 16
@@ -369,7 +372,7 @@ func New(cfg Config) (*Agent, error) {
 		Probes: prober, OnRuntime: a.node.Poke, Recorder: a.recorder,
 		PodDir: podDir, EndedDir: filepath.Join(cfg.DataDir, "static-ended"), LogDir: cfg.PodLogDir, SweepLogs: ownLogs, LogLinks: pod.LogLinks(cfg.LogLinks), CgroupRoot: cfg.CgroupRoot,
 		ResolvConf: cfg.ResolvConf, ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain,
-		PidsLimit: cfg.PidsLimit, Fence: podFence, Users: podUsers, CPUs: cfg.CPUs, UnsafeSysctls: cfg.UnsafeSysctls,
+		PidsLimit: cfg.PidsLimit, Verify: cfg.ImageVerification, Fence: podFence, Users: podUsers, CPUs: cfg.CPUs, UnsafeSysctls: cfg.UnsafeSysctls,
 		Refuse: func(p *v1.Pod) string { return pressure.Refuses(p, core.QOSClass(p), a.guard.Under) }, Parallel: cfg.Parallel, Tracer: cfg.Tracer,
 	})
 	prober.Exec = a.pods
@@ -556,6 +559,6 @@ func (a *Agent) configz() any {
 		"maxPods": c.MaxPods, "driverDir": c.DriverDir, "podLogDir": c.PodLogDir, "logLinks": c.LogLinks, "resolvConf": c.ResolvConf, "clusterDNS": c.ClusterDNS,
 		"clusterDomain": c.ClusterDomain, "pidsLimit": c.PidsLimit, "parallel": c.Parallel,
 		"staticDir": c.StaticDir, "staticURL": c.StaticURL,
-		"eviction": c.Eviction, "imageGC": c.ImageGC, "reserved": c.Reserved, "staticCPUs": c.CPUs != nil,
+		"eviction": c.Eviction, "imageGC": c.ImageGC, "imageVerification": c.ImageVerification, "reserved": c.Reserved, "staticCPUs": c.CPUs != nil,
 	}}
 }

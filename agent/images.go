@@ -107,6 +107,15 @@ func (n nodesImages) Load(ctx context.Context, r io.Reader) ([]image.Image, erro
 	return n.a.cfg.Images.Load(ctx, r)
 }
 
+// Preload implements stream.Images.
+func (n nodesImages) Preload(ctx context.Context, ref string) error {
+	_, err := n.a.cfg.Images.PullAs(ctx, ref, image.Credential{})
+	return err
+}
+
+// Pulling implements stream.Images.
+func (n nodesImages) Pulling() []image.Progress { return n.a.cfg.Images.Pulling() }
+
 // Pin implements stream.Images.
 func (n nodesImages) Pin(ctx context.Context, ref string, pinned bool) error {
 	return n.a.cfg.Images.Pin(ctx, ref, pinned)

@@ -115,8 +115,7 @@ func waiting(p *corev1.Pod) *corev1.ContainerStateWaiting {
 	return p.Status.ContainerStatuses[0].State.Waiting
 }
 
-// registry runs an image registry on a node's loopback, where plain HTTP is
-// allowed, until the test ends.
+// registry runs an image registry without TLS on a node's loopback until the test ends.
 func (e *env) registry(node string) (host string) {
 	e.t.Helper()
 	var l net.Listener
@@ -126,6 +125,14 @@ func (e *env) registry(node string) (host string) {
 	})
 	if err != nil {
 		e.t.Fatal(err)
+	}
+	for _, n := range e.Nodes() {
+		if n.Name != node {
+			continue
+		}
+		if err := n.AllowPlainHTTP(l.Addr().String()); err != nil {
+			e.t.Fatal(err)
+		}
 	}
 	srv := &http.Server{Handler: registry.New(registry.Logger(log.New(io.Discard, "", 0)))}
 	var g errgroup.Group

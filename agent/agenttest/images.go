@@ -2,6 +2,7 @@ package agenttest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -21,11 +22,16 @@ type Images struct {
 	mu     sync.Mutex // guards all below
 	images map[string]image.Image
 	mounts map[string]bool
+	// pulling is what Pulling says.
+	pulling []image.Progress
 	// volumes are mounted images, by owner and name.
 	volumes map[string]map[string]image.Image
 	// PullErr decides over pulls of images that are not here; nil: they
 	// appear.
 	PullErr func(ctx context.Context, ref string) error
+	// Unproven says which images that are here were pulled with other credentials
+	// than those that are shown; nil: all are preloaded.
+	Unproven func(ref string, shown []image.Credential) bool
 	// Damaged says which images are found to be damaged; they go then.
 	Damaged func(id string) bool
 }
@@ -51,16 +57,8 @@ func (s *Images) Get(ref string) (image.Image, bool, error) {
 	return i, ok, nil
 }
 
-// Ensure implements pod.Images.
-func (s *Images) Ensure(ctx context.Context, ref string, auth image.Auth) (image.Image, error) {
-	if i, ok, err := s.Get(ref); ok || err != nil {
-		return i, err
-	}
-	return s.Pull(ctx, ref, auth)
-}
-
-// Pull implements pod.Images.
-func (s *Images) Pull(ctx context.Context, ref string, _ image.Auth) (image.Image, error) {
+// PullAs implements pod.Images.
+func (s *Images) PullAs(ctx context.Context, ref string, _ image.Credential) (image.Image, error) {
 	if s.PullErr != nil {
 		if err := s.PullErr(ctx, ref); err != nil {
 			return image.Image{}, err
@@ -69,6 +67,31 @@ func (s *Images) Pull(ctx context.Context, ref string, _ image.Auth) (image.Imag
 	s.Add(ref, ocispec.Config{Entrypoint: []string{"/app"}})
 	i, _, err := s.Get(ref)
 	return i, err
+}
+
+// Pulling implements pod.Images.
+func (s *Images) Pulling() []image.Progress {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pulling
+}
+
+// Tell sets what Pulling says.
+func (s *Images) Tell(p ...image.Progress) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pulling = p
+}
+
+// Access implements pod.Images: all may have what is here, but for Unproven.
+func (s *Images) Access(ref string, shown []image.Credential) (image.Access, error) {
+	if _, ok, err := s.Get(ref); !ok || err != nil {
+		return image.Access{}, errors.Join(err, image.ErrNotFound)
+	}
+	if s.Unproven == nil {
+		return image.Access{Preloaded: true}, nil
+	}
+	return image.Access{Proven: !s.Unproven(ref, shown)}, nil
 }
 
 // Verify implements pod.Images.

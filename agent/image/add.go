@@ -22,6 +22,9 @@ type content struct {
 	refs        []string
 	repoDigests []string
 	pinned      bool
+	preloaded   bool
+	access      *access // nil: it was not pulled
+	ref         string  // what is pulled
 }
 
 // content reads and checks an image's config. The manifest is added by who
@@ -112,6 +115,10 @@ func (s *Store) commit(id, manifest string, c content) (Image, error) {
 	rec := ix.Images[id]
 	rec.Chains = c.chains
 	rec.Pinned = rec.Pinned || c.pinned
+	rec.Preloaded = rec.Preloaded || c.preloaded
+	if c.access != nil { // with the image, so that no crash leaves one that was pulled and looks preloaded
+		ix.record(&rec, *c.access)
+	}
 	if manifest != "" {
 		rec.Manifest = manifest
 	}

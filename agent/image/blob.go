@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"io/fs"
 	"os"
@@ -65,7 +66,7 @@ func digestOf(b []byte) string {
 }
 
 // download fetches a compressed layer unless it is here already.
-func (s *Store) download(l v1.Layer) error {
+func (s *Store) download(l v1.Layer, d *downloads, how *progress) (err error) {
 	digest, err := l.Digest()
 	if err != nil {
 		return err
@@ -73,34 +74,62 @@ func (s *Store) download(l v1.Layer) error {
 	if digest.Algorithm != "sha256" {
 		return fmt.Errorf("%w: unknown kind of digest %s", ErrDigest, digest)
 	}
+	size, err := l.Size()
+	if err != nil {
+		return err
+	}
 	path := s.blobPath(digest.Hex)
 	if _, err := os.Stat(path); err == nil {
+		how.done.Add(size)
 		return nil
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+	p, err := s.openPart(digest.Hex, size)
+	if err != nil {
+		return err
+	}
+	d.set(digest.Hex, p)
+	to := &partWriter{p: p, done: &how.done}
+	defer func() {
+		if err != nil {
+			s.closePart(p, digest.Hex, to.came, err)
+		}
+	}()
 	body, err := l.Compressed() // no more than the manifest announces: Limits.manifest saw to a size
 	if err != nil {
 		return err
 	}
 	defer func() { _ = body.Close() }()
-	tmp, err := os.CreateTemp(s.path("tmp"), "blob-")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(tmp.Name()) }() // after the rename: a name that is gone
 	hash := sha256.New()
-	out := &freeWriter{tmp, s.cfg.Limits, tmp.Name(), freeEvery} // looks at the disk before the first byte
-	_, err = io.Copy(io.MultiWriter(out, hash), body)
-	if cerr := tmp.Close(); err == nil {
-		err = cerr
-	}
-	if err != nil {
-		return err
+	out := &freeWriter{to, s.cfg.Limits, p.Name(), freeEvery} // looks at the disk before the first byte
+	if _, err = io.Copy(io.MultiWriter(out, hash), body); err != nil {
+		return badDigest(err, hash, digest, to.came, size)
 	}
 	if got := hex.EncodeToString(hash.Sum(nil)); got != digest.Hex {
 		return fmt.Errorf("%w: got sha256:%s, announced was %s", ErrDigest, got, digest)
 	}
+	if err := p.Truncate(to.came); err != nil { // what was here may have been longer
+		return err
+	}
+	if err := p.Close(); err != nil {
+		return err
+	}
 	// No sync: no blob of a layer outlives the start after a power cut.
-	return os.Rename(tmp.Name(), path) //nolint:forbidigo // see above
+	if err := os.Rename(p.Name(), path); err != nil { //nolint:forbidigo // see above
+		return err
+	}
+	if p.kept {
+		s.leavePart(digest.Hex)
+	}
+	return nil
+}
+
+// badDigest adds ErrDigest to the library's error if all bytes are here and are others:
+// it compares too, and has no name for that.
+func badDigest(err error, hash hash.Hash, want v1.Hash, came, size int64) error {
+	if came == size && hex.EncodeToString(hash.Sum(nil)) != want.Hex {
+		return fmt.Errorf("%w: %w", ErrDigest, err)
+	}
+	return err
 }

@@ -29,8 +29,8 @@ var (
 	ErrPlatform = errors.New("no image for this platform")
 	// ErrStalled is returned when a registry stopped sending in the middle.
 	ErrStalled = errors.New("the registry stopped sending")
-	// ErrNoTLS is returned when a registry speaks plain HTTP and is neither on
-	// the loopback nor in Config.PlainHTTP.
+	// ErrNoTLS is returned when a registry speaks plain HTTP and is not named with
+	// plainHTTP in the settings of registries.
 	ErrNoTLS = errors.New("the registry does not speak TLS")
 )
 
@@ -56,12 +56,20 @@ type PullError struct {
 	// Says is what the registry answered, in its own words; empty when it did
 	// not answer.
 	Says string
-	Err  error
+	// Mirror is who gave that answer, if it was a mirror and not the registry itself.
+	Mirror string
+	// Before is what mirrors said that were asked before, as the end of a sentence.
+	Before string
+	Err    error
 }
 
 func (e *PullError) Error() string {
 	if e.Says != "" {
-		return fmt.Sprintf("pull %s: the registry says: %s", e.Ref, e.Says)
+		who := "the registry"
+		if e.Mirror != "" {
+			who = "mirror " + e.Mirror
+		}
+		return fmt.Sprintf("pull %s: %s says: %s%s", e.Ref, who, e.Says, e.Before)
 	}
 	return fmt.Sprintf("pull %s: %v", e.Ref, e.Err)
 }
@@ -71,7 +79,17 @@ func (e *PullError) Unwrap() error { return e.Err }
 // pullError sorts an error of a pull.
 func pullError(ref string, err error) *PullError {
 	pe := &PullError{Ref: ref, Reason: ReasonOther, Err: err}
-	var answer *transport.Error
+	var (
+		answer *transport.Error
+		mirror *mirrorError
+		after  *afterMirrors
+	)
+	if errors.As(err, &after) {
+		pe.Before = after.mirrors()
+	}
+	if errors.As(err, &mirror) {
+		pe.Mirror = mirror.host
+	}
 	switch {
 	case errors.As(err, &answer):
 		pe.Says = says(answer)

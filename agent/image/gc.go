@@ -81,10 +81,14 @@ type GCPolicy struct {
 
 // GC removes images that are not pinned, kept, mounted or young, and returns
 // what it removed. Names of Keep that are not here are ignored. Layers that
-// several images share are counted with each, so Bytes is an estimate.
+// several images share are counted with each, so Bytes is an estimate. Parts of layers
+// that no download is at go first.
 func (s *Store) GC(ctx context.Context, p GCPolicy) ([]Image, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
+	}
+	if p.Bytes > 0 || p.MinAge == 0 { // room is wanted
+		s.trimParts(0, 0)
 	}
 	var removed []Image
 	err := s.change(func(ix *index) error {

@@ -23,6 +23,8 @@ type index struct {
 	Version int                    `json:"version"`
 	Images  map[string]imageRecord `json:"images"` // by ID
 	Layers  map[string]layer       `json:"layers"` // by chain
+	// Salt keys the hashes of credentials in the images' records.
+	Salt string `json:"salt,omitempty"`
 }
 
 type imageRecord struct {
@@ -31,6 +33,12 @@ type imageRecord struct {
 	Manifest    string   `json:"manifest,omitempty"` // digest of the manifest, kept as a blob
 	Chains      []string `json:"chains"`             // lowest layer first
 	Pinned      bool     `json:"pinned,omitempty"`
+	// Preloaded: it was loaded from a file, by who runs the node and for all pods. It
+	// stays so when it is pulled too.
+	Preloaded bool `json:"preloaded,omitempty"`
+	// Pulled says by repository with whose credentials it was pulled. nil: there was no
+	// pull, or one by a version that kept no record.
+	Pulled map[string]pulled `json:"pulled,omitempty"`
 }
 
 // layer is an unpacked layer: the folder holds its own files only, with
@@ -104,7 +112,7 @@ func (s *Store) saveIndex(ix index) error {
 
 // clone copies what a change may touch, so that a failed save changes nothing.
 func (ix index) clone() index {
-	out := index{Version: indexVersion, Images: make(map[string]imageRecord, len(ix.Images)), Layers: make(map[string]layer, len(ix.Layers))}
+	out := index{Version: indexVersion, Salt: ix.Salt, Images: make(map[string]imageRecord, len(ix.Images)), Layers: make(map[string]layer, len(ix.Layers))}
 	for k, v := range ix.Images {
 		out.Images[k] = v
 	}

@@ -3,6 +3,7 @@ package image
 import (
 	"archive/tar"
 	"bytes"
+	"fmt"
 	"io"
 	"log"
 	"log/slog"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,6 +24,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	regs "github.com/clusterd/clusterd/agent/image/registry"
 )
 
 // entry is one line of a layer's archive, in short.
@@ -116,7 +120,26 @@ func serve(t testing.TB, wrap func(http.Handler) http.Handler) (host string) {
 	}
 	srv := httptest.NewServer(h)
 	t.Cleanup(srv.Close)
-	return strings.TrimPrefix(srv.URL, "http://")
+	host = strings.TrimPrefix(srv.URL, "http://")
+	served.Store(host, true)
+	return host
+}
+
+// served are the hosts of serve, which speak no TLS.
+var served sync.Map
+
+// registries are settings that name all of served.
+func registries() *regs.Settings {
+	text := "registries:\n"
+	served.Range(func(host, _ any) bool {
+		text += fmt.Sprintf("  %q: {plainHTTP: true}\n", host)
+		return true
+	})
+	s, err := regs.Parse([]byte(text))
+	if err != nil {
+		panic(err)
+	}
+	return s
 }
 
 func push(t testing.TB, ref string, img v1.Image) {
@@ -132,7 +155,7 @@ func push(t testing.TB, ref string, img v1.Image) {
 
 func open(t testing.TB, dir string) *Store {
 	t.Helper()
-	s, err := Open(Config{Dir: dir, Logger: slog.New(slog.DiscardHandler)})
+	s, err := Open(Config{Dir: dir, Registries: registries, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

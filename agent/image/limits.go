@@ -237,11 +237,7 @@ func (m manifestBound) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	first := r
-	for first.Response != nil && first.Response.Request != nil {
-		first = first.Response.Request
-	}
-	if strings.Contains(first.URL.Path, "/manifests/") {
+	if strings.Contains(firstRequest(r).URL.Path, "/manifests/") {
 		resp.Body = &bounded{resp.Body, m.limit, tooLarge("a manifest has more bytes than allowed", size(m.limit))}
 	}
 	return resp, nil

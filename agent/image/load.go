@@ -74,7 +74,7 @@ func (s *Store) load(ctx context.Context, r io.Reader) (out []Image, err error) 
 		return nil, err
 	}
 	for _, c := range all {
-		c.pinned = true
+		c.pinned, c.preloaded = true, true
 		img, err := s.add(ctx, c)
 		if err != nil {
 			return out, fmt.Errorf("%s: %w", describe(c), err)

@@ -10,7 +10,6 @@ import (
 	"net/url"
 	"os"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -19,19 +18,17 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/clusterd/clusterd/agent/image/registry"
 )
 
 // parallelDownloads is how many layers of one image come at the same time.
 const parallelDownloads = 3
 
 // Auth are the credentials for one registry; the zero value is none.
-type Auth struct {
-	Username, Password string
-	IdentityToken      string // exchanged for an access token
-	RegistryToken      string // sent as a bearer token as it is
-}
+type Auth = registry.Auth
 
-func (a Auth) authenticator() authn.Authenticator {
+func authenticator(a Auth) authn.Authenticator {
 	if a == (Auth{}) {
 		return authn.Anonymous
 	}
@@ -58,10 +55,16 @@ func (s *Store) Ensure(ctx context.Context, ref string, auth Auth) (Image, error
 	return s.Pull(ctx, ref, auth)
 }
 
-// Pull asks the registry what the name stands for now and fetches what is
-// missing. Callers that pull the same at the same time share the work. Errors
-// are ErrInvalidName, *PullError, or the context's.
+// Pull is PullAs with credentials that are of no Secret.
 func (s *Store) Pull(ctx context.Context, ref string, auth Auth) (Image, error) {
+	return s.PullAs(ctx, ref, Credential{Auth: auth})
+}
+
+// PullAs asks the registry what the name stands for now and fetches what is
+// missing. Callers that pull the same at the same time share the work. Whose
+// credentials opened the image is on record then, see Access. Errors are
+// ErrInvalidName, *PullError, or the context's.
+func (s *Store) PullAs(ctx context.Context, ref string, as Credential) (Image, error) {
 	full, err := Normalize(ref)
 	if err != nil {
 		return Image{}, err
@@ -69,11 +72,11 @@ func (s *Store) Pull(ctx context.Context, ref string, auth Auth) (Image, error) 
 	if idPattern.MatchString(full) {
 		return Image{}, &PullError{Ref: full, Reason: ReasonNotFound, Err: fmt.Errorf("%w, and an ID cannot be pulled", ErrNotFound)}
 	}
-	parsed, err := s.parseRemote(ref)
+	parsed, err := parse(ref)
 	if err != nil {
 		return Image{}, err
 	}
-	return s.pulls.do(ctx, pullKey{full, auth}, func(ctx context.Context) (Image, error) {
+	img, err := s.pulls.do(ctx, pullKey{full, as.Auth}, func(ctx context.Context) (Image, error) {
 		start := time.Now()
 		var img Image
 		var err error
@@ -81,7 +84,7 @@ func (s *Store) Pull(ctx context.Context, ref string, auth Auth) (Image, error) 
 		if s.own != nil && full == s.own.Ref {
 			img, err = s.makeOwn(ctx)
 		} else {
-			img, fetched, err = s.pull(ctx, parsed, auth)
+			img, fetched, err = s.pull(ctx, parsed, as)
 		}
 		if err != nil {
 			if ctx.Err() != nil {
@@ -95,6 +98,10 @@ func (s *Store) Pull(ctx context.Context, ref string, auth Auth) (Image, error) 
 		s.log.Info("image pulled", "image", full, "id", img.ID, "bytes", img.Size, "took", time.Since(start).Round(time.Millisecond))
 		return img, nil
 	})
+	if err == nil && as.Auth != (Auth{}) {
+		err = s.alsoPulledBy(img.ID, access{repository: fullRepository(parsed.Context()), with: as})
+	}
+	return img, err
 }
 
 // dropUnclaimed removes what a pull has left that failed for lack of room: the next
@@ -109,35 +116,76 @@ func (s *Store) dropUnclaimed(why error) {
 	}
 }
 
-// parseRemote is parse, with the permission to speak plain HTTP put in.
-func (s *Store) parseRemote(ref string) (name.Reference, error) {
-	parsed, err := parse(ref)
-	if err != nil || !slices.Contains(s.cfg.PlainHTTP, parsed.Context().RegistryStr()) {
-		return parsed, err
+// pull asks the places for the image one after the other, with the credentials that are
+// for each. fetched: it has come to the layers, and may have left some.
+func (s *Store) pull(ctx context.Context, ref name.Reference, as Credential) (img Image, fetched bool, err error) {
+	var settings *registry.Settings
+	if s.cfg.Registries != nil {
+		settings = s.cfg.Registries()
 	}
-	return name.ParseReference(ref, name.WeakValidation, name.Insecure)
+	where := settings.Endpoints(ref.Context().RegistryStr(), ref.Context().RepositoryStr())
+	var before []error
+	for i, at := range where {
+		more := i < len(where)-1
+		for _, a := range authsFor(at, as.Auth) {
+			var came bool
+			// Only the caller's own are on record as somebody's: what the node's open,
+			// or no credentials at all, is open to all its pods.
+			by := access{repository: fullRepository(ref.Context()), everyone: a == (Auth{}) || a != as.Auth || at.Namespace != "", with: as}
+			img, came, err = s.pullFrom(ctx, ref, settings, at, a, by, more)
+			fetched = fetched || came
+			if err == nil || !refused(err) {
+				break
+			}
+		}
+		if err == nil || !more || !elsewhere(ctx, err) {
+			break
+		}
+		s.log.Info("a mirror did not give an image, the next place is asked", "image", fullName(ref), "mirror", at.Host, "err", err)
+		before = append(before, err)
+	}
+	if err != nil && len(before) > 0 {
+		err = &afterMirrors{err, before}
+	}
+	return img, fetched, err
 }
 
-// pull takes as long as bytes come from the registry. fetched: it has come to the
-// layers, and may have left some.
-func (s *Store) pull(ctx context.Context, ref name.Reference, auth Auth) (img Image, fetched bool, err error) {
+// pullFrom takes as long as bytes come from the registry. hurry: others are asked if
+// this one does not answer.
+func (s *Store) pullFrom(ctx context.Context, ref name.Reference, settings *registry.Settings, at registry.Endpoint, auth Auth, by access, hurry bool) (img Image, fetched bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	there, err := referenceAt(ref, at)
+	if err != nil {
+		return Image{}, false, err
+	}
+	tr := &hostTransports{settings: settings, timeout: s.cfg.StallTimeout}
+	defer tr.CloseIdleConnections()
+	guard := &schemeGuard{next: aliveTransport{tr, s.cfg.StallTimeout, func() { cancel(ErrStalled) }}, settings: settings, at: at}
 	defer func() {
-		if err != nil && errors.Is(context.Cause(ctx), ErrStalled) {
+		if err == nil {
+			return
+		}
+		err = guard.explain(err)
+		if errors.Is(context.Cause(ctx), ErrStalled) {
 			err = fmt.Errorf("%w for %s", ErrStalled, s.cfg.StallTimeout)
 		}
+		if at.Namespace != "" {
+			err = &mirrorError{at.Host, err}
+		}
 	}()
-	tr := s.transport()
-	defer tr.CloseIdleConnections()
-	stalled := func() { cancel(ErrStalled) }
-	desc, err := remote.Get(ref,
+	layers := &downloads{}
+	options := []remote.Option{
 		remote.WithContext(ctx),
-		remote.WithAuth(auth.authenticator()),
-		remote.WithTransport(manifestBound{plainHTTPGuard{aliveTransport{tr, s.cfg.StallTimeout, stalled}, s.cfg.PlainHTTP}, s.cfg.Limits.Manifest}),
+		remote.WithAuth(authenticator(auth)),
+		remote.WithTransport(manifestBound{resuming{namespaced{guard, at}, layers.part}, s.cfg.Limits.Manifest}),
 		remote.WithPlatform(s.cfg.Platform),
 		remote.WithUserAgent("clusterd"),
-	)
+	}
+	if hurry {
+		options = append(options, remote.WithRetryBackoff(remote.Backoff{Steps: 1}))
+	}
+	desc, err := remote.Get(there, options...)
 	if err != nil {
 		return Image{}, false, err
 	}
@@ -166,13 +214,14 @@ func (s *Store) pull(ctx context.Context, ref name.Reference, auth Auth) (img Im
 	if _, isDigest := ref.(name.Digest); !isDigest {
 		c.refs = []string{fullName(ref)}
 	}
+	c.access, c.ref = &by, fullName(ref)
 	c.repoDigests = []string{fullRepository(ref.Context()) + "@" + desc.Digest.String()}
-	img, err = s.addRemote(ctx, found, c)
+	img, err = s.addRemote(ctx, found, c, layers)
 	return img, true, err
 }
 
 // addRemote downloads the missing layers and adds the image.
-func (s *Store) addRemote(ctx context.Context, found v1.Image, c content) (Image, error) {
+func (s *Store) addRemote(ctx context.Context, found v1.Image, c content, fetched *downloads) (Image, error) {
 	layers, err := found.Layers()
 	if err != nil {
 		return Image{}, err
@@ -198,6 +247,14 @@ func (s *Store) addRemote(ctx context.Context, found v1.Image, c content) (Image
 	release := s.hold(keys...)
 	defer release()
 
+	how := &progress{ref: c.ref}
+	for i := range layers {
+		if !s.hasLayer(c.chains[i]) {
+			how.total += sizes[i]
+		}
+	}
+	defer s.begin(how)()
+
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(parallelDownloads)
 	for i, l := range layers {
@@ -208,7 +265,7 @@ func (s *Store) addRemote(ctx context.Context, found v1.Image, c content) (Image
 			if err := gctx.Err(); err != nil {
 				return err
 			}
-			if err := s.download(l); err != nil {
+			if err := s.download(l, fetched, how); err != nil {
 				return fmt.Errorf("layer %d of %d: %w", i+1, len(layers), err)
 			}
 			return nil
@@ -266,39 +323,6 @@ type closeBoth struct {
 }
 
 func (c closeBoth) Close() error { return errors.Join(c.ReadCloser.Close(), c.under.Close()) }
-
-// transport is new for each pull: connections to a registry are not worth
-// keeping between pulls.
-func (s *Store) transport() *http.Transport {
-	return &http.Transport{
-		Proxy:                 http.ProxyFromEnvironment,
-		DialContext:           (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
-		ForceAttemptHTTP2:     true,
-		MaxIdleConnsPerHost:   parallelDownloads,
-		IdleConnTimeout:       30 * time.Second,
-		TLSHandshakeTimeout:   10 * time.Second,
-		ResponseHeaderTimeout: s.cfg.StallTimeout,
-	}
-}
-
-// plainHTTPGuard refuses requests without TLS. The library falls back to them
-// for every private address, which would let anybody between take TLS away.
-type plainHTTPGuard struct {
-	http.RoundTripper
-	allowed []string
-}
-
-func (g plainHTTPGuard) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.URL.Scheme == "https" || isLoopback(r.URL.Hostname()) || slices.Contains(g.allowed, r.URL.Host) {
-		return g.RoundTripper.RoundTrip(r)
-	}
-	return nil, ErrNoTLS
-}
-
-func isLoopback(host string) bool {
-	ip := net.ParseIP(host)
-	return host == "localhost" || strings.HasSuffix(host, ".localhost") || ip != nil && ip.IsLoopback()
-}
 
 // aliveTransport calls stalled when no byte of an answer came for the timeout:
 // it is to end the requests. (Headers have a timeout of their own.)

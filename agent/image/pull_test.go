@@ -143,7 +143,7 @@ func TestPlatforms(t *testing.T) {
 		{"s390x", "/multi:1", "", "no image for this platform: this node is linux/s390x, the image is for linux/amd64, linux/arm/v6, linux/arm/v7"},
 		{"arm64", "/single:1", "", "no image for this platform: this node is linux/arm64, the image is for linux/amd64"},
 	} {
-		s, err := Open(Config{Dir: t.TempDir(), Platform: v1.Platform{OS: "linux", Architecture: tt.arch}})
+		s, err := Open(Config{Dir: t.TempDir(), Registries: registries, Platform: v1.Platform{OS: "linux", Architecture: tt.arch}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -210,22 +210,6 @@ func TestPullErrors(t *testing.T) {
 	s.nothingLeft(t)
 }
 
-func TestPlainHTTPIsRefused(t *testing.T) {
-	guard := plainHTTPGuard{http.DefaultTransport, []string{"10.1.2.3:5000"}}
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://10.9.9.9:5000/v2/", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := guard.RoundTrip(req); !errors.Is(err, ErrNoTLS) { //nolint:bodyclose // there is none
-		t.Fatalf("got %v", err)
-	}
-	for host, want := range map[string]bool{"localhost": true, "127.0.0.1": true, "::1": true, "a.localhost": true, "10.0.0.1": false, "registry.local": false} {
-		if isLoopback(host) != want {
-			t.Errorf("%s: %v", host, !want)
-		}
-	}
-}
-
 func TestAuth(t *testing.T) {
 	host := serve(t, func(h http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -243,7 +227,7 @@ func TestAuth(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := remote.Write(r, img, remote.WithAuth(Auth{Username: "me", Password: "secret"}.authenticator())); err != nil {
+	if err := remote.Write(r, img, remote.WithAuth(authenticator(Auth{Username: "me", Password: "secret"}))); err != nil {
 		t.Fatal(err)
 	}
 	s := open(t, t.TempDir())
@@ -342,7 +326,7 @@ func TestStalledDownload(t *testing.T) {
 		})
 		push(t, host+"/a:1", img)
 		pushed = true
-		s, err := Open(Config{Dir: t.TempDir(), StallTimeout: 200 * time.Millisecond})
+		s, err := Open(Config{Dir: t.TempDir(), Registries: registries, StallTimeout: 200 * time.Millisecond})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -21,6 +21,7 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
+	"github.com/clusterd/clusterd/agent/image/registry"
 	"github.com/clusterd/clusterd/durable"
 )
 
@@ -31,9 +32,9 @@ type Config struct {
 	Dir string
 	// Platform to choose from images for several; default linux/GOARCH.
 	Platform v1.Platform
-	// PlainHTTP names further registries ("10.0.0.5:5000") that may be spoken to
-	// without TLS. Those on the loopback always may.
-	PlainHTTP []string
+	// Registries says how registries are spoken to, asked anew for each pull; nil: all
+	// with TLS, the system's authorities and no credentials of this node's.
+	Registries func() *registry.Settings
 	// StallTimeout ends a download from which no byte came for so long; default
 	// one minute.
 	StallTimeout time.Duration
@@ -78,7 +79,11 @@ type Store struct {
 	// pulls that are still running.
 	layers map[string]layer
 	// held counts the running operations that rely on a layer, by chain.
-	held     map[string]int
+	held map[string]int
+	// parts are the layers of parts/ that a download is at, by digest.
+	parts map[string]bool
+	// pulling are the pulls that fetch layers.
+	pulling  map[*progress]struct{}
 	nextDir  int
 	lastUsed map[string]time.Time // when an image was last added or mounted, by ID
 	closed   bool
@@ -116,7 +121,7 @@ func Open(cfg Config) (*Store, error) {
 		own:      newOwn(cfg.Own, cfg.Platform),
 	}
 	// The layers hold set-uid programs and secrets of images: root's alone.
-	for _, d := range []string{"", "blobs", "layers", "mounts", "volumes"} {
+	for _, d := range []string{"", "blobs", "parts", "layers", "mounts", "volumes"} {
 		if err := os.MkdirAll(s.path(d), 0o700); err != nil {
 			return nil, fmt.Errorf("open image store: %w", err)
 		}
@@ -124,6 +129,7 @@ func Open(cfg Config) (*Store, error) {
 	if err := s.recover(); err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
+	s.trimParts(partAge, partsKept)
 	return s, nil
 }
 

@@ -262,28 +262,40 @@ func TestIndexGolden(t *testing.T) {
 		Version: indexVersion,
 		Images: map[string]imageRecord{"sha256:1": {
 			Refs: []string{"docker.io/library/nginx:1"}, RepoDigests: []string{"docker.io/library/nginx@sha256:2"},
-			Manifest: "sha256:2", Chains: []string{"sha256:3"}, Pinned: true,
+			Manifest: "sha256:2", Chains: []string{"sha256:3"}, Pinned: true, Preloaded: true,
+			Pulled: map[string]pulled{"docker.io/library/nginx": {Everyone: true, With: []pulledWith{{SecretID{"ns", "pull", "4"}, "5"}}}},
 		}},
 		Layers: map[string]layer{"sha256:3": {Dir: "0", Size: 5}},
+		Salt:   "6",
 	}
 	got, err := json.Marshal(ix)
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = `{"version":1,"images":{"sha256:1":{"refs":["docker.io/library/nginx:1"],"repoDigests":["docker.io/library/nginx@sha256:2"],"manifest":"sha256:2","chains":["sha256:3"],"pinned":true}},"layers":{"sha256:3":{"dir":"0","size":5}}}`
+	const want = `{"version":1,"images":{"sha256:1":{"refs":["docker.io/library/nginx:1"],"repoDigests":["docker.io/library/nginx@sha256:2"],"manifest":"sha256:2","chains":["sha256:3"],"pinned":true,"preloaded":true,"pulled":{"docker.io/library/nginx":{"everyone":true,"with":[{"namespace":"ns","name":"pull","uid":"4","hash":"5"}]}}}},"layers":{"sha256:3":{"dir":"0","size":5}},"salt":"6"}`
 	if string(got) != want {
 		t.Fatalf("got  %s\nwant %s", got, want)
 	}
-	path := filepath.Join(t.TempDir(), indexFile)
-	if err := os.WriteFile(path, got, 0o600); err != nil {
-		t.Fatal(err)
+	// What was written before there were records of pulls is read, too.
+	before := ix.clone()
+	before.Salt = ""
+	for id, rec := range before.Images {
+		rec.Preloaded, rec.Pulled = false, nil
+		before.Images[id] = rec
 	}
-	back, err := readIndex(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff(ix, back); d != "" {
-		t.Fatal(d)
+	const first = `{"version":1,"images":{"sha256:1":{"refs":["docker.io/library/nginx:1"],"repoDigests":["docker.io/library/nginx@sha256:2"],"manifest":"sha256:2","chains":["sha256:3"],"pinned":true}},"layers":{"sha256:3":{"dir":"0","size":5}}}`
+	for text, ix := range map[string]index{want: ix, first: before} {
+		path := filepath.Join(t.TempDir(), indexFile)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		back, err := readIndex(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(ix, back); d != "" {
+			t.Fatal(d)
+		}
 	}
 }
 

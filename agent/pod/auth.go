@@ -2,33 +2,22 @@ package pod
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 
 	"github.com/clusterd/clusterd/agent/image"
+	"github.com/clusterd/clusterd/agent/image/registry"
 )
 
-// dockerAuth is one registry's entry in a pull secret.
-type dockerAuth struct {
-	Username      string `json:"username"`
-	Password      string `json:"password"`
-	Auth          string `json:"auth"` // base64 of user:password
-	IdentityToken string `json:"identitytoken"`
-	RegistryToken string `json:"registrytoken"`
-}
-
 // pullAuths finds the credentials for an image among the pod's pull secrets. A
-// secret that is missing is reported and left out.
-func (m *Manager) pullAuths(ctx context.Context, pod *v1.Pod, ref string) ([]image.Auth, error) {
+// secret that is missing is reported and left out. names are those that the image may
+// be pulled by.
+func (m *Manager) pullAuths(ctx context.Context, pod *v1.Pod, names ...string) ([]image.Credential, error) {
 	var secrets []*v1.Secret
 	for _, s := range pod.Spec.ImagePullSecrets {
 		if s.Name == "" {
@@ -48,19 +37,23 @@ func (m *Manager) pullAuths(ctx context.Context, pod *v1.Pod, ref string) ([]ima
 	if len(secrets) == 0 {
 		return nil, nil
 	}
-	full, err := image.Normalize(ref)
-	if err != nil {
-		return nil, err
+	var out []image.Credential
+	for _, n := range names {
+		full, err := image.Normalize(n)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, fitting(ctx, secrets, full)...)
 	}
-	return fitting(ctx, secrets, full), nil
+	return out, nil
 }
 
 // fitting returns the credentials for the image of that full name, each once: first
 // those whose entry names the longest part of the name, of alike ones the first
 // secret's.
-func fitting(ctx context.Context, secrets []*v1.Secret, full string) []image.Auth {
+func fitting(ctx context.Context, secrets []*v1.Secret, full string) []image.Credential {
 	type fit struct {
-		auth   image.Auth
+		image.Credential
 		length int
 	}
 	var fits []fit
@@ -68,108 +61,42 @@ func fitting(ctx context.Context, secrets []*v1.Secret, full string) []image.Aut
 		entries, err := parsePullSecret(s)
 		if err != nil {
 			klog.FromContext(ctx).Info("Pull secret cannot be read", "secret", s.Name, "err", err)
-			continue
 		}
-		for _, host := range slices.Sorted(maps.Keys(entries)) {
-			n := matchRegistry(host, full)
-			auth, err := entries[host].auth()
-			if n >= 0 && err == nil && !slices.ContainsFunc(fits, func(f fit) bool { return f.auth == auth }) {
-				fits = append(fits, fit{auth, n})
+		id := image.SecretID{Namespace: s.Namespace, Name: s.Name, UID: string(s.UID)}
+		for _, e := range entries.Fits(full) {
+			if !slices.ContainsFunc(fits, func(f fit) bool { return f.Auth == e.Auth }) {
+				fits = append(fits, fit{image.Credential{Auth: e.Auth, Secret: id}, e.Length})
 			}
 		}
 	}
 	slices.SortStableFunc(fits, func(a, b fit) int { return b.length - a.length })
-	var auths []image.Auth
+	var out []image.Credential
 	for _, f := range fits {
-		auths = append(auths, f.auth)
+		out = append(out, f.Credential)
 	}
-	return auths
+	return out
 }
 
-// parsePullSecret reads both forms of pull secret.
-func parsePullSecret(s *v1.Secret) (map[string]dockerAuth, error) {
+// parsePullSecret reads both forms of pull secret; what cannot be read of it is left
+// out, and an error.
+func parsePullSecret(s *v1.Secret) (registry.Auths, error) {
 	if b, ok := s.Data[v1.DockerConfigJsonKey]; ok {
-		var c struct {
-			Auths map[string]dockerAuth `json:"auths"`
-		}
-		err := json.Unmarshal(b, &c)
-		return c.Auths, err
+		return registry.ParseDockerConfig(b)
 	}
 	if b, ok := s.Data[v1.DockerConfigKey]; ok {
-		var c map[string]dockerAuth
-		err := json.Unmarshal(b, &c)
-		return c, err
+		return registry.ParseDockerCfg(b)
 	}
 	return nil, fmt.Errorf("it has neither the key %s nor %s", v1.DockerConfigJsonKey, v1.DockerConfigKey)
 }
 
-func (e dockerAuth) auth() (image.Auth, error) {
-	a := image.Auth{Username: e.Username, Password: e.Password, IdentityToken: e.IdentityToken, RegistryToken: e.RegistryToken}
-	if e.Auth != "" && a.Username == "" {
-		b, err := base64.StdEncoding.DecodeString(e.Auth)
-		if err != nil {
-			return a, fmt.Errorf("auth: %w", err)
-		}
-		user, pass, ok := strings.Cut(string(b), ":")
-		if !ok {
-			return a, fmt.Errorf("auth: no colon between user and password")
-		}
-		a.Username, a.Password = user, strings.TrimRight(pass, "\x00")
-	}
-	return a, nil
-}
-
-// matchRegistry says how many characters of the full image name an entry
-// ("https://index.docker.io/v1/", "registry.io/team") speaks for, or -1.
-// A label of the host may be a star.
-func matchRegistry(entry, full string) int {
-	entry = strings.TrimPrefix(strings.TrimPrefix(entry, "https://"), "http://")
-	entry = strings.TrimSuffix(entry, "/")
-	for _, v := range []string{"/v1", "/v2"} {
-		entry = strings.TrimSuffix(entry, v)
-	}
-	switch entry {
-	case "index.docker.io", "registry-1.docker.io":
-		entry = "docker.io"
-	}
-	host, path, _ := strings.Cut(entry, "/")
-	imageHost, imagePath, _ := strings.Cut(full, "/")
-	if !matchHost(host, imageHost) {
-		return -1
-	}
-	if path != "" && imagePath != path && !strings.HasPrefix(imagePath, path+"/") {
-		return -1
-	}
-	return len(entry)
-}
-
-func matchHost(pattern, host string) bool {
-	p, h := strings.Split(pattern, "."), strings.Split(host, ".")
-	if len(p) != len(h) {
-		return false
-	}
-	for i := range p {
-		if p[i] != "*" && p[i] != h[i] {
-			return false
-		}
-	}
-	return true
-}
-
 // pullImage pulls with one of the credentials after the other, until one opens the
-// image. Without any it pulls anonymously.
-func (m *Manager) pullImage(ctx context.Context, ref string, policy v1.PullPolicy, auths []image.Auth) (image.Image, error) {
-	pull := m.cfg.Images.Ensure
-	if policy == v1.PullAlways {
-		pull = m.cfg.Images.Pull
-	}
+// image. Without any it pulls with the node's, or anonymously.
+func (m *Manager) pullImage(ctx context.Context, ref string, auths []image.Credential) (img image.Image, err error) {
 	if len(auths) == 0 {
-		return pull(ctx, ref, image.Auth{})
+		return m.cfg.Images.PullAs(ctx, ref, image.Credential{})
 	}
-	var err error
 	for _, auth := range auths {
-		var img image.Image
-		if img, err = pull(ctx, ref, auth); err == nil {
+		if img, err = m.cfg.Images.PullAs(ctx, ref, auth); err == nil {
 			return img, nil
 		}
 		// Registries say of what one may not see that it is not there.

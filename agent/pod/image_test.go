@@ -210,3 +210,26 @@ func TestDamagedImage(t *testing.T) {
 		}
 	})
 }
+
+// TestPullProgress: a long pull says how far it is, ever more seldom.
+func TestPullProgress(t *testing.T) {
+	inBubble(t, func(n *node) {
+		n.images.PullErr = func(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() }
+		c := ctr("a")
+		c.Image = "slow:1"
+		n.create(testPod("p", v1.RestartPolicyAlways, c))
+		n.images.Tell(image.Progress{Ref: "docker.io/library/other:1", Done: 5 << 20, Total: 6 << 20}, image.Progress{Ref: "docker.io/library/slow:1", Done: 1 << 20, Total: 3 << 20})
+		const says = `Pulling image "slow:1": 1.0 MiB of 3.0 MiB are here`
+		n.after(25 * time.Second)
+		if n.events.has(says) {
+			t.Error("it is said too early")
+		}
+		n.after(time.Hour)
+		if got := n.events.count(says); got < 3 || got > 10 {
+			t.Errorf("it is said %d times in an hour", got)
+		}
+		if n.events.has("other:1") {
+			t.Error("it speaks of another image")
+		}
+	})
+}

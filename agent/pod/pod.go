@@ -53,11 +53,13 @@ type Runtime interface {
 // Images holds images and mounts root file systems of them. Methods may be
 // called concurrently.
 type Images interface {
-	// Ensure pulls the image if it is absent.
-	Ensure(ctx context.Context, ref string, auth image.Auth) (image.Image, error)
-	// Pull asks the registry even if the image is here.
-	Pull(ctx context.Context, ref string, auth image.Auth) (image.Image, error)
+	// PullAs asks the registry even if the image is here.
+	PullAs(ctx context.Context, ref string, as image.Credential) (image.Image, error)
 	Get(ref string) (image.Image, bool, error)
+	// Pulling are the pulls under way.
+	Pulling() []image.Progress
+	// Access says what is known about who may have an image that is here.
+	Access(ref string, shown []image.Credential) (image.Access, error)
 	Mount(ctx context.Context, img image.Image, id string) (rootfs string, err error)
 	// MountMapped is Mount for a container in that user namespace.
 	MountMapped(ctx context.Context, img image.Image, id string, users *os.File) (rootfs string, err error)
@@ -186,6 +188,10 @@ type Config struct {
 	// Refuse says why the node takes no such pod now because it runs short of
 	// something, "": it does. It must not block. Optional.
 	Refuse func(pod *v1.Pod) string
+
+	// Verify says which images that are here a pod gets without a look at its
+	// credentials; the zero value: those that are preloaded.
+	Verify ImageVerification
 
 	// Fence ends pods whose volumes may be used elsewhere when the node has lost
 	// its Lease; nil: nothing does.

@@ -48,7 +48,7 @@ func (w *worker) pulledVolume(v *podstate.ImageVolume, src *v1.ImageVolumeSource
 		}
 		return
 	}
-	if _, here, gerr := w.m.cfg.Images.Get(src.Reference); gerr == nil && here && src.PullPolicy != v1.PullAlways {
+	if _, here, gerr := w.m.cfg.Images.Get(src.Reference); gerr == nil && here && src.PullPolicy != v1.PullAlways && !errors.As(err, new(unproven)) {
 		return // it was brought while the pull failed
 	}
 	v.Delay = podstate.NextBackOff(v.Delay)

@@ -40,7 +40,7 @@ func (w *worker) pull(c *podstate.Container, spec *v1.Container) {
 			if errors.Is(err, context.Canceled) {
 				return // given up on purpose
 			}
-			if _, here, gerr := w.m.cfg.Images.Get(ref); gerr == nil && here && policy != v1.PullAlways {
+			if _, here, gerr := w.m.cfg.Images.Get(ref); gerr == nil && here && policy != v1.PullAlways && !errors.As(err, new(unproven)) {
 				return // it was brought while the pull failed
 			}
 			c.ImageDelay = podstate.NextBackOff(c.ImageDelay)
@@ -99,14 +99,38 @@ func (m *Manager) ensureImage(ctx context.Context, pod *v1.Pod, ref string, poli
 		return img, "InvalidImageName", err
 	case err != nil:
 		return img, "ImageInspectError", err
-	case present && policy != v1.PullAlways:
-		tell(v1.EventTypeNormal, "Pulled", fmt.Sprintf("Container image %q already present on machine", ref))
-		return have, "", nil
-	case !present && policy == v1.PullNever:
+	}
+	closed := false // it is here, and not for this pod
+	if present && policy != v1.PullAlways {
+		may, err := m.mayUse(ctx, pod, ref, have)
+		switch {
+		case errors.Is(err, image.ErrNotFound):
+			present = false // it has gone just now
+		case err != nil:
+			return img, "ErrImagePull", unproven{err}
+		case may:
+			tell(v1.EventTypeNormal, "Pulled", fmt.Sprintf("Container image %q already present on machine and can be accessed by the pod", ref))
+			return have, "", nil
+		}
+		closed = present
+	}
+	if policy == v1.PullNever {
 		err := fmt.Errorf("Container image %q is not present with pull policy of Never", ref) //nolint:staticcheck // ST1005: the API's words
+		if closed {
+			err = fmt.Errorf("Container image %q is present with pull policy of Never but does not have the proper credentials to access the image", ref) //nolint:staticcheck // as above
+			err = unproven{err}
+		}
 		tell(v1.EventTypeWarning, "ErrImageNeverPull", err.Error())
 		return img, "ErrImageNeverPull", err
 	}
+	if img, reason, err = m.fetchImage(ctx, pod, ref, tell); err != nil && closed {
+		err = unproven{fmt.Errorf("the image is on the node, and was pulled with other credentials than this pod's: %w", err)}
+	}
+	return img, reason, err
+}
+
+// fetchImage pulls an image with what the pod has.
+func (m *Manager) fetchImage(ctx context.Context, pod *v1.Pod, ref string, tell func(kind, reason, msg string)) (img image.Image, reason string, err error) {
 	asking, cancel := context.WithTimeout(ctx, authDeadline)
 	auths, err := m.pullAuths(asking, pod, ref)
 	cancel()
@@ -115,7 +139,10 @@ func (m *Manager) ensureImage(ctx context.Context, pod *v1.Pod, ref string, poli
 	}
 	tell(v1.EventTypeNormal, "Pulling", fmt.Sprintf("Pulling image %q", ref))
 	began := time.Now()
-	if img, err = m.pullImage(ctx, ref, policy, auths); err != nil {
+	stop := m.tellPull(ctx, ref, tell)
+	img, err = m.pullImage(ctx, ref, auths)
+	stop()
+	if err != nil {
 		if errors.Is(err, image.ErrInvalidName) {
 			return img, "InvalidImageName", err
 		}

@@ -15,6 +15,10 @@ import (
 type Images interface {
 	List(ctx context.Context) ([]image.Image, error)
 	Load(ctx context.Context, r io.Reader) ([]image.Image, error)
+	// Preload pulls an image with the node's own credentials.
+	Preload(ctx context.Context, ref string) error
+	// Pulling are the pulls under way.
+	Pulling() []image.Progress
 	// Remove takes a name away, and with the last one the image. image.ErrInUse: a pod
 	// of this node needs it; image.ErrNotFound.
 	Remove(ctx context.Context, ref string) error
@@ -28,6 +32,7 @@ func (h *handler) routeImages(mux *http.ServeMux) {
 	mux.HandleFunc("GET /images", h.images)
 	mux.HandleFunc("POST /images/load", h.load)
 	mux.HandleFunc("POST /images/prune", h.prune)
+	mux.HandleFunc("POST /images/preload", h.named("preload", func(ctx context.Context, ref string) error { return h.cfg.Images.Preload(ctx, ref) }))
 	mux.HandleFunc("DELETE /images", h.named("remove", func(ctx context.Context, ref string) error { return h.cfg.Images.Remove(ctx, ref) }))
 	mux.HandleFunc("PUT /images/pin", h.named("pin", func(ctx context.Context, ref string) error { return h.cfg.Images.Pin(ctx, ref, true) }))
 	mux.HandleFunc("DELETE /images/pin", h.named("unpin", func(ctx context.Context, ref string) error { return h.cfg.Images.Pin(ctx, ref, false) }))
@@ -51,12 +56,15 @@ func (h *handler) named(what string, do func(ctx context.Context, ref string) er
 		if !h.ready(w, r) { // which pods there are is not known yet
 			return
 		}
+		var pull *image.PullError
 		switch err := do(r.Context(), ref); {
 		case err == nil:
 			h.changed()
 			answer(w, struct{}{})
 		case errors.Is(err, image.ErrNotFound):
 			refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound, "%s image %s: this node has no such image; `clusterctl image ls` lists those it has", what, ref)
+		case errors.As(err, &pull):
+			refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, "%s image: %v", what, err)
 		case errors.Is(err, image.ErrInUse):
 			refuse(w, http.StatusConflict, metav1.StatusReasonConflict, "%v", err)
 		default:
@@ -82,7 +90,15 @@ func (h *handler) prune(w http.ResponseWriter, r *http.Request) {
 
 // imageList is the answer of GET /images.
 type imageList struct {
-	Images []imageEntry `json:"images"`
+	Images  []imageEntry   `json:"images"`
+	Pulling []pullingEntry `json:"pulling,omitempty"`
+}
+
+// pullingEntry is a pull under way: compressed bytes.
+type pullingEntry struct {
+	Ref   string `json:"ref"`
+	Done  int64  `json:"done"`
+	Total int64  `json:"total"`
 }
 
 type imageEntry struct {
@@ -99,7 +115,11 @@ func (h *handler) images(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusInternalServerError, metav1.StatusReasonInternalError, "list images: %v", err)
 		return
 	}
-	answer(w, entries(list))
+	out := entries(list)
+	for _, p := range h.cfg.Images.Pulling() {
+		out.Pulling = append(out.Pulling, pullingEntry{Ref: p.Ref, Done: p.Done, Total: p.Total})
+	}
+	answer(w, out)
 }
 
 func entries(list []image.Image) imageList {

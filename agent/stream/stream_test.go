@@ -122,11 +122,19 @@ func (i images) Remove(_ context.Context, ref string) error { return named(ref) 
 
 func (i images) Pin(_ context.Context, ref string, _ bool) error { return named(ref) }
 
+func (i images) Preload(_ context.Context, ref string) error { return named(ref) }
+
+func (i images) Pulling() []image.Progress {
+	return []image.Progress{{Ref: "docker.io/library/b:1", Done: 3, Total: 9}}
+}
+
 // named is what the store says of the names of TestChangeImages.
 func named(ref string) error {
 	switch ref {
 	case "used:1":
 		return fmt.Errorf("remove image %s: %w: pod default/web names it", ref, image.ErrInUse)
+	case "closed:1":
+		return &image.PullError{Ref: "docker.io/library/closed:1", Reason: image.ReasonUnauthorized, Says: "who are you"}
 	case "none:1":
 		return fmt.Errorf("%w", image.ErrNotFound)
 	}
@@ -293,6 +301,10 @@ func TestChangeImages(t *testing.T) {
 		{"PUT", "/images/pin?name=a:1", 200, "{}"},
 		{"PUT", "/images/pin?name=none:1", 404, "pin image none:1"},
 		{"DELETE", "/images/pin?name=a:1", 200, "{}"},
+		{"POST", "/images/preload?name=a:1", 200, "{}"},
+		{"POST", "/images/preload?name=closed:1", 422, "preload image: pull docker.io/library/closed:1: the registry says: who are you"},
+		{"POST", "/images/preload", 400, "parameter name"},
+		{"GET", "/images/preload?name=a:1", 405, ""},
 		{"POST", "/images/prune", 200, `"docker.io/library/a:1"`},
 		{"GET", "/images/prune", 405, ""},
 	} {
@@ -314,7 +326,7 @@ func TestChangeImages(t *testing.T) {
 
 func TestImagesAndPods(t *testing.T) {
 	s, _ := serve(t, agenttest.NewRuntime(), view())
-	if code, body := get(t, s.URL+"/images"); code != 200 || body != `{"images":[{"refs":["docker.io/library/a:1"],"id":"sha256:1","size":7}]}`+"\n" {
+	if code, body := get(t, s.URL+"/images"); code != 200 || body != `{"images":[{"refs":["docker.io/library/a:1"],"id":"sha256:1","size":7}],"pulling":[{"ref":"docker.io/library/b:1","done":3,"total":9}]}`+"\n" {
 		t.Errorf("%d %s", code, body)
 	}
 	for in, want := range map[string]string{

@@ -21,7 +21,7 @@ func newImageCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 	cmd := &cobra.Command{
 		Use:     "image",
 		Aliases: []string{"images"},
-		Short:   "Load, list, pin and remove images on nodes",
+		Short:   "Load, preload, list, pin and remove images on nodes",
 		Long: templates.LongDesc(`
 			Load images onto nodes, list those that are there, keep and remove them. A loaded
 			image needs no registry: a pod that names it and does not ask for imagePullPolicy

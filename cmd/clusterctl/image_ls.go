@@ -18,7 +18,15 @@ import (
 
 // imageList is a node's answer to GET images.
 type imageList struct {
-	Images []image `json:"images"`
+	Images  []image   `json:"images"`
+	Pulling []pulling `json:"pulling,omitempty"`
+}
+
+// pulling is an image that the node pulls now, and how far that is.
+type pulling struct {
+	Ref   string `json:"ref"`
+	Done  int64  `json:"done"` // compressed bytes
+	Total int64  `json:"total"`
 }
 
 type image struct {
@@ -31,8 +39,9 @@ type image struct {
 
 // nodeImageList is what -o json prints for one node.
 type nodeImageList struct {
-	Node   string  `json:"node"`
-	Images []image `json:"images"`
+	Node    string    `json:"node"`
+	Images  []image   `json:"images"`
+	Pulling []pulling `json:"pulling,omitempty"`
 }
 
 func newImageListCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -75,7 +84,7 @@ func listImages(ctx context.Context, f cmdutil.Factory, streams genericiooptions
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		lists = append(lists, nodeImageList{Node: node, Images: list.Images})
+		lists = append(lists, nodeImageList{Node: node, Images: list.Images, Pulling: list.Pulling})
 		return nil
 	})
 	slices.SortFunc(lists, func(a, b nodeImageList) int { return cmp.Compare(a.Node, b.Node) })
@@ -83,6 +92,11 @@ func listImages(ctx context.Context, f cmdutil.Factory, streams genericiooptions
 		show := map[string]any{"nodes": lists}
 		if err := out.print(streams.Out, show, func(w io.Writer) error { return imageTable(w, lists) }); err != nil {
 			return err
+		}
+	}
+	for _, l := range lists {
+		for _, p := range l.Pulling {
+			fmt.Fprintf(streams.ErrOut, "%s: pulling %s, %s of %s\n", l.Node, p.Ref, size(p.Done), size(p.Total))
 		}
 	}
 	return failed.err("list images")

@@ -37,6 +37,20 @@ var imageChanges = []imageChange{
 		method: http.MethodDelete, path: "", what: "remove image", done: "removed",
 	},
 	{
+		use: "preload IMAGE", short: "Have nodes pull an image before a pod asks for it",
+		long: `
+			Have nodes pull an image from its registry, with the credentials of their own that
+			they have for it, so that pods which name it start at once. All pods of the node may
+			have it then. What is under way is in image ls.`,
+		example: `
+			# Have every node that is Ready pull an image
+			clusterctl image preload registry.example.com/app:2
+
+			# Have two nodes pull it
+			clusterctl image preload registry.example.com/app:2 --node n1,n2`,
+		method: http.MethodPost, path: "/preload", what: "preload image", done: "preloaded",
+	},
+	{
 		use: "pin IMAGE", short: "Keep an image on nodes when they make room",
 		long: `
 			Keep an image on nodes: neither the collection of images that nothing uses nor

@@ -304,6 +304,25 @@ hello:latest   0123456789ab   5.0 MiB   yes      n1
 			seen:   []string{"PUT /api/v1/nodes/n1/proxy/images/pin"},
 		},
 		{
+			name: "image preload",
+			lay: func(s *server) {
+				s.answers("POST /api/v1/nodes/n1/proxy/images/preload", 200, `{}`)
+				s.answers("POST /api/v1/nodes/n2/proxy/images/preload", 422, `{"kind":"Status","apiVersion":"v1","status":"Failure","message":"preload image: pull docker.io/library/hello:1: the registry says: UNAUTHORIZED","code":422}`)
+			},
+			args:   []string{"image", "preload", "hello:1", "--node", "n1,n2"},
+			stdout: "n1: image \"hello:1\" preloaded\n",
+			err:    "preload image hello:1 failed on 1 of 2 nodes:\n  n2: preload image: pull docker.io/library/hello:1: the registry says: UNAUTHORIZED\nTry these again with: --node n2",
+		},
+		{
+			name: "image ls, while one is pulled",
+			lay: func(s *server) {
+				s.answers("GET /api/v1/nodes/n1/proxy/images", 200, `{"images":[],"pulling":[{"ref":"docker.io/library/big:1","done":1048576,"total":5242880}]}`)
+			},
+			args:   []string{"image", "ls", "--node", "n1", "-o", "json"},
+			stdout: `"pulling": [`,
+			stderr: "n1: pulling docker.io/library/big:1, 1.0 MiB of 5.0 MiB\n",
+		},
+		{
 			name: "image prune",
 			lay: func(s *server) {
 				s.answers("POST /api/v1/nodes/n1/proxy/images/prune", 200, `{"images":[{"refs":["a:1"],"id":"sha256:0123456789abcdef","size":5242880}]}`)

@@ -18,7 +18,6 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/clusterd/clusterd/agent/image"
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/apis/server/rbac"
 	"github.com/clusterd/clusterd/member/join"
@@ -124,9 +123,9 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	images, err := image.Open(image.Config{Dir: n.dir.path("images"), Own: ownImage(), Logger: room(log, "image")})
+	images, err := openImages(cfg, log)
 	if err != nil {
-		return fmt.Errorf("open the image store: %w", err)
+		return err
 	}
 	n.port, err = transport.ListenNode(cfg.addr(), n.tid, room(log, "transport"))
 	if err != nil {

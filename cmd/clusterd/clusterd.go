@@ -220,8 +220,8 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	if err = m.buildAPI(); err != nil {
 		return nil, err
 	}
-	if m.images, err = image.Open(image.Config{Dir: m.dir.path("images"), Own: ownImage(), Logger: room(log, "image")}); err != nil {
-		return nil, fmt.Errorf("open the image store: %w", err)
+	if m.images, err = openImages(cfg, log); err != nil {
+		return nil, err
 	}
 	if err = m.writeKubeconfig(); err != nil {
 		return nil, err

@@ -170,6 +170,7 @@ type Config struct {
 	ImageGCLow   int `json:"imageGCLow"`
 	AccessConfig `json:",inline"`
 	HostConfig   `json:",inline"`
+	ImageConfig  `json:",inline"`
 
 	EncryptionConfig `json:",inline"`
 	// FeatureGates switch features of the API server's library, such as
@@ -246,6 +247,7 @@ func defaultConfig() Config {
 
 		AccessConfig: defaultAccess(),
 		HostConfig:   defaultHost(),
+		ImageConfig:  defaultImages(),
 
 		EncryptionConfig: defaultEncryption(),
 
@@ -300,6 +302,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&c.ImageGCLow, "image-gc-low", c.ImageGCLow, "percentage of the disk down to which they are removed")
 	c.AccessConfig.addFlags(f)
 	c.HostConfig.addFlags(f)
+	c.ImageConfig.addFlags(f)
 	c.EncryptionConfig.addFlags(f)
 	f.StringVar(&c.FeatureGates, "feature-gates", c.FeatureGates, "features of Kubernetes' API server to switch, such as APIResponseCompression=false; the same on every server")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
@@ -383,6 +386,9 @@ func (c *Config) complete() error {
 		return err
 	}
 	if err := c.AccessConfig.check(); err != nil {
+		return err
+	}
+	if err := c.ImageConfig.check(); err != nil {
 		return err
 	}
 	if err := c.HostConfig.check(c.KubeletPort, c.Port); err != nil {

@@ -208,6 +208,9 @@ func (c *Config) settings(to *agent.Config) (err error) {
 			to.UnsafeSysctls = append(to.UnsafeSysctls, name)
 		}
 	}
+	if to.ImageVerification, err = c.verification(); err != nil {
+		return err
+	}
 	to.ImageGC = agent.ImageGC{High: c.ImageGCHigh, Low: c.ImageGCLow}
 	return nil
 }

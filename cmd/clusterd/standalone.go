@@ -87,9 +87,9 @@ func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives 
 		return err
 	}
 	defer lock.Close()
-	images, err := image.Open(image.Config{Dir: dir.path("images"), Own: ownImage(), Logger: room(log, "image")})
+	images, err := openImages(cfg, log)
 	if err != nil {
-		return fmt.Errorf("open the image store: %w", err)
+		return err
 	}
 	for _, path := range archives {
 		if err := loadArchive(ctx, images, path); err != nil {

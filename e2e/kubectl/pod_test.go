@@ -380,10 +380,24 @@ func (k *kit) hungImage() string {
 		k.Fatal(err)
 	}
 	k.Cleanup(func() { _ = l.Close() })
+	k.allowPlainHTTP(l.Addr().String())
 	return l.Addr().String() + "/a/b:1"
 }
 
-// registry serves images on the node's loopback, to those that know user and
+// allowPlainHTTP makes the node speak to a registry without TLS.
+func (k *kit) allowPlainHTTP(host string) {
+	k.Helper()
+	for _, n := range k.c.Nodes() {
+		if n.Name != node {
+			continue
+		}
+		if err := n.AllowPlainHTTP(host); err != nil {
+			k.Fatal(err)
+		}
+	}
+}
+
+// registry serves images on the node's loopback without TLS, to those that know user and
 // password if they are set. It counts the requests for manifests.
 func (k *kit) registry(user, password string) (host string, manifests *atomic.Int32) {
 	k.Helper()
@@ -395,6 +409,7 @@ func (k *kit) registry(user, password string) (host string, manifests *atomic.In
 		k.Fatal(err)
 	}
 	host = l.Addr().String()
+	k.allowPlainHTTP(host)
 	manifests = new(atomic.Int32)
 	open := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	srv := &http.Server{ReadHeaderTimeout: testTimeout, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

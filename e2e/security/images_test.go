@@ -250,7 +250,7 @@ func blobOf(which func(*picture) blob, answer func(http.ResponseWriter, []byte))
 	}
 }
 
-// hostileRegistries serve on a1's loopback, where plain HTTP is allowed.
+// hostileRegistries serve on a1's loopback, without TLS.
 func (s *suite) hostileRegistries(below [][]byte) []attack {
 	var out []attack
 	for i := range len(registries) + 1 {
@@ -261,6 +261,9 @@ func (s *suite) hostileRegistries(below [][]byte) []attack {
 			ln, err = net.Listen("tcp", "127.0.0.1:0")
 			return err
 		}); err != nil {
+			s.t.Fatal(err)
+		}
+		if err := s.node("a1").AllowPlainHTTP(ln.Addr().String()); err != nil {
 			s.t.Fatal(err)
 		}
 		srv := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -1,0 +1,76 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"path/filepath"
+
+	"github.com/spf13/pflag"
+
+	"github.com/clusterd/clusterd/agent/image"
+	"github.com/clusterd/clusterd/agent/image/registry"
+	"github.com/clusterd/clusterd/agent/pod"
+)
+
+// ImageConfig is how a node comes by images.
+type ImageConfig struct {
+	// RegistriesConfig is a file that says how registries are spoken to: mirrors,
+	// authorities, certificates, credentials of the node, and which may be spoken to
+	// without TLS (docs/images.md). It is followed without a restart. Default:
+	// DATA/registries.yaml, if it is there.
+	RegistriesConfig string `json:"registriesConfig,omitempty"`
+	// ImagePullCredentialsVerificationPolicy says which images that are on the node a
+	// pod gets without having shown credentials that open them: NeverVerify (all),
+	// NeverVerifyPreloadedImages (those that were loaded from files),
+	// NeverVerifyAllowlistedImages (of those, the ones that are listed), AlwaysVerify
+	// (none). What was pulled without credentials, or with the node's own, is for all.
+	ImagePullCredentialsVerificationPolicy string `json:"imagePullCredentialsVerificationPolicy,omitempty"`
+	// PreloadedImagesVerificationAllowlist is the list of NeverVerifyAllowlistedImages:
+	// full names without tag and digest, separated by commas; NAME/* is all below NAME.
+	PreloadedImagesVerificationAllowlist string `json:"preloadedImagesVerificationAllowlist,omitempty"`
+}
+
+func defaultImages() ImageConfig {
+	return ImageConfig{ImagePullCredentialsVerificationPolicy: pod.NeverVerifyPreloadedImages}
+}
+
+func (c *ImageConfig) addFlags(f *pflag.FlagSet) {
+	f.StringVar(&c.RegistriesConfig, "registries-config", c.RegistriesConfig, "file that says how registries are spoken to: mirrors, authorities, credentials, plain HTTP (default: DATA/registries.yaml, if it is there)")
+	f.StringVar(&c.ImagePullCredentialsVerificationPolicy, "image-pull-credentials-verification-policy", c.ImagePullCredentialsVerificationPolicy, "which images that are on the node a pod gets without having shown credentials that open them: NeverVerify, NeverVerifyPreloadedImages, NeverVerifyAllowlistedImages or AlwaysVerify")
+	f.StringVar(&c.PreloadedImagesVerificationAllowlist, "preloaded-images-verification-allowlist", c.PreloadedImagesVerificationAllowlist, "images that NeverVerifyAllowlistedImages means: full names without tag and digest, separated by commas; NAME/* is all below NAME")
+}
+
+func (c *ImageConfig) check() error {
+	if c.RegistriesConfig != "" && !filepath.IsAbs(c.RegistriesConfig) {
+		return fmt.Errorf("--registries-config %q: an absolute path is required, such as /etc/clusterd/registries.yaml", c.RegistriesConfig)
+	}
+	_, err := c.verification()
+	return err
+}
+
+func (c *ImageConfig) verification() (pod.ImageVerification, error) {
+	return pod.ParseImageVerification(c.ImagePullCredentialsVerificationPolicy, c.PreloadedImagesVerificationAllowlist)
+}
+
+// openImages opens the node's image store.
+func openImages(cfg Config, log *slog.Logger) (*image.Store, error) {
+	dir := dataDir(cfg.Data)
+	file, optional := cfg.RegistriesConfig, cfg.RegistriesConfig == ""
+	if optional {
+		path, err := filepath.Abs(dir.path("registries.yaml"))
+		if err != nil {
+			return nil, err
+		}
+		file = path
+	}
+	log = room(log, "image")
+	registries, err := registry.Open(file, optional, log)
+	if err != nil {
+		return nil, fmt.Errorf("--registries-config: %w", err)
+	}
+	images, err := image.Open(image.Config{Dir: dir.path("images"), Own: ownImage(), Registries: registries.Settings, Logger: log})
+	if err != nil {
+		return nil, fmt.Errorf("open the image store: %w", err)
+	}
+	return images, nil
+}
