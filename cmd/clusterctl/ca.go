@@ -306,7 +306,7 @@ func (o *rotateOptions) run(ctx context.Context, a *api, graceGiven bool) error 
 		case !o.meant(now):
 			return fmt.Errorf("another exchange is under way, of %s (%s), and nothing was changed: end it with %s --wait, then run this again", strings.Join(now.Of, ", "), now.Phase, end)
 		case !o.finish:
-			return fmt.Errorf("this exchange is under way already (%s); end its grace with %s", now.Phase, end)
+			return fmt.Errorf("the authority is being exchanged already (%s); end its grace with %s", now.Phase, end)
 		}
 		path, request = pathOf("authority", "finish"), v1.AuthorityRequest{Of: now.Of}
 		question = "Kubeconfigs and join tokens of the old authority end as soon as all members are ready"
