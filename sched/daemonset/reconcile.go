@@ -138,8 +138,9 @@ func (s *state) count(status *appsv1.DaemonSetStatus, where place, mine []*corev
 	status.UpdatedNumberScheduled += has(func(p *corev1.Pod) bool { return s.updated(p) && p.DeletionTimestamp == nil })
 }
 
-// tidy sorts the pods of one node and removes those that are too many: of each
-// template the oldest stays, and of the two templates only one unless surging.
+// tidy sorts the pods of one node and removes those that are too many: of former
+// templates and of the present one the oldest that serves stays (the oldest, if none
+// does), and of these two only one unless surging.
 func (s *state) tidy(node string, mine []*corev1.Pod) *spot {
 	sp := &spot{node: node}
 	slices.SortFunc(mine, func(a, b *corev1.Pod) int {
@@ -159,16 +160,27 @@ func (s *state) tidy(node string, mine []*corev1.Pod) *spot {
 		}
 	}
 	keep := func(list []*corev1.Pod) []*corev1.Pod {
-		if len(list) > 1 {
-			s.remove(list[1:]...)
-			list = list[:1]
+		if len(list) < 2 {
+			return list
 		}
-		return list
+		stays := max(0, slices.IndexFunc(list, func(p *corev1.Pod) bool { return s.avail[p] }))
+		for i, pod := range list {
+			if i != stays {
+				s.remove(pod)
+			}
+		}
+		return []*corev1.Pod{list[stays]}
 	}
 	sp.old, sp.fresh = keep(sp.old), keep(sp.fresh)
 	if _, surge := s.bounds(1); surge == 0 && len(sp.old) > 0 && len(sp.fresh) > 0 {
-		s.remove(sp.old...)
-		sp.old = nil
+		// Both are left of a surge that has been called off: the one that serves stays.
+		if s.avail[sp.old[0]] && !s.avail[sp.fresh[0]] {
+			s.remove(sp.fresh...)
+			sp.fresh = nil
+		} else {
+			s.remove(sp.old...)
+			sp.old = nil
+		}
 	}
 	return sp
 }

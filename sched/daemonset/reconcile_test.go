@@ -107,6 +107,9 @@ func TestDecide(t *testing.T) {
 		{"surge waits", newSet(bounds("0", "1")), plain, []string{"n1 old ready", "n1 new", "n2 old ready", "n3 old ready"}, ""},
 		{"surge goes on", newSet(bounds("0", "1")), plain, []string{"n1 old ready", "n1 new ready", "n2 old ready", "n3 old ready"}, "+n2 -n1-old"},
 		{"both without surge", newSet(), plain[:1], []string{"n1 old ready", "n1 new ready"}, "-n1-old"},
+		{"a surge that was called off", newSet(onDelete), plain[:1], []string{"n1 old ready", "n1 new"}, "-n1-new"},
+		{"a surge that was called off, none serves", newSet(), plain[:1], []string{"n1 old", "n1 new"}, "-n1-old"},
+		{"of two that are old the one that serves stays", newSet(bounds("0", "1")), plain[:1], []string{"n1 old", "n1 older ready"}, "+n1 -n1-old"},
 		{"going itself", newSet(func(s *appsv1.DaemonSet) { stamp := metav1.NewTime(now); s.DeletionTimestamp = &stamp }), plain, nil, ""},
 	}
 	for _, test := range tests {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -12,10 +13,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	discoverylisters "k8s.io/client-go/listers/discovery/v1"
+	"k8s.io/client-go/tools/record"
 
 	"github.com/clusterd/clusterd/sched/internal/newname"
 	"github.com/clusterd/clusterd/sched/internal/pods"
@@ -33,6 +36,10 @@ type controller struct {
 	nodes    corelisters.NodeLister
 	slices   discoverylisters.EndpointSliceLister
 	pending  *loop.Pending
+	events   record.EventRecorder
+
+	mu    sync.Mutex           // guards hints
+	hints map[types.UID]string // why a Service's endpoints are not shared out, as was said last
 }
 
 // New returns the loop. It watches Services, Pods, Nodes and EndpointSlices.
@@ -44,6 +51,8 @@ func New(env loop.Env) loop.Loop {
 		pods:     core.Pods().Lister(),
 		nodes:    core.Nodes().Lister(),
 		slices:   slices.Lister(),
+		events:   env.Events.For("endpoint-slice-controller"),
+		hints:    map[types.UID]string{},
 		pending: loop.NewPending(env.Clock, func(ctx context.Context, key loop.Key) (metav1.Object, error) {
 			return env.Client.DiscoveryV1().EndpointSlices(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 		}),
@@ -53,6 +62,9 @@ func New(env loop.Env) loop.Loop {
 	loop.Watch(c.Controller, core.Services().Informer(), func(old, s *corev1.Service) {
 		if s == nil || old != nil && old.UID != s.UID {
 			c.pending.Forget(loop.KeyOf(old))
+			c.mu.Lock()
+			delete(c.hints, old.UID)
+			c.mu.Unlock()
 		}
 		c.Enqueue(loop.KeyOf(loop.Latest(old, s)))
 	})
@@ -75,9 +87,11 @@ func (c *controller) onSlice(old, s *discoveryv1.EndpointSlice) {
 	c.Enqueue(owner)
 }
 
-// onNode wakes all Services when a node's zone becomes known or changes.
+// onNode wakes all Services when a node's zone becomes known or changes, and those
+// whose endpoints are shared out when the zones' processors do.
 func (c *controller) onNode(old, node *corev1.Node) {
-	if old == nil || node == nil || old.Labels[corev1.LabelTopologyZone] == node.Labels[corev1.LabelTopologyZone] {
+	rezoned := old != nil && node != nil && old.Labels[corev1.LabelTopologyZone] != node.Labels[corev1.LabelTopologyZone]
+	if !rezoned && !weighs(old, node) {
 		return
 	}
 	all, err := c.services.List(labels.Everything())
@@ -85,7 +99,9 @@ func (c *controller) onNode(old, node *corev1.Node) {
 		return
 	}
 	for _, s := range all {
-		c.Enqueue(loop.KeyOf(s))
+		if rezoned || auto(s) {
+			c.Enqueue(loop.KeyOf(s))
+		}
 	}
 }
 
@@ -154,7 +170,17 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 	if err != nil {
 		return err
 	}
-	return c.execute(ctx, key, Decide(service, selected, c.zone, have))
+	var nodes []*corev1.Node
+	if auto(service) {
+		if nodes, err = c.nodes.List(labels.Everything()); err != nil {
+			return err
+		}
+	}
+	plan := Decide(service, selected, c.zone, nodes, have)
+	if auto(service) {
+		c.tellHints(service, plan.NoHints)
+	}
+	return c.execute(ctx, key, plan)
 }
 
 func (c *controller) zone(name string) string {

@@ -42,7 +42,7 @@ func TestHints(t *testing.T) {
 				s.Spec.TrafficDistribution = &tt.distribution
 			}
 		})
-		made := Decide(s, []*corev1.Pod{tt.pod}, tt.zone, nil).Create
+		made := Decide(s, []*corev1.Pod{tt.pod}, tt.zone, nil, nil).Create
 		if got := show(made[0].Endpoints[0].Hints); got != tt.want {
 			t.Errorf("%q: %s, want %s", tt.distribution, got, tt.want)
 		}
@@ -53,7 +53,7 @@ func TestHints(t *testing.T) {
 // a node's zone changes, and lose them again.
 func TestHintsFollow(t *testing.T) {
 	all := []*corev1.Pod{pod("a", "10.0.0.1").Obj()}
-	have := Decide(service(nil), all, zone, nil).Create
+	have := Decide(service(nil), all, zone, nil, nil).Create
 	near := corev1.ServiceTrafficDistributionPreferClose
 	asks := service(func(s *corev1.Service) { s.Spec.TrafficDistribution = &near })
 	for i, step := range []struct {
@@ -63,7 +63,7 @@ func TestHintsFollow(t *testing.T) {
 	}{
 		{asks, zone, "zone-of-n1"}, {asks, func(string) string { return "elsewhere" }, "elsewhere"}, {service(nil), zone, ""},
 	} {
-		plan := Decide(step.service, all, step.zone, have)
+		plan := Decide(step.service, all, step.zone, nil, have)
 		if len(plan.Update) != 1 {
 			t.Fatalf("step %d: %d updates", i, len(plan.Update))
 		}
@@ -75,7 +75,7 @@ func TestHintsFollow(t *testing.T) {
 		if got != step.want {
 			t.Errorf("step %d: hints for %q, want %q", i, got, step.want)
 		}
-		if again := Decide(step.service, all, step.zone, have); len(again.Update)+len(again.Create)+len(again.Delete) != 0 {
+		if again := Decide(step.service, all, step.zone, nil, have); len(again.Update)+len(again.Create)+len(again.Delete) != 0 {
 			t.Errorf("step %d: it is never content", i)
 		}
 	}

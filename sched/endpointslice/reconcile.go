@@ -29,6 +29,9 @@ const managedBy = "endpointslice-controller.k8s.io"
 // Plan is what brings a Service's slices in line with its pods.
 type Plan struct {
 	Create, Update, Delete []*discoveryv1.EndpointSlice
+	// NoHints is why the endpoints of a Service that asks for it are not shared out to
+	// zones; "": they are, or it does not ask.
+	NoHints string
 }
 
 // group is one set of slices: one address family and one set of resolved ports.
@@ -39,9 +42,9 @@ type group struct {
 }
 
 // Decide compares slices with pods. All pods are of the Service's namespace and
-// match its selector; nodes gives zones; all slices carry the Service's name and
-// are ours.
-func Decide(service *corev1.Service, all []*corev1.Pod, zone func(node string) string, slicesNow []*discoveryv1.EndpointSlice) Plan {
+// match its selector; zone gives those of nodes; all slices carry the Service's name
+// and are ours. nodes are all there are, for a Service that has its endpoints shared out.
+func Decide(service *corev1.Service, all []*corev1.Pod, zone func(node string) string, nodes []*corev1.Node, slicesNow []*discoveryv1.EndpointSlice) Plan {
 	wanted := map[group][]discoveryv1.Endpoint{}
 	ports := map[group][]discoveryv1.EndpointPort{}
 	for _, family := range families(service) {
@@ -66,6 +69,9 @@ func Decide(service *corev1.Service, all []*corev1.Pod, zone func(node string) s
 	}
 
 	var plan Plan
+	if auto(service) {
+		plan.NoHints = shareOut(service, nodes, wanted)
+	}
 	have := map[group][]*discoveryv1.EndpointSlice{}
 	for _, s := range slicesNow {
 		if s.DeletionTimestamp != nil {
@@ -191,7 +197,9 @@ func endpoint(service *corev1.Service, pod *corev1.Pod, family discoveryv1.Addre
 	if z := zone(pod.Spec.NodeName); z != "" {
 		e.Zone = &z
 	}
-	e.Hints = hints(service.Spec.TrafficDistribution, e)
+	if !auto(service) {
+		e.Hints = hints(service.Spec.TrafficDistribution, e)
+	}
 	if pod.Spec.Hostname != "" && pod.Spec.Subdomain == service.Name {
 		e.Hostname = ptr.To(pod.Spec.Hostname)
 	}

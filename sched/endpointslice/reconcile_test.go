@@ -101,11 +101,11 @@ func TestDecideFromNothing(t *testing.T) {
 				all = append(all, b.Obj())
 			}
 			s := service(test.change)
-			plan := Decide(s, all, zone, nil)
+			plan := Decide(s, all, zone, nil, nil)
 			if got := show(plan.Create); got != test.want {
 				t.Errorf("got %s, want %s", got, test.want)
 			}
-			if again := Decide(s, all, zone, plan.Create); len(again.Create)+len(again.Update)+len(again.Delete) != 0 {
+			if again := Decide(s, all, zone, nil, plan.Create); len(again.Create)+len(again.Update)+len(again.Delete) != 0 {
 				t.Errorf("not settled: %+v", again)
 			}
 		})
@@ -115,7 +115,7 @@ func TestDecideFromNothing(t *testing.T) {
 func TestSliceMetadata(t *testing.T) {
 	b := pod("a", "10.0.0.1")
 	b.P.Spec.Hostname, b.P.Spec.Subdomain = "a", "web"
-	plan := Decide(service(func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }), []*corev1.Pod{b.Obj()}, zone, nil)
+	plan := Decide(service(func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }), []*corev1.Pod{b.Obj()}, zone, nil, nil)
 	s := plan.Create[0]
 	for k, want := range map[string]string{"kubernetes.io/service-name": "web", "endpointslice.kubernetes.io/managed-by": managedBy, "team": "a", "service.kubernetes.io/headless": ""} {
 		if got, ok := s.Labels[k]; !ok || got != want {
@@ -139,30 +139,30 @@ func TestDecideKeepsSlices(t *testing.T) {
 		all = append(all, pod(fmt.Sprintf("p%03d", i), fmt.Sprintf("10.0.%d.%d", i/200, i%200+1)).Obj())
 	}
 	s := service(nil)
-	have := Decide(s, all, zone, nil).Create
+	have := Decide(s, all, zone, nil, nil).Create
 	if len(have) != 3 || len(have[0].Endpoints) != 100 || len(have[2].Endpoints) != 50 {
 		t.Fatalf("%d slices", len(have))
 	}
 	// One pod stops being ready.
 	all[7] = all[7].DeepCopy()
 	all[7].Status.Conditions = nil
-	plan := Decide(s, all, zone, have)
+	plan := Decide(s, all, zone, nil, have)
 	if len(plan.Update) != 1 || plan.Update[0].Name != have[0].Name || len(plan.Create)+len(plan.Delete) != 0 {
 		t.Fatalf("%d updates, %d creates, %d deletes", len(plan.Update), len(plan.Create), len(plan.Delete))
 	}
 	// One goes and one comes: it takes the free place.
 	all[7] = pod("new", "10.0.9.9").Obj()
-	plan = Decide(s, all, zone, have)
+	plan = Decide(s, all, zone, nil, have)
 	if len(plan.Update) != 1 || len(plan.Update[0].Endpoints) != 100 || len(plan.Create)+len(plan.Delete) != 0 {
 		t.Fatalf("%d updates, %d creates, %d deletes", len(plan.Update), len(plan.Create), len(plan.Delete))
 	}
 	// All but a few of the first slice go.
-	plan = Decide(s, all[:5], zone, have)
+	plan = Decide(s, all[:5], zone, nil, have)
 	if len(plan.Update) != 1 || len(plan.Delete) != 2 || len(plan.Create) != 0 {
 		t.Fatalf("%d updates, %d creates, %d deletes", len(plan.Update), len(plan.Create), len(plan.Delete))
 	}
 	// All go: one empty slice is left, without ports.
-	plan = Decide(s, nil, zone, have)
+	plan = Decide(s, nil, zone, nil, have)
 	if len(plan.Create) != 1 || len(plan.Create[0].Endpoints) != 0 || len(plan.Delete) != 3 {
 		t.Fatalf("%d updates, %d creates, %d deletes", len(plan.Update), len(plan.Create), len(plan.Delete))
 	}
