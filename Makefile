@@ -270,8 +270,15 @@ install: build ## install into $(PREFIX) (/usr/local) with a systemd unit
 	install -d $(DESTDIR)/etc/systemd/system
 	sed 's|/usr/bin/|$(PREFIX)/bin/|' packaging/clusterd.service >$(DESTDIR)/etc/systemd/system/clusterd.service
 
+.PHONY: uninstall
+uninstall: ## remove what install put there; clusterd stops, pods and data stay
+	if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then systemctl disable --now clusterd || true; fi
+	rm -f $(DESTDIR)$(PREFIX)/bin/clusterd $(DESTDIR)$(PREFIX)/bin/clusterctl $(DESTDIR)/etc/systemd/system/clusterd.service
+	if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
+
 .PHONY: deb
 deb: build $(CROSS) ## build dist/clusterd_….deb and the tarball beside it; ARCH=arm64 for another machine
+	@hack/deps.sh deb
 	ARCH=$(ARCH) packaging/build.sh $(if $(CROSS),bin/$(ARCH))
 	@hack/own.sh
 

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Checks what building and running clusterd needs, says what is missing and
 # installs it with apt-get when it may.
+#
+#   hack/deps.sh [deb|go]   deb: with what the package needs; go: Go alone
 set -euo pipefail
 
 missing=()
@@ -8,6 +10,11 @@ command -v gcc >/dev/null || missing+=(gcc libc6-dev)
 [ -e /usr/include/seccomp.h ] || missing+=(libseccomp-dev)
 command -v ip >/dev/null || missing+=(iproute2)
 command -v nsenter >/dev/null || missing+=(util-linux)
+
+if [ "${1:-}" = deb ]; then # what only the package needs
+	command -v help2man >/dev/null || missing+=(help2man)
+	command -v dpkg-deb >/dev/null || missing+=(dpkg)
+fi
 
 if ! command -v "${GO:-go}" >/dev/null; then
 	echo "go is missing: install Go 1.26 or newer (https://go.dev/dl) and run this again" >&2

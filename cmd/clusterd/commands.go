@@ -328,6 +328,9 @@ func run(ctx context.Context, cfg Config, onReady func(context.Context, *Main) e
 		return err
 	}
 	defer noteStopping(ctx, cfg, log)
+	if err := cfg.keepFromProxy(); err != nil {
+		return err
+	}
 	if role, err := dataDir(cfg.Data).role(); err == nil && role == pki.Agent {
 		return runAgentNode(ctx, cfg, log)
 	}

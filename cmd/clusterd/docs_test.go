@@ -2,6 +2,8 @@ package main
 
 import (
 	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -41,5 +43,49 @@ func TestReadmeFromAFreshClone(t *testing.T) {
 	}
 	if !strings.Contains(text, "stay in the foreground") {
 		t.Error("it does not say that init and join stay in the foreground")
+	}
+}
+
+// TestDocsAreFound: README leads to the index, and the index to each page.
+func TestDocsAreFound(t *testing.T) {
+	index, err := os.ReadFile("../../docs/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range docstest.Pages(t, "../..") {
+		name := filepath.Base(page)
+		if name != "README.md" && !strings.Contains(string(index), "]("+name+")") {
+			t.Errorf("docs/README.md does not lead to %s", name)
+		}
+	}
+	for _, page := range []string{"README", "install", "first", "configuration", "monitoring", "ports", "troubleshooting"} {
+		if !strings.Contains(string(readme), "](docs/"+page+".md)") {
+			t.Errorf("README does not lead to docs/%s.md", page)
+		}
+	}
+}
+
+// TestLinks: what pages link to in the repository is there.
+func TestLinks(t *testing.T) {
+	link := regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
+	found := 0
+	for _, page := range docstest.Pages(t, "../..") {
+		b, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range link.FindAllStringSubmatch(string(b), -1) {
+			found++
+			if _, err := os.Stat(filepath.Join(filepath.Dir(page), m[1])); err != nil {
+				t.Errorf("%s: %v", page, err)
+			}
+		}
+	}
+	if found < 50 {
+		t.Errorf("only %d links were found", found)
 	}
 }
