@@ -91,6 +91,9 @@ func specDiff(old, spec *corev1.PodSpec) string {
 func validatePodMetaUpdate(pod, old *corev1.Pod) field.ErrorList {
 	meta := field.NewPath("metadata")
 	errs := apivalidation.ValidateObjectMetaUpdate(&pod.ObjectMeta, &old.ObjectMeta, meta)
+	if now := pod.Annotations[corev1.PodDeletionCost]; now != old.Annotations[corev1.PodDeletionCost] {
+		errs = append(errs, validateDeletionCost(pod.Annotations, meta.Child("annotations"))...)
+	}
 	mirror, is := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	was, had := old.Annotations[corev1.MirrorPodAnnotationKey]
 	at := meta.Child("annotations").Key(corev1.MirrorPodAnnotationKey)
