@@ -96,6 +96,7 @@ func Job() kind.Kind {
 
 		UnconditionalUpdate: true,
 		OrphansByDefault:    true,
+		OrphanWarning:       "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning",
 	}.Kind()
 }
 

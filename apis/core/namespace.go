@@ -9,9 +9,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/clusterd/clusterd/apis/internal/cells"
+	"github.com/clusterd/clusterd/apis/internal/check"
 	"github.com/clusterd/clusterd/apis/kind"
 )
 
@@ -84,14 +86,16 @@ func prepareNamespaceCreate(n *corev1.Namespace) {
 
 func validateNamespace(n *corev1.Namespace) field.ErrorList {
 	errs := apivalidation.ValidateObjectMeta(&n.ObjectMeta, false, apivalidation.ValidateNamespaceName, field.NewPath("metadata"))
-	return append(errs, validateNamespaceFinalizers(n)...)
+	return append(errs, validateNamespaceFinalizers(n, nil)...)
 }
 
-func validateNamespaceFinalizers(n *corev1.Namespace) field.ErrorList {
+func validateNamespaceFinalizers(n *corev1.Namespace, had []corev1.FinalizerName) field.ErrorList {
 	var errs field.ErrorList
-	at := field.NewPath("spec", "finalizers")
+	at, old := field.NewPath("spec", "finalizers"), sets.New(had...)
 	for i, finalizer := range n.Spec.Finalizers {
-		errs = append(errs, apivalidation.ValidateFinalizerName(string(finalizer), at.Index(i))...)
+		if !old.Has(finalizer) {
+			errs = append(errs, check.Finalizer(at.Index(i), string(finalizer))...)
+		}
 	}
 	return errs
 }
@@ -120,5 +124,5 @@ func PrepareNamespaceFinalize(n, old *corev1.Namespace) {
 // ValidateNamespaceFinalize is ValidateUpdate of the finalize subresource.
 func ValidateNamespaceFinalize(n, old *corev1.Namespace) field.ErrorList {
 	errs := apivalidation.ValidateObjectMetaUpdate(&n.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
-	return append(errs, validateNamespaceFinalizers(n)...)
+	return append(errs, validateNamespaceFinalizers(n, old.Spec.Finalizers)...)
 }

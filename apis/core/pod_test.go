@@ -437,6 +437,19 @@ func TestValidatePod(t *testing.T) {
 					Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{"storage": resource.MustParse("1")}},
 				}}}}}}
 		}, []string{"spec.volumes[0].name: Invalid value: "}},
+		{"a cost", func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.PodDeletionCost: "-7"} }, nil},
+		{"a cost that is no number", func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.PodDeletionCost: "+7"} },
+			[]string{`metadata.annotations[controller.kubernetes.io/pod-deletion-cost]: Invalid value: "+7": must be a 32bit integer`}},
+		{"preferences that no node has", func(p *corev1.Pod) {
+			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{Weight: 1, Preference: corev1.NodeSelectorTerm{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "a", Operator: corev1.NodeSelectorOpIn, Values: []string{"not a value"}}, {Key: "b", Operator: corev1.NodeSelectorOpGt, Values: []string{"many"}}},
+			}}}}}
+		}, nil},
+		{"requirements that no node has", func(p *corev1.Pod) {
+			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "b", Operator: corev1.NodeSelectorOpGt, Values: []string{"many"}}},
+			}}}}}
+		}, []string{`spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].values[0]: Invalid value: "many": must be an integer`}},
 		{"half a huge page", inContainer(func(c *corev1.Container) {
 			c.Resources.Limits = corev1.ResourceList{"hugepages-2Mi": resource.MustParse("3Mi"), "cpu": resource.MustParse("1")}
 			c.Resources.Requests = c.Resources.Limits

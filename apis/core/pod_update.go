@@ -91,6 +91,9 @@ func specDiff(old, spec *corev1.PodSpec) string {
 func validatePodMetaUpdate(pod, old *corev1.Pod) field.ErrorList {
 	meta := field.NewPath("metadata")
 	errs := apivalidation.ValidateObjectMetaUpdate(&pod.ObjectMeta, &old.ObjectMeta, meta)
+	if now := pod.Annotations[corev1.PodDeletionCost]; now != old.Annotations[corev1.PodDeletionCost] {
+		errs = append(errs, validateDeletionCost(pod.Annotations, meta.Child("annotations"))...)
+	}
 	mirror, is := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	was, had := old.Annotations[corev1.MirrorPodAnnotationKey]
 	at := meta.Child("annotations").Key(corev1.MirrorPodAnnotationKey)
@@ -122,8 +125,9 @@ func validateTolerationsUpdate(tolerations, old []corev1.Toleration, at *field.P
 // validateGatesUpdate: scheduling gates can be removed.
 func validateGatesUpdate(gates, old []corev1.PodSchedulingGate, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
+	had := sets.New(old...)
 	for i, gate := range gates {
-		if !slices.Contains(old, gate) {
+		if !had.Has(gate) {
 			errs = append(errs, field.Forbidden(at.Index(i), fmt.Sprintf("only deletion is allowed, but found new scheduling gate '%s'", gate.Name)))
 		}
 	}
@@ -195,8 +199,12 @@ func stricter(now, was *corev1.NodeAffinity) bool {
 }
 
 func containsAll(list, wanted []corev1.NodeSelectorRequirement) bool {
-	for _, want := range wanted {
-		if !slices.ContainsFunc(list, func(r corev1.NodeSelectorRequirement) bool { return equality.Semantic.DeepEqual(r, want) }) {
+	has := sets.New[string]()
+	for i := range list {
+		has.Insert(list[i].String())
+	}
+	for i := range wanted {
+		if !has.Has(wanted[i].String()) {
 			return false
 		}
 	}

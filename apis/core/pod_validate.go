@@ -3,6 +3,7 @@ package core
 import (
 	"fmt"
 	"math"
+	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
@@ -40,10 +41,20 @@ func validatePodCreate(pod *corev1.Pod) field.ErrorList {
 			errs = append(errs, check.Text(path.Child("volumes").Index(i).Child("name"), pod.Name+"-"+v.Name, check.Subdomain)...) // the claim's name
 		}
 	}
+	errs = append(errs, validateDeletionCost(pod.Annotations, field.NewPath("metadata", "annotations"))...)
 	if IsMirror(pod) && pod.Spec.NodeName == "" {
 		errs = append(errs, field.Invalid(field.NewPath("metadata", "annotations").Key(corev1.MirrorPodAnnotationKey), pod.Annotations[corev1.MirrorPodAnnotationKey], "must set spec.nodeName if mirror pod annotation is set"))
 	}
 	return errs
+}
+
+// validateDeletionCost wants a number that a ReplicaSet can compare.
+func validateDeletionCost(annotations map[string]string, at *field.Path) field.ErrorList {
+	text, ok := annotations[corev1.PodDeletionCost]
+	if n, err := strconv.ParseInt(text, 10, 32); ok && (err != nil || strconv.FormatInt(n, 10) != text) {
+		return field.ErrorList{field.Invalid(at.Key(corev1.PodDeletionCost), text, "must be a 32bit integer")}
+	}
+	return nil
 }
 
 // ValidatePodTemplate returns the faults of a workload's pod template.
@@ -51,6 +62,7 @@ func ValidatePodTemplate(template *corev1.PodTemplateSpec, path *field.Path) fie
 	meta := path.Child("metadata")
 	errs := metav1validation.ValidateLabels(template.Labels, meta.Child("labels"))
 	errs = append(errs, apivalidation.ValidateAnnotations(template.Annotations, meta.Child("annotations"))...)
+	errs = append(errs, validateDeletionCost(template.Annotations, meta.Child("annotations"))...)
 	errs = append(errs, validatePodSpec(&template.Spec, path.Child("spec"), specOfTemplate)...)
 	if len(template.Spec.EphemeralContainers) > 0 {
 		errs = append(errs, field.Forbidden(path.Child("spec", "ephemeralContainers"), "ephemeral containers not allowed in pod template"))

@@ -12,6 +12,7 @@ import (
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -40,11 +41,8 @@ func ResourceQuota() kind.Kind {
 		ValidateUpdate: func(q, old *corev1.ResourceQuota) field.ErrorList {
 			errs := apivalidation.ValidateObjectMetaUpdate(&q.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
 			errs = append(errs, validateQuotaSpec(&q.Spec, &old.Spec)...)
-			if !equality.Semantic.DeepEqual(q.Spec.Scopes, old.Spec.Scopes) {
+			if !sets.New(q.Spec.Scopes...).Equal(sets.New(old.Spec.Scopes...)) {
 				errs = append(errs, field.Invalid(field.NewPath("spec", "scopes"), q.Spec.Scopes, "field is immutable"))
-			}
-			if !equality.Semantic.DeepEqual(q.Spec.ScopeSelector, old.Spec.ScopeSelector) {
-				errs = append(errs, field.Invalid(field.NewPath("spec", "scopeSelector"), q.Spec.ScopeSelector, "field is immutable"))
 			}
 			return errs
 		},
@@ -119,7 +117,45 @@ func validateQuotaSpec(spec, old *corev1.ResourceQuotaSpec) field.ErrorList {
 			errs = append(errs, field.Invalid(at.Child("scopes"), spec.Scopes, "conflicting scopes"))
 		}
 	}
+	return append(errs, validateScopeUse(spec, old, at)...)
+}
+
+// validateScopeUse wants scopes that say something of what is bounded: which pods are
+// meant says nothing of Secrets. What is stored goes on, while its scopes stay.
+func validateScopeUse(spec, old *corev1.ResourceQuotaSpec, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	same := equality.Semantic.DeepEqual(spec.Scopes, old.Scopes) && equality.Semantic.DeepEqual(spec.ScopeSelector, old.ScopeSelector)
+	wrong := func(scope corev1.ResourceQuotaScope) bool {
+		return slices.Contains(quotaScopes, scope) && slices.ContainsFunc(slices.Sorted(maps.Keys(spec.Hard)), func(name corev1.ResourceName) bool {
+			_, had := old.Hard[name]
+			return !(same && had) && !scopeFits(scope, name)
+		})
+	}
+	for i, scope := range spec.Scopes {
+		if wrong(scope) {
+			errs = append(errs, field.Invalid(at.Child("scopes").Index(i), scope, "unsupported scope applied to resource"))
+		}
+	}
+	if spec.ScopeSelector != nil {
+		for i, e := range spec.ScopeSelector.MatchExpressions {
+			if wrong(e.ScopeName) {
+				errs = append(errs, field.Invalid(at.Child("scopeSelector", "matchExpressions").Index(i).Child("scopeName"), e.ScopeName, "unsupported scope applied to resource"))
+			}
+		}
+	}
 	return errs
+}
+
+// scopeFits: all scopes are about pods, and those that ask for nothing have no amounts.
+// What a quota counts by a domain, or as count/, is not told of by its name.
+func scopeFits(scope corev1.ResourceQuotaScope, name corev1.ResourceName) bool {
+	switch plain := strings.TrimPrefix(strings.TrimPrefix(string(name), "requests."), "limits."); {
+	case name == corev1.ResourcePods || strings.Contains(string(name), "/") || isHugePages(corev1.ResourceName(plain)):
+		return true
+	case plain == string(corev1.ResourceCPU), plain == string(corev1.ResourceMemory):
+		return scope != corev1.ResourceQuotaScopeBestEffort
+	}
+	return false
 }
 
 func validateScopeExpression(e corev1.ScopedResourceSelectorRequirement, at *field.Path) field.ErrorList {

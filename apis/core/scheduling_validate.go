@@ -1,7 +1,6 @@
 package core
 
 import (
-	"slices"
 	"strconv"
 	"strings"
 
@@ -80,21 +79,23 @@ func validateNodeAffinity(a *corev1.NodeAffinity, at *field.Path) field.ErrorLis
 			errs = append(errs, field.Required(at, "must have at least one node selector term"))
 		}
 		for i, term := range required.NodeSelectorTerms {
-			errs = append(errs, validateNodeSelectorTerm(term, at.Index(i))...)
+			errs = append(errs, validateNodeSelectorTerm(term, at.Index(i), true)...)
 		}
 	}
 	for i, preferred := range a.PreferredDuringSchedulingIgnoredDuringExecution {
 		at := at.Child("preferredDuringSchedulingIgnoredDuringExecution").Index(i)
 		errs = append(errs, validateWeight(preferred.Weight, at.Child("weight"))...)
-		errs = append(errs, validateNodeSelectorTerm(preferred.Preference, at.Child("preference"))...)
+		errs = append(errs, validateNodeSelectorTerm(preferred.Preference, at.Child("preference"), false)...)
 	}
 	return errs
 }
 
-func validateNodeSelectorTerm(term corev1.NodeSelectorTerm, at *field.Path) field.ErrorList {
+// validateNodeSelectorTerm: values that no label can have are let pass where a term is
+// only preferred: none is required of a node then, and none matches.
+func validateNodeSelectorTerm(term corev1.NodeSelectorTerm, at *field.Path, required bool) field.ErrorList {
 	var errs field.ErrorList
 	for i, r := range term.MatchExpressions {
-		errs = append(errs, validateNodeRequirement(r, at.Child("matchExpressions").Index(i))...)
+		errs = append(errs, validateNodeRequirement(r, at.Child("matchExpressions").Index(i), required)...)
 	}
 	for i, r := range term.MatchFields {
 		at := at.Child("matchFields").Index(i)
@@ -115,7 +116,7 @@ func validateNodeSelectorTerm(term corev1.NodeSelectorTerm, at *field.Path) fiel
 	return errs
 }
 
-func validateNodeRequirement(r corev1.NodeSelectorRequirement, at *field.Path) field.ErrorList {
+func validateNodeRequirement(r corev1.NodeSelectorRequirement, at *field.Path, required bool) field.ErrorList {
 	var errs field.ErrorList
 	values := at.Child("values")
 	switch r.Operator {
@@ -124,7 +125,9 @@ func validateNodeRequirement(r corev1.NodeSelectorRequirement, at *field.Path) f
 			errs = append(errs, field.Required(values, "must be specified when `operator` is 'In' or 'NotIn'"))
 		}
 		for i, value := range r.Values {
-			errs = append(errs, check.Text(values.Index(i), value, validation.IsValidLabelValue)...)
+			if required {
+				errs = append(errs, check.Text(values.Index(i), value, validation.IsValidLabelValue)...)
+			}
 		}
 	case corev1.NodeSelectorOpExists, corev1.NodeSelectorOpDoesNotExist:
 		if len(r.Values) > 0 {
@@ -133,7 +136,7 @@ func validateNodeRequirement(r corev1.NodeSelectorRequirement, at *field.Path) f
 	case corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt:
 		if len(r.Values) != 1 {
 			errs = append(errs, field.Required(values, "must be specified single value when `operator` is 'Lt' or 'Gt'"))
-		} else if _, err := strconv.ParseInt(r.Values[0], 10, 64); err != nil {
+		} else if _, err := strconv.ParseInt(r.Values[0], 10, 64); err != nil && required {
 			errs = append(errs, field.Invalid(values.Index(0), r.Values[0], "must be an integer when `operator` is 'Lt' or 'Gt'"))
 		}
 	default:
@@ -180,8 +183,9 @@ func validatePodAffinityTerm(term corev1.PodAffinityTerm, at *field.Path) field.
 			errs = append(errs, metav1validation.ValidateLabelName(key, at.Child(keys.name).Index(i))...)
 		}
 	}
+	mismatch := sets.New(term.MismatchLabelKeys...)
 	for i, key := range term.MatchLabelKeys {
-		if slices.Contains(term.MismatchLabelKeys, key) {
+		if mismatch.Has(key) {
 			errs = append(errs, field.Invalid(at.Child("matchLabelKeys").Index(i), key, "exists in both matchLabelKeys and mismatchLabelKeys"))
 		}
 	}
@@ -243,7 +247,7 @@ func ValidateNodeSelector(selector *corev1.NodeSelector, at *field.Path) field.E
 	}
 	var errs field.ErrorList
 	for i, term := range selector.NodeSelectorTerms {
-		errs = append(errs, validateNodeSelectorTerm(term, at.Index(i))...)
+		errs = append(errs, validateNodeSelectorTerm(term, at.Index(i), true)...)
 	}
 	return errs
 }

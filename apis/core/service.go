@@ -35,6 +35,7 @@ func Service() kind.Kind {
 		Default:        defaultService,
 		PrepareCreate:  func(s *corev1.Service) { s.Status = corev1.ServiceStatus{} },
 		PrepareUpdate:  prepareServiceUpdate,
+		Warnings:       serviceWarnings,
 		Validate:       validateService,
 		ValidateUpdate: validateServiceUpdate,
 
@@ -56,6 +57,7 @@ func Service() kind.Kind {
 			PrepareUpdate:  func(s, old *corev1.Service) { s.Spec = old.Spec },
 			ValidateUpdate: validateServiceStatusUpdate,
 		},
+		CreateOnUpdate:      true,
 		UnconditionalUpdate: true,
 	}.Kind()
 }

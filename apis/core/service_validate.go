@@ -3,7 +3,6 @@ package core
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -38,8 +37,9 @@ func validateServiceSpec(spec, old *corev1.ServiceSpec, at *field.Path) field.Er
 	if spec.Type == corev1.ServiceTypeExternalName {
 		errs = append(errs, check.RequiredText(at.Child("externalName"), strings.TrimSuffix(spec.ExternalName, "."), check.Subdomain)...)
 	}
+	had := sets.New(old.ExternalIPs...)
 	for i, ip := range spec.ExternalIPs {
-		if slices.Contains(old.ExternalIPs, ip) {
+		if had.Has(ip) {
 			continue
 		}
 		external := at.Child("externalIPs").Index(i)

@@ -90,6 +90,10 @@ type Kind struct {
 	CreateOnUpdate bool
 	// UnconditionalUpdate allows PUT without a resourceVersion.
 	UnconditionalUpdate bool
+	// OrphanWarning is a sentence for clients whose deletion leaves dependents behind
+	// without having said so.
+	OrphanWarning string
+
 	// OrphansByDefault: a deletion that names no propagation policy leaves the
 	// dependents.
 	OrphansByDefault bool

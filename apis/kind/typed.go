@@ -47,6 +47,7 @@ type Typed[T runtime.Object] struct {
 	CreateOnUpdate      bool
 	UnconditionalUpdate bool
 	OrphansByDefault    bool
+	OrphanWarning       string
 	Untracked           bool
 }
 
@@ -99,6 +100,7 @@ func (t Typed[T]) Kind() Kind {
 		CreateOnUpdate:      t.CreateOnUpdate,
 		UnconditionalUpdate: t.UnconditionalUpdate,
 		OrphansByDefault:    t.OrphansByDefault,
+		OrphanWarning:       t.OrphanWarning,
 		Untracked:           t.Untracked,
 	}
 	if t.Requested != nil {

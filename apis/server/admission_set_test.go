@@ -160,11 +160,22 @@ plugins:
 }
 
 func TestWrongAdmissionSets(t *testing.T) {
+	// Of what these leave running TestMain would tell.
+	file := func(plugin, configuration string) string {
+		name := filepath.Join(t.TempDir(), plugin+".yaml")
+		text := "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins:\n- name: " + plugin + "\n  configuration: " + configuration + "\n"
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
 	for want, set := range map[string]admission.Set{
-		"there are NamespaceAutoProvision,": {Enable: []string{"PodPreset"}},
-		"both enabled and disabled":         {Enable: []string{"Priority"}, Disable: []string{"Priority"}},
-		"Configuration of eventratelimit":   {Enable: []string{"EventRateLimit"}},
-		"none.yaml":                         {File: "none.yaml"},
+		"there are NamespaceAutoProvision,":           {Enable: []string{"PodPreset"}},
+		"both enabled and disabled":                   {Enable: []string{"Priority"}, Disable: []string{"Priority"}},
+		"Configuration of eventratelimit":             {Enable: []string{"EventRateLimit"}},
+		"none.yaml":                                   {File: "none.yaml"},
+		"admission plugin ValidatingAdmissionWebhook": {File: file("ValidatingAdmissionWebhook", "{apiVersion: apiserver.config.k8s.io/v1, kind: WebhookAdmission, kubeConfigFile: 7}")},
+		"admission plugin ResourceQuota":              {File: file("ResourceQuota", "{apiVersion: apiserver.config.k8s.io/v1, kind: ResourceQuotaConfiguration, limitedResources: [{matchContains: [x]}]}")},
 	} {
 		_, err := server.New(server.Config{Storage: servertest.NewMemory().Decorator(), Admission: set})
 		if err == nil || !strings.Contains(err.Error(), want) {

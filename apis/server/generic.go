@@ -125,7 +125,9 @@ func (s *Server) newAdmission(c *genericapiserver.RecommendedConfig, client kube
 	s.webhooks = webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, c.LoopbackClientConfig, c.TracerProvider)
 	s.mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery()))
 	return admission.Chain(stores, admission.Options{
-		Quota:             func(config io.Reader) (genericadmission.Interface, error) { return newQuota(c, client, stores, config) },
+		Quota: func(config io.Reader) (func() (genericadmission.Interface, error), error) {
+			return newQuota(c, client, stores, config)
+		},
 		Set:               s.config.Admission,
 		TolerationSeconds: *s.config.TolerationSeconds,
 		Extensions: &admission.Extensions{

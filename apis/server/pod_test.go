@@ -30,6 +30,14 @@ func TestBinding(t *testing.T) {
 	if err := pods.Bind(ctx, binding("one", ""), metav1.CreateOptions{}); !apierrors.IsInvalid(err) {
 		t.Errorf("bind to no node: %v, want Invalid", err)
 	}
+	for field, b := range map[string]*corev1.Binding{
+		"metadata.labels": {ObjectMeta: metav1.ObjectMeta{Name: "one", Labels: map[string]string{"not a key": ""}}}, "metadata.annotations": {ObjectMeta: metav1.ObjectMeta{Name: "one", Annotations: map[string]string{"not a key": ""}}},
+	} {
+		b.Target.Name = "n1"
+		if err := pods.Bind(ctx, b, metav1.CreateOptions{}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), field) {
+			t.Errorf("bind with wrong %s: %v, want Invalid", field, err)
+		}
+	}
 	if err := pods.Bind(ctx, binding("ghost", "n1"), metav1.CreateOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("bind no pod: %v, want NotFound", err)
 	}

@@ -36,8 +36,9 @@ var errNoSums = errors.New("admission adds up what comes and counts nothing: the
 // the quotas' status before it lets the request pass, at the version that it
 // compared with: two servers cannot give the same room twice.
 // config is a ResourceQuota Configuration, which names what may only be used where a
-// quota covers it; nil: nothing is named.
-func newQuota(c *genericapiserver.RecommendedConfig, client kubernetes.Interface, stores *stores, config io.Reader) (admission.Interface, error) {
+// quota covers it; nil: nothing is named. It is read at once; the plugin works from when
+// it is made.
+func newQuota(c *genericapiserver.RecommendedConfig, client kubernetes.Interface, stores *stores, config io.Reader) (func() (admission.Interface, error), error) {
 	limited, err := resourcequota.LoadConfiguration(config)
 	if err != nil {
 		return nil, fmt.Errorf("resource quota: %w", err)
@@ -45,27 +46,29 @@ func newQuota(c *genericapiserver.RecommendedConfig, client kubernetes.Interface
 	if faults := validation.ValidateConfiguration(limited); len(faults) > 0 {
 		return nil, fmt.Errorf("resource quota: %w", faults.ToAggregate())
 	}
-	plugin, err := resourcequota.NewResourceQuota(limited, quotaWorkers)
-	if err != nil {
-		return nil, fmt.Errorf("resource quota: %w", err)
-	}
-	var resources []schema.GroupResource
-	for _, store := range stores.list {
-		if store.Kind().Namespaced {
-			resources = append(resources, store.DefaultQualifiedResource)
+	return func() (admission.Interface, error) {
+		plugin, err := resourcequota.NewResourceQuota(limited, quotaWorkers)
+		if err != nil {
+			return nil, fmt.Errorf("resource quota: %w", err)
 		}
-	}
-	plugin.SetDrainedNotification(c.DrainedNotify())
-	sums := quotaSums{status: resource.NewStatus(stores.core("resourcequotas")), timeout: c.RequestTimeout, drained: c.DrainedNotify()}
-	plugin.SetExternalKubeClientSet(quotaClient{client, sums})
-	plugin.SetExternalKubeInformerFactory(c.SharedInformerFactory)
-	plugin.SetQuotaConfiguration(quota.Configuration(resources, func(schema.GroupResource, string) ([]runtime.Object, error) {
-		return nil, errNoSums
-	}))
-	if err := plugin.ValidateInitialization(); err != nil {
-		return nil, fmt.Errorf("resource quota: %w", err)
-	}
-	return plugin, nil
+		var resources []schema.GroupResource
+		for _, store := range stores.list {
+			if store.Kind().Namespaced {
+				resources = append(resources, store.DefaultQualifiedResource)
+			}
+		}
+		plugin.SetDrainedNotification(c.DrainedNotify())
+		sums := quotaSums{status: resource.NewStatus(stores.core("resourcequotas")), timeout: c.RequestTimeout, drained: c.DrainedNotify()}
+		plugin.SetExternalKubeClientSet(quotaClient{client, sums})
+		plugin.SetExternalKubeInformerFactory(c.SharedInformerFactory)
+		plugin.SetQuotaConfiguration(quota.Configuration(resources, func(schema.GroupResource, string) ([]runtime.Object, error) {
+			return nil, errNoSums
+		}))
+		if err := plugin.ValidateInitialization(); err != nil {
+			return nil, fmt.Errorf("resource quota: %w", err)
+		}
+		return plugin, nil
+	}, nil
 }
 
 // quotaSums writes the sums of quotas that admission has made. A request to this server

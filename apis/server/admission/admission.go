@@ -61,9 +61,10 @@ type Options struct {
 	// TolerationSeconds is how long a pod stays bound to a node that is
 	// NotReady or unreachable, unless it says otherwise itself.
 	TolerationSeconds int64
-	// Quota makes what holds requests to the quotas of their namespaces. It is
-	// called last, and only if it is wanted: what it makes begins to work at once.
-	Quota func(config io.Reader) (admission.Interface, error)
+	// Quota reads the configuration of what holds requests to the quotas of their
+	// namespaces, if that is wanted. What it returns is called when nothing else can
+	// fail: it makes it, which begins to work at once.
+	Quota func(config io.Reader) (func() (admission.Interface, error), error)
 	// Extensions is what users have registered.
 	Extensions *Extensions
 }
@@ -75,6 +76,9 @@ type plugin struct {
 	on bool
 	// make builds it; config is what the operator wrote for it, nil: nothing.
 	make func(config io.Reader) (admission.Interface, error)
+	// prepare does so in two steps, in place of make, for what works from when it is
+	// made: it reads config and starts nothing.
+	prepare func(config io.Reader) (func() (admission.Interface, error), error)
 }
 
 // plain is a plugin that has no configuration.
@@ -91,45 +95,45 @@ func plain(make func() admission.Interface) func(io.Reader) (admission.Interface
 func list(objects Objects, options Options) []plugin {
 	x := options.Extensions
 	return append(append([]plugin{
-		{"NamespaceAutoProvision", false, plain(func() admission.Interface { return autoprovision.New(objects, x.Client) })},
-		{"NamespaceLifecycle", true, plain(func() admission.Interface { return namespacelifecycle.New(objects) })},
-		{"NamespaceExists", false, plain(func() admission.Interface { return namespaceexists.New(objects) })},
-		{"LimitRanger", true, plain(func() admission.Interface { return limitranger.New(objects) })},
-		{"ServiceAccount", true, plain(func() admission.Interface { return serviceaccount.New(objects) })},
-		{"NodeRestriction", true, plain(func() admission.Interface { return noderestriction.New(objects) })},
-		{"TaintNodesByCondition", true, plain(newnodes.New)},
-		{"AlwaysPullImages", false, plain(alwayspull.New)},
-		{"ImagePolicyWebhook", false, imagepolicy.New},
-		{"PodSecurity", true, func(config io.Reader) (admission.Interface, error) { return podsecurity.New(objects, config) }},
-		{"PodNodeSelector", false, func(config io.Reader) (admission.Interface, error) { return nodeselector.New(objects, config) }},
-		{"Priority", true, plain(func() admission.Interface { return priority.New(objects) })},
-		{"DefaultTolerationSeconds", true, plain(func() admission.Interface { return tolerations.New(options.TolerationSeconds) })},
-		{"EventRateLimit", false, eventrate.New},
-		{"DefaultStorageClass", true, plain(func() admission.Interface { return defaultstorageclass.New(objects) })},
-		{"StorageObjectInUseProtection", true, plain(func() admission.Interface { return storageprotection.New() })},
-		{"PodGroupProtection", true, plain(podgroups.NewProtection)},
-		{"OwnerReferencesPermissionEnforcement", false, plain(func() admission.Interface { return ownerrefs.New(x.Authorizer, x.Mapper) })},
-		{"PersistentVolumeClaimResize", true, plain(func() admission.Interface { return claimresize.New(objects) })},
-		{"RuntimeClass", true, plain(func() admission.Interface { return runtimeclass.New(objects) })},
-		{"PodGroupWorkloadExists", true, plain(func() admission.Interface { return podgroups.NewWorkloadExists(objects) })},
-		{"CertificateApproval", true, plain(func() admission.Interface { return certificates.NewApproval(x.Authorizer) })},
-		{"CertificateSigning", true, plain(func() admission.Interface { return certificates.NewSigning(x.Authorizer) })},
+		{name: "NamespaceAutoProvision", on: false, make: plain(func() admission.Interface { return autoprovision.New(objects, x.Client) })},
+		{name: "NamespaceLifecycle", on: true, make: plain(func() admission.Interface { return namespacelifecycle.New(objects) })},
+		{name: "NamespaceExists", on: false, make: plain(func() admission.Interface { return namespaceexists.New(objects) })},
+		{name: "LimitRanger", on: true, make: plain(func() admission.Interface { return limitranger.New(objects) })},
+		{name: "ServiceAccount", on: true, make: plain(func() admission.Interface { return serviceaccount.New(objects) })},
+		{name: "NodeRestriction", on: true, make: plain(func() admission.Interface { return noderestriction.New(objects) })},
+		{name: "TaintNodesByCondition", on: true, make: plain(newnodes.New)},
+		{name: "AlwaysPullImages", on: false, make: plain(alwayspull.New)},
+		{name: "ImagePolicyWebhook", on: false, make: imagepolicy.New},
+		{name: "PodSecurity", on: true, make: func(config io.Reader) (admission.Interface, error) { return podsecurity.New(objects, config) }},
+		{name: "PodNodeSelector", on: false, make: func(config io.Reader) (admission.Interface, error) { return nodeselector.New(objects, config) }},
+		{name: "Priority", on: true, make: plain(func() admission.Interface { return priority.New(objects) })},
+		{name: "DefaultTolerationSeconds", on: true, make: plain(func() admission.Interface { return tolerations.New(options.TolerationSeconds) })},
+		{name: "EventRateLimit", on: false, make: eventrate.New},
+		{name: "DefaultStorageClass", on: true, make: plain(func() admission.Interface { return defaultstorageclass.New(objects) })},
+		{name: "StorageObjectInUseProtection", on: true, make: plain(func() admission.Interface { return storageprotection.New() })},
+		{name: "PodGroupProtection", on: true, make: plain(podgroups.NewProtection)},
+		{name: "OwnerReferencesPermissionEnforcement", on: false, make: plain(func() admission.Interface { return ownerrefs.New(x.Authorizer, x.Mapper) })},
+		{name: "PersistentVolumeClaimResize", on: true, make: plain(func() admission.Interface { return claimresize.New(objects) })},
+		{name: "RuntimeClass", on: true, make: plain(func() admission.Interface { return runtimeclass.New(objects) })},
+		{name: "PodGroupWorkloadExists", on: true, make: plain(func() admission.Interface { return podgroups.NewWorkloadExists(objects) })},
+		{name: "CertificateApproval", on: true, make: plain(func() admission.Interface { return certificates.NewApproval(x.Authorizer) })},
+		{name: "CertificateSigning", on: true, make: plain(func() admission.Interface { return certificates.NewSigning(x.Authorizer) })},
 		// PodCertificateSigning is no plugin of upstream's, whose strategy does this.
-		{"PodCertificateSigning", true, plain(func() admission.Interface { return certificates.NewPodSigning(x.Authorizer) })},
-		{"ClusterTrustBundleAttest", true, plain(func() admission.Interface { return certificates.NewAttest(x.Authorizer) })},
-		{"CertificateSubjectRestriction", true, plain(certificates.NewSubjectRestriction)},
-		{"DefaultIngressClass", true, plain(func() admission.Interface { return defaultingressclass.New(objects) })},
-		{"DenyServiceExternalIPs", false, plain(externalips.New)},
-		{"PodTopologyLabels", true, plain(func() admission.Interface { return podtopology.New(objects) })},
+		{name: "PodCertificateSigning", on: true, make: plain(func() admission.Interface { return certificates.NewPodSigning(x.Authorizer) })},
+		{name: "ClusterTrustBundleAttest", on: true, make: plain(func() admission.Interface { return certificates.NewAttest(x.Authorizer) })},
+		{name: "CertificateSubjectRestriction", on: true, make: plain(certificates.NewSubjectRestriction)},
+		{name: "DefaultIngressClass", on: true, make: plain(func() admission.Interface { return defaultingressclass.New(objects) })},
+		{name: "DenyServiceExternalIPs", on: false, make: plain(externalips.New)},
+		{name: "PodTopologyLabels", on: true, make: plain(func() admission.Interface { return podtopology.New(objects) })},
 		// Expressions is no plugin of upstream's, whose validation does this.
-		{"Expressions", true, plain(func() admission.Interface { return expressions.New() })},
+		{name: "Expressions", on: true, make: plain(func() admission.Interface { return expressions.New() })},
 		// Devices is none either: upstream's validation and strategy do this.
-		{"Devices", true, plain(func() admission.Interface { return devices.New(objects) })},
+		{name: "Devices", on: true, make: plain(func() admission.Interface { return devices.New(objects) })},
 	},
 		// What users have registered sees objects as they will be stored.
 		x.plugins()...),
 		// What any other refuses must not be counted.
-		plugin{"ResourceQuota", true, options.Quota})
+		plugin{name: "ResourceQuota", on: true, prepare: options.Quota})
 }
 
 // Chain is the plugins that options ask for. The first refusal ends the chain.
@@ -144,25 +148,35 @@ func Chain(objects Objects, options Options) (admission.Interface, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Those of the library's that ask for policies and webhooks begin to work when they
-	// are made, so they are made when nothing else can fail.
-	working := map[string]bool{}
-	for _, p := range options.Extensions.plugins() {
-		working[p.name] = true
-	}
 	made := map[string]admission.Interface{}
-	for _, last := range []bool{false, true} {
-		for _, p := range all {
-			if !chosen[p.name] || working[p.name] != last {
-				continue
-			}
-			config, err := configs.ConfigFor(p.name)
-			if err != nil {
-				return nil, fmt.Errorf("admission plugin %s: %w", p.name, err)
-			}
-			if made[p.name], err = p.make(config); err != nil {
-				return nil, fmt.Errorf("admission plugin %s: %w", p.name, err)
-			}
+	var begin []func() error
+	for _, p := range all {
+		if !chosen[p.name] {
+			continue
+		}
+		config, err := configs.ConfigFor(p.name)
+		if err != nil {
+			return nil, fmt.Errorf("admission plugin %s: %w", p.name, err)
+		}
+		if p.prepare == nil {
+			made[p.name], err = p.make(config)
+		} else if start, wrong := p.prepare(config); wrong != nil {
+			err = wrong
+		} else {
+			begin = append(begin, func() (err error) {
+				if made[p.name], err = start(); err != nil {
+					return fmt.Errorf("admission plugin %s: %w", p.name, err)
+				}
+				return nil
+			})
+		}
+		if err != nil {
+			return nil, fmt.Errorf("admission plugin %s: %w", p.name, err)
+		}
+	}
+	for _, start := range begin { // no configuration is wrong: nothing is left running for one that is
+		if err := start(); err != nil {
+			return nil, err
 		}
 	}
 	var plugins []admission.Interface

@@ -53,35 +53,33 @@ var questions = []schema.GroupResource{
 // plugins are the library's plugins, in order: what changes objects first.
 func (e *Extensions) plugins() []plugin {
 	return []plugin{
-		{policymutating.PluginName, true, func(config io.Reader) (admission.Interface, error) {
-			schemas, err := newLateSchemas(e.Client, e.Informers.Admissionregistration().V1().MutatingAdmissionPolicies().Informer(), e.Stopped)
-			if err != nil {
-				return nil, fmt.Errorf("watch admission policies: %w", err)
-			}
+		{name: policymutating.PluginName, on: true, prepare: func(config io.Reader) (func() (admission.Interface, error), error) {
 			made, err := policymutating.NewPlugin(config)
-			return e.ready(made, schemas, err)
+			return func() (admission.Interface, error) {
+				schemas, err := newLateSchemas(e.Client, e.Informers.Admissionregistration().V1().MutatingAdmissionPolicies().Informer(), e.Stopped)
+				if err != nil {
+					return nil, fmt.Errorf("watch admission policies: %w", err)
+				}
+				return e.ready(made, schemas)
+			}, err
 		}},
-		{mutating.PluginName, true, func(config io.Reader) (admission.Interface, error) {
+		{name: mutating.PluginName, on: true, prepare: func(config io.Reader) (func() (admission.Interface, error), error) {
 			made, err := mutating.NewMutatingWebhook(config)
-			return e.ready(made, e.Client, err)
+			return func() (admission.Interface, error) { return e.ready(made, e.Client) }, err
 		}},
-		{policyvalidating.PluginName, true, func(config io.Reader) (admission.Interface, error) {
+		{name: policyvalidating.PluginName, on: true, prepare: func(config io.Reader) (func() (admission.Interface, error), error) {
 			made, err := policyvalidating.NewPlugin(config)
-			return e.ready(made, e.Client, err)
+			return func() (admission.Interface, error) { return e.ready(made, e.Client) }, err
 		}},
-		{validating.PluginName, true, func(config io.Reader) (admission.Interface, error) {
+		{name: validating.PluginName, on: true, prepare: func(config io.Reader) (func() (admission.Interface, error), error) {
 			made, err := validating.NewValidatingAdmissionWebhook(config)
-			return e.ready(made, e.Client, err)
+			return func() (admission.Interface, error) { return e.ready(made, e.Client) }, err
 		}},
 	}
 }
 
-// ready gives a plugin of the library's what it needs, unless it came with an
-// error.
-func (e *Extensions) ready(made admission.Interface, client kubernetes.Interface, err error) (admission.Interface, error) {
-	if err != nil {
-		return nil, err
-	}
+// ready gives a plugin of the library's what it needs; it works from then on.
+func (e *Extensions) ready(made admission.Interface, client kubernetes.Interface) (admission.Interface, error) {
 	initializer.New(client, e.Dynamic, e.Informers, e.Authorizer, utilfeature.DefaultFeatureGate, e.Version, e.Stopped, e.Mapper).Initialize(made)
 	webhookinit.NewPluginInitializer(e.Webhooks, e.Services).Initialize(made)
 	if wants, ok := made.(initializer.WantsExcludedAdmissionResources); ok {

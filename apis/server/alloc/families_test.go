@@ -2,6 +2,7 @@ package alloc
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -32,6 +33,22 @@ func TestExternal(t *testing.T) {
 		}
 		if err := f.external(t.Context(), with("192.0.2.1", "10.98.0.1", "fd00:97::1"), nil); err != nil {
 			t.Error(err)
+		}
+		// However many there are, the ranges are read once a family, and not at all for
+		// those that the Service had.
+		read := 0
+		for _, family := range f.order {
+			f.by[family].others.Ranges = func(context.Context) ([]netip.Prefix, error) { read++; return nil, nil }
+		}
+		many := with()
+		for i := range 5000 {
+			many.Spec.ExternalIPs = append(many.Spec.ExternalIPs, "192.0.2.1", fmt.Sprintf("192.0.%d.%d", i>>8, i&0xff))
+		}
+		if err := f.external(t.Context(), many, many); err != nil || read != 0 {
+			t.Errorf("the same addresses: the ranges were read %d times; %v", read, err)
+		}
+		if err := f.external(t.Context(), many, nil); err != nil || read != len(f.order) {
+			t.Errorf("many addresses: the ranges were read %d times; %v", read, err)
 		}
 	}
 }

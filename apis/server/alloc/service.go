@@ -148,21 +148,33 @@ func (f *Families) begin(ctx context.Context, service, old *corev1.Service, dry 
 // old, which may be nil, had: packets for an address that another Service has, or gets
 // later, would go to this one's pods.
 func (f *Families) external(ctx context.Context, service, old *corev1.Service) error {
+	// Equal ones are looked at once, and all are compared with the ranges as they were
+	// read once: how many there are is validated later.
+	seen := map[string]bool{}
+	if old != nil {
+		for _, text := range old.Spec.ExternalIPs {
+			seen[text] = true
+		}
+	}
+	var all []span
 	var errs field.ErrorList
 	for i, text := range service.Spec.ExternalIPs {
 		addr, err := netip.ParseAddr(text)
-		if err != nil || old != nil && slices.Contains(old.Spec.ExternalIPs, text) {
+		if err != nil || seen[text] {
 			continue // validation says so
 		}
-		for _, family := range f.order {
-			spans, err := f.by[family].spans(ctx)
-			if err != nil {
-				return err
-			}
-			for _, s := range spans {
-				if s.cidr.Contains(addr.Unmap()) {
-					errs = append(errs, field.Invalid(field.NewPath("spec", "externalIPs").Index(i), text, fmt.Sprintf("is in %s, the range of cluster addresses: name an address outside of it", s.cidr)))
+		if seen[text] = true; all == nil {
+			for _, family := range f.order {
+				spans, err := f.by[family].spans(ctx)
+				if err != nil {
+					return err
 				}
+				all = append(all, spans...)
+			}
+		}
+		for _, s := range all {
+			if s.cidr.Contains(addr.Unmap()) {
+				errs = append(errs, field.Invalid(field.NewPath("spec", "externalIPs").Index(i), text, fmt.Sprintf("is in %s, the range of cluster addresses: name an address outside of it", s.cidr)))
 			}
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/warning"
 )
 
 // EachDeleter is a storage that takes many objects away at once.
@@ -32,6 +33,18 @@ const (
 	collectionStep = 500
 )
 
+// Delete deletes one object.
+func (s *Store) Delete(ctx context.Context, name string, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions) (runtime.Object, bool, error) {
+	s.warnOfOrphans(ctx, options)
+	return s.Store.Delete(ctx, name, validate, options)
+}
+
+func (s *Store) warnOfOrphans(ctx context.Context, options *metav1.DeleteOptions) {
+	if s.kind.OrphanWarning != "" && options != nil && options.PropagationPolicy == nil && options.OrphanDependents == nil { //nolint:staticcheck // older clients name it so
+		warning.AddWarning(ctx, "", s.kind.OrphanWarning)
+	}
+}
+
 // DeleteCollection deletes the objects that a list shows. Those that nothing
 // holds go together: each is asked about (admission, preconditions) as it was
 // listed, and goes only if it is still as it was then. What has finalizers, or
@@ -39,6 +52,7 @@ const (
 // objects of kinds with a grace period, and where the options ask for a
 // finalizer or for a dry run.
 func (s *Store) DeleteCollection(ctx context.Context, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions, listOptions *metainternalversion.ListOptions) (runtime.Object, error) {
+	s.warnOfOrphans(ctx, options)
 	storage, ok := s.Storage.Storage.(EachDeleter)
 	if !ok || !together(ctx, s.DeleteStrategy, options) {
 		return s.Store.DeleteCollection(ctx, validate, options, listOptions)

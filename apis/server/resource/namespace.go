@@ -3,6 +3,7 @@ package resource
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/errors"
@@ -111,12 +112,38 @@ func (n *Namespaces) mark(ctx context.Context, name string, validate rest.Valida
 				ns.DeletionTimestamp = &now
 			}
 			ns.Status.Phase = corev1.NamespaceTerminating
+			propagate(ns, options)
 			return ns, nil
 		}), dryrun.IsDryRun(options.DryRun), nil)
 	if err != nil {
 		return nil, storeerr.InterpretUpdateError(err, corev1.Resource("namespaces"), name)
 	}
 	return out, nil
+}
+
+// propagate gives a namespace the finalizer by which the garbage collector learns what
+// its deletion means for what it owns, as the options say; without a word there, what it
+// has stays.
+func propagate(ns *corev1.Namespace, options *metav1.DeleteOptions) {
+	var orphan, foreground bool
+	switch {
+	case options.OrphanDependents != nil: //nolint:staticcheck // older clients name it so
+		orphan = *options.OrphanDependents //nolint:staticcheck // as above
+	case options.PropagationPolicy != nil:
+		orphan = *options.PropagationPolicy == metav1.DeletePropagationOrphan
+		foreground = *options.PropagationPolicy == metav1.DeletePropagationForeground
+	default:
+		return
+	}
+	ns.Finalizers = slices.DeleteFunc(ns.Finalizers, func(f string) bool {
+		return f == metav1.FinalizerOrphanDependents || f == metav1.FinalizerDeleteDependents
+	})
+	if orphan {
+		ns.Finalizers = append(ns.Finalizers, metav1.FinalizerOrphanDependents)
+	}
+	if foreground {
+		ns.Finalizers = append(ns.Finalizers, metav1.FinalizerDeleteDependents)
+	}
 }
 
 // Finalize is namespaces/finalize: how the namespace controller takes its

@@ -150,6 +150,9 @@ func (e *scaleEdit) UpdatedObject(ctx context.Context, old runtime.Object) (runt
 	if faults := validateScale(scale); len(faults) > 0 {
 		return nil, errors.NewInvalid(scaleGVK.GroupKind(), object.GetName(), faults)
 	}
+	if scale.UID != object.GetUID() && scale.UID != "" {
+		return nil, errors.NewConflict(e.scale.main.DefaultQualifiedResource, object.GetName(), fmt.Errorf("the UID in the precondition (%s) does not match the UID in record (%s). The object might have been deleted and then recreated", scale.UID, object.GetUID()))
+	}
 	if scale.ResourceVersion != "" {
 		// The client says which version it has seen: the store compares.
 		object.SetResourceVersion(scale.ResourceVersion)

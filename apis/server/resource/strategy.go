@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/clusterd/clusterd/apis"
+	"github.com/clusterd/clusterd/apis/internal/check"
 )
 
 // strategy answers the generic store's questions from a kind's functions. It
@@ -92,23 +93,41 @@ func (s strategy) view(ctx context.Context) apis.View {
 }
 
 func (s strategy) Validate(ctx context.Context, obj runtime.Object) field.ErrorList {
+	errs := validateFinalizers(obj, nil)
 	if view := s.view(ctx); view.Validate != nil {
-		return view.Validate(obj)
+		return append(errs, view.Validate(obj)...)
 	}
-	if s.kind.Validate == nil {
+	if s.kind.Validate != nil {
+		errs = append(errs, s.kind.Validate(obj)...)
+	}
+	return errs
+}
+
+// validateFinalizers checks those that an object gets, of whatever kind it is. old may
+// be nil.
+func validateFinalizers(obj, old runtime.Object) field.ErrorList {
+	now, err := meta.Accessor(obj)
+	if err != nil {
 		return nil
 	}
-	return s.kind.Validate(obj)
+	var had []string
+	if old != nil {
+		if was, err := meta.Accessor(old); err == nil {
+			had = was.GetFinalizers()
+		}
+	}
+	return check.NewFinalizers(now.GetFinalizers(), had)
 }
 
 func (s strategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
+	errs := validateFinalizers(obj, old)
 	if view := s.view(ctx); view.ValidateUpdate != nil {
-		return view.ValidateUpdate(obj, old)
+		return append(errs, view.ValidateUpdate(obj, old)...)
 	}
-	if s.kind.ValidateUpdate == nil {
-		return nil
+	if s.kind.ValidateUpdate != nil {
+		errs = append(errs, s.kind.ValidateUpdate(obj, old)...)
 	}
-	return s.kind.ValidateUpdate(obj, old)
+	return errs
 }
 
 func (s strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
@@ -185,10 +204,11 @@ func (s statusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Obj
 }
 
 func (s statusStrategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	if s.kind.Status.ValidateUpdate == nil {
-		return nil
+	errs := validateFinalizers(obj, old)
+	if s.kind.Status.ValidateUpdate != nil {
+		errs = append(errs, s.kind.Status.ValidateUpdate(obj, old)...)
 	}
-	return s.kind.Status.ValidateUpdate(obj, old)
+	return errs
 }
 
 // WarningsOnUpdate is silent: the writer of a status cannot mend the spec.

@@ -8,7 +8,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/generic/registry"
@@ -80,7 +82,9 @@ func validateBinding(binding *corev1.Binding) field.ErrorList {
 	if binding.Target.Name == "" {
 		faults = append(faults, field.Required(target.Child("name"), ""))
 	}
-	return faults
+	// Both are copied into the pod, whose every write would be refused for them.
+	faults = append(faults, metav1validation.ValidateLabels(binding.Labels, field.NewPath("metadata", "labels"))...)
+	return append(faults, validation.ValidateAnnotations(binding.Annotations, field.NewPath("metadata", "annotations"))...)
 }
 
 func (b *Binding) assign(ctx context.Context, binding *corev1.Binding, dryRun bool) error {
@@ -103,6 +107,10 @@ func (b *Binding) assign(ctx context.Context, binding *corev1.Binding, dryRun bo
 			}
 			if err := bind(pod, binding); err != nil {
 				return nil, errors.NewConflict(corev1.Resource("pods/binding"), pod.Name, err)
+			}
+			if err := validation.ValidateAnnotationsSize(pod.Annotations); err != nil {
+				fault := field.Invalid(field.NewPath("metadata", "annotations"), len(binding.Annotations), "with those that the pod has: "+err.Error())
+				return nil, errors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Binding").GroupKind(), pod.Name, field.ErrorList{fault})
 			}
 			return pod, nil
 		}), dryRun, nil)
