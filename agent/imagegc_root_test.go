@@ -38,6 +38,7 @@ func TestRootImageGC(t *testing.T) {
 	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	defer server.Close()
 	host := strings.TrimPrefix(server.URL, "http://")
+	m.plainHTTP(host)
 	var pulled []string
 	for used() < 60 {
 		ref := fmt.Sprintf("%s/image-%d:1", host, len(pulled))

@@ -67,7 +67,7 @@ func (m *machine) powerCut() {
 func (m *machine) boot() {
 	m.t.Helper()
 	var err error
-	if m.images, err = image.Open(image.Config{Dir: filepath.Join(m.dir, "images"), Logger: slog.New(slog.DiscardHandler)}); err != nil {
+	if m.images, err = image.Open(image.Config{Dir: filepath.Join(m.dir, "images"), Registries: m.plain.Load, Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		m.t.Fatal(err)
 	}
 	m.connect()

@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -43,6 +44,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent"
 	"github.com/clusterd/clusterd/agent/image"
+	"github.com/clusterd/clusterd/agent/image/registry"
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/podnetwork"
 	"github.com/clusterd/clusterd/agent/pressure"
@@ -130,6 +132,8 @@ type machine struct {
 	api     *fake.Clientset
 	runtime *runtime.Client
 	images  *image.Store
+	// plain are the settings that name a registry of the test's, see plainHTTP.
+	plain   atomic.Pointer[registry.Settings]
 	agent   *agent.Agent
 	stop    func()
 	server  *httptest.Server
@@ -141,6 +145,16 @@ type machine struct {
 	watch   *stopwatch // of benchmarks, else nil
 
 	timeout time.Duration // of eventually
+}
+
+// plainHTTP makes the machine speak to a registry without TLS.
+func (m *machine) plainHTTP(host string) {
+	m.t.Helper()
+	settings, err := registry.Parse(fmt.Appendf(nil, "registries: {%q: {plainHTTP: true}}", host))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.plain.Store(settings)
 }
 
 const appImage = "example.com/app:1"
@@ -167,7 +181,7 @@ func newMachineWith(t testing.TB, m *machine) *machine {
 			t.Fatal(err)
 		}
 	}
-	if m.images, err = image.Open(image.Config{Dir: filepath.Join(m.dir, "images"), Logger: slog.New(slog.DiscardHandler)}); err != nil {
+	if m.images, err = image.Open(image.Config{Dir: filepath.Join(m.dir, "images"), Registries: m.plain.Load, Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := m.images.Load(t.Context(), bytes.NewReader(appTar(t))); err != nil {

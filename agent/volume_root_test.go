@@ -42,7 +42,9 @@ func (m *machine) pushImage(files map[string]string) (ref string, manifests *ato
 		images.ServeHTTP(w, r)
 	}))
 	m.t.Cleanup(server.Close)
-	ref = strings.TrimPrefix(server.URL, "http://") + "/model:1"
+	host := strings.TrimPrefix(server.URL, "http://")
+	m.plainHTTP(host)
+	ref = host + "/model:1"
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
 	for path, content := range files {

@@ -319,7 +319,22 @@ hello:latest   0123456789ab   5.0 MiB   yes      n1
 				s.answers("GET /api/v1/nodes/n1/proxy/images", 200, `{"images":[],"pulling":[{"ref":"docker.io/library/big:1","done":1048576,"total":5242880}]}`)
 			},
 			args:   []string{"image", "ls", "--node", "n1", "-o", "json"},
-			stdout: `"pulling": [`,
+			stdout: `{
+    "nodes": [
+        {
+            "node": "n1",
+            "images": [],
+            "pulling": [
+                {
+                    "ref": "docker.io/library/big:1",
+                    "done": 1048576,
+                    "total": 5242880
+                }
+            ]
+        }
+    ]
+}
+`,
 			stderr: "n1: pulling docker.io/library/big:1, 1.0 MiB of 5.0 MiB\n",
 		},
 		{

@@ -20,6 +20,7 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	corev1 "k8s.io/api/core/v1"
@@ -434,6 +435,17 @@ func (k *kit) registry(user, password string) (host string, manifests *atomic.In
 	if err != nil {
 		k.Fatal(err)
 	}
+	if user != "" { // an image of its own, which was not loaded from a file too
+		cf, err := img.ConfigFile()
+		if err != nil {
+			k.Fatal(err)
+		}
+		cf = cf.DeepCopy()
+		cf.Config.Labels = map[string]string{"private": host}
+		if img, err = mutate.ConfigFile(img, cf); err != nil {
+			k.Fatal(err)
+		}
+	}
 	ref, err := name.ParseReference(host + "/team/app:1")
 	if err != nil {
 		k.Fatal(err)
@@ -522,14 +534,29 @@ func TestE2EXImage(t *testing.T) {
 	})
 	k.sub("private", func(k *kit) {
 		features.Shows(k, 252, 272)
-		host, _ := k.registry("bob", "hush")
+		host, asked := k.registry("bob", "hush")
 		ref := host + "/team/app:1"
 		k.apply(from("stranger", ref))
 		k.eventuallyHas([]string{"describe", "pod", "stranger"}, "UNAUTHORIZED")
 		k.ok("create", "secret", "docker-registry", "creds", "--docker-server="+host, "--docker-username=bob", "--docker-password=hush")
 		k.apply(from("friend", ref, "imagePullSecrets: [{name: creds}]"))
 		k.ready("friend")
-		k.ok("delete", "pod", "stranger", "friend", "--wait=false")
+		// That it is on the node opens it to none who could not have pulled it (KEP-2535).
+		k.apply(from("late", ref))
+		k.eventuallyHas([]string{"describe", "pod", "late"}, "was pulled with other credentials than this pod's", "UNAUTHORIZED")
+		never := func(pod string) string { return strings.Replace(pod, "args:", "imagePullPolicy: Never, args:", 1) }
+		k.apply(never(from("idle", ref)))
+		k.eventuallyHas([]string{"describe", "pod", "idle"}, "ErrImageNeverPull", "does not have the proper credentials")
+		before := asked.Load()
+		k.apply(never(from("second-friend", ref, "imagePullSecrets: [{name: creds}]")))
+		k.ready("second-friend")
+		k.is("requests for the second friend", strconv.FormatInt(int64(asked.Load()-before), 10), "0")
+		for _, name := range []string{"stranger", "late", "idle"} {
+			if phase := k.ok("get", "pod", name, "-o", "jsonpath={.status.phase}"); phase != "Pending" {
+				k.Errorf("%s is %s", name, phase)
+			}
+		}
+		k.ok("delete", "pod", "stranger", "friend", "late", "idle", "second-friend", "--wait=false")
 	})
 	k.sub("another image in place", func(k *kit) {
 		features.Shows(k, 200)
