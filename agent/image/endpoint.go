@@ -126,11 +126,11 @@ func (n namespaced) RoundTrip(r *http.Request) (*http.Response, error) {
 	return n.RoundTripper.RoundTrip(r)
 }
 
-// errScheme marks refusals of one of the two schemes that the library tries by itself.
+// errScheme marks refusals of plain HTTP where the library tries it by itself.
 var errScheme = errors.New("not spoken to this way")
 
-// schemeGuard refuses requests without TLS, but to what is named for them, and those
-// with TLS to that. The library falls back to plain HTTP for every private address,
+// schemeGuard refuses requests without TLS, but to what is named for them, which is
+// asked without it whatever the library tries. The library falls back to plain HTTP for every private address,
 // which would let anybody between take TLS away.
 //
 // Credentials go without TLS to the endpoint itself alone, if it is one that is named:
@@ -140,16 +140,33 @@ type schemeGuard struct {
 	settings *registry.Settings
 	at       registry.Endpoint
 
-	mu    sync.Mutex // guards first
-	first error      // why the endpoint was not reached, the way it is to be
+	mu           sync.Mutex // guards all below
+	first, cause error      // why the endpoint was not reached, the way it is to be
+}
+
+// maxRedirects is as net/http has it; the library's own check knows no bound.
+const maxRedirects = 10
+
+// redirects is how many have led to a request.
+func redirects(r *http.Request) (n int) {
+	for ; r.Response != nil && r.Response.Request != nil && n <= maxRedirects; n++ {
+		r = r.Response.Request
+	}
+	return n
 }
 
 // RoundTrip implements http.RoundTripper.
 func (g *schemeGuard) RoundTrip(r *http.Request) (*http.Response, error) {
 	own := r.URL.Host == g.at.Host
 	plain := r.URL.Scheme != "https"
+	if own && !plain && g.at.PlainHTTP { // the library tries TLS first
+		r = r.Clone(r.Context())
+		r.URL.Scheme, plain = "http", true
+	}
 	switch {
-	case own && plain != g.at.PlainHTTP:
+	case redirects(r) > maxRedirects:
+		return nil, fmt.Errorf("the registry sends on more than %d times", maxRedirects)
+	case own && plain && !g.at.PlainHTTP:
 		return nil, fmt.Errorf("%w, %w", ErrNoTLS, errScheme)
 	case !own && plain && !(g.at.PlainHTTP && g.settings.PlainHTTP(r.URL.Host)):
 		return nil, fmt.Errorf("%w: it sends on to %s://%s, and neither it nor that may be spoken to without", ErrNoTLS, r.URL.Scheme, r.URL.Host)
@@ -157,10 +174,10 @@ func (g *schemeGuard) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, fmt.Errorf("%w: credentials are not sent on to %s://%s", ErrNoTLS, r.URL.Scheme, r.URL.Host)
 	}
 	resp, err := g.next.RoundTrip(r)
-	if err != nil && own {
+	if err != nil && own && r.URL.Path == "/v2/" {
 		g.mu.Lock()
 		if g.first == nil {
-			g.first = &url.Error{Op: "Get", URL: r.URL.Redacted(), Err: err}
+			g.first, g.cause = &url.Error{Op: "Get", URL: r.URL.Redacted(), Err: err}, err
 		}
 		g.mu.Unlock()
 	}
@@ -171,9 +188,9 @@ func (g *schemeGuard) RoundTrip(r *http.Request) (*http.Response, error) {
 // says what may help.
 func (g *schemeGuard) explain(err error) error {
 	g.mu.Lock()
-	first := g.first
+	first, cause := g.first, g.cause
 	g.mu.Unlock()
-	if errors.Is(err, errScheme) && first != nil {
+	if first != nil && (errors.Is(err, errScheme) || g.at.PlainHTTP && errors.Is(err, cause)) {
 		err = first
 	}
 	var record tls.RecordHeaderError

@@ -357,3 +357,51 @@ func TestCredentialsStayWithTLS(t *testing.T) {
 		t.Errorf("credentials were sent on: %q", got)
 	}
 }
+
+// TestRegistryThatFails: what a registry without TLS answers is said, once and without
+// a word of TLS; one that sends around in circles is given up.
+func TestRegistryThatFails(t *testing.T) {
+	img := build(t, v1.Config{}, archive(t, entry{name: "f", body: "x"}))
+	layers, err := img.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	digest, err := layers[0].Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name, path string
+		answer     http.HandlerFunc
+		want       string
+	}{
+		{"an error at once", "/v2/", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }, "418"},
+		{"circles", digest.Hex, func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, r.URL.Path, http.StatusTemporaryRedirect)
+		}, "sends on more than 10 times"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var pushed atomic.Bool
+			host := serve(t, func(h http.Handler) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if pushed.Load() && r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, tt.path) {
+						tt.answer(w, r)
+						return
+					}
+					h.ServeHTTP(w, r)
+				})
+			})
+			push(t, host+"/a:1", img)
+			pushed.Store(true)
+			_, err := open(t, t.TempDir()).Ensure(t.Context(), host+"/a:1", Auth{})
+			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "TLS") {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	// Nothing listens there: it is said once.
+	_, err = with(t, "registries: {\"127.0.0.1:1\": {plainHTTP: true}}").Ensure(t.Context(), "127.0.0.1:1/a:1", Auth{})
+	if err == nil || strings.Count(err.Error(), "connection refused") != 1 {
+		t.Errorf("got %v", err)
+	}
+}
