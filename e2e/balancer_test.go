@@ -128,3 +128,47 @@ func neighbour(addr string) (string, error) {
 	}
 	return "", fmt.Errorf("%s is no neighbour of the host", addr)
 }
+
+// TestE2EOneNodesAddresses: a load balancer's address of a cluster of one node stays while
+// its clusterd does not run, as its pods do: no other node can take it over.
+func TestE2EOneNodesAddresses(t *testing.T) {
+	e := startBare(t, 1)
+	e.ready(1)
+	ns := e.namespace("one")
+	e.createDeployment(ns, deployment("web", 1))
+	e.podsReady(ns, "app=web", 1)
+	b := balancedOn(t, e, ns, "n1")
+	lifetime := func(ctx context.Context) (string, error) {
+		out, err := e.Exec(ctx, "n1", "ip", "-4", "addr").CombinedOutput()
+		if err != nil {
+			return "", err
+		}
+		_, after, _ := strings.Cut(string(out), " "+b.vip+"/32 ")
+		_, after, _ = strings.Cut(after, "valid_lft ")
+		life, _, _ := strings.Cut(after, " ")
+		return life, nil
+	}
+	e.eventually(b.vip+" stays", func(ctx context.Context) error {
+		life, err := lifetime(ctx)
+		if err == nil && life != "forever" {
+			err = fmt.Errorf("it is there for %q", life)
+		}
+		return err
+	})
+	if err := e.Kill("n1"); err != nil {
+		t.Fatal(err)
+	}
+	if life, err := lifetime(t.Context()); err != nil || life != "forever" {
+		t.Errorf("without its clusterd the address is there for %q, %v", life, err)
+	}
+	if page, err := fromHost(b.url); err != nil {
+		t.Errorf("without its clusterd the host is not answered: %q, %v", page, err)
+	}
+	if err := e.Start(t.Context(), "n1"); err != nil {
+		t.Fatal(err)
+	}
+	e.ready(1)
+	if life, err := lifetime(t.Context()); err != nil || life != "forever" {
+		t.Errorf("after a restart the address is there for %q, %v", life, err)
+	}
+}
