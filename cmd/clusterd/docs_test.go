@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
+
 	"github.com/clusterd/clusterd/cmd/docstest"
 )
 
@@ -87,5 +89,31 @@ func TestLinks(t *testing.T) {
 	}
 	if found < 50 {
 		t.Errorf("only %d links were found", found)
+	}
+}
+
+// TestBenchmarkTable: each flag that the table of the CIS benchmark's sections names exists.
+func TestBenchmarkTable(t *testing.T) {
+	b, err := os.ReadFile("../../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(b), "\n## By the sections of the CIS benchmark\n")
+	table, _, _ = strings.Cut(table, "\n## ")
+	cfg, flags := defaultConfig(), pflag.NewFlagSet("", pflag.ContinueOnError)
+	cfg.addFlags(flags)
+	found := regexp.MustCompile("`--([a-z-]+)").FindAllStringSubmatch(table, -1)
+	if len(found) < 8 {
+		t.Errorf("only %d flags in it", len(found))
+	}
+	for _, m := range found {
+		if flags.Lookup(m[1]) == nil {
+			t.Errorf("--%s is no flag", m[1])
+		}
+	}
+	for _, section := range []string{"1.1", "1.2", "1.3", "2", "3.1", "3.2", "4.1", "4.2", "5.1", "5.2", "5.3", "5.4"} {
+		if !strings.Contains(table, "\n| "+section+" ") {
+			t.Errorf("section %s is missing", section)
+		}
 	}
 }

@@ -72,7 +72,8 @@ func kubeconfigGood(path string, trust *pki.Trust, server string, now time.Time,
 		return false
 	}
 	cert, err := pki.ParseCert(user.ClientCertificateData)
-	return err == nil && trust.For(pki.ForClients).Signer().Signed(cert) && !pki.NeedsRenewal(cert, now) && !revoked(cert)
+	return err == nil && trust.For(pki.ForClients).Signer().Signed(cert) && !pki.NeedsRenewal(cert, now) && !revoked(cert) &&
+		cert.NotAfter.Before(now.Add(pki.AdminLifetime+time.Hour)) // those of earlier versions lived a year
 }
 
 // personKubeconfig is where the copy of the administrator's kubeconfig lies that

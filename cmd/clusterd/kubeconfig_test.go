@@ -1,12 +1,70 @@
 package main
 
 import (
+	"crypto/x509"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/clusterd/clusterd/member/pki"
 )
+
+// TestAdminKubeconfigIsShort: a copy of it is not an administrator for a year, and one
+// that an earlier version wrote is replaced.
+func TestAdminKubeconfigIsShort(t *testing.T) {
+	now := time.Now()
+	ca, err := pki.NewCA("c", now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, trust, server := keyDir{dataDir: dataDir(t.TempDir())}, pki.NewTrust(0, ca), "https://192.0.2.7:6443"
+	notRevoked := func(*x509.Certificate) bool { return false }
+	if err := writeKubeconfig(d, trust, server, "c", &rights{}); err != nil {
+		t.Fatal(err)
+	}
+	end := func() time.Time {
+		t.Helper()
+		config, err := clientcmd.LoadFromFile(d.kubeconfig())
+		if err != nil {
+			t.Fatal(err)
+		}
+		cert, err := pki.ParseCert(config.AuthInfos["admin"].ClientCertificateData)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cert.NotAfter
+	}
+	if left := end().Sub(now); left > 31*24*time.Hour || left < 29*24*time.Hour || !kubeconfigGood(d.kubeconfig(), trust, server, now, notRevoked) {
+		t.Errorf("it is good for %s", left)
+	}
+	if kubeconfigGood(d.kubeconfig(), trust, server, now.Add(23*24*time.Hour), notRevoked) {
+		t.Error("it is not written anew in time")
+	}
+	config, err := clientcmd.LoadFromFile(d.kubeconfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := pki.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, err := ca.IssueClient(key.Public(), adminUser, []string{pki.AdminsGroup}, 365*24*time.Hour, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.AuthInfos["admin"].ClientCertificateData = pki.EncodeCert(old)
+	if err := clientcmd.WriteToFile(*config, d.kubeconfig()); err != nil {
+		t.Fatal(err)
+	}
+	if kubeconfigGood(d.kubeconfig(), trust, server, now, notRevoked) {
+		t.Error("one of a year is kept")
+	}
+}
 
 // Whoever typed `sudo clusterd dev` can use what it prints: the kubeconfig that it
 // names is theirs and lies outside of the folder of root.

@@ -32,9 +32,11 @@ const (
 	ServerLifetime = 90 * 24 * time.Hour
 	// An agent asks a server for its next certificate.
 	AgentLifetime = 24 * time.Hour
-	AdminLifetime = 365 * 24 * time.Hour
-	// MaxClientLifetime is more than any person's or program's certificate lives.
-	MaxClientLifetime = AdminLifetime + 24*time.Hour
+	// The administrator's kubeconfig is written anew on its server; copies of it end.
+	AdminLifetime = 30 * 24 * time.Hour
+	// MaxClientLifetime is more than any person's or program's certificate lives, and
+	// than the administrator's of earlier versions do.
+	MaxClientLifetime = 366 * 24 * time.Hour
 	// backdate forgives clocks that differ a little.
 	backdate = 5 * time.Minute
 	// backdateShare is the part of a short life that backdate is at most.
