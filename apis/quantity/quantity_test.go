@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -14,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
@@ -164,12 +164,12 @@ func FuzzInJSON(f *testing.F) {
 				Overhead map[string]json.RawMessage `json:"overhead"`
 			} `json:"spec"`
 		}
-		if json.Unmarshal(data, &p) != nil || InJSON(data, pod) != nil {
+		if utiljson.Unmarshal(data, &p) != nil || InJSON(data, pod) != nil {
 			return
 		}
 		for _, raw := range p.Spec.Overhead {
 			var text string
-			if json.Unmarshal(raw, &text) == nil && exponents([]byte(text)) && bytes.Contains(data, []byte(`"spec"`)) && bytes.Contains(data, []byte(`"overhead"`)) {
+			if json.Unmarshal(raw, &text) == nil && exponents([]byte(text)) {
 				t.Errorf("%s holds %s", data, text)
 			}
 		}
@@ -188,7 +188,6 @@ func BenchmarkSuspicious(b *testing.B) {
 
 func BenchmarkInJSON(b *testing.B) {
 	body := []byte(`{"kind":"Pod","metadata":{"annotations":{"a":"\u0026"}},"spec":{"containers":[` + strings.TrimSuffix(strings.Repeat(`{"name":"a","args":["x","y"],"resources":{"limits":{"cpu":"100m"}}},`, 100), ",") + `]}}`)
-	fmt.Fprintln(b.Output(), len(body), "bytes")
 	b.SetBytes(int64(len(body)))
 	for b.Loop() {
 		if err := InJSON(body, pod); err != nil {

@@ -24,3 +24,6 @@ func (s *Server) Authenticator() authenticator.Request { return s.authenticator 
 
 // AccountTokens knows the tokens of service accounts, and keeps no answer.
 func (s *Server) AccountTokens() authenticator.Token { return s.accounts.authenticator }
+
+// WrongAuthentications is how many wrong files with an AuthenticationConfiguration it has seen.
+func (s *Server) WrongAuthentications() int64 { return s.foreign.wrong.Load() }

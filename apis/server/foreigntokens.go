@@ -43,6 +43,8 @@ type foreignTokens struct {
 	// running are the issuers' authenticators once start was called: they keep
 	// asking for keys, so they need a time to live in.
 	running atomic.Pointer[[]issuer]
+	// wrong is how many wrong files it has seen.
+	wrong atomic.Int64
 }
 
 // issuer is one that is asked for its keys.
@@ -193,6 +195,7 @@ func (f *foreignTokens) run(ctx context.Context) {
 		logger := klog.FromContext(ctx)
 		changed, err := f.reload(ctx)
 		if err != nil {
+			f.wrong.Add(1)
 			logger.Error(err, "The authentication configuration is wrong, the one before still holds", "file", f.file)
 		} else if changed {
 			logger.Info("The authentication configuration has changed", "file", f.file)

@@ -155,7 +155,7 @@ func TestIssuersByExpressions(t *testing.T) {
 	}
 	// A file that is wrong changes nothing, and the next one counts.
 	write("- issuer: {url: 'http://plain'}\n")
-	time.Sleep(6 * time.Second) // longer than it takes to be seen: nothing tells that it was
+	soon(t, "the wrong file is seen", func() bool { return s.WrongAuthentications() > 0 })
 	if who, err := whoIs(t, admin, second.token(t, map[string]any{"sub": "cleo"})); err != nil || who.Username != "renamed:cleo" {
 		t.Errorf("beside a wrong file: %+v, %v", who, err)
 	}

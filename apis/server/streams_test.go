@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/clusterd/clusterd/apis/server"
 	"github.com/clusterd/clusterd/apis/server/servertest"
@@ -32,8 +33,10 @@ func TestManyWatches(t *testing.T) {
 	client := func(name string, groups ...string) kubernetes.Interface {
 		return must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(s.CertConfig(t, address, name, groups...)))
 	}
+	// By itself client-go waits and asks again when it is refused: each of these is one answer.
 	follow := func(c kubernetes.Interface) (watch.Interface, error) {
-		return c.CoreV1().ConfigMaps("default").Watch(t.Context(), metav1.ListOptions{})
+		return c.CoreV1().RESTClient().Get().Namespace("default").Resource("configmaps").VersionedParams(&metav1.ListOptions{Watch: true}, scheme.ParameterCodec).
+			MaxRetries(0).Watch(t.Context())
 	}
 	watcher := client("watcher")
 	soon(t, "the right to watch", func() bool {
