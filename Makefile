@@ -183,6 +183,12 @@ upgrade-test: build image ## from the programs of PREVIOUS (the last tag, or the
 release-test: build image ## a signed release goes over a cluster by `clusterctl upgrade`, and bad ones go back (root)
 	CLUSTERD_E2E=netns CLUSTERD_UPGRADE=1 $(GO) test -count=1 -v -timeout 30m -run 'TestE2ERelease$$' ./e2e
 
+.PHONY: etcd-test
+etcd-test: build image ## etcd of three members as a StatefulSet with claims, through the loss of a node and a rolling restart (root)
+	$(GO) build -o bin/pack ./examples/hello/pack
+	cd bench && GOWORK=off ../bin/pack -src ./etcdpod -ref clusterd.local/etcdpod:1 -o ../bin/etcdpod.tar
+	CLUSTERD_E2E=netns CLUSTERD_ETCD=$(CURDIR)/bin/etcdpod.tar $(GO) test -count=1 -v -timeout 20m -run 'TestE2EEtcd$$' ./e2e
+
 .PHONY: keys-test
 keys-test: build image ## authorities of their own for each purpose, and an EncryptionConfiguration with a KMS, on clusters (root, minutes)
 	CLUSTERD_E2E=netns CLUSTERD_KEYS=1 $(GO) test -count=1 -v -timeout 30m -run 'TestE2E(Authorities|EncryptionConfiguration)$$' ./e2e

@@ -303,7 +303,7 @@ func TestNodeChange(t *testing.T) {
 
 // BenchmarkSchedule is one decision, with two pods on each node already: of a
 // ReplicaSet's plain pods, of pods that spread over zones, of pods that keep
-// apart from their like.
+// apart from their like, of pods whose image every second node has.
 func BenchmarkSchedule(b *testing.B) {
 	rs := schedtest.ReplicaSet("web", 1)
 	for _, kind := range []struct {
@@ -317,12 +317,21 @@ func BenchmarkSchedule(b *testing.B) {
 		{"apart", func(name string) *schedtest.PodBuilder {
 			return schedtest.Pod(name).Apart(corev1.LabelHostname, "app", "other")
 		}},
+		{"image", func(name string) *schedtest.PodBuilder {
+			p := schedtest.Pod(name)
+			p.P.Spec.Containers[0].Image = "example.com/half:1"
+			return p
+		}},
 	} {
 		for _, nodes := range []int{3, 100, 1000, 5000} {
 			b.Run(fmt.Sprintf("%s/nodes=%d", kind.name, nodes), func(b *testing.B) {
 				s := newSnapshot()
 				for i := range nodes {
-					s.setNode(schedtest.Node(fmt.Sprintf("n%d", i)).Label("zone", fmt.Sprint(i%3)).Has("pods", "1000000").Obj())
+					n := schedtest.Node(fmt.Sprintf("n%d", i)).Label("zone", fmt.Sprint(i%3)).Label(corev1.LabelTopologyZone, fmt.Sprint(i%3)).Has("pods", "1000000")
+					if i%2 == 0 {
+						n.N.Status.Images = []corev1.ContainerImage{{Names: []string{"example.com/half:1"}, SizeBytes: 1 << 30}}
+					}
+					s.setNode(n.Obj())
 				}
 				made := 0
 				next := func() *podInfo {

@@ -25,8 +25,13 @@ func scoreOwnerZones(s *snapshot, p *podInfo) func(*nodeInfo) int64 {
 		return nil
 	}
 	in := s.zones.owners[p.owner]
-	if len(in) == 0 {
+	if len(in) == 0 || len(s.zones.ids) == 1 {
 		return nil
 	}
-	return func(n *nodeInfo) int64 { return int64(in[n.zone]) }
+	return func(n *nodeInfo) int64 {
+		if n.zoneID >= len(in) {
+			return 0
+		}
+		return int64(in[n.zoneID])
+	}
 }

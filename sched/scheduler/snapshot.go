@@ -83,6 +83,7 @@ type nodeInfo struct {
 	owners map[types.UID]int
 	index  int    // in snapshot.list
 	zone   string // that its labels name
+	zoneID int
 }
 
 // snapshot is the cluster as the scheduler sees it: what informers report plus
@@ -124,7 +125,7 @@ func newSnapshot() *snapshot {
 		profiles:   profilesOf(defaultProfile()),
 		nodes:      map[string]*nodeInfo{},
 		images:     images{},
-		zones:      zones{owners: map[types.UID]map[string]int{}},
+		zones:      newZones(),
 		all:        newTally(),
 		placed:     map[types.UID]string{},
 		assumed:    map[types.UID]bool{},
@@ -242,7 +243,7 @@ func (s *snapshot) put(p *podInfo, node string) {
 	s.placed[p.pod.UID] = node
 	if p.counts() {
 		n.owners[p.owner]++
-		s.zones.add(p.owner, n.zone, 1)
+		s.zones.add(p.owner, n.zoneID, 1)
 	}
 	s.tallied(n, p, 1)
 }
@@ -266,7 +267,7 @@ func (s *snapshot) removePod(uid types.UID) {
 		if n.owners[p.owner]--; n.owners[p.owner] == 0 {
 			delete(n.owners, p.owner)
 		}
-		s.zones.add(p.owner, n.zone, -1)
+		s.zones.add(p.owner, n.zoneID, -1)
 	}
 	s.tallied(n, p, -1)
 	s.prune(n)

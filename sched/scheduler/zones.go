@@ -11,20 +11,36 @@ import (
 // zones knows in which zones the pods of each controller are, and has searches see
 // nodes of all zones.
 type zones struct {
-	// owners counts the pods of each controller that are not about to go, zone by zone.
-	// Nodes that name no zone are one together.
-	owners map[types.UID]map[string]int
+	// ids number the zones that nodes have named; those that name none are one zone, 0.
+	ids map[string]int
+	// owners counts the pods of each controller that are not about to go, by the zone's
+	// number: each decision asks for those of a hundred nodes.
+	owners map[types.UID][]int
 	// mixed: snapshot.list has the zones mixed.
 	mixed bool
 }
 
-func (z *zones) add(owner types.UID, zone string, by int) {
-	in := z.owners[owner]
-	if in == nil {
-		in = map[string]int{}
-		z.owners[owner] = in
+func newZones() zones {
+	return zones{ids: map[string]int{"": 0}, owners: map[types.UID][]int{}}
+}
+
+func (z *zones) id(zone string) int {
+	id, known := z.ids[zone]
+	if !known {
+		id = len(z.ids)
+		z.ids[zone] = id
 	}
-	if addTo(in, zone, by); len(in) == 0 {
+	return id
+}
+
+func (z *zones) add(owner types.UID, id, by int) {
+	in := z.owners[owner]
+	for len(in) <= id {
+		in = append(in, 0)
+	}
+	in[id] += by
+	z.owners[owner] = in
+	if in[id] == 0 && !slices.ContainsFunc(in, func(n int) bool { return n != 0 }) {
 		delete(z.owners, owner)
 	}
 }
@@ -35,11 +51,12 @@ func (s *snapshot) rezone(n *nodeInfo) {
 	if now == n.zone {
 		return
 	}
+	id := s.zones.id(now)
 	for owner, count := range n.owners {
-		s.zones.add(owner, n.zone, -count)
-		s.zones.add(owner, now, count)
+		s.zones.add(owner, id, count)
+		s.zones.add(owner, n.zoneID, -count)
 	}
-	n.zone, s.zones.mixed = now, false
+	n.zone, n.zoneID, s.zones.mixed = now, id, false
 }
 
 // mix orders the list so that any part of it has of each zone's nodes what is its
