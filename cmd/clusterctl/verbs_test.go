@@ -318,7 +318,7 @@ hello:latest   0123456789ab   5.0 MiB   yes      n1
 			lay: func(s *server) {
 				s.answers("GET /api/v1/nodes/n1/proxy/images", 200, `{"images":[],"pulling":[{"ref":"docker.io/library/big:1","done":1048576,"total":5242880}]}`)
 			},
-			args:   []string{"image", "ls", "--node", "n1", "-o", "json"},
+			args: []string{"image", "ls", "--node", "n1", "-o", "json"},
 			stdout: `{
     "nodes": [
         {
