@@ -82,7 +82,7 @@ func TestE2EAuthorities(t *testing.T) {
 	oldAdmin := rest.CopyConfig(e.config)
 	after := beginLoad(t, e.config, ns, "after")
 	followNew := e.following(by, ns)
-	mustContain(t, "finish", e.ctl("ca", "split", "--finish", "--wait", "--yes", by), "old authority")
+	mustContain(t, "finish", e.ctl("ca", "finish", "--wait", "--yes", by), "old authority")
 	e.stableEverywhere(by)
 	after.check(t, "through the end of the split")
 	followNew.check(t, "through the end of the split")

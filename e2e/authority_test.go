@@ -117,7 +117,7 @@ func TestE2EAuthority(t *testing.T) {
 	e.use(asked)
 	after := beginLoad(t, e.config, ns, "after")
 	followNew := e.following(kubeconfig, ns)
-	mustContain(t, "finish", e.ctl("ca", "rotate", "--finish", "--wait", "--yes", kubeconfig), "The old authority is gone")
+	mustContain(t, "finish", e.ctl("ca", "finish", "--wait", "--yes", kubeconfig), "The old authority is gone")
 	e.eventually("there is one authority", func(context.Context) error {
 		s, err := status()
 		if err != nil || s.Phase != "stable" || len(s.Authorities) != 5 || s.Authorities[0].ID == stolen.ID() {

@@ -20,13 +20,14 @@ version=0.1.0~$commits.$(git rev-parse --short=7 HEAD 2>/dev/null || echo unvers
 # Files of the package bear the commit's time: two builds of one commit are equal.
 SOURCE_DATE_EPOCH=$(date -d "$date" +%s)
 export SOURCE_DATE_EPOCH
+umask 022
 stage=$(mktemp -d)
 chmod 0755 "$stage"
 trap 'rm -rf "$stage"' EXIT
 doc=$stage/usr/share/doc/clusterd
 
 install -D -m 0755 "$programs/clusterd" "$programs/clusterctl" -t "$stage/usr/bin"
-install -D -m 0644 packaging/clusterd.service -t "$stage/lib/systemd/system"
+install -D -m 0644 packaging/clusterd.service -t "$stage/usr/lib/systemd/system"
 install -D -m 0644 packaging/copyright -t "$doc"
 packaging/docs.sh "$doc"
 install -D -m 0644 packaging/lintian-overrides "$stage/usr/share/lintian/overrides/clusterd"
@@ -53,7 +54,11 @@ printf 'clusterd (%s) unstable; urgency=medium\n\n  * Built from commit %.12s.\n
 	"$version" "$(git rev-parse HEAD 2>/dev/null || echo unknown)" "$date" | gzip -9n >"$doc/changelog.gz"
 
 mkdir -p dist
-tar -C "$stage" --owner=0 --group=0 --sort=name --mtime="@$SOURCE_DATE_EPOCH" -czf "dist/clusterd_${version}_${arch}.tar.gz" .
+# Files alone: a folder in the archive would take the place of a link to a folder, or change
+# the mode of one, where it is unpacked over a system.
+tarball=$PWD/dist/clusterd_${version}_${arch}.tar.gz
+(cd "$stage" && find . -type f -printf '%P\0' | LC_ALL=C sort -z |
+	tar --null --no-recursion --owner=0 --group=0 --mtime="@$SOURCE_DATE_EPOCH" -czf "$tarball" -T -)
 
 mkdir "$stage/DEBIAN"
 cat >"$stage/DEBIAN/control" <<CONTROL

@@ -29,8 +29,12 @@ type ImageVerification struct {
 	Allowed []string
 }
 
-// ParseImageVerification checks a policy and its list, which is separated by commas.
+// ParseImageVerification checks a policy ("": NeverVerifyPreloadedImages) and its list, which
+// is separated by commas.
 func ParseImageVerification(policy, list string) (ImageVerification, error) {
+	if policy == "" {
+		policy = NeverVerifyPreloadedImages
+	}
 	v := ImageVerification{Policy: policy}
 	known := []string{NeverVerify, NeverVerifyPreloadedImages, NeverVerifyAllowlistedImages, AlwaysVerify}
 	if !slices.Contains(known, policy) {

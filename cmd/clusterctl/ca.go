@@ -40,7 +40,7 @@ func newCACommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newCAStatusCommand(f, streams), newCARotateCommand(f, streams), newCASplitCommand(f, streams))
+	cmd.AddCommand(newCAStatusCommand(f, streams), newCARotateCommand(f, streams), newCASplitCommand(f, streams), newCAFinishCommand(f, streams))
 	return cmd
 }
 
@@ -124,7 +124,7 @@ func phaseOnly(s v1.AuthorityStatus, now time.Time) string {
 		case waited > 0:
 			return fmt.Sprintf("%s; the new authority signs, %d members are waited for", s.Phase, waited)
 		case s.Ends.After(now):
-			return fmt.Sprintf("%s; both authorities are trusted until %s (clusterctl %s ends that now)", s.Phase, s.Ends.Format(time.RFC3339), finishing(s))
+			return fmt.Sprintf("%s; both authorities are trusted until %s (clusterctl ca finish ends that now)", s.Phase, s.Ends.Format(time.RFC3339))
 		}
 		return s.Phase + "; the old authority is being given up"
 	}
@@ -172,8 +172,8 @@ func newCARotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 			# Only people's and programs' certificates
 			clusterctl ca rotate client
 
-			# End the grace of that exchange
-			clusterctl ca rotate client --finish`),
+			# End the grace of the exchange that is under way
+			clusterctl ca finish`),
 		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
 		ValidArgs: v1.AuthorityPurposes,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -222,10 +222,62 @@ func newCASplitCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 	return cmd
 }
 
+func newCAFinishCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	o := rotateOptions{IOStreams: streams, finish: true}
+	cmd := &cobra.Command{
+		Use:   "finish",
+		Short: "End the grace of the exchange that is under way",
+		Long: templates.LongDesc(`
+			End the grace of the exchange that clusterctl ca rotate or split has begun: the old
+			authority is trusted until all members are ready, and no longer. Kubeconfigs and join
+			tokens of it end then. If no exchange is under way nothing is changed, and the exit
+			code is 1.`),
+		Example: templates.Examples(`
+			# What is under way?
+			clusterctl ca status
+
+			# End its grace, and wait until the old authority has gone
+			clusterctl ca finish --wait`),
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			a, err := newAPI(f)
+			if err != nil {
+				return err
+			}
+			return o.runFinish(cmd.Context(), a)
+		},
+	}
+	o.addWaitFlags(cmd)
+	return cmd
+}
+
+// runFinish ends the grace of the exchange that the status shows, and of no other that may
+// begin meanwhile.
+func (o *rotateOptions) runFinish(ctx context.Context, a *api) error {
+	var now v1.AuthorityStatus
+	if err := a.do(ctx, http.MethodGet, pathOf("authority"), nil, &now); err != nil {
+		return err
+	}
+	if now.Phase == v1.AuthorityStable {
+		return errors.New("no exchange of an authority is under way: nothing was changed (clusterctl ca rotate begins one)")
+	}
+	if len(now.Of) == 1 {
+		o.purpose = now.Of[0]
+	}
+	if err := confirm(o.IOStreams, o.yes, "What the old authority signed ends as soon as all members are ready: "+phaseWords(now, time.Now())+"."); err != nil {
+		return err
+	}
+	return o.ask(ctx, a, pathOf("authority", "finish"), v1.AuthorityRequest{Of: now.Of})
+}
+
 func (o *rotateOptions) addFlags(cmd *cobra.Command) {
-	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "Do not ask for confirmation")
+	o.addWaitFlags(cmd)
 	cmd.Flags().DurationVar(&o.grace, "grace", 24*time.Hour, "How long the old authority is trusted at least, once all members have new certificates")
-	cmd.Flags().BoolVar(&o.finish, "finish", false, "No grace; if this exchange is under way already, the end of its grace")
+	cmd.Flags().BoolVar(&o.finish, "finish", false, "No grace: the old authority is trusted until all members are ready, and no longer")
+}
+
+func (o *rotateOptions) addWaitFlags(cmd *cobra.Command) {
+	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "Do not ask for confirmation")
 	cmd.Flags().BoolVar(&o.wait, "wait", false, "Wait until the exchange is at its end, or its grace has begun")
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 10*time.Minute, "How long to wait")
 }
@@ -238,42 +290,6 @@ func (o *rotateOptions) people() bool {
 // knows reports whether the server that answered knows of purposes.
 func knows(s v1.AuthorityStatus) bool {
 	return len(s.Authorities) > 0 && len(s.Authorities[0].Purposes) > 0
-}
-
-// meant reports whether the exchange under way is the one that the command is of.
-func (o *rotateOptions) meant(now v1.AuthorityStatus) bool {
-	switch {
-	case len(now.Of) == 0: // a server that knows of one authority, which all are
-		return !o.split && o.purpose == ""
-	case o.split || now.Split:
-		return o.split == now.Split
-	case o.purpose != "":
-		return len(now.Of) == 1 && now.Of[0] == o.purpose
-	}
-	return len(now.Of) == len(ownPurposes(now))
-}
-
-// ownPurposes are those that have authorities of their own: an authority without purposes of
-// its own stands for more.
-func ownPurposes(s v1.AuthorityStatus) map[string]bool {
-	own := map[string]bool{}
-	for _, ca := range s.Authorities {
-		if len(ca.Purposes) > 0 {
-			own[ca.Purposes[0]] = true
-		}
-	}
-	return own
-}
-
-// finishing are the arguments that end the grace of the exchange under way.
-func finishing(now v1.AuthorityStatus) string {
-	switch {
-	case now.Split:
-		return "ca split --finish"
-	case len(now.Of) == 1 && len(ownPurposes(now)) > 1:
-		return "ca rotate " + now.Of[0] + " --finish"
-	}
-	return "ca rotate --finish"
 }
 
 func (o *rotateOptions) run(ctx context.Context, a *api, graceGiven bool) error {
@@ -301,19 +317,17 @@ func (o *rotateOptions) run(ctx context.Context, a *api, graceGiven bool) error 
 		question = "The cluster gets a new authority for the purpose peer. Kubeconfigs and join tokens that were handed out end with the old one"
 	}
 	if now.Phase != v1.AuthorityStable {
-		end := "clusterctl " + finishing(now)
-		switch {
-		case !o.meant(now):
-			return fmt.Errorf("another exchange is under way, of %s (%s), and nothing was changed: end it with %s --wait, then run this again", strings.Join(now.Of, ", "), now.Phase, end)
-		case !o.finish:
-			return fmt.Errorf("the authority is being exchanged already (%s); end its grace with %s", now.Phase, end)
-		}
-		path, request = pathOf("authority", "finish"), v1.AuthorityRequest{Of: now.Of}
-		question = "Kubeconfigs and join tokens of the old authority end as soon as all members are ready"
+		return fmt.Errorf("the authority is being exchanged already: %s; nothing was changed. clusterctl ca finish ends that exchange's grace", phaseWords(now, time.Now()))
 	}
 	if err := confirm(o.IOStreams, o.yes, question+"."); err != nil {
 		return err
 	}
+	return o.ask(ctx, a, path, request)
+}
+
+// ask sends the request and says what came of it.
+func (o *rotateOptions) ask(ctx context.Context, a *api, path string, request v1.AuthorityRequest) error {
+	var now v1.AuthorityStatus
 	body, err := jsonBody(request)
 	if err != nil {
 		return err

@@ -22,7 +22,7 @@ func testRoot(out *bytes.Buffer) *cobra.Command {
 // The help of the program and of our own verbs is read like code.
 func TestHelp(t *testing.T) {
 	for _, command := range []string{
-		"", "ca", "ca rotate", "ca status", "image", "image load", "image ls", "image pin", "image prune", "image rm", "image unpin", "history", "history diff", "undo", "members", "members approve", "members asking", "members deny", "members rm", "members voters", "recover", "snapshot", "snapshot restore", "snapshot save", "snapshot verify", "store", "store status", "store top",
+		"", "ca", "ca finish", "ca rotate", "ca status", "image", "image load", "image ls", "image pin", "image prune", "image rm", "image unpin", "history", "history diff", "undo", "members", "members approve", "members asking", "members deny", "members rm", "members voters", "recover", "snapshot", "snapshot restore", "snapshot save", "snapshot verify", "store", "store status", "store top",
 		"token", "token create", "token ls", "token rm", "upgrade", "upgrade distrust", "upgrade key", "upgrade sign", "upgrade status", "upgrade trust", "user", "user add", "user revoke", "user revoked", "version",
 	} {
 		t.Run(strings.TrimSpace("clusterctl "+command), func(t *testing.T) {

@@ -41,7 +41,9 @@ var imageChanges = []imageChange{
 		long: `
 			Have nodes pull an image from its registry, with the credentials of their own that
 			they have for it, so that pods which name it start at once. All pods of the node may
-			have it then. What is under way is in image ls.`,
+			have it then. What is under way is in image ls; a pull ends with the command that
+			asked for it. A node that makes room removes the image as any other that no pod
+			uses: see image pin.`,
 		example: `
 			# Have every node that is Ready pull an image
 			clusterctl image preload registry.example.com/app:2

@@ -170,7 +170,7 @@ func (x *exchange) dropSuccessors(ctx context.Context, now time.Time) error {
 		return err
 	}
 	if !x.making.TryLock() {
-		return nil // looked at again at the next state
+		return errors.New("this server is beginning another exchange")
 	}
 	defer x.making.Unlock()
 	here := map[string]bool{}

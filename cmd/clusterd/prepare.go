@@ -98,6 +98,9 @@ func prepareJoin(ctx context.Context, cfg *Config, server string, token *pki.Tok
 			return err
 		}
 		if res.Role == pki.Server {
+			if _, _, err := cfg.tlsSANs(); err != nil { // against the cluster's ranges
+				return err
+			}
 			err = prepareServer(ctx, dir, id, server, res, progress)
 		} else {
 			var list []byte

@@ -48,7 +48,7 @@ func reference(t *testing.T) []byte {
 
 <!-- Made from cmd/clusterd/config*.go: go test ./cmd/clusterd -run TestReference -update -->
 
-Defaults come first, then ` + "`DATA/config.yaml`" + ` or the file of ` + "`--config FILE`" + `, then environment variables (` + "`CLUSTERD_MAX_PODS` for `--max-pods`" + `), then flags. ` + "`clusterd init` and `clusterd join`" + ` write the file,
+Defaults come first, then ` + "`DATA/config.yaml`" + `, then the file of ` + "`--config FILE`" + `, then environment variables (` + "`CLUSTERD_MAX_PODS` for `--max-pods`" + `), then flags. ` + "`clusterd init` and `clusterd join`" + ` write the file,
 so that ` + "`clusterd run`" + ` needs no flag but ` + "`--data`" + `. Unknown keys are refused.
 Sizes are written as ` + "`64Mi`" + `, durations as ` + "`30s`" + `.
 
