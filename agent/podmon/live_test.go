@@ -31,7 +31,7 @@ func TestNoRecordsOnDisk(t *testing.T) {
 		}
 		failed <- err
 	}()
-	if err := <-failed; err == nil || !strings.Contains(err.Error(), "records would be kept on disk") || !strings.Contains(err.Error(), "mount tmpfs") {
+	if err := <-failed; err == nil || !strings.Contains(err.Error(), "cannot mount a tmpfs for the state of containers") || !strings.Contains(err.Error(), "mount tmpfs") {
 		t.Errorf("%v, want a refusal to keep records on disk", err)
 	}
 	if left, err := os.ReadDir(filepath.Join(dir, liveDir)); err != nil || len(left) > 0 {
