@@ -54,16 +54,16 @@ func (w *worker) pull(c *podstate.Container, spec *v1.Container) {
 	})
 }
 
-// onImages: images were brought to the node. A container whose image is here
-// now waits no longer, neither for its back-off nor for a pull under way, which
-// may hang. One that is to be pulled always has nothing of it.
+// onImages: images of the node were brought, removed or pinned. A container whose image
+// is here and open to all waits no longer, neither for its back-off nor for a pull under
+// way, which may hang. One that is to be pulled always has nothing of it.
 func (w *worker) onImages() {
 	for _, spec := range podstate.AllContainers(&w.pod.Spec) {
 		c := w.obs.Containers[spec.Name]
 		if spec.ImagePullPolicy == v1.PullAlways || c.Op != podstate.OpPull && c.ImageErr == nil {
 			continue
 		}
-		if _, present, err := w.m.cfg.Images.Get(spec.Image); err != nil || !present {
+		if !w.m.brought(spec.Image) {
 			continue
 		}
 		if c.ImageErr != nil {
@@ -78,7 +78,7 @@ func (w *worker) onImages() {
 		if src.PullPolicy == v1.PullAlways || !v.Busy && v.Err == nil {
 			continue
 		}
-		if _, present, err := w.m.cfg.Images.Get(src.Reference); err != nil || !present {
+		if !w.m.brought(src.Reference) {
 			continue
 		}
 		if v.Err != nil {
