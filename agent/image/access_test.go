@@ -216,3 +216,46 @@ func TestAccessPreloaded(t *testing.T) {
 		t.Errorf("pulled since: %+v %v", got, err)
 	}
 }
+
+// TestAccessLoadedBefore: what a version without records loaded from a file stays
+// preloaded when a pod pulls it; what was pinned by hand since is not taken for that.
+func TestAccessLoadedBefore(t *testing.T) {
+	img := build(t, v1.Config{}, archive(t, entry{name: "f", body: "x"}))
+	closed := guard(t, "me", "secret")
+	closed.push(t, "a:1", img)
+	ref := closed.host + "/a:1"
+	for salt, want := range map[string]bool{"": true, "there are records": false} {
+		s := open(t, t.TempDir())
+		if _, err := s.Load(t.Context(), bytes.NewReader(dockerSave(t, map[string]v1.Image{ref: img}))); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		ix, err := readIndex(s.path(indexFile))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ix.Salt = salt
+		for id, rec := range ix.Images {
+			rec.Preloaded = false
+			ix.Images[id] = rec
+		}
+		if err := s.saveIndex(ix); err != nil {
+			t.Fatal(err)
+		}
+		s = open(t, s.cfg.Dir)
+		for range 2 {
+			if _, err := s.PullAs(t.Context(), ref, Credential{Auth: Auth{Username: "me", Password: "secret"}}); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := s.Access(idOf(t, s, ref), ref, nil); err != nil || got.Preloaded != want {
+				t.Errorf("salt %q: %+v %v", salt, got, err)
+			}
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			s = open(t, s.cfg.Dir)
+		}
+	}
+}

@@ -123,15 +123,3 @@ func (m *Manager) openToAll(ref string, img image.Image) (names []string, open b
 	}
 	return names, known.Proven || m.cfg.Verify.without(names, known.Preloaded), nil
 }
-
-// brought says whether an image is here and open to all pods, as those are that somebody
-// brings to the node. Of one that is not, a pod that waits for it has nothing: its
-// registry has to be asked, as is done already.
-func (m *Manager) brought(ref string) bool {
-	img, present, err := m.cfg.Images.Get(ref)
-	if err != nil || !present {
-		return false
-	}
-	_, open, err := m.openToAll(ref, img)
-	return err == nil && open
-}
