@@ -84,8 +84,8 @@ func (s *Images) Tell(p ...image.Progress) {
 }
 
 // Access implements pod.Images: all may have what is here, but for Unproven.
-func (s *Images) Access(ref string, shown []image.Credential) (image.Access, error) {
-	if _, ok, err := s.Get(ref); !ok || err != nil {
+func (s *Images) Access(id, ref string, shown []image.Credential) (image.Access, error) {
+	if i, ok, err := s.Get(ref); !ok || err != nil || i.ID != id {
 		return image.Access{}, errors.Join(err, image.ErrNotFound)
 	}
 	if s.Unproven == nil {

@@ -57,20 +57,19 @@ type access struct {
 	with       Credential
 }
 
-// Access looks up who may have an image that is here, by the name that it is asked
-// for. It asks no registry. ErrNotFound: it is not here.
-func (s *Store) Access(ref string, shown []Credential) (Access, error) {
+// Access looks up who may have the image of that ID, by the name that it is asked for,
+// whatever image has this name by now. It asks no registry. ErrNotFound: it is not here.
+func (s *Store) Access(id, ref string, shown []Credential) (Access, error) {
 	full, err := Normalize(ref)
 	if err != nil {
 		return Access{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	id, ok := s.find(full)
+	rec, ok := s.index.Images[id]
 	if !ok {
 		return Access{}, ErrNotFound
 	}
-	rec := s.index.Images[id]
 	out := Access{Preloaded: rec.Preloaded || len(rec.Pulled) == 0}
 	if parsed, err := parse(ref); err == nil && full != id {
 		out.Proven = s.index.proven(rec.Pulled[fullRepository(parsed.Context())], shown)

@@ -2,6 +2,7 @@ package image
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -27,7 +28,7 @@ func TestAccess(t *testing.T) {
 	anonymous := Credential{Secret: SecretID{"ns", "pull", ""}}
 	dir := t.TempDir()
 	s := open(t, dir)
-	if _, err := s.Access(ref, nil); err == nil {
+	if _, err := s.Access("sha256:"+strings.Repeat("0", 64), ref, nil); err == nil {
 		t.Error("of an image that is not here")
 	}
 	got, err := s.PullAs(t.Context(), ref, mine)
@@ -36,7 +37,7 @@ func TestAccess(t *testing.T) {
 	}
 	check := func(what, ref string, want Access, shown ...Credential) {
 		t.Helper()
-		if got, err := s.Access(ref, shown); err != nil || got != want {
+		if got, err := s.Access(got.ID, ref, shown); err != nil || got != want {
 			t.Errorf("%s: %+v %v, want %+v", what, got, err, want)
 		}
 	}
@@ -82,6 +83,42 @@ func TestAccess(t *testing.T) {
 	check("a guess", ref, Access{}, remade)
 }
 
+func idOf(t *testing.T, s *Store, ref string) string {
+	t.Helper()
+	img, ok, err := s.Get(ref)
+	if err != nil || !ok {
+		t.Fatalf("%s is not here: %v", ref, err)
+	}
+	return img.ID
+}
+
+// TestAccessOfMovedTag: what a record says of the image that has a tag now is not for the
+// one that had it.
+func TestAccessOfMovedTag(t *testing.T) {
+	closed := guard(t, "me", "secret")
+	password := filepath.Join(t.TempDir(), "password")
+	if err := os.WriteFile(password, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := with(t, fmt.Sprintf("registries: {%q: {plainHTTP: true, username: me, passwordFile: %s}}", closed.host, password))
+	ref := closed.host + "/a:1"
+	closed.push(t, "a:1", build(t, v1.Config{}, archive(t, entry{name: "f", body: "x"})))
+	before, err := s.PullAs(t.Context(), ref, Credential{Auth: Auth{Username: "me", Password: "secret"}, Secret: SecretID{"ns", "pull", "1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed.push(t, "a:1", build(t, v1.Config{}, archive(t, entry{name: "f", body: "y"})))
+	now, err := s.Pull(t.Context(), ref, Auth{}) // with the node's
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id, want := range map[string]bool{before.ID: false, now.ID: true} {
+		if got, err := s.Access(id, ref, nil); err != nil || got.Proven != want {
+			t.Errorf("%s: %+v %v", id, got, err)
+		}
+	}
+}
+
 // TestAccessOfSharedPulls: two Secrets with the same credentials wait for one pull.
 func TestAccessOfSharedPulls(t *testing.T) {
 	closed := guard(t, "me", "secret")
@@ -99,7 +136,7 @@ func TestAccessOfSharedPulls(t *testing.T) {
 	}
 	wg.Wait()
 	for _, id := range ids {
-		if got, err := s.Access(closed.host+"/a:1", []Credential{{Secret: id}}); err != nil || !got.Proven {
+		if got, err := s.Access(idOf(t, s, closed.host+"/a:1"), closed.host+"/a:1", []Credential{{Secret: id}}); err != nil || !got.Proven {
 			t.Errorf("%v: %+v %v", id, got, err)
 		}
 	}
@@ -136,7 +173,7 @@ func TestAccessPreloaded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if got, err := s.Access(ref, nil); err != nil || got != (Access{Preloaded: true}) {
+		if got, err := s.Access(idOf(t, s, ref), ref, nil); err != nil || got != (Access{Preloaded: true}) {
 			t.Errorf("loaded: %+v %v", got, err)
 		}
 		if _, err := s.PullAs(t.Context(), ref, mine); err != nil {
@@ -168,14 +205,57 @@ func TestAccessPreloaded(t *testing.T) {
 		t.Fatalf("that is no index of before: %s %v", b, err)
 	}
 	s = open(t, old.cfg.Dir)
-	got, err := s.Access(ref, nil)
+	got, err := s.Access(idOf(t, s, ref), ref, nil)
 	if d := cmp.Diff(Access{Preloaded: true}, got); err != nil || d != "" {
 		t.Errorf("of before: %v %s", err, d)
 	}
 	if _, err := s.PullAs(t.Context(), ref, mine); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := s.Access(ref, nil); err != nil || got != (Access{}) {
+	if got, err := s.Access(idOf(t, s, ref), ref, nil); err != nil || got != (Access{}) {
 		t.Errorf("pulled since: %+v %v", got, err)
+	}
+}
+
+// TestAccessLoadedBefore: what a version without records loaded from a file stays
+// preloaded when a pod pulls it; what was pinned by hand since is not taken for that.
+func TestAccessLoadedBefore(t *testing.T) {
+	img := build(t, v1.Config{}, archive(t, entry{name: "f", body: "x"}))
+	closed := guard(t, "me", "secret")
+	closed.push(t, "a:1", img)
+	ref := closed.host + "/a:1"
+	for salt, want := range map[string]bool{"": true, "there are records": false} {
+		s := open(t, t.TempDir())
+		if _, err := s.Load(t.Context(), bytes.NewReader(dockerSave(t, map[string]v1.Image{ref: img}))); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		ix, err := readIndex(s.path(indexFile))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ix.Salt = salt
+		for id, rec := range ix.Images {
+			rec.Preloaded = false
+			ix.Images[id] = rec
+		}
+		if err := s.saveIndex(ix); err != nil {
+			t.Fatal(err)
+		}
+		s = open(t, s.cfg.Dir)
+		for range 2 {
+			if _, err := s.PullAs(t.Context(), ref, Credential{Auth: Auth{Username: "me", Password: "secret"}}); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := s.Access(idOf(t, s, ref), ref, nil); err != nil || got.Preloaded != want {
+				t.Errorf("salt %q: %+v %v", salt, got, err)
+			}
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			s = open(t, s.cfg.Dir)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -66,7 +67,7 @@ func digestOf(b []byte) string {
 }
 
 // download fetches a compressed layer unless it is here already.
-func (s *Store) download(l v1.Layer, d *downloads, how *progress) (err error) {
+func (s *Store) download(ctx context.Context, l v1.Layer, d *downloads, how *progress) (err error) {
 	digest, err := l.Digest()
 	if err != nil {
 		return err
@@ -85,31 +86,29 @@ func (s *Store) download(l v1.Layer, d *downloads, how *progress) (err error) {
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	p, err := s.openPart(digest.Hex, size)
+	p, err := s.openPart(partKey(digest.Hex, d.source), size)
 	if err != nil {
 		return err
 	}
 	d.set(digest.Hex, p)
-	to := &partWriter{p: p, done: &how.done}
 	defer func() {
 		if err != nil {
-			s.closePart(p, digest.Hex, to.came, err)
+			s.closePart(p, err)
 		}
 	}()
-	body, err := l.Compressed() // no more than the manifest announces: Limits.manifest saw to a size
+	err = s.receive(ctx, l, p, digest, size, how)
+	if p.rest != nil && errors.Is(err, ErrDigest) {
+		s.log.Info("a layer is fetched from its first byte: with the part that was here it has another digest", "image", how.ref, "layer", digest)
+		how.done.Add(-p.came)
+		p.have = 0
+		if err = p.Truncate(0); err == nil {
+			err = s.receive(ctx, l, p, digest, size, how)
+		}
+	}
 	if err != nil {
 		return err
 	}
-	defer func() { _ = body.Close() }()
-	hash := sha256.New()
-	out := &freeWriter{to, s.cfg.Limits, p.Name(), freeEvery} // looks at the disk before the first byte
-	if _, err = io.Copy(io.MultiWriter(out, hash), body); err != nil {
-		return badDigest(err, hash, digest, to.came, size)
-	}
-	if got := hex.EncodeToString(hash.Sum(nil)); got != digest.Hex {
-		return fmt.Errorf("%w: got sha256:%s, announced was %s", ErrDigest, got, digest)
-	}
-	if err := p.Truncate(to.came); err != nil { // what was here may have been longer
+	if err := p.Truncate(p.came); err != nil { // what was here may have been longer
 		return err
 	}
 	if err := p.Close(); err != nil {
@@ -120,7 +119,47 @@ func (s *Store) download(l v1.Layer, d *downloads, how *progress) (err error) {
 		return err
 	}
 	if p.kept {
-		s.leavePart(digest.Hex)
+		s.leavePart(p.key)
+	}
+	return nil
+}
+
+// receive gets a layer into its file, behind the part that is here if the registry goes
+// on there, and checks the digest of all of it.
+func (s *Store) receive(ctx context.Context, l v1.Layer, p *part, digest v1.Hash, size int64, how *progress) error {
+	p.came, p.rest = 0, nil
+	hash := sha256.New()
+	// Before the registry is asked: it may take minutes, and none waits so long for
+	// its answer to be read.
+	here, err := p.read(ctx, hash, &how.done)
+	if err != nil {
+		if ctx.Err() != nil {
+			return err
+		}
+		s.log.Warn("a part of a layer cannot be read", "file", p.Name(), "err", err)
+		p.have = 0
+	}
+	body, err := l.Compressed() // no more than the manifest announces: Limits.manifest saw to a size
+	if err != nil {
+		return err
+	}
+	defer func() { _ = body.Close() }()
+	from := io.Reader(body)
+	if p.rest != nil {
+		p.came, from = p.have, io.LimitReader(p.rest, size-p.have)
+	} else {
+		hash.Reset()
+		how.done.Add(-here)
+	}
+	out := &freeWriter{&partWriter{p, &how.done}, s.cfg.Limits, p.Name(), freeEvery} // looks at the disk before the first byte
+	if _, err = io.Copy(io.MultiWriter(out, hash), from); err != nil {
+		return badDigest(err, hash, digest, p.came, size)
+	}
+	if p.came < size { // the library says it of what it reads
+		return fmt.Errorf("%w: the registry sent %d bytes of a layer of %d", io.ErrUnexpectedEOF, p.came, size)
+	}
+	if got := hex.EncodeToString(hash.Sum(nil)); got != digest.Hex {
+		return fmt.Errorf("%w: got sha256:%s, announced was %s", ErrDigest, got, digest)
 	}
 	return nil
 }

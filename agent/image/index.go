@@ -76,6 +76,24 @@ func readIndex(path string) (index, error) {
 	return ix, nil
 }
 
+// markLoaded notes of images that a version without records loaded from files that they
+// are preloaded: pinned is what such a version knew of it. In an index that has records
+// already nothing is changed, as images are pinned by hand, too.
+func (ix *index) markLoaded() {
+	if ix.Salt != "" {
+		return
+	}
+	for _, rec := range ix.Images {
+		if rec.Pulled != nil {
+			return
+		}
+	}
+	for id, rec := range ix.Images {
+		rec.Preloaded = rec.Preloaded || rec.Pinned
+		ix.Images[id] = rec
+	}
+}
+
 // dirNumber is a layer folder's number, or -1.
 func dirNumber(dir string) int {
 	n, err := strconv.ParseUint(dir, 10, 31)

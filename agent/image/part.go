@@ -2,6 +2,7 @@ package image
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -19,7 +20,9 @@ import (
 
 // A part is what is here of a compressed layer whose download broke off. The next one
 // asks for the rest. A part is not trusted: the digest is taken of all bytes, those
-// that were here included, and a part that led to another one goes.
+// that were here included, and if it is another one the layer is fetched from its first
+// byte. Only the source that a part came from goes on with it: what another one sent, a
+// mirror or a registry that anybody may name in a pod, costs nobody else anything.
 
 const (
 	// partAge is how long a part is of use.
@@ -28,68 +31,72 @@ const (
 	partsKept = 16 << 30
 )
 
-func (s *Store) partPath(digest string) string { return s.path("parts", digest) }
+// partKey is the file name of a part: of a layer's digest, and of the host and
+// repository that it comes from.
+func partKey(digest, source string) string {
+	return digest + "-" + strings.TrimPrefix(digestOf([]byte(source)), "sha256:")[:16]
+}
+
+func (s *Store) partPath(key string) string { return s.path("parts", key) }
 
 // part is the file of a download under way.
 type part struct {
 	*os.File
-	have int64 // bytes that were here before
+	key  string
 	kept bool  // it is in parts, and no other download has it
-	// resumed: the answer is of the bytes after have, and those before it come from
-	// the file.
-	resumed atomic.Bool
+	have int64 // bytes that were here before
+	came int64 // bytes of the layer up to where this download has come
+	// rest is the registry's answer, if that goes on behind what was here.
+	rest io.Reader
 }
 
-// openPart opens what is here of a layer of that digest and size, or begins anew.
-func (s *Store) openPart(digest string, size int64) (*part, error) {
+// openPart opens what is here of a layer of that size, or begins anew.
+func (s *Store) openPart(key string, size int64) (*part, error) {
 	s.mu.Lock()
-	taken := s.parts[digest]
+	taken := s.parts[key]
 	if s.parts == nil {
 		s.parts = map[string]bool{}
 	}
-	s.parts[digest] = true
+	s.parts[key] = true
 	s.mu.Unlock()
 	if taken { // another pull, with other credentials, is at it
 		f, err := os.CreateTemp(s.path("tmp"), "blob-")
-		return &part{File: f}, err
+		return &part{File: f, key: key}, err
 	}
-	f, err := os.OpenFile(s.partPath(digest), os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(s.partPath(key), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		s.leavePart(digest)
+		s.leavePart(key)
 		return nil, err
 	}
-	p := &part{File: f, kept: true}
 	st, err := f.Stat()
-	if err == nil {
-		p.have = st.Size()
-	}
-	if err == nil && p.have >= size { // the last byte at least is to come
-		p.have, err = 0, f.Truncate(0)
-	}
 	if err != nil {
-		s.leavePart(digest)
+		s.leavePart(key)
 		return nil, errors.Join(err, f.Close())
+	}
+	p := &part{File: f, key: key, kept: true}
+	if st.Size() < size { // the last byte at least is to come
+		p.have = st.Size()
 	}
 	return p, nil
 }
 
-func (s *Store) leavePart(digest string) {
+func (s *Store) leavePart(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.parts, digest)
+	delete(s.parts, key)
 }
 
-// closePart ends a download that failed after so many bytes of the layer. What came is
-// kept, unless it is no good or there is no room.
-func (s *Store) closePart(p *part, digest string, came int64, why error) {
+// closePart ends a download that failed. What came is kept, or what was here if nothing
+// did, unless it is no good or there is no room.
+func (s *Store) closePart(p *part, why error) {
 	defer func() {
 		_ = p.Close()
 		if p.kept {
-			s.leavePart(digest)
+			s.leavePart(p.key)
 			s.trimParts(partAge, partsKept)
 		}
 	}()
-	if p.kept && came > 0 && !errors.Is(why, ErrDigest) && !errors.Is(why, errPartRange) && !errors.Is(why, syscall.ENOSPC) && p.Truncate(max(came, p.resumedBytes())) == nil {
+	if p.kept && !errors.Is(why, ErrDigest) && !errors.Is(why, syscall.ENOSPC) && p.keep() {
 		return
 	}
 	if err := os.Remove(p.Name()); err != nil {
@@ -97,29 +104,38 @@ func (s *Store) closePart(p *part, digest string, came int64, why error) {
 	}
 }
 
-func (p *part) resumedBytes() int64 {
-	if p.resumed.Load() {
-		return p.have
+// keep cuts off what is not of this download once it has written. Where nothing was
+// written the file's age stays, too.
+func (p *part) keep() bool {
+	st, err := p.Stat()
+	if err != nil {
+		return false
 	}
-	return 0
+	n := cmp.Or(p.came, st.Size())
+	return n > 0 && (n == st.Size() || p.Truncate(n) == nil)
 }
 
-// partWriter puts the bytes of a layer, from its first on, where they belong; those
-// that came from the file are there.
+// read takes what is here into the hash.
+func (p *part) read(ctx context.Context, hash io.Writer, done *atomic.Int64) (n int64, err error) {
+	return io.Copy(io.MultiWriter(hash, counter{done}), ctxReader{ctx, io.NewSectionReader(p, 0, p.have)})
+}
+
+type counter struct{ n *atomic.Int64 }
+
+func (c counter) Write(b []byte) (int, error) {
+	c.n.Add(int64(len(b)))
+	return len(b), nil
+}
+
+// partWriter puts the bytes of a layer behind those that came.
 type partWriter struct {
 	p    *part
-	came int64
-	done *atomic.Int64 // counts as came does
+	done *atomic.Int64
 }
 
-func (w *partWriter) Write(b []byte) (n int, err error) {
-	n = int(min(max(w.p.resumedBytes()-w.came, 0), int64(len(b))))
-	if n < len(b) {
-		var more int
-		more, err = w.p.WriteAt(b[n:], w.came+int64(n))
-		n += more
-	}
-	w.came += int64(n)
+func (w *partWriter) Write(b []byte) (int, error) {
+	n, err := w.p.WriteAt(b, w.p.came)
+	w.p.came += int64(n)
 	w.done.Add(int64(n))
 	return n, err
 }
@@ -151,14 +167,12 @@ func (s *Store) trimParts(age time.Duration, keep int64) {
 	}
 }
 
-// errPartRange is returned when a registry was asked for the rest of a layer and
-// answered with another part of it.
-var errPartRange = errors.New("the registry answered with another range than it was asked for")
-
 var blobRequest = regexp.MustCompile(`/blobs/sha256:([0-9a-f]{64})$`)
 
-// resuming asks for the rest of layers of which a part is here, and gives the answer
-// as if it were of the whole.
+// resuming asks for the rest of layers of which a part is here, and leaves it in the
+// part's rest. The library takes the answer for one to its own request, and reads none
+// of it: it would take the digest of all bytes, those on the disk included, while the
+// registry waits for somebody to read what it sends, and gives up in the end.
 type resuming struct {
 	http.RoundTripper
 	part func(digest string) *part // of the download under way
@@ -173,7 +187,7 @@ func (t resuming) RoundTrip(r *http.Request) (*http.Response, error) {
 	if p == nil {
 		return t.RoundTripper.RoundTrip(r)
 	}
-	p.resumed.Store(false) // also where it is asked a second time
+	p.rest = nil // also where it is asked a second time
 	if p.have == 0 {
 		return t.RoundTripper.RoundTrip(r)
 	}
@@ -186,23 +200,22 @@ func (t resuming) RoundTrip(r *http.Request) (*http.Response, error) {
 	switch resp.StatusCode {
 	case http.StatusPartialContent:
 		if !strings.HasPrefix(resp.Header.Get("Content-Range"), fmt.Sprintf("bytes %d-", p.have)) {
-			_ = resp.Body.Close()
-			return nil, fmt.Errorf("%w: bytes from %d on, it was %q", errPartRange, p.have, resp.Header.Get("Content-Range"))
+			break // it is of other bytes
 		}
-		p.resumed.Store(true)
+		p.rest = resp.Body
 		resp.StatusCode, resp.Status = http.StatusOK, "200 OK"
-		resp.Body = struct {
-			io.Reader
-			io.Closer
-		}{io.MultiReader(io.NewSectionReader(p, 0, p.have), resp.Body), resp.Body}
 		if resp.ContentLength >= 0 {
 			resp.ContentLength += p.have
 		}
-	case http.StatusRequestedRangeNotSatisfiable:
-		_ = resp.Body.Close()
-		return t.RoundTripper.RoundTrip(r)
+		return resp, nil
+	case http.StatusRequestedRangeNotSatisfiable, http.StatusBadRequest, http.StatusForbidden, http.StatusInternalServerError, http.StatusNotImplemented:
+		// Some of those that know no ranges say it like this. If that was not the
+		// reason, the request for the whole gets the same answer.
+	default:
+		return resp, nil
 	}
-	return resp, nil
+	_ = resp.Body.Close()
+	return t.RoundTripper.RoundTrip(r)
 }
 
 // firstRequest is the one before all redirects.
@@ -213,8 +226,10 @@ func firstRequest(r *http.Request) *http.Request {
 	return r
 }
 
-// downloads are the layers that one pull fetches.
+// downloads are the layers that one pull fetches from one source.
 type downloads struct {
+	source string // host and repository
+
 	mu    sync.Mutex // guards parts
 	parts map[string]*part
 }

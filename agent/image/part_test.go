@@ -12,7 +12,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 )
 
@@ -23,7 +26,8 @@ type breaking struct {
 
 	mu     sync.Mutex // guards all below
 	after  int        // bytes after which the next answer breaks off; 0: it does not
-	rule   string     // "", "ignore", "other", "refuse", "flip"
+	rule   string     // "", "ignore", "other", "refuse", "forbid", "gone"
+	asked  func()     // at each request
 	ranges []string   // asked for
 	sent   int
 }
@@ -38,6 +42,13 @@ func (b *breaking) wrap(h http.Handler) http.Handler {
 		defer b.mu.Unlock()
 		asked := r.Header.Get("Range")
 		b.ranges = append(b.ranges, asked)
+		if b.asked != nil {
+			b.asked()
+		}
+		if b.rule == "gone" {
+			http.NotFound(w, r)
+			return
+		}
 		from, body := 0, b.body
 		if asked != "" {
 			n, err := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(asked, "bytes="), "-"))
@@ -48,6 +59,9 @@ func (b *breaking) wrap(h http.Handler) http.Handler {
 			switch b.rule {
 			case "refuse":
 				w.WriteHeader(http.StatusRequestedRangeNotSatisfiable)
+				return
+			case "forbid":
+				w.WriteHeader(http.StatusForbidden)
 				return
 			case "other":
 				w.Header().Set("Content-Range", fmt.Sprintf("bytes 0-%d/%d", len(body)-1, len(body)))
@@ -91,9 +105,9 @@ func (b *breaking) seen() (ranges []string, sent int) {
 	return b.ranges, b.sent
 }
 
-// TestResume: a download that broke off goes on where it ended, over a restart as well,
-// and whatever the registry makes of it, what is kept has the digest.
-func TestResume(t *testing.T) {
+// oneLayer is an image of one layer, and that as it is sent.
+func oneLayer(t *testing.T) (v1.Image, v1.Hash, []byte) {
+	t.Helper()
 	img, err := random.Image(1<<20, 1)
 	if err != nil {
 		t.Fatal(err)
@@ -110,10 +124,17 @@ func TestResume(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var body bytes.Buffer
-	if _, err := body.ReadFrom(rc); err != nil {
+	body, err := io.ReadAll(rc)
+	if err != nil {
 		t.Fatal(err)
 	}
+	return img, digest, body
+}
+
+// TestResume: a download that broke off goes on where it ended, over a restart as well,
+// and whatever the registry makes of it, what is kept has the digest.
+func TestResume(t *testing.T) {
+	img, digest, body := oneLayer(t)
 	const first = 300_000
 	for _, tt := range []struct {
 		name    string
@@ -128,8 +149,9 @@ func TestResume(t *testing.T) {
 		{name: "after a restart", restart: true, tries: 1, ranges: 1, saved: true},
 		{name: "a registry without ranges", rule: "ignore", tries: 1, ranges: 1},
 		{name: "a registry that refuses the range", rule: "refuse", tries: 1, ranges: 1},
-		{name: "a registry with another range", rule: "other", tries: 2, ranges: 1},
-		{name: "a damaged part", tries: 2, ranges: 1, damage: func(p string) error {
+		{name: "a registry that forbids the range", rule: "forbid", tries: 1, ranges: 1},
+		{name: "a registry with another range", rule: "other", tries: 1, ranges: 1},
+		{name: "a damaged part", tries: 1, ranges: 1, damage: func(p string) error {
 			f, err := os.OpenFile(p, os.O_WRONLY, 0)
 			if err != nil {
 				return err
@@ -141,7 +163,7 @@ func TestResume(t *testing.T) {
 		{name: "a part that is gone", tries: 1, ranges: 0, damage: os.Remove},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			b := &breaking{hex: digest.Hex, body: body.Bytes()}
+			b := &breaking{hex: digest.Hex, body: body}
 			host := serve(t, b.wrap)
 			push(t, host+"/a:1", img)
 			s := open(t, t.TempDir())
@@ -149,7 +171,7 @@ func TestResume(t *testing.T) {
 			if _, err := s.Ensure(t.Context(), host+"/a:1", Auth{}); err == nil {
 				t.Fatal("it was pulled though it broke off")
 			}
-			path := s.partPath(digest.Hex)
+			path := s.partPath(partKey(digest.Hex, host+"/a"))
 			if st, err := os.Stat(path); err != nil || st.Size() == 0 || st.Size() > first {
 				t.Fatalf("no part is kept: %v %v", st, err)
 			}
@@ -184,8 +206,8 @@ func TestResume(t *testing.T) {
 					n++
 				}
 			}
-			if n != tt.ranges || (sent < body.Len()) != tt.saved {
-				t.Errorf("asked for %q, %d of %d bytes were sent", ranges, sent, body.Len())
+			if n != tt.ranges || (sent < len(body)) != tt.saved {
+				t.Errorf("asked for %q, %d of %d bytes were sent", ranges, sent, len(body))
 			}
 			if left, _ := filepath.Glob(s.path("parts", "*")); len(left) != 0 {
 				t.Errorf("left: %v", left)
@@ -236,12 +258,14 @@ func TestPartsGo(t *testing.T) {
 	if err != nil || second.have != 0 || second.kept {
 		t.Fatalf("two downloads have one part: %+v %v", second, err)
 	}
-	s.closePart(second, "b", 10, errors.New("broke off"))
+	second.came = 10
+	s.closePart(second, errors.New("broke off"))
 	if _, err := s.GC(t.Context(), GCPolicy{Bytes: 1}); err != nil {
 		t.Fatal(err)
 	}
 	have("b")
-	s.closePart(p, "b", 50, fmt.Errorf("x: %w", ErrDigest))
+	p.came = 50
+	s.closePart(p, fmt.Errorf("x: %w", ErrDigest))
 	have()
 	write("d", 100)
 	write("e", 100)
@@ -251,32 +275,143 @@ func TestPartsGo(t *testing.T) {
 	}
 }
 
-// TestPulling: how far a pull is can be seen while it lasts.
-func TestPulling(t *testing.T) {
-	img, err := random.Image(1<<20, 1)
+// TestPartOutlivesARefusal: a request that failed before its first byte takes nothing of
+// what is here, and does not make it younger either.
+func TestPartOutlivesARefusal(t *testing.T) {
+	img, digest, body := oneLayer(t)
+	b := &breaking{hex: digest.Hex, body: body}
+	host := serve(t, b.wrap)
+	push(t, host+"/a:1", img)
+	s := open(t, t.TempDir())
+	pull := func() error {
+		_, err := s.Ensure(t.Context(), host+"/a:1", Auth{})
+		return err
+	}
+	b.set(300_000, "")
+	if pull() == nil {
+		t.Fatal("it was pulled though it broke off")
+	}
+	path := s.partPath(partKey(digest.Hex, host+"/a"))
+	then := time.Now().Add(-time.Hour).Truncate(time.Second)
+	if err := os.Chtimes(path, then, then); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.Stat(path)
 	if err != nil {
 		t.Fatal(err)
 	}
+	b.set(0, "gone")
+	if pull() == nil {
+		t.Fatal("it was pulled though the layer is not there")
+	}
+	if st, err := os.Stat(path); err != nil || st.Size() != before.Size() || !st.ModTime().Equal(then) {
+		t.Errorf("of the part is left: %v %v, it was %v", st, err, before)
+	}
+	b.set(0, "")
+	if err := pull(); err != nil {
+		t.Fatal(err)
+	}
+	if ranges, sent := b.seen(); int64(sent) != int64(len(body))-before.Size() {
+		t.Errorf("asked for %q, %d of %d bytes were sent", ranges, sent, len(body))
+	}
+}
+
+// TestPartIsReadBeforeTheRequest: while what is here is read, which may take minutes, no
+// registry waits for its answer to be read.
+func TestPartIsReadBeforeTheRequest(t *testing.T) {
+	img, digest, body := oneLayer(t)
+	b := &breaking{hex: digest.Hex, body: body}
+	host := serve(t, b.wrap)
+	push(t, host+"/a:1", img)
+	s := open(t, t.TempDir())
+	b.set(300_000, "")
+	if _, err := s.Ensure(t.Context(), host+"/a:1", Auth{}); err == nil {
+		t.Fatal("it was pulled though it broke off")
+	}
+	st, err := os.Stat(s.partPath(partKey(digest.Hex, host+"/a")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.set(0, "")
+	var read []Progress
+	b.asked = func() { read = s.Pulling() }
+	if _, err := s.Ensure(t.Context(), host+"/a:1", Auth{}); err != nil {
+		t.Fatal(err)
+	}
+	if want := (Progress{Ref: host + "/a:1", Done: st.Size(), Total: int64(len(body))}); len(read) != 1 || read[0] != want {
+		t.Errorf("when it was asked: %+v, want %+v", read, want)
+	}
+}
+
+// TestPartOfAnotherSource: what a mirror, or another registry with a layer of the same
+// digest, has sent is not gone on with elsewhere.
+func TestPartOfAnotherSource(t *testing.T) {
+	img, digest, body := oneLayer(t)
+	b := &breaking{hex: digest.Hex, body: body}
+	host := serve(t, b.wrap)
+	rubbish := func(h http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method != http.MethodGet || !strings.HasSuffix(r.URL.Path, digest.Hex) {
+				h.ServeHTTP(w, r)
+				return
+			}
+			_, _ = w.Write(bytes.Repeat([]byte("<p>log in, please"), 200))
+			w.(http.Flusher).Flush() // no length is announced
+		})
+	}
+	mirror := serve(t, rubbish)
+	for _, h := range []string{host, mirror} {
+		push(t, h+"/a:1", img)
+	}
+	b.set(0, "")
+	s := with(t, fmt.Sprintf("registries: {%q: {plainHTTP: true, mirrors: [%q]}, %q: {plainHTTP: true}}", host, mirror, mirror))
+	if _, err := s.Ensure(t.Context(), mirror+"/a:1", Auth{}); err == nil {
+		t.Fatal("rubbish was pulled")
+	}
+	if parts, _ := filepath.Glob(s.path("parts", "*")); len(parts) != 1 {
+		t.Fatalf("parts: %v", parts)
+	}
+	if _, err := s.Ensure(t.Context(), host+"/a:1", Auth{}); err != nil {
+		t.Errorf("by way of a mirror that sends rubbish: %v", err)
+	}
+	if ranges, sent := b.seen(); strings.Join(ranges, "") != "" || sent != len(body) {
+		t.Errorf("asked for %q, %d of %d bytes were sent", ranges, sent, len(body))
+	}
+}
+
+// TestLayerTwice: a layer that an image has twice is fetched once.
+func TestLayerTwice(t *testing.T) {
+	img, digest, body := oneLayer(t)
 	layers, err := img.Layers()
 	if err != nil {
 		t.Fatal(err)
 	}
-	digest, err := layers[0].Digest()
-	if err != nil {
+	if img, err = mutate.AppendLayers(build(t, v1.Config{}), layers[0], layers[0]); err != nil {
 		t.Fatal(err)
 	}
-	size, err := layers[0].Size()
-	if err != nil {
-		t.Fatal(err)
+	b := &breaking{hex: digest.Hex, body: body}
+	host := serve(t, b.wrap)
+	push(t, host+"/a:1", img)
+	s := open(t, t.TempDir())
+	for _, after := range []int{300_000, 0} {
+		b.set(after, "")
+		if _, err := s.Ensure(t.Context(), host+"/a:1", Auth{}); (err == nil) != (after == 0) {
+			t.Fatalf("broken off after %d bytes: %v", after, err)
+		}
+		if ranges, _ := b.seen(); len(ranges) != 1 {
+			t.Errorf("asked for %q", ranges)
+		}
 	}
-	rc, err := layers[0].Compressed()
-	if err != nil {
-		t.Fatal(err)
+	if n := len(s.layerDirs(t)); n != 2 {
+		t.Errorf("%d layers", n)
 	}
-	body, err := io.ReadAll(rc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s.nothingLeft(t)
+}
+
+// TestPulling: how far a pull is can be seen while it lasts.
+func TestPulling(t *testing.T) {
+	img, digest, body := oneLayer(t)
+	size := int64(len(body))
 	release := make(chan struct{})
 	host := serve(t, func(h http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -174,7 +174,7 @@ func (s *Store) pullFrom(ctx context.Context, ref name.Reference, settings *regi
 			err = &mirrorError{at.Host, err}
 		}
 	}()
-	layers := &downloads{}
+	layers := &downloads{source: at.Host + "/" + at.Repository}
 	options := []remote.Option{
 		remote.WithContext(ctx),
 		remote.WithAuth(authenticator(auth)),
@@ -248,8 +248,12 @@ func (s *Store) addRemote(ctx context.Context, found v1.Image, c content, fetche
 	defer release()
 
 	how := &progress{ref: c.ref}
-	for i := range layers {
-		if !s.hasLayer(c.chains[i]) {
+	var missing []int
+	wanted := map[string]bool{}
+	for i, d := range digests {
+		if !s.hasLayer(c.chains[i]) && !wanted[d.Hex] { // one that is there twice comes once
+			wanted[d.Hex] = true
+			missing = append(missing, i)
 			how.total += sizes[i]
 		}
 	}
@@ -257,15 +261,12 @@ func (s *Store) addRemote(ctx context.Context, found v1.Image, c content, fetche
 
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(parallelDownloads)
-	for i, l := range layers {
-		if s.hasLayer(c.chains[i]) {
-			continue
-		}
+	for _, i := range missing {
 		g.Go(func() error {
 			if err := gctx.Err(); err != nil {
 				return err
 			}
-			if err := s.download(l, fetched, how); err != nil {
+			if err := s.download(ctx, layers[i], fetched, how); err != nil {
 				return fmt.Errorf("layer %d of %d: %w", i+1, len(layers), err)
 			}
 			return nil

@@ -167,6 +167,7 @@ func (s *Store) recover() error {
 	if err != nil {
 		return err
 	}
+	ix.markLoaded()
 	s.index = ix
 	now := time.Now()
 	for id, rec := range ix.Images {

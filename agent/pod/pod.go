@@ -58,8 +58,8 @@ type Images interface {
 	Get(ref string) (image.Image, bool, error)
 	// Pulling are the pulls under way.
 	Pulling() []image.Progress
-	// Access says what is known about who may have an image that is here.
-	Access(ref string, shown []image.Credential) (image.Access, error)
+	// Access says what is known about who may have the image of that ID by that name.
+	Access(id, ref string, shown []image.Credential) (image.Access, error)
 	Mount(ctx context.Context, img image.Image, id string) (rootfs string, err error)
 	// MountMapped is Mount for a container in that user namespace.
 	MountMapped(ctx context.Context, img image.Image, id string, users *os.File) (rootfs string, err error)

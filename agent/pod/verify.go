@@ -96,20 +96,9 @@ func (u unproven) Unwrap() error { return u.error }
 // mayUse says whether a pod may have an image that is here (KEP-2535). One that may
 // not, as far as the node knows, has to pull it: its registry decides.
 func (m *Manager) mayUse(ctx context.Context, pod *v1.Pod, ref string, img image.Image) (bool, error) {
-	known, err := m.cfg.Images.Access(ref, nil)
-	if err != nil {
-		return false, err
-	}
-	full, err := image.Normalize(ref)
-	if err != nil {
-		return false, err
-	}
-	names := []string{full}
-	if full == img.ID { // an ID: by any of its names
-		names = img.RepoDigests
-	}
-	if known.Proven || m.cfg.Verify.without(names, known.Preloaded) {
-		return true, nil
+	names, open, err := m.openToAll(ref, img)
+	if err != nil || open {
+		return open, err
 	}
 	asking, cancel := context.WithTimeout(ctx, authDeadline)
 	defer cancel()
@@ -117,6 +106,24 @@ func (m *Manager) mayUse(ctx context.Context, pod *v1.Pod, ref string, img image
 	if err != nil || len(auths) == 0 {
 		return false, err
 	}
-	known, err = m.cfg.Images.Access(ref, auths)
+	known, err := m.cfg.Images.Access(img.ID, ref, auths)
 	return known.Proven, err
+}
+
+// openToAll says whether a pod may have an image that is here whatever it shows, and by
+// which names it may be pulled.
+func (m *Manager) openToAll(ref string, img image.Image) (names []string, open bool, err error) {
+	known, err := m.cfg.Images.Access(img.ID, ref, nil)
+	if err != nil {
+		return nil, false, err
+	}
+	full, err := image.Normalize(ref)
+	if err != nil {
+		return nil, false, err
+	}
+	names = []string{full}
+	if full == img.ID { // an ID: by any of its names
+		names = img.RepoDigests
+	}
+	return names, known.Proven || m.cfg.Verify.without(names, known.Preloaded), nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -100,5 +101,60 @@ func TestPrivateImages(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// TestPrivateImageIsPinned: what happens to images of the node neither begins anew the
+// pull of a pod that may not have the image that is here, nor ends its back-off, until
+// the image is one that all pods may have.
+func TestPrivateImageIsPinned(t *testing.T) {
+	const ref = "private.example.org/app:1"
+	for _, tt := range []struct {
+		name          string
+		volume, hangs bool
+	}{
+		{"container in back-off", false, false},
+		{"container that pulls", false, true},
+		{"volume in back-off", true, false},
+		{"volume that pulls", true, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			inBubble(t, func(n *node) {
+				var pulls, ended atomic.Int64
+				var loaded atomic.Bool
+				n.images.PullErr = func(ctx context.Context, _ string) error {
+					pulls.Add(1)
+					if tt.hangs {
+						<-ctx.Done()
+						ended.Add(1)
+						return ctx.Err()
+					}
+					return &image.PullError{Ref: "x", Reason: image.ReasonUnauthorized, Says: "who are you", Err: errors.New("401")}
+				}
+				n.images.Unproven = func(r string, _ []image.Credential) bool { return r == ref && !loaded.Load() }
+				n.images.Add(ref, ocispec.Config{Entrypoint: []string{"/app"}})
+				c := ctr("a")
+				c.Image, c.ImagePullPolicy = ref, v1.PullIfNotPresent
+				p := testPod("p", v1.RestartPolicyAlways, c)
+				if tt.volume {
+					p = imagePod("p", ref, v1.PullIfNotPresent)
+				}
+				n.create(p)
+				n.after(time.Second)
+				for range 10 {
+					n.pods.ImagesChanged()
+					n.after(100 * time.Millisecond)
+				}
+				if pulls.Load() != 1 || ended.Load() != 0 {
+					t.Errorf("%d pulls began, %d were given up", pulls.Load(), ended.Load())
+				}
+				loaded.Store(true)
+				n.pods.ImagesChanged()
+				n.after(time.Second)
+				if st := n.get("p").Status; st.Phase != v1.PodRunning {
+					t.Errorf("though all may have the image: %+v", st)
+				}
+			})
+		})
 	}
 }

@@ -54,42 +54,6 @@ func (w *worker) pull(c *podstate.Container, spec *v1.Container) {
 	})
 }
 
-// onImages: images were brought to the node. A container whose image is here
-// now waits no longer, neither for its back-off nor for a pull under way, which
-// may hang. One that is to be pulled always has nothing of it.
-func (w *worker) onImages() {
-	for _, spec := range podstate.AllContainers(&w.pod.Spec) {
-		c := w.obs.Containers[spec.Name]
-		if spec.ImagePullPolicy == v1.PullAlways || c.Op != podstate.OpPull && c.ImageErr == nil {
-			continue
-		}
-		if _, present, err := w.m.cfg.Images.Get(spec.Image); err != nil || !present {
-			continue
-		}
-		if c.ImageErr != nil {
-			c.ImageErr.RetryAt = time.Time{}
-		}
-		if c.Op == podstate.OpPull {
-			w.ops[c.Name].cancel()
-		}
-	}
-	for name, v := range w.obs.ImageVolumes {
-		src := podstate.ImageSource(&w.pod.Spec, name)
-		if src.PullPolicy == v1.PullAlways || !v.Busy && v.Err == nil {
-			continue
-		}
-		if _, present, err := w.m.cfg.Images.Get(src.Reference); err != nil || !present {
-			continue
-		}
-		if v.Err != nil {
-			v.Err.RetryAt = time.Time{}
-		}
-		if cancel := w.volumePulls[name]; cancel != nil {
-			cancel()
-		}
-	}
-}
-
 // ensureImage finds or pulls an image. reason is the status's word for err.
 func (m *Manager) ensureImage(ctx context.Context, pod *v1.Pod, ref string, policy v1.PullPolicy, tell func(kind, reason, msg string)) (img image.Image, reason string, err error) {
 	have, present, err := m.cfg.Images.Get(ref)
