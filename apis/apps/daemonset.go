@@ -45,11 +45,13 @@ func DaemonSet() kind.Kind {
 		},
 		Validate: func(d *appsv1.DaemonSet) field.ErrorList {
 			errs := apivalidation.ValidateObjectMeta(&d.ObjectMeta, true, apivalidation.NameIsDNSSubdomain, field.NewPath("metadata"))
+			errs = append(errs, core.ValidateTemplateCost(d, &d.Spec.Template, nil, field.NewPath("spec", "template"))...)
 			return append(errs, validateDaemonSetSpec(&d.Spec, field.NewPath("spec"))...)
 		},
 		ValidateUpdate: func(d, old *appsv1.DaemonSet) field.ErrorList {
 			spec := field.NewPath("spec")
 			errs := apivalidation.ValidateObjectMetaUpdate(&d.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
+			errs = append(errs, core.ValidateTemplateCost(d, &d.Spec.Template, &old.Spec.Template, spec.Child("template"))...)
 			errs = append(errs, validateDaemonSetSpec(&d.Spec, spec)...)
 			return append(errs, apivalidation.ValidateImmutableField(d.Spec.Selector, old.Spec.Selector, spec.Child("selector"))...)
 		},

@@ -114,12 +114,14 @@ func prepareDeploymentUpdate(d, old *appsv1.Deployment) {
 
 func validateDeployment(d *appsv1.Deployment) field.ErrorList {
 	errs := apivalidation.ValidateObjectMeta(&d.ObjectMeta, true, apivalidation.NameIsDNSSubdomain, field.NewPath("metadata"))
+	errs = append(errs, core.ValidateTemplateCost(d, &d.Spec.Template, nil, field.NewPath("spec", "template"))...)
 	return append(errs, validateDeploymentSpec(&d.Spec, field.NewPath("spec"))...)
 }
 
 func validateDeploymentUpdate(d, old *appsv1.Deployment) field.ErrorList {
 	spec := field.NewPath("spec")
 	errs := apivalidation.ValidateObjectMetaUpdate(&d.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
+	errs = append(errs, core.ValidateTemplateCost(d, &d.Spec.Template, &old.Spec.Template, spec.Child("template"))...)
 	errs = append(errs, validateDeploymentSpec(&d.Spec, spec)...)
 	return append(errs, apivalidation.ValidateImmutableField(d.Spec.Selector, old.Spec.Selector, spec.Child("selector"))...)
 }

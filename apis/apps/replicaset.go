@@ -48,11 +48,13 @@ func ReplicaSet() kind.Kind {
 		},
 		Validate: func(r *appsv1.ReplicaSet) field.ErrorList {
 			errs := apivalidation.ValidateObjectMeta(&r.ObjectMeta, true, apivalidation.NameIsDNSSubdomain, field.NewPath("metadata"))
+			errs = append(errs, core.ValidateTemplateCost(r, &r.Spec.Template, nil, field.NewPath("spec", "template"))...)
 			return append(errs, validateReplicaSetSpec(&r.Spec, field.NewPath("spec"))...)
 		},
 		ValidateUpdate: func(r, old *appsv1.ReplicaSet) field.ErrorList {
 			spec := field.NewPath("spec")
 			errs := apivalidation.ValidateObjectMetaUpdate(&r.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
+			errs = append(errs, core.ValidateTemplateCost(r, &r.Spec.Template, &old.Spec.Template, spec.Child("template"))...)
 			errs = append(errs, validateReplicaSetSpec(&r.Spec, spec)...)
 			return append(errs, apivalidation.ValidateImmutableField(r.Spec.Selector, old.Spec.Selector, spec.Child("selector"))...)
 		},

@@ -46,6 +46,7 @@ func StatefulSet() kind.Kind {
 		},
 		Validate: func(s *appsv1.StatefulSet) field.ErrorList {
 			errs := apivalidation.ValidateObjectMeta(&s.ObjectMeta, true, apivalidation.NameIsDNSLabel, field.NewPath("metadata"))
+			errs = append(errs, core.ValidateTemplateCost(s, &s.Spec.Template, nil, field.NewPath("spec", "template"))...)
 			return append(errs, validateStatefulSetSpec(&s.Spec, field.NewPath("spec"))...)
 		},
 		ValidateUpdate: validateStatefulSetUpdate,
@@ -244,6 +245,7 @@ func withClaims(template *corev1.PodTemplateSpec, claims []corev1.PersistentVolu
 func validateStatefulSetUpdate(s, old *appsv1.StatefulSet) field.ErrorList {
 	spec := field.NewPath("spec")
 	errs := apivalidation.ValidateObjectMetaUpdate(&s.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
+	errs = append(errs, core.ValidateTemplateCost(s, &s.Spec.Template, &old.Spec.Template, spec.Child("template"))...)
 	errs = append(errs, validateStatefulSetSpec(&s.Spec, spec)...)
 	// What may change is put back; the rest has to be as it was.
 	same := s.Spec.DeepCopy()

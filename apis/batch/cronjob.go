@@ -67,10 +67,12 @@ func CronJob() kind.Kind {
 			if len(c.Name) > maxCronJobName {
 				errs = append(errs, field.Invalid(field.NewPath("metadata", "name"), c.Name, "must be no more than 52 characters"))
 			}
+			errs = append(errs, core.ValidateTemplateCost(c, &c.Spec.JobTemplate.Spec.Template, nil, field.NewPath("spec", "jobTemplate", "spec", "template"))...)
 			return append(errs, validateCronJobSpec(&c.Spec, nil, field.NewPath("spec"))...)
 		},
 		ValidateUpdate: func(c, old *batchv1.CronJob) field.ErrorList {
 			errs := apivalidation.ValidateObjectMetaUpdate(&c.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
+			errs = append(errs, core.ValidateTemplateCost(c, &c.Spec.JobTemplate.Spec.Template, &old.Spec.JobTemplate.Spec.Template, field.NewPath("spec", "jobTemplate", "spec", "template"))...)
 			return append(errs, validateCronJobSpec(&c.Spec, &old.Spec, field.NewPath("spec"))...)
 		},
 		Warnings: func(c *batchv1.CronJob) []string {

@@ -37,6 +37,7 @@ func validateJob(j *batchv1.Job) field.ErrorList {
 	spec := field.NewPath("spec")
 	errs := apivalidation.ValidateObjectMeta(&j.ObjectMeta, true, apivalidation.NameIsDNSSubdomain, field.NewPath("metadata"))
 	errs = append(errs, validateGeneratedSelector(j, spec)...)
+	errs = append(errs, core.ValidateTemplateCost(j, &j.Spec.Template, nil, spec.Child("template"))...)
 	errs = append(errs, validateJobSelector(&j.Spec, spec)...)
 	errs = append(errs, validateJobSpec(&j.Spec, spec)...)
 	if indexed(&j.Spec) && j.Spec.Completions != nil && *j.Spec.Completions > 0 {
@@ -335,6 +336,7 @@ func validateJobUpdate(j, old *batchv1.Job) field.ErrorList {
 	errs := apivalidation.ValidateObjectMetaUpdate(&j.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
 	errs = append(errs, validateJobSelector(&j.Spec, spec)...)
 	errs = append(errs, validateJobSpec(&j.Spec, spec)...)
+	errs = append(errs, core.ValidateTemplateCost(j, &j.Spec.Template, &old.Spec.Template, spec.Child("template"))...)
 	errs = append(errs, validateCompletionsUpdate(&j.Spec, &old.Spec, spec.Child("completions"))...)
 	errs = append(errs, apivalidation.ValidateImmutableField(j.Spec.Selector, old.Spec.Selector, spec.Child("selector"))...)
 	errs = append(errs, validateTemplateUpdate(j, old, spec.Child("template"))...)

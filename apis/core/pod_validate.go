@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -41,7 +42,9 @@ func validatePodCreate(pod *corev1.Pod) field.ErrorList {
 			errs = append(errs, check.Text(path.Child("volumes").Index(i).Child("name"), pod.Name+"-"+v.Name, check.Subdomain)...) // the claim's name
 		}
 	}
-	errs = append(errs, validateDeletionCost(pod.Annotations, field.NewPath("metadata", "annotations"))...)
+	if metav1.GetControllerOfNoCopy(pod) == nil {
+		errs = append(errs, validateDeletionCost(pod.Annotations, field.NewPath("metadata", "annotations"))...)
+	}
 	if IsMirror(pod) && pod.Spec.NodeName == "" {
 		errs = append(errs, field.Invalid(field.NewPath("metadata", "annotations").Key(corev1.MirrorPodAnnotationKey), pod.Annotations[corev1.MirrorPodAnnotationKey], "must set spec.nodeName if mirror pod annotation is set"))
 	}
@@ -57,12 +60,24 @@ func validateDeletionCost(annotations map[string]string, at *field.Path) field.E
 	return nil
 }
 
-// ValidatePodTemplate returns the faults of a workload's pod template.
+// ValidateTemplateCost returns what is wrong with the deletion cost in the template of a
+// workload, which was old before an update. One that was stored before there was a rule
+// for it stays, and so do the copies that controllers make of it: of a Deployment's for its
+// ReplicaSets, and of theirs for pods. What is no number counts as 0 there.
+func ValidateTemplateCost(workload metav1.Object, template, old *corev1.PodTemplateSpec, at *field.Path) field.ErrorList {
+	if template == nil || metav1.GetControllerOfNoCopy(workload) != nil ||
+		old != nil && template.Annotations[corev1.PodDeletionCost] == old.Annotations[corev1.PodDeletionCost] {
+		return nil
+	}
+	return validateDeletionCost(template.Annotations, at.Child("metadata", "annotations"))
+}
+
+// ValidatePodTemplate returns the faults of a workload's pod template, but for its
+// deletion cost.
 func ValidatePodTemplate(template *corev1.PodTemplateSpec, path *field.Path) field.ErrorList {
 	meta := path.Child("metadata")
 	errs := metav1validation.ValidateLabels(template.Labels, meta.Child("labels"))
 	errs = append(errs, apivalidation.ValidateAnnotations(template.Annotations, meta.Child("annotations"))...)
-	errs = append(errs, validateDeletionCost(template.Annotations, meta.Child("annotations"))...)
 	errs = append(errs, validatePodSpec(&template.Spec, path.Child("spec"), specOfTemplate)...)
 	if len(template.Spec.EphemeralContainers) > 0 {
 		errs = append(errs, field.Forbidden(path.Child("spec", "ephemeralContainers"), "ephemeral containers not allowed in pod template"))

@@ -36,10 +36,12 @@ func PodTemplate() kind.Kind {
 		},
 		Validate: func(p *corev1.PodTemplate) field.ErrorList {
 			errs := apivalidation.ValidateObjectMeta(&p.ObjectMeta, true, apivalidation.NameIsDNSSubdomain, field.NewPath("metadata"))
+			errs = append(errs, ValidateTemplateCost(p, &p.Template, nil, field.NewPath("template"))...)
 			return append(errs, ValidatePodTemplate(&p.Template, field.NewPath("template"))...)
 		},
 		ValidateUpdate: func(p, old *corev1.PodTemplate) field.ErrorList {
 			errs := apivalidation.ValidateObjectMetaUpdate(&p.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
+			errs = append(errs, ValidateTemplateCost(p, &p.Template, &old.Template, field.NewPath("template"))...)
 			return append(errs, ValidatePodTemplate(&p.Template, field.NewPath("template"))...)
 		},
 		Warnings: func(p *corev1.PodTemplate) []string { return PodSpecWarnings(&p.Template.Spec, "template.spec") },

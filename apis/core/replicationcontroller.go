@@ -58,10 +58,12 @@ func ReplicationController() kind.Kind {
 		},
 		Validate: func(c *corev1.ReplicationController) field.ErrorList {
 			errs := apivalidation.ValidateObjectMeta(&c.ObjectMeta, true, apivalidation.NameIsDNSSubdomain, field.NewPath("metadata"))
+			errs = append(errs, ValidateTemplateCost(c, c.Spec.Template, nil, field.NewPath("spec", "template"))...)
 			return append(errs, validateReplication(&c.Spec, field.NewPath("spec"))...)
 		},
 		ValidateUpdate: func(c, old *corev1.ReplicationController) field.ErrorList {
 			errs := apivalidation.ValidateObjectMetaUpdate(&c.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
+			errs = append(errs, ValidateTemplateCost(c, c.Spec.Template, old.Spec.Template, field.NewPath("spec", "template"))...)
 			return append(errs, validateReplication(&c.Spec, field.NewPath("spec"))...)
 		},
 		Warnings: func(c *corev1.ReplicationController) []string {

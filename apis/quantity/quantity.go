@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// maxDigits of an exponent. Kubernetes' quantities lie between 1e-9 and 2^63; one of
-	// three digits costs a microsecond, one of seven a second.
+	// maxDigits of an exponent. Kubernetes' quantities lie between 1e-9 and 2^63, and
+	// what comparing costs grows with the number of zeros.
 	maxDigits = 2
 	// maxLength of a quantity's text.
 	maxLength = 128

@@ -12,6 +12,7 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -36,6 +37,7 @@ func TestInJSON(t *testing.T) {
 		`"1"`: false, `"100m"`: false, `"1e3"`: false, `"1E"`: false, `"1Ei"`: false, `1`: false, `1.5`: false, `"1e-9"`: false, `"12E99"`: false, `null`: false, `"e"`: false, `true`: false,
 		`{"a":"1e5000"}`: false, `["1e5000"]`: false, // no quantities: the decoder says so
 		`"1e2000000000"`: true, `"1e-2000000000"`: true, `"1E+100"`: true, `".5e0000100"`: true, `1e2000000000`: true, `"-1e99999999999999999999"`: true,
+		`"e5000"`: true, `"+e5000"`: true, `" -e5000"`: true, `"\ne5000"`: true, `"E+5000"`: true, `"-.e-5000"`: true, `"-e99"`: false,
 		`" 1e5000"`: true, `"` + strings.Repeat("9", 200) + `"`: true, `"1\u0065-2000000000"`: true, `"1e-\u0032000000000"`: true,
 		`"1e5000","cpu":"1"`: true, `"1","cpu":"1e5000"`: true, `"1"},"limits":{"cpu":"1e5000"`: true, `"1e5000"},"limits":null,"limits":{"cpu":"1"`: true,
 	} {
@@ -66,7 +68,9 @@ func TestInJSON(t *testing.T) {
 }
 
 func TestBounded(t *testing.T) {
-	for text, ok := range map[string]bool{"1Gi": true, "2Mi": true, "": true, "1e9": true, "1e-2000000000": false, "1e2000000000": false, strings.Repeat("1", 500): false} {
+	for text, ok := range map[string]bool{"1Gi": true, "2Mi": true, "": true, "1e9": true, "1e-2000000000": false, "1e2000000000": false, strings.Repeat("1", 500): false,
+		"e5000": false, "+e5000": false, " -e5000": false, ".E5000": false, "e-100": false, "-e99": true,
+	} {
 		if err := Bounded(text); (err == nil) != ok {
 			t.Errorf("%.40q: %v", text, err)
 		}
@@ -90,7 +94,7 @@ func TestInProtobuf(t *testing.T) {
 		limit := join(field(1, []byte("cpu")), field(2, quantity))
 		return field(2, field(2, field(8, field(1, limit)))) // spec.containers[].resources.limits
 	}
-	for _, text := range []string{"1e-2000000000", "1e200"} {
+	for _, text := range []string{"1e-2000000000", "1e200", "e5000", "+e5000", "-E-5000"} {
 		for name, quantity := range map[string][]byte{
 			"plain": field(1, []byte(text)), "a long length": long(1, []byte(text)), "something before": join(unknown, field(1, []byte(text))),
 			"something after": join(field(1, []byte(text)), unknown), "twice": join(field(1, []byte(text)), field(1, []byte("1"))),
@@ -154,6 +158,25 @@ func TestBothForms(t *testing.T) {
 			t.Errorf("%d in JSON: %v", i, err)
 		}
 	}
+}
+
+// FuzzBounded compares what passes with the exponent that ParseQuantity reads in it.
+func FuzzBounded(f *testing.F) {
+	for _, text := range []string{"1e9", "e5000", "+e2000000000", "-.e-700", " 0e400", "00e+12", "1.5E99", "1E", "e4294967296"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if Bounded(text) != nil {
+			return
+		}
+		q, err := resource.ParseQuantity(strings.TrimSpace(text)) // as it does that reads JSON
+		if err != nil {
+			return
+		}
+		if scale := q.AsDec().Scale(); scale < -maxLength || scale > maxLength {
+			t.Errorf("%q passes with %d zeros", text, scale)
+		}
+	})
 }
 
 func FuzzInJSON(f *testing.F) {

@@ -3,9 +3,9 @@ package quantity
 import "bytes"
 
 // Suspicious reports whether text as it is, protobuf or a quantity's own, holds what may
-// be a quantity out of bounds: an exponent of three or more digits that follows on a
-// digit or a point, or more digits one after the other than a quantity may have. All
-// bodies are looked at, so it is quick, and most have none.
+// be a quantity out of bounds: an exponent of three or more digits, whatever is before
+// it, or more digits one after the other than a quantity may have. All bodies are looked
+// at, so it is quick, and most have none.
 func Suspicious(text []byte) bool {
 	run := 0 // digits before i
 	for i, c := range text {
@@ -38,9 +38,10 @@ func exponents(text []byte) bool {
 	return false
 }
 
-// exponent reports whether one that is too large begins at i.
+// exponent reports whether one that is too large begins at i. What is before it does not
+// matter: ParseQuantity takes a number without digits for 0, and keeps its exponent.
 func exponent(text []byte, i int) bool {
-	if c := text[i]; c != 'e' && c != 'E' || i == 0 || !digit(text[i-1]) && text[i-1] != '.' {
+	if c := text[i]; c != 'e' && c != 'E' {
 		return false
 	}
 	j := i + 1

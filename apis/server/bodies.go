@@ -106,7 +106,8 @@ type account struct {
 }
 
 // accountOf is who a body is counted to: the service accounts of a namespace are one
-// client, as whoever may make one may make many.
+// client, as whoever may make one may make many. Those of kube-system are the cluster's
+// own add-ons, made by administrators: each is a client, beside the nodes.
 func (b *bodies) accountOf(ctx context.Context, who user.Info) *account {
 	a := &account{bodies: b, of: &b.users, client: fmt.Sprintf("user %q", who.GetName())}
 	groups := who.GetGroups()
@@ -116,6 +117,8 @@ func (b *bodies) accountOf(ctx context.Context, who user.Info) *account {
 	case inproc.Inside(ctx):
 		a.of = nil
 	case slices.Contains(groups, user.SystemPrivilegedGroup):
+		a.of = &b.cluster
+	case err == nil && namespace == metav1.NamespaceSystem:
 		a.of = &b.cluster
 	case err == nil:
 		a.client = fmt.Sprintf("service accounts of namespace %q", namespace)

@@ -90,8 +90,11 @@ func TestHeldFairly(t *testing.T) {
 	if q.waiting.Load() == 0 || refused.Load() == 0 {
 		t.Error("nothing waits, or nothing was refused")
 	}
-	if b.users.held > b.users.size {
-		t.Errorf("%d of %d bytes are held by four", b.users.held, b.users.size)
+	b.mu.Lock() // who was refused gives back what it holds after that is counted
+	held := b.users.held
+	b.mu.Unlock()
+	if held > b.users.size {
+		t.Errorf("%d of %d bytes are held by four", held, b.users.size)
 	}
 	for _, who := range []user.Info{
 		&user.DefaultInfo{Name: "system:node:n1", Groups: []string{user.NodesGroup}},
@@ -158,6 +161,31 @@ func TestBodyBuffers(t *testing.T) {
 			if size = b.next(size, test.length); size != want {
 				t.Errorf("length %d: %d, want %d", test.length, size, want)
 			}
+		}
+	}
+}
+
+// TestAccounts: which bodies are counted together, and to what.
+func TestAccounts(t *testing.T) {
+	b := newBodies(nil, 1<<20, time.Hour)
+	account := func(namespace, name string) *user.DefaultInfo {
+		return &user.DefaultInfo{Name: serviceaccount.MakeUsername(namespace, name)}
+	}
+	pools := map[*pool]string{nil: "none", &b.users: "users", &b.cluster: "cluster"}
+	for _, test := range []struct {
+		who          *user.DefaultInfo
+		pool, client string
+	}{
+		{&user.DefaultInfo{Name: "ann"}, "users", `user "ann"`},
+		{&user.DefaultInfo{Name: "root", Groups: []string{user.SystemPrivilegedGroup}}, "cluster", `user "root"`},
+		{&user.DefaultInfo{Name: "system:node:n", Groups: []string{user.NodesGroup}}, "cluster", `user "system:node:n"`},
+		{account("t", "a"), "users", `service accounts of namespace "t"`},
+		{account("t", "b"), "users", `service accounts of namespace "t"`},
+		{account("kube-system", "dns"), "cluster", `user "system:serviceaccount:kube-system:dns"`},
+		{account("kube-system-2", "dns"), "users", `service accounts of namespace "kube-system-2"`},
+	} {
+		if a := b.accountOf(t.Context(), test.who); pools[a.of] != test.pool || a.client != test.client {
+			t.Errorf("%s: %s of %s, want %s of %s", test.who.Name, a.client, pools[a.of], test.client, test.pool)
 		}
 	}
 }

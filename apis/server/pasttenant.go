@@ -89,7 +89,8 @@ func begins(info *request.RequestInfo, query url.Values) int64 {
 		case metav1.ResourceVersionMatchExact:
 		default:
 			// Without one, a list of a limit is exact; a deletion's always has one.
-			if limit := query.Get("limit"); info.Verb == "list" && (limit == "" || limit == "0") {
+			limit, _ := strconv.ParseInt(query.Get("limit"), 10, 64) // what is no number is refused by the library
+			if info.Verb == "list" && limit <= 0 {
 				return 0
 			}
 		}

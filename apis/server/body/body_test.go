@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -78,13 +79,29 @@ func TestYAMLWrittenOut(t *testing.T) {
 		"a long text, often": {"a: &a " + long + "\nb: [" + strings.Repeat("*a, ", 1000) + "]\n", ErrTooLarge},
 		"as a key":           {"a: &a " + long + "\nb: [" + strings.Repeat("{*a : 1}, ", 1000) + "]\n", ErrTooLarge},
 		"maps in maps": {"a: &a [x, x, x, x, x, x, x, x, x]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a, *a]\nc: &c [*b, *b, *b, *b, *b, *b, *b, *b, *b]\nd: &d [*c, *c, *c, *c, *c, *c, *c, *c, *c]\n" +
-			"e: &e [*d, *d, *d, *d, *d, *d, *d, *d, *d]\nf: &f [*e, *e, *e, *e, *e, *e, *e, *e, *e]\ng: [*f, *f, *f, *f, *f, *f, *f, *f, *f]\n", ErrUnreadable},
-		"a short text":     {"a: &a x\nb: [" + strings.Repeat("*a, ", 1000) + "]\n", nil},
-		"a text, no names": {"a: " + long + "\nb: 'x & y *'\n", nil},
-		"not YAML":         {"a: &a [\nb: *a", ErrUnreadable},
+			"e: &e [*d, *d, *d, *d, *d, *d, *d, *d, *d]\nf: &f [*e, *e, *e, *e, *e, *e, *e, *e, *e]\ng: [*f, *f, *f, *f, *f, *f, *f, *f, *f]\n", ErrTooLarge},
+		"a long binary, often":    {"a: &a !!binary " + long + "\nb: [" + strings.Repeat("*a, ", 10_000) + "]\n", ErrTooLarge},
+		"a binary by a full tag":  {"a: &a !<tag:yaml.org,2002:binary> " + long + "\nb: [" + strings.Repeat("*a, ", 10_000) + "]\n", ErrTooLarge},
+		"a binary by a directive": {"%TAG !e! tag:yaml.org,2002:bin\n---\na: &a !e!ary " + long + "\nb: [" + strings.Repeat("*a, ", 10_000) + "]\n", ErrTooLarge},
+		"of doubled keys":         {"a: &a !!binary " + long + "\n" + strings.Repeat("b: *a\n", 10_000), ErrTooLarge},
+		"of null keys":            {"a: &a !!binary " + long + "\n" + strings.Repeat("~: *a\n", 10_000), ErrUnreadable},
+		"in what is not null":     {"a: &a !!binary " + long + "\nb: !!null {" + strings.Repeat("c: *a, ", 10_000) + "}\n", ErrTooLarge},
+		"in an overridden map":    {"a: &a !!binary " + long + "\nb: {" + strings.Repeat("<<: {c: *a}, ", 10_000) + "d: 1}\n", ErrTooLarge},
+		"of what it is part of":   {"a: &a [*a, *a]\n", ErrUnreadable},
+		"a short text":            {"a: &a x\nb: [" + strings.Repeat("*a, ", 1000) + "]\n", nil},
+		"a binary, twice":         {"a: &a !!binary " + long + "\nb: *a\n", nil},
+		"maps merged":             {"a: &a {x: 1}\nb: {<<: *a, x: 2, 3: 4.5, t: 2001-01-01, n: ~, u: !!null ''}\nc: {<<: [*a, {y: 2}]}\n", nil},
+		"a text, no names":        {"a: " + long + "\nb: 'x & y *'\n", nil},
+		"not YAML":                {"a: &a [\nb: *a", ErrUnreadable},
 	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
 		if err := Check("application/yaml", []byte(test.body), nil, limit); !errors.Is(err, test.want) {
 			t.Errorf("%s: %.300v, want %v", name, err, test.want)
+		}
+		runtime.ReadMemStats(&after)
+		if used := after.TotalAlloc - before.TotalAlloc; used > 200<<20 {
+			t.Errorf("%s: %d MiB were taken to look at %d KiB", name, used>>20, len(test.body)>>10)
 		}
 	}
 }

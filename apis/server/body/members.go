@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"reflect"
 	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // maxMembers bounds the entries of one map or list of what a client sends.
@@ -47,7 +50,14 @@ func tooMany(data []byte, most int) bool {
 	return false
 }
 
-// checkMembers counts the entries of all maps and lists in v, which is at path.
+var (
+	fieldsType    = reflect.TypeFor[metav1.FieldsV1]()
+	extensionType = reflect.TypeFor[runtime.RawExtension]()
+)
+
+// checkMembers counts the entries of all maps and lists in v, which is at path, and of
+// those in the JSON that v keeps as it came: in protobuf, field ownership and the
+// parameters of others are bytes.
 func checkMembers(v reflect.Value, path string) error {
 	switch v.Kind() {
 	case reflect.Pointer, reflect.Interface:
@@ -81,6 +91,9 @@ func checkMembers(v reflect.Value, path string) error {
 			}
 		}
 	case reflect.Struct:
+		if t := v.Type(); (t == fieldsType || t == extensionType) && tooMany(v.FieldByName("Raw").Bytes(), maxMembers) {
+			return fmt.Errorf("%s: too many: a map or list in it has more than %d entries, at most %d are allowed; split the object into several", strings.TrimPrefix(path, "."), maxMembers, maxMembers)
+		}
 		for i := range v.NumField() {
 			field := v.Type().Field(i)
 			if !field.IsExported() {

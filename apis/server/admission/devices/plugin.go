@@ -1,12 +1,15 @@
 // Package devices refuses claims and classes of resource.k8s.io whose CEL
-// expressions do not compile or may cost too much, and claims that ask for
-// access for administrators in a namespace that is not for it.
+// expressions do not compile, may cost too much or make quantities of texts that
+// are not known beforehand, and claims that ask for access for administrators in a
+// namespace that is not for it.
 package devices
 
 import (
 	"context"
 	"fmt"
 
+	celgo "github.com/google/cel-go/cel"
+	"github.com/google/cel-go/common/ast"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -15,6 +18,8 @@ import (
 	"k8s.io/apiserver/pkg/cel/environment"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/utils/ptr"
+
+	"github.com/clusterd/clusterd/apis/quantity"
 )
 
 // Namespaces finds a namespace, or fails with a NotFound StatusError.
@@ -104,7 +109,35 @@ func compile(selectors []resourcev1.DeviceSelector, at *field.Path) (faults fiel
 			faults = append(faults, field.Invalid(at, expression, result.Error.Detail))
 		case result.MaxCost > resourcev1.CELSelectorExpressionMaxCost:
 			faults = append(faults, field.Forbidden(at, fmt.Sprintf("too complex, exceeds cost limit (%d > %d)", result.MaxCost, uint64(resourcev1.CELSelectorExpressionMaxCost))))
+		default:
+			faults = append(faults, quantities(result.Environment, expression, at)...)
 		}
 	}
+	return faults
+}
+
+// quantities finds calls that parse a quantity that may be out of bounds. No limit of an
+// expression's cost ends such a call, and the scheduler makes it.
+func quantities(env *celgo.Env, expression string, at *field.Path) (faults field.ErrorList) {
+	checked, issues := env.Compile(expression)
+	if issues.Err() != nil {
+		return field.ErrorList{field.Invalid(at, expression, issues.String())} // it compiled a moment ago
+	}
+	ast.PreOrderVisit(checked.NativeRep().Expr(), ast.NewExprVisitor(func(e ast.Expr) {
+		if e.Kind() != ast.CallKind {
+			return
+		}
+		name, args := e.AsCall().FunctionName(), e.AsCall().Args()
+		if name != "quantity" && name != "isQuantity" || len(args) != 1 {
+			return
+		}
+		if args[0].Kind() != ast.LiteralKind {
+			faults = append(faults, field.Invalid(at, expression, fmt.Sprintf(`%s() takes only a text that is written out, such as %s("1Gi")`, name, name)))
+		} else if text, ok := args[0].AsLiteral().Value().(string); ok {
+			if err := quantity.Bounded(text); err != nil {
+				faults = append(faults, field.Invalid(at, expression, fmt.Sprintf("%s(): %v", name, err)))
+			}
+		}
+	}))
 	return faults
 }

@@ -47,6 +47,7 @@ func TestWhatIsRefused(t *testing.T) {
 		return &resourcev1.ResourceClaimTemplate{Spec: resourcev1.ResourceClaimTemplateSpec{Spec: resourcev1.ResourceClaimSpec{Devices: d}}}
 	}
 	either := resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{{Name: "r", FirstAvailable: []resourcev1.DeviceSubRequest{{Name: "a", Selectors: selectors(good)}, {Name: "b", Selectors: selectors(bad)}}}}}
+	larger := func(q string) string { return `device.capacity["d"].memory.compareTo(` + q + `) >= 0` }
 	dear := `[1,2,3,4,5,6,7,8,9,10].all(x, [1,2,3,4,5,6,7,8,9,10].all(y, [1,2,3,4,5,6,7,8,9,10].all(a, [1,2,3,4,5,6,7,8,9,10].all(b, [1,2,3,4,5,6,7,8,9,10].all(c, [1,2,3,4,5,6,7,8,9,10].all(d, device.driver.matches("a") || device.driver.matches("(a|b)*c")))))))`
 	for name, c := range map[string]struct {
 		obj       runtime.Object
@@ -63,6 +64,17 @@ func TestWhatIsRefused(t *testing.T) {
 		"claim, bad":               {obj: claim(exactly(bad, false)), namespace: "plain", want: "spec.devices.requests[0].exactly.selectors[0].cel.expression"},
 		"claim, an alternative":    {obj: claim(either), namespace: "plain", want: "spec.devices.requests[0].firstAvailable[1].selectors[0].cel.expression"},
 		"claim, stored before":     {obj: claim(exactly(bad, true)), namespace: "plain", update: true},
+		"quantity":                 {obj: claim(exactly(larger(`quantity("1Gi")`), false)), namespace: "plain"},
+		"quantity, out of bounds":  {obj: claim(exactly(larger(`quantity("1e-2000000000")`), false)), namespace: "plain", want: "quantity(): \"1e-2000000000\": the exponent has to be between -99 and 99"},
+		"quantity, no digits":      {obj: template(exactly(larger(`quantity("e2000000000")`), false)), namespace: "plain", want: "the exponent has to be"},
+		"quantity, escaped":        {obj: claim(exactly(larger(`quantity("1\x65-2000000000")`), false)), namespace: "plain", want: "the exponent has to be"},
+		"quantity, by its path":    {obj: claim(exactly(larger(`.quantity("1e-2000000000")`), false)), namespace: "plain", want: "the exponent has to be"},
+		"quantity, of parts":       {obj: claim(exactly(larger(`quantity("1e-2"+"000000000")`), false)), namespace: "plain", want: `quantity() takes only a text that is written out`},
+		"quantity, of a list":      {obj: claim(exactly(`["1e-2000000000"].exists(q, `+larger("quantity(q)")+")", false)), namespace: "plain", want: `takes only a text`},
+		"quantity, bound":          {obj: claim(exactly(`cel.bind(q, "1e-2000000000", `+larger("quantity(q)")+")", false)), namespace: "plain", want: `takes only a text`},
+		"quantity, of no type":     {obj: claim(exactly(larger(`quantity(dyn("1e-2000000000"))`), false)), namespace: "plain", want: `takes only a text`},
+		"quantity, of a device":    {obj: class(larger(`quantity(device.attributes["d"].size)`)), want: `takes only a text`},
+		"quantity, in a map":       {obj: class(`{"a": isQuantity("1e-2000000000")}["a"]`), want: `isQuantity(): "1e-2000000000"`},
 		"admin":                    {obj: claim(exactly(good, true)), namespace: "admins"},
 		"admin, elsewhere":         {obj: claim(exactly(good, true)), namespace: "plain", want: "spec.devices.requests[0].exactly.adminAccess: Forbidden: admin access to devices requires the `resource.kubernetes.io/admin-access: true` label"},
 		"template, admin":          {obj: template(exactly(good, true)), namespace: "plain", want: "spec.spec.devices.requests[0].exactly.adminAccess: Forbidden"},
