@@ -65,18 +65,26 @@ func paces(all map[string]Zone) map[string]pace {
 		none = none && z.Lost == z.All
 	}
 	for name, z := range all {
-		switch {
-		case none:
-			out[name] = pace{held: true}
-		case z.Lost == z.All:
-			out[name] = pace{every: lostZonePace}
-		case 2*z.Lost > z.All && z.All > largeZone:
-			out[name] = pace{every: largeZonePace}
-		case 2*z.Lost > z.All:
-			out[name] = pace{held: true}
+		if p := z.pace(none); p != (pace{}) {
+			out[name] = p
 		}
 	}
 	return out
+}
+
+// pace decides it for one zone; none: there is no zone that is not lost altogether.
+func (z Zone) pace(none bool) pace {
+	switch {
+	case none:
+		return pace{held: true}
+	case z.Lost == z.All:
+		return pace{every: lostZonePace}
+	case 2*z.Lost > z.All && z.All > largeZone:
+		return pace{every: largeZonePace}
+	case 2*z.Lost > z.All:
+		return pace{held: true}
+	}
+	return pace{}
 }
 
 // String says how much is lost of which zone.
@@ -113,7 +121,7 @@ func (c *controller) grant(node *corev1.Node, now time.Time) (bool, time.Duratio
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	zone := zoneOf(node)
-	every := c.paces[zone].every
+	every := c.census.pace(zone).every
 	if every == 0 || c.granted[node.Name] {
 		return true, 0
 	}
@@ -129,5 +137,5 @@ func (c *controller) grant(node *corev1.Node, now time.Time) (bool, time.Duratio
 func (c *controller) held(node *corev1.Node) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.paces[zoneOf(node)].held
+	return c.census.pace(zoneOf(node)).held
 }

@@ -40,7 +40,9 @@ func TestPaces(t *testing.T) {
 
 // A zone's nodes have their turn one after the other, each once.
 func TestGrant(t *testing.T) {
-	c := &controller{paces: map[string]pace{"a": {every: lostZonePace}}, next: map[string]time.Time{}, granted: map[string]bool{}}
+	c := &controller{census: newCensus(), next: map[string]time.Time{}, granted: map[string]bool{}}
+	c.census.add(member{zone: "a", counts: true, lost: true}, 5)
+	c.census.add(member{zone: "b", counts: true}, 2)
 	node := func(name, zone string) *corev1.Node {
 		return schedtest.Node(name).Label(corev1.LabelTopologyZone, zone).Obj()
 	}
