@@ -70,10 +70,10 @@ type controller struct {
 	// marked holds the transition of Ready for which a node's pods have been
 	// marked not ready.
 	marked map[string]metav1.Time
-	// paces are how fast pods are evicted by zone, as was said last; next when the next
-	// node of a paced zone may have its turn, granted the nodes that have had it.
+	// paces are how fast pods are evicted by zone, as was said last; turns when each lost
+	// node of a paced zone may be, granted the nodes that have had theirs.
 	paces   map[string]pace
-	next    map[string]time.Time
+	turns   map[string]*turns
 	granted map[string]bool
 	// waits are the lost nodes of which was said that their pods are not evicted.
 	waits map[string]bool
@@ -105,7 +105,7 @@ func newController(env loop.Env, cfg Config) (*controller, error) {
 		since:  map[string]time.Time{},
 		marked: map[string]metav1.Time{},
 
-		heardOf: list.New(), next: map[string]time.Time{}, granted: map[string]bool{}, waits: map[string]bool{},
+		heardOf: list.New(), turns: map[string]*turns{}, granted: map[string]bool{}, waits: map[string]bool{},
 	}
 	c.Controller = loop.New("nodelifecycle", env, workers, c.reconcile)
 	loop.Watch(c.Controller, core.Nodes().Informer(), c.onNode)
@@ -134,7 +134,7 @@ func (c *controller) onNode(old, node *corev1.Node) {
 		c.drop(old.Name)
 		delete(c.since, old.Name)
 		delete(c.marked, old.Name)
-		delete(c.granted, old.Name)
+		c.found(old)
 		delete(c.waits, old.Name)
 		c.mu.Unlock()
 		return
@@ -283,7 +283,7 @@ func (c *controller) taint(ctx context.Context, key loop.Key, node *corev1.Node,
 	switch {
 	case !unreachable:
 		c.mu.Lock()
-		delete(c.granted, node.Name)
+		c.found(node)
 		c.mu.Unlock()
 	case slices.ContainsFunc(wanted, evicts) && !slices.ContainsFunc(node.Spec.Taints, evicts):
 		if ok, wait := c.grant(node, now); !ok {
