@@ -62,6 +62,10 @@ func (t *census) pace(zone string) pace {
 // zonesKey is the key under which announce runs; no node has a namespace.
 var zonesKey = loop.Key{Namespace: "zones"}
 
+// maxSaid is of how many nodes of a zone it is said that their pods are not evicted: more
+// would be as many writes in the moment when most nodes are lost.
+const maxSaid = 10
+
 // announceEvery is how often nodes that are newly lost are looked through for what is to
 // be said of them.
 const announceEvery = time.Second
@@ -155,18 +159,23 @@ func (c *controller) announce() {
 	by, all := paces(c.census.zones), maps.Clone(c.census.zones)
 	changed := !maps.Equal(by, c.paces)
 	c.paces = by
-	zone := map[string]string{}
-	for name, s := range c.seen {
-		zone[name] = s.zone
-		switch held := by[s.zone].held; {
-		case s.counted.lost && held && !c.waits[name]:
-			c.waits[name] = true
-			stopped = append(stopped, name)
-		case s.counted.lost && !held && c.waits[name]:
-			resumed = append(resumed, name)
-			fallthrough
+	zone, said := map[string]string{}, map[string]int{}
+	for name := range c.waits {
+		switch s := c.entry(name); {
 		case !s.counted.lost:
 			delete(c.waits, name)
+		case !by[s.zone].held:
+			delete(c.waits, name)
+			resumed, zone[name] = append(resumed, name), s.zone
+		default:
+			said[s.zone]++
+		}
+	}
+	for name, s := range c.seen {
+		if s.counted.lost && by[s.zone].held && said[s.zone] < maxSaid && !c.waits[name] {
+			said[s.zone]++
+			c.waits[name] = true
+			stopped, zone[name] = append(stopped, name), s.zone
 		}
 	}
 	c.mu.Unlock()

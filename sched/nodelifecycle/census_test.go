@@ -116,3 +116,30 @@ func TestSilenceIsCountedBeforeItIsActedOn(t *testing.T) {
 		}
 	}
 }
+
+// That evictions are suspended is said of some nodes, not of each: half of a cluster
+// would be thousands of writes when most of it is lost.
+func TestSuspensionIsSaidOfSomeNodes(t *testing.T) {
+	const many, lost = 3 * maxSaid, 2 * maxSaid
+	all := nodes(many)
+	for i := range lost {
+		all[i].(*corev1.Node).Status.Conditions[0].Status = corev1.ConditionUnknown
+	}
+	c := schedtest.New(t, all...)
+	l := startAt(t, c, Config{}, testingclock.NewFakeClock(time.Now()), func(*controller) {})
+	said := func() int {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.waits)
+	}
+	schedtest.Eventually(t, func() string {
+		if n := said(); n == 0 {
+			return "nothing was said"
+		}
+		return ""
+	})
+	l.announce() // all nodes are counted by now
+	if n := said(); n != maxSaid {
+		t.Errorf("it was said of %d nodes, want %d", n, maxSaid)
+	}
+}

@@ -75,7 +75,8 @@ type controller struct {
 	paces   map[string]pace
 	turns   map[string]*turns
 	granted map[string]bool
-	// waits are the lost nodes of which was said that their pods are not evicted.
+	// waits are the lost nodes of which was said that their pods are not evicted, at most
+	// maxSaid of a zone.
 	waits map[string]bool
 }
 
