@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	certificateslisters "k8s.io/client-go/listers/certificates/v1"
 	"k8s.io/client-go/tools/record"
@@ -35,13 +36,16 @@ type controller struct {
 	clock    clock.WithTicker
 	sign     Sign
 	events   record.EventRecorder
+	// told are the requests of which was said that nobody signs them, by name. There is
+	// one worker.
+	told map[string]types.UID
 }
 
 // New returns the loop; it watches CertificateSigningRequests. Without sign
 // none is signed.
 func New(env loop.Env, sign Sign) loop.Loop {
 	informer := env.Informers.Certificates().V1().CertificateSigningRequests()
-	c := &controller{client: env.Client, requests: informer.Lister(), clock: env.Clock, sign: sign, events: env.Events.For("certificatesigning")}
+	c := &controller{client: env.Client, requests: informer.Lister(), clock: env.Clock, sign: sign, events: env.Events.For("certificatesigning"), told: map[string]types.UID{}}
 	c.Controller = loop.New("certificatesigning", env, 1, c.reconcile)
 	loop.Watch(c.Controller, informer.Informer(), func(_, request *certificatesv1.CertificateSigningRequest) {
 		if request != nil {
@@ -54,6 +58,7 @@ func New(env loop.Env, sign Sign) loop.Loop {
 func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 	request, err := c.requests.Get(key.Name)
 	if apierrors.IsNotFound(err) {
+		delete(c.told, key.Name)
 		return nil
 	}
 	if err != nil {
@@ -72,7 +77,8 @@ func (c *controller) pass(ctx context.Context, request *certificatesv1.Certifica
 	now := c.clock.Now()
 	left := over(request).Sub(now)
 	if left > 0 {
-		if why := unanswered(request); why != "" {
+		if why := unanswered(request); why != "" && c.told[request.Name] != request.UID {
+			c.told[request.Name] = request.UID
 			c.events.Eventf(request, corev1.EventTypeWarning, "NotSigned", "Nobody signs for %s in this cluster: %s", request.Spec.SignerName, why)
 		}
 		return left, c.issue(ctx, request, now)

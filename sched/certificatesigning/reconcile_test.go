@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -82,7 +83,7 @@ func with(r *certificatesv1.CertificateSigningRequest, kinds ...certificatesv1.R
 func pass(t *testing.T, r *certificatesv1.CertificateSigningRequest, after time.Duration, sign Sign) (*certificatesv1.CertificateSigningRequest, error) {
 	t.Helper()
 	client := fake.NewClientset(r)
-	c := &controller{client: client, clock: clocktesting.NewFakeClock(begin.Add(after)), sign: sign, events: record.NewFakeRecorder(10)}
+	c := &controller{client: client, clock: clocktesting.NewFakeClock(begin.Add(after)), sign: sign, events: record.NewFakeRecorder(10), told: map[string]types.UID{}}
 	_, failed := c.pass(t.Context(), r)
 	got, err := client.CertificatesV1().CertificateSigningRequests().Get(context.Background(), r.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -174,7 +175,7 @@ func TestNobodySigns(t *testing.T) {
 		r := with(newRequest(t, "system:node:n1", "system:nodes"), tt.kinds...)
 		r.Spec.SignerName = tt.signer
 		events := record.NewFakeRecorder(10)
-		c := &controller{client: fake.NewClientset(r), clock: clocktesting.NewFakeClock(begin), events: events}
+		c := &controller{client: fake.NewClientset(r), clock: clocktesting.NewFakeClock(begin), events: events, told: map[string]types.UID{}}
 		if _, err := c.pass(t.Context(), r); err != nil {
 			t.Fatal(err)
 		}
@@ -184,6 +185,14 @@ func TestNobodySigns(t *testing.T) {
 		}
 		if !strings.Contains(got, tt.want) || (got == "") != (tt.want == "") {
 			t.Errorf("%s, %v: %q, want %q", tt.signer, tt.kinds, got, tt.want)
+		}
+		// It is said once of a request, not at each pass.
+		if _, err := c.pass(t.Context(), r); err != nil || len(events.Events) > 0 {
+			t.Errorf("%s: %d events at the next pass, %v", tt.signer, len(events.Events), err)
+		}
+		r.UID += "x"
+		if _, err := c.pass(t.Context(), r); err != nil || len(events.Events) > 0 != (tt.want != "") {
+			t.Errorf("%s: %d events of another request of the name, %v", tt.signer, len(events.Events), err)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"regexp"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -27,7 +28,7 @@ func sharesOf(nodes []*corev1.Node) (out shares, why string) {
 		}
 		zone, cpu := node.Labels[corev1.LabelTopologyZone], node.Status.Allocatable[corev1.ResourceCPU]
 		if zone == "" || cpu.IsZero() {
-			return nil, fmt.Sprintf("node %s has no label %s, or tells no processors", node.Name, corev1.LabelTopologyZone)
+			return nil, fmt.Sprintf("node %q has no label %s, or tells no processors", node.Name, corev1.LabelTopologyZone)
 		}
 		out[zone] += cpu.AsApproximateFloat64()
 		total += cpu.AsApproximateFloat64()
@@ -70,7 +71,7 @@ func (s shares) share(endpoints []discoveryv1.Endpoint) (why string) {
 			continue
 		}
 		if e.Zone == nil || s[*e.Zone] == 0 {
-			return fmt.Sprintf("the zone of endpoint %s is not known, or has no node that is Ready", e.TargetRef.Name)
+			return fmt.Sprintf("the zone of endpoint %q is not known, or has no node that is Ready", e.TargetRef.Name)
 		}
 		ready++
 		at[*e.Zone] = append(at[*e.Zone], i)
@@ -155,15 +156,20 @@ func weighs(old, node *corev1.Node) bool {
 	return nodeReady(old) != nodeReady(node) || a.Cmp(b) != 0
 }
 
+// particulars are what differs between reasons of one kind: numbers, and names in
+// quotation marks.
+var particulars = regexp.MustCompile(`"[^"]*"|[0-9]+`)
+
 // tellHints says by an event why a Service that asks for hints has none, or that it
-// has, once for each reason.
+// has, once for each kind of reason: numbers change with each endpoint.
 func (c *controller) tellHints(service *corev1.Service, why string) {
+	kind := particulars.ReplaceAllString(why, "")
 	c.mu.Lock()
 	before, known := c.hints[service.UID]
-	c.hints[service.UID] = why
+	c.hints[service.UID] = kind
 	c.mu.Unlock()
 	switch {
-	case why != "" && (!known || before != why):
+	case why != "" && (!known || before != kind):
 		c.events.Eventf(service, corev1.EventTypeWarning, "TopologyAwareHintsDisabled", "Endpoints are for nodes of all zones: %s (spec.trafficDistribution: PreferSameZone asks for the own zone always)", why)
 	case why == "" && known && before != "":
 		c.events.Event(service, corev1.EventTypeNormal, "TopologyAwareHintsEnabled", "Endpoints are for the nodes of zones, by their processors")

@@ -92,7 +92,7 @@ func TestSharedOut(t *testing.T) {
 		t.Errorf("a zone whose node is lost: %v", hinted(plan))
 	}
 	delete(nodes[1].Labels, corev1.LabelTopologyZone)
-	if plan := Decide(shared(nil), all, zone, nodes, nil); !strings.Contains(plan.NoHints, "node b has no label topology.kubernetes.io/zone") {
+	if plan := Decide(shared(nil), all, zone, nodes, nil); !strings.Contains(plan.NoHints, `node "b" has no label topology.kubernetes.io/zone`) {
 		t.Errorf("a node without a zone: %q", plan.NoHints)
 	}
 	if got := hinted(Decide(service(nil), all, zone, nodes, nil)); got["a>none"]+got["b>none"] != 8 {
@@ -153,7 +153,8 @@ func TestHintsAreTold(t *testing.T) {
 	c := &controller{events: events, hints: map[types.UID]string{}}
 	s := shared(nil)
 	for _, step := range []struct{ why, want string }{
-		{"", ""}, {"x", "Warning TopologyAwareHintsDisabled"}, {"x", ""}, {"y", "Warning TopologyAwareHintsDisabled"}, {"", "Normal TopologyAwareHintsEnabled"}, {"", ""},
+		{"", ""}, {"x", "Warning TopologyAwareHintsDisabled"}, {"x", ""}, {"y", "Warning TopologyAwareHintsDisabled"},
+		{"5 of z", "5 of z"}, {"17 of z", ""}, {`node "a" is u`, `node "a" is u`}, {`node "b2" is u`, ""}, {"", "Normal TopologyAwareHintsEnabled"}, {"", ""},
 	} {
 		c.tellHints(s, step.why)
 		got := ""

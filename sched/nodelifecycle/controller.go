@@ -6,11 +6,11 @@
 package nodelifecycle
 
 import (
+	"container/list"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -60,26 +60,39 @@ type controller struct {
 	nodes  corelisters.NodeLister
 	pods   cache.Indexer
 
-	mu    sync.Mutex // guards below
-	seen  map[string]*seen
-	since map[string]time.Time // when a node's NoExecute taints were first seen
+	mu   sync.Mutex // guards below
+	seen map[string]*seen
+	// heardOf are those of seen that are not silent for long, the one that was heard of
+	// longest ago first.
+	heardOf *list.List
+	census  census
+	since   map[string]time.Time // when a node's NoExecute taints were first seen
 	// marked holds the transition of Ready for which a node's pods have been
 	// marked not ready.
 	marked map[string]metav1.Time
-	// paces are how fast pods are evicted by zone, next when the next node of a paced
-	// zone may have its turn, granted the nodes that have had it.
+	// paces are how fast pods are evicted by zone, as was said last; turns when each lost
+	// node of a paced zone may be, granted the nodes that have had theirs.
 	paces   map[string]pace
-	next    map[string]time.Time
+	turns   map[string]*turns
 	granted map[string]bool
-	// waits are the lost nodes of which was said that their pods are not evicted.
+	// waits are the lost nodes of which was said that their pods are not evicted, at most
+	// maxSaid of a zone.
 	waits map[string]bool
 }
 
 // New returns the loop. It watches Nodes, Leases and Pods.
 func New(env loop.Env, cfg Config) (loop.Loop, error) {
+	c, err := newController(env, cfg)
+	if err != nil {
+		return loop.Loop{}, err
+	}
+	return loop.Loop{Name: "nodelifecycle", Run: c.run}, nil
+}
+
+func newController(env loop.Env, cfg Config) (*controller, error) {
 	core := env.Informers.Core().V1()
 	if err := bynode.Index(core.Pods().Informer()); err != nil {
-		return loop.Loop{}, fmt.Errorf("index pods by node: %w", err)
+		return nil, fmt.Errorf("index pods by node: %w", err)
 	}
 	c := &controller{
 		cfg:    cfg,
@@ -89,16 +102,17 @@ func New(env loop.Env, cfg Config) (loop.Loop, error) {
 		nodes:  core.Nodes().Lister(),
 		pods:   core.Pods().Informer().GetIndexer(),
 		seen:   map[string]*seen{},
+		census: newCensus(),
 		since:  map[string]time.Time{},
 		marked: map[string]metav1.Time{},
 
-		next: map[string]time.Time{}, granted: map[string]bool{}, waits: map[string]bool{},
+		heardOf: list.New(), turns: map[string]*turns{}, granted: map[string]bool{}, waits: map[string]bool{},
 	}
 	c.Controller = loop.New("nodelifecycle", env, workers, c.reconcile)
 	loop.Watch(c.Controller, core.Nodes().Informer(), c.onNode)
 	loop.Watch(c.Controller, env.Informers.Coordination().V1().Leases().Informer(), c.onLease)
 	loop.Watch(c.Controller, core.Pods().Informer(), c.onPod)
-	return loop.Loop{Name: "nodelifecycle", Run: c.run}, nil
+	return c, nil
 }
 
 func (c *controller) run(ctx context.Context) error {
@@ -118,14 +132,12 @@ func (c *controller) run(ctx context.Context) error {
 func (c *controller) onNode(old, node *corev1.Node) {
 	if node == nil {
 		c.mu.Lock()
-		delete(c.seen, old.Name)
+		c.drop(old.Name)
 		delete(c.since, old.Name)
 		delete(c.marked, old.Name)
-		delete(c.granted, old.Name)
+		c.found(old)
 		delete(c.waits, old.Name)
 		c.mu.Unlock()
-		c.weigh()
-		c.enqueueAll() // the share of lost nodes has changed
 		return
 	}
 	if old == nil || beat(old, node) {
@@ -135,7 +147,11 @@ func (c *controller) onNode(old, node *corev1.Node) {
 		c.Enqueue(loop.Key{Name: node.Name})
 	}
 	if old == nil || readiness(old) != readiness(node) || zoneOf(old) != zoneOf(node) {
-		c.weigh()
+		c.mu.Lock()
+		s := c.entry(node.Name)
+		s.node, s.zone, s.unknown = true, zoneOf(node), readiness(node) == corev1.ConditionUnknown
+		c.count(s)
+		c.mu.Unlock()
 	}
 }
 
@@ -177,27 +193,6 @@ func (c *controller) onLease(old, lease *coordinationv1.Lease) {
 	}
 }
 
-func (c *controller) heard(node string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	s := c.entry(node)
-	s.heartbeat = c.clock.Now()
-	if s.dead {
-		s.dead = false
-		c.Enqueue(loop.Key{Name: node})
-	}
-}
-
-// entry returns what is known of a node; mu is held.
-func (c *controller) entry(node string) *seen {
-	s := c.seen[node]
-	if s == nil {
-		s = &seen{heartbeat: c.clock.Now()}
-		c.seen[node] = s
-	}
-	return s
-}
-
 // onPod wakes the node of a pod that may have to leave it.
 func (c *controller) onPod(old, pod *corev1.Pod) {
 	if pod == nil || pod.Spec.NodeName == "" {
@@ -228,59 +223,11 @@ func (c *controller) enqueueAll() {
 	}
 }
 
-// weigh counts lost nodes, and wakes all when evictions are to stop, to go on, or to
-// go at another pace.
-func (c *controller) weigh() {
-	nodes, err := c.nodes.List(labels.Everything())
-	if err != nil {
-		return
-	}
-	var stopped, resumed []*corev1.Node
-	c.mu.Lock()
-	now := c.clock.Now()
-	lost := func(node *corev1.Node) bool {
-		silent, _ := c.entry(node.Name).silent(now)
-		return silent || readiness(node) == corev1.ConditionUnknown
-	}
-	all := zones(nodes, lost)
-	by := paces(all)
-	changed := !maps.Equal(by, c.paces)
-	c.paces = by
-	for _, node := range nodes {
-		switch isLost, held := lost(node), by[zoneOf(node)].held; {
-		case isLost && held && !c.waits[node.Name]:
-			c.waits[node.Name] = true
-			stopped = append(stopped, node)
-		case isLost && !held && c.waits[node.Name]:
-			resumed = append(resumed, node)
-			fallthrough
-		case !isLost:
-			delete(c.waits, node.Name)
-		}
-	}
-	c.mu.Unlock()
-	for _, node := range stopped {
-		c.events.Eventf(node, corev1.EventTypeWarning, "EvictionsSuspended",
-			"Pods of this node are not evicted: %s, more than half, so that the fault may be on this side. It goes on when fewer are: delete Nodes that will not come back", all[zoneOf(node)])
-	}
-	for _, node := range resumed {
-		c.events.Eventf(node, corev1.EventTypeNormal, "EvictionsResumed", "Pods of this node are evicted: %s", all[zoneOf(node)])
-	}
-	if !changed {
-		return
-	}
-	suspended := 0
-	for name, p := range by {
-		if p.held {
-			suspended++
-		}
-		klog.Background().Info("evictions from lost nodes", "zone", name, "suspended", p.held, "every", p.every, "lost", all[name].Lost, "nodes", all[name].All)
-	}
-	evictionsSuspended.Set(float64(suspended))
-	c.enqueueAll()
-}
-
 func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
+	if key == zonesKey {
+		c.announce()
+		return nil
+	}
 	node, err := c.nodes.Get(key.Name)
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -291,6 +238,7 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 	now := c.clock.Now()
 	c.mu.Lock()
 	silent, recheck := c.entry(node.Name).silent(now)
+	c.expire(now)
 	c.mu.Unlock()
 	if recheck > 0 {
 		c.EnqueueAfter(key, recheck)
@@ -299,7 +247,6 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 		if node, err = c.silence(ctx, node, now); err != nil {
 			return err
 		}
-		c.weigh()
 	}
 	if node, err = c.taint(ctx, key, node, now); err != nil {
 		return err
@@ -337,7 +284,7 @@ func (c *controller) taint(ctx context.Context, key loop.Key, node *corev1.Node,
 	switch {
 	case !unreachable:
 		c.mu.Lock()
-		delete(c.granted, node.Name)
+		c.found(node)
 		c.mu.Unlock()
 	case slices.ContainsFunc(wanted, evicts) && !slices.ContainsFunc(node.Spec.Taints, evicts):
 		if ok, wait := c.grant(node, now); !ok {

@@ -58,26 +58,33 @@ func (w *wire) questions() int {
 
 func start(t *testing.T, c *schedtest.Cluster, w *wire) {
 	t.Helper()
+	startAt(t, c, Config{Liveness: w}, clock.RealClock{}, func(*controller) {})
+}
+
+func startAt(t *testing.T, c *schedtest.Cluster, cfg Config, at clock.WithTicker, change func(*controller)) *controller {
+	t.Helper()
 	env := loop.Env{
 		Client:    c.Client,
 		Informers: informers.NewSharedInformerFactory(c.Client, 0),
-		Events:    loop.NewEvents(c.Client, clock.RealClock{}),
-		Clock:     clock.RealClock{},
+		Events:    loop.NewEvents(c.Client, at),
+		Clock:     at,
 	}
-	l, err := New(env, Config{Liveness: w})
+	l, err := newController(env, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
+	change(l)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	env.Informers.StartWithContext(ctx)
 	wg.Go(func() {
-		if err := l.Run(ctx); err != nil {
+		if err := l.run(ctx); err != nil {
 			t.Errorf("loop ended with %v", err)
 		}
 	})
 	wg.Go(func() { _ = env.Events.Run(ctx) })
 	t.Cleanup(func() { cancel(); wg.Wait(); env.Informers.Shutdown() })
+	return l
 }
 
 func nodes(n int) (out []runtime.Object) {

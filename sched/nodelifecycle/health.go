@@ -1,6 +1,7 @@
 package nodelifecycle
 
 import (
+	"container/list"
 	"slices"
 	"time"
 
@@ -25,6 +26,16 @@ type seen struct {
 	// dead: gossip suspected the node and its agent did not answer; no
 	// heartbeat since.
 	dead bool
+
+	// node: there is a Node of the name; zone is its zone, and unknown says that its
+	// Ready condition is.
+	node    bool
+	zone    string
+	unknown bool
+	// at is its place in controller.heardOf; nil: the heartbeat is older than Grace.
+	at *list.Element
+	// counted is as what the census has it.
+	counted member
 }
 
 // silent reports whether the node must be taken for unreachable, and if not,

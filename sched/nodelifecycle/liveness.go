@@ -138,6 +138,7 @@ func (c *controller) confirm(ctx context.Context, node string) {
 	dead := err != nil && !s.heartbeat.After(begin)
 	changed := s.dead != dead
 	s.dead = dead
+	c.count(s)
 	c.mu.Unlock()
 	if !changed {
 		return

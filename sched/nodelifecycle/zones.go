@@ -65,18 +65,26 @@ func paces(all map[string]Zone) map[string]pace {
 		none = none && z.Lost == z.All
 	}
 	for name, z := range all {
-		switch {
-		case none:
-			out[name] = pace{held: true}
-		case z.Lost == z.All:
-			out[name] = pace{every: lostZonePace}
-		case 2*z.Lost > z.All && z.All > largeZone:
-			out[name] = pace{every: largeZonePace}
-		case 2*z.Lost > z.All:
-			out[name] = pace{held: true}
+		if p := z.pace(none); p != (pace{}) {
+			out[name] = p
 		}
 	}
 	return out
+}
+
+// pace decides it for one zone; none: there is no zone that is not lost altogether.
+func (z Zone) pace(none bool) pace {
+	switch {
+	case none:
+		return pace{held: true}
+	case z.Lost == z.All:
+		return pace{every: lostZonePace}
+	case 2*z.Lost > z.All && z.All > largeZone:
+		return pace{every: largeZonePace}
+	case 2*z.Lost > z.All:
+		return pace{held: true}
+	}
+	return pace{}
 }
 
 // String says how much is lost of which zone.
@@ -106,28 +114,60 @@ func Suspended(nodes []*corev1.Node) (out []Zone) {
 	return out
 }
 
+// turns are when the lost nodes of a paced zone may be evicted, one after the other.
+type turns struct {
+	every      time.Duration
+	last, free time.Time            // the last turn that was taken, the first that is not promised
+	of         map[string]time.Time // promised, by node
+}
+
 // grant reports whether the pods of a node that is lost may be evicted now, and if
-// not, after what time to ask again. A node that was granted it stays so until it is
-// heard of.
+// not, after what time to ask again: each node has a turn of its own, so that those
+// which wait do not all ask for the next one. A node that was granted it stays so until
+// it is heard of; a turn of a node that is heard of before is left out.
 func (c *controller) grant(node *corev1.Node, now time.Time) (bool, time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	zone := zoneOf(node)
-	every := c.paces[zone].every
+	every := c.census.pace(zone).every
 	if every == 0 || c.granted[node.Name] {
 		return true, 0
 	}
-	if left := c.next[zone].Sub(now); left > 0 {
+	t := c.turns[zone]
+	if t == nil {
+		t = &turns{}
+		c.turns[zone] = t
+	}
+	if t.every != every { // all are woken when the pace changes, and ask anew
+		t.every, t.free, t.of = every, t.last.Add(every), map[string]time.Time{}
+	}
+	at, promised := t.of[node.Name]
+	if !promised {
+		if at = t.free; at.Before(now) {
+			at = now
+		}
+		t.of[node.Name], t.free = at, at.Add(every)
+	}
+	if left := max(at.Sub(now), t.last.Add(every).Sub(now)); left > 0 {
 		return false, left
 	}
-	c.next[zone] = now.Add(every)
+	delete(t.of, node.Name)
+	t.last = now
 	c.granted[node.Name] = true
 	return true, 0
+}
+
+// found takes note that a node is not lost, or gone; mu is held.
+func (c *controller) found(node *corev1.Node) {
+	delete(c.granted, node.Name)
+	if t := c.turns[zoneOf(node)]; t != nil {
+		delete(t.of, node.Name)
+	}
 }
 
 // held reports whether evictions from the node's zone wait.
 func (c *controller) held(node *corev1.Node) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.paces[zoneOf(node)].held
+	return c.census.pace(zoneOf(node)).held
 }

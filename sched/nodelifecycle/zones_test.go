@@ -40,7 +40,9 @@ func TestPaces(t *testing.T) {
 
 // A zone's nodes have their turn one after the other, each once.
 func TestGrant(t *testing.T) {
-	c := &controller{paces: map[string]pace{"a": {every: lostZonePace}}, next: map[string]time.Time{}, granted: map[string]bool{}}
+	c := &controller{census: newCensus(), turns: map[string]*turns{}, granted: map[string]bool{}}
+	c.census.add(member{zone: "a", counts: true, lost: true}, 5)
+	c.census.add(member{zone: "b", counts: true}, 2)
 	node := func(name, zone string) *corev1.Node {
 		return schedtest.Node(name).Label(corev1.LabelTopologyZone, zone).Obj()
 	}
@@ -63,6 +65,55 @@ func TestGrant(t *testing.T) {
 		if ok, wait := c.grant(node(tt.node, tt.zone), at.Add(tt.after)); ok != (tt.wait == 0) || wait != tt.wait {
 			t.Errorf("after %s node %s: %t, wait %s, want %s", tt.after, tt.node, ok, wait, tt.wait)
 		}
+	}
+}
+
+// Nodes that wait for their turn have one each: they asked for the next one all
+// together, each time that one of them had it.
+func TestTurns(t *testing.T) {
+	c := &controller{census: newCensus(), turns: map[string]*turns{}, granted: map[string]bool{}}
+	c.census.add(member{zone: "", counts: true, lost: true}, 50)
+	c.census.add(member{zone: "other", counts: true}, 1)
+	node := func(i int) *corev1.Node { return schedtest.Node(fmt.Sprint(i)).Obj() }
+	at := time.Unix(1000, 0)
+	due := make([]time.Duration, 50)
+	for i := range due {
+		_, due[i] = c.grant(node(i), at)
+		if want := time.Duration(i) * lostZonePace; due[i] != want {
+			t.Fatalf("node %d has to wait %s, want %s", i, due[i], want)
+		}
+		if _, again := c.grant(node(i), at.Add(time.Second)); i > 0 && again != due[i]-time.Second {
+			t.Fatalf("node %d has to wait %s a second later", i, again)
+		}
+	}
+	for i := 1; i < 20; i++ { // each asks when it was said to
+		if ok, wait := c.grant(node(i), at.Add(due[i])); !ok {
+			t.Errorf("node %d has to wait %s though its turn has come", i, wait)
+		}
+	}
+	// A loop that was late: no two in one moment.
+	late := at.Add(due[25])
+	if ok, _ := c.grant(node(21), late); !ok {
+		t.Error("a turn that is over is lost")
+	}
+	if ok, wait := c.grant(node(22), late); ok || wait != lostZonePace {
+		t.Errorf("another turn at once: %t, %s", ok, wait)
+	}
+	// One that is heard of gives its turn up, and has another when it is lost again.
+	c.found(node(30))
+	if _, wait := c.grant(node(30), late); wait != at.Add(50*lostZonePace).Sub(late) {
+		t.Errorf("lost again, it has to wait %s", wait)
+	}
+	// At another pace the turns are others; the last one counts.
+	c.census.add(member{zone: "", counts: true}, 10)
+	for i := range 3 {
+		if ok, wait := c.grant(node(40+i), late); ok || wait != time.Duration(i+1)*largeZonePace {
+			t.Errorf("at the slower pace the node has to wait %s", wait)
+		}
+	}
+	c.census.add(member{zone: "", counts: true}, 50) // half are lost: all at once
+	if ok, _ := c.grant(node(49), late); !ok {
+		t.Error("a node has to wait though evictions are not paced any more")
 	}
 }
 

@@ -52,7 +52,7 @@ var readers = map[string]func(*pluginArgs, []byte) error{
 	preemption:                        (*pluginArgs).readPreemption,
 	"NodeAffinity":                    (*pluginArgs).readNodeAffinity,
 	"NodeResourcesBalancedAllocation": (*pluginArgs).readBalanced,
-	"PodTopologySpread":               (*pluginArgs).readSpread,
+	topologySpread:                    (*pluginArgs).readSpread,
 	"VolumeBinding":                   (*pluginArgs).readVolumeBinding,
 	dynamicResources:                  (*pluginArgs).readDevices,
 }

@@ -26,12 +26,12 @@ var filters = []Filter{
 	{Name: "TaintToleration", prepare: filterTaints, wokenBy: nodeAdded | nodeSpec},
 	{Name: "NodeAffinity", prepare: filterNodeAffinity, wokenBy: nodeAdded | nodeLabels},
 	{Name: "NodePorts", prepare: filterPorts, wokenBy: nodeAdded | podGone},
-	{Name: "VolumeRestrictions", prepare: filterVolumeUsers, wokenBy: podGone},
+	{Name: volumeRestrictions, prepare: filterVolumeUsers, wokenBy: podGone},
 	{Name: "VolumeBinding", prepare: filterVolumes, wokenBy: nodeAdded | nodeLabels | volumeChanged},
 	{Name: "NodeVolumeLimits", prepare: filterVolumeLimits, wokenBy: nodeAdded | volumeChanged | podGone},
 	{Name: "NodeResourcesFit", prepare: filterResources, wokenBy: nodeAdded | nodeAllocatable | podGone},
 	{Name: interPodAffinity, prepare: filterPodAffinity, wokenBy: nodeAdded | nodeLabels | podGone | podPlaced},
-	{Name: "PodTopologySpread", prepare: filterSpread, wokenBy: nodeAdded | nodeRemoved | nodeLabels | podGone | podPlaced},
+	{Name: topologySpread, prepare: filterSpread, wokenBy: nodeAdded | nodeRemoved | nodeLabels | podGone | podPlaced},
 	// The search for devices is the dearest rule of all. What a pod leaves behind
 	// helps no pod until its claims are deallocated, which is a deviceChanged.
 	{Name: dynamicResources, prepare: filterDevices, wokenBy: nodeAdded | nodeLabels | deviceChanged},

@@ -6,11 +6,15 @@ import (
 	"k8s.io/utils/ptr"
 )
 
+// topologySpread is the name of the rule and of the score, as upstream has it.
+const topologySpread = "PodTopologySpread"
+
 // spread is one topology spread constraint with the number of matching pods in
 // each domain it looks at.
 type spread struct {
 	constraint *corev1.TopologySpreadConstraint
 	self       int            // 1 if the pod matches its own constraint
+	living     *tally         // the matching pods that are not about to go
 	counts     map[string]int // by domain; none is 0. It may be a tally's own: read only
 	least      int
 }
@@ -26,17 +30,16 @@ func spreads(s *snapshot, p *podInfo, action corev1.UnsatisfiableConstraintActio
 			continue
 		}
 		sp := spread{constraint: c}
-		var living *tally
 		if byOwner {
-			sp.self, living = 1, s.owned(p.owner)
+			sp.self, sp.living = 1, s.owned(p.owner)
 		} else {
 			match := withPodLabels(selector(c.LabelSelector), p.pod, c.MatchLabelKeys, nil)
 			if match.Matches(labels.Set(p.pod.Labels)) {
 				sp.self = 1
 			}
-			living = s.living(p.pod.Namespace, match)
+			sp.living = s.living(p.pod.Namespace, match)
 		}
-		domains := sp.count(s, p, living)
+		domains := sp.count(s, p)
 		if len(sp.counts) == domains {
 			sp.least = fewest(sp.counts)
 		}
@@ -51,16 +54,16 @@ func spreads(s *snapshot, p *podInfo, action corev1.UnsatisfiableConstraintActio
 // count fills in how many of the living pods are in each eligible domain, and
 // returns how many such domains there are. Where no node is left out, the tallies
 // know it already; otherwise each node is asked.
-func (sp *spread) count(s *snapshot, p *podInfo, living *tally) (domains int) {
+func (sp *spread) count(s *snapshot, p *podInfo) (domains int) {
 	c := sp.constraint
 	if allEligible(p, c) {
-		sp.counts = living.in(c.TopologyKey)
+		sp.counts = sp.living.in(c.TopologyKey)
 		return len(s.all.in(c.TopologyKey))
 	}
 	sp.counts = map[string]int{}
 	for _, n := range s.list {
 		if value, ok := topologyValue(n, c.TopologyKey); ok && eligible(n, p, c) {
-			sp.counts[value] += living.nodes[n]
+			sp.counts[value] += sp.living.nodes[n]
 		}
 	}
 	return len(sp.counts)

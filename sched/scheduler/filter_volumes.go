@@ -115,6 +115,9 @@ func (s *snapshot) usersOf(pod *corev1.Pod, claim string) (out []types.UID) {
 	return out
 }
 
+// volumeRestrictions is the name of the rule, as upstream has it.
+const volumeRestrictions = "VolumeRestrictions"
+
 var inUse = []string{"node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode"}
 
 // filterVolumeUsers refuses all nodes while another pod uses a claim of the pod's that

@@ -23,6 +23,10 @@ import (
 // among, unless a profile says another number.
 const maxCandidates = 100
 
+// maxFailures is on how many nodes one preemption tries in vain: other pods wait
+// meanwhile. The pod is tried again soon, from another node on.
+const maxFailures = 500
+
 // nomination is the place that a waiting pod has been promised: pods went, or
 // go, for its sake.
 type nomination struct {
@@ -95,13 +99,15 @@ func (s *snapshot) leaving(p *podInfo) (out []*corev1.Pod) {
 
 // preempt looks for the node where the loss of pods of lower priority that
 // makes room for p hurts least; nil if there is none. It begins anywhere in the list
-// and ends when it has enough nodes to choose from, or has seen all: nodes where
-// nothing helps do not use up its search.
+// and ends when it has enough nodes to choose from, has tried maxFailures in vain (then
+// p.unseen is set), or has seen all: nodes where clearly nothing helps are not tried.
 func preempt(s *snapshot, p *podInfo, budgets []*policyv1.PodDisruptionBudget) *candidate {
 	if len(s.list) == 0 {
 		return nil
 	}
 	var best *candidate
+	p.unseen = false
+	failed := 0
 	found, start, enough := 0, rand.IntN(len(s.list)), s.profile(p).args.candidates(len(s.list))
 	hopeless, mayHelp := hopelessFor(s, p), lossMayHelp(s, p)
 	for i := range s.list {
@@ -111,6 +117,10 @@ func preempt(s *snapshot, p *podInfo, budgets []*policyv1.PodDisruptionBudget) *
 		}
 		c := s.without(p, n, budgets)
 		if c == nil {
+			if failed++; failed == maxFailures {
+				p.unseen = i < len(s.list)-1
+				break
+			}
 			continue
 		}
 		if best == nil || c.better(best) {
@@ -121,26 +131,6 @@ func preempt(s *snapshot, p *podInfo, budgets []*policyv1.PodDisruptionBudget) *
 		}
 	}
 	return best
-}
-
-// lossMayHelp returns what reports whether the node has pods that may go for p's
-// sake, and without all of them the processors and the memory that p asks for. It
-// spares most nodes of a full cluster the search for victims.
-func lossMayHelp(s *snapshot, p *podInfo) func(*nodeInfo) bool {
-	fit := slices.ContainsFunc(s.profile(p).filters, func(f Filter) bool { return f.Name == resourcesFit })
-	return func(n *nodeInfo) bool {
-		var lower bool
-		cpu, memory := n.requested.cpu, n.requested.memory
-		for _, other := range n.pods {
-			if priority(other) < priority(p) {
-				lower = true
-				cpu -= other.requests.cpu
-				memory -= other.requests.memory
-			}
-		}
-		short := func(want, used, have int64) bool { return want > 0 && want > have-used }
-		return lower && !(fit && (short(p.requests.cpu, cpu, n.allocatable.cpu) || short(p.requests.memory, memory, n.allocatable.memory)))
-	}
 }
 
 // hopelessFor returns what reports whether a rule refuses a node that no pod's

@@ -120,7 +120,7 @@ func givesPods(n *nodeInfo) bool {
 }
 
 // balanced are the rules that can be broken by what happens after a pod was bound.
-var balanced = map[string]bool{"TaintToleration": true, "NodeAffinity": true, interPodAffinity: true, "PodTopologySpread": true}
+var balanced = map[string]bool{"TaintToleration": true, "NodeAffinity": true, interPodAffinity: true, topologySpread: true}
 
 // dryRun is what the scheduler would do with a placed pod, if it had no node.
 type dryRun struct {

@@ -224,7 +224,11 @@ func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) placement {
 	key := loop.KeyOf(pod)
 	s.why.Store(key, &why) // a pointer: compared when it has been written
 	s.reporter.Enqueue(key)
-	s.queue.park(pod.UID, v.wokenBy)
+	if p.unseen && why.node == "" {
+		s.queue.fail(pod.UID) // it need not wait for a change
+	} else {
+		s.queue.park(pod.UID, v.wokenBy)
+	}
 	klog.FromContext(ctx).V(3).Info("pod fits no node", "pod", klog.KObj(pod), "why", message)
 	return placement{}
 }

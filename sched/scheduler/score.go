@@ -31,7 +31,7 @@ var scores = []Score{
 	{Name: "TaintToleration", weight: 3, prepare: scoreTaints, scale: fewerIsBetter},
 	{Name: "NodeAffinity", weight: 2, prepare: scoreNodeAffinity, scale: moreIsBetter},
 	{Name: interPodAffinity, weight: 2, prepare: scorePodAffinity, scale: moreIsBetter},
-	{Name: "PodTopologySpread", weight: 2, prepare: scoreSpread, scale: fewerIsBetter},
+	{Name: topologySpread, weight: 2, prepare: scoreSpread, scale: fewerIsBetter},
 	{Name: "ImageLocality", weight: 1, prepare: scoreImageLocality},
 	{Name: dynamicResources, weight: 2, prepare: scoreDevices, scale: moreIsBetter},
 }

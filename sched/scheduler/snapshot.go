@@ -33,6 +33,7 @@ type podInfo struct {
 	choosy    bool          // it says which of the nodes that fit it prefers
 	storage   *demand       // what its claims ask for; nil: it has none
 	devices   *deviceDemand // the same of its resourceclaims
+	unseen    bool          // the last preemption for it ended before it had seen all nodes
 }
 
 func newPodInfo(pod *corev1.Pod) *podInfo {
@@ -118,6 +119,8 @@ type snapshot struct {
 	namespaces map[string]labels.Set
 	// matchings are the tallies that rules asked for, by what they count.
 	matchings map[string]*matching
+	// byOwner are those that constraints of a profile asked for, by controller.
+	byOwner map[types.UID]*tally
 }
 
 func newSnapshot() *snapshot {
@@ -132,6 +135,7 @@ func newSnapshot() *snapshot {
 		nominated:  map[types.UID]nomination{},
 		namespaces: map[string]labels.Set{},
 		matchings:  map[string]*matching{},
+		byOwner:    map[types.UID]*tally{},
 		repelling:  newHeldTerms(),
 		attracting: newHeldTerms(),
 		preferring: newHeldTerms(),
@@ -242,8 +246,7 @@ func (s *snapshot) put(p *podInfo, node string) {
 	n.weight.add(p.weight)
 	s.placed[p.pod.UID] = node
 	if p.counts() {
-		n.owners[p.owner]++
-		s.zones.add(p.owner, n.zoneID, 1)
+		s.own(n, p.owner, 1)
 	}
 	s.tallied(n, p, 1)
 }
@@ -264,10 +267,7 @@ func (s *snapshot) removePod(uid types.UID) {
 	delete(s.placed, uid)
 	delete(s.assumed, uid)
 	if p.counts() {
-		if n.owners[p.owner]--; n.owners[p.owner] == 0 {
-			delete(n.owners, p.owner)
-		}
-		s.zones.add(p.owner, n.zoneID, -1)
+		s.own(n, p.owner, -1)
 	}
 	s.tallied(n, p, -1)
 	s.prune(n)

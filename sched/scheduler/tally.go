@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -113,12 +112,34 @@ func (s *snapshot) living(namespace string, match labels.Selector) *tally {
 	})
 }
 
-// owned counts a controller's pods that are not about to go.
+// owned counts a controller's pods that are not about to go. It is kept while it has
+// any: unlike a matching it costs nothing for pods of others, and constraints that hold
+// for all controllers ask for that of each.
 func (s *snapshot) owned(owner types.UID) *tally {
-	return s.matching("owned "+string(owner), false, func(pod *corev1.Pod) bool {
-		ref := metav1.GetControllerOfNoCopy(pod)
-		return ref != nil && ref.UID == owner && pod.DeletionTimestamp == nil
-	})
+	t := s.byOwner[owner]
+	if t != nil {
+		return t
+	}
+	maps.DeleteFunc(s.byOwner, func(_ types.UID, t *tally) bool { return len(t.nodes) == 0 })
+	t = newTally()
+	for _, n := range s.list {
+		if count := n.owners[owner]; count > 0 {
+			t.add(n, count)
+		}
+	}
+	s.byOwner[owner] = t
+	return t
+}
+
+// own adds to what is counted of a controller's pods on a node.
+func (s *snapshot) own(n *nodeInfo, owner types.UID, by int) {
+	if n.owners[owner] += by; n.owners[owner] == 0 {
+		delete(n.owners, owner)
+	}
+	s.zones.add(owner, n.zoneID, by)
+	if t := s.byOwner[owner]; t != nil {
+		t.add(n, by)
+	}
 }
 
 // meeting counts the pods that match all of the terms.
@@ -154,6 +175,11 @@ func (s *snapshot) tallied(n *nodeInfo, p *podInfo, by int) {
 // relabelled moves what is counted on a node to its new labels' domains.
 func (s *snapshot) relabelled(n *nodeInfo, before map[string]string) {
 	s.rezone(n)
+	for owner := range n.owners {
+		if t := s.byOwner[owner]; t != nil {
+			t.relabel(n, before)
+		}
+	}
 	for _, m := range s.matchings {
 		m.relabel(n, before)
 	}

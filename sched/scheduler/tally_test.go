@@ -22,7 +22,7 @@ func TestTalliesAreWhatCountingGives(t *testing.T) {
 		s := newSnapshot()
 		sets := []*schedtest.PodBuilder{
 			schedtest.Pod("a").Label("app", "a").Apart("zone", "app", "b"),
-			schedtest.Pod("b").Label("app", "b"),
+			schedtest.Pod("b").Label("app", "b").OwnedBy(schedtest.ReplicaSet("web", 1), replicaset.Kind),
 			schedtest.Pod("c").Label("app", "b").Label("tier", "x"),
 		}
 		questions := func(s *snapshot) (living, meeting *tally) {
@@ -79,6 +79,15 @@ func TestTalliesAreWhatCountingGives(t *testing.T) {
 				}
 			}
 			same("all", s.all, all)
+			owned, owner := newTally(), schedtest.ReplicaSet("web", 1).UID
+			for _, n := range s.list {
+				for _, p := range n.pods {
+					if p.owner == owner && p.pod.DeletionTimestamp == nil {
+						owned.add(n, 1)
+					}
+				}
+			}
+			same("owned", s.owned(owner), owned)
 			// What is counted at once is what asking each node gives: here they all
 			// have the label that the second pod asks for.
 			free := schedtest.Pod("free").Label("app", "b").Spread("zone", 1, corev1.DoNotSchedule, "app", "b")
@@ -156,5 +165,42 @@ func TestASampleOfNodes(t *testing.T) {
 	wishes := schedtest.Pod("wishes").Spread(corev1.LabelHostname, 1, corev1.ScheduleAnyway, "app", "x").Obj()
 	if v := runFilters(s, newPodInfo(wishes)); len(v.fit) != nodes {
 		t.Errorf("a pod with preferences chooses among %d nodes", len(v.fit))
+	}
+}
+
+// Constraints for all controllers had a tally of each controller push out those that
+// pods asked for, and each other's: with more than maxMatching of them all pods were
+// counted anew for each decision.
+func TestControllersOfListedConstraintsKeepTheirTallies(t *testing.T) {
+	s := world([]*schedtest.NodeBuilder{schedtest.Node("a").Label("rack", "1"), schedtest.Node("b").Label("rack", "2")})
+	s.profiles = profilesOf(oneProfile(t, "{name: PodTopologySpread, args: {defaultingType: List, defaultConstraints: [{maxSkew: 1, topologyKey: rack, whenUnsatisfiable: DoNotSchedule}]}}"))
+	asked := s.living("default", labels.SelectorFromSet(labels.Set{"app": "x"}))
+	const many = 3 * maxMatching
+	pod := func(i int, name string) *podInfo {
+		return newPodInfo(schedtest.Pod(fmt.Sprint(name, i)).OwnedBy(schedtest.ReplicaSet(fmt.Sprint("rs", i), 2), replicaset.Kind).Obj())
+	}
+	first := make([]*tally, many)
+	for i := range many {
+		s.assume(pod(i, "first"), "a")
+		hard := spreads(s, pod(i, "second"), corev1.DoNotSchedule)
+		first[i] = hard[0].living
+		if hard[0].counts["1"] != 1 || hard[0].counts["2"] != 0 {
+			t.Fatalf("controller %d is counted %v", i, hard[0].counts)
+		}
+	}
+	for i := range many {
+		if spreads(s, pod(i, "second"), corev1.DoNotSchedule)[0].living != first[i] {
+			t.Fatalf("the pods of controller %d were counted anew", i)
+		}
+	}
+	if s.living("default", labels.SelectorFromSet(labels.Set{"app": "x"})) != asked {
+		t.Error("what another pod asked for was counted anew")
+	}
+	for i := range many {
+		s.removePod(pod(i, "first").pod.UID)
+	}
+	s.owned("another")
+	if n := len(s.byOwner); n > 1 {
+		t.Errorf("%d controllers are kept that have no pods", n-1)
 	}
 }

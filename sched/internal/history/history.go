@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"maps"
+	"reflect"
 	"slices"
 	"strconv"
 
@@ -19,9 +20,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/rand"
 
 	"github.com/clusterd/clusterd/apis/core"
+	"github.com/clusterd/clusterd/apis/quantity"
 )
 
 // HashLabel tells the revisions of one owner, and the pods made of them, apart.
@@ -45,14 +48,19 @@ func encode(template *corev1.PodTemplateSpec) ([]byte, error) {
 var errNoTemplate = errors.New("data holds no spec.template")
 
 // Template returns the pod template that a revision holds, with today's
-// defaults.
+// defaults. To the API the data is opaque: whoever may write revisions may write
+// anything there, so that quantities are looked at before they are parsed, and names
+// are read by the letter, as there.
 func Template(r *appsv1.ControllerRevision) (*corev1.PodTemplateSpec, error) {
 	var data struct {
 		Spec struct {
 			Template *corev1.PodTemplateSpec `json:"template"`
 		} `json:"spec"`
 	}
-	if err := json.Unmarshal(r.Data.Raw, &data); err != nil {
+	if err := quantity.InJSON(r.Data.Raw, reflect.TypeOf(data)); err != nil {
+		return nil, fmt.Errorf("revision %s: data: %w", r.Name, err)
+	}
+	if err := utiljson.Unmarshal(r.Data.Raw, &data); err != nil {
 		return nil, fmt.Errorf("revision %s: %w", r.Name, err)
 	}
 	if data.Spec.Template == nil {

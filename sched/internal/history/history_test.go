@@ -1,6 +1,7 @@
 package history
 
 import (
+	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -109,5 +110,30 @@ func TestSurplus(t *testing.T) {
 	}
 	if got := Surplus(all, -1, inUse); got != nil {
 		t.Errorf("a negative limit drops %v", got)
+	}
+}
+
+// Whoever may write revisions could end the leader, and each next one, with a quantity
+// that nothing can compute with: a million digits take half a second here, and two
+// billions all memory.
+func TestDataIsLookedAtBeforeItIsParsed(t *testing.T) {
+	const huge = "1e-1000000"
+	for _, data := range []string{
+		`{"spec":{"template":{"spec":{"containers":[{"resources":{"limits":{"cpu":"` + huge + `"}}}]}}}}`,
+		`{"spec":{"template":{"spec":{"overhead":{"cpu":"` + huge + `"},"overhead":{"cpu":"1"}}}}}`,
+		`{"spec":{"template":{"spec":{"volumes":[{"emptyDir":{"sizeLimit":"1\u0065-1000000"}}]}}}}`,
+	} {
+		r := &appsv1.ControllerRevision{ObjectMeta: metav1.ObjectMeta{Name: "db-1"}}
+		r.Data.Raw = []byte(data)
+		if _, err := Template(r); err == nil || !strings.Contains(err.Error(), "revision db-1: data: spec.template.spec.") || !strings.Contains(err.Error(), "exponent") {
+			t.Errorf("%s: %v", data, err)
+		}
+	}
+	// Names are read by the letter, as they are looked at.
+	r := &appsv1.ControllerRevision{ObjectMeta: metav1.ObjectMeta{Name: "db-1"}}
+	r.Data.Raw = []byte(`{"spec":{"template":{"Spec":{"Overhead":{"cpu":"` + huge + `"}}}}}`)
+	template, err := Template(r)
+	if err != nil || template.Spec.Overhead != nil {
+		t.Errorf("names in other letters are read: %v, %v", template, err)
 	}
 }
