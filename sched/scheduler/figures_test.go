@@ -72,5 +72,21 @@ func TestFigures(t *testing.T) {
 				}
 			}
 		}))
+		// In vain: no node has the device; and an equal has the port on each.
+		inVain := func(what string, urgent *podInfo) {
+			say(what, nodes, testing.Benchmark(func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					if preempt(s, urgent, nil) != nil {
+						b.Fatal("there is room to be made")
+					}
+				}
+			}))
+		}
+		inVain("preempt in vain, no device", newPodInfo(gpus(schedtest.Pod("urgent"), "1").Priority(100).Obj()))
+		for i := range nodes {
+			s.setPod(schedtest.Pod(fmt.Sprint("equal", i)).On(fmt.Sprintf("n%d", i)).HostPort(80).Priority(100).Obj())
+		}
+		inVain("preempt in vain, port", newPodInfo(schedtest.Pod("urgent").CPU("1").HostPort(80).Priority(100).Obj()))
 	}
 }

@@ -53,6 +53,9 @@ func (sp *spread) refusesWithout(n *nodeInfo) bool {
 // roomWithoutLower reports whether the node has pods of lower priority than p's, and,
 // if fit, without all of them what p requests.
 func roomWithoutLower(n *nodeInfo, p *podInfo, fit bool) bool {
+	if fit && exceeds(n, p) {
+		return false
+	}
 	lower := 0
 	cpu, memory := n.allocatable.cpu-n.requested.cpu, n.allocatable.memory-n.requested.memory
 	for _, other := range n.pods {
@@ -90,4 +93,18 @@ func roomWithoutLower(n *nodeInfo, p *podInfo, fit bool) bool {
 		}
 	}
 	return true
+}
+
+// exceeds reports whether the pod requests more of something than the node has
+// altogether.
+func exceeds(n *nodeInfo, p *podInfo) bool {
+	if p.requests.cpu > n.allocatable.cpu || p.requests.memory > n.allocatable.memory {
+		return true
+	}
+	for name, want := range p.requests.other {
+		if want > n.allocatable.of(name) && !p.devices.gives(n, name) {
+			return true
+		}
+	}
+	return false
 }
