@@ -55,7 +55,6 @@ func (a *clusterAPI) authorityStatus(ctx context.Context) (v1.AuthorityStatus, e
 		for _, p := range state.Of {
 			status.Of = append(status.Of, string(p))
 		}
-		status.Split = state.Split
 	}
 	waiting := state.Waiting(members, time.Now())
 	for _, m := range members {

@@ -72,10 +72,14 @@ func TestDocsAreFound(t *testing.T) {
 }
 
 // TestLinks: what pages link to in the repository is there.
-func TestLinks(t *testing.T) {
+func TestLinks(t *testing.T) { checkLinks(t, "../..") }
+
+// checkLinks looks at the pages below a folder.
+func checkLinks(t *testing.T, root string) {
+	t.Helper()
 	link := regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
 	found := 0
-	for _, page := range docstest.Pages(t, "../..") {
+	for _, page := range docstest.Pages(t, root) {
 		b, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)

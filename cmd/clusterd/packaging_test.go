@@ -4,7 +4,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -18,22 +17,7 @@ func TestPackagedDocs(t *testing.T) {
 	if out, err := exec.Command("../../packaging/docs.sh", dir).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	link, found := regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`), 0
-	for _, page := range docstest.Pages(t, dir) {
-		b, err := os.ReadFile(page)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, m := range link.FindAllStringSubmatch(string(b), -1) {
-			found++
-			if _, err := os.Stat(filepath.Join(filepath.Dir(page), m[1])); err != nil {
-				t.Errorf("%s: %v", page, err)
-			}
-		}
-	}
-	if found < 50 {
-		t.Errorf("only %d links were found", found)
-	}
+	checkLinks(t, dir)
 	for _, name := range []string{"packaging/monitoring/rules.yaml", "packaging/monitoring/grafana.json", "examples/hello.yaml", "docs/install.md", "LICENSE"} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
 			t.Error(err)

@@ -194,8 +194,6 @@ type AuthorityStatus struct {
 	Since  time.Time `json:"since,omitzero"`
 	// Of are the purposes whose authorities are exchanged.
 	Of []string `json:"of,omitempty"`
-	// Split: these get authorities of their own.
-	Split bool `json:"split,omitempty"`
 	// Ends is when the old authority is given up at the earliest, in reissue.
 	Ends        time.Time         `json:"ends,omitzero"`
 	Authorities []AuthorityInfo   `json:"authorities"`
