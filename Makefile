@@ -74,7 +74,7 @@ image: ## build the examples' images: bin/hello.tar, bin/operator.tar
 	@hack/own.sh
 
 .PHONY: demo
-demo: build image ## three nodes on this machine, one manifest, real containers
+demo: build image ## five nodes on this machine, a Service, a Gateway, real containers
 	$(GO) run ./e2e/demo up
 
 .PHONY: demo-down
