@@ -174,6 +174,9 @@ security-test: build image ## 856 attacks on three servers and two agents; ATTAC
 ui-test: build image ## the web page in headless Chromium, beside three nodes; screenshots in bin/ui (root)
 	e2e/browser/run.sh
 
+# Programs built with -trimpath do not say with which flags they were linked.
+upgrade-test release-test vagrant-test systemd-test: export CLUSTERD_LDFLAGS = $(LDFLAGS)
+
 .PHONY: upgrade-test
 upgrade-test: build image ## from the programs of PREVIOUS (the last tag, or the commit before) to these and back, under traffic; then release-test (root)
 	hack/previous.sh $(PREVIOUS)
