@@ -124,7 +124,7 @@ func TestE2EAgents(t *testing.T) {
 			})
 		}
 		roleIs("control-plane", "agent")
-		mustContain(t, "logs of the server", e.ctl("logs", "-n", ns, "on-a1"), "serving on")
+		e.eventuallyHas([]string{"logs", "-n", ns, "on-a1"}, "serving on")
 		leader := e.leader()
 		other := e.other(leader, "a1", "a2") // the leader will have no API to ask
 		e.use(other)
@@ -133,7 +133,7 @@ func TestE2EAgents(t *testing.T) {
 		mustContain(t, "promote it again", e.ctl("members", "promote", leader, by), `member "`+leader+`" is a server now`)
 		mustContain(t, "demote", e.ctl("members", "demote", "a1"), `member "a1" is an agent now`)
 		roleIs("agent", "control-plane")
-		mustContain(t, "logs of the agent", e.ctl("logs", "-n", ns, "on-a1"), "serving on")
+		e.eventuallyHas([]string{"logs", "-n", ns, "on-a1"}, "serving on")
 		if got := e.get(ns, "on-a1").Status.ContainerStatuses[0]; got.ContainerID != id || got.RestartCount != 0 {
 			t.Errorf("its pod was started again: %+v, before %s", got, id)
 		}

@@ -193,7 +193,8 @@ func TestE2EDevices(t *testing.T) {
 	// The node is killed: devices stay with their pods, and nothing is prepared anew.
 	e.must(e.Kill(n.Name))
 	e.must(e.Start(t.Context(), n.Name))
-	for _, p := range e.podsReady(ns, "app=users", 4) {
+	for _, p := range e.podsReady(ns, "app=users", 4) { // by what was written before, too: the node may not be asked yet
+		e.eventuallyHas([]string{"-n", ns, "exec", p.Name, "--", "/hello", "env"}, "CARD=")
 		if got := seen[e.card(ns, p.Name)]; got != p.Name || p.Status.ContainerStatuses[0].RestartCount != 0 {
 			t.Errorf("%s has the device of %s, %d restarts", p.Name, got, p.Status.ContainerStatuses[0].RestartCount)
 		}

@@ -332,7 +332,8 @@ func budgetExample(e *env, ns string) {
 
 func operatorExample(e *env, ns string) {
 	e.example(ns, "operator")
-	e.ctl("wait", "--for=condition=established", "crd/sites.example.clusterd.local", "--timeout=110s")
+	// Before there is a condition, wait ends at once.
+	e.eventuallyHas([]string{"wait", "--for=condition=established", "crd/sites.example.clusterd.local", "--timeout=110s"}, "condition met")
 	e.rolledOut(ns, "deployment/site-operator")
 	e.example(ns, "site")
 	ready := func(n string) {

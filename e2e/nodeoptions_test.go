@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/clusterd/clusterd/e2e/cluster"
+	"github.com/clusterd/clusterd/e2e/cluster/clustertest"
 	"github.com/clusterd/clusterd/e2e/features"
 )
 
@@ -287,12 +288,12 @@ func (e *env) reconfigure(n cluster.Node, change func(string) string) {
 
 // giveAddress gives the interface that has an address another one.
 func giveAddress(has, another string) error {
-	links, err := netlink.LinkList()
+	links, err := clustertest.Dump(netlink.LinkList)
 	if err != nil {
 		return err
 	}
 	for _, l := range links {
-		addrs, err := netlink.AddrList(l, netlink.FAMILY_V4)
+		addrs, err := clustertest.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_V4) })
 		if err != nil {
 			return err
 		}

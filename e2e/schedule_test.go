@@ -91,7 +91,7 @@ func TestE2ESchedule(t *testing.T) {
 			}
 		}
 		unschedulable("big-2", "0/3 nodes are available", "1 Insufficient cpu")
-		mustContain(t, "describe", e.ctl("-n", ns, "describe", "pod", "big-2"), "FailedScheduling", "Insufficient cpu")
+		e.eventuallyHas([]string{"-n", ns, "describe", "pod", "big-2"}, "FailedScheduling", "Insufficient cpu")
 		e.ctl("-n", ns, "annotate", "pod", "big-2", "clusterd.local/explain-scheduling=")
 		unschedulable("big-2", "1 Insufficient cpu", "n1: NodeAffinity: node(s) didn't match", "n3: NodeResourcesFit: Insufficient cpu")
 		e.ctl("-n", ns, "delete", "pod", "big-1", "--grace-period=1")
@@ -190,7 +190,7 @@ func TestE2ESchedule(t *testing.T) {
 	t.Run("drain", func(t *testing.T) {
 		e.createDeployment(ns, deployment("web", 3))
 		e.podsReady(ns, "app=web", 3)
-		out := e.ctl("drain", "n2", "--ignore-daemonsets", "--force", "--delete-emptydir-data", "--timeout=60s")
+		out := e.ctl("drain", "n2", "--ignore-daemonsets", "--force", "--delete-emptydir-data", "--timeout=110s")
 		mustContain(t, "drain", out, "n2 drained")
 		for _, p := range e.podsReady(ns, "app=web", 3) {
 			if p.Spec.NodeName == "n2" {
