@@ -149,7 +149,7 @@ func TestE2EAuthority(t *testing.T) {
 		for _, server := range []string{"n1", "n2", "n3"} {
 			by := "--kubeconfig=" + nodeOf(e, server).Kubeconfig()
 			mustContain(t, "a secret from before, by "+server, e.ctl("get", "secret", "-n", ns, "kept", "-o", "jsonpath={.data.word}", by), "ZnJvbS1iZWZvcmU=")
-			mustContain(t, "exec by "+server, e.ctl("exec", "-n", ns, "on-a1", by, "--", "/hello", "echo", "still"), "still")
+			e.eventuallyHas([]string{"exec", "-n", ns, "on-a1", by, "--", "/hello", "echo", "still"}, "still")
 		}
 		e.eventually("pods get the new authority", func(ctx context.Context) error {
 			cm, err := e.api.CoreV1().ConfigMaps(ns).Get(ctx, "kube-root-ca.crt", metav1.GetOptions{})

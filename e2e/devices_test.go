@@ -193,8 +193,7 @@ func TestE2EDevices(t *testing.T) {
 	// The node is killed: devices stay with their pods, and nothing is prepared anew.
 	e.must(e.Kill(n.Name))
 	e.must(e.Start(t.Context(), n.Name))
-	for _, p := range e.podsReady(ns, "app=users", 4) { // by what was written before, too: the node may not be asked yet
-		e.eventuallyHas([]string{"-n", ns, "exec", p.Name, "--", "/hello", "env"}, "CARD=")
+	for _, p := range e.podsReady(ns, "app=users", 4) {
 		if got := seen[e.card(ns, p.Name)]; got != p.Name || p.Status.ContainerStatuses[0].RestartCount != 0 {
 			t.Errorf("%s has the device of %s, %d restarts", p.Name, got, p.Status.ContainerStatuses[0].RestartCount)
 		}
@@ -260,12 +259,20 @@ func claimer(name, template string) *corev1.Pod {
 // card is the device that a pod's environment names.
 func (e *env) card(ns, pod string) string {
 	e.t.Helper()
-	for line := range strings.Lines(e.ctl("-n", ns, "exec", pod, "--", "/hello", "env")) {
-		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "CARD="); ok {
-			return name
+	card := ""
+	e.eventually(pod+" tells its device", func(context.Context) error { // a node that was just started takes no commands yet
+		env, errs, code := e.run("clusterctl", "", "-n", ns, "exec", pod, "--", "/hello", "env")
+		if code != 0 {
+			return errors.New(errs)
 		}
-	}
-	return ""
+		for line := range strings.Lines(env) {
+			if name, ok := strings.CutPrefix(strings.TrimSpace(line), "CARD="); ok {
+				card = name
+			}
+		}
+		return nil
+	})
+	return card
 }
 
 // cardIsUsable reads the device in a pod, and may not write to it.

@@ -229,10 +229,8 @@ func claimExample(e *env, ns string) {
 		}
 		return nil
 	})
-	series := e.ctl("get", "--raw", "/api/v1/nodes/"+after.Spec.NodeName+"/proxy/metrics")
-	if want := fmt.Sprintf(`kubelet_volume_stats_available_bytes{namespace="%s",persistentvolumeclaim="%s"} 0`, ns, claim[0]); !strings.Contains(series, want) {
-		e.t.Errorf("no series %s of the node", want)
-	}
+	e.eventuallyHas([]string{"get", "--raw", "/api/v1/nodes/" + after.Spec.NodeName + "/proxy/metrics"},
+		fmt.Sprintf(`kubelet_volume_stats_available_bytes{namespace="%s",persistentvolumeclaim="%s"} 0`, ns, claim[0]))
 }
 
 func daemonSetExample(e *env, ns string) {

@@ -94,7 +94,7 @@ func TestE2ENodeOptions(t *testing.T) {
 			t.Errorf("exit code %d", code)
 		}
 		// What runs is accounted for, all pods together, too.
-		mustContain(t, "accounting", e.ctl("get", "--raw", "/api/v1/nodes/n1/proxy/stats/summary"), `"systemContainers":[{"name":"pods"`, `"usageCoreNanoSeconds":`, `"workingSetBytes":`)
+		e.eventuallyHas([]string{"get", "--raw", "/api/v1/nodes/n1/proxy/stats/summary"}, `"systemContainers":[{"name":"pods"`, `"usageCoreNanoSeconds":`, `"workingSetBytes":`)
 	})
 	t.Run("read-only port", func(t *testing.T) {
 		at := net.JoinHostPort(n1.Addr.String(), "10255")

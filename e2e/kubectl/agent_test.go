@@ -170,6 +170,7 @@ func TestE2EXKubeletPort(t *testing.T) {
 	features.Shows(k, 155)
 	k.apply(simple("serves", "serve"))
 	k.ready("serves")
+	k.eventuallyHas([]string{"logs", "serves"}, "serving on")
 	for _, user := range []string{"scraper", "operator", "stranger"} {
 		k.ok("create", "serviceaccount", user)
 	}

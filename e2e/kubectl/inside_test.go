@@ -1,6 +1,7 @@
 package kubectl
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
@@ -226,7 +227,8 @@ func TestE2EXSandbox(t *testing.T) {
 		if k.started(k.pause(main)) > min(k.started(main), k.started(other)) {
 			k.Error("the pause is younger than a container")
 		}
-		k.is("localhost", k.exec("pair", "main", "fetch", "http://127.0.0.1:8080/healthz"), "ok\n")
+		// Without a probe it may be Ready before it listens.
+		k.eventuallyHas([]string{"exec", "pair", "-c", "main", "--", "/hello", "fetch", "http://127.0.0.1:8080/healthz"}, "ok\n")
 		const addrs = "/proc/net/fib_trie"
 		k.has(k.exec("pair", "main", "cat", addrs), pair.Status.PodIP)
 		k.has(k.exec("pair", "side", "cat", addrs), pair.Status.PodIP)
@@ -458,11 +460,13 @@ func TestE2EXNetwork(t *testing.T) {
 		k.has(k.exec("net", "main", "fetch", "http://"+l.Addr().String()+"/"), "you come from "+k.c.Nodes()[0].Addr.String()+":")
 	})
 	k.sub("the node reaches the pod", func(k *kit) {
-		conn, err := k.dial(k.Context(), "tcp", p.Status.PodIP+":8080")
-		if err != nil {
-			k.Fatal(err)
-		}
-		_ = conn.Close()
+		k.eventually("a connection", func(ctx context.Context) error {
+			conn, err := k.dial(ctx, "tcp", p.Status.PodIP+":8080")
+			if err == nil {
+				_ = conn.Close()
+			}
+			return err
+		})
 	})
 	k.sub("the node's own network", func(k *kit) {
 		k.apply(simple("host", "sleep", "hostNetwork: true"))

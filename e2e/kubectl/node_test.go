@@ -85,7 +85,7 @@ func TestE2EXNode(t *testing.T) {
 	})
 	k.sub("what the node and its pods use", func(k *kit) {
 		features.Shows(k, 167)
-		k.has(k.ok("get", "--raw", "/api/v1/nodes/"+node+"/proxy/stats/summary"), `"nodeName":"`+node+`"`, `"availableBytes":`, `"pods":[`, `"usageCoreNanoSeconds":`)
+		k.eventuallyHas([]string{"get", "--raw", "/api/v1/nodes/" + node + "/proxy/stats/summary"}, `"nodeName":"`+node+`"`, `"availableBytes":`, `"pods":[`, `"usageCoreNanoSeconds":`)
 	})
 	k.sub("one agent a folder", func(k *kit) {
 		features.Shows(k, 139)

@@ -223,7 +223,7 @@ func TestE2EXEvented(t *testing.T) {
 		alone := k.lists() == before
 		quiet = quiet || alone
 		k.podIs(name, "was started again", restarts(1))
-		k.ok("delete", "pod", name, "--wait=false")
+		k.ok("delete", "pod", name)
 		if !alone {
 			return time.Hour
 		}
