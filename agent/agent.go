@@ -515,7 +515,6 @@ func absolute(path string) string {
 	return path
 }
 
-// claimDir holds the volumes that are folders of this node.
 // annotations are those of the node.
 func (a *Agent) annotations() map[string]string {
 	out := map[string]string{names.LocalPathRoot: a.claimDir()}
@@ -523,6 +522,7 @@ func (a *Agent) annotations() map[string]string {
 	return out
 }
 
+// claimDir holds the volumes that are folders of this node.
 func (a *Agent) claimDir() string {
 	return absolute(filepath.Join(a.cfg.DataDir, "claims"))
 }

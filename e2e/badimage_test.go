@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/clusterd/clusterd/e2e/features"
 )
@@ -96,15 +97,21 @@ func TestE2EBadImage(t *testing.T) {
 
 	// Pushed at last, it is found at the next try.
 	e.push("n2", host+"/absent/nothing:1")
-	e.podReady(ns, "unknown")
+	e.within(3*testTimeout, "the pod runs at its next try", func(ctx context.Context) error { // which may be minutes later
+		p, err := e.api.CoreV1().Pods(ns).Get(ctx, "unknown", metav1.GetOptions{})
+		if err == nil && !podReady(p) {
+			err = errors.New(brief(p))
+		}
+		return err
+	})
 	second := pod("second")
 	second.Spec.NodeName = "n2"
 	second.Spec.Containers[0].Image = host + "/absent/nothing:1"
 	e.create(ns, second)
 	e.podReady(ns, "second")
-	mustContain(t, "describe", e.ctl("-n", ns, "describe", "pod", "second"), "already present on machine")
+	e.eventuallyHas([]string{"-n", ns, "describe", "pod", "second"}, "already present on machine")
 	for _, name := range []string{"refused", "bad-name", "never"} {
-		e.ctl("-n", ns, "delete", "pod", name, "--timeout=30s")
+		e.ctl("-n", ns, "delete", "pod", name, "--timeout=110s")
 	}
 }
 

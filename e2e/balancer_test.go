@@ -161,9 +161,10 @@ func TestE2EOneNodesAddresses(t *testing.T) {
 	if life, err := lifetime(t.Context()); err != nil || life != "forever" {
 		t.Errorf("without its clusterd the address is there for %q, %v", life, err)
 	}
-	if page, err := fromHost(b.url); err != nil {
-		t.Errorf("without its clusterd the host is not answered: %q, %v", page, err)
-	}
+	e.eventually("the host is answered without its clusterd", func(context.Context) error {
+		_, err := fromHost(b.url)
+		return err
+	})
 	if err := e.Start(t.Context(), "n1"); err != nil {
 		t.Fatal(err)
 	}

@@ -245,10 +245,8 @@ func claimExample(e *env, ns string) {
 		}
 		return nil
 	})
-	series := e.ctl("get", "--raw", "/api/v1/nodes/"+after.Spec.NodeName+"/proxy/metrics")
-	if want := fmt.Sprintf(`kubelet_volume_stats_available_bytes{namespace="%s",persistentvolumeclaim="%s"} 0`, ns, claim[0]); !strings.Contains(series, want) {
-		e.t.Errorf("no series %s of the node", want)
-	}
+	e.eventuallyHas([]string{"get", "--raw", "/api/v1/nodes/" + after.Spec.NodeName + "/proxy/metrics"},
+		fmt.Sprintf(`kubelet_volume_stats_available_bytes{namespace="%s",persistentvolumeclaim="%s"} 0`, ns, claim[0]))
 }
 
 func daemonSetExample(e *env, ns string) {
@@ -348,7 +346,8 @@ func budgetExample(e *env, ns string) {
 
 func operatorExample(e *env, ns string) {
 	e.example(ns, "operator")
-	e.ctl("wait", "--for=condition=established", "crd/sites.example.clusterd.local", "--timeout=110s")
+	// Before there is a condition, wait ends at once.
+	e.eventuallyHas([]string{"wait", "--for=condition=established", "crd/sites.example.clusterd.local", "--timeout=110s"}, "condition met")
 	e.rolledOut(ns, "deployment/site-operator")
 	e.example(ns, "site")
 	ready := func(n string) {

@@ -178,7 +178,7 @@ func (f *netFaults) open() {
 	for i := range openConns {
 		c := &openConn{from: f.nodes[i%len(f.nodes)]}
 		err := f.Do(c.from, func() (err error) {
-			c.Conn, err = net.DialTimeout("tcp", to, stalled)
+			c.Conn, err = net.DialTimeout("tcp", to, testTimeout)
 			return err
 		})
 		if err == nil {

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/clusterd/clusterd/e2e/cluster"
+	"github.com/clusterd/clusterd/e2e/cluster/clustertest"
 	"github.com/clusterd/clusterd/e2e/features"
 )
 
@@ -93,7 +94,7 @@ func TestE2ENodeOptions(t *testing.T) {
 			t.Errorf("exit code %d", code)
 		}
 		// What runs is accounted for, all pods together, too.
-		mustContain(t, "accounting", e.ctl("get", "--raw", "/api/v1/nodes/n1/proxy/stats/summary"), `"systemContainers":[{"name":"pods"`, `"usageCoreNanoSeconds":`, `"workingSetBytes":`)
+		e.eventuallyHas([]string{"get", "--raw", "/api/v1/nodes/n1/proxy/stats/summary"}, `"systemContainers":[{"name":"pods"`, `"usageCoreNanoSeconds":`, `"workingSetBytes":`)
 	})
 	t.Run("read-only port", func(t *testing.T) {
 		at := net.JoinHostPort(n1.Addr.String(), "10255")
@@ -287,12 +288,12 @@ func (e *env) reconfigure(n cluster.Node, change func(string) string) {
 
 // giveAddress gives the interface that has an address another one.
 func giveAddress(has, another string) error {
-	links, err := netlink.LinkList()
+	links, err := clustertest.Dump(netlink.LinkList)
 	if err != nil {
 		return err
 	}
 	for _, l := range links {
-		addrs, err := netlink.AddrList(l, netlink.FAMILY_V4)
+		addrs, err := clustertest.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_V4) })
 		if err != nil {
 			return err
 		}

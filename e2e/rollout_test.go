@@ -21,6 +21,21 @@ func TestE2ERolloutLeaderKilled(t *testing.T) {
 	e := start(t)
 	ns := e.namespace("rollout")
 	e.createDeployment(ns, deployment("web", replicas))
+	rolledOut := func(what string) { // thirty pods at a time take a busy machine long
+		t.Helper()
+		e.within(3*testTimeout, what, func(ctx context.Context) error {
+			d, err := e.api.AppsV1().Deployments(ns).Get(ctx, "web", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			s := d.Status
+			if s.ObservedGeneration < d.Generation || s.UpdatedReplicas != replicas || s.AvailableReplicas != replicas || s.Replicas != replicas {
+				return fmt.Errorf("status %+v", s)
+			}
+			return nil
+		})
+	}
+	rolledOut("the first pods run")
 	first := e.podsReady(ns, "app=web", replicas)
 	old := map[string]bool{}
 	for _, p := range first {
@@ -54,17 +69,7 @@ func TestE2ERolloutLeaderKilled(t *testing.T) {
 	if err := e.Start(t.Context(), leader); err != nil {
 		t.Fatal(err)
 	}
-	e.eventually("the rollout is done", func(ctx context.Context) error {
-		d, err := e.api.AppsV1().Deployments(ns).Get(ctx, "web", metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		s := d.Status
-		if s.ObservedGeneration < d.Generation || s.UpdatedReplicas != replicas || s.AvailableReplicas != replicas || s.Replicas != replicas {
-			return fmt.Errorf("status %+v", s)
-		}
-		return nil
-	})
+	rolledOut("the rollout is done")
 	t.Logf("the rollout was done %s after the kill", time.Since(killed).Round(time.Millisecond))
 	pods := e.podsReady(ns, "app=web", replicas)
 	sets, err := e.api.AppsV1().ReplicaSets(ns).List(t.Context(), metav1.ListOptions{})

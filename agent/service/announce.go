@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -92,11 +93,16 @@ func (p *Proxy) known() bool {
 	return false
 }
 
-// currentTimeout bounds one look at whether watches are current.
-const currentTimeout = 10 * time.Second
+// currentTimeout bounds one wait for watches to be current; after one in vain is the next
+// later and later.
+const (
+	currentTimeout  = 10 * time.Second
+	maxCurrentDelay = 30 * time.Second
+)
 
-// keepCurrent looks whether watches are current, when it is asked to.
+// keepCurrent waits until watches are current, when it is asked to.
 func (p *Proxy) keepCurrent(ctx context.Context) {
+	delay := time.Second
 	for {
 		var n uint64
 		select {
@@ -105,21 +111,22 @@ func (p *Proxy) keepCurrent(ctx context.Context) {
 		case n = <-p.check:
 		}
 		look, stop := context.WithTimeout(ctx, currentTimeout)
-		current, err := p.cfg.Current(look)
+		err := p.cfg.Current(look)
 		stop()
 		switch {
 		case ctx.Err() != nil:
 			return
-		case err != nil:
-			p.cfg.Logger.Warn("it is not known who announces the addresses of load balancers, will retry", "err", err)
-			fallthrough
-		case !current: // the next tick asks again; a watch may well be there before
+		case err != nil: // the next tick asks again
+			wait := delay/2 + rand.N(delay) // all nodes have the same outage
+			p.cfg.Logger.Warn("it is not known who announces the addresses of load balancers, will retry", "after", wait, "err", err)
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(time.Second):
+			case <-time.After(wait):
 			}
+			delay = min(2*delay, maxCurrentDelay)
 		default:
+			delay = time.Second
 			p.shown.Store(n)
 		}
 		p.poke()

@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync"
@@ -98,13 +99,16 @@ func TestBackBeforeItsWatches(t *testing.T) {
 		b.cfg.Fresh = fresh.Load
 		var asked atomic.Int64
 		current := make(chan bool)
-		b.cfg.Current = func(ctx context.Context) (bool, error) {
+		b.cfg.Current = func(ctx context.Context) error {
 			asked.Add(1)
 			select {
 			case ok := <-current:
-				return ok, nil
+				if !ok {
+					return errors.New("the watch of Services is behind")
+				}
+				return nil
 			case <-ctx.Done():
-				return false, ctx.Err()
+				return ctx.Err()
 			}
 		}
 		b.put(node("n1", "192.0.2.1"), balanced("pool", "10.96.0.22", "192.0.2.102", core.ReasonAddressGiven))

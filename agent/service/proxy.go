@@ -79,10 +79,10 @@ type Config struct {
 	// taken its addresses over. It is another number each time that this was not so
 	// before. Default: always one.
 	Fresh func() uint64
-	// Current reports whether Services, Slices and Nodes hold what the API has now. It is
-	// asked for each number of Fresh, as watches come back later than that: no address is
-	// announced by the past. Default: they do.
-	Current func(ctx context.Context) (bool, error)
+	// Current returns nil when Services, Slices and Nodes hold what the API had when it was
+	// called. It is called for each number of Fresh, as watches come back later than that: no
+	// address is announced by the past. Default: they do.
+	Current func(ctx context.Context) error
 	// PodCIDRs are the pods' ranges, ServiceCIDRs those of cluster addresses that the
 	// cluster was begun with; CIDRs has those beside them.
 	PodCIDRs, ServiceCIDRs []netip.Prefix
@@ -147,7 +147,7 @@ func New(cfg Config) (*Proxy, error) {
 		cfg.Fresh = func() uint64 { return 1 }
 	}
 	if cfg.Current == nil {
-		cfg.Current = func(context.Context) (bool, error) { return true, nil }
+		cfg.Current = func(context.Context) error { return nil }
 	}
 	if cfg.Lifetime == 0 {
 		cfg.Lifetime = 30 * time.Second

@@ -35,7 +35,7 @@ func TestE2EXApply(t *testing.T) {
 		k.file("kustomization.yaml", "resources: [cm.yaml]\nnamePrefix: my-\n")
 		k.has(k.ok("apply", "-k", k.dir), "configmap/my-from-k created")
 		k.has(k.apply(strings.Replace(simple("hello", "sleep"), "app: hello", "app: other", 1)), "pod/hello configured")
-		k.has(k.ok("wait", "pod/hello", "--for=condition=Ready", "--timeout=60s"), "condition met") // by a watch
+		k.has(k.ok("wait", "pod/hello", "--for=condition=Ready", timeoutFlag), "condition met") // by a watch
 		k.has(k.ok("get", "pods"), "hello", "stdin")
 		k.ok("delete", "pod", "stdin")
 		k.lacks(k.ok("get", "pods"), "stdin")
@@ -171,7 +171,7 @@ func TestE2EXRun(t *testing.T) {
 		k.has(k.ok("run", "bare", "--image="+image), "pod/bare created")
 		k.is("owners", k.field("pod/bare", "{.metadata.ownerReferences}"), "")
 		k.has(k.ok("create", "deployment", "web", "--image="+image, "--replicas=3"), "deployment.apps/web created")
-		k.ok("rollout", "status", "deployment/web", "--timeout=60s")
+		k.ok("rollout", "status", "deployment/web", timeoutFlag)
 		k.is("pods", fmt.Sprint(len(strings.Fields(k.ok("get", "pods", "-l", "app=web", "-o", "name")))), "3")
 		k.ready("bare")
 	})
@@ -196,7 +196,7 @@ func TestE2EXRun(t *testing.T) {
 		features.Shows(k, 18)
 		k.apply(web("cause", 1))
 		k.ok("annotate", "deployment", "cause", "kubernetes.io/change-cause=first try")
-		k.ok("rollout", "status", "deployment/cause", "--timeout=60s")
+		k.ok("rollout", "status", "deployment/cause", timeoutFlag)
 		k.eventuallyHas([]string{"rollout", "history", "deployment/cause"}, "REVISION", "1", "first try")
 		k.ok("set", "env", "deployment/cause", "A=b")
 		k.ok("annotate", "--overwrite", "deployment", "cause", "kubernetes.io/change-cause=second try")

@@ -54,7 +54,7 @@ func TestE2EXResize(t *testing.T) {
 
 	resize(`{"requests":{"cpu":"4000"},"limits":{"cpu":"4000"}}`)
 	k.podIs("p", "told that it cannot be", func(p *corev1.Pod) bool { return condition(p, corev1.PodResizePending) == corev1.ConditionTrue })
-	k.has(k.ok("describe", "pod", "p"), "Infeasible")
+	k.eventuallyHas([]string{"describe", "pod", "p"}, "Infeasible")
 	cgroups(24, "10000")
 	k.has(k.fails("patch", "pod", "p", "--subresource", "resize", "-p", `{"spec":{"containers":[{"name":"main","resources":{"limits":{"memory":null}}}]}}`),
 		"resource limits cannot be removed")

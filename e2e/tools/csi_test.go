@@ -88,7 +88,9 @@ func (d *driver) install(images string) {
 		d.ok("clusterctl", "image", "load", a)
 	}
 	d.ok("clusterctl", "apply", "-f", filepath.Join(images, "crds"))
-	d.ok("clusterctl", "wait", "--for=condition=Established", "--timeout="+testTimeout.String(), "crd/volumesnapshots.snapshot.storage.k8s.io", "crd/volumesnapshotcontents.snapshot.storage.k8s.io", "crd/volumesnapshotclasses.snapshot.storage.k8s.io")
+	for _, plural := range []string{"volumesnapshots", "volumesnapshotcontents", "volumesnapshotclasses"} {
+		d.eventuallyIs("crd/"+plural+".snapshot.storage.k8s.io", `{.status.conditions[?(@.type=="Established")].status}`, "True")
+	}
 	roles, err := filepath.Glob(filepath.Join(images, "rbac", "*.yaml"))
 	if err != nil || len(roles) != 5 {
 		d.Fatalf("roles %q (%v), want those of five programs", roles, err)

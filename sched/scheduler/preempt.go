@@ -24,8 +24,12 @@ import (
 const maxCandidates = 100
 
 // maxFailures is on how many nodes one preemption tries in vain: other pods wait
-// meanwhile. The pod is tried again soon, from another node on.
+// meanwhile. The pod is tried again soon, and the next one goes on from there.
 const maxFailures = 500
+
+// search is where in the list of nodes the next preemption for a pod begins, and how many
+// nodes are left to look at: 0, none is under way, and the next one begins anywhere.
+type search struct{ next, left int }
 
 // nomination is the place that a waiting pod has been promised: pods went, or
 // go, for its sake.
@@ -98,19 +102,24 @@ func (s *snapshot) leaving(p *podInfo) (out []*corev1.Pod) {
 }
 
 // preempt looks for the node where the loss of pods of lower priority that
-// makes room for p hurts least; nil if there is none. It begins anywhere in the list
-// and ends when it has enough nodes to choose from, has tried maxFailures in vain (then
-// p.unseen is set), or has seen all: nodes where clearly nothing helps are not tried.
+// makes room for p hurts least; nil if there is none. It begins where p.search says, and
+// ends when it has enough nodes to choose from, has tried maxFailures in vain (then
+// p.search says what is left), or has seen all: nodes where clearly nothing helps are not
+// tried.
 func preempt(s *snapshot, p *podInfo, budgets []*policyv1.PodDisruptionBudget) *candidate {
 	if len(s.list) == 0 {
 		return nil
 	}
 	var best *candidate
-	p.unseen = false
-	failed := 0
-	found, start, enough := 0, rand.IntN(len(s.list)), s.profile(p).args.candidates(len(s.list))
+	from := p.search
+	if from.left == 0 {
+		from = search{next: rand.IntN(len(s.list)), left: len(s.list)}
+	}
+	p.search = search{}
+	start, left := from.next, min(from.left, len(s.list))
+	found, failed, enough := 0, 0, s.profile(p).args.candidates(len(s.list))
 	hopeless, mayHelp := hopelessFor(s, p), lossMayHelp(s, p)
-	for i := range s.list {
+	for i := range left {
 		n := s.list[(start+i)%len(s.list)]
 		if n.node == nil || n.node.DeletionTimestamp != nil || !mayHelp(n) || hopeless(n) {
 			continue
@@ -118,7 +127,9 @@ func preempt(s *snapshot, p *podInfo, budgets []*policyv1.PodDisruptionBudget) *
 		c := s.without(p, n, budgets)
 		if c == nil {
 			if failed++; failed == maxFailures {
-				p.unseen = i < len(s.list)-1
+				if best == nil {
+					p.search = search{next: (start + i + 1) % len(s.list), left: left - i - 1}
+				}
 				break
 			}
 			continue

@@ -33,7 +33,7 @@ type podInfo struct {
 	choosy    bool          // it says which of the nodes that fit it prefers
 	storage   *demand       // what its claims ask for; nil: it has none
 	devices   *deviceDemand // the same of its resourceclaims
-	unseen    bool          // the last preemption for it ended before it had seen all nodes
+	search    search        // how far the preemptions for it have come
 }
 
 func newPodInfo(pod *corev1.Pod) *podInfo {
