@@ -61,6 +61,7 @@ func TestE2ESchedule(t *testing.T) {
 			t.Errorf("%s: phase %s on %q", name, p.Status.Phase, p.Spec.NodeName)
 		}
 	}
+	t.Run("two untainted nodes", e.showTwoNodes)
 	t.Run("node selector", func(t *testing.T) {
 		features.Shows(t, 116, 131)
 		features.Conforms(t, 364, 365)
@@ -199,4 +200,5 @@ func TestE2ESchedule(t *testing.T) {
 		}
 		e.ctl("uncordon", "n2")
 	})
+	t.Run("evicted by taints", func(t *testing.T) { e.showTaintEviction(t, ns) })
 }

@@ -65,7 +65,6 @@ func TestE2EXNode(t *testing.T) {
 		}
 	})
 	k.sub("ready soon", func(k *kit) {
-		features.Shows(k, 153)
 		first := shared.First // other tests make the node not Ready for a while
 		if took := first.CreationTimestamp.Sub(shared.Began); took > stalled {
 			k.Errorf("there was a Node %s after the start", took)
