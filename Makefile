@@ -74,7 +74,7 @@ image: ## build the examples' images: bin/hello.tar, bin/operator.tar
 	@hack/own.sh
 
 .PHONY: demo
-demo: build image ## three nodes on this machine, one manifest, real containers
+demo: build image ## five nodes on this machine, a Service, a Gateway, real containers
 	$(GO) run ./e2e/demo up
 
 .PHONY: demo-down
@@ -173,6 +173,9 @@ security-test: build image ## 856 attacks on three servers and two agents; ATTAC
 .PHONY: ui-test
 ui-test: build image ## the web page in headless Chromium, beside three nodes; screenshots in bin/ui (root)
 	e2e/browser/run.sh
+
+# Programs built with -trimpath do not say with which flags they were linked.
+upgrade-test release-test vagrant-test systemd-test: export CLUSTERD_LDFLAGS = $(LDFLAGS)
 
 .PHONY: upgrade-test
 upgrade-test: build image ## from the programs of PREVIOUS (the last tag, or the commit before) to these and back, under traffic; then release-test (root)

@@ -366,11 +366,15 @@ func New(cfg Config) (*Agent, error) {
 	if a.devices != nil {
 		podDevices = *a.devices
 	}
+	var readNode func(context.Context) // stays nil without an API
+	if cfg.Client != nil {
+		readNode = a.node.Read
+	}
 	a.pods = pod.NewManager(pod.Config{
 		Devices:  podDevices,
 		Static:   statics,
 		Services: a.serviceLister(),
-		NodeName: cfg.NodeName, NodeIPs: cfg.NodeIPs, Node: a.node.Object, Client: cfg.Client,
+		NodeName: cfg.NodeName, NodeIPs: cfg.NodeIPs, Node: a.node.Object, ReadNode: readNode, Client: cfg.Client,
 		Runtime: cfg.Runtime, Images: cfg.Images, Network: cfg.Network, Volumes: a.volumes, Objects: a.objects,
 		Probes: prober, OnRuntime: a.node.Poke, Recorder: a.recorder,
 		PodDir: podDir, EndedDir: filepath.Join(cfg.DataDir, "static-ended"), LogDir: cfg.PodLogDir, SweepLogs: ownLogs, LogLinks: pod.LogLinks(cfg.LogLinks), PodLogLinks: pod.LogLinks(cfg.PodLogLinks), CgroupRoot: cfg.CgroupRoot,

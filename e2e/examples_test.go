@@ -153,11 +153,27 @@ func webExample(e *env, ns string) {
 	e.ingressSays("http://web.example/", "Hello from clusterd!")
 }
 
-// helloExample applies the demo and the way into it, which name their namespace.
+// helloExample applies the demo and the ways into it, which name their namespace.
 func helloExample(e *env, _ string) {
-	e.ctl("apply", "-f", "../examples/hello.yaml", "-f", "../examples/ingress.yaml")
+	e.gatewayClass()
+	e.ctl("apply", "-f", "../examples/hello.yaml", "-f", "../examples/ingress.yaml", "-f", "../examples/gateway.yaml")
 	e.rolledOut("hello", "deployment/hello")
 	e.ingressSays("http://hello.example/", "clusterd")
+	var address string // in the cluster, which has no addresses for load balancers here
+	e.eventually("the Gateway has its Service", func(ctx context.Context) error {
+		list, err := e.api.CoreV1().Services("kube-system").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, s := range list.Items {
+			if strings.HasPrefix(s.Name, "gateway-hello-hello-") {
+				address = s.Spec.ClusterIP
+				return nil
+			}
+		}
+		return errors.New("no Service gateway-hello-hello-…")
+	})
+	wayIn{e: e, vip: address}.says("http://hello.example/", http.StatusOK, "clusterd")
 }
 
 // ingressSays waits until the proxies of Ingresses answer a URL with words. They are

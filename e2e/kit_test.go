@@ -41,7 +41,7 @@ const (
 )
 
 // lane tells two runs of this package apart that go on at once: each has a bridge
-// and a segment of its own. It is empty or a digit from 1 on.
+// and a segment of its own. It is empty or a number from 1 to 126.
 var lane = os.Getenv("CLUSTERD_E2E_LANE")
 
 // segment is where the nodes of this run's clusters have their addresses; the next

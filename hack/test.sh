@@ -6,7 +6,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
 TIERS=${TIERS:-lint build unit race root e2e}
-GO=${GO:-go}
+export GO=${GO:-go}
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 rows=() failed=0
@@ -35,14 +35,13 @@ root() {
 vm() { make --no-print-directory test-vm; }
 tools() { make --no-print-directory tools-test; }
 e2e() {
-	local own job lane failed=0 jobs=()
-	export CLUSTERD_E2E=netns
-	# Four clusters at a time: they have bridges of their own, and often wait.
-	for lane in $(seq "$lanes"); do e2e_lane "$lane" & jobs+=($!); done
-	gotest -count=1 -timeout 40m ./e2e/kubectl & jobs+=($!)
-	gotest -p 1 -count=1 -timeout 40m $($GO list ./e2e/... | grep -v -e '/e2e$' -e '/e2e/kubectl$') & jobs+=($!)
-	for job in "${jobs[@]}"; do wait "$job" || failed=1; done
-	[ "$failed" -eq 0 ] || return 1
+	local own
+	export CLUSTERD_E2E=netns logs parts
+	export -f e2e_part gotest events
+	$GO test -vet=off -c -ldflags '-s -w' -o "$logs/e2e.test" ./e2e || return 1
+	# Four at a time, from one queue, the longest first: their clusters have bridges
+	# of their own, and often wait.
+	{ echo kubectl others && seq "$parts"; } | xargs -n 1 -P 4 bash -c 'e2e_part "$1"' _ || return 1
 	# The machine's own kubectl, mostly of another version, goes on a short tour.
 	if own=$(command -v kubectl); then
 		echo "kubectl of this machine: $own, $("$own" version --client 2>&1 | tr '\n' ' ')"
@@ -50,17 +49,30 @@ e2e() {
 	fi
 }
 
-# e2e_lane runs one part of package e2e, every other one of its tests.
-lanes=2
-e2e_lane() {
-	local tests
-	tests=$(grep -ho '^func Test[A-Za-z0-9]*' e2e/*_test.go | sed 's/^func //' | sort | awk -v lane="$1" -v lanes="$lanes" 'NR % lanes == lane % lanes' | paste -sd '|')
-	CLUSTERD_E2E_LANE=$1 gotest -count=1 -timeout 40m -run "^($tests)\$" ./e2e
+# e2e_part runs the tests of package kubectl, of the other packages below e2e, or
+# part N of package e2e's, which are as many as parts says.
+parts=10
+e2e_part() {
+	local tests pkg
+	case $1 in
+	kubectl) gotest -count=1 -timeout 40m ./e2e/kubectl ;;
+	others) gotest -p 1 -count=1 -timeout 40m $($GO list ./e2e/... | grep -v -e '/e2e$' -e '/e2e/kubectl$') ;;
+	*)
+		tests=$(grep -ho '^func Test[A-Za-z0-9]*' e2e/*_test.go | sed 's/^func //' | sort | awk -v part="$1" -v parts="$parts" 'NR % parts == part % parts' | paste -sd '|')
+		pkg=$($GO list ./e2e)
+		# Linked once for all parts; go test would link it for each.
+		CLUSTERD_E2E_LANE=$1 events --raw-command -- env -C e2e "$GO" tool test2json -t -p "$pkg" \
+			"$logs/e2e.test" -test.v=test2json -test.paniconexit0 -test.count=1 -test.timeout=40m -test.run="^($tests)\$" &&
+			echo "ok  	$pkg, part $1 of $parts"
+		;;
+	esac
 }
 
-# gotest is go test whose events are kept, to tell at the end what did not run.
-# go vet is of the lint tier, whole.
-gotest() { bin/tools/gotestsum --format standard-quiet --hide-summary skipped --jsonfile "$(mktemp -p "$logs" --suffix=.json)" -- -vet=off "$@"; }
+# gotest is go test. go vet is of the lint tier, whole.
+gotest() { events -- -vet=off "$@"; }
+
+# events runs tests and keeps their events, to tell at the end what did not run.
+events() { bin/tools/gotestsum --format standard-quiet --hide-summary skipped --jsonfile "$(mktemp -p "$logs" --suffix=.json)" "$@"; }
 
 # race_packages lists the packages whose tests link nothing of Kubernetes': cheap
 # to build with the race detector.

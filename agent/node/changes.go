@@ -5,11 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"sync"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // changes wakes callers that wait for a change of the node's object.
@@ -95,6 +98,21 @@ func (n *Node) Until(ctx context.Context, cond func(*v1.Node) bool) error {
 		case <-changed:
 		}
 	}
+}
+
+// Read reads the node's object from the API, so that Object returns what it is
+// now and not what the watch has brought so far. It tries until it succeeds, the
+// object does not exist, or ctx ends.
+func (n *Node) Read(ctx context.Context) {
+	_ = wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
+		ctx, cancel := context.WithTimeout(ctx, n.cfg.Period)
+		defer cancel()
+		node, err := n.cfg.Client.CoreV1().Nodes().Get(ctx, n.cfg.Name, metav1.GetOptions{})
+		if err == nil {
+			n.take(node)
+		}
+		return err == nil || apierrors.IsNotFound(err), nil
+	})
 }
 
 // SetLabels has the node carry labels beside its others. They stay when it

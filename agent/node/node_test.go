@@ -203,3 +203,27 @@ func TestStatusWritesAreSpread(t *testing.T) {
 		}
 	})
 }
+
+// TestRead: the object is read from the API though the watch brings nothing, and
+// reading goes on while the API does not answer.
+func TestRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := fake.NewClientset(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "u", Labels: map[string]string{"disk": "ssd"}}})
+		var refused atomic.Int32
+		api.PrependReactor("get", "nodes", func(k8stesting.Action) (bool, kruntime.Object, error) {
+			if refused.Add(1) <= 3 {
+				return true, nil, context.DeadlineExceeded
+			}
+			return false, nil, nil
+		})
+		n := node.New(node.Config{Name: "n1", Client: api, DataDir: t.TempDir()})
+		n.Read(t.Context())
+		if got := n.Object(); got.Labels["disk"] != "ssd" || got.Status.Allocatable.Cpu().IsZero() {
+			t.Errorf("read: labels %v, allocatable %v", got.Labels, got.Status.Allocatable)
+		}
+		if err := api.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		n.Read(t.Context()) // a node that is no more ends it
+	})
+}

@@ -96,21 +96,3 @@ func (m *Manager) sweepFence(ctx context.Context) error {
 		return m.workers[uid] != nil
 	})
 }
-
-// refusal is the part of a pod's admission that does not depend on other pods:
-// what it asks for that this node does not do, and the node's pressures.
-func (m *Manager) refusal(pod *v1.Pod) *podstate.Verdict {
-	if v := m.unsupported(pod); v != nil {
-		return v
-	}
-	if v := podstate.ForbiddenSysctl(pod, m.cfg.UnsafeSysctls); v != nil {
-		return v
-	}
-	if m.cfg.Refuse == nil {
-		return nil
-	}
-	if message := m.cfg.Refuse(pod); message != "" {
-		return &podstate.Verdict{Reason: Evicted, Message: message}
-	}
-	return nil
-}

@@ -43,9 +43,13 @@ type node struct {
 	network *agenttest.Network
 	events  *events
 	slow    time.Duration // what each event takes the one who tells it
-	cpus    pod.CPUs      // who has which processors; nil: nobody any
-	devices pod.Devices   // nil: there are none
-	statics staticSource  // nil: there are no static pods
+	// read is what reading the Node from the API takes, which gives it its newest
+	// label; 0: the Node is always the newest.
+	read    time.Duration
+	labels  sync.Mutex
+	cpus    pod.CPUs     // who has which processors; nil: nobody any
+	devices pod.Devices  // nil: there are none
+	statics staticSource // nil: there are no static pods
 	verify  pod.ImageVerification
 	pods    *pod.Manager
 	stop    func()
@@ -122,6 +126,21 @@ func (n *node) start() {
 		Volumes: volume.New(volume.Config{Dir: pods, Objects: objects, Mounter: &agenttest.Mounter{}, ImagePath: n.images.VolumePath}),
 		PodDir:  pods, EndedDir: filepath.Join(n.dir, "ended"), LogDir: filepath.Join(n.dir, "log"), SweepLogs: true, CgroupRoot: "/clusterd-n1", ResolvConf: "/etc/resolv.conf",
 		CPUs: n.cpus, Devices: n.devices, Verify: n.verify,
+	}
+	if n.read > 0 {
+		latest := obj
+		cfg.Node = func() *v1.Node { n.labels.Lock(); defer n.labels.Unlock(); return latest }
+		cfg.ReadNode = func(ctx context.Context) {
+			select {
+			case <-time.After(n.read):
+			case <-ctx.Done():
+				return
+			}
+			n.labels.Lock()
+			defer n.labels.Unlock()
+			latest = obj.DeepCopy()
+			latest.Labels = map[string]string{"disk": "ssd"}
+		}
 	}
 	if n.statics != nil {
 		cfg.Static = n.statics

@@ -56,13 +56,14 @@ type Manager struct {
 	admitted   map[types.UID]*v1.Pod // who holds a part of the node, as granted
 	deferred   map[types.UID]bool    // who waits for a larger part of the node
 	records    map[types.UID]*podstate.Records
-	routes     map[string]types.UID // sandbox ID → pod
-	listing    int                  // lists of the runtime under way
-	unrouted   map[string]bool      // sandboxes forgotten meanwhile: such a list may still hold them
-	shares     map[string]uint64    // of the class cgroups, as last set
-	synced     bool                 // the API's list has been seen
-	fault      string               // why podmon's events cannot be had, "": they can
-	hung       string               // why it does not answer otherwise, "": it does
+	routes     map[string]types.UID  // sandbox ID → pod
+	awaiting   map[types.UID]*v1.Pod // new here, not admitted until the Node has been read again
+	listing    int                   // lists of the runtime under way
+	unrouted   map[string]bool       // sandboxes forgotten meanwhile: such a list may still hold them
+	shares     map[string]uint64     // of the class cgroups, as last set
+	synced     bool                  // the API's list has been seen
+	fault      string                // why podmon's events cannot be had, "": they can
+	hung       string                // why it does not answer otherwise, "": it does
 	wg         sync.WaitGroup
 }
 
@@ -84,7 +85,7 @@ func NewManager(cfg Config) *Manager {
 			ResolvConf: cfg.ResolvConf, ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, NoCluster: cfg.Client == nil,
 		},
 		starts: make(chan struct{}, cfg.Parallel), writes: make(chan struct{}, 16), seen: make(chan struct{}), pins: make(chan struct{}, 1), stale: map[string]bool{},
-		workers: map[types.UID]*worker{}, ended: map[types.UID]bool{}, admitted: map[types.UID]*v1.Pod{}, deferred: map[types.UID]bool{},
+		workers: map[types.UID]*worker{}, ended: map[types.UID]bool{}, admitted: map[types.UID]*v1.Pod{}, deferred: map[types.UID]bool{}, awaiting: map[types.UID]*v1.Pod{},
 		static: map[types.UID]*v1.Pod{}, mirrors: map[string]*v1.Pod{}, staticRead: make(chan struct{}),
 		records: map[types.UID]*podstate.Records{}, routes: map[string]types.UID{}, unrouted: map[string]bool{},
 		shares: map[string]uint64{}, fault: "it was not asked yet",
@@ -235,7 +236,7 @@ func (m *Manager) set(pod *v1.Pod) {
 		w.send(func() { w.setPod(pod) })
 		return
 	}
-	if m.ended[pod.UID] || m.ctx == nil || m.ctx.Err() != nil {
+	if m.ended[pod.UID] || m.ctx == nil || m.ctx.Err() != nil || m.awaitsNode(pod) {
 		return
 	}
 	m.launch(m.begin(pod, false))
@@ -255,10 +256,8 @@ func (m *Manager) begin(pod *v1.Pod, static bool) *worker {
 	over := core.FinalPhase(pod.Status.Phase) && (w.obs.EndedAs == "" || !w.obs.Alive())
 	if !over && (known || pod.DeletionTimestamp == nil) {
 		var verdict *podstate.Verdict
-		if !known && pod.Status.StartTime == nil {
-			if verdict = m.refusal(pod); verdict == nil {
-				verdict = podstate.Admit(pod, m.cfg.Node(), m.holders())
-			}
+		if !known && isNew(pod) {
+			verdict = m.admit(pod)
 		}
 		if verdict == nil {
 			err := m.assignCPUs(pod)
@@ -311,6 +310,7 @@ func (m *Manager) remove(pod *v1.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.ended, pod.UID)
+	delete(m.awaiting, pod.UID)
 	if w := m.workers[pod.UID]; w != nil {
 		w.removed = true
 		w.send(func() { w.setPod(pod); w.setGone() })

@@ -143,6 +143,9 @@ type Config struct {
 	// Node returns the node's object as last known; its allocatable resources
 	// and labels decide admission. Never nil.
 	Node func() *v1.Node
+	// ReadNode reads the Node from the API, so that Node returns what it is now;
+	// it returns when that is done or ctx has ended. nil: Node is always the newest.
+	ReadNode func(ctx context.Context)
 
 	// Client is nil on a node that has no API: it runs static pods alone.
 	Client  kubernetes.Interface

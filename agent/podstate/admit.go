@@ -19,7 +19,7 @@ func Admit(pod *v1.Pod, node *v1.Node, others []*v1.Pod) *Verdict {
 	if sel := pod.Spec.OS; sel != nil && sel.Name != v1.Linux {
 		return &Verdict{"PodOSNotSupported", fmt.Sprintf("Failed to admit pod as the OS field doesn't match node OS: %s", sel.Name)}
 	}
-	if ok, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node); err != nil || !ok {
+	if !MatchesNode(pod, node) {
 		return &Verdict{"NodeAffinity", "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"}
 	}
 	used := v1.ResourceList{}
@@ -54,6 +54,13 @@ func Admit(pod *v1.Pod, node *v1.Node, others []*v1.Pod) *Verdict {
 		}
 	}
 	return nil
+}
+
+// MatchesNode tells whether a node fits the pod's nodeSelector and its required
+// node affinity.
+func MatchesNode(pod *v1.Pod, node *v1.Node) bool {
+	ok, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node)
+	return err == nil && ok
 }
 
 // ofNode is what a pod asks for of the node itself: what a claim for extended
