@@ -147,6 +147,9 @@ type Config struct {
 	// LogLinks is a folder for a link to each container's log, by the name that
 	// log shippers read: POD_NAMESPACE_CONTAINER-ID.log. Empty: none.
 	LogLinks string
+	// PodLogLinks is a folder for a link to each pod's log folder, by the name that log
+	// shippers read: NAMESPACE_NAME_UID. Empty: none.
+	PodLogLinks string
 	// ResolvConf is given to pods that are not to use cluster DNS; default:
 	// see pod.Config.
 	ResolvConf string
@@ -374,7 +377,7 @@ func New(cfg Config) (*Agent, error) {
 		NodeName: cfg.NodeName, NodeIPs: cfg.NodeIPs, Node: a.node.Object, ReadNode: readNode, Client: cfg.Client,
 		Runtime: cfg.Runtime, Images: cfg.Images, Network: cfg.Network, Volumes: a.volumes, Objects: a.objects,
 		Probes: prober, OnRuntime: a.node.Poke, Recorder: a.recorder,
-		PodDir: podDir, EndedDir: filepath.Join(cfg.DataDir, "static-ended"), LogDir: cfg.PodLogDir, SweepLogs: ownLogs, LogLinks: pod.LogLinks(cfg.LogLinks), CgroupRoot: cfg.CgroupRoot,
+		PodDir: podDir, EndedDir: filepath.Join(cfg.DataDir, "static-ended"), LogDir: cfg.PodLogDir, SweepLogs: ownLogs, LogLinks: pod.LogLinks(cfg.LogLinks), PodLogLinks: pod.LogLinks(cfg.PodLogLinks), CgroupRoot: cfg.CgroupRoot,
 		ResolvConf: cfg.ResolvConf, ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain,
 		PidsLimit: cfg.PidsLimit, Verify: cfg.ImageVerification, Fence: podFence, Users: podUsers, CPUs: cfg.CPUs, UnsafeSysctls: cfg.UnsafeSysctls,
 		Refuse: func(p *v1.Pod) string { return pressure.Refuses(p, core.QOSClass(p), a.guard.Under) }, Parallel: cfg.Parallel, Tracer: cfg.Tracer,
@@ -560,7 +563,7 @@ func (a *Agent) configz() any {
 	c := a.cfg
 	return map[string]any{"agent": map[string]any{
 		"nodeName": c.NodeName, "nodeIPs": c.NodeIPs, "dataDir": c.DataDir, "cgroupRoot": c.CgroupRoot, "version": c.Version,
-		"maxPods": c.MaxPods, "driverDir": c.DriverDir, "podLogDir": c.PodLogDir, "logLinks": c.LogLinks, "resolvConf": c.ResolvConf, "clusterDNS": c.ClusterDNS,
+		"maxPods": c.MaxPods, "driverDir": c.DriverDir, "podLogDir": c.PodLogDir, "logLinks": c.LogLinks, "podLogLinks": c.PodLogLinks, "resolvConf": c.ResolvConf, "clusterDNS": c.ClusterDNS,
 		"clusterDomain": c.ClusterDomain, "pidsLimit": c.PidsLimit, "parallel": c.Parallel,
 		"staticDir": c.StaticDir, "staticURL": c.StaticURL,
 		"eviction": c.Eviction, "imageGC": c.ImageGC, "imageVerification": c.ImageVerification, "reserved": c.Reserved, "staticCPUs": c.CPUs != nil,

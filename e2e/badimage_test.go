@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -110,9 +111,41 @@ func TestE2EBadImage(t *testing.T) {
 	e.create(ns, second)
 	e.podReady(ns, "second")
 	e.eventuallyHas([]string{"-n", ns, "describe", "pod", "second"}, "already present on machine")
+	t.Run("the events of a pod's life", func(t *testing.T) { e.showEvents(t, ns, host) })
 	for _, name := range []string{"refused", "bad-name", "never"} {
 		e.ctl("-n", ns, "delete", "pod", name, "--timeout=110s")
 	}
+}
+
+// showEvents: each step of a pod is an event, from where it is placed to its end.
+func (e *env) showEvents(t *testing.T, ns, host string) {
+	features.Shows(t, 160)
+	e.push("n2", host+"/team/events:1")
+	p := pod("told", "serve")
+	p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: "n2"}
+	p.Spec.Containers[0].Image = host + "/team/events:1"
+	p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "side", Image: image, Args: []string{"exit", "1"}})
+	e.create(ns, p)
+	told := func(what string, reasons ...string) {
+		t.Helper()
+		e.eventually(what+" is told", func(context.Context) error {
+			for _, prog := range kubectls() {
+				text, errs, code := e.run(prog, "", "-n", ns, "get", "events", "--field-selector", "involvedObject.kind=Pod,involvedObject.name=told", "-o", "jsonpath={.items[*].reason}")
+				if code != 0 {
+					return fmt.Errorf("%s: exit %d: %s", prog, code, errs)
+				}
+				for _, r := range reasons {
+					if !slices.Contains(strings.Fields(text), r) {
+						return fmt.Errorf("%s: there is no %s among %s", prog, r, text)
+					}
+				}
+			}
+			return nil
+		})
+	}
+	told("its life", "Scheduled", "Pulling", "Pulled", "Created", "Started", "BackOff")
+	e.ctl("-n", ns, "delete", "pod", "told", "--timeout=60s")
+	told("its end", "Scheduled", "Pulling", "Pulled", "Created", "Started", "BackOff", "Killing")
 }
 
 func waiting(p *corev1.Pod) *corev1.ContainerStateWaiting {

@@ -116,7 +116,6 @@ func TestE2EPod(t *testing.T) {
 		}
 	})
 	t.Run("events", func(t *testing.T) {
-		features.Shows(t, 160)
 		e.eventually("the events tell the story", func(context.Context) error {
 			text := e.ctl("-n", ns, "describe", "pod", "full")
 			for _, w := range []string{"Scheduled", "Pulled", "Created", "Started", "Successfully assigned " + ns + "/full to " + got.Spec.NodeName} {

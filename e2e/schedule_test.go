@@ -82,6 +82,7 @@ func TestE2ESchedule(t *testing.T) {
 		})
 		unschedulable(name, words...)
 	}
+	t.Run("two untainted nodes", e.showTwoNodes)
 	t.Run("node selector", func(t *testing.T) {
 		features.Shows(t, 116, 131)
 		features.Conforms(t, 364, 365)
@@ -218,4 +219,5 @@ func TestE2ESchedule(t *testing.T) {
 		}
 		e.ctl("uncordon", "n2")
 	})
+	t.Run("evicted by taints", func(t *testing.T) { e.showTaintEviction(t, ns) })
 }

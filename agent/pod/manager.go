@@ -123,7 +123,7 @@ const resync = time.Minute
 // no container is made twice; it removes what no pod claims only after the
 // API's list has been seen. Containers run on when it returns.
 func (m *Manager) Run(ctx context.Context) error {
-	for _, dir := range []string{m.cfg.PodDir, m.cfg.LogDir, m.cfg.EndedDir, string(m.cfg.LogLinks)} {
+	for _, dir := range []string{m.cfg.PodDir, m.cfg.LogDir, m.cfg.EndedDir, string(m.cfg.LogLinks), string(m.cfg.PodLogLinks)} {
 		if dir == "" {
 			continue
 		}

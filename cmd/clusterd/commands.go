@@ -256,7 +256,7 @@ func resetCommand() *cobra.Command {
 		Short: "Stop this node's containers and remove everything clusterd made on this machine",
 		Long: `Stop this node's containers and remove everything clusterd made on this machine:
 processes, network namespaces, mounts, cgroups, network rules, links to logs and
-the data folder, also what is in the folders of --kubelet-root and --log-links that
+the data folder, also what is in the folders of --kubelet-root, --log-links and --pod-log-links that
 the node ran with. Volumes are unmounted, never emptied. If a step fails, the data
 folder stays, and the command can be repeated. The cluster still counts the machine as a member: remove it there with
 ` + "`clusterctl members rm NAME`" + `.

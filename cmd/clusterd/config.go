@@ -102,6 +102,10 @@ type Config struct {
 	// log shippers for Kubernetes read, POD_NAMESPACE_CONTAINER-ID.log; they look
 	// for it in /var/log/containers. Empty: there are no links.
 	LogLinks string `json:"logLinks,omitempty"`
+	// PodLogLinks is a folder for a link to each pod's log folder, by the name that
+	// log shippers for Kubernetes read, NAMESPACE_NAME_UID; they look for it in
+	// /var/log/pods. Empty: there are no links.
+	PodLogLinks string `json:"podLogLinks,omitempty"`
 	// CDIDirs are the folders, with commas between, of the files that describe this
 	// machine's devices to containers (Container Device Interface); of two
 	// descriptions of a device the one in the later folder counts.
@@ -279,6 +283,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.StaticPods, "static-pods", c.StaticPods, "folder of the files of static pods (default: DATA/static-pods)")
 	f.StringVar(&c.StaticPodsURL, "static-pods-url", c.StaticPodsURL, "address that answers with more static pods")
 	f.StringVar(&c.LogLinks, "log-links", c.LogLinks, "folder for a link to each container's log, as log shippers look for it in /var/log/containers; empty: none")
+	f.StringVar(&c.PodLogLinks, "pod-log-links", c.PodLogLinks, "folder for a link to each pod's log folder, as log shippers look for it in /var/log/pods; empty: none")
 	f.StringVar(&c.CDIDirs, "cdi-dirs", c.CDIDirs, "folders, with commas between, of the files that describe this machine's devices to containers (Container Device Interface)")
 	f.StringVar(&c.KubeletRoot, "kubelet-root", c.KubeletRoot, "folder in which drivers of volumes (CSI) and devices (DRA) look for a kubelet, of this node alone: most want /var/lib/kubelet (default: DATA/kubelet)")
 	f.StringVar(&c.RaftLog, "raft-log", c.RaftLog, "what keeps raft's log on this node: segments, or bolt (hashicorp/raft-boltdb); it is converted at start when this has changed")
@@ -417,6 +422,9 @@ func (c *Config) complete() error {
 	}
 	if c.LogLinks != "" && !filepath.IsAbs(c.LogLinks) {
 		return fmt.Errorf("--log-links %q: an absolute path is required, such as /var/log/containers", c.LogLinks)
+	}
+	if c.PodLogLinks != "" && (!filepath.IsAbs(c.PodLogLinks) || filepath.Clean(c.PodLogLinks) == filepath.Clean(c.LogLinks)) {
+		return fmt.Errorf("--pod-log-links %q: an absolute path is required, another one than that of --log-links, such as /var/log/pods", c.PodLogLinks)
 	}
 	if c.KubeletRoot != "" && (!filepath.IsAbs(c.KubeletRoot) || filepath.Clean(c.KubeletRoot) == "/") {
 		return fmt.Errorf("--kubelet-root %q: an absolute path of a folder is required, such as /var/lib/kubelet", c.KubeletRoot)

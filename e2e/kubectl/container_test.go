@@ -297,6 +297,7 @@ func TestE2EXProbes(t *testing.T) {
 	live := func(name, args, probe string, more ...string) string { // a server may be slow to listen
 		return with(name, args, "livenessProbe: {"+probe+", "+fast+"30}", more...)
 	}
+	counted := k.countRestarts("badhttp", 5)
 	k.applyAll(
 		live("http", "serve", "httpGet: {path: /live, port: 8080}"),
 		live("tcp", "serve", "tcpSocket: {port: 8080}"),
@@ -391,6 +392,7 @@ func TestE2EXProbes(t *testing.T) {
 		}
 		k.has(k.ok("logs", "tester"), "GET /by-exec", "GET /by-http")
 	})
+	k.sub("restarts are counted", func(k *kit) { k.growing(counted, 5) })
 	k.ok("delete", "pod", "--all", "--wait=false")
 }
 

@@ -65,7 +65,6 @@ func TestE2EXNode(t *testing.T) {
 		}
 	})
 	k.sub("ready soon", func(k *kit) {
-		features.Shows(k, 153)
 		first := shared.First // other tests make the node not Ready for a while
 		// It happens once, while other packages' clusters may begin as well: how long the
 		// API took tells how slow the machine is then.

@@ -439,27 +439,6 @@ func (s *scheduler) onNode(old, node *corev1.Node) {
 	}
 }
 
-// nodeChange says what of a node changed that a filter looks at. Heartbeats
-// come to 0.
-func nodeChange(old, node *corev1.Node) (c change) {
-	switch {
-	case node == nil:
-		return nodeRemoved
-	case old == nil:
-		return nodeAdded
-	}
-	if old.Spec.Unschedulable != node.Spec.Unschedulable || !apiequality.Semantic.DeepEqual(old.Spec.Taints, node.Spec.Taints) {
-		c |= nodeSpec
-	}
-	if !apiequality.Semantic.DeepEqual(old.Labels, node.Labels) {
-		c |= nodeLabels
-	}
-	if !apiequality.Semantic.DeepEqual(old.Status.Allocatable, node.Status.Allocatable) {
-		c |= nodeAllocatable
-	}
-	return c
-}
-
 func (s *scheduler) onPod(old, pod *corev1.Pod) {
 	if old != nil && old.Spec.SchedulingGroup != nil && (pod == nil || pod.UID != old.UID) {
 		s.groupPodGone(old)
