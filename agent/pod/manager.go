@@ -63,6 +63,7 @@ type Manager struct {
 	synced     bool                 // the API's list has been seen
 	fault      string               // why podmon's events cannot be had, "": they can
 	hung       string               // why it does not answer otherwise, "": it does
+	shutdown   bool                 // the machine is about to go down
 	wg         sync.WaitGroup
 }
 
@@ -255,7 +256,12 @@ func (m *Manager) begin(pod *v1.Pod, static bool) *worker {
 	over := core.FinalPhase(pod.Status.Phase) && (w.obs.EndedAs == "" || !w.obs.Alive())
 	if !over && (known || pod.DeletionTimestamp == nil) {
 		var verdict *podstate.Verdict
-		if !known && pod.Status.StartTime == nil {
+		if !known {
+			if verdict = m.refusedByShutdown(pod.Status.StartTime != nil); verdict != nil {
+				w.shutdown = true
+			}
+		}
+		if verdict == nil && !known && pod.Status.StartTime == nil {
 			if verdict = m.refusal(pod); verdict == nil {
 				verdict = podstate.Admit(pod, m.cfg.Node(), m.holders())
 			}

@@ -172,6 +172,8 @@ type Config struct {
 	HostConfig   `json:",inline"`
 	ImageConfig  `json:",inline"`
 
+	ShutdownConfig `json:",inline"`
+
 	EncryptionConfig `json:",inline"`
 	// FeatureGates switch features of the API server's library, such as
 	// APIResponseCompression=false. The same belong on every server.
@@ -249,6 +251,8 @@ func defaultConfig() Config {
 		HostConfig:   defaultHost(),
 		ImageConfig:  defaultImages(),
 
+		ShutdownConfig: defaultShutdown(),
+
 		EncryptionConfig: defaultEncryption(),
 
 		LogLevel:  "info",
@@ -303,6 +307,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	c.AccessConfig.addFlags(f)
 	c.HostConfig.addFlags(f)
 	c.ImageConfig.addFlags(f)
+	c.ShutdownConfig.addFlags(f)
 	c.EncryptionConfig.addFlags(f)
 	f.StringVar(&c.FeatureGates, "feature-gates", c.FeatureGates, "features of Kubernetes' API server to switch, such as APIResponseCompression=false; the same on every server")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
@@ -386,6 +391,9 @@ func (c *Config) complete() error {
 		return err
 	}
 	if err := c.AccessConfig.check(); err != nil {
+		return err
+	}
+	if err := c.ShutdownConfig.check(); err != nil {
 		return err
 	}
 	if err := c.ImageConfig.check(); err != nil {
