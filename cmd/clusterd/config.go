@@ -173,6 +173,7 @@ type Config struct {
 	ImageConfig  `json:",inline"`
 
 	ShutdownConfig `json:",inline"`
+	SnapshotConfig `json:",inline"`
 
 	EncryptionConfig `json:",inline"`
 	// FeatureGates switch features of the API server's library, such as
@@ -252,6 +253,7 @@ func defaultConfig() Config {
 		ImageConfig:  defaultImages(),
 
 		ShutdownConfig: defaultShutdown(),
+		SnapshotConfig: defaultSnapshots(),
 
 		EncryptionConfig: defaultEncryption(),
 
@@ -308,6 +310,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	c.HostConfig.addFlags(f)
 	c.ImageConfig.addFlags(f)
 	c.ShutdownConfig.addFlags(f)
+	c.SnapshotConfig.addFlags(f)
 	c.EncryptionConfig.addFlags(f)
 	f.StringVar(&c.FeatureGates, "feature-gates", c.FeatureGates, "features of Kubernetes' API server to switch, such as APIResponseCompression=false; the same on every server")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
@@ -394,6 +397,9 @@ func (c *Config) complete() error {
 		return err
 	}
 	if err := c.ShutdownConfig.check(); err != nil {
+		return err
+	}
+	if err := c.SnapshotConfig.check(); err != nil {
 		return err
 	}
 	if err := c.ImageConfig.check(); err != nil {
