@@ -201,7 +201,7 @@ vagrant-test: deb image ## the package on systemd, in NODES (1) emulated machine
 	e2e/machines/run.sh
 
 .PHONY: systemd-test
-systemd-test: deb image ## clusterctl upgrade under a real systemd with the package's unit, in namespaces (root)
+systemd-test: deb image ## clusterctl upgrade and a shutdown under a real systemd with the package's unit, in namespaces (root)
 	e2e/machines/systemd.sh
 
 .PHONY: features

@@ -47,6 +47,7 @@ import (
 	"github.com/clusterd/clusterd/agent/pressure"
 	"github.com/clusterd/clusterd/agent/probe"
 	"github.com/clusterd/clusterd/agent/runtime"
+	"github.com/clusterd/clusterd/agent/shutdown"
 	"github.com/clusterd/clusterd/agent/static"
 	"github.com/clusterd/clusterd/agent/stats"
 	"github.com/clusterd/clusterd/agent/stream"
@@ -208,6 +209,9 @@ type Config struct {
 	StaticDir, StaticURL string
 	// statics, if set, is read in the place of these two.
 	statics pod.StaticSource
+	// Shutdown is how long pods have to end, by their priority, before the machine goes
+	// down; nil: shutdowns are not held up.
+	Shutdown []shutdown.Period
 	// OnEvent is called with every event, beside the API. It must not block.
 	// Optional.
 	OnEvent func(*v1.Event)
@@ -220,6 +224,7 @@ type Agent struct {
 	pods    *pod.Manager
 	guard   *pressure.Guard
 	local   *pressure.LocalGuard
+	down    *shutdown.Guard // nil: shutdowns are not held up
 	volumes *volume.Manager
 	stats   *stats.Collector
 	cgroups stats.Cgroups
@@ -383,6 +388,9 @@ func New(cfg Config) (*Agent, error) {
 		Refuse: func(p *v1.Pod) string { return pressure.Refuses(p, core.QOSClass(p), a.guard.Under) }, Parallel: cfg.Parallel, Tracer: cfg.Tracer,
 	})
 	prober.Exec = a.pods
+	if cfg.Shutdown != nil {
+		a.down = shutdown.New(shutdown.Config{Periods: cfg.Shutdown, Pods: a.pods, Changed: a.shutdownChanged})
+	}
 	if a.dns, err = a.newDNS(); err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
@@ -476,6 +484,9 @@ func (a *Agent) Run(ctx context.Context) error {
 			a.paths.run(ctx, a.node.Poke)
 			return nil
 		})
+	}
+	if a.down != nil {
+		part(ctx, "shutdowns", a.down.Run)
 	}
 	part(ctx, "pressure", a.guard.Run)
 	part(ctx, "local storage", a.local.Run)

@@ -176,6 +176,9 @@ type Config struct {
 	HostConfig   `json:",inline"`
 	ImageConfig  `json:",inline"`
 
+	ShutdownConfig `json:",inline"`
+	SnapshotConfig `json:",inline"`
+
 	EncryptionConfig `json:",inline"`
 	// FeatureGates switch features of the API server's library, such as
 	// APIResponseCompression=false. The same belong on every server.
@@ -253,6 +256,9 @@ func defaultConfig() Config {
 		HostConfig:   defaultHost(),
 		ImageConfig:  defaultImages(),
 
+		ShutdownConfig: defaultShutdown(),
+		SnapshotConfig: defaultSnapshots(),
+
 		EncryptionConfig: defaultEncryption(),
 
 		LogLevel:  "info",
@@ -308,6 +314,8 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	c.AccessConfig.addFlags(f)
 	c.HostConfig.addFlags(f)
 	c.ImageConfig.addFlags(f)
+	c.ShutdownConfig.addFlags(f)
+	c.SnapshotConfig.addFlags(f)
 	c.EncryptionConfig.addFlags(f)
 	f.StringVar(&c.FeatureGates, "feature-gates", c.FeatureGates, "features of Kubernetes' API server to switch, such as APIResponseCompression=false; the same on every server")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
@@ -391,6 +399,12 @@ func (c *Config) complete() error {
 		return err
 	}
 	if err := c.AccessConfig.check(); err != nil {
+		return err
+	}
+	if err := c.ShutdownConfig.check(); err != nil {
+		return err
+	}
+	if err := c.SnapshotConfig.check(); err != nil {
 		return err
 	}
 	if err := c.ImageConfig.check(); err != nil {

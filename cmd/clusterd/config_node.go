@@ -212,5 +212,6 @@ func (c *Config) settings(to *agent.Config) (err error) {
 		return err
 	}
 	to.ImageGC = agent.ImageGC{High: c.ImageGCHigh, Low: c.ImageGCLow}
-	return nil
+	to.Shutdown, err = c.shutdownPeriods()
+	return err
 }

@@ -1,0 +1,38 @@
+# A shutdown of the machine under systemd with the package's unit: logind holds it up
+# until the pods have ended in their order. It is sourced last, after upgrade.sh; the
+# caller has what that needs, and
+#
+#   gone             says whether the machine is down
+#   root             the folder of the machine's files, which outlives it
+delay() { on n1 busctl get-property org.freedesktop.login1 /org/freedesktop/login1 org.freedesktop.login1.Manager InhibitDelayMaxUSec; }
+locked() { on n1 systemd-inhibit --list --no-pager | grep -w clusterd; }
+waits() { [ "$(delay)" = "t 30000000" ] && locked; }
+until_true 60 "logind waits 30 s for clusterd" waits
+
+last_pod() { # NAME FURTHER-FIELDS…: one whose hook writes a file of its name
+	cat <<-YAML
+		---
+		apiVersion: v1
+		kind: Pod
+		metadata: {name: $1, namespace: hello}
+		spec:
+		  $2
+		  containers:
+		  - name: app
+		    image: clusterd.local/hello:1
+		    args: [sleep]
+		    volumeMounts: [{name: notes, mountPath: /notes}]
+		    lifecycle: {preStop: {exec: {command: [/hello, write, /notes/$1, ended]}}}
+		  volumes: [{name: notes, hostPath: {path: /var/notes, type: DirectoryOrCreate}}]
+	YAML
+}
+{ last_pod plain ''; last_pod critical 'priorityClassName: system-node-critical'; } >"$WORK/last.yaml"
+put n1 "$WORK/last.yaml" /root/last.yaml
+on n1 clusterctl apply -f /root/last.yaml >/dev/null
+until_true 120 "the pods with hooks are Ready" on n1 clusterctl -n hello wait --for=condition=Ready pod/plain pod/critical --timeout=5s
+rm -f "$root/var/notes/plain" "$root/var/notes/critical"
+on n1 systemctl poweroff || true
+until_true 120 "the machine is down" gone
+for p in plain critical; do [ -e "$root/var/notes/$p" ] || { ls -l "$root/var/notes"; fail "the hook of pod $p did not run"; }; done
+[ "$root/var/notes/critical" -nt "$root/var/notes/plain" ] || fail "the critical pod ended before the other one"
+say "hooks have run, the critical pod's last"
