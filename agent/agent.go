@@ -1,9 +1,9 @@
-// Package agent is one node's hands: it makes the pods that the API has bound
-// to this node, tells how they are, and answers the node's calls.
+// Package agent is the equivalent of a kubelet: it runs the pods bound to this node,
+// reports their status and serves the node's API (logs, exec, port-forward, …).
 //
-// It is a client of the API like any other. What it made stays when it stops:
-// containers belong to podmon, networks and mounts to the kernel, and a new
-// agent takes them up again.
+// It is a client of the API like any other. What it created stays when it stops:
+// containers belong to podmon, networks and mounts to the kernel, and a new agent
+// adopts them.
 package agent
 
 import (

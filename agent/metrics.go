@@ -42,8 +42,8 @@ var (
 	nodeName          = prometheus.NewDesc("kubelet_node_name", "The node's name. The count is always 1.", []string{"node"}, nil)
 	runningPods       = prometheus.NewDesc("kubelet_running_pods", "Number of pods that have a running pod sandbox", nil, nil)
 	runningContainers = prometheus.NewDesc("kubelet_running_containers", "Number of containers currently running", []string{"container_state"}, nil)
-	tracked           = prometheus.NewDesc("clusterd_conntrack_entries", "Connections that the kernel tracks in the node's network namespace.", nil, nil)
-	trackedMost       = prometheus.NewDesc("clusterd_conntrack_entries_limit", "How many it can track; packets of further connections are dropped.", nil, nil)
+	tracked           = prometheus.NewDesc("clusterd_conntrack_entries", "Connections tracked by the kernel in the node's network namespace.", nil, nil)
+	trackedMost       = prometheus.NewDesc("clusterd_conntrack_entries_limit", "Maximum number of tracked connections; packets of further connections are dropped.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.

@@ -38,7 +38,7 @@ func nodeRef(name string) *v1.ObjectReference {
 // PodNetworkBlocked records an event that pods get no network, and why. It does not
 // block, and has the node look at its state.
 func (a *Agent) PodNetworkBlocked(reason, why string) {
-	a.recorder.Event(nodeRef(a.cfg.NodeName), v1.EventTypeWarning, reason, "Pods get no network: "+why)
+	a.recorder.Event(nodeRef(a.cfg.NodeName), v1.EventTypeWarning, reason, "Pod network unavailable: "+why)
 	a.node.Poke()
 }
 

@@ -116,11 +116,11 @@ func (w *pathWatch) conditions() []v1.NodeCondition {
 }
 
 var (
-	pathLost = prometheus.NewDesc("clusterd_path_lost_ratio", "Share of the last pings to the node that were not answered", []string{"node", "address"}, nil)
-	pathRTT  = prometheus.NewDesc("clusterd_path_rtt_seconds", "Median round trip of the last pings to the node", []string{"node", "address"}, nil)
-	wgAge    = prometheus.NewDesc("clusterd_wireguard_handshake_age_seconds", "Since the last handshake of WireGuard with the node", []string{"node"}, nil)
-	wgIn     = prometheus.NewDesc("clusterd_wireguard_received_bytes_total", "Bytes that came from the node by WireGuard", []string{"node"}, nil)
-	wgOut    = prometheus.NewDesc("clusterd_wireguard_sent_bytes_total", "Bytes that were sent to the node by WireGuard", []string{"node"}, nil)
+	pathLost = prometheus.NewDesc("clusterd_path_lost_ratio", "Fraction of the last pings to the node that were lost.", []string{"node", "address"}, nil)
+	pathRTT  = prometheus.NewDesc("clusterd_path_rtt_seconds", "Median round-trip time in seconds of the last pings to the node.", []string{"node", "address"}, nil)
+	wgAge    = prometheus.NewDesc("clusterd_wireguard_handshake_age_seconds", "Seconds since the last WireGuard handshake with the node.", []string{"node"}, nil)
+	wgIn     = prometheus.NewDesc("clusterd_wireguard_received_bytes_total", "Bytes received from the node through WireGuard.", []string{"node"}, nil)
+	wgOut    = prometheus.NewDesc("clusterd_wireguard_sent_bytes_total", "Bytes sent to the node through WireGuard.", []string{"node"}, nil)
 	pathOK   = prometheus.NewDesc("clusterd_path_ok", "1 where nothing is found wrong with the way to the node, else 0 with what it is like", []string{"node", "address", "state"}, nil)
 )
 

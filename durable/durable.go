@@ -1,8 +1,7 @@
-// Package durable writes what must outlive a power cut: a file is the old one or
-// the new one afterwards, never a part, and a name that was given stays given.
-// It stands beside the rooms, so that all of them write in one way; it knows
-// files and nothing else. State that means nothing after a power cut (of
-// processes, of mounts) needs none of it.
+// Package durable writes files that must survive a power cut: afterwards a file is the
+// old one or the new one, never a part, and a rename is not undone. It depends on the
+// standard library only, so that every room can import it. State that means nothing
+// after a reboot (of processes, of mounts) does not need it.
 package durable
 
 import (
@@ -31,7 +30,7 @@ func ReplaceFile(name string, b []byte, mode fs.FileMode) error {
 }
 
 // Commit syncs and closes a written file and gives it a name of the same file
-// system, in place of what bore it. When it fails, the file is gone.
+// system, replacing any existing file. When it fails, the file is gone.
 func Commit(f *os.File, name string) error {
 	err := errors.Join(f.Sync(), f.Close())
 	if err == nil {

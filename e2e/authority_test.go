@@ -74,7 +74,7 @@ func TestE2EAuthority(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustContain(t, "rotate", e.ctl("ca", "rotate", "--yes", "--grace=1h", kubeconfig), "distribute")
-	mustContain(t, "rotate again", e.refused("", "ca", "rotate", "--yes", kubeconfig), "is being exchanged already")
+	mustContain(t, "rotate again", e.refused("", "ca", "rotate", "--yes", kubeconfig), "CA rotation in progress")
 	e.eventually("it waits for the server that is away, and for no other member", func(context.Context) error {
 		s, err := status()
 		names := s.waited()
@@ -83,7 +83,7 @@ func TestE2EAuthority(t *testing.T) {
 		}
 		return nil
 	})
-	mustContain(t, "status", e.ctl("ca", "status", kubeconfig), "distribute; the new authority is made known, 1 members are waited for", "waited for")
+	mustContain(t, "status", e.ctl("ca", "status", kubeconfig), "distribute; the new CA is being distributed, waiting for 1 members", "waited for")
 	if err := e.Start(t.Context(), away); err != nil {
 		t.Fatal(err)
 	}

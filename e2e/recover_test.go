@@ -75,12 +75,12 @@ func TestE2ERecover(t *testing.T) {
 	e.eventually("the two that are left answer", func(context.Context) error {
 		out, errs, _ := e.runOn(left, "recover", "--from", "unknown")
 		table = out
-		if n := strings.Count(out, "answers"); n != 2 {
+		if n := strings.Count(out, "reachable"); n != 2 {
 			return fmt.Errorf("%d do: %s%s", n, out, errs)
 		}
 		return nil
 	})
-	mustContain(t, "the survey", table, "TERM/INDEX", "(newest)", lost[0], lost[1])
+	mustContain(t, "the survey", table, "TERM/INDEX", "(most recent)", lost[0], lost[1])
 	// A member that followed the lost leader may take a moment to miss it.
 	e.eventually("recover asks first", func(context.Context) error {
 		out, errs, code := e.runOn(left, "recover")

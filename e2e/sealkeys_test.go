@@ -57,7 +57,7 @@ func TestE2ESealedKeys(t *testing.T) {
 	if now := e.leader(); h.Changes[0].Server != follower && now == leader {
 		t.Errorf("the change came through %s: %+v", follower, h.Changes[0])
 	}
-	mustContain(t, "history", e.ctl("history", "configmap/seen"), "VIA", h.Changes[0].Server)
+	mustContain(t, "history", e.ctl("history", "configmap/seen"), "SERVER", h.Changes[0].Server)
 
 	e.ctl("members", "gossip-key", "rotate", "--wait")
 	e.ctl("ca", "rotate", "--yes", "--finish", "--wait")

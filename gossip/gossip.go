@@ -1,7 +1,7 @@
-// Package gossip answers "who seems to be here?": membership and failure
-// hints, by hashicorp/memberlist. It refuses to decide anything: a hint must
-// be confirmed over a node's own connection, and nothing durable follows from
-// it without passing through raft.
+// Package gossip provides cluster membership and failure hints on top of
+// hashicorp/memberlist. It makes no decisions: a hint must be confirmed over a
+// connection to the node, and nothing durable follows from it without passing
+// through Raft.
 package gossip
 
 import (
@@ -32,13 +32,13 @@ const (
 	// Dead did not answer and did not refute in time. It is a hint only: the
 	// member may be overloaded, or just this node's line may be cut.
 	Dead State = "dead"
-	Left State = "left" // said goodbye: it is not coming back by itself
+	Left State = "left" // left deliberately: it does not come back by itself
 )
 
 // Member is one node as gossip sees it.
 type Member struct {
 	Meta
-	Addr  netip.AddrPort // its one port, for gossip, API, raft and node calls
+	Addr  netip.AddrPort // its control-plane port, for gossip, API, raft and node calls
 	State State
 	// Since is when this node first saw the member in this state.
 	Since time.Time

@@ -1,6 +1,6 @@
-// Package loglimit keeps those who can reach a port from filling the log: of lines
-// with the same cause one is written in an interval, and says how many were left out
-// since the one before it. It stands beside the rooms, so that all of them can use it.
+// Package loglimit rate-limits log lines caused by remote peers: one line per cause and
+// interval, with the number of lines dropped since the previous one. It depends on the
+// standard library only, so that every room can import it.
 package loglimit
 
 import (

@@ -263,8 +263,8 @@ func Run(ctx context.Context, cfg Config) error {
 	return err
 }
 
-// errEnded is returned when a loop ended before its context.
-var errEnded = errors.New("ended unasked")
+// errEnded is returned when a loop returned before its context was cancelled.
+var errEnded = errors.New("exited unexpectedly")
 
 func (cfg *Config) complete() error {
 	if cfg.Client == nil || cfg.Metadata == nil {

@@ -1,8 +1,7 @@
-// Package slack lets timers whose moment is not exact fire together. A processor
-// at rest is woken once for all of them, and not once for each: wake-ups are what
-// a program at rest costs. It stands beside the rooms, so that all of them can use
-// it, for looks at what seldom changes; not for timeouts, backoffs and whatever
-// answers are waited for with.
+// Package slack aligns periodic timers, so that an idle process wakes up once for many of
+// them (like the kernel's timer slack): wake-ups are what an idle program costs. It is for
+// periodic checks of what seldom changes, not for timeouts and backoff. It depends on the
+// standard library only, so that every room can import it.
 //
 // Timers fire at multiples of their period since 1970, plus the offset that Shift set.
 // A multiple of 2 s is one of 1 s, so timers of different periods coincide, too.

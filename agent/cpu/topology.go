@@ -1,7 +1,6 @@
-// Package cpu gives containers processors of their own: which processors the
-// machine has and how they lie to each other, which are whose, and which are
-// left for all others. It writes no cgroup; the pods' manager does that with
-// what it learns here.
+// Package cpu implements the static CPU manager policy: exclusive CPUs for containers of
+// Guaranteed pods. It holds the CPU topology of the machine, the assignments, and the
+// shared pool. It writes no cgroup; the pod manager does that.
 package cpu
 
 import (

@@ -1,11 +1,10 @@
-// Package deviceplugin serves the device plugins of this node, by the protocol of
-// a kubelet (k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1): programs that tell which
-// devices of a resource, such as "example.com/gpu", the machine has and which of
-// them are healthy. It counts them in the node's status, chooses which of them a
-// container has, and asks the plugin what the container needs to use them.
+// Package deviceplugin implements the kubelet's side of the device plugin protocol
+// (k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1): plugins report the devices of a
+// resource, such as "example.com/gpu", and their health. It reports them in the node
+// status, allocates devices to containers, and calls Allocate of the plugin.
 //
-// What a container has is on record, on disk, before its plugin is asked. Running
-// containers keep it, whatever becomes of the plugin.
+// An allocation is recorded on disk before the plugin is called. Running containers keep
+// theirs, whatever happens to the plugin.
 //
 // On disk: Config.Dir/kubelet.sock, where plugins register, beside their own
 // sockets; Config.File, see checkpoint.

@@ -1,11 +1,10 @@
-// Package dra has the drivers of devices (dynamic resource allocation,
-// resource.k8s.io) of this node prepare what was allocated for its pods, before a
-// pod's sandbox is made, and take it back after its containers have ended for
-// good. Drivers register as plugins do (package plugin). What they were asked to
-// prepare is on record, on disk, before they are asked, so that all of it is taken
-// back after any crash in between.
+// Package dra calls the device drivers of this node (dynamic resource allocation,
+// resource.k8s.io): NodePrepareResources before the sandbox of a pod is created, and
+// NodeUnprepareResources after its containers have ended for good. Drivers register as
+// plugins do (package plugin). Each call is recorded on disk before it is made, so that
+// everything is unprepared after a crash.
 //
-// Which devices a claim has is not decided here: the API says it.
+// It does not allocate devices: the allocation is read from the API.
 //
 // On disk: DIR/CLAIM-UID.json, see record.
 package dra

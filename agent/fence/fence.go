@@ -189,7 +189,7 @@ func (f *Fence) wants(ctx context.Context, pod *v1.Pod) (bool, error) {
 		}
 		if NodeBound(v) {
 			if asked {
-				f.cfg.Recorder.Eventf(pod, v1.EventTypeWarning, "NotSelfFencing", "The pod is not ended when the node loses its lease: PersistentVolume %q is of this node alone, and the pod can run nowhere else", v.Name)
+				f.cfg.Recorder.Eventf(pod, v1.EventTypeWarning, "NotSelfFencing", "Pod will not be self-fenced: PersistentVolume %q belongs to this node, and the pod cannot run elsewhere", v.Name)
 			}
 			return false, nil
 		}
@@ -263,7 +263,7 @@ func (f *Fence) Renewed(ctx context.Context, began int64) {
 	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
 	defer cancel()
 	if err := f.ask(ctx, api.Fence{Deadline: began + int64(f.cfg.RenewDeadline)}); err != nil {
-		klog.FromContext(ctx).Error(err, "Pods that are fenced were not given more time")
+		klog.FromContext(ctx).Error(err, "extend the deadline of fenced pods")
 	}
 }
 

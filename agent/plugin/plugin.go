@@ -1,8 +1,6 @@
-// Package plugin finds the plugins of this node, of whatever type: programs that
-// show themselves by a socket in a folder, as they do to a kubelet
-// (k8s.io/kubelet/pkg/apis/pluginregistration/v1). It asks each what it is and
-// hands it to the server of its type; what plugins are asked to do is not its
-// concern.
+// Package plugin discovers kubelet plugins via registration sockets
+// (k8s.io/kubelet/pkg/apis/pluginregistration/v1). It asks each for its type and passes it
+// to the handler of that type; it makes no other calls to plugins.
 //
 // On disk, below Config.Root, which is what plugins know as /var/lib/kubelet:
 //
@@ -139,7 +137,7 @@ func (r *Registry) Run(ctx context.Context) error {
 	watcher, err := r.watch(dir)
 	if err != nil {
 		// A pod may have taken all of this user's inotify instances: see inotify(7).
-		klog.FromContext(ctx).Info("Folder of plugins is read by time alone", "folder", dir, "every", rescan, "err", err)
+		klog.FromContext(ctx).Info("Plugin directory cannot be watched and is polled", "directory", dir, "every", rescan, "err", err)
 		watcher = &fsnotify.Watcher{}
 	} else {
 		defer watcher.Close()
@@ -156,7 +154,7 @@ func (r *Registry) Run(ctx context.Context) error {
 		case <-tick.C:
 		case <-watcher.Events:
 		case err := <-watcher.Errors:
-			klog.FromContext(ctx).Info("Folder of plugins is read by time alone", "err", err)
+			klog.FromContext(ctx).Info("Plugin directory cannot be watched and is polled", "err", err)
 		}
 	}
 }

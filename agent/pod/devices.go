@@ -122,7 +122,7 @@ func (m *Manager) works(uid types.UID) bool {
 	return m.workers[uid] != nil
 }
 
-// releaseLater has the devices of a pod that is no more taken back: their driver
+// releaseLater has the devices of a deleted pod taken back: their driver
 // may register later than the agent starts.
 func (m *Manager) releaseLater(ctx context.Context, uid types.UID) {
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
@@ -130,13 +130,13 @@ func (m *Manager) releaseLater(ctx context.Context, uid types.UID) {
 		err := m.cfg.Devices.Unprepare(try, uid)
 		cancel()
 		if err == nil {
-			klog.FromContext(ctx).Info("Devices of a pod that is no more are taken back", "uid", uid)
+			klog.FromContext(ctx).Info("Devices of a deleted pod are unprepared", "uid", uid)
 			return
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		klog.FromContext(ctx).Info("Devices of a pod that is no more stay prepared, will retry", "uid", uid, "err", err)
+		klog.FromContext(ctx).Info("Devices of a deleted pod were not unprepared, will retry", "uid", uid, "err", err)
 		select {
 		case <-ctx.Done():
 			return

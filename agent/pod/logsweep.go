@@ -39,7 +39,7 @@ func (m *Manager) sweepLogs(ctx context.Context) {
 			continue
 		}
 		if err := os.RemoveAll(filepath.Join(m.cfg.LogDir, e.Name())); err != nil {
-			klog.FromContext(ctx).Error(err, "Log folder of a pod that is no more stays", "folder", e.Name())
+			klog.FromContext(ctx).Error(err, "remove the log directory of a deleted pod", "folder", e.Name())
 		}
 	}
 	for _, links := range []LogLinks{m.cfg.LogLinks, m.cfg.PodLogLinks} {

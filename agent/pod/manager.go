@@ -353,7 +353,7 @@ func (m *Manager) settle(ctx context.Context) {
 		klog.FromContext(ctx).Error(err, "Image volumes of deleted pods stay mounted")
 	}
 	if err := m.sweepFence(ctx); err != nil {
-		klog.FromContext(ctx).Info("Deleted pods stay on the list of those that end with the node's lease", "err", err)
+		klog.FromContext(ctx).Info("Deleted pods were not removed from the fencing list, will retry", "err", err)
 	}
 	m.sweepEnded()
 }

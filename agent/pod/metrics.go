@@ -6,12 +6,12 @@ import "github.com/prometheus/client_golang/prometheus"
 var (
 	podStartSeconds = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name:    "kubelet_pod_start_duration_seconds",
-		Help:    "Time from the node's first sight of a pod to its phase Running.",
+		Help:    "Time from the node first observing a pod until its phase is Running.",
 		Buckets: []float64{.005, .01, .015, .02, .03, .06, .1, .25, .5, 1, 2.5, 10, 60, 300},
 	})
 	containersPerPod = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name:    "kubelet_containers_per_pod_count",
-		Help:    "Number of containers of the pods seen.",
+		Help:    "Number of containers of the pods observed.",
 		Buckets: []float64{1, 2, 4, 8, 16},
 	})
 	workerSeconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{

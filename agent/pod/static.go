@@ -150,7 +150,7 @@ func (m *Manager) dropMirror(name string) {
 				return
 			}
 			delay = podstate.QuickBackOff(delay)
-			klog.FromContext(ctx).Info("Mirror of a static pod that is no more stays, will retry", "pod", name, "err", err, "after", delay)
+			klog.FromContext(ctx).Info("Mirror of a deleted static pod was not deleted, will retry", "pod", name, "err", err, "after", delay)
 			select {
 			case <-time.After(delay):
 			case <-ctx.Done():

@@ -68,7 +68,7 @@ func (m *Manager) loadEnded(uid types.UID) (*v1.PodStatus, error) {
 
 func (m *Manager) dropEnded(uid types.UID) {
 	if err := os.Remove(m.endedPath(uid)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		klog.FromContext(m.ctx).Error(err, "Record of a static pod that is no more stays", "uid", uid)
+		klog.FromContext(m.ctx).Error(err, "remove the record of a deleted static pod", "uid", uid)
 	}
 }
 

@@ -258,7 +258,7 @@ func (k *keeper) start() (ended <-chan struct{}, cmd *exec.Cmd, err error) {
 		defer close(done)
 		defer link.Close()
 		if err := k.tell(link); err != nil {
-			k.cfg.log.Warn("the list of what is kept did not reach podmon", "err", err)
+			k.cfg.log.Warn("send the list of kept descriptors to podmon", "err", err)
 		}
 		k.hear(link)
 		_ = cmd.Wait()

@@ -1,7 +1,6 @@
-// Package podresources tells programs of this machine which resources its
-// containers have for themselves, at the socket and by the protocol of a
-// kubelet (k8s.io/kubelet/pkg/apis/podresources/v1): monitors of devices, and
-// who places work by processors, read it. It only tells.
+// Package podresources serves the kubelet PodResources API v1
+// (k8s.io/kubelet/pkg/apis/podresources/v1, read-only): device monitors and programs that
+// place work by CPU read from it which exclusive resources containers have.
 package podresources
 
 import (

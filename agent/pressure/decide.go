@@ -103,10 +103,9 @@ func (c Candidate) usage(s Signal) (used, requested int64) {
 	return c.Disk, q.Value()
 }
 
-// rank orders pods so that the first is the one to go: who uses more than was
-// asked for before who does not, then the lower priority, then who exceeds his
-// request by more (the order that Kubernetes documents for node-pressure
-// eviction). Of two alike, the younger one goes.
+// rank orders pods for eviction, the first one to evict first: usage above the request
+// first, then lower priority, then the larger excess over the request (the order that
+// Kubernetes documents for node-pressure eviction); of two that are equal, the youngest.
 func rank(s Signal, pods []Candidate) []Candidate {
 	out := slices.Clone(pods)
 	priority := func(c Candidate) int32 {

@@ -53,7 +53,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	m.duration.Collect(ch)
 }
 
-// Forget drops the series of a pod that is no more.
+// Forget drops the series of a deleted pod.
 func (m *Metrics) Forget(podUID string) {
 	if m == nil {
 		return

@@ -36,8 +36,8 @@ type Kind struct {
 	// PrepareCreate clears what a creator may not set (status) and sets what
 	// only the server may (generation 1).
 	PrepareCreate func(obj runtime.Object)
-	// Requested notes in a new object who asks for it, in place of what the
-	// request says of that; it is called after PrepareCreate.
+	// Requested records the requesting user in a new object and replaces what the
+	// request says about it; it is called after PrepareCreate.
 	Requested func(obj runtime.Object, by authenticationv1.UserInfo)
 	// PrepareUpdate keeps what an update of the main resource may not change
 	// (status) and bumps metadata.generation when the spec changed.
@@ -70,8 +70,8 @@ type Kind struct {
 	// an update of the main resource must leave alone.
 	Parts []Part
 
-	// Untracked: objects that the cluster's own controllers make have no
-	// managedFields until a client applies to them.
+	// Untracked: objects created by the cluster's own controllers have no
+	// managedFields until a client uses server-side apply on them.
 	Untracked bool
 
 	// Views are the other versions that the kind is served in; none is stored.

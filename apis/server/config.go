@@ -26,26 +26,25 @@ type Config struct {
 	// Storage makes the storage of each resource. Required.
 	Storage generic.StorageDecorator
 
-	// Authenticator says who sends a request that comes from outside the
-	// process, usually auth.ClientCert. Nil: no client outside is recognised.
+	// Authenticator authenticates requests from outside the process, usually
+	// auth.ClientCert. Nil: no client outside is recognised.
 	Authenticator authenticator.Request
 
-	// Access is who else is known, and what is written down of what they do.
+	// Access configures further authenticators, authorizers and auditing.
 	Access Access
 
-	// Authorizer says who may do what. Nil: members of system:masters may do
-	// everything, and of all others Access.Authorization says who is asked.
+	// Authorizer authorizes requests. Nil: members of system:masters may do
+	// everything, and all others what the authorizers of Access.Authorization allow.
 	Authorizer authorizer.Authorizer
 
 	// Admission says which admission plugins there are.
 	Admission admission.Set
 
-	// Issuer is who the tokens of service accounts say they are from: a URL,
-	// which may be one that only programs in the cluster can reach. Default
-	// https://kubernetes.default.svc.
+	// Issuer is the issuer of service account tokens: a URL, which may be reachable
+	// only in the cluster. Default https://kubernetes.default.svc.
 	Issuer string
 
-	// Audiences are who the tokens for this server say they are for. Default:
+	// Audiences are the audiences accepted in service account tokens. Default:
 	// Issuer.
 	Audiences []string
 
@@ -53,7 +52,7 @@ type Config struct {
 	// and for the history of objects. Nil: such requests are refused.
 	Past Past
 
-	// Keys tells which folders of Storage are empty, so that custom kinds without
+	// Keys reports which prefixes of Storage are empty, so that custom kinds without
 	// an object cost little. Nil: they cost what others do.
 	Keys Keys
 

@@ -1,4 +1,4 @@
-// Command agent measures one node's hands: the real agent with podmon, images
+// Command agent measures the agent of one node: the real agent with podmon, images
 // and pod network below an API in memory, in a network namespace of its own.
 // Where containerd, runc and the CNI plugins are installed it puts the same load
 // on a private containerd through its CRI, in turns with the agent, and says

@@ -20,22 +20,23 @@ import (
 func newCACommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ca",
-		Short: "Show or exchange the cluster's certificate authorities",
+		Short: "Show or rotate the cluster's certificate authorities",
 		Long: templates.LongDesc(`
-			Show or exchange the cluster's certificate authorities.
+			Show or rotate the cluster's certificate authorities (CAs).
 
-			There is one for each purpose: peer (servers, and what the API shows), node
-			(agents), client (people and programs), front (what servers show to aggregated APIs)
-			and secrets, which signs nothing: what seals Secrets at rest follows from its key. A
-			cluster of an earlier version has one for all, until clusterctl ca split.`),
+			There is one for each purpose: peer (servers, and the API's certificate), node
+			(agents), client (people and programs), front (the front proxy's client certificate
+			for aggregated APIs) and secrets, which signs nothing: the keys for Secrets at rest are
+			derived from its key. A cluster of an earlier version has one CA for all purposes,
+			until clusterctl ca split.`),
 		Example: templates.Examples(`
-			# How far is the exchange?
+			# Show the progress of a rotation
 			clusterctl ca status
 
-			# Exchange all
+			# Rotate all CAs
 			clusterctl ca rotate
 
-			# Exchange the one that signs people's certificates
+			# Rotate the CA that signs user certificates
 			clusterctl ca rotate client`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -48,12 +49,12 @@ func newCAStatusCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 	var out output
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show the authorities, and how far an exchange is",
+		Short: "Show the CAs and the progress of a rotation",
 		Long: templates.LongDesc(`
-			Show the authorities that are trusted and, while they are being exchanged, which
-			members have done what the phase asks.`),
+			Show the trusted CAs and, during a rotation, which members have completed the
+			current phase.`),
 		Example: templates.Examples(`
-			# Show the authorities
+			# Show the CAs
 			clusterctl ca status
 
 			# The members that the next phase waits for
@@ -118,15 +119,15 @@ func phaseOnly(s v1.AuthorityStatus, now time.Time) string {
 	}
 	switch s.Phase {
 	case v1.AuthorityDistribute:
-		return fmt.Sprintf("%s; the new authority is made known, %d members are waited for", s.Phase, waited)
+		return fmt.Sprintf("%s; the new CA is being distributed, waiting for %d members", s.Phase, waited)
 	case v1.AuthorityReissue:
 		switch {
 		case waited > 0:
-			return fmt.Sprintf("%s; the new authority signs, %d members are waited for", s.Phase, waited)
+			return fmt.Sprintf("%s; the new CA signs, waiting for %d members", s.Phase, waited)
 		case s.Ends.After(now):
-			return fmt.Sprintf("%s; both authorities are trusted until %s (clusterctl ca finish ends that now)", s.Phase, s.Ends.Format(time.RFC3339))
+			return fmt.Sprintf("%s; both CAs are trusted until %s (clusterctl ca finish ends that now)", s.Phase, s.Ends.Format(time.RFC3339))
 		}
-		return s.Phase + "; the old authority is being given up"
+		return s.Phase + "; the old CA is being removed"
 	}
 	return s.Phase
 }
@@ -144,35 +145,37 @@ func newCARotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 	o := rotateOptions{IOStreams: streams}
 	cmd := &cobra.Command{
 		Use:   "rotate [PURPOSE]",
-		Short: "Exchange the authorities, or one, while the cluster works",
+		Short: "Rotate all CAs, or one, while the cluster is running",
 		Long: templates.LongDesc(`
-			Exchange the cluster's certificate authorities while the cluster works: all, or
-			the one for PURPOSE, which is one of peer, client, front, node, secrets.
+			Rotate the cluster's certificate authorities while the cluster is running: all, or
+			the one for PURPOSE: peer, client, front, node or secrets.
 
-			A new authority is made and made known to every member; when all trust it, it
-			signs, and all certificates are issued anew; when the grace is over, the old one
-			is no longer trusted, and what was opened with its certificates is closed. Each
-			step waits for all members: start clusterd where it is down, or remove that
-			member with clusterctl members rm.
+			A new CA is created and distributed to every member. When all trust it, it signs, and
+			all certificates are reissued. When the overlap period (--grace) is over, the old CA is no
+			longer trusted, and connections with its certificates are closed. Each step waits for
+			all members: start clusterd where it is down, or remove that member with
+			clusterctl members rm.
 
-			What an exchange of one purpose leaves alone: certificates, connections, join tokens
-			and keys of all others. With client's, servers' kubeconfigs are written anew. Everybody else's, and the certificates of
-			clusterctl user add, are good until the old authority goes: copy a server's
-			admin.kubeconfig again, run clusterctl user add again. Pods learn of it by themselves.
-			Join tokens that were made before peer's new authority signed go with the old one.
-			With peer's the gossip key is changed, and with secrets' the key that signs service
-			accounts' tokens.`),
+			* What rotates: the CA and its certificates; with peer also the gossip key, with
+			secrets the key that signs service account tokens, with client the kubeconfigs of
+			the servers. Pods are updated automatically.
+
+			* What stays valid: certificates, connections, join tokens and keys of all other
+			purposes.
+
+			* What you must do before the old CA goes: copy a server's admin.kubeconfig again, run
+			clusterctl user add again for each user (client), and create new join tokens (peer).`),
 		Example: templates.Examples(`
-			# Exchange all, and give everybody a week to get a new kubeconfig
+			# Rotate all CAs, with a week to distribute new kubeconfigs
 			clusterctl ca rotate --grace 168h
 
-			# A server's disk was stolen: as fast as the members can
+			# After a compromise: rotate now, without overlap
 			clusterctl ca rotate --finish --wait --yes
 
-			# Only people's and programs' certificates
+			# Rotate only the CA of user certificates
 			clusterctl ca rotate client
 
-			# End the grace of the exchange that is under way
+			# End the overlap period of the current rotation
 			clusterctl ca finish`),
 		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
 		ValidArgs: v1.AuthorityPurposes,
@@ -195,19 +198,19 @@ func newCASplitCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 	o := rotateOptions{IOStreams: streams, split: true}
 	cmd := &cobra.Command{
 		Use:   "split",
-		Short: "Give each purpose an authority of its own",
+		Short: "Create a separate CA for each purpose",
 		Long: templates.LongDesc(`
-			Give each purpose an authority of its own, while the cluster works. Clusters that
-			were founded by this version or a later one have them.
+			Create a separate CA for each purpose, while the cluster is running. Clusters that
+			were created by this version or a later one have them.
 
-			It goes in the steps of clusterctl ca rotate: new authorities for client, front,
-			node and secrets are made known, sign, and at the end the one there was until then
-			is trusted as the servers' alone: kubeconfigs with its certificates end then, as with
-			rotate; join tokens and the authority in kubeconfigs stay. It is refused while a
-			member's version would not follow; afterwards no earlier version can join, and
-			none starts on a member's data folder.`),
+			The steps are those of clusterctl ca rotate: new CAs for client, front, node and
+			secrets are distributed and sign; at the end the previous CA is trusted for servers
+			only. Kubeconfigs with its certificates end then, as with rotate; join tokens and the
+			CA in kubeconfigs stay valid. It is refused while the version of a member does not
+			support it. Afterwards earlier versions can neither join nor start on a member's
+			data directory.`),
 		Example: templates.Examples(`
-			# Give everybody a week to get a new kubeconfig
+			# With a week to distribute new kubeconfigs
 			clusterctl ca split --grace 168h`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -226,17 +229,17 @@ func newCAFinishCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 	o := rotateOptions{IOStreams: streams, finish: true}
 	cmd := &cobra.Command{
 		Use:   "finish",
-		Short: "End the grace of the exchange that is under way",
+		Short: "End the overlap period of the current rotation",
 		Long: templates.LongDesc(`
-			End the grace of the exchange that clusterctl ca rotate or split has begun: the old
-			authority is trusted until all members are ready, and no longer. Kubeconfigs and join
-			tokens of it end then. If no exchange is under way nothing is changed, and the exit
-			code is 1.`),
+			End the overlap period of the rotation that clusterctl ca rotate or split has started:
+			the old CA is trusted until all members are ready, and no longer. Its kubeconfigs and
+			join tokens end then. If there is no rotation in progress, nothing is changed, and the
+			exit status is 1.`),
 		Example: templates.Examples(`
-			# What is under way?
+			# Show the current rotation
 			clusterctl ca status
 
-			# End its grace, and wait until the old authority has gone
+			# End its overlap period, and wait until the old CA is removed
 			clusterctl ca finish --wait`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -259,12 +262,12 @@ func (o *rotateOptions) runFinish(ctx context.Context, a *api) error {
 		return err
 	}
 	if now.Phase == v1.AuthorityStable {
-		return errors.New("no exchange of an authority is under way: nothing was changed (clusterctl ca rotate begins one)")
+		return errors.New("no CA rotation in progress: nothing was changed (clusterctl ca rotate starts one)")
 	}
 	if len(now.Of) == 1 {
 		o.purpose = now.Of[0]
 	}
-	if err := confirm(o.IOStreams, o.yes, "What the old authority signed ends as soon as all members are ready: "+phaseWords(now, time.Now())+"."); err != nil {
+	if err := confirm(o.IOStreams, o.yes, "Certificates of the old CA end as soon as all members are ready: "+phaseWords(now, time.Now())+"."); err != nil {
 		return err
 	}
 	return o.ask(ctx, a, pathOf("authority", "finish"), v1.AuthorityRequest{Of: now.Of})
@@ -272,13 +275,13 @@ func (o *rotateOptions) runFinish(ctx context.Context, a *api) error {
 
 func (o *rotateOptions) addFlags(cmd *cobra.Command) {
 	o.addWaitFlags(cmd)
-	cmd.Flags().DurationVar(&o.grace, "grace", 24*time.Hour, "How long the old authority is trusted at least, once all members have new certificates")
-	cmd.Flags().BoolVar(&o.finish, "finish", false, "No grace: the old authority is trusted until all members are ready, and no longer")
+	cmd.Flags().DurationVar(&o.grace, "grace", 24*time.Hour, "Minimum overlap period: how long the old CA stays trusted once all members have new certificates")
+	cmd.Flags().BoolVar(&o.finish, "finish", false, "No overlap period: the old CA is trusted until all members are ready, and no longer")
 }
 
 func (o *rotateOptions) addWaitFlags(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "Do not ask for confirmation")
-	cmd.Flags().BoolVar(&o.wait, "wait", false, "Wait until the exchange is at its end, or its grace has begun")
+	cmd.Flags().BoolVar(&o.wait, "wait", false, "Wait until the rotation is complete, or its overlap period has begun")
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 10*time.Minute, "How long to wait")
 }
 
@@ -301,23 +304,23 @@ func (o *rotateOptions) run(ctx context.Context, a *api, graceGiven bool) error 
 		return err
 	}
 	if (o.split || o.purpose != "") && !knows(now) {
-		return errors.New("the server's clusterd is of a version that knows one authority for all purposes: upgrade it first")
+		return errors.New("the server runs a version of clusterd with one CA for all purposes: upgrade it first")
 	}
 	path, request := pathOf("authority"), v1.AuthorityRequest{Grace: o.grace.String(), Finish: o.finish, Purpose: o.purpose}
-	question := "The cluster gets new certificate authorities. Kubeconfigs and join tokens that were handed out end with the old ones"
+	question := "All CAs of the cluster are rotated. Existing kubeconfigs and join tokens end with the old CAs"
 	switch {
 	case o.split:
 		path = pathOf("authority", "split")
-		question = "Each purpose gets an authority of its own. Kubeconfigs that were handed out end with the old one's"
+		question = "A separate CA is created for each purpose. Existing kubeconfigs end with the certificates of the old CA"
 	case !o.people():
-		question = "The cluster gets a new authority for the purpose " + o.purpose
+		question = "The CA for the purpose " + o.purpose + " is rotated"
 	case o.purpose == "client":
-		question = "The cluster gets a new authority for the purpose client. Kubeconfigs with certificates that were handed out end with the old one"
+		question = "The CA for the purpose client is rotated. Existing kubeconfigs with certificates end with the old CA"
 	case o.purpose == "peer":
-		question = "The cluster gets a new authority for the purpose peer. Kubeconfigs and join tokens that were handed out end with the old one"
+		question = "The CA for the purpose peer is rotated. Existing kubeconfigs and join tokens end with the old CA"
 	}
 	if now.Phase != v1.AuthorityStable {
-		return fmt.Errorf("the authority is being exchanged already: %s; nothing was changed. clusterctl ca finish ends that exchange's grace", phaseWords(now, time.Now()))
+		return fmt.Errorf("CA rotation in progress: %s; nothing was changed. clusterctl ca finish ends its overlap period", phaseWords(now, time.Now()))
 	}
 	if err := confirm(o.IOStreams, o.yes, question+"."); err != nil {
 		return err

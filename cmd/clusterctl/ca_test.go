@@ -27,10 +27,10 @@ func TestFinish(t *testing.T) {
 		refused string
 	}{
 		{"finish", exchange, func(o *rotateOptions, a *api) error { return o.runFinish(t.Context(), a) }, "/authority/finish", ""},
-		{"finish what has ended", v1.AuthorityStatus{Phase: v1.AuthorityStable}, func(o *rotateOptions, a *api) error { return o.runFinish(t.Context(), a) }, "", "no exchange of an authority is under way"},
+		{"finish what has ended", v1.AuthorityStatus{Phase: v1.AuthorityStable}, func(o *rotateOptions, a *api) error { return o.runFinish(t.Context(), a) }, "", "no CA rotation in progress"},
 		{"rotate another", exchange, func(o *rotateOptions, a *api) error { o.purpose = "client"; return o.run(t.Context(), a, false) }, "", "(of peer); nothing was changed. clusterctl ca finish"},
-		{"rotate all", exchange, func(o *rotateOptions, a *api) error { return o.run(t.Context(), a, false) }, "", "is being exchanged already"},
-		{"split", exchange, func(o *rotateOptions, a *api) error { o.split = true; return o.run(t.Context(), a, false) }, "", "is being exchanged already"},
+		{"rotate all", exchange, func(o *rotateOptions, a *api) error { return o.run(t.Context(), a, false) }, "", "CA rotation in progress"},
+		{"split", exchange, func(o *rotateOptions, a *api) error { o.split = true; return o.run(t.Context(), a, false) }, "", "CA rotation in progress"},
 		{"rotate", v1.AuthorityStatus{Phase: v1.AuthorityStable}, func(o *rotateOptions, a *api) error { return o.run(t.Context(), a, false) }, "/authority", ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -30,15 +30,15 @@ func newHistoryCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 	limit := past.DefaultChanges
 	cmd := &cobra.Command{
 		Use:   "history (TYPE NAME | TYPE/NAME)",
-		Short: "Show who changed an object, when, and what",
+		Short: "Show the changes of an object: who, when, what",
 		Long: templates.LongDesc(`
 			Show the changes of one object, one line each, oldest first: the revision, the
 			time, who made it, and what it changed. Deletions are shown too, also of an
 			object that does not exist any more.
 
-			The store keeps its history for a time and up to a size that the servers'
-			configuration sets; older changes are not known. Whoever may get an object may
-			see its history. Values of Secrets are not shown.`),
+			The servers' configuration bounds the history by age and size; older changes are not
+			shown. Anybody who may get an object may see its history. Values of Secrets are not
+			shown.`),
 		Example: templates.Examples(`
 			# Show what happened to a Deployment
 			clusterctl history deploy/web
@@ -73,7 +73,7 @@ func newHistoryCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 		},
 	}
 	cmd.Flags().StringVarP(&out, "output", "o", "", "One of: json, yaml, wide")
-	cmd.Flags().IntVar(&limit, "limit", limit, "Show at most this many changes, the latest ones")
+	cmd.Flags().IntVar(&limit, "limit", limit, "Maximum number of changes to show, latest ones")
 	cmd.AddCommand(newHistoryDiffCommand(f, streams))
 	return cmd
 }
@@ -214,7 +214,7 @@ func historyTable(w, notes io.Writer, h *past.History, wide bool) error {
 		}
 	}
 	if len(rows) > 0 {
-		if err := printTable(w, []string{"REVISION", "TIME", "CHANGE", "WHO", "VIA", "WHAT"}, rows); err != nil {
+		if err := printTable(w, []string{"REVISION", "TIME", "CHANGE", "USER", "SERVER", "FIELDS"}, rows); err != nil {
 			return err
 		}
 	}

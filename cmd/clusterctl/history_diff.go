@@ -26,16 +26,15 @@ func newHistoryDiffCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 	var from, to string
 	var managed bool
 	cmd := &cobra.Command{
-		Use:   "diff (TYPE NAME | TYPE/NAME) [--from MOMENT] [--to MOMENT]",
-		Short: "Show how an object differs between two moments",
+		Use:   "diff (TYPE NAME | TYPE/NAME) [--from TIME] [--to TIME]",
+		Short: "Show how an object differs between two points in time",
 		Long: templates.LongDesc(`
-			Show how an object differs between two moments, as a unified diff of YAML.
+			Show how an object differs between two points in time, as a unified diff of YAML.
 
-			A moment is a revision (1234), a span back from now (-10m) or a time
-			(2006-01-02T15:04:05Z). Without --from it is the moment before the last change
-			of what was asked for (not of the status, nor of controllers' annotations),
-			without --to it is now. Where the object did not
-			exist, everything counts as added or removed.`),
+			A point in time is a revision (1234), a relative time (-10m) or an absolute time
+			(2006-01-02T15:04:05Z). The default of --from is just before the last change of the
+			desired state (not of the status, nor of controllers' annotations); that of --to is
+			now. If the object did not exist at one of them, everything is added or removed.`),
 		Example: templates.Examples(`
 			# Show what the last change did
 			clusterctl history diff deploy/web
@@ -73,8 +72,8 @@ func newHistoryDiffCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&from, "from", "", "The moment to compare from (default: before the last change)")
-	cmd.Flags().StringVar(&to, "to", "", "The moment to compare to (default: now)")
+	cmd.Flags().StringVar(&from, "from", "", "Point in time to compare from (default: before the last change)")
+	cmd.Flags().StringVar(&to, "to", "", "Point in time to compare to (default: now)")
 	cmd.Flags().BoolVar(&managed, "show-managed-fields", false, "Compare the managed fields too")
 	return cmd
 }
@@ -166,7 +165,7 @@ func (o *objectPath) diff(ctx context.Context, from, to string, managed bool) (s
 		texts[i] = string(b)
 	}
 	if texts[0] == "" && texts[1] == "" {
-		return "", errors.New(o.String() + " existed at neither moment")
+		return "", errors.New(o.String() + " existed at neither point in time")
 	}
 	out := diff.Diff(o.String()+" at "+from, []byte(texts[0]), o.String()+" at "+orNow(to), []byte(texts[1]))
 	_, out, _ = bytes.Cut(out, []byte("\n")) // the line that names the command

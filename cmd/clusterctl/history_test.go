@@ -161,7 +161,7 @@ func TestHistoryCommands(t *testing.T) {
 
 	out := c.run("history", "deploy/web")
 	matches(t, out,
-		`^REVISION +TIME +CHANGE +WHO +VIA +WHAT$`,
+		`^REVISION +TIME +CHANGE +USER +SERVER +FIELDS$`,
 		`^`+first.ResourceVersion+` +20\S+Z +added +admin via \S+ \(ci\) +- *$`,
 		`^\d+ +20\S+Z +modified +admin via \S+ +- +spec.replicas: 2 → 3; spec.template.spec.containers\[web\].image: app:1 → app:2$`,
 		`^\d+ +20\S+Z +status +admin via \S+ +- +status.observedGeneration: 2 added; status.replicas: 3 added$`,

@@ -42,8 +42,8 @@ type nodeChoice struct {
 }
 
 func (c *nodeChoice) addFlags(cmd *cobra.Command, f cmdutil.Factory) {
-	cmd.Flags().StringSliceVar(&c.names, "node", nil, "Node to speak to; may be repeated. Default: every node that is Ready")
-	cmd.Flags().BoolVar(&c.all, "all", false, "Speak to every node, Ready or not")
+	cmd.Flags().StringSliceVar(&c.names, "node", nil, "Node to contact; may be repeated (default: every Ready node)")
+	cmd.Flags().BoolVar(&c.all, "all", false, "Contact every node, Ready or not")
 	cmd.MarkFlagsMutuallyExclusive("node", "all")
 	cmdutil.CheckErr(cmd.RegisterFlagCompletionFunc("node", func(cmd *cobra.Command, _ []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 		return completeFrom(f, nodeNames)(cmd, nil, toComplete)

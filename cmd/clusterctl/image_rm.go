@@ -94,7 +94,7 @@ func newImagePruneCommand(f cmdutil.Factory, streams genericiooptions.IOStreams)
 	var choice nodeChoice
 	cmd := &cobra.Command{
 		Use:   "prune",
-		Short: "Remove the images that no pod needs from nodes",
+		Short: "Remove unused images from nodes",
 		Long: templates.LongDesc(`
 			Remove from nodes the images that none of their pods needs. Pinned images stay,
 			and so do those that were loaded from a file.`),

@@ -26,7 +26,7 @@ type lookBack struct {
 
 // addFlag gives cmd the flag --at.
 func (l *lookBack) addFlag(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&l.moment, "at", l.moment, "Show the state as of a moment in the store's history: a revision (1234), a span back from now (-10m) or a time (2006-01-02T15:04:05Z)")
+	cmd.Flags().StringVar(&l.moment, "at", l.moment, "Show the state as of a point in time of the store's history: a revision (1234), a relative time (-10m) or an absolute time (2006-01-02T15:04:05Z)")
 	run := cmd.PreRunE
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
 		if cmd.Flags().Changed("at") {

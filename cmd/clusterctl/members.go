@@ -23,13 +23,13 @@ func newMembersCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 	cmd := &cobra.Command{
 		Use:     "members",
 		Aliases: []string{"member"},
-		Short:   "List the members of the cluster, change or remove one",
+		Short:   "List, change and remove the members of the cluster",
 		Long: templates.LongDesc(`
-			List the machines that make up the cluster: their part in the store (agents have
-			none), which of them leads, and what the others hear of them.
+			List the members of the cluster: their role in the store (agents have none), the
+			leader, and their gossip state.
 
-			The list comes from the server that is asked, from what it knows itself, so it
-			works while the cluster has no leader.`),
+			The list is what the contacted server knows, so it works while the cluster has no
+			leader.`),
 		Example: templates.Examples(`
 			# List the members
 			clusterctl members
@@ -49,7 +49,7 @@ func newMembersCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 	}
 	cmd.Flags().StringVarP((*string)(&out), "output", "o", "", "One of: json, yaml")
 	cmd.AddCommand(newMembersRemoveCommand(f, streams), newMembersRoleCommand(f, streams, promote), newMembersRoleCommand(f, streams, demote), newMembersVotersCommand(f, streams),
-		newMembersAskingCommand(f, streams), newMembersApproveCommand(f, streams), newMembersDenyCommand(f, streams), newGossipKeyCommand(f, streams))
+		newMembersPendingCommand(f, streams), newMembersAskingCommand(f, streams), newMembersApproveCommand(f, streams), newMembersDenyCommand(f, streams), newGossipKeyCommand(f, streams))
 	return cmd
 }
 
@@ -85,9 +85,20 @@ func memberTable(w io.Writer, l v1.MemberList) error {
 		if m.Leader {
 			role += " (leader)"
 		}
-		rows = append(rows, []string{m.Name, orNone(role), orNone(m.Address), orNone(m.Gossip), known(m.Applied), known(m.Lag), orNone(m.Version)})
+		rows = append(rows, []string{m.Name, orNone(role), orNone(m.Address), orNone(gossipState(m.Gossip)), known(m.Applied), known(m.Lag), orNone(m.Version)})
 	}
 	return printTable(w, []string{"NAME", "ROLE", "ADDRESS", "GOSSIP", "APPLIED", "LAG", "VERSION"}, rows)
+}
+
+// gossipState is the state of a member as the table shows it.
+func gossipState(s string) string {
+	switch s {
+	case "unseen":
+		return "unknown"
+	case "changing":
+		return "demoting"
+	}
+	return s
 }
 
 // leaderless says why there may be no leader and what to do about it.
@@ -122,10 +133,9 @@ func newMembersRemoveCommand(f cmdutil.Factory, streams genericiooptions.IOStrea
 		Use:   "rm NAME",
 		Short: "Remove a member from the cluster",
 		Long: templates.LongDesc(`
-			Remove a machine from the cluster for good: its key opens nothing any more, and
-			its node object is deleted. What runs on the machine itself is not touched; run
-			clusterd reset there for that. A machine that will come back need not be
-			removed.`),
+			Remove a machine from the cluster for good: its key is no longer accepted, and its
+			Node object is deleted. What runs on the machine itself is not touched; run clusterd
+			reset there for that. Do not remove a machine that will come back.`),
 		Example: templates.Examples(`
 			# Move the pods away, then remove the machine
 			clusterctl drain n3 --ignore-daemonsets
@@ -140,7 +150,7 @@ func newMembersRemoveCommand(f cmdutil.Factory, streams genericiooptions.IOStrea
 			if err != nil {
 				return err
 			}
-			if err := confirm(streams, yes, fmt.Sprintf("%s is removed for good: its key opens nothing any more, and its node object is deleted. To come back it has to be reset and join again.", args[0])); err != nil {
+			if err := confirm(streams, yes, fmt.Sprintf("%s is removed for good: its key is no longer accepted, and its Node object is deleted. To come back it must be reset and join again.", args[0])); err != nil {
 				return err
 			}
 			if err := a.do(cmd.Context(), http.MethodDelete, pathOf("members", args[0]), nil, nil); err != nil {
@@ -157,15 +167,14 @@ func newMembersRemoveCommand(f cmdutil.Factory, streams genericiooptions.IOStrea
 func newMembersVotersCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "voters NUMBER|auto",
-		Short: "Set how many members vote",
+		Short: "Set the number of voters",
 		Long: templates.LongDesc(`
-			Set how many members vote on what is written: 1, 3, 5 or 7. With three, one may
-			fail; with five, two; with seven, three, and every write waits for four. With
-			auto, which is the beginning, the cluster takes as many as its members allow, up
-			to five.
+			Set the number of voters: 1, 3, 5 or 7. With three, one may fail; with five, two;
+			with seven, three, and every write waits for four. With auto (the default), the
+			cluster uses as many as its members allow, up to five.
 
-			The leader gives and takes the votes within a quarter of a minute, one after the other.
-			Which members vote is its choice; clusterctl members shows it.`),
+			The leader promotes and demotes voters one after the other, within 15 seconds. It
+			chooses which members vote; clusterctl members shows them.`),
 		Example: templates.Examples(`
 			# Survive the loss of three members of seven or more
 			clusterctl members voters 7`),

@@ -18,19 +18,18 @@ func newMembersApproveCommand(f cmdutil.Factory, streams genericiooptions.IOStre
 	var role string
 	cmd := &cobra.Command{
 		Use:   "approve CODE --role {agent|server}",
-		Short: "Let a machine join that shows this code",
+		Short: "Approve a pending join request",
 		Long: templates.LongDesc(`
-			Let a machine join that has no token: it was started with "clusterd join ADDRESS
-			--ask" and shows a code. Read the code from the machine itself, not from a message:
-			it proves that the machine and the cluster speak with each other and with nobody
-			in between.`),
+			Approve the join request of a machine without a token: "clusterd join ADDRESS --ask"
+			shows a code there. Read the code from the machine itself, not from a message: it
+			proves that the machine is connected to this cluster and not to a man in the middle.`),
 		Example: templates.Examples(`
-			# Let it join as an agent, which runs pods and holds nothing of the cluster
+			# Let it join as an agent, which runs pods and holds no state of the cluster
 			clusterctl members approve 7K2M-Q9XA --role agent`),
-		Args: oneArg("the code that the machine shows", "clusterctl members asking"),
+		Args: oneArg("the code that the machine shows", "clusterctl members pending"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if role != v1.TokenAgent && role != v1.TokenServer {
-				return fmt.Errorf("--role %q: say what the machine becomes: %s, which runs pods and holds nothing of the cluster, or %s, which holds all of it", role, v1.TokenAgent, v1.TokenServer)
+				return fmt.Errorf("--role %q: give the role of the machine: %s, which runs pods and holds no state of the cluster, or %s, which holds all of it", role, v1.TokenAgent, v1.TokenServer)
 			}
 			a, err := newAPI(f)
 			if err != nil {
@@ -48,24 +47,24 @@ func newMembersApproveCommand(f cmdutil.Factory, streams genericiooptions.IOStre
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&role, "role", "", "What the machine becomes: agent or server")
+	cmd.Flags().StringVar(&role, "role", "", "Role of the machine: agent or server")
 	return cmd
 }
 
-func newMembersAskingCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+func newMembersPendingCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
-		Use:   "asking",
-		Short: "List the machines that wait to be approved",
+		Use:   "pending",
+		Short: "List pending join requests",
 		Example: templates.Examples(`
-			# List who waits
-			clusterctl members asking`),
+			# List the machines that wait for approval
+			clusterctl members pending`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			list := v1.AskingList{Machines: []v1.AskingMachine{}}
-			return show(cmd.Context(), f, streams, out, "list the machines that ask to join", pathOf("asking"), &list, func() string {
+			return show(cmd.Context(), f, streams, out, "list pending join requests", pathOf("asking"), &list, func() string {
 				if len(list.Machines) == 0 {
-					return "No machine waits; start one with: clusterd join ADDRESS --ask"
+					return "No join request is pending; a machine sends one with: clusterd join ADDRESS --ask"
 				}
 				return ""
 			}, func(w io.Writer) error {
@@ -81,14 +80,21 @@ func newMembersAskingCommand(f cmdutil.Factory, streams genericiooptions.IOStrea
 	return cmd
 }
 
+// newMembersAskingCommand is newMembersPendingCommand by the name it had before.
+func newMembersAskingCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	cmd := newMembersPendingCommand(f, streams)
+	cmd.Use, cmd.Hidden = "asking", true
+	return cmd
+}
+
 func newMembersDenyCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "deny ID",
-		Short: "Send a machine away that waits to be approved",
+		Short: "Deny a pending join request",
 		Example: templates.Examples(`
-			# Send one away that clusterctl members asking lists
+			# Deny a request that clusterctl members pending lists
 			clusterctl members deny 4xq2mw`),
-		Args: oneArg("the id of a machine that waits", "clusterctl members asking"),
+		Args: oneArg("the id of a pending request", "clusterctl members pending"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			a, err := newAPI(f)
 			if err != nil {

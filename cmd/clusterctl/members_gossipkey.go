@@ -19,21 +19,21 @@ func newGossipKeyCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 	var out output
 	cmd := &cobra.Command{
 		Use:   "gossip-key",
-		Short: "Show how old the key of gossip is, or change it",
+		Short: "Show or rotate the gossip encryption key",
 		Long: templates.LongDesc(`
-			Show how old the key is with which servers encrypt gossip, and which of them have
-			it. It is changed by itself: each day (clusterd's --gossip-key-age), when a server
-			is removed or demoted, and at the end of clusterctl ca rotate.`),
+			Show the age of the gossip encryption key, and which servers have it. It is rotated
+			automatically: each day (--gossip-key-age of clusterd), when a server is removed or
+			demoted, and at the end of clusterctl ca rotate.`),
 		Example: templates.Examples(`
-			# How old is it?
+			# Show its age
 			clusterctl members gossip-key
 
-			# The servers that lack the key of now
+			# List the servers that lag behind the current key
 			clusterctl members gossip-key -o json | jq -r '.servers[] | select(.ready | not) | .name'`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var status v1.GossipKeyStatus
-			return show(cmd.Context(), f, streams, out, "show the key of gossip", pathOf("gossip-key"), &status, nil, func(w io.Writer) error { return gossipKeyTable(w, status, time.Now()) })
+			return show(cmd.Context(), f, streams, out, "show the gossip key", pathOf("gossip-key"), &status, nil, func(w io.Writer) error { return gossipKeyTable(w, status, time.Now()) })
 		},
 	}
 	cmd.Flags().StringVarP((*string)(&out), "output", "o", "", "One of: json, yaml")
@@ -60,7 +60,7 @@ func gossipKeyTable(w io.Writer, s v1.GossipKeyStatus, now time.Time) error {
 
 func gossipKeyPhase(s v1.GossipKeyStatus) string {
 	if s.Wanted && s.Phase == "stable" {
-		return "stable; another key is wanted"
+		return "stable; rotation requested"
 	}
 	return s.Phase
 }
@@ -70,13 +70,13 @@ func newGossipKeyRotateCommand(f cmdutil.Factory, streams genericiooptions.IOStr
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "rotate",
-		Short: "Change the key of gossip",
+		Short: "Rotate the gossip encryption key",
 		Long: templates.LongDesc(`
-			Change the key with which servers encrypt gossip, while they gossip: they are
-			given another, then use it, then forget the old one. It takes some seconds. A
-			server that is away is not waited for: it asks for the key when it comes back.`),
+			Rotate the gossip encryption key online: the servers receive a new key, then encrypt
+			with it, then forget the old one. It takes some seconds. It does not wait for a server
+			that is down: that one fetches the key when it comes back.`),
 		Example: templates.Examples(`
-			# Somebody may have read the key
+			# After a possible compromise
 			clusterctl members gossip-key rotate --wait`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -96,13 +96,13 @@ func newGossipKeyRotateCommand(f cmdutil.Factory, streams genericiooptions.IOStr
 				return err
 			}
 			if !wait {
-				fmt.Fprintln(streams.Out, "The key of gossip is being changed: see clusterctl members gossip-key.")
+				fmt.Fprintln(streams.Out, "The gossip key is being rotated: see clusterctl members gossip-key.")
 				return nil
 			}
 			if err := awaitGossipKey(cmd.Context(), a, before, timeout); err != nil {
 				return err
 			}
-			fmt.Fprintln(streams.Out, "The key of gossip was changed.")
+			fmt.Fprintln(streams.Out, "The gossip key was rotated.")
 			return nil
 		},
 	}

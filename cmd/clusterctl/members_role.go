@@ -30,12 +30,12 @@ func (c roleChange) what() string {
 }
 
 var promote = roleChange{
-	use: "promote NAME", short: "Make a server of an agent",
+	use: "promote NAME", short: "Turn an agent into a server",
 	long: `
-		Make a server of an agent, which then keeps the cluster's state with the others.
-		Its pods run on. Whether it votes is the cluster's choice.`,
+		Turn an agent into a server, which then stores the cluster's state together with the
+		others. Its pods keep running. The cluster chooses whether it votes.`,
 	example: `
-		# Replace a server that was lost
+		# Replace a lost server
 		clusterctl members rm n3
 		clusterctl members promote a1`,
 	role: "server",
@@ -43,21 +43,21 @@ var promote = roleChange{
 }
 
 var demote = roleChange{
-	use: "demote NAME", short: "Make an agent of a server",
+	use: "demote NAME", short: "Turn a server into an agent",
 	long: `
-		Make an agent of a server. Its vote goes to another, the cluster's keys are
-		removed from its disk, those of seal.keys among them, and its pods run on. What
-		would leave the cluster without a majority is refused.
+		Turn a server into an agent. Another member votes in its place, the cluster's keys
+		(those of seal.keys too) are removed from its disk, and its pods keep running. It is
+		refused if the cluster would lose its majority.
 
 		Its copy of the cluster's state stays on its disk as store.demoted in the data
-		folder, so that it can be put back should this turn out to be wrong. Once the
-		machine works as an agent, remove it there:
+		directory, so that the change can be undone. Once the machine works as an agent, remove
+		it there:
 
 		    rm -r /var/lib/clusterd/store.demoted*
 
-		Whoever has read that disk before still knows the keys that lay there.`,
+		Anybody who has read that disk before still has the keys that were stored there.`,
 	example: `
-		# Keep the cluster's state off a machine
+		# Remove the cluster's state from a machine
 		clusterctl members demote n3`,
 	role: "agent",
 	done: func(m v1.Member) bool { return m.Role == v1.RoleAgent && m.Gossip == "answers" },
@@ -93,7 +93,7 @@ func newMembersRoleCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 			return nil
 		},
 	}
-	cmd.Flags().DurationVar(&timeout, "timeout", timeout, "how long to wait until it is so; 0: not at all")
+	cmd.Flags().DurationVar(&timeout, "timeout", timeout, "How long to wait for the change (0 = do not wait)")
 	return cmd
 }
 

@@ -22,7 +22,7 @@ import (
 func newNetCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "net",
-		Short: "Look at the network between the nodes",
+		Short: "Diagnose the node network",
 		Run:   cmdutil.DefaultSubCommandRun(streams.ErrOut),
 	}
 	cmd.AddCommand(newNetDoctorCommand(f, streams))
@@ -34,24 +34,22 @@ func newNetDoctorCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 	var out output
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Show how each node reaches each other, what is wrong, and what to do",
+		Short: "Show the connectivity between all nodes, problems, and their fixes",
 		Long: templates.LongDesc(`
-			Show how each node reaches each other, what is wrong, and what to do.
+			Show the connectivity between all nodes, problems, and their fixes.
 
-			Nodes measure the ways between them all the time, from pod address to pod
-			address: whether packets pass and on which way they are lost, how long they
-			take, how long they may be, and whether a stream of bytes comes through. The
-			table has a row for each node that measured, a column for each that was
-			measured, and the median round trip, or what is wrong, in between. Where
-			packets go through WireGuard it says so, with how long ago the last handshake
-			was.
+			Nodes continuously measure the paths between them, from pod address to pod address:
+			packet loss in each direction, round-trip time, path MTU, and whether a TCP stream
+			passes. The table has a row for each measuring node, a column for each measured one,
+			and in each cell the median round-trip time or the problem. For paths through
+			WireGuard it also shows the time since the last handshake.
 
-			The exit code is 1 when something is wrong or a node could not be asked.`),
+			The exit status is 1 if there is a problem or a node could not be reached.`),
 		Example: templates.Examples(`
 			# All nodes that are Ready
 			clusterctl net doctor
 
-			# The ways from one node, as JSON
+			# The paths from one node, as JSON
 			clusterctl net doctor --node n1 -o json`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -52,25 +52,25 @@ func newRecoverCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 	o := recoverOptions{IOStreams: streams}
 	cmd := &cobra.Command{
 		Use:   "recover",
-		Short: "Let the cluster go on when most of its voters are permanently lost",
+		Short: "Recover a cluster that has permanently lost its quorum",
 		Long: templates.LongDesc(`
-			Let the cluster go on when most of its voters are permanently lost, so that it has
-			no leader and never will.
+			Recover a cluster that has permanently lost its quorum: most of its voters are lost,
+			so that no leader can be elected any more.
 
-			The server that is asked asks every member it can reach for the term and index
-			of the last entry in its log, and shows them. The state of one member, the
-			newest unless you choose another, begins a new epoch of the cluster. The other
-			members that answer begin anew with a copy of it. All others are left out: what
-			only they know is lost, and they are refused when they come back.
+			The contacted server asks every reachable member for the term and index of its last
+			log entry, and shows them. The state of one member, the most recent unless you choose
+			another, starts a new epoch of the cluster. The other reachable members restart with a
+			copy of it. All others are removed: what only they have stored is lost, and they are
+			refused when they come back.
 
-			While enough voters answer to elect a leader this command refuses; so starting
-			clusterd on the lost machines, if that can be done, is always the better way.
-			It works without a leader, with any server that runs.`),
+			The command refuses while enough voters are reachable to elect a leader: if you can
+			start clusterd on the lost machines, do that instead. It works without a leader, with
+			any running server.`),
 		Example: templates.Examples(`
-			# On a machine that is left
+			# On a remaining server
 			clusterctl recover --kubeconfig /var/lib/clusterd/admin.kubeconfig
 
-			# Choose whose state goes on, and do not ask
+			# Choose the member whose state is kept, without confirmation
 			clusterctl recover --from n4 --yes`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -81,9 +81,9 @@ func newRecoverCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 			return o.run(cmd.Context(), a)
 		},
 	}
-	cmd.Flags().StringVar(&o.from, "from", "", "The member whose state goes on (default: the one with the newest)")
+	cmd.Flags().StringVar(&o.from, "from", "", "Member whose state is kept (default: the one with the most recent)")
 	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "Do not ask for confirmation")
-	cmd.Flags().DurationVar(&o.timeout, "timeout", 2*time.Minute, "How long to wait for the cluster to have a leader again")
+	cmd.Flags().DurationVar(&o.timeout, "timeout", 2*time.Minute, "How long to wait for a leader")
 	return cmd
 }
 
@@ -131,7 +131,7 @@ func (o *recoverOptions) run(ctx context.Context, a *api) error {
 func (s *survey) table(w io.Writer) error {
 	var rows [][]string
 	for _, m := range s.Members {
-		vote, state, last, applied := "no", "answers", "-", "-"
+		vote, state, last, applied := "no", "reachable", "-", "-"
 		if m.Voter {
 			vote = "yes"
 		}
@@ -145,7 +145,7 @@ func (s *survey) table(w io.Writer) error {
 			state = m.Problem
 		}
 		if m.Name == s.Recommended {
-			state += " (newest)"
+			state += " (most recent)"
 		}
 		rows = append(rows, []string{m.Name, orNone(m.Address), vote, state, last, applied})
 	}

@@ -31,9 +31,9 @@ func newRoot(streams genericiooptions.IOStreams, search kubeconfigSearch) *cobra
 		Long: templates.LongDesc(`
 			clusterctl controls a clusterd cluster.
 
-			It has kubectl's commands, with the same flags and output, and adds commands
-			for the past of objects, for the images on nodes, the members of the cluster, its store,
-			its users and the tokens with which machines join.
+			It has kubectl's commands, with the same flags and output, and adds commands for the
+			history of objects, the images on nodes, the members of the cluster, its CAs, its
+			store, its users and join tokens.
 
 			The cluster is found through --kubeconfig, $KUBECONFIG, ~/.kube/config or, on
 			a server node, ` + dataKubeconfig + `.`),

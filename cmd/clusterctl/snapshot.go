@@ -30,9 +30,9 @@ import (
 func newSnapshotCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "snapshot",
-		Short: "Save the whole cluster to one sealed file, verify or restore it",
+		Short: "Save the cluster to one encrypted file, verify or restore it",
 		Long: templates.LongDesc(`
-			Save the whole cluster to one sealed file, verify such a file, or begin a cluster
+			Save the cluster to one encrypted file, verify such a file, or begin a cluster
 			with it.
 
 			The file holds the cluster's state and its authority: all that is needed to begin
@@ -52,9 +52,9 @@ func newSnapshotSaveCommand(f cmdutil.Factory, streams genericiooptions.IOStream
 	var recipients []string
 	cmd := &cobra.Command{
 		Use:   "save FILE",
-		Short: "Save the whole cluster to one sealed file",
+		Short: "Save the cluster to one encrypted file",
 		Long: templates.LongDesc(`
-			Save the whole cluster to one sealed file.
+			Save the cluster to one encrypted file.
 
 			The state is that of one moment, with every write that was acknowledged before.
 			It is rebuilt and compared with what the server says of it while it is written,
@@ -98,7 +98,7 @@ func newSnapshotSaveCommand(f cmdutil.Factory, streams genericiooptions.IOStream
 		},
 	}
 	cmd.Flags().StringVar(&passphraseFile, "passphrase-file", "", "File whose first line is the passphrase (default: ask)")
-	cmd.Flags().StringArrayVar(&recipients, "recipient", nil, "Public key of age (age1...) that seals the file; may be repeated")
+	cmd.Flags().StringArrayVar(&recipients, "recipient", nil, "age public key (age1...) to encrypt the file to; may be repeated")
 	return cmd
 }
 
@@ -157,9 +157,9 @@ func newSnapshotVerifyCommand(streams genericiooptions.IOStreams) *cobra.Command
 	var passphraseFile, identity string
 	cmd := &cobra.Command{
 		Use:   "verify FILE",
-		Short: "Restore a snapshot in memory and compare it with what was saved",
+		Short: "Verify a snapshot: rebuild its state in memory and compare",
 		Long: templates.LongDesc(`
-			Restore a snapshot in memory and compare it with what was saved: the hash of
+			Verify a snapshot: rebuild its state in memory and compare: the hash of
 			each part, the number of keys in each folder, and the hash of the whole state
 			with its revisions, as the servers compute it. No cluster is needed.`),
 		Example: templates.Examples(`
@@ -189,7 +189,7 @@ func newSnapshotVerifyCommand(streams genericiooptions.IOStreams) *cobra.Command
 		},
 	}
 	cmd.Flags().StringVar(&passphraseFile, "passphrase-file", "", "File whose first line is the passphrase (default: ask)")
-	cmd.Flags().StringVar(&identity, "identity", "", "File with the secret key of age-keygen that opens the snapshot")
+	cmd.Flags().StringVar(&identity, "identity", "", "File with the age-keygen secret key that decrypts the snapshot")
 	return cmd
 }
 
@@ -255,9 +255,9 @@ func checkSealKeys(path string, c *backup.Content) error {
 func newSnapshotRestoreCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "restore FILE",
-		Short: "Begin a cluster on this machine with the state of a snapshot",
+		Short: "Create a cluster on this machine from a snapshot",
 		Long: templates.LongDesc(`
-			Begin a cluster on this machine with the state of a snapshot. This runs
+			Create a cluster on this machine from a snapshot. This runs
 
 			    clusterd init --from-snapshot FILE
 

@@ -19,7 +19,7 @@ import (
 func newStoreCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "store",
-		Short: "Look at the replicated store",
+		Short: "Inspect the replicated store",
 		Run:   cmdutil.DefaultSubCommandRun(streams.ErrOut),
 	}
 	cmd.AddCommand(newStoreStatusCommand(f, streams), newStoreTopCommand(f, streams))
@@ -30,12 +30,11 @@ func newStoreStatusCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 	var out output
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show the state of the store on the server that is asked",
+		Short: "Show the state of the store on the contacted server",
 		Long: templates.LongDesc(`
-			Show the state of the replicated store as the server that is asked sees it: its
-			part in the cluster, how far it has come, how much it holds and how far back
-			its history reaches; and what the other servers tell of theirs. Stores that
-			have applied the same have the same hash. It works without a leader.`),
+			Show the state of the replicated store on the contacted server: its role, the applied
+			index, size and history, and the same of the other servers as they report it. Stores
+			that have applied the same entries have the same hash. It works without a leader.`),
 		Example: templates.Examples(`
 			# Show the store of the server in the kubeconfig
 			clusterctl store status

@@ -63,7 +63,7 @@ func newStoreTopCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 	limit := 10
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Show who writes most to the store, and what takes the most room",
+		Short: "Show the largest writers and consumers of space of the store",
 		Long: templates.LongDesc(`
 			Show who writes most to the store (users, nodes and controllers, each with the
 			program they use), with the rates of the last minute and the last five, and
@@ -105,7 +105,7 @@ func newStoreTopCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 		},
 	}
 	cmd.Flags().StringVarP((*string)(&out), "output", "o", "", "One of: json, yaml")
-	cmd.Flags().IntVar(&limit, "limit", limit, "Show at most this many writers and places")
+	cmd.Flags().IntVar(&limit, "limit", limit, "Maximum number of writers and places to show")
 	return cmd
 }
 

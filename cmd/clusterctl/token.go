@@ -22,7 +22,7 @@ const defaultTTL = 24 * time.Hour
 func newTokenCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "token",
-		Short: "Create, list and remove the tokens with which machines join",
+		Short: "Create, list and remove join tokens",
 		Long: templates.LongDesc(`
 			A token lets a machine join the cluster, in the role that the token has, until it
 			is used or expires. It also pins the cluster's certificate, so that a machine
@@ -38,7 +38,7 @@ func newTokenCreateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 	ttl, wish, uses := defaultTTL, v1.TokenRequest{Role: v1.TokenServer}, 1
 	cmd := &cobra.Command{
 		Use:   "create",
-		Short: "Create a token and print the command with which a machine joins",
+		Short: "Create a join token and print the join command",
 		Long: templates.LongDesc(`
 			Create a join token. The command to run on the machine that is to join goes to
 			standard output; the token's secret is shown this once.
@@ -90,11 +90,11 @@ func newTokenCreateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 			})
 		},
 	}
-	cmd.Flags().DurationVar(&ttl, "ttl", ttl, "How long machines may join with the token")
-	cmd.Flags().StringVar(&wish.Role, "role", wish.Role, "What machines become: server, which keeps the cluster's state too, or agent, which runs pods and nothing else")
-	cmd.Flags().StringVar(&wish.Name, "name", "", "The name of the one machine that may join with the token; default: any")
-	cmd.Flags().StringSliceVar(&wish.From, "from", nil, "Addresses or ranges (192.0.2.0/24) that machines may join from, as the servers see them; default: any")
-	cmd.Flags().IntVar(&uses, "uses", uses, "How many machines may join with the token; 0: any number")
+	cmd.Flags().DurationVar(&ttl, "ttl", ttl, "Lifetime of the token")
+	cmd.Flags().StringVar(&wish.Role, "role", wish.Role, "Role of the machines: server, which also stores the cluster's state, or agent, which only runs pods")
+	cmd.Flags().StringVar(&wish.Name, "name", "", "Name of the one machine that may join with the token (default: any)")
+	cmd.Flags().StringSliceVar(&wish.From, "from", nil, "Addresses or ranges (192.0.2.0/24) that machines may join from, as the servers see them (default: any)")
+	cmd.Flags().IntVar(&uses, "uses", uses, "How many machines may join with the token (0 = unlimited)")
 	cmd.Flags().StringVarP((*string)(&out), "output", "o", "", "One of: json, yaml")
 	return cmd
 }
@@ -104,7 +104,7 @@ func newTokenListCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 	cmd := &cobra.Command{
 		Use:     "ls",
 		Aliases: []string{"list"},
-		Short:   "List the tokens that are valid; their secrets are not kept",
+		Short:   "List valid join tokens, without their secrets",
 		Example: templates.Examples(`
 			# List the tokens
 			clusterctl token ls`),
@@ -146,7 +146,7 @@ func newTokenRemoveCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 	return &cobra.Command{
 		Use:     "rm ID",
 		Aliases: []string{"delete", "remove"},
-		Short:   "Remove a token; machines that have joined with it stay",
+		Short:   "Remove a join token; machines that joined with it stay",
 		Example: templates.Examples(`
 			# Remove a token
 			clusterctl token rm 3f9a1c`),

@@ -29,29 +29,28 @@ import (
 func newUndoCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	var u undo
 	cmd := &cobra.Command{
-		Use:   "undo (TYPE NAME | TYPE/NAME) [--to MOMENT]",
-		Short: "Write an earlier state of an object back",
+		Use:   "undo (TYPE NAME | TYPE/NAME) [--to TIME]",
+		Short: "Restore an earlier state of an object",
 		Long: templates.LongDesc(`
-			Write an earlier state of an object back: its spec (or data), labels and
-			annotations. Without --to it is the newest state in the history that differs
-			from the present one in these, so undoing twice leaves things as they were.
-			A deleted object is created again as it was.
+			Restore an earlier state of an object: its spec (or data), labels and annotations.
+			The default of --to is the latest state in the history that differs from the present
+			one in these, so undoing twice restores the present state. A deleted object is created
+			again.
 
-			It is an ordinary update: admission and validation apply, what the kind does
-			not allow to be changed is refused, and nothing is written if the object
-			changes meanwhile.`),
+			It is an ordinary update: admission and validation apply, changes of immutable fields
+			are refused, and nothing is written if the object changes concurrently.`),
 		Example: templates.Examples(`
-			# Take the last change back
+			# Undo the last change
 			clusterctl undo deploy/web
 
-			# Go back to how it was ten minutes ago, or at a revision that history shows
+			# Restore the state of ten minutes ago, or of a revision that history shows
 			clusterctl undo deploy/web --to=-10m
 			clusterctl undo deploy/web --to 1234
 
-			# Bring a deleted ConfigMap back
+			# Restore a deleted ConfigMap
 			clusterctl undo configmap/settings
 
-			# Let the server check it and change nothing
+			# Validate on the server without changing anything
 			clusterctl undo deploy/web --dry-run=server`),
 		Args:              objectArgs,
 		ValidArgsFunction: utilcomp.ResourceTypeAndNameCompletionFunc(f),
@@ -79,8 +78,8 @@ func newUndoCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&u.to, "to", "", "The moment to go back to: a revision (1234), a span back from now (-10m) or a time (2006-01-02T15:04:05Z)")
-	cmd.Flags().StringVar(&u.dryRun, "dry-run", "none", "none, or server: check everything and store nothing")
+	cmd.Flags().StringVar(&u.to, "to", "", "Point in time to restore: a revision (1234), a relative time (-10m) or an absolute time (2006-01-02T15:04:05Z)")
+	cmd.Flags().StringVar(&u.dryRun, "dry-run", "none", "none, or server: validate without storing")
 	return cmd
 }
 

@@ -43,7 +43,7 @@ func newUpgradeCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 	o := upgradeOptions{IOStreams: streams}
 	cmd := &cobra.Command{
 		Use:   "upgrade --to FILE",
-		Short: "Roll a new clusterd out over the nodes",
+		Short: "Roll out a new clusterd version to the nodes",
 		Long: templates.LongDesc(`
 			Roll a new clusterd out over the nodes, while their pods run on.
 
@@ -92,9 +92,9 @@ func newUpgradeCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 	cmd.Flags().StringVar(&o.signature, "signature", "", "File of its signature (default: FILE.minisig)")
 	cmd.Flags().StringVar(&o.canary, "canary", "", "Node that goes first")
 	cmd.Flags().StringSliceVar(&o.except, "except", nil, "Nodes to leave out")
-	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "Print what would be done, and do nothing")
-	cmd.Flags().DurationVar(&o.timeout, "timeout", 5*time.Minute, "How long each node may take to be well with the new version")
-	cmd.Flags().DurationVar(&o.start, "start-timeout", 25*time.Second, "How long the parts of each node may take to work; pods of a node that is silent for longer than its --eviction-delay are replaced elsewhere")
+	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "Print the plan without doing anything")
+	cmd.Flags().DurationVar(&o.timeout, "timeout", 5*time.Minute, "Time in which each node must be healthy with the new version")
+	cmd.Flags().DurationVar(&o.start, "start-timeout", 25*time.Second, "Time in which the components of each node must start; pods of a node that is unreachable for longer than its --eviction-delay are replaced elsewhere")
 	cmdutil.CheckErr(cmd.RegisterFlagCompletionFunc("canary", completeFrom(f, memberNames)))
 	cmdutil.CheckErr(cmd.RegisterFlagCompletionFunc("except", completeFrom(f, memberNames)))
 	cmd.AddCommand(newUpgradeStatusCommand(f, streams), newUpgradeTrustCommand(f, streams), newUpgradeDistrustCommand(f, streams), newUpgradeKeyCommand(streams), newUpgradeSignCommand(streams))
@@ -224,7 +224,7 @@ func newUpgradeStatusCommand(f cmdutil.Factory, streams genericiooptions.IOStrea
 	var out output
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show how far the last roll-out is",
+		Short: "Show the progress of the last rollout",
 		Long:  "Show how far the last roll-out is, and which version each node runs now.",
 		Example: templates.Examples(`
 			# Show it
@@ -281,14 +281,13 @@ func rolloutTable(w io.Writer, r v1.Rollout, nodes []upgradeNode, now time.Time)
 func newUpgradeTrustCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "trust [KEY]",
-		Short: "Add a key that releases may be signed with, or list them",
+		Short: "Add a trusted release key, or list them",
 		Long: templates.LongDesc(`
-			Add a public key that releases may be signed with: the key itself, or a file of
-			minisign's with it. Without KEY, list the keys.
+			Add a public key that releases may be signed with: the key itself, or a minisign
+			public key file. Without KEY, list the keys.
 
-			Whoever has such a key's other half, and may use clusterctl upgrade, decides
-			which program every node runs. A node that has --release-keys goes by those
-			instead.`),
+			Anybody who has the secret key and may use clusterctl upgrade decides which program
+			every node runs. A node with --release-keys trusts those instead.`),
 		Example: templates.Examples(`
 			# Add one
 			clusterctl upgrade trust release.key.pub
@@ -340,8 +339,8 @@ func listReleaseKeys(ctx context.Context, a *api, w io.Writer) error {
 func newUpgradeDistrustCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	return &cobra.Command{
 		Use:     "distrust ID",
-		Short:   "Take a key of releases away",
-		Long:    "Take a key away that releases may be signed with. What runs already runs on.",
+		Short:   "Remove a trusted release key",
+		Long:    "Remove a trusted release key. Releases that are already installed keep running.",
 		Example: templates.Examples("clusterctl upgrade distrust 1A2B3C4D5E6F7081"),
 		Args:    oneArg("the id of a key", "clusterctl upgrade trust"),
 		ValidArgsFunction: completeFrom(f, func(ctx context.Context, a *api) ([]string, error) {

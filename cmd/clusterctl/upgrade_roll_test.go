@@ -62,7 +62,7 @@ func (c *upgradeCluster) serve(w http.ResponseWriter, r *http.Request) {
 		if c.busy > 0 || c.taken {
 			c.busy--
 			w.WriteHeader(http.StatusConflict)
-			answer(map[string]string{"message": "another roll-out goes on"})
+			answer(map[string]string{"message": "another rollout is in progress"})
 			return
 		}
 		_ = json.NewDecoder(r.Body).Decode(&c.record)

@@ -23,11 +23,11 @@ const signatureSuffix = ".minisig"
 func newUpgradeKeyCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "key FILE",
-		Short: "Make a key to sign releases with",
+		Short: "Generate a release signing key",
 		Long: templates.LongDesc(`
-			Make a key to sign releases with: FILE gets the secret key, FILE.pub the public
-			one, in minisign's formats. The secret key has no password (minisign -G makes one
-			that has): keep it off the cluster's machines.`),
+			Generate a release signing key: the secret key is written to FILE, the public key to
+			FILE.pub, in minisign's formats. The secret key has no password (minisign -G creates
+			one with a password): do not store it on the cluster's machines.`),
 		Example: templates.Examples(`
 			clusterctl upgrade key release.key
 			clusterctl upgrade trust release.key.pub`),
@@ -66,7 +66,7 @@ func newUpgradeSignCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	var keyFile, version string
 	cmd := &cobra.Command{
 		Use:   "sign FILE",
-		Short: "Sign the file of a release",
+		Short: "Sign a release file",
 		Long: templates.LongDesc(`
 			Sign the file of a release, and write the signature to FILE.minisig. What is signed
 			with it is the version, which the program in the file is asked for unless it is for

@@ -43,7 +43,7 @@ const (
 func newUserCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "user",
-		Short: "Give a person or a program a kubeconfig of its own",
+		Short: "Create and revoke kubeconfigs of users",
 		Long: templates.LongDesc(`
 			A user is a name in a client certificate, and groups beside it. The cluster keeps
 			no list of users: what one may do is said by roles that are bound to the name or
@@ -66,7 +66,7 @@ func newUserAddCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 	u := newUser{lifetime: defaultUserLifetime}
 	cmd := &cobra.Command{
 		Use:   "add NAME",
-		Short: "Make a kubeconfig for a user",
+		Short: "Create a kubeconfig for a user",
 		Long: templates.LongDesc(`
 			Make a key on this machine, have the cluster sign a certificate for it, and write
 			both with the address of the cluster to a kubeconfig. The key never leaves this
@@ -95,8 +95,8 @@ func newUserAddCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 			return addUser(cmd.Context(), f, streams, u)
 		},
 	}
-	cmd.Flags().StringSliceVar(&u.groups, "group", nil, "A group the user is in; may be given several times")
-	cmd.Flags().DurationVar(&u.lifetime, "for", u.lifetime, "How long the certificate is good, from 10m to 8760h")
+	cmd.Flags().StringSliceVar(&u.groups, "group", nil, "Group of the user; may be repeated")
+	cmd.Flags().DurationVar(&u.lifetime, "for", u.lifetime, "Lifetime of the certificate, from 10m to 8760h")
 	cmd.Flags().StringVar(&u.out, "out", "", "Write the kubeconfig to this file, - for standard output (default NAME.kubeconfig)")
 	return cmd
 }

@@ -20,14 +20,14 @@ func newUserRevokeCommand(f cmdutil.Factory, streams genericiooptions.IOStreams)
 	var serial string
 	cmd := &cobra.Command{
 		Use:   "revoke NAME",
-		Short: "Take a user's certificates away",
+		Short: "Revoke a user's certificates",
 		Long: templates.LongDesc(`
-			Take away all client certificates of a user that were signed until now, or one by
-			its serial number. Every server refuses them as soon as it has heard of it, within
-			a second, and closes what they have open. Certificates that are signed later are
-			good: unbind the roles of a user who is to have no rights any more.
+			Revoke all client certificates of a user that were issued until now, or one by its
+			serial number. Every server refuses them within a second and closes their
+			connections. Certificates that are issued later are valid: to take a user's rights
+			away, delete the role bindings too.
 
-			The user of admin.kubeconfig is called admin: each server writes itself another.`),
+			The user of admin.kubeconfig is called admin: each server issues itself a new one.`),
 		Example: templates.Examples(`
 			# The laptop with jane's kubeconfig is gone
 			clusterctl user revoke jane
@@ -76,8 +76,8 @@ func newUserRevokedCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 	var out output
 	cmd := &cobra.Command{
 		Use:   "revoked",
-		Short: "List what is revoked",
-		Long:  "List revoked certificates, until the last of them has ended by itself.",
+		Short: "List revoked certificates",
+		Long:  "List revocations, until the last revoked certificate has expired.",
 		Example: templates.Examples(`
 			# List what is revoked
 			clusterctl user revoked`),

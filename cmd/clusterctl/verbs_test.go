@@ -141,7 +141,7 @@ term: 3
 			name:   "members rm without an answer",
 			lay:    func(s *server) { s.answers("DELETE /clusterd/v1/members/{name}", 200, `{}`) },
 			args:   []string{"members", "rm", "n3"},
-			stderr: "n3 is removed for good: its key opens nothing any more, and its node object is deleted. To come back it has to be reset and join again.\nGo on? [y/N] ",
+			stderr: "n3 is removed for good: its key is no longer accepted, and its Node object is deleted. To come back it must be reset and join again.\nGo on? [y/N] ",
 			err:    "nothing was changed (give --yes when not interactive)",
 		},
 		{

@@ -43,7 +43,7 @@ func (a *clusterAPI) postApproval(w http.ResponseWriter, r *http.Request) {
 	m, err := join.Approve(r.Context(), a.store, req.Code, role, time.Now())
 	switch {
 	case errors.Is(err, join.ErrNotAsking):
-		refuse(w, http.StatusNotFound, fmt.Sprintf("no machine asks with the code %q. Read it once more from the machine; if it is right, the machine does not speak with this cluster but with something in between, or has asked more than 15 minutes ago. `clusterctl members asking` lists who waits", req.Code))
+		refuse(w, http.StatusNotFound, fmt.Sprintf("no machine asks with the code %q. Read it once more from the machine; if it is right, the machine does not speak with this cluster but with something in between, or has asked more than 15 minutes ago. `clusterctl members pending` lists who waits", req.Code))
 	case err != nil:
 		fail(w, err)
 	default:
@@ -54,7 +54,7 @@ func (a *clusterAPI) postApproval(w http.ResponseWriter, r *http.Request) {
 func (a *clusterAPI) deleteAsking(w http.ResponseWriter, r *http.Request) {
 	switch err := join.Deny(r.Context(), a.store, r.PathValue("id")); {
 	case errors.Is(err, join.ErrNotAsking):
-		refuse(w, http.StatusNotFound, fmt.Sprintf("no machine with the id %q waits; `clusterctl members asking` lists them", r.PathValue("id")))
+		refuse(w, http.StatusNotFound, fmt.Sprintf("no machine with the id %q waits; `clusterctl members pending` lists them", r.PathValue("id")))
 	case err != nil:
 		fail(w, err)
 	default:

@@ -47,7 +47,7 @@ func (a *clusterAPI) passRelease(what string) http.HandlerFunc {
 			return
 		}
 		if who, ok := request.UserFrom(r.Context()); ok && what != "" {
-			a.log.Info("a node's program", "do", strings.TrimPrefix(what, "/"), "node", name, "user", who.GetName())
+			a.log.Info("program of a node", "action", strings.TrimPrefix(what, "/"), "node", name, "user", who.GetName())
 		}
 		ctx := r.Context()
 		if what != "/file" {

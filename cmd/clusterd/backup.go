@@ -82,9 +82,9 @@ type restoreFlags struct {
 }
 
 func (r *restoreFlags) add(f *pflag.FlagSet) {
-	f.StringVar(&r.file, "from-snapshot", "", "a file of clusterctl snapshot save: begin with its state and authority")
+	f.StringVar(&r.file, "from-snapshot", "", "file of clusterctl snapshot save: start with its state and CA")
 	f.StringVar(&r.passphraseFile, "passphrase-file", "", "file whose first line is the snapshot's passphrase (default: ask)")
-	f.StringVar(&r.identity, "identity", "", "file with the secret key of age-keygen that opens the snapshot")
+	f.StringVar(&r.identity, "identity", "", "file with the age-keygen secret key that decrypts the snapshot")
 }
 
 // read opens the file and reads all of it.

@@ -18,10 +18,10 @@ import (
 func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "clusterd",
-		Short: "Machines that each run clusterd form one computer",
-		Long: `Machines that each run clusterd form one computer.
+		Short: "clusterd runs a node of a Kubernetes-compatible cluster",
+		Long: `clusterd runs a node of a Kubernetes-compatible cluster.
 
-Begin with one machine, add others, and use it with clusterctl or kubectl.`,
+Create a cluster on one machine, let others join, and use it with clusterctl or kubectl.`,
 		Example: `  # Try it on this machine, with nothing to configure:
   sudo clusterd dev
 
@@ -35,6 +35,7 @@ Begin with one machine, add others, and use it with clusterctl or kubectl.`,
 	}
 	root.SetVersionTemplate("clusterd {{.Version}}\n")
 	root.AddCommand(initCommand(), joinNodeCommand(), doctorCommand(), runCommand(), keysCommand(), devCommand(), standaloneCommand(), containersCommand(), ingressCommand(), resetCommand(), upgradeGuardCommand(), versionCommand())
+	groupFlags(root)
 	return root
 }
 
@@ -46,14 +47,14 @@ func initCommand() *cobra.Command {
 	var restore restoreFlags
 	cmd := &cobra.Command{
 		Use:   "init",
-		Short: "Begin a cluster on this machine, run it, and print the lines with which others join",
+		Short: "Create a cluster on this machine and run it; prints the join commands",
 		Example: `  sudo clusterd init
   sudo clusterd init --name n1 --advertise 192.0.2.7
 
   # With systemd, which runs ` + "`clusterd run`" + `:
   sudo clusterd init --prepare && sudo systemctl enable --now clusterd
 
-  # With the state of a cluster that was, on any machine:
+  # From a snapshot of another cluster, on any machine:
   sudo clusterd init --from-snapshot cluster.backup`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -61,7 +62,7 @@ func initCommand() *cobra.Command {
 				return fmt.Errorf("--token-ttl %s: give a duration of at most %s", ttl, maxTokenTTL)
 			}
 			if uses < 0 {
-				return fmt.Errorf("--token-uses %d: give how many machines may join by each line, 0 for any number", uses)
+				return fmt.Errorf("--token-uses %d: give how many machines may join with each command (0 = unlimited)", uses)
 			}
 			if err := start(cmd, &cfg); err != nil {
 				return err
@@ -105,9 +106,9 @@ func initCommand() *cobra.Command {
 	cfg.addFlags(cmd.Flags())
 	cfg.addClusterFlags(cmd.Flags())
 	restore.add(cmd.Flags())
-	cmd.Flags().BoolVar(&prepare, "prepare", false, "only write the data folder; do not run")
-	cmd.Flags().DurationVar(&ttl, "token-ttl", defaultTokenTTL, "how long the printed tokens are good for")
-	cmd.Flags().IntVar(&uses, "token-uses", initTokenUses, "how many machines may join by each of the printed lines; 0: any number")
+	cmd.Flags().BoolVar(&prepare, "prepare", false, "set up the data directory and exit")
+	cmd.Flags().DurationVar(&ttl, "token-ttl", defaultTokenTTL, "lifetime of the printed tokens")
+	cmd.Flags().IntVar(&uses, "token-uses", initTokenUses, "how many machines may join with each of the printed commands (0 = unlimited)")
 	return cmd
 }
 
@@ -117,16 +118,17 @@ func joinNodeCommand() *cobra.Command {
 	var ask, prepare bool
 	cmd := &cobra.Command{
 		Use:   "join ADDRESS {--token TOKEN | --ask}",
-		Short: "Make this machine a member of a cluster, and run it",
-		Long: `Make this machine a member of a cluster, and run it. The token says what it
-becomes: a server, which keeps the cluster's state with the others, or an
-agent, which runs pods and holds nothing of the cluster.
+		Short: "Join this machine to a cluster and run it",
+		Long: `Join this machine to a cluster and run it. The token determines its role: a
+server, which stores the cluster's state together with the others, or an agent,
+which runs pods and holds no state of the cluster.
 
-Whoever has the token can join. It is wiped from the list of processes at once;
-from a file, the standard input or the variable ` + tokenEnv + ` it never gets there.
+Anybody who has the token can join. A token on the command line is removed from the
+process list at once; from a file, the standard input or the variable
+` + tokenEnv + ` it never appears there.
 
-Without a token, --ask shows a code and waits: whoever may make tokens lets this
-machine in with "clusterctl members approve CODE", and says there what it becomes.`,
+Without a token, --ask shows a code and waits: a user who may create tokens lets
+this machine in with "clusterctl members approve CODE --role ROLE".`,
 		Example: `  sudo clusterd join 192.0.2.7:6443 --token cd1.…
   sudo clusterd join 192.0.2.7:6443 --ask
   sudo clusterd join 192.0.2.7:6443 --token-file token --name n2 --prepare
@@ -172,9 +174,9 @@ machine in with "clusterctl members approve CODE", and says there what it become
 	}
 	cfg.addFlags(cmd.Flags())
 	cmd.Flags().StringVar(&token, "token", "", "the join token")
-	cmd.Flags().StringVar(&tokenFile, "token-file", "", "file with the join token; - for the standard input")
+	cmd.Flags().StringVar(&tokenFile, "token-file", "", "file with the join token (- = standard input)")
 	cmd.Flags().BoolVar(&ask, "ask", false, "join without a token: show a code and wait until it is approved")
-	cmd.Flags().BoolVar(&prepare, "prepare", false, "only join and write the data folder; do not run")
+	cmd.Flags().BoolVar(&prepare, "prepare", false, "join, set up the data directory and exit")
 	return cmd
 }
 
@@ -182,7 +184,7 @@ func runCommand() *cobra.Command {
 	cfg := defaultConfig()
 	cmd := &cobra.Command{
 		Use:     "run",
-		Short:   "Run the node of a data folder that `init` or `join` has written",
+		Short:   "Run a node that `init` or `join` has set up",
 		Example: `  sudo clusterd run --data /var/lib/clusterd`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -204,11 +206,11 @@ func devCommand() *cobra.Command {
 	cfg.LogLevel = "warn"
 	cmd := &cobra.Command{
 		Use:   "dev",
-		Short: "Run a cluster of one node on this machine, with nothing to configure",
-		Long: `Run a cluster of one node on this machine, with nothing to configure.
+		Short: "Run a single-node cluster on this machine, without configuration",
+		Long: `Run a single-node cluster on this machine, without configuration.
 
-All state lies in one folder and is found again the next time. When the command
-ends, so do its containers.`,
+All state is stored in one directory and used again the next time. The containers
+end with the command.`,
 		Example: `  sudo clusterd dev
   # then, in another terminal, what it printed:
   export KUBECONFIG=` + personKubeconfig(DefaultDevData) + `
@@ -256,12 +258,14 @@ func resetCommand() *cobra.Command {
 		Short: "Stop this node's containers and remove everything clusterd made on this machine",
 		Long: `Stop this node's containers and remove everything clusterd made on this machine:
 processes, network namespaces, mounts, cgroups, network rules, links to logs and
-the data folder, also what is in the folders of --kubelet-root, --log-links and --pod-log-links that
-the node ran with. Volumes are unmounted, never emptied. If a step fails, the data
-folder stays, and the command can be repeated. The cluster still counts the machine as a member: remove it there with
+the data directory, and what the node created in the directories of
+--kubelet-root, --log-links and --pod-log-links. Volumes are unmounted, never emptied. If a step fails, the data
+directory stays and the command can be repeated.
+
+The machine remains a member of the cluster until you remove it there with
 ` + "`clusterctl members rm NAME`" + `.
 
-On a terminal it asks before; --yes, or a standard input that is no terminal, answers.`,
+On a terminal it asks for confirmation, unless --yes is given.`,
 		Example: `  sudo clusterd reset
   sudo clusterd reset --data ` + DefaultDevData,
 		Args: cobra.NoArgs,
@@ -282,16 +286,18 @@ On a terminal it asks before; --yes, or a standard input that is no terminal, an
 		},
 	}
 	cfg.addFlags(cmd.Flags())
+	showOnly(cmd, "data", "config", "cgroup-root", "kubelet-root", "log-links")
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask for confirmation")
 	return cmd
 }
 
 func versionCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "version",
-		Short: "Print the version",
-		Args:  cobra.NoArgs,
-		Run:   func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), "clusterd", version()) },
+		Use:     "version",
+		Short:   "Print the version",
+		Example: "  clusterd version",
+		Args:    cobra.NoArgs,
+		Run:     func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), "clusterd", version()) },
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/clusterd/clusterd/agent/cdi"
@@ -264,70 +263,6 @@ func defaultConfig() Config {
 		LogLevel:  "info",
 		LogFormat: "text",
 	}
-}
-
-// addFlags binds a flag to each field that may be set by hand.
-func (c *Config) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&c.Data, "data", c.Data, "folder that holds all state of this node")
-	f.StringVar(&c.File, "config", c.File, "another file of settings: its keys win over those of DATA/config.yaml, flags over both")
-	f.StringVar(&c.Name, "name", c.Name, "name of this node (default: the host name)")
-	f.StringVar(&c.Advertise, "advertise", c.Advertise, "address the other nodes reach this one at (default: found from the interfaces)")
-	f.Uint16Var(&c.Port, "port", c.Port, "the one port: TCP for API, raft and node calls, UDP for gossip")
-	f.Uint16Var(&c.KubeletPort, "kubelet-port", c.KubeletPort, "port for the metrics, stats and logs of this node, as tools ask the kubelet for them; 0: none")
-	f.StringArrayVar(&c.Peers, "peer", nil, "address of another member, if all have moved since this node last ran; may be repeated")
-	f.StringVar(&c.CgroupRoot, "cgroup-root", c.CgroupRoot, "parent of all pods' cgroups")
-	f.DurationVar(&c.EvictionDelay.Duration, "eviction-delay", c.EvictionDelay.Duration, "how long pods of an unreachable node are waited for before they are replaced")
-	f.DurationVar(&c.GossipKeyAge.Duration, "gossip-key-age", c.GossipKeyAge.Duration, "how long gossip is encrypted with the same key at most; 0: until a server is removed")
-	f.DurationVar(&c.RebalanceInterval.Duration, "rebalance-interval", c.RebalanceInterval.Duration, "how often a few pods that would be better on other nodes are evicted, within their PodDisruptionBudgets; 0: never")
-	f.StringVar(&c.SchedulerConfig, "scheduler-config", c.SchedulerConfig, "file with a KubeSchedulerConfiguration: profiles of the scheduler, their plugins and weights; the same on every server")
-	f.DurationVar(&c.NodeLeaseDuration.Duration, "node-lease-duration", c.NodeLeaseDuration.Duration, "after what time without a renewal this node's lease has run out")
-	f.BoolVar(&c.FenceClaims, "fence-claims", c.FenceClaims, "end pods with claims that other nodes reach too when this node cannot renew its lease, so that they are replaced elsewhere")
-	f.IntVar(&c.MaxPods, "max-pods", c.MaxPods, "how many pods this node takes")
-	f.StringVar(&c.CPUManagerPolicy, "cpu-manager-policy", c.CPUManagerPolicy, "none, or static: Guaranteed pods that ask for whole processors have them for themselves")
-	f.StringVar(&c.ReservedCPUs, "reserved-cpus", c.ReservedCPUs, "processors that the static policy never assigns exclusively, such as 0-1")
-	f.Int64Var(&c.PodPidsLimit, "pod-pids-limit", c.PodPidsLimit, "how many processes and threads one pod may have; 0 or -1: no limit")
-	f.StringVar(&c.StaticPods, "static-pods", c.StaticPods, "folder of the files of static pods (default: DATA/static-pods)")
-	f.StringVar(&c.StaticPodsURL, "static-pods-url", c.StaticPodsURL, "address that answers with more static pods")
-	f.StringVar(&c.LogLinks, "log-links", c.LogLinks, "folder for a link to each container's log, as log shippers look for it in /var/log/containers; empty: none")
-	f.StringVar(&c.PodLogLinks, "pod-log-links", c.PodLogLinks, "folder for a link to each pod's log folder, as log shippers look for it in /var/log/pods; empty: none")
-	f.StringVar(&c.CDIDirs, "cdi-dirs", c.CDIDirs, "folders, with commas between, of the files that describe this machine's devices to containers (Container Device Interface)")
-	f.StringVar(&c.KubeletRoot, "kubelet-root", c.KubeletRoot, "folder in which drivers of volumes (CSI) and devices (DRA) look for a kubelet, of this node alone: most want /var/lib/kubelet (default: DATA/kubelet)")
-	f.StringVar(&c.RaftLog, "raft-log", c.RaftLog, "what keeps raft's log on this node: segments, or bolt (hashicorp/raft-boltdb); it is converted at start when this has changed")
-	f.DurationVar(&c.StoreFormatAfter.Duration, "store-format-after", c.StoreFormatAfter.Duration, "how long all servers of an upgraded cluster have to have known a new format of the store before it is used, and the version before cannot come back any more")
-	f.StringVar(&c.StoreQuota, "store-quota", c.StoreQuota, "how much the cluster's live objects may take; the same on every server")
-	f.DurationVar(&c.StoreHistoryAge.Duration, "store-history-age", c.StoreHistoryAge.Duration, "how long old states of objects are kept")
-	f.StringVar(&c.StoreHistorySize, "store-history-size", c.StoreHistorySize, "up to what size old states of objects are kept")
-	f.DurationVar(&c.StoreWriterWindow.Duration, "store-writer-window", c.StoreWriterWindow.Duration, "in this time one writer may fill half of the history, more is held back; 0: no bound; the same on every server")
-	f.StringVar(&c.PodUserIDs, "pod-user-ids", c.PodUserIDs, "ids of the machine, FIRST-LAST, of which each pod with hostUsers: false gets 65536; none: there are no such pods here")
-	f.StringVar(&c.AllowedUnsafeSysctls, "allowed-unsafe-sysctls", c.AllowedUnsafeSysctls, "sysctls that pods may set beside the safe ones, such as net.core.somaxconn,kernel.msg*")
-	f.StringVar(&c.ServiceNodePortRange, "service-node-port-range", c.ServiceNodePortRange, "ports of nodes, FIRST-LAST, that Services of type NodePort and LoadBalancer are given; the same on every server")
-	f.StringVar(&c.ClusterDNS, "cluster-dns", c.ClusterDNS, "addresses of name servers of the cluster that run elsewhere, such as 192.0.2.53, or none: pods ask those of the host (default: each node answers by itself)")
-	f.StringVar(&c.ClusterDomain, "cluster-domain", c.ClusterDomain, "what the names of Services end with; the same on every node")
-	f.StringVar(&c.ResolvConf, "resolv-conf", c.ResolvConf, "file of the host's name servers for pods (default: /etc/resolv.conf, or the one behind systemd-resolved's stub)")
-	f.StringVar(&c.EvictionHard, "eviction-hard", c.EvictionHard, "below these thresholds pods are ended at once; none: never")
-	f.StringVar(&c.EvictionSoft, "eviction-soft", c.EvictionSoft, "soft thresholds, with a grace period, such as memory.available<500Mi")
-	f.StringVar(&c.EvictionSoftGracePeriod, "eviction-soft-grace-period", c.EvictionSoftGracePeriod, "grace period of each soft threshold, such as memory.available=90s")
-	f.DurationVar(&c.EvictionTransition.Duration, "eviction-transition", c.EvictionTransition.Duration, "how long the node's pressure conditions stay after their cause has gone")
-	f.StringVar(&c.SystemReserved, "system-reserved", c.SystemReserved, "what is kept from pods, such as cpu=500m,memory=512Mi (default: some memory)")
-	f.IntVar(&c.ImageGCHigh, "image-gc-high", c.ImageGCHigh, "percentage of the disk above which images that nothing uses are removed")
-	f.IntVar(&c.ImageGCLow, "image-gc-low", c.ImageGCLow, "percentage of the disk down to which they are removed")
-	c.AccessConfig.addFlags(f)
-	c.HostConfig.addFlags(f)
-	c.ImageConfig.addFlags(f)
-	c.ShutdownConfig.addFlags(f)
-	c.SnapshotConfig.addFlags(f)
-	c.EncryptionConfig.addFlags(f)
-	f.StringVar(&c.FeatureGates, "feature-gates", c.FeatureGates, "features of Kubernetes' API server to switch, such as APIResponseCompression=false; the same on every server")
-	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
-	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
-}
-
-// addClusterFlags binds the flags that only `init` has: they hold for the
-// whole cluster.
-func (c *Config) addClusterFlags(f *pflag.FlagSet) {
-	f.StringVar(&c.ClusterCIDR, "cluster-cidr", c.ClusterCIDR, "range of the pods' addresses, for the whole cluster; one of IPv4, one of IPv6, or both with a comma between")
-	f.StringVar(&c.ServiceCIDR, "service-cidr", c.ServiceCIDR, "range of the Services' addresses, for the whole cluster; of the same IP families as --cluster-cidr")
-	c.EncryptionConfig.addClusterFlags(f)
 }
 
 // complete finds what was left empty and checks the rest. Every error names

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/spf13/pflag"
+	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/clusterd/clusterd/apis/server"
 	"github.com/clusterd/clusterd/apis/server/admission"
@@ -21,7 +21,7 @@ type AccessConfig struct {
 	// AuthenticationConfig is an AuthenticationConfiguration: issuers of OpenID
 	// Connect tokens.
 	AuthenticationConfig string `json:"authenticationConfig,omitempty"`
-	// TokenWebhookConfig is a kubeconfig of a service that is asked about tokens.
+	// TokenWebhookConfig is a kubeconfig of a token authentication webhook.
 	TokenWebhookConfig string `json:"tokenWebhookConfig,omitempty"`
 	// AuthorizationMode is who is asked what a user may do, in this order, of
 	// Node, RBAC, ABAC and Webhook. Node and RBAC have to be among them.
@@ -61,24 +61,26 @@ func defaultAccess() AccessConfig {
 	return AccessConfig{MaxStreamsPerUser: server.DefaultStreams, AuditLogMaxAge: 30, AuditLogMaxBackup: 10, AuditLogMaxSize: 100}
 }
 
-func (c *AccessConfig) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&c.TokenAuthFile, "token-auth-file", c.TokenAuthFile, `file of tokens, lines of TOKEN,USER,UID[,"GROUP,GROUP"]`)
-	f.StringVar(&c.AuthenticationConfig, "authentication-config", c.AuthenticationConfig, "file with an AuthenticationConfiguration: issuers of OpenID Connect tokens")
-	f.StringVar(&c.TokenWebhookConfig, "authentication-token-webhook-config-file", c.TokenWebhookConfig, "kubeconfig of a service that is asked about tokens")
-	f.StringVar(&c.AuthorizationMode, "authorization-mode", c.AuthorizationMode, "who is asked what a user may do, in this order, of Node, RBAC, ABAC and Webhook (default: Node,RBAC)")
-	f.StringVar(&c.AuthorizationConfig, "authorization-config", c.AuthorizationConfig, "file with an AuthorizationConfiguration, in the place of --authorization-mode; it is read again when it changes")
-	f.StringVar(&c.AuthorizationPolicyFile, "authorization-policy-file", c.AuthorizationPolicyFile, "file of the ABAC policy, one JSON object a line")
-	f.StringVar(&c.AuthorizationWebhookConfigFile, "authorization-webhook-config-file", c.AuthorizationWebhookConfigFile, "kubeconfig of the service that Webhook asks")
-	f.StringVar(&c.EnableAdmissionPlugins, "enable-admission-plugins", c.EnableAdmissionPlugins, "admission plugins beside the default ones, such as AlwaysPullImages,PodNodeSelector")
-	f.StringVar(&c.DisableAdmissionPlugins, "disable-admission-plugins", c.DisableAdmissionPlugins, "default admission plugins that are to be left out")
-	f.StringVar(&c.AdmissionControlConfigFile, "admission-control-config-file", c.AdmissionControlConfigFile, "file with an AdmissionConfiguration: what single admission plugins are to know")
-	f.IntVar(&c.MaxStreamsPerUser, "max-streams-per-user", c.MaxStreamsPerUser, "how many watches and streams a user may have open at one server; nodes and administrators ten times as many")
-	f.StringVar(&c.AuditPolicyFile, "audit-policy-file", c.AuditPolicyFile, "file with an audit Policy: what of each request is written down (default: nothing)")
-	f.StringVar(&c.AuditLogPath, "audit-log-path", c.AuditLogPath, "file that it is written to, - for standard output (default: DATA/audit.log)")
-	f.IntVar(&c.AuditLogMaxAge, "audit-log-maxage", c.AuditLogMaxAge, "for how many days its old files are kept")
-	f.IntVar(&c.AuditLogMaxBackup, "audit-log-maxbackup", c.AuditLogMaxBackup, "how many of its old files are kept")
-	f.IntVar(&c.AuditLogMaxSize, "audit-log-maxsize", c.AuditLogMaxSize, "size in MB at which a new file is begun")
-	f.StringVar(&c.AuditWebhookConfigFile, "audit-webhook-config-file", c.AuditWebhookConfigFile, "kubeconfig of a service that also receives the audit events")
+func (c *AccessConfig) addFlags(areas *cliflag.NamedFlagSets) {
+	f := areas.FlagSet(areaAPI)
+	f.StringVar(&c.TokenAuthFile, "token-auth-file", c.TokenAuthFile, `static token file: lines of TOKEN,USER,UID[,"GROUP,GROUP"]`)
+	f.StringVar(&c.AuthenticationConfig, "authentication-config", c.AuthenticationConfig, "file with an AuthenticationConfiguration: OpenID Connect issuers")
+	f.StringVar(&c.TokenWebhookConfig, "authentication-token-webhook-config-file", c.TokenWebhookConfig, "kubeconfig of a token authentication webhook")
+	f.StringVar(&c.AuthorizationMode, "authorization-mode", c.AuthorizationMode, "ordered list of authorizers: Node, RBAC, ABAC, Webhook (default: Node,RBAC)")
+	f.StringVar(&c.AuthorizationConfig, "authorization-config", c.AuthorizationConfig, "file with an AuthorizationConfiguration, instead of --authorization-mode; reloaded when it changes")
+	f.StringVar(&c.AuthorizationPolicyFile, "authorization-policy-file", c.AuthorizationPolicyFile, "ABAC policy file, one JSON object per line")
+	f.StringVar(&c.AuthorizationWebhookConfigFile, "authorization-webhook-config-file", c.AuthorizationWebhookConfigFile, "kubeconfig of the authorization webhook")
+	f.StringVar(&c.EnableAdmissionPlugins, "enable-admission-plugins", c.EnableAdmissionPlugins, "admission plugins to enable in addition to the defaults, such as AlwaysPullImages,PodNodeSelector")
+	f.StringVar(&c.DisableAdmissionPlugins, "disable-admission-plugins", c.DisableAdmissionPlugins, "default admission plugins to disable")
+	f.StringVar(&c.AdmissionControlConfigFile, "admission-control-config-file", c.AdmissionControlConfigFile, "file with an AdmissionConfiguration: configuration of single admission plugins")
+	f.IntVar(&c.MaxStreamsPerUser, "max-streams-per-user", c.MaxStreamsPerUser, "maximum number of open watches and streams per user and server; ten times as many for nodes and administrators")
+	f = areas.FlagSet(areaAudit)
+	f.StringVar(&c.AuditPolicyFile, "audit-policy-file", c.AuditPolicyFile, "file with an audit Policy (default: no audit log)")
+	f.StringVar(&c.AuditLogPath, "audit-log-path", c.AuditLogPath, "audit log file, - for standard output (default: DATA/audit.log)")
+	f.IntVar(&c.AuditLogMaxAge, "audit-log-maxage", c.AuditLogMaxAge, "days for which old audit log files are kept")
+	f.IntVar(&c.AuditLogMaxBackup, "audit-log-maxbackup", c.AuditLogMaxBackup, "number of old audit log files that are kept")
+	f.IntVar(&c.AuditLogMaxSize, "audit-log-maxsize", c.AuditLogMaxSize, "size in MB at which the audit log is rotated")
+	f.StringVar(&c.AuditWebhookConfigFile, "audit-webhook-config-file", c.AuditWebhookConfigFile, "kubeconfig of an audit webhook")
 }
 
 // check names what would not be acted on.

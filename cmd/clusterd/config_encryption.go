@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/clusterd/clusterd/member/join"
 )
@@ -43,14 +44,14 @@ func defaultEncryption() EncryptionConfig {
 	return EncryptionConfig{PodEncryption: podEncryptionOff, WireGuardKeyAge: Duration{30 * 24 * time.Hour}}
 }
 
-func (c *EncryptionConfig) addFlags(f *pflag.FlagSet) {
-	f.DurationVar(&c.WireGuardKeyAge.Duration, "wireguard-key-age", c.WireGuardKeyAge.Duration, "after what time this node makes itself another key for WireGuard; 0: never")
-	f.StringVar(&c.SealKey, "seal-key", c.SealKey, "file outside of the data folder with the key that seals this node's key files, see clusterd keys; empty: they lie in clear")
-	f.StringVar(&c.EncryptionProviderConfig, "encryption-provider-config", c.EncryptionProviderConfig, "file with an EncryptionConfiguration, the same on all servers: which resources are sealed at rest, and how; empty: Secrets, with the cluster's own keys")
+func (c *EncryptionConfig) addFlags(areas *cliflag.NamedFlagSets) {
+	areas.FlagSet(areaNetwork).DurationVar(&c.WireGuardKeyAge.Duration, "wireguard-key-age", c.WireGuardKeyAge.Duration, "age at which this node rotates its WireGuard key (0 = never)")
+	areas.FlagSet(areaKeys).StringVar(&c.SealKey, "seal-key", c.SealKey, "file outside of the data directory with the key that encrypts this node's key files, see clusterd keys (empty = not encrypted)")
+	areas.FlagSet(areaAPI).StringVar(&c.EncryptionProviderConfig, "encryption-provider-config", c.EncryptionProviderConfig, "file with an EncryptionConfiguration, the same on all servers: which resources are encrypted at rest (empty = Secrets, with the cluster's own keys)")
 }
 
 func (c *EncryptionConfig) addClusterFlags(f *pflag.FlagSet) {
-	f.StringVar(&c.PodEncryption, "pod-encryption", c.PodEncryption, "off, or wireguard: what pods send to other nodes is encrypted, for the whole cluster")
+	f.StringVar(&c.PodEncryption, "pod-encryption", c.PodEncryption, "encryption of pod traffic between nodes: off or wireguard")
 }
 
 func (c *EncryptionConfig) check() error {

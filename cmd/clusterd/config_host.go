@@ -6,9 +6,9 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/spf13/pflag"
 	"k8s.io/apiserver/pkg/server/options"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	cliflag "k8s.io/component-base/cli/flag"
 	tracingapi "k8s.io/component-base/tracing/api/v1"
 
 	"github.com/clusterd/clusterd/agent"
@@ -62,17 +62,18 @@ type HostConfig struct {
 
 func defaultHost() HostConfig { return HostConfig{NodeLogs: true} }
 
-func (c *HostConfig) addFlags(f *pflag.FlagSet) {
-	f.BoolVar(&c.FailSwapOn, "fail-swap-on", c.FailSwapOn, "refuse to start on a machine that swaps")
-	f.StringVar(&c.NodeIP, "node-ip", c.NodeIP, "the node's InternalIP, or one of IPv4 and one of IPv6, separated by a comma (default: the advertised address, and in a cluster of two IP families the other family's of the same interface)")
-	f.StringVar(&c.NodeAddresses, "node-addresses", c.NodeAddresses, "further addresses of the node for its status, such as ExternalIP=203.0.113.7,ExternalDNS=n1.example.org")
-	f.StringVar(&c.NodeLabels, "node-labels", c.NodeLabels, "labels that the Node has when it is made, such as disk=ssd,topology.kubernetes.io/zone=a")
-	f.StringVar(&c.RegisterWithTaints, "register-with-taints", c.RegisterWithTaints, "taints that the Node has when it is made, such as dedicated=db:NoSchedule")
-	f.StringVar(&c.TLSSANs, "tls-san", c.TLSSANs, "further names and addresses by which clients call this server's API, separated by commas, such as api.example.org,203.0.113.7; they stand in its certificate")
-	f.Uint16Var(&c.ReadOnlyPort, "read-only-port", c.ReadOnlyPort, "port for the pods, metrics and stats of this node, for every client that reaches it, without a token and without TLS; 0: none")
-	f.BoolVar(&c.NodeLogs, "node-logs", c.NodeLogs, "answer with the machine's logs to those who may read nodes/log")
-	f.StringVar(&c.TracingConfig, "tracing-config", c.TracingConfig, "file with a TracingConfiguration: where spans of the API server and the agent are sent to by OTLP (default: nowhere)")
-	f.StringVar(&c.ReleaseKeys, "release-keys", c.ReleaseKeys, "public keys of minisign's that this node takes releases by, separated by commas (default: those that the cluster trusts)")
+func (c *HostConfig) addFlags(areas *cliflag.NamedFlagSets) {
+	f := areas.FlagSet(areaNode)
+	f.BoolVar(&c.FailSwapOn, "fail-swap-on", c.FailSwapOn, "refuse to start while swap is on")
+	f.StringVar(&c.NodeIP, "node-ip", c.NodeIP, "InternalIP of the node, or one IPv4 and one IPv6 address separated by a comma (default: the advertised address; in a dual-stack cluster also the other family's of the same interface)")
+	f.StringVar(&c.NodeAddresses, "node-addresses", c.NodeAddresses, "additional addresses for the node status, such as ExternalIP=203.0.113.7,ExternalDNS=n1.example.org")
+	f.StringVar(&c.NodeLabels, "node-labels", c.NodeLabels, "labels of the Node when it is created, such as disk=ssd,topology.kubernetes.io/zone=a")
+	f.StringVar(&c.RegisterWithTaints, "register-with-taints", c.RegisterWithTaints, "taints of the Node when it is created, such as dedicated=db:NoSchedule")
+	areas.FlagSet(areaAPI).StringVar(&c.TLSSANs, "tls-san", c.TLSSANs, "additional SANs of the API certificate, separated by commas, such as api.example.org,203.0.113.7")
+	f.Uint16Var(&c.ReadOnlyPort, "read-only-port", c.ReadOnlyPort, "unauthenticated plain-HTTP port for the pods, metrics and stats of this node (0 = off)")
+	areas.FlagSet(areaLogs).BoolVar(&c.NodeLogs, "node-logs", c.NodeLogs, "serve the machine's logs to users with access to nodes/log")
+	areas.FlagSet(areaLogs).StringVar(&c.TracingConfig, "tracing-config", c.TracingConfig, "file with a TracingConfiguration: OTLP endpoint for spans of the API server and the agent (default: none)")
+	areas.FlagSet(areaKeys).StringVar(&c.ReleaseKeys, "release-keys", c.ReleaseKeys, "minisign public keys of releases that this node accepts, separated by commas (default: those that the cluster trusts)")
 }
 
 // check holds what can be held against nothing but itself.

@@ -35,9 +35,9 @@ func defaultImages() ImageConfig {
 }
 
 func (c *ImageConfig) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&c.RegistriesConfig, "registries-config", c.RegistriesConfig, "file that says how registries are spoken to: mirrors, authorities, credentials, plain HTTP (default: DATA/registries.yaml, if it is there)")
-	f.StringVar(&c.ImagePullCredentialsVerificationPolicy, "image-pull-credentials-verification-policy", c.ImagePullCredentialsVerificationPolicy, "which images that are on the node a pod gets without having shown credentials that open them: NeverVerify, NeverVerifyPreloadedImages (the default), NeverVerifyAllowlistedImages or AlwaysVerify")
-	f.StringVar(&c.PreloadedImagesVerificationAllowlist, "preloaded-images-verification-allowlist", c.PreloadedImagesVerificationAllowlist, "images that NeverVerifyAllowlistedImages means: full names without tag and digest, separated by commas; NAME/* is all below NAME")
+	f.StringVar(&c.RegistriesConfig, "registries-config", c.RegistriesConfig, "file with registry mirrors, CAs, credentials and plain-HTTP registries (default: DATA/registries.yaml, if it exists)")
+	f.StringVar(&c.ImagePullCredentialsVerificationPolicy, "image-pull-credentials-verification-policy", c.ImagePullCredentialsVerificationPolicy, "when a pod may use an image that is already on the node without credentials for it: NeverVerify, NeverVerifyPreloadedImages (the default), NeverVerifyAllowlistedImages or AlwaysVerify")
+	f.StringVar(&c.PreloadedImagesVerificationAllowlist, "preloaded-images-verification-allowlist", c.PreloadedImagesVerificationAllowlist, "images for NeverVerifyAllowlistedImages: full names without tag and digest, separated by commas; NAME/* matches all below NAME")
 }
 
 func (c *ImageConfig) check() error {

@@ -13,7 +13,7 @@ import (
 // ShutdownConfig is how long a shutdown of the machine waits for its pods.
 type ShutdownConfig struct {
 	// ShutdownGracePeriod is how long a shutdown or reboot of the machine waits
-	// for its pods to end, where systemd runs clusterd as a service; 0: not at all. systemd-logind is told to
+	// for its pods to end, where systemd runs clusterd as a service (0 = off). systemd-logind is told to
 	// wait as long.
 	ShutdownGracePeriod Duration `json:"shutdownGracePeriod"`
 	// ShutdownGracePeriodCriticalPods is the part of ShutdownGracePeriod, its last,
@@ -30,9 +30,9 @@ func defaultShutdown() ShutdownConfig {
 }
 
 func (c *ShutdownConfig) addFlags(f *pflag.FlagSet) {
-	f.DurationVar(&c.ShutdownGracePeriod.Duration, "shutdown-grace-period", c.ShutdownGracePeriod.Duration, "how long a shutdown of the machine waits for pods to end, where systemd runs clusterd as a service; 0: not at all")
+	f.DurationVar(&c.ShutdownGracePeriod.Duration, "shutdown-grace-period", c.ShutdownGracePeriod.Duration, "how long a shutdown of the machine waits for pods to end, where systemd runs clusterd as a service (0 = off)")
 	f.DurationVar(&c.ShutdownGracePeriodCriticalPods.Duration, "shutdown-grace-period-critical-pods", c.ShutdownGracePeriodCriticalPods.Duration, "the last part of it, in which critical pods end")
-	f.StringVar(&c.ShutdownGracePeriodByPodPriority, "shutdown-grace-period-by-pod-priority", c.ShutdownGracePeriodByPodPriority, "in the place of both: how long pods of a priority and above have to end, lowest first, such as 0=20s,100000=30s,2000000000=10s")
+	f.StringVar(&c.ShutdownGracePeriodByPodPriority, "shutdown-grace-period-by-pod-priority", c.ShutdownGracePeriodByPodPriority, "replaces both: grace period for pods of each priority and above, lowest first, such as 0=20s,100000=30s,2000000000=10s")
 }
 
 // check holds what can be held against nothing but itself.

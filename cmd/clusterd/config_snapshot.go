@@ -36,10 +36,10 @@ func defaultSnapshots() SnapshotConfig { return SnapshotConfig{SnapshotKeep: 14}
 
 func (c *SnapshotConfig) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.SnapshotSchedule, "snapshot-schedule", c.SnapshotSchedule, "when the leader takes a snapshot of the cluster: as a CronJob's schedule, in UTC, such as \"0 3 * * *\", or \"@every 6h\"; the same on every server (default: never)")
-	f.StringVar(&c.SnapshotFolder, "snapshot-folder", c.SnapshotFolder, "folder of these snapshots, on the machine of the server that leads then")
-	f.StringVar(&c.SnapshotRecipients, "snapshot-recipients", c.SnapshotRecipients, "public keys of age (age1...), separated by commas, that seal these snapshots")
-	f.IntVar(&c.SnapshotKeep, "snapshot-keep", c.SnapshotKeep, "how many of these snapshots stay in the folder; 0: all")
-	f.DurationVar(&c.SnapshotKeepAge.Duration, "snapshot-keep-age", c.SnapshotKeepAge.Duration, "how old these snapshots get, but for the newest; 0: any age")
+	f.StringVar(&c.SnapshotFolder, "snapshot-folder", c.SnapshotFolder, "directory for these snapshots, on the machine of the server that leads then")
+	f.StringVar(&c.SnapshotRecipients, "snapshot-recipients", c.SnapshotRecipients, "public keys of age (age1...), separated by commas, to which these snapshots are encrypted")
+	f.IntVar(&c.SnapshotKeep, "snapshot-keep", c.SnapshotKeep, "maximum number of these snapshots (0 = unlimited)")
+	f.DurationVar(&c.SnapshotKeepAge.Duration, "snapshot-keep-age", c.SnapshotKeepAge.Duration, "maximum age of these snapshots, except the newest (0 = unlimited)")
 }
 
 // minSnapshotInterval is how far snapshots are apart at least.

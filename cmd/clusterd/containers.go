@@ -29,12 +29,12 @@ func containersCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "containers",
 		Aliases: []string{"ps"},
-		Short:   "List what runs on this node, also while clusterd is down",
-		Long: `List what runs on this node, also while clusterd is down.
+		Short:   "List the containers of this node, also while clusterd is down",
+		Long: `List the containers of this node, also while clusterd is down.
 
-The list comes from podmon, which holds the containers, not from the cluster:
-each pod's sandbox and the containers that run or have ended and are kept for
-their exit codes and logs. Nothing is changed, and nothing is started.`,
+The list comes from podmon, which supervises the containers, not from the cluster: each
+pod's sandbox, and the containers that run or have exited and are kept for their exit
+codes and logs. Nothing is changed, and nothing is started.`,
 		Example: `  sudo clusterd containers
   sudo clusterd containers --pod default/web-1 -o wide
 
@@ -62,7 +62,7 @@ their exit codes and logs. Nothing is changed, and nothing is started.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&data, "data", data, "folder that holds all state of the node")
+	f.StringVar(&data, "data", data, "data directory of the node")
 	f.StringVar(&uid, "pod-uid", "", "only of the pod with this UID")
 	f.StringVar(&name, "pod", "", "only of pods with this name: NAME or NAMESPACE/NAME")
 	f.StringVarP(&output, "output", "o", output, "table, wide or json")
@@ -72,7 +72,7 @@ their exit codes and logs. Nothing is changed, and nothing is started.`,
 // runtimeRecords asks the podmon of a data folder.
 func runtimeRecords(ctx context.Context, data string) ([]pod.RuntimeRecord, error) {
 	if st, err := os.Stat(data); err != nil || !st.IsDir() {
-		return nil, fmt.Errorf("--data %q: there is no such folder: name the one that `clusterd run` was given", data)
+		return nil, fmt.Errorf("--data %q: there is no such directory: name the one that `clusterd run` was given", data)
 	}
 	ctx, cancel := context.WithTimeout(ctx, podmonTimeout)
 	defer cancel()

@@ -27,30 +27,29 @@ import (
 // doctorTimeout is how long the cluster may take to answer.
 const doctorTimeout = 10 * time.Second
 
-// errUnwell ends `clusterd doctor` with a failure after it has said why.
-var errUnwell = errors.New("something does not work: the cures are above")
+// errUnwell ends `clusterd doctor` with a failure after it has printed the findings.
+var errUnwell = errors.New("problems found, see above")
 
 func doctorCommand() *cobra.Command {
 	cfg := defaultConfig()
 	var server, output string
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say what this machine lacks and what ails its cluster, each with its cure",
-		Long: `Say what this machine lacks and what ails its cluster, each with its cure.
+		Short: "Check this machine and its cluster, and suggest fixes",
+		Long: `Check this machine and its cluster, and suggest fixes.
 
-Before a machine joins: the kernel's features, cgroups, memory, the data
-folder's disk and how long it takes to sync, the address, the ports, firewalls
-and the clock. On a server it also asks the cluster: quorum, members, the store,
-the nodes. Nothing is changed; what has to be tried is tried in a network
-namespace that is removed again, and in a file that is.
+The machine: kernel features, cgroups, memory, the disk of the data directory and its
+sync time, the address, ports, firewalls and the clock. On a server also the cluster:
+quorum, members, the store, the nodes. Nothing is changed; tests run in a temporary
+network namespace and a temporary file.
 
-It ends with 1 when there is a problem. Warnings alone end with 0.`,
+The exit status is 1 if there is a problem, and 0 if there are only warnings.`,
 		Example: `  sudo clusterd doctor
 
   # Before joining, with the server that the join line names:
   sudo clusterd doctor --server 192.0.2.7:6443
 
-  # For a program:
+  # For a script:
   sudo clusterd doctor -o json | jq '.machine[] | select(.level != "ok")'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -86,8 +85,8 @@ It ends with 1 when there is a problem. Warnings alone end with 0.`,
 	}
 	f := cmd.Flags()
 	cfg.addFlags(f)
-	f.StringVar(&server, "server", "", "a server of the cluster to join: ADDRESS or ADDRESS:PORT")
-	f.StringVarP(&output, "output", "o", "", "json")
+	f.StringVar(&server, "server", "", "a server of the cluster to join, ADDRESS or ADDRESS:PORT")
+	f.StringVarP(&output, "output", "o", "", "json (default: text)")
 	return cmd
 }
 
@@ -95,7 +94,7 @@ It ends with 1 when there is a problem. Warnings alone end with 0.`,
 // cannot be used.
 func examine(ctx context.Context, cfg Config, configured error, server string) []doctor.Finding {
 	if configured != nil {
-		return []doctor.Finding{{Check: "config", Level: doctor.Problem, Says: configured.Error(), Cure: "correct the flag, or the key of " + cfg.file() + "; then ask again"}}
+		return []doctor.Finding{{Check: "config", Level: doctor.Problem, Says: configured.Error(), Fix: "correct the flag, or the key of " + cfg.file() + "; then ask again"}}
 	}
 	dir := dataDir(cfg.Data)
 	built, _ := time.Parse(time.RFC3339, kubeversion.Get().BuildDate) // zero where it was built without
@@ -195,7 +194,7 @@ func runFirst(cmd *cobra.Command, cfg Config, ready func(context.Context, *Main)
 	var gone *goneError
 	var again *restartError
 	if err != nil && !errors.As(err, &gone) && !errors.As(err, &again) {
-		fmt.Fprintln(cmd.ErrOrStderr(), "clusterd: if the cause is not plain: `clusterd doctor` says what this machine lacks")
+		fmt.Fprintln(cmd.ErrOrStderr(), "clusterd: if the cause is unclear, `clusterd doctor` checks this machine")
 	}
 	return err
 }

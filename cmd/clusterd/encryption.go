@@ -86,8 +86,8 @@ func newEncryptionCollector() *encryptionCollector {
 	return &encryptionCollector{
 		valid:  prometheus.NewDesc("clusterd_encryption_config_valid", "1 if the EncryptionConfiguration is in force as its file is now, 0 if it is an earlier one.", nil, nil),
 		key:    prometheus.NewDesc("clusterd_encryption_key_info", "The key that resources of the EncryptionConfiguration are written with; 1.", []string{"resources", "provider", "key"}, nil),
-		values: prometheus.NewDesc("clusterd_encryption_values", "Stored values that are to be sealed, as the leader has counted them: current with the key of now, stale until they are sealed anew, unopened if the leader cannot open them.", []string{"state"}, nil),
-		last:   prometheus.NewDesc("clusterd_encryption_counted_seconds", "How long ago the leader counted them.", nil, nil),
+		values: prometheus.NewDesc("clusterd_encryption_values", "Stored values of resources that are encrypted at rest, as counted by the leader: current (with the current key), stale (to be re-encrypted), unopened (the leader cannot decrypt them).", []string{"state"}, nil),
+		last:   prometheus.NewDesc("clusterd_encryption_counted_seconds", "Seconds since the leader counted them.", nil, nil),
 	}
 }
 

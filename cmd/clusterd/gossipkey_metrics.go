@@ -39,9 +39,9 @@ type gossipKeyState struct {
 
 func newGossipKeyState() *gossipKeyState {
 	return &gossipKeyState{
-		generation: prometheus.NewDesc("clusterd_gossip_key_generation", "How often the key of gossip has been changed.", nil, nil),
-		age:        prometheus.NewDesc("clusterd_gossip_key_age_seconds", "How long the key of gossip has been in use; none while it is the cluster's first.", nil, nil),
-		lagging:    prometheus.NewDesc("clusterd_gossip_key_lagging_servers", "Servers that do not have the key of gossip of now.", nil, nil),
+		generation: prometheus.NewDesc("clusterd_gossip_key_generation", "Number of gossip key rotations.", nil, nil),
+		age:        prometheus.NewDesc("clusterd_gossip_key_age_seconds", "Age in seconds of the current gossip key; absent while it is the cluster's first key.", nil, nil),
+		lagging:    prometheus.NewDesc("clusterd_gossip_key_lagging_servers", "Servers that lag behind the current gossip key.", nil, nil),
 	}
 }
 

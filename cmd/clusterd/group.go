@@ -25,7 +25,7 @@ type part struct {
 const stopTimeout = 10 * time.Second
 
 // errEndedEarly is returned when a part ended by itself without an error.
-var errEndedEarly = errors.New("ended unexpectedly")
+var errEndedEarly = errors.New("exited unexpectedly")
 
 func (g *group) add(name string, run func(ctx context.Context) error) {
 	g.parts = append(g.parts, part{name, run})

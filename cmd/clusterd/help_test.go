@@ -34,3 +34,54 @@ func TestHelp(t *testing.T) {
 		t.Errorf("only %d flags seen", flags)
 	}
 }
+
+// TestHelpGroupsFlags: help shows the flags of Config by area, each flag in one, and of
+// commands that use few of them no others.
+func TestHelpGroupsFlags(t *testing.T) {
+	help := func(args ...string) string {
+		t.Helper()
+		var out strings.Builder
+		root := rootCommand()
+		root.SetOut(&out)
+		root.SetArgs(append(args, "--help"))
+		if err := root.Execute(); err != nil {
+			t.Fatal(err)
+		}
+		return out.String()
+	}
+	init := help("init")
+	for _, want := range []string{"\nInit flags:\n", "\nNode flags:\n", "\nStore flags:\n", "\nCluster-wide (fixed at init) flags:\n", "\nExamples:\n", "\nUsage:\n  clusterd init [flags]\n"} {
+		if !strings.Contains(init, want) {
+			t.Errorf("clusterd init --help lacks %q:\n%s", want, init)
+		}
+	}
+	initCmd, _, err := rootCommand().Find([]string{"init"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	initCmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden && !strings.Contains(init, " --"+f.Name+" ") {
+			t.Errorf("clusterd init --help does not show --%s", f.Name)
+		}
+	})
+	for _, args := range [][]string{{"keys", "status"}, {"keys", "show"}, {"keys", "write"}, {"keys", "unseal"}, {"reset"}} {
+		out := help(args...)
+		if !strings.Contains(out, "--data ") || strings.Contains(out, "--max-pods") {
+			t.Errorf("clusterd %s --help:\n%s", strings.Join(args, " "), out)
+		}
+	}
+	if out := help("containers"); !strings.Contains(out, "\nFlags:\n") {
+		t.Errorf("clusterd containers --help:\n%s", out)
+	}
+}
+
+// TestHiddenFlagsAreAccepted: a script may pass a node's flags to each command.
+func TestHiddenFlagsAreAccepted(t *testing.T) {
+	c, rest, err := rootCommand().Find([]string{"keys", "status", "--max-pods", "7"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.ParseFlags(rest); err != nil {
+		t.Error(err)
+	}
+}

@@ -25,12 +25,13 @@ func ingressCommand() *cobra.Command {
 	access := true
 	cmd := &cobra.Command{
 		Use:   "ingress",
-		Short: "Serve the cluster's Ingresses and Gateways; what the pods of kube-system/clusterd-ingress run",
-		Long: `Serve the cluster's Ingresses and Gateways. It is the program of the pods of the
-DaemonSet kube-system/clusterd-ingress, which clusterd makes when there is an
-Ingress or a Gateway of one of its classes, and reads the API as its pod's
-service account.`,
-		Args: cobra.NoArgs,
+		Short: "Run the proxy for Ingresses and Gateways (used by the pods of kube-system/clusterd-ingress)",
+		Long: `Run the proxy for Ingresses and Gateways. The pods of the DaemonSet
+kube-system/clusterd-ingress run it. clusterd creates that DaemonSet when there is an
+Ingress or a Gateway of one of its classes. The proxy reads the API as the service
+account of its pod.`,
+		Example: "  clusterd ingress --http :8080 --https :8443   # in a pod",
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			in, err := rest.InClusterConfig()
 			if err != nil {
@@ -53,11 +54,11 @@ service account.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&cfg.HTTP, "http", cfg.HTTP, "where plain requests come in")
-	f.StringVar(&cfg.HTTPS, "https", cfg.HTTPS, "where requests over TLS come in")
-	f.StringVar(&cfg.Admin, "admin", cfg.Admin, "where /healthz, /readyz and /metrics are")
-	f.DurationVar(&cfg.Proxy.ResponseTimeout, "response-timeout", cfg.Proxy.ResponseTimeout, "how long a backend may take to begin its answer")
-	f.DurationVar(&cfg.Proxy.BodyTimeout, "request-body-timeout", cfg.Proxy.BodyTimeout, "for how long a client may send nothing of a request's body; negative: any time (streams of gRPC may rest)")
+	f.StringVar(&cfg.HTTP, "http", cfg.HTTP, "address for plain HTTP")
+	f.StringVar(&cfg.HTTPS, "https", cfg.HTTPS, "address for HTTPS")
+	f.StringVar(&cfg.Admin, "admin", cfg.Admin, "address for /healthz, /readyz and /metrics")
+	f.DurationVar(&cfg.Proxy.ResponseTimeout, "response-timeout", cfg.Proxy.ResponseTimeout, "time in which a backend must begin its response")
+	f.DurationVar(&cfg.Proxy.BodyTimeout, "request-body-timeout", cfg.Proxy.BodyTimeout, "time for which a client may send nothing of a request body (negative = unlimited, for idle gRPC streams)")
 	f.BoolVar(&access, "access-log", access, "write a line of JSON for each request to the standard output")
 	return cmd
 }

@@ -291,7 +291,7 @@ func TestSealExistingNode(t *testing.T) {
 				t.Errorf("--seal-key %q: %v, want it to say %q", n.cfg.SealKey, err, want)
 			}
 		}
-		if f := examineKeys(n.cfg); len(f) != 1 || f[0].Level != doctor.Problem || f[0].Cure == "" {
+		if f := examineKeys(n.cfg); len(f) != 1 || f[0].Level != doctor.Problem || f[0].Fix == "" {
 			t.Errorf("--seal-key %q: the doctor says %+v", n.cfg.SealKey, f)
 		}
 	}

@@ -18,18 +18,21 @@ import (
 	"github.com/clusterd/clusterd/member/sealkey"
 )
 
+// keysFlags are the flags of Config that the commands below `clusterd keys` use.
+var keysFlags = []string{"data", "config", "seal-key"}
+
 func keysCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "keys",
-		Short: "Seal this node's key files with a key that lies elsewhere, or put them in clear again",
-		Long: `Seal this node's key files with a key that lies elsewhere, or put them in clear again.
+		Short: "Encrypt this node's key files with an external key, or decrypt them",
+		Long: `Encrypt this node's key files with an external key, or decrypt them.
 
-With --seal-key FILE a node keeps its keys (its own and, on a server, the
-authority's, gossip's and those for Secrets at rest) in files of age, which that key opens.
-A copy of the data folder, a backup of it or its disk then open nothing. FILE is
-needed at each start, so it lies on another disk, in memory, or in a credential of
-systemd, which a TPM can hold.`,
-		Example: `  # A key, and from the next start on a node whose files it seals:
+With --seal-key FILE a node stores its keys (its own and, on a server, those of the
+CA, of gossip and of Secrets at rest) in age files that only this key decrypts: a copy
+of the data directory, a backup of it or its disk is then of no use. FILE is needed at
+each start: keep it on another disk, in memory, or in a systemd credential, which a
+TPM can protect.`,
+		Example: `  # Create a key; the next start encrypts the key files:
   sudo clusterd keys new /media/key/n1
   sudo clusterd run --seal-key /media/key/n1
 
@@ -42,10 +45,10 @@ systemd, which a TPM can hold.`,
 func keysNewCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "new FILE",
-		Short: "Make a sealing key and write it to a new file, or to the standard output for -",
+		Short: "Create a sealing key in a new file (- = standard output)",
 		Example: `  sudo clusterd keys new /media/key/n1
 
-  # Bound to this machine's TPM, for systemd's LoadCredentialEncrypted=:
+  # Bound to this machine's TPM, for LoadCredentialEncrypted= of systemd:
   clusterd keys new - | sudo systemd-creds encrypt --with-key=tpm2 --name=clusterd.seal-key - /etc/clusterd/seal-key.cred`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -59,7 +62,7 @@ func keysNewCommand() *cobra.Command {
 			}
 			f, err := os.OpenFile(args[0], os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 			if errors.Is(err, fs.ErrExist) {
-				return fmt.Errorf("%s exists: a sealing key is not written over, as files may need it", args[0])
+				return fmt.Errorf("%s exists: a sealing key is never overwritten, as files may be encrypted with it", args[0])
 			}
 			if err != nil {
 				return err
@@ -79,7 +82,7 @@ func keysStatusCommand() *cobra.Command {
 	cfg := defaultConfig()
 	cmd := &cobra.Command{
 		Use:     "status",
-		Short:   "Say which of this node's key files are sealed, and with which key",
+		Short:   "Show which of this node's key files are encrypted, and with which key",
 		Example: `  sudo clusterd keys status`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -92,7 +95,7 @@ func keysStatusCommand() *cobra.Command {
 				return err
 			}
 			out := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 3, ' ', 0)
-			fmt.Fprintln(out, "FILE\tIS")
+			fmt.Fprintln(out, "FILE\tSTATE")
 			for _, f := range files {
 				fmt.Fprintf(out, "%s\t%s\n", f.name, f.is)
 			}
@@ -100,6 +103,7 @@ func keysStatusCommand() *cobra.Command {
 		},
 	}
 	cfg.addFlags(cmd.Flags())
+	showOnly(cmd, keysFlags...)
 	return cmd
 }
 
@@ -107,8 +111,8 @@ func keysShowCommand() *cobra.Command {
 	cfg := defaultConfig()
 	cmd := &cobra.Command{
 		Use:   "show FILE",
-		Short: "Print what a sealed file of the data folder holds",
-		Example: `  # The keys for Secrets at rest, to put another one on top:
+		Short: "Decrypt a file of the data directory and print it",
+		Example: `  # The keys for Secrets at rest, to add another one:
   sudo clusterd keys show seal.keys`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -125,6 +129,7 @@ func keysShowCommand() *cobra.Command {
 		},
 	}
 	cfg.addFlags(cmd.Flags())
+	showOnly(cmd, keysFlags...)
 	return cmd
 }
 
@@ -146,16 +151,17 @@ func keysWriteCommand() *cobra.Command {
 	var drop bool
 	cmd := &cobra.Command{
 		Use:   "write seal.keys",
-		Short: "Replace the file of keys for Secrets at rest by the standard input, sealed",
-		Long: `Replace the file of keys for Secrets at rest by the standard input, sealed.
+		Short: "Replace the keys for Secrets at rest by those on the standard input",
+		Long: `Replace the keys for Secrets at rest by those on the standard input, and encrypt the
+file.
 
-The file that is there has to be readable, and a key that it has and the standard input
-has not is an error unless --drop is given: Secrets and their history may need that key.
-A key that stands twice is kept where it stands first.`,
-		Example: `  # Another key, made once (docs/security.md says how all servers get it):
+The present file must be readable. A key of it that the standard input lacks is an
+error unless --drop is given: Secrets and their history may need that key. Of a key
+that occurs twice the first occurrence counts.`,
+		Example: `  # Another key, created once (docs/security.md: how all servers get it):
   sudo sh -c 'umask 077; echo "key-$(date +%s) $(head -c 32 /dev/urandom | base64)" > /media/key/secrets'
 
-  # On each server below the keys that are there, and when all of them have it, on each on top:
+  # First append it on each server; when all servers have it, move it to the top on each:
   { sudo clusterd keys show seal.keys; sudo cat /media/key/secrets; } | sudo clusterd keys write seal.keys
   { sudo cat /media/key/secrets; sudo clusterd keys show seal.keys; } | sudo clusterd keys write seal.keys`,
 		Args: cobra.ExactArgs(1),
@@ -170,8 +176,9 @@ A key that stands twice is kept where it stands first.`,
 			return d.writeSealKeys(cmd.InOrStdin(), drop)
 		},
 	}
-	cmd.Flags().BoolVar(&drop, "drop", false, "allow that keys of the file are not in the standard input: what is sealed with them cannot be read any more")
+	cmd.Flags().BoolVar(&drop, "drop", false, "allow to drop keys: what is encrypted with them can no longer be read")
 	cfg.addFlags(cmd.Flags())
+	showOnly(cmd, keysFlags...)
 	return cmd
 }
 
@@ -179,7 +186,7 @@ func keysUnsealCommand() *cobra.Command {
 	cfg := defaultConfig()
 	cmd := &cobra.Command{
 		Use:   "unseal",
-		Short: "Put this node's key files in clear again; clusterd must not run",
+		Short: "Decrypt this node's key files; clusterd must not be running",
 		Example: `  sudo systemctl stop clusterd
   sudo clusterd keys unseal --seal-key /media/key/n1`,
 		Args: cobra.NoArgs,
@@ -192,6 +199,7 @@ func keysUnsealCommand() *cobra.Command {
 		},
 	}
 	cfg.addFlags(cmd.Flags())
+	showOnly(cmd, keysFlags...)
 	return cmd
 }
 
@@ -304,7 +312,7 @@ func examineKeys(cfg Config) []doctor.Finding {
 		return nil
 	}
 	fault := func(err error) []doctor.Finding {
-		return []doctor.Finding{{Check: "keys", Level: doctor.Problem, Says: err.Error(), Cure: "give --seal-key the file with the key of this node: clusterd does not start without it"}}
+		return []doctor.Finding{{Check: "keys", Level: doctor.Problem, Says: err.Error(), Fix: "give --seal-key the file with the key of this node: clusterd does not start without it"}}
 	}
 	d, err := cfg.keyDir()
 	if err != nil {
@@ -327,7 +335,7 @@ func examineKeys(cfg Config) []doctor.Finding {
 	case d.seal == nil:
 		return []doctor.Finding{{Check: "keys", Level: doctor.OK, Says: fmt.Sprintf("%d key files lie in clear in %s, mode 0600: who gets a copy of it has them (--seal-key: docs/security.md)", len(clear), cfg.Data)}}
 	case len(clear) > 0:
-		return []doctor.Finding{{Check: "keys", Level: doctor.Warning, Says: fmt.Sprintf("%d key files are not sealed yet: %s", len(clear), clear[0]), Cure: "start clusterd again with --seal-key " + cfg.SealKey}}
+		return []doctor.Finding{{Check: "keys", Level: doctor.Warning, Says: fmt.Sprintf("%d key files are not sealed yet: %s", len(clear), clear[0]), Fix: "start clusterd again with --seal-key " + cfg.SealKey}}
 	}
 	return []doctor.Finding{{Check: "keys", Level: doctor.OK, Says: "the key files are sealed; what opens them: " + cfg.SealKey}}
 }
@@ -346,6 +354,6 @@ func examineSwap(cfg Config, swaps []string) []doctor.Finding {
 	return []doctor.Finding{{
 		Check: "keys", Level: doctor.Warning,
 		Says: fmt.Sprintf("this machine swaps to %s: what lies in memory for the sake of --seal-key, the keys on a tmpfs included, may be written there in clear", strings.Join(disks, ", ")),
-		Cure: "swapoff -a, and take its line out of /etc/fstab; or swap to what is encrypted with a key that each boot draws",
+		Fix:  "swapoff -a, and take its line out of /etc/fstab; or swap to what is encrypted with a key that each boot draws",
 	}}
 }

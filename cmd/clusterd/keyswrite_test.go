@@ -250,7 +250,7 @@ func TestExamineSwap(t *testing.T) {
 		{sealed, []string{"/dev/zram0", "/dev/sda2"}, "swaps to /dev/sda2:"},
 	} {
 		f := examineSwap(c.cfg, c.swaps)
-		if found := len(f) == 1; found != (c.want != "") || found && (f[0].Level != doctor.Warning || f[0].Cure == "" || !strings.Contains(f[0].Says, c.want)) {
+		if found := len(f) == 1; found != (c.want != "") || found && (f[0].Level != doctor.Warning || f[0].Fix == "" || !strings.Contains(f[0].Says, c.want)) {
 			t.Errorf("%q, sealing key %q: %+v", c.swaps, c.cfg.SealKey, f)
 		}
 	}

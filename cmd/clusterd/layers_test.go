@@ -29,20 +29,20 @@ type layer struct {
 
 var (
 	noKubernetes = map[string]string{"k8s.io/": "an island knows no Kubernetes types"}
-	noContainers = map[string]string{"github.com/opencontainers/runc": "libcontainer re-executes whatever links it: podmon alone does (DESIGN.md, decision 7)"}
+	noContainers = map[string]string{"github.com/opencontainers/runc": "libcontainer re-executes the program that links it: only podmon may (DESIGN.md, decision 7)"}
 )
 
-// everybodys are the rooms that each room may import without naming them: they
-// know nothing but the standard library.
-var everybodys = []string{"durable", "loglimit", "slack"}
+// leafRooms are the rooms that each room may import without naming them: they depend
+// on the standard library only.
+var leafRooms = []string{"durable", "loglimit", "slack"}
 
 // impure are the packages, with those below them, that a pure room does not import.
 var impure = []string{"os", "io", "net/http", "syscall", "golang.org/x/sys", "k8s.io/client-go", "k8s.io/klog"}
 
 var layers = []layer{
-	{room: "durable", never: map[string]string{"github.com/": "all write by it: it brings nothing along", "k8s.io/": "an island knows no Kubernetes types"}},
-	{room: "loglimit", never: map[string]string{"github.com/": "all log by it: it brings nothing along", "k8s.io/": "an island knows no Kubernetes types"}},
-	{room: "slack", never: map[string]string{"github.com/": "all wait by it: it brings nothing along", "k8s.io/": "an island knows no Kubernetes types"}},
+	{room: "durable", never: map[string]string{"github.com/": "durable is imported by every package and must depend on the standard library only", "k8s.io/": "an island knows no Kubernetes types"}},
+	{room: "loglimit", never: map[string]string{"github.com/": "loglimit is imported by every package and must depend on the standard library only", "k8s.io/": "an island knows no Kubernetes types"}},
+	{room: "slack", never: map[string]string{"github.com/": "slack is imported by every package and must depend on the standard library only", "k8s.io/": "an island knows no Kubernetes types"}},
 	{room: "apis", never: noContainers},
 	{room: "apis/server", may: []string{"apis"}, never: noContainers},
 	{room: "raftstore", may: []string{"raftstore/datadir"}, never: noKubernetes},
@@ -60,7 +60,7 @@ var layers = []layer{
 	{room: "agent/podstate", may: []string{"apis", "agent/podmon/api"}, never: noContainers, pure: true},
 	{room: "agent/podmon", may: []string{"agent/podmon/api"}, never: noKubernetes},
 	{room: "agent/podmon/api", never: noKubernetes},
-	{room: "ui", never: map[string]string{"k8s.io/": "it serves files; what they show, a browser asks the API for"}},
+	{room: "ui", never: map[string]string{"k8s.io/": "ui only serves files; the browser asks the API for what they show"}},
 	// Membership is where gossip's hints meet raft's configuration.
 	{room: "member", may: []string{"apis", "raftstore", "gossip", "member/releases"}, never: noContainers},
 	{room: "member/releases", never: map[string]string{
@@ -94,7 +94,7 @@ var testsMay = map[string][]string{
 func (l layer) testsAllow(to string) bool {
 	other, ok := layerOf(to)
 	return l.allows(to) || strings.HasSuffix(to, "test") || to == featuresKit || ok && slices.Contains(testsMay[l.room], other.room) ||
-		ok && slices.Contains(everybodys, other.room)
+		ok && slices.Contains(leafRooms, other.room)
 }
 
 type pkg struct {
@@ -141,10 +141,10 @@ func layerOf(path string) (layer, bool) {
 
 func (l layer) allows(to string) bool {
 	other, ok := layerOf(to)
-	return ok && (other.room == l.room || slices.Contains(l.may, other.room) || slices.Contains(everybodys, other.room) && !l.pure)
+	return ok && (other.room == l.room || slices.Contains(l.may, other.room) || slices.Contains(leafRooms, other.room) && !l.pure)
 }
 
-// TestLayers holds who may know whom. When it fails, the cure is nearly always
+// TestLayers holds who may know whom. When it fails, the fix is nearly always
 // a small interface declared by the user of a thing, filled in cmd/clusterd.
 func TestLayers(t *testing.T) {
 	pkgs := goList(t)
@@ -152,7 +152,7 @@ func TestLayers(t *testing.T) {
 	for _, p := range pkgs {
 		path := strings.TrimPrefix(p.ImportPath, module)
 		if path == featuresKit && slices.ContainsFunc(p.Imports, func(imp string) bool { return strings.HasPrefix(imp, module) }) {
-			t.Errorf("%s imports of ours %v: tests of each room import it", path, p.Imports)
+			t.Errorf("%s imports %v of this module: tests of every room import it, so it must import none", path, p.Imports)
 		}
 		l, ok := layerOf(path)
 		if !ok {
@@ -174,7 +174,7 @@ func TestLayers(t *testing.T) {
 		}
 		for _, imp := range p.Imports {
 			if l.pure && slices.ContainsFunc(impure, func(r string) bool { return imp == r || strings.HasPrefix(imp, r+"/") }) {
-				t.Errorf("%s imports %s: what is computed there is computed from values", path, imp)
+				t.Errorf("%s imports %s: a pure room computes from values: no files, no API, no processes", path, imp)
 			}
 		}
 		if path == l.room {

@@ -1,6 +1,6 @@
-// Command clusterd is one machine's share of a cluster: gossip, the replicated
-// store, the API server, the scheduler and controllers while it leads, and
-// the agent that makes pods. See README.md for a first try.
+// Command clusterd runs one node of a cluster: gossip, the Raft store, the API server,
+// the scheduler and controllers while it leads, and the agent. See README.md for a
+// first try.
 package main
 
 import (

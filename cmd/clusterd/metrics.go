@@ -36,24 +36,24 @@ func newMetrics() *nodeMetrics {
 			Buckets: prometheus.ExponentialBuckets(0.0001, 2, 16),
 		}),
 		watchLag: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "clusterd_raftstore_watch_lag_seconds", Help: "Time from applying changes to their being queued for the watchers.",
+			Name: "clusterd_raftstore_watch_lag_seconds", Help: "Time from applying changes until they are queued for the watchers.",
 			Buckets: prometheus.ExponentialBuckets(0.00001, 4, 11),
 		}),
 		behind: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "clusterd_raftstore_watchers_behind_total", Help: "Times a watcher read too slowly and had to catch up from the history.",
+			Name: "clusterd_raftstore_watchers_behind_total", Help: "Number of times a watcher was too slow and had to catch up from the history.",
 		}),
 		cut: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "clusterd_raftstore_watchers_cut_total", Help: "Watchers ended because the history no longer held what they needed.",
+			Name: "clusterd_raftstore_watchers_cut_total", Help: "Watchers closed because the history no longer held what they needed.",
 		}),
 		heldBack: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "clusterd_raftstore_writes_held_back_total", Help: "Writes this server has refused because their writer had used up its budget.",
+			Name: "clusterd_raftstore_writes_held_back_total", Help: "Writes refused by this server because their writer had used up its budget.",
 		}),
 		state:      newStoreState(),
 		gossipKey:  newGossipKeyState(),
 		encryption: newEncryptionCollector(),
 		scheduled:  newSnapshotCollector(),
 		commit: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "clusterd_raftstore_commit_seconds", Help: "Time from proposing a log entry to its being committed and applied here, on the leader.",
+			Name: "clusterd_raftstore_commit_seconds", Help: "Time from proposing a log entry until it is committed and applied, on the leader.",
 			Buckets: prometheus.ExponentialBuckets(0.00025, 2, 16),
 		}),
 		apply: prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -71,10 +71,10 @@ func newMetrics() *nodeMetrics {
 			Name: "clusterd_raftstore_committed_bytes_total", Help: "Bytes of log entries committed by this node as leader.",
 		}),
 		leaders: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "clusterd_raftstore_leader_changes_total", Help: "Changes of leader that this node has seen.",
+			Name: "clusterd_raftstore_leader_changes_total", Help: "Leader changes observed by this node.",
 		}),
 		damage: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "clusterd_raftstore_damaged_files_total", Help: "Damaged files found in the store's data folder since this process started. The log names them.",
+			Name: "clusterd_raftstore_damaged_files_total", Help: "Damaged files found in the store's data directory since this process started; the log names them.",
 		}),
 	}
 }

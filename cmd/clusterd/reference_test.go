@@ -86,7 +86,7 @@ Sizes are written as ` + "`64Mi`" + `, durations as ` + "`30s`" + `.
 			if comment == "" {
 				t.Errorf("%s.%s has no comment, which is its help", v.Type().Name(), field.Name)
 			}
-			fmt.Fprintf(&out, "| `%s` | %s | %s | %s |\n", key, name, defaultOf(v.Field(i)), docstest.Cell(comment))
+			fmt.Fprintf(&out, "| `%s` | %s | %s | %s |\n", key, name, defaultOf(v.Field(i)), docstest.Cell(describe(field.Name, comment)))
 		}
 	}
 	fields(reflect.ValueOf(&cfg).Elem())
@@ -94,16 +94,32 @@ Sizes are written as ` + "`64Mi`" + `, durations as ` + "`30s`" + `.
 		t.Errorf("only %d keys were found", keys)
 	}
 	out.WriteString("\n## Commands\n\nThe flags that set a key of the file are left out here: " +
-		"`init`, `join`, `run`, `dev`, `standalone`, `doctor` and `reset` have those as well where they mean something.\n")
+		"`init`, `join`, `run`, `dev`, `standalone` and `doctor` have those as well where they apply.\n")
 	docstest.Reference(&out, rootCommand(), func(f *pflag.Flag) bool {
 		return flags.Lookup(f.Name) != nil && f.Name != "data" && f.Name != "config" && f.Name != "peer"
 	})
 	return out.Bytes()
 }
 
+// describe is the comment of a field without the field's name, which the row has as its
+// key: "MaxPods is how many …" is "How many …".
+func describe(field, comment string) string {
+	rest, ok := strings.CutPrefix(comment, field+" ")
+	if !ok {
+		return comment
+	}
+	for _, verb := range []string{"is ", "are ", "holds ", "says "} {
+		if after, ok := strings.CutPrefix(rest, verb); ok {
+			rest = after
+			break
+		}
+	}
+	return strings.ToUpper(rest[:1]) + rest[1:]
+}
+
 func defaultOf(v reflect.Value) string {
 	if v.IsZero() {
-		return ""
+		return "–"
 	}
 	if d, ok := v.Interface().(Duration); ok {
 		return "`" + d.String() + "`"

@@ -22,7 +22,7 @@ import (
 const revocationLook = 500 * time.Millisecond
 
 // keepRevoked closes what revoked certificates have open, and gives this machine's
-// administrator another kubeconfig if his was among them.
+// administrator another kubeconfig if the present one was among them.
 func (m *Main) keepRevoked(ctx context.Context) error {
 	var known []join.Revocation
 	for {
@@ -35,7 +35,7 @@ func (m *Main) keepRevoked(ctx context.Context) error {
 			err = m.writeKubeconfig()
 		}
 		if err != nil && ctx.Err() == nil {
-			m.log.Warn("what is revoked could not be looked at", "err", err)
+			m.log.Warn("list revocations", "err", err)
 		}
 		select {
 		case <-ctx.Done():

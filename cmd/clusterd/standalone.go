@@ -34,16 +34,16 @@ func standaloneCommand() *cobra.Command {
 	var once bool
 	cmd := &cobra.Command{
 		Use:   "standalone",
-		Short: "Run static pods on this machine alone, without a cluster and without an API",
-		Long: `Run static pods on this machine alone, without a cluster and without an API.
+		Short: "Run static pods on this machine, without a cluster and without an API",
+		Long: `Run static pods on this machine, without a cluster and without an API.
 
-Every file of the folder holds one or more Pods, in YAML or JSON. Changes are
-seen at once. Containers outlive this command: started again, it finds them.
-The node's calls are answered on the socket agent.sock of the data folder.`,
+Every file of the directory holds one or more Pods, in YAML or JSON; changes are picked
+up at once. Containers outlive this command: when it is started again, it finds them.
+The node's API is served on the socket agent.sock in the data directory.`,
 		Example: `  sudo clusterd standalone --static-pods /etc/pods
   sudo clusterd standalone --static-pods-url http://192.0.2.7/pods.yaml --image app.tar
 
-  # Run what is in the folder to its end; the exit code says whether all succeeded:
+  # Run the pods of a directory to completion; the exit status says whether all succeeded:
   sudo clusterd standalone --run-once --static-pods /etc/jobs
 
   # What runs, and what a container wrote:
@@ -59,15 +59,15 @@ The node's calls are answered on the socket agent.sock of the data folder.`,
 				return fmt.Errorf("--pod-cidr %q: a range of at least 8 addresses is required, such as %s", podCIDR, DefaultStandaloneCIDR)
 			}
 			if dataDir(cfg.Data).member() {
-				return fmt.Errorf("--data %s: this is a cluster's node, whose static pods `clusterd run` runs; choose another folder", cfg.Data)
+				return fmt.Errorf("--data %s: this is a cluster's node, whose static pods `clusterd run` runs; choose another directory", cfg.Data)
 			}
 			return standalone(cmd.Context(), cfg, cidr, archives, once)
 		},
 	}
 	cfg.addFlags(cmd.Flags())
-	cmd.Flags().StringVar(&podCIDR, "pod-cidr", podCIDR, "range of the pods' addresses")
-	cmd.Flags().StringArrayVar(&archives, "image", nil, "archive of images to load first, as docker save writes it; may be repeated")
-	cmd.Flags().BoolVar(&once, "run-once", false, "run the pods, each of which has to end, and end when they have: 0 if all succeeded, else 1")
+	cmd.Flags().StringVar(&podCIDR, "pod-cidr", podCIDR, "range of pod addresses")
+	cmd.Flags().StringArrayVar(&archives, "image", nil, "image archive to load first, as docker save writes it; may be repeated")
+	cmd.Flags().BoolVar(&once, "run-once", false, "run the pods to completion and exit: 0 if all succeeded, else 1")
 	for _, name := range []string{"port", "eviction-delay", "node-lease-duration", "fence-claims"} { // of clusters
 		_ = cmd.Flags().MarkHidden(name)
 	}

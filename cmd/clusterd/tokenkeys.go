@@ -54,7 +54,7 @@ func (m *Main) lookAtTokenKeys(ctx context.Context, k *tokenKeys, now time.Time)
 			return err
 		}
 		if made {
-			m.log.Info("service accounts' tokens are signed with a new key, to follow the authority", "authority", number, "older tokens are refused", alone)
+			m.log.Info("service accounts' tokens are signed with a new key, to follow the authority", "authority", number, "olderTokensRefused", alone)
 		}
 		k.followed, k.dropped = number, time.Time{}
 	}

@@ -48,7 +48,7 @@ func TestE2EXJoinByApproval(t *testing.T) {
 
 	dir := filepath.Join(k.dir, "asker")
 	shown, end := ask("asker", dir)
-	out := clusterctl("members", "asking")
+	out := clusterctl("members", "pending")
 	k.has(out, "asker", "127.0.0.1:17443")
 	k.lacks(out, shown)
 	k.has(clusterctl("members", "approve", shown), "--role", "agent", "server")
@@ -63,7 +63,7 @@ func TestE2EXJoinByApproval(t *testing.T) {
 	dir = filepath.Join(k.dir, "denied")
 	_, end = ask("denied", dir)
 	id := ""
-	for line := range strings.Lines(clusterctl("members", "asking")) {
+	for line := range strings.Lines(clusterctl("members", "pending")) {
 		if f := strings.Fields(line); len(f) > 1 && f[1] == "denied" {
 			id = f[0]
 		}

@@ -106,11 +106,11 @@ type metrics struct {
 
 func newMetrics() *metrics {
 	return &metrics{
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "clusterd_ingress_requests_total", Help: "Requests answered, by the Ingress whose rule they met (none: empty) and status code."}, []string{"namespace", "ingress", "code"}),
-		took:     prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "clusterd_ingress_request_duration_seconds", Help: "Time from a request's header to the end of its answer, upgraded connections left out.", Buckets: prometheus.ExponentialBuckets(0.001, 2.5, 12)}, []string{"namespace", "ingress"}),
-		retries:  prometheus.NewCounter(prometheus.CounterOpts{Name: "clusterd_ingress_retries_total", Help: "Requests sent to a further endpoint since the one before did not take them, or answered so that the route has them sent again."}),
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "clusterd_ingress_requests_total", Help: "Requests answered, by the Ingress whose rule they matched (empty if none) and status code."}, []string{"namespace", "ingress", "code"}),
+		took:     prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "clusterd_ingress_request_duration_seconds", Help: "Time from a request's header to the end of its response, without upgraded connections.", Buckets: prometheus.ExponentialBuckets(0.001, 2.5, 12)}, []string{"namespace", "ingress"}),
+		retries:  prometheus.NewCounter(prometheus.CounterOpts{Name: "clusterd_ingress_retries_total", Help: "Requests retried on another endpoint: the previous one did not accept them, or answered with a status that the route retries."}),
 		mirrored: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "clusterd_ingress_mirrored_total", Help: "Copies of requests for mirrors: sent, failed (the mirror did not answer), dropped (the body was too long or did not come to its end, or too many were under way)."}, []string{"result"}),
-		underWay: prometheus.NewGauge(prometheus.GaugeOpts{Name: "clusterd_ingress_requests_under_way", Help: "Requests that are being answered, upgraded connections among them."}),
+		underWay: prometheus.NewGauge(prometheus.GaugeOpts{Name: "clusterd_ingress_requests_under_way", Help: "Requests in flight, including upgraded connections."}),
 		rules:    prometheus.NewGauge(prometheus.GaugeOpts{Name: "clusterd_ingress_rules", Help: "Rules in force."}),
 	}
 }

@@ -1,21 +1,21 @@
-// Package authority exchanges the cluster's certificate authorities, of one purpose
-// or of several at once, while the cluster works. State.Next decides what is to be done
-// next, from values alone; the state lies in the store, and holds certificates and no key.
+// Package authority rotates the cluster's certificate authorities (CAs), of one purpose or
+// of several at once, without downtime. State.Next decides the next step, from values
+// alone; the state is stored in the replicated store, and holds certificates and no key.
 //
 //	stable ── Begin ──▶ distribute ── all have it ──▶ reissue ── all have it, and
-//	(old)               (old, new)                    (new, old)  the grace is over
+//	(old)               (old, new)                    (new, old)  the overlap is over
 //	                     old signs                     new signs        │
 //	   ▲                                                                │
 //	   └────────────────────────────── stable (new) ◀───────────────────┘
 //
 // A member has a state when it trusts the authorities that it names, holds
-// their keys if it is a server, and shows a certificate of the first of them.
-// Each step waits until every member has the one before. So each may be down,
-// or be killed, or lead or not, at any moment: no member is asked to trust an
-// authority that it does not know. In between all trust both.
+// their keys if it is a server, and presents a certificate of the first of them.
+// Each step waits until every member has completed the previous one. So each may be
+// down, be killed, lead or not, at any time: no member has to trust a CA that it does not
+// know. In between all trust both.
 //
-// A purpose without an authority of its own gets one in the same way: what was for it
-// until then, the servers', is the old one of the exchange.
+// A purpose without a CA of its own gets one in the same way: the servers' CA, which it
+// used until then, is the old one of the rotation.
 package authority
 
 import (
@@ -42,7 +42,7 @@ const (
 	Reissue Phase = "reissue"
 )
 
-// State is the cluster's word on its authorities.
+// State is the replicated state of the CAs and their rotation.
 type State struct {
 	// Number grows with each change.
 	Number uint64 `json:"number"`

@@ -27,8 +27,8 @@ var progress = join.Progress{Prefix: join.AuthorityProgress, Origin: origin}
 // separate is which members know of separate authorities.
 var separate = join.Progress{Prefix: join.SeparateKnown, Origin: origin}
 
-// ErrUnderWay is returned by Begin while an exchange is under way.
-var ErrUnderWay = errors.New("the authority is being exchanged already: see clusterctl ca status")
+// ErrUnderWay is returned by Begin while a CA rotation is in progress.
+var ErrUnderWay = errors.New("CA rotation in progress: see clusterctl ca status")
 
 // ErrNone is returned by Finish when no exchange is under way.
 var ErrNone = errors.New("the authority is not being exchanged: begin with clusterctl ca rotate")

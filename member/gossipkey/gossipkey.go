@@ -1,6 +1,6 @@
-// Package gossipkey changes the key that servers encrypt gossip with, while they
-// gossip. What is to be done next is decided by State.Next and Due, functions of
-// values; the state lies in the store, and names keys without holding any.
+// Package gossipkey rotates the gossip encryption key online. State.Next and Due, functions
+// of values, decide the next step; the state is stored in the replicated store, and names
+// keys without holding any.
 //
 //	stable ── begin ──▶ distribute ── all have it ──▶ use ── all have it ──▶ stable
 //	[old]               [old, new]                    [new, old]             [new]
@@ -107,7 +107,7 @@ const (
 	Use Phase = "use"
 )
 
-// State is the cluster's word on its gossip keys.
+// State is the replicated state of the gossip keys and their rotation.
 type State struct {
 	// Number grows with each step, Generation with each key that came into use.
 	Number     uint64 `json:"number"`

@@ -206,10 +206,10 @@ func (s *Server) reveal(ctx context.Context, r Reveal, peer string, now time.Tim
 	}
 	replaces := same >= maxAskingOfOne
 	if replaces && before == nil {
-		return nil, &Refusal{CodeRequest, fmt.Sprintf("%d machines of this address wait for an approval already: approve or deny them first (`clusterctl members asking`)", same)}
+		return nil, &Refusal{CodeRequest, fmt.Sprintf("%d machines of this address wait for an approval already: approve or deny them first (`clusterctl members pending`)", same)}
 	}
 	if len(waiting) >= maxAsking && !replaces {
-		return nil, errors.New("as many machines as may wait for an approval, do: see `clusterctl members asking`")
+		return nil, errors.New("as many machines as may wait for an approval, do: see `clusterctl members pending`")
 	}
 	rec := askRecord{
 		Asking: Asking{ID: r.ID, Name: r.Name, Addr: r.Addr, Peer: peer, Version: cut(r.Version), Since: now.UTC()},

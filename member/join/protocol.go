@@ -17,7 +17,7 @@ const (
 	RenewPath = "/v1/certificate"
 )
 
-// Request is a machine's wish to become a member.
+// Request asks to join the cluster.
 type Request struct {
 	TokenID     string         `json:"tokenID"`
 	TokenSecret string         `json:"tokenSecret"`
@@ -58,12 +58,11 @@ type Certificate struct {
 	// For who becomes another: the life of the store, and where the servers are.
 	Epoch   raftstore.Epoch `json:"epoch"`
 	Servers []ServerAddr    `json:"servers"`
-	// Trust is which authorities to trust; nil from servers that are older than exchanges of
-	// the authority.
+	// Trust is the CAs to trust; nil from servers that are older than CA rotation.
 	Trust *TrustWord `json:"trust,omitempty"`
 }
 
-// TrustWord is which authorities a member must trust.
+// TrustWord is the bundle of CAs that a member must trust.
 type TrustWord struct {
 	Number      uint64 `json:"number"`
 	Authorities []byte `json:"authorities"` // PEM, the one that signs first
@@ -71,8 +70,8 @@ type TrustWord struct {
 	Own map[pki.Purpose][]byte `json:"own,omitempty"`
 }
 
-// trustWord is what a member is told, which knows of separate authorities or not. One
-// that does not would take the word for another: it learns nothing.
+// trustWord is the bundle for a member that supports separate CAs or not. One that does
+// not would misread it, so it gets none.
 func trustWord(t *pki.Trust, knows bool) *TrustWord {
 	if t.Separated() && !knows {
 		return nil
@@ -80,7 +79,7 @@ func trustWord(t *pki.Trust, knows bool) *TrustWord {
 	return &TrustWord{Number: t.Number, Authorities: t.Bundle(), Own: t.OwnBundles()}
 }
 
-// Trust is the word in a form to verify with. It holds no keys.
+// Trust converts the bundle to a verifier without keys.
 func (w TrustWord) Trust() (*pki.Trust, error) {
 	t, err := pki.ParseTrust(w.Number, w.Authorities, nil)
 	if err != nil {
@@ -170,8 +169,7 @@ const (
 	CodeBusy    = "busy"   // no leader just now, or too many wrong requests: try again
 )
 
-// Refusal is the cluster's no, in words for the person who typed `clusterd
-// join`.
+// Refusal is a permanent rejection. Message is shown to the user of `clusterd join`.
 type Refusal struct {
 	Code    string `json:"code"`
 	Message string `json:"message"`

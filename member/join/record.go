@@ -52,7 +52,7 @@ type Cluster struct {
 	PodEncryption string `json:"podEncryption,omitempty"`
 }
 
-// Record is the cluster's word that a key belongs to a member.
+// Record records that a key belongs to a member of the cluster.
 type Record struct {
 	ID   string `json:"id"`
 	Name string `json:"name"`
@@ -138,8 +138,8 @@ func Records(ctx context.Context, s Store, stale bool) ([]Record, error) {
 	return records, nil
 }
 
-// errChanged says that what an admission rests on has changed meanwhile.
-var errChanged = errors.New("it has changed meanwhile")
+// errChanged is returned when a record that an admission depends on was changed concurrently.
+var errChanged = errors.New("record changed concurrently")
 
 // addMember records a member in one transaction with the use of its token. A
 // name that belongs to another key gives a *NameTakenError, unless that other

@@ -12,8 +12,8 @@ import (
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
 
-// Removal is the cluster's word that a key belongs to no member any more. It
-// is kept permanently. A missing Record would not do in its place: a member that
+// Removal records that a key was removed from the cluster. It is kept
+// permanently. A missing Record would not do in its place: a member that
 // is behind lacks the records of those who joined last, and if it refused them
 // it could never hear from a leader among them. No key ever comes back, since
 // each join makes a new one.

@@ -11,11 +11,11 @@ import (
 )
 
 // ErrRole is returned by SetRole for a member that has the role already.
-var ErrRole = errors.New("it has that role")
+var ErrRole = errors.New("the member already has this role")
 
 // ErrNotArrived is returned by SetRole for a member that was given a certificate
 // and has not been seen since.
-var ErrNotArrived = errors.New("it has not arrived yet")
+var ErrNotArrived = errors.New("the member has not connected yet")
 
 // SetRole records another role of the member with that name, and returns the
 // record as it is now. The member learns of it from the servers, fetches a

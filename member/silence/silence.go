@@ -1,5 +1,5 @@
-// Package silence decides from the last signs of life of nodes which of them are
-// to be suspected. It holds values and no clock.
+// Package silence tracks the heartbeats of nodes and returns those to suspect. It holds
+// values and no clock.
 package silence
 
 import "time"

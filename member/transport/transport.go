@@ -279,7 +279,7 @@ func (p *Port) handshake(ctx context.Context, below *liveConn, c *tls.Conn) {
 			return
 		}
 		// Whether the certificate is good is the authenticator's to say; cutting
-		// off a user who lost his rights is done here.
+		// off a user whose rights were revoked is done here.
 		if len(state.PeerCertificates) > 0 {
 			leaf := state.PeerCertificates[0]
 			p.live.add(pki.Fingerprint(leaf.PublicKey), leaf, below)

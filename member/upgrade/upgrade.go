@@ -26,10 +26,10 @@ const (
 )
 
 // ErrNone is returned when there is no such key, or no roll-out.
-var ErrNone = errors.New("there is none")
+var ErrNone = errors.New("no rollout recorded")
 
-// ErrUnderWay is returned when another roll-out goes on.
-var ErrUnderWay = errors.New("another roll-out goes on")
+// ErrUnderWay is returned while another rollout is in progress.
+var ErrUnderWay = errors.New("another rollout is in progress")
 
 // ErrOtherKey is returned when another key is trusted under the id of one that is to be.
 var ErrOtherKey = errors.New("another key is trusted under that id")

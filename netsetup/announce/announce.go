@@ -1,9 +1,9 @@
-// Package announce makes addresses this machine's in front of its neighbours:
-// it puts them on the interface of a given address, from where the kernel
-// answers who asks for them, and tells all neighbours at once (gratuitous ARP,
-// unsolicited neighbour advertisement), so that an address that moved here from
-// another machine is reached in a moment. An address that is not set again ends by itself
-// after Config.Lifetime: a program that has ended leaves it to the machine that takes over.
+// Package announce assigns addresses to this machine on its local network: it adds them
+// to the interface of a given address, where the kernel answers ARP and neighbour
+// solicitations, and announces them to all neighbours (gratuitous ARP, unsolicited
+// neighbour advertisement), so that traffic of an address that moved here arrives at once.
+// An address that is not set again expires after Config.Lifetime: a program that has
+// ended leaves it to the machine that takes over.
 package announce
 
 import (

@@ -1,7 +1,7 @@
-// Package antispoof lets through a bridge's ports only what their owners may
-// send: packets and ARP under their own addresses. It takes plain values and
-// judges frames of ports by interface group, so that other bridges of the
-// machine and ports of others pass unseen.
+// Package antispoof drops frames from pod ports of a bridge whose source MAC or IP address
+// (ARP and neighbour discovery included) is not the pod's. It takes plain values and
+// matches ports by interface group, so that other bridges and ports of the machine are
+// not affected.
 package antispoof
 
 import (

@@ -3,7 +3,7 @@
 // addresses there are, and a change of one endpoint is a change of a few
 // elements. It takes plain values and knows no Service.
 //
-// A connection's way: its address, protocol and port lead to a class, which
+// The path of a connection: its address, protocol and port lead to a class, which
 // says how many endpoints there are and how they are chosen; all addresses of a
 // class share one chain, which draws a number and asks one map for the endpoint
 // of that address and number.

@@ -1,11 +1,9 @@
-// Package pathprobe measures the ways between this node and others, all the
-// time and with next to no traffic: whether packets pass, in which direction
-// they are lost, how long they take, how long they may be, and whether a stream
-// of bytes comes through as it was sent.
+// Package pathprobe continuously measures the paths between this node and others with
+// little traffic: packet loss in each direction, round-trip time, path MTU, and whether a
+// stream of bytes arrives intact.
 //
-// Packets go from one node's first pod address to another's, so that they take
-// the way that pods' packets take: host route or tunnel. It finds out and says
-// so; it changes nothing.
+// Packets go from one node's first pod address to another's, so that they take the path
+// of pod traffic: host route or tunnel. It reports and changes nothing.
 package pathprobe
 
 import (

@@ -148,12 +148,12 @@ func (c *Check) settle(index uint64, members int, ours uint64, votes map[uint64]
 			return // it is said once
 		}
 		c.undecided = differ
-		c.cfg.Logger.Error("members' keyspaces differ, and no majority has the same: none of them is stopped", "index", index, "members", members, "has", hashText(ours), "others have", hashTexts(theirs))
+		c.cfg.Logger.Error("members' keyspaces differ, and no majority has the same: none of them is stopped", "index", index, "members", members, "has", hashText(ours), "others", hashTexts(theirs))
 		return
 	}
 	for id, hash := range theirs {
 		if hash != right {
-			c.cfg.Logger.Error("a member's keyspace differs, it has to stop", "member", id, "index", index, "has", hashText(hash), "most have", hashText(right))
+			c.cfg.Logger.Error("a member's keyspace differs, it has to stop", "member", id, "index", index, "has", hashText(hash), "majority", hashText(right))
 			c.cfg.Members.Call(id, peer.KindDiffers, append(peer.NumberBody(index), peer.NumberBody(right)...), func(peer.Frame, bool, error) {})
 		}
 	}

@@ -21,7 +21,9 @@ type KeyValue struct {
 type EventType uint8
 
 const (
+	// Put: the key was created or updated.
 	Put EventType = iota + 1
+	// Delete: the key was deleted, or has expired.
 	Delete
 )
 
@@ -45,7 +47,9 @@ type Compare struct {
 type OpType uint8
 
 const (
+	// OpPut creates or updates the key.
 	OpPut OpType = iota + 1
+	// OpDelete deletes the key, if it exists.
 	OpDelete
 )
 

@@ -173,7 +173,7 @@ func (s *state) tidy(node string, mine []*corev1.Pod) *spot {
 	}
 	sp.old, sp.fresh = keep(sp.old), keep(sp.fresh)
 	if _, surge := s.bounds(1); surge == 0 && len(sp.old) > 0 && len(sp.fresh) > 0 {
-		// Both are left of a surge that has been called off: the one that serves stays.
+		// Both are left of an aborted surge: the one that is available stays.
 		if s.avail[sp.old[0]] && !s.avail[sp.fresh[0]] {
 			s.remove(sp.fresh...)
 			sp.fresh = nil

@@ -88,7 +88,7 @@ func (c *controller) ensure(ctx context.Context, pod *corev1.Pod, v *corev1.Volu
 		if err == nil || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 			return nil
 		}
-		c.events.Eventf(pod, corev1.EventTypeWarning, "VolumeClaimFailed", "create claim %s for volume %s: %v", want.Name, v.Name, err)
+		c.events.Eventf(pod, corev1.EventTypeWarning, "VolumeClaimFailed", "Creating claim %s for volume %s failed: %v", want.Name, v.Name, err)
 		return fmt.Errorf("create claim %s: %w", want.Name, err)
 	}
 	if err != nil {

@@ -28,7 +28,7 @@ var (
 	})
 	lostWrites = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "clusterd_sched_unseen_writes_checked_total",
-		Help: "Writes that a cache had not shown in time and that were looked up at the server, by outcome.",
+		Help: "Writes that a cache did not show in time and that were read from the server, by outcome.",
 	}, []string{"outcome"})
 )
 

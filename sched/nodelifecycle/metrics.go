@@ -9,11 +9,11 @@ var (
 	})
 	leasesTaken = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "clusterd_sched_leases_taken_total",
-		Help: "Leases taken from nodes that had not renewed them, so that pods that such a node has ended by itself are replaced.",
+		Help: "Leases taken from nodes that had not renewed them, so that their self-fenced pods are replaced.",
 	})
 	evictionsSuspended = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "clusterd_sched_evictions_suspended",
-		Help: "Zones (nodes without one are a zone together) of whose lost nodes no pod is evicted, as more than half look dead.",
+		Help: "Zones in which evictions are suspended, because more than half of the nodes look dead; nodes without a zone count as one.",
 	})
 )
 

@@ -120,7 +120,7 @@ func (c *controller) evict(ctx context.Context, m scheduler.Move) error {
 	switch {
 	case err == nil:
 		evictions.WithLabelValues(m.Kind, "evicted").Inc()
-		c.events.Eventf(m.Pod, corev1.EventTypeNormal, "Rebalanced", "Evicted from node %s, to be placed anew: %s", m.From, m.Why)
+		c.events.Eventf(m.Pod, corev1.EventTypeNormal, "Rebalanced", "Evicted from node %s for rebalancing: %s", m.From, m.Why)
 		klog.FromContext(ctx).Info("pod evicted for balance", "pod", klog.KObj(m.Pod), "from", m.From, "to", m.To, "kind", m.Kind, "why", m.Why)
 		return nil
 	case apierrors.IsTooManyRequests(err):

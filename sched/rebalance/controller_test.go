@@ -142,7 +142,7 @@ func TestPass(t *testing.T) {
 	if fmt.Sprint(evicted) != "[x1 y]" && fmt.Sprint(evicted) != "[x2 y]" {
 		t.Fatalf("%v are evicted, want y and one of x", evicted)
 	}
-	if event := <-recorder.Events; event != "Normal Rebalanced Evicted from node a, to be placed anew: of its load" {
+	if event := <-recorder.Events; event != "Normal Rebalanced Evicted from node a for rebalancing: of its load" {
 		t.Errorf("the event %q", event)
 	}
 	c.pass(t.Context())

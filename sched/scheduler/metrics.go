@@ -5,7 +5,7 @@ import "github.com/prometheus/client_golang/prometheus"
 var (
 	attempts = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "clusterd_sched_schedule_attempts_total",
-		Help: "Attempts to place a pod by result (scheduled, unschedulable, error).",
+		Help: "Attempts to schedule a pod by result (scheduled, unschedulable, error).",
 	}, []string{"result"})
 	attemptSeconds = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name:    "clusterd_sched_schedule_seconds",
@@ -14,7 +14,7 @@ var (
 	})
 	waitingPods = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "clusterd_sched_waiting_pods",
-		Help: "Pods without a node by place (ready, backoff, unschedulable, in_flight).",
+		Help: "Unscheduled pods by queue (ready, backoff, unschedulable, in_flight).",
 	}, []string{"place"})
 	preempted = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "clusterd_sched_preempted_pods_total",

@@ -1,7 +1,7 @@
-// Package scheduler gives pods without a node a node. One goroutine decides,
-// pod by pod, on a snapshot in memory; bindings are written concurrently while
-// it goes on with what it assumes they will come to. It decides nothing but
-// the node, and writes nothing but bindings, one condition and events.
+// Package scheduler assigns unscheduled pods to nodes. One goroutine decides, pod by pod,
+// on an in-memory snapshot; bindings are written concurrently while it continues with the
+// assumed result. It decides nothing but the node, and writes nothing but bindings, one
+// condition and events.
 package scheduler
 
 import (

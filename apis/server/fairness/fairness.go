@@ -2,8 +2,8 @@
 // priority and fairness (KEP 1040), and the objects that it begins with.
 //
 // Every request is matched by a FlowSchema to a PriorityLevelConfiguration,
-// which has so many seats and queues in front of them. Who floods the server
-// waits in queues of his own; what queues do not hold is answered 429 with
+// which has a number of seats and queues in front of them. A user that floods the server
+// waits in queues of its own; requests beyond the queues are answered 429 with
 // Retry-After. Members of system:masters and health checks do not wait.
 package fairness
 

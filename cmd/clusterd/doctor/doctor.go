@@ -1,6 +1,6 @@
-// Package doctor says what a machine lacks for a node, and what ails a cluster:
-// findings with their cures. Judgement is a function of values (machine.go,
-// cluster.go); look.go gathers the machine's.
+// Package doctor checks a machine before it becomes a node, and a running cluster, and
+// suggests a fix for each finding. The checks are functions of values (machine.go,
+// cluster.go); look.go gathers those of the machine.
 package doctor
 
 import (
@@ -19,12 +19,12 @@ const (
 	Problem Level = "problem" // a node does not work, or the cluster stands still
 )
 
-// Finding is what was looked at, what was seen, and what to do about it.
+// Finding is the result of a check: what was seen, and how to fix it.
 type Finding struct {
 	Check string `json:"check"` // one or two words: "clock", "port"
 	Level Level  `json:"level"`
 	Says  string `json:"says"`
-	Cure  string `json:"cure,omitempty"` // "" when all is well
+	Fix   string `json:"cure,omitempty"` // "" when all is well
 }
 
 // findings gathers what checks say.
@@ -52,14 +52,14 @@ func Count(all []Finding, level Level) (n int) {
 	return n
 }
 
-// Print writes findings for people, each with its cure below it.
+// Print writes findings as text, each with its fix below it.
 func Print(w io.Writer, title string, all []Finding) {
 	fmt.Fprintf(w, "%s\n", title)
 	marks := map[Level]string{OK: "ok     ", Warning: "WARNING", Problem: "PROBLEM"}
 	for _, f := range all {
 		fmt.Fprintf(w, "  %s  %-9s  %s\n", marks[f.Level], f.Check, strings.ReplaceAll(f.Says, "\n", " "))
-		if f.Cure != "" {
-			fmt.Fprintf(w, "           %-9s  → %s\n", "", f.Cure)
+		if f.Fix != "" {
+			fmt.Fprintf(w, "           %-9s  → %s\n", "", f.Fix)
 		}
 	}
 }

@@ -104,7 +104,7 @@ func ills(all []Finding) string {
 	var texts []string
 	for _, f := range all {
 		if f.Level != OK {
-			texts = append(texts, fmt.Sprintf("%s %s: %s → %s", f.Level, f.Check, f.Says, f.Cure))
+			texts = append(texts, fmt.Sprintf("%s %s: %s → %s", f.Level, f.Check, f.Says, f.Fix))
 		}
 	}
 	return strings.Join(texts, "\n")
@@ -131,7 +131,7 @@ func check(t *testing.T, all []Finding, want string) {
 		}
 	}
 	for _, f := range all {
-		if f.Level != OK && f.Cure == "" {
+		if f.Level != OK && f.Fix == "" {
 			t.Errorf("no cure: %+v", f)
 		}
 	}

@@ -1,6 +1,6 @@
-// Package alwayspull is AlwaysPullImages: every pod asks its registry for its
-// images, so that no pod runs a private image that another one had pulled. It
-// is off unless asked for.
+// Package alwayspull implements AlwaysPullImages: it sets imagePullPolicy Always on every
+// container, so that a private image is used only with its credentials. It is off by
+// default.
 package alwayspull
 
 import (

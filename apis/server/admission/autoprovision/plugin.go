@@ -1,5 +1,5 @@
-// Package autoprovision makes the namespace of an object that is created, where
-// it does not exist. It is off unless asked for.
+// Package autoprovision implements NamespaceAutoProvision: it creates the namespace of a
+// new object if it does not exist. It is off by default.
 package autoprovision
 
 import (

@@ -1,8 +1,7 @@
-// Package certificates is CertificateApproval, CertificateSigning and
-// CertificateSubjectRestriction: who approves or signs a request for a
-// certificate needs the right to do so for its signer, beside the right to
-// write the object, and no certificate is asked for that would make its holder
-// more than roles can say.
+// Package certificates implements CertificateApproval, CertificateSigning and
+// CertificateSubjectRestriction: approving or signing a CertificateSigningRequest requires
+// the verb approve or sign on its signer, and requests for the client signer with the
+// subject of a node, a server or a privileged group are refused.
 package certificates
 
 import (

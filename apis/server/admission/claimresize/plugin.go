@@ -1,5 +1,5 @@
-// Package claimresize lets bound claims grow only where their storage class
-// allows it.
+// Package claimresize implements PersistentVolumeClaimResize: bound claims may grow only
+// if their storage class allows expansion.
 package claimresize
 
 import (

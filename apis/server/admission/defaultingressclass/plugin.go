@@ -1,5 +1,5 @@
-// Package defaultingressclass gives Ingresses that name no class the one that is
-// marked as the default.
+// Package defaultingressclass implements DefaultIngressClass: Ingresses without a class
+// get the one that is marked as the default.
 package defaultingressclass
 
 import (

@@ -1,5 +1,5 @@
-// Package defaultstorageclass gives claims that name no storage class the one
-// that is marked as the default. A claim that names "" wants none and gets none.
+// Package defaultstorageclass implements DefaultStorageClass: claims without a storage
+// class get the one that is marked as the default. A claim with "" gets none.
 package defaultstorageclass
 
 import (

@@ -1,6 +1,5 @@
-// Package eventrate is EventRateLimit: how many Events per second are taken in
-// all, of a namespace, of a user, and about one object. It is off unless asked
-// for.
+// Package eventrate implements EventRateLimit: it limits the Events per second of the
+// server, of a namespace, of a user, and of a source and object. It is off by default.
 package eventrate
 
 import (

@@ -1,6 +1,6 @@
-// Package externalips is DenyServiceExternalIPs: who may write Services cannot draw
-// traffic for addresses of others to them by spec.externalIPs. It is off unless
-// asked for.
+// Package externalips implements DenyServiceExternalIPs: new use of spec.externalIPs in
+// Services is refused, so that a Service cannot attract traffic for addresses of others.
+// It is off by default.
 package externalips
 
 import (

@@ -1,5 +1,5 @@
-// Package imagepolicy is ImagePolicyWebhook: a service elsewhere says whether
-// the images of a pod may run. It is off unless asked for.
+// Package imagepolicy implements ImagePolicyWebhook: a webhook decides whether the images
+// of a pod may run. It is off by default.
 package imagepolicy
 
 import (

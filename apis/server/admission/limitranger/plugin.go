@@ -1,6 +1,5 @@
-// Package limitranger holds pods and claims to the LimitRanges of their
-// namespace: it fills in what containers leave out and refuses what is out of
-// bounds.
+// Package limitranger implements LimitRanger: it applies the defaults of the namespace's
+// LimitRanges to pods and claims, and refuses what is out of their bounds.
 package limitranger
 
 import (

@@ -1,6 +1,6 @@
-// Package namespaceexists refuses requests about objects of a namespace that
-// does not exist, also those that change or delete. It is off unless asked
-// for: namespacelifecycle does what creation needs.
+// Package namespaceexists implements NamespaceExists: it refuses requests in a namespace
+// that does not exist, updates and deletions included. It is off by default:
+// namespacelifecycle does what creation needs.
 package namespaceexists
 
 import (

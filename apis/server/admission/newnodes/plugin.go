@@ -1,5 +1,5 @@
-// Package newnodes is TaintNodesByCondition: a node that registers gets no pods
-// before it has been seen to be ready.
+// Package newnodes implements TaintNodesByCondition: a new node gets the taint
+// node.kubernetes.io/not-ready, so that it gets no pods before it is ready.
 package newnodes
 
 import (

@@ -1,5 +1,5 @@
-// Package noderestriction confines a node's identity to what is its own: its
-// Node, its Lease and the pods bound to it. The authorizer has let the request
+// Package noderestriction implements NodeRestriction: a node's identity may change only
+// its Node, its Lease and the pods bound to it. The authorizer has let the request
 // pass by its shape; here its content counts.
 package noderestriction
 

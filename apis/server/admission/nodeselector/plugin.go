@@ -1,5 +1,5 @@
-// Package nodeselector is PodNodeSelector: the pods of a namespace run on the
-// nodes that the namespace's annotation selects. It is off unless asked for.
+// Package nodeselector implements PodNodeSelector: the pods of a namespace run on the
+// nodes that the namespace's annotation selects. It is off by default.
 package nodeselector
 
 import (

@@ -1,7 +1,6 @@
-// Package ownerrefs is OwnerReferencesPermissionEnforcement: who makes an
-// object that exists go with another must be allowed to delete it, and who makes one hold up
-// another's deletion must be allowed to write the other's finalizers. It is off
-// unless asked for.
+// Package ownerrefs implements OwnerReferencesPermissionEnforcement: changing the
+// ownerReferences of an object requires the permission to delete it, and setting
+// blockOwnerDeletion requires update on the finalizers of the owner. It is off by default.
 package ownerrefs
 
 import (

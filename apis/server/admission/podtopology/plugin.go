@@ -1,5 +1,5 @@
-// Package podtopology is PodTopologyLabels: a pod that gets a node gets the
-// node's zone and region as labels of its own, where its containers can read them.
+// Package podtopology implements PodTopologyLabels: binding a pod copies the zone and
+// region labels of the node to the pod, where its containers can read them.
 package podtopology
 
 import (

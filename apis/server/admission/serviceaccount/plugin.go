@@ -1,6 +1,6 @@
-// Package serviceaccount says as whom a pod runs: the service account it
-// names, which has to exist, or "default". It mounts the account's token, which
-// the pod's node asks for and renews.
+// Package serviceaccount implements ServiceAccount: a pod runs as the service account it
+// names, which must exist, or as "default". It mounts the account's token, which the node
+// requests and renews.
 package serviceaccount
 
 import (

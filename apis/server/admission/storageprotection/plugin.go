@@ -1,4 +1,4 @@
-// Package storageprotection gives new claims, volumes and VolumeAttributesClasses the finalizer that
+// Package storageprotection implements StorageObjectInUseProtection: it gives new claims, volumes and VolumeAttributesClasses the finalizer that
 // keeps them while they are used. A loop of the leader takes it off.
 package storageprotection
 

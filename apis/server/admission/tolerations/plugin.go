@@ -1,5 +1,5 @@
-// Package tolerations bounds how long a pod stays on a node that is not
-// ready or cannot be reached, unless the pod sets its own tolerations.
+// Package tolerations implements DefaultTolerationSeconds: it bounds how long a pod stays
+// on a node that is not ready or unreachable, unless the pod sets its own tolerations.
 package tolerations
 
 import (
