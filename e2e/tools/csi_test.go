@@ -106,7 +106,9 @@ func (d *driver) install(images string) {
 	if err != nil {
 		d.Fatal(err)
 	}
-	d.okIn(strings.NewReplacer("${KUBELET}", d.kubelet, "${DISKS}", d.disks, "${NS}", d.ns).Replace(string(b)), "clusterctl", "apply", "-f", "-")
+	// Discovery knows of the kinds of snapshots a moment after they are established.
+	d.eventuallyHas([]string{"statefulset.apps/hostpath", "volumesnapshotclass.snapshot.storage.k8s.io/"},
+		strings.NewReplacer("${KUBELET}", d.kubelet, "${DISKS}", d.disks, "${NS}", d.ns).Replace(string(b)), "clusterctl", "apply", "-f", "-")
 	d.ok("clusterctl", "rollout", "status", "statefulset/hostpath", "--timeout="+testTimeout.String())
 	d.ok("clusterctl", "rollout", "status", "deployment/snapshot-controller", "--timeout="+testTimeout.String())
 }
