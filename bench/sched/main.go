@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
@@ -73,7 +74,7 @@ func main() {
 	flag.StringVar(&o.burst, "burst", "", "nodes x pods that are made at once and by themselves, separated by commas")
 	flag.StringVar(&o.profiles, "profiles", "", "a folder for profiles of servers that were built with -tags profile")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx, o); err != nil {
 		fmt.Fprintln(os.Stderr, "bench sched:", err)
