@@ -139,6 +139,7 @@ func runFilters(s *snapshot, p *podInfo) verdict {
 	}
 	s.mix()
 	enough := way.wanted(p, len(s.list))
+	var same run
 nodes:
 	for i := range s.list {
 		if len(v.fit) == enough {
@@ -146,7 +147,7 @@ nodes:
 			break
 		}
 		n := s.list[(s.next+i)%len(s.list)]
-		if n.node == nil || n.node.DeletionTimestamp != nil {
+		if n.out {
 			continue
 		}
 		v.nodes++
@@ -155,14 +156,13 @@ nodes:
 			if len(reasons) == 0 {
 				continue
 			}
-			for _, reason := range reasons {
-				v.reasons[reason]++
-			}
+			same.add(v.reasons, reasons)
 			v.wokenBy |= c.wakes()
 			continue nodes
 		}
 		v.fit = append(v.fit, n)
 	}
+	same.end(v.reasons)
 	if len(v.fit) == 0 && asksExtended(p) {
 		v.wokenBy |= deviceChanged | nodeAllocatable
 	}
@@ -177,10 +177,35 @@ nodes:
 	return v
 }
 
+// run counts refusals that follow each other and are one and the same list: most are,
+// and to look each up among the reasons costs more than to find it.
+type run struct {
+	reasons []string
+	length  int
+}
+
+func (r *run) add(into map[string]int, reasons []string) {
+	if r.length == 0 || len(r.reasons) != len(reasons) || &r.reasons[0] != &reasons[0] {
+		r.end(into)
+		r.reasons = reasons
+	}
+	r.length++
+}
+
+func (r *run) end(into map[string]int) {
+	if r.length == 0 {
+		return
+	}
+	for _, reason := range r.reasons {
+		into[reason] += r.length
+	}
+	r.length = 0
+}
+
 // known counts the nodes that there are.
 func (s *snapshot) known() (count int) {
 	for _, n := range s.list {
-		if n.node != nil && n.node.DeletionTimestamp == nil {
+		if !n.out {
 			count++
 		}
 	}

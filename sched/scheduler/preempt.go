@@ -90,7 +90,7 @@ func (s *snapshot) leaving(p *podInfo) (out []*corev1.Pod) {
 		return nil
 	}
 	on := s.nodes[n.node]
-	if on == nil || on.node == nil || on.node.DeletionTimestamp != nil || hopelessFor(s, p)(on) {
+	if on == nil || on.out || hopelessFor(s, p)(on) {
 		return nil
 	}
 	for _, uid := range n.victims {
@@ -118,13 +118,13 @@ func preempt(s *snapshot, p *podInfo, budgets []*policyv1.PodDisruptionBudget) *
 	p.search = search{}
 	start, left := from.next, min(from.left, len(s.list))
 	found, failed, enough := 0, 0, s.profile(p).args.candidates(len(s.list))
-	hopeless, mayHelp := hopelessFor(s, p), lossMayHelp(s, p)
+	hopeless, mayHelp, victims := hopelessFor(s, p), lossMayHelp(s, p), victimsFor(s, p, budgets)
 	for i := range left {
 		n := s.list[(start+i)%len(s.list)]
-		if n.node == nil || n.node.DeletionTimestamp != nil || !mayHelp(n) || hopeless(n) {
+		if n.out || !mayHelp(n) || hopeless(n) {
 			continue
 		}
-		c := s.without(p, n, budgets)
+		c := victims(n)
 		if c == nil {
 			if failed++; failed == maxFailures {
 				if best == nil {
@@ -212,9 +212,7 @@ func (s *snapshot) without(p *podInfo, n *nodeInfo, budgets []*policyv1.PodDisru
 	}
 	// Those whose loss would hurt most are the first to stay after all.
 	violates := overdrawn(lower, budgets)
-	slices.SortFunc(lower, func(a, b *podInfo) int {
-		return cmp.Or(first(violates[a], violates[b]), -cmp.Compare(priority(a), priority(b)), started(a).Compare(started(b)), cmp.Compare(a.pod.UID, b.pod.UID))
-	})
+	dearestFirst(lower, violates)
 	for _, other := range lower {
 		give(other)
 		if fits(s, p, n) {
@@ -230,6 +228,14 @@ func (s *snapshot) without(p *podInfo, n *nodeInfo, budgets []*policyv1.PodDisru
 		give(victim)
 	}
 	return c
+}
+
+// dearestFirst sorts pods by how much their loss hurts; violates are those that a budget
+// guards.
+func dearestFirst(list []*podInfo, violates map[*podInfo]bool) {
+	slices.SortFunc(list, func(a, b *podInfo) int {
+		return cmp.Or(first(violates[a], violates[b]), -cmp.Compare(priority(a), priority(b)), started(a).Compare(started(b)), cmp.Compare(a.pod.UID, b.pod.UID))
+	})
 }
 
 func first(a, b bool) int {
@@ -252,6 +258,9 @@ func started(p *podInfo) time.Time {
 // overdrawn returns those of the pods whose loss, after that of the more
 // important ones before them, a budget does not allow.
 func overdrawn(list []*podInfo, budgets []*policyv1.PodDisruptionBudget) map[*podInfo]bool {
+	if len(budgets) == 0 {
+		return nil
+	}
 	out := map[*podInfo]bool{}
 	sorted := slices.Clone(list)
 	slices.SortFunc(sorted, func(a, b *podInfo) int {
