@@ -21,7 +21,7 @@ import (
 // one, takes no new ones, and their controller creates them elsewhere; with
 // room again it takes part again.
 func TestE2EDiskFull(t *testing.T) {
-	features.Shows(t, 235, 268)
+	features.Shows(t, 268)
 	need(t)
 	disk := filepath.Join(t.TempDir(), "disk")
 	if err := os.Mkdir(disk, 0o755); err != nil {
