@@ -11,6 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/clusterd/clusterd/agent/shutdown/logindtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -26,10 +28,10 @@ func until(t *testing.T, what string, ok func() bool) {
 }
 
 // run runs a Guard until the test ends; told is what its owner heard.
-func run(t *testing.T, s *standIn, p *pods, periods []Period) (g *Guard, told func() []string) {
+func run(t *testing.T, s *logindtest.Logind, p *pods, periods []Period) (g *Guard, told func() []string) {
 	var mu sync.Mutex
 	var heard []string
-	g = New(Config{Periods: periods, Pods: p, Bus: s.address(), DropInDir: s.dropIns, Changed: func(m string) {
+	g = New(Config{Periods: periods, Pods: p, Bus: s.Address(), DropInDir: s.DropIns, Changed: func(m string) {
 		mu.Lock()
 		defer mu.Unlock()
 		heard = append(heard, m)
@@ -42,7 +44,7 @@ func run(t *testing.T, s *standIn, p *pods, periods []Period) (g *Guard, told fu
 		if err := <-done; err != nil {
 			t.Errorf("run: %v", err)
 		}
-		until(t, "all locks are released", func() bool { _, held := s.state(); return held == 0 })
+		until(t, "all locks are released", func() bool { _, held := s.Locks(); return held == 0 })
 	})
 	return g, func() []string {
 		mu.Lock()
@@ -51,23 +53,21 @@ func run(t *testing.T, s *standIn, p *pods, periods []Period) (g *Guard, told fu
 	}
 }
 
-func holds(s *standIn, want int) func() bool {
-	return func() bool { _, held := s.state(); return held == want }
+func holds(s *logindtest.Logind, want int) func() bool {
+	return func() bool { _, held := s.Locks(); return held == want }
 }
 
 // TestShutdown: the lock is held, logind waits long enough, pods end in the order of
 // their priorities, and the lock is released when the last has ended.
 func TestShutdown(t *testing.T) {
-	s := newStandIn(t)
+	s := logindtest.New(t)
 	p := newPods(podOf("web", 0), podOf("db", 1000), podOf("dns", 2_000_000_000), podOf("net", 2_000_001_000))
 	g, told := run(t, s, p, Periods(30*time.Minute, 10*time.Minute))
 	until(t, "the lock is held", holds(s, 1))
-	s.mu.Lock()
-	if s.delay != 30*time.Minute {
-		t.Errorf("logind waits for %s", s.delay)
+	if d := s.Delay(); d != 30*time.Minute {
+		t.Errorf("logind waits for %s", d)
 	}
-	s.mu.Unlock()
-	s.prepare(true)
+	s.Prepare(true)
 	until(t, "the machine is down", g.Down)
 	if down, ended := p.told(); !slices.Equal(down, []bool{true}) || len(ended) > 0 {
 		t.Fatalf("before the pods are known: %v, %v", down, ended)
@@ -82,7 +82,7 @@ func TestShutdown(t *testing.T) {
 		t.Errorf("ended %v, want %v", ended, want)
 	}
 	p.leave("net")
-	if _, held := s.state(); held != 1 {
+	if _, held := s.Locks(); held != 1 {
 		t.Error("the lock is released before the last pod has ended")
 	}
 	p.leave("dns")
@@ -94,19 +94,19 @@ func TestShutdown(t *testing.T) {
 
 // TestCancelledShutdown: it is taken back, and the next one is held up again.
 func TestCancelledShutdown(t *testing.T) {
-	s := newStandIn(t)
+	s := logindtest.New(t)
 	p := newPods(podOf("web", 0), podOf("dns", critical))
 	close(p.seen)
 	g, told := run(t, s, p, Periods(time.Hour, time.Minute))
 	until(t, "the lock is held", holds(s, 1))
-	s.prepare(true)
+	s.Prepare(true)
 	until(t, "a pod ends", func() bool { _, ended := p.told(); return len(ended) == 1 })
-	s.prepare(false)
-	until(t, "a new lock is held", func() bool { locks, held := s.state(); return locks == 2 && held == 1 })
+	s.Prepare(false)
+	until(t, "a new lock is held", func() bool { locks, held := s.Locks(); return locks == 2 && held == 1 })
 	if down, ended := p.told(); g.Down() || !slices.Equal(down, []bool{true, false}) || len(ended) != 1 {
 		t.Errorf("down %v, set %v, ended %v", g.Down(), down, ended)
 	}
-	s.prepare(true)
+	s.Prepare(true)
 	until(t, "it ends again", func() bool { _, ended := p.told(); return len(ended) == 2 })
 	p.leave("web")
 	p.leave("dns")
@@ -119,19 +119,17 @@ func TestCancelledShutdown(t *testing.T) {
 
 // TestPodsThatDoNotEnd: a group is waited for no longer than its time.
 func TestPodsThatDoNotEnd(t *testing.T) {
-	s := newStandIn(t)
+	s := logindtest.New(t)
 	p := newPods(podOf("web", -5), podOf("dns", critical))
 	close(p.seen)
 	run(t, s, p, Periods(30*time.Millisecond, 20*time.Millisecond))
 	until(t, "the lock is held", holds(s, 1))
-	s.prepare(true)
+	s.Prepare(true)
 	until(t, "the lock is released", holds(s, 0))
 	if _, ended := p.told(); !slices.Equal(ended, []string{"web in 10ms", "dns in 20ms"}) {
 		t.Errorf("ended %v", ended)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if slices.Contains(s.asked, "KillUnit") {
+	if slices.Contains(s.Asked(), "KillUnit") {
 		t.Error("logind, which waits long enough, was told to wait longer")
 	}
 }
@@ -139,48 +137,47 @@ func TestPodsThatDoNotEnd(t *testing.T) {
 // TestBusIsLost: a lock is taken anew, and a shutdown that began meanwhile is
 // noticed.
 func TestBusIsLost(t *testing.T) {
-	s := newStandIn(t)
+	s := logindtest.New(t)
 	p := newPods(podOf("web", 0))
 	close(p.seen)
 	g, _ := run(t, s, p, Periods(time.Second, 0))
 	until(t, "the lock is held", holds(s, 1))
-	s.restarted()
-	until(t, "a new logind has a lock, the old one's is released", func() bool { locks, held := s.state(); return locks == 2 && held == 1 })
-	s.mu.Lock()
-	s.preparing = true
-	s.mu.Unlock()
-	s.breakAll()
+	s.Restarted()
+	until(t, "a new logind has a lock, the old one's is released", func() bool { locks, held := s.Locks(); return locks == 2 && held == 1 })
+	s.SetPreparing(true)
+	s.Break()
 	until(t, "the machine is down", g.Down)
 	p.leave("web")
 	until(t, "the lock is released", holds(s, 0))
-	if locks, _ := s.state(); locks != 2 {
+	if locks, _ := s.Locks(); locks != 2 {
 		t.Errorf("%d locks were taken", locks)
 	}
 }
 
 // TestLogindThatKeepsItsDelay: what it gives is shared out.
 func TestLogindThatKeepsItsDelay(t *testing.T) {
-	s := newStandIn(t)
-	s.deaf = true
+	s := logindtest.New(t)
+	s.Deaf = true
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	l, err := dial(ctx, s.address())
+	l, err := dial(ctx, s.Address())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.close()
 	short, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s.wg.Go(func() {
+	var again sync.WaitGroup
+	again.Go(func() {
 		defer cancel()
 		until(t, "logind is asked again", func() bool {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			i := slices.Index(s.asked, "KillUnit")
-			return i >= 0 && len(s.asked) > i+2
+			asked := s.Asked()
+			i := slices.Index(asked, "KillUnit")
+			return i >= 0 && len(asked) > i+2
 		})
 	})
-	if have, err := l.raise(short, s.dropIns, 30*time.Second); have != 5*time.Second || err == nil || !strings.Contains(err.Error(), "InhibitDelayMaxSec at 5s") {
+	defer again.Wait()
+	if have, err := l.raise(short, s.DropIns, 30*time.Second); have != 5*time.Second || err == nil || !strings.Contains(err.Error(), "InhibitDelayMaxSec at 5s") {
 		t.Errorf("%s, %v", have, err)
 	}
 	if got, want := fit(Periods(30*time.Second, 10*time.Second), 6*time.Second), Periods(6*time.Second, 2*time.Second); !cmp.Equal(got, want) {
