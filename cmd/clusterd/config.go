@@ -69,6 +69,10 @@ type Config struct {
 	// GossipKeyAge is how long servers encrypt gossip with the same key at most; 0:
 	// until a server is removed or another key is asked for. The leader's value holds.
 	GossipKeyAge Duration `json:"gossipKeyAge"`
+	// TokenKeyAge is how long tokens of service accounts are signed with the same key
+	// at most; 0: until another one is asked for or the authority is exchanged. The
+	// leader's value holds.
+	TokenKeyAge Duration `json:"tokenKeyAge,omitzero"`
 	// NodeLeaseDuration is after what time without a renewal this node's lease has
 	// run out: whole seconds. Pods that are fenced are ended after three quarters of
 	// it, and replaced on other nodes after all of it.
@@ -268,6 +272,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.CgroupRoot, "cgroup-root", c.CgroupRoot, "parent of all pods' cgroups")
 	f.DurationVar(&c.EvictionDelay.Duration, "eviction-delay", c.EvictionDelay.Duration, "how long pods of an unreachable node are waited for before they are replaced")
 	f.DurationVar(&c.GossipKeyAge.Duration, "gossip-key-age", c.GossipKeyAge.Duration, "how long gossip is encrypted with the same key at most; 0: until a server is removed")
+	f.DurationVar(&c.TokenKeyAge.Duration, "token-key-age", c.TokenKeyAge.Duration, "how long tokens of service accounts are signed with the same key at most; 0: until clusterctl token-keys rotate or an exchange of the authority")
 	f.DurationVar(&c.RebalanceInterval.Duration, "rebalance-interval", c.RebalanceInterval.Duration, "how often a few pods that would be better on other nodes are evicted, within their PodDisruptionBudgets; 0: never")
 	f.StringVar(&c.SchedulerConfig, "scheduler-config", c.SchedulerConfig, "file with a KubeSchedulerConfiguration: profiles of the scheduler, their plugins and weights; the same on every server")
 	f.DurationVar(&c.NodeLeaseDuration.Duration, "node-lease-duration", c.NodeLeaseDuration.Duration, "after what time without a renewal this node's lease has run out")
@@ -363,6 +368,9 @@ func (c *Config) complete() error {
 	}
 	if age := c.GossipKeyAge.Duration; age != 0 && age < time.Minute {
 		return fmt.Errorf("--gossip-key-age %s: give 1m or more, or 0", c.GossipKeyAge)
+	}
+	if age := c.TokenKeyAge.Duration; age != 0 && age < 24*time.Hour {
+		return fmt.Errorf("--token-key-age %s: give 24h or more, or 0", c.TokenKeyAge)
 	}
 	if d := c.NodeLeaseDuration.Duration; d < minLeaseDuration || d > time.Hour || d%time.Second != 0 {
 		return fmt.Errorf("--node-lease-duration %s: give whole seconds between %s and 1h", d, minLeaseDuration)
