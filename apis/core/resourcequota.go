@@ -89,6 +89,7 @@ func quotaCells(q *corev1.ResourceQuota) (requests, limits string) {
 var quotaScopes = []corev1.ResourceQuotaScope{
 	corev1.ResourceQuotaScopeTerminating, corev1.ResourceQuotaScopeNotTerminating, corev1.ResourceQuotaScopeBestEffort,
 	corev1.ResourceQuotaScopeNotBestEffort, corev1.ResourceQuotaScopePriorityClass, corev1.ResourceQuotaScopeCrossNamespacePodAffinity,
+	corev1.ResourceQuotaScopeVolumeAttributesClass,
 }
 
 func validateQuotaSpec(spec, old *corev1.ResourceQuotaSpec) field.ErrorList {
@@ -146,9 +147,12 @@ func validateScopeUse(spec, old *corev1.ResourceQuotaSpec, at *field.Path) field
 	return errs
 }
 
-// scopeFits: all scopes are about pods, and those that ask for nothing have no amounts.
-// What a quota counts by a domain, or as count/, is not told of by its name.
+// scopeFits: scopes are about pods, but for one that is about claims, and pods that ask for
+// nothing have no amounts. What a quota counts by a domain, or as count/, is not told of by its name.
 func scopeFits(scope corev1.ResourceQuotaScope, name corev1.ResourceName) bool {
+	if scope == corev1.ResourceQuotaScopeVolumeAttributesClass {
+		return name == corev1.ResourcePersistentVolumeClaims || name == corev1.ResourceRequestsStorage || strings.Contains(string(name), "/")
+	}
 	switch plain := strings.TrimPrefix(strings.TrimPrefix(string(name), "requests."), "limits."); {
 	case name == corev1.ResourcePods || strings.Contains(string(name), "/") || isHugePages(corev1.ResourceName(plain)):
 		return true
@@ -168,7 +172,7 @@ func validateScopeExpression(e corev1.ScopedResourceSelectorRequirement, at *fie
 		if len(e.Values) == 0 {
 			errs = append(errs, field.Required(at.Child("values"), "must be at least one value when `operator` is 'In' or 'NotIn' for scope selector"))
 		}
-		if e.ScopeName != corev1.ResourceQuotaScopePriorityClass {
+		if e.ScopeName != corev1.ResourceQuotaScopePriorityClass && e.ScopeName != corev1.ResourceQuotaScopeVolumeAttributesClass {
 			errs = append(errs, field.Invalid(at.Child("operator"), e.Operator, "must be 'Exist' when scope is any of ResourceQuotaScopeTerminating, ResourceQuotaScopeNotTerminating, ResourceQuotaScopeBestEffort, ResourceQuotaScopeNotBestEffort or ResourceQuotaScopeCrossNamespacePodAffinity"))
 		}
 	case corev1.ScopeSelectorOpExists, corev1.ScopeSelectorOpDoesNotExist:

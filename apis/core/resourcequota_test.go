@@ -31,7 +31,7 @@ func TestQuotaNames(t *testing.T) {
 	}
 }
 
-// TestQuotaScopes: scopes are about pods; they say nothing of what else is bounded.
+// TestQuotaScopes: scopes are about pods, or one about claims; they say nothing of what else is bounded.
 func TestQuotaScopes(t *testing.T) {
 	const fault = "unsupported scope applied to resource"
 	for _, test := range []struct {
@@ -40,7 +40,10 @@ func TestQuotaScopes(t *testing.T) {
 	}{
 		{"Terminating", "pods", true}, {"Terminating", "requests.cpu", true}, {"NotBestEffort", "limits.memory", true}, {"BestEffort", "pods", true}, {"Terminating", "count/secrets", true},
 		{"PriorityClass", "example.com/gpu", true}, {"Terminating", "hugepages-2Mi", true},
-		{"BestEffort", "requests.cpu", false}, {"Terminating", "secrets", false}, {"NotTerminating", "services", false}, {"PriorityClass", "requests.storage", false}, {"NotBestEffort", "ephemeral-storage", false},
+		{"BestEffort", "requests.cpu", false}, {"Terminating", "secrets", false}, {"NotTerminating", "services", false}, {"PriorityClass", "requests.storage", false},
+		{"VolumeAttributesClass", "persistentvolumeclaims", true}, {"VolumeAttributesClass", "requests.storage", true}, {"VolumeAttributesClass", "gold.storageclass.storage.k8s.io/requests.storage", true},
+		{"VolumeAttributesClass", "pods", false}, {"VolumeAttributesClass", "requests.cpu", false}, {"VolumeAttributesClass", "hugepages-2Mi", false},
+		{"NotBestEffort", "ephemeral-storage", false},
 	} {
 		hard := corev1.ResourceList{corev1.ResourceName(test.name): resource.MustParse("1")}
 		plain := &corev1.ResourceQuotaSpec{Hard: hard, Scopes: []corev1.ResourceQuotaScope{corev1.ResourceQuotaScope(test.scope)}}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/admission"
 	quota "k8s.io/apiserver/pkg/quota/v1"
 	"k8s.io/apiserver/pkg/quota/v1/generic"
@@ -175,7 +176,49 @@ func (c claims) MatchingResources(input []corev1.ResourceName) []corev1.Resource
 
 // Matches implements quota.Evaluator.
 func (c claims) Matches(q *corev1.ResourceQuota, item runtime.Object) (bool, error) {
-	return generic.Matches(q, item, c.MatchingResources, generic.MatchesNoScopeFunc)
+	return generic.Matches(q, item, c.MatchingResources, claimInScope)
+}
+
+// MatchingScopes implements quota.Evaluator.
+func (claims) MatchingScopes(item runtime.Object, scopes []corev1.ScopedResourceSelectorRequirement) ([]corev1.ScopedResourceSelectorRequirement, error) {
+	return matching(item, scopes, claimInScope)
+}
+
+// UncoveredQuotaScopes implements quota.Evaluator.
+func (claims) UncoveredQuotaScopes(limited, matched []corev1.ScopedResourceSelectorRequirement) ([]corev1.ScopedResourceSelectorRequirement, error) {
+	return uncovered(limited, matched), nil
+}
+
+// AttributesClasses are the VolumeAttributesClasses of a claim: the one that it asks for,
+// the one that its volume has, and the one that it is about to get. While it changes its
+// class, both count it.
+func AttributesClasses(claim *corev1.PersistentVolumeClaim) sets.Set[string] {
+	classes := sets.New(ptr.Deref(claim.Spec.VolumeAttributesClassName, ""), ptr.Deref(claim.Status.CurrentVolumeAttributesClassName, ""))
+	if m := claim.Status.ModifyVolumeStatus; m != nil {
+		classes.Insert(m.TargetVolumeAttributesClassName)
+	}
+	return classes.Delete("")
+}
+
+// claimInScope reports whether a claim is in a scope of a quota.
+func claimInScope(scope corev1.ScopedResourceSelectorRequirement, item runtime.Object) (bool, error) {
+	claim, ok := item.(*corev1.PersistentVolumeClaim)
+	if !ok {
+		return false, fmt.Errorf("measure a %T as a PersistentVolumeClaim", item)
+	}
+	if scope.ScopeName != corev1.ResourceQuotaScopeVolumeAttributesClass {
+		return false, nil
+	}
+	classes := AttributesClasses(claim)
+	switch scope.Operator {
+	case corev1.ScopeSelectorOpIn:
+		return classes.HasAny(scope.Values...), nil
+	case corev1.ScopeSelectorOpNotIn:
+		return classes.Len() == 0 || classes.Difference(sets.New(scope.Values...)).Len() > 0, nil
+	case corev1.ScopeSelectorOpDoesNotExist:
+		return classes.Len() == 0, nil
+	}
+	return classes.Len() > 0, nil
 }
 
 // Usage implements quota.Evaluator.
@@ -200,7 +243,7 @@ func (c claims) Usage(item runtime.Object) (corev1.ResourceList, error) {
 
 // UsageStats implements quota.Evaluator.
 func (c claims) UsageStats(o quota.UsageStatsOptions) (quota.UsageStats, error) {
-	return generic.CalculateUsageStats(o, c.list, generic.MatchesNoScopeFunc, c.Usage)
+	return generic.CalculateUsageStats(o, c.list, claimInScope, c.Usage)
 }
 
 // pods count what they request and are limited to while they may run.
@@ -332,6 +375,11 @@ func (p pods) Matches(q *corev1.ResourceQuota, item runtime.Object) (bool, error
 
 // MatchingScopes implements quota.Evaluator.
 func (p pods) MatchingScopes(item runtime.Object, scopes []corev1.ScopedResourceSelectorRequirement) ([]corev1.ScopedResourceSelectorRequirement, error) {
+	return matching(item, scopes, inScope)
+}
+
+// matching are those of the scopes that an object is in.
+func matching(item runtime.Object, scopes []corev1.ScopedResourceSelectorRequirement, inScope generic.MatchesScopeFunc) ([]corev1.ScopedResourceSelectorRequirement, error) {
 	var match []corev1.ScopedResourceSelectorRequirement
 	for _, scope := range scopes {
 		in, err := inScope(scope, item)
@@ -347,13 +395,17 @@ func (p pods) MatchingScopes(item runtime.Object, scopes []corev1.ScopedResource
 
 // UncoveredQuotaScopes implements quota.Evaluator.
 func (p pods) UncoveredQuotaScopes(limited, matched []corev1.ScopedResourceSelectorRequirement) ([]corev1.ScopedResourceSelectorRequirement, error) {
-	var uncovered []corev1.ScopedResourceSelectorRequirement
+	return uncovered(limited, matched), nil
+}
+
+// uncovered are the limited scopes that no matched one is of.
+func uncovered(limited, matched []corev1.ScopedResourceSelectorRequirement) (left []corev1.ScopedResourceSelectorRequirement) {
 	for _, scope := range limited {
 		if !slices.ContainsFunc(matched, func(m corev1.ScopedResourceSelectorRequirement) bool { return m.ScopeName == scope.ScopeName }) {
-			uncovered = append(uncovered, scope)
+			left = append(left, scope)
 		}
 	}
-	return uncovered, nil
+	return left
 }
 
 // UsageStats implements quota.Evaluator.

@@ -116,6 +116,64 @@ func TestUsed(t *testing.T) {
 	}
 }
 
+// TestClaimsByClass: the scope VolumeAttributesClass counts the claims of classes, and one
+// that changes its class for both.
+func TestClaimsByClass(t *testing.T) {
+	claim := func(size, spec, current, target string) *corev1.PersistentVolumeClaim {
+		c := &corev1.PersistentVolumeClaim{}
+		c.Spec.Resources.Requests = list("storage", size)
+		if spec != "" {
+			c.Spec.VolumeAttributesClassName = &spec
+		}
+		if current != "" {
+			c.Status.CurrentVolumeAttributesClassName = &current
+		}
+		if target != "" {
+			c.Status.ModifyVolumeStatus = &corev1.ModifyVolumeStatus{TargetVolumeAttributesClassName: target}
+		}
+		return c
+	}
+	claimsOf := []runtime.Object{
+		claim("1Gi", "", "", ""), claim("2Gi", "gold", "gold", ""), claim("4Gi", "silver", "silver", ""), claim("8Gi", "gold", "silver", "gold"), claim("16Gi", "lead", "", ""),
+	}
+	for _, test := range []struct {
+		operator       corev1.ScopeSelectorOperator
+		values         []string
+		claims, amount string
+	}{
+		{"Exists", nil, "4", "30Gi"}, {"DoesNotExist", nil, "1", "1Gi"},
+		{"In", []string{"gold"}, "2", "10Gi"}, {"In", []string{"silver", "lead"}, "3", "28Gi"}, {"In", []string{"tin"}, "0", "0"},
+		{"NotIn", []string{"gold"}, "4", "29Gi"}, {"NotIn", []string{"gold", "silver", "lead"}, "1", "1Gi"},
+	} {
+		q := &corev1.ResourceQuota{Spec: corev1.ResourceQuotaSpec{Hard: list("persistentvolumeclaims", "99", "requests.storage", "99Gi"), ScopeSelector: &corev1.ScopeSelector{
+			MatchExpressions: []corev1.ScopedResourceSelectorRequirement{{ScopeName: corev1.ResourceQuotaScopeVolumeAttributesClass, Operator: test.operator, Values: test.values}}}}}
+		got, err := Used(q, Resources(q.Spec.Hard), func(schema.GroupResource, string) ([]runtime.Object, error) { return claimsOf, nil }, time.Now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, want := range list("persistentvolumeclaims", test.claims, "requests.storage", test.amount) {
+			if have := got[name]; have.Cmp(want) != 0 {
+				t.Errorf("%s %q: %s of %s, want %s", test.operator, test.values, have.String(), name, want.String())
+			}
+		}
+	}
+	scoped := corev1.ScopedResourceSelectorRequirement{ScopeName: corev1.ResourceQuotaScopeVolumeAttributesClass, Operator: corev1.ScopeSelectorOpIn, Values: []string{"gold"}}
+	q := &corev1.ResourceQuota{Spec: corev1.ResourceQuotaSpec{Hard: list("persistentvolumeclaims", "1"), ScopeSelector: &corev1.ScopeSelector{MatchExpressions: []corev1.ScopedResourceSelectorRequirement{scoped}}},
+		Status: corev1.ResourceQuotaStatus{Hard: list("persistentvolumeclaims", "1")}}
+	c := claims{counted: counted{resource: corev1.Resource("persistentvolumeclaims")}}
+	for i, want := range []bool{false, true, false, true, false} {
+		if match, err := c.Matches(q, claimsOf[i]); err != nil || match != want {
+			t.Errorf("admission holds claim %d to the quota: %t, %v, want %t", i, match, err, want)
+		}
+		if scopes, err := c.MatchingScopes(claimsOf[i], []corev1.ScopedResourceSelectorRequirement{scoped}); err != nil || (len(scopes) == 1) != want {
+			t.Errorf("scopes of claim %d: %v, %v", i, scopes, err)
+		}
+	}
+	if left, err := c.UncoveredQuotaScopes([]corev1.ScopedResourceSelectorRequirement{scoped}, nil); err != nil || len(left) != 1 {
+		t.Errorf("a limited class that no quota covers: %v, %v", left, err)
+	}
+}
+
 func TestConstraints(t *testing.T) {
 	p := pods{counted: counted{resource: corev1.Resource("pods")}}
 	required := []corev1.ResourceName{"pods", "requests.cpu", "limits.memory"}

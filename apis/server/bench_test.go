@@ -2,8 +2,6 @@ package server_test
 
 import (
 	"fmt"
-	"io"
-	"runtime"
 	"sync/atomic"
 	"testing"
 
@@ -159,37 +157,5 @@ func BenchmarkPodLine(b *testing.B) {
 func BenchmarkStart(b *testing.B) {
 	for b.Loop() {
 		servertest.Start(b, nil)
-	}
-}
-
-// BenchmarkIdleWatches is what a server and its in-process client need for a watch
-// at which nothing happens, with 10 000 of them.
-func BenchmarkIdleWatches(b *testing.B) {
-	const watches = 10_000
-	s := servertest.Start(b, nil)
-	client := s.Client.CoreV1().RESTClient()
-	used := func() (heap, stacks float64) {
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return float64(m.HeapAlloc), float64(m.StackInuse)
-	}
-	for b.Loop() {
-		heap, stacks := used()
-		goroutines := runtime.NumGoroutine()
-		open := make([]io.ReadCloser, watches)
-		for i := range open {
-			var err error
-			if open[i], err = client.Get().AbsPath("/api/v1/namespaces/default/configmaps").Param("watch", "true").Stream(b.Context()); err != nil {
-				b.Fatal(err)
-			}
-		}
-		heapAfter, stacksAfter := used()
-		b.ReportMetric((heapAfter-heap)/watches, "heapB/watch")
-		b.ReportMetric((stacksAfter-stacks)/watches, "stackB/watch")
-		b.ReportMetric(float64(runtime.NumGoroutine()-goroutines)/watches, "goroutines/watch")
-		for _, one := range open {
-			_ = one.Close()
-		}
 	}
 }

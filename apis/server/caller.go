@@ -16,10 +16,12 @@ import (
 
 type agentKey struct{}
 
-// withAgent lets Caller name the program that sends a request.
+// withAgent lets Caller name the program that sends a request. One that reads writes
+// nothing of which it could be the origin, and a watch would keep the copy of its
+// request for as long as it lasts.
 func withAgent(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		if agent := req.UserAgent(); agent != "" {
+		if agent := req.UserAgent(); agent != "" && req.Method != http.MethodGet && req.Method != http.MethodHead {
 			req = req.WithContext(context.WithValue(req.Context(), agentKey{}, agent))
 		}
 		next.ServeHTTP(w, req)

@@ -32,7 +32,7 @@ func TestCaller(t *testing.T) {
 	} {
 		got := "not asked"
 		handler := withAgent(http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) { got = Caller(req.Context()) }))
-		req := httptest.NewRequest(http.MethodGet, "/", nil)
+		req := httptest.NewRequest(http.MethodPost, "/", nil)
 		req.Header.Set("User-Agent", tt.agent)
 		if tt.user != "" {
 			req = req.WithContext(request.WithUser(req.Context(), &user.DefaultInfo{Name: tt.user}))

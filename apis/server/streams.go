@@ -11,6 +11,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/server/routine"
 
 	"github.com/clusterd/clusterd/apis"
 	"github.com/clusterd/clusterd/apis/server/inproc"
@@ -55,8 +56,18 @@ func (s *streams) bounded(next http.Handler, isLong request.LongRunningRequestCh
 			responsewriters.ErrorNegotiated(err, apis.Codecs, schema.GroupVersion{Version: "v1"}, w, req)
 			return
 		}
-		defer s.end(name)
+		end := func() { s.end(name) }
+		defer func() {
+			if end != nil {
+				end()
+			}
+		}()
 		next.ServeHTTP(w, req)
+		// With the gate APIServingWithRoutine a watch begins here and is served when
+		// all filters have returned.
+		if routine.AppendTask(ctx, &routine.Task{Func: end}) {
+			end = nil
+		}
 	})
 }
 

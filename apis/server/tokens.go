@@ -76,6 +76,18 @@ func (s *Server) FollowAuthority(ctx context.Context, number uint64, alone bool)
 	return s.accounts.issuer.Keys.Follow(ctx, tokens.Cause{Authority: number, Alone: alone})
 }
 
+// RotateTokenKey makes a new key for the tokens of service accounts if the newest one is
+// at least age old, and reports whether it did. The new key signs a minute from now
+// on all servers, and tokens in use stay good.
+func (s *Server) RotateTokenKey(ctx context.Context, age time.Duration) (made bool, err error) {
+	return s.accounts.issuer.Keys.Rotate(ctx, age)
+}
+
+// TokenKeys are the keys that verify tokens of service accounts, oldest first.
+func (s *Server) TokenKeys(ctx context.Context) ([]tokens.State, error) {
+	return s.accounts.issuer.Keys.States(ctx)
+}
+
 // DropTokenKeys deletes the keys that verify no token any more, and returns how
 // many.
 func (s *Server) DropTokenKeys(ctx context.Context) (int, error) {

@@ -120,6 +120,7 @@ func ownCommands(f cmdutil.Factory, streams genericiooptions.IOStreams) template
 			newSnapshotCommand(f, streams),
 			newStoreCommand(f, streams),
 			newTokenCommand(f, streams),
+			newTokenKeysCommand(f, streams),
 			newUpgradeCommand(f, streams),
 			newUserCommand(f, streams),
 		},

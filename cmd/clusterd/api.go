@@ -16,6 +16,7 @@ import (
 
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/apis/server/budget"
+	"github.com/clusterd/clusterd/apis/server/tokens"
 	"github.com/clusterd/clusterd/gossip"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
@@ -45,6 +46,9 @@ type clusterAPI struct {
 	restart func(recoveryOrder) error
 	// deleteNode removes the Node object of a removed member.
 	deleteNode func(ctx context.Context, name string) error
+	// tokenKeys are those of service accounts' tokens; rotateTokenKey makes another.
+	tokenKeys      func(ctx context.Context) ([]tokens.State, error)
+	rotateTokenKey func(ctx context.Context) error
 	// release answers for this node's own program.
 	release http.Handler
 	log     *slog.Logger
@@ -77,6 +81,8 @@ func (a *clusterAPI) handler() http.Handler {
 	mux.HandleFunc("POST "+v1.Revocations, a.postRevocation)
 	mux.HandleFunc("GET "+v1.GossipKey, a.getGossipKey)
 	mux.HandleFunc("POST "+v1.GossipKey, a.postGossipKey)
+	mux.HandleFunc("GET "+v1.TokenKeys, a.getTokenKeys)
+	mux.HandleFunc("POST "+v1.TokenKeys, a.postTokenKeys)
 	mux.HandleFunc("GET "+v1.Authority, a.getAuthority)
 	mux.HandleFunc("POST "+v1.Authority, a.postAuthority)
 	mux.HandleFunc("POST "+v1.Authority+"/split", a.postAuthoritySplit)

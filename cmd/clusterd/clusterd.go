@@ -27,6 +27,7 @@ import (
 	"github.com/clusterd/clusterd/apis/server"
 	"github.com/clusterd/clusterd/apis/server/auth"
 	"github.com/clusterd/clusterd/apis/server/budget"
+	"github.com/clusterd/clusterd/apis/server/tokens"
 	"github.com/clusterd/clusterd/cmd/clusterd/atrest"
 	"github.com/clusterd/clusterd/cmd/clusterd/storepast"
 	"github.com/clusterd/clusterd/gossip"
@@ -300,6 +301,9 @@ func (m *Main) newClusterAPI() *clusterAPI {
 		log:      room(m.log, "api"),
 		restart:  m.restart,
 		seen:     m.dir.readPeers,
+
+		tokenKeys:      func(ctx context.Context) ([]tokens.State, error) { return m.api.TokenKeys(ctx) },
+		rotateTokenKey: m.rotateTokenKey,
 		deleteNode: func(ctx context.Context, name string) error {
 			client, err := kubernetes.NewForConfig(m.api.LoopbackConfig())
 			if err != nil {

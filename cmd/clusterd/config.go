@@ -68,6 +68,10 @@ type Config struct {
 	// GossipKeyAge is how long servers encrypt gossip with the same key at most; 0:
 	// until a server is removed or another key is asked for. The leader's value holds.
 	GossipKeyAge Duration `json:"gossipKeyAge"`
+	// TokenKeyAge is how long tokens of service accounts are signed with the same key
+	// at most; 0: until another one is asked for or the authority is exchanged. The
+	// leader's value holds.
+	TokenKeyAge Duration `json:"tokenKeyAge,omitzero"`
 	// NodeLeaseDuration is after what time without a renewal this node's lease has
 	// run out: whole seconds. Pods that are fenced are ended after three quarters of
 	// it, and replaced on other nodes after all of it.
@@ -311,6 +315,9 @@ func (c *Config) complete() error {
 	}
 	if age := c.GossipKeyAge.Duration; age != 0 && age < time.Minute {
 		return fmt.Errorf("--gossip-key-age %s: give 1m or more, or 0", c.GossipKeyAge)
+	}
+	if age := c.TokenKeyAge.Duration; age != 0 && age < 24*time.Hour {
+		return fmt.Errorf("--token-key-age %s: give 24h or more, or 0", c.TokenKeyAge)
 	}
 	if d := c.NodeLeaseDuration.Duration; d < minLeaseDuration || d > time.Hour || d%time.Second != 0 {
 		return fmt.Errorf("--node-lease-duration %s: give whole seconds between %s and 1h", d, minLeaseDuration)

@@ -34,6 +34,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	c.addNetworkFlags(areas.FlagSet(areaNetwork))
 	c.addSchedulingFlags(areas.FlagSet(areaScheduling))
 	c.addStoreFlags(areas.FlagSet(areaStore))
+	areas.FlagSet(areaKeys).DurationVar(&c.TokenKeyAge.Duration, "token-key-age", c.TokenKeyAge.Duration, "maximum age of the key that signs service account tokens (0 = rotated by clusterctl token-keys rotate and with the authority)")
 	areas.FlagSet(areaAPI).StringVar(&c.FeatureGates, "feature-gates", c.FeatureGates, "feature gates of the Kubernetes API server, such as APIResponseCompression=false; the same on every server")
 	areas.FlagSet(areaLogs).StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 	areas.FlagSet(areaLogs).StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")

@@ -2,8 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
+	"net/http"
 	"time"
 
+	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/member/authority"
 	"github.com/clusterd/clusterd/slack"
 )
@@ -11,13 +14,13 @@ import (
 const (
 	// tokenKeysLook is how often the leader looks whether the authority was exchanged.
 	tokenKeysLook = time.Second
-	// tokenKeysDrop is how often it looks for keys that are too old.
+	// tokenKeysDrop is how often it looks for keys that are too old, to sign or at all.
 	tokenKeysDrop = time.Hour
 )
 
 // keepTokenKeys changes, as the leader, the key that signs the tokens of service
-// accounts after each exchange of the authority for secrets, and deletes keys that verify no
-// token any more. A thief of a server's disk has the key of that time; the new
+// accounts after each exchange of the authority for secrets, and when it is older than
+// --token-key-age, and deletes keys that verify no token any more. A thief of a server's disk has the key of that time; the new
 // one is sealed with what follows from the new authority.
 func (m *Main) keepTokenKeys(ctx context.Context) error {
 	var k tokenKeys
@@ -33,6 +36,46 @@ func (m *Main) keepTokenKeys(ctx context.Context) error {
 		case <-slack.After(tokenKeysLook):
 		}
 	}
+}
+
+// rotateTokenKey makes another key because an administrator asked for it, on whatever
+// server.
+func (m *Main) rotateTokenKey(ctx context.Context) error {
+	state, err := authority.Get(ctx, m.store, false)
+	if err != nil {
+		return err
+	}
+	if m.trust.Load().Number < state.Number { // it would be sealed with what follows from the authority before
+		return errors.New("this server does not have the state of the authorities yet that the others have: try again in a few seconds")
+	}
+	made, err := m.api.RotateTokenKey(ctx, 0)
+	if made {
+		m.log.Info("service accounts' tokens are signed with a new key from a minute from now on: an administrator asked for it")
+	}
+	return err
+}
+
+// getTokenKeys says which keys there are.
+func (a *clusterAPI) getTokenKeys(w http.ResponseWriter, r *http.Request) {
+	states, err := a.tokenKeys(r.Context())
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	list := v1.TokenKeyList{Keys: []v1.TokenKey{}}
+	for _, s := range states {
+		list.Keys = append(list.Keys, v1.TokenKey(s))
+	}
+	reply(w, http.StatusOK, list)
+}
+
+// postTokenKeys makes another key, unless one was made within the last minute.
+func (a *clusterAPI) postTokenKeys(w http.ResponseWriter, r *http.Request) {
+	if err := a.rotateTokenKey(r.Context()); err != nil {
+		fail(w, err)
+		return
+	}
+	a.getTokenKeys(w, r)
 }
 
 // tokenKeys is what the leader remembers of the keys between two looks.
@@ -60,6 +103,15 @@ func (m *Main) lookAtTokenKeys(ctx context.Context, k *tokenKeys, now time.Time)
 	}
 	if now.Sub(k.dropped) < tokenKeysDrop {
 		return nil
+	}
+	if age := m.cfg.TokenKeyAge.Duration; age > 0 && m.trust.Load().Number >= state.Number {
+		made, err := m.api.RotateTokenKey(ctx, age)
+		if err != nil {
+			return err
+		}
+		if made {
+			m.log.Info("service accounts' tokens are signed with a new key from a minute from now on", "the last one was older than", age)
+		}
 	}
 	count, err := m.api.DropTokenKeys(ctx)
 	if err != nil {

@@ -87,8 +87,8 @@ func New(env loop.Env, metadata metadata.Interface) loop.Loop {
 		}
 	})
 	loop.Watch(c.Controller, core.PersistentVolumeClaims().Informer(), func(old, claim *corev1.PersistentVolumeClaim) {
-		if claim == nil {
-			c.namespace(old.Namespace)
+		if claim == nil || old != nil && !quota.AttributesClasses(old).Equal(quota.AttributesClasses(claim)) {
+			c.namespace(loop.Latest(old, claim).Namespace)
 		}
 	})
 	loop.Watch(c.Controller, env.Informers.Resource().V1().ResourceClaims().Informer(), func(old, claim *resourcev1.ResourceClaim) {

@@ -57,7 +57,7 @@ func TestVictimsBySumsAreThoseByRules(t *testing.T) {
 		if onlyRoom(s, p) {
 			bySums++
 		}
-		search := searchFor(s, p, budgets)
+		search := victimsFor(s, p, budgets)
 		for _, n := range s.list {
 			got, want := text(search(n)), text(s.without(p, n, budgets))
 			if got != want {

@@ -23,6 +23,9 @@ const (
 	// GossipKey is the key that servers encrypt gossip with: GET GossipKeyStatus, POST
 	// asks for another.
 	GossipKey = "/clusterd/v1/gossip-key"
+	// TokenKeys are the keys that sign service accounts' tokens: GET TokenKeyList, POST
+	// makes another.
+	TokenKeys = "/clusterd/v1/token-keys"
 	// Revocations are client certificates that were taken away: GET RevocationList,
 	// POST RevocationRequest.
 	Revocations = "/clusterd/v1/revocations"
@@ -234,6 +237,21 @@ type GossipKeyStatus struct {
 type GossipKeyServer struct {
 	Name  string `json:"name"`
 	Ready bool   `json:"ready"`
+}
+
+// TokenKeyList is the answer of GET TokenKeys: the keys with which servers recognise
+// service accounts' tokens, oldest first.
+type TokenKeyList struct {
+	Keys []TokenKey `json:"keys"`
+}
+
+// TokenKey is one of them. Its private part is never shown.
+type TokenKey struct {
+	ID      string    `json:"id"` // the kid of tokens and of /openid/v1/jwks
+	Created time.Time `json:"created"`
+	Signs   bool      `json:"signs"`          // new tokens are signed with it
+	From    time.Time `json:"from"`           // since when, or from when on
+	Until   time.Time `json:"until,omitzero"` // how long it verifies; none: no newer key signs
 }
 
 // RevocationRequest takes client certificates away: all of a user that were signed

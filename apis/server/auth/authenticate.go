@@ -57,10 +57,12 @@ type clientCert struct {
 	verified map[[sha256.Size]byte]verified
 }
 
-// verified is by what a leaf was verified, and until when that counts.
+// verified is by what a leaf was verified, until when that counts, and whose it is;
+// nil: nobody's.
 type verified struct {
 	by    *x509.CertPool
 	until time.Time
+	who   *authenticator.Response
 }
 
 func (c *clientCert) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
@@ -68,23 +70,24 @@ func (c *clientCert) AuthenticateRequest(req *http.Request) (*authenticator.Resp
 		return nil, false, nil
 	}
 	leaf := req.TLS.PeerCertificates[0]
-	if err := c.verify(leaf, req.TLS.PeerCertificates[1:]); err != nil {
+	who, err := c.verify(leaf, req.TLS.PeerCertificates[1:])
+	if err != nil {
 		return nil, false, fmt.Errorf("client certificate of %q: %w", leaf.Subject.CommonName, err)
 	}
-	return holder(leaf)
+	if who == nil {
+		return nil, false, nil
+	}
+	response := *who
+	return &response, true, nil
 }
 
 // holder is who a verified certificate is for: common name, organizations, UID,
 // as upstream reads them.
 func holder(leaf *x509.Certificate) (*authenticator.Response, bool, error) {
-	response, ok, err := x509request.CommonNameUserConversion.User([]*x509.Certificate{leaf})
-	if err != nil {
-		return nil, false, fmt.Errorf("client certificate of %q: %w", leaf.Subject.CommonName, err)
-	}
-	return response, ok, nil
+	return x509request.CommonNameUserConversion.User([]*x509.Certificate{leaf})
 }
 
-func (c *clientCert) verify(leaf *x509.Certificate, rest []*x509.Certificate) error {
+func (c *clientCert) verify(leaf *x509.Certificate, rest []*x509.Certificate) (*authenticator.Response, error) {
 	now := c.now()
 	key := sha256.Sum256(leaf.Raw)
 	pool := c.pool(leaf)
@@ -92,7 +95,7 @@ func (c *clientCert) verify(leaf *x509.Certificate, rest []*x509.Certificate) er
 	was := c.verified[key]
 	c.mu.Unlock()
 	if was.by == pool && now.Before(was.until) {
-		return nil
+		return was.who, nil
 	}
 	intermediates := x509.NewCertPool()
 	for _, cert := range rest {
@@ -104,7 +107,11 @@ func (c *clientCert) verify(leaf *x509.Certificate, rest []*x509.Certificate) er
 		CurrentTime:   now,
 		KeyUsages:     []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}); err != nil {
-		return fmt.Errorf("verify: %w", err)
+		return nil, fmt.Errorf("verify: %w", err)
+	}
+	who, _, err := holder(leaf)
+	if err != nil {
+		return nil, err
 	}
 	until := now.Add(verifiedFor)
 	if leaf.NotAfter.Before(until) {
@@ -115,6 +122,6 @@ func (c *clientCert) verify(leaf *x509.Certificate, rest []*x509.Certificate) er
 	if len(c.verified) >= maxVerified {
 		clear(c.verified)
 	}
-	c.verified[key] = verified{pool, until}
-	return nil
+	c.verified[key] = verified{pool, until, who}
+	return who, nil
 }

@@ -150,6 +150,58 @@ func (k *Keys) Follow(ctx context.Context, cause Cause) (made bool, err error) {
 	return true, nil
 }
 
+// Rotate makes a new key if the newest one is at least age old, and reports whether it
+// did. The new key signs a minute later, and those before verify for another year. One
+// that does not sign yet is new enough for any age, so it does no harm to ask twice.
+func (k *Keys) Rotate(ctx context.Context, age time.Duration) (made bool, err error) {
+	keys, err := k.list(ctx, 0)
+	if err != nil {
+		return false, err
+	}
+	next, cause := 1, Cause{}
+	if len(keys) > 0 {
+		newest := keys[len(keys)-1]
+		if k.now().Sub(newest.Created) < max(age, publishedFor) {
+			return false, nil
+		}
+		// It follows the authority as the one before it does.
+		next, cause.Authority = newest.Number+1, newest.cause.Authority
+	}
+	keys, err = k.create(ctx, next, cause)
+	return err == nil && keys[len(keys)-1].Number == next, err
+}
+
+// State is what of a key others may know.
+type State struct {
+	ID      string
+	Created time.Time
+	// Signs: new tokens are signed with it. From is since when, or from when on.
+	Signs bool
+	From  time.Time
+	// Until is how long it verifies; zero: no newer key signs yet.
+	Until time.Time
+}
+
+// States are the keys that verify, oldest first, as the store has them now.
+func (k *Keys) States(ctx context.Context) ([]State, error) {
+	keys, err := k.list(ctx, 0)
+	if err != nil || len(keys) == 0 {
+		return nil, err
+	}
+	signs := signer(keys, k.now())
+	states := make([]State, len(keys))
+	for i, key := range keys {
+		states[i] = State{ID: key.ID, Created: key.Created, Signs: key.Number == signs.Number, From: key.Created.Add(publishedFor)}
+		if i == 0 && len(keys) == 1 || key.cause.Alone {
+			states[i].From = key.Created
+		}
+		if i > 0 {
+			states[i-1].Until = states[i].Created.Add(publishedFor + retiredFor)
+		}
+	}
+	return states, nil
+}
+
 // Drop deletes the keys that verify no token any more, and returns how many.
 func (k *Keys) Drop(ctx context.Context) (int, error) {
 	stored, err := k.store.List(ctx)

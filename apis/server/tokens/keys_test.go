@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -132,6 +134,74 @@ func TestFollow(t *testing.T) {
 	s.good(old, false, "a year later")
 	s.good(young, true, "a year later")
 	s.drop(2)
+}
+
+// TestRotate: another key, asked for or because of its age, is known at all servers before
+// it signs; tokens of the one before stay good for a year, and an exchange of the
+// authority before it is not followed again.
+func TestRotate(t *testing.T) {
+	s := newServers(t)
+	rotate := func(server int, age time.Duration, want bool) {
+		t.Helper()
+		if made, err := s.issuers[server].Keys.Rotate(t.Context(), age); err != nil || made != want {
+			t.Fatalf("rotate after %s: made %t, %v, want %t", age, made, err, want)
+		}
+	}
+	states := func(server int, signs ...bool) {
+		t.Helper()
+		all, err := s.issuers[server].Keys.States(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []bool
+		for i, state := range all {
+			got = append(got, state.Signs)
+			if last := i == len(all)-1; state.Until.IsZero() != last || state.Signs && state.From.After(s.now) {
+				t.Errorf("key %d of %d: %+v", i, len(all), state)
+			}
+		}
+		if !slices.Equal(got, signs) {
+			t.Errorf("which keys sign: %v, want %v", got, signs)
+		}
+	}
+	states(0)
+	s.follow(0, Cause{Authority: 3}, true)
+	old := s.token(0)
+	states(1, true)
+	rotate(0, 0, false) // it has not been published for a minute
+	s.now = s.now.Add(publishedFor)
+	rotate(0, time.Hour, false)
+	rotate(1, 0, true)
+	rotate(0, 0, false) // asked twice, at another server
+	s.follow(0, Cause{Authority: 3}, false)
+	states(0, true, false)
+	before := s.token(0)
+	s.now = s.now.Add(publishedFor)
+	states(1, false, true)
+	after := s.token(1)
+	for what, token := range map[string]string{"of the old key": old, "signed while the new one was published": before, "of the new key": after} {
+		s.good(token, true, what)
+	}
+	if of(t, before) != of(t, old) || of(t, after) == of(t, old) {
+		t.Errorf("keys %s, %s, %s", of(t, old), of(t, before), of(t, after))
+	}
+	s.now = s.now.Add(retiredFor - time.Hour)
+	rotate(0, retiredFor, false)
+	s.good(old, true, "almost a year later")
+	s.now = s.now.Add(2 * time.Hour)
+	rotate(0, retiredFor, true)
+	s.good(old, false, "a year later")
+	s.drop(2, 3)
+}
+
+// of is the id of the key that has signed a token.
+func of(t *testing.T, token string) string {
+	t.Helper()
+	parsed, err := jwt.ParseSigned(token, []jose.SignatureAlgorithm{algorithm})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parsed.Headers[0].KeyID
 }
 
 // TestFollowAlone: after an exchange that was finished at once tokens of the key
