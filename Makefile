@@ -78,7 +78,7 @@ image: ## build the examples' images into bin/
 	@hack/own.sh
 
 .PHONY: demo
-demo: build image ## start three nodes on this machine and run an example (root)
+demo: build image ## start five nodes on this machine and run an example (root)
 	$(GO) run ./e2e/demo up
 
 .PHONY: demo-down
@@ -183,6 +183,9 @@ security-test: build image ## attacks on three servers and two agents; ATTACKS (
 ui-test: build image ## the web page in headless Chromium (root)
 	e2e/browser/run.sh
 
+# Programs built with -trimpath do not say with which flags they were linked.
+upgrade-test release-test vagrant-test systemd-test: export CLUSTERD_LDFLAGS = $(LDFLAGS)
+
 # PREVIOUS: a commit, default the last tag or the commit before. release-test is part of it.
 .PHONY: upgrade-test
 upgrade-test: build image ## upgrade from PREVIOUS and back, under traffic (root)
@@ -208,7 +211,7 @@ vagrant-test: deb image ## the package on systemd, in NODES emulated machines (r
 	e2e/machines/run.sh
 
 .PHONY: systemd-test
-systemd-test: deb image ## clusterctl upgrade under a real systemd (root)
+systemd-test: deb image ## clusterctl upgrade and a shutdown under systemd (root)
 	e2e/machines/systemd.sh
 
 .PHONY: features

@@ -47,6 +47,7 @@ import (
 	"github.com/clusterd/clusterd/agent/pressure"
 	"github.com/clusterd/clusterd/agent/probe"
 	"github.com/clusterd/clusterd/agent/runtime"
+	"github.com/clusterd/clusterd/agent/shutdown"
 	"github.com/clusterd/clusterd/agent/static"
 	"github.com/clusterd/clusterd/agent/stats"
 	"github.com/clusterd/clusterd/agent/stream"
@@ -147,6 +148,9 @@ type Config struct {
 	// LogLinks is a folder for a link to each container's log, by the name that
 	// log shippers read: POD_NAMESPACE_CONTAINER-ID.log. Empty: none.
 	LogLinks string
+	// PodLogLinks is a folder for a link to each pod's log folder, by the name that log
+	// shippers read: NAMESPACE_NAME_UID. Empty: none.
+	PodLogLinks string
 	// ResolvConf is given to pods that are not to use cluster DNS; default:
 	// see pod.Config.
 	ResolvConf string
@@ -205,6 +209,9 @@ type Config struct {
 	StaticDir, StaticURL string
 	// statics, if set, is read in the place of these two.
 	statics pod.StaticSource
+	// Shutdown is how long pods have to end, by their priority, before the machine goes
+	// down; nil: shutdowns are not held up.
+	Shutdown []shutdown.Period
 	// OnEvent is called with every event, beside the API. It must not block.
 	// Optional.
 	OnEvent func(*v1.Event)
@@ -217,6 +224,7 @@ type Agent struct {
 	pods    *pod.Manager
 	guard   *pressure.Guard
 	local   *pressure.LocalGuard
+	down    *shutdown.Guard // nil: shutdowns are not held up
 	volumes *volume.Manager
 	stats   *stats.Collector
 	cgroups stats.Cgroups
@@ -374,12 +382,15 @@ func New(cfg Config) (*Agent, error) {
 		NodeName: cfg.NodeName, NodeIPs: cfg.NodeIPs, Node: a.node.Object, ReadNode: readNode, Client: cfg.Client,
 		Runtime: cfg.Runtime, Images: cfg.Images, Network: cfg.Network, Volumes: a.volumes, Objects: a.objects,
 		Probes: prober, OnRuntime: a.node.Poke, Recorder: a.recorder,
-		PodDir: podDir, EndedDir: filepath.Join(cfg.DataDir, "static-ended"), LogDir: cfg.PodLogDir, SweepLogs: ownLogs, LogLinks: pod.LogLinks(cfg.LogLinks), CgroupRoot: cfg.CgroupRoot,
+		PodDir: podDir, EndedDir: filepath.Join(cfg.DataDir, "static-ended"), LogDir: cfg.PodLogDir, SweepLogs: ownLogs, LogLinks: pod.LogLinks(cfg.LogLinks), PodLogLinks: pod.LogLinks(cfg.PodLogLinks), CgroupRoot: cfg.CgroupRoot,
 		ResolvConf: cfg.ResolvConf, ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain,
 		PidsLimit: cfg.PidsLimit, Verify: cfg.ImageVerification, Fence: podFence, Users: podUsers, CPUs: cfg.CPUs, UnsafeSysctls: cfg.UnsafeSysctls,
 		Refuse: func(p *v1.Pod) string { return pressure.Refuses(p, core.QOSClass(p), a.guard.Under) }, Parallel: cfg.Parallel, Tracer: cfg.Tracer,
 	})
 	prober.Exec = a.pods
+	if cfg.Shutdown != nil {
+		a.down = shutdown.New(shutdown.Config{Periods: cfg.Shutdown, Pods: a.pods, Changed: a.shutdownChanged})
+	}
 	if a.dns, err = a.newDNS(); err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
@@ -474,6 +485,9 @@ func (a *Agent) Run(ctx context.Context) error {
 			return nil
 		})
 	}
+	if a.down != nil {
+		part(ctx, "shutdowns", a.down.Run)
+	}
 	part(ctx, "pressure", a.guard.Run)
 	part(ctx, "local storage", a.local.Run)
 	part(ctx, "images", a.collectImages)
@@ -515,7 +529,6 @@ func absolute(path string) string {
 	return path
 }
 
-// claimDir holds the volumes that are folders of this node.
 // annotations are those of the node.
 func (a *Agent) annotations() map[string]string {
 	out := map[string]string{names.LocalPathRoot: a.claimDir()}
@@ -523,6 +536,7 @@ func (a *Agent) annotations() map[string]string {
 	return out
 }
 
+// claimDir holds the volumes that are folders of this node.
 func (a *Agent) claimDir() string {
 	return absolute(filepath.Join(a.cfg.DataDir, "claims"))
 }
@@ -560,7 +574,7 @@ func (a *Agent) configz() any {
 	c := a.cfg
 	return map[string]any{"agent": map[string]any{
 		"nodeName": c.NodeName, "nodeIPs": c.NodeIPs, "dataDir": c.DataDir, "cgroupRoot": c.CgroupRoot, "version": c.Version,
-		"maxPods": c.MaxPods, "driverDir": c.DriverDir, "podLogDir": c.PodLogDir, "logLinks": c.LogLinks, "resolvConf": c.ResolvConf, "clusterDNS": c.ClusterDNS,
+		"maxPods": c.MaxPods, "driverDir": c.DriverDir, "podLogDir": c.PodLogDir, "logLinks": c.LogLinks, "podLogLinks": c.PodLogLinks, "resolvConf": c.ResolvConf, "clusterDNS": c.ClusterDNS,
 		"clusterDomain": c.ClusterDomain, "pidsLimit": c.PidsLimit, "parallel": c.Parallel,
 		"staticDir": c.StaticDir, "staticURL": c.StaticURL,
 		"eviction": c.Eviction, "imageGC": c.ImageGC, "imageVerification": c.ImageVerification, "reserved": c.Reserved, "staticCPUs": c.CPUs != nil,

@@ -17,7 +17,19 @@ func (a *Agent) faults() []node.Fault {
 	if why := a.pods.RuntimeFault(); why != "" {
 		out = append(out, node.Fault{Reason: "RuntimeNotReady", Message: "container runtime is not ready: " + why})
 	}
+	if a.down != nil && a.down.Down() {
+		out = append(out, node.Fault{Reason: nodeShutdown, Message: "node is shutting down"})
+	}
 	return out
+}
+
+// nodeShutdown is the kubelet's reason of events about a machine that goes down.
+const nodeShutdown = "NodeShutdown"
+
+// shutdownChanged tells that the machine goes down, or does not after all.
+func (a *Agent) shutdownChanged(message string) {
+	a.recorder.Event(nodeRef(a.cfg.NodeName), v1.EventTypeNormal, nodeShutdown, message)
+	a.node.Poke()
 }
 
 // conditions are those of the node besides a kubelet's.

@@ -49,6 +49,7 @@ import (
 	"github.com/clusterd/clusterd/agent/podnetwork"
 	"github.com/clusterd/clusterd/agent/pressure"
 	"github.com/clusterd/clusterd/agent/runtime"
+	"github.com/clusterd/clusterd/agent/shutdown"
 	"github.com/clusterd/clusterd/agent/users"
 )
 
@@ -143,6 +144,8 @@ type machine struct {
 	cdi     []string   // folders of devices' descriptions; nil: the machine's
 	disk    string     // mount options of a tmpfs for images; "": they are on the disk of all
 	watch   *stopwatch // of benchmarks, else nil
+
+	shutdown []shutdown.Period // nil: shutdowns are not held up
 
 	timeout time.Duration // of eventually
 }
@@ -244,6 +247,7 @@ func (m *machine) start() {
 		ClusterDNS: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
 		UserIDs:    users.DefaultIDRange,
 		CDIDirs:    m.cdi,
+		Shutdown:   m.shutdown,
 		CPUs:       m.cpus, LocalStoragePeriod: 200 * time.Millisecond, Eviction: append([]pressure.Threshold{}, m.limits...), ImageGC: m.imageGC, LogLinks: filepath.Join(m.dir, "links"),
 	})
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/clusterd/clusterd/e2e/features"
 )
@@ -96,16 +98,54 @@ func TestE2EBadImage(t *testing.T) {
 
 	// Pushed at last, it is found at the next try.
 	e.push("n2", host+"/absent/nothing:1")
-	e.podReady(ns, "unknown")
+	e.within(3*testTimeout, "the pod runs at its next try", func(ctx context.Context) error { // which may be minutes later
+		p, err := e.api.CoreV1().Pods(ns).Get(ctx, "unknown", metav1.GetOptions{})
+		if err == nil && !podReady(p) {
+			err = errors.New(brief(p))
+		}
+		return err
+	})
 	second := pod("second")
 	second.Spec.NodeName = "n2"
 	second.Spec.Containers[0].Image = host + "/absent/nothing:1"
 	e.create(ns, second)
 	e.podReady(ns, "second")
-	mustContain(t, "describe", e.ctl("-n", ns, "describe", "pod", "second"), "already present on machine")
+	e.eventuallyHas([]string{"-n", ns, "describe", "pod", "second"}, "already present on machine")
+	t.Run("the events of a pod's life", func(t *testing.T) { e.showEvents(t, ns, host) })
 	for _, name := range []string{"refused", "bad-name", "never"} {
-		e.ctl("-n", ns, "delete", "pod", name, "--timeout=30s")
+		e.ctl("-n", ns, "delete", "pod", name, "--timeout=110s")
 	}
+}
+
+// showEvents: each step of a pod is an event, from where it is placed to its end.
+func (e *env) showEvents(t *testing.T, ns, host string) {
+	features.Shows(t, 160)
+	e.push("n2", host+"/team/events:1")
+	p := pod("told", "serve")
+	p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: "n2"}
+	p.Spec.Containers[0].Image = host + "/team/events:1"
+	p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "side", Image: image, Args: []string{"exit", "1"}})
+	e.create(ns, p)
+	told := func(what string, reasons ...string) {
+		t.Helper()
+		e.eventually(what+" is told", func(context.Context) error {
+			for _, prog := range kubectls() {
+				text, errs, code := e.run(prog, "", "-n", ns, "get", "events", "--field-selector", "involvedObject.kind=Pod,involvedObject.name=told", "-o", "jsonpath={.items[*].reason}")
+				if code != 0 {
+					return fmt.Errorf("%s: exit %d: %s", prog, code, errs)
+				}
+				for _, r := range reasons {
+					if !slices.Contains(strings.Fields(text), r) {
+						return fmt.Errorf("%s: there is no %s among %s", prog, r, text)
+					}
+				}
+			}
+			return nil
+		})
+	}
+	told("its life", "Scheduled", "Pulling", "Pulled", "Created", "Started", "BackOff")
+	e.ctl("-n", ns, "delete", "pod", "told", "--timeout=60s")
+	told("its end", "Scheduled", "Pulling", "Pulled", "Created", "Started", "BackOff", "Killing")
 }
 
 func waiting(p *corev1.Pod) *corev1.ContainerStateWaiting {

@@ -114,10 +114,18 @@ func TestE2EBurstLeaderKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	history := newPlacements(nodes.Items)
-	there, err := e.api.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	var there *corev1.PodList
+	e.eventually("no pod of the cluster's own waits for a node", func(ctx context.Context) (err error) {
+		if there, err = e.api.CoreV1().Pods("").List(ctx, metav1.ListOptions{}); err != nil {
+			return err
+		}
+		for i := range there.Items {
+			if p := &there.Items[i]; p.Spec.NodeName == "" {
+				return fmt.Errorf("%s/%s: %s", p.Namespace, p.Name, brief(p))
+			}
+		}
+		return nil
+	})
 	for i := range there.Items {
 		if err := history.see(watch.Added, &there.Items[i]); err != nil {
 			t.Fatal(err)
@@ -138,6 +146,8 @@ func TestE2EBurstLeaderKilled(t *testing.T) {
 		for i := from; i < to; i++ {
 			p := pod(fmt.Sprintf("p%d", i), "sleep")
 			p.Labels = map[string]string{"app": "burst"}
+			// Those on the killed leader's node stay, however long the others take.
+			p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}}
 			p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: *resource.NewMilliQuantity(each, resource.DecimalSI)}
 			e.eventually("pod "+p.Name+" is made", func(ctx context.Context) error {
 				_, err := e.api.CoreV1().Pods(ns).Create(ctx, p.DeepCopy(), metav1.CreateOptions{})

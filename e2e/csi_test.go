@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -172,9 +173,13 @@ func (d *disks) grows() {
 	if n := len(d.drivers["n3"].Calls("NodeExpandVolume")); n == 0 {
 		d.t.Error("n3 has not expanded the volume")
 	}
-	if out := d.ctl("get", "--raw", "/api/v1/nodes/n3/proxy/stats/summary"); !strings.Contains(out, `"capacityBytes": 3145728`) && !strings.Contains(out, `"capacityBytes":3145728`) {
-		d.t.Error("the node's summary does not tell the volume's size")
-	}
+	d.eventually("the node's summary tells the volume's size", func(context.Context) error {
+		out, errs, _ := d.run("clusterctl", "", "get", "--raw", "/api/v1/nodes/n3/proxy/stats/summary")
+		if !strings.Contains(strings.ReplaceAll(out, " ", ""), `"capacityBytes":3145728`) {
+			return errors.New(out + errs)
+		}
+		return nil
+	})
 }
 
 // inlineAndBlock: a volume of a pod's own, one of an ephemeral claim, and a raw

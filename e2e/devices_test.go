@@ -259,12 +259,20 @@ func claimer(name, template string) *corev1.Pod {
 // card is the device that a pod's environment names.
 func (e *env) card(ns, pod string) string {
 	e.t.Helper()
-	for line := range strings.Lines(e.ctl("-n", ns, "exec", pod, "--", "/hello", "env")) {
-		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "CARD="); ok {
-			return name
+	card := ""
+	e.eventually(pod+" tells its device", func(context.Context) error { // a node that was just started takes no commands yet
+		env, errs, code := e.run("clusterctl", "", "-n", ns, "exec", pod, "--", "/hello", "env")
+		if code != 0 {
+			return errors.New(errs)
 		}
-	}
-	return ""
+		for line := range strings.Lines(env) {
+			if name, ok := strings.CutPrefix(strings.TrimSpace(line), "CARD="); ok {
+				card = name
+			}
+		}
+		return nil
+	})
+	return card
 }
 
 // cardIsUsable reads the device in a pod, and may not write to it.

@@ -153,11 +153,27 @@ func webExample(e *env, ns string) {
 	e.ingressSays("http://web.example/", "Hello from clusterd!")
 }
 
-// helloExample applies the demo and the way into it, which name their namespace.
+// helloExample applies the demo and the ways into it, which name their namespace.
 func helloExample(e *env, _ string) {
-	e.ctl("apply", "-f", "../examples/hello.yaml", "-f", "../examples/ingress.yaml")
+	e.gatewayClass()
+	e.ctl("apply", "-f", "../examples/hello.yaml", "-f", "../examples/ingress.yaml", "-f", "../examples/gateway.yaml")
 	e.rolledOut("hello", "deployment/hello")
 	e.ingressSays("http://hello.example/", "clusterd")
+	var address string // in the cluster, which has no addresses for load balancers here
+	e.eventually("the Gateway has its Service", func(ctx context.Context) error {
+		list, err := e.api.CoreV1().Services("kube-system").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, s := range list.Items {
+			if strings.HasPrefix(s.Name, "gateway-hello-hello-") {
+				address = s.Spec.ClusterIP
+				return nil
+			}
+		}
+		return errors.New("no Service gateway-hello-hello-…")
+	})
+	wayIn{e: e, vip: address}.says("http://hello.example/", http.StatusOK, "clusterd")
 }
 
 // ingressSays waits until the proxies of Ingresses answer a URL with words. They are
@@ -229,10 +245,8 @@ func claimExample(e *env, ns string) {
 		}
 		return nil
 	})
-	series := e.ctl("get", "--raw", "/api/v1/nodes/"+after.Spec.NodeName+"/proxy/metrics")
-	if want := fmt.Sprintf(`kubelet_volume_stats_available_bytes{namespace="%s",persistentvolumeclaim="%s"} 0`, ns, claim[0]); !strings.Contains(series, want) {
-		e.t.Errorf("no series %s of the node", want)
-	}
+	e.eventuallyHas([]string{"get", "--raw", "/api/v1/nodes/" + after.Spec.NodeName + "/proxy/metrics"},
+		fmt.Sprintf(`kubelet_volume_stats_available_bytes{namespace="%s",persistentvolumeclaim="%s"} 0`, ns, claim[0]))
 }
 
 func daemonSetExample(e *env, ns string) {
@@ -332,7 +346,8 @@ func budgetExample(e *env, ns string) {
 
 func operatorExample(e *env, ns string) {
 	e.example(ns, "operator")
-	e.ctl("wait", "--for=condition=established", "crd/sites.example.clusterd.local", "--timeout=110s")
+	// Before there is a condition, wait ends at once.
+	e.eventuallyHas([]string{"wait", "--for=condition=established", "crd/sites.example.clusterd.local", "--timeout=110s"}, "condition met")
 	e.rolledOut(ns, "deployment/site-operator")
 	e.example(ns, "site")
 	ready := func(n string) {

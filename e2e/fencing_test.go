@@ -160,9 +160,7 @@ func (f *fencing) lose(how string, lose func(string) error) (node string) {
 	if *l.Spec.HolderIdentity == node || l.Annotations[ournames.Fenced] == "" {
 		f.t.Errorf("the lease of %s: %+v, %v", node, l.Spec, l.Annotations)
 	}
-	if out := f.ctl("describe", "node", node); !strings.Contains(out, "NodeFenced") {
-		f.t.Errorf("describe node says nothing of it:\n%s", out)
-	}
+	f.eventuallyHas([]string{"describe", "node", node}, "NodeFenced")
 	f.oneWriter()
 	return node
 }

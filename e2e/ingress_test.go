@@ -170,7 +170,7 @@ func ingress(t *testing.T, e *env, vip string) {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }()
-	_ = conn.SetDeadline(time.Now().Add(stalled))
+	_ = conn.SetDeadline(time.Now().Add(testTimeout))
 	fmt.Fprint(conn, "GET /echo HTTP/1.1\r\nHost: plain.example\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
 	in := bufio.NewReader(conn)
 	resp, err := http.ReadResponse(in, nil) //nolint:bodyclose // the connection is

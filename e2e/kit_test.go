@@ -267,6 +267,20 @@ func (e *env) refused(stdin string, args ...string) string {
 	return out + errs
 }
 
+// eventuallyHas waits until what clusterctl prints has all the words.
+func (e *env) eventuallyHas(args []string, words ...string) {
+	e.t.Helper()
+	e.eventually(fmt.Sprintf("%q in the output of %q", words, args), func(context.Context) error {
+		out, errs, _ := e.run("clusterctl", "", args...)
+		for _, w := range words {
+			if !strings.Contains(out, w) {
+				return fmt.Errorf("%q is not in:\n%s%s", w, out, errs)
+			}
+		}
+		return nil
+	})
+}
+
 // kubectlPath is the kubectl that CLUSTERD_KUBECTL names (make test builds one of
 // the server's version), else the one in PATH.
 func kubectlPath() string { return cmp.Or(os.Getenv("CLUSTERD_KUBECTL"), "kubectl") }

@@ -50,8 +50,7 @@ func (e *env) netDoctor(t *testing.T, from, to string) {
 		}
 		return nil
 	})
-	table := e.ctl("net", "doctor")
-	mustContain(t, "the table", table, "FROM \\ TO", "Nothing is wrong on", " ms")
+	e.eventuallyHas([]string{"net", "doctor"}, "FROM \\ TO", "Nothing is wrong on", " ms")
 	for _, name := range names {
 		e.pathCondition(name, v1.ConditionFalse, fmt.Sprintf("the ways to %d other nodes work", len(names)-1))
 	}

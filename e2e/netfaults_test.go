@@ -178,7 +178,7 @@ func (f *netFaults) open() {
 	for i := range openConns {
 		c := &openConn{from: f.nodes[i%len(f.nodes)]}
 		err := f.Do(c.from, func() (err error) {
-			c.Conn, err = net.DialTimeout("tcp", to, stalled)
+			c.Conn, err = net.DialTimeout("tcp", to, testTimeout)
 			return err
 		})
 		if err == nil {
@@ -446,11 +446,4 @@ func (f *netFaults) nodeDies() {
 }
 
 // idle reports whether the machine's processors are enough for what wants to run.
-func idle() bool {
-	var load float64
-	b, err := os.ReadFile("/proc/loadavg")
-	if err == nil {
-		_, err = fmt.Sscan(string(b), &load)
-	}
-	return err == nil && load < float64(runtime.NumCPU())
-}
+func idle() bool { return loadAverage() < float64(runtime.NumCPU()) }

@@ -15,19 +15,23 @@ import (
 	"github.com/clusterd/clusterd/netsetup/policy"
 )
 
-// dials says whether one pod reaches an address and port.
-func (e *env) dials(ns, from, addr string) bool {
-	_, _, code := e.run("clusterctl", "", "-n", ns, "exec", from, "--", "/hello", "dial", addr)
-	return code == 0
+// dials says whether one pod reaches an address and port; an error: it could not be asked.
+func (e *env) dials(ns, from, addr string) (bool, error) {
+	_, errs, code := e.run("clusterctl", "", "-n", ns, "exec", from, "--", "/hello", "dial", addr)
+	if code != 0 && !strings.Contains(errs, "dial tcp "+addr+": ") {
+		return false, errors.New(errs)
+	}
+	return code == 0, nil
 }
 
 func (e *env) reaches(want bool, ns, from, addr string) {
 	e.t.Helper()
 	e.eventually(fmt.Sprintf("%s reaches %s: %t", from, addr, want), func(context.Context) error {
-		if e.dials(ns, from, addr) != want {
-			return errors.New("it does not hold")
+		does, err := e.dials(ns, from, addr)
+		if err == nil && does != want {
+			err = errors.New("it does not hold")
 		}
-		return nil
+		return err
 	})
 }
 
@@ -60,8 +64,14 @@ func policies(t *testing.T, e *env) {
 	late.Spec.Containers[0].ReadinessProbe = server.Spec.Containers[0].ReadinessProbe
 	e.create(ns, late)
 	lateAddr := e.podReady(ns, "late").Status.PodIP + ":8080"
-	if e.dials(ns, "near", lateAddr) || e.dials(ns, "far", lateAddr) {
-		t.Error("a new pod is not guarded")
+	for _, from := range []string{"near", "far"} {
+		e.eventually(from+" is asked", func(context.Context) error {
+			does, err := e.dials(ns, from, lateAddr)
+			if does {
+				t.Fatal("a new pod is not guarded")
+			}
+			return err
+		})
 	}
 	if out, err := e.page("n1", e.get(ns, "server").Status.PodIP); err != nil {
 		t.Errorf("the node does not reach its pod: %s %v", out, err)

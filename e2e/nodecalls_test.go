@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -82,12 +83,16 @@ func stolenServerKey(t *testing.T, e *env, ns string) {
 	// A user who may read the logs of one namespace, and nothing else.
 	e.ctl("create", "role", "reader", "-n", ns, "--verb=get", "--resource=pods,pods/log")
 	e.ctl("create", "rolebinding", "reader", "-n", ns, "--role=reader", "--user=ann")
-	mustContain(t, "ann reads logs", e.ctl("logs", "-n", ns, "on-a1", "--as=ann"), "serving on")
+	// Each server, and the node, learns of the binding by a watch of its own.
+	e.eventuallyHas([]string{"logs", "-n", ns, "on-a1", "--as=ann"}, "serving on")
 	mustContain(t, "and runs nothing", e.refused("", "exec", "-n", ns, "on-a1", "--as=ann", "--", "/hello", "echo", "hi"), "forbidden")
 	ann := &transport.Caller{User: "ann"}
-	if code, body := callAs(e, "n1", "a1", ann, "GET", log); code != http.StatusOK {
-		t.Errorf("ann's logs: %d %s", code, body)
-	}
+	e.eventually("ann has the logs from the node", func(context.Context) error {
+		if code, body := callAs(e, "n1", "a1", ann, "GET", log); code != http.StatusOK {
+			return fmt.Errorf("%d %s", code, body)
+		}
+		return nil
+	})
 	if code, body := callAs(e, "n1", "a1", ann, "GET", "/containerLogs/default/on-a1/main"); code != http.StatusForbidden {
 		t.Errorf("ann's logs of another namespace: %d %s", code, body)
 	}

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -413,6 +414,7 @@ type storm struct {
 	written chan int
 	stop    context.CancelFunc
 	began   time.Time
+	events  atomic.Int64 // written so far
 	mu      sync.Mutex
 	renewed []time.Time // by the API's clock of the writer
 }
@@ -442,7 +444,9 @@ func (e *env) eventStorm(ns string) *storm {
 					InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: ns, Name: "storm"}, Reason: "Storm", Message: strings.Repeat("x", 256),
 					Type: corev1.EventTypeNormal, Source: corev1.EventSource{Component: "agent", Host: "n1"}, FirstTimestamp: metav1.Now(), LastTimestamp: metav1.Now(), Count: 1,
 				}, metav1.CreateOptions{})
-				if err != nil {
+				if err == nil {
+					s.events.Add(1)
+				} else {
 					n--
 					select { // it is held back, as one that floods is
 					case <-ctx.Done():
@@ -479,32 +483,29 @@ func (e *env) eventStorm(ns string) *storm {
 	return s
 }
 
-// show ends the storm and looks at the lease: it moved all the time, each ten
-// seconds where the machine allows it.
+// show looks at the lease and ends the storm: it moved all the time, each ten seconds
+// where the machine allows it.
 func (s *storm) show(t *testing.T) {
 	t.Helper()
-	s.e.eventually("the lease was renewed three times in the storm", func(context.Context) error {
+	var gaps []time.Duration
+	const many = 500 // fewer events are no storm
+	s.e.eventually("the lease was renewed in time in the storm", func(context.Context) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if len(s.renewed) < 4 {
-			return fmt.Errorf("%s", s.renewed)
+		gaps = nil
+		for i := 1; i < len(s.renewed); i++ {
+			gaps = append(gaps, s.renewed[i].Sub(s.renewed[i-1]))
+		}
+		if n := s.events.Load(); n < many || len(gaps) < 3 || slices.Min(gaps) > 11*time.Second {
+			return fmt.Errorf("%d events; between renewals %s", n, gaps)
 		}
 		return nil
 	})
 	s.stop()
 	n := <-s.written
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var gaps []time.Duration
-	for i := 1; i < len(s.renewed); i++ {
-		gaps = append(gaps, s.renewed[i].Sub(s.renewed[i-1]))
-	}
 	t.Logf("%d events in %s; between renewals %s", n, time.Since(s.began).Round(time.Second), gaps)
-	if n < 500 {
-		t.Errorf("%d events are no storm", n)
-	}
-	if best, worst := slices.Min(gaps), slices.Max(gaps); best > 11*time.Second || worst >= 40*time.Second {
-		t.Errorf("between renewals %s to %s", best, worst)
+	if worst := slices.Max(gaps); worst >= 40*time.Second {
+		t.Errorf("between renewals %s", worst)
 	}
 	node, err := s.e.api.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
 	if err != nil || !nodeReady(node) {
@@ -541,7 +542,7 @@ func (e *env) showSpread() {
 	if len(all) < 4 || len(slices.Compact(slices.Clone(all))) != len(all) {
 		b, _ := json.Marshal(all)
 		e.t.Errorf("%d times, some the same: %s", len(all), b)
-	} else if spread := all[len(all)-1] - all[0]; spread < time.Second {
+	} else if spread := all[len(all)-1] - all[0]; spread < 100*time.Millisecond { // of twelve seconds: chance does not come so near
 		e.t.Errorf("%d times lie within %s", len(all), spread)
 	}
 }

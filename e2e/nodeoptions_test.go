@@ -18,8 +18,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/e2e/cluster"
+	"github.com/clusterd/clusterd/e2e/cluster/clustertest"
 	"github.com/clusterd/clusterd/e2e/features"
 )
 
@@ -31,9 +33,11 @@ func TestE2ENodeOptions(t *testing.T) {
 	spans := collectSpans(t)
 	t.Setenv("CLUSTERD_DEBUG_CERT_LIFETIME", "40s")
 	fakeJournal(t)
+	podLogs := filepath.Join(t.TempDir(), "var", "log", "pods")
 	e := startBare(t, 1, func(c *cluster.Config) {
 		c.Agents = 1
 		c.Args = []string{
+			"--pod-log-links", podLogs,
 			"--log-level", "debug", "--read-only-port", "10255", "--cpu-manager-policy", "static", "--reserved-cpus", "0",
 			"--node-addresses", "ExternalIP=203.0.113.7,ExternalDNS=n.example.org", "--tracing-config", spans.config,
 		}
@@ -61,6 +65,36 @@ func TestE2ENodeOptions(t *testing.T) {
 				}
 			}
 		}
+	})
+	t.Run("log folders of pods", func(t *testing.T) {
+		features.Shows(t, 254)
+		// Before the sandbox: there is none of this pod's, and will be none.
+		e.ctlIn("apiVersion: node.k8s.io/v1\nkind: RuntimeClass\nmetadata: {name: nowhere}\nhandler: nowhere\n", "apply", "-f", "-")
+		waits := pod("waits", "sleep")
+		waits.Spec.NodeName, waits.Spec.RuntimeClassName = "n1", ptr.To("nowhere")
+		waits = e.create(ns, waits)
+		e.eventually("the pod has no sandbox", func(context.Context) error {
+			if text := e.ctl("-n", ns, "describe", "pod", "waits"); !strings.Contains(text, "FailedCreatePodSandBox") {
+				return errors.New(text)
+			}
+			return nil
+		})
+		folder := func(p *corev1.Pod) string { return filepath.Join(podLogs, ns+"_"+p.Name+"_"+string(p.UID)) }
+		if st, err := os.Stat(folder(waits)); err != nil || !st.IsDir() {
+			t.Errorf("%s: %v (%v)", folder(waits), st, err)
+		}
+		// Of one that runs, what log shippers read is found by its name.
+		if b, err := os.ReadFile(filepath.Join(folder(e.get(ns, "pinned")), "main", "0.log")); err != nil || !strings.Contains(string(b), "stdout F hello from pinned") {
+			t.Errorf("%q, %v", b, err)
+		}
+		e.ctl("-n", ns, "delete", "pod", "waits")
+		e.eventually("the folder goes with the pod", func(context.Context) error {
+			if _, err := os.Lstat(folder(waits)); !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("%s: %v", folder(waits), err)
+			}
+			return nil
+		})
+		e.ctl("delete", "runtimeclass", "nowhere")
 	})
 	t.Run("the machine's cgroups", func(t *testing.T) {
 		_, err := os.Stat("/sys/fs/cgroup/cgroup.controllers")
@@ -93,7 +127,7 @@ func TestE2ENodeOptions(t *testing.T) {
 			t.Errorf("exit code %d", code)
 		}
 		// What runs is accounted for, all pods together, too.
-		mustContain(t, "accounting", e.ctl("get", "--raw", "/api/v1/nodes/n1/proxy/stats/summary"), `"systemContainers":[{"name":"pods"`, `"usageCoreNanoSeconds":`, `"workingSetBytes":`)
+		e.eventuallyHas([]string{"get", "--raw", "/api/v1/nodes/n1/proxy/stats/summary"}, `"systemContainers":[{"name":"pods"`, `"usageCoreNanoSeconds":`, `"workingSetBytes":`)
 	})
 	t.Run("read-only port", func(t *testing.T) {
 		at := net.JoinHostPort(n1.Addr.String(), "10255")
@@ -287,12 +321,12 @@ func (e *env) reconfigure(n cluster.Node, change func(string) string) {
 
 // giveAddress gives the interface that has an address another one.
 func giveAddress(has, another string) error {
-	links, err := netlink.LinkList()
+	links, err := clustertest.Dump(netlink.LinkList)
 	if err != nil {
 		return err
 	}
 	for _, l := range links {
-		addrs, err := netlink.AddrList(l, netlink.FAMILY_V4)
+		addrs, err := clustertest.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_V4) })
 		if err != nil {
 			return err
 		}

@@ -54,5 +54,5 @@ func TestE2EOOM(t *testing.T) {
 		}
 	}
 	mustContain(t, "get", e.ctl("-n", ns, "get", "pod", "never"), "OOMKilled")
-	mustContain(t, "describe", e.ctl("-n", ns, "describe", "pod", "always"), "OOMKilled", "Exit Code:    137")
+	e.eventuallyHas([]string{"-n", ns, "describe", "pod", "always"}, "OOMKilled", "Exit Code:    137")
 }

@@ -81,6 +81,6 @@ func TestE2ERestartPolicies(t *testing.T) {
 			}
 			return nil
 		})
-		mustContain(t, "get", e.ctl("-n", ns, "get", "pods"), "CrashLoopBackOff", "Completed", "Error")
+		e.eventuallyHas([]string{"-n", ns, "get", "pods"}, "CrashLoopBackOff", "Completed", "Error")
 	})
 }

@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -142,7 +141,7 @@ func TestE2ERecover(t *testing.T) {
 			}
 			return nil
 		})
-		limit, cancel := context.WithTimeout(ctx, time.Minute)
+		limit, cancel := context.WithTimeout(ctx, testTimeout)
 		defer cancel()
 		again := e.Exec(limit, n, e.Bin("clusterd"), "run", "--data", e.data(n))
 		said, err := again.CombinedOutput()

@@ -99,10 +99,10 @@ func TestE2ERestart(t *testing.T) {
 			t.Fatalf("line %d of the log is %q", i, l)
 		}
 	}
-	page, err := e.page("n1", e.get(ns, "web").Status.PodIP)
-	if err != nil {
-		t.Errorf("the web server: %v (%s)", err, page)
-	}
+	e.eventually("the web server answers", func(context.Context) error {
+		_, err := e.page("n1", e.get(ns, "web").Status.PodIP)
+		return err
+	})
 	e.cases("volumes of a CSI driver", nil, (*env).csiVolumes)
 }
 

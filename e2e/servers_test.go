@@ -233,7 +233,7 @@ func TestE2EPlacement(t *testing.T) {
 		if len(count) != 3 {
 			t.Errorf("%d pods went to %v", pods, count)
 		}
-		e.ctl("-n", ns, "delete", "pods", "-l", "tie=yes", "--grace-period=0", "--force", "--timeout=60s")
+		e.ctl("-n", ns, "delete", "pods", "-l", "tie=yes", "--grace-period=0", "--force", "--timeout=110s")
 	})
 	t.Run("node affinity", func(t *testing.T) {
 		features.Shows(t, 117)
@@ -304,7 +304,7 @@ func TestE2EPlacement(t *testing.T) {
 			t.Errorf("near is on %s, what it wants to be near to on %s", a, b)
 		}
 		e.ctl("-n", ns, "delete", "pod", "near", "there")
-		e.ctl("-n", ns, "delete", "deployment", "apart", "--cascade=foreground", "--timeout=60s")
+		e.ctl("-n", ns, "delete", "deployment", "apart", "--cascade=foreground", "--timeout=110s")
 	})
 	t.Run("the emptier one", func(t *testing.T) {
 		features.Shows(t, 120, 122, 244)

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -121,7 +120,7 @@ func TestE2ESnapshot(t *testing.T) {
 
 	// n1 wakes up: it learns of it, is reset, and joins again under its name.
 	first := e.Nodes()[0]
-	limit, cancel := context.WithTimeout(ctx, time.Minute)
+	limit, cancel := context.WithTimeout(ctx, testTimeout)
 	defer cancel()
 	said, err := e.Exec(limit, "n1", e.Bin("clusterd"), "run", "--data", first.Data).CombinedOutput()
 	var exit *exec.ExitError

@@ -3,7 +3,6 @@ package dns
 import (
 	"context"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,7 +15,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/lru"
-	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/agent/watches"
 )
@@ -123,7 +121,7 @@ func (c *catalog) servicesAt(a netip.Addr) []*v1.Service {
 type endpoint struct {
 	addr  netip.Addr
 	name  string // the label below its Service's name
-	ports []discoveryv1.EndpointPort
+	ports [][]discoveryv1.EndpointPort
 	again bool // one before it has the address too, by another name
 }
 
@@ -133,6 +131,10 @@ const (
 	manyEndpoints = 16 // reading fewer costs nothing
 	largeServices = 64 // of which it is remembered
 )
+
+// maxPairs bounds the ports of all endpoints of a Service together: a question for SRV
+// records looks at each. Ports beyond that are in no answer.
+const maxPairs = 100_000
 
 // readEndpoints are the endpoints that were read from those slices.
 type readEndpoints struct {
@@ -163,8 +165,8 @@ func (c *catalog) endpoints(s *v1.Service) []endpoint {
 			return r.endpoints
 		}
 	}
-	out := read(objs, s.Spec.PublishNotReadyAddresses)
-	if len(out) < manyEndpoints {
+	out, cost := read(objs, s.Spec.PublishNotReadyAddresses)
+	if cost < manyEndpoints {
 		c.large.Remove(key)
 		return out
 	}
@@ -176,22 +178,25 @@ func (c *catalog) endpoints(s *v1.Service) []endpoint {
 	return out
 }
 
-// read lists the endpoints of slices of one Service. An address may be in several of
-// them: while one is replaced, or as each slice has some of the ports.
-func read(objs []any, unready bool) []endpoint {
-	var out []endpoint
-	many := 0
+// read lists the endpoints of slices of one Service, and how many addresses it read for
+// them. An address may be in several slices: while one is replaced, or as each has some of
+// the ports.
+func read(objs []any, unready bool) (out []endpoint, cost int) {
 	for _, o := range objs {
-		many += len(o.(*discoveryv1.EndpointSlice).Endpoints)
+		cost += len(o.(*discoveryv1.EndpointSlice).Endpoints)
 	}
-	var first map[netip.Addr]int // where an address is in out; nil: they are few
-	if many > manyEndpoints {
-		first = make(map[netip.Addr]int, many)
+	type named struct {
+		addr netip.Addr
+		name string
 	}
+	known, addrs := make(map[named]int, cost), make(map[netip.Addr]bool, cost) // known: where it is in out
+	left := maxPairs
 	for _, o := range objs {
 		slice := o.(*discoveryv1.EndpointSlice)
+		of := map[int]bool{} // of out: those that have this slice's ports
 		for i := range slice.Endpoints {
 			e := &slice.Endpoints[i]
+			cost += len(e.Addresses)
 			if ready := e.Conditions.Ready; ready != nil && !*ready && !unready {
 				continue
 			}
@@ -200,44 +205,24 @@ func read(objs []any, unready bool) []endpoint {
 				if err != nil {
 					continue // a domain name
 				}
-				next := endpoint{addr: a, name: endpointName(e, a), ports: slice.Ports}
-				at, known := first[a]
-				if first == nil {
-					at = slices.IndexFunc(out, func(p endpoint) bool { return p.addr == a })
-					known = at >= 0
+				id := named{a, endpointName(e, a)}
+				at, ok := known[id]
+				if !ok {
+					at = len(out)
+					known[id] = at
+					out = append(out, endpoint{addr: a, name: id.name, again: addrs[a]})
+					addrs[a] = true
 				}
-				if !known {
-					if first != nil {
-						first[a] = len(out)
-					}
-					out = append(out, next)
-					continue
+				if !of[at] {
+					of[at] = true
+					ports := slice.Ports[:min(len(slice.Ports), left)]
+					left -= len(ports)
+					out[at].ports = append(out[at].ports, ports)
 				}
-				next.again = true
-				if same := slices.IndexFunc(out[at:], func(p endpoint) bool { return p.addr == a && p.name == next.name }); same >= 0 {
-					p := &out[at+same]
-					p.ports = bothPorts(p.ports, slice.Ports)
-					continue
-				}
-				out = append(out, next)
 			}
 		}
 	}
-	return out
-}
-
-// bothPorts are the ports of a and, after them, those of b that a has not. Neither is
-// changed: they are of slices.
-func bothPorts(a, b []discoveryv1.EndpointPort) []discoveryv1.EndpointPort {
-	out := a[:len(a):len(a)]
-	for _, p := range b {
-		if !slices.ContainsFunc(a, func(q discoveryv1.EndpointPort) bool {
-			return ptr.Equal(p.Name, q.Name) && ptr.Equal(p.Protocol, q.Protocol) && ptr.Equal(p.Port, q.Port)
-		}) {
-			out = append(out, p)
-		}
-	}
-	return out
+	return out, cost
 }
 
 // endpointName is the label an endpoint has below its Service: its host name,

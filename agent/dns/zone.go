@@ -270,14 +270,17 @@ func (z *zone) srv(s *v1.Service, q asked, want func(name string, p v1.Protocol)
 	var targets []target
 	for _, e := range z.catalog.endpoints(s) {
 		named := false
-		for _, p := range e.ports {
-			if p.Port == nil || !want(ptr.Deref(p.Name, ""), ptr.Deref(p.Protocol, "")) {
-				continue
-			}
-			named = true
-			if t := (target{e.name, uint16(*p.Port)}); !seen[t] {
-				seen[t] = true
-				targets = append(targets, t)
+		for _, ports := range e.ports {
+			for i := range ports {
+				p := &ports[i]
+				if p.Port == nil || !want(ptr.Deref(p.Name, ""), ptr.Deref(p.Protocol, "")) {
+					continue
+				}
+				named = true
+				if t := (target{e.name, uint16(*p.Port)}); !seen[t] {
+					seen[t] = true
+					targets = append(targets, t)
+				}
 			}
 		}
 		if named {

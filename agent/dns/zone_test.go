@@ -1,6 +1,7 @@
 package dns
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -111,7 +112,7 @@ func TestPortsOfSeveralSlices(t *testing.T) {
 			found := map[string]int{}
 			for _, e := range all {
 				if e.addr.String() == "10.244.200.1" {
-					for _, p := range e.ports {
+					for _, p := range slices.Concat(e.ports...) {
 						found[e.name+" "+*p.Name]++
 					}
 				}
@@ -135,6 +136,44 @@ func TestPortsOfSeveralSlices(t *testing.T) {
 				t.Errorf("%s: %v", name, m)
 			}
 		}
+	}
+}
+
+// The bug: endpoints that several slices name cost the square of their slices' ports, for
+// each question, as what was read of few addresses was not remembered.
+func TestPortsOfManySlices(t *testing.T) {
+	const many, each = 200, 100
+	c := newTestCatalog(true)
+	svc := service("prod", "ports", "None")
+	var all []discoveryv1.Endpoint
+	for i := range manyEndpoints - 1 {
+		all = append(all, at(fmt.Sprintf("10.244.3.%d", i), "", true))
+	}
+	for i := range many {
+		s := slice("prod", fmt.Sprint("ports-", i), "ports", discoveryv1.EndpointPort{}, all...)
+		s.Ports = nil
+		for j := range each {
+			s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: ptr.To(fmt.Sprintf("p-%d-%d", i, j)), Protocol: ptr.To(v1.ProtocolTCP), Port: ptr.To(int32(i*each + j))})
+		}
+		if err := c.slices.Add(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list := c.endpoints(svc)
+	if len(list) != len(all) {
+		t.Fatalf("%d endpoints, want %d", len(list), len(all))
+	}
+	pairs := 0
+	for _, e := range list {
+		for _, ports := range e.ports {
+			pairs += len(ports)
+		}
+	}
+	if pairs != maxPairs {
+		t.Errorf("questions look at %d ports, want %d", pairs, maxPairs)
+	}
+	if again := c.endpoints(svc); &again[0] != &list[0] {
+		t.Error("what was read of few addresses in many slices is not remembered")
 	}
 }
 

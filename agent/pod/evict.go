@@ -40,7 +40,7 @@ func (m *Manager) evict(uid types.UID, message string, hard, disrupted bool) {
 		}
 		grace := podstate.MinGrace
 		if !hard {
-			grace = podstate.Grace(30)
+			grace = podstate.Grace(defaultGrace)
 			if g := w.pod.Spec.TerminationGracePeriodSeconds; g != nil {
 				grace = podstate.Grace(*g)
 			}

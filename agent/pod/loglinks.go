@@ -13,9 +13,10 @@ import (
 	"github.com/clusterd/clusterd/agent/podspec"
 )
 
-// LogLinks is a folder of links, one to the log of each container that is
-// there, named POD_NAMESPACE_CONTAINER-ID.log: what ships logs reads from the
-// name whose they are. Empty: no links are made.
+// LogLinks is a folder of links to logs: what ships logs reads from the name whose
+// they are. It has either one to the log of each container that is there, named
+// POD_NAMESPACE_CONTAINER-ID.log, or one to the log folder of each pod,
+// NAMESPACE_NAME_UID. Empty: no links are made.
 type LogLinks string
 
 // set makes the link of a container. Its log need not be there yet.
@@ -29,6 +30,22 @@ func (dir LogLinks) set(namespace, pod, container, id, log string) error {
 		return err
 	}
 	return nil
+}
+
+// setPod makes the link of a pod's log folder.
+func (dir LogLinks) setPod(logs string) error {
+	if dir == "" {
+		return nil
+	}
+	if err := os.Symlink(logs, filepath.Join(string(dir), filepath.Base(logs))); !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
+}
+
+// removePod takes the link of a pod's log folder away, if there is one.
+func (dir LogLinks) removePod(logs string) error {
+	return dir.removeIf(func(_, target string) bool { return target == logs })
 }
 
 // remove takes the link of a container away, if there is one.

@@ -56,6 +56,28 @@ func TestLogLinks(t *testing.T) {
 		t.Errorf("removed, there are %q", got)
 	}
 
+	folder := filepath.Join(logs, "ns_web-0_uid")
+	if err := os.Mkdir(folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := dir.setPod(folder); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := dir.sweep(logs); err != nil {
+		t.Fatal(err)
+	}
+	if got := list(); !slices.Equal(got, []string{"ns_web-0_uid", "others.log"}) {
+		t.Errorf("with a pod's folder, there are %q", got)
+	}
+	if err := dir.removePod(folder); err != nil {
+		t.Fatal(err)
+	}
+	if got := list(); !slices.Equal(got, []string{"others.log"}) {
+		t.Errorf("without the pod's folder, there are %q", got)
+	}
+
 	long := strings.Repeat("p", 253)
 	if err := dir.set("ns", long, "c", "id3", log); err != nil {
 		t.Fatal(err)
@@ -66,7 +88,7 @@ func TestLogLinks(t *testing.T) {
 	if err := LogLinks("/proc/none").set("ns", "p", "c", "id", log); err == nil {
 		t.Error("a folder that cannot be is no error")
 	}
-	if LogLinks("").set("ns", "p", "c", "id", log) != nil || LogLinks("").remove("id") != nil || LogLinks("").sweep(logs) != nil {
+	if LogLinks("").set("ns", "p", "c", "id", log) != nil || LogLinks("").remove("id") != nil || LogLinks("").sweep(logs) != nil || LogLinks("").setPod(folder) != nil || LogLinks("").removePod(folder) != nil {
 		t.Error("without a folder there is something to do")
 	}
 }

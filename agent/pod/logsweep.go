@@ -42,7 +42,17 @@ func (m *Manager) sweepLogs(ctx context.Context) {
 			klog.FromContext(ctx).Error(err, "remove the log directory of a deleted pod", "folder", e.Name())
 		}
 	}
-	if err := m.cfg.LogLinks.sweep(m.cfg.LogDir); err != nil {
-		klog.FromContext(ctx).Error(err, "Links to logs that are no more stay")
+	for _, links := range []LogLinks{m.cfg.LogLinks, m.cfg.PodLogLinks} {
+		if err := links.sweep(m.cfg.LogDir); err != nil {
+			klog.FromContext(ctx).Error(err, "Links to logs that are no more stay", "folder", links)
+		}
+	}
+	// Pods that ran before the folder was asked for have theirs now, too.
+	for _, e := range entries {
+		if used[e.Name()] {
+			if err := m.cfg.PodLogLinks.setPod(filepath.Join(m.cfg.LogDir, e.Name())); err != nil {
+				klog.FromContext(ctx).Error(err, "No link to a pod's log folder", "folder", e.Name())
+			}
+		}
 	}
 }

@@ -64,6 +64,7 @@ type Manager struct {
 	synced     bool                  // the API's list has been seen
 	fault      string                // why podmon's events cannot be had, "": they can
 	hung       string                // why it does not answer otherwise, "": it does
+	shutdown   bool                  // the machine is about to go down
 	wg         sync.WaitGroup
 }
 
@@ -123,7 +124,7 @@ const resync = time.Minute
 // no container is made twice; it removes what no pod claims only after the
 // API's list has been seen. Containers run on when it returns.
 func (m *Manager) Run(ctx context.Context) error {
-	for _, dir := range []string{m.cfg.PodDir, m.cfg.LogDir, m.cfg.EndedDir, string(m.cfg.LogLinks)} {
+	for _, dir := range []string{m.cfg.PodDir, m.cfg.LogDir, m.cfg.EndedDir, string(m.cfg.LogLinks), string(m.cfg.PodLogLinks)} {
 		if dir == "" {
 			continue
 		}
@@ -256,7 +257,12 @@ func (m *Manager) begin(pod *v1.Pod, static bool) *worker {
 	over := core.FinalPhase(pod.Status.Phase) && (w.obs.EndedAs == "" || !w.obs.Alive())
 	if !over && (known || pod.DeletionTimestamp == nil) {
 		var verdict *podstate.Verdict
-		if !known && isNew(pod) {
+		if !known {
+			if verdict = m.refusedByShutdown(!isNew(pod)); verdict != nil {
+				w.shutdown = true
+			}
+		}
+		if verdict == nil && !known && isNew(pod) {
 			verdict = m.admit(pod)
 		}
 		if verdict == nil {

@@ -172,8 +172,10 @@ type Config struct {
 	// SweepLogs: the folder is ours alone, folders of unknown pods are removed.
 	SweepLogs bool
 	// LogLinks is a folder of links to the containers' logs; empty: none.
-	LogLinks   LogLinks
-	CgroupRoot string // "/clusterd-n1"
+	LogLinks LogLinks
+	// PodLogLinks is a folder of links to the pods' log folders; empty: none.
+	PodLogLinks LogLinks
+	CgroupRoot  string // "/clusterd-n1"
 
 	// ResolvConf is the host's; pods with dnsPolicy Default, and all pods
 	// when there is no cluster DNS, get its content. Default: /etc/resolv.conf,

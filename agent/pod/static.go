@@ -192,7 +192,7 @@ func (w *worker) setMirror(pod *v1.Pod) {
 func (w *worker) endStatic() {
 	pod := *w.pod
 	now := metav1.Now()
-	grace := int64(30)
+	grace := int64(defaultGrace)
 	if g := pod.Spec.TerminationGracePeriodSeconds; g != nil {
 		grace = *g
 	}

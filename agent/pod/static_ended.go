@@ -107,6 +107,9 @@ func (m *Manager) asEnded(pod *v1.Pod) *v1.Pod {
 // keepEnd writes the last status of a static pod that has ended, and reports
 // whether that is done or not needed: its records in podmon may go then.
 func (w *worker) keepEnd(st *v1.PodStatus) bool {
+	if w.shutdown {
+		return true // it runs again after the boot
+	}
 	if !core.FinalPhase(st.Phase) || w.obs.Final || w.pod.DeletionTimestamp != nil || len(st.ContainerStatuses) == 0 {
 		return true // it runs, nothing of it ever ran, or it is to go
 	}

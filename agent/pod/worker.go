@@ -76,9 +76,14 @@ type worker struct {
 	status      statusState
 	mirror      mirrorState // of a static pod
 	end         endState    // of a static pod
+	shutdown    bool        // the pod ended because the machine goes down; set before the loop runs, or by it
+	again       bool        // it is a static one that is to begin anew
 	span        spanState
 	fresh       refreshState
 	wg          sync.WaitGroup // operations under way
+
+	left     chan struct{} // closed, once, when nothing of the pod is left on the node
+	leftOnce sync.Once
 }
 
 // operation is something under way for a container.
@@ -105,7 +110,7 @@ type ContainerView struct {
 
 func newWorker(m *Manager, pod *v1.Pod, gone bool, rec podstate.Records) *worker {
 	w := &worker{
-		m: m, uid: pod.UID, poke: make(chan struct{}, 1), pod: pod, gone: gone, since: time.Now(),
+		m: m, uid: pod.UID, poke: make(chan struct{}, 1), left: make(chan struct{}), pod: pod, gone: gone, since: time.Now(),
 		ops: map[string]*operation{}, images: map[string]image.Image{}, exits: map[string]chan struct{}{},
 		early: map[string]api.ContainerStatus{}, probes: map[string]*probing{}, backOffReported: map[string]string{},
 		backedOff: map[string]*podstate.Fault{}, starting: map[string]string{}, verified: map[string]time.Time{}, volumePulls: map[string]context.CancelFunc{},
@@ -169,6 +174,7 @@ func (w *worker) send(fn func()) {
 func (w *worker) run(ctx context.Context) {
 	log := klog.FromContext(ctx).WithValues("pod", klog.KObj(w.pod), "uid", w.uid)
 	ctx, cancel := context.WithCancel(klog.NewContext(ctx, log))
+	defer w.leftOnce.Do(func() { close(w.left) }) // it ends: who waits for it waits for no more
 	defer w.wg.Wait()
 	defer cancel()
 	w.ctx = ctx
@@ -190,6 +196,7 @@ func (w *worker) run(ctx context.Context) {
 			fn()
 		}
 		wake := w.turn()
+		w.afterShutdown()
 		if w.obs.Finished && len(w.ops) == 0 {
 			return
 		}

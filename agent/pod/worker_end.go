@@ -36,6 +36,9 @@ func (w *worker) finish() {
 			if rerr := w.m.cfg.LogLinks.sweep(w.m.spec.PodLogs(pod)); rerr != nil {
 				klog.FromContext(ctx).Error(rerr, "Links to a deleted pod's logs stay")
 			}
+			if rerr := w.m.cfg.PodLogLinks.removePod(w.m.spec.PodLogs(pod)); rerr != nil {
+				klog.FromContext(ctx).Error(rerr, "The link to a deleted pod's log folder stays")
+			}
 		}
 		return func() {
 			w.obs.Finishing = false

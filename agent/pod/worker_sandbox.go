@@ -95,10 +95,15 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, att
 		return nil, false, err
 	}
 	defer release()
-	if err := m.checkHandler(ctx, pod); err != nil {
+	// Before the sandbox, as a kubelet does: who follows logs finds the folder of a pod
+	// whose sandbox cannot be made.
+	if err := os.MkdirAll(m.spec.PodLogs(pod), 0o755); err != nil {
 		return nil, false, err
 	}
-	if err := os.MkdirAll(m.spec.PodLogs(pod), 0o755); err != nil {
+	if err := m.cfg.PodLogLinks.setPod(m.spec.PodLogs(pod)); err != nil {
+		klog.FromContext(ctx).Error(err, "No link to a pod's log folder") // its logs are where they are
+	}
+	if err := m.checkHandler(ctx, pod); err != nil {
 		return nil, false, err
 	}
 	name, err := podspec.Hostname(pod, m.cfg.NodeName, m.cfg.ClusterDomain)

@@ -25,6 +25,10 @@ type Verdict struct {
 	Message string
 }
 
+// ReasonTerminated is the Verdict's reason of pods that end because the machine goes
+// down: the kubelet's word.
+const ReasonTerminated = "Terminated"
+
 // Op is what a worker is doing for one container right now. At most one
 // operation runs per container.
 type Op string

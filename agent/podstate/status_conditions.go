@@ -61,6 +61,11 @@ func (b *builder) conditions(st *v1.PodStatus, initDone bool) {
 	}
 	set(v1.ContainersReady, ready, reason, message)
 
+	if ready && b.o.Verdict != nil && b.o.Verdict.Reason == ReasonTerminated {
+		// Services are not to lead to a machine that goes down, however long its
+		// containers take to end.
+		ready, reason, message = false, ReasonTerminated, b.o.Verdict.Message
+	}
 	if ready {
 		var gates []string
 		for _, g := range pod.Spec.ReadinessGates {

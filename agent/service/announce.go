@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -39,6 +40,7 @@ func (p *Proxy) announce(index cache.Indexer) bool {
 		return false
 	}
 	var own []netip.Addr
+	duties := map[netip.Addr][]netip.Addr{}
 	for _, s := range services {
 		var near map[string]bool
 		if s.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal {
@@ -48,9 +50,21 @@ func (p *Proxy) announce(index cache.Indexer) bool {
 			if p.at.nodes[addr] || p.at.inside(addr) {
 				continue // it has its place
 			}
-			if elect(addr, nodes, near) == p.cfg.NodeName && !slices.Contains(own, addr) {
-				own = append(own, addr)
+			switch elected, next := elect(addr, nodes, near); p.cfg.NodeName {
+			case elected:
+				if !slices.Contains(own, addr) {
+					own = append(own, addr)
+				}
+			case next:
+				if node := segmentAddress(elected, p.cfg.NodeName, nodes); node.IsValid() && !slices.Contains(duties[node], addr) {
+					duties[node] = append(duties[node], addr)
+				}
 			}
+		}
+	}
+	for _, addr := range p.deputy.set(slices.Clone(own), duties) {
+		if !slices.Contains(own, addr) {
+			own = append(own, addr)
 		}
 	}
 	slices.SortFunc(own, netip.Addr.Compare)
@@ -80,11 +94,16 @@ func (p *Proxy) known() bool {
 	return false
 }
 
-// currentTimeout bounds one look at whether watches are current.
-const currentTimeout = 10 * time.Second
+// currentTimeout bounds one wait for watches to be current; after one in vain is the next
+// later and later.
+const (
+	currentTimeout  = 10 * time.Second
+	maxCurrentDelay = 30 * time.Second
+)
 
-// keepCurrent looks whether watches are current, when it is asked to.
+// keepCurrent waits until watches are current, when it is asked to.
 func (p *Proxy) keepCurrent(ctx context.Context) {
+	delay := time.Second
 	for {
 		var n uint64
 		select {
@@ -93,21 +112,22 @@ func (p *Proxy) keepCurrent(ctx context.Context) {
 		case n = <-p.check:
 		}
 		look, stop := context.WithTimeout(ctx, currentTimeout)
-		current, err := p.cfg.Current(look)
+		err := p.cfg.Current(look)
 		stop()
 		switch {
 		case ctx.Err() != nil:
 			return
-		case err != nil:
-			p.cfg.Logger.Warn("it is not known who announces the addresses of load balancers, will retry", "err", err)
-			fallthrough
-		case !current: // the next tick asks again; a watch may well be there before
+		case err != nil: // the next tick asks again
+			wait := delay/2 + rand.N(delay) // all nodes have the same outage
+			p.cfg.Logger.Warn("it is not known who announces the addresses of load balancers, will retry", "after", wait, "err", err)
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(time.Second):
+			case <-time.After(wait):
 			}
+			delay = min(2*delay, maxCurrentDelay)
 		default:
+			delay = time.Second
 			p.shown.Store(n)
 		}
 		p.poke()
@@ -144,21 +164,59 @@ func nodesOf(s *v1.Service, p *Proxy, index cache.Indexer) map[string]bool {
 // excluded and, if near is given, in it, the one with the highest hash of both
 // names. Nodes in the address's own network come first: neighbours of no other ask for
 // it. Every node comes to the same answer by itself, and one that dies takes
-// no address but its own along. Pure.
-func elect(addr netip.Addr, nodes []*v1.Node, near map[string]bool) string {
+// no address but its own along. next is the one of these that is elected without best.
+// Pure.
+func elect(addr netip.Addr, nodes []*v1.Node, near map[string]bool) (best, next string) {
 	nodes = slices.DeleteFunc(slices.Clone(nodes), func(n *v1.Node) bool {
 		_, excluded := n.Labels[v1.LabelNodeExcludeBalancers]
 		return excluded || !ready(n) || near != nil && !near[n.Name]
 	})
 	nodes = neighbours(addr, nodes)
-	best, most := "", uint64(0)
+	var most, second uint64
 	for _, n := range nodes {
 		sum := sha256.Sum256([]byte(addr.String() + "\x00" + n.Name))
-		if rank := binary.BigEndian.Uint64(sum[:]); best == "" || rank > most || rank == most && n.Name < best {
-			best, most = n.Name, rank
+		rank := binary.BigEndian.Uint64(sum[:])
+		switch {
+		case best == "" || rank > most || rank == most && n.Name < best:
+			best, most, next, second = n.Name, rank, best, most
+		case next == "" || rank > second || rank == second && n.Name < next:
+			next, second = n.Name, rank
 		}
 	}
-	return best
+	return best, next
+}
+
+// segmentAddress is an address of a node by which another one can ask for it in the
+// segment that both are in. Not valid: they are in none together, or do not say so. Pure.
+func segmentAddress(node, asker string, nodes []*v1.Node) (out netip.Addr) {
+	networks := networksOf(asker, nodes)
+	for _, n := range nodes {
+		if n.Name != node {
+			continue
+		}
+		for _, a := range n.Status.Addresses {
+			addr, err := netip.ParseAddr(a.Address)
+			if a.Type == v1.NodeInternalIP && err == nil && slices.ContainsFunc(networks, func(r netip.Prefix) bool { return r.Contains(addr) }) {
+				return addr
+			}
+		}
+	}
+	return netip.Addr{}
+}
+
+// networksOf are the networks in which a node says that it announces addresses. Pure.
+func networksOf(node string, nodes []*v1.Node) (out []netip.Prefix) {
+	for _, n := range nodes {
+		if n.Name != node {
+			continue
+		}
+		for s := range strings.SplitSeq(n.Annotations[names.AnnounceNetworks], ",") {
+			if r, err := netip.ParsePrefix(s); err == nil {
+				out = append(out, r)
+			}
+		}
+	}
+	return out
 }
 
 // neighbours are the nodes in the address's network, or all where there are none: its

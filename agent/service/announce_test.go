@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync"
@@ -98,13 +99,16 @@ func TestBackBeforeItsWatches(t *testing.T) {
 		b.cfg.Fresh = fresh.Load
 		var asked atomic.Int64
 		current := make(chan bool)
-		b.cfg.Current = func(ctx context.Context) (bool, error) {
+		b.cfg.Current = func(ctx context.Context) error {
 			asked.Add(1)
 			select {
 			case ok := <-current:
-				return ok, nil
+				if !ok {
+					return errors.New("the watch of Services is behind")
+				}
+				return nil
 			case <-ctx.Done():
-				return false, ctx.Err()
+				return ctx.Err()
 			}
 		}
 		b.put(node("n1", "192.0.2.1"), balanced("pool", "10.96.0.22", "192.0.2.102", core.ReasonAddressGiven))
@@ -167,19 +171,20 @@ func TestElectNeighbours(t *testing.T) {
 	for addr, want := range map[string]string{
 		"192.0.2.100": "a", "198.51.100.7": "b", "2001:db8:1::7": "a", "2001:db8:2::7": "b", "198.51.100.8": "b", "192.0.2.101": "a",
 	} {
-		if got := elect(netip.MustParseAddr(addr), []*v1.Node{a, b, c}, nil); got != want {
+		if got, _ := elect(netip.MustParseAddr(addr), []*v1.Node{a, b, c}, nil); got != want {
 			t.Errorf("%s: %s is elected, want %s", addr, got, want)
 		}
 	}
 	near := map[string]bool{"b": true, "c": true}
-	if got := elect(netip.MustParseAddr("192.0.2.100"), []*v1.Node{a, b, c}, near); got == "" || got == "a" {
+	if got, _ := elect(netip.MustParseAddr("192.0.2.100"), []*v1.Node{a, b, c}, near); got == "" || got == "a" {
 		t.Errorf("%q is elected, of those with endpoints none is a neighbour", got)
 	}
 	// A node of a version before elects among all; so do the others, while it is there.
 	old := node("old", "192.0.2.9")
 	elected := map[string]bool{}
 	for i := range 64 {
-		elected[elect(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), []*v1.Node{a, b, c, old}, nil)] = true
+		best, _ := elect(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), []*v1.Node{a, b, c, old}, nil)
+		elected[best] = true
 	}
 	if len(elected) != 4 {
 		t.Errorf("elected are %v, want all four", elected)

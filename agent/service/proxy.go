@@ -47,6 +47,11 @@ type Announcer interface {
 	Set(addrs []netip.Addr, alone bool) error
 	// Renew has those that were set stay, but for those of another machine's.
 	Renew() error
+	// Answered returns those for which another machine of the segment answers within a
+	// time, as soon as all are answered for.
+	Answered(addrs []netip.Addr, within time.Duration) (map[netip.Addr]bool, error)
+	// Tell has the neighbours learn again that those that were set are the node's.
+	Tell(addrs []netip.Addr) error
 }
 
 // Config of a Proxy. All fields are required unless they say otherwise.
@@ -74,10 +79,10 @@ type Config struct {
 	// taken its addresses over. It is another number each time that this was not so
 	// before. Default: always one.
 	Fresh func() uint64
-	// Current reports whether Services, Slices and Nodes hold what the API has now. It is
-	// asked for each number of Fresh, as watches come back later than that: no address is
-	// announced by the past. Default: they do.
-	Current func(ctx context.Context) (bool, error)
+	// Current returns nil when Services, Slices and Nodes hold what the API had when it was
+	// called. It is called for each number of Fresh, as watches come back later than that: no
+	// address is announced by the past. Default: they do.
+	Current func(ctx context.Context) error
 	// PodCIDRs are the pods' ranges, ServiceCIDRs those of cluster addresses that the
 	// cluster was begun with; CIDRs has those beside them.
 	PodCIDRs, ServiceCIDRs []netip.Prefix
@@ -95,6 +100,7 @@ type Config struct {
 type Proxy struct {
 	cfg    Config
 	health *healthServers
+	deputy *deputy // nil: nothing is announced
 
 	services corelisters.ServiceLister
 	slices   discoverylisters.EndpointSliceLister
@@ -141,16 +147,20 @@ func New(cfg Config) (*Proxy, error) {
 		cfg.Fresh = func() uint64 { return 1 }
 	}
 	if cfg.Current == nil {
-		cfg.Current = func(context.Context) (bool, error) { return true, nil }
+		cfg.Current = func(context.Context) error { return nil }
 	}
 	if cfg.Lifetime == 0 {
 		cfg.Lifetime = 30 * time.Second
 	}
-	return &Proxy{
+	p := &Proxy{
 		cfg: cfg, health: newHealthServers(cfg.Logger), dirty: map[types.NamespacedName]bool{}, wake: make(chan struct{}, 1), check: make(chan uint64, 1),
 		claims: map[lb.Frontend][]owned{}, frontends: map[types.NamespacedName][]lb.Frontend{}, current: map[lb.Frontend]claim{},
 		at: view{ranges: cfg.ServiceCIDRs},
-	}, nil
+	}
+	if cfg.Announcer != nil {
+		p.deputy = newDeputy(cfg.Announcer, cfg.Logger, p.known, p.poke)
+	}
+	return p, nil
 }
 
 // cidrsTimeout is how long the start waits for the ranges of ServiceCIDRs, so that
@@ -202,6 +212,9 @@ func (p *Proxy) Run(ctx context.Context) error {
 	p.everything()
 	wg.Go(func() { p.cfg.Balancer.Run(ctx) })
 	wg.Go(func() { p.keepCurrent(ctx) })
+	if p.deputy != nil {
+		wg.Go(func() { p.deputy.run(ctx) })
+	}
 	p.loop(ctx, index.GetIndexer())
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -58,6 +59,10 @@ type told struct {
 	set     int
 	renewed chan struct{}
 }
+
+func (t *told) Answered([]netip.Addr, time.Duration) (map[netip.Addr]bool, error) { return nil, nil }
+
+func (t *told) Tell([]netip.Addr) error { return nil }
 
 func (t *told) Renew() error { t.renewed <- struct{}{}; return nil }
 

@@ -197,11 +197,14 @@ func TestElect(t *testing.T) {
 	moved := 0
 	for i := range 200 {
 		addr := netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})
-		has := elect(addr, nodes, nil)
+		has, second := elect(addr, nodes, nil)
 		holds[has]++
-		next := elect(addr, []*v1.Node{nodes[2], node("b", "Unknown"), nodes[0]}, nil)
+		next, _ := elect(addr, []*v1.Node{nodes[2], node("b", "Unknown"), nodes[0]}, nil)
 		if has != "b" && next != has {
 			moved++
+		}
+		if has == "b" && next != second {
+			t.Errorf("%s: without %s it goes to %s, not to its deputy %s", addr, has, next, second)
 		}
 		if next == "b" || next == "" {
 			t.Fatalf("%s went to %q", addr, next)
@@ -210,11 +213,11 @@ func TestElect(t *testing.T) {
 	if len(holds) != 3 || moved > 0 {
 		t.Errorf("addresses by node: %v; %d of living nodes moved", holds, moved)
 	}
-	if got := elect(netip.MustParseAddr("192.0.2.1"), nodes, map[string]bool{"c": true}); got != "c" {
+	if got, _ := elect(netip.MustParseAddr("192.0.2.1"), nodes, map[string]bool{"c": true}); got != "c" {
 		t.Errorf("only c has an endpoint, %q was elected", got)
 	}
 	nodes[2].Labels = map[string]string{v1.LabelNodeExcludeBalancers: ""}
-	if got := elect(netip.MustParseAddr("192.0.2.1"), nodes, map[string]bool{"c": true}); got != "" {
+	if got, _ := elect(netip.MustParseAddr("192.0.2.1"), nodes, map[string]bool{"c": true}); got != "" {
 		t.Errorf("an excluded node was elected: %q", got)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -77,6 +78,81 @@ func BenchmarkPodStatus(b *testing.B) {
 			}
 		})
 	}
+}
+
+// BenchmarkPodLine is what a pod of a controller costs until it runs, in writes of this
+// process: it is made, bound, spoken of, and its status is reported. Each is measured
+// by itself, too.
+func BenchmarkPodLine(b *testing.B) {
+	s := servertest.Start(b, nil)
+	loops := s.ClientFor(b, user.KubeControllerManager, user.SystemPrivilegedGroup)
+	pods := loops.CoreV1().Pods("default")
+	n := 0
+	create := func(b *testing.B) *corev1.Pod {
+		n++
+		made, err := pods.Create(b.Context(), pod(fmt.Sprint("p", n)), metav1.CreateOptions{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		return made
+	}
+	bind := func(b *testing.B, p *corev1.Pod) {
+		if err := pods.Bind(b.Context(), &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID}, Target: corev1.ObjectReference{Kind: "Node", Name: "n1"}}, metav1.CreateOptions{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	event := func(b *testing.B, p *corev1.Pod) {
+		n++
+		now := metav1.Now()
+		if _, err := loops.CoreV1().Events("default").Create(b.Context(), &corev1.Event{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint("e", n)}, Type: "Normal", Reason: "Scheduled", Message: "Successfully assigned",
+			InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: p.Name, UID: p.UID}, FirstTimestamp: now, LastTimestamp: now, Count: 1,
+			Source: corev1.EventSource{Component: "scheduler"}, ReportingController: "scheduler",
+		}, metav1.CreateOptions{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	status := func(b *testing.B, p *corev1.Pod) {
+		n++
+		patch := fmt.Appendf(nil, `{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True","message":"%d"}]}}`, n)
+		if _, err := s.Client.CoreV1().Pods("default").Patch(b.Context(), p.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.Run("all", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			p := create(b)
+			bind(b, p)
+			event(b, p)
+			status(b, p)
+		}
+	})
+	b.Run("create", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			create(b)
+		}
+	})
+	b.Run("create and bind", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			bind(b, create(b))
+		}
+	})
+	one := create(b)
+	b.Run("event", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			event(b, one)
+		}
+	})
+	b.Run("status", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			status(b, one)
+		}
+	})
 }
 
 // BenchmarkStart is the time from nothing to ready.

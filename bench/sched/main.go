@@ -18,8 +18,8 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
@@ -31,19 +31,25 @@ import (
 type figure struct {
 	Bench   string `json:"bench"`
 	Case    string `json:"case"`
+	Bin     string `json:"bin,omitempty"` // the folder of the program, if two are compared
 	Servers int    `json:"servers"`
 	Nodes   int    `json:"nodes"`
 	Pods    int    `json:"pods"`
 	// PerS counts pods from the request to the last one Running.
 	PerS float64 `json:"per_s"`
 	// P50 and P99 are from when a pod was seen without a node until it was seen
-	// with one.
+	// with one; in a burst from when its creation was asked for.
 	P50 float64 `json:"bound_p50_ms"`
 	P99 float64 `json:"bound_p99_ms"`
 	// CPU is of all servers, per pod; IdleCPU what they take, as a part of one
-	// core, with the nodes and no pod: it is not taken off.
-	CPU       float64 `json:"cpu_ms_per_pod"`
+	// core, with the nodes and no pod. BusyCPU is CPU without that.
+	CPU float64 `json:"cpu_ms_per_pod"`
+	// Alloc is what all servers allocated, per pod: no other work on the machine changes it.
+	Alloc float64 `json:"alloc_kib_per_pod"`
+	// Entries of the leader's log, per pod.
+	Entries   float64 `json:"entries_per_pod"`
 	IdleCPU   float64 `json:"idle_cpu_pct"`
+	BusyCPU   float64 `json:"busy_cpu_ms_per_pod"`
 	ClientCPU float64 `json:"client_cpu_ms_per_pod"`
 	RSS       float64 `json:"rss_mib"` // of the leader's server, after
 	// Upstream is what kube-scheduler's own CI asks for at 5 000 nodes, in pods
@@ -52,41 +58,93 @@ type figure struct {
 	Machine  string  `json:"machine"`
 }
 
+// options are what the flags say.
+type options struct {
+	bin, beside, cases, burst, profiles string
+	servers, rounds                     int
+}
+
 func main() {
-	bin := flag.String("bin", "../bin", "folder with clusterd")
-	servers := flag.Int("servers", 1, "servers of the cluster")
-	cases := flag.String("cases", "100x400,1000x2500", "nodes x pods, separated by commas; the goal's largest is 5000x10000")
+	var o options
+	flag.StringVar(&o.bin, "bin", "../bin", "folder with clusterd")
+	flag.StringVar(&o.beside, "beside", "", "folder with another clusterd, which takes turns with the first")
+	flag.IntVar(&o.servers, "servers", 1, "servers of the cluster")
+	flag.IntVar(&o.rounds, "rounds", 1, "how often each case is measured")
+	flag.StringVar(&o.cases, "cases", "100x400,1000x2500", "nodes x pods of a Deployment, separated by commas; the goal's largest is 5000x10000")
+	flag.StringVar(&o.burst, "burst", "", "nodes x pods that are made at once and by themselves, separated by commas")
+	flag.StringVar(&o.profiles, "profiles", "", "a folder for profiles of servers that were built with -tags profile")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, *bin, *servers, *cases); err != nil {
+	if err := run(ctx, o); err != nil {
 		fmt.Fprintln(os.Stderr, "bench sched:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, bin string, servers int, cases string) error {
-	bin, err := filepath.Abs(bin)
+// size is that of one case.
+type size struct {
+	nodes, pods int
+	burst       bool
+}
+
+func sizes(list string, burst bool) (out []size, err error) {
+	for c := range strings.SplitSeq(list, ",") {
+		if c == "" {
+			continue
+		}
+		s := size{burst: burst}
+		if _, err := fmt.Sscanf(c, "%dx%d", &s.nodes, &s.pods); err != nil || s.nodes < 1 || s.pods < 1 {
+			return nil, fmt.Errorf("the case %q: nodes x pods is required, such as 100x400", c)
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+func run(ctx context.Context, o options) error {
+	bins := []string{o.bin}
+	if o.beside != "" {
+		bins = append(bins, o.beside)
+	}
+	for i, bin := range bins {
+		var err error
+		if bins[i], err = filepath.Abs(bin); err != nil {
+			return err
+		}
+	}
+	all, err := sizes(o.cases, false)
 	if err != nil {
 		return err
 	}
-	for _, c := range strings.Split(cases, ",") {
-		var nodes, pods int
-		if _, err := fmt.Sscanf(c, "%dx%d", &nodes, &pods); err != nil || nodes < 1 || pods < 1 {
-			return fmt.Errorf("-cases %q: nodes x pods is required, such as 100x400", c)
-		}
-		if err := one(ctx, bin, servers, nodes, pods); err != nil {
-			return fmt.Errorf("%d nodes, %d pods: %w", nodes, pods, err)
+	bursts, err := sizes(o.burst, true)
+	if err != nil {
+		return err
+	}
+	for range o.rounds {
+		for _, s := range append(all, bursts...) {
+			for _, bin := range bins {
+				f, err := one(ctx, bin, o.servers, s, o.profiles)
+				if err != nil {
+					return fmt.Errorf("%d nodes, %d pods: %w", s.nodes, s.pods, err)
+				}
+				if len(bins) > 1 {
+					f.Bin = bin
+				}
+				if err := json.NewEncoder(os.Stdout).Encode(f); err != nil {
+					return err
+				}
+			}
 		}
 	}
 	return nil
 }
 
 // one measures a fresh cluster.
-func one(ctx context.Context, bin string, servers, nodes, pods int) (err error) {
+func one(ctx context.Context, bin string, servers int, s size, profiles string) (f figure, err error) {
 	dir, err := os.MkdirTemp("", "clusterd-bench-")
 	if err != nil {
-		return err
+		return f, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	c, err := cluster.Up(ctx, cluster.Config{
@@ -95,27 +153,27 @@ func one(ctx context.Context, bin string, servers, nodes, pods int) (err error) 
 		Args: []string{"--log-level=warn", "--cluster-cidr=10.128.0.0/9"},
 	})
 	if err != nil {
-		return err
+		return f, err
 	}
 	defer func() { err = errors.Join(err, c.Down(context.WithoutCancel(ctx))) }()
 	_, config, err := c.Client(c.Nodes()[0].Name)
 	if err != nil {
-		return err
+		return f, err
 	}
 	config.QPS = -1
 	config.ContentType, config.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json"
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return err
+		return f, err
 	}
 	if err := cordon(ctx, client, servers); err != nil {
-		return err
+		return f, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	h, err := newHollow(ctx, client, nodes)
+	h, err := newHollow(ctx, client, s.nodes)
 	if err != nil {
-		return err
+		return f, err
 	}
 	defer h.wait()
 	defer cancel()
@@ -123,46 +181,47 @@ func one(ctx context.Context, bin string, servers, nodes, pods int) (err error) 
 	const idle = 5 * time.Second
 	before, err := cpu(c)
 	if err != nil {
-		return err
+		return f, err
 	}
 	select {
 	case <-time.After(idle):
 	case <-ctx.Done():
-		return ctx.Err()
+		return f, ctx.Err()
 	}
-	began, err := cpu(c)
+	began, err := look(ctx, c)
 	if err != nil {
-		return err
+		return f, err
 	}
-	mine, err := cpuOf(os.Getpid())
-	if err != nil {
-		return err
-	}
+	profiled := profile(ctx, c, filepath.Join(profiles, fmt.Sprintf("%dx%d", s.nodes, s.pods)), profiles != "")
 	start := time.Now()
-	bound, err := h.deploy(ctx, pods)
+	f = figure{Bench: "sched", Case: "deploy_to_running"}
+	work := h.deploy
+	if s.burst {
+		f.Case, work = "burst", h.burst
+	}
+	bound, err := work(ctx, s.pods)
 	if err != nil {
-		return err
+		return f, err
 	}
 	took := time.Since(start)
-	ended, err := cpu(c)
+	ended, err := look(ctx, c)
 	if err != nil {
-		return err
+		return f, err
 	}
-	mineEnded, err := cpuOf(os.Getpid())
-	if err != nil {
-		return err
-	}
-	each := func(d time.Duration) float64 { return round(d.Seconds() * 1000 / float64(pods)) }
-	f := figure{
-		Bench: "sched", Case: "deploy_to_running", Servers: servers, Nodes: nodes, Pods: pods, PerS: round(float64(pods) / took.Seconds()),
-		P50: round(at(bound, 0.5)), P99: round(at(bound, 0.99)),
-		CPU: each(ended - began), IdleCPU: round(100 * (began - before).Seconds() / idle.Seconds()), ClientCPU: each(mineEnded - mine),
-		RSS: rss(c), Machine: fmt.Sprintf("%d cores, %s/%s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH),
-	}
-	if nodes >= 5000 {
+	profiled()
+	each := func(v float64) float64 { return round(v / float64(s.pods)) }
+	f.Servers, f.Nodes, f.Pods, f.PerS = servers, s.nodes, s.pods, round(float64(s.pods)/took.Seconds())
+	f.P50, f.P99 = round(at(bound, 0.5)), round(at(bound, 0.99))
+	f.CPU, f.ClientCPU = each((ended.cpu-began.cpu).Seconds()*1000), each((ended.client-began.client).Seconds()*1000)
+	idly := float64(began.cpu-before) / float64(idle)
+	f.BusyCPU = each((ended.cpu-began.cpu).Seconds()*1000 - idly*took.Seconds()*1000)
+	f.IdleCPU = round(100 * idly)
+	f.Alloc, f.Entries = each((ended.allocated-began.allocated)/1024), each(ended.entries-began.entries)
+	f.RSS, f.Machine = rss(c), fmt.Sprintf("%d cores, %s/%s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH)
+	if s.nodes >= 5000 {
 		f.Upstream = 680
 	}
-	return json.NewEncoder(os.Stdout).Encode(f)
+	return f, nil
 }
 
 func round(f float64) float64 { return float64(int64(f*100+0.5)) / 100 }
@@ -173,58 +232,4 @@ func at(sorted []time.Duration, q float64) float64 {
 		return 0
 	}
 	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))].Seconds() * 1000
-}
-
-// cpu is the processor time that all servers have taken.
-func cpu(c *cluster.Netns) (sum time.Duration, err error) {
-	for _, n := range c.Nodes() {
-		pid, err := c.Pid(n.Name)
-		if err != nil {
-			return 0, err
-		}
-		d, err := cpuOf(pid)
-		if err != nil {
-			return 0, err
-		}
-		sum += d
-	}
-	return sum, nil
-}
-
-// cpuOf reads user and system time of a process, in ticks of 10 ms.
-func cpuOf(pid int) (time.Duration, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
-	}
-	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
-	if len(fields) < 13 {
-		return 0, fmt.Errorf("/proc/%d/stat: %q", pid, b)
-	}
-	var ticks int
-	for _, f := range fields[11:13] {
-		n, err := strconv.Atoi(f)
-		if err != nil {
-			return 0, fmt.Errorf("/proc/%d/stat: %w", pid, err)
-		}
-		ticks += n
-	}
-	return time.Duration(ticks) * 10 * time.Millisecond, nil
-}
-
-// rss is the first server's, in MiB; it began the cluster and leads it.
-func rss(c *cluster.Netns) float64 {
-	pid, err := c.Pid(c.Nodes()[0].Name)
-	if err != nil {
-		return 0
-	}
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
-	if err != nil {
-		return 0
-	}
-	var size, resident int
-	if _, err := fmt.Sscan(string(b), &size, &resident); err != nil {
-		return 0
-	}
-	return round(float64(resident) * float64(os.Getpagesize()) / (1 << 20))
 }

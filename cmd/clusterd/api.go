@@ -36,6 +36,8 @@ type clusterAPI struct {
 	// sealing is how this server seals at rest.
 	sealing func() *encryptionView
 	self    netip.AddrPort
+	// schedule is when this server takes snapshots while it leads.
+	schedule SnapshotConfig
 	// seen are the other members as this node last saw them.
 	seen func() []seenPeer
 	// restart writes a recovery down and ends this process, to be started

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/raftstore"
@@ -38,9 +39,11 @@ func (a *clusterAPI) getStore(w http.ResponseWriter, r *http.Request) {
 		raftstore.Status
 		// Encryption is what the leader says, or this server if there is none.
 		Encryption *encryptionView `json:"encryption,omitempty"`
-		Servers    []storeView     `json:"servers"`
-		Warnings   []string        `json:"warnings,omitempty"`
-	}{Status: a.store.Status(), Encryption: a.sealing(), Servers: []storeView{}}
+		// Snapshots are those of the schedule.
+		Snapshots *snapshotsView `json:"snapshots,omitempty"`
+		Servers   []storeView    `json:"servers"`
+		Warnings  []string       `json:"warnings,omitempty"`
+	}{Status: a.store.Status(), Encryption: a.sealing(), Servers: []storeView{}, Snapshots: a.snapshots(r.Context(), time.Now())}
 	if records, err := a.roll(r.Context(), answer.Status); err == nil {
 		answer.Warnings = join.Warnings(records, func(id string) bool { return isVoter(answer.Status, id) })
 		members := a.memberViews(join.Servers(records), answer.Status)
@@ -53,6 +56,9 @@ func (a *clusterAPI) getStore(w http.ResponseWriter, r *http.Request) {
 		}
 		answer.Warnings = append(answer.Warnings, differing(answer.Servers)...)
 		answer.Warnings = append(answer.Warnings, sealedOtherwise(members)...)
+	}
+	if w := answer.Snapshots.warning(); w != "" {
+		answer.Warnings = append(answer.Warnings, w)
 	}
 	reply(w, http.StatusOK, answer)
 }

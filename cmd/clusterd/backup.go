@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -27,32 +28,38 @@ import (
 // not sealed: clusterctl seals it before it is written. Only administrators
 // come this far, whose certificate opens everything anyway.
 func (a *clusterAPI) getSnapshot(w http.ResponseWriter, r *http.Request) {
-	snap, err := a.store.Capture(r.Context())
-	if err != nil {
-		fail(w, err)
-		return
-	}
-	counts, err := countsOf(snap)
-	if err != nil {
-		fail(w, err)
-		return
-	}
-	secrets, err := a.exchange.secrets()
-	if err != nil {
-		fail(w, err)
-		return
-	}
-	cluster, err := join.GetCluster(r.Context(), a.store)
+	write, err := a.archive(r.Context())
 	if err != nil {
 		fail(w, err)
 		return
 	}
 	w.Header().Set("Content-Type", "application/x-tar")
-	m := backup.Manifest{Cluster: cluster.Name, Node: a.name, Release: version(), Taken: time.Now().UTC(), Epoch: a.store.Epoch().Number}
-	if err := backup.Write(w, m, secrets, snap, counts); err != nil {
+	if err := write(w); err != nil {
 		// The answer has begun: cutting it off is the only way left to say no.
 		panic(http.ErrAbortHandler)
 	}
+}
+
+// archive captures the whole state and the authorities; write writes them, not sealed.
+func (a *clusterAPI) archive(ctx context.Context) (write func(io.Writer) error, err error) {
+	snap, err := a.store.Capture(ctx)
+	if err != nil {
+		return nil, err
+	}
+	counts, err := countsOf(snap)
+	if err != nil {
+		return nil, err
+	}
+	secrets, err := a.exchange.secrets()
+	if err != nil {
+		return nil, err
+	}
+	cluster, err := join.GetCluster(ctx, a.store)
+	if err != nil {
+		return nil, err
+	}
+	m := backup.Manifest{Cluster: cluster.Name, Node: a.name, Release: version(), Taken: time.Now().UTC(), Epoch: a.store.Epoch().Number}
+	return func(w io.Writer) error { return backup.Write(w, m, secrets, snap, counts) }, nil
 }
 
 // countsOf counts the live keys of a snapshot, whose parts are the state at

@@ -288,6 +288,7 @@ func (m *Main) newClusterAPI() *clusterAPI {
 	return &clusterAPI{
 		name:     m.cfg.Name,
 		store:    m.store,
+		schedule: m.cfg.SnapshotConfig,
 		budget:   m.budget,
 		peers:    m.peers,
 		members:  m.members,

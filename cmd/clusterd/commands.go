@@ -258,8 +258,8 @@ func resetCommand() *cobra.Command {
 		Short: "Stop this node's containers and remove everything clusterd made on this machine",
 		Long: `Stop this node's containers and remove everything clusterd made on this machine:
 processes, network namespaces, mounts, cgroups, network rules, links to logs and
-the data directory, and what the node created in the directories of --kubelet-root
-and --log-links. Volumes are unmounted, never emptied. If a step fails, the data
+the data directory, and what the node created in the directories of
+--kubelet-root, --log-links and --pod-log-links. Volumes are unmounted, never emptied. If a step fails, the data
 directory stays and the command can be repeated.
 
 The machine remains a member of the cluster until you remove it there with

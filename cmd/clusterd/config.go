@@ -101,6 +101,10 @@ type Config struct {
 	// log shippers for Kubernetes read, POD_NAMESPACE_CONTAINER-ID.log; they look
 	// for it in /var/log/containers. Empty: there are no links.
 	LogLinks string `json:"logLinks,omitempty"`
+	// PodLogLinks is a folder for a link to each pod's log folder, by the name that
+	// log shippers for Kubernetes read, NAMESPACE_NAME_UID; they look for it in
+	// /var/log/pods. Empty: there are no links.
+	PodLogLinks string `json:"podLogLinks,omitempty"`
 	// CDIDirs are the folders, with commas between, of the files that describe this
 	// machine's devices to containers (Container Device Interface); of two
 	// descriptions of a device the one in the later folder counts.
@@ -170,6 +174,9 @@ type Config struct {
 	AccessConfig `json:",inline"`
 	HostConfig   `json:",inline"`
 	ImageConfig  `json:",inline"`
+
+	ShutdownConfig `json:",inline"`
+	SnapshotConfig `json:",inline"`
 
 	EncryptionConfig `json:",inline"`
 	// FeatureGates switch features of the API server's library, such as
@@ -247,6 +254,9 @@ func defaultConfig() Config {
 		AccessConfig: defaultAccess(),
 		HostConfig:   defaultHost(),
 		ImageConfig:  defaultImages(),
+
+		ShutdownConfig: defaultShutdown(),
+		SnapshotConfig: defaultSnapshots(),
 
 		EncryptionConfig: defaultEncryption(),
 
@@ -326,6 +336,12 @@ func (c *Config) complete() error {
 	if err := c.AccessConfig.check(); err != nil {
 		return err
 	}
+	if err := c.ShutdownConfig.check(); err != nil {
+		return err
+	}
+	if err := c.SnapshotConfig.check(); err != nil {
+		return err
+	}
 	if err := c.ImageConfig.check(); err != nil {
 		return err
 	}
@@ -355,6 +371,9 @@ func (c *Config) complete() error {
 	}
 	if c.LogLinks != "" && !filepath.IsAbs(c.LogLinks) {
 		return fmt.Errorf("--log-links %q: an absolute path is required, such as /var/log/containers", c.LogLinks)
+	}
+	if c.PodLogLinks != "" && (!filepath.IsAbs(c.PodLogLinks) || filepath.Clean(c.PodLogLinks) == filepath.Clean(c.LogLinks)) {
+		return fmt.Errorf("--pod-log-links %q: an absolute path is required, another one than that of --log-links, such as /var/log/pods", c.PodLogLinks)
 	}
 	if c.KubeletRoot != "" && (!filepath.IsAbs(c.KubeletRoot) || filepath.Clean(c.KubeletRoot) == "/") {
 		return fmt.Errorf("--kubelet-root %q: an absolute path of a folder is required, such as /var/lib/kubelet", c.KubeletRoot)

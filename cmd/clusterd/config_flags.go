@@ -40,6 +40,8 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 	c.AccessConfig.addFlags(&areas)
 	c.HostConfig.addFlags(&areas)
 	c.ImageConfig.addFlags(areas.FlagSet(areaImages))
+	c.ShutdownConfig.addFlags(areas.FlagSet(areaNode))
+	c.SnapshotConfig.addFlags(areas.FlagSet(areaStore))
 	c.EncryptionConfig.addFlags(&areas)
 	addAreas(f, areas)
 }
@@ -89,6 +91,7 @@ func (c *Config) addPodFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.StaticPods, "static-pods", c.StaticPods, "directory of static pod manifests (default: DATA/static-pods)")
 	f.StringVar(&c.StaticPodsURL, "static-pods-url", c.StaticPodsURL, "URL of further static pod manifests")
 	f.StringVar(&c.LogLinks, "log-links", c.LogLinks, "directory for links to container logs, as log shippers expect them in /var/log/containers (empty = none)")
+	f.StringVar(&c.PodLogLinks, "pod-log-links", c.PodLogLinks, "directory for links to pods' log directories, as log shippers expect them in /var/log/pods (empty = none)")
 	f.StringVar(&c.CDIDirs, "cdi-dirs", c.CDIDirs, "directories, separated by commas, of Container Device Interface specifications")
 	f.StringVar(&c.KubeletRoot, "kubelet-root", c.KubeletRoot, "kubelet directory in which CSI and DRA drivers register, one per node: most expect /var/lib/kubelet (default: DATA/kubelet)")
 	f.StringVar(&c.ResolvConf, "resolv-conf", c.ResolvConf, "resolv.conf of pods that do not use cluster DNS (default: /etc/resolv.conf, or the one behind systemd-resolved's stub)")

@@ -188,7 +188,7 @@ func (c *Config) cdiDirs() []string {
 // settings puts what the configuration says of the node's resources, name
 // servers and pods into the agent's.
 func (c *Config) settings(to *agent.Config) (err error) {
-	to.LogLinks, to.DriverDir, to.CDIDirs = c.LogLinks, c.KubeletRoot, c.cdiDirs()
+	to.LogLinks, to.PodLogLinks, to.DriverDir, to.CDIDirs = c.LogLinks, c.PodLogLinks, c.KubeletRoot, c.cdiDirs()
 	if to.Eviction, err = c.eviction(); err != nil {
 		return err
 	}
@@ -212,5 +212,6 @@ func (c *Config) settings(to *agent.Config) (err error) {
 		return err
 	}
 	to.ImageGC = agent.ImageGC{High: c.ImageGCHigh, Low: c.ImageGCLow}
-	return nil
+	to.Shutdown, err = c.shutdownPeriods()
+	return err
 }

@@ -13,7 +13,7 @@ import (
 // as the flags of `clusterd run` named them: a reset has other flags.
 type hostFolders struct {
 	KubeletRoots []string `json:"kubeletRoots,omitempty"`
-	LogLinks     []string `json:"logLinks,omitempty"`
+	LogLinks     []string `json:"logLinks,omitempty"` // to containers' logs and to pods' log folders
 }
 
 const hostFoldersFile = "host-folders.json"
@@ -60,5 +60,5 @@ func (f hostFolders) with(cfg Config) hostFolders {
 		}
 		return append(slices.Clone(list), path)
 	}
-	return hostFolders{add(f.KubeletRoots, cfg.KubeletRoot), add(f.LogLinks, cfg.LogLinks)}
+	return hostFolders{add(f.KubeletRoots, cfg.KubeletRoot), add(add(f.LogLinks, cfg.LogLinks), cfg.PodLogLinks)}
 }

@@ -109,6 +109,7 @@ func (m *Main) runTerm(ctx context.Context) error {
 	work.Go(func() error { return m.reseal(ctx) })
 	work.Go(func() error { return m.keepTokenKeys(ctx) })
 	work.Go(func() error { return m.forgetNodes(ctx, cfg.Client) })
+	work.Go(func() error { return m.takeSnapshots(ctx, cfg.EventClient) })
 	return work.Wait()
 }
 

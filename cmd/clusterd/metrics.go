@@ -26,6 +26,7 @@ type nodeMetrics struct {
 	state                   *storeState
 	gossipKey               *gossipKeyState
 	encryption              *encryptionCollector
+	scheduled               *snapshotCollector
 }
 
 func newMetrics() *nodeMetrics {
@@ -50,6 +51,7 @@ func newMetrics() *nodeMetrics {
 		state:      newStoreState(),
 		gossipKey:  newGossipKeyState(),
 		encryption: newEncryptionCollector(),
+		scheduled:  newSnapshotCollector(),
 		commit: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "clusterd_raftstore_commit_seconds", Help: "Time from proposing a log entry until it is committed and applied, on the leader.",
 			Buckets: prometheus.ExponentialBuckets(0.00025, 2, 16),
@@ -80,7 +82,7 @@ func newMetrics() *nodeMetrics {
 // collectors are all of them.
 func (m *nodeMetrics) collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.commit, m.apply, m.snapshot, m.commands, m.bytes, m.leaders,
-		m.fsync, m.watchLag, m.behind, m.cut, m.damage, m.heldBack, m.state, m.gossipKey, m.encryption}
+		m.fsync, m.watchLag, m.behind, m.cut, m.damage, m.heldBack, m.state, m.gossipKey, m.encryption, m.scheduled}
 }
 
 // registry holds them, for this node's API to serve.
@@ -94,6 +96,7 @@ func (m *nodeMetrics) registry() *prometheus.Registry {
 func (m *nodeMetrics) setStore(store *raftstore.Store) {
 	m.state.store.Store(store)
 	m.gossipKey.store.Store(store)
+	m.scheduled.store.Store(store)
 }
 
 // registerLoopMetrics puts the collectors that the rooms keep for the whole process

@@ -14,6 +14,10 @@ const (
 	// relays is how many other servers are asked whether a node answers them.
 	relays     = 2
 	relayDelay = 100 * time.Millisecond
+	// serverSilent is how long a server may leave this leader's heartbeats unanswered
+	// before it is suspected. They come ten times a second, so that a few that are lost
+	// do not fill it; and an answer to one of them ends the questions that follow.
+	serverSilent = 1200 * time.Millisecond
 	// heartbeatTick is how often the answers to heartbeats are looked at.
 	heartbeatTick = 200 * time.Millisecond
 )
@@ -34,8 +38,10 @@ func (s *suspects) Suspects() <-chan string { return s.names }
 // Confirm returns nil when the agent of the node answers, this server or another
 // one: the path between two machines may be broken while both are well (SWIM's
 // indirect probes), which begin a little later than the direct one. The first answer
-// counts; without one the error is that of the direct question.
+// counts, and so does an answer to a heartbeat of the store meanwhile; without one
+// the error is that of the direct question.
 func (s *suspects) Confirm(ctx context.Context, node string) error {
+	began := time.Now()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	others := s.others(node)
@@ -64,10 +70,24 @@ func (s *suspects) Confirm(ctx context.Context, node string) error {
 			}
 		}
 	}
-	if rec, unknown := s.record(node); unknown == nil && !rec.IsServer() && s.agents.Awaits(rec.ID) {
-		return nil // it had no time to connect yet: its Lease shows whether it lives
+	if s.excused(node, began) {
+		return nil
 	}
 	return err
+}
+
+// excused reports whether the node is not to be taken for dead although nobody has had
+// an answer since began: a server that has answered a heartbeat meanwhile is busy, and
+// an agent that had no time to connect yet is judged by its Lease.
+func (s *suspects) excused(node string, began time.Time) bool {
+	rec, err := s.record(node)
+	switch {
+	case err != nil:
+		return false
+	case rec.IsServer():
+		return s.answered()[rec.ID].After(began)
+	}
+	return s.agents.Awaits(rec.ID)
 }
 
 // others are up to relays servers that live, without this one and the node, chosen
@@ -111,7 +131,7 @@ func (s *suspects) run(ctx context.Context) error {
 // heartbeats suspects servers that leave the heartbeats of the store unanswered. While
 // this server is alone it waits for another member.
 func (s *suspects) heartbeats(ctx context.Context) {
-	var known silence.Tracker
+	known := silence.Tracker{After: serverSilent}
 	tick := time.NewTicker(heartbeatTick)
 	defer tick.Stop()
 	for {

@@ -16,7 +16,7 @@ func check(o options) error {
 	if os.Geteuid() != 0 {
 		return &hint{errors.New("network namespaces, mounts and cgroups need root"), "sudo make demo"}
 	}
-	for _, f := range []string{o.bin + "/clusterd", o.bin + "/clusterctl", o.image, o.manifest} {
+	for _, f := range []string{o.bin + "/clusterd", o.bin + "/clusterctl", o.image, o.manifest, o.gateway} {
 		if _, err := os.Stat(f); err != nil {
 			return &hint{fmt.Errorf("%s is missing", f), "make build image"}
 		}

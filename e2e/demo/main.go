@@ -22,7 +22,7 @@ import (
 
 const usage = `usage: demo [flags] up|down
 
-  up     start three nodes on this machine and run examples/hello.yaml on them
+  up     start five nodes on this machine and run examples/hello.yaml on them
   down   remove them and everything they made
 
 flags:
@@ -34,6 +34,7 @@ type options struct {
 	bin      string
 	image    string
 	manifest string
+	gateway  string // the way in to what manifest runs
 
 	bridge, subnet string
 }
@@ -44,6 +45,7 @@ func main() {
 	flag.StringVar(&o.bin, "bin", "bin", "the folder with clusterd and clusterctl")
 	flag.StringVar(&o.image, "image", "bin/hello.tar", "the archive with the demo's image")
 	flag.StringVar(&o.manifest, "manifest", "examples/hello.yaml", "what to run")
+	flag.StringVar(&o.gateway, "gateway", "examples/gateway.yaml", "the way in to it")
 	flag.StringVar(&o.bridge, "bridge", "clusterd-demo", "the switch that joins the nodes; two demos need two")
 	flag.StringVar(&o.subnet, "subnet", "10.89.0.0/24", "the nodes' network")
 	flag.Usage = func() {
@@ -66,7 +68,7 @@ func run(ctx context.Context, o options, args []string, out *screen) error {
 		flag.Usage()
 		return errors.New("say up or down")
 	}
-	for _, p := range []*string{&o.dir, &o.bin, &o.image, &o.manifest} {
+	for _, p := range []*string{&o.dir, &o.bin, &o.image, &o.manifest, &o.gateway} {
 		abs, err := filepath.Abs(*p)
 		if err != nil {
 			return err

@@ -5,9 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"io/fs"
 	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -27,6 +26,7 @@ const (
 	namespace = "hello"
 	selector  = "app=hello"
 	replicas  = 3
+	agents    = 2
 	// waitTimeout bounds each wait; the whole demo takes some seconds.
 	waitTimeout = 90 * time.Second
 )
@@ -36,7 +36,9 @@ func up(ctx context.Context, o options, out *screen) error {
 		return err
 	}
 	began := time.Now()
-	out.println("\n" + out.bold("clusterd: three nodes on this machine, one manifest, real containers") + "\n")
+	out.println("\n" + out.bold("clusterd: three servers and two agents on this machine, real containers") + "\n")
+	_, err := os.Stat(o.dir)
+	fresh := errors.Is(err, fs.ErrNotExist)
 	c, err := nodes(ctx, o, out)
 	if err != nil {
 		return err
@@ -50,9 +52,11 @@ func up(ctx context.Context, o options, out *screen) error {
 		do    func(context.Context, func(string)) error
 	}{
 		{"every node is Ready", d.waitNodes},
+		{"addresses for ways in", d.addresses},
 		{"image load bin/hello.tar", d.loadImage},
 		{"apply -f examples/hello.yaml", d.apply},
 		{"every pod is Ready", d.waitPods},
+		{"apply -f examples/gateway.yaml", d.applyGateway},
 	} {
 		ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 		err := out.step(s.title, func(say func(string)) error { return s.do(ctx, say) })
@@ -65,7 +69,11 @@ func up(ctx context.Context, o options, out *screen) error {
 	if err := d.show(ctx); err != nil {
 		return err
 	}
-	out.println(fmt.Sprintf("\n  From nothing to %d pods serving on %d nodes: %s.\n", replicas, len(c.Nodes()), out.bold(fmt.Sprintf("%.1f s", took.Seconds()))))
+	from := "From nothing"
+	if !fresh {
+		from = "From what was there"
+	}
+	out.println(fmt.Sprintf("\n  %s to %d pods serving on %d nodes: %s.\n", from, replicas, len(c.Nodes()), out.bold(fmt.Sprintf("%.1f s", took.Seconds()))))
 	return d.goOn()
 }
 
@@ -119,8 +127,8 @@ func start(ctx context.Context, o options, out *screen) (*cluster.Netns, error) 
 		return nil, fmt.Errorf("-subnet: %w", err)
 	}
 	var c *cluster.Netns
-	err = out.step("three nodes, a Raft quorum", func(say func(string)) (err error) {
-		c, err = cluster.Up(ctx, cluster.Config{Dir: o.dir, Bin: o.bin, Bridge: o.bridge, Subnet: subnet, Lasting: true, Progress: say})
+	err = out.step("a Raft quorum of three, two agents", func(say func(string)) (err error) {
+		c, err = cluster.Up(ctx, cluster.Config{Dir: o.dir, Bin: o.bin, Agents: agents, Bridge: o.bridge, Subnet: subnet, Lasting: true, Progress: say})
 		if err == nil {
 			var names []string
 			for _, n := range c.Nodes() {
@@ -145,6 +153,7 @@ type demo struct {
 	o      options
 	out    *screen
 	client kubernetes.Interface
+	way    string // by which the page is had from this machine, once it is known
 }
 
 func (d *demo) first() cluster.Node { return d.c.Nodes()[0] }
@@ -276,7 +285,7 @@ func describe(p *corev1.Pod) string {
 // show prints what kubectl users look at, and a page of each pod, fetched
 // from another node than its own.
 func (d *demo) show(ctx context.Context) error {
-	for _, args := range [][]string{{"get", "nodes", "-o", "wide"}, {"get", "pods", "-n", namespace, "-o", "wide"}} {
+	for _, args := range [][]string{{"get", "nodes"}, {"get", "pods", "-n", namespace, "-o", "wide"}} {
 		table, err := d.ctl(ctx, args...)
 		if err != nil {
 			return err
@@ -297,7 +306,7 @@ func (d *demo) show(ctx context.Context) error {
 		}
 		d.out.println(fmt.Sprintf("  %s %s → %s: %s", d.out.green("✓"), from, p.Spec.NodeName, strings.ReplaceAll(strings.TrimSpace(page), "\n", " ")))
 	}
-	return nil
+	return d.answers(ctx)
 }
 
 func (d *demo) otherThan(node string) string {
@@ -311,32 +320,13 @@ func (d *demo) otherThan(node string) string {
 
 // fetch gets a pod's page from a node's network.
 func (d *demo) fetch(ctx context.Context, node, ip string) (page string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
-			err = d.c.Do(node, func() (err error) {
-				conn, err = (&net.Dialer{}).DialContext(ctx, network, addr)
-				return err
-			})
-			return conn, err
-		},
-	}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(ip, "8080")+"/", nil)
-	if err != nil {
-		return "", err
-	}
-	resp, err := client.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	b, err := io.ReadAll(io.LimitReader(resp.Body, 1<<16))
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = errors.New(resp.Status)
-	}
-	return string(b), err
+	return get(ctx, "http://"+net.JoinHostPort(ip, "8080")+"/", func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
+		err = d.c.Do(node, func() (err error) {
+			conn, err = (&net.Dialer{}).DialContext(ctx, network, addr)
+			return err
+		})
+		return conn, err
+	})
 }
 
 // goOn prints what one may do next, as whoever typed sudo.
@@ -361,6 +351,7 @@ func (d *demo) goOn() error {
 	d.out.println("    export KUBECONFIG=" + kubeconfig + " PATH=" + d.o.bin + ":$PATH")
 	for _, line := range [][2]string{
 		{"clusterctl -n hello scale deployment hello --replicas=9", "kubectl and helm work as well"},
+		{"curl " + d.way, "the page, by the Gateway"},
 		{"clusterctl -n hello logs -l app=hello --prefix", "what the pods print"},
 		{"clusterctl members", "who votes, who leads"},
 		{"sudo kill -9 $(cut -d' ' -f1 " + rel(d.o.dir) + "/n1.pid)", "a node dies; its containers go on"},

@@ -138,6 +138,12 @@ rules: [{apiGroups: [""], resources: [pods, services], verbs: [get, list]}]
 		k.ok("label", "namespace", "access-tight", "pod-security.kubernetes.io/enforce=restricted")
 		privileged := `---
 {apiVersion: v1, kind: Pod, metadata: {name: bad, namespace: access-tight}, spec: {hostPID: true, containers: [{name: main, image: "` + image + `", securityContext: {privileged: true}}]}}`
+		k.eventually("the namespace's label counts", func(context.Context) error {
+			if _, said, code := k.in(privileged, "create", "--dry-run=server", "-n", "access-tight", "-f", "-"); code == 0 || !strings.Contains(said, "violates PodSecurity") {
+				return fmt.Errorf("exit %d: %s", code, said)
+			}
+			return nil
+		})
 		k.has(k.failsIn(privileged, "create", "-n", "access-tight", "-f", "-"), `violates PodSecurity "restricted:latest"`, "hostPID=true", "privileged")
 		k.ok("delete", "namespace", "access-tight", "--wait=false")
 	})

@@ -1,13 +1,17 @@
 package kubectl
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
@@ -28,17 +32,29 @@ func TestE2EXApply(t *testing.T) {
 	t.Parallel()
 	k := start(t, "apply")
 	k.sub("from file, standard input and kustomization", func(k *kit) {
-		features.Shows(k, 1, 8, 300, 301)
+		features.Shows(k, 1, 8, 300)
 		k.has(k.ok("apply", "-f", k.file("pod.yaml", simple("hello", "sleep"))), "pod/hello created")
 		k.has(k.apply(simple("stdin", "sleep")), "pod/stdin created")
 		k.file("cm.yaml", configMap("from-k", "", "v"))
 		k.file("kustomization.yaml", "resources: [cm.yaml]\nnamePrefix: my-\n")
 		k.has(k.ok("apply", "-k", k.dir), "configmap/my-from-k created")
 		k.has(k.apply(strings.Replace(simple("hello", "sleep"), "app: hello", "app: other", 1)), "pod/hello configured")
-		k.has(k.ok("wait", "pod/hello", "--for=condition=Ready", "--timeout=60s"), "condition met") // by a watch
+		k.has(k.ok("wait", "pod/hello", "--for=condition=Ready", timeoutFlag), "condition met") // by a watch
 		k.has(k.ok("get", "pods"), "hello", "stdin")
 		k.ok("delete", "pod", "stdin")
 		k.lacks(k.ok("get", "pods"), "stdin")
+	})
+	k.sub("the least of a manifest", func(k *kit) {
+		features.Shows(k, 301)
+		// The node has an image of that name already, of the hello program: what is
+		// shown is the manifest and what a name without a registry stands for.
+		k.load("nginx:1.15")
+		k.has(k.apply("apiVersion: v1\nkind: Pod\nmetadata:\n  name: nginx\nspec:\n  containers:\n  - name: nginx\n    image: nginx:1.15\n"), "pod/nginx created")
+		p := k.ready("nginx")
+		k.is("phase", string(p.Status.Phase), "Running")
+		k.is("image", p.Spec.Containers[0].Image, "nginx:1.15")
+		k.eventuallyHas([]string{"get", "node", node, "-o", "jsonpath={.status.images[*].names}"}, "docker.io/library/nginx:1.15")
+		k.ok("delete", "pod", "nginx", "--grace-period=1", "--wait=false")
 	})
 	k.sub("a GET, then POST or PATCH", func(k *kit) {
 		features.Shows(k, 3)
@@ -171,7 +187,7 @@ func TestE2EXRun(t *testing.T) {
 		k.has(k.ok("run", "bare", "--image="+image), "pod/bare created")
 		k.is("owners", k.field("pod/bare", "{.metadata.ownerReferences}"), "")
 		k.has(k.ok("create", "deployment", "web", "--image="+image, "--replicas=3"), "deployment.apps/web created")
-		k.ok("rollout", "status", "deployment/web", "--timeout=60s")
+		k.ok("rollout", "status", "deployment/web", timeoutFlag)
 		k.is("pods", fmt.Sprint(len(strings.Fields(k.ok("get", "pods", "-l", "app=web", "-o", "name")))), "3")
 		k.ready("bare")
 	})
@@ -196,7 +212,7 @@ func TestE2EXRun(t *testing.T) {
 		features.Shows(k, 18)
 		k.apply(web("cause", 1))
 		k.ok("annotate", "deployment", "cause", "kubernetes.io/change-cause=first try")
-		k.ok("rollout", "status", "deployment/cause", "--timeout=60s")
+		k.ok("rollout", "status", "deployment/cause", timeoutFlag)
 		k.eventuallyHas([]string{"rollout", "history", "deployment/cause"}, "REVISION", "1", "first try")
 		k.ok("set", "env", "deployment/cause", "A=b")
 		k.ok("annotate", "--overwrite", "deployment", "cause", "kubernetes.io/change-cause=second try")
@@ -235,6 +251,33 @@ func TestE2EXRun(t *testing.T) {
 		if second := discovery(); len(second) != 0 {
 			k.Errorf("with a cache: %q", second)
 		}
+		// A kind is asked for in the version that its group prefers.
+		k.apply(dish("negotiation.example.com", "gauges", anything, "v1beta1", "v1"))
+		k.ok("wait", "crd/gauges.negotiation.example.com", "--for=condition=Established", "--timeout=60s")
+		for group, resource := range map[string]string{"autoscaling": "horizontalpodautoscalers", "negotiation.example.com": "gauges"} {
+			var list metav1.APIGroup
+			k.eventually(group+" is served", func(context.Context) error {
+				code, body := k.ask("GET", "/apis/"+group, "")
+				if code != 200 {
+					return fmt.Errorf("%d %s", code, body)
+				}
+				k.decode(body, &list)
+				return nil
+			})
+			if len(list.Versions) != 2 || list.PreferredVersion != list.Versions[0] {
+				k.Fatalf("%s has the versions %+v and prefers %+v", group, list.Versions, list.PreferredVersion)
+			}
+			_, log, code := k.in("", "get", resource+"."+group, "-v=6", "--cache-dir="+cache+"-"+group)
+			if want := "GET /apis/" + list.PreferredVersion.GroupVersion + "/namespaces/" + k.ns + "/" + resource + " 200"; code != 0 || !slices.Contains(requests(log), want) {
+				k.Errorf("exit %d, no %s among %q", code, want, requests(log))
+			}
+			// Any other is had by its name.
+			other := list.Versions[1].Version
+			_, log, code = k.in("", "get", resource+"."+other+"."+group, "-v=6", "--cache-dir="+cache+"-"+group)
+			if want := "GET /apis/" + group + "/" + other + "/namespaces/" + k.ns + "/" + resource + " 200"; code != 0 || !slices.Contains(requests(log), want) {
+				k.Errorf("exit %d, no %s among %q", code, want, requests(log))
+			}
+		}
 	})
 	k.sub("plain HTTP, and tables", func(k *kit) {
 		features.Shows(k, 14, 23, 24, 41, 71, 82)
@@ -253,4 +296,20 @@ func TestE2EXRun(t *testing.T) {
 		out := k.ok("get", "pod", "curl", "-o", `go-template={{range .status.conditions}}{{.type}}={{.status}} {{end}}`)
 		k.has(out, "PodScheduled=True", "Ready=True")
 	})
+}
+
+// load gives the node the hello program as an image of another name.
+func (k *kit) load(ref string) {
+	k.Helper()
+	tag, err := name.NewTag(ref)
+	k.must(err)
+	img, err := tarball.ImageFromPath(filepath.Join(filepath.Dir(k.c.Bin("clusterd")), "hello.tar"), nil)
+	k.must(err)
+	file := filepath.Join(k.dir, "image.tar")
+	k.must(tarball.WriteToFile(file, tag, img))
+	cmd := k.command(k.Context(), "image", "load", file)
+	cmd.Path, cmd.Args[0] = k.c.Bin("clusterctl"), "clusterctl"
+	if out, errs, code := k.finish(cmd, ""); code != 0 {
+		k.Fatalf("image load: exit %d: %s%s", code, out, errs)
+	}
 }

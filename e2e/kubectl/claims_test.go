@@ -80,7 +80,7 @@ func TestE2EXClaims(t *testing.T) {
 		k.has(k.ok("get", "pvc", "notes"), "Terminating")
 		k.has(k.exec("reader", "main", "cat", "/data/note"), "kept")
 		k.ok("delete", "pod", "reader")
-		k.ok("wait", "--for=delete", "pvc/notes", "--timeout=60s")
+		k.ok("wait", "--for=delete", "pvc/notes", timeoutFlag)
 		k.removed(folder)
 	})
 	k.sub("why a pod waits", func(k *kit) {
@@ -117,7 +117,7 @@ func TestE2EXClaims(t *testing.T) {
 		folder := k.volumeOf("scratch-s").Spec.Local.Path
 		k.exec("scratch", "main", "write", "/s/x", "y")
 		k.ok("delete", "pod", "scratch")
-		k.ok("wait", "--for=delete", "pvc/scratch-s", "--timeout=60s")
+		k.ok("wait", "--for=delete", "pvc/scratch-s", timeoutFlag)
 		k.removed(folder)
 	})
 	k.sub("a volume that somebody made", func(k *kit) {

@@ -3,6 +3,7 @@ package kubectl
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -58,8 +59,13 @@ func TestE2EXCommandLine(t *testing.T) {
 		}
 		k.has(out, "-        image: "+image, "+        image: a/b:2")
 		k.is("image after a diff", k.field("deploy/web", "{.spec.template.spec.containers[0].image}"), image)
-		whole := strings.Replace(k.ok("get", "pod", "one", "-o", "json"), `"image": "`+image+`"`, `"image": "a/b:2"`, 1)
-		k.okIn(whole, "replace", "-f", "-")
+		k.eventually("it is replaced as it was got", func(context.Context) error { // unless its node has written its status since
+			whole := strings.Replace(k.ok("get", "pod", "one", "-o", "json"), `"image": "`+image+`"`, `"image": "a/b:2"`, 1)
+			if _, errs, code := k.in(whole, "replace", "-f", "-"); code != 0 {
+				return errors.New(errs)
+			}
+			return nil
+		})
 		k.is("image after replace", k.field("pod/one", "{.spec.containers[0].image}"), "a/b:2")
 	})
 	k.sub("logs", func(k *kit) {

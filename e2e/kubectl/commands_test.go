@@ -44,7 +44,7 @@ func TestE2EXCommands(t *testing.T) {
 		k.has(k.ok("get", "all"), "pod/one")
 	})
 	k.sub("describe", func(k *kit) {
-		k.has(k.ok("describe", "pod", "one"), "Node:             "+node+"/", "State:          Running", "QoS Class:", "BestEffort", "Started")
+		k.eventuallyHas([]string{"describe", "pod", "one"}, "Node:             "+node+"/", "State:          Running", "QoS Class:", "BestEffort", "Started")
 		k.has(k.ok("describe", "node", node), "Allocatable:", "MemoryPressure", "Non-terminated Pods:", "one", "PodCIDR:", "Container Runtime Version:")
 		k.has(k.fails("describe", "pod", "two"), `pods "two" not found`)
 	})
@@ -91,7 +91,7 @@ func TestE2EXCommands(t *testing.T) {
 	k.sub("scale and rollout", func(k *kit) {
 		features.Shows(k, 93, 94, 97, 98)
 		k.apply(web("web", 1))
-		k.has(k.ok("rollout", "status", "deploy/web", "--timeout=60s"), "successfully rolled out")
+		k.has(k.ok("rollout", "status", "deploy/web", timeoutFlag), "successfully rolled out")
 		revision := func() string {
 			return k.field("deploy/web", `{.metadata.annotations.deployment\.kubernetes\.io/revision}`)
 		}
@@ -108,16 +108,16 @@ func TestE2EXCommands(t *testing.T) {
 		k.has(k.fails("scale", "deploy/web", "--current-replicas=7", "--replicas=1"), "Expected replicas to be 7, was 2")
 		k.has(k.ok("get", "rs", "-l", "app=web", "--show-labels"), "pod-template-hash=")
 		k.ok("set", "env", "deploy/web", "WORD=second")
-		k.has(k.ok("rollout", "status", "deploy/web", "--timeout=60s"), "successfully rolled out")
+		k.has(k.ok("rollout", "status", "deploy/web", timeoutFlag), "successfully rolled out")
 		k.is("revision", revision(), "2")
 		k.has(k.ok("rollout", "history", "deploy/web"), "REVISION", "1 ", "2 ")
 		k.has(k.ok("rollout", "history", "deploy/web", "--revision=2"), "WORD:\tsecond")
 		k.has(k.ok("rollout", "undo", "deploy/web"), "rolled back")
-		k.has(k.ok("rollout", "status", "deploy/web", "--timeout=60s"), "successfully rolled out")
+		k.has(k.ok("rollout", "status", "deploy/web", timeoutFlag), "successfully rolled out")
 		k.is("env after undo", k.field("deploy/web", "{.spec.template.spec.containers[0].env}"), "")
 		k.is("revision", revision(), "3")
 		k.has(k.ok("rollout", "restart", "deploy/web"), "restarted")
-		k.ok("rollout", "status", "deploy/web", "--timeout=60s")
+		k.ok("rollout", "status", "deploy/web", timeoutFlag)
 		k.ok("rollout", "pause", "deploy/web")
 		k.has(k.fails("rollout", "undo", "deploy/web"), "paused")
 		k.ok("rollout", "resume", "deploy/web")
@@ -182,7 +182,7 @@ func TestE2EXCommands(t *testing.T) {
 		_ = cmd.Wait() // it was killed
 	})
 	k.sub("wait", func(k *kit) {
-		k.has(k.ok("wait", "pod/one", "--for=condition=Ready", "--timeout=10s"), "condition met")
+		k.has(k.ok("wait", "pod/one", "--for=condition=Ready", timeoutFlag), "condition met")
 		k.has(k.fails("wait", "pod/one", "--for=condition=Nonsense", "--timeout=1s"), "timed out waiting")
 	})
 	k.sub("manifests with mistakes", func(k *kit) {
@@ -209,13 +209,13 @@ func TestE2EXDrain(t *testing.T) {
 	features.Shows(k, 113)
 	k.apply(web("web", 2))
 	k.apply(simple("bare", "sleep"))
-	k.ok("rollout", "status", "deploy/web", "--timeout=60s")
+	k.ok("rollout", "status", "deploy/web", timeoutFlag)
 	k.ready("bare")
 	k.has(k.ok("cordon", node), "node/"+node+" cordoned")
 	k.Cleanup(func() { k.ok("uncordon", node) })
 	k.has(k.ok("get", "nodes"), "Ready,SchedulingDisabled")
 	k.has(k.fails("drain", node), "cannot delete", "bare")
-	k.has(k.ok("drain", node, "--force", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s"), "evicted", "drained")
+	k.has(k.ok("drain", node, "--force", "--ignore-daemonsets", "--delete-emptydir-data", timeoutFlag), "evicted", "drained")
 	k.fails("get", "pod", "bare")
 	k.eventually("the new pods wait for a node", func(context.Context) error {
 		out := k.ok("get", "pods", "-l", "app=web", "-o", `jsonpath={range .items[*]}{.status.phase} {.status.conditions[?(@.type=="PodScheduled")].message}{"\n"}{end}`)
@@ -225,7 +225,7 @@ func TestE2EXDrain(t *testing.T) {
 		return nil
 	})
 	k.has(k.ok("uncordon", node), "uncordoned")
-	k.ok("rollout", "status", "deploy/web", "--timeout=60s")
+	k.ok("rollout", "status", "deploy/web", timeoutFlag)
 	k.ok("delete", "deploy", "web")
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -226,7 +227,7 @@ func TestE2EXContainer(t *testing.T) {
 		k.podIs("alwaysbad", "failed twice", func(p *corev1.Pod) bool {
 			return len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].RestartCount > 0
 		})
-		k.ok("delete", "pod", "--all", "--timeout=60s")
+		k.ok("delete", "pod", "--all", timeoutFlag)
 	})
 	k.sub("paths of subPathExpr", func(k *kit) {
 		features.Conforms(k, 351, 352, 353, 354, 355)
@@ -249,7 +250,7 @@ func TestE2EXContainer(t *testing.T) {
 		k.ready("later")
 		k.ok("exec", "later", "--", "/hello", "write", "/all/found/found/file", "word")
 		// Neither is the path needed to take them down.
-		k.ok("delete", "pod", "--all", "--timeout=60s")
+		k.ok("delete", "pod", "--all", timeoutFlag)
 	})
 	k.sub("exec and logs", func(k *kit) {
 		features.Conforms(k, 283, 317, 318)
@@ -292,10 +293,11 @@ func TestE2EXProbes(t *testing.T) {
 	k := start(t, "probes")
 	asked := k.healthServer()
 	port := asked.port
-	const fast = "periodSeconds: 1, failureThreshold: "
+	const fast = "periodSeconds: 1, timeoutSeconds: 30, failureThreshold: "
 	live := func(name, args, probe string, more ...string) string { // a server may be slow to listen
 		return with(name, args, "livenessProbe: {"+probe+", "+fast+"30}", more...)
 	}
+	counted := k.countRestarts("badhttp", 5)
 	k.applyAll(
 		live("http", "serve", "httpGet: {path: /live, port: 8080}"),
 		live("tcp", "serve", "tcpSocket: {port: 8080}"),
@@ -378,15 +380,19 @@ func TestE2EXProbes(t *testing.T) {
 			k.Errorf("stop signal %v", got)
 		}
 		before := k.pod("bysleep").Generation
-		k.ok("delete", "pod", "byexec", "byhttp", "bysleep", "bysignal", "--wait=false", "--grace-period=20")
-		if p := k.pod("bysleep"); p.DeletionTimestamp == nil || p.Generation != before+1 {
+		var p corev1.Pod // as the answer tells: its hook may be over in a moment
+		_, body := k.ask(http.MethodDelete, "/api/v1/namespaces/"+k.ns+"/pods/bysleep", `{"kind":"DeleteOptions","apiVersion":"v1","gracePeriodSeconds":20}`)
+		k.decode(body, &p)
+		if p.DeletionTimestamp == nil || p.Generation != before+1 {
 			k.Errorf("generation %d, was %d; deletion %v", p.Generation, before, p.DeletionTimestamp)
 		}
+		k.ok("delete", "pod", "byexec", "byhttp", "bysignal", "--wait=false", "--grace-period=20")
 		for _, name := range []string{"byexec", "byhttp", "bysleep", "bysignal"} {
 			k.gone(name)
 		}
 		k.has(k.ok("logs", "tester"), "GET /by-exec", "GET /by-http")
 	})
+	k.sub("restarts are counted", func(k *kit) { k.growing(counted, 5) })
 	k.ok("delete", "pod", "--all", "--wait=false")
 }
 

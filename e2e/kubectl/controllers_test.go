@@ -139,10 +139,10 @@ func TestE2EXControllers(t *testing.T) {
 			}
 			return nil
 		})
-		k.ok("delete", "deploy", "web", "--cascade=foreground", "--timeout=60s")
+		k.ok("delete", "deploy", "web", "--cascade=foreground", timeoutFlag)
 		k.is("what is left at once", k.ok("get", "rs,pods", "-l", "app=web", "-o", "name"), "")
 		k.apply(web("web", 1))
-		k.ok("rollout", "status", "deploy/web", "--timeout=60s")
+		k.ok("rollout", "status", "deploy/web", timeoutFlag)
 		k.ok("delete", "deploy", "web")
 		k.eventually("nothing is left", func(context.Context) error {
 			if left := k.ok("get", "rs,pods", "-l", "app=web", "-o", "name"); left != "" {
@@ -177,7 +177,7 @@ func TestE2EXControllers(t *testing.T) {
 		k.ok("create", "namespace", "short-lived")
 		k.ok("create", "configmap", "x", "-n", "short-lived")
 		k.ok("run", "p", "--image="+image, "-n", "short-lived")
-		k.ok("delete", "namespace", "short-lived", "--timeout=60s")
+		k.ok("delete", "namespace", "short-lived", timeoutFlag)
 		k.has(k.fails("get", "namespace", "short-lived"), "not found")
 		k.ok("create", "namespace", "short-lived")
 		k.is("what is in the new one", k.ok("get", "pods,configmaps", "-n", "short-lived", "-o", "name", "--field-selector=metadata.name!=kube-root-ca.crt"), "")

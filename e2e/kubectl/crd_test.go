@@ -40,7 +40,7 @@ func TestE2EXCustomKind(t *testing.T) {
 	k := start(t, "custom")
 	k.apply(bakery)
 	t.Cleanup(func() { k.in("", "delete", "crd", "ovens.bakery.example.com", "--ignore-not-found") })
-	k.has(k.ok("wait", "--for=condition=Established", "crd/ovens.bakery.example.com", "--timeout=60s"), "condition met")
+	k.established("ovens.bakery.example.com")
 	oven := "apiVersion: bakery.example.com/v1\nkind: Oven\nmetadata: {name: big}\nspec: {}\n"
 	k.eventually("the kind is discovered", func(context.Context) error {
 		if out, errs, code := k.in(oven, "apply", "-f", "-"); code != 0 {
@@ -50,8 +50,8 @@ func TestE2EXCustomKind(t *testing.T) {
 	})
 	k.sub("tour", func(k *kit) {
 		features.Conforms(k, 26, 33)
-		k.has(k.ok("get", "ov"), "HEAT", "big", "200")
-		k.has(k.ok("explain", "oven.spec.heat"), "Heat in degrees.")
+		k.eventuallyHas([]string{"get", "ov"}, "HEAT", "big", "200")
+		k.eventuallyHas([]string{"explain", "oven.spec.heat"}, "Heat in degrees.")
 		k.has(k.failsIn(strings.Replace(oven, "spec: {}", "spec: {heat: 901}", 1), "apply", "-f", "-"), "spec.heat", "should be less than or equal to 900")
 		k.ok("patch", "oven", "big", "--subresource=status", "--type=merge", "-p", `{"status":{"ready":true}}`)
 		k.is("ready", k.field("oven/big", "{.status.ready}"), "true")

@@ -64,7 +64,7 @@ func TestE2EXHostPort(t *testing.T) {
 	k.podIs("second", "told why it waits", func(p *corev1.Pod) bool {
 		return condition(p, corev1.PodScheduled) == corev1.ConditionFalse
 	})
-	k.has(k.ok("describe", "pod", "second"), "free ports")
+	k.eventuallyHas([]string{"describe", "pod", "second"}, "free ports")
 	k.ok("delete", "pod", "any", "--grace-period=1")
 	k.ready("second")
 	k.eventually("the port has passed on", func(context.Context) error {

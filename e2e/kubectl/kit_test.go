@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -32,13 +33,16 @@ const (
 	image = "clusterd.local/hello:1"
 	node  = clustertest.Node
 	// testTimeout is how long anything may take on a busy machine.
-	testTimeout = 60 * time.Second
+	testTimeout = 2 * time.Minute
 	// stalled is longer than any step takes unless something waits that should
 	// not. How fast a step is, the benchmarks tell.
 	stalled = 30 * time.Second
 )
 
 // shared is the cluster that all tests of the package use.
+// timeoutFlag makes kubectl wait as long as tests do.
+var timeoutFlag = "--timeout=" + testTimeout.String()
+
 var shared = clustertest.Shared{Name: "clusterd-kubectl", Bridge: "cdkubectl", Subnet: netip.MustParsePrefix("10.87.0.0/24")}
 
 func TestMain(m *testing.M) { os.Exit(shared.Main(m)) }
@@ -256,13 +260,14 @@ func (k *kit) soon(what string, check func(context.Context) (bool, error)) {
 func (k *kit) best(what string, bound time.Duration, measure func(i int) time.Duration) {
 	k.Helper()
 	best := time.Duration(math.MaxInt64)
-	for i := range 5 {
+	const attempts = 8 // as long as the machine is too busy to tell
+	for i := range attempts {
 		if best = min(best, measure(i)); best <= bound {
 			k.Logf("%s: %s", what, best.Round(time.Millisecond))
 			return
 		}
 	}
-	k.Errorf("%s: the best of five took %s, want %s at most", what, best, bound)
+	k.Errorf("%s: the best of %d took %s, want %s at most", what, attempts, best, bound)
 }
 
 // pod gets a pod of the test.
@@ -468,6 +473,40 @@ func (k *kit) eventuallyHas(args []string, words ...string) {
 			if !strings.Contains(out, w) {
 				return fmt.Errorf("%q is not in:\n%s%s", w, out, errs)
 			}
+		}
+		return nil
+	})
+}
+
+// established waits until a custom kind is: right after it was made, kubectl's wait ends at
+// once, as it takes the conditions that are not there yet for an error.
+func (k *kit) established(crd string) {
+	k.Helper()
+	k.eventuallyHas([]string{"wait", "--for=condition=Established", "crd/" + crd, timeoutFlag}, "condition met")
+}
+
+// discovered waits until discovery, from which kubectl has what it knows of kinds, lists
+// resources of a group and version: it is filled after their paths are served.
+func (k *kit) discovered(group, version string, resources ...string) {
+	k.Helper()
+	k.eventually(fmt.Sprintf("%q of %s/%s are discovered", resources, group, version), func(context.Context) error {
+		code, body := k.ask(http.MethodGet, "/apis", "", "Accept", "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList")
+		var list apidiscoveryv2.APIGroupDiscoveryList
+		if err := json.Unmarshal([]byte(body), &list); err != nil {
+			return fmt.Errorf("%d %w", code, err)
+		}
+		left := slices.Clone(resources)
+		for _, g := range list.Items {
+			for _, v := range g.Versions {
+				if g.Name == group && v.Version == version {
+					left = slices.DeleteFunc(left, func(name string) bool {
+						return slices.ContainsFunc(v.Resources, func(r apidiscoveryv2.APIResourceDiscovery) bool { return r.Resource == name })
+					})
+				}
+			}
+		}
+		if len(left) > 0 {
+			return fmt.Errorf("%q are not there", left)
 		}
 		return nil
 	})

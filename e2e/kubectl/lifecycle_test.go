@@ -396,7 +396,7 @@ func (k *kit) namespaces() {
 	k.has(k.field("namespace/life-ns", "{.spec.finalizers}"), "example.com/test")
 	finalize("example.com/test", false)
 	k.lacks(k.field("namespace/life-ns", "{.spec.finalizers}"), "example.com/test")
-	k.ok("delete", "namespace", "life-ns", "--timeout=60s")
+	k.ok("delete", "namespace", "life-ns", timeoutFlag)
 	k.ok("create", "namespace", "life-ns")
 	k.is("services of the new one", k.ok("get", "services", "-n", "life-ns", "-o", "name"), "")
 	k.ok("delete", "namespace", "life-ns", "--wait=false")

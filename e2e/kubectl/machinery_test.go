@@ -140,6 +140,7 @@ func (k *kit) defines(plural, schema string) {
 		}
 		return nil
 	})
+	k.discovered("machinery.example.com", "v1", plural)
 }
 
 func (k *kit) custom(plural string) string {

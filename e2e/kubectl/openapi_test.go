@@ -70,6 +70,8 @@ func TestE2EXOpenAPI(t *testing.T) {
 		k.published(one, "v1", "Tray", true)
 		k.published(other, "v1", "Glasse", true)
 	})
+	k.published(one, "v1", "Boxe", true)
+	k.discovered(one, "v1", "plates", "trays", "boxes")
 	object := func(kind, rest string) string {
 		return "apiVersion: " + one + "/v1\nkind: " + kind + "\nmetadata: {name: x}\n" + rest
 	}

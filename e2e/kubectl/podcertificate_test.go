@@ -18,6 +18,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
@@ -45,7 +46,9 @@ func (s *podSigner) run(ctx context.Context) error {
 		if err == nil {
 			for i := range list.Items {
 				if len(list.Items[i].Status.Conditions) == 0 {
-					err = errors.Join(err, s.answer(ctx, &list.Items[i]))
+					if said := s.answer(ctx, &list.Items[i]); !apierrors.IsNotFound(said) && !apierrors.IsConflict(said) { // it is another, or none, by now
+						err = errors.Join(err, said)
+					}
 				}
 			}
 		}

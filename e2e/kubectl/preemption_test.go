@@ -82,7 +82,7 @@ func TestE2EXPreemption(t *testing.T) {
 				"args:", fmt.Sprintf("resources: {requests: {%s: %d}, limits: {%[1]s: %[2]d}}, args:", scarce, set.each)).Replace(replicaSet("preempt-"+set.name, "preempt-"+set.name, set.replicas))
 			k.okIn(manifest, "create", "-f", "-")
 			if set.name != "fourth" { // for which there is not enough room
-				k.ok("wait", "replicaset/preempt-"+set.name, fmt.Sprint("--for=jsonpath={.status.readyReplicas}=", set.replicas), "--timeout=120s")
+				k.ok("wait", "replicaset/preempt-"+set.name, fmt.Sprint("--for=jsonpath={.status.readyReplicas}=", set.replicas), timeoutFlag)
 			}
 		}
 		for _, set := range sets {
@@ -102,7 +102,7 @@ func TestE2EXPreemption(t *testing.T) {
 			k.ok("delete", "replicaset", "preempt-"+set.name)
 		}
 		for _, set := range sets {
-			k.ok("wait", "pod", "--selector=app=preempt-"+set.name, "--for=delete", "--timeout=120s")
+			k.ok("wait", "pod", "--selector=app=preempt-"+set.name, "--for=delete", timeoutFlag)
 			k.ok("delete", "priorityclass", "preempt-"+set.name)
 		}
 		k.ok("patch", "node", node, "--subresource=status", "--type=merge", "-p", `{"status":{"capacity":{"`+scarce+`":"5"},"allocatable":{"`+scarce+`":"5"}}}`)
@@ -140,7 +140,7 @@ func TestE2EXPreemption(t *testing.T) {
 		k.ok("delete", "pod", "left-0", "left-1")
 		k.ready("right-0")
 		k.ready("right-1")
-		k.ok("wait", "--for=condition=PodGroupInitiallyScheduled", "podgroup/right", "--timeout=60s")
+		k.ok("wait", "--for=condition=PodGroupInitiallyScheduled", "podgroup/right", timeoutFlag)
 		k.ok("delete", "pod", "single", "right-0", "right-1")
 		k.ok("delete", "podgroup", "left", "right")
 	})

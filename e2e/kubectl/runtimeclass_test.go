@@ -23,7 +23,7 @@ import (
 func TestE2EXRuntimeClass(t *testing.T) {
 	t.Parallel()
 	k := start(t, "runtimeclass")
-	features.Shows(k, 176, 258)
+	features.Shows(k, 176)
 	features.Conforms(k, 330, 331, 332, 333)
 	k.apply(`
 apiVersion: node.k8s.io/v1

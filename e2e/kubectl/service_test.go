@@ -26,7 +26,7 @@ spec: {selector: {in: web}, ports: [{port: 80, targetPort: 8080}]}
 	member := func(name string) string {
 		m := strings.Replace(simple(name, "serve", "volumes: [{name: e, emptyDir: {}}]"), "app: "+name, "in: web", 1)
 		return strings.Replace(m, "args:", `volumeMounts: [{name: e, mountPath: /e}],
-     readinessProbe: {periodSeconds: 1, failureThreshold: 1, exec: {command: [/hello, cat, /e/ready]}}, args:`, 1)
+     readinessProbe: {periodSeconds: 1, timeoutSeconds: 30, failureThreshold: 1, exec: {command: [/hello, cat, /e/ready]}}, args:`, 1)
 	}
 	k.apply(member("one"))
 	k.apply(member("two"))

@@ -67,8 +67,9 @@ func TestE2EXStaticPod(t *testing.T) {
 	p := k.podIs("web-"+node, "shown by its mirror", func(p *corev1.Pod) bool {
 		return p.Annotations[corev1.MirrorPodAnnotationKey] != "" && condition(p, corev1.PodReady) == corev1.ConditionTrue
 	})
-	k.is("its page", k.exec(p.Name, "main", "fetch", "http://127.0.0.1:8080/healthz"), "ok\n")
-	k.has(k.ok("logs", p.Name), "serving on :8080")
+	// It has no probe: it may be Ready before it listens.
+	k.eventuallyHas([]string{"exec", p.Name, "-c", "main", "--", "/hello", "fetch", "http://127.0.0.1:8080/healthz"}, "ok\n")
+	k.eventuallyHas([]string{"logs", p.Name}, "serving on :8080")
 	pid := k.process(p.Annotations["kubernetes.io/config.hash"], "serve")
 
 	// Deleting it through the API only brings another mirror.

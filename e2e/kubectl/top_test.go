@@ -1,6 +1,8 @@
 package kubectl
 
 import (
+	"context"
+	"fmt"
 	"regexp"
 	"testing"
 
@@ -16,9 +18,12 @@ func TestE2EXTop(t *testing.T) {
 	k.ready("web")
 	like := func(k *kit, pattern string, args ...string) {
 		k.Helper()
-		if out := k.ok(args...); !regexp.MustCompile(pattern).MatchString(out) {
-			k.Errorf("kubectl %q says %q, want %s", args, out, pattern)
-		}
+		k.eventually(fmt.Sprintf("kubectl %q says %s", args, pattern), func(context.Context) error {
+			if out, errs, code := k.in("", args...); code != 0 || !regexp.MustCompile(pattern).MatchString(out) {
+				return fmt.Errorf("exit %d: %s%s", code, out, errs)
+			}
+			return nil
+		})
 	}
 	k.sub("top and logs", func(k *kit) {
 		features.Shows(k, 298)
@@ -37,7 +42,7 @@ func TestE2EXTop(t *testing.T) {
 			"/metrics/resource": "container_memory_working_set_bytes{" + web,
 			"/metrics/cadvisor": `container_spec_cpu_shares{container="main",id="`,
 		} {
-			k.has(k.ok("get", "--raw", "/api/v1/nodes/"+node+"/proxy"+path), series)
+			k.eventuallyHas([]string{"get", "--raw", "/api/v1/nodes/" + node + "/proxy" + path}, series)
 		}
 	})
 }

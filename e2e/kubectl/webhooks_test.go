@@ -472,7 +472,7 @@ func TestE2EXWebhooks(t *testing.T) {
 		k.ready("attached")
 		k.validates(h.validating(k, "hooks-attach", "/deny-all", "connect pods/attach", nil))
 		k.eventually("attach is refused", func(context.Context) error {
-			ctx, cancel := context.WithTimeout(k.Context(), 3*time.Second)
+			ctx, cancel := context.WithTimeout(k.Context(), 20*time.Second)
 			defer cancel()
 			_, errs, code := k.finish(k.command(ctx, "attach", "attached"), "")
 			if code == 0 || !strings.Contains(errs, "denied by the webhook") {

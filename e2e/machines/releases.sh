@@ -7,8 +7,8 @@ cd "$(dirname "$0")/../.."
 mkdir -p "$out"
 go=${GO:-go}
 export CGO_ENABLED=0
-flags=$("$go" version -m bin/clusterd | sed -n 's/^\tbuild\t-ldflags="\(.*\)"$/\1/p')
-[[ $flags == *"-X main.release="* ]] || { echo "bin/clusterd was not built by make: its linker flags are \"$flags\"" >&2; exit 1; }
+flags=${CLUSTERD_LDFLAGS:-}
+[[ $flags == *"-X main.release="* ]] || { echo "CLUSTERD_LDFLAGS is \"$flags\": it must be bin/clusterd's linker flags, as make gives them" >&2; exit 1; }
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 mkdir -p "$stage/usr/bin"

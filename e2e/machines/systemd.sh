@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `clusterctl upgrade` under a real systemd: make systemd-test
+# `clusterctl upgrade`, and a shutdown, under a real systemd: make systemd-test
 #
 # systemd is the first process of namespaces of its own (processes, mounts, network,
 # cgroups, names) with Debian's files, as in a container: it is no virtual machine, and
@@ -163,4 +163,7 @@ until_true 300 "hello.yaml is rolled out" on n1 clusterctl -n hello rollout stat
 
 . e2e/machines/upgrade.sh
 [ "$(on n1 systemctl is-failed clusterd || true)" = active ] || fail "the unit has failed"
+gone() { ! kill -0 "$init" 2>/dev/null; }
+. e2e/machines/shutdown.sh
+init=
 say "passed"

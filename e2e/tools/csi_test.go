@@ -88,7 +88,9 @@ func (d *driver) install(images string) {
 		d.ok("clusterctl", "image", "load", a)
 	}
 	d.ok("clusterctl", "apply", "-f", filepath.Join(images, "crds"))
-	d.ok("clusterctl", "wait", "--for=condition=Established", "--timeout="+testTimeout.String(), "crd/volumesnapshots.snapshot.storage.k8s.io", "crd/volumesnapshotcontents.snapshot.storage.k8s.io", "crd/volumesnapshotclasses.snapshot.storage.k8s.io")
+	for _, plural := range []string{"volumesnapshots", "volumesnapshotcontents", "volumesnapshotclasses"} {
+		d.eventuallyIs("crd/"+plural+".snapshot.storage.k8s.io", `{.status.conditions[?(@.type=="Established")].status}`, "True")
+	}
 	roles, err := filepath.Glob(filepath.Join(images, "rbac", "*.yaml"))
 	if err != nil || len(roles) != 5 {
 		d.Fatalf("roles %q (%v), want those of five programs", roles, err)
@@ -104,7 +106,9 @@ func (d *driver) install(images string) {
 	if err != nil {
 		d.Fatal(err)
 	}
-	d.okIn(strings.NewReplacer("${KUBELET}", d.kubelet, "${DISKS}", d.disks, "${NS}", d.ns).Replace(string(b)), "clusterctl", "apply", "-f", "-")
+	// Discovery knows of the kinds of snapshots a moment after they are established.
+	d.eventuallyHas([]string{"statefulset.apps/hostpath", "volumesnapshotclass.snapshot.storage.k8s.io/"},
+		strings.NewReplacer("${KUBELET}", d.kubelet, "${DISKS}", d.disks, "${NS}", d.ns).Replace(string(b)), "clusterctl", "apply", "-f", "-")
 	d.ok("clusterctl", "rollout", "status", "statefulset/hostpath", "--timeout="+testTimeout.String())
 	d.ok("clusterctl", "rollout", "status", "deployment/snapshot-controller", "--timeout="+testTimeout.String())
 }

@@ -173,6 +173,23 @@ func (k *kit) eventually(what string, check func(context.Context) error) {
 	}
 }
 
+// eventuallyHas waits until a tool succeeds and what it prints has all the words.
+func (k *kit) eventuallyHas(words []string, stdin, tool string, args ...string) {
+	k.Helper()
+	k.eventually(fmt.Sprintf("%q in the output of %s %q", words, tool, args), func(context.Context) error {
+		out, errs, code := k.run(stdin, tool, args...)
+		if code != 0 {
+			return fmt.Errorf("exit %d: %s%s", code, out, errs)
+		}
+		for _, w := range words {
+			if !strings.Contains(out, w) {
+				return fmt.Errorf("%q is not in:\n%s%s", w, out, errs)
+			}
+		}
+		return nil
+	})
+}
+
 // eventuallyIs waits until a field of an object has a value.
 func (k *kit) eventuallyIs(object, path, want string) {
 	k.Helper()

@@ -47,12 +47,13 @@ func TestE2EOperator(t *testing.T) {
 		return fmt.Sprintf("{apiVersion: peers.clusterd.local/%s, kind: Page, metadata: {name: %s}, %s}", version, name, rest)
 	}
 	// Defaulted, created, reported.
-	k.okIn(page("one", "v1", "spec: {message: first}"), "clusterctl", "apply", "-f", "-")
+	// The server learns of the webhooks' endpoints a moment after the pods are ready.
+	k.eventuallyHas([]string{"page.peers.clusterd.local/one"}, page("one", "v1", "spec: {message: first}"), "clusterctl", "apply", "-f", "-")
 	k.is("what the webhook filled in", k.field("page/one", "{.spec.replicas}"), "2")
 	k.eventuallyIs("page/one", "{.status.ready} {.status.by}", "2 "+first)
 	k.is("the finalizer", k.field("page/one", "{.metadata.finalizers}"), `["peers.clusterd.local/record"]`)
 	k.is("the Deployment's owner", k.field("deployment/one", "{.metadata.ownerReferences[0].kind}"), "Page")
-	k.has(k.ok("clusterctl", "exec", "deploy/one", "--", "/hello", "fetch", "http://one:8080/"), "first")
+	k.eventuallyHas([]string{"first"}, "", "clusterctl", "exec", "deploy/one", "--", "/hello", "fetch", "http://one:8080/")
 
 	// The other version, both ways; applied with the field names it has.
 	k.has(k.ok("clusterctl", "get", "pages.v1alpha1.peers.clusterd.local", "one", "-o", "jsonpath={.apiVersion} {.text} {.servers}"), "peers.clusterd.local/v1alpha1 first 2")

@@ -37,6 +37,10 @@ spec:
 		t.Fatalf("pods %q", pods)
 	}
 
+	for _, p := range pods { // without a probe they may be Ready before they say so
+		k.eventuallyHas([]string{"hello from " + p}, "", "clusterctl", "logs", p, "-c", "main")
+	}
+
 	// In one go, of every container, with the init containers.
 	out := k.ok("stern", "deployment/talk", "--no-follow", "--color=never")
 	for _, p := range pods {

@@ -21,7 +21,9 @@ import (
 )
 
 const usage = `hello                 serve on :8080 (PORT), pages by TCP and lines by UDP
-hello fetch URL       print the page; exit 1 unless the status is 2xx
+hello fetch URL [TIMES]
+                      print the page, by a new connection each time; exit 1
+                      unless the status is 2xx
 hello api PATH        ask the API server by the pod's account and print the answer
 hello mtls serve BUNDLE ROOTS, mtls fetch URL BUNDLE ROOTS
                       speak TLS on :8443 with certificates on both sides
@@ -92,7 +94,7 @@ func run(cmd string, args []string) (int, error) {
 	case "serve":
 		err = serve(ctx)
 	case "fetch":
-		err = withArg(args, func(url string) error { return fetch(ctx, url) })
+		err = fetchTimes(ctx, args)
 	case "api":
 		err = withArg(args, func(path string) error { return askAPI(ctx, path) })
 	case "mtls":
@@ -280,6 +282,27 @@ func orUnknown(key string) string {
 		return v
 	}
 	return "unknown"
+}
+
+// fetchTimes prints a page so often as the second argument says, once without it.
+func fetchTimes(ctx context.Context, args []string) error {
+	times := 1
+	if len(args) == 2 {
+		n, err := strconv.Atoi(args[1])
+		if err != nil || n < 1 {
+			return fmt.Errorf("TIMES is %q: it must be a number from 1 on", args[1])
+		}
+		times, args = n, args[:1]
+	}
+	return withArg(args, func(url string) error {
+		for range times {
+			if err := fetch(ctx, url); err != nil {
+				return err
+			}
+			http.DefaultClient.CloseIdleConnections()
+		}
+		return nil
+	})
 }
 
 func fetch(ctx context.Context, url string) error {

@@ -46,6 +46,9 @@ func TestExitCodes(t *testing.T) {
 		args []string
 		code int
 	}{
+		{[]string{"fetch", srv.URL, "3"}, 0},
+		{[]string{"fetch", srv.URL + "/bad", "3"}, 1},
+		{[]string{"fetch", srv.URL, "0"}, 1},
 		{[]string{"exit", "7"}, 7},
 		{[]string{"exit", "7", "0.01"}, 7},
 		{[]string{"exit", "7", "x"}, 1},

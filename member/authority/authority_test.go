@@ -333,10 +333,12 @@ func TestTokenKeysFollow(t *testing.T) {
 			t.Fatal(err)
 		}
 		next.Finish = finish
-		for due := true; next.Phase != Stable; {
-			if next, due = next.Next(nil, now.Add(time.Hour)); !due {
+		for next.Phase != Stable {
+			after, due := next.Next(nil, now.Add(time.Hour))
+			if !due {
 				t.Fatalf("%+v does not go on", next)
 			}
+			next = after
 		}
 		state = next
 	}

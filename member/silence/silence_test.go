@@ -6,6 +6,29 @@ import (
 	"time"
 )
 
+func TestTrackerAfter(t *testing.T) {
+	begin := time.Now()
+	tr := Tracker{After: time.Second}
+	tr.Heard("1", "n1", begin)
+	if got := tr.Suspects(begin.Add(time.Second)); len(got) > 0 {
+		t.Errorf("suspected too soon: %q", got)
+	}
+	tr.Heard("1", "n1", begin.Add(time.Second/2))
+	if got := tr.Suspects(begin.Add(time.Second * 3 / 2)); len(got) > 0 {
+		t.Errorf("suspected too soon after it spoke: %q", got)
+	}
+	if got := tr.Suspects(begin.Add(time.Second*3/2 + 1)); !slices.Equal(got, []string{"n1"}) {
+		t.Errorf("silent for longer: %q", got)
+	}
+	// Half of it is what a look may be late without this process having stood still.
+	tr.Heard("1", "n1", begin.Add(10*time.Second))
+	tr.Tick(begin.Add(10 * time.Second))
+	tr.Tick(begin.Add(10*time.Second + 600*time.Millisecond))
+	if got := tr.Suspects(begin.Add(11*time.Second + 500*time.Millisecond)); len(got) > 0 {
+		t.Errorf("suspected although this process stood still: %q", got)
+	}
+}
+
 func TestTracker(t *testing.T) {
 	begin := time.Now()
 	at := func(d time.Duration) time.Time { return begin.Add(d) }

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"math"
 	"net"
 	"net/netip"
@@ -45,13 +46,14 @@ type Config struct {
 type Announcer struct {
 	cfg Config
 	h   *netlink.Handle
-	// fd sends frames; asks, by family, is where answers to questions come in, and
-	// nothing else. They belong to the namespace they were opened in.
-	fd   int
-	asks map[bool]int
+	fd  int // sends frames; it belongs to the namespace it was opened in
 
-	mu  sync.Mutex
-	own []netip.Addr // those of the file
+	mu   sync.Mutex
+	own  []netip.Addr        // those of the file
+	told map[netip.Addr]bool // those that this process has announced
+	asks *questions          // Renew's
+
+	watch watch // Answered's
 }
 
 // Open binds an Announcer to the calling thread's network namespace. It
@@ -63,7 +65,7 @@ func Open(cfg Config) (*Announcer, error) {
 	if cfg.Lifetime < time.Second {
 		cfg.Lifetime = 30 * time.Second
 	}
-	a := &Announcer{cfg: cfg, fd: -1, asks: map[bool]int{}}
+	a := &Announcer{cfg: cfg, fd: -1, told: map[netip.Addr]bool{}}
 	b, err := os.ReadFile(cfg.File)
 	if err == nil {
 		err = json.Unmarshal(b, &a.own)
@@ -78,9 +80,8 @@ func Open(cfg Config) (*Announcer, error) {
 		a.h.Close()
 		return nil, fmt.Errorf("open a packet socket: %w", err)
 	}
-	for _, four := range []bool{true, false} {
-		if a.asks[four], err = answers(four); err != nil {
-			delete(a.asks, four)
+	for _, q := range []**questions{&a.asks, &a.watch.questions} {
+		if *q, err = openQuestions(); err != nil {
 			a.Close()
 			return nil, err
 		}
@@ -92,9 +93,8 @@ func Open(cfg Config) (*Announcer, error) {
 func (a *Announcer) Close() {
 	a.h.Close()
 	_ = unix.Close(a.fd)
-	for _, fd := range a.asks {
-		_ = unix.Close(fd)
-	}
+	a.asks.close()
+	a.watch.questions.close()
 }
 
 // Renew has the addresses that are announced here stay, but for those that another
@@ -111,7 +111,11 @@ func (a *Announcer) Renew() error {
 		return fmt.Errorf("announce: %w", err)
 	}
 	ours := slices.DeleteFunc(slices.Clone(a.own), func(addr netip.Addr) bool { return has[addr] == absent })
-	contested, err := a.ask(link, ours)
+	var contested map[netip.Addr]bool
+	own, err := a.macs(link)
+	if err == nil {
+		contested, err = a.ask(a.asks, link, own, ours, answerTime)
+	}
 	errs := []error{err}
 	kept := slices.Clone(a.own)
 	for _, addr := range ours {
@@ -195,12 +199,16 @@ func (a *Announcer) Set(want []netip.Addr, alone bool) error {
 			errs = append(errs, fmt.Errorf("add %s: %w", addr, err))
 			continue
 		}
-		if has[addr] != absent {
+		if has[addr] == absent {
+			a.cfg.Logger.Info("an address is announced here", "address", addr.String(), "interface", link.Attrs().Name)
+		} else if a.told[addr] {
 			continue
 		}
-		a.cfg.Logger.Info("an address is announced here", "address", addr.String(), "interface", link.Attrs().Name)
+		// One that a former process left may have been another machine's meanwhile.
+		a.told[addr] = true
 		a.tell(link, addr)
 	}
+	maps.DeleteFunc(a.told, func(addr netip.Addr, _ bool) bool { return !slices.Contains(kept, addr) })
 	if !slices.Equal(kept, a.own) {
 		errs = append(errs, a.save(kept))
 	}

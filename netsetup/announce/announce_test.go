@@ -1,6 +1,7 @@
 package announce
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -378,7 +379,11 @@ func TestRootAnswersAlone(t *testing.T) {
 		}
 	}
 	answered := func(four bool) uint32 { // the count is reset by that
-		s, err := unix.GetsockoptTpacketStats(a.asks[four], unix.SOL_PACKET, unix.PACKET_STATISTICS)
+		fd := a.asks.six
+		if four {
+			fd = a.asks.four
+		}
+		s, err := unix.GetsockoptTpacketStats(fd, unix.SOL_PACKET, unix.PACKET_STATISTICS)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -429,4 +434,66 @@ func networksIn(ns *netnstest.NS, node string) (text string, err error) {
 		return nil
 	})
 	return text, err
+}
+
+// TestRootAnswered: another machine's kernel answers for what it has, at once; a machine
+// that is away answers for nothing; and one without a link knows nothing of the others.
+func TestRootAnswered(t *testing.T) {
+	netnstest.NeedRoot(t)
+	ns, other := netnstest.New(t), netnstest.New(t)
+	netnstest.Join(t, ns, "up0", other, "up0")
+	a, b := oneNode(t, ns, "up0", "192.0.2.1"), oneNode(t, other, "up0", "192.0.2.2")
+	node, vips := netip.MustParseAddr("192.0.2.2"), []netip.Addr{netip.MustParseAddr("192.0.2.100"), netip.MustParseAddr("2001:db8::100")}
+	ask := func(want ...netip.Addr) {
+		t.Helper()
+		all := append([]netip.Addr{node}, vips...)
+		got, err := a.Answered(all, 500*time.Millisecond)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, addr := range all {
+			if got[addr] != slices.Contains(want, addr) {
+				t.Errorf("%s is answered for: %t", addr, got[addr])
+			}
+		}
+	}
+	ask(node)
+	if err := b.Set(vips, false); err != nil {
+		t.Fatal(err)
+	}
+	ask(node, vips[0], vips[1])
+	if err := a.Set(vips, false); err != nil { // both have them now
+		t.Fatal(err)
+	}
+	ask(node, vips[0], vips[1])
+	other.Do(func() error {
+		link, err := netlink.LinkByName("up0")
+		if err != nil {
+			return err
+		}
+		all, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+		for _, addr := range all {
+			err = errors.Join(err, netlink.AddrDel(link, &addr))
+		}
+		return err
+	})
+	for end := time.Now().Add(time.Minute); ; { // frames of Set's announcements may still come
+		if got, err := a.Answered(vips, 100*time.Millisecond); err == nil && len(got) == 0 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("what nobody has is answered for")
+		}
+	}
+	ask()
+	other.Do(func() error {
+		link, err := netlink.LinkByName("up0")
+		if err == nil {
+			err = netlink.LinkSetDown(link)
+		}
+		return err
+	})
+	if _, err := a.Answered([]netip.Addr{node}, time.Millisecond); err == nil {
+		t.Error("a machine without a link says that nobody answers")
+	}
 }

@@ -18,10 +18,32 @@ import (
 // milliseconds.
 const answerTime = 500 * time.Millisecond
 
-// ask asks the neighbours for addresses that this machine has (RFC 5227, RFC 4862), and
-// returns those for which another machine answers; each interface of this machine in the
-// segment may, too. Where there is no Ethernet it asks nobody. The caller holds mu.
-func (a *Announcer) ask(link netlink.Link, addrs []netip.Addr) (map[netip.Addr]bool, error) {
+// questions are the sockets, by family, where answers to questions come in, and nothing
+// else. They belong to the namespace they were opened in. For one caller at a time.
+type questions struct{ four, six int }
+
+func openQuestions() (*questions, error) {
+	four, err := answers(true)
+	if err != nil {
+		return nil, err
+	}
+	six, err := answers(false)
+	if err != nil {
+		_ = unix.Close(four)
+		return nil, err
+	}
+	return &questions{four, six}, nil
+}
+
+func (q *questions) close() {
+	if q != nil {
+		_, _ = unix.Close(q.four), unix.Close(q.six)
+	}
+}
+
+// macs are the hardware addresses of this machine, all of which may answer for its
+// addresses in the segment of link. None where link is no Ethernet.
+func (a *Announcer) macs(link netlink.Link) (map[string]bool, error) {
 	mac := link.Attrs().HardwareAddr
 	if len(mac) != 6 {
 		return nil, nil
@@ -34,6 +56,17 @@ func (a *Announcer) ask(link netlink.Link, addrs []netip.Addr) (map[netip.Addr]b
 	for _, l := range links {
 		own[string(l.Attrs().HardwareAddr)] = true
 	}
+	return own, nil
+}
+
+// ask asks the neighbours for addresses (RFC 5227, RFC 4862), and returns those for which
+// another machine than that with the hardware addresses own answers within a time; it
+// returns as soon as all are answered for. Where there is no Ethernet it asks nobody.
+func (a *Announcer) ask(q *questions, link netlink.Link, own map[string]bool, addrs []netip.Addr, within time.Duration) (map[netip.Addr]bool, error) {
+	if len(own) == 0 {
+		return nil, nil
+	}
+	mac := link.Attrs().HardwareAddr
 	asked := map[bool]map[netip.Addr]bool{true: {}, false: {}}
 	for _, addr := range addrs {
 		asked[addr.Is4()][addr] = true
@@ -43,12 +76,10 @@ func (a *Announcer) ask(link netlink.Link, addrs []netip.Addr) (map[netip.Addr]b
 		if len(wanted) == 0 {
 			continue
 		}
-		protocol := uint16(unix.ETH_P_IPV6)
+		protocol, fd := network(unix.ETH_P_IPV6), q.six
 		if four {
-			protocol = unix.ETH_P_ARP
+			protocol, fd = network(unix.ETH_P_ARP), q.four
 		}
-		protocol = network(protocol)
-		fd := a.asks[four]
 		if err := drain(fd); err != nil { // of a former question; it is bound to nothing now
 			return nil, err
 		}
@@ -69,10 +100,13 @@ func (a *Announcer) ask(link netlink.Link, addrs []netip.Addr) (map[netip.Addr]b
 				return nil, fmt.Errorf("ask who has %s: %w", addr, err)
 			}
 		}
-		if err := hear(fd, func(frame []byte) {
-			if addr, by := answer(frame); wanted[addr] && !own[string(by)] {
+		missing := len(wanted)
+		if err := hear(fd, within, func(frame []byte) (goOn bool) {
+			if addr, by := answer(frame); wanted[addr] && !own[string(by)] && !answered[addr] {
 				answered[addr] = true
+				missing--
 			}
+			return missing > 0
 		}); err != nil {
 			return nil, err
 		}
@@ -119,26 +153,35 @@ func answers(four bool) (fd int, err error) {
 // neighborAdvertisement is its type in ICMPv6 (RFC 4861).
 const neighborAdvertisement = 136
 
-// hear passes on the frames that come within answerTime.
-func hear(fd int, each func(frame []byte)) error {
+// hear passes on the frames that come within a time, as long as each says so. What has
+// come in is read in any case, however late this program is given a processor.
+func hear(fd int, within time.Duration, each func(frame []byte) (goOn bool)) error {
 	buf := make([]byte, 2048)
-	for end := time.Now().Add(answerTime); ; {
-		left := time.Until(end)
-		if left <= 0 {
-			return nil
+	late := 0
+	for end := time.Now().Add(within); ; {
+		left := max(0, time.Until(end))
+		if left == 0 {
+			if late++; late > 4096 { // it never ends otherwise while frames come in
+				return nil
+			}
 		}
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(left.Milliseconds())+1)
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int((left+time.Millisecond-1)/time.Millisecond))
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("wait for neighbours: %w", err)
 		}
 		if n <= 0 {
+			if left == 0 {
+				return nil
+			}
 			continue
 		}
 		size, err := unix.Read(fd, buf)
 		if err != nil {
 			return fmt.Errorf("hear neighbours: %w", err)
 		}
-		each(buf[:size])
+		if !each(buf[:size]) {
+			return nil
+		}
 	}
 }
 

@@ -230,43 +230,52 @@ func folderOf(key string) string {
 	return strings.Join(parts[:min(deep, len(parts))], "/")
 }
 
-// Read reads an archive to its end, rebuilds the keyspace and compares all of
-// it with what the manifest says. What it returns is whole. It wants as much
-// memory as a member of the cluster.
-func Read(r io.Reader) (*Content, error) {
+// begin reads an archive up to the state.
+func begin(r io.Reader) (*Content, *tar.Reader, error) {
 	c := &Content{}
 	t := tar.NewReader(r)
 	manifest, _, err := small(t, manifestName)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := json.Unmarshal(manifest, &c.Manifest); err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrDamaged, manifestName, err)
+		return nil, nil, fmt.Errorf("%w: %s: %w", ErrDamaged, manifestName, err)
 	}
 	if c.Version > Version {
-		return nil, fmt.Errorf("%w: format %d, and %d is known here", ErrVersion, c.Version, Version)
+		return nil, nil, fmt.Errorf("%w: format %d, and %d is known here", ErrVersion, c.Version, Version)
 	}
 	if c.CACert, err = c.part(t, caCertName); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if c.CAKey, err = c.part(t, caKeyName); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if _, has := c.SHA256[ownName]; has && c.Version > 2 {
 		own, err := c.part(t, ownName)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if err := json.Unmarshal(own, &c.Own); err != nil {
-			return nil, fmt.Errorf("%w: %s: %w", ErrDamaged, ownName, err)
+			return nil, nil, fmt.Errorf("%w: %s: %w", ErrDamaged, ownName, err)
 		}
 	}
 	if _, has := c.SHA256[sealKeysName]; has && c.Version > 1 {
 		if c.SealKeys, err = c.part(t, sealKeysName); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	if err := next(t, storeName); err != nil {
+		return nil, nil, err
+	}
+	return c, t, nil
+}
+
+// Read reads an archive to its end, rebuilds the keyspace and compares all of
+// it with what the manifest says. What it returns is whole. It wants as much
+// memory as a member of the cluster.
+func Read(r io.Reader) (*Content, error) {
+	c, t, err := begin(r)
+	if err != nil {
 		return nil, err
 	}
 	sum := sha256.New()
@@ -284,7 +293,25 @@ func Read(r io.Reader) (*Content, error) {
 	return c, nil
 }
 
-func (c *Content) finish(t *tar.Reader, sum hash.Hash) error {
+// Check reads an archive to its end and compares the hash of each part with what the
+// manifest says. It does not rebuild the state, as Read does, and wants little memory.
+func Check(r io.Reader) (Manifest, error) {
+	c, t, err := begin(r)
+	if err != nil {
+		return Manifest{}, err
+	}
+	if err := c.hashed(t, sha256.New()); err != nil {
+		return Manifest{}, err
+	}
+	if _, err := io.Copy(io.Discard, r); err != nil {
+		return Manifest{}, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return c.Manifest, nil
+}
+
+// hashed reads what is left of the state, and compares its hash; it is the archive's
+// last part.
+func (c *Content) hashed(t *tar.Reader, sum hash.Hash) error {
 	if _, err := io.Copy(sum, t); err != nil {
 		return fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
@@ -293,6 +320,13 @@ func (c *Content) finish(t *tar.Reader, sum hash.Hash) error {
 	}
 	if _, err := t.Next(); !errors.Is(err, io.EOF) {
 		return fmt.Errorf("%w: something follows %s (%v)", ErrDamaged, storeName, err)
+	}
+	return nil
+}
+
+func (c *Content) finish(t *tar.Reader, sum hash.Hash) error {
+	if err := c.hashed(t, sum); err != nil {
+		return err
 	}
 	if got := c.Store.Digest(); got != c.Digest {
 		return fmt.Errorf("%w: the state is %+v, and %+v was written", ErrDamaged, got, c.Digest)

@@ -42,6 +42,16 @@ func passphrase(p string, work int) (Lock, Key, error) {
 	return Lock{lock}, Key{key}, nil
 }
 
+// Once is a lock and a key that nobody else has and that are not kept: beside another
+// lock it lets whoever writes a file read it again, to see that it is whole.
+func Once() (Lock, Key, error) {
+	id, err := age.GenerateX25519Identity()
+	if err != nil {
+		return nil, nil, err
+	}
+	return Lock{id.Recipient()}, Key{id}, nil
+}
+
 // ReadPassphrase reads a passphrase from the first line of a file.
 func ReadPassphrase(path string) (string, error) {
 	b, err := os.ReadFile(path)

@@ -80,3 +80,15 @@ func (t timetable) next(since, now time.Time) time.Time {
 	}
 	return t.Next(now.In(t.zone))
 }
+
+// Last is the latest time of a schedule after the anchor and not after now, the zero
+// time if there is none. The anchor is the last time that was met; those of "@every"
+// are counted from it. Others are in UTC, unless the schedule names a zone.
+func Last(s cron.Schedule, anchor, now time.Time) time.Time {
+	return timetable{s, time.UTC}.last(anchor, anchor, now)
+}
+
+// Next is the first time of a schedule after now, with the anchor of Last.
+func Next(s cron.Schedule, anchor, now time.Time) time.Time {
+	return timetable{s, time.UTC}.next(anchor, now)
+}

@@ -126,8 +126,11 @@ func shareOut(service *corev1.Service, nodes []*corev1.Node, wanted map[group][]
 	if why != "" {
 		return why
 	}
-	for _, endpoints := range wanted {
-		if w := by.share(endpoints); w != "" {
+	inOrder := slices.SortedFunc(maps.Keys(wanted), func(a, b group) int {
+		return cmp.Or(cmp.Compare(a.family, b.family), cmp.Compare(a.ports, b.ports))
+	})
+	for _, g := range inOrder { // the first reason: it is the same as long as nothing changes
+		if w := by.share(wanted[g]); why == "" {
 			why = w
 		}
 	}

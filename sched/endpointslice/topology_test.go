@@ -8,8 +8,10 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/sched/schedtest"
 )
@@ -97,6 +99,25 @@ func TestSharedOut(t *testing.T) {
 	}
 	if got := hinted(Decide(service(nil), all, zone, nodes, nil)); got["a>none"]+got["b>none"] != 8 {
 		t.Errorf("a Service that does not ask for it: %v", got)
+	}
+}
+
+// The bug: of several reasons another one was given each time, and an event told of it.
+func TestTheReasonStays(t *testing.T) {
+	_, nodes := spreadOut("a b", map[string]int{"a": 4, "b": 4}, nil)
+	reasons := map[string]bool{}
+	for range 50 {
+		ready := func(zone string) discoveryv1.Endpoint {
+			return discoveryv1.Endpoint{Zone: &zone, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true)}, TargetRef: &corev1.ObjectReference{Name: "p"}}
+		}
+		reasons[shareOut(shared(nil), nodes, map[group][]discoveryv1.Endpoint{
+			{discoveryv1.AddressTypeIPv4, "1"}: {ready("zone-of-a")},
+			{discoveryv1.AddressTypeIPv4, "2"}: {ready("elsewhere"), ready("elsewhere")},
+			{discoveryv1.AddressTypeIPv4, "3"}: {ready("zone-of-a"), ready("zone-of-b")},
+		})] = true
+	}
+	if len(reasons) != 1 || reasons[""] {
+		t.Errorf("reasons are %v, want one", reasons)
 	}
 }
 

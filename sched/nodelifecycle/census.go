@@ -19,8 +19,9 @@ type member struct {
 // census counts nodes by zone. It is kept change by change: counting all nodes for
 // each event of one would be the square of them, at the least at each change of leader.
 type census struct {
-	zones map[string]Zone
-	gone  int // zones of which all nodes are lost
+	zones     map[string]Zone
+	gone      int // zones of which all nodes are lost
+	lost, all int // nodes
 }
 
 func newCensus() census { return census{zones: map[string]Zone{}} }
@@ -35,8 +36,10 @@ func (t *census) add(m member, by int) {
 	}
 	z.Name = m.zone
 	z.All += by
+	t.all += by
 	if m.lost {
 		z.Lost += by
+		t.lost += by
 	}
 	if z.All == 0 {
 		delete(t.zones, m.zone)
@@ -48,7 +51,9 @@ func (t *census) add(m member, by int) {
 	}
 }
 
-func (t *census) none() bool { return t.gone == len(t.zones) }
+func (t *census) whole() whole {
+	return whole{none: t.gone == len(t.zones), most: 2*t.lost > t.all}
+}
 
 // pace is how fast the pods of the zone's lost nodes are evicted.
 func (t *census) pace(zone string) pace {
@@ -56,7 +61,7 @@ func (t *census) pace(zone string) pace {
 	if !ok {
 		return pace{}
 	}
-	return z.pace(t.none())
+	return z.pace(t.whole())
 }
 
 // zonesKey is the key under which announce runs; no node has a namespace.
@@ -79,10 +84,10 @@ func (c *controller) count(s *seen) {
 		return
 	}
 	type paced struct {
-		none     bool
+		whole    whole
 		was, now pace
 	}
-	paces := func() paced { return paced{c.census.none(), c.census.pace(was.zone), c.census.pace(now.zone)} }
+	paces := func() paced { return paced{c.census.whole(), c.census.pace(was.zone), c.census.pace(now.zone)} }
 	before := paces()
 	c.census.add(was, -1)
 	c.census.add(now, 1)

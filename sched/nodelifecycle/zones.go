@@ -2,6 +2,7 @@ package nodelifecycle
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -12,7 +13,7 @@ import (
 // How fast the pods of lost nodes are evicted where much of a zone is lost, as
 // upstream has it: one node of a zone that is lost altogether in ten seconds, one of
 // a large zone (more nodes than largeZone) that is lost for more than a half in a
-// hundred.
+// hundred. Upstream evicts one node in ten seconds elsewhere, too; here all at once.
 const (
 	lostZonePace  = 10 * time.Second
 	largeZonePace = 100 * time.Second
@@ -58,34 +59,51 @@ type pace struct {
 
 // paces decides how fast pods are evicted, zone by zone. Where more than half of a
 // zone's nodes look dead the fault is likely to be on this side, and evicting
-// everything everywhere would not help: it waits, or goes slowly. A zone of which
-// nothing is left has failed, as long as another has not.
+// everything everywhere would not help: it waits, or goes slowly. One or two nodes of a
+// zone are an ordinary fault, however small it is, as long as most of the cluster is
+// there. A zone of which nothing is left has failed, as long as another has not.
 func paces(all map[string]Zone) map[string]pace {
-	out, none := make(map[string]pace, len(all)), true
-	for _, z := range all {
-		none = none && z.Lost == z.All
-	}
+	out := make(map[string]pace, len(all))
+	w := wholeOf(all)
 	for name, z := range all {
-		if p := z.pace(none); p != (pace{}) {
+		if p := z.pace(w); p != (pace{}) {
 			out[name] = p
 		}
 	}
 	return out
 }
 
-// pace decides it for one zone; none: there is no zone that is not lost altogether.
-func (z Zone) pace(none bool) pace {
+// whole is what the pace of each zone needs to know of all zones together.
+type whole struct {
+	none bool // there is no zone that is not lost altogether
+	most bool // more than half of all nodes are lost
+}
+
+func wholeOf(all map[string]Zone) whole {
+	none, lost, nodes := true, 0, 0
+	for _, z := range all {
+		none = none && z.Lost == z.All
+		lost, nodes = lost+z.Lost, nodes+z.All
+	}
+	return whole{none: none, most: 2*lost > nodes}
+}
+
+// fewLost is how many lost nodes of a zone are an ordinary fault, as upstream has it.
+const fewLost = 2
+
+// pace decides it for one zone.
+func (z Zone) pace(w whole) pace {
 	switch {
-	case none:
+	case w.none:
 		return pace{held: true}
 	case z.Lost == z.All:
 		return pace{every: lostZonePace}
-	case 2*z.Lost > z.All && z.All > largeZone:
+	case 2*z.Lost <= z.All, z.Lost <= fewLost && !w.most:
+		return pace{}
+	case z.All > largeZone:
 		return pace{every: largeZonePace}
-	case 2*z.Lost > z.All:
-		return pace{held: true}
 	}
-	return pace{}
+	return pace{held: true}
 }
 
 // String says how much is lost of which zone.
@@ -112,37 +130,54 @@ func Suspended(nodes []*corev1.Node) (out []Zone) {
 
 // turns are when the lost nodes of a paced zone may be evicted, one after the other.
 type turns struct {
-	every      time.Duration
-	last, free time.Time            // the last turn that was taken, the first that is not promised
-	of         map[string]time.Time // promised, by node
+	every time.Duration
+	last  time.Time            // the last turn that was taken
+	of    map[string]time.Time // promised, by node
+}
+
+// free is the first turn that is promised to no node.
+func (t *turns) free(now time.Time) time.Time {
+	at := t.last.Add(t.every)
+	if at.Before(now) {
+		at = now
+	}
+	for _, promised := range slices.SortedFunc(maps.Values(t.of), time.Time.Compare) {
+		if promised.Sub(at) >= t.every {
+			break
+		}
+		if after := promised.Add(t.every); after.After(at) {
+			at = after
+		}
+	}
+	return at
 }
 
 // grant reports whether the pods of a node that is lost may be evicted now, and if
 // not, after what time to ask again: each node has a turn of its own, so that those
 // which wait do not all ask for the next one. A node that was granted it stays so until
-// it is heard of; a turn of a node that is heard of before is left out.
+// it is heard of; the turn of a node that is heard of before is another's.
 func (c *controller) grant(node *corev1.Node, now time.Time) (bool, time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	zone := zoneOf(node)
-	every := c.census.pace(zone).every
+	every, t := c.census.pace(zone).every, c.turns[zone]
 	if every == 0 || c.granted[node.Name] {
+		if t != nil {
+			delete(t.of, node.Name)
+		}
 		return true, 0
 	}
-	t := c.turns[zone]
 	if t == nil {
 		t = &turns{}
 		c.turns[zone] = t
 	}
 	if t.every != every { // all are woken when the pace changes, and ask anew
-		t.every, t.free, t.of = every, t.last.Add(every), map[string]time.Time{}
+		t.every, t.of = every, map[string]time.Time{}
 	}
 	at, promised := t.of[node.Name]
 	if !promised {
-		if at = t.free; at.Before(now) {
-			at = now
-		}
-		t.of[node.Name], t.free = at, at.Add(every)
+		at = t.free(now)
+		t.of[node.Name] = at
 	}
 	if left := max(at.Sub(now), t.last.Add(every).Sub(now)); left > 0 {
 		return false, left

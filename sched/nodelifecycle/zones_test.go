@@ -29,7 +29,11 @@ func TestPaces(t *testing.T) {
 		{"most of not so many", map[string]Zone{"": {Lost: 30, All: 50}}, map[string]pace{"": held}},
 		{"two zones of three", map[string]Zone{"a": {Lost: 2, All: 2}, "b": {Lost: 2, All: 2}, "c": {All: 2}}, map[string]pace{"a": {every: lostZonePace}, "b": {every: lostZonePace}}},
 		{"all zones", map[string]Zone{"a": {Lost: 2, All: 2}, "b": {Lost: 2, All: 2}}, map[string]pace{"a": held, "b": held}},
-		{"most of one zone", map[string]Zone{"a": {Lost: 2, All: 3}, "b": {Lost: 1, All: 3}}, map[string]pace{"a": held}},
+		{"most of a small zone", map[string]Zone{"a": {Lost: 2, All: 3}, "b": {Lost: 1, All: 3}}, nil},
+		{"most of one of three zones", map[string]Zone{"a": {Lost: 2, All: 3}, "b": {All: 3}, "c": {All: 3}}, nil},
+		{"most of each zone", map[string]Zone{"a": {Lost: 2, All: 3}, "b": {Lost: 2, All: 3}}, map[string]pace{"a": held, "b": held}},
+		{"three of four, and of five", map[string]Zone{"a": {Lost: 3, All: 4}, "b": {Lost: 3, All: 5}, "c": {All: 9}}, map[string]pace{"a": held, "b": held}},
+		{"more than half of one zone", map[string]Zone{"a": {Lost: 11, All: 20}, "b": {All: 20}}, map[string]pace{"a": held}},
 		{"one zone, and most of the other", map[string]Zone{"a": {Lost: 3, All: 3}, "b": {Lost: 2, All: 3}}, map[string]pace{"a": {every: lostZonePace}, "b": held}},
 	} {
 		if got := paces(tt.zones); fmt.Sprint(got) != fmt.Sprint(tt.want) && len(got)+len(tt.want) > 0 {
@@ -99,8 +103,12 @@ func TestTurns(t *testing.T) {
 	if ok, wait := c.grant(node(22), late); ok || wait != lostZonePace {
 		t.Errorf("another turn at once: %t, %s", ok, wait)
 	}
-	// One that is heard of gives its turn up, and has another when it is lost again.
+	// One that is heard of gives its turn up, and has the first that is free when it is
+	// lost again.
 	c.found(node(30))
+	if _, wait := c.grant(node(50), late); wait != due[30]-due[25] {
+		t.Errorf("a node has to wait %s though a turn is free after %s", wait, due[30]-due[25])
+	}
 	if _, wait := c.grant(node(30), late); wait != at.Add(50*lostZonePace).Sub(late) {
 		t.Errorf("lost again, it has to wait %s", wait)
 	}
@@ -114,6 +122,48 @@ func TestTurns(t *testing.T) {
 	c.census.add(member{zone: "", counts: true}, 50) // half are lost: all at once
 	if ok, _ := c.grant(node(49), late); !ok {
 		t.Error("a node has to wait though evictions are not paced any more")
+	}
+}
+
+// Turns of nodes that were found are nobody's: the next failure of the zone waited for
+// the end of all that had been promised in the one before.
+func TestTurnsEndWithTheFailure(t *testing.T) {
+	c := &controller{census: newCensus(), turns: map[string]*turns{}, granted: map[string]bool{}}
+	c.census.add(member{zone: "", counts: true, lost: true}, 60)
+	c.census.add(member{zone: "", counts: true}, 40)
+	c.census.add(member{zone: "other", counts: true}, 100)
+	node := func(i int) *corev1.Node { return schedtest.Node(fmt.Sprint(i)).Obj() }
+	at := time.Unix(1000, 0)
+	fail := func(at time.Time, first time.Duration) {
+		t.Helper()
+		for i := range 60 {
+			want := first + time.Duration(i)*largeZonePace
+			if ok, wait := c.grant(node(i), at); ok != (want == 0) || wait != want {
+				t.Fatalf("node %d: %t, wait %s, want %s", i, ok, wait, want)
+			}
+		}
+	}
+	heal := func() {
+		for i := range 60 {
+			c.found(node(i))
+		}
+	}
+	fail(at, 0)
+	heal()
+	fail(at.Add(10*time.Minute), 0)
+	heal()
+	// The pace of turns that were taken holds over failures.
+	fail(at.Add(10*time.Minute+time.Second), largeZonePace-time.Second)
+	// What was evicted at once, as fewer were lost meanwhile, waits for no turn.
+	c.census.add(member{zone: "", counts: true}, 100)
+	for i := range 60 {
+		if ok, _ := c.grant(node(i), at.Add(20*time.Minute)); !ok {
+			t.Fatalf("node %d waits though its zone's evictions are not paced", i)
+		}
+	}
+	c.census.add(member{zone: "", counts: true}, -100)
+	if ok, wait := c.grant(node(60), at.Add(20*time.Minute)); !ok {
+		t.Errorf("the only node that waits has to wait %s", wait)
 	}
 }
 

@@ -33,7 +33,7 @@ func whyEach(s *snapshot, p *podInfo) string {
 			checks = append(checks, check{f.Name, of})
 		}
 	}
-	nodes := slices.DeleteFunc(slices.Clone(s.list), func(n *nodeInfo) bool { return n.node == nil || n.node.DeletionTimestamp != nil })
+	nodes := slices.DeleteFunc(slices.Clone(s.list), func(n *nodeInfo) bool { return n.out })
 	slices.SortFunc(nodes, func(a, b *nodeInfo) int { return cmp.Compare(a.name, b.name) })
 	var lines []string
 	for _, n := range nodes[:min(explained, len(nodes))] {

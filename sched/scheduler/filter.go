@@ -3,8 +3,12 @@ package scheduler
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 )
 
 // Filter is one rule that a node must satisfy for a pod.
@@ -15,26 +19,33 @@ type Filter struct {
 	// refusal, in words that are counted over nodes and shown to the user; none
 	// means that the node passes.
 	prepare func(s *snapshot, p *podInfo) func(n *nodeInfo) []string
-	// wokenBy are the changes of the cluster that may turn a refusal around.
+	// reads are the parts of Nodes that the rule looks at (nodeParts): as the rule is
+	// asked anew when one of them has changed, a part that is missing here leaves pods
+	// waiting. TestFiltersReadWhatTheyDeclare holds both together.
+	reads change
+	// wokenBy are the other changes of the cluster that may turn a refusal around.
 	wokenBy change
 }
+
+// wakes are all changes that may turn the rule's refusal around.
+func (f *Filter) wakes() change { return f.reads | f.wokenBy }
 
 // filters is THE list of rules, cheap and telling ones first: the first rule
 // that refuses a node explains it.
 var filters = []Filter{
-	{Name: "NodeUnschedulable", prepare: filterUnschedulable, wokenBy: nodeAdded | nodeSpec},
-	{Name: "TaintToleration", prepare: filterTaints, wokenBy: nodeAdded | nodeSpec},
-	{Name: "NodeAffinity", prepare: filterNodeAffinity, wokenBy: nodeAdded | nodeLabels},
+	{Name: "NodeUnschedulable", prepare: filterUnschedulable, reads: nodeSpec, wokenBy: nodeAdded},
+	{Name: "TaintToleration", prepare: filterTaints, reads: nodeSpec, wokenBy: nodeAdded},
+	{Name: "NodeAffinity", prepare: filterNodeAffinity, reads: nodeLabels, wokenBy: nodeAdded},
 	{Name: "NodePorts", prepare: filterPorts, wokenBy: nodeAdded | podGone},
 	{Name: volumeRestrictions, prepare: filterVolumeUsers, wokenBy: podGone},
-	{Name: "VolumeBinding", prepare: filterVolumes, wokenBy: nodeAdded | nodeLabels | volumeChanged},
+	{Name: "VolumeBinding", prepare: filterVolumes, reads: nodeLabels, wokenBy: nodeAdded | volumeChanged},
 	{Name: "NodeVolumeLimits", prepare: filterVolumeLimits, wokenBy: nodeAdded | volumeChanged | podGone},
-	{Name: "NodeResourcesFit", prepare: filterResources, wokenBy: nodeAdded | nodeAllocatable | podGone},
-	{Name: interPodAffinity, prepare: filterPodAffinity, wokenBy: nodeAdded | nodeLabels | podGone | podPlaced},
-	{Name: topologySpread, prepare: filterSpread, wokenBy: nodeAdded | nodeRemoved | nodeLabels | podGone | podPlaced},
+	{Name: "NodeResourcesFit", prepare: filterResources, reads: nodeAllocatable, wokenBy: nodeAdded | podGone},
+	{Name: interPodAffinity, prepare: filterPodAffinity, reads: nodeLabels, wokenBy: nodeAdded | podGone | podPlaced},
+	{Name: topologySpread, prepare: filterSpread, reads: nodeSpec | nodeLabels, wokenBy: nodeAdded | nodeRemoved | podGone | podPlaced},
 	// The search for devices is the dearest rule of all. What a pod leaves behind
 	// helps no pod until its claims are deallocated, which is a deviceChanged.
-	{Name: dynamicResources, prepare: filterDevices, wokenBy: nodeAdded | nodeLabels | deviceChanged},
+	{Name: dynamicResources, prepare: filterDevices, reads: nodeLabels, wokenBy: nodeAdded | deviceChanged},
 }
 
 // change is a set of kinds of changes of the cluster.
@@ -53,6 +64,37 @@ const (
 	groupChanged           // the pod's group, or what it needs
 	anything        change = 1<<iota - 1
 )
+
+// nodeParts are the parts of a Node that rules look at, with the change that says that
+// one is not what it was. A rule that looks at another one adds it here.
+var nodeParts = []struct {
+	change change
+	same   func(a, b *corev1.Node) bool
+}{
+	{nodeSpec, func(a, b *corev1.Node) bool {
+		return a.Spec.Unschedulable == b.Spec.Unschedulable && apiequality.Semantic.DeepEqual(a.Spec.Taints, b.Spec.Taints)
+	}},
+	{nodeLabels, func(a, b *corev1.Node) bool { return maps.Equal(a.Labels, b.Labels) }},
+	{nodeAllocatable, func(a, b *corev1.Node) bool {
+		return apiequality.Semantic.DeepEqual(a.Status.Allocatable, b.Status.Allocatable)
+	}},
+}
+
+// nodeChange says what of a node changed that a rule looks at. Heartbeats come to 0.
+func nodeChange(old, node *corev1.Node) (c change) {
+	switch {
+	case node == nil:
+		return nodeRemoved
+	case old == nil:
+		return nodeAdded
+	}
+	for _, part := range nodeParts {
+		if !part.same(old, node) {
+			c |= part.change
+		}
+	}
+	return c
+}
 
 // verdict is what filtering came to.
 type verdict struct {
@@ -97,6 +139,7 @@ func runFilters(s *snapshot, p *podInfo) verdict {
 	}
 	s.mix()
 	enough := way.wanted(p, len(s.list))
+	var same run
 nodes:
 	for i := range s.list {
 		if len(v.fit) == enough {
@@ -104,7 +147,7 @@ nodes:
 			break
 		}
 		n := s.list[(s.next+i)%len(s.list)]
-		if n.node == nil || n.node.DeletionTimestamp != nil {
+		if n.out {
 			continue
 		}
 		v.nodes++
@@ -113,14 +156,13 @@ nodes:
 			if len(reasons) == 0 {
 				continue
 			}
-			for _, reason := range reasons {
-				v.reasons[reason]++
-			}
-			v.wokenBy |= c.wokenBy
+			same.add(v.reasons, reasons)
+			v.wokenBy |= c.wakes()
 			continue nodes
 		}
 		v.fit = append(v.fit, n)
 	}
+	same.end(v.reasons)
 	if len(v.fit) == 0 && asksExtended(p) {
 		v.wokenBy |= deviceChanged | nodeAllocatable
 	}
@@ -135,10 +177,35 @@ nodes:
 	return v
 }
 
+// run counts refusals that follow each other and are one and the same list: most are,
+// and to look each up among the reasons costs more than to find it.
+type run struct {
+	reasons []string
+	length  int
+}
+
+func (r *run) add(into map[string]int, reasons []string) {
+	if r.length == 0 || len(r.reasons) != len(reasons) || &r.reasons[0] != &reasons[0] {
+		r.end(into)
+		r.reasons = reasons
+	}
+	r.length++
+}
+
+func (r *run) end(into map[string]int) {
+	if r.length == 0 {
+		return
+	}
+	for _, reason := range r.reasons {
+		into[reason] += r.length
+	}
+	r.length = 0
+}
+
 // known counts the nodes that there are.
 func (s *snapshot) known() (count int) {
 	for _, n := range s.list {
-		if n.node != nil && n.node.DeletionTimestamp == nil {
+		if !n.out {
 			count++
 		}
 	}

@@ -131,6 +131,9 @@ func filterPodAffinity(s *snapshot, p *podInfo) func(*nodeInfo) []string {
 	s.repelling.concerning(s, p, func(r *held) {
 		forbidden = append(forbidden, where{r.topology, r.in(r.topology)})
 	})
+	if len(attracted)+len(repelled)+len(forbidden) == 0 {
+		return nil // the terms of placed pods are about others
+	}
 	// The first of a group that wants to be with its like finds none: it may
 	// go anywhere that has the topology label.
 	firstOfKind := len(p.attract) > 0 && matchesAll(s, p.attract, p.pod)

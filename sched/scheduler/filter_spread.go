@@ -92,7 +92,7 @@ func eligible(n *nodeInfo, p *podInfo, c *corev1.TopologySpreadConstraint) bool 
 		}
 	}
 	if ptr.Deref(c.NodeTaintsPolicy, corev1.NodeInclusionPolicyIgnore) == corev1.NodeInclusionPolicyHonor {
-		if _, refused := untolerated(n.node.Spec.Taints, p.pod.Spec.Tolerations, corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute); refused {
+		if _, refused := untolerated(n.taints, p.pod.Spec.Tolerations, corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute); refused {
 			return false
 		}
 	}

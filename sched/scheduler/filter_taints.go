@@ -11,12 +11,20 @@ import (
 // they do not tolerate. That includes not-ready and unreachable nodes, which
 // nodelifecycle taints.
 func filterTaints(_ *snapshot, p *podInfo) func(*nodeInfo) []string {
+	var last corev1.Taint // and what is said of it: many nodes have the same
+	var words []string
 	return func(n *nodeInfo) []string {
-		taint, refused := untolerated(n.node.Spec.Taints, p.pod.Spec.Tolerations, corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute)
+		if len(n.taints) == 0 {
+			return nil
+		}
+		taint, refused := untolerated(n.taints, p.pod.Spec.Tolerations, corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute)
 		if !refused {
 			return nil
 		}
-		return []string{fmt.Sprintf("node(s) had untolerated taint {%s: %s}", taint.Key, taint.Value)}
+		if words == nil || last.Key != taint.Key || last.Value != taint.Value {
+			last, words = taint, []string{fmt.Sprintf("node(s) had untolerated taint {%s: %s}", taint.Key, taint.Value)}
+		}
+		return words
 	}
 }
 

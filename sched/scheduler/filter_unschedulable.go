@@ -4,6 +4,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
+var unschedulable = []string{"node(s) were unschedulable"}
+
 // filterUnschedulable keeps pods off cordoned nodes, unless they tolerate the
 // taint that a cordon stands for.
 func filterUnschedulable(_ *snapshot, p *podInfo) func(*nodeInfo) []string {
@@ -13,8 +15,8 @@ func filterUnschedulable(_ *snapshot, p *podInfo) func(*nodeInfo) []string {
 		return nil
 	}
 	return func(n *nodeInfo) []string {
-		if n.node.Spec.Unschedulable {
-			return []string{"node(s) were unschedulable"}
+		if n.cordoned {
+			return unschedulable
 		}
 		return nil
 	}

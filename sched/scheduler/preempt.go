@@ -24,8 +24,12 @@ import (
 const maxCandidates = 100
 
 // maxFailures is on how many nodes one preemption tries in vain: other pods wait
-// meanwhile. The pod is tried again soon, from another node on.
+// meanwhile. The pod is tried again soon, and the next one goes on from there.
 const maxFailures = 500
+
+// search is where in the list of nodes the next preemption for a pod begins, and how many
+// nodes are left to look at: 0, none is under way, and the next one begins anywhere.
+type search struct{ next, left int }
 
 // nomination is the place that a waiting pod has been promised: pods went, or
 // go, for its sake.
@@ -86,7 +90,7 @@ func (s *snapshot) leaving(p *podInfo) (out []*corev1.Pod) {
 		return nil
 	}
 	on := s.nodes[n.node]
-	if on == nil || on.node == nil || on.node.DeletionTimestamp != nil || hopelessFor(s, p)(on) {
+	if on == nil || on.out || hopelessFor(s, p)(on) {
 		return nil
 	}
 	for _, uid := range n.victims {
@@ -98,27 +102,34 @@ func (s *snapshot) leaving(p *podInfo) (out []*corev1.Pod) {
 }
 
 // preempt looks for the node where the loss of pods of lower priority that
-// makes room for p hurts least; nil if there is none. It begins anywhere in the list
-// and ends when it has enough nodes to choose from, has tried maxFailures in vain (then
-// p.unseen is set), or has seen all: nodes where clearly nothing helps are not tried.
+// makes room for p hurts least; nil if there is none. It begins where p.search says, and
+// ends when it has enough nodes to choose from, has tried maxFailures in vain (then
+// p.search says what is left), or has seen all: nodes where clearly nothing helps are not
+// tried.
 func preempt(s *snapshot, p *podInfo, budgets []*policyv1.PodDisruptionBudget) *candidate {
 	if len(s.list) == 0 {
 		return nil
 	}
 	var best *candidate
-	p.unseen = false
-	failed := 0
-	found, start, enough := 0, rand.IntN(len(s.list)), s.profile(p).args.candidates(len(s.list))
-	hopeless, mayHelp := hopelessFor(s, p), lossMayHelp(s, p)
-	for i := range s.list {
+	from := p.search
+	if from.left == 0 {
+		from = search{next: rand.IntN(len(s.list)), left: len(s.list)}
+	}
+	p.search = search{}
+	start, left := from.next, min(from.left, len(s.list))
+	found, failed, enough := 0, 0, s.profile(p).args.candidates(len(s.list))
+	hopeless, mayHelp, victims := hopelessFor(s, p), lossMayHelp(s, p), victimsFor(s, p, budgets)
+	for i := range left {
 		n := s.list[(start+i)%len(s.list)]
-		if n.node == nil || n.node.DeletionTimestamp != nil || !mayHelp(n) || hopeless(n) {
+		if n.out || !mayHelp(n) || hopeless(n) {
 			continue
 		}
-		c := s.without(p, n, budgets)
+		c := victims(n)
 		if c == nil {
 			if failed++; failed == maxFailures {
-				p.unseen = i < len(s.list)-1
+				if best == nil {
+					p.search = search{next: (start + i + 1) % len(s.list), left: left - i - 1}
+				}
 				break
 			}
 			continue
@@ -201,9 +212,7 @@ func (s *snapshot) without(p *podInfo, n *nodeInfo, budgets []*policyv1.PodDisru
 	}
 	// Those whose loss would hurt most are the first to stay after all.
 	violates := overdrawn(lower, budgets)
-	slices.SortFunc(lower, func(a, b *podInfo) int {
-		return cmp.Or(first(violates[a], violates[b]), -cmp.Compare(priority(a), priority(b)), started(a).Compare(started(b)), cmp.Compare(a.pod.UID, b.pod.UID))
-	})
+	dearestFirst(lower, violates)
 	for _, other := range lower {
 		give(other)
 		if fits(s, p, n) {
@@ -219,6 +228,14 @@ func (s *snapshot) without(p *podInfo, n *nodeInfo, budgets []*policyv1.PodDisru
 		give(victim)
 	}
 	return c
+}
+
+// dearestFirst sorts pods by how much their loss hurts; violates are those that a budget
+// guards.
+func dearestFirst(list []*podInfo, violates map[*podInfo]bool) {
+	slices.SortFunc(list, func(a, b *podInfo) int {
+		return cmp.Or(first(violates[a], violates[b]), -cmp.Compare(priority(a), priority(b)), started(a).Compare(started(b)), cmp.Compare(a.pod.UID, b.pod.UID))
+	})
 }
 
 func first(a, b bool) int {
@@ -241,6 +258,9 @@ func started(p *podInfo) time.Time {
 // overdrawn returns those of the pods whose loss, after that of the more
 // important ones before them, a budget does not allow.
 func overdrawn(list []*podInfo, budgets []*policyv1.PodDisruptionBudget) map[*podInfo]bool {
+	if len(budgets) == 0 {
+		return nil
+	}
 	out := map[*podInfo]bool{}
 	sorted := slices.Clone(list)
 	slices.SortFunc(sorted, func(a, b *podInfo) int {

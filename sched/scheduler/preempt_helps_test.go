@@ -180,3 +180,53 @@ func TestPreemptionInVainIsBounded(t *testing.T) {
 	}
 	t.Error("the node where it helps was not found in 200 attempts")
 }
+
+// The bug: a pod that no pod's loss helps was tried again for ever, each time from any
+// node on, where more nodes than one preemption tries looked as if it could help.
+func TestPreemptionInVainEnds(t *testing.T) {
+	x := newTable(t)
+	x.stop()
+	tried := map[string]int{}
+	standard := defaultProfile()
+	standard.filters = append(slices.Clone(standard.filters), Filter{Name: "refuses", wokenBy: podGone, prepare: func(*snapshot, *podInfo) func(*nodeInfo) []string {
+		return func(n *nodeInfo) []string {
+			if len(n.pods) == 0 {
+				tried[n.name]++
+			}
+			return []string{"refused"}
+		}
+	}})
+	x.s.snapshot.profiles = profilesOf(standard)
+	const nodes = 2*maxFailures + 100
+	for i := range nodes {
+		name := fmt.Sprint("n", i)
+		x.node(schedtest.Node(name).Obj())
+		x.pods(schedtest.Pod("low" + name).On(name).Priority(1))
+	}
+	urgent := schedtest.Pod("urgent").Priority(9)
+	x.pods(urgent)
+	place := func() place { return x.s.queue.pods[urgent.P.UID].place }
+	for attempt := range 2 {
+		x.decide()
+		if got := place(); got != inBackoff {
+			t.Fatalf("after attempt %d the pod is %s", attempt+1, got)
+		}
+		x.later()
+	}
+	x.decide()
+	if got := place(); got != parked {
+		t.Errorf("the pod is %s though all nodes were tried", got)
+	}
+	for i := range nodes {
+		if n := tried[fmt.Sprint("n", i)]; n != 1 {
+			t.Errorf("node n%d was tried %d times, want once", i, n)
+		}
+	}
+	// Something changes: a search of its own.
+	x.s.queue.changed(podGone)
+	x.later()
+	x.decide()
+	if got := place(); got != inBackoff {
+		t.Errorf("woken, the pod is %s", got)
+	}
+}

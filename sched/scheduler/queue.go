@@ -54,6 +54,7 @@ type waiting struct {
 	// the state before them must not park the pod.
 	missed  change
 	wokenBy change
+	search  search // how far the preemptions for it have come
 }
 
 // queue orders pods without a node: by priority, then by age. Pods that cannot
@@ -260,7 +261,7 @@ func (q *queue) park(uid types.UID, wokenBy change) {
 	if w == nil || w.place != inFlight {
 		return
 	}
-	w.wokenBy = wokenBy
+	w.wokenBy, w.search = wokenBy, search{}
 	if w.missed&wokenBy != 0 {
 		q.retry(w)
 		return
@@ -275,6 +276,26 @@ func (q *queue) fail(uid types.UID) {
 	if w := q.pods[uid]; w != nil && w.place == inFlight {
 		q.retry(w)
 	}
+}
+
+// goOn is fail for a pod whose preemption has nodes left to look at.
+func (q *queue) goOn(uid types.UID, at search) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if w := q.pods[uid]; w != nil && w.place == inFlight {
+		w.search = at
+		q.retry(w)
+	}
+}
+
+// searched is how far the preemptions for the pod have come.
+func (q *queue) searched(uid types.UID) search {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if w := q.pods[uid]; w != nil {
+		return w.search
+	}
+	return search{}
 }
 
 // retry makes w ready once its back-off, counted from its last attempt, is over.

@@ -115,8 +115,8 @@ func rebalance(s *snapshot, may func(*corev1.Pod) bool, most int, last types.UID
 // givesPods reports whether pods may be moved from the node. One that is cordoned,
 // or in trouble, is left to those who see to it.
 func givesPods(n *nodeInfo) bool {
-	return n.node != nil && n.node.DeletionTimestamp == nil && !n.node.Spec.Unschedulable &&
-		!slices.ContainsFunc(n.node.Spec.Taints, func(t corev1.Taint) bool { return strings.HasPrefix(t.Key, "node.kubernetes.io/") })
+	return !n.out && !n.cordoned &&
+		!slices.ContainsFunc(n.taints, func(t corev1.Taint) bool { return strings.HasPrefix(t.Key, "node.kubernetes.io/") })
 }
 
 // balanced are the rules that can be broken by what happens after a pod was bound.

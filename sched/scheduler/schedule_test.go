@@ -295,7 +295,7 @@ func TestNodeChange(t *testing.T) {
 	}
 	// A node that is removed wakes who waits for a spread, and nobody else.
 	for _, f := range filters {
-		if woken := f.wokenBy&nodeChange(n().Obj(), nil) != 0; woken != (f.Name == "PodTopologySpread") {
+		if woken := f.wakes()&nodeChange(n().Obj(), nil) != 0; woken != (f.Name == "PodTopologySpread") {
 			t.Errorf("%s is woken by a node that is removed: %t", f.Name, woken)
 		}
 	}

@@ -224,8 +224,8 @@ func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) placement {
 	key := loop.KeyOf(pod)
 	s.why.Store(key, &why) // a pointer: compared when it has been written
 	s.reporter.Enqueue(key)
-	if p.unseen && why.node == "" {
-		s.queue.fail(pod.UID) // it need not wait for a change
+	if p.search.left > 0 {
+		s.queue.goOn(pod.UID, p.search) // it need not wait for a change
 	} else {
 		s.queue.park(pod.UID, v.wokenBy)
 	}
@@ -249,6 +249,7 @@ func (s *scheduler) makeRoom(p *podInfo, why *reason) {
 	if err != nil {
 		return
 	}
+	p.search = s.queue.searched(p.pod.UID)
 	c := preempt(s.snapshot, p, budgets)
 	if c == nil || len(c.victims) == 0 {
 		return
@@ -436,27 +437,6 @@ func (s *scheduler) onNode(old, node *corev1.Node) {
 	if c != 0 {
 		s.queue.changed(c)
 	}
-}
-
-// nodeChange says what of a node changed that a filter looks at. Heartbeats
-// come to 0.
-func nodeChange(old, node *corev1.Node) (c change) {
-	switch {
-	case node == nil:
-		return nodeRemoved
-	case old == nil:
-		return nodeAdded
-	}
-	if old.Spec.Unschedulable != node.Spec.Unschedulable || !apiequality.Semantic.DeepEqual(old.Spec.Taints, node.Spec.Taints) {
-		c |= nodeSpec
-	}
-	if !apiequality.Semantic.DeepEqual(old.Labels, node.Labels) {
-		c |= nodeLabels
-	}
-	if !apiequality.Semantic.DeepEqual(old.Status.Allocatable, node.Status.Allocatable) {
-		c |= nodeAllocatable
-	}
-	return c
 }
 
 func (s *scheduler) onPod(old, pod *corev1.Pod) {

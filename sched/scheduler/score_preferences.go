@@ -8,8 +8,8 @@ import (
 // scoreTaints counts PreferNoSchedule taints that the pod does not tolerate.
 func scoreTaints(_ *snapshot, p *podInfo) func(*nodeInfo) int64 {
 	return func(n *nodeInfo) (count int64) {
-		for i := range n.node.Spec.Taints {
-			t := &n.node.Spec.Taints[i]
+		for i := range n.taints {
+			t := &n.taints[i]
 			if t.Effect == corev1.TaintEffectPreferNoSchedule && !tolerated(t, p.pod.Spec.Tolerations) {
 				count++
 			}

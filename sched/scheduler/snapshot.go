@@ -33,7 +33,7 @@ type podInfo struct {
 	choosy    bool          // it says which of the nodes that fit it prefers
 	storage   *demand       // what its claims ask for; nil: it has none
 	devices   *deviceDemand // the same of its resourceclaims
-	unseen    bool          // the last preemption for it ended before it had seen all nodes
+	search    search        // how far the preemptions for it have come
 }
 
 func newPodInfo(pod *corev1.Pod) *podInfo {
@@ -72,14 +72,19 @@ func choosy(pod *corev1.Pod) bool {
 
 // nodeInfo is a node with the pods that are bound or about to be bound to it.
 type nodeInfo struct {
-	name string
-	// node is nil while only pods of the node are known.
-	node        *corev1.Node
+	// What a search reads of each of thousands of nodes comes first, and without a look
+	// at the object.
+	out         bool           // no pod may be put there: it has no object, or one that is being deleted
+	cordoned    bool           // spec.unschedulable
+	taints      []corev1.Taint // of the object, read only
 	allocatable amounts
+	requested   amounts
 	maxPods     int64 // of allocatable; a field, as every pod asks for one
 	pods        map[types.UID]*podInfo
-	requested   amounts
-	weight      amounts
+	name        string
+	// node is nil while only pods of the node are known.
+	node   *corev1.Node
+	weight amounts
 	// owners counts the pods of each controller that are not about to go.
 	owners map[types.UID]int
 	index  int    // in snapshot.list
@@ -148,7 +153,7 @@ func (s *snapshot) profile(p *podInfo) *profile { return s.profiles.of(p.pod) }
 func (s *snapshot) entry(name string) *nodeInfo {
 	n := s.nodes[name]
 	if n == nil {
-		n = &nodeInfo{name: name, pods: map[types.UID]*podInfo{}, owners: map[types.UID]int{}, index: len(s.list)}
+		n = &nodeInfo{name: name, out: true, pods: map[types.UID]*podInfo{}, owners: map[types.UID]int{}, index: len(s.list)}
 		s.nodes[name] = n
 		s.list = append(s.list, n)
 		s.zones.mixed = false
@@ -164,6 +169,7 @@ func (s *snapshot) setNode(node *corev1.Node) {
 		had = n.node.Status.Images
 	}
 	n.node = node
+	n.out, n.cordoned, n.taints = node.DeletionTimestamp != nil, node.Spec.Unschedulable, node.Spec.Taints
 	s.reimaged(n, had, node.Status.Images)
 	if !known {
 		s.all.add(n, 1)
@@ -196,7 +202,7 @@ func (s *snapshot) removeNode(name string) {
 			s.all.add(n, -1)
 			s.reimaged(n, n.node.Status.Images, nil)
 		}
-		n.node = nil
+		n.node, n.out, n.cordoned, n.taints = nil, true, false, nil
 		s.relabelled(n, before)
 		s.prune(n)
 	}

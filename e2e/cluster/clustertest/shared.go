@@ -41,6 +41,7 @@ type Shared struct {
 	API     kubernetes.Interface
 	Config  *rest.Config
 	Began   time.Time    // when Start began to make the cluster
+	Served  time.Time    // when its API answered
 	First   *corev1.Node // the node as it was when it was Ready for the first time
 
 	once sync.Once
@@ -71,7 +72,7 @@ func (s *Shared) up(bin string) (err error) {
 	if err != nil {
 		return err
 	}
-	s.Cluster = c
+	s.Cluster, s.Served = c, time.Now()
 	if s.API, s.Config, err = c.Client(Node); err != nil {
 		return err
 	}

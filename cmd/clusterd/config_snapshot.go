@@ -1,0 +1,91 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/robfig/cron/v3"
+	"github.com/spf13/pflag"
+
+	"github.com/clusterd/clusterd/apis/batch"
+	"github.com/clusterd/clusterd/raftstore/backup"
+)
+
+// SnapshotConfig says when the leader takes snapshots of the cluster. The same belongs
+// on every server.
+type SnapshotConfig struct {
+	// SnapshotSchedule is when: as a CronJob's, in UTC, such as "0 3 * * *", or "@every 6h";
+	// empty: never.
+	SnapshotSchedule string `json:"snapshotSchedule,omitempty"`
+	// SnapshotFolder is where the file goes, on the machine of the server that leads
+	// then: an absolute path. Files there that are not the cluster's snapshots are left alone.
+	SnapshotFolder string `json:"snapshotFolder,omitempty"`
+	// SnapshotRecipients are the public keys of age (age1…), separated by commas, each
+	// of whose secret keys opens the files.
+	SnapshotRecipients string `json:"snapshotRecipients,omitempty"`
+	// SnapshotKeep is how many of them stay in the folder; 0: all.
+	SnapshotKeep int `json:"snapshotKeep"`
+	// SnapshotKeepAge is how old they get, but for the newest; 0: any age.
+	SnapshotKeepAge Duration `json:"snapshotKeepAge,omitzero"`
+}
+
+func defaultSnapshots() SnapshotConfig { return SnapshotConfig{SnapshotKeep: 14} }
+
+func (c *SnapshotConfig) addFlags(f *pflag.FlagSet) {
+	f.StringVar(&c.SnapshotSchedule, "snapshot-schedule", c.SnapshotSchedule, "when the leader takes a snapshot of the cluster: as a CronJob's schedule, in UTC, such as \"0 3 * * *\", or \"@every 6h\"; the same on every server (default: never)")
+	f.StringVar(&c.SnapshotFolder, "snapshot-folder", c.SnapshotFolder, "directory for these snapshots, on the machine of the server that leads then")
+	f.StringVar(&c.SnapshotRecipients, "snapshot-recipients", c.SnapshotRecipients, "public keys of age (age1...), separated by commas, to which these snapshots are encrypted")
+	f.IntVar(&c.SnapshotKeep, "snapshot-keep", c.SnapshotKeep, "maximum number of these snapshots (0 = unlimited)")
+	f.DurationVar(&c.SnapshotKeepAge.Duration, "snapshot-keep-age", c.SnapshotKeepAge.Duration, "maximum age of these snapshots, except the newest (0 = unlimited)")
+}
+
+// minSnapshotInterval is how far snapshots are apart at least.
+const minSnapshotInterval = time.Minute
+
+// check holds what can be held against nothing but itself.
+func (c *SnapshotConfig) check() error {
+	switch {
+	case c.SnapshotKeep < 0:
+		return fmt.Errorf("--snapshot-keep %d: it cannot be negative", c.SnapshotKeep)
+	case c.SnapshotKeepAge.Duration < 0:
+		return fmt.Errorf("--snapshot-keep-age %s: it cannot be negative", c.SnapshotKeepAge)
+	case c.SnapshotSchedule == "" && (c.SnapshotFolder != "" || c.SnapshotRecipients != ""):
+		return fmt.Errorf("--snapshot-schedule: it is empty, and --snapshot-folder or --snapshot-recipients is not: say when snapshots are taken, such as --snapshot-schedule %q", "0 3 * * *")
+	case c.SnapshotSchedule == "":
+		return nil
+	case !filepath.IsAbs(c.SnapshotFolder):
+		return fmt.Errorf("--snapshot-folder %q: an absolute path of a folder is required with --snapshot-schedule, such as /var/backups/clusterd", c.SnapshotFolder)
+	}
+	if _, err := c.schedule(); err != nil {
+		return err
+	}
+	_, err := c.lock()
+	return err
+}
+
+func (c *SnapshotConfig) schedule() (cron.Schedule, error) {
+	s, err := batch.ParseSchedule(c.SnapshotSchedule)
+	if err != nil {
+		return nil, fmt.Errorf("--snapshot-schedule %q: %w: write it as minute, hour, day of the month, month and day of the week, such as \"0 3 * * *\", or as \"@every 6h\"", c.SnapshotSchedule, err)
+	}
+	if every, ok := s.(cron.ConstantDelaySchedule); ok && every.Delay < minSnapshotInterval {
+		return nil, fmt.Errorf("--snapshot-schedule %q: give %s or more", c.SnapshotSchedule, minSnapshotInterval)
+	}
+	return s, nil
+}
+
+// lock is what seals the files. Whoever opens one can become anyone in the cluster, so
+// there is none that is not sealed.
+func (c *SnapshotConfig) lock() (backup.Lock, error) {
+	if c.SnapshotRecipients == "" {
+		return nil, errors.New("--snapshot-recipients: a public key of age is required with --snapshot-schedule: age-keygen, or clusterd keys new, makes a pair; keep the secret key elsewhere")
+	}
+	lock, err := backup.Recipients(strings.Split(c.SnapshotRecipients, ","))
+	if err != nil {
+		return nil, fmt.Errorf("--snapshot-recipients: %w", err)
+	}
+	return lock, nil
+}
