@@ -265,7 +265,7 @@ func TestHTTPOverAProtocol(t *testing.T) {
 }
 
 // refused checks that a server drops the connection without handing it on.
-func refused(t *testing.T, p *Port, c *tls.Conn, proto string) {
+func refused(t *testing.T, p *Port, c net.Conn, proto string) {
 	t.Helper()
 	defer c.Close()
 	c.SetReadDeadline(time.Now().Add(30 * time.Second))
